@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package addresses derives what the kernel has to know of addresses: of all
+// as peers, and of this node's pods.
+//
+//	endpoints, nodes, services, backends, addresses, routes ──► ipcache ──────────► sluice_ipcache
+//	endpoints, class-members, routes, neighbours, bridges ────► local-endpoints ──► sluice_pods
+package addresses
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell derives the ipcache and the local endpoints.
+var Cell = cell.Module(
+	"addresses",
+	"What the kernel knows of addresses",
+
+	cell.Config(Config{}),
+	cell.ProvidePrivate(
+		Config.clusterPrefixes,
+		tables.NewIPCacheTable,
+		tables.NewLocalEndpointTable,
+	),
+	cell.Provide(
+		statedb.RWTable[*tables.IPCache].ToTable,
+		statedb.RWTable[*tables.LocalEndpoint].ToTable,
+		tables.NewDesired[*tables.IPCache],
+		tables.NewDesired[*tables.LocalEndpoint],
+	),
+	cell.Invoke(
+		deriveIPCache,
+		deriveLocalEndpoints,
+	),
+)
+
+// Config says which addresses are inside the cluster, beside those that objects tell.
+type Config struct {
+	ClusterCIDRs []string `mapstructure:"cluster-cidrs"`
+}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.StringSlice("cluster-cidrs", c.ClusterCIDRs, "Prefixes inside the cluster: never redirected to an egress gateway, whether or not an object has the address")
+}
+
+// clusterPrefixes are prefixes inside the cluster.
+type clusterPrefixes []netip.Prefix
+
+func (c Config) clusterPrefixes() (clusterPrefixes, error) {
+	var prefixes clusterPrefixes
+	for _, text := range c.ClusterCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("parse --cluster-cidrs: %w", err)
+		}
+		prefixes = append(prefixes, p.Masked())
+	}
+	return prefixes, nil
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// rows computes what is known of a prefix: all that any object says of it,
+// together. Where objects disagree about the tunnel, the first that has one
+// decides: this node, another node, a pod, a node's pod prefix.
+func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
+	row := &tables.IPCache{Prefix: prefix, Status: reconciler.StatusPending()}
+	fact := func(flags bpf.IPCacheFlags, origin string) {
+		row.Flags |= flags
+		if !slices.Contains(row.Origins, origin) {
+			row.Origins = append(row.Origins, origin)
+		}
+	}
+	if prefix.IsSingleIP() {
+		c.hostFacts(txn, prefix.Addr(), fact)
+		c.nodeFacts(txn, prefix.Addr(), fact)
+		c.podFacts(txn, prefix.Addr(), row, fact)
+		c.serviceFacts(txn, prefix.Addr(), fact)
+	}
+	c.prefixFacts(txn, prefix, row, fact)
+	if row.Flags == 0 {
+		return nil
+	}
+	return []*tables.IPCache{row}
+}
+
+type factFunc func(flags bpf.IPCacheFlags, origin string)
+
+func (c *ipcacheParams) hostFacts(txn statedb.ReadTxn, addr netip.Addr, fact factFunc) {
+	for a := range c.Addresses.List(txn, tables.NodeAddressesByAddr(addr)) {
+		fact(bpf.IPCacheHost|bpf.IPCacheInCluster, "device "+a.Device)
+	}
+}
+
+func (c *ipcacheParams) nodeFacts(txn statedb.ReadTxn, addr netip.Addr, fact factFunc) {
+	node := func(name string) {
+		flags := bpf.IPCacheNode | bpf.IPCacheInCluster
+		if name == c.LocalNode.Name {
+			flags |= bpf.IPCacheHost
+		}
+		fact(flags, "node "+name)
+	}
+	for n := range c.Nodes.List(txn, tables.NodesByAddr(addr)) {
+		node(n.Name)
+	}
+	for n := range c.CiliumNodes.List(txn, tables.CiliumNodesByAddr(addr)) {
+		node(n.Name)
+	}
+}
+
+func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tables.IPCache, fact factFunc) {
+	owner, others := tables.AddrOwner(txn, c.Endpoints, addr)
+	if owner == nil {
+		return
+	}
+	fact(bpf.IPCachePod|bpf.IPCacheInCluster, "pod "+owner.Name.String())
+	if row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) == 0 {
+		row.Tunnel = c.tunnelTo(txn, owner.Node)
+	}
+	for _, e := range others {
+		row.Conflicts = append(row.Conflicts, e.Name.String())
+	}
+	slices.Sort(row.Conflicts)
+}
+
+// tunnelTo returns the address to encapsulate to for pods on a node, invalid
+// if it is this node or not known.
+func (c *ipcacheParams) tunnelTo(txn statedb.ReadTxn, nodeName string) netip.Addr {
+	n, _, found := c.Nodes.Get(txn, tables.NodeByName(nodeName))
+	if !found || nodeName == c.LocalNode.Name {
+		return netip.Addr{}
+	}
+	return n.UnderlayIP()
+}
+
+func (c *ipcacheParams) serviceFacts(txn statedb.ReadTxn, addr netip.Addr, fact factFunc) {
+	for s := range c.Services.List(txn, tables.ServicesByAddr(addr)) {
+		fact(bpf.IPCacheService|bpf.IPCacheInCluster, "service "+s.Name.String())
+	}
+	for b := range c.Backends.List(txn, tables.BackendSlicesByAddr(addr)) {
+		if b.Service == tables.KubernetesAPIService {
+			fact(bpf.IPCacheAPIServer|bpf.IPCacheInCluster, "backend of "+b.Service.String())
+		}
+	}
+}
+
+func (c *ipcacheParams) prefixFacts(txn statedb.ReadTxn, prefix netip.Prefix, row *tables.IPCache, fact factFunc) {
+	for n := range c.Nodes.List(txn, tables.NodesByPodCIDR(prefix)) {
+		fact(bpf.IPCacheInCluster, "pod prefix of node "+n.Name)
+		if !row.Tunnel.IsValid() && row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) == 0 {
+			row.Tunnel = c.tunnelTo(txn, n.Name)
+		}
+	}
+	if slices.Contains(c.Cluster, prefix) {
+		fact(bpf.IPCacheInCluster, "--cluster-cidrs")
+	}
+	if slices.Contains(localScope, prefix) {
+		fact(bpf.IPCacheLocalScope, "local scope")
+	}
+	for r := range c.Routes.List(txn, tables.RoutesByDestination(prefix)) {
+		if r.Table != tables.RouteTableLocal {
+			continue
+		}
+		switch r.Type {
+		case "local", "anycast":
+			fact(bpf.IPCacheHost|bpf.IPCacheInCluster, "local route")
+		case "broadcast", "multicast":
+			fact(bpf.IPCacheLocalScope, r.Type+" route")
+		}
+	}
+}

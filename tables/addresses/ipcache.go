@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type ipcacheParams struct {
+	cell.In
+
+	IPCache     statedb.RWTable[*tables.IPCache]
+	Endpoints   statedb.Table[*tables.Endpoint]
+	Nodes       statedb.Table[*tables.Node]
+	CiliumNodes statedb.Table[*tables.CiliumNode]
+	Services    statedb.Table[*tables.Service]
+	Backends    statedb.Table[*tables.BackendSlice]
+	Addresses   statedb.Table[*tables.NodeAddress]
+	Routes      statedb.Table[*tables.Route]
+	Cluster     clusterPrefixes
+	LocalNode   tables.LocalNode
+}
+
+// localScope are destinations that stay on the link or the node, whatever
+// policies say: link-local addresses with the metadata service and node-local
+// DNS, multicast, broadcast and loopback.
+var localScope = []netip.Prefix{
+	netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/4"),
+	netip.MustParsePrefix("255.255.255.255/32"),
+	netip.MustParsePrefix("::1/128"),
+	netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
+}
+
+// deriveIPCache keeps what is known of each address and prefix. Addresses that
+// no row covers are outside the cluster.
+func deriveIPCache(p derive.Params, c ipcacheParams) error {
+	_, err := derive.Register(p, derive.Rule[netip.Prefix, *tables.IPCache]{
+		Output: c.IPCache,
+		Inputs: []derive.Input[netip.Prefix]{
+			derive.FromIf(c.Endpoints, movesAddress, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Prefix)) {
+				affectAll(e.Addrs, affect)
+			}),
+			derive.FromIf(c.Nodes, movesNode, c.affectedByNode),
+			derive.From(c.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, affect func(netip.Prefix)) {
+				affectAll(n.Addrs, affect)
+			}),
+			derive.From(c.Services, func(_ statedb.ReadTxn, s *tables.Service, affect func(netip.Prefix)) {
+				affectAll(s.Addrs, affect)
+			}),
+			derive.From(c.Backends, func(_ statedb.ReadTxn, b *tables.BackendSlice, affect func(netip.Prefix)) {
+				affectAll(b.Addrs, affect)
+			}),
+			derive.From(c.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(netip.Prefix)) {
+				affect(single(a.Addr))
+			}),
+			derive.From(c.Routes, func(_ statedb.ReadTxn, r *tables.Route, affect func(netip.Prefix)) {
+				if r.Table == tables.RouteTableLocal {
+					affect(r.Destination)
+				}
+			}),
+		},
+		Seed: slices.Concat(localScope, c.Cluster),
+		Existing: func(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq2[*tables.IPCache, statedb.Revision] {
+			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
+		},
+		Rows:  c.rows,
+		Equal: (*tables.IPCache).Equal,
+	})
+	return err
+}
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func affectAll(addrs []netip.Addr, affect func(netip.Prefix)) {
+	for _, a := range addrs {
+		affect(single(a))
+	}
+}
+
+// movesAddress reports whether a change of an endpoint can change who has an
+// address or where.
+func movesAddress(old, new *tables.Endpoint) bool {
+	return old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
+}
+
+func movesNode(old, new *tables.Node) bool {
+	return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs) || !slices.Equal(old.PodCIDRs, new.PodCIDRs)
+}
+
+// affectedByNode are the node's own addresses and prefixes, and those of its
+// pods, which are reached through it.
+func (c *ipcacheParams) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
+	affectAll(n.InternalIPs, affect)
+	affectAll(n.OtherIPs, affect)
+	for _, p := range n.PodCIDRs {
+		affect(p)
+	}
+	for e := range c.Endpoints.List(txn, tables.EndpointsByNode(n.Name)) {
+		affectAll(e.Addrs, affect)
+	}
+}

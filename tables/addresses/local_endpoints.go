@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type localParams struct {
+	cell.In
+
+	Locals     statedb.RWTable[*tables.LocalEndpoint]
+	Endpoints  statedb.Table[*tables.Endpoint]
+	Members    statedb.Table[*tables.ClassMember]
+	Devices    statedb.Table[*tables.Device]
+	Routes     statedb.Table[*tables.Route]
+	Neighbours statedb.Table[*tables.Neighbour]
+	Bridges    statedb.Table[*tables.BridgeEntry]
+	LocalNode  tables.LocalNode
+}
+
+// deriveLocalEndpoints keeps the addresses of this node's pods, with the device
+// that leads to each.
+func deriveLocalEndpoints(p derive.Params, l localParams) error {
+	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.LocalEndpoint]{
+		Output: l.Locals,
+		Inputs: []derive.Input[netip.Addr]{
+			derive.FromIf(l.Endpoints,
+				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet || movesAddress(old, new) },
+				l.affectedByEndpoint),
+			derive.FromIf(l.Members,
+				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
+				l.affectedByMember),
+			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
+				if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
+					affect(r.Destination.Addr())
+				}
+			}),
+			derive.From(l.Neighbours, func(_ statedb.ReadTxn, n *tables.Neighbour, affect func(netip.Addr)) { affect(n.Addr) }),
+			derive.From(l.Bridges, l.affectedByBridge),
+			derive.FromIf(l.Devices,
+				func(old, new *tables.Device) bool { return old.Name != new.Name || old.Type != new.Type },
+				l.affectedByDevice),
+		},
+		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.LocalEndpoint, statedb.Revision] {
+			return l.Locals.List(txn, tables.LocalEndpointByAddr(addr))
+		},
+		Rows:  l.rows,
+		Equal: (*tables.LocalEndpoint).Equal,
+	})
+	return err
+}
+
+// affectedByEndpoint are the addresses of a local endpoint, and those of
+// another node's that a local one claims too.
+func (l *localParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
+	for _, addr := range e.Addrs {
+		local := e.Node == l.LocalNode.Name
+		for claimant := range l.Endpoints.List(txn, tables.EndpointsByAddr(addr)) {
+			local = local || claimant.Node == l.LocalNode.Name
+		}
+		if local {
+			affect(addr)
+		}
+	}
+}
+
+func (l *localParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+	for e := range l.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
+		if e.Node == l.LocalNode.Name {
+			for _, addr := range e.Addrs {
+				affect(addr)
+			}
+		}
+	}
+}
+
+// affectedByBridge are the addresses whose neighbour has the MAC address.
+func (l *localParams) affectedByBridge(txn statedb.ReadTxn, b *tables.BridgeEntry, affect func(netip.Addr)) {
+	for n := range l.Neighbours.List(txn, tables.NeighboursByDevice(b.BridgeIndex)) {
+		if n.MAC == b.MAC {
+			affect(n.Addr)
+		}
+	}
+}
+
+// affectedByDevice are the addresses to which the device leads.
+func (l *localParams) affectedByDevice(txn statedb.ReadTxn, d *tables.Device, affect func(netip.Addr)) {
+	for r := range l.Routes.List(txn, tables.RoutesByDevice(d.Index)) {
+		if r.Destination.IsSingleIP() {
+			affect(r.Destination.Addr())
+		}
+	}
+	for n := range l.Neighbours.List(txn, tables.NeighboursByDevice(d.Index)) {
+		affect(n.Addr)
+	}
+	for b := range l.Bridges.List(txn, tables.BridgeEntriesByDevice(d.Index)) {
+		l.affectedByBridge(txn, b, affect)
+	}
+}
+
+func (l *localParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.LocalEndpoint {
+	owner, _ := tables.AddrOwner(txn, l.Endpoints, addr)
+	if owner == nil || owner.Node != l.LocalNode.Name {
+		return nil
+	}
+	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Status: reconciler.StatusPending()}
+	switch m := tables.MemberOf(txn, l.Members, bpf.RoleEgress, owner); {
+	case m == nil:
+		row.Flags |= bpf.PodEgressUnknown
+	case m.Class != 0:
+		row.EgressClass = m.Class
+		row.Flags |= bpf.PodEgressSelected
+	}
+	l.findDevice(txn, row)
+	return []*tables.LocalEndpoint{row}
+}
+
+// findDevice fills in the host side of the pod's veth: the device of a route
+// to just the address, or else of its neighbour entry; where that is a bridge,
+// its port behind which the MAC address is.
+func (l *localParams) findDevice(txn statedb.ReadTxn, row *tables.LocalEndpoint) {
+	row.Reason = "no route or neighbour leads to the address"
+	index := l.routeTo(txn, row.Addr)
+	for n := range l.Neighbours.List(txn, tables.NeighboursByAddr(row.Addr)) {
+		if index == 0 || n.DeviceIndex == index {
+			index, row.MAC = n.DeviceIndex, n.MAC
+			break
+		}
+	}
+	if index == 0 {
+		return
+	}
+	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(index))
+	if !found {
+		return
+	}
+	if device.Type == "bridge" {
+		if device = l.bridgePort(txn, index, row.MAC); device == nil {
+			row.Reason = "the bridge does not know the port of the pod yet"
+			return
+		}
+	}
+	row.IfIndex, row.Device, row.Reason = uint32(device.Index), device.Name, ""
+}
+
+func (l *localParams) routeTo(txn statedb.ReadTxn, addr netip.Addr) (index int) {
+	var best *tables.Route
+	for r := range l.Routes.List(txn, tables.RoutesByDestination(single(addr))) {
+		if r.Table == tables.RouteTableMain && r.DeviceIndex != 0 && (best == nil || r.Priority < best.Priority) {
+			best, index = r, r.DeviceIndex
+		}
+	}
+	return index
+}
+
+func (l *localParams) bridgePort(txn statedb.ReadTxn, bridge int, mac string) *tables.Device {
+	ports := statedb.Collect(statedb.Filter(l.Bridges.List(txn, tables.BridgeEntriesByMAC(mac)),
+		func(b *tables.BridgeEntry) bool { return b.BridgeIndex == bridge && b.DeviceIndex != bridge }))
+	slices.SortFunc(ports, func(a, b *tables.BridgeEntry) int { return a.DeviceIndex - b.DeviceIndex })
+	for _, port := range ports {
+		if d, _, found := l.Devices.Get(txn, tables.DeviceByIndex(port.DeviceIndex)); found {
+			return d
+		}
+	}
+	return nil
+}

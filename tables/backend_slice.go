@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// KubernetesAPIService is the service behind which the API servers are.
+var KubernetesAPIService = Name{Namespace: "default", Name: "kubernetes"}
+
+// BackendSlice is an EndpointSlice: some of the backends of a service. Slices
+// of services that only select pods are kept without addresses, for the
+// endpoints have these already.
+type BackendSlice struct {
+	Name    `yaml:",inline"`
+	Service Name         `json:"service"`
+	Addrs   []netip.Addr `json:"addrs,omitempty"`
+	Errors  []FieldError `json:"errors,omitempty"`
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*BackendSlice) TableHeader() []string {
+	return []string{"Name", "Service", "Addresses", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (b *BackendSlice) TableRow() []string {
+	return []string{b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), errorColumn(b.Errors)}
+}
+
+var (
+	backendSliceNameIndex = statedb.Index[*BackendSlice, Name]{
+		Name:       "name",
+		FromObject: func(b *BackendSlice) index.KeySet { return index.NewKeySet(b.Name.Key()) },
+		FromKey:    Name.Key,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	backendSliceAddrIndex = statedb.Index[*BackendSlice, netip.Addr]{
+		Name:       "addr",
+		FromObject: func(b *BackendSlice) index.KeySet { return addrKeys(b.Addrs) },
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
+	}
+
+	// BackendSliceByName queries a slice by its namespaced name.
+	BackendSliceByName = backendSliceNameIndex.Query
+
+	// BackendSlicesByAddr queries the slices that list an address.
+	BackendSlicesByAddr = backendSliceAddrIndex.Query
+)
+
+// NewBackendSliceTable creates the table of backend slices.
+func NewBackendSliceTable(db *statedb.DB) (statedb.RWTable[*BackendSlice], error) {
+	return statedb.NewTable(db, "backend-slices", backendSliceNameIndex, backendSliceAddrIndex)
+}

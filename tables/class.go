@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"slices"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// Class is a number given out under a role, and what it stands for: the
+// selectors of a class, or the gateways of a group. It is an entry of
+// sluice_classes, so that after a restart the number means the same.
+type Class struct {
+	bpf.ClassKey `yaml:",inline"`
+
+	Digest    bpf.Digest   `json:"digest"`
+	Selectors []SelectorID `json:"selectors,omitempty"` // of a class
+
+	// State says why the row is not yet what its members want: while the
+	// kernel has addresses in the class that are about to leave it, it keeps
+	// its former meaning. Empty otherwise.
+	State string `json:"state,omitempty"`
+
+	Status reconciler.Status `json:"status"`
+}
+
+// Equal reports whether two rows want the same, whatever their status.
+func (c *Class) Equal(o *Class) bool {
+	return c.ClassKey == o.ClassKey && c.Digest == o.Digest && c.State == o.State && slices.Equal(c.Selectors, o.Selectors)
+}
+
+// MapKey is the key in sluice_classes.
+func (c *Class) MapKey() bpf.ClassKey { return c.ClassKey }
+
+// MapValue is the value in sluice_classes.
+func (c *Class) MapValue() bpf.ClassValue { return bpf.ClassValue{Digest: c.Digest} }
+
+// Clone returns a shallow copy.
+func (c *Class) Clone() *Class { d := *c; return &d }
+
+// SetStatus sets the reconciliation status.
+func (c *Class) SetStatus(s reconciler.Status) *Class { c.Status = s; return c }
+
+// GetStatus returns the reconciliation status.
+func (c *Class) GetStatus() reconciler.Status { return c.Status }
+
+// TableHeader implements [statedb.TableWritable].
+func (*Class) TableHeader() []string {
+	return []string{"Class", "Digest", "Selectors", "State", "Status", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (c *Class) TableRow() []string {
+	return []string{
+		c.ClassKey.String(), c.Digest.String()[:8], listColumn(stringsOf(c.Selectors), ","), orDash(c.State),
+		c.Status.Kind.String(), orDash(c.Status.GetError()),
+	}
+}
+
+var (
+	classKeyIndex = statedb.Index[*Class, bpf.ClassKey]{
+		Name:       "key",
+		FromObject: func(c *Class) index.KeySet { return index.NewKeySet(classKey(c.ClassKey)) },
+		FromKey:    classKey,
+		FromString: classKeyFromString,
+		Unique:     true,
+	}
+
+	classSelectorIndex = statedb.Index[*Class, SelectorID]{
+		Name: "selector",
+		FromObject: func(c *Class) index.KeySet {
+			keys := make([]index.Key, len(c.Selectors))
+			for i, id := range c.Selectors {
+				keys[i] = selectorIDKey(id)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    selectorIDKey,
+		FromString: selectorIDFromString,
+	}
+
+	// ClassByKey queries a class by role and number.
+	ClassByKey = classKeyIndex.Query
+
+	// ClassesBySelector queries the classes with a selector in their signature.
+	ClassesBySelector = classSelectorIndex.Query
+)
+
+// NewClassTable creates the table of classes and gateway groups by number.
+func NewClassTable(db *statedb.DB) (statedb.RWTable[*Class], error) {
+	return statedb.NewTable(db, "classes", classKeyIndex, classSelectorIndex)
+}

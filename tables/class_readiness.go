@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// ClassReadiness says, for a class or a gateway group, how much of it the
+// kernel has. It is what orders the writes of different maps: see
+// reconcilers/egress for what waits for what.
+type ClassReadiness struct {
+	bpf.ClassKey `yaml:",inline"`
+
+	Wanted     bool `json:"wanted"`     // some row names the number
+	Registered bool `json:"registered"` // sluice_classes holds its wanted digest
+	RowsWanted int  `json:"rowsWanted"` // entries desired of it
+	RowsReady  int  `json:"rowsReady"`  // of these, the kernel has as desired
+	RowsExtra  int  `json:"rowsExtra"`  // entries in the kernel that are not desired, or otherwise
+}
+
+// Ready reports whether users may be put into the class: all that is desired
+// of it is in the kernel, and nothing else.
+func (r *ClassReadiness) Ready() bool {
+	return r != nil && r.Wanted && r.Registered && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*ClassReadiness) TableHeader() []string {
+	return []string{"Role", "Number", "Ready", "Wanted", "Registered", "Rows", "Extra"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (r *ClassReadiness) TableRow() []string {
+	return []string{
+		r.Role.String(), strconv.FormatUint(uint64(r.Number), 10), strconv.FormatBool(r.Ready()), strconv.FormatBool(r.Wanted),
+		strconv.FormatBool(r.Registered), fmt.Sprintf("%d/%d", r.RowsReady, r.RowsWanted), strconv.Itoa(r.RowsExtra),
+	}
+}
+
+var (
+	classReadinessKeyIndex = statedb.Index[*ClassReadiness, bpf.ClassKey]{
+		Name:       "key",
+		FromObject: func(r *ClassReadiness) index.KeySet { return index.NewKeySet(classKey(r.ClassKey)) },
+		FromKey:    classKey,
+		FromString: classKeyFromString,
+		Unique:     true,
+	}
+
+	// ClassReadinessByKey queries the readiness of a class or gateway group.
+	ClassReadinessByKey = classReadinessKeyIndex.Query
+)
+
+func classKey(k bpf.ClassKey) index.Key {
+	return append(index.Uint32(uint32(k.Role)), index.Uint32(k.Number)...)
+}
+
+// classKeyFromString parses the form role/number.
+func classKeyFromString(s string) (index.Key, error) {
+	var role, number string
+	for i := range s {
+		if s[i] == '/' {
+			role, number = s[:i], s[i+1:]
+		}
+	}
+	var k bpf.ClassKey
+	if err := k.Role.UnmarshalText([]byte(role)); err != nil {
+		return nil, fmt.Errorf("parse %q as role/number: %w", s, err)
+	}
+	n, err := strconv.ParseUint(number, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("parse %q as role/number: %w", s, err)
+	}
+	k.Number = uint32(n)
+	return classKey(k), nil
+}
+
+// NewClassReadinessTable creates the table of what the kernel has of each class.
+func NewClassReadinessTable(db *statedb.DB) (statedb.RWTable[*ClassReadiness], error) {
+	return statedb.NewTable(db, "class-readiness", classReadinessKeyIndex)
+}

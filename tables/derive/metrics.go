@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package derive
+
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Metrics has the [Stats] of all rules and publishes them for Prometheus.
+type Metrics struct {
+	mu    sync.Mutex
+	rules []*Stats
+}
+
+// NewMetrics returns metrics without rules.
+func NewMetrics() *Metrics { return &Metrics{} }
+
+// All returns the stats of each rule, in order of table name.
+func (m *Metrics) All() []*Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rules := slices.Clone(m.rules)
+	slices.SortFunc(rules, func(a, b *Stats) int { return strings.Compare(a.table, b.table) })
+	return rules
+}
+
+func (m *Metrics) stats(table string) *Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := &Stats{table: table}
+	m.rules = append(m.rules, s)
+	return s
+}
+
+var (
+	roundsDesc = prometheus.NewDesc("sluice_derive_rounds_total",
+		"Rounds in which keys of a derived table were computed.", []string{"table"}, nil)
+	keysDesc = prometheus.NewDesc("sluice_derive_keys_total",
+		"Keys of a derived table that were computed.", []string{"table"}, nil)
+	rowsDesc = prometheus.NewDesc("sluice_derive_rows_total",
+		"Rows of a derived table that were computed, inserted and deleted.", []string{"table", "outcome"}, nil)
+)
+
+// Describe implements [prometheus.Collector].
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- roundsDesc
+	ch <- keysDesc
+	ch <- rowsDesc
+}
+
+// Collect implements [prometheus.Collector].
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, s := range m.All() {
+		c := s.Counts()
+		counter := func(desc *prometheus.Desc, n int, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{s.table}, labels...)...)
+		}
+		counter(roundsDesc, c.Rounds)
+		counter(keysDesc, c.Keys)
+		counter(rowsDesc, c.Rows, "computed")
+		counter(rowsDesc, c.Inserted, "inserted")
+		counter(rowsDesc, c.Deleted, "deleted")
+	}
+}
+
+// Stats counts the work of one rule.
+type Stats struct {
+	table string
+
+	mu    sync.Mutex
+	total Counts
+}
+
+// Table is the name of the derived table.
+func (s *Stats) Table() string { return s.table }
+
+// Counts is the work of a rule since the start.
+type Counts struct {
+	Rounds   int // rounds with an affected key
+	Keys     int // keys computed
+	Rows     int // rows computed
+	Inserted int // rows written, new or changed
+	Deleted  int // rows deleted
+}
+
+// Counts returns the work done so far.
+func (s *Stats) Counts() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total
+}
+
+func (s *Stats) add(c Counts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.total.Rounds += c.Rounds
+	s.total.Keys += c.Keys
+	s.total.Rows += c.Rows
+	s.total.Inserted += c.Inserted
+	s.total.Deleted += c.Deleted
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package derive
+
+import (
+	"iter"
+
+	"github.com/cilium/statedb"
+)
+
+// Rule declares a derived table. Key is what the work is divided by: all rows
+// of the output under one key are computed together.
+type Rule[Key comparable, Out any] struct {
+	// Output is the table that the rule owns. Others may only update columns
+	// that Equal ignores, such as a reconciliation status.
+	Output statedb.RWTable[Out]
+
+	// Inputs are the tables that the rows are computed from.
+	Inputs []Input[Key]
+
+	// After are tables that have to be initialized before the rule starts,
+	// though their changes affect no keys.
+	After []statedb.TableMeta
+
+	// Seed are keys that exist whatever the inputs are; they are computed in
+	// the first round.
+	Seed []Key
+
+	// Existing returns the rows that the output has under a key.
+	Existing func(txn statedb.ReadTxn, key Key) iter.Seq2[Out, statedb.Revision]
+
+	// Rows returns the rows wanted under a key. The snapshot includes what the
+	// round has inserted so far; what it will delete is still there.
+	Rows func(txn statedb.ReadTxn, key Key) []Out
+
+	// Plan replaces Rows in a rule whose keys depend on each other, as when
+	// they share allocated numbers. It is given the affected keys of a round,
+	// may add others, and returns all of them with the function that tells
+	// their rows.
+	Plan func(txn statedb.ReadTxn, keys []Key) ([]Key, func(Key) []Out)
+
+	// Equal reports whether a wanted row says the same as the existing one of
+	// the same primary key, which is then left as it is.
+	Equal func(wanted, existing Out) bool
+}
+
+// Input is a table that a rule is computed from: see [From].
+type Input[Key comparable] interface {
+	meta() statedb.TableMeta
+	// observe starts to track the changes of the table.
+	observe(db *statedb.DB) error
+	// changes calls affect with the keys that the changes since the last call
+	// affect, and returns a channel that closes when there are more.
+	changes(txn statedb.ReadTxn, affect func(Key)) <-chan struct{}
+}
+
+// From declares that each row of a table affects some keys. The function is
+// called with the old and with the new value of a changed row, and may look up
+// other rows in the snapshot.
+func From[In any, Key comparable](table statedb.Table[In], affects func(txn statedb.ReadTxn, row In, affect func(Key))) Input[Key] {
+	return &input[In, Key]{table: table, affects: affects}
+}
+
+// FromIf is [From] for a table of which only some changes matter: an update
+// between two values that differs reports to be alike affects nothing.
+// Inserting and deleting a row always does.
+func FromIf[In any, Key comparable](table statedb.Table[In], differs func(old, new In) bool, affects func(txn statedb.ReadTxn, row In, affect func(Key))) Input[Key] {
+	return &input[In, Key]{table: table, affects: affects, differs: differs}
+}
+
+type input[In any, Key comparable] struct {
+	table   statedb.Table[In]
+	affects func(statedb.ReadTxn, In, func(Key))
+	differs func(old, new In) bool
+
+	primary  statedb.Indexer[In]
+	iterator statedb.ChangeIterator[In]
+
+	// seen is the value of each row that affects was last called with, by
+	// primary key. The rows are the table's own: this costs a pointer each.
+	seen map[string]In
+}
+
+func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
+
+func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
+	wtxn := db.WriteTxn(i.table)
+	defer wtxn.Abort()
+	i.iterator, err = i.table.Changes(wtxn)
+	wtxn.Commit()
+	i.primary = i.table.PrimaryIndexer()
+	i.seen = map[string]In{}
+	return err
+}
+
+func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan struct{} {
+	changes, watch := i.iterator.Next(txn)
+	for change := range changes {
+		key := string(i.primary.ObjectToKey(change.Object))
+		old, hadOld := i.seen[key]
+		if change.Deleted {
+			delete(i.seen, key)
+		} else {
+			i.seen[key] = change.Object
+		}
+		if hadOld && !change.Deleted && i.differs != nil && !i.differs(old, change.Object) {
+			continue
+		}
+		if hadOld {
+			i.affects(txn, old, affect)
+		}
+		if !change.Deleted {
+			i.affects(txn, change.Object, affect)
+		}
+	}
+	return watch
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package derive
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+)
+
+// Params are what [Register] needs of the application.
+type Params struct {
+	cell.In
+
+	DB      *statedb.DB
+	Jobs    job.Group
+	Metrics *Metrics
+}
+
+// Register has a rule kept up by a job. To be called before the start.
+func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*Stats, error) {
+	r, err := newRunner(p.DB, rule, p.Metrics.stats(rule.Output.Name()))
+	if err != nil {
+		return nil, fmt.Errorf("derive table %s: %w", rule.Output.Name(), err)
+	}
+	p.Jobs.Add(job.OneShot("derive-"+rule.Output.Name(), r.run, job.WithShutdown()))
+	return r.stats, nil
+}
+
+// runner keeps one derived table.
+type runner[Key comparable, Out any] struct {
+	Rule[Key, Out]
+	db          *statedb.DB
+	stats       *Stats
+	primary     statedb.Indexer[Out]
+	initialized func(statedb.WriteTxn)
+}
+
+func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
+	if rule.Plan == nil {
+		rows := rule.Rows
+		rule.Plan = func(txn statedb.ReadTxn, keys []Key) ([]Key, func(Key) []Out) {
+			return keys, func(key Key) []Out { return rows(txn, key) }
+		}
+	}
+	r := &runner[Key, Out]{Rule: rule, db: db, stats: stats, primary: rule.Output.PrimaryIndexer()}
+	wtxn := db.WriteTxn(rule.Output)
+	r.initialized = rule.Output.RegisterInitializer(wtxn, "derive")
+	wtxn.Commit()
+	for _, in := range rule.Inputs {
+		if err := in.observe(db); err != nil {
+			return nil, fmt.Errorf("observe %s: %w", in.meta().Name(), err)
+		}
+	}
+	return r, nil
+}
+
+func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
+	if !r.awaitInputs(ctx, health) {
+		return nil
+	}
+	for {
+		watches, err := r.round()
+		if err != nil {
+			return fmt.Errorf("derive table %s: %w", r.Output.Name(), err)
+		}
+		health.OK(fmt.Sprintf("%d rows", r.Output.NumObjects(r.db.ReadTxn())))
+		if !waitAny(ctx, watches) {
+			return nil
+		}
+	}
+}
+
+// awaitInputs returns when all inputs are initialized, false if that was not to be.
+//
+// That the channels are closed is seen before the first snapshot is taken:
+// [statedb.Table.Initialized] may be true of a snapshot whose changes Next does
+// not deliver yet, since a commit is visible a moment before it closes channels.
+func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) bool {
+	tables := append([]statedb.TableMeta{}, r.After...)
+	for _, in := range r.Inputs {
+		tables = append(tables, in.meta())
+	}
+	txn := r.db.ReadTxn()
+	for _, t := range tables {
+		_, watch := t.Initialized(txn)
+		select {
+		case <-watch:
+			continue
+		default:
+		}
+		health.OK("Waiting for table " + t.Name())
+		select {
+		case <-watch:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// round takes in the changes since the last one, and returns channels of which
+// one closes when there are more.
+func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
+	wtxn := r.db.WriteTxn(r.Output)
+	defer wtxn.Abort()
+
+	keys, seen := r.Seed, map[Key]struct{}{}
+	r.Seed = nil
+	for _, key := range keys {
+		seen[key] = struct{}{}
+	}
+	affect := func(key Key) {
+		if _, ok := seen[key]; !ok {
+			seen[key] = struct{}{}
+			keys = append(keys, key)
+		}
+	}
+	watches := make([]<-chan struct{}, len(r.Inputs))
+	for i, in := range r.Inputs {
+		watches[i] = in.changes(wtxn, affect)
+	}
+	changed, err := r.update(wtxn, keys)
+	if err != nil {
+		return nil, err
+	}
+	if r.initialized != nil {
+		r.initialized(wtxn)
+		r.initialized = nil
+		changed = true
+	}
+	if changed {
+		wtxn.Commit()
+	}
+	return watches, nil
+}
+
+// update makes the rows under some keys what is wanted.
+func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changed bool, err error) {
+	if len(keys) == 0 {
+		return false, nil
+	}
+	keys, rows := r.Plan(wtxn, keys)
+	round := Counts{Rounds: 1, Keys: len(keys)}
+	var unwanted []outputRow[Out]
+	for _, key := range keys {
+		wanted := rows(key)
+		round.Rows += len(wanted)
+		existing, position := r.existing(wtxn, key)
+		for _, row := range wanted {
+			at, found := position[string(r.primary.ObjectToKey(row))]
+			if found {
+				existing[at].wanted = true
+			}
+			if found && r.Equal(row, existing[at].row) {
+				continue
+			}
+			round.Inserted++
+			if _, _, err := r.Output.Insert(wtxn, row); err != nil {
+				return false, err
+			}
+		}
+		for _, old := range existing {
+			if !old.wanted {
+				unwanted = append(unwanted, old)
+			}
+		}
+	}
+	for _, old := range unwanted {
+		// A row that moved from one key to another in this round stays.
+		row, revision, found := r.Output.Get(wtxn, r.primary.QueryFromObject(old.row))
+		if !found || revision != old.revision {
+			continue
+		}
+		round.Deleted++
+		if _, _, err := r.Output.Delete(wtxn, row); err != nil {
+			return false, err
+		}
+	}
+	r.stats.add(round)
+	return round.Inserted+round.Deleted > 0, nil
+}
+
+// outputRow is a row that the output had before the round.
+type outputRow[Row any] struct {
+	row      Row
+	revision statedb.Revision
+	wanted   bool
+}
+
+// existing returns the rows that the output has under a key, in order, and the
+// position of each by its primary key.
+func (r *runner[Key, Out]) existing(txn statedb.ReadTxn, key Key) (rows []outputRow[Out], position map[string]int) {
+	for row, revision := range r.Existing(txn, key) {
+		if position == nil {
+			position = map[string]int{}
+		}
+		position[string(r.primary.ObjectToKey(row))] = len(rows)
+		rows = append(rows, outputRow[Out]{row: row, revision: revision})
+	}
+	return rows, position
+}
+
+// waitAny returns when one of the channels is closed, false if the context was done first.
+func waitAny(ctx context.Context, channels []<-chan struct{}) bool {
+	cases := make([]reflect.SelectCase, 0, len(channels)+1)
+	cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())})
+	for _, ch := range channels {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
+	}
+	chosen, _, _ := reflect.Select(cases)
+	return chosen != 0
+}

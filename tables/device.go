@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// Device is a network device of this node.
+type Device struct {
+	Index       int      `json:"index"` // interface index, never reused while the device exists
+	Name        string   `json:"name"`
+	AltNames    []string `json:"altNames,omitempty"` // alternative names, in the kernel's order
+	Type        string   `json:"type"`               // link kind (veth, bridge, vxlan...), loopback, or device if it has none
+	Up          bool     `json:"up"`                 // administratively up
+	OperUp      bool     `json:"operUp"`             // up and able to pass packets
+	MTU         int      `json:"mtu"`                // bytes
+	MAC         string   `json:"mac,omitempty"`      // lower-case hex with colons, empty if it has none
+	MasterIndex int      `json:"masterIndex"`        // bridge, bond or VRF it belongs to, 0 if none
+	ParentIndex int      `json:"parentIndex"`        // peer of a veth, lower device of a VLAN..., 0 if none
+	PeerNetNSID int      `json:"peerNetNSID"`        // namespace ParentIndex is an index of, -1 for this one
+}
+
+// Equal reports whether two rows say the same.
+func (d *Device) Equal(o *Device) bool {
+	return d.Index == o.Index && d.Name == o.Name && slices.Equal(d.AltNames, o.AltNames) && d.Type == o.Type &&
+		d.Up == o.Up && d.OperUp == o.OperUp && d.MTU == o.MTU && d.MAC == o.MAC &&
+		d.MasterIndex == o.MasterIndex && d.ParentIndex == o.ParentIndex && d.PeerNetNSID == o.PeerNetNSID
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Device) TableHeader() []string {
+	return []string{"Index", "Name", "AltNames", "Type", "Up", "OperUp", "MTU", "MAC", "Master", "Parent", "PeerNetNSID"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (d *Device) TableRow() []string {
+	return []string{
+		strconv.Itoa(d.Index), d.Name, listColumn(d.AltNames, ", "), d.Type,
+		strconv.FormatBool(d.Up), strconv.FormatBool(d.OperUp), strconv.Itoa(d.MTU), orDash(d.MAC),
+		indexColumn(d.MasterIndex), indexColumn(d.ParentIndex), netnsColumn(d.PeerNetNSID),
+	}
+}
+
+// indexColumn renders an interface index, "-" if it is none.
+func indexColumn(i int) string {
+	if i == 0 {
+		return "-"
+	}
+	return strconv.Itoa(i)
+}
+
+func netnsColumn(id int) string {
+	if id < 0 {
+		return "-"
+	}
+	return strconv.Itoa(id)
+}
+
+var (
+	deviceIndexIndex = statedb.Index[*Device, int]{
+		Name:       "index",
+		FromObject: func(d *Device) index.KeySet { return index.NewKeySet(index.Int(d.Index)) },
+		FromKey:    index.Int,
+		FromString: index.IntString,
+		Unique:     true,
+	}
+
+	deviceNameIndex = statedb.Index[*Device, string]{
+		Name: "name",
+		FromObject: func(d *Device) index.KeySet {
+			return index.StringSlice(append([]string{d.Name}, d.AltNames...))
+		},
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	deviceMasterIndex = statedb.Index[*Device, int]{
+		Name: "master",
+		FromObject: func(d *Device) index.KeySet {
+			if d.MasterIndex == 0 {
+				return index.KeySet{}
+			}
+			return index.NewKeySet(index.Int(d.MasterIndex))
+		},
+		FromKey:    index.Int,
+		FromString: index.IntString,
+	}
+
+	// DeviceByIndex queries a device by its interface index.
+	DeviceByIndex = deviceIndexIndex.Query
+
+	// DevicesByName queries the devices with a name or alternative name. The
+	// kernel keeps them unique, but for a moment the table may hold two while
+	// a name moves from one device to the other.
+	DevicesByName = deviceNameIndex.Query
+
+	// DevicesByMaster queries the devices that belong to a bridge, bond or VRF.
+	DevicesByMaster = deviceMasterIndex.Query
+)
+
+// NewDeviceTable creates the table of devices.
+func NewDeviceTable(db *statedb.DB) (statedb.RWTable[*Device], error) {
+	return statedb.NewTable(db, "devices", deviceIndexIndex, deviceNameIndex, deviceMasterIndex)
+}

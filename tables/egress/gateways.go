@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type gatewayParams struct {
+	cell.In
+
+	Gateways  statedb.RWTable[*tables.EgressGateway]
+	Groups    statedb.Table[*tables.EgressGroup]
+	Devices   statedb.Table[*tables.Device]
+	Addresses statedb.Table[*tables.NodeAddress]
+	Routes    statedb.Table[*tables.Route]
+	LocalNode tables.LocalNode
+}
+
+// deriveGateways spreads the buckets of each group over its elected gateways,
+// and finds out what traffic leaves this node with where it is one of them.
+func deriveGateways(p derive.Params, g gatewayParams) error {
+	_, err := derive.Register(p, derive.Rule[uint32, *tables.EgressGateway]{
+		Output: g.Gateways,
+		Inputs: []derive.Input[uint32]{
+			derive.FromIf(g.Groups,
+				func(old, new *tables.EgressGroup) bool {
+					return old.Number != new.Number || !slices.Equal(old.Gateways, new.Gateways)
+				},
+				func(_ statedb.ReadTxn, group *tables.EgressGroup, affect func(uint32)) { affect(group.Number) }),
+			derive.From(g.Devices, func(txn statedb.ReadTxn, _ *tables.Device, affect func(uint32)) { g.electedHere(txn, affect) }),
+			derive.From(g.Addresses, func(txn statedb.ReadTxn, _ *tables.NodeAddress, affect func(uint32)) { g.electedHere(txn, affect) }),
+			derive.From(g.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(uint32)) {
+				if isDefault(r) {
+					g.electedHere(txn, affect)
+				}
+			}),
+		},
+		Existing: func(txn statedb.ReadTxn, number uint32) iter.Seq2[*tables.EgressGateway, statedb.Revision] {
+			return g.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(number))
+		},
+		Rows:  g.rows,
+		Equal: (*tables.EgressGateway).Equal,
+	})
+	return err
+}
+
+// electedHere affects the groups for which this node is elected.
+func (g *gatewayParams) electedHere(txn statedb.ReadTxn, affect func(uint32)) {
+	for group := range g.Groups.All(txn) {
+		for _, c := range group.Gateways {
+			if c.Node == g.LocalNode.Name {
+				affect(group.Number)
+			}
+		}
+	}
+}
+
+func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressGateway {
+	group, _, found := g.Groups.Get(txn, tables.EgressGroupByNumber(number))
+	if !found {
+		return nil
+	}
+	candidates := make([]*tables.EgressGateway, len(group.Gateways))
+	for i, c := range group.Gateways {
+		candidates[i] = g.candidate(txn, c)
+	}
+	rows := make([]*tables.EgressGateway, bpf.GatewayBuckets)
+	for bucket, chosen := range spread(group.Gateways) {
+		row := &tables.EgressGateway{Reason: noGateway(group.Gateways)}
+		if chosen >= 0 {
+			row = candidates[chosen].Clone()
+		}
+		row.GatewayKey = bpf.GatewayKey{Group: number, Bucket: uint32(bucket)}
+		row.Status = reconciler.StatusPending()
+		rows[bucket] = row
+	}
+	return rows
+}
+
+// candidate returns what the buckets of an elected gateway have in common.
+func (g *gatewayParams) candidate(txn statedb.ReadTxn, c tables.GatewayChoice) *tables.EgressGateway {
+	row := &tables.EgressGateway{Node: c.Node, Addr: c.Addr}
+	if c.Node == "" || c.Node != g.LocalNode.Name {
+		return row
+	}
+	exit, err := g.exit(txn, c.Spec)
+	if err != nil {
+		row.Reason = err.Error()
+		return row
+	}
+	row.EgressIPv4, row.EgressIPv6 = exit.ipv4, exit.ipv6
+	row.IfIndex, row.Device = uint32(exit.device.Index), exit.device.Name
+	return row
+}
+
+func noGateway(choices []tables.GatewayChoice) string {
+	reason := "no gateways"
+	for i, c := range choices {
+		if i == 0 {
+			reason = c.Reason
+		} else {
+			reason += "; " + c.Reason
+		}
+	}
+	return reason
+}

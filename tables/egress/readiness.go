@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"iter"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type readinessParams struct {
+	cell.In
+
+	Readiness      statedb.RWTable[*tables.ClassReadiness]
+	Classes        statedb.Table[*tables.Class]
+	Rules          statedb.Table[*tables.EgressRule]
+	Gateways       statedb.Table[*tables.EgressGateway]
+	ClassEntries   statedb.Table[*tables.ClassEntry]
+	EgressEntries  statedb.Table[*tables.EgressEntry]
+	GatewayEntries statedb.Table[*tables.GatewayEntry]
+}
+
+// deriveReadiness keeps how much of each class and group the kernel has.
+func deriveReadiness(p derive.Params, r readinessParams) error {
+	class := func(number uint32) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: number} }
+	group := func(number uint32) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: number} }
+	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.ClassReadiness]{
+		Output: r.Readiness,
+		Inputs: []derive.Input[bpf.ClassKey]{
+			derive.FromIf(r.Classes,
+				func(old, new *tables.Class) bool { return old.Digest != new.Digest },
+				func(_ statedb.ReadTxn, c *tables.Class, affect func(bpf.ClassKey)) { affect(c.ClassKey) }),
+			derive.FromIf(r.ClassEntries,
+				func(old, new *tables.ClassEntry) bool { return old.Value != new.Value },
+				func(_ statedb.ReadTxn, e *tables.ClassEntry, affect func(bpf.ClassKey)) { affect(e.Key) }),
+			derive.FromIf(r.Rules,
+				func(old, new *tables.EgressRule) bool { return old.MapValue() != new.MapValue() },
+				func(_ statedb.ReadTxn, rule *tables.EgressRule, affect func(bpf.ClassKey)) { affect(class(rule.Class)) }),
+			derive.FromIf(r.EgressEntries,
+				func(old, new *tables.EgressEntry) bool { return old.Value != new.Value },
+				func(_ statedb.ReadTxn, e *tables.EgressEntry, affect func(bpf.ClassKey)) { affect(class(e.Key.Class)) }),
+			derive.FromIf(r.Gateways,
+				func(old, new *tables.EgressGateway) bool { return old.MapValue() != new.MapValue() },
+				func(_ statedb.ReadTxn, g *tables.EgressGateway, affect func(bpf.ClassKey)) { affect(group(g.Group)) }),
+			derive.FromIf(r.GatewayEntries,
+				func(old, new *tables.GatewayEntry) bool { return old.Value != new.Value },
+				func(_ statedb.ReadTxn, e *tables.GatewayEntry, affect func(bpf.ClassKey)) { affect(group(e.Key.Group)) }),
+		},
+		Existing: func(txn statedb.ReadTxn, key bpf.ClassKey) iter.Seq2[*tables.ClassReadiness, statedb.Revision] {
+			return r.Readiness.List(txn, tables.ClassReadinessByKey(key))
+		},
+		Rows:  r.rows,
+		Equal: func(a, b *tables.ClassReadiness) bool { return *a == *b },
+	})
+	return err
+}
+
+func (r *readinessParams) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.ClassReadiness {
+	row := &tables.ClassReadiness{ClassKey: key}
+	if c, _, wanted := r.Classes.Get(txn, tables.ClassByKey(key)); wanted {
+		e, _, found := r.ClassEntries.Get(txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](key))
+		row.Wanted, row.Registered = true, found && e.Value.Digest == c.Digest
+	}
+	var entries int
+	switch key.Role {
+	case bpf.RoleEgress:
+		for rule := range r.Rules.Prefix(txn, tables.EgressRulesOfClass(key.Number)) {
+			row.RowsWanted++
+			e, _, found := r.EgressEntries.Get(txn, tables.MapEntryByKey[bpf.EgressKey, bpf.EgressValue](rule.MapKey()))
+			if found && e.Value == rule.MapValue() {
+				row.RowsReady++
+			}
+		}
+		entries = count(r.EgressEntries.List(txn, tables.EgressEntriesByClass(key.Number)))
+	case bpf.RoleGatewayGroup:
+		for g := range r.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(key.Number)) {
+			row.RowsWanted++
+			e, _, found := r.GatewayEntries.Get(txn, tables.MapEntryByKey[bpf.GatewayKey, bpf.GatewayValue](g.MapKey()))
+			if found && e.Value == g.MapValue() {
+				row.RowsReady++
+			}
+		}
+		entries = count(r.GatewayEntries.List(txn, tables.GatewayEntriesByGroup(key.Number)))
+	}
+	row.RowsExtra = entries - row.RowsReady
+	if !row.Wanted && row.RowsWanted == 0 && row.RowsExtra == 0 {
+		return nil
+	}
+	return []*tables.ClassReadiness{row}
+}
+
+func count[Row any](rows iter.Seq2[Row, statedb.Revision]) (n int) {
+	for range rows {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type sourceParams struct {
+	cell.In
+
+	Sources    statedb.RWTable[*tables.EgressSource]
+	Endpoints  statedb.Table[*tables.Endpoint]
+	Members    statedb.Table[*tables.ClassMember]
+	Classes    statedb.Table[*tables.EgressClass]
+	PodEntries statedb.Table[*tables.PodEntry]
+	LocalNode  tables.LocalNode
+}
+
+// deriveSources keeps the egress class of each address that this node has to
+// know: those of its own pods, and of the pods that it may be a gateway for.
+func deriveSources(p derive.Params, s sourceParams) error {
+	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressSource]{
+		Output: s.Sources,
+		Inputs: []derive.Input[netip.Addr]{
+			derive.FromIf(s.Endpoints, movesSource, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
+				for _, addr := range e.Addrs {
+					affect(addr)
+				}
+			}),
+			derive.FromIf(s.Members,
+				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
+				s.affectedByMember),
+			derive.FromIf(s.Classes,
+				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
+				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {
+					for m := range s.Members.List(txn, tables.ClassMembersByClass(bpf.ClassKey{Role: bpf.RoleEgress, Number: c.Number})) {
+						s.affectedByMember(txn, m, affect)
+					}
+				}),
+			derive.FromIf(s.PodEntries,
+				func(old, new *tables.PodEntry) bool { return old.Value.Flags != new.Value.Flags },
+				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(netip.Addr)) { affect(e.Key.Addr.Addr()) }),
+		},
+		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.EgressSource, statedb.Revision] {
+			return s.Sources.List(txn, tables.EgressSourceByAddr(addr))
+		},
+		Rows:  s.rows,
+		Equal: (*tables.EgressSource).Equal,
+	})
+	return err
+}
+
+func movesSource(old, new *tables.Endpoint) bool {
+	return old.LabelSet != new.LabelSet || old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
+}
+
+// affectedByMember are the addresses of the endpoints with the label set.
+func (s *sourceParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+	for e := range s.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
+		if m.Node != "" && m.Node != e.Node {
+			continue
+		}
+		for _, addr := range e.Addrs {
+			affect(addr)
+		}
+	}
+}
+
+func (s *sourceParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressSource {
+	owner, _ := tables.AddrOwner(txn, s.Endpoints, addr)
+	if owner == nil {
+		return nil
+	}
+	local := owner.Node == s.LocalNode.Name
+	m := tables.MemberOf(txn, s.Members, bpf.RoleEgress, owner)
+	if m == nil || m.Class == 0 {
+		return s.retiring(txn, addr, owner, local)
+	}
+	if !local {
+		if c, _, found := s.Classes.Get(txn, tables.EgressClassByNumber(m.Class)); !found || !c.ServedHere {
+			return nil
+		}
+	}
+	return []*tables.EgressSource{{
+		Addr: addr, Class: m.Class, Endpoint: owner.Name, Node: owner.Node, Status: reconciler.StatusPending(),
+	}}
+}
+
+// retiring keeps the row of a local pod that no policy chooses any more for as
+// long as the kernel takes the pod for chosen: it would drop the traffic of a
+// chosen pod whose class it does not know.
+func (s *sourceParams) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint, local bool) []*tables.EgressSource {
+	pod, _, found := s.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](bpf.PodKey{Addr: bpf.AddressFrom(addr)}))
+	if !local || !found || pod.Value.Flags&bpf.PodEgressSelected == 0 {
+		return nil
+	}
+	row, _, found := s.Sources.Get(txn, tables.EgressSourceByAddr(addr))
+	if !found || row.Endpoint != owner.Name {
+		return nil
+	}
+	return []*tables.EgressSource{row}
+}

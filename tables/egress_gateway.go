@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// EgressGateway is one bucket of a gateway group: the gateway of the sources
+// whose address hashes into it. An entry of sluice_gateways.
+type EgressGateway struct {
+	bpf.GatewayKey `yaml:",inline"`
+
+	Node string     `json:"node,omitempty"` // elected; empty: none, traffic is dropped
+	Addr netip.Addr `json:"addr,omitzero"`  // of the node, towards which traffic is sent
+
+	// What traffic leaves with, known on the gateway itself only. Traffic of a
+	// family without egress address is dropped there.
+	EgressIPv4 netip.Addr `json:"egressIPv4,omitzero"`
+	EgressIPv6 netip.Addr `json:"egressIPv6,omitzero"`
+	IfIndex    uint32     `json:"ifIndex,omitempty"`
+	Device     string     `json:"device,omitempty"`
+
+	Reason string            `json:"reason,omitempty"` // why there is no gateway or no egress address
+	Status reconciler.Status `json:"status"`
+}
+
+// Equal reports whether two rows want the same, whatever their status.
+func (g *EgressGateway) Equal(o *EgressGateway) bool {
+	a, b := *g, *o
+	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
+	return a == b
+}
+
+// MapKey is the key in sluice_gateways.
+func (g *EgressGateway) MapKey() bpf.GatewayKey { return g.GatewayKey }
+
+// MapValue is the value in sluice_gateways.
+func (g *EgressGateway) MapValue() bpf.GatewayValue {
+	v := bpf.GatewayValue{Gateway: bpf.AddressFrom(g.Addr), IfIndex: g.IfIndex, Egress6: bpf.AddressFrom(g.EgressIPv6)}
+	if g.EgressIPv4.IsValid() {
+		v.Egress4 = g.EgressIPv4.As4()
+	}
+	return v
+}
+
+// Clone returns a shallow copy.
+func (g *EgressGateway) Clone() *EgressGateway { c := *g; return &c }
+
+// SetStatus sets the reconciliation status.
+func (g *EgressGateway) SetStatus(s reconciler.Status) *EgressGateway { g.Status = s; return g }
+
+// GetStatus returns the reconciliation status.
+func (g *EgressGateway) GetStatus() reconciler.Status { return g.Status }
+
+// TableHeader implements [statedb.TableWritable].
+func (*EgressGateway) TableHeader() []string {
+	return []string{"Group", "Bucket", "Node", "Gateway", "EgressIPv4", "EgressIPv6", "Device", "Reason", "Status", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (g *EgressGateway) TableRow() []string {
+	return []string{
+		strconv.FormatUint(uint64(g.Group), 10), strconv.FormatUint(uint64(g.Bucket), 10), orDash(g.Node), addrColumn(g.Addr),
+		addrColumn(g.EgressIPv4), addrColumn(g.EgressIPv6), orDash(g.Device), orDash(g.Reason), g.Status.Kind.String(), orDash(g.Status.GetError()),
+	}
+}
+
+func addrColumn(a netip.Addr) string {
+	if !a.IsValid() {
+		return "-"
+	}
+	return a.String()
+}
+
+var (
+	egressGatewayKeyIndex = statedb.Index[*EgressGateway, bpf.GatewayKey]{
+		Name:       "key",
+		FromObject: func(g *EgressGateway) index.KeySet { return index.NewKeySet(gatewayKey(g.GatewayKey)) },
+		FromKey:    gatewayKey,
+		FromString: index.Uint32String, // with db/prefix: the buckets of a group
+		Unique:     true,
+	}
+
+	egressGatewayDeviceIndex = statedb.Index[*EgressGateway, string]{
+		Name: "device",
+		FromObject: func(g *EgressGateway) index.KeySet {
+			if g.Device == "" {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.String(g.Device))
+		},
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	// EgressGatewaysByDevice queries the buckets whose traffic leaves this
+	// node by a device.
+	EgressGatewaysByDevice = egressGatewayDeviceIndex.Query
+)
+
+func gatewayKey(k bpf.GatewayKey) index.Key {
+	return append(index.Uint32(k.Group), index.Uint32(k.Bucket)...)
+}
+
+// EgressGatewaysOfGroup queries, with Prefix, the buckets of a group.
+func EgressGatewaysOfGroup(group uint32) statedb.Query[*EgressGateway] {
+	return egressGatewayKeyIndex.QueryFromKey(index.Uint32(group))
+}
+
+// NewEgressGatewayTable creates the table of gateways by group and bucket.
+func NewEgressGatewayTable(db *statedb.DB) (statedb.RWTable[*EgressGateway], error) {
+	return statedb.NewTable(db, "egress-gateways", egressGatewayKeyIndex, egressGatewayDeviceIndex)
+}

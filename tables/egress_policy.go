@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// EgressPolicy is what the agent makes of a CiliumEgressGatewayPolicy. What
+// does not parse is left out of the row and named in Errors, so no older
+// version of the object stays in force.
+type EgressPolicy struct {
+	Name    string    `json:"name"`
+	UID     string    `json:"uid,omitempty"`
+	Created time.Time `json:"created"`
+
+	Selectors    []EgressSelector `json:"selectors,omitempty"`
+	Destinations []netip.Prefix   `json:"destinations,omitempty"` // masked
+	Excluded     []netip.Prefix   `json:"excluded,omitempty"`     // masked
+
+	// Gateways are the items of egressGateways, or the one egressGateway. An
+	// item that does not parse stays, with its Error, and elects nobody.
+	Gateways []GatewaySpec `json:"gateways,omitempty"`
+
+	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// EgressSelector is one item of spec.selectors: the pods for which all three
+// label selectors hold. Each is in the canonical text of
+// [k8s.io/apimachinery/pkg/labels.Selector]; the empty text selects everything.
+type EgressSelector struct {
+	Namespaces string `json:"namespaces,omitempty"`
+	Pods       string `json:"pods,omitempty"`
+	Nodes      string `json:"nodes,omitempty"`
+}
+
+// String is the canonical text of the selector.
+func (s EgressSelector) String() string {
+	var parts []string
+	for _, p := range []struct{ scope, selector string }{{"namespaces", s.Namespaces}, {"pods", s.Pods}, {"nodes", s.Nodes}} {
+		if p.selector != "" {
+			parts = append(parts, p.scope+"("+p.selector+")")
+		}
+	}
+	if len(parts) == 0 {
+		return "all"
+	}
+	return strings.Join(parts, " ")
+}
+
+// GatewaySpec is one item of spec.egressGateways.
+type GatewaySpec struct {
+	Nodes     string     `json:"nodes"`               // canonical label selector of the candidates; empty selects all
+	Interface string     `json:"interface,omitempty"` // name or alternative name; excludes EgressIP
+	EgressIP  netip.Addr `json:"egressIP,omitzero"`
+	Error     string     `json:"error,omitempty"` // why the item elects no gateway
+}
+
+// String is the canonical text of the item.
+func (g GatewaySpec) String() string {
+	s := "nodes(" + g.Nodes + ")"
+	if g.Interface != "" {
+		s += " interface " + g.Interface
+	}
+	if g.EgressIP.IsValid() {
+		s += " ip " + g.EgressIP.String()
+	}
+	if g.Error != "" {
+		s += " invalid: " + g.Error
+	}
+	return s
+}
+
+// Before reports whether p wins over o where both have a destination prefix of
+// the same length: it is older, or of the same age and its name sorts first.
+func (p *EgressPolicy) Before(o *EgressPolicy) bool {
+	if !p.Created.Equal(o.Created) {
+		return p.Created.Before(o.Created)
+	}
+	return p.Name < o.Name
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*EgressPolicy) TableHeader() []string {
+	return []string{"Name", "Selectors", "Destinations", "Excluded", "Gateways", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (p *EgressPolicy) TableRow() []string {
+	return []string{
+		p.Name, listColumn(stringsOf(p.Selectors), " | "), listColumn(stringsOf(p.Destinations), ", "),
+		listColumn(stringsOf(p.Excluded), ", "), listColumn(stringsOf(p.Gateways), " | "), errorColumn(p.Errors),
+	}
+}
+
+var (
+	egressPolicyNameIndex = statedb.Index[*EgressPolicy, string]{
+		Name:       "name",
+		FromObject: func(p *EgressPolicy) index.KeySet { return index.NewKeySet(index.String(p.Name)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	egressPolicySelectorIndex = statedb.Index[*EgressPolicy, string]{
+		Name:       "selector",
+		FromObject: func(p *EgressPolicy) index.KeySet { return index.StringerSlice(p.Selectors) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	// EgressPolicyByName queries an egress policy by its name.
+	EgressPolicyByName = egressPolicyNameIndex.Query
+
+	// EgressPoliciesBySelector queries the policies that use a selector, by
+	// its canonical text.
+	EgressPoliciesBySelector = egressPolicySelectorIndex.Query
+)
+
+// NewEgressPolicyTable creates the table of egress policies.
+func NewEgressPolicyTable(db *statedb.DB) (statedb.RWTable[*EgressPolicy], error) {
+	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex)
+}

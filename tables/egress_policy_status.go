@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"slices"
+)
+
+// EgressPolicyStatus answers, for an egress policy on this node: is it valid,
+// who is its gateway, what does it lose to other policies, is it in the kernel?
+type EgressPolicyStatus struct {
+	Policy     string   `json:"policy"`
+	Gateways   []string `json:"gateways,omitempty"` // elected nodes, or why none
+	Rules      int      `json:"rules"`              // that it decides
+	Programmed int      `json:"programmed"`         // of these, in the kernel
+	Failed     int      `json:"failed"`             // of these, refused by the kernel
+	Conflicts  []string `json:"conflicts,omitempty"`
+	Errors     []string `json:"errors,omitempty"`
+}
+
+// Equal reports whether two rows say the same.
+func (s *EgressPolicyStatus) Equal(o *EgressPolicyStatus) bool {
+	return s.Policy == o.Policy && s.Rules == o.Rules && s.Programmed == o.Programmed && s.Failed == o.Failed &&
+		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) && slices.Equal(s.Errors, o.Errors)
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*EgressPolicyStatus) TableHeader() []string {
+	return []string{"Policy", "Gateways", "Programmed", "Failed", "Conflicts", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (s *EgressPolicyStatus) TableRow() []string {
+	return []string{
+		s.Policy, listColumn(s.Gateways, " | "), fmt.Sprintf("%d/%d", s.Programmed, s.Rules), fmt.Sprint(s.Failed),
+		listColumn(s.Conflicts, "; "), listColumn(s.Errors, "; "),
+	}
+}
+
+var (
+	egressPolicyStatusIndex = statedb.Index[*EgressPolicyStatus, string]{
+		Name:       "policy",
+		FromObject: func(s *EgressPolicyStatus) index.KeySet { return index.NewKeySet(index.String(s.Policy)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// EgressPolicyStatusByPolicy queries how a policy fares on this node.
+	EgressPolicyStatusByPolicy = egressPolicyStatusIndex.Query
+)
+
+// NewEgressPolicyStatusTable creates the table of how each policy fares.
+func NewEgressPolicyStatusTable(db *statedb.DB) (statedb.RWTable[*EgressPolicyStatus], error) {
+	return statedb.NewTable(db, "egress-policy-status", egressPolicyStatusIndex)
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Endpoint is a pod with addresses of its own, on any node. Pods of the host
+// network and pods that have ended are no endpoints.
+type Endpoint struct {
+	Name `yaml:",inline"`
+
+	UID  string `json:"uid,omitempty"`
+	Node string `json:"node"`
+
+	// Addrs are the pod's addresses, the primary one first. Another endpoint
+	// may claim one of them too: the address then belongs to the one created
+	// last, see [Endpoint.Newer].
+	Addrs []netip.Addr `json:"addrs"`
+
+	ServiceAccount string      `json:"serviceAccount,omitempty"`
+	Labels         labels.Set  `json:"labels,omitempty"` // without labels that differ per pod, such as pod-template-hash
+	NamedPorts     []NamedPort `json:"namedPorts,omitempty"`
+	Created        time.Time   `json:"created"`
+
+	// LabelSet is the identity of the endpoint's labels: see [NewLabelSetID].
+	LabelSet LabelSetID `json:"labelSet" yaml:"-"`
+
+	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// Newer reports whether an address that both endpoints claim belongs to e: it
+// was created later, or at the same time and its name sorts first.
+func (e *Endpoint) Newer(o *Endpoint) bool {
+	if !e.Created.Equal(o.Created) {
+		return e.Created.After(o.Created)
+	}
+	return e.Name.String() < o.Name.String()
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Endpoint) TableHeader() []string {
+	return []string{"Name", "Node", "Addresses", "ServiceAccount", "Labels", "LabelSet", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (e *Endpoint) TableRow() []string {
+	return []string{
+		e.Name.String(), orDash(e.Node), listColumn(stringsOf(e.Addrs), ", "), orDash(e.ServiceAccount),
+		orDash(e.Labels.String()), e.LabelSet.String()[:8], errorColumn(e.Errors),
+	}
+}
+
+var (
+	endpointNameIndex = statedb.Index[*Endpoint, Name]{
+		Name:       "name",
+		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(e.Name.Key()) },
+		FromKey:    Name.Key,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	endpointAddrIndex = statedb.Index[*Endpoint, netip.Addr]{
+		Name:       "addr",
+		FromObject: func(e *Endpoint) index.KeySet { return addrKeys(e.Addrs) },
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
+	}
+
+	endpointLabelSetIndex = statedb.Index[*Endpoint, LabelSetID]{
+		Name:       "label-set",
+		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(digestKey(e.LabelSet)) },
+		FromKey:    digestKey,
+		FromString: digestFromString,
+	}
+
+	endpointNodeIndex = statedb.Index[*Endpoint, string]{
+		Name:       "node",
+		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(index.String(e.Node)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	// EndpointByName queries an endpoint by its namespaced name.
+	EndpointByName = endpointNameIndex.Query
+
+	// EndpointsByAddr queries the endpoints that claim an address.
+	EndpointsByAddr = endpointAddrIndex.Query
+
+	// EndpointsByLabelSet queries the endpoints with the same labels.
+	EndpointsByLabelSet = endpointLabelSetIndex.Query
+
+	// EndpointsByNode queries the endpoints of a node.
+	EndpointsByNode = endpointNodeIndex.Query
+)
+
+func addrKeys(addrs []netip.Addr) index.KeySet {
+	keys := make([]index.Key, len(addrs))
+	for i, a := range addrs {
+		keys[i] = index.NetIPAddr(a)
+	}
+	return index.NewKeySet(keys...)
+}
+
+// NewEndpointTable creates the table of endpoints.
+func NewEndpointTable(db *statedb.DB) (statedb.RWTable[*Endpoint], error) {
+	return statedb.NewTable(db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex, endpointNodeIndex)
+}
+
+// AddrOwner returns the endpoint that an address belongs to, nil if none, and
+// the others that claim it.
+func AddrOwner(txn statedb.ReadTxn, endpoints statedb.Table[*Endpoint], addr netip.Addr) (owner *Endpoint, others []*Endpoint) {
+	for e := range endpoints.List(txn, EndpointsByAddr(addr)) {
+		switch {
+		case owner == nil:
+			owner = e
+		case e.Newer(owner):
+			owner, others = e, append(others, owner)
+		default:
+			others = append(others, e)
+		}
+	}
+	return owner, others
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// Health is what a part of the agent last said about itself.
+type Health struct {
+	ID      string     `json:"id"` // module and scopes in it, joined by dots
+	Level   cell.Level `json:"level"`
+	Message string     `json:"message"`
+	Error   string     `json:"error,omitempty"`
+	Since   time.Time  `json:"since"` // when the level was first reported
+	Count   int        `json:"count"` // reports of this level since then, as of this row
+	// Ended says that a job failed for good: nothing but a restart of the agent
+	// makes it go on.
+	Ended bool `json:"ended,omitempty"`
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Health) TableHeader() []string {
+	return []string{"Module", "Level", "Message", "Error", "Count", "Since"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (h *Health) TableRow() []string {
+	return []string{
+		h.ID, string(h.Level), orDash(h.Message), orDash(h.Error), strconv.Itoa(h.Count), h.Since.UTC().Format(time.RFC3339),
+	}
+}
+
+var (
+	healthIDIndex = statedb.Index[*Health, string]{
+		Name:       "id",
+		FromObject: func(h *Health) index.KeySet { return index.NewKeySet(index.String(h.ID)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	healthLevelIndex = statedb.Index[*Health, cell.Level]{
+		Name:       "level",
+		FromObject: func(h *Health) index.KeySet { return index.NewKeySet(index.String(string(h.Level))) },
+		FromKey:    func(l cell.Level) index.Key { return index.String(string(l)) },
+		FromString: index.FromString,
+	}
+
+	// HealthByID queries what one scope of a module reported.
+	HealthByID = healthIDIndex.Query
+	// HealthByLevel queries the reports of a level, such as [cell.StatusDegraded].
+	HealthByLevel = healthLevelIndex.Query
+)
+
+// NewHealthTable creates the table of the agent's health.
+func NewHealthTable(db *statedb.DB) (statedb.RWTable[*Health], error) {
+	return statedb.NewTable(db, "health", healthIDIndex, healthLevelIndex)
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// LabelSetID identifies a [LabelSet]: a digest of its contents, so that it can
+// be told from an endpoint alone.
+type LabelSetID = bpf.Digest
+
+// NamedPort is a container port with a name.
+type NamedPort struct {
+	Name     string `json:"name"`
+	Protocol uint8  `json:"protocol"` // IP protocol number
+	Port     uint16 `json:"port"`
+}
+
+// LabelSet is what many pods share and selectors look at. The labels of the
+// namespace and of the node are not part of it: they are joined when a
+// selector is evaluated, so that relabelling a namespace touches its label
+// sets, not its pods.
+type LabelSet struct {
+	ID             LabelSetID  `json:"id"`
+	Namespace      string      `json:"namespace"`
+	ServiceAccount string      `json:"serviceAccount,omitempty"`
+	Labels         labels.Set  `json:"labels,omitempty"`
+	NamedPorts     []NamedPort `json:"namedPorts,omitempty"`
+}
+
+// NewLabelSetID returns the identity of the label set with these contents.
+func NewLabelSetID(namespace, serviceAccount string, set labels.Set, ports []NamedPort) LabelSetID {
+	h := sha256.New()
+	text := func(s string) {
+		var n [4]byte
+		binary.BigEndian.PutUint32(n[:], uint32(len(s)))
+		h.Write(n[:])
+		h.Write([]byte(s))
+	}
+	text(namespace)
+	text(serviceAccount)
+	keys := make([]string, 0, len(set))
+	for k := range set {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		text(k)
+		text(set[k])
+	}
+	// Labels and ports are told apart: a label key is never empty.
+	text("")
+	for _, p := range ports {
+		text(p.Name)
+		h.Write([]byte{p.Protocol, byte(p.Port >> 8), byte(p.Port)})
+	}
+	return LabelSetID(h.Sum(nil)[:16])
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*LabelSet) TableHeader() []string {
+	return []string{"ID", "Namespace", "ServiceAccount", "Labels", "NamedPorts"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (s *LabelSet) TableRow() []string {
+	ports := make([]string, len(s.NamedPorts))
+	for i, p := range s.NamedPorts {
+		ports[i] = p.Name + "=" + strconv.Itoa(int(p.Port)) + "/" + strconv.Itoa(int(p.Protocol))
+	}
+	return []string{s.ID.String()[:8], s.Namespace, orDash(s.ServiceAccount), orDash(s.Labels.String()), listColumn(ports, ",")}
+}
+
+var (
+	labelSetIDIndex = statedb.Index[*LabelSet, LabelSetID]{
+		Name:       "id",
+		FromObject: func(s *LabelSet) index.KeySet { return index.NewKeySet(digestKey(s.ID)) },
+		FromKey:    digestKey,
+		FromString: digestFromString,
+		Unique:     true,
+	}
+
+	// The anchors are what a selector can require of a label set: its
+	// namespace and each of its labels.
+	labelSetAnchorIndex = statedb.Index[*LabelSet, string]{
+		Name: "anchor",
+		FromObject: func(s *LabelSet) index.KeySet {
+			keys := make([]index.Key, 0, len(s.Labels)+1)
+			keys = append(keys, index.String(NamespaceAnchor(s.Namespace)))
+			for k, v := range s.Labels {
+				keys = append(keys, index.String(LabelAnchor(k, v)))
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	// LabelSetByID queries a label set by its digest.
+	LabelSetByID = labelSetIDIndex.Query
+
+	// LabelSetsByAnchor queries the label sets that have a label, see
+	// [LabelAnchor], or are of a namespace, see [NamespaceAnchor].
+	LabelSetsByAnchor = labelSetAnchorIndex.Query
+)
+
+// NamespaceAnchor is the anchor of everything in a namespace.
+func NamespaceAnchor(namespace string) string { return "@" + namespace }
+
+// LabelAnchor is the anchor of everything that has a label.
+func LabelAnchor(key, value string) string { return key + "=" + value }
+
+func digestKey(d bpf.Digest) index.Key { return index.Key(d[:]) }
+
+func digestFromString(s string) (index.Key, error) {
+	var d bpf.Digest
+	if err := d.UnmarshalText([]byte(s)); err != nil {
+		return nil, err
+	}
+	return digestKey(d), nil
+}
+
+// NewLabelSetTable creates the table of label sets.
+func NewLabelSetTable(db *statedb.DB) (statedb.RWTable[*LabelSet], error) {
+	return statedb.NewTable(db, "label-sets", labelSetIDIndex, labelSetAnchorIndex)
+}

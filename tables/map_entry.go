@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"encoding/hex"
+	"fmt"
+	"unsafe"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// Wanted says how an entry of the kernel compares with what is desired of it.
+type Wanted string
+
+const (
+	WantedSame   Wanted = "same"   // as it is
+	WantedOther  Wanted = "other"  // with another value
+	WantedAbsent Wanted = "absent" // not at all: it stays a row until the kernel has confirmed its removal
+)
+
+// MapEntry is one entry of a BPF map as the kernel last accepted it. The
+// tables of entries, one per map, mirror the kernel; their names begin with
+// "map-" and only reconcilers/bpfmap writes them. What waits for the kernel to
+// have something reads these tables, never the status of desired rows.
+//
+// K and V are the map's key and value: without implicit padding, so that their
+// bytes are their identity.
+type MapEntry[K, V MapPart] struct {
+	Key    K      `json:"key"`
+	Value  V      `json:"value"`
+	Wanted Wanted `json:"wanted"`
+	Error  string `json:"error,omitempty"` // why the last attempt to change or remove it failed
+}
+
+// MapPart is the key or the value of a BPF map.
+type MapPart interface {
+	comparable
+	fmt.Stringer
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*MapEntry[K, V]) TableHeader() []string { return []string{"Key", "Value", "Wanted", "Error"} }
+
+// TableRow implements [statedb.TableWritable].
+func (e *MapEntry[K, V]) TableRow() []string {
+	return []string{e.Key.String(), e.Value.String(), string(e.Wanted), orDash(e.Error)}
+}
+
+// MapEntryByKey queries the entry under a map key.
+func MapEntryByKey[K, V MapPart](key K) statedb.Query[*MapEntry[K, V]] {
+	return mapEntryKeyIndex[K, V]().Query(key)
+}
+
+func mapEntryKeyIndex[K, V MapPart]() statedb.Index[*MapEntry[K, V], K] {
+	return statedb.Index[*MapEntry[K, V], K]{
+		Name:       "key",
+		FromObject: func(e *MapEntry[K, V]) index.KeySet { return index.NewKeySet(mapKeyBytes(e.Key)) },
+		FromKey:    mapKeyBytes[K],
+		FromString: func(s string) (index.Key, error) { return hex.DecodeString(s) },
+		Unique:     true,
+	}
+}
+
+// mapKeyBytes returns a copy of the bytes of a key as the kernel sees them.
+func mapKeyBytes[K comparable](key K) index.Key {
+	b := make([]byte, unsafe.Sizeof(key))
+	copy(b, unsafe.Slice((*byte)(unsafe.Pointer(&key)), len(b)))
+	return b
+}
+
+// The mirrors of the maps of the egress gateway.
+type (
+	ClassEntry   = MapEntry[bpf.ClassKey, bpf.ClassValue]
+	PodEntry     = MapEntry[bpf.PodKey, bpf.PodValue]
+	IPCacheEntry = MapEntry[bpf.IPCacheKey, bpf.IPCacheValue]
+	SourceEntry  = MapEntry[bpf.SourceKey, bpf.SourceValue]
+	EgressEntry  = MapEntry[bpf.EgressKey, bpf.EgressValue]
+	GatewayEntry = MapEntry[bpf.GatewayKey, bpf.GatewayValue]
+)
+
+var (
+	classEntryDigestIndex = statedb.Index[*ClassEntry, RoleDigest]{
+		Name: "digest",
+		FromObject: func(e *ClassEntry) index.KeySet {
+			return index.NewKeySet(RoleDigest{e.Key.Role, e.Value.Digest}.key())
+		},
+		FromKey:    RoleDigest.key,
+		FromString: func(s string) (index.Key, error) { return hex.DecodeString(s) },
+	}
+
+	sourceEntryClassIndex = statedb.Index[*SourceEntry, uint32]{
+		Name:       "class",
+		FromObject: func(e *SourceEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.Class)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+	egressEntryClassIndex = statedb.Index[*EgressEntry, uint32]{
+		Name:       "class",
+		FromObject: func(e *EgressEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Class)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+	egressEntryGroupIndex = statedb.Index[*EgressEntry, uint32]{
+		Name:       "group",
+		FromObject: func(e *EgressEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.Group)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	gatewayEntryGroupIndex = statedb.Index[*GatewayEntry, uint32]{
+		Name:       "group",
+		FromObject: func(e *GatewayEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Group)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	// SourceEntriesByClass queries the addresses that the kernel has in a class.
+	SourceEntriesByClass = sourceEntryClassIndex.Query
+
+	// ClassEntriesByDigest queries the numbers that the kernel's maps know
+	// under a digest.
+	ClassEntriesByDigest = classEntryDigestIndex.Query
+
+	// EgressEntriesByClass queries the destinations that the kernel has for a class.
+	EgressEntriesByClass = egressEntryClassIndex.Query
+
+	// EgressEntriesByGroup queries the destinations that the kernel sends to a gateway group.
+	EgressEntriesByGroup = egressEntryGroupIndex.Query
+
+	// GatewayEntriesByGroup queries the buckets that the kernel has of a gateway group.
+	GatewayEntriesByGroup = gatewayEntryGroupIndex.Query
+)
+
+// NewClassEntryTable creates the mirror of sluice_classes.
+func NewClassEntryTable(db *statedb.DB) (statedb.RWTable[*ClassEntry], error) {
+	return statedb.NewTable(db, "map-classes", mapEntryKeyIndex[bpf.ClassKey, bpf.ClassValue](), classEntryDigestIndex)
+}
+
+// NewPodEntryTable creates the mirror of sluice_pods.
+func NewPodEntryTable(db *statedb.DB) (statedb.RWTable[*PodEntry], error) {
+	return statedb.NewTable(db, "map-pods", mapEntryKeyIndex[bpf.PodKey, bpf.PodValue]())
+}
+
+// NewIPCacheEntryTable creates the mirror of sluice_ipcache.
+func NewIPCacheEntryTable(db *statedb.DB) (statedb.RWTable[*IPCacheEntry], error) {
+	return statedb.NewTable(db, "map-ipcache", mapEntryKeyIndex[bpf.IPCacheKey, bpf.IPCacheValue]())
+}
+
+// NewSourceEntryTable creates the mirror of sluice_sources.
+func NewSourceEntryTable(db *statedb.DB) (statedb.RWTable[*SourceEntry], error) {
+	return statedb.NewTable(db, "map-sources", mapEntryKeyIndex[bpf.SourceKey, bpf.SourceValue](), sourceEntryClassIndex)
+}
+
+// NewEgressEntryTable creates the mirror of sluice_egress.
+func NewEgressEntryTable(db *statedb.DB) (statedb.RWTable[*EgressEntry], error) {
+	return statedb.NewTable(db, "map-egress", mapEntryKeyIndex[bpf.EgressKey, bpf.EgressValue](),
+		egressEntryClassIndex, egressEntryGroupIndex)
+}
+
+// NewGatewayEntryTable creates the mirror of sluice_gateways.
+func NewGatewayEntryTable(db *statedb.DB) (statedb.RWTable[*GatewayEntry], error) {
+	return statedb.NewTable(db, "map-gateways", mapEntryKeyIndex[bpf.GatewayKey, bpf.GatewayValue](), gatewayEntryGroupIndex)
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Namespace is a namespace with its labels.
+type Namespace struct {
+	Name   string       `json:"name"`
+	Labels labels.Set   `json:"labels,omitempty"`
+	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Namespace) TableHeader() []string { return []string{"Name", "Labels", "Errors"} }
+
+// TableRow implements [statedb.TableWritable].
+func (n *Namespace) TableRow() []string {
+	return []string{n.Name, orDash(n.Labels.String()), errorColumn(n.Errors)}
+}
+
+var (
+	namespaceNameIndex = statedb.Index[*Namespace, string]{
+		Name:       "name",
+		FromObject: func(n *Namespace) index.KeySet { return index.NewKeySet(index.String(n.Name)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// NamespaceByName queries a namespace by its name.
+	NamespaceByName = namespaceNameIndex.Query
+)
+
+// NewNamespaceTable creates the table of namespaces.
+func NewNamespaceTable(db *statedb.DB) (statedb.RWTable[*Namespace], error) {
+	return statedb.NewTable(db, "namespaces", namespaceNameIndex)
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// ObjectSource is a file of the files source, or with the kubernetes source one
+// kind of object: where rows of the base tables come from, and how that goes.
+type ObjectSource struct {
+	Source  string `json:"source"` // path of the file, or resource.group
+	State   string `json:"state"`  // synced, syncing, absent, broken
+	Objects int    `json:"objects"`
+	Error   string `json:"error,omitempty"` // last problem; the last good objects stay
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*ObjectSource) TableHeader() []string { return []string{"Source", "State", "Objects", "Error"} }
+
+// TableRow implements [statedb.TableWritable].
+func (m *ObjectSource) TableRow() []string {
+	return []string{m.Source, m.State, strconv.Itoa(m.Objects), orDash(m.Error)}
+}
+
+var (
+	objectSourceNameIndex = statedb.Index[*ObjectSource, string]{
+		Name:       "source",
+		FromObject: func(m *ObjectSource) index.KeySet { return index.NewKeySet(index.String(m.Source)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// ObjectSourceByName queries a source of objects by its name.
+	ObjectSourceByName = objectSourceNameIndex.Query
+)
+
+// NewObjectSourceTable creates the table of where objects come from.
+func NewObjectSourceTable(db *statedb.DB) (statedb.RWTable[*ObjectSource], error) {
+	return statedb.NewTable(db, "object-sources", objectSourceNameIndex)
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// Service is a service with the addresses that the cluster serves for it.
+type Service struct {
+	Name `yaml:",inline"`
+
+	// Addrs are the cluster, external and load-balancer addresses.
+	Addrs  []netip.Addr `json:"addrs,omitempty"`
+	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Service) TableHeader() []string { return []string{"Name", "Addresses", "Errors"} }
+
+// TableRow implements [statedb.TableWritable].
+func (s *Service) TableRow() []string {
+	return []string{s.Name.String(), listColumn(stringsOf(s.Addrs), ", "), errorColumn(s.Errors)}
+}
+
+var (
+	serviceNameIndex = statedb.Index[*Service, Name]{
+		Name:       "name",
+		FromObject: func(s *Service) index.KeySet { return index.NewKeySet(s.Name.Key()) },
+		FromKey:    Name.Key,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	serviceAddrIndex = statedb.Index[*Service, netip.Addr]{
+		Name:       "addr",
+		FromObject: func(s *Service) index.KeySet { return addrKeys(s.Addrs) },
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
+	}
+
+	// ServiceByName queries a service by its namespaced name.
+	ServiceByName = serviceNameIndex.Query
+
+	// ServicesByAddr queries the services that are served under an address.
+	ServicesByAddr = serviceAddrIndex.Query
+)
+
+// NewServiceTable creates the table of services.
+func NewServiceTable(db *statedb.DB) (statedb.RWTable[*Service], error) {
+	return statedb.NewTable(db, "services", serviceNameIndex, serviceAddrIndex)
+}
