@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // Parameters are kernel parameters by their path below /proc/sys. A parameter
@@ -18,14 +20,12 @@ type Parameters interface {
 	Write(name, value string) error
 }
 
-// Proc are the parameters of the kernel.
-type Proc struct{}
-
-const procSys = "/proc/sys"
+// Proc are the parameters of the kernel, by the procfs mounted there.
+type Proc string
 
 // Read implements [Parameters].
-func (Proc) Read(name string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(procSys, name))
+func (p Proc) Read(name string) (string, error) {
+	b, err := os.ReadFile(p.path(name))
 	if err != nil {
 		return "", fmt.Errorf("read kernel parameter: %w", err)
 	}
@@ -33,9 +33,9 @@ func (Proc) Read(name string) (string, error) {
 }
 
 // Write implements [Parameters].
-func (Proc) Write(name, value string) error {
+func (p Proc) Write(name, value string) error {
 	// Not created if it does not exist: procfs would refuse with a less clear error.
-	f, err := os.OpenFile(filepath.Join(procSys, name), os.O_WRONLY, 0)
+	f, err := os.OpenFile(p.path(name), os.O_WRONLY, 0)
 	if err != nil {
 		return fmt.Errorf("write kernel parameter: %w", err)
 	}
@@ -48,6 +48,29 @@ func (Proc) Write(name, value string) error {
 	}
 	return nil
 }
+
+func (p Proc) path(name string) string { return filepath.Join(string(p), "sys", name) }
+
+// byBackend are the kernel's parameters while the maps are the kernel's too.
+// An agent that keeps its maps in memory leaves the kernel alone.
+type byBackend struct {
+	maps   *bpf.Maps
+	kernel Proc
+	memory Memory
+}
+
+func (b *byBackend) parameters() Parameters {
+	if backend := b.maps.Backend(); backend != nil && backend.Name() == "kernel" {
+		return b.kernel
+	}
+	return &b.memory
+}
+
+// Read implements [Parameters].
+func (b *byBackend) Read(name string) (string, error) { return b.parameters().Read(name) }
+
+// Write implements [Parameters].
+func (b *byBackend) Write(name, value string) error { return b.parameters().Write(name, value) }
 
 // Memory are parameters that are not the kernel's: for agents that leave it
 // alone. Every parameter exists, with the value "0" at first.

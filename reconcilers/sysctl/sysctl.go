@@ -20,7 +20,9 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
+	"github.com/spf13/pflag"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -32,8 +34,22 @@ var Cell = cell.Module(
 	"sysctl",
 	"Kernel parameters",
 
+	cell.Config(Config{Procfs: "/proc"}),
+	cell.ProvidePrivate(newParameters),
 	cell.Invoke(register),
 )
+
+// Config says where the kernel's parameters are.
+type Config struct{ Procfs string }
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.String("procfs", c.Procfs, "Where procfs is mounted with a writable sys: in a container, the node's")
+}
+
+func newParameters(cfg Config, maps *bpf.Maps) Parameters {
+	return &byBackend{maps: maps, kernel: Proc(cfg.Procfs)}
+}
 
 type params struct {
 	cell.In
@@ -123,8 +139,8 @@ func restore(p Parameters, former formerValues, name string) error {
 }
 
 // Restore gives all parameters that an agent has set their former values, and
-// returns their names.
-func Restore(stateDir string) (restored []string, err error) {
+// returns them as name=value.
+func Restore(stateDir, procfs string) (restored []string, err error) {
 	former := formerValues{path: formerPath(stateDir)}
 	values, err := former.load()
 	if err != nil {
@@ -132,7 +148,7 @@ func Restore(stateDir string) (restored []string, err error) {
 	}
 	var errs []error
 	for name, value := range values {
-		if err := restore(Proc{}, former, name); err != nil {
+		if err := restore(Proc(procfs), former, name); err != nil {
 			errs = append(errs, err)
 			continue
 		}

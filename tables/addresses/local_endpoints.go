@@ -117,7 +117,11 @@ func (l *localParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Local
 	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Status: reconciler.StatusPending()}
 	switch m := tables.MemberOf(txn, l.Members, bpf.RoleEgress, owner); {
 	case m == nil:
-		row.Flags |= bpf.PodEgressUnknown
+		row.EgressClass, row.Flags = 0, bpf.PodEgressUnknown
+		if existing, _, found := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr)); found && existing.Endpoint == owner.Name {
+			// It has new labels: until their class is known, it keeps its own.
+			row.EgressClass, row.Flags = existing.EgressClass, existing.Flags
+		}
 	case m.Class != 0:
 		row.EgressClass = m.Class
 		row.Flags |= bpf.PodEgressSelected

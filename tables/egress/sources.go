@@ -84,7 +84,11 @@ func (s *sourceParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Egre
 	}
 	local := owner.Node == s.LocalNode.Name
 	m := tables.MemberOf(txn, s.Members, bpf.RoleEgress, owner)
-	if m == nil || m.Class == 0 {
+	switch {
+	case m == nil:
+		// It has new labels: until their class is known, it keeps its own.
+		return s.existing(txn, addr, owner)
+	case m.Class == 0:
 		return s.retiring(txn, addr, owner, local)
 	}
 	if !local {
@@ -105,6 +109,11 @@ func (s *sourceParams) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tab
 	if !local || !found || pod.Value.Flags&bpf.PodEgressSelected == 0 {
 		return nil
 	}
+	return s.existing(txn, addr, owner)
+}
+
+// existing is the row as it is, if it is of the endpoint.
+func (s *sourceParams) existing(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint) []*tables.EgressSource {
 	row, _, found := s.Sources.Get(txn, tables.EgressSourceByAddr(addr))
 	if !found || row.Endpoint != owner.Name {
 		return nil

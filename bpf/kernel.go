@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Tries must not be preallocated, and hash maps are not so that memory goes
+// with the entries there are; only the agent writes them, so the cost of an
+// allocation is not that of a packet.
+const mapFlags = unix.BPF_F_NO_PREALLOC
+
+// kernelMap is a map of the kernel. A batch stops at its first error and the
+// kernel says how many entries it had done (hash maps and tries alike, tried on
+// 6.18), so an error is known to be that of the next.
+type kernelMap[K, V comparable] struct {
+	spec Spec
+	m    *ebpf.Map
+}
+
+// kernelSpec returns the description of a map to the kernel.
+func kernelSpec[K, V comparable](spec Spec) *ebpf.MapSpec {
+	var (
+		key   K
+		value V
+	)
+	s := &ebpf.MapSpec{
+		Name:       spec.Name,
+		KeySize:    uint32(unsafe.Sizeof(key)),
+		ValueSize:  uint32(unsafe.Sizeof(value)),
+		MaxEntries: spec.MaxEntries,
+		Flags:      mapFlags,
+	}
+	switch spec.Type {
+	case TypeHash:
+		s.Type = ebpf.Hash
+	case TypeLPM:
+		s.Type = ebpf.LPMTrie
+	case TypeArray:
+		s.Type, s.Flags = ebpf.Array, 0
+	}
+	return s
+}
+
+func (t *kernelMap[K, V]) Spec() Spec { return t.spec }
+
+func (t *kernelMap[K, V]) Backend() string { return kernelName }
+
+func (t *kernelMap[K, V]) Update(keys []K, values []V) (done int, err error) {
+	if len(keys) > 1 {
+		done, err = t.m.BatchUpdate(keys, values, nil)
+		// An error before the first entry leaves the count as it was given.
+		if err == nil || done < len(keys) && !errors.Is(err, ebpf.ErrNotSupported) {
+			return done, t.error(OpUpdate, err)
+		}
+	}
+	for i := range keys {
+		if err := t.m.Put(unsafe.Pointer(&keys[i]), unsafe.Pointer(&values[i])); err != nil {
+			return i, t.error(OpUpdate, err)
+		}
+	}
+	return len(keys), nil
+}
+
+func (t *kernelMap[K, V]) Delete(keys []K) (done int, err error) {
+	if t.spec.Type == TypeArray {
+		return t.Update(keys, make([]V, len(keys)))
+	}
+	for done < len(keys) {
+		n, err := t.deleteSome(keys[done:])
+		done += n
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			done++ // as wanted
+		} else if err != nil {
+			return done, t.error(OpDelete, err)
+		}
+	}
+	return done, nil
+}
+
+// deleteSome deletes entries up to the first error.
+func (t *kernelMap[K, V]) deleteSome(keys []K) (done int, err error) {
+	if len(keys) > 1 {
+		done, err = t.m.BatchDelete(keys, nil)
+		if err == nil || done < len(keys) && !errors.Is(err, ebpf.ErrNotSupported) {
+			return done, err
+		}
+	}
+	for i := range keys {
+		if err := t.m.Delete(unsafe.Pointer(&keys[i])); err != nil {
+			return i, err
+		}
+	}
+	return len(keys), nil
+}
+
+// dumpBatch is how many entries are read at once. It is more than a bucket of
+// a hash map ever has, which the kernel reads whole.
+const dumpBatch = 4096
+
+func (t *kernelMap[K, V]) Dump() ([]Entry[K, V], error) {
+	var (
+		cursor  ebpf.MapBatchCursor
+		keys    = make([]K, dumpBatch)
+		values  = make([]V, dumpBatch)
+		entries []Entry[K, V]
+		zero    V
+	)
+	for {
+		n, err := t.m.BatchLookup(&cursor, keys, values, nil)
+		last := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !last {
+			return nil, fmt.Errorf("dump map %s: %w", t.spec.Name, err)
+		}
+		for i := range n {
+			switch {
+			case t.spec.Type == TypeArray && values[i] == zero:
+				continue
+			case t.spec.Type == TypeLPM:
+				keys[i] = Masked(keys[i])
+			}
+			entries = append(entries, Entry[K, V]{keys[i], values[i]})
+		}
+		if last {
+			return entries, nil
+		}
+	}
+}
+
+// error makes an error of the kernel one of this package. Only the cause is
+// told: what was to be written to which map the caller knows.
+func (t *kernelMap[K, V]) error(op Op, err error) error {
+	if err == nil {
+		return nil
+	}
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		err = fmt.Errorf("%s: %w", op, errno)
+	}
+	return mapError(err)
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+)
+
+// Maps are the maps of the agent. They are open while it runs.
+type Maps struct {
+	Pods     Map[PodKey, PodValue]         // pods of this node
+	IPCache  Map[IPCacheKey, IPCacheValue] // what is known of an address or prefix
+	Sources  Map[SourceKey, SourceValue]   // egress class of a pod
+	Egress   Map[EgressKey, EgressValue]   // gateway group of a class's destinations
+	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
+	Classes  Map[ClassKey, ClassValue]     // what numbers stand for
+
+	all     []opener
+	backend atomic.Pointer[Backend]
+}
+
+// opener is a [handle] of any types.
+type opener interface {
+	Spec() Spec
+	open(Backend) error
+	close()
+	lines() ([]string, error)
+	corrupt(kind string) (what string, err error)
+}
+
+// newMaps returns the maps, not open yet.
+func newMaps(cfg Config) *Maps {
+	m := &Maps{}
+	m.Pods = add[PodKey, PodValue](m, Spec{"sluice_pods", TypeHash, cfg.MapSizePods})
+	m.IPCache = add[IPCacheKey, IPCacheValue](m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache})
+	m.Sources = add[SourceKey, SourceValue](m, Spec{"sluice_sources", TypeHash, cfg.MapSizeSources})
+	m.Egress = add[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
+	m.Gateways = add[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
+	m.Classes = add[ClassKey, ClassValue](m, Spec{"sluice_classes", TypeHash, cfg.MapSizeClasses})
+	return m
+}
+
+func add[K, V comparable](m *Maps, spec Spec) Map[K, V] {
+	h := &handle[K, V]{spec: spec}
+	m.all = append(m.all, h)
+	return h
+}
+
+// Names returns the names of the maps.
+func (m *Maps) Names() []string {
+	names := make([]string, len(m.all))
+	for i, h := range m.all {
+		names[i] = h.Spec().Name
+	}
+	return names
+}
+
+// Backend returns what holds the maps, nil unless the agent runs.
+func (m *Maps) Backend() Backend {
+	if b := m.backend.Load(); b != nil {
+		return *b
+	}
+	return nil
+}
+
+// Dump returns the entries of the named map as sorted lines "key -> value".
+func (m *Maps) Dump(name string) ([]string, error) {
+	h, err := m.find(name)
+	if err != nil {
+		return nil, err
+	}
+	return h.lines()
+}
+
+func (m *Maps) find(name string) (opener, error) {
+	for _, h := range m.all {
+		if h.Spec().Name == name {
+			return h, nil
+		}
+	}
+	return nil, fmt.Errorf("no map %q: the maps are %v", name, m.Names())
+}
+
+// open opens all maps in a back end and sweeps what is left in it by others.
+func (m *Maps) open(backend Backend) (swept []string, err error) {
+	for _, h := range m.all {
+		if err := h.open(backend); err != nil {
+			return nil, err
+		}
+	}
+	m.backend.Store(&backend)
+	return backend.Sweep(m.Names()...)
+}
+
+func (m *Maps) close() {
+	for _, h := range m.all {
+		h.close()
+	}
+	m.backend.Store(nil)
+}
+
+// handle is a map that is there before its back end is.
+type handle[K, V comparable] struct {
+	spec  Spec
+	inner atomic.Pointer[Map[K, V]]
+}
+
+func (h *handle[K, V]) open(backend Backend) error {
+	m, err := Open[K, V](backend, h.spec)
+	if err != nil {
+		return err
+	}
+	h.inner.Store(&m)
+	return nil
+}
+
+func (h *handle[K, V]) close() { h.inner.Store(nil) }
+
+func (h *handle[K, V]) Spec() Spec {
+	if m := h.inner.Load(); m != nil {
+		return (*m).Spec()
+	}
+	return h.spec
+}
+
+func (h *handle[K, V]) Backend() string {
+	if m := h.inner.Load(); m != nil {
+		return (*m).Backend()
+	}
+	return ""
+}
+
+func (h *handle[K, V]) Update(keys []K, values []V) (done int, err error) {
+	if m := h.inner.Load(); m != nil {
+		return (*m).Update(keys, values)
+	}
+	return 0, ErrNotOpen
+}
+
+func (h *handle[K, V]) Delete(keys []K) (done int, err error) {
+	if m := h.inner.Load(); m != nil {
+		return (*m).Delete(keys)
+	}
+	return 0, ErrNotOpen
+}
+
+func (h *handle[K, V]) Dump() ([]Entry[K, V], error) {
+	if m := h.inner.Load(); m != nil {
+		return (*m).Dump()
+	}
+	return nil, ErrNotOpen
+}
+
+func (h *handle[K, V]) lines() ([]string, error) {
+	entries, err := h.Dump()
+	if err != nil {
+		return nil, err
+	}
+	return Lines(entries), nil
+}
+
+// Lines returns entries as sorted lines "key -> value".
+func Lines[K, V comparable](entries []Entry[K, V]) []string {
+	lines := make([]string, len(entries))
+	for i, e := range entries {
+		lines[i] = fmt.Sprintf("%v -> %v", e.Key, e.Value)
+	}
+	slices.Sort(lines)
+	return lines
+}

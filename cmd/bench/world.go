@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+// localNode is the node that the measured agent runs on. It is a gateway node,
+// so it has to know every pod that a policy chooses: the most that a node does.
+const localNode = "node-000"
+
+const (
+	nodes       = 100
+	podsPerApp  = 10
+	addressBits = 24 // of the pods' addresses below 10.0.0.0/8
+)
+
+// base are the base tables, written by the benchmark in the place of sources.
+type base struct {
+	cell.Out
+
+	Nodes       statedb.RWTable[*tables.Node]
+	Namespaces  statedb.RWTable[*tables.Namespace]
+	Endpoints   statedb.RWTable[*tables.Endpoint]
+	Services    statedb.RWTable[*tables.Service]
+	Backends    statedb.RWTable[*tables.BackendSlice]
+	CiliumNodes statedb.RWTable[*tables.CiliumNode]
+	Policies    statedb.RWTable[*tables.EgressPolicy]
+	Devices     statedb.RWTable[*tables.Device]
+	Addresses   statedb.RWTable[*tables.NodeAddress]
+	Routes      statedb.RWTable[*tables.Route]
+	Neighbours  statedb.RWTable[*tables.Neighbour]
+	Bridges     statedb.RWTable[*tables.BridgeEntry]
+}
+
+// world is an agent without sources, and the cluster that it sees.
+type world struct {
+	hive *hive.Hive
+	log  *slog.Logger
+
+	db       *statedb.DB
+	base     base
+	ready    func(statedb.WriteTxn)
+	maps     *bpf.Maps
+	control  *bpfmap.Control
+	derived  *derive.Metrics
+	ipcache  statedb.Table[*tables.IPCacheEntry]
+	sources  statedb.Table[*tables.SourceEntry]
+	rules    statedb.Table[*tables.EgressEntry]
+	gateways statedb.Table[*tables.GatewayEntry]
+}
+
+func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
+	w := &world{log: slog.New(slog.DiscardHandler)}
+	w.hive = agent.New(
+		cell.Module("bench-sources", "Base tables written by the benchmark", cell.ProvidePrivate(newBase),
+			cell.Provide(
+				statedb.RWTable[*tables.Node].ToTable,
+				statedb.RWTable[*tables.Namespace].ToTable,
+				statedb.RWTable[*tables.Endpoint].ToTable,
+				statedb.RWTable[*tables.Service].ToTable,
+				statedb.RWTable[*tables.BackendSlice].ToTable,
+				statedb.RWTable[*tables.CiliumNode].ToTable,
+				statedb.RWTable[*tables.EgressPolicy].ToTable,
+				statedb.RWTable[*tables.Device].ToTable,
+				statedb.RWTable[*tables.NodeAddress].ToTable,
+				statedb.RWTable[*tables.Route].ToTable,
+				statedb.RWTable[*tables.Neighbour].ToTable,
+				statedb.RWTable[*tables.BridgeEntry].ToTable,
+			),
+			cell.Invoke(w.takeBase)),
+		agent.Dataflow,
+		cell.Invoke(w.takeKernel),
+	)
+	flags := w.hive.Viper()
+	flags.Set("node-name", localNode)
+	flags.Set("bpf", mode)
+	flags.Set("bpffs", bpffs)
+	flags.Set("state-dir", stateDir)
+	flags.Set("audit-interval", "0")
+	flags.Set("map-size-ipcache", 2*size.endpoints+4096)
+	flags.Set("map-size-sources", 2*size.endpoints+4096)
+	return w, w.hive.Populate(w.log)
+}
+
+func newBase(db *statedb.DB) (b base, err error) {
+	constructors := []func() error{
+		func() (err error) { b.Nodes, err = tables.NewNodeTable(db); return },
+		func() (err error) { b.Namespaces, err = tables.NewNamespaceTable(db); return },
+		func() (err error) { b.Endpoints, err = tables.NewEndpointTable(db); return },
+		func() (err error) { b.Services, err = tables.NewServiceTable(db); return },
+		func() (err error) { b.Backends, err = tables.NewBackendSliceTable(db); return },
+		func() (err error) { b.CiliumNodes, err = tables.NewCiliumNodeTable(db); return },
+		func() (err error) { b.Policies, err = tables.NewEgressPolicyTable(db); return },
+		func() (err error) { b.Devices, err = tables.NewDeviceTable(db); return },
+		func() (err error) { b.Addresses, err = tables.NewNodeAddressTable(db); return },
+		func() (err error) { b.Routes, err = tables.NewRouteTable(db); return },
+		func() (err error) { b.Neighbours, err = tables.NewNeighbourTable(db); return },
+		func() (err error) { b.Bridges, err = tables.NewBridgeEntryTable(db); return },
+	}
+	for _, construct := range constructors {
+		if err := construct(); err != nil {
+			return b, err
+		}
+	}
+	return b, nil
+}
+
+type baseIn struct {
+	cell.In
+
+	Nodes      statedb.RWTable[*tables.Node]
+	Namespaces statedb.RWTable[*tables.Namespace]
+	Endpoints  statedb.RWTable[*tables.Endpoint]
+	Policies   statedb.RWTable[*tables.EgressPolicy]
+	Devices    statedb.RWTable[*tables.Device]
+	Addresses  statedb.RWTable[*tables.NodeAddress]
+}
+
+func (w *world) takeBase(db *statedb.DB, b baseIn) {
+	w.db = db
+	w.base = base{Nodes: b.Nodes, Namespaces: b.Namespaces, Endpoints: b.Endpoints, Policies: b.Policies, Devices: b.Devices, Addresses: b.Addresses}
+	wtxn := db.WriteTxn(b.Endpoints)
+	w.ready = b.Endpoints.RegisterInitializer(wtxn, "bench")
+	wtxn.Commit()
+}
+
+type kernelIn struct {
+	cell.In
+
+	Maps     *bpf.Maps
+	Control  *bpfmap.Control
+	Derived  *derive.Metrics
+	IPCache  statedb.Table[*tables.IPCacheEntry]
+	Sources  statedb.Table[*tables.SourceEntry]
+	Rules    statedb.Table[*tables.EgressEntry]
+	Gateways statedb.Table[*tables.GatewayEntry]
+}
+
+func (w *world) takeKernel(k kernelIn) {
+	w.maps, w.control, w.derived = k.Maps, k.Control, k.Derived
+	w.ipcache, w.sources, w.rules, w.gateways = k.IPCache, k.Sources, k.Rules, k.Gateways
+}
+
+func (w *world) start() error { return w.hive.Start(w.log, context.Background()) }
+func (w *world) stop() error  { return w.hive.Stop(w.log, context.Background()) }
+
+// size of a cluster.
+type size struct{ endpoints, policies int }
+
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// fill writes a cluster in one transaction for each table. Each policy chooses
+// every pod, for a destination of its own: as many entries as there can be for
+// a system that has one per pod and destination.
+func (w *world) fill(s size) {
+	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies, w.base.Devices, w.base.Addresses)
+	defer wtxn.Abort()
+	for i := range nodes {
+		w.base.Nodes.Insert(wtxn, node(i, true))
+	}
+	w.base.Devices.Insert(wtxn, &tables.Device{Index: 2, Name: "eth0", Type: "device", Up: true})
+	w.base.Addresses.Insert(wtxn, &tables.NodeAddress{Addr: nodeAddr(0), DeviceIndex: 2, Device: "eth0", Scope: "global"})
+	w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: "prod"})
+	for i := range s.endpoints {
+		w.base.Endpoints.Insert(wtxn, endpoint(i, i/podsPerApp))
+	}
+	for i := range s.policies {
+		w.base.Policies.Insert(wtxn, policy(i, 0))
+	}
+	w.ready(wtxn)
+	wtxn.Commit()
+}
+
+func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i + 1)}) }
+
+// node is the i-th node; the first two are gateways.
+func node(i int, ready bool) *tables.Node {
+	n := &tables.Node{Name: fmt.Sprintf("node-%03d", i), Labels: labels.Set{}, InternalIPs: []netip.Addr{nodeAddr(i)}, Ready: ready}
+	if i < 2 {
+		n.Labels["egress"] = "yes"
+	}
+	return n
+}
+
+func podAddr(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+}
+
+// endpoint is the i-th pod, of an application. Pods are on all nodes in turn.
+func endpoint(i, app int) *tables.Endpoint {
+	set := labels.Set{"app": fmt.Sprintf("app-%d", app), "team": "blue"}
+	return &tables.Endpoint{
+		Name:     tables.Name{Namespace: "prod", Name: fmt.Sprintf("pod-%d", i)},
+		UID:      fmt.Sprint(i),
+		Node:     fmt.Sprintf("node-%03d", i%nodes),
+		Addrs:    []netip.Addr{podAddr(i)},
+		Labels:   set,
+		Created:  epoch,
+		LabelSet: tables.NewLabelSetID("prod", "", set, nil),
+	}
+}
+
+// policy is the i-th policy, whose destination can be one or another.
+func policy(i, variant int) *tables.EgressPolicy {
+	return &tables.EgressPolicy{
+		Name:         fmt.Sprintf("policy-%d", i),
+		Created:      epoch.Add(time.Duration(i) * time.Second),
+		Selectors:    []tables.EgressSelector{{Pods: "team=blue"}},
+		Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, byte(variant), byte(i), 0}), 24)},
+		Gateways:     []tables.GatewaySpec{{Nodes: "egress=yes", Interface: "eth0"}},
+	}
+}

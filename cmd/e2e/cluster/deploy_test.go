@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"sigs.k8s.io/yaml"
+)
+
+// kustomization has the fields that deploy/ uses.
+type kustomization struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Resources  []string `json:"resources"`
+	Images     []struct {
+		Name    string `json:"name"`
+		NewName string `json:"newName"`
+		NewTag  string `json:"newTag"`
+	} `json:"images"`
+}
+
+// deployed maps the path of each manifest below deploy/ to its text.
+func deployed(t *testing.T) map[string][]byte {
+	t.Helper()
+	root, err := moduleRoot()
+	require.NoError(t, err)
+	files := map[string][]byte{}
+	deploy := os.DirFS(filepath.Join(root, "deploy"))
+	require.NoError(t, fs.WalkDir(deploy, ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		files[path], err = fs.ReadFile(deploy, path)
+		return err
+	}))
+	return files
+}
+
+// decode reads one manifest strictly: an unknown or repeated field fails.
+func decode[T any](t *testing.T, text []byte) *T {
+	t.Helper()
+	require.NotContains(t, string(text), "\n---", "one object a file")
+	object := new(T)
+	require.NoError(t, yaml.UnmarshalStrict(text, object))
+	return object
+}
+
+func TestManifestsAreStrict(t *testing.T) {
+	kinds := map[string]func(t *testing.T, text []byte){
+		"Namespace":                func(t *testing.T, text []byte) { decode[corev1.Namespace](t, text) },
+		"ServiceAccount":           func(t *testing.T, text []byte) { decode[corev1.ServiceAccount](t, text) },
+		"ClusterRole":              func(t *testing.T, text []byte) { decode[rbacv1.ClusterRole](t, text) },
+		"ClusterRoleBinding":       func(t *testing.T, text []byte) { decode[rbacv1.ClusterRoleBinding](t, text) },
+		"DaemonSet":                func(t *testing.T, text []byte) { decode[appsv1.DaemonSet](t, text) },
+		"CustomResourceDefinition": func(t *testing.T, text []byte) { decode[apiextensionsv1.CustomResourceDefinition](t, text) },
+		"Kustomization":            func(t *testing.T, text []byte) { decode[kustomization](t, text) },
+	}
+	for path, text := range deployed(t) {
+		t.Run(path, func(t *testing.T) {
+			var header struct {
+				Kind string `json:"kind"`
+			}
+			require.NoError(t, yaml.Unmarshal(text, &header))
+			require.Contains(t, kinds, header.Kind)
+			kinds[header.Kind](t, text)
+		})
+	}
+}
+
+// Every manifest is listed by a kustomization, and every listed one is there.
+func TestKustomizationsListEveryFile(t *testing.T) {
+	files := deployed(t)
+	listed := map[string]bool{}
+	for path, text := range files {
+		if filepath.Base(path) != "kustomization.yaml" {
+			continue
+		}
+		for _, resource := range decode[kustomization](t, text).Resources {
+			resource = filepath.Join(filepath.Dir(path), resource)
+			require.Contains(t, files, resource, "listed by %s", path)
+			listed[resource] = true
+		}
+	}
+	for path := range files {
+		if filepath.Base(path) != "kustomization.yaml" {
+			require.True(t, listed[path], "%s is in no kustomization", path)
+		}
+	}
+}
+
+// crds are the definitions of deploy/crds by their short names, as the API
+// server holds them.
+func crds(t *testing.T) map[string]*apiextensions.CustomResourceDefinition {
+	t.Helper()
+	definitions := map[string]*apiextensions.CustomResourceDefinition{}
+	for path, text := range deployed(t) {
+		if filepath.Dir(path) != "crds" || filepath.Base(path) == "kustomization.yaml" {
+			continue
+		}
+		crd := decode[apiextensionsv1.CustomResourceDefinition](t, text)
+		require.Equal(t, crd.Spec.Names.Plural+".yaml", filepath.Base(path))
+		internal := &apiextensions.CustomResourceDefinition{}
+		require.NoError(t, apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(crd, internal, nil))
+		definitions[crd.Spec.Names.ShortNames[0]] = internal
+	}
+	return definitions
+}
+
+// Schemas are structural, without which the API server serves no definition.
+// The rest of its validation it does itself, when Start applies them.
+func TestDefinitionsAreStructural(t *testing.T) {
+	definitions := crds(t)
+	require.Len(t, definitions, 5)
+	for name, crd := range definitions {
+		t.Run(name, func(t *testing.T) {
+			structural, err := schema.NewStructural(crd.Spec.Validation.OpenAPIV3Schema)
+			require.NoError(t, err)
+			require.Empty(t, schema.ValidateStructural(nil, structural))
+			require.True(t, structural.XPreserveUnknownFields, "fields of other versions of Cilium are kept")
+		})
+	}
+}
+
+// The role reads, names what it reads, and is bound to the DaemonSet's account.
+func TestRightsAreMinimal(t *testing.T) {
+	files := deployed(t)
+	role := decode[rbacv1.ClusterRole](t, files["rbac/clusterrole.yaml"])
+	for _, rule := range role.Rules {
+		require.Subset(t, []string{"get", "list", "watch"}, rule.Verbs)
+		require.NotContains(t, rule.APIGroups, "*")
+		require.NotContains(t, rule.Resources, "*")
+		require.NotContains(t, rule.Resources, "secrets")
+		require.Empty(t, rule.NonResourceURLs)
+	}
+	account := decode[corev1.ServiceAccount](t, files["rbac/serviceaccount.yaml"])
+	require.Equal(t, Namespace, account.Namespace)
+	require.Equal(t, Namespace, decode[corev1.Namespace](t, files["namespace.yaml"]).Name)
+	binding := decode[rbacv1.ClusterRoleBinding](t, files["rbac/clusterrolebinding.yaml"])
+	require.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, binding.RoleRef)
+	require.Equal(t, []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}, binding.Subjects)
+
+	daemonSet := decode[appsv1.DaemonSet](t, files["daemonset.yaml"])
+	pod := daemonSet.Spec.Template.Spec
+	require.Equal(t, account.Namespace, daemonSet.Namespace)
+	require.Equal(t, account.Name, pod.ServiceAccountName)
+	security := pod.Containers[0].SecurityContext
+	require.Nil(t, security.Privileged)
+	require.False(t, *security.AllowPrivilegeEscalation)
+	require.True(t, *security.ReadOnlyRootFilesystem)
+	require.Equal(t, []corev1.Capability{"ALL"}, security.Capabilities.Drop)
+	require.ElementsMatch(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON"}, security.Capabilities.Add)
+}
+
+// What the DaemonSet mounts and probes agrees with the agent's flags there.
+func TestDaemonSetAgreesWithItself(t *testing.T) {
+	pod := decode[appsv1.DaemonSet](t, deployed(t)["daemonset.yaml"]).Spec.Template.Spec
+	agent := pod.Containers[0]
+	flags := map[string]string{}
+	for _, arg := range agent.Args {
+		name, value, ok := strings.Cut(arg, "=")
+		require.True(t, ok, arg)
+		flags[name] = value
+	}
+	mounts := map[string]string{} // path in the container -> path on the node
+	for _, mount := range agent.VolumeMounts {
+		for _, volume := range pod.Volumes {
+			if volume.Name == mount.Name {
+				mounts[mount.MountPath] = volume.HostPath.Path
+			}
+		}
+	}
+	require.Len(t, mounts, len(pod.Volumes), "every volume is mounted")
+	require.Equal(t, flags["--bpffs"], mounts[flags["--bpffs"]])
+	require.Equal(t, flags["--state-dir"], mounts[flags["--state-dir"]])
+	require.Equal(t, filepath.Dir(flags["--socket"]), mounts[filepath.Dir(flags["--socket"])])
+	require.Equal(t, "/proc/sys/net", mounts[flags["--procfs"]+"/sys/net"])
+
+	for path, probe := range map[string]*corev1.Probe{"/readyz": agent.ReadinessProbe, "/healthz": agent.LivenessProbe} {
+		require.Equal(t, path, probe.HTTPGet.Path)
+		require.Equal(t, flags["--api-listen"], probe.HTTPGet.Host+":"+probe.HTTPGet.Port.String())
+	}
+}

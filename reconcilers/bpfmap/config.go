@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpfmap
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Config describes the reconciliation of one map.
+type Config[Row any, K, V tables.MapPart] struct {
+	Map     bpf.Map[K, V]
+	Desired statedb.RWTable[Row]                    // what the map shall hold
+	Entries statedb.RWTable[*tables.MapEntry[K, V]] // what it holds: the mirror, of which this is the only writer
+
+	// MapKey returns the key of a row. It must be a function of the row's
+	// primary key, and no two rows may have the same.
+	MapKey   func(Row) K
+	MapValue func(Row) V
+
+	// The status of a row. A row that is new or changed has to be
+	// [reconciler.StatusPending]; it becomes Done when the map has it, Error
+	// when the map refused it, and stays Pending, with a reason in Error, while
+	// it waits for another entry.
+	Clone     func(Row) Row
+	SetStatus func(Row, reconciler.Status) Row
+	GetStatus func(Row) reconciler.Status
+
+	Plan Plan[K, V]
+
+	// Gate, if not nil, says whether a write may be made now: an empty reason
+	// means yes. Otherwise it is looked at again when the row of Readiness under
+	// waitFor changes. It must decide by tables whose changes Readiness follows.
+	Gate      func(txn statedb.ReadTxn, op Op[K, V]) (waitFor bpf.ClassKey, reason string)
+	Readiness statedb.Table[*tables.ClassReadiness]
+}
+
+func (c *Config[Row, K, V]) validate() error {
+	switch {
+	case c.Map == nil, c.Desired == nil, c.Entries == nil:
+		return errors.New("a map, its desired table and its mirror are needed")
+	case c.MapKey == nil, c.MapValue == nil, c.Clone == nil, c.SetStatus == nil, c.GetStatus == nil:
+		return errors.New("accessors of the row are missing")
+	case c.Plan.Order == nil:
+		return errors.New("the plan has no order")
+	case c.Gate != nil && c.Readiness == nil:
+		return errors.New("a gate needs the table of readiness that opens it")
+	}
+	return nil
+}
+
+// Params are what every reconciler needs beside its Config.
+type Params struct {
+	cell.In
+
+	Log     *slog.Logger
+	DB      *statedb.DB
+	Jobs    job.Group
+	Control *Control
+}
+
+// Register has a map reconciled for as long as the agent runs. The mirror is
+// initialized once the map has been read, and the map's row of bpf-maps once
+// the map was made to agree with the desired table a first time.
+func Register[Row any, K, V tables.MapPart](p Params, cfg Config[Row, K, V]) error {
+	if err := cfg.validate(); err != nil {
+		return fmt.Errorf("register map reconciler: %w", err)
+	}
+	l, err := newLoop(p.DB, p.Log, p.Control, cfg)
+	if err != nil {
+		return fmt.Errorf("register reconciler of map %s: %w", l.name, err)
+	}
+	p.Jobs.Add(job.OneShot("reconcile-"+l.name, l.run, job.WithShutdown()))
+	return nil
+}

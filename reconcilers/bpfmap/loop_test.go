@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpfmap
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Nothing is written or deleted before the desired table is initialized, and a
+// restart on a map that is as desired writes nothing at all.
+func TestRestart(t *testing.T) {
+	memory := bpf.NewMemory()
+	a, b, c := key(8, 10), key(16, 10, 1), key(32, 10, 1, 2, 3)
+	old := newTestLoop(t, testConfig{memory: memory})
+	old.start()
+	old.change(row(a, 1), row(b, 2), row(c, 3))
+	old.round()
+	old.requireSettled()
+
+	l := newTestLoop(t, testConfig{memory: memory})
+	var seq uint64
+	l.writes(&seq)
+	require.NoError(t, l.loadOnce())
+	require.Equal(t, "1 same", l.entry(a))
+	initialized, _ := l.Entries.Initialized(l.db.ReadTxn())
+	require.True(t, initialized)
+	l.change(row(a, 1), row(b, 5))
+	// run would still be in awaitDesired here.
+	select {
+	case <-func() <-chan struct{} { _, w := l.rows.Initialized(l.db.ReadTxn()); return w }():
+		t.Fatal("initialized")
+	default:
+	}
+	wtxn := l.db.WriteTxn(l.rows)
+	l.ready(wtxn)
+	wtxn.Commit()
+	l.round()
+	l.requireSettled()
+	require.Equal(t, []string{
+		"update 10.1.0.0/16 -> 5",
+		"delete 10.1.2.3/32",
+	}, l.writes(&seq))
+	ready, _ := l.report.table.Initialized(l.db.ReadTxn())
+	require.True(t, ready)
+
+	again := newTestLoop(t, testConfig{memory: memory})
+	again.start()
+	again.change(row(a, 1), row(b, 5))
+	again.round()
+	again.requireSettled()
+	require.Empty(t, again.writes(&seq))
+	require.Equal(t, "Done", again.status(a))
+}
+
+// A failed write is retried with growing delays, without an event, and its own
+// status writes do not start it again.
+func TestRetry(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	var seq uint64
+	a := key(32, 10)
+	l.memory.Fail("test", bpf.OpUpdate, unix.EPERM, 3)
+	l.change(row(a, 1))
+	l.round()
+	require.Equal(t, "Error operation not permitted", l.status(a))
+	require.Equal(t, "", l.entry(a))
+	require.Equal(t, cell.StatusDegraded, l.health.Level)
+	require.Contains(t, l.health.Status, "1 could not be written or removed, such as 10.0.0.0/32")
+	require.Len(t, l.writes(&seq), 1)
+	l.wait(19 * time.Millisecond)
+	require.Empty(t, l.writes(&seq))
+	l.wait(time.Millisecond)
+	require.Len(t, l.writes(&seq), 1)
+	l.wait(39 * time.Millisecond)
+	require.Empty(t, l.writes(&seq))
+	l.wait(time.Millisecond)
+	require.Equal(t, []string{"update 10.0.0.0/32 -> 1 (operation not permitted)"}, l.writes(&seq))
+	l.wait(80 * time.Millisecond)
+	require.Equal(t, []string{"update 10.0.0.0/32 -> 1"}, l.writes(&seq))
+	l.requireSettled()
+	l.wait(reportDelay)
+	require.Equal(t, cell.StatusOK, l.health.Level)
+	require.Equal(t, "1 entries", l.health.Status)
+}
+
+// The row of a removal is gone from the desired table, but the mirror has it
+// until the kernel confirms.
+func TestRemovalFails(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a := key(32, 10)
+	l.change(row(a, 7))
+	l.round()
+	l.memory.Fail("test", bpf.OpDelete, unix.EIO, 2)
+	l.change(row(a, 0))
+	l.round()
+	require.Equal(t, "7 absent input/output error", l.entry(a))
+	l.wait(time.Minute)
+	l.requireSettled()
+	require.Empty(t, l.held())
+}
+
+// A row that comes back while its removal fails needs no write.
+func TestRemovalRevoked(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	var seq uint64
+	a := key(32, 10)
+	l.change(row(a, 7))
+	l.round()
+	l.memory.Fail("test", bpf.OpDelete, unix.EIO, -1)
+	l.change(row(a, 0))
+	l.round()
+	l.writes(&seq)
+	l.change(row(a, 7))
+	l.round()
+	l.requireSettled()
+	require.Empty(t, l.writes(&seq))
+}
+
+// Others see in the mirror that an entry will change before it does.
+func TestAnnounced(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a, b := key(32, 10), key(32, 11)
+	l.change(row(a, 1), row(b, 1))
+	l.round()
+	var seen []string
+	l.memory.OnWrite(func(w bpf.Write, _ bpf.Reader) { seen = append(seen, l.entry(w.Key.(prefixKey))) })
+	l.change(row(a, 2), row(b, 0), row(key(32, 12), 1))
+	l.round()
+	require.Equal(t, []string{"1 other", "", "1 absent"}, seen)
+	l.requireSettled()
+}
+
+// What a full map refuses is an error of that row alone, and gets in when an
+// unrelated entry is deleted, at once and with no event of its own.
+func TestFull(t *testing.T) {
+	l := newTestLoop(t, testConfig{spec: bpf.Spec{Name: "test", Type: bpf.TypeLPM, MaxEntries: 2}})
+	l.start()
+	a, b, c, d := key(32, 10), key(32, 11), key(32, 12), key(32, 13)
+	l.change(row(a, 1), row(b, 1))
+	l.round()
+	l.change(row(c, 1), row(d, 1), row(a, 5))
+	l.round()
+	require.Equal(t, "Error map full (2 entries)", l.status(c))
+	require.Equal(t, "Error map full (2 entries)", l.status(d))
+	require.Equal(t, "Done", l.status(a))
+	l.wait(time.Hour)
+	require.Equal(t, 2, l.items.counts[stateFailed])
+	l.change(row(b, 0))
+	l.round()
+	require.Equal(t, "Done", l.status(c))
+	require.Equal(t, "Error map full (2 entries)", l.status(d))
+	l.memory.Resize("test", 3)
+	l.wait(time.Minute)
+	l.requireSettled()
+}
+
+// In a full map, ten prefixes are replaced by the one that covers them, though
+// there is no room to have both: in the end, and not before it was tried well.
+func TestFullReplaced(t *testing.T) {
+	l := newTestLoop(t, testConfig{spec: bpf.Spec{Name: "test", Type: bpf.TypeLPM, MaxEntries: 10}})
+	l.start()
+	for i := range byte(10) {
+		l.change(row(key(32, 10, 0, 0, i), 1))
+	}
+	l.round()
+	var gone []*testRow
+	for i := range byte(10) {
+		gone = append(gone, row(key(32, 10, 0, 0, i), 0))
+	}
+	l.change(append(gone, row(key(8, 10), 2))...)
+	l.round()
+	require.Equal(t, "Error map full (10 entries)", l.status(key(8, 10)))
+	require.Len(t, l.held(), 10)
+	require.Equal(t, "1 absent", l.entry(key(32, 10, 0, 0, 3)))
+	l.wait(time.Second)
+	l.requireSettled()
+	require.Contains(t, l.logged.String(), "before writing what replaces them")
+}
+
+// A failed write holds back what overlaps it, in its own round and in later
+// ones, and nothing else.
+func TestHeld(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	long, short, other := key(16, 10, 1), key(8, 10), key(8, 11)
+	l.change(row(short, 1))
+	l.round()
+	var seq uint64
+	l.writes(&seq)
+	l.memory.Fail("test", bpf.OpUpdate, unix.EPERM, 2)
+	l.change(row(long, 2), row(short, 3))
+	l.round()
+	require.Equal(t, "Error operation not permitted", l.status(long))
+	require.Equal(t, "Pending waiting for an overlapping entry to be written first", l.status(short))
+	require.Equal(t, "1 other", l.entry(short))
+	l.change(row(other, 4), row(short, 5))
+	l.round()
+	require.Equal(t, "Done", l.status(other))
+	require.Equal(t, []string{
+		"update 10.1.0.0/16 -> 2 (operation not permitted)",
+		"update 10.1.0.0/16 -> 2 (operation not permitted)", // tried again, as it goes before 10/8
+		"update 11.0.0.0/8 -> 4",
+	}, l.writes(&seq))
+	l.wait(time.Second)
+	require.Equal(t, []string{"update 10.1.0.0/16 -> 2", "update 10.0.0.0/8 -> 5"}, l.writes(&seq))
+	l.requireSettled()
+}
+
+// A row that changes while the map is written keeps the status of its new self.
+func TestChangedMeanwhile(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a, b := key(32, 10), key(32, 11)
+	changed := false
+	l.memory.OnWrite(func(bpf.Write, bpf.Reader) {
+		if !changed {
+			changed = true
+			l.change(row(a, 2), row(b, 0))
+		}
+	})
+	l.change(row(a, 1), row(b, 1))
+	_, _, err := l.step(l.now)
+	require.NoError(t, err)
+	require.Equal(t, "Pending", l.status(a))
+	require.Equal(t, "1 same", l.entry(a)) // the mirror says what is
+	require.Equal(t, map[prefixKey]number{a: 1, b: 1}, l.held())
+	l.round()
+	l.requireSettled()
+	require.Equal(t, map[prefixKey]number{a: 2}, l.held())
+}
+
+// Rows wait for the class they name, and one class wakes only its own.
+func TestGate(t *testing.T) {
+	classOf := func(v number) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: uint32(v)} }
+	asked := 0
+	var l *testLoop
+	l = newTestLoop(t, testConfig{gate: func(txn statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+		asked++
+		if op.Delete() {
+			return bpf.ClassKey{}, ""
+		}
+		class := classOf(*op.Value)
+		if r, _, _ := l.readiness.Get(txn, tables.ClassReadinessByKey(class)); !r.Ready() {
+			return class, "class " + class.String()
+		}
+		return class, ""
+	}})
+	l.start()
+	ready := func(n number, ready bool) {
+		wtxn := l.db.WriteTxn(l.readiness)
+		l.readiness.Insert(wtxn, &tables.ClassReadiness{ClassKey: classOf(n), Wanted: true, Registered: ready})
+		wtxn.Commit()
+		l.round()
+	}
+	a, b, c := key(32, 10), key(32, 11), key(32, 12)
+	ready(9, true)
+	l.change(row(c, 9))
+	l.round()
+	l.change(row(a, 1), row(b, 2), row(c, 2))
+	l.round()
+	require.Equal(t, "Pending waiting for class egress/1", l.status(a))
+	require.Equal(t, "Pending waiting for class egress/2", l.status(b))
+	require.Equal(t, "9 other", l.entry(c))
+	require.Equal(t, 3, l.items.counts[stateWaiting])
+	l.wait(reportDelay)
+	require.Equal(t, cell.StatusOK, l.health.Level)
+
+	asked = 0
+	ready(2, true)
+	require.Equal(t, 2, asked)
+	require.Equal(t, map[prefixKey]number{b: 2, c: 2}, l.held())
+	ready(1, false)
+	require.Equal(t, "Pending waiting for class egress/1", l.status(a))
+	ready(1, true)
+	l.requireSettled()
+}
+
+// Whatever else writes to the map is found and undone.
+func TestAudit(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a, b, c, foreign := key(32, 10), key(32, 11), key(32, 12), key(24, 99)
+	l.change(row(a, 1), row(b, 2), row(c, 3))
+	l.round()
+	result, err := l.audit(l.now)
+	require.NoError(t, err)
+	require.True(t, result.Clean())
+	require.Equal(t, "clean", l.report.lastAudit)
+
+	_, err = l.target.Delete([]prefixKey{a})
+	require.NoError(t, err)
+	_, err = l.target.Update([]prefixKey{b, foreign}, []number{9, 9})
+	require.NoError(t, err)
+	l.memory.Fail("test", bpf.OpDelete, unix.EPERM, 1)
+	result, err = l.audit(l.now)
+	require.NoError(t, err)
+	require.Equal(t, "repaired 1 missing, 1 changed, 1 foreign, 1 left", result.String())
+	require.Contains(t, l.logged.String(), "Map differs from what was written to it")
+	require.Equal(t, "9 absent operation not permitted", l.entry(foreign))
+	l.wait(time.Second)
+	l.requireSettled()
+	require.Contains(t, l.health.Status, "the last audit repaired 1 missing")
+
+	result, err = l.audit(l.now)
+	require.NoError(t, err)
+	require.True(t, result.Clean())
+	l.wait(time.Second)
+	require.Equal(t, "3 entries", l.health.Status)
+}
+
+// An audit while rows are failing and waiting leaves them to their retries.
+func TestAuditOfDirty(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a, b := key(32, 10), key(32, 11)
+	l.memory.Fail("test", bpf.OpUpdate, unix.EPERM, -1)
+	l.change(row(a, 1), row(b, 2))
+	l.round()
+	l.memory.Fail("test", bpf.OpAny, nil, 0)
+	// Somebody else has put just what is desired, and something else.
+	_, err := l.target.Update([]prefixKey{a, b}, []number{1, 7})
+	require.NoError(t, err)
+	result, err := l.audit(l.now)
+	require.NoError(t, err)
+	require.Equal(t, "repaired 0 missing, 0 changed, 2 foreign", result.String())
+	l.requireSettled()
+}
+
+// Numbers come to the table a moment after the writes that they are of.
+func TestReport(t *testing.T) {
+	l := newTestLoop(t, testConfig{spec: bpf.Spec{Name: "test", Type: bpf.TypeLPM, MaxEntries: 4}})
+	l.start()
+	get := func() tables.BPFMap {
+		row, _, found := l.report.table.Get(l.db.ReadTxn(), tables.BPFMapByName("test"))
+		require.True(t, found)
+		return *row
+	}
+	l.round()
+	require.Zero(t, get().Writes)
+	l.change(row(key(32, 10), 1))
+	l.round()
+	require.Zero(t, get().Writes)
+	l.wait(reportDelay)
+	require.Equal(t, tables.BPFMap{
+		Name: "test", Type: bpf.TypeLPM, Backend: "memory", MaxEntries: 4, Entries: 1, Writes: 1,
+	}, get())
+	require.InDelta(t, 25, func() float64 { m := get(); return m.PressurePercent() }(), 0.01)
+}
+
+func TestRetryDelay(t *testing.T) {
+	r := retries{20 * time.Millisecond, 30 * time.Second}
+	require.Equal(t, 20*time.Millisecond, r.delay(0))
+	require.Equal(t, 160*time.Millisecond, r.delay(3))
+	require.Equal(t, 30*time.Second, r.delay(11))
+	require.Equal(t, 30*time.Second, r.delay(1000))
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package egress keeps the maps of the egress gateway equal to their tables,
+// and says what has to be in the kernel before what:
+//
+//	sluice_classes ◄── sluice_gateways ◄── sluice_egress ◄── sluice_sources
+//
+// An entry on the right is written when those on its left that it leads to are
+// in the kernel: a number when it is recorded what it stands for, a rule when
+// its gateway group is complete, the class of an address when all rules of the
+// class are. The other way round, tables keep a row while the kernel has
+// something that leads to it: so nothing is deleted that is still in use.
+package egress
+
+import (
+	"fmt"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell reconciles the maps of the egress gateway and of addresses.
+var Cell = cell.Module(
+	"egress-maps",
+	"Maps of the egress gateway",
+
+	cell.ProvidePrivate(
+		tables.NewClassEntryTable,
+		tables.NewGatewayEntryTable,
+		tables.NewEgressEntryTable,
+		tables.NewSourceEntryTable,
+		tables.NewIPCacheEntryTable,
+		tables.NewPodEntryTable,
+	),
+	cell.Provide(
+		statedb.RWTable[*tables.ClassEntry].ToTable,
+		statedb.RWTable[*tables.GatewayEntry].ToTable,
+		statedb.RWTable[*tables.EgressEntry].ToTable,
+		statedb.RWTable[*tables.SourceEntry].ToTable,
+		statedb.RWTable[*tables.IPCacheEntry].ToTable,
+		statedb.RWTable[*tables.PodEntry].ToTable,
+	),
+	cell.Invoke(
+		registerClasses,
+		registerGateways,
+		registerRules,
+		registerSources,
+		registerIPCache,
+		registerPods,
+	),
+)
+
+type params struct {
+	cell.In
+
+	bpfmap.Params
+	Maps      *bpf.Maps
+	Readiness statedb.Table[*tables.ClassReadiness]
+}
+
+// entry is a row that stands for one entry of a map.
+type entry[Row any, K, V tables.MapPart] interface {
+	MapKey() K
+	MapValue() V
+	Clone() Row
+	SetStatus(reconciler.Status) Row
+	GetStatus() reconciler.Status
+}
+
+func config[Row entry[Row, K, V], K, V tables.MapPart](
+	m bpf.Map[K, V], desired tables.Desired[Row], mirror statedb.RWTable[*tables.MapEntry[K, V]], plan bpfmap.Plan[K, V],
+) bpfmap.Config[Row, K, V] {
+	return bpfmap.Config[Row, K, V]{
+		Map:       m,
+		Desired:   desired.RWTable,
+		Entries:   mirror,
+		MapKey:    Row.MapKey,
+		MapValue:  Row.MapValue,
+		Clone:     Row.Clone,
+		SetStatus: Row.SetStatus,
+		GetStatus: Row.GetStatus,
+		Plan:      plan,
+	}
+}
+
+// prefixPlan never deletes an entry to make room for what replaces it: traffic
+// would be decided by a shorter prefix meanwhile, or leave with its own source.
+// Better that the map stays as it is, and the rows say that it is full.
+func prefixPlan[K, V tables.MapPart]() bpfmap.Plan[K, V] {
+	plan := bpfmap.PlanPrefix[K, V]()
+	plan.Squeezable = nil
+	return plan
+}
+
+func registerClasses(p params, desired tables.Desired[*tables.Class], mirror statedb.RWTable[*tables.ClassEntry]) error {
+	return bpfmap.Register(p.Params, config(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]()))
+}
+
+func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], mirror statedb.RWTable[*tables.GatewayEntry]) error {
+	cfg := config(p.Maps.Gateways, desired, mirror, bpfmap.PlanAny[bpf.GatewayKey, bpf.GatewayValue]())
+	cfg.Readiness = p.Readiness
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.GatewayKey, bpf.GatewayValue]) (bpf.ClassKey, string) {
+		if op.Delete() {
+			return bpf.ClassKey{}, ""
+		}
+		return p.registered(txn, bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Key.Group})
+	}
+	return bpfmap.Register(p.Params, cfg)
+}
+
+func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror statedb.RWTable[*tables.EgressEntry]) error {
+	cfg := config(p.Maps.Egress, desired, mirror, prefixPlan[bpf.EgressKey, bpf.EgressValue]())
+	cfg.Readiness = p.Readiness
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.EgressKey, bpf.EgressValue]) (bpf.ClassKey, string) {
+		if op.Delete() {
+			return bpf.ClassKey{}, ""
+		}
+		if key, reason := p.registered(txn, bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Key.Class}); reason != "" {
+			return key, reason
+		}
+		if op.Value.Group == bpf.GroupExcluded {
+			return bpf.ClassKey{}, ""
+		}
+		return p.ready(txn, bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Value.Group})
+	}
+	return bpfmap.Register(p.Params, cfg)
+}
+
+func registerSources(p params, desired tables.Desired[*tables.EgressSource], mirror statedb.RWTable[*tables.SourceEntry]) error {
+	cfg := config(p.Maps.Sources, desired, mirror, bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue]())
+	cfg.Readiness = p.Readiness
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.SourceKey, bpf.SourceValue]) (bpf.ClassKey, string) {
+		if op.Delete() {
+			return bpf.ClassKey{}, ""
+		}
+		return p.ready(txn, bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Value.Class})
+	}
+	return bpfmap.Register(p.Params, cfg)
+}
+
+func registerIPCache(p params, desired tables.Desired[*tables.IPCache], mirror statedb.RWTable[*tables.IPCacheEntry]) error {
+	return bpfmap.Register(p.Params, config(p.Maps.IPCache, desired, mirror, prefixPlan[bpf.IPCacheKey, bpf.IPCacheValue]()))
+}
+
+func registerPods(p params, desired tables.Desired[*tables.LocalEndpoint], mirror statedb.RWTable[*tables.PodEntry]) error {
+	return bpfmap.Register(p.Params, config(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]()))
+}
+
+// registered is the gate of entries that name a number: it has to be recorded
+// what the number stands for, or it could not be told after a restart.
+func (p *params) registered(txn statedb.ReadTxn, key bpf.ClassKey) (waitFor bpf.ClassKey, reason string) {
+	if r, _, found := p.Readiness.Get(txn, tables.ClassReadinessByKey(key)); found && r.Registered {
+		return key, ""
+	}
+	return key, fmt.Sprintf("%s: its number is not recorded yet", key)
+}
+
+// ready is the gate of entries that lead to a class or group: it has to be
+// complete in the kernel.
+func (p *params) ready(txn statedb.ReadTxn, key bpf.ClassKey) (waitFor bpf.ClassKey, reason string) {
+	r, _, found := p.Readiness.Get(txn, tables.ClassReadinessByKey(key))
+	if found && r.Ready() {
+		return key, ""
+	}
+	if !found {
+		return key, key.String()
+	}
+	return key, fmt.Sprintf("%s: the kernel has %d of its %d entries, and %d others", key, r.RowsReady, r.RowsWanted, r.RowsExtra)
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// Values of [Config.Source].
+const (
+	SourceKubernetes = "kubernetes" // the API server
+	SourceFiles      = "files"      // a directory of manifests
+)
+
+// Values of [Config.EndpointSource].
+const (
+	EndpointsKubernetes = "kubernetes" // Pods
+	EndpointsCilium     = "cilium"     // CiliumEndpoints, CiliumEndpointSlices and CiliumIdentities
+)
+
+// Config says where objects are read from, and which.
+type Config struct {
+	Source         string
+	EndpointSource string
+}
+
+// DefaultConfig reads manifests, and takes endpoints from Pods.
+var DefaultConfig = Config{Source: SourceFiles, EndpointSource: EndpointsKubernetes}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.String("source", c.Source, "where objects are read from: kubernetes or files")
+	flags.String("endpoint-source", c.EndpointSource, "what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)")
+}
+
+// Validate returns an error that names the valid values if one is not.
+func (c Config) Validate() error {
+	for _, f := range []struct {
+		flag, value string
+		valid       []string
+	}{
+		{"source", c.Source, []string{SourceKubernetes, SourceFiles}},
+		{"endpoint-source", c.EndpointSource, []string{EndpointsKubernetes, EndpointsCilium}},
+	} {
+		if !slices.Contains(f.valid, f.value) {
+			return fmt.Errorf("flag --%s: unknown value %q, valid are: %s", f.flag, f.value, strings.Join(f.valid, ", "))
+		}
+	}
+	return nil
+}

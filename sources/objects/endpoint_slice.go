@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+type endpointSlice struct {
+	object
+	AddressType string `json:"addressType"`
+	Endpoints   []struct {
+		Addresses []string `json:"addresses"`
+		TargetRef struct {
+			Kind string `json:"kind"`
+		} `json:"targetRef"`
+	} `json:"endpoints"`
+}
+
+const labelServiceName = "kubernetes.io/service-name"
+
+// backendSlices returns the slice with the addresses that no pod has: those of
+// pods are known from their endpoints.
+func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tables.BackendSlice {
+	s := &tables.BackendSlice{Name: name}
+	if service := o.Metadata.Labels[labelServiceName]; service != "" {
+		s.Service = tables.Name{Namespace: name.Namespace, Name: service}
+	}
+	if o.AddressType != "FQDN" {
+		for i, e := range o.Endpoints {
+			if e.TargetRef.Kind == "Pod" {
+				continue
+			}
+			for j, a := range e.Addresses {
+				s.Addrs = errs.addr(s.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
+			}
+		}
+	}
+	s.Errors = *errs
+	return one(s)
+}

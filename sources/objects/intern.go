@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"sync"
+	"unique"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// internSize bounds the label sets that are kept for being used again, twice:
+// those of the current generation, and those of the one before it.
+const internSize = 16384
+
+// interner lets the many pods that have the same labels share them. It forgets
+// what was not asked for during the last [internSize] new label sets, which then
+// is shared no more but as right as before.
+type interner struct {
+	mu            sync.Mutex
+	recent, older map[tables.LabelSetID]*tables.LabelSet
+}
+
+// labelSet returns the one label set with these contents.
+func (n *interner) labelSet(namespace, serviceAccount string, set labels.Set, ports []tables.NamedPort) *tables.LabelSet {
+	id := tables.NewLabelSetID(namespace, serviceAccount, set, ports)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s, found := n.recent[id]
+	if found {
+		return s
+	}
+	if s, found = n.older[id]; !found {
+		s = &tables.LabelSet{ID: id, Namespace: namespace, ServiceAccount: serviceAccount, Labels: set, NamedPorts: ports}
+	}
+	if n.recent == nil || len(n.recent) >= internSize {
+		n.older, n.recent = n.recent, make(map[tables.LabelSetID]*tables.LabelSet)
+	}
+	n.recent[id] = s
+	return s
+}
+
+// internString returns the one copy of a text that many objects repeat.
+func internString(s string) string { return unique.Make(s).Value() }

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Kind is a kind of object that the agent reads.
+type Kind struct {
+	Group      string
+	Version    string
+	Kind       string
+	Resource   string // plural, lower case
+	Namespaced bool
+
+	decode func(k *Kind, data []byte) (*Object, error)
+	open   func(t *Tables) *Store
+}
+
+// Object is what an object of some kind stands for.
+type Object struct {
+	Kind            string      // as the object says; empty in a list of the API
+	Name            tables.Name // without namespace if the kind has none
+	ResourceVersion string
+
+	// InitialEventsEnd marks the bookmark that ends the initial events of a
+	// watch. It is no object.
+	InitialEventsEnd bool
+
+	// Err says why the object has no rows: no usable name tells it from others.
+	Err error
+
+	rows []any // of the table of the kind
+}
+
+// Decode decodes the JSON of one object. What is wrong in the object is in its
+// rows, or in its Err. The error is for data that is no JSON object.
+func (k *Kind) Decode(data []byte) (*Object, error) { return k.decode(k, data) }
+
+// Store returns the writer of the rows of this kind.
+func (k *Kind) Store(t *Tables) *Store { return k.open(t) }
+
+// Source is how the kind is called in table object-sources: resource.group.
+func (k *Kind) Source() string {
+	if k.Group == "" {
+		return k.Resource
+	}
+	return k.Resource + "." + k.Group
+}
+
+// APIVersion is the value of the field of that name.
+func (k *Kind) APIVersion() string {
+	if k.Group == "" {
+		return k.Version
+	}
+	return k.Group + "/" + k.Version
+}
+
+// decoderFor returns the decoder of a kind that is decoded into an O, and has
+// rows of some type.
+func decoderFor[O any, P interface {
+	*O
+	base() *object
+}, Row any](rows func(o P, name tables.Name, errs *fieldErrors) []Row) func(*Kind, []byte) (*Object, error) {
+	return func(k *Kind, data []byte) (*Object, error) {
+		var (
+			o    = P(new(O))
+			errs fieldErrors
+		)
+		if err := unmarshal(data, o, &errs); err != nil {
+			return nil, err
+		}
+		base := o.base()
+		out := &Object{
+			Kind:             base.Kind,
+			ResourceVersion:  base.Metadata.ResourceVersion,
+			InitialEventsEnd: base.Metadata.Annotations.InitialEventsEnd == "true",
+		}
+		if out.Name, out.Err = base.name(k.Namespaced); out.Err != nil {
+			return out, nil
+		}
+		if c, ok := any(o).(interface{ checkName() error }); ok {
+			if out.Err = c.checkName(); out.Err != nil {
+				return out, nil
+			}
+		}
+		for _, row := range rows(o, out.Name, &errs) {
+			out.rows = append(out.rows, row)
+		}
+		return out, nil
+	}
+}
+
+// one is the rows of an object that is one row.
+func one[Row any](row Row) []Row { return []Row{row} }
+
+// storeOf returns the opener of the store of a kind. See [Store] for the rows it
+// is about.
+func storeOf[Row any](
+	table func(*Tables) statedb.RWTable[Row],
+	equal func(a, b Row) bool,
+	owned func(tables.Name) statedb.Query[Row],
+	mine func(Row) bool,
+) func(*Tables) *Store {
+	return func(t *Tables) *Store {
+		w := &writer[Row]{table: table(t), equal: equal, owned: owned, mine: mine}
+		return &Store{Table: w.table, put: w.put, replace: w.replace, remove: w.remove, rows: func() int { return w.count }}
+	}
+}

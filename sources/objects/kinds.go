@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"reflect"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Kinds returns the kinds of objects that are read with an endpoint source.
+func Kinds(endpointSource string) []*Kind {
+	kinds := []*Kind{
+		namespaceKind(), nodeKind(), serviceKind(), endpointSliceKind(), egressPolicyKind(),
+	}
+	if endpointSource == EndpointsCilium {
+		return append(kinds, ciliumEndpointKind(), ciliumEndpointSliceKind(), ciliumIdentityKind(), ciliumNodeKind())
+	}
+	return append(kinds, podKind())
+}
+
+func podKind() *Kind {
+	return &Kind{
+		Version: "v1", Kind: "Pod", Resource: "pods", Namespaced: true,
+		decode: decoderFor((&interner{}).endpoints),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.Endpoint] { return t.Endpoints },
+			EqualEndpoints, tables.EndpointByName, nil),
+	}
+}
+
+// EqualEndpoints reports whether two rows say the same. Labels, service account
+// and ports are compared by the digest of the label set.
+func EqualEndpoints(a, b *tables.Endpoint) bool {
+	return a.LabelSet == b.LabelSet && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node &&
+		a.Created.Equal(b.Created) && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Errors, b.Errors)
+}
+
+func namespaceKind() *Kind {
+	return &Kind{
+		Version: "v1", Kind: "Namespace", Resource: "namespaces",
+		decode: decoderFor(namespaces),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.Namespace] { return t.Namespaces },
+			deepEqual[*tables.Namespace], byName(tables.NamespaceByName), nil),
+	}
+}
+
+func nodeKind() *Kind {
+	return &Kind{
+		Version: "v1", Kind: "Node", Resource: "nodes",
+		decode: decoderFor(nodes),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.Node] { return t.Nodes },
+			deepEqual[*tables.Node], byName(tables.NodeByName), nil),
+	}
+}
+
+func serviceKind() *Kind {
+	return &Kind{
+		Version: "v1", Kind: "Service", Resource: "services", Namespaced: true,
+		decode: decoderFor(services),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.Service] { return t.Services },
+			deepEqual[*tables.Service], tables.ServiceByName, nil),
+	}
+}
+
+func endpointSliceKind() *Kind {
+	return &Kind{
+		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices", Namespaced: true,
+		decode: decoderFor(backendSlices),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.BackendSlice] { return t.BackendSlices },
+			deepEqual[*tables.BackendSlice], tables.BackendSliceByName, nil),
+	}
+}
+
+func egressPolicyKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
+		decode: decoderFor(egressPolicies),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
+			deepEqual[*tables.EgressPolicy], byName(tables.EgressPolicyByName), nil),
+	}
+}
+
+func ciliumEndpointKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints", Namespaced: true,
+		decode: decoderFor(ciliumEndpoints),
+		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
+			func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] { return tables.CiliumEndpointByName(n, "") },
+			func(e *tables.CiliumEndpoint) bool { return e.Slice == "" }),
+	}
+}
+
+func ciliumEndpointSliceKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice", Resource: "ciliumendpointslices",
+		decode: decoderFor(ciliumSliceEndpoints),
+		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
+			byName(tables.CiliumEndpointsBySlice),
+			func(e *tables.CiliumEndpoint) bool { return e.Slice != "" }),
+	}
+}
+
+func ciliumEndpointTable(t *Tables) statedb.RWTable[*tables.CiliumEndpoint] { return t.CiliumEndpoints }
+
+func ciliumIdentityKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumIdentity", Resource: "ciliumidentities",
+		decode: decoderFor(identities),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.Identity] { return t.Identities },
+			deepEqual[*tables.Identity],
+			func(n tables.Name) statedb.Query[*tables.Identity] { return tables.IdentityByID(identityOf(n)) }, nil),
+	}
+}
+
+func ciliumNodeKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumNode", Resource: "ciliumnodes",
+		decode: decoderFor(ciliumNodes),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.CiliumNode] { return t.CiliumNodes },
+			deepEqual[*tables.CiliumNode], byName(tables.CiliumNodeByName), nil),
+	}
+}
+
+// byName queries the rows of an object without namespace.
+func byName[Row any](query func(string) statedb.Query[Row]) func(tables.Name) statedb.Query[Row] {
+	return func(n tables.Name) statedb.Query[Row] { return query(n.Name) }
+}
+
+func deepEqual[Row any](a, b Row) bool { return reflect.DeepEqual(a, b) }

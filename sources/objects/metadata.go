@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// object is what every kind of object begins with.
+type object struct {
+	Kind     string `json:"kind"`
+	Metadata struct {
+		Name              string            `json:"name"`
+		Namespace         string            `json:"namespace"`
+		UID               string            `json:"uid"`
+		ResourceVersion   string            `json:"resourceVersion"`
+		CreationTimestamp string            `json:"creationTimestamp"`
+		Labels            map[string]string `json:"labels"`
+		Annotations       struct {
+			InitialEventsEnd string `json:"k8s.io/initial-events-end"`
+		} `json:"annotations"`
+	} `json:"metadata"`
+}
+
+func (o *object) base() *object { return o }
+
+// name returns the name under which the rows of the object are known. A
+// namespaced object that names no namespace is in "default", as for kubectl.
+func (o *object) name(namespaced bool) (tables.Name, error) {
+	n := tables.Name{Name: o.Metadata.Name}
+	if err := checkName("metadata.name", n.Name); err != nil {
+		return n, err
+	}
+	if !namespaced {
+		return n, nil
+	}
+	if n.Namespace = internString(o.Metadata.Namespace); n.Namespace == "" {
+		n.Namespace = "default"
+	}
+	return n, checkName("metadata.namespace", n.Namespace)
+}
+
+// checkName returns an error for a name that would be taken for another one in
+// an index key, or that no path of the API can hold.
+func checkName(field, name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("%s: required", field)
+	case name == ".", name == "..", strings.ContainsAny(name, "/%\x00"):
+		return fmt.Errorf("%s: %s is no name", field, strconv.Quote(name))
+	}
+	return nil
+}
+
+// created returns when the object was created, in UTC; zero if it does not say.
+func (o *object) created(errs *fieldErrors) time.Time {
+	s := o.Metadata.CreationTimestamp
+	if s == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		errs.add("metadata.creationTimestamp", strconv.Quote(s)+": is no time as in 2006-01-02T15:04:05Z")
+		return time.Time{}
+	}
+	return t.UTC()
+}

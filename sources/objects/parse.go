@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// parseAddr parses the address of one host. IPv4 addresses written as IPv6 ones
+// become IPv4 addresses.
+func parseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return a, parseError(s, err)
+	}
+	switch a = a.Unmap(); {
+	case a.Zone() != "":
+		return netip.Addr{}, quoted(s, "has a zone")
+	case a.IsUnspecified(), a.IsMulticast(), a.IsLoopback():
+		return netip.Addr{}, quoted(s, "is not the address of a host")
+	}
+	return a, nil
+}
+
+// parsePrefix parses a prefix and clears the bits after its length.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return p, parseError(s, err)
+	}
+	if p.Addr().Is4In6() {
+		return netip.Prefix{}, quoted(s, "is an IPv4 prefix written as IPv6, write it as IPv4")
+	}
+	return p.Masked(), nil
+}
+
+func quoted(s, reason string) error { return errors.New(strconv.Quote(s) + ": " + reason) }
+
+// parseError takes from the texts of package netip what names its functions:
+// `netip.ParsePrefix("10.0.0.0/33"): prefix length out of range`.
+func parseError(s string, err error) error {
+	if s == "" {
+		return errors.New("is empty")
+	}
+	reason := err.Error()
+	if i := strings.LastIndex(reason, "): "); i >= 0 {
+		reason = reason[i+len("): "):]
+	}
+	return quoted(s, reason)
+}
+
+// addrs parses the addresses of a list field, once each.
+func (e *fieldErrors) addrs(field string, texts []string) []netip.Addr {
+	out := make([]netip.Addr, 0, len(texts))
+	for i, s := range texts {
+		out = e.addr(out, field+"["+strconv.Itoa(i)+"]", s)
+	}
+	return out
+}
+
+// addr appends the address of a field, unless it is there already.
+func (e *fieldErrors) addr(to []netip.Addr, field, s string) []netip.Addr {
+	a, err := parseAddr(s)
+	if err != nil {
+		e.add(field, err.Error())
+		return to
+	}
+	if slices.Contains(to, a) {
+		return to
+	}
+	return append(to, a)
+}
+
+// prefixes parses the prefixes of a list field, once each.
+func (e *fieldErrors) prefixes(field string, texts []string) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(texts))
+	for i, s := range texts {
+		p, err := parsePrefix(s)
+		if err != nil {
+			e.add(field+"["+strconv.Itoa(i)+"]", err.Error())
+			continue
+		}
+		if !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// port is a port of a container or of a Cilium endpoint.
+type port struct {
+	name, protocol string
+	number         int64
+}
+
+// namedPorts returns those of the ports that have a name, sorted so that equal
+// pods have equal lists. Of two with the same name and protocol the first counts.
+func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []tables.NamedPort {
+	var out []tables.NamedPort
+	for i, p := range ports {
+		if p.name == "" {
+			continue
+		}
+		protocol, known := protocolNumber(p.protocol)
+		switch {
+		case !known:
+			e.add(field(i)+".protocol", strconv.Quote(p.protocol)+": must be TCP, UDP or SCTP")
+		case p.number < 1 || p.number > 65535:
+			e.add(field(i), strconv.FormatInt(p.number, 10)+" is no port number")
+		case !slices.ContainsFunc(out, func(o tables.NamedPort) bool { return o.Name == p.name && o.Protocol == protocol }):
+			out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: uint16(p.number)})
+		}
+	}
+	slices.SortFunc(out, func(a, b tables.NamedPort) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return int(a.Protocol) - int(b.Protocol)
+	})
+	return out
+}
+
+// protocolNumber returns the IP protocol of a Kubernetes protocol name. None is
+// TCP.
+func protocolNumber(name string) (number uint8, known bool) {
+	switch strings.ToUpper(name) {
+	case "TCP", "":
+		return 6, true
+	case "UDP":
+		return 17, true
+	case "SCTP":
+		return 132, true
+	}
+	return 0, false
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+type pod struct {
+	object
+	Spec struct {
+		NodeName           string      `json:"nodeName"`
+		HostNetwork        bool        `json:"hostNetwork"`
+		ServiceAccountName string      `json:"serviceAccountName"`
+		Containers         []container `json:"containers"`
+		InitContainers     []container `json:"initContainers"`
+	} `json:"spec"`
+	Status struct {
+		Phase  string `json:"phase"`
+		PodIP  string `json:"podIP"`
+		PodIPs []struct {
+			IP string `json:"ip"`
+		} `json:"podIPs"`
+	} `json:"status"`
+}
+
+type container struct {
+	RestartPolicy string `json:"restartPolicy"`
+	Ports         []struct {
+		Name          string `json:"name"`
+		ContainerPort int64  `json:"containerPort"`
+		Protocol      string `json:"protocol"`
+	} `json:"ports"`
+}
+
+// endpoints returns the endpoint that a pod is. A pod that is not an endpoint,
+// or no longer, has none. A pod that is being deleted has one until it ended.
+func (n *interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tables.Endpoint {
+	if p.Spec.HostNetwork || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" {
+		return nil
+	}
+	e := &tables.Endpoint{
+		Name:    name,
+		UID:     p.Metadata.UID,
+		Node:    internString(p.Spec.NodeName),
+		Created: p.created(errs),
+	}
+	if len(p.Status.PodIPs) == 0 && p.Status.PodIP != "" {
+		e.Addrs = errs.addr(nil, "status.podIP", p.Status.PodIP)
+	}
+	for i, ip := range p.Status.PodIPs {
+		e.Addrs = errs.addr(e.Addrs, fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP)
+	}
+	set := n.labelSet(name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs))
+	e.ServiceAccount, e.Labels, e.NamedPorts, e.LabelSet = set.ServiceAccount, set.Labels, set.NamedPorts, set.ID
+	e.Errors = *errs
+	return one(e)
+}
+
+// namedPorts returns the named ports of the containers, and of the init
+// containers that stay: the side-cars.
+func (p *pod) namedPorts(errs *fieldErrors) []tables.NamedPort {
+	var (
+		ports  []port
+		fields []string
+	)
+	collect := func(field string, containers []container, all bool) {
+		for i, c := range containers {
+			if !all && c.RestartPolicy != "Always" {
+				continue
+			}
+			for j, cp := range c.Ports {
+				ports = append(ports, port{name: cp.Name, protocol: cp.Protocol, number: cp.ContainerPort})
+				fields = append(fields, fmt.Sprintf("spec.%s[%d].ports[%d]", field, i, j))
+			}
+		}
+	}
+	collect("containers", p.Spec.Containers, true)
+	collect("initContainers", p.Spec.InitContainers, false)
+	return errs.namedPorts(func(i int) string { return fields[i] }, ports)
+}
+
+// churnLabels differ from pod to pod, or from rollout to rollout, of one and the
+// same workload. No policy is about them, and with them each pod would have a
+// label set of its own.
+var churnLabels = []string{
+	"apps.kubernetes.io/pod-index",
+	"batch.kubernetes.io/controller-uid",
+	"batch.kubernetes.io/job-completion-index",
+	"controller-revision-hash",
+	"controller-uid",
+	"pod-template-generation",
+	"pod-template-hash",
+	"statefulset.kubernetes.io/pod-name",
+}
+
+// Labels that stand for something other than a label of the pod.
+const (
+	labelNamespace       = "io.kubernetes.pod.namespace"
+	labelServiceAccount  = "io.cilium.k8s.policy.serviceaccount"
+	labelCluster         = "io.cilium.k8s.policy.cluster"
+	labelNamespacePrefix = "io.cilium.k8s.namespace.labels." // a label of the namespace
+)
+
+// podLabels takes from the labels of a pod those that churn, and those by which
+// the pod would claim a namespace or a service account that is not its own.
+func podLabels(set labels.Set) labels.Set {
+	maps.DeleteFunc(set, func(key, _ string) bool { return isInjected(key) })
+	for _, key := range churnLabels {
+		delete(set, key)
+	}
+	if len(set) == 0 {
+		return nil
+	}
+	return set
+}
+
+func isInjected(key string) bool {
+	return key == labelNamespace || key == labelServiceAccount || key == labelCluster ||
+		strings.HasPrefix(key, labelNamespacePrefix)
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"errors"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Tables are the tables that hold objects.
+type Tables struct {
+	cell.In
+
+	Nodes           statedb.RWTable[*tables.Node]
+	Namespaces      statedb.RWTable[*tables.Namespace]
+	Endpoints       statedb.RWTable[*tables.Endpoint]
+	Services        statedb.RWTable[*tables.Service]
+	BackendSlices   statedb.RWTable[*tables.BackendSlice]
+	EgressPolicies  statedb.RWTable[*tables.EgressPolicy]
+	Identities      statedb.RWTable[*tables.Identity]
+	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint]
+	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
+
+	// Sources says how it goes with what is read.
+	Sources statedb.RWTable[*tables.ObjectSource]
+}
+
+// NewTables creates the tables, for tests and benchmarks without a hive.
+func NewTables(db *statedb.DB) (t Tables, err error) {
+	var errs [10]error
+	t.Nodes, errs[0] = tables.NewNodeTable(db)
+	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
+	t.Endpoints, errs[2] = tables.NewEndpointTable(db)
+	t.Services, errs[3] = tables.NewServiceTable(db)
+	t.BackendSlices, errs[4] = tables.NewBackendSliceTable(db)
+	t.EgressPolicies, errs[5] = tables.NewEgressPolicyTable(db)
+	t.Identities, errs[6] = tables.NewIdentityTable(db)
+	t.CiliumEndpoints, errs[7] = tables.NewCiliumEndpointTable(db)
+	t.CiliumNodes, errs[8] = tables.NewCiliumNodeTable(db)
+	t.Sources, errs[9] = tables.NewObjectSourceTable(db)
+	return t, errors.Join(errs[:]...)
+}
