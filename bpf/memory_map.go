@@ -3,7 +3,6 @@
 package bpf
 
 import (
-	"fmt"
 	"iter"
 	"unsafe"
 
@@ -71,6 +70,9 @@ func (t *memoryMap[K, V]) Delete(keys []K) (done int, err error) {
 	defer t.memory.mu.Unlock()
 	for i, key := range keys {
 		err := t.memory.fault(t.spec.Name, OpDelete)
+		if err == nil {
+			err = t.valid(key)
+		}
 		w := Write{Map: t.spec.Name, Op: OpDelete, Key: key, Old: t.get(key), Err: err}
 		if err == nil {
 			t.unset(key)
@@ -93,16 +95,21 @@ func (t *memoryMap[K, V]) Dump() ([]Entry[K, V], error) {
 	return entries, nil
 }
 
+// valid returns the error that the kernel has for a key, if any.
+func (t *memoryMap[K, V]) valid(key K) error {
+	switch {
+	case t.spec.Type == TypeArray && *(*uint32)(unsafe.Pointer(&key)) >= t.spec.MaxEntries:
+		return unix.E2BIG
+	case t.spec.Type == TypeLPM && PrefixLen(key) > MaxPrefixLen[K]():
+		return unix.EINVAL
+	}
+	return nil
+}
+
 // admits returns the error that the kernel has for writing a key, if any.
 func (t *memoryMap[K, V]) admits(key K) error {
-	if t.spec.Type == TypeArray {
-		if *(*uint32)(unsafe.Pointer(&key)) >= t.spec.MaxEntries {
-			return unix.E2BIG
-		}
-		return nil
-	}
-	if t.spec.Type == TypeLPM && PrefixLen(key) > MaxPrefixLen[K]() {
-		return fmt.Errorf("prefix too long: %w", unix.EINVAL)
+	if err := t.valid(key); err != nil || t.spec.Type == TypeArray {
+		return err
 	}
 	if _, ok := t.entries[t.id(key)]; ok || len(t.entries) < int(t.spec.MaxEntries) {
 		return nil
@@ -184,7 +191,10 @@ func Match[K, V comparable](r Reader, name string, key K) (entry Entry[K, V], fo
 		entry, found = t.entries[key]
 		return entry, found
 	}
-	for length := min(PrefixLen(key), MaxPrefixLen[K]()); length >= 0; length-- {
+	if t.valid(key) != nil {
+		return entry, false
+	}
+	for length := PrefixLen(key); length >= 0; length-- {
 		if t.lengths[length] > 0 {
 			if entry, found = t.entries[Truncated(key, length)]; found {
 				return entry, true

@@ -18,29 +18,33 @@ import (
 type ClassReadiness struct {
 	bpf.ClassKey `yaml:",inline"`
 
-	Wanted     bool `json:"wanted"`     // some row names the number
-	Registered bool `json:"registered"` // sluice_classes holds its wanted digest
-	RowsWanted int  `json:"rowsWanted"` // entries desired of it
-	RowsReady  int  `json:"rowsReady"`  // of these, the kernel has as desired
-	RowsExtra  int  `json:"rowsExtra"`  // entries in the kernel that are not desired, or otherwise
+	Wanted     bool       `json:"wanted"`     // there is such a class or group
+	Digest     bpf.Digest `json:"digest"`     // what it stands for, as far as this row knows
+	Registered bool       `json:"registered"` // sluice_classes has the digest
+	Complete   bool       `json:"complete"`   // all its entries have been derived
+	RowsWanted int        `json:"rowsWanted"` // entries desired of it
+	RowsReady  int        `json:"rowsReady"`  // of these, the kernel has as desired
+	RowsExtra  int        `json:"rowsExtra"`  // entries in the kernel that are not desired, or otherwise
+	Used       bool       `json:"used"`       // not wanted, but the kernel has addresses in the class or rules to the group
 }
 
 // Ready reports whether users may be put into the class: all that is desired
 // of it is in the kernel, and nothing else.
 func (r *ClassReadiness) Ready() bool {
-	return r != nil && r.Wanted && r.Registered && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
+	return r.Wanted && r.Registered && r.Complete && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*ClassReadiness) TableHeader() []string {
-	return []string{"Role", "Number", "Ready", "Wanted", "Registered", "Rows", "Extra"}
+	return []string{"Role", "Number", "Ready", "Wanted", "Registered", "Complete", "Rows", "Extra", "Used"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (r *ClassReadiness) TableRow() []string {
 	return []string{
 		r.Role.String(), strconv.FormatUint(uint64(r.Number), 10), strconv.FormatBool(r.Ready()), strconv.FormatBool(r.Wanted),
-		strconv.FormatBool(r.Registered), fmt.Sprintf("%d/%d", r.RowsReady, r.RowsWanted), strconv.Itoa(r.RowsExtra),
+		strconv.FormatBool(r.Registered), strconv.FormatBool(r.Complete), fmt.Sprintf("%d/%d", r.RowsReady, r.RowsWanted),
+		strconv.Itoa(r.RowsExtra), strconv.FormatBool(r.Used),
 	}
 }
 

@@ -21,7 +21,7 @@ type EgressGroup struct {
 	Digest bpf.Digest `json:"digest"` // of the canonical text of the list, see [GroupDigest]
 	Number uint32     `json:"number"`
 
-	Policies []string        `json:"policies,omitempty"` // that use it; none while it waits for the kernel to forget it
+	Policies []string        `json:"policies"` // that use it
 	Gateways []GatewayChoice `json:"gateways"`
 
 	// Local says that this node may be elected: it matches some item of the list.

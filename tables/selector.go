@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
@@ -39,9 +40,12 @@ func (id *SelectorID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// podNamespaceLabel is the pseudo label by which pod selectors of Cilium's
-// policies choose a namespace.
-const podNamespaceLabel = "io.kubernetes.pod.namespace"
+// Pseudo labels that pod selectors of Cilium's policies may name: the
+// namespace of a pod, and with a prefix the labels of the namespace.
+const (
+	podNamespaceLabel      = "io.kubernetes.pod.namespace"
+	podNamespaceLabelsPart = "io.cilium.k8s.namespace.labels."
+)
 
 // Selector is an expression by which policies choose pods, interned: however
 // many policies use it, it is evaluated once.
@@ -73,7 +77,7 @@ func NewSelector(role bpf.Role, e EgressSelector, policies []string) (*Selector,
 // namespace, as far as pods and namespaces are concerned: see also [Selector.MatchesNode].
 // The namespace may be nil if there is no object for it.
 func (s *Selector) MatchesLabels(set *LabelSet, namespace *Namespace) bool {
-	return s.pods.Matches(podLabels{set}) && (s.namespaces.Empty() || s.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
+	return s.pods.Matches(podLabels{set, namespace}) && (s.namespaces.Empty() || s.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
 }
 
 // NodeDependent reports whether the node that a pod is on matters.
@@ -103,6 +107,9 @@ func (s *Selector) Anchor() string {
 	}
 	requirements, _ := s.pods.Requirements()
 	for _, r := range requirements {
+		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) {
+			continue // no label set has it
+		}
 		if v, ok := required(s.pods, r.Key()); ok {
 			return LabelAnchor(r.Key(), v)
 		}
@@ -125,11 +132,17 @@ func required(s labels.Selector, key string) (value string, ok bool) {
 }
 
 // podLabels are the labels that pod selectors see of a label set.
-type podLabels struct{ set *LabelSet }
+type podLabels struct {
+	set       *LabelSet
+	namespace *Namespace
+}
 
 func (l podLabels) Lookup(key string) (string, bool) {
 	if key == podNamespaceLabel {
 		return l.set.Namespace, true
+	}
+	if label, ok := strings.CutPrefix(key, podNamespaceLabelsPart); ok {
+		return namespaceLabels{l.set.Namespace, l.namespace}.Lookup(label)
 	}
 	v, ok := l.set.Labels[key]
 	return v, ok

@@ -84,6 +84,10 @@ type Control struct {
 	table    statedb.RWTable[*tables.BPFMap]
 	metrics  *metrics
 
+	// order is held from the moment that a round's gates look at until its
+	// writes are in the mirror: see Config.Independent.
+	order sync.Mutex
+
 	mu      sync.Mutex
 	reports map[string]*report
 }

@@ -42,6 +42,12 @@ type Config[Row any, K, V tables.MapPart] struct {
 	// waitFor changes. It must decide by tables whose changes Readiness follows.
 	Gate      func(txn statedb.ReadTxn, op Op[K, V]) (waitFor bpf.ClassKey, reason string)
 	Readiness statedb.Table[*tables.ClassReadiness]
+
+	// Independent says that there is no Gate, and that no gate of another map
+	// looks at the mirror of this one. The rounds of all others exclude one
+	// another: the snapshot of a gate shows everything that was written to them
+	// before, and nothing is written to them until its own writes show.
+	Independent bool
 }
 
 func (c *Config[Row, K, V]) validate() error {
@@ -52,6 +58,8 @@ func (c *Config[Row, K, V]) validate() error {
 		return errors.New("accessors of the row are missing")
 	case c.Plan.Order == nil:
 		return errors.New("the plan has no order")
+	case c.Gate != nil && c.Independent:
+		return errors.New("a map with a gate is not independent")
 	case c.Gate != nil && c.Readiness == nil:
 		return errors.New("a gate needs the table of readiness that opens it")
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -33,6 +34,7 @@ type loop[Row any, K, V tables.MapPart] struct {
 	rounds uint64
 	pruned bool // the first round has been
 
+	order    *sync.Mutex // of all maps but independent ones
 	report   *report
 	nextScan time.Time // audit
 }
@@ -45,6 +47,7 @@ func newLoop[Row any, K, V tables.MapPart](db *statedb.DB, log *slog.Logger, con
 		db:      db,
 		log:     log.With("map", spec.Name),
 		retries: control.retries,
+		order:   &control.order,
 		isLPM:   spec.Type == bpf.TypeLPM,
 		items:   newItems[Row, K, V](),
 	}
@@ -72,7 +75,11 @@ func newLoop[Row any, K, V tables.MapPart](db *statedb.DB, log *slog.Logger, con
 // run implements [job.OneShotFunc].
 func (l *loop[Row, K, V]) run(ctx context.Context, health cell.Health) error {
 	l.report.health = health
-	if !l.load(ctx) || !l.awaitDesired(ctx) {
+	if !l.load(ctx) {
+		return nil
+	}
+	l.maybeReport(time.Now())
+	if !l.awaitDesired(ctx) {
 		return nil
 	}
 	l.scheduleAudit(time.Now())

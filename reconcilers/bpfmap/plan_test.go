@@ -117,7 +117,7 @@ func TestPlanPrefixRandom(t *testing.T) {
 		}
 		return 1000 // none
 	}
-	for seed := range uint64(5000) {
+	for seed := range uint64(3000) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		before, after := state(rnd), state(rnd)
 		lookup := func(s map[prefixKey]number) func(prefixKey) (number, bool) {
@@ -311,9 +311,9 @@ func lookupIn(state map[verdictKey]verdictValue) func(verdictKey) (verdictValue,
 }
 
 func TestPlanPrecedenceRandom(t *testing.T) {
-	bad, example := violations(t, PlanPrecedence(testPrecedence()), 20000, false)
+	bad, example := violations(t, PlanPrecedence(testPrecedence()), 6000, false)
 	require.Zero(t, bad, example)
-	bad, example = violations(t, PlanPrecedence(testPrecedence()), 20000, true)
+	bad, example = violations(t, PlanPrecedence(testPrecedence()), 6000, true)
 	require.Zero(t, bad, example)
 }
 
@@ -334,7 +334,7 @@ func TestPlanDeniesFirstViolates(t *testing.T) {
 // When a denial does not fit, its packets are denied all the same.
 func TestPlanPrecedenceFull(t *testing.T) {
 	refusals, checked := 0, 0
-	for seed := range uint64(20000) {
+	for seed := range uint64(6000) {
 		rnd := rand.New(rand.NewPCG(seed, 3))
 		before, after := verdictState(rnd), verdictState(rnd)
 		changes := diff(rnd, before, after)

@@ -35,6 +35,7 @@ type report struct {
 
 	due       time.Time // of the next publication, zero if nothing has changed
 	row       *tables.BPFMap
+	passed    bool // the first round is published
 	lastAudit string
 	repaired  bool // the last audit found differences
 	auditErr  error
@@ -59,17 +60,18 @@ func (r *report) count(op bpf.Op, done int, err error) {
 	}
 }
 
-// touch has the report published soon, the first time at once.
+// touch has the report published soon.
 func (r *report) touch(now time.Time) {
 	if r.due.IsZero() {
 		r.due = now.Add(reportDelay)
 	}
 }
 
-// maybeReport publishes the report if it is time to.
+// maybeReport publishes the report if it is time to. After the first round it
+// is, and says that the map has been made to agree with what is desired.
 func (l *loop[Row, K, V]) maybeReport(now time.Time) {
 	r := l.report
-	if r.row != nil && (r.due.IsZero() || now.Before(r.due)) {
+	if r.passed && (r.due.IsZero() || now.Before(r.due)) {
 		return
 	}
 	r.due = time.Time{}
@@ -86,24 +88,31 @@ func (l *loop[Row, K, V]) maybeReport(now time.Time) {
 		Writes:     r.writes.Load(),
 		Deletes:    r.deletes.Load(),
 		LastAudit:  r.lastAudit,
-	})
+	}, l.pruned)
 	r.metrics.set(r.row)
-	l.reportHealth()
+	if l.pruned {
+		l.reportHealth()
+	}
 }
 
-// publish writes the row of bpf-maps unless it is there already.
-func (r *report) publish(row tables.BPFMap) {
-	if r.row != nil && *r.row == row {
+// publish writes the row of bpf-maps unless it is there already, and after the
+// first round marks the map's part of that table initialized.
+func (r *report) publish(row tables.BPFMap, passed bool) {
+	if r.row != nil && *r.row == row && r.passed == passed {
 		return
 	}
 	wtxn := r.db.WriteTxn(r.table)
 	defer wtxn.Abort()
-	if _, _, err := r.table.Insert(wtxn, &row); err != nil {
-		return // the database is closed
+	if r.row == nil || *r.row != row {
+		if _, _, err := r.table.Insert(wtxn, &row); err != nil {
+			return // the transaction is closed: not from here
+		}
 	}
-	r.ready(wtxn)
+	if passed {
+		r.ready(wtxn)
+	}
 	wtxn.Commit()
-	r.row = &row
+	r.row, r.passed = &row, passed
 }
 
 func (l *loop[Row, K, V]) reportHealth() {

@@ -4,6 +4,7 @@ package bpfmap
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -135,27 +136,33 @@ func (l *loop[Row, K, V]) withTied(work []*item[Row, K, V]) []*item[Row, K, V] {
 // is possible, and says in the tables what came of it.
 func (l *loop[Row, K, V]) reconcile(txn statedb.ReadTxn, work []*item[Row, K, V], now time.Time) error {
 	changes, changing := l.compare(txn, work)
-	var x *execution[K, V]
-	if len(changes) > 0 {
-		txn, err := l.announce(txn, changes, changing)
-		if err != nil {
-			return err
-		}
-		x = l.execute(txn, changes, changing)
+	if len(changes) == 0 {
+		err := l.commit(l.judge(work, nil, now))
+		l.report.touch(now)
+		return err
 	}
+	if !l.Independent {
+		// What a gate sees stays true until what it let through is in the
+		// mirror, where other maps' gates see it.
+		l.order.Lock()
+		defer l.order.Unlock()
+	}
+	txn, err := l.announce(changes, changing)
+	if err != nil {
+		return err
+	}
+	x := l.execute(txn, changes, changing)
 	verdicts := l.judge(work, x, now)
-	if x != nil && x.deleted > 0 {
+	if x.deleted > 0 {
 		l.items.giveRoom(x.deleted, now)
 	}
 	if err := l.commit(verdicts); err != nil {
 		return err
 	}
-	if x != nil && len(x.extra) > 0 {
-		if err := l.adopt(x.extra, now); err != nil {
-			return err
-		}
-	}
 	l.report.touch(now)
+	if len(x.extra) > 0 {
+		return l.adopt(x.extra, now)
+	}
 	return nil
 }
 
@@ -182,9 +189,9 @@ func (l *loop[Row, K, V]) compare(txn statedb.ReadTxn, work []*item[Row, K, V]) 
 }
 
 // announce says in the mirror which entries are about to change or to go, so
-// that other maps' gates see it before it happens. It returns the snapshot for
-// the gates of this one.
-func (l *loop[Row, K, V]) announce(txn statedb.ReadTxn, changes []Change[K, V], changing []*item[Row, K, V]) (statedb.ReadTxn, error) {
+// that other maps' gates see it before it happens. It returns a snapshot in
+// which that is so, for the gates of this one.
+func (l *loop[Row, K, V]) announce(changes []Change[K, V], changing []*item[Row, K, V]) (statedb.ReadTxn, error) {
 	var wtxn statedb.WriteTxn
 	for i, c := range changes {
 		wanted := tables.WantedOther
@@ -202,14 +209,14 @@ func (l *loop[Row, K, V]) announce(txn statedb.ReadTxn, changes []Change[K, V], 
 		entry := *it.entry
 		entry.Wanted = wanted
 		if _, _, err := l.Entries.Insert(wtxn, &entry); err != nil {
-			return txn, err
+			return nil, fmt.Errorf("write %s: %w", l.Entries.Name(), err)
 		}
 		it.entry = &entry
 	}
 	if wtxn != nil {
-		txn = wtxn.Commit()
+		return wtxn.Commit(), nil
 	}
-	return txn, nil
+	return l.db.ReadTxn(), nil
 }
 
 // squeezeAfter is how many attempts an entry makes before others are deleted

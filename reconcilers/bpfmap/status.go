@@ -100,6 +100,8 @@ func (l *loop[Row, K, V]) notDone(v *verdict[Row, K, V], out *outcome[V], x *exe
 	if it.wanted {
 		wanted = tables.WantedOther
 		v.setStatus(l.GetStatus(it.row), kind, text)
+	} else {
+		failure = text // there is no row that could say it
 	}
 	if out.kernel != nil {
 		v.setEntry(tables.MapEntry[K, V]{Key: it.key, Value: *out.kernel, Wanted: wanted, Error: failure})

@@ -8,8 +8,8 @@
 // An entry on the right is written when those on its left that it leads to are
 // in the kernel: a number when it is recorded what it stands for, a rule when
 // its gateway group is complete, the class of an address when all rules of the
-// class are. The other way round, tables keep a row while the kernel has
-// something that leads to it: so nothing is deleted that is still in use.
+// class are. Deletions go the other way round: the rules of a class that is no
+// more when no address is in it, the buckets of a group when no rule leads to it.
 package egress
 
 import (
@@ -60,7 +60,11 @@ type params struct {
 
 	bpfmap.Params
 	Maps      *bpf.Maps
+	Classes   statedb.Table[*tables.Class]
 	Readiness statedb.Table[*tables.ClassReadiness]
+
+	SourceEntries statedb.Table[*tables.SourceEntry]
+	EgressEntries statedb.Table[*tables.EgressEntry]
 }
 
 // entry is a row that stands for one entry of a map.
@@ -105,10 +109,12 @@ func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], m
 	cfg := config(p.Maps.Gateways, desired, mirror, bpfmap.PlanAny[bpf.GatewayKey, bpf.GatewayValue]())
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.GatewayKey, bpf.GatewayValue]) (bpf.ClassKey, string) {
+		group := bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Key.Group}
 		if op.Delete() {
-			return bpf.ClassKey{}, ""
+			_, _, used := p.EgressEntries.Get(txn, tables.EgressEntriesByGroup(group.Number))
+			return p.unused(txn, group, used)
 		}
-		return p.registered(txn, bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Key.Group})
+		return p.registered(txn, group)
 	}
 	return bpfmap.Register(p.Params, cfg)
 }
@@ -117,10 +123,12 @@ func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror 
 	cfg := config(p.Maps.Egress, desired, mirror, prefixPlan[bpf.EgressKey, bpf.EgressValue]())
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.EgressKey, bpf.EgressValue]) (bpf.ClassKey, string) {
+		class := bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Key.Class}
 		if op.Delete() {
-			return bpf.ClassKey{}, ""
+			_, _, used := p.SourceEntries.Get(txn, tables.SourceEntriesByClass(class.Number))
+			return p.unused(txn, class, used)
 		}
-		if key, reason := p.registered(txn, bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Key.Class}); reason != "" {
+		if key, reason := p.registered(txn, class); reason != "" {
 			return key, reason
 		}
 		if op.Value.Group == bpf.GroupExcluded {
@@ -151,24 +159,50 @@ func registerPods(p params, desired tables.Desired[*tables.LocalEndpoint], mirro
 	return bpfmap.Register(p.Params, config(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]()))
 }
 
+// The gates look at the tables themselves where a row of class-readiness could
+// be of a moment ago. That row changes after each of them, which has what waits
+// looked at again.
+
 // registered is the gate of entries that name a number: it has to be recorded
 // what the number stands for, or it could not be told after a restart.
 func (p *params) registered(txn statedb.ReadTxn, key bpf.ClassKey) (waitFor bpf.ClassKey, reason string) {
-	if r, _, found := p.Readiness.Get(txn, tables.ClassReadinessByKey(key)); found && r.Registered {
-		return key, ""
+	if r := p.readiness(txn, key); r == nil || !r.Registered {
+		return key, fmt.Sprintf("%s: its number is not recorded yet", key)
 	}
-	return key, fmt.Sprintf("%s: its number is not recorded yet", key)
+	return key, ""
 }
 
 // ready is the gate of entries that lead to a class or group: it has to be
 // complete in the kernel.
 func (p *params) ready(txn statedb.ReadTxn, key bpf.ClassKey) (waitFor bpf.ClassKey, reason string) {
-	r, _, found := p.Readiness.Get(txn, tables.ClassReadinessByKey(key))
-	if found && r.Ready() {
-		return key, ""
-	}
-	if !found {
+	switch r := p.readiness(txn, key); {
+	case r == nil:
 		return key, key.String()
+	case !r.Ready():
+		return key, fmt.Sprintf("%s: the kernel has %d of its %d entries, and %d others", key, r.RowsReady, r.RowsWanted, r.RowsExtra)
 	}
-	return key, fmt.Sprintf("%s: the kernel has %d of its %d entries, and %d others", key, r.RowsReady, r.RowsWanted, r.RowsExtra)
+	return key, ""
+}
+
+// readiness returns what the kernel has of a class or group, nil if that is
+// not known of what it stands for now.
+func (p *params) readiness(txn statedb.ReadTxn, key bpf.ClassKey) *tables.ClassReadiness {
+	c, _, found := p.Classes.Get(txn, tables.ClassByKey(key))
+	if !found {
+		return nil
+	}
+	r, _, found := p.Readiness.Get(txn, tables.ClassReadinessByKey(key))
+	if !found || r.Digest != c.Digest {
+		return nil
+	}
+	return r
+}
+
+// unused is the gate of deletions: what belongs to a class or group that is no
+// more stays while the kernel has something that leads to it.
+func (p *params) unused(txn statedb.ReadTxn, key bpf.ClassKey, used bool) (waitFor bpf.ClassKey, reason string) {
+	if _, _, wanted := p.Classes.Get(txn, tables.ClassByKey(key)); !wanted && used {
+		return key, fmt.Sprintf("%s to be left by all that is in it", key)
+	}
+	return key, ""
 }

@@ -14,7 +14,10 @@ import (
 // formerValues is the file of the values that parameters had before.
 type formerValues struct{ path string }
 
-func formerPath(stateDir string) string { return filepath.Join(stateDir, "sysctls.json") }
+// formerFile is the name of the file in the state directory.
+const formerFile = "sysctls.json"
+
+func formerPath(stateDir string) string { return filepath.Join(stateDir, formerFile) }
 
 // load returns the values by parameter, none if there is no file.
 func (f formerValues) load() (map[string]string, error) {

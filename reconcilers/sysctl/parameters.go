@@ -59,11 +59,25 @@ type byBackend struct {
 	memory Memory
 }
 
+func (b *byBackend) inKernel() bool {
+	backend := b.maps.Backend()
+	return backend != nil && backend.Name() == "kernel"
+}
+
 func (b *byBackend) parameters() Parameters {
-	if backend := b.maps.Backend(); backend != nil && backend.Name() == "kernel" {
+	if b.inKernel() {
 		return b.kernel
 	}
 	return &b.memory
+}
+
+// formerFile is the name of the file of former values: those of parameters in
+// memory must never be given to the kernel.
+func (b *byBackend) formerFile() string {
+	if b.inKernel() {
+		return formerFile
+	}
+	return "sysctls-memory.json"
 }
 
 // Read implements [Parameters].

@@ -14,7 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
-	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -47,7 +47,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("procfs", c.Procfs, "Where procfs is mounted with a writable sys: in a container, the node's")
 }
 
-func newParameters(cfg Config, maps *bpf.Maps) Parameters {
+func newParameters(cfg Config, maps *bpf.Maps) *byBackend {
 	return &byBackend{maps: maps, kernel: Proc(cfg.Procfs)}
 }
 
@@ -57,8 +57,7 @@ type params struct {
 	Reconciler reconciler.Params
 	Sysctls    tables.Desired[*tables.Sysctl]
 	Dir        StateDir
-	Parameters Parameters
-	Log        *slog.Logger
+	Parameters *byBackend
 }
 
 func register(p params) error {
@@ -68,7 +67,9 @@ func register(p params) error {
 		(*tables.Sysctl).Clone,
 		(*tables.Sysctl).SetStatus,
 		(*tables.Sysctl).GetStatus,
-		&operations{Parameters: p.Parameters, former: formerValues{path: formerPath(string(p.Dir))}},
+		&operations{Parameters: p.Parameters, former: func() formerValues {
+			return formerValues{path: filepath.Join(string(p.Dir), p.Parameters.formerFile())}
+		}},
 		nil, // no batch operations
 		reconciler.WithRetry(100*time.Millisecond, 30*time.Second),
 		reconciler.WithPruning(30*time.Minute),
@@ -79,7 +80,7 @@ func register(p params) error {
 // operations are the operations of the reconciler, which calls one at a time.
 type operations struct {
 	Parameters
-	former formerValues
+	former func() formerValues // asked each time: the agent chooses its maps when it starts
 }
 
 var _ reconciler.Operations[*tables.Sysctl] = &operations{}
@@ -90,7 +91,7 @@ func (o *operations) Update(_ context.Context, _ statedb.ReadTxn, _ statedb.Revi
 	if err != nil || value == row.Value {
 		return err
 	}
-	if err := o.former.remember(row.Name, value); err != nil {
+	if err := o.former().remember(row.Name, value); err != nil {
 		return err
 	}
 	return o.Write(row.Name, row.Value)
@@ -98,7 +99,7 @@ func (o *operations) Update(_ context.Context, _ statedb.ReadTxn, _ statedb.Revi
 
 // Delete implements [reconciler.Operations].
 func (o *operations) Delete(_ context.Context, _ statedb.ReadTxn, _ statedb.Revision, row *tables.Sysctl) error {
-	return restore(o.Parameters, o.former, row.Name)
+	return restore(o.Parameters, o.former(), row.Name)
 }
 
 // Prune implements [reconciler.Operations]: what an earlier run set and no row
@@ -108,14 +109,14 @@ func (o *operations) Prune(_ context.Context, _ statedb.ReadTxn, rows iter.Seq2[
 	for row := range rows {
 		wanted[row.Name] = true
 	}
-	former, err := o.former.load()
+	former, err := o.former().load()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for name := range former {
 		if !wanted[name] {
-			errs = append(errs, restore(o.Parameters, o.former, name))
+			errs = append(errs, restore(o.Parameters, o.former(), name))
 		}
 	}
 	return errors.Join(errs...)

@@ -15,6 +15,10 @@ import (
 
 const name = "net/ipv4/conf/eth0/rp_filter"
 
+func in(dir string) func() formerValues {
+	return func() formerValues { return formerValues{formerPath(dir)} }
+}
+
 func rows(rows ...*tables.Sysctl) iter.Seq2[*tables.Sysctl, statedb.Revision] {
 	return func(yield func(*tables.Sysctl, statedb.Revision) bool) {
 		for _, row := range rows {
@@ -29,7 +33,7 @@ func TestFormerValueIsRestored(t *testing.T) {
 	ctx, dir, kernel := context.Background(), t.TempDir(), &Memory{}
 	require.NoError(t, kernel.Write(name, "1"))
 	row := &tables.Sysctl{Name: name, Value: "2"}
-	ops := &operations{kernel, formerValues{formerPath(dir)}}
+	ops := &operations{kernel, in(dir)}
 
 	require.NoError(t, ops.Update(ctx, nil, 0, row))
 	require.NoError(t, ops.Update(ctx, nil, 0, row), "again, as a refresh does")
@@ -39,7 +43,7 @@ func TestFormerValueIsRestored(t *testing.T) {
 	require.NoError(t, ops.Delete(ctx, nil, 0, row))
 	value, _ = kernel.Read(name)
 	require.Equal(t, "1", value)
-	former, err := ops.former.load()
+	former, err := ops.former().load()
 	require.NoError(t, err)
 	require.Empty(t, former)
 }
@@ -47,10 +51,10 @@ func TestFormerValueIsRestored(t *testing.T) {
 func TestFormerValueIsRestoredAfterCrash(t *testing.T) {
 	ctx, dir, kernel := context.Background(), t.TempDir(), &Memory{}
 	require.NoError(t, kernel.Write(name, "1"))
-	crashed := &operations{kernel, formerValues{formerPath(dir)}}
+	crashed := &operations{kernel, in(dir)}
 	require.NoError(t, crashed.Update(ctx, nil, 0, &tables.Sysctl{Name: name, Value: "2"}))
 
-	restarted := &operations{kernel, formerValues{formerPath(dir)}}
+	restarted := &operations{kernel, in(dir)}
 	require.NoError(t, restarted.Prune(ctx, nil, rows(&tables.Sysctl{Name: name, Value: "2"})))
 	value, _ := kernel.Read(name)
 	require.Equal(t, "2", value, "still wanted")
@@ -63,7 +67,7 @@ func TestFormerValueIsRestoredAfterCrash(t *testing.T) {
 func TestParameterOfVanishedDevice(t *testing.T) {
 	ctx, dir, kernel := context.Background(), t.TempDir(), &Memory{}
 	row := &tables.Sysctl{Name: name, Value: "2"}
-	ops := &operations{kernel, formerValues{formerPath(dir)}}
+	ops := &operations{kernel, in(dir)}
 	require.NoError(t, ops.Update(ctx, nil, 0, row))
 
 	kernel.SetAbsent(name, true)
@@ -79,9 +83,9 @@ func TestParameterOfVanishedDevice(t *testing.T) {
 func TestNothingIsRememberedOfWhatNeedNotChange(t *testing.T) {
 	kernel := &Memory{}
 	require.NoError(t, kernel.Write(name, "2"))
-	ops := &operations{kernel, formerValues{formerPath(t.TempDir())}}
+	ops := &operations{kernel, in(t.TempDir())}
 	require.NoError(t, ops.Update(context.Background(), nil, 0, &tables.Sysctl{Name: name, Value: "2"}))
-	former, err := ops.former.load()
+	former, err := ops.former().load()
 	require.NoError(t, err)
 	require.Empty(t, former)
 }

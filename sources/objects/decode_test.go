@@ -260,3 +260,24 @@ endpoints:
 	require.Empty(t, decodeOne[*tables.BackendSlice](t, endpointSliceKind(),
 		`{metadata: {name: f}, addressType: FQDN, endpoints: [{addresses: [a.example]}]}`).Errors)
 }
+
+// A listing is its objects, also if some of them have mistakes.
+func TestDecodeList(t *testing.T) {
+	for _, second := range []string{`{"metadata":{"name":"b"},"status":{"podIP":"10.0.0.1"}}`, `{"metadata":{"name":"b","labels":7},"status":{"podIP":"10.0.0.1"}}`} {
+		k := podKind()
+		list, err := k.DecodeList([]byte(`{"metadata":{"resourceVersion":"5","continue":"x"},"items":[{"metadata":{"name":"a"}},` + second + `,{}]}`))
+		require.NoError(t, err)
+		require.Equal(t, "5", list.ResourceVersion)
+		require.Equal(t, "x", list.Continue)
+		require.Len(t, list.Objects, 3)
+		want, err := k.Decode([]byte(second))
+		require.NoError(t, err)
+		require.Equal(t, want, list.Objects[1])
+		require.Equal(t, "a", list.Objects[0].Name.Name)
+		require.Error(t, list.Objects[2].Err)
+	}
+	for _, bad := range []string{"", "[]", `{"items":{}}`, `{"items":[7]}`} {
+		_, err := podKind().DecodeList([]byte(bad))
+		require.Error(t, err, bad)
+	}
+}

@@ -3,7 +3,11 @@
 package objects
 
 import (
+	"encoding/json"
+	"fmt"
+
 	"github.com/cilium/statedb"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -16,8 +20,21 @@ type Kind struct {
 	Resource   string // plural, lower case
 	Namespaced bool
 
-	decode func(k *Kind, data []byte) (*Object, error)
-	open   func(t *Tables) *Store
+	decoder decoder
+	open    func(t *Tables) *Store
+}
+
+// decoder decodes objects of a kind.
+type decoder struct {
+	one  func(k *Kind, data []byte) (*Object, error)
+	list func(k *Kind, data []byte) (*List, error)
+}
+
+// List is a listing of objects, or a page of one.
+type List struct {
+	ResourceVersion string
+	Continue        string // where the next page begins, empty on the last
+	Objects         []*Object
 }
 
 // Object is what an object of some kind stands for.
@@ -38,7 +55,10 @@ type Object struct {
 
 // Decode decodes the JSON of one object. What is wrong in the object is in its
 // rows, or in its Err. The error is for data that is no JSON object.
-func (k *Kind) Decode(data []byte) (*Object, error) { return k.decode(k, data) }
+func (k *Kind) Decode(data []byte) (*Object, error) { return k.decoder.one(k, data) }
+
+// DecodeList decodes the JSON of a listing. The error is for data that is none.
+func (k *Kind) DecodeList(data []byte) (*List, error) { return k.decoder.list(k, data) }
 
 // Store returns the writer of the rows of this kind.
 func (k *Kind) Store(t *Tables) *Store { return k.open(t) }
@@ -64,15 +84,8 @@ func (k *Kind) APIVersion() string {
 func decoderFor[O any, P interface {
 	*O
 	base() *object
-}, Row any](rows func(o P, name tables.Name, errs *fieldErrors) []Row) func(*Kind, []byte) (*Object, error) {
-	return func(k *Kind, data []byte) (*Object, error) {
-		var (
-			o    = P(new(O))
-			errs fieldErrors
-		)
-		if err := unmarshal(data, o, &errs); err != nil {
-			return nil, err
-		}
+}, Row any](rows func(o P, name tables.Name, errs *fieldErrors) []Row) decoder {
+	object := func(k *Kind, o P, errs fieldErrors) *Object {
 		base := o.base()
 		out := &Object{
 			Kind:             base.Kind,
@@ -80,17 +93,69 @@ func decoderFor[O any, P interface {
 			InitialEventsEnd: base.Metadata.Annotations.InitialEventsEnd == "true",
 		}
 		if out.Name, out.Err = base.name(k.Namespaced); out.Err != nil {
-			return out, nil
+			return out
 		}
 		if c, ok := any(o).(interface{ checkName() error }); ok {
 			if out.Err = c.checkName(); out.Err != nil {
-				return out, nil
+				return out
 			}
 		}
 		for _, row := range rows(o, out.Name, &errs) {
 			out.rows = append(out.rows, row)
 		}
+		return out
+	}
+	one := func(k *Kind, data []byte) (*Object, error) {
+		var (
+			o    = P(new(O))
+			errs fieldErrors
+		)
+		if err := unmarshal(data, o, &errs); err != nil {
+			return nil, err
+		}
+		return object(k, o, errs), nil
+	}
+	list := func(k *Kind, data []byte) (*List, error) {
+		// All in one go, which is the fastest by far.
+		var typed listOf[O]
+		if kjson.UnmarshalCaseSensitivePreserveInts(data, &typed) == nil {
+			out := typed.list()
+			for i := range typed.Items {
+				out.Objects[i] = object(k, &typed.Items[i], nil)
+			}
+			return out, nil
+		}
+		// One by one, as some have mistakes.
+		var raw listOf[json.RawMessage]
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &raw); err != nil {
+			return nil, fmt.Errorf("parse list: %w", err)
+		}
+		out := raw.list()
+		for i, item := range raw.Items {
+			var err error
+			if out.Objects[i], err = one(k, item); err != nil {
+				return nil, fmt.Errorf("items[%d]: %w", i, err)
+			}
+		}
 		return out, nil
+	}
+	return decoder{one: one, list: list}
+}
+
+// listOf is the JSON of a listing.
+type listOf[Item any] struct {
+	Metadata struct {
+		ResourceVersion string `json:"resourceVersion"`
+		Continue        string `json:"continue"`
+	} `json:"metadata"`
+	Items []Item `json:"items"`
+}
+
+func (l *listOf[Item]) list() *List {
+	return &List{
+		ResourceVersion: l.Metadata.ResourceVersion,
+		Continue:        l.Metadata.Continue,
+		Objects:         make([]*Object, len(l.Items)),
 	}
 }
 

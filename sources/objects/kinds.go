@@ -25,7 +25,7 @@ func Kinds(endpointSource string) []*Kind {
 func podKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Pod", Resource: "pods", Namespaced: true,
-		decode: decoderFor((&interner{}).endpoints),
+		decoder: decoderFor((&interner{}).endpoints),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Endpoint] { return t.Endpoints },
 			EqualEndpoints, tables.EndpointByName, nil),
@@ -42,7 +42,7 @@ func EqualEndpoints(a, b *tables.Endpoint) bool {
 func namespaceKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Namespace", Resource: "namespaces",
-		decode: decoderFor(namespaces),
+		decoder: decoderFor(namespaces),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Namespace] { return t.Namespaces },
 			deepEqual[*tables.Namespace], byName(tables.NamespaceByName), nil),
@@ -52,7 +52,7 @@ func namespaceKind() *Kind {
 func nodeKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Node", Resource: "nodes",
-		decode: decoderFor(nodes),
+		decoder: decoderFor(nodes),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Node] { return t.Nodes },
 			deepEqual[*tables.Node], byName(tables.NodeByName), nil),
@@ -62,7 +62,7 @@ func nodeKind() *Kind {
 func serviceKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Service", Resource: "services", Namespaced: true,
-		decode: decoderFor(services),
+		decoder: decoderFor(services),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Service] { return t.Services },
 			deepEqual[*tables.Service], tables.ServiceByName, nil),
@@ -72,7 +72,7 @@ func serviceKind() *Kind {
 func endpointSliceKind() *Kind {
 	return &Kind{
 		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices", Namespaced: true,
-		decode: decoderFor(backendSlices),
+		decoder: decoderFor(backendSlices),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.BackendSlice] { return t.BackendSlices },
 			deepEqual[*tables.BackendSlice], tables.BackendSliceByName, nil),
@@ -82,7 +82,7 @@ func endpointSliceKind() *Kind {
 func egressPolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
-		decode: decoderFor(egressPolicies),
+		decoder: decoderFor(egressPolicies),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
 			deepEqual[*tables.EgressPolicy], byName(tables.EgressPolicyByName), nil),
@@ -92,7 +92,7 @@ func egressPolicyKind() *Kind {
 func ciliumEndpointKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints", Namespaced: true,
-		decode: decoderFor(ciliumEndpoints),
+		decoder: decoderFor(ciliumEndpoints),
 		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
 			func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] { return tables.CiliumEndpointByName(n, "") },
 			func(e *tables.CiliumEndpoint) bool { return e.Slice == "" }),
@@ -102,7 +102,7 @@ func ciliumEndpointKind() *Kind {
 func ciliumEndpointSliceKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice", Resource: "ciliumendpointslices",
-		decode: decoderFor(ciliumSliceEndpoints),
+		decoder: decoderFor(ciliumSliceEndpoints),
 		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
 			byName(tables.CiliumEndpointsBySlice),
 			func(e *tables.CiliumEndpoint) bool { return e.Slice != "" }),
@@ -114,7 +114,7 @@ func ciliumEndpointTable(t *Tables) statedb.RWTable[*tables.CiliumEndpoint] { re
 func ciliumIdentityKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumIdentity", Resource: "ciliumidentities",
-		decode: decoderFor(identities),
+		decoder: decoderFor(identities),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Identity] { return t.Identities },
 			deepEqual[*tables.Identity],
@@ -125,7 +125,7 @@ func ciliumIdentityKind() *Kind {
 func ciliumNodeKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumNode", Resource: "ciliumnodes",
-		decode: decoderFor(ciliumNodes),
+		decoder: decoderFor(ciliumNodes),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.CiliumNode] { return t.CiliumNodes },
 			deepEqual[*tables.CiliumNode], byName(tables.CiliumNodeByName), nil),

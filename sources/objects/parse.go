@@ -55,15 +55,6 @@ func parseError(s string, err error) error {
 	return quoted(s, reason)
 }
 
-// addrs parses the addresses of a list field, once each.
-func (e *fieldErrors) addrs(field string, texts []string) []netip.Addr {
-	out := make([]netip.Addr, 0, len(texts))
-	for i, s := range texts {
-		out = e.addr(out, field+"["+strconv.Itoa(i)+"]", s)
-	}
-	return out
-}
-
 // addr appends the address of a field, unless it is there already.
 func (e *fieldErrors) addr(to []netip.Addr, field, s string) []netip.Addr {
 	a, err := parseAddr(s)

@@ -29,9 +29,6 @@ type groupParams struct {
 }
 
 // deriveGroups interns the lists of gateways and elects a node for each item.
-//
-// A group whose last policy is gone stays until the kernel has no rule that
-// leads to it.
 func deriveGroups(p derive.Params, g groupParams) error {
 	_, err := derive.Register(p, derive.Rule[bpf.Digest, *tables.EgressGroup]{
 		Output: g.Groups,
@@ -44,15 +41,9 @@ func deriveGroups(p derive.Params, g groupParams) error {
 					affect(group.Digest)
 				}
 			}),
-			derive.FromIf(g.EgressEntries,
-				func(old, new *tables.EgressEntry) bool { return old.Value != new.Value },
-				func(txn statedb.ReadTxn, e *tables.EgressEntry, affect func(bpf.Digest)) {
-					if group, _, found := g.Groups.Get(txn, tables.EgressGroupByNumber(e.Value.Group)); found && len(group.Policies) == 0 {
-						affect(group.Digest)
-					}
-				}),
 		},
-		After: []statedb.TableMeta{g.ClassEntries, g.GatewayEntries},
+		// Numbers are continued from what the maps hold.
+		After: []statedb.TableMeta{g.ClassEntries, g.GatewayEntries, g.EgressEntries},
 		Existing: func(txn statedb.ReadTxn, digest bpf.Digest) iter.Seq2[*tables.EgressGroup, statedb.Revision] {
 			return g.Groups.List(txn, tables.EgressGroupByDigest(digest))
 		},
@@ -71,19 +62,12 @@ func (g *groupParams) plan(txn statedb.ReadTxn, digests []bpf.Digest) ([]bpf.Dig
 	users := g.users(txn, digests)
 	taken := map[uint32]bool{}
 	return digests, func(digest bpf.Digest) []*tables.EgressGroup {
-		existing, _, exists := g.Groups.Get(txn, tables.EgressGroupByDigest(digest))
 		policies := users[digest]
-		switch {
-		case len(policies) > 0:
-		case !exists || !g.inKernel(txn, existing.Number):
+		if len(policies) == 0 {
 			return nil
-		default:
-			row := *existing
-			row.Policies = nil
-			return []*tables.EgressGroup{&row}
 		}
 		row := g.elect(txn, digest, policies)
-		if exists {
+		if existing, _, exists := g.Groups.Get(txn, tables.EgressGroupByDigest(digest)); exists {
 			row.Number = existing.Number
 		} else {
 			row.Number = g.number(txn, digest, taken)
@@ -106,11 +90,6 @@ func (g *groupParams) users(txn statedb.ReadTxn, digests []bpf.Digest) map[bpf.D
 		}
 	}
 	return users
-}
-
-func (g *groupParams) inKernel(txn statedb.ReadTxn, number uint32) bool {
-	_, _, found := g.EgressEntries.Get(txn, tables.EgressEntriesByGroup(number))
-	return found
 }
 
 // elect chooses a node for each item of the list: the first by name that is
@@ -192,5 +171,6 @@ func (g *groupParams) known(txn statedb.ReadTxn, number uint32) bool {
 	if _, _, found := g.GatewayEntries.Get(txn, tables.GatewayEntriesByGroup(number)); found {
 		return true
 	}
-	return g.inKernel(txn, number)
+	_, _, found := g.EgressEntries.Get(txn, tables.EgressEntriesByGroup(number))
+	return found
 }

@@ -4,6 +4,7 @@ package egress
 
 import (
 	"iter"
+	"net/netip"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -18,11 +19,14 @@ type readinessParams struct {
 
 	Readiness      statedb.RWTable[*tables.ClassReadiness]
 	Classes        statedb.Table[*tables.Class]
+	EgressClasses  statedb.Table[*tables.EgressClass]
+	Policies       statedb.Table[*tables.EgressPolicy]
 	Rules          statedb.Table[*tables.EgressRule]
 	Gateways       statedb.Table[*tables.EgressGateway]
 	ClassEntries   statedb.Table[*tables.ClassEntry]
 	EgressEntries  statedb.Table[*tables.EgressEntry]
 	GatewayEntries statedb.Table[*tables.GatewayEntry]
+	SourceEntries  statedb.Table[*tables.SourceEntry]
 }
 
 // deriveReadiness keeps how much of each class and group the kernel has.
@@ -43,7 +47,16 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 				func(_ statedb.ReadTxn, rule *tables.EgressRule, affect func(bpf.ClassKey)) { affect(class(rule.Class)) }),
 			derive.FromIf(r.EgressEntries,
 				func(old, new *tables.EgressEntry) bool { return old.Value != new.Value },
-				func(_ statedb.ReadTxn, e *tables.EgressEntry, affect func(bpf.ClassKey)) { affect(class(e.Key.Class)) }),
+				func(txn statedb.ReadTxn, e *tables.EgressEntry, affect func(bpf.ClassKey)) {
+					affect(class(e.Key.Class))
+					r.ifUnwanted(txn, group(e.Value.Group), affect)
+				}),
+			derive.FromIf(r.SourceEntries,
+				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value },
+				func(txn statedb.ReadTxn, e *tables.SourceEntry, affect func(bpf.ClassKey)) {
+					r.ifUnwanted(txn, class(e.Value.Class), affect)
+				}),
+			derive.From(r.EgressClasses, func(_ statedb.ReadTxn, c *tables.EgressClass, affect func(bpf.ClassKey)) { affect(class(c.Number)) }),
 			derive.FromIf(r.Gateways,
 				func(old, new *tables.EgressGateway) bool { return old.MapValue() != new.MapValue() },
 				func(_ statedb.ReadTxn, g *tables.EgressGateway, affect func(bpf.ClassKey)) { affect(group(g.Group)) }),
@@ -60,38 +73,74 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 	return err
 }
 
+// ifUnwanted affects a class or group whose use matters: that of one that is
+// still wanted does not, and an address that joins it must not cost a look at
+// all its rules.
+func (r *readinessParams) ifUnwanted(txn statedb.ReadTxn, key bpf.ClassKey, affect func(bpf.ClassKey)) {
+	if _, _, wanted := r.Classes.Get(txn, tables.ClassByKey(key)); !wanted {
+		affect(key)
+	}
+}
+
 func (r *readinessParams) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.ClassReadiness {
 	row := &tables.ClassReadiness{ClassKey: key}
 	if c, _, wanted := r.Classes.Get(txn, tables.ClassByKey(key)); wanted {
 		e, _, found := r.ClassEntries.Get(txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](key))
-		row.Wanted, row.Registered = true, found && e.Value.Digest == c.Digest
+		row.Wanted, row.Digest, row.Registered = true, c.Digest, found && e.Value.Digest == c.Digest
 	}
-	var entries int
 	switch key.Role {
 	case bpf.RoleEgress:
-		for rule := range r.Rules.Prefix(txn, tables.EgressRulesOfClass(key.Number)) {
-			row.RowsWanted++
-			e, _, found := r.EgressEntries.Get(txn, tables.MapEntryByKey[bpf.EgressKey, bpf.EgressValue](rule.MapKey()))
-			if found && e.Value == rule.MapValue() {
-				row.RowsReady++
-			}
-		}
-		entries = count(r.EgressEntries.List(txn, tables.EgressEntriesByClass(key.Number)))
+		r.class(txn, row)
 	case bpf.RoleGatewayGroup:
-		for g := range r.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(key.Number)) {
-			row.RowsWanted++
-			e, _, found := r.GatewayEntries.Get(txn, tables.MapEntryByKey[bpf.GatewayKey, bpf.GatewayValue](g.MapKey()))
-			if found && e.Value == g.MapValue() {
-				row.RowsReady++
-			}
-		}
-		entries = count(r.GatewayEntries.List(txn, tables.GatewayEntriesByGroup(key.Number)))
+		r.group(txn, row)
 	}
-	row.RowsExtra = entries - row.RowsReady
-	if !row.Wanted && row.RowsWanted == 0 && row.RowsExtra == 0 {
+	if !row.Wanted && row.RowsWanted == 0 && row.RowsExtra == 0 && !row.Used {
 		return nil
 	}
 	return []*tables.ClassReadiness{row}
+}
+
+// class fills in what concerns the rules of a class and the addresses in it.
+func (r *readinessParams) class(txn statedb.ReadTxn, row *tables.ClassReadiness) {
+	for rule := range r.Rules.Prefix(txn, tables.EgressRulesOfClass(row.Number)) {
+		row.RowsWanted++
+		e, _, found := r.EgressEntries.Get(txn, tables.MapEntryByKey[bpf.EgressKey, bpf.EgressValue](rule.MapKey()))
+		if found && e.Value == rule.MapValue() {
+			row.RowsReady++
+		}
+	}
+	row.RowsExtra = count(r.EgressEntries.List(txn, tables.EgressEntriesByClass(row.Number))) - row.RowsReady
+	if !row.Wanted {
+		_, _, row.Used = r.SourceEntries.Get(txn, tables.SourceEntriesByClass(row.Number))
+		return
+	}
+	c, _, derived := r.EgressClasses.Get(txn, tables.EgressClassByNumber(row.Number))
+	if !derived {
+		return
+	}
+	prefixes := map[netip.Prefix]struct{}{}
+	for _, choice := range c.Policies {
+		if p, _, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy)); found {
+			named(p, prefixes)
+		}
+	}
+	row.Complete = row.RowsWanted == len(prefixes)
+}
+
+// group fills in what concerns the buckets of a group and the rules to it.
+func (r *readinessParams) group(txn statedb.ReadTxn, row *tables.ClassReadiness) {
+	for g := range r.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(row.Number)) {
+		row.RowsWanted++
+		e, _, found := r.GatewayEntries.Get(txn, tables.MapEntryByKey[bpf.GatewayKey, bpf.GatewayValue](g.MapKey()))
+		if found && e.Value == g.MapValue() {
+			row.RowsReady++
+		}
+	}
+	row.RowsExtra = count(r.GatewayEntries.List(txn, tables.GatewayEntriesByGroup(row.Number))) - row.RowsReady
+	row.Complete = row.RowsWanted == bpf.GatewayBuckets
+	if !row.Wanted {
+		_, _, row.Used = r.EgressEntries.Get(txn, tables.EgressEntriesByGroup(row.Number))
+	}
 }
 
 func count[Row any](rows iter.Seq2[Row, statedb.Revision]) (n int) {

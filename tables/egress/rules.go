@@ -82,12 +82,12 @@ func (r *ruleParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressRu
 		}
 		g, _, found := r.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
 		if !found {
-			continue // it is about to be derived, and affects the class then
+			// It is about to be derived, and affects the class then: until it
+			// is, no other policy wins in its place.
+			return statedb.Collect(r.Rules.Prefix(txn, tables.EgressRulesOfClass(number)))
 		}
 		contenders = append(contenders, contender{p, choice.Selector, g.Number})
-		for _, prefix := range slices.Concat(p.Destinations, p.Excluded) {
-			prefixes[prefix] = struct{}{}
-		}
+		named(p, prefixes)
 	}
 	rules := make([]*tables.EgressRule, 0, len(prefixes))
 	for prefix := range prefixes {
@@ -100,6 +100,13 @@ func (r *ruleParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressRu
 		return a.Destination.Bits() - b.Destination.Bits()
 	})
 	return rules
+}
+
+// named adds the prefixes that a policy names.
+func named(p *tables.EgressPolicy, prefixes map[netip.Prefix]struct{}) {
+	for _, prefix := range slices.Concat(p.Destinations, p.Excluded) {
+		prefixes[prefix] = struct{}{}
+	}
 }
 
 // decide returns the rule for destinations of which the prefix is the longest

@@ -19,12 +19,14 @@ import (
 type sourceParams struct {
 	cell.In
 
-	Sources    statedb.RWTable[*tables.EgressSource]
-	Endpoints  statedb.Table[*tables.Endpoint]
-	Members    statedb.Table[*tables.ClassMember]
-	Classes    statedb.Table[*tables.EgressClass]
-	PodEntries statedb.Table[*tables.PodEntry]
-	LocalNode  tables.LocalNode
+	Sources   statedb.RWTable[*tables.EgressSource]
+	Endpoints statedb.Table[*tables.Endpoint]
+	Members   statedb.Table[*tables.ClassMember]
+	Classes   statedb.Table[*tables.EgressClass]
+	LocalNode tables.LocalNode
+
+	PodEntries    statedb.Table[*tables.PodEntry]
+	SourceEntries statedb.Table[*tables.SourceEntry]
 }
 
 // deriveSources keeps the egress class of each address that this node has to
@@ -52,6 +54,7 @@ func deriveSources(p derive.Params, s sourceParams) error {
 				func(old, new *tables.PodEntry) bool { return old.Value.Flags != new.Value.Flags },
 				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(netip.Addr)) { affect(e.Key.Addr.Addr()) }),
 		},
+		After: []statedb.TableMeta{s.SourceEntries},
 		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.EgressSource, statedb.Revision] {
 			return s.Sources.List(txn, tables.EgressSourceByAddr(addr))
 		},
@@ -109,7 +112,17 @@ func (s *sourceParams) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tab
 	if !local || !found || pod.Value.Flags&bpf.PodEgressSelected == 0 {
 		return nil
 	}
-	return s.existing(txn, addr, owner)
+	if rows := s.existing(txn, addr, owner); rows != nil {
+		return rows
+	}
+	// After a restart there is no row yet, but what the kernel has.
+	entry, _, found := s.SourceEntries.Get(txn, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](bpf.SourceKey{Addr: bpf.AddressFrom(addr)}))
+	if !found {
+		return nil
+	}
+	return []*tables.EgressSource{{
+		Addr: addr, Class: entry.Value.Class, Endpoint: owner.Name, Node: owner.Node, Status: reconciler.StatusPending(),
+	}}
 }
 
 // existing is the row as it is, if it is of the endpoint.

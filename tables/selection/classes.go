@@ -27,8 +27,7 @@ type classParams struct {
 
 // deriveClasses keeps what each number stands for, and holds back a change of
 // meaning while the kernel has addresses in the class that ought to have left
-// it, as it holds back the end of a class while the kernel has any. What is
-// derived from the classes, and so the kernel, follows then.
+// it. What is derived from the classes, and so the kernel, follows then.
 func deriveClasses(p derive.Params, c classParams) error {
 	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.Class]{
 		Output: c.Classes,
@@ -92,26 +91,17 @@ func (c *classParams) group(txn statedb.ReadTxn, key bpf.ClassKey) *tables.Class
 }
 
 func (c *classParams) class(txn statedb.ReadTxn, key bpf.ClassKey) *tables.Class {
-	existing, _, exists := c.Classes.Get(txn, tables.ClassByKey(key))
 	m, _, wanted := c.Members.Get(txn, tables.ClassMembersByClass(key))
-	switch {
-	case wanted && (!exists || existing.Digest == m.Digest || !c.leaving(txn, key.Number)):
-		return &tables.Class{ClassKey: key, Digest: m.Digest, Selectors: m.Selectors, Status: reconciler.StatusPending()}
-	case !exists:
+	if !wanted {
 		return nil
-	case wanted:
-		return held(existing, "changes its meaning when the kernel has moved addresses out of it")
 	}
-	if _, _, used := c.SourceEntries.Get(txn, tables.SourceEntriesByClass(key.Number)); used {
-		return held(existing, "ends when the kernel has moved all addresses out of it")
+	existing, _, exists := c.Classes.Get(txn, tables.ClassByKey(key))
+	if exists && existing.Digest != m.Digest && c.leaving(txn, key.Number) {
+		row := existing.Clone()
+		row.State = "changes its meaning when the kernel has moved addresses out of it"
+		return row
 	}
-	return nil
-}
-
-func held(existing *tables.Class, state string) *tables.Class {
-	row := existing.Clone()
-	row.State = state
-	return row
+	return &tables.Class{ClassKey: key, Digest: m.Digest, Selectors: m.Selectors, Status: reconciler.StatusPending()}
 }
 
 // leaving reports whether the kernel has addresses in a class that do not

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+
+BIN     := bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X github.com/sluice-net/sluice/cmd/version.number=$(VERSION)
+IMAGE   ?= sluice:$(VERSION)
+# Arguments of the agent for make run, such as ARGS="--manifests=testdata/demo".
+ARGS    ?=
+# Time for each fuzzer and each benchmark.
+FUZZTIME  ?= 10s
+BENCHTIME ?= 1s
+# Arguments of cmd/bench, such as BENCHARGS="--endpoints=1000 --json=bench.json".
+BENCHARGS ?=
+
+# With CI=true tests that need privileges fail instead of being skipped.
+ifeq ($(CI),true)
+export SLUICE_REQUIRE_PRIVILEGED := 1
+endif
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/sluice, a static binary
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sluice ./cmd/sluice
+
+.PHONY: run
+run: build ## Build, and run the agent on the embedded demo; ARGS adds flags
+	@$(BIN)/sluice agent --node-name=node-1 $(ARGS) # a node of the demo
+
+.PHONY: test
+test: ## Run the tests that this machine allows
+	go test ./...
+
+.PHONY: race
+race: ## Run the tests with the race detector
+	go test -race ./...
+
+.PHONY: fuzz
+fuzz: ## Run each fuzzer for FUZZTIME
+	@set -e; for package in $$(go list ./...); do \
+		for fuzzer in $$(go test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+			echo "$$package $$fuzzer"; \
+			go test -run '^$$' -fuzz "^$$fuzzer\$$" -fuzztime $(FUZZTIME) $$package; \
+		done; \
+	done
+
+.PHONY: e2e
+e2e: build ## Test the binary against a real API server
+	cd testdata/apiserver && go build -o ../../$(BIN)/apiserver .
+	go test -tags e2e -count=1 -timeout 20m ./cmd/e2e/...
+
+.PHONY: bench
+bench: ## Measure the whole agent, then its parts
+	go run ./cmd/bench $(BENCHARGS)
+	go test -run '^$$' -bench . -benchtime $(BENCHTIME) ./...
+
+.PHONY: lint
+lint: ## Check format, go vet and staticcheck
+	@unformatted=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
+		if [ -n "$$unformatted" ]; then echo "not formatted: $$unformatted"; exit 1; fi
+	go vet ./...
+	go vet -tags e2e ./cmd/e2e/...
+	go tool staticcheck ./...
+
+.PHONY: generate
+generate: ## Generate what is generated and committed
+	go generate ./...
+
+.PHONY: image
+image: ## Build the container image
+	docker build -f deploy/Dockerfile -t $(IMAGE) .
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf $(BIN)

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/script"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// testHive is an agent of nothing but maps.
+type testHive struct {
+	*hive.Hive
+	t      *testing.T
+	maps   *Maps
+	logged *bytes.Buffer
+	log    *slog.Logger
+}
+
+func newTestHive(t *testing.T, backend Backend, args ...string) *testHive {
+	h := &testHive{t: t, logged: &bytes.Buffer{}}
+	h.log = slog.New(slog.NewTextHandler(h.logged, nil))
+	cells := []cell.Cell{Cell, cell.Invoke(func(m *Maps) { h.maps = m })}
+	if backend != nil {
+		cells = append(cells, cell.Provide(func() Backend { return backend }))
+	}
+	h.Hive = hive.New(cells...)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	h.RegisterFlags(flags)
+	require.NoError(t, flags.Parse(args))
+	return h
+}
+
+func (h *testHive) script(line string) (string, error) {
+	cmds, err := h.ScriptCommands(h.log)
+	require.NoError(h.t, err)
+	args := strings.Fields(line)
+	state, err := script.NewState(h.t.Context(), h.t.TempDir(), nil)
+	require.NoError(h.t, err)
+	wait, err := cmds[args[0]].Run(state, args[1:]...)
+	if err != nil || wait == nil {
+		return "", err
+	}
+	stdout, _, err := wait(state)
+	return stdout, err
+}
+
+func (h *testHive) must(line string) string {
+	h.t.Helper()
+	out, err := h.script(line)
+	require.NoError(h.t, err, line)
+	return out
+}
+
+func TestScriptCommands(t *testing.T) {
+	memory := NewMemory()
+	var observed []string
+	memory.OnWrite(func(w Write, r Reader) {
+		v, found := Get[SourceKey, SourceValue](r, w.Map, w.Key.(SourceKey))
+		observed = append(observed, strings.TrimSpace(v.String()+map[bool]string{false: " absent"}[found]))
+	})
+	h := newTestHive(t, memory)
+	h.must("map/fail sluice_sources update full 1") // before the start
+	h.must("map/size sluice_sources 2")
+	require.NoError(t, h.Start(h.log, context.Background()))
+
+	keys := []SourceKey{{Address{15: 1}}, {Address{15: 2}}, {Address{15: 3}}}
+	values := []SourceValue{{1}, {2}, {3}}
+	done, err := h.maps.Sources.Update(keys, values)
+	require.Zero(t, done)
+	require.ErrorIs(t, err, ErrMapFull)
+	done, err = h.maps.Sources.Update(keys, values)
+	require.Equal(t, 2, done)
+	require.ErrorIs(t, err, ErrMapFull)
+	h.must("map/fail sluice_sources delete eperm -1")
+	_, err = h.maps.Sources.Delete(keys[:1])
+	require.ErrorIs(t, err, unix.EPERM)
+	_, err = h.maps.Sources.Delete(keys[:1])
+	require.ErrorIs(t, err, unix.EPERM)
+	h.must("map/fail sluice_sources any eperm 0")
+	_, err = h.maps.Sources.Delete(keys[:1])
+	require.NoError(t, err)
+
+	require.Equal(t, "::2 -> class=2\n", h.must("map/dump sluice_sources"))
+	require.Empty(t, h.must("map/dump sluice_pods"))
+	want := `sluice_sources update ::1 -> class=1 (argument list too long)
+sluice_sources update ::1 -> class=1
+sluice_sources update ::2 -> class=2
+sluice_sources update ::3 -> class=3 (argument list too long)
+sluice_sources delete ::1 (operation not permitted)
+sluice_sources delete ::1 (operation not permitted)
+sluice_sources delete ::1
+`
+	require.Equal(t, want, h.must("map/log sluice_sources"))
+	require.Empty(t, h.must("map/log"))
+	require.Equal(t, []string{
+		"class=0 absent", "class=1", "class=2", "class=0 absent", "class=1", "class=1", "class=0 absent",
+	}, observed)
+
+	require.Equal(t, "wrote ::2 -> class=253\n", h.must("map/corrupt sluice_sources change"))
+	require.Equal(t, "removed ::2\n", h.must("map/corrupt sluice_sources remove"))
+	h.must("map/corrupt sluice_egress add")
+	require.Contains(t, h.must("map/dump sluice_egress"), "class=4008636142")
+	require.Empty(t, h.must("map/log"), "nobody saw that")
+
+	for line, want := range map[string]string{
+		"map/dump nosuch":                  `no map "nosuch": the maps are [sluice_pods `,
+		"map/fail sluice_pods write full":  `unknown operation "write"`,
+		"map/fail sluice_pods any bad":     `unknown error "bad": want one of ebusy, `,
+		"map/fail sluice_pods any full -2": `parse count "-2"`,
+		"map/corrupt sluice_pods remove":   "has no entry to remove",
+		"map/corrupt sluice_pods mend":     "has no entry to mend",
+		"map/size sluice_pods many":        "parse size",
+		"map/corrupt sluice_egress mend":   `unknown way "mend"`,
+		"map/log nosuch":                   `no map "nosuch"`,
+	} {
+		_, err := h.script(line)
+		require.ErrorContains(t, err, want, line)
+	}
+	_, err = h.maps.Sources.Update(keys[:1], values[:1])
+	require.NoError(t, err)
+	require.NoError(t, h.Stop(h.log, context.Background()))
+
+	// The maps, their sizes and what was shown survive the agent.
+	again := newTestHive(t, memory)
+	require.NoError(t, again.Start(again.log, context.Background()))
+	require.EqualValues(t, 2, again.maps.Sources.Spec().MaxEntries)
+	require.Equal(t, "::1 -> class=1\n", again.must("map/dump sluice_sources"))
+	require.Equal(t, "sluice_sources update ::1 -> class=1\n", again.must("map/log"))
+	again.must("map/reset-log")
+	require.NoError(t, again.Stop(again.log, context.Background()))
+}
+
+func TestModes(t *testing.T) {
+	h := newTestHive(t, nil, "--bpf=memory")
+	require.NoError(t, h.Start(h.log, context.Background()))
+	require.Equal(t, "memory", h.maps.Backend().Name())
+	require.Contains(t, h.logged.String(), "no packet is touched")
+	require.NoError(t, h.Stop(h.log, context.Background()))
+	require.Nil(t, h.maps.Backend())
+
+	// A file is where the BPF file system should be.
+	file := filepath.Join("/proc/self/status", "bpf")
+	h = newTestHive(t, nil, "--bpf=kernel", "--bpffs="+file)
+	require.ErrorContains(t, h.Start(h.log, context.Background()), "--bpf=kernel is not possible: ")
+	h = newTestHive(t, nil, "--bpffs="+file)
+	require.NoError(t, h.Start(h.log, context.Background()))
+	require.Equal(t, "memory", h.maps.Backend().Name())
+	require.Contains(t, h.logged.String(), "reason=")
+	require.NoError(t, h.Stop(h.log, context.Background()))
+
+	for _, args := range []string{"--bpf=fast", "--bpffs=sys/fs/bpf", "--map-size-pods=0"} {
+		require.Error(t, newTestHive(t, nil, args).Populate(hivetest.Logger(t)), args)
+	}
+}
+
+func TestKernelMode(t *testing.T) {
+	bpffs := testBPFFS(t)
+	run := func(check func(h *testHive)) {
+		h := newTestHive(t, nil, "--bpffs="+bpffs)
+		require.NoError(t, h.Start(h.log, context.Background()))
+		require.Equal(t, "kernel", h.maps.Backend().Name())
+		check(h)
+		require.NoError(t, h.Stop(h.log, context.Background()))
+	}
+	run(func(h *testHive) {
+		require.Contains(t, h.logged.String(), "Maps are kept in the kernel")
+		_, err := h.maps.Sources.Update([]SourceKey{{Address{15: 1}}}, []SourceValue{{5}})
+		require.NoError(t, err)
+		_, err = h.script("map/log")
+		require.ErrorContains(t, err, "not in memory")
+		require.Equal(t, "wrote ::1 -> class=250\n", h.must("map/corrupt sluice_sources change"))
+
+		second := newTestHive(t, nil, "--bpffs="+bpffs)
+		require.ErrorIs(t, second.Start(second.log, context.Background()), ErrInUse)
+	})
+	run(func(h *testHive) { require.Equal(t, "::1 -> class=250\n", h.must("map/dump sluice_sources")) })
+}
+
+// Writes are remembered in a bounded number.
+func TestMemoryForgets(t *testing.T) {
+	memory := NewMemory()
+	m, err := Open[SourceKey, SourceValue](memory, Spec{"sources", TypeHash, 1})
+	require.NoError(t, err)
+	for range 5 * recordedWrites / 2 {
+		_, err := m.Update([]SourceKey{{}}, []SourceValue{{}})
+		require.NoError(t, err)
+	}
+	writes, lost := memory.Writes(10)
+	require.EqualValues(t, 5*recordedWrites/2-10, lost+uint64(len(writes)))
+	require.GreaterOrEqual(t, len(writes), recordedWrites)
+	require.EqualValues(t, 5*recordedWrites/2, writes[len(writes)-1].Sequence)
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/shell"
+
+	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/sources"
+	"github.com/sluice-net/sluice/sources/netlink"
+)
+
+// Cell has the modules of the agent, in the order in which data flows.
+var Cell = cell.Group(
+	// Objects of the cluster, from the API server or from files: nodes,
+	// namespaces, endpoints, services, egress-policies.
+	sources.Cell,
+
+	// The kernel's network: devices, node-addresses, routes, neighbours.
+	netlink.Cell,
+
+	// What follows from them, and its way into the kernel.
+	Dataflow,
+	cell.Provide(kernelPreflight),
+
+	// The tables, health and metrics over HTTP.
+	api.Cell,
+
+	// The script commands of all modules, for sluice shell. Its socket is beside
+	// the API's: see locate.
+	shell.ServerCell(""),
+)

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"github.com/cilium/hive/cell"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/egress"
+	"github.com/sluice-net/sluice/reconcilers/sysctl"
+	"github.com/sluice-net/sluice/tables/addresses"
+	"github.com/sluice-net/sluice/tables/derive"
+	egresstables "github.com/sluice-net/sluice/tables/egress"
+	"github.com/sluice-net/sluice/tables/selection"
+)
+
+// Dataflow has the modules from the base tables to the kernel: all that does
+// not depend on where the base tables come from.
+var Dataflow = cell.Group(
+	// The rule engine's counts of rows.
+	cell.Provide(newDeriveMetrics),
+
+	// Which selectors choose which endpoints: selectors, label-sets,
+	// class-members, classes.
+	selection.Cell,
+
+	// What is known of addresses: ipcache, local-endpoints.
+	addresses.Cell,
+
+	// What egress policies want: egress-classes, -groups, -gateways, -rules,
+	// -sources, -policy-status, class-readiness, sysctls.
+	egresstables.Cell,
+
+	// The maps: in the kernel or in memory.
+	bpf.Cell,
+
+	// What all reconcilers of maps share, and the table bpf-maps.
+	bpfmap.Cell,
+
+	// The maps' reconcilers, with the tables map-*: what the kernel holds.
+	egress.Cell,
+
+	// Kernel parameters.
+	cell.Provide(func(c Config) sysctl.StateDir { return sysctl.StateDir(c.StateDir) }),
+	sysctl.Cell,
+)
+
+func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {
+	m := derive.NewMetrics()
+	return m, register(r, m)
+}

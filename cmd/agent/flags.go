@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// notFlags are variables with the agent's prefix that are not flags of it.
+var notFlags = []string{
+	"SLUICE_SERVER",             // of sluice get and others
+	"SLUICE_REQUIRE_PRIVILEGED", // of the tests
+}
+
+// applyEnvironment sets the flags that the environment sets and the command
+// line does not, so that both are checked alike. It returns the variables with
+// the agent's prefix that are no flag.
+func applyEnvironment(flags *pflag.FlagSet, environ []string) (unknown []string, err error) {
+	known := map[string]*pflag.Flag{}
+	flags.VisitAll(func(f *pflag.Flag) { known[EnvironmentName(f.Name)] = f })
+	var errs error
+	for _, variable := range environ {
+		name, value, _ := strings.Cut(variable, "=")
+		flag := known[name]
+		switch {
+		case !strings.HasPrefix(name, envPrefix) || slices.Contains(notFlags, name):
+		case flag == nil:
+			unknown = append(unknown, name)
+		case value == "" || flag.Changed:
+		default:
+			if err := flags.Set(flag.Name, value); err != nil {
+				errs = errors.Join(errs, fmt.Errorf("environment variable %s: %w", name, err))
+			}
+		}
+	}
+	slices.Sort(unknown)
+	return unknown, errs
+}
+
+// EnvironmentName returns the variable that sets a flag.
+func EnvironmentName(flag string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// FlagError adds to what is wrong with the command line what could have been meant.
+func FlagError(command string, flags *pflag.FlagSet, err error) error {
+	hint := fmt.Sprintf("see %s --help", command)
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		if near := nearest(flags, unknown.GetSpecifiedName()); len(near) > 0 {
+			hint = fmt.Sprintf("did you mean %s? Else %s", strings.Join(near, ", "), hint)
+		}
+	}
+	return fmt.Errorf("%w\n%s", err, hint)
+}
+
+// nearest returns the flags whose names are most like a name, at most three.
+func nearest(flags *pflag.FlagSet, name string) []string {
+	type candidate struct {
+		name     string
+		distance int
+	}
+	var candidates []candidate
+	flags.VisitAll(func(f *pflag.Flag) {
+		d := editDistance(f.Name, name)
+		if strings.Contains(f.Name, name) || strings.Contains(name, f.Name) {
+			d = min(d, 2)
+		}
+		if !f.Hidden && d <= max(2, len(name)/3) {
+			candidates = append(candidates, candidate{"--" + f.Name, d})
+		}
+	})
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.distance - b.distance })
+	var names []string
+	for _, c := range candidates[:min(3, len(candidates))] {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// editDistance returns how many bytes must be inserted, deleted or replaced to
+// make b of a.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1) // distances of a[:i] to each prefix of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range a {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range b {
+			replace := diagonal
+			if a[i] != b[j] {
+				replace++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replace, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// checker watches the decisions that the maps lead to after every single
+// write. Between two moments of rest, what becomes of a packet may change only
+// from what it was at the first to what it is at the second: no packet that
+// both let pass is dropped in between, none leaves another way.
+type checker struct {
+	mu         sync.Mutex
+	probes     map[probe]*history
+	owners     map[netip.Addr]string // of addresses, at the last rest
+	violations []string
+}
+
+type probe struct{ src, dst netip.Addr }
+
+// history is what became of a packet since the last rest.
+type history struct {
+	decisions []string
+	writes    []string // that led to each
+}
+
+func newChecker(m *bpf.Memory) *checker {
+	c := &checker{probes: map[probe]*history{}}
+	m.OnWrite(c.written)
+	return c
+}
+
+// written takes in the decisions after a write.
+func (c *checker) written(w bpf.Write, r bpf.Reader) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p, h := range c.probes {
+		c.take(p, h, w.String(), r)
+	}
+}
+
+func (c *checker) take(p probe, h *history, write string, r bpf.Reader) {
+	decision, err := inKernel(r, p.src, p.dst, false)
+	if err != nil {
+		c.violations = append(c.violations, fmt.Sprintf("after %s: %v", write, err))
+		return
+	}
+	if n := len(h.decisions); n == 0 || h.decisions[n-1] != decision {
+		h.decisions = append(h.decisions, decision)
+		h.writes = append(h.writes, write)
+	}
+}
+
+// watch adds packets to look at.
+func (c *checker) watch(sources, destinations []netip.Addr, r bpf.Reader) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, src := range sources {
+		for _, dst := range destinations {
+			p := probe{src, dst}
+			if c.probes[p] == nil && src.BitLen() == dst.BitLen() {
+				c.probes[p] = &history{}
+				c.take(p, c.probes[p], "the beginning", r)
+			}
+		}
+	}
+}
+
+// rest says what was wrong since the last rest. It is told who has each address.
+func (c *checker) rest(owners map[netip.Addr]string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	former := c.owners
+	c.owners = owners
+	violations := c.violations
+	c.violations = nil
+	for p, h := range c.probes {
+		if len(h.decisions) == 0 {
+			continue
+		}
+		last := h.decisions[len(h.decisions)-1]
+		for i, d := range h.decisions[1:] {
+			switch {
+			case d == last && i == len(h.decisions)-2:
+			case d == held && (h.decisions[0] == plain || h.decisions[0] == unknown):
+				// A pod that is new, or chosen for the first time.
+			case d == plain && h.decisions[0] == unknown:
+				// Known as a pod of this node, a moment before more is known.
+			case d == held && former[p.src] != owners[p.src]:
+				// The pod is gone, or another has its address.
+			default:
+				violations = append(violations, fmt.Sprintf("%s to %s: %s; by %s", p.src, p.dst,
+					strings.Join(h.decisions, " -> "), strings.Join(h.writes, "; ")))
+			}
+		}
+		h.decisions, h.writes = []string{last}, []string{"the last rest"}
+	}
+	if len(violations) == 0 {
+		return nil
+	}
+	slices.Sort(violations)
+	return fmt.Errorf("%d violations, such as\n%s", len(violations), strings.Join(violations[:min(5, len(violations))], "\n"))
+}

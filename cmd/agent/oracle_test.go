@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// oracle says what becomes of a packet, from the base tables and nothing else:
+// naively, and sharing no code with what derives the kernel's entries.
+type oracle struct {
+	cell.In
+
+	DB         *statedb.DB
+	Endpoints  statedb.Table[*tables.Endpoint]
+	Namespaces statedb.Table[*tables.Namespace]
+	Nodes      statedb.Table[*tables.Node]
+	Services   statedb.Table[*tables.Service]
+	Policies   statedb.Table[*tables.EgressPolicy]
+	Devices    statedb.Table[*tables.Device]
+	Addresses  statedb.Table[*tables.NodeAddress]
+	Routes     statedb.Table[*tables.Route]
+	LocalNode  tables.LocalNode
+}
+
+// What becomes of a packet, beside going to one of some gateways.
+const (
+	plain   = "plain"   // its ordinary way
+	unknown = "unknown" // this node has nothing to do with the source
+	held    = "held"    // dropped, as it is not known yet what it is to become
+)
+
+// decision is what becomes of packets from src to dst on this node.
+func (o *oracle) decision(txn statedb.ReadTxn, src, dst netip.Addr) string {
+	owner := o.owner(txn, src)
+	if owner == nil {
+		return unknown
+	}
+	policies := o.choosing(txn, owner)
+	local := owner.Node == o.LocalNode.Name
+	if !local && !slices.ContainsFunc(policies, func(p *tables.EgressPolicy) bool { return o.mayServe(txn, p) }) {
+		return unknown
+	}
+	var winner *tables.EgressPolicy
+	best := -1
+	for _, p := range policies {
+		destination, excluded := covering(p.Destinations, dst), covering(p.Excluded, dst)
+		if destination > excluded && destination > best {
+			winner, best = p, destination
+		}
+	}
+	if winner == nil {
+		return plain
+	}
+	return o.gateways(txn, winner)
+}
+
+func covering(prefixes []netip.Prefix, addr netip.Addr) (bits int) {
+	bits = -1
+	for _, p := range prefixes {
+		if p.Contains(addr) {
+			bits = max(bits, p.Bits())
+		}
+	}
+	return bits
+}
+
+func (o *oracle) owner(txn statedb.ReadTxn, addr netip.Addr) (owner *tables.Endpoint) {
+	for e := range o.Endpoints.All(txn) {
+		if slices.Contains(e.Addrs, addr) && (owner == nil || e.Created.After(owner.Created)) {
+			owner = e
+		}
+	}
+	return owner
+}
+
+// owners returns who has each address.
+func (o *oracle) owners(txn statedb.ReadTxn) map[netip.Addr]string {
+	owners := map[netip.Addr]string{}
+	for e := range o.Endpoints.All(txn) {
+		for _, a := range e.Addrs {
+			owners[a] = o.owner(txn, a).Name.String()
+		}
+	}
+	return owners
+}
+
+// choosing returns the policies that choose an endpoint, the winning one first.
+func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*tables.EgressPolicy) {
+	namespace := labels.Set{"kubernetes.io/metadata.name": e.Namespace}
+	for n := range o.Namespaces.All(txn) {
+		if n.Name == e.Namespace {
+			namespace = labels.Merge(n.Labels, namespace)
+		}
+	}
+	pod := labels.Merge(e.Labels, labels.Set{"io.kubernetes.pod.namespace": e.Namespace})
+	for k, v := range namespace {
+		pod["io.cilium.k8s.namespace.labels."+k] = v
+	}
+	node := labels.Set{}
+	nodeKnown := false
+	for n := range o.Nodes.All(txn) {
+		if n.Name == e.Node {
+			node, nodeKnown = n.Labels, true
+		}
+	}
+	for p := range o.Policies.All(txn) {
+		for _, s := range p.Selectors {
+			if matches(s.Namespaces, namespace) && matches(s.Pods, pod) && (s.Nodes == "" || nodeKnown && matches(s.Nodes, node)) {
+				policies = append(policies, p)
+				break
+			}
+		}
+	}
+	slices.SortFunc(policies, func(a, b *tables.EgressPolicy) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
+	})
+	return policies
+}
+
+func matches(selector string, set labels.Set) bool {
+	s, err := labels.Parse(selector)
+	return err == nil && s.Matches(set)
+}
+
+func (o *oracle) mayServe(txn statedb.ReadTxn, p *tables.EgressPolicy) bool {
+	for n := range o.Nodes.All(txn) {
+		for _, g := range p.Gateways {
+			if n.Name == o.LocalNode.Name && g.Error == "" && matches(g.Nodes, n.Labels) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// gateways are the ways that the packets of a policy may take, in any bucket.
+func (o *oracle) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy) string {
+	ways := map[string]bool{}
+	for _, g := range p.Gateways {
+		var elected *tables.Node
+		for n := range o.Nodes.All(txn) {
+			if g.Error == "" && n.Ready && len(n.InternalIPs) > 0 && matches(g.Nodes, n.Labels) && (elected == nil || n.Name < elected.Name) {
+				elected = n
+			}
+		}
+		if elected == nil {
+			continue
+		}
+		v := bpf.GatewayValue{Gateway: bpf.AddressFrom(underlay(elected))}
+		if elected.Name == o.LocalNode.Name {
+			o.egress(txn, g, &v)
+		}
+		ways[v.String()] = true
+	}
+	if len(ways) == 0 {
+		return "gateways " + bpf.GatewayValue{}.String()
+	}
+	return "gateways " + sortedKeys(ways)
+}
+
+func underlay(n *tables.Node) netip.Addr {
+	for _, a := range n.InternalIPs {
+		if a.Is4() {
+			return a
+		}
+	}
+	return n.InternalIPs[0]
+}
+
+// egress fills in what traffic leaves this node with.
+func (o *oracle) egress(txn statedb.ReadTxn, g tables.GatewaySpec, v *bpf.GatewayValue) {
+	device := 0
+	switch {
+	case g.Interface != "":
+		for d := range o.Devices.All(txn) {
+			if d.Name == g.Interface || slices.Contains(d.AltNames, g.Interface) {
+				device = d.Index
+			}
+		}
+	case g.EgressIP.IsValid():
+		for a := range o.Addresses.All(txn) {
+			if a.Addr == g.EgressIP {
+				device = a.DeviceIndex
+			}
+		}
+	default:
+		device = o.defaultDevice(txn)
+	}
+	if device == 0 {
+		return
+	}
+	for _, family := range []int{32, 128} {
+		var first *tables.NodeAddress
+		for a := range o.Addresses.All(txn) {
+			if a.DeviceIndex == device && a.Addr.BitLen() == family && a.Scope == "global" && (first == nil || a.Order < first.Order) {
+				first = a
+			}
+		}
+		addr := netip.Addr{}
+		if first != nil {
+			addr = first.Addr
+		}
+		if g.EgressIP.IsValid() && g.EgressIP.BitLen() == family {
+			addr = g.EgressIP
+		}
+		switch {
+		case !addr.IsValid():
+			continue
+		case family == 32:
+			v.Egress4 = addr.As4()
+		default:
+			v.Egress6 = bpf.AddressFrom(addr)
+		}
+		v.IfIndex = uint32(device)
+	}
+}
+
+func (o *oracle) defaultDevice(txn statedb.ReadTxn) int {
+	device := 0
+	for _, destination := range []string{"0.0.0.0/0", "::/0"} {
+		var best *tables.Route
+		for r := range o.Routes.All(txn) {
+			if r.Table == 254 && r.Type == "unicast" && r.Destination.String() == destination && (best == nil || r.Priority < best.Priority) {
+				best = r
+			}
+		}
+		switch {
+		case best == nil:
+		case device != 0 && device != best.DeviceIndex:
+			return 0
+		default:
+			device = best.DeviceIndex
+		}
+	}
+	return device
+}
+
+// inCluster reports whether an address is inside the cluster.
+func (o *oracle) inCluster(txn statedb.ReadTxn, addr netip.Addr) bool {
+	for e := range o.Endpoints.All(txn) {
+		if slices.Contains(e.Addrs, addr) {
+			return true
+		}
+	}
+	for n := range o.Nodes.All(txn) {
+		if slices.Contains(n.InternalIPs, addr) || slices.Contains(n.OtherIPs, addr) || covering(n.PodCIDRs, addr) >= 0 {
+			return true
+		}
+	}
+	for s := range o.Services.All(txn) {
+		if slices.Contains(s.Addrs, addr) {
+			return true
+		}
+	}
+	for a := range o.Addresses.All(txn) {
+		if a.Addr == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// probes are the packets of interest: from every address that an endpoint has,
+// to the ends of every prefix that a policy names, and some others.
+func (o *oracle) probes(txn statedb.ReadTxn) (sources, destinations []netip.Addr) {
+	seen := map[netip.Addr]bool{}
+	for e := range o.Endpoints.All(txn) {
+		for _, a := range e.Addrs {
+			if !seen[a] {
+				seen[a] = true
+				sources = append(sources, a)
+			}
+		}
+	}
+	destinations = []netip.Addr{netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("2001:db8:ffff::1")}
+	for p := range o.Policies.All(txn) {
+		for _, prefix := range slices.Concat(p.Destinations, p.Excluded) {
+			destinations = append(destinations, prefix.Addr())
+			if next := prefix.Addr().Next(); prefix.Contains(next) {
+				destinations = append(destinations, next)
+			}
+		}
+	}
+	slices.SortFunc(destinations, netip.Addr.Compare)
+	return sources, slices.Compact(destinations)
+}
+
+func sortedKeys(set map[string]bool) string {
+	keys := make([]string, 0, len(set))
+	for k := range set {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return strings.Join(keys, " | ")
+}
+
+// inKernel is what the maps make of packets from src to dst. A rule that leads
+// to a group without all its buckets is an error. Sources are of one bucket
+// each: the decision is that of the source's, or with anyBucket of all.
+func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error) {
+	source := bpf.AddressFrom(src)
+	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: source})
+	class, found := bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: source})
+	switch {
+	case !found && local && pod.Flags != 0:
+		return held, nil
+	case !found && local:
+		return plain, nil
+	case !found:
+		return unknown, nil
+	}
+	rule, found := bpf.Match[bpf.EgressKey, bpf.EgressValue](r, "sluice_egress", bpf.EgressKeyFrom(class.Class, netip.PrefixFrom(dst, dst.BitLen())))
+	if !found || rule.Value.Group == bpf.GroupExcluded {
+		return plain, nil
+	}
+	ways := map[string]bool{}
+	for bucket := range uint32(bpf.GatewayBuckets) {
+		v, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: rule.Value.Group, Bucket: bucket})
+		if !found {
+			return "", fmt.Errorf("%s to %s: class %d, group %d, but no bucket %d", src, dst, class.Class, rule.Value.Group, bucket)
+		}
+		if octets := src.As16(); anyBucket || uint32(octets[15]) == bucket {
+			ways[v.String()] = true
+		}
+	}
+	return "gateways " + sortedKeys(ways), nil
+}
+
+// inClusterByKernel reports whether the ipcache has an address as inside the cluster.
+func inClusterByKernel(r bpf.Reader, addr netip.Addr) bool {
+	e, found := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, addr.BitLen())))
+	return found && e.Value.Flags&bpf.IPCacheInCluster != 0
+}

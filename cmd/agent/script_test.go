@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/script"
+	"github.com/cilium/hive/script/scripttest"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/sources"
+	"github.com/sluice-net/sluice/sources/kubernetes"
+	"github.com/sluice-net/sluice/sources/netlink"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// The scripts of testdata run the whole agent, with an API server and a kernel
+// that are in memory. They are the documentation of what it does.
+func TestScripts(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel) // after the scripts, which run in parallel
+	scripttest.Test(t, ctx, newScriptEngine, nil, "../../testdata/*.txtar")
+}
+
+func newScriptEngine(t testing.TB, args []string) *script.Engine {
+	c := newCluster(t, args)
+	cmds := scripttest.DefaultCmds()
+	maps.Copy(cmds, c.commands())
+	return &script.Engine{
+		Cmds:             cmds,
+		Conds:            scripttest.DefaultConds(),
+		RetryInterval:    10 * time.Millisecond,
+		MaxRetryInterval: 100 * time.Millisecond,
+	}
+}
+
+// cluster is an agent in a cluster that outlives it.
+type cluster struct {
+	t       testing.TB
+	args    []string
+	log     *slog.Logger
+	api     *kubernetes.FakeAPI
+	netlink *netlink.Fake
+	memory  *bpf.Memory
+	checker *checker
+	state   string
+
+	hive   *hive.Hive
+	agent  map[string]script.Cmd // commands of the agent
+	oracle oracle
+	desire desiredTables
+}
+
+func newCluster(t testing.TB, args []string) *cluster {
+	c := &cluster{
+		t: t, args: args, log: hivetest.Logger(t, hivetest.LogLevel(slog.LevelWarn)),
+		api: kubernetes.NewFakeAPI(), netlink: netlink.NewFake(), memory: bpf.NewMemory(), state: t.TempDir(),
+	}
+	c.checker = newChecker(c.memory)
+	c.construct()
+	t.Cleanup(func() { require.NoError(t, c.hive.Stop(c.log, context.Background())) })
+	return c
+}
+
+// construct makes a new agent in the same cluster.
+func (c *cluster) construct() {
+	c.hive = New(
+		cell.Provide(
+			func() *kubernetes.FakeAPI { return c.api },
+			func() bpf.Backend { return c.memory },
+		),
+		sources.FakeCell,
+		netlink.FakeCellOf(c.netlink),
+		Dataflow,
+		api.Cell,
+		cell.Invoke(func(o oracle, d desiredTables) { c.oracle, c.desire = o, d }),
+	)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.hive.RegisterFlags(flags)
+	args := append([]string{"--api-listen=", "--socket=" + filepath.Join(c.state, "sluice.sock"), "--state-dir=" + c.state}, c.args...)
+	require.NoError(c.t, flags.Parse(args))
+	var err error
+	c.agent, err = c.hive.ScriptCommands(c.log)
+	require.NoError(c.t, err)
+}
+
+// commands are those of the agent, forwarded to the one that runs now, and
+// those of the harness.
+func (c *cluster) commands() map[string]script.Cmd {
+	cmds := map[string]script.Cmd{
+		"settle": command("Wait until nothing changes any more; compare the maps with what the base tables ask for, and what became of packets in between with the invariants", c.settle),
+		"agent/stop": command("Stop the agent; its maps stay", func(ctx context.Context) error {
+			return c.hive.Stop(c.log, ctx)
+		}),
+		"agent/restart": command("Start a new agent with the maps of the one before", func(ctx context.Context) error {
+			if err := c.hive.Stop(c.log, ctx); err != nil {
+				return err
+			}
+			c.construct()
+			return c.hive.Start(c.log, ctx)
+		}),
+	}
+	for name, cmd := range c.agent {
+		usage := *cmd.Usage()
+		cmds[name] = script.Command(usage, func(s *script.State, args ...string) (script.WaitFunc, error) {
+			return c.agent[name].Run(s, args...)
+		})
+	}
+	return cmds
+}
+
+func command(summary string, do func(context.Context) error) script.Cmd {
+	return script.Command(script.CmdUsage{Summary: summary},
+		func(s *script.State, _ ...string) (script.WaitFunc, error) { return nil, do(s.Context()) })
+}
+
+// desiredTables are the tables that reconcilers work off.
+type desiredTables struct {
+	cell.In
+
+	Classes  statedb.Table[*tables.Class]
+	Gateways statedb.Table[*tables.EgressGateway]
+	Rules    statedb.Table[*tables.EgressRule]
+	Sources  statedb.Table[*tables.EgressSource]
+	IPCache  statedb.Table[*tables.IPCache]
+	Locals   statedb.Table[*tables.LocalEndpoint]
+	Sysctls  statedb.Table[*tables.Sysctl]
+}
+
+// undone returns a row that is not in the kernel yet.
+func (d *desiredTables) undone(txn statedb.ReadTxn) string {
+	return firstOf(
+		undone(txn, d.Classes), undone(txn, d.Gateways), undone(txn, d.Rules), undone(txn, d.Sources),
+		undone(txn, d.IPCache), undone(txn, d.Locals), undone(txn, d.Sysctls))
+}
+
+func undone[Row interface {
+	GetStatus() reconciler.Status
+	TableRow() []string
+}](txn statedb.ReadTxn, table statedb.Table[Row]) string {
+	if initialized, _ := table.Initialized(txn); !initialized {
+		return table.Name() + " is not initialized: " + fmt.Sprint(table.PendingInitializers(txn))
+	}
+	for row := range table.All(txn) {
+		if row.GetStatus().Kind != reconciler.StatusKindDone {
+			return fmt.Sprintf("%s %v", table.Name(), row.TableRow())
+		}
+	}
+	return ""
+}
+
+func firstOf(texts ...string) string {
+	for _, text := range texts {
+		if text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// settled is for how long nothing may change.
+const settled = 25 * time.Millisecond
+
+// settle waits until nothing changes any more, and checks what came of it.
+func (c *cluster) settle(ctx context.Context) error {
+	if err := c.quiet(ctx); err != nil {
+		return err
+	}
+	return errors.Join(c.checker.rest(c.oracle.owners(c.oracle.DB.ReadTxn())), c.compare())
+}
+
+// quiet waits until no table has changed for a while and every row is done.
+func (c *cluster) quiet(ctx context.Context) error {
+	deadline := time.Now().Add(10 * time.Second)
+	var last uint64
+	since := time.Now()
+	for {
+		txn := c.oracle.DB.ReadTxn()
+		c.watch(txn)
+		revision := c.memory.Sequence()
+		for _, table := range c.oracle.DB.GetTables(txn) {
+			if name := table.Name(); name != "health" && name != "bpf-maps" {
+				revision += table.Revision(txn)
+			}
+		}
+		undone := c.desire.undone(txn)
+		switch {
+		case revision != last:
+			last, since = revision, time.Now()
+		case undone == "" && time.Since(since) > settled:
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("not settled after 10 s: %s", undone)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// watch has the checker look at the packets of interest from now on.
+func (c *cluster) watch(txn statedb.ReadTxn) {
+	sources, destinations := c.oracle.probes(txn)
+	c.memory.Read(func(r bpf.Reader) { c.checker.watch(sources, destinations, r) })
+}
+
+// compare says where the maps lead to other decisions than the base tables.
+func (c *cluster) compare() (err error) {
+	txn := c.oracle.DB.ReadTxn()
+	sources, destinations := c.oracle.probes(txn)
+	c.memory.Read(func(r bpf.Reader) {
+		for _, dst := range append(destinations, sources...) {
+			if want, got := c.oracle.inCluster(txn, dst), inClusterByKernel(r, dst); want != got {
+				err = errors.Join(err, fmt.Errorf("%s in the cluster: by the maps %v, by the base tables %v", dst, got, want))
+			}
+		}
+		for _, src := range sources {
+			for _, dst := range destinations {
+				if src.BitLen() != dst.BitLen() {
+					continue
+				}
+				got, kernelErr := inKernel(r, src, dst, true)
+				if want := c.oracle.decision(txn, src, dst); kernelErr != nil || got != want {
+					err = errors.Join(err, kernelErr, fmt.Errorf("%s to %s: by the maps %s, by the base tables %s", src, dst, got, want))
+				}
+			}
+		}
+	})
+	return err
+}

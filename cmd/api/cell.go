@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell serves the API while the agent runs, and provides the script command
+// http/get, which asks the same handlers without a connection.
+var Cell = cell.Module(
+	"api",
+	"HTTP API",
+
+	cell.Config(DefaultConfig),
+	cell.Provide(newServer, scriptCommands),
+	cell.Invoke(func(*Server) {}),
+)
+
+// Config says where the API is served.
+type Config struct {
+	APIListen string
+	Socket    string
+}
+
+// DefaultConfig serves this machine only.
+var DefaultConfig = Config{
+	APIListen: "127.0.0.1:9880",
+	Socket:    "/run/sluice/sluice.sock",
+}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.String("api-listen", c.APIListen, "address and port of the HTTP API, empty for none")
+	flags.String("socket", c.Socket, "UNIX socket of the HTTP API, empty for none")
+}
+
+func (c Config) validate() error {
+	if c.APIListen == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(c.APIListen)
+	if err != nil {
+		return fmt.Errorf("--api-listen %q is not address:port: %w", c.APIListen, err)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("--api-listen %q: %q is not a port number", c.APIListen, port)
+	}
+	return nil
+}
+
+// loopback reports whether only this machine can reach an address:port.
+func loopback(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
+}
+
+type params struct {
+	cell.In
+
+	Log        *slog.Logger
+	Lifecycle  cell.Lifecycle
+	Shutdowner hive.Shutdowner
+	Reporter   cell.Health
+	Config     Config
+
+	DB        *statedb.DB
+	Health    statedb.Table[*tables.Health]
+	Readiness []tables.Readiness `group:"ready"`
+	Metrics   prometheus.Gatherer
+	Node      tables.LocalNode
+}
+
+func newServer(p params) (*Server, error) {
+	if err := p.Config.validate(); err != nil {
+		return nil, err
+	}
+	if p.Config.APIListen == "" && p.Config.Socket == "" {
+		return nil, errors.New("--api-listen and --socket are both empty: nothing could tell what the agent does")
+	}
+	s := &Server{
+		log:        p.Log,
+		health:     p.Reporter,
+		shutdowner: p.Shutdowner,
+		config:     p.Config,
+		handlers: &handlers{
+			log:     p.Log,
+			db:      p.DB,
+			health:  p.Health,
+			ready:   p.Readiness,
+			metrics: p.Metrics,
+			node:    p.Node,
+			streams: make(chan struct{}, maxStreams),
+		},
+	}
+	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
+	return s, nil
+}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api serves the tables, the health and the metrics of the agent over
+// HTTP, on a TCP address and on a UNIX socket. Nothing that it serves changes
+// the agent.
+//
+//	/statedb/...   the tables in StateDB's wire format, for its RemoteTable client
+//	/tables/...    the tables as text or JSON, for people and for sluice get
+//	/healthz       each module's health; fails when a loop of the agent has ended
+//	/readyz        fails until the first pass is programmed
+//	/metrics       Prometheus
+//	/debug/pprof/  profiles, on the socket only
+package api

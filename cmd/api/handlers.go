@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sluice-net/sluice/cmd/version"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// maxStreams bounds the requests that follow the changes of a table.
+const maxStreams = 64
+
+// handlers answers the requests.
+type handlers struct {
+	log     *slog.Logger
+	db      *statedb.DB
+	health  statedb.Table[*tables.Health]
+	ready   []tables.Readiness
+	metrics prometheus.Gatherer
+	node    tables.LocalNode
+	streams chan struct{} // holds a token for each request that streams
+}
+
+// mux returns the paths of the API; profiles show memory and cost time, so they
+// are for the owner of the socket only.
+func (h *handlers) mux(profiles bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", h.index)
+	mux.HandleFunc("GET /healthz", h.healthz)
+	mux.HandleFunc("GET /readyz", h.readyz)
+	mux.HandleFunc("GET /version", h.version)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /tables", h.listTables)
+	mux.HandleFunc("GET /tables/{table}", h.getTable)
+
+	wire := http.StripPrefix("/statedb", h.db.HTTPHandler())
+	mux.Handle("GET /statedb/dump", wire)
+	mux.Handle("GET /statedb/dump/{table}", h.known(wire))
+	mux.Handle("GET /statedb/query", h.query(wire))
+	mux.HandleFunc("GET /statedb/changes/{table}", h.changes)
+
+	if profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return guard(h.log, mux)
+}
+
+// table returns the table of a name, or answers the request that there is none.
+func (h *handlers) table(w http.ResponseWriter, name string) (statedb.TableMeta, bool) {
+	meta := h.db.GetTable(h.db.ReadTxn(), name)
+	if meta == nil {
+		writeJSON(w, http.StatusNotFound, errorBody{
+			Err:    fmt.Sprintf("there is no table %q; the tables are: %s", name, strings.Join(h.tableNames(), ", ")),
+			Tables: h.tableNames(),
+		})
+	}
+	return meta, meta != nil
+}
+
+func (h *handlers) tableNames() []string {
+	var names []string
+	for _, meta := range h.db.GetTables(h.db.ReadTxn()) {
+		names = append(names, meta.Name())
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (h *handlers) version(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, struct {
+		version.Info
+		Node string `json:"node"`
+	}{version.Get(), h.node.Name})
+}
+
+func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	fmt.Fprintf(w, `%s on node %s
+
+/healthz                  health of each module
+/readyz                   whether the first pass is programmed, and if not, what is pending
+/metrics                  metrics for Prometheus
+/version                  version of the agent
+/tables                   the tables as JSON: rows, indexes, whether initialized
+/tables/TABLE             a table as text; ?format=json, ?watch=true
+/statedb/dump             all tables as JSON
+/statedb/dump/TABLE       a table as JSON
+/statedb/query            rows by index, as StateDB's RemoteTable asks for them
+/statedb/changes/TABLE    rows as they change, a JSON object a line
+/debug/pprof/             profiles, on the socket only
+
+Tables:
+
+`, version.Get(), h.node.Name)
+	for _, name := range h.tableNames() {
+		fmt.Fprintf(w, "  /tables/%s\n", name)
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/cilium/hive/cell"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Values of [HealthReport.Status].
+const (
+	statusOK       = "ok"
+	statusDegraded = "degraded" // something does not work; restarting would not help
+	statusFailed   = "failed"   // a loop has ended; only restarting helps
+)
+
+// inessential modules may fail without the agent being restarted for it.
+var inessential = []string{"shell"}
+
+// HealthReport is the answer of /healthz.
+type HealthReport struct {
+	Status  string           `json:"status"`
+	Reasons []string         `json:"reasons,omitempty"` // why it is not ok
+	Modules []*tables.Health `json:"modules"`
+}
+
+// healthz answers 200 also when degraded: to be restarted by the kubelet for an
+// API server that is gone would only make things worse.
+func (h *handlers) healthz(w http.ResponseWriter, _ *http.Request) {
+	report := HealthReport{Status: statusOK, Modules: []*tables.Health{}}
+	for row := range h.health.All(h.db.ReadTxn()) {
+		report.add(row)
+	}
+	status := http.StatusOK
+	if report.Status == statusFailed {
+		status = http.StatusServiceUnavailable
+	}
+	writeJSON(w, status, report)
+}
+
+func (r *HealthReport) add(row *tables.Health) {
+	r.Modules = append(r.Modules, row)
+	if row.Level != cell.StatusDegraded {
+		return
+	}
+	reason := row.ID + ": " + row.Message
+	if row.Error != "" {
+		reason += ": " + row.Error
+	}
+	r.Reasons = append(r.Reasons, reason)
+	switch {
+	case row.Ended && essential(row.ID):
+		r.Status = statusFailed
+	case r.Status == statusOK:
+		r.Status = statusDegraded
+	}
+}
+
+func essential(id string) bool {
+	for _, module := range inessential {
+		if strings.HasPrefix(id, module+".") {
+			return false
+		}
+	}
+	return true
+}
+
+// ReadyReport is the answer of /readyz.
+type ReadyReport struct {
+	Ready   bool     `json:"ready"`
+	Pending []string `json:"pending,omitempty"` // what is not ready, and what it waits for
+}
+
+func (h *handlers) readyz(w http.ResponseWriter, _ *http.Request) {
+	report := ReadyReport{Pending: h.pending()}
+	report.Ready = len(report.Pending) == 0
+	status := http.StatusOK
+	if !report.Ready {
+		status = http.StatusServiceUnavailable
+	}
+	writeJSON(w, status, report)
+}
+
+func (h *handlers) pending() (pending []string) {
+	txn := h.db.ReadTxn()
+	for _, name := range h.tableNames() {
+		meta := h.db.GetTable(txn, name)
+		if meta == nil {
+			continue
+		}
+		if ok, _ := meta.Initialized(txn); !ok {
+			pending = append(pending, fmt.Sprintf("table %s: waits for %s", name, strings.Join(meta.PendingInitializers(txn), ", ")))
+		}
+	}
+	for _, ready := range h.ready {
+		if ok, reason := ready.Ready(); !ok {
+			pending = append(pending, ready.Name+": "+reason)
+		}
+	}
+	return pending
+}

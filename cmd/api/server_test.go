@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// startServer runs the API in a hive with the given flags.
+func startServer(t *testing.T, args ...string) (*Server, error) {
+	var server *Server
+	h := hive.New(
+		statedb.Cell, cell.SimpleHealthCell,
+		cell.Provide(
+			tables.NewHealthTable,
+			statedb.RWTable[*tables.Health].ToTable,
+			func() prometheus.Gatherer { return prometheus.NewRegistry() },
+			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
+		),
+		Cell,
+		cell.Invoke(func(s *Server) { server = s }),
+	)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	h.RegisterFlags(flags)
+	require.NoError(t, flags.Parse(args))
+	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelWarn))
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		require.NoError(t, h.Stop(log, context.Background()))
+	})
+	return server, h.Start(log, t.Context())
+}
+
+// socketPath returns a path short enough for a socket.
+func socketPath(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "sluice")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "run", "s.sock")
+}
+
+func overSocket(t *testing.T, path string) *http.Client {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func TestServer(t *testing.T) {
+	socket := socketPath(t)
+	s, err := startServer(t, "--api-listen=127.0.0.1:0", "--socket="+socket)
+	require.NoError(t, err)
+
+	status := func(client *http.Client, url string) int {
+		resp, err := client.Get(url)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		io.Copy(io.Discard, resp.Body)
+		return resp.StatusCode
+	}
+	local := overSocket(t, socket)
+	require.Equal(t, http.StatusOK, status(http.DefaultClient, s.URL()+"/healthz"))
+	require.Equal(t, http.StatusNotFound, status(http.DefaultClient, s.URL()+"/debug/pprof/cmdline"))
+	require.Equal(t, http.StatusOK, status(local, "http://sluice/healthz"))
+	require.Equal(t, http.StatusOK, status(local, "http://sluice/debug/pprof/cmdline"))
+
+	info, err := os.Stat(socket)
+	require.NoError(t, err)
+	require.Equal(t, fs.ModeSocket|0o600, info.Mode())
+
+	// A client that follows changes does not hold up the stop.
+	resp, err := local.Get("http://sluice/statedb/changes/health")
+	require.NoError(t, err)
+	t.Cleanup(func() { resp.Body.Close() })
+}
+
+func TestSocketInUse(t *testing.T) {
+	socket := socketPath(t)
+	_, err := startServer(t, "--api-listen=", "--socket="+socket)
+	require.NoError(t, err)
+	_, err = startServer(t, "--api-listen=", "--socket="+socket)
+	require.ErrorIs(t, err, ErrSocketInUse)
+	_, err = os.Stat(socket)
+	require.NoError(t, err, "the socket of the other agent is left alone")
+}
+
+func TestStaleSocket(t *testing.T) {
+	socket := socketPath(t)
+	require.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	l, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	_, err = startServer(t, "--api-listen=", "--socket="+socket)
+	require.NoError(t, err)
+}
+
+func TestServerRefuses(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
+
+	for _, tc := range []struct {
+		name, message string
+		args          []string
+	}{
+		{"no port", "is not address:port", []string{"--api-listen=127.0.0.1"}},
+		{"bad port", "is not a port number", []string{"--api-listen=127.0.0.1:http"}},
+		{"nothing to listen on", "both empty", []string{"--api-listen=", "--socket="}},
+		{"address in use", "--api-listen chooses another", []string{"--socket=", "--api-listen=" + taken.Addr().String()}},
+		{"not a socket", "not a socket", []string{"--api-listen=127.0.0.1:0", "--socket=" + file}},
+		{"long path", "longer than 107 bytes", []string{"--api-listen=127.0.0.1:0", "--socket=/" + strings.Repeat("x", 107)}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := startServer(t, tc.args...)
+			require.ErrorContains(t, err, tc.message)
+		})
+	}
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "precious", string(data))
+}
+
+func TestLoopback(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1:9880": true, "[::1]:9880": true, "localhost:9880": true,
+		":9880": false, "0.0.0.0:9880": false, "10.0.0.1:9880": false, "[::]:9880": false,
+	} {
+		require.Equal(t, want, loopback(address), address)
+	}
+}

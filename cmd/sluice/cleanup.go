@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/sysctl"
+)
+
+// cleanup removes what an agent left on the node. Its fields are flags of the agent.
+type cleanup struct {
+	stateDir string
+	socket   string
+	bpffs    string
+	procfs   string
+}
+
+// cleanupStep removes one kind of thing and returns what it removed. It is not
+// an error that there is nothing.
+type cleanupStep struct {
+	what string
+	run  func() (removed []string, err error)
+}
+
+// steps are all there is to remove, in order. What the agent adds to the node is
+// added here too.
+func (c *cleanup) steps() []cleanupStep {
+	return []cleanupStep{
+		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
+		{"removed pinned map", func() ([]string, error) { return bpf.Cleanup(c.bpffs) }},
+		{"removed socket", c.removeSockets},
+	}
+}
+
+func newCleanupCommand() *cobra.Command {
+	c := &cleanup{}
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove everything that the agent left on this node",
+		Long: `Remove everything that the agent left on this node: pinned maps, kernel
+parameters that it changed, its socket and its state. Traffic is no longer
+redirected from then on. It is refused while an agent runs, and may be repeated.
+
+The flags are those that the agent was run with.`,
+		Example: `  sluice cleanup
+  sluice cleanup --state-dir=/var/lib/sluice --bpffs=/sys/fs/bpf`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, _, err := agent.CompleteFlags(cmd.Flags(), os.Environ()); err != nil {
+				return agent.UsageErrorf("%w", err)
+			}
+			return c.run(cmd.OutOrStdout())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&c.stateDir, "state-dir", agent.DefaultConfig.StateDir, "directory of the agent's state")
+	flags.StringVar(&c.socket, "socket", api.DefaultConfig.Socket, "UNIX socket of the agent")
+	flags.StringVar(&c.bpffs, "bpffs", bpf.DefaultConfig.BPFFS, "BPF file system in which the maps are pinned")
+	flags.StringVar(&c.procfs, "procfs", "/proc", "where procfs is mounted with a writable sys")
+	return cmd
+}
+
+// run does all steps, also after one failed, and tells what it did. The state
+// goes last, and stays if something could not be removed: it says what is left
+// to restore.
+func (c *cleanup) run(w io.Writer) error {
+	lock, err := agent.AcquireLock(c.stateDir)
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	defer lock.Release()
+	count := 0
+	var errs error
+	for _, step := range c.steps() {
+		removed, err := step.run()
+		slices.Sort(removed)
+		for _, name := range removed {
+			fmt.Fprintf(w, "%s %s\n", step.what, name)
+		}
+		count += len(removed)
+		errs = errors.Join(errs, err)
+	}
+	if errs != nil {
+		return fmt.Errorf("clean up: %w", errs)
+	}
+	files, err := c.removeState(lock)
+	for _, name := range files {
+		fmt.Fprintf(w, "removed state %s\n", name)
+	}
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	if count+len(files) == 0 {
+		fmt.Fprintln(w, "nothing to clean up")
+	}
+	return nil
+}
+
+// stateFiles are the names of the agent's files in its state directory.
+var stateFiles = []string{"sysctls.json", "sysctls-*"}
+
+// removeState removes the agent's files, and the directory if there was nothing
+// else in it.
+func (c *cleanup) removeState(lock *agent.Lock) (removed []string, err error) {
+	for _, pattern := range stateFiles {
+		paths, err := filepath.Glob(filepath.Join(c.stateDir, pattern))
+		if err != nil {
+			return removed, err
+		}
+		for _, path := range paths {
+			if err := os.Remove(path); err != nil {
+				return removed, err
+			}
+			removed = append(removed, path)
+		}
+	}
+	if err := lock.Remove(); err != nil {
+		return removed, fmt.Errorf("remove lock: %w", err)
+	}
+	_ = os.Remove(c.stateDir) // stays if somebody else has something in it
+	return removed, nil
+}
+
+// removeSockets removes the sockets of an agent that did not stop cleanly.
+func (c *cleanup) removeSockets() (removed []string, err error) {
+	for _, path := range []string{c.socket, agent.ShellSocket(c.socket)} {
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Type() != fs.ModeSocket {
+			continue
+		}
+		if err == nil {
+			err = os.Remove(path)
+		}
+		if err != nil {
+			return removed, fmt.Errorf("remove socket: %w", err)
+		}
+		removed = append(removed, path)
+	}
+	if dir := filepath.Dir(c.socket); filepath.Base(dir) == "sluice" {
+		_ = os.Remove(dir) // stays if somebody else has something in it
+	}
+	return removed, nil
+}

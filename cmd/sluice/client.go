@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/cmd/api"
+)
+
+// errNoAgent says that nothing answers where an agent would.
+var errNoAgent = errors.New("no agent answers")
+
+// dialTimeout is for an agent to show that it is there.
+const dialTimeout = 3 * time.Second
+
+const unixScheme = "unix://"
+
+// serverFlag adds the flag that says where the agent is.
+func serverFlag(flags *pflag.FlagSet) *string {
+	return flags.String("server", "", "agent to ask: unix:///path or http://address:port (default: $SLUICE_SERVER, or else the usual ones)")
+}
+
+// servers returns where to look for an agent, in this order.
+func servers(flag string) []string {
+	if flag == "" {
+		flag = os.Getenv("SLUICE_SERVER")
+	}
+	if flag != "" {
+		return []string{flag}
+	}
+	var list []string
+	if socket := os.Getenv(agent.EnvironmentName("socket")); socket != "" {
+		list = append(list, unixScheme+socket)
+	}
+	for _, socket := range agent.Sockets() {
+		list = append(list, unixScheme+socket)
+	}
+	listen := os.Getenv(agent.EnvironmentName("api-listen"))
+	if listen == "" {
+		listen = api.DefaultConfig.APIListen
+	}
+	return append(list, "http://"+listen)
+}
+
+// client asks an agent.
+type client struct {
+	http *http.Client
+	base string
+}
+
+// connect returns a client of the first agent that answers.
+func connect(ctx context.Context, server string) (*client, error) {
+	var tried strings.Builder
+	for _, s := range servers(server) {
+		c, err := newClient(s)
+		if err != nil {
+			return nil, agent.UsageErrorf("--server %q: %w", s, err)
+		}
+		if err = c.probe(ctx); err == nil {
+			return c, nil
+		}
+		c.close()
+		fmt.Fprintf(&tried, "\n  %s: %v", s, err)
+	}
+	return nil, fmt.Errorf("%w; tried:%s\nStart one with: sluice agent", errNoAgent, tried.String())
+}
+
+func newClient(server string) (*client, error) {
+	transport := &http.Transport{}
+	c := &client{http: &http.Client{Transport: transport}, base: server}
+	if strings.HasPrefix(server, "/") {
+		server = unixScheme + server
+	}
+	switch path, isSocket := strings.CutPrefix(server, unixScheme); {
+	case isSocket:
+		c.base = "http://sluice"
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}
+	case strings.Contains(server, "://") && !strings.HasPrefix(server, "http://"):
+		return nil, errors.New("want unix:///path or http://address:port")
+	case !strings.Contains(server, "://"):
+		c.base = "http://" + server
+	}
+	c.base = strings.TrimSuffix(c.base, "/")
+	return c, nil
+}
+
+func (c *client) close() { c.http.CloseIdleConnections() }
+
+// probe returns an error unless an agent answers.
+func (c *client) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	body, err := c.get(ctx, "/version")
+	if err != nil {
+		return cause(err)
+	}
+	return body.Close()
+}
+
+// cause returns what is wrong with a connection, without the request's URL,
+// which for a socket means nothing.
+func cause(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// get returns the body of a successful answer.
+func (c *client) get(ctx context.Context, path string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Err string `json:"err"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || answer.Err == "" {
+		return nil, fmt.Errorf("the agent answers %s", resp.Status)
+	}
+	return nil, errors.New(answer.Err)
+}
+
+// getJSON decodes a successful answer.
+func (c *client) getJSON(ctx context.Context, path string, v any) error {
+	body, err := c.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(v); err != nil {
+		return fmt.Errorf("decode the agent's answer: %w", err)
+	}
+	return nil
+}

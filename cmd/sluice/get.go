@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/cmd/api"
+)
+
+func newGetCommand() *cobra.Command {
+	var server *string
+	var out *output
+	var watch *bool
+	cmd := &cobra.Command{
+		Use:   "get TABLE",
+		Short: "Show a table of the running agent",
+		Long: `Show a table of the running agent: its rows in columns, or whole as JSON or YAML.
+With --watch also each change from then on, until interrupted.`,
+		Example: `  sluice get endpoints
+  sluice get egress-rules -o yaml
+  sluice get health -w`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return err
+			}
+			ctx, cancel := untilInterrupted(cmd.Context())
+			defer cancel()
+			c, err := connect(ctx, *server)
+			if err != nil {
+				return err
+			}
+			defer c.close()
+			if len(args) != 1 {
+				return c.whichTable(ctx)
+			}
+			g := getter{client: c, table: url.PathEscape(args[0]), out: out, w: cmd.OutOrStdout()}
+			if !*watch {
+				return g.show(ctx)
+			}
+			if err := g.watch(ctx); ctx.Err() == nil {
+				return err
+			}
+			return nil // interrupted, as intended
+		},
+		ValidArgsFunction: completeTable,
+	}
+	server = serverFlag(cmd.Flags())
+	out = outputFlag(cmd.Flags(), outputTable, outputJSON, outputYAML)
+	watch = cmd.Flags().BoolP("watch", "w", false, "follow the changes, with deletions marked")
+	return cmd
+}
+
+// whichTable returns the error for a command line that names no table, or several.
+func (c *client) whichTable(ctx context.Context) error {
+	names, err := c.tableNames(ctx)
+	if err != nil {
+		return err
+	}
+	return agent.UsageErrorf("want the name of one table: %v", names)
+}
+
+func (c *client) tableNames(ctx context.Context) ([]string, error) {
+	var list []api.Table
+	if err := c.getJSON(ctx, "/tables", &list); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, t := range list {
+		names = append(names, t.Name)
+	}
+	return names, nil
+}
+
+// completeTable completes the name of a table in a shell.
+func completeTable(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	server, _ := cmd.Flags().GetString("server")
+	c, err := connect(cmd.Context(), server)
+	if err != nil || len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer c.close()
+	names, err := c.tableNames(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// getter prints one table.
+type getter struct {
+	*client
+	table string
+	out   *output
+	w     io.Writer
+}
+
+func (g getter) show(ctx context.Context) error {
+	if g.out.value == outputTable {
+		return g.copy(ctx, "/tables/"+g.table)
+	}
+	var dump map[string]json.RawMessage
+	if err := g.getJSON(ctx, "/statedb/dump/"+g.table, &dump); err != nil {
+		return err
+	}
+	for _, rows := range dump {
+		return g.out.printJSON(g.w, rows)
+	}
+	return errors.New("the agent's answer has no table")
+}
+
+// watch follows a table. It only returns with an error.
+func (g getter) watch(ctx context.Context) error {
+	if g.out.value == outputTable {
+		if err := g.copy(ctx, "/tables/"+g.table+"?watch=true"); err != nil {
+			return err
+		}
+		return errEnded
+	}
+	body, err := g.get(ctx, "/statedb/changes/"+g.table)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for dec := json.NewDecoder(body); ; {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return errors.Join(errEnded, cause(err))
+		}
+		if err := g.printChange(raw); err != nil {
+			return err
+		}
+	}
+}
+
+var errEnded = errors.New("the agent closed the connection")
+
+// printChange prints a change: as JSON a line of its own, as YAML a document.
+func (g getter) printChange(raw json.RawMessage) error {
+	var change struct {
+		Revision uint64 `json:"rev"`
+	}
+	if err := json.Unmarshal(raw, &change); err != nil {
+		return fmt.Errorf("decode a change: %w", err)
+	}
+	if change.Revision == 0 {
+		return nil // keeps the connection alive
+	}
+	if g.out.value == outputJSON {
+		_, err := fmt.Fprintf(g.w, "%s\n", raw)
+		return err
+	}
+	if _, err := io.WriteString(g.w, "---\n"); err != nil {
+		return err
+	}
+	return g.out.printJSON(g.w, raw)
+}
+
+func (g getter) copy(ctx context.Context, path string) error {
+	body, err := g.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if _, err := io.Copy(g.w, body); err != nil {
+		return fmt.Errorf("read the agent's answer: %w", cause(err))
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpfmap
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Rows wait for the class they name, and one class wakes only its own.
+func TestGate(t *testing.T) {
+	classOf := func(v number) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: uint32(v)} }
+	asked := 0
+	var l *testLoop
+	l = newTestLoop(t, testConfig{gate: func(txn statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+		asked++
+		if op.Delete() {
+			return bpf.ClassKey{}, ""
+		}
+		class := classOf(*op.Value)
+		if r, _, found := l.readiness.Get(txn, tables.ClassReadinessByKey(class)); !found || !r.Registered {
+			return class, "class " + class.String()
+		}
+		return class, ""
+	}})
+	l.start()
+	ready := func(n number, ready bool) {
+		wtxn := l.db.WriteTxn(l.readiness)
+		l.readiness.Insert(wtxn, &tables.ClassReadiness{ClassKey: classOf(n), Wanted: true, Registered: ready})
+		wtxn.Commit()
+		l.round()
+	}
+	a, b, c := key(32, 10), key(32, 11), key(32, 12)
+	ready(9, true)
+	l.change(row(c, 9))
+	l.round()
+	l.change(row(a, 1), row(b, 2), row(c, 2))
+	l.round()
+	require.Equal(t, "Pending waiting for class egress/1", l.status(a))
+	require.Equal(t, "Pending waiting for class egress/2", l.status(b))
+	require.Equal(t, "9 other", l.entry(c))
+	require.Equal(t, 3, l.items.counts[stateWaiting])
+	l.wait(reportDelay)
+	require.Equal(t, cell.StatusOK, l.health.Level)
+
+	asked = 0
+	ready(2, true)
+	require.Equal(t, 2, asked)
+	require.Equal(t, map[prefixKey]number{b: 2, c: 2}, l.held())
+	ready(1, false)
+	require.Equal(t, "Pending waiting for class egress/1", l.status(a))
+	ready(1, true)
+	l.requireSettled()
+}
+
+// Whatever else writes to the map is found and undone.
+func TestAudit(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a, b, c, foreign := key(32, 10), key(32, 11), key(32, 12), key(24, 99)
+	l.change(row(a, 1), row(b, 2), row(c, 3))
+	l.round()
+	result, err := l.audit(l.now)
+	require.NoError(t, err)
+	require.True(t, result.Clean())
+	require.Equal(t, "clean", l.report.lastAudit)
+
+	_, err = l.target.Delete([]prefixKey{a})
+	require.NoError(t, err)
+	_, err = l.target.Update([]prefixKey{b, foreign}, []number{9, 9})
+	require.NoError(t, err)
+	l.memory.Fail("test", bpf.OpDelete, unix.EPERM, 1)
+	result, err = l.audit(l.now)
+	require.NoError(t, err)
+	require.Equal(t, "repaired 1 missing, 1 changed, 1 foreign, 1 left", result.String())
+	require.Contains(t, l.logged.String(), "Map differs from what was written to it")
+	require.Equal(t, "9 absent operation not permitted", l.entry(foreign))
+	l.wait(time.Second)
+	l.requireSettled()
+	require.Contains(t, l.health.Status, "the last audit repaired 1 missing")
+
+	result, err = l.audit(l.now)
+	require.NoError(t, err)
+	require.True(t, result.Clean())
+	l.wait(time.Second)
+	require.Equal(t, "3 entries", l.health.Status)
+}
+
+// An audit while rows are failing and waiting leaves them to their retries.
+func TestAuditOfDirty(t *testing.T) {
+	l := newTestLoop(t, testConfig{})
+	l.start()
+	a, b := key(32, 10), key(32, 11)
+	l.memory.Fail("test", bpf.OpUpdate, unix.EPERM, -1)
+	l.change(row(a, 1), row(b, 2))
+	l.round()
+	l.memory.Fail("test", bpf.OpAny, nil, 0)
+	// Somebody else has put just what is desired, and something else.
+	_, err := l.target.Update([]prefixKey{a, b}, []number{1, 7})
+	require.NoError(t, err)
+	result, err := l.audit(l.now)
+	require.NoError(t, err)
+	require.Equal(t, "repaired 0 missing, 0 changed, 2 foreign", result.String())
+	l.requireSettled()
+}
+
+// A removal waits for its gate too, and the mirror says for what.
+func TestGateOfRemoval(t *testing.T) {
+	open := false
+	class := bpf.ClassKey{Role: bpf.RoleEgress, Number: 4}
+	l := newTestLoop(t, testConfig{gate: func(_ statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+		if op.Delete() && !open {
+			return class, "the users of class " + class.String()
+		}
+		return bpf.ClassKey{}, ""
+	}})
+	l.start()
+	a := key(32, 10)
+	l.change(row(a, 1))
+	l.round()
+	l.change(row(a, 0))
+	l.round()
+	require.Equal(t, "1 absent waiting for the users of class egress/4", l.entry(a))
+	open = true
+	wtxn := l.db.WriteTxn(l.readiness)
+	l.readiness.Insert(wtxn, &tables.ClassReadiness{ClassKey: class})
+	wtxn.Commit()
+	l.round()
+	l.requireSettled()
+}
+
+// brokenMap is a map that cannot be read for a while.
+type brokenMap struct {
+	bpf.Map[prefixKey, number]
+	broken int
+}
+
+func (m *brokenMap) Dump() ([]bpf.Entry[prefixKey, number], error) {
+	if m.broken > 0 {
+		m.broken--
+		return nil, unix.EIO
+	}
+	return m.Map.Dump()
+}
+
+// A map that cannot be read is not written to either.
+func TestUnreadable(t *testing.T) {
+	inner, err := bpf.Open[prefixKey, number](bpf.NewMemory(), bpf.Spec{Name: "test", Type: bpf.TypeLPM, MaxEntries: 10})
+	require.NoError(t, err)
+	broken := &brokenMap{inner, 2}
+	l := newTestLoop(t, testConfig{target: broken})
+	a := key(32, 10)
+	l.change(row(a, 1))
+	require.ErrorIs(t, l.loadOnce(), unix.EIO)
+	initialized, _ := l.Entries.Initialized(l.db.ReadTxn())
+	require.False(t, initialized)
+	require.True(t, l.load(t.Context()))
+	require.Zero(t, broken.broken)
+	require.Equal(t, cell.StatusOK, l.health.Level)
+	l.round()
+	l.requireSettled()
+
+	broken.broken = 1
+	_, err = l.audit(l.now)
+	require.ErrorIs(t, err, unix.EIO)
+	l.wait(time.Second)
+	require.Equal(t, cell.StatusDegraded, l.health.Level)
+	require.Contains(t, l.health.Status, "cannot be read back")
+	_, err = l.audit(l.now)
+	require.NoError(t, err)
+	l.wait(time.Second)
+	require.Equal(t, cell.StatusOK, l.health.Level)
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sources owns the tables of objects and has them filled: by the API
+// server or from files, of which one is the source.
+//
+//	kubernetes ─┐
+//	files ──────┴──► objects (decoders) ──► nodes, namespaces, endpoints, services, …
+//
+// Nothing but the parts of this module can write these tables. Devices, addresses
+// and routes of the node have a source of their own, package netlink.
+package sources
+
+import (
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/sources/cilium"
+	"github.com/sluice-net/sluice/sources/files"
+	"github.com/sluice-net/sluice/sources/kubernetes"
+	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell provides the tables of objects, and keeps them up to date.
+var Cell = module(objects.DefaultConfig, kubernetes.Cell)
+
+// FakeCell is [Cell] for scripts: its API server is a [kubernetes.FakeAPI], told
+// by script commands, and is the source unless --source says otherwise.
+var FakeCell = module(
+	objects.Config{Source: objects.SourceKubernetes, EndpointSource: objects.DefaultConfig.EndpointSource},
+	kubernetes.FakeCell,
+)
+
+func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
+	return cell.Module(
+		"sources",
+		"Observed objects",
+
+		cell.Config(cfg),
+		cell.ProvidePrivate(
+			tables.NewNodeTable,
+			tables.NewNamespaceTable,
+			tables.NewEndpointTable,
+			tables.NewServiceTable,
+			tables.NewBackendSliceTable,
+			tables.NewEgressPolicyTable,
+			tables.NewIdentityTable,
+			tables.NewCiliumEndpointTable,
+			tables.NewCiliumNodeTable,
+			tables.NewObjectSourceTable,
+		),
+		cell.Provide(
+			statedb.RWTable[*tables.Node].ToTable,
+			statedb.RWTable[*tables.Namespace].ToTable,
+			statedb.RWTable[*tables.Endpoint].ToTable,
+			statedb.RWTable[*tables.Service].ToTable,
+			statedb.RWTable[*tables.BackendSlice].ToTable,
+			statedb.RWTable[*tables.EgressPolicy].ToTable,
+			statedb.RWTable[*tables.Identity].ToTable,
+			statedb.RWTable[*tables.CiliumEndpoint].ToTable,
+			statedb.RWTable[*tables.CiliumNode].ToTable,
+			statedb.RWTable[*tables.ObjectSource].ToTable,
+		),
+		cell.Invoke(objects.Config.Validate),
+
+		// Pods, Nodes and so on from an API server.
+		kubernetes,
+		// The same from a directory of manifests.
+		files.Cell,
+		// Endpoints from CiliumEndpoints and CiliumIdentities.
+		cilium.Cell,
+	)
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/sluice-net/sluice/sources/objects"
+)
+
+// api is where objects come from: an API server, or what stands for one.
+type api interface {
+	list(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (*itemList, error)
+	watch(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (watch.Interface, error)
+
+	// serves reports whether discovery knows the kind.
+	serves(ctx context.Context, k *objects.Kind) (bool, error)
+
+	// timing says how often to come back.
+	timing() timing
+}
+
+// timing are the intervals of trying again.
+type timing struct {
+	retryMin, retryMax time.Duration // after an error, exponentially, each with jitter
+	absent             time.Duration // while a kind is not served
+}
+
+// server is the API server of a cluster.
+type server struct {
+	clients map[*objects.Kind]*rest.RESTClient
+}
+
+// connect returns the API server that a kubeconfig names, or without one that
+// of the cluster that the agent is a pod of. It sends no request yet.
+func connect(kubeconfig string, kinds []*objects.Kind) (*server, error) {
+	cfg, err := loadConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return newServer(cfg, kinds)
+}
+
+func loadConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		cfg, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("find API server without --kubeconfig: %w", err)
+		}
+		return cfg, nil
+	}
+	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
+	}
+	return cfg, nil
+}
+
+func newServer(cfg *rest.Config, kinds []*objects.Kind) (*server, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.UserAgent = "sluice"
+	cfg.QPS = -1 // reflectors back off on their own
+	transport, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("create HTTP client: %w", err)
+	}
+	s := &server{clients: map[*objects.Kind]*rest.RESTClient{}}
+	for _, k := range kinds {
+		if s.clients[k], err = newClient(cfg, transport, k); err != nil {
+			return nil, fmt.Errorf("create client for %s: %w", k.Source(), err)
+		}
+	}
+	return s, nil
+}
+
+func newClient(cfg *rest.Config, transport *http.Client, k *objects.Kind) (*rest.RESTClient, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.APIPath = "/apis"
+	if k.Group == "" {
+		cfg.APIPath = "/api"
+	}
+	cfg.ContentConfig = rest.ContentConfig{
+		GroupVersion:         &schema.GroupVersion{Group: k.Group, Version: k.Version},
+		NegotiatedSerializer: serializer{k},
+		ContentType:          runtime.ContentTypeJSON,
+		AcceptContentTypes:   runtime.ContentTypeJSON,
+	}
+	return rest.RESTClientForConfigAndClient(cfg, transport)
+}
+
+// parameterCodec encodes list options to the query of a URL.
+var parameterCodec = func() runtime.ParameterCodec {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	return runtime.NewParameterCodec(scheme)
+}()
+
+// get returns a request for the objects of a kind. It is not repeated by itself,
+// for that would go unnoticed.
+func (s *server) get(k *objects.Kind, opts metav1.ListOptions) *rest.Request {
+	return s.clients[k].Get().MaxRetries(0).Resource(k.Resource).
+		SpecificallyVersionedParams(&opts, parameterCodec, schema.GroupVersion{Version: "v1"})
+}
+
+func (s *server) list(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (*itemList, error) {
+	data, err := body(s.get(k, opts).Do(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return decodeList(k, data)
+}
+
+// body returns the body of an answer, or the error that it says.
+func body(r rest.Result) ([]byte, error) {
+	if err := r.Error(); err != nil {
+		return nil, err
+	}
+	return r.Raw()
+}
+
+func (s *server) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (watch.Interface, error) {
+	opts.Watch = true
+	return s.get(k, opts).Watch(ctx)
+}
+
+func (s *server) serves(ctx context.Context, k *objects.Kind) (bool, error) {
+	data, err := body(s.clients[k].Get().MaxRetries(0).Do(ctx))
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("discover %s: %w", k.APIVersion(), err)
+	}
+	var list metav1.APIResourceList
+	if err := json.Unmarshal(data, &list); err != nil {
+		return false, fmt.Errorf("decode resources of %s: %w", k.APIVersion(), err)
+	}
+	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == k.Resource }), nil
+}
+
+func (*server) timing() timing {
+	return timing{retryMin: 100 * time.Millisecond, retryMax: 5 * time.Second, absent: 10 * time.Second}
+}

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/sluice-net/sluice/sources/objects"
+)
+
+// FakeAPI stands for an API server, in scripts and tests. It keeps its objects
+// when the agent restarts, if the next hive is given the same one.
+//
+// A resource has to be marked with [FakeAPI.Sync] before it can be listed: until
+// then a reflector waits for it, as for an API server that is slow.
+type FakeAPI struct {
+	mu        sync.Mutex
+	resources []*fakeResource
+	created   int // objects so far
+}
+
+// fakeResource is the objects of one kind, and all that happened to them.
+type fakeResource struct {
+	kind    *objects.Kind
+	objects map[string]map[string]any // by namespace and name
+	log     []fakeEvent               // the resource version is its length
+	lost    int                       // events that a watch cannot begin before any more
+
+	listed, absent, broken bool
+
+	changed chan struct{} // closed at each change
+}
+
+type fakeEvent struct {
+	kind    watch.EventType
+	data    []byte
+	partial bool // the next event is of the same delivery
+}
+
+// NewFakeAPI returns an API server that knows all kinds that the agent reads,
+// and has no objects.
+func NewFakeAPI() *FakeAPI {
+	f := &FakeAPI{}
+	for _, source := range []string{objects.EndpointsKubernetes, objects.EndpointsCilium} {
+		for _, k := range objects.Kinds(source) {
+			if f.find(k.Source()) == nil {
+				f.resources = append(f.resources, &fakeResource{
+					kind: k, objects: map[string]map[string]any{}, changed: make(chan struct{}),
+				})
+			}
+		}
+	}
+	return f
+}
+
+// Apply creates or replaces the objects of a manifest. They are delivered
+// together: one transaction for each kind. What an API server would fill in is
+// filled in where it is missing: uid, and a creation time that is later for each
+// object.
+func (f *FakeAPI) Apply(manifest []byte) error {
+	return f.each(manifest, func(r *fakeResource, key string, object map[string]any) (fakeEvent, error) {
+		old := r.objects[key]
+		f.complete(object, old)
+		r.objects[key] = object
+		if old != nil {
+			return r.event(watch.Modified, object)
+		}
+		return r.event(watch.Added, object)
+	})
+}
+
+// Delete deletes the objects of a manifest, together.
+func (f *FakeAPI) Delete(manifest []byte) error {
+	return f.each(manifest, func(r *fakeResource, key string, _ map[string]any) (fakeEvent, error) {
+		old := r.objects[key]
+		if old == nil {
+			return fakeEvent{}, fmt.Errorf("%s %s: not found", r.kind.Resource, key)
+		}
+		delete(r.objects, key)
+		return r.event(watch.Deleted, old)
+	})
+}
+
+// each lets do change the objects of a manifest, and delivers the events.
+func (f *FakeAPI) each(manifest []byte, do func(r *fakeResource, key string, object map[string]any) (fakeEvent, error)) error {
+	docs, err := objects.ReadManifest(manifest)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	events := map[*fakeResource][]fakeEvent{}
+	for _, doc := range docs {
+		if err = f.one(doc, do, events); err != nil {
+			err = fmt.Errorf("%s: %w", doc, err)
+			break // what precedes has happened
+		}
+	}
+	for r, batch := range events {
+		batch[len(batch)-1].partial = false
+		r.log = append(r.log, batch...)
+		r.notify()
+	}
+	return err
+}
+
+// one lets do change one object, and adds the event.
+func (f *FakeAPI) one(doc *objects.Document, do func(*fakeResource, string, map[string]any) (fakeEvent, error), events map[*fakeResource][]fakeEvent) error {
+	r := f.findKind(doc)
+	if r == nil {
+		return fmt.Errorf("no kind %s of %s", doc.Kind, doc.APIVersion)
+	}
+	o, err := r.kind.Decode(doc.JSON)
+	if err != nil {
+		return err
+	}
+	if o.Err != nil {
+		return o.Err
+	}
+	object := map[string]any{}
+	if err := json.Unmarshal(doc.JSON, &object); err != nil {
+		return err
+	}
+	ev, err := do(r, o.Name.String(), object)
+	if err != nil {
+		return err
+	}
+	ev.partial = true
+	events[r] = append(events[r], ev)
+	return nil
+}
+
+// complete fills in what an API server does, from the former object if there is
+// one.
+func (f *FakeAPI) complete(object, old map[string]any) {
+	meta, _ := object["metadata"].(map[string]any)
+	before, _ := old["metadata"].(map[string]any)
+	if old == nil {
+		f.created++
+		before = map[string]any{
+			"uid":               fmt.Sprintf("00000000-0000-0000-0000-%012d", f.created),
+			"creationTimestamp": time.Date(2025, 1, 1, 0, 0, f.created, 0, time.UTC).Format(time.RFC3339),
+		}
+	}
+	for _, field := range []string{"uid", "creationTimestamp"} {
+		if meta[field] == nil {
+			meta[field] = before[field]
+		}
+	}
+}
+
+// event returns an event that is about to happen to an object.
+func (r *fakeResource) event(kind watch.EventType, object map[string]any) (fakeEvent, error) {
+	data, err := json.Marshal(object)
+	return fakeEvent{kind: kind, data: data}, err
+}
+
+func (r *fakeResource) notify() {
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// find returns the resource with a name: resource.group, or the resource alone.
+func (f *FakeAPI) find(name string) *fakeResource {
+	i := slices.IndexFunc(f.resources, func(r *fakeResource) bool {
+		return r.kind.Source() == name || r.kind.Resource == name
+	})
+	if i < 0 {
+		return nil
+	}
+	return f.resources[i]
+}
+
+func (f *FakeAPI) findKind(doc *objects.Document) *fakeResource {
+	i := slices.IndexFunc(f.resources, func(r *fakeResource) bool {
+		return r.kind.Kind == doc.Kind && r.kind.APIVersion() == doc.APIVersion
+	})
+	if i < 0 {
+		return nil
+	}
+	return f.resources[i]
+}
+
+// update changes resources, all if none is named, and wakes up who waits.
+func (f *FakeAPI) update(names []string, change func(*fakeResource)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	chosen := f.resources
+	if len(names) > 0 {
+		chosen = nil
+	}
+	for _, name := range names {
+		r := f.find(name)
+		if r == nil {
+			return fmt.Errorf("unknown resource %q", name)
+		}
+		chosen = append(chosen, r)
+	}
+	for _, r := range chosen {
+		change(r)
+		r.notify()
+	}
+	return nil
+}
+
+// Sync lets resources be listed. One that is named is served from now on, if it
+// was absent.
+func (f *FakeAPI) Sync(resources ...string) error {
+	return f.update(resources, func(r *fakeResource) {
+		r.absent = r.absent && len(resources) == 0
+		r.listed = true
+	})
+}
+
+// Slow takes [FakeAPI.Sync] back: resources cannot be listed until it names them
+// again. Who watches them already is not concerned.
+func (f *FakeAPI) Slow(resources ...string) error {
+	return f.update(resources, func(r *fakeResource) { r.listed = false })
+}
+
+// Absent takes the definition of a resource away, with all of its objects.
+func (f *FakeAPI) Absent(resource string) error {
+	return f.update([]string{resource}, func(r *fakeResource) {
+		r.absent, r.lost = true, len(r.log)
+		clear(r.objects)
+	})
+}
+
+// Break ends the watches of a resource, and fails listing and watching it.
+func (f *FakeAPI) Break(resource string) error {
+	return f.update([]string{resource}, func(r *fakeResource) { r.broken = true })
+}
+
+// Resume ends [FakeAPI.Break]. The resource has to be listed again, for what
+// happened in between cannot be watched.
+func (f *FakeAPI) Resume(resource string) error {
+	return f.update([]string{resource}, func(r *fakeResource) {
+		r.broken, r.lost = false, len(r.log)
+	})
+}
+
+// list implements [api].
+func (f *FakeAPI) list(ctx context.Context, k *objects.Kind, _ metav1.ListOptions) (*itemList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.find(k.Source())
+	for !r.listed && !r.absent && !r.broken {
+		if err := f.wait(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	list := &itemList{}
+	list.ResourceVersion = strconv.Itoa(len(r.log))
+	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
+		data, err := json.Marshal(r.objects[key])
+		if err != nil {
+			return nil, err
+		}
+		i, err := decodeItem(k, data)
+		if err != nil {
+			return nil, err
+		}
+		list.Items = append(list.Items, i)
+	}
+	return list, nil
+}
+
+// wait waits for a change of a resource, without the lock.
+func (f *FakeAPI) wait(ctx context.Context, r *fakeResource) error {
+	changed := r.changed
+	f.mu.Unlock()
+	defer f.mu.Lock()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// err is why the resource can be neither listed nor watched.
+func (r *fakeResource) err() error {
+	switch {
+	case r.absent:
+		return apierrors.NewNotFound(schema.GroupResource{Group: r.kind.Group, Resource: r.kind.Resource}, "")
+	case r.broken:
+		return apierrors.NewServiceUnavailable("broken by k8s/break")
+	}
+	return nil
+}
+
+// watch implements [api].
+func (f *FakeAPI) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (watch.Interface, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.find(k.Source())
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	from, err := strconv.Atoi(opts.ResourceVersion)
+	if err != nil || from < r.lost {
+		return nil, apierrors.NewResourceExpired("too old resource version: " + opts.ResourceVersion)
+	}
+	events := make(chan watch.Event)
+	w := watch.NewProxyWatcher(events)
+	go f.deliver(ctx, r, k, w, events, from)
+	return w, nil
+}
+
+// deliver sends what happens from some resource version on.
+func (f *FakeAPI) deliver(ctx context.Context, r *fakeResource, k *objects.Kind, w *watch.ProxyWatcher, to chan<- watch.Event, from int) {
+	defer close(to)
+	send := func(ev watch.Event) bool {
+		select {
+		case to <- ev:
+			return true
+		case <-w.StopChan():
+		case <-ctx.Done():
+		}
+		return false
+	}
+	for {
+		f.mu.Lock()
+		log, err, lost, changed := r.log, r.err(), r.lost, r.changed
+		f.mu.Unlock()
+		if from < lost && err == nil {
+			err = apierrors.NewResourceExpired("too old resource version: " + strconv.Itoa(from))
+		}
+		if err != nil {
+			status := err.(apierrors.APIStatus).Status()
+			send(watch.Event{Type: watch.Error, Object: &status})
+			return
+		}
+		for ; from < len(log); from++ {
+			i, err := decodeItem(k, log[from].data)
+			if err != nil {
+				return
+			}
+			i.ResourceVersion, i.partial = strconv.Itoa(from+1), log[from].partial
+			if !send(watch.Event{Type: log[from].kind, Object: i}) {
+				return
+			}
+		}
+		select {
+		case <-changed:
+		case <-w.StopChan():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// serves implements [api].
+func (f *FakeAPI) serves(_ context.Context, k *objects.Kind) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.find(k.Source()).absent, nil
+}
+
+// timing implements [api]: a script waits for all of it.
+func (*FakeAPI) timing() timing {
+	return timing{retryMin: 5 * time.Millisecond, retryMax: 20 * time.Millisecond, absent: 20 * time.Millisecond}
+}
+
+// IsWatchListSemanticsUnSupported tells [cache.Reflector] to list, then watch.
+func (*FakeAPI) IsWatchListSemanticsUnSupported() bool { return true }

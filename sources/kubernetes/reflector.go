@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-net/sluice/sources/objects"
+)
+
+const (
+	// maxBatch bounds the events of one transaction, save that a listing is one.
+	maxBatch = 5000
+
+	// goodRun is how long a kind must have been followed for the next error to
+	// be met with the shortest wait.
+	goodRun = 30 * time.Second
+)
+
+// reflector keeps the rows of one kind those of the API server.
+type reflector struct {
+	kind        *objects.Kind
+	store       *objects.Store
+	api         api
+	db          *statedb.DB
+	log         *slog.Logger
+	status      *status
+	initialized func(statedb.WriteTxn)
+
+	events chan event
+}
+
+// event is a change to one object, or a listing of all.
+type event struct {
+	op      operation
+	item    *item
+	listing []*item
+}
+
+type operation int
+
+const (
+	opPut operation = iota
+	opDelete
+	opReplace
+	opAbsent // the kind is served no more, or not yet
+)
+
+// run follows the kind until the context ends.
+func (r *reflector) run(ctx context.Context, health cell.Health) error {
+	r.status.start(health)
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.follow(klog.NewContext(ctx, libraryLogger(r.log))) })
+	err := r.commitBatches(ctx)
+	cancel()
+	wg.Wait()
+	return err
+}
+
+// follow lists and watches, again and again.
+func (r *reflector) follow(ctx context.Context) {
+	t := r.api.timing()
+	retry := newBackoff(t)
+	lister := r.newLister(ctx)
+	for {
+		start := time.Now()
+		err := lister.ListAndWatchWithContext(ctx)
+		if time.Since(start) > goodRun {
+			retry = newBackoff(t)
+		}
+		delay := retry.Step()
+		if apierrors.IsNotFound(err) && r.isAbsent(ctx, err) {
+			r.send(ctx, event{op: opAbsent})
+			// What is served one day begins anew.
+			lister, retry, delay = r.newLister(ctx), newBackoff(t), wait.Jitter(t.absent, 0.2)
+		}
+		if !sleep(ctx, delay) {
+			return
+		}
+	}
+}
+
+// isAbsent reports whether a kind that was not found is one that the API server
+// does not know, rather than knows and cannot find.
+func (r *reflector) isAbsent(ctx context.Context, notFound error) bool {
+	served, err := r.api.serves(ctx, r.kind)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		r.status.broken("discover", err)
+	case served:
+		r.status.broken("list", notFound)
+	}
+	return err == nil && !served
+}
+
+func newBackoff(t timing) *wait.Backoff {
+	return &wait.Backoff{Duration: t.retryMin, Cap: t.retryMax, Factor: 2, Jitter: 1, Steps: 20}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+func (r *reflector) newLister(ctx context.Context) *cache.Reflector {
+	log := klog.FromContext(ctx)
+	lw := &cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}
+	return cache.NewReflectorWithOptions(
+		cache.ToListWatcherWithWatchListSemantics(lw, r.api), nil, eventStore{ctx, r},
+		cache.ReflectorOptions{Name: r.kind.Source(), TypeDescription: r.kind.Source(), Logger: &log, Backoff: newBackoff(r.api.timing())})
+}
+
+func (r *reflector) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	list, err := r.api.list(ctx, r.kind, opts)
+	if err != nil {
+		r.report(ctx, "list", err)
+		return nil, err
+	}
+	return list, nil
+}
+
+func (r *reflector) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	w, err := r.api.watch(ctx, r.kind, opts)
+	if opts.SendInitialEvents != nil {
+		// Should this not work, whether it is supported or not, a listing is
+		// tried at once, and that failing is the one to tell. The cause is
+		// hidden, for cache.Reflector would try again by itself, and sleep
+		// without looking whether it is to end.
+		if err != nil {
+			return nil, errors.New(err.Error())
+		}
+	} else if err != nil {
+		r.report(ctx, "watch", err)
+		return nil, err
+	} else {
+		r.status.resumed()
+	}
+	return newTap(w, func(err error) { r.report(ctx, "watch", err) }), nil
+}
+
+// report makes an error visible, unless it comes from stopping, or from the
+// absence of the kind that follow is about to find out.
+func (r *reflector) report(ctx context.Context, verb string, err error) {
+	if ctx.Err() == nil && !apierrors.IsNotFound(err) {
+		r.status.broken(verb, err)
+	}
+}
+
+// commitBatches commits events until the context ends. What is queued goes in
+// one transaction; a single event waits for nothing.
+func (r *reflector) commitBatches(ctx context.Context) error {
+	var batch []event
+	for r.receive(ctx, &batch) {
+		if err := r.commit(batch); err != nil {
+			return fmt.Errorf("reflect %s: %w", r.kind.Source(), err)
+		}
+		clear(batch) // what was listed is not kept
+	}
+	return nil
+}
+
+// receive waits for an event, and takes those that are queued behind it. It
+// returns false when the context ends.
+func (r *reflector) receive(ctx context.Context, batch *[]event) bool {
+	*batch = (*batch)[:0]
+	for wait := true; wait || len(*batch) < maxBatch; {
+		var ev event
+		if wait {
+			select {
+			case ev = <-r.events:
+			case <-ctx.Done():
+				return false
+			}
+		} else {
+			select {
+			case ev = <-r.events:
+			default:
+				return true
+			}
+		}
+		*batch = append(*batch, ev)
+		wait = ev.item != nil && ev.item.partial
+	}
+	return true
+}
+
+// commit applies events in one transaction.
+func (r *reflector) commit(batch []event) error {
+	var (
+		unusable error
+		listed   *event
+	)
+	wtxn := r.db.WriteTxn(r.store.Table)
+	defer wtxn.Abort()
+	for i, ev := range batch {
+		var err error
+		switch ev.op {
+		case opPut:
+			if ev.item.object.Err != nil {
+				unusable = ev.item.object.Err
+			}
+			err = r.store.Put(wtxn, ev.item.object)
+		case opDelete:
+			err = r.store.Delete(wtxn, ev.item.object.Name)
+		case opReplace, opAbsent:
+			listed, unusable = &batch[i], nil
+			all := make([]*objects.Object, len(ev.listing))
+			for i, item := range ev.listing {
+				all[i] = item.object
+				if item.object.Err != nil {
+					unusable = item.object.Err
+				}
+			}
+			err = r.store.Replace(wtxn, all)
+			r.initialized(wtxn)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	wtxn.Commit()
+
+	switch {
+	case listed == nil:
+		r.status.changed(r.store.Rows(), unusable)
+	case listed.op == opAbsent:
+		r.status.absent()
+	default:
+		r.status.replaced(r.store.Rows(), unusable)
+	}
+	return nil
+}
+
+func (r *reflector) send(ctx context.Context, ev event) {
+	select {
+	case r.events <- ev:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/sluice-net/sluice/sources/objects"
+)
+
+// testServer speaks the protocol of an API server over the objects of a FakeAPI.
+type testServer struct {
+	*FakeAPI
+	*httptest.Server
+
+	watchLists bool         // supports initial events in watches
+	down       atomic.Bool  // hangs up on every request
+	forbidden  atomic.Value // a resource that may not be listed or watched
+	lists      atomic.Int32 // listings served
+}
+
+func newTestServer(t testing.TB, watchLists bool) *testServer {
+	s := &testServer{FakeAPI: NewFakeAPI(), watchLists: watchLists}
+	require.NoError(t, s.Sync())
+	s.forbidden.Store("")
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(s.Server.Close)
+	return s
+}
+
+// agent returns an agent of the server that tries again soon.
+func (s *testServer) agent(t testing.TB, source string) *agent {
+	return newAgent(t, source, func(kinds []*objects.Kind) api {
+		c, err := newServer(&rest.Config{Host: s.URL}, kinds)
+		require.NoError(t, err)
+		t.Cleanup(func() { s.CloseClientConnections() })
+		return hasty{c}
+	})
+}
+
+type hasty struct{ *server }
+
+func (hasty) timing() timing { return (*FakeAPI)(nil).timing() }
+
+// hangUp takes the server down, also for the watches that it has.
+func (s *testServer) hangUp() {
+	s.down.Store(true)
+	s.CloseClientConnections()
+}
+
+func (s *testServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if s.down.Load() {
+		panic(http.ErrAbortHandler)
+	}
+	prefix, resource := splitPath(req.URL.Path)
+	if resource == "" {
+		s.discover(w, prefix)
+		return
+	}
+	r := s.find(resource)
+	s.mu.Lock()
+	absent := r.absent
+	s.mu.Unlock()
+	switch q := req.URL.Query(); {
+	case absent:
+		http.NotFound(w, req)
+	case s.forbidden.Load() == resource:
+		fail(w, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", fmt.Errorf("no")))
+	case q.Get("watch") == "":
+		s.serveList(w, req, r)
+	case q.Get("sendInitialEvents") == "true" && !s.watchLists:
+		fail(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
+	default:
+		s.serveWatch(w, req, r)
+	}
+}
+
+// splitPath returns the group and version of a path, and the resource if any.
+func splitPath(path string) (prefix, resource string) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	n := 2 // api/v1
+	if parts[0] == "apis" {
+		n = 3
+	}
+	return strings.Join(parts[1:n], "/"), strings.Join(parts[n:], "/")
+}
+
+func fail(w http.ResponseWriter, err *apierrors.StatusError) {
+	status := err.ErrStatus
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(status.Code))
+	_ = json.NewEncoder(w).Encode(status)
+}
+
+func (s *testServer) discover(w http.ResponseWriter, groupVersion string) {
+	list := metav1.APIResourceList{GroupVersion: groupVersion}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.resources {
+		if r.kind.APIVersion() == groupVersion && !r.absent {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: r.kind.Resource})
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+// serveList serves a page of a listing, as large as asked for.
+func (s *testServer) serveList(w http.ResponseWriter, req *http.Request, r *fakeResource) {
+	s.lists.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	keys := slices.Sorted(maps.Keys(r.objects))
+	from, _ := strconv.Atoi(req.URL.Query().Get("continue"))
+	limit, _ := strconv.Atoi(req.URL.Query().Get("limit"))
+	metadata := map[string]any{"resourceVersion": strconv.Itoa(len(r.log))}
+	keys = keys[from:]
+	if limit > 0 && len(keys) > limit {
+		keys = keys[:limit]
+		metadata["continue"] = strconv.Itoa(from + limit)
+	}
+	items := []any{}
+	for _, key := range keys {
+		items = append(items, r.objects[key])
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"apiVersion": r.kind.APIVersion(), "kind": r.kind.Kind + "List", "items": items, "metadata": metadata,
+	})
+}
+
+func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fakeResource) {
+	w.Header().Set("Content-Type", "application/json")
+	flush := w.(http.Flusher).Flush
+	send := func(kind string, object any) {
+		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": object})
+	}
+	from, _ := strconv.Atoi(req.URL.Query().Get("resourceVersion"))
+	if req.URL.Query().Get("sendInitialEvents") == "true" {
+		s.mu.Lock()
+		from = len(r.log)
+		for _, o := range r.objects {
+			send("ADDED", o)
+		}
+		s.mu.Unlock()
+		send("BOOKMARK", map[string]any{"kind": r.kind.Kind, "metadata": map[string]any{
+			"resourceVersion": strconv.Itoa(from), "annotations": map[string]any{"k8s.io/initial-events-end": "true"},
+		}})
+	}
+	flush()
+	for {
+		s.mu.Lock()
+		log, lost, changed := r.log, r.lost, r.changed
+		s.mu.Unlock()
+		if from < lost {
+			status := apierrors.NewResourceExpired("too old resource version").ErrStatus
+			status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			send("ERROR", status)
+			return
+		}
+		for ; from < len(log); from++ {
+			object := map[string]any{}
+			_ = json.Unmarshal(log[from].data, &object)
+			object["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(from + 1)
+			send(string(log[from].kind), object)
+		}
+		flush()
+		select {
+		case <-changed:
+		case <-req.Context().Done():
+			return
+		}
+	}
+}
+
+// compact forgets what happened, so that watches have to begin anew.
+func (s *testServer) compact(t testing.TB, resource string) {
+	require.NoError(t, s.update([]string{resource}, func(r *fakeResource) {
+		// A version that nobody has seen yet.
+		r.log = append(r.log, fakeEvent{kind: "BOOKMARK", data: []byte(`{"metadata":{}}`)})
+		r.lost = len(r.log)
+	}))
+}
+
+func TestServer(t *testing.T) {
+	for _, watchLists := range []bool{false, true} {
+		t.Run(fmt.Sprintf("watchLists=%v", watchLists), func(t *testing.T) {
+			s := newTestServer(t, watchLists)
+			require.NoError(t, s.Apply(pods("a", "b")))
+			a := s.agent(t, objects.EndpointsKubernetes)
+			a.endpoints("a", "b")
+			require.Equal(t, 2, a.state("pods", stateSynced).Objects)
+			require.True(t, a.initialized(a.tables.Endpoints))
+
+			require.NoError(t, s.Apply(pods("c")))
+			a.endpoints("a", "b", "c")
+			require.NoError(t, s.Delete(pods("a")))
+			a.endpoints("b", "c")
+			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
+			a.endpoints("c")
+			require.Eventually(t, func() bool { return a.state("pods", stateSynced).Objects == 1 }, 10*time.Second, time.Millisecond)
+			if watchLists {
+				require.Zero(t, s.lists.Load())
+			}
+		})
+	}
+}
+
+// A long listing comes in pages, and is one transaction all the same.
+func TestServerPages(t *testing.T) {
+	s := newTestServer(t, false)
+	var names []string
+	for i := range 1200 {
+		names = append(names, fmt.Sprintf("p%04d", i))
+	}
+	require.NoError(t, s.Apply(pods(names...)))
+	a := s.agent(t, objects.EndpointsKubernetes)
+	_, changed := a.tables.Endpoints.AllWatch(a.db.ReadTxn())
+	<-changed
+	a.endpoints(names...)
+	require.Equal(t, 1200, a.state("pods", stateSynced).Objects)
+	require.GreaterOrEqual(t, s.lists.Load(), int32(3))
+}
+
+// What went while nobody watched is gone after the listing that follows, and
+// what stayed the same is not written again.
+func TestServerRelist(t *testing.T) {
+	for _, watchLists := range []bool{false, true} {
+		t.Run(fmt.Sprintf("watchLists=%v", watchLists), func(t *testing.T) {
+			s := newTestServer(t, watchLists)
+			require.NoError(t, s.Apply(pods("a", "b")))
+			a := s.agent(t, objects.EndpointsKubernetes)
+			a.endpoints("a", "b")
+			_, revision, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
+
+			s.hangUp()
+			a.state("pods", stateBroken)
+			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 10*time.Second, time.Millisecond)
+			require.NoError(t, s.Delete(pods("a")))
+			require.NoError(t, s.Apply(pods("c")))
+			s.compact(t, "pods") // the watch is answered with 410
+			a.endpoints("a", "b")
+			s.down.Store(false)
+			a.endpoints("b", "c")
+			require.Empty(t, a.state("pods", stateSynced).Error)
+			require.Equal(t, "OK", string(a.level("pods")))
+			_, after, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
+			require.Equal(t, revision, after)
+		})
+	}
+}
+
+// A watch that breaks goes on from where it was, without a listing.
+func TestServerResume(t *testing.T) {
+	s := newTestServer(t, false)
+	require.NoError(t, s.Apply(pods("a")))
+	a := s.agent(t, objects.EndpointsKubernetes)
+	a.endpoints("a")
+	for resource := range a.kinds {
+		a.state(resource, stateSynced)
+	}
+	lists := s.lists.Load()
+	for i := range 3 {
+		s.CloseClientConnections()
+		name := fmt.Sprintf("b%d", i)
+		require.NoError(t, s.Apply(pods(name)))
+		a.endpoints("a", name)
+		require.NoError(t, s.Delete(pods(name)))
+		a.endpoints("a")
+	}
+	require.LessOrEqual(t, s.lists.Load(), lists+18) // a hung-up request may cost one
+	a.state("pods", stateSynced)
+}
+
+func TestServerUnreachableAtStart(t *testing.T) {
+	s := newTestServer(t, true)
+	s.down.Store(true)
+	a := s.agent(t, objects.EndpointsKubernetes)
+	for resource := range a.kinds {
+		require.Contains(t, a.state(resource, stateBroken).Error, "list "+a.kinds[resource].Source()+": ")
+	}
+	require.False(t, a.initialized(a.tables.Endpoints))
+	require.False(t, a.initialized(a.tables.EgressPolicies))
+	s.down.Store(false)
+	for resource := range a.kinds {
+		a.state(resource, stateSynced)
+	}
+	require.True(t, a.initialized(a.tables.Endpoints))
+}
+
+// A right that is missing is named, and the other kinds do without it.
+func TestServerForbidden(t *testing.T) {
+	s := newTestServer(t, true)
+	s.forbidden.Store("nodes")
+	a := s.agent(t, objects.EndpointsKubernetes)
+	a.state("pods", stateSynced)
+	require.Equal(t, `list nodes: missing right: nodes is forbidden: no`, a.state("nodes", stateBroken).Error)
+	require.False(t, a.initialized(a.tables.Nodes))
+	s.forbidden.Store("")
+	a.state("nodes", stateSynced)
+	require.True(t, a.initialized(a.tables.Nodes))
+}
+
+const policy = "{apiVersion: cilium.io/v2, kind: CiliumEgressGatewayPolicy, metadata: {name: p}}"
+
+// A definition that is missing means that there are no such objects. It may come
+// later, and go again.
+func TestServerAbsent(t *testing.T) {
+	for _, watchLists := range []bool{false, true} {
+		t.Run(fmt.Sprintf("watchLists=%v", watchLists), func(t *testing.T) {
+			s := newTestServer(t, watchLists)
+			const resource = "ciliumegressgatewaypolicies"
+			require.NoError(t, s.Absent(resource))
+			a := s.agent(t, objects.EndpointsKubernetes)
+			a.state(resource, stateAbsent)
+			require.True(t, a.initialized(a.tables.EgressPolicies))
+			require.Equal(t, "OK", string(a.level(resource)))
+
+			require.NoError(t, s.Sync(resource))
+			a.state(resource, stateSynced)
+			require.NoError(t, s.Apply([]byte(policy)))
+			require.Eventually(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 }, 10*time.Second, time.Millisecond)
+
+			require.NoError(t, s.Absent(resource))
+			s.CloseClientConnections()
+			a.state(resource, stateAbsent)
+			require.Zero(t, a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()))
+		})
+	}
+}

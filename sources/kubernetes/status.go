@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// States of table object-sources.
+const (
+	stateSyncing = "syncing" // not listed yet
+	stateSynced  = "synced"  // listed, and watched since
+	stateAbsent  = "absent"  // not served, so there are none
+	stateBroken  = "broken"  // cannot be listed or watched; what was known stays
+)
+
+// status says how it goes with one kind of object: in its row of table
+// object-sources, in health, and in the log when that changes.
+type status struct {
+	db    *statedb.DB
+	table statedb.RWTable[*tables.ObjectSource]
+	log   *slog.Logger
+
+	mu     sync.Mutex
+	health cell.Health
+	row    tables.ObjectSource
+	listed bool
+}
+
+func (s *status) start(health cell.Health) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.health = health
+	s.set(stateSyncing, s.row.Objects, "")
+}
+
+// replaced says that the rows are those of a listing, of which some objects
+// may be unusable.
+func (s *status) replaced(rows int, unusable error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listed = true
+	s.set(stateSynced, rows, errorText(unusable))
+}
+
+// changed says that events changed the number of rows. The last object that was
+// unusable stays named until the next listing.
+func (s *status) changed(rows int, unusable error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := s.row.Error
+	if unusable != nil {
+		text = errorText(unusable)
+	}
+	s.set(s.row.State, rows, text)
+}
+
+// absent says that the API server does not serve the kind.
+func (s *status) absent() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listed = false
+	s.set(stateAbsent, 0, "")
+}
+
+// broken says that the kind cannot be listed or watched.
+func (s *status) broken(verb string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(stateBroken, s.row.Objects, verb+" "+s.row.Source+": "+errorText(err))
+}
+
+// resumed says that a watch goes on from where it broke.
+func (s *status) resumed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listed && s.row.State == stateBroken {
+		s.set(stateSynced, s.row.Objects, "")
+	}
+}
+
+func (s *status) set(state string, objects int, problem string) {
+	before := s.row
+	s.row.State, s.row.Objects, s.row.Error = state, objects, problem
+	if s.row == before {
+		return
+	}
+	s.report(before)
+	row := s.row
+	wtxn := s.db.WriteTxn(s.table)
+	defer wtxn.Abort()
+	if _, _, err := s.table.Insert(wtxn, &row); err != nil {
+		s.log.Error("Cannot write object-sources", "error", err)
+	}
+	wtxn.Commit()
+}
+
+func (s *status) report(before tables.ObjectSource) {
+	switch {
+	case s.row.State == stateBroken:
+		s.health.Degraded("cannot follow "+s.row.Source, errors.New(s.row.Error))
+	case s.row.Error != "":
+		s.health.Degraded("unusable object", errors.New(s.row.Error))
+	default:
+		s.health.OK(fmt.Sprintf("%s, %d rows", s.row.State, s.row.Objects))
+	}
+	if s.row.State == before.State && s.row.Error == before.Error {
+		return
+	}
+	log := s.log.With("resource", s.row.Source)
+	switch {
+	case s.row.State == stateAbsent:
+		log.Warn("Resource is not served, as its CRD is missing: taken as empty, and looked for")
+	case s.row.Error != "":
+		log.Warn("Cannot follow resource", "error", s.row.Error)
+	case s.row.State == stateSynced:
+		log.Info("Resource is synced", "objects", s.row.Objects)
+	}
+}
+
+// errorText returns the text of an error of an API server, without what differs
+// from one try to the next, such as the URL.
+func errorText(err error) string {
+	var request *url.Error
+	switch {
+	case err == nil:
+		return ""
+	case apierrors.IsForbidden(err):
+		return "missing right: " + err.Error()
+	case errors.As(err, &request):
+		return request.Err.Error()
+	}
+	return err.Error()
+}
