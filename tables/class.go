@@ -21,17 +21,12 @@ type Class struct {
 	Digest    bpf.Digest   `json:"digest"`
 	Selectors []SelectorID `json:"selectors,omitempty"` // of a class
 
-	// State says why the row is not yet what its members want: while the
-	// kernel has addresses in the class that are about to leave it, it keeps
-	// its former meaning. Empty otherwise.
-	State string `json:"state,omitempty"`
-
 	Status reconciler.Status `json:"status"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
 func (c *Class) Equal(o *Class) bool {
-	return c.ClassKey == o.ClassKey && c.Digest == o.Digest && c.State == o.State && slices.Equal(c.Selectors, o.Selectors)
+	return c.ClassKey == o.ClassKey && c.Digest == o.Digest && slices.Equal(c.Selectors, o.Selectors)
 }
 
 // MapKey is the key in sluice_classes.
@@ -51,13 +46,13 @@ func (c *Class) GetStatus() reconciler.Status { return c.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Class) TableHeader() []string {
-	return []string{"Class", "Digest", "Selectors", "State", "Status", "Error"}
+	return []string{"Class", "Digest", "Selectors", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (c *Class) TableRow() []string {
 	return []string{
-		c.ClassKey.String(), c.Digest.String()[:8], listColumn(stringsOf(c.Selectors), ","), orDash(c.State),
+		c.ClassKey.String(), c.Digest.String()[:8], listColumn(stringsOf(c.Selectors), ","),
 		c.Status.Kind.String(), orDash(c.Status.GetError()),
 	}
 }

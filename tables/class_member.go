@@ -16,10 +16,15 @@ import (
 // ClassMember says to which class, under one role, the endpoints with a label
 // set belong. Where a selector looks at nodes, there is a row per node that
 // has such endpoints; elsewhere Node is empty and the row is for all nodes.
+//
+// A row with Evaluated is of no label set: it says that the selector is taken
+// into account in all others. So one can tell a selector that chooses nobody
+// from one that is yet to be looked at.
 type ClassMember struct {
-	Role     bpf.Role   `json:"role"`
-	LabelSet LabelSetID `json:"labelSet"`
-	Node     string     `json:"node,omitempty"`
+	Role      bpf.Role   `json:"role"`
+	LabelSet  LabelSetID `json:"labelSet"`
+	Node      string     `json:"node,omitempty"`
+	Evaluated SelectorID `json:"evaluated,omitzero"`
 
 	// Selectors is the signature: the selectors that choose the endpoints, in
 	// order. Digest is its digest, zero for none.
@@ -29,6 +34,10 @@ type ClassMember struct {
 	// Class is the number of the class; 0 is the class of those that no
 	// selector chooses.
 	Class uint32 `json:"class"`
+
+	// Former are classes that it has left, as far as the kernel had addresses
+	// of it there when it last changed: see [Leaving].
+	Former []uint32 `json:"former,omitempty"`
 }
 
 // SignatureDigest returns the digest of a sorted signature.
@@ -46,36 +55,41 @@ func SignatureDigest(selectors []SelectorID) bpf.Digest {
 
 // Equal reports whether two members say the same.
 func (m *ClassMember) Equal(o *ClassMember) bool {
-	return m.Role == o.Role && m.LabelSet == o.LabelSet && m.Node == o.Node && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors)
+	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Former, o.Former)
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*ClassMember) TableHeader() []string {
-	return []string{"Role", "LabelSet", "Node", "Class", "Selectors"}
+	return []string{"Role", "LabelSet", "Node", "Class", "Selectors", "Evaluated"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (m *ClassMember) TableRow() []string {
+	if m.Evaluated != 0 {
+		return []string{m.Role.String(), "-", "-", "-", "-", m.Evaluated.String()}
+	}
 	return []string{
 		m.Role.String(), m.LabelSet.String()[:8], orDash(m.Node), strconv.FormatUint(uint64(m.Class), 10),
-		listColumn(stringsOf(m.Selectors), ","),
+		listColumn(stringsOf(m.Selectors), ","), "-",
 	}
 }
 
 // MemberKey identifies a [ClassMember].
 type MemberKey struct {
-	Role     bpf.Role
-	LabelSet LabelSetID
-	Node     string
+	Role      bpf.Role
+	Evaluated SelectorID
+	LabelSet  LabelSetID
+	Node      string
 }
 
 func (k MemberKey) key() index.Key {
-	b := append(index.Uint32(uint32(k.Role)), k.LabelSet[:]...)
+	b := append(index.Uint32(uint32(k.Role)), selectorIDKey(k.Evaluated)...)
+	b = append(b, k.LabelSet[:]...)
 	return append(b, k.Node...)
 }
 
 // Key returns the identity of the member.
-func (m *ClassMember) Key() MemberKey { return MemberKey{m.Role, m.LabelSet, m.Node} }
+func (m *ClassMember) Key() MemberKey { return MemberKey{m.Role, m.Evaluated, m.LabelSet, m.Node} }
 
 // RoleDigest is a digest under a role.
 type RoleDigest struct {
@@ -92,7 +106,7 @@ var (
 		FromKey:    MemberKey.key,
 		FromString: func(s string) (index.Key, error) {
 			id, err := digestFromString(s)
-			return append(index.Uint32(uint32(bpf.RoleEgress)), id...), err
+			return append(MemberKey{Role: bpf.RoleEgress}.key()[:12], id...), err
 		},
 		Unique: true,
 	}
@@ -107,13 +121,31 @@ var (
 	}
 
 	classMemberDigestIndex = statedb.Index[*ClassMember, RoleDigest]{
-		Name:       "digest",
-		FromObject: func(m *ClassMember) index.KeySet { return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key()) },
-		FromKey:    RoleDigest.key,
+		Name: "digest",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if m.Evaluated != 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key())
+		},
+		FromKey: RoleDigest.key,
 		FromString: func(s string) (index.Key, error) {
 			d, err := digestFromString(s)
 			return append(index.Uint32(uint32(bpf.RoleEgress)), d...), err
 		},
+	}
+
+	classMemberFormerIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
+		Name: "former",
+		FromObject: func(m *ClassMember) index.KeySet {
+			keys := make([]index.Key, len(m.Former))
+			for i, number := range m.Former {
+				keys[i] = classKey(bpf.ClassKey{Role: m.Role, Number: number})
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    classKey,
+		FromString: classKeyFromString,
 	}
 
 	classMemberNodeIndex = statedb.Index[*ClassMember, string]{
@@ -129,12 +161,22 @@ var (
 	// ClassMembersByClass queries the members of a class.
 	ClassMembersByClass = classMemberClassIndex.Query
 
+	// ClassMembersByFormer queries the members that have left a class.
+	ClassMembersByFormer = classMemberFormerIndex.Query
+
 	// ClassMembersByDigest queries the members with a signature.
 	ClassMembersByDigest = classMemberDigestIndex.Query
 
 	// ClassMembersByNode queries the members that are for one node.
 	ClassMembersByNode = classMemberNodeIndex.Query
 )
+
+// SelectorIsEvaluated reports whether a selector is taken into account in the
+// members of classes.
+func SelectorIsEvaluated(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role, id SelectorID) bool {
+	_, _, found := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, Evaluated: id}))
+	return found
+}
 
 // ClassMembersOfLabelSet queries, with Prefix, the members with a label set.
 func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMember] {
@@ -143,15 +185,56 @@ func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMe
 
 // NewClassMemberTable creates the table of the members of classes.
 func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
-	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex, classMemberDigestIndex, classMemberNodeIndex)
+	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
+		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex)
 }
 
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.
 func MemberOf(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role, e *Endpoint) *ClassMember {
 	for _, node := range []string{"", e.Node} {
-		if m, _, found := members.Get(txn, ClassMemberByKey(MemberKey{role, e.LabelSet, node})); found {
+		if m, _, found := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, LabelSet: e.LabelSet, Node: node})); found {
 			return m
 		}
 	}
 	return nil
+}
+
+// Placement is where the kernel has the addresses of endpoints, and where they belong.
+type Placement struct {
+	Endpoints     statedb.Table[*Endpoint]
+	Members       statedb.Table[*ClassMember]
+	SourceEntries statedb.Table[*SourceEntry]
+}
+
+// Leaving reports whether the kernel has addresses in an egress class whose
+// endpoints have come to belong to another one. While it has, the class must
+// not change its meaning, nor its rules: traffic would meet what is neither its
+// old state nor its new one. The work is that of the members that have left.
+func (p Placement) Leaving(txn statedb.ReadTxn, number uint32) bool {
+	for m := range p.Members.List(txn, ClassMembersByFormer(bpf.ClassKey{Role: bpf.RoleEgress, Number: number})) {
+		if m.Class != number && p.Has(txn, m, number) {
+			return true
+		}
+	}
+	return false
+}
+
+// Has reports whether the kernel has an address of a member's endpoints in a class.
+func (p Placement) Has(txn statedb.ReadTxn, m *ClassMember, number uint32) bool {
+	for e := range p.Endpoints.List(txn, EndpointsByLabelSet(m.LabelSet)) {
+		if m.Node != "" && m.Node != e.Node {
+			continue
+		}
+		for _, addr := range e.Addrs {
+			key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
+			entry, _, found := p.SourceEntries.Get(txn, MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
+			if !found || entry.Value.Class != number {
+				continue
+			}
+			if owner, _ := AddrOwner(txn, p.Endpoints, addr); owner == e {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -25,18 +25,21 @@ type ClassReadiness struct {
 	RowsWanted int        `json:"rowsWanted"` // entries desired of it
 	RowsReady  int        `json:"rowsReady"`  // of these, the kernel has as desired
 	RowsExtra  int        `json:"rowsExtra"`  // entries in the kernel that are not desired, or otherwise
+	Leaving    bool       `json:"leaving"`    // the kernel has addresses in the class that are about to leave it
 	Used       bool       `json:"used"`       // not wanted, but the kernel has addresses in the class or rules to the group
 }
 
 // Ready reports whether users may be put into the class: all that is desired
-// of it is in the kernel, and nothing else.
+// of it is in the kernel, and nothing else. Or addresses are to leave it before
+// its rules may change: those who join it then get the rules as they are, for
+// if they waited, those who leave could be waiting for them.
 func (r *ClassReadiness) Ready() bool {
-	return r.Wanted && r.Registered && r.Complete && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
+	return r.Registered && r.Leaving || r.Wanted && r.Registered && r.Complete && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*ClassReadiness) TableHeader() []string {
-	return []string{"Role", "Number", "Ready", "Wanted", "Registered", "Complete", "Rows", "Extra", "Used"}
+	return []string{"Role", "Number", "Ready", "Wanted", "Registered", "Complete", "Rows", "Extra", "Leaving", "Used"}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -44,7 +47,7 @@ func (r *ClassReadiness) TableRow() []string {
 	return []string{
 		r.Role.String(), strconv.FormatUint(uint64(r.Number), 10), strconv.FormatBool(r.Ready()), strconv.FormatBool(r.Wanted),
 		strconv.FormatBool(r.Registered), strconv.FormatBool(r.Complete), fmt.Sprintf("%d/%d", r.RowsReady, r.RowsWanted),
-		strconv.Itoa(r.RowsExtra), strconv.FormatBool(r.Used),
+		strconv.Itoa(r.RowsExtra), strconv.FormatBool(r.Leaving), strconv.FormatBool(r.Used),
 	}
 }
 

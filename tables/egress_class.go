@@ -26,6 +26,10 @@ type EgressClass struct {
 type PolicyChoice struct {
 	Policy   string `json:"policy"`
 	Selector string `json:"selector"` // canonical text
+
+	// Revision is that of the policy's row. What a later revision wants must
+	// not meet whom this one chooses.
+	Revision statedb.Revision `json:"revision"`
 }
 
 func (c PolicyChoice) String() string { return c.Policy + " by " + c.Selector }

@@ -37,7 +37,7 @@ type oracle struct {
 // What becomes of a packet, beside going to one of some gateways.
 const (
 	plain   = "plain"   // its ordinary way
-	unknown = "unknown" // this node has nothing to do with the source
+	unknown = "unknown" // this node has nothing to do with it
 	held    = "held"    // dropped, as it is not known yet what it is to become
 )
 
@@ -60,10 +60,14 @@ func (o *oracle) decision(txn statedb.ReadTxn, src, dst netip.Addr) string {
 			winner, best = p, destination
 		}
 	}
-	if winner == nil {
+	switch {
+	case winner != nil:
+		return o.gateways(txn, winner)
+	case local:
 		return plain
+	default:
+		return unknown
 	}
-	return o.gateways(txn, winner)
 }
 
 func covering(prefixes []netip.Prefix, addr netip.Addr) (bits int) {
@@ -85,12 +89,13 @@ func (o *oracle) owner(txn statedb.ReadTxn, addr netip.Addr) (owner *tables.Endp
 	return owner
 }
 
-// owners returns who has each address.
+// owners returns who has each address, and where.
 func (o *oracle) owners(txn statedb.ReadTxn) map[netip.Addr]string {
 	owners := map[netip.Addr]string{}
 	for e := range o.Endpoints.All(txn) {
 		for _, a := range e.Addrs {
-			owners[a] = o.owner(txn, a).Name.String()
+			owner := o.owner(txn, a)
+			owners[a] = owner.Name.String() + " on " + owner.Node
 		}
 	}
 	return owners
@@ -322,8 +327,12 @@ func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error)
 		return unknown, nil
 	}
 	rule, found := bpf.Match[bpf.EgressKey, bpf.EgressValue](r, "sluice_egress", bpf.EgressKeyFrom(class.Class, netip.PrefixFrom(dst, dst.BitLen())))
-	if !found || rule.Value.Group == bpf.GroupExcluded {
+	switch {
+	case found && rule.Value.Group != bpf.GroupExcluded:
+	case local:
 		return plain, nil
+	default:
+		return unknown, nil // what a gateway's own rules do not cover is dropped there
 	}
 	ways := map[string]bool{}
 	for bucket := range uint32(bpf.GatewayBuckets) {

@@ -143,11 +143,10 @@ type desiredTables struct {
 	Sysctls  statedb.Table[*tables.Sysctl]
 }
 
-// undone returns a row that is not in the kernel yet.
+// undone returns rows that are not in the kernel yet, one of each table.
 func (d *desiredTables) undone(txn statedb.ReadTxn) string {
-	return firstOf(
-		undone(txn, d.Classes), undone(txn, d.Gateways), undone(txn, d.Rules), undone(txn, d.Sources),
-		undone(txn, d.IPCache), undone(txn, d.Locals), undone(txn, d.Sysctls))
+	return undone(txn, d.Classes) + undone(txn, d.Gateways) + undone(txn, d.Rules) + undone(txn, d.Sources) +
+		undone(txn, d.IPCache) + undone(txn, d.Locals) + undone(txn, d.Sysctls)
 }
 
 func undone[Row interface {
@@ -155,20 +154,11 @@ func undone[Row interface {
 	TableRow() []string
 }](txn statedb.ReadTxn, table statedb.Table[Row]) string {
 	if initialized, _ := table.Initialized(txn); !initialized {
-		return table.Name() + " is not initialized: " + fmt.Sprint(table.PendingInitializers(txn))
+		return table.Name() + " is not initialized: " + fmt.Sprintln(table.PendingInitializers(txn))
 	}
 	for row := range table.All(txn) {
 		if row.GetStatus().Kind != reconciler.StatusKindDone {
-			return fmt.Sprintf("%s %v", table.Name(), row.TableRow())
-		}
-	}
-	return ""
-}
-
-func firstOf(texts ...string) string {
-	for _, text := range texts {
-		if text != "" {
-			return text
+			return fmt.Sprintf("%s %v\n", table.Name(), row.TableRow())
 		}
 	}
 	return ""

@@ -14,6 +14,7 @@ package egress
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -63,6 +64,8 @@ type params struct {
 	Classes   statedb.Table[*tables.Class]
 	Readiness statedb.Table[*tables.ClassReadiness]
 
+	Endpoints     statedb.Table[*tables.Endpoint]
+	Members       statedb.Table[*tables.ClassMember]
 	SourceEntries statedb.Table[*tables.SourceEntry]
 	EgressEntries statedb.Table[*tables.EgressEntry]
 }
@@ -102,7 +105,15 @@ func prefixPlan[K, V tables.MapPart]() bpfmap.Plan[K, V] {
 }
 
 func registerClasses(p params, desired tables.Desired[*tables.Class], mirror statedb.RWTable[*tables.ClassEntry]) error {
-	return bpfmap.Register(p.Params, config(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]()))
+	cfg := config(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
+	cfg.Readiness = p.Readiness
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ClassKey, bpf.ClassValue]) (bpf.ClassKey, string) {
+		if op.Delete() || op.Old == nil || op.Key.Role != bpf.RoleEgress {
+			return op.Key, ""
+		}
+		return p.left(txn, op.Key)
+	}
+	return bpfmap.Register(p.Params, cfg)
 }
 
 func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], mirror statedb.RWTable[*tables.GatewayEntry]) error {
@@ -112,7 +123,7 @@ func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], m
 		group := bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Key.Group}
 		if op.Delete() {
 			_, _, used := p.EgressEntries.Get(txn, tables.EgressEntriesByGroup(group.Number))
-			return p.unused(txn, group, used)
+			return unused(group, used)
 		}
 		return p.registered(txn, group)
 	}
@@ -124,9 +135,12 @@ func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror 
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.EgressKey, bpf.EgressValue]) (bpf.ClassKey, string) {
 		class := bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Key.Class}
-		if op.Delete() {
+		if _, _, wanted := p.Classes.Get(txn, tables.ClassByKey(class)); !wanted {
 			_, _, used := p.SourceEntries.Get(txn, tables.SourceEntriesByClass(class.Number))
-			return p.unused(txn, class, used)
+			return unused(class, used)
+		}
+		if key, reason := p.left(txn, class); reason != "" || op.Delete() {
+			return key, reason
 		}
 		if key, reason := p.registered(txn, class); reason != "" {
 			return key, reason
@@ -146,7 +160,11 @@ func registerSources(p params, desired tables.Desired[*tables.EgressSource], mir
 		if op.Delete() {
 			return bpf.ClassKey{}, ""
 		}
-		return p.ready(txn, bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Value.Class})
+		class := bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Value.Class}
+		if !p.belongs(txn, op.Key.Addr.Addr(), op.Value.Class) {
+			return class, "its class to be derived anew"
+		}
+		return p.ready(txn, class)
 	}
 	return bpfmap.Register(p.Params, cfg)
 }
@@ -198,11 +216,32 @@ func (p *params) readiness(txn statedb.ReadTxn, key bpf.ClassKey) *tables.ClassR
 	return r
 }
 
-// unused is the gate of deletions: what belongs to a class or group that is no
-// more stays while the kernel has something that leads to it.
-func (p *params) unused(txn statedb.ReadTxn, key bpf.ClassKey, used bool) (waitFor bpf.ClassKey, reason string) {
-	if _, _, wanted := p.Classes.Get(txn, tables.ClassByKey(key)); !wanted && used {
+// unused is the gate of deletions: what belongs to a class or group stays while
+// the kernel has something that leads to it.
+func unused(key bpf.ClassKey, used bool) (waitFor bpf.ClassKey, reason string) {
+	if used {
 		return key, fmt.Sprintf("%s to be left by all that is in it", key)
 	}
 	return key, ""
+}
+
+// left is the gate of changes to a class: the addresses that no longer belong to
+// it have to be elsewhere first, or they would meet what is not meant for them.
+func (p *params) left(txn statedb.ReadTxn, key bpf.ClassKey) (waitFor bpf.ClassKey, reason string) {
+	placement := tables.Placement{Endpoints: p.Endpoints, Members: p.Members, SourceEntries: p.SourceEntries}
+	if placement.Leaving(txn, key.Number) {
+		return key, fmt.Sprintf("%s to be left by addresses that no longer belong to it", key)
+	}
+	return key, ""
+}
+
+// belongs reports whether an address is of an endpoint of the class. A row that
+// says so may be of a moment ago.
+func (p *params) belongs(txn statedb.ReadTxn, addr netip.Addr, class uint32) bool {
+	owner, _ := tables.AddrOwner(txn, p.Endpoints, addr)
+	if owner == nil {
+		return false
+	}
+	m := tables.MemberOf(txn, p.Members, bpf.RoleEgress, owner)
+	return m != nil && m.Class == class
 }

@@ -13,7 +13,7 @@ import (
 // list makes the listed kinds equal to the listing.
 func (c *change) list(l *listing) {
 	if l.kinds.has(devices) {
-		replace(c, c.devices, l.Devices, c.putDevice)
+		replace(c, c.devices, l.Devices, c.listDevice)
 	}
 	if l.kinds.has(addresses) {
 		replace(c, c.addresses, l.Addresses, c.putAddress)
@@ -34,12 +34,16 @@ func (c *change) list(l *listing) {
 
 func (c *change) apply(ev event) {
 	c.stale |= ev.stale
+	if ev.stale.has(addresses) && c.deadHops {
+		// The first address of a device revives its next hops.
+		c.stale |= routes
+	}
 	switch row := ev.row.(type) {
 	case *tables.Device:
 		if ev.deleted {
 			c.removeDevice(row)
 		} else {
-			c.putDevice(row)
+			c.announceDevice(row)
 		}
 	case []*tables.Route:
 		switch {
@@ -65,25 +69,37 @@ func (c *change) apply(ev event) {
 	}
 }
 
-func (c *change) putDevice(d *tables.Device) {
+// listDevice puts a device of a listing. The events that tell how it got there
+// may still be to come, and routes in between.
+func (c *change) listDevice(d *tables.Device) {
+	if c.putDevice(d) {
+		c.stale |= routes
+	}
+}
+
+// announceDevice puts a device of an event. Routes over a device that goes down
+// or joins a VRF go silently, or their next hop is dead; a dead one comes back
+// to life as silently. That the device is down may be known from a listing.
+func (c *change) announceDevice(d *tables.Device) {
+	if c.putDevice(d) || !d.Up || c.deadHops {
+		c.staleRoutesOf(d)
+	}
+	if d.Type == "veth" && d.ParentIndex == 0 {
+		// The first end of a pair is announced before it has a peer.
+		c.stale |= devices
+	}
+}
+
+// putDevice reports whether the device was there and changed in what routes
+// depend on.
+func (c *change) putDevice(d *tables.Device) bool {
 	old, had := put(c, c.devices, d)
 	if !had || old.Name != d.Name {
 		for a := range c.addresses.List(c.txn, tables.NodeAddressesByDevice(d.Index)) {
 			c.putAddress(a)
 		}
 	}
-	if d.Type == "veth" && d.ParentIndex == 0 {
-		// The first end of a pair is announced before it has a peer.
-		c.stale |= devices
-	}
-	if !had {
-		return
-	}
-	// Routes over a device that goes down or joins a VRF go silently, or their
-	// next hop is dead; a dead one comes back to life as silently.
-	if old.Up != d.Up || old.MasterIndex != d.MasterIndex {
-		c.staleRoutesOf(d)
-	}
+	return had && (old.Up != d.Up || old.MasterIndex != d.MasterIndex)
 }
 
 // removeDevice removes a device and all that is on it. Not all of it is

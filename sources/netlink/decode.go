@@ -36,7 +36,8 @@ func decodeEvent(m syscall.NetlinkMessage) (event, error) {
 	case unix.RTM_NEWADDR:
 		return event{stale: addresses}, nil
 	case unix.RTM_DELADDR:
-		// Routes that prefer the address as their source go silently.
+		// Routes that prefer the address as their source go silently, and with
+		// the last address of a device all routes over it.
 		return event{stale: addresses | routes}, nil
 	case unix.RTM_NEWROUTE:
 		live, dead, err := decodeRoute(m.Data)

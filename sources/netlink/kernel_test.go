@@ -107,7 +107,7 @@ func TestKernelDevices(t *testing.T) {
 	v.await(t, "the loopback device", func(s State) bool {
 		return v.initialized() && hasRow(s.Devices, "1", "lo", "-", "loopback", "false", "false", "65536", "-", "-", "-", "-")
 	})
-	require.Equal(t, cell.StatusOK, v.health().Level)
+	require.True(t, v.healthy())
 
 	n.addVeth("left", "right")
 	left, right := n.link("left").Attrs(), n.link("right").Attrs()
@@ -342,6 +342,56 @@ func TestKernelNeighboursAndBridgeEntries(t *testing.T) {
 	v.await(t, "nothing left", func(s State) bool { return len(s.Neighbours) == 0 && len(s.BridgeEntries) == 0 })
 }
 
+// The listing that follows the announcement of a device that goes down or up is
+// of after what the kernel does to its routes, however many there are.
+func TestKernelListingWaitsForRoutes(t *testing.T) {
+	t.Parallel()
+	const hops = 3000
+	n := newNamespace(t)
+	n.addVeth("eth0", "peer0")
+	n.addVeth("eth1", "peer1")
+	n.addAddr("eth0", "10.0.0.1/16")
+	n.addAddr("eth1", "10.1.0.1/16")
+	eth0, eth1 := n.index("eth0"), n.link("eth1")
+	for i := range hops {
+		x, y := byte(i/200), byte(2+i%200)
+		require.NoError(t, n.RouteAdd(&vn.Route{Dst: ipNet("192.168.0.0/16"), Priority: 1 + i, Table: 100, MultiPath: []*vn.NexthopInfo{
+			{LinkIndex: eth0, Gw: net.IPv4(10, 0, x, y)}, {LinkIndex: eth1.Attrs().Index, Gw: net.IPv4(10, 1, x, y)},
+		}}))
+	}
+	k := &socketKernel{namespace: n.ns}
+	sub, err := k.subscribe()
+	require.NoError(t, err)
+	defer sub.close()
+	for i := range 20 {
+		up, change := i%2 == 1, n.LinkSetDown
+		if up {
+			change = n.LinkSetUp
+		}
+		done := make(chan error)
+		go func() { done <- change(eth1) }()
+		for announced := false; !announced; {
+			events, err := sub.receive(t.Context(), time.Now().Add(timeout))
+			require.NoError(t, err)
+			announced = slices.ContainsFunc(events, func(ev event) bool {
+				d, ok := ev.row.(*tables.Device)
+				return ok && d.Name == "eth1" && d.Up == up
+			})
+		}
+		l, err := k.list(t.Context(), routes)
+		require.NoError(t, err)
+		require.NoError(t, <-done)
+		alive := 0
+		for _, r := range l.Routes {
+			if r.Table == 100 && r.DeviceIndex == eth1.Attrs().Index {
+				alive++
+			}
+		}
+		require.Equal(t, map[bool]int{true: hops, false: 0}[up], alive)
+		require.Equal(t, !up, l.deadHops)
+	}
+}
+
 // The socket's queue overflows while nobody reads it; what it lost is found.
 func TestKernelOverflow(t *testing.T) {
 	t.Parallel()
@@ -386,6 +436,15 @@ func TestFeedEndsWithContext(t *testing.T) {
 	events, err := sub.receive(t.Context(), time.Now().Add(-time.Second))
 	require.NoError(t, err)
 	require.Empty(t, events)
+}
+
+// The namespace of the process is the default, and needs no privileges.
+func TestKernelOfProcess(t *testing.T) {
+	t.Parallel()
+	v := start(t, Cell)
+	v.await(t, "the loopback device", func(s State) bool {
+		return v.initialized() && v.healthy() && hasRow(s.Devices, "1", "lo", "*", "loopback", "*", "*", "*", "*", "*", "*", "*")
+	})
 }
 
 // The listing agrees with what another reader of netlink makes of it.

@@ -37,7 +37,21 @@ type views struct {
 	Health        *cell.SimpleHealth
 }
 
-func (v *views) health() *cell.SimpleHealth { return v.Health.GetChild("netlink.job-reflect-netlink") }
+// health is that of the job, nothing before it starts.
+func (v *views) health() (level cell.Level, err error) {
+	h := v.Health.GetChild("netlink.job-reflect-netlink")
+	if h == nil {
+		return "", nil
+	}
+	h.Lock()
+	defer h.Unlock()
+	return h.Level, h.Error
+}
+
+func (v *views) healthy() bool {
+	level, _ := v.health()
+	return level == cell.StatusOK
+}
 
 func (v *views) state() State {
 	txn := v.DB.ReadTxn()

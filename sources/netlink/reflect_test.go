@@ -160,7 +160,7 @@ func TestLostFeedIsResubscribed(t *testing.T) {
 		fake.mu.Unlock()
 		fake.Break(unix.ENOBUFS)
 		v.await(t, "subscribed again", func(State) bool {
-			return k.subscribes.Load() == i+2 && v.health().Level == cell.StatusOK
+			return k.subscribes.Load() == i+2 && v.healthy()
 		})
 	}
 	v.await(t, "the lost change is found", func(s State) bool { return len(s.Routes) == 0 })
@@ -177,12 +177,12 @@ func TestHealthWhileLost(t *testing.T) {
 	k.fails.Store(true)
 	v := startWith(t, k, time.Hour)
 	v.await(t, "degraded", func(State) bool {
-		h := v.health()
-		return h != nil && h.Level == cell.StatusDegraded && errors.Is(h.Error, unix.ENOMEM)
+		level, err := v.health()
+		return level == cell.StatusDegraded && errors.Is(err, unix.ENOMEM)
 	})
 	require.False(t, v.initialized(), "a listing that failed is no listing")
 	k.fails.Store(false)
-	v.await(t, "recovered", func(State) bool { return v.initialized() && v.health().Level == cell.StatusOK })
+	v.await(t, "recovered", func(State) bool { return v.initialized() && v.healthy() })
 }
 
 type failingKernel struct {
@@ -207,8 +207,8 @@ func TestRefusedStillInitializes(t *testing.T) {
 	}
 	v := startWith(t, k, 10*time.Millisecond)
 	v.await(t, "initialized and degraded", func(s State) bool {
-		h := v.health()
-		return v.initialized() && h.Level == cell.StatusDegraded && errors.Is(h.Error, unix.EPERM) && errors.Is(h.Error, unix.EACCES)
+		level, err := v.health()
+		return v.initialized() && level == cell.StatusDegraded && errors.Is(err, unix.EPERM) && errors.Is(err, unix.EACCES)
 	})
 	fake.Set(State{})
 	v.await(t, "polled", func(s State) bool { return dump(s) == "" })

@@ -88,6 +88,9 @@ func TestStaleRoutes(t *testing.T) {
 		{name: "other change of a device", routes: []*tables.Route{one}, event: event{row: device(func(d *tables.Device) { d.MTU = 9000 })}},
 		{name: "new device", event: event{row: device(func(d *tables.Device) { d.Index = 9 })}},
 		{name: "device with dead hops up", deadHops: true, event: event{row: device(func(d *tables.Device) { d.Index, d.Up = 1, false })}, stale: routes},
+		{name: "event of a device known to be down", routes: []*tables.Route{{Table: 255, Destination: one.Destination, DeviceIndex: 1}}, event: event{row: device(func(d *tables.Device) { d.Index, d.Up = 1, false })}, stale: routes},
+		{name: "address with dead hops", deadHops: true, event: event{stale: addresses}, stale: addresses | routes},
+		{name: "address without dead hops", event: event{stale: addresses}, stale: addresses},
 		{name: "first end of a pair", event: event{row: device(func(d *tables.Device) { d.Index, d.Type = 9, "veth" })}, stale: devices},
 	}
 	for _, tt := range tests {

@@ -4,6 +4,7 @@ package egress
 
 import (
 	"iter"
+	"maps"
 	"slices"
 
 	"github.com/cilium/hive/cell"
@@ -19,6 +20,7 @@ type classParams struct {
 
 	Output    statedb.RWTable[*tables.EgressClass]
 	Classes   statedb.Table[*tables.Class]
+	Members   statedb.Table[*tables.ClassMember]
 	Selectors statedb.Table[*tables.Selector]
 	Policies  statedb.Table[*tables.EgressPolicy]
 	Groups    statedb.Table[*tables.EgressGroup]
@@ -41,6 +43,7 @@ func deriveClasses(p derive.Params, c classParams) error {
 				c.classesOf(txn, s.ID, affect)
 			}),
 			derive.From(c.Policies, c.affectedByPolicy),
+			derive.From(c.Members, c.affectedByMember),
 			derive.FromIf(c.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return old.Local != new.Local || !slices.Equal(old.Policies, new.Policies)
@@ -62,9 +65,31 @@ func deriveClasses(p derive.Params, c classParams) error {
 	return err
 }
 
+// affectedByPolicy are the classes that it chooses, and those that it chose.
 func (c *classParams) affectedByPolicy(txn statedb.ReadTxn, p *tables.EgressPolicy, affect func(uint32)) {
+	for class := range c.Output.List(txn, tables.EgressClassesByPolicy(p.Name)) {
+		affect(class.Number)
+	}
 	for _, s := range p.Selectors {
 		c.classesOf(txn, tables.NewSelectorID(bpf.RoleEgress, s.String()), affect)
+	}
+}
+
+// affectedByMember are the classes that may now have caught up, see [classParams.policies].
+func (c *classParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(uint32)) {
+	if m.Evaluated == 0 {
+		class, _, found := c.Classes.Get(txn, tables.ClassByKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
+		if found && class.Digest != m.Digest {
+			affect(m.Class)
+		}
+		return
+	}
+	s, _, found := c.Selectors.Get(txn, tables.SelectorByID(m.Evaluated))
+	if !found {
+		return
+	}
+	for p := range c.Policies.List(txn, tables.EgressPoliciesBySelector(s.Expression.String())) {
+		c.affectedByPolicy(txn, p, affect)
 	}
 }
 
@@ -82,38 +107,75 @@ func (c *classParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressC
 		return nil
 	}
 	row := &tables.EgressClass{Number: number}
-	var policies []*tables.EgressPolicy
-	choices := map[string]string{}
-	for _, id := range class.Selectors {
-		s, _, found := c.Selectors.Get(txn, tables.SelectorByID(id))
-		if !found {
-			continue
-		}
-		for _, name := range s.Policies {
-			p, _, found := c.Policies.Get(txn, tables.EgressPolicyByName(name))
-			if !found {
-				continue
-			}
-			text := s.Expression.String()
-			if chosen, ok := choices[name]; !ok {
-				policies = append(policies, p)
-				choices[name] = text
-			} else if text < chosen {
-				choices[name] = text
+	caughtUp := c.policies(txn, class, row)
+	if !caughtUp {
+		// The former row is consistent, at least.
+		return statedb.Collect(c.Output.List(txn, tables.EgressClassByNumber(number)))
+	}
+	return []*tables.EgressClass{row}
+}
+
+// policies fills in the policies that apply to a class, and reports whether
+// the class has caught up with them. A policy and the selectors in the signature
+// of a class come here by different ways: where one is of a moment before the
+// other, the new destinations of a policy could meet its former choice.
+func (c *classParams) policies(txn statedb.ReadTxn, class *tables.Class, row *tables.EgressClass) (caughtUp bool) {
+	m, _, found := c.Members.Get(txn, tables.ClassMembersByClass(class.ClassKey))
+	if !found || m.Digest != class.Digest {
+		return false // the class is about to change its meaning
+	}
+	applying := map[string]*contestant{}
+	former, _, _ := c.Output.Get(txn, tables.EgressClassByNumber(class.Number))
+	if former != nil {
+		for _, choice := range former.Policies {
+			if p, _, found := c.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy)); found && !c.evaluated(txn, p) {
+				return false // it may still apply, by a selector that is yet to be looked at
 			}
 		}
 	}
-	slices.SortFunc(policies, func(a, b *tables.EgressPolicy) int {
-		if a.Before(b) {
+	for _, id := range class.Selectors {
+		s, _, found := c.Selectors.Get(txn, tables.SelectorByID(id))
+		if !found {
+			return false
+		}
+		text := s.Expression.String()
+		for p, revision := range c.Policies.List(txn, tables.EgressPoliciesBySelector(text)) {
+			if !c.evaluated(txn, p) {
+				return false
+			}
+			if a := applying[p.Name]; a == nil || text < a.selector {
+				applying[p.Name] = &contestant{p, revision, text}
+			}
+		}
+	}
+	ordered := slices.SortedFunc(maps.Values(applying), func(a, b *contestant) int {
+		if a.policy.Before(b.policy) {
 			return -1
 		}
 		return 1
 	})
-	for _, p := range policies {
-		row.Policies = append(row.Policies, tables.PolicyChoice{Policy: p.Name, Selector: choices[p.Name]})
-		if g, _, found := c.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways))); found && g.Local {
+	for _, a := range ordered {
+		row.Policies = append(row.Policies, tables.PolicyChoice{Policy: a.policy.Name, Selector: a.selector, Revision: a.revision})
+		if g, _, found := c.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(a.policy.Gateways))); found && g.Local {
 			row.ServedHere = true
 		}
 	}
-	return []*tables.EgressClass{row}
+	return true
+}
+
+// contestant is a policy that applies to a class, through a selector.
+type contestant struct {
+	policy   *tables.EgressPolicy
+	revision statedb.Revision
+	selector string
+}
+
+// evaluated reports whether all selectors of a policy are taken into account.
+func (c *classParams) evaluated(txn statedb.ReadTxn, p *tables.EgressPolicy) bool {
+	for _, s := range p.Selectors {
+		if !tables.SelectorIsEvaluated(txn, c.Members, bpf.RoleEgress, tables.NewSelectorID(bpf.RoleEgress, s.String())) {
+			return false
+		}
+	}
+	return true
 }

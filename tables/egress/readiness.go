@@ -5,6 +5,7 @@ package egress
 import (
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -27,6 +28,8 @@ type readinessParams struct {
 	EgressEntries  statedb.Table[*tables.EgressEntry]
 	GatewayEntries statedb.Table[*tables.GatewayEntry]
 	SourceEntries  statedb.Table[*tables.SourceEntry]
+	Members        statedb.Table[*tables.ClassMember]
+	Endpoints      statedb.Table[*tables.Endpoint]
 }
 
 // deriveReadiness keeps how much of each class and group the kernel has.
@@ -49,12 +52,37 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 				func(old, new *tables.EgressEntry) bool { return old.Value != new.Value },
 				func(txn statedb.ReadTxn, e *tables.EgressEntry, affect func(bpf.ClassKey)) {
 					affect(class(e.Key.Class))
-					r.ifUnwanted(txn, group(e.Value.Group), affect)
+					if e.Value.Group != bpf.GroupExcluded {
+						r.ifUnwanted(txn, group(e.Value.Group), affect)
+					}
 				}),
 			derive.FromIf(r.SourceEntries,
 				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value },
 				func(txn statedb.ReadTxn, e *tables.SourceEntry, affect func(bpf.ClassKey)) {
-					r.ifUnwanted(txn, class(e.Value.Class), affect)
+					key := class(e.Value.Class)
+					r.ifUnwanted(txn, key, affect)
+					if _, _, left := r.Members.Get(txn, tables.ClassMembersByFormer(key)); left {
+						affect(key)
+					}
+				}),
+			derive.FromIf(r.Members,
+				func(old, new *tables.ClassMember) bool { return !slices.Equal(old.Former, new.Former) },
+				func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
+					for _, number := range m.Former {
+						affect(class(number))
+					}
+				}),
+			// An address whose endpoint is gone leaves nothing any more.
+			derive.FromIf(r.Endpoints,
+				func(old, new *tables.Endpoint) bool {
+					return old.LabelSet != new.LabelSet || !slices.Equal(old.Addrs, new.Addrs)
+				},
+				func(txn statedb.ReadTxn, e *tables.Endpoint, affect func(bpf.ClassKey)) {
+					for m := range r.Members.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
+						for _, number := range m.Former {
+							affect(class(number))
+						}
+					}
 				}),
 			derive.From(r.EgressClasses, func(_ statedb.ReadTxn, c *tables.EgressClass, affect func(bpf.ClassKey)) { affect(class(c.Number)) }),
 			derive.FromIf(r.Gateways,
@@ -110,6 +138,8 @@ func (r *readinessParams) class(txn statedb.ReadTxn, row *tables.ClassReadiness)
 		}
 	}
 	row.RowsExtra = count(r.EgressEntries.List(txn, tables.EgressEntriesByClass(row.Number))) - row.RowsReady
+	placement := tables.Placement{Endpoints: r.Endpoints, Members: r.Members, SourceEntries: r.SourceEntries}
+	row.Leaving = placement.Leaving(txn, row.Number)
 	if !row.Wanted {
 		_, _, row.Used = r.SourceEntries.Get(txn, tables.SourceEntriesByClass(row.Number))
 		return
@@ -120,9 +150,11 @@ func (r *readinessParams) class(txn statedb.ReadTxn, row *tables.ClassReadiness)
 	}
 	prefixes := map[netip.Prefix]struct{}{}
 	for _, choice := range c.Policies {
-		if p, _, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy)); found {
-			named(p, prefixes)
+		p, revision, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy))
+		if !found || revision != choice.Revision {
+			return
 		}
+		named(p, prefixes)
 	}
 	row.Complete = row.RowsWanted == len(prefixes)
 }

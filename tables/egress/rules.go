@@ -76,14 +76,15 @@ func (r *ruleParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressRu
 	var contenders []contender
 	prefixes := map[netip.Prefix]struct{}{}
 	for _, choice := range class.Policies {
-		p, _, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy))
-		if !found {
-			continue
+		p, revision, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy))
+		var g *tables.EgressGroup
+		if found && revision == choice.Revision {
+			g, _, _ = r.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
 		}
-		g, _, found := r.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
-		if !found {
-			// It is about to be derived, and affects the class then: until it
-			// is, no other policy wins in its place.
+		if g == nil {
+			// The class is about to take in the change of the policy, or its
+			// group to be derived. Until then all stays as it is: no other
+			// policy wins in its place.
 			return statedb.Collect(r.Rules.Prefix(txn, tables.EgressRulesOfClass(number)))
 		}
 		contenders = append(contenders, contender{p, choice.Selector, g.Number})

@@ -95,7 +95,12 @@ func (s *sourceParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Egre
 		return s.retiring(txn, addr, owner, local)
 	}
 	if !local {
-		if c, _, found := s.Classes.Get(txn, tables.EgressClassByNumber(m.Class)); !found || !c.ServedHere {
+		c, _, found := s.Classes.Get(txn, tables.EgressClassByNumber(m.Class))
+		switch {
+		case !found:
+			// The class is about to be derived: until then, it keeps its own.
+			return s.existing(txn, addr, owner)
+		case !c.ServedHere:
 			return nil
 		}
 	}

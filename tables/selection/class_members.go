@@ -15,6 +15,13 @@ import (
 	"github.com/sluice-net/sluice/tables/derive"
 )
 
+// memberKey is what members are computed by: a label set, or a selector for
+// the row that says that it is evaluated.
+type memberKey struct {
+	set      tables.LabelSetID
+	selector tables.SelectorID
+}
+
 type memberParams struct {
 	cell.In
 
@@ -34,10 +41,12 @@ type memberParams struct {
 // deriveClassMembers keeps the partition of the label sets into egress classes.
 func deriveClassMembers(p derive.Params, m memberParams) error {
 	part := &partition{memberParams: m, role: bpf.RoleEgress}
-	_, err := derive.Register(p, derive.Rule[tables.LabelSetID, *tables.ClassMember]{
+	_, err := derive.Register(p, derive.Rule[memberKey, *tables.ClassMember]{
 		Output: m.Members,
-		Inputs: []derive.Input[tables.LabelSetID]{
-			derive.From(m.LabelSets, func(_ statedb.ReadTxn, s *tables.LabelSet, affect func(tables.LabelSetID)) { affect(s.ID) }),
+		Inputs: []derive.Input[memberKey]{
+			derive.From(m.LabelSets, func(_ statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) {
+				affect(memberKey{set: s.ID})
+			}),
 			// Which policies use a selector is no matter here.
 			derive.FromIf(m.Selectors, func(_, _ *tables.Selector) bool { return false }, part.affectedBySelector),
 			derive.From(m.Namespaces, part.affectedByNamespace),
@@ -51,8 +60,11 @@ func deriveClassMembers(p derive.Params, m memberParams) error {
 		},
 		// Numbers are continued from what the maps hold.
 		After: []statedb.TableMeta{m.SourceEntries, m.EgressEntries},
-		Existing: func(txn statedb.ReadTxn, id tables.LabelSetID) iter.Seq2[*tables.ClassMember, statedb.Revision] {
-			return m.Members.Prefix(txn, tables.ClassMembersOfLabelSet(part.role, id))
+		Existing: func(txn statedb.ReadTxn, key memberKey) iter.Seq2[*tables.ClassMember, statedb.Revision] {
+			if key.selector != 0 {
+				return m.Members.List(txn, tables.ClassMemberByKey(tables.MemberKey{Role: part.role, Evaluated: key.selector}))
+			}
+			return m.Members.Prefix(txn, tables.ClassMembersOfLabelSet(part.role, key.set))
 		},
 		Plan:  part.plan,
 		Equal: (*tables.ClassMember).Equal,
@@ -60,41 +72,42 @@ func deriveClassMembers(p derive.Params, m memberParams) error {
 	return err
 }
 
-// affectedBySelector are the label sets that the selector chooses.
-func (p *partition) affectedBySelector(txn statedb.ReadTxn, s *tables.Selector, affect func(tables.LabelSetID)) {
+// affectedBySelector are the label sets that the selector chooses, and its own row.
+func (p *partition) affectedBySelector(txn statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) {
 	if s.Role != p.role {
 		return
 	}
+	affect(memberKey{selector: s.ID})
 	candidates := p.LabelSets.All(txn)
 	if anchor := s.Anchor(); anchor != tables.AnyAnchor {
 		candidates = p.LabelSets.List(txn, tables.LabelSetsByAnchor(anchor))
 	}
 	for set := range candidates {
 		if s.MatchesLabels(set, p.namespace(txn, set.Namespace)) {
-			affect(set.ID)
+			affect(memberKey{set: set.ID})
 		}
 	}
 }
 
-func (p *partition) affectedByNamespace(txn statedb.ReadTxn, n *tables.Namespace, affect func(tables.LabelSetID)) {
+func (p *partition) affectedByNamespace(txn statedb.ReadTxn, n *tables.Namespace, affect func(memberKey)) {
 	for set := range p.LabelSets.List(txn, tables.LabelSetsByAnchor(tables.NamespaceAnchor(n.Name))) {
-		affect(set.ID)
+		affect(memberKey{set: set.ID})
 	}
 }
 
 // affectedByNode are the label sets for which the node matters.
-func (p *partition) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(tables.LabelSetID)) {
+func (p *partition) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(memberKey)) {
 	for m := range p.Members.List(txn, tables.ClassMembersByNode(n.Name)) {
-		affect(m.LabelSet)
+		affect(memberKey{set: m.LabelSet})
 	}
 }
 
 // affectedByEndpoint is the label set of the endpoint if the node matters for
 // it: the endpoint may be the first or the last on its node.
-func (p *partition) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(tables.LabelSetID)) {
+func (p *partition) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
 	for m := range p.Members.Prefix(txn, tables.ClassMembersOfLabelSet(p.role, e.LabelSet)) {
 		if m.Node != "" {
-			affect(e.LabelSet)
+			affect(memberKey{set: e.LabelSet})
 		}
 		return
 	}
@@ -102,10 +115,10 @@ func (p *partition) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, 
 
 // affectedByEntry are the label sets of a signature that more than one number
 // stands for: once the kernel knows the numbers, the classes can be merged.
-func (p *partition) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, affect func(tables.LabelSetID)) {
+func (p *partition) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, affect func(memberKey)) {
 	if e.Key.Role == p.role && len(p.numbersOf(txn, e.Value.Digest)) > 1 {
 		for m := range p.Members.List(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: e.Value.Digest})) {
-			affect(m.LabelSet)
+			affect(memberKey{set: m.LabelSet})
 		}
 	}
 }

@@ -21,8 +21,8 @@ import (
 // their class.
 //
 // A number may change its meaning only when the kernel has nobody in it that
-// ought to have left: deriveClasses waits for that. Those who wait must never
-// wait for each other, in a circle. Hence who changes class goes to a new
+// ought to have left: the reconciler of sluice_classes waits for that. Those
+// who wait must never wait for each other, in a circle. Hence who changes class goes to a new
 // number or to one that waits for nobody, see [round.target]: the youngest
 // edge of a circle would have to lead to a class that already waits. The price
 // is that for a moment two numbers may stand for one signature; they are
@@ -47,22 +47,41 @@ type round struct {
 	next    uint32                // lowest number that may be free
 }
 
-func (p *partition) plan(txn statedb.ReadTxn, keys []tables.LabelSetID) ([]tables.LabelSetID, func(tables.LabelSetID) []*tables.ClassMember) {
+func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) ([]memberKey, func(memberKey) []*tables.ClassMember) {
 	r := &round{
 		partition: p, txn: txn, next: 1,
 		wanted:  map[tables.LabelSetID][]*tables.ClassMember{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 	}
 	divided := map[uint32]bool{}
-	for _, id := range keys {
-		r.evaluate(id, divided)
+	var planned []memberKey
+	for _, key := range keys {
+		if key.selector != 0 {
+			planned = append(planned, key)
+		} else {
+			r.evaluate(key.set, divided)
+		}
 	}
 	for _, number := range slices.Sorted(maps.Keys(divided)) {
 		r.divide(number)
 	}
 	r.merge()
 	r.join()
-	return r.order, func(id tables.LabelSetID) []*tables.ClassMember { return r.wanted[id] }
+	r.remember()
+	for _, id := range r.order {
+		planned = append(planned, memberKey{set: id})
+	}
+	return planned, r.rows
+}
+
+func (r *round) rows(key memberKey) []*tables.ClassMember {
+	if key.selector == 0 {
+		return r.wanted[key.set]
+	}
+	if _, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(key.selector)); !found {
+		return nil
+	}
+	return []*tables.ClassMember{{Role: r.role, Evaluated: key.selector}}
 }
 
 // evaluate finds the signatures of a label set. Members whose signature is as
@@ -217,6 +236,27 @@ func (r *round) join() {
 				r.joined[m.Digest] = number
 			}
 			m.Class = number
+		}
+	}
+}
+
+// remember notes the classes that members leave.
+func (r *round) remember() {
+	placement := tables.Placement{Endpoints: r.Endpoints, Members: r.Members, SourceEntries: r.SourceEntries}
+	for _, id := range r.order {
+		for _, m := range r.wanted[id] {
+			old, _, found := r.Members.Get(r.txn, tables.ClassMemberByKey(m.Key()))
+			switch {
+			case !found:
+			case old.Class == m.Class:
+				m.Former = old.Former
+			default:
+				for _, number := range append(slices.Clone(old.Former), old.Class) {
+					if number != 0 && number != m.Class && placement.Has(r.txn, m, number) && !slices.Contains(m.Former, number) {
+						m.Former = append(m.Former, number)
+					}
+				}
+			}
 		}
 	}
 }

@@ -36,6 +36,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/sluice-net/sluice/cmd/e2e/process"
 )
 
 // Namespace is where deploy/ puts the agent and its service account.
@@ -56,8 +58,8 @@ type Cluster struct {
 	dir    string // working directory of both servers
 	port   int    // of the API server; kept over restarts
 
-	etcd      *process
-	apiserver *process // nil while it is killed
+	etcd      *process.Process
+	apiserver *process.Process // nil while it is killed
 
 	admin   *rest.Config
 	http    *http.Client
@@ -77,7 +79,7 @@ func Start(t testing.TB, binary string) *Cluster {
 	require.NoError(t, writeCredentials(c.dir))
 	t.Cleanup(c.stop)
 
-	c.etcd, err = startProcess(c.dir, "etcd", c.binary, "etcd", "--data-dir=etcd", "--client-url="+etcdURL)
+	c.etcd, err = c.run("etcd", "etcd", "--data-dir=etcd", "--client-url="+etcdURL)
 	require.NoError(t, err)
 	require.NoError(t, c.startOnFreePort())
 	require.NoError(t, c.connect())
@@ -87,13 +89,13 @@ func Start(t testing.TB, binary string) *Cluster {
 
 // stop ends both servers and closes the connections of the clients.
 func (c *Cluster) stop() {
-	for _, p := range []*process{c.apiserver, c.etcd} {
+	for _, p := range []*process.Process{c.apiserver, c.etcd} {
 		if p == nil {
 			continue
 		}
-		p.kill()
+		p.Kill()
 		if c.t.Failed() {
-			c.t.Logf("last lines of %s:\n%s", p.name, p.logTail(logLines))
+			c.t.Logf("last lines of %s:\n%s", p.Name, p.LogTail(logLines))
 		}
 	}
 	if c.http != nil {
@@ -112,6 +114,7 @@ func (c *Cluster) connect() (err error) {
 		BearerToken:     adminToken,
 		TLSClientConfig: rest.TLSClientConfig{CAData: ca},
 		QPS:             -1, // no limit
+		WarningHandler:  rest.NoWarnings{},
 	}
 	if c.http, err = rest.HTTPClientFor(c.admin); err != nil {
 		return fmt.Errorf("make HTTP client: %w", err)
@@ -151,7 +154,7 @@ func (c *Cluster) Kubeconfig(serviceAccount string) string {
 func (c *Cluster) KillAPIServer() {
 	c.t.Helper()
 	require.NotNil(c.t, c.apiserver, "the API server is not running")
-	c.apiserver.kill()
+	c.apiserver.Kill()
 	c.apiserver = nil
 }
 
@@ -201,27 +204,27 @@ func (c *Cluster) portTaken() bool {
 }
 
 func (c *Cluster) startAPIServer() error {
-	p, err := startProcess(c.dir, "apiserver", c.binary, append([]string{"serve"}, apiserverFlags(c.port)...)...)
+	p, err := c.run("apiserver", append([]string{"serve"}, apiserverFlags(c.port)...)...)
 	if err != nil {
 		return err
 	}
 	if err := c.waitReady(p); err != nil {
-		p.kill()
-		return fmt.Errorf("wait for the API server: %w; its last lines:\n%s", err, p.logTail(logLines))
+		p.Kill()
+		return fmt.Errorf("wait for the API server: %w; its last lines:\n%s", err, p.LogTail(logLines))
 	}
 	c.apiserver = p
 	return nil
 }
 
 // waitReady polls /readyz until it answers 200 or the process is gone.
-func (c *Cluster) waitReady(p *process) error {
+func (c *Cluster) waitReady(p *process.Process) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	var last error
 	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 		select {
-		case <-p.exited:
-			return false, fmt.Errorf("it ended: %w", p.err)
+		case <-p.Exited():
+			return false, fmt.Errorf("it ended: %s", p.State())
 		default:
 		}
 		last = c.probe(ctx)

@@ -20,6 +20,8 @@ import (
 	"testing"
 
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/sluice-net/sluice/cmd/e2e/process"
 )
 
 // Files are named relative to the servers' working directory, Cluster.dir.
@@ -108,6 +110,12 @@ func (c *Cluster) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.binary, args...)
 	cmd.Dir = c.dir
 	return cmd
+}
+
+// run starts the binary with arguments; its output goes to NAME.log in the
+// servers' working directory.
+func (c *Cluster) run(name string, args ...string) (*process.Process, error) {
+	return process.Start(name, filepath.Join(c.dir, name+".log"), c.command(context.Background(), args...))
 }
 
 // freePort returns a port that nobody listens on at the moment.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package process
 
 import (
 	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,15 +18,15 @@ import (
 )
 
 func TestProcessIsKilledAndItsLogKept(t *testing.T) {
-	dir := t.TempDir()
-	p, err := startProcess(dir, "child", "sh", "-c", "for i in 1 2 3; do echo $i; done; exec sleep 600")
+	log := filepath.Join(t.TempDir(), "child.log")
+	p, err := Start("child", log, exec.Command("sh", "-c", "for i in 1 2 3; do echo $i; done; exec sleep 600"))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return p.logTail(2) == "2\n3" }, 10*time.Second, time.Millisecond)
-	p.kill()
-	require.Error(t, p.err)
-	p.kill() // again is no error
+	require.Eventually(t, func() bool { return p.LogTail(2) == "2\n3" }, 10*time.Second, time.Millisecond)
+	p.Kill()
+	require.False(t, p.State().Success())
+	p.Kill() // again is no error
 
-	_, err = startProcess(dir, "missing", dir+"/no-such-binary")
+	_, err = Start("missing", log, exec.Command("/no-such-binary"))
 	require.ErrorContains(t, err, "start missing")
 }
 
@@ -33,10 +34,10 @@ func TestProcessIsKilledAndItsLogKept(t *testing.T) {
 func TestProcessDiesWithItsParent(t *testing.T) {
 	const variable = "SLUICE_TEST_PARENT"
 	if dir := os.Getenv(variable); dir != "" {
-		p, err := startProcess(dir, "child", "sleep", "600")
+		p, err := Start("child", filepath.Join(dir, "child.log"), exec.Command("sleep", "600"))
 		require.NoError(t, err)
 		fmt.Printf("child %d\n", p.cmd.Process.Pid)
-		<-p.exited
+		<-p.Exited()
 		return
 	}
 	parent := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")

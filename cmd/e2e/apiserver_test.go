@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/e2e/cluster"
+)
+
+// TestAPIServerRestarts kills the API server and starts it again: meanwhile the
+// agent says so and leaves the maps alone, afterwards it sees what is new.
+func TestAPIServerRestarts(t *testing.T) {
+	c := startCluster(t)
+	populate(c)
+	c.Apply(blue)
+	a := newAgent(t, c)
+	a.startReady()
+	k := a.kernel()
+	a.converge(c, k)
+
+	t.Run("watches go on", func(t *testing.T) {
+		a := a.within(t)
+		before := a.contents(k)
+		c.KillAPIServer()
+		a.eventually("the agent notices", func() error {
+			for _, kind := range []string{"pods", "nodes", "ciliumegressgatewaypolicies.cilium.io"} {
+				if s := a.sources()[kind]; s.State != "broken" || s.Error == "" {
+					return fmt.Errorf("%s is %s", kind, s.State)
+				}
+			}
+			return nil
+		})
+		report := a.health()
+		require.Equal(t, "degraded", report.Status)
+		require.Contains(t, strings.Join(report.Reasons, "\n"), "cannot follow pods: list pods: ", "or watch")
+		require.Equal(t, http.StatusOK, a.decode("/readyz", &api.ReadyReport{}), "it stays ready: the maps are good")
+		a.requireUnchanged(k, before)
+
+		c.StartAPIServer()
+		change(c, "first")
+		a.converge(c, k)
+		a.awaitHealthy()
+	})
+	t.Run("watches have expired", func(t *testing.T) {
+		// The agent sleeps through changes that the API server then has forgotten.
+		a := a.within(t)
+		before := a.writes()
+		require.NoError(t, a.process.Signal(syscall.SIGSTOP))
+		change(c, "second")
+		c.DeletePod("prod", "web-2")
+		c.Delete(blue)
+		c.Compact()
+		c.KillAPIServer()
+		c.StartAPIServer()
+		c.DeletePod("test", "job-1") // an event after the compaction
+		require.NoError(t, a.process.Signal(syscall.SIGCONT))
+		a.converge(c, k)
+		a.awaitHealthy()
+		require.Greater(t, a.writes(), before)
+		require.Regexp(t, `expired|too old resource version|required revision has been compacted`, a.log())
+	})
+}
+
+// change replaces a pod and adds a policy.
+func change(c *cluster.Cluster, name string) {
+	c.DeletePod("prod", "db-1")
+	c.CreatePod(cluster.Pod{
+		Namespace: "prod", Name: "db-1", Node: localNode, Labels: map[string]string{"app": name}, IPs: addrs("10.1.0.11"),
+	})
+	c.Apply(strings.NewReplacer("blue}", name+"}", "203.0.113.0/24", "192.0.2.0/24", "zone: b", "egress: local").Replace(blue))
+}
+
+// awaitHealthy waits until all kinds of objects are followed and nothing is degraded.
+func (a *agent) awaitHealthy() {
+	a.t.Helper()
+	a.eventually("the agent is healthy", func() (err error) {
+		for _, s := range a.sources() {
+			if s.State != "synced" {
+				err = errors.Join(err, fmt.Errorf("%s is %s: %s", s.Source, s.State, s.Error))
+			}
+		}
+		if report := a.health(); report.Status != "ok" {
+			err = errors.Join(err, fmt.Errorf("%s: %v", report.Status, report.Reasons))
+		}
+		return err
+	})
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/e2e/cluster"
+)
+
+// converge waits until the maps are what the objects of the cluster ask for.
+// Nothing may change the objects meanwhile.
+func (a *agent) converge(c *cluster.Cluster, k *kernel) *world {
+	a.t.Helper()
+	inCilium := slices.Contains(a.flags, "--endpoint-source=cilium")
+	var w *world
+	a.eventually("the maps are what the objects ask for", func() (err error) {
+		if w, err = load(a.t.Context(), c, inCilium); err != nil {
+			return err
+		}
+		return w.compare(k)
+	})
+	return w
+}
+
+// compare says where the maps differ from what is asked for.
+func (w *world) compare(k *kernel) error {
+	c, err := k.dump()
+	if err != nil {
+		return err
+	}
+	groups, err := groups(c.Gateways)
+	if err != nil {
+		return err
+	}
+	sources := map[bpf.SourceKey]bool{}
+	for key := range c.Sources {
+		sources[key] = true
+	}
+	return errors.Join(
+		different("sluice_pods", w.pods(), c.Pods),
+		different("sluice_sources", w.sources(), sources),
+		different("sluice_ipcache", w.ipcache(), c.IPCache),
+		w.compareNumbers(c, len(groups)),
+		w.compareDecisions(k, groups),
+	)
+}
+
+// compareNumbers says whether there are too many or too few classes and groups,
+// or entries of none.
+func (w *world) compareNumbers(c contents, groups int) (err error) {
+	numbers := map[bpf.Role]int{}
+	for key := range c.Classes {
+		numbers[key.Role]++
+	}
+	for _, n := range []struct {
+		what      string
+		want, got int
+	}{
+		{"egress classes", len(w.signatures()), numbers[bpf.RoleEgress]},
+		{"recorded gateway groups", len(w.groups()), numbers[bpf.RoleGatewayGroup]},
+		{"gateway groups", len(w.groups()), groups},
+	} {
+		if n.want != n.got {
+			err = errors.Join(err, fmt.Errorf("%d %s, instead of %d", n.got, n.what, n.want))
+		}
+	}
+	for _, source := range c.Sources {
+		if _, found := c.Classes[bpf.ClassKey{Role: bpf.RoleEgress, Number: source.Class}]; !found {
+			err = errors.Join(err, fmt.Errorf("source of class %d, which is not recorded", source.Class))
+		}
+	}
+	for rule := range c.Egress {
+		if _, found := c.Classes[bpf.ClassKey{Role: bpf.RoleEgress, Number: rule.Class}]; !found {
+			err = errors.Join(err, fmt.Errorf("rule of class %d, which is not recorded", rule.Class))
+		}
+	}
+	return err
+}
+
+// compareDecisions looks at packets from every address that an endpoint has to
+// the ends of every prefix that a policy names, and some others.
+func (w *world) compareDecisions(k *kernel, groups map[uint32]ways) (err error) {
+	destinations := w.destinations()
+	for src := range w.addresses() {
+		for _, dst := range destinations {
+			if src.BitLen() != dst.BitLen() {
+				continue
+			}
+			want := w.decide(src, dst)
+			if got, lookupErr := k.decision(src, dst, groups); lookupErr != nil || got != want {
+				err = errors.Join(err, lookupErr, fmt.Errorf("%s to %s: %v, instead of %v", src, dst, got, want))
+			}
+		}
+	}
+	return err
+}
+
+func (w *world) destinations() []netip.Addr {
+	destinations := addrs("198.18.0.1", "2001:db8:ffff::1", localPod.String())
+	for _, p := range w.policies {
+		for _, prefix := range slices.Concat(p.to, p.not) {
+			destinations = append(destinations, prefix.Addr())
+			if next := prefix.Addr().Next(); prefix.Contains(next) {
+				destinations = append(destinations, next)
+			}
+		}
+	}
+	slices.SortFunc(destinations, netip.Addr.Compare)
+	return slices.Compact(destinations)
+}
+
+// different lists the entries that differ.
+func different[K comparable, V comparable](what string, want, got map[K]V) (err error) {
+	keys := map[K]bool{}
+	for key := range want {
+		keys[key] = true
+	}
+	for key := range got {
+		keys[key] = true
+	}
+	var lines []string
+	for key := range maps.Keys(keys) {
+		w, wanted := want[key]
+		g, found := got[key]
+		switch {
+		case !found:
+			lines = append(lines, fmt.Sprintf("%s: %v is missing, should be %v", what, key, w))
+		case !wanted:
+			lines = append(lines, fmt.Sprintf("%s: %v is %v, should be absent", what, key, g))
+		case w != g:
+			lines = append(lines, fmt.Sprintf("%s: %v is %v, should be %v", what, key, g, w))
+		}
+	}
+	slices.Sort(lines)
+	for _, line := range lines {
+		err = errors.Join(err, errors.New(line))
+	}
+	return err
+}
+
+// contents returns what the maps hold.
+func (a *agent) contents(k *kernel) (c contents) {
+	a.t.Helper()
+	a.eventually("the maps can be read", func() (err error) {
+		c, err = k.dump()
+		return err
+	})
+	return c
+}
+
+// requireUnchanged fails unless the maps hold just what they held before.
+func (a *agent) requireUnchanged(k *kernel, before contents) {
+	a.t.Helper()
+	after, err := k.dump()
+	require.NoError(a.t, err)
+	require.NoError(a.t, errors.Join(
+		different("sluice_pods", before.Pods, after.Pods),
+		different("sluice_ipcache", before.IPCache, after.IPCache),
+		different("sluice_sources", before.Sources, after.Sources),
+		different("sluice_egress", before.Egress, after.Egress),
+		different("sluice_gateways", before.Gateways, after.Gateways),
+		different("sluice_classes", before.Classes, after.Classes),
+	))
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-net/sluice/cmd/e2e/cluster"
+	"github.com/sluice-net/sluice/tables"
+)
+
+const policies = "ciliumegressgatewaypolicies.cilium.io"
+
+// TestAbsentCRD starts the agent where nobody has installed the CRD of egress
+// policies: everything else works, and policies do once it is there.
+func TestAbsentCRD(t *testing.T) {
+	c := startCluster(t)
+	crd, err := os.ReadFile("../../deploy/crds/ciliumegressgatewaypolicies.yaml")
+	require.NoError(t, err)
+	c.Delete(string(crd))
+	populate(c)
+	a := newAgent(t, c)
+	a.eventually("the CRD is gone", func() error {
+		_, err := c.Dynamic().Resource(policyResource).List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("listing gives %v", err)
+		}
+		return nil
+	})
+	a.startReady()
+	k := a.kernel()
+	w := a.converge(c, k)
+	require.Equal(t, plain, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
+	a.requireStates(map[string]string{policies: "absent"})
+	require.Contains(t, a.log(), "Resource is not served, as its CRD is missing")
+	require.Equal(t, "ok", a.health().Status)
+	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "new", Node: localNode, IPs: addrs("10.1.0.77")})
+	a.converge(c, k)
+
+	// It is looked for every ten seconds.
+	c.Apply(string(crd))
+	c.Apply(blue)
+	w = a.converge(c, k)
+	require.Equal(t, redirected, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
+	a.requireStates(nil)
+
+	// And when it goes, its policies go.
+	c.Delete(string(crd))
+	w = a.converge(c, k)
+	require.Equal(t, plain, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
+	a.eventually("the agent says that it is gone", func() error {
+		if s := a.sources()[policies]; s.State != "absent" {
+			return fmt.Errorf("%s is %s: %s", s.Source, s.State, s.Error)
+		}
+		return nil
+	})
+}
+
+// requireStates fails unless all kinds are in state synced but those named, and
+// without an error: with the rights that deploy/ gives nothing is refused.
+func (a *agent) requireStates(others map[string]string) {
+	a.t.Helper()
+	sources := a.sources()
+	require.GreaterOrEqual(a.t, len(sources), 6)
+	for name, s := range sources {
+		want := "synced"
+		if other := others[name]; other != "" {
+			want = other
+		}
+		require.Equal(a.t, want, s.State, "%s: %s", name, s.Error)
+		require.Empty(a.t, s.Error, name)
+	}
+	require.NotContains(a.t, a.log(), "forbidden")
+}
+
+// brokenSource returns the row of a kind that cannot be followed.
+func (a *agent) brokenSource(name string) (tables.ObjectSource, error) {
+	s := a.sources()[name]
+	if s.State != "broken" || s.Error == "" {
+		return s, fmt.Errorf("%s is %q", name, s.State)
+	}
+	return s, nil
+}

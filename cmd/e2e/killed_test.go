@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+const (
+	kills        = 30
+	seedVariable = "SLUICE_E2E_SEED" // of the random changes and moments
+)
+
+// TestKilledUnderChurn kills the agent at random moments while objects change.
+// The maps stay while it is dead, what does not change is never decided
+// otherwise, and in the end the maps are what the objects ask for.
+func TestKilledUnderChurn(t *testing.T) {
+	c := startCluster(t)
+	populate(c)
+	c.Apply(blue)
+	a := newAgent(t, c)
+	a.startReady()
+	k := a.kernel()
+	a.converge(c, k)
+	class := a.classOf(k, localPod)
+
+	// Namespaces prod and test stay as they are; all others change.
+	seed := seed(t)
+	churn := newChurn(t, c, seed)
+	churn.start()
+	watch := startWatch(a, k)
+	random := rand.New(rand.NewPCG(seed, 2))
+	for range kills {
+		// The moment is what is tested: while the agent starts, or some time later.
+		time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond << random.IntN(4))
+		a.kill()
+		dead := a.contents(k)
+		time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond)
+		a.requireUnchanged(k, dead)
+		a.start()
+	}
+	churn.stop()
+	watch.stop()
+	t.Logf("%d kills during %d changes of objects, of which the agent missed some", kills, churn.changes)
+
+	a.awaitReady()
+	w := a.converge(c, k)
+	require.Greater(t, len(w.endpoints), churnPods/4, "there is something to compare")
+	require.Greater(t, len(w.policies), 1)
+	require.Equal(t, class, a.classOf(k, localPod), "the number of a class that was there all the time")
+	a.awaitHealthy()
+
+	t.Run("quiet restarts", func(t *testing.T) { testQuietRestarts(t, a, k) })
+}
+
+func seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := uint64(20)
+	if text := os.Getenv(seedVariable); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err, seedVariable)
+	}
+	t.Logf("%s=%d", seedVariable, seed)
+	return seed
+}
+
+// testQuietRestarts restarts the agent while nothing changes: it has nothing to write.
+func testQuietRestarts(t *testing.T, a *agent, k *kernel) {
+	before := a.contents(k)
+	require.NotEmpty(t, before.Classes)
+	for _, end := range []func(){a.kill, func() { require.Zero(t, a.terminate()) }} {
+		end()
+		a.startReady()
+		a.requireUnchanged(k, before)
+		require.Zero(t, a.writes())
+	}
+}
+
+// classOf returns the egress class of an address.
+func (a *agent) classOf(k *kernel, addr netip.Addr) uint32 {
+	a.t.Helper()
+	source, found, err := k.sources.lookup(bpf.SourceKey{Addr: bpf.AddressFrom(addr)})
+	require.NoError(a.t, err)
+	require.True(a.t, found)
+	return source.Class
+}
+
+// watch looks all the time at what becomes of packets that no change concerns.
+type watch struct {
+	a      *agent
+	end    context.CancelFunc
+	wait   sync.WaitGroup
+	looks  int
+	errors []error
+}
+
+var steady = []struct {
+	src, dst netip.Addr
+	kind     string
+}{
+	{localPod, netip.MustParseAddr("203.0.113.1"), redirected},
+	{localPod, netip.MustParseAddr("203.0.113.65"), plain}, // excluded
+	{netip.MustParseAddr("fd00:1::10"), netip.MustParseAddr("2001:db8:100::1"), redirected},
+	{netip.MustParseAddr("10.1.0.11"), netip.MustParseAddr("203.0.113.255"), redirected},
+	{netip.MustParseAddr("10.1.0.12"), netip.MustParseAddr("203.0.113.1"), plain},   // of no policy
+	{netip.MustParseAddr("10.2.0.10"), netip.MustParseAddr("203.0.113.1"), unknown}, // on another node
+}
+
+func startWatch(a *agent, k *kernel) *watch {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &watch{a: a, end: cancel}
+	first := w.look(k)
+	require.Empty(a.t, w.errors)
+	for i, d := range first {
+		require.Equal(a.t, steady[i].kind, d.kind, "%v", steady[i])
+	}
+	w.wait.Go(func() {
+		for ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+			for i, d := range w.look(k) {
+				if d != first[i] {
+					w.errors = append(w.errors, fmt.Errorf("%s to %s: %v, instead of %v", steady[i].src, steady[i].dst, d, first[i]))
+				}
+			}
+		}
+	})
+	a.t.Cleanup(func() { cancel(); w.wait.Wait() })
+	return w
+}
+
+func (w *watch) look(k *kernel) (decisions []decision) {
+	gateways, err := k.gateways.dump()
+	if err != nil {
+		return nil // it changed meanwhile
+	}
+	groups := map[uint32]ways{} // those of policies that come and go may be incomplete
+	for key, value := range gateways {
+		if groups[key.Group] == nil {
+			groups[key.Group] = ways{}
+		}
+		groups[key.Group][value] = true
+	}
+	for _, p := range steady {
+		d, err := k.decision(p.src, p.dst, groups)
+		if err != nil {
+			w.errors = append(w.errors, err)
+		}
+		decisions = append(decisions, d)
+	}
+	w.looks++
+	return decisions
+}
+
+func (w *watch) stop() {
+	w.a.t.Helper()
+	w.end()
+	w.wait.Wait()
+	w.a.t.Logf("looked %d times at what must not change", w.looks)
+	require.Greater(w.a.t, w.looks, kills)
+	require.Empty(w.a.t, w.errors)
+}
