@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime/pprof"
 	"strings"
 
 	"github.com/cilium/ebpf/rlimit"
@@ -35,9 +36,21 @@ func run() error {
 		samples   = pflag.Int("samples", 200, "how often each event is measured")
 		mode      = pflag.String("bpf", "auto", "where the maps are: auto, kernel, memory")
 		jsonFile  = pflag.String("json", "", "file to which the results are written as JSON")
+		profile   = pflag.String("cpuprofile", "", "file to which a CPU profile is written")
 		bpffs     = pflag.String("bpffs", "/sys/fs/bpf", "BPF file system")
 	)
 	pflag.Parse()
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	dir, err := os.MkdirTemp("", "sluice-bench-*")
 	if err != nil {
 		return err

@@ -128,6 +128,13 @@ func (a *agent) start() {
 	a.process = p
 }
 
+// startAnswering starts the agent and waits until its API answers.
+func (a *agent) startAnswering() {
+	a.t.Helper()
+	a.start()
+	a.eventually("the agent answers", func() error { _, _, err := a.get("/healthz"); return err })
+}
+
 // startReady starts the agent and waits until it is ready.
 func (a *agent) startReady() {
 	a.t.Helper()

@@ -139,6 +139,11 @@ func reversePathFilter(t *testing.T, device string) string {
 	return string(value[:len(value)-1])
 }
 
+func setReversePathFilter(t *testing.T, device, value string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/rp_filter", []byte(value), 0o644))
+}
+
 // network is what the kernel says of the node's network.
 type network struct {
 	devices []device

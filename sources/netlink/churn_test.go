@@ -64,7 +64,9 @@ func TestKernelChurn(t *testing.T) {
 			n := newNamespace(t)
 			v := n.start()
 			require.NoError(t, n.LinkAdd(&vn.Bridge{LinkAttrs: vn.LinkAttrs{Name: "bridge"}}))
-			c := churn{namespace: n, Rand: rand.New(rand.NewPCG(seed, uint64(time.Now().UnixNano())))}
+			run := uint64(time.Now().UnixNano())
+			t.Logf("changes of seed %d, %d", seed, run)
+			c := churn{namespace: n, Rand: rand.New(rand.NewPCG(seed, run))}
 			for round := range 15 {
 				for range 1 + c.IntN(30) {
 					c.step()

@@ -131,9 +131,15 @@ func start(t testing.TB, cells ...cell.Cell) *views {
 	return &v
 }
 
-// requireRoot skips a test that changes the kernel's networking.
+// requireRoot skips a test that changes the kernel's networking, or fails it
+// where that must not be skipped.
 func requireRoot(t testing.TB) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to make network namespaces")
+	const reason = "needs root to make network namespaces"
+	switch {
+	case os.Geteuid() == 0:
+	case os.Getenv("SLUICE_REQUIRE_PRIVILEGED") != "":
+		t.Fatal(reason)
+	default:
+		t.Skip(reason)
 	}
 }

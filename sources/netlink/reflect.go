@@ -105,7 +105,7 @@ func (r *reflector) apply(ctx context.Context, changes feed, until time.Time) er
 // list lists what is stale until nothing is. Changes that were queued by then go
 // into the same transaction, so that none older than the listing shows.
 func (r *reflector) list(ctx context.Context, changes feed, stale kinds) (problems, err error) {
-	for stale != 0 {
+	for stale != 0 && ctx.Err() == nil {
 		l, err := r.kernel.list(ctx, stale)
 		if err != nil {
 			return nil, err
@@ -119,7 +119,7 @@ func (r *reflector) list(ctx context.Context, changes feed, stale kinds) (proble
 		}
 		problems = errors.Join(problems, l.problems)
 	}
-	return problems, nil
+	return problems, ctx.Err()
 }
 
 // silence is the feed where the kernel refuses to announce changes.

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What events cost in writes to the kernel, exactly, whatever the size.
+func TestWritesPerEvent(t *testing.T) {
+	for _, pods := range []int{10, 300} {
+		t.Run(fmt.Sprint(pods, " pods"), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, []string{"--node-name=node-1"})
+			require.NoError(t, c.api.Sync())
+			apply := func(manifests ...string) {
+				require.NoError(t, c.api.Apply([]byte(strings.Join(manifests, "---\n"))))
+			}
+			apply(countedNode(1, "True"), countedNode(2, "True"), countedNode(3, "True"), countedPolicy("203.0.113.0/24"))
+			manifests := make([]string, pods)
+			for i := range manifests {
+				manifests[i] = countedPod(i, "web")
+			}
+			apply(manifests...)
+			require.NoError(t, c.hive.Start(c.log, t.Context()))
+			require.NoError(t, c.quiet(t.Context()))
+
+			cost := func(event string, want int, do func()) {
+				t.Helper()
+				before := c.memory.Sequence()
+				do()
+				require.NoError(t, c.settle(t.Context()))
+				require.EqualValues(t, want, c.memory.Sequence()-before, event)
+			}
+			// Pods are on another node, but for the last: on this one they have a
+			// device, and the class that the policy puts them in.
+			cost("a pod of another node", 1, func() { apply(countedPod(pods, "web")) })
+			cost("a pod of this node", 3, func() { apply(strings.ReplaceAll(countedPod(pods+1, "web"), "node-3", "node-1")) })
+			apply(countedPod(pods+2, "db"))
+			require.NoError(t, c.quiet(t.Context()))
+			cost("a pod that no policy chooses", 2, func() { apply(strings.ReplaceAll(countedPod(pods+3, "db"), "node-3", "node-1")) })
+			cost("a label that no policy looks at", 0, func() {
+				apply(strings.ReplaceAll(countedPod(0, "web"), "app: web", "app: web, color: green"))
+			})
+			cost("the same objects again", 0, func() { apply(manifests[1:]...) })
+			cost("a relist", 0, func() {
+				require.NoError(t, c.api.Break("pods"))
+				require.NoError(t, c.api.Resume("pods"))
+			})
+			cost("another destination of the policy", 2, func() { apply(countedPolicy("198.51.100.0/24")) })
+			cost("the gateway is lost", 256, func() { apply(countedNode(2, "False")) })
+			cost("a node that is no gateway is lost", 0, func() { apply(strings.ReplaceAll(countedNode(1, "False"), "egress: a", "egress: none")) })
+		})
+	}
+}
+
+func countedPod(i int, app string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: pod-%d, namespace: prod, labels: {app: %s}}
+spec: {nodeName: node-3, containers: [{name: c}]}
+status: {phase: Running, podIPs: [{ip: 10.1.%d.%d}]}
+`, i, app, i/200, 1+i%200)
+}
+
+func countedNode(i int, ready string) string {
+	egress := "a"
+	if i == 1 {
+		egress = "none"
+	}
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Node
+metadata: {name: node-%d, labels: {egress: %s}}
+status:
+  addresses: [{type: InternalIP, address: 192.168.0.%d}]
+  conditions: [{type: Ready, status: "%s"}]
+`, i, egress, i, ready)
+}
+
+func countedPolicy(destination string) string {
+	return fmt.Sprintf(`
+apiVersion: cilium.io/v2
+kind: CiliumEgressGatewayPolicy
+metadata: {name: web}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: web}}}]
+  destinationCIDRs: [%s]
+  egressGateway: {nodeSelector: {matchLabels: {egress: a}}}
+`, destination)
+}
