@@ -48,10 +48,21 @@ fuzz: ## Run each fuzzer for FUZZTIME
 		done; \
 	done
 
+# One package at a time, as latency is measured; -v shows it, and what is skipped.
+E2E := SLUICE_E2E_APISERVER=$(abspath $(BIN))/apiserver go test -tags e2e -v -count=1 -p 1 -timeout 20m
+
 .PHONY: e2e
-e2e: build ## Test the binary against a real API server
-	cd testdata/apiserver && go build -o ../../$(BIN)/apiserver .
-	go test -tags e2e -count=1 -timeout 20m ./cmd/e2e/...
+e2e: build apiserver ## Test the binary against a real API server
+	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice $(E2E) ./cmd/e2e/...
+
+.PHONY: e2e-race
+e2e-race: apiserver ## The same, with the race detector in tests and agent
+	CGO_ENABLED=1 go build -race -o $(BIN)/sluice-race ./cmd/sluice
+	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice-race $(E2E) -race ./cmd/e2e/...
+
+.PHONY: apiserver
+apiserver:
+	cd testdata/apiserver && go build -o $(abspath $(BIN))/apiserver .
 
 .PHONY: bench
 bench: ## Measure the whole agent, then its parts

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/hive/shell"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/compat"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/netlink"
 )
@@ -23,6 +24,9 @@ var Cell = cell.Group(
 	// What follows from them, and its way into the kernel.
 	Dataflow,
 	cell.Provide(kernelPreflight),
+
+	// What else runs on the node and would bypass it.
+	compat.Cell,
 
 	// The tables, health and metrics over HTTP.
 	api.Cell,

@@ -92,6 +92,11 @@ func (a *agent) pin(name string) string { return filepath.Join(a.dir, "bpf", "sl
 func (a *agent) cleanUp() {
 	if a.process != nil {
 		a.process.Kill()
+		for _, bad := range []string{"DATA RACE", "\npanic: "} {
+			if strings.Contains(a.log(), bad) {
+				a.t.Errorf("the agent's log has %q", bad)
+			}
+		}
 		if a.t.Failed() {
 			a.t.Logf("log of the agent:\n%s", a.log())
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -30,6 +31,8 @@ type churn struct {
 	wait    sync.WaitGroup
 	changes int
 	err     error // that ended it
+
+	interrupted atomic.Bool // changes may fail
 }
 
 const (
@@ -54,11 +57,14 @@ func (ch *churn) start() {
 	ch.t.Cleanup(func() { cancel(); ch.wait.Wait() })
 	ch.wait.Go(func() {
 		for ctx.Err() == nil {
-			if err := ch.change(ctx); err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			switch err := ch.change(ctx); {
+			case err == nil:
+				ch.changes++
+			case ctx.Err() != nil, apierrors.IsNotFound(err), apierrors.IsConflict(err), ch.interrupted.Load():
+			default:
 				ch.err = err
 				return
 			}
-			ch.changes++
 		}
 	})
 }

@@ -25,7 +25,8 @@ const (
 	seedVariable = "SLUICE_E2E_SEED" // of the random changes and moments
 )
 
-// TestKilledUnderChurn kills the agent at random moments while objects change.
+// TestKilledUnderChurn kills the agent at random moments while objects change,
+// and once the API server.
 // The maps stay while it is dead, what does not change is never decided
 // otherwise, and in the end the maps are what the objects ask for.
 func TestKilledUnderChurn(t *testing.T) {
@@ -44,7 +45,13 @@ func TestKilledUnderChurn(t *testing.T) {
 	churn.start()
 	watch := startWatch(a, k)
 	random := rand.New(rand.NewPCG(seed, 2))
-	for range kills {
+	for i := range kills {
+		if i == kills/2 {
+			churn.interrupted.Store(true)
+			c.KillAPIServer()
+			c.StartAPIServer()
+			churn.interrupted.Store(false)
+		}
 		// The moment is what is tested: while the agent starts, or some time later.
 		time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond << random.IntN(4))
 		a.kill()

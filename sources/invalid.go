@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sources
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+type invalidParams struct {
+	cell.In
+
+	DB   *statedb.DB
+	Jobs job.Group
+
+	Nodes           statedb.RWTable[*tables.Node]
+	Namespaces      statedb.RWTable[*tables.Namespace]
+	Endpoints       statedb.RWTable[*tables.Endpoint]
+	Services        statedb.RWTable[*tables.Service]
+	BackendSlices   statedb.RWTable[*tables.BackendSlice]
+	Policies        statedb.RWTable[*tables.EgressPolicy]
+	Identities      statedb.RWTable[*tables.Identity]
+	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint]
+	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
+}
+
+// reportInvalid has the health tell of objects that cannot be used, or not in
+// full. Their rows say so too; here one need not look for them.
+func reportInvalid(p invalidParams) error {
+	return errors.Join(
+		reportInvalidRows(p, p.Nodes, func(n *tables.Node) (string, []tables.FieldError) { return n.Name, n.Errors }),
+		reportInvalidRows(p, p.Namespaces, func(n *tables.Namespace) (string, []tables.FieldError) { return n.Name, n.Errors }),
+		reportInvalidRows(p, p.Endpoints, func(e *tables.Endpoint) (string, []tables.FieldError) { return e.Name.String(), e.Errors }),
+		reportInvalidRows(p, p.Services, func(s *tables.Service) (string, []tables.FieldError) { return s.Name.String(), s.Errors }),
+		reportInvalidRows(p, p.BackendSlices, func(b *tables.BackendSlice) (string, []tables.FieldError) { return b.Name.String(), b.Errors }),
+		reportInvalidRows(p, p.Policies, func(e *tables.EgressPolicy) (string, []tables.FieldError) { return e.Name, e.Errors }),
+		reportInvalidRows(p, p.Identities, func(i *tables.Identity) (string, []tables.FieldError) { return fmt.Sprint(i.ID), i.Errors }),
+		reportInvalidRows(p, p.CiliumEndpoints, func(e *tables.CiliumEndpoint) (string, []tables.FieldError) { return string(e.Key()), e.Errors }),
+		reportInvalidRows(p, p.CiliumNodes, func(n *tables.CiliumNode) (string, []tables.FieldError) { return n.Name, n.Errors }),
+	)
+}
+
+// reportInvalidRows follows one table. The work is that of the changes.
+func reportInvalidRows[Row any](p invalidParams, table statedb.RWTable[Row], describe func(Row) (name string, errs []tables.FieldError)) error {
+	wtxn := p.DB.WriteTxn(table)
+	defer wtxn.Abort()
+	changes, err := table.Changes(wtxn)
+	if err != nil {
+		return fmt.Errorf("follow %s: %w", table.Name(), err)
+	}
+	wtxn.Commit()
+	invalid := map[string]string{} // first error by object
+	p.Jobs.Add(job.OneShot("check-"+table.Name(), func(ctx context.Context, health cell.Health) error {
+		for {
+			seq, watch := changes.Next(p.DB.ReadTxn())
+			for change := range seq {
+				name, errs := describe(change.Object)
+				delete(invalid, name)
+				if len(errs) > 0 && !change.Deleted {
+					invalid[name] = errs[0].Error()
+				}
+			}
+			report(health, table.Name(), invalid)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-watch:
+			}
+		}
+	}))
+	return nil
+}
+
+func report(health cell.Health, table string, invalid map[string]string) {
+	if len(invalid) == 0 {
+		health.OK("No object has errors")
+		return
+	}
+	first := slices.MinFunc(slices.Collect(maps.Keys(invalid)), cmp.Compare[string])
+	health.Degraded(fmt.Sprintf("%d rows of %s have errors", len(invalid), table), fmt.Errorf("%s: %s", first, invalid[first]))
+}
