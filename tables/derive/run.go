@@ -146,18 +146,25 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changed bo
 	}
 	keys, rows := r.Plan(wtxn, keys)
 	round := Counts{Rounds: 1, Keys: len(keys)}
+	empty := r.Output.NumObjects(wtxn) == 0 // as in the first round
 	var unwanted []outputRow[Out]
 	for _, key := range keys {
 		wanted := rows(key)
 		round.Rows += len(wanted)
-		existing, position := r.existing(wtxn, key)
+		var existing []outputRow[Out]
+		var position map[string]int
+		if !empty {
+			existing, position = r.existing(wtxn, key)
+		}
 		for _, row := range wanted {
-			at, found := position[string(r.primary.ObjectToKey(row))]
-			if found {
-				existing[at].wanted = true
-			}
-			if found && r.Equal(row, existing[at].row) {
-				continue
+			if len(existing) > 0 {
+				at, found := position[string(r.primary.ObjectToKey(row))]
+				if found {
+					existing[at].wanted = true
+				}
+				if found && r.Equal(row, existing[at].row) {
+					continue
+				}
 			}
 			round.Inserted++
 			if _, _, err := r.Output.Insert(wtxn, row); err != nil {
