@@ -3,14 +3,18 @@
 package agent
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
+	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/cilium/hive/cell"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/addresses"
 )
 
 // configCell has the flags that concern the whole agent.
@@ -39,23 +43,32 @@ var DefaultConfig = Config{
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("node-name", c.NodeName, "name of the Kubernetes node (default: $NODE_NAME, or else the host name)")
 	flags.String("state-dir", c.StateDir, "directory for what must outlive the agent")
-	flags.Var(newEnum(c.LogLevel, "debug", "info", "warn", "error"), "log-level", "least level of messages that are logged")
-	flags.Var(newEnum(c.LogFormat, formatText, formatJSON), "log-format", "format of the log")
+	flags.Var(NewEnum(c.LogLevel, "debug", "info", "warn", "error"), "log-level", "least level of messages that are logged")
+	flags.Var(NewEnum(c.LogFormat, formatText, formatJSON), "log-format", "format of the log")
 }
 
 func localNode(c Config) (tables.LocalNode, error) {
-	name := c.NodeName
+	name := cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
 	if name == "" {
-		name = os.Getenv("NODE_NAME")
-	}
-	if name == "" {
-		var err error
-		if name, err = os.Hostname(); err != nil {
+		host, err := os.Hostname()
+		if err != nil {
 			return tables.LocalNode{}, fmt.Errorf("find the name of the node: %w: --node-name sets it", err)
 		}
+		name = strings.ToLower(host) // as the kubelet does
 	}
-	if name == "" {
-		return tables.LocalNode{}, errors.New("the node has no name: --node-name sets it")
+	if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
+		return tables.LocalNode{}, fmt.Errorf("%q is no name of a node, --node-name sets it: %s", name, reasons[0])
 	}
 	return tables.LocalNode{Name: name}, nil
+}
+
+// checkClusterCIDRs refuses what would turn egress gateways off: destinations
+// inside the cluster are never redirected.
+func checkClusterCIDRs(c addresses.Config) error {
+	for _, text := range c.ClusterCIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil && p.Bits() == 0 {
+			return fmt.Errorf("--cluster-cidrs %s: all addresses would be inside the cluster, and nothing ever redirected to an egress gateway", text)
+		}
+	}
+	return nil
 }

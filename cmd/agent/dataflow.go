@@ -28,6 +28,7 @@ var Dataflow = cell.Group(
 
 	// What is known of addresses: ipcache, local-endpoints.
 	addresses.Cell,
+	cell.Invoke(checkClusterCIDRs),
 
 	// What egress policies want: egress-classes, -groups, -gateways, -rules,
 	// -sources, -policy-status, class-readiness, sysctls.

@@ -10,22 +10,22 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// enum is the value of a flag that must be one of a few words.
-type enum struct {
+// Enum is the value of a flag that must be one of a few words.
+type Enum struct {
 	value string
 	valid []string
 }
 
-var _ pflag.Value = (*enum)(nil)
+var _ pflag.Value = (*Enum)(nil)
 
-// newEnum returns a value with a default, and what else is valid.
-func newEnum(value string, valid ...string) *enum { return &enum{value, valid} }
+// NewEnum returns a value that begins as one of the valid words.
+func NewEnum(value string, valid ...string) *Enum { return &Enum{value, valid} }
 
 // String implements [pflag.Value].
-func (e *enum) String() string { return e.value }
+func (e *Enum) String() string { return e.value }
 
 // Set implements [pflag.Value].
-func (e *enum) Set(s string) error {
+func (e *Enum) Set(s string) error {
 	if !slices.Contains(e.valid, s) {
 		return fmt.Errorf("unknown value, valid are: %s", strings.Join(e.valid, ", "))
 	}
@@ -34,4 +34,4 @@ func (e *enum) Set(s string) error {
 }
 
 // Type implements [pflag.Value]; it is what the usage text says.
-func (e *enum) Type() string { return strings.Join(e.valid, "|") }
+func (e *Enum) Type() string { return strings.Join(e.valid, "|") }

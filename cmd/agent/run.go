@@ -62,6 +62,9 @@ func prepare(flags *pflag.FlagSet, environ []string, stderr io.Writer) (prepared
 	if err != nil {
 		return prepared{}, err
 	}
+	if value("state-dir") == "" {
+		return prepared{}, errors.New("--state-dir is empty: want a directory for what must outlive the agent")
+	}
 	for _, name := range unknown {
 		log.Warn("Environment variable is no flag of the agent", "variable", name)
 	}

@@ -116,6 +116,13 @@ func (c *cluster) commands() map[string]script.Cmd {
 			return c.hive.Start(c.log, ctx)
 		}),
 	}
+	cmds["agent/flags"] = script.Command(
+		script.CmdUsage{Summary: "Construct the agent with more flags, before it is started", Args: "flag..."},
+		func(_ *script.State, args ...string) (script.WaitFunc, error) {
+			c.args = append(c.args, args...)
+			c.construct()
+			return nil, nil
+		})
 	for name, cmd := range c.agent {
 		usage := *cmd.Usage()
 		cmds[name] = script.Command(usage, func(s *script.State, args ...string) (script.WaitFunc, error) {

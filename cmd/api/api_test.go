@@ -115,6 +115,17 @@ func (f *fixture) serve(t *testing.T) string {
 	return srv.URL
 }
 
+// remote returns a table as StateDB's client sees it.
+func (f *fixture) remote(t *testing.T, table string) *statedb.RemoteTable[*fruit] {
+	base, err := url.Parse(f.serve(t) + "/statedb")
+	require.NoError(t, err)
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	remote := statedb.NewRemoteTable[*fruit](base, table)
+	remote.SetTransport(transport)
+	return remote
+}
+
 // get returns the answer to a request.
 func (f *fixture) get(path string, body ...byte) (status int, text string) {
 	w := httptest.NewRecorder()
@@ -187,13 +198,7 @@ func TestMethods(t *testing.T) {
 
 func TestRemoteTable(t *testing.T) {
 	f := newFixture(t)
-	base, err := url.Parse(f.serve(t) + "/statedb")
-	require.NoError(t, err)
-	remote := statedb.NewRemoteTable[*fruit](base, "fruits")
-	transport := &http.Transport{}
-	remote.SetTransport(transport)
-	defer transport.CloseIdleConnections()
-
+	fruits, nuts := f.remote(t, "fruits"), f.remote(t, "nuts")
 	found := func(table *statedb.RemoteTable[*fruit], q statedb.Query[*fruit]) (names []string, err error) {
 		rows, errs := table.Get(t.Context(), q)
 		for row := range rows {
@@ -201,34 +206,28 @@ func TestRemoteTable(t *testing.T) {
 		}
 		return names, <-errs
 	}
-	names, err := found(remote, fruitNameIndex.Query("pear"))
+	names, err := found(fruits, fruitNameIndex.Query("pear"))
 	require.NoError(t, err)
 	require.Equal(t, []string{"pear"}, names)
 
-	names, err = found(remote, fruitPrefixIndex.Query(netip.MustParseAddr("10.1.2.3")))
+	names, err = found(fruits, fruitPrefixIndex.Query(netip.MustParseAddr("10.1.2.3")))
 	require.NoError(t, err)
 	require.Equal(t, []string{"apple"}, names)
 
-	rows, errs := remote.LowerBound(t.Context(), statedb.ByRevision[*fruit](0))
+	rows, errs := fruits.LowerBound(t.Context(), statedb.ByRevision[*fruit](0))
 	require.Len(t, statedb.Collect(rows), 2)
 	require.NoError(t, <-errs)
 
-	_, err = found(statedb.NewRemoteTable[*fruit](base, "nuts"), fruitNameIndex.Query("pear"))
+	_, err = found(nuts, fruitNameIndex.Query("pear"))
 	require.ErrorContains(t, err, `no table "nuts"`)
 
-	_, err = found(remote, statedb.Index[*fruit, string]{Name: "colour", FromKey: index.String}.Query("red"))
+	_, err = found(fruits, statedb.Index[*fruit, string]{Name: "colour", FromKey: index.String}.Query("red"))
 	require.ErrorContains(t, err, `no index "colour"`)
 }
 
 func TestRemoteChanges(t *testing.T) {
 	f := newFixture(t)
-	base, err := url.Parse(f.serve(t) + "/statedb")
-	require.NoError(t, err)
-	remote := statedb.NewRemoteTable[*fruit](base, "fruits")
-	transport := &http.Transport{}
-	remote.SetTransport(transport)
-	defer transport.CloseIdleConnections()
-
+	remote := f.remote(t, "fruits")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	changes, _ := remote.Changes(ctx)

@@ -31,22 +31,16 @@ const (
 	addressBits = 24 // of the pods' addresses below 10.0.0.0/8
 )
 
-// base are the base tables, written by the benchmark in the place of sources.
+// base are the base tables that the benchmark writes, in the place of sources.
 type base struct {
-	cell.Out
+	cell.In
 
-	Nodes       statedb.RWTable[*tables.Node]
-	Namespaces  statedb.RWTable[*tables.Namespace]
-	Endpoints   statedb.RWTable[*tables.Endpoint]
-	Services    statedb.RWTable[*tables.Service]
-	Backends    statedb.RWTable[*tables.BackendSlice]
-	CiliumNodes statedb.RWTable[*tables.CiliumNode]
-	Policies    statedb.RWTable[*tables.EgressPolicy]
-	Devices     statedb.RWTable[*tables.Device]
-	Addresses   statedb.RWTable[*tables.NodeAddress]
-	Routes      statedb.RWTable[*tables.Route]
-	Neighbours  statedb.RWTable[*tables.Neighbour]
-	Bridges     statedb.RWTable[*tables.BridgeEntry]
+	Nodes      statedb.RWTable[*tables.Node]
+	Namespaces statedb.RWTable[*tables.Namespace]
+	Endpoints  statedb.RWTable[*tables.Endpoint]
+	Policies   statedb.RWTable[*tables.EgressPolicy]
+	Devices    statedb.RWTable[*tables.Device]
+	Addresses  statedb.RWTable[*tables.NodeAddress]
 }
 
 // world is an agent without sources, and the cluster that it sees.
@@ -69,7 +63,21 @@ type world struct {
 func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 	w := &world{log: slog.New(slog.DiscardHandler)}
 	w.hive = agent.New(
-		cell.Module("bench-sources", "Base tables written by the benchmark", cell.ProvidePrivate(newBase),
+		cell.Module("bench-sources", "Base tables written by the benchmark",
+			cell.ProvidePrivate(
+				tables.NewNodeTable,
+				tables.NewNamespaceTable,
+				tables.NewEndpointTable,
+				tables.NewServiceTable,
+				tables.NewBackendSliceTable,
+				tables.NewCiliumNodeTable,
+				tables.NewEgressPolicyTable,
+				tables.NewDeviceTable,
+				tables.NewNodeAddressTable,
+				tables.NewRouteTable,
+				tables.NewNeighbourTable,
+				tables.NewBridgeEntryTable,
+			),
 			cell.Provide(
 				statedb.RWTable[*tables.Node].ToTable,
 				statedb.RWTable[*tables.Namespace].ToTable,
@@ -99,43 +107,8 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 	return w, w.hive.Populate(w.log)
 }
 
-func newBase(db *statedb.DB) (b base, err error) {
-	constructors := []func() error{
-		func() (err error) { b.Nodes, err = tables.NewNodeTable(db); return },
-		func() (err error) { b.Namespaces, err = tables.NewNamespaceTable(db); return },
-		func() (err error) { b.Endpoints, err = tables.NewEndpointTable(db); return },
-		func() (err error) { b.Services, err = tables.NewServiceTable(db); return },
-		func() (err error) { b.Backends, err = tables.NewBackendSliceTable(db); return },
-		func() (err error) { b.CiliumNodes, err = tables.NewCiliumNodeTable(db); return },
-		func() (err error) { b.Policies, err = tables.NewEgressPolicyTable(db); return },
-		func() (err error) { b.Devices, err = tables.NewDeviceTable(db); return },
-		func() (err error) { b.Addresses, err = tables.NewNodeAddressTable(db); return },
-		func() (err error) { b.Routes, err = tables.NewRouteTable(db); return },
-		func() (err error) { b.Neighbours, err = tables.NewNeighbourTable(db); return },
-		func() (err error) { b.Bridges, err = tables.NewBridgeEntryTable(db); return },
-	}
-	for _, construct := range constructors {
-		if err := construct(); err != nil {
-			return b, err
-		}
-	}
-	return b, nil
-}
-
-type baseIn struct {
-	cell.In
-
-	Nodes      statedb.RWTable[*tables.Node]
-	Namespaces statedb.RWTable[*tables.Namespace]
-	Endpoints  statedb.RWTable[*tables.Endpoint]
-	Policies   statedb.RWTable[*tables.EgressPolicy]
-	Devices    statedb.RWTable[*tables.Device]
-	Addresses  statedb.RWTable[*tables.NodeAddress]
-}
-
-func (w *world) takeBase(db *statedb.DB, b baseIn) {
-	w.db = db
-	w.base = base{Nodes: b.Nodes, Namespaces: b.Namespaces, Endpoints: b.Endpoints, Policies: b.Policies, Devices: b.Devices, Addresses: b.Addresses}
+func (w *world) takeBase(db *statedb.DB, b base) {
+	w.db, w.base = db, b
 	wtxn := db.WriteTxn(b.Endpoints)
 	w.ready = b.Endpoints.RegisterInitializer(wtxn, "bench")
 	wtxn.Commit()

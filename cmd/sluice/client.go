@@ -23,6 +23,11 @@ import (
 // errNoAgent says that nothing answers where an agent would.
 var errNoAgent = errors.New("no agent answers")
 
+// noAnswer returns the error for an agent that was looked for in vain.
+func noAnswer(tried string) error {
+	return fmt.Errorf("%w; tried:%s\nStart one with: sluice agent", errNoAgent, tried)
+}
+
 // dialTimeout is for an agent to show that it is there.
 const dialTimeout = 3 * time.Second
 
@@ -75,7 +80,7 @@ func connect(ctx context.Context, server string) (*client, error) {
 		c.close()
 		fmt.Fprintf(&tried, "\n  %s: %v", s, err)
 	}
-	return nil, fmt.Errorf("%w; tried:%s\nStart one with: sluice agent", errNoAgent, tried.String())
+	return nil, noAnswer(tried.String())
 }
 
 func newClient(server string) (*client, error) {

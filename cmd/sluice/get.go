@@ -18,7 +18,7 @@ import (
 
 func newGetCommand() *cobra.Command {
 	var server *string
-	var out *output
+	var out output
 	var watch *bool
 	cmd := &cobra.Command{
 		Use:   "get TABLE",
@@ -29,9 +29,6 @@ With --watch also each change from then on, until interrupted.`,
   sluice get egress-rules -o yaml
   sluice get health -w`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			ctx, cancel := untilInterrupted(cmd.Context())
 			defer cancel()
 			c, err := connect(ctx, *server)
@@ -99,12 +96,12 @@ func completeTable(cmd *cobra.Command, args []string, _ string) ([]string, cobra
 type getter struct {
 	*client
 	table string
-	out   *output
+	out   output
 	w     io.Writer
 }
 
 func (g getter) show(ctx context.Context) error {
-	if g.out.value == outputTable {
+	if g.out.String() == outputTable {
 		return g.copy(ctx, "/tables/"+g.table)
 	}
 	var dump map[string]json.RawMessage
@@ -119,7 +116,7 @@ func (g getter) show(ctx context.Context) error {
 
 // watch follows a table. It only returns with an error.
 func (g getter) watch(ctx context.Context) error {
-	if g.out.value == outputTable {
+	if g.out.String() == outputTable {
 		if err := g.copy(ctx, "/tables/"+g.table+"?watch=true"); err != nil {
 			return err
 		}
@@ -154,7 +151,7 @@ func (g getter) printChange(raw json.RawMessage) error {
 	if change.Revision == 0 {
 		return nil // keeps the connection alive
 	}
-	if g.out.value == outputJSON {
+	if g.out.String() == outputJSON {
 		_, err := fmt.Fprintf(g.w, "%s\n", raw)
 		return err
 	}

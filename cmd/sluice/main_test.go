@@ -103,14 +103,48 @@ func TestUsageErrors(t *testing.T) {
 
 func TestAgentRefusesValues(t *testing.T) {
 	dir := tempDir(t)
-	args := []string{"agent", "--state-dir=" + dir, "--socket=" + dir + "/s.sock", "--api-listen=127.0.0.1:0", "--log-level=error"}
-	r := sluice(t, append(args, "--bpf=sometimes")...)
-	require.Equal(t, exitUsage, r.code, r.stderr)
-	require.Contains(t, r.stderr, "kernel")
-	require.Contains(t, r.stderr, "memory")
-	require.NotContains(t, r.stderr, "object graph")
+	args := []string{"agent", "--bpf=memory", "--state-dir=" + dir, "--socket=" + dir + "/s.sock", "--api-listen=127.0.0.1:0", "--log-level=error"}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	require.NoError(t, os.WriteFile(kubeconfig, []byte(`{apiVersion: v1, kind: Config, current-context: c,
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}], contexts: [{name: c, context: {cluster: c}}]}`), 0o600))
+	for _, tc := range []struct {
+		args   string
+		stderr string
+	}{
+		{"--node-name=Node_1", `"Node_1" is no name of a node, --node-name sets it: a lowercase RFC 1123 subdomain`},
+		{"--state-dir=", "--state-dir is empty"},
+		{"--source=etcd", "valid are: kubernetes, files"},
+		{"--source=files --kubeconfig=/x", "--kubeconfig needs --source=kubernetes"},
+		{"--source=kubernetes --kubeconfig=/none", "read kubeconfig /none"},
+		{"--source=kubernetes --manifests=/x --kubeconfig=" + kubeconfig, "--manifests needs --source=files"},
+		{"--endpoint-source=calico", "valid are: kubernetes, cilium"},
+		{"--bpf=sometimes", "want one of auto, kernel, memory"},
+		{"--bpffs=sys/fs/bpf", "is not an absolute path"},
+		{"--map-size-pods=0", "want 1 to 67108864"},
+		{"--map-size-ipcache=67108865", "want 1 to 67108864"},
+		{"--map-size-sources=0", "want 1 to 67108864"},
+		{"--map-size-egress=0", "want 1 to 67108864"},
+		{"--map-size-gateways=255", "want 256 to 67108864"},
+		{"--map-size-classes=0", "want 1 to 67108864"},
+		{"--retry-min=0s", "--retry-min 0s is not positive"},
+		{"--retry-min=2s --retry-max=1s", "--retry-max 1s is less than --retry-min 2s"},
+		{"--audit-interval=-1s", "--audit-interval -1s is negative"},
+		{"--cluster-cidrs=10.0.0.0", "parse --cluster-cidrs"},
+		{"--cluster-cidrs=10.0.0.0/8,0.0.0.0/0", "--cluster-cidrs 0.0.0.0/0: all addresses would be inside the cluster"},
+		{"--cluster-cidrs=::/0", "--cluster-cidrs ::/0: all addresses"},
+		{"--api-listen=9880", "is not address:port"},
+		{"--api-listen=127.0.0.1:http", `"http" is not a port number`},
+		{"--api-listen= --socket=", "--api-listen and --socket are both empty"},
+	} {
+		t.Run(tc.args, func(t *testing.T) {
+			r := sluice(t, append(args, strings.Fields(tc.args)...)...)
+			require.Equal(t, exitUsage, r.code, r.stderr)
+			require.Contains(t, r.stderr, tc.stderr)
+			require.NotContains(t, r.stderr, "object graph")
+		})
+	}
 
-	r = sluice(t, "agent", "--state-dir=/proc/none")
+	r := sluice(t, "agent", "--state-dir=/proc/none")
 	require.Equal(t, exitError, r.code)
 	require.Contains(t, r.stderr, "create state directory: mkdir /proc/none")
 

@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
@@ -25,29 +23,19 @@ const (
 )
 
 // output is the format that a command was asked for.
-type output struct {
-	value string
-	valid []string
-}
+type output struct{ *agent.Enum }
 
 // outputFlag adds the flag for the format of what a command prints.
-func outputFlag(flags *pflag.FlagSet, valid ...string) *output {
-	o := &output{valid: valid}
-	flags.StringVarP(&o.value, "output", "o", valid[0], "format: "+strings.Join(valid, ", "))
+// The first of the valid formats is the default.
+func outputFlag(flags *pflag.FlagSet, valid ...string) output {
+	o := output{agent.NewEnum(valid[0], valid...)}
+	flags.VarP(o, "output", "o", "format of what is printed")
 	return o
 }
 
-// check returns an error that names the valid formats if the given one is not.
-func (o *output) check() error {
-	if slices.Contains(o.valid, o.value) {
-		return nil
-	}
-	return agent.UsageErrorf("--output: unknown value %q, valid are: %s", o.value, strings.Join(o.valid, ", "))
-}
-
 // printJSON prints a JSON value in the format json or yaml.
-func (o *output) printJSON(w io.Writer, data []byte) error {
-	if o.value == outputYAML {
+func (o output) printJSON(w io.Writer, data []byte) error {
+	if o.String() == outputYAML {
 		text, err := yaml.JSONToYAML(data)
 		if err != nil {
 			return fmt.Errorf("convert to YAML: %w", err)

@@ -62,7 +62,7 @@ func findShell(apiSocket string) (string, error) {
 		}
 		fmt.Fprintf(&tried, "\n  %s%s: %v", unixScheme, path, cause(err))
 	}
-	return "", fmt.Errorf("%w; tried:%s\nStart one with: sluice agent", errNoAgent, tried.String())
+	return "", noAnswer(tried.String())
 }
 
 // quote joins arguments to a line that the agent's engine splits into the same.

@@ -16,7 +16,7 @@ import (
 
 func newTablesCommand() *cobra.Command {
 	var server *string
-	var out *output
+	var out output
 	cmd := &cobra.Command{
 		Use:   "tables",
 		Short: "List the tables of the running agent",
@@ -24,9 +24,6 @@ func newTablesCommand() *cobra.Command {
   sluice tables -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
 			c, err := connect(cmd.Context(), *server)
 			if err != nil {
 				return err
@@ -36,7 +33,7 @@ func newTablesCommand() *cobra.Command {
 			if err := c.getJSON(cmd.Context(), "/tables", &list); err != nil {
 				return err
 			}
-			if out.value != outputTable {
+			if out.String() != outputTable {
 				return out.printJSON(cmd.OutOrStdout(), list)
 			}
 			return printTables(cmd.OutOrStdout(), list)

@@ -12,17 +12,14 @@ import (
 )
 
 func newVersionCommand() *cobra.Command {
-	var out *output
+	var out output
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Show the version of this binary",
 		Example: "  sluice version -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := out.check(); err != nil {
-				return err
-			}
-			if out.value == outputText {
+			if out.String() == outputText {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), version.Get())
 				return err
 			}

@@ -170,11 +170,15 @@ func registerSources(p params, desired tables.Desired[*tables.EgressSource], mir
 }
 
 func registerIPCache(p params, desired tables.Desired[*tables.IPCache], mirror statedb.RWTable[*tables.IPCacheEntry]) error {
-	return bpfmap.Register(p.Params, config(p.Maps.IPCache, desired, mirror, prefixPlan[bpf.IPCacheKey, bpf.IPCacheValue]()))
+	cfg := config(p.Maps.IPCache, desired, mirror, prefixPlan[bpf.IPCacheKey, bpf.IPCacheValue]())
+	cfg.Independent = true // no gate looks at it
+	return bpfmap.Register(p.Params, cfg)
 }
 
 func registerPods(p params, desired tables.Desired[*tables.LocalEndpoint], mirror statedb.RWTable[*tables.PodEntry]) error {
-	return bpfmap.Register(p.Params, config(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]()))
+	cfg := config(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]())
+	cfg.Independent = true // no gate looks at it
+	return bpfmap.Register(p.Params, cfg)
 }
 
 // The gates look at the tables themselves where a row of class-readiness could

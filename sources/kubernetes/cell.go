@@ -86,7 +86,7 @@ func newReflector(p params, api api, k *objects.Kind) *reflector {
 		log:    p.Log,
 		events: make(chan event, maxBatch),
 		status: &status{
-			db: p.DB, table: p.Tables.Sources, log: p.Log,
+			db: p.DB, table: p.Tables.Sources, log: p.Log, needed: k.Needed,
 			row: tables.ObjectSource{Source: k.Source()},
 		},
 	}

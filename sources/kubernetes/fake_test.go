@@ -175,3 +175,26 @@ func TestFakeCiliumKinds(t *testing.T) {
 	require.NoError(t, f.Absent("ciliumendpoints"))
 	count(0)
 }
+
+// Without the resources of Cilium there is no endpoint in its mode, and health
+// says so. Slices and nodes of it are an addition only.
+func TestFakeCiliumAbsent(t *testing.T) {
+	f := NewFakeAPI()
+	kinds := []string{"ciliumendpoints", "ciliumidentities", "ciliumendpointslices", "ciliumnodes"}
+	for _, resource := range kinds {
+		require.NoError(t, f.Absent(resource))
+	}
+	require.NoError(t, f.Sync())
+	a := newFakeAgent(t, objects.EndpointsCilium, f)
+	for _, resource := range kinds[:2] {
+		require.Contains(t, a.state(resource, stateAbsent).Error, "--endpoint-source=cilium has no endpoints without it")
+		require.Equal(t, "Degraded", string(a.level(resource)), resource)
+		require.NoError(t, f.Sync(resource))
+		require.Empty(t, a.state(resource, stateSynced).Error)
+		require.Equal(t, "OK", string(a.level(resource)), resource)
+	}
+	for _, resource := range kinds[2:] {
+		require.Empty(t, a.state(resource, stateAbsent).Error)
+		require.Equal(t, "OK", string(a.level(resource)), resource)
+	}
+}

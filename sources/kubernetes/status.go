@@ -27,9 +27,10 @@ const (
 // status says how it goes with one kind of object: in its row of table
 // object-sources, in health, and in the log when that changes.
 type status struct {
-	db    *statedb.DB
-	table statedb.RWTable[*tables.ObjectSource]
-	log   *slog.Logger
+	db     *statedb.DB
+	table  statedb.RWTable[*tables.ObjectSource]
+	log    *slog.Logger
+	needed string // why it is a problem if the kind is absent, empty if it is none
 
 	mu     sync.Mutex
 	health cell.Health
@@ -70,7 +71,7 @@ func (s *status) absent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listed = false
-	s.set(stateAbsent, 0, "")
+	s.set(stateAbsent, 0, s.needed)
 }
 
 // broken says that the kind cannot be listed or watched.
@@ -107,6 +108,8 @@ func (s *status) set(state string, objects int, problem string) {
 
 func (s *status) report(before tables.ObjectSource) {
 	switch {
+	case s.row.State == stateAbsent && s.row.Error != "":
+		s.health.Degraded(s.row.Source+" is not served", errors.New(s.row.Error))
 	case s.row.State == stateBroken:
 		s.health.Degraded("cannot follow "+s.row.Source, errors.New(s.row.Error))
 	case s.row.Error != "":

@@ -19,6 +19,7 @@ type Kind struct {
 	Kind       string
 	Resource   string // plural, lower case
 	Namespaced bool
+	Needed     string // why the agent cannot work if this is not served, empty if it can
 
 	decoder decoder
 	open    func(t *Tables) *Store

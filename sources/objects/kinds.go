@@ -22,6 +22,8 @@ func Kinds(endpointSource string) []*Kind {
 	return append(kinds, podKind())
 }
 
+const noEndpoints = "--endpoint-source=" + EndpointsCilium + " has no endpoints without it: is Cilium installed?"
+
 func podKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Pod", Resource: "pods", Namespaced: true,
@@ -92,6 +94,7 @@ func egressPolicyKind() *Kind {
 func ciliumEndpointKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints", Namespaced: true,
+		Needed:  noEndpoints,
 		decoder: decoderFor(ciliumEndpoints),
 		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
 			func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] { return tables.CiliumEndpointByName(n, "") },
@@ -114,6 +117,7 @@ func ciliumEndpointTable(t *Tables) statedb.RWTable[*tables.CiliumEndpoint] { re
 func ciliumIdentityKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumIdentity", Resource: "ciliumidentities",
+		Needed:  noEndpoints,
 		decoder: decoderFor(identities),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Identity] { return t.Identities },
