@@ -55,9 +55,10 @@ func TestLatency(t *testing.T) {
 		ipcache = append(ipcache, max(0, known.Sub(returned)))
 		sources = append(sources, max(0, chosen.Sub(returned)))
 	}
+	// An entry that was there when the call returned counts as 0.
 	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_ipcache: %s", samples, percentiles(ipcache))
 	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_sources: %s", samples, percentiles(sources))
-	t.Logf("of which the agent sees the event before the call returns; the call itself took: %s", percentiles(call))
+	t.Logf("the API calls themselves took: %s", percentiles(call))
 	a.converge(c, k)
 }
 

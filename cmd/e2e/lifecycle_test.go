@@ -32,7 +32,7 @@ func TestLifecycle(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, a.decode("/readyz", &report))
 	pending := strings.Join(report.Pending, "\n")
 	require.Contains(t, pending, "table endpoints: waits for pods")
-	require.Contains(t, pending, "table egress-policies: waits for ciliumegressgatewaypolicies.cilium.io")
+	require.Contains(t, pending, "table egress-policies: waits for "+policies)
 	require.Equal(t, "degraded", a.health().Status)
 	k := a.kernel()
 	require.Zero(t, a.writes())

@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	insideVariable   = "SLUICE_E2E_INSIDE"         // set in the namespaces
-	binaryVariable   = "SLUICE_E2E_BINARY"         // path of sluice
-	privilegeVarible = "SLUICE_REQUIRE_PRIVILEGED" // 1: a test that cannot run fails
+	insideVariable    = "SLUICE_E2E_INSIDE"         // set in the namespaces
+	binaryVariable    = "SLUICE_E2E_BINARY"         // path of sluice
+	privilegeVariable = "SLUICE_REQUIRE_PRIVILEGED" // 1: a test that cannot run fails
 )
 
 // unprivileged is why the namespaces could not be made.
@@ -77,7 +77,7 @@ func requirePrivileges(t *testing.T) {
 	t.Helper()
 	switch {
 	case unprivileged == nil:
-	case os.Getenv(privilegeVarible) == "1":
+	case os.Getenv(privilegeVariable) == "1":
 		t.Fatalf("needs root: %v", unprivileged)
 	default:
 		t.Skipf("needs root: %v", unprivileged)

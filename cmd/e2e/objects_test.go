@@ -237,13 +237,13 @@ func (o gatewayObject) gateway() gateway {
 func withoutSources(s *metav1.LabelSelector) *metav1.LabelSelector {
 	text, _ := json.Marshal(s)
 	var out *metav1.LabelSelector
-	if err := json.Unmarshal(sources.ReplaceAll(text, []byte(`"`)), &out); err != nil {
+	if err := json.Unmarshal(labelSources.ReplaceAll(text, []byte(`"`)), &out); err != nil {
 		panic(err)
 	}
 	return out
 }
 
-var sources = regexp.MustCompile(`"(k8s|any):`)
+var labelSources = regexp.MustCompile(`"(k8s|any):`)
 
 func orEverything(s *metav1.LabelSelector) *metav1.LabelSelector {
 	if s == nil {
