@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // EgressPolicy is what the agent makes of a CiliumEgressGatewayPolicy. What
@@ -114,15 +116,28 @@ var (
 		FromString: index.FromString,
 	}
 
+	egressPolicyGroupIndex = statedb.Index[*EgressPolicy, bpf.Digest]{
+		Name: "group",
+		FromObject: func(p *EgressPolicy) index.KeySet {
+			return index.NewKeySet(digestKey(GroupDigest(p.Gateways)))
+		},
+		FromKey:    digestKey,
+		FromString: digestFromString,
+	}
+
 	// EgressPolicyByName queries an egress policy by its name.
 	EgressPolicyByName = egressPolicyNameIndex.Query
 
 	// EgressPoliciesBySelector queries the policies that use a selector, by
 	// its canonical text.
 	EgressPoliciesBySelector = egressPolicySelectorIndex.Query
+
+	// EgressPoliciesByGroup queries the policies that have a list of gateways,
+	// see [GroupDigest].
+	EgressPoliciesByGroup = egressPolicyGroupIndex.Query
 )
 
 // NewEgressPolicyTable creates the table of egress policies.
 func NewEgressPolicyTable(db *statedb.DB) (statedb.RWTable[*EgressPolicy], error) {
-	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex)
+	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex)
 }

@@ -59,10 +59,9 @@ func electsOtherwise(old, new *tables.Node) bool {
 
 // plan computes the groups, with numbers that no other group of the round gets.
 func (g *groupParams) plan(txn statedb.ReadTxn, digests []bpf.Digest) ([]bpf.Digest, func(bpf.Digest) []*tables.EgressGroup) {
-	users := g.users(txn, digests)
 	taken := map[uint32]bool{}
 	return digests, func(digest bpf.Digest) []*tables.EgressGroup {
-		policies := users[digest]
+		policies := statedb.Collect(g.Policies.List(txn, tables.EgressPoliciesByGroup(digest)))
 		if len(policies) == 0 {
 			return nil
 		}
@@ -75,21 +74,6 @@ func (g *groupParams) plan(txn statedb.ReadTxn, digests []bpf.Digest) ([]bpf.Dig
 		}
 		return []*tables.EgressGroup{row}
 	}
-}
-
-// users returns the policies that have each of some lists of gateways.
-func (g *groupParams) users(txn statedb.ReadTxn, digests []bpf.Digest) map[bpf.Digest][]*tables.EgressPolicy {
-	users := make(map[bpf.Digest][]*tables.EgressPolicy, len(digests))
-	for _, d := range digests {
-		users[d] = nil
-	}
-	for p := range g.Policies.All(txn) {
-		d := tables.GroupDigest(p.Gateways)
-		if _, asked := users[d]; asked {
-			users[d] = append(users[d], p)
-		}
-	}
-	return users
 }
 
 // elect chooses a node for each item of the list: the first by name that is
