@@ -83,7 +83,7 @@ generate: ## Generate what is generated and committed
 
 .PHONY: image
 image: ## Build the container image
-	docker build -f deploy/Dockerfile -t $(IMAGE) .
+	docker build -f deploy/Dockerfile --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
 .PHONY: clean
 clean: ## Remove what was built

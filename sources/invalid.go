@@ -3,7 +3,6 @@
 package sources
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,39 +13,32 @@ import (
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
 
+	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
 
 type invalidParams struct {
 	cell.In
 
-	DB   *statedb.DB
-	Jobs job.Group
-
-	Nodes           statedb.RWTable[*tables.Node]
-	Namespaces      statedb.RWTable[*tables.Namespace]
-	Endpoints       statedb.RWTable[*tables.Endpoint]
-	Services        statedb.RWTable[*tables.Service]
-	BackendSlices   statedb.RWTable[*tables.BackendSlice]
-	Policies        statedb.RWTable[*tables.EgressPolicy]
-	Identities      statedb.RWTable[*tables.Identity]
-	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint]
-	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
+	DB     *statedb.DB
+	Jobs   job.Group
+	Tables objects.Tables
 }
 
 // reportInvalid has the health tell of objects that cannot be used, or not in
 // full. Their rows say so too; here one need not look for them.
 func reportInvalid(p invalidParams) error {
+	t := p.Tables
 	return errors.Join(
-		reportInvalidRows(p, p.Nodes, func(n *tables.Node) (string, []tables.FieldError) { return n.Name, n.Errors }),
-		reportInvalidRows(p, p.Namespaces, func(n *tables.Namespace) (string, []tables.FieldError) { return n.Name, n.Errors }),
-		reportInvalidRows(p, p.Endpoints, func(e *tables.Endpoint) (string, []tables.FieldError) { return e.Name.String(), e.Errors }),
-		reportInvalidRows(p, p.Services, func(s *tables.Service) (string, []tables.FieldError) { return s.Name.String(), s.Errors }),
-		reportInvalidRows(p, p.BackendSlices, func(b *tables.BackendSlice) (string, []tables.FieldError) { return b.Name.String(), b.Errors }),
-		reportInvalidRows(p, p.Policies, func(e *tables.EgressPolicy) (string, []tables.FieldError) { return e.Name, e.Errors }),
-		reportInvalidRows(p, p.Identities, func(i *tables.Identity) (string, []tables.FieldError) { return fmt.Sprint(i.ID), i.Errors }),
-		reportInvalidRows(p, p.CiliumEndpoints, func(e *tables.CiliumEndpoint) (string, []tables.FieldError) { return string(e.Key()), e.Errors }),
-		reportInvalidRows(p, p.CiliumNodes, func(n *tables.CiliumNode) (string, []tables.FieldError) { return n.Name, n.Errors }),
+		reportInvalidRows(p, t.Nodes, func(n *tables.Node) (string, []tables.FieldError) { return n.Name, n.Errors }),
+		reportInvalidRows(p, t.Namespaces, func(n *tables.Namespace) (string, []tables.FieldError) { return n.Name, n.Errors }),
+		reportInvalidRows(p, t.Endpoints, func(e *tables.Endpoint) (string, []tables.FieldError) { return e.Name.String(), e.Errors }),
+		reportInvalidRows(p, t.Services, func(s *tables.Service) (string, []tables.FieldError) { return s.Name.String(), s.Errors }),
+		reportInvalidRows(p, t.BackendSlices, func(b *tables.BackendSlice) (string, []tables.FieldError) { return b.Name.String(), b.Errors }),
+		reportInvalidRows(p, t.EgressPolicies, func(e *tables.EgressPolicy) (string, []tables.FieldError) { return e.Name, e.Errors }),
+		reportInvalidRows(p, t.Identities, func(i *tables.Identity) (string, []tables.FieldError) { return fmt.Sprint(i.ID), i.Errors }),
+		reportInvalidRows(p, t.CiliumEndpoints, func(e *tables.CiliumEndpoint) (string, []tables.FieldError) { return string(e.Key()), e.Errors }),
+		reportInvalidRows(p, t.CiliumNodes, func(n *tables.CiliumNode) (string, []tables.FieldError) { return n.Name, n.Errors }),
 	)
 }
 
@@ -86,6 +78,6 @@ func report(health cell.Health, table string, invalid map[string]string) {
 		health.OK("No object has errors")
 		return
 	}
-	first := slices.MinFunc(slices.Collect(maps.Keys(invalid)), cmp.Compare[string])
+	first := slices.Min(slices.Collect(maps.Keys(invalid)))
 	health.Degraded(fmt.Sprintf("%d rows of %s have errors", len(invalid), table), fmt.Errorf("%s: %s", first, invalid[first]))
 }

@@ -13,11 +13,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime/pprof"
 	"strings"
 
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -37,7 +39,6 @@ func run() error {
 		mode      = pflag.String("bpf", "auto", "where the maps are: auto, kernel, memory")
 		jsonFile  = pflag.String("json", "", "file to which the results are written as JSON")
 		profile   = pflag.String("cpuprofile", "", "file to which a CPU profile is written")
-		bpffs     = pflag.String("bpffs", "/sys/fs/bpf", "BPF file system")
 	)
 	pflag.Parse()
 	if *profile != "" {
@@ -56,9 +57,12 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	// A BPF file system of its own, which the back end mounts.
+	bpffs := filepath.Join(dir, "bpffs")
+	defer unix.Unmount(bpffs, 0)
 	if *mode == "auto" {
 		*mode = "memory"
-		if bpf.Probe(*bpffs) == nil {
+		if bpf.Probe(bpffs) == nil {
 			*mode = "kernel"
 		}
 	}
@@ -71,7 +75,7 @@ func run() error {
 	var all []result
 	for _, e := range *endpoints {
 		for _, p := range *policies {
-			results, err := measure(*mode, *bpffs, dir, size{e, p}, *samples)
+			results, err := measure(*mode, bpffs, dir, size{e, p}, *samples)
 			if err != nil {
 				return fmt.Errorf("%d endpoints, %d policies: %w", e, p, err)
 			}

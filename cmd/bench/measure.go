@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
@@ -39,13 +38,12 @@ type bench struct {
 }
 
 func measure(mode, bpffs, dir string, s size, samples int) ([]result, error) {
-	pins := filepath.Join(bpffs, fmt.Sprintf("sluice-bench-%d", time.Now().UnixNano()))
 	heapBefore := heap()
-	w, err := newWorld(mode, pins, dir, s)
+	w, err := newWorld(mode, bpffs, dir, s)
 	if err != nil {
 		return nil, err
 	}
-	defer bpf.Cleanup(pins)
+	defer bpf.Cleanup(bpffs)
 	b := &bench{world: w, size: s, samples: samples}
 	if err := w.start(); err != nil {
 		return nil, err

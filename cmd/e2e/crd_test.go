@@ -29,13 +29,7 @@ func TestAbsentCRD(t *testing.T) {
 	c.Delete(string(crd))
 	populate(c)
 	a := newAgent(t, c)
-	a.eventually("the CRD is gone", func() error {
-		_, err := c.Dynamic().Resource(policyResource).List(t.Context(), metav1.ListOptions{})
-		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("listing gives %v", err)
-		}
-		return nil
-	})
+	a.awaitNoPolicies(c)
 	a.startReady()
 	k := a.kernel()
 	w := a.converge(c, k)
@@ -55,11 +49,25 @@ func TestAbsentCRD(t *testing.T) {
 
 	// And when it goes, its policies go.
 	c.Delete(string(crd))
+	a.awaitNoPolicies(c)
 	w = a.converge(c, k)
 	require.Equal(t, plain, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
 	a.eventually("the agent says that it is gone", func() error {
 		if s := a.sources()[policies]; s.State != "absent" {
 			return fmt.Errorf("%s is %s: %s", s.Source, s.State, s.Error)
+		}
+		return nil
+	})
+}
+
+// awaitNoPolicies waits until the API server does not serve policies any more,
+// some time after their CRD is deleted.
+func (a *agent) awaitNoPolicies(c *cluster.Cluster) {
+	a.t.Helper()
+	a.eventually("policies are not served", func() error {
+		_, err := c.Dynamic().Resource(policyResource).List(a.t.Context(), metav1.ListOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("listing gives %v", err)
 		}
 		return nil
 	})
