@@ -111,9 +111,9 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 			case former[p.src] != owners[p.src]:
 				// The pod is gone or elsewhere, or another has its address: there
 				// is no one whose traffic was to go on.
-			case c.election && strings.HasPrefix(h.decisions[0], "gateways ") && strings.HasPrefix(d, "gateways "):
-				// The former policy's gateways are elected anew, before it is
-				// known that the pod's policies change with the node as well.
+			case c.election && strings.HasPrefix(d, "gateways "):
+				// A node's change concerns the election of gateways and, by node
+				// selectors, whom policies choose: one is known before the other.
 			default:
 				violations = append(violations, fmt.Sprintf("%s to %s: %s; by %s", p.src, p.dst,
 					strings.Join(h.decisions, " -> "), strings.Join(h.writes, "; ")))
