@@ -36,7 +36,7 @@ type ClassMember struct {
 	Class uint32 `json:"class"`
 
 	// Former are classes that it has left, as far as the kernel had addresses
-	// of it there when it last changed: see [Leaving].
+	// of it there when it last changed: see [Placement.Leaving].
 	Former []uint32 `json:"former,omitempty"`
 }
 
@@ -209,10 +209,16 @@ type Placement struct {
 // Leaving reports whether the kernel has addresses in an egress class whose
 // endpoints have come to belong to another one. While it has, the class must
 // not change its meaning, nor its rules: traffic would meet what is neither its
-// old state nor its new one. The work is that of the members that have left.
+// old state nor its new one. The work is that of the members that have left, and
+// of the single addresses that are on their way.
 func (p Placement) Leaving(txn statedb.ReadTxn, number uint32) bool {
 	for m := range p.Members.List(txn, ClassMembersByFormer(bpf.ClassKey{Role: bpf.RoleEgress, Number: number})) {
 		if m.Class != number && p.Has(txn, m, number) {
+			return true
+		}
+	}
+	for entry := range p.SourceEntries.List(txn, SourceEntriesLeaving(number)) {
+		if owner, _ := AddrOwner(txn, p.Endpoints, entry.Key.Addr.Addr()); owner != nil {
 			return true
 		}
 	}

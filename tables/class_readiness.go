@@ -30,11 +30,9 @@ type ClassReadiness struct {
 }
 
 // Ready reports whether users may be put into the class: all that is desired
-// of it is in the kernel, and nothing else. Or addresses are to leave it before
-// its rules may change: those who join it then get the rules as they are, for
-// if they waited, those who leave could be waiting for them.
+// of it is in the kernel, and nothing else.
 func (r *ClassReadiness) Ready() bool {
-	return r.Registered && r.Leaving || r.Wanted && r.Registered && r.Complete && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
+	return r.Wanted && r.Registered && r.Complete && r.RowsReady == r.RowsWanted && r.RowsExtra == 0
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -8,12 +8,15 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // EgressClass is what an egress class means: the policies that choose its
 // endpoints, through which of their selectors.
 type EgressClass struct {
 	Number   uint32         `json:"number"`
+	Digest   bpf.Digest     `json:"digest"`   // of the signature that the policies are of
 	Policies []PolicyChoice `json:"policies"` // the one that wins a conflict first
 
 	// ServedHere says that this node may be a gateway for the class, whether
@@ -36,7 +39,7 @@ func (c PolicyChoice) String() string { return c.Policy + " by " + c.Selector }
 
 // Equal reports whether two rows say the same.
 func (c *EgressClass) Equal(o *EgressClass) bool {
-	return c.Number == o.Number && c.ServedHere == o.ServedHere && slices.Equal(c.Policies, o.Policies)
+	return c.Number == o.Number && c.Digest == o.Digest && c.ServedHere == o.ServedHere && slices.Equal(c.Policies, o.Policies)
 }
 
 // TableHeader implements [statedb.TableWritable].

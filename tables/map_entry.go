@@ -33,7 +33,7 @@ type MapEntry[K, V MapPart] struct {
 	Key    K      `json:"key"`
 	Value  V      `json:"value"`
 	Wanted Wanted `json:"wanted"`
-	Error  string `json:"error,omitempty"` // why the last attempt to change or remove it failed
+	Error  string `json:"error,omitempty"` // why it is not as wanted: the last attempt failed, or waits
 }
 
 // MapPart is the key or the value of a BPF map.
@@ -98,6 +98,18 @@ var (
 		FromKey:    index.Uint32,
 		FromString: index.Uint32String,
 	}
+	sourceEntryLeavingIndex = statedb.Index[*SourceEntry, uint32]{
+		Name: "leaving",
+		FromObject: func(e *SourceEntry) index.KeySet {
+			if e.Wanted == WantedSame {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(e.Value.Class))
+		},
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
 	egressEntryClassIndex = statedb.Index[*EgressEntry, uint32]{
 		Name:       "class",
 		FromObject: func(e *EgressEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Class)) },
@@ -120,6 +132,10 @@ var (
 
 	// SourceEntriesByClass queries the addresses that the kernel has in a class.
 	SourceEntriesByClass = sourceEntryClassIndex.Query
+
+	// SourceEntriesLeaving queries the addresses that the kernel has in a class
+	// and that are wanted in another one, or in none.
+	SourceEntriesLeaving = sourceEntryLeavingIndex.Query
 
 	// ClassEntriesByDigest queries the numbers that the kernel's maps know
 	// under a digest.
@@ -152,7 +168,8 @@ func NewIPCacheEntryTable(db *statedb.DB) (statedb.RWTable[*IPCacheEntry], error
 
 // NewSourceEntryTable creates the mirror of sluice_sources.
 func NewSourceEntryTable(db *statedb.DB) (statedb.RWTable[*SourceEntry], error) {
-	return statedb.NewTable(db, "map-sources", mapEntryKeyIndex[bpf.SourceKey, bpf.SourceValue](), sourceEntryClassIndex)
+	return statedb.NewTable(db, "map-sources", mapEntryKeyIndex[bpf.SourceKey, bpf.SourceValue](),
+		sourceEntryClassIndex, sourceEntryLeavingIndex)
 }
 
 // NewEgressEntryTable creates the mirror of sluice_egress.

@@ -41,10 +41,15 @@ func (id *SelectorID) UnmarshalText(text []byte) error {
 }
 
 // Pseudo labels that pod selectors of Cilium's policies may name: the
-// namespace of a pod, and with a prefix the labels of the namespace.
+// namespace of a pod, with a prefix the labels of the namespace, the service
+// account, and the cluster, which is the one there is.
 const (
 	podNamespaceLabel      = "io.kubernetes.pod.namespace"
 	podNamespaceLabelsPart = "io.cilium.k8s.namespace.labels."
+	podServiceAccountLabel = "io.cilium.k8s.policy.serviceaccount"
+	podClusterLabel        = "io.cilium.k8s.policy.cluster"
+
+	clusterName = "default" // Cilium's default
 )
 
 // Selector is an expression by which policies choose pods, interned: however
@@ -107,8 +112,8 @@ func (s *Selector) Anchor() string {
 	}
 	requirements, _ := s.pods.Requirements()
 	for _, r := range requirements {
-		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) {
-			continue // no label set has it
+		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) || r.Key() == podServiceAccountLabel || r.Key() == podClusterLabel {
+			continue // no label set has it for a label
 		}
 		if v, ok := required(s.pods, r.Key()); ok {
 			return LabelAnchor(r.Key(), v)
@@ -138,8 +143,13 @@ type podLabels struct {
 }
 
 func (l podLabels) Lookup(key string) (string, bool) {
-	if key == podNamespaceLabel {
+	switch key {
+	case podNamespaceLabel:
 		return l.set.Namespace, true
+	case podServiceAccountLabel:
+		return l.set.ServiceAccount, l.set.ServiceAccount != ""
+	case podClusterLabel:
+		return clusterName, true
 	}
 	if label, ok := strings.CutPrefix(key, podNamespaceLabelsPart); ok {
 		return namespaceLabels{l.set.Namespace, l.namespace}.Lookup(label)

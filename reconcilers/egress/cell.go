@@ -164,6 +164,12 @@ func registerSources(p params, desired tables.Desired[*tables.EgressSource], mir
 		if !p.belongs(txn, op.Key.Addr.Addr(), op.Value.Class) {
 			return class, "its class to be derived anew"
 		}
+		// Addresses that are to leave the class hold back its rules. One that
+		// comes from another class must not wait for that, or the two could
+		// wait for each other: it gets the rules as they are.
+		if r := p.readiness(txn, class); op.Old != nil && r != nil && r.Registered && r.Leaving {
+			return class, ""
+		}
 		return p.ready(txn, class)
 	}
 	return bpfmap.Register(p.Params, cfg)

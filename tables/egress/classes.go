@@ -106,7 +106,7 @@ func (c *classParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressC
 	if !found {
 		return nil
 	}
-	row := &tables.EgressClass{Number: number}
+	row := &tables.EgressClass{Number: number, Digest: class.Digest}
 	caughtUp := c.policies(txn, class, row)
 	if !caughtUp {
 		// The former row is consistent, at least.

@@ -4,6 +4,7 @@ package egress
 
 import (
 	"iter"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/hive/cell"
@@ -37,11 +38,19 @@ func deriveGateways(p derive.Params, g gatewayParams) error {
 					return old.Number != new.Number || !slices.Equal(old.Gateways, new.Gateways)
 				},
 				func(_ statedb.ReadTxn, group *tables.EgressGroup, affect func(uint32)) { affect(group.Number) }),
-			derive.From(g.Devices, func(txn statedb.ReadTxn, _ *tables.Device, affect func(uint32)) { g.electedHere(txn, affect) }),
-			derive.From(g.Addresses, func(txn statedb.ReadTxn, _ *tables.NodeAddress, affect func(uint32)) { g.electedHere(txn, affect) }),
+			derive.FromIf(g.Devices,
+				func(old, new *tables.Device) bool {
+					return old.Name != new.Name || !slices.Equal(old.AltNames, new.AltNames)
+				},
+				func(txn statedb.ReadTxn, d *tables.Device, affect func(uint32)) {
+					g.leavingBy(txn, d.Index, append([]string{d.Name}, d.AltNames...), netip.Addr{}, affect)
+				}),
+			derive.From(g.Addresses, func(txn statedb.ReadTxn, a *tables.NodeAddress, affect func(uint32)) {
+				g.leavingBy(txn, a.DeviceIndex, nil, a.Addr, affect)
+			}),
 			derive.From(g.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(uint32)) {
 				if isDefault(r) {
-					g.electedHere(txn, affect)
+					g.electedHere(txn, func(group uint32, _ tables.GatewaySpec) { affect(group) })
 				}
 			}),
 		},
@@ -54,15 +63,27 @@ func deriveGateways(p derive.Params, g gatewayParams) error {
 	return err
 }
 
-// electedHere affects the groups for which this node is elected.
-func (g *gatewayParams) electedHere(txn statedb.ReadTxn, affect func(uint32)) {
+// electedHere calls f with the groups and items for which this node is elected.
+func (g *gatewayParams) electedHere(txn statedb.ReadTxn, f func(group uint32, spec tables.GatewaySpec)) {
 	for group := range g.Groups.All(txn) {
 		for _, c := range group.Gateways {
 			if c.Node == g.LocalNode.Name {
-				affect(group.Number)
+				f(group.Number, c.Spec)
 			}
 		}
 	}
+}
+
+// leavingBy affects the groups whose traffic leaves this node by a device, or
+// that name one of its names or an address. Pods' devices come and go often.
+func (g *gatewayParams) leavingBy(txn statedb.ReadTxn, index int, names []string, addr netip.Addr, affect func(uint32)) {
+	g.electedHere(txn, func(group uint32, spec tables.GatewaySpec) {
+		exit, err := g.exit(txn, spec)
+		if slices.Contains(names, spec.Interface) || addr.IsValid() && spec.EgressIP == addr ||
+			exit.device != nil && exit.device.Index == index || err != nil && spec.Interface == "" && !spec.EgressIP.IsValid() {
+			affect(group)
+		}
+	})
 }
 
 func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressGateway {

@@ -57,11 +57,11 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					}
 				}),
 			derive.FromIf(r.SourceEntries,
-				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value },
+				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value || old.Wanted != new.Wanted },
 				func(txn statedb.ReadTxn, e *tables.SourceEntry, affect func(bpf.ClassKey)) {
 					key := class(e.Value.Class)
 					r.ifUnwanted(txn, key, affect)
-					if _, _, left := r.Members.Get(txn, tables.ClassMembersByFormer(key)); left {
+					if _, _, left := r.Members.Get(txn, tables.ClassMembersByFormer(key)); left || e.Wanted != tables.WantedSame {
 						affect(key)
 					}
 				}),
@@ -78,6 +78,13 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					return old.LabelSet != new.LabelSet || !slices.Equal(old.Addrs, new.Addrs)
 				},
 				func(txn statedb.ReadTxn, e *tables.Endpoint, affect func(bpf.ClassKey)) {
+					for _, addr := range e.Addrs {
+						key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
+						s, _, found := r.SourceEntries.Get(txn, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
+						if found && s.Wanted != tables.WantedSame {
+							affect(class(s.Value.Class))
+						}
+					}
 					for m := range r.Members.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
 						for _, number := range m.Former {
 							affect(class(number))
@@ -145,7 +152,7 @@ func (r *readinessParams) class(txn statedb.ReadTxn, row *tables.ClassReadiness)
 		return
 	}
 	c, _, derived := r.EgressClasses.Get(txn, tables.EgressClassByNumber(row.Number))
-	if !derived {
+	if !derived || c.Digest != row.Digest {
 		return
 	}
 	prefixes := map[netip.Prefix]struct{}{}

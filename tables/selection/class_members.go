@@ -111,6 +111,8 @@ func (p *partition) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, 
 		}
 		return
 	}
+	// It has none: the label set is about to be derived, or was about to go.
+	affect(memberKey{set: e.LabelSet})
 }
 
 // affectedByEntry are the label sets of a signature that more than one number

@@ -193,12 +193,17 @@ func (r *round) endpoints(m *tables.ClassMember) (n int) {
 // merge moves members of a class to another that stands for the same, if the
 // kernel knows both by that meaning.
 func (r *round) merge() {
+	settled := map[bpf.Digest][]uint32{}
 	for _, id := range r.order {
 		for _, m := range r.wanted[id] {
 			if m.Class == undecided || m.Class == 0 {
 				continue
 			}
-			numbers := slices.DeleteFunc(r.numbersOf(r.txn, m.Digest), func(n uint32) bool { return !r.settled(n, m.Digest) })
+			numbers, known := settled[m.Digest]
+			if !known {
+				numbers = slices.DeleteFunc(r.numbersOf(r.txn, m.Digest), func(n uint32) bool { return !r.waitsForNobody(n, m.Digest) })
+				settled[m.Digest] = numbers
+			}
 			if slices.Contains(numbers, m.Class) {
 				m.Class = r.largest(numbers)
 			}
@@ -265,7 +270,11 @@ func (r *round) remember() {
 // for it and waits for nobody, else the number that the kernel's maps knew it
 // by before a restart, else a new number.
 func (r *round) target(digest bpf.Digest) uint32 {
-	for _, number := range r.numbersOf(r.txn, digest) {
+	candidates := r.numbersOf(r.txn, digest)
+	if m, _, found := r.Members.Get(r.txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: r.role, Digest: digest})); found {
+		candidates = append(candidates, m.Class) // the kernel need not know it yet
+	}
+	for _, number := range candidates {
 		if meaning, divided := r.meaning[number]; (!divided || meaning == digest) && r.waitsForNobody(number, digest) {
 			return number
 		}
@@ -284,11 +293,13 @@ func (r *round) target(digest bpf.Digest) uint32 {
 	}
 }
 
-// numbersOf returns the classes that have members with a signature, in order.
+// numbersOf returns the classes that the kernel knows by a signature and that
+// have members with it, in order.
 func (p *partition) numbersOf(txn statedb.ReadTxn, digest bpf.Digest) (numbers []uint32) {
-	for m := range p.Members.List(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: digest})) {
-		if !slices.Contains(numbers, m.Class) {
-			numbers = append(numbers, m.Class)
+	for e := range p.ClassEntries.List(txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: p.role, Digest: digest})) {
+		m, _, found := p.Members.Get(txn, tables.ClassMembersByClass(e.Key))
+		if found && m.Digest == digest {
+			numbers = append(numbers, e.Key.Number)
 		}
 	}
 	slices.Sort(numbers)
@@ -304,12 +315,6 @@ func (r *round) waitsForNobody(number uint32, digest bpf.Digest) bool {
 	}
 	e, _, found := r.ClassEntries.Get(r.txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](key))
 	return !found || e.Value.Digest == digest
-}
-
-// settled reports whether the kernel knows a class by a signature.
-func (r *round) settled(number uint32, digest bpf.Digest) bool {
-	_, _, found := r.ClassEntries.Get(r.txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](bpf.ClassKey{Role: r.role, Number: number}))
-	return found && r.waitsForNobody(number, digest)
 }
 
 // free reports whether neither a table nor the kernel has the number in use.
