@@ -62,7 +62,7 @@ func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
 			statedb.RWTable[*tables.ObjectSource].ToTable,
 		),
 		cell.Invoke(objects.Config.Validate),
-		cell.Invoke(reportInvalid),
+		cell.Invoke(reportInvalid, reportLocalNode),
 
 		// Pods, Nodes and so on from an API server.
 		kubernetes,

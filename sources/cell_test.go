@@ -52,7 +52,7 @@ func newHive(sources cell.Cell, more ...cell.Cell) *hive.Hive {
 				return r.NewGroup(h.NewScope(id.String()), job.WithLogger(log))
 			},
 		},
-	}, append([]cell.Cell{statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Provide(derive.NewMetrics), sources}, more...)...)
+	}, append([]cell.Cell{statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Provide(derive.NewMetrics, func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} }), sources}, more...)...)
 }
 
 // start starts a hive with flags, and returns its tables. All of them become

@@ -20,9 +20,37 @@ import (
 type invalidParams struct {
 	cell.In
 
-	DB     *statedb.DB
-	Jobs   job.Group
-	Tables objects.Tables
+	DB        *statedb.DB
+	Jobs      job.Group
+	Tables    objects.Tables
+	LocalNode tables.LocalNode
+}
+
+// reportLocalNode has the health tell while there is no Node of this node's
+// name: then no pod is a local one, and nothing is this node's business.
+func reportLocalNode(p invalidParams) {
+	p.Jobs.Add(job.OneShot("check-local-node", func(ctx context.Context, health cell.Health) error {
+		for {
+			txn := p.DB.ReadTxn()
+			_, _, watch, found := p.Tables.Nodes.GetWatch(txn, tables.NodeByName(p.LocalNode.Name))
+			initialized, complete := p.Tables.Nodes.Initialized(txn)
+			switch {
+			case found:
+				health.OK("This is node " + p.LocalNode.Name)
+			case initialized:
+				health.Degraded("No pod is known to be of this node", fmt.Errorf("there is no Node %s: --node-name sets the name", p.LocalNode.Name))
+			}
+			if initialized {
+				complete = nil // it stays closed
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-watch:
+			case <-complete:
+			}
+		}
+	}))
 }
 
 // reportInvalid has the health tell of objects that cannot be used, or not in

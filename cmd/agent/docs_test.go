@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,57 +12,136 @@ import (
 	"testing"
 
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 )
 
-const root = "../.."
-
-func read(t *testing.T, path string) string {
-	b, err := os.ReadFile(filepath.Join(root, path))
+// documents returns the text of the README and of docs by path.
+func documents(t *testing.T) map[string]string {
+	paths, err := filepath.Glob(filepath.Join(repository, "docs/*.md"))
 	require.NoError(t, err)
-	return string(b)
-}
-
-// The documents name every flag, every table and every column.
-func TestDocumentsAreComplete(t *testing.T) {
-	readme, tables := read(t, "README.md"), read(t, "docs/tables.md")
-	var db *statedb.DB
-	h := New(Cell, cell.Invoke(func(d *statedb.DB) { db = d }))
-	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	h.RegisterFlags(flags)
-	require.NoError(t, flags.Parse([]string{"--state-dir=" + t.TempDir(), "--bpf=memory", "--api-listen=", "--socket=" + filepath.Join(t.TempDir(), "s")}))
-	require.NoError(t, h.Populate(newCluster(t, nil).log))
-
-	flags.VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden && f.Name != "shell-sock-path" {
-			require.Contains(t, readme, "`--"+f.Name+"`")
-			require.Contains(t, readme, "`"+EnvironmentName(f.Name)+"`")
-		}
-	})
-	txn := db.ReadTxn()
-	for _, table := range db.GetTables(txn) {
-		require.Contains(t, readme, "`"+table.Name()+"`")
-		heading := regexp.MustCompile(`(?m)^## (.*, )?` + table.Name() + `(,.*)?$`).FindStringIndex(tables)
-		require.NotNil(t, heading, "docs/tables.md has nothing about %s", table.Name())
-		_, columns, _ := strings.Cut(tables[heading[1]:], "\nColumns: ")
-		columns, _, _ = strings.Cut(strings.ReplaceAll(columns, "\n", " "), ".")
-		require.Equal(t, strings.Join(statedb.AnyTable{Meta: table}.TableHeader(), ", "), columns, table.Name())
-	}
-}
-
-var link = regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
-
-func TestLinksOfDocumentsLeadSomewhere(t *testing.T) {
-	documents, err := filepath.Glob(filepath.Join(root, "docs/*.md"))
-	require.NoError(t, err)
-	for _, document := range append(documents, filepath.Join(root, "README.md")) {
-		b, err := os.ReadFile(document)
+	texts := map[string]string{}
+	for _, path := range append(paths, filepath.Join(repository, "README.md")) {
+		b, err := os.ReadFile(path)
 		require.NoError(t, err)
-		for _, m := range link.FindAllStringSubmatch(string(b), -1) {
-			_, err := os.Stat(filepath.Join(filepath.Dir(document), m[1]))
-			require.NoError(t, err, "%s has a link to %s", document, m[1])
+		name, err := filepath.Rel(repository, path)
+		require.NoError(t, err)
+		texts[name] = string(b)
+	}
+	return texts
+}
+
+// populated is what the agent has before it starts.
+type populated struct {
+	cell.In
+
+	DB       *statedb.DB
+	Registry *prometheus.Registry
+}
+
+func populate(t *testing.T) (p populated, flags *pflag.FlagSet) {
+	h := New(Cell, cell.Invoke(func(in populated) { p = in }))
+	flags = pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	h.RegisterFlags(flags)
+	require.NoError(t, flags.Parse([]string{"--node-name=node-1", "--bpf=memory"}))
+	require.NoError(t, h.Populate(hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))))
+	return p, flags
+}
+
+// The README has a row for each flag, with its variable and its default.
+func TestDocumentedFlags(t *testing.T) {
+	readme := documents(t)["README.md"]
+	_, flags := populate(t)
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name == shellFlag { // hidden: it follows --socket
+			return
+		}
+		def := strings.Trim(f.DefValue, "[]")
+		if def != "" {
+			def = "`" + def + "`"
+		}
+		row := fmt.Sprintf("| `--%s` | `%s` | %s |", f.Name, EnvironmentName(f.Name), def)
+		require.True(t, strings.Contains(readme, row), "README.md has no row that begins with %s", row)
+	})
+}
+
+// docs/tables.md has a section for each table, with all of its columns in their
+// order, and the README has a row.
+func TestDocumentedTables(t *testing.T) {
+	texts := documents(t)
+	p, _ := populate(t)
+	documented := map[string][]string{} // columns by table
+	var names []string
+	for _, line := range strings.Split(texts["docs/tables.md"], "\n") {
+		switch cells := strings.Split(line, " | "); {
+		case strings.HasPrefix(line, "#"):
+			names = strings.Split(strings.TrimLeft(line, "# "), ", ")
+		case strings.HasPrefix(line, "| ") && line != "| column | meaning |":
+			for _, name := range names {
+				documented[name] = append(documented[name], strings.TrimPrefix(cells[0], "| "))
+			}
+		}
+	}
+	delete(documented, "Tables") // columns that are the same everywhere
+	for _, table := range p.DB.GetTables(p.DB.ReadTxn()) {
+		name := table.Name()
+		require.Equal(t, statedb.AnyTable{Meta: table}.TableHeader(), documented[name], "docs/tables.md, %s", name)
+		require.True(t, strings.Contains(texts["README.md"], "| `"+name+"` |"), "README.md has no row for table %s", name)
+		delete(documented, name)
+	}
+	require.Empty(t, documented, "tables of docs/tables.md that the agent does not have")
+}
+
+var metricName = regexp.MustCompile(`fqName: "(sluice_\w+)"`)
+
+// docs/operations.md names each metric of the agent's own.
+func TestDocumentedMetrics(t *testing.T) {
+	operations := documents(t)["docs/operations.md"]
+	p, _ := populate(t)
+	descriptions := make(chan *prometheus.Desc)
+	go func() {
+		p.Registry.Describe(descriptions)
+		close(descriptions)
+	}()
+	var missing []string
+	count := 0
+	for d := range descriptions {
+		if m := metricName.FindStringSubmatch(d.String()); m != nil {
+			count++
+			if !strings.Contains(operations, "`"+m[1]+"`") {
+				missing = append(missing, m[1])
+			}
+		}
+	}
+	require.NotZero(t, count)
+	require.Empty(t, missing, "metrics that docs/operations.md does not name")
+}
+
+var (
+	link = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	// pathInText is a path of the repository, not one of a node.
+	pathInText = regexp.MustCompile("`((?:bpf|cmd|deploy|docs|reconcilers|sources|tables|testdata|\\.ci)/[\\w./-]*)`")
+	makeTarget = regexp.MustCompile("(?m)(?:`|^    )make ([a-z0-9-]+)")
+)
+
+// Links and paths in the documents lead somewhere, and make has the targets.
+func TestDocumentedPaths(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(repository, "Makefile"))
+	require.NoError(t, err)
+	for document, text := range documents(t) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			_, err := os.Stat(filepath.Join(repository, filepath.Dir(document), m[1]))
+			require.NoError(t, err, "link in %s", document)
+		}
+		for _, m := range pathInText.FindAllStringSubmatch(text, -1) {
+			_, err := os.Stat(filepath.Join(repository, m[1]))
+			require.NoError(t, err, "path in %s", document)
+		}
+		for _, m := range makeTarget.FindAllStringSubmatch(text, -1) {
+			require.True(t, strings.Contains(string(makefile), "\n"+m[1]+":"), "%s: make has no target %s", document, m[1])
 		}
 	}
 }

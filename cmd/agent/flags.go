@@ -54,9 +54,21 @@ func FlagError(command string, flags *pflag.FlagSet, err error) error {
 	if errors.As(err, &unknown) {
 		if near := nearest(flags, unknown.GetSpecifiedName()); len(near) > 0 {
 			hint = fmt.Sprintf("did you mean %s? Else %s", strings.Join(near, ", "), hint)
+		} else {
+			hint = fmt.Sprintf("the flags are %s: %s", strings.Join(names(flags), ", "), hint)
 		}
 	}
 	return fmt.Errorf("%w\n%s", err, hint)
+}
+
+// names returns all flags that a user is to know.
+func names(flags *pflag.FlagSet) (names []string) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, "--"+f.Name)
+		}
+	})
+	return names
 }
 
 // nearest returns the flags whose names are most like a name, at most three.

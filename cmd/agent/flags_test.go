@@ -56,7 +56,7 @@ func TestFlagError(t *testing.T) {
 		"--statedir=x": "did you mean --state-dir?",
 		"--log=x":      "did you mean --log-format, --log-level?",
 		"--api_listen": "did you mean --api-listen?",
-		"--xyzzy":      "unknown flag: --xyzzy\nsee sluice agent --help",
+		"--xyzzy":      "unknown flag: --xyzzy\nthe flags are --api-listen, ",
 		"-z":           "see sluice agent --help",
 	} {
 		flags := newFlags(t)

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/cilium/hive"
 	"github.com/spf13/pflag"
@@ -97,6 +98,10 @@ func refusal(err error) error {
 	return err
 }
 
+// together is within what two signals are one: timeout(1) sends its signal to
+// the process and to its group.
+const together = 100 * time.Millisecond
+
 // stopOnSignal has a signal stop the hive, even before it has started: to
 // process 1 of a container the kernel does not apply the default action. The
 // returned function ends that.
@@ -105,16 +110,20 @@ func stopOnSignal(h *hive.Hive, log *slog.Logger) (stop func()) {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
 	go func() {
+		var first time.Time
 		for n := 0; ; n++ {
 			select {
 			case <-done:
 				return
 			case sig := <-signals:
-				if n > 0 {
+				if n > 0 && time.Since(first) > together {
 					log.Error("Second signal, ending at once", "signal", sig)
 					os.Exit(1)
 				}
-				h.Shutdown()
+				if n == 0 {
+					first = time.Now()
+					h.Shutdown()
+				}
 			}
 		}
 	}()

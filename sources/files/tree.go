@@ -66,6 +66,9 @@ func (t *tree) read(fsys fs.FS, name string, above []fs.FileInfo) error {
 	if !isManifest(name) {
 		return nil
 	}
+	if !info.Mode().IsRegular() {
+		return errors.New("not a regular file") // reading a pipe could take for ever
+	}
 	data, err := fs.ReadFile(fsys, name)
 	if err != nil {
 		return err
