@@ -110,6 +110,10 @@ func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*
 		}
 	}
 	pod := labels.Merge(e.Labels, labels.Set{"io.kubernetes.pod.namespace": e.Namespace})
+	pod["io.cilium.k8s.policy.cluster"] = "default"
+	if e.ServiceAccount != "" {
+		pod["io.cilium.k8s.policy.serviceaccount"] = e.ServiceAccount
+	}
 	for k, v := range namespace {
 		pod["io.cilium.k8s.namespace.labels."+k] = v
 	}

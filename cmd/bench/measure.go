@@ -38,7 +38,6 @@ type bench struct {
 }
 
 func measure(mode, bpffs, dir string, s size, samples int) ([]result, error) {
-	heapBefore := heap()
 	w, err := newWorld(mode, bpffs, dir, s)
 	if err != nil {
 		return nil, err
@@ -49,7 +48,7 @@ func measure(mode, bpffs, dir string, s size, samples int) ([]result, error) {
 		return nil, err
 	}
 	defer w.stop()
-	b.coldStart(heapBefore)
+	b.coldStart()
 	b.floor()
 	b.event("new endpoint, known class", b.newEndpoint)
 	b.event("endpoint with new labels", b.newLabels)
@@ -120,8 +119,9 @@ func (b *bench) rest() cost {
 	return last
 }
 
-// coldStart measures from the base tables being filled to the last entry.
-func (b *bench) coldStart(heapBefore uint64) {
+// coldStart measures from the base tables being filled to the last entry. The
+// heap is that of the whole process.
+func (b *bench) coldStart() {
 	before := b.cost()
 	start := time.Now()
 	b.fill(b.size)
@@ -131,7 +131,7 @@ func (b *bench) coldStart(heapBefore uint64) {
 	}
 	took := time.Since(start)
 	after := b.rest()
-	used := heap() - heapBefore
+	used := heap()
 	b.report("cold start", []time.Duration{took}, cost{after.rows - before.rows, after.writes - before.writes, after.deletes - before.deletes},
 		fmt.Sprintf("of which %s to fill the base tables; heap %.1f MB, %d bytes an endpoint",
 			filled.Round(time.Millisecond), float64(used)/1e6, used/uint64(b.size.endpoints)))

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -69,7 +70,23 @@ func (s *egressSelector) parse(field string, errs *fieldErrors) (tables.EgressSe
 	out.Namespaces = selectorText(field+".namespaceSelector", s.NamespaceSelector, errs)
 	out.Pods = selectorText(field+".podSelector", withoutSources(s.PodSelector), errs)
 	out.Nodes = selectorText(field+".nodeSelector", withoutSources(s.NodeSelector), errs)
+	refuseChurnLabels(field+".podSelector", out.Pods, errs)
 	return out, len(errs.of(field)) == 0
+}
+
+// refuseChurnLabels names the labels of a selector that endpoints do not keep:
+// it could only be evaluated wrongly.
+func refuseChurnLabels(field, selector string, errs *fieldErrors) {
+	parsed, err := labels.Parse(selector)
+	if err != nil {
+		return // it is canonical, or has an error already
+	}
+	requirements, _ := parsed.Requirements()
+	for _, r := range requirements {
+		if slices.Contains(churnLabels, r.Key()) {
+			errs.add(field, fmt.Sprintf("label %s differs from pod to pod and cannot be selected on", r.Key()))
+		}
+	}
 }
 
 // gateways returns the items of egressGateways, or the one egressGateway if

@@ -87,8 +87,8 @@ func (p *pod) namedPorts(errs *fieldErrors) []tables.NamedPort {
 }
 
 // churnLabels differ from pod to pod, or from rollout to rollout, of one and the
-// same workload. No policy is about them, and with them each pod would have a
-// label set of its own.
+// same workload: with them each pod would have a label set of its own. A policy
+// that selects on them is told so.
 var churnLabels = []string{
 	"apps.kubernetes.io/pod-index",
 	"batch.kubernetes.io/controller-uid",
