@@ -38,6 +38,9 @@ type bench struct {
 }
 
 func measure(mode, bpffs, dir string, s size, samples int) ([]result, error) {
+	if err := fakeParameters(dir); err != nil {
+		return nil, err
+	}
 	w, err := newWorld(mode, bpffs, dir, s)
 	if err != nil {
 		return nil, err

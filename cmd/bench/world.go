@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/cilium/hive"
@@ -60,6 +62,16 @@ type world struct {
 	gateways statedb.Table[*tables.GatewayEntry]
 }
 
+// fakeParameters makes a directory look like procfs as far as the agent sets
+// parameters: the machine's own must stay as they are.
+func fakeParameters(dir string) error {
+	conf := filepath.Join(dir, "sys/net/ipv4/conf/eth0")
+	if err := os.MkdirAll(conf, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(conf, "rp_filter"), []byte("0"), 0o644)
+}
+
 func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 	w := &world{log: slog.New(slog.DiscardHandler)}
 	w.hive = agent.New(
@@ -101,6 +113,7 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 	flags.Set("bpf", mode)
 	flags.Set("bpffs", bpffs)
 	flags.Set("state-dir", stateDir)
+	flags.Set("procfs", stateDir)
 	flags.Set("audit-interval", "0")
 	flags.Set("map-size-ipcache", 2*size.endpoints+4096)
 	flags.Set("map-size-sources", 2*size.endpoints+4096)
