@@ -97,11 +97,6 @@ func EgressRulesOfClass(class uint32) statedb.Query[*EgressRule] {
 	return egressRuleKeyIndex.QueryFromKey(index.Uint32(class))
 }
 
-// EgressRuleByDestination queries the rule of a class for one very prefix.
-func EgressRuleByDestination(class uint32, destination netip.Prefix) statedb.Query[*EgressRule] {
-	return egressRuleKeyIndex.QueryFromKey(egressRuleKey(class, destination))
-}
-
 // NewEgressRuleTable creates the table of egress rules.
 func NewEgressRuleTable(db *statedb.DB) (statedb.RWTable[*EgressRule], error) {
 	return statedb.NewTable(db, "egress-rules", egressRuleKeyIndex, egressRulePolicyIndex)

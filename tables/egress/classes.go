@@ -107,8 +107,7 @@ func (c *classParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressC
 		return nil
 	}
 	row := &tables.EgressClass{Number: number, Digest: class.Digest}
-	caughtUp := c.policies(txn, class, row)
-	if !caughtUp {
+	if caughtUp := c.policies(txn, class, row); !caughtUp {
 		// The former row is consistent, at least.
 		return statedb.Collect(c.Output.List(txn, tables.EgressClassByNumber(number)))
 	}
@@ -124,7 +123,7 @@ func (c *classParams) policies(txn statedb.ReadTxn, class *tables.Class, row *ta
 	if !found || m.Digest != class.Digest {
 		return false // the class is about to change its meaning
 	}
-	applying := map[string]*contestant{}
+	applying := map[string]*application{}
 	former, _, _ := c.Output.Get(txn, tables.EgressClassByNumber(class.Number))
 	if former != nil {
 		for _, choice := range former.Policies {
@@ -144,11 +143,17 @@ func (c *classParams) policies(txn statedb.ReadTxn, class *tables.Class, row *ta
 				return false
 			}
 			if a := applying[p.Name]; a == nil || text < a.selector {
-				applying[p.Name] = &contestant{p, revision, text}
+				applying[p.Name] = &application{p, revision, text}
 			}
 		}
 	}
-	ordered := slices.SortedFunc(maps.Values(applying), func(a, b *contestant) int {
+	c.fill(txn, row, applying)
+	return true
+}
+
+// fill puts the policies into the row, in the order in which they win.
+func (c *classParams) fill(txn statedb.ReadTxn, row *tables.EgressClass, applying map[string]*application) {
+	ordered := slices.SortedFunc(maps.Values(applying), func(a, b *application) int {
 		if a.policy.Before(b.policy) {
 			return -1
 		}
@@ -160,11 +165,10 @@ func (c *classParams) policies(txn statedb.ReadTxn, class *tables.Class, row *ta
 			row.ServedHere = true
 		}
 	}
-	return true
 }
 
-// contestant is a policy that applies to a class, through a selector.
-type contestant struct {
+// application is a policy that applies to a class, through a selector.
+type application struct {
 	policy   *tables.EgressPolicy
 	revision statedb.Revision
 	selector string

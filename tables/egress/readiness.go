@@ -34,7 +34,6 @@ type readinessParams struct {
 
 // deriveReadiness keeps how much of each class and group the kernel has.
 func deriveReadiness(p derive.Params, r readinessParams) error {
-	class := func(number uint32) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: number} }
 	group := func(number uint32) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: number} }
 	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.ClassReadiness]{
 		Output: r.Readiness,
@@ -47,11 +46,13 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 				func(_ statedb.ReadTxn, e *tables.ClassEntry, affect func(bpf.ClassKey)) { affect(e.Key) }),
 			derive.FromIf(r.Rules,
 				func(old, new *tables.EgressRule) bool { return old.MapValue() != new.MapValue() },
-				func(_ statedb.ReadTxn, rule *tables.EgressRule, affect func(bpf.ClassKey)) { affect(class(rule.Class)) }),
+				func(_ statedb.ReadTxn, rule *tables.EgressRule, affect func(bpf.ClassKey)) {
+					affect(classKey(rule.Class))
+				}),
 			derive.FromIf(r.EgressEntries,
 				func(old, new *tables.EgressEntry) bool { return old.Value != new.Value },
 				func(txn statedb.ReadTxn, e *tables.EgressEntry, affect func(bpf.ClassKey)) {
-					affect(class(e.Key.Class))
+					affect(classKey(e.Key.Class))
 					if e.Value.Group != bpf.GroupExcluded {
 						r.ifUnwanted(txn, group(e.Value.Group), affect)
 					}
@@ -59,7 +60,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 			derive.FromIf(r.SourceEntries,
 				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value || old.Wanted != new.Wanted },
 				func(txn statedb.ReadTxn, e *tables.SourceEntry, affect func(bpf.ClassKey)) {
-					key := class(e.Value.Class)
+					key := classKey(e.Value.Class)
 					r.ifUnwanted(txn, key, affect)
 					if _, _, left := r.Members.Get(txn, tables.ClassMembersByFormer(key)); left || e.Wanted != tables.WantedSame {
 						affect(key)
@@ -69,29 +70,14 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 				func(old, new *tables.ClassMember) bool { return !slices.Equal(old.Former, new.Former) },
 				func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
 					for _, number := range m.Former {
-						affect(class(number))
+						affect(classKey(number))
 					}
 				}),
 			// An address whose endpoint is gone leaves nothing any more.
 			derive.FromIf(r.Endpoints,
-				func(old, new *tables.Endpoint) bool {
-					return old.LabelSet != new.LabelSet || !slices.Equal(old.Addrs, new.Addrs)
-				},
-				func(txn statedb.ReadTxn, e *tables.Endpoint, affect func(bpf.ClassKey)) {
-					for _, addr := range e.Addrs {
-						key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
-						s, _, found := r.SourceEntries.Get(txn, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
-						if found && s.Wanted != tables.WantedSame {
-							affect(class(s.Value.Class))
-						}
-					}
-					for m := range r.Members.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
-						for _, number := range m.Former {
-							affect(class(number))
-						}
-					}
-				}),
-			derive.From(r.EgressClasses, func(_ statedb.ReadTxn, c *tables.EgressClass, affect func(bpf.ClassKey)) { affect(class(c.Number)) }),
+				movesSource,
+				r.affectedByEndpoint),
+			derive.From(r.EgressClasses, func(_ statedb.ReadTxn, c *tables.EgressClass, affect func(bpf.ClassKey)) { affect(classKey(c.Number)) }),
 			derive.FromIf(r.Gateways,
 				func(old, new *tables.EgressGateway) bool { return old.MapValue() != new.MapValue() },
 				func(_ statedb.ReadTxn, g *tables.EgressGateway, affect func(bpf.ClassKey)) { affect(group(g.Group)) }),
@@ -106,6 +92,25 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 		Equal: func(a, b *tables.ClassReadiness) bool { return *a == *b },
 	})
 	return err
+}
+
+func classKey(number uint32) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: number} }
+
+// affectedByEndpoint are the classes that addresses of the endpoint are about
+// to leave.
+func (r *readinessParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(bpf.ClassKey)) {
+	for _, addr := range e.Addrs {
+		key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
+		s, _, found := r.SourceEntries.Get(txn, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
+		if found && s.Wanted != tables.WantedSame {
+			affect(classKey(s.Value.Class))
+		}
+	}
+	for m := range r.Members.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
+		for _, number := range m.Former {
+			affect(classKey(number))
+		}
+	}
 }
 
 // ifUnwanted affects a class or group whose use matters: that of one that is

@@ -22,11 +22,11 @@ import (
 //
 // A number may change its meaning only when the kernel has nobody in it that
 // ought to have left: the reconciler of sluice_classes waits for that. Those
-// who wait must never wait for each other, in a circle. Hence who changes class goes to a new
-// number or to one that waits for nobody, see [round.target]: the youngest
-// edge of a circle would have to lead to a class that already waits. The price
-// is that for a moment two numbers may stand for one signature; they are
-// merged when both are in the kernel.
+// who wait must never wait for each other, in a circle. Hence who changes class
+// goes to a new number or to one that waits for nobody, see [round.target]: the
+// youngest edge of a circle would have to lead to a class that already waits.
+// The price is that for a moment two numbers may stand for one signature; they
+// are merged when both are in the kernel.
 type partition struct {
 	memberParams
 	role bpf.Role
