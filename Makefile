@@ -31,6 +31,10 @@ build: ## Build bin/sluice, a static binary
 run: build ## Build, and run the agent on the embedded demo; ARGS adds flags
 	@$(BIN)/sluice agent --node-name=node-1 $(ARGS) # a node of the demo
 
+.PHONY: demo
+demo: build ## Show egress gateways at work, in a cluster of network namespaces; needs root
+	@$(BIN)/sluice demo
+
 .PHONY: test
 test: ## Run the tests that this machine allows
 	go test ./...
@@ -77,9 +81,22 @@ lint: ## Check format, go vet and staticcheck
 	go vet -tags e2e ./cmd/e2e/...
 	go tool staticcheck ./...
 
+# What builds the programs of bpf/programs. Needed to change them only: the
+# objects are committed.
+TOOLCHAIN := clang-19 llvm-19 libbpf-dev linux-libc-dev
+
+.PHONY: toolchain
+toolchain: ## Install the compiler of BPF programs (Debian 12 or newer, root)
+	@dpkg -s $(TOOLCHAIN) >/dev/null 2>&1 || \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(TOOLCHAIN); }
+
 .PHONY: generate
 generate: ## Generate what is generated and committed
 	go generate ./...
+
+.PHONY: generated
+generated: generate ## Check that what is committed is what is generated
+	@test -z "$$(git status --porcelain -- bpf)" || { git status --short -- bpf; git diff --stat -- bpf; exit 1; }
 
 .PHONY: image
 image: ## Build the container image

@@ -42,6 +42,9 @@ type Config struct {
 	MapSizeEgress   uint32
 	MapSizeGateways uint32
 	MapSizeClasses  uint32
+	MapSizeExits    uint32
+	MapSizeCovered  uint32
+	MapSizeNodes    uint32
 }
 
 // DefaultConfig has room for 100,000 pods with two addresses each.
@@ -55,6 +58,9 @@ var DefaultConfig = Config{
 	MapSizeEgress:   131072,
 	MapSizeGateways: 131072,
 	MapSizeClasses:  65536,
+	MapSizeExits:    1024,
+	MapSizeCovered:  65536,
+	MapSizeNodes:    16384,
 }
 
 // Flags implements [cell.Flagger].
@@ -84,6 +90,9 @@ func (c *Config) sizes() []sizeFlag {
 		{"map-size-egress", &c.MapSizeEgress, 1},
 		{"map-size-gateways", &c.MapSizeGateways, GatewayBuckets}, // at least one group
 		{"map-size-classes", &c.MapSizeClasses, 1},
+		{"map-size-exits", &c.MapSizeExits, 1},
+		{"map-size-covered", &c.MapSizeCovered, 1},
+		{"map-size-nodes", &c.MapSizeNodes, 1},
 	}
 }
 

@@ -48,6 +48,27 @@ func kernelSpec[K, V comparable](spec Spec) *ebpf.MapSpec {
 	return s
 }
 
+// kernelType returns a description with the name of a map and the type that
+// decides how its entries are read and written.
+func kernelType(m *ebpf.Map) Spec {
+	spec := Spec{Type: TypeHash, MaxEntries: m.MaxEntries()}
+	switch m.Type() {
+	case ebpf.LPMTrie:
+		spec.Type = TypeLPM
+	case ebpf.Array:
+		spec.Type = TypeArray
+	}
+	if info, err := m.Info(); err == nil {
+		spec.Name = info.Name
+	}
+	return spec
+}
+
+// DumpKernel returns all entries of a map of the kernel, in no particular order.
+func DumpKernel[K, V comparable](m *ebpf.Map) ([]Entry[K, V], error) {
+	return (&kernelMap[K, V]{kernelType(m), m}).Dump()
+}
+
 func (t *kernelMap[K, V]) Spec() Spec { return t.spec }
 
 func (t *kernelMap[K, V]) Backend() string { return kernelName }

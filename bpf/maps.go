@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+
+	"github.com/cilium/ebpf"
 )
 
 // Maps are the maps of the agent. They are open while it runs.
@@ -16,6 +18,10 @@ type Maps struct {
 	Egress   Map[EgressKey, EgressValue]   // gateway group of a class's destinations
 	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
 	Classes  Map[ClassKey, ClassValue]     // what numbers stand for
+	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
+	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
+	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
+	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
 
 	all     []opener
 	backend atomic.Pointer[Backend]
@@ -26,6 +32,7 @@ type opener interface {
 	Spec() Spec
 	open(Backend) error
 	close()
+	kernel() *ebpf.Map
 	lines() ([]string, error)
 	corrupt(kind string) (what string, err error)
 }
@@ -39,6 +46,10 @@ func newMaps(cfg Config) *Maps {
 	m.Egress = add[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
 	m.Gateways = add[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
 	m.Classes = add[ClassKey, ClassValue](m, Spec{"sluice_classes", TypeHash, cfg.MapSizeClasses})
+	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
+	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
+	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
+	m.Config = add[ConfigKey, ConfigValue](m, Spec{"sluice_config", TypeArray, 1})
 	return m
 }
 
@@ -55,6 +66,18 @@ func (m *Maps) Names() []string {
 		names[i] = h.Spec().Name
 	}
 	return names
+}
+
+// Kernel returns the maps of the kernel by name, none unless they are open and
+// in the kernel. They stay the back end's: they must not be closed.
+func (m *Maps) Kernel() map[string]*ebpf.Map {
+	maps := map[string]*ebpf.Map{}
+	for _, h := range m.all {
+		if k := h.kernel(); k != nil {
+			maps[h.Spec().Name] = k
+		}
+	}
+	return maps
 }
 
 // Backend returns what holds the maps, nil unless the agent runs.
@@ -91,7 +114,7 @@ func (m *Maps) open(backend Backend) (swept []string, err error) {
 		}
 	}
 	m.backend.Store(&backend)
-	return backend.Sweep(m.Names()...)
+	return backend.Sweep(slices.Concat(m.Names(), programMaps, []string{linksDir})...)
 }
 
 func (m *Maps) close() {
@@ -117,6 +140,15 @@ func (h *handle[K, V]) open(backend Backend) error {
 }
 
 func (h *handle[K, V]) close() { h.inner.Store(nil) }
+
+func (h *handle[K, V]) kernel() *ebpf.Map {
+	if m := h.inner.Load(); m != nil {
+		if t, ok := (*m).(*kernelMap[K, V]); ok {
+			return t.m
+		}
+	}
+	return nil
+}
 
 func (h *handle[K, V]) Spec() Spec {
 	if m := h.inner.Load(); m != nil {

@@ -19,8 +19,16 @@ import (
 const (
 	kernelName = "kernel"
 	pinDir     = "sluice" // under the BPF file system
+	linksDir   = "links"  // under it: links of attached programs
 	newSuffix  = "_new"   // of a map that will replace the one of the name; bpffs refuses names with dots
 )
+
+// programMaps are the maps that the programs write. Package datapath opens them,
+// in the same directory.
+var programMaps = []string{
+	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4", "sluice_nat6",
+	"sluice_frag4", "sluice_frag6", "sluice_metrics", "sluice_events",
+}
 
 // ErrInUse says that another agent uses the maps.
 var ErrInUse = errors.New("in use by another agent")
@@ -68,6 +76,16 @@ func lockDir(path string) (*os.File, error) {
 	}
 	return dir, nil
 }
+
+// Dir returns the directory of pinned maps.
+func (k *Kernel) Dir() string { return k.dir.Name() }
+
+// LinksDir returns the directory of pinned links of a BPF file system. It may
+// not exist yet.
+func LinksDir(bpffs string) string { return filepath.Join(bpffs, pinDir, linksDir) }
+
+// LinksDir returns the directory of pinned links.
+func (k *Kernel) LinksDir() string { return filepath.Join(k.dir.Name(), linksDir) }
 
 // Name implements [Backend].
 func (k *Kernel) Name() string { return kernelName }
@@ -132,31 +150,51 @@ func Cleanup(bpffs string) (removed []string, err error) {
 // openKernelMap opens the pinned map of a name if it is as described, and
 // otherwise puts a new one in its place.
 func openKernelMap[K, V comparable](k *Kernel, spec Spec) (Map[K, V], error) {
-	want := kernelSpec[K, V](spec)
-	path := filepath.Join(k.dir.Name(), spec.Name)
+	m, err := OpenPinned(k.Dir(), kernelSpec[K, V](spec), CopyEntries[K, V], k.log)
+	if err != nil {
+		return nil, err
+	}
+	k.maps = append(k.maps, m)
+	return &kernelMap[K, V]{spec, m}, nil
+}
+
+// Copier writes the entries of one map into another, as far as there is room,
+// and returns how many found room and how many did not.
+type Copier func(from, to *ebpf.Map) (kept, lost int, err error)
+
+// OpenPinned opens the map that is pinned in a directory under the name of its
+// description if it is as described. Otherwise it puts a new one in its place,
+// in one step, which takes over the entries that fit if nothing but the size was
+// another and there is a copier.
+func OpenPinned(dir string, want *ebpf.MapSpec, copier Copier, log *slog.Logger) (*ebpf.Map, error) {
+	path := filepath.Join(dir, want.Name)
 	old, err := ebpf.LoadPinnedMap(path, nil)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		old = nil
 	case err != nil:
-		k.log.Warn("Replacing a pin that is not a map", "map", spec.Name, "error", err)
+		old = nil
+		log.Warn("Replacing a pin that is not a map", "map", want.Name, "error", err)
 	case sameButSize(old, want) && old.MaxEntries() == want.MaxEntries:
-		k.maps = append(k.maps, old)
-		return &kernelMap[K, V]{spec, old}, nil
+		return old, nil
 	}
 	defer old.Close()
 
-	m, err := ebpf.NewMap(want)
+	unpinned := want.Copy()
+	unpinned.Pinning = ebpf.PinNone
+	m, err := ebpf.NewMap(unpinned)
 	if err != nil {
-		return nil, fmt.Errorf("create map %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("create map %s: %w", want.Name, err)
 	}
-	t := &kernelMap[K, V]{spec, m}
-	if err := k.replace(t, old, want, path); err != nil {
+	if err := takeOver(m, old, want, copier, log); err != nil {
 		m.Close()
 		return nil, err
 	}
-	k.maps = append(k.maps, m)
-	return t, nil
+	if err := replacePin(m, path); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin map %s: %w", want.Name, err)
+	}
+	return m, nil
 }
 
 // sameButSize reports whether a map is as described but for its size.
@@ -164,43 +202,43 @@ func sameButSize(m *ebpf.Map, want *ebpf.MapSpec) bool {
 	return m.Type() == want.Type && m.KeySize() == want.KeySize && m.ValueSize() == want.ValueSize && m.Flags() == want.Flags
 }
 
-// filler is a map that can take over the entries of another.
-type filler interface {
-	fill(from *ebpf.Map, spec *ebpf.MapSpec) (kept, lost int, err error)
-	pin(path string) error
-}
-
-// replace pins a new map, in one step, where an old one may be, from which it
-// takes the entries that fit if it differs in nothing but the size.
-func (k *Kernel) replace(t filler, old *ebpf.Map, want *ebpf.MapSpec, path string) error {
-	if old != nil && sameButSize(old, want) {
-		kept, lost, err := t.fill(old, want)
+// takeOver writes the entries of an old map into the one that will replace it,
+// or says why it does not.
+func takeOver(m, old *ebpf.Map, want *ebpf.MapSpec, copier Copier, log *slog.Logger) error {
+	switch {
+	case old == nil:
+	case sameButSize(old, want) && copier != nil:
+		kept, lost, err := copier(old, m)
 		if err != nil {
 			return fmt.Errorf("move the entries of map %s to one of another size: %w", want.Name, err)
 		}
-		k.log.Info("Replaced a map by one of another size", "map", want.Name,
+		log.Info("Replaced a map by one of another size", "map", want.Name,
 			"old-max-entries", old.MaxEntries(), "max-entries", want.MaxEntries, "kept", kept, "lost", lost)
-	} else if old != nil {
-		k.log.Warn("Replaced a map of another layout by an empty one", "map", want.Name,
+	case sameButSize(old, want):
+		log.Info("Replaced a map by an empty one of another size", "map", want.Name,
+			"old-max-entries", old.MaxEntries(), "max-entries", want.MaxEntries)
+	default:
+		log.Warn("Replaced a map of another layout by an empty one", "map", want.Name,
 			"old-type", old.Type().String(), "old-key-size", old.KeySize(), "old-value-size", old.ValueSize(),
 			"type", want.Type.String(), "key-size", want.KeySize, "value-size", want.ValueSize)
-	}
-	if err := os.Remove(path + newSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove leftover pin: %w", err)
-	}
-	if err := t.pin(path + newSuffix); err != nil {
-		return fmt.Errorf("pin map %s: %w", want.Name, err)
-	}
-	if err := os.Rename(path+newSuffix, path); err != nil {
-		return fmt.Errorf("pin map %s: %w", want.Name, err)
 	}
 	return nil
 }
 
-func (t *kernelMap[K, V]) pin(path string) error { return t.m.Pin(path) }
+// replacePin pins a map where another may be.
+func replacePin(m *ebpf.Map, path string) error {
+	if err := os.Remove(path + newSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove leftover pin: %w", err)
+	}
+	if err := m.Pin(path + newSuffix); err != nil {
+		return err
+	}
+	return os.Rename(path+newSuffix, path)
+}
 
-func (t *kernelMap[K, V]) fill(from *ebpf.Map, spec *ebpf.MapSpec) (kept, lost int, err error) {
-	entries, err := (&kernelMap[K, V]{t.spec, from}).Dump()
+// CopyEntries is the [Copier] of maps with keys and values of these types.
+func CopyEntries[K, V comparable](from, to *ebpf.Map) (kept, lost int, err error) {
+	entries, err := DumpKernel[K, V](from)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -208,9 +246,12 @@ func (t *kernelMap[K, V]) fill(from *ebpf.Map, spec *ebpf.MapSpec) (kept, lost i
 	for i, e := range entries {
 		keys[i], values[i] = e.Key, e.Value
 	}
-	kept, err = t.Update(keys, values)
+	kept, err = (&kernelMap[K, V]{kernelType(to), to}).Update(keys, values)
 	if errors.Is(err, ErrMapFull) {
 		err = nil
+	}
+	if to.Type() == ebpf.LRUHash { // it takes all, at the cost of others
+		kept = min(kept, int(to.MaxEntries()))
 	}
 	return kept, len(entries) - kept, err
 }

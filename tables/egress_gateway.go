@@ -21,8 +21,10 @@ type EgressGateway struct {
 	Node string     `json:"node,omitempty"` // elected; empty: none, traffic is dropped
 	Addr netip.Addr `json:"addr,omitzero"`  // of the node, towards which traffic is sent
 
-	// What traffic leaves with, known on the gateway itself only. Traffic of a
-	// family without egress address is dropped there.
+	// What traffic leaves this node with, where it is elected for an item of the
+	// group: in buckets of other nodes too, as those may be sent here by nodes
+	// that know it otherwise for a moment. Traffic of a family without egress
+	// address is dropped here.
 	EgressIPv4 netip.Addr `json:"egressIPv4,omitzero"`
 	EgressIPv6 netip.Addr `json:"egressIPv6,omitzero"`
 	IfIndex    uint32     `json:"ifIndex,omitempty"`
@@ -89,21 +91,24 @@ var (
 		Unique:     true,
 	}
 
-	egressGatewayDeviceIndex = statedb.Index[*EgressGateway, string]{
-		Name: "device",
+	egressGatewayEgressIndex = statedb.Index[*EgressGateway, netip.Addr]{
+		Name: "egress",
 		FromObject: func(g *EgressGateway) index.KeySet {
-			if g.Device == "" {
-				return index.NewKeySet()
+			var keys []index.Key
+			for _, a := range []netip.Addr{g.EgressIPv4, g.EgressIPv6} {
+				if a.IsValid() {
+					keys = append(keys, index.NetIPAddr(a))
+				}
 			}
-			return index.NewKeySet(index.String(g.Device))
+			return index.NewKeySet(keys...)
 		},
-		FromKey:    index.String,
-		FromString: index.FromString,
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
 	}
 
-	// EgressGatewaysByDevice queries the buckets whose traffic leaves this
-	// node by a device.
-	EgressGatewaysByDevice = egressGatewayDeviceIndex.Query
+	// EgressGatewaysByEgress queries the buckets whose traffic leaves this node
+	// with an address.
+	EgressGatewaysByEgress = egressGatewayEgressIndex.Query
 )
 
 func gatewayKey(k bpf.GatewayKey) index.Key {
@@ -117,5 +122,5 @@ func EgressGatewaysOfGroup(group uint32) statedb.Query[*EgressGateway] {
 
 // NewEgressGatewayTable creates the table of gateways by group and bucket.
 func NewEgressGatewayTable(db *statedb.DB) (statedb.RWTable[*EgressGateway], error) {
-	return statedb.NewTable(db, "egress-gateways", egressGatewayKeyIndex, egressGatewayDeviceIndex)
+	return statedb.NewTable(db, "egress-gateways", egressGatewayKeyIndex, egressGatewayEgressIndex)
 }

@@ -125,6 +125,13 @@ var (
 		FromString: digestFromString,
 	}
 
+	egressPolicyDestinationIndex = statedb.Index[*EgressPolicy, netip.Prefix]{
+		Name:       "destination",
+		FromObject: func(p *EgressPolicy) index.KeySet { return prefixKeys(p.Destinations) },
+		FromKey:    index.NetIPPrefix,
+		FromString: index.NetIPPrefixString,
+	}
+
 	// EgressPolicyByName queries an egress policy by its name.
 	EgressPolicyByName = egressPolicyNameIndex.Query
 
@@ -135,9 +142,14 @@ var (
 	// EgressPoliciesByGroup queries the policies that have a list of gateways,
 	// see [GroupDigest].
 	EgressPoliciesByGroup = egressPolicyGroupIndex.Query
+
+	// EgressPoliciesByDestination queries the policies that name exactly a
+	// prefix as a destination.
+	EgressPoliciesByDestination = egressPolicyDestinationIndex.Query
 )
 
 // NewEgressPolicyTable creates the table of egress policies.
 func NewEgressPolicyTable(db *statedb.DB) (statedb.RWTable[*EgressPolicy], error) {
-	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex)
+	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
+		egressPolicyDestinationIndex)
 }

@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"strconv"
@@ -16,16 +17,34 @@ import (
 
 // LocalEndpoint is an address of a pod on this node. An entry of sluice_pods.
 type LocalEndpoint struct {
-	Addr         netip.Addr        `json:"addr"`
-	Endpoint     Name              `json:"endpoint"`
-	IfIndex      uint32            `json:"ifIndex"` // host side of the pod's veth, 0 while not known
-	Device       string            `json:"device,omitempty"`
-	MAC          string            `json:"mac,omitempty"` // of the pod's own interface
-	SubjectClass uint32            `json:"subjectClass"`
-	EgressClass  uint32            `json:"egressClass"`
-	Flags        bpf.PodFlags      `json:"flags"`
-	Reason       string            `json:"reason,omitempty"` // why there is no device
-	Status       reconciler.Status `json:"status"`
+	Addr         netip.Addr   `json:"addr"`
+	Endpoint     Name         `json:"endpoint"`
+	IfIndex      uint32       `json:"ifIndex"` // host side of the pod's veth, 0 while not known
+	Device       string       `json:"device,omitempty"`
+	MAC          string       `json:"mac,omitempty"` // of the pod's own interface
+	SubjectClass uint32       `json:"subjectClass"`
+	EgressClass  uint32       `json:"egressClass"`
+	Flags        bpf.PodFlags `json:"flags"`
+	Epoch        uint32       `json:"epoch"` // raised when the kernel comes to choose traffic of the address anew
+
+	// What the epoch was given for. SourceClass is the egress class that the
+	// kernel has of the address, 0 for none. Judged is of the destinations that
+	// its rules send to gateways, zero for none: connections that are alive with
+	// this epoch may go to all others by their ordinary way. Held is not zero
+	// while there are none yet to any destination of a policy, since the address
+	// was held from its beginning: then it is one more than the revision of
+	// map-covered, by which the kernel holds it.
+	SourceClass uint32     `json:"sourceClass,omitempty"`
+	Judged      bpf.Digest `json:"judged"`
+	Held        uint64     `json:"held,omitempty"`
+
+	// Mark is the beginning of Judged, or for a held address of what it is
+	// about to be. The kernel keeps it, so that it can be told after a restart
+	// whether the rules were changed after the epoch.
+	Mark uint16 `json:"mark,omitempty"`
+
+	Reason string            `json:"reason,omitempty"` // why there is no device
+	Status reconciler.Status `json:"status"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -40,7 +59,9 @@ func (e *LocalEndpoint) MapKey() bpf.PodKey { return bpf.PodKey{Addr: bpf.Addres
 
 // MapValue is the value in sluice_pods.
 func (e *LocalEndpoint) MapValue() bpf.PodValue {
-	return bpf.PodValue{IfIndex: e.IfIndex, SubjectClass: e.SubjectClass, Flags: e.Flags, MAC: macBytes(e.MAC)}
+	v := bpf.PodValue{IfIndex: e.IfIndex, SubjectClass: e.SubjectClass, Epoch: e.Epoch, Flags: e.Flags, MAC: macBytes(e.MAC)}
+	binary.NativeEndian.PutUint16(v.Pad[:], e.Mark) // the programs do not look at it
+	return v
 }
 
 func macBytes(text string) (mac [6]byte) {
@@ -61,14 +82,14 @@ func (e *LocalEndpoint) GetStatus() reconciler.Status { return e.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*LocalEndpoint) TableHeader() []string {
-	return []string{"Address", "Endpoint", "Device", "MAC", "EgressClass", "Flags", "Reason", "Status", "Error"}
+	return []string{"Address", "Endpoint", "Device", "MAC", "EgressClass", "Flags", "Epoch", "Reason", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (e *LocalEndpoint) TableRow() []string {
 	return []string{
 		e.Addr.String(), e.Endpoint.String(), orDash(e.Device), orDash(e.MAC), strconv.FormatUint(uint64(e.EgressClass), 10), e.Flags.String(),
-		orDash(e.Reason), e.Status.Kind.String(), orDash(e.Status.GetError()),
+		strconv.FormatUint(uint64(e.Epoch), 10), orDash(e.Reason), e.Status.Kind.String(), orDash(e.Status.GetError()),
 	}
 }
 
@@ -81,11 +102,27 @@ var (
 		Unique:     true,
 	}
 
+	localEndpointSourceClassIndex = statedb.Index[*LocalEndpoint, uint32]{
+		Name: "source-class",
+		FromObject: func(e *LocalEndpoint) index.KeySet {
+			if e.SourceClass == 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(e.SourceClass))
+		},
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	// LocalEndpointsBySourceClass queries the local pods that the kernel has in
+	// an egress class.
+	LocalEndpointsBySourceClass = localEndpointSourceClassIndex.Query
+
 	// LocalEndpointByAddr queries the local pod that has an address.
 	LocalEndpointByAddr = localEndpointAddrIndex.Query
 )
 
 // NewLocalEndpointTable creates the table of local pods by address.
 func NewLocalEndpointTable(db *statedb.DB) (statedb.RWTable[*LocalEndpoint], error) {
-	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex)
+	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex)
 }

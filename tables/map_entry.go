@@ -82,6 +82,14 @@ type (
 	GatewayEntry = MapEntry[bpf.GatewayKey, bpf.GatewayValue]
 )
 
+// The mirrors of the maps of forwarding.
+type (
+	ExitEntry    = MapEntry[bpf.ExitKey, bpf.ExitValue]
+	CoveredEntry = MapEntry[bpf.CoveredKey, bpf.CoveredValue]
+	NodeEntry    = MapEntry[bpf.NodeKey, bpf.NodeValue]
+	ConfigEntry  = MapEntry[bpf.ConfigKey, bpf.ConfigValue]
+)
+
 var (
 	classEntryDigestIndex = statedb.Index[*ClassEntry, RoleDigest]{
 		Name: "digest",
@@ -130,6 +138,27 @@ var (
 		FromString: index.Uint32String,
 	}
 
+	podEntryIfIndexIndex = statedb.Index[*PodEntry, uint32]{
+		Name:       "ifindex",
+		FromObject: func(e *PodEntry) index.KeySet { return ifIndexKeys(e.Value.IfIndex) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+	exitEntryIfIndexIndex = statedb.Index[*ExitEntry, uint32]{
+		Name:       "ifindex",
+		FromObject: func(e *ExitEntry) index.KeySet { return ifIndexKeys(e.Value.IfIndex) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	// PodEntriesByIfIndex queries the pods' addresses to which the kernel knows
+	// a device to lead, by its interface index.
+	PodEntriesByIfIndex = podEntryIfIndexIndex.Query
+
+	// ExitEntriesByIfIndex queries the egress addresses with which the kernel
+	// lets traffic leave by a device, by its interface index.
+	ExitEntriesByIfIndex = exitEntryIfIndexIndex.Query
+
 	// SourceEntriesByClass queries the addresses that the kernel has in a class.
 	SourceEntriesByClass = sourceEntryClassIndex.Query
 
@@ -151,6 +180,14 @@ var (
 	GatewayEntriesByGroup = gatewayEntryGroupIndex.Query
 )
 
+// ifIndexKeys are the index keys of a device, none if it is not known.
+func ifIndexKeys(ifIndex uint32) index.KeySet {
+	if ifIndex == 0 {
+		return index.NewKeySet()
+	}
+	return index.NewKeySet(index.Uint32(ifIndex))
+}
+
 // NewClassEntryTable creates the mirror of sluice_classes.
 func NewClassEntryTable(db *statedb.DB) (statedb.RWTable[*ClassEntry], error) {
 	return statedb.NewTable(db, "map-classes", mapEntryKeyIndex[bpf.ClassKey, bpf.ClassValue](), classEntryDigestIndex)
@@ -158,7 +195,7 @@ func NewClassEntryTable(db *statedb.DB) (statedb.RWTable[*ClassEntry], error) {
 
 // NewPodEntryTable creates the mirror of sluice_pods.
 func NewPodEntryTable(db *statedb.DB) (statedb.RWTable[*PodEntry], error) {
-	return statedb.NewTable(db, "map-pods", mapEntryKeyIndex[bpf.PodKey, bpf.PodValue]())
+	return statedb.NewTable(db, "map-pods", mapEntryKeyIndex[bpf.PodKey, bpf.PodValue](), podEntryIfIndexIndex)
 }
 
 // NewIPCacheEntryTable creates the mirror of sluice_ipcache.
@@ -181,4 +218,24 @@ func NewEgressEntryTable(db *statedb.DB) (statedb.RWTable[*EgressEntry], error) 
 // NewGatewayEntryTable creates the mirror of sluice_gateways.
 func NewGatewayEntryTable(db *statedb.DB) (statedb.RWTable[*GatewayEntry], error) {
 	return statedb.NewTable(db, "map-gateways", mapEntryKeyIndex[bpf.GatewayKey, bpf.GatewayValue](), gatewayEntryGroupIndex)
+}
+
+// NewExitEntryTable creates the mirror of sluice_exits.
+func NewExitEntryTable(db *statedb.DB) (statedb.RWTable[*ExitEntry], error) {
+	return statedb.NewTable(db, "map-exits", mapEntryKeyIndex[bpf.ExitKey, bpf.ExitValue](), exitEntryIfIndexIndex)
+}
+
+// NewCoveredEntryTable creates the mirror of sluice_covered.
+func NewCoveredEntryTable(db *statedb.DB) (statedb.RWTable[*CoveredEntry], error) {
+	return statedb.NewTable(db, "map-covered", mapEntryKeyIndex[bpf.CoveredKey, bpf.CoveredValue]())
+}
+
+// NewNodeEntryTable creates the mirror of sluice_nodes.
+func NewNodeEntryTable(db *statedb.DB) (statedb.RWTable[*NodeEntry], error) {
+	return statedb.NewTable(db, "map-nodes", mapEntryKeyIndex[bpf.NodeKey, bpf.NodeValue]())
+}
+
+// NewConfigEntryTable creates the mirror of sluice_config.
+func NewConfigEntryTable(db *statedb.DB) (statedb.RWTable[*ConfigEntry], error) {
+	return statedb.NewTable(db, "map-config", mapEntryKeyIndex[bpf.ConfigKey, bpf.ConfigValue]())
 }

@@ -111,6 +111,18 @@ var (
 		FromString: index.IntString,
 	}
 
+	routeSourceIndex = statedb.Index[*Route, netip.Addr]{
+		Name: "source",
+		FromObject: func(r *Route) index.KeySet {
+			if !r.Source.IsValid() || r.Table == RouteTableLocal {
+				return index.NewKeySet() // in the local table every address is the source of its own route
+			}
+			return index.NewKeySet(index.NetIPAddr(r.Source))
+		},
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
+	}
+
 	// RouteByID queries a next hop of a route.
 	RouteByID = routeIDIndex.Query
 
@@ -119,6 +131,10 @@ var (
 
 	// RoutesByDevice queries the routes that lead to a device by its interface index.
 	RoutesByDevice = routeDeviceIndex.Query
+
+	// RoutesBySource queries the routes that prefer a source address, but those
+	// of the local routing table.
+	RoutesBySource = routeSourceIndex.Query
 
 	// RoutesByTable queries the routes of a routing table, for instance [RouteTableLocal].
 	RoutesByTable = routeTableIndex.Query
@@ -157,5 +173,5 @@ func routeIDString(s string) (index.Key, error) {
 
 // NewRouteTable creates the table of routes.
 func NewRouteTable(db *statedb.DB) (statedb.RWTable[*Route], error) {
-	return statedb.NewTable(db, "routes", routeIDIndex, routeDestinationIndex, routeDeviceIndex, routeTableIndex)
+	return statedb.NewTable(db, "routes", routeIDIndex, routeDestinationIndex, routeDeviceIndex, routeTableIndex, routeSourceIndex)
 }

@@ -51,9 +51,11 @@ func TestWritesPerEvent(t *testing.T) {
 				require.NoError(t, c.api.Break("pods"))
 				require.NoError(t, c.api.Resume("pods"))
 			})
-			cost("another destination of the policy", 2, func() { apply(countedPolicy("198.51.100.0/24")) })
-			cost("the gateway is lost", 256, func() { apply(countedNode(2, "False")) })
-			cost("a node that is no gateway is lost", 0, func() { apply(strings.ReplaceAll(countedNode(1, "False"), "egress: a", "egress: none")) })
+			// The rule and what it covers, each written and deleted, and the epoch
+			// of the one pod here.
+			cost("another destination of the policy", 5, func() { apply(countedPolicy("198.51.100.0/24")) })
+			cost("the gateway is lost", 256+1, func() { apply(countedNode(2, "False")) })
+			cost("a node that is no gateway is lost", 1, func() { apply(strings.ReplaceAll(countedNode(1, "False"), "egress: a", "egress: none")) })
 		})
 	}
 }

@@ -7,12 +7,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/reconcilers/egress"
+	"github.com/sluice-net/sluice/reconcilers/forwarding"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
+	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables/addresses"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
+	forwardingtables "github.com/sluice-net/sluice/tables/forwarding"
 	"github.com/sluice-net/sluice/tables/selection"
 )
 
@@ -34,14 +39,32 @@ var Dataflow = cell.Group(
 	// -sources, -policy-status, class-readiness, sysctls.
 	egresstables.Cell,
 
+	// What the programs know beside the policies, and where they run:
+	// egress-exits, covered-prefixes, cluster-nodes, datapath-config,
+	// overlay-devices, attachments.
+	cell.Provide(func(c sysctl.Config) forwardingtables.Procfs { return forwardingtables.Procfs(c.Procfs) }),
+	forwardingtables.Cell,
+
 	// The maps: in the kernel or in memory.
 	bpf.Cell,
+
+	// The programs, in the kernel only.
+	datapath.Cell,
 
 	// What all reconcilers of maps share, and the table bpf-maps.
 	bpfmap.Cell,
 
 	// The maps' reconcilers, with the tables map-*: what the kernel holds.
 	egress.Cell,
+	forwarding.Cell,
+
+	// What the programs report: drops, monitors.
+	cell.Provide(func(d *datapath.Datapath) events.Datapath { return d }),
+	events.Cell,
+	cell.Invoke(registerDatapathMetrics),
+
+	// Programs at devices, and the overlay device.
+	attach.Cell,
 
 	// Kernel parameters.
 	cell.Provide(func(c Config) sysctl.StateDir { return sysctl.StateDir(c.StateDir) }),

@@ -34,6 +34,10 @@ type probe struct{ src, dst netip.Addr }
 type history struct {
 	decisions []string
 	writes    []string // that led to each
+
+	// The epoch of the source as a pod of this node, 0 if it is none, and the
+	// last one with which a connection could begin that needs no gateway.
+	epoch, open uint32
 }
 
 func newChecker(m *bpf.Memory) *checker {
@@ -53,8 +57,11 @@ func (c *checker) written(w bpf.Write, r bpf.Reader) {
 
 func (c *checker) take(p probe, h *history, write string, r bpf.Reader) {
 	decision, err := inKernel(r, p.src, p.dst, false)
-	if _, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.src)}); !local &&
-		strings.HasPrefix(decision, "gateways ") && !strings.Contains(decision, localUnderlay) {
+	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.src)})
+	if h.epoch = pod.Epoch; local && decision == plain {
+		h.open = max(h.open, pod.Epoch)
+	}
+	if !local && strings.HasPrefix(decision, "gateways ") && !strings.Contains(decision, localUnderlay) {
 		decision = unknown // another node's pod and another gateway: what comes here nevertheless is dropped
 	}
 	if err != nil {
@@ -121,6 +128,29 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 		}
 		h.decisions, h.writes = []string{last}, []string{"the last rest"}
 	}
+	return report(append(violations, c.stale()...))
+}
+
+// outlived says which connections that began without a gateway go on so,
+// though a policy has come to choose them.
+func (c *checker) outlived() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return report(c.stale())
+}
+
+func (c *checker) stale() (violations []string) {
+	for p, h := range c.probes {
+		n := len(h.decisions)
+		if n > 0 && strings.HasPrefix(h.decisions[n-1], "gateways ") && h.epoch != 0 && h.epoch <= h.open {
+			violations = append(violations, fmt.Sprintf("%s to %s: %s, but connections of epoch %d had no gateway, and it is %d",
+				p.src, p.dst, h.decisions[n-1], h.open, h.epoch))
+		}
+	}
+	return violations
+}
+
+func report(violations []string) error {
 	if len(violations) == 0 {
 		return nil
 	}

@@ -27,6 +27,7 @@ type oracle struct {
 	Namespaces statedb.Table[*tables.Namespace]
 	Nodes      statedb.Table[*tables.Node]
 	Services   statedb.Table[*tables.Service]
+	Cilium     statedb.Table[*tables.CiliumNode]
 	Policies   statedb.Table[*tables.EgressPolicy]
 	Devices    statedb.Table[*tables.Device]
 	Addresses  statedb.Table[*tables.NodeAddress]
@@ -155,8 +156,11 @@ func (o *oracle) mayServe(txn statedb.ReadTxn, p *tables.EgressPolicy) bool {
 }
 
 // gateways are the ways that the packets of a policy may take, in any bucket.
+// Where this node is elected, what is sent to it leaves with an address of its
+// own, in the buckets of other nodes too.
 func (o *oracle) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy) string {
-	ways := map[string]bool{}
+	ways, others := map[string]bool{}, map[netip.Addr]bool{}
+	var own []bpf.GatewayValue
 	for _, g := range p.Gateways {
 		var elected *tables.Node
 		for n := range o.Nodes.All(txn) {
@@ -164,14 +168,27 @@ func (o *oracle) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy) string {
 				elected = n
 			}
 		}
-		if elected == nil {
-			continue
-		}
-		v := bpf.GatewayValue{Gateway: bpf.AddressFrom(underlay(elected))}
-		if elected.Name == o.LocalNode.Name {
+		switch {
+		case elected == nil:
+		case elected.Name != o.LocalNode.Name:
+			others[underlay(elected)] = true
+		default:
+			v := bpf.GatewayValue{Gateway: bpf.AddressFrom(underlay(elected))}
 			o.egress(txn, g, &v)
+			ways[v.String()] = true
+			if v.IfIndex != 0 {
+				own = append(own, v)
+			}
 		}
-		ways[v.String()] = true
+	}
+	for addr := range others {
+		for _, v := range own {
+			v.Gateway = bpf.AddressFrom(addr)
+			ways[v.String()] = true
+		}
+		if len(own) == 0 {
+			ways[bpf.GatewayValue{Gateway: bpf.AddressFrom(addr)}.String()] = true
+		}
 	}
 	if len(ways) == 0 {
 		return "gateways " + bpf.GatewayValue{}.String()
@@ -323,7 +340,7 @@ func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error)
 	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: source})
 	class, found := bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: source})
 	switch {
-	case !found && local && pod.Flags != 0:
+	case !found && local && pod.Flags != 0 && coveredByKernel(r, dst):
 		return held, nil
 	case !found && local:
 		return plain, nil

@@ -56,6 +56,7 @@ func TestRandomEventsAndFaults(t *testing.T) {
 				g.faults(0)
 				require.NoError(t, g.quiet(t.Context()), events)
 				require.NoError(t, g.compare(), events)
+				require.NoError(t, g.checker.outlived(), events)
 			}
 		})
 	}

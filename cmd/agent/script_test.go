@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/addresses"
 )
 
 // The scripts of testdata run the whole agent, with an API server and a kernel
@@ -60,11 +61,14 @@ type cluster struct {
 	memory  *bpf.Memory
 	checker *checker
 	state   string
+	runs    int // agents constructed
 
 	hive   *hive.Hive
 	agent  map[string]script.Cmd // commands of the agent
 	oracle oracle
 	desire desiredTables
+
+	attachments statedb.Table[*tables.Attachment]
 }
 
 func newCluster(t testing.TB, args []string) *cluster {
@@ -80,8 +84,11 @@ func newCluster(t testing.TB, args []string) *cluster {
 
 // construct makes a new agent in the same cluster.
 func (c *cluster) construct() {
+	floor := addresses.EpochFloor(10000 * c.runs)
+	c.runs++
 	c.hive = New(
 		cell.Provide(
+			func() *addresses.EpochFloor { return &floor },
 			func() *kubernetes.FakeAPI { return c.api },
 			func() bpf.Backend { return c.memory },
 		),
@@ -89,7 +96,9 @@ func (c *cluster) construct() {
 		netlink.FakeCellOf(c.netlink),
 		Dataflow,
 		api.Cell,
-		cell.Invoke(func(o oracle, d desiredTables) { c.oracle, c.desire = o, d }),
+		cell.Invoke(func(o oracle, d desiredTables, a statedb.Table[*tables.Attachment]) {
+			c.oracle, c.desire, c.attachments = o, d, a
+		}),
 	)
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	c.hive.RegisterFlags(flags)
@@ -148,12 +157,26 @@ type desiredTables struct {
 	IPCache  statedb.Table[*tables.IPCache]
 	Locals   statedb.Table[*tables.LocalEndpoint]
 	Sysctls  statedb.Table[*tables.Sysctl]
+	Exits    statedb.Table[*tables.EgressExit]
+	Covered  statedb.Table[*tables.CoveredPrefix]
+	Nodes    statedb.Table[*tables.ClusterNode]
+	Configs  statedb.Table[*tables.DatapathConfig]
 }
 
 // undone returns rows that are not in the kernel yet, one of each table.
 func (d *desiredTables) undone(txn statedb.ReadTxn) string {
 	return undone(txn, d.Classes) + undone(txn, d.Gateways) + undone(txn, d.Rules) + undone(txn, d.Sources) +
-		undone(txn, d.IPCache) + undone(txn, d.Locals) + undone(txn, d.Sysctls)
+		undone(txn, d.IPCache) + undone(txn, d.Locals) + undone(txn, d.Sysctls) +
+		undone(txn, d.Exits) + undone(txn, d.Covered) + undone(txn, d.Nodes) + d.undoneConfig(txn)
+}
+
+// undoneConfig is undone for the configuration, which nobody writes while the
+// node has no address.
+func (d *desiredTables) undoneConfig(txn statedb.ReadTxn) string {
+	if c, _, found := d.Configs.Get(txn, tables.DatapathConfigByIndex(0)); found && !c.Underlay.IsValid() {
+		return ""
+	}
+	return undone(txn, d.Configs)
 }
 
 func undone[Row interface {
@@ -239,5 +262,6 @@ func (c *cluster) compare() (err error) {
 			}
 		}
 	})
+	c.memory.Read(func(r bpf.Reader) { err = errors.Join(err, c.compareForwarding(txn, r, destinations)) })
 	return err
 }

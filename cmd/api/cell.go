@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -86,6 +87,7 @@ type params struct {
 	Readiness []tables.Readiness `group:"ready"`
 	Metrics   prometheus.Gatherer
 	Node      tables.LocalNode
+	Events    *events.Source `optional:"true"`
 }
 
 func newServer(p params) (*Server, error) {
@@ -107,6 +109,7 @@ func newServer(p params) (*Server, error) {
 			ready:   p.Readiness,
 			metrics: p.Metrics,
 			node:    p.Node,
+			events:  p.Events,
 			streams: make(chan struct{}, maxStreams),
 		},
 	}

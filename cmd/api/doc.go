@@ -9,5 +9,6 @@
 //	/healthz       each module's health; fails when a loop of the agent has ended
 //	/readyz        fails until the first pass is programmed
 //	/metrics       Prometheus
+//	/monitor       drops and new flows as they happen, for sluice monitor
 //	/debug/pprof/  profiles, on the socket only
 package api

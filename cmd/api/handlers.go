@@ -15,10 +15,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sluice-net/sluice/cmd/version"
+	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 )
 
-// maxStreams bounds the requests that follow the changes of a table.
+// maxStreams bounds the requests that follow the changes of a table, or events.
 const maxStreams = 64
 
 // handlers answers the requests.
@@ -29,7 +30,8 @@ type handlers struct {
 	ready   []tables.Readiness
 	metrics prometheus.Gatherer
 	node    tables.LocalNode
-	streams chan struct{} // holds a token for each request that streams
+	events  *events.Source // nil if the agent has none
+	streams chan struct{}  // holds a token for each request that streams
 }
 
 // mux returns the paths of the API; profiles show memory and cost time, so they
@@ -49,6 +51,8 @@ func (h *handlers) mux(profiles bool) http.Handler {
 	mux.Handle("GET /statedb/dump/{table}", h.known(wire))
 	mux.Handle("GET /statedb/query", h.query(wire))
 	mux.HandleFunc("GET /statedb/changes/{table}", h.changes)
+
+	mux.HandleFunc("GET /monitor", h.monitor)
 
 	if profiles {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -102,6 +106,7 @@ func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
 /statedb/dump/TABLE       a table as JSON
 /statedb/query            rows by index, as StateDB's RemoteTable asks for them
 /statedb/changes/TABLE    rows as they change, a JSON object a line
+/monitor                  drops and new flows as they happen, a JSON object a line; ?kind=, ?reason=, ?pod=
 /debug/pprof/             profiles, on the socket only
 
 Tables:

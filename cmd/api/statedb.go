@@ -87,18 +87,27 @@ func (h *handlers) changes(w http.ResponseWriter, r *http.Request) {
 	)
 }
 
+// stream admits a request that streams, or answers it that there are too many.
+func (h *handlers) stream(w http.ResponseWriter) (release func(), ok bool) {
+	select {
+	case h.streams <- struct{}{}:
+		return func() { <-h.streams }, true
+	default:
+		writeError(w, http.StatusServiceUnavailable, "%d clients follow changes already", cap(h.streams))
+		return nil, false
+	}
+}
+
 // follow calls each with what changed in a table, beginning with all rows, and
 // alive when nothing did for a while, until one fails or the client leaves.
 func (h *handlers) follow(w http.ResponseWriter, r *http.Request, meta statedb.TableMeta,
 	each func([]change) error, alive func() error,
 ) {
-	select {
-	case h.streams <- struct{}{}:
-		defer func() { <-h.streams }()
-	default:
-		writeError(w, http.StatusServiceUnavailable, "%d clients follow changes already", cap(h.streams))
+	release, ok := h.stream(w)
+	if !ok {
 		return
 	}
+	defer release()
 	it, err := newChangeIterator(h.db, meta)
 	if err != nil {
 		writeError(w, http.StatusInternalServerError, "follow changes: %v", err)

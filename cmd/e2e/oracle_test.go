@@ -130,8 +130,11 @@ func (w *world) mayServe(p policy) bool {
 }
 
 // waysOut are the ways that the packets of a policy may take, in any bucket.
+// What other nodes' buckets bring to this one leaves as its own do.
 func (w *world) waysOut(p *policy) ways {
 	out := ways{}
+	var own []bpf.GatewayValue // what traffic leaves this node with, by elected item
+	others := map[netip.Addr]bool{}
 	for _, g := range p.gateways {
 		var elected *node
 		for i, n := range w.nodes {
@@ -139,14 +142,27 @@ func (w *world) waysOut(p *policy) ways {
 				elected = &w.nodes[i]
 			}
 		}
-		if elected == nil {
-			continue
-		}
-		way := bpf.GatewayValue{Gateway: bpf.AddressFrom(elected.underlay())}
-		if elected.name == localNode {
+		switch {
+		case elected == nil:
+		case elected.name != localNode:
+			others[elected.underlay()] = true
+		default:
+			way := bpf.GatewayValue{Gateway: bpf.AddressFrom(elected.underlay())}
 			w.net.leave(g, &way)
+			out[way] = true
+			if way.IfIndex != 0 {
+				own = append(own, way)
+			}
 		}
-		out[way] = true
+	}
+	if len(own) == 0 {
+		own = []bpf.GatewayValue{{}}
+	}
+	for addr := range others {
+		for _, way := range own {
+			way.Gateway = bpf.AddressFrom(addr)
+			out[way] = true
+		}
 	}
 	if len(out) == 0 {
 		out[bpf.GatewayValue{}] = true // nobody: dropped
@@ -212,7 +228,7 @@ func (n *network) defaultDevice() (index int) {
 	return index
 }
 
-// pods is what sluice_pods is to hold.
+// pods is what sluice_pods is to hold, but for epochs.
 func (w *world) pods() map[bpf.PodKey]bpf.PodValue {
 	pods := map[bpf.PodKey]bpf.PodValue{}
 	for addr := range w.addresses() {

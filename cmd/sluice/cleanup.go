@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 )
 
@@ -39,6 +40,8 @@ type cleanupStep struct {
 func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
+		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
+		{"removed overlay device", c.removeOverlay},
 		{"removed pinned map", func() ([]string, error) { return bpf.Cleanup(c.bpffs) }},
 		{"removed socket", c.removeSockets},
 	}
@@ -49,9 +52,10 @@ func newCleanupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that the agent left on this node",
-		Long: `Remove everything that the agent left on this node: pinned maps, kernel
-parameters that it changed, its socket and its state. Traffic is no longer
-redirected from then on. It is refused while an agent runs, and may be repeated.
+		Long: `Remove everything that the agent left on this node: programs at devices, the
+overlay device, pinned maps, kernel parameters that it changed, its socket and
+its state. Traffic is no longer redirected from then on. It is refused while an
+agent runs, and may be repeated.
 
 The flags are those that the agent was run with.`,
 		Example: `  sluice cleanup
@@ -131,6 +135,15 @@ func (c *cleanup) removeState(lock *agent.Lock) (removed []string, err error) {
 	}
 	_ = os.Remove(c.stateDir) // stays if somebody else has something in it
 	return removed, nil
+}
+
+// removeOverlay removes the overlay device if an agent was here: the device of
+// one that has its maps elsewhere is not this one's to remove.
+func (c *cleanup) removeOverlay() ([]string, error) {
+	if found, err := bpf.CheckUnused(c.bpffs); err != nil || !found {
+		return nil, err
+	}
+	return attach.CleanupOverlay()
 }
 
 // removeSockets removes the sockets of an agent that did not stop cleanly.

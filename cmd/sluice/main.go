@@ -63,7 +63,8 @@ kernel is a row of a table.`,
 		Example: `  sluice agent                   run the agent
   sluice tables                  list the tables of the running agent
   sluice get endpoints           show a table
-  sluice get health -w           follow a table`,
+  sluice get health -w           follow a table
+  sluice monitor                 follow drops and new flows`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRun:  func(*cobra.Command, []string) { *began = true },
@@ -74,7 +75,7 @@ kernel is a row of a table.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
-	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
 	return root, began
 }
 

@@ -18,7 +18,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
@@ -70,42 +69,8 @@ type params struct {
 	EgressEntries statedb.Table[*tables.EgressEntry]
 }
 
-// entry is a row that stands for one entry of a map.
-type entry[Row any, K, V tables.MapPart] interface {
-	MapKey() K
-	MapValue() V
-	Clone() Row
-	SetStatus(reconciler.Status) Row
-	GetStatus() reconciler.Status
-}
-
-func config[Row entry[Row, K, V], K, V tables.MapPart](
-	m bpf.Map[K, V], desired tables.Desired[Row], mirror statedb.RWTable[*tables.MapEntry[K, V]], plan bpfmap.Plan[K, V],
-) bpfmap.Config[Row, K, V] {
-	return bpfmap.Config[Row, K, V]{
-		Map:       m,
-		Desired:   desired.RWTable,
-		Entries:   mirror,
-		MapKey:    Row.MapKey,
-		MapValue:  Row.MapValue,
-		Clone:     Row.Clone,
-		SetStatus: Row.SetStatus,
-		GetStatus: Row.GetStatus,
-		Plan:      plan,
-	}
-}
-
-// prefixPlan never deletes an entry to make room for what replaces it: traffic
-// would be decided by a shorter prefix meanwhile, or leave with its own source.
-// Better that the map stays as it is, and the rows say that it is full.
-func prefixPlan[K, V tables.MapPart]() bpfmap.Plan[K, V] {
-	plan := bpfmap.PlanPrefix[K, V]()
-	plan.Squeezable = nil
-	return plan
-}
-
 func registerClasses(p params, desired tables.Desired[*tables.Class], mirror statedb.RWTable[*tables.ClassEntry]) error {
-	cfg := config(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
+	cfg := bpfmap.ConfigOf(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ClassKey, bpf.ClassValue]) (bpf.ClassKey, string) {
 		if op.Delete() || op.Old == nil || op.Key.Role != bpf.RoleEgress {
@@ -117,7 +82,7 @@ func registerClasses(p params, desired tables.Desired[*tables.Class], mirror sta
 }
 
 func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], mirror statedb.RWTable[*tables.GatewayEntry]) error {
-	cfg := config(p.Maps.Gateways, desired, mirror, bpfmap.PlanAny[bpf.GatewayKey, bpf.GatewayValue]())
+	cfg := bpfmap.ConfigOf(p.Maps.Gateways, desired, mirror, bpfmap.PlanAny[bpf.GatewayKey, bpf.GatewayValue]())
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.GatewayKey, bpf.GatewayValue]) (bpf.ClassKey, string) {
 		group := bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Key.Group}
@@ -131,7 +96,7 @@ func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], m
 }
 
 func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror statedb.RWTable[*tables.EgressEntry]) error {
-	cfg := config(p.Maps.Egress, desired, mirror, prefixPlan[bpf.EgressKey, bpf.EgressValue]())
+	cfg := bpfmap.ConfigOf(p.Maps.Egress, desired, mirror, bpfmap.PlanPrefixUnsqueezed[bpf.EgressKey, bpf.EgressValue]())
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.EgressKey, bpf.EgressValue]) (bpf.ClassKey, string) {
 		class := bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Key.Class}
@@ -154,7 +119,7 @@ func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror 
 }
 
 func registerSources(p params, desired tables.Desired[*tables.EgressSource], mirror statedb.RWTable[*tables.SourceEntry]) error {
-	cfg := config(p.Maps.Sources, desired, mirror, bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue]())
+	cfg := bpfmap.ConfigOf(p.Maps.Sources, desired, mirror, bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue]())
 	cfg.Readiness = p.Readiness
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.SourceKey, bpf.SourceValue]) (bpf.ClassKey, string) {
 		if op.Delete() {
@@ -176,13 +141,13 @@ func registerSources(p params, desired tables.Desired[*tables.EgressSource], mir
 }
 
 func registerIPCache(p params, desired tables.Desired[*tables.IPCache], mirror statedb.RWTable[*tables.IPCacheEntry]) error {
-	cfg := config(p.Maps.IPCache, desired, mirror, prefixPlan[bpf.IPCacheKey, bpf.IPCacheValue]())
+	cfg := bpfmap.ConfigOf(p.Maps.IPCache, desired, mirror, bpfmap.PlanPrefixUnsqueezed[bpf.IPCacheKey, bpf.IPCacheValue]())
 	cfg.Independent = true // no gate looks at it
 	return bpfmap.Register(p.Params, cfg)
 }
 
 func registerPods(p params, desired tables.Desired[*tables.LocalEndpoint], mirror statedb.RWTable[*tables.PodEntry]) error {
-	cfg := config(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]())
+	cfg := bpfmap.ConfigOf(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]())
 	cfg.Independent = true // no gate looks at it
 	return bpfmap.Register(p.Params, cfg)
 }

@@ -5,6 +5,7 @@
 //
 //	endpoints, nodes, services, backends, addresses, routes ──► ipcache ──────────► sluice_ipcache
 //	endpoints, class-members, routes, neighbours, bridges ────► local-endpoints ──► sluice_pods
+//	map-sources, map-egress: what the kernel has ─────────────────────▲ epoch
 package addresses
 
 import (

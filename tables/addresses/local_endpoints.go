@@ -27,6 +27,7 @@ type localParams struct {
 	Neighbours statedb.Table[*tables.Neighbour]
 	Bridges    statedb.Table[*tables.BridgeEntry]
 	LocalNode  tables.LocalNode
+	Epochs     epochParams
 }
 
 // deriveLocalEndpoints keeps the addresses of this node's pods, with the device
@@ -51,14 +52,50 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 			derive.FromIf(l.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name || old.Type != new.Type },
 				l.affectedByDevice),
+			derive.FromIf(l.Epochs.SourceEntries,
+				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value },
+				l.affectedBySource),
+			derive.FromIf(l.Epochs.EgressEntries,
+				func(old, new *tables.EgressEntry) bool {
+					return (old.Value.Group == bpf.GroupExcluded) != (new.Value.Group == bpf.GroupExcluded)
+				},
+				func(txn statedb.ReadTxn, e *tables.EgressEntry, affect func(netip.Addr)) {
+					for row := range l.Locals.List(txn, tables.LocalEndpointsBySourceClass(e.Key.Class)) {
+						affect(row.Addr)
+					}
+				}),
 		},
+		After: []statedb.TableMeta{l.Epochs.PodEntries, l.Epochs.CoveredEntries},
 		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.LocalEndpoint, statedb.Revision] {
 			return l.Locals.List(txn, tables.LocalEndpointByAddr(addr))
 		},
-		Rows:  l.rows,
+		Plan:  l.planner(),
 		Equal: (*tables.LocalEndpoint).Equal,
 	})
 	return err
+}
+
+// affectedBySource are addresses of this node: sources are also those of others.
+func (l *localParams) affectedBySource(txn statedb.ReadTxn, e *tables.SourceEntry, affect func(netip.Addr)) {
+	addr := e.Key.Addr.Addr()
+	if _, _, local := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr)); local {
+		affect(addr)
+	}
+}
+
+// planner returns the function that plans the rounds of the rule, which give
+// out epochs.
+func (l *localParams) planner() func(statedb.ReadTxn, []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
+	e := &epochs{epochParams: &l.Epochs}
+	first := true
+	return func(txn statedb.ReadTxn, addrs []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
+		if first {
+			e.begin(txn)
+		}
+		e.begun, first = !first, false
+		r := e.round(txn)
+		return addrs, func(addr netip.Addr) []*tables.LocalEndpoint { return l.rows(txn, r, addr) }
+	}
 }
 
 // affectedByEndpoint are the addresses of a local endpoint, and those of
@@ -109,16 +146,17 @@ func (l *localParams) affectedByDevice(txn statedb.ReadTxn, d *tables.Device, af
 	}
 }
 
-func (l *localParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.LocalEndpoint {
+func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*tables.LocalEndpoint {
 	owner, _ := tables.AddrOwner(txn, l.Endpoints, addr)
 	if owner == nil || owner.Node != l.LocalNode.Name {
 		return nil
 	}
 	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Status: reconciler.StatusPending()}
+	existing, _, _ := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr))
 	switch m := tables.MemberOf(txn, l.Members, bpf.RoleEgress, owner); {
 	case m == nil:
 		row.EgressClass, row.Flags = 0, bpf.PodEgressUnknown
-		if existing, _, found := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr)); found && existing.Endpoint == owner.Name {
+		if existing != nil && existing.Endpoint == owner.Name {
 			// It has new labels: until their class is known, it keeps its own.
 			row.EgressClass, row.Flags = existing.EgressClass, existing.Flags
 		}
@@ -127,6 +165,7 @@ func (l *localParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Local
 		row.Flags |= bpf.PodEgressSelected
 	}
 	l.findDevice(txn, row)
+	r.fill(row, existing)
 	return []*tables.LocalEndpoint{row}
 }
 

@@ -6,7 +6,7 @@
 //	egress-policies, nodes ───────────────► egress-groups ──────────▲
 //	devices, addresses, routes ──────────────────┴──► egress-gateways ────────► sluice_gateways
 //	endpoints, class-members, egress-classes ───────► egress-sources ─────────► sluice_sources
-//	egress-gateways ────────────────────────────────► sysctls
+//	egress-exits, devices ──────────────────────────► sysctls
 //	class and map tables ───────────────────────────► class-readiness
 //	policies, rules, groups ────────────────────────► egress-policy-status
 package egress

@@ -95,17 +95,41 @@ func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.Egres
 	for i, c := range group.Gateways {
 		candidates[i] = g.candidate(txn, c)
 	}
+	own := ownShare(group.Gateways, candidates)
 	rows := make([]*tables.EgressGateway, bpf.GatewayBuckets)
 	for bucket, chosen := range spread(group.Gateways) {
 		row := &tables.EgressGateway{Reason: noGateway(group.Gateways)}
 		if chosen >= 0 {
 			row = candidates[chosen].Clone()
+			if row.Node != g.LocalNode.Name {
+				own(bucket, row)
+			}
 		}
 		row.GatewayKey = bpf.GatewayKey{Group: number, Bucket: uint32(bucket)}
 		row.Status = reconciler.StatusPending()
 		rows[bucket] = row
 	}
 	return rows
+}
+
+// ownShare returns a function that fills in what this node gives to the traffic
+// of another node's bucket, should that be sent here nevertheless: what one of
+// its own items says, which are spread over the buckets as if there were no others.
+func ownShare(choices []tables.GatewayChoice, candidates []*tables.EgressGateway) func(bucket int, row *tables.EgressGateway) {
+	var own []*tables.EgressGateway
+	var items []tables.GatewayChoice
+	for i, c := range candidates {
+		if c.Device != "" {
+			own, items = append(own, c), append(items, choices[i])
+		}
+	}
+	share := spread(items)
+	return func(bucket int, row *tables.EgressGateway) {
+		if len(own) > 0 {
+			c := own[share[bucket]]
+			row.EgressIPv4, row.EgressIPv6, row.IfIndex, row.Device = c.EgressIPv4, c.EgressIPv6, c.IfIndex, c.Device
+		}
+	}
 }
 
 // candidate returns what the buckets of an elected gateway have in common.

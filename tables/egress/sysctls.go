@@ -15,19 +15,26 @@ import (
 
 // looseReversePath is the value of rp_filter that accepts packets whose source
 // is reachable by any interface (RFC 3704): replies to an egress IP may come in
-// by another one than the route back to their source.
+// by another one than the route back to their source, and what comes over the
+// overlay never is where its source is routed to. Not 0: the kernel takes the
+// greater of the device's value and that of conf/all, which strict is 1 of.
 const looseReversePath = "2"
 
-// deriveSysctls has the reverse path filter of the egress interfaces loosened.
-func deriveSysctls(p derive.Params, sysctls statedb.RWTable[*tables.Sysctl], gateways statedb.Table[*tables.EgressGateway]) error {
+// deriveSysctls has the reverse path filter loosened of the devices by which
+// pods' traffic leaves, for as long as connections may use them, and of the
+// overlay device once it is there.
+func deriveSysctls(p derive.Params, sysctls statedb.RWTable[*tables.Sysctl], exits statedb.Table[*tables.EgressExit], devices statedb.Table[*tables.Device]) error {
 	_, err := derive.Register(p, derive.Rule[string, *tables.Sysctl]{
 		Output: sysctls,
 		Inputs: []derive.Input[string]{
-			derive.FromIf(gateways,
-				func(old, new *tables.EgressGateway) bool { return old.Device != new.Device },
-				func(_ statedb.ReadTxn, g *tables.EgressGateway, affect func(string)) {
-					if g.Device != "" {
-						affect(g.Device)
+			derive.FromIf(exits,
+				func(old, new *tables.EgressExit) bool { return old.Device != new.Device },
+				func(_ statedb.ReadTxn, e *tables.EgressExit, affect func(string)) { affect(e.Device) }),
+			derive.FromIf(devices,
+				func(old, new *tables.Device) bool { return old.Name != new.Name },
+				func(_ statedb.ReadTxn, d *tables.Device, affect func(string)) {
+					if d.Name == tables.OverlayDeviceName {
+						affect(d.Name)
 					}
 				}),
 		},
@@ -35,13 +42,20 @@ func deriveSysctls(p derive.Params, sysctls statedb.RWTable[*tables.Sysctl], gat
 			return sysctls.List(txn, tables.SysctlByName(reversePathFilter(device)))
 		},
 		Rows: func(txn statedb.ReadTxn, device string) []*tables.Sysctl {
-			if _, _, used := gateways.Get(txn, tables.EgressGatewaysByDevice(device)); !used {
+			origin := ""
+			if _, _, used := exits.Get(txn, tables.EgressExitsByDevice(device)); used {
+				origin = "egress gateway on " + device
+			}
+			if _, _, there := devices.Get(txn, tables.DevicesByName(device)); there && device == tables.OverlayDeviceName {
+				origin = "overlay"
+			}
+			if origin == "" {
 				return nil
 			}
 			return []*tables.Sysctl{{
 				Name:   reversePathFilter(device),
 				Value:  looseReversePath,
-				Origin: "egress gateway on " + device,
+				Origin: origin,
 				Status: reconciler.StatusPending(),
 			}}
 		},

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctmap
+
+import (
+	"net/netip"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func tuple(protocol uint8, from, to string, flags TupleFlags) Tuple {
+	return Tuple{Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to), Protocol: protocol, Flags: flags}
+}
+
+func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
+
+// An outgoing A:p to B:q has daddr A, saddr B, dport q, sport p in the maps of
+// connections, and its plain tuple in those of translations.
+func TestKeyBytes(t *testing.T) {
+	out := tuple(unix.IPPROTO_TCP, "10.0.0.1:258", "192.0.2.7:772", Out)
+	ct, nat := NewKey4(out), NewNATKey4(out)
+	require.Equal(t, []byte{10, 0, 0, 1, 192, 0, 2, 7, 3, 4, 1, 2, 6, 0}, bytesOf(&ct))
+	require.Equal(t, []byte{192, 0, 2, 7, 10, 0, 0, 1, 3, 4, 1, 2, 6, 0}, bytesOf(&nat))
+	ct, nat = NewKey4(Tuple{Source: netip.MustParseAddrPort("[::ffff:10.0.0.1]:258"), Destination: out.Destination, Protocol: 6}), NewNATKey4(out)
+	require.Equal(t, out, ct.Tuple())
+	require.Equal(t, out, nat.Tuple())
+	require.Equal(t, "tcp 10.0.0.1:258 -> 192.0.2.7:772 out", ct.String())
+
+	in6 := tuple(unix.IPPROTO_UDP, "[2001:db8::1]:1000", "[2001:db8::2]:53", In)
+	require.Equal(t, in6, NewKey6(in6).Tuple())
+	require.Equal(t, in6, NewNATKey6(in6).Tuple())
+	require.Equal(t, "udp [2001:db8::1]:1000 -> [2001:db8::2]:53 in", NewNATKey6(in6).String())
+	require.Len(t, bytesOf(&Key6{}), 38)
+}
+
+func TestReverse(t *testing.T) {
+	out := tuple(unix.IPPROTO_UDP, "10.0.0.1:1000", "192.0.2.7:53", Out)
+	require.Equal(t, tuple(unix.IPPROTO_UDP, "192.0.2.7:53", "10.0.0.1:1000", In), out.Reverse())
+	require.Equal(t, out, out.Reverse().Reverse())
+}
+
+func TestNames(t *testing.T) {
+	require.Equal(t, "sluice_ct4_tcp", CTName(false, unix.IPPROTO_TCP))
+	require.Equal(t, "sluice_ct6_any", CTName(true, unix.IPPROTO_UDP))
+	require.Equal(t, "out,related", Related.String())
+	require.Equal(t, "in,service,0x40", (In | Service | 0x40).String())
+	require.Equal(t, "seen-non-syn,0x8000", (SeenNonSYN | 0x8000).String())
+	require.Equal(t, "-", EntryFlags(0).String())
+	require.Equal(t, "gateway=- epoch=7 flags=tx-closing packets=1 bytes=60 lifetime=9",
+		Entry{Epoch: 7, Flags: TxClosing, Packets: 1, Bytes: 60, Lifetime: 9}.String())
+	require.Equal(t, "to=192.0.2.1:1024 tunnel=-", NATEntry4{Addr: [4]byte{192, 0, 2, 1}, Port: PortFrom(1024)}.String())
+	require.Equal(t, "protocol-47 10.0.0.1:0 -> 10.0.0.2:0 out", tuple(47, "10.0.0.1:0", "10.0.0.2:0", Out).String())
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctmap
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// EntryFlags are the flags of an [Entry].
+type EntryFlags uint16
+
+// The flags, at the bits that the reference has them at.
+const (
+	RxClosing  EntryFlags = 1 << 0 // FIN or RST towards the one who began the connection
+	TxClosing  EntryFlags = 1 << 1 // FIN or RST from the one who began it
+	SeenNonSYN EntryFlags = 1 << 4 // established, so that the lifetime is the long one
+	ToService  EntryFlags = 1 << 9 // where it ends is for the backstop to check
+	FromTunnel EntryFlags = 1 << 10
+)
+
+var entryFlagNames = map[uint16]string{
+	uint16(RxClosing): "rx-closing", uint16(TxClosing): "tx-closing", uint16(SeenNonSYN): "seen-non-syn",
+	uint16(ToService): "service", uint16(FromTunnel): "from-tunnel",
+}
+
+func (f EntryFlags) String() string { return flagNames(uint16(f), entryFlagNames) }
+
+// Entry is the value of the maps of connections.
+type Entry struct {
+	Gateway          bpf.Address // that the connection is pinned to; none: it goes its ordinary way
+	Packets          uint64
+	Bytes            uint64
+	Lifetime         uint32 // when it expires, seconds; 0: condemned, as good as absent
+	Flags            EntryFlags
+	ReverseNATIndex  [2]byte // network order
+	IfIndex          uint16
+	TxFlagsSeen      uint8 // of TCP
+	RxFlagsSeen      uint8
+	SourceSecurityID uint32
+	LastTxReport     uint32 // seconds
+	LastRxReport     uint32
+	Epoch            uint32 // of the pod when the verdict was made
+	Cookie           uint32 // of the rule that allowed it
+	Reserved         uint64
+}
+
+func (e Entry) String() string {
+	return fmt.Sprintf("gateway=%s epoch=%d flags=%s packets=%d bytes=%d lifetime=%d",
+		e.Gateway, e.Epoch, e.Flags, e.Packets, e.Bytes, e.Lifetime)
+}
+
+// NATEntry4 is the value of sluice_nat4: what the packets' source, or the
+// replies' destination, becomes.
+type NATEntry4 struct {
+	Created uint64      // nanoseconds
+	NeedsCT uint64      // 1: goes with its conntrack entry
+	Tunnel  bpf.Address // node that the pod's packets come from; none: the pod is here
+	Addr    [4]byte
+	Port    Port
+	Pad     [2]byte
+}
+
+// To returns the address and port of the translation.
+func (e NATEntry4) To() netip.AddrPort { return netip.AddrPortFrom(addr4(e.Addr), e.Port.Number()) }
+
+func (e NATEntry4) String() string { return fmt.Sprintf("to=%s tunnel=%s", e.To(), e.Tunnel) }
+
+// NATEntry6 is the value of sluice_nat6.
+type NATEntry6 struct {
+	Created uint64
+	NeedsCT uint64
+	Tunnel  bpf.Address
+	Addr    [16]byte
+	Port    Port
+	Pad     [6]byte
+}
+
+// To returns the address and port of the translation.
+func (e NATEntry6) To() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(e.Addr), e.Port.Number())
+}
+
+func (e NATEntry6) String() string { return fmt.Sprintf("to=%s tunnel=%s", e.To(), e.Tunnel) }
+
+// FragKey4 is the key of sluice_frag4: an IPv4 datagram that came in fragments.
+type FragKey4 struct {
+	DestAddr   [4]byte
+	SourceAddr [4]byte
+	ID         [2]byte
+	Protocol   uint8
+	Pad        uint8
+}
+
+// FragKey6 is the key of sluice_frag6.
+type FragKey6 struct {
+	DestAddr   [16]byte
+	SourceAddr [16]byte
+	ID         [4]byte
+	Protocol   uint8
+	Pad        [3]byte
+}
+
+// FragValue is the value of the maps of fragments: the ports of the datagram.
+type FragValue struct {
+	SourcePort Port
+	DestPort   Port
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctmap
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// TupleFlags say what a key is about.
+type TupleFlags uint8
+
+// The flags of tuples. A connection from the pod has none: it is compared with 0.
+const (
+	Out     TupleFlags = 0 // begun by the pod; of translations: its packets
+	In      TupleFlags = 1 // begun towards the pod; of translations: the replies
+	Related TupleFlags = 2 // ICMP errors about the connection
+	Service TupleFlags = 4
+)
+
+func (f TupleFlags) String() string {
+	s := "out"
+	if f&In != 0 {
+		s = "in"
+	}
+	if f&Related != 0 {
+		s += ",related"
+	}
+	if f&Service != 0 {
+		s += ",service"
+	}
+	if rest := f &^ (In | Related | Service); rest != 0 {
+		s += fmt.Sprintf(",%#x", uint8(rest))
+	}
+	return s
+}
+
+// Tuple is a connection or packet: who sends to whom. The identifier of an ICMP
+// echo is the port on the side of the one who asks, and the other port is 0.
+type Tuple struct {
+	Source      netip.AddrPort // of a connection: who began it
+	Destination netip.AddrPort
+	Protocol    uint8 // as in the IP header
+	Flags       TupleFlags
+}
+
+// Is6 reports whether the tuple's addresses are IPv6.
+func (t Tuple) Is6() bool { return !t.Source.Addr().Unmap().Is4() }
+
+// Reverse returns the tuple of the packets in the other direction.
+func (t Tuple) Reverse() Tuple {
+	t.Source, t.Destination = t.Destination, t.Source
+	t.Flags ^= In
+	return t
+}
+
+func (t Tuple) String() string {
+	return fmt.Sprintf("%s %s -> %s %s", protocolName(t.Protocol), t.Source, t.Destination, t.Flags)
+}
+
+// Key4 is the key of sluice_ct4_tcp and sluice_ct4_any: a connection. Its
+// addresses are named for the reply direction, its ports for the original one.
+type Key4 struct {
+	DestAddr   [4]byte // of replies: who began the connection
+	SourceAddr [4]byte
+	DestPort   Port // of the one to whom it was begun
+	SourcePort Port
+	Protocol   uint8
+	Flags      TupleFlags
+}
+
+// NewKey4 returns the key of an IPv4 connection.
+func NewKey4(t Tuple) Key4 {
+	return Key4{
+		DestAddr: t.Source.Addr().Unmap().As4(), SourceAddr: t.Destination.Addr().Unmap().As4(),
+		DestPort: PortFrom(t.Destination.Port()), SourcePort: PortFrom(t.Source.Port()),
+		Protocol: t.Protocol, Flags: t.Flags,
+	}
+}
+
+// Tuple returns the connection that the key stands for.
+func (k Key4) Tuple() Tuple {
+	return Tuple{
+		Source:      netip.AddrPortFrom(addr4(k.DestAddr), k.SourcePort.Number()),
+		Destination: netip.AddrPortFrom(addr4(k.SourceAddr), k.DestPort.Number()),
+		Protocol:    k.Protocol, Flags: k.Flags,
+	}
+}
+
+func (k Key4) String() string { return k.Tuple().String() }
+
+// Key6 is the key of sluice_ct6_tcp and sluice_ct6_any. It is named as [Key4] is.
+type Key6 struct {
+	DestAddr   [16]byte
+	SourceAddr [16]byte
+	DestPort   Port
+	SourcePort Port
+	Protocol   uint8
+	Flags      TupleFlags
+}
+
+// NewKey6 returns the key of an IPv6 connection.
+func NewKey6(t Tuple) Key6 {
+	return Key6{
+		DestAddr: t.Source.Addr().As16(), SourceAddr: t.Destination.Addr().As16(),
+		DestPort: PortFrom(t.Destination.Port()), SourcePort: PortFrom(t.Source.Port()),
+		Protocol: t.Protocol, Flags: t.Flags,
+	}
+}
+
+// Tuple returns the connection that the key stands for.
+func (k Key6) Tuple() Tuple {
+	return Tuple{
+		Source:      netip.AddrPortFrom(netip.AddrFrom16(k.DestAddr), k.SourcePort.Number()),
+		Destination: netip.AddrPortFrom(netip.AddrFrom16(k.SourceAddr), k.DestPort.Number()),
+		Protocol:    k.Protocol, Flags: k.Flags,
+	}
+}
+
+func (k Key6) String() string { return k.Tuple().String() }
+
+// NATKey4 is the key of sluice_nat4: a packet's plain tuple.
+type NATKey4 struct {
+	DestAddr   [4]byte
+	SourceAddr [4]byte
+	DestPort   Port
+	SourcePort Port
+	Protocol   uint8
+	Flags      TupleFlags
+}
+
+// NewNATKey4 returns the key of an IPv4 packet.
+func NewNATKey4(t Tuple) NATKey4 {
+	return NATKey4{
+		DestAddr: t.Destination.Addr().Unmap().As4(), SourceAddr: t.Source.Addr().Unmap().As4(),
+		DestPort: PortFrom(t.Destination.Port()), SourcePort: PortFrom(t.Source.Port()),
+		Protocol: t.Protocol, Flags: t.Flags,
+	}
+}
+
+// Tuple returns the packet's tuple.
+func (k NATKey4) Tuple() Tuple {
+	return Tuple{
+		Source:      netip.AddrPortFrom(addr4(k.SourceAddr), k.SourcePort.Number()),
+		Destination: netip.AddrPortFrom(addr4(k.DestAddr), k.DestPort.Number()),
+		Protocol:    k.Protocol, Flags: k.Flags,
+	}
+}
+
+func (k NATKey4) String() string { return k.Tuple().String() }
+
+// NATKey6 is the key of sluice_nat6: a packet's plain tuple.
+type NATKey6 struct {
+	DestAddr   [16]byte
+	SourceAddr [16]byte
+	DestPort   Port
+	SourcePort Port
+	Protocol   uint8
+	Flags      TupleFlags
+}
+
+// NewNATKey6 returns the key of an IPv6 packet.
+func NewNATKey6(t Tuple) NATKey6 {
+	return NATKey6{
+		DestAddr: t.Destination.Addr().As16(), SourceAddr: t.Source.Addr().As16(),
+		DestPort: PortFrom(t.Destination.Port()), SourcePort: PortFrom(t.Source.Port()),
+		Protocol: t.Protocol, Flags: t.Flags,
+	}
+}
+
+// Tuple returns the packet's tuple.
+func (k NATKey6) Tuple() Tuple {
+	return Tuple{
+		Source:      netip.AddrPortFrom(netip.AddrFrom16(k.SourceAddr), k.SourcePort.Number()),
+		Destination: netip.AddrPortFrom(netip.AddrFrom16(k.DestAddr), k.DestPort.Number()),
+		Protocol:    k.Protocol, Flags: k.Flags,
+	}
+}
+
+func (k NATKey6) String() string { return k.Tuple().String() }

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
+)
+
+// Names of maps that are no connections or translations.
+const (
+	MetricsMap = programsMapSluiceMetrics
+	EventsMap  = programsMapSluiceEvents
+)
+
+// Sizes are the sizes of the maps that the programs write: entries, and for the
+// buffer of events bytes.
+type Sizes struct {
+	CTTCP     uint32
+	CTAny     uint32
+	NAT       uint32
+	Fragments uint32
+	Events    uint32 // a power of two, at least a page
+}
+
+// byName are the sizes by the names of maps.
+func (s Sizes) byName() map[string]uint32 {
+	return map[string]uint32{
+		ctmap.CT4TCP: s.CTTCP, ctmap.CT6TCP: s.CTTCP,
+		ctmap.CT4Any: s.CTAny, ctmap.CT6Any: s.CTAny,
+		ctmap.NAT4: s.NAT, ctmap.NAT6: s.NAT,
+		ctmap.Frag4: s.Fragments, ctmap.Frag6: s.Fragments,
+		EventsMap: s.Events,
+	}
+}
+
+// copiers write the entries of maps to maps of another size. What metrics and
+// events hold is not worth it.
+var copiers = map[string]bpf.Copier{
+	ctmap.CT4TCP: bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
+	ctmap.CT4Any: bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
+	ctmap.CT6TCP: bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
+	ctmap.CT6Any: bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
+	ctmap.NAT4:   bpf.CopyEntries[ctmap.NATKey4, ctmap.NATEntry4],
+	ctmap.NAT6:   bpf.CopyEntries[ctmap.NATKey6, ctmap.NATEntry6],
+	ctmap.Frag4:  bpf.CopyEntries[ctmap.FragKey4, ctmap.FragValue],
+	ctmap.Frag6:  bpf.CopyEntries[ctmap.FragKey6, ctmap.FragValue],
+}
+
+// Options say what to load the programs with.
+type Options struct {
+	// Maps are the agent's maps by name. Those that are missing are created with
+	// room for a few thousand entries, which nobody but the programs sees.
+	Maps map[string]*ebpf.Map
+
+	// Dir is the directory where the programs' own maps are pinned; empty: they
+	// are not.
+	Dir string
+
+	Sizes Sizes // of the programs' own maps; 0: as they are declared
+	Log   *slog.Logger
+}
+
+// Datapath are the programs and the maps that they write. It is empty until the
+// agent has started, and stays so if its maps are in memory.
+type Datapath struct {
+	loaded atomic.Pointer[ebpf.Collection]
+}
+
+// Load loads the programs. A pinned map of other properties than it has to have
+// is replaced; its entries are kept, as far as they fit, if only the size is
+// another. Programs of an earlier run go on with the former map until they are
+// replaced.
+func Load(opts Options) (*Datapath, error) {
+	d := &Datapath{}
+	if err := d.load(opts); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Datapath) load(opts Options) error {
+	spec, err := loadPrograms()
+	if err != nil {
+		return fmt.Errorf("read programs: %w", err)
+	}
+	replacements, own, err := prepareMaps(spec, opts)
+	if err != nil {
+		return err
+	}
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	if err != nil {
+		return errors.Join(loadError(err), closeAll(own))
+	}
+	d.loaded.Store(collection)
+	return closeAll(own) // the collection has its own references
+}
+
+// roomOfMissing is the size of maps of the agent's that it does not have.
+const roomOfMissing = 4096
+
+// prepareMaps sets the sizes of the maps in a description of the programs, and
+// returns those that exist already: the agent's, and its own, which it opens.
+func prepareMaps(spec *ebpf.CollectionSpec, opts Options) (replacements map[string]*ebpf.Map, own []*ebpf.Map, err error) {
+	replacements = map[string]*ebpf.Map{}
+	sizes := opts.Sizes.byName()
+	for name, m := range spec.Maps {
+		pinned := m.Pinning == ebpf.PinByName
+		m.Pinning = ebpf.PinNone
+		if !pinned {
+			if given := opts.Maps[name]; given != nil {
+				replacements[name] = given
+				m.MaxEntries = given.MaxEntries()
+			} else if m.MaxEntries == 1 && m.Type != ebpf.Array {
+				m.MaxEntries = roomOfMissing
+			}
+			continue
+		}
+		if sizes[name] != 0 {
+			m.MaxEntries = sizes[name]
+		}
+		if opts.Dir == "" {
+			continue
+		}
+		opened, err := bpf.OpenPinned(opts.Dir, m, copiers[name], opts.Log)
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll(own))
+		}
+		own = append(own, opened)
+		replacements[name] = opened
+	}
+	return replacements, own, nil
+}
+
+func closeAll(maps []*ebpf.Map) error {
+	var errs []error
+	for _, m := range maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// verifierLines is how much of what the verifier says is in an error: its
+// complaint is at the end, after the instructions that led to it.
+const verifierLines = 15
+
+// loadError makes an error of loading programs a readable one.
+func loadError(err error) error {
+	var verifier *ebpf.VerifierError
+	if !errors.As(err, &verifier) {
+		return fmt.Errorf("load programs: %w", err)
+	}
+	log := verifier.Log[max(0, len(verifier.Log)-verifierLines):]
+	text := ""
+	for _, line := range log {
+		text += "\n\t" + line
+	}
+	return fmt.Errorf("load programs: the kernel's verifier refuses one: %w; the last of what it said:%s", err, text)
+}
+
+// Loaded reports whether there are programs. There are none while the agent has
+// not started, and if its maps are in memory.
+func (d *Datapath) Loaded() bool { return d.loaded.Load() != nil }
+
+// Program returns a program, nil unless they are loaded.
+func (d *Datapath) Program(p bpf.Program) *ebpf.Program {
+	if c := d.loaded.Load(); c != nil {
+		return c.Programs[p.String()]
+	}
+	return nil
+}
+
+// Map returns a map that the programs use by its name: their own or the agent's.
+// It is nil unless they are loaded, and must not be closed.
+func (d *Datapath) Map(name string) *ebpf.Map {
+	if c := d.loaded.Load(); c != nil {
+		return c.Maps[name]
+	}
+	return nil
+}
+
+// Events returns the ring buffer of [bpf.Event], nil unless programs are loaded.
+func (d *Datapath) Events() *ebpf.Map { return d.Map(EventsMap) }
+
+// Metrics returns the array of [bpf.Metric] per CPU, nil unless programs are loaded.
+func (d *Datapath) Metrics() *ebpf.Map { return d.Map(MetricsMap) }
+
+// Close releases programs and maps. What is attached and pinned stays.
+func (d *Datapath) Close() error {
+	if c := d.loaded.Swap(nil); c != nil {
+		c.Close()
+	}
+	return nil
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+)
+
+// TestUnknownSource: a pod sends from its own addresses only, if sources are checked.
+func TestUnknownSource(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		strangers := map[string]netip.Addr{"nobody's": f.UnassignedPod, "another pod's": f.OtherPod, "outside": f.Server2, "the node's": f.SharedEgress}
+		for name, from := range strangers {
+			res := f.fromPod(request(transport, from, f.Uncovered)...)
+			require.Equal(f, 1, res.Reasons[bpf.ReasonUnknownSource], name)
+			f.dropped(res, bpf.ReasonUnknownSource)
+		}
+		config := f.Config
+		config.Flags &^= bpf.ConfigStrictSource
+		require.NoError(f, f.SetConfig(config))
+		for _, name := range []string{"nobody's", "outside"} {
+			f.passed(f.fromPod(request(transport, strangers[name], f.Uncovered)...))
+		}
+	})
+}
+
+// TestWithoutAddress: what machines send before they have an address passes.
+func TestWithoutAddress(t *testing.T) {
+	f := newFixture(t, packettest.World4)
+	f.selected(f.Here(f.Egress))
+	none := netip.IPv4Unspecified()
+	f.passed(f.fromPod(packettest.IP(none, netip.MustParseAddr("255.255.255.255")), packettest.UDP{Src: 68, Dst: 67}, packettest.Pattern(300)))
+
+	f = newFixture(t, packettest.World6)
+	f.selected(f.Here(f.Egress))
+	none = netip.IPv6Unspecified()
+	local := netip.MustParseAddr("fe80::10")
+	solicited := netip.MustParseAddr("ff02::1:ff00:10")
+	routers := netip.MustParseAddr("ff02::2")
+	for name, layers := range map[string][]packettest.Layer{
+		"duplicate address detection": {packettest.TTL(none, solicited, 255), packettest.ICMP{Version: 6, Type: 135}, packettest.Payload(f.Pod.AsSlice())},
+		"router solicitation":         {packettest.TTL(local, routers, 255), packettest.ICMP{Version: 6, Type: 133}},
+		"neighbour solicitation":      {packettest.TTL(f.Pod, solicited, 255), packettest.ICMP{Version: 6, Type: 135}, packettest.Payload(f.OtherPod.AsSlice())},
+		"neighbour advertisement":     {packettest.TTL(local, local, 255), packettest.ICMP{Version: 6, Type: 136}, packettest.Payload(f.Pod.AsSlice())},
+		"multicast listener report": {packettest.TTL(none, netip.MustParseAddr("ff02::16"), 1), packettest.Options{Kind: packettest.HopByHop},
+			packettest.ICMP{Version: 6, Type: 143}, packettest.Pattern(20)},
+		"DHCPv6": {packettest.IP(local, netip.MustParseAddr("ff02::1:2")), packettest.UDP{Src: 546, Dst: 547}, packettest.Pattern(60)},
+	} {
+		packet := f.podFrame(layers...)
+		res := f.run(packettest.Input{Program: "from_pod", Device: packettest.PodDevice, Packet: packet})
+		require.Equal(t, packettest.Next, res.Verdict, "%s: %v", name, res.Reasons)
+		require.Equal(t, packet, res.Out, name)
+	}
+}
+
+// TestNotReady: a pod that may be under a policy is held, but only where some
+// policy covers the destination.
+func TestNotReady(t *testing.T) {
+	for name, prepare := range map[string]func(f *fixture){
+		"unknown": func(f *fixture) {
+			require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: 6, Flags: bpf.PodEgressUnknown, MAC: packettest.PodMAC}))
+			require.NoError(f, f.RemoveSource(f.Pod))
+		},
+		"selected, without class": func(f *fixture) { require.NoError(f, f.RemoveSource(f.Pod)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachTransport(t, func(f *fixture, transport string) {
+				f.selected(f.Here(f.Egress))
+				prepare(f)
+				f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonPodNotReady)
+				f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonPodNotReady)
+				f.checked(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
+				f.checked(f.fromPod(request(transport, f.Pod, f.RemotePod)...))
+
+				// Once it is ready, the same flow is served.
+				f.selected(f.Here(f.Egress))
+				f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
+			})
+		})
+	}
+}
+
+// TestPredatesPolicy: a connection that was alive without an egress address is cut
+// when a policy chooses its pod, and begins anew with one.
+func TestPredatesPolicy(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		next := func() *packettest.Result {
+			if transport == "TCP" {
+				return f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...)
+			}
+			return f.fromPod(request(transport, f.Pod, f.Server)...)
+		}
+		f.checked(f.fromPod(request(transport, f.Pod, f.Server)...))
+		f.passed(f.toPod(response(transport, f.Server, f.Pod, connectionOf(transport, f.Pod, f.Server).Sport)...))
+		f.checked(next())
+		f.checked(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
+
+		f.selected(f.Here(f.Egress))
+		f.dropped(next(), bpf.ReasonPredatesPolicy)
+		for range 3 { // the far end may be left to say that it knows no such connection
+			require.NotEqual(f, packettest.Next, next().Verdict)
+		}
+		f.checked(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
+		f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
+	})
+}
+
+// TestPinned: a connection stays with its gateway when the rules change, as long
+// as the gateway serves.
+func TestPinned(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		next := func() *packettest.Result {
+			if transport == "TCP" {
+				return f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...)
+			}
+			return f.fromPod(request(transport, f.Pod, f.Server)...)
+		}
+		epoch := uint32(packettest.Epoch + 1)
+		raise := func(flags bpf.PodFlags) {
+			epoch++
+			require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: epoch, Flags: flags, MAC: packettest.PodMAC}))
+		}
+		f.selected(f.remote(second()))
+		f.toGateway(f.fromPod(request(transport, f.Pod, f.Server)...), second())
+
+		require.NoError(f, f.SetGateway(packettest.Group, f.remote(third())))
+		f.toGateway(next(), second())
+		raise(bpf.PodEgressSelected)
+		f.toGateway(next(), second())
+		require.Equal(f, epoch, f.connection(connectionOf(transport, f.Pod, f.Server)).Epoch)
+
+		// The policy goes: live connections end by themselves.
+		require.NoError(f, f.RemoveSource(f.Pod))
+		raise(0)
+		f.toGateway(next(), second())
+		require.NoError(f, f.SetSource(f.Pod, packettest.Class))
+		raise(bpf.PodEgressSelected)
+		f.toGateway(next(), second())
+
+		require.NoError(f, f.SetNode(second(), 0))
+		f.toGateway(next(), third())
+		f.toGateway(next(), third())
+		require.Equal(f, bpf.AddressFrom(third()), f.connection(connectionOf(transport, f.Pod, f.Server)).Gateway)
+	})
+}
+
+// TestPolicyRemoved: without the policy new connections go their ordinary way.
+func TestPolicyRemoved(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.selected(f.Here(f.Egress))
+		port := f.translated(f.fromPod(request("TCP", f.Pod, f.Server)...), f.Egress).SrcPort
+		require.NoError(f, f.RemoveSource(f.Pod))
+		require.NoError(f, f.RemoveEgress(packettest.Class, f.Covered))
+		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: packettest.Epoch + 2, MAC: packettest.PodMAC}))
+		f.delivered(f.fromNetdev(response("TCP", f.Server, f.Egress, port)...))
+		p := f.translated(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...), f.Egress)
+		require.Equal(f, port, p.SrcPort)
+		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort+1, serverPort, packettest.SYN)...))
+	})
+}
+
+// TestUnsupportedProtocol: what cannot be translated is dropped under a rule only.
+func TestUnsupportedProtocol(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		packet := func(to netip.Addr, protocol uint8) []packettest.Layer {
+			if f.Pod.Is4() {
+				return []packettest.Layer{packettest.IPv4{Src: f.Pod, Dst: to, Protocol: protocol}, packettest.Pattern(32)}
+			}
+			return []packettest.Layer{packettest.IPv6{Src: f.Pod, Dst: to, NextHeader: protocol}, packettest.Pattern(32)}
+		}
+		for _, protocol := range []uint8{2, 4, 41, 47, 50, 132, 136, 255} {
+			require.NoError(f, f.Reset())
+			f.checked(f.fromPod(packet(f.Server, protocol)...))
+			for _, gateway := range []bpf.GatewayValue{f.Here(f.Egress), f.remote(second())} {
+				require.NoError(f, f.Reset())
+				f.selected(gateway)
+				f.dropped(f.fromPod(packet(f.Server, protocol)...), bpf.ReasonUnsupportedProtocol)
+				f.checked(f.fromPod(packet(f.Uncovered, protocol)...))
+				f.checked(f.fromPod(packet(f.RemotePod, protocol)...))
+			}
+		}
+	})
+}
+
+// TestNotConfigured: without a configuration what a policy covers is held, and
+// nothing else.
+func TestNotConfigured(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.selected(f.remote(second()))
+		require.NoError(f, f.SetConfig(bpf.ConfigValue{}))
+		f.dropped(f.fromPod(request("TCP", f.Pod, f.Server)...), bpf.ReasonNotConfigured)
+		f.passed(f.fromPod(request("TCP", f.Pod, f.Uncovered)...))
+		f.passed(f.fromPod(request("TCP", f.Pod, f.RemotePod)...))
+		for _, program := range []string{"to_pod", "from_netdev", "to_netdev"} {
+			packet := f.podFrame(request("TCP", f.Pod, f.Server)...)
+			res := f.run(packettest.Input{Program: program, Device: packettest.PodDevice, Packet: packet})
+			require.Equal(f, packettest.Next, res.Verdict)
+			require.Equal(f, packet, res.Out)
+		}
+	})
+}

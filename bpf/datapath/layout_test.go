@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+)
+
+// layouts are the structs that both sides know. Fields have the same name but
+// for what aliases say.
+var layouts = []struct {
+	c       string
+	goType  any
+	aliases map[string]string // C name -> Go name
+}{
+	{c: "pod_key", goType: bpf.PodKey{}},
+	{c: "pod_value", goType: bpf.PodValue{}},
+	{c: "prefix_key", goType: bpf.IPCacheKey{}},
+	{c: "prefix_key", goType: bpf.CoveredKey{}},
+	{c: "ipcache_value", goType: bpf.IPCacheValue{}},
+	{c: "covered_value", goType: bpf.CoveredValue{}},
+	{c: "source_key", goType: bpf.SourceKey{}},
+	{c: "source_value", goType: bpf.SourceValue{}, aliases: map[string]string{"egress_class": "Class"}},
+	{c: "egress_key", goType: bpf.EgressKey{}, aliases: map[string]string{"egress_class": "Class"}},
+	{c: "egress_value", goType: bpf.EgressValue{}},
+	{c: "gateway_key", goType: bpf.GatewayKey{}},
+	{c: "gateway_value", goType: bpf.GatewayValue{}},
+	{c: "exit_key", goType: bpf.ExitKey{}},
+	{c: "exit_value", goType: bpf.ExitValue{}},
+	{c: "node_key", goType: bpf.NodeKey{}},
+	{c: "node_value", goType: bpf.NodeValue{}},
+	{c: "config_value", goType: bpf.ConfigValue{}},
+	{c: "port_range", goType: bpf.PortRange{}},
+	{c: "metric", goType: bpf.Metric{}},
+	{c: "event", goType: bpf.Event{}, aliases: map[string]string{
+		"saddr": "Source", "daddr": "Destination", "sport": "SourcePort", "dport": "DestPort"}},
+	{c: "tuple4_key", goType: ctmap.Key4{}, aliases: tupleAliases},
+	{c: "tuple6_key", goType: ctmap.Key6{}, aliases: tupleAliases},
+	{c: "tuple4_key", goType: ctmap.NATKey4{}, aliases: tupleAliases},
+	{c: "tuple6_key", goType: ctmap.NATKey6{}, aliases: tupleAliases},
+	{c: "ct_entry", goType: ctmap.Entry{}},
+	{c: "nat4_entry", goType: ctmap.NATEntry4{}},
+	{c: "nat6_entry", goType: ctmap.NATEntry6{}},
+	{c: "frag4_key", goType: ctmap.FragKey4{}, aliases: tupleAliases},
+	{c: "frag6_key", goType: ctmap.FragKey6{}, aliases: tupleAliases},
+	{c: "frag_value", goType: ctmap.FragValue{}, aliases: tupleAliases},
+}
+
+var tupleAliases = map[string]string{
+	"daddr": "DestAddr", "saddr": "SourceAddr", "dport": "DestPort", "sport": "SourcePort",
+}
+
+// TestLayoutsOfBothSides compares the structs of the programs, as the compiler
+// laid them out, with those of Go.
+func TestLayoutsOfBothSides(t *testing.T) {
+	spec, err := loadPrograms()
+	require.NoError(t, err)
+	others, err := packettest.Types()
+	require.NoError(t, err)
+	for _, l := range layouts {
+		goType := reflect.TypeOf(l.goType)
+		t.Run(l.c+" "+goType.String(), func(t *testing.T) {
+			var c *btf.Struct
+			if spec.Types.TypeByName(l.c, &c) != nil {
+				require.NoError(t, others.TypeByName(l.c, &c))
+			}
+			require.EqualValues(t, c.Size, goType.Size(), "size")
+			require.Len(t, c.Members, goType.NumField(), "number of fields")
+			for i, member := range c.Members {
+				field := goType.Field(i)
+				want := strings.ReplaceAll(member.Name, "_", "")
+				if alias := l.aliases[member.Name]; alias != "" {
+					want = alias
+				}
+				require.True(t, strings.EqualFold(want, field.Name), "field %d: %s in C, %s in Go", i, member.Name, field.Name)
+				require.EqualValues(t, member.Offset.Bytes(), field.Offset, "offset of %s", member.Name)
+				size, err := btf.Sizeof(member.Type)
+				require.NoError(t, err)
+				require.EqualValues(t, size, field.Type.Size(), "size of %s", member.Name)
+			}
+		})
+	}
+}
+
+// TestMapsOfBothSides compares the sizes of keys and values of the maps with the
+// structs that the layouts are of.
+func TestMapsOfBothSides(t *testing.T) {
+	spec, err := loadPrograms()
+	require.NoError(t, err)
+	sizes := map[string]struct{ key, value any }{
+		"sluice_pods":     {bpf.PodKey{}, bpf.PodValue{}},
+		"sluice_ipcache":  {bpf.IPCacheKey{}, bpf.IPCacheValue{}},
+		"sluice_sources":  {bpf.SourceKey{}, bpf.SourceValue{}},
+		"sluice_egress":   {bpf.EgressKey{}, bpf.EgressValue{}},
+		"sluice_gateways": {bpf.GatewayKey{}, bpf.GatewayValue{}},
+		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
+		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
+		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
+		"sluice_config":   {bpf.ConfigKey{}, bpf.ConfigValue{}},
+		"sluice_ct4_tcp":  {ctmap.Key4{}, ctmap.Entry{}},
+		"sluice_ct4_any":  {ctmap.Key4{}, ctmap.Entry{}},
+		"sluice_ct6_tcp":  {ctmap.Key6{}, ctmap.Entry{}},
+		"sluice_ct6_any":  {ctmap.Key6{}, ctmap.Entry{}},
+		"sluice_nat4":     {ctmap.NATKey4{}, ctmap.NATEntry4{}},
+		"sluice_nat6":     {ctmap.NATKey6{}, ctmap.NATEntry6{}},
+		"sluice_frag4":    {ctmap.FragKey4{}, ctmap.FragValue{}},
+		"sluice_frag6":    {ctmap.FragKey6{}, ctmap.FragValue{}},
+		"sluice_metrics":  {uint32(0), bpf.Metric{}},
+	}
+	for name, m := range spec.Maps {
+		if !strings.HasPrefix(name, "sluice_") || m.Type == ebpf.RingBuf {
+			continue
+		}
+		require.LessOrEqual(t, len(name), 15, "the kernel cuts %s", name)
+		want, ok := sizes[name]
+		if !ok {
+			t.Errorf("map %s is not compared with anything", name)
+			continue
+		}
+		require.EqualValues(t, reflect.TypeOf(want.key).Size(), m.KeySize, "key of %s", name)
+		require.EqualValues(t, reflect.TypeOf(want.value).Size(), m.ValueSize, "value of %s", name)
+		delete(sizes, name)
+	}
+	require.Empty(t, sizes, "the programs do not have these maps")
+	require.EqualValues(t, uint32(bpf.ReasonCount)*bpf.Directions, spec.Maps["sluice_metrics"].MaxEntries)
+}
+
+// constants are those of layout.h that Go has under another name.
+var constants = map[string]uint64{
+	"FAMILY_IPV4": uint64(bpf.FamilyIPv4), "FAMILY_IPV6": uint64(bpf.FamilyIPv6),
+	"POD_EGRESS_SELECTED": uint64(bpf.PodEgressSelected), "POD_EGRESS_UNKNOWN": uint64(bpf.PodEgressUnknown),
+	"IPCACHE_IN_CLUSTER": uint64(bpf.IPCacheInCluster), "IPCACHE_HOST": uint64(bpf.IPCacheHost),
+	"IPCACHE_NODE": uint64(bpf.IPCacheNode), "IPCACHE_SERVICE": uint64(bpf.IPCacheService),
+	"IPCACHE_POD": uint64(bpf.IPCachePod), "IPCACHE_LOCAL_SCOPE": uint64(bpf.IPCacheLocalScope),
+	"IPCACHE_APISERVER": uint64(bpf.IPCacheAPIServer),
+	"GROUP_EXCLUDED":    uint64(bpf.GroupExcluded), "GATEWAY_BUCKETS": bpf.GatewayBuckets,
+	"EXIT_SHARED": uint64(bpf.ExitShared), "NODE_ALIVE": uint64(bpf.NodeAlive),
+	"CONFIG_STRICT_SOURCE": uint64(bpf.ConfigStrictSource), "CONFIG_BACKSTOP": uint64(bpf.ConfigBackstop),
+	"CONFIG_FLOW_EVENTS": uint64(bpf.ConfigFlowEvents), "SHARED_PORT_RANGES": bpf.SharedPortRanges,
+	"TUPLE_OUT": uint64(ctmap.Out), "TUPLE_IN": uint64(ctmap.In), "TUPLE_RELATED": uint64(ctmap.Related),
+	"TUPLE_SERVICE": uint64(ctmap.Service),
+	"CT_RX_CLOSING": uint64(ctmap.RxClosing), "CT_TX_CLOSING": uint64(ctmap.TxClosing),
+	"CT_SEEN_NON_SYN": uint64(ctmap.SeenNonSYN), "CT_FROM_TUNNEL": uint64(ctmap.FromTunnel), "CT_SERVICE": uint64(ctmap.ToService),
+	"REASON_PASSED": uint64(bpf.ReasonPassed), "REASON_TO_GATEWAY": uint64(bpf.ReasonToGateway),
+	"REASON_TRANSLATED": uint64(bpf.ReasonTranslated), "REASON_REPLY_LOCAL": uint64(bpf.ReasonReplyLocal),
+	"REASON_REPLY_OVERLAY": uint64(bpf.ReasonReplyOverlay), "REASON_HOST_TRANSLATED": uint64(bpf.ReasonHostTranslated),
+	"REASON_EVENT_LOST": uint64(bpf.ReasonEventLost),
+	"REASON_DROPS":      uint64(bpf.ReasonDrops), "REASON_MALFORMED": uint64(bpf.ReasonMalformed),
+	"REASON_UNKNOWN_SOURCE": uint64(bpf.ReasonUnknownSource), "REASON_POD_NOT_READY": uint64(bpf.ReasonPodNotReady),
+	"REASON_NO_GATEWAY": uint64(bpf.ReasonNoGateway), "REASON_NO_EGRESS_IP": uint64(bpf.ReasonNoEgressIP),
+	"REASON_NO_SNAT_PORT": uint64(bpf.ReasonNoSNATPort), "REASON_UNKNOWN_NODE": uint64(bpf.ReasonUnknownNode),
+	"REASON_NO_RULE": uint64(bpf.ReasonNoRule), "REASON_PREDATES_POLICY": uint64(bpf.ReasonPredatesPolicy),
+	"REASON_UNSUPPORTED_PROTOCOL": uint64(bpf.ReasonUnsupportedProtocol),
+	"REASON_UNKNOWN_FRAGMENT":     uint64(bpf.ReasonUnknownFragment), "REASON_TOO_BIG": uint64(bpf.ReasonTooBig),
+	"REASON_TTL_EXCEEDED": uint64(bpf.ReasonTTLExceeded), "REASON_NOT_CHECKED": uint64(bpf.ReasonNotChecked),
+	"REASON_SERVICE_OUTSIDE": uint64(bpf.ReasonServiceOutside), "REASON_NAT_FAILED": uint64(bpf.ReasonNATFailed),
+	"REASON_WRITE_FAILED": uint64(bpf.ReasonWriteFailed), "REASON_NOT_CONFIGURED": uint64(bpf.ReasonNotConfigured),
+	"REASON_COUNT":     uint64(bpf.ReasonCount),
+	"PROGRAM_FROM_POD": uint64(bpf.ProgramFromPod), "PROGRAM_TO_POD": uint64(bpf.ProgramToPod),
+	"PROGRAM_FROM_OVERLAY": uint64(bpf.ProgramFromOverlay), "PROGRAM_FROM_NETDEV": uint64(bpf.ProgramFromNetdev),
+	"PROGRAM_TO_NETDEV": uint64(bpf.ProgramToNetdev), "PROGRAM_BACKSTOP": uint64(bpf.ProgramBackstop),
+	"DIRECTION_EGRESS": uint64(bpf.DirectionEgress), "DIRECTION_INGRESS": uint64(bpf.DirectionIngress), "DIRECTIONS": bpf.Directions,
+	"EVENT_DROP": uint64(bpf.EventDrop), "EVENT_FLOW": uint64(bpf.EventFlow),
+	// Of the mark nothing but the programs knows the bits.
+	"MARK_CHECKED": 1, "MARK_TRANSLATED": 2, "MARK_SERVICE": 3,
+}
+
+var (
+	commentPattern  = regexp.MustCompile(`(?s)/\*.*?\*/`)
+	constantPattern = regexp.MustCompile(`(?:#define )?\b([A-Z][A-Z0-9_]+)(?: = | )(0x[0-9a-f]+|\d+)(?: << (\d+))?[,\s}]`)
+)
+
+// TestConstantsOfBothSides compares the numbers of layout.h with those of Go:
+// each has its counterpart, and none is missing.
+func TestConstantsOfBothSides(t *testing.T) {
+	header, err := os.ReadFile("../programs/layout.h")
+	require.NoError(t, err)
+	text := commentPattern.ReplaceAllString(string(header), "")
+	found := map[string]bool{}
+	for _, m := range constantPattern.FindAllStringSubmatch(text, -1) {
+		value, err := strconv.ParseUint(m[2], 0, 64)
+		require.NoError(t, err)
+		if m[3] != "" {
+			shift, err := strconv.Atoi(m[3])
+			require.NoError(t, err)
+			value <<= shift
+		}
+		found[m[1]] = true
+		want, ok := constants[m[1]]
+		if !ok {
+			t.Errorf("%s has no counterpart in Go", m[1])
+			continue
+		}
+		require.Equal(t, want, value, m[1])
+	}
+	for name := range constants {
+		if !found[name] {
+			t.Errorf("layout.h does not have %s", name)
+		}
+	}
+}
+
+// TestReasonsHaveNames holds that no number of layout.h is shown as a number.
+func TestReasonsHaveNames(t *testing.T) {
+	for name, value := range constants {
+		if strings.HasPrefix(name, "REASON_") && name != "REASON_COUNT" {
+			require.NotContains(t, bpf.Reason(value).String(), "reason-", name)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packettest
+
+import (
+	"errors"
+	"hash/fnv"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// SetPod writes a pod of the node.
+func (n *Node) SetPod(a netip.Addr, v bpf.PodValue) error {
+	return n.Map("sluice_pods").Put(&bpf.PodKey{Addr: bpf.AddressFrom(a)}, &v)
+}
+
+// SetIPCache writes what is known of a prefix.
+func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.Addr) error {
+	key := bpf.IPCacheKeyFrom(p)
+	return n.Map("sluice_ipcache").Put(&key, &bpf.IPCacheValue{Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
+}
+
+// SetNode writes a node of the cluster.
+func (n *Node) SetNode(a netip.Addr, flags bpf.NodeFlags) error {
+	return n.Map("sluice_nodes").Put(&bpf.NodeKey{Addr: bpf.AddressFrom(a)}, &bpf.NodeValue{Flags: flags})
+}
+
+// SetExit writes an egress address of the node.
+func (n *Node) SetExit(a netip.Addr, v bpf.ExitValue) error {
+	return n.Map("sluice_exits").Put(&bpf.ExitKey{Addr: bpf.AddressFrom(a)}, &v)
+}
+
+// Cover writes a destination of some egress policy.
+func (n *Node) Cover(p netip.Prefix) error {
+	key := bpf.CoveredKeyFrom(p)
+	return n.Map("sluice_covered").Put(&key, &bpf.CoveredValue{Covered: 1})
+}
+
+// SetSource writes the egress class of a pod.
+func (n *Node) SetSource(a netip.Addr, class uint32) error {
+	return n.Map("sluice_sources").Put(&bpf.SourceKey{Addr: bpf.AddressFrom(a)}, &bpf.SourceValue{Class: class})
+}
+
+// RemoveSource takes a pod's egress class away.
+func (n *Node) RemoveSource(a netip.Addr) error {
+	return absent(n.Map("sluice_sources").Delete(&bpf.SourceKey{Addr: bpf.AddressFrom(a)}))
+}
+
+// SetEgress writes the gateway group of a destination of a class.
+func (n *Node) SetEgress(class uint32, p netip.Prefix, group uint32) error {
+	key := bpf.EgressKeyFrom(class, p)
+	return n.Map("sluice_egress").Put(&key, &bpf.EgressValue{Group: group})
+}
+
+// RemoveEgress takes a destination of a class away.
+func (n *Node) RemoveEgress(class uint32, p netip.Prefix) error {
+	key := bpf.EgressKeyFrom(class, p)
+	return absent(n.Map("sluice_egress").Delete(&key))
+}
+
+// SetGateway writes one gateway for all sources of a group.
+func (n *Node) SetGateway(group uint32, v bpf.GatewayValue) error {
+	for bucket := range uint32(bpf.GatewayBuckets) {
+		if err := n.SetBucket(group, bucket, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetBucket writes the gateway of one bucket of a group.
+func (n *Node) SetBucket(group, bucket uint32, v bpf.GatewayValue) error {
+	return n.Map("sluice_gateways").Put(&bpf.GatewayKey{Group: group, Bucket: bucket}, &v)
+}
+
+// Bucket returns the bucket of a source.
+func Bucket(source netip.Addr) uint32 {
+	h := fnv.New32a()
+	b := source.As16()
+	h.Write(b[:])
+	return h.Sum32() % bpf.GatewayBuckets
+}
+
+// Here returns the gateway row of a group whose gateway is the node itself.
+func (n *Node) Here(egress ...netip.Addr) bpf.GatewayValue {
+	v := bpf.GatewayValue{Gateway: n.Config.Underlay, IfIndex: n.Index(EgressDevice)}
+	for _, a := range egress {
+		if a.Is4() {
+			v.Egress4 = a.As4()
+		} else {
+			v.Egress6 = bpf.AddressFrom(a)
+		}
+	}
+	return v
+}
+
+// Select makes an egress policy choose the pod of a world, with a gateway.
+func (n *Node) Select(w Addresses, v bpf.GatewayValue) error {
+	return errors.Join(
+		n.Cover(w.Covered),
+		n.SetEgress(Class, w.Covered, Group),
+		n.SetEgress(Class, w.CoveredExclusion, bpf.GroupExcluded),
+		n.SetGateway(Group, v),
+		n.SetSource(w.Pod, Class),
+		n.SetPod(w.Pod, bpf.PodValue{IfIndex: n.Index(PodDevice), Epoch: Epoch + 1, Flags: bpf.PodEgressSelected, MAC: PodMAC}),
+	)
+}
+
+func absent(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Clear removes what is in a map.
+func (n *Node) Clear(name string) error { return n.empty(n.Map(name)) }
+
+// empty removes what is in a map.
+func (n *Node) empty(m *ebpf.Map) error {
+	switch m.Type() {
+	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+		return emptyHash(m)
+	case ebpf.Array:
+		for i := range m.MaxEntries() {
+			if err := m.Put(i, make([]byte, m.ValueSize())); err != nil {
+				return err
+			}
+		}
+	case ebpf.PerCPUArray:
+		cpus, err := ebpf.PossibleCPU()
+		if err != nil {
+			return err
+		}
+		zero := make([][]byte, cpus)
+		for i := range zero {
+			zero[i] = make([]byte, m.ValueSize())
+		}
+		for i := range m.MaxEntries() {
+			if err := m.Put(i, zero); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func emptyHash(m *ebpf.Map) error {
+	var keys [][]byte
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		keys = append(keys, append([]byte(nil), key...))
+	}
+	if err := entries.Err(); err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := absent(m.Delete(key)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packettest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// loopback is the device that test runs without a context have packets come from.
+const loopback = 1
+
+// Measurement is one program and one way through it.
+type Measurement struct {
+	Name    string
+	Program string
+	Flows   int // different packets, in turn
+
+	// Repeatable says that the program leaves the packet as it is, so that one
+	// run can be repeated by the kernel without a system call in between.
+	Repeatable bool
+
+	// Fresh says that each flow is measured once, with its first packet.
+	Fresh bool
+
+	want    Verdict // of every packet
+	packet  func(n *Node, flow int) []byte
+	prepare func(n *Node) error
+}
+
+// Measurements are all that are made, for a number of flows beside the one hot one.
+func Measurements(flows int) []Measurement {
+	w := World4
+	pod := func(n *Node, flow int) []byte {
+		return Build(Ethernet{Dst: n.MAC(PodDevice), Src: PodMAC}, IPv4{Src: w.Pod, Dst: w.Server},
+			UDP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000)}, Pattern(100))
+	}
+	open := func(n *Node, flow int) []byte {
+		return Build(Ethernet{Dst: n.MAC(PodDevice), Src: PodMAC}, IPv4{Src: w.Pod, Dst: w.Uncovered},
+			TCP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000), Flags: SYN})
+	}
+	reply := func(n *Node, flow int) []byte {
+		return Build(Ethernet{Dst: n.MAC(EgressDevice), Src: RouterMAC}, IPv4{Src: w.Server, Dst: w.Egress},
+			UDP{Src: uint16(1000 + flow/50000), Dst: uint16(10000 + flow%50000)}, Pattern(100))
+	}
+	host := func(n *Node, flow int) []byte {
+		return Build(Ethernet{Src: n.MAC(EgressDevice), Dst: RouterMAC}, IPv4{Src: w.NodeIP, Dst: w.Server},
+			UDP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000)}, Pattern(100))
+	}
+	arrival := func(n *Node, flow int) []byte {
+		return Build(Ethernet{Dst: n.MAC(EgressDevice), Src: RouterMAC}, IPv4{Src: w.Server, Dst: w.NodeIP},
+			UDP{Src: uint16(1000 + flow/50000), Dst: uint16(10000 + flow%50000)}, Pattern(100))
+	}
+	none := func(n *Node) error { return nil }
+	remote := func(n *Node) error {
+		return errors.Join(n.Select(w, bpf.GatewayValue{Gateway: bpf.AddressFrom(w.SecondNode)}), n.podAt(w.Pod, loopback))
+	}
+	here := func(n *Node) error { return errors.Join(n.Select(w, n.Here(w.Egress)), n.podAt(w.Pod, loopback)) }
+	translated := func(n *Node) error {
+		if err := here(n); err != nil {
+			return err
+		}
+		return n.once("from_pod", flows, pod, Redirect)
+	}
+	var all []Measurement
+	for _, m := range []Measurement{
+		{Name: "pod/established", want: Next, Program: "from_pod", Repeatable: true, packet: pod, prepare: none},
+		{Name: "pod/established-by-gateway", want: Redirect, Program: "from_pod", Repeatable: true, packet: pod, prepare: remote},
+		{Name: "pod/translated-here", want: Redirect, Program: "from_pod", packet: pod, prepare: here},
+		{Name: "pod/reply", want: Next, Program: "to_pod", Repeatable: true, packet: toPodPacket, prepare: func(n *Node) error { return n.once("from_pod", flows, pod, Next) }},
+		{Name: "netdev/reply", want: Redirect, Program: "from_netdev", packet: reply, prepare: translated},
+		{Name: "netdev/arrival-for-the-host", want: Next, Program: "from_netdev", Repeatable: true, packet: arrival, prepare: none},
+		{Name: "netdev/unrelated-of-the-host", want: Next, Program: "to_netdev", Repeatable: true, packet: host, prepare: none},
+	} {
+		m.Flows = 1
+		all = append(all, m)
+		m.Flows, m.Repeatable = flows, false
+		all = append(all, m)
+	}
+	return append(all, Measurement{Name: "pod/new", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: none})
+}
+
+func toPodPacket(n *Node, flow int) []byte {
+	return Build(Ethernet{Src: n.MAC(PodDevice), Dst: PodMAC}, IPv4{Src: World4.Server, Dst: World4.Pod},
+		UDP{Src: uint16(1000 + flow/50000), Dst: uint16(10000 + flow%50000)}, Pattern(100))
+}
+
+// once runs a program on the packet of each flow.
+func (n *Node) once(program string, flows int, packet func(n *Node, flow int) []byte, want Verdict) error {
+	for flow := range flows {
+		verdict, _, err := n.Program(program).Benchmark(packet(n, flow), 1, nil)
+		if err != nil {
+			return fmt.Errorf("run %s: %w", program, err)
+		}
+		if Verdict(verdict) != want {
+			return fmt.Errorf("run %s: %s, not %s", program, Verdict(verdict), want)
+		}
+	}
+	return nil
+}
+
+// Cost is what a packet costs, by itself and in the empty program.
+type Cost struct{ Program, Empty time.Duration }
+
+// Over returns what the program costs over the empty one.
+func (c Cost) Over() time.Duration { return c.Program - c.Empty }
+
+// Measure runs a program on so many packets, and the empty one on as many by turns.
+func (n *Node) Measure(m Measurement, packets int) (Cost, error) {
+	if err := n.prepareMeasurement(m); err != nil {
+		return Cost{}, err
+	}
+	inputs := make([][]byte, m.Flows)
+	for flow := range inputs {
+		inputs[flow] = m.packet(n, flow)
+	}
+	if !m.Fresh {
+		if err := n.once(m.Program, m.Flows, m.packet, m.want); err != nil {
+			return Cost{}, err
+		}
+	}
+	if m.Repeatable {
+		return n.measureRepeated(m, inputs[0], packets)
+	}
+	var total Cost
+	for i := range packets {
+		program, err := runOnce(n.Program(m.Program), inputs[i%len(inputs)])
+		if err != nil {
+			return Cost{}, err
+		}
+		empty, err := runOnce(n.Empty(), inputs[i%len(inputs)])
+		if err != nil {
+			return Cost{}, err
+		}
+		total.Program += program
+		total.Empty += empty
+	}
+	return Cost{total.Program / time.Duration(packets), total.Empty / time.Duration(packets)}, nil
+}
+
+func runOnce(p *ebpf.Program, packet []byte) (time.Duration, error) {
+	_, took, err := p.Benchmark(packet, 1, nil)
+	return took, err
+}
+
+// measureRepeated has the kernel repeat the run. The duration is of one.
+func (n *Node) measureRepeated(m Measurement, packet []byte, packets int) (c Cost, err error) {
+	if _, c.Program, err = n.Program(m.Program).Benchmark(packet, packets, nil); err != nil {
+		return c, err
+	}
+	_, c.Empty, err = n.Empty().Benchmark(packet, packets, nil)
+	return c, err
+}
+
+// prepareMeasurement writes the contents of the maps. Without a context packets
+// come from the loopback device: so that is the pod's.
+func (n *Node) prepareMeasurement(m Measurement) error {
+	if err := n.Reset(); err != nil {
+		return err
+	}
+	c := n.Config
+	c.Flags &^= bpf.ConfigFlowEvents
+	if err := n.SetConfig(c); err != nil {
+		return err
+	}
+	if err := n.podAt(World4.Pod, loopback); err != nil {
+		return err
+	}
+	return m.prepare(n)
+}
+
+func (n *Node) podAt(a netip.Addr, ifindex uint32) error {
+	var v bpf.PodValue
+	key := bpf.PodKey{Addr: bpf.AddressFrom(a)}
+	if err := n.Map("sluice_pods").Lookup(&key, &v); err != nil {
+		return err
+	}
+	v.IfIndex = ifindex
+	return n.SetPod(a, v)
+}

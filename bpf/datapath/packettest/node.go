@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packettest
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// Numbers of the world of a [Node].
+const (
+	Class          = 7 // egress class of Addresses.Pod when it is selected
+	Group          = 3 // gateway group of the policy
+	VNI            = 7
+	MarkShift      = 12
+	MarkMask       = 3 << MarkShift
+	MarkChecked    = 1 << MarkShift
+	MarkTranslated = 2 << MarkShift
+	MarkService    = 3 << MarkShift
+	Epoch          = 5 // of the pods
+	SharedFirst    = 20000
+	SharedLast     = 20031
+	LifetimeTCP    = 8000
+	LifetimeAny    = 60
+	LifetimeSYN    = 61 // not 60, so that a test sees which is used
+	LifetimeStop   = 10
+	Report         = 5
+)
+
+// Node has the programs loaded, with maps of their own, in a network namespace
+// with the devices that they need.
+type Node struct {
+	*namespace
+	programs *ebpf.Collection
+	events   *ringbuf.Reader
+	out      []byte
+	Config   bpf.ConfigValue // as last written
+}
+
+// sizes of the maps, where what the programs declare is too small.
+const (
+	agentEntries  = 1 << 16
+	packetEntries = 1 << 18
+)
+
+// NewNode loads the programs. The maps have the contents of [Node.Reset].
+func NewNode(spec *ebpf.CollectionSpec) (*Node, error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, err
+	}
+	ns, err := newNamespace()
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{namespace: ns, out: make([]byte, 1<<17)}
+	if err := n.load(spec.Copy()); err != nil {
+		n.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (n *Node) load(spec *ebpf.CollectionSpec) (err error) {
+	for _, m := range spec.Maps {
+		m.Pinning = ebpf.PinNone
+		switch {
+		case m.Type == ebpf.LRUHash:
+			m.MaxEntries = packetEntries
+		case m.Type == ebpf.Hash || m.Type == ebpf.LPMTrie:
+			m.MaxEntries = agentEntries
+		}
+	}
+	if err := instrument(spec); err != nil {
+		return err
+	}
+	if n.programs, err = ebpf.NewCollection(spec); err != nil {
+		return fmt.Errorf("load programs: %w", err)
+	}
+	if n.events, err = ringbuf.NewReader(n.Map("sluice_events")); err != nil {
+		return fmt.Errorf("open events: %w", err)
+	}
+	return n.Reset()
+}
+
+// Close ends what [NewNode] made.
+func (n *Node) Close() {
+	if n.events != nil {
+		n.events.Close()
+	}
+	if n.programs != nil {
+		n.programs.Close()
+	}
+	n.namespace.close()
+}
+
+// Map returns a map of the programs.
+func (n *Node) Map(name string) *ebpf.Map {
+	m := n.programs.Maps[name]
+	if m == nil {
+		panic("no map " + name)
+	}
+	return m
+}
+
+// Program returns a program.
+func (n *Node) Program(name string) *ebpf.Program { return n.programs.Programs[name] }
+
+// Index returns the number of a device.
+func (n *Node) Index(device string) uint32 { return uint32(n.devices[device].Attrs().Index) }
+
+// MAC returns the address of a device.
+func (n *Node) MAC(device string) MAC { return MAC(n.devices[device].Attrs().HardwareAddr) }
+
+// Reset empties the maps and writes what is so on a node where no egress policy
+// chooses a pod: its pods, the cluster, the configuration.
+func (n *Node) Reset() error {
+	for name, m := range n.programs.Maps {
+		if err := n.empty(m); err != nil {
+			return fmt.Errorf("empty %s: %w", name, err)
+		}
+	}
+	if _, err := n.Events(); err != nil {
+		return err
+	}
+	if err := n.SetConfig(n.defaultConfig()); err != nil {
+		return err
+	}
+	for _, w := range []Addresses{World4, World6} {
+		if err := n.fill(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) defaultConfig() bpf.ConfigValue {
+	return bpf.ConfigValue{
+		Underlay:       bpf.AddressFrom(World4.NodeIP),
+		OverlayIfIndex: n.Index(OverlayDevice),
+		VNI:            VNI,
+		Flags:          bpf.ConfigStrictSource | bpf.ConfigBackstop | bpf.ConfigFlowEvents,
+		MarkMask:       MarkMask, MarkShift: MarkShift, OverlayPort: 8474,
+		LifetimeTCP: LifetimeTCP, LifetimeAny: LifetimeAny, LifetimeSYN: LifetimeSYN, LifetimeClosing: LifetimeStop, ReportInterval: Report,
+		SharedPorts: [bpf.SharedPortRanges]bpf.PortRange{{First: SharedFirst, Last: SharedFirst + 15}, {First: SharedLast - 15, Last: SharedLast}},
+	}
+}
+
+// SetConfig writes the configuration.
+func (n *Node) SetConfig(c bpf.ConfigValue) error {
+	n.Config = c
+	return n.Map("sluice_config").Put(uint32(0), &c)
+}
+
+func (n *Node) fill(w Addresses) error {
+	steps := []error{
+		n.SetPod(w.Pod, bpf.PodValue{IfIndex: n.Index(PodDevice), Epoch: Epoch, MAC: PodMAC}),
+		n.SetPod(w.OtherPod, bpf.PodValue{IfIndex: n.Index(OtherPodDevice), Epoch: Epoch, MAC: OtherPodMAC}),
+		n.SetIPCache(w.Cluster, bpf.IPCacheInCluster, netip.Addr{}),
+		n.SetIPCache(w.Services, bpf.IPCacheInCluster|bpf.IPCacheService, netip.Addr{}),
+		n.SetIPCache(host(w.Pod), bpf.IPCacheInCluster|bpf.IPCachePod, netip.Addr{}),
+		n.SetIPCache(host(w.OtherPod), bpf.IPCacheInCluster|bpf.IPCachePod, netip.Addr{}),
+		n.SetIPCache(host(w.RemotePod), bpf.IPCacheInCluster|bpf.IPCachePod, World4.SecondNode),
+		n.SetIPCache(host(w.NodeIP), bpf.IPCacheInCluster|bpf.IPCacheNode|bpf.IPCacheHost, netip.Addr{}),
+		n.SetIPCache(host(w.SecondNode), bpf.IPCacheInCluster|bpf.IPCacheNode, netip.Addr{}),
+		n.SetIPCache(host(w.ThirdNode), bpf.IPCacheInCluster|bpf.IPCacheNode, netip.Addr{}),
+		n.SetIPCache(host(w.SharedEgress), bpf.IPCacheHost, netip.Addr{}),
+		n.SetIPCache(host(w.Egress), bpf.IPCacheHost, netip.Addr{}),
+		n.SetNode(w.NodeIP, bpf.NodeAlive), n.SetNode(w.SecondNode, bpf.NodeAlive), n.SetNode(w.ThirdNode, bpf.NodeAlive),
+		n.SetExit(w.Egress, bpf.ExitValue{IfIndex: n.Index(EgressDevice)}),
+		n.SetExit(w.SharedEgress, bpf.ExitValue{IfIndex: n.Index(EgressDevice), Flags: bpf.ExitShared}),
+	}
+	for _, p := range w.LocalScope {
+		steps = append(steps, n.SetIPCache(p, bpf.IPCacheLocalScope, netip.Addr{}))
+	}
+	for _, err := range steps {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -1,0 +1,88 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* What a test run of a program does not show by itself: where it redirects
+ * packets to and with which tunnel key. The package puts instructions into the
+ * programs that write it down; tracing would do without that, but is not permitted
+ * everywhere. And a way to give a packet a tunnel key. */
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../../../programs/layout.h"
+
+#define TCX_NEXT -1
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Offsets are known to the package. */
+struct observation {
+	__u32 redirect_kind;
+	__u32 key_set;
+	__u64 redirect_ifindex;
+	__u64 redirect_flags;
+	__u64 key_flags;
+	struct bpf_tunnel_key key; /* with which the packet goes */
+};
+
+struct arrival {
+	struct bpf_tunnel_key key; /* with which a packet comes */
+	__u32 flags;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct observation);
+} observations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct arrival);
+} arrivals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} inside SEC(".maps");
+
+/* Runs a program on a packet as if it had come by a tunnel: a packet that is to
+ * be sent by one has its key in the same place, with source and destination the
+ * other way round. */
+SEC("tcx/ingress")
+int tunneled(struct __sk_buff *ctx)
+{
+	__u32 zero = 0;
+	struct arrival *a = bpf_map_lookup_elem(&arrivals, &zero);
+	if (!a || bpf_skb_set_tunnel_key(ctx, &a->key, sizeof(a->key), a->flags))
+		return 0;
+	bpf_tail_call(ctx, &inside, 0);
+	return 0;
+}
+
+/* Has the map in the programs' collection. */
+SEC("tcx/ingress")
+int keep(struct __sk_buff *ctx)
+{
+	__u32 zero = 0;
+	return ctx->len + (bpf_map_lookup_elem(&observations, &zero) != 0);
+}
+
+/* Has the type in this object, as nothing names it in that of the programs. */
+__weak __noinline int event_length(struct event *e)
+{
+	return e ? e->length : 0;
+}
+
+/* What a test run costs by itself. */
+SEC("tcx/ingress")
+int empty(struct __sk_buff *ctx)
+{
+	return TCX_NEXT;
+}

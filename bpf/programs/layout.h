@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* What the agent and the programs share: keys and values of all maps, events,
+ * and the numbers in them. The Go side is in the packages bpf and bpf/ctmap; a test
+ * compares sizes and offsets. Fields are in host order unless they are __be. */
+
+#pragma once
+
+#include <linux/types.h>
+
+/* An address: IPv4 as an IPv4-mapped IPv6 address, so that one comparison does
+ * for both. All zero is none. */
+struct address {
+	union {
+		__u8 bytes[16];
+		__be32 words[4];
+		__u64 halves[2];
+	};
+};
+
+enum family { FAMILY_IPV4 = 4, FAMILY_IPV6 = 6 };
+
+/* sluice_pods: pods of this node. */
+
+enum pod_flags {
+	POD_EGRESS_SELECTED = 1 << 0, /* chosen by an egress policy: held while sluice_sources does not have it */
+	POD_EGRESS_UNKNOWN = 1 << 1,  /* it is not known whether one chooses it: held */
+};
+
+struct pod_key {
+	struct address addr;
+};
+
+struct pod_value {
+	__u32 ifindex; /* host side of the pod's veth */
+	__u32 subject_class;
+	__u32 epoch; /* verdicts of another epoch have to be made anew */
+	__u32 flags;
+	__u8 mac[6]; /* of the pod's own interface, zero if not known */
+	__u8 pad[2];
+};
+
+/* sluice_ipcache: what is known of addresses and prefixes. */
+
+enum ipcache_flags {
+	IPCACHE_IN_CLUSTER = 1 << 0,
+	IPCACHE_HOST = 1 << 1,
+	IPCACHE_NODE = 1 << 2,
+	IPCACHE_SERVICE = 1 << 3,
+	IPCACHE_POD = 1 << 4,
+	IPCACHE_LOCAL_SCOPE = 1 << 5,
+	IPCACHE_APISERVER = 1 << 6,
+};
+
+/* A prefix of either family: IPv4 is in the first four bytes, not mapped. */
+struct prefix_key {
+	__u32 prefix_len; /* 32 for what precedes the address, then the prefix's own */
+	__u8 family;
+	__u8 pad[3];
+	__u8 addr[16];
+};
+
+struct ipcache_value {
+	__u32 peer_class;
+	__u32 flags;
+	struct address tunnel; /* node to encapsulate to */
+};
+
+/* sluice_sources: egress class of pods, local ones and those that this node may be gateway for. */
+
+struct source_key {
+	struct address addr;
+};
+
+struct source_value {
+	__u32 egress_class;
+};
+
+/* sluice_egress: gateway group of a class's destinations. */
+
+#define GROUP_EXCLUDED 0
+
+struct egress_key {
+	__u32 prefix_len; /* 64 for what precedes the address, then the prefix's own */
+	__u32 egress_class;
+	__u8 family;
+	__u8 pad[3];
+	__u8 addr[16];
+};
+
+struct egress_value {
+	__u32 group; /* or GROUP_EXCLUDED */
+};
+
+/* sluice_gateways: gateway of a bucket of sources. */
+
+#define GATEWAY_BUCKETS 256
+
+struct gateway_key {
+	__u32 group;
+	__u32 bucket; /* hash of the source address modulo GATEWAY_BUCKETS */
+};
+
+struct gateway_value {
+	struct address gateway; /* underlay address; none: traffic is dropped */
+	__be32 egress4;		/* on nodes elected in the group: what IPv4 traffic leaves with, whatever the gateway is */
+	__u32 ifindex;
+	struct address egress6;
+};
+
+/* sluice_exits: egress addresses of this node. */
+
+enum exit_flags {
+	EXIT_SHARED = 1 << 0, /* the host itself uses the address: only config.shared_ports are given out */
+};
+
+struct exit_key {
+	struct address addr;
+};
+
+struct exit_value {
+	__u32 ifindex; /* device by which traffic with the address leaves */
+	__u32 flags;
+};
+
+/* sluice_covered: destination prefixes of all egress policies. Its key is a prefix_key. */
+
+struct covered_value {
+	__u32 covered; /* 1 */
+};
+
+/* sluice_nodes: addresses of the cluster's nodes. */
+
+enum node_flags {
+	NODE_ALIVE = 1 << 0, /* ready: connections pinned to it stay with it */
+};
+
+struct node_key {
+	struct address addr;
+};
+
+struct node_value {
+	__u32 flags;
+};
+
+/* sluice_config: one entry, under index 0. */
+
+enum config_flags {
+	CONFIG_STRICT_SOURCE = 1 << 0, /* drop what pods send from addresses that are not theirs */
+	CONFIG_BACKSTOP = 1 << 1,      /* the backstop drops */
+	CONFIG_FLOW_EVENTS = 1 << 2,   /* report new flows */
+};
+
+#define SHARED_PORT_RANGES 4
+
+struct port_range {
+	__u16 first;
+	__u16 last; /* inclusive; 0: the range is not used */
+};
+
+struct config_value {
+	struct address underlay; /* of this node, from which overlay packets are sent */
+	__u32 overlay_ifindex;
+	__u32 vni;
+	__u32 flags;
+	__u32 mark_mask; /* two bits or more of the packet mark that are Sluice's */
+	__u32 mark_shift;
+	__u16 overlay_port;
+	__u16 pad;
+	__u32 lifetime_tcp; /* seconds, as the others */
+	__u32 lifetime_any;
+	__u32 lifetime_syn;
+	__u32 lifetime_closing;
+	__u32 report_interval;
+	struct port_range shared_ports[SHARED_PORT_RANGES];
+	__u32 pad2;
+};
+
+/* Values of the bits of the mark. */
+enum mark {
+	MARK_CHECKED = 1,    /* from_pod let it pass: the backstop does too */
+	MARK_TRANSLATED = 2, /* it has its egress address: to_netdev leaves it alone */
+	MARK_SERVICE = 3,    /* from_pod let it pass to a service: the backstop looks where that ends */
+};
+
+/* sluice_ct*: connections. In the keys the addresses are named for the reply
+ * direction and the ports for the original one: an outgoing A:p to B:q has
+ * daddr A, saddr B, dport q, sport p. The identifier of an ICMP echo is the
+ * port on the side of the one who asks; the other port is 0. */
+
+enum tuple_flags { TUPLE_OUT = 0, TUPLE_IN = 1, TUPLE_RELATED = 2, TUPLE_SERVICE = 4 };
+
+struct tuple4_key {
+	__be32 daddr;
+	__be32 saddr;
+	__be16 dport;
+	__be16 sport;
+	__u8 protocol;
+	__u8 flags;
+} __attribute__((packed));
+
+struct tuple6_key {
+	__u8 daddr[16];
+	__u8 saddr[16];
+	__be16 dport;
+	__be16 sport;
+	__u8 protocol;
+	__u8 flags;
+} __attribute__((packed));
+
+enum ct_flags {
+	CT_RX_CLOSING = 1 << 0,
+	CT_TX_CLOSING = 1 << 1,
+	CT_SEEN_NON_SYN = 1 << 4,
+	CT_FROM_TUNNEL = 1 << 10,
+	CT_SERVICE = 1 << 9, /* to a service: where it ends is for the backstop to check */
+};
+
+struct ct_entry {
+	struct address gateway; /* that the connection is pinned to; none: it goes its ordinary way */
+	__u64 packets;
+	__u64 bytes;
+	__u32 lifetime; /* when it expires, seconds of CLOCK_MONOTONIC; 0: condemned, as good as absent */
+	__u16 flags;
+	__be16 reverse_nat_index;
+	__u16 ifindex;
+	__u8 tx_flags_seen;
+	__u8 rx_flags_seen;
+	__u32 source_security_id;
+	__u32 last_tx_report;
+	__u32 last_rx_report;
+	__u32 epoch; /* of the pod when the verdict was made */
+	__u32 cookie; /* of the rule that allowed it */
+	__u64 reserved;
+};
+
+/* sluice_nat*: translations. Keys are packets' plain tuples: OUT the original
+ * one, whose value is the egress address and port; IN that of the replies,
+ * whose value is the pod's. */
+
+struct nat4_entry {
+	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */
+	__u64 needs_ct; /* 1: goes with its conntrack entry */
+	struct address tunnel; /* node that the pod's packets come from; none: the pod is here */
+	__be32 addr;
+	__be16 port;
+	__u16 pad;
+};
+
+struct nat6_entry {
+	__u64 created;
+	__u64 needs_ct;
+	struct address tunnel;
+	struct address addr;
+	__be16 port;
+	__u16 pad[3];
+};
+
+/* sluice_frag*: ports of datagrams that came in fragments. */
+
+struct frag4_key {
+	__be32 daddr;
+	__be32 saddr;
+	__be16 id;
+	__u8 protocol;
+	__u8 pad;
+};
+
+struct frag6_key {
+	struct address daddr;
+	struct address saddr;
+	__be32 id;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+struct frag_value {
+	__be16 sport;
+	__be16 dport;
+};
+
+/* Why a packet went the way it did. Numbers below REASON_DROPS are no drops. */
+enum reason {
+	REASON_PASSED = 0,	  /* left to the host's stack */
+	REASON_TO_GATEWAY = 1,	  /* sent to a gateway */
+	REASON_TRANSLATED = 2,	  /* sent out with its egress address */
+	REASON_REPLY_LOCAL = 3,	  /* reply, delivered to a pod here */
+	REASON_REPLY_OVERLAY = 4, /* reply, sent to the pod's node */
+	REASON_HOST_TRANSLATED = 5, /* of the host, given another port */
+	REASON_EVENT_LOST = 15,	  /* counts events that sluice_events had no room for */
+
+	REASON_DROPS = 16,
+	REASON_MALFORMED = 16,		 /* truncated, or its lengths contradict each other */
+	REASON_UNKNOWN_SOURCE = 17,	 /* sent by a pod from an address that is not its own */
+	REASON_POD_NOT_READY = 18,	 /* held: what egress policies want of the pod is not in the kernel yet */
+	REASON_NO_GATEWAY = 19,
+	REASON_NO_EGRESS_IP = 20,
+	REASON_NO_SNAT_PORT = 21,	 /* all ports of the egress address towards the destination are taken */
+	REASON_UNKNOWN_NODE = 22,	 /* came over the overlay from no node of the cluster */
+	REASON_NO_RULE = 23,		 /* came over the overlay, and nothing here is to be done with it */
+	REASON_PREDATES_POLICY = 24,	 /* of a connection that had no egress address when a policy chose its pod */
+	REASON_UNSUPPORTED_PROTOCOL = 25, /* under an egress rule, but cannot be translated */
+	REASON_UNKNOWN_FRAGMENT = 26,	 /* under an egress rule, but its first fragment was not seen */
+	REASON_TOO_BIG = 27,		 /* answered with the MTU */
+	REASON_TTL_EXCEEDED = 28,
+	REASON_NOT_CHECKED = 29,	 /* backstop: the pod's device has no program yet */
+	REASON_SERVICE_OUTSIDE = 30,	 /* backstop: to a service whose endpoint is outside, under an egress rule */
+	REASON_NAT_FAILED = 31,		 /* the translation could not be recorded */
+	REASON_WRITE_FAILED = 32,	 /* the packet could not be changed */
+	REASON_NOT_CONFIGURED = 33,	 /* sluice_config is empty */
+	REASON_COUNT = 40,
+};
+
+enum program {
+	PROGRAM_FROM_POD = 1,
+	PROGRAM_TO_POD = 2,
+	PROGRAM_FROM_OVERLAY = 3,
+	PROGRAM_FROM_NETDEV = 4,
+	PROGRAM_TO_NETDEV = 5,
+	PROGRAM_BACKSTOP = 6,
+};
+
+/* sluice_metrics: index is reason * DIRECTIONS + direction, as seen from the pod. */
+
+enum direction { DIRECTION_EGRESS = 0, DIRECTION_INGRESS = 1, DIRECTIONS = 2 };
+
+struct metric {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* sluice_events. */
+
+enum event_kind { EVENT_DROP = 1, EVENT_FLOW = 2 };
+
+struct event {
+	__u64 time; /* nanoseconds of CLOCK_MONOTONIC */
+	__u8 kind;
+	__u8 reason;
+	__u8 program;
+	__u8 direction;
+	__u8 family;
+	__u8 protocol;
+	__u8 tcp_flags;
+	__u8 icmp_type;
+	struct address saddr; /* of the packet; of an ICMP error, of the flow that it is about, reversed */
+	struct address daddr;
+	__be16 sport;
+	__be16 dport;
+	__u32 length; /* bytes, with the Ethernet header */
+	__u32 ifindex;
+	__u32 egress_class; /* 0 if none was looked up */
+	__u32 group;
+	__u32 cookie;
+	struct address gateway; /* flow: where it is pinned to */
+	struct address egress;	/* flow on the gateway: what it leaves with */
+	__be16 egress_port;
+	__u16 pad[3];
+};
+
+/* sluice_scrub: addresses whose connections are to be removed. */
+
+struct scrub_key {
+	struct address addr;
+};
+
+struct scrub_value {
+	__u32 reserved;
+};

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* The maps. Those that the agent writes are created by it, and put in the place
+ * of what is declared here when the programs are loaded; the sizes of the others
+ * are set then too. */
+
+#pragma once
+
+#include "kernel.h"
+#include "layout.h"
+
+#define WRITTEN_BY_AGENT(name, map_type, key_type, value_type)                                                         \
+	struct {                                                                                                       \
+		__uint(type, map_type);                                                                                \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                  \
+		__uint(max_entries, 1);                                                                                \
+		__type(key, key_type);                                                                                 \
+		__type(value, value_type);                                                                             \
+	} name SEC(".maps")
+
+WRITTEN_BY_AGENT(sluice_pods, BPF_MAP_TYPE_HASH, struct pod_key, struct pod_value);
+WRITTEN_BY_AGENT(sluice_ipcache, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct ipcache_value);
+WRITTEN_BY_AGENT(sluice_sources, BPF_MAP_TYPE_HASH, struct source_key, struct source_value);
+WRITTEN_BY_AGENT(sluice_egress, BPF_MAP_TYPE_LPM_TRIE, struct egress_key, struct egress_value);
+WRITTEN_BY_AGENT(sluice_gateways, BPF_MAP_TYPE_HASH, struct gateway_key, struct gateway_value);
+WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
+WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct covered_value);
+WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct config_value);
+} sluice_config SEC(".maps");
+
+#define WRITTEN_BY_PACKETS(name, key_type, value_type)                                                                 \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                                                   \
+		__uint(max_entries, 1024);                                                                             \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);                                                                   \
+		__type(key, key_type);                                                                                 \
+		__type(value, value_type);                                                                             \
+	} name SEC(".maps")
+
+WRITTEN_BY_PACKETS(sluice_ct4_tcp, struct tuple4_key, struct ct_entry);
+WRITTEN_BY_PACKETS(sluice_ct4_any, struct tuple4_key, struct ct_entry);
+WRITTEN_BY_PACKETS(sluice_ct6_tcp, struct tuple6_key, struct ct_entry);
+WRITTEN_BY_PACKETS(sluice_ct6_any, struct tuple6_key, struct ct_entry);
+WRITTEN_BY_PACKETS(sluice_nat4, struct tuple4_key, struct nat4_entry);
+WRITTEN_BY_PACKETS(sluice_nat6, struct tuple6_key, struct nat6_entry);
+WRITTEN_BY_PACKETS(sluice_frag4, struct frag4_key, struct frag_value);
+WRITTEN_BY_PACKETS(sluice_frag6, struct frag6_key, struct frag_value);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_COUNT * DIRECTIONS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct metric);
+} sluice_metrics SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} sluice_events SEC(".maps");

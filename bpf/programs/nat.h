@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* Source address translation. A translated connection has two entries: OUT, from
+ * its tuple to the egress address and port, and IN, from the tuple of its
+ * replies back to the pod. To insert IN is to take the port. */
+
+#pragma once
+
+#include "egress.h"
+
+#define NAT_PROBES 512 /* ports that are tried for a connection */
+#define NAT_RACES 3    /* times that another CPU may be faster */
+#define PORT_MIN 1024  /* lowest that is given out */
+#define PORT_MAX 65535
+
+#define L3_IPV4_CHECKSUM (ETH_HLEN + 10)
+
+static __always_inline void nat4_key(struct tuple4_key *key, const struct tuple *t, __u8 flags)
+{
+	key->daddr = t->daddr.words[3];
+	key->saddr = t->saddr.words[3];
+	key->dport = t->dport;
+	key->sport = t->sport;
+	key->protocol = t->protocol;
+	key->flags = flags;
+}
+
+static __always_inline void nat6_key(struct tuple6_key *key, const struct tuple *t, __u8 flags)
+{
+	__builtin_memcpy(key->daddr, &t->daddr, sizeof(key->daddr));
+	__builtin_memcpy(key->saddr, &t->saddr, sizeof(key->saddr));
+	key->dport = t->dport;
+	key->sport = t->sport;
+	key->protocol = t->protocol;
+	key->flags = flags;
+}
+
+/* A translation: what a tuple becomes, and the node that the pod is on. */
+struct translation {
+	struct address addr;
+	struct address tunnel;
+	__be16 port;
+	__u8 pad[6];
+};
+
+/* Finds the translation of a tuple; 0 if there is none. */
+SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *found)
+{
+	if (!t || !found)
+		return 0;
+	if (t->family == FAMILY_IPV4) {
+		struct tuple4_key key ALIGNED;
+		struct nat4_entry *e;
+
+		nat4_key(&key, t, flags);
+		e = bpf_map_lookup_elem(&sluice_nat4, &key);
+		if (!e)
+			return 0;
+		found->addr = mapped(e->addr);
+		found->port = e->port;
+		found->tunnel = e->tunnel;
+	} else {
+		struct tuple6_key key ALIGNED;
+		struct nat6_entry *e;
+
+		nat6_key(&key, t, flags);
+		e = bpf_map_lookup_elem(&sluice_nat6, &key);
+		if (!e)
+			return 0;
+		found->addr = e->addr;
+		found->port = e->port;
+		found->tunnel = e->tunnel;
+	}
+	return 1;
+}
+
+static __always_inline bool nat_exists(const struct tuple *t, __u8 flags)
+{
+	if (t->family == FAMILY_IPV4) {
+		struct tuple4_key key ALIGNED;
+
+		nat4_key(&key, t, flags);
+		return bpf_map_lookup_elem(&sluice_nat4, &key);
+	} else {
+		struct tuple6_key key ALIGNED;
+
+		nat6_key(&key, t, flags);
+		return bpf_map_lookup_elem(&sluice_nat6, &key);
+	}
+}
+
+/* Records what a tuple becomes: BPF_NOEXIST unless there is a record, BPF_EXIST only if. */
+SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const struct address *addr, __u32 port,
+			  const struct address *tunnel)
+{
+	__u8 flags = flags_and_mode;
+	__u64 mode = flags_and_mode >> 8;
+
+	if (!t || !addr || !tunnel)
+		return -EINVAL;
+	if (t->family == FAMILY_IPV4) {
+		struct tuple4_key key ALIGNED;
+		struct nat4_entry e = {
+			.created = bpf_ktime_get_ns(), .needs_ct = 1, .tunnel = *tunnel,
+			.addr = addr->words[3], .port = port,
+		};
+
+		nat4_key(&key, t, flags);
+		return bpf_map_update_elem(&sluice_nat4, &key, &e, mode);
+	} else {
+		struct tuple6_key key ALIGNED;
+		struct nat6_entry e = {
+			.created = bpf_ktime_get_ns(), .needs_ct = 1, .tunnel = *tunnel, .addr = *addr, .port = port,
+		};
+
+		nat6_key(&key, t, flags);
+		return bpf_map_update_elem(&sluice_nat6, &key, &e, mode);
+	}
+}
+
+#define NAT_NEW (BPF_NOEXIST << 8)
+#define NAT_KNOWN (BPF_EXIST << 8)
+
+SUBPROGRAM int nat_delete(const struct tuple *t, __u32 flags)
+{
+	if (!t)
+		return -EINVAL;
+	if (t->family == FAMILY_IPV4) {
+		struct tuple4_key key ALIGNED;
+
+		nat4_key(&key, t, flags);
+		return bpf_map_delete_elem(&sluice_nat4, &key);
+	} else {
+		struct tuple6_key key ALIGNED;
+
+		nat6_key(&key, t, flags);
+		return bpf_map_delete_elem(&sluice_nat6, &key);
+	}
+}
+
+/* The tuple of the replies to a flow that leaves with an address and port. */
+static __always_inline struct tuple replies_to(const struct tuple *flow, const struct address *addr, __be16 port)
+{
+	struct tuple t = {
+		.saddr = flow->daddr, .daddr = *addr, .sport = flow->dport, .dport = port,
+		.protocol = flow->protocol, .family = flow->family,
+	};
+
+	return t;
+}
+
+/* The search for a free port, a callback's context. */
+struct search {
+	struct tuple replies; /* dport is the port that is tried */
+	struct port_range ranges[SHARED_PORT_RANGES];
+	__u32 ports; /* in all ranges */
+	__be16 preferred;
+	__be16 reserved; /* not given out */
+	__u32 found;
+};
+
+/* Returns the nth port of the ranges. */
+static __always_inline __u16 nth_port(const struct search *s, __u32 n)
+{
+	for (int i = 0; i < SHARED_PORT_RANGES; i++) {
+		__u32 size = s->ranges[i].last ? s->ranges[i].last - s->ranges[i].first + 1 : 0;
+
+		if (n < size)
+			return s->ranges[i].first + n;
+		n -= size;
+	}
+	return 0;
+}
+
+static long try_port(__u32 attempt, struct search *s)
+{
+	if (attempt == 0 && s->preferred)
+		s->replies.dport = s->preferred;
+	else
+		s->replies.dport = bpf_htons(nth_port(s, bpf_get_prandom_u32() % s->ports));
+	/* An insert that fails may evict others before: so look first. */
+	s->found = s->replies.dport && s->replies.dport != s->reserved && !nat_exists(&s->replies, TUPLE_IN);
+	return s->found;
+}
+
+static __always_inline bool in_ranges(const struct search *s, __be16 port)
+{
+	__u16 p = bpf_ntohs(port);
+
+	for (int i = 0; i < SHARED_PORT_RANGES; i++)
+		if (s->ranges[i].last && p >= s->ranges[i].first && p <= s->ranges[i].last)
+			return true;
+	return false;
+}
+
+/* Reports whether a translation can be made for a packet that has none. */
+static __always_inline __u32 translatable(const struct packet *p)
+{
+	if (p->shape == SHAPE_LATER_FRAGMENT)
+		return p->unknown_fragment ? REASON_UNKNOWN_FRAGMENT : REASON_NO_RULE;
+	if (p->shape == SHAPE_ICMP_ERROR)
+		return REASON_NO_RULE;
+	if (p->flow.protocol == IPPROTO_TCP || p->flow.protocol == IPPROTO_UDP)
+		return 0;
+	if (is_icmp(p->flow.protocol) &&
+	    p->icmp_type == (p->flow.family == FAMILY_IPV4 ? ICMP4_ECHO : ICMP6_ECHO))
+		return 0;
+	return REASON_UNSUPPORTED_PROTOCOL;
+}
+
+static __always_inline __u16 csum_fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+static __always_inline __u32 checksum_offset(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP ? TCP_CHECKSUM : protocol == IPPROTO_UDP ? UDP_CHECKSUM : ICMP_CHECKSUM;
+}
+
+/* Where the checksum of the transport header is; 0 if it has none to keep. */
+static __always_inline __u32 checksum_of(const struct packet *p)
+{
+	switch (p->header_protocol) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		return p->l4 + checksum_offset(p->header_protocol);
+	}
+	return 0;
+}
+
+/* Changes address and port of the packet that is in an ICMP error, the opposite
+ * ones of those that change outside, and returns by what the sum of its bytes
+ * changes in *diff. */
+static __noinline int rewrite_embedded(struct __sk_buff *ctx, const struct packet *p, bool source,
+				       const struct translation *to, __u32 *diff)
+{
+	__u32 place = p->inner_l4 + (is_icmp(p->flow.protocol) ? ICMP_ID : source ? 2 : 0);
+	__be32 port_before = source ? p->flow.sport : p->flow.dport, port_after = to->port;
+	__be32 sum_before = 0, sum_after;
+	__u32 offset = p->inner_l3, pseudo;
+
+	if (p->flow.family == FAMILY_IPV4) {
+		__be32 before, after = to->addr.words[3];
+
+		offset += source ? offsetof(struct iphdr, daddr) : offsetof(struct iphdr, saddr);
+		if (bpf_skb_load_bytes(ctx, offset, &before, sizeof(before)) ||
+		    bpf_l3_csum_replace(ctx, p->inner_l3 + offsetof(struct iphdr, check), before, after, 4) ||
+		    bpf_skb_store_bytes(ctx, offset, &after, sizeof(after), 0))
+			return -EINVAL;
+		/* Address and header checksum make up for each other in the sum. */
+		*diff = 0;
+		pseudo = p->flow.protocol == IPPROTO_ICMP ? 0 : bpf_csum_diff(&before, 4, &after, 4, 0);
+	} else {
+		struct address before;
+
+		offset += source ? offsetof(struct ipv6hdr, daddr) : offsetof(struct ipv6hdr, saddr);
+		if (bpf_skb_load_bytes(ctx, offset, &before, sizeof(before)) ||
+		    bpf_skb_store_bytes(ctx, offset, &to->addr, sizeof(to->addr), 0))
+			return -EINVAL;
+		pseudo = bpf_csum_diff(before.words, 16, (__be32 *)to->addr.words, 16, 0);
+		*diff = pseudo;
+	}
+	*diff = bpf_csum_diff(&port_before, 4, &port_after, 4, *diff);
+	if (bpf_skb_store_bytes(ctx, place, &to->port, sizeof(to->port), 0))
+		return -EINVAL;
+
+	/* Its own checksum, if so much of the packet is there, and it has one. */
+	place = p->inner_l4 + checksum_offset(p->flow.protocol);
+	if (bpf_skb_load_bytes(ctx, place, &sum_before, 2) || (!sum_before && p->flow.protocol == IPPROTO_UDP))
+		return 0;
+	sum_after = csum_fold(bpf_csum_diff(&port_before, 4, &port_after, 4, pseudo + (__u16)~sum_before));
+	*diff = bpf_csum_diff(&sum_before, 4, &sum_after, 4, *diff);
+	return bpf_skb_store_bytes(ctx, place, &sum_after, 2, 0);
+}
+
+/* Adds a difference to the checksum of a transport header. */
+static __always_inline long add_to_checksum(struct __sk_buff *ctx, __u32 offset, __u32 diff, __u64 flags)
+{
+	long err = bpf_l4_csum_replace(ctx, offset, 0, diff, flags | CSUM_IPV6);
+
+	return err == -EINVAL ? bpf_l4_csum_replace(ctx, offset, 0, diff, flags) : err;
+}
+
+/* Gives a packet another source, or another destination, and its checksums. */
+SUBPROGRAM int rewrite(struct __sk_buff *ctx, const struct packet *p, bool source, const struct translation *to)
+{
+	__u32 checksum, diff = 0;
+	__be16 old_port;
+	__u64 flags;
+
+	if (!p || !to)
+		return -EINVAL;
+	checksum = p->shape == SHAPE_LATER_FRAGMENT ? 0 : checksum_of(p);
+	flags = p->header_protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	old_port = source ? p->flow.sport : p->flow.dport;
+	if (p->shape == SHAPE_ICMP_ERROR) {
+		if (rewrite_embedded(ctx, p, source, to, &diff))
+			return -EINVAL;
+		if (p->flow.family == FAMILY_IPV4 && bpf_l4_csum_replace(ctx, checksum, 0, diff, 0))
+			return -EINVAL;
+	} else if (checksum && old_port != to->port) {
+		__u32 port = is_icmp(p->flow.protocol) ? p->l4 + ICMP_ID : source ? p->l4 : p->l4 + 2;
+
+		if (bpf_l4_csum_replace(ctx, checksum, old_port, to->port, flags | 2) ||
+		    bpf_skb_store_bytes(ctx, port, &to->port, sizeof(to->port), 0))
+			return -EINVAL;
+	}
+
+	if (p->flow.family == FAMILY_IPV4) {
+		__u32 offset = ETH_HLEN + (source ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+		__be32 before, after = to->addr.words[3];
+
+		if (bpf_skb_load_bytes(ctx, offset, &before, sizeof(before)))
+			return -EINVAL;
+		/* ICMP has no pseudo header in its sum. */
+		if (checksum && p->header_protocol != IPPROTO_ICMP &&
+		    bpf_l4_csum_replace(ctx, checksum, before, after, flags | BPF_F_PSEUDO_HDR | 4))
+			return -EINVAL;
+		if (bpf_l3_csum_replace(ctx, L3_IPV4_CHECKSUM, before, after, 4))
+			return -EINVAL;
+		return bpf_skb_store_bytes(ctx, offset, &after, sizeof(after), 0);
+	} else {
+		__u32 offset = ETH_HLEN + (source ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+		struct address before;
+
+		if (bpf_skb_load_bytes(ctx, offset, &before, sizeof(before)))
+			return -EINVAL;
+		diff = bpf_csum_diff(before.words, 16, (__be32 *)to->addr.words, 16, diff);
+		if (checksum && add_to_checksum(ctx, checksum, diff, flags | BPF_F_PSEUDO_HDR))
+			return -EINVAL;
+		return bpf_skb_store_bytes(ctx, offset, &to->addr, sizeof(to->addr), 0);
+	}
+}
+
+/* Returns 0 if the packet, or each segment of it, fits a device's MTU, which is
+ * put in d->mtu. */
+static __always_inline int fits(struct __sk_buff *ctx, const struct packet *p, struct decision *d, __u32 ifindex)
+{
+	__u32 mtu = 0;
+	int ret = bpf_check_mtu(ctx, ifindex, &mtu, 0, ctx->gso_size ? BPF_MTU_CHK_SEGS : 0);
+
+	d->mtu = mtu;
+	/* A device that is gone is found out when the packet is sent. An error is
+	 * not answered, and is short enough for any path. */
+	return ret > 0 && p->shape != SHAPE_ICMP_ERROR ? -REASON_TOO_BIG : 0;
+}
+
+/* Takes a port of the egress address d->egress for a flow, puts it in
+ * d->egress_port, and records both directions. A flow of the host keeps any port
+ * that is free, and gets another one only if it is not. Returns 0, or why not. */
+static __always_inline __u32 allocate(const struct tuple *flow, struct decision *d, const struct config_value *cfg,
+				      __u32 exit_flags, const struct address *tunnel)
+{
+	struct search s = {.replies = replies_to(flow, &d->egress, 0)};
+	int err = -EEXIST;
+
+	if (exit_flags & EXIT_SHARED)
+		__builtin_memcpy(s.ranges, cfg->shared_ports, sizeof(s.ranges));
+	else
+		s.ranges[0] = (struct port_range){PORT_MIN, PORT_MAX};
+	for (int i = 0; i < SHARED_PORT_RANGES; i++)
+		s.ports += s.ranges[i].last ? s.ranges[i].last - s.ranges[i].first + 1 : 0;
+	if (d->of_host || in_ranges(&s, flow->sport))
+		s.preferred = flow->sport;
+	if (!s.ports)
+		return REASON_NO_SNAT_PORT;
+	/* What comes to that port is taken for a packet of the overlay. */
+	if (flow->protocol == IPPROTO_UDP && !d->of_host)
+		s.reserved = bpf_htons(cfg->overlay_port);
+
+	/* Another CPU may take the port that was found: then look again. */
+	for (int i = 0; i < NAT_RACES && err == -EEXIST; i++) {
+		bpf_loop(NAT_PROBES, try_port, &s, 0);
+		if (!s.found)
+			return REASON_NO_SNAT_PORT;
+		err = nat_record(&s.replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
+		s.preferred = 0;
+	}
+	if (err)
+		return REASON_NAT_FAILED;
+	d->egress_port = s.replies.dport;
+	if (!nat_record(flow, TUPLE_OUT | NAT_NEW, &d->egress, d->egress_port, tunnel))
+		return 0;
+	nat_delete(&s.replies, TUPLE_IN);
+	return REASON_NAT_FAILED;
+}
+
+/* Gives a packet the source that its flow leaves with: the one on record, if this
+ * node still has the address, or else d->egress with a port of its own. tunnel is
+ * the node that it came from over the overlay, or none. Returns 0 with
+ * d->egress, d->egress_port and d->exit set, or a reason, negative, why not. */
+SUBPROGRAM int translate(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+			 const struct config_value *cfg, const struct address *tunnel)
+{
+	const struct exit_value *exit = NULL;
+	struct translation to = {};
+	__u32 reason;
+
+	if (!p || !d || !cfg || !tunnel)
+		return -REASON_WRITE_FAILED;
+	if (nat_find(&p->flow, TUPLE_OUT, &to)) {
+		struct tuple replies = replies_to(&p->flow, &to.addr, to.port);
+
+		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
+		if (!exit) { /* it has moved away: replies would not come back */
+			nat_delete(&replies, TUPLE_IN);
+			nat_delete(&p->flow, TUPLE_OUT);
+		} else if (!same_address(&to.tunnel, tunnel)) { /* the pod has moved */
+			nat_record(&replies, TUPLE_IN | NAT_KNOWN, &p->flow.saddr, p->flow.sport, tunnel);
+			nat_record(&p->flow, TUPLE_OUT | NAT_KNOWN, &to.addr, to.port, tunnel);
+		}
+	}
+	if (exit) {
+		d->egress = to.addr;
+		d->egress_port = to.port;
+	} else {
+		reason = translatable(p);
+		if (reason)
+			return -reason;
+		exit = no_address(&d->egress) ? NULL : bpf_map_lookup_elem(&sluice_exits, &d->egress);
+		if (!exit)
+			return -REASON_NO_EGRESS_IP;
+		reason = allocate(&p->flow, d, cfg, exit->flags, tunnel);
+		/* Another CPU may have been faster with the same flow. */
+		if (reason == REASON_NAT_FAILED && nat_find(&p->flow, TUPLE_OUT, &to)) {
+			d->egress = to.addr;
+			d->egress_port = to.port;
+		} else if (reason) {
+			return -reason;
+		}
+		to.addr = d->egress;
+		to.port = d->egress_port;
+	}
+	d->exit = exit->ifindex;
+	if (d->of_host && to.port == p->flow.sport)
+		return 0;
+	if (!d->of_host && fits(ctx, p, d, d->exit))
+		return -REASON_TOO_BIG;
+	return rewrite(ctx, p, true, &to) ? -REASON_WRITE_FAILED : 0;
+}
+
+/* Reports whether a flow has an egress address that this node still has. */
+SUBPROGRAM int has_egress(const struct tuple *flow)
+{
+	struct translation to = {};
+
+	return flow && nat_find(flow, TUPLE_OUT, &to) && bpf_map_lookup_elem(&sluice_exits, &to.addr);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* What becomes of packets, for those who look: counters and events. */
+
+#pragma once
+
+#include "packet.h"
+
+/* What was decided of a flow, as far as it got. */
+struct decision {
+	__u32 egress_class;
+	__u32 group;
+	struct address gateway; /* where the flow is pinned to */
+	struct address egress;	/* what it leaves this node with */
+	__be16 egress_port;
+	__u16 flags; /* of its connection: enum ct_flags */
+	__u32 epoch; /* of the pod, read before anything was looked up */
+	__u32 exit;  /* device by which it leaves this node */
+	__u32 mtu;   /* that the packet exceeds */
+	__u32 of_host; /* it is not a pod's, but the host's own */
+};
+
+static __always_inline void count(__u32 reason, __u32 direction, __u64 bytes)
+{
+	__u32 index = reason * DIRECTIONS + direction;
+	struct metric *m = bpf_map_lookup_elem(&sluice_metrics, &index);
+
+	if (m) {
+		m->packets++;
+		m->bytes += bytes;
+	}
+}
+
+/* Reason, program and direction in one argument. */
+#define WHAT(reason, program, direction) ((__u32)(reason) | (__u32)(program) << 8 | (__u32)(direction) << 16)
+
+SUBPROGRAM int report(struct __sk_buff *ctx, const struct packet *p, const struct decision *d, __u32 kind, __u32 what)
+{
+	struct event *e;
+
+	if (!p || !d)
+		return 0;
+	e = bpf_ringbuf_reserve(&sluice_events, sizeof(*e), 0);
+	if (!e) {
+		count(REASON_EVENT_LOST, (what >> 16) & 1, 0);
+		return 0;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	e->time = bpf_ktime_get_ns();
+	e->kind = kind;
+	e->reason = what;
+	e->program = what >> 8;
+	e->direction = what >> 16;
+	e->family = p->flow.family;
+	e->protocol = p->header_protocol;
+	e->tcp_flags = p->tcp_flags;
+	e->icmp_type = p->icmp_type;
+	e->saddr = p->flow.saddr;
+	e->daddr = p->flow.daddr;
+	e->sport = p->flow.sport;
+	e->dport = p->flow.dport;
+	e->length = ctx->len;
+	e->ifindex = ctx->ifindex;
+	e->egress_class = d->egress_class;
+	e->group = d->group;
+	e->gateway = d->gateway;
+	e->egress = d->egress;
+	e->egress_port = d->egress_port;
+	bpf_ringbuf_submit(e, 0);
+	return 0;
+}
+
+static __always_inline int drop(struct __sk_buff *ctx, const struct packet *p, const struct decision *d, __u32 reason,
+				__u32 program, __u32 direction)
+{
+	count(reason, direction, ctx->len);
+	report(ctx, p, d, EVENT_DROP, WHAT(reason, program, direction));
+	return TCX_DROP;
+}
+
+/* Reports a new flow, if somebody wants to know. what is a WHAT. */
+static __always_inline void report_flow(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
+					const struct config_value *cfg, __u32 what)
+{
+	if (cfg->flags & CONFIG_FLOW_EVENTS)
+		report(ctx, p, d, EVENT_FLOW, what);
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// coveredByKernel reports whether packets to an address are dropped that come
+// from a pod of which the kernel does not know enough.
+func coveredByKernel(r bpf.Reader, dst netip.Addr) bool {
+	_, found := bpf.Match[bpf.CoveredKey, bpf.CoveredValue](r, "sluice_covered", bpf.CoveredKeyFrom(netip.PrefixFrom(dst, dst.BitLen())))
+	return found
+}
+
+// compareForwarding says where the maps and attachments that are beside the
+// policies differ from what the base tables, and other maps, ask for.
+func (c *cluster) compareForwarding(txn statedb.ReadTxn, r bpf.Reader, destinations []netip.Addr) error {
+	var errs []error
+	differ := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for _, dst := range destinations {
+		want := statedb.Collect(statedb.Filter(c.oracle.Policies.All(txn),
+			func(p *tables.EgressPolicy) bool { return covering(p.Destinations, dst) >= 0 }))
+		if got := coveredByKernel(r, dst); got != (len(want) > 0) {
+			differ("%s is covered: by the maps %v, by the base tables %v", dst, got, len(want) > 0)
+		}
+	}
+	want, got := c.oracle.alive(txn), map[string]bool{}
+	for k, v := range bpf.All[bpf.NodeKey, bpf.NodeValue](r, "sluice_nodes") {
+		got[fmt.Sprint(k, " ", v)] = true
+	}
+	if sortedKeys(want) != sortedKeys(got) {
+		differ("nodes: by the maps %s, by the base tables %s", sortedKeys(got), sortedKeys(want))
+	}
+	c.compareExits(txn, r, differ)
+	c.compareAttachments(txn, r, differ)
+	epochs := map[uint32]bpf.PodKey{}
+	for k, v := range bpf.All[bpf.PodKey, bpf.PodValue](r, "sluice_pods") {
+		if other, taken := epochs[v.Epoch]; taken || v.Epoch == 0 {
+			differ("epoch %d of %s, and %s", v.Epoch, k, other)
+		}
+		epochs[v.Epoch] = k
+	}
+	return errors.Join(errs...)
+}
+
+// alive are the addresses of nodes, with whether one that is ready has each.
+func (o *oracle) alive(txn statedb.ReadTxn) map[string]bool {
+	ready := map[netip.Addr]bpf.NodeValue{}
+	claim := func(addrs []netip.Addr, is bool) {
+		for _, a := range addrs {
+			v := ready[a]
+			if is {
+				v.Flags = bpf.NodeAlive
+			}
+			ready[a] = v
+		}
+	}
+	for n := range o.Nodes.All(txn) {
+		claim(n.InternalIPs, n.Ready)
+	}
+	for cn := range o.Cilium.All(txn) {
+		isReady := false
+		for n := range o.Nodes.All(txn) {
+			isReady = isReady || n.Name == cn.Name && n.Ready
+		}
+		claim(cn.Addrs, isReady)
+	}
+	lines := map[string]bool{}
+	for a, v := range ready {
+		lines[fmt.Sprint(bpf.NodeKey{Addr: bpf.AddressFrom(a)}, " ", v)] = true
+	}
+	return lines
+}
+
+// compareExits: what a gateway sends with is an exit, and each exit is an
+// address of the node, by a device that has it. Others than the first linger.
+func (c *cluster) compareExits(txn statedb.ReadTxn, r bpf.Reader, differ func(string, ...any)) {
+	exits := map[netip.Addr]bpf.ExitValue{}
+	for k, v := range bpf.All[bpf.ExitKey, bpf.ExitValue](r, "sluice_exits") {
+		addr := k.Addr.Addr()
+		exits[addr] = v
+		on, want := false, bpf.ExitFlags(0)
+		for a := range c.oracle.Addresses.All(txn) {
+			on = on || a.Addr == addr && a.DeviceIndex == int(v.IfIndex)
+		}
+		if c.oracle.usedByHost(txn, addr, int(v.IfIndex)) {
+			want = bpf.ExitShared
+		}
+		if !on || v.Flags != want {
+			differ("exit %s %s: address of the device %v, flags by the base tables %s", k, v, on, want)
+		}
+	}
+	for k, v := range bpf.All[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways") {
+		for _, a := range []netip.Addr{netip.AddrFrom4(v.Egress4), v.Egress6.Addr()} {
+			if a.IsValid() && !a.IsUnspecified() && exits[a].IfIndex != v.IfIndex {
+				differ("%s sends with %s by device %d, which is no exit: %s", k, a, v.IfIndex, exits[a])
+			}
+		}
+	}
+}
+
+// usedByHost reports whether the node sends from an address for itself.
+func (o *oracle) usedByHost(txn statedb.ReadTxn, addr netip.Addr, device int) bool {
+	for n := range o.Nodes.All(txn) {
+		if n.Name == o.LocalNode.Name && slices.Contains(n.InternalIPs, addr) {
+			return true
+		}
+	}
+	for route := range o.Routes.All(txn) {
+		if route.Source == addr && route.Table != 255 {
+			return true
+		}
+	}
+	order, first := 1<<30, netip.Addr{}
+	for a := range o.Addresses.All(txn) {
+		if a.DeviceIndex == device && a.Addr.BitLen() == addr.BitLen() && a.Scope == "global" && a.Order < order {
+			order, first = a.Order, a.Addr
+		}
+	}
+	return first == addr
+}
+
+// compareAttachments: programs run at the devices that the maps name, and
+// nowhere before there is a configuration.
+func (c *cluster) compareAttachments(txn statedb.ReadTxn, r bpf.Reader, differ func(string, ...any)) {
+	want, got := map[string]bool{}, map[string]bool{}
+	at := func(device uint32, programs ...bpf.Program) {
+		for _, p := range programs {
+			want[tables.AttachmentID{IfIndex: int(device), Program: p}.String()] = true
+		}
+	}
+	exists := map[uint32]bool{}
+	if _, configured := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](r, "sluice_config", bpf.ConfigKey{}); configured {
+		at(0, bpf.ProgramBackstop)
+		for d := range c.oracle.Devices.All(txn) {
+			exists[uint32(d.Index)] = true
+			if d.Name == "sluice_vxlan" {
+				at(uint32(d.Index), bpf.ProgramFromOverlay)
+			}
+		}
+	}
+	for _, v := range bpf.All[bpf.PodKey, bpf.PodValue](r, "sluice_pods") {
+		if exists[v.IfIndex] {
+			at(v.IfIndex, bpf.ProgramFromPod, bpf.ProgramToPod)
+		}
+	}
+	for _, v := range bpf.All[bpf.ExitKey, bpf.ExitValue](r, "sluice_exits") {
+		if exists[v.IfIndex] {
+			at(v.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
+		}
+	}
+	for row := range c.attachments.All(txn) {
+		got[row.ID().String()] = true
+	}
+	if sortedKeys(want) != sortedKeys(got) {
+		differ("attachments: there are %s, the maps ask for %s", sortedKeys(got), sortedKeys(want))
+	}
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// AwaitPolicy waits until all rules of an egress policy are in the kernel's maps.
+func (a *Agent) AwaitPolicy(ctx context.Context, policy string) error {
+	return AwaitRows(ctx, a, "egress-policy-status", func(rows []tables.EgressPolicyStatus) error {
+		for _, r := range rows {
+			if r.Policy != policy {
+				continue
+			}
+			if r.Programmed < r.Rules {
+				return fmt.Errorf("%d of %d rules of policy %s are programmed", r.Programmed, r.Rules, policy)
+			}
+			return nil
+		}
+		return fmt.Errorf("policy %s is unknown", policy)
+	})
+}
+
+// AwaitSources waits until the kernel has, or with chosen=false has not, egress
+// classes for pods, on their own nodes and on the other nodes given.
+func (c *Cluster) AwaitSources(ctx context.Context, chosen bool, gateways []*Node, pods ...*Pod) error {
+	for _, p := range pods {
+		for _, n := range append([]*Node{p.Node}, gateways...) {
+			if err := n.Agent.awaitSource(ctx, p, chosen); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *Agent) awaitSource(ctx context.Context, p *Pod, chosen bool) error {
+	return AwaitRows(ctx, a, "map-sources", func(rows []MapRow) error {
+		found := map[string]bool{}
+		for _, r := range rows {
+			found[fmt.Sprint(r.Key["Addr"])] = true
+		}
+		for _, addr := range []string{p.IPv4.String(), p.IPv6.String()} {
+			if found[addr] != chosen {
+				return fmt.Errorf("the kernel has a class for %s: %t", addr, found[addr])
+			}
+		}
+		return nil
+	})
+}
+
+// MapRow is an entry of a kernel map: a row of a table map-*.
+type MapRow struct {
+	Key    map[string]any `json:"key"`
+	Value  map[string]any `json:"value"`
+	Wanted tables.Wanted  `json:"wanted"`
+	Error  string         `json:"error"`
+}
+
+// number is a number of a row.
+func number(v any) uint32 {
+	f, _ := v.(float64) // as JSON has them
+	return uint32(f)
+}
+
+// AwaitGateways waits until, in the kernel's maps, every destination of a policy
+// leads to groups over all of whose buckets just these gateways are spread; none
+// means that traffic is dropped.
+func (a *Agent) AwaitGateways(ctx context.Context, gateways ...*Node) error {
+	want := map[string]bool{}
+	for _, n := range gateways {
+		want[n.Internal().String()] = true
+	}
+	return a.Await(ctx, "gateways are elected", func(ctx context.Context) error {
+		rules, err := Rows[MapRow](ctx, a, "map-egress")
+		if err != nil {
+			return err
+		}
+		buckets, err := Rows[MapRow](ctx, a, "map-gateways")
+		if err != nil {
+			return err
+		}
+		got := map[string]bool{}
+		for _, rule := range rules {
+			group, count := number(rule.Value["Group"]), 0
+			for _, b := range buckets {
+				if number(b.Key["Group"]) == group {
+					count++
+					got[fmt.Sprint(b.Value["Gateway"])] = true
+				}
+			}
+			if group != bpf.GroupExcluded && count != bpf.GatewayBuckets {
+				return fmt.Errorf("group %d has %d buckets", group, count)
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("gateways are %v, not %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		}
+		return nil
+	})
+}
+
+// AwaitRule waits until the kernel's maps have a destination of a policy, or
+// have it as excluded.
+func (a *Agent) AwaitRule(ctx context.Context, destination netip.Prefix, excluded bool) error {
+	return a.Await(ctx, fmt.Sprintf("a rule for %s is programmed", destination), func(ctx context.Context) error {
+		text, err := a.Table(ctx, "map-egress")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(text) {
+			if f := strings.Fields(line); len(f) > 2 && f[1] == destination.String() && (f[2] == "excluded") == excluded {
+				return nil
+			}
+		}
+		return errors.New("there is none")
+	})
+}
+
+// AwaitAttached waits until the kernel knows these pods of the node, and all
+// programs are attached that are to be.
+func (a *Agent) AwaitAttached(ctx context.Context, pods ...*Pod) error {
+	if err := AwaitRows(ctx, a, "map-pods", func(rows []MapRow) error {
+		known := map[string]bool{}
+		for _, r := range rows {
+			known[fmt.Sprint(r.Key["Addr"])] = true
+		}
+		for _, p := range pods {
+			if !known[p.IPv4.String()] || !known[p.IPv6.String()] {
+				return fmt.Errorf("the kernel does not know %s", p.Name)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return AwaitRows(ctx, a, "attachments", func(rows []attachment) error {
+		attached := map[string]bool{}
+		for _, r := range rows {
+			if r.Status.Kind != reconciler.StatusKindDone {
+				return fmt.Errorf("program %s, device %q: %s", r.Program, r.Device, r.Status)
+			}
+			attached[r.Device] = true
+		}
+		for _, p := range pods {
+			if !attached[p.HostDevice] {
+				return fmt.Errorf("nothing is attached to %s of %s", p.HostDevice, p.Name)
+			}
+		}
+		return nil
+	})
+}
+
+// attachment is a row of table attachments.
+type attachment struct {
+	Device  string            `json:"device"`
+	Program string            `json:"program"`
+	Status  reconciler.Status `json:"status"`
+}
+
+// AwaitSettled waits until nothing waits for the kernel, and nothing failed.
+func (a *Agent) AwaitSettled(ctx context.Context) error {
+	return AwaitRows(ctx, a, "bpf-maps", func(rows []struct {
+		Name                     string
+		Pending, Waiting, Failed int
+	}) error {
+		for _, r := range rows {
+			if r.Pending+r.Waiting+r.Failed > 0 {
+				return fmt.Errorf("map %s: %d pending, %d waiting, %d failed", r.Name, r.Pending, r.Waiting, r.Failed)
+			}
+		}
+		return nil
+	})
+}

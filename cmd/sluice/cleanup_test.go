@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/stretchr/testify/require"
+	vn "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/reconcilers/attach"
+)
+
+// inNamespace has the rest of the test run in a network namespace of its own.
+func inNamespace(t *testing.T) {
+	const reason = "needs root to make network namespaces"
+	if os.Geteuid() != 0 {
+		if os.Getenv("SLUICE_REQUIRE_PRIVILEGED") != "" {
+			t.Fatal(reason)
+		}
+		t.Skip(reason)
+	}
+	runtime.LockOSThread() // for good: the thread goes with the test
+	ns, err := netns.New()
+	require.NoError(t, err)
+	t.Cleanup(func() { ns.Close() })
+}
+
+// What a killed agent left in the kernel goes, and nothing of others.
+func TestCleanupOfKernel(t *testing.T) {
+	inNamespace(t)
+	dir := tempDir(t)
+	bpffs := filepath.Join(dir, "bpffs")
+	require.NoError(t, bpf.Probe(bpffs))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(bpffs, 0)) })
+	pins := filepath.Join(bpffs, "sluice")
+
+	device := addDevice(t, &vn.Veth{PeerName: "eth0"}, "pod0")
+	d, err := datapath.Load(datapath.Options{Dir: pins, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	require.NoError(t, err)
+	l, err := link.AttachTCX(link.TCXOptions{
+		Interface: device.Attrs().Index, Program: d.Program(bpf.ProgramFromPod), Attach: ebpf.AttachTCXIngress,
+	})
+	require.NoError(t, err)
+	name := fmt.Sprintf("from_pod_%d", device.Attrs().Index)
+	require.NoError(t, os.Mkdir(filepath.Join(pins, "links"), 0o700))
+	require.NoError(t, l.Pin(filepath.Join(pins, "links", name)))
+	require.NoError(t, l.Close())
+	require.NoError(t, d.Close())
+	overlay := addDevice(t, &vn.Vxlan{FlowBased: true, Port: 8474}, "sluice_vxlan")
+	require.NoError(t, vn.LinkSetAlias(overlay, attach.OverlayAlias))
+	addDevice(t, &vn.Vxlan{FlowBased: true, Port: 4790}, "other")
+
+	attached := func() int {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+		require.NoError(t, err)
+		return len(result.Programs)
+	}
+	require.Equal(t, 1, attached())
+	args := []string{"cleanup", "--bpffs=" + bpffs, "--state-dir=" + filepath.Join(dir, "state"), "--socket=" + filepath.Join(dir, "sluice.sock")}
+
+	// Not while another agent has the maps.
+	kernel, err := bpf.OpenKernel(bpffs, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	require.NoError(t, err)
+	require.Equal(t, exitError, sluice(t, args...).code)
+	require.Equal(t, 1, attached())
+	_, err = vn.LinkByName("sluice_vxlan")
+	require.NoError(t, err)
+	require.NoError(t, kernel.Close())
+
+	r := sluice(t, args...)
+	require.Equal(t, exitOK, r.code, r.stderr)
+	for _, line := range []string{
+		"detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",
+	} {
+		require.Contains(t, r.stdout, line+"\n")
+	}
+	require.Zero(t, attached())
+	require.NoDirExists(t, pins)
+	_, err = vn.LinkByName("sluice_vxlan")
+	require.ErrorAs(t, err, &vn.LinkNotFoundError{})
+	_, err = vn.LinkByName("other")
+	require.NoError(t, err)
+	require.Equal(t, "nothing to clean up\n", sluice(t, args...).stdout)
+}
+
+// addDevice makes a device and returns it as the kernel has it.
+func addDevice(t *testing.T, device vn.Link, name string) vn.Link {
+	*device.Attrs() = vn.NewLinkAttrs()
+	device.Attrs().Name = name
+	require.NoError(t, vn.LinkAdd(device))
+	made, err := vn.LinkByName(name)
+	require.NoError(t, err)
+	return made
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// attachments are the operations on the table attachments. Without programs
+// there is nothing to do.
+type attachments struct {
+	datapath *datapath.Datapath
+	links    func() links // asked each time: the agent chooses its maps when it starts
+	seed     func()       // makes flows known that began before a pod's device has a program
+	table    statedb.Table[*tables.Attachment]
+}
+
+var _ reconciler.Operations[*tables.Attachment] = &attachments{}
+
+// Update implements [reconciler.Operations].
+func (o *attachments) Update(_ context.Context, txn statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment) error {
+	if !o.datapath.Loaded() {
+		return nil
+	}
+	row.LinkID = 0
+	if row.Program == bpf.ProgramFromPod && o.wanted(txn, row.IfIndex, bpf.ProgramToPod) {
+		// Flows towards the pod are to be known before it answers them.
+		if _, err := o.update(row.IfIndex, bpf.ProgramToPod); err != nil {
+			return err
+		}
+	}
+	id, err := o.update(row.IfIndex, row.Program)
+	row.LinkID = uint32(id)
+	return err
+}
+
+func (o *attachments) wanted(txn statedb.ReadTxn, ifIndex int, p bpf.Program) bool {
+	_, _, found := o.table.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: ifIndex, Program: p}))
+	return found
+}
+
+func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
+	program := o.datapath.Program(p)
+	_, atDevice := attachTypes[p]
+	switch {
+	case program == nil:
+		return 0, fmt.Errorf("attach %s: there is no such program", p)
+	case atDevice != (ifIndex > 0):
+		return 0, fmt.Errorf("attach %s: not to device %d", p, ifIndex)
+	case !atDevice:
+		return o.links().updateBackstop(program)
+	}
+	id, ok, err := o.links().update(ifIndex, p, program)
+	if ok || err != nil {
+		return id, err
+	}
+	if p == bpf.ProgramFromPod {
+		o.seed()
+	}
+	return o.links().attach(ifIndex, p, program)
+}
+
+// Delete implements [reconciler.Operations].
+func (o *attachments) Delete(_ context.Context, _ statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment) error {
+	if !o.datapath.Loaded() {
+		return nil
+	}
+	return o.remove(func(pin string) bool { return pinOf(row, pin) })
+}
+
+// Prune implements [reconciler.Operations]: links of an earlier run that no row
+// wants are ended.
+func (o *attachments) Prune(_ context.Context, _ statedb.ReadTxn, rows iter.Seq2[*tables.Attachment, statedb.Revision]) error {
+	if !o.datapath.Loaded() {
+		return nil
+	}
+	wanted, backstop := map[string]bool{}, false
+	for row := range rows {
+		wanted[pinName(row.IfIndex, row.Program)] = true
+		backstop = backstop || row.Program == bpf.ProgramBackstop
+	}
+	return o.remove(func(pin string) bool { return !wanted[pin] && !(backstop && isBackstop(pin)) })
+}
+
+// pinOf reports whether a pin is of what a row wants.
+func pinOf(row *tables.Attachment, pin string) bool {
+	if row.Program == bpf.ProgramBackstop {
+		return isBackstop(pin)
+	}
+	return pin == pinName(row.IfIndex, row.Program)
+}
+
+func (o *attachments) remove(unwanted func(pin string) bool) error {
+	l := o.links()
+	pins, err := l.names()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pin := range pins {
+		if unwanted(pin) {
+			errs = append(errs, l.detach(pin))
+		}
+	}
+	return errors.Join(errs...)
+}

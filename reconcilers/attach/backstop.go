@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// The backstop runs at netfilter's FORWARD hook, before what drops there or
+// changes the mark (mangle is at -150) and long before masquerading. The kernel
+// refuses two programs of one priority and cannot replace one in its link, so a
+// new one takes another of these priorities before the old one goes.
+const (
+	firstPriority = -170
+	lastPriority  = -160
+)
+
+// family is one of the two protocol families, each of which has its own hook.
+type family struct {
+	name     string // with which the names of pins begin
+	protocol link.NetfilterProtocolFamily
+}
+
+var families = []family{
+	{"backstop4", link.NetfilterProtoIPv4},
+	{"backstop6", link.NetfilterProtoIPv6},
+}
+
+func (f family) pinName(priority int32) string { return fmt.Sprintf("%s_%d", f.name, priority) }
+
+// priority returns the priority in the name of a pin.
+func (f family) priority(pin string) (priority int32, ok bool) {
+	text, ok := strings.CutPrefix(pin, f.name+"_")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(text, 10, 32)
+	return int32(n), err == nil
+}
+
+// isBackstop reports whether a pin is one of the backstop's.
+func isBackstop(pin string) bool {
+	for _, f := range families {
+		if strings.HasPrefix(pin, f.name+"_") {
+			return true
+		}
+	}
+	return false
+}
+
+// updateBackstop has the forwarding hooks of both families run a program, and
+// returns the number of one of the links.
+func (l links) updateBackstop(program *ebpf.Program) (id link.ID, err error) {
+	for _, f := range families {
+		if id, err = l.updateFamily(f, program); err != nil {
+			return 0, fmt.Errorf("attach backstop: %w", err)
+		}
+	}
+	return id, nil
+}
+
+// updateFamily attaches a program unless it is, and then drops all others.
+func (l links) updateFamily(f family, program *ebpf.Program) (link.ID, error) {
+	pins, err := l.names()
+	if err != nil {
+		return 0, err
+	}
+	id, kept, err := l.findBackstop(f, pins, program)
+	if err != nil {
+		return 0, err
+	}
+	if kept == "" {
+		if id, kept, err = l.attachBackstop(f, program); err != nil {
+			return 0, err
+		}
+	}
+	for _, pin := range pins {
+		if _, ok := f.priority(pin); ok && pin != kept {
+			err = errors.Join(err, l.detach(pin))
+		}
+	}
+	return id, err
+}
+
+// findBackstop returns the pinned link that runs the program, none if none does.
+func (l links) findBackstop(f family, pins []string, program *ebpf.Program) (id link.ID, kept string, err error) {
+	info, err := program.Info()
+	if err != nil {
+		return 0, "", fmt.Errorf("look at program: %w", err)
+	}
+	wanted, _ := info.ID()
+	for _, pin := range pins {
+		priority, ok := f.priority(pin)
+		if !ok {
+			continue
+		}
+		a, err := l.load(pin)
+		if err != nil {
+			return 0, "", err
+		}
+		if a == nil {
+			continue
+		}
+		nf := a.info.Netfilter()
+		a.Close()
+		if a.info.Program == wanted && nf != nil && nf.ProtocolFamily == f.protocol &&
+			nf.Hook == link.NetfilterInetForward && nf.Priority == priority {
+			return a.info.ID, pin, nil
+		}
+	}
+	return 0, "", nil
+}
+
+// attachBackstop attaches a program at the first priority that is free.
+func (l links) attachBackstop(f family, program *ebpf.Program) (id link.ID, pin string, err error) {
+	for priority := int32(firstPriority); priority <= lastPriority; priority++ {
+		var made link.Link
+		err = l.ns.do(func() (err error) {
+			made, err = link.AttachNetfilter(link.NetfilterOptions{
+				Program: program, ProtocolFamily: f.protocol, Hook: link.NetfilterInetForward, Priority: priority,
+			})
+			return err
+		})
+		if errors.Is(err, unix.EBUSY) {
+			continue
+		}
+		if err != nil {
+			return 0, "", fmt.Errorf("%s at priority %d: %w", f.name, priority, err)
+		}
+		pin = f.pinName(priority)
+		id, err = l.pin(made, pin)
+		return id, pin, err
+	}
+	return 0, "", fmt.Errorf("%s: priorities %d to %d are all taken: %w", f.name, firstPriority, lastPriority, err)
+}

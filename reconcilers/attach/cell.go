@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package attach has the kernel run the programs where tables want them.
+//
+//	attachments ─────► tcx links of devices, netfilter links; pinned in <bpffs>/sluice/links
+//	overlay-devices ─► the VXLAN device
+//	devices ─────────► attachments of a device that was replaced are made anew
+//
+// Links outlive the agent, and the next one replaces their programs in place: no
+// packet passes unseen. Before the first program is attached to a pod's device,
+// the connections that the pod has are taken over from the kernel's conntrack
+// table. Without programs (--bpf=memory) the rows are done as they come.
+package attach
+
+import (
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/vishvananda/netns"
+	"golang.org/x/time/rate"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell reconciles attachments and overlay devices.
+var Cell = cell.Module(
+	"attach",
+	"Programs at devices and the overlay device",
+
+	cell.Invoke(registerOverlayDevices, registerAttachments),
+)
+
+type params struct {
+	cell.In
+
+	Reconciler reconciler.Params
+	Log        *slog.Logger
+	Jobs       job.Group
+	DB         *statedb.DB
+	Datapath   *datapath.Datapath
+	Maps       *bpf.Maps
+
+	Attachments    tables.Desired[*tables.Attachment]
+	OverlayDevices tables.Desired[*tables.OverlayDevice]
+	Devices        statedb.Table[*tables.Device] `optional:"true"`
+
+	// Namespace is the network namespace of the devices, that of the process if
+	// it is not given. It belongs to the provider and is to outlive the hive.
+	Namespace netns.NsHandle `optional:"true"`
+}
+
+// What went wrong is tried again soon, and what was changed by others is mended
+// once in a while.
+const (
+	retryFirst = 100 * time.Millisecond
+	retryLast  = 10 * time.Second
+	pruneEvery = 10 * time.Minute
+	refreshAge = 5 * time.Minute
+)
+
+func registerAttachments(p params) error {
+	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps)
+	p.Jobs.Add(job.OneShot("seed-connections", s.run))
+	_, err := reconciler.Register(
+		p.Reconciler,
+		p.Attachments.RWTable,
+		(*tables.Attachment).Clone,
+		(*tables.Attachment).SetStatus,
+		(*tables.Attachment).GetStatus,
+		&attachments{datapath: p.Datapath, links: p.links, seed: s.beforeAttach, table: p.Attachments},
+		nil, // no batch operations
+		reconciler.WithName("attachments"),
+		reconciler.WithRetry(retryFirst, retryLast),
+		reconciler.WithPruning(pruneEvery),
+		reconciler.WithRefreshing(refreshAge, rate.NewLimiter(100, 100)),
+	)
+	if err == nil && p.Devices != nil {
+		w := &watcher{db: p.DB, devices: p.Devices, attachments: p.Attachments.RWTable, links: p.links, datapath: p.Datapath}
+		p.Jobs.Add(job.OneShot("watch-devices", w.run))
+	}
+	return err
+}
+
+// links are those of the back end in which the maps are now.
+func (p params) links() links {
+	kernel, ok := p.Maps.Backend().(*bpf.Kernel)
+	if !ok {
+		return links{}
+	}
+	return links{dir: filepath.Clean(kernel.LinksDir()), ns: namespace(p.Namespace)}
+}
+
+func registerOverlayDevices(p params) error {
+	_, err := reconciler.Register(
+		p.Reconciler,
+		p.OverlayDevices.RWTable,
+		(*tables.OverlayDevice).Clone,
+		(*tables.OverlayDevice).SetStatus,
+		(*tables.OverlayDevice).GetStatus,
+		&overlayDevices{datapath: p.Datapath, ns: namespace(p.Namespace)},
+		nil, // no batch operations
+		reconciler.WithName("overlay-devices"),
+		reconciler.WithRetry(retryFirst, retryLast),
+		reconciler.WithPruning(pruneEvery),
+		reconciler.WithRefreshing(refreshAge, rate.NewLimiter(100, 100)),
+	)
+	return err
+}

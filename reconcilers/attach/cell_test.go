@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// agent is one of nothing but maps, programs and the tables of this package.
+type agent struct {
+	t           testing.TB
+	hive        *hive.Hive
+	db          *statedb.DB
+	datapath    *datapath.Datapath
+	maps        *bpf.Maps
+	attachments statedb.RWTable[*tables.Attachment]
+	overlays    statedb.RWTable[*tables.OverlayDevice]
+	devices     statedb.RWTable[*tables.Device]
+	complete    []func(statedb.WriteTxn)
+}
+
+func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
+	a := &agent{t: t}
+	opts := hive.DefaultOptions()
+	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
+		func(r job.Registry, h cell.Health, id cell.ModuleID) job.Group {
+			return r.NewGroup(h.NewScope(string(id)))
+		},
+	}
+	a.hive = hive.NewWithOptions(opts,
+		statedb.Cell, job.Cell, bpf.Cell, datapath.Cell,
+		cell.SimpleHealthCell,
+		cell.Provide(
+			tables.NewAttachmentTable, tables.NewOverlayDeviceTable, tables.NewDeviceTable,
+			statedb.RWTable[*tables.Device].ToTable,
+			tables.NewDesired[*tables.Attachment], tables.NewDesired[*tables.OverlayDevice],
+			func() netns.NsHandle { return ns },
+		),
+		Cell,
+		cell.Invoke(func(db *statedb.DB, d *datapath.Datapath, m *bpf.Maps, attachments statedb.RWTable[*tables.Attachment],
+			overlays statedb.RWTable[*tables.OverlayDevice], devices statedb.RWTable[*tables.Device]) {
+			a.db, a.datapath, a.maps, a.attachments, a.overlays, a.devices = db, d, m, attachments, overlays, devices
+			wtxn := db.WriteTxn(attachments, overlays)
+			a.complete = []func(statedb.WriteTxn){
+				attachments.RegisterInitializer(wtxn, "test"), overlays.RegisterInitializer(wtxn, "test"),
+			}
+			wtxn.Commit()
+		}),
+	)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	a.hive.RegisterFlags(flags)
+	require.NoError(t, flags.Parse(append([]string{
+		"--map-size-ct-tcp=1000", "--map-size-ct-any=1000", "--map-size-nat=1000", "--map-size-ipcache=1000",
+	}, args...)))
+	require.NoError(t, a.hive.Start(testLog(t), context.Background()))
+	return a
+}
+
+func (a *agent) stop() { require.NoError(a.t, a.hive.Stop(testLog(a.t), context.Background())) }
+
+func insert[Row any](a *agent, table statedb.RWTable[Row], rows ...Row) {
+	a.t.Helper()
+	wtxn := a.db.WriteTxn(table)
+	defer wtxn.Abort()
+	for _, row := range rows {
+		_, _, err := table.Insert(wtxn, row)
+		require.NoError(a.t, err)
+	}
+	wtxn.Commit()
+}
+
+func (a *agent) initialized() {
+	wtxn := a.db.WriteTxn(a.attachments, a.overlays)
+	for _, done := range a.complete {
+		done(wtxn)
+	}
+	wtxn.Commit()
+}
+
+// attach wants programs at a device and waits for them.
+func (a *agent) attach(ifIndex int, programs ...bpf.Program) {
+	a.t.Helper()
+	for _, p := range programs {
+		insert(a, a.attachments, &tables.Attachment{IfIndex: ifIndex, Program: p, Status: reconciler.StatusPending()})
+	}
+	for _, p := range programs {
+		a.await(ifIndex, p, func(row *tables.Attachment) bool { return row.Status.Kind == reconciler.StatusKindDone })
+	}
+}
+
+func (a *agent) await(ifIndex int, p bpf.Program, ok func(*tables.Attachment) bool) (row *tables.Attachment) {
+	a.t.Helper()
+	require.Eventually(a.t, func() bool {
+		row, _, _ = a.attachments.Get(a.db.ReadTxn(), tables.AttachmentByID(tables.AttachmentID{IfIndex: ifIndex, Program: p}))
+		return row != nil && ok(row)
+	}, 10*time.Second, 5*time.Millisecond)
+	return row
+}
+
+func TestMemoryModeDoesNothing(t *testing.T) {
+	a := startAgent(t, 0, "--bpf=memory")
+	defer a.stop()
+	a.initialized()
+	a.attach(4242, bpf.ProgramFromPod)
+	insert(a, a.overlays, overlayRow("192.0.2.1"))
+	wanted := overlayRow("192.0.2.1")
+	wanted.Status = reconciler.StatusPending()
+	insert(a, a.overlays, wanted)
+	require.Eventually(t, func() bool {
+		row, _, _ := a.overlays.Get(a.db.ReadTxn(), tables.OverlayDeviceByName(overlayName))
+		return row.Status.Kind == reconciler.StatusKindDone
+	}, 10*time.Second, 5*time.Millisecond)
+}
+
+func TestAgents(t *testing.T) {
+	n, bpffs := newNetwork(t), testBPFFS(t)
+	first, second := n.addVeth("pod0", "eth0", 0), n.addVeth("pod1", "eth1", 0)
+
+	a := startAgent(t, n.ns, "--bpffs="+bpffs)
+	a.attach(first, bpf.ProgramFromPod, bpf.ProgramToPod)
+	a.attach(second, bpf.ProgramFromPod)
+	a.attach(0, bpf.ProgramBackstop)
+	link := a.await(first, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID
+	require.NotZero(t, link)
+	a.stop()
+	require.Len(t, n.running(first, ebpf.AttachTCXIngress), 1, "the programs run on without the agent")
+
+	// What the next one does not want is ended, but not before it knows that.
+	a = startAgent(t, n.ns, "--bpffs="+bpffs)
+	defer a.stop()
+	a.attach(first, bpf.ProgramFromPod)
+	require.Equal(t, link, a.await(first, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID)
+	require.Len(t, n.running(second, ebpf.AttachTCXIngress), 1)
+	a.initialized()
+	require.Eventually(t, func() bool {
+		return len(n.running(second, ebpf.AttachTCXIngress)) == 0 && len(n.running(first, ebpf.AttachTCXEgress)) == 0
+	}, 10*time.Second, 5*time.Millisecond)
+	require.Len(t, n.running(first, ebpf.AttachTCXIngress), 1)
+	pins, err := bpf.PinnedLinks(filepath.Join(bpffs, "sluice", "links"))
+	require.NoError(t, err)
+	require.Equal(t, []string{pinName(first, bpf.ProgramFromPod)}, pins)
+}
+
+// A device that goes and returns under the same name and index changes nothing
+// in what is wanted.
+func TestDeviceReturns(t *testing.T) {
+	n, bpffs := newNetwork(t), testBPFFS(t)
+	index := n.addVeth("pod0", "eth0", 0)
+	a := startAgent(t, n.ns, "--bpffs="+bpffs)
+	defer a.stop()
+	a.initialized()
+	insert(a, a.devices, &tables.Device{Index: index, Name: "pod0", MAC: "02:00:00:00:00:01"})
+	a.attach(index, bpf.ProgramFromPod)
+	before := a.await(index, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID
+
+	n.removeDevice("pod0")
+	n.addVeth("pod0", "eth0", index)
+	insert(a, a.devices, &tables.Device{Index: index, Name: "pod0", MAC: "02:00:00:00:00:02"})
+	a.await(index, bpf.ProgramFromPod, func(row *tables.Attachment) bool {
+		return row.Status.Kind == reconciler.StatusKindDone && row.LinkID != before
+	})
+	require.Len(t, n.running(index, ebpf.AttachTCXIngress), 1)
+}

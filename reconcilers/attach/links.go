@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	vn "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// ErrDeviceGone says that a device went before, or while, a program was attached.
+var ErrDeviceGone = errors.New("device is gone")
+
+// attachTypes are the directions in which programs at devices see packets.
+var attachTypes = map[bpf.Program]ebpf.AttachType{
+	bpf.ProgramFromPod:     ebpf.AttachTCXIngress,
+	bpf.ProgramToPod:       ebpf.AttachTCXEgress,
+	bpf.ProgramFromOverlay: ebpf.AttachTCXIngress,
+	bpf.ProgramFromNetdev:  ebpf.AttachTCXIngress,
+	bpf.ProgramToNetdev:    ebpf.AttachTCXEgress,
+}
+
+// links are the links pinned in a directory: of programs at devices under
+// "<program>_<ifindex>", of the backstop as backstop.go has it.
+type links struct {
+	dir string
+	ns  namespace
+}
+
+func pinName(ifIndex int, p bpf.Program) string { return fmt.Sprintf("%s_%d", p, ifIndex) }
+
+func (l links) path(name string) string { return filepath.Join(l.dir, name) }
+
+// attached is a link that is alive.
+type attached struct {
+	link.Link
+	info *link.Info
+}
+
+// load opens a pinned link. It returns nil if there is none; a pin that is no
+// link is as good as none, and is replaced.
+func (l links) load(name string) (*attached, error) {
+	pinned, err := link.LoadPinnedLink(l.path(name), nil)
+	if err != nil {
+		return nil, nil
+	}
+	info, err := pinned.Info()
+	if err != nil {
+		pinned.Close()
+		return nil, fmt.Errorf("look at link %s: %w", name, err)
+	}
+	return &attached{pinned, info}, nil
+}
+
+// loadTCX opens the pinned link of a program at a device, and returns nil if
+// there is none that works there: the link of a device that is gone has no
+// device any more.
+func (l links) loadTCX(ifIndex int, p bpf.Program) (*attached, error) {
+	a, err := l.load(pinName(ifIndex, p))
+	if a == nil || err != nil {
+		return nil, err
+	}
+	if tcx := a.info.TCX(); tcx == nil || int(tcx.Ifindex) != ifIndex || ebpf.AttachType(tcx.AttachType) != attachTypes[p] {
+		a.Close()
+		return nil, nil
+	}
+	return a, nil
+}
+
+// update has a link that works run a program, in one step, and reports whether
+// there is such a link.
+func (l links) update(ifIndex int, p bpf.Program, program *ebpf.Program) (id link.ID, ok bool, err error) {
+	a, err := l.loadTCX(ifIndex, p)
+	if a == nil || err != nil {
+		return 0, false, err
+	}
+	defer a.Close()
+	info, err := program.Info()
+	if err != nil {
+		return 0, false, fmt.Errorf("look at program %s: %w", p, err)
+	}
+	if wanted, ok := info.ID(); ok && wanted == a.info.Program {
+		return a.info.ID, true, nil
+	}
+	err = a.Update(program)
+	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.EINVAL) { // the device went, or it was another type's program
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("replace program %s: %w", p, err)
+	}
+	return a.info.ID, true, nil
+}
+
+// attach attaches a program at a device, before all that others have attached
+// there, and pins the link in the place of one that does not work.
+func (l links) attach(ifIndex int, p bpf.Program, program *ebpf.Program) (link.ID, error) {
+	if err := l.checkDevice(ifIndex); err != nil {
+		return 0, err
+	}
+	var made link.Link
+	err := l.ns.do(func() (err error) {
+		made, err = link.AttachTCX(link.TCXOptions{
+			Interface: ifIndex, Program: program, Attach: attachTypes[p], Anchor: link.Head(),
+		})
+		return err
+	})
+	if err != nil {
+		if gone := l.checkDevice(ifIndex); errors.Is(gone, ErrDeviceGone) {
+			return 0, gone
+		}
+		return 0, fmt.Errorf("attach %s to device %d: %w", p, ifIndex, err)
+	}
+	return l.pin(made, pinName(ifIndex, p))
+}
+
+// pin pins a new link where another may be, and closes it.
+func (l links) pin(made link.Link, name string) (link.ID, error) {
+	defer made.Close()
+	info, err := made.Info()
+	if err != nil {
+		return 0, fmt.Errorf("look at link %s: %w", name, err)
+	}
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return 0, fmt.Errorf("create directory of links: %w", err)
+	}
+	if err := l.detach(name); err != nil {
+		return 0, err
+	}
+	if err := made.Pin(l.path(name)); err != nil {
+		return 0, fmt.Errorf("pin link %s: %w", name, err)
+	}
+	return info.ID, nil
+}
+
+// detach ends a pinned link, if there is one.
+func (l links) detach(name string) error { return bpf.DetachPinned(l.path(name)) }
+
+// names returns the names of the pinned links.
+func (l links) names() ([]string, error) { return bpf.PinnedLinks(l.dir) }
+
+// ethernet are the link types, as netlink names them, of devices whose packets
+// have an Ethernet header.
+var ethernet = map[string]bool{"ether": true, "loopback": true}
+
+// checkDevice returns an error if programs cannot be attached to a device.
+func (l links) checkDevice(ifIndex int) error {
+	h, err := l.ns.netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	device, err := h.LinkByIndex(ifIndex)
+	var notFound vn.LinkNotFoundError
+	switch {
+	case errors.As(err, &notFound):
+		return ErrDeviceGone
+	case err != nil:
+		return fmt.Errorf("look at device %d: %w", ifIndex, err)
+	case !ethernet[device.Attrs().EncapType]:
+		return fmt.Errorf("device %s has no Ethernet header, which the programs need: its link type is %s",
+			device.Attrs().Name, device.Attrs().EncapType)
+	}
+	return nil
+}

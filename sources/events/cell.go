@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell provides the [Source], and has it read what a [Datapath] reports.
+var Cell = cell.Module(
+	"events",
+	"Dropped packets and new flows",
+
+	cell.ProvidePrivate(
+		tables.NewDropTable,
+		tables.NewMonitorTable,
+	),
+	cell.Provide(
+		statedb.RWTable[*tables.Drop].ToTable,
+		statedb.RWTable[*tables.Monitor].ToTable,
+		newSource,
+		commands,
+	),
+	cell.Invoke(register),
+)
+
+func newSource(v views, d Datapath, drops statedb.RWTable[*tables.Drop], watchers statedb.RWTable[*tables.Monitor]) *Source {
+	e := newEnricher(v)
+	return &Source{
+		enricher: e,
+		drops:    newRecorder(v.DB, drops, e),
+		monitors: &monitors{db: v.DB, table: watchers},
+		reports:  d.Loaded,
+	}
+}
+
+func register(d Datapath, s *Source, jobs job.Group) {
+	r := &reader{datapath: d, source: s}
+	jobs.Add(
+		job.OneShot("write-drops", s.drops.run, job.WithShutdown()),
+		job.OneShot("read-events", r.run),
+	)
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// views are the tables in which events are looked up.
+type views struct {
+	cell.In
+
+	DB        *statedb.DB
+	Endpoints statedb.Table[*tables.Endpoint]
+	Nodes     statedb.Table[*tables.Node]
+	Locals    statedb.Table[*tables.LocalEndpoint]
+	Rules     statedb.Table[*tables.EgressRule]
+}
+
+// enricher adds to events what the tables know. What would take a scan it keeps
+// until the table changes.
+type enricher struct {
+	views
+	wallTime func(monotonic uint64) time.Time
+
+	mu        sync.Mutex
+	devicesAt statedb.Revision
+	devices   map[uint32]string // pod by device
+	rulesAt   statedb.Revision
+	rules     map[ruleKey]*tables.EgressRule // nil: none
+}
+
+func newEnricher(v views) *enricher { return &enricher{views: v, wallTime: wallTime} }
+
+// enrich returns an event with what is known of it now.
+func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	txn := e.DB.ReadTxn()
+	event := &tables.Event{
+		Kind:        kindOf(raw.Kind),
+		Time:        e.wallTime(raw.Time),
+		Reason:      raw.Reason.String(),
+		Program:     raw.Program.String(),
+		Direction:   raw.Direction.String(),
+		IfIndex:     raw.IfIndex,
+		Source:      e.peer(txn, raw.Source, raw.SourcePort),
+		Destination: e.peer(txn, raw.Destination, raw.DestPort),
+		Protocol:    protocolName(raw.Protocol),
+		Length:      raw.Length,
+		EgressClass: raw.EgressClass,
+		Group:       raw.Group,
+	}
+	switch raw.Protocol {
+	case unix.IPPROTO_TCP:
+		event.TCPFlags = tcpFlags(raw.TCPFlags)
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		event.ICMPType = &raw.ICMPType
+	}
+	own, remote := event.Source, event.Destination
+	if raw.Direction == bpf.DirectionIngress {
+		own, remote = remote, own
+	}
+	event.Pod = own.Pod
+	if event.Pod == "" {
+		event.Pod = e.podOfDevice(txn, raw.IfIndex)
+	}
+	if rule := e.rule(txn, raw.EgressClass, remote.Addr); rule != nil {
+		event.Policy, event.Rule = rule.Policy, rule.Destination
+	}
+	if gateway := raw.Gateway.Addr(); gateway.IsValid() {
+		event.Gateway = e.peer(txn, raw.Gateway, [2]byte{})
+	}
+	if egress := raw.Egress.Addr(); egress.IsValid() {
+		event.Egress = netip.AddrPortFrom(egress, binary.BigEndian.Uint16(raw.EgressPort[:]))
+	}
+	return event
+}
+
+func (e *enricher) peer(txn statedb.ReadTxn, address bpf.Address, port [2]byte) tables.EventPeer {
+	peer := tables.EventPeer{Addr: address.Addr(), Port: binary.BigEndian.Uint16(port[:])}
+	if !peer.Addr.IsValid() {
+		return peer
+	}
+	if owner, _ := tables.AddrOwner(txn, e.Endpoints, peer.Addr); owner != nil {
+		peer.Pod, peer.Node = owner.Name.String(), owner.Node
+		return peer
+	}
+	for node := range e.Nodes.List(txn, tables.NodesByAddr(peer.Addr)) {
+		peer.Node = node.Name
+		break
+	}
+	return peer
+}
+
+// podOfDevice returns the pod behind a device: the one to tell of when a packet
+// has an address that is nobody's.
+func (e *enricher) podOfDevice(txn statedb.ReadTxn, ifIndex uint32) string {
+	if revision := e.Locals.Revision(txn); e.devices == nil || revision != e.devicesAt {
+		e.devicesAt, e.devices = revision, map[uint32]string{}
+		for row := range e.Locals.All(txn) {
+			if row.IfIndex != 0 {
+				e.devices[row.IfIndex] = row.Endpoint.String()
+			}
+		}
+	}
+	return e.devices[ifIndex]
+}
+
+type ruleKey struct {
+	class       uint32
+	destination netip.Addr
+}
+
+// maxRules bounds the destinations whose rule is kept.
+const maxRules = 4096
+
+// rule returns the rule of a class that decides for a destination, nil if none.
+func (e *enricher) rule(txn statedb.ReadTxn, class uint32, destination netip.Addr) *tables.EgressRule {
+	if class == 0 || !destination.IsValid() {
+		return nil
+	}
+	revision := e.Rules.Revision(txn)
+	if e.rules == nil || revision != e.rulesAt || len(e.rules) >= maxRules {
+		e.rulesAt, e.rules = revision, map[ruleKey]*tables.EgressRule{}
+	}
+	key := ruleKey{class, destination}
+	rule, ok := e.rules[key]
+	if !ok {
+		rule = tables.EgressRuleFor(txn, e.Rules, class, destination)
+		e.rules[key] = rule
+	}
+	return rule
+}
+
+func kindOf(k bpf.EventKind) tables.EventKind {
+	if k == bpf.EventFlow {
+		return tables.EventFlow
+	}
+	return tables.EventDrop
+}
+
+// wallTime returns the time of day of a moment of CLOCK_MONOTONIC, by the clock
+// as it is set now.
+func wallTime(monotonic uint64) time.Time {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return time.Now().UTC()
+	}
+	age := time.Duration(now.Nano() - int64(monotonic))
+	return time.Now().Add(-age).Round(0).UTC()
+}
+
+var protocols = map[uint8]string{
+	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_ICMP: "ICMP", unix.IPPROTO_ICMPV6: "ICMPv6",
+	unix.IPPROTO_SCTP: "SCTP", unix.IPPROTO_GRE: "GRE", unix.IPPROTO_ESP: "ESP", unix.IPPROTO_AH: "AH",
+}
+
+func protocolName(number uint8) string {
+	if name, ok := protocols[number]; ok {
+		return name
+	}
+	return fmt.Sprintf("protocol-%d", number)
+}
+
+// tcpFlagLetters are those of the flags from the lowest bit on.
+const tcpFlagLetters = "FSRPAUEC"
+
+func tcpFlags(flags uint8) string {
+	var b strings.Builder
+	for i, letter := range tcpFlagLetters {
+		if flags&(1<<i) != 0 {
+			b.WriteRune(letter)
+		}
+	}
+	return b.String()
+}

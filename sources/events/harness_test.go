@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// noPrograms is a [Datapath] without programs.
+type noPrograms struct{}
+
+func (noPrograms) Loaded() bool      { return false }
+func (noPrograms) Events() *ebpf.Map { return nil }
+
+// world is a source and the tables around it.
+type world struct {
+	views
+	*Source
+
+	EndpointRows statedb.RWTable[*tables.Endpoint]
+	NodeRows     statedb.RWTable[*tables.Node]
+	LocalRows    statedb.RWTable[*tables.LocalEndpoint]
+	RuleRows     statedb.RWTable[*tables.EgressRule]
+	Drops        statedb.Table[*tables.Drop]
+	Monitors     statedb.Table[*tables.Monitor]
+}
+
+// start runs the module in a hive with a cluster of two nodes and two pods.
+func start(t testing.TB, d Datapath) *world {
+	t.Helper()
+	w := &world{}
+	h := hive.New(
+		statedb.Cell, job.Cell, cell.SimpleHealthCell,
+		cell.Provide(
+			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
+			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
+			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,
+			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
+			func() Datapath { return d },
+			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
+		),
+		Cell,
+		cell.Invoke(func(
+			v views, s *Source, e statedb.RWTable[*tables.Endpoint], n statedb.RWTable[*tables.Node],
+			l statedb.RWTable[*tables.LocalEndpoint], r statedb.RWTable[*tables.EgressRule],
+			drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
+		) {
+			*w = world{v, s, e, n, l, r, drops, monitors}
+		}),
+	)
+	log := hivetest.Logger(t)
+	require.NoError(t, h.Start(log, t.Context()))
+	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
+
+	addr := netip.MustParseAddr
+	insert(t, w, w.NodeRows,
+		&tables.Node{Name: "node-1", InternalIPs: []netip.Addr{addr("192.168.0.1")}},
+		&tables.Node{Name: "node-2", InternalIPs: []netip.Addr{addr("192.168.0.2")}})
+	insert(t, w, w.EndpointRows,
+		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{addr("10.1.0.5"), addr("fd00::5")}},
+		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "db-1"}, Node: "node-2", Addrs: []netip.Addr{addr("10.2.0.5")}})
+	insert(t, w, w.LocalRows,
+		&tables.LocalEndpoint{Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, IfIndex: 12})
+	insert(t, w, w.RuleRows,
+		rule(3, "0.0.0.0/0", "all"), rule(3, "203.0.113.0/24", "partner"), rule(3, "::/0", "all-6"), rule(4, "203.0.113.9/32", "other"))
+	return w
+}
+
+func rule(class uint32, destination, policy string) *tables.EgressRule {
+	return &tables.EgressRule{
+		Class: class, Destination: netip.MustParsePrefix(destination), Policy: policy, Status: reconciler.StatusPending(),
+	}
+}
+
+func insert[Row any](t testing.TB, w *world, table statedb.RWTable[Row], rows ...Row) {
+	t.Helper()
+	wtxn := w.DB.WriteTxn(table)
+	defer wtxn.Abort()
+	for _, row := range rows {
+		_, _, err := table.Insert(wtxn, row)
+		require.NoError(t, err)
+	}
+	wtxn.Commit()
+}
+
+// rawDrop is a drop of a TCP SYN from web-1 to a partner.
+func rawDrop(change ...func(*bpf.Event)) *bpf.Event {
+	e := &bpf.Event{
+		Time: uint64(time.Second), Kind: bpf.EventDrop, Reason: bpf.ReasonNoGateway, Program: bpf.ProgramFromPod, Family: bpf.FamilyIPv4,
+		Protocol: 6, TCPFlags: 2, Source: address("10.1.0.5"), Destination: address("203.0.113.9"),
+		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12, EgressClass: 3, Group: 1,
+	}
+	for _, c := range change {
+		c(e)
+	}
+	return e
+}
+
+func address(text string) bpf.Address { return bpf.AddressFrom(netip.MustParseAddr(text)) }
+
+// follow observes events; what the observer does with them is up to next.
+func follow(t testing.TB, s *Source, filter Filter, next func(*tables.Event)) (end func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	s.Follow(filter).Observe(ctx, next, func(error) { close(done) })
+	return func() {
+		cancel()
+		<-done
+	}
+}

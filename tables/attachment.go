@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// Attachment is a program that has to run at a device, or, with interface
+// index 0, in the node's forwarding path.
+type Attachment struct {
+	IfIndex int         `json:"ifIndex"`
+	Program bpf.Program `json:"program"`
+	Device  string      `json:"device,omitempty"` // name of the device, for humans
+	Origin  string      `json:"origin"`           // what needs it
+
+	// LinkID is the kernel's number of the link by which the program is
+	// attached, of the last one if there are several; 0 if there is none. The
+	// reconciler writes it, and it is no part of what is wanted.
+	LinkID uint32 `json:"linkID,omitempty"`
+
+	Status reconciler.Status `json:"status"`
+}
+
+// AttachmentID is the primary key of an [Attachment].
+type AttachmentID struct {
+	IfIndex int
+	Program bpf.Program
+}
+
+// Key is the index key of the identifier.
+func (id AttachmentID) Key() index.Key { return append(index.Int(id.IfIndex), byte(id.Program)) }
+
+func (id AttachmentID) String() string { return fmt.Sprintf("%d/%s", id.IfIndex, id.Program) }
+
+// ID returns the primary key of the attachment.
+func (a *Attachment) ID() AttachmentID { return AttachmentID{a.IfIndex, a.Program} }
+
+// Equal reports whether two rows want the same, whatever has been made of it.
+func (a *Attachment) Equal(o *Attachment) bool {
+	return a.ID() == o.ID() && a.Device == o.Device && a.Origin == o.Origin
+}
+
+// Clone returns a shallow copy.
+func (a *Attachment) Clone() *Attachment { c := *a; return &c }
+
+// SetStatus sets the reconciliation status.
+func (a *Attachment) SetStatus(status reconciler.Status) *Attachment { a.Status = status; return a }
+
+// GetStatus returns the reconciliation status.
+func (a *Attachment) GetStatus() reconciler.Status { return a.Status }
+
+// TableHeader implements [statedb.TableWritable].
+func (*Attachment) TableHeader() []string {
+	return []string{"IfIndex", "Device", "Program", "Origin", "Link", "Status", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (a *Attachment) TableRow() []string {
+	return []string{
+		indexColumn(a.IfIndex), orDash(a.Device), a.Program.String(), orDash(a.Origin),
+		indexColumn(int(a.LinkID)), a.Status.Kind.String(), orDash(a.Status.GetError()),
+	}
+}
+
+// attachmentKeyString parses "ifindex/program", or with db/prefix "ifindex".
+func attachmentKeyString(s string) (index.Key, error) {
+	first, name, found := strings.Cut(s, "/")
+	ifIndex, err := strconv.Atoi(first)
+	if err != nil {
+		return nil, fmt.Errorf("parse interface index: %w", err)
+	}
+	if !found {
+		return index.Int(ifIndex), nil
+	}
+	var program bpf.Program
+	if err := program.UnmarshalText([]byte(name)); err != nil {
+		return nil, err
+	}
+	return AttachmentID{ifIndex, program}.Key(), nil
+}
+
+var (
+	attachmentIDIndex = statedb.Index[*Attachment, AttachmentID]{
+		Name:       "id",
+		FromObject: func(a *Attachment) index.KeySet { return index.NewKeySet(a.ID().Key()) },
+		FromKey:    AttachmentID.Key,
+		FromString: attachmentKeyString,
+		Unique:     true,
+	}
+
+	attachmentDeviceIndex = statedb.Index[*Attachment, int]{
+		Name:       "device",
+		FromObject: func(a *Attachment) index.KeySet { return index.NewKeySet(index.Int(a.IfIndex)) },
+		FromKey:    index.Int,
+		FromString: index.IntString,
+	}
+
+	// AttachmentByID queries an attachment by its device and program.
+	AttachmentByID = attachmentIDIndex.Query
+
+	// AttachmentsByDevice queries the attachments of a device by its interface index.
+	AttachmentsByDevice = attachmentDeviceIndex.Query
+)
+
+// NewAttachmentTable creates the table of attachments.
+func NewAttachmentTable(db *statedb.DB) (statedb.RWTable[*Attachment], error) {
+	return statedb.NewTable(db, "attachments", attachmentIDIndex, attachmentDeviceIndex)
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// EventKind says what an [Event] tells.
+type EventKind string
+
+// The kinds of events: those that the kernel reports, and what a follower is
+// told beside them.
+const (
+	EventDrop   EventKind = "drop"   // a packet was dropped
+	EventFlow   EventKind = "flow"   // a flow began
+	EventLost   EventKind = "lost"   // events were lost, as the follower was too slow
+	EventNotice EventKind = "notice" // a message for people
+)
+
+// Event is what the programs report of a packet, with what the tables know of
+// it at that moment. It is no row: it is passed on and not kept. It is shared by
+// all who follow events, and not to be changed.
+type Event struct {
+	Kind EventKind `json:"kind"`
+	Time time.Time `json:"time"`
+
+	Reason    string `json:"reason,omitempty"`    // of a drop, or which way a flow goes
+	Program   string `json:"program,omitempty"`   // that saw the packet
+	Direction string `json:"direction,omitempty"` // egress or ingress, as seen from the pod
+	IfIndex   uint32 `json:"ifIndex,omitempty"`   // device that the program is attached to
+
+	Source      EventPeer `json:"source,omitzero"` // as the packet has it
+	Destination EventPeer `json:"destination,omitzero"`
+	Protocol    string    `json:"protocol,omitempty"`
+	TCPFlags    string    `json:"tcpFlags,omitempty"` // a letter each: FSRPAUEC
+	ICMPType    *uint8    `json:"icmpType,omitempty"` // nil unless the protocol is ICMP
+	Length      uint32    `json:"length,omitempty"`   // bytes of the frame
+
+	Pod         string       `json:"pod,omitempty"`         // that the packet is of: namespace/name
+	EgressClass uint32       `json:"egressClass,omitempty"` // of the pod, 0 if none was looked up
+	Group       uint32       `json:"group,omitempty"`       // gateway group, 0 if none was looked up
+	Policy      string       `json:"policy,omitempty"`      // that decides for the class and the destination
+	Rule        netip.Prefix `json:"rule,omitzero"`         // destination prefix by which it does
+
+	Gateway EventPeer      `json:"gateway,omitzero"` // that a flow is sent to, or the sender that is no node
+	Egress  netip.AddrPort `json:"egress,omitzero"`  // that a flow leaves the gateway with
+
+	Lost    uint64 `json:"lost,omitempty"`    // how many events
+	Message string `json:"message,omitempty"` // of a notice
+}
+
+// EventPeer is an end of a packet's way.
+type EventPeer struct {
+	Addr netip.Addr `json:"addr"`
+	Port uint16     `json:"port,omitempty"` // of ICMP echo its identifier, on the side that asks
+	Pod  string     `json:"pod,omitempty"`  // that the address belongs to: namespace/name
+	Node string     `json:"node,omitempty"` // that the pod is on, or that the address is of
+}
+
+// String returns the pod or the address, with the port if there is one.
+func (p EventPeer) String() string {
+	switch {
+	case p.Pod != "" && p.Port != 0:
+		return p.Pod + ":" + strconv.Itoa(int(p.Port))
+	case p.Pod != "":
+		return p.Pod
+	case p.Port != 0 && p.Addr.IsValid():
+		return netip.AddrPortFrom(p.Addr, p.Port).String()
+	}
+	return addrColumn(p.Addr)
+}
+
+// Packet describes the packet by its addresses.
+func (e *Event) Packet() string {
+	source, destination := e.Source, e.Destination
+	source.Pod, destination.Pod = "", ""
+	return e.packet(source, destination)
+}
+
+func (e *Event) packet(source, destination EventPeer) string {
+	text := e.Protocol
+	switch {
+	case e.ICMPType != nil:
+		name := icmpType(e.Protocol, *e.ICMPType)
+		text += " " + name
+		if strings.HasPrefix(name, icmpEcho) {
+			text += fmt.Sprintf(" id %d", max(source.Port, destination.Port))
+			source.Port, destination.Port = 0, 0
+		}
+	case e.TCPFlags != "":
+		text += " " + e.TCPFlags
+	}
+	return source.String() + " -> " + destination.String() + " " + text
+}
+
+const icmpEcho = "echo "
+
+// icmpTypes are the types that are met most often, by protocol.
+var icmpTypes = map[string]map[uint8]string{
+	"ICMP":   {0: icmpEcho + "reply", 3: "unreachable", 8: icmpEcho + "request", 11: "time exceeded"},
+	"ICMPv6": {1: "unreachable", 2: "packet too big", 3: "time exceeded", 128: icmpEcho + "request", 129: icmpEcho + "reply"},
+}
+
+func icmpType(protocol string, number uint8) string {
+	if name, ok := icmpTypes[protocol][number]; ok {
+		return name
+	}
+	return "type " + strconv.Itoa(int(number))
+}
+
+// String returns the event as a line for people, with the local time.
+func (e *Event) String() string {
+	line := e.Time.Local().Format("15:04:05.000000") + " " + strings.ToUpper(string(e.Kind)) + " "
+	switch e.Kind {
+	case EventLost:
+		return line + fmt.Sprintf("%d events: they came faster than they were read", e.Lost)
+	case EventNotice:
+		return line + e.Message
+	}
+	parts := []string{e.packet(e.Source, e.Destination)}
+	if e.Pod != "" && e.Pod != e.Source.Pod && e.Pod != e.Destination.Pod {
+		parts = append(parts, "pod "+e.Pod)
+	}
+	if e.Policy != "" {
+		parts = append(parts, fmt.Sprintf("policy %s (%s)", e.Policy, e.Rule))
+	}
+	if e.Gateway.Addr.IsValid() {
+		role := "gateway "
+		if e.Reason == bpf.ReasonUnknownNode.String() {
+			role = "sender "
+		}
+		if e.Gateway.Node == "" {
+			parts = append(parts, role+e.Gateway.Addr.String())
+		} else {
+			parts = append(parts, fmt.Sprintf("%s%s (%s)", role, e.Gateway.Node, e.Gateway.Addr))
+		}
+	}
+	if e.Egress.IsValid() {
+		parts = append(parts, "egress "+EventPeer{Addr: e.Egress.Addr(), Port: e.Egress.Port()}.String())
+	}
+	parts = append(parts, fmt.Sprintf("%d bytes", e.Length))
+	return line + e.Reason + ": " + strings.Join(parts, ", ")
+}
+
+// EgressRuleFor returns the rule of a class that decides for a destination: the
+// one with the longest prefix, nil if there is none.
+func EgressRuleFor(txn statedb.ReadTxn, rules statedb.Table[*EgressRule], class uint32, destination netip.Addr) *EgressRule {
+	for bits := destination.BitLen(); bits >= 0; bits-- {
+		prefix := netip.PrefixFrom(destination, bits).Masked()
+		query := egressRuleKeyIndex.QueryFromKey(egressRuleKey(class, prefix))
+		if rule, _, ok := rules.Get(txn, query); ok {
+			return rule
+		}
+	}
+	return nil
+}

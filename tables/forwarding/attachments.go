@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwarding
+
+import (
+	"errors"
+	"iter"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type attachmentParams struct {
+	cell.In
+
+	Attachments   statedb.RWTable[*tables.Attachment]
+	Devices       statedb.Table[*tables.Device]
+	PodEntries    statedb.Table[*tables.PodEntry]
+	ExitEntries   statedb.Table[*tables.ExitEntry]
+	ConfigEntries statedb.Table[*tables.ConfigEntry]
+	BPFMaps       statedb.Table[*tables.BPFMap]
+}
+
+// nowhere is the interface index of programs that run at no device.
+const nowhere = 0
+
+// deriveAttachments keeps where programs have to run, by what the kernel's maps
+// hold: a program that ran before it finds its entries would drop what it must
+// not. So it waits for all maps to be as desired a first time.
+func deriveAttachments(p derive.Params, a attachmentParams) error {
+	_, err := derive.Register(p, derive.Rule[int, *tables.Attachment]{
+		Output: a.Attachments,
+		Inputs: []derive.Input[int]{
+			derive.FromIf(a.Devices,
+				func(old, new *tables.Device) bool { return old.Name != new.Name || old.MAC != new.MAC },
+				func(_ statedb.ReadTxn, d *tables.Device, affect func(int)) { affect(d.Index) }),
+			derive.FromIf(a.PodEntries,
+				func(old, new *tables.PodEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
+				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
+			derive.FromIf(a.ExitEntries,
+				func(old, new *tables.ExitEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
+				func(_ statedb.ReadTxn, e *tables.ExitEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
+			derive.FromIf(a.ConfigEntries,
+				func(_, _ *tables.ConfigEntry) bool { return false }, // that there is one is what matters
+				func(txn statedb.ReadTxn, _ *tables.ConfigEntry, affect func(int)) {
+					affect(nowhere)
+					for d := range a.Devices.All(txn) {
+						affect(d.Index)
+					}
+				}),
+		},
+		After: []statedb.TableMeta{a.BPFMaps},
+		Existing: func(txn statedb.ReadTxn, index int) iter.Seq2[*tables.Attachment, statedb.Revision] {
+			return a.Attachments.List(txn, tables.AttachmentsByDevice(index))
+		},
+		Rows: a.rows,
+		Equal: func(a, b *tables.Attachment) bool {
+			return a.Equal(b) && hasHeader(a) == hasHeader(b)
+		},
+	})
+	return err
+}
+
+// errNoHeader is of devices whose packets begin with their IP header: the
+// programs expect another one before that.
+var errNoHeader = errors.New("the device has no Ethernet header")
+
+func hasHeader(row *tables.Attachment) bool { return row.Status.GetError() != errNoHeader.Error() }
+
+func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.Attachment) {
+	if _, _, configured := a.ConfigEntries.Get(txn, tables.MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); !configured {
+		return nil
+	}
+	if index == nowhere {
+		return []*tables.Attachment{{Program: bpf.ProgramBackstop, Origin: "all packets that are forwarded", Status: reconciler.StatusPending()}}
+	}
+	device, _, found := a.Devices.Get(txn, tables.DeviceByIndex(index))
+	if !found {
+		return nil
+	}
+	attach := func(origin string, programs ...bpf.Program) {
+		for _, program := range programs {
+			row := &tables.Attachment{IfIndex: index, Program: program, Device: device.Name, Origin: origin, Status: reconciler.StatusPending()}
+			if device.MAC == "" {
+				row.Status = reconciler.StatusError(errNoHeader)
+			}
+			rows = append(rows, row)
+		}
+	}
+	if pod, _, found := a.PodEntries.Get(txn, tables.PodEntriesByIfIndex(uint32(index))); found {
+		attach("pod "+pod.Key.String(), bpf.ProgramFromPod, bpf.ProgramToPod)
+	}
+	if device.Name == tables.OverlayDeviceName {
+		attach("overlay", bpf.ProgramFromOverlay)
+	}
+	if exit, _, found := a.ExitEntries.Get(txn, tables.ExitEntriesByIfIndex(uint32(index))); found {
+		attach("egress address "+exit.Key.String(), bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
+	}
+	return rows
+}

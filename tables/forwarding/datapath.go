@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwarding
+
+import (
+	"iter"
+	"net/netip"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type configParams struct {
+	cell.In
+
+	Settings  settings
+	Configs   statedb.RWTable[*tables.DatapathConfig]
+	Nodes     statedb.Table[*tables.Node]
+	Devices   statedb.Table[*tables.Device]
+	Monitors  statedb.Table[*tables.Monitor]
+	Entries   statedb.Table[*tables.ConfigEntry]
+	LocalNode tables.LocalNode
+}
+
+// theConfig is the one key of datapath-config.
+const theConfig uint32 = 0
+
+// deriveConfig keeps what the programs have to know of this node.
+func deriveConfig(p derive.Params, c configParams) error {
+	_, err := derive.Register(p, derive.Rule[uint32, *tables.DatapathConfig]{
+		Output: c.Configs,
+		Inputs: []derive.Input[uint32]{
+			derive.FromIf(c.Nodes,
+				func(old, new *tables.Node) bool { return old.UnderlayIP() != new.UnderlayIP() },
+				func(_ statedb.ReadTxn, n *tables.Node, affect func(uint32)) {
+					if n.Name == c.LocalNode.Name {
+						affect(theConfig)
+					}
+				}),
+			derive.FromIf(c.Devices,
+				func(old, new *tables.Device) bool { return old.Name != new.Name },
+				func(_ statedb.ReadTxn, d *tables.Device, affect func(uint32)) {
+					if d.Name == tables.OverlayDeviceName {
+						affect(theConfig)
+					}
+				}),
+			derive.From(c.Monitors, func(_ statedb.ReadTxn, _ *tables.Monitor, affect func(uint32)) { affect(theConfig) }),
+		},
+		After: []statedb.TableMeta{c.Entries},
+		Seed:  []uint32{theConfig},
+		Existing: func(txn statedb.ReadTxn, key uint32) iter.Seq2[*tables.DatapathConfig, statedb.Revision] {
+			return c.Configs.List(txn, tables.DatapathConfigByIndex(key))
+		},
+		Rows:  c.rows,
+		Equal: (*tables.DatapathConfig).Equal,
+	})
+	return err
+}
+
+func (c *configParams) rows(txn statedb.ReadTxn, _ uint32) []*tables.DatapathConfig {
+	row := &tables.DatapathConfig{
+		OverlayPort: c.Settings.OverlayPort,
+		VNI:         c.Settings.OverlayVNI,
+		Flags:       c.Settings.flags,
+		MarkMask:    c.Settings.markMask,
+		SharedPorts: c.Settings.sharedPorts,
+		Reason:      c.Settings.reason,
+		Status:      reconciler.StatusPending(),
+	}
+	c.underlay(txn, row)
+	if d := overlayDevice(txn, c.Devices); d != nil {
+		row.OverlayIfIndex = uint32(d.Index)
+	}
+	if c.Monitors.NumObjects(txn) > 0 {
+		row.Flags |= bpf.ConfigFlowEvents
+	}
+	return []*tables.DatapathConfig{row}
+}
+
+// underlay fills in the address of this node. Without a Node that says
+// otherwise it stays as it was: packets of live connections come to it.
+func (c *configParams) underlay(txn statedb.ReadTxn, row *tables.DatapathConfig) {
+	n, _, found := c.Nodes.Get(txn, tables.NodeByName(c.LocalNode.Name))
+	if found {
+		row.Underlay = n.UnderlayIP()
+	}
+	if row.Underlay.IsValid() {
+		return
+	}
+	row.Reason = "there is no Node " + c.LocalNode.Name
+	if found {
+		row.Reason = "Node " + n.Name + " has no internal address"
+	}
+	if row.Underlay = c.formerUnderlay(txn); row.Underlay.IsValid() {
+		row.Reason += ", the last one stays"
+	}
+}
+
+func (c *configParams) formerUnderlay(txn statedb.ReadTxn) netip.Addr {
+	if existing, _, found := c.Configs.Get(txn, tables.DatapathConfigByIndex(theConfig)); found {
+		return existing.Underlay
+	}
+	if entry, _, found := c.Entries.Get(txn, tables.MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); found {
+		return entry.Value.Underlay.Addr()
+	}
+	return netip.Addr{}
+}
+
+// overlayDevice returns the overlay device, nil if there is none.
+func overlayDevice(txn statedb.ReadTxn, devices statedb.Table[*tables.Device]) *tables.Device {
+	for d := range devices.List(txn, tables.DevicesByName(tables.OverlayDeviceName)) {
+		if d.Name == tables.OverlayDeviceName {
+			return d
+		}
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwarding
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type nodeParams struct {
+	cell.In
+
+	ClusterNodes statedb.RWTable[*tables.ClusterNode]
+	Nodes        statedb.Table[*tables.Node]
+	CiliumNodes  statedb.Table[*tables.CiliumNode]
+}
+
+// deriveNodes keeps the addresses by which nodes reach one another, and whether
+// there is a node that is alive behind each.
+func deriveNodes(p derive.Params, n nodeParams) error {
+	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.ClusterNode]{
+		Output: n.ClusterNodes,
+		Inputs: []derive.Input[netip.Addr]{
+			derive.FromIf(n.Nodes,
+				func(old, new *tables.Node) bool {
+					return old.Ready != new.Ready || !slices.Equal(old.InternalIPs, new.InternalIPs)
+				},
+				func(txn statedb.ReadTxn, node *tables.Node, affect func(netip.Addr)) {
+					each(node.InternalIPs, affect)
+					if c, _, found := n.CiliumNodes.Get(txn, tables.CiliumNodeByName(node.Name)); found {
+						each(c.Addrs, affect)
+					}
+				}),
+			derive.From(n.CiliumNodes, func(_ statedb.ReadTxn, c *tables.CiliumNode, affect func(netip.Addr)) { each(c.Addrs, affect) }),
+		},
+		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.ClusterNode, statedb.Revision] {
+			return n.ClusterNodes.List(txn, tables.ClusterNodeByAddr(addr))
+		},
+		Rows:  n.rows,
+		Equal: (*tables.ClusterNode).Equal,
+	})
+	return err
+}
+
+func each(addrs []netip.Addr, affect func(netip.Addr)) {
+	for _, addr := range addrs {
+		affect(addr)
+	}
+}
+
+func (n *nodeParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.ClusterNode {
+	row := &tables.ClusterNode{Addr: addr, Status: reconciler.StatusPending()}
+	for node := range n.Nodes.List(txn, tables.NodesByAddr(addr)) {
+		if slices.Contains(node.InternalIPs, addr) {
+			row.Nodes = append(row.Nodes, node.Name)
+			row.Alive = row.Alive || node.Ready
+		}
+	}
+	for c := range n.CiliumNodes.List(txn, tables.CiliumNodesByAddr(addr)) {
+		row.Nodes = append(row.Nodes, c.Name)
+		node, _, found := n.Nodes.Get(txn, tables.NodeByName(c.Name))
+		row.Alive = row.Alive || found && node.Ready
+	}
+	if len(row.Nodes) == 0 {
+		return nil
+	}
+	slices.Sort(row.Nodes)
+	row.Nodes = slices.Compact(row.Nodes)
+	return []*tables.ClusterNode{row}
+}
