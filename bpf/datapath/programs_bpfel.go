@@ -13,6 +13,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type programsClock struct {
+	_       structs.HostLayout
+	Jiffies uint64
+	Time    uint64
+}
+
 type programsConfigValue struct {
 	_        structs.HostLayout
 	Underlay struct {
@@ -265,6 +271,7 @@ type programsTuple6Key struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	programsMapSluiceClock    = "sluice_clock"
 	programsMapSluiceConfig   = "sluice_config"
 	programsMapSluiceCovered  = "sluice_covered"
 	programsMapSluiceCt4Any   = "sluice_ct4_any"
@@ -346,6 +353,7 @@ type programsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsMapSpecs struct {
+	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
 	SluiceCt4Any   *ebpf.MapSpec `ebpf:"sluice_ct4_any"`
@@ -393,6 +401,7 @@ func (o *programsObjects) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsMaps struct {
+	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
 	SluiceCt4Any   *ebpf.Map `ebpf:"sluice_ct4_any"`
@@ -416,6 +425,7 @@ type programsMaps struct {
 
 func (m *programsMaps) Close() error {
 	return _ProgramsClose(
+		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
 		m.SluiceCt4Any,

@@ -14,9 +14,11 @@
 #include "report.h"
 
 #define CT_ATTEMPTS 3
+#define SECOND 1000000000ULL
 #define CT_REVERSE 0x100 /* beside tuple_flags: the packet goes in the reply direction */
 
 #define CT_BOTH_CLOSING (CT_RX_CLOSING | CT_TX_CLOSING)
+#define CT_SEEN 1 /* in place of TCP flags */
 
 /* The key of a flow, whose original direction is that of t; with CT_REVERSE in
  * how, beside the key's flags, t is that of a reply. */
@@ -44,7 +46,7 @@ static __always_inline void ct6_key(struct tuple6_key *key, const struct tuple *
 	key->flags = how;
 }
 
-static __noinline struct ct_entry *ct_lookup(const struct tuple *t, __u32 how)
+static __always_inline struct ct_entry *ct_lookup(const struct tuple *t, __u32 how)
 {
 	if (t->family == FAMILY_IPV4) {
 		struct tuple4_key key ALIGNED;
@@ -89,18 +91,18 @@ static __always_inline __u32 ct_lifetime_of(const struct ct_entry *e)
 }
 
 /* Returns the live entry of a flow. */
-static __always_inline struct ct_entry *ct_find(const struct tuple *t, __u32 now, __u32 how)
+static __always_inline struct ct_entry *ct_find(const struct packet *p, __u32 how)
 {
-	struct ct_entry *e = ct_lookup(t, how);
+	struct ct_entry *e = ct_lookup(&p->flow, how);
 
-	return e && ct_lifetime_of(e) > now ? e : NULL;
+	return e && ct_lifetime_of(e) * SECOND > p->time ? e : NULL;
 }
 
 /* The same for a packet in the flow's original direction: the entry of a
  * connection that has ended is not that of one which begins with the same ports. */
 static __always_inline struct ct_entry *ct_find_original(const struct packet *p, __u32 how)
 {
-	struct ct_entry *e = ct_find(&p->flow, p->now, how);
+	struct ct_entry *e = ct_find(p, how);
 
 	return e && opens(p) && (e->flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING ? NULL : e;
 }
@@ -138,47 +140,53 @@ static __always_inline void ct_set_flags(struct ct_entry *e, __u16 flags)
 
 /* Notes a packet of a flow in its entry: tx if it goes in the flow's original
  * direction. Returns false if the entry was condemned meanwhile. */
-SUBPROGRAM int ct_note(struct __sk_buff *ctx, struct ct_entry *e, const struct packet *p, const struct config_value *cfg,
+static __always_inline int ct_note(struct __sk_buff *ctx, struct ct_entry *e, const struct packet *p, const struct config_value *cfg,
 		       bool tx)
 {
 	__u32 now, lifetime, old;
 	__u16 old_flags, flags;
 	__u32 *last;
-	__u8 *seen;
+	__u8 *seen, tcp_flags;
 
 	if (!e || !p || !cfg)
 		return true;
-	old_flags = e->flags;
-	flags = old_flags;
 	/* What says nothing about the connection's life does not prolong it. */
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return true;
 	__sync_fetch_and_add(&e->packets, 1);
 	__sync_fetch_and_add(&e->bytes, ctx->len);
+
+	old_flags = flags = e->flags;
 	if (p->shape != SHAPE_LATER_FRAGMENT)
 		flags |= ct_flags_of(p, tx);
+	seen = tx ? &e->tx_flags_seen : &e->rx_flags_seen;
 	if (flags != old_flags)
 		ct_set_flags(e, flags);
-
-	now = p->now;
-	seen = tx ? &e->tx_flags_seen : &e->rx_flags_seen;
-	last = tx ? &e->last_tx_report : &e->last_rx_report;
-	if ((*seen | p->tcp_flags) != *seen)
-		*seen |= p->tcp_flags;
-	if (now - *last >= cfg->report_interval)
-		*last = now;
-
+	/* Of other protocols, that there was a packet at all. */
+	tcp_flags = p->flow.protocol == IPPROTO_TCP ? p->tcp_flags : CT_SEEN;
+	if ((*seen | tcp_flags) != *seen)
+		*seen |= tcp_flags;
 	if ((old_flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING)
 		return true;
-	lifetime = now + ct_lifetime(cfg, p->flow.protocol, flags);
+
+	/* Once a second is often enough for the rest. */
+	lifetime = ct_lifetime(cfg, p->flow.protocol, flags);
+	old = ct_lifetime_of(e);
+	if (flags == old_flags && old * SECOND > p->time + (lifetime - 1) * SECOND)
+		return true;
+	now = p->time / SECOND;
+	last = tx ? &e->last_tx_report : &e->last_rx_report;
+	if (now - *last >= cfg->report_interval)
+		*last = now;
+	lifetime += now;
 	for (int i = 0; i < CT_ATTEMPTS; i++) {
-		old = ct_lifetime_of(e);
 		if (!old)
 			return false;
 		if (old == lifetime || __sync_val_compare_and_swap(&e->lifetime, old, lifetime) == old)
 			return true;
+		old = ct_lifetime_of(e);
 	}
-	return ct_lifetime_of(e) != 0;
+	return old != 0;
 }
 
 /* Makes an entry that exists that of a new flow. */
@@ -212,7 +220,7 @@ SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const st
 
 	if (!p || !d || !cfg)
 		return 0;
-	now = p->now;
+	now = p->time / SECOND;
 	new.gateway = d->gateway;
 	new.packets = 1;
 	new.bytes = ctx->len;

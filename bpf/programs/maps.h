@@ -60,6 +60,19 @@ struct {
 	__type(value, struct metric);
 } sluice_metrics SEC(".maps");
 
+/* The time when the present tick began, of each CPU: see time_of_tick. */
+struct clock {
+	__u64 jiffies;
+	__u64 time;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct clock);
+} sluice_clock SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);

@@ -49,14 +49,12 @@ static __always_inline bool link_local(const struct tuple *t)
 
 /* Sends a local pod's packet to the gateway that its flow is pinned to. Returns a
  * verdict, or a reason, negative, why it is dropped. */
-SUBPROGRAM int to_gateway(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
-			  const struct config_value *cfg)
+static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+				      const struct config_value *cfg)
 {
 	const struct address none = {};
 	int err;
 
-	if (!p || !d || !cfg)
-		return -REASON_WRITE_FAILED;
 	if (!same_address(&d->gateway, &cfg->underlay)) {
 		err = fits(ctx, p, d, cfg->overlay_ifindex) ?: clamp(ctx, p, d);
 		return err ?: to_node(ctx, cfg, &d->gateway);
@@ -91,7 +89,9 @@ static __always_inline __u32 judge_known(const struct packet *p, const struct po
 		return 0;
 	if (!allowed(p, pod, DIRECTION_EGRESS))
 		return REASON_NO_RULE;
-	if (!serving) {
+	/* What nobody has answered may have gone to a gateway that never served it: it has
+	 * nothing to keep. */
+	if (!serving || !e->rx_flags_seen) {
 		reason = decide_egress(&p->flow, pod, d);
 		if (reason >= REASON_DROPS)
 			return reason;
@@ -149,11 +149,11 @@ int from_pod(struct __sk_buff *ctx)
 	 * leave by the ordinary way. Else the lower port is most often the server's. */
 	theirs_first = !pod->flags && bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport);
 	if (theirs_first)
-		theirs = ct_find(&p.flow, p.now, TUPLE_IN | CT_REVERSE);
+		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
 	if (!theirs)
 		ours = ct_find_original(&p, TUPLE_OUT);
 	if (!ours && !theirs_first)
-		theirs = ct_find(&p.flow, p.now, TUPLE_IN | CT_REVERSE);
+		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
 
 	if (theirs) {
 		d.epoch = theirs->epoch;
@@ -211,7 +211,7 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	d.epoch = pod->epoch;
 
-	e = ct_find(&p.flow, p.now, TUPLE_OUT | CT_REVERSE);
+	e = ct_find(&p, TUPLE_OUT | CT_REVERSE);
 	if (e) {
 		d.gateway = e->gateway;
 		d.flags = e->flags & CT_SERVICE;
@@ -269,7 +269,7 @@ static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct pa
 {
 	/* Only what the pod sent by a gateway comes back from one. Should its entry
 	 * be lost, the pod's next packet must not be taken for a reply. */
-	if (p->shape != SHAPE_ICMP_ERROR && !p->unknown_fragment && !ct_find(&p->flow, p->now, TUPLE_OUT | CT_REVERSE)) {
+	if (p->shape != SHAPE_ICMP_ERROR && !p->unknown_fragment && !ct_find(p, TUPLE_OUT | CT_REVERSE)) {
 		d->epoch = pod->epoch;
 		ct_create(ctx, p, d, cfg, TUPLE_OUT | CT_REVERSE);
 	}
@@ -374,7 +374,7 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 	if (p->flow.dport)
 		p->flow.dport = to->port;
 
-	e = ct_find(&p->flow, p->now, TUPLE_OUT | CT_REVERSE);
+	e = ct_find(p, TUPLE_OUT | CT_REVERSE);
 	if (pod) {
 		/* Its packets are noted by to_pod. But should the entry be lost, the
 		 * pod's next packet must not be taken for a reply. */

@@ -58,7 +58,7 @@ func TestTrafficPolicyChange(t *testing.T) {
 				tr.becomes(p.Namespace, to, want)
 				for _, network := range []string{"tcp", "udp"} {
 					conn := tr.dial(p.Namespace, network, to)
-					source, err := AskOn(tr.ctx, conn)
+					source, err := askSoon(tr.ctx, conn)
 					require.NoError(t, err)
 					require.Equal(t, want, source.Addr(), "new %s connection of %s to %s", network, p.Name, to)
 					open = append(open, connection{conn, want, source.Port()})
@@ -69,7 +69,7 @@ func TestTrafficPolicyChange(t *testing.T) {
 	check := func(after string) {
 		t.Helper()
 		for _, c := range open {
-			source, err := AskOn(tr.ctx, c)
+			source, err := askSoon(tr.ctx, c.Conn)
 			require.NoError(t, err, "after %s: connection from %s", after, c.source)
 			require.Equal(t, netip.AddrPortFrom(c.source, c.port), source, "after %s", after)
 		}
@@ -122,7 +122,7 @@ func TestTrafficPredatesPolicy(t *testing.T) {
 	for _, p := range pods {
 		for _, to := range []netip.Addr{ServerIPv4, ServerIPv6} {
 			conn := tr.dial(p.Namespace, "tcp", to)
-			source, err := AskOn(tr.ctx, conn)
+			source, err := askSoon(tr.ctx, conn)
 			require.NoError(t, err)
 			require.Contains(t, []netip.Addr{p.Node.OutsideIPv4, p.Node.OutsideIPv6}, source.Addr())
 			sources[source] = true
@@ -214,4 +214,57 @@ func TestTrafficGatewayNotReady(t *testing.T) {
 		tr.becomes(p.Namespace, ServerIPv4, n2.EgressIPv4)
 	}
 	tr.noLeaks(n2.EgressIPv4, n3.EgressIPv4)
+}
+
+// Who began under a policy whose gateway cannot serve has nothing to keep: as soon as
+// the policy is mended, the same sockets are served.
+func TestTrafficPolicyMended(t *testing.T) {
+	t.Parallel()
+	tr := newTraffic(t, Options{})
+	n1, n2, n3 := tr.Nodes[0], tr.Nodes[1], tr.Nodes[2]
+	pods := []*Pod{tr.pod(n1, "remote", "a"), tr.pod(n2, "local", "a")}
+	// No node has this address.
+	tr.policy(egress{name: "bank", app: "a", to: []netip.Prefix{coveredIPv4}, exits: []exit{{node: n3.Name, ip: addrOf("203.0.113.250")}}})
+	tr.inForce([]string{"bank"}, pods...)
+
+	var conns []net.Conn
+	connected := make(chan error, len(pods))
+	for _, p := range pods {
+		conn := tr.dial(p.Namespace, "udp", ServerIPv4)
+		conns = append(conns, conn)
+		go func() { // its first SYNs are dropped
+			ctx, cancel := context.WithTimeout(tr.ctx, 4*patience)
+			defer cancel()
+			source, err := p.Ask(ctx, "tcp", ServerIPv4)
+			if err == nil && source.Addr() != n2.EgressIPv4 {
+				err = fmt.Errorf("%s comes from %s", p.Name, source)
+			}
+			connected <- err
+		}()
+	}
+	short := func(conn net.Conn) (netip.AddrPort, error) {
+		ctx, cancel := context.WithTimeout(tr.ctx, 200*time.Millisecond)
+		defer cancel()
+		return AskOn(ctx, conn)
+	}
+	for range 3 {
+		for _, conn := range conns {
+			_, err := short(conn)
+			require.True(t, isTimeout(err), "%v", err)
+		}
+	}
+	tr.policy(egress{name: "bank", app: "a", to: []netip.Prefix{coveredIPv4}, exits: []exit{{node: n2.Name, ip: n2.EgressIPv4}}})
+	for i, conn := range conns {
+		tr.eventually("datagrams of "+pods[i].Name+" are answered", func() error {
+			source, err := short(conn)
+			if err == nil && source.Addr() != n2.EgressIPv4 {
+				err = fmt.Errorf("they come from %s", source)
+			}
+			return err
+		})
+	}
+	for range pods {
+		require.NoError(t, <-connected)
+	}
+	tr.noLeaks(n2.EgressIPv4)
 }

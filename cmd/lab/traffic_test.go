@@ -43,7 +43,15 @@ func newTraffic(t *testing.T, options Options) *traffic {
 	_, c := newCluster(t, options)
 	ctx, cancel := context.WithTimeout(context.Background(), trafficTimeout)
 	t.Cleanup(cancel)
-	return &traffic{c, t, ctx}
+	tr := &traffic{c, t, ctx}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, n := range c.Nodes {
+				tr.drops(n)
+			}
+		}
+	})
+	return tr
 }
 
 // sub is the same cluster in a subtest.
@@ -160,7 +168,11 @@ func (tr *traffic) introduce(p *Pod) {
 
 // ask asks the server which source it sees, over TCP, UDP or ICMP.
 func (tr *traffic) ask(from *Namespace, network string, to netip.Addr) (netip.Addr, error) {
-	ctx, cancel := context.WithTimeout(tr.ctx, patience)
+	return tr.askFor(from, network, to, patience)
+}
+
+func (tr *traffic) askFor(from *Namespace, network string, to netip.Addr, timeout time.Duration) (netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(tr.ctx, timeout)
 	defer cancel()
 	if network == "icmp" {
 		return tr.PingWorld(ctx, from, to, 100)
@@ -204,11 +216,16 @@ func (tr *traffic) dial(from *Namespace, network string, to netip.Addr) net.Conn
 	return conn
 }
 
-// askOn asks on a connection that there is.
-func (tr *traffic) askOn(conn net.Conn) (netip.Addr, error) {
-	ctx, cancel := context.WithTimeout(tr.ctx, patience)
+// askSoon asks on a connection that there is.
+func askSoon(ctx context.Context, conn net.Conn) (netip.AddrPort, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	source, err := AskOn(ctx, conn)
+	return AskOn(ctx, conn)
+}
+
+// askOn is askSoon, without the port.
+func (tr *traffic) askOn(conn net.Conn) (netip.Addr, error) {
+	source, err := askSoon(tr.ctx, conn)
 	return source.Addr(), err
 }
 
@@ -245,11 +262,17 @@ func (tr *traffic) drops(n *Node) map[bpf.Reason]uint64 {
 	tr.t.Helper()
 	found := map[bpf.Reason]uint64{}
 	for reason := bpf.ReasonDrops; reason < bpf.ReasonCount; reason++ {
-		if c := tr.count(n, reason); c > 0 {
+		c, err := n.packets(reason)
+		if err != nil {
+			tr.t.Errorf("read drops of %s: %v", n.Name, err)
+			return nil
+		}
+		if c > 0 {
 			found[reason] = c
 		}
 	}
-	tr.t.Logf("drops of %s: %v", n.Name, found)
+	table, _ := n.Agent.Table(tr.ctx, "drops")
+	tr.t.Logf("drops of %s: %v\n%s", n.Name, found, table)
 	return found
 }
 
@@ -293,7 +316,7 @@ func (tr *traffic) allOutside() (addrs []netip.Addr) {
 	return addrs
 }
 
-// errTimeout is what a connection that is cut gives.
+// isTimeout reports whether an operation got no answer in time.
 func isTimeout(err error) bool {
 	var n net.Error
 	return errors.As(err, &n) && n.Timeout()
