@@ -18,7 +18,6 @@
 #define CT_REVERSE 0x100 /* beside tuple_flags: the packet goes in the reply direction */
 
 #define CT_BOTH_CLOSING (CT_RX_CLOSING | CT_TX_CLOSING)
-#define CT_SEEN 1 /* in place of TCP flags */
 
 /* The key of a flow, whose original direction is that of t; with CT_REVERSE in
  * how, beside the key's flags, t is that of a reply. */
@@ -117,6 +116,13 @@ static __always_inline __u32 ct_lifetime(const struct config_value *cfg, __u8 pr
 	return flags & CT_SEEN_NON_SYN ? cfg->lifetime_tcp : cfg->lifetime_syn;
 }
 
+/* What an entry remembers to have seen in a direction: TCP flags, or of other
+ * protocols just that there was a packet. */
+static __always_inline __u8 seen_flags(const struct packet *p)
+{
+	return p->flow.protocol == IPPROTO_TCP ? p->tcp_flags : 1;
+}
+
 static __always_inline __u16 ct_flags_of(const struct packet *p, bool tx)
 {
 	__u16 flags = 0;
@@ -146,7 +152,7 @@ static __always_inline int ct_note(struct __sk_buff *ctx, struct ct_entry *e, co
 	__u32 now, lifetime, old;
 	__u16 old_flags, flags;
 	__u32 *last;
-	__u8 *seen, tcp_flags;
+	__u8 *seen;
 
 	if (!e || !p || !cfg)
 		return true;
@@ -162,10 +168,8 @@ static __always_inline int ct_note(struct __sk_buff *ctx, struct ct_entry *e, co
 	seen = tx ? &e->tx_flags_seen : &e->rx_flags_seen;
 	if (flags != old_flags)
 		ct_set_flags(e, flags);
-	/* Of other protocols, that there was a packet at all. */
-	tcp_flags = p->flow.protocol == IPPROTO_TCP ? p->tcp_flags : CT_SEEN;
-	if ((*seen | tcp_flags) != *seen)
-		*seen |= tcp_flags;
+	if ((*seen | seen_flags(p)) != *seen)
+		*seen |= seen_flags(p);
 	if ((old_flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING)
 		return true;
 
@@ -227,10 +231,10 @@ SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const st
 	new.flags = d->flags | ct_flags_of(p, tx);
 	new.epoch = d->epoch;
 	if (tx) {
-		new.tx_flags_seen = p->tcp_flags;
+		new.tx_flags_seen = seen_flags(p);
 		new.last_tx_report = now;
 	} else {
-		new.rx_flags_seen = p->tcp_flags;
+		new.rx_flags_seen = seen_flags(p);
 		new.last_rx_report = now;
 	}
 	new.lifetime = now + ct_lifetime(cfg, p->flow.protocol, new.flags);

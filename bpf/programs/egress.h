@@ -29,16 +29,19 @@ static __always_inline void prefix_of(struct prefix_key *key, const struct tuple
 }
 
 /* Returns what is known of the destination, a row's flags; 0 if it is outside. */
-SUBPROGRAM __u32 destination_flags(const struct tuple *t)
+static __always_inline __u32 known_of_destination(const struct tuple *t)
 {
 	const struct ipcache_value *known;
 	struct prefix_key key;
 
-	if (!t)
-		return 0;
 	prefix_of(&key, t, &t->daddr);
 	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
 	return known ? known->flags : 0;
+}
+
+SUBPROGRAM __u32 destination_flags(const struct tuple *t)
+{
+	return t ? known_of_destination(t) : 0;
 }
 
 SUBPROGRAM int covered(const struct tuple *t)
@@ -138,7 +141,7 @@ SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 	if (!t || !d)
 		return REASON_MALFORMED;
 	source = bpf_map_lookup_elem(&sluice_sources, &t->saddr);
-	if (!source || destination_flags(t))
+	if (!source || known_of_destination(t))
 		return REASON_NO_RULE;
 	d->egress_class = source->egress_class;
 	row = find_gateway(t, d);

@@ -190,11 +190,11 @@ static __always_inline int refuse(struct __sk_buff *ctx, const struct packet *p,
 
 /* Makes a verdict of what a way out returned: what is a WHAT of its reason if it
  * was found. */
-static __always_inline int finish(struct __sk_buff *ctx, const struct packet *p, const struct decision *d, int ret,
-				  __u32 what)
+static __always_inline int finish(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
+				  const struct config_value *cfg, const struct address *node, int ret, __u32 what)
 {
 	if (ret < 0)
-		return refuse(ctx, p, d, NULL, NULL, (what & ~0xffU) | (__u32)-ret);
+		return refuse(ctx, p, d, cfg, node, (what & ~0xffU) | (__u32)-ret);
 	count(what & 0xff, what >> 16, ctx->len);
 	return ret;
 }

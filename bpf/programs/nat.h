@@ -93,29 +93,31 @@ static __always_inline bool nat_exists(const struct tuple *t, __u8 flags)
 SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const struct address *addr, __u32 port,
 			  const struct address *tunnel)
 {
-	__u8 flags = flags_and_mode;
-	__u64 mode = flags_and_mode >> 8;
+	/* One place on the stack for both families, whose beginnings are alike. */
+	union {
+		struct nat4_entry v4;
+		struct nat6_entry v6;
+	} e = {};
+	union {
+		struct tuple4_key v4;
+		struct tuple6_key v6;
+	} key ALIGNED;
 
 	if (!t || !addr || !tunnel)
 		return -EINVAL;
+	e.v6.created = bpf_ktime_get_ns();
+	e.v6.needs_ct = 1;
+	e.v6.tunnel = *tunnel;
 	if (t->family == FAMILY_IPV4) {
-		struct tuple4_key key ALIGNED;
-		struct nat4_entry e = {
-			.created = bpf_ktime_get_ns(), .needs_ct = 1, .tunnel = *tunnel,
-			.addr = addr->words[3], .port = port,
-		};
-
-		nat4_key(&key, t, flags);
-		return bpf_map_update_elem(&sluice_nat4, &key, &e, mode);
-	} else {
-		struct tuple6_key key ALIGNED;
-		struct nat6_entry e = {
-			.created = bpf_ktime_get_ns(), .needs_ct = 1, .tunnel = *tunnel, .addr = *addr, .port = port,
-		};
-
-		nat6_key(&key, t, flags);
-		return bpf_map_update_elem(&sluice_nat6, &key, &e, mode);
+		e.v4.addr = addr->words[3];
+		e.v4.port = port;
+		nat4_key(&key.v4, t, flags_and_mode);
+		return bpf_map_update_elem(&sluice_nat4, &key, &e, flags_and_mode >> 8);
 	}
+	e.v6.addr = *addr;
+	e.v6.port = port;
+	nat6_key(&key.v6, t, flags_and_mode);
+	return bpf_map_update_elem(&sluice_nat6, &key, &e, flags_and_mode >> 8);
 }
 
 #define NAT_NEW (BPF_NOEXIST << 8)
@@ -138,15 +140,40 @@ SUBPROGRAM int nat_delete(const struct tuple *t, __u32 flags)
 	}
 }
 
-/* The tuple of the replies to a flow that leaves with an address and port. */
-static __always_inline struct tuple replies_to(const struct tuple *flow, const struct address *addr, __be16 port)
+/* Makes t the tuple of the replies to a flow that leaves with an address and port. */
+static __always_inline void replies_to(struct tuple *t, const struct tuple *flow, const struct address *addr, __be16 port)
 {
-	struct tuple t = {
-		.saddr = flow->daddr, .daddr = *addr, .sport = flow->dport, .dport = port,
-		.protocol = flow->protocol, .family = flow->family,
-	};
+	t->saddr = flow->daddr;
+	t->daddr = *addr;
+	t->sport = flow->dport;
+	t->dport = port;
+	t->protocol = flow->protocol;
+	t->family = flow->family;
+	t->pad = 0;
+}
 
-	return t;
+/* Removes both records of a flow. */
+SUBPROGRAM int nat_forget(const struct tuple *flow, const struct translation *to)
+{
+	struct tuple replies;
+
+	if (!flow || !to)
+		return -EINVAL;
+	replies_to(&replies, flow, &to->addr, to->port);
+	nat_delete(&replies, TUPLE_IN);
+	return nat_delete(flow, TUPLE_OUT);
+}
+
+/* Notes in both records of a flow that its pod is on another node. */
+SUBPROGRAM int nat_move(const struct tuple *flow, const struct translation *to, const struct address *tunnel)
+{
+	struct tuple replies;
+
+	if (!flow || !to || !tunnel)
+		return -EINVAL;
+	replies_to(&replies, flow, &to->addr, to->port);
+	nat_record(&replies, TUPLE_IN | NAT_KNOWN, &flow->saddr, flow->sport, tunnel);
+	return nat_record(flow, TUPLE_OUT | NAT_KNOWN, &to->addr, to->port, tunnel);
 }
 
 /* The search for a free port, a callback's context. */
@@ -170,6 +197,16 @@ static __always_inline __u16 nth_port(const struct search *s, __u32 n)
 		n -= size;
 	}
 	return 0;
+}
+
+/* Returns how many ports the ranges have. */
+static __always_inline __u32 ports_in(const struct search *s)
+{
+	__u32 ports = 0;
+
+	for (int i = 0; i < SHARED_PORT_RANGES; i++)
+		ports += s->ranges[i].last ? s->ranges[i].last - s->ranges[i].first + 1 : 0;
+	return ports;
 }
 
 static long try_port(__u32 attempt, struct search *s)
@@ -353,18 +390,20 @@ static __always_inline int fits(struct __sk_buff *ctx, const struct packet *p, s
 /* Takes a port of the egress address d->egress for a flow, puts it in
  * d->egress_port, and records both directions. A flow of the host keeps any port
  * that is free, and gets another one only if it is not. Returns 0, or why not. */
-static __always_inline __u32 allocate(const struct tuple *flow, struct decision *d, const struct config_value *cfg,
-				      __u32 exit_flags, const struct address *tunnel)
+SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, const struct config_value *cfg,
+			      __u32 exit_flags, const struct address *tunnel)
 {
-	struct search s = {.replies = replies_to(flow, &d->egress, 0)};
+	struct search s = {};
 	int err = -EEXIST;
 
+	if (!flow || !d || !cfg || !tunnel)
+		return REASON_NAT_FAILED;
+	replies_to(&s.replies, flow, &d->egress, 0);
 	if (exit_flags & EXIT_SHARED)
 		__builtin_memcpy(s.ranges, cfg->shared_ports, sizeof(s.ranges));
 	else
 		s.ranges[0] = (struct port_range){PORT_MIN, PORT_MAX};
-	for (int i = 0; i < SHARED_PORT_RANGES; i++)
-		s.ports += s.ranges[i].last ? s.ranges[i].last - s.ranges[i].first + 1 : 0;
+	s.ports = ports_in(&s);
 	if (d->of_host || in_ranges(&s, flow->sport))
 		s.preferred = flow->sport;
 	if (!s.ports)
@@ -374,6 +413,7 @@ static __always_inline __u32 allocate(const struct tuple *flow, struct decision 
 		s.reserved = bpf_htons(cfg->overlay_port);
 
 	/* Another CPU may take the port that was found: then look again. */
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < NAT_RACES && err == -EEXIST; i++) {
 		bpf_loop(NAT_PROBES, try_port, &s, 0);
 		if (!s.found)
@@ -390,10 +430,11 @@ static __always_inline __u32 allocate(const struct tuple *flow, struct decision 
 	return REASON_NAT_FAILED;
 }
 
-/* Gives a packet the source that its flow leaves with: the one on record, if this
- * node still has the address, or else d->egress with a port of its own. tunnel is
- * the node that it came from over the overlay, or none. Returns 0 with
- * d->egress, d->egress_port and d->exit set, or a reason, negative, why not. */
+/* Gives a packet the source that its flow leaves with: the one on record, whatever
+ * the rules are now, if this node still has the address; or else d->egress, or if
+ * that is none what the rules say, with a port of its own. tunnel is the node that
+ * it came from over the overlay, or none. Returns 0 with d->egress,
+ * d->egress_port and d->exit set, or a reason, negative, why not. */
 SUBPROGRAM int translate(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
 			 const struct config_value *cfg, const struct address *tunnel)
 {
@@ -404,28 +445,24 @@ SUBPROGRAM int translate(struct __sk_buff *ctx, const struct packet *p, struct d
 	if (!p || !d || !cfg || !tunnel)
 		return -REASON_WRITE_FAILED;
 	if (nat_find(&p->flow, TUPLE_OUT, &to)) {
-		struct tuple replies = replies_to(&p->flow, &to.addr, to.port);
-
 		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
-		if (!exit) { /* it has moved away: replies would not come back */
-			nat_delete(&replies, TUPLE_IN);
-			nat_delete(&p->flow, TUPLE_OUT);
-		} else if (!same_address(&to.tunnel, tunnel)) { /* the pod has moved */
-			nat_record(&replies, TUPLE_IN | NAT_KNOWN, &p->flow.saddr, p->flow.sport, tunnel);
-			nat_record(&p->flow, TUPLE_OUT | NAT_KNOWN, &to.addr, to.port, tunnel);
-		}
+		if (!exit) /* it has moved away: replies would not come back */
+			nat_forget(&p->flow, &to);
+		else if (!same_address(&to.tunnel, tunnel)) /* the pod has moved */
+			nat_move(&p->flow, &to, tunnel);
 	}
 	if (exit) {
 		d->egress = to.addr;
 		d->egress_port = to.port;
 	} else {
-		reason = translatable(p);
+		reason = no_address(&d->egress) ? decide_service(&p->flow, d) : 0;
+		reason = reason < REASON_DROPS ? translatable(p) : reason;
 		if (reason)
 			return -reason;
 		exit = no_address(&d->egress) ? NULL : bpf_map_lookup_elem(&sluice_exits, &d->egress);
 		if (!exit)
 			return -REASON_NO_EGRESS_IP;
-		reason = allocate(&p->flow, d, cfg, exit->flags, tunnel);
+		reason = nat_allocate(&p->flow, d, cfg, exit->flags, tunnel);
 		/* Another CPU may have been faster with the same flow. */
 		if (reason == REASON_NAT_FAILED && nat_find(&p->flow, TUPLE_OUT, &to)) {
 			d->egress = to.addr;
@@ -444,10 +481,8 @@ SUBPROGRAM int translate(struct __sk_buff *ctx, const struct packet *p, struct d
 	return rewrite(ctx, p, true, &to) ? -REASON_WRITE_FAILED : 0;
 }
 
-/* Reports whether a flow has an egress address that this node still has. */
-SUBPROGRAM int has_egress(const struct tuple *flow)
+/* Reports whether a flow is translated already. */
+SUBPROGRAM int nat_known(const struct tuple *flow)
 {
-	struct translation to = {};
-
-	return flow && nat_find(flow, TUPLE_OUT, &to) && bpf_map_lookup_elem(&sluice_exits, &to.addr);
+	return flow && nat_exists(flow, TUPLE_OUT);
 }

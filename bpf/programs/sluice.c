@@ -28,6 +28,41 @@ static __always_inline bool allowed(const struct packet *p, const struct pod_val
 	return true;
 }
 
+/* Tracks a packet of a flow that this node translates, in its original direction. */
+SUBPROGRAM int track_translated(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
+				const struct config_value *cfg)
+{
+	struct ct_entry *e;
+
+	if (!p || !d || !cfg || p->shape == SHAPE_ICMP_ERROR || p->unknown_fragment)
+		return 0;
+	e = ct_find_original(p, TUPLE_OUT);
+	if (e && ct_note(ctx, e, p, cfg, true))
+		return 0;
+	ct_create(ctx, p, d, cfg, TUPLE_OUT);
+	if (!d->of_host)
+		report_flow(ctx, p, d, cfg, WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS));
+	return 0;
+}
+
+/* Tracks a packet that comes back to a pod from a gateway. That of a local pod is
+ * noted by to_pod; but should the entry be lost, it is made again, for the pod's
+ * next packet must not be taken for a reply. */
+SUBPROGRAM int track_returned(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
+			      const struct config_value *cfg, bool local)
+{
+	struct ct_entry *e;
+
+	if (!p || !d || !cfg || p->shape == SHAPE_ICMP_ERROR || p->unknown_fragment)
+		return 0;
+	e = ct_find(p, TUPLE_OUT | CT_REVERSE);
+	if (e && !local)
+		return ct_note(ctx, e, p, cfg, false);
+	if (!e && local)
+		ct_create(ctx, p, d, cfg, TUPLE_OUT | CT_REVERSE);
+	return 0;
+}
+
 /* Lets a local pod's packet go its ordinary way. */
 static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision *d, const struct config_value *cfg)
 {
@@ -62,36 +97,39 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet
 	err = hop(ctx, p);
 	if (err)
 		return err;
-	/* A flow of before has no egress address if it never got one, or if that
-	 * is no longer here: then it gets one as a new flow does. */
-	if (no_address(&d->egress) && !has_egress(&p->flow)) {
-		__u32 reason = decide_service(&p->flow, d);
-
-		if (reason >= REASON_DROPS)
-			return -reason;
-	}
 	err = translate(ctx, p, d, cfg, &none);
 	return err ?: to_outside(ctx, d, cfg);
+}
+
+/* Reports whether it is time to look again where a flow goes that nobody has answered
+ * yet: its gateway may have ceased to be one just when the flow began, or never have
+ * had an egress address. */
+static __always_inline bool unanswered(const struct packet *p, const struct ct_entry *e, const struct config_value *cfg)
+{
+	if (e->rx_flags_seen)
+		return false;
+	if (p->flow.protocol == IPPROTO_TCP)
+		return opens(p);
+	return p->time / SECOND - e->last_tx_report >= cfg->report_interval;
 }
 
 /* Decides on a packet of a flow that the pod began and that has an entry. Returns
  * 0 with the entry's gateway in d, or why it is dropped. */
 static __always_inline __u32 judge_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
-					 struct decision *d)
+					 const struct config_value *cfg, struct decision *d)
 {
 	bool pinned = !no_address(&e->gateway);
 	bool serving = pinned && serves(&e->gateway);
+	bool again = pinned && unanswered(p, e, cfg);
 	__u32 reason;
 
 	d->gateway = e->gateway;
 	d->flags = e->flags & CT_SERVICE;
-	if (p->shape == SHAPE_ICMP_ERROR || (e->epoch == d->epoch && pinned == serving))
+	if (p->shape == SHAPE_ICMP_ERROR || (e->epoch == d->epoch && pinned == serving && !again))
 		return 0;
 	if (!allowed(p, pod, DIRECTION_EGRESS))
 		return REASON_NO_RULE;
-	/* What nobody has answered may have gone to a gateway that never served it: it has
-	 * nothing to keep. */
-	if (!serving || !e->rx_flags_seen) {
+	if (!serving || again) {
 		reason = decide_egress(&p->flow, pod, d);
 		if (reason >= REASON_DROPS)
 			return reason;
@@ -162,7 +200,7 @@ int from_pod(struct __sk_buff *ctx)
 		return to_stack(ctx, &d, cfg);
 	}
 	if (ours) {
-		reason = judge_known(&p, pod, ours, &d);
+		reason = judge_known(&p, pod, ours, cfg, &d);
 		if (!reason && !ct_note(ctx, ours, &p, cfg, true))
 			ct_create(ctx, &p, &d, cfg, TUPLE_OUT);
 	} else if (!link_local(&p.flow)) {
@@ -179,7 +217,7 @@ int from_pod(struct __sk_buff *ctx)
 		ret = to_gateway(ctx, &p, &d, cfg);
 		/* What was refused is no flow yet. */
 		begins = begins && ret >= 0;
-		ret = finish(ctx, &p, &d, ret, WHAT(reason, PROGRAM_FROM_POD, DIRECTION_EGRESS));
+		ret = finish(ctx, &p, &d, cfg, NULL, ret, WHAT(reason, PROGRAM_FROM_POD, DIRECTION_EGRESS));
 	} else {
 		ret = to_stack(ctx, &d, cfg);
 	}
@@ -247,10 +285,12 @@ int to_pod(struct __sk_buff *ctx)
 }
 
 /* Reads which node an overlay packet comes from. */
-static __always_inline int overlay_source(struct __sk_buff *ctx, const struct config_value *cfg, struct address *node)
+SUBPROGRAM int overlay_source(struct __sk_buff *ctx, const struct config_value *cfg, struct address *node)
 {
 	struct bpf_tunnel_key key = {};
 
+	if (!cfg || !node)
+		return -EINVAL;
 	if (is_ipv4(&cfg->underlay)) {
 		if (bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), 0))
 			return -EINVAL;
@@ -267,12 +307,8 @@ static __always_inline int overlay_source(struct __sk_buff *ctx, const struct co
 static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
 					  const struct config_value *cfg, const struct pod_value *pod)
 {
-	/* Only what the pod sent by a gateway comes back from one. Should its entry
-	 * be lost, the pod's next packet must not be taken for a reply. */
-	if (p->shape != SHAPE_ICMP_ERROR && !p->unknown_fragment && !ct_find(p, TUPLE_OUT | CT_REVERSE)) {
-		d->epoch = pod->epoch;
-		ct_create(ctx, p, d, cfg, TUPLE_OUT | CT_REVERSE);
-	}
+	d->epoch = pod->epoch;
+	track_returned(ctx, p, d, cfg, true);
 	return fits(ctx, p, d, pod->ifindex) ?: to_local_pod(ctx, pod);
 }
 
@@ -280,7 +316,6 @@ static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct pa
 static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
 					      const struct config_value *cfg, const struct address *node)
 {
-	struct ct_entry *e;
 	int err;
 
 	err = hop(ctx, p);
@@ -291,13 +326,7 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 		return err;
 	d->gateway = cfg->underlay;
 	d->flags = CT_FROM_TUNNEL;
-	if (p->shape != SHAPE_ICMP_ERROR && !p->unknown_fragment) {
-		e = ct_find_original(p, TUPLE_OUT);
-		if (!e || !ct_note(ctx, e, p, cfg, true)) {
-			ct_create(ctx, p, d, cfg, TUPLE_OUT);
-			report_flow(ctx, p, d, cfg, WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS));
-		}
-	}
+	track_translated(ctx, p, d, cfg);
 	return to_outside(ctx, d, cfg);
 }
 
@@ -309,7 +338,7 @@ int from_overlay(struct __sk_buff *ctx)
 	struct decision d = {};
 	struct address node = {};
 	const struct pod_value *pod;
-	__u32 reason;
+	__u32 what;
 	int ret;
 
 	parse(ctx, &p);
@@ -326,20 +355,13 @@ int from_overlay(struct __sk_buff *ctx)
 	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
 	if (pod) {
 		d.gateway = node;
+		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);
 		ret = overlay_to_pod(ctx, &p, &d, cfg, pod);
-		return finish(ctx, &p, &d, ret, WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS));
+	} else {
+		what = WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+		ret = overlay_to_outside(ctx, &p, &d, cfg, &node);
 	}
-	/* A connection that has an egress address keeps it, whatever the rules are now. */
-	if (!has_egress(&p.flow)) {
-		reason = decide_service(&p.flow, &d);
-		if (reason >= REASON_DROPS)
-			return drop(ctx, &p, &d, reason, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
-	}
-	ret = overlay_to_outside(ctx, &p, &d, cfg, &node);
-	if (ret < 0)
-		return refuse(ctx, &p, &d, cfg, &node, WHAT(-ret, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS));
-	count(REASON_TRANSLATED, DIRECTION_EGRESS, ctx->len);
-	return ret;
+	return finish(ctx, &p, &d, cfg, &node, ret, what);
 }
 
 /* Reports whether the packet is one of the overlay itself, from this node or to it. */
@@ -355,7 +377,6 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 					      const struct translation *to, const struct config_value *cfg)
 {
 	const struct pod_value *pod = NULL;
-	struct ct_entry *e;
 	int err;
 
 	d->gateway = cfg->underlay;
@@ -374,16 +395,9 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 	if (p->flow.dport)
 		p->flow.dport = to->port;
 
-	e = ct_find(p, TUPLE_OUT | CT_REVERSE);
-	if (pod) {
-		/* Its packets are noted by to_pod. But should the entry be lost, the
-		 * pod's next packet must not be taken for a reply. */
-		if (!e && p->shape != SHAPE_ICMP_ERROR && !p->unknown_fragment)
-			ct_create(ctx, p, d, cfg, TUPLE_OUT | CT_REVERSE);
+	track_returned(ctx, p, d, cfg, pod);
+	if (pod)
 		return to_local_pod(ctx, pod);
-	}
-	if (e)
-		ct_note(ctx, e, p, cfg, false);
 	return clamp(ctx, p, d) ?: to_node(ctx, cfg, &to->tunnel);
 }
 
@@ -406,7 +420,7 @@ int from_netdev(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (!same_address(&to.addr, &p.flow.daddr)) {
 		reason = no_address(&to.tunnel) ? REASON_REPLY_LOCAL : REASON_REPLY_OVERLAY;
-		return finish(ctx, &p, &d, reply_from_outside(ctx, &p, &d, &to, cfg),
+		return finish(ctx, &p, &d, cfg, NULL, reply_from_outside(ctx, &p, &d, &to, cfg),
 			      WHAT(reason, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS));
 	}
 	/* Of the host itself, which may have been given another port. */
@@ -422,7 +436,6 @@ int to_netdev(struct __sk_buff *ctx)
 	const struct address none = {};
 	struct packet p = {};
 	struct decision d = {.of_host = 1};
-	struct ct_entry *e;
 	int err;
 
 	if (!cfg || get_mark(ctx->mark, cfg) == MARK_TRANSLATED)
@@ -435,7 +448,7 @@ int to_netdev(struct __sk_buff *ctx)
 	/* The host's own use of an egress address: its replies must not be taken
 	 * for those of a pod, so it takes its port as pods do. An answer to who
 	 * opened a connection keeps its port, of course. */
-	if (!has_egress(&p.flow) &&
+	if (!nat_known(&p.flow) &&
 	    (translatable(&p) ||
 	     (p.flow.protocol == IPPROTO_TCP && (p.tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))))
 		return TCX_NEXT;
@@ -443,11 +456,7 @@ int to_netdev(struct __sk_buff *ctx)
 	err = translate(ctx, &p, &d, cfg, &none);
 	if (err)
 		return drop(ctx, &p, &d, -err, PROGRAM_TO_NETDEV, DIRECTION_EGRESS);
-	if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment) {
-		e = ct_find_original(&p, TUPLE_OUT);
-		if (!e || !ct_note(ctx, e, &p, cfg, true))
-			ct_create(ctx, &p, &d, cfg, TUPLE_OUT);
-	}
+	track_translated(ctx, &p, &d, cfg);
 	if (d.egress_port != p.flow.sport)
 		count(REASON_HOST_TRANSLATED, DIRECTION_EGRESS, ctx->len);
 	return TCX_NEXT;
