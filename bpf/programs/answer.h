@@ -58,7 +58,8 @@ static __always_inline int swap_macs(struct __sk_buff *ctx)
 	return bpf_skb_store_bytes(ctx, 0, &eth, sizeof(eth), 0);
 }
 
-SUBPROGRAM int answer4(struct __sk_buff *ctx, const struct packet *p, __u32 type_and_code, __u32 mtu)
+SUBPROGRAM int answer4(struct __sk_buff *ctx, const struct packet *p, const struct address *from, __u32 type_and_code,
+		       __u32 mtu)
 {
 	__u8 embedded[EMBEDDED_MAX] = {};
 	struct answer4 a = {
@@ -68,12 +69,12 @@ SUBPROGRAM int answer4(struct __sk_buff *ctx, const struct packet *p, __u32 type
 	__s64 sum;
 	__u32 size;
 
-	if (!p)
+	if (!p || !from)
 		return -EINVAL;
 	size = cut(ctx, p, embedded);
 	if (!size || bpf_skb_adjust_room(ctx, sizeof(a), BPF_ADJ_ROOM_MAC, 0))
 		return -EINVAL;
-	a.ip.saddr = p->flow.daddr.words[3];
+	a.ip.saddr = from->words[3];
 	a.ip.daddr = p->source.words[3];
 	a.ip.tot_len = bpf_htons(sizeof(a) + size);
 	a.ip.check = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&a.ip, sizeof(a.ip), 0));
@@ -84,7 +85,8 @@ SUBPROGRAM int answer4(struct __sk_buff *ctx, const struct packet *p, __u32 type
 	return swap_macs(ctx);
 }
 
-SUBPROGRAM int answer6(struct __sk_buff *ctx, const struct packet *p, __u32 type_and_code, __u32 mtu)
+SUBPROGRAM int answer6(struct __sk_buff *ctx, const struct packet *p, const struct address *from, __u32 type_and_code,
+		       __u32 mtu)
 {
 	__u8 embedded[EMBEDDED_MAX] = {};
 	struct answer6 a = {
@@ -98,13 +100,13 @@ SUBPROGRAM int answer6(struct __sk_buff *ctx, const struct packet *p, __u32 type
 	__s64 sum;
 	__u32 size;
 
-	if (!p)
+	if (!p || !from)
 		return -EINVAL;
 	size = cut(ctx, p, embedded);
 	pseudo.length = bpf_htonl(sizeof(a.icmp) + size);
 	if (!size || bpf_skb_adjust_room(ctx, sizeof(a), BPF_ADJ_ROOM_MAC, 0))
 		return -EINVAL;
-	__builtin_memcpy(&a.ip.saddr, &p->flow.daddr, 16);
+	__builtin_memcpy(&a.ip.saddr, from, 16);
 	__builtin_memcpy(&a.ip.daddr, &p->source, 16);
 	a.ip.payload_len = bpf_htons(sizeof(a.icmp) + size);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)embedded, sizeof(embedded), 0);
@@ -132,16 +134,27 @@ static __always_inline int answer_too_big(struct __sk_buff *ctx, const struct pa
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return -EINVAL;
 	if (p->flow.family == FAMILY_IPV4)
-		return answer4(ctx, p, ICMP4_UNREACHABLE << 8 | ICMP4_FRAG_NEEDED, mtu);
-	return answer6(ctx, p, ICMP6_TOO_BIG << 8, mtu);
+		return answer4(ctx, p, &p->flow.daddr, ICMP4_UNREACHABLE << 8 | ICMP4_FRAG_NEEDED, mtu);
+	return answer6(ctx, p, &p->flow.daddr, ICMP6_TOO_BIG << 8, mtu);
 }
 
-/* Turns the packet into the answer that it has been forwarded too often. */
-static __always_inline int answer_ttl(struct __sk_buff *ctx, const struct packet *p)
+static __always_inline bool is_ipv4(const struct address *a)
 {
+	return !a->halves[0] && a->words[2] == IPV4_MAPPED;
+}
+
+/* Turns the packet into the answer that it has been forwarded too often. Pods
+ * are answered in the name of this node, if it has an address of the family. To
+ * others it has no name but the address that they sent to. */
+static __always_inline int answer_ttl(struct __sk_buff *ctx, const struct packet *p, const struct config_value *cfg,
+				      __u32 direction)
+{
+	bool ours = direction == DIRECTION_EGRESS && is_ipv4(&cfg->underlay) == (p->flow.family == FAMILY_IPV4);
+	const struct address *from = ours ? &cfg->underlay : &p->flow.daddr;
+
 	if (!answerable(p))
 		return -EINVAL;
 	if (p->flow.family == FAMILY_IPV4)
-		return answer4(ctx, p, ICMP4_TIME_EXCEEDED << 8, 0);
-	return answer6(ctx, p, ICMP6_TIME_EXCEEDED << 8, 0);
+		return answer4(ctx, p, from, ICMP4_TIME_EXCEEDED << 8, 0);
+	return answer6(ctx, p, from, ICMP6_TIME_EXCEEDED << 8, 0);
 }

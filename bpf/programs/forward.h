@@ -16,11 +16,6 @@
 #define IPV4_TCP_HEADERS 40 /* bytes of IP and TCP headers without options */
 #define IPV6_TCP_HEADERS 60
 
-static __always_inline bool is_ipv4(const struct address *a)
-{
-	return !a->halves[0] && a->words[2] == IPV4_MAPPED;
-}
-
 static __always_inline void set_mark(struct __sk_buff *ctx, const struct config_value *cfg, __u32 mark)
 {
 	ctx->mark = (ctx->mark & ~cfg->mark_mask) | (mark << (cfg->mark_shift & 31));
@@ -180,7 +175,7 @@ static __always_inline int refuse(struct __sk_buff *ctx, const struct packet *p,
 	if (reason == REASON_TOO_BIG)
 		err = answer_too_big(ctx, p, d->mtu);
 	else if (reason == REASON_TTL_EXCEEDED)
-		err = answer_ttl(ctx, p);
+		err = answer_ttl(ctx, p, cfg, (what >> 16) & 1);
 	if (err)
 		return TCX_DROP;
 	if (!node)

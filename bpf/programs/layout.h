@@ -300,7 +300,7 @@ enum reason {
 	REASON_NO_RULE = 23,		 /* came over the overlay, and nothing here is to be done with it */
 	REASON_PREDATES_POLICY = 24,	 /* of a connection that had no egress address when a policy chose its pod */
 	REASON_UNSUPPORTED_PROTOCOL = 25, /* under an egress rule, but cannot be translated */
-	REASON_UNKNOWN_FRAGMENT = 26,	 /* under an egress rule, but its first fragment was not seen */
+	REASON_UNKNOWN_FRAGMENT = 26,	 /* under an egress rule, but its first fragment was not seen, or dropped */
 	REASON_TOO_BIG = 27,		 /* answered with the MTU */
 	REASON_TTL_EXCEEDED = 28,
 	REASON_NOT_CHECKED = 29,	 /* backstop: the pod's device has no program yet */

@@ -234,7 +234,7 @@ static __always_inline bool in_ranges(const struct search *s, __be16 port)
 static __always_inline __u32 translatable(const struct packet *p)
 {
 	if (p->shape == SHAPE_LATER_FRAGMENT)
-		return p->unknown_fragment ? REASON_UNKNOWN_FRAGMENT : REASON_NO_RULE;
+		return REASON_UNKNOWN_FRAGMENT;
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return REASON_NO_RULE;
 	if (p->flow.protocol == IPPROTO_TCP || p->flow.protocol == IPPROTO_UDP)
