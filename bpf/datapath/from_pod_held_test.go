@@ -150,6 +150,25 @@ func TestPinned(t *testing.T) {
 	})
 }
 
+// A connection that nobody has answered may never have been served: sent again,
+// its first packet goes where the policy says now. Once answered, it stays.
+func TestUnanswered(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		syn := func() *packettest.Result {
+			return f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...)
+		}
+		f.selected(f.remote(second()))
+		f.toGateway(syn(), second())
+		require.NoError(f, f.SetGateway(packettest.Group, f.remote(third())))
+		f.toGateway(syn(), third())
+
+		f.passed(f.toPod(tcp(f.Server, f.Pod, serverPort, podPort, packettest.SYN|packettest.ACK)...))
+		require.NoError(f, f.SetGateway(packettest.Group, f.remote(second())))
+		f.toGateway(syn(), third())
+		f.toGateway(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...), third())
+	})
+}
+
 // TestPolicyRemoved: without the policy new connections go their ordinary way.
 func TestPolicyRemoved(t *testing.T) {
 	eachFamily(t, func(f *fixture) {

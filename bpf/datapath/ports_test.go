@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
@@ -54,8 +55,18 @@ func TestSharedPorts(t *testing.T) {
 	})
 }
 
-// fill takes ports of an egress address towards the server for another pod.
+// fill takes ports of an egress address towards the server for another pod, whose
+// connections begin now.
 func (f *fixture) fill(protocol uint8, ports []uint16) {
+	f.Helper()
+	now, err := ctmap.Now()
+	require.NoError(f, err)
+	f.fillSince(protocol, ports, uint64(now+3600)*1e9)
+}
+
+// fillSince does the same with translations that were made at a time of
+// CLOCK_MONOTONIC, in nanoseconds.
+func (f *fixture) fillSince(protocol uint8, ports []uint16, created uint64) {
 	f.Helper()
 	egress, tuples, to := f.SharedEgress, []packettest.Tuple(nil), []packettest.Translation(nil)
 	if ports[len(ports)-1] > packettest.SharedLast {
@@ -63,7 +74,7 @@ func (f *fixture) fill(protocol uint8, ports []uint16) {
 	}
 	for _, port := range ports {
 		tuples = append(tuples, packettest.Tuple{Daddr: egress, Saddr: f.Server, Dport: port, Sport: serverPort, Protocol: protocol, Flags: packettest.In})
-		to = append(to, packettest.Translation{Addr: f.OtherPod, Port: port, NeedsCT: 1, Created: 1})
+		to = append(to, packettest.Translation{Addr: f.OtherPod, Port: port, NeedsCT: 1, Created: created})
 	}
 	require.NoError(f, f.SetTranslations(tuples, to))
 }
@@ -101,6 +112,32 @@ func TestPortsExhausted(t *testing.T) {
 		require.NoError(f, f.DeleteTranslation(freed))
 		p := f.translated(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...), f.SharedEgress)
 		require.EqualValues(f, free, p.SrcPort)
+	})
+}
+
+// TestPortsOfEndedConnections: the port of a connection that is no longer tracked
+// is given to another; that of a live one is not.
+func TestPortsOfEndedConnections(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.selected(f.Here(f.SharedEgress))
+		const live = packettest.SharedFirst + 7
+		p := f.translated(f.fromPod(tcp(f.Pod, f.Server, live, serverPort, packettest.SYN)...), f.SharedEgress)
+		require.EqualValues(f, live, p.SrcPort)
+		now, err := ctmap.Now()
+		require.NoError(f, err)
+		f.fillSince(packettest.TCPProtocol, portRange(packettest.SharedFirst, live-1), uint64(now-10)*1e9)
+		f.fillSince(packettest.TCPProtocol, portRange(live+1, packettest.SharedLast), uint64(now-10)*1e9)
+
+		for sport := uint16(packettest.SharedFirst); sport <= packettest.SharedLast; sport++ {
+			if sport == live {
+				continue
+			}
+			p := f.translated(f.fromPod(tcp(f.Pod, f.Server, sport, serverPort, packettest.SYN)...), f.SharedEgress)
+			require.EqualValues(f, sport, p.SrcPort, "its own port was that of an ended connection")
+		}
+		f.dropped(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...), bpf.ReasonNoSNATPort)
+		p = f.translated(f.fromPod(tcp(f.Pod, f.Server, live, serverPort, packettest.SYN)...), f.SharedEgress)
+		require.EqualValues(f, live, p.SrcPort)
 	})
 }
 

@@ -9,7 +9,8 @@
 #include "egress.h"
 
 #define NAT_PROBES 512 /* ports that are tried for a connection */
-#define NAT_RACES 3    /* times that another CPU may be faster */
+#define NAT_GRACE (2 * SECOND) /* that a translation has for its connection to be tracked */
+#define NAT_WANTED 1
 #define PORT_MIN 1024  /* lowest that is given out */
 #define PORT_MAX 65535
 
@@ -39,6 +40,7 @@ static __always_inline void nat6_key(struct tuple6_key *key, const struct tuple 
 struct translation {
 	struct address addr;
 	struct address tunnel;
+	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */
 	__be16 port;
 	__u8 pad[6];
 };
@@ -59,6 +61,7 @@ SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *
 		found->addr = mapped(e->addr);
 		found->port = e->port;
 		found->tunnel = e->tunnel;
+		found->created = e->created;
 	} else {
 		struct tuple6_key key ALIGNED;
 		struct nat6_entry *e;
@@ -70,6 +73,7 @@ SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *
 		found->addr = e->addr;
 		found->port = e->port;
 		found->tunnel = e->tunnel;
+		found->created = e->created;
 	}
 	return 1;
 }
@@ -176,56 +180,73 @@ SUBPROGRAM int nat_move(const struct tuple *flow, const struct translation *to, 
 	return nat_record(flow, TUPLE_OUT | NAT_KNOWN, &to->addr, to->port, tunnel);
 }
 
-/* The search for a free port, a callback's context. */
-struct search {
-	struct tuple replies; /* dport is the port that is tried */
+/* Reports whether nobody has the port that replies with a tuple come to. One whose
+ * connection has ended is taken from it. */
+SUBPROGRAM int port_free(const struct tuple *replies, __u64 time)
+{
+	struct translation owner = {};
+	struct ct_entry *e;
+	struct tuple flow;
+
+	if (!replies)
+		return 0;
+	if (!nat_find(replies, TUPLE_IN, &owner))
+		return 1;
+	/* The entry of a connection is made after its translation. */
+	if (owner.created + NAT_GRACE > time)
+		return 0;
+	flow = reversed(replies);
+	flow.saddr = owner.addr;
+	flow.sport = owner.port;
+	e = ct_lookup(&flow, TUPLE_OUT);
+	if (e && ct_lifetime_of(e) * SECOND > time)
+		return 0;
+	nat_delete(&flow, TUPLE_OUT);
+	nat_delete(replies, TUPLE_IN);
+	return 1;
+}
+
+/* The ports that may be given out. */
+struct ports {
 	struct port_range ranges[SHARED_PORT_RANGES];
-	__u32 ports; /* in all ranges */
-	__be16 preferred;
-	__be16 reserved; /* not given out */
-	__u32 found;
+	__u32 count;
 };
 
-/* Returns the nth port of the ranges. */
-static __always_inline __u16 nth_port(const struct search *s, __u32 n)
+static __always_inline void ports_of(struct ports *p, const struct exit_value *exit, const struct config_value *cfg)
 {
+	__builtin_memset(p, 0, sizeof(*p));
+	if (exit->flags & EXIT_SHARED)
+		__builtin_memcpy(p->ranges, cfg->shared_ports, sizeof(p->ranges));
+	else
+		p->ranges[0] = (struct port_range){PORT_MIN, PORT_MAX};
+	for (int i = 0; i < SHARED_PORT_RANGES; i++)
+		p->count += p->ranges[i].last ? p->ranges[i].last - p->ranges[i].first + 1 : 0;
+}
+
+/* Returns one of the ports, at random, in network order. */
+SUBPROGRAM int any_port(const struct ports *p)
+{
+	__u32 n;
+
+	if (!p || !p->count)
+		return 0;
+	n = bpf_get_prandom_u32() % p->count;
 	for (int i = 0; i < SHARED_PORT_RANGES; i++) {
-		__u32 size = s->ranges[i].last ? s->ranges[i].last - s->ranges[i].first + 1 : 0;
+		__u32 size = p->ranges[i].last ? p->ranges[i].last - p->ranges[i].first + 1 : 0;
 
 		if (n < size)
-			return s->ranges[i].first + n;
+			return bpf_htons(p->ranges[i].first + n);
 		n -= size;
 	}
 	return 0;
 }
 
-/* Returns how many ports the ranges have. */
-static __always_inline __u32 ports_in(const struct search *s)
+static __always_inline bool is_one_of(const struct ports *p, __be16 port)
 {
-	__u32 ports = 0;
+	__u16 n = bpf_ntohs(port);
 
 	for (int i = 0; i < SHARED_PORT_RANGES; i++)
-		ports += s->ranges[i].last ? s->ranges[i].last - s->ranges[i].first + 1 : 0;
-	return ports;
-}
-
-static long try_port(__u32 attempt, struct search *s)
-{
-	if (attempt == 0 && s->preferred)
-		s->replies.dport = s->preferred;
-	else
-		s->replies.dport = bpf_htons(nth_port(s, bpf_get_prandom_u32() % s->ports));
-	/* An insert that fails may evict others before: so look first. */
-	s->found = s->replies.dport && s->replies.dport != s->reserved && !nat_exists(&s->replies, TUPLE_IN);
-	return s->found;
-}
-
-static __always_inline bool in_ranges(const struct search *s, __be16 port)
-{
-	__u16 p = bpf_ntohs(port);
-
-	for (int i = 0; i < SHARED_PORT_RANGES; i++)
-		if (s->ranges[i].last && p >= s->ranges[i].first && p <= s->ranges[i].last)
+		if (p->ranges[i].last && n >= p->ranges[i].first && n <= p->ranges[i].last)
 			return true;
 	return false;
 }
@@ -387,102 +408,117 @@ static __always_inline int fits(struct __sk_buff *ctx, const struct packet *p, s
 	return ret > 0 && p->shape != SHAPE_ICMP_ERROR ? -REASON_TOO_BIG : 0;
 }
 
-/* Takes a port of the egress address d->egress for a flow, puts it in
- * d->egress_port, and records both directions. A flow of the host keeps any port
- * that is free, and gets another one only if it is not. Returns 0, or why not. */
-SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, const struct config_value *cfg,
-			      __u32 exit_flags, const struct address *tunnel)
-{
-	struct search s = {};
-	int err = -EEXIST;
-
-	if (!flow || !d || !cfg || !tunnel)
-		return REASON_NAT_FAILED;
-	replies_to(&s.replies, flow, &d->egress, 0);
-	if (exit_flags & EXIT_SHARED)
-		__builtin_memcpy(s.ranges, cfg->shared_ports, sizeof(s.ranges));
-	else
-		s.ranges[0] = (struct port_range){PORT_MIN, PORT_MAX};
-	s.ports = ports_in(&s);
-	if (d->of_host || in_ranges(&s, flow->sport))
-		s.preferred = flow->sport;
-	if (!s.ports)
-		return REASON_NO_SNAT_PORT;
-	/* What comes to that port is taken for a packet of the overlay. */
-	if (flow->protocol == IPPROTO_UDP && !d->of_host)
-		s.reserved = bpf_htons(cfg->overlay_port);
-
-	/* Another CPU may take the port that was found: then look again. */
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < NAT_RACES && err == -EEXIST; i++) {
-		bpf_loop(NAT_PROBES, try_port, &s, 0);
-		if (!s.found)
-			return REASON_NO_SNAT_PORT;
-		err = nat_record(&s.replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
-		s.preferred = 0;
-	}
-	if (err)
-		return REASON_NAT_FAILED;
-	d->egress_port = s.replies.dport;
-	if (!nat_record(flow, TUPLE_OUT | NAT_NEW, &d->egress, d->egress_port, tunnel))
-		return 0;
-	nat_delete(&s.replies, TUPLE_IN);
-	return REASON_NAT_FAILED;
-}
-
-/* Gives a packet the source that its flow leaves with: the one on record, whatever
- * the rules are now, if this node still has the address; or else d->egress, or if
- * that is none what the rules say, with a port of its own. tunnel is the node that
- * it came from over the overlay, or none. Returns 0 with d->egress,
- * d->egress_port and d->exit set, or a reason, negative, why not. */
-SUBPROGRAM int translate(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
-			 const struct config_value *cfg, const struct address *tunnel)
-{
-	const struct exit_value *exit = NULL;
-	struct translation to = {};
-	__u32 reason;
-
-	if (!p || !d || !cfg || !tunnel)
-		return -REASON_WRITE_FAILED;
-	if (nat_find(&p->flow, TUPLE_OUT, &to)) {
-		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
-		if (!exit) /* it has moved away: replies would not come back */
-			nat_forget(&p->flow, &to);
-		else if (!same_address(&to.tunnel, tunnel)) /* the pod has moved */
-			nat_move(&p->flow, &to, tunnel);
-	}
-	if (exit) {
-		d->egress = to.addr;
-		d->egress_port = to.port;
-	} else {
-		reason = no_address(&d->egress) ? decide_service(&p->flow, d) : 0;
-		reason = reason < REASON_DROPS ? translatable(p) : reason;
-		if (reason)
-			return -reason;
-		exit = no_address(&d->egress) ? NULL : bpf_map_lookup_elem(&sluice_exits, &d->egress);
-		if (!exit)
-			return -REASON_NO_EGRESS_IP;
-		reason = nat_allocate(&p->flow, d, cfg, exit->flags, tunnel);
-		/* Another CPU may have been faster with the same flow. */
-		if (reason == REASON_NAT_FAILED && nat_find(&p->flow, TUPLE_OUT, &to)) {
-			d->egress = to.addr;
-			d->egress_port = to.port;
-		} else if (reason) {
-			return -reason;
-		}
-		to.addr = d->egress;
-		to.port = d->egress_port;
-	}
-	d->exit = exit->ifindex;
-	if (d->of_host && to.port == p->flow.sport)
-		return 0;
-	if (!d->of_host && fits(ctx, p, d, d->exit))
-		return -REASON_TOO_BIG;
-	return rewrite(ctx, p, true, &to) ? -REASON_WRITE_FAILED : 0;
-}
-
 /* Reports whether a flow is translated already. */
 SUBPROGRAM int nat_known(const struct tuple *flow)
 {
 	return flow && nat_exists(flow, TUPLE_OUT);
+}
+
+/* Takes a port of the egress address d->egress for a flow, puts it in
+ * d->egress_port, and records both directions. A flow of the host keeps any port
+ * that is free, and gets another one only if it is not. Returns 0, or why not. */
+SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, const struct config_value *cfg, __u64 time,
+			      const struct address *tunnel)
+{
+	const struct exit_value *exit;
+	struct tuple replies;
+	__be16 reserved;
+	struct ports p;
+
+	if (!flow || !d || !cfg || !tunnel)
+		return REASON_NAT_FAILED;
+	exit = no_address(&d->egress) ? NULL : bpf_map_lookup_elem(&sluice_exits, &d->egress);
+	if (!exit)
+		return REASON_NO_EGRESS_IP;
+	d->exit = exit->ifindex;
+	ports_of(&p, exit, cfg);
+	if (!p.count)
+		return REASON_NO_SNAT_PORT;
+	/* What comes to that port is taken for a packet of the overlay. */
+	reserved = flow->protocol == IPPROTO_UDP && !d->of_host ? bpf_htons(cfg->overlay_port) : 0;
+	replies_to(&replies, flow, &d->egress, flow->sport);
+
+	for (int i = 0; i < NAT_PROBES; i++) {
+		int err;
+
+		if (i > 0 || !(d->of_host || is_one_of(&p, flow->sport)))
+			replies.dport = any_port(&p);
+		if (replies.dport == reserved || !port_free(&replies, time))
+			continue;
+		err = nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
+		if (err == -EEXIST) /* another CPU was faster */
+			continue;
+		if (err)
+			return REASON_NAT_FAILED;
+		d->egress_port = replies.dport;
+		if (!nat_record(flow, TUPLE_OUT | NAT_NEW, &d->egress, replies.dport, tunnel))
+			return 0;
+		nat_delete(&replies, TUPLE_IN);
+		return REASON_NAT_FAILED;
+	}
+	return REASON_NO_SNAT_PORT;
+}
+
+/* Finds the source that a packet's flow leaves with: the one on record, whatever
+ * the rules are now, if this node still has the address. Returns 0 with
+ * d->egress, d->egress_port and d->exit set; NAT_WANTED if the flow is to get one,
+ * with the address d->egress; or a reason, negative, why not. */
+SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const struct address *tunnel)
+{
+	const struct exit_value *exit;
+	struct translation to = {};
+	__u32 reason;
+
+	if (!p || !d || !tunnel)
+		return -REASON_WRITE_FAILED;
+	if (nat_find(&p->flow, TUPLE_OUT, &to)) {
+		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
+		if (exit) {
+			if (!same_address(&to.tunnel, tunnel)) /* the pod has moved */
+				nat_move(&p->flow, &to, tunnel);
+			d->egress = to.addr;
+			d->egress_port = to.port;
+			d->exit = exit->ifindex;
+			return 0;
+		}
+		nat_forget(&p->flow, &to); /* it has moved away: replies would not come back */
+	}
+	reason = no_address(&d->egress) ? decide_service(&p->flow, d) : 0;
+	reason = reason < REASON_DROPS ? translatable(p) : reason;
+	return reason ? -(int)reason : NAT_WANTED;
+}
+
+/* Gives a packet the source d->egress and d->egress_port. */
+SUBPROGRAM int nat_apply(struct __sk_buff *ctx, const struct packet *p, struct decision *d)
+{
+	struct translation to = {};
+
+	if (!p || !d)
+		return -REASON_WRITE_FAILED;
+	if (d->of_host && d->egress_port == p->flow.sport)
+		return 0;
+	if (!d->of_host && fits(ctx, p, d, d->exit))
+		return -REASON_TOO_BIG;
+	to.addr = d->egress;
+	to.port = d->egress_port;
+	return rewrite(ctx, p, true, &to) ? -REASON_WRITE_FAILED : 0;
+}
+
+/* Gives a packet the source that its flow leaves with: the one on record, or else
+ * d->egress, or if that is none what the rules say, with a port of its own. tunnel
+ * is the node that it came from over the overlay, or none. Returns 0, or a reason,
+ * negative, why not. The steps are functions side by side, as they would be too
+ * deep for the stack one in another. */
+static __always_inline int translate(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+				     const struct config_value *cfg, const struct address *tunnel)
+{
+	int ret = nat_prepare(p, d, tunnel);
+
+	if (ret == NAT_WANTED) {
+		ret = -(int)nat_allocate(&p->flow, d, cfg, p->time, tunnel);
+		/* Another CPU may have been faster with the same flow. */
+		if (ret == -REASON_NAT_FAILED && nat_known(&p->flow))
+			ret = nat_prepare(p, d, tunnel);
+	}
+	return ret ?: nat_apply(ctx, p, d);
 }
