@@ -4,7 +4,7 @@ BIN     := bin
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS := -s -w -X github.com/sluice-net/sluice/cmd/version.number=$(VERSION)
 IMAGE   ?= sluice:$(VERSION)
-# Arguments of the agent for make run, such as ARGS="--manifests=testdata/demo".
+# Arguments of the agent for make run, such as ARGS=--manifests=testdata/demo.
 ARGS    ?=
 # Time for each fuzzer and each benchmark.
 FUZZTIME  ?= 10s
@@ -28,8 +28,8 @@ build: ## Build bin/sluice, a static binary
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sluice ./cmd/sluice
 
 .PHONY: run
-run: build ## Build, and run the agent on the embedded demo; ARGS adds flags
-	@$(BIN)/sluice agent --node-name=node-1 $(ARGS) # a node of the demo
+run: build ## Build, and run the agent on the embedded demo, maps in memory; ARGS adds flags
+	@$(BIN)/sluice agent --node-name=node-1 --bpf=memory $(ARGS) # a node of the demo, and nothing of this machine
 
 .PHONY: demo
 demo: build ## Show egress gateways at work, in a cluster of network namespaces; needs root

@@ -17,6 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // documents returns the text of the README and of docs by path.
@@ -118,6 +120,16 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	require.NotZero(t, count)
 	require.Empty(t, missing, "metrics that docs/operations.md does not name")
+}
+
+// docs/operations.md says what each reason of the programs means.
+func TestDocumentedReasons(t *testing.T) {
+	operations := documents(t)["docs/operations.md"]
+	for reason := range bpf.ReasonCount {
+		if name := reason.String(); !strings.HasPrefix(name, "reason-") {
+			require.True(t, strings.Contains(operations, "`"+name+"`"), "docs/operations.md does not have reason %s", name)
+		}
+	}
 }
 
 var (

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -108,6 +109,23 @@ func (c *cluster) compareExits(txn statedb.ReadTxn, r bpf.Reader, differ func(st
 	}
 }
 
+// exitWritten checks of each egress address that the kernel comes to have at a
+// device that the programs run there already: else replies would go to the node.
+func (c *cluster) exitWritten(w bpf.Write, _ bpf.Reader) {
+	v, is := w.Value.(bpf.ExitValue)
+	old, was := w.Old.(bpf.ExitValue)
+	if !is || w.Err != nil || was && old.IfIndex == v.IfIndex {
+		return
+	}
+	txn := c.oracle.DB.ReadTxn()
+	for _, program := range []bpf.Program{bpf.ProgramFromNetdev, bpf.ProgramToNetdev} {
+		a, _, found := c.attachments.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: int(v.IfIndex), Program: program}))
+		if !found || a.Status.Kind != reconciler.StatusKindDone {
+			c.checker.violation(fmt.Sprintf("%s: %s does not run there", w, program))
+		}
+	}
+}
+
 // usedByHost reports whether the node sends from an address for itself.
 func (o *oracle) usedByHost(txn statedb.ReadTxn, addr netip.Addr, device int) bool {
 	for n := range o.Nodes.All(txn) {
@@ -155,6 +173,11 @@ func (c *cluster) compareAttachments(txn statedb.ReadTxn, r bpf.Reader, differ f
 	}
 	for _, v := range bpf.All[bpf.ExitKey, bpf.ExitValue](r, "sluice_exits") {
 		if exists[v.IfIndex] {
+			at(v.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
+		}
+	}
+	for _, v := range bpf.All[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways") {
+		if exists[v.IfIndex] && v.Egress4 != [4]byte{} {
 			at(v.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
 		}
 	}

@@ -89,6 +89,13 @@ func (c *checker) watch(sources, destinations []netip.Addr, r bpf.Reader) {
 	}
 }
 
+// violation takes in one that another observer of the writes has found.
+func (c *checker) violation(text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.violations = append(c.violations, text)
+}
+
 func (c *checker) setElection(yes bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -39,6 +40,17 @@ metadata: {name: %s, namespace: prod, labels: {%s}}
 spec: {nodeName: node-1, containers: [{name: c}]}
 status: {phase: Running, podIPs: [{ip: 10.0.0.%d}]}
 `, name, labels, ip)
+}
+
+func lateNode(name string, n int, labels string) []byte {
+	return fmt.Appendf(nil, `
+apiVersion: v1
+kind: Node
+metadata: {name: %s, labels: {%s}}
+status:
+  addresses: [{type: InternalIP, address: 192.168.0.%d}]
+  conditions: [{type: Ready, status: "True"}]
+`, name, labels, n)
 }
 
 func latePolicy(name, selector, destination string) []byte {
@@ -76,6 +88,44 @@ func TestLabelSetThatWasAboutToGo(t *testing.T) {
 	require.NoError(t, c.compare())
 }
 
+// A policy gets another destination, one for one, and a new pod of its class
+// comes. Whichever derivation between the policy and the gate of the pod is late,
+// and though the kernel refuses the new rule: the pod does not get the old rules.
+func TestPodThatJoinsAClassOfChangedRules(t *testing.T) {
+	for _, table := range []string{"egress-classes", "egress-rules", "class-readiness"} {
+		t.Run(table, func(t *testing.T) {
+			c := newCluster(t, []string{"--node-name=node-1", "--retry-min=2ms", "--retry-max=20ms"})
+			require.NoError(t, c.api.Sync())
+			require.NoError(t, c.api.Apply(lateNode("node-2", 2, "egress: a")))
+			require.NoError(t, c.api.Apply(latePolicy("p", "{podSelector: {matchLabels: {one: a}}}", "192.0.2.0/24")))
+			require.NoError(t, c.api.Apply(latePod("first", "one: a", 1)))
+			require.NoError(t, c.hive.Start(c.log, t.Context()))
+			require.NoError(t, c.settle(t.Context()))
+
+			joined := func() (found bool) {
+				c.memory.Read(func(r bpf.Reader) {
+					_, found = bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.0.0.2"))})
+				})
+				return found
+			}
+			c.memory.Fail("sluice_egress", bpf.OpUpdate, errFault, -1)
+			hold := c.oracle.DB.WriteTxn(c.table(table))
+			defer hold.Abort()
+			require.NoError(t, c.api.Apply(latePolicy("p", "{podSelector: {matchLabels: {one: a}}}", "203.0.113.0/24")))
+			time.Sleep(late)
+			require.NoError(t, c.api.Apply(latePod("second", "one: a, two: a", 2)))
+			time.Sleep(late)
+			require.False(t, joined(), "while %s is late", table)
+			hold.Abort()
+			time.Sleep(late)
+			require.False(t, joined(), "while the rule is refused")
+			c.memory.Fail("sluice_egress", bpf.OpUpdate, errFault, 0)
+			require.NoError(t, c.settle(t.Context()))
+			require.True(t, joined())
+		})
+	}
+}
+
 // A class comes to mean more while a new pod joins it: the pod waits for the
 // rules of the new meaning.
 func TestPodThatJoinsAClassOfANewMeaning(t *testing.T) {
@@ -101,4 +151,40 @@ func TestPodThatJoinsAClassOfANewMeaning(t *testing.T) {
 	hold.Abort()
 	require.NoError(t, c.quiet(t.Context()))
 	require.NoError(t, c.compare())
+}
+
+// A policy and a pod that it chooses come while sluice_covered is late, by which
+// the pod would be held, and its class is late too. Nobody waits for the former: a
+// pod without an entry would be held by it as well, or not. So connections may begin
+// that pass the gateway by; none goes on when the kernel knows the pod's class.
+func TestPodThatNothingHolds(t *testing.T) {
+	c := newCluster(t, []string{"--node-name=node-1", "--retry-min=2ms", "--retry-max=20ms"})
+	require.NoError(t, c.api.Sync())
+	require.NoError(t, c.api.Apply(lateNode("node-1", 1, "egress: none")))
+	require.NoError(t, c.api.Apply(lateNode("node-2", 2, "egress: a")))
+	require.NoError(t, c.hive.Start(c.log, t.Context()))
+	require.NoError(t, c.settle(t.Context()))
+	pod, remote := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("203.0.113.1")
+	c.memory.Read(func(r bpf.Reader) { c.checker.watch([]netip.Addr{pod}, []netip.Addr{remote}, r) })
+	history := func() history {
+		c.checker.mu.Lock()
+		defer c.checker.mu.Unlock()
+		return *c.checker.probes[probe{pod, remote}]
+	}
+
+	c.memory.Fail("sluice_sources", bpf.OpUpdate, errFault, -1)
+	hold := c.oracle.DB.WriteTxn(c.table("covered-prefixes"))
+	defer hold.Abort()
+	require.NoError(t, c.api.Apply(latePolicy("p", "{podSelector: {matchLabels: {one: a}}}", "203.0.113.0/24")))
+	time.Sleep(late)
+	require.NoError(t, c.api.Apply(latePod("first", "one: a", 1)))
+	require.Eventually(t, func() bool { return history().open != 0 }, time.Second, time.Millisecond)
+	open := history().open
+
+	c.memory.Fail("sluice_sources", bpf.OpUpdate, errFault, 0)
+	require.NoError(t, c.quiet(t.Context()))
+	require.Greater(t, history().epoch, open)
+	require.NoError(t, c.checker.outlived())
+	hold.Abort()
+	require.NoError(t, c.settle(t.Context()))
 }

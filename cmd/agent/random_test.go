@@ -206,7 +206,7 @@ status:
 // netlinkEvent sets the devices, addresses and routes of the node.
 func (g *generator) netlinkEvent() string {
 	state := `
-devices: [{index: 2, name: eth0}, {index: 3, name: eth1}]
+devices: [{index: 2, name: eth0, mac: "02:00:00:00:00:02"}, {index: 3, name: eth1, mac: "02:00:00:00:00:03"}]
 addresses:
 - {addr: 192.168.0.1, device: eth0}
 `

@@ -2,8 +2,15 @@
 
 // Bench measures the agent's control plane: from the change of a base table to
 // the kernel's map, at several sizes, with the rows and writes that each event
-// cost beside its time. There are no sources: the benchmark writes the base
+// cost beside its time. Objects have no source: the benchmark writes their
 // tables itself. The results are printed as a table, and as JSON on request.
+//
+// As root all of it runs in a network and a mount namespace of its own, where the
+// agent attaches its programs too; else the maps are in memory.
+//
+// Then it measures the datapath: what each program costs a packet, by test runs
+// over an empty program; and throughput and latency in clusters of network
+// namespaces, with Sluice, without it, and with the kernel's own means in its place.
 //
 // Times depend on the machine and on what else it does. Compare them within one
 // run, with the floor that the run measures too: a bare write to a map.
@@ -11,6 +18,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,9 +30,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/lab"
 )
 
 func main() {
+	lab.AgentMain(os.Args) // of the clusters in which traffic is measured
+	if !isolated() {
+		code, err := isolate()
+		if err == nil {
+			os.Exit(code)
+		}
+		fmt.Fprintln(os.Stderr, "bench: no maps in the kernel:", err)
+	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -39,8 +56,12 @@ func run() error {
 		mode      = pflag.String("bpf", "auto", "where the maps are: auto, kernel, memory")
 		jsonFile  = pflag.String("json", "", "file to which the results are written as JSON")
 		profile   = pflag.String("cpuprofile", "", "file to which a CPU profile is written")
+		datapath  = datapathFlags(pflag.CommandLine)
 	)
 	pflag.Parse()
+	if err := datapath.complete(); err != nil {
+		return err
+	}
 	if *profile != "" {
 		f, err := os.Create(*profile)
 		if err != nil {
@@ -52,6 +73,11 @@ func run() error {
 		}
 		defer pprof.StopCPUProfile()
 	}
+	if isolated() {
+		if err := setUpNamespaces(); err != nil {
+			return err
+		}
+	}
 	dir, err := os.MkdirTemp("", "sluice-bench-*")
 	if err != nil {
 		return err
@@ -62,17 +88,24 @@ func run() error {
 	defer unix.Unmount(bpffs, 0)
 	if *mode == "auto" {
 		*mode = "memory"
-		if bpf.Probe(bpffs) == nil {
+		if isolated() && bpf.Probe(bpffs) == nil {
 			*mode = "kernel"
 		}
 	}
 	if *mode == "kernel" {
+		if !isolated() {
+			return errors.New("--bpf=kernel needs root, for a network namespace of its own")
+		}
 		if err := rlimit.RemoveMemlock(); err != nil {
 			return err
 		}
 	}
-	fmt.Printf("maps in %s; each event measured %d times\n", *mode, *samples)
-	var all []result
+	if !datapath.has(partControl) {
+		*endpoints = nil
+	} else {
+		fmt.Printf("maps in %s; each event measured %d times\n", *mode, *samples)
+	}
+	var all results
 	for _, e := range *endpoints {
 		for _, p := range *policies {
 			results, err := measure(*mode, bpffs, dir, size{e, p}, *samples)
@@ -80,8 +113,11 @@ func run() error {
 				return fmt.Errorf("%d endpoints, %d policies: %w", e, p, err)
 			}
 			print(size{e, p}, results)
-			all = append(all, results...)
+			all.Control = append(all.Control, results...)
 		}
+	}
+	if all.datapathResults, err = datapath.measure(); err != nil {
+		return err
 	}
 	if *jsonFile == "" {
 		return nil
@@ -91,6 +127,12 @@ func run() error {
 		return err
 	}
 	return os.WriteFile(*jsonFile, append(b, '\n'), 0o644)
+}
+
+// results are what --json writes.
+type results struct {
+	Control []result `json:"control,omitempty"`
+	datapathResults
 }
 
 func print(s size, results []result) {

@@ -3,7 +3,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -38,19 +41,16 @@ type bench struct {
 }
 
 func measure(mode, bpffs, dir string, s size, samples int) ([]result, error) {
-	if err := fakeParameters(dir); err != nil {
-		return nil, err
-	}
 	w, err := newWorld(mode, bpffs, dir, s)
 	if err != nil {
 		return nil, err
 	}
-	defer bpf.Cleanup(bpffs)
+	defer cleanUp(mode, bpffs)
 	b := &bench{world: w, size: s, samples: samples}
+	defer w.stop() // also what was started before a failure
 	if err := w.start(); err != nil {
 		return nil, err
 	}
-	defer w.stop()
 	b.coldStart()
 	b.floor()
 	b.event("new endpoint, known class", b.newEndpoint)
@@ -61,6 +61,20 @@ func measure(mode, bpffs, dir string, s size, samples int) ([]result, error) {
 	b.event("gateway not ready, or ready again", b.changeGateway)
 	b.event("resync without change", b.resync)
 	return b.results, nil
+}
+
+// cleanUp takes from the kernel what the agent leaves there, for the next one is
+// to begin where this one did.
+func cleanUp(mode, bpffs string) {
+	if mode != "kernel" {
+		return
+	}
+	_, err1 := bpf.CleanupLinks(bpffs)
+	_, err2 := attach.CleanupOverlay()
+	_, err3 := bpf.Cleanup(bpffs)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: clean up:", err)
+	}
 }
 
 func heap() uint64 {

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/cilium/hive"
@@ -19,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 )
@@ -33,7 +32,8 @@ const (
 	addressBits = 24 // of the pods' addresses below 10.0.0.0/8
 )
 
-// base are the base tables that the benchmark writes, in the place of sources.
+// base are the base tables of objects, which the benchmark writes in the place of
+// sources.
 type base struct {
 	cell.In
 
@@ -41,8 +41,6 @@ type base struct {
 	Namespaces statedb.RWTable[*tables.Namespace]
 	Endpoints  statedb.RWTable[*tables.Endpoint]
 	Policies   statedb.RWTable[*tables.EgressPolicy]
-	Devices    statedb.RWTable[*tables.Device]
-	Addresses  statedb.RWTable[*tables.NodeAddress]
 }
 
 // world is an agent without sources, and the cluster that it sees.
@@ -62,18 +60,30 @@ type world struct {
 	gateways statedb.Table[*tables.GatewayEntry]
 }
 
-// fakeParameters makes a directory look like procfs as far as the agent sets
-// parameters: the machine's own must stay as they are.
-func fakeParameters(dir string) error {
-	conf := filepath.Join(dir, "sys/net/ipv4/conf/eth0")
-	if err := os.MkdirAll(conf, 0o755); err != nil {
-		return err
+// uplink is the one device of the measured node.
+const uplink = "uplink0"
+
+// network is the source of the node's network: the kernel, or a device that looks
+// like the one of the namespaces where nothing of the kernel is touched.
+func network(mode string) (cell.Cell, error) {
+	if mode == "kernel" {
+		return netlink.Cell, nil
 	}
-	return os.WriteFile(filepath.Join(conf, "rp_filter"), []byte("0"), 0o644)
+	state, err := netlink.ParseState(fmt.Appendf(nil, `
+devices: [{index: 2, name: %s, mac: "02:00:00:00:00:01"}]
+addresses: [{addr: %s, device: %s}]
+`, uplink, nodeAddr(0), uplink))
+	fake := netlink.NewFake()
+	fake.Set(state)
+	return netlink.FakeCellOf(fake), err
 }
 
 func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 	w := &world{log: slog.New(slog.DiscardHandler)}
+	network, err := network(mode)
+	if err != nil {
+		return nil, err
+	}
 	w.hive = agent.New(
 		cell.Module("bench-sources", "Base tables written by the benchmark",
 			cell.ProvidePrivate(
@@ -84,11 +94,6 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 				tables.NewBackendSliceTable,
 				tables.NewCiliumNodeTable,
 				tables.NewEgressPolicyTable,
-				tables.NewDeviceTable,
-				tables.NewNodeAddressTable,
-				tables.NewRouteTable,
-				tables.NewNeighbourTable,
-				tables.NewBridgeEntryTable,
 			),
 			cell.Provide(
 				statedb.RWTable[*tables.Node].ToTable,
@@ -98,13 +103,9 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 				statedb.RWTable[*tables.BackendSlice].ToTable,
 				statedb.RWTable[*tables.CiliumNode].ToTable,
 				statedb.RWTable[*tables.EgressPolicy].ToTable,
-				statedb.RWTable[*tables.Device].ToTable,
-				statedb.RWTable[*tables.NodeAddress].ToTable,
-				statedb.RWTable[*tables.Route].ToTable,
-				statedb.RWTable[*tables.Neighbour].ToTable,
-				statedb.RWTable[*tables.BridgeEntry].ToTable,
 			),
 			cell.Invoke(w.takeBase)),
+		network,
 		agent.Dataflow,
 		cell.Invoke(w.takeKernel),
 	)
@@ -113,8 +114,11 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 	flags.Set("bpf", mode)
 	flags.Set("bpffs", bpffs)
 	flags.Set("state-dir", stateDir)
-	flags.Set("procfs", stateDir)
 	flags.Set("audit-interval", "0")
+	// Connections have nothing to do with what is measured.
+	for _, name := range []string{"ct-tcp", "ct-any", "nat", "fragments"} {
+		flags.Set("map-size-"+name, 4096)
+	}
 	flags.Set("map-size-ipcache", 2*size.endpoints+4096)
 	flags.Set("map-size-sources", 2*size.endpoints+4096)
 	return w, w.hive.Populate(w.log)
@@ -156,13 +160,11 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // every pod, for a destination of its own: as many entries as there can be for
 // a system that has one per pod and destination.
 func (w *world) fill(s size) {
-	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies, w.base.Devices, w.base.Addresses)
+	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies)
 	defer wtxn.Abort()
 	for i := range nodes {
 		w.base.Nodes.Insert(wtxn, node(i, true))
 	}
-	w.base.Devices.Insert(wtxn, &tables.Device{Index: 2, Name: "eth0", Type: "device", Up: true})
-	w.base.Addresses.Insert(wtxn, &tables.NodeAddress{Addr: nodeAddr(0), DeviceIndex: 2, Device: "eth0", Scope: "global"})
 	w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: "prod"})
 	for i := range s.endpoints {
 		w.base.Endpoints.Insert(wtxn, endpoint(i, i/podsPerApp))
@@ -210,6 +212,6 @@ func policy(i, variant int) *tables.EgressPolicy {
 		Created:      epoch.Add(time.Duration(i) * time.Second),
 		Selectors:    []tables.EgressSelector{{Pods: "team=blue"}},
 		Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, byte(variant), byte(i), 0}), 24)},
-		Gateways:     []tables.GatewaySpec{{Nodes: "egress=yes", Interface: "eth0"}},
+		Gateways:     []tables.GatewaySpec{{Nodes: "egress=yes", Interface: uplink}},
 	}
 }

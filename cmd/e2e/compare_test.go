@@ -52,6 +52,11 @@ func (w *world) compare(k *kernel) error {
 		different("sluice_ipcache", w.ipcache(), c.IPCache),
 		w.compareNumbers(c, len(groups)),
 		w.compareDecisions(k, groups),
+		different("sluice_covered", w.covered(), c.Covered),
+		different("sluice_nodes", w.aliveNodes(), c.Nodes),
+		w.compareExits(c),
+		w.compareConfig(c),
+		w.comparePrograms(k, c),
 	)
 }
 
@@ -180,5 +185,9 @@ func (a *agent) requireUnchanged(k *kernel, before contents) {
 		different("sluice_egress", before.Egress, after.Egress),
 		different("sluice_gateways", before.Gateways, after.Gateways),
 		different("sluice_classes", before.Classes, after.Classes),
+		different("sluice_exits", before.Exits, after.Exits),
+		different("sluice_covered", before.Covered, after.Covered),
+		different("sluice_nodes", before.Nodes, after.Nodes),
+		different("sluice_config", before.Config, after.Config),
 	))
 }

@@ -26,6 +26,11 @@ type kernel struct {
 	egress   kernelMap[bpf.EgressKey, bpf.EgressValue]
 	gateways kernelMap[bpf.GatewayKey, bpf.GatewayValue]
 	classes  kernelMap[bpf.ClassKey, bpf.ClassValue]
+	exits    kernelMap[bpf.ExitKey, bpf.ExitValue]
+	covered  kernelMap[bpf.CoveredKey, bpf.CoveredValue]
+	nodes    kernelMap[bpf.NodeKey, bpf.NodeValue]
+	config   kernelMap[bpf.ConfigKey, bpf.ConfigValue]
+	links    string // directory of pinned links
 }
 
 // kernel opens the maps that the agent has pinned.
@@ -38,6 +43,11 @@ func (a *agent) kernel() *kernel {
 		egress:   open[bpf.EgressKey, bpf.EgressValue](a, "sluice_egress"),
 		gateways: open[bpf.GatewayKey, bpf.GatewayValue](a, "sluice_gateways"),
 		classes:  open[bpf.ClassKey, bpf.ClassValue](a, "sluice_classes"),
+		exits:    open[bpf.ExitKey, bpf.ExitValue](a, "sluice_exits"),
+		covered:  open[bpf.CoveredKey, bpf.CoveredValue](a, "sluice_covered"),
+		nodes:    open[bpf.NodeKey, bpf.NodeValue](a, "sluice_nodes"),
+		config:   open[bpf.ConfigKey, bpf.ConfigValue](a, "sluice_config"),
+		links:    a.pin("links"),
 	}
 }
 
@@ -78,17 +88,25 @@ type contents struct {
 	Egress   map[bpf.EgressKey]bpf.EgressValue
 	Gateways map[bpf.GatewayKey]bpf.GatewayValue
 	Classes  map[bpf.ClassKey]bpf.ClassValue
+	Exits    map[bpf.ExitKey]bpf.ExitValue
+	Covered  map[bpf.CoveredKey]bpf.CoveredValue
+	Nodes    map[bpf.NodeKey]bpf.NodeValue
+	Config   map[bpf.ConfigKey]bpf.ConfigValue
 }
 
 // dump returns all entries of all maps. It fails if one changes meanwhile.
 func (k *kernel) dump() (c contents, err error) {
-	var errs [6]error
+	var errs [10]error
 	c.Pods, errs[0] = k.pods.dump()
 	c.IPCache, errs[1] = k.ipcache.dump()
 	c.Sources, errs[2] = k.sources.dump()
 	c.Egress, errs[3] = k.egress.dump()
 	c.Gateways, errs[4] = k.gateways.dump()
 	c.Classes, errs[5] = k.classes.dump()
+	c.Exits, errs[6] = k.exits.dump()
+	c.Covered, errs[7] = k.covered.dump()
+	c.Nodes, errs[8] = k.nodes.dump()
+	c.Config, errs[9] = k.config.dump()
 	return c, errors.Join(errs[:]...)
 }
 
@@ -104,7 +122,11 @@ func (k *kernel) decision(src, dst netip.Addr, groups map[uint32]ways) (decision
 	case err != nil:
 		return decision{}, err
 	case !chosen && local && pod.Flags != 0:
-		return decision{kind: held}, nil
+		_, covered, err := k.covered.lookup(bpf.CoveredKeyFrom(netip.PrefixFrom(dst, dst.BitLen())))
+		if err == nil && covered {
+			return decision{kind: held}, nil
+		}
+		return decision{kind: plain}, err
 	case !chosen && local:
 		return decision{kind: plain}, nil
 	case !chosen:

@@ -7,6 +7,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -27,8 +29,8 @@ const (
 
 // TestKilledUnderChurn kills the agent at random moments while objects change,
 // and once the API server.
-// The maps stay while it is dead, what does not change is never decided
-// otherwise, and in the end the maps are what the objects ask for.
+// Maps and programs stay while it is dead, what does not change is never decided
+// otherwise, programs are at the pod's device all the time, and in the end the maps are what the objects ask for.
 func TestKilledUnderChurn(t *testing.T) {
 	c := startCluster(t)
 	populate(c)
@@ -55,9 +57,10 @@ func TestKilledUnderChurn(t *testing.T) {
 		// The moment is what is tested: while the agent starts, or some time later.
 		time.Sleep(time.Duration(random.IntN(60)) * time.Millisecond << random.IntN(4))
 		a.kill()
-		dead := a.contents(k)
+		dead, running := a.contents(k), a.programs(k)
 		time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond)
 		a.requireUnchanged(k, dead)
+		a.requireRunning(k, running)
 		a.start()
 	}
 	churn.stop()
@@ -132,6 +135,16 @@ func startWatch(a *agent, k *kernel) *watch {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &watch{a: a, end: cancel}
 	first := w.look(k)
+	n, err := loadNetwork()
+	require.NoError(a.t, err)
+	pod := n.device(podDevice).index
+	guarded := func() (map[place]link.ID, error) {
+		running := map[place]link.ID{}
+		return running, queryPrograms(pod, running)
+	}
+	programs, err := guarded()
+	require.NoError(a.t, err)
+	require.Len(a.t, programs, 2)
 	require.Empty(a.t, w.errors)
 	for i, d := range first {
 		require.Equal(a.t, steady[i].kind, d.kind, "%v", steady[i])
@@ -143,6 +156,9 @@ func startWatch(a *agent, k *kernel) *watch {
 				if d != first[i] {
 					w.errors = append(w.errors, fmt.Errorf("%s to %s: %v, instead of %v", steady[i].src, steady[i].dst, d, first[i]))
 				}
+			}
+			if now, err := guarded(); err != nil || !maps.Equal(now, programs) {
+				w.errors = append(w.errors, err, fmt.Errorf("at the pod's device %v, instead of %v", now, programs))
 			}
 		}
 	})

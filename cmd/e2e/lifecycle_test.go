@@ -6,6 +6,8 @@ package e2e
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -36,6 +38,7 @@ func TestLifecycle(t *testing.T) {
 	require.Equal(t, "degraded", a.health().Status)
 	k := a.kernel()
 	require.Zero(t, a.writes())
+	require.Empty(t, a.programs(k), "no packet is touched before it is known what to do with it")
 
 	c.StartAPIServer()
 	a.awaitReady()
@@ -43,25 +46,59 @@ func TestLifecycle(t *testing.T) {
 	require.Equal(t, "2", reversePathFilter(t, uplink), "egress traffic may come back by other devices")
 	a.awaitHealthy()
 
-	// A stop leaves the maps to the packets.
-	before := a.contents(k)
+	// Killed it leaves maps and programs to the packets, and the next one
+	// continues with them.
+	before, running := a.contents(k), a.programs(k)
+	a.kill()
+	a.requireUnchanged(a.kernel(), before) // by the pins
+	a.requireRunning(k, running)
+	a.startReady()
+	a.converge(c, k)
+	a.requireUnchanged(a.kernel(), before)
+	require.Equal(t, atDevices(running), atDevices(a.programs(k)), "programs are replaced in their links")
+
+	// So does one that is stopped.
+	running = a.programs(k)
 	require.Zero(t, a.terminate())
 	require.NotContains(t, a.log(), "level=ERROR")
-	a.requireUnchanged(a.kernel(), before) // by the pins
+	a.requireUnchanged(a.kernel(), before)
+	a.requireRunning(k, running)
 	require.Equal(t, "2", reversePathFilter(t, uplink))
 
 	// Only cleaning up takes them away.
-	out, err := a.sluice(append([]string{"cleanup"}, a.locations()...)...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	for _, name := range []string{"pods", "ipcache", "sources", "egress", "gateways", "classes"} {
-		require.NoFileExists(t, a.pin("sluice_"+name))
-		require.Contains(t, string(out), "removed pinned map sluice_"+name)
-	}
+	a.cleanUpNode(k)
 	require.Equal(t, "1", reversePathFilter(t, uplink))
 
 	// Then all begins anew.
 	a.startReady()
 	a.converge(c, a.kernel())
+}
+
+// cleanUpNode runs sluice cleanup, and looks for what it may have left.
+func (a *agent) cleanUpNode(k *kernel) {
+	a.t.Helper()
+	pins, err := os.ReadDir(a.pin("."))
+	require.NoError(a.t, err)
+	require.Len(a.t, pins, 21, "20 maps, and the directory of links")
+	out, err := a.sluice(append([]string{"cleanup"}, a.locations()...)...).CombinedOutput()
+	require.NoError(a.t, err, "%s", out)
+	for _, pin := range pins {
+		if !pin.IsDir() {
+			require.Contains(a.t, string(out), "removed pinned map "+pin.Name()+"\n")
+		}
+	}
+	for _, line := range []string{
+		"detached program from_pod_", "detached program to_netdev_", "detached program backstop4_", "detached program backstop6_",
+		"removed overlay device " + overlayDevice + "\n", "restored kernel parameter net/ipv4/conf/" + uplink + "/rp_filter=1\n",
+	} {
+		require.Contains(a.t, string(out), line)
+	}
+	require.NoDirExists(a.t, a.pin("."))
+	require.Empty(a.t, a.programs(k))
+	n, err := loadNetwork()
+	require.NoError(a.t, err)
+	require.Nil(a.t, n.device(overlayDevice))
+	require.NoDirExists(a.t, filepath.Join(a.dir, "state"))
 }
 
 // TestMissingRights shows that a right that deploy/ did not give would be found.

@@ -149,6 +149,7 @@ type network struct {
 	devices []device
 	local   map[netip.Prefix]string // type of each route of the table "local"
 	main    []route
+	sources map[netip.Addr]bool // that routes prefer
 	macs    map[macKey]net.HardwareAddr
 }
 
@@ -175,7 +176,7 @@ type macKey struct {
 }
 
 func loadNetwork() (*network, error) {
-	n := &network{local: map[netip.Prefix]string{}, macs: map[macKey]net.HardwareAddr{}}
+	n := &network{local: map[netip.Prefix]string{}, sources: map[netip.Addr]bool{}, macs: map[macKey]net.HardwareAddr{}}
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
@@ -223,6 +224,9 @@ func (n *network) loadRoutes() error {
 					n.local[destination] = routeTypes[r.Type]
 				case r.Type == unix.RTN_UNICAST:
 					n.main = append(n.main, route{destination, r.LinkIndex, r.Priority})
+				}
+				if source, ok := netip.AddrFromSlice(r.Src); ok && table == unix.RT_TABLE_MAIN {
+					n.sources[source.Unmap()] = true
 				}
 			}
 		}

@@ -24,7 +24,7 @@ type decision struct {
 const (
 	plain      = "plain"   // its ordinary way
 	unknown    = "unknown" // this node has nothing to do with the source
-	held       = "held"    // dropped, as it is not known yet what is to become of it
+	held       = "held"    // dropped, as it is not known yet whether a policy concerns it
 	redirected = "redirected"
 )
 

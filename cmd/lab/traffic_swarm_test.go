@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -168,7 +169,7 @@ func (s *swarm) sendFrame(p swarmPod, frame []byte) error {
 type swarmView struct {
 	mu      sync.Mutex
 	bad     map[string]uint64                    // to covered destinations, from other sources than the egress IPs
-	covered map[netip.Addr]uint64                // datagrams, by the pod that their payload names
+	covered map[netip.Addr]uint64                // datagrams from egress IPs, by the pod that their payload names
 	others  map[netip.Addr]map[netip.Addr]uint64 // to others, by pod and source
 }
 
@@ -194,7 +195,9 @@ func watchSwarm(tr *traffic, egress ...netip.Addr) *swarmView {
 		}
 		pod := netip.AddrFrom4([4]byte(p.Payload[header+4:]))
 		if coveredIPv4.Contains(p.Destination) {
-			v.covered[pod]++
+			if allowed[p.Source] {
+				v.covered[pod]++
+			}
 			return
 		}
 		if v.others[pod] == nil {
@@ -325,7 +328,10 @@ func (tr *traffic) held(nodes ...*Node) {
 // serves waits until the world has got something of each chosen pod.
 func (v *swarmView) serves(tr *traffic, swarms ...*swarm) {
 	tr.t.Helper()
-	tr.eventually("all pods are served", func() error {
+	// The kernel takes its time for each program that is attached.
+	ctx, cancel := context.WithTimeout(tr.ctx, 2*time.Minute)
+	defer cancel()
+	require.NoError(tr.t, eventually(ctx, "all pods are served", func() error {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		missing := 0
@@ -340,7 +346,7 @@ func (v *swarmView) serves(tr *traffic, swarms ...*swarm) {
 			return fmt.Errorf("%d pods are not", missing)
 		}
 		return nil
-	})
+	}))
 }
 
 // judge asserts that nothing leaked and that who has no policy lost nothing.

@@ -38,10 +38,19 @@ type Config[Row any, K, V tables.MapPart] struct {
 	Plan Plan[K, V]
 
 	// Gate, if not nil, says whether a write may be made now: an empty reason
-	// means yes. Otherwise it is looked at again when the row of Readiness under
-	// waitFor changes. It must decide by tables whose changes Readiness follows.
-	Gate      func(txn statedb.ReadTxn, op Op[K, V]) (waitFor bpf.ClassKey, reason string)
-	Readiness statedb.Table[*tables.ClassReadiness]
+	// means yes. Otherwise it is looked at again when a row of Opener changes
+	// that has waitFor. Whatever else it decides by, such a change must follow.
+	Gate   func(txn statedb.ReadTxn, op Op[K, V]) (waitFor any, reason string)
+	Opener Opener
+
+	// Held are tables that nobody changes from the snapshot of a gate until the
+	// writes that it let through are in the mirror. Who looks at the mirror to
+	// change one of them so never misses what the gate relied on.
+	Held []statedb.TableMeta
+
+	// Vacate, if not nil, says whether what the map has under the key of a write
+	// that has to wait must not stay meanwhile. It is deleted then.
+	Vacate func(op Op[K, V]) bool
 
 	// Independent says that there is no Gate, and that no gate of another map
 	// looks at the mirror of this one. The rounds of all others exclude one
@@ -60,8 +69,8 @@ func (c *Config[Row, K, V]) validate() error {
 		return errors.New("the plan has no order")
 	case c.Gate != nil && c.Independent:
 		return errors.New("a map with a gate is not independent")
-	case c.Gate != nil && c.Readiness == nil:
-		return errors.New("a gate needs the table of readiness that opens it")
+	case c.Gate != nil && c.Opener == nil:
+		return errors.New("a gate needs a table that opens it")
 	}
 	return nil
 }

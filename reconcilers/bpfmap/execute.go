@@ -31,7 +31,7 @@ const (
 type outcome[V comparable] struct {
 	fate    fate
 	err     error
-	waitFor bpf.ClassKey
+	waitFor any
 	reason  string
 	kernel  *V // what the map holds now, nil if nothing
 }
@@ -40,7 +40,8 @@ type outcome[V comparable] struct {
 type execution[K, V tables.MapPart] struct {
 	target bpf.Map[K, V]
 	plan   Plan[K, V]
-	gate   func(statedb.ReadTxn, Op[K, V]) (waitFor bpf.ClassKey, reason string)
+	gate   func(statedb.ReadTxn, Op[K, V]) (waitFor any, reason string)
+	vacate func(Op[K, V]) bool
 	txn    statedb.ReadTxn // what gates look at
 	count  func(op bpf.Op, done int, err error)
 
@@ -53,8 +54,9 @@ type execution[K, V tables.MapPart] struct {
 	blocked Group[K]   // keys of what did not happen; nil if there are none
 	refused []Op[K, V] // for lack of room
 	held    []Op[K, V]
-	faults  int // what did not happen, for any other cause than room
-	deleted int // entries
+	vacated []Op[K, V] // that wait, and what the map has must not stay meanwhile
+	faults  int        // what did not happen, for any other cause than room
+	deleted int        // entries
 
 	squeezed int // entries deleted before their time
 
@@ -99,6 +101,21 @@ func (x *execution[K, V]) run(ops []Op[K, V]) {
 		}
 	}
 	x.close()
+	x.empty()
+}
+
+// empty deletes what must not stay while its successor waits.
+func (x *execution[K, V]) empty() {
+	for i := range x.vacated {
+		op := &x.vacated[i]
+		out := &x.outcomes[op.change]
+		if _, err := x.write(true, []K{op.Key}, nil); err != nil {
+			out.fate, out.err = fateFailed, err
+			continue
+		}
+		x.deleted++
+		out.kernel = nil
+	}
 }
 
 func (x *execution[K, V]) write(deletes bool, keys []K, values []V) (done int, err error) {
@@ -130,6 +147,9 @@ func (x *execution[K, V]) admit(op *Op[K, V]) bool {
 			out.fate, out.waitFor, out.reason = fateWaiting, waitFor, reason
 			x.faults++
 			x.block(op.Key)
+			if x.vacate != nil && out.kernel != nil && x.vacate(*op) {
+				x.vacated = append(x.vacated, *op)
+			}
 			return false
 		}
 	}

@@ -20,7 +20,7 @@ func TestGate(t *testing.T) {
 	classOf := func(v number) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: uint32(v)} }
 	asked := 0
 	var l *testLoop
-	l = newTestLoop(t, testConfig{gate: func(txn statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+	l = newTestLoop(t, testConfig{gate: func(txn statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
 		asked++
 		if op.Delete() {
 			return bpf.ClassKey{}, ""
@@ -116,7 +116,7 @@ func TestAuditOfDirty(t *testing.T) {
 func TestGateOfRemoval(t *testing.T) {
 	open := false
 	class := bpf.ClassKey{Role: bpf.RoleEgress, Number: 4}
-	l := newTestLoop(t, testConfig{gate: func(_ statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+	l := newTestLoop(t, testConfig{gate: func(_ statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
 		if op.Delete() && !open {
 			return class, "the users of class " + class.String()
 		}

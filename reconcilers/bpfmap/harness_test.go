@@ -77,7 +77,7 @@ type testConfig struct {
 	target bpf.Map[prefixKey, number] // instead of one in memory
 	spec   bpf.Spec
 	plan   Plan[prefixKey, number]
-	gate   func(statedb.ReadTxn, Op[prefixKey, number]) (bpf.ClassKey, string)
+	gate   func(statedb.ReadTxn, Op[prefixKey, number]) (any, string)
 }
 
 // newTestLoop returns the reconciler of a new agent, on the maps of the old one.
@@ -133,7 +133,7 @@ func newTestLoop(t testing.TB, c testConfig) *testLoop {
 		GetStatus: func(r *testRow) reconciler.Status { return r.Status },
 		Plan:      c.plan,
 		Gate:      c.gate,
-		Readiness: l.readiness,
+		Opener:    OpenedByReadiness(l.readiness),
 	})
 	require.NoError(t, err)
 	_, l.health = cell.NewSimpleHealth()
@@ -172,12 +172,12 @@ func (l *testLoop) round() {
 		if l.beforeStep != nil {
 			l.beforeStep()
 		}
-		desired, readiness, err := l.step(l.now)
+		desired, opens, err := l.step(l.now)
 		require.NoError(l.t, err)
 		select {
 		case <-desired:
 			continue
-		case <-readiness:
+		case <-opens:
 			continue
 		default:
 		}

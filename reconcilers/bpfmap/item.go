@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/statedb"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -38,7 +37,7 @@ type item[Row any, K, V tables.MapPart] struct {
 	state    state
 	attempts int
 	err      error
-	waitFor  bpf.ClassKey // in stateWaiting
+	waitFor  any // in stateWaiting
 
 	due   time.Time // next attempt
 	timer int       // index in timers, -1 if not there
@@ -52,7 +51,7 @@ type items[Row any, K, V tables.MapPart] struct {
 	byKey   map[K]*item[Row, K, V]
 	counts  [states]int
 	timers  timers[Row, K, V]
-	waiting map[bpf.ClassKey]map[*item[Row, K, V]]struct{}
+	waiting map[any]map[*item[Row, K, V]]struct{}
 	full    []*item[Row, K, V] // in the order of their refusals; some may have left it
 	nextSeq uint64
 }
@@ -60,7 +59,7 @@ type items[Row any, K, V tables.MapPart] struct {
 func newItems[Row any, K, V tables.MapPart]() *items[Row, K, V] {
 	return &items[Row, K, V]{
 		byKey:   map[K]*item[Row, K, V]{},
-		waiting: map[bpf.ClassKey]map[*item[Row, K, V]]struct{}{},
+		waiting: map[any]map[*item[Row, K, V]]struct{}{},
 	}
 }
 
@@ -105,8 +104,8 @@ func (is *items[Row, K, V]) setState(it *item[Row, K, V], s state) {
 	it.state = s
 }
 
-// wait has an item looked at when the readiness of a class changes.
-func (is *items[Row, K, V]) wait(it *item[Row, K, V], waitFor bpf.ClassKey) {
+// wait has an item looked at when what it waits for changes.
+func (is *items[Row, K, V]) wait(it *item[Row, K, V], waitFor any) {
 	is.setState(it, stateWaiting)
 	it.waitFor = waitFor
 	if is.waiting[waitFor] == nil {

@@ -25,9 +25,8 @@ type loop[Row any, K, V tables.MapPart] struct {
 	retries retries
 	isLPM   bool
 
-	desired   statedb.ChangeIterator[Row]
-	readiness statedb.ChangeIterator[*tables.ClassReadiness] // nil if nothing waits
-	loaded    func(statedb.WriteTxn)                         // marks the mirror initialized
+	desired statedb.ChangeIterator[Row]
+	loaded  func(statedb.WriteTxn) // marks the mirror initialized
 
 	items  *items[Row, K, V]
 	own    revisions // of the desired table
@@ -51,21 +50,17 @@ func newLoop[Row any, K, V tables.MapPart](db *statedb.DB, log *slog.Logger, con
 		isLPM:   spec.Type == bpf.TypeLPM,
 		items:   newItems[Row, K, V](),
 	}
-	locked := []statedb.TableMeta{cfg.Desired, cfg.Entries}
-	if cfg.Readiness != nil {
-		locked = append(locked, cfg.Readiness)
+	if cfg.Opener != nil {
+		if err := cfg.Opener.follow(db); err != nil {
+			return l, err
+		}
 	}
-	wtxn := db.WriteTxn(locked...)
+	wtxn := db.WriteTxn(cfg.Desired, cfg.Entries)
 	defer wtxn.Abort()
 	l.loaded = cfg.Entries.RegisterInitializer(wtxn, "read-map")
 	var err error
 	if l.desired, err = cfg.Desired.Changes(wtxn); err != nil {
 		return l, fmt.Errorf("follow %s: %w", cfg.Desired.Name(), err)
-	}
-	if cfg.Readiness != nil {
-		if l.readiness, err = cfg.Readiness.Changes(wtxn); err != nil {
-			return l, fmt.Errorf("follow %s: %w", cfg.Readiness.Name(), err)
-		}
 	}
 	wtxn.Commit()
 	l.report, err = control.add(db, spec)
@@ -86,7 +81,7 @@ func (l *loop[Row, K, V]) run(ctx context.Context, health cell.Health) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		desired, readiness, err := l.step(time.Now())
+		desired, opens, err := l.step(time.Now())
 		if err != nil {
 			return err
 		}
@@ -95,7 +90,7 @@ func (l *loop[Row, K, V]) run(ctx context.Context, health cell.Health) error {
 		select {
 		case <-ctx.Done():
 		case <-desired:
-		case <-readiness:
+		case <-opens:
 		case <-timer.C:
 		case request := <-l.report.audits:
 			result, err := l.audit(time.Now())

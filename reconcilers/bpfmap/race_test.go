@@ -75,7 +75,7 @@ func (p *pair) check(w bpf.Write, r bpf.Reader) {
 
 func ruleKey(rule number) prefixKey { return key(32, byte(rule)) }
 
-func (p *pair) run(ctx context.Context, name string, gate func(statedb.ReadTxn, Op[prefixKey, number]) (bpf.ClassKey, string)) {
+func (p *pair) run(ctx context.Context, name string, gate func(statedb.ReadTxn, Op[prefixKey, number]) (any, string)) {
 	m, err := bpf.Open[prefixKey, number](p.memory, bpf.Spec{Name: name, Type: bpf.TypeHash, MaxEntries: 100})
 	require.NoError(p.t, err)
 	l, err := newLoop(p.db, slog.New(slog.DiscardHandler), p.control, Config[*testRow, prefixKey, number]{
@@ -87,7 +87,7 @@ func (p *pair) run(ctx context.Context, name string, gate func(statedb.ReadTxn, 
 		GetStatus: func(r *testRow) reconciler.Status { return r.Status },
 		Plan:      PlanAny[prefixKey, number](),
 		Gate:      gate,
-		Readiness: p.readiness,
+		Opener:    OpenedByReadiness(p.readiness),
 	})
 	require.NoError(p.t, err)
 	p.running.Go(func() {
@@ -108,7 +108,7 @@ func TestGatesExclude(t *testing.T) {
 		p.running.Wait()
 		p.db.Stop()
 	}()
-	p.run(ctx, "users", func(txn statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+	p.run(ctx, "users", func(txn statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
 		if op.Delete() {
 			return bpf.ClassKey{}, ""
 		}
@@ -119,7 +119,7 @@ func TestGatesExclude(t *testing.T) {
 		}
 		return bpf.ClassKey{}, "its rule"
 	})
-	p.run(ctx, "rules", func(txn statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+	p.run(ctx, "rules", func(txn statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
 		for user := range p.mirrors["users"].All(txn) {
 			if op.Delete() && ruleKey(user.Value) == op.Key {
 				return bpf.ClassKey{}, "its users"

@@ -37,7 +37,7 @@ func randomRun(t *testing.T, seed uint64, spec bpf.Spec, plan Plan[prefixKey, nu
 	var l *testLoop
 	config := testConfig{memory: memory, spec: spec, plan: plan}
 	if gated {
-		config.gate = func(txn statedb.ReadTxn, op Op[prefixKey, number]) (bpf.ClassKey, string) {
+		config.gate = func(txn statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
 			if op.Delete() {
 				return bpf.ClassKey{}, ""
 			}

@@ -15,13 +15,13 @@ import (
 
 // step makes one round: everything that is pending now is written. It returns
 // the channels that close when the tables have more.
-func (l *loop[Row, K, V]) step(now time.Time) (desired, readiness <-chan struct{}, err error) {
+func (l *loop[Row, K, V]) step(now time.Time) (desired, opens <-chan struct{}, err error) {
 	l.rounds++
 	txn := l.db.ReadTxn()
 	work, desired := l.changed(txn)
-	if l.readiness != nil {
+	if l.Opener != nil {
 		var woken []*item[Row, K, V]
-		woken, readiness = l.woken(txn)
+		woken, opens = l.woken(txn)
 		work = append(work, woken...)
 	}
 	if !l.pruned {
@@ -30,9 +30,9 @@ func (l *loop[Row, K, V]) step(now time.Time) (desired, readiness <-chan struct{
 	}
 	work = append(work, l.due(now)...)
 	if len(work) == 0 {
-		return desired, readiness, nil
+		return desired, opens, nil
 	}
-	return desired, readiness, l.reconcile(txn, l.withTied(work), now)
+	return desired, opens, l.reconcile(txn, l.withTied(work), now)
 }
 
 // take puts an item on the round's list unless it is there.
@@ -65,16 +65,15 @@ func (l *loop[Row, K, V]) changed(txn statedb.ReadTxn) (work []*item[Row, K, V],
 	return work, watch
 }
 
-// woken returns the items that wait for a class whose readiness has changed.
+// woken returns the items that wait for what has changed.
 func (l *loop[Row, K, V]) woken(txn statedb.ReadTxn) (work []*item[Row, K, V], watch <-chan struct{}) {
-	changes, watch := l.readiness.Next(txn)
-	for change := range changes {
+	watch = l.Opener.changes(txn, func(waitFor any) {
 		first := len(work)
-		for it := range l.items.waiting[change.Object.ClassKey] {
+		for it := range l.items.waiting[waitFor] {
 			work = l.take(work, it)
 		}
 		slices.SortFunc(work[first:], func(a, b *item[Row, K, V]) int { return cmp.Compare(a.seq, b.seq) })
-	}
+	})
 	return work, watch
 }
 
@@ -150,6 +149,11 @@ func (l *loop[Row, K, V]) reconcile(txn statedb.ReadTxn, work []*item[Row, K, V]
 	txn, err := l.announce(changes, changing)
 	if err != nil {
 		return err
+	}
+	if len(l.Held) > 0 {
+		held := l.db.WriteTxn(l.Held...)
+		defer held.Abort()
+		txn = l.db.ReadTxn()
 	}
 	x := l.execute(txn, changes, changing)
 	verdicts := l.judge(work, x, now)
@@ -229,6 +233,7 @@ func (l *loop[Row, K, V]) execute(txn statedb.ReadTxn, changes []Change[K, V], c
 		target:   l.Map,
 		plan:     l.Plan,
 		gate:     l.Gate,
+		vacate:   l.Vacate,
 		txn:      txn,
 		count:    l.report.count,
 		changes:  changes,

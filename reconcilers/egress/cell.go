@@ -63,6 +63,9 @@ type params struct {
 	Classes   statedb.Table[*tables.Class]
 	Readiness statedb.Table[*tables.ClassReadiness]
 
+	EgressClasses statedb.Table[*tables.EgressClass]
+	Policies      statedb.Table[*tables.EgressPolicy]
+
 	Endpoints     statedb.Table[*tables.Endpoint]
 	Members       statedb.Table[*tables.ClassMember]
 	SourceEntries statedb.Table[*tables.SourceEntry]
@@ -71,8 +74,8 @@ type params struct {
 
 func registerClasses(p params, desired tables.Desired[*tables.Class], mirror statedb.RWTable[*tables.ClassEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
-	cfg.Readiness = p.Readiness
-	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ClassKey, bpf.ClassValue]) (bpf.ClassKey, string) {
+	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ClassKey, bpf.ClassValue]) (any, string) {
 		if op.Delete() || op.Old == nil || op.Key.Role != bpf.RoleEgress {
 			return op.Key, ""
 		}
@@ -83,8 +86,8 @@ func registerClasses(p params, desired tables.Desired[*tables.Class], mirror sta
 
 func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], mirror statedb.RWTable[*tables.GatewayEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Gateways, desired, mirror, bpfmap.PlanAny[bpf.GatewayKey, bpf.GatewayValue]())
-	cfg.Readiness = p.Readiness
-	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.GatewayKey, bpf.GatewayValue]) (bpf.ClassKey, string) {
+	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.GatewayKey, bpf.GatewayValue]) (any, string) {
 		group := bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: op.Key.Group}
 		if op.Delete() {
 			_, _, used := p.EgressEntries.Get(txn, tables.EgressEntriesByGroup(group.Number))
@@ -97,8 +100,8 @@ func registerGateways(p params, desired tables.Desired[*tables.EgressGateway], m
 
 func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror statedb.RWTable[*tables.EgressEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Egress, desired, mirror, bpfmap.PlanPrefixUnsqueezed[bpf.EgressKey, bpf.EgressValue]())
-	cfg.Readiness = p.Readiness
-	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.EgressKey, bpf.EgressValue]) (bpf.ClassKey, string) {
+	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.EgressKey, bpf.EgressValue]) (any, string) {
 		class := bpf.ClassKey{Role: bpf.RoleEgress, Number: op.Key.Class}
 		if _, _, wanted := p.Classes.Get(txn, tables.ClassByKey(class)); !wanted {
 			_, _, used := p.SourceEntries.Get(txn, tables.SourceEntriesByClass(class.Number))
@@ -120,8 +123,8 @@ func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror 
 
 func registerSources(p params, desired tables.Desired[*tables.EgressSource], mirror statedb.RWTable[*tables.SourceEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Sources, desired, mirror, bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue]())
-	cfg.Readiness = p.Readiness
-	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.SourceKey, bpf.SourceValue]) (bpf.ClassKey, string) {
+	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.SourceKey, bpf.SourceValue]) (any, string) {
 		if op.Delete() {
 			return bpf.ClassKey{}, ""
 		}
@@ -173,8 +176,31 @@ func (p *params) ready(txn statedb.ReadTxn, key bpf.ClassKey) (waitFor bpf.Class
 		return key, key.String()
 	case !r.Ready():
 		return key, fmt.Sprintf("%s: the kernel has %d of its %d entries, and %d others", key, r.RowsReady, r.RowsWanted, r.RowsExtra)
+	case !p.current(txn, r):
+		return key, fmt.Sprintf("%s: its rules to be derived anew", key)
 	}
 	return key, ""
+}
+
+// current reports whether the readiness of a class is that of its policies as
+// they are now. From a changed policy to its rules, and to their readiness, it
+// is several hops: who comes new to the class meanwhile would get the rules of
+// before, and keep them for as long as the new ones wait. The work is that of
+// the policies that apply to the class, not of their destinations.
+func (p *params) current(txn statedb.ReadTxn, r *tables.ClassReadiness) bool {
+	if r.Role != bpf.RoleEgress {
+		return true
+	}
+	c, revision, found := p.EgressClasses.Get(txn, tables.EgressClassByNumber(r.Number))
+	if !found || revision != r.Of {
+		return false
+	}
+	for _, choice := range c.Policies {
+		if _, revision, found := p.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy)); !found || revision != choice.Revision {
+			return false
+		}
+	}
+	return true
 }
 
 // readiness returns what the kernel has of a class or group, nil if that is

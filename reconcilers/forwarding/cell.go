@@ -2,12 +2,25 @@
 
 // Package forwarding keeps the maps equal to their tables by which the programs
 // know this node and its neighbours: sluice_exits, sluice_covered, sluice_nodes
-// and sluice_config. They wait for no others, and no others for them.
+// and sluice_config. They wait for no other maps, and those not for them.
+//
+// An egress address is in sluice_exits only while the programs are attached to
+// its device by which replies come back: without them the node would take the
+// first replies for its own, and reset the connections. Until then what is to
+// leave with it is dropped, for want of an egress address, and its row says why.
+//
+// Nothing waits for sluice_covered, as waiting would hold nobody: a pod that has no
+// entry or no programs yet is held by what is covered, as one is whose class is not
+// known. What begins before the prefixes of a new policy are there goes on until
+// the kernel knows its class; then the pod's epoch is raised, and it is cut.
 package forwarding
 
 import (
+	"fmt"
+
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
@@ -39,10 +52,44 @@ var Cell = cell.Module(
 	),
 )
 
-func registerExits(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tables.EgressExit], mirror statedb.RWTable[*tables.ExitEntry]) error {
+// exitPrograms have to run at a device before traffic leaves by it with an
+// address of the node's.
+var exitPrograms = [...]bpf.Program{bpf.ProgramFromNetdev, bpf.ProgramToNetdev}
+
+func registerExits(p bpfmap.Params, maps *bpf.Maps, attachments statedb.Table[*tables.Attachment], desired tables.Desired[*tables.EgressExit], mirror statedb.RWTable[*tables.ExitEntry]) error {
 	cfg := bpfmap.ConfigOf(maps.Exits, desired, mirror, bpfmap.PlanAny[bpf.ExitKey, bpf.ExitValue]())
-	cfg.Independent = true
+	cfg.Opener = bpfmap.OpenedBy(attachments, func(a *tables.Attachment) uint32 { return uint32(a.IfIndex) })
+	// Attachments stay for as long as the mirror has an address of their device.
+	cfg.Held = []statedb.TableMeta{attachments}
+	moves := func(op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) bool {
+		return op.Old == nil || op.Old.IfIndex != op.Value.IfIndex
+	}
+	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) (waitFor any, reason string) {
+		if op.Delete() || !moves(op) {
+			return nil, ""
+		}
+		return op.Value.IfIndex, unattached(txn, attachments, op.Value.IfIndex)
+	}
+	cfg.Vacate = moves // replies come by the new device already
 	return bpfmap.Register(p, cfg)
+}
+
+// unattached says which of the programs that an exit needs does not run at its
+// device, and why; empty if all do.
+func unattached(txn statedb.ReadTxn, attachments statedb.Table[*tables.Attachment], ifIndex uint32) string {
+	for _, program := range exitPrograms {
+		a, _, found := attachments.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: int(ifIndex), Program: program}))
+		switch {
+		case !found:
+			return fmt.Sprintf("%s at device %d", program, ifIndex)
+		case a.Status.Kind == reconciler.StatusKindDone, a.Status.Kind == reconciler.StatusKindRefreshing:
+		case a.Status.GetError() != "":
+			return fmt.Sprintf("%s at %s: %s", program, a.Device, a.Status.GetError())
+		default:
+			return fmt.Sprintf("%s at %s", program, a.Device)
+		}
+	}
+	return ""
 }
 
 func registerCovered(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tables.CoveredPrefix], mirror statedb.RWTable[*tables.CoveredEntry]) error {
@@ -61,8 +108,8 @@ func registerNodes(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tabl
 // map has an entry is what programs are attached by. The row says why.
 func registerConfig(p bpfmap.Params, maps *bpf.Maps, readiness statedb.Table[*tables.ClassReadiness], desired tables.Desired[*tables.DatapathConfig], mirror statedb.RWTable[*tables.ConfigEntry]) error {
 	cfg := bpfmap.ConfigOf(maps.Config, desired, mirror, bpfmap.PlanAny[bpf.ConfigKey, bpf.ConfigValue]())
-	cfg.Readiness = readiness // of no class: what opens the gate is another row
-	cfg.Gate = func(_ statedb.ReadTxn, op bpfmap.Op[bpf.ConfigKey, bpf.ConfigValue]) (waitFor bpf.ClassKey, reason string) {
+	cfg.Opener = bpfmap.OpenedByReadiness(readiness) // of no class: what opens the gate is another row
+	cfg.Gate = func(_ statedb.ReadTxn, op bpfmap.Op[bpf.ConfigKey, bpf.ConfigValue]) (waitFor any, reason string) {
 		if !op.Delete() && op.Value.Underlay == (bpf.Address{}) {
 			reason = "the address of this node"
 		}

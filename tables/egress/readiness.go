@@ -4,7 +4,6 @@ package egress
 
 import (
 	"iter"
-	"net/netip"
 	"slices"
 
 	"github.com/cilium/hive/cell"
@@ -22,6 +21,7 @@ type readinessParams struct {
 	Classes        statedb.Table[*tables.Class]
 	EgressClasses  statedb.Table[*tables.EgressClass]
 	Policies       statedb.Table[*tables.EgressPolicy]
+	Groups         statedb.Table[*tables.EgressGroup]
 	Rules          statedb.Table[*tables.EgressRule]
 	Gateways       statedb.Table[*tables.EgressGateway]
 	ClassEntries   statedb.Table[*tables.ClassEntry]
@@ -77,6 +77,17 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 			derive.FromIf(r.Endpoints,
 				movesSource,
 				r.affectedByEndpoint),
+			derive.FromIf(r.Groups,
+				func(old, new *tables.EgressGroup) bool {
+					return old.Number != new.Number || !slices.Equal(old.Policies, new.Policies)
+				},
+				func(txn statedb.ReadTxn, g *tables.EgressGroup, affect func(bpf.ClassKey)) {
+					for _, policy := range g.Policies {
+						for c := range r.EgressClasses.List(txn, tables.EgressClassesByPolicy(policy)) {
+							affect(classKey(c.Number))
+						}
+					}
+				}),
 			derive.From(r.EgressClasses, func(_ statedb.ReadTxn, c *tables.EgressClass, affect func(bpf.ClassKey)) { affect(classKey(c.Number)) }),
 			derive.FromIf(r.Gateways,
 				func(old, new *tables.EgressGateway) bool { return old.MapValue() != new.MapValue() },
@@ -156,19 +167,33 @@ func (r *readinessParams) class(txn statedb.ReadTxn, row *tables.ClassReadiness)
 		_, _, row.Used = r.SourceEntries.Get(txn, tables.SourceEntriesByClass(row.Number))
 		return
 	}
-	c, _, derived := r.EgressClasses.Get(txn, tables.EgressClassByNumber(row.Number))
+	c, revision, derived := r.EgressClasses.Get(txn, tables.EgressClassByNumber(row.Number))
 	if !derived || c.Digest != row.Digest {
 		return
 	}
-	prefixes := map[netip.Prefix]struct{}{}
-	for _, choice := range c.Policies {
-		p, revision, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy))
-		if !found || revision != choice.Revision {
-			return
-		}
-		named(p, prefixes)
+	row.Of = revision
+	row.Complete = r.complete(txn, c, row)
+}
+
+// complete reports whether the rules of a class are those that its policies ask
+// for, as they are now. The rules before a change may be as many, so they are
+// looked at one by one: only when the kernel has them all, and this alone decides
+// whether the class is ready.
+func (r *readinessParams) complete(txn statedb.ReadTxn, class *tables.EgressClass, row *tables.ClassReadiness) bool {
+	contenders, prefixes, known := contendersOf(txn, class, r.Policies, r.Groups)
+	if !known || len(prefixes) != row.RowsWanted {
+		return false
 	}
-	row.Complete = row.RowsWanted == len(prefixes)
+	if row.RowsReady != row.RowsWanted || row.RowsExtra != 0 {
+		return true
+	}
+	for rule := range r.Rules.Prefix(txn, tables.EgressRulesOfClass(class.Number)) {
+		_, named := prefixes[rule.Destination]
+		if !named || decide(contenders, class.Number, rule.Destination).Group != rule.Group {
+			return false
+		}
+	}
+	return true
 }
 
 // group fills in what concerns the buckets of a group and the rules to it.

@@ -73,22 +73,10 @@ func (r *ruleParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressRu
 	if !found {
 		return nil
 	}
-	var contenders []contender
-	prefixes := map[netip.Prefix]struct{}{}
-	for _, choice := range class.Policies {
-		p, revision, found := r.Policies.Get(txn, tables.EgressPolicyByName(choice.Policy))
-		var g *tables.EgressGroup
-		if found && revision == choice.Revision {
-			g, _, _ = r.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
-		}
-		if g == nil {
-			// The class is about to take in the change of the policy, or its
-			// group to be derived. Until then all stays as it is: no other
-			// policy wins in its place.
-			return statedb.Collect(r.Rules.Prefix(txn, tables.EgressRulesOfClass(number)))
-		}
-		contenders = append(contenders, contender{p, choice.Selector, g.Number})
-		named(p, prefixes)
+	contenders, prefixes, known := contendersOf(txn, class, r.Policies, r.Groups)
+	if !known {
+		// Until then all stays as it is: no other policy wins in its place.
+		return statedb.Collect(r.Rules.Prefix(txn, tables.EgressRulesOfClass(number)))
 	}
 	rules := make([]*tables.EgressRule, 0, len(prefixes))
 	for prefix := range prefixes {
@@ -101,6 +89,27 @@ func (r *ruleParams) rows(txn statedb.ReadTxn, number uint32) []*tables.EgressRu
 		return a.Destination.Bits() - b.Destination.Bits()
 	})
 	return rules
+}
+
+// contendersOf returns the policies that apply to a class, in order, and the
+// prefixes that they name. That is not known while the class is about to take in
+// the change of a policy, or a group to be derived.
+func contendersOf(txn statedb.ReadTxn, class *tables.EgressClass, policies statedb.Table[*tables.EgressPolicy], groups statedb.Table[*tables.EgressGroup],
+) (contenders []contender, prefixes map[netip.Prefix]struct{}, known bool) {
+	prefixes = map[netip.Prefix]struct{}{}
+	for _, choice := range class.Policies {
+		p, revision, found := policies.Get(txn, tables.EgressPolicyByName(choice.Policy))
+		if !found || revision != choice.Revision {
+			return nil, nil, false
+		}
+		g, _, found := groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
+		if !found {
+			return nil, nil, false
+		}
+		contenders = append(contenders, contender{p, choice.Selector, g.Number})
+		named(p, prefixes)
+	}
+	return contenders, prefixes, true
 }
 
 // named adds the prefixes that a policy names.

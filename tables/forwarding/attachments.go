@@ -5,6 +5,7 @@ package forwarding
 import (
 	"errors"
 	"iter"
+	"net/netip"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -21,6 +22,7 @@ type attachmentParams struct {
 	Attachments   statedb.RWTable[*tables.Attachment]
 	Devices       statedb.Table[*tables.Device]
 	PodEntries    statedb.Table[*tables.PodEntry]
+	Exits         statedb.Table[*tables.EgressExit]
 	ExitEntries   statedb.Table[*tables.ExitEntry]
 	ConfigEntries statedb.Table[*tables.ConfigEntry]
 	BPFMaps       statedb.Table[*tables.BPFMap]
@@ -29,9 +31,12 @@ type attachmentParams struct {
 // nowhere is the interface index of programs that run at no device.
 const nowhere = 0
 
-// deriveAttachments keeps where programs have to run, by what the kernel's maps
-// hold: a program that ran before it finds its entries would drop what it must
-// not. So it waits for all maps to be as desired a first time.
+// deriveAttachments keeps where programs have to run. At pods' devices, that is
+// by what the kernel's maps hold: a program that ran before it finds its entries
+// would drop what it must not. So it waits for all maps to be as desired a first
+// time. At the devices of egress addresses it is by what is desired, and as long
+// as the kernel has an address: what leaves with one that has no programs yet, or
+// no longer, would get no replies.
 func deriveAttachments(p derive.Params, a attachmentParams) error {
 	_, err := derive.Register(p, derive.Rule[int, *tables.Attachment]{
 		Output: a.Attachments,
@@ -42,6 +47,9 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 			derive.FromIf(a.PodEntries,
 				func(old, new *tables.PodEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
+			derive.FromIf(a.Exits,
+				func(old, new *tables.EgressExit) bool { return old.IfIndex != new.IfIndex },
+				func(_ statedb.ReadTxn, e *tables.EgressExit, affect func(int)) { affect(int(e.IfIndex)) }),
 			derive.FromIf(a.ExitEntries,
 				func(old, new *tables.ExitEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.ExitEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
@@ -98,8 +106,20 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 	if device.Name == tables.OverlayDeviceName {
 		attach("overlay", bpf.ProgramFromOverlay)
 	}
-	if exit, _, found := a.ExitEntries.Get(txn, tables.ExitEntriesByIfIndex(uint32(index))); found {
-		attach("egress address "+exit.Key.String(), bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
+	if addr, found := a.exit(txn, uint32(index)); found {
+		attach("egress address "+addr.String(), bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
 	}
 	return rows
+}
+
+// exit returns an egress address of a device, desired or still in the kernel.
+func (a *attachmentParams) exit(txn statedb.ReadTxn, index uint32) (addr netip.Addr, found bool) {
+	if exit, _, found := a.Exits.Get(txn, tables.EgressExitsByIfIndex(index)); found {
+		return exit.Addr, true
+	}
+	entry, _, found := a.ExitEntries.Get(txn, tables.ExitEntriesByIfIndex(index))
+	if found {
+		addr = entry.Key.Addr.Addr()
+	}
+	return addr, found
 }

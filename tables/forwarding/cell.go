@@ -8,7 +8,8 @@
 //	nodes, cilium-nodes ─────────────────────────► cluster-nodes ─────► sluice_nodes
 //	nodes, devices, monitors ────────────────────► datapath-config ───► sluice_config
 //	datapath-config, node-addresses, devices ────► overlay-devices ───► the VXLAN device
-//	map-pods, map-exits, map-config, devices ────► attachments ───────► programs at devices
+//	map-pods, map-config, devices, egress-exits ─► attachments ───────► programs at devices
+//	attachments that are done ─────────────────────▲ sluice_exits
 package forwarding
 
 import (

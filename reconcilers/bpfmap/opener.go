@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpfmap
+
+import (
+	"fmt"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Opener is a table whose changes have writes looked at again that a gate has
+// made wait: see [OpenedBy].
+type Opener interface {
+	// follow starts to track the changes of the table.
+	follow(db *statedb.DB) error
+	// changes calls wake with what the rows that have changed since the last
+	// call are waited for as, and returns a channel that closes when there are more.
+	changes(txn statedb.ReadTxn, wake func(waitFor any)) <-chan struct{}
+}
+
+// OpenedBy declares that a gate opens by changes of a table: whoever waits for
+// what a changed row stands for is looked at again.
+func OpenedBy[Row any, WaitFor comparable](table statedb.Table[Row], waitFor func(Row) WaitFor) Opener {
+	return &opener[Row, WaitFor]{table: table, waitFor: waitFor}
+}
+
+// OpenedByReadiness is [OpenedBy] for gates that wait for classes and groups.
+func OpenedByReadiness(table statedb.Table[*tables.ClassReadiness]) Opener {
+	return OpenedBy(table, func(r *tables.ClassReadiness) bpf.ClassKey { return r.ClassKey })
+}
+
+type opener[Row any, WaitFor comparable] struct {
+	table    statedb.Table[Row]
+	waitFor  func(Row) WaitFor
+	iterator statedb.ChangeIterator[Row]
+}
+
+func (o *opener[Row, WaitFor]) follow(db *statedb.DB) (err error) {
+	wtxn := db.WriteTxn(o.table)
+	defer wtxn.Abort()
+	if o.iterator, err = o.table.Changes(wtxn); err != nil {
+		return fmt.Errorf("follow %s: %w", o.table.Name(), err)
+	}
+	wtxn.Commit()
+	return nil
+}
+
+func (o *opener[Row, WaitFor]) changes(txn statedb.ReadTxn, wake func(waitFor any)) <-chan struct{} {
+	changes, watch := o.iterator.Next(txn)
+	for change := range changes {
+		wake(o.waitFor(change.Object))
+	}
+	return watch
+}
