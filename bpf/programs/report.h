@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "packet.h"
+#include "parse.h"
 
 /* What was decided of a flow, as far as it got. */
 struct decision {

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* At devices with egress addresses: replies to pods, and the host's own traffic. */
+
+#pragma once
+
+#include "track.h"
+
+/* Reports whether the packet is one of the overlay itself, from this node or to it. */
+static __always_inline bool is_overlay(const struct packet *p, const struct config_value *cfg)
+{
+	return p->flow.protocol == IPPROTO_UDP && p->flow.dport == bpf_htons(cfg->overlay_port) &&
+	       (same_address(&p->flow.saddr, &cfg->underlay) || same_address(&p->flow.daddr, &cfg->underlay));
+}
+
+/* A reply to something that left with an egress address. Changes p's flow to
+ * what the pod sees. */
+static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct packet *p, struct decision *d,
+					      const struct translation *to, const struct config_value *cfg)
+{
+	const struct pod_value *pod = NULL;
+	int err;
+
+	d->gateway = cfg->underlay;
+	if (no_address(&to->tunnel)) {
+		pod = bpf_map_lookup_elem(&sluice_pods, &to->addr);
+		if (!pod)
+			return -REASON_NO_RULE;
+		d->epoch = pod->epoch;
+	}
+	err = fits(ctx, p, d, pod ? pod->ifindex : cfg->overlay_ifindex) ?: hop(ctx, p);
+	if (err)
+		return err;
+	if (rewrite(ctx, p, false, to))
+		return -REASON_WRITE_FAILED;
+	p->flow.daddr = to->addr;
+	if (p->flow.dport)
+		p->flow.dport = to->port;
+
+	track_returned(ctx, p, d, cfg, pod);
+	if (pod)
+		return to_local_pod(ctx, pod);
+	return clamp(ctx, p, d) ?: to_node(ctx, cfg, &to->tunnel);
+}
+
+SEC("tcx/ingress")
+int from_netdev(struct __sk_buff *ctx)
+{
+	const struct config_value *cfg = config();
+	struct translation to = {};
+	struct packet p = {};
+	struct decision d = {};
+	__u32 reason;
+
+	if (!cfg)
+		return TCX_NEXT;
+	parse(ctx, &p);
+	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
+		return TCX_NEXT;
+	/* What opens a connection is no reply: it is for the host. */
+	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to))
+		return TCX_NEXT;
+	if (!same_address(&to.addr, &p.flow.daddr)) {
+		reason = no_address(&to.tunnel) ? REASON_REPLY_LOCAL : REASON_REPLY_OVERLAY;
+		return finish(ctx, &p, &d, cfg, NULL, reply_from_outside(ctx, &p, &d, &to, cfg),
+			      WHAT(reason, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS));
+	}
+	/* Of the host itself, which may have been given another port. */
+	if (to.port != p.flow.dport && rewrite(ctx, &p, false, &to))
+		return drop(ctx, &p, &d, REASON_WRITE_FAILED, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS);
+	return TCX_NEXT;
+}
+
+SEC("tcx/egress")
+int to_netdev(struct __sk_buff *ctx)
+{
+	const struct config_value *cfg = config();
+	const struct address none = {};
+	struct packet p = {};
+	struct decision d = {.of_host = 1};
+	int err;
+
+	if (!cfg || get_mark(ctx->mark, cfg) == MARK_TRANSLATED)
+		return TCX_NEXT;
+	parse(ctx, &p);
+	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
+	    !bpf_map_lookup_elem(&sluice_exits, &p.source))
+		return TCX_NEXT;
+
+	/* The host's own use of an egress address: its replies must not be taken
+	 * for those of a pod, so it takes its port as pods do. An answer to who
+	 * opened a connection keeps its port, of course. */
+	if (!nat_known(&p.flow) &&
+	    (translatable(&p) ||
+	     (p.flow.protocol == IPPROTO_TCP && (p.tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))))
+		return TCX_NEXT;
+	d.egress = p.flow.saddr;
+	err = translate(ctx, &p, &d, cfg, &none);
+	if (err)
+		return drop(ctx, &p, &d, -err, PROGRAM_TO_NETDEV, DIRECTION_EGRESS);
+	track_translated(ctx, &p, &d, cfg);
+	if (d.egress_port != p.flow.sport)
+		count(REASON_HOST_TRANSLATED, DIRECTION_EGRESS, ctx->len);
+	return TCX_NEXT;
+}

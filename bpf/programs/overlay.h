@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* At the overlay device: other nodes' pods that leave here, and replies to this
+ * node's. */
+
+#pragma once
+
+#include "track.h"
+
+/* Reads which node an overlay packet comes from. */
+SUBPROGRAM int overlay_source(struct __sk_buff *ctx, const struct config_value *cfg, struct address *node)
+{
+	struct bpf_tunnel_key key = {};
+
+	if (!cfg || !node)
+		return -EINVAL;
+	if (is_ipv4(&cfg->underlay)) {
+		if (bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), 0))
+			return -EINVAL;
+		*node = mapped(bpf_htonl(key.remote_ipv4));
+		return 0;
+	}
+	if (bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+		return -EINVAL;
+	__builtin_memcpy(node, key.remote_ipv6, 16);
+	return 0;
+}
+
+/* A reply from a gateway to a pod of this node. */
+static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+					  const struct config_value *cfg, const struct pod_value *pod)
+{
+	d->epoch = pod->epoch;
+	track_returned(ctx, p, d, cfg, true);
+	return fits(ctx, p, d, pod->ifindex) ?: to_local_pod(ctx, pod);
+}
+
+/* A packet of another node's pod, whose gateway this node is. */
+static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+					      const struct config_value *cfg, const struct address *node)
+{
+	int err;
+
+	err = hop(ctx, p);
+	if (err)
+		return err;
+	err = translate(ctx, p, d, cfg, node);
+	if (err)
+		return err;
+	d->gateway = cfg->underlay;
+	d->flags = CT_FROM_TUNNEL;
+	track_translated(ctx, p, d, cfg);
+	return to_outside(ctx, d, cfg);
+}
+
+SEC("tcx/ingress")
+int from_overlay(struct __sk_buff *ctx)
+{
+	const struct config_value *cfg = config();
+	struct packet p = {};
+	struct decision d = {};
+	struct address node = {};
+	const struct pod_value *pod;
+	__u32 what;
+	int ret;
+
+	parse(ctx, &p);
+	if (!cfg || p.shape == SHAPE_MALFORMED)
+		return drop(ctx, &p, &d, cfg ? REASON_MALFORMED : REASON_NOT_CONFIGURED, PROGRAM_FROM_OVERLAY,
+			    DIRECTION_EGRESS);
+	if (overlay_source(ctx, cfg, &node) || !bpf_map_lookup_elem(&sluice_nodes, &node)) {
+		d.gateway = node;
+		return drop(ctx, &p, &d, REASON_UNKNOWN_NODE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+	}
+	/* Nodes send nothing else over the overlay than what follows. */
+	if (p.shape == SHAPE_UNTOUCHED)
+		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
+	if (pod) {
+		d.gateway = node;
+		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);
+		ret = overlay_to_pod(ctx, &p, &d, cfg, pod);
+	} else {
+		what = WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+		ret = overlay_to_outside(ctx, &p, &d, cfg, &node);
+	}
+	return finish(ctx, &p, &d, cfg, &node, ret, what);
+}
