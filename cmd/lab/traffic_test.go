@@ -322,11 +322,4 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-func prefixes(texts ...string) (list []netip.Prefix) {
-	for _, text := range texts {
-		list = append(list, netip.MustParsePrefix(text))
-	}
-	return list
-}
-
 func addrOf(text string) netip.Addr { return netip.MustParseAddr(text) }
