@@ -138,11 +138,6 @@ static __always_inline int answer_too_big(struct __sk_buff *ctx, const struct pa
 	return answer6(ctx, p, &p->flow.daddr, ICMP6_TOO_BIG << 8, mtu);
 }
 
-static __always_inline bool is_ipv4(const struct address *a)
-{
-	return !a->halves[0] && a->words[2] == IPV4_MAPPED;
-}
-
 /* Turns the packet into the answer that it has been forwarded too often. Pods
  * are answered in the name of this node, if it has an address of the family. To
  * others it has no name but the address that they sent to. */

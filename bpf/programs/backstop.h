@@ -103,6 +103,8 @@ int backstop(struct bpf_nf_ctx *ctx)
 {
 	const struct config_value *cfg = config();
 	struct packet p = {};
+	struct decision d = {};
+	const struct source_value *source;
 	__u32 mark;
 
 	if (!cfg || !(cfg->flags & CONFIG_BACKSTOP))
@@ -112,6 +114,13 @@ int backstop(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT;
 	if (!bpf_map_lookup_elem(&sluice_pods, &p.flow.saddr) && !may_be_local_pod(&p.flow))
 		return NF_ACCEPT;
+	source = mark ? bpf_map_lookup_elem(&sluice_sources, &p.flow.saddr) : NULL;
+	if (source) { /* what a service led to is asked as if the pod had sent it there */
+		d.egress_class = source->egress_class;
+		find_gateway(&p.flow, &d);
+		if (!d.group)
+			return NF_ACCEPT;
+	}
 	report_backstop(ctx, &p, mark ? REASON_SERVICE_OUTSIDE : REASON_NOT_CHECKED);
 	return NF_DROP;
 }

@@ -98,12 +98,25 @@ static __always_inline struct ct_entry *ct_find(const struct packet *p, __u32 ho
 }
 
 /* The same for a packet in the flow's original direction: the entry of a
- * connection that has ended is not that of one which begins with the same ports. */
+ * connection of before is not that of one which begins with the same ports. */
 static __always_inline struct ct_entry *ct_find_original(const struct packet *p, __u32 how)
 {
 	struct ct_entry *e = ct_find(p, how);
 
-	return e && opens(p) && (e->flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING ? NULL : e;
+	if (e && opens(p) && (e->flags & CT_SEEN_NON_SYN || (e->flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING))
+		return NULL;
+	return e;
+}
+
+/* Returns the entry of the flow to which a packet is a reply, also one that has
+ * expired: that its other side is slow to answer does not make the flow its own. */
+static __always_inline struct ct_entry *ct_find_replied(const struct packet *p)
+{
+	struct ct_entry *e = ct_lookup(&p->flow, TUPLE_OUT | CT_REVERSE);
+
+	if (!e || !ct_lifetime_of(e))
+		return NULL;
+	return opens(p) && ct_lifetime_of(e) * SECOND <= p->time ? NULL : e;
 }
 
 /* How long an entry lives from now, in seconds. */

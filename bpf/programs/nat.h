@@ -145,53 +145,107 @@ static __always_inline void replies_to(struct tuple *t, const struct tuple *flow
 	t->pad = 0;
 }
 
+/* Reports whether what an address and port stand for is the flow. */
+static __always_inline bool is_owner(const struct translation *to, const struct tuple *flow)
+{
+	return to->port == flow->sport && same_address(&to->addr, &flow->saddr);
+}
+
 /* Removes both records of a flow. */
 SUBPROGRAM int nat_forget(const struct tuple *flow, const struct translation *to)
 {
+	struct translation owner = {};
 	struct tuple replies;
 
 	if (!flow || !to)
 		return -EINVAL;
 	replies_to(&replies, flow, &to->addr, to->port);
-	nat_delete(&replies, TUPLE_IN);
+	if (nat_find(&replies, TUPLE_IN, &owner) && is_owner(&owner, flow))
+		nat_delete(&replies, TUPLE_IN);
 	return nat_delete(flow, TUPLE_OUT);
 }
 
-/* Notes in both records of a flow that its pod is on another node. */
-SUBPROGRAM int nat_move(const struct tuple *flow, const struct translation *to, const struct address *tunnel)
+/* Sees to it that there is a record for the replies to a flow, as the least recently
+ * used ones go when the map is full, and that both name the node that the pod is on.
+ * Returns 0 if the port has become another flow's. */
+SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *to, const struct address *tunnel)
 {
+	struct translation owner = {};
 	struct tuple replies;
 
 	if (!flow || !to || !tunnel)
-		return -EINVAL;
+		return 0;
 	replies_to(&replies, flow, &to->addr, to->port);
-	nat_record(&replies, TUPLE_IN | NAT_KNOWN, &flow->saddr, flow->sport, tunnel);
-	return nat_record(flow, TUPLE_OUT | NAT_KNOWN, &to->addr, to->port, tunnel);
+	if (!nat_find(&replies, TUPLE_IN, &owner))
+		return !nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
+	if (!is_owner(&owner, flow))
+		return 0;
+	if (!same_address(&to->tunnel, tunnel)) { /* the pod has moved */
+		nat_record(&replies, TUPLE_IN | NAT_KNOWN, &flow->saddr, flow->sport, tunnel);
+		nat_record(flow, TUPLE_OUT | NAT_KNOWN, &to->addr, to->port, tunnel);
+	}
+	return 1;
 }
 
-/* Reports whether nobody has the port that replies with a tuple come to. One whose
- * connection has ended is taken from it. */
-SUBPROGRAM int port_free(const struct tuple *replies, __u64 time)
+/* Reports whether nobody but the flow has the port that replies with a tuple come
+ * to. One whose connection has ended is taken from it. */
+SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, __u64 time)
 {
 	struct translation owner = {};
 	struct ct_entry *e;
-	struct tuple flow;
+	struct tuple other;
 
-	if (!replies)
+	if (!replies || !flow)
 		return 0;
 	if (!nat_find(replies, TUPLE_IN, &owner))
 		return 1;
-	/* The entry of a connection is made after its translation. */
-	if (owner.created + NAT_GRACE > time)
-		return 0;
-	flow = reversed(replies);
-	flow.saddr = owner.addr;
-	flow.sport = owner.port;
-	e = ct_lookup(&flow, TUPLE_OUT);
-	if (e && ct_lifetime_of(e) * SECOND > time)
-		return 0;
-	nat_delete(&flow, TUPLE_OUT);
+	if (!is_owner(&owner, flow)) {
+		/* The entry of a connection is made after its translation. */
+		if (owner.created + NAT_GRACE > time)
+			return 0;
+		other = reversed(replies);
+		other.saddr = owner.addr;
+		other.sport = owner.port;
+		e = ct_lookup(&other, TUPLE_OUT);
+		if (e && ct_lifetime_of(e) * SECOND > time)
+			return 0;
+		nat_delete(&other, TUPLE_OUT);
+	}
 	nat_delete(replies, TUPLE_IN);
+	return 1;
+}
+
+/* Reports whether the host has a socket that would get what comes with a tuple. */
+SUBPROGRAM int host_uses(struct __sk_buff *ctx, const struct tuple *replies)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *socket;
+	__u32 size;
+
+	if (!replies)
+		return 0;
+	if (replies->family == FAMILY_IPV4) {
+		t.ipv4.saddr = replies->saddr.words[3];
+		t.ipv4.daddr = replies->daddr.words[3];
+		t.ipv4.sport = replies->sport;
+		t.ipv4.dport = replies->dport;
+		size = sizeof(t.ipv4);
+	} else {
+		__builtin_memcpy(t.ipv6.saddr, &replies->saddr, 16);
+		__builtin_memcpy(t.ipv6.daddr, &replies->daddr, 16);
+		t.ipv6.sport = replies->sport;
+		t.ipv6.dport = replies->dport;
+		size = sizeof(t.ipv6);
+	}
+	if (replies->protocol == IPPROTO_TCP)
+		socket = bpf_sk_lookup_tcp(ctx, &t, size, BPF_F_CURRENT_NETNS, 0);
+	else if (replies->protocol == IPPROTO_UDP)
+		socket = bpf_sk_lookup_udp(ctx, &t, size, BPF_F_CURRENT_NETNS, 0);
+	else
+		return 0;
+	if (!socket)
+		return 0;
+	bpf_sk_release(socket);
 	return 1;
 }
 
@@ -277,13 +331,14 @@ SUBPROGRAM int nat_known(const struct tuple *flow)
 /* Takes a port of the egress address d->egress for a flow, puts it in
  * d->egress_port, and records both directions. A flow of the host keeps any port
  * that is free, and gets another one only if it is not. Returns 0, or why not. */
-SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, const struct config_value *cfg, __u64 time,
-			      const struct address *tunnel)
+SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, struct decision *d,
+			      const struct config_value *cfg, const struct address *tunnel)
 {
 	const struct exit_value *exit;
 	struct tuple replies;
 	__be16 reserved;
 	struct ports p;
+	bool shared;
 
 	if (!flow || !d || !cfg || !tunnel)
 		return REASON_NAT_FAILED;
@@ -291,6 +346,7 @@ SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, cons
 	if (!exit)
 		return REASON_NO_EGRESS_IP;
 	d->exit = exit->ifindex;
+	shared = exit->flags & EXIT_SHARED && !d->of_host;
 	ports_of(&p, exit, cfg);
 	if (!p.count)
 		return REASON_NO_SNAT_PORT;
@@ -303,7 +359,10 @@ SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, cons
 
 		if (i > 0 || !(d->of_host || is_one_of(&p, flow->sport)))
 			replies.dport = any_port(&p);
-		if (replies.dport == reserved || !port_free(&replies, time))
+		if (replies.dport == reserved || !port_free(&replies, flow, d->time))
+			continue;
+		/* A pod's replies would take a live connection of the host along. */
+		if (shared && host_uses(ctx, &replies))
 			continue;
 		err = nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
 		if (err == -EEXIST) /* another CPU was faster */
@@ -319,6 +378,12 @@ SUBPROGRAM __u32 nat_allocate(const struct tuple *flow, struct decision *d, cons
 	return REASON_NO_SNAT_PORT;
 }
 
+/* Reports whether the packet may be the first of a flow. */
+static __always_inline bool begins(const struct packet *p)
+{
+	return p->flow.protocol == IPPROTO_TCP ? opens(p) : p->shape == SHAPE_WHOLE || p->shape == SHAPE_FIRST_FRAGMENT;
+}
+
 /* Finds the source that a packet's flow leaves with: the one on record, whatever
  * the rules are now, if this node still has the address. Returns 0 with
  * d->egress, d->egress_port and d->exit set; NAT_WANTED if the flow is to get one,
@@ -332,16 +397,18 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 	if (!p || !d || !tunnel)
 		return -REASON_WRITE_FAILED;
 	if (nat_find(&p->flow, TUPLE_OUT, &to)) {
+		/* A record that outlived its connection is not for the next one. */
+		bool stale = !d->live && to.created + NAT_GRACE < p->time && begins(p);
+
 		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
-		if (exit) {
-			if (!same_address(&to.tunnel, tunnel)) /* the pod has moved */
-				nat_move(&p->flow, &to, tunnel);
+		if (exit && !stale && nat_complete(&p->flow, &to, tunnel)) {
 			d->egress = to.addr;
 			d->egress_port = to.port;
 			d->exit = exit->ifindex;
 			return 0;
 		}
-		nat_forget(&p->flow, &to); /* it has moved away: replies would not come back */
+		/* Or the address has moved away: replies would not come back. */
+		nat_forget(&p->flow, &to);
 	}
 	reason = no_address(&d->egress) ? decide_service(&p->flow, d) : 0;
 	reason = reason < REASON_DROPS ? translatable(p) : reason;
@@ -375,7 +442,8 @@ static __always_inline int translate(struct __sk_buff *ctx, const struct packet 
 	int ret = nat_prepare(p, d, tunnel);
 
 	if (ret == NAT_WANTED) {
-		ret = -(int)nat_allocate(&p->flow, d, cfg, p->time, tunnel);
+		d->time = p->time;
+		ret = -(int)nat_allocate(ctx, &p->flow, d, cfg, tunnel);
 		/* Another CPU may have been faster with the same flow. */
 		if (ret == -REASON_NAT_FAILED && nat_known(&p->flow))
 			ret = nat_prepare(p, d, tunnel);

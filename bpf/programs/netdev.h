@@ -95,6 +95,7 @@ int to_netdev(struct __sk_buff *ctx)
 	     (p.flow.protocol == IPPROTO_TCP && (p.tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))))
 		return TCX_NEXT;
 	d.egress = p.flow.saddr;
+	d.live = tracked(&p);
 	err = translate(ctx, &p, &d, cfg, &none);
 	if (err)
 		return drop(ctx, &p, &d, -err, PROGRAM_TO_NETDEV, DIRECTION_EGRESS);

@@ -44,6 +44,7 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 	err = hop(ctx, p);
 	if (err)
 		return err;
+	d->live = tracked(p);
 	err = translate(ctx, p, d, cfg, node);
 	if (err)
 		return err;

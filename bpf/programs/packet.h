@@ -86,6 +86,11 @@ static __always_inline struct address mapped(__be32 addr)
 	return a;
 }
 
+static __always_inline bool is_ipv4(const struct address *a)
+{
+	return !a->halves[0] && a->words[2] == IPV4_MAPPED;
+}
+
 static __always_inline bool same_address(const struct address *a, const struct address *b)
 {
 	return a->halves[0] == b->halves[0] && a->halves[1] == b->halves[1];

@@ -113,6 +113,9 @@ int from_pod(struct __sk_buff *ctx)
 	int ret;
 
 	parse(ctx, &p);
+	/* The kernel would take tags off, and what is in them past this program. */
+	if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
+		p.shape = SHAPE_MALFORMED;
 	if (p.shape == SHAPE_UNTOUCHED)
 		return TCX_NEXT;
 	if (p.shape == SHAPE_MALFORMED)
@@ -121,6 +124,10 @@ int from_pod(struct __sk_buff *ctx)
 		return covered(&p.flow) && !destination_flags(&p.flow)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
+
+	/* Nobody tells of another one's packets. */
+	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))
+		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
 	pod = bpf_map_lookup_elem(&sluice_pods, &p.source);
 	if (!pod || pod->ifindex != ctx->ifindex) {
@@ -153,6 +160,7 @@ int from_pod(struct __sk_buff *ctx)
 		return to_stack(ctx, &d, cfg);
 	}
 	if (ours) {
+		d.live = 1;
 		reason = judge_known(&p, pod, ours, cfg, &d);
 		if (!reason && !ct_note(ctx, ours, &p, cfg, true))
 			ct_create(ctx, &p, &d, cfg, TUPLE_OUT);
@@ -202,7 +210,7 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	d.epoch = pod->epoch;
 
-	e = ct_find(&p, TUPLE_OUT | CT_REVERSE);
+	e = ct_find_replied(&p);
 	if (e) {
 		d.gateway = e->gateway;
 		d.flags = e->flags & CT_SERVICE;
@@ -225,7 +233,7 @@ int to_pod(struct __sk_buff *ctx)
 		/* The rest of a connection whose beginning nobody saw may be one that
 		 * the pod began. Taken for one of the other side, what the pod sends
 		 * would be replies, and leave past its egress policy. */
-		bool doubtful = pod->flags && p.flow.protocol == IPPROTO_TCP && !(p.tcp_flags & TCP_SYN);
+		bool doubtful = p.flow.protocol == IPPROTO_TCP && !opens(&p);
 		struct tuple peer = reversed(&p.flow);
 
 		if (!doubtful || destination_flags(&peer)) {

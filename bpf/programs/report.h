@@ -17,7 +17,9 @@ struct decision {
 	__u32 epoch; /* of the pod, read before anything was looked up */
 	__u32 exit;  /* device by which it leaves this node */
 	__u32 mtu;   /* that the packet exceeds */
-	__u32 of_host; /* it is not a pod's, but the host's own */
+	__u16 of_host; /* it is not a pod's, but the host's own */
+	__u16 live;    /* its connection is tracked */
+	__u64 time;    /* when the packet came */
 };
 
 static __always_inline void count(__u32 reason, __u32 direction, __u64 bytes)

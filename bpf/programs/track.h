@@ -6,6 +6,13 @@
 
 #include "forward.h"
 
+/* Reports whether a packet that may begin a flow, with an egress address of this
+ * node, is of one that lives. */
+SUBPROGRAM int tracked(const struct packet *p)
+{
+	return p && begins(p) && ct_find_original(p, TUPLE_OUT);
+}
+
 /* Tracks a packet of a flow that this node translates, in its original direction. */
 SUBPROGRAM int track_translated(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
 				const struct config_value *cfg)
