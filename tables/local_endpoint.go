@@ -21,7 +21,8 @@ type LocalEndpoint struct {
 	Endpoint     Name         `json:"endpoint"`
 	IfIndex      uint32       `json:"ifIndex"` // host side of the pod's veth, 0 while not known
 	Device       string       `json:"device,omitempty"`
-	MAC          string       `json:"mac,omitempty"` // of the pod's own interface
+	Master       int          `json:"master,omitempty"` // interface index of the bridge, bond or VRF of the device, 0 if none
+	MAC          string       `json:"mac,omitempty"`    // of the pod's own interface
 	SubjectClass uint32       `json:"subjectClass"`
 	EgressClass  uint32       `json:"egressClass"`
 	Flags        bpf.PodFlags `json:"flags"`
@@ -114,9 +115,28 @@ var (
 		FromString: index.Uint32String,
 	}
 
+	localEndpointDeviceIndex = statedb.Index[*LocalEndpoint, int]{
+		Name: "device",
+		FromObject: func(e *LocalEndpoint) index.KeySet {
+			switch {
+			case e.IfIndex == 0:
+				return index.NewKeySet()
+			case e.Master == 0:
+				return index.NewKeySet(index.Int(int(e.IfIndex)))
+			}
+			return index.NewKeySet(index.Int(int(e.IfIndex)), index.Int(e.Master))
+		},
+		FromKey:    index.Int,
+		FromString: index.IntString,
+	}
+
 	// LocalEndpointsBySourceClass queries the local pods that the kernel has in
 	// an egress class.
 	LocalEndpointsBySourceClass = localEndpointSourceClassIndex.Query
+
+	// LocalEndpointsByDevice queries the local pods to which a device leads, or
+	// behind a bridge, by its interface index.
+	LocalEndpointsByDevice = localEndpointDeviceIndex.Query
 
 	// LocalEndpointByAddr queries the local pod that has an address.
 	LocalEndpointByAddr = localEndpointAddrIndex.Query
@@ -124,5 +144,5 @@ var (
 
 // NewLocalEndpointTable creates the table of local pods by address.
 func NewLocalEndpointTable(db *statedb.DB) (statedb.RWTable[*LocalEndpoint], error) {
-	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex)
+	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex, localEndpointDeviceIndex)
 }

@@ -82,7 +82,7 @@ The flags are those that the agent was run with.`,
 func (c *cleanup) run(w io.Writer) error {
 	lock, err := agent.AcquireLock(c.stateDir)
 	if err != nil {
-		return fmt.Errorf("clean up: %w", err)
+		return cleanupError(err)
 	}
 	defer lock.Release()
 	count := 0
@@ -97,19 +97,27 @@ func (c *cleanup) run(w io.Writer) error {
 		errs = errors.Join(errs, err)
 	}
 	if errs != nil {
-		return fmt.Errorf("clean up: %w", errs)
+		return cleanupError(errs)
 	}
 	files, err := c.removeState(lock)
 	for _, name := range files {
 		fmt.Fprintf(w, "removed state %s\n", name)
 	}
 	if err != nil {
-		return fmt.Errorf("clean up: %w", err)
+		return cleanupError(err)
 	}
 	if count+len(files) == 0 {
 		fmt.Fprintln(w, "nothing to clean up")
 	}
 	return nil
+}
+
+// cleanupError is the error of the command. One that root would not get says so.
+func cleanupError(err error) error {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return fmt.Errorf("sluice cleanup needs root: %w", err)
+	}
+	return fmt.Errorf("clean up: %w", err)
 }
 
 // stateFiles are the names of the agent's files in its state directory.

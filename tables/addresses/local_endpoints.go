@@ -5,7 +5,6 @@ package addresses
 import (
 	"iter"
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -31,7 +30,8 @@ type localParams struct {
 }
 
 // deriveLocalEndpoints keeps the addresses of this node's pods, with the device
-// that leads to each.
+// that leads to each. The device depends on history, by the former output: what
+// the kernel once knew of a pod, and has forgotten since, is still so.
 func deriveLocalEndpoints(p derive.Params, l localParams) error {
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.LocalEndpoint]{
 		Output: l.Locals,
@@ -50,7 +50,9 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 			derive.From(l.Neighbours, func(_ statedb.ReadTxn, n *tables.Neighbour, affect func(netip.Addr)) { affect(n.Addr) }),
 			derive.From(l.Bridges, l.affectedByBridge),
 			derive.FromIf(l.Devices,
-				func(old, new *tables.Device) bool { return old.Name != new.Name || old.Type != new.Type },
+				func(old, new *tables.Device) bool {
+					return old.Name != new.Name || old.Type != new.Type || old.MasterIndex != new.MasterIndex
+				},
 				l.affectedByDevice),
 			derive.FromIf(l.Epochs.SourceEntries,
 				func(old, new *tables.SourceEntry) bool { return old.Value != new.Value },
@@ -122,17 +124,26 @@ func (l *localParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMembe
 	}
 }
 
-// affectedByBridge are the addresses whose neighbour has the MAC address.
+// affectedByBridge are the addresses whose neighbour has the MAC address, or had
+// it when the pod was found.
 func (l *localParams) affectedByBridge(txn statedb.ReadTxn, b *tables.BridgeEntry, affect func(netip.Addr)) {
 	for n := range l.Neighbours.List(txn, tables.NeighboursByDevice(b.BridgeIndex)) {
 		if n.MAC == b.MAC {
 			affect(n.Addr)
 		}
 	}
+	for row := range l.Locals.List(txn, tables.LocalEndpointsByDevice(b.BridgeIndex)) {
+		if row.MAC == b.MAC {
+			affect(row.Addr)
+		}
+	}
 }
 
-// affectedByDevice are the addresses to which the device leads.
+// affectedByDevice are the addresses to which the device leads, or led.
 func (l *localParams) affectedByDevice(txn statedb.ReadTxn, d *tables.Device, affect func(netip.Addr)) {
+	for row := range l.Locals.List(txn, tables.LocalEndpointsByDevice(d.Index)) {
+		affect(row.Addr)
+	}
 	for r := range l.Routes.List(txn, tables.RoutesByDevice(d.Index)) {
 		if r.Destination.IsSingleIP() {
 			affect(r.Destination.Addr())
@@ -164,57 +175,7 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 		row.EgressClass = m.Class
 		row.Flags |= bpf.PodEgressSelected
 	}
-	l.findDevice(txn, row)
+	l.findDevice(txn, row, l.former(txn, r, row, existing))
 	r.fill(row, existing)
 	return []*tables.LocalEndpoint{row}
-}
-
-// findDevice fills in the host side of the pod's veth: the device of a route
-// to just the address, or else of its neighbour entry; where that is a bridge,
-// its port behind which the MAC address is.
-func (l *localParams) findDevice(txn statedb.ReadTxn, row *tables.LocalEndpoint) {
-	row.Reason = "no route or neighbour leads to the address"
-	index := l.routeTo(txn, row.Addr)
-	for n := range l.Neighbours.List(txn, tables.NeighboursByAddr(row.Addr)) {
-		if index == 0 || n.DeviceIndex == index {
-			index, row.MAC = n.DeviceIndex, n.MAC
-			break
-		}
-	}
-	if index == 0 {
-		return
-	}
-	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(index))
-	if !found {
-		return
-	}
-	if device.Type == "bridge" {
-		if device = l.bridgePort(txn, index, row.MAC); device == nil {
-			row.Reason = "the bridge does not know the port of the pod yet"
-			return
-		}
-	}
-	row.IfIndex, row.Device, row.Reason = uint32(device.Index), device.Name, ""
-}
-
-func (l *localParams) routeTo(txn statedb.ReadTxn, addr netip.Addr) (index int) {
-	var best *tables.Route
-	for r := range l.Routes.List(txn, tables.RoutesByDestination(single(addr))) {
-		if r.Table == tables.RouteTableMain && r.DeviceIndex != 0 && (best == nil || r.Priority < best.Priority) {
-			best, index = r, r.DeviceIndex
-		}
-	}
-	return index
-}
-
-func (l *localParams) bridgePort(txn statedb.ReadTxn, bridge int, mac string) *tables.Device {
-	ports := statedb.Collect(statedb.Filter(l.Bridges.List(txn, tables.BridgeEntriesByMAC(mac)),
-		func(b *tables.BridgeEntry) bool { return b.BridgeIndex == bridge && b.DeviceIndex != bridge }))
-	slices.SortFunc(ports, func(a, b *tables.BridgeEntry) int { return a.DeviceIndex - b.DeviceIndex })
-	for _, port := range ports {
-		if d, _, found := l.Devices.Get(txn, tables.DeviceByIndex(port.DeviceIndex)); found {
-			return d
-		}
-	}
-	return nil
 }

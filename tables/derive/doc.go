@@ -23,6 +23,9 @@
 //     its snapshot alone. The table then never depends on the order in which,
 //     or the pieces in which, its inputs changed. A rule that allocates numbers
 //     is a function of the snapshot too, for that includes its own former output.
+//     So does one that remembers: local-endpoints keeps a pod's device when the
+//     kernel forgets how it was found, and there, and only there, a computation
+//     from scratch may say less than the table does.
 //   - A rule starts when all its inputs are initialized, and marks its output
 //     initialized with its first round. So a derived table never has a row that
 //     is wrong because an input was incomplete, and nothing downstream deletes

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// findDevice fills in the host side of the pod's veth: the device of a route
+// to just the address, or else of its neighbour entry; where that is a bridge,
+// its port behind which the MAC address is.
+//
+// The kernel forgets neighbours and bridge entries of pods that are silent for
+// some minutes. That does not move a pod: where nothing is known now, what was
+// known before, which is former, holds.
+func (l *localParams) findDevice(txn statedb.ReadTxn, row, former *tables.LocalEndpoint) {
+	row.Reason = "no route or neighbour leads to the address"
+	index := l.routeTo(txn, row.Addr)
+	for n := range l.Neighbours.List(txn, tables.NeighboursByAddr(row.Addr)) {
+		if index == 0 || n.DeviceIndex == index {
+			index, row.MAC = n.DeviceIndex, n.MAC
+			break
+		}
+	}
+	before, stands := l.ledBy(txn, former)
+	if stands && row.MAC == "" && (index == 0 || index == before) {
+		index, row.MAC = before, former.MAC
+	}
+	if index == 0 {
+		return
+	}
+	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(index))
+	if !found {
+		return
+	}
+	row.Master = device.MasterIndex
+	if device.Type == "bridge" {
+		device, row.Master = l.bridgePort(txn, index, row.MAC), index
+		if device == nil && stands && before == index && former.MAC == row.MAC {
+			device, _, _ = l.Devices.Get(txn, tables.DeviceByIndex(int(former.IfIndex)))
+		}
+		if device == nil {
+			row.Master, row.Reason = 0, "the bridge does not know the port of the pod yet"
+			return
+		}
+	}
+	row.IfIndex, row.Device, row.Reason = uint32(device.Index), device.Name, ""
+}
+
+// former returns where the pod was found before: what the row says, or, as this
+// run begins, what an earlier one wrote to the kernel. It is nil if it was not.
+func (l *localParams) former(txn statedb.ReadTxn, r *round, row, existing *tables.LocalEndpoint) *tables.LocalEndpoint {
+	switch {
+	case existing != nil && existing.Endpoint == row.Endpoint && existing.IfIndex != 0:
+		return existing
+	case existing != nil || r.begun:
+		return nil
+	}
+	pod, _, _ := r.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](row.MapKey()))
+	if pod == nil || pod.Value.IfIndex == 0 {
+		return nil
+	}
+	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(int(pod.Value.IfIndex)))
+	if !found {
+		return nil
+	}
+	former := &tables.LocalEndpoint{IfIndex: pod.Value.IfIndex, Device: device.Name, Master: device.MasterIndex}
+	if pod.Value.MAC != [6]byte{} {
+		former.MAC = net.HardwareAddr(pod.Value.MAC[:]).String()
+	}
+	return former
+}
+
+// ledBy returns which device led to a pod that was found before: the bridge, or
+// the pod's own. It does not stand if that is not so any more: the device is
+// gone, has another name, or belongs to another one. Devices that lead to more
+// than a pod may have led to it by mistake, and never stand.
+func (l *localParams) ledBy(txn statedb.ReadTxn, former *tables.LocalEndpoint) (index int, stands bool) {
+	if former == nil {
+		return 0, false
+	}
+	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(int(former.IfIndex)))
+	if !found || device.Name != former.Device || device.MasterIndex != former.Master {
+		return 0, false
+	}
+	if master, _, found := l.Devices.Get(txn, tables.DeviceByIndex(former.Master)); found && master.Type == "bridge" {
+		return master.Index, true
+	}
+	return device.Index, device.Type == "veth"
+}
+
+func (l *localParams) routeTo(txn statedb.ReadTxn, addr netip.Addr) (index int) {
+	var best *tables.Route
+	for r := range l.Routes.List(txn, tables.RoutesByDestination(single(addr))) {
+		if r.Table == tables.RouteTableMain && r.DeviceIndex != 0 && (best == nil || r.Priority < best.Priority) {
+			best, index = r, r.DeviceIndex
+		}
+	}
+	return index
+}
+
+func (l *localParams) bridgePort(txn statedb.ReadTxn, bridge int, mac string) *tables.Device {
+	ports := statedb.Collect(statedb.Filter(l.Bridges.List(txn, tables.BridgeEntriesByMAC(mac)),
+		func(b *tables.BridgeEntry) bool { return b.BridgeIndex == bridge && b.DeviceIndex != bridge }))
+	slices.SortFunc(ports, func(a, b *tables.BridgeEntry) int { return a.DeviceIndex - b.DeviceIndex })
+	for _, port := range ports {
+		if d, _, found := l.Devices.Get(txn, tables.DeviceByIndex(port.DeviceIndex)); found {
+			return d
+		}
+	}
+	return nil
+}
