@@ -218,6 +218,28 @@ func (f *fixture) translation(t packettest.Tuple) *packettest.Translation {
 	return n
 }
 
+// expire has all connections be ones that expired, which nobody has collected yet.
+func (f *fixture) expire() {
+	f.Helper()
+	all, err := f.Connections()
+	require.NoError(f, err)
+	for t, c := range all {
+		c.Lifetime = uptime(f) - 5
+		require.NoError(f, f.SetConnection(t, c))
+	}
+}
+
+// age makes all translations older, by seconds.
+func (f *fixture) age(seconds int64) {
+	f.Helper()
+	all, err := f.Translations()
+	require.NoError(f, err)
+	for t, to := range all {
+		to.Created -= uint64(seconds * 1e9)
+		require.NoError(f, f.SetTranslation(t, to))
+	}
+}
+
 // selected makes the policy choose the pod, with a gateway.
 func (f *fixture) selected(v bpf.GatewayValue) {
 	f.Helper()

@@ -224,3 +224,106 @@ func TestNotConfigured(t *testing.T) {
 		}
 	})
 }
+
+// requireOnly asserts that there is one connection tracked, and that it is live.
+func (f *fixture) requireOnly(key packettest.Tuple) {
+	f.Helper()
+	all, err := f.Connections()
+	require.NoError(f, err)
+	require.Len(f, all, 1)
+	require.Contains(f, all, key)
+	require.Greater(f, all[key].Lifetime, uptime(f))
+}
+
+// TestLateReply: a reply that comes after the connection's entry expired is one
+// still. The connection remains the pod's own, and a policy that comes to choose it
+// holds for it.
+func TestLateReply(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		next := func() *packettest.Result {
+			if transport == "TCP" {
+				return f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...)
+			}
+			return f.fromPod(request(transport, f.Pod, f.Server)...)
+		}
+		key := connectionOf(transport, f.Pod, f.Server)
+		f.checked(f.fromPod(request(transport, f.Pod, f.Server)...))
+		f.passed(f.toPod(response(transport, f.Server, f.Pod, key.Sport)...))
+		f.checked(next())
+		f.expire()
+		f.passed(f.toPod(response(transport, f.Server, f.Pod, key.Sport)...))
+		f.requireOnly(key)
+		f.checked(next())
+
+		f.expire()
+		f.passed(f.toPod(response(transport, f.Server, f.Pod, key.Sport)...))
+		f.selected(f.Here(f.Egress))
+		for range 3 {
+			f.notLeaked(next())
+		}
+	})
+}
+
+// TestPortsOfExpired: who connects to the pod, with the ports that an expired
+// connection of the pod had, begins one of its own.
+func TestPortsOfExpired(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...))
+		f.expire()
+		f.selected(f.Here(f.Egress))
+		f.passed(f.toPod(tcp(f.Server, f.Pod, serverPort, podPort, packettest.SYN)...))
+		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN|packettest.ACK)...))
+	})
+}
+
+// TestMiddleOfConnection: what is not the beginning of a TCP connection from outside
+// may be of one that the pod began, whose entry was lost. It reaches the pod, but
+// does not make what the pod sends an answer.
+func TestMiddleOfConnection(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		ack := func(to netip.Addr) *packettest.Result {
+			return f.fromPod(tcp(f.Pod, to, podPort, serverPort, packettest.ACK)...)
+		}
+		for _, flags := range []uint8{packettest.ACK, packettest.SYN | packettest.ACK, packettest.FIN | packettest.ACK, packettest.RST, packettest.RST | packettest.ACK, 0} {
+			require.NoError(f, f.Reset())
+			f.passed(f.toPod(tcp(f.Server, f.Pod, serverPort, podPort, flags)...))
+			all, err := f.Connections()
+			require.NoError(f, err)
+			require.Empty(f, all, "flags %x", flags)
+			f.selected(f.Here(f.Egress))
+			f.passed(f.toPod(tcp(f.Server, f.Pod, serverPort, podPort, flags)...))
+			f.notLeaked(ack(f.Server), "flags %x", flags)
+		}
+		// In the cluster there is no policy to get past: it is tracked.
+		require.NoError(f, f.Reset())
+		f.passed(f.toPod(tcp(f.RemotePod, f.Pod, serverPort, podPort, packettest.ACK)...))
+		all, err := f.Connections()
+		require.NoError(f, err)
+		require.Len(f, all, 1)
+		for key := range all {
+			require.Equal(f, packettest.In, key.Flags)
+		}
+		f.checked(ack(f.RemotePod))
+	})
+}
+
+// TestAddressOfAnotherPod: a pod that got the address of one that was killed has
+// nothing of its connections: with the same ports it begins one of its own, for
+// which the gateway of the old one has no meaning.
+func TestAddressOfAnotherPod(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.selected(f.remote(second()))
+		f.toGateway(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...), second())
+		answer := tcp(f.Server, f.Pod, serverPort, podPort, packettest.SYN|packettest.ACK)
+		f.delivered(f.fromOverlay(second(), answer...))
+		f.passed(f.toPod(answer...))
+		f.toGateway(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...), second())
+
+		require.NoError(f, f.RemoveSource(f.Pod))
+		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: packettest.Epoch + 50, MAC: packettest.PodMAC}))
+		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...))
+		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...))
+		c := f.connection(connectionOf("TCP", f.Pod, f.Server))
+		require.Equal(f, bpf.Address{}, c.Gateway)
+	})
+}

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -300,6 +301,37 @@ func TestNotIP(t *testing.T) {
 			require.Empty(t, res.Events)
 		}
 	}
+}
+
+// tagged returns a frame with VLAN tags before what it carries.
+func tagged(frame []byte, tags ...uint16) []byte {
+	const addresses = 12 // bytes
+	b := append([]byte(nil), frame[:addresses]...)
+	for _, tag := range tags {
+		b = binary.BigEndian.AppendUint16(b, tag)
+		b = append(b, 0, 0) // VLAN 0, which is none: the kernel goes on with what is inside
+	}
+	return append(b, frame[addresses:]...)
+}
+
+// TestTagged: a pod's frames have no VLAN tags that the program would have to look
+// behind: the kernel takes them off only later, whatever is inside.
+func TestTagged(t *testing.T) {
+	const customer, service = 0x8100, 0x88a8
+	eachTransport(t, func(f *fixture, transport string) {
+		f.selected(f.Here(f.Egress))
+		for _, from := range []netip.Addr{f.Pod, f.OtherPod, f.Server2} {
+			for _, to := range []netip.Addr{f.Server, f.Uncovered} {
+				for _, tags := range [][]uint16{{customer}, {service}, {customer, customer}, {service, customer}, {customer, customer, customer}} {
+					f.dropped(f.run(packettest.Input{Program: "from_pod", Device: packettest.PodDevice,
+						Packet: tagged(f.podFrame(request(transport, from, to)...), tags...)}), bpf.ReasonMalformed)
+				}
+			}
+		}
+		all, err := f.Connections()
+		require.NoError(f, err)
+		require.Empty(f, all)
+	})
 }
 
 // TestUDPWithoutChecksum: none is made up where IPv4 allows to have none.

@@ -156,6 +156,38 @@ func TestICMPErrorAboutNothing(t *testing.T) {
 	})
 }
 
+// TestICMPErrorAboutOthers: a pod tells of what it received itself, whether sources
+// are checked or not. What was sent to another pod, which no policy chooses or which
+// has a connection, is no way for it past its own policy.
+func TestICMPErrorAboutOthers(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		f.selected(f.Here(f.Egress))
+		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
+		port := connectionOf(transport, f.RemotePod, f.Server).Sport
+		forge := func(to, other netip.Addr) {
+			t.Helper()
+			for name, message := range icmpErrors(f) {
+				for _, size := range []int{0, least(f)} {
+					res := f.fromPod(packettest.IP(f.Pod, to), message, about(size, response(transport, to, other, port)...))
+					require.Equal(f, packettest.Drop, res.Verdict, "%s about %s to %s: %v", name, other, to, res.Reasons)
+					f.dropped(res, bpf.ReasonUnknownSource)
+				}
+			}
+		}
+		for _, flags := range []bpf.ConfigFlags{f.Config.Flags, f.Config.Flags &^ bpf.ConfigStrictSource} {
+			config := f.Config
+			config.Flags = flags
+			require.NoError(f, f.SetConfig(config))
+			for _, to := range []netip.Addr{f.Server, f.Uncovered, f.RemotePod} {
+				for _, other := range []netip.Addr{f.OtherPod, f.RemotePod, f.UnassignedPod, f.Egress, f.Server2} {
+					forge(to, other)
+				}
+			}
+		}
+	})
+}
+
 // answered asserts that a packet was answered with an ICMP error to its sender.
 func (f *fixture) answered(res *packettest.Result, device string, reason bpf.Reason, to netip.Addr) *packettest.Packet {
 	f.Helper()

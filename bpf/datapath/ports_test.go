@@ -3,10 +3,14 @@
 package datapath
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"net/netip"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
@@ -139,6 +143,86 @@ func TestPortsOfEndedConnections(t *testing.T) {
 		p = f.translated(f.fromPod(tcp(f.Pod, f.Server, live, serverPort, packettest.SYN)...), f.SharedEgress)
 		require.EqualValues(f, live, p.SrcPort)
 	})
+}
+
+// hostSocket opens a socket of the host with a port of the shared address: one that
+// listens to everybody, or that has a connection with the server.
+func (f *fixture) hostSocket(transport string, port uint16, connected bool) (closeSocket func()) {
+	f.Helper()
+	fd := -1
+	require.NoError(f, f.Within(func() (err error) {
+		domain, kind := unix.AF_INET, unix.SOCK_DGRAM
+		if f.SharedEgress.Is6() {
+			domain = unix.AF_INET6
+		}
+		if transport == "TCP" {
+			kind = unix.SOCK_STREAM
+		}
+		if fd, err = unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, socketAddress(f.SharedEgress, port)); err != nil {
+			return err
+		}
+		if connected {
+			// Nobody answers. The attempt has the ports as a connection has.
+			if err := unix.Connect(fd, socketAddress(f.Server, serverPort)); err != unix.EINPROGRESS {
+				return err
+			}
+			return nil
+		}
+		if transport == "TCP" {
+			return unix.Listen(fd, 1)
+		}
+		return nil
+	}))
+	return sync.OnceFunc(func() { require.NoError(f, unix.Close(fd)) })
+}
+
+func socketAddress(a netip.Addr, port uint16) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Addr: a.As4(), Port: int(port)}
+	}
+	return &unix.SockaddrInet6{Addr: a.As16(), Port: int(port)}
+}
+
+// TestPortsOfHostSockets: of an address that the host uses, a port for which it has a
+// socket is not given out, though it has sent nothing since the programs are here.
+func TestPortsOfHostSockets(t *testing.T) {
+	for _, connected := range []bool{false, true} {
+		for _, transport := range []string{"TCP", "UDP"} {
+			t.Run(fmt.Sprintf("%s connected=%t", transport, connected), func(t *testing.T) {
+				eachFamily(t, func(f *fixture) {
+					f.selected(f.Here(f.SharedEgress))
+					send := func(to netip.Addr, sport uint16) *packettest.Result {
+						if transport == "TCP" {
+							return f.fromPod(tcp(f.Pod, to, sport, serverPort, packettest.SYN)...)
+						}
+						return f.fromPod(udp(f.Pod, to, sport, serverPort)...)
+					}
+					const free, given = packettest.SharedFirst + 20, packettest.SharedFirst + 3
+					sockets := map[uint16]func(){}
+					for _, port := range portRange(packettest.SharedFirst, packettest.SharedLast) {
+						if port != free {
+							sockets[port] = f.hostSocket(transport, port, connected)
+							defer sockets[port]()
+						}
+					}
+					require.EqualValues(f, free, f.translated(send(f.Server, given), f.SharedEgress).SrcPort)
+					f.dropped(send(f.Server, given+1), bpf.ReasonNoSNATPort)
+					if connected { // towards another server it is nobody's
+						require.EqualValues(f, given+1, f.translated(send(f.Server2, given+1), f.SharedEgress).SrcPort)
+					}
+					sockets[given+1]()
+					require.EqualValues(f, given+1, f.translated(send(f.Server, given+1), f.SharedEgress).SrcPort)
+
+					// The host has nothing with an address that is for pods only.
+					require.NoError(f, f.SetGateway(packettest.Group, f.Here(f.Egress)))
+					require.EqualValues(f, given+2, f.translated(send(f.Server, given+2), f.Egress).SrcPort)
+				})
+			})
+		}
+	}
 }
 
 // TestPortsAlmostExhausted: with 99 of 100 ports taken, 99 of 100 connections find

@@ -117,6 +117,9 @@ func (n *Node) Index(device string) uint32 { return uint32(n.devices[device].Att
 // MAC returns the address of a device.
 func (n *Node) MAC(device string) MAC { return MAC(n.devices[device].Attrs().HardwareAddr) }
 
+// Within runs a function in the network namespace of the node.
+func (n *Node) Within(f func() error) error { return n.do(f) }
+
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
