@@ -307,6 +307,19 @@ func TestMiddleOfConnection(t *testing.T) {
 	})
 }
 
+// TestEchoReplyAlone: an answer to an echo that nobody saw makes the pod's next echo
+// no reply.
+func TestEchoReplyAlone(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.passed(f.toPod(response("ICMP", f.Server, f.Pod, echoID)...))
+		all, err := f.Connections()
+		require.NoError(f, err)
+		require.Empty(f, all)
+		f.selected(f.Here(f.Egress))
+		f.translated(f.fromPod(request("ICMP", f.Pod, f.Server)...), f.Egress)
+	})
+}
+
 // TestAddressOfAnotherPod: a pod that got the address of one that was killed has
 // nothing of its connections: with the same ports it begins one of its own, for
 // which the gateway of the old one has no meaning.

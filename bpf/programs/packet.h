@@ -116,6 +116,12 @@ static __always_inline bool is_icmp(__u8 protocol)
 	return protocol == IPPROTO_ICMP || protocol == IPPROTO_ICMPV6;
 }
 
+static __always_inline bool is_echo_reply(const struct packet *p)
+{
+	return is_icmp(p->flow.protocol) &&
+	       p->icmp_type == (p->flow.family == FAMILY_IPV4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY);
+}
+
 /* Reports whether the packet opens a TCP connection. */
 static __always_inline bool opens(const struct packet *p)
 {

@@ -233,7 +233,7 @@ int to_pod(struct __sk_buff *ctx)
 		/* The rest of a connection whose beginning nobody saw may be one that
 		 * the pod began. Taken for one of the other side, what the pod sends
 		 * would be replies, and leave past its egress policy. */
-		bool doubtful = p.flow.protocol == IPPROTO_TCP && !opens(&p);
+		bool doubtful = p.flow.protocol == IPPROTO_TCP ? !opens(&p) : is_echo_reply(&p);
 		struct tuple peer = reversed(&p.flow);
 
 		if (!doubtful || destination_flags(&peer)) {
