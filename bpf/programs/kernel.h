@@ -28,7 +28,6 @@
 
 /* Verdicts of programs at tcx (linux/bpf.h of 6.6). */
 #define TCX_NEXT -1
-#define TCX_PASS 0
 #define TCX_DROP 2
 #define TCX_REDIRECT 7
 

@@ -67,18 +67,21 @@ SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *
 	return 1;
 }
 
-static __always_inline bool nat_exists(const struct tuple *t, __u8 flags)
+/* Reports whether a flow is translated already. */
+SUBPROGRAM int nat_known(const struct tuple *flow)
 {
-	if (t->family == FAMILY_IPV4) {
+	if (!flow)
+		return 0;
+	if (flow->family == FAMILY_IPV4) {
 		struct tuple4_key key ALIGNED;
 
-		nat4_key(&key, t, flags);
-		return bpf_map_lookup_elem(&sluice_nat4, &key);
+		nat4_key(&key, flow, TUPLE_OUT);
+		return bpf_map_lookup_elem(&sluice_nat4, &key) != NULL;
 	} else {
 		struct tuple6_key key ALIGNED;
 
-		nat6_key(&key, t, flags);
-		return bpf_map_lookup_elem(&sluice_nat6, &key);
+		nat6_key(&key, flow, TUPLE_OUT);
+		return bpf_map_lookup_elem(&sluice_nat6, &key) != NULL;
 	}
 }
 
@@ -320,12 +323,6 @@ static __always_inline int fits(struct __sk_buff *ctx, const struct packet *p, s
 	/* A device that is gone is found out when the packet is sent. An error is
 	 * not answered, and is short enough for any path. */
 	return ret > 0 && p->shape != SHAPE_ICMP_ERROR ? -REASON_TOO_BIG : 0;
-}
-
-/* Reports whether a flow is translated already. */
-SUBPROGRAM int nat_known(const struct tuple *flow)
-{
-	return flow && nat_exists(flow, TUPLE_OUT);
 }
 
 /* Takes a port of the egress address d->egress for a flow, puts it in
