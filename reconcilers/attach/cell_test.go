@@ -5,6 +5,7 @@ package attach
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -153,9 +154,10 @@ func TestAgents(t *testing.T) {
 		return len(n.running(second, ebpf.AttachTCXIngress)) == 0 && len(n.running(first, ebpf.AttachTCXEgress)) == 0
 	}, 10*time.Second, 5*time.Millisecond)
 	require.Len(t, n.running(first, ebpf.AttachTCXIngress), 1)
-	pins, err := bpf.PinnedLinks(filepath.Join(bpffs, "sluice", "links"))
-	require.NoError(t, err)
-	require.Equal(t, []string{pinName(first, bpf.ProgramFromPod)}, pins)
+	require.Eventually(t, func() bool { // a link is ended first, and its pin removed then
+		pins, err := bpf.PinnedLinks(filepath.Join(bpffs, "sluice", "links"))
+		return err == nil && slices.Equal(pins, []string{pinName(first, bpf.ProgramFromPod)})
+	}, 10*time.Second, 5*time.Millisecond)
 }
 
 // A device that goes and returns under the same name and index changes nothing
