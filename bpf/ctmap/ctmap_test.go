@@ -17,22 +17,17 @@ func tuple(protocol uint8, from, to string, flags TupleFlags) Tuple {
 
 func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
 
-// An outgoing A:p to B:q has daddr A, saddr B, dport q, sport p in the maps of
-// connections, and its plain tuple in those of translations.
+// An outgoing A:p to B:q has daddr A, saddr B, dport q, sport p.
 func TestKeyBytes(t *testing.T) {
 	out := tuple(unix.IPPROTO_TCP, "10.0.0.1:258", "192.0.2.7:772", Out)
-	ct, nat := NewKey4(out), NewNATKey4(out)
-	require.Equal(t, []byte{10, 0, 0, 1, 192, 0, 2, 7, 3, 4, 1, 2, 6, 0}, bytesOf(&ct))
-	require.Equal(t, []byte{192, 0, 2, 7, 10, 0, 0, 1, 3, 4, 1, 2, 6, 0}, bytesOf(&nat))
-	ct, nat = NewKey4(Tuple{Source: netip.MustParseAddrPort("[::ffff:10.0.0.1]:258"), Destination: out.Destination, Protocol: 6}), NewNATKey4(out)
-	require.Equal(t, out, ct.Tuple())
-	require.Equal(t, out, nat.Tuple())
-	require.Equal(t, "tcp 10.0.0.1:258 -> 192.0.2.7:772 out", ct.String())
+	key := NewKey4(out)
+	require.Equal(t, []byte{10, 0, 0, 1, 192, 0, 2, 7, 3, 4, 1, 2, 6, 0}, bytesOf(&key))
+	key = NewKey4(Tuple{Source: netip.MustParseAddrPort("[::ffff:10.0.0.1]:258"), Destination: out.Destination, Protocol: 6})
+	require.Equal(t, out, key.Tuple())
+	require.Equal(t, "tcp 10.0.0.1:258 -> 192.0.2.7:772 out", key.String())
 
 	in6 := tuple(unix.IPPROTO_UDP, "[2001:db8::1]:1000", "[2001:db8::2]:53", In)
 	require.Equal(t, in6, NewKey6(in6).Tuple())
-	require.Equal(t, in6, NewNATKey6(in6).Tuple())
-	require.Equal(t, "udp [2001:db8::1]:1000 -> [2001:db8::2]:53 in", NewNATKey6(in6).String())
 	require.Len(t, bytesOf(&Key6{}), 38)
 }
 
@@ -51,6 +46,5 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "-", EntryFlags(0).String())
 	require.Equal(t, "gateway=- epoch=7 flags=tx-closing packets=1 bytes=60 lifetime=9",
 		Entry{Epoch: 7, Flags: TxClosing, Packets: 1, Bytes: 60, Lifetime: 9}.String())
-	require.Equal(t, "to=192.0.2.1:1024 tunnel=-", NATEntry4{Addr: [4]byte{192, 0, 2, 1}, Port: PortFrom(1024)}.String())
 	require.Equal(t, "protocol-47 10.0.0.1:0 -> 10.0.0.2:0 out", tuple(47, "10.0.0.1:0", "10.0.0.2:0", Out).String())
 }

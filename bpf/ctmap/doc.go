@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ctmap has the layouts of the maps that the programs write: connections,
-// translations and fragments.
+// Package ctmap has the layouts of the maps of connections and of fragments, which
+// the programs write.
 //
 // In go the tuples of connections, out come keys and entries whose bytes are what
 // the programs see (bpf/programs/layout.h), and back. Addresses and ports are in
@@ -24,8 +24,6 @@ const (
 	CT4Any = "sluice_ct4_any"
 	CT6TCP = "sluice_ct6_tcp"
 	CT6Any = "sluice_ct6_any"
-	NAT4   = "sluice_nat4"
-	NAT6   = "sluice_nat6"
 	Frag4  = "sluice_frag4"
 	Frag6  = "sluice_frag6"
 )

@@ -4,7 +4,6 @@ package ctmap
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -44,46 +43,14 @@ type Entry struct {
 	LastRxReport     uint32
 	Epoch            uint32 // of the pod when the verdict was made
 	Cookie           uint32 // of the rule that allowed it
-	Reserved         uint64
+	Created          uint32 // when it was made, or made anew for another connection; seconds
+	Reserved         uint32
 }
 
 func (e Entry) String() string {
 	return fmt.Sprintf("gateway=%s epoch=%d flags=%s packets=%d bytes=%d lifetime=%d",
 		e.Gateway, e.Epoch, e.Flags, e.Packets, e.Bytes, e.Lifetime)
 }
-
-// NATEntry4 is the value of sluice_nat4: what the packets' source, or the
-// replies' destination, becomes.
-type NATEntry4 struct {
-	Created uint64      // nanoseconds
-	NeedsCT uint64      // 1: goes with its conntrack entry
-	Tunnel  bpf.Address // node that the pod's packets come from; none: the pod is here
-	Addr    [4]byte
-	Port    Port
-	Pad     [2]byte
-}
-
-// To returns the address and port of the translation.
-func (e NATEntry4) To() netip.AddrPort { return netip.AddrPortFrom(addr4(e.Addr), e.Port.Number()) }
-
-func (e NATEntry4) String() string { return fmt.Sprintf("to=%s tunnel=%s", e.To(), e.Tunnel) }
-
-// NATEntry6 is the value of sluice_nat6.
-type NATEntry6 struct {
-	Created uint64
-	NeedsCT uint64
-	Tunnel  bpf.Address
-	Addr    [16]byte
-	Port    Port
-	Pad     [6]byte
-}
-
-// To returns the address and port of the translation.
-func (e NATEntry6) To() netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom16(e.Addr), e.Port.Number())
-}
-
-func (e NATEntry6) String() string { return fmt.Sprintf("to=%s tunnel=%s", e.To(), e.Tunnel) }
 
 // FragKey4 is the key of sluice_frag4: an IPv4 datagram that came in fragments.
 type FragKey4 struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
 // Names of maps that are no connections or translations.
@@ -35,7 +36,7 @@ func (s Sizes) byName() map[string]uint32 {
 	return map[string]uint32{
 		ctmap.CT4TCP: s.CTTCP, ctmap.CT6TCP: s.CTTCP,
 		ctmap.CT4Any: s.CTAny, ctmap.CT6Any: s.CTAny,
-		ctmap.NAT4: s.NAT, ctmap.NAT6: s.NAT,
+		natmap.Name4: s.NAT, natmap.Name6: s.NAT,
 		ctmap.Frag4: s.Fragments, ctmap.Frag6: s.Fragments,
 		EventsMap: s.Events,
 	}
@@ -48,8 +49,8 @@ var copiers = map[string]bpf.Copier{
 	ctmap.CT4Any: bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
 	ctmap.CT6TCP: bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
 	ctmap.CT6Any: bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
-	ctmap.NAT4:   bpf.CopyEntries[ctmap.NATKey4, ctmap.NATEntry4],
-	ctmap.NAT6:   bpf.CopyEntries[ctmap.NATKey6, ctmap.NATEntry6],
+	natmap.Name4: bpf.CopyEntries[natmap.Key4, natmap.Entry4],
+	natmap.Name6: bpf.CopyEntries[natmap.Key6, natmap.Entry6],
 	ctmap.Frag4:  bpf.CopyEntries[ctmap.FragKey4, ctmap.FragValue],
 	ctmap.Frag6:  bpf.CopyEntries[ctmap.FragKey6, ctmap.FragValue],
 }

@@ -236,6 +236,7 @@ func (f *fixture) age(seconds int64) {
 	require.NoError(f, err)
 	for t, to := range all {
 		to.Created -= uint64(seconds * 1e9)
+		to.Used -= uint32(seconds)
 		require.NoError(f, f.SetTranslation(t, to))
 	}
 }

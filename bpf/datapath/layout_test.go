@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
 // layouts are the structs that both sides know. Fields have the same name but
@@ -49,11 +50,11 @@ var layouts = []struct {
 		"saddr": "Source", "daddr": "Destination", "sport": "SourcePort", "dport": "DestPort"}},
 	{c: "tuple4_key", goType: ctmap.Key4{}, aliases: tupleAliases},
 	{c: "tuple6_key", goType: ctmap.Key6{}, aliases: tupleAliases},
-	{c: "tuple4_key", goType: ctmap.NATKey4{}, aliases: tupleAliases},
-	{c: "tuple6_key", goType: ctmap.NATKey6{}, aliases: tupleAliases},
+	{c: "tuple4_key", goType: natmap.Key4{}, aliases: tupleAliases},
+	{c: "tuple6_key", goType: natmap.Key6{}, aliases: tupleAliases},
 	{c: "ct_entry", goType: ctmap.Entry{}},
-	{c: "nat4_entry", goType: ctmap.NATEntry4{}},
-	{c: "nat6_entry", goType: ctmap.NATEntry6{}},
+	{c: "nat4_entry", goType: natmap.Entry4{}},
+	{c: "nat6_entry", goType: natmap.Entry6{}},
 	{c: "frag4_key", goType: ctmap.FragKey4{}, aliases: tupleAliases},
 	{c: "frag6_key", goType: ctmap.FragKey6{}, aliases: tupleAliases},
 	{c: "frag_value", goType: ctmap.FragValue{}, aliases: tupleAliases},
@@ -114,8 +115,8 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_ct4_any":  {ctmap.Key4{}, ctmap.Entry{}},
 		"sluice_ct6_tcp":  {ctmap.Key6{}, ctmap.Entry{}},
 		"sluice_ct6_any":  {ctmap.Key6{}, ctmap.Entry{}},
-		"sluice_nat4":     {ctmap.NATKey4{}, ctmap.NATEntry4{}},
-		"sluice_nat6":     {ctmap.NATKey6{}, ctmap.NATEntry6{}},
+		"sluice_nat4":     {natmap.Key4{}, natmap.Entry4{}},
+		"sluice_nat6":     {natmap.Key6{}, natmap.Entry6{}},
 		"sluice_frag4":    {ctmap.FragKey4{}, ctmap.FragValue{}},
 		"sluice_frag6":    {ctmap.FragKey6{}, ctmap.FragValue{}},
 		"sluice_metrics":  {uint32(0), bpf.Metric{}},

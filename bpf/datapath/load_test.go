@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
 // testBPFFS returns the path of a BPF file system of the test's own, or skips.
@@ -100,7 +101,7 @@ func TestMapsOutliveTheAgent(t *testing.T) {
 		require.True(t, h.datapath.Loaded())
 		for name, size := range map[string]uint32{
 			ctmap.CT4TCP: 100, ctmap.CT6TCP: 100, ctmap.CT4Any: 101, ctmap.CT6Any: 101,
-			ctmap.NAT4: 102, ctmap.NAT6: 102, ctmap.Frag4: 103, ctmap.Frag6: 103, EventsMap: 8192,
+			natmap.Name4: 102, natmap.Name6: 102, ctmap.Frag4: 103, ctmap.Frag6: 103, EventsMap: 8192,
 		} {
 			require.Equal(t, size, h.datapath.Map(name).MaxEntries(), name)
 			require.FileExists(t, filepath.Join(bpffs, "sluice", name))
@@ -133,13 +134,13 @@ func TestMapsOutliveTheAgent(t *testing.T) {
 func TestMapOfAnotherLayoutIsReplaced(t *testing.T) {
 	bpffs := testBPFFS(t)
 	dir := filepath.Join(bpffs, "sluice")
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: ctmap.NAT4, Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: natmap.Name4, Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	require.NoError(t, err)
 	defer m.Close()
-	require.NoError(t, m.Pin(filepath.Join(dir, ctmap.NAT4)))
+	require.NoError(t, m.Pin(filepath.Join(dir, natmap.Name4)))
 	h := newTestHive(t, append(testSizes, "--bpffs="+bpffs)...)
 	h.run(t, func() {
-		require.Equal(t, ebpf.LRUHash, h.datapath.Map(ctmap.NAT4).Type())
+		require.Equal(t, ebpf.LRUHash, h.datapath.Map(natmap.Name4).Type())
 		require.Contains(t, h.logged.String(), "Replaced a map of another layout by an empty one")
 	})
 }
@@ -193,8 +194,8 @@ func TestLayouts(t *testing.T) {
 		ctmap.CT4Any:      {ctmap.Key4{}, ctmap.Entry{}},
 		ctmap.CT6TCP:      {ctmap.Key6{}, ctmap.Entry{}},
 		ctmap.CT6Any:      {ctmap.Key6{}, ctmap.Entry{}},
-		ctmap.NAT4:        {ctmap.NATKey4{}, ctmap.NATEntry4{}},
-		ctmap.NAT6:        {ctmap.NATKey6{}, ctmap.NATEntry6{}},
+		natmap.Name4:      {natmap.Key4{}, natmap.Entry4{}},
+		natmap.Name6:      {natmap.Key6{}, natmap.Entry6{}},
 		ctmap.Frag4:       {ctmap.FragKey4{}, ctmap.FragValue{}},
 		ctmap.Frag6:       {ctmap.FragKey6{}, ctmap.FragValue{}},
 		MetricsMap:        {uint32(0), bpf.Metric{}},

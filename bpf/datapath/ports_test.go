@@ -65,12 +65,12 @@ func (f *fixture) fill(protocol uint8, ports []uint16) {
 	f.Helper()
 	now, err := ctmap.Now()
 	require.NoError(f, err)
-	f.fillSince(protocol, ports, uint64(now+3600)*1e9)
+	f.fillSince(protocol, ports, now+3600)
 }
 
-// fillSince does the same with translations that were made at a time of
-// CLOCK_MONOTONIC, in nanoseconds.
-func (f *fixture) fillSince(protocol uint8, ports []uint16, created uint64) {
+// fillSince does the same with translations that were last used at a time of
+// CLOCK_MONOTONIC, in seconds.
+func (f *fixture) fillSince(protocol uint8, ports []uint16, used uint32) {
 	f.Helper()
 	egress, tuples, to := f.SharedEgress, []packettest.Tuple(nil), []packettest.Translation(nil)
 	if ports[len(ports)-1] > packettest.SharedLast {
@@ -78,7 +78,7 @@ func (f *fixture) fillSince(protocol uint8, ports []uint16, created uint64) {
 	}
 	for _, port := range ports {
 		tuples = append(tuples, packettest.Tuple{Daddr: egress, Saddr: f.Server, Dport: port, Sport: serverPort, Protocol: protocol, Flags: packettest.In})
-		to = append(to, packettest.Translation{Addr: f.OtherPod, Port: port, NeedsCT: 1, Created: created})
+		to = append(to, packettest.Translation{Addr: f.OtherPod, Port: port, NeedsCT: 1, Used: used})
 	}
 	require.NoError(f, f.SetTranslations(tuples, to))
 }
@@ -129,8 +129,8 @@ func TestPortsOfEndedConnections(t *testing.T) {
 		require.EqualValues(f, live, p.SrcPort)
 		now, err := ctmap.Now()
 		require.NoError(f, err)
-		f.fillSince(packettest.TCPProtocol, portRange(packettest.SharedFirst, live-1), uint64(now-10)*1e9)
-		f.fillSince(packettest.TCPProtocol, portRange(live+1, packettest.SharedLast), uint64(now-10)*1e9)
+		f.fillSince(packettest.TCPProtocol, portRange(packettest.SharedFirst, live-1), now-10)
+		f.fillSince(packettest.TCPProtocol, portRange(live+1, packettest.SharedLast), now-10)
 
 		for sport := uint16(packettest.SharedFirst); sport <= packettest.SharedLast; sport++ {
 			if sport == live {

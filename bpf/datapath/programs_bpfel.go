@@ -69,7 +69,8 @@ type programsCtEntry struct {
 	LastRxReport     uint32
 	Epoch            uint32
 	Cookie           uint32
-	Reserved         uint64
+	Created          uint32
+	Reserved         uint32
 }
 
 type programsEgressKey struct {
@@ -169,7 +170,8 @@ type programsMetric struct {
 type programsNat4Entry struct {
 	_       structs.HostLayout
 	Created uint64
-	NeedsCt uint64
+	NeedsCt uint32
+	Used    uint32
 	Tunnel  struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
@@ -182,7 +184,8 @@ type programsNat4Entry struct {
 type programsNat6Entry struct {
 	_       structs.HostLayout
 	Created uint64
-	NeedsCt uint64
+	NeedsCt uint32
+	Used    uint32
 	Tunnel  struct {
 		_     structs.HostLayout
 		Bytes [16]uint8

@@ -221,6 +221,7 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
 	e->rx_flags_seen = new->rx_flags_seen;
 	e->epoch = new->epoch;
 	e->cookie = new->cookie;
+	e->created = new->created;
 	return true;
 }
 
@@ -243,6 +244,7 @@ SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const st
 	new.bytes = ctx->len;
 	new.flags = d->flags | ct_flags_of(p, tx);
 	new.epoch = d->epoch;
+	new.created = now;
 	if (tx) {
 		new.tx_flags_seen = seen_flags(p);
 		new.last_tx_report = now;

@@ -231,7 +231,8 @@ struct ct_entry {
 	__u32 last_rx_report;
 	__u32 epoch; /* of the pod when the verdict was made */
 	__u32 cookie; /* of the rule that allowed it */
-	__u64 reserved;
+	__u32 created; /* when it was made, or made anew for another connection; seconds */
+	__u32 reserved;
 };
 
 /* sluice_nat*: translations. Keys are packets' plain tuples: OUT the original
@@ -240,7 +241,8 @@ struct ct_entry {
 
 struct nat4_entry {
 	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */
-	__u64 needs_ct; /* 1: goes with its conntrack entry */
+	__u32 needs_ct; /* 1: goes with its conntrack entry */
+	__u32 used; /* when it last translated a packet of the pod, coarse, seconds; 0: condemned, as good as absent */
 	struct address tunnel; /* node that the pod's packets come from; none: the pod is here */
 	__be32 addr;
 	__be16 port;
@@ -249,7 +251,8 @@ struct nat4_entry {
 
 struct nat6_entry {
 	__u64 created;
-	__u64 needs_ct;
+	__u32 needs_ct;
+	__u32 used;
 	struct address tunnel;
 	struct address addr;
 	__be16 port;

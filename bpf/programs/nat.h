@@ -1,177 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* Source address translation. A translated connection has two entries: OUT, from
- * its tuple to the egress address and port, and IN, from the tuple of its
- * replies back to the pod. To insert IN is to take the port. */
+/* Source address translation: which address and port a flow leaves with. */
 
 #pragma once
 
 #include "rewrite.h"
 
 #define NAT_PROBES 512 /* ports that are tried for a connection */
-#define NAT_GRACE (2 * SECOND) /* that a translation has for its connection to be tracked */
 #define NAT_WANTED 1
 #define PORT_MIN 1024  /* lowest that is given out */
 #define PORT_MAX 65535
 
-static __always_inline void nat4_key(struct tuple4_key *key, const struct tuple *t, __u8 flags)
-{
-	key->daddr = t->daddr.words[3];
-	key->saddr = t->saddr.words[3];
-	key->dport = t->dport;
-	key->sport = t->sport;
-	key->protocol = t->protocol;
-	key->flags = flags;
-}
-
-static __always_inline void nat6_key(struct tuple6_key *key, const struct tuple *t, __u8 flags)
-{
-	__builtin_memcpy(key->daddr, &t->daddr, sizeof(key->daddr));
-	__builtin_memcpy(key->saddr, &t->saddr, sizeof(key->saddr));
-	key->dport = t->dport;
-	key->sport = t->sport;
-	key->protocol = t->protocol;
-	key->flags = flags;
-}
-
-/* Finds the translation of a tuple; 0 if there is none. */
-SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *found)
-{
-	if (!t || !found)
-		return 0;
-	if (t->family == FAMILY_IPV4) {
-		struct tuple4_key key ALIGNED;
-		struct nat4_entry *e;
-
-		nat4_key(&key, t, flags);
-		e = bpf_map_lookup_elem(&sluice_nat4, &key);
-		if (!e)
-			return 0;
-		found->addr = mapped(e->addr);
-		found->port = e->port;
-		found->tunnel = e->tunnel;
-		found->created = e->created;
-	} else {
-		struct tuple6_key key ALIGNED;
-		struct nat6_entry *e;
-
-		nat6_key(&key, t, flags);
-		e = bpf_map_lookup_elem(&sluice_nat6, &key);
-		if (!e)
-			return 0;
-		found->addr = e->addr;
-		found->port = e->port;
-		found->tunnel = e->tunnel;
-		found->created = e->created;
-	}
-	return 1;
-}
-
-/* Reports whether a flow is translated already. */
-SUBPROGRAM int nat_known(const struct tuple *flow)
-{
-	if (!flow)
-		return 0;
-	if (flow->family == FAMILY_IPV4) {
-		struct tuple4_key key ALIGNED;
-
-		nat4_key(&key, flow, TUPLE_OUT);
-		return bpf_map_lookup_elem(&sluice_nat4, &key) != NULL;
-	} else {
-		struct tuple6_key key ALIGNED;
-
-		nat6_key(&key, flow, TUPLE_OUT);
-		return bpf_map_lookup_elem(&sluice_nat6, &key) != NULL;
-	}
-}
-
-/* Records what a tuple becomes: BPF_NOEXIST unless there is a record, BPF_EXIST only if. */
-SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const struct address *addr, __u32 port,
-			  const struct address *tunnel)
-{
-	/* One place on the stack for both families, whose beginnings are alike. */
-	union {
-		struct nat4_entry v4;
-		struct nat6_entry v6;
-	} e = {};
-	union {
-		struct tuple4_key v4;
-		struct tuple6_key v6;
-	} key ALIGNED;
-
-	if (!t || !addr || !tunnel)
-		return -EINVAL;
-	e.v6.created = bpf_ktime_get_ns();
-	e.v6.needs_ct = 1;
-	e.v6.tunnel = *tunnel;
-	if (t->family == FAMILY_IPV4) {
-		e.v4.addr = addr->words[3];
-		e.v4.port = port;
-		nat4_key(&key.v4, t, flags_and_mode);
-		return bpf_map_update_elem(&sluice_nat4, &key, &e, flags_and_mode >> 8);
-	}
-	e.v6.addr = *addr;
-	e.v6.port = port;
-	nat6_key(&key.v6, t, flags_and_mode);
-	return bpf_map_update_elem(&sluice_nat6, &key, &e, flags_and_mode >> 8);
-}
-
-#define NAT_NEW (BPF_NOEXIST << 8)
-#define NAT_KNOWN (BPF_EXIST << 8)
-
-SUBPROGRAM int nat_delete(const struct tuple *t, __u32 flags)
-{
-	if (!t)
-		return -EINVAL;
-	if (t->family == FAMILY_IPV4) {
-		struct tuple4_key key ALIGNED;
-
-		nat4_key(&key, t, flags);
-		return bpf_map_delete_elem(&sluice_nat4, &key);
-	} else {
-		struct tuple6_key key ALIGNED;
-
-		nat6_key(&key, t, flags);
-		return bpf_map_delete_elem(&sluice_nat6, &key);
-	}
-}
-
-/* Makes t the tuple of the replies to a flow that leaves with an address and port. */
-static __always_inline void replies_to(struct tuple *t, const struct tuple *flow, const struct address *addr, __be16 port)
-{
-	t->saddr = flow->daddr;
-	t->daddr = *addr;
-	t->sport = flow->dport;
-	t->dport = port;
-	t->protocol = flow->protocol;
-	t->family = flow->family;
-	t->pad = 0;
-}
-
-/* Reports whether what an address and port stand for is the flow. */
-static __always_inline bool is_owner(const struct translation *to, const struct tuple *flow)
-{
-	return to->port == flow->sport && same_address(&to->addr, &flow->saddr);
-}
-
-/* Removes both records of a flow. */
-SUBPROGRAM int nat_forget(const struct tuple *flow, const struct translation *to)
-{
-	struct translation owner = {};
-	struct tuple replies;
-
-	if (!flow || !to)
-		return -EINVAL;
-	replies_to(&replies, flow, &to->addr, to->port);
-	if (nat_find(&replies, TUPLE_IN, &owner) && is_owner(&owner, flow))
-		nat_delete(&replies, TUPLE_IN);
-	return nat_delete(flow, TUPLE_OUT);
-}
-
 /* Sees to it that there is a record for the replies to a flow, as the least recently
  * used ones go when the map is full, and that both name the node that the pod is on.
  * Returns 0 if the port has become another flow's. */
-SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *to, const struct address *tunnel)
+SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *to, const struct address *tunnel,
+			    __u64 time)
 {
 	struct translation owner = {};
 	struct tuple replies;
@@ -179,7 +23,7 @@ SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *
 	if (!flow || !to || !tunnel)
 		return 0;
 	replies_to(&replies, flow, &to->addr, to->port);
-	if (!nat_find(&replies, TUPLE_IN, &owner))
+	if (!nat_find(&replies, TUPLE_IN, &owner, time))
 		return !nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
 	if (!is_owner(&owner, flow))
 		return 0;
@@ -200,11 +44,11 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 
 	if (!replies || !flow)
 		return 0;
-	if (!nat_find(replies, TUPLE_IN, &owner))
+	if (!nat_find(replies, TUPLE_IN, &owner, 0))
 		return 1;
 	if (!is_owner(&owner, flow)) {
 		/* The entry of a connection is made after its translation. */
-		if (owner.created + NAT_GRACE > time)
+		if (owner.used + NAT_GRACE >= time / SECOND)
 			return 0;
 		other = reversed(replies);
 		other.saddr = owner.addr;
@@ -212,10 +56,9 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 		e = ct_lookup(&other, TUPLE_OUT);
 		if (e && ct_lifetime_of(e) * SECOND > time)
 			return 0;
-		nat_delete(&other, TUPLE_OUT);
+		nat_remove(&other, TUPLE_OUT, owner.used);
 	}
-	nat_delete(replies, TUPLE_IN);
-	return 1;
+	return nat_remove(replies, TUPLE_IN, owner.used) > 0;
 }
 
 /* Reports whether the host has a socket that would get what comes with a tuple. */
@@ -369,7 +212,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 		d->egress_port = replies.dport;
 		if (!nat_record(flow, TUPLE_OUT | NAT_NEW, &d->egress, replies.dport, tunnel))
 			return 0;
-		nat_delete(&replies, TUPLE_IN);
+		nat_remove(&replies, TUPLE_IN, NAT_NOW);
 		return REASON_NAT_FAILED;
 	}
 	return REASON_NO_SNAT_PORT;
@@ -393,12 +236,12 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 
 	if (!p || !d || !tunnel)
 		return -REASON_WRITE_FAILED;
-	if (nat_find(&p->flow, TUPLE_OUT, &to)) {
+	if (nat_find(&p->flow, TUPLE_OUT, &to, p->time)) {
 		/* A record that outlived its connection is not for the next one. */
-		bool stale = !d->live && to.created + NAT_GRACE < p->time && begins(p);
+		bool stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
 
 		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
-		if (exit && !stale && nat_complete(&p->flow, &to, tunnel)) {
+		if (exit && !stale && nat_complete(&p->flow, &to, tunnel, p->time)) {
 			d->egress = to.addr;
 			d->egress_port = to.port;
 			d->exit = exit->ifindex;
@@ -444,6 +287,8 @@ static __always_inline int translate(struct __sk_buff *ctx, const struct packet 
 		/* Another CPU may have been faster with the same flow. */
 		if (ret == -REASON_NAT_FAILED && nat_known(&p->flow))
 			ret = nat_prepare(p, d, tunnel);
+		if (ret == NAT_WANTED) /* and have lost it again */
+			ret = -REASON_NAT_FAILED;
 	}
 	return ret ?: nat_apply(ctx, p, d);
 }

@@ -58,7 +58,7 @@ int from_netdev(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
 		return TCX_NEXT;
 	/* What opens a connection is no reply: it is for the host. */
-	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to))
+	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to, 0))
 		return TCX_NEXT;
 	if (!same_address(&to.addr, &p.flow.daddr)) {
 		reason = no_address(&to.tunnel) ? REASON_REPLY_LOCAL : REASON_REPLY_OVERLAY;

@@ -5,17 +5,9 @@
 #pragma once
 
 #include "egress.h"
+#include "translation.h"
 
 #define L3_IPV4_CHECKSUM (ETH_HLEN + 10)
-
-/* A translation: what a tuple becomes, and the node that the pod is on. */
-struct translation {
-	struct address addr;
-	struct address tunnel;
-	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */
-	__be16 port;
-	__u8 pad[6];
-};
 
 static __always_inline __u16 csum_fold(__u32 sum)
 {

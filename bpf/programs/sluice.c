@@ -16,7 +16,8 @@
  *	report.h		counters and events
  *	ct.h, track.h		connection tracking
  *	egress.h		what the tables say
- *	rewrite.h, nat.h	changing packets; translations
+ *	translation.h, nat.h	translations
+ *	rewrite.h		changing packets
  *	answer.h		ICMP errors in answer
  *	forward.h		ways out
  */

@@ -58,7 +58,8 @@ type Connection struct {
 	LastTx, LastRx   uint32
 	Epoch            uint32
 	Cookie           uint32
-	Reserved         uint64
+	Created          uint32
+	Reserved         uint32
 }
 
 // Flags of a [Connection].
@@ -70,15 +71,18 @@ const (
 
 // Translation is the value of a NAT map.
 type Translation struct {
-	Created, NeedsCT uint64 // nanoseconds; 1 or 0
-	Tunnel           netip.Addr
-	Addr             netip.Addr
-	Port             uint16
+	Created uint64 // nanoseconds
+	NeedsCT uint32 // 1 or 0
+	Used    uint32 // seconds
+	Tunnel  netip.Addr
+	Addr    netip.Addr
+	Port    uint16
 }
 
 func (t Translation) value() []byte {
 	b := binary.NativeEndian.AppendUint64(nil, t.Created)
-	b = binary.NativeEndian.AppendUint64(b, t.NeedsCT)
+	b = binary.NativeEndian.AppendUint32(b, t.NeedsCT)
+	b = binary.NativeEndian.AppendUint32(b, t.Used)
 	tunnel := bpf.AddressFrom(t.Tunnel)
 	b = append(b, tunnel[:]...)
 	b = append(b, t.Addr.AsSlice()...)
@@ -90,7 +94,10 @@ func (t Translation) value() []byte {
 }
 
 func translationFrom(b []byte) Translation {
-	t := Translation{Created: binary.NativeEndian.Uint64(b), NeedsCT: binary.NativeEndian.Uint64(b[8:]), Tunnel: bpf.Address(b[16:32]).Addr()}
+	t := Translation{
+		Created: binary.NativeEndian.Uint64(b), NeedsCT: binary.NativeEndian.Uint32(b[8:]),
+		Used: binary.NativeEndian.Uint32(b[12:]), Tunnel: bpf.Address(b[16:32]).Addr(),
+	}
 	n := 4
 	if len(b) > 40 {
 		n = 16
