@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gc
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/cilium/ebpf"
+)
+
+// Options say what to collect in and how.
+type Options struct {
+	Maps   Maps
+	Method Method // empty: [Auto]
+	Log    *slog.Logger
+}
+
+// Collector goes through the maps of one set. Its methods must not be called at
+// the same time, and there must be one on a set of maps.
+type Collector struct {
+	opts     Options
+	maps     [mapCount]*ebpf.Map
+	method   Method
+	kernel   *kernel // nil if entries are removed from user space
+	census   *census // nil if entries can only be counted by reading them
+	fallback error
+}
+
+// Open prepares to collect in a set of maps, which must stay open. If the kernel
+// takes no programs for it, entries are removed from user space, unless another
+// method is asked for.
+func Open(opts Options) (*Collector, error) {
+	c := &Collector{opts: opts, maps: opts.Maps.list(), method: opts.Method}
+	var err error
+	switch c.method {
+	case "":
+		c.method = Auto
+	case Auto, Iterator, ForEach, UserSpace:
+	default:
+		return nil, fmt.Errorf("unknown method %q: want one of %s, %s, %s, %s", c.method, Auto, Iterator, ForEach, UserSpace)
+	}
+	if c.method != UserSpace {
+		if c.kernel, err = openKernel(c.maps); err != nil && c.method != Auto {
+			return nil, fmt.Errorf("collect by method %s: %w", c.method, err)
+		} else if err != nil {
+			c.fallback = err
+			opts.Log.Warn("Connections are removed from user space, which is slower: the kernel takes no programs for it", "error", err)
+		}
+	}
+	if c.census, err = openCensus(c.maps); err != nil {
+		opts.Log.Warn("Entries of maps are counted by reading them: the kernel does not tell", "error", err)
+	}
+	return c, nil
+}
+
+// Close releases what was opened. The maps stay open.
+func (c *Collector) Close() error {
+	if c.census != nil {
+		c.census.Close()
+	}
+	if c.kernel != nil {
+		return c.kernel.close()
+	}
+	return nil
+}
+
+// Fallback returns why entries are removed from user space, if nobody asked for
+// that; otherwise nil.
+func (c *Collector) Fallback() error { return c.fallback }
+
+// Run makes a pass through all maps of the set, and returns what it did to each,
+// also to those before one that fails.
+func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error) {
+	var entries map[string]int
+	if c.kernel != nil {
+		if err := c.kernel.prepare(f); err != nil {
+			return nil, err
+		}
+		if c.method == Auto {
+			counts, err := c.Count()
+			if err != nil {
+				return nil, err
+			}
+			entries = counts.Entries
+		}
+	}
+	for i, m := range c.maps {
+		if m == nil {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return passes, err
+		}
+		p, err := c.pass(ctx, i, entries, f)
+		passes = append(passes, p)
+		if err != nil {
+			return passes, fmt.Errorf("collect in map %s: %w", names[i], err)
+		}
+	}
+	return passes, nil
+}
+
+func (c *Collector) pass(ctx context.Context, index int, entries map[string]int, f Filter) (Pass, error) {
+	if c.kernel == nil {
+		return c.passUserSpace(ctx, index, f)
+	}
+	method := c.method
+	if method == Auto {
+		method = Iterator
+		if entries[names[index]] <= maxForEach {
+			method = ForEach
+		}
+	}
+	return c.kernel.pass(ctx, index, method, f)
+}
+
+// Count returns how many entries the maps have. It costs microseconds, unless the
+// kernel does not tell.
+func (c *Collector) Count() (Counts, error) {
+	if c.census != nil {
+		return c.census.count()
+	}
+	return c.countByReading()
+}

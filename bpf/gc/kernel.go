@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// Names of the programs: behind the prefix comes the map's, without "sluice_".
+const (
+	iteratorPrefix = "gc_"
+	forEachPrefix  = "all_"
+	censusProgram  = "count_entries"
+	scrubMap       = "sluice_scrub"
+	eventsMap      = "sluice_gc"
+)
+
+// Flags of a pass (bpf/programs/gc.h).
+const (
+	flagExpired = 1 << iota
+	flagOrphans
+	flagScrub
+	flagAll
+	flagRemovals
+	flagSurvivors
+)
+
+// maxForEach is up to how many entries a map is gone through in one run: what
+// takes a fraction of a millisecond, also if each of them is removed.
+const maxForEach = 2048
+
+// kernel are the programs for the maps of a set.
+type kernel struct {
+	*ebpf.Collection
+	maps      [mapCount]*ebpf.Map
+	iterators [mapCount]*link.Iter
+	events    *ringbuf.Reader
+	scrubbed  []bpf.Address // what is in sluice_scrub
+}
+
+// loadFor loads some programs for the maps of a set. In the place of those that do
+// not exist are empty ones.
+func loadFor(maps [mapCount]*ebpf.Map, programs func(name string) bool) (*ebpf.Collection, error) {
+	spec, err := loadPrograms()
+	if err != nil {
+		return nil, fmt.Errorf("read programs: %w", err)
+	}
+	for name := range spec.Programs {
+		if !programs(name) {
+			delete(spec.Programs, name)
+		}
+	}
+	replacements := map[string]*ebpf.Map{}
+	used := map[string]bool{scrubMap: true, eventsMap: true}
+	for i, m := range maps {
+		used[names[i]] = true
+		if m != nil {
+			replacements[names[i]] = m
+			spec.Maps[names[i]].MaxEntries = m.MaxEntries()
+		}
+	}
+	for name, m := range spec.Maps {
+		m.Pinning = ebpf.PinNone
+		if !used[name] && !strings.HasPrefix(name, ".") {
+			delete(spec.Maps, name)
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	if err != nil {
+		return nil, fmt.Errorf("load programs: %w", err)
+	}
+	return c, nil
+}
+
+func openKernel(maps [mapCount]*ebpf.Map) (*kernel, error) {
+	wanted := map[string]bool{}
+	for i, m := range maps {
+		if m != nil {
+			wanted[programName(iteratorPrefix, i)] = true
+			wanted[programName(forEachPrefix, i)] = true
+		}
+	}
+	c, err := loadFor(maps, func(name string) bool { return wanted[name] })
+	if err != nil {
+		return nil, err
+	}
+	k := &kernel{Collection: c, maps: maps}
+	for i, m := range maps {
+		if m == nil {
+			continue
+		}
+		k.iterators[i], err = link.AttachIter(link.IterOptions{Program: c.Programs[programName(iteratorPrefix, i)], Map: m})
+		if err != nil {
+			k.close()
+			return nil, fmt.Errorf("attach iterator to map %s: %w", names[i], err)
+		}
+	}
+	if k.events, err = ringbuf.NewReader(c.Maps[eventsMap]); err != nil {
+		k.close()
+		return nil, fmt.Errorf("open events of removals: %w", err)
+	}
+	k.events.SetDeadline(time.Unix(1, 0)) // whoever reads takes what there is
+	return k, nil
+}
+
+func programName(prefix string, index int) string {
+	return prefix + strings.TrimPrefix(names[index], "sluice_")
+}
+
+func (k *kernel) close() error {
+	var errs []error
+	for _, it := range k.iterators {
+		if it != nil {
+			errs = append(errs, it.Close())
+		}
+	}
+	if k.events != nil {
+		errs = append(errs, k.events.Close())
+	}
+	k.Collection.Close()
+	return errors.Join(errs...)
+}
+
+// prepare tells the programs what to do.
+func (k *kernel) prepare(f Filter) error {
+	control := programsGcControl{Now: f.Now, ReplyGrace: uint32(f.ReplyGrace / time.Second)}
+	for flag, wanted := range map[uint32]bool{
+		flagExpired: f.Expired, flagOrphans: f.Orphans, flagScrub: len(f.Addrs) > 0, flagAll: f.All,
+		flagRemovals: f.Removed != nil, flagSurvivors: f.Survivor != nil,
+	} {
+		if wanted {
+			control.Flags |= flag
+		}
+	}
+	if err := k.Variables["control"].Set(control); err != nil {
+		return fmt.Errorf("set what to remove: %w", err)
+	}
+	return k.setScrubbed(f.Addrs)
+}
+
+// setScrubbed puts the addresses in the place of former ones.
+func (k *kernel) setScrubbed(addrs []netip.Addr) error {
+	m := k.Maps[scrubMap]
+	for _, a := range k.scrubbed {
+		if err := m.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("remove address %s from %s: %w", a, scrubMap, err)
+		}
+	}
+	k.scrubbed = k.scrubbed[:0]
+	for _, addr := range addrs {
+		a := bpf.AddressFrom(addr)
+		if err := m.Put(a, uint32(0)); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", addr, scrubMap, err)
+		}
+		k.scrubbed = append(k.scrubbed, a)
+	}
+	return nil
+}
+
+// pass goes through one map.
+func (k *kernel) pass(ctx context.Context, index int, method Method, f Filter) (Pass, error) {
+	runtime.LockOSThread() // whose CPU time is measured
+	defer runtime.UnlockOSThread()
+	p := Pass{Map: names[index], Method: method}
+	begun := time.Now()
+	if err := k.reset(); err != nil {
+		return p, err
+	}
+	stopped := method != ForEach
+	if method == ForEach {
+		if err := k.forEach(index, &p); err != nil {
+			return p, err
+		}
+		if err := k.drain(f); err != nil {
+			return p, err
+		}
+		counts, err := k.counts()
+		if err != nil {
+			return p, err
+		}
+		if stopped = counts.Stopped != 0; stopped {
+			p.Method = Iterator // there was more to do than was thought
+		}
+	}
+	if stopped {
+		if err := k.iterate(ctx, index, &p, f); err != nil {
+			return p, err
+		}
+	}
+	p.Duration = time.Since(begun)
+	return p, k.fill(&p)
+}
+
+func (k *kernel) reset() error {
+	if err := errors.Join(k.Variables["counts"].Set(programsGcCounts{}), k.Variables["run"].Set(programsGcRun{})); err != nil {
+		return fmt.Errorf("reset the counts of a pass: %w", err)
+	}
+	return nil
+}
+
+func (k *kernel) counts() (c programsGcCounts, err error) {
+	if err := k.Variables["counts"].Get(&c); err != nil {
+		return c, fmt.Errorf("read the counts of a pass: %w", err)
+	}
+	return c, nil
+}
+
+// fill sets the counts of a pass.
+func (k *kernel) fill(p *Pass) error {
+	c, err := k.counts()
+	if err != nil {
+		return err
+	}
+	p.Scanned, p.Expired, p.Translations, p.Orphans = c.Scanned, c.Expired, c.Translations, c.Orphans
+	p.Scrubbed, p.Flushed, p.Condemned = c.Scrubbed, c.Flushed, c.Condemned
+	p.Kept, p.Revived, p.Deferred, p.Failed = c.Kept, c.Revived, c.Deferred, c.Failed
+	p.NextExpiry = c.NextExpiry
+	return nil
+}
+
+// forEach runs the program that goes through the map at once.
+func (k *kernel) forEach(index int, p *Pass) error {
+	begun := threadTime()
+	_, err := k.Programs[programName(forEachPrefix, index)].Run(&ebpf.RunOptions{})
+	if err != nil {
+		return fmt.Errorf("go through map %s: %w", p.Map, err)
+	}
+	p.LongestRun = max(p.LongestRun, threadTime()-begun)
+	return nil
+}
+
+// iterate reads the iterator of a map. It writes eight bytes when a run of the
+// kernel is to end, which it does when that fills the reader's buffer.
+func (k *kernel) iterate(ctx context.Context, index int, p *Pass, f Filter) error {
+	opened, err := k.iterators[index].Open()
+	if err != nil {
+		return fmt.Errorf("open iterator of map %s: %w", p.Map, err)
+	}
+	defer opened.Close()
+	fd := int(opened.(*os.File).Fd())
+	buffer := make([]byte, 8)
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		begun := threadTime()
+		n, err := unix.Read(fd, buffer)
+		p.LongestRun = max(p.LongestRun, threadTime()-begun)
+		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("read iterator of map %s: %w", p.Map, err)
+		}
+		if err := k.drain(f); err != nil {
+			return err
+		}
+		if n == 0 && err == nil {
+			return nil
+		}
+	}
+}
+
+// drain hands on what the programs have told.
+func (k *kernel) drain(f Filter) error {
+	var record ringbuf.Record
+	for k.events.AvailableBytes() > 0 {
+		switch err := k.events.ReadInto(&record); {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil
+		case err != nil:
+			return fmt.Errorf("read events of removals: %w", err)
+		}
+		e, err := decodeEvent(record.RawSample)
+		if err != nil {
+			return err
+		}
+		if e.Reason == "" {
+			f.Survivor(e)
+		} else if f.Removed != nil {
+			f.Removed(e)
+		}
+	}
+	return nil
+}
+
+// threadTime returns the CPU time of the thread, so that what is measured is not
+// what others do meanwhile.
+func threadTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}

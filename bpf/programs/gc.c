@@ -1,0 +1,113 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* The garbage collection's programs: for each of the six maps of a set an iterator,
+ * which the agent reads run by run, and a program that goes through the map at once.
+ * gc.h says what becomes of an entry. */
+
+#include "gc.h"
+
+/* Of the kernel's own types, as far as they are used here. */
+struct bpf_map {
+	__u32 id;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __attribute__((preserve_access_index));
+
+struct bpf_iter__bpf_map_elem {
+	struct bpf_iter_meta *meta;
+	void *key;
+	void *value;
+} __attribute__((preserve_access_index));
+
+extern __s64 bpf_map_sum_elem_count(const struct bpf_map *map) __ksym;
+
+/* The kernel goes on until something was written: the reader then has eight bytes,
+ * which is all that it asks for. */
+static __always_inline void pause_run(struct bpf_iter__bpf_map_elem *ctx)
+{
+	__u64 nothing = 0;
+
+	run.begun = 0;
+	bpf_seq_write(ctx->meta->seq, &nothing, sizeof(nothing));
+}
+
+#define EACH_TIME 900000 /* nanoseconds after which a program that should be done by then gives up */
+
+static __always_inline long each_over(void)
+{
+	if (++run.entries % GC_CLOCK_EVERY && run.events < GC_RUN_EVENTS)
+		return 0;
+	if (run.events < GC_RUN_EVENTS && bpf_ktime_get_ns() - run.begun < EACH_TIME)
+		return 0;
+	counts.stopped = 1;
+	return 1;
+}
+
+#define COLLECTOR(map, ipv6, collect)                                                                                  \
+	SEC("iter/bpf_map_elem") int gc_##map(struct bpf_iter__bpf_map_elem *ctx)                                      \
+	{                                                                                                              \
+		void *key = ctx->key, *value = ctx->value;                                                             \
+                                                                                                                       \
+		if (!key || !value) {                                                                                  \
+			run.begun = 0;                                                                                 \
+			return 0;                                                                                      \
+		}                                                                                                      \
+		run_begin();                                                                                           \
+		collect(&sluice_##map, key, value, ipv6);                                                              \
+		if (run_over())                                                                                        \
+			pause_run(ctx);                                                                                \
+		return 0;                                                                                              \
+	}                                                                                                              \
+                                                                                                                       \
+	static long each_##map(struct bpf_map *each, void *key, void *value, void *ctx)                               \
+	{                                                                                                              \
+		(void)each;                                                                                            \
+		(void)ctx;                                                                                             \
+		collect(&sluice_##map, key, value, ipv6);                                                              \
+		return each_over();                                                                                    \
+	}                                                                                                              \
+                                                                                                                       \
+	SEC("syscall") int all_##map(void *ctx)                                                                        \
+	{                                                                                                              \
+		(void)ctx;                                                                                             \
+		run_begin();                                                                                           \
+		bpf_for_each_map_elem(&sluice_##map, each_##map, NULL, 0);                                             \
+		run.begun = 0;                                                                                         \
+		return 0;                                                                                              \
+	}
+
+COLLECTOR(ct4_tcp, false, collect_connection)
+COLLECTOR(ct4_any, false, collect_connection)
+COLLECTOR(ct6_tcp, true, collect_connection)
+COLLECTOR(ct6_any, true, collect_connection)
+COLLECTOR(nat4, false, collect_translation)
+COLLECTOR(nat6, true, collect_translation)
+
+/* What count_entries found, in the order of the maps above. */
+struct gc_census {
+	__u64 time; /* nanoseconds of CLOCK_MONOTONIC */
+	__s64 entries[6];
+};
+
+struct gc_census census;
+
+SEC("syscall") int count_entries(void *ctx)
+{
+	(void)ctx;
+	census.time = bpf_ktime_get_ns();
+	census.entries[0] = bpf_map_sum_elem_count((const struct bpf_map *)&sluice_ct4_tcp);
+	census.entries[1] = bpf_map_sum_elem_count((const struct bpf_map *)&sluice_ct4_any);
+	census.entries[2] = bpf_map_sum_elem_count((const struct bpf_map *)&sluice_ct6_tcp);
+	census.entries[3] = bpf_map_sum_elem_count((const struct bpf_map *)&sluice_ct6_any);
+	census.entries[4] = bpf_map_sum_elem_count((const struct bpf_map *)&sluice_nat4);
+	census.entries[5] = bpf_map_sum_elem_count((const struct bpf_map *)&sluice_nat6);
+	return 0;
+}
+
+const struct gc_event *event_type __attribute__((unused)); /* so that it is described in the object */
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
