@@ -24,10 +24,11 @@ const (
 )
 
 // programMaps are the maps that the programs write. Package datapath opens them,
-// in the same directory.
+// in the same directory, and package percluster those of clusters.
 var programMaps = []string{
 	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4", "sluice_nat6",
 	"sluice_frag4", "sluice_frag6", "sluice_metrics", "sluice_events",
+	"sluice_cct4_tcp", "sluice_cct4_any", "sluice_cct6_tcp", "sluice_cct6_any", "sluice_cnat4", "sluice_cnat6",
 }
 
 // ErrInUse says that another agent uses the maps.
@@ -79,6 +80,10 @@ func lockDir(path string) (*os.File, error) {
 
 // Dir returns the directory of pinned maps.
 func (k *Kernel) Dir() string { return k.dir.Name() }
+
+// MapsDir returns the directory of pinned maps of a BPF file system. It may not
+// exist yet.
+func MapsDir(bpffs string) string { return filepath.Join(bpffs, pinDir) }
 
 // LinksDir returns the directory of pinned links of a BPF file system. It may
 // not exist yet.

@@ -1,102 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ctmap has the layouts of the maps of connections and of fragments, which
-// the programs write.
+// Package ctmap has the maps of connections and of fragments, which the programs
+// write (bpf/programs/ct.h), and what is common to them and to the maps of
+// translations (package natmap).
 //
-// In go the tuples of connections, out come keys and entries whose bytes are what
-// the programs see (bpf/programs/layout.h), and back. Addresses and ports are in
-// network order, all other numbers in that of the host. Times are seconds or
-// nanoseconds of CLOCK_MONOTONIC, which [Now] reads.
+// In go tuples of connections, and clock readings to which times are relative;
+// out come entries, counts, and records that people and programs read. The
+// garbage collection is package gc, and maps of other clusters are package
+// percluster. Which names of Cilium's packages have which counterpart is below.
+//
+//	Tuple    a connection: who began it, to whom, protocol, direction
+//	Map      one of the four maps of connections: sluice_ct{4,6}_{tcp,any}
+//	Any      one of those or of the two of translations
+//	Typed    the generic handle under both: open, create, replace, read, write
+//	Record   an entry as people and programs read it, JSON and one line of text
+//	Match    which records are wanted
+//
+// # Layouts
+//
+// Maps of connections are BPF_MAP_TYPE_LRU_HASH without flags. Structs are packed
+// or have no implicit padding: their bytes are what the programs see. Order is the
+// byte order of the field: network is big-endian, host that of the CPU. Times are of
+// CLOCK_MONOTONIC, in the time namespace that the kernel's programs see (gc.Now).
+// A test holds this table to the structs, and another one the structs to those of
+// the programs.
+//
+// Key4, 14 bytes, of sluice_ct4_tcp and sluice_ct4_any. The addresses are named for
+// the reply direction, the ports for the original one.
+//
+//	offset size order   field
+//	     0    4 network DestAddr          address of who began the connection
+//	     4    4 network SourceAddr        address of the other side
+//	     8    2 network DestPort          port of the other side; 0 if ICMP is asked
+//	    10    2 network SourcePort        port of who began it; identifier of an ICMP echo
+//	    12    1 -       Protocol          number of the IP header
+//	    13    1 -       Flags             TupleFlags: 0 out, 1 in, 2 related, 4 service
+//
+// Key6, 38 bytes, of sluice_ct6_tcp and sluice_ct6_any.
+//
+//	offset size order   field
+//	     0   16 network DestAddr          address of who began the connection
+//	    16   16 network SourceAddr        address of the other side
+//	    32    2 network DestPort          port of the other side
+//	    34    2 network SourcePort        port of who began it
+//	    36    1 -       Protocol          number of the IP header
+//	    37    1 -       Flags             TupleFlags
+//
+// Entry, 72 bytes, the value of all four. The first 56 are laid out as Cilium's.
+//
+//	offset size order   field
+//	     0   16 network Gateway           IPv6 or IPv4-mapped address that it is pinned to; zero: none
+//	    16    8 host    Packets           in both directions
+//	    24    8 host    Bytes             in both directions, with Ethernet headers
+//	    32    4 host    Lifetime          seconds: when it expires; 0: condemned, as good as absent
+//	    36    2 host    Flags             EntryFlags: bits 0 rx-closing, 1 tx-closing, 4 seen-non-syn, 9 service, 10 from-tunnel
+//	    38    2 network ReverseNATIndex   not used: 0
+//	    40    2 host    IfIndex           not used: 0
+//	    42    1 -       TxFlagsSeen       TCP flags from who began it; other protocols: 1 if there was a packet
+//	    43    1 -       RxFlagsSeen       the same towards it
+//	    44    4 host    SourceSecurityID  not used: 0
+//	    48    4 host    LastTxReport      seconds: when a packet from who began it was last noted, coarse
+//	    52    4 host    LastRxReport      seconds: the same towards it
+//	    56    4 host    Epoch             of the pod when the verdict was made
+//	    60    4 host    Cookie            of the rule that allowed it
+//	    64    4 host    Created           seconds: when it was made, or made anew; 0: not known
+//	    68    4 -       Reserved          0
+//
+// FragKey4, 12 bytes, of sluice_frag4: a datagram in fragments.
+//
+//	offset size order   field
+//	     0    4 network DestAddr          of the datagram
+//	     4    4 network SourceAddr        of the datagram
+//	     8    2 network ID                of the IP header
+//	    10    1 -       Protocol          number of the IP header
+//	    11    1 -       Pad               0
+//
+// FragKey6, 40 bytes, of sluice_frag6.
+//
+//	offset size order   field
+//	     0   16 network DestAddr          of the datagram
+//	    16   16 network SourceAddr        of the datagram
+//	    32    4 network ID                of the fragment header
+//	    36    1 -       Protocol          number of the fragment header
+//	    37    3 -       Pad               0
+//
+// FragValue, 4 bytes, of both.
+//
+//	offset size order   field
+//	     0    2 network SourcePort        of the first fragment
+//	     2    2 network DestPort          of the first fragment
 package ctmap
-
-import (
-	"encoding/binary"
-	"fmt"
-	"net/netip"
-	"strings"
-
-	"golang.org/x/sys/unix"
-)
-
-// Names of the maps.
-const (
-	CT4TCP = "sluice_ct4_tcp"
-	CT4Any = "sluice_ct4_any"
-	CT6TCP = "sluice_ct6_tcp"
-	CT6Any = "sluice_ct6_any"
-	Frag4  = "sluice_frag4"
-	Frag6  = "sluice_frag6"
-)
-
-// CTName returns the name of the map of connections of a family and protocol.
-func CTName(ipv6 bool, protocol uint8) string {
-	switch tcp := protocol == unix.IPPROTO_TCP; {
-	case ipv6 && tcp:
-		return CT6TCP
-	case ipv6:
-		return CT6Any
-	case tcp:
-		return CT4TCP
-	default:
-		return CT4Any
-	}
-}
-
-// Now returns the seconds of the clock that lifetimes are of.
-func Now() (uint32, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0, fmt.Errorf("read clock: %w", err)
-	}
-	return uint32(ts.Sec), nil
-}
-
-// Port is a port in network order.
-type Port [2]byte
-
-// PortFrom returns a port by its number.
-func PortFrom(n uint16) (p Port) {
-	binary.BigEndian.PutUint16(p[:], n)
-	return p
-}
-
-// Number returns the number of the port.
-func (p Port) Number() uint16 { return binary.BigEndian.Uint16(p[:]) }
-
-// protocolName returns the name of an IP protocol, its number if it has none here.
-func protocolName(protocol uint8) string {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	case unix.IPPROTO_ICMP:
-		return "icmp"
-	case unix.IPPROTO_ICMPV6:
-		return "icmpv6"
-	}
-	return fmt.Sprintf("protocol-%d", protocol)
-}
-
-// flagNames returns the names of the bits that are set, "-" if none is.
-func flagNames(flags uint16, names map[uint16]string) string {
-	var set []string
-	for bit := uint16(1); bit != 0; bit <<= 1 {
-		if flags&bit == 0 {
-			continue
-		}
-		name, ok := names[bit]
-		if !ok {
-			name = fmt.Sprintf("%#x", bit)
-		}
-		set = append(set, name)
-	}
-	if len(set) == 0 {
-		return "-"
-	}
-	return strings.Join(set, ",")
-}
-
-func addr4(b [4]byte) netip.Addr { return netip.AddrFrom4(b) }

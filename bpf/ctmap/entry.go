@@ -25,7 +25,10 @@ var entryFlagNames = map[uint16]string{
 	uint16(ToService): "service", uint16(FromTunnel): "from-tunnel",
 }
 
-func (f EntryFlags) String() string { return flagNames(uint16(f), entryFlagNames) }
+// Names returns the names of the flags that are set.
+func (f EntryFlags) Names() []string { return flagNames(uint16(f), entryFlagNames) }
+
+func (f EntryFlags) String() string { return list(f.Names()) }
 
 // Entry is the value of the maps of connections.
 type Entry struct {

@@ -3,8 +3,11 @@
 package ctmap
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 // TupleFlags say what a key is about.
@@ -18,21 +21,29 @@ const (
 	Service TupleFlags = 4
 )
 
+var tupleFlagNames = map[uint16]string{uint16(Related): "related", uint16(Service): "service"}
+
+// Others returns the names of the flags beside the direction that are set.
+func (f TupleFlags) Others() []string { return flagNames(uint16(f&^In), tupleFlagNames) }
+
+// ParseTupleFlags returns the flags of a direction and the names of others. Names
+// that are not known are ignored.
+func ParseTupleFlags(d Direction, others []string) (f TupleFlags) {
+	if d == DirectionIn {
+		f = In
+	}
+	for _, name := range others {
+		for bit := TupleFlags(1); bit != 0; bit <<= 1 {
+			if bit != In && slices.Contains(bit.Others(), name) {
+				f |= bit
+			}
+		}
+	}
+	return f
+}
+
 func (f TupleFlags) String() string {
-	s := "out"
-	if f&In != 0 {
-		s = "in"
-	}
-	if f&Related != 0 {
-		s += ",related"
-	}
-	if f&Service != 0 {
-		s += ",service"
-	}
-	if rest := f &^ (In | Related | Service); rest != 0 {
-		s += fmt.Sprintf(",%#x", uint8(rest))
-	}
-	return s
+	return strings.Join(append([]string{string(f.Direction())}, f.Others()...), ",")
 }
 
 // Tuple is a connection or packet: who sends to whom. The identifier of an ICMP
@@ -55,7 +66,13 @@ func (t Tuple) Reverse() Tuple {
 }
 
 func (t Tuple) String() string {
-	return fmt.Sprintf("%s %s -> %s %s", protocolName(t.Protocol), t.Source, t.Destination, t.Flags)
+	return fmt.Sprintf("%s %s -> %s %s", Protocol(t.Protocol), t.Source, t.Destination, t.Flags)
+}
+
+// Compare orders tuples by source, destination, protocol and flags.
+func (t Tuple) Compare(u Tuple) int {
+	return cmp.Or(t.Source.Compare(u.Source), t.Destination.Compare(u.Destination),
+		cmp.Compare(t.Protocol, u.Protocol), cmp.Compare(t.Flags, u.Flags))
 }
 
 // Key4 is the key of sluice_ct4_tcp and sluice_ct4_any: a connection. Its

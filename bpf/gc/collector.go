@@ -104,7 +104,7 @@ func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error
 
 func (c *Collector) pass(ctx context.Context, index int, entries map[string]int, f Filter) (Pass, error) {
 	if c.kernel == nil {
-		return c.passUserSpace(ctx, index, f)
+		return passUserSpace(ctx, c.maps, index, f)
 	}
 	method := c.method
 	if method == Auto {

@@ -49,9 +49,9 @@ func decodeEvent(raw []byte) (Entry, error) {
 	case e.Kind == kindConnection:
 		return connection(as[ctmap.Key4](e.Key[:]).Tuple(), as[ctmap.Entry](e.Value[:]), reason), nil
 	case e.Kind == kindTranslation && ipv6:
-		return translation(as[natmap.Key6](e.Key[:]).Tuple(), translation6(as[natmap.Entry6](e.Value[:])), reason), nil
+		return translation(as[natmap.Key6](e.Key[:]).Tuple(), as[natmap.Entry6](e.Value[:]).Translation(), reason), nil
 	case e.Kind == kindTranslation:
-		return translation(as[natmap.Key4](e.Key[:]).Tuple(), translation4(as[natmap.Entry4](e.Value[:])), reason), nil
+		return translation(as[natmap.Key4](e.Key[:]).Tuple(), as[natmap.Entry4](e.Value[:]).Translation(), reason), nil
 	}
 	return Entry{}, fmt.Errorf("decode an event: unknown kind %d", e.Kind)
 }
@@ -60,18 +60,10 @@ func connection(t ctmap.Tuple, e ctmap.Entry, reason Reason) Entry {
 	return Entry{Map: ctmap.CTName(t.Is6(), t.Protocol), Tuple: t, CT: &e, Reason: reason}
 }
 
-func translation(t ctmap.Tuple, to Translation, reason Reason) Entry {
+func translation(t ctmap.Tuple, to natmap.Translation, reason Reason) Entry {
 	name := natmap.Name4
 	if t.Is6() {
 		name = natmap.Name6
 	}
 	return Entry{Map: name, Tuple: t, NAT: &to, Reason: reason}
-}
-
-func translation4(e natmap.Entry4) Translation {
-	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To()}
-}
-
-func translation6(e natmap.Entry6) Translation {
-	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To()}
 }

@@ -58,9 +58,34 @@ func newMaps(t testing.TB, room uint32) Maps {
 	}
 }
 
+func (m *Maps) all() [mapCount]**ebpf.Map {
+	return [mapCount]**ebpf.Map{&m.CT4TCP, &m.CT4Any, &m.CT6TCP, &m.CT6Any, &m.NAT4, &m.NAT6}
+}
+
+// byName returns the maps of a set by their names.
+func byName(m Maps) map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{}
+	for i, m := range m.list() {
+		if m != nil {
+			all[names[i]] = m
+		}
+	}
+	return all
+}
+
 func newFixture(t testing.TB, method Method) *fixture {
+	return newFixtureOf(t, method, testRoom, func(string) bool { return true })
+}
+
+// newFixtureOf makes those maps that are needed, with room for so many entries each.
+func newFixtureOf(t testing.TB, method Method, room uint32, needed func(name string) bool) *fixture {
 	requireRoot(t)
-	maps := newMaps(t, testRoom)
+	maps := newMaps(t, room)
+	for i, m := range maps.all() {
+		if !needed(names[i]) {
+			*m = nil
+		}
+	}
 	c, err := Open(Options{Maps: maps, Method: method, Log: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
@@ -174,15 +199,22 @@ func (f *fixture) run(filter Filter) (sum Pass) {
 	for _, p := range passes {
 		require.Zero(f, p.Failed)
 		require.Zero(f, p.Deferred)
-		sum.Scanned += p.Scanned
-		sum.Expired += p.Expired
-		sum.Translations += p.Translations
-		sum.Orphans += p.Orphans
-		sum.Scrubbed += p.Scrubbed
-		sum.Flushed += p.Flushed
-		sum.Condemned += p.Condemned
-		sum.Kept += p.Kept
-		sum.Revived += p.Revived
+		sum.add(p)
 	}
 	return sum
+}
+
+// add adds the counts of another map.
+func (p *Pass) add(q Pass) {
+	p.Scanned += q.Scanned
+	p.Expired += q.Expired
+	p.Translations += q.Translations
+	p.Orphans += q.Orphans
+	p.Scrubbed += q.Scrubbed
+	p.Flushed += q.Flushed
+	p.Condemned += q.Condemned
+	p.Kept += q.Kept
+	p.Revived += q.Revived
+	p.Deferred += q.Deferred
+	p.Failed += q.Failed
 }

@@ -80,24 +80,17 @@ type Filter struct {
 
 	Survivor func(Entry) // if not nil, called for what stays
 	Removed  func(Entry) // if not nil, called once for each entry that is removed, with its final value
+
+	chosen func(Entry) bool // of [Flush]: connections to remove whatever else is said
 }
 
 // Entry is an entry of a map that a pass has come by.
 type Entry struct {
-	Map    string       `json:"map"`
-	Tuple  ctmap.Tuple  `json:"tuple"`
-	CT     *ctmap.Entry `json:"ct,omitempty"`     // of a connection
-	NAT    *Translation `json:"nat,omitempty"`    // of a translation
-	Reason Reason       `json:"reason,omitempty"` // why it was removed; empty: it stays
-}
-
-// Translation is the value of a map of translations, of either family.
-type Translation struct {
-	Created uint64         `json:"created"` // nanoseconds
-	NeedsCT uint32         `json:"needsCT"`
-	Used    uint32         `json:"used"` // seconds
-	Tunnel  netip.Addr     `json:"tunnel,omitzero"`
-	To      netip.AddrPort `json:"to"`
+	Map    string              `json:"map"`
+	Tuple  ctmap.Tuple         `json:"tuple"`
+	CT     *ctmap.Entry        `json:"ct,omitempty"`     // of a connection
+	NAT    *natmap.Translation `json:"nat,omitempty"`    // of a translation
+	Reason Reason              `json:"reason,omitempty"` // why it was removed; empty: it stays
 }
 
 // Pass says what was done to one map.

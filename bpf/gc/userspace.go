@@ -33,9 +33,9 @@ type session struct {
 	p     *Pass
 }
 
-func (c *Collector) passUserSpace(ctx context.Context, index int, f Filter) (Pass, error) {
+func passUserSpace(ctx context.Context, maps [mapCount]*ebpf.Map, index int, f Filter) (Pass, error) {
 	p := Pass{Map: names[index], Method: UserSpace}
-	s := session{maps: c.maps, f: f, now: f.Now, addrs: map[netip.Addr]bool{}, p: &p}
+	s := session{maps: maps, f: f, now: f.Now, addrs: map[netip.Addr]bool{}, p: &p}
 	for _, a := range f.Addrs {
 		s.addrs[a.Unmap()] = true
 	}
@@ -49,15 +49,15 @@ func (c *Collector) passUserSpace(ctx context.Context, index int, f Filter) (Pas
 	defer runtime.UnlockOSThread()
 	begun := time.Now()
 	var err error
-	switch m := c.maps[index]; index {
+	switch m := maps[index]; index {
 	case indexCT4TCP, indexCT4Any:
 		err = eachEntry(ctx, m, &p, func(k ctmap.Key4, v ctmap.Entry) error { return collectConnection(s, m, k, k.Tuple(), v) })
 	case indexCT6TCP, indexCT6Any:
 		err = eachEntry(ctx, m, &p, func(k ctmap.Key6, v ctmap.Entry) error { return collectConnection(s, m, k, k.Tuple(), v) })
 	case indexNAT4:
-		err = eachEntry(ctx, m, &p, func(k natmap.Key4, v natmap.Entry4) error { return s.collectTranslation(k.Tuple(), translation4(v)) })
+		err = eachEntry(ctx, m, &p, func(k natmap.Key4, v natmap.Entry4) error { return s.collectTranslation(k.Tuple(), v.Translation()) })
 	case indexNAT6:
-		err = eachEntry(ctx, m, &p, func(k natmap.Key6, v natmap.Entry6) error { return s.collectTranslation(k.Tuple(), translation6(v)) })
+		err = eachEntry(ctx, m, &p, func(k natmap.Key6, v natmap.Entry6) error { return s.collectTranslation(k.Tuple(), v.Translation()) })
 	}
 	p.Duration = time.Since(begun)
 	return p, err
@@ -109,6 +109,11 @@ func (s session) scrubs(addrs ...netip.Addr) bool {
 
 func (s session) judgeConnection(t ctmap.Tuple, e *ctmap.Entry) Reason {
 	switch {
+	case s.f.chosen != nil:
+		if e.Lifetime != 0 && s.f.chosen(connection(t, *e, "")) {
+			return Flushed
+		}
+		return ""
 	case e.Lifetime == 0:
 		return Condemned
 	case s.f.All:
@@ -205,7 +210,7 @@ func (s session) nat(t ctmap.Tuple) (*ebpf.Map, any) {
 	return s.maps[indexNAT4], natmap.NewKey4(t)
 }
 
-func (s session) findTranslation(t ctmap.Tuple) (to Translation, ok bool, err error) {
+func (s session) findTranslation(t ctmap.Tuple) (to natmap.Translation, ok bool, err error) {
 	m, key := s.nat(t)
 	if m == nil {
 		return to, false, nil
@@ -213,11 +218,11 @@ func (s session) findTranslation(t ctmap.Tuple) (to Translation, ok bool, err er
 	if t.Is6() {
 		var e natmap.Entry6
 		err = m.Lookup(key, &e)
-		to = translation6(e)
+		to = e.Translation()
 	} else {
 		var e natmap.Entry4
 		err = m.Lookup(key, &e)
-		to = translation4(e)
+		to = e.Translation()
 	}
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return to, false, nil
@@ -229,7 +234,7 @@ func (s session) findTranslation(t ctmap.Tuple) (to Translation, ok bool, err er
 }
 
 // removeTranslation removes a translation, unless it was used since it was read.
-func (s session) removeTranslation(t ctmap.Tuple, read Translation, reason Reason) (removed uint64, err error) {
+func (s session) removeTranslation(t ctmap.Tuple, read natmap.Translation, reason Reason) (removed uint64, err error) {
 	m, key := s.nat(t)
 	var (
 		entry4 natmap.Entry4
@@ -246,9 +251,9 @@ func (s session) removeTranslation(t ctmap.Tuple, read Translation, reason Reaso
 	if err != nil {
 		return 0, fmt.Errorf("delete translation %s: %w", t, err)
 	}
-	final := translation4(entry4)
+	final := entry4.Translation()
 	if t.Is6() {
-		final = translation6(entry6)
+		final = entry6.Translation()
 	}
 	if (reason == Expired || reason == Orphan) && final.Used != read.Used {
 		s.p.Revived++
@@ -263,7 +268,7 @@ func (s session) removeTranslation(t ctmap.Tuple, read Translation, reason Reaso
 	return 1, nil
 }
 
-func (s session) collectTranslation(t ctmap.Tuple, to Translation) error {
+func (s session) collectTranslation(t ctmap.Tuple, to natmap.Translation) error {
 	reason, err := s.judgeTranslation(t, to)
 	if err != nil {
 		return err
@@ -279,7 +284,7 @@ func (s session) collectTranslation(t ctmap.Tuple, to Translation) error {
 	return err
 }
 
-func (s session) judgeTranslation(t ctmap.Tuple, to Translation) (Reason, error) {
+func (s session) judgeTranslation(t ctmap.Tuple, to natmap.Translation) (Reason, error) {
 	switch {
 	case to.Used == 0:
 		return Condemned, nil

@@ -228,7 +228,8 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
 /* Creates the entry of a new flow, whose original direction is that of the
  * packet, or of its reverse. One that expired, or was of a flow that ended, is
  * made anew. If the garbage collection is about to delete one, maybe on this very
- * CPU, there is none in the end: the packet goes on its own verdict. */
+ * CPU, there is none in the end: the packet goes on its own verdict. Returns whether
+ * there is one. */
 SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
 			 const struct config_value *cfg, __u32 how)
 {
@@ -254,13 +255,14 @@ SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const st
 	}
 	new.lifetime = now + ct_lifetime(cfg, p->flow.protocol, new.flags);
 	for (int i = 0; i < CT_ATTEMPTS; i++) {
+		long err = ct_insert(&p->flow, how, &new);
 		struct ct_entry *old;
 
-		if (ct_insert(&p->flow, how, &new) != -EEXIST)
-			return 0;
+		if (err != -EEXIST)
+			return !err;
 		old = ct_lookup(&p->flow, how);
 		if (old && ct_renew(old, &new))
-			return 0;
+			return 1;
 	}
 	return 0;
 }

@@ -341,6 +341,7 @@ static __always_inline void connection_stays(const struct tuple *flow, __u8 flag
 static __always_inline void collect_connection(void *map, const void *in_map, struct ct_entry *e, bool ipv6)
 {
 	__u32 lifetime = ct_lifetime_of(e), reason;
+	struct ct_entry *there;
 	struct gc_event *told;
 	union any_key key ALIGNED;
 	struct tuple flow;
@@ -375,6 +376,12 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	 * whose translations these might be. */
 	if (flags == TUPLE_OUT)
 		gc_translations(&flow, reason);
+	/* Unless the kernel has evicted the entry since: then there may be another. */
+	there = bpf_map_lookup_elem(map, &key);
+	if (!there || ct_lifetime_of(there)) {
+		event_end(told, false);
+		return;
+	}
 	if (bpf_map_delete_elem(map, &key)) {
 		__sync_val_compare_and_swap(&e->lifetime, 0, lifetime);
 		event_end(told, false);
