@@ -35,7 +35,7 @@ func testBPFFS(t testing.TB) string {
 		}
 		t.Skipf("kernel maps are not possible here: %v", err)
 	}
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, 0)) })
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
 	return path
 }
 

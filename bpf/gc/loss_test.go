@@ -98,6 +98,8 @@ func newGateway(t *testing.T, f *fixture, o gctest.Options) *gctest.Gateway {
 // run has the gateway make the refreshes, while collect is called again and again.
 func (a lossArm) run(t *testing.T, g *gctest.Gateway, collect func() error) gctest.Counts {
 	first, second := twoCPUs(t)
+	// Who returns from the kernel is not to wait for the scheduler of this process.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	var done atomic.Bool
 	ended := make(chan error, 1)
 	go func() {

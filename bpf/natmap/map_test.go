@@ -30,7 +30,7 @@ func mapsDir(t *testing.T) string {
 		}
 		t.Skipf("kernel maps are not possible here: %v", err)
 	}
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, 0)) })
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
 	return bpf.MapsDir(path)
 }
 

@@ -42,7 +42,7 @@ func testBPFFS(t testing.TB) string {
 	requirePrivileges(t)
 	path := filepath.Join(t.TempDir(), "bpffs")
 	require.NoError(t, bpf.Probe(path))
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, 0)) })
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, unix.MNT_DETACH)) })
 	return path
 }
 

@@ -29,7 +29,7 @@ func backends(t testing.TB) map[string]bpf.Backend {
 	all["kernel"] = kernel
 	t.Cleanup(func() {
 		kernel.Close()
-		require.NoError(t, unix.Unmount(path, 0))
+		require.NoError(t, unix.Unmount(path, unix.MNT_DETACH))
 	})
 	return all
 }

@@ -90,6 +90,7 @@ type Control struct {
 
 	mu      sync.Mutex
 	reports map[string]*report
+	shown   map[string]tables.BPFMap // see Show
 }
 
 type controlParams struct {
@@ -110,6 +111,7 @@ func newControl(p controlParams) (*Control, error) {
 		table:    p.Table,
 		metrics:  newMetrics(),
 		reports:  map[string]*report{},
+		shown:    map[string]tables.BPFMap{},
 	}
 	if p.Registerer != nil {
 		if err := c.metrics.register(p.Registerer); err != nil {

@@ -103,3 +103,16 @@ func (m *mapMetrics) audited(r AuditResult) {
 	m.changed.Add(float64(r.Changed))
 	m.foreign.Add(float64(r.Foreign))
 }
+
+// fill sets the metrics that a map has which no reconciler writes.
+func (m *metrics) fill(row *tables.BPFMap) {
+	m.entries.WithLabelValues(row.Name).Set(float64(row.Entries))
+	m.maxEntries.WithLabelValues(row.Name).Set(float64(row.MaxEntries))
+	m.pressure.WithLabelValues(row.Name).Set(row.PressurePercent() / 100)
+}
+
+func (m *metrics) forget(name string) {
+	for _, gauge := range []*prometheus.GaugeVec{m.entries, m.maxEntries, m.pressure} {
+		gauge.DeleteLabelValues(name)
+	}
+}

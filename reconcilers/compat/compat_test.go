@@ -147,7 +147,7 @@ func TestPinnedMaps(t *testing.T) {
 		require.Empty(t, os.Getenv("SLUICE_REQUIRE_PRIVILEGED"), "kernel maps are not possible here: %v", err)
 		t.Skipf("kernel maps are not possible here: %v", err)
 	}
-	defer func() { require.NoError(t, unix.Unmount(bpffs, 0)) }()
+	defer func() { require.NoError(t, unix.Unmount(bpffs, unix.MNT_DETACH)) }()
 	cfg := bpf.DefaultConfig
 	cfg.BPFFS = bpffs
 	check := func() error {
