@@ -24,11 +24,13 @@ const (
 )
 
 // programMaps are the maps that the programs write. Package datapath opens them,
-// in the same directory, and package percluster those of clusters.
+// in the same directory, and package percluster those of clusters: arrays, and
+// a directory of the maps in them.
 var programMaps = []string{
 	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4", "sluice_nat6",
 	"sluice_frag4", "sluice_frag6", "sluice_metrics", "sluice_events",
 	"sluice_cct4_tcp", "sluice_cct4_any", "sluice_cct6_tcp", "sluice_cct6_any", "sluice_cnat4", "sluice_cnat6",
+	"clusters",
 }
 
 // ErrInUse says that another agent uses the maps.

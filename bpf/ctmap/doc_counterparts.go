@@ -84,7 +84,7 @@
 //	CleanupPerClusterCTMaps                   percluster.Cleanup
 //	ClusterOuterMapName                       percluster.Names
 //	ClusterOuterMapNameTestOverride           - tests have a BPF file system of their own
-//	ClusterInnerMapName                       - maps of clusters are not pinned
+//	ClusterInnerMapName                       percluster.Path
 //	PerClusterCTMap, ...Key, ...Val           percluster.Maps
 //
 //	pkg/maps/ctmap/gc                         here

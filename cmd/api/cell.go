@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -88,6 +89,7 @@ type params struct {
 	Metrics   prometheus.Gatherer
 	Node      tables.LocalNode
 	Events    *events.Source `optional:"true"`
+	GC        *ctgc.Runner   `optional:"true"`
 }
 
 func newServer(p params) (*Server, error) {
@@ -112,6 +114,9 @@ func newServer(p params) (*Server, error) {
 			events:  p.Events,
 			streams: make(chan struct{}, maxStreams),
 		},
+	}
+	if p.GC != nil {
+		s.handlers.collector = p.GC
 	}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
 	return s, nil

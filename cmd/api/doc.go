@@ -2,7 +2,7 @@
 
 // Package api serves the tables, the health and the metrics of the agent over
 // HTTP, on a TCP address and on a UNIX socket. Nothing that it serves changes
-// the agent.
+// the agent; only on the socket connections can be removed.
 //
 //	/statedb/...   the tables in StateDB's wire format, for its RemoteTable client
 //	/tables/...    the tables as text or JSON, for people and for sluice get
@@ -10,5 +10,6 @@
 //	/readyz        fails until the first pass is programmed
 //	/metrics       Prometheus
 //	/monitor       drops and new flows as they happen, for sluice monitor
+//	/gc            removes connections, on the socket only, for sluice ct
 //	/debug/pprof/  profiles, on the socket only
 package api

@@ -32,11 +32,13 @@ type handlers struct {
 	node    tables.LocalNode
 	events  *events.Source // nil if the agent has none
 	streams chan struct{}  // holds a token for each request that streams
+
+	collector Collector // nil if the agent has none
 }
 
-// mux returns the paths of the API; profiles show memory and cost time, so they
-// are for the owner of the socket only.
-func (h *handlers) mux(profiles bool) http.Handler {
+// mux returns the paths of the API. Profiles show memory and cost time, and what
+// is removed is gone: they are for the owner of the socket only.
+func (h *handlers) mux(owner bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", h.index)
 	mux.HandleFunc("GET /healthz", h.healthz)
@@ -54,12 +56,15 @@ func (h *handlers) mux(profiles bool) http.Handler {
 
 	mux.HandleFunc("GET /monitor", h.monitor)
 
-	if profiles {
+	if owner {
+		mux.HandleFunc("POST /gc", h.gc)
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	} else {
+		mux.HandleFunc("POST /gc", h.gcElsewhere)
 	}
 	return guard(h.log, mux)
 }
@@ -107,6 +112,7 @@ func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
 /statedb/query            rows by index, as StateDB's RemoteTable asks for them
 /statedb/changes/TABLE    rows as they change, a JSON object a line
 /monitor                  drops and new flows as they happen, a JSON object a line; ?kind=, ?reason=, ?pod=
+/gc                       POST: remove connections, on the socket only
 /debug/pprof/             profiles, on the socket only
 
 Tables:

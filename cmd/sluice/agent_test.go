@@ -35,14 +35,15 @@ func (p *process) flags() []string {
 
 func (p *process) socket() string { return filepath.Join(p.dir, "run", "sluice.sock") }
 
-// startAgent runs an agent that leaves the kernel alone, and returns when it has started.
-func startAgent(t *testing.T) *process {
+// startAgent runs an agent that leaves the kernel alone, unless flags say something
+// else, and returns when it has started.
+func startAgent(t *testing.T, flags ...string) *process {
 	p := &process{dir: tempDir(t), ended: make(chan struct{})}
 	self, err := os.Executable()
 	require.NoError(t, err)
 	p.cmd = exec.Command(self, append([]string{
 		"agent", "--node-name=node-1", "--bpf=memory", "--api-listen=127.0.0.1:0",
-	}, p.flags()...)...)
+	}, append(p.flags(), flags...)...)...)
 	p.cmd.Env = append(os.Environ(), asMain+"=1")
 	p.cmd.Stderr = &p.stderr
 	require.NoError(t, p.cmd.Start())

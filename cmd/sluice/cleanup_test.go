@@ -44,7 +44,7 @@ func TestCleanupOfKernel(t *testing.T) {
 	dir := tempDir(t)
 	bpffs := filepath.Join(dir, "bpffs")
 	require.NoError(t, bpf.Probe(bpffs))
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(bpffs, 0)) })
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(bpffs, unix.MNT_DETACH)) })
 	pins := filepath.Join(bpffs, "sluice")
 
 	device := addDevice(t, &vn.Veth{PeerName: "eth0"}, "pod0")

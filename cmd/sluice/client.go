@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -129,7 +130,25 @@ func cause(err error) error {
 
 // get returns the body of a successful answer.
 func (c *client) get(ctx context.Context, path string) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, nil)
+	return c.do(ctx, http.MethodGet, path, nil)
+}
+
+// postJSON sends a request and decodes a successful answer.
+func (c *client) postJSON(ctx context.Context, path string, request, answer any) error {
+	data, err := json.Marshal(request)
+	if err != nil {
+		return fmt.Errorf("encode the request: %w", err)
+	}
+	body, err := c.do(ctx, http.MethodPost, path, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	return decode(body, answer)
+}
+
+// do returns the body of a successful answer.
+func (c *client) do(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -156,6 +175,10 @@ func (c *client) getJSON(ctx context.Context, path string, v any) error {
 	if err != nil {
 		return err
 	}
+	return decode(body, v)
+}
+
+func decode(body io.ReadCloser, v any) error {
 	defer body.Close()
 	if err := json.NewDecoder(body).Decode(v); err != nil {
 		return fmt.Errorf("decode the agent's answer: %w", err)

@@ -64,7 +64,8 @@ kernel is a row of a table.`,
   sluice tables                  list the tables of the running agent
   sluice get endpoints           show a table
   sluice get health -w           follow a table
-  sluice monitor                 follow drops and new flows`,
+  sluice monitor                 follow drops and new flows
+  sluice ct list                 list tracked connections`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRun:  func(*cobra.Command, []string) { *began = true },
@@ -75,7 +76,7 @@ kernel is a row of a table.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
-	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
 	return root, began
 }
 

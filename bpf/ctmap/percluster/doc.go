@@ -8,9 +8,24 @@
 // which are like the global ones in everything but their size. There is one array
 // of maps for each kind (BPF_MAP_TYPE_ARRAY_OF_MAPS), whose index is the number of
 // the cluster. The arrays are pinned beside the global maps, under names of 15
-// characters; the maps in them are not: an array keeps them.
+// characters, and the maps in them below, under names as those of cluster 7:
 //
 //	sluice_cct4_tcp  sluice_cct4_any  sluice_cct6_tcp  sluice_cct6_any  sluice_cnat4  sluice_cnat6
+//	clusters/cct4_tcp_7  cct4_any_7  cct6_tcp_7  cct6_any_7  cnat4_7  cnat6_7
+//
+// What is in an array is what holds: programs use it. A pin is only the way to
+// open it without CAP_SYS_ADMIN, which the agent does not have, and counts if it is
+// of the map with the number that is in the array. The kernel does not give a
+// number again while a pin keeps its map. A map that is in an array and not
+// pinned, as when somebody removed the pin, is opened by its number, by who may.
+//
+// Who changes maps holds a lock on the directory of pins; who reads needs none. A
+// new map is pinned first under its name with "_new", then put into the array, then
+// renamed, and readers try both names; a map is deleted from the array first, then
+// its pins. So a map in an array has a pin of its own at every moment, also when
+// the process ends between steps. What that can leave is a pin of a map that no
+// array has: nobody sees it, it takes memory, and the next [OpenOrCreate], or
+// [Maps.Create] or [Maps.Delete] of that cluster, removes it.
 //
 // What the kernel guarantees, tried on 6.18:
 //
@@ -24,6 +39,7 @@
 //   - All maps of an array have the type, key size, value size and flags of the
 //     template that it was created with. Their sizes may differ (those of arrays
 //     in an array may not, of hash maps they may).
-//   - To look up in an array by system call gives the number of a map, and to open
-//     a map by its number takes CAP_SYS_ADMIN.
+//   - To look up in an array by system call gives the number of a map, as to ask
+//     for that of an open map does, and takes no capability. To open a map by its
+//     number takes CAP_SYS_ADMIN.
 package percluster

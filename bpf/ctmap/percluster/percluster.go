@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -81,8 +82,10 @@ func innerSpec(i int, maxEntries uint32) (spec *ebpf.MapSpec, err error) {
 	return spec, err
 }
 
-// Maps are the arrays. Methods may be called concurrently.
+// Maps are the arrays. Methods may be called concurrently, by several processes
+// too.
 type Maps struct {
+	dir    string
 	mu     sync.Mutex
 	arrays [len(kinds)]*ebpf.Map
 }
@@ -90,7 +93,7 @@ type Maps struct {
 // Open opens the arrays that are pinned in a directory ([bpf.MapsDir]). The
 // error is [fs.ErrNotExist] if they are not.
 func Open(dir string) (*Maps, error) {
-	m := &Maps{}
+	m := &Maps{dir: dir}
 	for i, k := range kinds {
 		path := ctmap.Path(dir, k.name)
 		array, err := ebpf.LoadPinnedMap(path, nil)
@@ -112,18 +115,27 @@ func isArray(m *ebpf.Map) bool {
 // OpenOrCreate opens the arrays that are pinned in a directory, and creates those
 // that are not. One of other properties, or for maps of another layout, is
 // replaced by an empty one; a program that uses the former goes on with it until
-// it is replaced. A nil log is none.
+// it is replaced. Pins of maps that no array has are removed, and maps that are
+// not pinned are. A nil log is none.
 func OpenOrCreate(dir string, log *slog.Logger) (*Maps, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	m := &Maps{}
+	unlock, err := lock(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	m := &Maps{dir: dir}
 	for i := range kinds {
 		array, err := openArray(dir, i, log)
 		if err != nil {
 			return nil, errors.Join(err, m.Close())
 		}
 		m.arrays[i] = array
+	}
+	if err := m.settleAll(log); err != nil {
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
@@ -197,6 +209,11 @@ func (m *Maps) Create(id uint32, sizes Sizes) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	unlock, err := lock(m.dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var errs []error
 	for i := range kinds {
 		if err := m.create(i, id, sizes.of(kinds[i].like)); err != nil {
@@ -214,7 +231,7 @@ var copiers = [len(kinds)]bpf.Copier{
 }
 
 func (m *Maps) create(i int, id, maxEntries uint32) error {
-	old, err := m.inner(i, id)
+	old, err := m.settle(i, id)
 	if err != nil {
 		return err
 	}
@@ -230,26 +247,13 @@ func (m *Maps) create(i int, id, maxEntries uint32) error {
 	if err != nil {
 		return err
 	}
-	defer inner.Close() // the array keeps it
+	defer inner.Close() // the array and the pin keep it
 	if old != nil {
 		if _, _, err := copiers[i](old, inner); err != nil {
 			return fmt.Errorf("move its entries: %w", err)
 		}
 	}
-	return m.arrays[i].Put(id, inner)
-}
-
-// inner opens the map of a cluster, nil if there is none.
-func (m *Maps) inner(i int, id uint32) (*ebpf.Map, error) {
-	var inner *ebpf.Map
-	err := m.arrays[i].Lookup(id, &inner)
-	if errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // ErrNotExist: deleted after its number was read
-	}
-	if errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("to open a map of an array takes CAP_SYS_ADMIN: %w", err)
-	}
-	return inner, err
+	return m.put(i, id, inner)
 }
 
 // Delete deletes the maps of a cluster, when the programs are done with them. It
@@ -260,13 +264,14 @@ func (m *Maps) Delete(id uint32) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.delete(id)
-}
-
-func (m *Maps) delete(id uint32) error {
+	unlock, err := lock(m.dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var errs []error
-	for i, array := range m.arrays {
-		if err := array.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	for i := range kinds {
+		if err := m.delete(i, id); err != nil {
 			errs = append(errs, fmt.Errorf("map %s: delete of cluster %d: %w", kinds[i].name, id, err))
 		}
 	}
@@ -279,14 +284,13 @@ func (m *Maps) Clusters() (ids []uint32, err error) {
 	defer m.mu.Unlock()
 	for id := uint32(1); id <= MaxClusterID; id++ {
 		for i := range m.arrays {
-			var number ebpf.MapID
-			err := m.arrays[i].Lookup(id, &number)
-			if err == nil {
+			number, err := m.number(i, id)
+			if err != nil {
+				return nil, fmt.Errorf("map %s: look up cluster %d: %w", kinds[i].name, id, err)
+			}
+			if number != 0 {
 				ids = append(ids, id)
 				break
-			}
-			if !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return nil, fmt.Errorf("map %s: look up cluster %d: %w", kinds[i].name, id, err)
 			}
 		}
 	}
@@ -298,6 +302,14 @@ func (m *Maps) Clusters() (ids []uint32, err error) {
 // was removed; it is no error that there is nothing.
 func Cleanup(dir string) (removed []string, err error) {
 	var errs []error
+	pins := filepath.Join(dir, pinDir)
+	if _, err := os.Stat(pins); err == nil {
+		unlock, err := lock(dir)
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
+	}
 	for _, k := range kinds {
 		path := ctmap.Path(dir, k.name)
 		array, err := ebpf.LoadPinnedMap(path, nil)
@@ -312,6 +324,14 @@ func Cleanup(dir string) (removed []string, err error) {
 			continue
 		}
 		removed = append(removed, k.name)
+	}
+	// Last: maps that arrays have are pinned as long as possible.
+	if _, err := os.Stat(pins); err == nil {
+		if err := os.RemoveAll(pins); err != nil {
+			errs = append(errs, fmt.Errorf("remove pins of maps of clusters: %w", err))
+		} else {
+			removed = append(removed, pinDir)
+		}
 	}
 	return removed, errors.Join(errs...)
 }

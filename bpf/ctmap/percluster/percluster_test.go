@@ -257,11 +257,18 @@ func TestCleanup(t *testing.T) {
 	defer global.Close()
 	removed, err = Cleanup(dir)
 	require.NoError(t, err)
-	require.Equal(t, Names(), removed)
+	require.Equal(t, append(Names(), "clusters"), removed)
 	requireClusters(t, m) // also for who has the arrays
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1, "maps that are not of clusters stay")
+
+	require.NoError(t, openOrCreate(t, dir).Create(1, testSizes))
+	require.NotEmpty(t, pins(t, dir))
+	removed, err = bpf.Cleanup(filepath.Dir(dir))
+	require.NoError(t, err)
+	require.Len(t, removed, len(Names())+2)
+	require.NoDirExists(t, dir, "that of the agent's directory removes them too")
 }
 
 // The agent removes pins that it does not know when it starts. These it knows.
@@ -281,5 +288,6 @@ func TestAgentLeavesThemAlone(t *testing.T) {
 	for _, name := range Names() {
 		require.FileExists(t, ctmap.Path(bpf.MapsDir(bpffs), name))
 	}
+	require.Len(t, pins(t, bpf.MapsDir(bpffs)), len(Names()))
 	require.NotContains(t, logged.String(), "Removed pins")
 }

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/agent"
+)
+
+func newCTCommand() *cobra.Command {
+	cmd := group("ct", "Show and remove the connections that this node tracks", `Show and remove the connections that this node tracks.
+
+list and count read the pinned maps of the kernel, whether an agent runs or not,
+and need root. gc and flush have the running agent do it; without one they do it
+themselves, and keep an agent from starting meanwhile.`)
+	cmd.AddCommand(newCTListCommand(), newCTCountCommand(), newCTGCCommand(), newCTFlushCommand())
+	return cmd
+}
+
+func newNATCommand() *cobra.Command {
+	cmd := group("nat", "Show the translations that this node has made", `Show the translations that this node has made: which source packets of a pod
+leave with, and which destination the replies get. They are read from the pinned
+maps of the kernel, whether an agent runs or not; that needs root.`)
+	cmd.AddCommand(newNATListCommand(), newNATCountCommand())
+	return cmd
+}
+
+// group returns a command that consists of others.
+func group(use, short, long string) *cobra.Command {
+	return &cobra.Command{
+		Use:   use,
+		Short: short,
+		Long:  long,
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return agent.UsageErrorf("unknown command %q for %q: see %[2]s --help", args[0], cmd.CommandPath())
+		},
+	}
+}
+
+func bpffsFlag(flags *pflag.FlagSet) *string {
+	return flags.String("bpffs", bpf.DefaultConfig.BPFFS, "BPF file system in which the agent's maps are pinned")
+}
+
+func isUsage(err error) bool {
+	var usage agent.UsageError
+	return errors.As(err, &usage)
+}
+
+// printRecords prints records as a JSON array.
+func printRecords[R any](out output, w io.Writer, records []R) error {
+	if records == nil {
+		records = []R{}
+	}
+	data, err := json.Marshal(records)
+	if err != nil {
+		return err
+	}
+	return out.printJSON(w, data)
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/gc"
+	"github.com/sluice-net/sluice/bpf/natmap"
+)
+
+// A real agent with maps in the kernel does what is asked for, and tells of it.
+// When it is gone the commands work on what it has left.
+func TestCTOfAgent(t *testing.T) {
+	n := &tracked{t: t, bpffs: newBPFFS(t), ct: map[string]ctmap.Map{}, nat: map[string]natmap.Map{}}
+	p := startAgent(t, "--bpf=kernel", "--bpffs="+n.bpffs, "--map-size-ct-tcp=4096", "--map-size-ct-any=4096", "--map-size-nat=4096")
+	require.Equal(t, netnsOf(t, "thread-self"), netnsOf(t, strconv.Itoa(p.cmd.Process.Pid)), "it is kept away from the host's network")
+	ct, err := ctmap.OpenAll(bpf.MapsDir(n.bpffs))
+	require.NoError(t, err)
+	for _, m := range ct {
+		defer m.Close()
+		n.ct[m.Name()] = m
+	}
+	nat, err := natmap.OpenAll(bpf.MapsDir(n.bpffs))
+	require.NoError(t, err)
+	for _, m := range nat {
+		defer m.Close()
+		n.nat[m.Name()] = m
+	}
+	n.now, err = gc.Now()
+	require.NoError(t, err)
+
+	n.track(17, "10.1.0.5:5353", "198.51.100.53:53", 0, -30, "203.0.113.102:5353") // before the agent can have a look
+	r := n.run("ct", "gc", "--all-expired", "-o", "json")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Empty(t, r.stderr)
+	var passes []gc.Pass
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &passes))
+	require.Len(t, passes, 6, r.stdout)
+
+	n.track(6, "10.1.0.5:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "203.0.113.102:40000")
+	n.track(6, "10.1.0.5:40001", "198.51.100.10:80", ctmap.SeenNonSYN, 9000, "203.0.113.102:40001")
+	connections, translations := n.left()
+	require.Equal(t, 2, connections, "the expired one is gone")
+	require.Equal(t, 4, translations)
+	r = n.run("ct", "flush", "--port=443")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, "removed 1 connections and 2 entries of translations\n", r.stdout)
+	r = n.run("ct", "list")
+	require.Regexp(t, `(?m)^tcp +10\.1\.0\.5:40001 +198\.51\.100\.10:80 +out +established `, r.stdout)
+	require.Empty(t, r.stderr, "the agent was asked for names")
+
+	r = sluice(t, "get", "ct-gc-runs", "-o", "json")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	var rows []struct{ Map, Reason string }
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &rows))
+	require.Contains(t, rows, struct{ Map, Reason string }{ctmap.CT4Any, "sluice ct gc"})
+	require.Contains(t, rows, struct{ Map, Reason string }{ctmap.CT4TCP, "sluice ct flush"})
+
+	p.stop(t, syscall.SIGKILL)
+	r = n.run("ct", "flush", "--all")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, aloneNote, r.stderr)
+	connections, translations = n.left()
+	require.Zero(t, connections+translations)
+}
+
+func netnsOf(t *testing.T, process string) string {
+	ns, err := os.Readlink("/proc/" + process + "/ns/net")
+	require.NoError(t, err)
+	return ns
+}
+
+// An agent whose maps are in memory says so.
+func TestCTOfAgentInMemory(t *testing.T) {
+	startAgent(t)
+	r := sluice(t, "ct", "gc")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "this agent has no kernel maps")
+}

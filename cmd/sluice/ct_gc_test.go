@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/gc"
+	"github.com/sluice-net/sluice/cmd/api"
+)
+
+const aloneNote = "sluice: no agent answers: this command works on the maps itself\n"
+
+func TestCTGC(t *testing.T) {
+	n := newTracked(t)
+	n.fill()
+	noAgent(t)
+	r := n.run("ct", "gc")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, aloneNote, r.stderr)
+	require.Equal(t, "Map | Method | Scanned | Expired | Translations | Orphans | Kept | Revived | Deferred | Failed | Duration | LongestRun\n"+
+		"sluice_ct4_tcp | for-each | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct4_any | for-each | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct6_tcp | for-each | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct6_any | for-each | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_nat4 | for-each | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_nat6 | for-each | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n", masked(r.stdout))
+	connections, translations := n.left()
+	require.Equal(t, 3, connections)
+	require.Equal(t, 6, translations)
+
+	// Through the agent: the grace of the UDP connection is not waited for.
+	requests := fakeAgent(n)
+	r = n.run("ct", "gc", "--all-expired", "-o", "json")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Empty(t, r.stderr)
+	var passes []gc.Pass
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &passes))
+	require.Len(t, passes, 6)
+	require.EqualValues(t, 1, passes[1].Expired)
+	require.EqualValues(t, 2, passes[1].Translations)
+	connections, translations = n.left()
+	require.Equal(t, 2, connections)
+	require.Equal(t, 4, translations)
+	require.Equal(t, []api.GCRequest{{Reason: "sluice ct gc", Expired: true, Orphans: true, ReplyGraceSeconds: new(uint32)}}, *requests)
+}
+
+func TestCTFlush(t *testing.T) {
+	n := newTracked(t)
+	n.fill()
+	noAgent(t)
+	r := n.run("ct", "flush", "--pod=10.1.0.5", "--protocol=tcp")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, aloneNote, r.stderr)
+	require.Equal(t, "removed 1 connections and 2 entries of translations\n", r.stdout)
+	connections, translations := n.left()
+	require.Equal(t, 4, connections)
+	require.Equal(t, 4, translations)
+
+	requests := fakeAgent(n)
+	r = n.run("ct", "flush", "--pod=shop/web-1", "--ip=198.51.100.53")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Empty(t, r.stderr)
+	require.Equal(t, "removed 1 connections and 2 entries of translations\n", r.stdout)
+	require.Equal(t, []api.GCRequest{{Reason: "sluice ct flush", Match: &api.CTMatch{
+		Pods: []string{"10.1.0.5", "fd00::5"}, IPs: []string{"198.51.100.53"},
+	}}}, *requests)
+
+	r = n.run("ct", "flush", "--pod=nobody")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "find pod nobody: the agent knows none of that name")
+	require.Len(t, *requests, 1)
+
+	r = n.run("ct", "flush", "--all", "-o", "json")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	connections, translations = n.left()
+	require.Zero(t, connections+translations)
+	var passes []gc.Pass
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &passes))
+	var removed uint64
+	for _, p := range passes {
+		removed += p.Removed()
+	}
+	require.EqualValues(t, 3+2, removed)
+	r = n.run("ct", "flush", "--all")
+	require.Equal(t, "removed 0 connections and 0 entries of translations\n", r.stdout, r.stderr)
+}
+
+// Who holds the lock and does not answer is not worked around.
+func TestCTGCWhileLocked(t *testing.T) {
+	n := newTracked(t)
+	n.fill()
+	noAgent(t)
+	kernel, err := bpf.OpenKernel(n.bpffs, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	for _, args := range [][]string{{"ct", "gc"}, {"ct", "flush", "--all"}} {
+		r := n.run(args...)
+		require.Equal(t, exitError, r.code)
+		require.Contains(t, r.stderr, "in use by another agent, but none answers: ")
+		require.Contains(t, r.stderr, "name its socket by --server")
+	}
+	connections, _ := n.left()
+	require.Equal(t, 5, connections)
+	require.Equal(t, exitOK, n.run("ct", "list").code, "who only reads needs no lock")
+
+	require.NoError(t, kernel.Close())
+	r := n.run("ct", "gc", "--server=/nowhere/s.sock")
+	require.Equal(t, exitNoAgent, r.code, "a certain agent was to do it: %s", r.stderr)
+	require.Equal(t, exitOK, n.run("ct", "gc").code)
+}
+
+// What an agent says of a request is shown.
+func TestCTGCRefused(t *testing.T) {
+	socket := filepath.Join(tempDir(t), "s.sock")
+	l, err := net.Listen("unix", socket)
+	require.NoError(t, err)
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/version" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			json.NewEncoder(w).Encode(api.GCAnswer{Err: "this agent has no kernel maps"})
+		}
+	})}
+	done := make(chan struct{})
+	go func() { server.Serve(l); close(done) }()
+	t.Cleanup(func() { server.Close(); <-done })
+	t.Setenv("SLUICE_SERVER", socket)
+	r := sluice(t, "ct", "gc")
+	require.Equal(t, exitError, r.code)
+	require.Equal(t, "sluice: this agent has no kernel maps\n", r.stderr)
+	r = sluice(t, "ct", "flush", "--pod=web")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "ask for pods: this agent has no kernel maps")
+}
+
+func TestMapsError(t *testing.T) {
+	require.ErrorIs(t, mapsError(fs.ErrPermission), fs.ErrPermission)
+	require.NoError(t, mapsError(nil))
+}
