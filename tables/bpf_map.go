@@ -12,6 +12,11 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
+// TypeLRU is the type of the maps that the programs write: of connections,
+// translations and fragments. When one is full, the entry that was not used for
+// longest makes room. The agent has none of this type of its own.
+const TypeLRU bpf.Type = "lru-hash"
+
 // BPFMap says how a BPF map is doing. Its numbers are those of a moment ago.
 type BPFMap struct {
 	Name       string   `json:"name"`

@@ -4,16 +4,19 @@ package agent
 
 import (
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/stream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/reconcilers/egress"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/sources/events"
+	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/addresses"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
@@ -66,6 +69,13 @@ var Dataflow = cell.Group(
 	// Programs at devices, and the overlay device.
 	attach.Cell,
 
+	// Connections that have ended: ct-gc-runs.
+	cell.Provide(
+		func(d *datapath.Datapath) ctgc.Datapath { return d },
+		portsExhausted,
+	),
+	ctgc.Cell,
+
 	// Kernel parameters.
 	cell.Provide(func(c Config) sysctl.StateDir { return sysctl.StateDir(c.StateDir) }),
 	sysctl.Cell,
@@ -74,4 +84,9 @@ var Dataflow = cell.Group(
 func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {
 	m := derive.NewMetrics()
 	return m, register(r, m)
+}
+
+// portsExhausted tells the garbage collection of what packets were dropped for.
+func portsExhausted(s *events.Source) ctgc.Exhausted {
+	return stream.Map(s.PortsExhausted(), func(*tables.Event) struct{} { return struct{}{} })
 }

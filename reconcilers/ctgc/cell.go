@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctgc
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/stream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/gc"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell provides the [Runner] and the table ct-gc-runs, and has passes made from
+// when the endpoints are known.
+var Cell = cell.Module(
+	"ctgc",
+	"Removal of connections that have ended",
+
+	cell.Config(DefaultConfig),
+	cell.ProvidePrivate(tables.NewCTGCRunTable),
+	cell.Provide(
+		statedb.RWTable[*tables.CTGCRun].ToTable,
+		provide,
+		commands,
+	),
+	cell.Invoke(register),
+)
+
+// Config says when passes are made, and how.
+type Config struct {
+	CTGCInterval    time.Duration `mapstructure:"ct-gc-interval"`
+	CTGCMaxInterval time.Duration `mapstructure:"ct-gc-max-interval"`
+	CTGCMethod      string        `mapstructure:"ct-gc-method"`
+}
+
+// DefaultConfig has the interval follow what passes find.
+var DefaultConfig = Config{CTGCMaxInterval: 30 * time.Minute, CTGCMethod: string(gc.Auto)}
+
+var methods = []string{string(gc.Auto), string(gc.Iterator), string(gc.ForEach), string(gc.UserSpace)}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections; 0: by the share that has expired")
+	flags.Duration("ct-gc-max-interval", c.CTGCMaxInterval, "Most time between these passes, while any may have expired")
+	flags.String("ct-gc-method", c.CTGCMethod, "How expired connections are removed: auto, iterator, for-each, user-space")
+}
+
+func (c Config) validate() error {
+	switch {
+	case c.CTGCInterval < 0 || c.CTGCInterval > 0 && c.CTGCInterval < time.Second:
+		return fmt.Errorf("--ct-gc-interval %s: want 0, or a second at least", c.CTGCInterval)
+	case c.CTGCMaxInterval < minInterval:
+		return fmt.Errorf("--ct-gc-max-interval %s is less than %s, the least time between passes", c.CTGCMaxInterval, minInterval)
+	case !slices.Contains(methods, c.CTGCMethod):
+		return fmt.Errorf("unknown value %q of --ct-gc-method: want one of %v", c.CTGCMethod, methods)
+	}
+	return nil
+}
+
+// Exhausted tells when a port to translate to was wanted and there was none.
+type Exhausted stream.Observable[struct{}]
+
+type params struct {
+	cell.In
+
+	Config     Config
+	Timing     *Timing `optional:"true"`
+	Log        *slog.Logger
+	DB         *statedb.DB
+	Datapath   Datapath
+	Maps       *bpf.Maps
+	Control    *bpfmap.Control
+	Runs       statedb.RWTable[*tables.CTGCRun]
+	Registerer prometheus.Registerer `optional:"true"`
+}
+
+func provide(p params) (*Runner, error) {
+	if err := p.Config.validate(); err != nil {
+		return nil, err
+	}
+	m := newMetrics()
+	if p.Registerer != nil {
+		if err := m.register(p.Registerer); err != nil {
+			return nil, fmt.Errorf("register metrics of the garbage collection: %w", err)
+		}
+	}
+	r := newRunner()
+	if p.Timing != nil {
+		r.timing = *p.Timing
+	}
+	o := &opener{p.Datapath, p.Config, p.Log}
+	r.log, r.loaded, r.open = p.Log, p.Datapath.Loaded, o.global
+	r.clusters = func(sets []*set) ([]*set, error) {
+		kernel, ok := p.Maps.Backend().(*bpf.Kernel)
+		if !ok {
+			return nil, nil
+		}
+		return o.clusters(kernel.Dir(), sets)
+	}
+	r.packets = packets(p.Datapath)
+	r.fragments = func() ([]tables.BPFMap, error) { return fragments(p.Datapath) }
+	r.reporter = &reporter{
+		log: p.Log, db: p.DB, runs: p.Runs, metrics: m,
+		maps:   func(rows ...tables.BPFMap) error { return p.Control.Show(p.DB, rows...) },
+		unshow: func(names ...string) error { return p.Control.Hide(p.DB, names...) },
+	}
+	return r, nil
+}
+
+type jobs struct {
+	cell.In
+
+	Runner    *Runner
+	Jobs      job.Group
+	DB        *statedb.DB
+	Endpoints statedb.Table[*tables.Endpoint]
+	Nodes     statedb.Table[*tables.Node]
+	Exhausted Exhausted `optional:"true"`
+}
+
+func register(j jobs) {
+	w := newWatcher(j.Runner, j.DB, j.Endpoints, j.Nodes)
+	j.Jobs.Add(
+		job.OneShot("collect", j.Runner.run),
+		job.OneShot("follow-endpoints", w.run),
+	)
+	if j.Exhausted != nil {
+		j.Jobs.Add(job.Observer("follow-ports", func(context.Context, struct{}) error {
+			j.Runner.portsExhausted()
+			return nil
+		}, stream.Observable[struct{}](j.Exhausted)))
+	}
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctgc
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/ctmap/percluster"
+	"github.com/sluice-net/sluice/bpf/gc"
+	"github.com/sluice-net/sluice/bpf/natmap"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// kernelMaps are the maps of programs that are not there.
+type kernelMaps map[string]*ebpf.Map
+
+func (m kernelMaps) Loaded() bool              { return true }
+func (m kernelMaps) Map(name string) *ebpf.Map { return m[name] }
+func (m kernelMaps) Metrics() *ebpf.Map        { return nil }
+
+// agent is what the runner needs of one, on maps of the kernel.
+type agent struct {
+	t         *testing.T
+	maps      kernelMaps
+	dir       string
+	runner    *Runner
+	db        *statedb.DB
+	endpoints statedb.RWTable[*tables.Endpoint]
+	nodes     statedb.RWTable[*tables.Node]
+	runs      statedb.Table[*tables.CTGCRun]
+	shown     statedb.Table[*tables.BPFMap]
+
+	mu      sync.Mutex
+	removed []gc.Entry
+}
+
+func openKernel(t *testing.T) *bpf.Kernel {
+	path := filepath.Join(t.TempDir(), "bpffs")
+	if err := bpf.Probe(path); err != nil {
+		require.NotEqual(t, "1", os.Getenv("SLUICE_REQUIRE_PRIVILEGED"), "kernel maps are not possible here: %v", err)
+		t.Skipf("kernel maps are not possible here: %v", err)
+	}
+	kernel, err := bpf.OpenKernel(path, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		kernel.Close()
+		require.NoError(t, unix.Unmount(path, unix.MNT_DETACH))
+	})
+	return kernel
+}
+
+func newAgent(t *testing.T, method gc.Method) *agent {
+	kernel := openKernel(t)
+	a := &agent{t: t, maps: kernelMaps{}, dir: kernel.Dir()}
+	for _, name := range ctmap.Names() {
+		m, err := ctmap.Create(name, 1000)
+		require.NoError(t, err)
+		t.Cleanup(func() { m.Close() })
+		a.maps[name] = m.Kernel()
+	}
+	for _, name := range natmap.Names() {
+		m, err := natmap.Create(name, 1000)
+		require.NoError(t, err)
+		t.Cleanup(func() { m.Close() })
+		a.maps[name] = m.Kernel()
+	}
+	fragments, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 12, ValueSize: 4, MaxEntries: 64})
+	require.NoError(t, err)
+	t.Cleanup(func() { fragments.Close() })
+	a.maps[ctmap.Frag4] = fragments
+	require.NoError(t, fragments.Put(ctmap.FragKey4{Protocol: 17}, ctmap.FragValue{}))
+
+	h := a.hive(kernel, method)
+	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
+	require.NoError(t, h.Start(log, t.Context()))
+	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
+	return a
+}
+
+func (a *agent) hive(kernel *bpf.Kernel, method gc.Method) *hive.Hive {
+	opts := hive.DefaultOptions()
+	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
+		func(r job.Registry, h cell.Health, id cell.ModuleID, log *slog.Logger) job.Group {
+			return r.NewGroup(h.NewScope(string(id)), job.WithLogger(log))
+		},
+	}
+	timing := &Timing{Poll: 5 * time.Millisecond, Look: 5 * time.Millisecond, Coalesce: 5 * time.Millisecond, Ports: time.Millisecond}
+	h := hive.NewWithOptions(opts,
+		statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, bpfmap.Cell, Cell,
+		cell.Provide(
+			func() bpf.Backend { return kernel },
+			func() Datapath { return a.maps },
+			func() *Timing { return timing },
+			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
+			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
+		),
+		cell.Invoke(func(r *Runner, db *statedb.DB, e statedb.RWTable[*tables.Endpoint], n statedb.RWTable[*tables.Node],
+			runs statedb.Table[*tables.CTGCRun], shown statedb.Table[*tables.BPFMap],
+		) {
+			a.runner, a.db, a.endpoints, a.nodes, a.runs, a.shown = r, db, e, n, runs, shown
+		}),
+	)
+	hive.AddConfigOverride(h, func(c *Config) { c.CTGCMethod = string(method) })
+	return h
+}
+
+// put adds connections that end at some time to the maps, and says when they do.
+func (a *agent) put(m *ebpf.Map, lifetime uint32, froms ...string) {
+	for _, from := range froms {
+		t := ctmap.Tuple{Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: unix.IPPROTO_TCP}
+		require.NoError(a.t, m.Put(ctmap.NewKey4(t), ctmap.Entry{Lifetime: lifetime}))
+	}
+}
+
+// removals returns the sources of what was removed, with the reason.
+func (a *agent) removals() map[string]gc.Reason {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	removals := map[string]gc.Reason{}
+	for _, e := range a.removed {
+		removals[e.Map+" "+e.Tuple.Source.String()] = e.Reason
+	}
+	return removals
+}
+
+// entries returns what bpf-maps says of how many entries a map has, -1 if nothing.
+func (a *agent) entries(name string) int {
+	row, _, found := a.shown.Get(a.db.ReadTxn(), tables.BPFMapByName(name))
+	if !found {
+		return -1
+	}
+	return row.Entries
+}
+
+func (a *agent) eventually(condition func() bool, what string) {
+	a.t.Helper()
+	require.Eventually(a.t, condition, 10*time.Second, 2*time.Millisecond, what)
+}
+
+// The runner with all that it works on: maps of the kernel, tables, observers.
+func TestKernel(t *testing.T) {
+	for _, method := range []gc.Method{gc.Auto, gc.Iterator, gc.UserSpace} {
+		t.Run(string(method), func(t *testing.T) { testKernel(t, newAgent(t, method)) })
+	}
+}
+
+func testKernel(t *testing.T, a *agent) {
+	now, err := gc.Now()
+	require.NoError(t, err)
+	a.runner.Observe4().Observe(t.Context(), func(e gc.Entry) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.removed = append(a.removed, e)
+	}, func(error) {})
+	a.put(a.maps[ctmap.CT4TCP], now+1000, "10.0.0.1:1", "10.0.0.2:2")
+	a.put(a.maps[ctmap.CT4TCP], now-1, "10.0.0.3:3")
+	orphan := ctmap.Tuple{Source: netip.MustParseAddrPort("10.0.0.4:4"), Destination: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: unix.IPPROTO_TCP}
+	require.NoError(t, a.maps[natmap.Name4].Put(natmap.NewKey4(orphan), natmap.Entry4{NeedsCT: 1, Used: now - 10, Addr: [4]byte{192, 0, 2, 9}}))
+	pod := &tables.Endpoint{Name: tables.Name{Namespace: "default", Name: "pod"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}
+	wtxn := a.db.WriteTxn(a.endpoints)
+	_, _, err = a.endpoints.Insert(wtxn, pod)
+	require.NoError(t, err)
+	wtxn.Commit()
+
+	a.runner.Enable()
+	want := map[string]gc.Reason{"sluice_ct4_tcp 10.0.0.3:3": gc.Expired, "sluice_nat4 10.0.0.4:4": gc.Orphan}
+	a.eventually(func() bool { return len(a.removals()) == len(want) }, "the first pass")
+	require.Equal(t, want, a.removals())
+	a.eventually(func() bool { return a.entries(ctmap.CT4TCP) == 2 && a.entries(natmap.Name4) == 0 }, "bpf-maps")
+	a.eventually(func() bool { return a.entries(ctmap.Frag4) == 1 }, "fragments")
+	revision := a.shown.Revision(a.db.ReadTxn())
+
+	// A pod goes.
+	wtxn = a.db.WriteTxn(a.endpoints)
+	_, _, err = a.endpoints.Delete(wtxn, pod)
+	require.NoError(t, err)
+	wtxn.Commit()
+	want["sluice_ct4_tcp 10.0.0.2:2"] = gc.Scrubbed
+	a.eventually(func() bool { return len(a.removals()) == len(want) }, "the pod's connections")
+	require.Equal(t, want, a.removals())
+	a.eventually(func() bool { return a.entries(ctmap.CT4TCP) == 1 }, "bpf-maps")
+	require.Equal(t, revision+1, a.shown.Revision(a.db.ReadTxn()), "rows are written when numbers change")
+
+	// Somebody asks.
+	_, err = a.runner.Flush(t.Context(), func(e gc.Entry) bool { return e.Tuple.Source.Port() == 1 }, "test")
+	require.NoError(t, err)
+	want["sluice_ct4_tcp 10.0.0.1:1"] = gc.Flushed
+	a.eventually(func() bool { return len(a.removals()) == len(want) }, "the flushed connection")
+	var reasons []string
+	for row := range a.runs.All(a.db.ReadTxn()) {
+		if row.Map == ctmap.CT4TCP {
+			reasons = append(reasons, row.Reason)
+		}
+	}
+	require.Equal(t, []string{ReasonStart, ReasonEndpointsGone, "test"}, reasons)
+	testCluster(t, a, now)
+}
+
+// A cluster gets maps, which are collected in like the others, until they go.
+func testCluster(t *testing.T, a *agent, now uint32) {
+	const name = percluster.CT4TCP + "/3"
+	arrays, err := percluster.OpenOrCreate(a.dir, nil)
+	require.NoError(t, err)
+	defer arrays.Close()
+	for n, size := range []uint32{100, 200} { // the second replaces the first
+		require.NoError(t, arrays.Create(3, percluster.Sizes{CTTCP: size, CTAny: size, NAT: size}))
+		a.eventually(func() bool {
+			row, _, found := a.shown.Get(a.db.ReadTxn(), tables.BPFMapByName(name))
+			return found && row.MaxEntries == size
+		}, "the maps are seen")
+		c, err := arrays.Get(3)
+		require.NoError(t, err)
+		a.put(c.Set().CT4TCP, now-1, "10.3.0.1:1")
+		_, err = a.runner.Run(t.Context(), gc.Filter{Expired: true}, "cluster")
+		require.NoError(t, err)
+		// The pass at the start may have been earlier.
+		var expired uint64
+		for row := range a.runs.List(a.db.ReadTxn(), tables.CTGCRunsByMap(name)) {
+			require.Equal(t, "cluster-3", row.Set)
+			expired += row.Expired
+		}
+		require.EqualValues(t, n+1, expired)
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, arrays.Delete(3))
+	a.eventually(func() bool { return a.entries(name) == -1 }, "the maps are gone")
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctgc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/hive/cell"
+
+	"github.com/sluice-net/sluice/bpf/gc"
+)
+
+// busyAtMost is the share of time that passes for addresses that go may take.
+const busyAtMost = 0.1
+
+// run makes passes until the context ends.
+func (r *Runner) run(ctx context.Context, health cell.Health) error {
+	defer close(r.ended)
+	r.reporter.health = health
+	if !r.loaded() {
+		health.OK("No programs are loaded: there are no connections")
+		r.refuse(ctx)
+		return nil
+	}
+	l := &loop{Runner: r, pollAt: time.Now()}
+	defer l.close()
+	l.run(ctx)
+	return nil
+}
+
+// refuse answers requests while there is nothing to make a pass through.
+func (r *Runner) refuse(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case q := <-r.requests:
+			q.reply <- reply{err: ErrNoMaps}
+		}
+	}
+}
+
+// loop is what makes the passes.
+type loop struct {
+	*Runner
+	sets    []*set // none while they cannot be opened
+	unasked bool   // passes are made unasked
+
+	// When to do what; zero is never. next: at the earliest.
+	nextPorts, nextScrub                     time.Time
+	pollAt, openAt, lookAt, portsAt, scrubAt time.Time
+
+	unseen error // of the last look
+}
+
+func (l *loop) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	enabled := l.enabled
+	for {
+		timer.Reset(time.Until(l.due()))
+		select {
+		case <-ctx.Done():
+			return
+		case <-enabled:
+			enabled, l.unasked, l.pollAt = nil, true, time.Now()
+		case q := <-l.requests:
+			q.reply <- l.serve(ctx, q)
+		case <-l.ports:
+			if l.portsAt.IsZero() {
+				l.portsAt = latest(time.Now(), l.nextPorts)
+			}
+		case <-l.scrubs.wake:
+			if l.scrubAt.IsZero() {
+				l.scrubAt = latest(time.Now().Add(l.timing.Coalesce), l.nextScrub)
+			}
+		case <-timer.C:
+		}
+		l.work(ctx)
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// due returns when there is something to do.
+func (l *loop) due() time.Time {
+	due := l.pollAt
+	for _, at := range []time.Time{l.portsAt, l.scrubAt} {
+		if l.unasked && !at.IsZero() && at.Before(due) {
+			due = at
+		}
+	}
+	return due
+}
+
+// work does what is due.
+func (l *loop) work(ctx context.Context) {
+	is := func(at time.Time) bool { return l.unasked && !at.IsZero() && !time.Now().Before(at) }
+	if is(l.portsAt) {
+		l.portsAt, l.nextPorts = time.Time{}, time.Now().Add(l.timing.Ports)
+		l.everywhere(ctx, ReasonPortsExhausted, func(*observation) gc.Filter {
+			return gc.Filter{Expired: true, Orphans: true} // no grace: it takes ports
+		})
+	}
+	if is(l.scrubAt) {
+		l.scrub(ctx)
+	}
+	if !time.Now().Before(l.pollAt) {
+		l.poll(ctx)
+		l.pollAt = time.Now().Add(l.timing.Poll)
+	}
+}
+
+// opened reports whether there are sets of maps, which it opens if it is time to.
+func (l *loop) opened() bool {
+	if len(l.sets) > 0 {
+		return true
+	}
+	if time.Now().Before(l.openAt) {
+		return false
+	}
+	global, err := l.open()
+	if err != nil {
+		l.openAt = time.Now().Add(minInterval)
+		l.reporter.health.Degraded("The maps of connections cannot be gone through", err)
+		return false
+	}
+	l.sets = []*set{global}
+	return true
+}
+
+// look has the sets of clusters be those that there are now, and shows the maps
+// of fragments.
+func (l *loop) look() {
+	before := l.sets
+	sets, err := l.clusters(before[1:])
+	l.sets = append([]*set{before[0]}, sets...)
+	hideErr := l.reporter.hide(before, l.sets)
+	rows, countErr := l.fragments()
+	if countErr == nil {
+		countErr = l.reporter.maps(rows...)
+	}
+	l.unseen = errors.Join(err, hideErr, countErr)
+}
+
+// poll looks at all sets, and makes the passes that are worth it.
+func (l *loop) poll(ctx context.Context) {
+	if !l.opened() {
+		return
+	}
+	if now := time.Now(); !now.Before(l.lookAt) {
+		l.look()
+		l.lookAt = now.Add(l.timing.Look)
+	}
+	for _, s := range l.sets {
+		o := l.observe(s)
+		if o == nil || !l.unasked {
+			continue
+		}
+		if reason := s.schedule.decide(o); reason != "" {
+			l.pass(ctx, s, order{reason, collect(usual(o))}) // the report has the error
+		}
+	}
+	l.reporter.reportHealth(l.sets, l.unasked, l.unseen)
+}
+
+// usual returns the filter of passes that nobody asks for.
+func usual(o *observation) gc.Filter {
+	return gc.Filter{Expired: true, Orphans: true, ReplyGrace: o.grace()}
+}
+
+// observe counts the entries of a set, and shows the counts. It returns nil if
+// that fails.
+func (l *loop) observe(s *set) *observation {
+	counts, err := s.collector.Count()
+	if err == nil {
+		err = l.reporter.show(s, counts.Entries)
+	}
+	if err != nil {
+		s.uncounted = fmt.Errorf("count entries of the %s maps: %w", s.name, err)
+		return nil
+	}
+	s.uncounted = nil
+	return &observation{now: time.Now(), counts: counts, sizes: s.sizes, packets: l.packets}
+}
+
+// pass makes one pass through a set.
+func (l *loop) pass(ctx context.Context, s *set, o order) ([]gc.Pass, error) {
+	started, lost := time.Now(), l.observers.lost.Load()
+	done, err := o.do(ctx, s.collector, &l.observers)
+	after := l.observe(s)
+	if after == nil {
+		after = &observation{now: time.Now(), sizes: s.sizes, packets: l.packets}
+	}
+	if done.all {
+		s.schedule.made(o.reason, done.passes, err, after)
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+			s.failure = err
+		}
+	}
+	l.reporter.passed(&report{
+		set: s, reason: o.reason, started: started, ended: after.now,
+		passes: done.passes, lost: l.observers.lost.Load() - lost, err: err,
+	})
+	return done.passes, err
+}
+
+// everywhere makes a pass through each set that has any entries. It reports
+// whether all went well.
+func (l *loop) everywhere(ctx context.Context, reason string, filter func(*observation) gc.Filter) bool {
+	if !l.opened() {
+		return false
+	}
+	well := true
+	for _, s := range l.sets {
+		o := l.observe(s)
+		if o != nil && o.total() == 0 {
+			continue
+		}
+		if o == nil {
+			well = false
+			continue
+		}
+		if _, err := l.pass(ctx, s, order{reason, collect(filter(o))}); err != nil {
+			well = false
+		}
+	}
+	l.reporter.reportHealth(l.sets, l.unasked, l.unseen)
+	return well
+}
+
+// scrub removes what has an address that is nobody's any more. An address that
+// another endpoint has by now is left alone: its connections are not told apart
+// from those before.
+func (l *loop) scrub(ctx context.Context) {
+	l.scrubAt = time.Time{}
+	all, more := l.scrubs.take()
+	addrs := slices.DeleteFunc(slices.Clone(all), l.owned)
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	started, well := time.Now(), true
+	if len(addrs) > 0 {
+		well = l.everywhere(ctx, ReasonEndpointsGone, func(o *observation) gc.Filter {
+			f := usual(o)
+			f.Addrs = addrs
+			return f
+		})
+	}
+	ended := time.Now()
+	l.nextScrub = ended.Add(time.Duration(float64(ended.Sub(started)) * (1/busyAtMost - 1)))
+	if !well {
+		l.nextScrub = latest(l.nextScrub, ended.Add(minInterval))
+		l.scrubs.add(addrs...)
+	} else {
+		l.reporter.scrubbed(len(addrs), len(all)-len(addrs))
+	}
+	if more {
+		l.scrubAt = l.nextScrub
+	}
+}
+
+// serve does what somebody waits for.
+func (l *loop) serve(ctx context.Context, q *request) (answer reply) {
+	own, cancel := context.WithCancel(q.ctx)
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	l.openAt = time.Time{}
+	if !l.opened() {
+		return reply{err: errors.New("the maps of connections cannot be gone through: see the health of ctgc")}
+	}
+	for _, s := range l.sets {
+		passes, err := l.pass(own, s, q.order)
+		for _, p := range passes {
+			p.Map = s.nameOf(p.Map)
+			answer.passes = append(answer.passes, p)
+		}
+		if err != nil {
+			answer.err = errors.Join(answer.err, fmt.Errorf("%s maps: %w", s.name, err))
+		}
+	}
+	l.reporter.reportHealth(l.sets, l.unasked, l.unseen)
+	return answer
+}
+
+func (l *loop) close() {
+	for _, s := range l.sets {
+		if err := s.close(); err != nil {
+			l.log.Warn("Collector was not closed", "set", s.name, "error", err)
+		}
+	}
+}

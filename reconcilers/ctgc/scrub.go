@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ctgc
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// maxScrubbed is how many addresses one pass removes.
+const maxScrubbed = 4096
+
+// scrubs are addresses that somebody had, until a pass takes them.
+type scrubs struct {
+	mu    sync.Mutex
+	addrs map[netip.Addr]struct{}
+	wake  chan struct{}
+}
+
+// add returns at once.
+func (s *scrubs) add(addrs ...netip.Addr) {
+	if len(addrs) == 0 {
+		return
+	}
+	s.mu.Lock()
+	for _, a := range addrs {
+		s.addrs[a] = struct{}{}
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns addresses for one pass, and whether there are more.
+func (s *scrubs) take() (addrs []netip.Addr, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for a := range s.addrs {
+		if len(addrs) == maxScrubbed {
+			return addrs, true
+		}
+		addrs = append(addrs, a)
+		delete(s.addrs, a)
+	}
+	return addrs, false
+}
+
+// watcher follows the endpoints: when they are known it enables the passes, and
+// has addresses scrubbed that an endpoint loses.
+type watcher struct {
+	runner    *Runner
+	db        *statedb.DB
+	endpoints statedb.Table[*tables.Endpoint]
+	nodes     statedb.Table[*tables.Node]
+
+	// known has the addresses of each endpoint: what a changed row had before is
+	// not to be learnt otherwise.
+	known map[tables.Name][]netip.Addr
+}
+
+func newWatcher(r *Runner, db *statedb.DB, endpoints statedb.Table[*tables.Endpoint], nodes statedb.Table[*tables.Node]) *watcher {
+	w := &watcher{r, db, endpoints, nodes, map[tables.Name][]netip.Addr{}}
+	r.owned = w.owned
+	return w
+}
+
+// owned reports whether an endpoint has an address.
+func (w *watcher) owned(addr netip.Addr) bool {
+	for range w.endpoints.List(w.db.ReadTxn(), tables.EndpointsByAddr(addr)) {
+		return true
+	}
+	return false
+}
+
+func (w *watcher) run(ctx context.Context, health cell.Health) error {
+	for _, table := range []statedb.TableMeta{w.endpoints, w.nodes} {
+		_, initialized := table.Initialized(w.db.ReadTxn())
+		health.OK("Waiting for table " + table.Name())
+		select {
+		case <-initialized:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	wtxn := w.db.WriteTxn(w.endpoints)
+	defer wtxn.Abort()
+	changes, err := w.endpoints.Changes(wtxn)
+	if err != nil {
+		return err
+	}
+	defer changes.Close()
+	wtxn.Commit()
+	w.runner.Enable()
+	health.OK("Following endpoints")
+	for {
+		some, more := changes.Next(w.db.ReadTxn())
+		for change := range some {
+			w.changed(change)
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// changed has the addresses scrubbed that an endpoint does not have any more.
+func (w *watcher) changed(change statedb.Change[*tables.Endpoint]) {
+	e := change.Object
+	before := w.known[e.Name]
+	if change.Deleted {
+		delete(w.known, e.Name)
+		w.runner.scrubs.add(before...)
+		w.runner.scrubs.add(e.Addrs...) // that it came and went with
+		return
+	}
+	w.known[e.Name] = e.Addrs
+	w.runner.scrubs.add(slices.DeleteFunc(slices.Clone(before), func(a netip.Addr) bool {
+		return slices.Contains(e.Addrs, a)
+	})...)
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// CTGCRun is what one pass of the garbage collection did to one map of
+// connections or translations.
+type CTGCRun struct {
+	ID      uint64    `json:"id"`   // counts the rows since the agent's start
+	Pass    uint64    `json:"pass"` // counts the passes: the rows of one share it
+	Started time.Time `json:"started"`
+	Set     string    `json:"set"`           // of maps: global, or that of a cluster
+	Map     string    `json:"map,omitempty"` // empty: the pass failed before it came to one
+	Method  string    `json:"method,omitempty"`
+	Reason  string    `json:"reason"` // why there was a pass
+
+	// Entries.
+	Scanned      uint64 `json:"scanned"`
+	Expired      uint64 `json:"expired"`      // connections that had expired, removed
+	Translations uint64 `json:"translations"` // removed with their connections
+	Orphans      uint64 `json:"orphans"`      // translations without connection, removed
+	Scrubbed     uint64 `json:"scrubbed"`     // removed as one of their addresses is gone
+	Flushed      uint64 `json:"flushed"`      // removed as somebody asked for it
+	Condemned    uint64 `json:"condemned"`    // removed as somebody had begun to
+	Kept         uint64 `json:"kept"`         // expired, with time left for replies
+	Revived      uint64 `json:"revived"`      // used just when they were to be removed
+	Deferred     uint64 `json:"deferred"`     // left to the next pass
+	Failed       uint64 `json:"failed"`       // could not be removed
+	Lost         uint64 `json:"lost"`         // removals that an observer was too slow for, of the whole pass
+
+	Duration   time.Duration `json:"duration"`
+	LongestRun time.Duration `json:"longestRun"` // for which the kernel was busy with it at a stretch
+	NextRun    time.Time     `json:"nextRun,omitzero"`
+	Error      string        `json:"error,omitempty"`
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*CTGCRun) TableHeader() []string {
+	return []string{
+		"ID", "Set", "Map", "Method", "Reason", "Scanned", "Expired", "Translations", "Orphans", "Scrubbed", "Flushed",
+		"Condemned", "Kept", "Revived", "Deferred", "Failed", "Lost", "Error", "Duration", "LongestRun", "Started", "NextRun",
+	}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (r *CTGCRun) TableRow() []string {
+	row := []string{strconv.FormatUint(r.ID, 10), r.Set, orDash(r.Map), orDash(r.Method), r.Reason}
+	for _, n := range []uint64{
+		r.Scanned, r.Expired, r.Translations, r.Orphans, r.Scrubbed, r.Flushed, r.Condemned, r.Kept, r.Revived, r.Deferred,
+		r.Failed, r.Lost,
+	} {
+		row = append(row, strconv.FormatUint(n, 10))
+	}
+	next := ""
+	if !r.NextRun.IsZero() {
+		next = r.NextRun.UTC().Format(time.RFC3339)
+	}
+	return append(row, orDash(r.Error), r.Duration.Round(time.Microsecond).String(), r.LongestRun.Round(time.Microsecond).String(),
+		r.Started.UTC().Format(time.RFC3339), orDash(next))
+}
+
+var (
+	ctGCRunIDIndex = statedb.Index[*CTGCRun, uint64]{
+		Name:       "id",
+		FromObject: func(r *CTGCRun) index.KeySet { return index.NewKeySet(index.Uint64(r.ID)) },
+		FromKey:    index.Uint64,
+		FromString: index.Uint64String,
+		Unique:     true,
+	}
+
+	ctGCRunMapIndex = statedb.Index[*CTGCRun, string]{
+		Name:       "map",
+		FromObject: func(r *CTGCRun) index.KeySet { return index.NewKeySet(index.String(r.Map)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	// CTGCRunByID queries a row by its number.
+	CTGCRunByID = ctGCRunIDIndex.Query
+
+	// CTGCRunsByMap queries the rows of a map.
+	CTGCRunsByMap = ctGCRunMapIndex.Query
+)
+
+// NewCTGCRunTable creates the table of passes of the garbage collection.
+func NewCTGCRunTable(db *statedb.DB) (statedb.RWTable[*CTGCRun], error) {
+	return statedb.NewTable(db, "ct-gc-runs", ctGCRunIDIndex, ctGCRunMapIndex)
+}
