@@ -121,9 +121,8 @@ func TestCiliumEndpoints(t *testing.T) {
 	var endpoints []*tables.Endpoint
 	require.Eventually(t, func() bool {
 		endpoints = statedb.Collect(o.Endpoints.All(o.DB.ReadTxn()))
-		return len(endpoints) == 1
-	}, 10*time.Second, time.Millisecond)
-	require.Equal(t, "app=web", endpoints[0].Labels.String())
+		return len(endpoints) == 1 && endpoints[0].Labels.String() == "app=web"
+	}, 10*time.Second, time.Millisecond, "%v", &endpoints)
 	require.Zero(t, o.ObjectSources.NumObjects(o.DB.ReadTxn())-9) // one for each kind, none for pods
 }
 

@@ -72,7 +72,7 @@ func TestKernelChurn(t *testing.T) {
 					c.step()
 				}
 				same := func() bool { return dump(v.state()) == n.fromScratch() }
-				if !assert.Eventually(t, same, 5*time.Second, 5*time.Millisecond) {
+				if !assert.Eventually(t, same, timeout, 5*time.Millisecond) {
 					require.Equal(t, n.fromScratch(), dump(v.state()), "round %d", round)
 				}
 			}

@@ -34,7 +34,7 @@ func TestKernelDevices(t *testing.T) {
 	v.await(t, "the loopback device", func(s State) bool {
 		return v.initialized() && hasRow(s.Devices, "1", "lo", "-", "loopback", "false", "false", "65536", "-", "-", "-", "-")
 	})
-	require.True(t, v.healthy())
+	v.await(t, "health, which is told after the tables", func(State) bool { return v.healthy() })
 
 	n.addVeth("left", "right")
 	left, right := n.link("left").Attrs(), n.link("right").Attrs()

@@ -103,7 +103,7 @@ func (k *countingKernel) list(ctx context.Context, want kinds) (*listing, error)
 }
 
 func (k *countingKernel) subscribe() (feed, error) {
-	k.subscribes.Add(1)
+	defer k.subscribes.Add(1) // after it: who waits for it may break what there is
 	if k.refuse != nil {
 		return nil, k.refuse
 	}
