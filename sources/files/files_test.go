@@ -121,7 +121,17 @@ func podV(name, v string) string {
 	return "---\n{apiVersion: v1, kind: Pod, metadata: {name: " + name + ", labels: {v: \"" + v + "\"}}}\n"
 }
 
+// write writes a file as a whole: what is written in place is read half written by
+// an agent that this test does not outrun.
 func write(t testing.TB, data string, path ...string) {
+	t.Helper()
+	name := filepath.Join(path...)
+	whole := filepath.Join(filepath.Dir(name), ".whole")
+	writeInPlace(t, data, whole)
+	require.NoError(t, os.Rename(whole, name))
+}
+
+func writeInPlace(t testing.TB, data string, path ...string) {
 	t.Helper()
 	name := filepath.Join(path...)
 	require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))
@@ -138,7 +148,7 @@ func TestFollow(t *testing.T) {
 	a.is("a b c", "1.yaml: synced 2 ", "2.json: synced 1 ")
 	a.degraded("")
 
-	write(t, podV("a", "1")+pod("b"), dir, "1.yaml") // changed
+	writeInPlace(t, podV("a", "1")+pod("b"), dir, "1.yaml") // changed
 	a.is("a1 b c", "1.yaml: synced 2 ", "2.json: synced 1 ")
 	write(t, pod("d"), dir, "3.yml") // new
 	a.is("a1 b c d", "1.yaml: synced 2 ", "2.json: synced 1 ", "3.yml: synced 1 ")
@@ -157,7 +167,7 @@ func TestSubdirectories(t *testing.T) {
 	a.is("")
 	write(t, pod("a"), dir, "x", "y", "a.yaml") // made later
 	a.is("a", "x/y/a.yaml: synced 1 ")
-	write(t, pod("b"), dir, "x", "y", "a.yaml")
+	writeInPlace(t, pod("b"), dir, "x", "y", "a.yaml")
 	a.is("b", "x/y/a.yaml: synced 1 ")
 
 	outside := t.TempDir()
