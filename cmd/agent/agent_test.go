@@ -79,7 +79,7 @@ func TestModulesGetTheirOwn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		waits, fails := o.health("some-module.job-waits"), o.health("some-module.job-fails")
 		return waits != nil && fails != nil && fails.Ended
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 
 	families, err := o.Gatherer.Gather()
 	require.NoError(t, err)

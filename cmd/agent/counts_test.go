@@ -34,6 +34,9 @@ func TestWritesPerEvent(t *testing.T) {
 				before := c.memory.Sequence()
 				do()
 				require.NoError(t, c.settle(t.Context()))
+				if c.memory.Sequence()-before < uint64(want) { // it may not have begun
+					require.NoError(t, c.quietFor(t.Context(), surelySettled))
+				}
 				require.EqualValues(t, want, c.memory.Sequence()-before, event)
 			}
 			// Pods are on another node, but for the last: on this one they have a

@@ -108,12 +108,12 @@ func TestProgramsOutliveTheExit(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, _, found := c.desire.Exits.Get(c.oracle.DB.ReadTxn(), tables.EgressExitByAddr(netip.MustParseAddr("192.0.2.9")))
 		return !found
-	}, time.Second, time.Millisecond)
+	}, settleTimeout, time.Millisecond)
 	time.Sleep(late)
 	require.EqualValues(t, 3, c.exitDevice())
 	require.Equal(t, 2, c.attachedAt(3))
 
 	c.memory.Inject(nil)
-	require.Eventually(t, func() bool { return c.exitDevice() == 0 && c.attachedAt(3) == 0 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.exitDevice() == 0 && c.attachedAt(3) == 0 }, settleTimeout, time.Millisecond)
 	require.NoError(t, c.settle(t.Context()))
 }

@@ -84,8 +84,7 @@ func TestLabelSetThatWasAboutToGo(t *testing.T) {
 	require.NoError(t, c.api.Apply(latePod("second", "app: a", 2)))
 	time.Sleep(late)
 	hold.Abort()
-	require.NoError(t, c.quiet(t.Context()))
-	require.NoError(t, c.compare())
+	require.NoError(t, c.agrees(t.Context()))
 }
 
 // A policy gets another destination, one for one, and a new pod of its class
@@ -149,8 +148,7 @@ func TestPodThatJoinsAClassOfANewMeaning(t *testing.T) {
 		require.Equal(t, "Pending", row.Status.Kind.String(), "the rules of the new policy are not there")
 	}
 	hold.Abort()
-	require.NoError(t, c.quiet(t.Context()))
-	require.NoError(t, c.compare())
+	require.NoError(t, c.agrees(t.Context()))
 }
 
 // A policy and a pod that it chooses come while sluice_covered is late, by which
@@ -178,7 +176,7 @@ func TestPodThatNothingHolds(t *testing.T) {
 	require.NoError(t, c.api.Apply(latePolicy("p", "{podSelector: {matchLabels: {one: a}}}", "203.0.113.0/24")))
 	time.Sleep(late)
 	require.NoError(t, c.api.Apply(latePod("first", "one: a", 1)))
-	require.Eventually(t, func() bool { return history().open != 0 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return history().open != 0 }, settleTimeout, time.Millisecond)
 	open := history().open
 
 	c.memory.Fail("sluice_sources", bpf.OpUpdate, errFault, 0)

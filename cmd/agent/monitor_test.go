@@ -43,20 +43,22 @@ func TestFlowEventsWhileFollowed(t *testing.T) {
 	require.NoError(t, c.api.Apply(lateNode("node-1", 1, "egress: a")))
 	require.NoError(t, c.hive.Start(c.log, t.Context()))
 	reporting := func() (kernel bool) {
-		require.NoError(t, c.quiet(t.Context()))
-		c.memory.Read(func(r bpf.Reader) {
-			v, found := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](r, "sluice_config", bpf.ConfigKey{})
+		require.Eventually(t, func() bool { // not while another client comes or goes
+			require.NoError(t, c.quiet(t.Context()))
+			c.memory.Read(func(r bpf.Reader) {
+				v, found := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](r, "sluice_config", bpf.ConfigKey{})
+				require.True(t, found)
+				kernel = v.Flags&bpf.ConfigFlowEvents != 0
+			})
+			row, _, found := c.desire.Configs.Get(c.oracle.DB.ReadTxn(), tables.DatapathConfigByIndex(0))
 			require.True(t, found)
-			kernel = v.Flags&bpf.ConfigFlowEvents != 0
-		})
-		row, _, found := c.desire.Configs.Get(c.oracle.DB.ReadTxn(), tables.DatapathConfigByIndex(0))
-		require.True(t, found)
-		require.Equal(t, kernel, row.Flags&bpf.ConfigFlowEvents != 0)
+			return kernel == (row.Flags&bpf.ConfigFlowEvents != 0)
+		}, settleTimeout, time.Millisecond)
 		return kernel
 	}
 	eventually := func(want bool) {
 		t.Helper()
-		for deadline := time.Now().Add(5 * time.Second); reporting() != want; {
+		for deadline := time.Now().Add(settleTimeout); reporting() != want; {
 			require.True(t, time.Now().Before(deadline))
 		}
 	}

@@ -54,8 +54,7 @@ func TestRandomEventsAndFaults(t *testing.T) {
 					require.NoError(t, g.hive.Start(g.log, t.Context()))
 				}
 				g.faults(0)
-				require.NoError(t, g.quiet(t.Context()), events)
-				require.NoError(t, g.compare(), events)
+				require.NoError(t, g.agrees(t.Context()), events)
 				require.NoError(t, g.checker.outlived(), events)
 			}
 		})

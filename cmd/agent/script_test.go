@@ -195,22 +195,33 @@ func undone[Row interface {
 	return ""
 }
 
-// settled is for how long nothing may change.
-const settled = 25 * time.Millisecond
+const (
+	// For how long nothing may change: so often it is looked. What counts is the
+	// looks, as a process that was not scheduled has had the time but not the turn.
+	settled      = 12
+	settledPause = 2 * time.Millisecond
+	// The same before what is wrong counts as wrong: a busy machine may be slow to
+	// take in what has happened.
+	surelySettled = 500
+
+	settleTimeout = time.Minute
+)
 
 // settle waits until nothing changes any more, and checks what came of it.
 func (c *cluster) settle(ctx context.Context) error {
-	for {
-		if err := c.quiet(ctx); err != nil {
-			return err
-		}
-		before := c.revision(c.oracle.DB.ReadTxn())
-		err := c.compare()
-		if txn := c.oracle.DB.ReadTxn(); err == nil || c.revision(txn) == before {
-			return errors.Join(c.checker.rest(c.oracle.owners(txn)), err)
-		}
-		// A busy machine was slow to take in what has happened.
+	err := c.agrees(ctx)
+	return errors.Join(c.checker.rest(c.oracle.owners(c.oracle.DB.ReadTxn())), err)
+}
+
+// agrees waits until nothing changes any more, and compares.
+func (c *cluster) agrees(ctx context.Context) error {
+	if err := c.quietFor(ctx, settled); err != nil || c.compare() == nil {
+		return err
 	}
+	if err := c.quietFor(ctx, surelySettled); err != nil {
+		return err
+	}
+	return c.compare()
 }
 
 // revision changes whenever a table does, or a map.
@@ -225,26 +236,29 @@ func (c *cluster) revision(txn statedb.ReadTxn) uint64 {
 }
 
 // quiet waits until no table has changed for a while and every row is done.
-func (c *cluster) quiet(ctx context.Context) error {
-	deadline := time.Now().Add(10 * time.Second)
+func (c *cluster) quiet(ctx context.Context) error { return c.quietFor(ctx, settled) }
+
+func (c *cluster) quietFor(ctx context.Context, looks int) error {
+	deadline := time.Now().Add(settleTimeout)
 	var last uint64
-	since := time.Now()
+	same := 0
 	for {
 		txn := c.oracle.DB.ReadTxn()
 		c.watch(txn)
 		revision := c.revision(txn)
 		undone := c.desire.undone(txn)
+		same++
 		switch {
 		case revision != last:
-			last, since = revision, time.Now()
-		case undone == "" && time.Since(since) > settled:
+			last, same = revision, 0
+		case undone == "" && same > looks:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("not settled after 10 s: %s", undone)
+			return fmt.Errorf("not settled after %s: %s", settleTimeout, undone)
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(settledPause)
 	}
 }
 
