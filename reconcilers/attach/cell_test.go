@@ -111,7 +111,7 @@ func (a *agent) await(ifIndex int, p bpf.Program, ok func(*tables.Attachment) bo
 	require.Eventually(a.t, func() bool {
 		row, _, _ = a.attachments.Get(a.db.ReadTxn(), tables.AttachmentByID(tables.AttachmentID{IfIndex: ifIndex, Program: p}))
 		return row != nil && ok(row)
-	}, 10*time.Second, 5*time.Millisecond)
+	}, 30*time.Second, 5*time.Millisecond)
 	return row
 }
 
@@ -127,7 +127,7 @@ func TestMemoryModeDoesNothing(t *testing.T) {
 	require.Eventually(t, func() bool {
 		row, _, _ := a.overlays.Get(a.db.ReadTxn(), tables.OverlayDeviceByName(overlayName))
 		return row.Status.Kind == reconciler.StatusKindDone
-	}, 10*time.Second, 5*time.Millisecond)
+	}, 30*time.Second, 5*time.Millisecond)
 }
 
 func TestAgents(t *testing.T) {
@@ -152,12 +152,12 @@ func TestAgents(t *testing.T) {
 	a.initialized()
 	require.Eventually(t, func() bool {
 		return len(n.running(second, ebpf.AttachTCXIngress)) == 0 && len(n.running(first, ebpf.AttachTCXEgress)) == 0
-	}, 10*time.Second, 5*time.Millisecond)
+	}, 30*time.Second, 5*time.Millisecond)
 	require.Len(t, n.running(first, ebpf.AttachTCXIngress), 1)
 	require.Eventually(t, func() bool { // a link is ended first, and its pin removed then
 		pins, err := bpf.PinnedLinks(filepath.Join(bpffs, "sluice", "links"))
 		return err == nil && slices.Equal(pins, []string{pinName(first, bpf.ProgramFromPod)})
-	}, 10*time.Second, 5*time.Millisecond)
+	}, 30*time.Second, 5*time.Millisecond)
 }
 
 // A device that goes and returns under the same name and index changes nothing
