@@ -79,7 +79,7 @@ func (o observed) awaitInitialized(t *testing.T) {
 		_, initialized := table.Initialized(txn)
 		select {
 		case <-initialized:
-		case <-time.After(20 * time.Second):
+		case <-time.After(30 * time.Second):
 			require.Fail(t, "not initialized", table.Name())
 		}
 	}
@@ -122,7 +122,7 @@ func TestCiliumEndpoints(t *testing.T) {
 	require.Eventually(t, func() bool {
 		endpoints = statedb.Collect(o.Endpoints.All(o.DB.ReadTxn()))
 		return len(endpoints) == 1 && endpoints[0].Labels.String() == "app=web"
-	}, 10*time.Second, time.Millisecond, "%v", &endpoints)
+	}, 30*time.Second, time.Millisecond, "%v", &endpoints)
 	require.Zero(t, o.ObjectSources.NumObjects(o.DB.ReadTxn())-9) // one for each kind, none for pods
 }
 

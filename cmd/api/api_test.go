@@ -248,7 +248,7 @@ func TestRemoteChanges(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"apple red", "pear green", "apple yellow", "pear green deleted"}, got)
-	require.Eventually(t, func() bool { return len(f.streams) == 0 }, 5*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return len(f.streams) == 0 }, 30*time.Second, time.Millisecond,
 		"the iterator is closed when the client leaves")
 }
 

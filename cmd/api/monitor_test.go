@@ -147,9 +147,9 @@ func TestMonitor(t *testing.T) {
 	}
 
 	require.NoError(t, all.body.Close())
-	require.Eventually(t, func() bool { return o.monitors.NumObjects(o.db.ReadTxn()) == 0 }, 5*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return o.monitors.NumObjects(o.db.ReadTxn()) == 0 }, 30*time.Second, time.Millisecond,
 		"its row goes with the client")
-	require.Eventually(t, func() bool { return len(o.server.handlers.streams) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(o.server.handlers.streams) == 2 }, 30*time.Second, time.Millisecond)
 	o.stop() // is not held up by the others
 	require.False(t, drops.lines.Scan())
 }

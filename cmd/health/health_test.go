@@ -104,7 +104,7 @@ func TestChangingMessagesSettle(t *testing.T) {
 	}
 	require.Less(t, f.revision(), statedb.Revision(100), "not a row for each message")
 	last := strings.Repeat("x", 999)
-	require.Eventually(t, func() bool { return f.get("loop").Message == last }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.get("loop").Message == last }, 30*time.Second, time.Millisecond)
 	require.Equal(t, 1000, f.get("loop").Count)
 }
 
@@ -176,7 +176,7 @@ func TestFailedJobStays(t *testing.T) {
 		_, _, ends := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-ends"))
 		runs, _, running := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-runs"))
 		return ok && row.Ended && !ends && running && runs.Message == "busy"
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	row, _, _ := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-fails"))
 	require.Equal(t, cell.StatusDegraded, row.Level)
 	require.Equal(t, "no such thing", row.Error)

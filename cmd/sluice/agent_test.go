@@ -136,7 +136,7 @@ func TestAgent(t *testing.T) {
 	t.Run("shell", func(t *testing.T) {
 		var r result
 		require.Eventually(t, func() bool { r = sluice(t, "shell", "health", "api: level=OK"); return r.code != exitNoAgent },
-			10*time.Second, 10*time.Millisecond, "its job starts last")
+			30*time.Second, 10*time.Millisecond, "its job starts last")
 		require.Equal(t, exitOK, r.code, r.stderr)
 		r = sluice(t, "shell", "db/show", "--format=json", "health")
 		require.Equal(t, exitOK, r.code, r.stderr)
@@ -184,7 +184,7 @@ func testWatch(t *testing.T) {
 		var stdout, stderr buffer
 		code := make(chan int)
 		go func() { code <- run(ctx, []string{"get", "health", "-w", "-o", tc.format}, &stdout, &stderr) }()
-		require.Eventually(t, func() bool { return strings.Contains(stdout.String(), tc.want) }, 10*time.Second, time.Millisecond,
+		require.Eventually(t, func() bool { return strings.Contains(stdout.String(), tc.want) }, 30*time.Second, time.Millisecond,
 			"%s %s %s", tc.format, &stdout, &stderr)
 		cancel()
 		require.Equal(t, exitOK, <-code, "%s", &stderr)
@@ -201,7 +201,7 @@ func TestWatchEndsWithAgent(t *testing.T) {
 	var stdout, stderr buffer
 	code := make(chan int)
 	go func() { code <- run(t.Context(), []string{"get", "health", "-w"}, &stdout, &stderr) }()
-	require.Eventually(t, func() bool { return strings.Contains(stdout.String(), "UPDATED") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(stdout.String(), "UPDATED") }, 30*time.Second, time.Millisecond)
 	require.Equal(t, exitOK, p.stop(t, syscall.SIGTERM), "who watches does not hold up the stop: %s", &p.stderr)
 	require.Equal(t, exitError, <-code)
 	require.Contains(t, stderr.String(), "the agent closed the connection")

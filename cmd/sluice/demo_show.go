@@ -15,7 +15,7 @@ import (
 )
 
 // answerTimeout is for the server to answer.
-const answerTimeout = 5 * time.Second
+const answerTimeout = 15 * time.Second
 
 // observation is which source address the server sees of a pod.
 type observation struct {

@@ -35,7 +35,7 @@ func startMonitor(t *testing.T, args ...string) *monitored {
 
 func (m *monitored) shows(text string) {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return strings.Contains(m.stdout.String(), text) }, 10*time.Second, time.Millisecond,
+	require.Eventually(m.t, func() bool { return strings.Contains(m.stdout.String(), text) }, 30*time.Second, time.Millisecond,
 		"%s: %s %s", text, &m.stdout, &m.stderr)
 }
 
@@ -55,7 +55,7 @@ func inject(t *testing.T, yaml string) {
 	require.NoError(t, os.WriteFile(path, []byte(yaml), 0o600))
 	var r result
 	require.Eventually(t, func() bool { r = sluice(t, "shell", "events/inject", path); return r.code != exitNoAgent },
-		10*time.Second, 10*time.Millisecond, "its job starts last")
+		30*time.Second, 10*time.Millisecond, "its job starts last")
 	require.Equal(t, exitOK, r.code, r.stderr)
 }
 
@@ -95,7 +95,7 @@ func TestMonitor(t *testing.T) {
 	require.Eventually(t, func() bool {
 		r := sluice(t, "get", "drops")
 		return strings.Count(r.stdout, "\n") == 4 && strings.Contains(r.stdout, "-     ingress     no SNAT port        1 ")
-	}, 10*time.Second, 10*time.Millisecond, "%v", sluice(t, "get", "drops"))
+	}, 30*time.Second, 10*time.Millisecond, "%v", sluice(t, "get", "drops"))
 
 	drops.interrupt()
 	drops.ends(exitOK)

@@ -143,7 +143,7 @@ func addr(i int) netip.Addr {
 // settle waits until the map has had its first pass and all rows are done.
 func (a *agent) settle() {
 	a.t.Helper()
-	ctx, cancel := context.WithTimeout(a.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(a.t.Context(), time.Minute)
 	defer cancel()
 	_, ready := a.table.Initialized(a.db.ReadTxn())
 	select {
@@ -189,7 +189,7 @@ func TestAgent(t *testing.T) {
 	require.Eventually(t, func() bool {
 		row, _, found := a.table.Get(a.db.ReadTxn(), tables.BPFMapByName("sluice_sources"))
 		return found && row.Entries == 5 && row.Writes == 5
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	gathered, err := a.metrics.Gather()
 	require.NoError(t, err)
 	var names []string
@@ -286,7 +286,7 @@ func TestAgentConcurrent(t *testing.T) {
 	require.Eventually(t, func() bool {
 		lines, err := a.maps.Dump("sluice_sources")
 		return err == nil && slices.Equal(want, lines)
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	result, err := a.control.Audit(t.Context(), "sluice_sources")
 	require.NoError(t, err)
 	require.True(t, result.Clean())

@@ -172,6 +172,6 @@ func TestGatesExclude(t *testing.T) {
 			}
 		})
 		return agree
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	p.memory.Read(func(bpf.Reader) { require.Empty(t, p.brokenPromise) })
 }

@@ -210,7 +210,7 @@ func TestWatch(t *testing.T) {
 			h.Lock()
 			defer h.Unlock()
 			return h.Level == level && h.Status == message
-		}, 5*time.Second, time.Millisecond)
+		}, 30*time.Second, time.Millisecond)
 	}
 	const fine = "No other datapath bypasses the hooks"
 	eventually(cell.StatusOK, fine)

@@ -60,7 +60,7 @@ func run(t *testing.T, d Datapath, s *Source) *reports {
 		cancel()
 		require.NoError(t, <-done)
 	})
-	require.Eventually(t, func() bool { return health.get() != "" }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return health.get() != "" }, 30*time.Second, time.Millisecond)
 	return health
 }
 
@@ -122,7 +122,7 @@ func TestKernelEvents(t *testing.T) {
 	var e *tables.Event
 	select {
 	case e = <-got:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("no event arrives")
 	}
 	require.Equal(t, tables.EventDrop, e.Kind)
@@ -140,13 +140,13 @@ func TestKernelEvents(t *testing.T) {
 		lost += m.Packets
 	}
 	require.NotZero(t, lost)
-	require.Eventually(t, func() bool { return w.Counts().Drops+lost == sent }, 5*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return w.Counts().Drops+lost == sent }, 30*time.Second, time.Millisecond,
 		"each is read or counted as lost: %v %v", w.Counts(), lost)
 
 	// And it goes on.
 	before := w.Counts().Drops
 	drop()
-	require.Eventually(t, func() bool { return w.Counts().Drops == before+1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.Counts().Drops == before+1 }, 30*time.Second, time.Millisecond)
 	require.Zero(t, w.Counts().Malformed)
 
 	// A map that is no ring buffer.

@@ -65,7 +65,7 @@ func follow(t testing.TB, dir string) *agent { return newAgent(t, os.DirFS(dir),
 func (a *agent) eventually(check func() error) {
 	a.t.Helper()
 	var err error
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
 		if err = check(); err == nil {
 			return

@@ -159,7 +159,7 @@ func TestFakeCiliumKinds(t *testing.T) {
 	require.Equal(t, 2, a.state("ciliumendpointslices", stateSynced).Objects)
 	count := func(n int) {
 		t.Helper()
-		require.Eventually(t, func() bool { return a.tables.CiliumEndpoints.NumObjects(a.db.ReadTxn()) == n }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return a.tables.CiliumEndpoints.NumObjects(a.db.ReadTxn()) == n }, 30*time.Second, time.Millisecond)
 	}
 	count(3)
 	require.True(t, a.initialized(a.tables.CiliumEndpoints))

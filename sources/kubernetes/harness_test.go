@@ -66,7 +66,7 @@ func (a *agent) eventually(holds func(txn statedb.ReadTxn) error) {
 	a.t.Helper()
 	var err error
 	require.Eventually(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil },
-		20*time.Second, time.Millisecond, "%v", lazy{&err})
+		time.Minute, time.Millisecond, "%v", lazy{&err})
 }
 
 type lazy struct{ err *error }

@@ -215,7 +215,7 @@ func TestServer(t *testing.T) {
 			a.endpoints("b", "c")
 			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
 			a.endpoints("c")
-			require.Eventually(t, func() bool { return a.state("pods", stateSynced).Objects == 1 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return a.state("pods", stateSynced).Objects == 1 }, 30*time.Second, time.Millisecond)
 			if watchLists {
 				require.Zero(t, s.lists.Load())
 			}
@@ -252,7 +252,7 @@ func TestServerRelist(t *testing.T) {
 
 			s.hangUp()
 			a.state("pods", stateBroken)
-			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 30*time.Second, time.Millisecond)
 			require.NoError(t, s.Delete(pods("a")))
 			require.NoError(t, s.Apply(pods("c")))
 			s.compact(t, "pods") // the watch is answered with 410
@@ -336,7 +336,7 @@ func TestServerAbsent(t *testing.T) {
 			require.NoError(t, s.Sync(resource))
 			a.state(resource, stateSynced)
 			require.NoError(t, s.Apply([]byte(policy)))
-			require.Eventually(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 }, 30*time.Second, time.Millisecond)
 
 			require.NoError(t, s.Absent(resource))
 			s.CloseClientConnections()

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const timeout = 20 * time.Second
+const timeout = time.Minute
 
 // views are what other modules see of the tables.
 type views struct {

@@ -21,7 +21,7 @@ func TestProcessIsKilledAndItsLogKept(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "child.log")
 	p, err := Start("child", log, exec.Command("sh", "-c", "for i in 1 2 3; do echo $i; done; exec sleep 600"))
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return p.LogTail(2) == "2\n3" }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.LogTail(2) == "2\n3" }, 30*time.Second, time.Millisecond)
 	p.Kill()
 	require.False(t, p.State().Success())
 	p.Kill() // again is no error
@@ -57,7 +57,7 @@ func TestProcessDiesWithItsParent(t *testing.T) {
 	require.NoError(t, syscall.Kill(child, 0), "the child runs")
 	require.NoError(t, parent.Process.Kill())
 	require.Error(t, parent.Wait())
-	require.Eventually(t, func() bool { return !running(child) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !running(child) }, 30*time.Second, time.Millisecond)
 }
 
 // running reports whether a process exists and is no zombie, as which an
