@@ -35,13 +35,16 @@ run: build ## Build, and run the agent on the embedded demo, maps in memory; ARG
 demo: build ## Show egress gateways at work, in a cluster of network namespaces; needs root
 	@$(BIN)/sluice demo
 
+# Longer than go test's 10 minutes: those with packets are slow on a busy machine.
+TESTTIMEOUT := 40m
+
 .PHONY: test
 test: ## Run the tests that this machine allows
-	go test ./...
+	go test -timeout $(TESTTIMEOUT) ./...
 
 .PHONY: race
 race: ## Run the tests with the race detector
-	go test -race ./...
+	go test -race -timeout $(TESTTIMEOUT) ./...
 
 .PHONY: fuzz
 fuzz: ## Run each fuzzer for FUZZTIME
