@@ -32,7 +32,7 @@ import (
 
 const (
 	localNode = "node-1" // the agent's
-	timeout   = 30 * time.Second
+	timeout   = 2 * time.Minute
 	tick      = 10 * time.Millisecond
 )
 

@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -34,9 +35,14 @@ func TestAbsentCRD(t *testing.T) {
 	k := a.kernel()
 	w := a.converge(c, k)
 	require.Equal(t, plain, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
-	a.requireStates(map[string]string{policies: "absent"})
+	a.awaitStates(map[string]string{policies: "absent"})
 	require.Contains(t, a.log(), "Resource is not served, as its CRD is missing")
-	require.Equal(t, "ok", a.health().Status)
+	a.eventually("the agent is healthy", func() error {
+		if report := a.health(); report.Status != "ok" {
+			return fmt.Errorf("%s: %v", report.Status, report.Reasons)
+		}
+		return nil
+	})
 	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "new", Node: localNode, IPs: addrs("10.1.0.77")})
 	a.converge(c, k)
 
@@ -45,7 +51,7 @@ func TestAbsentCRD(t *testing.T) {
 	c.Apply(blue)
 	w = a.converge(c, k)
 	require.Equal(t, redirected, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
-	a.requireStates(nil)
+	a.awaitStates(nil)
 
 	// And when it goes, its policies go.
 	c.Delete(string(crd))
@@ -73,20 +79,24 @@ func (a *agent) awaitNoPolicies(c *cluster.Cluster) {
 	})
 }
 
-// requireStates fails unless all kinds are in state synced but those named, and
-// without an error: with the rights that deploy/ gives nothing is refused.
-func (a *agent) requireStates(others map[string]string) {
+// awaitStates waits until all kinds are in state synced but those named, and without
+// an error: with the rights that deploy/ gives nothing is refused. The agent says so a
+// moment after the objects have come.
+func (a *agent) awaitStates(others map[string]string) {
 	a.t.Helper()
-	sources := a.sources()
-	require.GreaterOrEqual(a.t, len(sources), 6)
-	for name, s := range sources {
-		want := "synced"
-		if other := others[name]; other != "" {
-			want = other
+	require.GreaterOrEqual(a.t, len(a.sources()), 6)
+	a.eventually("all kinds are followed", func() (err error) {
+		for name, s := range a.sources() {
+			want := "synced"
+			if other := others[name]; other != "" {
+				want = other
+			}
+			if s.State != want || s.Error != "" {
+				err = errors.Join(err, fmt.Errorf("%s is %s, not %s: %s", name, s.State, want, s.Error))
+			}
 		}
-		require.Equal(a.t, want, s.State, "%s: %s", name, s.Error)
-		require.Empty(a.t, s.Error, name)
-	}
+		return err
+	})
 	require.NotContains(a.t, a.log(), "forbidden")
 }
 

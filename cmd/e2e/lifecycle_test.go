@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -43,8 +44,14 @@ func TestLifecycle(t *testing.T) {
 	c.StartAPIServer()
 	a.awaitReady()
 	a.converge(c, k)
-	require.Equal(t, "2", reversePathFilter(t, uplink), "egress traffic may come back by other devices")
+	a.eventually("egress traffic may come back by other devices", func() error {
+		if value := reversePathFilter(t, uplink); value != "2" {
+			return fmt.Errorf("rp_filter is %s", value)
+		}
+		return nil
+	})
 	a.awaitHealthy()
+	a.awaitAttached()
 
 	// Killed it leaves maps and programs to the packets, and the next one
 	// continues with them.
@@ -58,6 +65,7 @@ func TestLifecycle(t *testing.T) {
 	require.Equal(t, atDevices(running), atDevices(a.programs(k)), "programs are replaced in their links")
 
 	// So does one that is stopped.
+	a.awaitAttached()
 	running = a.programs(k)
 	require.Zero(t, a.terminate())
 	require.NotContains(t, a.log(), "level=ERROR")

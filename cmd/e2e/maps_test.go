@@ -89,8 +89,7 @@ func TestObjectsReachMaps(t *testing.T) {
 			require.NotEqual(t, before, a.contents(k), "the step changes some map")
 		})
 	}
-	report := a.health()
-	require.Equal(t, "ok", report.Status, "%v", report.Reasons)
+	a.awaitHealthy()
 }
 
 type step struct {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -122,6 +124,30 @@ func (a *agent) programs(k *kernel) (running map[place]link.ID) {
 		return err
 	})
 	return running
+}
+
+// awaitAttached waits until the agent has attached its programs, and let go of those
+// that it replaced by another link.
+func (a *agent) awaitAttached() {
+	a.t.Helper()
+	a.eventually("the programs are attached", func() error {
+		var dump map[string][]struct {
+			Program string            `json:"program"`
+			Status  reconciler.Status `json:"status"`
+		}
+		require.Equal(a.t, http.StatusOK, a.decode("/statedb/dump/attachments", &dump))
+		found := false
+		for _, row := range dump["attachments"] {
+			if row.Status.Kind != reconciler.StatusKindDone {
+				return fmt.Errorf("%s: %s", row.Program, row.Status)
+			}
+			found = found || row.Program == bpf.ProgramBackstop.String()
+		}
+		if !found {
+			return errors.New("the backstop is not wanted yet")
+		}
+		return nil
+	})
 }
 
 // atDevices leaves out what a new agent has to replace by another link.
