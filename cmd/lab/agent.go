@@ -24,7 +24,7 @@ var smallMaps = []string{
 }
 
 // stopTimeout is for an agent to end by itself.
-const stopTimeout = 10 * time.Second
+const stopTimeout = 30 * time.Second
 
 // Agent is the agent of a node: a process in the node's network namespace, that
 // dies with the lab. It may be stopped and started again.

@@ -24,7 +24,7 @@ import (
 // Dial connects from a namespace. The network is "tcp" or "udp".
 func (n *Namespace) Dial(ctx context.Context, network string, to netip.AddrPort) (conn net.Conn, err error) {
 	err = n.Run(func() error {
-		conn, err = (&net.Dialer{}).DialContext(ctx, network, to.String())
+		conn, err = (&net.Dialer{KeepAlive: noKeepAlive}).DialContext(ctx, network, to.String())
 		return err
 	})
 	if err != nil {

@@ -170,8 +170,29 @@ type attachment struct {
 	Status  reconciler.Status `json:"status"`
 }
 
+// settling are the tables whose rows say themselves whether the kernel has them.
+var settling = []string{
+	"classes", "cluster-nodes", "covered-prefixes", "datapath-config", "egress-exits", "egress-gateways",
+	"egress-rules", "egress-sources", "ipcache", "local-endpoints",
+}
+
 // AwaitSettled waits until nothing waits for the kernel, and nothing failed.
 func (a *Agent) AwaitSettled(ctx context.Context) error {
+	for _, table := range settling { // the numbers of bpf-maps are a moment older
+		err := AwaitRows(ctx, a, table, func(rows []struct {
+			Status reconciler.Status `json:"status"`
+		}) error {
+			for _, r := range rows {
+				if r.Status.Kind != reconciler.StatusKindDone {
+					return fmt.Errorf("a row is %s", r.Status)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	return AwaitRows(ctx, a, "bpf-maps", func(rows []struct {
 		Name                     string
 		Pending, Waiting, Failed int

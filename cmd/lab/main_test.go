@@ -17,7 +17,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const timeout = 30 * time.Second
+// timeout is for what takes a few seconds where nothing else runs.
+const timeout = 2 * time.Minute
 
 // requireRoot skips a test that makes namespaces, or fails it where that must
 // not be skipped.

@@ -4,6 +4,7 @@ package lab
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -40,6 +41,9 @@ type server struct {
 
 const datagramBuffer = 16 << 20
 
+// noKeepAlive has connections say nothing but what they are told to.
+const noKeepAlive = -1
+
 func startServer(ns *Namespace) (*server, error) {
 	s := &server{clients: map[net.Conn]bool{}, streams: map[uint64]*serverStream{}}
 	err := ns.Run(func() error {
@@ -68,7 +72,8 @@ func (s *server) close() {
 }
 
 func (s *server) listenTCP() error {
-	l, err := net.Listen("tcp", fmt.Sprintf("[::]:%d", Port))
+	listener := net.ListenConfig{KeepAlive: noKeepAlive}
+	l, err := listener.Listen(context.Background(), "tcp", fmt.Sprintf("[::]:%d", Port))
 	if err != nil {
 		return err
 	}

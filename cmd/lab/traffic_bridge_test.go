@@ -25,6 +25,7 @@ func TestTrafficBridgeForgets(t *testing.T) {
 	chosen, plain := tr.pod(n1, "chosen", "a"), tr.pod(n1, "plain", "none")
 	tr.policy(egress{name: "bank4", app: "a", to: []netip.Prefix{coveredIPv4}, exits: []exit{{node: n2.Name, ip: n2.EgressIPv4}}})
 	tr.inForce([]string{"bank4"}, chosen)
+	require.NoError(t, tr.AwaitSources(tr.ctx, true, []*Node{n2}, chosen))
 
 	for _, again := range []bool{false, true} {
 		tr.forgotten(n1, chosen, plain)

@@ -143,8 +143,10 @@ func TestTrafficPredatesPolicy(t *testing.T) {
 	tr.inForce([]string{"bank4", "bank6"}, pods...)
 	tr.eventually("the pods' epochs are of the policies", func() error {
 		for _, p := range pods {
-			if got, err := tr.ask(p.Namespace, "tcp", ServerIPv4); err != nil || got != n2.EgressIPv4 {
-				return fmt.Errorf("%s comes from %s: %w", p.Name, got, err)
+			for to, want := range map[netip.Addr]netip.Addr{ServerIPv4: n2.EgressIPv4, ServerIPv6: n2.EgressIPv6} {
+				if got, err := tr.ask(p.Namespace, "tcp", to); err != nil || got != want {
+					return fmt.Errorf("%s comes from %s: %w", p.Name, got, err)
+				}
 			}
 		}
 		return nil
@@ -154,7 +156,7 @@ func TestTrafficPredatesPolicy(t *testing.T) {
 	mu.Unlock()
 
 	for p, conn := range conns {
-		_, err := tr.askOn(conn)
+		_, err := askWithin(tr.ctx, conn, silence)
 		require.Error(t, err, "the connection of %s must be cut", p.Name)
 		require.NotZero(t, tr.count(p.Node, bpf.ReasonPredatesPolicy), p.Node.Name)
 		tr.reported(p.Node, p.Namespace.Name, bpf.ReasonPredatesPolicy)

@@ -18,7 +18,7 @@ import (
 func (n *Namespace) dialFrom(ctx context.Context, network string, from, to netip.AddrPort) (conn net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from)}
+	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), KeepAlive: noKeepAlive}
 	if network == "udp" {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
 	}

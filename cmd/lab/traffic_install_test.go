@@ -32,7 +32,7 @@ func TestTrafficInstall(t *testing.T) {
 
 	type live struct {
 		what   string
-		check  func() error
+		check  func(time.Duration) error
 		broken bool // it is to break
 		pod    *Pod
 	}
@@ -44,7 +44,7 @@ func TestTrafficInstall(t *testing.T) {
 			covered := coveredIPv4.Contains(to) || coveredIPv6.Contains(to)
 			all = append(all, live{
 				what: p.Name + " to " + to.String(), pod: p, broken: isChosen && covered,
-				check: func() error { _, err := tr.askOn(conn); return err },
+				check: func(timeout time.Duration) error { _, err := askWithin(tr.ctx, conn, timeout); return err },
 			})
 		}
 		for _, ends := range [][2]netip.Addr{{ServerIPv4, p.IPv4}, {ServerIPv6, p.IPv6}} {
@@ -52,16 +52,16 @@ func TestTrafficInstall(t *testing.T) {
 			// What is said first once there are programs comes from the client, or,
 			// as a database's keep-alive or a chat, from the pod.
 			all = append(all,
-				live{what: ends[0].String() + " to " + p.Name, pod: p, check: func() error { return exchange(client, server) }},
+				live{what: ends[0].String() + " to " + p.Name, pod: p, check: func(timeout time.Duration) error { return exchange(client, server, timeout) }},
 			)
 			client2, server2 := connectIn(tr, p, ends[0], ends[1])
 			all = append(all,
-				live{what: p.Name + " answering " + ends[0].String(), pod: p, check: func() error { return exchange(server2, client2) }},
+				live{what: p.Name + " answering " + ends[0].String(), pod: p, check: func(timeout time.Duration) error { return exchange(server2, client2, timeout) }},
 			)
 		}
 	}
 	for _, l := range all {
-		require.NoError(t, l.check(), l.what)
+		require.NoError(t, l.check(patience), l.what)
 	}
 	tr.policy(
 		egress{name: "bank4", app: "a", to: []netip.Prefix{coveredIPv4}, exits: []exit{{node: n2.Name, ip: n2.EgressIPv4}}},
@@ -74,9 +74,9 @@ func TestTrafficInstall(t *testing.T) {
 		tr.becomes(p.Namespace, ServerIPv6, n2.EgressIPv6)
 	}
 	for _, l := range all {
-		if err := l.check(); l.broken {
-			require.Error(t, err, "%s has no egress IP: it must be cut", l.what)
-		} else if err != nil {
+		if l.broken {
+			require.Error(t, l.check(silence), "%s has no egress IP: it must be cut", l.what)
+		} else if err := l.check(patience); err != nil {
 			t.Errorf("%s is broken: %v", l.what, err)
 		}
 	}
@@ -105,10 +105,10 @@ func connectIn(tr *traffic, p *Pod, from, to netip.Addr) (client, server net.Con
 }
 
 // exchange sends something there and something else back.
-func exchange(a, b net.Conn) error {
+func exchange(a, b net.Conn, timeout time.Duration) error {
 	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
 		for _, end := range way {
-			if err := end.SetDeadline(time.Now().Add(patience)); err != nil {
+			if err := end.SetDeadline(time.Now().Add(timeout)); err != nil {
 				return err
 			}
 		}

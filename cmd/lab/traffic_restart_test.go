@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +21,6 @@ const envRate = "SLUICE_TEST_RATE"
 
 const (
 	defaultRate = 10000
-	leastRate   = 2000 // that the machine must be able to do
 	loadPods    = 8
 )
 
@@ -29,6 +29,7 @@ type load struct {
 	tr      *traffic
 	streams []*Stream
 	begin   time.Time
+	dropped uint64 // by the machine, before
 }
 
 func loadRate(t *testing.T) int {
@@ -43,7 +44,7 @@ func loadRate(t *testing.T) int {
 
 func startLoad(tr *traffic, pods []*Pod, to ...netip.Addr) *load {
 	tr.t.Helper()
-	l := &load{tr: tr, begin: time.Now()}
+	l := &load{tr: tr, begin: time.Now(), dropped: machineDrops(tr.t)}
 	rate := loadRate(tr.t) / (len(pods) * len(to))
 	for _, p := range pods {
 		for _, addr := range to {
@@ -94,8 +95,21 @@ func (l *load) end(sources ...netip.Addr) {
 	}
 	rate := float64(sent) / duration.Seconds()
 	l.tr.t.Logf("%d datagrams and their answers, %.0f a second, lost %d", sent, rate, lost)
-	require.Zero(l.tr.t, lost)
-	require.Greater(l.tr.t, rate, float64(min(leastRate, loadRate(l.tr.t)/2)), "this machine is too slow for the test")
+	require.LessOrEqual(l.tr.t, lost, machineDrops(l.tr.t)-l.dropped, "lost, though the machine could take it")
+}
+
+// machineDrops is how many packets the machine has dropped before anybody saw them,
+// as a CPU had too many waiting: the limit is of the machine and not of a namespace.
+func machineDrops(t *testing.T) (total uint64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) { // of a CPU: processed, dropped, and more
+		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 64)
+		require.NoError(t, err)
+		total += dropped
+	}
+	return total
 }
 
 func stopAll(streams []*Stream) []StreamReport {
@@ -124,8 +138,10 @@ func loaded(t *testing.T) (tr *traffic, pods []*Pod) {
 	tr.inForce([]string{"bank", "bank6"}, pods...)
 	require.NoError(t, tr.AwaitSources(tr.ctx, true, []*Node{n2, n3}, pods...))
 	for _, p := range pods {
-		_, err := tr.ask(p.Namespace, "udp", ServerIPv4)
-		require.NoError(t, err)
+		for _, to := range []netip.Addr{ServerIPv4, ServerIPv6} { // neighbours are known then
+			_, err := tr.ask(p.Namespace, "udp", to)
+			require.NoError(t, err)
+		}
 	}
 	return tr, pods
 }
@@ -181,7 +197,11 @@ func TestTrafficGatewayChange(t *testing.T) {
 			done = true
 			for _, p := range pods {
 				for _, network := range []string{"tcp", "udp"} {
-					source, err := tr.askFor(p.Namespace, network, ServerIPv4, patience/2)
+					within := patience
+					if network == "udp" {
+						within /= 8 // it is not sent again
+					}
+					source, err := tr.askFor(p.Namespace, network, ServerIPv4, within)
 					if isTimeout(err) && network == "udp" {
 						// The gateway heard of the policy after the pod's node.
 						held++
@@ -204,5 +224,5 @@ func TestTrafficGatewayChange(t *testing.T) {
 			require.Contains(t, []bpf.Reason{bpf.ReasonNoRule, bpf.ReasonNoEgressIP}, reason, n.Name)
 		}
 	}
-	tr.noLeaks(n2.EgressIPv4, n3.EgressIPv4)
+	tr.noLeaks(n2.EgressIPv4, n3.EgressIPv4, n2.EgressIPv6)
 }

@@ -18,11 +18,16 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// trafficTimeout bounds a test with packets; they take some 10 to 30 s.
-const trafficTimeout = 3 * time.Minute
+// trafficTimeout bounds a test with packets; they take some 10 to 30 s where nothing
+// else runs.
+const trafficTimeout = 8 * time.Minute
 
-// patience is for what needs no agent but only packets.
-const patience = 5 * time.Second
+const (
+	// patience is for what needs no agent but only packets.
+	patience = 20 * time.Second
+	// silence is for how long an answer that must not come is waited for.
+	silence = 5 * time.Second
+)
 
 // trafficMaps are sizes of the maps that the programs write: the kernel takes the
 // memory of these at once, and there are many agents.
@@ -60,7 +65,7 @@ func (tr *traffic) sub(t *testing.T) *traffic { return &traffic{tr.Cluster, t, t
 // eventually fails the test unless there is no error in time.
 func (tr *traffic) eventually(what string, check func() error) {
 	tr.t.Helper()
-	ctx, cancel := context.WithTimeout(tr.ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(tr.ctx, 90*time.Second)
 	defer cancel()
 	require.NoError(tr.t, eventually(ctx, what, check))
 }
@@ -151,8 +156,8 @@ func (tr *traffic) inForce(policies []string, chosen ...*Pod) {
 		for _, policy := range policies {
 			require.NoError(tr.t, n.Agent.AwaitPolicy(tr.ctx, policy))
 		}
-		require.NoError(tr.t, n.Agent.AwaitSettled(tr.ctx))
 		require.NoError(tr.t, n.Agent.AwaitAttached(tr.ctx, pods[n]...))
+		require.NoError(tr.t, n.Agent.AwaitSettled(tr.ctx)) // exits wait for what is attached
 	}
 }
 
@@ -195,7 +200,7 @@ func (tr *traffic) sees(from *Namespace, to, source netip.Addr) {
 func (tr *traffic) becomes(from *Namespace, to, source netip.Addr) {
 	tr.t.Helper()
 	tr.eventually(fmt.Sprintf("%s comes from %s", from.Name, source), func() error {
-		ctx, cancel := context.WithTimeout(tr.ctx, time.Second)
+		ctx, cancel := context.WithTimeout(tr.ctx, silence) // a SYN is sent again meanwhile
 		defer cancel()
 		got, err := from.Ask(ctx, "tcp", to)
 		if err == nil && got.Addr() != source {
@@ -218,7 +223,11 @@ func (tr *traffic) dial(from *Namespace, network string, to netip.Addr) net.Conn
 
 // askSoon asks on a connection that there is.
 func askSoon(ctx context.Context, conn net.Conn) (netip.AddrPort, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	return askWithin(ctx, conn, patience)
+}
+
+func askWithin(ctx context.Context, conn net.Conn, timeout time.Duration) (netip.AddrPort, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return AskOn(ctx, conn)
 }
