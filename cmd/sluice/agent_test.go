@@ -107,14 +107,15 @@ func TestAgent(t *testing.T) {
 		require.Regexp(t, `(?m)^api +OK +Listening on`, r.stdout)
 
 		var fromJSON, fromYAML []struct{ ID, Level string }
-		r = sluice(t, "get", "health", "-o", "json")
-		require.Equal(t, exitOK, r.code, r.stderr)
-		require.NoError(t, json.Unmarshal([]byte(r.stdout), &fromJSON))
-		r = sluice(t, "get", "health", "-o", "yaml")
-		require.Equal(t, exitOK, r.code, r.stderr)
-		require.NoError(t, yaml.Unmarshal([]byte(r.stdout), &fromYAML))
-		require.NotEmpty(t, fromJSON)
-		require.Equal(t, fromJSON[0].ID, fromYAML[0].ID)
+		require.Eventually(t, func() bool { // rows are added while jobs start
+			r := sluice(t, "get", "health", "-o", "json")
+			require.Equal(t, exitOK, r.code, r.stderr)
+			require.NoError(t, json.Unmarshal([]byte(r.stdout), &fromJSON))
+			r = sluice(t, "get", "health", "-o", "yaml")
+			require.Equal(t, exitOK, r.code, r.stderr)
+			require.NoError(t, yaml.Unmarshal([]byte(r.stdout), &fromYAML))
+			return len(fromJSON) > 0 && len(fromYAML) > 0 && fromJSON[0].ID == fromYAML[0].ID
+		}, 30*time.Second, time.Millisecond)
 
 		r = sluice(t, "get", "helath")
 		require.Equal(t, exitError, r.code)
