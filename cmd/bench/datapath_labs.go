@@ -17,7 +17,7 @@ import (
 )
 
 // labTimeout is for a cluster to be ready.
-const labTimeout = time.Minute
+const labTimeout = 5 * time.Minute
 
 // policyName is that of the policy by which pods leave by node-2.
 const policyName = "bench"
@@ -104,10 +104,10 @@ spec:
 		if err := n.Agent.AwaitPolicy(ctx, policyName); err != nil {
 			return err
 		}
-		if err := n.Agent.AwaitSettled(ctx); err != nil {
+		if err := n.Agent.AwaitAttached(ctx, pods[n]...); err != nil {
 			return err
 		}
-		if err := n.Agent.AwaitAttached(ctx, pods[n]...); err != nil {
+		if err := n.Agent.AwaitSettled(ctx); err != nil { // exits wait for what is attached
 			return err
 		}
 	}

@@ -26,8 +26,9 @@ const (
 	sinkPort       = 9000
 	bulkBuffer     = 128 << 10
 	datagramBuffer = 4 << 20
-	datagramSize   = 64              // bytes of payload
-	patience       = 5 * time.Second // for a peer that is there
+	datagramSize   = 64               // bytes of payload
+	markSize       = 1                // of a datagram that ends the others, and is not counted
+	patience       = 20 * time.Second // for a peer that is there
 )
 
 // What the first byte of a connection asks of a sink.
@@ -103,7 +104,7 @@ type sink struct {
 	udp  *net.UDPConn
 	done sync.WaitGroup
 
-	bytes, datagrams atomic.Int64
+	bytes, datagrams, marks atomic.Int64
 
 	mu      sync.Mutex // of what follows
 	sources map[netip.Addr]bool
@@ -191,9 +192,13 @@ func (s *sink) serve(peer *socket) {
 func (s *sink) count() {
 	var buffer [2 * datagramSize]byte
 	for {
-		_, from, err := s.udp.ReadFromUDPAddrPort(buffer[:])
+		n, from, err := s.udp.ReadFromUDPAddrPort(buffer[:])
 		if err != nil {
 			return // closed
+		}
+		if n == markSize {
+			s.marks.Add(1)
+			continue
 		}
 		s.saw(from.Addr())
 		s.datagrams.Add(1)
