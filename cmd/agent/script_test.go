@@ -246,7 +246,7 @@ func (c *cluster) quietFor(ctx context.Context, looks int) error {
 		txn := c.oracle.DB.ReadTxn()
 		c.watch(txn)
 		revision := c.revision(txn)
-		undone := c.desire.undone(txn)
+		undone := c.pending() + c.desire.undone(txn)
 		same++
 		switch {
 		case revision != last:
@@ -260,6 +260,18 @@ func (c *cluster) quietFor(ctx context.Context, looks int) error {
 		}
 		time.Sleep(settledPause)
 	}
+}
+
+// pending says what the agent has not heard of, or not written: the tables may be quiet
+// before it begins to.
+func (c *cluster) pending() (text string) {
+	if resource := c.api.Pending(); resource != "" {
+		text = "events of " + resource + " are not taken in\n"
+	}
+	if c.netlink.Pending() {
+		text += "the network is not taken in\n"
+	}
+	return text
 }
 
 // watch has the checker look at the packets of interest from now on.

@@ -38,6 +38,9 @@ type fakeResource struct {
 	log     []fakeEvent               // the resource version is its length
 	lost    int                       // events that a watch cannot begin before any more
 
+	watches   int
+	committed int // events that are in the table of who watches
+
 	listed, absent, broken bool
 
 	changed chan struct{} // closed at each change
@@ -251,6 +254,19 @@ func (f *FakeAPI) Resume(resource string) error {
 	})
 }
 
+// Pending names a resource of which not all events are in the table of who watches
+// it, and is empty if there is none.
+func (f *FakeAPI) Pending() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.resources {
+		if r.watches > 0 && r.committed < len(r.log) {
+			return r.kind.Source()
+		}
+	}
+	return ""
+}
+
 // list implements [api].
 func (f *FakeAPI) list(ctx context.Context, k *objects.Kind, _ metav1.ListOptions) (*itemList, error) {
 	f.mu.Lock()
@@ -318,6 +334,8 @@ func (f *FakeAPI) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOp
 	}
 	events := make(chan watch.Event)
 	w := watch.NewProxyWatcher(events)
+	r.watches++
+	r.committed = max(r.committed, from)
 	go f.deliver(ctx, r, k, w, events, from)
 	return w, nil
 }
@@ -325,6 +343,11 @@ func (f *FakeAPI) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOp
 // deliver sends what happens from some resource version on.
 func (f *FakeAPI) deliver(ctx context.Context, r *fakeResource, k *objects.Kind, w *watch.ProxyWatcher, to chan<- watch.Event, from int) {
 	defer close(to)
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		r.watches--
+	}()
 	send := func(ev watch.Event) bool {
 		select {
 		case to <- ev:
@@ -351,7 +374,13 @@ func (f *FakeAPI) deliver(ctx context.Context, r *fakeResource, k *objects.Kind,
 			if err != nil {
 				return
 			}
-			i.ResourceVersion, i.partial = strconv.Itoa(from+1), log[from].partial
+			version := from + 1
+			i.ResourceVersion, i.partial = strconv.Itoa(version), log[from].partial
+			i.committed = func() {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				r.committed = max(r.committed, version)
+			}
 			if !send(watch.Event{Type: log[from].kind, Object: i}) {
 				return
 			}

@@ -22,6 +22,9 @@ type item struct {
 	// partial says that more was delivered together with this, to be committed
 	// together with it.
 	partial bool
+
+	// committed is called when this is in its table; nil but with [FakeAPI].
+	committed func()
 }
 
 func newItem(o *objects.Object) *item {

@@ -243,6 +243,11 @@ func (r *reflector) commit(batch []event) error {
 		}
 	}
 	wtxn.Commit()
+	for _, ev := range batch {
+		if ev.item != nil && ev.item.committed != nil {
+			ev.item.committed()
+		}
+	}
 
 	switch {
 	case listed == nil:

@@ -39,6 +39,18 @@ func (f *Fake) Set(state State) {
 	}
 }
 
+// Pending reports whether who subscribed has not written yet all that was set.
+func (f *Fake) Pending() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for feed := range f.feeds {
+		if !feed.idle || len(feed.events) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Hold makes listings wait for the next Set, and with the first of them the
 // initialization of the tables. It is an error once the fake is in use.
 func (f *Fake) Hold() error {
@@ -92,6 +104,7 @@ type fakeFeed struct {
 	wake   chan struct{}
 	events []event
 	err    error
+	idle   bool // who subscribed waits for more
 }
 
 func (s *fakeFeed) push(ev event, err error) {
@@ -106,14 +119,23 @@ func (s *fakeFeed) push(ev event, err error) {
 func (s *fakeFeed) receive(ctx context.Context, until time.Time) ([]event, error) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
+	s.setIdle(true)
+	defer s.setIdle(false)
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-timer.C:
 		return nil, nil
 	case <-s.wake:
+		s.setIdle(false) // before it is seen that nothing is queued any more
 		return s.pending()
 	}
+}
+
+func (s *fakeFeed) setIdle(idle bool) {
+	s.fake.mu.Lock()
+	defer s.fake.mu.Unlock()
+	s.idle = idle
 }
 
 func (s *fakeFeed) pending() ([]event, error) {
