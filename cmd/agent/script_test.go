@@ -34,7 +34,7 @@ import (
 // The scripts of testdata run the whole agent, with an API server and a kernel
 // that are in memory. They are the documentation of what it does.
 func TestScripts(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	t.Cleanup(cancel) // after the scripts, which run in parallel
 	scripttest.Test(t, ctx, newScriptEngine, nil, "../../testdata/*.txtar")
 }
@@ -204,7 +204,7 @@ const (
 	// take in what has happened.
 	surelySettled = 500
 
-	settleTimeout = time.Minute
+	settleTimeout = 3 * time.Minute
 )
 
 // settle waits until nothing changes any more, and checks what came of it.
