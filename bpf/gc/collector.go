@@ -37,9 +37,9 @@ func Open(opts Options) (*Collector, error) {
 	switch c.method {
 	case "":
 		c.method = Auto
-	case Auto, Iterator, ForEach, UserSpace:
+	case Auto, Iterator, ForEach, Keys, UserSpace:
 	default:
-		return nil, fmt.Errorf("unknown method %q: want one of %s, %s, %s, %s", c.method, Auto, Iterator, ForEach, UserSpace)
+		return nil, fmt.Errorf("unknown method %q: want one of %s, %s, %s, %s, %s", c.method, Auto, Iterator, ForEach, Keys, UserSpace)
 	}
 	if c.method != UserSpace {
 		if c.kernel, err = openKernel(c.maps); err != nil && c.method != Auto {
@@ -108,10 +108,10 @@ func (c *Collector) pass(ctx context.Context, index int, entries map[string]int,
 	}
 	method := c.method
 	if method == Auto {
-		method = Iterator
-		if entries[names[index]] <= maxForEach {
-			method = ForEach
+		if entries[names[index]] == 0 {
+			return Pass{Map: names[index], Method: Auto}, nil
 		}
+		method = choose(entries[names[index]], c.maps[index].MaxEntries())
 	}
 	return c.kernel.pass(ctx, index, method, f)
 }

@@ -8,6 +8,7 @@
 // the programs that use it refresh it in the same way (bpf/programs/ct.h, gc.h).
 //
 //	Iterator   a program for each entry, in runs of less than a millisecond
-//	ForEach    the same in one run, for maps with few entries
+//	ForEach    the same in one run, for small maps with few entries
+//	Keys       the same for each key that is read, for large maps with hardly any
 //	UserSpace  by system calls, where the kernel takes no such programs
 package gc

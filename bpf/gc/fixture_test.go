@@ -96,7 +96,7 @@ func newFixtureOf(t testing.TB, method Method, room uint32, needed func(name str
 
 // eachMethod runs a test for each method.
 func eachMethod(t *testing.T, test func(f *fixture)) {
-	for _, method := range []Method{Iterator, ForEach, UserSpace} {
+	for _, method := range []Method{Iterator, ForEach, Keys, UserSpace} {
 		t.Run(string(method), func(t *testing.T) { test(newFixture(t, method)) })
 	}
 }
@@ -153,8 +153,13 @@ func (f *fixture) translate(t ctmap.Tuple, to netip.AddrPort, idle uint32) {
 
 func (f *fixture) translateNeeding(t ctmap.Tuple, to netip.AddrPort, used, needsCT uint32) {
 	f.Helper()
+	f.translateMade(t, to, uint64(used)*1e9, used, needsCT)
+}
+
+func (f *fixture) translateMade(t ctmap.Tuple, to netip.AddrPort, created uint64, used, needsCT uint32) {
+	f.Helper()
 	m, key := session{maps: f.maps}.nat(t)
-	created, port := uint64(used)*1e9, ctmap.PortFrom(to.Port())
+	port := ctmap.PortFrom(to.Port())
 	if t.Is6() {
 		require.NoError(f, m.Put(key, natmap.Entry6{Created: created, NeedsCT: needsCT, Used: used, Addr: to.Addr().As16(), Port: port}))
 	} else {
@@ -195,7 +200,6 @@ func (f *fixture) run(filter Filter) (sum Pass) {
 	f.Helper()
 	passes, err := f.Run(f.Context(), filter)
 	require.NoError(f, err)
-	require.Len(f, passes, mapCount)
 	for _, p := range passes {
 		require.Zero(f, p.Failed)
 		require.Zero(f, p.Deferred)
@@ -217,4 +221,25 @@ func (p *Pass) add(q Pass) {
 	p.Revived += q.Revived
 	p.Deferred += q.Deferred
 	p.Failed += q.Failed
+}
+
+// requireEmpty requires that the maps have no entries.
+func (f *fixture) requireEmpty() {
+	f.Helper()
+	counts, err := f.Count()
+	require.NoError(f, err)
+	for name, entries := range counts.Entries {
+		require.Zero(f, entries, name)
+	}
+}
+
+// flush removes everything: in two passes, but for what the iterator passes over.
+func (f *fixture) flush() {
+	f.Helper()
+	for range 3 {
+		if f.run(Filter{All: true}).Scanned == 0 {
+			break
+		}
+	}
+	f.requireEmpty()
 }

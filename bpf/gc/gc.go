@@ -47,6 +47,7 @@ const (
 	Auto      Method = "auto"       // the best of the others for a map
 	Iterator  Method = "iterator"   // a program of the kernel's, in runs of less than a millisecond
 	ForEach   Method = "for-each"   // a program of the kernel's in one run, for maps with few entries
+	Keys      Method = "keys"       // read by system calls, and a program for each entry: for large maps with hardly any
 	UserSpace Method = "user-space" // by system calls: slower, and an entry that is in use may be away for a moment
 )
 
@@ -106,7 +107,7 @@ type Pass struct {
 	Scrubbed     uint64 `json:"scrubbed"`
 	Flushed      uint64 `json:"flushed"`
 	Condemned    uint64 `json:"condemned"`
-	Kept         uint64 `json:"kept"`     // expired, but with time left for replies
+	Kept         uint64 `json:"kept"`     // expired, but with time left for replies, or just used
 	Revived      uint64 `json:"revived"`  // were used just when they were to be removed, and stay
 	Deferred     uint64 `json:"deferred"` // left to the next pass, as nobody would have learnt of the removal
 	Failed       uint64 `json:"failed"`   // could not be deleted

@@ -13,6 +13,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type programsAnyKey struct {
+	_  structs.HostLayout
+	V4 struct {
+		_        structs.HostLayout
+		Daddr    uint32
+		Saddr    uint32
+		Dport    uint16
+		Sport    uint16
+		Protocol uint8
+		Flags    uint8
+	}
+	_ [24]byte
+}
+
 type programsClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -201,6 +215,34 @@ type programsGcRun struct {
 	_       [4]byte
 }
 
+type programsGcSuspect struct {
+	_       structs.HostLayout
+	Created uint64
+	Since   uint64
+}
+
+type programsGcSuspectKey struct {
+	_     structs.HostLayout
+	Tuple struct {
+		_     structs.HostLayout
+		Saddr struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
+		Daddr struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
+		Sport    uint16
+		Dport    uint16
+		Protocol uint8
+		Family   uint8
+		Pad      uint16
+	}
+	Flags uint32
+	_     [4]byte
+}
+
 type programsIpcacheValue struct {
 	_         structs.HostLayout
 	PeerClass uint32
@@ -359,6 +401,7 @@ const (
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluiceScrub    = "sluice_scrub"
 	programsMapSluiceSources  = "sluice_sources"
+	programsMapSluiceSuspects = "sluice_suspects"
 	programsProgAllCt4Any     = "all_ct4_any"
 	programsProgAllCt4Tcp     = "all_ct4_tcp"
 	programsProgAllCt6Any     = "all_ct6_any"
@@ -372,6 +415,13 @@ const (
 	programsProgGcCt6Tcp      = "gc_ct6_tcp"
 	programsProgGcNat4        = "gc_nat4"
 	programsProgGcNat6        = "gc_nat6"
+	programsProgOneCt4Any     = "one_ct4_any"
+	programsProgOneCt4Tcp     = "one_ct4_tcp"
+	programsProgOneCt6Any     = "one_ct6_any"
+	programsProgOneCt6Tcp     = "one_ct6_tcp"
+	programsProgOneNat4       = "one_nat4"
+	programsProgOneNat6       = "one_nat6"
+	programsVarCandidate      = "candidate"
 	programsVarCensus         = "census"
 	programsVarControl        = "control"
 	programsVarCounts         = "counts"
@@ -434,6 +484,12 @@ type programsProgramSpecs struct {
 	GcCt6Tcp     *ebpf.ProgramSpec `ebpf:"gc_ct6_tcp"`
 	GcNat4       *ebpf.ProgramSpec `ebpf:"gc_nat4"`
 	GcNat6       *ebpf.ProgramSpec `ebpf:"gc_nat6"`
+	OneCt4Any    *ebpf.ProgramSpec `ebpf:"one_ct4_any"`
+	OneCt4Tcp    *ebpf.ProgramSpec `ebpf:"one_ct4_tcp"`
+	OneCt6Any    *ebpf.ProgramSpec `ebpf:"one_ct6_any"`
+	OneCt6Tcp    *ebpf.ProgramSpec `ebpf:"one_ct6_tcp"`
+	OneNat4      *ebpf.ProgramSpec `ebpf:"one_nat4"`
+	OneNat6      *ebpf.ProgramSpec `ebpf:"one_nat6"`
 }
 
 // programsMapSpecs contains maps before they are loaded into the kernel.
@@ -462,12 +518,14 @@ type programsMapSpecs struct {
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluiceScrub    *ebpf.MapSpec `ebpf:"sluice_scrub"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
+	SluiceSuspects *ebpf.MapSpec `ebpf:"sluice_suspects"`
 }
 
 // programsVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsVariableSpecs struct {
+	Candidate *ebpf.VariableSpec `ebpf:"candidate"`
 	Census    *ebpf.VariableSpec `ebpf:"census"`
 	Control   *ebpf.VariableSpec `ebpf:"control"`
 	Counts    *ebpf.VariableSpec `ebpf:"counts"`
@@ -517,6 +575,7 @@ type programsMaps struct {
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluiceScrub    *ebpf.Map `ebpf:"sluice_scrub"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
+	SluiceSuspects *ebpf.Map `ebpf:"sluice_suspects"`
 }
 
 func (m *programsMaps) Close() error {
@@ -543,6 +602,7 @@ func (m *programsMaps) Close() error {
 		m.SluicePods,
 		m.SluiceScrub,
 		m.SluiceSources,
+		m.SluiceSuspects,
 	)
 }
 
@@ -550,6 +610,7 @@ func (m *programsMaps) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsVariables struct {
+	Candidate *ebpf.Variable `ebpf:"candidate"`
 	Census    *ebpf.Variable `ebpf:"census"`
 	Control   *ebpf.Variable `ebpf:"control"`
 	Counts    *ebpf.Variable `ebpf:"counts"`
@@ -574,6 +635,12 @@ type programsPrograms struct {
 	GcCt6Tcp     *ebpf.Program `ebpf:"gc_ct6_tcp"`
 	GcNat4       *ebpf.Program `ebpf:"gc_nat4"`
 	GcNat6       *ebpf.Program `ebpf:"gc_nat6"`
+	OneCt4Any    *ebpf.Program `ebpf:"one_ct4_any"`
+	OneCt4Tcp    *ebpf.Program `ebpf:"one_ct4_tcp"`
+	OneCt6Any    *ebpf.Program `ebpf:"one_ct6_any"`
+	OneCt6Tcp    *ebpf.Program `ebpf:"one_ct6_tcp"`
+	OneNat4      *ebpf.Program `ebpf:"one_nat4"`
+	OneNat6      *ebpf.Program `ebpf:"one_nat6"`
 }
 
 func (p *programsPrograms) Close() error {
@@ -591,6 +658,12 @@ func (p *programsPrograms) Close() error {
 		p.GcCt6Tcp,
 		p.GcNat4,
 		p.GcNat6,
+		p.OneCt4Any,
+		p.OneCt4Tcp,
+		p.OneCt6Any,
+		p.OneCt6Tcp,
+		p.OneNat4,
+		p.OneNat6,
 	)
 }
 

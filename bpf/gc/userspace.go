@@ -184,22 +184,32 @@ func (s session) count(reason Reason, n uint64) {
 // removeTranslations removes the translations of a connection that is gone.
 func (s session) removeTranslations(flow ctmap.Tuple, reason Reason) error {
 	to, ok, err := s.findTranslation(flow)
-	if err != nil || !ok || reason == Expired && to.Used+grace >= s.now {
+	if err != nil || !ok || to.Used == 0 || s.justUsed(to, reason) {
 		return err
 	}
 	n, err := s.removeTranslation(flow, to, reason)
-	if err != nil {
+	if err != nil || n == 0 {
 		return err
 	}
 	s.p.Translations += n
 	replies := ctmap.Tuple{Source: flow.Destination, Destination: to.To, Protocol: flow.Protocol, Flags: ctmap.In}
 	owner, ok, err := s.findTranslation(replies)
-	if err != nil || !ok || owner.To != flow.Source || reason == Expired && owner.Used+grace >= s.now {
+	if err != nil || !ok || owner.Used == 0 || owner.To != flow.Source || s.justUsed(owner, reason) {
 		return err
 	}
 	n, err = s.removeTranslation(replies, owner, reason)
 	s.p.Translations += n
 	return err
+}
+
+// justUsed reports, and counts, that a translation stays although its connection
+// has expired: the next pass finds it without connection.
+func (s session) justUsed(to natmap.Translation, reason Reason) bool {
+	used := reason == Expired && to.Used+grace >= s.now
+	if used {
+		s.p.Kept++
+	}
+	return used
 }
 
 // nat returns the map of translations of a tuple, which may not exist, and its key.
@@ -255,7 +265,7 @@ func (s session) removeTranslation(t ctmap.Tuple, read natmap.Translation, reaso
 	if t.Is6() {
 		final = entry6.Translation()
 	}
-	if (reason == Expired || reason == Orphan) && final.Used != read.Used {
+	if (reason == Expired || reason == Orphan || reason == Condemned) && final.Used != read.Used && final.Used != 0 {
 		s.p.Revived++
 		if err := m.Update(key, value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 			return 0, fmt.Errorf("put back translation %s, which was used meanwhile: %w", t, err)
@@ -292,7 +302,7 @@ func (s session) judgeTranslation(t ctmap.Tuple, to natmap.Translation) (Reason,
 		return Flushed, nil
 	case s.scrubs(t.Source.Addr(), t.Destination.Addr(), to.To.Addr()):
 		return Scrubbed, nil
-	case !s.f.Orphans || to.NeedsCT == 0 || to.Used+grace >= s.now:
+	case !s.f.Orphans || to.NeedsCT == 0:
 		return "", nil
 	}
 	flow := ctmap.Tuple{Source: t.Source, Destination: t.Destination, Protocol: t.Protocol}
@@ -302,6 +312,10 @@ func (s session) judgeTranslation(t ctmap.Tuple, to natmap.Translation) (Reason,
 	known, err := s.hasConnection(flow)
 	if err != nil || known {
 		return "", err
+	}
+	if to.Used+grace >= s.now {
+		s.p.Kept++
+		return "", nil
 	}
 	return Orphan, nil
 }

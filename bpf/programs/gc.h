@@ -48,7 +48,7 @@ struct gc_counts {
 	__u64 scrubbed;
 	__u64 flushed;
 	__u64 condemned;
-	__u64 kept;	/* expired, but stays for replies */
+	__u64 kept;	/* expired, but stays for replies, or was just used */
 	__u64 revived;	/* used just when it was to be removed: stays */
 	__u64 deferred; /* could not be told of: stays for the next pass */
 	__u64 failed;	/* could not be deleted */
@@ -94,6 +94,26 @@ struct {
 	__type(key, struct scrub_key);
 	__type(value, struct scrub_value);
 } sluice_scrub SEC(".maps");
+
+/* Translations that were found condemned. Who did that is about to delete them, and
+ * somebody then makes others in their places: so they are left alone, unless they
+ * stay so, as what was removed by system calls may. */
+struct gc_suspect {
+	__u64 created; /* as that of the translation */
+	__u64 since;   /* nanoseconds of CLOCK_MONOTONIC */
+};
+
+struct gc_suspect_key {
+	struct tuple tuple;
+	__u32 flags;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct gc_suspect_key);
+	__type(value, struct gc_suspect);
+} sluice_suspects SEC(".maps");
 
 /* Room for the events of a run, of which one entry may have three: the agent reads
  * them after each. */
@@ -240,11 +260,19 @@ SUBPROGRAM int gc_translations(const struct tuple *flow, __u32 reason)
 		return 0;
 	if (reason == GC_REASON_EXPIRED)
 		unused_since = run.now - NAT_GRACE - 1;
+	if (to.used > unused_since) {
+		counts.kept++;
+		return 0;
+	}
 	replies_to(&replies, flow, &to.addr, to.port);
 	if (!gc_translation(flow, TUPLE_OUT, &to, unused_since, reason))
 		return 0;
 	counts.translations++;
-	if (nat_find(&replies, TUPLE_IN, &owner, 0) && is_owner(&owner, flow))
+	if (!nat_find(&replies, TUPLE_IN, &owner, 0) || !is_owner(&owner, flow))
+		return 0;
+	if (owner.used > unused_since)
+		counts.kept++;
+	else
 		counts.translations += gc_translation(&replies, TUPLE_IN, &owner, unused_since, reason);
 	return 0;
 }
@@ -415,9 +443,31 @@ static __always_inline __u32 judge_translation(const struct tuple *t, __u8 flags
 		return GC_REASON_FLUSHED;
 	if (control.flags & GC_SCRUB && (is_scrubbed(&t->saddr) || is_scrubbed(&t->daddr) || is_scrubbed(&to->addr)))
 		return GC_REASON_SCRUBBED;
-	if (control.flags & GC_ORPHANS && to->needs_ct && to->used + NAT_GRACE < run.now && !has_connection(t, flags, to))
+	if (!(control.flags & GC_ORPHANS) || !to->needs_ct || has_connection(t, flags, to))
+		return GC_STAYS;
+	if (to->used + NAT_GRACE < run.now)
 		return GC_REASON_ORPHAN;
+	counts.kept++;
 	return GC_STAYS;
+}
+
+/* Reports whether a translation that is condemned has been so for a while. */
+SUBPROGRAM int abandoned(const struct tuple *t, __u32 flags, __u64 created)
+{
+	struct gc_suspect_key key = {};
+	struct gc_suspect new = {}, *known;
+
+	if (!t)
+		return 0;
+	key.tuple = *t;
+	key.flags = flags;
+	new.created = created;
+	new.since = bpf_ktime_get_ns();
+	known = bpf_map_lookup_elem(&sluice_suspects, &key);
+	if (known && known->created == created)
+		return known->since + NAT_GRACE * SECOND < new.since;
+	bpf_map_update_elem(&sluice_suspects, &key, &new, BPF_ANY);
+	return 0;
 }
 
 /* Looks at an entry of a map of translations: a nat6_entry or, in the same place,
@@ -432,25 +482,34 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 	__u32 reason;
 	struct tuple t;
 	__u8 flags;
+	long err;
 
 	counts.scanned++;
 	copy_key(&key, in_map, ipv6);
-	to.used = used_at(&v4->used);
-	if (!to.used) {
-		if (bpf_map_delete_elem(map, &key))
-			counts.failed++;
-		else
-			counts.condemned++;
-		return;
-	}
 	tuple_of(&t, &key, ipv6);
 	flags = ipv6 ? key.v6.flags : key.v4.flags;
+	to.used = used_at(&v4->used);
 	to.created = v4->created;
 	to.needs_ct = v4->needs_ct;
 	to.tunnel = v4->tunnel;
 	to.addr = ipv6 ? v6->addr : mapped(v4->addr);
 	to.port = ipv6 ? v6->port : v4->port;
 
+	if (!to.used) {
+		if (!(control.flags & GC_ALL) && !abandoned(&t, flags, to.created))
+			return;
+		if (!event_begin(&told, GC_REMOVALS)) {
+			counts.deferred++;
+			return;
+		}
+		err = bpf_map_delete_elem(map, &key);
+		if (told && !err)
+			event_translation(told, &t, flags, &to, GC_REASON_CONDEMNED);
+		event_end(told, !err);
+		counts.failed += err != 0;
+		counts.condemned += !err;
+		return;
+	}
 	reason = judge_translation(&t, flags, &to);
 	if (reason) {
 		if (gc_translation(&t, flags, &to, reason == GC_REASON_ORPHAN ? to.used : NAT_NOW, reason))

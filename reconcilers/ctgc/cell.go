@@ -48,13 +48,13 @@ type Config struct {
 // DefaultConfig has the interval follow what passes find.
 var DefaultConfig = Config{CTGCMaxInterval: 30 * time.Minute, CTGCMethod: string(gc.Auto)}
 
-var methods = []string{string(gc.Auto), string(gc.Iterator), string(gc.ForEach), string(gc.UserSpace)}
+var methods = []string{string(gc.Auto), string(gc.Iterator), string(gc.ForEach), string(gc.Keys), string(gc.UserSpace)}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections; 0: by the share that has expired")
 	flags.Duration("ct-gc-max-interval", c.CTGCMaxInterval, "Most time between these passes, while any may have expired")
-	flags.String("ct-gc-method", c.CTGCMethod, "How expired connections are removed: auto, iterator, for-each, user-space")
+	flags.String("ct-gc-method", c.CTGCMethod, "How expired connections are removed: auto, iterator, for-each, keys, user-space")
 }
 
 func (c Config) validate() error {

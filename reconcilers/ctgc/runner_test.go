@@ -342,7 +342,7 @@ func TestConfig(t *testing.T) {
 		"--ct-gc-interval -1s: want 0, or a second at least":                                   func(c *Config) { c.CTGCInterval = -time.Second },
 		"--ct-gc-interval 1ms: want 0, or a second at least":                                   func(c *Config) { c.CTGCInterval = time.Millisecond },
 		"--ct-gc-max-interval 9s is less than 10s, the least time between passes":              func(c *Config) { c.CTGCMaxInterval = 9 * time.Second },
-		`unknown value "x" of --ct-gc-method: want one of [auto iterator for-each user-space]`: func(c *Config) { c.CTGCMethod = "x" },
+		`unknown value "x" of --ct-gc-method: want one of [auto iterator for-each keys user-space]`: func(c *Config) { c.CTGCMethod = "x" },
 	} {
 		c := DefaultConfig
 		edit(&c)
