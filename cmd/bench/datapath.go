@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -19,7 +20,10 @@ const (
 	partControl  = "control"
 	partPrograms = "programs"
 	partTraffic  = "traffic"
+	partGC       = "gc"
 )
+
+var parts = []string{partControl, partPrograms, partTraffic, partGC}
 
 // datapathOptions say how the datapath is measured.
 type datapathOptions struct {
@@ -32,13 +36,15 @@ type datapathOptions struct {
 
 	rounds int
 	window time.Duration
+
+	gc *gcOptions
 }
 
 func datapathFlags(flags *pflag.FlagSet) *datapathOptions {
-	o := &datapathOptions{}
-	flags.StringSliceVar(&o.parts, "parts", []string{partControl, partPrograms, partTraffic},
-		"what is measured: control (the agent's control plane), programs (ns per packet of each program), traffic (throughput and latency in a cluster of network namespaces); the last two need root")
-	flags.BoolVar(&o.short, "short", false, "measure programs and traffic just long enough to see that this works; the figures mean little")
+	o := &datapathOptions{gc: gcFlags(flags)}
+	flags.StringSliceVar(&o.parts, "parts", parts,
+		"what is measured: control (the agent's control plane), programs (ns per packet of each program), traffic (throughput and latency in a cluster of network namespaces), gc (removal of connections that have ended); all but the first need root")
+	flags.BoolVar(&o.short, "short", false, "measure programs, traffic and gc just long enough to see that this works; the figures mean little")
 	flags.IntVar(&o.flows, "program-flows", 100_000, "number of flows of each program's way, beside the one hot flow")
 	flags.IntVar(&o.packets, "program-packets", 200_000, "packets by which each program's way is measured in a round")
 	flags.IntVar(&o.programRounds, "program-rounds", 3, "rounds of measuring programs")
@@ -50,8 +56,8 @@ func datapathFlags(flags *pflag.FlagSet) *datapathOptions {
 // complete checks the options, and shortens what is to be short.
 func (o *datapathOptions) complete() error {
 	for _, part := range o.parts {
-		if !slices.Contains([]string{partControl, partPrograms, partTraffic}, part) {
-			return fmt.Errorf("unknown part %q: want %s, %s, %s", part, partControl, partPrograms, partTraffic)
+		if !slices.Contains(parts, part) {
+			return fmt.Errorf("unknown part %q: want %s", part, strings.Join(parts, ", "))
 		}
 	}
 	if o.flows < 1 || o.packets < 1 || o.programRounds < 1 || o.rounds < 1 || o.window <= 0 {
@@ -61,7 +67,7 @@ func (o *datapathOptions) complete() error {
 		o.flows, o.packets, o.programRounds = min(o.flows, 1000), min(o.packets, 5000), 1
 		o.rounds, o.window = 1, min(o.window, 200*time.Millisecond)
 	}
-	return nil
+	return o.gc.complete(o.short)
 }
 
 func (o *datapathOptions) has(part string) bool { return slices.Contains(o.parts, part) }
@@ -70,15 +76,16 @@ func (o *datapathOptions) has(part string) bool { return slices.Contains(o.parts
 type datapathResults struct {
 	Programs []programResult `json:"programs,omitempty"`
 	Traffic  []trafficResult `json:"traffic,omitempty"`
+	GC       *gcResults      `json:"gc,omitempty"`
 }
 
 // measure measures the parts that are asked for, and prints the results.
 func (o *datapathOptions) measure() (all datapathResults, err error) {
-	if !o.has(partPrograms) && !o.has(partTraffic) {
+	if !o.has(partPrograms) && !o.has(partTraffic) && !o.has(partGC) {
 		return all, nil
 	}
 	if !isolated() {
-		fmt.Println("\nprograms and traffic are not measured: that needs root")
+		fmt.Println("\nprograms, traffic and gc are not measured: that needs root")
 		return all, nil
 	}
 	// So that an interrupted run removes its files; the rest the kernel does.
@@ -97,6 +104,12 @@ func (o *datapathOptions) measure() (all datapathResults, err error) {
 			return all, fmt.Errorf("measure traffic: %w", err)
 		}
 		printWays(os.Stdout, all.Traffic)
+	}
+	if o.has(partGC) {
+		printGCHead(os.Stdout, o.gc)
+		if all.GC, err = measureGC(ctx, o.gc, func(r *gcResults) { printGC(os.Stdout, r) }); err != nil {
+			return all, fmt.Errorf("measure garbage collection: %w", err)
+		}
 	}
 	return all, nil
 }

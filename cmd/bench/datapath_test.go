@@ -29,13 +29,15 @@ func TestRatiosAreWithinRounds(t *testing.T) {
 
 func TestDatapathOptions(t *testing.T) {
 	valid := func() *datapathOptions {
-		return &datapathOptions{parts: []string{partTraffic}, flows: 10, packets: 10, programRounds: 3, rounds: 3, window: time.Second}
+		return &datapathOptions{parts: []string{partTraffic}, flows: 10, packets: 10, programRounds: 3, rounds: 3, window: time.Second, gc: &gcOptions{rounds: 3}}
 	}
 	require.NoError(t, valid().complete())
 	for name, spoil := range map[string]func(*datapathOptions){
 		"unknown part": func(o *datapathOptions) { o.parts = []string{"all"} },
 		"no rounds":    func(o *datapathOptions) { o.rounds = 0 },
 		"no time":      func(o *datapathOptions) { o.window = 0 },
+		"no gc rounds": func(o *datapathOptions) { o.gc.rounds = 0 },
+		"gc size":      func(o *datapathOptions) { o.gc.sizes = []int{1 << 25} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := valid()
