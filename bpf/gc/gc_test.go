@@ -190,8 +190,9 @@ func TestReplyGrace(t *testing.T) {
 // else removes any, a translation when it has been so for a while, unless that is
 // found out otherwise.
 func TestCondemned(t *testing.T) {
-	t.Parallel() // as it waits
+	t.Parallel()
 	eachMethod(t, func(f *fixture) {
+		f.TB.(*testing.T).Parallel() // as it waits
 		var told []Entry
 		look := Filter{Removed: func(e Entry) { told = append(told, e) }}
 		for _, flow := range connections {
@@ -241,7 +242,7 @@ func TestNextExpiry(t *testing.T) {
 
 // A set need not have all maps.
 func TestMissingMaps(t *testing.T) {
-	for _, method := range []Method{Auto, Iterator, ForEach, UserSpace} {
+	for _, method := range []Method{Auto, Iterator, ForEach, Keys, UserSpace} {
 		for missing := range mapCount {
 			f := newFixtureOf(t, method, 100, func(name string) bool { return name != names[missing] })
 			for name, flow := range connections {
@@ -269,7 +270,7 @@ func TestMissingMaps(t *testing.T) {
 
 // Translations whose map of connections does not exist are without connection.
 func TestOrphansWithoutMap(t *testing.T) {
-	for _, method := range []Method{Iterator, ForEach, UserSpace} {
+	for _, method := range []Method{Iterator, ForEach, Keys, UserSpace} {
 		f := newFixtureOf(t, method, 100, func(name string) bool { return name != ctmap.CT4TCP })
 		f.pair(connections["IPv4 TCP"], long)
 		require.Equal(t, Pass{Scanned: 2, Orphans: 2}, f.run(Filter{Orphans: true}), method)

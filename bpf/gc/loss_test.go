@@ -3,12 +3,14 @@
 package gc
 
 import (
+	"errors"
 	"os"
 	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -29,19 +31,23 @@ type lossArm struct {
 	refreshes uint64 // of connections, in millions
 }
 
-func lossArms() []lossArm {
-	return []lossArm{
-		{"iterator", Iterator, false, 256, 4, unix.IPPROTO_TCP, false, 2},
-		{"iterator, long map", Iterator, false, 8192, 6, unix.IPPROTO_UDP, false, 1},
-		{"iterator, evictions", Iterator, false, 128, 4, unix.IPPROTO_TCP, true, 1},
-		{"for-each", ForEach, false, 128, 6, unix.IPPROTO_TCP, false, 2},
-		{"iterator, same CPU", Iterator, true, 128, 4, unix.IPPROTO_ICMP, false, 2},
-		{"for-each, same CPU", ForEach, true, 64, 4, unix.IPPROTO_TCP, false, 1},
-		{"iterator, evictions, same CPU", Iterator, true, 128, 4, unix.IPPROTO_TCP, true, 1},
-	}
+// At least ten million refreshes, without those of the arms with evictions.
+var lossArms = []lossArm{
+	{"iterator", Iterator, false, 256, 4, unix.IPPROTO_TCP, false, 2},
+	{"iterator, long map", Iterator, false, 8192, 6, unix.IPPROTO_UDP, false, 1},
+	{"for-each", ForEach, false, 128, 6, unix.IPPROTO_TCP, false, 2},
+	{"keys", Keys, false, 256, 4, unix.IPPROTO_UDP, false, 1},
+	{"iterator, same CPU", Iterator, true, 128, 4, unix.IPPROTO_ICMP, false, 2},
+	{"for-each, same CPU", ForEach, true, 64, 6, unix.IPPROTO_ICMPV6, false, 1},
+	{"keys, same CPU", Keys, true, 128, 4, unix.IPPROTO_TCP, false, 1},
+	{"iterator, evictions", Iterator, false, 128, 4, unix.IPPROTO_TCP, true, 1},
+	{"iterator, evictions, same CPU", Iterator, true, 128, 4, unix.IPPROTO_TCP, true, 1},
 }
 
-const lossMapRoom = 1 << 16 // so much that the kernel evicts nothing
+const (
+	lossMapRoom = 1 << 16 // so much that the kernel evicts nothing
+	metOften    = 20      // times that an entry was used just when it was to be removed
+)
 
 // onCPU binds the calling goroutine to a CPU.
 func onCPU(cpu int) (unbind func(), err error) {
@@ -96,15 +102,17 @@ func newGateway(t *testing.T, f *fixture, o gctest.Options) *gctest.Gateway {
 }
 
 // run has the gateway make the refreshes, while collect is called again and again.
-func (a lossArm) run(t *testing.T, g *gctest.Gateway, collect func() error) gctest.Counts {
+// It goes on for longer if they have not met often enough by then, as far as that goes.
+func (a lossArm) run(t *testing.T, g *gctest.Gateway, met *atomic.Uint64, collect func() error) gctest.Counts {
 	first, second := twoCPUs(t)
 	// Who returns from the kernel is not to wait for the scheduler of this process.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
 	var done atomic.Bool
-	ended := make(chan error, 1)
+	ended, bound := make(chan error, 1), make(chan struct{})
 	go func() {
 		ended <- func() error {
 			unbind, err := onCPU(first)
+			close(bound)
 			if err != nil {
 				return err
 			}
@@ -117,6 +125,7 @@ func (a lossArm) run(t *testing.T, g *gctest.Gateway, collect func() error) gcte
 			return nil
 		}()
 	}()
+	<-bound
 	gatewayCPU := second
 	if a.sameCPU {
 		gatewayCPU = first
@@ -131,14 +140,16 @@ func (a lossArm) run(t *testing.T, g *gctest.Gateway, collect func() error) gcte
 	}
 	defer unbind()
 	want := a.refreshes * 1e6
-	for counts := (gctest.Counts{}); counts.Refreshed+counts.Renewed < want; {
+	patience := time.Now().Add(4 * time.Second)
+	for made := uint64(0); made < want || met.Load() < metOften && made < 3*want && time.Now().Before(patience); {
 		if a.sameCPU {
 			time.Sleep(10 * time.Millisecond)
 		} else {
 			require.NoError(t, g.Step(10000))
 		}
-		counts, err = g.Counts()
+		counts, err := g.Counts()
 		require.NoError(t, err)
+		made = counts.Refreshed + counts.Renewed
 		select {
 		case err := <-ended:
 			require.NoError(t, err)
@@ -156,34 +167,114 @@ func (a lossArm) run(t *testing.T, g *gctest.Gateway, collect func() error) gcte
 	return counts
 }
 
+// No connection is lost that a packet has prolonged or begun, and no translation
+// that a packet has used or made, while everything expires all the time.
+//
+// Where entries are evicted too, a few may be: between the look at what has the
+// entry's key and its deletion, which no program can do at a stroke, another may have
+// been evicted and made. The gateway evicts half a million times what the collection is at;
+// the kernel evicts nothing that was just looked up.
 func TestLoss(t *testing.T) {
 	factor := uint64(1)
 	if os.Getenv("SLUICE_TEST_LONG") == "1" {
 		factor = 10
 	}
-	for _, a := range lossArms() {
+	refreshes, revived := uint64(0), map[bool]uint64{}
+	for _, a := range lossArms {
 		a.refreshes *= factor
 		t.Run(a.name, func(t *testing.T) {
 			f := newFixtureOf(t, a.method, lossMapRoom, a.needs)
-			g := newGateway(t, f, gctest.Options{Flows: a.flows, Family: a.family, Protocol: a.protocol, Translates: true, Evicts: a.evicts})
-			filter := Filter{Expired: true, Orphans: true, Now: f.now + gctest.ClockAhead}
-			var sum Pass
-			var passes int
-			begun := time.Now()
-			counts := a.run(t, g, func() error {
-				all, err := f.Run(t.Context(), filter)
-				for _, p := range all {
-					sum.add(p)
-				}
-				passes++
-				return err
-			})
-			took := time.Since(begun)
-			t.Logf("%v: %d passes removed %d connections, %d pairs' records, %d orphans; revived %d, condemned %d, failed %d; gateway: %+v",
-				took, passes, sum.Expired, sum.Translations, sum.Orphans, sum.Revived, sum.Condemned, sum.Failed, counts)
-			require.Zero(t, counts.Lost)
-			require.Zero(t, counts.LostTranslations)
-			require.NotZero(t, sum.Revived)
+			sum, counts := a.collect(t, f)
+			allowed := uint64(0)
+			if a.evicts && a.sameCPU {
+				allowed = 2 + sum.Expired/500
+			} else if a.evicts {
+				allowed = 1 + sum.Expired/2000
+			}
+			require.LessOrEqual(t, counts.Lost, allowed, "connections")
+			require.LessOrEqual(t, counts.LostTranslations, allowed, "translations")
+			revived[a.sameCPU] += sum.Revived
+			require.NotZero(t, sum.Expired)
+			require.NotZero(t, sum.Translations)
+			require.Zero(t, sum.Deferred)
+			if !a.evicts {
+				require.Zero(t, sum.Failed)
+			}
+			f.flush()
+			if !a.evicts {
+				refreshes += counts.Refreshed + counts.Renewed
+			}
 		})
 	}
+	t.Logf("%d refreshes without evictions", refreshes)
+	for sameCPU, n := range revived {
+		require.NotZero(t, n, "nothing was used just when it was to be removed; same CPU: %v", sameCPU)
+	}
+}
+
+// collect makes pass after pass while the gateway runs, and returns what they did.
+func (a lossArm) collect(t *testing.T, f *fixture) (sum Pass, counts gctest.Counts) {
+	g := newGateway(t, f, gctest.Options{Flows: a.flows, Family: a.family, Protocol: a.protocol, Translates: true, Evicts: a.evicts})
+	events := uint64(0)
+	filter := Filter{Expired: true, Orphans: true, Now: f.now + gctest.ClockAhead, Removed: func(Entry) { events++ }}
+	passes, begun := 0, time.Now()
+	var met atomic.Uint64
+	counts = a.run(t, g, &met, func() error {
+		all, err := f.Run(t.Context(), filter)
+		for _, p := range all {
+			sum.add(p)
+			met.Add(p.Revived)
+		}
+		passes++
+		return err
+	})
+	t.Logf("%d refreshes, %d translations used or made in %v; %d passes removed %d connections and %d translations, %d orphans; "+
+		"revived %d; lost %d connections, %d translations",
+		counts.Refreshed+counts.Renewed, counts.Used+counts.Recorded, time.Since(begun).Round(time.Millisecond),
+		passes, sum.Expired, sum.Translations, sum.Orphans, sum.Revived, counts.Lost, counts.LostTranslations)
+	require.Equal(t, sum.Removed(), events)
+	return sum, counts
+}
+
+// The seed's way, to read entries and later to delete those that had expired, loses
+// some: so the gateway sees losses.
+func TestLossControl(t *testing.T) {
+	a := lossArm{flows: 256, family: 4, protocol: unix.IPPROTO_TCP, refreshes: 1}
+	f := newFixtureOf(t, Iterator, lossMapRoom, a.needs)
+	g := newGateway(t, f, gctest.Options{Flows: a.flows, Family: a.family, Protocol: a.protocol, Translates: true})
+	removed := 0
+	var met atomic.Uint64
+	met.Store(metOften) // which is not what this is about
+	counts := a.run(t, g, &met, func() error {
+		var expired []ctmap.Key4
+		err := eachEntry(t.Context(), f.CT4TCP, &Pass{}, func(k ctmap.Key4, e ctmap.Entry) error {
+			if e.Lifetime < f.now+gctest.ClockAhead {
+				expired = append(expired, k)
+			}
+			return nil
+		})
+		for _, k := range expired {
+			if err := f.CT4TCP.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			if err := f.NAT4.Delete(natmap.NewKey4(k.Tuple())); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			removed++
+		}
+		return err
+	})
+	t.Logf("%d refreshes; removed %d connections; lost %d connections, %d translations",
+		counts.Refreshed+counts.Renewed, removed, counts.Lost, counts.LostTranslations)
+	require.NotZero(t, counts.Lost)
+	require.NotZero(t, counts.LostTranslations)
+}
+
+// From user space an entry that is in use is away for a moment, in which the gateway
+// may miss it: that is far less often than it is put back.
+func TestLossUserSpace(t *testing.T) {
+	a := lossArm{method: UserSpace, flows: 256, family: 4, protocol: unix.IPPROTO_TCP, refreshes: 1}
+	sum, counts := a.collect(t, newFixtureOf(t, a.method, lossMapRoom, a.needs))
+	require.NotZero(t, sum.Revived)
+	require.Less(t, counts.Lost, sum.Revived)
 }
