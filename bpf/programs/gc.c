@@ -4,9 +4,9 @@
 
 /* The garbage collection's programs: for each of the six maps of a set an iterator,
  * which the agent reads run by run, and a program that goes through the map at once.
- * gc.h says what becomes of an entry. */
+ * collect.h says what becomes of an entry, gc.h when a run of the kernel ends. */
 
-#include "gc.h"
+#include "collect.h"
 
 /* Of the kernel's own types, as far as they are used here. */
 struct bpf_map {
