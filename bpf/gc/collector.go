@@ -109,12 +109,56 @@ func (c *Collector) pass(ctx context.Context, index int, entries map[string]int,
 	method := c.method
 	if method == Auto {
 		if entries[names[index]] == 0 {
-			return Pass{Map: names[index], Method: Auto}, nil
+			return Pass{Map: names[index]}, nil
 		}
 		method = choose(entries[names[index]], c.maps[index].MaxEntries())
 	}
-	return c.kernel.pass(ctx, index, method, f)
+	p, err := c.kernel.pass(ctx, index, method, f)
+	// A pass that removes entries may miss a neighbour. The next one finds what has
+	// expired, but what is to go now has none.
+	for i := 1; i < thorough && err == nil && p.removed(f) > 0; i++ {
+		var again Pass
+		again, err = c.kernel.pass(ctx, index, method, f)
+		p.merge(&again)
+		if again.removed(f) == 0 {
+			break
+		}
+	}
+	return p, err
 }
+
+// thorough is how often a map is gone through at most until nothing is found that
+// has to go whether it has expired or not.
+const thorough = 5
+
+// removed returns how many entries have been removed that have to go now.
+func (p *Pass) removed(f Filter) uint64 {
+	if f.Survivor != nil { // who is told of each once
+		return 0
+	}
+	return p.Scrubbed + p.Flushed
+}
+
+// merge adds what another pass through the same entries has done.
+func (p *Pass) merge(q *Pass) {
+	p.Expired += q.Expired
+	p.Translations += q.Translations
+	p.Orphans += q.Orphans
+	p.Scrubbed += q.Scrubbed
+	p.Flushed += q.Flushed
+	p.Condemned += q.Condemned
+	p.Revived += q.Revived
+	p.Deferred += q.Deferred
+	p.Failed += q.Failed
+	p.Kept = q.Kept
+	p.Duration += q.Duration
+	p.LongestRun = max(p.LongestRun, q.LongestRun)
+	p.NextExpiry = q.NextExpiry
+}
+
+// CountsByReading reports whether [Collector.Count] reads all entries, as the kernel
+// does not tell how many there are.
+func (c *Collector) CountsByReading() bool { return c.census == nil }
 
 // Count returns how many entries the maps have. It costs microseconds, unless the
 // kernel does not tell.

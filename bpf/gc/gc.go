@@ -97,7 +97,7 @@ type Entry struct {
 // Pass says what was done to one map.
 type Pass struct {
 	Map    string `json:"map"`
-	Method Method `json:"method"`
+	Method Method `json:"method"` // empty: it had no entries, and was not gone through
 
 	// Entries.
 	Scanned      uint64 `json:"scanned"`

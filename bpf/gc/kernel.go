@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"os"
 	"runtime"
@@ -44,11 +45,13 @@ const (
 	flagSurvivors
 )
 
-// Up to how many entries, and room for entries, a map is gone through in one run:
-// what takes a fraction of a millisecond, also if each of them is removed.
+// What [ForEach] costs where a tenth of the entries is removed, and how long it may
+// take at most to be chosen. A program that takes too long all the same gives up, and
+// the iterator begins anew.
 const (
-	maxForEach     = 2048
-	maxForEachRoom = 32768
+	forEachEntry  = 70 * time.Nanosecond
+	forEachBucket = 12 * time.Nanosecond // also of an empty one
+	forEachMost   = 700 * time.Microsecond
 )
 
 // sparse is how many times its entries a map must have room for to be nearly empty:
@@ -311,8 +314,9 @@ func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)
 // choose returns how a map with so many entries is gone through. By key an entry
 // takes a microsecond more, and eleven ns less for each that there is room for.
 func choose(entries int, room uint32) Method {
+	buckets := uint32(1) << bits.Len32(room-1)
 	switch {
-	case entries <= maxForEach && room <= maxForEachRoom:
+	case time.Duration(entries)*forEachEntry+time.Duration(buckets)*forEachBucket <= forEachMost:
 		return ForEach
 	case entries*sparse < int(room):
 		return Keys

@@ -140,7 +140,7 @@ static __always_inline __u32 judge_connection(const struct tuple *flow, __u8 fla
 		return GC_REASON_SCRUBBED;
 	if (!(control.flags & GC_EXPIRED) || lifetime >= run.now)
 		return GC_STAYS;
-	if (flow->protocol == IPPROTO_UDP && flags == TUPLE_OUT && lifetime + control.reply_grace >= run.now) {
+	if (flow->protocol == IPPROTO_UDP && flags == TUPLE_OUT && (__u64)lifetime + control.reply_grace >= run.now) {
 		counts.kept++;
 		return GC_STAYS;
 	}
@@ -214,6 +214,7 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	/* Unless the kernel has evicted the entry since: then there may be another. */
 	there = bpf_map_lookup_elem(map, &key);
 	if (!there || ct_lifetime_of(there)) {
+		__sync_val_compare_and_swap(&e->lifetime, 0, lifetime); /* whose it may be now */
 		event_end(told, false);
 		return;
 	}
@@ -303,8 +304,10 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 	to.port = ipv6 ? v6->port : v4->port;
 
 	if (!to.used) {
-		if (!(control.flags & GC_ALL) && !abandoned(&t, flags, to.created))
+		if (!(control.flags & GC_ALL) && !abandoned(&t, flags, to.created)) {
+			counts.kept++;
 			return;
+		}
 		if (!event_begin(&told, GC_REMOVALS)) {
 			counts.deferred++;
 			return;

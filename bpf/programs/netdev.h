@@ -27,6 +27,8 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 		if (!pod)
 			return -REASON_NO_RULE;
 		d->epoch = pod->epoch;
+	} else {
+		d->flags = CT_FROM_TUNNEL;
 	}
 	err = fits(ctx, p, d, pod ? pod->ifindex : cfg->overlay_ifindex) ?: hop(ctx, p);
 	if (err)
@@ -58,7 +60,7 @@ int from_netdev(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
 		return TCX_NEXT;
 	/* What opens a connection is no reply: it is for the host. */
-	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to, 0))
+	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to, p.time))
 		return TCX_NEXT;
 	if (!same_address(&to.addr, &p.flow.daddr)) {
 		reason = no_address(&to.tunnel) ? REASON_REPLY_LOCAL : REASON_REPLY_OVERLAY;

@@ -31,8 +31,10 @@ SUBPROGRAM int track_translated(struct __sk_buff *ctx, const struct packet *p, c
 }
 
 /* Tracks a packet that comes back to a pod from a gateway. That of a local pod is
- * noted by to_pod; but should the entry be lost, it is made again, for the pod's
- * next packet must not be taken for a reply. */
+ * noted by to_pod; but should the entry be lost, it is made again: the pod's next
+ * packet must not be taken for a reply, and what it is translated to must not be
+ * taken for nobody's. What ends a connection does not begin it again for another
+ * node's pod. */
 SUBPROGRAM int track_returned(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
 			      const struct config_value *cfg, bool local)
 {
@@ -41,9 +43,11 @@ SUBPROGRAM int track_returned(struct __sk_buff *ctx, const struct packet *p, con
 	if (!p || !d || !cfg || p->shape == SHAPE_ICMP_ERROR || p->unknown_fragment)
 		return 0;
 	e = ct_find(p, TUPLE_OUT | CT_REVERSE);
-	if (e && !local)
-		return ct_note(ctx, e, p, cfg, false);
-	if (!e && local)
+	if (e && local)
+		return 0;
+	if (e && ct_note(ctx, e, p, cfg, false))
+		return 0;
+	if (local || !(p->tcp_flags & (TCP_FIN | TCP_RST)))
 		ct_create(ctx, p, d, cfg, TUPLE_OUT | CT_REVERSE);
 	return 0;
 }
