@@ -113,7 +113,7 @@ type Pass struct {
 	Failed       uint64 `json:"failed"`   // could not be deleted
 
 	Duration   time.Duration `json:"duration"`
-	LongestRun time.Duration `json:"longestRun"` // for which the kernel was busy with it at a stretch
+	LongestRun time.Duration `json:"longestRun"` // for which the kernel was busy with it at a stretch, by the clock
 	NextExpiry uint32        `json:"nextExpiry"` // earliest of what stays, seconds; 0: nothing does
 }
 

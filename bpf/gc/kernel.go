@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 	"time"
 	"unsafe"
@@ -190,8 +189,6 @@ func (k *kernel) setScrubbed(addrs []netip.Addr) error {
 
 // pass goes through one map.
 func (k *kernel) pass(ctx context.Context, index int, method Method, f Filter) (Pass, error) {
-	runtime.LockOSThread() // whose CPU time is measured
-	defer runtime.UnlockOSThread()
 	p := Pass{Map: names[index], Method: method}
 	begun := time.Now()
 	if err := k.reset(); err != nil {
@@ -267,17 +264,15 @@ func (k *kernel) fill(p *Pass) error {
 	p.Scrubbed, p.Flushed, p.Condemned = c.Scrubbed, c.Flushed, c.Condemned
 	p.Kept, p.Revived, p.Deferred, p.Failed = c.Kept, c.Revived, c.Deferred, c.Failed
 	p.NextExpiry = c.NextExpiry
+	p.LongestRun = max(p.LongestRun, time.Duration(c.LongestRun))
 	return nil
 }
 
 // forEach runs the program that goes through the map at once.
 func (k *kernel) forEach(index int, p *Pass) error {
-	begun := threadTime()
-	_, err := k.Programs[programName(forEachPrefix, index)].Run(&ebpf.RunOptions{})
-	if err != nil {
+	if _, err := k.Programs[programName(forEachPrefix, index)].Run(&ebpf.RunOptions{}); err != nil {
 		return fmt.Errorf("go through map %s: %w", p.Map, err)
 	}
-	p.LongestRun = max(p.LongestRun, threadTime()-begun)
 	return nil
 }
 
@@ -290,11 +285,9 @@ func (k *kernel) byKey(ctx context.Context, index int, p *Pass, f Filter) error 
 		if err := candidate.Set(buffer); err != nil {
 			return fmt.Errorf("set which entry of map %s to look at: %w", p.Map, err)
 		}
-		begun := threadTime()
 		if _, err := program.Run(&ebpf.RunOptions{}); err != nil {
 			return fmt.Errorf("look at an entry of map %s: %w", p.Map, err)
 		}
-		p.LongestRun = max(p.LongestRun, threadTime()-begun)
 		return k.drain(f)
 	}
 	switch index {
@@ -338,9 +331,7 @@ func (k *kernel) iterate(ctx context.Context, index int, p *Pass, f Filter) erro
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		begun := threadTime()
 		n, err := unix.Read(fd, buffer)
-		p.LongestRun = max(p.LongestRun, threadTime()-begun)
 		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("read iterator of map %s: %w", p.Map, err)
 		}
@@ -374,14 +365,4 @@ func (k *kernel) drain(f Filter) error {
 		}
 	}
 	return nil
-}
-
-// threadTime returns the CPU time of the thread, so that what is measured is not
-// what others do meanwhile.
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }

@@ -191,6 +191,7 @@ type programsGcCounts struct {
 	Revived      uint64
 	Deferred     uint64
 	Failed       uint64
+	LongestRun   uint64
 	NextExpiry   uint32
 	Stopped      uint32
 }

@@ -31,7 +31,7 @@ static __always_inline void pause_run(struct bpf_iter__bpf_map_elem *ctx)
 {
 	__u64 nothing = 0;
 
-	run.begun = 0;
+	run_end();
 	bpf_seq_write(ctx->meta->seq, &nothing, sizeof(nothing));
 }
 
@@ -58,7 +58,7 @@ union any_key candidate ALIGNED;
 		void *key = ctx->key, *value = ctx->value;                                                             \
                                                                                                                        \
 		if (!key || !value) {                                                                                  \
-			run.begun = 0;                                                                                 \
+			run_end();                                                                                     \
 			return 0;                                                                                      \
 		}                                                                                                      \
 		run_begin();                                                                                           \
@@ -81,7 +81,7 @@ union any_key candidate ALIGNED;
 		(void)ctx;                                                                                             \
 		run_begin();                                                                                           \
 		bpf_for_each_map_elem(&sluice_##map, each_##map, NULL, 0);                                             \
-		run.begun = 0;                                                                                         \
+		run_end();                                                                                             \
 		return 0;                                                                                              \
 	}                                                                                                              \
                                                                                                                        \
@@ -94,7 +94,7 @@ union any_key candidate ALIGNED;
 			return 0;                                                                                      \
 		run_begin();                                                                                           \
 		collect(&sluice_##map, &candidate, value, ipv6);                                                       \
-		run.begun = 0;                                                                                         \
+		run_end();                                                                                             \
 		return 0;                                                                                              \
 	}
 

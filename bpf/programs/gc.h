@@ -52,6 +52,7 @@ struct gc_counts {
 	__u64 revived;	/* used just when it was to be removed: stays */
 	__u64 deferred; /* could not be told of: stays for the next pass */
 	__u64 failed;	/* could not be deleted */
+	__u64 longest_run; /* nanoseconds */
 	__u32 next_expiry; /* earliest of the connections that stay, 0: none */
 	__u32 stopped;	   /* the pass by for_each did not come to the end */
 };
@@ -130,6 +131,15 @@ static __always_inline void run_begin(void)
 	run.begun = bpf_ktime_get_ns();
 	run.now = control.now ?: run.begun / SECOND;
 	run.entries = run.events = 0;
+}
+
+static __always_inline void run_end(void)
+{
+	__u64 time = bpf_ktime_get_ns() - run.begun;
+
+	if (run.begun && time > counts.longest_run)
+		counts.longest_run = time;
+	run.begun = 0;
 }
 
 /* Reports whether the run has been long enough. */

@@ -75,6 +75,7 @@ func (o *gcOptions) complete(short bool) error {
 type gcResults struct {
 	Scans    []gcScan     `json:"scans"`
 	Sparse   []gcScan     `json:"sparse"`
+	Floor    []gcFloor    `json:"floor"`
 	Observed []gcObserved `json:"observed"`
 	Datapath []gcDatapath `json:"datapath"`
 	Count    gcCount      `json:"count"`
@@ -96,6 +97,7 @@ func measureGC(ctx context.Context, o *gcOptions, show func(*gcResults)) (*gcRes
 		do   func(context.Context, *gcOptions, func(*gcResults)) error
 	}{
 		{"scans", measureGCScans},
+		{"the iterator by itself", measureGCFloor},
 		{"nearly empty map", measureGCSparse},
 		{"observers", measureGCObserved},
 		{"datapath beside it", measureGCDatapath},
@@ -111,6 +113,7 @@ func measureGC(ctx context.Context, o *gcOptions, show func(*gcResults)) (*gcRes
 func (r *gcResults) add(part *gcResults) {
 	r.Scans = append(r.Scans, part.Scans...)
 	r.Sparse = append(r.Sparse, part.Sparse...)
+	r.Floor = append(r.Floor, part.Floor...)
 	r.Observed = append(r.Observed, part.Observed...)
 	r.Datapath = append(r.Datapath, part.Datapath...)
 	r.Skipped = append(r.Skipped, part.Skipped...)

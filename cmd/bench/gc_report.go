@@ -14,12 +14,13 @@ func printGCHead(w io.Writer, o *gcOptions) {
 	fmt.Fprintf(w, "\ngc: removal of connections that have ended; medians of %d rounds, methods by turns\n", o.rounds)
 	fmt.Fprintln(w, "  seed: entries are read by 1024, and those that had expired deleted one by one. Ratios: its CPU time over the method's, within rounds.")
 	fmt.Fprintln(w, "  ns: CPU time for each connection of the map, removed or not, and wall time. M/s: millions of them by a CPU in a second of its time.")
-	fmt.Fprintln(w, "  Longest run: of the kernel in each pass, at a stretch, CPU time; p50 and highest.")
+	fmt.Fprintln(w, "  Longest run: of the kernel in each pass, at a stretch, by the clock; p50 and highest.")
 	fmt.Fprintln(w, "  for-each leaves to the iterator what takes too long, which \">iterator\" says that it did.")
 }
 
 func printGC(w io.Writer, r *gcResults) {
 	printGCScans(w, r.Scans)
+	printGCFloor(w, r.Floor)
 	printGCSparse(w, r.Sparse)
 	if len(r.Observed) > 0 {
 		fmt.Fprintf(w, "\ngc, all of %d connections removed, with somebody who is told of each: CPU time, ns for each\n", r.Observed[0].Entries)
