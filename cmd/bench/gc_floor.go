@@ -70,17 +70,19 @@ func floorOf(ctx context.Context, empty *ebpf.Program, entries, rounds int) (gcF
 	}
 	defer it.Close()
 	var nothing, something []float64
-	for range rounds {
+	for round := range rounds + 1 {
 		cpu := threadTime()
 		if err := readAll(it); err != nil {
 			return floor, err
 		}
-		nothing = append(nothing, perEntry(threadTime()-cpu, entries))
+		cpu = threadTime() - cpu
 		run, err := collect(ctx, collectors[gc.Iterator], gc.Filter{Expired: true})
 		if err != nil {
 			return floor, err
 		}
-		something = append(something, perEntry(run.cpu, entries))
+		if round > 0 { // the first one warms up
+			nothing, something = append(nothing, perEntry(cpu, entries)), append(something, perEntry(run.cpu, entries))
+		}
 	}
 	floor.Empty, floor.Program = spreadOf(nothing), spreadOf(something)
 	return floor, nil
