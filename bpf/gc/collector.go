@@ -73,17 +73,15 @@ func (c *Collector) Fallback() error { return c.fallback }
 // Run makes a pass through all maps of the set, and returns what it did to each,
 // also to those before one that fails.
 func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error) {
-	var entries map[string]int
+	var entries map[string]int // nil if it is not known
 	if c.kernel != nil {
 		if err := c.kernel.prepare(f); err != nil {
 			return nil, err
 		}
-		if c.method == Auto {
-			counts, err := c.Count()
-			if err != nil {
-				return nil, err
+		if c.method == Auto && c.census != nil {
+			if counts, err := c.census.count(); err == nil {
+				entries = counts.Entries
 			}
-			entries = counts.Entries
 		}
 	}
 	for i, m := range c.maps {
@@ -107,11 +105,14 @@ func (c *Collector) pass(ctx context.Context, index int, entries map[string]int,
 		return passUserSpace(ctx, c.maps, index, f)
 	}
 	method := c.method
-	if method == Auto {
-		if entries[names[index]] == 0 {
-			return Pass{Map: names[index]}, nil
-		}
-		method = choose(entries[names[index]], c.maps[index].MaxEntries())
+	switch n, known := entries[names[index]]; {
+	case method != Auto:
+	case !known:
+		method = Iterator
+	case n == 0:
+		return Pass{Map: names[index]}, nil
+	default:
+		method = choose(n, c.maps[index].MaxEntries())
 	}
 	p, err := c.kernel.pass(ctx, index, method, f)
 	// A pass that removes entries may miss a neighbour. The next one finds what has

@@ -171,6 +171,9 @@ func (k *kernel) prepare(f Filter) error {
 // setScrubbed puts the addresses in the place of former ones.
 func (k *kernel) setScrubbed(addrs []netip.Addr) error {
 	m := k.Maps[scrubMap]
+	if room := m.MaxEntries(); len(addrs) > int(room) {
+		return fmt.Errorf("%d addresses to remove are too many for one pass: want %d at most", len(addrs), room)
+	}
 	for _, a := range k.scrubbed {
 		if err := m.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("remove address %s from %s: %w", a, scrubMap, err)

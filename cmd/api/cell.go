@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strconv"
 
 	"github.com/cilium/hive"
@@ -16,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
@@ -90,6 +92,7 @@ type params struct {
 	Node      tables.LocalNode
 	Events    *events.Source `optional:"true"`
 	GC        *ctgc.Runner   `optional:"true"`
+	Maps      *bpf.Maps      `optional:"true"`
 }
 
 func newServer(p params) (*Server, error) {
@@ -117,6 +120,18 @@ func newServer(p params) (*Server, error) {
 	}
 	if p.GC != nil {
 		s.handlers.collector = p.GC
+	}
+	if p.Maps != nil {
+		s.handlers.mapsDir = func() string {
+			kernel, ok := p.Maps.Backend().(*bpf.Kernel)
+			if !ok {
+				return ""
+			}
+			if dir, err := filepath.Abs(kernel.Dir()); err == nil {
+				return dir
+			}
+			return kernel.Dir()
+		}
 	}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
 	return s, nil

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 )
@@ -34,6 +35,10 @@ type GCRequest struct {
 
 	// Match chooses connections that are removed also while they are in use.
 	Match *CTMatch `json:"match,omitempty"`
+
+	// BPFFS, if not empty, is the BPF file system whose maps are meant, as an absolute
+	// path. An agent that has pinned its maps elsewhere refuses the request.
+	BPFFS string `json:"bpffs,omitempty"`
 }
 
 // GCAnswer is the answer to POST /gc.
@@ -47,8 +52,8 @@ const DefaultReplyGrace = 60 * time.Second
 
 // Limits of a request.
 const (
-	maxReason = 64   // characters
-	maxAddrs  = 4096 // as in passes of the agent
+	maxAddrs             = 4096 // as in passes of the agent
+	maxReplyGraceSeconds = 24 * 60 * 60
 )
 
 // Collector makes passes through the maps of connections, as [*ctgc.Runner] does.
@@ -61,6 +66,9 @@ type Collector interface {
 func (r *GCRequest) filter() (f gc.Filter, err error) {
 	f = gc.Filter{Expired: r.Expired, Orphans: r.Orphans, All: r.All, ReplyGrace: DefaultReplyGrace}
 	if r.ReplyGraceSeconds != nil {
+		if *r.ReplyGraceSeconds > maxReplyGraceSeconds {
+			return gc.Filter{}, fmt.Errorf("replyGraceSeconds: %d are more than %d, a day", *r.ReplyGraceSeconds, maxReplyGraceSeconds)
+		}
 		f.ReplyGrace = time.Duration(*r.ReplyGraceSeconds) * time.Second
 	}
 	for i, text := range r.Addrs {
@@ -73,8 +81,8 @@ func (r *GCRequest) filter() (f gc.Filter, err error) {
 	if len(r.Addrs) > maxAddrs {
 		return gc.Filter{}, fmt.Errorf("addrs: %d are more than %d", len(r.Addrs), maxAddrs)
 	}
-	if len(r.Reason) > maxReason {
-		return gc.Filter{}, fmt.Errorf("reason: longer than %d bytes", maxReason)
+	if err := ctgc.CheckReason(r.Reason); err != nil {
+		return gc.Filter{}, fmt.Errorf("reason: %w", err)
 	}
 	chooses := r.Expired || r.Orphans || r.All || len(r.Addrs) > 0
 	switch {
@@ -149,6 +157,10 @@ func (h *handlers) gc(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, "this agent has no kernel maps")
 		return
 	}
+	if err := h.checkBPFFS(request.BPFFS); err != nil {
+		writeError(w, http.StatusConflict, "bpffs: %v", err)
+		return
+	}
 	passes, err := request.Do(r.Context(), h.collector)
 	var wrong *RequestError
 	switch {
@@ -163,6 +175,17 @@ func (h *handlers) gc(w http.ResponseWriter, r *http.Request) {
 	default:
 		writeJSON(w, http.StatusOK, GCAnswer{Passes: passes})
 	}
+}
+
+// checkBPFFS returns an error if the maps that somebody means are not the agent's.
+func (h *handlers) checkBPFFS(bpffs string) error {
+	if bpffs == "" || h.mapsDir == nil {
+		return nil
+	}
+	if own := h.mapsDir(); own != "" && own != bpf.MapsDir(bpffs) {
+		return fmt.Errorf("the maps of this agent are in %s, not in %s", own, bpf.MapsDir(bpffs))
+	}
+	return nil
 }
 
 // gcElsewhere answers those who are not the owner of the socket.

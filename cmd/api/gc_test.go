@@ -59,6 +59,7 @@ func TestGC(t *testing.T) {
 		`{"expired": true, "orphans": true}`:        {Expired: true, Orphans: true, ReplyGrace: time.Minute},
 		`{"expired": true, "replyGraceSeconds": 0}`: {Expired: true},
 		`{"all": true, "replyGraceSeconds": 5}`:     {All: true, ReplyGrace: 5 * time.Second},
+		`{"all": true, "replyGraceSeconds": 86400}`: {All: true, ReplyGrace: 24 * time.Hour},
 		`{"addrs": ["10.1.0.5", "::ffff:10.1.0.6", "fd00::1"]}`: {ReplyGrace: time.Minute, Addrs: []netip.Addr{
 			netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("10.1.0.6"), netip.MustParseAddr("fd00::1"),
 		}},
@@ -119,7 +120,10 @@ func TestGCRefuses(t *testing.T) {
 		`{"match": {"directions": ["up"]}}`:      `match.directions[0]: direction "up": want out, in`,
 		`{"match": {"protocols": ["x"]}}`:        `match.protocols[0]: protocol "x": want tcp, udp`,
 		`{"match": {"family": "ip"}}`:            `match.family "ip": want ipv4 or ipv6`,
-		`{"expired": true, "reason": "` + strings.Repeat("x", maxReason+1) + `"}`: "reason: longer than 64 bytes",
+		`{"expired": true, "reason": "` + strings.Repeat("x", 65) + `"}`: "reason: longer than 64 characters",
+		`{"expired": true, "reason": "interval"}`:                        `reason: "interval" is for passes that nobody asks for`,
+		`{"expired": true, "reason": "a\u001b[31m"}`:                     `reason: "a\x1b[31m" has characters that cannot be printed`,
+		`{"all": true, "replyGraceSeconds": 86401}`:                      "replyGraceSeconds: 86401 are more than 86400, a day",
 	} {
 		status, answer := f.post(body)
 		require.Equal(t, http.StatusBadRequest, status, body)
@@ -154,6 +158,23 @@ func TestGCFails(t *testing.T) {
 		require.Equal(t, want, status)
 		require.Contains(t, answer.Err, err.Error())
 		require.Equal(t, want == http.StatusInternalServerError, len(answer.Passes) == 1, "what was done is told")
+	}
+}
+
+// Who names maps that are not the agent's does not have the agent's gone through.
+func TestGCOfOtherMaps(t *testing.T) {
+	f := newFixture(t)
+	c := &fakeCollector{}
+	f.collector, f.mapsDir = c, func() string { return "/sys/fs/bpf/sluice" }
+	status, answer := f.post(`{"all": true, "bpffs": "/mnt/bpf"}`)
+	require.Equal(t, http.StatusConflict, status)
+	require.Equal(t, "bpffs: the maps of this agent are in /sys/fs/bpf/sluice, not in /mnt/bpf/sluice", answer.Err)
+	require.Nil(t, c.ctx)
+	for _, body := range []string{`{"all": true}`, `{"all": true, "bpffs": "/sys/fs/bpf/"}`} {
+		status, answer = f.post(body)
+		require.Equal(t, http.StatusOK, status, answer.Err)
+		require.NotNil(t, c.ctx)
+		c.ctx = nil
 	}
 }
 

@@ -33,7 +33,8 @@ type handlers struct {
 	events  *events.Source // nil if the agent has none
 	streams chan struct{}  // holds a token for each request that streams
 
-	collector Collector // nil if the agent has none
+	collector Collector     // nil if the agent has none
+	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
 }
 
 // mux returns the paths of the API. Profiles show memory and cost time, and what

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,13 +40,13 @@ func serverFlag(flags *pflag.FlagSet) *string {
 	return flags.String("server", "", "agent to ask: unix:///path or http://address:port (default: $SLUICE_SERVER, or else the usual ones)")
 }
 
+// chosenServer returns the agent that was asked for, empty if it may be any.
+func chosenServer(flag string) string { return cmp.Or(flag, os.Getenv("SLUICE_SERVER")) }
+
 // servers returns where to look for an agent, in this order.
 func servers(flag string) []string {
-	if flag == "" {
-		flag = os.Getenv("SLUICE_SERVER")
-	}
-	if flag != "" {
-		return []string{flag}
+	if chosen := chosenServer(flag); chosen != "" {
+		return []string{chosen}
 	}
 	var list []string
 	if socket := os.Getenv(agent.EnvironmentName("socket")); socket != "" {

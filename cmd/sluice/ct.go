@@ -3,9 +3,12 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -48,8 +51,20 @@ func group(use, short, long string) *cobra.Command {
 	}
 }
 
+// bpffsFlag adds the flag that says where the maps are.
 func bpffsFlag(flags *pflag.FlagSet) *string {
-	return flags.String("bpffs", bpf.DefaultConfig.BPFFS, "BPF file system in which the agent's maps are pinned")
+	return flags.String("bpffs", cmp.Or(os.Getenv(agent.EnvironmentName("bpffs")), bpf.DefaultConfig.BPFFS),
+		"BPF file system in which the agent's maps are pinned")
+}
+
+// chosenBPFFS returns the BPF file system that was asked for as an absolute path,
+// empty if it may be any agent's.
+func chosenBPFFS(flags *pflag.FlagSet) (string, error) {
+	f := flags.Lookup("bpffs")
+	if !f.Changed && os.Getenv(agent.EnvironmentName("bpffs")) == "" {
+		return "", nil
+	}
+	return filepath.Abs(f.Value.String())
 }
 
 func isUsage(err error) bool {

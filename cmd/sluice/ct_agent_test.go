@@ -5,11 +5,15 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
@@ -65,12 +69,56 @@ func TestCTOfAgent(t *testing.T) {
 	require.Contains(t, rows, struct{ Map, Reason string }{ctmap.CT4Any, "sluice ct gc"})
 	require.Contains(t, rows, struct{ Map, Reason string }{ctmap.CT4TCP, "sluice ct flush"})
 
+	other := newTracked(t)
+	other.fill()
+	for _, args := range [][]string{{"ct", "gc"}, {"ct", "flush", "--all"}} {
+		r = other.run(args...)
+		require.Equal(t, exitError, r.code)
+		require.Contains(t, r.stderr, "the maps of this agent are in "+bpf.MapsDir(n.bpffs)+", not in "+bpf.MapsDir(other.bpffs))
+	}
+	r = sluice(t, "ct", "gc")
+	require.Equal(t, exitOK, r.code, r.stderr)
+
 	p.stop(t, syscall.SIGKILL)
+	anyAgent(t)
 	r = n.run("ct", "flush", "--all")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, aloneNote, r.stderr)
 	connections, translations = n.left()
 	require.Zero(t, connections+translations)
+}
+
+// A pod that went while no agent ran leaves no connections to who gets its address.
+func TestCTOfFormerPod(t *testing.T) {
+	n := newTracked(t)
+	manifests := t.TempDir()
+	require.NoError(t, os.CopyFS(manifests, os.DirFS("../../testdata/demo")))
+	flags := []string{
+		"--bpf=kernel", "--bpffs=" + n.bpffs, "--manifests=" + manifests,
+		"--map-size-ct-tcp=1000", "--map-size-ct-any=1000", "--map-size-nat=500",
+	}
+	p := startAgent(t, flags...)
+	require.Eventually(t, func() bool {
+		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11")
+	}, 20*time.Second, 50*time.Millisecond, "the pod is in the map")
+	p.stop(t, syscall.SIGKILL)
+	n.track(unix.IPPROTO_TCP, "10.1.1.10:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "")
+	n.track(unix.IPPROTO_TCP, "10.1.1.11:40001", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "203.0.113.102:40001")
+
+	pods := filepath.Join(manifests, "3-pods.yaml")
+	before, err := os.ReadFile(pods)
+	require.NoError(t, err)
+	after := strings.Replace(string(before), "[{ip: 10.1.1.11}]", "[{ip: 10.1.1.99}]", 1)
+	require.NotEqual(t, string(before), after)
+	require.NoError(t, os.WriteFile(pods, []byte(after), 0o600))
+	p = startAgent(t, flags...)
+	require.Eventually(t, func() bool {
+		connections, translations := n.left()
+		return connections == 1 && translations == 0
+	}, 20*time.Second, 50*time.Millisecond, "%s", &p.stderr)
+	r := n.run("ct", "list")
+	require.Contains(t, r.stdout, "payments/checkout-1:40000", r.stderr)
+	require.Contains(t, sluice(t, "get", "ct-gc-runs").stdout, "endpoints-gone")
 }
 
 func netnsOf(t *testing.T, process string) string {

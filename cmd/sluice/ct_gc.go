@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,11 +78,14 @@ func (c *collect) do(cmd *cobra.Command, request *api.GCRequest) ([]gc.Pass, err
 	running, err := connect(ctx, *c.server)
 	if err == nil {
 		defer running.close()
+		if request.BPFFS, err = chosenBPFFS(cmd.Flags()); err != nil {
+			return nil, err
+		}
 		var answer api.GCAnswer
 		err = running.postJSON(ctx, "/gc", request, &answer)
 		return answer.Passes, err
 	}
-	if *c.server != "" || !errors.Is(err, errNoAgent) {
+	if chosenServer(*c.server) != "" || !errors.Is(err, errNoAgent) {
 		return nil, err
 	}
 	return collectAlone(ctx, *c.bpffs, request, cmd.ErrOrStderr())
@@ -142,7 +146,7 @@ func printPasses(w io.Writer, passes []gc.Pass) error {
 		"Map", "Method", "Scanned", "Expired", "Translations", "Orphans", "Kept", "Revived", "Deferred", "Failed", "Duration", "LongestRun",
 	}}
 	for _, p := range passes {
-		row := []string{p.Map, string(p.Method)}
+		row := []string{p.Map, cmp.Or(string(p.Method), "-")}
 		for _, n := range []uint64{p.Scanned, p.Expired + p.Condemned, p.Translations, p.Orphans, p.Kept, p.Revived, p.Deferred, p.Failed} {
 			row = append(row, strconv.FormatUint(n, 10))
 		}
@@ -151,10 +155,14 @@ func printPasses(w io.Writer, passes []gc.Pass) error {
 	return columns.NewWriter(w).Write(rows...)
 }
 
-// round returns a duration as people like to read it.
+// round returns a duration to three digits.
 func round(d time.Duration) string {
 	if d == 0 {
 		return "-"
 	}
-	return d.Round(max(time.Microsecond/10, d.Truncate(time.Microsecond)/1000)).String()
+	last := time.Nanosecond // what the third digit counts
+	for d/last >= 1000 {
+		last *= 10
+	}
+	return d.Round(last).String()
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -23,7 +24,7 @@ const aloneNote = "sluice: no agent answers: this command works on the maps itse
 func TestCTGC(t *testing.T) {
 	n := newTracked(t)
 	n.fill()
-	noAgent(t)
+	anyAgent(t)
 	r := n.run("ct", "gc")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, aloneNote, r.stderr)
@@ -31,7 +32,7 @@ func TestCTGC(t *testing.T) {
 		"sluice_ct4_tcp | for-each | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
 		"sluice_ct4_any | for-each | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | D | D\n"+
 		"sluice_ct6_tcp | for-each | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
-		"sluice_ct6_any | for-each | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct6_any | - | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | - | -\n"+
 		"sluice_nat4 | for-each | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
 		"sluice_nat6 | for-each | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n", masked(r.stdout))
 	connections, translations := n.left()
@@ -51,13 +52,13 @@ func TestCTGC(t *testing.T) {
 	connections, translations = n.left()
 	require.Equal(t, 2, connections)
 	require.Equal(t, 4, translations)
-	require.Equal(t, []api.GCRequest{{Reason: "sluice ct gc", Expired: true, Orphans: true, ReplyGraceSeconds: new(uint32)}}, *requests)
+	require.Equal(t, []api.GCRequest{{Reason: "sluice ct gc", Expired: true, Orphans: true, ReplyGraceSeconds: new(uint32), BPFFS: n.bpffs}}, *requests)
 }
 
 func TestCTFlush(t *testing.T) {
 	n := newTracked(t)
 	n.fill()
-	noAgent(t)
+	anyAgent(t)
 	r := n.run("ct", "flush", "--pod=10.1.0.5", "--protocol=tcp")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, aloneNote, r.stderr)
@@ -71,7 +72,7 @@ func TestCTFlush(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Empty(t, r.stderr)
 	require.Equal(t, "removed 1 connections and 2 entries of translations\n", r.stdout)
-	require.Equal(t, []api.GCRequest{{Reason: "sluice ct flush", Match: &api.CTMatch{
+	require.Equal(t, []api.GCRequest{{Reason: "sluice ct flush", BPFFS: n.bpffs, Match: &api.CTMatch{
 		Pods: []string{"10.1.0.5", "fd00::5"}, IPs: []string{"198.51.100.53"},
 	}}}, *requests)
 
@@ -99,7 +100,7 @@ func TestCTFlush(t *testing.T) {
 func TestCTGCWhileLocked(t *testing.T) {
 	n := newTracked(t)
 	n.fill()
-	noAgent(t)
+	anyAgent(t)
 	kernel, err := bpf.OpenKernel(n.bpffs, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	for _, args := range [][]string{{"ct", "gc"}, {"ct", "flush", "--all"}} {
@@ -115,7 +116,50 @@ func TestCTGCWhileLocked(t *testing.T) {
 	require.NoError(t, kernel.Close())
 	r := n.run("ct", "gc", "--server=/nowhere/s.sock")
 	require.Equal(t, exitNoAgent, r.code, "a certain agent was to do it: %s", r.stderr)
+	t.Setenv("SLUICE_SERVER", "/nowhere/s.sock")
+	for _, args := range [][]string{{"ct", "gc"}, {"ct", "flush", "--all"}} {
+		r = n.run(args...)
+		require.Equal(t, exitNoAgent, r.code, "the environment says so too: %s", r.stderr)
+	}
+	connections, _ = n.left()
+	require.Equal(t, 5, connections)
+	t.Setenv("SLUICE_SERVER", "")
 	require.Equal(t, exitOK, n.run("ct", "gc").code)
+}
+
+// The agent is told which maps are meant if somebody says which, and only then.
+func TestCTGCOfWhichMaps(t *testing.T) {
+	n := newTracked(t)
+	requests := fakeAgent(n)
+	relative := "./" + filepath.Base(n.bpffs)
+	for _, tc := range []struct {
+		environment string
+		flags       []string
+		want        string
+	}{
+		{"", nil, ""},
+		{"/mnt/bpf", nil, "/mnt/bpf"},
+		{"/mnt/bpf", []string{"--bpffs=/mnt/other"}, "/mnt/other"},
+		{"", []string{"--bpffs=/sys/fs/bpf"}, "/sys/fs/bpf"},
+		{"", []string{"--bpffs=" + relative}, n.bpffs},
+	} {
+		t.Chdir(filepath.Dir(n.bpffs))
+		t.Setenv("SLUICE_BPFFS", tc.environment)
+		r := sluice(t, append([]string{"ct", "gc"}, tc.flags...)...)
+		require.Equal(t, exitOK, r.code, r.stderr)
+		require.Equal(t, tc.want, (*requests)[len(*requests)-1].BPFFS)
+	}
+	t.Setenv("SLUICE_BPFFS", n.bpffs)
+	require.Equal(t, exitOK, sluice(t, "ct", "list").code, "it says where to read too")
+}
+
+func TestRound(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "-", 7: "7ns", 999: "999ns", 1234: "1.23µs", 947947: "948µs", 999999: "1ms", 12345678: "12.3ms",
+		999999999: "1s", 83456 * time.Millisecond: "1m23.5s",
+	} {
+		require.Equal(t, want, round(d))
+	}
 }
 
 // What an agent says of a request is shown.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/cmd/columns"
 )
 
@@ -27,7 +28,9 @@ negative number. Gateway is the node that a connection leaves by.
   sluice ct list --ip 203.0.113.0/24 --port 443
   sluice ct list --expired -o json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.listConnections(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return list(cmd, s, (*openMaps).connections, connectionsOf, (*names).printConnections)
+		},
 	}
 	s.addState(cmd.Flags())
 	s.add(cmd.Flags())
@@ -42,7 +45,11 @@ type connection struct {
 	GatewayNode    string `json:"gatewayNode,omitempty"`
 }
 
-func (s *selection) listConnections(cmd *cobra.Command) error {
+// list prints what is chosen of the maps of a sort.
+func list[M ctmap.Any, R any](cmd *cobra.Command, s *selection, maps func(*openMaps) []M,
+	chosenOf func(m M, now uint32, match *api.ParsedMatch, n *names) ([]R, error),
+	print func(n *names, w io.Writer, list []R) error,
+) error {
 	if err := s.check(); err != nil {
 		return err
 	}
@@ -55,22 +62,28 @@ func (s *selection) listConnections(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	var list []connection
-	for _, m := range pinned.connections() {
-		records, err := m.Records(pinned.now, &match.Match)
+	var all []R
+	for _, m := range maps(pinned) {
+		chosen, err := chosenOf(m, pinned.now, match, n)
 		if err != nil {
 			return mapsError(err)
 		}
-		for _, r := range records {
-			if match.Translation(r.Tuple()) {
-				list = append(list, connection{r, n.pods[r.Source.Addr()], n.pods[r.Destination.Addr()], n.nodes[r.Gateway]})
-			}
-		}
+		all = append(all, chosen...)
 	}
 	if s.out.String() == outputJSON {
-		return printRecords(s.out, cmd.OutOrStdout(), list)
+		return printRecords(s.out, cmd.OutOrStdout(), all)
 	}
-	return n.printConnections(cmd.OutOrStdout(), list)
+	return print(n, cmd.OutOrStdout(), all)
+}
+
+func connectionsOf(m ctmap.Map, now uint32, match *api.ParsedMatch, n *names) (list []connection, err error) {
+	records, err := m.Records(now, &match.Match)
+	for _, r := range records {
+		if match.Translation(r.Tuple()) {
+			list = append(list, connection{r, n.pods[r.Source.Addr()], n.pods[r.Destination.Addr()], n.nodes[r.Gateway]})
+		}
+	}
+	return list, err
 }
 
 func (n *names) printConnections(w io.Writer, list []connection) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/natmap"
+	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/cmd/columns"
 )
 
@@ -29,7 +30,9 @@ An address or port may also be that which is translated to.`,
   sluice nat list --pod default/web- --direction out
   sluice nat list --ip 203.0.113.102 -o json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.listTranslations(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return list(cmd, s, (*openMaps).translations, translationsOf, (*names).printTranslations)
+		},
 	}
 	s.add(cmd.Flags())
 	return cmd
@@ -44,38 +47,17 @@ type translation struct {
 	TunnelNode     string `json:"tunnelNode,omitempty"`
 }
 
-func (s *selection) listTranslations(cmd *cobra.Command) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	pinned, err := openPinned(*s.bpffs)
-	if err != nil {
-		return err
-	}
-	defer pinned.close()
-	n, match, err := s.named(cmd.Context(), cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
-	var list []translation
-	for _, m := range pinned.translations() {
-		records, err := m.Records(pinned.now, &match.Match)
-		if err != nil {
-			return mapsError(err)
-		}
-		for _, r := range records {
-			if match.Translation(r.Tuple(), r.To) {
-				list = append(list, translation{
-					r, n.pods[r.Source.Addr()], n.pods[r.Destination.Addr()], n.pods[r.To.Addr()], n.nodes[r.Tunnel],
-				})
-			}
+func translationsOf(m natmap.Map, now uint32, match *api.ParsedMatch, n *names) (list []translation, err error) {
+	records, err := m.Records(now, &match.Match)
+	for _, r := range records {
+		if match.Translation(r.Tuple(), r.To) {
+			list = append(list, translation{
+				r, n.pods[r.Source.Addr()], n.pods[r.Destination.Addr()], n.pods[r.To.Addr()], n.nodes[r.Tunnel],
+			})
 		}
 	}
 	slices.SortStableFunc(list, comparePairs)
-	if s.out.String() == outputJSON {
-		return printRecords(s.out, cmd.OutOrStdout(), list)
-	}
-	return n.printTranslations(cmd.OutOrStdout(), list)
+	return list, err
 }
 
 // comparePairs has both entries of a translation follow each other.

@@ -52,15 +52,15 @@ var methods = []string{string(gc.Auto), string(gc.Iterator), string(gc.ForEach),
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
-	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections; 0: by the share that has expired")
+	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections, 5s at least; 0: by the share that has expired")
 	flags.Duration("ct-gc-max-interval", c.CTGCMaxInterval, "Most time between these passes, while any may have expired")
 	flags.String("ct-gc-method", c.CTGCMethod, "How expired connections are removed: auto, iterator, for-each, keys, user-space")
 }
 
 func (c Config) validate() error {
 	switch {
-	case c.CTGCInterval < 0 || c.CTGCInterval > 0 && c.CTGCInterval < time.Second:
-		return fmt.Errorf("--ct-gc-interval %s: want 0, or a second at least", c.CTGCInterval)
+	case c.CTGCInterval != 0 && c.CTGCInterval < DefaultTiming.Poll:
+		return fmt.Errorf("--ct-gc-interval %s: want 0, or %s at least, which is how often entries are counted", c.CTGCInterval, DefaultTiming.Poll)
 	case c.CTGCMaxInterval < minInterval:
 		return fmt.Errorf("--ct-gc-max-interval %s is less than %s, the least time between passes", c.CTGCMaxInterval, minInterval)
 	case !slices.Contains(methods, c.CTGCMethod):
@@ -127,11 +127,20 @@ type jobs struct {
 	DB        *statedb.DB
 	Endpoints statedb.Table[*tables.Endpoint]
 	Nodes     statedb.Table[*tables.Node]
-	Exhausted Exhausted `optional:"true"`
+	Pods      statedb.Table[*tables.PodEntry]    `optional:"true"`
+	Sources   statedb.Table[*tables.SourceEntry] `optional:"true"`
+	Exhausted Exhausted                          `optional:"true"`
 }
 
-func register(j jobs) {
+func register(j jobs) error {
 	w := newWatcher(j.Runner, j.DB, j.Endpoints, j.Nodes)
+	if j.Pods != nil && j.Sources != nil {
+		f, err := newFormer(w, j.Pods, j.Sources)
+		if err != nil {
+			return fmt.Errorf("follow the addresses in maps: %w", err)
+		}
+		j.Jobs.Add(job.OneShot("find-former-endpoints", f.run))
+	}
 	j.Jobs.Add(
 		job.OneShot("collect", j.Runner.run),
 		job.OneShot("follow-endpoints", w.run),
@@ -142,4 +151,5 @@ func register(j jobs) {
 			return nil
 		}, stream.Observable[struct{}](j.Exhausted)))
 	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -22,6 +23,7 @@ type Collector interface {
 	Run(ctx context.Context, f gc.Filter) ([]gc.Pass, error)
 	Flush(ctx context.Context, chosen func(gc.Entry) bool, removed func(gc.Entry)) ([]gc.Pass, error)
 	Count() (gc.Counts, error)
+	CountsByReading() bool
 	Fallback() error
 	Close() error
 }
@@ -52,7 +54,16 @@ type set struct {
 	ids     map[string]ebpf.MapID
 	release func() error
 
+	counted counted // last
+
 	failure, uncounted error // of the last pass, and count
+}
+
+// counted is how many entries a set had.
+type counted struct {
+	at      time.Time // zero: they are to be counted anew
+	packets uint64    // that had passed by then
+	counts  gc.Counts // of no maps if they could not be counted
 }
 
 // nameOf returns the name of a map for the world.

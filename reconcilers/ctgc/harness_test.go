@@ -37,8 +37,11 @@ type fakeCollector struct {
 	mu      sync.Mutex
 	counts  map[string]int
 	runs    []run
-	err     error // of passes and counts
+	err     error // of passes
 	counted int
+	// uncounted is the error of counts, reading whether they cost as much as a pass.
+	uncounted error
+	reading   bool
 
 	// during, if not nil, is called in each pass, and is what it comes to.
 	during func(gc.Filter) []gc.Pass
@@ -94,11 +97,29 @@ func (c *fakeCollector) Count() (gc.Counts, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.counted++
+	if c.uncounted != nil {
+		return gc.Counts{}, c.uncounted
+	}
 	counts := gc.Counts{Now: clock(), Entries: map[string]int{}}
 	for name, n := range c.counts {
 		counts.Entries[name] = n
 	}
 	return counts, nil
+}
+
+func (c *fakeCollector) CountsByReading() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reading
+}
+
+// takeCounted returns how often entries were counted since it was last called.
+func (c *fakeCollector) takeCounted() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.counted
+	c.counted = 0
+	return n
 }
 
 func (c *fakeCollector) Fallback() error {
@@ -124,6 +145,12 @@ func (c *fakeCollector) does(during func(gc.Filter) []gc.Pass) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.during = during
+}
+
+func (c *fakeCollector) failCounts(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uncounted = err
 }
 
 func (c *fakeCollector) fail(err error) {
@@ -153,6 +180,7 @@ type world struct {
 	ready     []func(statedb.WriteTxn) // completes endpoints and nodes
 	health    *fakeHealth
 	shown     [][]tables.BPFMap
+	unshown   error // of what is to be shown
 	packets   atomic.Uint64
 	stop      context.CancelFunc
 	opening   error
@@ -204,7 +232,12 @@ func newWorld(t *testing.T, cfg Config, opening error) *world {
 	r.packets = func() uint64 { return w.packets.Load() }
 	r.reporter = &reporter{
 		log: r.log, db: w.db, runs: w.runs, metrics: newMetrics(),
-		maps: func(rows ...tables.BPFMap) error { w.shown = append(w.shown, rows); return nil },
+		maps: func(rows ...tables.BPFMap) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.shown = append(w.shown, rows)
+			return w.unshown
+		},
 	}
 	w.runner = r
 	ctx, stop := context.WithCancel(t.Context())

@@ -215,6 +215,51 @@ func testKernel(t *testing.T, a *agent) {
 	testCluster(t, a, now)
 }
 
+// A translation whose use was just now, or that somebody has begun to remove, is
+// left to the next pass, which has to follow soon also on a node that is idle by now.
+func TestLookedForAgain(t *testing.T) {
+	for name, used := range map[string]bool{"used just now": true, "condemned": false} {
+		for _, method := range []gc.Method{gc.Auto, gc.Iterator, gc.ForEach, gc.Keys, gc.UserSpace} {
+			t.Run(name+" "+string(method), func(t *testing.T) { testLookedForAgain(t, used, method) })
+		}
+	}
+}
+
+func testLookedForAgain(t *testing.T, used bool, method gc.Method) {
+	openKernel(t)
+	m, err := natmap.Create(natmap.Name4, 1000)
+	require.NoError(t, err)
+	defer m.Close()
+	c, err := gc.Open(gc.Options{Maps: gc.Maps{NAT4: m.Kernel()}, Method: method, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	defer c.Close()
+	now, err := gc.Now()
+	require.NoError(t, err)
+	entry := natmap.Entry4{Created: uint64(now) * 1e9, NeedsCT: 1, Addr: [4]byte{203, 0, 113, 1}, Port: ctmap.PortFrom(1)}
+	if used {
+		entry.Used = now
+	}
+	tuple := ctmap.Tuple{Source: netip.MustParseAddrPort("10.0.0.1:1"), Destination: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: unix.IPPROTO_TCP}
+	require.NoError(t, m.Kernel().Put(natmap.NewKey4(tuple), entry))
+	passes, err := c.Run(t.Context(), gc.Filter{Expired: true, Orphans: true})
+	require.NoError(t, err)
+	counts, err := c.Count()
+	require.NoError(t, err)
+	if !used && method == gc.UserSpace {
+		require.Zero(t, counts.Entries[natmap.Name4], "it takes what nobody has removed, and removes it")
+		return
+	}
+	require.Equal(t, 1, counts.Entries[natmap.Name4], "%+v", passes[0])
+
+	s := newSchedule(0, 30*time.Minute)
+	o := &observation{now: time.Now(), counts: counts, sizes: map[string]uint32{natmap.Name4: 1000}, packets: func() uint64 { return 7 }}
+	s.made(ReasonStart, passes, nil, o)
+	o.now = o.now.Add(5 * time.Second)
+	require.Empty(t, s.decide(o))
+	o.now = o.now.Add(5 * time.Second)
+	require.Equal(t, ReasonInterval, s.decide(o), "%+v", passes[0])
+}
+
 // A cluster gets maps, which are collected in like the others, until they go.
 func testCluster(t *testing.T, a *agent, now uint32) {
 	const name = percluster.CT4TCP + "/3"

@@ -41,6 +41,10 @@ func (r *Runner) refuse(ctx context.Context) {
 			return
 		case q := <-r.requests:
 			q.reply <- reply{err: ErrNoMaps}
+		case <-r.scrubs.wake:
+			for more := true; more; {
+				_, more = r.scrubs.take()
+			}
 		}
 	}
 }
@@ -164,7 +168,7 @@ func (l *loop) poll(ctx context.Context) {
 	}
 	for _, s := range l.sets {
 		o := l.observe(s)
-		if o == nil || !l.unasked {
+		if !l.unasked {
 			continue
 		}
 		if reason := s.schedule.decide(o); reason != "" {
@@ -179,29 +183,53 @@ func usual(o *observation) gc.Filter {
 	return gc.Filter{Expired: true, Orphans: true, ReplyGrace: o.grace()}
 }
 
-// observe counts the entries of a set, and shows the counts. It returns nil if
-// that fails.
+// observe counts the entries of a set, and shows the counts. If that fails they are
+// not known, and passes go by the interval alone.
 func (l *loop) observe(s *set) *observation {
-	counts, err := s.collector.Count()
-	if err == nil {
-		err = l.reporter.show(s, counts.Entries)
+	o := &observation{now: time.Now(), sizes: s.sizes, packets: l.packets}
+	if s.collector.CountsByReading() && l.recall(s, o) {
+		return o
 	}
+	s.counted = counted{at: o.now}
+	if s.collector.CountsByReading() {
+		s.counted.packets = l.packets()
+	}
+	counts, err := s.collector.Count()
 	if err != nil {
 		s.uncounted = fmt.Errorf("count entries of the %s maps: %w", s.name, err)
-		return nil
+		return o
 	}
 	s.uncounted = nil
-	return &observation{now: time.Now(), counts: counts, sizes: s.sizes, packets: l.packets}
+	if err := l.reporter.show(s, counts.Entries); err != nil {
+		s.uncounted = fmt.Errorf("show how full the %s maps are: %w", s.name, err)
+	}
+	s.counted.counts, o.counts = counts, counts
+	return o
+}
+
+// recall takes the last counts for those of now. It is for where to count is to read
+// all entries: they are good for as long as a look, and while no packet passes
+// that could have added any.
+func (l *loop) recall(s *set, o *observation) bool {
+	last := &s.counted
+	if last.at.IsZero() {
+		return false
+	}
+	age, idle := o.now.Sub(last.at), l.packets() == last.packets
+	if known := last.counts.Entries != nil; age >= l.timing.Look && !(idle && known) {
+		return false
+	}
+	o.counts, o.old = last.counts, !idle
+	o.counts.Now += uint32(age / time.Second)
+	return true
 }
 
 // pass makes one pass through a set.
 func (l *loop) pass(ctx context.Context, s *set, o order) ([]gc.Pass, error) {
 	started, lost := time.Now(), l.observers.lost.Load()
 	done, err := o.do(ctx, s.collector, &l.observers)
+	s.counted = counted{}
 	after := l.observe(s)
-	if after == nil {
-		after = &observation{now: time.Now(), sizes: s.sizes, packets: l.packets}
-	}
 	if done.all {
 		s.schedule.made(o.reason, done.passes, err, after)
 		if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
@@ -215,7 +243,7 @@ func (l *loop) pass(ctx context.Context, s *set, o order) ([]gc.Pass, error) {
 	return done.passes, err
 }
 
-// everywhere makes a pass through each set that has any entries. It reports
+// everywhere makes a pass through each set that may have any entries. It reports
 // whether all went well.
 func (l *loop) everywhere(ctx context.Context, reason string, filter func(*observation) gc.Filter) bool {
 	if !l.opened() {
@@ -224,11 +252,7 @@ func (l *loop) everywhere(ctx context.Context, reason string, filter func(*obser
 	well := true
 	for _, s := range l.sets {
 		o := l.observe(s)
-		if o != nil && o.total() == 0 {
-			continue
-		}
-		if o == nil {
-			well = false
+		if o.empty() {
 			continue
 		}
 		if _, err := l.pass(ctx, s, order{reason, collect(filter(o))}); err != nil {
@@ -278,6 +302,12 @@ func (l *loop) serve(ctx context.Context, q *request) (answer reply) {
 		return reply{err: errors.New("the maps of connections cannot be gone through: see the health of ctgc")}
 	}
 	for _, s := range l.sets {
+		if err := own.Err(); err != nil { // nobody waits any more
+			if answer.err == nil {
+				answer.err = err
+			}
+			break
+		}
 		passes, err := l.pass(own, s, q.order)
 		for _, p := range passes {
 			p.Map = s.nameOf(p.Map)

@@ -53,24 +53,19 @@ func (m *metrics) register(r prometheus.Registerer) error {
 	return nil
 }
 
-var knownReasons = []string{ReasonStart, ReasonInterval, ReasonFilling, ReasonPortsExhausted, ReasonEndpointsGone}
-
 // passed counts a pass. What is free text in the table is one reason here.
 func (m *metrics) passed(p *report) {
-	reason, outcome := p.reason, "done"
-	if !slices.Contains(knownReasons, reason) {
+	reason := p.reason
+	if !slices.Contains(ownReasons, reason) {
 		reason = ReasonRequest
-	}
-	if p.err != nil {
-		outcome = "failed"
 	}
 	m.lost.Add(float64(p.lost))
 	if len(p.passes) == 0 {
-		m.runs.WithLabelValues("", reason, outcome).Inc()
+		m.runs.WithLabelValues("", reason, p.outcome(0)).Inc()
 	}
 	for i := range p.passes {
 		one, name := &p.passes[i], p.set.nameOf(p.passes[i].Map)
-		m.runs.WithLabelValues(name, reason, outcome).Inc()
+		m.runs.WithLabelValues(name, reason, p.outcome(i)).Inc()
 		m.duration.WithLabelValues(name).Observe(one.Duration.Seconds())
 		m.longest.WithLabelValues(name).Set(one.LongestRun.Seconds())
 		m.count(name, one)

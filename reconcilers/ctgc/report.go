@@ -28,6 +28,16 @@ type report struct {
 	err            error
 }
 
+// failedAt reports whether the pass ended with an error at the map of a number.
+func (r *report) failedAt(i int) bool { return r.err != nil && i >= len(r.passes)-1 }
+
+func (r *report) outcome(i int) string {
+	if r.failedAt(i) {
+		return "failed"
+	}
+	return "done"
+}
+
 // reporter tells how it goes: by tables, metrics and health.
 type reporter struct {
 	log     *slog.Logger
@@ -113,14 +123,12 @@ func (r *reporter) write(p *report) error {
 }
 
 // rowsOf returns a row for each map that has had entries: maps of a family that
-// the node does not use would take half of the table.
+// the node does not use would take half of the table. The one at which the pass
+// failed, and no other, has the error.
 func (r *reporter) rowsOf(p *report) (rows []*tables.CTGCRun) {
 	base := tables.CTGCRun{
 		Pass: r.passes, Started: p.started.UTC(), Set: p.set.name, Reason: p.reason, Lost: p.lost,
 		NextRun: p.set.schedule.next().UTC(),
-	}
-	if p.err != nil {
-		base.Error = p.err.Error()
 	}
 	add := func(m *gc.Pass) {
 		row := base
@@ -132,13 +140,16 @@ func (r *reporter) rowsOf(p *report) (rows []*tables.CTGCRun) {
 		rows = append(rows, &row)
 	}
 	for i := range p.passes {
-		if p.passes[i].Scanned+p.passes[i].Removed() > 0 {
+		if p.passes[i].Scanned+p.passes[i].Removed() > 0 || p.failedAt(i) {
 			add(&p.passes[i])
 		}
 	}
 	if len(rows) == 0 {
 		add(&gc.Pass{Duration: p.ended.Sub(p.started)})
 		rows[0].Map = ""
+	}
+	if p.err != nil {
+		rows[len(rows)-1].Error = p.err.Error()
 	}
 	return rows
 }

@@ -5,6 +5,7 @@ package ctgc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -33,8 +34,8 @@ type GC interface {
 
 	// Run makes one pass now, or as soon as the one that runs has ended, also
 	// before Enable. Each map of it is a row of ct-gc-runs, with the reason, which
-	// is [ReasonRequest] if none is given. Passes are returned beside an error
-	// too; the error may be ErrNoMaps or ErrStopped.
+	// is [ReasonRequest] if none is given, and one that [CheckReason] takes. Passes
+	// are returned beside an error too; the error may be ErrNoMaps or ErrStopped.
 	Run(ctx context.Context, f gc.Filter, reason string) ([]gc.Pass, error)
 
 	// Flush removes chosen connections, in use or not: see [gc.Collector.Flush].
@@ -52,7 +53,7 @@ type GC interface {
 // Timing is how long things wait.
 type Timing struct {
 	Poll     time.Duration // between counts of the entries
-	Look     time.Duration // between looks for what changes rarely: sets of maps, fragments
+	Look     time.Duration // between looks at what changes rarely, as sets of maps, or costs much: see recall
 	Coalesce time.Duration // for which addresses that go are collected
 	Ports    time.Duration // at least, between passes for want of ports
 }
@@ -163,6 +164,9 @@ type reply struct {
 func (r *Runner) submit(ctx context.Context, o order) ([]gc.Pass, error) {
 	if o.reason == "" {
 		o.reason = ReasonRequest
+	}
+	if err := CheckReason(o.reason); err != nil {
+		return nil, fmt.Errorf("reason: %w", err)
 	}
 	replies := make(chan reply, 1)
 	select {

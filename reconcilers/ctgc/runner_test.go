@@ -339,9 +339,9 @@ func TestReports(t *testing.T) {
 func TestConfig(t *testing.T) {
 	require.NoError(t, DefaultConfig.validate())
 	for want, edit := range map[string]func(*Config){
-		"--ct-gc-interval -1s: want 0, or a second at least":                                   func(c *Config) { c.CTGCInterval = -time.Second },
-		"--ct-gc-interval 1ms: want 0, or a second at least":                                   func(c *Config) { c.CTGCInterval = time.Millisecond },
-		"--ct-gc-max-interval 9s is less than 10s, the least time between passes":              func(c *Config) { c.CTGCMaxInterval = 9 * time.Second },
+		"--ct-gc-interval -1s: want 0, or 5s at least, which is how often entries are counted":      func(c *Config) { c.CTGCInterval = -time.Second },
+		"--ct-gc-interval 4s: want 0, or 5s at least, which is how often entries are counted":       func(c *Config) { c.CTGCInterval = 4 * time.Second },
+		"--ct-gc-max-interval 9s is less than 10s, the least time between passes":                   func(c *Config) { c.CTGCMaxInterval = 9 * time.Second },
 		`unknown value "x" of --ct-gc-method: want one of [auto iterator for-each keys user-space]`: func(c *Config) { c.CTGCMethod = "x" },
 	} {
 		c := DefaultConfig

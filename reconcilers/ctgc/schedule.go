@@ -3,14 +3,19 @@
 package ctgc
 
 import (
+	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/gc"
 )
 
-// Reasons for passes, as in the table ct-gc-runs. Requests may have others.
+// Reasons for passes, as in the table ct-gc-runs. Requests have others.
 const (
 	ReasonStart          = "start"           // the first one
 	ReasonInterval       = "interval"        // some may have expired since the last one
@@ -19,6 +24,25 @@ const (
 	ReasonEndpointsGone  = "endpoints-gone"  // addresses are nobody's any more
 	ReasonRequest        = "request"         // somebody asked for it
 )
+
+var ownReasons = []string{ReasonStart, ReasonInterval, ReasonFilling, ReasonPortsExhausted, ReasonEndpointsGone}
+
+// maxReason is how many characters the reason of a request may have.
+const maxReason = 64
+
+// CheckReason returns what is wrong with the reason of a request: those of the
+// runner's own are not for others, and it has to fit into a row.
+func CheckReason(reason string) error {
+	switch {
+	case slices.Contains(ownReasons, reason):
+		return fmt.Errorf("%q is for passes that nobody asks for", reason)
+	case utf8.RuneCountInString(reason) > maxReason:
+		return fmt.Errorf("longer than %d characters", maxReason)
+	case !utf8.ValidString(reason) || strings.ContainsFunc(reason, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return fmt.Errorf("%q has characters that cannot be printed", reason)
+	}
+	return nil
+}
 
 // The rules of the seed system for the interval, and those for maps that fill.
 const (
@@ -79,16 +103,23 @@ func newSchedule(fixed, longest time.Duration) schedule {
 // observation is what is looked at to decide.
 type observation struct {
 	now     time.Time
-	counts  gc.Counts
+	counts  gc.Counts // of no maps if they are not known
+	old     bool      // there were packets since they were counted
 	sizes   map[string]uint32
 	packets func() uint64 // counted up to now; reading it costs more than the rest
 }
 
-func (o *observation) total() (n int) {
+// known reports whether it is known how many entries there are.
+func (o *observation) known() bool { return o.counts.Entries != nil }
+
+// empty reports whether there is certainly no entry.
+func (o *observation) empty() bool {
 	for _, count := range o.counts.Entries {
-		n += count
+		if count > 0 {
+			return false
+		}
 	}
-	return n
+	return o.known() && !o.old
 }
 
 // fill returns how full a map is, from 0 to 1.
@@ -112,7 +143,7 @@ func (s *schedule) decide(o *observation) string {
 	grown := s.grown(o)
 	since := o.now.Sub(s.last)
 	switch {
-	case o.total() == 0:
+	case o.empty():
 		// As good as a pass.
 		s.last, s.passed, s.failed, s.nextExpiry, s.leftovers = o.now, true, false, 0, false
 		return ""
@@ -124,7 +155,7 @@ func (s *schedule) decide(o *observation) string {
 		return ReasonInterval
 	case since < s.interval:
 		return ""
-	case grown, s.nextExpiry != 0 && o.counts.Now > s.nextExpiry:
+	case grown, !o.known(), s.nextExpiry != 0 && o.counts.Now > s.nextExpiry:
 		return ReasonInterval
 	case since >= max(s.interval, s.longest) && o.packets() != s.packetsBefore:
 		// Connections that were closed expire earlier than they would have.
@@ -164,7 +195,9 @@ func (s *schedule) filling(o *observation, since time.Duration) bool {
 // behind it.
 func (s *schedule) made(reason string, passes []gc.Pass, err error, after *observation) {
 	s.last, s.failed = after.now, err != nil
-	s.counts, s.packetsBefore, s.packets = maps.Clone(after.counts.Entries), s.packets, after.packets()
+	s.packetsBefore, s.packets = s.packets, after.packets()
+	s.counts = map[string]int{}
+	maps.Copy(s.counts, after.counts.Entries)
 	if err != nil {
 		return
 	}

@@ -81,15 +81,23 @@ func (w *watcher) owned(addr netip.Addr) bool {
 	return false
 }
 
-func (w *watcher) run(ctx context.Context, health cell.Health) error {
-	for _, table := range []statedb.TableMeta{w.endpoints, w.nodes} {
+// await waits for tables to be initialized. It returns false if the context ends.
+func (w *watcher) await(ctx context.Context, health cell.Health, waited ...statedb.TableMeta) bool {
+	for _, table := range waited {
 		_, initialized := table.Initialized(w.db.ReadTxn())
 		health.OK("Waiting for table " + table.Name())
 		select {
 		case <-initialized:
 		case <-ctx.Done():
-			return nil
+			return false
 		}
+	}
+	return true
+}
+
+func (w *watcher) run(ctx context.Context, health cell.Health) error {
+	if !w.await(ctx, health, w.endpoints, w.nodes) {
+		return nil
 	}
 	wtxn := w.db.WriteTxn(w.endpoints)
 	defer wtxn.Abort()
