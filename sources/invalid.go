@@ -64,6 +64,10 @@ func reportInvalid(p invalidParams) error {
 		reportInvalidRows(p, t.Services, func(s *tables.Service) (string, []tables.FieldError) { return s.Name.String(), s.Errors }),
 		reportInvalidRows(p, t.BackendSlices, func(b *tables.BackendSlice) (string, []tables.FieldError) { return b.Name.String(), b.Errors }),
 		reportInvalidRows(p, t.EgressPolicies, func(e *tables.EgressPolicy) (string, []tables.FieldError) { return e.Name, e.Errors }),
+		reportInvalidRows(p, t.NetworkPolicies, func(n *tables.NetworkPolicy) (string, []tables.FieldError) {
+			return n.ID().String(), append(slices.Clip(n.Errors), n.Unsupported...)
+		}),
+		reportInvalidRows(p, t.CIDRGroups, func(g *tables.CIDRGroup) (string, []tables.FieldError) { return g.Name, g.Errors }),
 		reportInvalidRows(p, t.Identities, func(i *tables.Identity) (string, []tables.FieldError) { return fmt.Sprint(i.ID), i.Errors }),
 		reportInvalidRows(p, t.CiliumEndpoints, func(e *tables.CiliumEndpoint) (string, []tables.FieldError) { return string(e.Key()), e.Errors }),
 		reportInvalidRows(p, t.CiliumNodes, func(n *tables.CiliumNode) (string, []tables.FieldError) { return n.Name, n.Errors }),

@@ -46,3 +46,12 @@ func within(path, other string) bool {
 	rest, ok := strings.CutPrefix(path, other)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
+
+// reasons are the reasons alone.
+func (e fieldErrors) reasons() string {
+	texts := make([]string, len(e))
+	for i, f := range e {
+		texts[i] = f.Reason
+	}
+	return strings.Join(texts, "; ")
+}

@@ -81,11 +81,12 @@ func (k *Kind) APIVersion() string {
 }
 
 // decoderFor returns the decoder of a kind that is decoded into an O, and has
-// rows of some type.
+// rows of some type. If the O has a method strict, unknown fields are mistakes.
 func decoderFor[O any, P interface {
 	*O
 	base() *object
 }, Row any](rows func(o P, name tables.Name, errs *fieldErrors) []Row) decoder {
+	_, strict := any(P(nil)).(interface{ strict() })
 	object := func(k *Kind, o P, errs fieldErrors) *Object {
 		base := o.base()
 		out := &Object{
@@ -111,22 +112,23 @@ func decoderFor[O any, P interface {
 			o    = P(new(O))
 			errs fieldErrors
 		)
-		if err := unmarshal(data, o, &errs); err != nil {
+		if err := unmarshal(data, o, strict, &errs); err != nil {
 			return nil, err
 		}
 		return object(k, o, errs), nil
 	}
 	list := func(k *Kind, data []byte) (*List, error) {
-		// All in one go, which is the fastest by far.
+		// All in one go, which is the fastest by far, but does not say which object
+		// has an unknown field.
 		var typed listOf[O]
-		if kjson.UnmarshalCaseSensitivePreserveInts(data, &typed) == nil {
+		if !strict && kjson.UnmarshalCaseSensitivePreserveInts(data, &typed) == nil {
 			out := typed.list()
 			for i := range typed.Items {
 				out.Objects[i] = object(k, &typed.Items[i], nil)
 			}
 			return out, nil
 		}
-		// One by one, as some have mistakes.
+		// One by one, as some may have mistakes.
 		var raw listOf[json.RawMessage]
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &raw); err != nil {
 			return nil, fmt.Errorf("parse list: %w", err)

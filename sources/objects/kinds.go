@@ -15,6 +15,7 @@ import (
 func Kinds(endpointSource string) []*Kind {
 	kinds := []*Kind{
 		namespaceKind(), nodeKind(), serviceKind(), endpointSliceKind(), egressPolicyKind(),
+		networkPolicyKind(), ciliumPolicyKind(), ciliumClusterwidePolicyKind(), cidrGroupKind(),
 	}
 	if endpointSource == EndpointsCilium {
 		return append(kinds, ciliumEndpointKind(), ciliumEndpointSliceKind(), ciliumIdentityKind(), ciliumNodeKind())
@@ -88,6 +89,51 @@ func egressPolicyKind() *Kind {
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
 			deepEqual[*tables.EgressPolicy], byName(tables.EgressPolicyByName), nil),
+	}
+}
+
+func networkPolicyKind() *Kind {
+	return &Kind{
+		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy", Resource: "networkpolicies", Namespaced: true,
+		decoder: decoderFor(kubernetesPolicies),
+		open:    networkPolicyStore(tables.PolicyKubernetes),
+	}
+}
+
+func ciliumPolicyKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy", Resource: "ciliumnetworkpolicies", Namespaced: true,
+		decoder: decoderFor(ciliumPolicies(tables.PolicyCilium)),
+		open:    networkPolicyStore(tables.PolicyCilium),
+	}
+}
+
+func ciliumClusterwidePolicyKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy", Resource: "ciliumclusterwidenetworkpolicies",
+		decoder: decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
+		open:    networkPolicyStore(tables.PolicyCiliumClusterwide),
+	}
+}
+
+// networkPolicyStore opens the store of one of the kinds that share a table.
+func networkPolicyStore(kind tables.PolicyKind) func(*Tables) *Store {
+	return storeOf(
+		func(t *Tables) statedb.RWTable[*tables.NetworkPolicy] { return t.NetworkPolicies },
+		deepEqual[*tables.NetworkPolicy],
+		func(n tables.Name) statedb.Query[*tables.NetworkPolicy] {
+			return tables.NetworkPolicyByID(tables.PolicyID{Kind: kind, Name: n})
+		},
+		func(p *tables.NetworkPolicy) bool { return p.Kind == kind })
+}
+
+func cidrGroupKind() *Kind {
+	return &Kind{
+		Group: "cilium.io", Version: "v2", Kind: "CiliumCIDRGroup", Resource: "ciliumcidrgroups",
+		decoder: decoderFor(cidrGroups),
+		open: storeOf(
+			func(t *Tables) statedb.RWTable[*tables.CIDRGroup] { return t.CIDRGroups },
+			deepEqual[*tables.CIDRGroup], byName(tables.CIDRGroupByName), nil),
 	}
 }
 

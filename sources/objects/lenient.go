@@ -15,10 +15,11 @@ import (
 )
 
 // unmarshal decodes an object into a struct. A value of a wrong type is left out
-// and reported with its path; all others are kept. The error says that data is
-// no JSON object.
-func unmarshal(data []byte, into any, errs *fieldErrors) error {
-	err := kjson.UnmarshalCaseSensitivePreserveInts(data, into)
+// and reported with its path; all others are kept. With strict, fields of the
+// specification that the struct does not have are reported too. The error says
+// that data is no JSON object.
+func unmarshal(data []byte, into any, strict bool, errs *fieldErrors) error {
+	err := unmarshalFitting(data, into, strict, errs)
 	if err == nil {
 		return nil
 	}
@@ -43,8 +44,36 @@ func unmarshal(data []byte, into any, errs *fieldErrors) error {
 		return fmt.Errorf("encode JSON: %w", err)
 	}
 	target.SetZero()
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, into); err != nil {
+	if err := unmarshalFitting(data, into, strict, errs); err != nil {
 		return fmt.Errorf("decode JSON: %w", err)
+	}
+	return nil
+}
+
+// maxUnknown is how many unknown fields the decoder names at most.
+const maxUnknown = 100
+
+// unmarshalFitting decodes an object whose values all have the right type.
+func unmarshalFitting(data []byte, into any, strict bool, errs *fieldErrors) error {
+	if !strict {
+		return kjson.UnmarshalCaseSensitivePreserveInts(data, into)
+	}
+	unknown, err := kjson.UnmarshalStrict(data, into, kjson.DisallowUnknownFields)
+	if err != nil {
+		return err
+	}
+	for _, u := range unknown {
+		var field kjson.FieldError
+		if !errors.As(u, &field) {
+			continue
+		}
+		if path := field.FieldPath(); within(path, "spec") || within(path, "specs") {
+			errs.add(path, "no such field")
+		}
+	}
+	if len(unknown) >= maxUnknown { // there may be more, anywhere
+		errs.add("spec", "unknown fields")
+		errs.add("specs", "unknown fields")
 	}
 	return nil
 }

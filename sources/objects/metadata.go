@@ -20,6 +20,7 @@ type object struct {
 		UID               string            `json:"uid"`
 		ResourceVersion   string            `json:"resourceVersion"`
 		CreationTimestamp string            `json:"creationTimestamp"`
+		Generation        int64             `json:"generation"`
 		Labels            map[string]string `json:"labels"`
 		Annotations       struct {
 			InitialEventsEnd string `json:"k8s.io/initial-events-end"`

@@ -21,6 +21,8 @@ type Tables struct {
 	Services        statedb.RWTable[*tables.Service]
 	BackendSlices   statedb.RWTable[*tables.BackendSlice]
 	EgressPolicies  statedb.RWTable[*tables.EgressPolicy]
+	NetworkPolicies statedb.RWTable[*tables.NetworkPolicy]
+	CIDRGroups      statedb.RWTable[*tables.CIDRGroup]
 	Identities      statedb.RWTable[*tables.Identity]
 	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint]
 	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
@@ -31,7 +33,7 @@ type Tables struct {
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
 func NewTables(db *statedb.DB) (t Tables, err error) {
-	var errs [10]error
+	var errs [12]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
 	t.Endpoints, errs[2] = tables.NewEndpointTable(db)
@@ -42,5 +44,7 @@ func NewTables(db *statedb.DB) (t Tables, err error) {
 	t.CiliumEndpoints, errs[7] = tables.NewCiliumEndpointTable(db)
 	t.CiliumNodes, errs[8] = tables.NewCiliumNodeTable(db)
 	t.Sources, errs[9] = tables.NewObjectSourceTable(db)
+	t.NetworkPolicies, errs[10] = tables.NewNetworkPolicyTable(db)
+	t.CIDRGroups, errs[11] = tables.NewCIDRGroupTable(db)
 	return t, errors.Join(errs[:]...)
 }

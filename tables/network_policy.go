@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// PolicyKind is the kind of the object that a [NetworkPolicy] is made from.
+type PolicyKind string
+
+// The kinds of network policies.
+const (
+	PolicyKubernetes        PolicyKind = "NetworkPolicy"
+	PolicyCilium            PolicyKind = "CiliumNetworkPolicy"
+	PolicyCiliumClusterwide PolicyKind = "CiliumClusterwideNetworkPolicy"
+)
+
+// NetworkPolicy is what the agent makes of a policy object, whatever its kind.
+// No older version of the object stays in force. What cannot be used is named in
+// Errors or Unsupported, and changes the meaning in the safe direction:
+//
+//   - an allow never lets more through than is written, see [PolicyTraffic];
+//   - a deny never denies less;
+//   - the default deny of a direction stays, whatever is wrong with its items;
+//     it is in force also if the field that might turn it off cannot be read;
+//   - a rule whose subject cannot be told is left out in full, as nobody can say
+//     whose traffic it is about: so is a rule about nodes, which is unsupported.
+type NetworkPolicy struct {
+	Kind       PolicyKind `json:"kind"`
+	Name       `yaml:",inline"`
+	UID        string    `json:"uid,omitempty"`
+	Created    time.Time `json:"created"`
+	Generation int64     `json:"generation,omitempty"`
+
+	Rules []PolicyRule `json:"rules,omitempty"`
+
+	Errors      []FieldError `json:"errors,omitempty"`
+	Unsupported []FieldError `json:"unsupported,omitempty"`
+}
+
+// PolicyID is the key of a network policy. Clusterwide ones have no namespace.
+type PolicyID struct {
+	Kind PolicyKind
+	Name
+}
+
+// String is "kind/namespace/name".
+func (id PolicyID) String() string { return string(id.Kind) + "/" + id.Name.String() }
+
+// Key is the index key of the identity.
+func (id PolicyID) Key() index.Key { return index.String(id.String()) }
+
+// ID returns the key of the policy.
+func (p *NetworkPolicy) ID() PolicyID { return PolicyID{p.Kind, p.Name} }
+
+// TableHeader implements [statedb.TableWritable].
+func (*NetworkPolicy) TableHeader() []string {
+	return []string{"Kind", "Name", "Subjects", "Ingress", "Egress", "Unsupported", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (p *NetworkPolicy) TableRow() []string {
+	var subjects, ingress, egress []string
+	for _, r := range p.Rules {
+		subjects = append(subjects, r.Subject.String())
+		ingress = append(ingress, r.Ingress.String())
+		egress = append(egress, r.Egress.String())
+	}
+	return []string{
+		string(p.Kind), p.Name.String(), listColumn(subjects, " | "), listColumn(ingress, " | "), listColumn(egress, " | "),
+		errorColumn(p.Unsupported), errorColumn(p.Errors),
+	}
+}
+
+var (
+	networkPolicyIDIndex = statedb.Index[*NetworkPolicy, PolicyID]{
+		Name:       "id",
+		FromObject: func(p *NetworkPolicy) index.KeySet { return index.NewKeySet(p.ID().Key()) },
+		FromKey:    PolicyID.Key,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// NetworkPolicyByID queries a network policy by its kind and name.
+	NetworkPolicyByID = networkPolicyIDIndex.Query
+)
+
+// NewNetworkPolicyTable creates the table of network policies.
+func NewNetworkPolicyTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicy], error) {
+	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex)
+}
