@@ -231,7 +231,7 @@ func (r *policyReader) ciliumDeny(field string, in *ciliumItem) tables.PolicyTra
 	unsupported := append(append(peers.unsupported, r.authentication(field, in)...), ports.unsupported...)
 	doubtful := r.checkItem(field, in)
 	t := tables.PolicyTraffic{Field: field, Deny: true, Unsupported: unsupported.reasons()}
-	if peers.bad || len(peers.unsupported) > 0 || !peers.present && (ports.present || doubtful) {
+	if peers.bad || len(peers.unsupported) > 0 || doubtful || !peers.present && (ports.present || in.requires != nil) {
 		t.AnyPeer = true
 	} else {
 		t.Peers = peers.list
@@ -260,8 +260,8 @@ func (r *policyReader) authentication(field string, in *ciliumItem) (unsupported
 }
 
 // checkItem reports the mistakes that concern an item as a whole. It returns
-// true if there are some, also such that are known already: then nobody can say
-// what the item is meant to restrict.
+// true if there are some, also such that are known already, after which nobody
+// can say what the item is meant for.
 func (r *policyReader) checkItem(field string, in *ciliumItem) bool {
 	var kinds []string
 	for _, k := range []struct {
@@ -281,19 +281,19 @@ func (r *policyReader) checkItem(field string, in *ciliumItem) bool {
 	doubtful := r.badBeside(field, in.partial)
 	if len(kinds) > 1 {
 		r.add(field, "only one of "+strings.Join(kinds, ", ")+" is allowed")
-		return true
+		return doubtful || !in.denies // what is denied is all of them
 	}
 	return doubtful
 }
 
 // partial reports whether a mistake in a field of the item concerns only a part
-// of it, which is left out.
+// of it, which is left out. A deny can also do without what restricts it.
 func (in *ciliumItem) partial(field string) bool {
 	switch field {
 	case "toPorts", "icmps":
 		return true
-	case in.prefix + "Requires":
-		return false
+	case in.prefix + "Requires", "authentication":
+		return in.denies
 	}
 	peers, isPeers := strings.CutPrefix(field, in.prefix)
 	switch peers {

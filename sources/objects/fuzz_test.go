@@ -146,3 +146,78 @@ func FuzzCiliumNode(f *testing.F) {
 	fuzz(f, ciliumNodeKind(), func(t *testing.T, n *tables.CiliumNode) { validAddrs(t, n.Addrs...) },
 		`{"metadata":{"name":"n"},"spec":{"addresses":[{"ip":"10.0.0.1"},{"ip":7}]}}`)
 }
+
+func FuzzNetworkPolicy(f *testing.F) {
+	fuzz(f, networkPolicyKind(), validNetworkPolicy,
+		`{"metadata":{"name":"p"},"spec":{"podSelector":{"matchLabels":{"a":"b"}},"policyTypes":["Egress"],"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.0/8","except":["10.1.0.0/16"]}}]}],
+		"egress":[{"to":[{"namespaceSelector":{},"podSelector":{}}],"ports":[{"port":80,"endPort":90},{"port":"dns","protocol":"UDP"}]},{}]}}`,
+		`{"metadata":{"name":"p"},"spec":{"ingress":[{"form":[]},{"from":[{}],"ports":[7]}],"policyTypes":["x"]}}`)
+}
+
+var fuzzedCiliumPolicies = []string{
+	`{"metadata":{"name":"p"},"spec":{"endpointSelector":{"matchLabels":{"k8s:a":"b"}},"enableDefaultDeny":{"ingress":false},
+		"ingress":[{"fromEndpoints":[{"matchLabels":{"reserved:host":""}},{}],"toPorts":[{"ports":[{"port":"80","endPort":90,"protocol":"TCP"},{"port":"http"}],"rules":{"http":[{}]}}]}],
+		"ingressDeny":[{"fromCIDRSet":[{"cidr":"10.0.0.0/8","except":["10.1.0.0/16"]},{"cidrGroupRef":"g"},{"cidrGroupSelector":{}}]},{"fromCIDR":["x"],"fromEntities":["all"]}]}}`,
+	`{"metadata":{"name":"p"},"specs":[{"nodeSelector":{},"egress":[{"toEntities":["world","x"]}]},{"endpointSelector":{},"egress":[{"toServices":[{"k8sService":{"serviceName":"a"}},{"k8sServiceSelector":{"selector":{}}}]},
+		{"toFQDNs":[{"matchName":"a"}]},{"icmps":[{"fields":[{"type":"EchoRequest","family":"IPv6"},{"type":8}]}],"toNodes":[{}]}],"egressDeny":[{"toGroups":[{}],"authentication":{"mode":"required"}},7]}]}`,
+}
+
+func FuzzCiliumPolicy(f *testing.F) {
+	fuzz(f, ciliumPolicyKind(), validNetworkPolicy, fuzzedCiliumPolicies...)
+}
+
+func FuzzCiliumClusterwidePolicy(f *testing.F) {
+	fuzz(f, ciliumClusterwidePolicyKind(), validNetworkPolicy, fuzzedCiliumPolicies...)
+}
+
+func validNetworkPolicy(t *testing.T, p *tables.NetworkPolicy) {
+	require.Equal(t, p.Kind == tables.PolicyCiliumClusterwide, p.Namespace == "")
+	p.TableRow()
+	for _, r := range p.Rules {
+		validSelector(t, r.Subject.Pods)
+		if p.Namespace != "" {
+			require.Contains(t, r.Subject.Pods, "io.kubernetes.pod.namespace="+p.Namespace)
+		}
+		for _, traffic := range append(r.Ingress.Traffic, r.Egress.Traffic...) {
+			validTraffic(t, p, traffic)
+		}
+	}
+}
+
+func validTraffic(t *testing.T, p *tables.NetworkPolicy, traffic tables.PolicyTraffic) {
+	require.False(t, traffic.AnyPeer && len(traffic.Peers) > 0)
+	if traffic.Unsupported != "" {
+		require.NotEmpty(t, p.Unsupported)
+		require.True(t, traffic.Deny || !traffic.AnyPeer && len(traffic.Peers) == 0)
+	}
+	for _, port := range traffic.Ports {
+		require.NotZero(t, port.Protocol)
+		require.LessOrEqual(t, port.First, port.Last)
+		require.True(t, port.Name == "" || port.Last == 0)
+	}
+	for _, peer := range traffic.Peers {
+		validSelector(t, peer.Pods.Namespaces)
+		validSelector(t, peer.Pods.Pods)
+		validSelector(t, peer.Labels)
+		validPrefixes(t, peer.Except...)
+		switch peer.Kind {
+		case tables.PeerCIDR:
+			validPrefixes(t, peer.CIDR)
+			for _, except := range peer.Except {
+				require.True(t, peer.CIDR.Overlaps(except) && peer.CIDR.Bits() <= except.Bits())
+			}
+		case tables.PeerEntity:
+			require.NotEmpty(t, peer.Entity)
+		case tables.PeerServices:
+			require.True(t, peer.Service.Name == "" || peer.Service.Namespace != "")
+		case tables.PeerPods, tables.PeerNodes, tables.PeerCIDRGroups:
+		default:
+			require.Fail(t, "no kind of peers", peer.Kind)
+		}
+	}
+}
+
+func FuzzCIDRGroup(f *testing.F) {
+	fuzz(f, cidrGroupKind(), func(t *testing.T, g *tables.CIDRGroup) { validPrefixes(t, g.Prefixes...) },
+		`{"metadata":{"name":"g"},"spec":{"externalCIDRs":["10.0.0.0/8","10.0.0.1","::1",7,"x"]}}`)
+}

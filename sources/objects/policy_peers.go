@@ -86,7 +86,7 @@ func (r *policyReader) ciliumPeers(field string, in *ciliumItem) peerList {
 		return r.servicePeer(field, &in.services[i])
 	})
 	r.unsupportedPeers(&l, field+"."+in.prefix+"Groups", in.groups, "groups of a cloud provider are not supported")
-	r.unsupportedPeers(&l, field+"."+in.prefix+"FQDNs", in.fqdns, "names need a DNS proxy, which is not supported")
+	r.unsupportedPeers(&l, field+"."+in.prefix+"FQDNs", in.fqdns, "needs a proxy for names, which is not supported")
 	return l
 }
 

@@ -163,13 +163,10 @@ func (r *policyReader) proxy(field string, in *ciliumPorts) string {
 			needs = append(needs, f.name)
 		}
 	}
-	switch len(needs) {
-	case 0:
+	if len(needs) == 0 {
 		return ""
-	case 1:
-		return needs[0] + " needs a proxy, which is not supported"
 	}
-	return strings.Join(needs, ", ") + " need a proxy, which is not supported"
+	return "needs a proxy for " + strings.Join(needs, ", ") + ", which is not supported"
 }
 
 // ciliumProtocols are the protocols that Cilium has a name for, in capitals. ANY
