@@ -7,11 +7,18 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Service is a service with the addresses that the cluster serves for it.
 type Service struct {
 	Name `yaml:",inline"`
+
+	Labels labels.Set `json:"labels,omitempty"`
+
+	// Selector is what the pods have that serve it, in its namespace. Without, its
+	// backends are in [BackendSlice] rows only.
+	Selector labels.Set `json:"selector,omitempty"`
 
 	// Addrs are the cluster, external and load-balancer addresses.
 	Addrs  []netip.Addr `json:"addrs,omitempty"`
@@ -19,11 +26,15 @@ type Service struct {
 }
 
 // TableHeader implements [statedb.TableWritable].
-func (*Service) TableHeader() []string { return []string{"Name", "Addresses", "Errors"} }
+func (*Service) TableHeader() []string {
+	return []string{"Name", "Labels", "Selector", "Addresses", "Errors"}
+}
 
 // TableRow implements [statedb.TableWritable].
 func (s *Service) TableRow() []string {
-	return []string{s.Name.String(), listColumn(stringsOf(s.Addrs), ", "), errorColumn(s.Errors)}
+	return []string{
+		s.Name.String(), orDash(s.Labels.String()), orDash(s.Selector.String()), listColumn(stringsOf(s.Addrs), ", "), errorColumn(s.Errors),
+	}
 }
 
 var (

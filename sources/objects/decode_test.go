@@ -236,13 +236,16 @@ status:
 
 func TestService(t *testing.T) {
 	s := decodeOne[*tables.Service](t, serviceKind(), `
-metadata: {name: web, namespace: shop}
-spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, "fd00:96::10"], externalIPs: [198.51.100.7]}
+metadata: {name: web, namespace: shop, labels: {tier: front}}
+spec: {selector: {app: web}, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, "fd00:96::10"], externalIPs: [198.51.100.7]}
 status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {hostname: lb.example}]}}
 `)
 	require.Equal(t, addrs("10.96.0.10", "fd00:96::10", "198.51.100.7", "203.0.113.1"), s.Addrs)
+	require.Equal(t, labels.Set{"tier": "front"}, s.Labels)
+	require.Equal(t, labels.Set{"app": "web"}, s.Selector)
 	require.Empty(t, s.Errors)
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {clusterIP: None, clusterIPs: [None]}}`).Addrs)
+	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, selector: {app: web}}}`).Selector)
 }
 
 func TestEndpointSlice(t *testing.T) {

@@ -25,10 +25,13 @@ type policyReader struct {
 }
 
 func newPolicyReader(namespace string, errs *fieldErrors) *policyReader {
-	return &policyReader{namespace: namespace, errs: errs, at: map[string]bool{}, under: map[string][]int{}}
+	return &policyReader{namespace: namespace, errs: errs}
 }
 
 func (r *policyReader) index() {
+	if r.at == nil && len(*r.errs) > 0 {
+		r.at, r.under = map[string]bool{}, map[string][]int{}
+	}
 	for ; r.indexed < len(*r.errs); r.indexed++ {
 		field := (*r.errs)[r.indexed].Field
 		r.at[field] = true
@@ -60,6 +63,9 @@ func (r *policyReader) add(field, reason string) {
 // above reports whether a field, or what it is in, has an error.
 func (r *policyReader) above(field string) bool {
 	r.index()
+	if len(r.at) == 0 {
+		return false
+	}
 	for part := range partsOf(field) {
 		if r.at[part] {
 			return true

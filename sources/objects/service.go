@@ -11,9 +11,11 @@ import (
 type service struct {
 	object
 	Spec struct {
-		ClusterIP   string   `json:"clusterIP"`
-		ClusterIPs  []string `json:"clusterIPs"`
-		ExternalIPs []string `json:"externalIPs"`
+		Type        string            `json:"type"`
+		Selector    map[string]string `json:"selector"`
+		ClusterIP   string            `json:"clusterIP"`
+		ClusterIPs  []string          `json:"clusterIPs"`
+		ExternalIPs []string          `json:"externalIPs"`
 	} `json:"spec"`
 	Status struct {
 		LoadBalancer struct {
@@ -25,7 +27,10 @@ type service struct {
 }
 
 func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service {
-	s := &tables.Service{Name: name}
+	s := &tables.Service{Name: name, Labels: o.Metadata.Labels}
+	if o.Spec.Type != "ExternalName" { // of which the selector does not count
+		s.Selector = o.Spec.Selector
+	}
 	add := func(field, ip string) {
 		if ip != "" && ip != "None" {
 			s.Addrs = errs.addr(s.Addrs, field, ip)
