@@ -39,6 +39,8 @@ type observed struct {
 	Services        statedb.Table[*tables.Service]
 	BackendSlices   statedb.Table[*tables.BackendSlice]
 	EgressPolicies  statedb.Table[*tables.EgressPolicy]
+	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
+	CIDRGroups      statedb.Table[*tables.CIDRGroup]
 	Identities      statedb.Table[*tables.Identity]
 	CiliumEndpoints statedb.Table[*tables.CiliumEndpoint]
 	CiliumNodes     statedb.Table[*tables.CiliumNode]
@@ -123,7 +125,7 @@ func TestCiliumEndpoints(t *testing.T) {
 		endpoints = statedb.Collect(o.Endpoints.All(o.DB.ReadTxn()))
 		return len(endpoints) == 1 && endpoints[0].Labels.String() == "app=web"
 	}, 30*time.Second, time.Millisecond, "%v", &endpoints)
-	require.Zero(t, o.ObjectSources.NumObjects(o.DB.ReadTxn())-9) // one for each kind, none for pods
+	require.Zero(t, o.ObjectSources.NumObjects(o.DB.ReadTxn())-13) // one for each kind, none for pods
 }
 
 func TestBadConfig(t *testing.T) {

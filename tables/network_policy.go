@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"strings"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -71,7 +72,7 @@ func (p *NetworkPolicy) TableRow() []string {
 		egress = append(egress, r.Egress.String())
 	}
 	return []string{
-		string(p.Kind), p.Name.String(), listColumn(subjects, " | "), listColumn(ingress, " | "), listColumn(egress, " | "),
+		string(p.Kind), strings.TrimPrefix(p.Name.String(), "/"), listColumn(subjects, " | "), listColumn(ingress, " | "), listColumn(egress, " | "),
 		errorColumn(p.Unsupported), errorColumn(p.Errors),
 	}
 }

@@ -151,7 +151,7 @@ func (r *policyReader) kubernetesPeer(field string, in *kubernetesPeer) tables.P
 	case in.PodSelector != nil:
 		return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: r.inNamespace(field+".podSelector", in.PodSelector)}}
 	default:
-		r.add(field, "needs one of podSelector, namespaceSelector and ipBlock")
+		r.missing(field, "needs one of podSelector, namespaceSelector and ipBlock")
 	}
 	return tables.PolicyPeer{}
 }

@@ -60,6 +60,14 @@ func (r *policyReader) add(field, reason string) {
 	}
 }
 
+// missing reports what a field should have, unless it has an error from which
+// that may follow.
+func (r *policyReader) missing(field, reason string) {
+	if !r.bad(field) {
+		r.add(field, reason)
+	}
+}
+
 // above reports whether a field, or what it is in, has an error.
 func (r *policyReader) above(field string) bool {
 	r.index()

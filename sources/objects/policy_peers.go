@@ -134,7 +134,7 @@ func (r *policyReader) cidrSetPeer(field string, in *ciliumCIDR, denies bool) ta
 	case in.CIDRGroupSelector != nil:
 		p.Labels = r.selector(field+".cidrGroupSelector", withoutSources(in.CIDRGroupSelector))
 	case in.CIDRGroupRef == "":
-		r.add(field, "needs one of cidr, cidrGroupRef and cidrGroupSelector")
+		r.missing(field, "needs one of cidr, cidrGroupRef and cidrGroupSelector")
 	}
 	r.except(field, &p, in.Except, denies)
 	return p
@@ -209,7 +209,7 @@ func (r *policyReader) servicePeer(field string, in *ciliumService) tables.Polic
 		}
 		p.Labels = r.selector(field+".k8sServiceSelector.selector", withoutSources(selector.Selector))
 	default:
-		r.add(field, "needs k8sService or k8sServiceSelector")
+		r.missing(field, "needs k8sService or k8sServiceSelector")
 	}
 	return p
 }
