@@ -29,6 +29,10 @@ func TestKeyBytes(t *testing.T) {
 	in6 := tuple(unix.IPPROTO_UDP, "[2001:db8::1]:1000", "[2001:db8::2]:53", In)
 	require.Equal(t, in6, NewKey6(in6).Tuple())
 	require.Len(t, bytesOf(&Key6{}), 38)
+	mapped := tuple(unix.IPPROTO_TCP, "[::ffff:10.0.0.1]:258", "[::ffff:192.0.2.7]:772", Out)
+	require.Equal(t, mapped, NewKey6(mapped).Tuple())
+	require.True(t, in6.Is6() && NewKey6(mapped).Tuple().Is6(), "as the map is")
+	require.False(t, out.Is6() || NewKey4(mapped).Tuple().Is6())
 }
 
 func TestReverse(t *testing.T) {

@@ -55,8 +55,9 @@ type Tuple struct {
 	Flags       TupleFlags
 }
 
-// Is6 reports whether the tuple's addresses are IPv6.
-func (t Tuple) Is6() bool { return !t.Source.Addr().Unmap().Is4() }
+// Is6 reports whether the tuple's addresses are IPv6. IPv4-mapped ones are: a key of
+// a map of IPv6 may have them, that of a map of IPv4 has none.
+func (t Tuple) Is6() bool { return !t.Source.Addr().Is4() }
 
 // Reverse returns the tuple of the packets in the other direction.
 func (t Tuple) Reverse() Tuple {

@@ -346,3 +346,27 @@ func TestUDPWithoutChecksum(t *testing.T) {
 		f.fromPod(packettest.IP(f.Pod, f.Server), packettest.UDP{Src: port, Dst: 53}, packettest.Pattern(int(port%7)))
 	}
 }
+
+// TestMappedAddresses: an IPv6 packet with IPv4-mapped addresses passes for no IPv4
+// connection, and for none of a pod.
+func TestMappedAddresses(t *testing.T) {
+	f := newFixture(t, packettest.World4)
+	f.selected(f.Here(f.Egress))
+	require.NoError(t, f.SetSource(f.RemotePod, packettest.Class))
+	mapped := func(a netip.Addr) netip.Addr { return netip.AddrFrom16(a.As16()) }
+	for _, transport := range []string{"TCP", "UDP"} {
+		port := f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress).SrcPort
+		f.dropped(f.fromPod(request(transport, mapped(f.Pod), mapped(f.Server))...), bpf.ReasonMalformed)
+		f.dropped(f.fromOverlay(second(), request(transport, mapped(f.RemotePod), mapped(f.Server))...), bpf.ReasonMalformed)
+		f.dropped(f.toPod(response(transport, mapped(f.Server), mapped(f.Pod), port)...), bpf.ReasonMalformed)
+		packet := f.wireFrame(response(transport, mapped(f.Server), mapped(f.Egress), port)...)
+		res := f.run(packettest.Input{Program: "from_netdev", Device: packettest.EgressDevice, Packet: packet})
+		require.Equal(t, packettest.Next, res.Verdict, "%s: %v", transport, res.Reasons)
+		require.Equal(t, packet, res.Out, transport)
+	}
+	for _, name := range []string{"sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat6"} {
+		key, err := f.Map(name).NextKeyBytes(nil)
+		require.NoError(t, err)
+		require.Nil(t, key, name)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
@@ -159,6 +160,54 @@ func TestTranslationRecordLost(t *testing.T) {
 				require.NotNil(g, g.translation(in), name)
 				require.NotNil(g, g.translation(out), name)
 			}
+		}
+	})
+}
+
+// TestReplyUsesTranslation: a reply is a use of the translation, and of its connection,
+// also where a full map has lost that: the garbage collection must not take what
+// replies come by for nobody's.
+func TestReplyUsesTranslation(t *testing.T) {
+	eachGatewayOf(t, func(g gatewayOf) {
+		in, key := inTuple(g.transport, g.Server, g.Egress, g.port()), connectionOf(g.transport, g.pod, g.Server)
+		g.translated(g.first(), g.Egress)
+		for _, lost := range []bool{false, true} {
+			g.age(10)
+			before := g.translation(in).Used
+			if lost {
+				for _, name := range []string{"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any"} {
+					require.NoError(g, g.Clear(name))
+				}
+			}
+			g.answer(g.Egress, g.port())
+			require.Greater(g, g.translation(in).Used, before, "lost: %v", lost)
+			c := g.connection(key)
+			require.NotNil(g, c, "lost: %v", lost)
+			require.Greater(g, c.Lifetime, uptime(g), "lost: %v", lost)
+		}
+		if g.pod == g.RemotePod {
+			require.EqualValues(g, ctmap.FromTunnel, g.connection(key).Flags&uint16(ctmap.FromTunnel))
+		}
+		g.translated(g.next(), g.Egress)
+	})
+}
+
+// TestReplyRenews: a reply that comes when the connection has expired renews it. What
+// says that it is over does not, for another node's pod.
+func TestReplyRenews(t *testing.T) {
+	eachGatewayOf(t, func(g gatewayOf) {
+		key := connectionOf(g.transport, g.pod, g.Server)
+		g.translated(g.first(), g.Egress)
+		g.expire()
+		g.answer(g.Egress, g.port())
+		require.Greater(g, g.connection(key).Lifetime, uptime(g))
+		if g.transport != "TCP" || g.pod != g.RemotePod {
+			return
+		}
+		for _, flags := range []uint8{packettest.FIN | packettest.ACK, packettest.RST} {
+			g.expire()
+			g.toGateway(g.fromNetdev(tcp(g.Server, g.Egress, serverPort, g.port(), flags)...), second())
+			require.Less(g, g.connection(key).Lifetime, uptime(g))
 		}
 	})
 }

@@ -3,6 +3,7 @@
 package gc
 
 import (
+	"math"
 	"net/netip"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
 const long = 100 // seconds, longer than any grace
@@ -186,9 +188,83 @@ func TestReplyGrace(t *testing.T) {
 	})
 }
 
+// A grace that ends after the clock's seconds do has no end.
+func TestLongestReplyGrace(t *testing.T) {
+	eachMethod(t, func(f *fixture) {
+		for _, name := range []string{"IPv4 UDP", "IPv6 UDP"} {
+			flow := connections[name]
+			f.connect(flow, ctmap.Entry{Lifetime: f.now - 1})
+			filter := Filter{Expired: true, ReplyGrace: math.MaxUint32 * time.Second}
+			require.Equal(f, Pass{Scanned: 1, Kept: 1}, f.run(filter), name)
+			require.True(f, f.connected(flow), name)
+			f.run(Filter{All: true})
+		}
+	})
+}
+
+// An IPv6 key may have IPv4-mapped addresses. It goes as one of its own map, and what
+// is IPv4 and has the same numbers stays.
+func TestMappedAddresses(t *testing.T) {
+	mapped := func(a netip.AddrPort) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
+	}
+	eachMethod(t, func(f *fixture) {
+		for _, name := range []string{"IPv4 TCP", "IPv4 UDP"} {
+			v4 := connections[name]
+			v6 := v4
+			v6.Source, v6.Destination = mapped(v4.Source), mapped(v4.Destination)
+			translations := func() {
+				f.translate(v6, mapped(egress(v4)), long)
+				back := replies(v4)
+				back.Source, back.Destination = mapped(back.Source), mapped(back.Destination)
+				f.translate(back, v6.Source, long)
+			}
+			var told []string
+			filter := Filter{Expired: true, Orphans: true, Removed: func(e Entry) { told = append(told, e.Map) }}
+
+			f.connect(v4, ctmap.Entry{Lifetime: f.now + long})
+			f.pair(v4, long)
+			f.connect(v6, ctmap.Entry{Lifetime: f.now - long})
+			translations()
+			require.Equal(f, Pass{Scanned: 4, Expired: 1, Translations: 2}, f.run(filter), name)
+			require.ElementsMatch(f, []string{natmap.Name6, natmap.Name6, ctmap.CTName(true, v6.Protocol)}, told, name)
+			translations()
+			told = nil
+			require.Equal(f, Pass{Scanned: 5, Orphans: 2}, f.run(filter), "%s: the connection of IPv4 is not theirs", name)
+			require.Equal(f, []string{natmap.Name6, natmap.Name6}, told, name)
+			require.True(f, f.connected(v4) && f.translated(v4) && f.translated(replies(v4)), name)
+			f.run(Filter{All: true})
+		}
+	})
+}
+
+// A pass by for-each that has too much to tell of begins anew with the iterator: what
+// was seen before is counted and told of once.
+func TestForEachGivesUp(t *testing.T) {
+	const flows = 2000
+	f := newFixture(t, ForEach)
+	for i := range flows {
+		lifetime := f.now + long
+		if i%4 < 2 {
+			lifetime = f.now - long
+		}
+		f.connect(manyFlow(2*i), ctmap.Entry{Lifetime: lifetime})
+	}
+	told := map[ctmap.Tuple]int{}
+	passes, err := f.Run(t.Context(), Filter{Expired: true, Removed: func(e Entry) { told[e.Tuple]++ }})
+	require.NoError(t, err)
+	require.Equal(t, Iterator, passes[0].Method)
+	require.EqualValues(t, len(told), passes[0].Expired)
+	require.LessOrEqual(t, passes[0].Scanned, uint64(flows))
+	require.Greater(t, passes[0].Scanned, uint64(flows/10*9), "more than a few neighbours of removed ones are missed")
+	for tuple, n := range told {
+		require.Equal(t, 1, n, tuple)
+	}
+}
+
 // What somebody began to remove and did not goes: a connection at once, as nobody
 // else removes any, a translation when it has been so for a while, unless that is
-// found out otherwise.
+// found out otherwise. Until then it is counted as kept, so that there is a next pass.
 func TestCondemned(t *testing.T) {
 	t.Parallel()
 	eachMethod(t, func(f *fixture) {
@@ -204,14 +280,16 @@ func TestCondemned(t *testing.T) {
 		if f.method == UserSpace {
 			require.Equal(f, Pass{Scanned: 3 * n, Condemned: 3 * n}, f.run(look))
 		} else {
-			require.Equal(f, Pass{Scanned: 3 * n, Condemned: n}, f.run(look))
-			require.Equal(f, Pass{Scanned: 2 * n}, f.run(look))
+			require.Equal(f, Pass{Scanned: 3 * n, Condemned: n, Kept: 2 * n}, f.run(look))
+			require.Equal(f, Pass{Scanned: 2 * n, Kept: 2 * n}, f.run(look))
 			time.Sleep(grace*time.Second + 100*time.Millisecond)
 			other := connections["IPv4 TCP"] // another has been made and condemned in its place
 			f.translateMade(other, egress(other), 1, 0, 1)
-			require.Equal(f, Pass{Scanned: 2 * n, Condemned: 2*n - 1}, f.run(look))
+			require.Equal(f, Pass{Scanned: 2 * n, Condemned: 2*n - 1, Kept: 1}, f.run(look))
 			require.True(f, f.translated(other))
 		}
+		left := len(f.dump())
+		require.Len(f, told, int(3*n)-left, "each is told of once")
 		for _, e := range told {
 			require.Equal(f, Condemned, e.Reason)
 		}

@@ -3,7 +3,9 @@
 package gc
 
 import (
+	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -47,6 +49,47 @@ func TestScrub(t *testing.T) {
 			require.Equal(f, Pass{Scanned: 1, Scrubbed: 1}, f.run(Filter{Addrs: []netip.Addr{mapped}}), name)
 		}
 	})
+}
+
+// What is to go now goes in one call, however much there is of it and whoever writes
+// to the map meanwhile: nobody asks for it again.
+func TestNothingIsMissed(t *testing.T) {
+	const flows, others, room = 30000, 10000, 1 << 17
+	gone := netip.MustParseAddr("192.0.2.99")
+	filters := map[string]Filter{"scrub": {Addrs: []netip.Addr{gone}}, "flush": {All: true}}
+	for name, filter := range filters {
+		for _, busy := range []bool{false, true} {
+			if filter.All && busy {
+				continue // there is no saying what is to be left
+			}
+			t.Run(fmt.Sprintf("%s, busy %v", name, busy), func(t *testing.T) {
+				f := newFixtureOf(t, Iterator, room, func(name string) bool { return name == ctmap.CT4TCP })
+				for i := range flows {
+					flow := manyFlow(2 * i)
+					flow.Destination = netip.AddrPortFrom(gone, 80)
+					f.connect(flow, ctmap.Entry{Lifetime: f.now + long})
+				}
+				var done atomic.Bool
+				ended := make(chan error, 1)
+				go func() {
+					for i := 0; busy && !done.Load(); i = (i + 1) % others {
+						if err := f.CT4TCP.Put(ctmap.NewKey4(manyFlow(2*i)), ctmap.Entry{Lifetime: f.now + long}); err != nil {
+							ended <- err
+							return
+						}
+					}
+					ended <- nil
+				}()
+				sum := f.run(filter)
+				done.Store(true)
+				require.NoError(t, <-ended)
+				require.EqualValues(t, flows, sum.Scrubbed+sum.Flushed)
+				for w := range f.dump() {
+					require.NotEqual(t, gone, w.tuple.Destination.Addr())
+				}
+			})
+		}
+	}
 }
 
 func TestTooManyAddresses(t *testing.T) {

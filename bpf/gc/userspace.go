@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -45,8 +44,6 @@ func passUserSpace(ctx context.Context, maps [mapCount]*ebpf.Map, index int, f F
 			return p, err
 		}
 	}
-	runtime.LockOSThread() // whose CPU time is measured
-	defer runtime.UnlockOSThread()
 	begun := time.Now()
 	var err error
 	switch m := maps[index]; index {
@@ -75,9 +72,9 @@ func eachEntry[K, V any](ctx context.Context, m *ebpf.Map, p *Pass, do func(K, V
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		begun := threadTime()
+		begun := time.Now()
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		p.LongestRun = max(p.LongestRun, threadTime()-begun)
+		p.LongestRun = max(p.LongestRun, time.Since(begun))
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if errors.Is(err, unix.ENOSPC) { // a bucket has more
 			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(values))
@@ -122,7 +119,7 @@ func (s session) judgeConnection(t ctmap.Tuple, e *ctmap.Entry) Reason {
 		return Scrubbed
 	case !s.f.Expired || e.Lifetime >= s.now:
 		return ""
-	case t.Protocol == unix.IPPROTO_UDP && t.Flags == ctmap.Out && e.Lifetime+uint32(s.f.ReplyGrace/time.Second) >= s.now:
+	case t.Protocol == unix.IPPROTO_UDP && t.Flags == ctmap.Out && uint64(e.Lifetime)+uint64(s.f.ReplyGrace/time.Second) >= uint64(s.now):
 		s.p.Kept++
 		return ""
 	}
@@ -148,7 +145,7 @@ func collectConnection[K any](s session, m *ebpf.Map, key K, t ctmap.Tuple, e ct
 	if err != nil {
 		return fmt.Errorf("delete connection %s: %w", t, err)
 	}
-	if reason == Expired && final.Lifetime != e.Lifetime {
+	if revived(reason, e.Lifetime, final.Lifetime) {
 		s.p.Revived++
 		if err := m.Update(&key, &final, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 			return fmt.Errorf("put back connection %s, which was used meanwhile: %w", t, err)
@@ -163,6 +160,17 @@ func collectConnection[K any](s session, m *ebpf.Map, key K, t ctmap.Tuple, e ct
 		return s.removeTranslations(t, reason)
 	}
 	return nil
+}
+
+// revived reports whether an entry was used between the look at it and its removal,
+// given its lifetime, or when it was used, then and now: unless it was to go anyway.
+// One that somebody has condemned meanwhile is as good as absent.
+func revived(reason Reason, read, final uint32) bool {
+	switch reason {
+	case Expired, Orphan, Condemned:
+		return final != read && final != 0
+	}
+	return false
 }
 
 // count counts entries that are removed.
@@ -265,7 +273,7 @@ func (s session) removeTranslation(t ctmap.Tuple, read natmap.Translation, reaso
 	if t.Is6() {
 		final = entry6.Translation()
 	}
-	if (reason == Expired || reason == Orphan || reason == Condemned) && final.Used != read.Used && final.Used != 0 {
+	if revived(reason, read.Used, final.Used) {
 		s.p.Revived++
 		if err := m.Update(key, value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 			return 0, fmt.Errorf("put back translation %s, which was used meanwhile: %w", t, err)

@@ -13,14 +13,15 @@ import (
 
 // Numbers of the gateway's program.
 const (
-	ClockAhead = 2    // seconds that the collection's clock is to be ahead of Options.Now
-	FlowsMax   = 8192 // flows that a gateway can have
+	ClockAhead = 2       // seconds that the collection's clock is to be ahead of Options.Now
+	NowMin     = 1 << 21 // seconds that Options.Now is at least, as what has expired did so at any time before
+	FlowsMax   = 8192    // flows that a gateway can have
 )
 
 // Options say what a gateway does.
 type Options struct {
 	Maps       map[string]*ebpf.Map // of connections and translations, by their names
-	Now        uint32               // its clock, which stands still, seconds
+	Now        uint32               // its clock, which stands still, seconds: at least [NowMin]
 	Flows      uint32               // how many it has, a power of two
 	Family     uint16               // of the flows: 4 or 6
 	Protocol   uint8                // of the flows
@@ -40,6 +41,9 @@ type Gateway struct {
 
 // NewGateway loads the programs of a gateway.
 func NewGateway(o Options) (*Gateway, error) {
+	if o.Now < NowMin {
+		return nil, fmt.Errorf("time of %d s: want at least %d", o.Now, NowMin)
+	}
 	spec, err := loadGateway()
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)

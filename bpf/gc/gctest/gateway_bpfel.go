@@ -449,6 +449,7 @@ const (
 	gatewayVarPulsed         = "pulsed"
 	gatewayVarSetup          = "setup"
 	gatewayVarStopped        = "stopped"
+	gatewayVarTicks          = "ticks"
 	gatewayVarTo             = "to"
 )
 
@@ -542,6 +543,7 @@ type gatewayVariableSpecs struct {
 	Pulsed     *ebpf.VariableSpec `ebpf:"pulsed"`
 	Setup      *ebpf.VariableSpec `ebpf:"setup"`
 	Stopped    *ebpf.VariableSpec `ebpf:"stopped"`
+	Ticks      *ebpf.VariableSpec `ebpf:"ticks"`
 	To         *ebpf.VariableSpec `ebpf:"to"`
 }
 
@@ -630,6 +632,7 @@ type gatewayVariables struct {
 	Pulsed     *ebpf.Variable `ebpf:"pulsed"`
 	Setup      *ebpf.Variable `ebpf:"setup"`
 	Stopped    *ebpf.Variable `ebpf:"stopped"`
+	Ticks      *ebpf.Variable `ebpf:"ticks"`
 	To         *ebpf.Variable `ebpf:"to"`
 }
 

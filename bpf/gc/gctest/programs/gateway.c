@@ -18,8 +18,9 @@
 #undef SUBPROGRAM
 #define SUBPROGRAM static __always_inline
 
-/* The clock of the test. */
-#define bpf_ktime_get_ns() (setup.now * 1000000000ULL)
+/* The clock of the test. Of two looks at it within its second the later one sees
+ * more, as a record of a translation is known by when it was made. */
+#define bpf_ktime_get_ns() (setup.now * 1000000000ULL + ++ticks)
 
 struct gateway_setup {
 	__u64 now;      /* seconds: of the gateway; the collection's clock is CLOCK_AHEAD later */
@@ -38,6 +39,7 @@ enum gateway_flags {
 };
 
 struct gateway_setup setup;
+__u64 ticks; /* nanoseconds: looks at the clock, which are fewer than a second has */
 
 #include "../../../programs/nat.h"
 
@@ -46,6 +48,7 @@ struct gateway_setup setup;
 #define CLOCK_AHEAD 2  /* seconds; what was used at setup.now is used within NAT_GRACE for it */
 #define EXPIRED_HERE 5 /* seconds ago, in the view of both */
 #define UNUSED 10      /* seconds */
+#define AGES (1 << 20) /* seconds more that either may be ago */
 #define PROBES 4
 
 struct gateway_counts {
@@ -131,7 +134,8 @@ static __always_inline void translated(struct gateway_flow *f)
 	struct address none = {};
 
 	if (nat_find(&at.flow, TUPLE_OUT, &to, at.time)) {
-		if (nat_complete(&at.flow, &to, &none, at.time)) {
+		/* At times the record is stale (nat_prepare): a connection begins with the same ports. */
+		if (bpf_get_prandom_u32() & 3 && nat_complete(&at.flow, &to, &none, at.time)) {
 			f->translated = 1;
 			f->port = to.port;
 			counted.used++;
@@ -140,7 +144,8 @@ static __always_inline void translated(struct gateway_flow *f)
 		nat_forget(&at.flow, &to);
 	}
 	for (int i = 0; i < PROBES; i++) {
-		__be16 port = bpf_htons(1024 + bpf_get_prandom_u32() % 60000);
+		/* As nat_allocate: the flow's own port first, which may be that of its record before. */
+		__be16 port = i ? bpf_htons(1024 + bpf_get_prandom_u32() % 60000) : at.flow.sport;
 
 		if (record(port)) {
 			f->translated = 1;
@@ -196,6 +201,16 @@ static __always_inline bool translation_kept(struct gateway_flow *f)
 	return false;
 }
 
+/* How much longer ago than need be the flow was used. No two have the same age: if the
+ * kernel gives an entry's memory to another flow, that one was used later in fact,
+ * however much the collection was interrupted. */
+static __always_inline __u32 next_age(void)
+{
+	static __u32 ages;
+
+	return ages++ & (AGES - 1);
+}
+
 static __always_inline void age_record(const struct tuple *t, __u8 flags)
 {
 	__u32 *used = NULL;
@@ -209,7 +224,7 @@ static __always_inline void age_record(const struct tuple *t, __u8 flags)
 
 		used = e ? &e->used : NULL;
 	}
-	if (!used || __sync_val_compare_and_swap(used, setup.now, setup.now - UNUSED) != setup.now)
+	if (!used || __sync_val_compare_and_swap(used, setup.now, setup.now - UNUSED - next_age()) != setup.now)
 		counted.lost_translations++;
 }
 
@@ -229,7 +244,7 @@ static __always_inline void age(struct gateway_flow *f, __u32 random)
 	if (e) {
 		lifetime = ct_lifetime_of(e);
 		if (__sync_val_compare_and_swap(&e->lifetime, lifetime,
-						random & 0x80000 ? setup.now + 1 : setup.now - EXPIRED_HERE) != lifetime)
+						random & 0x80000 ? setup.now + 1 : setup.now - EXPIRED_HERE - next_age()) != lifetime)
 			counted.lost++;
 	}
 	f->lifetime = 0;
