@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"net/netip"
 	"os"
@@ -153,7 +154,7 @@ func (k *kernel) close() error {
 
 // prepare tells the programs what to do.
 func (k *kernel) prepare(f Filter) error {
-	control := programsGcControl{Now: f.Now, ReplyGrace: uint32(f.ReplyGrace / time.Second)}
+	control := programsGcControl{Now: f.Now, ReplyGrace: uint32(min(f.ReplyGrace/time.Second, math.MaxUint32))}
 	for flag, wanted := range map[uint32]bool{
 		flagExpired: f.Expired, flagOrphans: f.Orphans, flagScrub: len(f.Addrs) > 0, flagAll: f.All,
 		flagRemovals: f.Removed != nil, flagSurvivors: f.Survivor != nil,
@@ -172,7 +173,7 @@ func (k *kernel) prepare(f Filter) error {
 func (k *kernel) setScrubbed(addrs []netip.Addr) error {
 	m := k.Maps[scrubMap]
 	if room := m.MaxEntries(); len(addrs) > int(room) {
-		return fmt.Errorf("%d addresses to remove are too many for one pass: want %d at most", len(addrs), room)
+		return fmt.Errorf("%d addresses to remove are too many for %s: want %d at most", len(addrs), scrubMap, room)
 	}
 	for _, a := range k.scrubbed {
 		if err := m.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

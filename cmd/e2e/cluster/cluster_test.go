@@ -44,6 +44,10 @@ var read = []schema.GroupVersionResource{
 	{Group: "cilium.io", Version: "v2alpha1", Resource: "ciliumendpointslices"},
 	{Group: "cilium.io", Version: "v2", Resource: "ciliumidentities"},
 	{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"},
+	{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
+	{Group: "cilium.io", Version: "v2", Resource: "ciliumnetworkpolicies"},
+	{Group: "cilium.io", Version: "v2", Resource: "ciliumclusterwidenetworkpolicies"},
+	{Group: "cilium.io", Version: "v2", Resource: "ciliumcidrgroups"},
 }
 
 const policy = `
