@@ -45,19 +45,36 @@ const (
 	flagSurvivors
 )
 
-// What [ForEach] costs where a tenth of the entries is removed, and how long it may
-// take at most to be chosen. A program that takes too long all the same gives up, and
-// the iterator begins anew.
-const (
-	forEachEntry  = 70 * time.Nanosecond
-	forEachBucket = 12 * time.Nanosecond // also of an empty one
-	forEachMost   = 700 * time.Microsecond
+// cost is what a method takes, roughly: measured by cmd/bench where a tenth of the
+// entries is removed. A bucket costs also if it is empty.
+type cost struct{ entry, bucket time.Duration }
+
+var (
+	forEachCost  = cost{70 * time.Nanosecond, 12 * time.Nanosecond}
+	iteratorCost = cost{140 * time.Nanosecond, 12 * time.Nanosecond}
+	keysCost     = cost{3500 * time.Nanosecond, time.Nanosecond}
 )
 
-// sparse is how many times its entries a map must have room for to be nearly empty:
-// the clock, which an iterator looks at every few entries, would be looked at too
-// seldom.
-const sparse = 512
+// forEachMost is how long [ForEach] may take to be chosen, as it is one run of the
+// kernel. A program that takes too long all the same gives up, and the iterator
+// begins anew.
+const forEachMost = 700 * time.Microsecond
+
+func (c cost) of(entries, buckets int) time.Duration {
+	return time.Duration(entries)*c.entry + time.Duration(buckets)*c.bucket
+}
+
+// choose returns how a map with so many entries is gone through.
+func choose(entries int, room uint32) Method {
+	buckets := 1 << bits.Len32(room-1)
+	switch {
+	case forEachCost.of(entries, buckets) <= forEachMost:
+		return ForEach
+	case keysCost.of(entries, buckets) < iteratorCost.of(entries, buckets):
+		return Keys
+	}
+	return Iterator
+}
 
 // kernel are the programs for the maps of a set.
 type kernel struct {
@@ -307,19 +324,6 @@ func (k *kernel) byKey(ctx context.Context, index int, p *Pass, f Filter) error 
 
 // bytesOf returns the memory of a struct without pointers.
 func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
-
-// choose returns how a map with so many entries is gone through. By key an entry
-// takes a microsecond more, and eleven ns less for each that there is room for.
-func choose(entries int, room uint32) Method {
-	buckets := uint32(1) << bits.Len32(room-1)
-	switch {
-	case time.Duration(entries)*forEachEntry+time.Duration(buckets)*forEachBucket <= forEachMost:
-		return ForEach
-	case entries*sparse < int(room):
-		return Keys
-	}
-	return Iterator
-}
 
 // iterate reads the iterator of a map. It writes eight bytes when a run of the
 // kernel is to end, which it does when that fills the reader's buffer.
