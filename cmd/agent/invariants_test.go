@@ -22,6 +22,7 @@ type checker struct {
 	owners     map[netip.Addr]string // of addresses, at the last rest
 	violations []string
 	election   bool // the events since the last rest are of nodes
+	disturbed  bool // somebody else has changed the maps since the last rest
 }
 
 // localUnderlay is in the decisions for this node as the gateway: in all scripts
@@ -102,6 +103,14 @@ func (c *checker) setElection(yes bool) {
 	c.election = yes
 }
 
+// disturb tells that somebody else changes the maps: what comes of that shows at the
+// agent's next write, whatever that is.
+func (c *checker) disturb() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.disturbed = true
+}
+
 // rest says what was wrong since the last rest. It is told who has each address.
 func (c *checker) rest(owners map[netip.Addr]string) error {
 	c.mu.Lock()
@@ -117,6 +126,7 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 		last := h.decisions[len(h.decisions)-1]
 		for i, d := range h.decisions[1:] {
 			switch {
+			case c.disturbed:
 			case d == last && i == len(h.decisions)-2:
 			case d == held && (h.decisions[0] == plain || h.decisions[0] == unknown):
 				// A pod that is new, or chosen for the first time.
@@ -135,6 +145,7 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 		}
 		h.decisions, h.writes = []string{last}, []string{"the last rest"}
 	}
+	c.disturbed = false
 	return report(append(violations, c.stale()...))
 }
 

@@ -136,6 +136,9 @@ func (c *cluster) commands() map[string]script.Cmd {
 	for name, cmd := range c.agent {
 		usage := *cmd.Usage()
 		cmds[name] = script.Command(usage, func(s *script.State, args ...string) (script.WaitFunc, error) {
+			if name == "map/corrupt" {
+				c.checker.disturb()
+			}
 			return c.agent[name].Run(s, args...)
 		})
 	}
