@@ -5,6 +5,7 @@ package ctmap
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"slices"
@@ -79,9 +80,13 @@ func Open(dir, name string) (Map, error) {
 
 // OpenAll opens those of the four maps that are pinned in a directory.
 func OpenAll(dir string) ([]Map, error) {
-	var maps []Map
-	for _, name := range Names() {
-		m, err := Open(dir, name)
+	return OpenPresent(Names(), func(name string) (Map, error) { return Open(dir, name) })
+}
+
+// OpenPresent opens the maps of some names, but for those of which there is none.
+func OpenPresent[M io.Closer](names []string, open func(name string) (M, error)) (maps []M, err error) {
+	for _, name := range names {
+		m, err := open(name)
 		switch {
 		case err == nil:
 			maps = append(maps, m)

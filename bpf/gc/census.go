@@ -9,6 +9,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
 // census counts the entries of maps by the counters that the kernel keeps.
@@ -37,6 +40,33 @@ func (c *census) count() (Counts, error) {
 	for i, m := range c.maps {
 		if m != nil {
 			counts.Entries[names[i]] = int(found.Entries[i])
+		}
+	}
+	return counts, nil
+}
+
+// countByReading counts the entries of all maps by reading them.
+func countByReading(maps [mapCount]*ebpf.Map) (Counts, error) {
+	now, err := Now()
+	if err != nil {
+		return Counts{}, err
+	}
+	counts := Counts{Now: now, Entries: map[string]int{}}
+	for i, m := range maps {
+		if m == nil {
+			continue
+		}
+		var entries ctmap.Any
+		if i < indexNAT4 {
+			entries, err = ctmap.New(names[i], m)
+		} else {
+			entries, err = natmap.New(names[i], m)
+		}
+		if err == nil {
+			counts.Entries[names[i]], err = entries.Count()
+		}
+		if err != nil {
+			return Counts{}, fmt.Errorf("count entries of map %s: %w", names[i], err)
 		}
 	}
 	return counts, nil

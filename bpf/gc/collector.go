@@ -20,7 +20,6 @@ type Options struct {
 // Collector goes through the maps of one set. Its methods must not be called at
 // the same time, and there must be one on a set of maps.
 type Collector struct {
-	opts     Options
 	maps     [mapCount]*ebpf.Map
 	method   Method
 	kernel   *kernel // nil if entries are removed from user space
@@ -32,7 +31,7 @@ type Collector struct {
 // takes no programs for it, entries are removed from user space, unless another
 // method is asked for.
 func Open(opts Options) (*Collector, error) {
-	c := &Collector{opts: opts, maps: opts.Maps.list(), method: opts.Method}
+	c := &Collector{maps: opts.Maps.list(), method: opts.Method}
 	var err error
 	switch c.method {
 	case "":
@@ -167,5 +166,5 @@ func (c *Collector) Count() (Counts, error) {
 	if c.census != nil {
 		return c.census.count()
 	}
-	return c.countByReading()
+	return countByReading(c.maps)
 }

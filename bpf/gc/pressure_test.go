@@ -36,7 +36,7 @@ func (f *fixture) requireSameCount() contents {
 	counts, err := f.Count()
 	require.NoError(f, err)
 	require.Equal(f, read, counts.Entries)
-	byReading, err := f.countByReading()
+	byReading, err := countByReading(f.maps)
 	require.NoError(f, err)
 	require.Equal(f, read, byReading.Entries)
 	passes, err := f.Run(f.Context(), Filter{})

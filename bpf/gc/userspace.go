@@ -359,34 +359,3 @@ func (s session) hasConnection(flow ctmap.Tuple) (bool, error) {
 	}
 	return e.Lifetime != 0, nil
 }
-
-// countByReading counts the entries of all maps by reading them.
-func (c *Collector) countByReading() (Counts, error) {
-	now, err := Now()
-	if err != nil {
-		return Counts{}, err
-	}
-	counts := Counts{Now: now, Entries: map[string]int{}}
-	for i, m := range c.maps {
-		if m == nil {
-			continue
-		}
-		var p Pass
-		ctx := context.Background()
-		switch i {
-		case indexCT4TCP, indexCT4Any:
-			err = eachEntry(ctx, m, &p, func(ctmap.Key4, ctmap.Entry) error { return nil })
-		case indexCT6TCP, indexCT6Any:
-			err = eachEntry(ctx, m, &p, func(ctmap.Key6, ctmap.Entry) error { return nil })
-		case indexNAT4:
-			err = eachEntry(ctx, m, &p, func(natmap.Key4, natmap.Entry4) error { return nil })
-		case indexNAT6:
-			err = eachEntry(ctx, m, &p, func(natmap.Key6, natmap.Entry6) error { return nil })
-		}
-		if err != nil {
-			return Counts{}, fmt.Errorf("count entries of map %s: %w", names[i], err)
-		}
-		counts.Entries[names[i]] = int(p.Scanned)
-	}
-	return counts, nil
-}

@@ -3,9 +3,7 @@
 package natmap
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"slices"
 
@@ -61,20 +59,7 @@ func Open(dir, name string) (Map, error) {
 
 // OpenAll opens those of the maps that are pinned in a directory.
 func OpenAll(dir string) ([]Map, error) {
-	var maps []Map
-	for _, name := range Names() {
-		m, err := Open(dir, name)
-		switch {
-		case err == nil:
-			maps = append(maps, m)
-		case !errors.Is(err, fs.ErrNotExist):
-			for _, m := range maps {
-				err = errors.Join(err, m.Close())
-			}
-			return nil, err
-		}
-	}
-	return maps, nil
+	return ctmap.OpenPresent(Names(), func(name string) (Map, error) { return Open(dir, name) })
 }
 
 // OpenOrCreate opens a pinned map, or creates it, or replaces one that has other

@@ -204,6 +204,11 @@ func (m *Maps) Close() error {
 // size, and are replaced by ones that have it, with the entries that find room,
 // if not. If one fails the others are created all the same; it may be repeated.
 func (m *Maps) Create(id uint32, sizes Sizes) error {
+	return m.change(id, "create for", func(kind int) error { return m.create(kind, id, sizes.of(kinds[kind].like)) })
+}
+
+// change does something to each map of a cluster, also after it has failed for one.
+func (m *Maps) change(id uint32, what string, do func(kind int) error) error {
 	if err := CheckID(id); err != nil {
 		return err
 	}
@@ -216,8 +221,8 @@ func (m *Maps) Create(id uint32, sizes Sizes) error {
 	defer unlock()
 	var errs []error
 	for i := range kinds {
-		if err := m.create(i, id, sizes.of(kinds[i].like)); err != nil {
-			errs = append(errs, fmt.Errorf("map %s: create for cluster %d: %w", kinds[i].name, id, err))
+		if err := do(i); err != nil {
+			errs = append(errs, fmt.Errorf("map %s: %s cluster %d: %w", kinds[i].name, what, id, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -259,23 +264,7 @@ func (m *Maps) create(i int, id, maxEntries uint32) error {
 // Delete deletes the maps of a cluster, when the programs are done with them. It
 // is no error that there are none.
 func (m *Maps) Delete(id uint32) error {
-	if err := CheckID(id); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	unlock, err := lock(m.dir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	var errs []error
-	for i := range kinds {
-		if err := m.delete(i, id); err != nil {
-			errs = append(errs, fmt.Errorf("map %s: delete of cluster %d: %w", kinds[i].name, id, err))
-		}
-	}
-	return errors.Join(errs...)
+	return m.change(id, "delete of", func(kind int) error { return m.delete(kind, id) })
 }
 
 // Clusters returns the numbers of the clusters that have maps, ascending.
