@@ -47,9 +47,6 @@ type GCAnswer struct {
 	Passes []gc.Pass `json:"passes"`
 }
 
-// DefaultReplyGrace is that of passes that somebody asks for.
-const DefaultReplyGrace = 60 * time.Second
-
 // Limits of a request.
 const (
 	maxAddrs             = 4096 // as in passes of the agent
@@ -64,7 +61,7 @@ type Collector interface {
 
 // filter returns what the request asks for. An error names the field.
 func (r *GCRequest) filter() (f gc.Filter, err error) {
-	f = gc.Filter{Expired: r.Expired, Orphans: r.Orphans, All: r.All, ReplyGrace: DefaultReplyGrace}
+	f = gc.Filter{Expired: r.Expired, Orphans: r.Orphans, All: r.All, ReplyGrace: ctgc.ReplyGrace}
 	if r.ReplyGraceSeconds != nil {
 		if *r.ReplyGraceSeconds > maxReplyGraceSeconds {
 			return gc.Filter{}, fmt.Errorf("replyGraceSeconds: %d are more than %d, a day", *r.ReplyGraceSeconds, maxReplyGraceSeconds)

@@ -63,9 +63,9 @@ const (
 	nearlyFull         = 0.9
 	nearlyFullInterval = minInterval / 2
 
-	// replyGrace is for how long UDP connections stay after they have expired:
+	// ReplyGrace is for how long UDP connections stay after they have expired:
 	// see [gc.Filter]. Above gracelessFill there is no room for that.
-	replyGrace    = time.Minute
+	ReplyGrace    = time.Minute
 	gracelessFill = 0.75
 )
 
@@ -135,7 +135,7 @@ func (o *observation) grace() time.Duration {
 	if max(o.fill(ctmap.CT4Any), o.fill(ctmap.CT6Any)) > gracelessFill {
 		return 0
 	}
-	return replyGrace
+	return ReplyGrace
 }
 
 // decide returns why there should be a pass now, empty if there should be none.

@@ -325,12 +325,12 @@ func TestFilling(t *testing.T) {
 
 // Late replies have no room in a map that is filled.
 func TestGrace(t *testing.T) {
-	for n, want := range map[int]time.Duration{0: replyGrace, 750: replyGrace, 751: 0} {
+	for n, want := range map[int]time.Duration{0: ReplyGrace, 750: ReplyGrace, 751: 0} {
 		for _, name := range []string{ctmap.CT4Any, ctmap.CT6Any} {
 			o := observation{sizes: map[string]uint32{name: 1000}, counts: gc.Counts{Entries: map[string]int{name: n}}}
 			require.Equal(t, want, o.grace(), "%s %d", name, n)
 		}
 	}
 	o := observation{sizes: map[string]uint32{ctmap.CT4TCP: 1}, counts: gc.Counts{Entries: map[string]int{ctmap.CT4TCP: 1}}}
-	require.Equal(t, replyGrace, o.grace(), "they are not TCP")
+	require.Equal(t, ReplyGrace, o.grace(), "they are not TCP")
 }
