@@ -45,6 +45,7 @@ type Config struct {
 	MapSizeExits    uint32
 	MapSizeCovered  uint32
 	MapSizeNodes    uint32
+	MapSizePolicy   uint32
 }
 
 // DefaultConfig has room for 100,000 pods with two addresses each.
@@ -61,6 +62,7 @@ var DefaultConfig = Config{
 	MapSizeExits:    1024,
 	MapSizeCovered:  65536,
 	MapSizeNodes:    16384,
+	MapSizePolicy:   131072,
 }
 
 // Flags implements [cell.Flagger].
@@ -93,6 +95,7 @@ func (c *Config) sizes() []sizeFlag {
 		{"map-size-exits", &c.MapSizeExits, 1},
 		{"map-size-covered", &c.MapSizeCovered, 1},
 		{"map-size-nodes", &c.MapSizeNodes, 1},
+		{"map-size-policy", &c.MapSizePolicy, 1},
 	}
 }
 

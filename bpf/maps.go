@@ -21,6 +21,7 @@ type Maps struct {
 	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
 	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
+	Policy   Map[PolicyKey, PolicyValue]   // verdicts of network policies
 	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
 
 	all     []opener
@@ -49,6 +50,7 @@ func newMaps(cfg Config) *Maps {
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
+	m.Policy = add[PolicyKey, PolicyValue](m, Spec{"sluice_policy", TypeLPM, cfg.MapSizePolicy})
 	m.Config = add[ConfigKey, ConfigValue](m, Spec{"sluice_config", TypeArray, 1})
 	return m
 }

@@ -78,6 +78,9 @@ const (
 	// PodEgressUnknown says that it is not known yet whether an egress policy
 	// chooses the pod: traffic to destinations outside the cluster is dropped.
 	PodEgressUnknown
+	// PodPolicyUnknown says that it is not known yet what network policies say
+	// about the pod: its new flows are dropped.
+	PodPolicyUnknown
 )
 
 // PodValue is the value of sluice_pods.
@@ -320,7 +323,7 @@ func prefixFrom(family uint8, b [16]byte, bits int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(b), bits)
 }
 
-var podFlagNames = []string{"egress-selected", "egress-unknown"}
+var podFlagNames = []string{"egress-selected", "egress-unknown", "policy-unknown"}
 
 // MarshalText implements [encoding.TextMarshaler], for dumps.
 func (f PodFlags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }

@@ -4,6 +4,7 @@ package tables
 
 import (
 	"crypto/sha256"
+	"net/netip"
 	"slices"
 	"strconv"
 
@@ -17,19 +18,32 @@ import (
 // set belong. Where a selector looks at nodes, there is a row per node that
 // has such endpoints; elsewhere Node is empty and the row is for all nodes.
 //
-// A row with Evaluated is of no label set: it says that the selector is taken
-// into account in all others. So one can tell a selector that chooses nobody
-// from one that is yet to be looked at.
+// Peers are also nodes, then LabelSet is zero, and prefixes that are neither of
+// pods nor of nodes, then Node is empty too. Prefix is that prefix, or of pods
+// and nodes the longest one that some selector by addresses names and that their
+// address is in, invalid if there is none: a label set or node has a row for each.
+//
+// Two kinds of rows are of no member. A row with Evaluated says that the selector
+// is taken into account in all others. So one can tell a selector that chooses
+// nobody from one that is yet to be looked at. A row with OfClass, of a role of
+// network policies, says what a class stands for; it stays while the kernel has
+// addresses in the class. All rows of one commit agree.
 type ClassMember struct {
-	Role      bpf.Role   `json:"role"`
-	LabelSet  LabelSetID `json:"labelSet"`
-	Node      string     `json:"node,omitempty"`
-	Evaluated SelectorID `json:"evaluated,omitzero"`
+	Role      bpf.Role     `json:"role"`
+	LabelSet  LabelSetID   `json:"labelSet"`
+	Node      string       `json:"node,omitempty"`
+	Prefix    netip.Prefix `json:"prefix,omitzero"`
+	Evaluated SelectorID   `json:"evaluated,omitzero"`
+	OfClass   bool         `json:"ofClass,omitempty"`
 
 	// Selectors is the signature: the selectors that choose the endpoints, in
 	// order. Digest is its digest, zero for none.
 	Selectors []SelectorID `json:"selectors,omitempty"`
 	Digest    bpf.Digest   `json:"digest"`
+
+	// Ports are the numbers of the port names that some policy looks at on this
+	// side, in order. They are part of the signature.
+	Ports []NamedPort `json:"ports,omitempty"`
 
 	// Class is the number of the class; 0 is the class of those that no
 	// selector chooses.
@@ -38,6 +52,10 @@ type ClassMember struct {
 	// Former are classes that it has left, as far as the kernel had addresses
 	// of it there when it last changed: see [Placement.Leaving].
 	Former []uint32 `json:"former,omitempty"`
+
+	// Leaving is of a row of a class: the selectors by which those differ from it
+	// of whom the kernel still has addresses in it. None: nobody is leaving.
+	Leaving []SelectorID `json:"leaving,omitempty"`
 }
 
 // SignatureDigest returns the digest of a sorted signature.
@@ -55,7 +73,8 @@ func SignatureDigest(selectors []SelectorID) bpf.Digest {
 
 // Equal reports whether two members say the same.
 func (m *ClassMember) Equal(o *ClassMember) bool {
-	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Former, o.Former)
+	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Ports, o.Ports) &&
+		slices.Equal(m.Former, o.Former) && slices.Equal(m.Leaving, o.Leaving)
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -78,18 +97,34 @@ func (m *ClassMember) TableRow() []string {
 type MemberKey struct {
 	Role      bpf.Role
 	Evaluated SelectorID
+	OfClass   uint32 // the row of a class, 0 for others
 	LabelSet  LabelSetID
 	Node      string
+	Prefix    netip.Prefix
 }
 
 func (k MemberKey) key() index.Key {
 	b := append(index.Uint32(uint32(k.Role)), selectorIDKey(k.Evaluated)...)
+	b = append(b, index.Uint32(k.OfClass)...)
 	b = append(b, k.LabelSet[:]...)
-	return append(b, k.Node...)
+	b = append(append(b, k.Node...), 0)
+	if k.Prefix.IsValid() {
+		b = append(b, index.NetIPPrefix(k.Prefix)...)
+	}
+	return b
 }
 
 // Key returns the identity of the member.
-func (m *ClassMember) Key() MemberKey { return MemberKey{m.Role, m.Evaluated, m.LabelSet, m.Node} }
+func (m *ClassMember) Key() MemberKey {
+	key := MemberKey{Role: m.Role, Evaluated: m.Evaluated, LabelSet: m.LabelSet, Node: m.Node, Prefix: m.Prefix}
+	if m.OfClass {
+		key.OfClass = m.Class
+	}
+	return key
+}
+
+// member reports whether the row is of a member, not about a selector or a class.
+func (m *ClassMember) member() bool { return m.Evaluated == 0 && !m.OfClass }
 
 // RoleDigest is a digest under a role.
 type RoleDigest struct {
@@ -106,7 +141,7 @@ var (
 		FromKey:    MemberKey.key,
 		FromString: func(s string) (index.Key, error) {
 			id, err := digestFromString(s)
-			return append(MemberKey{Role: bpf.RoleEgress}.key()[:12], id...), err
+			return append(MemberKey{Role: bpf.RoleEgress}.key()[:16], id...), err
 		},
 		Unique: true,
 	}
@@ -114,6 +149,9 @@ var (
 	classMemberClassIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
 		Name: "class",
 		FromObject: func(m *ClassMember) index.KeySet {
+			if m.OfClass {
+				return index.NewKeySet()
+			}
 			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
 		},
 		FromKey:    classKey,
@@ -123,7 +161,7 @@ var (
 	classMemberDigestIndex = statedb.Index[*ClassMember, RoleDigest]{
 		Name: "digest",
 		FromObject: func(m *ClassMember) index.KeySet {
-			if m.Evaluated != 0 {
+			if !m.member() {
 				return index.NewKeySet()
 			}
 			return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key())
@@ -155,6 +193,58 @@ var (
 		FromString: index.FromString,
 	}
 
+	// Only rows of classes: members are many.
+	classMemberSelectorIndex = statedb.Index[*ClassMember, SelectorID]{
+		Name: "selector",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.OfClass {
+				return index.NewKeySet()
+			}
+			keys := make([]index.Key, len(m.Selectors))
+			for i, id := range m.Selectors {
+				keys[i] = selectorIDKey(id)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    selectorIDKey,
+		FromString: selectorIDFromString,
+	}
+
+	classMemberOfClassIndex = statedb.Index[*ClassMember, bpf.Role]{
+		Name: "of-class",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.OfClass {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(uint32(m.Role)))
+		},
+		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
+		FromString: index.Uint32String,
+	}
+
+	classMemberLeavingIndex = statedb.Index[*ClassMember, bpf.Role]{
+		Name: "leaving",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if len(m.Leaving) == 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(uint32(m.Role)))
+		},
+		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
+		FromString: index.Uint32String,
+	}
+
+	// ClassRowsBySelector queries the rows of classes with a selector in their
+	// signature.
+	ClassRowsBySelector = classMemberSelectorIndex.Query
+
+	// ClassRowsOfRole queries the rows of all classes of a role of network policies.
+	ClassRowsOfRole = classMemberOfClassIndex.Query
+
+	// ClassRowsLeaving queries the rows of the classes of a role that somebody is
+	// leaving.
+	ClassRowsLeaving = classMemberLeavingIndex.Query
+
 	// ClassMemberByKey queries one member.
 	ClassMemberByKey = classMemberKeyIndex.Query
 
@@ -178,15 +268,22 @@ func SelectorIsEvaluated(txn statedb.ReadTxn, members statedb.Table[*ClassMember
 	return found
 }
 
+// ClassRow returns the row of what a class of a role of network policies stands
+// for, nil if there is no such class.
+func ClassRow(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.ClassKey) *ClassMember {
+	m, _, _ := members.Get(txn, ClassMemberByKey(MemberKey{Role: key.Role, OfClass: key.Number}))
+	return m
+}
+
 // ClassMembersOfLabelSet queries, with Prefix, the members with a label set.
 func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMember] {
-	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, LabelSet: id}.key())
+	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, LabelSet: id}.key()[:32])
 }
 
 // NewClassMemberTable creates the table of the members of classes.
 func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
 	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
-		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex)
+		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex, classMemberLeavingIndex)
 }
 
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.

@@ -82,6 +82,9 @@ type (
 	GatewayEntry = MapEntry[bpf.GatewayKey, bpf.GatewayValue]
 )
 
+// PolicyMapEntry is an entry of the mirror of sluice_policy.
+type PolicyMapEntry = MapEntry[bpf.PolicyKey, bpf.PolicyValue]
+
 // The mirrors of the maps of forwarding.
 type (
 	ExitEntry    = MapEntry[bpf.ExitKey, bpf.ExitValue]
@@ -151,6 +154,48 @@ var (
 		FromString: index.Uint32String,
 	}
 
+	// As the desired entries: by subject, direction and peer.
+	policyMapEntryPairIndex = statedb.Index[*PolicyMapEntry, PolicyPair]{
+		Name: "pair",
+		FromObject: func(e *PolicyMapEntry) index.KeySet {
+			return index.NewKeySet(PolicyPair{e.Key.Subject, e.Key.Direction, e.Key.Peer}.key())
+		},
+		FromKey:    PolicyPair.key,
+		FromString: index.Uint32String,
+	}
+	policyMapEntryPeerIndex = statedb.Index[*PolicyMapEntry, uint32]{
+		Name:       "peer",
+		FromObject: func(e *PolicyMapEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Peer)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	ipcacheEntryPeerIndex = statedb.Index[*IPCacheEntry, uint32]{
+		Name:       "peer-class",
+		FromObject: func(e *IPCacheEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.PeerClass)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+	podEntrySubjectIndex = statedb.Index[*PodEntry, uint32]{
+		Name:       "subject-class",
+		FromObject: func(e *PodEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.SubjectClass)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	// PolicyMapEntriesOfPair queries the verdicts that the kernel has for a pair of classes.
+	PolicyMapEntriesOfPair = policyMapEntryPairIndex.Query
+
+	// PolicyMapEntriesByPeer queries the verdicts that the kernel has about a peer class.
+	PolicyMapEntriesByPeer = policyMapEntryPeerIndex.Query
+
+	// IPCacheEntriesByPeerClass queries the addresses that the kernel has in a peer class.
+	IPCacheEntriesByPeerClass = ipcacheEntryPeerIndex.Query
+
+	// PodEntriesBySubjectClass queries the pods' addresses that the kernel has in
+	// a subject class.
+	PodEntriesBySubjectClass = podEntrySubjectIndex.Query
+
 	// PodEntriesByIfIndex queries the pods' addresses to which the kernel knows
 	// a device to lead, by its interface index.
 	PodEntriesByIfIndex = podEntryIfIndexIndex.Query
@@ -195,12 +240,12 @@ func NewClassEntryTable(db *statedb.DB) (statedb.RWTable[*ClassEntry], error) {
 
 // NewPodEntryTable creates the mirror of sluice_pods.
 func NewPodEntryTable(db *statedb.DB) (statedb.RWTable[*PodEntry], error) {
-	return statedb.NewTable(db, "map-pods", mapEntryKeyIndex[bpf.PodKey, bpf.PodValue](), podEntryIfIndexIndex)
+	return statedb.NewTable(db, "map-pods", mapEntryKeyIndex[bpf.PodKey, bpf.PodValue](), podEntryIfIndexIndex, podEntrySubjectIndex)
 }
 
 // NewIPCacheEntryTable creates the mirror of sluice_ipcache.
 func NewIPCacheEntryTable(db *statedb.DB) (statedb.RWTable[*IPCacheEntry], error) {
-	return statedb.NewTable(db, "map-ipcache", mapEntryKeyIndex[bpf.IPCacheKey, bpf.IPCacheValue]())
+	return statedb.NewTable(db, "map-ipcache", mapEntryKeyIndex[bpf.IPCacheKey, bpf.IPCacheValue](), ipcacheEntryPeerIndex)
 }
 
 // NewSourceEntryTable creates the mirror of sluice_sources.
@@ -238,4 +283,15 @@ func NewNodeEntryTable(db *statedb.DB) (statedb.RWTable[*NodeEntry], error) {
 // NewConfigEntryTable creates the mirror of sluice_config.
 func NewConfigEntryTable(db *statedb.DB) (statedb.RWTable[*ConfigEntry], error) {
 	return statedb.NewTable(db, "map-config", mapEntryKeyIndex[bpf.ConfigKey, bpf.ConfigValue]())
+}
+
+// PolicyMapEntriesOfSubject queries, with Prefix, the verdicts that the kernel
+// has for a subject class.
+func PolicyMapEntriesOfSubject(class uint32) statedb.Query[*PolicyMapEntry] {
+	return policyMapEntryPairIndex.QueryFromKey(index.Uint32(class))
+}
+
+// NewPolicyMapEntryTable creates the mirror of sluice_policy.
+func NewPolicyMapEntryTable(db *statedb.DB) (statedb.RWTable[*PolicyMapEntry], error) {
+	return statedb.NewTable(db, "map-policy", mapEntryKeyIndex[bpf.PolicyKey, bpf.PolicyValue](), policyMapEntryPairIndex, policyMapEntryPeerIndex)
 }

@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -54,6 +55,27 @@ func (id PolicyID) String() string { return string(id.Kind) + "/" + id.Name.Stri
 
 // Key is the index key of the identity.
 func (id PolicyID) Key() index.Key { return index.String(id.String()) }
+
+// MarshalText implements [encoding.TextMarshaler].
+func (id PolicyID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (id *PolicyID) UnmarshalText(text []byte) (err error) {
+	*id, err = ParsePolicyID(string(text))
+	return err
+}
+
+// ParsePolicyID parses the form kind/namespace/name, or kind/name.
+func ParsePolicyID(text string) (PolicyID, error) {
+	parts := strings.Split(text, "/")
+	switch len(parts) {
+	case 2:
+		return PolicyID{PolicyKind(parts[0]), Name{Name: parts[1]}}, nil
+	case 3:
+		return PolicyID{PolicyKind(parts[0]), Name{Namespace: parts[1], Name: parts[2]}}, nil
+	}
+	return PolicyID{}, fmt.Errorf("parse policy %q: want kind/namespace/name", text)
+}
 
 // ID returns the key of the policy.
 func (p *NetworkPolicy) ID() PolicyID { return PolicyID{p.Kind, p.Name} }

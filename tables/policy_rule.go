@@ -147,6 +147,23 @@ var protocolNames = map[uint8]string{
 	1: "icmp", 2: "igmp", 4: "ipip", 6: "tcp", 17: "udp", 41: "ipv6", 47: "gre", 50: "esp", 51: "ah", 58: "icmpv6", 112: "vrrp", 132: "sctp",
 }
 
+// Anyone reports whether the peer is everybody: no selector is needed for it.
+func (p PolicyPeer) Anyone() bool { return p.Kind == PeerEntity && p.Entity == EntityAll }
+
+// Nobody reports whether the peer is nobody whom the agent knows: neither are
+// there health endpoints, nor an ingress of its own, nor pods that are not
+// managed or only beginning.
+func (p PolicyPeer) Nobody() bool {
+	if p.Kind != PeerEntity {
+		return false
+	}
+	switch p.Entity {
+	case EntityNone, EntityInit, EntityHealth, EntityUnmanaged, EntityIngress:
+		return true
+	}
+	return false
+}
+
 // String is the canonical text of the peer.
 func (p PolicyPeer) String() string {
 	switch p.Kind {

@@ -28,6 +28,20 @@ func NewSelectorID(role bpf.Role, text string) SelectorID {
 	return SelectorID(binary.BigEndian.Uint64(sum[:]))
 }
 
+// SubjectSelectorID returns the identity of the selector of a rule's subject.
+func SubjectSelectorID(subject EgressSelector) SelectorID {
+	return NewSelectorID(bpf.RoleSubject, subject.String())
+}
+
+// PeerSelectorID returns the identity of the selector that a peer stands for.
+func PeerSelectorID(peer PolicyPeer) SelectorID { return NewSelectorID(bpf.RolePeer, peer.String()) }
+
+// PortSelectorID returns the identity of the selector of those that have a port
+// of a name: see [NamedPortRole].
+func PortSelectorID(role bpf.Role, name string, protocol uint8) SelectorID {
+	return NewSelectorID(role, "port "+PolicyPort{Protocol: protocol, Name: name}.String())
+}
+
 func (id SelectorID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
 
 // MarshalText implements [encoding.TextMarshaler]: JavaScript cannot hold 64 bits in a number.

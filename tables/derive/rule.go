@@ -47,6 +47,8 @@ type Rule[Key comparable, Out any] struct {
 // Input is a table that a rule is computed from: see [From].
 type Input[Key comparable] interface {
 	meta() statedb.TableMeta
+	// awaited reports whether the first round waits for the table.
+	awaited() bool
 	// observe starts to track the changes of the table.
 	observe(db *statedb.DB) error
 	// changes calls affect with the keys that the changes since the last call
@@ -68,9 +70,25 @@ func FromIf[In any, Key comparable](table statedb.Table[In], differs func(old, n
 	return &input[In, Key]{table: table, affects: affects, differs: differs}
 }
 
+// FromChange is [From] for a table of which it matters what a row was before and
+// what it is now: the function is called once for each changed row, with the zero
+// value where there is none.
+func FromChange[In any, Key comparable](table statedb.Table[In], affects func(txn statedb.ReadTxn, old, new In, affect func(Key))) Input[Key] {
+	return &input[In, Key]{table: table, changed: affects}
+}
+
+// Feedback is an input that itself follows from the output: it is not waited for
+// before the first round, as that would be a circle.
+func Feedback[Key comparable](in Input[Key]) Input[Key] { return feedback[Key]{in} }
+
+type feedback[Key comparable] struct{ Input[Key] }
+
+func (feedback[Key]) awaited() bool { return false }
+
 type input[In any, Key comparable] struct {
 	table   statedb.Table[In]
 	affects func(statedb.ReadTxn, In, func(Key))
+	changed func(txn statedb.ReadTxn, old, new In, affect func(Key)) // in the place of affects
 	differs func(old, new In) bool
 
 	primary  statedb.Indexer[In]
@@ -82,6 +100,7 @@ type input[In any, Key comparable] struct {
 }
 
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
+func (i *input[In, Key]) awaited() bool           { return true }
 
 func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 	wtxn := db.WriteTxn(i.table)
@@ -104,6 +123,14 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 			i.seen[key] = change.Object
 		}
 		if hadOld && !change.Deleted && i.differs != nil && !i.differs(old, change.Object) {
+			continue
+		}
+		if i.changed != nil {
+			var row In
+			if !change.Deleted {
+				row = change.Object
+			}
+			i.changed(txn, old, row, affect)
 			continue
 		}
 		if hadOld {

@@ -75,7 +75,8 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 	}
 }
 
-// awaitInputs returns when all inputs are initialized, false if that was not to be.
+// awaitInputs returns when all inputs are initialized but those that follow from
+// the output, false if that was not to be.
 //
 // That the channels are closed is seen before the first snapshot is taken:
 // [statedb.Table.Initialized] may be true of a snapshot whose changes Next does
@@ -83,7 +84,9 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) bool {
 	tables := append([]statedb.TableMeta{}, r.After...)
 	for _, in := range r.Inputs {
-		tables = append(tables, in.meta())
+		if in.awaited() {
+			tables = append(tables, in.meta())
+		}
 	}
 	txn := r.db.ReadTxn()
 	for _, t := range tables {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// RuleCookie says for which rules a cookie of entries, events and counters
+// stands.
+type RuleCookie struct {
+	Cookie uint32   `json:"cookie"`
+	Rules  []RuleID `json:"rules"`
+	Fields []string `json:"fields"` // of the objects, one for each of Rules
+}
+
+// CookieOf returns the cookie of the rules that decide together, in order; 0 for
+// none. It is a digest, so that it is the same everywhere and after a restart,
+// and is worth as much as 32 bits are: two sets of rules that share one are
+// counted together, and both are named by the row.
+func CookieOf(rules []RuleID) uint32 {
+	if len(rules) == 0 {
+		return 0
+	}
+	h := sha256.New()
+	for _, id := range rules {
+		h.Write(id.Key())
+	}
+	return max(1, binary.BigEndian.Uint32(h.Sum(nil)))
+}
+
+// Equal reports whether two rows say the same.
+func (c *RuleCookie) Equal(o *RuleCookie) bool {
+	return c.Cookie == o.Cookie && slices.Equal(c.Rules, o.Rules) && slices.Equal(c.Fields, o.Fields)
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*RuleCookie) TableHeader() []string { return []string{"Cookie", "Rules"} }
+
+// TableRow implements [statedb.TableWritable].
+func (c *RuleCookie) TableRow() []string {
+	rules := make([]string, len(c.Rules))
+	for i, id := range c.Rules {
+		rules[i] = id.Policy.String() + " " + c.Fields[i]
+	}
+	return []string{strconv.FormatUint(uint64(c.Cookie), 10), listColumn(rules, ", ")}
+}
+
+var (
+	ruleCookieIndex = statedb.Index[*RuleCookie, uint32]{
+		Name:       "cookie",
+		FromObject: func(c *RuleCookie) index.KeySet { return index.NewKeySet(index.Uint32(c.Cookie)) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+		Unique:     true,
+	}
+
+	// RuleCookieByNumber queries what a cookie stands for.
+	RuleCookieByNumber = ruleCookieIndex.Query
+)
+
+// NewRuleCookieTable creates the table of cookies.
+func NewRuleCookieTable(db *statedb.DB) (statedb.RWTable[*RuleCookie], error) {
+	return statedb.NewTable(db, "rule-cookies", ruleCookieIndex)
+}
