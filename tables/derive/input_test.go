@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package derive
+
+import (
+	"context"
+	"iter"
+	"log/slog"
+	"testing"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+)
+
+// A change is told once, with what the row was and what it is, however many
+// changes of it there were since the last round.
+func TestFromChange(t *testing.T) {
+	type pair struct{ old, new *member }
+	var told []pair
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		rule.Inputs[0] = FromChange(f.members, func(_ statedb.ReadTxn, old, new *member, affect func(string)) {
+			told = append(told, pair{old, new})
+			for _, m := range []*member{old, new} {
+				if m != nil {
+					affect(m.Group)
+				}
+			}
+		})
+	})
+	first, second, third := &member{1, "a", 1}, &member{1, "b", 1}, &member{1, "c", 1}
+	f.insert(first)
+	f.settle()
+	f.insert(second)
+	f.insert(third)
+	require.Equal(t, 2, f.settle().Keys, "the group that it was in at the last round, and the one that it is in")
+	f.write(func(wtxn statedb.WriteTxn) { f.members.Delete(wtxn, third) })
+	f.settle()
+	require.Equal(t, []pair{{nil, first}, {first, third}, {third, nil}}, told)
+	require.Empty(t, f.got())
+}
+
+// Two rules that follow from one another both start, if one says so.
+func TestFeedback(t *testing.T) {
+	var f *fixture
+	var back statedb.RWTable[*limit]
+	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Module("test", "Test",
+		cell.Provide(job.Registry.NewGroup, NewMetrics),
+		cell.Invoke(func(p Params) error {
+			f = &fixture{db: p.DB}
+			f.members = statedb.MustNewTable(p.DB, "members", memberID, memberGroup)
+			f.limits = statedb.MustNewTable(p.DB, "limits", limitGroup)
+			f.shown = statedb.MustNewTable(p.DB, "shown", shownKey, shownGroup)
+			back = f.limits
+			rule := f.rule()
+			rule.Inputs[1] = Feedback(rule.Inputs[1])
+			if _, err := Register(p, rule); err != nil {
+				return err
+			}
+			_, err := Register(p, Rule[string, *limit]{
+				Output: back,
+				Inputs: []Input[string]{From(f.shown, func(_ statedb.ReadTxn, s *shown, affect func(string)) { affect(s.Group) })},
+				Existing: func(txn statedb.ReadTxn, group string) iter.Seq2[*limit, statedb.Revision] {
+					return back.List(txn, limitGroup.Query(group))
+				},
+				Rows: func(txn statedb.ReadTxn, group string) []*limit {
+					if _, _, found := f.shown.Get(txn, shownGroup.Query(group)); !found {
+						return nil
+					}
+					return []*limit{{Group: group, Most: 5}}
+				},
+				Equal: func(a, b *limit) bool { return *a == *b },
+			})
+			return err
+		})))
+	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
+	require.NoError(t, h.Start(log, t.Context()))
+	defer func() { require.NoError(t, h.Stop(log, context.Background())) }()
+
+	_, watch := back.Initialized(f.db.ReadTxn())
+	<-watch
+	f.write(func(wtxn statedb.WriteTxn) {
+		f.members.Insert(wtxn, &member{1, "a", 1})
+		f.members.Insert(wtxn, &member{2, "a", 9})
+	})
+	await := func(want int) {
+		for {
+			txn := f.db.ReadTxn()
+			_, changed := f.shown.AllWatch(txn)
+			_, limited := back.AllWatch(txn)
+			if f.shown.NumObjects(txn) == want && back.NumObjects(txn) == 1 {
+				return
+			}
+			select {
+			case <-changed:
+			case <-limited:
+			case <-t.Context().Done():
+				t.Fatal("the rules do not follow one another")
+			}
+		}
+	}
+	await(1) // the limit that follows from the group leaves out the heavy one
+}
