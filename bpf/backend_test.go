@@ -261,7 +261,7 @@ func TestMapsInKernel(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, swept)
 	require.Equal(t, []string{"sluice_pods", "sluice_ipcache", "sluice_sources", "sluice_egress", "sluice_gateways", "sluice_classes",
-		"sluice_exits", "sluice_covered", "sluice_nodes", "sluice_config"}, maps.Names())
+		"sluice_exits", "sluice_covered", "sluice_nodes", "sluice_policy", "sluice_config"}, maps.Names())
 	_, err = maps.Gateways.Update([]GatewayKey{{1, 2}}, []GatewayValue{{IfIndex: 3}})
 	require.NoError(t, err)
 	lines, err := maps.Dump("sluice_gateways")

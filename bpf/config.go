@@ -22,9 +22,11 @@ const (
 	ConfigBackstop
 	// ConfigFlowEvents has new flows reported as events.
 	ConfigFlowEvents
+	// ConfigAllowLocalhost has this host reach its pods whatever network policies say.
+	ConfigAllowLocalhost
 )
 
-var configFlagNames = []string{"strict-source", "backstop", "flow-events"}
+var configFlagNames = []string{"strict-source", "backstop", "flow-events", "allow-localhost"}
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }
 

@@ -22,7 +22,7 @@ const (
 	ReasonDrops               Reason = 16
 	ReasonMalformed           Reason = 16 // truncated, or its lengths contradict each other
 	ReasonUnknownSource       Reason = 17 // sent by a pod from an address that is not its own
-	ReasonPodNotReady         Reason = 18 // held: what egress policies want of the pod is not in the kernel yet
+	ReasonPodNotReady         Reason = 18 // held: what policies want of the pod is not in the kernel yet
 	ReasonNoGateway           Reason = 19
 	ReasonNoEgressIP          Reason = 20
 	ReasonNoSNATPort          Reason = 21 // all ports of the egress address towards the destination are taken
@@ -30,7 +30,7 @@ const (
 	ReasonNoRule              Reason = 23 // came over the overlay, and nothing here is to be done with it
 	ReasonPredatesPolicy      Reason = 24 // of a connection that had no egress address when a policy chose its pod
 	ReasonUnsupportedProtocol Reason = 25 // under an egress rule, but cannot be translated
-	ReasonUnknownFragment     Reason = 26 // under an egress rule, but its first fragment was not seen
+	ReasonUnknownFragment     Reason = 26 // under a policy, but its first fragment was not seen
 	ReasonTooBig              Reason = 27 // answered with the MTU
 	ReasonTTLExceeded         Reason = 28
 	ReasonNotChecked          Reason = 29 // backstop: the pod's device has no program yet
@@ -38,6 +38,8 @@ const (
 	ReasonNATFailed           Reason = 31 // the translation could not be recorded
 	ReasonWriteFailed         Reason = 32 // the packet could not be changed
 	ReasonNotConfigured       Reason = 33 // sluice_config is empty
+	ReasonPolicyDenied        Reason = 35 // no network policy allows it
+	ReasonPolicyRule          Reason = 36 // a rule of a network policy denies it
 
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 40
@@ -69,6 +71,8 @@ var reasonNames = map[Reason]string{
 	ReasonNATFailed:           "translation not recorded",
 	ReasonWriteFailed:         "packet not writable",
 	ReasonNotConfigured:       "datapath not configured",
+	ReasonPolicyDenied:        "policy denied",
+	ReasonPolicyRule:          "policy denied by rule",
 }
 
 // Drop reports whether the packet was dropped.
@@ -167,9 +171,9 @@ type Event struct {
 	DestPort    [2]byte
 	Length      uint32 // bytes, with the Ethernet header
 	IfIndex     uint32
-	EgressClass uint32 // 0 if none was looked up
-	Group       uint32 // gateway group, 0 if none was looked up
-	Cookie      uint32
+	EgressClass uint32  // 0 if none was looked up
+	Group       uint32  // gateway group, 0 if none was looked up
+	Cookie      uint32  // of the rules of network policies that decided, 0 for none
 	Gateway     Address // of a flow: the gateway that it is pinned to
 	Egress      Address // of a flow on its gateway: the address that it leaves with
 	EgressPort  [2]byte

@@ -48,6 +48,16 @@ var (
 		FromString: index.NetIPAddrString,
 	}
 
+	backendSliceServiceIndex = statedb.Index[*BackendSlice, Name]{
+		Name:       "service",
+		FromObject: func(b *BackendSlice) index.KeySet { return index.NewKeySet(b.Service.Key()) },
+		FromKey:    Name.Key,
+		FromString: index.FromString,
+	}
+
+	// BackendSlicesByService queries the slices of a service.
+	BackendSlicesByService = backendSliceServiceIndex.Query
+
 	// BackendSliceByName queries a slice by its namespaced name.
 	BackendSliceByName = backendSliceNameIndex.Query
 
@@ -57,5 +67,5 @@ var (
 
 // NewBackendSliceTable creates the table of backend slices.
 func NewBackendSliceTable(db *statedb.DB) (statedb.RWTable[*BackendSlice], error) {
-	return statedb.NewTable(db, "backend-slices", backendSliceNameIndex, backendSliceAddrIndex)
+	return statedb.NewTable(db, "backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex)
 }

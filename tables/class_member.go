@@ -36,6 +36,9 @@ type ClassMember struct {
 	Evaluated SelectorID   `json:"evaluated,omitzero"`
 	OfClass   bool         `json:"ofClass,omitempty"`
 
+	// Version is that of the selector that is evaluated.
+	Version uint64 `json:"-" yaml:"-"`
+
 	// Selectors is the signature: the selectors that choose the endpoints, in
 	// order. Digest is its digest, zero for none.
 	Selectors []SelectorID `json:"selectors,omitempty"`
@@ -54,18 +57,37 @@ type ClassMember struct {
 	Former []uint32 `json:"former,omitempty"`
 
 	// Leaving is of a row of a class: the selectors by which those differ from it
-	// of whom the kernel still has addresses in it. None: nobody is leaving.
+	// of whom the kernel still has addresses in it, or is yet to be told so. None:
+	// nobody is leaving to whom the class does not apply. Leavers are these
+	// addresses and prefixes, in order, and where they belong.
 	Leaving []SelectorID `json:"leaving,omitempty"`
+	Leavers []Leaver     `json:"leavers,omitempty"`
 }
 
+// Leaver is an address or prefix that is still in a class while it belongs to
+// another one.
+type Leaver struct {
+	Prefix netip.Prefix `json:"prefix"`
+	To     uint32       `json:"to"`
+}
+
+// MeaningUnknown reports whether the row is of a class that the kernel has
+// addresses in, from before a restart, of which nobody can tell any more for what
+// selectors it stands. Its verdicts stay as the kernel has them until all have left.
+func (m *ClassMember) MeaningUnknown() bool { return m.OfClass && len(m.Selectors) == 0 }
+
 // SignatureDigest returns the digest of a sorted signature.
-func SignatureDigest(selectors []SelectorID) bpf.Digest {
-	if len(selectors) == 0 {
+func SignatureDigest(selectors []SelectorID, ports []NamedPort) bpf.Digest {
+	if len(selectors) == 0 && len(ports) == 0 {
 		return bpf.Digest{}
 	}
 	var b []byte
 	for _, id := range selectors {
 		b = append(b, selectorIDKey(id)...)
+	}
+	for _, p := range ports {
+		b = append(append(b, 0), p.Name...)
+		b = append(b, 0, p.Protocol, byte(p.Port>>8), byte(p.Port))
 	}
 	sum := sha256.Sum256(b)
 	return bpf.Digest(sum[:16])
@@ -74,22 +96,30 @@ func SignatureDigest(selectors []SelectorID) bpf.Digest {
 // Equal reports whether two members say the same.
 func (m *ClassMember) Equal(o *ClassMember) bool {
 	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Ports, o.Ports) &&
-		slices.Equal(m.Former, o.Former) && slices.Equal(m.Leaving, o.Leaving)
+		slices.Equal(m.Former, o.Former) && slices.Equal(m.Leaving, o.Leaving) &&
+		slices.Equal(m.Leavers, o.Leavers) && m.Digest == o.Digest && m.Version == o.Version
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*ClassMember) TableHeader() []string {
-	return []string{"Role", "LabelSet", "Node", "Class", "Selectors", "Evaluated"}
+	return []string{"Role", "LabelSet", "Node", "Prefix", "Class", "Selectors", "Ports", "Evaluated", "Leaving"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (m *ClassMember) TableRow() []string {
 	if m.Evaluated != 0 {
-		return []string{m.Role.String(), "-", "-", "-", "-", m.Evaluated.String()}
+		return []string{m.Role.String(), "-", "-", "-", "-", "-", "-", m.Evaluated.String(), "-"}
+	}
+	set, prefix := "-", "-"
+	if m.LabelSet != (LabelSetID{}) || m.Role == bpf.RoleEgress {
+		set = m.LabelSet.String()[:8]
+	}
+	if m.Prefix.IsValid() {
+		prefix = m.Prefix.String()
 	}
 	return []string{
-		m.Role.String(), m.LabelSet.String()[:8], orDash(m.Node), strconv.FormatUint(uint64(m.Class), 10),
-		listColumn(stringsOf(m.Selectors), ","), "-",
+		m.Role.String(), set, orDash(m.Node), prefix, strconv.FormatUint(uint64(m.Class), 10),
+		listColumn(stringsOf(m.Selectors), ","), listColumn(stringsOf(m.Ports), ","), "-", listColumn(stringsOf(m.Leaving), ","),
 	}
 }
 
@@ -133,6 +163,16 @@ type RoleDigest struct {
 }
 
 func (d RoleDigest) key() index.Key { return append(index.Uint32(uint32(d.Role)), d.Digest[:]...) }
+
+// RolePrefix is a prefix under a role.
+type RolePrefix struct {
+	Role   bpf.Role
+	Prefix netip.Prefix
+}
+
+func (p RolePrefix) key() index.Key {
+	return append(index.Uint32(uint32(p.Role)), index.NetIPPrefix(p.Prefix)...)
+}
 
 var (
 	classMemberKeyIndex = statedb.Index[*ClassMember, MemberKey]{
@@ -193,6 +233,21 @@ var (
 		FromString: index.FromString,
 	}
 
+	classMemberPrefixIndex = statedb.Index[*ClassMember, RolePrefix]{
+		Name: "prefix",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.Prefix.IsValid() {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(RolePrefix{m.Role, m.Prefix}.key())
+		},
+		FromKey: RolePrefix.key,
+		FromString: func(s string) (index.Key, error) {
+			prefix, err := index.NetIPPrefixString(s)
+			return append(index.Uint32(uint32(bpf.RolePeer)), prefix...), err
+		},
+	}
+
 	// Only rows of classes: members are many.
 	classMemberSelectorIndex = statedb.Index[*ClassMember, SelectorID]{
 		Name: "selector",
@@ -225,7 +280,7 @@ var (
 	classMemberLeavingIndex = statedb.Index[*ClassMember, bpf.Role]{
 		Name: "leaving",
 		FromObject: func(m *ClassMember) index.KeySet {
-			if len(m.Leaving) == 0 {
+			if len(m.Leavers) == 0 {
 				return index.NewKeySet()
 			}
 			return index.NewKeySet(index.Uint32(uint32(m.Role)))
@@ -242,8 +297,11 @@ var (
 	ClassRowsOfRole = classMemberOfClassIndex.Query
 
 	// ClassRowsLeaving queries the rows of the classes of a role that somebody is
-	// leaving.
+	// leaving, also such to whom they apply alike, by whom Leaving is not longer.
 	ClassRowsLeaving = classMemberLeavingIndex.Query
+
+	// ClassMembersByPrefix queries the members of a role at a prefix.
+	ClassMembersByPrefix = classMemberPrefixIndex.Query
 
 	// ClassMemberByKey queries one member.
 	ClassMemberByKey = classMemberKeyIndex.Query
@@ -268,6 +326,15 @@ func SelectorIsEvaluated(txn statedb.ReadTxn, members statedb.Table[*ClassMember
 	return found
 }
 
+// SelectorIsCurrent reports whether a selector, as it is in the same snapshot, is
+// taken into account in the members of classes. What [SelectorIsEvaluated] tells
+// may be of one that policies have ceased to name, and named again just now.
+func SelectorIsCurrent(txn statedb.ReadTxn, selectors statedb.Table[*Selector], members statedb.Table[*ClassMember], role bpf.Role, id SelectorID) bool {
+	m, _, evaluated := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, Evaluated: id}))
+	s, _, found := selectors.Get(txn, SelectorByID(id))
+	return evaluated && found && m.Version == s.Version
+}
+
 // ClassRow returns the row of what a class of a role of network policies stands
 // for, nil if there is no such class.
 func ClassRow(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.ClassKey) *ClassMember {
@@ -280,10 +347,16 @@ func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMe
 	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, LabelSet: id}.key()[:32])
 }
 
+// ClassMembersOfNode queries, with Prefix, the members that a node itself is.
+func ClassMembersOfNode(role bpf.Role, node string) statedb.Query[*ClassMember] {
+	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, Node: node}.key())
+}
+
 // NewClassMemberTable creates the table of the members of classes.
 func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
 	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
-		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex, classMemberLeavingIndex)
+		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex,
+		classMemberLeavingIndex, classMemberPrefixIndex)
 }
 
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.

@@ -18,7 +18,7 @@ type Drop struct {
 	Direction string    `json:"direction"`     // egress or ingress, as seen from the pod
 	Reason    string    `json:"reason"`
 	Count     uint64    `json:"count"`
-	Policy    string    `json:"policy,omitempty"` // under which the last packet was
+	Policy    string    `json:"policy,omitempty"` // under which the last packet was, or the rule that decided
 	Packet    string    `json:"packet"`           // the last one
 	Last      time.Time `json:"last"`             // when it was dropped
 }

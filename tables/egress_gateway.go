@@ -106,6 +106,9 @@ var (
 		FromString: index.NetIPAddrString,
 	}
 
+	// EgressGatewayByKey queries a bucket of a group.
+	EgressGatewayByKey = egressGatewayKeyIndex.Query
+
 	// EgressGatewaysByEgress queries the buckets whose traffic leaves this node
 	// with an address.
 	EgressGatewaysByEgress = egressGatewayEgressIndex.Query

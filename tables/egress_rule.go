@@ -92,6 +92,11 @@ func egressRuleKey(class uint32, destination netip.Prefix) index.Key {
 	return append(index.Uint32(class), index.NetIPPrefix(destination)...)
 }
 
+// EgressRuleByKey queries the rule of a class for one very prefix.
+func EgressRuleByKey(class uint32, destination netip.Prefix) statedb.Query[*EgressRule] {
+	return egressRuleKeyIndex.QueryFromKey(egressRuleKey(class, destination))
+}
+
 // EgressRulesOfClass queries, with Prefix, the rules of a class.
 func EgressRulesOfClass(class uint32) statedb.Query[*EgressRule] {
 	return egressRuleKeyIndex.QueryFromKey(index.Uint32(class))

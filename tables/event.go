@@ -51,6 +51,9 @@ type Event struct {
 	Policy      string       `json:"policy,omitempty"`      // that decides for the class and the destination
 	Rule        netip.Prefix `json:"rule,omitzero"`         // destination prefix by which it does
 
+	Cookie uint32   `json:"cookie,omitempty"`      // of the rules of network policies that decided, 0 if none did
+	Rules  []string `json:"policyRules,omitempty"` // these, such as "NetworkPolicy/shop/web spec.ingress[0]"
+
 	Gateway EventPeer      `json:"gateway,omitzero"` // that a flow is sent to, or the sender that is no node
 	Egress  netip.AddrPort `json:"egress,omitzero"`  // that a flow leaves the gateway with
 
@@ -132,6 +135,12 @@ func (e *Event) String() string {
 	}
 	if e.Policy != "" {
 		parts = append(parts, fmt.Sprintf("policy %s (%s)", e.Policy, e.Rule))
+	}
+	switch {
+	case len(e.Rules) > 0:
+		parts = append(parts, "rule "+strings.Join(e.Rules, " and "))
+	case e.Cookie != 0:
+		parts = append(parts, fmt.Sprintf("rule unknown (cookie %d)", e.Cookie))
 	}
 	if e.Gateway.Addr.IsValid() {
 		role := "gateway "

@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -16,11 +17,16 @@ import (
 
 // IPCache is what is known of an address or prefix as a peer. An entry of
 // sluice_ipcache: the longest prefix decides.
+//
+// PeerClass is the class that it belongs to, if that is ready. Else it is what
+// the address has had so far, and WaitsFor is that class.
 type IPCache struct {
 	Prefix    netip.Prefix      `json:"prefix"`
 	PeerClass uint32            `json:"peerClass"`
+	WaitsFor  uint32            `json:"waitsFor,omitempty"`
 	Flags     bpf.IPCacheFlags  `json:"flags"`
 	Tunnel    netip.Addr        `json:"tunnel,omitzero"`     // node to encapsulate to
+	Inherits  bool              `json:"inherits,omitempty"`  // no object says anything of it: flags and tunnel are those of the prefix that it is in
 	Origins   []string          `json:"origins"`             // the objects it is from, the deciding one first
 	Conflicts []string          `json:"conflicts,omitempty"` // endpoints that claim the address and do not get it
 	Status    reconciler.Status `json:"status"`
@@ -28,8 +34,8 @@ type IPCache struct {
 
 // Equal reports whether two rows want the same, whatever their status.
 func (c *IPCache) Equal(o *IPCache) bool {
-	return c.Prefix == o.Prefix && c.PeerClass == o.PeerClass && c.Flags == o.Flags && c.Tunnel == o.Tunnel &&
-		slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
+	return c.Prefix == o.Prefix && c.PeerClass == o.PeerClass && c.WaitsFor == o.WaitsFor && c.Flags == o.Flags &&
+		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
 }
 
 // MapKey is the key in sluice_ipcache.
@@ -51,13 +57,13 @@ func (c *IPCache) GetStatus() reconciler.Status { return c.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*IPCache) TableHeader() []string {
-	return []string{"Prefix", "PeerClass", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
+	return []string{"Prefix", "PeerClass", "WaitsFor", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (c *IPCache) TableRow() []string {
 	return []string{
-		c.Prefix.String(), strconv.FormatUint(uint64(c.PeerClass), 10), c.Flags.String(), addrColumn(c.Tunnel),
+		c.Prefix.String(), strconv.FormatUint(uint64(c.PeerClass), 10), numberColumn(c.WaitsFor), c.Flags.String(), addrColumn(c.Tunnel),
 		listColumn(c.Origins, ", "), listColumn(c.Conflicts, ", "), c.Status.Kind.String(), orDash(c.Status.GetError()),
 	}
 }
@@ -71,11 +77,79 @@ var (
 		Unique:     true,
 	}
 
+	ipcachePeerClassIndex = statedb.Index[*IPCache, uint32]{
+		Name:       "peer-class",
+		FromObject: func(c *IPCache) index.KeySet { return nonZeroKeys(c.PeerClass) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	ipcacheWaitsForIndex = statedb.Index[*IPCache, uint32]{
+		Name:       "waits-for",
+		FromObject: func(c *IPCache) index.KeySet { return nonZeroKeys(c.WaitsFor) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	// Pods and nodes have members of their own, and are many.
+	ipcacheWithinIndex = statedb.NetIPPrefixIndex[*IPCache]{
+		Name: "within",
+		FromObject: func(c *IPCache) iter.Seq[netip.Prefix] {
+			return func(yield func(netip.Prefix) bool) {
+				if c.Inherits || c.Flags&(bpf.IPCachePod|bpf.IPCacheNode|bpf.IPCacheHost) == 0 {
+					yield(c.Prefix)
+				}
+			}
+		},
+		Unique: true,
+	}
+
 	// IPCacheByPrefix queries what is known of one very prefix.
 	IPCacheByPrefix = ipcachePrefixIndex.Query
+
+	// IPCacheByPeerClass queries what is to be in a peer class, for now at least.
+	// It does not find what is in none, 0.
+	IPCacheByPeerClass = ipcachePeerClassIndex.Query
+
+	// IPCacheWaitingFor queries what is to be in a peer class when that is ready.
+	IPCacheWaitingFor = ipcacheWaitsForIndex.Query
 )
+
+// IPCacheWithin queries, with Prefix, the addresses and prefixes in a prefix that
+// are neither of pods nor of nodes. Those of IPv4 are in ::/0.
+func IPCacheWithin(prefix netip.Prefix) statedb.Query[*IPCache] {
+	return ipcacheWithinIndex.QueryPrefix(prefix)
+}
+
+// PeerClassInKernel returns the class that the kernel finds for an address or
+// prefix, its own or that of what is around it.
+func PeerClassInKernel(txn statedb.ReadTxn, entries statedb.Table[*IPCacheEntry], prefix netip.Prefix) (class uint32, found bool) {
+	for bits := prefix.Bits(); bits >= 0; bits-- {
+		key := bpf.IPCacheKeyFrom(netip.PrefixFrom(prefix.Addr(), bits).Masked())
+		if e, _, found := entries.Get(txn, MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](key)); found {
+			return e.Value.PeerClass, true
+		}
+	}
+	return 0, false
+}
+
+// nonZeroKeys has the index key of a number, none of 0.
+func nonZeroKeys(n uint32) index.KeySet {
+	if n == 0 {
+		return index.NewKeySet()
+	}
+	return index.NewKeySet(index.Uint32(n))
+}
+
+// numberColumn renders a number of which 0 is none.
+func numberColumn(n uint32) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.FormatUint(uint64(n), 10)
+}
 
 // NewIPCacheTable creates the table of what is known of addresses.
 func NewIPCacheTable(db *statedb.DB) (statedb.RWTable[*IPCache], error) {
-	return statedb.NewTable(db, "ipcache", ipcachePrefixIndex)
+	return statedb.NewTable(db, "ipcache", ipcachePrefixIndex, ipcachePeerClassIndex, ipcacheWaitsForIndex, ipcacheWithinIndex)
 }

@@ -26,6 +26,11 @@ type NamedPort struct {
 	Port     uint16 `json:"port"`
 }
 
+// String is as in http=8080/6.
+func (p NamedPort) String() string {
+	return p.Name + "=" + strconv.Itoa(int(p.Port)) + "/" + strconv.Itoa(int(p.Protocol))
+}
+
 // LabelSet is what many pods share and selectors look at. The labels of the
 // namespace and of the node are not part of it: they are joined when a
 // selector is evaluated, so that relabelling a namespace touches its label
@@ -74,11 +79,7 @@ func (*LabelSet) TableHeader() []string {
 
 // TableRow implements [statedb.TableWritable].
 func (s *LabelSet) TableRow() []string {
-	ports := make([]string, len(s.NamedPorts))
-	for i, p := range s.NamedPorts {
-		ports[i] = p.Name + "=" + strconv.Itoa(int(p.Port)) + "/" + strconv.Itoa(int(p.Protocol))
-	}
-	return []string{s.ID.String()[:8], s.Namespace, orDash(s.ServiceAccount), orDash(s.Labels.String()), listColumn(ports, ",")}
+	return []string{s.ID.String()[:8], s.Namespace, orDash(s.ServiceAccount), orDash(s.Labels.String()), listColumn(stringsOf(s.NamedPorts), ",")}
 }
 
 var (
@@ -106,6 +107,22 @@ var (
 		FromString: index.FromString,
 	}
 
+	labelSetPortIndex = statedb.Index[*LabelSet, PolicyPort]{
+		Name: "port",
+		FromObject: func(s *LabelSet) index.KeySet {
+			keys := make([]index.Key, len(s.NamedPorts))
+			for i, p := range s.NamedPorts {
+				keys[i] = portNameKey(PolicyPort{Protocol: p.Protocol, Name: p.Name})
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    portNameKey,
+		FromString: index.FromString,
+	}
+
+	// LabelSetsByPort queries the label sets with a port of a name and protocol.
+	LabelSetsByPort = labelSetPortIndex.Query
+
 	// LabelSetByID queries a label set by its digest.
 	LabelSetByID = labelSetIDIndex.Query
 
@@ -113,6 +130,9 @@ var (
 	// [LabelAnchor], or are of a namespace, see [NamespaceAnchor].
 	LabelSetsByAnchor = labelSetAnchorIndex.Query
 )
+
+// portNameKey is the index key of the name of a port, as in http/tcp.
+func portNameKey(p PolicyPort) index.Key { return index.String(p.String()) }
 
 // NamespaceAnchor is the anchor of everything in a namespace.
 func NamespaceAnchor(namespace string) string { return "@" + namespace }
@@ -132,5 +152,5 @@ func digestFromString(s string) (index.Key, error) {
 
 // NewLabelSetTable creates the table of label sets.
 func NewLabelSetTable(db *statedb.DB) (statedb.RWTable[*LabelSet], error) {
-	return statedb.NewTable(db, "label-sets", labelSetIDIndex, labelSetAnchorIndex)
+	return statedb.NewTable(db, "label-sets", labelSetIDIndex, labelSetAnchorIndex, labelSetPortIndex)
 }

@@ -16,6 +16,10 @@ import (
 )
 
 // LocalEndpoint is an address of a pod on this node. An entry of sluice_pods.
+//
+// SubjectClass is the class that the pod belongs to as the subject of network
+// policies, if that is ready. Else it is the one that it has had so far, and
+// WaitsFor is that class; a pod that has had none has the flag policy-unknown.
 type LocalEndpoint struct {
 	Addr         netip.Addr   `json:"addr"`
 	Endpoint     Name         `json:"endpoint"`
@@ -24,9 +28,10 @@ type LocalEndpoint struct {
 	Master       int          `json:"master,omitempty"` // interface index of the bridge, bond or VRF of the device, 0 if none
 	MAC          string       `json:"mac,omitempty"`    // of the pod's own interface
 	SubjectClass uint32       `json:"subjectClass"`
+	WaitsFor     uint32       `json:"waitsFor,omitempty"`
 	EgressClass  uint32       `json:"egressClass"`
 	Flags        bpf.PodFlags `json:"flags"`
-	Epoch        uint32       `json:"epoch"` // raised when the kernel comes to choose traffic of the address anew
+	Epoch        uint32       `json:"epoch"` // raised when the kernel comes to choose or forbid traffic of the address that it did not
 
 	// What the epoch was given for. SourceClass is the egress class that the
 	// kernel has of the address, 0 for none. Judged is of the destinations that
@@ -39,9 +44,13 @@ type LocalEndpoint struct {
 	Judged      bpf.Digest `json:"judged"`
 	Held        uint64     `json:"held,omitempty"`
 
-	// Mark is the beginning of Judged, or for a held address of what it is
-	// about to be. The kernel keeps it, so that it can be told after a restart
-	// whether the rules were changed after the epoch.
+	// Verdicts is a digest of the verdicts that the kernel had of the subject
+	// class when the epoch was given, or the class.
+	Verdicts uint16 `json:"verdicts,omitempty"`
+
+	// Mark is of Verdicts and the beginning of Judged, or for a held address of
+	// what that is about to be. The kernel keeps it, so that it can be told after
+	// a restart whether rules were changed after the epoch.
 	Mark uint16 `json:"mark,omitempty"`
 
 	Reason string            `json:"reason,omitempty"` // why there is no device
@@ -83,14 +92,15 @@ func (e *LocalEndpoint) GetStatus() reconciler.Status { return e.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*LocalEndpoint) TableHeader() []string {
-	return []string{"Address", "Endpoint", "Device", "MAC", "EgressClass", "Flags", "Epoch", "Reason", "Status", "Error"}
+	return []string{"Address", "Endpoint", "Device", "MAC", "SubjectClass", "WaitsFor", "EgressClass", "Flags", "Epoch", "Reason", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (e *LocalEndpoint) TableRow() []string {
 	return []string{
-		e.Addr.String(), e.Endpoint.String(), orDash(e.Device), orDash(e.MAC), strconv.FormatUint(uint64(e.EgressClass), 10), e.Flags.String(),
-		strconv.FormatUint(uint64(e.Epoch), 10), orDash(e.Reason), e.Status.Kind.String(), orDash(e.Status.GetError()),
+		e.Addr.String(), e.Endpoint.String(), orDash(e.Device), orDash(e.MAC),
+		strconv.FormatUint(uint64(e.SubjectClass), 10), numberColumn(e.WaitsFor),
+		strconv.FormatUint(uint64(e.EgressClass), 10), e.Flags.String(), strconv.FormatUint(uint64(e.Epoch), 10), orDash(e.Reason), e.Status.Kind.String(), orDash(e.Status.GetError()),
 	}
 }
 
@@ -104,13 +114,22 @@ var (
 	}
 
 	localEndpointSourceClassIndex = statedb.Index[*LocalEndpoint, uint32]{
-		Name: "source-class",
-		FromObject: func(e *LocalEndpoint) index.KeySet {
-			if e.SourceClass == 0 {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Uint32(e.SourceClass))
-		},
+		Name:       "source-class",
+		FromObject: func(e *LocalEndpoint) index.KeySet { return nonZeroKeys(e.SourceClass) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	localEndpointSubjectClassIndex = statedb.Index[*LocalEndpoint, uint32]{
+		Name:       "subject-class",
+		FromObject: func(e *LocalEndpoint) index.KeySet { return nonZeroKeys(e.SubjectClass) },
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
+	localEndpointWaitsForIndex = statedb.Index[*LocalEndpoint, uint32]{
+		Name:       "waits-for",
+		FromObject: func(e *LocalEndpoint) index.KeySet { return nonZeroKeys(e.WaitsFor) },
 		FromKey:    index.Uint32,
 		FromString: index.Uint32String,
 	}
@@ -134,6 +153,14 @@ var (
 	// an egress class.
 	LocalEndpointsBySourceClass = localEndpointSourceClassIndex.Query
 
+	// LocalEndpointsBySubjectClass queries the local pods that are to be in a
+	// subject class, for now at least. It does not find those in none, 0.
+	LocalEndpointsBySubjectClass = localEndpointSubjectClassIndex.Query
+
+	// LocalEndpointsWaitingFor queries the local pods that are to be in a subject
+	// class when that is ready.
+	LocalEndpointsWaitingFor = localEndpointWaitsForIndex.Query
+
 	// LocalEndpointsByDevice queries the local pods to which a device leads, or
 	// behind a bridge, by its interface index.
 	LocalEndpointsByDevice = localEndpointDeviceIndex.Query
@@ -144,5 +171,6 @@ var (
 
 // NewLocalEndpointTable creates the table of local pods by address.
 func NewLocalEndpointTable(db *statedb.DB) (statedb.RWTable[*LocalEndpoint], error) {
-	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex, localEndpointDeviceIndex)
+	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex,
+		localEndpointSubjectClassIndex, localEndpointWaitsForIndex, localEndpointDeviceIndex)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // PolicyKind is the kind of the object that a [NetworkPolicy] is made from.
@@ -50,8 +52,10 @@ type PolicyID struct {
 	Name
 }
 
-// String is "kind/namespace/name".
-func (id PolicyID) String() string { return string(id.Kind) + "/" + id.Name.String() }
+// String is "kind/namespace/name", of a clusterwide one "kind/name".
+func (id PolicyID) String() string {
+	return string(id.Kind) + "/" + strings.TrimPrefix(id.Name.String(), "/")
+}
 
 // Key is the index key of the identity.
 func (id PolicyID) Key() index.Key { return index.String(id.String()) }
@@ -79,6 +83,51 @@ func ParsePolicyID(text string) (PolicyID, error) {
 
 // ID returns the key of the policy.
 func (p *NetworkPolicy) ID() PolicyID { return PolicyID{p.Kind, p.Name} }
+
+// Selectors returns all selectors that the policy names, each once: of its
+// subjects, peers and names of ports. For whatever peer there is none, nor for
+// entities that are nobody.
+func (p *NetworkPolicy) Selectors() []SelectorSpec {
+	var specs []SelectorSpec
+	seen := map[SelectorID]bool{}
+	add := func(s SelectorSpec) {
+		if id := s.ID(); !seen[id] {
+			seen[id] = true
+			specs = append(specs, s)
+		}
+	}
+	for _, r := range p.Rules {
+		add(PodSelector(bpf.RoleSubject, r.Subject))
+		for _, d := range []struct {
+			direction bpf.Direction
+			PolicyDirection
+		}{{bpf.DirectionIngress, r.Ingress}, {bpf.DirectionEgress, r.Egress}} {
+			for _, t := range d.Traffic {
+				for _, peer := range t.Peers {
+					if !peer.Anyone() && !peer.Nobody() {
+						add(PeerSelector(peer))
+					}
+				}
+				for _, port := range t.Ports {
+					if port.Name != "" {
+						add(PortSelector(NamedPortRole(d.direction), port.Name, port.Protocol))
+					}
+				}
+			}
+		}
+	}
+	return specs
+}
+
+// SelectorIDs returns the identities of [NetworkPolicy.Selectors].
+func (p *NetworkPolicy) SelectorIDs() []SelectorID {
+	specs := p.Selectors()
+	ids := make([]SelectorID, len(specs))
+	for i, s := range specs {
+		ids[i] = s.ID()
+	}
+	return ids
+}
 
 // TableHeader implements [statedb.TableWritable].
 func (*NetworkPolicy) TableHeader() []string {
@@ -108,11 +157,29 @@ var (
 		Unique:     true,
 	}
 
+	networkPolicySelectorIndex = statedb.Index[*NetworkPolicy, SelectorID]{
+		Name: "selector",
+		FromObject: func(p *NetworkPolicy) index.KeySet {
+			ids := p.SelectorIDs()
+			keys := make([]index.Key, len(ids))
+			for i, id := range ids {
+				keys[i] = selectorIDKey(id)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    selectorIDKey,
+		FromString: selectorIDFromString,
+	}
+
+	// NetworkPoliciesBySelector queries the policies that name a selector, see
+	// [NetworkPolicy.Selectors].
+	NetworkPoliciesBySelector = networkPolicySelectorIndex.Query
+
 	// NetworkPolicyByID queries a network policy by its kind and name.
 	NetworkPolicyByID = networkPolicyIDIndex.Query
 )
 
 // NewNetworkPolicyTable creates the table of network policies.
 func NewNetworkPolicyTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicy], error) {
-	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex)
+	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex, networkPolicySelectorIndex)
 }

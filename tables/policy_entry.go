@@ -41,10 +41,11 @@ func policyPairKey(subject uint32, direction bpf.Direction, peer uint32) index.K
 	return append(b, index.Uint32(peer)...)
 }
 
+// PairOf returns the pair that a key is of.
+func PairOf(k bpf.PolicyKey) PolicyPair { return PolicyPair{k.Subject, k.Direction, k.Peer} }
+
 // Pair returns what the entry is computed by.
-func (e *PolicyEntry) Pair() PolicyPair {
-	return PolicyPair{e.Key.Subject, e.Key.Direction, e.Key.Peer}
-}
+func (e *PolicyEntry) Pair() PolicyPair { return PairOf(e.Key) }
 
 // Equal reports whether two rows want the same, whatever their status.
 func (e *PolicyEntry) Equal(o *PolicyEntry) bool {
@@ -128,6 +129,25 @@ var (
 		FromString: index.Uint32String,
 	}
 
+	policyEntryPolicyIndex = statedb.Index[*PolicyEntry, PolicyID]{
+		Name: "policy",
+		FromObject: func(e *PolicyEntry) index.KeySet {
+			var keys []index.Key
+			for i, id := range e.Rules { // which are in order of policy
+				if i == 0 || id.Policy != e.Rules[i-1].Policy {
+					keys = append(keys, id.Policy.Key())
+				}
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    PolicyID.Key,
+		FromString: index.FromString,
+	}
+
+	// PolicyEntriesByPolicy queries the entries that a policy decides, alone or
+	// with others.
+	PolicyEntriesByPolicy = policyEntryPolicyIndex.Query
+
 	// PolicyEntryByKey queries the entry under a key of the map.
 	PolicyEntryByKey = policyEntryKeyIndex.Query
 
@@ -157,5 +177,5 @@ func policySubjectFromString(s string) (index.Key, error) { return index.Uint32S
 
 // NewPolicyEntryTable creates the table of verdicts.
 func NewPolicyEntryTable(db *statedb.DB) (statedb.RWTable[*PolicyEntry], error) {
-	return statedb.NewTable(db, "policy-entries", policyEntryKeyIndex, policyEntryPeerIndex)
+	return statedb.NewTable(db, "policy-entries", policyEntryKeyIndex, policyEntryPeerIndex, policyEntryPolicyIndex)
 }

@@ -175,3 +175,8 @@ func routeIDString(s string) (index.Key, error) {
 func NewRouteTable(db *statedb.DB) (statedb.RWTable[*Route], error) {
 	return statedb.NewTable(db, "routes", routeIDIndex, routeDestinationIndex, routeDeviceIndex, routeTableIndex, routeSourceIndex)
 }
+
+// ToThisNode reports whether the route says that its destination is this node.
+func (r *Route) ToThisNode() bool {
+	return r.Table == RouteTableLocal && (r.Type == "local" || r.Type == "anycast")
+}

@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,16 +32,16 @@ func NewSelectorID(role bpf.Role, text string) SelectorID {
 
 // SubjectSelectorID returns the identity of the selector of a rule's subject.
 func SubjectSelectorID(subject EgressSelector) SelectorID {
-	return NewSelectorID(bpf.RoleSubject, subject.String())
+	return PodSelector(bpf.RoleSubject, subject).ID()
 }
 
 // PeerSelectorID returns the identity of the selector that a peer stands for.
-func PeerSelectorID(peer PolicyPeer) SelectorID { return NewSelectorID(bpf.RolePeer, peer.String()) }
+func PeerSelectorID(peer PolicyPeer) SelectorID { return PeerSelector(peer).ID() }
 
 // PortSelectorID returns the identity of the selector of those that have a port
 // of a name: see [NamedPortRole].
 func PortSelectorID(role bpf.Role, name string, protocol uint8) SelectorID {
-	return NewSelectorID(role, "port "+PolicyPort{Protocol: protocol, Name: name}.String())
+	return PortSelector(role, name, protocol).ID()
 }
 
 func (id SelectorID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
@@ -66,27 +68,121 @@ const (
 	clusterName = "default" // Cilium's default
 )
 
-// Selector is an expression by which policies choose pods, interned: however
-// many policies use it, it is evaluated once.
-type Selector struct {
-	ID         SelectorID     `json:"id"`
-	Role       bpf.Role       `json:"role"`
-	Expression EgressSelector `json:"expression"`
-	Policies   []string       `json:"policies"` // that use it, in order of name
+// SelectorSpec is what a policy says of a selector.
+type SelectorSpec struct {
+	Role bpf.Role `json:"role"`
+	Text string   `json:"text"` // canonical: selectors of a role with the same text are one
 
-	namespaces, pods, nodes labels.Selector
+	// Peer is whom it means. Subjects and sources of egress gateways are pods
+	// too. It is zero for the name of a port, which Port is.
+	Peer PolicyPeer `json:"peer,omitzero"`
+	Port PolicyPort `json:"port,omitzero"`
 }
 
-// NewSelector parses the canonical texts of an expression.
-func NewSelector(role bpf.Role, e EgressSelector, policies []string) (*Selector, error) {
-	s := &Selector{ID: NewSelectorID(role, e.String()), Role: role, Expression: e, Policies: policies}
-	for _, part := range []struct {
-		text string
-		into *labels.Selector
-	}{{e.Namespaces, &s.namespaces}, {e.Pods, &s.pods}, {e.Nodes, &s.nodes}} {
+// ID returns the identity of the selector.
+func (s SelectorSpec) ID() SelectorID { return NewSelectorID(s.Role, s.Text) }
+
+// PodSelector is the selector of pods under a role that is not that of peers.
+func PodSelector(role bpf.Role, pods EgressSelector) SelectorSpec {
+	return SelectorSpec{Role: role, Text: pods.String(), Peer: PolicyPeer{Kind: PeerPods, Pods: pods}}
+}
+
+// PeerSelector is the selector that a peer stands for.
+func PeerSelector(peer PolicyPeer) SelectorSpec {
+	return SelectorSpec{Role: bpf.RolePeer, Text: peer.String(), Peer: peer}
+}
+
+// EntitySelector is the selector of an entity.
+func EntitySelector(entity PolicyEntity) SelectorSpec {
+	return PeerSelector(PolicyPeer{Kind: PeerEntity, Entity: entity})
+}
+
+// PortSelector is the selector of those that have a port of a name: see [NamedPortRole].
+func PortSelector(role bpf.Role, name string, protocol uint8) SelectorSpec {
+	port := PolicyPort{Protocol: protocol, Name: name}
+	return SelectorSpec{Role: role, Text: "port " + port.String(), Port: port}
+}
+
+// Resolution is what a selector comes to, with the objects that it names as they
+// are now: pods by labels and whoever is at some addresses.
+type Resolution struct {
+	Pods []EgressSelector `json:"pods,omitempty"` // chosen by any of them
+
+	// What is inside one of Prefixes and in none of Except; both are in order.
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
+	Except   []netip.Prefix `json:"except,omitempty"`
+
+	// Whether the prefixes mean pods and nodes that are there, not only what is
+	// outside the cluster.
+	MatchesPods  bool `json:"matchesPods,omitempty"`
+	MatchesNodes bool `json:"matchesNodes,omitempty"`
+}
+
+// Equal reports whether two resolutions are the same.
+func (r *Resolution) Equal(o *Resolution) bool {
+	return r.MatchesPods == o.MatchesPods && r.MatchesNodes == o.MatchesNodes && slices.Equal(r.Pods, o.Pods) &&
+		slices.Equal(r.Prefixes, o.Prefixes) && slices.Equal(r.Except, o.Except)
+}
+
+// Contains reports whether a prefix is among those that the selector means.
+func (r *Resolution) Contains(p netip.Prefix) bool {
+	return isInside(p, r.Prefixes) && !isInside(p, r.Except)
+}
+
+// isInside reports whether a prefix is one of some in order, or inside one.
+func isInside(p netip.Prefix, ordered []netip.Prefix) bool {
+	if len(ordered) == 0 {
+		return false
+	}
+	for bits := p.Bits(); bits >= 0; bits-- {
+		if _, found := slices.BinarySearchFunc(ordered, netip.PrefixFrom(p.Addr(), bits).Masked(), netip.Prefix.Compare); found {
+			return true
+		}
+	}
+	return false
+}
+
+// Selector is an expression by which policies choose pods, nodes, addresses or
+// those that have a port of a name; interned: however many policies use it, it is
+// evaluated once.
+type Selector struct {
+	ID           SelectorID `json:"id"`
+	SelectorSpec `yaml:",inline"`
+	Resolution   `yaml:",inline"`
+
+	Policies []string `json:"policies"` // that use it, in order of name
+
+	// Version is another one whenever the resolution is, and when the selector
+	// was away meanwhile: see [SelectorIsCurrent].
+	Version uint64 `json:"-" yaml:"-"`
+
+	alternatives []labelSelectors // of Pods
+	nodes        labels.Selector  // of a selector of nodes
+}
+
+// labelSelectors is an [EgressSelector], parsed.
+type labelSelectors struct{ namespaces, pods, nodes labels.Selector }
+
+// NewSelector parses the canonical texts of what a selector comes to.
+func NewSelector(spec SelectorSpec, resolved Resolution, policies []string) (*Selector, error) {
+	s := &Selector{ID: spec.ID(), SelectorSpec: spec, Resolution: resolved, Policies: policies}
+	for _, pods := range s.Pods {
+		var a labelSelectors
+		for _, part := range []struct {
+			text string
+			into *labels.Selector
+		}{{pods.Namespaces, &a.namespaces}, {pods.Pods, &a.pods}, {pods.Nodes, &a.nodes}} {
+			var err error
+			if *part.into, err = labels.Parse(part.text); err != nil {
+				return nil, fmt.Errorf("parse selector %q: %w", part.text, err)
+			}
+		}
+		s.alternatives = append(s.alternatives, a)
+	}
+	if spec.Peer.Kind == PeerNodes {
 		var err error
-		if *part.into, err = labels.Parse(part.text); err != nil {
-			return nil, fmt.Errorf("parse selector %q: %w", part.text, err)
+		if s.nodes, err = labels.Parse(spec.Peer.Labels); err != nil {
+			return nil, fmt.Errorf("parse selector %q: %w", spec.Peer.Labels, err)
 		}
 	}
 	return s, nil
@@ -96,40 +192,56 @@ func NewSelector(role bpf.Role, e EgressSelector, policies []string) (*Selector,
 // namespace, as far as pods and namespaces are concerned: see also [Selector.MatchesNode].
 // The namespace may be nil if there is no object for it.
 func (s *Selector) MatchesLabels(set *LabelSet, namespace *Namespace) bool {
-	return s.pods.Matches(podLabels{set, namespace}) && (s.namespaces.Empty() || s.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
+	return slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool {
+		return a.pods.Matches(podLabels{set, namespace}) && (a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
+	})
 }
 
+// ChoosesNode reports whether a selector of nodes chooses one.
+func (s *Selector) ChoosesNode(node labels.Set) bool { return s.nodes != nil && s.nodes.Matches(node) }
+
 // NodeDependent reports whether the node that a pod is on matters.
-func (s *Selector) NodeDependent() bool { return !s.nodes.Empty() }
+func (s *Selector) NodeDependent() bool {
+	return slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool { return !a.nodes.Empty() })
+}
 
 // MatchesNode reports whether the selector chooses pods on a node, nil if the
 // node is not known.
 func (s *Selector) MatchesNode(node *Node) bool {
-	if node == nil {
-		return s.nodes.Empty()
-	}
-	return s.nodes.Matches(node.Labels)
+	return slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool {
+		return a.nodes.Empty() || node != nil && a.nodes.Matches(node.Labels)
+	})
 }
 
 // AnyAnchor is the anchor of selectors that require nothing in particular.
 const AnyAnchor = "*"
 
-// Anchor is something that every label set must have for the selector to
-// choose it, the most selective: its namespace, or else one of its labels. It
-// is [AnyAnchor] if the selector requires neither.
-func (s *Selector) Anchor() string {
-	if ns, ok := required(s.pods, podNamespaceLabel); ok {
+// Anchors are, for each alternative, something that every label set must have
+// to be chosen by it, the most selective: its namespace, or else one of its
+// labels. It is [AnyAnchor] if the alternative requires neither.
+func (s *Selector) Anchors() []string {
+	var anchors []string
+	for _, a := range s.alternatives {
+		if anchor := a.anchor(); !slices.Contains(anchors, anchor) {
+			anchors = append(anchors, anchor)
+		}
+	}
+	return anchors
+}
+
+func (a labelSelectors) anchor() string {
+	if ns, ok := required(a.pods, podNamespaceLabel); ok {
 		return NamespaceAnchor(ns)
 	}
-	if ns, ok := required(s.namespaces, corev1.LabelMetadataName); ok {
+	if ns, ok := required(a.namespaces, corev1.LabelMetadataName); ok {
 		return NamespaceAnchor(ns)
 	}
-	requirements, _ := s.pods.Requirements()
+	requirements, _ := a.pods.Requirements()
 	for _, r := range requirements {
 		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) || r.Key() == podServiceAccountLabel || r.Key() == podClusterLabel {
 			continue // no label set has it for a label
 		}
-		if v, ok := required(s.pods, r.Key()); ok {
+		if v, ok := required(a.pods, r.Key()); ok {
 			return LabelAnchor(r.Key(), v)
 		}
 	}
@@ -199,7 +311,7 @@ func (*Selector) TableHeader() []string { return []string{"ID", "Role", "Express
 
 // TableRow implements [statedb.TableWritable].
 func (s *Selector) TableRow() []string {
-	return []string{s.ID.String(), s.Role.String(), s.Expression.String(), listColumn(s.Policies, ", ")}
+	return []string{s.ID.String(), s.Role.String(), s.Text, listColumn(s.Policies, ", ")}
 }
 
 // RoleAnchor is the index key of the selectors of a role that have an anchor.
@@ -222,13 +334,47 @@ var (
 	selectorAnchorIndex = statedb.Index[*Selector, RoleAnchor]{
 		Name: "anchor",
 		FromObject: func(s *Selector) index.KeySet {
-			return index.NewKeySet(RoleAnchor{s.Role, s.Anchor()}.key())
+			var keys []index.Key
+			for _, anchor := range s.Anchors() {
+				keys = append(keys, RoleAnchor{s.Role, anchor}.key())
+			}
+			return index.NewKeySet(keys...)
 		},
 		FromKey: RoleAnchor.key,
 		FromString: func(text string) (index.Key, error) {
 			return RoleAnchor{bpf.RoleEgress, text}.key(), nil
 		},
 	}
+
+	selectorPrefixIndex = statedb.Index[*Selector, netip.Prefix]{
+		Name: "prefix",
+		FromObject: func(s *Selector) index.KeySet {
+			return prefixKeys(append(slices.Clone(s.Prefixes), s.Except...))
+		},
+		FromKey:    index.NetIPPrefix,
+		FromString: index.NetIPPrefixString,
+	}
+
+	// Only of peers that are found by none of the other indexes.
+	selectorKindIndex = statedb.Index[*Selector, PeerKind]{
+		Name: "kind",
+		FromObject: func(s *Selector) index.KeySet {
+			switch s.Peer.Kind {
+			case PeerCIDRGroups, PeerServices, PeerNodes:
+				return index.NewKeySet(index.String(string(s.Peer.Kind)))
+			}
+			return index.NewKeySet()
+		},
+		FromKey:    func(k PeerKind) index.Key { return index.String(string(k)) },
+		FromString: index.FromString,
+	}
+
+	// SelectorsByPrefix queries the selectors that name exactly a prefix, or except it.
+	SelectorsByPrefix = selectorPrefixIndex.Query
+
+	// SelectorsByKind queries the selectors of [PeerCIDRGroups], [PeerServices]
+	// or [PeerNodes].
+	SelectorsByKind = selectorKindIndex.Query
 
 	// SelectorByID queries a selector by its digest.
 	SelectorByID = selectorIDIndex.Query
@@ -249,5 +395,5 @@ func selectorIDFromString(s string) (index.Key, error) {
 
 // NewSelectorTable creates the table of selectors.
 func NewSelectorTable(db *statedb.DB) (statedb.RWTable[*Selector], error) {
-	return statedb.NewTable(db, "selectors", selectorIDIndex, selectorAnchorIndex)
+	return statedb.NewTable(db, "selectors", selectorIDIndex, selectorAnchorIndex, selectorPrefixIndex, selectorKindIndex)
 }

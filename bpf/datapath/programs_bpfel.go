@@ -229,12 +229,35 @@ type programsPodValue struct {
 	Pad          [2]uint8
 }
 
+type programsPolicyKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Subject   uint32
+	Peer      uint32
+	Direction uint8
+	Protocol  uint8
+	Port      uint16
+}
+
+type programsPolicyValue struct {
+	_          structs.HostLayout
+	Precedence uint32
+	Cookie     uint32
+	Deny       uint8
+	Pad        [3]uint8
+}
+
 type programsPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
 	Family    uint8
 	Pad       [3]uint8
 	Addr      [16]uint8
+}
+
+type programsRuleKey struct {
+	_      structs.HostLayout
+	Cookie uint32
 }
 
 type programsSourceKey struct {
@@ -293,6 +316,8 @@ const (
 	programsMapSluiceNat6     = "sluice_nat6"
 	programsMapSluiceNodes    = "sluice_nodes"
 	programsMapSluicePods     = "sluice_pods"
+	programsMapSluicePolicy   = "sluice_policy"
+	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceSources  = "sluice_sources"
 	programsProgBackstop      = "backstop"
 	programsProgFromNetdev    = "from_netdev"
@@ -375,6 +400,8 @@ type programsMapSpecs struct {
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
+	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
 }
 
@@ -423,6 +450,8 @@ type programsMaps struct {
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
+	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
 }
 
@@ -447,6 +476,8 @@ func (m *programsMaps) Close() error {
 		m.SluiceNat6,
 		m.SluiceNodes,
 		m.SluicePods,
+		m.SluicePolicy,
+		m.SluiceRules,
 		m.SluiceSources,
 	)
 }

@@ -2,11 +2,13 @@
 
 /* The backstop: of what the host forwards, it drops what comes from a pod of this
  * node that no program has checked yet, and goes where an egress policy may want
- * it to have another source. So it needs no agent to be running. */
+ * it to have another source. So it needs no agent to be running. And it judges where
+ * services have led, also to this host itself: from_pod has seen their addresses only. */
 
 #pragma once
 
 #include "forward.h"
+#include "policy.h"
 
 struct sk_buff {
 	__u32 mark;
@@ -18,6 +20,7 @@ struct net_device {
 } __attribute__((preserve_access_index));
 
 struct nf_hook_state {
+	__u8 hook;
 	__u8 pf;
 	struct net_device *in;
 } __attribute__((preserve_access_index));
@@ -32,13 +35,84 @@ extern void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *
 
 #define NFPROTO_IPV4 2
 #define NFPROTO_IPV6 10
+#define NF_INET_LOCAL_IN 1
 
-/* Reads the addresses of a packet whose data begins with the IP header. */
-static __always_inline bool addresses_of(struct bpf_nf_ctx *ctx, struct packet *p)
+/* Reads the ports of a packet, or what there is instead; false if it has none but
+ * should. */
+static __noinline int read_ports(const struct bpf_dynptr *data, struct packet *p)
+{
+	struct tcp_start start = {};
+
+	switch (p->flow.protocol) {
+	case IPPROTO_TCP:
+		if (bpf_dynptr_read(&start, sizeof(start), data, p->l4, 0))
+			return false;
+		p->tcp_flags = start.flags;
+		break;
+	case IPPROTO_UDP:
+	case IPPROTO_SCTP:
+		if (bpf_dynptr_read(&start, 4, data, p->l4, 0))
+			return false;
+		break;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		if (bpf_dynptr_read(&start, 8, data, p->l4, 0))
+			return false;
+		p->icmp_type = *(__u8 *)&start;
+		echo_ports(&p->flow, p->icmp_type, (__be16)start.sequence);
+		return true;
+	default:
+		return true;
+	}
+	p->flow.sport = start.sport;
+	p->flow.dport = start.dport;
+	return true;
+}
+
+/* Goes past the extension headers of an IPv6 packet; false if there are too many, or
+ * they are not whole. */
+static __noinline int past_extensions(const struct bpf_dynptr *data, struct packet *p)
+{
+	struct extension here;
+	__u32 at = sizeof(struct ipv6hdr);
+
+	for (int i = 0; i < IPV6_EXTENSIONS_MAX; i++) {
+		switch (p->flow.protocol) {
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+		case IPPROTO_AH:
+		case IPPROTO_FRAGMENT:
+			break;
+		default:
+			p->l4 = at;
+			return true;
+		}
+		if (bpf_dynptr_read(&here, sizeof(here), data, at, 0))
+			return false;
+		if (p->flow.protocol == IPPROTO_FRAGMENT) {
+			if (bpf_ntohs(here.offset) >> 3)
+				p->shape = SHAPE_LATER_FRAGMENT;
+			at += sizeof(here);
+		} else {
+			at += p->flow.protocol == IPPROTO_AH ? (here.length + 2) * 4 : (here.length + 1) * 8;
+		}
+		p->flow.protocol = here.next;
+		if (p->shape == SHAPE_LATER_FRAGMENT)
+			return true;
+	}
+	return false;
+}
+
+/* Reads a packet whose data begins with the IP header: addresses, and if they are
+ * asked for, ports. The host's connection tracking has put fragments together, unless
+ * it is off: then those behind the first have no ports. Returns false if it cannot. */
+static __noinline int read_packet(struct bpf_nf_ctx *ctx, struct packet *p, bool ports)
 {
 	struct bpf_dynptr data;
 	__u8 buffer[sizeof(struct ipv6hdr)] = {};
 
+	p->shape = SHAPE_WHOLE;
 	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &data))
 		return false;
 	if (ctx->state->pf == NFPROTO_IPV4) {
@@ -50,6 +124,9 @@ static __always_inline bool addresses_of(struct bpf_nf_ctx *ctx, struct packet *
 		p->flow.saddr = mapped(ip->saddr);
 		p->flow.daddr = mapped(ip->daddr);
 		p->flow.protocol = ip->protocol;
+		p->l4 = ip->ihl * 4;
+		if (bpf_ntohs(ip->frag_off) & IPV4_FRAGMENT_OFFSET)
+			p->shape = SHAPE_LATER_FRAGMENT;
 	} else {
 		const struct ipv6hdr *ip = bpf_dynptr_slice(&data, 0, buffer, sizeof(*ip));
 
@@ -60,7 +137,14 @@ static __always_inline bool addresses_of(struct bpf_nf_ctx *ctx, struct packet *
 		__builtin_memcpy(&p->flow.daddr, &ip->daddr, 16);
 		p->flow.protocol = ip->nexthdr;
 	}
-	return true;
+	if (!ports)
+		return true;
+	p->source = p->flow.saddr;
+	if (p->flow.family == FAMILY_IPV6 && !past_extensions(&data, p))
+		return false;
+	p->header_protocol = p->flow.protocol;
+	p->unknown_fragment = p->shape == SHAPE_LATER_FRAGMENT;
+	return p->unknown_fragment || read_ports(&data, p);
 }
 
 /* Reports whether an address may be that of a pod of this node. */
@@ -75,11 +159,14 @@ static __always_inline bool may_be_local_pod(const struct tuple *t)
 	       no_address(&known->tunnel);
 }
 
-static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct packet *p, __u32 reason)
+/* Reports what became of a packet; of a drop it is counted too. */
+static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct packet *p, const struct decision *d,
+				       __u32 reason)
 {
 	struct event *e;
 
-	count(reason, DIRECTION_EGRESS, ctx->skb->len);
+	if (reason)
+		count(reason, DIRECTION_EGRESS, ctx->skb->len);
 	e = bpf_ringbuf_reserve(&sluice_events, sizeof(*e), 0);
 	if (!e) {
 		count(REASON_EVENT_LOST, DIRECTION_EGRESS, 0);
@@ -87,15 +174,59 @@ static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct pack
 	}
 	__builtin_memset(e, 0, sizeof(*e));
 	e->time = bpf_ktime_get_ns();
-	e->kind = EVENT_DROP;
+	e->kind = reason ? EVENT_DROP : EVENT_FLOW;
 	e->reason = reason;
 	e->program = PROGRAM_BACKSTOP;
 	e->family = p->flow.family;
 	e->protocol = p->flow.protocol;
+	e->tcp_flags = p->tcp_flags;
+	e->icmp_type = p->icmp_type;
 	e->saddr = p->flow.saddr;
 	e->daddr = p->flow.daddr;
+	e->sport = p->flow.sport;
+	e->dport = p->flow.dport;
 	e->length = ctx->skb->len;
+	e->cookie = d->cookie;
 	bpf_ringbuf_submit(e, 0);
+}
+
+/* Judges a packet that a pod has sent to a service by where that has led: the flow
+ * from the pod to there has an entry of its own. Returns 0, or why it is dropped. */
+static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, struct decision *d)
+{
+	const __u32 how = TUPLE_OUT | TUPLE_SERVICE;
+	const struct config_value *cfg = config();
+	__u32 length = ctx->skb->len, reason;
+	const struct pod_value *pod;
+	struct ct_entry *e;
+
+	if (!cfg)
+		return 0;
+	if (!read_packet(ctx, p, true))
+		return REASON_MALFORMED;
+	pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.saddr);
+	/* What is not known was held when it began. */
+	if (!pod || !pod->subject_class || pod->flags & POD_POLICY_UNKNOWN || same_address(&p->flow.saddr, &p->flow.daddr))
+		return 0;
+	/* An error has passed from_pod because of the flow that it is about. */
+	if (is_icmp(p->flow.protocol) && !p->unknown_fragment && icmp_error(p->flow.family, p->icmp_type))
+		return 0;
+	d->epoch = pod->epoch;
+	p->time = bpf_ktime_get_ns(); /* here there is no coarse clock */
+	e = p->unknown_fragment ? NULL : ct_find_original(p, how);
+	reason = e ? allowed_again(p, pod, e, d, DIRECTION_EGRESS | JUDGE_BACKEND)
+		   : allowed(p, pod, d, DIRECTION_EGRESS | JUDGE_BACKEND);
+	count_rule(d->cookie, length);
+	if (reason)
+		return reason;
+	if (e && e->epoch != d->epoch)
+		e->epoch = d->epoch;
+	if (p->unknown_fragment || (e && ct_note(length, e, p, cfg, true)))
+		return 0;
+	ct_create(length, p, d, cfg, how);
+	if (!e && cfg->flags & CONFIG_FLOW_EVENTS)
+		report_backstop(ctx, p, d, REASON_PASSED);
+	return 0;
 }
 
 SEC("netfilter")
@@ -105,12 +236,21 @@ int backstop(struct bpf_nf_ctx *ctx)
 	struct packet p = {};
 	struct decision d = {};
 	const struct source_value *source;
-	__u32 mark;
+	__u32 mark, reason;
 
-	if (!cfg || !(cfg->flags & CONFIG_BACKSTOP))
+	if (!cfg)
 		return NF_ACCEPT;
 	mark = get_mark(ctx->skb->mark, cfg);
-	if ((mark && mark != MARK_SERVICE) || !addresses_of(ctx, &p) || !covered(&p.flow) || destination_flags(&p.flow))
+	if (mark == MARK_SERVICE) {
+		reason = judge_backend(ctx, &p, &d);
+		if (reason) {
+			report_backstop(ctx, &p, &d, reason);
+			return NF_DROP;
+		}
+	}
+	if (!(cfg->flags & CONFIG_BACKSTOP) || ctx->state->hook == NF_INET_LOCAL_IN)
+		return NF_ACCEPT;
+	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) || destination_flags(&p.flow))
 		return NF_ACCEPT;
 	if (!bpf_map_lookup_elem(&sluice_pods, &p.flow.saddr) && !may_be_local_pod(&p.flow))
 		return NF_ACCEPT;
@@ -121,6 +261,6 @@ int backstop(struct bpf_nf_ctx *ctx)
 		if (!d.group)
 			return NF_ACCEPT;
 	}
-	report_backstop(ctx, &p, mark ? REASON_SERVICE_OUTSIDE : REASON_NOT_CHECKED);
+	report_backstop(ctx, &p, &d, mark ? REASON_SERVICE_OUTSIDE : REASON_NOT_CHECKED);
 	return NF_DROP;
 }

@@ -157,9 +157,9 @@ static __always_inline void ct_set_flags(struct ct_entry *e, __u16 flags)
 	__sync_fetch_and_or((__u32 *)&e->flags, (__u32)flags);
 }
 
-/* Notes a packet of a flow in its entry: tx if it goes in the flow's original
+/* Notes a packet of a flow, of a length, in its entry: tx if it goes in the flow's original
  * direction. Returns false if the entry was condemned meanwhile. */
-static __always_inline int ct_note(struct __sk_buff *ctx, struct ct_entry *e, const struct packet *p, const struct config_value *cfg,
+static __always_inline int ct_note(__u32 length, struct ct_entry *e, const struct packet *p, const struct config_value *cfg,
 		       bool tx)
 {
 	__u32 now, lifetime, old;
@@ -173,7 +173,7 @@ static __always_inline int ct_note(struct __sk_buff *ctx, struct ct_entry *e, co
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return true;
 	__sync_fetch_and_add(&e->packets, 1);
-	__sync_fetch_and_add(&e->bytes, ctx->len);
+	__sync_fetch_and_add(&e->bytes, length);
 
 	old_flags = flags = e->flags;
 	if (p->shape != SHAPE_LATER_FRAGMENT)
@@ -230,8 +230,8 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
  * made anew. If the garbage collection is about to delete one, maybe on this very
  * CPU, there is none in the end: the packet goes on its own verdict. Returns whether
  * there is one. */
-SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
-			 const struct config_value *cfg, __u32 how)
+SUBPROGRAM int ct_create(__u32 length, const struct packet *p, const struct decision *d, const struct config_value *cfg,
+			 __u32 how)
 {
 	bool tx = !(how & CT_REVERSE);
 	struct ct_entry new = {};
@@ -242,9 +242,10 @@ SUBPROGRAM int ct_create(struct __sk_buff *ctx, const struct packet *p, const st
 	now = p->time / SECOND;
 	new.gateway = d->gateway;
 	new.packets = 1;
-	new.bytes = ctx->len;
+	new.bytes = length;
 	new.flags = d->flags | ct_flags_of(p, tx);
 	new.epoch = d->epoch;
+	new.cookie = d->cookie;
 	new.created = now;
 	if (tx) {
 		new.tx_flags_seen = seen_flags(p);

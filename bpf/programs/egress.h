@@ -111,7 +111,7 @@ SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *po
 	pod_flags = pod->flags;
 	if (flags) {
 		/* Where a service's endpoint is gets known after kube-proxy. */
-		if (flags & IPCACHE_SERVICE && pod_flags)
+		if (flags & IPCACHE_SERVICE && pod_flags & (POD_EGRESS_SELECTED | POD_EGRESS_UNKNOWN))
 			d->flags |= CT_SERVICE;
 		return REASON_PASSED;
 	}

@@ -25,6 +25,7 @@ enum family { FAMILY_IPV4 = 4, FAMILY_IPV6 = 6 };
 enum pod_flags {
 	POD_EGRESS_SELECTED = 1 << 0, /* chosen by an egress policy: held while sluice_sources does not have it */
 	POD_EGRESS_UNKNOWN = 1 << 1,  /* it is not known whether one chooses it: held */
+	POD_POLICY_UNKNOWN = 1 << 2,  /* it is not known what network policies say: new flows are held */
 };
 
 struct pod_key {
@@ -129,6 +130,37 @@ struct covered_value {
 	__u32 covered; /* 1 */
 };
 
+/* sluice_policy: verdicts of network policies, by longest prefix. A packet is looked
+ * up by the class of its peer and by ANY_PEER_CLASS: the higher precedence decides. */
+
+#define ANY_PEER_CLASS 0   /* also of peers that no policy names */
+#define NO_SUBJECT_CLASS 0 /* of pods that no policy chooses: all is allowed to them */
+
+struct policy_key {
+	__u32 prefix_len; /* 72 for any traffic, 80 for a protocol, then the bits of the port */
+	__u32 subject;	  /* class of the pod */
+	__u32 peer;
+	__u8 direction;
+	__u8 protocol;
+	__be16 port; /* of the destination; of ICMP the type */
+};
+
+enum precedence { PRECEDENCE_DEFAULT = 0, PRECEDENCE_ALLOW = 1, PRECEDENCE_DENY = 2 };
+
+struct policy_value {
+	__u32 precedence;
+	__u32 cookie; /* names the rules that it comes from, 0 for none */
+	__u8 deny;
+	__u8 pad[3];
+};
+
+/* sluice_rules: packets that rules decided, in the direction of their flows. Its value
+ * is a metric. */
+
+struct rule_key {
+	__u32 cookie;
+};
+
 /* sluice_nodes: addresses of the cluster's nodes. */
 
 enum node_flags {
@@ -149,6 +181,7 @@ enum config_flags {
 	CONFIG_STRICT_SOURCE = 1 << 0, /* drop what pods send from addresses that are not theirs */
 	CONFIG_BACKSTOP = 1 << 1,      /* the backstop drops */
 	CONFIG_FLOW_EVENTS = 1 << 2,   /* report new flows */
+	CONFIG_ALLOW_LOCALHOST = 1 << 3, /* this host reaches its pods whatever policies say */
 };
 
 #define SHARED_PORT_RANGES 4
@@ -180,7 +213,7 @@ struct config_value {
 enum mark {
 	MARK_CHECKED = 1,    /* from_pod let it pass: the backstop does too */
 	MARK_TRANSLATED = 2, /* it has its egress address: to_netdev leaves it alone */
-	MARK_SERVICE = 3,    /* from_pod let it pass to a service: the backstop looks where that ends */
+	MARK_SERVICE = 3,    /* from_pod let it pass to a service: the backstop judges where that ends */
 };
 
 /* sluice_ct*: connections. In the keys the addresses are named for the reply
@@ -230,7 +263,7 @@ struct ct_entry {
 	__u32 last_tx_report;
 	__u32 last_rx_report;
 	__u32 epoch; /* of the pod when the verdict was made */
-	__u32 cookie; /* of the rule that allowed it */
+	__u32 cookie; /* of the rules that allowed it */
 	__u32 created; /* when it was made, or made anew for another connection; seconds */
 	__u32 reserved;
 };
@@ -295,7 +328,7 @@ enum reason {
 	REASON_DROPS = 16,
 	REASON_MALFORMED = 16,		 /* truncated, or its lengths contradict each other */
 	REASON_UNKNOWN_SOURCE = 17,	 /* sent by a pod from an address that is not its own */
-	REASON_POD_NOT_READY = 18,	 /* held: what egress policies want of the pod is not in the kernel yet */
+	REASON_POD_NOT_READY = 18,	 /* held: what policies want of the pod is not in the kernel yet */
 	REASON_NO_GATEWAY = 19,
 	REASON_NO_EGRESS_IP = 20,
 	REASON_NO_SNAT_PORT = 21,	 /* all ports of the egress address towards the destination are taken */
@@ -303,7 +336,7 @@ enum reason {
 	REASON_NO_RULE = 23,		 /* came over the overlay, and nothing here is to be done with it */
 	REASON_PREDATES_POLICY = 24,	 /* of a connection that had no egress address when a policy chose its pod */
 	REASON_UNSUPPORTED_PROTOCOL = 25, /* under an egress rule, but cannot be translated */
-	REASON_UNKNOWN_FRAGMENT = 26,	 /* under an egress rule, but its first fragment was not seen, or dropped */
+	REASON_UNKNOWN_FRAGMENT = 26,	 /* under a policy, but its first fragment was not seen, or dropped */
 	REASON_TOO_BIG = 27,		 /* answered with the MTU */
 	REASON_TTL_EXCEEDED = 28,
 	REASON_NOT_CHECKED = 29,	 /* backstop: the pod's device has no program yet */
@@ -311,6 +344,8 @@ enum reason {
 	REASON_NAT_FAILED = 31,		 /* the translation could not be recorded */
 	REASON_WRITE_FAILED = 32,	 /* the packet could not be changed */
 	REASON_NOT_CONFIGURED = 33,	 /* sluice_config is empty */
+	REASON_POLICY_DENIED = 35,	 /* no network policy allows it */
+	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
 	REASON_COUNT = 40,
 };
 

@@ -25,6 +25,7 @@ WRITTEN_BY_AGENT(sluice_egress, BPF_MAP_TYPE_LPM_TRIE, struct egress_key, struct
 WRITTEN_BY_AGENT(sluice_gateways, BPF_MAP_TYPE_HASH, struct gateway_key, struct gateway_value);
 WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
 WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct covered_value);
+WRITTEN_BY_AGENT(sluice_policy, BPF_MAP_TYPE_LPM_TRIE, struct policy_key, struct policy_value);
 WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);
 
 struct {
@@ -59,6 +60,17 @@ struct {
 	__type(key, __u32);
 	__type(value, struct metric);
 } sluice_metrics SEC(".maps");
+
+/* A rule's counter is made when the rule first decides; the agent removes those of
+ * rules that there are no more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct rule_key);
+	__type(value, struct metric);
+} sluice_rules SEC(".maps");
 
 /* The time when the present tick began, of each CPU: see time_of_tick. */
 struct clock {

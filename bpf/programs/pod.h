@@ -5,16 +5,7 @@
 #pragma once
 
 #include "forward.h"
-
-/* The place of network policy: whether a new flow, or one whose verdict is of
- * another epoch, is allowed between pod and peer. */
-static __always_inline bool allowed(const struct packet *p, const struct pod_value *pod, __u32 direction)
-{
-	(void)p;
-	(void)pod;
-	(void)direction;
-	return true;
-}
+#include "policy.h"
 
 /* Lets a local pod's packet go its ordinary way. */
 static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision *d, const struct config_value *cfg)
@@ -22,17 +13,6 @@ static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision
 	count(REASON_PASSED, DIRECTION_EGRESS, ctx->len);
 	set_mark(ctx, cfg, d->flags & CT_SERVICE ? MARK_SERVICE : MARK_CHECKED);
 	return TCX_NEXT;
-}
-
-/* Reports whether the packet stays on the link or the node, whoever sends it. */
-static __always_inline bool link_local(const struct tuple *t)
-{
-	if (t->family == FAMILY_IPV4) {
-		__u32 daddr = bpf_ntohl(t->daddr.words[3]);
-
-		return daddr >> 28 == 0xe || daddr == 0xffffffff || daddr >> 16 == 0xa9fe;
-	}
-	return t->daddr.bytes[0] == 0xff || (t->daddr.bytes[0] == 0xfe && (t->daddr.bytes[1] & 0xc0) == 0x80);
 }
 
 /* Sends a local pod's packet to the gateway that its flow is pinned to. Returns a
@@ -66,38 +46,76 @@ static __always_inline bool unanswered(const struct packet *p, const struct ct_e
 	return p->time / SECOND - e->last_tx_report >= cfg->report_interval;
 }
 
-/* Decides on a packet of a flow that the pod began and that has an entry. Returns
- * 0 with the entry's gateway in d, or why it is dropped. */
-static __always_inline __u32 judge_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
-					 const struct config_value *cfg, struct decision *d)
+/* Decides anew where a flow goes. Returns 0 with the gateway in its entry and in d, or
+ * why its packet is dropped. */
+static __noinline __u32 reroute(const struct packet *p, const struct pod_value *pod, struct ct_entry *e, struct decision *d)
+{
+	bool pinned = !no_address(&e->gateway);
+	__u32 reason = decide_egress(&p->flow, pod, d);
+
+	if (reason >= REASON_DROPS)
+		return reason;
+	if (reason != REASON_TO_GATEWAY)
+		__builtin_memset(&d->gateway, 0, sizeof(d->gateway));
+	if (d->flags)
+		ct_set_flags(e, d->flags);
+	e->gateway = d->gateway;
+	e->epoch = d->epoch;
+	/* From here on it is a flow by the gateway, and who sent it has to
+	 * begin anew. */
+	return !pinned && reason == REASON_TO_GATEWAY && !opens(p) ? REASON_PREDATES_POLICY : 0;
+}
+
+static __noinline __u32 judge_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
+				    const struct config_value *cfg, struct decision *d)
 {
 	bool pinned = !no_address(&e->gateway);
 	bool serving = pinned && serves(&e->gateway);
 	bool again = pinned && unanswered(p, e, cfg);
-	__u32 reason;
+	bool stale = e->epoch != d->epoch;
+	__u32 reason = allowed_again(p, pod, e, d, DIRECTION_EGRESS);
 
-	d->gateway = e->gateway;
-	d->flags = e->flags & CT_SERVICE;
-	if (p->shape == SHAPE_ICMP_ERROR || (e->epoch == d->epoch && pinned == serving && !again))
+	if (reason)
+		return reason;
+	if (p->shape == SHAPE_ICMP_ERROR || (!stale && pinned == serving && !again))
 		return 0;
-	if (!allowed(p, pod, DIRECTION_EGRESS))
-		return REASON_NO_RULE;
-	if (!serving || again) {
-		reason = decide_egress(&p->flow, pod, d);
-		if (reason >= REASON_DROPS)
-			return reason;
-		if (reason != REASON_TO_GATEWAY)
-			__builtin_memset(&d->gateway, 0, sizeof(d->gateway));
-		if (d->flags)
-			ct_set_flags(e, d->flags);
-		e->gateway = d->gateway;
-		e->epoch = d->epoch;
-		/* From here on it is a flow by the gateway, and who sent it has to
-		 * begin anew. */
-		return !pinned && reason == REASON_TO_GATEWAY && !opens(p) ? REASON_PREDATES_POLICY : 0;
-	}
+	if ((!serving || again) && !link_local(&p->flow))
+		return reroute(p, pod, e, d);
 	e->epoch = d->epoch;
 	return 0;
+}
+
+/* Decides on a packet of a flow that the pod began and that has an entry. Returns
+ * 0 with the entry's gateway in d, or why it is dropped. */
+static __always_inline __u32 still_allowed(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
+					   const struct config_value *cfg, struct decision *d)
+{
+	d->gateway = e->gateway;
+	d->flags = e->flags & CT_SERVICE;
+	d->cookie = e->cookie;
+	/* Most packets are of flows that go their ordinary way, as they did before. */
+	if (e->epoch == d->epoch && no_address(&d->gateway) && !unidentified(p))
+		return 0;
+	return judge_known(p, pod, e, cfg, d);
+}
+
+/* Decides on a packet of a flow that the pod begins. */
+static __noinline __u32 judge_new(const struct packet *p, const struct pod_value *pod, struct decision *d)
+{
+	__u32 reason = allowed(p, pod, d, DIRECTION_EGRESS);
+
+	if (reason || link_local(&p->flow))
+		return reason;
+	reason = decide_egress(&p->flow, pod, d);
+	return reason == REASON_TO_GATEWAY ? translatable(p) : reason;
+}
+
+/* Reports whether a packet with a source that is not the pod's may have it: what asks
+ * for an address, and the neighbours' talk. */
+static __always_inline bool of_the_link(const struct packet *p)
+{
+	return to_many(&p->flow) ||
+	       (link_local(&p->flow) && link_local_address(&p->flow.saddr, p->flow.family));
 }
 
 SEC("tcx/ingress")
@@ -131,7 +149,7 @@ int from_pod(struct __sk_buff *ctx)
 
 	pod = bpf_map_lookup_elem(&sluice_pods, &p.source);
 	if (!pod || pod->ifindex != ctx->ifindex) {
-		if (link_local(&p.flow))
+		if (of_the_link(&p))
 			return to_stack(ctx, &d, cfg);
 		if (cfg->flags & CONFIG_STRICT_SOURCE)
 			return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
@@ -146,30 +164,31 @@ int from_pod(struct __sk_buff *ctx)
 	 * policy chooses its own come first: should there be both, it must not
 	 * leave by the ordinary way. Else the lower port is most often the server's. */
 	theirs_first = !pod->flags && bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport);
-	if (theirs_first)
+	if (theirs_first && !asks(&p))
 		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
 	if (!theirs)
 		ours = ct_find_original(&p, TUPLE_OUT);
-	if (!ours && !theirs_first)
+	if (!ours && !theirs_first && !asks(&p))
 		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
 
 	if (theirs) {
-		d.epoch = theirs->epoch;
-		if (!ct_note(ctx, theirs, &p, cfg, false))
-			ct_create(ctx, &p, &d, cfg, TUPLE_IN | CT_REVERSE);
-		return to_stack(ctx, &d, cfg);
-	}
-	if (ours) {
+		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg));
+		if (!reason) {
+			d.epoch = theirs->epoch;
+			if (!ct_note(ctx->len, theirs, &p, cfg, false))
+				ct_create(ctx->len, &p, &d, cfg, TUPLE_IN | CT_REVERSE);
+			return to_stack(ctx, &d, cfg);
+		}
+	} else if (ours) {
 		d.live = 1;
-		reason = judge_known(&p, pod, ours, cfg, &d);
-		if (!reason && !ct_note(ctx, ours, &p, cfg, true))
-			ct_create(ctx, &p, &d, cfg, TUPLE_OUT);
-	} else if (!link_local(&p.flow)) {
-		reason = allowed(&p, pod, DIRECTION_EGRESS) ? decide_egress(&p.flow, pod, &d) : REASON_NO_RULE;
-		if (reason == REASON_TO_GATEWAY)
-			reason = translatable(&p);
+		reason = still_allowed(&p, pod, ours, cfg, &d);
+		if (!reason && !ct_note(ctx->len, ours, &p, cfg, true))
+			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
+	} else if (is_subject(pod) ? !to_many(&p.flow) : !link_local(&p.flow)) {
+		reason = judge_new(&p, pod, &d);
 		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment;
 	}
+	count_rule(d.cookie, ctx->len);
 	if (reason)
 		return drop(ctx, &p, &d, reason, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
@@ -183,7 +202,7 @@ int from_pod(struct __sk_buff *ctx)
 		ret = to_stack(ctx, &d, cfg);
 	}
 	if (begins) {
-		ct_create(ctx, &p, &d, cfg, TUPLE_OUT);
+		ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
 		report_flow(ctx, &p, &d, cfg, WHAT(reason, PROGRAM_FROM_POD, DIRECTION_EGRESS));
 	}
 	return ret;
@@ -197,6 +216,7 @@ int to_pod(struct __sk_buff *ctx)
 	struct decision d = {};
 	const struct pod_value *pod;
 	struct ct_entry *e;
+	__u32 reason, how;
 
 	if (!cfg)
 		return TCX_NEXT;
@@ -210,34 +230,41 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	d.epoch = pod->epoch;
 
-	e = ct_find_replied(&p);
+	e = asks(&p) ? NULL : ct_find_replied(&p);
 	if (e) {
+		reason = allowed_reply(&p, pod, e, &d, DIRECTION_EGRESS);
+		if (reason)
+			return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		d.gateway = e->gateway;
 		d.flags = e->flags & CT_SERVICE;
 		d.epoch = e->epoch;
-		if (!ct_note(ctx, e, &p, cfg, false))
-			ct_create(ctx, &p, &d, cfg, TUPLE_OUT | CT_REVERSE);
+		if (!ct_note(ctx->len, e, &p, cfg, false))
+			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT | CT_REVERSE);
 		count(REASON_PASSED, DIRECTION_INGRESS, ctx->len);
 		return TCX_NEXT;
 	}
 
+	/* What came in by no interface is the host's own. */
+	how = DIRECTION_INGRESS | (ctx->ingress_ifindex ? 0 : host_reaches(cfg));
 	e = ct_find_original(&p, TUPLE_IN);
-	if ((!e || e->epoch != d.epoch) && !allowed(&p, pod, DIRECTION_INGRESS))
-		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_TO_POD, DIRECTION_INGRESS);
+	reason = e ? allowed_again(&p, pod, e, &d, how) : allowed(&p, pod, &d, how);
+	count_rule(d.cookie, ctx->len);
+	if (reason)
+		return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
 	if (e) {
 		if (e->epoch != d.epoch)
 			e->epoch = d.epoch;
-		if (!ct_note(ctx, e, &p, cfg, true))
-			ct_create(ctx, &p, &d, cfg, TUPLE_IN);
+		if (!ct_note(ctx->len, e, &p, cfg, true))
+			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment) {
 		/* The rest of a connection whose beginning nobody saw may be one that
 		 * the pod began. Taken for one of the other side, what the pod sends
-		 * would be replies, and leave past its egress policy. */
+		 * would be replies, and leave past its policies. */
 		bool doubtful = p.flow.protocol == IPPROTO_TCP ? !opens(&p) : is_echo_reply(&p);
 		struct tuple peer = reversed(&p.flow);
 
-		if (!doubtful || destination_flags(&peer)) {
-			ct_create(ctx, &p, &d, cfg, TUPLE_IN);
+		if (!doubtful || (!is_subject(pod) && destination_flags(&peer))) {
+			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 			report_flow(ctx, &p, &d, cfg, WHAT(REASON_PASSED, PROGRAM_TO_POD, DIRECTION_INGRESS));
 		}
 	}

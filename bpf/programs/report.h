@@ -19,6 +19,7 @@ struct decision {
 	__u32 mtu;   /* that the packet exceeds */
 	__u16 of_host; /* it is not a pod's, but the host's own */
 	__u16 live;    /* its connection is tracked */
+	__u32 cookie;  /* of the rules of network policies that decided */
 	__u64 time;    /* when the packet came */
 };
 
@@ -31,6 +32,27 @@ static __always_inline void count(__u32 reason, __u32 direction, __u64 bytes)
 		m->packets++;
 		m->bytes += bytes;
 	}
+}
+
+static __noinline void count_decided(__u32 cookie, __u64 bytes)
+{
+	struct rule_key key = {.cookie = cookie};
+	struct metric first = {.packets = 1, .bytes = bytes};
+	struct metric *m = bpf_map_lookup_elem(&sluice_rules, &key);
+
+	if (!m) {
+		bpf_map_update_elem(&sluice_rules, &key, &first, BPF_NOEXIST);
+		return;
+	}
+	m->packets++;
+	m->bytes += bytes;
+}
+
+/* Counts a packet for the rules that decided on its flow. */
+static __always_inline void count_rule(__u32 cookie, __u64 bytes)
+{
+	if (cookie)
+		count_decided(cookie, bytes);
 }
 
 /* Reason, program and direction in one argument. */
@@ -65,6 +87,7 @@ SUBPROGRAM int report(struct __sk_buff *ctx, const struct packet *p, const struc
 	e->ifindex = ctx->ifindex;
 	e->egress_class = d->egress_class;
 	e->group = d->group;
+	e->cookie = d->cookie;
 	e->gateway = d->gateway;
 	e->egress = d->egress;
 	e->egress_port = d->egress_port;

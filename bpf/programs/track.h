@@ -22,9 +22,9 @@ SUBPROGRAM int track_translated(struct __sk_buff *ctx, const struct packet *p, c
 	if (!p || !d || !cfg || p->shape == SHAPE_ICMP_ERROR || p->unknown_fragment)
 		return 0;
 	e = ct_find_original(p, TUPLE_OUT);
-	if (e && ct_note(ctx, e, p, cfg, true))
+	if (e && ct_note(ctx->len, e, p, cfg, true))
 		return 0;
-	ct_create(ctx, p, d, cfg, TUPLE_OUT);
+	ct_create(ctx->len, p, d, cfg, TUPLE_OUT);
 	if (!d->of_host)
 		report_flow(ctx, p, d, cfg, WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS));
 	return 0;
@@ -45,9 +45,9 @@ SUBPROGRAM int track_returned(struct __sk_buff *ctx, const struct packet *p, con
 	e = ct_find(p, TUPLE_OUT | CT_REVERSE);
 	if (e && local)
 		return 0;
-	if (e && ct_note(ctx, e, p, cfg, false))
+	if (e && ct_note(ctx->len, e, p, cfg, false))
 		return 0;
 	if (local || !(p->tcp_flags & (TCP_FIN | TCP_RST)))
-		ct_create(ctx, p, d, cfg, TUPLE_OUT | CT_REVERSE);
+		ct_create(ctx->len, p, d, cfg, TUPLE_OUT | CT_REVERSE);
 	return 0;
 }

@@ -26,6 +26,10 @@ func TestWritesPerEvent(t *testing.T) {
 				manifests[i] = countedPod(i, "web")
 			}
 			apply(manifests...)
+			// The labels of all pods are known, on this node too.
+			local := func(i int, app string) { apply(strings.ReplaceAll(countedPod(i, app), "node-3", "node-1")) }
+			local(pods+4, "web")
+			local(pods+5, "db")
 			require.NoError(t, c.hive.Start(c.log, t.Context()))
 			require.NoError(t, c.quiet(t.Context()))
 
@@ -39,13 +43,12 @@ func TestWritesPerEvent(t *testing.T) {
 				}
 				require.EqualValues(t, want, c.memory.Sequence()-before, event)
 			}
-			// Pods are on another node, but for the last: on this one they have a
-			// device, and the class that the policy puts them in.
+			// Most pods are on another node. On this one they have a device, and the
+			// class that the policy puts them in.
 			cost("a pod of another node", 1, func() { apply(countedPod(pods, "web")) })
-			cost("a pod of this node", 3, func() { apply(strings.ReplaceAll(countedPod(pods+1, "web"), "node-3", "node-1")) })
-			apply(countedPod(pods+2, "db"))
-			require.NoError(t, c.quiet(t.Context()))
-			cost("a pod that no policy chooses", 2, func() { apply(strings.ReplaceAll(countedPod(pods+3, "db"), "node-3", "node-1")) })
+			cost("a pod of this node", 3, func() { local(pods+1, "web") })
+			cost("a pod that no policy chooses", 2, func() { local(pods+3, "db") })
+			cost("a pod of another node with labels that no policy looks at", 1, func() { apply(countedPod(pods+2, "web, color: blue")) })
 			cost("a label that no policy looks at", 0, func() {
 				apply(strings.ReplaceAll(countedPod(0, "web"), "app: web", "app: web, color: green"))
 			})
@@ -54,12 +57,32 @@ func TestWritesPerEvent(t *testing.T) {
 				require.NoError(t, c.api.Break("pods"))
 				require.NoError(t, c.api.Resume("pods"))
 			})
-			// The rule and what it covers, each written and deleted, and the epoch
-			// of the one pod here.
-			cost("another destination of the policy", 5, func() { apply(countedPolicy("198.51.100.0/24")) })
+			// The rule and what it covers, each written and deleted, and the epochs
+			// of the two pods here.
+			cost("another destination of the policy", 4+2, func() { apply(countedPolicy("198.51.100.0/24")) })
 			cost("the gateway is lost", 256+1, func() { apply(countedNode(2, "False")) })
 			cost("a node that is no gateway is lost", 1, func() { apply(strings.ReplaceAll(countedNode(1, "False"), "egress: a", "egress: none")) })
 		})
+	}
+}
+
+// A node that may be a gateway knows the class of other nodes' pods too.
+func TestWritesPerPodOfAGateway(t *testing.T) {
+	c := newCluster(t, []string{"--node-name=node-2"})
+	require.NoError(t, c.api.Sync())
+	apply := func(manifests ...string) {
+		require.NoError(t, c.api.Apply([]byte(strings.Join(manifests, "---\n"))))
+	}
+	apply(countedNode(1, "True"), countedNode(2, "True"), countedNode(3, "True"), countedPolicy("203.0.113.0/24"),
+		countedPod(1, "web"), countedPod(2, "db"))
+	require.NoError(t, c.hive.Start(c.log, t.Context()))
+	require.NoError(t, c.quiet(t.Context()))
+	for app, want := range map[string]int{"db": 1, "web": 2} {
+		before := c.memory.Sequence()
+		apply(countedPod(10+want, app))
+		require.NoError(t, c.settle(t.Context()))
+		require.NoError(t, c.quietFor(t.Context(), surelySettled))
+		require.EqualValues(t, want, c.memory.Sequence()-before, app)
 	}
 }
 

@@ -14,13 +14,16 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/reconcilers/egress"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
+	"github.com/sluice-net/sluice/reconcilers/policy"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/addresses"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
+	"github.com/sluice-net/sluice/tables/explain"
 	forwardingtables "github.com/sluice-net/sluice/tables/forwarding"
+	policytables "github.com/sluice-net/sluice/tables/policy"
 	"github.com/sluice-net/sluice/tables/selection"
 )
 
@@ -30,9 +33,13 @@ var Dataflow = cell.Group(
 	// The rule engine's counts of rows.
 	cell.Provide(newDeriveMetrics),
 
-	// Which selectors choose which endpoints: selectors, label-sets,
-	// class-members, classes.
+	// Which selectors choose which endpoints: selectors, peer-prefixes,
+	// label-sets, class-members, classes.
 	selection.Cell,
+
+	// What network policies want: policy-rules, -entries, -readiness,
+	// rule-cookies, network-policy-status.
+	policytables.Cell,
 
 	// What is known of addresses: ipcache, local-endpoints.
 	addresses.Cell,
@@ -60,11 +67,16 @@ var Dataflow = cell.Group(
 	// The maps' reconcilers, with the tables map-*: what the kernel holds.
 	egress.Cell,
 	forwarding.Cell,
+	policy.Cell,
 
 	// What the programs report: drops, monitors.
 	cell.Provide(func(d *datapath.Datapath) events.Datapath { return d }),
 	events.Cell,
 	cell.Invoke(registerDatapathMetrics),
+	policyMetricsCell,
+
+	// What the tables and the maps make of a packet, and why.
+	explain.Cell,
 
 	// Programs at devices, and the overlay device.
 	attach.Cell,

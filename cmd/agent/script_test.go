@@ -29,6 +29,8 @@ import (
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/addresses"
+	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
 // The scripts of testdata run the whole agent, with an API server and a kernel
@@ -67,6 +69,9 @@ type cluster struct {
 	agent  map[string]script.Cmd // commands of the agent
 	oracle oracle
 	desire desiredTables
+	base   policytest.Tables
+	policy policyTables
+	work   *derive.Metrics
 
 	attachments statedb.Table[*tables.Attachment]
 }
@@ -100,6 +105,7 @@ func (c *cluster) construct() {
 		cell.Invoke(func(o oracle, d desiredTables, a statedb.Table[*tables.Attachment]) {
 			c.oracle, c.desire, c.attachments = o, d, a
 		}),
+		cell.Invoke(func(b policytest.Tables, p policyTables, m *derive.Metrics) { c.base, c.policy, c.work = b, p, m }),
 	)
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	c.hive.RegisterFlags(flags)
@@ -126,6 +132,7 @@ func (c *cluster) commands() map[string]script.Cmd {
 			return c.hive.Start(c.log, ctx)
 		}),
 	}
+	cmds["verdicts"], cmds["entries"] = c.verdicts(), c.entries()
 	cmds["agent/flags"] = script.Command(
 		script.CmdUsage{Summary: "Construct the agent with more flags, before it is started", Args: "flag..."},
 		func(_ *script.State, args ...string) (script.WaitFunc, error) {
@@ -165,13 +172,14 @@ type desiredTables struct {
 	Covered  statedb.Table[*tables.CoveredPrefix]
 	Nodes    statedb.Table[*tables.ClusterNode]
 	Configs  statedb.Table[*tables.DatapathConfig]
+	Verdicts statedb.Table[*tables.PolicyEntry]
 }
 
 // undone returns rows that are not in the kernel yet, one of each table.
 func (d *desiredTables) undone(txn statedb.ReadTxn) string {
 	return undone(txn, d.Classes) + undone(txn, d.Gateways) + undone(txn, d.Rules) + undone(txn, d.Sources) +
 		undone(txn, d.IPCache) + undone(txn, d.Locals) + undone(txn, d.Sysctls) +
-		undone(txn, d.Exits) + undone(txn, d.Covered) + undone(txn, d.Nodes) + d.undoneConfig(txn)
+		undone(txn, d.Exits) + undone(txn, d.Covered) + undone(txn, d.Nodes) + undone(txn, d.Verdicts) + d.undoneConfig(txn)
 }
 
 // undoneConfig is undone for the configuration, which nobody writes while the
@@ -306,5 +314,5 @@ func (c *cluster) compare() (err error) {
 		}
 	})
 	c.memory.Read(func(r bpf.Reader) { err = errors.Join(err, c.compareForwarding(txn, r, destinations)) })
-	return err
+	return errors.Join(err, c.comparePolicies(txn))
 }

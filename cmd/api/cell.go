@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/explain"
 )
 
 // Cell serves the API while the agent runs, and provides the script command
@@ -93,6 +94,9 @@ type params struct {
 	Events    *events.Source `optional:"true"`
 	GC        *ctgc.Runner   `optional:"true"`
 	Maps      *bpf.Maps      `optional:"true"`
+
+	Explain *explain.Explainer                         `optional:"true"`
+	Status  statedb.Table[*tables.NetworkPolicyStatus] `optional:"true"`
 }
 
 func newServer(p params) (*Server, error) {
@@ -115,6 +119,8 @@ func newServer(p params) (*Server, error) {
 			metrics: p.Metrics,
 			node:    p.Node,
 			events:  p.Events,
+			explain: p.Explain,
+			status:  p.Status,
 			streams: make(chan struct{}, maxStreams),
 		},
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/explain"
 )
 
 // maxStreams bounds the requests that follow the changes of a table, or events.
@@ -31,7 +32,9 @@ type handlers struct {
 	metrics prometheus.Gatherer
 	node    tables.LocalNode
 	events  *events.Source // nil if the agent has none
-	streams chan struct{}  // holds a token for each request that streams
+	explain *explain.Explainer
+	status  statedb.Table[*tables.NetworkPolicyStatus]
+	streams chan struct{} // holds a token for each request that streams
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
@@ -56,6 +59,9 @@ func (h *handlers) mux(owner bool) http.Handler {
 	mux.HandleFunc("GET /statedb/changes/{table}", h.changes)
 
 	mux.HandleFunc("GET /monitor", h.monitor)
+	mux.HandleFunc("GET /rules", h.rules)
+	mux.HandleFunc("GET /explain/policy", h.explainPolicy)
+	mux.HandleFunc("GET /explain/egress", h.explainEgress)
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)
@@ -113,6 +119,9 @@ func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
 /statedb/query            rows by index, as StateDB's RemoteTable asks for them
 /statedb/changes/TABLE    rows as they change, a JSON object a line
 /monitor                  drops and new flows as they happen, a JSON object a line; ?kind=, ?reason=, ?pod=
+/explain/policy           what network policies say of a packet, and why; ?from=, ?to=, ?port=, ?protocol=
+/explain/egress           by which gateway a packet leaves, and why; ?from=, ?to=
+/rules                    rules of network policies in force, and how many packets they decided
 /gc                       POST: remove connections, on the socket only
 /debug/pprof/             profiles, on the socket only
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"os"
@@ -33,8 +34,9 @@ import (
 
 type noPrograms struct{}
 
-func (noPrograms) Loaded() bool      { return false }
-func (noPrograms) Events() *ebpf.Map { return nil }
+func (noPrograms) Loaded() bool         { return false }
+func (noPrograms) Events() *ebpf.Map    { return nil }
+func (noPrograms) Map(string) *ebpf.Map { return nil }
 
 // observed is an agent that consists of the API and events.
 type observed struct {
@@ -44,6 +46,7 @@ type observed struct {
 	server   *Server
 	db       *statedb.DB
 	monitors statedb.Table[*tables.Monitor]
+	cookies  statedb.RWTable[*tables.RuleCookie]
 }
 
 func startObserved(t *testing.T) *observed {
@@ -56,14 +59,15 @@ func startObserved(t *testing.T) *observed {
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
 			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
+			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			func() prometheus.Gatherer { return prometheus.NewRegistry() },
 			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
 			func() events.Datapath { return noPrograms{} },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
 		),
 		events.Cell, Cell,
-		cell.Invoke(func(s *Server, db *statedb.DB, m statedb.Table[*tables.Monitor], endpoints statedb.RWTable[*tables.Endpoint]) {
-			o.server, o.db, o.monitors = s, db, m
+		cell.Invoke(func(s *Server, db *statedb.DB, m statedb.Table[*tables.Monitor], endpoints statedb.RWTable[*tables.Endpoint], c statedb.RWTable[*tables.RuleCookie]) {
+			o.server, o.db, o.monitors, o.cookies = s, db, m, c
 			wtxn := db.WriteTxn(endpoints)
 			defer wtxn.Abort()
 			endpoints.Insert(wtxn, &tables.Endpoint{
@@ -195,4 +199,21 @@ func TestMonitorQuery(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, text.Encode(), values.Encode())
 	}
+}
+
+// The rules in force are counted, also those that nothing has met yet.
+func TestRules(t *testing.T) {
+	o := startObserved(t)
+	defer o.stop()
+	wtxn := o.db.WriteTxn(o.cookies)
+	_, _, err := o.cookies.Insert(wtxn, &tables.RuleCookie{
+		Cookie: 7, Fields: []string{"spec.ingress[0]"},
+		Rules: []tables.RuleID{{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}}},
+	})
+	require.NoError(t, err)
+	wtxn.Commit()
+	w := httptest.NewRecorder()
+	o.server.handlers.mux(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/rules", nil))
+	require.Equal(t, http.StatusOK, w.Code)
+	require.JSONEq(t, `{"counted": false, "rules": [{"cookie": 7, "rules": ["NetworkPolicy/shop/web spec.ingress[0]"], "packets": 0, "bytes": 0}]}`, w.Body.String())
 }

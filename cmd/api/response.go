@@ -19,6 +19,7 @@ const (
 // errorBody is the JSON of an error. "err" is where StateDB's client looks.
 type errorBody struct {
 	Err     string   `json:"err"`
+	Field   string   `json:"field,omitempty"`   // of the request, that is wrong
 	Tables  []string `json:"tables,omitempty"`  // that exist, if the named one does not
 	Indexes []string `json:"indexes,omitempty"` // that exist, if the named one does not
 }

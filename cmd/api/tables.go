@@ -87,9 +87,10 @@ func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handlers) render(table statedb.AnyTable) Rows {
-	rows := Rows{Columns: table.TableHeader(), Rows: [][]string{}}
-	for row := range table.All(h.db.ReadTxn()) {
-		rows.Rows = append(rows.Rows, table.TableRow(row))
+	rows := Rows{Columns: h.header(table), Rows: [][]string{}}
+	txn := h.db.ReadTxn()
+	for row := range table.All(txn) {
+		rows.Rows = append(rows.Rows, h.row(txn, table, row))
 	}
 	return rows
 }
@@ -97,15 +98,16 @@ func (h *handlers) render(table statedb.AnyTable) Rows {
 func (h *handlers) watchTable(w http.ResponseWriter, r *http.Request, table statedb.AnyTable) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	text := columns.NewWriter(w)
-	lines := [][]string{append([]string{"Event"}, table.TableHeader()...)}
+	lines := [][]string{append([]string{"Event"}, h.header(table)...)}
 	h.follow(w, r, table.Meta,
 		func(changes []change) error {
+			txn := h.db.ReadTxn()
 			for _, c := range changes {
 				event := eventUpdated
 				if c.Deleted {
 					event = eventDeleted
 				}
-				lines = append(lines, append([]string{event}, table.TableRow(c.Object)...))
+				lines = append(lines, append([]string{event}, h.row(txn, table, c.Object)...))
 			}
 			err := text.Write(lines...)
 			lines = nil

@@ -18,12 +18,13 @@ import (
 // Parts of the benchmark.
 const (
 	partControl  = "control"
+	partPolicy   = "policy"
 	partPrograms = "programs"
 	partTraffic  = "traffic"
 	partGC       = "gc"
 )
 
-var parts = []string{partControl, partPrograms, partTraffic, partGC}
+var parts = []string{partControl, partPolicy, partPrograms, partTraffic, partGC}
 
 // datapathOptions say how the datapath is measured.
 type datapathOptions struct {
@@ -37,14 +38,15 @@ type datapathOptions struct {
 	rounds int
 	window time.Duration
 
-	gc *gcOptions
+	gc     *gcOptions
+	policy *policyOptions
 }
 
 func datapathFlags(flags *pflag.FlagSet) *datapathOptions {
-	o := &datapathOptions{gc: gcFlags(flags)}
+	o := &datapathOptions{gc: gcFlags(flags), policy: policyFlags(flags)}
 	flags.StringSliceVar(&o.parts, "parts", parts,
-		"what is measured: control (the agent's control plane), programs (ns per packet of each program), traffic (throughput and latency in a cluster of network namespaces), gc (removal of connections that have ended); all but the first need root")
-	flags.BoolVar(&o.short, "short", false, "measure programs, traffic and gc just long enough to see that this works; the figures mean little")
+		"what is measured: control (the agent's control plane), policy (the same with network policies), programs (ns per packet of each program), traffic (throughput and latency in a cluster of network namespaces), gc (removal of connections that have ended); all but the first two need root")
+	flags.BoolVar(&o.short, "short", false, "measure policy, programs, traffic and gc just long enough to see that this works; the figures mean little")
 	flags.IntVar(&o.flows, "program-flows", 100_000, "number of flows of each program's way, beside the one hot flow")
 	flags.IntVar(&o.packets, "program-packets", 200_000, "packets by which each program's way is measured in a round")
 	flags.IntVar(&o.programRounds, "program-rounds", 3, "rounds of measuring programs")
@@ -66,6 +68,9 @@ func (o *datapathOptions) complete() error {
 	if o.short {
 		o.flows, o.packets, o.programRounds = min(o.flows, 1000), min(o.packets, 5000), 1
 		o.rounds, o.window = 1, min(o.window, 200*time.Millisecond)
+	}
+	if err := o.policy.complete(o.short); err != nil {
+		return err
 	}
 	return o.gc.complete(o.short)
 }

@@ -29,7 +29,7 @@ func TestRatiosAreWithinRounds(t *testing.T) {
 
 func TestDatapathOptions(t *testing.T) {
 	valid := func() *datapathOptions {
-		return &datapathOptions{parts: []string{partTraffic}, flows: 10, packets: 10, programRounds: 3, rounds: 3, window: time.Second, gc: &gcOptions{rounds: 3}}
+		return &datapathOptions{parts: []string{partTraffic}, flows: 10, packets: 10, programRounds: 3, rounds: 3, window: time.Second, gc: &gcOptions{rounds: 3}, policy: &policyOptions{scenarios: []string{"10x1"}, local: 10, samples: 3}}
 	}
 	require.NoError(t, valid().complete())
 	for name, spoil := range map[string]func(*datapathOptions){
@@ -37,6 +37,8 @@ func TestDatapathOptions(t *testing.T) {
 		"no rounds":    func(o *datapathOptions) { o.rounds = 0 },
 		"no time":      func(o *datapathOptions) { o.window = 0 },
 		"no gc rounds": func(o *datapathOptions) { o.gc.rounds = 0 },
+		"policies":     func(o *datapathOptions) { o.policy.scenarios = []string{"10x0"} },
+		"few pods":     func(o *datapathOptions) { o.policy.local = 11 },
 		"gc size":      func(o *datapathOptions) { o.gc.sizes = []int{1 << 25} },
 	} {
 		t.Run(name, func(t *testing.T) {

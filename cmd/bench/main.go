@@ -8,6 +8,8 @@
 // As root all of it runs in a network and a mount namespace of its own, where the
 // agent attaches its programs too; else the maps are in memory.
 //
+// The same is measured of network policy, at the sizes at which other engines were.
+//
 // Then it measures the datapath: what each program costs a packet, by test runs
 // over an empty program; and throughput and latency in clusters of network
 // namespaces, with Sluice, without it, and with the kernel's own means in its place.
@@ -117,6 +119,11 @@ func run() error {
 			all.Control = append(all.Control, results...)
 		}
 	}
+	if datapath.has(partPolicy) {
+		if all.Policy, err = measurePolicies(os.Stdout, *mode, bpffs, dir, datapath.policy); err != nil {
+			return fmt.Errorf("measure policies: %w", err)
+		}
+	}
 	if all.datapathResults, err = datapath.measure(); err != nil {
 		return err
 	}
@@ -132,7 +139,8 @@ func run() error {
 
 // results are what --json writes.
 type results struct {
-	Control []result `json:"control,omitempty"`
+	Control []result       `json:"control,omitempty"`
+	Policy  []policyResult `json:"policy,omitempty"`
 	datapathResults
 }
 

@@ -41,6 +41,8 @@ type base struct {
 	Namespaces statedb.RWTable[*tables.Namespace]
 	Endpoints  statedb.RWTable[*tables.Endpoint]
 	Policies   statedb.RWTable[*tables.EgressPolicy]
+
+	NetworkPolicies statedb.RWTable[*tables.NetworkPolicy]
 }
 
 // world is an agent without sources, and the cluster that it sees.
@@ -78,7 +80,7 @@ addresses: [{addr: %s, device: %s}]
 	return netlink.FakeCellOf(fake), err
 }
 
-func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
+func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*world, error) {
 	w := &world{log: slog.New(slog.DiscardHandler)}
 	network, err := network(mode)
 	if err != nil {
@@ -94,6 +96,8 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 				tables.NewBackendSliceTable,
 				tables.NewCiliumNodeTable,
 				tables.NewEgressPolicyTable,
+				tables.NewNetworkPolicyTable,
+				tables.NewCIDRGroupTable,
 			),
 			cell.Provide(
 				statedb.RWTable[*tables.Node].ToTable,
@@ -103,11 +107,14 @@ func newWorld(mode, bpffs, stateDir string, size size) (*world, error) {
 				statedb.RWTable[*tables.BackendSlice].ToTable,
 				statedb.RWTable[*tables.CiliumNode].ToTable,
 				statedb.RWTable[*tables.EgressPolicy].ToTable,
+				statedb.RWTable[*tables.NetworkPolicy].ToTable,
+				statedb.RWTable[*tables.CIDRGroup].ToTable,
 			),
 			cell.Invoke(w.takeBase)),
 		network,
 		agent.Dataflow,
 		cell.Invoke(w.takeKernel),
+		cell.Group(more...),
 	)
 	flags := w.hive.Viper()
 	flags.Set("node-name", localNode)

@@ -289,7 +289,7 @@ func (w *world) compareConfig(c contents) error {
 	want.Underlay, want.OverlayIfIndex = bpf.AddressFrom(local.underlay()), uint32(overlay.index)
 	want.OverlayPort, want.VNI = 8474, 7
 	want.MarkMask, want.MarkShift = 0x3000, 12
-	want.Flags = bpf.ConfigStrictSource | bpf.ConfigBackstop
+	want.Flags = bpf.ConfigStrictSource | bpf.ConfigBackstop | bpf.ConfigAllowLocalhost
 	want.LifetimeTCP, want.LifetimeAny, want.LifetimeSYN, want.LifetimeClosing, want.ReportInterval = 8000, 60, 60, 10, 5
 	return different("sluice_config", map[string]bpf.ConfigValue{"": want}, map[string]bpf.ConfigValue{"": got})
 }

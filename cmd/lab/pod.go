@@ -4,7 +4,9 @@ package lab
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -24,7 +26,8 @@ type PodSpec struct {
 	Namespace string // "default" if empty
 	Name      string
 	Labels    map[string]string
-	IPv4      netip.Addr // the next of the node if invalid
+	Ports     map[string]uint16 // of its container, TCP, by name
+	IPv4      netip.Addr        // the next of the node if invalid
 	IPv6      netip.Addr
 }
 
@@ -208,10 +211,18 @@ func (p *Pod) Object() Object {
 		"phase": "Running", "hostIP": p.Node.Internal().String(), "podIP": p.IPv4.String(),
 		"podIPs": []any{map[string]any{"ip": p.IPv4.String()}, map[string]any{"ip": p.IPv6.String()}},
 	}
+	spec := map[string]any{"nodeName": p.Node.Name, "serviceAccountName": "default"}
+	if len(p.Spec.Ports) > 0 {
+		var ports []any
+		for _, name := range slices.Sorted(maps.Keys(p.Spec.Ports)) {
+			ports = append(ports, map[string]any{"name": name, "containerPort": int64(p.Spec.Ports[name]), "protocol": "TCP"})
+		}
+		spec["containers"] = []any{map[string]any{"name": "main", "ports": ports}}
+	}
 	return Object{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": p.Spec.Name, "namespace": p.Spec.Namespace, "labels": labels},
-		"spec":     map[string]any{"nodeName": p.Node.Name, "serviceAccountName": "default"},
+		"spec":     spec,
 		"status":   status,
 	}
 }

@@ -44,13 +44,22 @@ const datagramBuffer = 16 << 20
 // noKeepAlive has connections say nothing but what they are told to.
 const noKeepAlive = -1
 
-func startServer(ns *Namespace) (*server, error) {
+// startServer serves on some ports of a namespace, or on [Port].
+func startServer(ns *Namespace, ports ...uint16) (*server, error) {
+	if len(ports) == 0 {
+		ports = []uint16{Port}
+	}
 	s := &server{clients: map[net.Conn]bool{}, streams: map[uint64]*serverStream{}}
 	err := ns.Run(func() error {
-		if err := s.listenTCP(); err != nil {
-			return err
+		for _, port := range ports {
+			if err := s.listenTCP(port); err != nil {
+				return err
+			}
+			if err := s.listenUDP(port); err != nil {
+				return err
+			}
 		}
-		return s.listenUDP()
+		return nil
 	})
 	if err != nil {
 		s.close()
@@ -71,9 +80,9 @@ func (s *server) close() {
 	s.done.Wait()
 }
 
-func (s *server) listenTCP() error {
+func (s *server) listenTCP(port uint16) error {
 	listener := net.ListenConfig{KeepAlive: noKeepAlive}
-	l, err := listener.Listen(context.Background(), "tcp", fmt.Sprintf("[::]:%d", Port))
+	l, err := listener.Listen(context.Background(), "tcp", fmt.Sprintf("[::]:%d", port))
 	if err != nil {
 		return err
 	}
@@ -158,8 +167,8 @@ func sourceOf(a net.Addr) netip.AddrPort {
 
 // listenUDP answers from the address that was asked, of which there are many:
 // so each datagram's destination is read, and given back as the source.
-func (s *server) listenUDP() error {
-	conn4, err := listenDatagrams("udp4", "0.0.0.0")
+func (s *server) listenUDP(port uint16) error {
+	conn4, err := listenDatagrams("udp4", "0.0.0.0", port)
 	if err != nil {
 		return err
 	}
@@ -175,7 +184,7 @@ func (s *server) listenUDP() error {
 		})
 	})
 
-	conn6, err := listenDatagrams("udp6", "[::]")
+	conn6, err := listenDatagrams("udp6", "[::]", port)
 	if err != nil {
 		return err
 	}
@@ -193,8 +202,8 @@ func (s *server) listenUDP() error {
 	return nil
 }
 
-func listenDatagrams(network, address string) (net.PacketConn, error) {
-	c, err := net.ListenPacket(network, fmt.Sprintf("%s:%d", address, Port))
+func listenDatagrams(network, address string, port uint16) (net.PacketConn, error) {
+	c, err := net.ListenPacket(network, fmt.Sprintf("%s:%d", address, port))
 	if err != nil {
 		return nil, err
 	}

@@ -90,7 +90,12 @@ const maxMissing = 20
 // StartStream starts a stream from a namespace to an address of the server, with
 // a number of datagrams a second.
 func (c *Cluster) StartStream(from *Namespace, to netip.Addr, rate int) (*Stream, error) {
-	conn, err := from.Dial(context.Background(), "udp", netip.AddrPortFrom(to, Port))
+	return c.World.server.startStream(from, netip.AddrPortFrom(to, Port), rate)
+}
+
+// startStream starts a stream to an address at which this server answers.
+func (s *server) startStream(from *Namespace, to netip.AddrPort, rate int) (*Stream, error) {
+	conn, err := from.Dial(context.Background(), "udp", to)
 	if err != nil {
 		return nil, err
 	}
@@ -98,16 +103,16 @@ func (c *Cluster) StartStream(from *Namespace, to netip.Addr, rate int) (*Stream
 		_ = conn.Close()
 		return nil, err
 	}
-	s := &Stream{
-		id: rand.Uint64(), server: c.World.server, conn: conn,
+	stream := &Stream{
+		id: rand.Uint64(), server: s, conn: conn,
 		stop: make(chan struct{}), sent: make(chan struct{}), read: make(chan struct{}),
 	}
-	s.server.mu.Lock()
-	s.server.streams[s.id] = &serverStream{sources: map[netip.AddrPort]uint64{}}
-	s.server.mu.Unlock()
-	go s.send(rate)
-	go s.receive()
-	return s, nil
+	s.mu.Lock()
+	s.streams[stream.id] = &serverStream{sources: map[netip.AddrPort]uint64{}}
+	s.mu.Unlock()
+	go stream.send(rate)
+	go stream.receive()
+	return stream, nil
 }
 
 // streamWindow is how many datagrams of a stream may be without an answer: those of

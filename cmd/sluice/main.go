@@ -65,6 +65,9 @@ kernel is a row of a table.`,
   sluice get endpoints           show a table
   sluice get health -w           follow a table
   sluice monitor                 follow drops and new flows
+  sluice explain policy A B 80   say whether A may reach B, and why
+  sluice explain egress A B      say by which gateway A reaches B
+  sluice wait policy shop/web    wait until a network policy is in force
   sluice ct list                 list tracked connections`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -76,7 +79,7 @@ kernel is a row of a table.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
-	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
 	return root, began
 }
 

@@ -25,7 +25,7 @@ func newMonitorCommand() *cobra.Command {
 		Use:   "monitor",
 		Short: "Show dropped packets and new flows of this node as they happen",
 		Long: `Show dropped packets and new flows of this node as they happen, a line each,
-until interrupted: what was dropped and why, or which way a flow goes, by which
+until interrupted: what was dropped and why, or which way a flow goes, by which rule or
 policy, and with which address it leaves. TCP flags are letters: FIN, SYN, RST,
 PSH, ACK, URG, ECE, CWR. Filters may be repeated: one of each sort has to match.
 How often what was dropped before is in the table drops.`,

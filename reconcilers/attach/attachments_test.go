@@ -3,8 +3,10 @@
 package attach
 
 import (
+	"fmt"
 	"iter"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -125,7 +127,7 @@ func TestPrune(t *testing.T) {
 
 	s.restart()
 	require.NoError(t, s.Prune(t.Context(), nil, rowsOf(wanted, backstop)))
-	require.Equal(t, []string{"backstop4_-170", "backstop6_-170", pinName(first, bpf.ProgramFromPod)}, s.pins())
+	require.Equal(t, append(backstopPins(-170), pinName(first, bpf.ProgramFromPod)), s.pins())
 	require.Len(t, s.running(first, ebpf.AttachTCXIngress), 1)
 	require.Empty(t, s.running(second, ebpf.AttachTCXIngress))
 	require.Empty(t, s.running(second, ebpf.AttachTCXEgress))
@@ -134,18 +136,27 @@ func TestPrune(t *testing.T) {
 	require.Empty(t, s.pins())
 }
 
+// backstopPins are the names of the backstop's pins, as they are sorted.
+func backstopPins(priority int32) (names []string) {
+	for _, name := range []string{"backstop4", "backstop4in", "backstop6", "backstop6in"} {
+		names = append(names, fmt.Sprintf("%s_%d", name, priority))
+	}
+	slices.Sort(names)
+	return names
+}
+
 func TestBackstopIsReplaced(t *testing.T) {
 	s := newSetup(t)
 	row := s.mustAttach(0, bpf.ProgramBackstop)
 	again := s.mustAttach(0, bpf.ProgramBackstop)
 	require.Equal(t, row.LinkID, again.LinkID)
-	require.Equal(t, []string{"backstop4_-170", "backstop6_-170"}, s.pins())
+	require.Equal(t, backstopPins(-170), s.pins())
 
 	// The kernel cannot replace it: another takes the next priority before it goes.
 	s.restart()
 	replaced := s.mustAttach(0, bpf.ProgramBackstop)
 	require.NotEqual(t, row.LinkID, replaced.LinkID)
-	require.Equal(t, []string{"backstop4_-169", "backstop6_-169"}, s.pins())
+	require.Equal(t, backstopPins(-169), s.pins())
 	for _, pin := range s.pins() {
 		a, err := s.links().load(pin)
 		require.NoError(t, err)
@@ -154,7 +165,7 @@ func TestBackstopIsReplaced(t *testing.T) {
 	}
 	s.restart()
 	s.mustAttach(0, bpf.ProgramBackstop)
-	require.Equal(t, []string{"backstop4_-170", "backstop6_-170"}, s.pins())
+	require.Equal(t, backstopPins(-170), s.pins())
 
 	require.NoError(t, s.Delete(t.Context(), nil, 0, row))
 	require.Empty(t, s.pins())
@@ -195,9 +206,9 @@ func TestCleanupLinks(t *testing.T) {
 
 	removed, err := bpf.CleanupLinks(bpffs)
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{
-		"backstop4_-170", "backstop6_-170", pinName(index, bpf.ProgramFromPod), pinName(gone, bpf.ProgramFromPod),
-	}, removed)
+	require.ElementsMatch(t, append(backstopPins(-170),
+		pinName(index, bpf.ProgramFromPod), pinName(gone, bpf.ProgramFromPod),
+	), removed)
 	require.Empty(t, s.running(index, ebpf.AttachTCXIngress))
 	require.NoDirExists(t, s.dir)
 	removed, err = bpf.CleanupLinks(bpffs)

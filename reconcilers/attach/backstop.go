@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The backstop runs at netfilter's FORWARD hook, before what drops there or
-// changes the mark (mangle is at -150) and long before masquerading. The kernel
+// The backstop runs at netfilter's FORWARD and LOCAL_IN hooks, before what drops there
+// or changes the mark (mangle is at -150), behind the translation of services and long
+// before masquerading. The kernel
 // refuses two programs of one priority and cannot replace one in its link, so a
 // new one takes another of these priorities before the old one goes.
 const (
@@ -22,22 +23,25 @@ const (
 	lastPriority  = -160
 )
 
-// family is one of the two protocol families, each of which has its own hook.
-type family struct {
+// hook is a place of the backstop. Each of the two protocol families has its own.
+type hook struct {
 	name     string // with which the names of pins begin
 	protocol link.NetfilterProtocolFamily
+	number   link.NetfilterInetHook
 }
 
-var families = []family{
-	{"backstop4", link.NetfilterProtoIPv4},
-	{"backstop6", link.NetfilterProtoIPv6},
+var hooks = []hook{
+	{"backstop4", link.NetfilterProtoIPv4, link.NetfilterInetForward},
+	{"backstop6", link.NetfilterProtoIPv6, link.NetfilterInetForward},
+	{"backstop4in", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
+	{"backstop6in", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
 }
 
-func (f family) pinName(priority int32) string { return fmt.Sprintf("%s_%d", f.name, priority) }
+func (h hook) pinName(priority int32) string { return fmt.Sprintf("%s_%d", h.name, priority) }
 
 // priority returns the priority in the name of a pin.
-func (f family) priority(pin string) (priority int32, ok bool) {
-	text, ok := strings.CutPrefix(pin, f.name+"_")
+func (h hook) priority(pin string) (priority int32, ok bool) {
+	text, ok := strings.CutPrefix(pin, h.name+"_")
 	if !ok {
 		return 0, false
 	}
@@ -47,42 +51,42 @@ func (f family) priority(pin string) (priority int32, ok bool) {
 
 // isBackstop reports whether a pin is one of the backstop's.
 func isBackstop(pin string) bool {
-	for _, f := range families {
-		if strings.HasPrefix(pin, f.name+"_") {
+	for _, h := range hooks {
+		if strings.HasPrefix(pin, h.name+"_") {
 			return true
 		}
 	}
 	return false
 }
 
-// updateBackstop has the forwarding hooks of both families run a program, and
+// updateBackstop has the hooks of both families run a program, and
 // returns the number of one of the links.
 func (l links) updateBackstop(program *ebpf.Program) (id link.ID, err error) {
-	for _, f := range families {
-		if id, err = l.updateFamily(f, program); err != nil {
+	for _, h := range hooks {
+		if id, err = l.updateHook(h, program); err != nil {
 			return 0, fmt.Errorf("attach backstop: %w", err)
 		}
 	}
 	return id, nil
 }
 
-// updateFamily attaches a program unless it is, and then drops all others.
-func (l links) updateFamily(f family, program *ebpf.Program) (link.ID, error) {
+// updateHook attaches a program unless it is, and then drops all others.
+func (l links) updateHook(h hook, program *ebpf.Program) (link.ID, error) {
 	pins, err := l.names()
 	if err != nil {
 		return 0, err
 	}
-	id, kept, err := l.findBackstop(f, pins, program)
+	id, kept, err := l.findBackstop(h, pins, program)
 	if err != nil {
 		return 0, err
 	}
 	if kept == "" {
-		if id, kept, err = l.attachBackstop(f, program); err != nil {
+		if id, kept, err = l.attachBackstop(h, program); err != nil {
 			return 0, err
 		}
 	}
 	for _, pin := range pins {
-		if _, ok := f.priority(pin); ok && pin != kept {
+		if _, ok := h.priority(pin); ok && pin != kept {
 			err = errors.Join(err, l.detach(pin))
 		}
 	}
@@ -90,14 +94,14 @@ func (l links) updateFamily(f family, program *ebpf.Program) (link.ID, error) {
 }
 
 // findBackstop returns the pinned link that runs the program, none if none does.
-func (l links) findBackstop(f family, pins []string, program *ebpf.Program) (id link.ID, kept string, err error) {
+func (l links) findBackstop(h hook, pins []string, program *ebpf.Program) (id link.ID, kept string, err error) {
 	info, err := program.Info()
 	if err != nil {
 		return 0, "", fmt.Errorf("look at program: %w", err)
 	}
 	wanted, _ := info.ID()
 	for _, pin := range pins {
-		priority, ok := f.priority(pin)
+		priority, ok := h.priority(pin)
 		if !ok {
 			continue
 		}
@@ -110,8 +114,8 @@ func (l links) findBackstop(f family, pins []string, program *ebpf.Program) (id 
 		}
 		nf := a.info.Netfilter()
 		a.Close()
-		if a.info.Program == wanted && nf != nil && nf.ProtocolFamily == f.protocol &&
-			nf.Hook == link.NetfilterInetForward && nf.Priority == priority {
+		if a.info.Program == wanted && nf != nil && nf.ProtocolFamily == h.protocol &&
+			nf.Hook == h.number && nf.Priority == priority {
 			return a.info.ID, pin, nil
 		}
 	}
@@ -119,12 +123,12 @@ func (l links) findBackstop(f family, pins []string, program *ebpf.Program) (id 
 }
 
 // attachBackstop attaches a program at the first priority that is free.
-func (l links) attachBackstop(f family, program *ebpf.Program) (id link.ID, pin string, err error) {
+func (l links) attachBackstop(h hook, program *ebpf.Program) (id link.ID, pin string, err error) {
 	for priority := int32(firstPriority); priority <= lastPriority; priority++ {
 		var made link.Link
 		err = l.ns.do(func() (err error) {
 			made, err = link.AttachNetfilter(link.NetfilterOptions{
-				Program: program, ProtocolFamily: f.protocol, Hook: link.NetfilterInetForward, Priority: priority,
+				Program: program, ProtocolFamily: h.protocol, Hook: h.number, Priority: priority,
 			})
 			return err
 		})
@@ -132,11 +136,11 @@ func (l links) attachBackstop(f family, program *ebpf.Program) (id link.ID, pin 
 			continue
 		}
 		if err != nil {
-			return 0, "", fmt.Errorf("%s at priority %d: %w", f.name, priority, err)
+			return 0, "", fmt.Errorf("%s at priority %d: %w", h.name, priority, err)
 		}
-		pin = f.pinName(priority)
+		pin = h.pinName(priority)
 		id, err = l.pin(made, pin)
 		return id, pin, err
 	}
-	return 0, "", fmt.Errorf("%s: priorities %d to %d are all taken: %w", f.name, firstPriority, lastPriority, err)
+	return 0, "", fmt.Errorf("%s: priorities %d to %d are all taken: %w", h.name, firstPriority, lastPriority, err)
 }

@@ -155,7 +155,8 @@ func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, p
 	}
 	t.Flags = flags
 	entry.Epoch = pod.Epoch
-	if flags == ctmap.Out && pod.Flags != 0 {
+	subject := pod.SubjectClass != bpf.NoSubjectClass || pod.Flags&bpf.PodPolicyUnknown != 0
+	if subject || flags == ctmap.Out && pod.Flags != 0 {
 		// A policy chooses the pod, or may: whether this connection may go on
 		// is judged at its next packet.
 		entry.Epoch = 0

@@ -3,6 +3,7 @@
 package attach
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -162,6 +163,38 @@ func TestLiveConnections(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestLiveConnectionsUnderPolicy: what began before there was a program is judged too.
+func TestLiveConnectionsUnderPolicy(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("allowed=%t", allowed), func(t *testing.T) {
+			n := newNode(t)
+			in, inPod := dial(t, n.client, n.pod, "10.1.0.2")
+			outPod, out := dial(t, n.pod, n.client, "192.0.2.2")
+			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
+			defer a.stop()
+			a.writeMaps(t, n.podDevice, false, "10.1.0.2")
+			key := bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.2"))}
+			_, err := a.maps.Pods.Update([]bpf.PodKey{key}, []bpf.PodValue{{IfIndex: uint32(n.podDevice), Epoch: 7, SubjectClass: 5}})
+			require.NoError(t, err)
+			for _, d := range []bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} {
+				verdict := bpf.PolicyValue{}
+				if !allowed {
+					verdict.Deny = 1
+				}
+				_, err := a.maps.Policy.Update([]bpf.PolicyKey{bpf.PolicyKeyOf(5, bpf.AnyPeerClass, d, 0, 0, 0)}, []bpf.PolicyValue{verdict})
+				require.NoError(t, err)
+			}
+			a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)
+
+			within := map[bool]time.Duration{true: patience, false: silence}[allowed]
+			require.Equal(t, allowed, passes(t, inPod, in, within), "the pod's data first")
+			require.Equal(t, allowed, passes(t, in, inPod, within))
+			require.Equal(t, allowed, passes(t, out, outPod, within), "the other side's data first")
+			require.Equal(t, allowed, passes(t, outPod, out, within))
+		})
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 // that covers it, and of those found the one of the highest precedence decides.
 type Precedence[K, V comparable] struct {
 	// Of returns the precedence of a value. Values of equal precedence have
-	// equal verdicts.
+	// equal verdicts; those of the lowest need not, if they are under no more than
+	// one key of a unit, which covers all others.
 	Of func(V) int
 
 	// Denies reports whether a value forbids.

@@ -76,10 +76,19 @@ func registerClasses(p params, desired tables.Desired[*tables.Class], mirror sta
 	cfg := bpfmap.ConfigOf(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
 	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
 	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ClassKey, bpf.ClassValue]) (any, string) {
-		if op.Delete() || op.Old == nil || op.Key.Role != bpf.RoleEgress {
+		if op.Delete() || op.Old == nil {
 			return op.Key, ""
 		}
-		return p.left(txn, op.Key)
+		switch op.Key.Role {
+		case bpf.RoleEgress:
+			return p.left(txn, op.Key)
+		case bpf.RolePeer, bpf.RoleSubject:
+			class := tables.ClassRow(txn, p.Members, op.Key)
+			if class != nil && len(class.Leaving) > 0 {
+				return op.Key, fmt.Sprintf("%s to be left by %d prefixes that no longer belong to it", op.Key, len(class.Leavers))
+			}
+		}
+		return op.Key, ""
 	}
 	return bpfmap.Register(p.Params, cfg)
 }

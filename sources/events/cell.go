@@ -3,6 +3,7 @@
 package events
 
 import (
+	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
@@ -31,6 +32,7 @@ var Cell = cell.Module(
 func newSource(v views, d Datapath, drops statedb.RWTable[*tables.Drop], watchers statedb.RWTable[*tables.Monitor]) *Source {
 	e := newEnricher(v)
 	return &Source{
+		rules:    &ruleCounters{db: v.DB, cookies: v.Cookies, maps: func() *ebpf.Map { return d.Map(rulesMap) }},
 		enricher: e,
 		drops:    newRecorder(v.DB, drops, e),
 		monitors: &monitors{db: v.DB, table: watchers},
@@ -43,5 +45,6 @@ func register(d Datapath, s *Source, jobs job.Group) {
 	jobs.Add(
 		job.OneShot("write-drops", s.drops.run, job.WithShutdown()),
 		job.OneShot("read-events", r.run),
+		job.Timer("sweep-rule-counters", s.rules.sweep, sweepInterval),
 	)
 }

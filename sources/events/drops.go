@@ -3,8 +3,10 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -134,7 +136,7 @@ func (r *recorder) row(d *pendingDrop) *tables.Drop {
 	e := r.enricher.enrich(&d.last)
 	row := &tables.Drop{
 		Pod: e.Pod, Direction: e.Direction, Reason: e.Reason, Count: d.count,
-		Policy: e.Policy, Packet: e.Packet(), Last: e.Time,
+		Policy: cmp.Or(strings.Join(e.Rules, ", "), e.Policy), Packet: e.Packet(), Last: e.Time,
 	}
 	if d.many {
 		row.Pod = ""

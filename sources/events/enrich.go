@@ -27,6 +27,7 @@ type views struct {
 	Nodes     statedb.Table[*tables.Node]
 	Locals    statedb.Table[*tables.LocalEndpoint]
 	Rules     statedb.Table[*tables.EgressRule]
+	Cookies   statedb.Table[*tables.RuleCookie]
 }
 
 // enricher adds to events what the tables know. What would take a scan it keeps
@@ -62,6 +63,8 @@ func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
 		Length:      raw.Length,
 		EgressClass: raw.EgressClass,
 		Group:       raw.Group,
+		Cookie:      raw.Cookie,
+		Rules:       e.rulesOfCookie(txn, raw.Cookie),
 	}
 	switch raw.Protocol {
 	case unix.IPPROTO_TCP:
@@ -117,6 +120,18 @@ func (e *enricher) podOfDevice(txn statedb.ReadTxn, ifIndex uint32) string {
 		}
 	}
 	return e.devices[ifIndex]
+}
+
+// rulesOfCookie names the rules of network policies that a cookie stands for.
+func (e *enricher) rulesOfCookie(txn statedb.ReadTxn, cookie uint32) []string {
+	if cookie == 0 {
+		return nil
+	}
+	row, _, ok := e.Cookies.Get(txn, tables.RuleCookieByNumber(cookie))
+	if !ok {
+		return nil
+	}
+	return rulesOf(row)
 }
 
 type ruleKey struct {

@@ -27,8 +27,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // noPrograms is a [Datapath] without programs.
 type noPrograms struct{}
 
-func (noPrograms) Loaded() bool      { return false }
-func (noPrograms) Events() *ebpf.Map { return nil }
+func (noPrograms) Loaded() bool         { return false }
+func (noPrograms) Events() *ebpf.Map    { return nil }
+func (noPrograms) Map(string) *ebpf.Map { return nil }
 
 // world is a source and the tables around it.
 type world struct {
@@ -39,6 +40,7 @@ type world struct {
 	NodeRows     statedb.RWTable[*tables.Node]
 	LocalRows    statedb.RWTable[*tables.LocalEndpoint]
 	RuleRows     statedb.RWTable[*tables.EgressRule]
+	CookieRows   statedb.RWTable[*tables.RuleCookie]
 	Drops        statedb.Table[*tables.Drop]
 	Monitors     statedb.Table[*tables.Monitor]
 }
@@ -54,6 +56,7 @@ func start(t testing.TB, d Datapath) *world {
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
 			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
+			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			func() Datapath { return d },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
 		),
@@ -61,9 +64,9 @@ func start(t testing.TB, d Datapath) *world {
 		cell.Invoke(func(
 			v views, s *Source, e statedb.RWTable[*tables.Endpoint], n statedb.RWTable[*tables.Node],
 			l statedb.RWTable[*tables.LocalEndpoint], r statedb.RWTable[*tables.EgressRule],
-			drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
+			c statedb.RWTable[*tables.RuleCookie], drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
 		) {
-			*w = world{v, s, e, n, l, r, drops, monitors}
+			*w = world{v, s, e, n, l, r, c, drops, monitors}
 		}),
 	)
 	log := hivetest.Logger(t)

@@ -27,7 +27,7 @@ func commands(s *Source) hive.ScriptCmdsOut {
 				Detail: []string{
 					"The YAML file is a list. An event has source and destination: address or address:port,",
 					"and may have kind (drop, flow), reason, direction (egress, ingress), protocol, tcpFlags,",
-					"icmpType, length, ifIndex, class, group, gateway, egress (address:port), and count.",
+					"icmpType, length, ifIndex, class, group, cookie, gateway, egress (address:port), and count.",
 				},
 			},
 			func(state *script.State, args ...string) (script.WaitFunc, error) {
@@ -83,6 +83,7 @@ type injected struct {
 	IfIndex     uint32 `json:"ifIndex"`
 	Class       uint32 `json:"class"`
 	Group       uint32 `json:"group"`
+	Cookie      uint32 `json:"cookie"`
 	Gateway     string `json:"gateway"`
 	Egress      string `json:"egress"`
 	Count       int    `json:"count"`
@@ -91,7 +92,7 @@ type injected struct {
 func (i *injected) event() (e bpf.Event, err error) {
 	e = bpf.Event{
 		Kind: bpf.EventDrop, Program: bpf.ProgramFromPod, Protocol: unix.IPPROTO_TCP, ICMPType: i.ICMPType,
-		Length: i.Length, IfIndex: i.IfIndex, EgressClass: i.Class, Group: i.Group,
+		Length: i.Length, IfIndex: i.IfIndex, EgressClass: i.Class, Group: i.Group, Cookie: i.Cookie,
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

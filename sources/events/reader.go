@@ -19,6 +19,8 @@ type Datapath interface {
 	Loaded() bool
 	// Events returns the ring buffer that the programs write to.
 	Events() *ebpf.Map
+	// Map returns a map of the programs by its name, nil if there is none.
+	Map(name string) *ebpf.Map
 }
 
 // Time between attempts to read the ring buffer.

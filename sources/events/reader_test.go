@@ -48,8 +48,9 @@ func (r *reports) Close()                          {}
 // ring is a [Datapath] with a map of whatever type, or none.
 type ring struct{ m *ebpf.Map }
 
-func (ring) Loaded() bool        { return true }
-func (r ring) Events() *ebpf.Map { return r.m }
+func (ring) Loaded() bool         { return true }
+func (r ring) Events() *ebpf.Map  { return r.m }
+func (ring) Map(string) *ebpf.Map { return nil }
 
 // run runs a reader until the test ends and returns its health.
 func run(t *testing.T, d Datapath, s *Source) *reports {

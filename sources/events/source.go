@@ -24,6 +24,7 @@ const tellInterval = time.Second
 
 // Source passes events on. Its methods may be called from any goroutine.
 type Source struct {
+	rules    *ruleCounters
 	enricher *enricher
 	drops    *recorder
 	monitors *monitors

@@ -26,11 +26,11 @@ var Cell = cell.Module(
 
 	cell.Config(Config{}),
 	cell.ProvidePrivate(
-		Config.clusterPrefixes,
 		tables.NewIPCacheTable,
 		tables.NewLocalEndpointTable,
 	),
 	cell.Provide(
+		Config.clusterPrefixes,
 		statedb.RWTable[*tables.IPCache].ToTable,
 		statedb.RWTable[*tables.LocalEndpoint].ToTable,
 		tables.NewDesired[*tables.IPCache],
@@ -52,11 +52,8 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.StringSlice("cluster-cidrs", c.ClusterCIDRs, "Prefixes inside the cluster: never redirected to an egress gateway, whether or not an object has the address")
 }
 
-// clusterPrefixes are prefixes inside the cluster.
-type clusterPrefixes []netip.Prefix
-
-func (c Config) clusterPrefixes() (clusterPrefixes, error) {
-	var prefixes clusterPrefixes
+func (c Config) clusterPrefixes() (tables.ClusterPrefixes, error) {
+	var prefixes tables.ClusterPrefixes
 	for _, text := range c.ClusterCIDRs {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {

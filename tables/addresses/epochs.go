@@ -21,6 +21,8 @@ type epochParams struct {
 	cell.In
 
 	PodEntries     statedb.Table[*tables.PodEntry]
+	IPCacheEntries statedb.Table[*tables.IPCacheEntry]
+	PolicyEntries  statedb.Table[*tables.PolicyMapEntry]
 	SourceEntries  statedb.Table[*tables.SourceEntry]
 	EgressEntries  statedb.Table[*tables.EgressEntry]
 	CoveredEntries statedb.Table[*tables.CoveredEntry]
@@ -29,10 +31,12 @@ type epochParams struct {
 
 // epochs gives out the epochs of local endpoints. A connection keeps the verdict
 // of its first packet while the epoch of its pod stays; so an address gets a new
-// epoch when its traffic may be chosen where it was not, and it does so after
-// the kernel has what chooses it.
+// epoch when its traffic may be chosen where it was not, or forbidden where it was
+// allowed, and it does so after the kernel has what chooses or forbids it.
 type epochs struct {
 	*epochParams
+	verdicts *verdicts
+
 	last  uint32
 	begun bool // the first round, which continues what the kernel has, is over
 }
@@ -67,10 +71,19 @@ type round struct {
 	txn      statedb.ReadTxn
 	digests  map[uint32]bpf.Digest
 	revision uint64 // of map-covered, plus one
+
+	revoked map[uint32]bool // subject classes to which something was forbidden
+	flips   map[flip]bool   // whether something is forbidden to whom they concern
 }
 
-func (e *epochs) round(txn statedb.ReadTxn) *round {
-	return &round{e, txn, map[uint32]bpf.Digest{}, e.CoveredEntries.Revision(txn) + 1}
+func (e *epochs) round(txn statedb.ReadTxn, inUse func(statedb.ReadTxn, uint32) bool) *round {
+	r := &round{
+		epochs: e, txn: txn, digests: map[uint32]bpf.Digest{}, revision: e.CoveredEntries.Revision(txn) + 1,
+		flips: map[flip]bool{},
+	}
+	// What the first round takes in is how things are, not what was changed.
+	r.revoked = e.verdicts.turn(func(class uint32) bool { return e.begun && inUse(txn, class) })
+	return r
 }
 
 // fill fills in the epoch of a row, and what it was given for. existing is the
@@ -82,27 +95,30 @@ func (r *round) fill(row, existing *tables.LocalEndpoint) {
 	if inClass {
 		row.SourceClass, chosen = source.Value.Class, r.chosen(source.Value.Class)
 	}
-	pod, _, known := r.PodEntries.Get(r.txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](bpf.PodKey{Addr: key}))
+	egress := row.Flags & egressFlags
+	pod, unmarked := r.podInKernel(row.Addr), false
 	switch {
 	case existing != nil && existing.Endpoint == row.Endpoint:
 		row.Epoch, row.Judged, row.Held = existing.Epoch, existing.Judged, existing.Held
-	case known && !r.begun && pod.Value.Epoch != 0:
+	case pod != nil && !r.begun && pod.Value.Epoch != 0:
 		row.Epoch = pod.Value.Epoch
-		if markOf(chosen) == binary.NativeEndian.Uint16(pod.Value.Pad[:]) {
+		if unmarked = !r.marked(pod, chosen); !unmarked {
 			row.Judged = chosen
 		}
-	case existing == nil && !known && !inClass && row.Flags != 0:
+	case existing == nil && pod == nil && !inClass && egress != 0:
 		row.Epoch, row.Held = r.next(), r.revision
 	default:
 		row.Epoch, row.Judged = r.next(), chosen
 	}
 	r.judge(row, inClass, chosen)
+	r.judgePolicy(row, existing, pod, unmarked)
+	row.Mark = row.Verdicts
 	switch {
-	case row.Flags&bpf.PodEgressSelected == 0:
+	case egress&bpf.PodEgressSelected == 0:
 	case row.Held != 0:
-		row.Mark = markOf(r.chosen(row.EgressClass))
+		row.Mark ^= markOf(r.chosen(row.EgressClass))
 	default:
-		row.Mark = markOf(row.Judged)
+		row.Mark ^= markOf(row.Judged)
 	}
 }
 
@@ -110,7 +126,7 @@ func (r *round) fill(row, existing *tables.LocalEndpoint) {
 // chosen now and were not before.
 func (r *round) judge(row *tables.LocalEndpoint, inClass bool, chosen bpf.Digest) {
 	switch {
-	case !inClass && row.Flags == 0: // everything goes its ordinary way
+	case !inClass && row.Flags&egressFlags == 0: // everything goes its ordinary way
 		row.Judged, row.Held = bpf.Digest{}, 0
 	case !inClass && row.Held == 0: // held, but not all the time
 		row.Judged = bpf.Digest{}

@@ -13,10 +13,26 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// rows computes what is known of a prefix: all that any object says of it,
-// together. Where objects disagree about the tunnel, the first that has one
-// decides: this node, another node, a pod, a node's pod prefix.
+// rows computes what is known of a prefix: what objects say of it or else of the
+// prefix that it is in, and its class as a peer.
 func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
+	row := c.facts(txn, prefix)
+	if row.Flags == 0 {
+		if _, _, named := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !named {
+			return nil
+		}
+		c.inherit(txn, row)
+	}
+	if !c.classify(txn, row) {
+		return nil
+	}
+	return []*tables.IPCache{row}
+}
+
+// facts is all that any object says of a prefix, together. Where objects
+// disagree about the tunnel, the first that has one decides: this node, another
+// node, a pod, a node's pod prefix.
+func (c *ipcacheParams) facts(txn statedb.ReadTxn, prefix netip.Prefix) *tables.IPCache {
 	row := &tables.IPCache{Prefix: prefix, Status: reconciler.StatusPending()}
 	fact := func(flags bpf.IPCacheFlags, origin string) {
 		row.Flags |= flags
@@ -31,10 +47,22 @@ func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables
 		c.serviceFacts(txn, prefix.Addr(), fact)
 	}
 	c.prefixFacts(txn, prefix, row, fact)
-	if row.Flags == 0 {
-		return nil
+	return row
+}
+
+// inherit fills in what is known of a prefix that no object says anything of:
+// what is known of the longest one that it is in. A look-up finds the longest
+// prefix alone, and must not find less than it did.
+func (c *ipcacheParams) inherit(txn statedb.ReadTxn, row *tables.IPCache) {
+	row.Inherits, row.Origins = true, []string{"peer prefix"}
+	for bits := row.Prefix.Bits() - 1; bits >= 0; bits-- {
+		covering := c.facts(txn, netip.PrefixFrom(row.Prefix.Addr(), bits).Masked())
+		if covering.Flags != 0 {
+			row.Flags, row.Tunnel = covering.Flags, covering.Tunnel
+			row.Origins = append(row.Origins, "inside "+covering.Prefix.String())
+			return
+		}
 	}
-	return []*tables.IPCache{row}
 }
 
 type factFunc func(flags bpf.IPCacheFlags, origin string)

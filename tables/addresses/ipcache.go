@@ -25,8 +25,14 @@ type ipcacheParams struct {
 	Backends    statedb.Table[*tables.BackendSlice]
 	Addresses   statedb.Table[*tables.NodeAddress]
 	Routes      statedb.Table[*tables.Route]
-	Cluster     clusterPrefixes
+	Cluster     tables.ClusterPrefixes
 	LocalNode   tables.LocalNode
+
+	Members      statedb.Table[*tables.ClassMember]
+	PeerPrefixes statedb.Table[*tables.PeerPrefix]
+	Readiness    statedb.Table[*tables.PolicyReadiness]
+	Entries      statedb.Table[*tables.IPCacheEntry]
+	Places       tables.PeerPlaces
 }
 
 // localScope are destinations that stay on the link or the node, whatever
@@ -42,13 +48,12 @@ var localScope = []netip.Prefix{
 	netip.MustParsePrefix("ff00::/8"),
 }
 
-// deriveIPCache keeps what is known of each address and prefix. Addresses that
-// no row covers are outside the cluster.
+// deriveIPCache keeps what is known of each address and prefix.
 func deriveIPCache(p derive.Params, c ipcacheParams) error {
 	_, err := derive.Register(p, derive.Rule[netip.Prefix, *tables.IPCache]{
 		Output: c.IPCache,
 		Inputs: []derive.Input[netip.Prefix]{
-			derive.FromIf(c.Endpoints, movesAddress, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Prefix)) {
+			derive.FromIf(c.Endpoints, movesPeer, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Prefix)) {
 				affectAll(e.Addrs, affect)
 			}),
 			derive.FromIf(c.Nodes, movesNode, c.affectedByNode),
@@ -64,13 +69,20 @@ func deriveIPCache(p derive.Params, c ipcacheParams) error {
 			derive.From(c.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(netip.Prefix)) {
 				affect(single(a.Addr))
 			}),
-			derive.From(c.Routes, func(_ statedb.ReadTxn, r *tables.Route, affect func(netip.Prefix)) {
+			derive.From(c.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Prefix)) {
 				if r.Table == tables.RouteTableLocal {
 					affect(r.Destination)
+					c.heirs(txn, r.Destination, affect)
 				}
 			}),
+			derive.FromIf(c.PeerPrefixes,
+				func(_, _ *tables.PeerPrefix) bool { return false },
+				func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(netip.Prefix)) { affect(p.Prefix) }),
+			derive.FromChange(c.Members, c.memberChanged),
+			derive.From(c.Readiness, c.affectedByReadiness),
 		},
-		Seed: slices.Concat(localScope, c.Cluster),
+		After: []statedb.TableMeta{c.Entries},
+		Seed:  slices.Concat(localScope, c.Cluster),
 		Existing: func(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq2[*tables.IPCache, statedb.Revision] {
 			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
 		},
@@ -87,6 +99,12 @@ func affectAll(addrs []netip.Addr, affect func(netip.Prefix)) {
 	for _, a := range addrs {
 		affect(single(a))
 	}
+}
+
+// movesPeer reports whether a change of an endpoint can change what an address
+// of it is as a peer.
+func movesPeer(old, new *tables.Endpoint) bool {
+	return old.LabelSet != new.LabelSet || movesAddress(old, new)
 }
 
 // movesAddress reports whether a change of an endpoint can change who has an
@@ -106,6 +124,7 @@ func (c *ipcacheParams) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affe
 	affectAll(n.OtherIPs, affect)
 	for _, p := range n.PodCIDRs {
 		affect(p)
+		c.heirs(txn, p, affect)
 	}
 	for e := range c.Endpoints.List(txn, tables.EndpointsByNode(n.Name)) {
 		affectAll(e.Addrs, affect)

@@ -27,21 +27,23 @@ type localParams struct {
 	Bridges    statedb.Table[*tables.BridgeEntry]
 	LocalNode  tables.LocalNode
 	Epochs     epochParams
+
+	Readiness   statedb.Table[*tables.PolicyReadiness]
+	Enforcement tables.Enforcement
 }
 
 // deriveLocalEndpoints keeps the addresses of this node's pods, with the device
 // that leads to each. The device depends on history, by the former output: what
 // the kernel once knew of a pod, and has forgotten since, is still so.
 func deriveLocalEndpoints(p derive.Params, l localParams) error {
+	v := newVerdicts(l.Epochs.IPCacheEntries)
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.LocalEndpoint]{
 		Output: l.Locals,
 		Inputs: []derive.Input[netip.Addr]{
 			derive.FromIf(l.Endpoints,
 				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet || movesAddress(old, new) },
 				l.affectedByEndpoint),
-			derive.FromIf(l.Members,
-				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
-				l.affectedByMember),
+			derive.FromChange(l.Members, l.memberChanged),
 			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
 				if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
 					affect(r.Destination.Addr())
@@ -66,12 +68,15 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 						affect(row.Addr)
 					}
 				}),
+			derive.From(l.Readiness, l.affectedByReadiness),
+			derive.FromChange(l.Epochs.PolicyEntries, v.policyChanged),
+			derive.FromChange(l.Epochs.IPCacheEntries, v.peerChanged),
 		},
 		After: []statedb.TableMeta{l.Epochs.PodEntries, l.Epochs.CoveredEntries},
 		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.LocalEndpoint, statedb.Revision] {
 			return l.Locals.List(txn, tables.LocalEndpointByAddr(addr))
 		},
-		Plan:  l.planner(),
+		Plan:  l.planner(v),
 		Equal: (*tables.LocalEndpoint).Equal,
 	})
 	return err
@@ -87,15 +92,16 @@ func (l *localParams) affectedBySource(txn statedb.ReadTxn, e *tables.SourceEntr
 
 // planner returns the function that plans the rounds of the rule, which give
 // out epochs.
-func (l *localParams) planner() func(statedb.ReadTxn, []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
-	e := &epochs{epochParams: &l.Epochs}
+func (l *localParams) planner(v *verdicts) func(statedb.ReadTxn, []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
+	e := &epochs{epochParams: &l.Epochs, verdicts: v}
 	first := true
 	return func(txn statedb.ReadTxn, addrs []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
 		if first {
 			e.begin(txn)
 		}
 		e.begun, first = !first, false
-		r := e.round(txn)
+		r := e.round(txn, l.inUse)
+		addrs = l.affectedByRevocation(txn, r, addrs)
 		return addrs, func(addr netip.Addr) []*tables.LocalEndpoint { return l.rows(txn, r, addr) }
 	}
 }
@@ -115,6 +121,9 @@ func (l *localParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint
 }
 
 func (l *localParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+	if m.Role == bpf.RolePeer {
+		return
+	}
 	for e := range l.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
 		if e.Node == l.LocalNode.Name {
 			for _, addr := range e.Addrs {
@@ -169,12 +178,13 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 		row.EgressClass, row.Flags = 0, bpf.PodEgressUnknown
 		if existing != nil && existing.Endpoint == owner.Name {
 			// It has new labels: until their class is known, it keeps its own.
-			row.EgressClass, row.Flags = existing.EgressClass, existing.Flags
+			row.EgressClass, row.Flags = existing.EgressClass, existing.Flags&egressFlags
 		}
 	case m.Class != 0:
 		row.EgressClass = m.Class
 		row.Flags |= bpf.PodEgressSelected
 	}
+	l.findSubjectClass(txn, r, row, existing, owner)
 	l.findDevice(txn, row, l.former(txn, r, row, existing))
 	r.fill(row, existing)
 	return []*tables.LocalEndpoint{row}

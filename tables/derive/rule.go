@@ -122,6 +122,9 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 		} else {
 			i.seen[key] = change.Object
 		}
+		if change.Deleted && !hadOld {
+			continue // it came and went between two rounds
+		}
 		if hadOld && !change.Deleted && i.differs != nil && !i.differs(old, change.Object) {
 			continue
 		}

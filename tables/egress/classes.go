@@ -77,6 +77,9 @@ func (c *classParams) affectedByPolicy(txn statedb.ReadTxn, p *tables.EgressPoli
 
 // affectedByMember are the classes that may now have caught up, see [classParams.policies].
 func (c *classParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(uint32)) {
+	if m.Role != bpf.RoleEgress {
+		return
+	}
 	if m.Evaluated == 0 {
 		class, _, found := c.Classes.Get(txn, tables.ClassByKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
 		if found && class.Digest != m.Digest {
@@ -88,7 +91,7 @@ func (c *classParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMembe
 	if !found {
 		return
 	}
-	for p := range c.Policies.List(txn, tables.EgressPoliciesBySelector(s.Expression.String())) {
+	for p := range c.Policies.List(txn, tables.EgressPoliciesBySelector(s.Text)) {
 		c.affectedByPolicy(txn, p, affect)
 	}
 }
@@ -137,7 +140,7 @@ func (c *classParams) policies(txn statedb.ReadTxn, class *tables.Class, row *ta
 		if !found {
 			return false
 		}
-		text := s.Expression.String()
+		text := s.Text
 		for p, revision := range c.Policies.List(txn, tables.EgressPoliciesBySelector(text)) {
 			if !c.evaluated(txn, p) {
 				return false

@@ -67,8 +67,13 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					}
 				}),
 			derive.FromIf(r.Members,
-				func(old, new *tables.ClassMember) bool { return !slices.Equal(old.Former, new.Former) },
+				func(old, new *tables.ClassMember) bool {
+					return !slices.Equal(old.Former, new.Former) || (len(old.Leaving) > 0) != (len(new.Leaving) > 0)
+				},
 				func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
+					if m.OfClass {
+						affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
+					}
 					for _, number := range m.Former {
 						affect(classKey(number))
 					}
@@ -144,8 +149,11 @@ func (r *readinessParams) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.
 		r.class(txn, row)
 	case bpf.RoleGatewayGroup:
 		r.group(txn, row)
+	default: // the rest is in policy-readiness
+		class := tables.ClassRow(txn, r.Members, key)
+		row.Leaving = class != nil && len(class.Leaving) > 0
 	}
-	if !row.Wanted && row.RowsWanted == 0 && row.RowsExtra == 0 && !row.Used {
+	if !row.Wanted && row.RowsWanted == 0 && row.RowsExtra == 0 && !row.Used && !row.Leaving {
 		return nil
 	}
 	return []*tables.ClassReadiness{row}

@@ -70,6 +70,9 @@ func movesSource(old, new *tables.Endpoint) bool {
 
 // affectedByMember are the addresses of the endpoints with the label set.
 func (s *sourceParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+	if m.Role != bpf.RoleEgress {
+		return
+	}
 	for e := range s.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
 		if m.Node != "" && m.Node != e.Node {
 			continue

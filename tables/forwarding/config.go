@@ -18,25 +18,33 @@ const (
 	sourceCheckLoose  = "loose"
 )
 
+// Values of --allow-localhost.
+const (
+	allowLocalhostAlways = "always"
+	allowLocalhostPolicy = "policy"
+)
+
 // Config has the flags of the programs.
 type Config struct {
-	OverlayPort uint16
-	OverlayVNI  uint32
-	OverlayMTU  int
-	SourceCheck string
-	Backstop    bool
-	SharedPorts string
-	MarkMask    string
+	OverlayPort    uint16
+	OverlayVNI     uint32
+	OverlayMTU     int
+	SourceCheck    string
+	Backstop       bool
+	AllowLocalhost string
+	SharedPorts    string
+	MarkMask       string
 }
 
 // DefaultConfig is the configuration without flags.
 var DefaultConfig = Config{
-	OverlayPort: 8474, // neither 8472 nor 4789, which are other overlays'
-	OverlayVNI:  7,
-	SourceCheck: sourceCheckStrict,
-	Backstop:    true,
-	SharedPorts: sharedPortsAuto,
-	MarkMask:    "0x3000",
+	OverlayPort:    8474, // neither 8472 nor 4789, which are other overlays'
+	OverlayVNI:     7,
+	SourceCheck:    sourceCheckStrict,
+	Backstop:       true,
+	AllowLocalhost: allowLocalhostAlways,
+	SharedPorts:    sharedPortsAuto,
+	MarkMask:       "0x3000",
 }
 
 // Flags implements [cell.Flagger].
@@ -46,6 +54,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Int("overlay-mtu", c.OverlayMTU, "MTU of packets in the overlay; 0 is what the device below has room for")
 	flags.String("source-check", c.SourceCheck, "What becomes of packets that a pod sends from an address that is not its own: strict (dropped) or loose")
 	flags.Bool("backstop", c.Backstop, "Drop what egress policies may concern while the pod's device has no program yet")
+	flags.String("allow-localhost", c.AllowLocalhost, "Whether this node reaches its own pods: always, or if a network policy allows it: policy")
 	flags.String("shared-ports", c.SharedPorts, "Ports given to pods of egress addresses that the node itself uses, as FIRST-LAST,...; auto leaves out those of the node and of NodePorts")
 	flags.String("mark-mask", c.MarkMask, "Bits of the packet mark that are the programs', at least two in a row")
 }
@@ -63,6 +72,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("--overlay-mtu %d is out of bounds: want %d to 65535, or 0", c.OverlayMTU, overlayMTUMin)
 	case c.SourceCheck != sourceCheckStrict && c.SourceCheck != sourceCheckLoose:
 		return fmt.Errorf("unknown value %q of --source-check: want one of %s, %s", c.SourceCheck, sourceCheckStrict, sourceCheckLoose)
+	case c.AllowLocalhost != allowLocalhostAlways && c.AllowLocalhost != allowLocalhostPolicy:
+		return fmt.Errorf("unknown value %q of --allow-localhost: want one of %s, %s", c.AllowLocalhost, allowLocalhostAlways, allowLocalhostPolicy)
 	}
 	return nil
 }
@@ -109,6 +120,9 @@ func newSettings(c Config, procfs Procfs) (s settings, err error) {
 	}
 	if c.Backstop {
 		s.flags |= bpf.ConfigBackstop
+	}
+	if c.AllowLocalhost == allowLocalhostAlways {
+		s.flags |= bpf.ConfigAllowLocalhost
 	}
 	return s, nil
 }

@@ -31,6 +31,7 @@ func TestSettingsThatCannotBe(t *testing.T) {
 		"--overlay-mtu 1279 is out of bounds":       func(c *Config) { c.OverlayMTU = 1279 },
 		"--overlay-mtu -1 is out of bounds":         func(c *Config) { c.OverlayMTU = -1 },
 		`unknown value "lax" of --source-check`:     func(c *Config) { c.SourceCheck = "lax" },
+		`unknown value "no" of --allow-localhost`:   func(c *Config) { c.AllowLocalhost = "no" },
 		`--mark-mask "many" is no number`:           func(c *Config) { c.MarkMask = "many" },
 		`--mark-mask "0x100000000" is no number`:    func(c *Config) { c.MarkMask = "0x100000000" },
 		"--mark-mask 0x1000: want at least two":     func(c *Config) { c.MarkMask = "0x1000" },
@@ -54,12 +55,13 @@ func TestSettingsThatCannotBe(t *testing.T) {
 func TestSettings(t *testing.T) {
 	s, err := newSettings(DefaultConfig, procfs(t, "32768\t60999\n"))
 	require.NoError(t, err)
-	require.Equal(t, bpf.ConfigStrictSource|bpf.ConfigBackstop, s.flags)
+	require.Equal(t, bpf.ConfigStrictSource|bpf.ConfigBackstop|bpf.ConfigAllowLocalhost, s.flags)
 	require.EqualValues(t, 0x3000, s.markMask)
 	require.Empty(t, s.reason)
 
 	cfg := DefaultConfig
 	cfg.SourceCheck, cfg.Backstop, cfg.MarkMask = sourceCheckLoose, false, "0xc0000000"
+	cfg.AllowLocalhost = allowLocalhostPolicy
 	s, err = newSettings(cfg, Procfs(t.TempDir()))
 	require.NoError(t, err)
 	require.Zero(t, s.flags)

@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package selection answers which policies' selectors choose which endpoints,
-// and puts endpoints that are chosen by the same selectors into one class.
+// nodes and addresses, and puts those that are chosen by the same selectors into
+// one class.
 //
-//	egress-policies ──► selectors ────┐
-//	                                  ▼
-//	endpoints ────────► label-sets ──► class-members ──► classes ──► sluice_classes
-//	namespaces, nodes ────────────────▲                   ▲
-//	                                                gateway groups
+//	policies, rules in force ──► selectors ──┬───────────────┐
+//	groups, services, backends ──▲           ▼               ▼
+//	node and cluster prefixes ────────► peer-prefixes ─► class-members ──► classes ──► sluice_classes
+//	endpoints ────────────────────────► label-sets ────────▲  ▲ ▲           ▲
+//	namespaces, nodes ────────────────────────────────────────┘ │     gateway groups
+//	who is in which class: ipcache, local-endpoints, map-* ─────┘
 //
-// The work goes by label sets and selectors, never by endpoints: a pod whose
-// labels are known changes nothing here.
+// There are three partitions into classes: by egress policies, and by network
+// policies for subjects and for peers. The work goes by label sets and selectors,
+// never by endpoints: a pod whose labels are known changes nothing here, unless
+// its address is told apart from others by some policy.
+//
+// The classes of network policies have a row in class-members that says what they
+// stand for, and who is still in one that belongs elsewhere: whoever brings rules
+// into force or programs verdicts reads these rows, of one snapshot. See
+// [policyScope] for what these classes promise; what follows is about egress.
 //
 // What a class goes through, and who waits for whom meanwhile:
 //
@@ -41,14 +50,19 @@ var Cell = cell.Module(
 	"selection",
 	"Which selectors choose which endpoints",
 
+	cell.Config(Config{Enforcement: string(tables.EnforcementDefault)}),
 	cell.ProvidePrivate(
+		Config.cidrMatch,
 		tables.NewSelectorTable,
+		tables.NewPeerPrefixTable,
 		tables.NewLabelSetTable,
 		tables.NewClassMemberTable,
 		tables.NewClassTable,
 	),
 	cell.Provide(
+		Config.enforcement,
 		statedb.RWTable[*tables.Selector].ToTable,
+		statedb.RWTable[*tables.PeerPrefix].ToTable,
 		statedb.RWTable[*tables.LabelSet].ToTable,
 		statedb.RWTable[*tables.ClassMember].ToTable,
 		statedb.RWTable[*tables.Class].ToTable,
@@ -56,6 +70,7 @@ var Cell = cell.Module(
 	),
 	cell.Invoke(
 		deriveSelectors,
+		derivePeerPrefixes,
 		deriveLabelSets,
 		deriveClassMembers,
 		deriveClasses,

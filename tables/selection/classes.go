@@ -28,7 +28,8 @@ func deriveClasses(p derive.Params, c classParams) error {
 		Output: c.Classes,
 		Inputs: []derive.Input[bpf.ClassKey]{
 			derive.From(c.Members, func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
-				if m.Class != 0 { // nor that of a row about a selector
+				// Those of network policies have a row that says what they stand for.
+				if m.Class != 0 && (m.OfClass || m.Role == bpf.RoleEgress) {
 					affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
 				}
 			}),
@@ -57,8 +58,11 @@ func (c *classParams) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.Clas
 		row.Digest = g.Digest
 		return []*tables.Class{row}
 	}
-	m, _, found := c.Members.Get(txn, tables.ClassMembersByClass(key))
-	if !found {
+	m := tables.ClassRow(txn, c.Members, key)
+	if key.Role == bpf.RoleEgress {
+		m, _, _ = c.Members.Get(txn, tables.ClassMembersByClass(key))
+	}
+	if m == nil || m.Digest == (bpf.Digest{}) {
 		return nil
 	}
 	row.Digest, row.Selectors = m.Digest, m.Selectors

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -28,166 +29,208 @@ import (
 // The price is that for a moment two numbers may stand for one signature; they
 // are merged when both are in the kernel.
 type partition struct {
-	memberParams
-	role bpf.Role
+	*members
+	role  bpf.Role
+	scope scope
+}
+
+// scope is what the partitions differ in.
+type scope interface {
+	// signatures returns the members under a key, without classes yet.
+	signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember
+	// size counts those that change their class with a member.
+	size(txn statedb.ReadTxn, m *tables.ClassMember) int
+	// evaluated reports whether a selector is taken into account in all members.
+	evaluated(txn statedb.ReadTxn, s *tables.Selector) bool
+	// joinable reports whether members may join a class that has some with the signature.
+	joinable(r *round, number uint32, digest bpf.Digest) bool
+	// mayKeep reports whether a class may keep its number with a member's signature.
+	mayKeep(r *round, number uint32, m *tables.ClassMember) bool
+	// resume chooses numbers that the kernel has some undecided members in.
+	resume(r *round)
+	// free reports whether nothing but what all roles look at has a number in use.
+	free(txn statedb.ReadTxn, number uint32) bool
+	// finish does what follows when all classes are known.
+	finish(r *round)
 }
 
 // undecided is the class of a member that has to join one.
 const undecided = math.MaxUint32
 
-// round is the computation of the classes of some label sets.
+// round is the computation of the classes of some members.
 type round struct {
 	*partition
 	txn statedb.ReadTxn
 
-	order   []tables.LabelSetID // of wanted
-	wanted  map[tables.LabelSetID][]*tables.ClassMember
-	meaning map[uint32]bpf.Digest // of the classes that were divided
-	joined  map[bpf.Digest]uint32 // class that members with a signature join
-	next    uint32                // lowest number that may be free
+	planned []memberKey
+	order   []memberKey // of wanted
+	wanted  map[memberKey][]*tables.ClassMember
+	parts   map[uint32][]*tables.ClassMember // wanted, by the class that they were in
+	former  map[uint32]bpf.Digest            // of the classes that they were in
+	meaning map[uint32]bpf.Digest            // of the classes that were divided
+	joined  map[bpf.Digest]uint32            // class that members with a signature join
+	next    uint32                           // lowest number that may be free
+
+	looks     []netip.Prefix            // addresses to be looked at
+	touched   map[uint32][]netip.Prefix // classes, with who may be leaving them
+	classRows map[uint32]*tables.ClassMember
+	signed    map[uint32]*tables.ClassMember // a wanted member of each class, when all have one
+	force     map[tables.SelectorID]bool     // whether rules in force name a selector
 }
 
-func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) ([]memberKey, func(memberKey) []*tables.ClassMember) {
+func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	r := &round{
 		partition: p, txn: txn, next: 1,
-		wanted:  map[tables.LabelSetID][]*tables.ClassMember{},
+		wanted: map[memberKey][]*tables.ClassMember{},
+		parts:  map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
+		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
 	}
 	divided := map[uint32]bool{}
-	var planned []memberKey
 	for _, key := range keys {
-		if key.selector != 0 {
-			planned = append(planned, key)
-		} else {
-			r.evaluate(key.set, divided)
+		switch {
+		case key.selector != 0:
+			r.planned = append(r.planned, key)
+		case key.class != 0:
+			r.touch(key.class, key.look)
+		case key.look.IsValid():
+			r.looks = append(r.looks, key.look)
+		default:
+			r.evaluate(key, divided)
 		}
 	}
 	for _, number := range slices.Sorted(maps.Keys(divided)) {
 		r.divide(number)
 	}
 	r.merge()
+	p.scope.resume(r)
 	r.join()
-	r.remember()
-	for _, id := range r.order {
-		planned = append(planned, memberKey{set: id})
+	p.scope.finish(r)
+	r.planned = append(r.planned, r.order...)
+	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
+		r.planned = append(r.planned, memberKey{role: p.role, class: number})
 	}
-	return planned, r.rows
+	return r
 }
 
 func (r *round) rows(key memberKey) []*tables.ClassMember {
-	if key.selector == 0 {
-		return r.wanted[key.set]
+	switch {
+	case key.class != 0:
+		if row := r.classRows[key.class]; row != nil {
+			return []*tables.ClassMember{row}
+		}
+		return nil
+	case key.selector == 0:
+		return r.wanted[key]
 	}
-	if _, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(key.selector)); !found {
+	s, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(key.selector))
+	if !found || !r.scope.evaluated(r.txn, s) {
 		return nil
 	}
-	return []*tables.ClassMember{{Role: r.role, Evaluated: key.selector}}
+	return []*tables.ClassMember{{Role: r.role, Evaluated: s.ID, Version: s.Version}}
 }
 
-// evaluate finds the signatures of a label set. Members whose signature is as
+// evaluate finds the signatures under a key. Members whose signature is as
 // before keep their class for now; the classes of the others are to be divided.
-func (r *round) evaluate(id tables.LabelSetID, divided map[uint32]bool) {
-	if _, done := r.wanted[id]; done {
+func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
+	if _, done := r.wanted[key]; done {
 		return
 	}
-	members := r.signatures(r.txn, id)
-	for _, m := range members {
+	wanted := r.scope.signatures(r.txn, key)
+	existing := statedb.Collect(r.existing(r.txn, key))
+	for _, m := range wanted {
 		m.Class = undecided
-		old, _, found := r.Members.Get(r.txn, tables.ClassMemberByKey(m.Key()))
-		switch {
-		case found && old.Digest == m.Digest:
+		old := predecessor(m, existing)
+		if old == nil {
+			continue
+		}
+		if old.Digest == m.Digest {
 			m.Class = old.Class
-		case found && old.Class != 0:
+		} else if old.Class != 0 {
 			divided[old.Class] = true
 		}
+		r.parts[old.Class] = append(r.parts[old.Class], m)
+		r.former[old.Class] = old.Digest
 	}
-	r.wanted[id] = members
-	r.order = append(r.order, id)
+	r.wanted[key] = wanted
+	r.order = append(r.order, key)
+}
+
+// predecessor returns the member that had the addresses of m before, most of
+// them at least: the one of the same key, else of the longest prefix around it,
+// else one inside it. nil if there was none.
+func predecessor(m *tables.ClassMember, existing []*tables.ClassMember) (best *tables.ClassMember) {
+	rank := func(old *tables.ClassMember) int {
+		switch {
+		case old.Prefix == m.Prefix:
+			return 1000
+		case !old.Prefix.IsValid():
+			return 1
+		case m.Prefix.IsValid() && old.Prefix.Bits() < m.Prefix.Bits() && old.Prefix.Contains(m.Prefix.Addr()):
+			return 2 + old.Prefix.Bits()
+		case !m.Prefix.IsValid() || m.Prefix.Contains(old.Prefix.Addr()):
+			return 0
+		}
+		return -1
+	}
+	highest := -1
+	for _, old := range existing {
+		if n := rank(old); old.Node == m.Node && n > highest {
+			best, highest = old, n
+		}
+	}
+	return best
 }
 
 // divide lets the part of a class with the most endpoints keep its number,
-// unless no selector chooses it, and makes the members of the other parts undecided.
+// unless no selector chooses it, and makes the members of the other parts
+// undecided. Of the members that are as before no more is looked at than is
+// needed to tell whether they are the greater part.
 func (r *round) divide(number uint32) {
-	type part struct {
-		members   []*tables.ClassMember
-		endpoints int
+	sizes := map[bpf.Digest]int{}
+	former := r.former[number]
+	var candidates []bpf.Digest
+	for _, m := range r.parts[number] {
+		if _, known := sizes[m.Digest]; !known && m.Digest != former && m.Digest != (bpf.Digest{}) && r.scope.mayKeep(r, number, m) {
+			candidates = append(candidates, m.Digest)
+		}
+		sizes[m.Digest] += r.scope.size(r.txn, m)
 	}
-	parts := map[bpf.Digest]*part{}
-	var former bpf.Digest
-	for m := range r.Members.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: r.role, Number: number})) {
-		former = m.Digest
-		if m = r.current(m); m == nil {
-			continue
+	slices.SortFunc(candidates, func(a, b bpf.Digest) int {
+		return cmp.Or(cmp.Compare(sizes[b], sizes[a]), bytes.Compare(a[:], b[:]))
+	})
+	_, stays := sizes[former]
+	size := sizes[former]
+	var rest []*tables.ClassMember
+	for m := range r.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: r.role, Number: number})) {
+		if len(candidates) == 0 || stays && size >= sizes[candidates[0]] {
+			break
 		}
-		if parts[m.Digest] == nil {
-			parts[m.Digest] = &part{}
+		if _, evaluated := r.wanted[keyOfMember(m)]; !evaluated {
+			stays = true
+			size += r.scope.size(r.txn, m)
+			rest = append(rest, m)
 		}
-		p := parts[m.Digest]
-		p.members = append(p.members, m)
-		p.endpoints += r.endpoints(m)
 	}
 	r.meaning[number] = former
-	digests := slices.SortedFunc(maps.Keys(parts), func(a, b bpf.Digest) int {
-		return cmp.Or(
-			cmp.Compare(parts[b].endpoints, parts[a].endpoints),
-			-compareBool(a == former, b == former),
-			bytes.Compare(a[:], b[:]))
-	})
-	digests = slices.DeleteFunc(digests, func(d bpf.Digest) bool {
-		if d == (bpf.Digest{}) {
-			r.assign(parts[d].members, 0)
-		}
-		return d == (bpf.Digest{})
-	})
-	for i, d := range digests {
-		if i == 0 {
-			r.meaning[number] = d
-			r.assign(parts[d].members, number)
-		} else {
-			r.assign(parts[d].members, undecided)
-		}
-	}
-}
-
-// current returns a member as it is wanted, nil if it is no more.
-func (r *round) current(m *tables.ClassMember) *tables.ClassMember {
-	members, evaluated := r.wanted[m.LabelSet]
-	if !evaluated {
-		return m
-	}
-	i := slices.IndexFunc(members, func(w *tables.ClassMember) bool { return w.Node == m.Node })
-	if i < 0 {
-		return nil
-	}
-	return members[i]
-}
-
-// assign gives members a class. A member that is still the table's own row is
-// left alone if it has the class, else it becomes wanted anew.
-func (r *round) assign(members []*tables.ClassMember, class uint32) {
-	for _, m := range members {
-		if _, evaluated := r.wanted[m.LabelSet]; !evaluated {
-			if m.Class == class {
-				continue
-			}
+	if len(candidates) > 0 && !(stays && size >= sizes[candidates[0]]) {
+		r.meaning[number] = candidates[0]
+		for _, m := range rest {
 			// Should the snapshot have a newer signature of it than was
 			// noticed, the member just leaves.
-			r.evaluate(m.LabelSet, map[uint32]bool{})
-		}
-		if w := r.current(m); w != nil && w.Digest == m.Digest {
-			w.Class = class
+			r.evaluate(keyOfMember(m), map[uint32]bool{})
 		}
 	}
-}
-
-// endpoints counts the endpoints of a member.
-func (r *round) endpoints(m *tables.ClassMember) (n int) {
-	for e := range r.Endpoints.List(r.txn, tables.EndpointsByLabelSet(m.LabelSet)) {
-		if m.Node == "" || m.Node == e.Node {
-			n++
+	for _, m := range r.parts[number] {
+		switch m.Digest {
+		case r.meaning[number]:
+			m.Class = number
+		case bpf.Digest{}:
+			m.Class = 0
+		default:
+			m.Class = undecided
 		}
 	}
-	return n
 }
 
 // merge moves members of a class to another that stands for the same, if the
@@ -201,7 +244,9 @@ func (r *round) merge() {
 			}
 			numbers, known := settled[m.Digest]
 			if !known {
-				numbers = slices.DeleteFunc(r.numbersOf(r.txn, m.Digest), func(n uint32) bool { return !r.waitsForNobody(n, m.Digest) })
+				numbers = slices.DeleteFunc(r.numbersOf(r.txn, m.Digest), func(n uint32) bool {
+					return !r.standsFor(n, m.Digest) || !r.waitsForNobody(n, m.Digest)
+				})
 				settled[m.Digest] = numbers
 			}
 			if slices.Contains(numbers, m.Class) {
@@ -216,8 +261,8 @@ func (r *round) largest(numbers []uint32) uint32 {
 		return numbers[0]
 	}
 	size := func(number uint32) (n int) {
-		for m := range r.Members.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: r.role, Number: number})) {
-			n += r.endpoints(m)
+		for m := range r.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: r.role, Number: number})) {
+			n += r.scope.size(r.txn, m)
 		}
 		return n
 	}
@@ -245,45 +290,29 @@ func (r *round) join() {
 	}
 }
 
-// remember notes the classes that members leave.
-func (r *round) remember() {
-	placement := tables.Placement{Endpoints: r.Endpoints, Members: r.Members, SourceEntries: r.SourceEntries}
-	for _, id := range r.order {
-		for _, m := range r.wanted[id] {
-			old, _, found := r.Members.Get(r.txn, tables.ClassMemberByKey(m.Key()))
-			switch {
-			case !found:
-			case old.Class == m.Class:
-				m.Former = old.Former
-			default:
-				for _, number := range append(slices.Clone(old.Former), old.Class) {
-					if number != 0 && number != m.Class && placement.Has(r.txn, m, number) && !slices.Contains(m.Former, number) {
-						m.Former = append(m.Former, number)
-					}
-				}
-			}
-		}
-	}
-}
-
 // target returns the class that members with a signature join: one that stands
 // for it and waits for nobody, else the number that the kernel's maps knew it
 // by before a restart, else a new number.
 func (r *round) target(digest bpf.Digest) uint32 {
 	candidates := r.numbersOf(r.txn, digest)
-	if m, _, found := r.Members.Get(r.txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: r.role, Digest: digest})); found {
+	if m, _, found := r.Output.Get(r.txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: r.role, Digest: digest})); found {
 		candidates = append(candidates, m.Class) // the kernel need not know it yet
 	}
 	for _, number := range candidates {
-		if meaning, divided := r.meaning[number]; (!divided || meaning == digest) && r.waitsForNobody(number, digest) {
+		if r.standsFor(number, digest) && r.scope.joinable(r, number, digest) {
 			return number
 		}
 	}
 	for e := range r.ClassEntries.List(r.txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: r.role, Digest: digest})) {
-		if _, _, used := r.Members.Get(r.txn, tables.ClassMembersByClass(e.Key)); !used && r.waitsForNobody(e.Key.Number, digest) {
+		if _, _, used := r.Output.Get(r.txn, tables.ClassMembersByClass(e.Key)); !used && r.waitsForNobody(e.Key.Number, digest) {
 			return e.Key.Number
 		}
 	}
+	return r.fresh()
+}
+
+// fresh returns a number that is in no use.
+func (r *round) fresh() uint32 {
 	for {
 		number := r.next
 		r.next++
@@ -297,13 +326,20 @@ func (r *round) target(digest bpf.Digest) uint32 {
 // have members with it, in order.
 func (p *partition) numbersOf(txn statedb.ReadTxn, digest bpf.Digest) (numbers []uint32) {
 	for e := range p.ClassEntries.List(txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: p.role, Digest: digest})) {
-		m, _, found := p.Members.Get(txn, tables.ClassMembersByClass(e.Key))
+		m, _, found := p.Output.Get(txn, tables.ClassMembersByClass(e.Key))
 		if found && m.Digest == digest {
 			numbers = append(numbers, e.Key.Number)
 		}
 	}
 	slices.Sort(numbers)
 	return numbers
+}
+
+// standsFor reports whether a class that has stood for a signature still does
+// after this round.
+func (r *round) standsFor(number uint32, digest bpf.Digest) bool {
+	meaning, divided := r.meaning[number]
+	return !divided || meaning == digest
 }
 
 // waitsForNobody reports whether a class stands for a signature without a
@@ -321,7 +357,7 @@ func (r *round) waitsForNobody(number uint32, digest bpf.Digest) bool {
 // Numbers that maps name without sluice_classes knowing them are in use.
 func (r *round) free(number uint32) bool {
 	key := bpf.ClassKey{Role: r.role, Number: number}
-	if _, _, used := r.Members.Get(r.txn, tables.ClassMembersByClass(key)); used {
+	if _, _, used := r.Output.Get(r.txn, tables.ClassMembersByClass(key)); used {
 		return false
 	}
 	if _, _, used := r.Classes.Get(r.txn, tables.ClassByKey(key)); used {
@@ -330,20 +366,5 @@ func (r *round) free(number uint32) bool {
 	if _, _, used := r.ClassEntries.Get(r.txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](key)); used {
 		return false
 	}
-	if _, _, used := r.SourceEntries.Get(r.txn, tables.SourceEntriesByClass(number)); used {
-		return false
-	}
-	_, _, used := r.EgressEntries.Get(r.txn, tables.EgressEntriesByClass(number))
-	return !used
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	default:
-		return -1
-	}
+	return r.scope.free(r.txn, number)
 }

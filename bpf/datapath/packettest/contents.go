@@ -122,7 +122,7 @@ func (n *Node) Clear(name string) error { return n.empty(n.Map(name)) }
 // empty removes what is in a map.
 func (n *Node) empty(m *ebpf.Map) error {
 	switch m.Type() {
-	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUHash:
 		return emptyHash(m)
 	case ebpf.Array:
 		for i := range m.MaxEntries() {
@@ -150,13 +150,15 @@ func (n *Node) empty(m *ebpf.Map) error {
 
 func emptyHash(m *ebpf.Map) error {
 	var keys [][]byte
-	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		keys = append(keys, append([]byte(nil), key...))
-	}
-	if err := entries.Err(); err != nil {
-		return err
+	for {
+		key, err := m.NextKeyBytes(lastOf(keys))
+		if err != nil {
+			return err
+		}
+		if key == nil {
+			break
+		}
+		keys = append(keys, key)
 	}
 	for _, key := range keys {
 		if err := absent(m.Delete(key)); err != nil {
@@ -164,4 +166,38 @@ func emptyHash(m *ebpf.Map) error {
 		}
 	}
 	return nil
+}
+
+func lastOf(keys [][]byte) any {
+	if len(keys) == 0 {
+		return nil
+	}
+	return keys[len(keys)-1]
+}
+
+// SetPeer writes what is known of a prefix, with a peer class.
+func (n *Node) SetPeer(p netip.Prefix, class uint32, flags bpf.IPCacheFlags) error {
+	key := bpf.IPCacheKeyFrom(p)
+	return n.Map("sluice_ipcache").Put(&key, &bpf.IPCacheValue{PeerClass: class, Flags: flags})
+}
+
+// SetPolicy writes a verdict of network policies.
+func (n *Node) SetPolicy(k bpf.PolicyKey, v bpf.PolicyValue) error {
+	return n.Map("sluice_policy").Put(&k, &v)
+}
+
+// RemovePolicy takes a verdict away.
+func (n *Node) RemovePolicy(k bpf.PolicyKey) error {
+	return absent(n.Map("sluice_policy").Delete(&k))
+}
+
+// Decided returns what the rules with a cookie have decided.
+func (n *Node) Decided(cookie uint32) (total bpf.Metric, err error) {
+	var cpus []bpf.Metric
+	err = n.Map("sluice_rules").Lookup(&bpf.RuleKey{Cookie: cookie}, &cpus)
+	for _, c := range cpus {
+		total.Packets += c.Packets
+		total.Bytes += c.Bytes
+	}
+	return total, absent(err)
 }

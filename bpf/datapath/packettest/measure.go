@@ -61,6 +61,7 @@ func Measurements(flows int) []Measurement {
 	remote := func(n *Node) error {
 		return errors.Join(n.Select(w, bpf.GatewayValue{Gateway: bpf.AddressFrom(w.SecondNode)}), n.podAt(w.Pod, loopback))
 	}
+	subject := func(n *Node) error { return n.underPolicy(w) }
 	here := func(n *Node) error { return errors.Join(n.Select(w, n.Here(w.Egress)), n.podAt(w.Pod, loopback)) }
 	translated := func(n *Node) error {
 		if err := here(n); err != nil {
@@ -71,6 +72,7 @@ func Measurements(flows int) []Measurement {
 	var all []Measurement
 	for _, m := range []Measurement{
 		{Name: "pod/established", want: Next, Program: "from_pod", Repeatable: true, packet: pod, prepare: none},
+		{Name: "pod/established-under-policy", want: Next, Program: "from_pod", Repeatable: true, packet: pod, prepare: subject},
 		{Name: "pod/established-by-gateway", want: Redirect, Program: "from_pod", Repeatable: true, packet: pod, prepare: remote},
 		{Name: "pod/translated-here", want: Redirect, Program: "from_pod", packet: pod, prepare: here},
 		{Name: "pod/reply", want: Next, Program: "to_pod", Repeatable: true, packet: toPodPacket, prepare: func(n *Node) error { return n.once("from_pod", flows, pod, Next) }},
@@ -83,7 +85,26 @@ func Measurements(flows int) []Measurement {
 		m.Flows, m.Repeatable = flows, false
 		all = append(all, m)
 	}
-	return append(all, Measurement{Name: "pod/new", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: none})
+	return append(all,
+		Measurement{Name: "pod/new", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: none},
+		Measurement{Name: "pod/new-under-policy", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: subject})
+}
+
+// underPolicy has policies choose the pod, that allow it everything by a rule. Their map
+// has as many verdicts for others as a large cluster's.
+func (n *Node) underPolicy(w Addresses) error {
+	const subject, peer, others = 5, 6, 10_000
+	err := errors.Join(
+		n.SetPod(w.Pod, bpf.PodValue{IfIndex: loopback, SubjectClass: subject, Epoch: Epoch, MAC: PodMAC}),
+		n.SetPeer(netip.PrefixFrom(w.Pod, 0).Masked(), peer, 0),
+		n.SetPolicy(bpf.PolicyKeyOf(subject, bpf.AnyPeerClass, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Deny: 1}),
+		n.SetPolicy(bpf.PolicyKeyOf(subject, peer, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 7}),
+	)
+	for i := range uint32(others) {
+		key := bpf.PolicyKeyOf(subject+1+i%100, i/100, bpf.DirectionEgress, TCPProtocol, 443, 16)
+		err = errors.Join(err, n.SetPolicy(key, bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 8}))
+	}
+	return err
 }
 
 func toPodPacket(n *Node, flow int) []byte {

@@ -23,9 +23,10 @@ type Tuple struct {
 
 // Flags of a [Tuple].
 const (
-	Out     uint8 = 0
-	In      uint8 = 1
-	Related uint8 = 2
+	Out            uint8 = 0
+	In             uint8 = 1
+	Related        uint8 = 2
+	ThroughService uint8 = 4 // to what a service has led to
 )
 
 func (t Tuple) key() []byte {

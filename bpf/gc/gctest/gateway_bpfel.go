@@ -97,7 +97,7 @@ type gatewayDecision struct {
 	Mtu        uint32
 	OfHost     uint16
 	Live       uint16
-	_          [4]byte
+	Cookie     uint32
 	Time       uint64
 }
 
@@ -326,6 +326,24 @@ type gatewayPodValue struct {
 	Pad          [2]uint8
 }
 
+type gatewayPolicyKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Subject   uint32
+	Peer      uint32
+	Direction uint8
+	Protocol  uint8
+	Port      uint16
+}
+
+type gatewayPolicyValue struct {
+	_          structs.HostLayout
+	Precedence uint32
+	Cookie     uint32
+	Deny       uint8
+	Pad        [3]uint8
+}
+
 type gatewayPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -340,6 +358,11 @@ type gatewayPulse struct {
 		_ structs.HostLayout
 		_ [16]byte
 	}
+}
+
+type gatewayRuleKey struct {
+	_      structs.HostLayout
+	Cookie uint32
 }
 
 type gatewaySourceKey struct {
@@ -433,13 +456,14 @@ const (
 	gatewayMapSluiceNat6     = "sluice_nat6"
 	gatewayMapSluiceNodes    = "sluice_nodes"
 	gatewayMapSluicePods     = "sluice_pods"
+	gatewayMapSluicePolicy   = "sluice_policy"
+	gatewayMapSluiceRules    = "sluice_rules"
 	gatewayMapSluiceSources  = "sluice_sources"
 	gatewayProgCheckFlows    = "check_flows"
 	gatewayProgStartPulse    = "start_pulse"
 	gatewayProgStepFlows     = "step_flows"
 	gatewayVarAnswers        = "answers"
 	gatewayVarAt             = "at"
-	gatewayVarBuffer         = "buffer"
 	gatewayVarConfigured     = "configured"
 	gatewayVarCounted        = "counted"
 	gatewayVarDecided        = "decided"
@@ -524,6 +548,8 @@ type gatewayMapSpecs struct {
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
+	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
 }
 
@@ -533,7 +559,6 @@ type gatewayMapSpecs struct {
 type gatewayVariableSpecs struct {
 	Answers    *ebpf.VariableSpec `ebpf:"answers"`
 	At         *ebpf.VariableSpec `ebpf:"at"`
-	Buffer     *ebpf.VariableSpec `ebpf:"buffer"`
 	Configured *ebpf.VariableSpec `ebpf:"configured"`
 	Counted    *ebpf.VariableSpec `ebpf:"counted"`
 	Decided    *ebpf.VariableSpec `ebpf:"decided"`
@@ -587,6 +612,8 @@ type gatewayMaps struct {
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
+	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
 }
 
@@ -612,6 +639,8 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceNat6,
 		m.SluiceNodes,
 		m.SluicePods,
+		m.SluicePolicy,
+		m.SluiceRules,
 		m.SluiceSources,
 	)
 }
@@ -622,7 +651,6 @@ func (m *gatewayMaps) Close() error {
 type gatewayVariables struct {
 	Answers    *ebpf.Variable `ebpf:"answers"`
 	At         *ebpf.Variable `ebpf:"at"`
-	Buffer     *ebpf.Variable `ebpf:"buffer"`
 	Configured *ebpf.Variable `ebpf:"configured"`
 	Counted    *ebpf.Variable `ebpf:"counted"`
 	Decided    *ebpf.Variable `ebpf:"decided"`

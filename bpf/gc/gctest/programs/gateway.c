@@ -79,7 +79,6 @@ struct gateway_flow flows[FLOWS_MAX];
 struct packet at;
 struct decision decided;
 struct config_value configured;
-__u32 buffer[sizeof(struct __sk_buff) / 4] ALIGNED; /* whose length alone is of interest */
 struct translation to, owner;
 struct tuple answers;
 struct address own;
@@ -108,10 +107,9 @@ static __always_inline void packet_of(__u32 k)
 		own.words[3] = bpf_htonl(1);
 	}
 	configured.lifetime_tcp = configured.lifetime_any = configured.lifetime_syn = LIFETIME;
-	buffer[0] = 100;
 }
 
-#define PACKET ((struct __sk_buff *)buffer)
+#define LENGTH 100 /* of each packet */
 
 /* The records of a flow with a port, which nobody else may have. */
 static __always_inline bool record(__be16 port)
@@ -162,7 +160,7 @@ static __always_inline void tracked_flow(struct gateway_flow *f)
 {
 	struct ct_entry *e = ct_find_original(&at, TUPLE_OUT);
 
-	if (e && ct_note(PACKET, e, &at, &configured, true)) {
+	if (e && ct_note(LENGTH, e, &at, &configured, true)) {
 		f->packets++;
 		f->lifetime = setup.now + LIFETIME - 1; /* or one more */
 		counted.refreshed++;
@@ -170,7 +168,7 @@ static __always_inline void tracked_flow(struct gateway_flow *f)
 	}
 	if (setup.flags & GATEWAY_NOTES)
 		return;
-	if (!ct_create(PACKET, &at, &decided, &configured, TUPLE_OUT)) {
+	if (!ct_create(LENGTH, &at, &decided, &configured, TUPLE_OUT)) {
 		counted.failed++;
 		return;
 	}

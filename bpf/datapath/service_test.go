@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+)
+
+const (
+	soon  = 10 * time.Second       // for what comes
+	never = 300 * time.Millisecond // for what is not to come
+)
+
+// backendDrop asserts that the last thing reported is a drop of what went to a backend.
+func (tr *traffic) backendDrop(reason bpf.Reason, cookie uint32, to netip.AddrPort) {
+	tr.Helper()
+	events, err := tr.Events()
+	require.NoError(tr, err)
+	require.NotEmpty(tr, events, "no event of the drop")
+	e := events[len(events)-1]
+	require.Equal(tr, bpf.EventDrop, e.Kind)
+	require.Equal(tr, reason, e.Reason)
+	require.Equal(tr, bpf.ProgramBackstop, e.Program)
+	require.Equal(tr, cookie, e.Cookie)
+	require.Equal(tr, to.Addr(), e.Destination.Addr())
+	require.Equal(tr, [2]byte{byte(to.Port() >> 8), byte(to.Port())}, e.DestPort)
+	require.Equal(tr, bpf.DirectionEgress, e.Direction)
+}
+
+// serviceEntries are the entries of flows by where services have led them.
+func (tr *traffic) serviceEntries() (all []packettest.Connection) {
+	connections, err := tr.Connections()
+	require.NoError(tr, err)
+	for t, c := range connections {
+		if t.Flags == packettest.ThroughService {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// TestServices: a policy is asked of where a service has led, whether another pod or
+// this host is there; an address of a service says nothing by itself.
+func TestServices(t *testing.T) {
+	tr := newTraffic(t)
+	for _, w := range both {
+		tr.Addresses = w
+		for name, backend := range map[string]struct {
+			to   netip.AddrPort
+			port uint16
+			open func(func())
+		}{
+			"a pod":     {netip.AddrPortFrom(w.OtherPod, 8080), 80, tr.inPod(packettest.OtherPodDevice)},
+			"this host": {netip.AddrPortFrom(w.NodeIP, 8081), 81, tr.onNode},
+		} {
+			tr.translate(w, backend.port, backend.to)
+			for network, protocol := range map[string]uint8{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP} {
+				t.Run(w.Family+" "+name+" "+network, func(t *testing.T) {
+					tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
+					require.NoError(t, tr.Reset())
+					if network == "udp" {
+						tr.echoUDP(backend.open, backend.to)
+					} else {
+						tr.echoTCP(backend.open, backend.to)
+					}
+					tr.testService(network, protocol, netip.AddrPortFrom(w.Service, backend.port), backend.to)
+				})
+			}
+		}
+	}
+}
+
+func (tr *traffic) testService(network string, protocol uint8, service, backend netip.AddrPort) {
+	allow := func(v bpf.PolicyValue) {
+		tr.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, v)
+	}
+	tr.subject(subjectClass, packettest.Epoch, 0)
+	known := bpf.IPCacheInCluster
+	if backend.Addr() == tr.NodeIP {
+		known |= bpf.IPCacheNode | bpf.IPCacheHost
+	}
+	tr.peer(backend.Addr(), peerClass, known)
+	tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+
+	// Denied: nothing gets there.
+	c, err := tr.dial(network, tr.Pod, service, never)
+	if network == "udp" {
+		require.NoError(tr, err)
+		defer c.Close()
+		require.False(tr, tr.echoed(c, 100, never))
+	} else {
+		require.ErrorContains(tr, err, "timeout")
+	}
+	tr.backendDrop(bpf.ReasonPolicyDenied, denyDefault.Cookie, backend)
+	require.Empty(tr, tr.serviceEntries())
+
+	// Allowed, by the port of the backend. The backstop need not be on.
+	config := tr.Config
+	config.Flags &^= bpf.ConfigBackstop
+	require.NoError(tr, tr.SetConfig(config))
+	allow(allowRule)
+	if network == "tcp" {
+		c, err = tr.dial(network, tr.Pod, service, soon)
+		require.NoError(tr, err)
+		defer c.Close()
+	}
+	for range 3 {
+		require.True(tr, tr.echoed(c, 1000, soon))
+	}
+	entries := tr.serviceEntries()
+	require.Len(tr, entries, 1)
+	require.EqualValues(tr, packettest.Epoch, entries[0].Epoch)
+	require.Equal(tr, allowRule.Cookie, entries[0].Cookie)
+	require.GreaterOrEqual(tr, entries[0].Packets, uint64(3))
+	// Acknowledgements may still be on their way.
+	require.EventuallyWithT(tr, func(c *assert.CollectT) {
+		entries := tr.serviceEntries()
+		counted, err := tr.Decided(allowRule.Cookie)
+		require.NoError(c, err)
+		require.Len(c, entries, 1)
+		require.Equal(c, entries[0].Packets, counted.Packets)
+	}, soon, 10*time.Millisecond)
+	if network == "udp" {
+		requireLifetime(tr, &entries[0], packettest.LifetimeAny)
+		require.True(tr, tr.echoed(c, 4000, soon), "in fragments")
+	} else {
+		requireLifetime(tr, &entries[0], packettest.LifetimeTCP)
+	}
+
+	// Revoked: cut with the next packet. Allowed again: it goes on.
+	_, err = tr.Events()
+	require.NoError(tr, err)
+	allow(denyRule)
+	tr.subject(subjectClass, packettest.Epoch+1, 0)
+	require.False(tr, tr.echoed(c, 10, never))
+	tr.backendDrop(bpf.ReasonPolicyRule, denyRule.Cookie, backend)
+	allow(allowOther)
+	if network == "tcp" {
+		tr.resumed(c, 10)
+	} else {
+		require.True(tr, tr.echoed(c, 10, soon))
+	}
+	entries = tr.serviceEntries()
+	require.Len(tr, entries, 1)
+	require.EqualValues(tr, packettest.Epoch+1, entries[0].Epoch)
+	require.Equal(tr, allowOther.Cookie, entries[0].Cookie)
+
+	// While it is not known what policies say, it goes on too.
+	tr.subject(0, packettest.Epoch+2, bpf.PodPolicyUnknown)
+	require.True(tr, tr.echoed(c, 10, soon))
+}
+
+// resumed asserts that what a connection has not delivered is delivered now.
+func (tr *traffic) resumed(c net.Conn, size int) {
+	tr.Helper()
+	require.NoError(tr, c.SetDeadline(time.Now().Add(soon)))
+	got := make([]byte, size)
+	_, err := c.Read(got)
+	require.NoError(tr, err)
+	require.Equal(tr, []byte(packettest.Pattern(size)), got)
+}
+
+// TestFragmentsToServices: where nobody puts fragments together, those without ports
+// are dropped.
+func TestFragmentsToServices(t *testing.T) {
+	tr := newTraffic(t)
+	for _, w := range both {
+		tr.Addresses = w
+		require.NoError(t, tr.Reset())
+		tr.onNode(func() { tr.routeTo(w.Service, packettest.OtherPodDevice, packettest.OtherPodMAC) })
+		at := netip.AddrPortFrom(w.Service, 9000)
+		tr.echoUDP(tr.inPod(packettest.OtherPodDevice), at)
+		tr.subject(subjectClass, packettest.Epoch, 0)
+		tr.policy(0, bpf.DirectionEgress, unix.IPPROTO_UDP, 9000, 16, allowRule)
+		config := tr.Config
+		config.Flags &^= bpf.ConfigStrictSource // the backend answers with the service's address
+		require.NoError(t, tr.SetConfig(config))
+
+		c, err := tr.dial("udp", w.Pod, at, soon)
+		require.NoError(t, err)
+		defer c.Close()
+		require.True(t, tr.echoed(c, 1000, soon))
+		_, err = tr.Events()
+		require.NoError(t, err)
+		require.False(t, tr.echoed(c, 4000, never))
+		tr.backendDrop(bpf.ReasonUnknownFragment, 0, netip.AddrPortFrom(w.Service, 0))
+	}
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* What network policies say of a packet. They are asked of a flow's first packet, and
+ * again when the pod's epoch has changed; in between its connection answers. */
+
+#pragma once
+
+#include "egress.h"
+
+/* How a verdict is asked for, beside a direction. */
+enum judge_how {
+	JUDGE_INGRESS = DIRECTION_INGRESS,
+	JUDGE_REPLY = 1 << 1,	/* the packet is a reply: asked is of the flow that it answers */
+	JUDGE_KNOWN = 1 << 2,	/* the flow was let through before */
+	JUDGE_HOST = 1 << 3,	/* the peer may be this host itself, which reaches its pods */
+	JUDGE_BACKEND = 1 << 4, /* the destination is what a service led to */
+};
+
+/* Reports whether the ports do not tell what ICMP it is: its connection says nothing
+ * of the packet then. An echo's identifier may be 0 too. */
+static __always_inline bool unidentified(const struct packet *p)
+{
+	return is_icmp(p->flow.protocol) && p->shape != SHAPE_ICMP_ERROR && !p->flow.sport && !p->flow.dport;
+}
+
+static __noinline int no_reply(const struct packet *p)
+{
+	if (p->flow.family == FAMILY_IPV4)
+		return p->icmp_type != ICMP4_ECHO_REPLY && p->icmp_type != ICMP4_TIMESTAMP_REPLY &&
+		       p->icmp_type != ICMP4_INFORMATION_REPLY && p->icmp_type != ICMP4_MASK_REPLY;
+	return p->icmp_type != ICMP6_ECHO_REPLY && p->icmp_type != ICMP6_NODE_INFORMATION_REPLY;
+}
+
+/* Reports whether it is ICMP that cannot be a reply, whatever connection it would fit. */
+static __always_inline bool asks(const struct packet *p)
+{
+	return unidentified(p) && no_reply(p);
+}
+
+/* Reports whether the packet stays on the link or the node, whoever sends it: to one
+ * or to many. */
+static __always_inline bool to_many(const struct tuple *t)
+{
+	if (t->family == FAMILY_IPV4) {
+		__u32 daddr = bpf_ntohl(t->daddr.words[3]);
+
+		return daddr >> 28 == 0xe || daddr == 0xffffffff;
+	}
+	return t->daddr.bytes[0] == 0xff;
+}
+
+static __always_inline bool link_local_address(const struct address *a, __u8 family)
+{
+	if (family == FAMILY_IPV4)
+		return bpf_ntohl(a->words[3]) >> 16 == 0xa9fe;
+	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
+}
+
+static __always_inline bool link_local(const struct tuple *t)
+{
+	return to_many(t) || link_local_address(&t->daddr, t->family);
+}
+
+/* Reports whether policies have a say in what a pod sends and gets. */
+static __always_inline bool is_subject(const struct pod_value *pod)
+{
+	return pod->subject_class || pod->flags & POD_POLICY_UNKNOWN;
+}
+
+/* Sets what of a policy's key is the packet's: protocol, and port or type. Returns
+ * false if its fragment does not tell. */
+static __always_inline bool traffic_of(struct policy_key *key, const struct packet *p, __u32 how)
+{
+	bool later = p->shape == SHAPE_LATER_FRAGMENT;
+
+	key->prefix_len = 96;
+	if (p->shape == SHAPE_ICMP_ERROR) { /* of no flow that is known */
+		key->protocol = p->header_protocol;
+		key->port = bpf_htons(p->icmp_type);
+		return true;
+	}
+	key->protocol = p->flow.protocol;
+	switch (p->flow.protocol) {
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_SCTP:
+		key->port = how & JUDGE_REPLY ? p->flow.sport : p->flow.dport;
+		return !later || !p->unknown_fragment;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		if ((p->flow.protocol == IPPROTO_ICMP) != (p->flow.family == FAMILY_IPV4))
+			break; /* the other family's: just some protocol */
+		if (how & JUDGE_REPLY) /* what has an identifier was an echo */
+			key->port = bpf_htons(p->flow.family == FAMILY_IPV4 ? ICMP4_ECHO : ICMP6_ECHO);
+		else
+			key->port = bpf_htons(p->icmp_type);
+		return !later || how & JUDGE_REPLY;
+	}
+	key->prefix_len = 80; /* it has no ports */
+	return true;
+}
+
+/* Reports whether one verdict decides over another: by its precedence, and among
+ * equals it denies. */
+static __always_inline bool decides(const struct policy_value *v, const struct policy_value *other)
+{
+	if (!v || !other)
+		return v;
+	return v->precedence == other->precedence ? v->deny > other->deny : v->precedence > other->precedence;
+}
+
+/* The peer's address, in the packet. */
+static __always_inline const struct address *peer_of(const struct packet *p, __u32 how)
+{
+	if (how & JUDGE_INGRESS)
+		return how & JUDGE_REPLY ? &p->flow.daddr : &p->source;
+	return how & JUDGE_REPLY ? &p->flow.saddr : &p->flow.daddr;
+}
+
+/* Returns what the policies say of a packet between a pod and its peer: 0, or why it is
+ * dropped; d->cookie names the rules. Where a service leads is not known yet, and
+ * judged later: then d->flags has CT_SERVICE. how is of enum judge_how. */
+SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how)
+{
+	struct policy_key key = {.peer = ANY_PEER_CLASS};
+	const struct policy_value *any, *special = NULL;
+	const struct ipcache_value *known;
+	struct prefix_key prefix;
+	__u32 peer_class = ANY_PEER_CLASS, flags = 0;
+
+	if (!p || !pod || !d)
+		return REASON_MALFORMED;
+	d->cookie = 0;
+	prefix_of(&prefix, &p->flow, peer_of(p, how));
+	known = bpf_map_lookup_elem(&sluice_ipcache, &prefix);
+	if (known) {
+		peer_class = known->peer_class;
+		flags = known->flags;
+	}
+	if (how & JUDGE_HOST && flags & IPCACHE_HOST)
+		return 0;
+	if (pod->flags & POD_POLICY_UNKNOWN)
+		return how & JUDGE_KNOWN ? 0 : REASON_POD_NOT_READY;
+	if (flags & IPCACHE_SERVICE && !(how & (JUDGE_INGRESS | JUDGE_BACKEND)) && p->shape != SHAPE_ICMP_ERROR) {
+		d->flags |= CT_SERVICE;
+		return 0;
+	}
+
+	key.subject = pod->subject_class;
+	key.direction = how & JUDGE_INGRESS;
+	if (!traffic_of(&key, p, how))
+		return REASON_UNKNOWN_FRAGMENT;
+	any = bpf_map_lookup_elem(&sluice_policy, &key);
+	if (peer_class != ANY_PEER_CLASS) {
+		key.peer = peer_class;
+		special = bpf_map_lookup_elem(&sluice_policy, &key);
+	}
+	if (!decides(any, special))
+		any = special;
+	if (!any)
+		return REASON_POLICY_DENIED;
+	d->cookie = any->cookie;
+	if (!any->deny)
+		return 0;
+	return any->precedence == PRECEDENCE_DEFAULT ? REASON_POLICY_DENIED : REASON_POLICY_RULE;
+}
+
+/* The same, of a pod that policies may have nothing to say of. */
+static __always_inline __u32 allowed(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how)
+{
+	d->cookie = 0;
+	return is_subject(pod) ? judge(p, pod, d, how) : 0;
+}
+
+static __noinline __u32 judge_again(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
+				    struct decision *d, __u32 how)
+{
+	__u32 reason = allowed(p, pod, d, how | JUDGE_KNOWN);
+
+	if (reason)
+		return reason;
+	if (pod->flags & POD_POLICY_UNKNOWN)
+		d->epoch = e->epoch;
+	else
+		e->cookie = d->cookie;
+	return 0;
+}
+
+/* The same for a packet of a flow with an entry, in the flow's original direction. The
+ * entry keeps the verdict, unless it is not known yet. */
+static __always_inline __u32 allowed_again(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
+					   struct decision *d, __u32 how)
+{
+	d->cookie = e->cookie;
+	if (p->shape == SHAPE_ICMP_ERROR || (e->epoch == d->epoch && !unidentified(p)))
+		return 0;
+	return judge_again(p, pod, e, d, how);
+}
+
+static __noinline __u32 judge_reply(const struct packet *p, const struct pod_value *pod, const struct ct_entry *e,
+				    struct decision *d, __u32 how)
+{
+	__u32 reason;
+
+	if (p->shape == SHAPE_ICMP_ERROR || unidentified(p))
+		return 0;
+	reason = allowed(p, pod, d, how | JUDGE_REPLY | JUDGE_KNOWN);
+	if (!reason)
+		d->cookie = e->cookie;
+	return reason;
+}
+
+/* Reports, for a reply to a packet of such a flow, why it is dropped: that the other
+ * side goes on by itself is no reason to let a flow live that has been forbidden. */
+static __always_inline __u32 allowed_reply(const struct packet *p, const struct pod_value *pod, const struct ct_entry *e,
+					   struct decision *d, __u32 how)
+{
+	d->cookie = e->cookie;
+	return e->epoch == d->epoch ? 0 : judge_reply(p, pod, e, d, how);
+}
+
+/* Whether this host reaches its pods, for how. */
+static __always_inline __u32 host_reaches(const struct config_value *cfg)
+{
+	return cfg->flags & CONFIG_ALLOW_LOCALHOST ? JUDGE_HOST : 0;
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+var policyMetricsCell = cell.Module("policy-metrics", "How network policies fare", cell.Invoke(registerPolicyMetrics))
+
+// policyMetrics are how network policies fare on this node. There are none per
+// policy or rule: their number would be whatever users make it.
+type policyMetrics struct {
+	policyMetricTables
+	delay    prometheus.Histogram
+	policies *prometheus.Desc // by state
+	entries  *prometheus.Desc // wanted, and in the kernel
+}
+
+type policyMetricTables struct {
+	cell.In
+
+	DB      *statedb.DB
+	Status  statedb.Table[*tables.NetworkPolicyStatus]
+	Entries statedb.Table[*tables.PolicyEntry]
+	Kernel  statedb.Table[*tables.PolicyMapEntry]
+}
+
+func registerPolicyMetrics(r prometheus.Registerer, t policyMetricTables, jobs job.Group) error {
+	m := newPolicyMetrics(t)
+	jobs.Add(job.OneShot("observe-policy-delay", m.observe))
+	return register(r, m, m.delay)
+}
+
+func newPolicyMetrics(t policyMetricTables) *policyMetrics {
+	return &policyMetrics{
+		policyMetricTables: t,
+		delay: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "sluice_policy_implementation_delay_seconds",
+			Help: "From the event about a network policy to the kernel having all that it says, and nothing more of what it said before.",
+			// From 1 ms to 33 s.
+			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 16),
+		}),
+		policies: prometheus.NewDesc("sluice_policies", "Network policies by how they fare on this node.", []string{"state"}, nil),
+		entries:  prometheus.NewDesc("sluice_policy_entries", "Verdicts of network policies: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
+	}
+}
+
+var policyStates = []tables.PolicyState{
+	tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed, tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
+}
+
+// Describe implements [prometheus.Collector].
+func (m *policyMetrics) Describe(to chan<- *prometheus.Desc) {
+	to <- m.policies
+	to <- m.entries
+}
+
+// Collect implements [prometheus.Collector].
+func (m *policyMetrics) Collect(to chan<- prometheus.Metric) {
+	send := func(d *prometheus.Desc, value int, label string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), label)
+	}
+	txn := m.DB.ReadTxn()
+	counts := map[tables.PolicyState]int{}
+	for row := range m.Status.All(txn) {
+		counts[row.State]++
+	}
+	for _, state := range policyStates {
+		send(m.policies, counts[state], string(state))
+	}
+	send(m.entries, m.Entries.NumObjects(txn), "tables")
+	send(m.entries, m.Kernel.NumObjects(txn), "kernel")
+}
+
+// observe measures each revision of each policy once, until the context ends.
+func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
+	wtxn := m.DB.WriteTxn(m.Status)
+	changes, err := m.Status.Changes(wtxn)
+	if err != nil {
+		wtxn.Abort()
+		return err
+	}
+	wtxn.Commit()
+	defer changes.Close()
+	measured := map[tables.PolicyID]statedb.Revision{}
+	for {
+		rows, watch := changes.Next(m.DB.ReadTxn())
+		for change := range rows {
+			row := change.Object
+			switch {
+			case change.Deleted:
+				delete(measured, row.Policy)
+			case !row.Done.IsZero() && measured[row.Policy] != row.Wanted:
+				measured[row.Policy] = row.Wanted
+				m.delay.Observe(row.Done.Sub(row.Since).Seconds())
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watch:
+		}
+	}
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+func TestPolicyMetrics(t *testing.T) {
+	db := statedb.New()
+	status, err := tables.NewNetworkPolicyStatusTable(db)
+	require.NoError(t, err)
+	entries, err := tables.NewPolicyEntryTable(db)
+	require.NoError(t, err)
+	kernel, err := tables.NewPolicyMapEntryTable(db)
+	require.NoError(t, err)
+	m := newPolicyMetrics(policyMetricTables{DB: db, Status: status, Entries: entries, Kernel: kernel})
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, register(registry, m, m.delay))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- m.observe(ctx, nil) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
+	since := time.Now()
+	insert := func(name string, state tables.PolicyState, wanted statedb.Revision, took time.Duration) {
+		row := &tables.NetworkPolicyStatus{
+			Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: name}},
+			State:  state, Wanted: wanted, Since: since,
+		}
+		if took > 0 {
+			row.Done = since.Add(took)
+		}
+		wtxn := db.WriteTxn(status)
+		defer wtxn.Abort()
+		_, _, err := status.Insert(wtxn, row)
+		require.NoError(t, err)
+		wtxn.Commit()
+	}
+	values := func() map[string]float64 {
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		values := map[string]float64{}
+		for _, family := range families {
+			for _, metric := range family.Metric {
+				if h := metric.Histogram; h != nil {
+					values["count"], values["sum"] = float64(h.GetSampleCount()), h.GetSampleSum()
+					continue
+				}
+				values[family.GetName()+" "+metric.Label[0].GetValue()] = metric.Gauge.GetValue()
+			}
+		}
+		return values
+	}
+	insert("web", tables.PolicyPending, 1, 0)
+	insert("db", tables.PolicyInvalid, 2, 2*time.Second)
+	wtxn := db.WriteTxn(entries, kernel)
+	for port := range uint16(3) {
+		_, _, err = entries.Insert(wtxn, &tables.PolicyEntry{Key: bpf.PolicyKeyOf(1, 2, 0, 6, port, 16)})
+		require.NoError(t, err)
+	}
+	_, _, err = kernel.Insert(wtxn, &tables.PolicyMapEntry{Key: bpf.PolicyKeyOf(1, 2, 0, 6, 1, 16)})
+	require.NoError(t, err)
+	wtxn.Commit()
+
+	require.Eventually(t, func() bool { return values()["count"] == 1 }, 30*time.Second, time.Millisecond)
+	got := values()
+	require.Equal(t, 1.0, got["sluice_policies pending"])
+	require.Equal(t, 1.0, got["sluice_policies invalid"])
+	require.Equal(t, 0.0, got["sluice_policies in force"])
+	require.Equal(t, 3.0, got["sluice_policy_entries tables"])
+	require.Equal(t, 1.0, got["sluice_policy_entries kernel"])
+
+	insert("db", tables.PolicyInForce, 2, 2*time.Second) // of the same revision: not again
+	insert("web", tables.PolicyInForce, 1, time.Second)
+	require.Eventually(t, func() bool { return values()["count"] == 2 }, 30*time.Second, time.Millisecond)
+	require.InDelta(t, 3, values()["sum"], 1e-6)
+	insert("db", tables.PolicyInForce, 3, 4*time.Second)
+	require.Eventually(t, func() bool { return values()["count"] == 3 }, 30*time.Second, time.Millisecond)
+}

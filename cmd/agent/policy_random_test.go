@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/sources/netlink"
+	"github.com/sluice-net/sluice/tables/policy/policytest"
+)
+
+// After any sequence of events the maps make of packets what the policies ask
+// for, and classes are no finer than the policies. Event by event, a verdict
+// changes once at most.
+func TestRandomPolicyEvents(t *testing.T) {
+	for seed := range randomSeeds(8) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			g := newPolicyGenerator(t, seed)
+			for i := range 60 {
+				change := g.change()
+				require.NoError(t, g.settlePolicies(t.Context()), "event %d: %s", i, change)
+			}
+		})
+	}
+}
+
+// The same with writes that fail, with agents that are killed at any write, after
+// which the next one goes on, and with changes that no agent sees happen.
+func TestRandomPolicyEventsAndFaults(t *testing.T) {
+	for seed := range randomSeeds(8) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			g := newPolicyGenerator(t, 1000+seed)
+			for i := range 40 {
+				change, fault := g.faultyChange(t.Context())
+				require.NoError(t, g.settlePolicies(t.Context()), "event %d, %s: %s", i, fault, change)
+			}
+		})
+	}
+}
+
+// Many events at once, with faults. When these stop, all is mended with no new
+// event, and meanwhile nobody is in a class without verdicts.
+func TestRandomPolicyStorms(t *testing.T) {
+	for seed := range randomSeeds(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			g := newPolicyGenerator(t, 4000+seed)
+			for i := range 8 {
+				var storm []string
+				for range 1 + g.IntN(6) {
+					if g.IntN(2) == 0 {
+						storm = append(storm, g.change().String())
+						continue
+					}
+					change, fault := g.faultyChange(t.Context())
+					storm = append(storm, fault, change.String())
+				}
+				require.NoError(t, g.agreesOnPolicies(t.Context()), "storm %d: %s", i, storm)
+				require.NoError(t, g.policies.withoutVerdicts(), "storm %d: %s", i, storm)
+				g.look()
+			}
+		})
+	}
+}
+
+// While the map of verdicts has too little room, nothing is allowed that is to be
+// denied; when there is room, all is as it should be with no new event.
+func TestPolicyMapFull(t *testing.T) {
+	for seed := range randomSeeds(6) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			g := newPolicyGenerator(t, 5000+seed)
+			entries := uint32(len(statedb.Collect(g.policy.Entries.All(g.base.DB.ReadTxn()))))
+			g.memory.Resize("sluice_policy", max(1, entries))
+			var changes []string
+			for range 10 {
+				changes = append(changes, g.change().String())
+				g.still()
+				require.NoError(t, g.allowedInVain(), changes)
+			}
+			g.memory.Resize("sluice_policy", 1<<16)
+			require.NoError(t, g.agreesOnPolicies(t.Context()), changes)
+		})
+	}
+}
+
+// allowedInVain says which packets the maps allow and the policies deny.
+func (g *policyGenerator) allowedInVain() error {
+	var violations []string
+	w := g.world(g.base.DB.ReadTxn())
+	packets := w.Packets(rand.New(rand.NewPCG(g.Uint64(), 0)), comparedPackets)
+	g.memory.Read(func(r bpf.Reader) {
+		for _, p := range packets {
+			if allow, why := w.Verdict(p); !allow && policyInKernel(r, p, w.HostAllowed) == allowed {
+				violations = append(violations, fmt.Sprintf("%s is allowed by the maps, but %s", p, why))
+			}
+		}
+	})
+	return report(violations)
+}
+
+// policyGenerator makes random changes in a small cluster, and looks at what the
+// maps make of packets meanwhile.
+type policyGenerator struct {
+	*cluster
+	*policytest.Generator
+	policies *policyChecker
+}
+
+// newPolicyGenerator begins with an agent at rest in a world that is full already.
+func newPolicyGenerator(t *testing.T, seed uint64) *policyGenerator {
+	random := policytest.NewGenerator(seed)
+	g := &policyGenerator{Generator: random}
+	g.cluster = newCluster(t, append([]string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"}, policyFlags(random)...))
+	g.policies = newPolicyChecker(g.memory, g.policyOptions().HostAllowed)
+	network, err := netlink.ParseState([]byte(policyNetwork))
+	require.NoError(t, err)
+	g.netlink.Set(network)
+	for _, manifest := range random.World(14, 8) {
+		require.NoError(t, g.api.Apply([]byte(manifest)))
+	}
+	require.NoError(t, g.api.Sync())
+	require.NoError(t, g.hive.Start(g.log, t.Context()))
+	require.NoError(t, g.agreesOnPolicies(t.Context()), "the beginning, with %s", g.args)
+	g.look()
+	return g
+}
+
+const policyNetwork = `
+devices: [{index: 2, name: eth0, mac: "02:00:00:00:00:02"}]
+addresses: [{addr: 192.168.0.1, device: eth0}, {addr: "fd01::1", device: eth0}]
+`
+
+// policyFlags makes up flags that verdicts depend on.
+func policyFlags(g *policytest.Generator) (flags []string) {
+	switch g.IntN(8) {
+	case 0:
+		flags = append(flags, "--enforcement=always")
+	case 1:
+		flags = append(flags, "--policy-cidr-match=pods,nodes")
+	case 2:
+		flags = append(flags, "--policy-cidr-match=nodes")
+	case 3:
+		if g.IntN(4) == 0 {
+			flags = append(flags, "--enforcement=never")
+		}
+	}
+	if g.IntN(2) == 0 {
+		flags = append(flags, "--allow-localhost=policy")
+	}
+	if g.IntN(2) == 0 {
+		flags = append(flags, "--cluster-cidrs=172.20.0.0/16")
+	}
+	return flags
+}
+
+// watchedPackets is how many packets are looked at after each write.
+const watchedPackets = 1500
+
+// look has other packets looked at from now on. Some are about addresses that
+// are to come.
+func (g *policyGenerator) look() {
+	w := g.world(g.base.DB.ReadTxn())
+	packets := w.Packets(rand.New(rand.NewPCG(g.Uint64(), 0)), watchedPackets)
+	g.memory.Read(func(r bpf.Reader) { g.policies.watch(packets, w, r) })
+}
+
+// change makes something happen, and says what.
+func (g *policyGenerator) change() policytest.Change {
+	change := g.Change()
+	do := g.api.Apply
+	if change.Delete {
+		do = g.api.Delete
+	}
+	if err := do([]byte(change.Manifest)); err != nil && !strings.Contains(err.Error(), "not found") {
+		g.t.Errorf("%s: %v", change, err)
+	}
+	return change
+}
+
+func (g *policyGenerator) faults(percent int) {
+	random := rand.New(rand.NewPCG(g.Uint64(), 0))
+	g.memory.Inject(func(string, bpf.Op) error {
+		if random.IntN(100) < percent {
+			return errFault
+		}
+		return nil
+	})
+}
+
+// faultyChange is a change beside which something goes wrong, or nothing does.
+func (g *policyGenerator) faultyChange(ctx context.Context) (change policytest.Change, fault string) {
+	switch g.IntN(4) {
+	case 0:
+		g.faults(20)
+		change = g.change()
+		g.pause(func() bool { return false })
+		g.memory.Inject(nil)
+		return change, "failing writes"
+	case 1:
+		writes := g.IntN(20)
+		died := g.killAfter(writes)
+		change = g.change()
+		g.pause(died.Load)
+		g.restart(ctx, func() {})
+		return change, fmt.Sprintf("killed after %d writes", writes)
+	case 2:
+		g.restart(ctx, func() { change = g.change() })
+		return change, "unseen"
+	}
+	return g.change(), "no fault"
+}
+
+// killAfter has the kernel take some more writes and then none, and tells when it
+// refused the first.
+func (g *policyGenerator) killAfter(writes int) *atomic.Bool {
+	died := &atomic.Bool{}
+	g.memory.Inject(func(string, bpf.Op) error {
+		if writes--; writes < 0 {
+			died.Store(true)
+			return errFault
+		}
+		return nil
+	})
+	return died
+}
+
+// pause lets the agent do something, for as long as it is of interest.
+func (g *policyGenerator) pause(enough func() bool) {
+	for i := 0; i < 50 && !enough(); i++ {
+		time.Sleep(settledPause)
+	}
+}
+
+// restart ends the agent, and begins with another one on the maps as they are,
+// which no longer fail.
+func (g *policyGenerator) restart(ctx context.Context, meanwhile func()) {
+	require.NoError(g.t, g.hive.Stop(g.log, ctx))
+	g.memory.Inject(nil)
+	meanwhile()
+	g.construct()
+	require.NoError(g.t, g.hive.Start(g.log, ctx))
+}
+
+// settlePolicies waits until nothing changes any more, and checks what came of it.
+func (g *policyGenerator) settlePolicies(ctx context.Context) error {
+	err := g.agreesOnPolicies(ctx)
+	w := g.world(g.base.DB.ReadTxn())
+	err = errors.Join(err, g.policies.rest(w))
+	if g.IntN(4) == 0 {
+		g.look()
+	}
+	return err
+}

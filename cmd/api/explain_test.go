@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/explain"
+)
+
+func newTable[Row any](t testing.TB, db *statedb.DB, construct func(*statedb.DB) (statedb.RWTable[Row], error), rows ...Row) statedb.Table[Row] {
+	table, err := construct(db)
+	require.NoError(t, err)
+	wtxn := db.WriteTxn(table)
+	defer wtxn.Abort()
+	for _, row := range rows {
+		_, _, err := table.Insert(wtxn, row)
+		require.NoError(t, err)
+	}
+	wtxn.Commit()
+	return table
+}
+
+// explainable is an API that knows one pod of its node, which lets in nobody but on 80/tcp.
+func explainable(t testing.TB, live explain.Live) *handlers {
+	db := statedb.New()
+	health, err := tables.NewHealthTable(db)
+	require.NoError(t, err)
+	addr := netip.MustParseAddr("10.1.0.5")
+	allow := &tables.EnforcedRule{
+		RuleID: tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Direction: bpf.DirectionIngress},
+		Field:  "spec.ingress[0]", AnyPeer: true,
+	}
+	entry := func(protocol uint8, port uint16, bits int, v bpf.PolicyValue, rules ...tables.RuleID) *tables.PolicyEntry {
+		return &tables.PolicyEntry{
+			Key: bpf.PolicyKeyOf(1, 0, bpf.DirectionIngress, protocol, port, bits), Value: v, Rules: rules, Status: reconciler.StatusDone(),
+		}
+	}
+	return &handlers{db: db, health: health, streams: make(chan struct{}, 1), explain: explain.New(explain.Tables{
+		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
+		Endpoints: newTable(t, db, tables.NewEndpointTable, &tables.Endpoint{
+			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr},
+		}),
+		LabelSets: newTable(t, db, tables.NewLabelSetTable), Nodes: newTable(t, db, tables.NewNodeTable),
+		NodeAddresses: newTable(t, db, tables.NewNodeAddressTable), Services: newTable(t, db, tables.NewServiceTable),
+		Backends: newTable(t, db, tables.NewBackendSliceTable), IPCache: newTable(t, db, tables.NewIPCacheTable),
+		Locals:  newTable(t, db, tables.NewLocalEndpointTable, &tables.LocalEndpoint{Addr: addr, SubjectClass: 1}),
+		Configs: newTable(t, db, tables.NewDatapathConfigTable), Sources: newTable(t, db, tables.NewEgressSourceTable),
+		EgressRules: newTable(t, db, tables.NewEgressRuleTable), Gateways: newTable(t, db, tables.NewEgressGatewayTable),
+		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Members: newTable(t, db, tables.NewClassMemberTable),
+		Selectors: newTable(t, db, tables.NewSelectorTable), Rules: newTable(t, db, tables.NewEnforcedRuleTable, allow),
+		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressClasses: newTable(t, db, tables.NewEgressClassTable),
+		Entries: newTable(t, db, tables.NewPolicyEntryTable,
+			entry(6, 80, 16, bpf.PolicyValue{Precedence: bpf.PrecedenceAllow}, allow.RuleID),
+			entry(0, 0, 0, bpf.PolicyValue{Deny: 1})),
+	}, live)}
+}
+
+func (h *handlers) ask(path string) (status int, text string) {
+	w := httptest.NewRecorder()
+	h.mux(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+func TestExplain(t *testing.T) {
+	h := explainable(t, nil)
+	for path, want := range map[string]string{
+		"/explain/policy?from=203.0.113.9&to=shop/web&port=80&protocol=tcp": `"allowed"`,
+		"/explain/policy?from=world&to=10.1.0.5&port=80/udp":                `"denied"`,
+		ExplainPolicyPath("world", "shop/web", "81/tcp"):                    `"denied"`,
+		ExplainEgressPath("shop/web", "203.0.113.9"):                        `"allowed"`,
+	} {
+		status, body := h.ask(path)
+		require.Equal(t, http.StatusOK, status, body)
+		var answer map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(body), &answer))
+		require.Equal(t, want, string(answer["verdict"]), path)
+		for _, field := range []string{"reason", "rules", "entry", "differences"} {
+			require.Contains(t, answer, field, path)
+		}
+		require.NotContains(t, answer, "kernel", "there are no maps")
+	}
+	for path, want := range map[string]string{
+		"/explain/policy?from=shop/none&to=shop/web&port=80":          "from",
+		"/explain/policy?from=world&port=80":                          "to",
+		"/explain/policy?from=world&to=shop/web":                      "port",
+		"/explain/policy?from=world&to=shop/web&port=80&protocol=tpc": "protocol",
+		"/explain/policy?from=world&to=shop/web&port=80&prot=tcp":     "prot",
+		"/explain/policy?from=world&to=shop/web&port=80&port=81":      "port",
+		"/explain/egress?from=world&to=203.0.113.9":                   "from",
+		"/explain/egress?from=shop/web&to=203.0.113.9&port=80":        "port",
+		"/explain/egress?from=shop/web":                               "to",
+	} {
+		status, body := h.ask(path)
+		require.Equal(t, http.StatusBadRequest, status, path)
+		var answer errorBody
+		require.NoError(t, json.Unmarshal([]byte(body), &answer))
+		require.Equal(t, want, answer.Field, path)
+		require.True(t, strings.HasPrefix(answer.Err, want+": "), answer.Err)
+	}
+	h.explain = nil
+	status, _ := h.ask("/explain/policy?from=world&to=shop/web&port=80")
+	require.Equal(t, http.StatusServiceUnavailable, status)
+	status, _ = h.ask("/rules")
+	require.Equal(t, http.StatusServiceUnavailable, status)
+}
+
+func TestExplainLines(t *testing.T) {
+	h := explainable(t, nil)
+	lines, differ, err := h.explainLines([]string{"policy", "world", "shop/web", "80/tcp"})
+	require.NoError(t, err)
+	require.False(t, differ)
+	require.Equal(t, []string{"verdict: allowed", "ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]", "kernel: same"}, lines)
+	_, _, err = h.explainLines([]string{"policy", "world", "shop/web"})
+	require.Error(t, err)
+
+	h = explainable(t, emptyMaps{})
+	lines, differ, err = h.explainLines([]string{"policy", "world", "shop/web", "80/tcp"})
+	require.NoError(t, err)
+	require.True(t, differ)
+	require.Contains(t, lines[2], "kernel: ingress: by the tables allowed (allowed by rule NetworkPolicy/shop/web spec.ingress[0]), by the maps not judged")
+	lines, differ, err = h.explainLines([]string{"egress", "shop/web", "203.0.113.9"})
+	require.NoError(t, err)
+	require.False(t, differ)
+	require.Equal(t, []string{"verdict: allowed", "passed", "kernel: same"}, lines)
+}
+
+// emptyMaps has nothing in its maps.
+type emptyMaps struct{ explain.Live }
+
+func (emptyMaps) Backend() string                                                 { return "kernel" }
+func (emptyMaps) Pod(bpf.PodKey) (v bpf.PodValue, ok bool, err error)             { return }
+func (emptyMaps) Source(bpf.SourceKey) (v bpf.SourceValue, ok bool, err error)    { return }
+func (emptyMaps) IPCache(bpf.IPCacheKey) (v bpf.IPCacheValue, ok bool, err error) { return }
+
+// A table of network policies says how each stands.
+func TestNetworkPolicies(t *testing.T) {
+	db := statedb.New()
+	name := func(text string) tables.Name { return tables.Name{Namespace: "shop", Name: text} }
+	newTable(t, db, tables.NewNetworkPolicyTable,
+		&tables.NetworkPolicy{Kind: tables.PolicyKubernetes, Name: name("web")}, &tables.NetworkPolicy{Kind: tables.PolicyKubernetes, Name: name("new")})
+	h := &handlers{db: db, streams: make(chan struct{}, 1)}
+	_, body := h.ask("/tables/network-policies")
+	require.Regexp(t, `^Kind +Name +Subjects `, body)
+	h.status = newTable(t, db, tables.NewNetworkPolicyStatusTable, &tables.NetworkPolicyStatus{
+		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")}, State: tables.PolicyPending, EntriesWanted: 5, Programmed: 3,
+	})
+	_, body = h.ask("/tables/network-policies")
+	require.Regexp(t, `^Kind +Name +State +Programmed +Subjects `, body)
+	require.Regexp(t, `(?m)^NetworkPolicy +shop/web +pending +3/5 +-`, body)
+	require.Regexp(t, `(?m)^NetworkPolicy +shop/new +- +- +-`, body)
+	_, body = h.ask("/tables/network-policy-status")
+	require.Regexp(t, `^Kind +Name +State +Programmed +Failed `, body)
+}
+
+// What a question costs over HTTP, without the connection.
+func BenchmarkExplain(b *testing.B) {
+	h := explainable(b, nil)
+	mux := h.mux(false)
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/explain/policy?from=203.0.113.9&to=shop/web&port=80&protocol=tcp", nil))
+		if w.Code != http.StatusOK {
+			b.Fatal(w.Body)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// policyOptions say how network policy is measured.
+type policyOptions struct {
+	scenarios []string
+	local     int
+	peer      string
+	samples   int
+
+	parsed []policyScenario
+}
+
+func policyFlags(flags *pflag.FlagSet) *policyOptions {
+	o := &policyOptions{}
+	flags.StringSliceVar(&o.scenarios, "policy-scenarios", []string{"10000x2000", "50000x10000", "10000xall"},
+		"label sets, each of one pod, and policies among them; all is one policy by which all pods may reach all")
+	flags.IntVar(&o.local, "policy-local", 100, "pods of the measured node, of those")
+	flags.IntVar(&o.samples, "policy-samples", 200, "how often each event is measured with policies, a change of the whole cluster a tenth as often")
+	flags.StringVar(&o.peer, "policy-peer", "", "program that measures another policy engine on the same label sets, policies and pods, by these three arguments; it runs after each scenario that it knows")
+	return o
+}
+
+// complete checks the options, and shortens what is to be short.
+func (o *policyOptions) complete(short bool) error {
+	if short {
+		o.samples, o.local = min(o.samples, 20), min(o.local, 20)
+		o.scenarios = []string{"2000x400", "500xall"}
+	}
+	if o.samples < 1 || o.local < 1 {
+		return errors.New("samples and pods with policies must be positive")
+	}
+	o.parsed = nil
+	for _, text := range o.scenarios {
+		s, err := parsePolicyScenario(text)
+		if err != nil {
+			return err
+		}
+		s.local = o.local
+		if s.identities < s.local {
+			return fmt.Errorf("scenario %s has fewer label sets than the node has pods, %d", text, s.local)
+		}
+		o.parsed = append(o.parsed, s)
+	}
+	return nil
+}
+
+func parsePolicyScenario(text string) (s policyScenario, err error) {
+	identities, policies, _ := strings.Cut(text, "x")
+	if s.identities, err = strconv.Atoi(identities); err == nil {
+		if s.allPods = policies == "all"; s.allPods {
+			s.policies = 1
+		} else {
+			s.policies, err = strconv.Atoi(policies)
+		}
+	}
+	if err != nil || s.identities < 1 || s.identities > 1<<18 || s.policies < 1 || s.policies > 1<<18 {
+		return s, fmt.Errorf("scenario %q: want numbers as in 10000x2000, or 10000xall", text)
+	}
+	return s, nil
+}
+
+// measurePolicies measures all scenarios, and prints what came of each.
+func measurePolicies(w io.Writer, mode, bpffs, dir string, o *policyOptions) (all []policyResult, err error) {
+	printPolicyHead(w, mode, o)
+	for _, s := range o.parsed {
+		r, err := measurePolicy(mode, bpffs, dir, s, o.samples)
+		if err != nil {
+			return all, fmt.Errorf("scenario %s: %w", s, err)
+		}
+		printPolicy(w, r)
+		if r.Peer, err = runPeer(o.peer, s); err != nil {
+			return all, err
+		}
+		for _, line := range r.Peer {
+			fmt.Fprintln(w, "  peer:", line)
+		}
+		all = append(all, *r)
+	}
+	return all, nil
+}
+
+// runPeer has the peer measure a scenario, and returns what it says.
+func runPeer(program string, s policyScenario) (lines []string, err error) {
+	if program == "" || s.allPods {
+		return nil, nil
+	}
+	cmd := exec.Command(program, strconv.Itoa(s.identities), strconv.Itoa(s.policies), strconv.Itoa(s.local))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", program, err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
+}

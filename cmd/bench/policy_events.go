@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// put commits a row.
+func put[Row any](b *policyBench, table statedb.RWTable[Row], row Row) (start time.Time) {
+	start = time.Now()
+	wtxn := b.db.WriteTxn(table)
+	defer wtxn.Abort()
+	table.Insert(wtxn, row)
+	wtxn.Commit()
+	return start
+}
+
+func take[Row any](b *policyBench, table statedb.RWTable[Row], row Row) (start time.Time) {
+	start = time.Now()
+	wtxn := b.db.WriteTxn(table)
+	defer wtxn.Abort()
+	table.Delete(wtxn, row)
+	wtxn.Commit()
+	return start
+}
+
+// A pod of another node, with labels that nobody has had, which all policies see
+// as they see those of its place: one write, of its address.
+func (b *policyBench) newPod(i int) (time.Duration, error) {
+	pod := b.w.scenario.identities + i
+	like, known, err := b.peerClass(pod % places)
+	if err != nil {
+		return 0, err
+	}
+	start := put(b, b.base.Endpoints, labelledPod(pod, nodeName(remoteNode)))
+	return b.await(start, func() (bool, error) {
+		class, found, err := b.peerClass(pod)
+		return found && class != 0 && (class == like || !known), err
+	})
+}
+
+// peerClass returns the class that the kernel has an address in.
+func (b *policyBench) peerClass(pod int) (class uint32, found bool, err error) {
+	prefix := netip.PrefixFrom(podAddr(pod), 32)
+	_, _, found = b.w.tables.IPCache.Get(b.db.ReadTxn(), tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
+	if !found {
+		return 0, false, nil
+	}
+	v, _, err := bpf.Lookup(b.maps.IPCache, bpf.IPCacheKeyFrom(prefix))
+	return v.PeerClass, true, err
+}
+
+func (b *policyBench) podGoes(i int) (time.Duration, error) {
+	pod := b.w.scenario.identities + i
+	start := take(b, b.base.Endpoints, labelledPod(pod, nodeName(remoteNode)))
+	return b.await(start, func() (bool, error) {
+		_, found, err := b.peerClass(pod)
+		return !found, err
+	})
+}
+
+// likeLocalPod is a pod that is not there, as policies see one that is here: with
+// labels of its own, in the same place.
+func (b *policyBench) likeLocalPod(i int) (pod, like int) {
+	like = b.w.scenario.localPod(i % b.w.scenario.local)
+	rounds := (b.w.scenario.identities+b.samples)/places + 2 + i/b.w.scenario.local
+	return like%places + places*rounds, like
+}
+
+// A pod of this node with labels that nobody has had, where another one is that
+// policies see alike: its address as a peer, and as a subject.
+func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
+	pod, like := b.likeLocalPod(i)
+	want, _, err := b.subjectClass(like)
+	if err != nil {
+		return 0, err
+	}
+	start := put(b, b.base.Endpoints, labelledPod(pod, localNode))
+	return b.await(start, func() (bool, error) {
+		class, known, err := b.subjectClass(pod)
+		if err != nil || !known || class != want {
+			return false, err
+		}
+		_, found, err := b.peerClass(pod)
+		return found, err
+	})
+}
+
+func (b *policyBench) localPodGoes(i int) (time.Duration, error) {
+	pod, _ := b.likeLocalPod(i)
+	start := take(b, b.base.Endpoints, labelledPod(pod, localNode))
+	return b.await(start, func() (bool, error) {
+		_, found, err := b.peerClass(pod)
+		_, known, subjectErr := b.subjectClass(pod)
+		return !found && !known, errors.Join(err, subjectErr)
+	})
+}
+
+// subjectClass returns the class that the kernel has a pod of this node in, if it
+// knows what policies say of it.
+func (b *policyBench) subjectClass(pod int) (class uint32, known bool, err error) {
+	v, found, err := bpf.Lookup(b.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))})
+	return v.SubjectClass, found && v.Flags&bpf.PodPolicyUnknown == 0, err
+}
+
+// onePolicy has a policy of a single pod of this node go and come again.
+func (b *policyBench) onePolicy(samples int) error {
+	type change struct{ policy, pod, peer int }
+	var changes []change
+	for i := range b.w.scenario.local {
+		pod := b.w.scenario.localPod(i)
+		for _, p := range b.w.scenario.policiesAt(placeOf(pod)) {
+			if peer := b.w.peerOf(p, 0); !b.w.scenario.allPods && peersOf(p).has(peer) {
+				changes = append(changes, change{p, pod, peer})
+			}
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	// The verdict by which it is seen whether the policy is in force: of the peers
+	// on its port; or of a port that nobody names if it is the only one of the pod.
+	return b.event("policy of one pod goes, or comes", samples, func(i int) (time.Duration, error) {
+		c := changes[i/2%len(changes)]
+		only := len(b.w.scenario.policiesAt(placeOf(c.pod))) == 1
+		port, comes := ingressPort(c.policy), i%2 == 1
+		if only {
+			port = 79
+		}
+		var start time.Time
+		if comes {
+			start = put(b, b.base.NetworkPolicies, selectivePolicy(c.policy))
+		} else {
+			start = take(b, b.base.NetworkPolicies, selectivePolicy(c.policy))
+		}
+		return b.await(start, func() (bool, error) {
+			allowed, err := b.w.allowed(c.pod, c.peer, bpf.DirectionIngress, port)
+			return allowed == (comes != only), err
+		})
+	})
+}
+
+// clusterwide has a policy of all pods come, or go: all pods of this node accept
+// another port, or no more.
+func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error) {
+	return func(i int) (time.Duration, error) {
+		p, peer := clusterwidePolicy(i), b.w.peerOf(i, 0)
+		var start time.Time
+		if comes {
+			start = put(b, b.base.NetworkPolicies, p)
+		} else {
+			start = take(b, b.base.NetworkPolicies, p)
+		}
+		pods := b.w.isolated()
+		if comes {
+			pods = b.w.allLocal()
+		}
+		if b.w.scenario.allPods || len(pods) == 0 { // no verdict tells it
+			return b.await(start, func() (bool, error) { return b.inForce(p) == comes && b.gone(p) != comes, nil })
+		}
+		return b.await(start, func() (bool, error) {
+			for _, pod := range pods {
+				allowed, err := b.w.allowed(pod, peer, bpf.DirectionIngress, clusterwidePort(i))
+				if err != nil || allowed != comes {
+					return false, err
+				}
+			}
+			return true, nil
+		})
+	}
+}
+
+// allLocal are the pods of the measured node.
+func (w *policyWorld) allLocal() (pods []int) {
+	for i := range w.scenario.local {
+		pods = append(pods, w.scenario.localPod(i))
+	}
+	return pods
+}
+
+// isolated are those of them that a policy is about which is not of all pods.
+func (w *policyWorld) isolated() []int {
+	return slices.DeleteFunc(w.allLocal(), func(pod int) bool { return len(w.scenario.policiesAt(placeOf(pod))) == 0 })
+}
+
+// A policy of all pods is applied again with a new generation, and says what it
+// said: until it is said to be in force.
+func (b *policyBench) withoutEffect(i int) (time.Duration, error) {
+	p := clusterwidePolicy(0)
+	p.Generation = int64(i + 1)
+	start := put(b, b.base.NetworkPolicies, p)
+	return b.await(start, func() (bool, error) { return b.inForce(p), nil })
+}
+
+// gone reports whether the kernel has nothing left of a policy that was deleted.
+func (b *policyBench) gone(p *tables.NetworkPolicy) bool {
+	for range b.w.tables.Rules.Prefix(b.db.ReadTxn(), tables.EnforcedRulesOfPolicy(p.ID())) {
+		return false
+	}
+	return true
+}
+
+// inForce reports whether the kernel has what the policy's row says now.
+func (b *policyBench) inForce(p *tables.NetworkPolicy) bool {
+	txn := b.db.ReadTxn()
+	_, revision, _ := b.base.NetworkPolicies.Get(txn, tables.NetworkPolicyByID(p.ID()))
+	s, _, found := b.w.tables.Status.Get(txn, tables.NetworkPolicyStatusByPolicy(p.ID()))
+	return found && s.InForce >= revision && s.Settled
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cilium/statedb"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// policyResult is what came of one scenario.
+type policyResult struct {
+	Scenario   string `json:"scenario"`
+	Local      int    `json:"local"`
+	Identities int    `json:"identities"`      // distinct sets of labels
+	PerID      int    `json:"identityEntries"` // entries for each endpoint and peer identity, computed
+	Peers      int    `json:"peerClasses"`
+	Subjects   int    `json:"subjectClasses"`
+	Entries    int    `json:"entries"`
+
+	Cold       time.Duration `json:"coldns"`     // from full base tables to the last entry
+	ColdFill   time.Duration `json:"coldFillns"` // of which to fill the base tables
+	ColdWrites int           `json:"coldWrites"` // of entries of maps
+	Heap       uint64        `json:"heapBytes"`  // of the whole process
+	HeapPolicy uint64        `json:"heapPolicyBytes"`
+
+	Events []policyEvent `json:"events"`
+	Peer   []string      `json:"peer,omitempty"` // what another engine says of itself
+}
+
+// policyEvent is a [result] with the CPU time of the process.
+type policyEvent struct {
+	result
+	CPU time.Duration `json:"cpuns"` // an event, with that of making it
+}
+
+// settleTime is for how long nothing may change before all is said to be done.
+const settleTime = 300 * time.Millisecond
+
+func measurePolicy(mode, bpffs, dir string, s policyScenario, samples int) (*policyResult, error) {
+	r := &policyResult{Scenario: s.String(), Local: s.local, Identities: s.identities, PerID: s.perIdentity()}
+	if err := r.measureCold(mode, bpffs, dir, s, samples); err != nil {
+		return nil, err
+	}
+	return r, r.measureEvents(mode, bpffs, dir, s, samples)
+}
+
+// withPolicyWorld has an agent without a cluster for as long as do takes.
+func withPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int, do func(*policyWorld) error) error {
+	w, err := newPolicyWorld(mode, bpffs, dir, s, samples)
+	if err != nil {
+		return err
+	}
+	defer cleanUp(mode, bpffs)
+	defer w.stop() // also what was started before a failure
+	if err := w.start(); err != nil {
+		return err
+	}
+	return do(w)
+}
+
+// measureCold has pods and policies come at once.
+func (r *policyResult) measureCold(mode, bpffs, dir string, s policyScenario, samples int) error {
+	return withPolicyWorld(mode, bpffs, dir, s, samples, func(w *policyWorld) error {
+		b := &bench{world: w.world}
+		before, start := b.cost(), time.Now()
+		w.fillPolicies()
+		w.fillPods()
+		r.ColdFill = time.Since(start)
+		last, after := b.lastChange(start, w.complete)
+		r.Cold, r.ColdWrites = last, after.writes-before.writes
+		r.Heap = heap()
+		return w.verify(r)
+	})
+}
+
+// lastChange waits until all is there and nothing changes any more, and returns
+// when something did. What is slow may pause for longer than that.
+func (b *bench) lastChange(start time.Time, complete func() bool) (time.Duration, cost) {
+	last, at := b.cost(), time.Now()
+	for time.Since(at) < settleTime || !complete() {
+		time.Sleep(time.Millisecond)
+		if c := b.cost(); c != last {
+			last, at = c, time.Now()
+		}
+	}
+	return at.Sub(start), last
+}
+
+// complete reports whether the kernel has all pods, and all that the policies say.
+func (w *policyWorld) complete() bool {
+	txn := w.db.ReadTxn()
+	if w.tables.IPCache.NumObjects(txn) < w.base.Endpoints.NumObjects(txn) ||
+		w.tables.Status.NumObjects(txn) < w.base.NetworkPolicies.NumObjects(txn) {
+		return false
+	}
+	for s := range w.tables.Status.All(txn) {
+		if !s.Settled || s.InForce < s.Wanted {
+			return false
+		}
+	}
+	return true
+}
+
+// verify compares what the maps say with what the policies do, so that what is
+// measured is the whole work; and counts what came of it.
+func (w *policyWorld) verify(r *policyResult) error {
+	txn := w.db.ReadTxn()
+	r.Entries = w.tables.Policy.NumObjects(txn)
+	for range w.tables.Members.List(txn, tables.ClassRowsOfRole(bpf.RolePeer)) {
+		r.Peers++
+	}
+	for range w.tables.Members.List(txn, tables.ClassRowsOfRole(bpf.RoleSubject)) {
+		r.Subjects++
+	}
+	for e := range w.tables.Entries.All(txn) {
+		if err := e.Status.GetError(); err != "" {
+			return fmt.Errorf("entry %s: %s", e.Key, err)
+		}
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	var allowed int
+	for i := range 20000 {
+		pod, peer := w.scenario.localPod(random.IntN(w.scenario.local)), random.IntN(w.scenario.identities)
+		port, want := uint16(80), w.scenario.allPods
+		if at := w.scenario.policiesAt(placeOf(pod)); !w.scenario.allPods {
+			want = len(at) == 0
+			if len(at) > 0 {
+				p := at[random.IntN(len(at))]
+				port = ingressPort(p)
+				if i%2 == 0 { // one of the few that are allowed
+					peer = w.peerOf(p, random.IntN(w.scenario.identities))
+				}
+				for _, p := range at {
+					want = want || port == ingressPort(p) && peersOf(p).has(peer)
+				}
+			}
+		}
+		got, err := w.allowed(pod, peer, bpf.DirectionIngress, port)
+		if err != nil || got != want {
+			return errors.Join(err, fmt.Errorf("pod %d from pod %d, port %d: allowed %t, want %t", pod, peer, port, got, want))
+		}
+		if got {
+			allowed++
+		}
+	}
+	if allowed == 0 {
+		return errors.New("nothing is allowed")
+	}
+	return nil
+}
+
+// peerOf returns a pod that a policy allows, from a number on; or that number's
+// pod if there is none.
+func (w *policyWorld) peerOf(policy, from int) int {
+	for i := range w.scenario.identities {
+		if pod := (from + i) % w.scenario.identities; peersOf(policy).has(pod) {
+			return pod
+		}
+	}
+	return from
+}
+
+// policyBench measures events, in a cluster that is complete.
+type policyBench struct {
+	bench
+	w *policyWorld
+	r *policyResult
+}
+
+func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, samples int) error {
+	return withPolicyWorld(mode, bpffs, dir, s, samples, func(w *policyWorld) error {
+		b := &policyBench{bench{world: w.world, samples: samples}, w, r}
+		w.fillPods()
+		b.lastChange(time.Now(), w.complete)
+		without := heap()
+		b.allAtOnce()
+		if with := heap(); with > without {
+			r.HeapPolicy = with - without
+		}
+		return errors.Join(
+			b.event("pod with new labels, known class", samples, b.newPod),
+			b.event("that pod goes again", samples, b.podGoes),
+			b.event("pod of this node with new labels", samples, b.newLocalPod),
+			b.event("that pod goes again, too", samples, b.localPodGoes),
+			b.onePolicy(samples),
+			b.event("policy of all pods comes", max(1, samples/10), b.clusterwide(true)),
+			b.event("change without effect", max(1, samples/10), b.withoutEffect),
+			b.event("policy of all pods goes", max(1, samples/10), b.clusterwide(false)),
+		)
+	})
+}
+
+// allAtOnce has all policies come to pods that are there: what other engines
+// call the cold computation, and the way into the kernel.
+func (b *policyBench) allAtOnce() {
+	before, cpu, start := b.cost(), processTime(), time.Now()
+	b.w.fillPolicies()
+	took, after := b.lastChange(start, b.w.complete)
+	b.add("all policies come, pods are there", []time.Duration{took}, cost{after.rows - before.rows, after.writes - before.writes, after.deletes - before.deletes}, processTime()-cpu)
+}
+
+func (b *policyBench) add(name string, times []time.Duration, c cost, cpu time.Duration) {
+	b.report(name, times, c, "")
+	last := b.results[len(b.results)-1]
+	last.Endpoints, last.Policies = b.w.scenario.identities, b.w.scenario.policies
+	b.r.Events = append(b.r.Events, policyEvent{last, cpu / time.Duration(len(times))})
+}
+
+// event measures something that is done again and again.
+func (b *policyBench) event(name string, samples int, do func(i int) (time.Duration, error)) error {
+	before := b.rest()
+	times := make([]time.Duration, samples)
+	var cpu time.Duration
+	for i := range times {
+		started := processTime()
+		var err error
+		if times[i], err = do(i); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		cpu += processTime() - started
+		if i%20 == 19 {
+			b.rest() // so that what follows an event does not pile up behind it
+		}
+	}
+	after := b.rest()
+	b.add(name, times, cost{after.rows - before.rows, after.writes - before.writes, after.deletes - before.deletes}, cpu)
+	return nil
+}
+
+// processTime is the CPU time that the process has used.
+func processTime() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// eventTimeout is for one event to have its effect in the kernel.
+const eventTimeout = time.Minute
+
+// await returns how long it is from start until the maps are as is asked for. It
+// is asked anew when the kernel has accepted something.
+func (b *policyBench) await(start time.Time, done func() (bool, error)) (time.Duration, error) {
+	ctx, stop := context.WithTimeout(context.Background(), eventTimeout)
+	defer stop()
+	for {
+		txn := b.db.ReadTxn()
+		changed := statedb.NewWatchSet()
+		for _, watch := range b.watches(txn) {
+			changed.Add(watch)
+		}
+		ok, err := done()
+		if ok || err != nil {
+			return time.Since(start), err
+		}
+		if _, err := changed.Wait(ctx, 0); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (b *policyBench) watches(txn statedb.ReadTxn) []<-chan struct{} {
+	_, pods := b.w.tables.Pods.AllWatch(txn)
+	_, ipcache := b.w.tables.IPCache.AllWatch(txn)
+	_, policy := b.w.tables.Policy.AllWatch(txn)
+	_, status := b.w.tables.Status.AllWatch(txn)
+	_, rules := b.w.tables.Rules.AllWatch(txn)
+	return []<-chan struct{}{pods, ipcache, policy, status, rules}
+}

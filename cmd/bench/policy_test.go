@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The scenarios are those of which the published figures are: as many entries.
+func TestEntriesPerIdentity(t *testing.T) {
+	for _, test := range []struct {
+		scenario policyScenario
+		want     int
+	}{
+		{policyScenario{identities: 10_000, policies: 2_000, local: 100}, 10_000},
+		{policyScenario{identities: 50_000, policies: 10_000, local: 100}, 250_000},
+		{policyScenario{identities: 10_000, policies: 1, local: 100, allPods: true}, 1_000_000},
+	} {
+		require.Equal(t, test.want, test.scenario.perIdentity(), test.scenario)
+	}
+}
+
+func TestPolicyScenarios(t *testing.T) {
+	for _, text := range []string{"", "10", "10x", "x10", "0x1", "10x-1", "10xmany"} {
+		_, err := parsePolicyScenario(text)
+		require.Error(t, err, text)
+	}
+	for _, text := range []string{"10x20", "10xall"} {
+		s, err := parsePolicyScenario(text)
+		require.NoError(t, err)
+		require.Equal(t, text, s.String())
+	}
+}
+
+// What the maps say is compared with what the policies do, and each event waits
+// for its effect: a measurement that comes to an end is one.
+func TestMeasurePolicies(t *testing.T) {
+	o := &policyOptions{scenarios: []string{"2000x400", "100xall"}, local: 20, samples: 4}
+	require.NoError(t, o.complete(false))
+	var out strings.Builder
+	results, err := measurePolicies(&out, "memory", t.TempDir(), t.TempDir(), o)
+	require.NoError(t, err)
+	require.Len(t, results, 2)
+	for _, r := range results {
+		require.Positive(t, r.Entries, r.Scenario)
+		require.Less(t, r.Peers, r.Identities, r.Scenario)
+		require.Contains(t, out.String(), "policy "+r.Scenario)
+		events := map[string]policyEvent{}
+		for _, e := range r.Events {
+			events[e.Event] = e
+			require.Positive(t, e.P50, e.Event)
+		}
+		require.Equal(t, 1.0, events["pod with new labels, known class"].Writes, r.Scenario)
+		require.Zero(t, events["change without effect"].Writes, r.Scenario)
+	}
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// policyScenario is a cluster in which each pod has labels that no other has, as
+// many as there would be identities. The policies are those that the figures of
+// other engines were measured with.
+type policyScenario struct {
+	identities, policies, local int
+
+	allPods bool // one policy by which all pods may reach all others
+}
+
+func (s policyScenario) String() string {
+	if s.allPods {
+		return fmt.Sprintf("%dxall", s.identities)
+	}
+	return fmt.Sprintf("%dx%d", s.identities, s.policies)
+}
+
+const (
+	policyNamespaces = 100
+	policyTeams      = 10
+	policyTiers      = 20
+
+	// places is after how many pods the next one is in the place of the first.
+	places = policyNamespaces * policyTiers
+
+	// remoteNode is the first that is not the measured one, which has only those
+	// pods that the scenario wants there.
+	remoteNode = 1
+)
+
+// place is what policies know of a pod: the labels that are not its own only.
+type place struct{ namespace, tier int }
+
+func placeOf(i int) place {
+	return place{i % policyNamespaces, i / policyNamespaces % policyTiers}
+}
+
+func (p place) team() int { return p.namespace % policyTeams }
+
+func namespaceName(i int) string { return fmt.Sprintf("ns-%d", i) }
+
+// localPod is the i-th pod of the measured node: they are spread over all places.
+func (s policyScenario) localPod(i int) int { return i * 7919 % s.identities }
+
+func (s policyScenario) locals() map[int]bool {
+	m := map[int]bool{}
+	for i := range s.local {
+		m[s.localPod(i)] = true
+	}
+	return m
+}
+
+// labelledPod is the i-th pod, alone with its labels.
+func labelledPod(i int, node string) *tables.Endpoint {
+	p := placeOf(i)
+	set := labels.Set{"app": fmt.Sprintf("app-%d", i), "tier": fmt.Sprintf("tier-%d", p.tier)}
+	return &tables.Endpoint{
+		Name:           tables.Name{Namespace: namespaceName(p.namespace), Name: fmt.Sprintf("pod-%d", i)},
+		UID:            fmt.Sprint(i),
+		Node:           node,
+		Addrs:          []netip.Addr{podAddr(i)},
+		ServiceAccount: "default",
+		Labels:         set,
+		Created:        epoch,
+		LabelSet:       tables.NewLabelSetID(namespaceName(p.namespace), "default", set, nil),
+	}
+}
+
+func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
+
+// subjectOf and peerOf are whom the i-th policy is about, and whom it allows.
+func subjectOf(i int) place { return placeOf(i) }
+
+type peers struct{ team, tier int }
+
+func peersOf(i int) peers { return peers{i / 7 % policyTeams, i / 3 % policyTiers} }
+
+func (p peers) has(pod int) bool {
+	at := placeOf(pod)
+	return at.team() == p.team && at.tier == p.tier
+}
+
+func (p peers) selector() tables.PolicyPeer {
+	return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{
+		Pods: fmt.Sprintf("io.cilium.k8s.namespace.labels.team=team-%d,tier=tier-%d", p.team, p.tier),
+	}}
+}
+
+func ingressPort(i int) uint16 { return uint16(8000 + i%5000) }
+func egressPort(i int) uint16  { return uint16(20000 + i%5000) }
+
+func allow(field string, peer tables.PolicyPeer, port uint16) tables.PolicyDirection {
+	return tables.PolicyDirection{DefaultDeny: true, Traffic: []tables.PolicyTraffic{{
+		Field: field, Peers: []tables.PolicyPeer{peer}, Ports: []tables.PolicyPort{{Protocol: protocolTCP, First: port, Last: port}},
+	}}}
+}
+
+const protocolTCP = 6
+
+// selectivePolicy is the i-th policy: of pods in one place, with peers of
+// several namespaces, on one port each way.
+func selectivePolicy(i int) *tables.NetworkPolicy {
+	at, peer := subjectOf(i), peersOf(i).selector()
+	return &tables.NetworkPolicy{
+		Kind:    tables.PolicyCilium,
+		Name:    tables.Name{Namespace: namespaceName(at.namespace), Name: fmt.Sprintf("p-%d", i)},
+		Created: epoch.Add(time.Duration(i) * time.Second),
+		Rules: []tables.PolicyRule{{
+			Field:   "spec",
+			Subject: tables.EgressSelector{Pods: fmt.Sprintf("io.kubernetes.pod.namespace=%s,tier=tier-%d", namespaceName(at.namespace), at.tier)},
+			Ingress: allow("spec.ingress[0]", peer, ingressPort(i)),
+			Egress:  allow("spec.egress[0]", peer, egressPort(i)),
+		}},
+	}
+}
+
+// clusterwidePolicy is the i-th policy of all pods: another port for some peers.
+func clusterwidePolicy(i int) *tables.NetworkPolicy {
+	return &tables.NetworkPolicy{
+		Kind:    tables.PolicyCiliumClusterwide,
+		Name:    tables.Name{Name: fmt.Sprintf("cc-%d", i)},
+		Created: epoch,
+		Rules:   []tables.PolicyRule{{Field: "spec", Ingress: allow("spec.ingress[0]", peersOf(i).selector(), clusterwidePort(i))}},
+	}
+}
+
+func clusterwidePort(i int) uint16 { return uint16(40000 + i) }
+
+// allPodsPolicy is the one by which all pods may reach all others.
+func allPodsPolicy() *tables.NetworkPolicy {
+	peer := tables.PolicyPeer{Kind: tables.PeerPods}
+	return &tables.NetworkPolicy{
+		Kind:    tables.PolicyCiliumClusterwide,
+		Name:    tables.Name{Name: "all-pods"},
+		Created: epoch,
+		Rules: []tables.PolicyRule{{Field: "spec", Ingress: tables.PolicyDirection{
+			DefaultDeny: true, Traffic: []tables.PolicyTraffic{{Field: "spec.ingress[0]", Peers: []tables.PolicyPeer{peer}}},
+		}}},
+	}
+}
+
+func (s policyScenario) allPolicies() []*tables.NetworkPolicy {
+	if s.allPods {
+		return []*tables.NetworkPolicy{allPodsPolicy()}
+	}
+	out := make([]*tables.NetworkPolicy, s.policies)
+	for i := range out {
+		out[i] = selectivePolicy(i)
+	}
+	return out
+}
+
+// policiesAt are the numbers of the policies that are about pods of a place.
+func (s policyScenario) policiesAt(at place) (out []int) {
+	for i := at.tier*policyNamespaces + at.namespace; i < s.policies; i += places {
+		out = append(out, i)
+	}
+	return out
+}
+
+// perIdentity is how many entries there are for a system that has one for each
+// endpoint of the node, peer identity, direction and port, as Cilium has.
+func (s policyScenario) perIdentity() (entries int) {
+	if s.allPods {
+		return s.local * s.identities
+	}
+	count := map[peers]int{}
+	for i := range s.identities {
+		at := placeOf(i)
+		count[peers{at.team(), at.tier}]++
+	}
+	for i := range s.local {
+		for _, p := range s.policiesAt(placeOf(s.localPod(i))) {
+			entries += 2 * count[peersOf(p)]
+		}
+	}
+	return entries
+}
+
+// policyTables are what is looked at of network policy.
+type policyTables struct {
+	cell.In
+
+	Members statedb.Table[*tables.ClassMember]
+	Rules   statedb.Table[*tables.EnforcedRule]
+	Entries statedb.Table[*tables.PolicyEntry]
+	Status  statedb.Table[*tables.NetworkPolicyStatus]
+	Pods    statedb.Table[*tables.PodEntry]
+	IPCache statedb.Table[*tables.IPCacheEntry]
+	Policy  statedb.Table[*tables.PolicyMapEntry]
+}
+
+// policyWorld is a world with network policies.
+type policyWorld struct {
+	*world
+	scenario policyScenario
+	tables   policyTables
+}
+
+func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*policyWorld, error) {
+	w := &policyWorld{scenario: s}
+	var err error
+	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples, s.policies}, cell.Invoke(func(t policyTables) { w.tables = t }))
+	return w, err
+}
+
+// fillPods writes all pods, in one transaction for each table.
+func (w *policyWorld) fillPods() {
+	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints)
+	defer wtxn.Abort()
+	for i := range nodes {
+		w.base.Nodes.Insert(wtxn, node(i, true))
+	}
+	for i := range policyNamespaces {
+		w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: namespaceName(i), Labels: labels.Set{"team": fmt.Sprintf("team-%d", i%policyTeams)}})
+	}
+	local := w.scenario.locals()
+	for i := range w.scenario.identities {
+		node := nodeName(remoteNode + i%(nodes-1))
+		if local[i] {
+			node = localNode
+		}
+		w.base.Endpoints.Insert(wtxn, labelledPod(i, node))
+	}
+	w.ready(wtxn)
+	wtxn.Commit()
+}
+
+func (w *policyWorld) fillPolicies() {
+	wtxn := w.db.WriteTxn(w.base.NetworkPolicies)
+	defer wtxn.Abort()
+	for _, p := range w.scenario.allPolicies() {
+		w.base.NetworkPolicies.Insert(wtxn, p)
+	}
+	wtxn.Commit()
+}
+
+// allowed looks a packet up as the programs do, in the maps that they have.
+func (w *policyWorld) allowed(pod, peer int, d bpf.Direction, port uint16) (bool, error) {
+	subject, found, err := bpf.Lookup(w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))})
+	if err != nil || !found || subject.SubjectClass == bpf.NoSubjectClass {
+		return found && subject.Flags&bpf.PodPolicyUnknown == 0, err
+	}
+	at, _, err := bpf.Lookup(w.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(peer), 32)))
+	if err != nil {
+		return false, err
+	}
+	var best bpf.PolicyValue
+	decided := false
+	for _, class := range []uint32{at.PeerClass, bpf.AnyPeerClass} {
+		v, found, err := bpf.Lookup(w.maps.Policy, bpf.PolicyKeyOf(subject.SubjectClass, class, d, protocolTCP, port, 16))
+		if err != nil {
+			return false, err
+		}
+		if found && (!decided || v.Precedence > best.Precedence || v.Precedence == best.Precedence && v.Deny > best.Deny) {
+			best, decided = v, true
+		}
+	}
+	return decided && best.Deny == 0, nil
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/tables/explain"
+)
+
+func newExplainCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "explain",
+		Short: "Say what becomes of a packet on this node, and why",
+		Long: `Say what becomes of a packet on this node, and why: by the tables, which are what
+the agent wants, and by the maps, which are what packets meet. If these differ it
+is said, and the exit code is 1.
+
+FROM and TO are namespace/pod, an address, or an entity: host, remote-node, world,
+world-ipv4, world-ipv6, cluster, kube-apiserver. For an entity that is many
+addresses, one that no policy tells apart from the rest stands for all.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newExplainPolicyCommand(), newExplainEgressCommand())
+	return cmd
+}
+
+func newExplainPolicyCommand() *cobra.Command {
+	return explainCommand(&cobra.Command{
+		Use:   "policy FROM TO PORT[/PROTOCOL]",
+		Short: "Say whether network policies allow a new connection, and which rules",
+		Long: `Say whether network policies allow a new connection, and by which rules, classes
+and entry of the map. Judged is what this node judges: what FROM may send, if that
+is a pod of this node, and what TO lets in, if that is one. PORT is a number, or
+the name of a port of TO; the protocol is tcp, if it is not given. Of ICMP it is the
+type, as in 8/icmp. For the address of a service the backends are judged.`,
+		Example: `  sluice explain policy shop/client shop/web 80
+  sluice explain policy world shop/web https/tcp
+  sluice explain policy shop/web 10.96.0.10 53/udp -o json
+  sluice explain policy host shop/web 8/icmp`,
+		Args: cobra.ExactArgs(3),
+	}, func(args []string) string { return api.ExplainPolicyPath(args[0], args[1], args[2]) },
+		func(data []byte, w io.Writer) ([]string, error) {
+			var answer explain.Policy
+			if err := json.Unmarshal(data, &answer); err != nil {
+				return nil, fmt.Errorf("decode the agent's answer: %w", err)
+			}
+			return answer.AllDifferences(), print(w, &answer)
+		})
+}
+
+func newExplainEgressCommand() *cobra.Command {
+	return explainCommand(&cobra.Command{
+		Use:   "egress FROM TO",
+		Short: "Say by which gateway a new connection leaves the cluster, and why",
+		Long: `Say by which gateway a new connection leaves the cluster, with which address, and
+by which policy; or why it does not. Ask on the node of FROM, or on the gateway,
+which alone knows the address.`,
+		Example: `  sluice explain egress shop/checkout 198.51.100.10
+  sluice explain egress 10.1.0.5 198.51.100.10 -o json`,
+		Args: cobra.ExactArgs(2),
+	}, func(args []string) string { return api.ExplainEgressPath(args[0], args[1]) },
+		func(data []byte, w io.Writer) ([]string, error) {
+			var answer explain.Egress
+			if err := json.Unmarshal(data, &answer); err != nil {
+				return nil, fmt.Errorf("decode the agent's answer: %w", err)
+			}
+			return answer.Differences, print(w, &answer)
+		})
+}
+
+// print prints an answer, unless w is nil.
+func print(w io.Writer, answer interface{ Print(io.Writer) error }) error {
+	if w == nil {
+		return nil
+	}
+	return answer.Print(w)
+}
+
+// explainCommand completes a command that asks the agent by a path. decode
+// prints the answer, if it gets a writer, and returns the differences in it.
+func explainCommand(cmd *cobra.Command, path func([]string) string, decode func([]byte, io.Writer) ([]string, error)) *cobra.Command {
+	server := serverFlag(cmd.Flags())
+	out := outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		data, err := ask(cmd.Context(), *server, path(args))
+		if err != nil {
+			return err
+		}
+		var w io.Writer
+		if out.String() == outputText {
+			w = cmd.OutOrStdout()
+		} else if err := out.printJSON(cmd.OutOrStdout(), data); err != nil {
+			return err
+		}
+		differences, err := decode(data, w)
+		if err == nil && len(differences) > 0 {
+			err = fmt.Errorf("the maps differ from the tables:\n  %s", strings.Join(differences, "\n  "))
+		}
+		return err
+	}
+	return cmd
+}
+
+// ask returns the agent's answer as it is.
+func ask(ctx context.Context, server, path string) (data json.RawMessage, err error) {
+	c, err := connect(ctx, server)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	return data, c.getJSON(ctx, path, &data)
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/tables/explain"
+)
+
+const policyManifests = `
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+spec: {podCIDRs: [10.1.0.0/24]}
+status: {addresses: [{type: InternalIP, address: 192.168.0.1}], conditions: [{type: Ready, status: "True"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop, labels: {app: web}}
+spec: {nodeName: node-1, containers: [{name: c, ports: [{name: http, containerPort: 80}]}]}
+status: {phase: Running, podIPs: [{ip: 10.1.0.5}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: shop, labels: {app: client}}
+spec: {nodeName: node-2, containers: [{name: c}]}
+status: {phase: Running, podIPs: [{ip: 10.2.0.5}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop, generation: 3}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  ingress:
+  - from: [{podSelector: {matchLabels: {app: client}}}]
+    ports: [{port: 80}]
+---
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: broken, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: web}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: client}}]
+    toPorts: [{ports: [{port: "99999"}]}]
+---
+apiVersion: cilium.io/v2
+kind: CiliumClusterwideNetworkPolicy
+metadata: {name: elsewhere}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress: [{}]
+---
+apiVersion: cilium.io/v2
+kind: CiliumEgressGatewayPolicy
+metadata: {name: bank}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: web}}}]
+  destinationCIDRs: [198.51.100.0/24]
+  egressGateway: {nodeSelector: {matchLabels: {egress: "yes"}}}
+`
+
+func TestExplainAndWait(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(policyManifests), 0o600))
+	startAgent(t, "--source=files", "--manifests="+dir, "--audit-interval=0s")
+
+	r := sluice(t, "wait", "policy", "shop/web", "--generation", "3")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Regexp(t, `^NetworkPolicy/shop/web: in force, (\d+) of (\d+) entries\n$`, r.stdout)
+	r = sluice(t, "wait", "policy", "NetworkPolicy/shop/web")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	r = sluice(t, "wait", "policy", "web")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Contains(t, r.stdout, "NetworkPolicy/shop/web: in force")
+	r = sluice(t, "wait", "policy", "CiliumClusterwideNetworkPolicy/elsewhere")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	r = sluice(t, "wait", "policy", "elsewhere")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Contains(t, r.stdout, "not here")
+	r = sluice(t, "wait", "policy", "CiliumNetworkPolicy/shop/broken")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "policy CiliumNetworkPolicy/shop/broken is in force in part: invalid, ")
+	require.Equal(t, exitError, sluice(t, "wait", "policy", "nobody", "--timeout=100ms").code)
+	r = sluice(t, "wait", "policy", "shop/none", "--timeout=100ms")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "policy shop/none is not in force after 100ms: there is no such policy")
+	r = sluice(t, "wait", "policy", "shop/web", "--generation=4", "--timeout=100ms")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "the agent has generation 3")
+	for _, bad := range []string{"a/b/c/d", "Pod/shop/web", "shop/", ""} {
+		require.Equal(t, exitUsage, sluice(t, "wait", "policy", bad).code, bad)
+	}
+
+	r = sluice(t, "get", "network-policies")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Regexp(t, `(?m)^NetworkPolicy +shop/web +in force +(\d+)/(\d+) `, r.stdout)
+	require.Regexp(t, `(?m)^CiliumNetworkPolicy +shop/broken +invalid `, r.stdout)
+
+	t.Run("policy", testExplainPolicy)
+	t.Run("egress", testExplainEgress)
+
+	r = sluice(t, "rules", "-o", "json")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	var report api.RulesReport
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &report))
+	require.False(t, report.Counted)
+	require.NotEmpty(t, report.Rules)
+	r = sluice(t, "rules")
+	require.Contains(t, r.stderr, "no programs are loaded: nothing is counted")
+	require.Regexp(t, `(?m)^0 +0 +.*NetworkPolicy/shop/web spec.ingress\[0\]`, r.stdout)
+
+	t.Run("changed", func(t *testing.T) {
+		text := strings.ReplaceAll(strings.Replace(policyManifests, "generation: 3", "generation: 4", 1), "port: 80}]\n---", "port: 81}]\n---")
+		require.NotEqual(t, policyManifests, text)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(text), 0o600))
+		r := sluice(t, "wait", "policy", "shop/web", "--generation=4")
+		require.Equal(t, exitOK, r.code, r.stderr)
+		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "81")
+		require.Equal(t, exitOK, r.code, r.stderr)
+		require.Contains(t, r.stdout, "ALLOWED: ")
+		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "80")
+		require.Contains(t, r.stdout, "DENIED: ")
+	})
+
+	t.Run("difference", func(t *testing.T) {
+		var r result
+		require.Eventually(t, func() bool {
+			r = sluice(t, "shell", "map/corrupt", "sluice_pods", "remove")
+			return r.code != exitNoAgent
+		}, 30*time.Second, 10*time.Millisecond, "its job starts last")
+		require.Equal(t, exitOK, r.code, r.stderr)
+		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "81")
+		require.Equal(t, exitError, r.code)
+		require.Contains(t, r.stdout, "DIFFERS: ingress: by the tables allowed ")
+		require.Contains(t, r.stderr, "the maps differ from the tables:\n  ingress: by the tables allowed ")
+		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "81", "-o", "json")
+		require.Equal(t, exitError, r.code)
+		var answer explain.Policy
+		require.NoError(t, json.Unmarshal([]byte(r.stdout), &answer))
+		require.NotEmpty(t, answer.Differences)
+	})
+}
+
+var numbers = regexp.MustCompile(`(class |class=|subject=|peer=|cookie=|group |group=|bucket |class +)[1-9]\d*`)
+
+// shown is an answer without numbers that are given out.
+func shown(r result) string { return numbers.ReplaceAllString(r.stdout, "${1}N") }
+
+func testExplainPolicy(t *testing.T) {
+	r := sluice(t, "explain", "policy", "shop/client", "shop/web", "http")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, `ALLOWED: allowed by rule NetworkPolicy/shop/web spec.ingress[0]
+  from      shop/client = 10.2.0.5 on node-2
+            peer class N: cluster, pods(app=client,io.kubernetes.pod.namespace=shop)
+  to        shop/web = 10.1.0.5 on node-1
+            subject class N: pods(app=web,io.kubernetes.pod.namespace=shop)
+            peer class N: cluster
+  traffic   80/tcp
+  ingress   allowed: allowed by rule
+    rule      NetworkPolicy/shop/web spec.ingress[0]: allow
+    entry     sluice_policy: subject=N peer=N ingress protocol=6 port=80 -> allow precedence=1 cookie=N
+  kernel    the same
+`, shown(r))
+
+	r = sluice(t, "explain", "policy", "world", "shop/web", "80")
+	require.Equal(t, exitOK, r.code, "denied is an answer: %s", r.stderr)
+	require.Equal(t, `DENIED: default deny CiliumNetworkPolicy/shop/broken spec.ingress, NetworkPolicy/shop/web spec.ingress
+  from      world = 0.0.0.0/0
+            peer class N: world, world-ipv4
+  to        shop/web = 10.1.0.5 on node-1
+            subject class N: pods(app=web,io.kubernetes.pod.namespace=shop)
+            peer class N: cluster
+  traffic   80/tcp
+  ingress   denied: default deny
+    rule      CiliumNetworkPolicy/shop/broken spec.ingress: default deny
+    rule      NetworkPolicy/shop/web spec.ingress: default deny
+    entry     sluice_policy: subject=N peer=0 ingress any -> deny precedence=0 cookie=N
+  kernel    the same
+`, shown(r))
+
+	r = sluice(t, "explain", "policy", "host", "shop/web", "80", "-o", "json")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	var answer map[string]any
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &answer))
+	require.Equal(t, "allowed", answer["verdict"])
+	require.Equal(t, "host reaches its pods", answer["reason"])
+	require.Equal(t, "allowed", answer["kernel"].(map[string]any)["verdict"])
+	require.Equal(t, "memory", answer["kernel"].(map[string]any)["backend"])
+
+	r = sluice(t, "explain", "policy", "shop/none", "shop/web", "80")
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "from: there is no pod shop/none")
+	require.Equal(t, exitUsage, sluice(t, "explain", "policy", "shop/client").code)
+}
+
+func testExplainEgress(t *testing.T) {
+	r := sluice(t, "explain", "egress", "shop/web", "198.51.100.10")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, `DENIED: no egress gateway bank (198.51.100.0/24)
+  because   no node matches
+  from      shop/web = 10.1.0.5 on node-1
+            subject class N: pods(app=web,io.kubernetes.pod.namespace=shop)
+            peer class N: cluster
+  to        198.51.100.10
+            peer class N: world, world-ipv4
+  class     N: chosen by bank
+  policy    bank: redirect 198.51.100.0/24
+  gateways  group N, bucket N
+  entry     sluice_egress: class=N 198.51.100.0/24 -> group=N
+  kernel    the same
+`, shown(r))
+	r = sluice(t, "explain", "egress", "shop/web", "8.8.8.8", "-o", "yaml")
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Contains(t, r.stdout, "\nreason: passed\n")
+}

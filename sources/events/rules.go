@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// rulesMap is the map in which the programs count what rules of network policies
+// decide, by cookie.
+const rulesMap = "sluice_rules"
+
+// RuleCounter counts the packets that some rules decided together, those of a
+// flow's replies not among them.
+type RuleCounter struct {
+	Cookie  uint32   `json:"cookie"`
+	Rules   []string `json:"rules"` // none if it is not known any more which
+	Packets uint64   `json:"packets"`
+	Bytes   uint64   `json:"bytes"`
+}
+
+// RuleCounters are the counters of all rules in force, also of those that have
+// not decided anything yet. Their counts are 0 if no programs are loaded, and
+// begin anew when a rule does.
+func (s *Source) RuleCounters() ([]RuleCounter, error) {
+	counts, err := s.rules.read()
+	if err != nil {
+		return nil, err
+	}
+	counters := []RuleCounter{}
+	for row := range s.rules.cookies.All(s.rules.db.ReadTxn()) {
+		c := counts[row.Cookie]
+		counters = append(counters, RuleCounter{row.Cookie, rulesOf(row), c.Packets, c.Bytes})
+		delete(counts, row.Cookie)
+	}
+	for cookie, c := range counts {
+		counters = append(counters, RuleCounter{cookie, []string{}, c.Packets, c.Bytes})
+	}
+	return counters, nil
+}
+
+// rulesOf names the rules of a cookie as "NetworkPolicy/shop/web spec.ingress[0]".
+func rulesOf(row *tables.RuleCookie) []string {
+	names := make([]string, len(row.Rules))
+	for i, id := range row.Rules {
+		names[i] = id.Policy.String()
+		if i < len(row.Fields) {
+			names[i] += " " + row.Fields[i]
+		}
+	}
+	return names
+}
+
+// ruleCounters reads the map of counters, and removes those of rules that there
+// are no more.
+type ruleCounters struct {
+	db      *statedb.DB
+	cookies statedb.Table[*tables.RuleCookie]
+	maps    func() *ebpf.Map // nil if no programs are loaded
+
+	gone map[uint32]bool // that were of no rule at the last sweep
+}
+
+func (r *ruleCounters) read() (map[uint32]bpf.Metric, error) {
+	counts := map[uint32]bpf.Metric{}
+	m := r.maps()
+	if m == nil {
+		return counts, nil
+	}
+	var (
+		key    bpf.RuleKey
+		perCPU []bpf.Metric
+	)
+	it := m.Iterate()
+	for it.Next(&key, &perCPU) {
+		var sum bpf.Metric
+		for _, c := range perCPU {
+			sum.Packets += c.Packets
+			sum.Bytes += c.Bytes
+		}
+		counts[key.Cookie] = sum
+	}
+	// Programs add counters meanwhile; a removal has the iteration begin anew.
+	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, fmt.Errorf("read %s: %w", rulesMap, err)
+	}
+	return counts, nil
+}
+
+// sweepInterval is how often counters are looked through.
+const sweepInterval = time.Minute
+
+// sweep removes the counters that were of no rule at the last sweep either: a
+// rule is in the kernel a moment before its cookie is in the table.
+func (r *ruleCounters) sweep(context.Context) error {
+	m := r.maps()
+	txn := r.db.ReadTxn()
+	if initialized, _ := r.cookies.Initialized(txn); m == nil || !initialized {
+		return nil
+	}
+	counts, err := r.read()
+	if err != nil {
+		return err
+	}
+	gone := map[uint32]bool{}
+	for cookie := range counts {
+		if _, _, known := r.cookies.Get(txn, tables.RuleCookieByNumber(cookie)); known {
+			continue
+		}
+		if !r.gone[cookie] {
+			gone[cookie] = true
+			continue
+		}
+		if err := m.Delete(bpf.RuleKey{Cookie: cookie}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from %s: %w", rulesMap, err)
+		}
+	}
+	r.gone = gone
+	return nil
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+func cookieRow(cookie uint32, fields ...string) *tables.RuleCookie {
+	row := &tables.RuleCookie{Cookie: cookie, Fields: fields}
+	for range fields {
+		row.Rules = append(row.Rules, tables.RuleID{Policy: tables.PolicyID{Kind: "NetworkPolicy", Name: tables.Name{Namespace: "shop", Name: "web"}}})
+	}
+	return row
+}
+
+// Events and drops name the rules of network policies that decided.
+func TestRulesOfEvents(t *testing.T) {
+	w := start(t, noPrograms{})
+	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.egress[0]", "spec.egress[1]"))
+	denied := func(cookie uint32) *bpf.Event {
+		return rawDrop(func(e *bpf.Event) {
+			e.Reason, e.Cookie, e.EgressClass, e.Group = bpf.ReasonPolicyRule, cookie, 0, 0
+		})
+	}
+	for _, tc := range []struct {
+		cookie uint32
+		rules  []string
+		line   string
+	}{
+		{7, []string{"NetworkPolicy/shop/web spec.ingress[0]"}, ", rule NetworkPolicy/shop/web spec.ingress[0], 74 bytes"},
+		{8, []string{"NetworkPolicy/shop/web spec.egress[0]", "NetworkPolicy/shop/web spec.egress[1]"},
+			", rule NetworkPolicy/shop/web spec.egress[0] and NetworkPolicy/shop/web spec.egress[1], 74 bytes"},
+		{9, nil, ", rule unknown (cookie 9), 74 bytes"},
+		{0, nil, " TCP S, 74 bytes"},
+	} {
+		event := w.enricher.enrich(denied(tc.cookie))
+		require.Equal(t, tc.rules, event.Rules)
+		require.Equal(t, tc.cookie, event.Cookie)
+		require.True(t, strings.HasSuffix(event.String(), tc.line), event.String())
+	}
+	w.handle(denied(7))
+	require.Eventually(t, func() bool {
+		row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Pod: "shop/web-1", Direction: "egress", Reason: "policy denied by rule"}))
+		return ok && row.Policy == "NetworkPolicy/shop/web spec.ingress[0]"
+	}, 30*time.Second, time.Millisecond)
+}
+
+// counting is a [Datapath] that counts rules.
+type counting struct {
+	noPrograms
+	m *ebpf.Map
+}
+
+func (c counting) Map(name string) *ebpf.Map {
+	if name != rulesMap {
+		return nil
+	}
+	return c.m
+}
+
+func TestRuleCounters(t *testing.T) {
+	w := start(t, noPrograms{})
+	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"))
+	counters, err := w.RuleCounters()
+	require.NoError(t, err)
+	require.Equal(t, []RuleCounter{{Cookie: 7, Rules: []string{"NetworkPolicy/shop/web spec.ingress[0]"}}}, counters, "without programs")
+
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUHash, KeySize: 4, ValueSize: 16, MaxEntries: 16})
+	if err != nil {
+		require.Empty(t, os.Getenv("SLUICE_REQUIRE_PRIVILEGED"), "BPF maps are not possible here: %v", err)
+		t.Skipf("BPF maps are not possible here: %v", err)
+	}
+	defer m.Close()
+	perCPU := make([]bpf.Metric, ebpf.MustPossibleCPU())
+	for i := range perCPU {
+		perCPU[i] = bpf.Metric{Packets: 2, Bytes: 100}
+	}
+	cpus := uint64(len(perCPU))
+	count := func(cookie uint32) { require.NoError(t, m.Put(bpf.RuleKey{Cookie: cookie}, perCPU)) }
+	count(7)
+	count(99)
+
+	w = start(t, counting{m: m})
+	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.ingress[1]"))
+	counters, err = w.RuleCounters()
+	require.NoError(t, err)
+	require.Equal(t, []RuleCounter{
+		{7, []string{"NetworkPolicy/shop/web spec.ingress[0]"}, 2 * cpus, 100 * cpus},
+		{8, []string{"NetworkPolicy/shop/web spec.ingress[1]"}, 0, 0},
+		{99, []string{}, 2 * cpus, 100 * cpus},
+	}, counters)
+
+	// A cookie may come into the kernel before it is known here: it has to be
+	// of no rule for two sweeps.
+	has := func(cookie uint32) bool {
+		return m.Lookup(bpf.RuleKey{Cookie: cookie}, &perCPU) == nil
+	}
+	require.NoError(t, w.rules.sweep(t.Context()))
+	require.True(t, has(99))
+	count(100)
+	require.NoError(t, w.rules.sweep(t.Context()))
+	require.False(t, has(99))
+	require.True(t, has(100))
+	insert(t, w, w.CookieRows, cookieRow(100, "spec.ingress[2]"))
+	require.NoError(t, w.rules.sweep(t.Context()))
+	require.True(t, has(100))
+	require.True(t, has(7))
+
+	// Nothing is removed while it is not known yet which rules there are.
+	wtxn := w.DB.WriteTxn(w.CookieRows)
+	done := w.CookieRows.RegisterInitializer(wtxn, "rules")
+	require.NoError(t, w.CookieRows.DeleteAll(wtxn))
+	wtxn.Commit()
+	for range 3 {
+		require.NoError(t, w.rules.sweep(t.Context()))
+	}
+	require.True(t, has(7))
+	wtxn = w.DB.WriteTxn(w.CookieRows)
+	done(wtxn)
+	wtxn.Commit()
+	for range 2 {
+		require.NoError(t, w.rules.sweep(t.Context()))
+	}
+	require.False(t, has(7))
+	require.Empty(t, statedb.Collect(w.Cookies.All(w.DB.ReadTxn())))
+
+	require.NoError(t, m.Close())
+	_, err = w.RuleCounters()
+	require.ErrorContains(t, err, "read sluice_rules")
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+func (w *world) peerPrefix(prefix string) *tables.PeerPrefix {
+	p := &tables.PeerPrefix{Prefix: netip.MustParsePrefix(prefix)}
+	insert(w, w.Prefixes, p)
+	return p
+}
+
+// A look-up of the longest prefix must not lose what is known of a shorter one.
+func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
+	w := newWorld(t, "--cluster-cidrs=10.0.0.0/8")
+	there := netip.MustParseAddr("192.168.0.2")
+	insert(w, w.Members, &tables.ClassMember{Role: bpf.RolePeer, Node: "here"})
+	insert(w, w.Nodes, &tables.Node{
+		Name: "there", InternalIPs: []netip.Addr{there}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
+	})
+	insert(w, w.Routes, &tables.Route{
+		Table: tables.RouteTableLocal, Type: "local", Destination: netip.MustParsePrefix("192.168.9.0/24"), DeviceIndex: 1,
+	})
+	for _, p := range []string{"10.2.3.0/24", "10.0.0.0/12", "10.0.0.0/7", "169.254.169.254/32", "192.168.9.7/32", "fe80::1/128", "2001:db8::/32"} {
+		w.peerPrefix(p)
+	}
+	w.start()
+	for prefix, want := range map[string]tables.IPCache{
+		"0.0.0.0/0":          {Origins: []string{"peer prefix"}},
+		"::/0":               {Origins: []string{"peer prefix"}},
+		"10.0.0.0/7":         {Origins: []string{"peer prefix"}},
+		"2001:db8::/32":      {Origins: []string{"peer prefix"}},
+		"10.2.3.0/24":        {Flags: bpf.IPCacheInCluster, Tunnel: there, Origins: []string{"peer prefix", "inside 10.2.0.0/16"}},
+		"10.0.0.0/12":        {Flags: bpf.IPCacheInCluster, Origins: []string{"peer prefix", "inside 10.0.0.0/8"}},
+		"169.254.169.254/32": {Flags: bpf.IPCacheLocalScope, Origins: []string{"peer prefix", "inside 169.254.0.0/16"}},
+		"fe80::1/128":        {Flags: bpf.IPCacheLocalScope, Origins: []string{"peer prefix", "inside fe80::/10"}},
+		"192.168.9.7/32":     {Flags: bpf.IPCacheInCluster | bpf.IPCacheHost, Origins: []string{"peer prefix", "inside 192.168.9.0/24"}},
+	} {
+		row := w.peer(prefix)
+		require.Equal(t, want.Flags, row.Flags, prefix)
+		require.Equal(t, want.Tunnel, row.Tunnel, prefix)
+		require.Equal(t, want.Origins, row.Origins, prefix)
+		require.True(t, row.Inherits, prefix)
+	}
+
+	// What is around them goes away, and comes back with another tunnel.
+	node, _, _ := w.Nodes.Get(w.DB.ReadTxn(), tables.NodeByName("there"))
+	remove(w, w.Nodes, node)
+	w.settle()
+	require.Equal(t, []string{"peer prefix", "inside 10.0.0.0/8"}, w.peer("10.2.3.0/24").Origins)
+	require.Equal(t, netip.Addr{}, w.peer("10.2.3.0/24").Tunnel)
+	moved := *node
+	moved.InternalIPs = []netip.Addr{netip.MustParseAddr("192.168.0.3")}
+	insert(w, w.Nodes, &moved)
+	w.settle()
+	require.Equal(t, moved.InternalIPs[0], w.peer("10.2.3.0/24").Tunnel)
+
+	// A pod in it has its own row, and so has the prefix when the pod is gone.
+	w.member(bpf.RolePeer, "a", "", 0)
+	pod := w.pod("a", "10.2.3.4", "a")
+	w.peerPrefix("10.2.3.4/32")
+	w.settle()
+	require.False(t, w.peer("10.2.3.4/32").Inherits)
+	require.Equal(t, bpf.IPCacheInCluster|bpf.IPCachePod, w.peer("10.2.3.4/32").Flags)
+	remove(w, w.Endpoints, pod)
+	w.settle()
+	require.Equal(t, []string{"peer prefix", "inside 10.2.0.0/16"}, w.peer("10.2.3.4/32").Origins)
+
+	// No policy names it any more.
+	last, _, _ := w.Prefixes.Get(w.DB.ReadTxn(), tables.PeerPrefixByPrefix(netip.MustParsePrefix("10.2.3.4/32")))
+	remove(w, w.Prefixes, last)
+	w.settle()
+	_, _, found := w.IPCache.Get(w.DB.ReadTxn(), tables.IPCacheByPrefix(last.Prefix))
+	require.False(t, found)
+}
+
+// An address goes over to a class when that is ready, in one step.
+func TestPeerClassWaitsUntilItIsReady(t *testing.T) {
+	w := newWorld(t)
+	w.member(bpf.RolePeer, "", "0.0.0.0/0", 7)
+	w.ready(bpf.RolePeer, 7)
+	w.member(bpf.RolePeer, "web", "", 3)
+	w.pod("web", "10.0.0.1", "web")
+	w.start()
+
+	// Nothing of it is known: it is what is around it.
+	require.EqualValues(t, 7, w.peer("10.0.0.1/32").PeerClass)
+	require.EqualValues(t, 3, w.peer("10.0.0.1/32").WaitsFor)
+	w.ready(bpf.RolePeer, 3)
+	w.settle()
+	require.EqualValues(t, 3, w.peer("10.0.0.1/32").PeerClass)
+	require.Zero(t, w.peer("10.0.0.1/32").WaitsFor)
+	w.write()
+
+	// Its label set gets another class: it stays until that is ready.
+	w.member(bpf.RolePeer, "web", "", 4)
+	w.settle()
+	require.EqualValues(t, 3, w.peer("10.0.0.1/32").PeerClass)
+	require.EqualValues(t, 4, w.peer("10.0.0.1/32").WaitsFor)
+	insert(w, w.Readiness, &tables.PolicyReadiness{
+		ClassKey: bpf.ClassKey{Role: bpf.RolePeer, Number: 4}, Digest: digest(9), Ready: true, // of another meaning
+	})
+	w.settle()
+	require.EqualValues(t, 3, w.peer("10.0.0.1/32").PeerClass)
+	w.ready(bpf.RolePeer, 4)
+	w.settle()
+	require.EqualValues(t, 4, w.peer("10.0.0.1/32").PeerClass)
+
+	// Its class means something else for a moment, and the kernel does not even
+	// hear of it: who came meanwhile waits no longer.
+	other := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: labelSet("web"), Class: 4, Digest: digest(9)}
+	insert(w, w.Members, other)
+	w.pod("web-0", "10.0.0.7", "web")
+	w.settle()
+	require.EqualValues(t, 4, w.peer("10.0.0.7/32").WaitsFor)
+	w.member(bpf.RolePeer, "web", "", 4)
+	w.settle()
+	require.EqualValues(t, 4, w.peer("10.0.0.7/32").PeerClass)
+
+	// The class is not ready for a moment: who is in it stays.
+	insert(w, w.Readiness, &tables.PolicyReadiness{ClassKey: bpf.ClassKey{Role: bpf.RolePeer, Number: 4}, Digest: digest(4)})
+	w.settle()
+	require.EqualValues(t, 4, w.peer("10.0.0.1/32").PeerClass)
+
+	// The next pod of the labels does not join it, but it is as the kernel has
+	// what is around it.
+	insert(w, w.PeerEntries, &tables.IPCacheEntry{
+		Key: bpf.IPCacheKeyFrom(netip.MustParsePrefix("10.0.0.0/24")), Value: bpf.IPCacheValue{PeerClass: 8},
+	})
+	w.pod("web-2", "10.0.0.2", "web")
+	w.settle()
+	require.EqualValues(t, 8, w.peer("10.0.0.2/32").PeerClass)
+	require.EqualValues(t, 4, w.peer("10.0.0.2/32").WaitsFor)
+
+	// Nothing is written of a pod of which it is not known where it belongs.
+	w.pod("web-3", "10.0.0.3", "third")
+	w.settle()
+	_, _, found := w.IPCache.Get(w.DB.ReadTxn(), tables.IPCacheByPrefix(netip.MustParsePrefix("10.0.0.3/32")))
+	require.False(t, found)
+	w.member(bpf.RolePeer, "third", "", 0)
+	w.settle()
+	require.Zero(t, w.peer("10.0.0.3/32").PeerClass)
+
+	// The pod has new labels of which the class is not known yet, then it is.
+	w.pod("web-2", "10.0.0.2", "new")
+	w.settle()
+	w.ready(bpf.RolePeer, 4)
+	w.settle()
+	require.EqualValues(t, 8, w.peer("10.0.0.2/32").PeerClass)
+	require.Zero(t, w.peer("10.0.0.2/32").WaitsFor)
+	w.member(bpf.RolePeer, "new", "", 4)
+	w.settle()
+	require.EqualValues(t, 4, w.peer("10.0.0.2/32").PeerClass)
+}
+
+// A restart finds addresses in the classes in which the kernel has them.
+func TestPeerClassAfterRestart(t *testing.T) {
+	w := newWorld(t)
+	insert(w, w.PeerEntries, &tables.IPCacheEntry{
+		Key: bpf.IPCacheKeyFrom(netip.MustParsePrefix("10.0.0.1/32")), Value: bpf.IPCacheValue{PeerClass: 5},
+	})
+	w.member(bpf.RolePeer, "web", "", 3)
+	w.pod("web", "10.0.0.1", "web")
+	w.start()
+	require.EqualValues(t, 5, w.peer("10.0.0.1/32").PeerClass)
+	w.ready(bpf.RolePeer, 3)
+	w.settle()
+	require.EqualValues(t, 3, w.peer("10.0.0.1/32").PeerClass)
+}
+
+// Who belongs to which member: nodes before pods before prefixes; pods and nodes
+// by the prefix that they are told apart by, others by the longest that they are in.
+func TestPeerMembers(t *testing.T) {
+	w := newWorld(t)
+	for class := range uint32(20) {
+		w.ready(bpf.RolePeer, class)
+	}
+	w.member(bpf.RolePeer, "", "0.0.0.0/0", 1)
+	w.member(bpf.RolePeer, "", "10.0.0.0/16", 2)
+	w.peerPrefix("10.0.0.0/16")
+	w.member(bpf.RolePeer, "web", "", 3)
+	w.member(bpf.RolePeer, "web", "10.0.1.0/24", 4)
+	insert(w, w.Prefixes, &tables.PeerPrefix{Prefix: netip.MustParsePrefix("10.0.1.0/24"), Pods: true})
+	w.member(bpf.RolePeer, "", "10.0.1.0/24", 5)
+	w.node("here", 6, "192.168.0.1")
+	w.node("there", 7, "192.168.0.2")
+	insert(w, w.Addresses, &tables.NodeAddress{Addr: netip.MustParseAddr("10.0.1.200"), Device: "cni0", DeviceIndex: 4, Scope: "global"})
+	w.pod("web-1", "10.0.0.1", "web")
+	w.pod("web-2", "10.0.1.1", "web")
+	insert(w, w.Services, &tables.Service{Name: tables.Name{Namespace: "prod", Name: "s"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.2.1")}})
+	w.start()
+	w.classes(map[string]uint32{
+		"0.0.0.0/0": 1, "10.0.0.0/16": 2, "10.0.1.0/24": 5, "10.0.0.1/32": 3, "10.0.1.1/32": 4,
+		"192.168.0.1/32": 6, "192.168.0.2/32": 7, "10.0.1.200/32": 6, "10.0.2.1/32": 2, "127.0.0.0/8": 1,
+	})
+
+	// Each kind of member gets another class, and only its own follow.
+	w.member(bpf.RolePeer, "", "10.0.0.0/16", 12)
+	w.member(bpf.RolePeer, "web", "10.0.1.0/24", 14)
+	w.node("here", 16, "192.168.0.1")
+	w.settle()
+	w.classes(map[string]uint32{
+		"0.0.0.0/0": 1, "10.0.0.0/16": 12, "10.0.1.0/24": 5, "10.0.0.1/32": 3, "10.0.1.1/32": 14,
+		"192.168.0.1/32": 16, "192.168.0.2/32": 7, "10.0.1.200/32": 16, "10.0.2.1/32": 12, "127.0.0.0/8": 1,
+	})
+
+	// A prefix goes away: what was in it is in the one around it.
+	old := &tables.PeerPrefix{Prefix: netip.MustParsePrefix("10.0.1.0/24")}
+	remove(w, w.Prefixes, old)
+	w.settle()
+	remove(w, w.Members, &tables.ClassMember{Role: bpf.RolePeer, LabelSet: labelSet("web"), Prefix: old.Prefix},
+		&tables.ClassMember{Role: bpf.RolePeer, Prefix: old.Prefix})
+	w.settle()
+	w.classes(map[string]uint32{"10.0.1.1/32": 3, "10.0.0.1/32": 3, "10.0.1.200/32": 16})
+
+	// Another one comes.
+	w.peerPrefix("10.0.2.0/24")
+	w.member(bpf.RolePeer, "", "10.0.2.0/24", 9)
+	w.settle()
+	w.classes(map[string]uint32{"10.0.2.0/24": 9, "10.0.2.1/32": 9, "10.0.0.0/16": 12})
+}
+
+func (w *world) node(name string, class uint32, addr string) {
+	insert(w, w.Nodes, &tables.Node{Name: name, InternalIPs: []netip.Addr{netip.MustParseAddr(addr)}})
+	for _, prefix := range []netip.Prefix{{}, netip.MustParsePrefix("10.0.1.0/24")} {
+		insert(w, w.Members, &tables.ClassMember{Role: bpf.RolePeer, Node: name, Prefix: prefix, Class: class, Digest: digest(class)})
+	}
+}
+
+func (w *world) classes(want map[string]uint32) {
+	w.t.Helper()
+	got := map[string]uint32{}
+	for prefix := range want {
+		got[prefix] = w.peer(prefix).PeerClass
+	}
+	require.Equal(w.t, want, got)
+}

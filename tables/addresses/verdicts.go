@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package addresses
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// verdicts are those of the kernel, and which classes it has peers in, as far as
+// the rule of local endpoints has taken that in. It tells from one round to the
+// next to whom the kernel has come to forbid what it allowed: changes that lag
+// behind the snapshot are seen in a later round, none is missed.
+type verdicts struct {
+	ipcache  statedb.Table[*tables.IPCacheEntry]
+	subjects map[uint32]*subjectVerdicts
+	peers    map[uint32]int // addresses and prefixes in each peer class
+
+	// Of the round: entries as they were before it, and classes between which
+	// peers have moved.
+	former map[tables.PolicyPair]map[bpf.PolicyKey]*bpf.PolicyValue
+	moved  map[flip]struct{}
+}
+
+// subjectVerdicts are the verdicts of a subject class by direction and peer class.
+type subjectVerdicts struct {
+	peers [bpf.Directions]map[uint32]traffic
+	sum   uint64 // of the digests of all entries
+}
+
+// traffic are verdicts of a pair of classes. The keys are of no class.
+type traffic map[bpf.PolicyKey]bpf.PolicyValue
+
+// flip is a change of the class of an address.
+type flip struct{ from, to uint32 }
+
+// everything is the traffic of those to whom no policy applies.
+var everything = traffic{bpf.PolicyKeyOf(0, 0, 0, 0, 0, 0): {Precedence: bpf.PrecedenceDeny}}
+
+// verdictsChanged stands for all addresses that a change of verdicts concerns:
+// which they are is known when the changes of the round are.
+var verdictsChanged netip.Addr
+
+func newVerdicts(ipcache statedb.Table[*tables.IPCacheEntry]) *verdicts {
+	return &verdicts{
+		ipcache: ipcache, subjects: map[uint32]*subjectVerdicts{}, peers: map[uint32]int{},
+		former: map[tables.PolicyPair]map[bpf.PolicyKey]*bpf.PolicyValue{}, moved: map[flip]struct{}{},
+	}
+}
+
+// policyChanged takes in a change of an entry of sluice_policy.
+func (v *verdicts) policyChanged(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(netip.Addr)) {
+	if old != nil && new != nil && old.Value == new.Value {
+		return
+	}
+	entry := new
+	if new == nil {
+		entry = old
+	}
+	pair := tables.PolicyPair{Subject: entry.Key.Subject, Direction: entry.Key.Direction, Peer: entry.Key.Peer}
+	key := bpf.PolicyKey{PrefixLen: entry.Key.PrefixLen, Protocol: entry.Key.Protocol, Port: entry.Key.Port}
+	s := v.subjects[pair.Subject]
+	if s == nil {
+		s = &subjectVerdicts{peers: [bpf.Directions]map[uint32]traffic{{}, {}}}
+		v.subjects[pair.Subject] = s
+	}
+	entries := s.peers[pair.Direction][pair.Peer]
+	if entries == nil {
+		entries = traffic{}
+		s.peers[pair.Direction][pair.Peer] = entries
+	}
+	if v.former[pair] == nil {
+		v.former[pair] = map[bpf.PolicyKey]*bpf.PolicyValue{}
+	}
+	was, had := entries[key]
+	if _, noted := v.former[pair][key]; !noted {
+		v.former[pair][key] = nil
+		if had {
+			v.former[pair][key] = &was
+		}
+	}
+	if had {
+		s.sum -= digestOf(pair, key, was)
+		delete(entries, key)
+	}
+	if new != nil {
+		s.sum += digestOf(pair, key, new.Value)
+		entries[key] = new.Value
+	}
+	affect(verdictsChanged)
+}
+
+// peerChanged takes in a change of an entry of sluice_ipcache. Pods and nodes
+// that come to be or go away change nothing: what they did not have nobody can
+// take from them. The addresses of other entries were, and will be, those of the
+// entry around them.
+func (v *verdicts) peerChanged(txn statedb.ReadTxn, old, new *tables.IPCacheEntry, affect func(netip.Addr)) {
+	if old != nil && new != nil && old.Value.PeerClass == new.Value.PeerClass {
+		return
+	}
+	f := flip{}
+	if old != nil {
+		f.from = old.Value.PeerClass
+		if v.peers[f.from]--; v.peers[f.from] == 0 {
+			delete(v.peers, f.from)
+		}
+	}
+	if new != nil {
+		f.to = new.Value.PeerClass
+		v.peers[f.to]++
+	}
+	switch {
+	case old == nil && ofSomebody(new.Value.Flags) || new == nil && ofSomebody(old.Value.Flags):
+		return
+	case old == nil:
+		f.from = v.around(txn, new.Key)
+	case new == nil:
+		f.to = v.around(txn, old.Key)
+	}
+	if f.from != f.to {
+		v.moved[f] = struct{}{}
+		affect(verdictsChanged)
+	}
+}
+
+// around returns the class of what a prefix is in.
+func (v *verdicts) around(txn statedb.ReadTxn, key bpf.IPCacheKey) uint32 {
+	prefix := key.Prefix()
+	if prefix.Bits() == 0 {
+		return 0
+	}
+	class, _ := tables.PeerClassInKernel(txn, v.ipcache, netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked())
+	return class
+}
+
+// turn begins another round. It returns the subject classes, of those that are
+// in use, to which something is forbidden that was allowed before.
+func (v *verdicts) turn(used func(subject uint32) bool) map[uint32]bool {
+	revoked := map[uint32]bool{}
+	for pair := range v.former {
+		if !revoked[pair.Subject] && used(pair.Subject) && v.changeRevokes(pair) {
+			revoked[pair.Subject] = true
+		}
+	}
+	for f := range v.moved {
+		for subject, s := range v.subjects {
+			if !revoked[subject] && s.tells(f) && used(subject) && v.moveRevokes(subject, f) {
+				revoked[subject] = true
+			}
+		}
+	}
+	clear(v.former)
+	clear(v.moved)
+	return revoked
+}
+
+// changeRevokes reports whether the entries of a pair have come to forbid
+// something to somebody, whose class is as before.
+func (v *verdicts) changeRevokes(pair tables.PolicyPair) bool {
+	anyPeer := pair
+	anyPeer.Peer = bpf.AnyPeerClass
+	wasAny, isAny := v.was(anyPeer), v.is(anyPeer)
+	if pair.Peer != bpf.AnyPeerClass {
+		return v.peers[pair.Peer] > 0 && revokes(v.was(pair), wasAny, v.is(pair), isAny)
+	}
+	if revokes(nil, wasAny, nil, isAny) {
+		return true
+	}
+	for peer := range v.subjects[pair.Subject].peers[pair.Direction] {
+		pair.Peer = peer
+		if peer != bpf.AnyPeerClass && v.peers[peer] > 0 && revokes(v.was(pair), wasAny, v.is(pair), isAny) {
+			return true
+		}
+	}
+	return false
+}
+
+// moveRevokes reports whether peers that went to another class have something
+// forbidden with a subject.
+func (v *verdicts) moveRevokes(subject uint32, f flip) bool {
+	for direction := range bpf.Direction(bpf.Directions) {
+		pair := func(peer uint32) tables.PolicyPair {
+			return tables.PolicyPair{Subject: subject, Direction: direction, Peer: peer}
+		}
+		var from, to traffic
+		if f.from != bpf.AnyPeerClass {
+			from = v.was(pair(f.from))
+		}
+		if f.to != bpf.AnyPeerClass {
+			to = v.is(pair(f.to))
+		}
+		if revokes(from, v.was(pair(bpf.AnyPeerClass)), to, v.is(pair(bpf.AnyPeerClass))) {
+			return true
+		}
+	}
+	return false
+}
+
+// flipRevokes reports whether subjects that go from one class to another have
+// something forbidden.
+func (v *verdicts) flipRevokes(f flip) bool {
+	if f.from == f.to || f.to == bpf.NoSubjectClass {
+		return false
+	}
+	for direction := range bpf.Direction(bpf.Directions) {
+		from, to := v.subjects[f.from].of(direction), v.subjects[f.to].of(direction)
+		wasAny, isAny := from[bpf.AnyPeerClass], to[bpf.AnyPeerClass]
+		if f.from == bpf.NoSubjectClass {
+			wasAny = everything
+		}
+		if revokes(nil, wasAny, nil, isAny) {
+			return true
+		}
+		for _, peers := range []map[uint32]traffic{from, to} {
+			for peer := range peers {
+				if peer != bpf.AnyPeerClass && v.peers[peer] > 0 && revokes(from[peer], wasAny, to[peer], isAny) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// of returns the verdicts of a direction by peer class, of a nil class none.
+func (s *subjectVerdicts) of(direction bpf.Direction) map[uint32]traffic {
+	if s == nil {
+		return nil
+	}
+	return s.peers[direction]
+}
+
+// tells reports whether there are verdicts about one of the classes alone.
+func (s *subjectVerdicts) tells(f flip) bool {
+	for _, peers := range s.peers {
+		for _, peer := range []uint32{f.from, f.to} {
+			if _, found := peers[peer]; found && peer != bpf.AnyPeerClass {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// is returns the verdicts of a pair.
+func (v *verdicts) is(pair tables.PolicyPair) traffic {
+	return v.subjects[pair.Subject].of(pair.Direction)[pair.Peer]
+}
+
+// was returns the verdicts of a pair as they were before the round.
+func (v *verdicts) was(pair tables.PolicyPair) traffic {
+	is, former := v.is(pair), v.former[pair]
+	if len(former) == 0 {
+		return is
+	}
+	was := traffic{}
+	for key, value := range is {
+		was[key] = value
+	}
+	for key, value := range former {
+		if value == nil {
+			delete(was, key)
+		} else {
+			was[key] = *value
+		}
+	}
+	return was
+}
+
+// mark is a digest of the verdicts of a subject class, 0 if there are none.
+func (v *verdicts) mark(subject uint32) uint16 {
+	s := v.subjects[subject]
+	if subject == bpf.NoSubjectClass || s == nil || s.sum == 0 {
+		return 0
+	}
+	return max(1, uint16(s.sum>>48))
+}
+
+// digestOf is of what an entry decides, whatever the rules it comes from.
+func digestOf(pair tables.PolicyPair, key bpf.PolicyKey, value bpf.PolicyValue) uint64 {
+	key.Subject, key.Peer, key.Direction = pair.Subject, pair.Peer, pair.Direction
+	value.Cookie = 0
+	sum := sha256.Sum256([]byte(key.String() + " " + value.String()))
+	return binary.BigEndian.Uint64(sum[:])
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import "net/netip"
+
+// ClusterPrefixes are prefixes inside the cluster by configuration, whether or
+// not an object tells so; masked.
+type ClusterPrefixes []netip.Prefix

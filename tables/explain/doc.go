@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package explain says what becomes of a packet on this node, and why: by the
+// tables, which are what the agent wants, and beside it by the live maps, which
+// are what packets meet.
+//
+//	ipcache, local-endpoints, policy-entries, ... ──► decide ──┐
+//	                                                           ├──► difference ──► JSON, text
+//	sluice_ipcache, sluice_pods, sluice_policy, ... ► decide ──┘
+//
+// The same function decides from both, in the steps in which the programs do.
+// A question costs look-ups only, however large the tables are.
+package explain

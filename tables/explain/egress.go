@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Egress says by which gateway a new connection leaves, and with which address.
+// An error that is an [Error] is about the question.
+func (e *Explainer) Egress(from, to string) (answer *Egress, err error) {
+	agreed(func() int {
+		if answer, err = e.egress(from, to); err != nil {
+			return 0
+		}
+		return len(answer.Differences)
+	})
+	return answer, err
+}
+
+func (e *Explainer) egress(from, to string) (*Egress, error) {
+	txn := e.t.DB.ReadTxn()
+	a, b, err := e.parties(txn, from, to)
+	if err != nil {
+		return nil, err
+	}
+	if !a.Address.IsValid() {
+		return nil, errorf(FieldFrom, "%s is no single address", from)
+	}
+	tablesView := &wanted{e, txn}
+	answer := &Egress{From: a, To: b, Way: wayOf(tablesView, a, b), Policies: []string{}, Differences: []string{}}
+	e.tell(txn, tablesView, answer)
+	backend := e.backend()
+	if backend == "" {
+		return answer, nil
+	}
+	maps := &present{Explainer: e, txn: txn}
+	answer.Kernel = &EgressInKernel{Backend: backend, Way: wayOf(maps, a, b)}
+	answer.Kernel.Detail, answer.Kernel.Rules = "", e.kernelRules(tablesView, answer, b)
+	answer.Differences = answer.differences()
+	return answer, maps.failed()
+}
+
+// wayOf decides as the programs at the pod's device and at the overlay do.
+func wayOf(v view, from, to Party) Way {
+	way := Way{Verdict: Allowed, Reason: bpf.ReasonPassed.String(), Rules: []Rule{}}
+	pod, here := v.pod(from.Address)
+	source, chosen := v.source(from.Address)
+	peer, _ := v.peer(to.place())
+	switch {
+	case !here && !chosen:
+		way.Detail = "not a pod of this node, nor one that this node may be the gateway of"
+		return way
+	case peer.Flags != 0 && here:
+		way.Detail = "the destination is no business of egress policies: " + peer.Flags.String()
+		return way
+	case peer.Flags != 0:
+		return way.dropped(bpf.ReasonNoRule, "the destination is no business of egress policies: "+peer.Flags.String())
+	case here && (pod.Flags&bpf.PodEgressUnknown != 0 || pod.Flags&bpf.PodEgressSelected != 0 && !chosen):
+		if v.covered(to.place()) {
+			return way.dropped(bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet")
+		}
+		way.Detail = "no egress policy names the destination"
+		return way
+	case !chosen:
+		way.Detail = "no egress policy chooses the pod"
+		return way
+	}
+	way.Class = source.Class
+	return way.byRule(v, from, to, here)
+}
+
+// byRule follows the rule of the class that covers the destination.
+func (w Way) byRule(v view, from, to Party, here bool) Way {
+	rule, entry, ok := v.egress(w.Class, to.place())
+	w.Entry = entry
+	switch {
+	case ok && rule.Group != bpf.GroupExcluded:
+	case !here:
+		return w.dropped(bpf.ReasonNoRule, "no policy of this node redirects it")
+	case ok:
+		w.Detail = "the policy excludes the destination"
+		return w
+	default:
+		w.Detail = "no policy that chooses the pod names the destination"
+		return w
+	}
+	w.Group, w.Bucket = rule.Group, bucketOf(from.Address)
+	gateway, ok := v.gateway(bpf.GatewayKey{Group: w.Group, Bucket: w.Bucket})
+	if !ok || gateway.Gateway == (bpf.Address{}) {
+		return w.dropped(bpf.ReasonNoGateway, "no node is the gateway")
+	}
+	w.Gateway = gateway.Gateway.Addr()
+	w.EgressIP = egressOf(gateway, to.place().Addr())
+	switch {
+	case here && gateway.Gateway != v.config().Underlay:
+		w.Reason = bpf.ReasonToGateway.String()
+	case !w.EgressIP.IsValid():
+		return w.dropped(bpf.ReasonNoEgressIP, "this node is the gateway, and has no egress address of the family")
+	default:
+		w.Reason, w.IfIndex = bpf.ReasonTranslated.String(), gateway.IfIndex
+	}
+	return w
+}
+
+func (w Way) dropped(reason bpf.Reason, detail string) Way {
+	w.Verdict, w.Reason, w.Detail = Denied, reason.String(), detail
+	return w
+}
+
+// egressOf is the address with which packets of a family leave a gateway.
+func egressOf(v bpf.GatewayValue, destination netip.Addr) netip.Addr {
+	switch {
+	case !destination.Is4():
+		return v.Egress6.Addr()
+	case v.Egress4 != [4]byte{}:
+		return netip.AddrFrom4(v.Egress4)
+	}
+	return netip.Addr{}
+}
+
+// bucketOf is the bucket of a sender: FNV-1a of its address, as the programs have it.
+func bucketOf(addr netip.Addr) uint32 {
+	hash := uint32(2166136261)
+	for _, b := range bpf.AddressFrom(addr) {
+		hash = (hash ^ uint32(b)) * 16777619
+	}
+	return hash % bpf.GatewayBuckets
+}
+
+// tell adds what only the tables know: names, and why.
+func (e *Explainer) tell(txn statedb.ReadTxn, v *wanted, answer *Egress) {
+	if class, _, ok := e.t.EgressClasses.Get(txn, tables.EgressClassByNumber(answer.Class)); ok && answer.Class != 0 {
+		for _, p := range class.Policies {
+			answer.Policies = append(answer.Policies, p.Policy)
+		}
+	}
+	if row := v.egressRule(answer.Class, answer.To.place()); row != nil && answer.Entry != nil {
+		answer.Destination, answer.Overrides = row.Destination, row.Overrides
+		answer.Rules = []Rule{egressRule(row)}
+	}
+	if answer.Group == 0 {
+		return
+	}
+	row, _, ok := e.t.Gateways.Get(txn, tables.EgressGatewayByKey(bpf.GatewayKey{Group: answer.Group, Bucket: answer.Bucket}))
+	if !ok {
+		return
+	}
+	answer.GatewayNode, answer.Device = row.Node, row.Device
+	if row.Reason != "" && answer.Verdict == Denied {
+		answer.Detail = row.Reason
+	}
+}
+
+func egressRule(row *tables.EgressRule) Rule {
+	verdict := "redirect"
+	if row.Group == bpf.GroupExcluded {
+		verdict = "exclude"
+	}
+	return Rule{Policy: row.Policy, Field: row.Destination.String(), Verdict: verdict}
+}
+
+// kernelRules are the rules that the kernel's entry is from: the maps do not
+// name policies, so it is the wanted row with its key.
+func (e *Explainer) kernelRules(v *wanted, answer *Egress, to Party) []Rule {
+	rules := []Rule{}
+	entry := answer.Kernel.Entry
+	if entry == nil {
+		return rules
+	}
+	if row := v.egressRule(answer.Kernel.Class, to.place()); row != nil && row.MapKey().String() == entry.Key {
+		rules = append(rules, egressRule(row))
+	}
+	return rules
+}
+
+// differences says where the maps lead elsewhere than the tables.
+func (a *Egress) differences() []string {
+	texts := []string{}
+	differ := func(what string, want, got any) {
+		if want != got {
+			texts = append(texts, fmt.Sprintf("by the tables %s %v, by the maps %v", what, want, got))
+		}
+	}
+	want, got := a.Way, a.Kernel.Way
+	differ("it is", want.Reason, got.Reason)
+	differ("class", want.Class, got.Class)
+	differ("group", want.Group, got.Group)
+	differ("gateway", want.Gateway, got.Gateway)
+	differ("egress address", want.EgressIP, got.EgressIP)
+	differ("interface", want.IfIndex, got.IfIndex)
+	if w, g := entryText(want.Entry), entryText(got.Entry); w != g {
+		differ("entry", w, g)
+	}
+	return texts
+}
+
+func entryText(e *Entry) string {
+	if e == nil {
+		return "none"
+	}
+	return e.Key + " -> " + e.Value
+}
+
+// why is the reason with the policy.
+func (w Way) why() string {
+	parts := []string{w.Reason}
+	for _, r := range w.Rules {
+		parts = append(parts, fmt.Sprintf("%s (%s)", r.Policy, r.Field))
+	}
+	return strings.Join(parts, " ")
+}

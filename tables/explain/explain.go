@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell provides the [Explainer].
+var Cell = cell.Module(
+	"explain",
+	"What becomes of a packet and why",
+
+	cell.Provide(
+		func(t Tables, maps *bpf.Maps) *Explainer { return New(t, LiveMaps{maps}) },
+	),
+)
+
+// Tables are those that questions are answered from.
+type Tables struct {
+	cell.In
+
+	DB        *statedb.DB
+	LocalNode tables.LocalNode
+
+	// Whose an address is.
+	Endpoints     statedb.Table[*tables.Endpoint]
+	LabelSets     statedb.Table[*tables.LabelSet]
+	Nodes         statedb.Table[*tables.Node]
+	NodeAddresses statedb.Table[*tables.NodeAddress]
+	Services      statedb.Table[*tables.Service]
+	Backends      statedb.Table[*tables.BackendSlice]
+	Cluster       tables.ClusterPrefixes
+
+	// What is wanted in the kernel.
+	Locals      statedb.Table[*tables.LocalEndpoint]
+	IPCache     statedb.Table[*tables.IPCache]
+	Entries     statedb.Table[*tables.PolicyEntry]
+	Configs     statedb.Table[*tables.DatapathConfig]
+	Sources     statedb.Table[*tables.EgressSource]
+	EgressRules statedb.Table[*tables.EgressRule]
+	Gateways    statedb.Table[*tables.EgressGateway]
+	Covered     statedb.Table[*tables.CoveredPrefix]
+
+	// What it is from.
+	Members       statedb.Table[*tables.ClassMember]
+	Selectors     statedb.Table[*tables.Selector]
+	Rules         statedb.Table[*tables.EnforcedRule]
+	Cookies       statedb.Table[*tables.RuleCookie]
+	EgressClasses statedb.Table[*tables.EgressClass]
+}
+
+// Explainer answers questions. It may be used by many goroutines.
+type Explainer struct {
+	t    Tables
+	Live Live
+}
+
+// New returns an [Explainer]. Without live maps, nil, there is nothing to
+// compare the tables with.
+func New(t Tables, live Live) *Explainer { return &Explainer{t, live} }
+
+// backend names what holds the live maps, empty if there are none.
+func (e *Explainer) backend() string {
+	if e.Live == nil {
+		return ""
+	}
+	return e.Live.Backend()
+}
+
+// Tables and maps are not read at one moment: what is being written in between
+// is no difference. So it is looked again before one is told.
+const (
+	looks     = 3
+	looksTime = 2 * time.Millisecond
+)
+
+// agreed has a question answered until tables and maps agree, at most a few times.
+func agreed(answer func() (differences int)) {
+	for i := range looks {
+		if answer() == 0 {
+			return
+		}
+		if i < looks-1 {
+			time.Sleep(looksTime)
+		}
+	}
+}
+
+// Policy says what network policies say of a packet to a port, as [ParseTraffic]
+// has it. An error that is an [Error] is about the question.
+func (e *Explainer) Policy(from, to, port, protocol string) (answer *Policy, err error) {
+	traffic, err := ParseTraffic(port, protocol)
+	if err != nil {
+		return nil, err
+	}
+	agreed(func() int {
+		if answer, err = e.policy(from, to, traffic); err != nil {
+			return 0
+		}
+		return len(answer.AllDifferences())
+	})
+	return answer, err
+}
+
+func (e *Explainer) policy(from, to string, traffic Traffic) (*Policy, error) {
+	txn := e.t.DB.ReadTxn()
+	a, b, err := e.parties(txn, from, to)
+	if err != nil {
+		return nil, err
+	}
+	if traffic, err = e.resolve(txn, traffic, b); err != nil {
+		return nil, err
+	}
+	if err := suits(traffic, b.place().Addr()); err != nil {
+		return nil, err
+	}
+	answer, err := e.answer(txn, a, b, traffic, false)
+	if err != nil {
+		return nil, err
+	}
+	if len(b.Services) > 0 {
+		answer.Backends, err = e.backends(txn, answer)
+	}
+	return answer, err
+}
+
+// suits reports, as an error, whether there cannot be such a packet.
+func suits(t Traffic, to netip.Addr) error {
+	switch {
+	case t.Protocol == protocolICMP && !to.Is4():
+		return errorf(FieldProtocol, "icmp is of IPv4: want icmpv6")
+	case t.Protocol == protocolICMPv6 && to.Is4():
+		return errorf(FieldProtocol, "icmpv6 is of IPv6: want icmp")
+	}
+	return nil
+}
+
+func (e *Explainer) answer(txn statedb.ReadTxn, from, to Party, traffic Traffic, backend bool) (*Policy, error) {
+	p := packet{from.place(), to.place(), traffic, backend}
+	answer := &Policy{
+		From: from, To: to, Protocol: protocolName(traffic.Protocol), Port: traffic.Port,
+		Judged: judge(&wanted{e, txn}, p), Differences: []string{},
+	}
+	held := e.backend()
+	if held == "" {
+		return answer, nil
+	}
+	maps := &present{Explainer: e, txn: txn}
+	answer.Kernel = &InKernel{Backend: held, Judged: judge(maps, p)}
+	answer.Differences = differences(answer.Judged, answer.Kernel.Judged)
+	return answer, maps.failed()
+}
+
+// AllDifferences returns the differences, with those of the backends.
+func (p *Policy) AllDifferences() []string {
+	texts := p.Differences
+	for _, b := range p.Backends {
+		for _, d := range b.AllDifferences() {
+			texts = append(texts, "backend "+b.To.Address.String()+": "+d)
+		}
+	}
+	return texts
+}
+
+// backends answers for the backends of a service, and lets the answer for the
+// service follow from theirs.
+func (e *Explainer) backends(txn statedb.ReadTxn, service *Policy) (answers []*Policy, err error) {
+	for _, addr := range e.backendsOf(txn, service.To.Address) {
+		to, err := e.party(txn, FieldTo, addr.String(), 0)
+		if err != nil {
+			return nil, err
+		}
+		protocol := protocolNumbers[service.Protocol]
+		answer, err := e.answer(txn, service.From, to, Traffic{Protocol: protocol, Port: service.Port}, true)
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, answer)
+	}
+	service.Decision = ofBackends(service.Decision, answers, func(p *Policy) Decision { return p.Decision })
+	if service.Kernel != nil {
+		service.Kernel.Decision = ofBackends(service.Kernel.Decision, answers, func(p *Policy) Decision { return p.Kernel.Decision })
+	}
+	return answers, nil
+}
+
+// ofBackends is the decision on a service: some backend is reached, or none.
+func ofBackends(d Decision, answers []*Policy, of func(*Policy) Decision) Decision {
+	if d.Verdict == Denied || len(answers) == 0 {
+		return d
+	}
+	for _, a := range answers {
+		if got := of(a); got.Verdict == Allowed {
+			return Decision{Allowed, ReasonService, got.Rules, got.Entry}
+		}
+	}
+	first := of(answers[0])
+	return Decision{Denied, ReasonService, first.Rules, first.Entry}
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+// Lines are the answer in few words, as the script command explain prints it.
+func (p *Policy) Lines() []string {
+	return kernelLines(append([]string{"verdict: " + string(p.Verdict)}, p.lines()...), p.AllDifferences())
+}
+
+func (p *Policy) lines() (lines []string) {
+	for _, j := range p.Directions {
+		lines = append(lines, j.Direction+" "+string(j.Verdict)+": "+j.why())
+	}
+	for _, b := range p.Backends {
+		for _, line := range b.lines() {
+			lines = append(lines, "backend "+b.To.Address.String()+": "+line)
+		}
+	}
+	if len(lines) == 0 {
+		lines = append(lines, p.Reason)
+	}
+	return lines
+}
+
+// Lines are the answer in few words, as the script command explain prints it.
+func (a *Egress) Lines() []string {
+	return kernelLines([]string{"verdict: " + string(a.Verdict), a.why()}, a.Differences)
+}
+
+func kernelLines(lines, differences []string) []string {
+	if len(differences) == 0 {
+		return append(lines, "kernel: same")
+	}
+	for _, d := range differences {
+		lines = append(lines, "kernel: "+d)
+	}
+	return lines
+}

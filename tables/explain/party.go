@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// place is what the party is looked up by.
+func (p *Party) place() netip.Prefix {
+	if p.Address.IsValid() {
+		return netip.PrefixFrom(p.Address, p.Address.BitLen())
+	}
+	return p.Prefix
+}
+
+// parties resolves both sides of a packet, in a family that they share.
+func (e *Explainer) parties(txn statedb.ReadTxn, from, to string) (a, b Party, err error) {
+	first := families(e.candidates(txn, from))
+	second := families(e.candidates(txn, to))
+	for _, side := range []struct {
+		field, text string
+		families    []int
+	}{{FieldFrom, from, first}, {FieldTo, to, second}} {
+		if len(side.families) == 0 {
+			return a, b, e.nobody(txn, side.field, side.text)
+		}
+	}
+	for _, family := range first {
+		if slices.Contains(second, family) {
+			if a, err = e.party(txn, FieldFrom, from, family); err != nil {
+				return a, b, err
+			}
+			b, err = e.party(txn, FieldTo, to, family)
+			return a, b, err
+		}
+	}
+	return a, b, errorf(FieldTo, "%q has no address of the family of %q", to, from)
+}
+
+func families(places []netip.Prefix) (bits []int) {
+	for _, p := range places {
+		if !slices.Contains(bits, p.Addr().BitLen()) {
+			bits = append(bits, p.Addr().BitLen())
+		}
+	}
+	return bits
+}
+
+// party describes who is asked for, in the family of addresses with so many
+// bits; 0 is any.
+func (e *Explainer) party(txn statedb.ReadTxn, field, text string, family int) (Party, error) {
+	for _, place := range e.candidates(txn, text) {
+		if family == 0 || place.Addr().BitLen() == family {
+			return e.describe(txn, text, place), nil
+		}
+	}
+	return Party{}, e.nobody(txn, field, text)
+}
+
+// nobody is the error for a text that stands for no address.
+func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
+	namespace, name, isPod := strings.Cut(text, "/")
+	switch {
+	case text == "":
+		return errorf(field, "want namespace/pod, an address, or an entity")
+	case isPod:
+		if _, _, ok := e.t.Endpoints.Get(txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name})); ok {
+			return errorf(field, "pod %s has no address", text)
+		}
+		return errorf(field, "there is no pod %s with an address of its own", text)
+	case text == string(tables.EntityAll):
+		return errorf(field, "all is everybody: name one of them, such as world or a pod")
+	case slices.Contains(entities, tables.PolicyEntity(text)):
+		return errorf(field, "no address of the entity %s is known", text)
+	}
+	return errorf(field, "%q is no namespace/pod, no address, and no entity: %s", text, entityNames())
+}
+
+var entities = []tables.PolicyEntity{
+	tables.EntityHost, tables.EntityRemoteNode, tables.EntityWorld, tables.EntityWorldIPv4, tables.EntityWorldIPv6,
+	tables.EntityCluster, tables.EntityKubeAPIServer,
+}
+
+func entityNames() string {
+	names := make([]string, len(entities))
+	for i, e := range entities {
+		names[i] = string(e)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Of an entity that is no single address stands its outermost prefix.
+var (
+	everywhere4 = netip.MustParsePrefix("0.0.0.0/0")
+	everywhere6 = netip.MustParsePrefix("::/0")
+)
+
+// candidates returns the addresses of who is asked for, the primary one first.
+func (e *Explainer) candidates(txn statedb.ReadTxn, text string) (places []netip.Prefix) {
+	if namespace, name, isPod := strings.Cut(text, "/"); isPod {
+		pod, _, ok := e.t.Endpoints.Get(txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name}))
+		if !ok {
+			return nil
+		}
+		return single(pod.Addrs...)
+	}
+	switch tables.PolicyEntity(text) {
+	case tables.EntityWorld:
+		return []netip.Prefix{everywhere4, everywhere6}
+	case tables.EntityWorldIPv4:
+		return []netip.Prefix{everywhere4}
+	case tables.EntityWorldIPv6:
+		return []netip.Prefix{everywhere6}
+	case tables.EntityHost:
+		return e.host(txn)
+	case tables.EntityRemoteNode:
+		for n := range e.t.Nodes.All(txn) {
+			if n.Name != e.t.LocalNode.Name && len(n.InternalIPs) > 0 {
+				return single(n.InternalIPs...)
+			}
+		}
+		return nil
+	case tables.EntityCluster:
+		for n := range e.t.Nodes.All(txn) {
+			if len(n.PodCIDRs) > 0 {
+				return n.PodCIDRs
+			}
+		}
+		return e.t.Cluster
+	case tables.EntityKubeAPIServer:
+		return single(e.slices(txn, tables.KubernetesAPIService)...)
+	}
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return single(addr.WithZone("").Unmap())
+	}
+	return nil
+}
+
+func single(addrs ...netip.Addr) (places []netip.Prefix) {
+	for _, a := range addrs {
+		places = append(places, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return places
+}
+
+// host returns the addresses of this node: those of its object, or else of its devices.
+func (e *Explainer) host(txn statedb.ReadTxn) []netip.Prefix {
+	if n, _, ok := e.t.Nodes.Get(txn, tables.NodeByName(e.t.LocalNode.Name)); ok && len(n.InternalIPs) > 0 {
+		return single(n.InternalIPs...)
+	}
+	for a := range e.t.NodeAddresses.All(txn) {
+		if a.Scope == "global" {
+			return single(a.Addr)
+		}
+	}
+	return nil
+}
+
+// slices returns the addresses that the slices of a service list.
+func (e *Explainer) slices(txn statedb.ReadTxn, service tables.Name) (addrs []netip.Addr) {
+	for s := range e.t.Backends.List(txn, tables.BackendSlicesByService(service)) {
+		addrs = append(addrs, s.Addrs...)
+	}
+	return addrs
+}
+
+// backendsOf returns the addresses of the backends of the services that have an
+// address, of its family, in order.
+func (e *Explainer) backendsOf(txn statedb.ReadTxn, service netip.Addr) (addrs []netip.Addr) {
+	for s := range e.t.Services.List(txn, tables.ServicesByAddr(service)) {
+		addrs = append(addrs, e.slices(txn, s.Name)...)
+		addrs = append(addrs, e.selected(txn, s)...)
+	}
+	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a.BitLen() != service.BitLen() })
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// selected returns the addresses of the pods that a service selects.
+func (e *Explainer) selected(txn statedb.ReadTxn, s *tables.Service) (addrs []netip.Addr) {
+	if len(s.Selector) == 0 {
+		return nil
+	}
+	anchor, value := "", ""
+	for key, v := range s.Selector {
+		if anchor == "" || key < anchor {
+			anchor, value = key, v
+		}
+	}
+	selector := labels.SelectorFromSet(s.Selector)
+	for set := range e.t.LabelSets.List(txn, tables.LabelSetsByAnchor(tables.LabelAnchor(anchor, value))) {
+		if set.Namespace != s.Namespace || !selector.Matches(set.Labels) {
+			continue
+		}
+		for pod := range e.t.Endpoints.List(txn, tables.EndpointsByLabelSet(set.ID)) {
+			addrs = append(addrs, pod.Addrs...)
+		}
+	}
+	return addrs
+}
+
+// describe says whose a place is, and in which classes the tables want it.
+func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefix) Party {
+	p := Party{Name: text, Prefix: place, PeerSelectors: []string{}}
+	if peer := longest(txn, e.t.IPCache, tables.IPCacheByPrefix, place); peer != nil {
+		p.PeerClass, p.PeerWaitsFor = peer.PeerClass, peer.WaitsFor
+		p.PeerSelectors = e.selectorsOf(txn, bpf.ClassKey{Role: bpf.RolePeer, Number: peer.PeerClass})
+	}
+	if !place.IsSingleIP() {
+		return p
+	}
+	p.Address, p.Prefix = place.Addr(), netip.Prefix{}
+	if owner, _ := tables.AddrOwner(txn, e.t.Endpoints, p.Address); owner != nil {
+		p.Pod, p.Node, p.Labels = owner.Name.String(), owner.Node, owner.Labels
+	} else {
+		p.Node = e.nodeOf(txn, p.Address)
+	}
+	for s := range e.t.Services.List(txn, tables.ServicesByAddr(p.Address)) {
+		p.Services = append(p.Services, s.Name.String())
+	}
+	if pod, _, ok := e.t.Locals.Get(txn, tables.LocalEndpointByAddr(p.Address)); ok {
+		p.Here, p.SubjectClass, p.SubjectWaitsFor = true, &pod.SubjectClass, pod.WaitsFor
+		p.SubjectSelectors = e.selectorsOf(txn, bpf.ClassKey{Role: bpf.RoleSubject, Number: pod.SubjectClass})
+	}
+	return p
+}
+
+func (e *Explainer) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
+	for n := range e.t.Nodes.List(txn, tables.NodesByAddr(addr)) {
+		return n.Name
+	}
+	for range e.t.NodeAddresses.List(txn, tables.NodeAddressesByAddr(addr)) {
+		return e.t.LocalNode.Name
+	}
+	return ""
+}
+
+// selectorsOf returns what a class stands for, in words.
+func (e *Explainer) selectorsOf(txn statedb.ReadTxn, key bpf.ClassKey) []string {
+	texts := []string{}
+	if key.Number == 0 {
+		return texts
+	}
+	row := tables.ClassRow(txn, e.t.Members, key)
+	if row == nil {
+		return texts
+	}
+	for _, id := range row.Selectors {
+		if s, _, ok := e.t.Selectors.Get(txn, tables.SelectorByID(id)); ok {
+			texts = append(texts, s.Text)
+		}
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+// resolve replaces the name of a port by the number that the receiver gives it.
+func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party) (Traffic, error) {
+	if t.Name == "" {
+		return t, nil
+	}
+	owner, _ := tables.AddrOwner(txn, e.t.Endpoints, to.Address)
+	if owner != nil {
+		for _, p := range owner.NamedPorts {
+			if p.Name == t.Name && p.Protocol == t.Protocol {
+				return Traffic{Protocol: t.Protocol, Port: p.Port}, nil
+			}
+		}
+	}
+	return t, errorf(FieldPort, "%s has no port named %q for %s", to.Name, t.Name, protocolName(t.Protocol))
+}

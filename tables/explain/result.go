@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import "net/netip"
+
+// Verdict says whether a packet passes.
+type Verdict string
+
+// The verdicts.
+const (
+	Allowed Verdict = "allowed"
+	Denied  Verdict = "denied"
+)
+
+// Reasons of a verdict of network policies.
+const (
+	ReasonAllowRule    = "allowed by rule"
+	ReasonDenyRule     = "denied by rule"
+	ReasonDefaultDeny  = "default deny"  // no rule allows it, and some policy denies the rest
+	ReasonDefaultAllow = "default allow" // policies choose the pod, none denies the rest of the direction
+	ReasonNoPolicy     = "no policy chooses the pod"
+	ReasonNoEntry      = "no entry"              // the map has nothing that covers the packet: it is dropped
+	ReasonNotReady     = "pod not ready"         // what policies say of the pod is not known yet: new flows are dropped
+	ReasonHost         = "host reaches its pods" // see --allow-localhost
+	ReasonService      = "service: judged after translation"
+	ReasonUnjudged     = "multicast and broadcast are not judged"
+	ReasonItself       = "what it sends to itself does not leave it"
+	ReasonNotHere      = "neither is a pod of this node"
+)
+
+// Party is the sender or the receiver of a packet.
+type Party struct {
+	Name string `json:"name"` // as it was asked for
+
+	Pod      string            `json:"pod,omitempty"`  // namespace/name of the owner of the address
+	Node     string            `json:"node,omitempty"` // that the pod is on, or that the address is of
+	Services []string          `json:"services,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"` // of the pod
+
+	Address netip.Addr   `json:"address,omitzero"` // of the packet
+	Prefix  netip.Prefix `json:"prefix,omitzero"`  // what stands for an entity, if that is no single address
+	Here    bool         `json:"here"`             // a pod of this node: its policies are judged here
+
+	PeerClass     uint32   `json:"peerClass"`
+	PeerSelectors []string `json:"peerSelectors"` // that choose it as a peer
+	// PeerWaitsFor is the class that it is to be in when the kernel has all of that.
+	PeerWaitsFor uint32 `json:"peerWaitsFor,omitempty"`
+
+	SubjectClass     *uint32  `json:"subjectClass,omitempty"` // of a pod of this node
+	SubjectSelectors []string `json:"subjectSelectors,omitempty"`
+	SubjectWaitsFor  uint32   `json:"subjectWaitsFor,omitempty"` // as PeerWaitsFor
+}
+
+// Rule is a rule of a policy that decides.
+type Rule struct {
+	Policy  string `json:"policy"`          // kind/namespace/name
+	Field   string `json:"field,omitempty"` // of the object
+	Verdict string `json:"verdict"`         // allow, deny, or default deny
+}
+
+// String is as in "NetworkPolicy/shop/web spec.ingress[0]".
+func (r Rule) String() string {
+	if r.Field == "" {
+		return r.Policy
+	}
+	return r.Policy + " " + r.Field
+}
+
+// Entry is the entry of a map that decides.
+type Entry struct {
+	Map    string `json:"map"`
+	Key    string `json:"key"`
+	Value  string `json:"value"`
+	Status string `json:"status,omitempty"` // of the table's row: whether the kernel has it
+	Error  string `json:"error,omitempty"`
+}
+
+// Decision is what network policies say of a packet.
+type Decision struct {
+	Verdict Verdict `json:"verdict"`
+	Reason  string  `json:"reason"`
+	Rules   []Rule  `json:"rules"`
+	Entry   *Entry  `json:"entry"`
+}
+
+// Judgement is the decision in one direction: egress of the sender, or ingress
+// of the receiver.
+type Judgement struct {
+	Direction string `json:"direction"`
+	Decision
+
+	SubjectClass uint32 `json:"subjectClass"`
+	PeerClass    uint32 `json:"peerClass"`
+}
+
+// Judged is a decision, and those of the directions that make it.
+type Judged struct {
+	Decision
+
+	// Directions are those that this node judges: none if neither side is a pod
+	// of it.
+	Directions []Judgement `json:"directions"`
+}
+
+// Policy is the answer to what network policies say.
+type Policy struct {
+	From     Party  `json:"from"`
+	To       Party  `json:"to"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"` // of ICMP the type
+
+	Judged
+
+	// Backends are the answers for those of a service whose address To is. The
+	// port is taken to be theirs.
+	Backends []*Policy `json:"backends,omitempty"`
+
+	Kernel      *InKernel `json:"kernel,omitempty"` // nil if there are no maps
+	Differences []string  `json:"differences"`      // of the maps from the tables
+}
+
+// InKernel is what the live maps make of it.
+type InKernel struct {
+	Backend string `json:"backend"` // kernel or memory
+	Judged
+}
+
+// Way is what egress policies say of a packet.
+type Way struct {
+	Verdict Verdict `json:"verdict"`
+	Reason  string  `json:"reason"`           // of the programs, such as "to gateway"
+	Detail  string  `json:"detail,omitempty"` // why
+	Rules   []Rule  `json:"rules"`            // the policy that decides
+	Entry   *Entry  `json:"entry"`            // of sluice_egress
+
+	Class  uint32 `json:"class"`  // 0: no egress policy chooses the sender
+	Group  uint32 `json:"group"`  // of gateways, 0 if none was looked up
+	Bucket uint32 `json:"bucket"` // of the sender in the group
+
+	Gateway netip.Addr `json:"gateway,omitzero"`
+	// EgressIP is what the packet leaves the gateway with. Only the gateway knows.
+	EgressIP netip.Addr `json:"egressIP,omitzero"`
+	IfIndex  uint32     `json:"ifIndex,omitempty"` // of the device by which it leaves
+}
+
+// Egress is the answer to by which gateway a packet leaves the cluster.
+type Egress struct {
+	From Party `json:"from"`
+	To   Party `json:"to"`
+
+	Way
+
+	Policies    []string     `json:"policies"`              // that choose the class, the one that wins first
+	Destination netip.Prefix `json:"destination,omitzero"`  // of the rule that decides
+	Overrides   []string     `json:"overrides,omitempty"`   // policies that name it too and lose
+	GatewayNode string       `json:"gatewayNode,omitempty"` // name of the gateway
+	Device      string       `json:"device,omitempty"`
+
+	Kernel      *EgressInKernel `json:"kernel,omitempty"`
+	Differences []string        `json:"differences"`
+}
+
+// EgressInKernel is what the live maps make of it.
+type EgressInKernel struct {
+	Backend string `json:"backend"`
+	Way
+}

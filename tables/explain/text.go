@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// page collects the lines of an answer for people.
+type page struct{ strings.Builder }
+
+func (p *page) line(indent int, label, format string, args ...any) {
+	fmt.Fprintf(p, "%s%-*s%s\n", strings.Repeat("  ", indent), 10, label, fmt.Sprintf(format, args...))
+}
+
+// Print writes the answer for people.
+func (p *Policy) Print(w io.Writer) error {
+	var text page
+	fmt.Fprintf(&text, "%s: %s\n", strings.ToUpper(string(p.Verdict)), p.why())
+	text.party("from", &p.From)
+	text.party("to", &p.To)
+	text.line(1, "traffic", "%s", Traffic{Protocol: protocolNumbers[p.Protocol], Port: p.Port})
+	if len(p.Directions) > 0 || len(p.Backends) == 0 {
+		text.judged(1, p.Judged)
+	}
+	if len(p.Backends) > 0 {
+		text.line(1, "", "Port %d is taken to be that of the backends.", p.Port)
+	}
+	for _, b := range p.Backends {
+		text.line(1, "backend", "%s: %s", place(&b.To), b.text())
+		text.judged(2, b.Judged)
+	}
+	text.kernel(p.Kernel != nil, p.AllDifferences())
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// Print writes the answer for people.
+func (a *Egress) Print(w io.Writer) error {
+	var text page
+	fmt.Fprintf(&text, "%s: %s\n", strings.ToUpper(string(a.Verdict)), a.why())
+	if a.Detail != "" {
+		text.line(1, "because", "%s", a.Detail)
+	}
+	text.party("from", &a.From)
+	text.party("to", &a.To)
+	if a.Class != 0 {
+		text.line(1, "class", "%d: chosen by %s", a.Class, strings.Join(a.Policies, ", "))
+	}
+	for _, r := range a.Rules {
+		text.line(1, "policy", "%s: %s %s%s", r.Policy, r.Verdict, r.Field, overriding(a.Overrides))
+	}
+	if a.Group != 0 {
+		text.line(1, "gateways", "group %d, bucket %d", a.Group, a.Bucket)
+	}
+	if a.Gateway.IsValid() {
+		text.line(1, "gateway", "%s (%s)", a.GatewayNode, a.Gateway)
+		if a.EgressIP.IsValid() {
+			text.line(1, "address", "%s by %s", a.EgressIP, a.Device)
+		} else if a.Verdict == Allowed {
+			text.line(1, "address", "the gateway knows: ask there")
+		}
+	}
+	text.entry(1, a.Entry)
+	text.kernel(a.Kernel != nil, a.Differences)
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+func overriding(policies []string) string {
+	if len(policies) == 0 {
+		return ""
+	}
+	return ", before " + strings.Join(policies, ", ")
+}
+
+// place is an address with the name of whose it is.
+func place(p *Party) string {
+	text := p.place().String()
+	if p.Address.IsValid() {
+		text = p.Address.String()
+	}
+	if p.Pod != "" && p.Pod != p.Name {
+		text += " (" + p.Pod + ")"
+	}
+	return text
+}
+
+func (t *page) party(label string, p *Party) {
+	text := p.Name
+	if where := place(p); where != p.Name {
+		text += " = " + where
+	}
+	if p.Node != "" {
+		text += " on " + p.Node
+	}
+	for _, s := range p.Services {
+		text += ", service " + s
+	}
+	t.line(1, label, "%s", text)
+	if p.SubjectClass != nil {
+		t.class("subject", *p.SubjectClass, p.SubjectWaitsFor, p.SubjectSelectors)
+	}
+	t.class("peer", p.PeerClass, p.PeerWaitsFor, p.PeerSelectors)
+}
+
+func (t *page) class(role string, number, waitsFor uint32, selectors []string) {
+	if number != 0 {
+		t.line(1, "", "%s class %d: %s", role, number, orNone(selectors))
+	}
+	if waitsFor != 0 {
+		t.line(1, "", "%s class %d is to be its, when the kernel has all of that", role, waitsFor)
+	}
+}
+
+func orNone(selectors []string) string {
+	if len(selectors) == 0 {
+		return "no selector that is known"
+	}
+	return strings.Join(selectors, ", ")
+}
+
+func (t *page) judged(indent int, j Judged) {
+	if len(j.Directions) == 0 && j.Reason == ReasonNotHere {
+		t.line(indent, "", "The agents of their nodes judge.")
+	}
+	for _, d := range j.Directions {
+		t.line(indent, d.Direction, "%s: %s", d.Verdict, d.Reason)
+		for _, r := range d.Rules {
+			t.line(indent+1, "rule", "%s: %s", r, r.Verdict)
+		}
+		t.entry(indent+1, d.Entry)
+	}
+}
+
+func (t *page) entry(indent int, e *Entry) {
+	if e == nil {
+		return
+	}
+	status := ""
+	switch {
+	case e.Error != "":
+		status = fmt.Sprintf(" (%s: %s)", e.Status, e.Error)
+	case e.Status != "" && e.Status != "Done":
+		status = fmt.Sprintf(" (%s)", e.Status)
+	}
+	t.line(indent, "entry", "%s: %s -> %s%s", e.Map, e.Key, e.Value, status)
+}
+
+func (t *page) kernel(known bool, differences []string) {
+	switch {
+	case !known:
+		t.line(1, "kernel", "there are no maps to compare with")
+	case len(differences) == 0:
+		t.line(1, "kernel", "the same")
+	}
+	for _, d := range differences {
+		t.line(1, "kernel", "DIFFERS: %s", d)
+	}
+}

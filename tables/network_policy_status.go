@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// PolicyState says in a word how a network policy fares on this node.
+type PolicyState string
+
+// The states of a network policy; of those that apply it is the first.
+const (
+	PolicyInvalid     PolicyState = "invalid"     // a part of it cannot be used
+	PolicyUnsupported PolicyState = "unsupported" // a part of it needs what the agent does not have
+	PolicyFailed      PolicyState = "failed"      // the kernel refused an entry
+	PolicyPending     PolicyState = "pending"     // the kernel does not have all of it yet, or not only it
+	PolicyNotHere     PolicyState = "not here"    // it chooses no pod on this node
+	PolicyInForce     PolicyState = "in force"
+)
+
+// NetworkPolicyStatus answers, for a network policy on this node: is it valid, is
+// what it says now in force, does the kernel have it?
+type NetworkPolicyStatus struct {
+	Policy PolicyID    `json:"policy"`
+	State  PolicyState `json:"state"`
+
+	Errors      []string `json:"errors,omitempty"`
+	Unsupported []string `json:"unsupported,omitempty"`
+
+	// Wanted is the revision of the policy's row, InForce that of which the rules
+	// in force are; 0 if there are none yet.
+	Generation int64            `json:"generation,omitempty"`
+	Wanted     statedb.Revision `json:"wanted" yaml:"-"`
+	InForce    statedb.Revision `json:"inForce" yaml:"-"`
+
+	EntriesWanted int `json:"entriesWanted"` // that it decides, alone or with others
+	Programmed    int `json:"programmed"`    // of these, in the kernel
+	Failed        int `json:"failed"`        // of these, refused by the kernel
+
+	// Settled is set when the kernel has what can be enforced of the policy, and
+	// nothing more of what it said before.
+	Settled bool `json:"settled"`
+
+	// Since is when the wanted revision was first seen, Done when it was first
+	// settled; zero until then.
+	Since time.Time `json:"since" yaml:"-"`
+	Done  time.Time `json:"done,omitzero" yaml:"-"`
+}
+
+// Equal reports whether two rows say the same.
+func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
+	return s.Policy == o.Policy && s.State == o.State && slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
+		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce && s.EntriesWanted == o.EntriesWanted &&
+		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Settled == o.Settled && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*NetworkPolicyStatus) TableHeader() []string {
+	return []string{"Kind", "Name", "State", "Programmed", "Failed", "Unsupported", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (s *NetworkPolicyStatus) TableRow() []string {
+	return []string{
+		string(s.Policy.Kind), strings.TrimPrefix(s.Policy.Name.String(), "/"), string(s.State),
+		fmt.Sprintf("%d/%d", s.Programmed, s.EntriesWanted), strconv.Itoa(s.Failed),
+		listColumn(s.Unsupported, "; "), listColumn(s.Errors, "; "),
+	}
+}
+
+var (
+	networkPolicyStatusIndex = statedb.Index[*NetworkPolicyStatus, PolicyID]{
+		Name:       "policy",
+		FromObject: func(s *NetworkPolicyStatus) index.KeySet { return index.NewKeySet(s.Policy.Key()) },
+		FromKey:    PolicyID.Key,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// NetworkPolicyStatusByPolicy queries how a policy fares on this node.
+	NetworkPolicyStatusByPolicy = networkPolicyStatusIndex.Query
+)
+
+// NewNetworkPolicyStatusTable creates the table of how each policy fares.
+func NewNetworkPolicyStatusTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicyStatus], error) {
+	return statedb.NewTable(db, "network-policy-status", networkPolicyStatusIndex)
+}

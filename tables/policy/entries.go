@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"iter"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type entryParams struct {
+	cell.In
+
+	Tables
+	Output statedb.RWTable[*tables.PolicyEntry]
+}
+
+// deriveEntries keeps the verdicts on each pair of classes.
+//
+// Those on classes of which nobody knows what they stand for are taken from the
+// mirror of the kernel: once, when the class is first seen.
+func deriveEntries(p derive.Params, e entryParams) error {
+	concerned := &pairs{Tables: e.Tables, Entries: e.Output}
+	computer := NewComputer(e.Tables)
+	_, err := derive.Register(p, derive.Rule[tables.PolicyPair, *tables.PolicyEntry]{
+		Output: e.Output,
+		Inputs: []derive.Input[tables.PolicyPair]{
+			derive.FromChange(e.Members, concerned.byClass),
+			derive.FromChange(e.Rules, concerned.byRule),
+		},
+		After: []statedb.TableMeta{e.Kernel},
+		Existing: func(txn statedb.ReadTxn, pair tables.PolicyPair) iter.Seq2[*tables.PolicyEntry, statedb.Revision] {
+			return e.Output.Prefix(txn, tables.PolicyEntriesOfPair(pair))
+		},
+		Rows:  computer.Entries,
+		Equal: (*tables.PolicyEntry).Equal,
+	})
+	return err
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policytest
+
+import (
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// World is everything that a verdict depends on, as base tables have it.
+type World struct {
+	Options
+
+	LocalNode  string
+	Namespaces []*tables.Namespace
+	Nodes      []*tables.Node
+	Cilium     []*tables.CiliumNode // more addresses of the nodes
+	Endpoints  []*tables.Endpoint
+	Services   []*tables.Service
+	Backends   []*tables.BackendSlice
+	Groups     []*tables.CIDRGroup
+	Policies   []*tables.NetworkPolicy
+	HostAddrs  []netip.Addr // that this node has, as its devices and routes say
+
+	memo memo
+}
+
+// Options are the flags that verdicts depend on.
+type Options struct {
+	Enforcement  string // "default", which is also "", "always" or "never"
+	HostAllowed  bool   // this node always reaches its pods
+	ClusterCIDRs []netip.Prefix
+
+	// Whether the prefixes of Cilium's policies mean pods and nodes too.
+	CIDRPods, CIDRNodes bool
+}
+
+// memo keeps what was found out, so that millions of packets can be judged. A
+// world must not be changed once it is asked.
+type memo struct {
+	selectors map[string]labels.Selector
+	labels    map[*tables.Endpoint]subjectLabels
+	matches   map[matchKey]bool
+	peers     map[peerKey]bool
+	parties   map[netip.Addr]party
+}
+
+type subjectLabels struct{ pod, namespace labels.Set }
+
+type matchKey struct {
+	selector tables.EgressSelector
+	pod      *tables.Endpoint
+}
+
+type peerKey struct {
+	text string
+	addr netip.Addr
+}
+
+// party is who has an address: a pod, a node, or nobody whom the cluster knows.
+type party struct {
+	pod     *tables.Endpoint
+	node    *tables.Node
+	host    bool // this node
+	cluster bool // inside the cluster
+}
+
+// party finds who has an address.
+func (w *World) party(addr netip.Addr) (p party) {
+	if p, known := w.memo.parties[addr]; known {
+		return p
+	}
+	for _, e := range w.Endpoints {
+		if slices.Contains(e.Addrs, addr) && (p.pod == nil || e.Created.After(p.pod.Created)) {
+			p.pod = e
+		}
+	}
+	p.host = p.pod == nil && slices.Contains(w.HostAddrs, addr)
+	for _, n := range w.Nodes {
+		if p.pod == nil && (slices.Contains(w.NodeAddrs(n), addr) || p.host && n.Name == w.LocalNode) {
+			p.node = n
+			p.host = p.host || n.Name == w.LocalNode
+		}
+	}
+	p.cluster = p.pod != nil || p.node != nil || p.host || contains(w.ClusterCIDRs, addr)
+	for _, n := range w.Nodes {
+		p.cluster = p.cluster || contains(n.PodCIDRs, addr)
+	}
+	if w.memo.parties == nil {
+		w.memo.parties = map[netip.Addr]party{}
+	}
+	w.memo.parties[addr] = p
+	return p
+}
+
+// NodeAddrs returns the addresses of a node.
+func (w *World) NodeAddrs(n *tables.Node) []netip.Addr {
+	addrs := slices.Concat(n.InternalIPs, n.OtherIPs)
+	for _, c := range w.Cilium {
+		if c.Name == n.Name {
+			addrs = append(addrs, c.Addrs...)
+		}
+	}
+	return addrs
+}
+
+// Pod returns the pod that has an address, nil if none.
+func (w *World) Pod(addr netip.Addr) *tables.Endpoint { return w.party(addr).pod }
+
+// IsSubject reports whether an address is of a pod of this node.
+func (w *World) IsSubject(addr netip.Addr) bool {
+	pod := w.Pod(addr)
+	return pod != nil && pod.Node == w.LocalNode
+}
+
+// IsHost reports whether an address is of this node itself.
+func (w *World) IsHost(addr netip.Addr) bool { return w.party(addr).host }
+
+// chosen reports whether a selector of pods chooses one.
+func (w *World) chosen(s tables.EgressSelector, pod *tables.Endpoint) bool {
+	key := matchKey{s, pod}
+	is, known := w.memo.matches[key]
+	if !known {
+		set := w.labelsOf(pod)
+		is = w.matches(s.Namespaces, set.namespace) && w.matches(s.Pods, set.pod)
+		if w.memo.matches == nil {
+			w.memo.matches = map[matchKey]bool{}
+		}
+		w.memo.matches[key] = is
+	}
+	return is
+}
+
+// labelsOf returns the labels that selectors see of a pod, and of its namespace.
+func (w *World) labelsOf(pod *tables.Endpoint) subjectLabels {
+	if set, known := w.memo.labels[pod]; known {
+		return set
+	}
+	namespace := labels.Set{"kubernetes.io/metadata.name": pod.Namespace}
+	for _, n := range w.Namespaces {
+		if n.Name == pod.Namespace {
+			namespace = labels.Merge(n.Labels, namespace)
+		}
+	}
+	set := labels.Merge(pod.Labels, labels.Set{
+		"io.kubernetes.pod.namespace": pod.Namespace, "io.cilium.k8s.policy.cluster": "default",
+	})
+	if pod.ServiceAccount != "" {
+		set["io.cilium.k8s.policy.serviceaccount"] = pod.ServiceAccount
+	}
+	for k, v := range namespace {
+		set["io.cilium.k8s.namespace.labels."+k] = v
+	}
+	if w.memo.labels == nil {
+		w.memo.labels = map[*tables.Endpoint]subjectLabels{}
+	}
+	w.memo.labels[pod] = subjectLabels{set, namespace}
+	return w.memo.labels[pod]
+}
+
+func (w *World) matches(selector string, set labels.Set) bool {
+	s, known := w.memo.selectors[selector]
+	if !known {
+		var err error
+		if s, err = labels.Parse(selector); err != nil {
+			s = labels.Nothing()
+		}
+		if w.memo.selectors == nil {
+			w.memo.selectors = map[string]labels.Selector{}
+		}
+		w.memo.selectors[selector] = s
+	}
+	return s.Matches(set)
+}
+
+func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}

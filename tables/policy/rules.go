@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"iter"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type ruleParams struct {
+	cell.In
+
+	Output      statedb.RWTable[*tables.EnforcedRule]
+	Policies    statedb.Table[*tables.NetworkPolicy]
+	Members     statedb.Table[*tables.ClassMember]
+	Kernel      statedb.Table[*tables.PolicyMapEntry]
+	Entries     statedb.Table[*tables.PolicyEntry]
+	Status      statedb.Table[*tables.NetworkPolicyStatus]
+	Enforcement tables.Enforcement
+}
+
+// rules derives policy-rules. Policies that wait are known, with what for, so that
+// what happens to others costs nothing:
+//
+//   - for a selector to be settled, before a change comes into force;
+//   - for pairs of classes to be settled, before a retired rule may go.
+type rules struct {
+	ruleParams
+	pairs    pairs
+	computer *Computer
+
+	selector map[tables.PolicyID]tables.SelectorID // one that it waits for
+	waiters  map[tables.SelectorID]map[tables.PolicyID]struct{}
+	retired  *settlement[tables.RuleID]
+
+	// replaced are pairs that a retired rule of the policy is about and that
+	// another rule in its place may say the same of: nothing need change there.
+	replaced map[tables.PolicyID][]tables.PolicyPair
+}
+
+// deriveRules keeps which rules are in force.
+func deriveRules(p derive.Params, params ruleParams) error {
+	t := Tables{Members: params.Members, Rules: params.Output, Kernel: params.Kernel, Enforcement: params.Enforcement}
+	r := &rules{
+		ruleParams: params,
+		pairs:      pairs{Tables: t, Entries: params.Entries},
+		computer:   NewComputer(t),
+		selector:   map[tables.PolicyID]tables.SelectorID{},
+		waiters:    map[tables.SelectorID]map[tables.PolicyID]struct{}{},
+		retired:    newSettlement[tables.RuleID](),
+		replaced:   map[tables.PolicyID][]tables.PolicyPair{},
+	}
+	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.EnforcedRule]{
+		Output: r.Output,
+		Inputs: []derive.Input[tables.PolicyID]{
+			derive.From(r.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
+			derive.FromChange(r.Members, r.memberChanged),
+			derive.Feedback(derive.FromChange(r.Entries, func(_ statedb.ReadTxn, old, new *tables.PolicyEntry, affect func(tables.PolicyID)) {
+				if old == nil || new == nil || !old.Equal(new) {
+					r.pairChanged(pairOfEither(old, new), affect)
+				}
+			})),
+			derive.Feedback(derive.FromChange(r.Kernel, func(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(tables.PolicyID)) {
+				if old == nil || new == nil || old.Value != new.Value {
+					r.pairChanged(pairOfEitherInKernel(old, new), affect)
+				}
+			})),
+			// Its row changes once the rules in force have.
+			derive.Feedback(derive.FromChange(r.Status, r.statusChanged)),
+		},
+		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.EnforcedRule, statedb.Revision] {
+			return r.Output.Prefix(txn, tables.EnforcedRulesOfPolicy(id))
+		},
+		Plan: func(txn statedb.ReadTxn, ids []tables.PolicyID) ([]tables.PolicyID, func(tables.PolicyID) []*tables.EnforcedRule) {
+			r.retired.checkEach(func(pair tables.PolicyPair, rule tables.RuleID) bool { return r.gone(txn, pair, rule) })
+			return ids, func(id tables.PolicyID) []*tables.EnforcedRule { return r.rows(txn, id) }
+		},
+		Equal: (*tables.EnforcedRule).Equal,
+	})
+	return err
+}
+
+func pairOfEither(old, new *tables.PolicyEntry) tables.PolicyPair {
+	if old != nil {
+		return old.Pair()
+	}
+	return new.Pair()
+}
+
+func pairOfEitherInKernel(old, new *tables.PolicyMapEntry) tables.PolicyPair {
+	if old != nil {
+		return tables.PairOf(old.Key)
+	}
+	return tables.PairOf(new.Key)
+}
+
+// memberChanged affects the policies that wait for what has changed.
+func (r *rules) memberChanged(_ statedb.ReadTxn, old, new *tables.ClassMember, affect func(tables.PolicyID)) {
+	if len(r.waiters) == 0 {
+		return
+	}
+	if new != nil && new.Evaluated != 0 {
+		r.selectorChanged(new.Evaluated, affect)
+	}
+	if old != nil {
+		for _, id := range old.Leaving {
+			r.selectorChanged(id, affect)
+		}
+	}
+}
+
+func (r *rules) selectorChanged(id tables.SelectorID, affect func(tables.PolicyID)) {
+	for policy := range r.waiters[id] {
+		affect(policy)
+	}
+}
+
+// statusChanged has the pairs looked at that nothing else might call for.
+func (r *rules) statusChanged(_ statedb.ReadTxn, old, new *tables.NetworkPolicyStatus, affect func(tables.PolicyID)) {
+	if old != nil && new != nil && old.InForce == new.InForce {
+		return
+	}
+	row := new
+	if row == nil {
+		row = old
+	}
+	for _, pair := range r.replaced[row.Policy] {
+		r.pairChanged(pair, affect)
+	}
+	delete(r.replaced, row.Policy)
+}
+
+// pairChanged affects the policies with retired rules that wait for a pair.
+func (r *rules) pairChanged(pair tables.PolicyPair, affect func(tables.PolicyID)) {
+	r.retired.touch(pair, func(rule tables.RuleID) { affect(rule.Policy) })
+}
+
+func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.EnforcedRule {
+	wanted := r.inForce(txn, id)
+	rows := wanted
+	for old := range r.Output.Prefix(txn, tables.EnforcedRulesOfPolicy(id)) {
+		if slices.ContainsFunc(wanted, func(new *tables.EnforcedRule) bool { return covers(new, old) }) {
+			continue
+		}
+		if !old.Retired {
+			old = r.retire(txn, old, slices.ContainsFunc(wanted, func(new *tables.EnforcedRule) bool { return new.RuleID == old.RuleID }))
+		}
+		if r.retired.waits(old.RuleID) && !slices.ContainsFunc(rows, func(o *tables.EnforcedRule) bool { return o.RuleID == old.RuleID }) {
+			rows = append(rows, old)
+		}
+	}
+	return rows
+}
+
+// inForce returns the rules of a policy that are to be in force: those of its
+// present row, or those of before while some selector is not settled.
+func (r *rules) inForce(txn statedb.ReadTxn, id tables.PolicyID) (inForce []*tables.EnforcedRule) {
+	r.wait(id, 0)
+	p, revision, found := r.Policies.Get(txn, tables.NetworkPolicyByID(id))
+	if !found {
+		return nil
+	}
+	wanted := RulesOf(p, revision)
+	// In the first round nothing is in force that could stay.
+	if begun, _ := r.Output.Initialized(txn); !begun {
+		return wanted
+	}
+	unsettled := r.unsettled(txn, wanted)
+	if unsettled == 0 {
+		return wanted
+	}
+	r.wait(id, unsettled)
+	for row := range r.Output.Prefix(txn, tables.EnforcedRulesOfPolicy(id)) {
+		if !row.Retired {
+			inForce = append(inForce, row)
+		}
+	}
+	return inForce
+}
+
+// wait has a policy wait for a selector, or for none.
+func (r *rules) wait(id tables.PolicyID, selector tables.SelectorID) {
+	if former, waits := r.selector[id]; waits {
+		delete(r.selector, id)
+		if delete(r.waiters[former], id); len(r.waiters[former]) == 0 {
+			delete(r.waiters, former)
+		}
+	}
+	if selector == 0 {
+		return
+	}
+	r.selector[id] = selector
+	if r.waiters[selector] == nil {
+		r.waiters[selector] = map[tables.PolicyID]struct{}{}
+	}
+	r.waiters[selector][id] = struct{}{}
+}
+
+// unsettled returns a selector of which the kernel does not yet have all
+// addresses in classes that tell whether it chooses them, 0 if there is none.
+func (r *rules) unsettled(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) tables.SelectorID {
+	for _, rule := range wanted {
+		for role, id := range selectorsOf(rule) {
+			if !tables.SelectorIsEvaluated(txn, r.Members, role, id) || r.isLeaving(txn, role, id) {
+				return id
+			}
+		}
+	}
+	return 0
+}
+
+// isLeaving reports whether some addresses are in a class that differs by a
+// selector from the one where they belong.
+func (r *rules) isLeaving(txn statedb.ReadTxn, role bpf.Role, id tables.SelectorID) bool {
+	for m := range r.Members.List(txn, tables.ClassRowsLeaving(role)) {
+		if slices.Contains(m.Leaving, id) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers reports whether a rule keeps alive, for as long as it is there and when
+// it retires, all that another one would.
+func covers(new, old *tables.EnforcedRule) bool {
+	if new.Subject != old.Subject || new.Direction != old.Direction || (old.AnyPeer || old.DefaultDeny) && !(new.AnyPeer || new.DefaultDeny) {
+		return false
+	}
+	ids := new.Selectors()
+	return !slices.ContainsFunc(old.Selectors(), func(id tables.SelectorID) bool {
+		_, found := slices.BinarySearch(ids, id)
+		return !found
+	})
+}
+
+// retire returns a rule as a retired one, which waits for the pairs that it is
+// about as far as it may still show there. Another rule may have its place.
+func (r *rules) retire(txn statedb.ReadTxn, old *tables.EnforcedRule, replaced bool) *tables.EnforcedRule {
+	row := *old
+	row.Retired, row.Version = true, versionOf(old)
+	wait := func(pair tables.PolicyPair) {
+		r.retired.add(pair, row.RuleID)
+		if replaced {
+			r.replaced[old.Policy] = append(r.replaced[old.Policy], pair)
+		}
+	}
+	r.pairs.ofRule(txn, old, func(pair tables.PolicyPair) {
+		if r.shows(txn, pair, old.RuleID) || !r.pairs.programmed(txn, pair) {
+			wait(pair)
+		}
+	})
+	for e := range r.Entries.List(txn, tables.PolicyEntriesByPolicy(old.Policy)) {
+		if slices.Contains(e.Rules, old.RuleID) {
+			wait(e.Pair())
+		}
+	}
+	// Each of these pairs is yet to change, and is looked at when it does.
+	clear(r.retired.touched)
+	return &row
+}
+
+// versionOf tells the retired rules apart that had the same place in a policy.
+func versionOf(r *tables.EnforcedRule) uint64 {
+	h := sha256.New()
+	for _, id := range r.Selectors() {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(id)))
+	}
+	return max(1, binary.BigEndian.Uint64(h.Sum(nil)))
+}
+
+// shows reports whether an entry of a pair is from a rule.
+func (r *rules) shows(txn statedb.ReadTxn, pair tables.PolicyPair, rule tables.RuleID) bool {
+	for e := range r.Entries.Prefix(txn, tables.PolicyEntriesOfPair(pair)) {
+		if slices.Contains(e.Rules, rule) {
+			return true
+		}
+	}
+	return false
+}
+
+// gone reports whether the kernel has nothing of a pair any more that comes of a
+// retired rule. Another rule may have its place now.
+func (r *rules) gone(txn statedb.ReadTxn, pair tables.PolicyPair, retired tables.RuleID) bool {
+	retired.Version = 0
+	return r.pairs.programmed(txn, pair) && (!r.shows(txn, pair, retired) || r.pairs.derived(txn, r.computer, pair))
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// RulesOf returns the rules that a policy asks for, given the revision of its
+// row: for each direction a default if that is to deny, and the items that can
+// have an effect.
+func RulesOf(p *tables.NetworkPolicy, revision statedb.Revision) []*tables.EnforcedRule {
+	var rules []*tables.EnforcedRule
+	for i, rule := range p.Rules {
+		for _, d := range directions {
+			said := rule.Ingress
+			if d == bpf.DirectionEgress {
+				said = rule.Egress
+			}
+			template := tables.EnforcedRule{
+				RuleID:   tables.RuleID{Policy: p.ID(), Rule: i, Direction: d, Item: -1},
+				Field:    rule.Field + "." + d.String(),
+				Revision: revision,
+				Subject:  tables.SubjectSelectorID(rule.Subject),
+			}
+			if said.DefaultDeny {
+				r := template
+				r.DefaultDeny = true
+				rules = append(rules, &r)
+			}
+			for j, traffic := range said.Traffic {
+				r := template
+				r.Item, r.Field, r.Deny, r.Ports = j, traffic.Field, traffic.Deny, traffic.Ports
+				if r.AnyPeer, r.Peers = peersOf(traffic); r.AnyPeer || len(r.Peers) > 0 {
+					rules = append(rules, &r)
+				}
+			}
+		}
+	}
+	return rules
+}
+
+// peersOf returns the selectors of the peers of an item, each once and in order,
+// or that it is about any.
+func peersOf(t tables.PolicyTraffic) (anyone bool, ids []tables.SelectorID) {
+	if t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.Anyone) {
+		return true, nil
+	}
+	for _, p := range t.Peers {
+		if !p.Nobody() {
+			ids = append(ids, tables.PeerSelectorID(p))
+		}
+	}
+	slices.Sort(ids)
+	return false, slices.Compact(ids)
+}
+
+// selectorsOf yields the selectors that a rule names, with their roles.
+func selectorsOf(r *tables.EnforcedRule) iter.Seq2[bpf.Role, tables.SelectorID] {
+	return func(yield func(bpf.Role, tables.SelectorID) bool) {
+		if !yield(bpf.RoleSubject, r.Subject) {
+			return
+		}
+		for _, id := range r.Peers {
+			if !yield(bpf.RolePeer, id) {
+				return
+			}
+		}
+		role := tables.NamedPortRole(r.Direction)
+		for _, p := range r.Ports {
+			if p.Name != "" && !yield(role, tables.PortSelectorID(role, p.Name, p.Protocol)) {
+				return
+			}
+		}
+	}
+}

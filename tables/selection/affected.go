@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+// inputs are what the partitions are computed from. The desired tables follow
+// from the classes, and are looked at for who is still in one that he is to leave.
+func (m *members) inputs() []derive.Input[memberKey] {
+	return []derive.Input[memberKey]{
+		derive.From(m.LabelSets, func(_ statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) { affectSet(s.ID, affect) }),
+		derive.FromChange(m.Selectors, m.affectedBySelector),
+		derive.From(m.Namespaces, m.affectedByNamespace),
+		derive.FromChange(m.Places.Nodes, m.affectedByNode),
+		derive.FromChange(m.Places.CiliumNodes, m.affectedByCiliumNode),
+		derive.From(m.Places.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(memberKey)) {
+			m.affectedByHost(single(a.Addr), affect)
+		}),
+		derive.FromIf(m.Places.Routes,
+			func(old, new *tables.Route) bool { return old.ToThisNode() != new.ToThisNode() },
+			func(_ statedb.ReadTxn, r *tables.Route, affect func(memberKey)) {
+				if r.ToThisNode() {
+					m.affectedByHost(r.Destination, affect)
+				}
+			}),
+		derive.FromChange(m.Places.PeerPrefixes, m.affectedByPrefix),
+		derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint),
+		derive.From(m.ClassEntries, m.affectedByEntry),
+
+		derive.FromChange(m.IPCacheEntries, func(txn statedb.ReadTxn, old, new *tables.IPCacheEntry, affect func(memberKey)) {
+			if old != nil {
+				m.affectedByPlacement(txn, bpf.RolePeer, old.Key.Prefix(), old.Value.PeerClass, affect)
+			}
+			if new != nil {
+				m.affectedByPlacement(txn, bpf.RolePeer, new.Key.Prefix(), new.Value.PeerClass, affect)
+			}
+		}),
+		derive.FromChange(m.PodEntries, func(txn statedb.ReadTxn, old, new *tables.PodEntry, affect func(memberKey)) {
+			if old != nil {
+				m.affectedByPlacement(txn, bpf.RoleSubject, single(old.Key.Addr.Addr()), old.Value.SubjectClass, affect)
+			}
+			if new != nil {
+				m.affectedByPlacement(txn, bpf.RoleSubject, single(new.Key.Addr.Addr()), new.Value.SubjectClass, affect)
+			}
+		}),
+		derive.Feedback(derive.FromIf(m.IPCache,
+			func(old, new *tables.IPCache) bool { return old.PeerClass != new.PeerClass },
+			func(txn statedb.ReadTxn, c *tables.IPCache, affect func(memberKey)) {
+				m.affectedByPlacement(txn, bpf.RolePeer, c.Prefix, c.PeerClass, affect)
+			})),
+		derive.Feedback(derive.FromIf(m.Locals,
+			func(old, new *tables.LocalEndpoint) bool { return old.SubjectClass != new.SubjectClass },
+			func(txn statedb.ReadTxn, e *tables.LocalEndpoint, affect func(memberKey)) {
+				m.affectedByPlacement(txn, bpf.RoleSubject, single(e.Addr), e.SubjectClass, affect)
+			})),
+	}
+}
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// affectSet affects the members with a label set under all roles.
+func affectSet(id tables.LabelSetID, affect func(memberKey)) {
+	for _, role := range roles {
+		affect(memberKey{role: role, set: id})
+	}
+}
+
+func (m *members) affectedByNamespace(txn statedb.ReadTxn, n *tables.Namespace, affect func(memberKey)) {
+	for set := range m.LabelSets.List(txn, tables.LabelSetsByAnchor(tables.NamespaceAnchor(n.Name))) {
+		affectSet(set.ID, affect)
+	}
+}
+
+// affectedByNode are the label sets for which the node matters, and the node
+// itself as a peer.
+func (m *members) affectedByNode(txn statedb.ReadTxn, old, new *tables.Node, affect func(memberKey)) {
+	relabelled := old == nil || new == nil || !maps.Equal(old.Labels, new.Labels)
+	addrs := slices.Concat(nodeAddrs(old), nodeAddrs(new))
+	if old != nil && new != nil && slices.Equal(nodeAddrs(old), nodeAddrs(new)) {
+		addrs = nil
+	}
+	name := nodeName(old, new)
+	if relabelled {
+		for member := range m.Output.List(txn, tables.ClassMembersByNode(name)) {
+			if member.Role == bpf.RoleEgress {
+				affect(keyOfMember(member))
+			}
+		}
+	}
+	if relabelled || len(addrs) > 0 {
+		affect(memberKey{role: bpf.RolePeer, node: name})
+	}
+	for _, a := range addrs {
+		affect(memberKey{role: bpf.RolePeer, look: single(a)})
+	}
+}
+
+func nodeAddrs(n *tables.Node) []netip.Addr {
+	if n == nil {
+		return nil
+	}
+	return slices.Concat(n.InternalIPs, n.OtherIPs)
+}
+
+func nodeName(old, new *tables.Node) string {
+	if new != nil {
+		return new.Name
+	}
+	return old.Name
+}
+
+func (m *members) affectedByCiliumNode(_ statedb.ReadTxn, old, new *tables.CiliumNode, affect func(memberKey)) {
+	for _, n := range []*tables.CiliumNode{old, new} {
+		if n == nil {
+			continue
+		}
+		affect(memberKey{role: bpf.RolePeer, node: n.Name})
+		for _, a := range n.Addrs {
+			affect(memberKey{role: bpf.RolePeer, look: single(a)})
+		}
+	}
+}
+
+// affectedByHost is this node as a peer, and who has the address or prefix.
+func (m *members) affectedByHost(prefix netip.Prefix, affect func(memberKey)) {
+	affect(memberKey{role: bpf.RolePeer, node: m.Places.LocalNode.Name})
+	affect(memberKey{role: bpf.RolePeer, look: prefix})
+}
+
+// affectedByPrefix are the prefix itself, the selectors that wait for it, and if
+// pods and nodes are told apart by it, those in it.
+func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPrefix, affect func(memberKey)) {
+	row := new
+	if row == nil {
+		row = old
+	}
+	affect(memberKey{role: bpf.RolePeer, prefix: row.Prefix})
+	m.affectedAsLeaver(txn, bpf.RolePeer, row.Prefix, affect)
+	for s := range m.Selectors.List(txn, tables.SelectorsByPrefix(row.Prefix)) {
+		affect(memberKey{role: s.Role, selector: s.ID})
+	}
+	if old != nil && new != nil && old.Pods == new.Pods && old.Cluster == new.Cluster {
+		return
+	}
+	for c := range m.IPCache.Prefix(txn, tables.IPCacheWithin(row.Prefix)) {
+		affect(memberKey{role: bpf.RolePeer, look: c.Prefix})
+	}
+	if old != nil && old.Pods || new != nil && new.Pods {
+		m.affectedInside(txn, row.Prefix, affect)
+	}
+}
+
+// affectedInside are the pods and nodes with an address in a prefix.
+func (m *members) affectedInside(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
+	first := prefix.Masked().Addr()
+	for e := range tables.Inside(prefix, m.Places.Endpoints.LowerBound(txn, tables.EndpointsByAddr(first)), func(e *tables.Endpoint) []netip.Addr { return e.Addrs }) {
+		affect(memberKey{role: bpf.RolePeer, set: e.LabelSet})
+	}
+	for n := range tables.Inside(prefix, m.Places.Nodes.LowerBound(txn, tables.NodesByAddr(first)), nodeAddrs) {
+		affect(memberKey{role: bpf.RolePeer, node: n.Name})
+	}
+	for n := range tables.Inside(prefix, m.Places.CiliumNodes.LowerBound(txn, tables.CiliumNodesByAddr(first)), func(n *tables.CiliumNode) []netip.Addr { return n.Addrs }) {
+		affect(memberKey{role: bpf.RolePeer, node: n.Name})
+	}
+	affect(memberKey{role: bpf.RolePeer, node: m.Places.LocalNode.Name})
+}
+
+// affectedByEndpoint is nothing for one with known labels at a known place, as
+// long as no other is the last of its kind.
+func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpoint, affect func(memberKey)) {
+	moved := old == nil || new == nil || old.Node != new.Node || old.LabelSet != new.LabelSet
+	if !moved && slices.Equal(old.Addrs, new.Addrs) && old.Created.Equal(new.Created) {
+		return
+	}
+	for _, e := range []*tables.Endpoint{old, new} {
+		if e == nil {
+			continue
+		}
+		if moved {
+			m.affectedByEgressEndpoint(txn, e, affect)
+		}
+		for _, s := range m.policies {
+			if !s.place.complete(txn, e) {
+				affect(memberKey{role: s.role, set: e.LabelSet})
+			}
+			for _, addr := range e.Addrs {
+				if !s.settled(txn, single(addr)) {
+					affect(memberKey{role: s.role, look: single(addr)})
+				}
+			}
+		}
+	}
+}
+
+// affectedByEgressEndpoint is the label set of the endpoint if the node matters
+// for it: the endpoint may be the first or the last on its node.
+func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
+	key := memberKey{role: bpf.RoleEgress, set: e.LabelSet}
+	for member := range m.Output.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
+		if member.Node != "" {
+			affect(key)
+		}
+		return
+	}
+	// It has none: the label set is about to be derived, or was about to go.
+	affect(key)
+}
+
+// affectedByEntry are the members of a signature that more than one number
+// stands for: once the kernel knows the numbers, the classes can be merged.
+func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, affect func(memberKey)) {
+	p := m.partitions[e.Key.Role]
+	if p != nil && len(p.numbersOf(txn, e.Value.Digest)) > 1 {
+		for member := range m.Output.List(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: e.Value.Digest})) {
+			affect(keyOfMember(member))
+		}
+	}
+}
+
+// affectedByPlacement is the row of the class that the kernel or a desired table
+// has, or had, a prefix in, if someone leaves it; and the prefix if it does not
+// belong there.
+func (m *members) affectedByPlacement(txn statedb.ReadTxn, role bpf.Role, prefix netip.Prefix, class uint32, affect func(memberKey)) {
+	m.affectedAsLeaver(txn, role, prefix, affect)
+	if class == 0 {
+		return
+	}
+	key := bpf.ClassKey{Role: role, Number: class}
+	row := tables.ClassRow(txn, m.Output, key)
+	_, _, peopled := m.Output.Get(txn, tables.ClassMembersByClass(key))
+	if row == nil || !peopled {
+		affect(memberKey{role: role, class: class, look: prefix})
+	}
+	if !m.partitions[role].scope.(*policyScope).settled(txn, prefix) {
+		affect(memberKey{role: role, look: prefix})
+	}
+}
+
+// affectedAsLeaver are the classes that a prefix is said to be leaving. It may
+// have been in one without an entry of its own, with what is around it.
+func (m *members) affectedAsLeaver(txn statedb.ReadTxn, role bpf.Role, prefix netip.Prefix, affect func(memberKey)) {
+	for row := range m.Output.List(txn, tables.ClassRowsLeaving(role)) {
+		if isLeaver(row, prefix) {
+			affect(memberKey{role: role, class: row.Class, look: prefix})
+		}
+	}
+}
+
+// isLeaver reports whether a prefix is leaving the class of a row.
+func isLeaver(row *tables.ClassMember, prefix netip.Prefix) bool {
+	_, found := slices.BinarySearchFunc(row.Leavers, prefix, func(l tables.Leaver, p netip.Prefix) int { return l.Prefix.Compare(p) })
+	return found
+}

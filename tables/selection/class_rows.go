@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// finish computes the rows of the classes that the round concerns: what each
+// stands for, and who is still in it that belongs elsewhere.
+//
+// Whoever changes class, with his member or alone, is looked at once, and again
+// when the kernel or a desired table moves him: a class is not searched for them.
+func (s *policyScope) finish(r *round) {
+	resigned := map[uint32]bool{} // classes whose meaning may have changed
+	for _, key := range r.order {
+		existing := map[tables.MemberKey]*tables.ClassMember{}
+		for old := range r.existing(r.txn, key) {
+			existing[old.Key()] = old
+		}
+		for _, m := range r.wanted[key] {
+			old := existing[m.Key()]
+			delete(existing, m.Key())
+			if old != nil && old.Class == m.Class && old.Digest == m.Digest {
+				continue
+			}
+			resigned[m.Class] = true
+			if old == nil || old.Class != m.Class {
+				r.looks = append(r.looks, s.place.prefixes(r.txn, m)...)
+			}
+			if old != nil {
+				resigned[old.Class] = true
+			}
+		}
+		for _, old := range existing {
+			resigned[old.Class] = true
+			r.looks = append(r.looks, old.Prefix)
+			for _, m := range r.wanted[key] { // which his addresses have come to belong to
+				r.looks = append(r.looks, s.place.prefixes(r.txn, m)...)
+			}
+		}
+	}
+	delete(resigned, 0)
+	s.lookAt(r)
+	for number := range resigned {
+		r.touch(number, netip.Prefix{})
+	}
+	// A class that changes its meaning differs otherwise from those that are
+	// being left towards it.
+	for row := range s.Output.List(r.txn, tables.ClassRowsLeaving(s.role)) {
+		if slices.ContainsFunc(row.Leavers, func(l tables.Leaver) bool { return resigned[l.To] }) {
+			r.touch(row.Class, netip.Prefix{})
+		}
+	}
+	for number, prefixes := range r.touched {
+		r.classRows[number] = s.classRow(r, number, prefixes)
+	}
+}
+
+func (r *round) touch(number uint32, prefix netip.Prefix) {
+	r.touched[number] = append(r.touched[number], prefix)
+}
+
+// lookAt touches the classes that prefixes are in without belonging there, or
+// were said to be.
+func (s *policyScope) lookAt(r *round) {
+	seen := map[netip.Prefix]bool{}
+	for _, prefix := range r.looks {
+		if !prefix.IsValid() || seen[prefix] {
+			continue
+		}
+		seen[prefix] = true
+		kernel, desired := s.place.classes(r.txn, prefix)
+		if kernel == 0 && desired == 0 {
+			continue
+		}
+		class := s.classOf(r, prefix)
+		for _, number := range []uint32{kernel, desired} {
+			if number == 0 {
+				continue
+			}
+			row := tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
+			if number != class || row != nil && isLeaver(row, prefix) {
+				r.touch(number, prefix)
+			}
+		}
+	}
+}
+
+// classOf returns the class that a prefix belongs to, 0 for none.
+func (s *policyScope) classOf(r *round, prefix netip.Prefix) uint32 {
+	key := s.place.key(r.txn, prefix)
+	m := &tables.ClassMember{Role: s.role, LabelSet: key.LabelSet, Node: key.Node, Prefix: key.Prefix}
+	wanted, evaluated := r.wanted[keyOfMember(m)]
+	if !evaluated {
+		if m, _, found := s.Output.Get(r.txn, tables.ClassMemberByKey(key)); found {
+			return m.Class
+		}
+		return 0
+	}
+	for _, m := range wanted {
+		if m.Key() == key {
+			return m.Class
+		}
+	}
+	return 0
+}
+
+// meaningOf returns a member of a class as it is wanted, or nil if it has none, and
+// the row that there was of it.
+func (s *policyScope) meaningOf(r *round, number uint32) (m, former *tables.ClassMember) {
+	former = tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
+	if r.signed == nil {
+		r.signed = map[uint32]*tables.ClassMember{}
+		for _, key := range r.order {
+			for _, m := range r.wanted[key] {
+				r.signed[m.Class] = m
+			}
+		}
+	}
+	if m := r.signed[number]; m != nil {
+		return m, former
+	}
+	for m := range s.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: s.role, Number: number})) {
+		if _, evaluated := r.wanted[keyOfMember(m)]; !evaluated {
+			return m, former
+		}
+	}
+	return nil, former
+}
+
+// classRow returns the row of a class, nil if there is none. Of those that may be
+// leaving it, the given ones are looked at anew.
+func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) *tables.ClassMember {
+	m, former := s.meaningOf(r, number)
+	row := &tables.ClassMember{Role: s.role, OfClass: true, Class: number}
+	switch {
+	case m != nil:
+		row.Selectors, row.Ports, row.Digest = m.Selectors, m.Ports, m.Digest
+	case !s.place.used(r.txn, number):
+		return nil
+	case former != nil:
+		row.Selectors, row.Ports, row.Digest = former.Selectors, former.Ports, former.Digest
+	default:
+		// It is from before a restart: only the digest is known, if that.
+		if e, _, found := s.ClassEntries.Get(r.txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](bpf.ClassKey{Role: s.role, Number: number})); found {
+			row.Digest = e.Value.Digest
+		}
+	}
+	leavers := map[netip.Prefix]uint32{}
+	if former != nil {
+		for _, l := range former.Leavers {
+			leavers[l.Prefix] = l.To
+		}
+	}
+	for _, prefix := range changed {
+		if !prefix.IsValid() {
+			continue
+		}
+		kernel, desired := s.place.classes(r.txn, prefix)
+		class := s.classOf(r, prefix)
+		if class != number && (kernel == number || desired == number) {
+			leavers[prefix] = class
+		} else {
+			delete(leavers, prefix)
+		}
+	}
+	s.fillLeaving(r, row, leavers)
+	return row
+}
+
+// fillLeaving fills in who is leaving, and by what they differ from the class.
+func (s *policyScope) fillLeaving(r *round, row *tables.ClassMember, leavers map[netip.Prefix]uint32) {
+	if len(leavers) == 0 {
+		return
+	}
+	differ := map[tables.SelectorID]bool{}
+	seen := map[uint32]bool{}
+	for _, prefix := range slices.SortedFunc(maps.Keys(leavers), netip.Prefix.Compare) {
+		to := leavers[prefix]
+		row.Leavers = append(row.Leavers, tables.Leaver{Prefix: prefix, To: to})
+		if seen[to] {
+			continue
+		}
+		seen[to] = true
+		target := &tables.ClassMember{Role: s.role} // of those that no selector chooses, or nobody
+		if m, former := s.meaningOf(r, to); m != nil {
+			target = m
+		} else if former != nil {
+			target = former
+		}
+		for _, id := range distinction(row, target) {
+			differ[id] = true
+		}
+	}
+	row.Leaving = slices.Sorted(maps.Keys(differ))
+}

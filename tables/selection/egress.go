@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// egressScope is what is particular to egress classes: label sets of all nodes,
+// with the labels of the node where a selector looks at them.
+type egressScope struct{ *members }
+
+func (e *egressScope) signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember {
+	set, _, found := e.LabelSets.Get(txn, tables.LabelSetByID(key.set))
+	if !found {
+		return nil
+	}
+	chosen := e.choosing(txn, bpf.RoleEgress, set)
+	if !slices.ContainsFunc(chosen, (*tables.Selector).NodeDependent) {
+		return []*tables.ClassMember{e.member(set.ID, "", chosen, nil)}
+	}
+	var wanted []*tables.ClassMember
+	seen := map[string]bool{}
+	for ep := range e.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(set.ID)) {
+		if !seen[ep.Node] {
+			seen[ep.Node] = true
+			node, _, _ := e.Places.Nodes.Get(txn, tables.NodeByName(ep.Node))
+			wanted = append(wanted, e.member(set.ID, ep.Node, chosen, node))
+		}
+	}
+	return wanted
+}
+
+func (*egressScope) member(id tables.LabelSetID, nodeName string, chosen []*tables.Selector, node *tables.Node) *tables.ClassMember {
+	m := &tables.ClassMember{Role: bpf.RoleEgress, LabelSet: id, Node: nodeName}
+	for _, s := range chosen {
+		if s.MatchesNode(node) {
+			m.Selectors = append(m.Selectors, s.ID)
+		}
+	}
+	sign(m)
+	return m
+}
+
+// size counts the endpoints of a member.
+func (e *egressScope) size(txn statedb.ReadTxn, m *tables.ClassMember) (n int) {
+	for ep := range e.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
+		if m.Node == "" || m.Node == ep.Node {
+			n++
+		}
+	}
+	return n
+}
+
+func (*egressScope) evaluated(statedb.ReadTxn, *tables.Selector) bool { return true }
+
+func (*egressScope) joinable(r *round, number uint32, digest bpf.Digest) bool {
+	return r.waitsForNobody(number, digest)
+}
+
+func (*egressScope) mayKeep(*round, uint32, *tables.ClassMember) bool { return true }
+
+func (*egressScope) resume(*round) {}
+
+func (e *egressScope) free(txn statedb.ReadTxn, number uint32) bool {
+	if _, _, used := e.SourceEntries.Get(txn, tables.SourceEntriesByClass(number)); used {
+		return false
+	}
+	_, _, used := e.EgressEntries.Get(txn, tables.EgressEntriesByClass(number))
+	return !used
+}
+
+// finish notes the classes that members leave.
+func (e *egressScope) finish(r *round) {
+	placement := tables.Placement{Endpoints: e.Places.Endpoints, Members: e.Output, SourceEntries: e.SourceEntries}
+	for _, key := range r.order {
+		for _, m := range r.wanted[key] {
+			old, _, found := e.Output.Get(r.txn, tables.ClassMemberByKey(m.Key()))
+			switch {
+			case !found:
+			case old.Class == m.Class:
+				m.Former = old.Former
+			default:
+				for _, number := range append(slices.Clone(old.Former), old.Class) {
+					if number != 0 && number != m.Class && placement.Has(r.txn, m, number) && !slices.Contains(m.Former, number) {
+						m.Former = append(m.Former, number)
+					}
+				}
+			}
+		}
+	}
+}

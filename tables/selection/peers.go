@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"net/netip"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// peerPlace is what is particular to peers: label sets and nodes, each divided by
+// the prefixes that some selector tells their addresses apart by, and prefixes.
+type peerPlace struct{ *members }
+
+func (p *peerPlace) signatures(txn statedb.ReadTxn, key memberKey) (wanted []*tables.ClassMember) {
+	switch {
+	case key.set != tables.LabelSetID{}:
+		return p.pods(txn, key.set)
+	case key.node != "":
+		return p.node(txn, key.node)
+	}
+	if row, _, found := p.Places.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(key.prefix)); found {
+		wanted = append(wanted, p.outside(txn, row))
+	}
+	return wanted
+}
+
+func (p *peerPlace) pods(txn statedb.ReadTxn, id tables.LabelSetID) (wanted []*tables.ClassMember) {
+	set, _, found := p.LabelSets.Get(txn, tables.LabelSetByID(id))
+	if !found {
+		return nil
+	}
+	common := []tables.SelectorID{tables.EntitySelector(tables.EntityCluster).ID()}
+	labels := p.choosing(txn, bpf.RolePeer, set)
+	for _, s := range labels {
+		common = append(common, s.ID)
+	}
+	ports := p.ports(txn, bpf.RolePeer, set)
+	seen := map[netip.Prefix]bool{}
+	for e := range p.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(id)) {
+		for _, addr := range e.Addrs {
+			covering := p.Places.Covering(txn, single(addr))
+			if seen[covering] {
+				continue
+			}
+			seen[covering] = true
+			m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id, Prefix: covering, Ports: ports}
+			p.choose(txn, m, common, func(s *tables.Selector) bool { return s.MatchesPods })
+			wanted = append(wanted, m)
+		}
+	}
+	return wanted
+}
+
+func (p *peerPlace) node(txn statedb.ReadTxn, name string) (wanted []*tables.ClassMember) {
+	entity := tables.EntityRemoteNode
+	if name == p.Places.LocalNode.Name {
+		entity = tables.EntityHost
+	}
+	common := []tables.SelectorID{tables.EntitySelector(tables.EntityCluster).ID(), tables.EntitySelector(entity).ID()}
+	if node, _, found := p.Places.Nodes.Get(txn, tables.NodeByName(name)); found {
+		for s := range p.Selectors.List(txn, tables.SelectorsByKind(tables.PeerNodes)) {
+			if s.ChoosesNode(node.Labels) {
+				common = append(common, s.ID)
+			}
+		}
+	}
+	seen := map[netip.Prefix]bool{}
+	for _, prefix := range p.Places.NodePrefixes(txn, name) {
+		covering := p.Places.Covering(txn, prefix)
+		if !seen[covering] {
+			seen[covering] = true
+			m := &tables.ClassMember{Role: bpf.RolePeer, Node: name, Prefix: covering}
+			p.choose(txn, m, common, func(s *tables.Selector) bool { return s.MatchesNodes })
+			wanted = append(wanted, m)
+		}
+	}
+	return wanted
+}
+
+// outside is what is neither a pod nor a node. An address of the cluster that
+// nobody is known to have counts as one of a pod.
+func (p *peerPlace) outside(txn statedb.ReadTxn, row *tables.PeerPrefix) *tables.ClassMember {
+	entities := []tables.PolicyEntity{tables.EntityCluster}
+	if !row.Cluster {
+		entities = []tables.PolicyEntity{tables.EntityWorld, tables.EntityWorldIPv4}
+		if row.Prefix.Addr().Is6() {
+			entities[1] = tables.EntityWorldIPv6
+		}
+	}
+	var common []tables.SelectorID
+	for _, e := range entities {
+		common = append(common, tables.EntitySelector(e).ID())
+	}
+	m := &tables.ClassMember{Role: bpf.RolePeer, Prefix: row.Prefix}
+	p.choose(txn, m, common, func(s *tables.Selector) bool { return !row.Cluster || s.MatchesPods })
+	return m
+}
+
+// choose completes a member with the selectors that mean its prefix, if they
+// mean its kind there, beside those that it has in common with others.
+func (p *peerPlace) choose(txn statedb.ReadTxn, m *tables.ClassMember, common []tables.SelectorID, means func(*tables.Selector) bool) {
+	m.Selectors = append(m.Selectors, common...)
+	for _, s := range p.containing(txn, m.Prefix) {
+		if means(s) {
+			m.Selectors = append(m.Selectors, s.ID)
+		}
+	}
+	sign(m)
+}
+
+// complete reports whether the members with the label set of an endpoint, that
+// may be gone, are there at its addresses, and none that has no address any more.
+func (p *peerPlace) complete(txn statedb.ReadTxn, e *tables.Endpoint) bool {
+	for _, addr := range e.Addrs {
+		covering := p.Places.Covering(txn, single(addr))
+		_, _, is := p.Output.Get(txn, tables.ClassMemberByKey(tables.MemberKey{Role: bpf.RolePeer, LabelSet: e.LabelSet, Prefix: covering}))
+		if is != p.someoneAt(txn, e.LabelSet, covering) {
+			return false
+		}
+	}
+	return true
+}
+
+func (p *peerPlace) someoneAt(txn statedb.ReadTxn, id tables.LabelSetID, covering netip.Prefix) bool {
+	for e := range p.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(id)) {
+		for _, addr := range e.Addrs {
+			if p.Places.Covering(txn, single(addr)) == covering {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *peerPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey {
+	return p.Places.Key(txn, prefix)
+}
+
+func (p *peerPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32) {
+	if e, _, found := p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix))); found {
+		kernel = e.Value.PeerClass
+	} else if _, _, named := p.Places.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); named {
+		// It is there all the same, with what is around it.
+		kernel, _ = tables.PeerClassInKernel(txn, p.IPCacheEntries, prefix)
+	}
+	if c, _, found := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix)); found {
+		desired = c.PeerClass
+	}
+	return kernel, desired
+}
+
+func (p *peerPlace) used(txn statedb.ReadTxn, number uint32) bool {
+	if _, _, found := p.IPCacheEntries.Get(txn, tables.IPCacheEntriesByPeerClass(number)); found {
+		return true
+	}
+	_, _, found := p.IPCache.Get(txn, tables.IPCacheByPeerClass(number))
+	return found
+}
+
+func (p *peerPlace) named(txn statedb.ReadTxn, number uint32) bool {
+	_, _, found := p.PolicyEntries.Get(txn, tables.PolicyMapEntriesByPeer(number))
+	return found
+}
+
+// prefixes returns what changes its class with a member; of a prefix, also what
+// the ipcache has inside it, such as addresses of services.
+func (p *peerPlace) prefixes(txn statedb.ReadTxn, m *tables.ClassMember) (prefixes []netip.Prefix) {
+	if m.Node != "" {
+		for _, prefix := range p.Places.NodePrefixes(txn, m.Node) {
+			if p.Places.Covering(txn, prefix) == m.Prefix {
+				prefixes = append(prefixes, prefix)
+			}
+		}
+		return prefixes
+	}
+	if m.LabelSet == (tables.LabelSetID{}) {
+		prefixes = append(prefixes, m.Prefix)
+		for c := range p.IPCache.Prefix(txn, tables.IPCacheWithin(m.Prefix)) {
+			if c.Prefix != m.Prefix && p.Places.Key(txn, c.Prefix) == m.Key() {
+				prefixes = append(prefixes, c.Prefix)
+			}
+		}
+		return prefixes
+	}
+	for e := range p.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
+		for _, addr := range e.Addrs {
+			if p.Places.Covering(txn, single(addr)) == m.Prefix {
+				prefixes = append(prefixes, single(addr))
+			}
+		}
+	}
+	return prefixes
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// policyScope is what is particular to the classes of network policies, those of
+// peers and those of subjects. Beside the members there is a row for each class.
+//
+// A number keeps its meaning as far as rules in force look at it, for the
+// addresses in it change one by one while its verdicts change for all at once:
+// where all members of a class come to be chosen otherwise by such rules, all go
+// elsewhere, and the class stays as it is until the last has left. A selector that
+// is evaluated may come into force at any moment, and counts like one that is: so
+// a number changes its meaning only by selectors that are new, or that nobody
+// names any more.
+type policyScope struct {
+	*members
+	role  bpf.Role
+	place place
+}
+
+// place is what peers and subjects differ in: who they are, and where they are
+// put into classes.
+type place interface {
+	// signatures returns the members under a key, without classes yet.
+	signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember
+	// complete reports whether the members that an endpoint has, or had, are all there.
+	complete(txn statedb.ReadTxn, e *tables.Endpoint) bool
+	// key returns the key of the member that a prefix belongs to.
+	key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey
+	// classes returns the class that the kernel has a prefix in and the one that is desired.
+	classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32)
+	// used reports whether the kernel or a desired table has someone in a class.
+	used(txn statedb.ReadTxn, number uint32) bool
+	// named reports whether the kernel has verdicts for a class.
+	named(txn statedb.ReadTxn, number uint32) bool
+	// prefixes returns the addresses and prefixes of a member.
+	prefixes(txn statedb.ReadTxn, m *tables.ClassMember) []netip.Prefix
+}
+
+func (s *policyScope) signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember {
+	return s.place.signatures(txn, key)
+}
+
+func (s *policyScope) size(txn statedb.ReadTxn, m *tables.ClassMember) int {
+	return len(s.place.prefixes(txn, m))
+}
+
+// evaluated reports whether all prefixes of a selector are told apart already.
+func (s *policyScope) evaluated(txn statedb.ReadTxn, selector *tables.Selector) bool {
+	inside := selector.MatchesPods || selector.MatchesNodes
+	for _, prefix := range slices.Concat(selector.Prefixes, selector.Except) {
+		p, _, found := s.Places.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix))
+		if !found || inside && !p.Pods {
+			return false
+		}
+	}
+	return true
+}
+
+// mayKeep reports whether rules in force choose a member as they do those that
+// the class has stood for.
+func (s *policyScope) mayKeep(r *round, number uint32, m *tables.ClassMember) bool {
+	row := tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
+	if row == nil {
+		return false
+	}
+	for _, id := range distinction(row, m) {
+		if r.inForce(id) || s.known(r, id) {
+			return false
+		}
+	}
+	return true
+}
+
+// known reports whether a selector was evaluated before and is still wanted.
+func (s *policyScope) known(r *round, id tables.SelectorID) bool {
+	_, _, wanted := s.Selectors.Get(r.txn, tables.SelectorByID(id))
+	return wanted && tables.SelectorIsEvaluated(r.txn, s.Output, s.role, id)
+}
+
+// distinction returns the selectors by which two signatures differ, also those of
+// names of ports.
+func distinction(a, b *tables.ClassMember) []tables.SelectorID {
+	ids := difference(a.Selectors, b.Selectors)
+	for _, p := range difference(a.Ports, b.Ports) {
+		ids = append(ids, tables.PortSelectorID(a.Role, p.Name, p.Protocol))
+	}
+	return ids
+}
+
+// inForce reports whether a rule that is in force names a selector.
+func (r *round) inForce(id tables.SelectorID) bool {
+	is, known := r.force[id]
+	if !known {
+		for rule := range r.Rules.List(r.txn, tables.EnforcedRulesBySelector(id)) {
+			is = is || !rule.Retired
+		}
+		if r.force == nil {
+			r.force = map[tables.SelectorID]bool{}
+		}
+		r.force[id] = is
+	}
+	return is
+}
+
+// free reports whether a number has neither a row nor anyone in it, nor verdicts.
+func (s *policyScope) free(txn statedb.ReadTxn, number uint32) bool {
+	row := tables.ClassRow(txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
+	return row == nil && !s.place.used(txn, number) && !s.place.named(txn, number)
+}
+
+// settled reports whether the kernel and the desired table have a prefix nowhere
+// but where it belongs.
+func (s *policyScope) settled(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	kernel, desired := s.place.classes(txn, prefix)
+	if kernel == 0 && desired == 0 {
+		return true
+	}
+	m, _, found := s.Output.Get(txn, tables.ClassMemberByKey(s.place.key(txn, prefix)))
+	return found && (kernel == 0 || kernel == m.Class) && (desired == 0 || desired == m.Class)
+}
+
+// joinable is always so: who joins a class waits for its verdicts, which wait for
+// nobody, so that no circle can come of it.
+func (*policyScope) joinable(*round, uint32, bpf.Digest) bool { return true }
+
+// resume has signatures continue numbers at the start, when nothing is known yet
+// of what the kernel's numbers stand for: that which is recorded for them, if it
+// is not plain that others are in it, else that which the kernel has most of
+// their addresses in.
+func (s *policyScope) resume(r *round) {
+	for range s.Output.List(r.txn, tables.ClassRowsOfRole(s.role)) {
+		return
+	}
+	inside := s.inKernel(r)
+	digests := slices.SortedFunc(maps.Keys(inside), func(a, b bpf.Digest) int { return slices.Compare(a[:], b[:]) })
+	others := map[uint32]int{}
+	for _, counts := range inside {
+		for number, n := range counts {
+			others[number] += n
+		}
+	}
+	taken := map[uint32]bool{}
+	var claims []claim
+	for _, digest := range digests {
+		var recorded []claim
+		for e := range s.ClassEntries.List(r.txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: s.role, Digest: digest})) {
+			if n := inside[digest][e.Key.Number]; n > 0 || others[e.Key.Number] == 0 {
+				recorded = append(recorded, claim{digest, e.Key.Number, n})
+			}
+		}
+		r.settle(recorded, taken)
+		for number, n := range inside[digest] {
+			claims = append(claims, claim{digest, number, n})
+		}
+	}
+	r.settle(claims, taken)
+	// What is recorded for another signature must not be joined by its record.
+	for _, digest := range digests {
+		if r.joined[digest] == 0 {
+			r.joined[digest] = r.fresh()
+		}
+	}
+}
+
+// claim is a number that a signature might continue, with how many are in it already.
+type claim struct {
+	digest bpf.Digest
+	number uint32
+	inside int
+}
+
+// settle gives numbers to those with the most inside.
+func (r *round) settle(claims []claim, taken map[uint32]bool) {
+	slices.SortFunc(claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(b.inside, a.inside), cmp.Compare(a.number, b.number), slices.Compare(a.digest[:], b.digest[:]))
+	})
+	for _, c := range claims {
+		if r.joined[c.digest] == 0 && !taken[c.number] {
+			r.joined[c.digest], taken[c.number] = c.number, true
+		}
+	}
+}
+
+// inKernel counts for each signature of undecided members in which classes the
+// kernel has how many of their addresses.
+func (s *policyScope) inKernel(r *round) map[bpf.Digest]map[uint32]int {
+	inside := map[bpf.Digest]map[uint32]int{}
+	for _, key := range r.order {
+		for _, m := range r.wanted[key] {
+			if m.Digest == (bpf.Digest{}) || m.Class != undecided {
+				continue
+			}
+			if inside[m.Digest] == nil {
+				inside[m.Digest] = map[uint32]int{}
+			}
+			for _, prefix := range s.place.prefixes(r.txn, m) {
+				if kernel, _ := s.place.classes(r.txn, prefix); kernel != 0 {
+					inside[m.Digest][kernel]++
+				}
+			}
+		}
+	}
+	return inside
+}
+
+func comparePorts(a, b tables.NamedPort) int {
+	return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+}

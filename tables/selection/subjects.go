@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"net/netip"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// subjectPlace is what is particular to subjects: the label sets of this node's
+// pods. Where policies are not enforced there are none.
+type subjectPlace struct{ *members }
+
+func (s *subjectPlace) signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember {
+	set, _, found := s.LabelSets.Get(txn, tables.LabelSetByID(key.set))
+	if !found || !s.here(txn, key.set) {
+		return nil
+	}
+	m := &tables.ClassMember{Role: bpf.RoleSubject, LabelSet: set.ID}
+	for _, selector := range s.choosing(txn, bpf.RoleSubject, set) {
+		m.Selectors = append(m.Selectors, selector.ID)
+	}
+	if len(m.Selectors) > 0 {
+		m.Ports = s.ports(txn, bpf.RoleSubject, set)
+	}
+	sign(m)
+	return []*tables.ClassMember{m}
+}
+
+// here reports whether a pod of this node that policies are enforced on has a label set.
+func (s *subjectPlace) here(txn statedb.ReadTxn, id tables.LabelSetID) bool {
+	if s.Enforcement == tables.EnforcementNever {
+		return false
+	}
+	for e := range s.Places.Endpoints.List(txn, tables.EndpointsByNode(s.Places.LocalNode.Name)) {
+		if e.LabelSet == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *subjectPlace) complete(txn statedb.ReadTxn, e *tables.Endpoint) bool {
+	if e.Node != s.Places.LocalNode.Name {
+		return true
+	}
+	return (tables.MemberOf(txn, s.Output, bpf.RoleSubject, e) != nil) == s.here(txn, e.LabelSet)
+}
+
+func (s *subjectPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey {
+	key := tables.MemberKey{Role: bpf.RoleSubject}
+	owner, _ := tables.AddrOwner(txn, s.Places.Endpoints, prefix.Addr())
+	if owner != nil && owner.Node == s.Places.LocalNode.Name {
+		key.LabelSet = owner.LabelSet
+	}
+	return key
+}
+
+func (s *subjectPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32) {
+	key := bpf.PodKey{Addr: bpf.AddressFrom(prefix.Addr())}
+	if e, _, found := s.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](key)); found {
+		kernel = e.Value.SubjectClass
+	}
+	if e, _, found := s.Locals.Get(txn, tables.LocalEndpointByAddr(prefix.Addr())); found {
+		desired = e.SubjectClass
+	}
+	return kernel, desired
+}
+
+func (s *subjectPlace) used(txn statedb.ReadTxn, number uint32) bool {
+	if _, _, found := s.PodEntries.Get(txn, tables.PodEntriesBySubjectClass(number)); found {
+		return true
+	}
+	_, _, found := s.Locals.Get(txn, tables.LocalEndpointsBySubjectClass(number))
+	return found
+}
+
+func (s *subjectPlace) named(txn statedb.ReadTxn, number uint32) bool {
+	for range s.PolicyEntries.Prefix(txn, tables.PolicyMapEntriesOfSubject(number)) {
+		return true
+	}
+	return false
+}
+
+func (s *subjectPlace) prefixes(txn statedb.ReadTxn, m *tables.ClassMember) (prefixes []netip.Prefix) {
+	for e := range s.Places.Endpoints.List(txn, tables.EndpointsByNode(s.Places.LocalNode.Name)) {
+		if e.LabelSet == m.LabelSet {
+			for _, addr := range e.Addrs {
+				prefixes = append(prefixes, single(addr))
+			}
+		}
+	}
+	return prefixes
+}
