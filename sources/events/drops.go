@@ -60,6 +60,7 @@ func newRecorder(db *statedb.DB, table statedb.RWTable[*tables.Drop], e *enriche
 
 // add counts a drop.
 func (r *recorder) add(e *bpf.Event) {
+	r.enricher.remember(e)
 	key := pendingKey{addr: e.Source, ifIndex: e.IfIndex, direction: e.Direction, reason: e.Reason}
 	if e.Direction == bpf.DirectionIngress {
 		key.addr = e.Destination

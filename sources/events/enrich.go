@@ -28,6 +28,8 @@ type views struct {
 	Locals    statedb.Table[*tables.LocalEndpoint]
 	Rules     statedb.Table[*tables.EgressRule]
 	Cookies   statedb.Table[*tables.RuleCookie]
+	Entries   statedb.Table[*tables.PolicyEntry]
+	Enforced  statedb.Table[*tables.EnforcedRule]
 }
 
 // enricher adds to events what the tables know. What would take a scan it keeps
@@ -41,9 +43,12 @@ type enricher struct {
 	devices   map[uint32]string // pod by device
 	rulesAt   statedb.Revision
 	rules     map[ruleKey]*tables.EgressRule // nil: none
+	named     map[uint32][]string            // rules of network policies by cookie
 }
 
-func newEnricher(v views) *enricher { return &enricher{views: v, wallTime: wallTime} }
+func newEnricher(v views) *enricher {
+	return &enricher{views: v, wallTime: wallTime, named: map[uint32][]string{}}
+}
 
 // enrich returns an event with what is known of it now.
 func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
@@ -64,7 +69,7 @@ func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
 		EgressClass: raw.EgressClass,
 		Group:       raw.Group,
 		Cookie:      raw.Cookie,
-		Rules:       e.rulesOfCookie(txn, raw.Cookie),
+		Rules:       e.names(txn, raw),
 	}
 	switch raw.Protocol {
 	case unix.IPPROTO_TCP:
@@ -120,18 +125,6 @@ func (e *enricher) podOfDevice(txn statedb.ReadTxn, ifIndex uint32) string {
 		}
 	}
 	return e.devices[ifIndex]
-}
-
-// rulesOfCookie names the rules of network policies that a cookie stands for.
-func (e *enricher) rulesOfCookie(txn statedb.ReadTxn, cookie uint32) []string {
-	if cookie == 0 {
-		return nil
-	}
-	row, _, ok := e.Cookies.Get(txn, tables.RuleCookieByNumber(cookie))
-	if !ok {
-		return nil
-	}
-	return rulesOf(row)
 }
 
 type ruleKey struct {

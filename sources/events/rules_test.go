@@ -3,6 +3,7 @@
 package events
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -54,6 +56,30 @@ func TestRulesOfEvents(t *testing.T) {
 		row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Pod: "shop/web-1", Direction: "egress", Reason: "policy denied by rule"}))
 		return ok && row.Policy == "NetworkPolicy/shop/web spec.ingress[0]"
 	}, 30*time.Second, time.Millisecond)
+}
+
+// Rules have their names before their cookie has its row, as soon as the kernel
+// can decide by them, and keep them when they are gone.
+func TestRulesThatComeAndGo(t *testing.T) {
+	w := start(t, noPrograms{})
+	id := tables.RuleID{Policy: tables.PolicyID{Kind: "NetworkPolicy", Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
+	pod := &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, SubjectClass: 5}
+	entry := &tables.PolicyEntry{
+		Key: bpf.PolicyKeyOf(5, 0, bpf.DirectionEgress, 0, 0, 0), Value: bpf.PolicyValue{Cookie: 7}, Rules: []tables.RuleID{id}, Status: reconciler.StatusPending(),
+	}
+	insert(t, w, w.LocalRows, pod)
+	insert(t, w, w.EntryRows, entry)
+	insert(t, w, w.EnforcedRows, &tables.EnforcedRule{RuleID: id, Field: "spec.egress[2]"})
+	event := rawDrop(func(e *bpf.Event) { e.Cookie = 7 })
+	names := []string{"NetworkPolicy/shop/web spec.egress[2]"}
+	w.enricher.remember(event)
+	require.Equal(t, names, w.enricher.enrich(event).Rules)
+
+	wtxn := w.DB.WriteTxn(w.EntryRows)
+	require.NoError(t, w.EntryRows.DeleteAll(wtxn))
+	wtxn.Commit()
+	require.Equal(t, names, w.enricher.enrich(event).Rules)
+	require.Nil(t, w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Cookie = 8 })).Rules)
 }
 
 // counting is a [Datapath] that counts rules.

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// maxNames bounds the cookies whose rules are remembered.
+const maxNames = 4096
+
+// names returns the rules of network policies that an event's cookie stands for.
+// They are remembered, as rules may be gone when their last packets are told of.
+func (e *enricher) names(txn statedb.ReadTxn, raw *bpf.Event) []string {
+	if raw.Cookie == 0 {
+		return nil
+	}
+	names := e.lookUpNames(txn, raw)
+	if names == nil {
+		return e.named[raw.Cookie]
+	}
+	if len(e.named) >= maxNames {
+		clear(e.named)
+	}
+	e.named[raw.Cookie] = names
+	return names
+}
+
+func (e *enricher) lookUpNames(txn statedb.ReadTxn, raw *bpf.Event) []string {
+	if row, _, found := e.Cookies.Get(txn, tables.RuleCookieByNumber(raw.Cookie)); found {
+		return rulesOf(row)
+	}
+	if names := e.named[raw.Cookie]; names != nil {
+		return names
+	}
+	// The kernel may decide by an entry before the cookie has its row, but not
+	// before the entry has.
+	own := raw.Source
+	if raw.Direction == bpf.DirectionIngress {
+		own = raw.Destination
+	}
+	pod, _, found := e.Locals.Get(txn, tables.LocalEndpointByAddr(own.Addr()))
+	if !found {
+		return nil
+	}
+	for entry := range e.Entries.Prefix(txn, tables.PolicyEntriesOfSubject(pod.SubjectClass)) {
+		if entry.Value.Cookie == raw.Cookie {
+			return e.namesOf(txn, entry.Rules)
+		}
+	}
+	return nil
+}
+
+func (e *enricher) namesOf(txn statedb.ReadTxn, ids []tables.RuleID) []string {
+	names := make([]string, len(ids))
+	for i, id := range ids {
+		names[i] = id.String()
+		if rule, _, found := e.Enforced.Get(txn, tables.EnforcedRuleByID(id)); found {
+			names[i] = rule.String()
+		}
+	}
+	return names
+}
+
+// remember notes the rules of an event that is told of later.
+func (e *enricher) remember(raw *bpf.Event) {
+	if raw.Cookie == 0 {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.named[raw.Cookie] == nil {
+		e.names(e.DB.ReadTxn(), raw)
+	}
+}
