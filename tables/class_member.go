@@ -62,6 +62,15 @@ type ClassMember struct {
 	// addresses and prefixes, in order, and where they belong.
 	Leaving []SelectorID `json:"leaving,omitempty"`
 	Leavers []Leaver     `json:"leavers,omitempty"`
+
+	// Continues is of a row of a class: the class of unknown meaning whose verdicts
+	// are its own too, until the old subjects have got theirs. Those in that one who
+	// have this signature go here.
+	Continues uint32 `json:"continues,omitempty"`
+
+	// Stuck is of a class of unknown meaning that cannot be left, as the kernel takes
+	// none of the writes. Nobody waits for it any more.
+	Stuck bool `json:"stuck,omitempty"`
 }
 
 // Leaver is an address or prefix that is still in a class while it belongs to
@@ -72,8 +81,8 @@ type Leaver struct {
 }
 
 // MeaningUnknown reports whether the row is of a class that the kernel has
-// addresses in, from before a restart, of which nobody can tell any more for what
-// selectors it stands. Its verdicts stay as the kernel has them until all have left.
+// addresses in, from before a restart, that do not all have one signature now. Its
+// verdicts stay as the kernel has them until all have left but those of its members.
 func (m *ClassMember) MeaningUnknown() bool { return m.OfClass && len(m.Selectors) == 0 }
 
 // SignatureDigest returns the digest of a sorted signature.
@@ -97,7 +106,8 @@ func SignatureDigest(selectors []SelectorID, ports []NamedPort) bpf.Digest {
 func (m *ClassMember) Equal(o *ClassMember) bool {
 	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Ports, o.Ports) &&
 		slices.Equal(m.Former, o.Former) && slices.Equal(m.Leaving, o.Leaving) &&
-		slices.Equal(m.Leavers, o.Leavers) && m.Digest == o.Digest && m.Version == o.Version
+		slices.Equal(m.Leavers, o.Leavers) && m.Digest == o.Digest && m.Version == o.Version &&
+		m.Continues == o.Continues && m.Stuck == o.Stuck
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -289,6 +299,30 @@ var (
 		FromString: index.Uint32String,
 	}
 
+	classMemberUnknownIndex = statedb.Index[*ClassMember, bpf.Role]{
+		Name: "unknown",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.MeaningUnknown() || m.Stuck {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(uint32(m.Role)))
+		},
+		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
+		FromString: index.Uint32String,
+	}
+
+	classMemberContinuesIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
+		Name: "continues",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if m.Continues == 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Continues}))
+		},
+		FromKey:    classKey,
+		FromString: classKeyFromString,
+	}
+
 	// ClassRowsBySelector queries the rows of classes with a selector in their
 	// signature.
 	ClassRowsBySelector = classMemberSelectorIndex.Query
@@ -299,6 +333,13 @@ var (
 	// ClassRowsLeaving queries the rows of the classes of a role that somebody is
 	// leaving, also such to whom they apply alike, by whom Leaving is not longer.
 	ClassRowsLeaving = classMemberLeavingIndex.Query
+
+	// ClassRowsUnknown queries the rows of the classes of a role whose meaning is
+	// unknown, other than those that are stuck.
+	ClassRowsUnknown = classMemberUnknownIndex.Query
+
+	// ClassRowsContinuing queries the rows of the classes that continue one.
+	ClassRowsContinuing = classMemberContinuesIndex.Query
 
 	// ClassMembersByPrefix queries the members of a role at a prefix.
 	ClassMembersByPrefix = classMemberPrefixIndex.Query
@@ -342,6 +383,26 @@ func ClassRow(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.
 	return m
 }
 
+// ClassesKnown reports whether it is known of all classes of a role what they stand
+// for. Where it is not, agents have come and gone in the middle of changes, or
+// something has changed meanwhile, see [ClassMember.MeaningUnknown]. This ends soon
+// after the start and does not come again.
+func ClassesKnown(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role) bool {
+	_, _, unknown := members.Get(txn, ClassRowsUnknown(role))
+	return !unknown
+}
+
+// ClassContinuing returns the row of the class that continues another one for those
+// with a signature, nil if there is none.
+func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.ClassKey, digest bpf.Digest) *ClassMember {
+	for row := range members.List(txn, ClassRowsContinuing(key)) {
+		if row.Digest == digest {
+			return row
+		}
+	}
+	return nil
+}
+
 // ClassMembersOfLabelSet queries, with Prefix, the members with a label set.
 func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMember] {
 	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, LabelSet: id}.key()[:32])
@@ -356,7 +417,7 @@ func ClassMembersOfNode(role bpf.Role, node string) statedb.Query[*ClassMember] 
 func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
 	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
 		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex,
-		classMemberLeavingIndex, classMemberPrefixIndex)
+		classMemberLeavingIndex, classMemberPrefixIndex, classMemberUnknownIndex, classMemberContinuesIndex)
 }
 
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.

@@ -27,6 +27,7 @@ type IPCache struct {
 	Flags     bpf.IPCacheFlags  `json:"flags"`
 	Tunnel    netip.Addr        `json:"tunnel,omitzero"`     // node to encapsulate to
 	Inherits  bool              `json:"inherits,omitempty"`  // no object says anything of it: flags and tunnel are those of the prefix that it is in
+	Remains   bool              `json:"remains,omitempty"`   // nothing names it any more since the start, and it stays until what is around it has its class
 	Origins   []string          `json:"origins"`             // the objects it is from, the deciding one first
 	Conflicts []string          `json:"conflicts,omitempty"` // endpoints that claim the address and do not get it
 	Status    reconciler.Status `json:"status"`
@@ -35,7 +36,7 @@ type IPCache struct {
 // Equal reports whether two rows want the same, whatever their status.
 func (c *IPCache) Equal(o *IPCache) bool {
 	return c.Prefix == o.Prefix && c.PeerClass == o.PeerClass && c.WaitsFor == o.WaitsFor && c.Flags == o.Flags &&
-		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
+		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && c.Remains == o.Remains && slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
 }
 
 // MapKey is the key in sluice_ipcache.

@@ -61,23 +61,33 @@ var (
 // PeerPrefixLongest returns the longest prefix that a prefix is, or is inside of;
 // nil while the table is not derived.
 func PeerPrefixLongest(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) *PeerPrefix {
-	return longest(txn, table, peerPrefixLongestIndex.QueryPrefix(prefix), prefix)
+	return longest(txn, table, peerPrefixLongestIndex.QueryPrefix(prefix), prefix, func(*PeerPrefix) bool { return true })
 }
 
 // PeerPrefixLongestForPods is [PeerPrefixLongest] of the prefixes that some
 // selector of pods or nodes by address names; nil if there is none.
 func PeerPrefixLongestForPods(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) *PeerPrefix {
-	return longest(txn, table, peerPrefixPodsIndex.QueryPrefix(prefix), prefix)
+	return longest(txn, table, peerPrefixPodsIndex.QueryPrefix(prefix), prefix, func(p *PeerPrefix) bool { return p.Pods })
 }
 
 // longest has no prefix of IPv6 found for an address of IPv4: the index holds
-// these as what they are mapped to.
-func longest(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], query statedb.Query[*PeerPrefix], of netip.Prefix) *PeerPrefix {
-	p, _, found := table.Get(txn, query)
-	if !found || p.Prefix.Addr().Is4() != of.Addr().Is4() {
-		return nil
+// these as what they are mapped to. The index is good for addresses only: it does
+// not find what is around a prefix that has others inside.
+func longest(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], query statedb.Query[*PeerPrefix], of netip.Prefix, is func(*PeerPrefix) bool) *PeerPrefix {
+	if of.IsSingleIP() {
+		p, _, found := table.Get(txn, query)
+		if !found || p.Prefix.Addr().Is4() != of.Addr().Is4() {
+			return nil
+		}
+		return p
 	}
-	return p
+	for bits := of.Bits(); bits >= 0; bits-- {
+		p, _, found := table.Get(txn, PeerPrefixByPrefix(netip.PrefixFrom(of.Addr(), bits).Masked()))
+		if found && is(p) {
+			return p
+		}
+	}
+	return nil
 }
 
 // NewPeerPrefixTable creates the table of the prefixes that peers are told apart by.

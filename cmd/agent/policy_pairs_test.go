@@ -37,11 +37,12 @@ func TestMillionPairs(t *testing.T) {
 		}
 		t.Skip("programs can be run by root only")
 	}
-	var pairs atomic.Int64
+	var pairs, clusters atomic.Int64
 	t.Run("clusters", func(t *testing.T) {
 		for i := range uint64(pairClusters) {
 			t.Run(fmt.Sprint("seed ", i), func(t *testing.T) {
 				t.Parallel()
+				clusters.Add(1)
 				judge, err := packettest.NewJudge(nil)
 				require.NoError(t, err)
 				defer judge.Close()
@@ -55,12 +56,17 @@ func TestMillionPairs(t *testing.T) {
 					w := g.world(g.base.DB.ReadTxn())
 					packets := w.Packets(rand.New(rand.NewPCG(i, uint64(world))), pairPackets)
 					pairs.Add(int64(len(packets)))
-					require.NoError(t, g.judge(judge, w, packets), "world %d with %s", world, g.args)
+					err := g.judge(judge, w, packets)
+					if err != nil { // a busy machine may be slow
+						require.NoError(t, g.quietFor(t.Context(), surelySettled))
+						err = g.judge(judge, w, packets)
+					}
+					require.NoError(t, err, "world %d with %s", world, g.args)
 				}
 			})
 		}
 	})
-	if !t.Failed() {
+	if clusters.Load() == pairClusters && !t.Failed() { // not of some of them
 		require.GreaterOrEqual(t, pairs.Load(), int64(1_000_000), "pairs")
 	}
 }

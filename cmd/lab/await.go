@@ -173,7 +173,7 @@ type attachment struct {
 // settling are the tables whose rows say themselves whether the kernel has them.
 var settling = []string{
 	"classes", "cluster-nodes", "covered-prefixes", "datapath-config", "egress-exits", "egress-gateways",
-	"egress-rules", "egress-sources", "ipcache", "local-endpoints",
+	"egress-rules", "egress-sources", "ipcache", "local-endpoints", "policy-entries",
 }
 
 // AwaitSettled waits until nothing waits for the kernel, and nothing failed.

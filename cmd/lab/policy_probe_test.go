@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -27,14 +28,22 @@ type flowProbe struct {
 	id       uint32
 
 	sent     atomic.Uint64
-	mu       sync.Mutex // of what follows
+	mu       sync.Mutex  // of what follows
+	times    []time.Time // of what is sent
 	received map[uint32]bool
 }
 
 func (f *flowProbe) String() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return fmt.Sprintf("%s: sent %d, received %d", f.name, f.sent.Load(), len(f.received))
+	sent := f.sent.Load()
+	var missing []string
+	for n, at := range f.times {
+		if f.allowed && !f.received[uint32(n)] && len(missing) < maxMissing {
+			missing = append(missing, at.Format("05.000"))
+		}
+	}
+	return fmt.Sprintf("%s: sent %d, received %d, missing %v", f.name, sent, len(f.received), missing)
 }
 
 func (f *flowProbe) got() uint64 {
@@ -139,6 +148,9 @@ func (s *flowProbes) send(f *flowProbe, fd, rate int) error {
 		payload = binary.BigEndian.AppendUint32(payload, n)
 		packet := ipv4UDP(f.src, f.dst, uint16(1024+n%60000), sinkPort, payload)
 		f.sent.Add(1)
+		f.mu.Lock()
+		f.times = append(f.times, time.Now())
+		f.mu.Unlock()
 		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: f.dst.As4()}); err != nil {
 			return fmt.Errorf("send from %s: %w", f.from.Name, err)
 		}
@@ -170,7 +182,9 @@ func (s *flowProbes) end(p *policyTest, machine func() uint64) (forbidden uint64
 	p.t.Helper()
 	s.halt()
 	require.NoError(p.t, s.err)
-	p.eventually("what is allowed has come", func() error {
+	ctx, cancel := context.WithTimeout(p.ctx, silence)
+	defer cancel()
+	require.NoError(p.t, eventually(ctx, "what is allowed has come", func() error {
 		missing := uint64(0)
 		for _, f := range s.all {
 			if f.allowed {
@@ -181,7 +195,7 @@ func (s *flowProbes) end(p *policyTest, machine func() uint64) (forbidden uint64
 			return fmt.Errorf("%d are missing: %v", missing, s.all)
 		}
 		return nil
-	})
+	}))
 	for _, f := range s.all {
 		p.t.Log(f)
 		if !f.allowed {

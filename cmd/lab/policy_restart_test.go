@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,113 +15,178 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// Agents are killed again and again, while policies and labels change that do not
-// concern what is watched, or do so in ways that come to the same. No packet that is
-// allowed all the time is lost, and none passes that is forbidden all the time, of
-// flows that live long and of new ones.
+// steady is a cluster in which policies and labels change that do not concern what is
+// watched, or do so in ways that come to the same. No packet that is allowed all the
+// time may be lost, and none may pass that is forbidden all the time, of flows that
+// live long and of new ones.
+type steady struct {
+	*policyTest
+	position int    // of the drops
+	before   uint64 // packets that policies had dropped
+	lost     uint64 // packets that the machine had lost
+
+	probes  *flowProbes
+	streams []*Stream
+	calls   *background
+	churn   *background
+}
+
+// beginSteady builds the cluster. It is not to be beside other tests: it is the
+// machine's limit that would be tested.
+func beginSteady(t *testing.T) *steady {
+	t.Helper()
+	s := &steady{policyTest: newPolicyTest(t, Options{})}
+	decoys := s.addPods(
+		PodSpec{Node: s.Nodes[0], Namespace: "shop", Name: "decoy-1", Labels: map[string]string{"app": "decoy"}},
+		PodSpec{Node: s.Nodes[1], Namespace: "shop", Name: "decoy-2", Labels: map[string]string{"app": "decoy"}},
+	)
+	s.apply(parsed(t, steadyPolicies+serverForms[0]+"---"+clientForms[0])...)
+	s.inForce(nil)
+	s.check(`
+client near  tcp/80   allowed
+client far   udp/80   allowed
+client world udp/8000 allowed
+other  near  udp/80   ingress
+`)
+	s.position, s.before, s.lost = s.policyTest.drops.position(), s.denied(), machineDrops(t)
+	s.probes = s.startProbes(100,
+		s.probe("client", "near", true), s.probe("client", "far", true), s.probe("client", "world", true),
+		s.probe("other", "near", false), s.probe("other", "far", false), s.probe("stranger", "near", false),
+		s.probe("client", "other", false), s.probe("client", notCoveredIPv4.String(), false),
+	)
+	s.streams = s.steadyStreams()
+	s.calls = s.startCalls("client near tcp4/80", "client far tcp6/80")
+	s.churn = s.startChurn(decoys)
+	return s
+}
+
+func (s *steady) probe(from, to string, allowed bool) *flowProbe {
+	s.t.Helper()
+	src, dst := s.place(from), s.place(to)
+	return &flowProbe{name: from + " to " + to, from: src.Namespace, src: src.ipv4, dst: dst.ipv4, allowed: allowed}
+}
+
+// denied is how many packets policies have dropped.
+func (s *steady) denied() (total uint64) {
+	s.t.Helper()
+	for _, n := range s.Nodes {
+		total += s.count(n, bpf.ReasonPolicyDenied) + s.count(n, bpf.ReasonPolicyRule)
+	}
+	return total
+}
+
+func (s *steady) machine() uint64 { return machineDrops(s.t) - s.lost }
+
+// more waits until the streams have had further answers.
+func (s *steady) more() {
+	s.t.Helper()
+	l := &load{tr: s.traffic, streams: s.streams}
+	l.more(50)
+}
+
+// settle stops the changes and waits until the agents have taken in all of them.
+func (s *steady) settle() (changes int) {
+	s.t.Helper()
+	changes = s.churn.end(s.t)
+	require.NoError(s.t, s.AwaitAgents(s.ctx))
+	for _, n := range s.Nodes {
+		require.NoError(s.t, n.Agent.AwaitSettled(s.ctx))
+	}
+	s.more()
+	return changes
+}
+
+// judge stops the traffic and asserts what has become of it.
+func (s *steady) judge() {
+	s.t.Helper()
+	connections := s.calls.end(s.t)
+	forbidden := s.probes.end(s.policyTest, s.machine)
+	dropped := s.denied() - s.before
+	s.t.Logf("%d connections, %d forbidden packets and %d drops, the machine lost %d", connections, forbidden, dropped, s.machine())
+	for i, r := range stopAll(s.streams) {
+		require.LessOrEqual(s.t, r.Lost(), s.machine(), "stream %d: %v, missing %v", i, r, r.Missing)
+	}
+	require.LessOrEqual(s.t, dropped, forbidden, "drops of what is allowed")
+	require.LessOrEqual(s.t, forbidden-dropped, s.machine(), "what is forbidden is not dropped by a policy")
+}
+
+// moment logs when something is done, to be compared with when packets were lost.
+func (s *steady) moment(format string, args ...any) {
+	s.t.Helper()
+	s.t.Logf("%s %s", time.Now().Format("05.000"), fmt.Sprintf(format, args...))
+}
+
+// Policies and labels change, and nobody notices.
+func TestPolicyChurn(t *testing.T) {
+	s := beginSteady(t)
+	const changes = 200
+	s.eventually("there are some changes", func() error {
+		if n := s.churn.done(); n < changes {
+			return fmt.Errorf("%d of %d", n, changes)
+		}
+		return nil
+	})
+	s.settle()
+	for _, f := range s.probes.all {
+		if f.allowed {
+			require.Empty(t, texts(s.policyTest.drops.since(s.position, func(e dropEvent) bool {
+				return e.Source.Addr == f.src && e.Destination.Addr == f.dst
+			})), "drops of what is allowed all the time")
+		}
+	}
+	s.judge()
+}
+
+// Agents are killed again and again meanwhile, also while they start.
 func TestPolicyRestart(t *testing.T) {
-	// Not beside other tests: it is the machine's limit that would be tested.
-	p := newPolicyTest(t, Options{})
 	const rounds = 10
-	pods := p.addPods(
-		PodSpec{Node: p.Nodes[0], Namespace: "shop", Name: "decoy-1", Labels: map[string]string{"app": "decoy"}},
-		PodSpec{Node: p.Nodes[1], Namespace: "shop", Name: "decoy-2", Labels: map[string]string{"app": "decoy"}},
-	)
-	p.drops.close() // it would end with the agents
-	p.apply(parsed(t, steadyPolicies+serverForms[0]+"---"+clientForms[0])...)
-	p.inForce(nil)
-	ends := []string{"client near tcp/80", "client far tcp/80", "client near udp/80", "client far udp/80", "client world udp/8000"}
-	for _, text := range ends { // neighbours are known then
-		for _, c := range p.callsOf(text) {
-			ctx, cancel := context.WithTimeout(p.ctx, patience)
-			require.NoError(t, c.try(ctx), "%s", c)
-			cancel()
-		}
-	}
-
-	denied := func() (total uint64) {
-		for _, n := range p.Nodes {
-			total += p.count(n, reasonPolicyDenied) + p.count(n, reasonPolicyRule)
-		}
-		return total
-	}
-	lost, before := machineDrops(t), denied()
-	machine := func() uint64 { return machineDrops(t) - lost }
-	probe := func(from, to string, dst netip.Addr, allowed bool) *flowProbe {
-		src := p.names[from]
-		return &flowProbe{name: from + " to " + to, from: src.Namespace, src: src.ipv4, dst: dst, allowed: allowed}
-	}
-	at := func(name string) netip.Addr { return p.names[name].ipv4 }
-	probes := p.startProbes(100,
-		probe("client", "near", at("near"), true), probe("client", "far", at("far"), true), probe("client", "world", ServerIPv4, true),
-		probe("other", "near", at("near"), false), probe("other", "far", at("far"), false), probe("stranger", "near", at("near"), false),
-		probe("client", "other", at("other"), false), probe("client", "the rest of the world", notCoveredIPv4, false),
-	)
-	streams := p.steadyStreams()
-	calls := p.startCalls("client near tcp4/80", "client far tcp6/80")
-	churn := p.startChurn(pods)
-
+	s := beginSteady(t)
+	s.policyTest.drops.close() // it would end with the agents
 	random := rand.New(rand.NewPCG(5, 5))
 	for round := range rounds {
-		agents := []*Agent{p.Nodes[round%2].Agent}
+		agents := []*Agent{s.Nodes[round%2].Agent}
 		if round%5 == 4 {
-			agents = append(agents, p.Nodes[1-round%2].Agent)
+			agents = append(agents, s.Nodes[1-round%2].Agent)
 		}
+		s.moment("round %d: kill %d", round, len(agents))
 		for _, a := range agents {
 			a.Kill()
 		}
-		moreOf(p, streams, 50)
+		s.more()
+		s.moment("round %d: start", round)
 		for _, a := range agents {
 			require.NoError(t, a.Start())
 		}
-		if round%3 == 2 { // again, at some moment of its start
-			ctx, cancel := context.WithTimeout(p.ctx, time.Duration(random.IntN(2000))*time.Millisecond)
+		if round%3 == 2 {
+			ctx, cancel := context.WithTimeout(s.ctx, time.Duration(random.IntN(2000))*time.Millisecond)
 			_ = agents[0].AwaitReady(ctx)
 			cancel()
+			s.moment("round %d: kill again", round)
 			agents[0].Kill()
 			require.NoError(t, agents[0].Start())
 		}
 		for _, a := range agents {
-			require.NoError(t, a.AwaitReady(p.ctx))
+			require.NoError(t, a.AwaitReady(s.ctx))
 		}
-		moreOf(p, streams, 50)
+		s.moment("round %d: ready", round)
+		s.more()
 	}
-	changes := churn.end(t)
-	require.NoError(t, p.AwaitAgents(p.ctx))
-	for _, n := range p.Nodes {
-		require.NoError(t, n.Agent.AwaitSettled(p.ctx))
-	}
-	moreOf(p, streams, 50)
+	t.Logf("%d rounds, %d changes", rounds, s.settle())
+	s.judge()
 
-	connections := calls.end(t)
-	forbidden := probes.end(p, machine)
-	for i, r := range stopAll(streams) {
-		require.LessOrEqual(t, r.Lost(), machine(), "stream %d: %v, missing %v", i, r, r.Missing)
-	}
-	dropped := denied() - before
-	t.Logf("%d kills, %d changes, %d connections, %d forbidden packets and %d drops, the machine lost %d",
-		rounds, changes, connections, forbidden, dropped, machine())
-	require.LessOrEqual(t, dropped, forbidden, "drops of what is allowed")
-	require.LessOrEqual(t, forbidden-dropped, machine(), "what is forbidden is not dropped by a policy")
-
-	// Without the policies the same comes.
-	p.withdraw(parsed(t, steadyPolicies+serverForms[0]+"---"+clientForms[0]+"---"+decoyPolicy("", "")+"---"+versionPolicy(""))...)
-	again := p.startProbes(100, probe("other", "near", at("near"), true), probe("client", "the rest of the world", notCoveredIPv4, true))
+	// Without the policies the same passes.
+	s.withdraw(parsed(t, steadyPolicies+serverForms[0]+"---"+clientForms[0]+"---"+decoyPolicy("", "")+"---"+versionPolicy(""))...)
+	again := s.startProbes(100, s.probe("other", "near", true), s.probe("client", notCoveredIPv4.String(), true))
 	for _, f := range again.all {
-		p.eventually(f.name+" passes", func() error {
+		s.eventually(f.name+" passes", func() error {
 			if f.got() == 0 {
 				return fmt.Errorf("%s", f)
 			}
 			return nil
 		})
 	}
-	again.end(p, machine)
+	again.end(s.policyTest, s.machine)
 }
-
-const (
-	reasonPolicyDenied = bpf.Reason(35)
-	reasonPolicyRule   = bpf.Reason(36)
-)
 
 // steadyPolicies stay as they are.
 const steadyPolicies = closedAround + `
@@ -223,152 +287,4 @@ func (p *policyTest) steadyStreams() (streams []*Stream) {
 	s, err := p.StartStream(client.Namespace, ServerIPv4, rate)
 	require.NoError(p.t, err)
 	return append(streams, s)
-}
-
-// moreOf waits until each stream has had further answers.
-func moreOf(p *policyTest, streams []*Stream, n uint64) {
-	p.t.Helper()
-	l := &load{tr: p.traffic, streams: streams}
-	l.more(n)
-}
-
-// background is what goes on until it is ended, and how often it was done.
-type background struct {
-	stop chan struct{}
-	done sync.WaitGroup
-
-	mu    sync.Mutex // of what follows
-	count int
-	err   error
-}
-
-func startBackground(interval time.Duration, do ...func() error) *background {
-	b := &background{stop: make(chan struct{})}
-	for _, f := range do {
-		b.done.Go(func() {
-			ticker := time.NewTicker(interval)
-			defer ticker.Stop()
-			for {
-				err := f()
-				b.mu.Lock()
-				b.count++
-				b.err = err
-				b.mu.Unlock()
-				if err != nil {
-					return
-				}
-				select {
-				case <-b.stop:
-					return
-				case <-ticker.C:
-				}
-			}
-		})
-	}
-	return b
-}
-
-func (b *background) end(t *testing.T) int {
-	t.Helper()
-	close(b.stop)
-	b.done.Wait()
-	require.NoError(t, b.err)
-	return b.count
-}
-
-// startCalls connects again and again, which must always succeed.
-func (p *policyTest) startCalls(lines ...string) *background {
-	p.t.Helper()
-	var do []func() error
-	for _, text := range lines {
-		c := p.callOf(text)
-		do = append(do, func() error {
-			ctx, cancel := context.WithTimeout(p.ctx, patience)
-			defer cancel()
-			if err := c.try(ctx); err != nil {
-				return fmt.Errorf("%s: %w", c, err)
-			}
-			return nil
-		})
-	}
-	return startBackground(20*time.Millisecond, do...)
-}
-
-// startChurn changes labels and policies.
-func (p *policyTest) startChurn(decoys []*Pod) *background {
-	random := rand.New(rand.NewPCG(8, 8))
-	pick := func(values ...string) string { return values[random.IntN(len(values))] }
-	find := func(name string) *Pod {
-		for pod := range p.pods {
-			if pod.Spec.Name == name {
-				return pod
-			}
-		}
-		return nil
-	}
-	relabel := func(pod *Pod, labels map[string]string) error {
-		pod.Spec.Labels = labels
-		return p.Apply(pod.Object())
-	}
-	client, near, other := find("client"), find("near"), find("other")
-	changes := []func() error{
-		func() error { return p.ApplyYAML(serverForms[random.IntN(len(serverForms))]) },
-		func() error { return p.ApplyYAML(clientForms[random.IntN(len(clientForms))]) },
-		func() error { return p.ApplyYAML(shopNamespace(pick("calm", "busy"))) },
-		func() error {
-			return relabel(client, map[string]string{"app": "client", "color": pick("red", "blue", "green"), "noise": pick("1", "2")})
-		},
-		func() error {
-			return relabel(near, map[string]string{"app": "server", "color": pick("red", "blue"), "version": pick("1", "2")})
-		},
-		func() error { return relabel(other, map[string]string{"app": pick("other", "banned")}) },
-		func() error {
-			decoy := decoys[random.IntN(len(decoys))]
-			return relabel(decoy, map[string]string{"app": pick("decoy", "client-2", "ghost"), "color": pick("red", "blue"), "noise": pick("1", "2", "3")})
-		},
-		func() error { // chooses decoys only
-			if random.IntN(2) == 0 {
-				return p.Delete(parsed(p.t, decoyPolicy("", ""))...)
-			}
-			return p.ApplyYAML(decoyPolicy(pick("decoy", "client", "server"), pick("80", "443")))
-		},
-		func() error { // chooses a server, to which it allows less than is allowed anyway
-			if random.IntN(2) == 0 {
-				return p.Delete(parsed(p.t, versionPolicy(""))...)
-			}
-			return p.ApplyYAML(versionPolicy(pick("80", "81")))
-		},
-	}
-	return startBackground(25*time.Millisecond, func() error { return changes[random.IntN(len(changes))]() })
-}
-
-// shopNamespace is the namespace with a further label.
-func shopNamespace(mood string) string {
-	return `
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {team: red, mood: ` + mood + `}}
-`
-}
-
-func decoyPolicy(from, port string) string {
-	return fmt.Sprintf(`
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: decoys, namespace: shop}
-spec:
-  podSelector: {matchLabels: {app: decoy}}
-  ingress: [{from: [{podSelector: {matchLabels: {app: %q}}}], ports: [{port: %s}]}]
-`, from, port)
-}
-
-func versionPolicy(port string) string {
-	return fmt.Sprintf(`
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {name: version-1, namespace: shop}
-spec:
-  podSelector: {matchLabels: {app: server, version: "1"}}
-  ingress: [{from: [{podSelector: {matchLabels: {app: client}}}], ports: [{port: %s}]}]
-`, port)
 }

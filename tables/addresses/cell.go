@@ -4,8 +4,13 @@
 // as peers, and of this node's pods.
 //
 //	endpoints, nodes, services, backends, addresses, routes ──► ipcache ──────────► sluice_ipcache
-//	endpoints, class-members, routes, neighbours, bridges ────► local-endpoints ──► sluice_pods
-//	map-sources, map-egress: what the kernel has ─────────────────────▲ epoch
+//	endpoints, routes, neighbours, bridges ───────────────────► local-endpoints ──► sluice_pods
+//	class-members, peer-prefixes, policy-readiness ─────▲──────────▲   ▲ epoch
+//	map-sources, map-egress, map-policy, map-ipcache: what the kernel has
+//
+// An address goes over to another class of network policies in one write, when
+// the kernel has all that the class is to meet: policy-readiness. Until then it
+// stays where it is, and its row says what it waits for.
 package addresses
 
 import (

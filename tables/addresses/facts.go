@@ -19,7 +19,9 @@ func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables
 	row := c.facts(txn, prefix)
 	if row.Flags == 0 {
 		if _, _, named := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !named {
-			return nil
+			if row.Remains = c.remains(txn, prefix); !row.Remains {
+				return nil
+			}
 		}
 		c.inherit(txn, row)
 	}

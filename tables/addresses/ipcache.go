@@ -50,6 +50,9 @@ var localScope = []netip.Prefix{
 
 // deriveIPCache keeps what is known of each address and prefix.
 func deriveIPCache(p derive.Params, c ipcacheParams) error {
+	// What has no member as a peer yet, by the prefixes that there are: with
+	// others it may be of one that has been there for long.
+	unplaced := map[netip.Prefix]struct{}{}
 	_, err := derive.Register(p, derive.Rule[netip.Prefix, *tables.IPCache]{
 		Output: c.IPCache,
 		Inputs: []derive.Input[netip.Prefix]{
@@ -76,17 +79,29 @@ func deriveIPCache(p derive.Params, c ipcacheParams) error {
 				}
 			}),
 			derive.FromIf(c.PeerPrefixes,
-				func(_, _ *tables.PeerPrefix) bool { return false },
-				func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(netip.Prefix)) { affect(p.Prefix) }),
+				func(old, new *tables.PeerPrefix) bool { return old.Pods != new.Pods },
+				func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(netip.Prefix)) {
+					affect(p.Prefix)
+					for prefix := range unplaced {
+						affect(prefix)
+					}
+				}),
 			derive.FromChange(c.Members, c.memberChanged),
 			derive.From(c.Readiness, c.affectedByReadiness),
+			derive.FromChange(c.Entries, c.affectedByEntry),
 		},
-		After: []statedb.TableMeta{c.Entries},
-		Seed:  slices.Concat(localScope, c.Cluster),
+		Seed: slices.Concat(localScope, c.Cluster),
 		Existing: func(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq2[*tables.IPCache, statedb.Revision] {
 			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
 		},
-		Rows:  c.rows,
+		Rows: func(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
+			if c.Places.Member(txn, prefix) == nil {
+				unplaced[prefix] = struct{}{}
+			} else {
+				delete(unplaced, prefix)
+			}
+			return c.rows(txn, prefix)
+		},
 		Equal: (*tables.IPCache).Equal,
 	})
 	return err

@@ -20,6 +20,9 @@ import (
 // where he belongs, which will be in a moment, nothing is written before.
 func (c *ipcacheParams) classify(txn statedb.ReadTxn, row *tables.IPCache) bool {
 	member := c.Places.Member(txn, row.Prefix)
+	if c.resuming(txn) && c.resume(txn, row, member) {
+		return true
+	}
 	if member != nil && c.ready(txn, member) {
 		row.PeerClass = member.Class
 		return true
@@ -56,7 +59,7 @@ func (c *ipcacheParams) ready(txn statedb.ReadTxn, m *tables.ClassMember) bool {
 // affectedByReadiness are those that wait for the class. Who is in it stays,
 // whatever becomes of its readiness.
 func (c *ipcacheParams) affectedByReadiness(txn statedb.ReadTxn, r *tables.PolicyReadiness, affect func(netip.Prefix)) {
-	if r.Ready && r.Role == bpf.RolePeer {
+	if (r.Ready || r.Copied) && r.Role == bpf.RolePeer {
 		c.affectedByClass(txn, r.Number, affect)
 	}
 }
@@ -71,6 +74,7 @@ func (c *ipcacheParams) affectedByClass(txn statedb.ReadTxn, class uint32, affec
 // whose class changes its meaning those that wait for it: it may be that by which
 // it is ready again.
 func (c *ipcacheParams) memberChanged(txn statedb.ReadTxn, old, new *tables.ClassMember, affect func(netip.Prefix)) {
+	c.affectedByResumption(txn, old, new, affect)
 	switch {
 	case old == nil:
 		c.affectedByMember(txn, new, affect)

@@ -38,6 +38,7 @@ type agentTables struct {
 	DB           *statedb.DB
 	Metrics      *derive.Metrics
 	Policies     statedb.RWTable[*tables.NetworkPolicy]
+	Selectors    statedb.RWTable[*tables.Selector]
 	Members      statedb.RWTable[*tables.ClassMember]
 	Kernel       statedb.RWTable[*tables.PolicyMapEntry]
 	ClassEntries statedb.RWTable[*tables.ClassEntry]
@@ -57,6 +58,7 @@ func newAgent(t testing.TB, before func(*agent)) *agent {
 			job.Registry.NewGroup, derive.NewMetrics,
 			func() tables.Enforcement { return tables.EnforcementDefault },
 			tables.NewNetworkPolicyTable, statedb.RWTable[*tables.NetworkPolicy].ToTable,
+			tables.NewSelectorTable, statedb.RWTable[*tables.Selector].ToTable,
 			tables.NewClassMemberTable, statedb.RWTable[*tables.ClassMember].ToTable,
 			tables.NewPolicyMapEntryTable, statedb.RWTable[*tables.PolicyMapEntry].ToTable,
 			tables.NewClassEntryTable, statedb.RWTable[*tables.ClassEntry].ToTable,
@@ -101,7 +103,7 @@ func (a *agent) quiet() {
 
 // change changes inputs in one transaction, and waits for what comes of it.
 func (a *agent) change(f func(wtxn statedb.WriteTxn)) {
-	wtxn := a.DB.WriteTxn(a.Policies, a.Members, a.Kernel, a.ClassEntries)
+	wtxn := a.DB.WriteTxn(a.Policies, a.Selectors, a.Members, a.Kernel, a.ClassEntries)
 	f(wtxn)
 	wtxn.Commit()
 	a.quiet()
@@ -129,6 +131,9 @@ func (a *agent) put(rows ...any) {
 				put(a, wtxn, a.Policies, row)
 			case *tables.ClassMember:
 				put(a, wtxn, a.Members, row)
+				if row.Evaluated != 0 {
+					put(a, wtxn, a.Selectors, &tables.Selector{ID: row.Evaluated, Version: row.Version})
+				}
 			}
 		}
 	})

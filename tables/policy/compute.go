@@ -7,7 +7,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -51,29 +50,22 @@ func (c *Computer) Entries(txn statedb.ReadTxn, pair tables.PolicyPair) []*table
 	}
 	var peer *tables.ClassMember
 	if pair.Peer != bpf.AnyPeerClass {
-		if peer = tables.ClassRow(txn, c.Members, bpf.ClassKey{Role: bpf.RolePeer, Number: pair.Peer}); peer == nil {
-			return nil
+		peer = tables.ClassRow(txn, c.Members, bpf.ClassKey{Role: bpf.RolePeer, Number: pair.Peer})
+	}
+	switch {
+	case c.asBefore(txn, subject):
+		if peer != nil && peer.Continues != 0 {
+			return c.asInKernel(txn, pair, peer.Continues)
 		}
+		return c.asInKernel(txn, pair, pair.Peer)
+	case pair.Peer == bpf.AnyPeerClass:
+		return c.view(txn, subject, pair.Direction).anyPeer(pair, c.Enforcement).entries()
+	case peer == nil:
+		return nil
+	case peer.MeaningUnknown(): // and stuck
+		return c.asInKernel(txn, pair, pair.Peer)
 	}
-	if subject.MeaningUnknown() || peer != nil && peer.MeaningUnknown() {
-		return c.asInKernel(txn, pair)
-	}
-	v := c.view(txn, subject, pair.Direction)
-	if peer == nil {
-		return v.anyPeer(pair, c.Enforcement).entries()
-	}
-	return v.ofPeer(pair, peer).entries()
-}
-
-// asInKernel has the kernel's entries of a pair stay: the kernel has addresses in
-// a class of an earlier run, and what it was for cannot be told.
-func (c *Computer) asInKernel(txn statedb.ReadTxn, pair tables.PolicyPair) []*tables.PolicyEntry {
-	var entries []*tables.PolicyEntry
-	for e := range c.Kernel.List(txn, tables.PolicyMapEntriesOfPair(pair)) {
-		entries = append(entries, &tables.PolicyEntry{Key: e.Key, Value: e.Value, Status: reconciler.StatusPending()})
-	}
-	slices.SortFunc(entries, func(a, b *tables.PolicyEntry) int { return compareKeys(a.Key, b.Key) })
-	return entries
+	return c.view(txn, subject, pair.Direction).ofPeer(pair, peer).entries()
 }
 
 // view has the rules in force about a subject class in a direction.

@@ -109,7 +109,9 @@ func (p *pairs) byClass(txn statedb.ReadTxn, old, new *tables.ClassMember, f fun
 	}
 	if old == nil || new == nil || old.MeaningUnknown() != new.MeaningUnknown() {
 		p.ofNumber(txn, row.Role, row.Class, f)
+		p.ofContinuing(txn, row, f)
 	}
+	p.becomesKnown(txn, old, new, f)
 	ids, names := signatureChange(old, new)
 	if old != nil && new != nil {
 		p.byLoss(txn, old, new, f)

@@ -112,6 +112,12 @@ func (r *readiness) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMemb
 		return
 	}
 	affect(bpf.ClassKey{Role: row.Role, Number: row.Class})
+	if isUnknown(old) && !isUnknown(new) {
+		r.affectedByKnown(txn, affect)
+	}
+	if old != nil {
+		r.unsettled.touchClass(old, affect)
+	}
 	r.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
 }
 
@@ -209,6 +215,7 @@ func (r *readiness) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.Policy
 	}
 	former, _, found := r.Output.Get(txn, tables.PolicyReadinessByKey(key))
 	row.Ready = found && former.Ready && former.Digest == row.Digest || row.Registered && !r.unsettled.waits(key)
+	r.whileUnknown(txn, class, row)
 	return []*tables.PolicyReadiness{row}
 }
 

@@ -21,6 +21,7 @@ type ruleParams struct {
 
 	Output      statedb.RWTable[*tables.EnforcedRule]
 	Policies    statedb.Table[*tables.NetworkPolicy]
+	Selectors   statedb.Table[*tables.Selector]
 	Members     statedb.Table[*tables.ClassMember]
 	Kernel      statedb.Table[*tables.PolicyMapEntry]
 	Entries     statedb.Table[*tables.PolicyEntry]
@@ -105,6 +106,9 @@ func pairOfEitherInKernel(old, new *tables.PolicyMapEntry) tables.PolicyPair {
 
 // memberChanged affects the policies that wait for what has changed.
 func (r *rules) memberChanged(_ statedb.ReadTxn, old, new *tables.ClassMember, affect func(tables.PolicyID)) {
+	if old != nil && old.OfClass {
+		r.retired.touchClass(old, func(rule tables.RuleID) { affect(rule.Policy) })
+	}
 	if len(r.waiters) == 0 {
 		return
 	}
@@ -210,7 +214,7 @@ func (r *rules) wait(id tables.PolicyID, selector tables.SelectorID) {
 func (r *rules) unsettled(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) tables.SelectorID {
 	for _, rule := range wanted {
 		for role, id := range selectorsOf(rule) {
-			if !tables.SelectorIsEvaluated(txn, r.Members, role, id) || r.isLeaving(txn, role, id) {
+			if !tables.SelectorIsCurrent(txn, r.Selectors, r.Members, role, id) || r.isLeaving(txn, role, id) {
 				return id
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/statedb"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -45,6 +46,16 @@ func (s *settlement[Owner]) touch(pair tables.PolicyPair, affected func(Owner)) 
 	s.touched[pair] = struct{}{}
 	for _, owner := range owners {
 		affected(owner)
+	}
+}
+
+// touchClass is touch for all pairs with a class that has come to stand for
+// something else. A rule may have gone with it that tells of the pair no more.
+func (s *settlement[Owner]) touchClass(old *tables.ClassMember, affected func(Owner)) {
+	for pair := range s.owners {
+		if slices.Contains(classesOf(pair), bpf.ClassKey{Role: old.Role, Number: old.Class}) {
+			s.touch(pair, affected)
+		}
 	}
 }
 

@@ -54,12 +54,16 @@ func (m *members) inputs() []derive.Input[memberKey] {
 			}
 		}),
 		derive.Feedback(derive.FromIf(m.IPCache,
-			func(old, new *tables.IPCache) bool { return old.PeerClass != new.PeerClass },
+			func(old, new *tables.IPCache) bool {
+				return old.PeerClass != new.PeerClass || isFailed(new.Status) != isFailed(old.Status)
+			},
 			func(txn statedb.ReadTxn, c *tables.IPCache, affect func(memberKey)) {
 				m.affectedByPlacement(txn, bpf.RolePeer, c.Prefix, c.PeerClass, affect)
 			})),
 		derive.Feedback(derive.FromIf(m.Locals,
-			func(old, new *tables.LocalEndpoint) bool { return old.SubjectClass != new.SubjectClass },
+			func(old, new *tables.LocalEndpoint) bool {
+				return old.SubjectClass != new.SubjectClass || isFailed(new.Status) != isFailed(old.Status)
+			},
 			func(txn statedb.ReadTxn, e *tables.LocalEndpoint, affect func(memberKey)) {
 				m.affectedByPlacement(txn, bpf.RoleSubject, single(e.Addr), e.SubjectClass, affect)
 			})),

@@ -57,9 +57,23 @@ func (s *policyScope) finish(r *round) {
 			r.touch(row.Class, netip.Prefix{})
 		}
 	}
-	for number, prefixes := range r.touched {
-		r.classRows[number] = s.classRow(r, number, prefixes)
+	s.touchContinuing(r)
+	numbers := slices.Sorted(maps.Keys(r.touched))
+	for _, number := range numbers {
+		r.classRows[number] = s.classRow(r, number, r.touched[number])
 	}
+	s.continueClasses(r)
+	// Whether one goes on that continues another one depends on that one.
+	for _, number := range numbers {
+		if row := r.classRows[number]; row != nil && row.Continues != 0 && !s.peopled(r, number) && !s.place.used(r.txn, number) && !s.continues(r, row) {
+			r.classRows[number] = nil
+		}
+	}
+}
+
+func (s *policyScope) peopled(r *round, number uint32) bool {
+	m, _ := s.meaningOf(r, number)
+	return m != nil
 }
 
 func (r *round) touch(number uint32, prefix netip.Prefix) {
@@ -94,21 +108,27 @@ func (s *policyScope) lookAt(r *round) {
 
 // classOf returns the class that a prefix belongs to, 0 for none.
 func (s *policyScope) classOf(r *round, prefix netip.Prefix) uint32 {
+	if m := s.memberAt(r, prefix); m != nil {
+		return m.Class
+	}
+	return 0
+}
+
+// memberAt returns the member that a prefix belongs to, as it is wanted, or nil.
+func (s *policyScope) memberAt(r *round, prefix netip.Prefix) *tables.ClassMember {
 	key := s.place.key(r.txn, prefix)
 	m := &tables.ClassMember{Role: s.role, LabelSet: key.LabelSet, Node: key.Node, Prefix: key.Prefix}
 	wanted, evaluated := r.wanted[keyOfMember(m)]
 	if !evaluated {
-		if m, _, found := s.Output.Get(r.txn, tables.ClassMemberByKey(key)); found {
-			return m.Class
-		}
-		return 0
+		m, _, _ := s.Output.Get(r.txn, tables.ClassMemberByKey(key))
+		return m
 	}
 	for _, m := range wanted {
 		if m.Key() == key {
-			return m.Class
+			return m
 		}
 	}
-	return 0
+	return nil
 }
 
 // meaningOf returns a member of a class as it is wanted, or nil if it has none, and
@@ -142,15 +162,13 @@ func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) 
 	switch {
 	case m != nil:
 		row.Selectors, row.Ports, row.Digest = m.Selectors, m.Ports, m.Digest
-	case !s.place.used(r.txn, number):
+	case !s.place.used(r.txn, number) && (former == nil || former.Continues == 0):
 		return nil
 	case former != nil:
 		row.Selectors, row.Ports, row.Digest = former.Selectors, former.Ports, former.Digest
-	default:
-		// It is from before a restart: only the digest is known, if that.
-		if e, _, found := s.ClassEntries.Get(r.txn, tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](bpf.ClassKey{Role: s.role, Number: number})); found {
-			row.Digest = e.Value.Digest
-		}
+	}
+	if former != nil {
+		row.Continues = former.Continues
 	}
 	leavers := map[netip.Prefix]uint32{}
 	if former != nil {
@@ -170,7 +188,11 @@ func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) 
 			delete(leavers, prefix)
 		}
 	}
+	if m == nil && former == nil && r.resuming {
+		s.resumeMeaning(r, row, leavers)
+	}
 	s.fillLeaving(r, row, leavers)
+	s.keepUnknown(r, row, former)
 	return row
 }
 

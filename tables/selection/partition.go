@@ -76,6 +76,7 @@ type round struct {
 	classRows map[uint32]*tables.ClassMember
 	signed    map[uint32]*tables.ClassMember // a wanted member of each class, when all have one
 	force     map[tables.SelectorID]bool     // whether rules in force name a selector
+	resuming  bool                           // no class has a row yet
 }
 
 func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
@@ -237,6 +238,7 @@ func (r *round) divide(number uint32) {
 // kernel knows both by that meaning.
 func (r *round) merge() {
 	settled := map[bpf.Digest][]uint32{}
+	largest := map[bpf.Digest]uint32{} // of settled: members are counted once
 	for _, id := range r.order {
 		for _, m := range r.wanted[id] {
 			if m.Class == undecided || m.Class == 0 {
@@ -249,9 +251,13 @@ func (r *round) merge() {
 				})
 				settled[m.Digest] = numbers
 			}
-			if slices.Contains(numbers, m.Class) {
-				m.Class = r.largest(numbers)
+			if !slices.Contains(numbers, m.Class) {
+				continue
 			}
+			if _, known := largest[m.Digest]; !known {
+				largest[m.Digest] = r.largest(numbers)
+			}
+			m.Class = largest[m.Digest]
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package selection
 
 import (
+	"iter"
 	"net/netip"
 
 	"github.com/cilium/statedb"
@@ -151,6 +152,21 @@ func (p *peerPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, d
 		desired = c.PeerClass
 	}
 	return kernel, desired
+}
+
+func (p *peerPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
+	return func(yield func(netip.Prefix, uint32) bool) {
+		for e := range p.IPCacheEntries.All(txn) {
+			if !yield(e.Key.Prefix(), e.Value.PeerClass) {
+				return
+			}
+		}
+	}
+}
+
+func (p *peerPlace) failed(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	c, _, found := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
+	return found && isFailed(c.Status)
 }
 
 func (p *peerPlace) used(txn statedb.ReadTxn, number uint32) bool {

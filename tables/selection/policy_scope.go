@@ -4,7 +4,7 @@ package selection
 
 import (
 	"cmp"
-	"maps"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -46,6 +46,10 @@ type place interface {
 	used(txn statedb.ReadTxn, number uint32) bool
 	// named reports whether the kernel has verdicts for a class.
 	named(txn statedb.ReadTxn, number uint32) bool
+	// kernel yields what the kernel has in classes.
+	kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32]
+	// failed reports whether the kernel does not take the class that is desired of a prefix.
+	failed(txn statedb.ReadTxn, prefix netip.Prefix) bool
 	// prefixes returns the addresses and prefixes of a member.
 	prefixes(txn statedb.ReadTxn, m *tables.ClassMember) []netip.Prefix
 }
@@ -136,86 +140,6 @@ func (s *policyScope) settled(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 // joinable is always so: who joins a class waits for its verdicts, which wait for
 // nobody, so that no circle can come of it.
 func (*policyScope) joinable(*round, uint32, bpf.Digest) bool { return true }
-
-// resume has signatures continue numbers at the start, when nothing is known yet
-// of what the kernel's numbers stand for: that which is recorded for them, if it
-// is not plain that others are in it, else that which the kernel has most of
-// their addresses in.
-func (s *policyScope) resume(r *round) {
-	for range s.Output.List(r.txn, tables.ClassRowsOfRole(s.role)) {
-		return
-	}
-	inside := s.inKernel(r)
-	digests := slices.SortedFunc(maps.Keys(inside), func(a, b bpf.Digest) int { return slices.Compare(a[:], b[:]) })
-	others := map[uint32]int{}
-	for _, counts := range inside {
-		for number, n := range counts {
-			others[number] += n
-		}
-	}
-	taken := map[uint32]bool{}
-	var claims []claim
-	for _, digest := range digests {
-		var recorded []claim
-		for e := range s.ClassEntries.List(r.txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: s.role, Digest: digest})) {
-			if n := inside[digest][e.Key.Number]; n > 0 || others[e.Key.Number] == 0 {
-				recorded = append(recorded, claim{digest, e.Key.Number, n})
-			}
-		}
-		r.settle(recorded, taken)
-		for number, n := range inside[digest] {
-			claims = append(claims, claim{digest, number, n})
-		}
-	}
-	r.settle(claims, taken)
-	// What is recorded for another signature must not be joined by its record.
-	for _, digest := range digests {
-		if r.joined[digest] == 0 {
-			r.joined[digest] = r.fresh()
-		}
-	}
-}
-
-// claim is a number that a signature might continue, with how many are in it already.
-type claim struct {
-	digest bpf.Digest
-	number uint32
-	inside int
-}
-
-// settle gives numbers to those with the most inside.
-func (r *round) settle(claims []claim, taken map[uint32]bool) {
-	slices.SortFunc(claims, func(a, b claim) int {
-		return cmp.Or(cmp.Compare(b.inside, a.inside), cmp.Compare(a.number, b.number), slices.Compare(a.digest[:], b.digest[:]))
-	})
-	for _, c := range claims {
-		if r.joined[c.digest] == 0 && !taken[c.number] {
-			r.joined[c.digest], taken[c.number] = c.number, true
-		}
-	}
-}
-
-// inKernel counts for each signature of undecided members in which classes the
-// kernel has how many of their addresses.
-func (s *policyScope) inKernel(r *round) map[bpf.Digest]map[uint32]int {
-	inside := map[bpf.Digest]map[uint32]int{}
-	for _, key := range r.order {
-		for _, m := range r.wanted[key] {
-			if m.Digest == (bpf.Digest{}) || m.Class != undecided {
-				continue
-			}
-			if inside[m.Digest] == nil {
-				inside[m.Digest] = map[uint32]int{}
-			}
-			for _, prefix := range s.place.prefixes(r.txn, m) {
-				if kernel, _ := s.place.classes(r.txn, prefix); kernel != 0 {
-					inside[m.Digest][kernel]++
-				}
-			}
-		}
-	}
-	return inside
-}
 
 func comparePorts(a, b tables.NamedPort) int {
 	return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))

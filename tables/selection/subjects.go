@@ -3,6 +3,7 @@
 package selection
 
 import (
+	"iter"
 	"net/netip"
 
 	"github.com/cilium/statedb"
@@ -69,6 +70,21 @@ func (s *subjectPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel
 		desired = e.SubjectClass
 	}
 	return kernel, desired
+}
+
+func (s *subjectPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
+	return func(yield func(netip.Prefix, uint32) bool) {
+		for e := range s.PodEntries.All(txn) {
+			if !yield(single(e.Key.Addr.Addr()), e.Value.SubjectClass) {
+				return
+			}
+		}
+	}
+}
+
+func (s *subjectPlace) failed(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	e, _, found := s.Locals.Get(txn, tables.LocalEndpointByAddr(prefix.Addr()))
+	return found && isFailed(e.Status)
 }
 
 func (s *subjectPlace) used(txn statedb.ReadTxn, number uint32) bool {
