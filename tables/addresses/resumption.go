@@ -89,14 +89,15 @@ func (c *ipcacheParams) begun(txn statedb.ReadTxn) bool {
 	return begun
 }
 
-// affectedByEntry is, at the start, all that the kernel has; and afterwards what
-// remains only until what is around it has the same class.
+// affectedByEntry is, at the start, all that the kernel has, and what it gets while
+// classes of unknown meaning are left; afterwards what remains only until what is
+// around it has the same class.
 func (c *ipcacheParams) affectedByEntry(txn statedb.ReadTxn, _, new *tables.IPCacheEntry, affect func(netip.Prefix)) {
 	if new == nil {
 		return
 	}
 	prefix := new.Key.Prefix()
-	if !c.begun(txn) {
+	if !c.begun(txn) || c.resuming(txn) {
 		affect(prefix)
 		return
 	}

@@ -73,6 +73,7 @@ func TestCounts(t *testing.T) {
 	cost("a new class of peers", map[string]derive.Counts{
 		"policy-rules": {}, "policy-entries": {Keys: many + 1, Rows: many + 1, Inserted: many + 1}, "rule-cookies": {},
 	}, func() { a.put(peerRow(many+1, "cluster", "unseen")) })
+	a.program()
 	cost("a class of peers gets a selector that no rule names", map[string]derive.Counts{
 		"policy-rules": {}, "policy-entries": {}, "policy-readiness": {Keys: 1, Rows: 1, Inserted: 1},
 	}, func() { a.put(peerRow(many+1, "cluster", "unseen", "new")) })

@@ -295,13 +295,17 @@ func (h *harness) inconsistent(txn statedb.ReadTxn) string {
 		switch {
 		case row == nil:
 			return "no row of class " + key.String()
+		case row.MeaningUnknown():
+			if len(row.Leaving) == 0 {
+				return "nobody leaves class " + key.String() + ", and its meaning is unknown"
+			}
 		case row.Digest != m.Digest || !slices.Equal(row.Selectors, m.Selectors) || !slices.Equal(row.Ports, m.Ports):
 			return fmt.Sprintf("class %s stands for %q, not for its member %v with %q", key, h.signature(txn, row), m.TableRow(), h.signature(txn, m))
 		}
 	}
 	for role := range h.members.List(txn, tables.ClassRowsOfRole(bpf.RolePeer)) {
 		key := bpf.ClassKey{Role: role.Role, Number: role.Class}
-		if !peopled[key] && len(role.Leavers) == 0 && !(&peerPlace{&members{memberParams: h.params()}}).used(txn, role.Class) {
+		if !peopled[key] && len(role.Leavers) == 0 && role.Continues == 0 && !(&peerPlace{&members{memberParams: h.params()}}).used(txn, role.Class) {
 			return "a row of class " + key.String() + " that nobody is in"
 		}
 	}
@@ -309,7 +313,25 @@ func (h *harness) inconsistent(txn statedb.ReadTxn) string {
 }
 
 func (h *harness) params() memberParams {
-	return memberParams{IPCache: h.IPCache, IPCacheEntries: h.IPCacheEntries}
+	return memberParams{IPCache: h.IPCache, IPCacheEntries: h.IPCacheEntries, Places: h.places}
+}
+
+// target returns the class that a prefix may be put into: while there are classes of
+// unknown meaning, only one that continues the kernel's.
+func (h *harness) target(txn statedb.ReadTxn, p netip.Prefix, m *tables.ClassMember) uint32 {
+	kernel, _ := (&peerPlace{&members{memberParams: h.params()}}).classes(txn, p)
+	if kernel == 0 || tables.ClassesKnown(txn, h.members, bpf.RolePeer) && tables.ClassesKnown(txn, h.members, bpf.RoleSubject) {
+		return m.Class
+	}
+	key := bpf.ClassKey{Role: bpf.RolePeer, Number: kernel}
+	row := tables.ClassRow(txn, h.members, key)
+	if row == nil || !row.MeaningUnknown() || m.Class == kernel {
+		return kernel
+	}
+	if continuing := tables.ClassContinuing(txn, h.members, key, m.Digest); continuing != nil {
+		return continuing.Class
+	}
+	return kernel
 }
 
 // follow does what comes after the classes, as far as allowed says: it puts
@@ -337,7 +359,7 @@ func (h *harness) follow(allowed func() bool) {
 	}
 	for p := range wanted {
 		if m := h.places.Member(txn, p); m != nil {
-			wanted[p] = m.Class
+			wanted[p] = h.target(txn, p, m)
 		}
 	}
 	h.followPeers(txn, wanted, allowed)

@@ -263,6 +263,12 @@ func TestPrefixSplitsALabelSet(t *testing.T) {
 		require.Equal(t, i < 8, h.peerClass(fmt.Sprintf("10.1.0.%d", i)) == class, i)
 	}
 	remove(h, h.NetworkPolicies, p)
+	h.await(func(txn statedb.ReadTxn) string {
+		if tables.SelectorIsEvaluated(txn, h.members, bpf.RolePeer, p.Selectors()[1].ID()) {
+			return "its selector is still there"
+		}
+		return ""
+	})
 	h.settle(podAddrs())
 	for i := range 10 {
 		require.Equal(t, class, h.peerClass(fmt.Sprintf("10.1.0.%d", i)), i)

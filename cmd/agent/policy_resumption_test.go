@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/sources/netlink"
+	"github.com/sluice-net/sluice/tables/policy/policytest"
+)
+
+// Policies change while no agent runs, so that pods that were alike are to be told
+// apart on both sides, and a prefix is no more named, which lies in one that is. What
+// was allowed and is stays so after each write, and what was forbidden and is does too,
+// also when the agent is killed on the way, any number of times.
+func TestPolicyChangesWithoutAgent(t *testing.T) {
+	before := []string{
+		allowPolicy("web", "app: web", "podSelector: {matchLabels: {app: api}}", "ipBlock: {cidr: 198.51.100.0/24}"),
+	}
+	after := []string{
+		allowPolicy("web", "name: one", "podSelector: {matchLabels: {tier: front}}", "ipBlock: {cidr: 198.51.0.0/16, except: [198.51.200.0/24]}"),
+		allowPolicy("other", "name: two", "podSelector: {matchLabels: {tier: back}}", "podSelector: {matchLabels: {app: db}}"),
+	}
+	for _, writes := range []int{-1, 0, 1, 2, 3, 5, 8, 13, 21} {
+		t.Run(fmt.Sprint("killed after ", writes), func(t *testing.T) {
+			t.Parallel()
+			g := &policyGenerator{Generator: policytest.NewGenerator(1), cluster: newCluster(t, []string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"})}
+			g.policies = newPolicyChecker(g.memory, g.policyOptions().HostAllowed)
+			network, err := netlink.ParseState([]byte(policyNetwork))
+			require.NoError(t, err)
+			g.netlink.Set(network)
+			apply := func(manifests ...string) {
+				for _, m := range manifests {
+					require.NoError(t, g.api.Apply([]byte(m)))
+				}
+			}
+			apply("{apiVersion: v1, kind: Namespace, metadata: {name: ns}}",
+				"{apiVersion: v1, kind: Node, metadata: {name: "+policytest.LocalNode+"}, spec: {podCIDRs: [10.0.0.0/24]}, status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}}",
+				podManifest("one", policytest.LocalNode, "10.0.0.1", "app: web"), podManifest("two", policytest.LocalNode, "10.0.0.2", "app: web"),
+				podManifest("front", "node-1", "10.0.1.1", "app: api, tier: front"), podManifest("back", "node-1", "10.0.1.2", "app: api, tier: back"),
+				podManifest("back-too", "node-1", "10.0.1.3", "app: api, tier: back"),
+				podManifest("db", "node-1", "10.0.1.4", "app: db"), podManifest("none", "node-1", "10.0.1.5", "app: none"))
+			apply(before...)
+			require.NoError(t, g.api.Sync())
+			require.NoError(t, g.hive.Start(g.log, t.Context()))
+			require.NoError(t, g.agreesOnPolicies(t.Context()))
+
+			var packets []policytest.Packet
+			for _, subject := range []string{"10.0.0.1", "10.0.0.2"} {
+				for _, peer := range []string{"10.0.1.1", "10.0.1.2", "10.0.1.3", "10.0.1.4", "10.0.1.5", "198.51.100.1", "198.51.101.1", "198.51.200.1", "203.0.113.1"} {
+					packets = append(packets, policytest.Packet{
+						Subject: netip.MustParseAddr(subject), Peer: netip.MustParseAddr(peer), Direction: bpf.DirectionIngress, Protocol: 6, Port: 80,
+					})
+				}
+			}
+			g.memory.Read(func(r bpf.Reader) { g.policies.watch(packets, g.world(g.base.DB.ReadTxn()), r) })
+			g.restart(t.Context(), func() { apply(after...) })
+			for range 4 {
+				if writes >= 0 {
+					died := g.killAfter(writes)
+					g.pause(died.Load)
+					g.restart(t.Context(), func() {})
+				}
+			}
+			require.NoError(t, g.agreesOnPolicies(t.Context()))
+			require.NoError(t, g.policies.rest(g.world(g.base.DB.ReadTxn())))
+			var changed []string
+			g.memory.Read(func(r bpf.Reader) {
+				for _, p := range packets {
+					changed = append(changed, fmt.Sprint(p.Subject, " ", p.Peer, " ", policyInKernel(r, p, true)))
+				}
+			})
+			require.Equal(t, []string{
+				"10.0.0.1 10.0.1.1 allowed", "10.0.0.1 198.51.100.1 allowed", "10.0.0.1 198.51.101.1 allowed",
+				"10.0.0.2 10.0.1.2 allowed", "10.0.0.2 10.0.1.3 allowed", "10.0.0.2 10.0.1.4 allowed",
+			}, allowedOf(changed))
+		})
+	}
+}
+
+func allowedOf(lines []string) (allowed []string) {
+	for _, l := range lines {
+		if strings.HasSuffix(l, " allowed") {
+			allowed = append(allowed, l)
+		}
+	}
+	return allowed
+}
+
+func podManifest(name, node, addr, labels string) string {
+	return fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: ns, labels: {name: %[1]s, %s}}, spec: {nodeName: %s, containers: [{name: c}]}, status: {phase: Running, podIPs: [{ip: %s}]}}",
+		name, labels, node, addr)
+}
+
+func allowPolicy(name, subject string, peers ...string) string {
+	return fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: %s, namespace: ns}, spec: {podSelector: {matchLabels: {%s}}, ingress: [{from: [{%s}]}]}}",
+		name, subject, strings.Join(peers, "}, {"))
+}
