@@ -95,12 +95,6 @@ const (
 	PrecedenceDeny
 )
 
-// RuleKey is the key of sluice_rules, whose value is a [Metric] per CPU: what the rules
-// with a cookie have decided.
-type RuleKey struct{ Cookie uint32 }
-
-func (k RuleKey) String() string { return fmt.Sprintf("cookie=%d", k.Cookie) }
-
 // PolicyValue is the value of sluice_policy.
 type PolicyValue struct {
 	Precedence uint32

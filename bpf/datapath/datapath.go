@@ -19,7 +19,6 @@ import (
 const (
 	MetricsMap = programsMapSluiceMetrics
 	EventsMap  = programsMapSluiceEvents
-	RulesMap   = programsMapSluiceRules
 )
 
 // Sizes are the sizes of the maps that the programs write: entries, and for the
@@ -193,10 +192,6 @@ func (d *Datapath) Events() *ebpf.Map { return d.Map(EventsMap) }
 
 // Metrics returns the array of [bpf.Metric] per CPU, nil unless programs are loaded.
 func (d *Datapath) Metrics() *ebpf.Map { return d.Map(MetricsMap) }
-
-// Rules returns the hash map of [bpf.RuleKey] to a [bpf.Metric] per CPU: the packets
-// that rules of network policies decided. It is nil unless programs are loaded.
-func (d *Datapath) Rules() *ebpf.Map { return d.Map(RulesMap) }
 
 // Close releases programs and maps. What is attached and pinned stays.
 func (d *Datapath) Close() error {

@@ -115,6 +115,8 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
 		"sluice_policy":   {bpf.PolicyKey{}, bpf.PolicyValue{}},
 		"sluice_rules":    {bpf.RuleKey{}, bpf.Metric{}},
+		"sluice_slots":    {uint32(0), bpf.RuleKey{}},
+		"sluice_decided":  {uint32(0), bpf.Metric{}},
 		"sluice_config":   {bpf.ConfigKey{}, bpf.ConfigValue{}},
 		"sluice_ct4_tcp":  {ctmap.Key4{}, ctmap.Entry{}},
 		"sluice_ct4_any":  {ctmap.Key4{}, ctmap.Entry{}},
@@ -142,6 +144,8 @@ func TestMapsOfBothSides(t *testing.T) {
 	}
 	require.Empty(t, sizes, "the programs do not have these maps")
 	require.EqualValues(t, uint32(bpf.ReasonCount)*bpf.Directions, spec.Maps["sluice_metrics"].MaxEntries)
+	require.EqualValues(t, bpf.RuleSlots, spec.Maps["sluice_slots"].MaxEntries)
+	require.EqualValues(t, bpf.RuleSlots, spec.Maps["sluice_decided"].MaxEntries)
 }
 
 // constants are those of layout.h that Go has under another name.
@@ -150,6 +154,7 @@ var constants = map[string]uint64{
 	"POD_EGRESS_SELECTED": uint64(bpf.PodEgressSelected), "POD_EGRESS_UNKNOWN": uint64(bpf.PodEgressUnknown),
 	"POD_POLICY_UNKNOWN": uint64(bpf.PodPolicyUnknown), "ANY_PEER_CLASS": uint64(bpf.AnyPeerClass), "NO_SUBJECT_CLASS": uint64(bpf.NoSubjectClass),
 	"PRECEDENCE_DEFAULT": uint64(bpf.PrecedenceDefault), "PRECEDENCE_ALLOW": uint64(bpf.PrecedenceAllow), "PRECEDENCE_DENY": uint64(bpf.PrecedenceDeny),
+	"RULE_SLOTS":         bpf.RuleSlots,
 	"IPCACHE_IN_CLUSTER": uint64(bpf.IPCacheInCluster), "IPCACHE_HOST": uint64(bpf.IPCacheHost),
 	"IPCACHE_NODE": uint64(bpf.IPCacheNode), "IPCACHE_SERVICE": uint64(bpf.IPCacheService),
 	"IPCACHE_POD": uint64(bpf.IPCachePod), "IPCACHE_LOCAL_SCOPE": uint64(bpf.IPCacheLocalScope),

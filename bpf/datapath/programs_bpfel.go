@@ -304,6 +304,7 @@ const (
 	programsMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	programsMapSluiceCt6Any   = "sluice_ct6_any"
 	programsMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	programsMapSluiceDecided  = "sluice_decided"
 	programsMapSluiceEgress   = "sluice_egress"
 	programsMapSluiceEvents   = "sluice_events"
 	programsMapSluiceExits    = "sluice_exits"
@@ -318,6 +319,7 @@ const (
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluicePolicy   = "sluice_policy"
 	programsMapSluiceRules    = "sluice_rules"
+	programsMapSluiceSlots    = "sluice_slots"
 	programsMapSluiceSources  = "sluice_sources"
 	programsProgBackstop      = "backstop"
 	programsProgFromNetdev    = "from_netdev"
@@ -388,6 +390,7 @@ type programsMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -402,6 +405,7 @@ type programsMapSpecs struct {
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
+	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
 }
 
@@ -438,6 +442,7 @@ type programsMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -452,6 +457,7 @@ type programsMaps struct {
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
+	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
 }
 
@@ -464,6 +470,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -478,6 +485,7 @@ func (m *programsMaps) Close() error {
 		m.SluicePods,
 		m.SluicePolicy,
 		m.SluiceRules,
+		m.SluiceSlots,
 		m.SluiceSources,
 	)
 }

@@ -410,6 +410,7 @@ const (
 	programsMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	programsMapSluiceCt6Any   = "sluice_ct6_any"
 	programsMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	programsMapSluiceDecided  = "sluice_decided"
 	programsMapSluiceEgress   = "sluice_egress"
 	programsMapSluiceEvents   = "sluice_events"
 	programsMapSluiceExits    = "sluice_exits"
@@ -426,6 +427,7 @@ const (
 	programsMapSluicePolicy   = "sluice_policy"
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceScrub    = "sluice_scrub"
+	programsMapSluiceSlots    = "sluice_slots"
 	programsMapSluiceSources  = "sluice_sources"
 	programsMapSluiceSuspects = "sluice_suspects"
 	programsProgAllCt4Any     = "all_ct4_any"
@@ -529,6 +531,7 @@ type programsMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -545,6 +548,7 @@ type programsMapSpecs struct {
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceScrub    *ebpf.MapSpec `ebpf:"sluice_scrub"`
+	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
 	SluiceSuspects *ebpf.MapSpec `ebpf:"sluice_suspects"`
 }
@@ -588,6 +592,7 @@ type programsMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -604,6 +609,7 @@ type programsMaps struct {
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceScrub    *ebpf.Map `ebpf:"sluice_scrub"`
+	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
 	SluiceSuspects *ebpf.Map `ebpf:"sluice_suspects"`
 }
@@ -617,6 +623,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -633,6 +640,7 @@ func (m *programsMaps) Close() error {
 		m.SluicePolicy,
 		m.SluiceRules,
 		m.SluiceScrub,
+		m.SluiceSlots,
 		m.SluiceSources,
 		m.SluiceSuspects,
 	)

@@ -154,8 +154,11 @@ struct policy_value {
 	__u8 pad[3];
 };
 
-/* sluice_rules: packets that rules decided, in the direction of their flows. Its value
- * is a metric. */
+/* Packets that rules decided, in the direction of their flows, as metrics. Rules count
+ * in a slot of sluice_decided by their cookie, modulo RULE_SLOTS, if sluice_slots says
+ * that it is theirs: it is of those that came first. The others count in sluice_rules. */
+
+#define RULE_SLOTS 4096
 
 struct rule_key {
 	__u32 cookie;

@@ -61,8 +61,25 @@ struct {
 	__type(value, struct metric);
 } sluice_metrics SEC(".maps");
 
-/* A rule's counter is made when the rule first decides; the agent removes those of
- * rules that there are no more. */
+/* A rule's counter, or slot, is its own when the rule first decides; the agent removes
+ * those of rules that there are no more. Slots are found without a search, which a packet
+ * of a known flow would feel. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RULE_SLOTS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u32); /* the cookie, 0: nobody's */
+} sluice_slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, RULE_SLOTS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct metric);
+} sluice_decided SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -34,14 +34,45 @@ static __always_inline void count(__u32 reason, __u32 direction, __u64 bytes)
 	}
 }
 
-static __noinline void count_decided(__u32 cookie, __u64 bytes)
+/* Counts for rules whose slot is another's. */
+static __noinline void count_crowded(__u32 cookie, __u64 bytes)
 {
 	struct rule_key key = {.cookie = cookie};
 	struct metric first = {.packets = 1, .bytes = bytes};
 	struct metric *m = bpf_map_lookup_elem(&sluice_rules, &key);
 
 	if (!m) {
-		bpf_map_update_elem(&sluice_rules, &key, &first, BPF_NOEXIST);
+		/* Another CPU may have made it meanwhile: this one's part is still empty. */
+		bpf_map_update_elem(&sluice_rules, &key, &first, BPF_ANY);
+		return;
+	}
+	m->packets++;
+	m->bytes += bytes;
+}
+
+/* Takes a slot that is nobody's. Returns whether it is the cookie's now. */
+static __noinline int take_slot(__u32 *slot, __u32 cookie)
+{
+	__u32 owner;
+
+	if (*slot)
+		return false;
+	owner = __sync_val_compare_and_swap(slot, 0, cookie);
+	return !owner || owner == cookie;
+}
+
+static __noinline void count_decided(__u32 cookie, __u64 bytes)
+{
+	__u32 index = cookie % RULE_SLOTS;
+	struct metric *m;
+	__u32 *slot;
+
+	slot = bpf_map_lookup_elem(&sluice_slots, &index);
+	m = bpf_map_lookup_elem(&sluice_decided, &index);
+	if (!slot || !m)
+		return;
+	if (*slot != cookie && !take_slot(slot, cookie)) {
+		count_crowded(cookie, bytes);
 		return;
 	}
 	m->packets++;

@@ -3,7 +3,6 @@
 package events
 
 import (
-	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
@@ -32,7 +31,7 @@ var Cell = cell.Module(
 func newSource(v views, d Datapath, drops statedb.RWTable[*tables.Drop], watchers statedb.RWTable[*tables.Monitor]) *Source {
 	e := newEnricher(v)
 	return &Source{
-		rules:    &ruleCounters{db: v.DB, cookies: v.Cookies, maps: func() *ebpf.Map { return d.Map(rulesMap) }},
+		rules:    &ruleCounters{db: v.DB, cookies: v.Cookies, maps: d.Map},
 		enricher: e,
 		drops:    newRecorder(v.DB, drops, e),
 		monitors: &monitors{db: v.DB, table: watchers},

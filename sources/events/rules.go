@@ -4,8 +4,6 @@ package events
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -14,10 +12,6 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
-
-// rulesMap is the map in which the programs count what rules of network policies
-// decide, by cookie.
-const rulesMap = "sluice_rules"
 
 // RuleCounter counts the packets that some rules decided together, those of a
 // flow's replies not among them.
@@ -60,40 +54,22 @@ func rulesOf(row *tables.RuleCookie) []string {
 	return names
 }
 
-// ruleCounters reads the map of counters, and removes those of rules that there
+// ruleCounters reads the counters of rules, and removes those of rules that there
 // are no more.
 type ruleCounters struct {
 	db      *statedb.DB
 	cookies statedb.Table[*tables.RuleCookie]
-	maps    func() *ebpf.Map // nil if no programs are loaded
+	maps    func(name string) *ebpf.Map // nil if no programs are loaded
 
 	gone map[uint32]bool // that were of no rule at the last sweep
 }
 
 func (r *ruleCounters) read() (map[uint32]bpf.Metric, error) {
-	counts := map[uint32]bpf.Metric{}
-	m := r.maps()
-	if m == nil {
-		return counts, nil
+	c, loaded := bpf.RuleCountsOf(r.maps)
+	if !loaded {
+		return map[uint32]bpf.Metric{}, nil
 	}
-	var (
-		key    bpf.RuleKey
-		perCPU []bpf.Metric
-	)
-	it := m.Iterate()
-	for it.Next(&key, &perCPU) {
-		var sum bpf.Metric
-		for _, c := range perCPU {
-			sum.Packets += c.Packets
-			sum.Bytes += c.Bytes
-		}
-		counts[key.Cookie] = sum
-	}
-	// Programs add counters meanwhile; a removal has the iteration begin anew.
-	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return nil, fmt.Errorf("read %s: %w", rulesMap, err)
-	}
-	return counts, nil
+	return c.Read()
 }
 
 // sweepInterval is how often counters are looked through.
@@ -102,12 +78,12 @@ const sweepInterval = time.Minute
 // sweep removes the counters that were of no rule at the last sweep either: a
 // rule is in the kernel a moment before its cookie is in the table.
 func (r *ruleCounters) sweep(context.Context) error {
-	m := r.maps()
+	c, loaded := bpf.RuleCountsOf(r.maps)
 	txn := r.db.ReadTxn()
-	if initialized, _ := r.cookies.Initialized(txn); m == nil || !initialized {
+	if initialized, _ := r.cookies.Initialized(txn); !loaded || !initialized {
 		return nil
 	}
-	counts, err := r.read()
+	counts, err := c.Read()
 	if err != nil {
 		return err
 	}
@@ -120,8 +96,8 @@ func (r *ruleCounters) sweep(context.Context) error {
 			gone[cookie] = true
 			continue
 		}
-		if err := m.Delete(bpf.RuleKey{Cookie: cookie}); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from %s: %w", rulesMap, err)
+		if err := c.Remove(cookie); err != nil {
+			return err
 		}
 	}
 	r.gone = gone

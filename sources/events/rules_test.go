@@ -85,14 +85,28 @@ func TestRulesThatComeAndGo(t *testing.T) {
 // counting is a [Datapath] that counts rules.
 type counting struct {
 	noPrograms
-	m *ebpf.Map
+	maps map[string]*ebpf.Map
 }
 
-func (c counting) Map(name string) *ebpf.Map {
-	if name != rulesMap {
-		return nil
+func (c counting) Map(name string) *ebpf.Map { return c.maps[name] }
+
+// newCounting returns maps as the programs have them.
+func newCounting(t *testing.T) counting {
+	c := counting{maps: map[string]*ebpf.Map{}}
+	for name, spec := range map[string]*ebpf.MapSpec{
+		bpf.RulesMap:     {Type: ebpf.PerCPUHash, KeySize: 4, ValueSize: 16, MaxEntries: 16},
+		bpf.RuleSlotsMap: {Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: bpf.RuleSlots},
+		bpf.DecidedMap:   {Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: bpf.RuleSlots},
+	} {
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			require.Empty(t, os.Getenv("SLUICE_REQUIRE_PRIVILEGED"), "BPF maps are not possible here: %v", err)
+			t.Skipf("BPF maps are not possible here: %v", err)
+		}
+		t.Cleanup(func() { m.Close() })
+		c.maps[name] = m
 	}
-	return c.m
+	return c
 }
 
 func TestRuleCounters(t *testing.T) {
@@ -102,35 +116,42 @@ func TestRuleCounters(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []RuleCounter{{Cookie: 7, Rules: []string{"NetworkPolicy/shop/web spec.ingress[0]"}}}, counters, "without programs")
 
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUHash, KeySize: 4, ValueSize: 16, MaxEntries: 16})
-	if err != nil {
-		require.Empty(t, os.Getenv("SLUICE_REQUIRE_PRIVILEGED"), "BPF maps are not possible here: %v", err)
-		t.Skipf("BPF maps are not possible here: %v", err)
-	}
-	defer m.Close()
+	c := newCounting(t)
 	perCPU := make([]bpf.Metric, ebpf.MustPossibleCPU())
 	for i := range perCPU {
 		perCPU[i] = bpf.Metric{Packets: 2, Bytes: 100}
 	}
 	cpus := uint64(len(perCPU))
-	count := func(cookie uint32) { require.NoError(t, m.Put(bpf.RuleKey{Cookie: cookie}, perCPU)) }
+	crowded := func(cookie uint32) {
+		require.NoError(t, c.maps[bpf.RulesMap].Put(bpf.RuleKey{Cookie: cookie}, perCPU))
+	}
+	count := func(cookie uint32) {
+		require.NoError(t, c.maps[bpf.RuleSlotsMap].Put(cookie%bpf.RuleSlots, cookie))
+		require.NoError(t, c.maps[bpf.DecidedMap].Put(cookie%bpf.RuleSlots, perCPU))
+	}
 	count(7)
+	crowded(7) // from when its slot was another's
+	crowded(7 + bpf.RuleSlots)
 	count(99)
 
-	w = start(t, counting{m: m})
-	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.ingress[1]"))
+	w = start(t, c)
+	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.ingress[1]"), cookieRow(7+bpf.RuleSlots, "spec.ingress[2]"))
 	counters, err = w.RuleCounters()
 	require.NoError(t, err)
 	require.Equal(t, []RuleCounter{
-		{7, []string{"NetworkPolicy/shop/web spec.ingress[0]"}, 2 * cpus, 100 * cpus},
+		{7, []string{"NetworkPolicy/shop/web spec.ingress[0]"}, 4 * cpus, 200 * cpus},
 		{8, []string{"NetworkPolicy/shop/web spec.ingress[1]"}, 0, 0},
+		{7 + bpf.RuleSlots, []string{"NetworkPolicy/shop/web spec.ingress[2]"}, 2 * cpus, 100 * cpus},
 		{99, []string{}, 2 * cpus, 100 * cpus},
 	}, counters)
 
 	// A cookie may come into the kernel before it is known here: it has to be
 	// of no rule for two sweeps.
 	has := func(cookie uint32) bool {
-		return m.Lookup(bpf.RuleKey{Cookie: cookie}, &perCPU) == nil
+		counters, err := w.rules.read()
+		require.NoError(t, err)
+		_, found := counters[cookie]
+		return found
 	}
 	require.NoError(t, w.rules.sweep(t.Context()))
 	require.True(t, has(99))
@@ -142,6 +163,10 @@ func TestRuleCounters(t *testing.T) {
 	require.NoError(t, w.rules.sweep(t.Context()))
 	require.True(t, has(100))
 	require.True(t, has(7))
+	require.True(t, has(7+bpf.RuleSlots))
+	var left []bpf.Metric
+	require.NoError(t, c.maps[bpf.DecidedMap].Lookup(uint32(99), &left))
+	require.Equal(t, make([]bpf.Metric, cpus), left, "who takes the slot next begins with nothing")
 
 	// Nothing is removed while it is not known yet which rules there are.
 	wtxn := w.DB.WriteTxn(w.CookieRows)
@@ -161,7 +186,9 @@ func TestRuleCounters(t *testing.T) {
 	require.False(t, has(7))
 	require.Empty(t, statedb.Collect(w.Cookies.All(w.DB.ReadTxn())))
 
-	require.NoError(t, m.Close())
-	_, err = w.RuleCounters()
-	require.ErrorContains(t, err, "read sluice_rules")
+	for name, says := range map[string]string{bpf.RulesMap: "read sluice_rules", bpf.RuleSlotsMap: "dump map"} {
+		require.NoError(t, c.maps[name].Close())
+		_, err = w.RuleCounters()
+		require.ErrorContains(t, err, says)
+	}
 }

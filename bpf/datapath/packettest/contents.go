@@ -191,13 +191,22 @@ func (n *Node) RemovePolicy(k bpf.PolicyKey) error {
 	return absent(n.Map("sluice_policy").Delete(&k))
 }
 
-// Decided returns what the rules with a cookie have decided.
-func (n *Node) Decided(cookie uint32) (total bpf.Metric, err error) {
-	var cpus []bpf.Metric
-	err = n.Map("sluice_rules").Lookup(&bpf.RuleKey{Cookie: cookie}, &cpus)
-	for _, c := range cpus {
-		total.Packets += c.Packets
-		total.Bytes += c.Bytes
+// forgetDecided removes the counters of all rules.
+func (n *Node) forgetDecided() error {
+	counts, found := bpf.RuleCountsOf(func(name string) *ebpf.Map { return n.programs.Maps[name] })
+	if !found { // programs of before there were any
+		return nil
 	}
-	return total, absent(err)
+	all, err := counts.Read()
+	for cookie := range all {
+		err = errors.Join(err, counts.Remove(cookie))
+	}
+	return err
+}
+
+// Decided returns what the rules with a cookie have decided.
+func (n *Node) Decided(cookie uint32) (bpf.Metric, error) {
+	counts, _ := bpf.RuleCountsOf(n.Map)
+	all, err := counts.Read()
+	return all[cookie], err
 }

@@ -332,6 +332,7 @@ const (
 	judgeMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	judgeMapSluiceCt6Any   = "sluice_ct6_any"
 	judgeMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	judgeMapSluiceDecided  = "sluice_decided"
 	judgeMapSluiceEgress   = "sluice_egress"
 	judgeMapSluiceEvents   = "sluice_events"
 	judgeMapSluiceExits    = "sluice_exits"
@@ -346,6 +347,7 @@ const (
 	judgeMapSluicePods     = "sluice_pods"
 	judgeMapSluicePolicy   = "sluice_policy"
 	judgeMapSluiceRules    = "sluice_rules"
+	judgeMapSluiceSlots    = "sluice_slots"
 	judgeMapSluiceSources  = "sluice_sources"
 	judgeProgAnswerAll     = "answer_all"
 	judgeVarAsked          = "asked"
@@ -409,6 +411,7 @@ type judgeMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -423,6 +426,7 @@ type judgeMapSpecs struct {
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
+	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
 }
 
@@ -462,6 +466,7 @@ type judgeMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -476,6 +481,7 @@ type judgeMaps struct {
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
+	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
 }
 
@@ -490,6 +496,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -504,6 +511,7 @@ func (m *judgeMaps) Close() error {
 		m.SluicePods,
 		m.SluicePolicy,
 		m.SluiceRules,
+		m.SluiceSlots,
 		m.SluiceSources,
 	)
 }

@@ -123,7 +123,13 @@ func (n *Node) Within(f func() error) error { return n.do(f) }
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
+	if err := n.forgetDecided(); err != nil {
+		return err
+	}
 	for name, m := range n.programs.Maps {
+		if name == bpf.RuleSlotsMap || name == bpf.DecidedMap {
+			continue // large, and nearly empty
+		}
 		if err := n.empty(m); err != nil {
 			return fmt.Errorf("empty %s: %w", name, err)
 		}

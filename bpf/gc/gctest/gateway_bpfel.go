@@ -444,6 +444,7 @@ const (
 	gatewayMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	gatewayMapSluiceCt6Any   = "sluice_ct6_any"
 	gatewayMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	gatewayMapSluiceDecided  = "sluice_decided"
 	gatewayMapSluiceEgress   = "sluice_egress"
 	gatewayMapSluiceEvents   = "sluice_events"
 	gatewayMapSluiceExits    = "sluice_exits"
@@ -458,6 +459,7 @@ const (
 	gatewayMapSluicePods     = "sluice_pods"
 	gatewayMapSluicePolicy   = "sluice_policy"
 	gatewayMapSluiceRules    = "sluice_rules"
+	gatewayMapSluiceSlots    = "sluice_slots"
 	gatewayMapSluiceSources  = "sluice_sources"
 	gatewayProgCheckFlows    = "check_flows"
 	gatewayProgStartPulse    = "start_pulse"
@@ -536,6 +538,7 @@ type gatewayMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -550,6 +553,7 @@ type gatewayMapSpecs struct {
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
+	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
 }
 
@@ -600,6 +604,7 @@ type gatewayMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -614,6 +619,7 @@ type gatewayMaps struct {
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
+	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
 }
 
@@ -627,6 +633,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -641,6 +648,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluicePods,
 		m.SluicePolicy,
 		m.SluiceRules,
+		m.SluiceSlots,
 		m.SluiceSources,
 	)
 }
