@@ -5,7 +5,7 @@ package bpf
 import "fmt"
 
 // Reason says why a packet went the way it did. The numbers are those of enum
-// reason in programs/layout.h.
+// reason in programs/event.h.
 type Reason uint8
 
 // Reasons below ReasonDrops are no drops.

@@ -148,7 +148,7 @@ func TestMapsOfBothSides(t *testing.T) {
 	require.EqualValues(t, bpf.RuleSlots, spec.Maps["sluice_decided"].MaxEntries)
 }
 
-// constants are those of layout.h that Go has under another name.
+// constants are those of layout.h and event.h that Go has under another name.
 var constants = map[string]uint64{
 	"FAMILY_IPV4": uint64(bpf.FamilyIPv4), "FAMILY_IPV6": uint64(bpf.FamilyIPv6),
 	"POD_EGRESS_SELECTED": uint64(bpf.PodEgressSelected), "POD_EGRESS_UNKNOWN": uint64(bpf.PodEgressUnknown),
@@ -198,12 +198,15 @@ var (
 	constantPattern = regexp.MustCompile(`(?:#define )?\b([A-Z][A-Z0-9_]+)(?: = | )(0x[0-9a-f]+|\d+)(?: << (\d+))?[,\s}]`)
 )
 
-// TestConstantsOfBothSides compares the numbers of layout.h with those of Go:
+// TestConstantsOfBothSides compares the numbers of the two headers with those of Go:
 // each has its counterpart, and none is missing.
 func TestConstantsOfBothSides(t *testing.T) {
-	header, err := os.ReadFile("../programs/layout.h")
-	require.NoError(t, err)
-	text := commentPattern.ReplaceAllString(string(header), "")
+	text := ""
+	for _, name := range []string{"layout.h", "event.h"} {
+		header, err := os.ReadFile("../programs/" + name)
+		require.NoError(t, err)
+		text += commentPattern.ReplaceAllString(string(header), "")
+	}
 	found := map[string]bool{}
 	for _, m := range constantPattern.FindAllStringSubmatch(text, -1) {
 		value, err := strconv.ParseUint(m[2], 0, 64)
@@ -223,12 +226,12 @@ func TestConstantsOfBothSides(t *testing.T) {
 	}
 	for name := range constants {
 		if !found[name] {
-			t.Errorf("layout.h does not have %s", name)
+			t.Errorf("the headers do not have %s", name)
 		}
 	}
 }
 
-// TestReasonsHaveNames holds that no number of layout.h is shown as a number.
+// TestReasonsHaveNames holds that no number of event.h is shown as a number.
 func TestReasonsHaveNames(t *testing.T) {
 	for name, value := range constants {
 		if strings.HasPrefix(name, "REASON_") && name != "REASON_COUNT" {

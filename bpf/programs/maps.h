@@ -6,8 +6,8 @@
 
 #pragma once
 
+#include "event.h"
 #include "kernel.h"
-#include "layout.h"
 
 #define WRITTEN_BY_AGENT(name, map_type, key_type, value_type)                                                         \
 	struct {                                                                                                       \

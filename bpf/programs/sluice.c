@@ -11,7 +11,7 @@
  *
  * What they share, from the bytes of a frame up:
  *
- *	layout.h, maps.h	what is shared with the agent
+ *	layout.h, event.h, maps.h	what is shared with the agent
  *	packet.h, parse.h	the flow of a packet
  *	report.h		counters and events
  *	ct.h, track.h		connection tracking

@@ -119,7 +119,7 @@ func function(name string, body asm.Instructions, line fmt.Stringer) asm.Instruc
 	return body
 }
 
-// Types returns the types of layout.h that the programs' own object lacks, because
+// Types returns the types of event.h that the programs' own object lacks, because
 // they are of local variables only.
 func Types() (*btf.Spec, error) {
 	spec, err := loadObserve()

@@ -10,7 +10,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../../../programs/layout.h"
+#include "../../../programs/event.h"
 
 #define TCX_NEXT -1
 

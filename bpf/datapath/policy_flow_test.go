@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+)
+
+// TestRepliesPass: what answers an allowed flow needs no policy, nor do errors about it.
+func TestRepliesPass(t *testing.T) {
+	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)
+		f.dropped(f.answer(transport, d, f.Server), bpf.ReasonPolicyDenied)
+		protocol, port := protocolAndPort(transport, f.Pod)
+		f.policy(peerClass, d, protocol, port, 16, allowRule)
+		f.passed(f.begin(transport, d, f.Server))
+		f.passed(f.answer(transport, d, f.Server))
+		f.passed(f.begin(transport, d, f.Server))
+		c := f.tracked(transport, d, f.Server)
+		require.EqualValues(f, 3, c.Packets)
+		counted, err := f.Decided(allowRule.Cookie)
+		require.NoError(f, err)
+		require.EqualValues(f, 2, counted.Packets, "of the original direction, the second on the fast path")
+
+		// A reply is judged by the port that the flow has, should the epoch be another.
+		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.passed(f.answer(transport, d, f.Server))
+
+		// An error about the flow, from a router on the way; then one about another.
+		about := request(transport, f.Pod, f.Server)
+		send, from := f.toPod, f.Uncovered
+		if d == bpf.DirectionIngress {
+			about = response(transport, f.Pod, f.Server, podPort)
+			if transport == "ICMP" {
+				about = response(transport, f.Pod, f.Server, echoID)
+			}
+		}
+		f.passed(send(unreachable(from, f.Pod, about)...))
+		about = tcp(f.Pod, f.Server, 1, 2, packettest.ACK)
+		f.dropped(send(unreachable(from, f.Pod, about)...), bpf.ReasonPolicyDenied)
+	})
+}
+
+// unreachable returns an ICMP error about a packet.
+func unreachable(from, to netip.Addr, about []packettest.Layer) []packettest.Layer {
+	kind := packettest.ICMP{Version: 4, Type: 3, Code: 1}
+	if from.Is6() {
+		kind = packettest.ICMP{Version: 6, Type: 1, Code: 3}
+	}
+	return []packettest.Layer{packettest.IP(from, to), kind, packettest.Payload(packettest.Build(about...))}
+}
+
+// TestRevoked: a change of the epoch has a live flow judged anew, in both directions;
+// what is allowed again goes on.
+func TestRevoked(t *testing.T) {
+	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
+		f.policy(0, d, 0, 0, 0, denyDefault)
+		f.policy(peerClass, d, 0, 0, 0, allowRule)
+		f.passed(f.begin(transport, d, f.Server))
+		f.passed(f.answer(transport, d, f.Server))
+
+		// Without a new epoch the verdict stands.
+		require.NoError(f, f.RemovePolicy(bpf.PolicyKeyOf(subjectClass, peerClass, d, 0, 0, 0)))
+		f.passed(f.begin(transport, d, f.Server))
+		f.subject(subjectClass, packettest.Epoch+1, 0)
+		before := *f.tracked(transport, d, f.Server)
+		f.dropped(f.answer(transport, d, f.Server), bpf.ReasonPolicyDenied)
+		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPolicyDenied)
+		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPolicyDenied)
+		require.Equal(f, before, *f.tracked(transport, d, f.Server), "what is dropped keeps nothing alive")
+
+		f.policy(peerClass, d, 0, 0, 0, allowOther)
+		f.passed(f.answer(transport, d, f.Server))
+		f.passed(f.begin(transport, d, f.Server))
+		c := f.tracked(transport, d, f.Server)
+		require.EqualValues(f, packettest.Epoch+1, c.Epoch)
+		require.Equal(f, allowOther.Cookie, c.Cookie)
+		require.NoError(f, f.RemovePolicy(bpf.PolicyKeyOf(subjectClass, peerClass, d, 0, 0, 0)))
+		f.passed(f.begin(transport, d, f.Server))
+
+		// Of a pod that policies do not choose any more everything passes.
+		f.subject(0, packettest.Epoch+2, 0)
+		f.passed(f.begin(transport, d, f.Server))
+		require.Zero(f, f.tracked(transport, d, f.Server).Cookie)
+	})
+}
+
+// TestPolicyUnknown: what is not known yet holds new flows, and no others.
+func TestPolicyUnknown(t *testing.T) {
+	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
+		f.policy(0, d, 0, 0, 0, allowRule)
+		f.passed(f.begin(transport, d, f.Server))
+		f.subject(0, packettest.Epoch+1, bpf.PodPolicyUnknown)
+		f.passed(f.begin(transport, d, f.Server))
+		f.passed(f.answer(transport, d, f.Server))
+		c := f.tracked(transport, d, f.Server)
+		require.EqualValues(f, packettest.Epoch, c.Epoch, "it is still to be judged")
+		require.Equal(f, allowRule.Cookie, c.Cookie)
+		f.dropped(f.begin(transport, d, f.Uncovered), bpf.ReasonPodNotReady)
+		f.dropped(f.begin(transport, d, f.OtherPod), bpf.ReasonPodNotReady)
+
+		f.policy(0, d, 0, 0, 0, denyDefault)
+		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPolicyDenied)
+	})
+}
