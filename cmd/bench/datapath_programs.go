@@ -25,10 +25,13 @@ type programResult struct {
 	Repeated bool   `json:"repeated"` // by the kernel, with one packet; else one system call a packet
 	Over     spread `json:"overEmptyNs"`
 	Empty    spread `json:"emptyNs"`
+	Ratio    spread `json:"ratioToEmpty"` // within rounds
+
+	measure func() (packettest.Cost, error)
 }
 
 // measurePrograms runs each program on each of its ways, and by turns one that
-// does nothing.
+// does nothing. Each round has all ways.
 func measurePrograms(ctx context.Context, o *datapathOptions) ([]programResult, error) {
 	spec, err := datapath.Spec()
 	if err != nil {
@@ -39,50 +42,63 @@ func measurePrograms(ctx context.Context, o *datapathOptions) ([]programResult, 
 		return nil, err
 	}
 	defer n.Close()
-	var all []programResult
-	add := func(r programResult, measure func() (packettest.Cost, error)) error {
-		var over, empty []float64
-		for range o.programRounds {
+	all := programWays(n, o)
+	rounds := make([][]packettest.Cost, len(all))
+	for range o.programRounds {
+		for i, r := range all {
 			if err := ctx.Err(); err != nil {
-				return err
+				return nil, err
 			}
-			cost, err := measure()
+			cost, err := r.measure()
 			if err != nil {
-				return fmt.Errorf("%s, %d flows: %w", r.Path, r.Flows, err)
+				return nil, fmt.Errorf("%s, %d flows: %w", r.Path, r.Flows, err)
 			}
-			over, empty = append(over, float64(cost.Over())), append(empty, float64(cost.Empty))
+			rounds[i] = append(rounds[i], cost)
 		}
-		r.Over, r.Empty = spreadOf(over), spreadOf(empty)
-		all = append(all, r)
-		return nil
 	}
+	for i := range all {
+		all[i].take(rounds[i])
+	}
+	return all, nil
+}
+
+// take summarizes the rounds.
+func (r *programResult) take(rounds []packettest.Cost) {
+	var over, empty, ratio []float64
+	for _, c := range rounds {
+		over, empty = append(over, float64(c.Over())), append(empty, float64(c.Empty))
+		ratio = append(ratio, float64(c.Program)/float64(max(c.Empty, 1)))
+	}
+	r.Over, r.Empty, r.Ratio = spreadOf(over), spreadOf(empty), spreadOf(ratio)
+}
+
+// programWays are all that is measured.
+func programWays(n *packettest.Node, o *datapathOptions) (all []programResult) {
 	for _, m := range packettest.Measurements(o.flows) {
 		packets := o.packets
 		if m.Fresh {
 			packets = min(packets, m.Flows)
 		}
 		// What can be repeated is run one by one too, to compare with what cannot.
-		for _, repeated := range []bool{m.Repeatable, false} {
-			m.Repeatable = repeated
-			r := programResult{Path: m.Name, Program: m.Program, Flows: m.Flows, Packets: packets, Repeated: repeated}
-			if err := add(r, func() (packettest.Cost, error) { return n.Measure(m, packets) }); err != nil {
-				return all, err
-			}
-			if !repeated {
-				break
-			}
+		oneByOne := m
+		oneByOne.Repeatable = false
+		ways := []packettest.Measurement{m, oneByOne}
+		if !m.Repeatable {
+			ways = ways[1:]
+		}
+		for _, way := range ways {
+			all = append(all, programResult{Path: way.Name, Program: way.Program, Flows: way.Flows, Packets: packets, Repeated: way.Repeatable,
+				measure: func() (packettest.Cost, error) { return n.Measure(way, packets) }})
 		}
 	}
 	for _, way := range overlayWays {
 		for _, flows := range []int{1, o.flows} {
-			r := programResult{Path: way.name, Program: "from_overlay", Flows: flows, Packets: o.packets}
-			if err := add(r, func() (packettest.Cost, error) { return measureOverlay(n, way, flows, o.packets) }); err != nil {
-				return all, err
-			}
+			all = append(all, programResult{Path: way.name, Program: "from_overlay", Flows: flows, Packets: o.packets,
+				measure: func() (packettest.Cost, error) { return measureOverlay(n, way, flows, o.packets) }})
 		}
 	}
-	r := programResult{Path: "forward/not-covered", Program: "backstop", Flows: 1, Packets: o.packets, Repeated: true}
-	return all, add(r, func() (packettest.Cost, error) { return measureBackstop(n, o.packets) })
+	return append(all, programResult{Path: "forward/not-covered", Program: "backstop", Flows: 1, Packets: o.packets, Repeated: true,
+		measure: func() (packettest.Cost, error) { return measureBackstop(n, o.packets) }})
 }
 
 // overlayWay is a way through from_overlay, whose packets come with a tunnel key.

@@ -12,16 +12,16 @@ import (
 )
 
 func printPrograms(w io.Writer, o *datapathOptions, results []programResult) {
-	fmt.Fprintf(w, "\nprograms: ns per packet over an empty program, medians of %d rounds (lowest..highest)\n", o.programRounds)
+	fmt.Fprintf(w, "\nprograms: ns per packet over an empty program, medians of %d rounds (lowest..highest); of empty: ratio to it\n", o.programRounds)
 	fmt.Fprintln(w, "  * The kernel repeats one packet. All else is run by one system call a packet, in which each run begins with colder caches.")
-	fmt.Fprintf(w, "  %-32s %-13s %8s  %22s %9s\n", "path", "program", "flows", "ns over empty", "empty ns")
+	fmt.Fprintf(w, "  %-32s %-13s %8s  %22s %9s %9s\n", "path", "program", "flows", "ns over empty", "empty ns", "of empty")
 	for _, r := range results {
 		repeated := ""
 		if r.Repeated {
 			repeated = " *"
 		}
 		over := fmt.Sprintf("%.0f (%.0f..%.0f)", r.Over.Median, r.Over.Min, r.Over.Max)
-		fmt.Fprintf(w, "  %-32s %-13s %8d  %22s %9.0f%s\n", r.Path, r.Program, r.Flows, over, r.Empty.Median, repeated)
+		fmt.Fprintf(w, "  %-32s %-13s %8d  %22s %9.0f %8.1fx%s\n", r.Path, r.Program, r.Flows, over, r.Empty.Median, r.Ratio.Median, repeated)
 	}
 }
 

@@ -29,6 +29,9 @@ type Measurement struct {
 	// Fresh says that each flow is measured once, with its first packet.
 	Fresh bool
 
+	// Told says that the program tells of each packet. Somebody has to read that.
+	Told bool
+
 	want    Verdict // of every packet
 	packet  func(n *Node, flow int) []byte
 	prepare func(n *Node) error
@@ -62,6 +65,7 @@ func Measurements(flows int) []Measurement {
 		return errors.Join(n.Select(w, bpf.GatewayValue{Gateway: bpf.AddressFrom(w.SecondNode)}), n.podAt(w.Pod, loopback))
 	}
 	subject := func(n *Node) error { return n.underPolicy(w) }
+	forbidden := func(n *Node) error { return errors.Join(n.underPolicy(w), n.forbid()) }
 	here := func(n *Node) error { return errors.Join(n.Select(w, n.Here(w.Egress)), n.podAt(w.Pod, loopback)) }
 	translated := func(n *Node) error {
 		if err := here(n); err != nil {
@@ -73,6 +77,7 @@ func Measurements(flows int) []Measurement {
 	for _, m := range []Measurement{
 		{Name: "pod/established", want: Next, Program: "from_pod", Repeatable: true, packet: pod, prepare: none},
 		{Name: "pod/established-under-policy", want: Next, Program: "from_pod", Repeatable: true, packet: pod, prepare: subject},
+		{Name: "pod/denied-by-policy", want: Drop, Program: "from_pod", Repeatable: true, Told: true, packet: pod, prepare: forbidden},
 		{Name: "pod/established-by-gateway", want: Redirect, Program: "from_pod", Repeatable: true, packet: pod, prepare: remote},
 		{Name: "pod/translated-here", want: Redirect, Program: "from_pod", packet: pod, prepare: here},
 		{Name: "pod/reply", want: Next, Program: "to_pod", Repeatable: true, packet: toPodPacket, prepare: func(n *Node) error { return n.once("from_pod", flows, pod, Next) }},
@@ -90,14 +95,17 @@ func Measurements(flows int) []Measurement {
 		Measurement{Name: "pod/new-under-policy", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: subject})
 }
 
+// Classes of measurements: of the pod, and of all that it sends to.
+const measuredSubject, measuredPeer = 5, 6
+
 // underPolicy has policies choose the pod, that allow it everything by a rule. Their map
 // has as many verdicts for others as a large cluster's.
 func (n *Node) underPolicy(w Addresses) error {
-	const subject, peer, others = 5, 6, 10_000
+	const subject, peer, others = measuredSubject, measuredPeer, 10_000
 	err := errors.Join(
 		n.SetPod(w.Pod, bpf.PodValue{IfIndex: loopback, SubjectClass: subject, Epoch: Epoch, MAC: PodMAC}),
 		n.SetPeer(netip.PrefixFrom(w.Pod, 0).Masked(), peer, 0),
-		n.SetPolicy(bpf.PolicyKeyOf(subject, bpf.AnyPeerClass, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Deny: 1}),
+		n.SetPolicy(bpf.PolicyKeyOf(subject, bpf.AnyPeerClass, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Deny: 1, Cookie: 9}),
 		n.SetPolicy(bpf.PolicyKeyOf(subject, peer, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 7}),
 	)
 	for i := range uint32(others) {
@@ -105,6 +113,11 @@ func (n *Node) underPolicy(w Addresses) error {
 		err = errors.Join(err, n.SetPolicy(key, bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 8}))
 	}
 	return err
+}
+
+// forbid takes away what underPolicy allows.
+func (n *Node) forbid() error {
+	return n.RemovePolicy(bpf.PolicyKeyOf(measuredSubject, measuredPeer, bpf.DirectionEgress, 0, 0, 0))
 }
 
 func toPodPacket(n *Node, flow int) []byte {
@@ -151,6 +164,11 @@ func (n *Node) Measure(m Measurement, packets int) (Cost, error) {
 	}
 	var total Cost
 	for i := range packets {
+		if m.Told && i%toldTurn == 0 {
+			if _, err := n.Events(); err != nil {
+				return Cost{}, err
+			}
+		}
 		program, err := runOnce(n.Program(m.Program), inputs[i%len(inputs)])
 		if err != nil {
 			return Cost{}, err
@@ -170,13 +188,34 @@ func runOnce(p *ebpf.Program, packet []byte) (time.Duration, error) {
 	return took, err
 }
 
-// measureRepeated has the kernel repeat the run. The duration is of one.
-func (n *Node) measureRepeated(m Measurement, packet []byte, packets int) (c Cost, err error) {
-	if _, c.Program, err = n.Program(m.Program).Benchmark(packet, packets, nil); err != nil {
-		return c, err
+// toldTurn is after how many packets is read what is told of them: the buffer has room
+// for more.
+const toldTurn = 4096
+
+// measureRepeated has the kernel repeat the run. The durations are of one.
+func (n *Node) measureRepeated(m Measurement, packet []byte, packets int) (Cost, error) {
+	var total Cost
+	turn := packets
+	if m.Told {
+		turn = toldTurn
 	}
-	_, c.Empty, err = n.Empty().Benchmark(packet, packets, nil)
-	return c, err
+	for done := 0; done < packets; done += turn {
+		runs := min(turn, packets-done)
+		if _, err := n.Events(); err != nil {
+			return Cost{}, err
+		}
+		_, program, err := n.Program(m.Program).Benchmark(packet, runs, nil)
+		if err != nil {
+			return Cost{}, err
+		}
+		_, empty, err := n.Empty().Benchmark(packet, runs, nil)
+		if err != nil {
+			return Cost{}, err
+		}
+		total.Program += program * time.Duration(runs)
+		total.Empty += empty * time.Duration(runs)
+	}
+	return Cost{total.Program / time.Duration(packets), total.Empty / time.Duration(packets)}, nil
 }
 
 // prepareMeasurement writes the contents of the maps. Without a context packets
