@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// RoleDigest is a digest under a role.
+type RoleDigest struct {
+	Role   bpf.Role
+	Digest bpf.Digest
+}
+
+func (d RoleDigest) key() index.Key { return append(index.Uint32(uint32(d.Role)), d.Digest[:]...) }
+
+// RolePrefix is a prefix under a role.
+type RolePrefix struct {
+	Role   bpf.Role
+	Prefix netip.Prefix
+}
+
+func (p RolePrefix) key() index.Key {
+	return append(index.Uint32(uint32(p.Role)), index.NetIPPrefix(p.Prefix)...)
+}
+
+var (
+	classMemberKeyIndex = statedb.Index[*ClassMember, MemberKey]{
+		Name:       "key",
+		FromObject: func(m *ClassMember) index.KeySet { return index.NewKeySet(m.Key().key()) },
+		FromKey:    MemberKey.key,
+		FromString: func(s string) (index.Key, error) {
+			id, err := digestFromString(s)
+			return append(MemberKey{Role: bpf.RoleEgress}.key()[:16], id...), err
+		},
+		Unique: true,
+	}
+
+	classMemberClassIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
+		Name: "class",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if m.OfClass {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
+		},
+		FromKey:    classKey,
+		FromString: classKeyFromString,
+	}
+
+	classMemberDigestIndex = statedb.Index[*ClassMember, RoleDigest]{
+		Name: "digest",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.member() {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key())
+		},
+		FromKey: RoleDigest.key,
+		FromString: func(s string) (index.Key, error) {
+			d, err := digestFromString(s)
+			return append(index.Uint32(uint32(bpf.RoleEgress)), d...), err
+		},
+	}
+
+	classMemberFormerIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
+		Name: "former",
+		FromObject: func(m *ClassMember) index.KeySet {
+			keys := make([]index.Key, len(m.Former))
+			for i, number := range m.Former {
+				keys[i] = classKey(bpf.ClassKey{Role: m.Role, Number: number})
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    classKey,
+		FromString: classKeyFromString,
+	}
+
+	classMemberNodeIndex = statedb.Index[*ClassMember, string]{
+		Name:       "node",
+		FromObject: func(m *ClassMember) index.KeySet { return index.NewKeySet(index.String(m.Node)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	classMemberPrefixIndex = statedb.Index[*ClassMember, RolePrefix]{
+		Name: "prefix",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.Prefix.IsValid() {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(RolePrefix{m.Role, m.Prefix}.key())
+		},
+		FromKey: RolePrefix.key,
+		FromString: func(s string) (index.Key, error) {
+			prefix, err := index.NetIPPrefixString(s)
+			return append(index.Uint32(uint32(bpf.RolePeer)), prefix...), err
+		},
+	}
+
+	// Only rows of classes: members are many.
+	classMemberSelectorIndex = statedb.Index[*ClassMember, SelectorID]{
+		Name: "selector",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.OfClass {
+				return index.NewKeySet()
+			}
+			keys := make([]index.Key, len(m.Selectors))
+			for i, id := range m.Selectors {
+				keys[i] = selectorIDKey(id)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    selectorIDKey,
+		FromString: selectorIDFromString,
+	}
+
+	classMemberOfClassIndex = statedb.Index[*ClassMember, bpf.Role]{
+		Name: "of-class",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.OfClass {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(uint32(m.Role)))
+		},
+		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
+		FromString: index.Uint32String,
+	}
+
+	classMemberLeavingIndex = statedb.Index[*ClassMember, bpf.Role]{
+		Name: "leaving",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if len(m.Leavers) == 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(uint32(m.Role)))
+		},
+		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
+		FromString: index.Uint32String,
+	}
+
+	classMemberUnknownIndex = statedb.Index[*ClassMember, bpf.Role]{
+		Name: "unknown",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !m.MeaningUnknown() || m.Stuck {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Uint32(uint32(m.Role)))
+		},
+		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
+		FromString: index.Uint32String,
+	}
+
+	classMemberContinuesIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
+		Name: "continues",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if m.Continues == 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Continues}))
+		},
+		FromKey:    classKey,
+		FromString: classKeyFromString,
+	}
+
+	// ClassRowsBySelector queries the rows of classes with a selector in their
+	// signature.
+	ClassRowsBySelector = classMemberSelectorIndex.Query
+
+	// ClassRowsOfRole queries the rows of all classes of a role of network policies.
+	ClassRowsOfRole = classMemberOfClassIndex.Query
+
+	// ClassRowsLeaving queries the rows of the classes of a role that somebody is
+	// leaving, also such to whom they apply alike, by whom Leaving is not longer.
+	ClassRowsLeaving = classMemberLeavingIndex.Query
+
+	// ClassRowsUnknown queries the rows of the classes of a role whose meaning is
+	// unknown, other than those that are stuck.
+	ClassRowsUnknown = classMemberUnknownIndex.Query
+
+	// ClassRowsContinuing queries the rows of the classes that continue one.
+	ClassRowsContinuing = classMemberContinuesIndex.Query
+
+	// ClassMembersByPrefix queries the members of a role at a prefix.
+	ClassMembersByPrefix = classMemberPrefixIndex.Query
+
+	// ClassMemberByKey queries one member.
+	ClassMemberByKey = classMemberKeyIndex.Query
+
+	// ClassMembersByClass queries the members of a class.
+	ClassMembersByClass = classMemberClassIndex.Query
+
+	// ClassMembersByFormer queries the members that have left a class.
+	ClassMembersByFormer = classMemberFormerIndex.Query
+
+	// ClassMembersByDigest queries the members with a signature.
+	ClassMembersByDigest = classMemberDigestIndex.Query
+
+	// ClassMembersByNode queries the members that are for one node.
+	ClassMembersByNode = classMemberNodeIndex.Query
+)
+
+// SelectorIsEvaluated reports whether a selector is taken into account in the
+// members of classes.
+func SelectorIsEvaluated(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role, id SelectorID) bool {
+	_, _, found := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, Evaluated: id}))
+	return found
+}
+
+// SelectorIsCurrent reports whether a selector, as it is in the same snapshot, is
+// taken into account in the members of classes. What [SelectorIsEvaluated] tells
+// may be of one that policies have ceased to name, and named again just now.
+func SelectorIsCurrent(txn statedb.ReadTxn, selectors statedb.Table[*Selector], members statedb.Table[*ClassMember], role bpf.Role, id SelectorID) bool {
+	m, _, evaluated := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, Evaluated: id}))
+	s, _, found := selectors.Get(txn, SelectorByID(id))
+	return evaluated && found && m.Version == s.Version
+}
+
+// ClassRow returns the row of what a class of a role of network policies stands
+// for, nil if there is no such class.
+func ClassRow(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.ClassKey) *ClassMember {
+	m, _, _ := members.Get(txn, ClassMemberByKey(MemberKey{Role: key.Role, OfClass: key.Number}))
+	return m
+}
+
+// ClassesKnown reports whether it is known of all classes of a role what they stand
+// for. Where it is not, agents have come and gone in the middle of changes, or
+// something has changed meanwhile, see [ClassMember.MeaningUnknown]. This ends soon
+// after the start and does not come again.
+func ClassesKnown(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role) bool {
+	_, _, unknown := members.Get(txn, ClassRowsUnknown(role))
+	return !unknown
+}
+
+// ClassContinuing returns the row of the class that continues another one for those
+// with a signature, nil if there is none.
+func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.ClassKey, digest bpf.Digest) *ClassMember {
+	for row := range members.List(txn, ClassRowsContinuing(key)) {
+		if row.Digest == digest {
+			return row
+		}
+	}
+	return nil
+}
+
+// ClassMembersOfLabelSet queries, with Prefix, the members with a label set.
+func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMember] {
+	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, LabelSet: id}.key()[:32])
+}
+
+// ClassMembersOfNode queries, with Prefix, the members that a node itself is.
+func ClassMembersOfNode(role bpf.Role, node string) statedb.Query[*ClassMember] {
+	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, Node: node}.key())
+}
+
+// NewClassMemberTable creates the table of the members of classes.
+func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
+	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
+		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex,
+		classMemberLeavingIndex, classMemberPrefixIndex, classMemberUnknownIndex, classMemberContinuesIndex)
+}
