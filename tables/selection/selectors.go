@@ -62,13 +62,14 @@ func base(e tables.Enforcement) map[selectorKey]tables.SelectorSpec {
 // selectorRule interns the selectors of all policies, by their text.
 type selectorRule struct {
 	selectorParams
-	base map[selectorKey]tables.SelectorSpec
+	base  map[selectorKey]tables.SelectorSpec
+	named map[selectorKey]tables.SelectorSpec // by policies that have changed in the round
 }
 
 // deriveSelectors interns the selectors of all policies that are wanted, and of
 // rules that are in force or that the kernel still has something of.
 func deriveSelectors(p derive.Params, params selectorParams) error {
-	r := &selectorRule{params, base(params.Enforcement)}
+	r := &selectorRule{params, base(params.Enforcement), map[selectorKey]tables.SelectorSpec{}}
 	_, err := derive.Register(p, derive.Rule[selectorKey, *tables.Selector]{
 		Output: r.Selectors,
 		Inputs: []derive.Input[selectorKey]{
@@ -77,7 +78,7 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 					affect(selectorKey{bpf.RoleEgress, s.String()})
 				}
 			}),
-			derive.FromChange(r.NetworkPolicies, affectedByPolicy),
+			derive.FromChange(r.NetworkPolicies, r.affectedByPolicy),
 			derive.FromChange(r.Groups, r.affectedByGroup),
 			derive.FromChange(r.Services, r.affectedByService),
 			derive.From(r.Backends, r.affectedByBackends),
@@ -98,18 +99,21 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 
 // affectedByPolicy are the selectors that it has come to name or names no more.
 // Those that it still does have the same users as before.
-func affectedByPolicy(_ statedb.ReadTxn, old, new *tables.NetworkPolicy, affect func(selectorKey)) {
+func (r *selectorRule) affectedByPolicy(_ statedb.ReadTxn, old, new *tables.NetworkPolicy, affect func(selectorKey)) {
 	changed := map[selectorKey]int{}
 	for _, p := range []*tables.NetworkPolicy{old, new} {
 		if p != nil {
 			for _, s := range p.Selectors() {
 				changed[keyOfSelector(s)]++
+				r.named[keyOfSelector(s)] = s
 			}
 		}
 	}
 	for key, n := range changed {
 		if n == 1 {
 			affect(key)
+		} else {
+			delete(r.named, key)
 		}
 	}
 }
@@ -124,7 +128,8 @@ func (r *selectorRule) affectedByRule(txn statedb.ReadTxn, old, new *tables.Enfo
 		now = new.Selectors()
 	}
 	for _, id := range slices.Concat(before, now) {
-		if slices.Contains(before, id) && slices.Contains(now, id) {
+		_, was := slices.BinarySearch(before, id)
+		if _, is := slices.BinarySearch(now, id); was && is {
 			continue
 		}
 		if s, _, found := r.Selectors.Get(txn, tables.SelectorByID(id)); found {
@@ -169,13 +174,14 @@ func (r *selectorRule) rows(txn statedb.ReadTxn, key selectorKey) []*tables.Sele
 	spec, used := r.base[key]
 	former, _, found := r.Selectors.Get(txn, tables.SelectorByID(id))
 	if found && !used {
-		spec = former.SelectorSpec // for as long as only rules name it that no policy has any more
+		spec = former.SelectorSpec
+	} else if named, ok := r.named[key]; ok && !used {
+		spec = named
 	}
+	delete(r.named, key)
 	users := map[string]bool{}
 	for p := range r.NetworkPolicies.List(txn, tables.NetworkPoliciesBySelector(id)) {
 		users[p.ID().String()] = true
-		all := p.Selectors()
-		spec = all[slices.IndexFunc(all, func(s tables.SelectorSpec) bool { return s.ID() == id })]
 	}
 	for rule := range r.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
 		users[rule.Policy.String()] = true
