@@ -20,8 +20,8 @@ type PolicyState string
 const (
 	PolicyInvalid     PolicyState = "invalid"     // a part of it cannot be used
 	PolicyUnsupported PolicyState = "unsupported" // a part of it needs what the agent does not have
-	PolicyFailed      PolicyState = "failed"      // the kernel refused an entry
-	PolicyPending     PolicyState = "pending"     // the kernel does not have all of it yet, or not only it
+	PolicyFailed      PolicyState = "failed"      // the kernel refused an entry, or a pod of its class
+	PolicyPending     PolicyState = "pending"     // the kernel does not have all of it yet, or not only it, or not all its pods in their classes
 	PolicyNotHere     PolicyState = "not here"    // it chooses no pod on this node
 	PolicyInForce     PolicyState = "in force"
 )

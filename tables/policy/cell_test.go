@@ -42,6 +42,7 @@ type agentTables struct {
 	Members      statedb.RWTable[*tables.ClassMember]
 	Kernel       statedb.RWTable[*tables.PolicyMapEntry]
 	ClassEntries statedb.RWTable[*tables.ClassEntry]
+	Pods         statedb.RWTable[*tables.LocalEndpoint]
 
 	Rules     statedb.Table[*tables.EnforcedRule]
 	Entries   tables.Desired[*tables.PolicyEntry]
@@ -62,6 +63,7 @@ func newAgent(t testing.TB, before func(*agent)) *agent {
 			tables.NewClassMemberTable, statedb.RWTable[*tables.ClassMember].ToTable,
 			tables.NewPolicyMapEntryTable, statedb.RWTable[*tables.PolicyMapEntry].ToTable,
 			tables.NewClassEntryTable, statedb.RWTable[*tables.ClassEntry].ToTable,
+			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,
 		),
 		Cell,
 		cell.Invoke(func(tables agentTables) {
@@ -103,7 +105,7 @@ func (a *agent) quiet() {
 
 // change changes inputs in one transaction, and waits for what comes of it.
 func (a *agent) change(f func(wtxn statedb.WriteTxn)) {
-	wtxn := a.DB.WriteTxn(a.Policies, a.Selectors, a.Members, a.Kernel, a.ClassEntries)
+	wtxn := a.DB.WriteTxn(a.Policies, a.Selectors, a.Members, a.Kernel, a.ClassEntries, a.Pods)
 	f(wtxn)
 	wtxn.Commit()
 	a.quiet()
@@ -129,6 +131,8 @@ func (a *agent) put(rows ...any) {
 			switch row := row.(type) {
 			case *tables.NetworkPolicy:
 				put(a, wtxn, a.Policies, row)
+			case *tables.LocalEndpoint:
+				put(a, wtxn, a.Pods, row)
 			case *tables.ClassMember:
 				put(a, wtxn, a.Members, row)
 				if row.Evaluated != 0 {

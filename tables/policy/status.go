@@ -23,6 +23,7 @@ type statusParams struct {
 	Output   statedb.RWTable[*tables.NetworkPolicyStatus]
 	Policies statedb.Table[*tables.NetworkPolicy]
 	Entries  statedb.Table[*tables.PolicyEntry]
+	Pods     statedb.Table[*tables.LocalEndpoint]
 }
 
 // status derives network-policy-status. The entries of a policy are counted as
@@ -55,6 +56,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 			derive.FromChange(s.Rules, s.ruleChanged),
 			derive.FromChange(s.Members, s.classChanged),
 			derive.FromChange(s.Entries, s.entryChanged),
+			derive.FromChange(s.Pods, s.podChanged),
 			derive.FromChange(s.Kernel, func(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(tables.PolicyID)) {
 				if old == nil || new == nil || old.Value != new.Value {
 					s.unsettled.touch(pairOfEitherInKernel(old, new), affect)
@@ -103,6 +105,11 @@ func (s *status) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember,
 		return
 	}
 	ids, _ := signatureChange(old, new)
+	s.choosing(txn, ids, affect)
+}
+
+// choosing affects the policies that have rules about some selectors' pods.
+func (s *status) choosing(txn statedb.ReadTxn, ids []tables.SelectorID, affect func(tables.PolicyID)) {
 	for _, id := range ids {
 		for r := range s.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
 			if r.Subject == id {
@@ -110,6 +117,45 @@ func (s *status) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember,
 			}
 		}
 	}
+}
+
+// podChanged affects the policies that choose a pod, if it matters to them whether
+// the kernel has it in its class.
+func (s *status) podChanged(txn statedb.ReadTxn, old, new *tables.LocalEndpoint, affect func(tables.PolicyID)) {
+	if old != nil && new != nil && old.SubjectClass == new.SubjectClass && old.WaitsFor == new.WaitsFor && old.Status.Kind == new.Status.Kind {
+		return
+	}
+	for _, row := range []*tables.LocalEndpoint{old, new} {
+		if row == nil {
+			continue
+		}
+		for _, class := range [...]uint32{row.SubjectClass, row.WaitsFor} {
+			if c := tables.ClassRow(txn, s.Members, bpf.ClassKey{Role: bpf.RoleSubject, Number: class}); c != nil {
+				s.choosing(txn, c.Selectors, affect)
+			}
+		}
+	}
+}
+
+// pods counts the pods of a selector that the kernel does not have in their class,
+// and those of them that it refused.
+func (s *status) pods(txn statedb.ReadTxn, subject tables.SelectorID) (outside, refused int) {
+	for c := range s.Members.List(txn, tables.ClassRowsBySelector(subject)) {
+		for range s.Pods.List(txn, tables.LocalEndpointsWaitingFor(c.Class)) {
+			outside++
+		}
+		for pod := range s.Pods.List(txn, tables.LocalEndpointsBySubjectClass(c.Class)) {
+			switch pod.Status.Kind {
+			case reconciler.StatusKindDone, reconciler.StatusKindRefreshing:
+			case reconciler.StatusKindError:
+				refused++
+				outside++
+			default:
+				outside++
+			}
+		}
+	}
+	return outside, refused
 }
 
 func (s *status) entryChanged(_ statedb.ReadTxn, old, new *tables.PolicyEntry, affect func(tables.PolicyID)) {
@@ -172,15 +218,15 @@ func (s *status) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Network
 		Policy: id, Errors: texts(p.Errors), Unsupported: texts(p.Unsupported), Generation: p.Generation, Wanted: revision,
 		EntriesWanted: c.wanted, Programmed: c.programmed, Failed: c.failed,
 	}
-	here := s.inForce(txn, p, row)
-	row.Settled = row.InForce == row.Wanted && c.programmed == c.wanted && !s.unsettled.waits(id)
+	here, outside, refused := s.inForce(txn, p, row)
+	row.Settled = row.InForce == row.Wanted && c.programmed == c.wanted && outside == 0 && !s.unsettled.waits(id)
 	s.times(txn, row)
 	switch {
 	case len(row.Errors) > 0:
 		row.State = tables.PolicyInvalid
 	case len(row.Unsupported) > 0:
 		row.State = tables.PolicyUnsupported
-	case row.Failed > 0:
+	case row.Failed > 0 || refused > 0:
 		row.State = tables.PolicyFailed
 	case !row.Settled:
 		row.State = tables.PolicyPending
@@ -193,8 +239,9 @@ func (s *status) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Network
 }
 
 // inForce fills in which revision of a policy is in force, and reports whether it
-// chooses somebody on this node.
-func (s *status) inForce(txn statedb.ReadTxn, p *tables.NetworkPolicy, row *tables.NetworkPolicyStatus) (here bool) {
+// chooses somebody on this node, and of how many of these the kernel does not know
+// it, or refused to.
+func (s *status) inForce(txn statedb.ReadTxn, p *tables.NetworkPolicy, row *tables.NetworkPolicyStatus) (here bool, outside, refused int) {
 	var last tables.SelectorID
 	inForce := false
 	for r := range s.Rules.Prefix(txn, tables.EnforcedRulesOfPolicy(row.Policy)) {
@@ -202,15 +249,20 @@ func (s *status) inForce(txn statedb.ReadTxn, p *tables.NetworkPolicy, row *tabl
 			continue
 		}
 		inForce, row.InForce = true, r.Revision // they change together
-		if !here && r.Subject != last {
-			last = r.Subject
-			_, _, here = s.Members.Get(txn, tables.ClassRowsBySelector(r.Subject))
+		if r.Subject == last {
+			continue
+		}
+		last = r.Subject
+		if _, _, found := s.Members.Get(txn, tables.ClassRowsBySelector(r.Subject)); found {
+			here = true
+			o, n := s.pods(txn, r.Subject)
+			outside, refused = outside+o, refused+n
 		}
 	}
 	if !inForce && len(RulesOf(p, row.Wanted)) == 0 {
 		row.InForce = row.Wanted // there is nothing to wait for
 	}
-	return here
+	return here, outside, refused
 }
 
 // times fills in since when the revision is wanted, and since when it is settled.

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 
 	"github.com/cilium/statedb/reconciler"
@@ -77,6 +78,30 @@ func TestStatus(t *testing.T) {
 
 	a.remove(p)
 	require.Zero(t, a.Status.NumObjects(a.DB.ReadTxn()))
+}
+
+// A policy is not in force while the kernel does not have its pods in their class.
+func TestStatusOfPods(t *testing.T) {
+	a := settledWorld(t)
+	a.put(ingressPolicy("p", "web"), ingressPolicy("other", "db"))
+	a.program()
+	pod := func(class, waitsFor uint32, status reconciler.Status) *tables.LocalEndpoint {
+		return &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1"), SubjectClass: class, WaitsFor: waitsFor, Status: status}
+	}
+	for _, tc := range []struct {
+		pod   *tables.LocalEndpoint
+		state tables.PolicyState
+	}{
+		{pod(0, 1, reconciler.StatusDone()), tables.PolicyPending},
+		{pod(1, 0, reconciler.StatusPending()), tables.PolicyPending},
+		{pod(1, 0, reconciler.StatusError(errors.New("refused"))), tables.PolicyFailed},
+		{pod(1, 0, reconciler.StatusDone()), tables.PolicyInForce},
+		{pod(1, 2, reconciler.StatusDone()), tables.PolicyInForce},
+	} {
+		a.put(tc.pod)
+		require.Equal(t, tc.state, a.status("p").State, "%+v", tc.pod)
+		require.Equal(t, tc.state == tables.PolicyInForce, a.status("p").Settled)
+	}
 }
 
 func TestStatusOfMistakes(t *testing.T) {
