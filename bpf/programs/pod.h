@@ -164,12 +164,16 @@ int from_pod(struct __sk_buff *ctx)
 	 * policy chooses its own come first: should there be both, it must not
 	 * leave by the ordinary way. Else the lower port is most often the server's. */
 	theirs_first = !pod->flags && bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport);
-	if (theirs_first && !asks(&p))
+	if (theirs_first)
 		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
 	if (!theirs)
 		ours = ct_find_original(&p, TUPLE_OUT);
-	if (!ours && !theirs_first && !asks(&p))
+	if (!ours && !theirs_first)
 		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
+	/* What asks has no ports, so its own came first. Not asked before the lookup, by which
+	 * all packets of new flows would take longer. */
+	if (theirs && asks(&p))
+		theirs = NULL;
 
 	if (theirs) {
 		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg));
