@@ -49,7 +49,8 @@ func (w *world) compare(k *kernel) error {
 	return errors.Join(
 		different("sluice_pods", w.pods(), withoutEpochs(c.Pods)),
 		different("sluice_sources", w.sources(), sources),
-		different("sluice_ipcache", w.ipcache(), c.IPCache),
+		different("sluice_ipcache", w.ipcache(), withoutClasses(c.IPCache)),
+		compareClasses(c),
 		w.compareNumbers(c, len(groups)),
 		w.compareDecisions(k, groups),
 		different("sluice_covered", w.covered(), c.Covered),
@@ -68,6 +69,31 @@ func withoutEpochs(pods map[bpf.PodKey]bpf.PodValue) map[bpf.PodKey]bpf.PodValue
 		rest[key] = value
 	}
 	return rest
+}
+
+// withoutClasses leaves out what addresses are as peers of network policies, and
+// the rows of all addresses that nothing else is known of.
+func withoutClasses(ipcache map[bpf.IPCacheKey]bpf.IPCacheValue) map[bpf.IPCacheKey]bpf.IPCacheValue {
+	rest := map[bpf.IPCacheKey]bpf.IPCacheValue{}
+	for key, value := range ipcache {
+		value.PeerClass = 0
+		if key.Prefix().Bits() > 0 || value != (bpf.IPCacheValue{}) {
+			rest[key] = value
+		}
+	}
+	return rest
+}
+
+// compareClasses says which addresses are in no class of peers, or in one that is
+// not recorded.
+func compareClasses(c contents) (err error) {
+	for key, value := range c.IPCache {
+		class := bpf.ClassKey{Role: bpf.RolePeer, Number: value.PeerClass}
+		if _, found := c.Classes[class]; !found {
+			err = errors.Join(err, fmt.Errorf("%s is in class %s, which is not recorded", key, class))
+		}
+	}
+	return err
 }
 
 // compareNumbers says whether there are too many or too few classes and groups,
