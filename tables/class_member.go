@@ -143,11 +143,32 @@ type MemberKey struct {
 	Prefix    netip.Prefix
 }
 
+// What the row of a key is of, in the order in which they are in the table.
+const (
+	keyOfPrefix = iota
+	keyOfNode
+	keyOfLabelSet
+	keyOfClass
+	keyOfSelector
+)
+
+// key is as short as may be: all indexes of the table have it in them.
 func (k MemberKey) key() index.Key {
-	b := append(index.Uint32(uint32(k.Role)), selectorIDKey(k.Evaluated)...)
-	b = append(b, index.Uint32(k.OfClass)...)
-	b = append(b, k.LabelSet[:]...)
-	b = append(append(b, k.Node...), 0)
+	b := make(index.Key, 0, 48)
+	switch {
+	case k.Evaluated != 0:
+		return append(append(b, byte(k.Role), keyOfSelector), selectorIDKey(k.Evaluated)...)
+	case k.OfClass != 0:
+		return append(append(b, byte(k.Role), keyOfClass), index.Uint32(k.OfClass)...)
+	case k.LabelSet != LabelSetID{}:
+		b = append(append(b, byte(k.Role), keyOfLabelSet), k.LabelSet[:]...)
+		b = append(append(b, k.Node...), 0)
+	case k.Node != "":
+		b = append(append(b, byte(k.Role), keyOfNode), k.Node...)
+		b = append(b, 0)
+	default:
+		b = append(b, byte(k.Role), keyOfPrefix)
+	}
 	if k.Prefix.IsValid() {
 		b = append(b, index.NetIPPrefix(k.Prefix)...)
 	}
@@ -163,8 +184,14 @@ func (m *ClassMember) Key() MemberKey {
 	return key
 }
 
-// member reports whether the row is of a member, not about a selector or a class.
-func (m *ClassMember) member() bool { return m.Evaluated == 0 && !m.OfClass }
+// IsMember reports whether the row is of a member, not about a selector or a class.
+func (m *ClassMember) IsMember() bool { return m.Evaluated == 0 && !m.OfClass }
+
+// IsClass reports whether the row says what a class stands for.
+func (m *ClassMember) IsClass() bool { return m.OfClass }
+
+// IsOfEgress reports whether the row is about egress policies.
+func (m *ClassMember) IsOfEgress() bool { return m.Role == bpf.RoleEgress }
 
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.
 func MemberOf(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role, e *Endpoint) *ClassMember {

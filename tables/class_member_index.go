@@ -36,7 +36,7 @@ var (
 		FromKey:    MemberKey.key,
 		FromString: func(s string) (index.Key, error) {
 			id, err := digestFromString(s)
-			return append(MemberKey{Role: bpf.RoleEgress}.key()[:16], id...), err
+			return append(index.Key{byte(bpf.RoleEgress), keyOfLabelSet}, id...), err
 		},
 		Unique: true,
 	}
@@ -44,7 +44,7 @@ var (
 	classMemberClassIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
 		Name: "class",
 		FromObject: func(m *ClassMember) index.KeySet {
-			if m.OfClass {
+			if m.OfClass || m.Class == 0 {
 				return index.NewKeySet()
 			}
 			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
@@ -56,7 +56,7 @@ var (
 	classMemberDigestIndex = statedb.Index[*ClassMember, RoleDigest]{
 		Name: "digest",
 		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.member() {
+			if !m.IsMember() || m.Digest == (bpf.Digest{}) {
 				return index.NewKeySet()
 			}
 			return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key())
@@ -82,8 +82,13 @@ var (
 	}
 
 	classMemberNodeIndex = statedb.Index[*ClassMember, string]{
-		Name:       "node",
-		FromObject: func(m *ClassMember) index.KeySet { return index.NewKeySet(index.String(m.Node)) },
+		Name: "node",
+		FromObject: func(m *ClassMember) index.KeySet {
+			if m.Node == "" {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.String(m.Node))
+		},
 		FromKey:    index.String,
 		FromString: index.FromString,
 	}
@@ -192,13 +197,14 @@ var (
 	// ClassMemberByKey queries one member.
 	ClassMemberByKey = classMemberKeyIndex.Query
 
-	// ClassMembersByClass queries the members of a class.
+	// ClassMembersByClass queries the members of a class, other than that of those
+	// that no selector chooses.
 	ClassMembersByClass = classMemberClassIndex.Query
 
 	// ClassMembersByFormer queries the members that have left a class.
 	ClassMembersByFormer = classMemberFormerIndex.Query
 
-	// ClassMembersByDigest queries the members with a signature.
+	// ClassMembersByDigest queries the members with a signature that is not empty.
 	ClassMembersByDigest = classMemberDigestIndex.Query
 
 	// ClassMembersByNode queries the members that are for one node.
@@ -250,7 +256,7 @@ func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], k
 
 // ClassMembersOfLabelSet queries, with Prefix, the members with a label set.
 func ClassMembersOfLabelSet(role bpf.Role, id LabelSetID) statedb.Query[*ClassMember] {
-	return classMemberKeyIndex.QueryFromKey(MemberKey{Role: role, LabelSet: id}.key()[:32])
+	return classMemberKeyIndex.QueryFromKey(append(index.Key{byte(role), keyOfLabelSet}, id[:]...))
 }
 
 // ClassMembersOfNode queries, with Prefix, the members that a node itself is.

@@ -86,7 +86,7 @@ func deriveIPCache(p derive.Params, c ipcacheParams) error {
 						affect(prefix)
 					}
 				}),
-			derive.FromChange(c.Members, c.memberChanged),
+			derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged)),
 			derive.From(c.Readiness, c.affectedByReadiness),
 			derive.FromChange(c.Entries, c.affectedByEntry),
 		},

@@ -43,7 +43,7 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 			derive.FromIf(l.Endpoints,
 				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet || movesAddress(old, new) },
 				l.affectedByEndpoint),
-			derive.FromChange(l.Members, l.memberChanged),
+			derive.Where(func(m *tables.ClassMember) bool { return m.Role != bpf.RolePeer && m.IsMember() }, derive.FromChange(l.Members, l.memberChanged)),
 			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
 				if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
 					affect(r.Destination.Addr())

@@ -43,6 +43,24 @@ func TestFromChange(t *testing.T) {
 	require.Empty(t, f.got())
 }
 
+// A row that does not matter is one that is not there.
+func TestWhere(t *testing.T) {
+	type pair struct{ old, new *member }
+	var told []pair
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		rule.Inputs[0] = Where(func(m *member) bool { return m.Group == "a" },
+			FromChange(f.members, func(_ statedb.ReadTxn, old, new *member, _ func(string)) { told = append(told, pair{old, new}) }))
+	})
+	first, second, third := &member{1, "b", 1}, &member{1, "a", 1}, &member{1, "c", 1}
+	for _, m := range []*member{first, second, third} {
+		f.insert(m)
+		f.settle()
+	}
+	f.write(func(wtxn statedb.WriteTxn) { f.members.Delete(wtxn, third) })
+	f.settle()
+	require.Equal(t, []pair{{nil, second}, {second, nil}}, told)
+}
+
 // Two rules that follow from one another both start, if one says so.
 func TestFeedback(t *testing.T) {
 	var f *fixture

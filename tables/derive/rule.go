@@ -77,6 +77,14 @@ func FromChange[In any, Key comparable](table statedb.Table[In], affects func(tx
 	return &input[In, Key]{table: table, changed: affects}
 }
 
+// Where is an input that [From], [FromIf] or [FromChange] returned, for a table of
+// which only some rows matter: others are as if they were not there, and cost no
+// memory.
+func Where[In any, Key comparable](matters func(row In) bool, in Input[Key]) Input[Key] {
+	in.(*input[In, Key]).matters = matters
+	return in
+}
+
 // Feedback is an input that itself follows from the output: it is not waited for
 // before the first round, as that would be a circle.
 func Feedback[Key comparable](in Input[Key]) Input[Key] { return feedback[Key]{in} }
@@ -90,13 +98,12 @@ type input[In any, Key comparable] struct {
 	affects func(statedb.ReadTxn, In, func(Key))
 	changed func(txn statedb.ReadTxn, old, new In, affect func(Key)) // in the place of affects
 	differs func(old, new In) bool
+	matters func(In) bool // nil: all rows do
 
-	primary  statedb.Indexer[In]
 	iterator statedb.ChangeIterator[In]
 
-	// seen is the value of each row that affects was last called with, by
-	// primary key. The rows are the table's own: this costs a pointer each.
-	seen map[string]In
+	// seen has each row as affects was last called with it.
+	seen *memory[In]
 }
 
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
@@ -107,41 +114,51 @@ func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 	defer wtxn.Abort()
 	i.iterator, err = i.table.Changes(wtxn)
 	wtxn.Commit()
-	i.primary = i.table.PrimaryIndexer()
-	i.seen = map[string]In{}
+	i.seen = newMemory(i.table.PrimaryIndexer())
 	return err
 }
 
 func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan struct{} {
 	changes, watch := i.iterator.Next(txn)
+	any := false
 	for change := range changes {
-		key := string(i.primary.ObjectToKey(change.Object))
-		old, hadOld := i.seen[key]
-		if change.Deleted {
-			delete(i.seen, key)
-		} else {
-			i.seen[key] = change.Object
-		}
-		if change.Deleted && !hadOld {
-			continue // it came and went between two rounds
-		}
-		if hadOld && !change.Deleted && i.differs != nil && !i.differs(old, change.Object) {
-			continue
-		}
-		if i.changed != nil {
-			var row In
-			if !change.Deleted {
-				row = change.Object
-			}
-			i.changed(txn, old, row, affect)
-			continue
-		}
-		if hadOld {
-			i.affects(txn, old, affect)
-		}
-		if !change.Deleted {
-			i.affects(txn, change.Object, affect)
-		}
+		any = true
+		i.take(txn, change.Object, change.Deleted || i.matters != nil && !i.matters(change.Object), affect)
+	}
+	if any {
+		// The channel was a closed one, to ask for what is left: nothing.
+		_, watch = i.iterator.Next(txn)
 	}
 	return watch
+}
+
+// take takes in one change.
+func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
+	var old In
+	var hadOld bool
+	if gone {
+		old, hadOld = i.seen.forget(row)
+		if !hadOld {
+			return // it came and went between two rounds
+		}
+	} else {
+		old, hadOld = i.seen.swap(row)
+	}
+	if hadOld && !gone && i.differs != nil && !i.differs(old, row) {
+		return
+	}
+	if i.changed != nil {
+		var new In
+		if !gone {
+			new = row
+		}
+		i.changed(txn, old, new, affect)
+		return
+	}
+	if hadOld {
+		i.affects(txn, old, affect)
+	}
+	if !gone {
+		i.affects(txn, row, affect)
+	}
 }

@@ -43,7 +43,7 @@ func deriveClasses(p derive.Params, c classParams) error {
 				c.classesOf(txn, s.ID, affect)
 			}),
 			derive.From(c.Policies, c.affectedByPolicy),
-			derive.From(c.Members, c.affectedByMember),
+			derive.Where((*tables.ClassMember).IsOfEgress, derive.From(c.Members, c.affectedByMember)),
 			derive.FromIf(c.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return old.Local != new.Local || !slices.Equal(old.Policies, new.Policies)
@@ -77,9 +77,6 @@ func (c *classParams) affectedByPolicy(txn statedb.ReadTxn, p *tables.EgressPoli
 
 // affectedByMember are the classes that may now have caught up, see [classParams.policies].
 func (c *classParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(uint32)) {
-	if m.Role != bpf.RoleEgress {
-		return
-	}
 	if m.Evaluated == 0 {
 		class, _, found := c.Classes.Get(txn, tables.ClassByKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
 		if found && class.Digest != m.Digest {

@@ -66,7 +66,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 						affect(key)
 					}
 				}),
-			derive.FromIf(r.Members,
+			derive.Where(func(m *tables.ClassMember) bool { return m.OfClass || len(m.Former) > 0 }, derive.FromIf(r.Members,
 				func(old, new *tables.ClassMember) bool {
 					return !slices.Equal(old.Former, new.Former) || (len(old.Leaving) > 0) != (len(new.Leaving) > 0)
 				},
@@ -77,7 +77,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					for _, number := range m.Former {
 						affect(classKey(number))
 					}
-				}),
+				})),
 			// An address whose endpoint is gone leaves nothing any more.
 			derive.FromIf(r.Endpoints,
 				movesSource,

@@ -40,9 +40,9 @@ func deriveSources(p derive.Params, s sourceParams) error {
 					affect(addr)
 				}
 			}),
-			derive.FromIf(s.Members,
+			derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
-				s.affectedByMember),
+				s.affectedByMember)),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
 				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {
@@ -70,9 +70,6 @@ func movesSource(old, new *tables.Endpoint) bool {
 
 // affectedByMember are the addresses of the endpoints with the label set.
 func (s *sourceParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
-	if m.Role != bpf.RoleEgress {
-		return
-	}
 	for e := range s.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
 		if m.Node != "" && m.Node != e.Node {
 			continue

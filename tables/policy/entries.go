@@ -29,7 +29,7 @@ func deriveEntries(p derive.Params, e entryParams) error {
 	_, err := derive.Register(p, derive.Rule[tables.PolicyPair, *tables.PolicyEntry]{
 		Output: e.Output,
 		Inputs: []derive.Input[tables.PolicyPair]{
-			derive.FromChange(e.Members, concerned.byClass),
+			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(e.Members, concerned.byClass)),
 			derive.FromChange(e.Rules, concerned.byRule),
 		},
 		After: []statedb.TableMeta{e.Kernel},

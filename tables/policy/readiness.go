@@ -57,7 +57,7 @@ func deriveReadiness(p derive.Params, params readinessParams) error {
 	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.PolicyReadiness]{
 		Output: r.Output,
 		Inputs: []derive.Input[bpf.ClassKey]{
-			derive.FromChange(r.Members, r.classChanged),
+			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(r.Members, r.classChanged)),
 			derive.FromChange(r.Rules, func(txn statedb.ReadTxn, old, new *tables.EnforcedRule, affect func(bpf.ClassKey)) {
 				r.pairs.byRule(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
 			}),

@@ -27,12 +27,12 @@ func deriveClasses(p derive.Params, c classParams) error {
 	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.Class]{
 		Output: c.Classes,
 		Inputs: []derive.Input[bpf.ClassKey]{
-			derive.From(c.Members, func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
-				// Those of network policies have a row that says what they stand for.
-				if m.Class != 0 && (m.OfClass || m.Role == bpf.RoleEgress) {
+			// Those of network policies have a row that says what they stand for.
+			derive.Where(
+				func(m *tables.ClassMember) bool { return m.Class != 0 && (m.OfClass || m.Role == bpf.RoleEgress) },
+				derive.From(c.Members, func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
 					affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
-				}
-			}),
+				})),
 			derive.FromIf(c.Groups,
 				func(old, new *tables.EgressGroup) bool { return old.Number != new.Number },
 				func(_ statedb.ReadTxn, g *tables.EgressGroup, affect func(bpf.ClassKey)) {
