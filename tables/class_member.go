@@ -154,7 +154,11 @@ const (
 
 // key is as short as may be: all indexes of the table have it in them.
 func (k MemberKey) key() index.Key {
-	b := make(index.Key, 0, 48)
+	size := 2 + len(k.LabelSet) + len(k.Node) + 1
+	if k.Prefix.IsValid() {
+		size += 17
+	}
+	b := make(index.Key, 0, size)
 	switch {
 	case k.Evaluated != 0:
 		return append(append(b, byte(k.Role), keyOfSelector), selectorIDKey(k.Evaluated)...)

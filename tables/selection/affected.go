@@ -37,36 +37,47 @@ func (m *members) inputs() []derive.Input[memberKey] {
 		derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint),
 		derive.From(m.ClassEntries, m.affectedByEntry),
 
-		derive.FromChange(m.IPCacheEntries, func(txn statedb.ReadTxn, old, new *tables.IPCacheEntry, affect func(memberKey)) {
-			if old != nil {
-				m.affectedByPlacement(txn, bpf.RolePeer, old.Key.Prefix(), old.Value.PeerClass, affect)
-			}
-			if new != nil {
-				m.affectedByPlacement(txn, bpf.RolePeer, new.Key.Prefix(), new.Value.PeerClass, affect)
-			}
-		}),
-		derive.FromChange(m.PodEntries, func(txn statedb.ReadTxn, old, new *tables.PodEntry, affect func(memberKey)) {
-			if old != nil {
-				m.affectedByPlacement(txn, bpf.RoleSubject, single(old.Key.Addr.Addr()), old.Value.SubjectClass, affect)
-			}
-			if new != nil {
-				m.affectedByPlacement(txn, bpf.RoleSubject, single(new.Key.Addr.Addr()), new.Value.SubjectClass, affect)
-			}
-		}),
-		derive.Feedback(derive.FromIf(m.IPCache,
-			func(old, new *tables.IPCache) bool {
-				return old.PeerClass != new.PeerClass || isFailed(new.Status) != isFailed(old.Status)
-			},
-			func(txn statedb.ReadTxn, c *tables.IPCache, affect func(memberKey)) {
-				m.affectedByPlacement(txn, bpf.RolePeer, c.Prefix, c.PeerClass, affect)
-			})),
-		derive.Feedback(derive.FromIf(m.Locals,
-			func(old, new *tables.LocalEndpoint) bool {
-				return old.SubjectClass != new.SubjectClass || isFailed(new.Status) != isFailed(old.Status)
-			},
-			func(txn statedb.ReadTxn, e *tables.LocalEndpoint, affect func(memberKey)) {
-				m.affectedByPlacement(txn, bpf.RoleSubject, single(e.Addr), e.SubjectClass, affect)
-			})),
+		derive.FromChange(m.IPCacheEntries, placement(m, bpf.RolePeer, func(e *tables.IPCacheEntry) placed {
+			return placed{prefix: e.Key.Prefix(), class: e.Value.PeerClass}
+		})),
+		derive.FromChange(m.PodEntries, placement(m, bpf.RoleSubject, func(e *tables.PodEntry) placed {
+			return placed{prefix: single(e.Key.Addr.Addr()), class: e.Value.SubjectClass}
+		})),
+		derive.Feedback(derive.FromChange(m.IPCache, placement(m, bpf.RolePeer, func(c *tables.IPCache) placed {
+			return placed{prefix: c.Prefix, class: c.PeerClass, desired: true, failed: isFailed(c.Status)}
+		}))),
+		derive.Feedback(derive.FromChange(m.Locals, placement(m, bpf.RoleSubject, func(e *tables.LocalEndpoint) placed {
+			return placed{prefix: single(e.Addr), class: e.SubjectClass, desired: true, failed: isFailed(e.Status)}
+		}))),
+	}
+}
+
+// placed is what the kernel or a desired table says of where a prefix is.
+type placed struct {
+	prefix          netip.Prefix
+	class           uint32
+	desired, failed bool // failed: the kernel does not take it
+}
+
+// placement tells what a change of where prefixes of a role are affects: nothing if
+// it is one of something else that is desired of them. What the kernel has may have
+// been another class meanwhile, in a snapshot before its change was noticed.
+func placement[Row any](m *members, role bpf.Role, placedBy func(*Row) placed) func(statedb.ReadTxn, *Row, *Row, func(memberKey)) {
+	return func(txn statedb.ReadTxn, old, new *Row, affect func(memberKey)) {
+		var was, is placed
+		if old != nil {
+			was = placedBy(old)
+		}
+		if new != nil {
+			is = placedBy(new)
+		}
+		switch {
+		case was == is && was.desired:
+		case old == nil:
+			m.affectedByPlacement(txn, role, is.prefix, []uint32{is.class}, affect)
+		default:
+			m.affectedByPlacement(txn, role, was.prefix, []uint32{was.class, is.class}, affect)
+		}
 	}
 }
 
@@ -232,21 +243,25 @@ func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, aff
 	}
 }
 
-// affectedByPlacement is the row of the class that the kernel or a desired table
-// has, or had, a prefix in, if someone leaves it; and the prefix if it does not
-// belong there.
-func (m *members) affectedByPlacement(txn statedb.ReadTxn, role bpf.Role, prefix netip.Prefix, class uint32, affect func(memberKey)) {
+// affectedByPlacement are the rows of the classes that the kernel or a desired
+// table has, or had, a prefix in, if someone leaves them; and the prefix if it does
+// not belong there.
+func (m *members) affectedByPlacement(txn statedb.ReadTxn, role bpf.Role, prefix netip.Prefix, classes []uint32, affect func(memberKey)) {
 	m.affectedAsLeaver(txn, role, prefix, affect)
-	if class == 0 {
-		return
+	inSome := false
+	for i, class := range classes {
+		if class == 0 || slices.Contains(classes[:i], class) {
+			continue
+		}
+		inSome = true
+		key := bpf.ClassKey{Role: role, Number: class}
+		row := tables.ClassRow(txn, m.Output, key)
+		_, _, peopled := m.Output.Get(txn, tables.ClassMembersByClass(key))
+		if row == nil || !peopled {
+			affect(memberKey{role: role, class: class, look: prefix})
+		}
 	}
-	key := bpf.ClassKey{Role: role, Number: class}
-	row := tables.ClassRow(txn, m.Output, key)
-	_, _, peopled := m.Output.Get(txn, tables.ClassMembersByClass(key))
-	if row == nil || !peopled {
-		affect(memberKey{role: role, class: class, look: prefix})
-	}
-	if !m.partitions[role].scope.(*policyScope).settled(txn, prefix) {
+	if inSome && !m.partitions[role].scope.(*policyScope).settled(txn, prefix) {
 		affect(memberKey{role: role, look: prefix})
 	}
 }

@@ -89,29 +89,37 @@ func (s *policyScope) lookAt(r *round) {
 			continue
 		}
 		seen[prefix] = true
-		kernel, desired := s.place.classes(r.txn, prefix)
-		if kernel == 0 && desired == 0 {
-			continue
-		}
-		class := s.classOf(r, prefix)
-		for _, number := range []uint32{kernel, desired} {
+		at := s.standing(r, prefix)
+		for _, number := range []uint32{at.kernel, at.desired} {
 			if number == 0 {
 				continue
 			}
 			row := tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
-			if number != class || row != nil && isLeaver(row, prefix) {
+			if number != at.class || row != nil && isLeaver(row, prefix) {
 				r.touch(number, prefix)
 			}
 		}
 	}
 }
 
-// classOf returns the class that a prefix belongs to, 0 for none.
-func (s *policyScope) classOf(r *round, prefix netip.Prefix) uint32 {
-	if m := s.memberAt(r, prefix); m != nil {
-		return m.Class
+// standing is in which classes a prefix is, and in which it belongs.
+type standing struct{ kernel, desired, class uint32 }
+
+// standing returns how it is with a prefix when all members have their classes. Of
+// what is in no class at all it does not matter where it belongs.
+func (s *policyScope) standing(r *round, prefix netip.Prefix) standing {
+	at, known := r.standings[prefix]
+	if known {
+		return at
 	}
-	return 0
+	at.kernel, at.desired = s.place.classes(r.txn, prefix)
+	if at.kernel != 0 || at.desired != 0 {
+		if m := s.memberAt(r, prefix); m != nil {
+			at.class = m.Class
+		}
+	}
+	r.standings[prefix] = at
+	return at
 }
 
 // memberAt returns the member that a prefix belongs to, as it is wanted, or nil.
@@ -180,10 +188,8 @@ func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) 
 		if !prefix.IsValid() {
 			continue
 		}
-		kernel, desired := s.place.classes(r.txn, prefix)
-		class := s.classOf(r, prefix)
-		if class != number && (kernel == number || desired == number) {
-			leavers[prefix] = class
+		if at := s.standing(r, prefix); at.class != number && (at.kernel == number || at.desired == number) {
+			leavers[prefix] = at.class
 		} else {
 			delete(leavers, prefix)
 		}

@@ -71,6 +71,8 @@ type round struct {
 	joined  map[bpf.Digest]uint32            // class that members with a signature join
 	next    uint32                           // lowest number that may be free
 
+	examples  map[bpf.Digest]*tables.ClassMember // a member with each signature
+	standings map[netip.Prefix]standing
 	looks     []netip.Prefix            // addresses to be looked at
 	touched   map[uint32][]netip.Prefix // classes, with who may be leaving them
 	classRows map[uint32]*tables.ClassMember
@@ -86,6 +88,7 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 		parts:  map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
+		examples: map[bpf.Digest]*tables.ClassMember{}, standings: map[netip.Prefix]standing{},
 	}
 	divided := map[uint32]bool{}
 	for _, key := range keys {
@@ -141,6 +144,7 @@ func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
 	existing := statedb.Collect(r.existing(r.txn, key))
 	for _, m := range wanted {
 		m.Class = undecided
+		r.share(m)
 		old := predecessor(m, existing)
 		if old == nil {
 			continue
@@ -155,6 +159,18 @@ func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
 	}
 	r.wanted[key] = wanted
 	r.order = append(r.order, key)
+}
+
+// share has a member share the lists of its signature with others that have it.
+func (r *round) share(m *tables.ClassMember) {
+	example := r.examples[m.Digest]
+	if example == nil {
+		if example, _, _ = r.Output.Get(r.txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: r.role, Digest: m.Digest})); example == nil {
+			example = m
+		}
+		r.examples[m.Digest] = example
+	}
+	m.Selectors, m.Ports = example.Selectors, example.Ports
 }
 
 // predecessor returns the member that had the addresses of m before, most of
