@@ -115,9 +115,7 @@ func (r *readiness) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMemb
 	if isUnknown(old) && !isUnknown(new) {
 		r.affectedByKnown(txn, affect)
 	}
-	if old != nil {
-		r.unsettled.touchClass(old, affect)
-	}
+	r.unsettled.touchClass(old, new, affect)
 	r.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
 }
 

@@ -107,7 +107,7 @@ func pairOfEitherInKernel(old, new *tables.PolicyMapEntry) tables.PolicyPair {
 // memberChanged affects the policies that wait for what has changed.
 func (r *rules) memberChanged(_ statedb.ReadTxn, old, new *tables.ClassMember, affect func(tables.PolicyID)) {
 	if old != nil && old.OfClass {
-		r.retired.touchClass(old, func(rule tables.RuleID) { affect(rule.Policy) })
+		r.retired.touchClass(old, new, func(rule tables.RuleID) { affect(rule.Policy) })
 	}
 	if len(r.waiters) == 0 {
 		return

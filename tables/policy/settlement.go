@@ -50,10 +50,15 @@ func (s *settlement[Owner]) touch(pair tables.PolicyPair, affected func(Owner)) 
 }
 
 // touchClass is touch for all pairs with a class that has come to stand for
-// something else. A rule may have gone with it that tells of the pair no more.
-func (s *settlement[Owner]) touchClass(old *tables.ClassMember, affected func(Owner)) {
+// something else, or is gone. A rule may have gone with it that tells of the pair no
+// more. Who is leaving it is no matter.
+func (s *settlement[Owner]) touchClass(old, new *tables.ClassMember, affected func(Owner)) {
+	if old == nil || new != nil && old.Digest == new.Digest && slices.Equal(old.Selectors, new.Selectors) &&
+		slices.Equal(old.Ports, new.Ports) && old.Continues == new.Continues && old.Stuck == new.Stuck {
+		return
+	}
 	for pair := range s.owners {
-		if slices.Contains(classesOf(pair), bpf.ClassKey{Role: old.Role, Number: old.Class}) {
+		if old.Role == bpf.RoleSubject && pair.Subject == old.Class || old.Role == bpf.RolePeer && pair.Peer == old.Class {
 			s.touch(pair, affected)
 		}
 	}

@@ -97,9 +97,7 @@ func (s *status) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember,
 		return
 	}
 	// What waits for the classes as they were may have nothing to wait for now.
-	if old != nil {
-		s.unsettled.touchClass(old, affect)
-	}
+	s.unsettled.touchClass(old, new, affect)
 	s.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.touch(pair, affect) })
 	if row.Role != bpf.RoleSubject {
 		return
