@@ -74,7 +74,7 @@ func (p PeerPlaces) MemberOutside(txn statedb.ReadTxn, prefix netip.Prefix) *Cla
 
 // node returns the name of the node that a prefix is of, empty if it is of none.
 func (p PeerPlaces) node(txn statedb.ReadTxn, prefix netip.Prefix) (name string) {
-	for r := range p.Routes.List(txn, RoutesByDestination(prefix)) {
+	for r := range Rare(txn, p.Routes, RoutesByDestination(prefix)) {
 		if r.ToThisNode() {
 			return p.LocalNode.Name
 		}
@@ -90,10 +90,10 @@ func (p PeerPlaces) node(txn statedb.ReadTxn, prefix netip.Prefix) (name string)
 			name = node
 		}
 	}
-	for n := range p.Nodes.List(txn, NodesByAddr(prefix.Addr())) {
+	for n := range Rare(txn, p.Nodes, NodesByAddr(prefix.Addr())) {
 		found(n.Name)
 	}
-	for n := range p.CiliumNodes.List(txn, CiliumNodesByAddr(prefix.Addr())) {
+	for n := range Rare(txn, p.CiliumNodes, CiliumNodesByAddr(prefix.Addr())) {
 		found(n.Name)
 	}
 	return name

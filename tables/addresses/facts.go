@@ -70,7 +70,7 @@ func (c *ipcacheParams) inherit(txn statedb.ReadTxn, row *tables.IPCache) {
 type factFunc func(flags bpf.IPCacheFlags, origin string)
 
 func (c *ipcacheParams) hostFacts(txn statedb.ReadTxn, addr netip.Addr, fact factFunc) {
-	for a := range c.Addresses.List(txn, tables.NodeAddressesByAddr(addr)) {
+	for a := range tables.Rare(txn, c.Addresses, tables.NodeAddressesByAddr(addr)) {
 		fact(bpf.IPCacheHost|bpf.IPCacheInCluster, "device "+a.Device)
 	}
 }
@@ -83,10 +83,10 @@ func (c *ipcacheParams) nodeFacts(txn statedb.ReadTxn, addr netip.Addr, fact fac
 		}
 		fact(flags, "node "+name)
 	}
-	for n := range c.Nodes.List(txn, tables.NodesByAddr(addr)) {
+	for n := range tables.Rare(txn, c.Nodes, tables.NodesByAddr(addr)) {
 		node(n.Name)
 	}
-	for n := range c.CiliumNodes.List(txn, tables.CiliumNodesByAddr(addr)) {
+	for n := range tables.Rare(txn, c.CiliumNodes, tables.CiliumNodesByAddr(addr)) {
 		node(n.Name)
 	}
 }
@@ -117,10 +117,10 @@ func (c *ipcacheParams) tunnelTo(txn statedb.ReadTxn, nodeName string) netip.Add
 }
 
 func (c *ipcacheParams) serviceFacts(txn statedb.ReadTxn, addr netip.Addr, fact factFunc) {
-	for s := range c.Services.List(txn, tables.ServicesByAddr(addr)) {
+	for s := range tables.Rare(txn, c.Services, tables.ServicesByAddr(addr)) {
 		fact(bpf.IPCacheService|bpf.IPCacheInCluster, "service "+s.Name.String())
 	}
-	for b := range c.Backends.List(txn, tables.BackendSlicesByAddr(addr)) {
+	for b := range tables.Rare(txn, c.Backends, tables.BackendSlicesByAddr(addr)) {
 		if b.Service == tables.KubernetesAPIService {
 			fact(bpf.IPCacheAPIServer|bpf.IPCacheInCluster, "backend of "+b.Service.String())
 		}
@@ -128,7 +128,7 @@ func (c *ipcacheParams) serviceFacts(txn statedb.ReadTxn, addr netip.Addr, fact 
 }
 
 func (c *ipcacheParams) prefixFacts(txn statedb.ReadTxn, prefix netip.Prefix, row *tables.IPCache, fact factFunc) {
-	for n := range c.Nodes.List(txn, tables.NodesByPodCIDR(prefix)) {
+	for n := range tables.Rare(txn, c.Nodes, tables.NodesByPodCIDR(prefix)) {
 		fact(bpf.IPCacheInCluster, "pod prefix of node "+n.Name)
 		if !row.Tunnel.IsValid() && row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) == 0 {
 			row.Tunnel = c.tunnelTo(txn, n.Name)
@@ -140,7 +140,7 @@ func (c *ipcacheParams) prefixFacts(txn statedb.ReadTxn, prefix netip.Prefix, ro
 	if slices.Contains(localScope, prefix) {
 		fact(bpf.IPCacheLocalScope, "local scope")
 	}
-	for r := range c.Routes.List(txn, tables.RoutesByDestination(prefix)) {
+	for r := range tables.Rare(txn, c.Routes, tables.RoutesByDestination(prefix)) {
 		if r.Table != tables.RouteTableLocal {
 			continue
 		}
