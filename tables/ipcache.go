@@ -125,6 +125,9 @@ func IPCacheWithin(prefix netip.Prefix) statedb.Query[*IPCache] {
 // PeerClassInKernel returns the class that the kernel finds for an address or
 // prefix, its own or that of what is around it.
 func PeerClassInKernel(txn statedb.ReadTxn, entries statedb.Table[*IPCacheEntry], prefix netip.Prefix) (class uint32, found bool) {
+	if entries.NumObjects(txn) == 0 {
+		return 0, false // as at the start on a new node, when all are asked for
+	}
 	for bits := prefix.Bits(); bits >= 0; bits-- {
 		key := bpf.IPCacheKeyFrom(netip.PrefixFrom(prefix.Addr(), bits).Masked())
 		if e, _, found := entries.Get(txn, MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](key)); found {

@@ -120,11 +120,18 @@ func (m *members) existing(txn statedb.ReadTxn, key memberKey) iter.Seq2[*tables
 
 // plan has each partition plan its part of a round.
 func (m *members) plan(txn statedb.ReadTxn, keys []memberKey) ([]memberKey, func(memberKey) []*tables.ClassMember) {
+	count := map[bpf.Role]int{} // keys are large, and may be many
+	for _, key := range keys {
+		count[key.role]++
+	}
 	byRole := map[bpf.Role][]memberKey{}
 	for _, key := range keys {
+		if byRole[key.role] == nil {
+			byRole[key.role] = make([]memberKey, 0, count[key.role])
+		}
 		byRole[key.role] = append(byRole[key.role], key)
 	}
-	var planned []memberKey
+	planned := make([]memberKey, 0, len(keys))
 	rounds := map[bpf.Role]*round{}
 	for _, role := range roles {
 		if len(byRole[role]) > 0 {

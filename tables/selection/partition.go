@@ -82,9 +82,15 @@ type round struct {
 }
 
 func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
+	count := 0 // of those that are evaluated, which may be all there are
+	for _, key := range keys {
+		if key.selector == 0 && key.class == 0 && !key.look.IsValid() {
+			count++
+		}
+	}
 	r := &round{
 		partition: p, txn: txn, next: 1,
-		wanted: map[memberKey][]*tables.ClassMember{},
+		wanted: make(map[memberKey][]*tables.ClassMember, count),
 		parts:  map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
