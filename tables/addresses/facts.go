@@ -14,8 +14,9 @@ import (
 )
 
 // rows computes what is known of a prefix: what objects say of it or else of the
-// prefix that it is in, and its class as a peer.
-func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
+// prefix that it is in, and its class as the peer that it is a member of, nil while
+// that is not known.
+func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix, member *tables.ClassMember) []*tables.IPCache {
 	row := c.facts(txn, prefix)
 	if row.Flags == 0 {
 		if _, _, named := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !named {
@@ -25,7 +26,7 @@ func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables
 		}
 		c.inherit(txn, row)
 	}
-	if !c.classify(txn, row) {
+	if !c.classify(txn, row, member) {
 		return nil
 	}
 	return []*tables.IPCache{row}

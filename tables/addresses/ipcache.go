@@ -95,12 +95,13 @@ func deriveIPCache(p derive.Params, c ipcacheParams) error {
 			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
 		},
 		Rows: func(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
-			if c.Places.Member(txn, prefix) == nil {
+			member := c.Places.Member(txn, prefix)
+			if member == nil {
 				unplaced[prefix] = struct{}{}
 			} else {
 				delete(unplaced, prefix)
 			}
-			return c.rows(txn, prefix)
+			return c.rows(txn, prefix, member)
 		},
 		Equal: (*tables.IPCache).Equal,
 	})

@@ -18,8 +18,7 @@ import (
 //
 // It returns false of a pod or node that is new: of whom it is not even known yet
 // where he belongs, which will be in a moment, nothing is written before.
-func (c *ipcacheParams) classify(txn statedb.ReadTxn, row *tables.IPCache) bool {
-	member := c.Places.Member(txn, row.Prefix)
+func (c *ipcacheParams) classify(txn statedb.ReadTxn, row *tables.IPCache, member *tables.ClassMember) bool {
 	if c.resuming(txn) && c.resume(txn, row, member) {
 		return true
 	}
