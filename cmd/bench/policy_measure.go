@@ -77,8 +77,12 @@ func (r *policyResult) measureCold(mode, bpffs, dir string, s policyScenario, sa
 		r.ColdFill = time.Since(start)
 		last, after := b.lastChange(start, w.complete)
 		r.Cold, r.ColdWrites = last, after.writes-before.writes
+		if err := w.verify(r); err != nil {
+			return err
+		}
+		b.lastChange(time.Now(), w.complete) // what still follows is not to count
 		r.Heap = heap()
-		return w.verify(r)
+		return nil
 	})
 }
 
@@ -183,6 +187,7 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 		b.lastChange(time.Now(), w.complete)
 		without := heap()
 		b.allAtOnce()
+		b.lastChange(time.Now(), w.complete) // what still follows is not to count
 		if with := heap(); with > without {
 			r.HeapPolicy = with - without
 		}
