@@ -149,13 +149,35 @@ func TestEpochsAreRaisedWhenSomethingIsRevoked(t *testing.T) {
 			w.noVerdict(1, 5)
 			w.noVerdict(2, 5)
 		}},
-		{"a pod comes and goes", none, func(w *world) {
-			e := w.inKernel("10.8.0.1/32", 7, bpf.IPCachePod)
+		{"a pod comes with less than what is around it", all, func(w *world) { w.inKernel("10.8.0.1/32", 7, bpf.IPCachePod) }},
+		{"with a denial", one, func(w *world) {
+			w.verdict(allowed, 1, 8)
+			w.verdict(allowed, 2, 8)
+			w.verdict(denied, 1, 8, 22)
 			w.settle()
-			remove(w, w.PeerEntries, e)
+			w.inKernel("10.8.0.1/32", 8, bpf.IPCachePod)
 		}},
-		{"an allowed pod goes", none, func(w *world) {
+		{"with as much", none, func(w *world) { w.inKernel("10.8.0.1/32", 5, bpf.IPCachePod) }},
+		{"in another class that is alike", none, func(w *world) {
+			w.verdict(allowed, 1, 8)
+			w.verdict(allowed, 2, 8)
+			w.inKernel("10.8.0.1/32", 8, bpf.IPCachePod)
+		}},
+		{"with more", none, func(w *world) { w.inKernel("10.7.0.1/32", 5, bpf.IPCachePod) }},
+		{"where nothing is around it", none, func(w *world) { w.inKernel("fd00::1/128", 7, bpf.IPCachePod) }},
+		{"a node comes with less", all, func(w *world) { w.inKernel("10.8.0.1/32", 7, bpf.IPCacheNode) }},
+		{"a pod comes with less than what was just allowed around it", one, func(w *world) {
+			w.verdict(allowed, 1, 4)
+			w.inKernel("10.7.0.1/32", 7, bpf.IPCachePod)
+		}},
+		{"a pod with less goes", none, func(w *world) {
+			remove(w, w.PeerEntries, &tables.IPCacheEntry{Key: bpf.IPCacheKeyFrom(netip.MustParsePrefix("10.9.0.7/32"))})
+		}},
+		{"an allowed pod goes", all, func(w *world) {
 			remove(w, w.PeerEntries, &tables.IPCacheEntry{Key: bpf.IPCacheKeyFrom(netip.MustParsePrefix("10.9.0.5/32"))})
+		}},
+		{"one that was allowed to one of them goes", one, func(w *world) {
+			remove(w, w.PeerEntries, &tables.IPCacheEntry{Key: bpf.IPCacheKeyFrom(netip.MustParsePrefix("10.9.0.6/32"))})
 		}},
 		{"a prefix with less is set off", all, func(w *world) { w.inKernel("10.8.1.0/24", 7, 0) }},
 		{"a prefix with as much is set off", none, func(w *world) { w.inKernel("10.8.1.0/24", 5, 0) }},
@@ -311,4 +333,36 @@ func TestPolicyEpochsAfterRestart(t *testing.T) {
 			require.Equal(t, two, w.local("10.0.0.3").MapValue())
 		})
 	}
+}
+
+// What peers lose by going from one class to another is remembered from round to
+// round, as long as the verdicts stay.
+func TestPeersAppearOneAfterAnother(t *testing.T) {
+	w := enforced(t)
+	before := w.epochs()
+	raised := func() (raised [3]bool) {
+		w.settle()
+		after := w.epochs()
+		for i := range before {
+			raised[i] = after[i] > before[i]
+		}
+		before = after
+		return raised
+	}
+	w.inKernel("10.8.0.1/32", 6, bpf.IPCachePod)
+	require.Equal(t, [3]bool{true, true, true}, raised())
+	w.inKernel("10.8.0.2/32", 6, bpf.IPCachePod)
+	require.Equal(t, [3]bool{true, true, true}, raised())
+
+	w.verdict(allowed, 1, 6)
+	require.Equal(t, [3]bool{}, raised())
+	w.inKernel("10.8.0.3/32", 6, bpf.IPCachePod)
+	require.Equal(t, [3]bool{false, false, true}, raised())
+
+	// The verdict goes in the round in which a pod comes.
+	w.noVerdict(1, 6)
+	w.inKernel("10.8.0.4/32", 6, bpf.IPCachePod)
+	require.Equal(t, [3]bool{true, true, true}, raised())
+	w.inKernel("10.8.0.5/32", 5, bpf.IPCachePod)
+	require.Equal(t, [3]bool{}, raised())
 }

@@ -21,6 +21,11 @@ type verdicts struct {
 	ipcache  statedb.Table[*tables.IPCacheEntry]
 	subjects map[uint32]*subjectVerdicts
 	peers    map[uint32]int // addresses and prefixes in each peer class
+	begun    bool           // the first round, which takes in what there is, is over
+
+	// lost are the subject classes that peers who go from one class to another
+	// have something forbidden with, by the verdicts of now.
+	lost map[flip][]uint32
 
 	// Of the round: entries as they were before it, and classes between which
 	// peers have moved.
@@ -51,6 +56,7 @@ func newVerdicts(ipcache statedb.Table[*tables.IPCacheEntry]) *verdicts {
 	return &verdicts{
 		ipcache: ipcache, subjects: map[uint32]*subjectVerdicts{}, peers: map[uint32]int{},
 		former: map[tables.PolicyPair]map[bpf.PolicyKey]*bpf.PolicyValue{}, moved: map[flip]struct{}{},
+		lost: map[flip][]uint32{},
 	}
 }
 
@@ -96,10 +102,9 @@ func (v *verdicts) policyChanged(_ statedb.ReadTxn, old, new *tables.PolicyMapEn
 	affect(verdictsChanged)
 }
 
-// peerChanged takes in a change of an entry of sluice_ipcache. Pods and nodes
-// that come to be or go away change nothing: what they did not have nobody can
-// take from them. The addresses of other entries were, and will be, those of the
-// entry around them.
+// peerChanged takes in a change of an entry of sluice_ipcache. What comes to have
+// one of its own was judged as what is around it, and what loses it will be: pods
+// send before it is known here that there is one, and addresses are given to others.
 func (v *verdicts) peerChanged(txn statedb.ReadTxn, old, new *tables.IPCacheEntry, affect func(netip.Addr)) {
 	if old != nil && new != nil && old.Value.PeerClass == new.Value.PeerClass {
 		return
@@ -116,7 +121,7 @@ func (v *verdicts) peerChanged(txn statedb.ReadTxn, old, new *tables.IPCacheEntr
 		v.peers[f.to]++
 	}
 	switch {
-	case old == nil && ofSomebody(new.Value.Flags) || new == nil && ofSomebody(old.Value.Flags):
+	case !v.begun:
 		return
 	case old == nil:
 		f.from = v.around(txn, new.Key)
@@ -140,24 +145,50 @@ func (v *verdicts) around(txn statedb.ReadTxn, key bpf.IPCacheKey) uint32 {
 }
 
 // turn begins another round. It returns the subject classes, of those that are
-// in use, to which something is forbidden that was allowed before.
+// in use, to which something is forbidden that was allowed before: none in the
+// first round, which takes in how things are.
 func (v *verdicts) turn(used func(subject uint32) bool) map[uint32]bool {
 	revoked := map[uint32]bool{}
-	for pair := range v.former {
-		if !revoked[pair.Subject] && used(pair.Subject) && v.changeRevokes(pair) {
-			revoked[pair.Subject] = true
-		}
+	changed := len(v.former) > 0
+	if changed {
+		clear(v.lost)
 	}
-	for f := range v.moved {
-		for subject, s := range v.subjects {
-			if !revoked[subject] && s.tells(f) && used(subject) && v.moveRevokes(subject, f) {
-				revoked[subject] = true
+	if v.begun {
+		for pair := range v.former {
+			if !revoked[pair.Subject] && used(pair.Subject) && v.changeRevokes(pair) {
+				revoked[pair.Subject] = true
 			}
 		}
+		for f := range v.moved {
+			for _, subject := range v.losers(f) {
+				if !revoked[subject] && used(subject) {
+					revoked[subject] = true
+				}
+			}
+		}
+	}
+	v.begun = true
+	if changed {
+		clear(v.lost) // what is in it is by former entries, too
 	}
 	clear(v.former)
 	clear(v.moved)
 	return revoked
+}
+
+// losers are the subject classes with which peers that go to another class have
+// something forbidden. That is looked at once, until verdicts change.
+func (v *verdicts) losers(f flip) []uint32 {
+	losers, known := v.lost[f]
+	if !known {
+		for subject, s := range v.subjects {
+			if s.tells(f) && v.moveRevokes(subject, f) {
+				losers = append(losers, subject)
+			}
+		}
+		v.lost[f] = losers
+	}
+	return losers
 }
 
 // changeRevokes reports whether the entries of a pair have come to forbid
@@ -182,20 +213,24 @@ func (v *verdicts) changeRevokes(pair tables.PolicyPair) bool {
 }
 
 // moveRevokes reports whether peers that went to another class have something
-// forbidden with a subject.
+// forbidden with a subject. They may have gone before or after the entries of
+// their former class changed in the same round.
 func (v *verdicts) moveRevokes(subject uint32, f flip) bool {
 	for direction := range bpf.Direction(bpf.Directions) {
-		pair := func(peer uint32) tables.PolicyPair {
-			return tables.PolicyPair{Subject: subject, Direction: direction, Peer: peer}
+		of := func(verdicts func(tables.PolicyPair) traffic, peer uint32) traffic {
+			return verdicts(tables.PolicyPair{Subject: subject, Direction: direction, Peer: peer})
 		}
-		var from, to traffic
-		if f.from != bpf.AnyPeerClass {
-			from = v.was(pair(f.from))
+		alone := func(verdicts func(tables.PolicyPair) traffic, peer uint32) traffic {
+			if peer == bpf.AnyPeerClass {
+				return nil
+			}
+			return of(verdicts, peer)
 		}
-		if f.to != bpf.AnyPeerClass {
-			to = v.is(pair(f.to))
+		to, isAny := alone(v.is, f.to), of(v.is, bpf.AnyPeerClass)
+		if revokes(alone(v.was, f.from), of(v.was, bpf.AnyPeerClass), to, isAny) {
+			return true
 		}
-		if revokes(from, v.was(pair(bpf.AnyPeerClass)), to, v.is(pair(bpf.AnyPeerClass))) {
+		if len(v.former) > 0 && revokes(alone(v.is, f.from), isAny, to, isAny) {
 			return true
 		}
 	}
