@@ -25,7 +25,7 @@ type Endpoint struct {
 	Addrs []netip.Addr `json:"addrs"`
 
 	ServiceAccount string      `json:"serviceAccount,omitempty"`
-	Labels         labels.Set  `json:"labels,omitempty"` // without labels that differ per pod, such as pod-template-hash
+	Labels         labels.Set  `json:"labels,omitempty"` // without labels that change with each rollout, such as pod-template-hash
 	NamedPorts     []NamedPort `json:"namedPorts,omitempty"`
 	Created        time.Time   `json:"created"`
 

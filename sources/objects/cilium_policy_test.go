@@ -197,7 +197,7 @@ func TestCiliumPolicyErrors(t *testing.T) {
 		{"operator", "{fromEndpoints: [{matchExpressions: [{key: a, operator: Is}]}]}", []string{`[0].fromEndpoints[0]: "Is" is not a valid label selector operator`}, "allow none", "deny any"},
 		{"label source", "{fromEndpoints: [{matchLabels: {'container:a': b}}]}", []string{`[0].fromEndpoints[0]: labels of source "container" cannot be selected on`}, "allow none", "deny any"},
 		{"label that differs", "{fromEndpoints: [{matchLabels: {pod-template-hash: b}}]}",
-			[]string{`[0].fromEndpoints[0]: label pod-template-hash differs from pod to pod and cannot be selected on`}, "allow none", "deny any"},
+			[]string{`[0].fromEndpoints[0]: label pod-template-hash changes with each rollout and cannot be selected on`}, "allow none", "deny any"},
 		{"reserved label beside another", "{fromEndpoints: [{matchLabels: {'reserved:host': '', a: b}}]}",
 			[]string{"[0].fromEndpoints[0]: a reserved label can only be selected on alone, and only as being there"}, "allow none", "deny any"},
 		{"reserved label that is not there", "{fromEndpoints: [{matchExpressions: [{key: 'reserved:host', operator: DoesNotExist}]}]}",

@@ -98,7 +98,10 @@ func TestPod(t *testing.T) {
 	want := &tables.Endpoint{
 		Name: tables.Name{Namespace: "shop", Name: "web-1"}, UID: "u1", Node: "node-1",
 		Addrs: addrs("10.0.0.1", "fd00::1"), ServiceAccount: "web",
-		Labels: labels.Set{"app": "web", "job-name": "nightly"},
+		Labels: labels.Set{
+			"app": "web", "job-name": "nightly",
+			"statefulset.kubernetes.io/pod-name": "web-1", "batch.kubernetes.io/job-completion-index": "3",
+		},
 		NamedPorts: []tables.NamedPort{
 			{Name: "dns", Protocol: 17, Port: 53}, {Name: "http", Protocol: 6, Port: 8080}, {Name: "sctp", Protocol: 132, Port: 38412},
 		},
@@ -246,6 +249,12 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {hostname: lb.example}]}}
 	require.Empty(t, s.Errors)
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {clusterIP: None, clusterIPs: [None]}}`).Addrs)
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, selector: {app: web}}}`).Selector)
+}
+
+func TestServiceOfLabelsThatAreNotKept(t *testing.T) {
+	s := decodeOne[*tables.Service](t, serviceKind(), "{metadata: {name: web}, spec: {selector: {app: web, pod-template-hash: x}}}")
+	require.Equal(t, labels.Set{"app": "web", "pod-template-hash": "x"}, s.Selector, "it may not come to mean more pods")
+	require.Equal(t, []tables.FieldError{{Field: "spec.selector", Reason: "label pod-template-hash changes with each rollout and cannot be selected on"}}, s.Errors)
 }
 
 func TestEndpointSlice(t *testing.T) {

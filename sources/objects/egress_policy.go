@@ -84,7 +84,7 @@ func refuseChurnLabels(field, selector string, errs *fieldErrors) {
 	requirements, _ := parsed.Requirements()
 	for _, r := range requirements {
 		if slices.Contains(churnLabels, r.Key()) {
-			errs.add(field, fmt.Sprintf("label %s differs from pod to pod and cannot be selected on", r.Key()))
+			errs.add(field, fmt.Sprintf("label %s changes with each rollout and cannot be selected on", r.Key()))
 		}
 	}
 }

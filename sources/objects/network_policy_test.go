@@ -133,7 +133,7 @@ func TestKubernetesPolicyErrors(t *testing.T) {
 		{"subject", "podSelector: {matchExpressions: [{key: a, operator: Is}]}", []string{`spec.podSelector: "Is" is not a valid label selector operator`}, "", ""},
 		{"subject of a wrong type", "podSelector: web", []string{"spec.podSelector: must be an object, is a text"}, "", ""},
 		{"subject by a label that differs", "podSelector: {matchLabels: {pod-template-hash: x}}",
-			[]string{"spec.podSelector: label pod-template-hash differs from pod to pod and cannot be selected on"}, "", ""},
+			[]string{"spec.podSelector: label pod-template-hash changes with each rollout and cannot be selected on"}, "", ""},
 		{"subject in another namespace", "podSelector: {matchLabels: {io.kubernetes.pod.namespace: x}}",
 			[]string{`spec.podSelector: a policy selects in its own namespace, not in "x"`}, "", ""},
 		{"spec of a wrong type", "[]", []string{"spec: must be an object, is a list"}, "", ""},

@@ -86,18 +86,16 @@ func (p *pod) namedPorts(errs *fieldErrors) []tables.NamedPort {
 	return errs.namedPorts(func(i int) string { return fields[i] }, ports)
 }
 
-// churnLabels differ from pod to pod, or from rollout to rollout, of one and the
-// same workload: with them each pod would have a label set of its own. A policy
-// that selects on them is told so.
+// churnLabels change with each rollout, or run, of one and the same workload: with
+// them all its pods would get new label sets. A policy that selects on them is told
+// so. Labels that tell the pods of a stateful set or of a job apart are kept:
+// policies and services choose single pods by them.
 var churnLabels = []string{
-	"apps.kubernetes.io/pod-index",
 	"batch.kubernetes.io/controller-uid",
-	"batch.kubernetes.io/job-completion-index",
 	"controller-revision-hash",
 	"controller-uid",
 	"pod-template-generation",
 	"pod-template-hash",
-	"statefulset.kubernetes.io/pod-name",
 }
 
 // Labels that stand for something other than a label of the pod.
