@@ -3,10 +3,12 @@
 package tables
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
@@ -19,7 +21,7 @@ import (
 // be told from an endpoint alone.
 type LabelSetID = bpf.Digest
 
-// NamedPort is a container port with a name.
+// NamedPort is a container port with a name. A name may be that of several ports.
 type NamedPort struct {
 	Name     string `json:"name"`
 	Protocol uint8  `json:"protocol"` // IP protocol number
@@ -29,6 +31,11 @@ type NamedPort struct {
 // String is as in http=8080/6.
 func (p NamedPort) String() string {
 	return p.Name + "=" + strconv.Itoa(int(p.Port)) + "/" + strconv.Itoa(int(p.Protocol))
+}
+
+// Compare orders ports by name, protocol and number.
+func (p NamedPort) Compare(o NamedPort) int {
+	return cmp.Or(strings.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol), cmp.Compare(p.Port, o.Port))
 }
 
 // LabelSet is what many pods share and selectors look at. The labels of the
@@ -110,9 +117,12 @@ var (
 	labelSetPortIndex = statedb.Index[*LabelSet, PolicyPort]{
 		Name: "port",
 		FromObject: func(s *LabelSet) index.KeySet {
-			keys := make([]index.Key, len(s.NamedPorts))
+			var keys []index.Key
 			for i, p := range s.NamedPorts {
-				keys[i] = portNameKey(PolicyPort{Protocol: p.Protocol, Name: p.Name})
+				if i > 0 && p.Name == s.NamedPorts[i-1].Name && p.Protocol == s.NamedPorts[i-1].Protocol {
+					continue // another number of the same name
+				}
+				keys = append(keys, portNameKey(PolicyPort{Protocol: p.Protocol, Name: p.Name}))
 			}
 			return index.NewKeySet(keys...)
 		},

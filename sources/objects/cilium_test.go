@@ -18,12 +18,12 @@ metadata: {name: web-1, namespace: shop, uid: u1}
 status:
   identity: {id: 1234, labels: ["k8s:app=web"]}
   networking: {node: 192.0.2.1, addressing: [{ipv4: 10.0.0.1, ipv6: "fd00::1"}]}
-  named-ports: [{name: http, port: 80, protocol: TCP}]
+  named-ports: [{name: http, port: 8080, protocol: TCP}, {name: http, port: 80, protocol: TCP}, {name: http, port: 80}]
 `)
 	require.Equal(t, &tables.CiliumEndpoint{
 		Name: tables.Name{Namespace: "shop", Name: "web-1"}, UID: "u1", Identity: 1234,
 		NodeIP: netip.MustParseAddr("192.0.2.1"), Addrs: addrs("10.0.0.1", "fd00::1"),
-		NamedPorts: []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}},
+		NamedPorts: []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}, {Name: "http", Protocol: 6, Port: 8080}},
 	}, e)
 }
 

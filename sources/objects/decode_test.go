@@ -103,7 +103,8 @@ func TestPod(t *testing.T) {
 			"statefulset.kubernetes.io/pod-name": "web-1", "batch.kubernetes.io/job-completion-index": "3",
 		},
 		NamedPorts: []tables.NamedPort{
-			{Name: "dns", Protocol: 17, Port: 53}, {Name: "http", Protocol: 6, Port: 8080}, {Name: "sctp", Protocol: 132, Port: 38412},
+			{Name: "dns", Protocol: 17, Port: 53}, {Name: "http", Protocol: 6, Port: 1}, {Name: "http", Protocol: 6, Port: 8080},
+			{Name: "sctp", Protocol: 132, Port: 38412},
 		},
 		Created: time.Date(2025, 3, 1, 10, 0, 0, 0, time.UTC),
 	}

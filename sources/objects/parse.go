@@ -91,7 +91,7 @@ type port struct {
 }
 
 // namedPorts returns those of the ports that have a name, sorted so that equal
-// pods have equal lists. Of two with the same name and protocol the first counts.
+// pods have equal lists. Containers may give several numbers one name: it means all.
 func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []tables.NamedPort {
 	var out []tables.NamedPort
 	for i, p := range ports {
@@ -104,17 +104,12 @@ func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []table
 			e.add(field(i)+".protocol", strconv.Quote(p.protocol)+": must be TCP, UDP or SCTP")
 		case p.number < 1 || p.number > 65535:
 			e.add(field(i), strconv.FormatInt(p.number, 10)+" is no port number")
-		case !slices.ContainsFunc(out, func(o tables.NamedPort) bool { return o.Name == p.name && o.Protocol == protocol }):
+		default:
 			out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: uint16(p.number)})
 		}
 	}
-	slices.SortFunc(out, func(a, b tables.NamedPort) int {
-		if c := strings.Compare(a.Name, b.Name); c != 0 {
-			return c
-		}
-		return int(a.Protocol) - int(b.Protocol)
-	})
-	return out
+	slices.SortFunc(out, tables.NamedPort.Compare)
+	return slices.Compact(out)
 }
 
 // protocolNumber returns the IP protocol of a Kubernetes protocol name. None is

@@ -5,6 +5,7 @@ package explain
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/statedb"
@@ -264,17 +265,26 @@ func (e *Explainer) selectorsOf(txn statedb.ReadTxn, key bpf.ClassKey) []string 
 }
 
 // resolve replaces the name of a port by the number that the receiver gives it.
+// Containers may give one name to several: then it has to be asked for one of them.
 func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party) (Traffic, error) {
 	if t.Name == "" {
 		return t, nil
 	}
-	owner, _ := tables.AddrOwner(txn, e.t.Endpoints, to.Address)
-	if owner != nil {
+	var numbers []string
+	if owner, _ := tables.AddrOwner(txn, e.t.Endpoints, to.Address); owner != nil {
 		for _, p := range owner.NamedPorts {
 			if p.Name == t.Name && p.Protocol == t.Protocol {
-				return Traffic{Protocol: t.Protocol, Port: p.Port}, nil
+				t.Port = p.Port
+				numbers = append(numbers, strconv.Itoa(int(p.Port)))
 			}
 		}
+	}
+	switch {
+	case len(numbers) == 1:
+		return Traffic{Protocol: t.Protocol, Port: t.Port}, nil
+	case len(numbers) > 1:
+		return t, errorf(FieldPort, "%s has several ports named %q for %s: ask for one of %s",
+			to.Name, t.Name, protocolName(t.Protocol), strings.Join(numbers, ", "))
 	}
 	return t, errorf(FieldPort, "%s has no port named %q for %s", to.Name, t.Name, protocolName(t.Protocol))
 }

@@ -3,11 +3,9 @@
 package selection
 
 import (
-	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/cilium/statedb"
 
@@ -140,7 +138,3 @@ func (s *policyScope) settled(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 // joinable is always so: who joins a class waits for its verdicts, which wait for
 // nobody, so that no circle can come of it.
 func (*policyScope) joinable(*round, uint32, bpf.Digest) bool { return true }
-
-func comparePorts(a, b tables.NamedPort) int {
-	return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
-}

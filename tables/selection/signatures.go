@@ -46,7 +46,7 @@ func (m *members) ports(txn statedb.ReadTxn, role bpf.Role, set *tables.LabelSet
 			ports = append(ports, p)
 		}
 	}
-	slices.SortFunc(ports, comparePorts)
+	slices.SortFunc(ports, tables.NamedPort.Compare)
 	return slices.Compact(ports)
 }
 
