@@ -73,6 +73,8 @@ func writeAnswer(w http.ResponseWriter, answer any, err error) {
 	switch {
 	case errors.As(err, &wrong):
 		writeField(w, wrong.Field, wrong.Reason)
+	case errors.Is(err, explain.ErrNotReady):
+		writeError(w, http.StatusServiceUnavailable, "%v", err)
 	case err != nil:
 		writeError(w, http.StatusInternalServerError, "%v", err)
 	default:

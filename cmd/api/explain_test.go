@@ -4,6 +4,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -175,4 +176,11 @@ func BenchmarkExplain(b *testing.B) {
 			b.Fatal(w.Body)
 		}
 	}
+}
+
+func TestExplainNotReady(t *testing.T) {
+	w := httptest.NewRecorder()
+	writeAnswer(w, nil, fmt.Errorf("%w: not complete yet: ipcache", explain.ErrNotReady))
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.Contains(t, w.Body.String(), "the agent is not ready: not complete yet: ipcache")
 }

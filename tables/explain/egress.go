@@ -27,6 +27,9 @@ func (e *Explainer) Egress(from, to string) (answer *Egress, err error) {
 
 func (e *Explainer) egress(from, to string) (*Egress, error) {
 	txn := e.t.DB.ReadTxn()
+	if err := e.ready(txn); err != nil {
+		return nil, err
+	}
 	a, b, err := e.parties(txn, from, to)
 	if err != nil {
 		return nil, err

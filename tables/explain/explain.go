@@ -112,6 +112,9 @@ func (e *Explainer) Policy(from, to, port, protocol string) (answer *Policy, err
 
 func (e *Explainer) policy(from, to string, traffic Traffic) (*Policy, error) {
 	txn := e.t.DB.ReadTxn()
+	if err := e.ready(txn); err != nil {
+		return nil, err
+	}
 	a, b, err := e.parties(txn, from, to)
 	if err != nil {
 		return nil, err

@@ -7,9 +7,11 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
@@ -367,4 +369,36 @@ func TestLookUp(t *testing.T) {
 			require.Greater(t, hits, 1000)
 		})
 	}
+}
+
+func TestSeveralPortsOfAName(t *testing.T) {
+	w := newWorld(t, inMemory(t))
+	pod, _, _ := w.Endpoints.Get(w.DB.ReadTxn(), tables.EndpointByName(name("shop/web")))
+	both := *pod
+	both.NamedPorts = append(slices.Clone(pod.NamedPorts), tables.NamedPort{Name: "http", Protocol: 6, Port: 8080})
+	insert(w, w.Endpoints, &both)
+	_, err := w.Policy("shop/client", "shop/web", "http", "")
+	require.EqualError(t, err, `port: shop/web has several ports named "http" for tcp: ask for one of 80, 8080`)
+	_, err = w.Policy("shop/client", "shop/web", "8080", "")
+	require.NoError(t, err)
+}
+
+func TestNotReady(t *testing.T) {
+	w := newWorld(t, inMemory(t))
+	wtxn := w.DB.WriteTxn(w.Locals, w.IPCache)
+	locals := w.Locals.(statedb.RWTable[*tables.LocalEndpoint]).RegisterInitializer(wtxn, "test")
+	ipcache := w.IPCache.(statedb.RWTable[*tables.IPCache]).RegisterInitializer(wtxn, "test")
+	wtxn.Commit()
+	const reason = "the agent is not ready: not complete yet: ipcache, local-endpoints"
+	_, err := w.Policy("shop/client", "shop/web", "80", "")
+	require.ErrorIs(t, err, ErrNotReady)
+	require.EqualError(t, err, reason)
+	_, err = w.Egress("shop/client", "203.0.113.9")
+	require.EqualError(t, err, reason)
+	wtxn = w.DB.WriteTxn(w.Locals, w.IPCache)
+	locals(wtxn)
+	ipcache(wtxn)
+	wtxn.Commit()
+	_, err = w.Policy("shop/client", "shop/web", "80", "")
+	require.NoError(t, err)
 }

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+)
+
+// ErrNotReady is what errors wrap while the agent does not know yet all that
+// questions are answered from.
+var ErrNotReady = errors.New("the agent is not ready")
+
+// ready reports, as an error, which tables are not complete yet: what is missing
+// in them would be taken for nobody's.
+func (e *Explainer) ready(txn statedb.ReadTxn) error {
+	var missing []string
+	for _, table := range []statedb.TableMeta{
+		e.t.Endpoints, e.t.LabelSets, e.t.Nodes, e.t.NodeAddresses, e.t.Services, e.t.Backends,
+		e.t.Locals, e.t.IPCache, e.t.Entries, e.t.Configs, e.t.Sources, e.t.EgressRules, e.t.Gateways, e.t.Covered,
+	} {
+		if initialized, _ := table.Initialized(txn); !initialized {
+			missing = append(missing, string(table.Name()))
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	slices.Sort(missing)
+	return fmt.Errorf("%w: not complete yet: %s", ErrNotReady, strings.Join(missing, ", "))
+}
