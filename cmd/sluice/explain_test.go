@@ -170,7 +170,7 @@ func testExplainPolicy(t *testing.T) {
   ingress   allowed: allowed by rule
     rule      NetworkPolicy/shop/web spec.ingress[0]: allow
     entry     sluice_policy: subject=N peer=N ingress protocol=6 port=80 -> allow precedence=1 cookie=N
-  kernel    the same
+  maps      in memory: the same
 `, shown(r))
 
 	r = sluice(t, "explain", "policy", "world", "shop/web", "80")
@@ -186,7 +186,7 @@ func testExplainPolicy(t *testing.T) {
     rule      CiliumNetworkPolicy/shop/broken spec.ingress: default deny
     rule      NetworkPolicy/shop/web spec.ingress: default deny
     entry     sluice_policy: subject=N peer=0 ingress any -> deny precedence=0 cookie=N
-  kernel    the same
+  maps      in memory: the same
 `, shown(r))
 
 	r = sluice(t, "explain", "policy", "host", "shop/web", "80", "-o", "json")
@@ -218,7 +218,7 @@ func testExplainEgress(t *testing.T) {
   policy    bank: redirect 198.51.100.0/24
   gateways  group N, bucket N
   entry     sluice_egress: class=N 198.51.100.0/24 -> group=N
-  kernel    the same
+  maps      in memory: the same
 `, shown(r))
 	r = sluice(t, "explain", "egress", "shop/web", "8.8.8.8", "-o", "yaml")
 	require.Equal(t, exitOK, r.code, r.stderr)

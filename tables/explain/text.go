@@ -32,7 +32,11 @@ func (p *Policy) Print(w io.Writer) error {
 		text.line(1, "backend", "%s: %s", place(&b.To), b.text())
 		text.judged(2, b.Judged)
 	}
-	text.kernel(p.Kernel != nil, p.AllDifferences())
+	backend := ""
+	if p.Kernel != nil {
+		backend = p.Kernel.Backend
+	}
+	text.maps(backend, p.AllDifferences())
 	_, err := io.WriteString(w, text.String())
 	return err
 }
@@ -64,7 +68,11 @@ func (a *Egress) Print(w io.Writer) error {
 		}
 	}
 	text.entry(1, a.Entry)
-	text.kernel(a.Kernel != nil, a.Differences)
+	backend := ""
+	if a.Kernel != nil {
+		backend = a.Kernel.Backend
+	}
+	text.maps(backend, a.Differences)
 	_, err := io.WriteString(w, text.String())
 	return err
 }
@@ -149,14 +157,20 @@ func (t *page) entry(indent int, e *Entry) {
 	t.line(indent, "entry", "%s: %s -> %s%s", e.Map, e.Key, e.Value, status)
 }
 
-func (t *page) kernel(known bool, differences []string) {
+// maps says how the maps that a backend holds differ, if there is one.
+func (t *page) maps(backend string, differences []string) {
+	label, where := "kernel", ""
 	switch {
-	case !known:
-		t.line(1, "kernel", "there are no maps to compare with")
-	case len(differences) == 0:
-		t.line(1, "kernel", "the same")
+	case backend == "":
+		t.line(1, label, "there are no maps to compare with")
+		return
+	case backend != label:
+		label, where = "maps", "in "+backend+": "
+	}
+	if len(differences) == 0 {
+		t.line(1, label, "%sthe same", where)
 	}
 	for _, d := range differences {
-		t.line(1, "kernel", "DIFFERS: %s", d)
+		t.line(1, label, "%sDIFFERS: %s", where, d)
 	}
 }
