@@ -326,8 +326,8 @@ func TestCheckDir(t *testing.T) {
 	require.ErrorContains(t, err, filepath.Join(dir, "nosuch"))
 }
 
-// The demo is what its comments say: two nodes, and three policies of which two
-// overlap and one is invalid.
+// The demo is what its comments say: two nodes, three egress policies of which two
+// overlap and one is invalid, and a network policy.
 func TestDemo(t *testing.T) {
 	a := newAgent(t, demo.FS, "")
 	txn := a.db.ReadTxn()
@@ -342,14 +342,14 @@ func TestDemo(t *testing.T) {
 		nodes = append(nodes, n.Name)
 	}
 	require.Equal(t, []string{"node-1", "node-2"}, nodes)
-	require.Equal(t, 4, a.tables.Endpoints.NumObjects(txn))
+	require.Equal(t, 5, a.tables.Endpoints.NumObjects(txn))
 	sets := map[tables.LabelSetID]bool{}
 	for e := range a.tables.Endpoints.All(txn) {
 		require.Empty(t, e.Errors)
 		require.Contains(t, nodes, e.Node)
 		sets[e.LabelSet] = true
 	}
-	require.Len(t, sets, 3)
+	require.Len(t, sets, 4)
 	require.Equal(t, 3, a.tables.EgressPolicies.NumObjects(txn))
 	policy := func(name string) *tables.EgressPolicy {
 		p, _, found := a.tables.EgressPolicies.Get(txn, tables.EgressPolicyByName(name))
