@@ -286,7 +286,7 @@ func TestGetTable(t *testing.T) {
 	require.Equal(t, []string{"Name", "Prefix", "Note"}, rows.Columns)
 	require.Equal(t, []string{"pear", "10.2.0.0/16", "green"}, rows.Rows[1])
 
-	for _, query := range []string{"format=xml", "watch=maybe", "format=json&watch=true"} {
+	for _, query := range []string{"format=xml", "watch=maybe", "longest=few", "longest=0", "format=json&watch=true"} {
 		status, _ = f.get("/tables/fruits?" + query)
 		require.Equal(t, http.StatusBadRequest, status, query)
 	}

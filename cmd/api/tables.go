@@ -54,7 +54,8 @@ const (
 )
 
 // getTable renders a table: ?format=table (default) or json, and with
-// ?watch=true also what changes from then on.
+// ?watch=true also what changes from then on. ?longest=N cuts cells of the format
+// table to so many characters.
 func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 	meta, ok := h.table(w, r.PathValue("table"))
 	if !ok {
@@ -69,6 +70,14 @@ func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	longest := 0
+	if text := query.Get("longest"); text != "" {
+		var err error
+		if longest, err = strconv.Atoi(text); err != nil || longest < 1 {
+			writeError(w, http.StatusBadRequest, "unknown value %q of longest: want a number of characters", text)
+			return
+		}
+	}
 	table := statedb.AnyTable{Meta: meta}
 	switch format := query.Get("format"); {
 	case format != "" && format != "table" && format != "json":
@@ -78,11 +87,13 @@ func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 	case format == "json":
 		writeJSON(w, http.StatusOK, h.render(table))
 	case watch:
-		h.watchTable(w, r, table)
+		h.watchTable(w, r, table, longest)
 	default:
 		rows := h.render(table)
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		columns.NewWriter(w).Write(append([][]string{rows.Columns}, rows.Rows...)...) // fails if the client is gone
+		text := columns.NewWriter(w)
+		text.Longest = longest
+		text.Write(append([][]string{rows.Columns}, rows.Rows...)...) // fails if the client is gone
 	}
 }
 
@@ -95,9 +106,10 @@ func (h *handlers) render(table statedb.AnyTable) Rows {
 	return rows
 }
 
-func (h *handlers) watchTable(w http.ResponseWriter, r *http.Request, table statedb.AnyTable) {
+func (h *handlers) watchTable(w http.ResponseWriter, r *http.Request, table statedb.AnyTable, longest int) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	text := columns.NewWriter(w)
+	text.Longest = longest
 	lines := [][]string{append([]string{"Event"}, h.header(table)...)}
 	h.follow(w, r, table.Meta,
 		func(changes []change) error {

@@ -14,6 +14,10 @@ const gap = "   " // between columns
 // Writer writes rows to an [io.Writer]. Columns are as wide as the widest cell
 // seen so far, so that rows may follow later, when something changed.
 type Writer struct {
+	// Longest is of how many characters a cell may be: one that is longer is cut,
+	// and ends in an ellipsis. 0 is of any number.
+	Longest int
+
 	w      io.Writer
 	widths []int
 }
@@ -30,7 +34,7 @@ func (c *Writer) Write(rows ...[]string) error {
 			if i == len(c.widths) {
 				c.widths = append(c.widths, 0)
 			}
-			c.widths[i] = max(c.widths[i], utf8.RuneCountInString(cell))
+			c.widths[i] = max(c.widths[i], utf8.RuneCountInString(c.cut(cell)))
 		}
 	}
 	var b strings.Builder
@@ -41,8 +45,16 @@ func (c *Writer) Write(rows ...[]string) error {
 	return err
 }
 
+func (c *Writer) cut(cell string) string {
+	if c.Longest <= 0 || len(cell) <= c.Longest || utf8.RuneCountInString(cell) <= c.Longest {
+		return cell
+	}
+	return string([]rune(cell)[:c.Longest-1]) + "…"
+}
+
 func (c *Writer) append(b *strings.Builder, row []string) {
 	for i, cell := range row {
+		cell = c.cut(cell)
 		b.WriteString(oneLine.Replace(cell))
 		if i < len(row)-1 { // no blanks at the end of lines
 			b.WriteString(strings.Repeat(" ", c.widths[i]-utf8.RuneCountInString(cell)))

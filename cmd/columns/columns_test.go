@@ -21,3 +21,14 @@ func TestWriter(t *testing.T) {
 		"longer-name   Error    two lines\n"+
 		"a             Done     \n", b.String())
 }
+
+func TestWriterCutsLongCells(t *testing.T) {
+	var b strings.Builder
+	w := NewWriter(&b)
+	w.Longest = 5
+	require.NoError(t, w.Write([]string{"Name", "Error"}, []string{"ééééé", "-"}, []string{"éééééé", "much too long"}))
+	require.Equal(t, ""+
+		"Name    Error\n"+
+		"ééééé   -\n"+
+		"éééé…   much…\n", b.String())
+}

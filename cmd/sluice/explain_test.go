@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -62,6 +63,13 @@ spec:
   egress: [{}]
 ---
 apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglong, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: longest}}
+  egress: [{}]
+---
+apiVersion: cilium.io/v2
 kind: CiliumEgressGatewayPolicy
 metadata: {name: bank}
 spec:
@@ -101,6 +109,13 @@ func TestExplainAndWait(t *testing.T) {
 	for _, bad := range []string{"a/b/c/d", "Pod/shop/web", "shop/", ""} {
 		require.Equal(t, exitUsage, sluice(t, "wait", "policy", bad).code, bad)
 	}
+
+	for _, row := range strings.Split(sluice(t, "get", "network-policies").stdout, "\n") {
+		for _, cell := range strings.Split(row, "   ") {
+			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSpace(cell)), longestCell)
+		}
+	}
+	require.Contains(t, sluice(t, "get", "network-policies", "-o", "wide").stdout, strings.Repeat("long", 40))
 
 	r = sluice(t, "get", "network-policies")
 	require.Equal(t, exitOK, r.code, r.stderr)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +25,7 @@ func newGetCommand() *cobra.Command {
 		Use:   "get TABLE",
 		Short: "Show a table of the running agent",
 		Long: `Show a table of the running agent: its rows in columns, or whole as JSON or YAML.
+In columns, what is longer than 120 characters is cut, unless it is -o wide.
 With --watch also each change from then on, until interrupted.`,
 		Example: `  sluice get endpoints
   sluice get egress-rules -o yaml
@@ -51,7 +53,7 @@ With --watch also each change from then on, until interrupted.`,
 		ValidArgsFunction: completeTable,
 	}
 	server = serverFlag(cmd.Flags())
-	out = outputFlag(cmd.Flags(), outputTable, outputJSON, outputYAML)
+	out = outputFlag(cmd.Flags(), outputTable, outputWide, outputJSON, outputYAML)
 	watch = cmd.Flags().BoolP("watch", "w", false, "follow the changes, with deletions marked")
 	return cmd
 }
@@ -100,9 +102,22 @@ type getter struct {
 	w     io.Writer
 }
 
+func (g getter) isText() bool { return g.out.String() == outputTable || g.out.String() == outputWide }
+
+// longestCell is of how many characters a cell of a table is shown.
+const longestCell = 120
+
+// cells asks for cells that are no longer than that, unless all is wanted.
+func (g getter) cells() url.Values {
+	if g.out.String() == outputWide {
+		return url.Values{}
+	}
+	return url.Values{"longest": {strconv.Itoa(longestCell)}}
+}
+
 func (g getter) show(ctx context.Context) error {
-	if g.out.String() == outputTable {
-		return g.copy(ctx, "/tables/"+g.table)
+	if g.isText() {
+		return g.copy(ctx, "/tables/"+g.table+"?"+g.cells().Encode())
 	}
 	var dump map[string]json.RawMessage
 	if err := g.getJSON(ctx, "/statedb/dump/"+g.table, &dump); err != nil {
@@ -116,8 +131,10 @@ func (g getter) show(ctx context.Context) error {
 
 // watch follows a table. It only returns with an error.
 func (g getter) watch(ctx context.Context) error {
-	if g.out.String() == outputTable {
-		if err := g.copy(ctx, "/tables/"+g.table+"?watch=true"); err != nil {
+	if g.isText() {
+		query := g.cells()
+		query.Set("watch", "true")
+		if err := g.copy(ctx, "/tables/"+g.table+"?"+query.Encode()); err != nil {
 			return err
 		}
 		return errEnded

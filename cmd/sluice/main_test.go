@@ -84,7 +84,7 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{"frobnicate", `unknown command "frobnicate"`},
 		{"get --outptu=json", "did you mean --output?"},
-		{"get endpoints -o xml", "valid are: table, json, yaml"},
+		{"get endpoints -o xml", "valid are: table, wide, json, yaml"},
 		{"version -o table", "valid are: text, json, yaml"},
 		{"tables extra", "unknown command"},
 		{"agent extra", "unknown command"},

@@ -17,6 +17,7 @@ import (
 // Values of --output.
 const (
 	outputTable = "table"
+	outputWide  = "wide" // a table of which nothing is cut
 	outputText  = "text"
 	outputJSON  = "json"
 	outputYAML  = "yaml"
