@@ -107,19 +107,7 @@ var (
 	}
 
 	// Retired rules are of their selectors too, which they keep alive.
-	enforcedRuleSelectorIndex = statedb.Index[*EnforcedRule, SelectorID]{
-		Name: "selector",
-		FromObject: func(r *EnforcedRule) index.KeySet {
-			ids := r.Selectors()
-			keys := make([]index.Key, len(ids))
-			for i, id := range ids {
-				keys[i] = selectorIDKey(id)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    selectorIDKey,
-		FromString: selectorIDFromString,
-	}
+	enforcedRuleSelectorIndex = selectorIndex((*EnforcedRule).Selectors)
 
 	// EnforcedRuleByID queries one rule.
 	EnforcedRuleByID = enforcedRuleIDIndex.Query
