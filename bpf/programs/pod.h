@@ -190,7 +190,7 @@ int from_pod(struct __sk_buff *ctx)
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
 	} else if (is_subject(pod) ? !to_many(&p.flow) : !link_local(&p.flow)) {
 		reason = judge_new(&p, pod, &d);
-		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment;
+		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !(is_subject(pod) && doubtful(&p));
 	}
 	count_rule(d.cookie, ctx->len);
 	if (reason)
@@ -261,13 +261,9 @@ int to_pod(struct __sk_buff *ctx)
 		if (!ct_note(ctx->len, e, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment) {
-		/* The rest of a connection whose beginning nobody saw may be one that
-		 * the pod began. Taken for one of the other side, what the pod sends
-		 * would be replies, and leave past its policies. */
-		bool doubtful = p.flow.protocol == IPPROTO_TCP ? !opens(&p) : is_echo_reply(&p);
 		struct tuple peer = reversed(&p.flow);
 
-		if (!doubtful || (!is_subject(pod) && destination_flags(&peer))) {
+		if (!doubtful(&p) || (!is_subject(pod) && destination_flags(&peer))) {
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 			report_flow(ctx, &p, &d, cfg, WHAT(REASON_PASSED, PROGRAM_TO_POD, DIRECTION_INGRESS));
 		}

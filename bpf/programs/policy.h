@@ -31,6 +31,15 @@ static __noinline int no_reply(const struct packet *p)
 	return p->icmp_type != ICMP6_ECHO_REPLY && p->icmp_type != ICMP6_NODE_INFORMATION_REPLY;
 }
 
+/* Reports whether the packet is not one that begins a flow: the rest of a connection whose
+ * beginning nobody saw, or an answer. It does not tell which side began. Taken for the
+ * beginning, all that the other side sends would be replies, and pass whatever the
+ * policies of the other direction say. */
+static __always_inline bool doubtful(const struct packet *p)
+{
+	return p->flow.protocol == IPPROTO_TCP ? !opens(p) : is_echo_reply(p);
+}
+
 /* Reports whether it is ICMP that cannot be a reply, whatever connection it would fit. */
 static __always_inline bool asks(const struct packet *p)
 {

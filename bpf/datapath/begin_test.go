@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+)
+
+// eachPolicedServer runs a test for a pod that may begin what it likes, and whose
+// ingress policies allow a peer only.
+func eachPolicedServer(t *testing.T, test func(f *fixture)) {
+	for _, w := range both {
+		t.Run(w.Family, func(t *testing.T) {
+			f := newSubject(t, w)
+			f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowDefault)
+			f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)
+			f.policy(peerClass, bpf.DirectionIngress, 0, 0, 0, allowRule)
+			test(f)
+		})
+	}
+}
+
+// revoke has ingress policies deny what they allowed the peer.
+func (f *fixture) revoke() {
+	f.Helper()
+	f.policy(peerClass, bpf.DirectionIngress, 0, 0, 0, denyRule)
+	f.subject(subjectClass, packettest.Epoch+1, 0)
+}
+
+// TestLostConnectionOfPeer: a connection of the other side whose entry was lost goes on
+// both ways, and does not become the pod's own by what the pod sends.
+func TestLostConnectionOfPeer(t *testing.T) {
+	eachPolicedServer(t, func(f *fixture) {
+		data := tcp(f.Server, f.Pod, 40000, 80, packettest.ACK)
+		f.passed(f.toPod(tcp(f.Server, f.Pod, 40000, 80, packettest.SYN)...))
+		f.passed(f.fromPod(tcp(f.Pod, f.Server, 80, 40000, packettest.SYN|packettest.ACK)...))
+		f.passed(f.toPod(data...))
+
+		require.NoError(f, f.Clear("sluice_ct4_tcp"))
+		require.NoError(f, f.Clear("sluice_ct6_tcp"))
+		for range 2 {
+			f.passed(f.toPod(data...))
+			f.checked(f.fromPod(tcp(f.Pod, f.Server, 80, 40000, packettest.ACK)...))
+		}
+
+		f.revoke()
+		f.dropped(f.toPod(data...), bpf.ReasonPolicyRule)
+	})
+}
+
+// TestResetOfNoConsequence: a reset with a wrong sequence number, which the pod ignores,
+// ages the entry of the other side's connection, and does not make it the pod's own.
+func TestResetOfNoConsequence(t *testing.T) {
+	eachPolicedServer(t, func(f *fixture) {
+		data := tcp(f.Server, f.Pod, 40000, 80, packettest.ACK)
+		f.passed(f.toPod(tcp(f.Server, f.Pod, 40000, 80, packettest.SYN)...))
+		f.passed(f.toPod(data...))
+		f.passed(f.toPod(tcp(f.Server, f.Pod, 40000, 80, packettest.RST)...))
+		f.expire()
+		f.passed(f.toPod(data...))
+		f.passed(f.fromPod(tcp(f.Pod, f.Server, 80, 40000, packettest.ACK)...))
+		f.revoke()
+		f.dropped(f.toPod(data...), bpf.ReasonPolicyRule)
+	})
+}
+
+// TestForbiddenConnectionOfBefore: a connection of the other side that nobody saw begin,
+// and that policies forbid, does not resume when the pod sends again what it has sent.
+func TestForbiddenConnectionOfBefore(t *testing.T) {
+	eachPolicedServer(t, func(f *fixture) {
+		data := tcp(f.Uncovered, f.Pod, 40000, 80, packettest.ACK)
+		for range 2 {
+			f.dropped(f.toPod(data...), bpf.ReasonPolicyDenied)
+			f.checked(f.fromPod(tcp(f.Pod, f.Uncovered, 80, 40000, packettest.ACK)...))
+		}
+		all, err := f.Connections()
+		require.NoError(f, err)
+		require.Empty(f, all)
+	})
+}
+
+// TestEchoReplyBeginsNothing: nor does an answer to an echo that nobody saw.
+func TestEchoReplyBeginsNothing(t *testing.T) {
+	eachPolicedServer(t, func(f *fixture) {
+		for range 2 {
+			f.dropped(f.begin("ICMP", bpf.DirectionIngress, f.Uncovered), bpf.ReasonPolicyDenied)
+			f.checked(f.answer("ICMP", bpf.DirectionIngress, f.Uncovered))
+		}
+	})
+}
