@@ -221,10 +221,16 @@ func (f *fixture) translation(t packettest.Tuple) *packettest.Translation {
 // expire has all connections be ones that expired, which nobody has collected yet.
 func (f *fixture) expire() {
 	f.Helper()
+	f.expired(5)
+}
+
+// expired is the same, seconds ago.
+func (f *fixture) expired(seconds uint32) {
+	f.Helper()
 	all, err := f.Connections()
 	require.NoError(f, err)
 	for t, c := range all {
-		c.Lifetime = uptime(f) - 5
+		c.Lifetime = uptime(f) - seconds
 		require.NoError(f, f.SetConnection(t, c))
 	}
 }

@@ -15,6 +15,7 @@
 
 #define CT_ATTEMPTS 3
 #define SECOND 1000000000ULL
+#define CT_GRACE 60 /* seconds behind the lifetime in which a reply is one still */
 #define CT_REVERSE 0x100 /* beside tuple_flags: the packet goes in the reply direction */
 
 #define CT_BOTH_CLOSING (CT_RX_CLOSING | CT_TX_CLOSING)
@@ -108,15 +109,15 @@ static __always_inline struct ct_entry *ct_find_original(const struct packet *p,
 	return e;
 }
 
-/* Returns the entry of the flow to which a packet is a reply, also one that has
+/* Returns the entry of the flow to which a packet is a reply, also one that has just
  * expired: that its other side is slow to answer does not make the flow its own. */
 static __always_inline struct ct_entry *ct_find_replied(const struct packet *p)
 {
 	struct ct_entry *e = ct_lookup(&p->flow, TUPLE_OUT | CT_REVERSE);
 
-	if (!e || !ct_lifetime_of(e))
+	if (!e || !ct_lifetime_of(e) || opens(p))
 		return NULL;
-	return opens(p) && ct_lifetime_of(e) * SECOND <= p->time ? NULL : e;
+	return (ct_lifetime_of(e) + CT_GRACE) * SECOND > p->time ? e : NULL;
 }
 
 /* How long an entry lives from now, in seconds. */

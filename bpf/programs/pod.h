@@ -118,6 +118,12 @@ static __always_inline bool of_the_link(const struct packet *p)
 	       (link_local(&p->flow) && link_local_address(&p->flow.saddr, p->flow.family));
 }
 
+/* Returns the live entry of the other side's flow to which a packet of the pod is a reply. */
+static __noinline struct ct_entry *answered(const struct packet *p)
+{
+	return asks(p) || opens(p) ? NULL : ct_find(p, TUPLE_IN | CT_REVERSE);
+}
+
 SEC("tcx/ingress")
 int from_pod(struct __sk_buff *ctx)
 {
@@ -165,15 +171,11 @@ int from_pod(struct __sk_buff *ctx)
 	 * leave by the ordinary way. Else the lower port is most often the server's. */
 	theirs_first = !pod->flags && bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport);
 	if (theirs_first)
-		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
+		theirs = answered(&p);
 	if (!theirs)
 		ours = ct_find_original(&p, TUPLE_OUT);
 	if (!ours && !theirs_first)
-		theirs = ct_find(&p, TUPLE_IN | CT_REVERSE);
-	/* What asks has no ports, so its own came first. Not asked before the lookup, by which
-	 * all packets of new flows would take longer. */
-	if (theirs && asks(&p))
-		theirs = NULL;
+		theirs = answered(&p);
 
 	if (theirs) {
 		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg));
