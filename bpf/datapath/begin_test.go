@@ -93,3 +93,59 @@ func TestEchoReplyBeginsNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestRevokedDatagrams: of a flow of datagrams that the other side began, and that was
+// cut, the pod's may go on by themselves if policies allow them. They do not make
+// replies of those that are denied, for as long as the pod goes on.
+func TestRevokedDatagrams(t *testing.T) {
+	eachPolicedServer(t, func(f *fixture) {
+		in, out := udp(f.Server, f.Pod, 40000, 5000), udp(f.Pod, f.Server, 5000, 40000)
+		f.passed(f.toPod(in...))
+		f.passed(f.fromPod(out...))
+		f.revoke()
+		f.dropped(f.toPod(in...), bpf.ReasonPolicyRule)
+		for range 3 {
+			f.checked(f.fromPod(out...))
+			f.dropped(f.toPod(in...), bpf.ReasonPolicyRule)
+			f.expired(30) // nor when they come at long intervals
+		}
+		f.checked(f.fromPod(out...))
+		all, err := f.Connections()
+		require.NoError(f, err)
+		require.Len(f, all, 1, "that which was cut")
+		for _, c := range all {
+			require.Greater(f, c.Lifetime, uptime(f)+packettest.LifetimeAny/2, "it is kept while the pod goes on")
+		}
+
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+		f.dropped(f.fromPod(out...), bpf.ReasonPolicyDenied)
+
+		// After silence it is a flow of the pod, as any other.
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowDefault)
+		f.expired(61)
+		f.checked(f.fromPod(out...))
+		f.passed(f.toPod(in...))
+	})
+}
+
+// TestBothBegin: what takes the pod's side of a flow that both began leaves the other's,
+// which was allowed before and after; but not the rest of a connection of the pod.
+func TestBothBegin(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.subject(subjectClass, packettest.Epoch, 0)
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
+		f.policy(0, bpf.DirectionIngress, 0, 0, 0, allowRule)
+		f.passed(f.fromPod(udp(f.Pod, f.Server, 7946, 7946)...))
+		f.passed(f.toPod(udp(f.Server, f.Pod, 7946, 7946)...))
+		f.passed(f.fromPod(tcp(f.Pod, f.Server, 7946, 7946, packettest.SYN)...))
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyRule)
+		f.subject(subjectClass, packettest.Epoch+1, 0)
+		for range 2 {
+			f.passed(f.toPod(udp(f.Server, f.Pod, 7946, 7946)...))
+			f.dropped(f.fromPod(udp(f.Pod, f.Server, 7946, 7946)...), bpf.ReasonPolicyRule)
+		}
+		f.dropped(f.toPod(tcp(f.Server, f.Pod, 7946, 7946, packettest.ACK)...), bpf.ReasonPolicyRule)
+		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyRule)
+		f.dropped(f.toPod(udp(f.Server, f.Pod, 7946, 7946)...), bpf.ReasonPolicyRule)
+	})
+}

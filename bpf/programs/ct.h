@@ -109,15 +109,20 @@ static __always_inline struct ct_entry *ct_find_original(const struct packet *p,
 	return e;
 }
 
-/* Returns the entry of the flow to which a packet is a reply, also one that has just
+/* Returns the entry of the flow to which a packet is a reply, also one that has
  * expired: that its other side is slow to answer does not make the flow its own. */
 static __always_inline struct ct_entry *ct_find_replied(const struct packet *p)
 {
 	struct ct_entry *e = ct_lookup(&p->flow, TUPLE_OUT | CT_REVERSE);
 
-	if (!e || !ct_lifetime_of(e) || opens(p))
-		return NULL;
-	return (ct_lifetime_of(e) + CT_GRACE) * SECOND > p->time ? e : NULL;
+	return e && ct_lifetime_of(e) && !opens(p) ? e : NULL;
+}
+
+/* Reports whether an entry expired so long ago that no policy of today need let pass
+ * what would be a reply. */
+static __always_inline bool ct_long_expired(const struct ct_entry *e, __u64 time)
+{
+	return (ct_lifetime_of(e) + CT_GRACE) * SECOND <= time;
 }
 
 /* How long an entry lives from now, in seconds. */

@@ -124,6 +124,32 @@ static __noinline struct ct_entry *answered(const struct packet *p)
 	return asks(p) || opens(p) ? NULL : ct_find(p, TUPLE_IN | CT_REVERSE);
 }
 
+/* Reports whether a pod's datagram, taken for the beginning of a flow, would bring back
+ * one of the other side that policies have cut. As long as the pod goes on sending,
+ * the entry of that is kept, and tells. */
+SUBPROGRAM int revives(const struct packet *p, const struct pod_value *pod, struct decision *d,
+		       const struct config_value *cfg)
+{
+	struct ct_entry *e;
+	__u32 cookie, reason, lifetime, now;
+
+	if (!p || !pod || !d || !cfg || p->flow.protocol == IPPROTO_TCP)
+		return false;
+	e = ct_lookup(&p->flow, TUPLE_IN | CT_REVERSE);
+	if (!e || !ct_lifetime_of(e) || ct_long_expired(e, p->time))
+		return false;
+	cookie = d->cookie;
+	reason = allowed_reply(p, pod, e, d, DIRECTION_INGRESS | host_reaches(cfg));
+	d->cookie = cookie;
+	if (!reason)
+		return false;
+	now = p->time / SECOND;
+	lifetime = ct_lifetime_of(e);
+	if (lifetime && lifetime < now + cfg->lifetime_any / 2)
+		__sync_val_compare_and_swap(&e->lifetime, lifetime, now + cfg->lifetime_any);
+	return true;
+}
+
 SEC("tcx/ingress")
 int from_pod(struct __sk_buff *ctx)
 {
@@ -132,7 +158,7 @@ int from_pod(struct __sk_buff *ctx)
 	struct decision d = {};
 	const struct pod_value *pod;
 	struct ct_entry *ours = NULL, *theirs = NULL;
-	bool theirs_first, begins = false;
+	bool theirs_first, begins = false, cut = false;
 	__u32 reason = 0;
 	int ret;
 
@@ -179,6 +205,7 @@ int from_pod(struct __sk_buff *ctx)
 
 	if (theirs) {
 		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg));
+		cut = reason && !doubtful(&p);
 		if (!reason) {
 			d.epoch = theirs->epoch;
 			if (!ct_note(ctx->len, theirs, &p, cfg, false))
@@ -190,9 +217,12 @@ int from_pod(struct __sk_buff *ctx)
 		reason = still_allowed(&p, pod, ours, cfg, &d);
 		if (!reason && !ct_note(ctx->len, ours, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
-	} else if (is_subject(pod) ? !to_many(&p.flow) : !link_local(&p.flow)) {
+	}
+	/* What policies have cut of the other side the pod may send by itself. */
+	if (cut || (!theirs && !ours && (is_subject(pod) ? !to_many(&p.flow) : !link_local(&p.flow)))) {
 		reason = judge_new(&p, pod, &d);
-		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !(is_subject(pod) && doubtful(&p));
+		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment &&
+			 !(is_subject(pod) && (doubtful(&p) || revives(&p, pod, &d, cfg)));
 	}
 	count_rule(d.cookie, ctx->len);
 	if (reason)
@@ -214,6 +244,18 @@ int from_pod(struct __sk_buff *ctx)
 	return ret;
 }
 
+static __always_inline int reply_to_pod(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+					const struct config_value *cfg, struct ct_entry *e)
+{
+	d->gateway = e->gateway;
+	d->flags = e->flags & CT_SERVICE;
+	d->epoch = e->epoch;
+	if (!ct_note(ctx->len, e, p, cfg, false))
+		ct_create(ctx->len, p, d, cfg, TUPLE_OUT | CT_REVERSE);
+	count(REASON_PASSED, DIRECTION_INGRESS, ctx->len);
+	return TCX_NEXT;
+}
+
 SEC("tcx/egress")
 int to_pod(struct __sk_buff *ctx)
 {
@@ -223,6 +265,7 @@ int to_pod(struct __sk_buff *ctx)
 	const struct pod_value *pod;
 	struct ct_entry *e;
 	__u32 reason, how;
+	bool known = false; /* a flow of the pod, which the packet is no reply to, has its ports */
 
 	if (!cfg)
 		return TCX_NEXT;
@@ -237,17 +280,17 @@ int to_pod(struct __sk_buff *ctx)
 	d.epoch = pod->epoch;
 
 	e = asks(&p) ? NULL : ct_find_replied(&p);
-	if (e) {
+	if (e && is_subject(pod) && ct_long_expired(e, p.time)) {
+		/* Of a pod with egress policies it remains what tells whose flow it is. */
+		known = pod->flags;
+	} else if (e) {
 		reason = allowed_reply(&p, pod, e, &d, DIRECTION_EGRESS);
-		if (reason)
+		if (!reason)
+			return reply_to_pod(ctx, &p, &d, cfg, e);
+		/* What its policies have cut the other side may send by itself. */
+		if (doubtful(&p))
 			return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
-		d.gateway = e->gateway;
-		d.flags = e->flags & CT_SERVICE;
-		d.epoch = e->epoch;
-		if (!ct_note(ctx->len, e, &p, cfg, false))
-			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT | CT_REVERSE);
-		count(REASON_PASSED, DIRECTION_INGRESS, ctx->len);
-		return TCX_NEXT;
+		known = true;
 	}
 
 	/* What came in by no interface is the host's own. */
@@ -262,7 +305,7 @@ int to_pod(struct __sk_buff *ctx)
 			e->epoch = d.epoch;
 		if (!ct_note(ctx->len, e, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
-	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment) {
+	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
 		if (!doubtful(&p) || (!is_subject(pod) && destination_flags(&peer))) {
