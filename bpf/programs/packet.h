@@ -33,6 +33,9 @@
 #define ICMP6_NODE_INFORMATION_REPLY 140
 #define ICMP6_MULTICAST_LISTENER_2 143
 
+#define DHCP6_CLIENT 546
+#define DHCP6_SERVER 547
+
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -114,6 +117,30 @@ static __always_inline struct tuple reversed(const struct tuple *t)
 	};
 
 	return r;
+}
+
+/* Reports whether the packet stays on the link or the node, whoever sends it: to one
+ * or to many. */
+static __always_inline bool to_many(const struct tuple *t)
+{
+	if (t->family == FAMILY_IPV4) {
+		__u32 daddr = bpf_ntohl(t->daddr.words[3]);
+
+		return daddr >> 28 == 0xe || daddr == 0xffffffff;
+	}
+	return t->daddr.bytes[0] == 0xff;
+}
+
+static __always_inline bool link_local_address(const struct address *a, __u8 family)
+{
+	if (family == FAMILY_IPV4)
+		return bpf_ntohl(a->words[3]) >> 16 == 0xa9fe;
+	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
+}
+
+static __always_inline bool link_local(const struct tuple *t)
+{
+	return to_many(t) || link_local_address(&t->daddr, t->family);
 }
 
 static __always_inline bool is_icmp(__u8 protocol)

@@ -111,11 +111,15 @@ static __noinline __u32 judge_new(const struct packet *p, const struct pod_value
 }
 
 /* Reports whether a packet with a source that is not the pod's may have it: what asks
- * for an address, and the neighbours' talk. */
+ * for an address, and what is for all on the link. Nobody else is told from an address
+ * of the link, as it does not say which policies the pod has. */
 static __always_inline bool of_the_link(const struct packet *p)
 {
-	return to_many(&p->flow) ||
-	       (link_local(&p->flow) && link_local_address(&p->flow.saddr, p->flow.family));
+	if (to_many(&p->flow))
+		return true;
+	return p->flow.protocol == IPPROTO_UDP && p->flow.sport == bpf_htons(DHCP6_CLIENT) &&
+	       p->flow.dport == bpf_htons(DHCP6_SERVER) && p->flow.family == FAMILY_IPV6 && link_local(&p->flow) &&
+	       link_local_address(&p->flow.saddr, FAMILY_IPV6);
 }
 
 /* Returns the live entry of the other side's flow to which a packet of the pod is a reply. */

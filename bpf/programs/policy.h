@@ -46,30 +46,6 @@ static __always_inline bool asks(const struct packet *p)
 	return unidentified(p) && no_reply(p);
 }
 
-/* Reports whether the packet stays on the link or the node, whoever sends it: to one
- * or to many. */
-static __always_inline bool to_many(const struct tuple *t)
-{
-	if (t->family == FAMILY_IPV4) {
-		__u32 daddr = bpf_ntohl(t->daddr.words[3]);
-
-		return daddr >> 28 == 0xe || daddr == 0xffffffff;
-	}
-	return t->daddr.bytes[0] == 0xff;
-}
-
-static __always_inline bool link_local_address(const struct address *a, __u8 family)
-{
-	if (family == FAMILY_IPV4)
-		return bpf_ntohl(a->words[3]) >> 16 == 0xa9fe;
-	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
-}
-
-static __always_inline bool link_local(const struct tuple *t)
-{
-	return to_many(t) || link_local_address(&t->daddr, t->family);
-}
-
 /* Reports whether policies have a say in what a pod sends and gets. */
 static __always_inline bool is_subject(const struct pod_value *pod)
 {
