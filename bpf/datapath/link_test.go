@@ -37,3 +37,28 @@ func TestSourceOfTheLink(t *testing.T) {
 		}
 	}
 }
+
+// TestNeighboursFarAway: the types of neighbour and multicast listener discovery are not
+// a way past policies, to where these do not go.
+func TestNeighboursFarAway(t *testing.T) {
+	f := newSubject(t, packettest.World6)
+	f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+	f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)
+	local, group := netip.MustParseAddr("fe80::10"), netip.MustParseAddr("ff02::16")
+	message := func(kind, hops uint8, from, to netip.Addr) []packettest.Layer {
+		return []packettest.Layer{packettest.TTL(from, to, hops), packettest.ICMP{Version: 6, Type: kind}, packettest.Pattern(64)}
+	}
+	for _, kind := range []uint8{130, 131, 132, 133, 134, 135, 136, 137, 143} {
+		f.dropped(f.fromPod(message(kind, 64, f.Pod, f.Server)...), bpf.ReasonPolicyDenied)
+		f.dropped(f.toPod(message(kind, 64, f.Server, f.Pod)...), bpf.ReasonPolicyDenied)
+		f.passed(f.fromPod(message(kind, 1, local, group)...))
+		f.passed(f.fromPod(message(kind, 1, local, netip.MustParseAddr("ff05::2"))...)) // a report of a group of the site
+		f.passed(f.toPod(message(kind, 1, local, f.Pod)...))
+		if kind >= 133 && kind <= 137 {
+			f.passed(f.fromPod(message(kind, 255, f.Pod, f.OtherPod)...))
+			f.passed(f.toPod(message(kind, 255, f.OtherPod, f.Pod)...))
+		} else {
+			f.dropped(f.fromPod(message(kind, 255, f.Pod, f.Server)...), bpf.ReasonPolicyDenied)
+		}
+	}
+}

@@ -140,6 +140,24 @@ static __always_inline bool read_l4(struct __sk_buff *ctx, __u32 l4, void *start
 	return true;
 }
 
+static __always_inline bool link_scope(const struct address *a)
+{
+	return link_local_address(a, FAMILY_IPV6) || (a->bytes[0] == 0xff && (a->bytes[1] & 0xf) <= 2);
+}
+
+/* Reports whether it is of neighbour or multicast listener discovery. The same types
+ * from or to somewhere farther are ICMP like all other. */
+static __always_inline bool neighbours_talk(const struct packet *p)
+{
+	if (p->icmp_type != ICMP6_MULTICAST_LISTENER_2 &&
+	    (p->icmp_type < ICMP6_MULTICAST_LISTENER_FIRST || p->icmp_type > ICMP6_NEIGHBOUR_DISCOVERY_LAST))
+		return false;
+	if (p->hops == 255 && p->icmp_type >= ICMP6_NEIGHBOUR_DISCOVERY_FIRST &&
+	    p->icmp_type <= ICMP6_NEIGHBOUR_DISCOVERY_LAST)
+		return true;
+	return link_scope(&p->flow.saddr) || link_scope(&p->flow.daddr);
+}
+
 /* Reads the ports, from a header that ends within the IP packet. */
 static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __u32 end)
 {
@@ -178,9 +196,7 @@ static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __
 		p->icmp_type = *(__u8 *)&start;
 		if (echo_ports(&p->flow, p->icmp_type, start.words[2]))
 			return;
-		if (p->flow.family == FAMILY_IPV6 &&
-		    ((p->icmp_type >= ICMP6_MULTICAST_LISTENER_FIRST && p->icmp_type <= ICMP6_NEIGHBOUR_DISCOVERY_LAST) ||
-		     p->icmp_type == ICMP6_MULTICAST_LISTENER_2))
+		if (p->flow.family == FAMILY_IPV6 && neighbours_talk(p))
 			p->shape = SHAPE_UNTOUCHED;
 		else if (p->shape == SHAPE_WHOLE && icmp_error(p->flow.family, p->icmp_type))
 			parse_embedded(ctx, p);
