@@ -18,11 +18,13 @@ const (
 	SeenNonSYN EntryFlags = 1 << 4 // established, so that the lifetime is the long one
 	ToService  EntryFlags = 1 << 9 // where it ends is for the backstop to check
 	FromTunnel EntryFlags = 1 << 10
+	OfHost     EntryFlags = 1 << 11 // this host itself began it, or went on with it
 )
 
 var entryFlagNames = map[uint16]string{
 	uint16(RxClosing): "rx-closing", uint16(TxClosing): "tx-closing", uint16(SeenNonSYN): "seen-non-syn",
 	uint16(ToService): "service", uint16(FromTunnel): "from-tunnel",
+	uint16(OfHost): "host",
 }
 
 // Names returns the names of the flags that are set.

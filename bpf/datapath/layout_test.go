@@ -168,6 +168,7 @@ var constants = map[string]uint64{
 	"TUPLE_SERVICE": uint64(ctmap.Service),
 	"CT_RX_CLOSING": uint64(ctmap.RxClosing), "CT_TX_CLOSING": uint64(ctmap.TxClosing),
 	"CT_SEEN_NON_SYN": uint64(ctmap.SeenNonSYN), "CT_FROM_TUNNEL": uint64(ctmap.FromTunnel), "CT_SERVICE": uint64(ctmap.ToService),
+	"CT_OF_HOST":    uint64(ctmap.OfHost),
 	"REASON_PASSED": uint64(bpf.ReasonPassed), "REASON_TO_GATEWAY": uint64(bpf.ReasonToGateway),
 	"REASON_TRANSLATED": uint64(bpf.ReasonTranslated), "REASON_REPLY_LOCAL": uint64(bpf.ReasonReplyLocal),
 	"REASON_REPLY_OVERLAY": uint64(bpf.ReasonReplyOverlay), "REASON_HOST_TRANSLATED": uint64(bpf.ReasonHostTranslated),

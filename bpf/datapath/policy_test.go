@@ -325,3 +325,29 @@ func TestLinkLocal(t *testing.T) {
 		f.dropped(f.fromPod(request(transport, f.UnassignedPod, f.LinkLocal)...), bpf.ReasonUnknownSource)
 	})
 }
+
+// TestRepliesToMasqueraded: what the host forwards with its own address is not its own,
+// and its replies are not, when policies forbid it; nor does the host make it so.
+func TestRepliesToMasqueraded(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		f.subject(subjectClass, packettest.Epoch, 0)
+		config := f.Config
+		config.Flags |= bpf.ConfigAllowLocalhost
+		require.NoError(f, f.SetConfig(config))
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+		f.policy(0, bpf.DirectionIngress, 0, 0, 0, allowRule)
+		f.passed(f.begin(transport, bpf.DirectionIngress, f.NodeIP))
+		f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
+		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyRule)
+		f.subject(subjectClass, packettest.Epoch+1, 0)
+		require.Equal(f, packettest.Drop, f.answer(transport, bpf.DirectionIngress, f.NodeIP).Verdict)
+		f.dropped(f.begin(transport, bpf.DirectionIngress, f.NodeIP), bpf.ReasonPolicyRule)
+
+		// A connection of the host from before is its own by what it sends next.
+		f.passed(f.run(packettest.Input{Program: "to_pod", Device: packettest.PodDevice,
+			Packet: packettest.Build(append([]packettest.Layer{packettest.Ethernet{Dst: packettest.PodMAC, Src: f.MAC(packettest.PodDevice)}},
+				request(transport, f.NodeIP, f.Pod)...)...)}))
+		f.subject(subjectClass, packettest.Epoch+2, 0)
+		f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
+	})
+}

@@ -250,6 +250,7 @@ enum ct_flags {
 	CT_TX_CLOSING = 1 << 1,
 	CT_SEEN_NON_SYN = 1 << 4,
 	CT_FROM_TUNNEL = 1 << 10,
+	CT_OF_HOST = 1 << 11, /* this host itself began it, or went on with it */
 	CT_SERVICE = 1 << 9, /* to a service: where it ends is for the backstop to check */
 };
 

@@ -143,7 +143,7 @@ SUBPROGRAM int revives(const struct packet *p, const struct pod_value *pod, stru
 	if (!e || !ct_lifetime_of(e) || ct_long_expired(e, p->time))
 		return false;
 	cookie = d->cookie;
-	reason = allowed_reply(p, pod, e, d, DIRECTION_INGRESS | host_reaches(cfg));
+	reason = allowed_reply(p, pod, e, d, DIRECTION_INGRESS | host_reaches(cfg, e->flags));
 	d->cookie = cookie;
 	if (!reason)
 		return false;
@@ -208,7 +208,7 @@ int from_pod(struct __sk_buff *ctx)
 		theirs = answered(&p);
 
 	if (theirs) {
-		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg));
+		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg, theirs->flags));
 		cut = reason && !doubtful(&p);
 		if (!reason) {
 			d.epoch = theirs->epoch;
@@ -298,7 +298,9 @@ int to_pod(struct __sk_buff *ctx)
 	}
 
 	/* What came in by no interface is the host's own. */
-	how = DIRECTION_INGRESS | (ctx->ingress_ifindex ? 0 : host_reaches(cfg));
+	if (!ctx->ingress_ifindex)
+		d.flags = CT_OF_HOST;
+	how = DIRECTION_INGRESS | host_reaches(cfg, d.flags);
 	e = ct_find_original(&p, TUPLE_IN);
 	reason = e ? allowed_again(&p, pod, e, &d, how) : allowed(&p, pod, &d, how);
 	count_rule(d.cookie, ctx->len);
@@ -307,6 +309,8 @@ int to_pod(struct __sk_buff *ctx)
 	if (e) {
 		if (e->epoch != d.epoch)
 			e->epoch = d.epoch;
+		if (d.flags && !(e->flags & CT_OF_HOST))
+			ct_set_flags(e, CT_OF_HOST); /* it was there before this looked */
 		if (!ct_note(ctx->len, e, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {

@@ -204,8 +204,9 @@ static __always_inline __u32 allowed_reply(const struct packet *p, const struct 
 	return e->epoch == d->epoch ? 0 : judge_reply(p, pod, e, d, how);
 }
 
-/* Whether this host reaches its pods, for how. */
-static __always_inline __u32 host_reaches(const struct config_value *cfg)
+/* Whether this host reaches its pods, for how: by flows with these flags, not by what
+ * it forwards with its address. */
+static __always_inline __u32 host_reaches(const struct config_value *cfg, __u16 flags)
 {
-	return cfg->flags & CONFIG_ALLOW_LOCALHOST ? JUDGE_HOST : 0;
+	return flags & CT_OF_HOST && cfg->flags & CONFIG_ALLOW_LOCALHOST ? JUDGE_HOST : 0;
 }
