@@ -149,7 +149,7 @@ SUBPROGRAM int revives(const struct packet *p, const struct pod_value *pod, stru
 		return false;
 	now = p->time / SECOND;
 	lifetime = ct_lifetime_of(e);
-	if (lifetime && lifetime < now + cfg->lifetime_any / 2)
+	if (lifetime && lifetime < now + cfg->lifetime_any)
 		__sync_val_compare_and_swap(&e->lifetime, lifetime, now + cfg->lifetime_any);
 	return true;
 }
