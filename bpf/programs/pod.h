@@ -122,10 +122,14 @@ static __always_inline bool of_the_link(const struct packet *p)
 	       link_local_address(&p->flow.saddr, FAMILY_IPV6);
 }
 
-/* Returns the live entry of the other side's flow to which a packet of the pod is a reply. */
+/* Returns the live entry of the other side's flow to which a packet of the pod is a reply.
+ * What is none is told behind the lookup: before it, all packets of new flows would
+ * take longer. */
 static __noinline struct ct_entry *answered(const struct packet *p)
 {
-	return asks(p) || opens(p) ? NULL : ct_find(p, TUPLE_IN | CT_REVERSE);
+	struct ct_entry *e = ct_find(p, TUPLE_IN | CT_REVERSE);
+
+	return e && !asks(p) && !opens(p) ? e : NULL;
 }
 
 /* Reports whether a pod's datagram, taken for the beginning of a flow, would bring back
