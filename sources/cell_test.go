@@ -91,8 +91,9 @@ func TestDemoIsTheDefault(t *testing.T) {
 	o, _ := start(t, Cell)
 	o.awaitInitialized(t)
 	txn := o.DB.ReadTxn()
-	require.Equal(t, 4, o.Endpoints.NumObjects(txn))
+	require.Equal(t, 5, o.Endpoints.NumObjects(txn))
 	require.Equal(t, 3, o.EgressPolicies.NumObjects(txn))
+	require.Equal(t, 1, o.NetworkPolicies.NumObjects(txn))
 }
 
 func TestFakeCell(t *testing.T) {
