@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -108,6 +109,11 @@ func (w *policyWorld) complete() bool {
 	}
 	for s := range w.tables.Status.All(txn) {
 		if !s.Settled || s.InForce < s.Wanted {
+			return false
+		}
+	}
+	for row := range w.tables.Desired.All(txn) {
+		if row.WaitsFor != 0 || row.Status.Kind != reconciler.StatusKindDone {
 			return false
 		}
 	}

@@ -203,6 +203,7 @@ type policyTables struct {
 	Status  statedb.Table[*tables.NetworkPolicyStatus]
 	Pods    statedb.Table[*tables.PodEntry]
 	IPCache statedb.Table[*tables.IPCacheEntry]
+	Desired statedb.Table[*tables.IPCache]
 	Policy  statedb.Table[*tables.PolicyMapEntry]
 }
 
