@@ -90,7 +90,8 @@ func deriveIPCache(p derive.Params, c ipcacheParams) error {
 			derive.From(c.Readiness, c.affectedByReadiness),
 			derive.FromChange(c.Entries, c.affectedByEntry),
 		},
-		Seed: slices.Concat(localScope, c.Cluster),
+		Await: c.classesReady,
+		Seed:  slices.Concat(localScope, c.Cluster),
 		Existing: func(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq2[*tables.IPCache, statedb.Revision] {
 			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
 		},

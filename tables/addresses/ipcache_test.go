@@ -4,6 +4,7 @@ package addresses
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -159,6 +160,47 @@ func TestPeerClassWaitsUntilItIsReady(t *testing.T) {
 	w.member(bpf.RolePeer, "new", "", 4)
 	w.settle()
 	require.EqualValues(t, 4, w.peer("10.0.0.2/32").PeerClass)
+}
+
+// At a start classes are known a moment before they are ready: each address goes
+// to its own at once. It does not wait for a class that others are to leave first.
+func TestFirstRoundAwaitsClasses(t *testing.T) {
+	w := newWorld(t)
+	c := ipcacheParams{Members: w.Members, Readiness: w.Readiness}
+	ready := func() bool {
+		is, _ := c.classesReady(w.DB.ReadTxn())
+		return is
+	}
+	require.True(t, ready(), "there are no classes")
+	class := &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: 3, Digest: digest(3), Selectors: []tables.SelectorID{1}}
+	insert(w, w.Members, class)
+	_, changed := c.classesReady(w.DB.ReadTxn())
+	require.False(t, ready())
+	w.ready(bpf.RolePeer, 3)
+	require.True(t, ready())
+	require.True(t, slices.ContainsFunc(changed, func(ch <-chan struct{}) bool {
+		select {
+		case <-ch:
+			return true
+		default:
+			return false
+		}
+	}))
+
+	w.ready(bpf.RoleSubject, 4)
+	left := *class
+	left.Class, left.Digest = 4, digest(4)
+	insert(w, w.Members, &left)
+	require.False(t, ready(), "another role has the number")
+	leaving := left
+	leaving.Leavers = []tables.Leaver{{Prefix: netip.MustParsePrefix("10.0.0.1/32"), To: 3}}
+	insert(w, w.Members, &leaving)
+	require.True(t, ready())
+
+	// Nothing is known of the class: it is to be left, too.
+	left.Selectors = nil
+	insert(w, w.Members, &left)
+	require.True(t, ready())
 }
 
 // A restart finds addresses in the classes in which the kernel has them.

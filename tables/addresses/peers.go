@@ -55,6 +55,23 @@ func (c *ipcacheParams) ready(txn statedb.ReadTxn, m *tables.ClassMember) bool {
 	return tables.ClassIsReady(txn, c.Readiness, bpf.ClassKey{Role: bpf.RolePeer, Number: m.Class}, m.Digest)
 }
 
+// classesReady reports whether all classes can be entered, so that at a start each
+// address goes to its own at once: they are ready a moment after they are known. Where
+// they may be ready only when others have been left, it is no use to wait.
+func (c *ipcacheParams) classesReady(txn statedb.ReadTxn) (ready bool, changed []<-chan struct{}) {
+	if _, _, leaving := c.Members.Get(txn, tables.ClassRowsLeaving(bpf.RolePeer)); leaving || c.resuming(txn) {
+		return true, nil
+	}
+	classes, membersChanged := c.Members.ListWatch(txn, tables.ClassRowsOfRole(bpf.RolePeer))
+	_, readinessChanged := c.Readiness.AllWatch(txn)
+	for class := range classes {
+		if !c.ready(txn, class) {
+			return false, []<-chan struct{}{membersChanged, readinessChanged}
+		}
+	}
+	return true, nil
+}
+
 // affectedByReadiness are those that wait for the class. Who is in it stays,
 // whatever becomes of its readiness.
 func (c *ipcacheParams) affectedByReadiness(txn statedb.ReadTxn, r *tables.PolicyReadiness, affect func(netip.Prefix)) {

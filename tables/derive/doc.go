@@ -30,7 +30,7 @@
 //     initialized with its first round. So a derived table never has a row that
 //     is wrong because an input was incomplete, and nothing downstream deletes
 //     on account of one. Only a [Feedback], which follows from the output itself,
-//     is not waited for.
+//     is not waited for. With Await it waits a moment longer, where that saves work.
 //   - Rules do not chain in one transaction: the output of one is the input of
 //     the next, a commit and a wake-up later, which takes some 20 microseconds.
 //

@@ -22,6 +22,11 @@ type Rule[Key comparable, Out any] struct {
 	// though their changes affect no keys.
 	After []statedb.TableMeta
 
+	// Await, if not nil, puts off the first round, though not for long: until it
+	// reports that what is to follow in a moment is there, by which the round's work
+	// would have to be done again. It is asked anew when one of the channels closes.
+	Await func(txn statedb.ReadTxn) (ready bool, changed []<-chan struct{})
+
 	// Seed are keys that exist whatever the inputs are; they are computed in
 	// the first round.
 	Seed []Key

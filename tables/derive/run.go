@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
@@ -60,7 +61,7 @@ func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], sta
 }
 
 func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
-	if !r.awaitInputs(ctx, health) {
+	if !r.awaitInputs(ctx, health) || !r.awaitMore(ctx) {
 		return nil
 	}
 	for {
@@ -104,6 +105,25 @@ func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) 
 		}
 	}
 	return true
+}
+
+// awaitMost is for how long a rule puts off its first round at most.
+const awaitMost = time.Second
+
+// awaitMore returns when there is what Await asks for, or has not come in time;
+// false if the agent stops.
+func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
+	if r.Await == nil {
+		return true
+	}
+	inTime, cancel := context.WithTimeout(ctx, awaitMost)
+	defer cancel()
+	for {
+		ready, changed := r.Await(r.db.ReadTxn())
+		if ready || !waitAny(inTime, changed) {
+			return ctx.Err() == nil
+		}
+	}
 }
 
 // round takes in the changes since the last one, and returns channels of which

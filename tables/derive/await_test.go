@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package derive
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+)
+
+// The first round waits for what the rule awaits.
+func TestAwait(t *testing.T) {
+	asked := make(chan int, 8)
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		rule.Await = func(txn statedb.ReadTxn) (bool, []<-chan struct{}) {
+			_, watch := f.members.AllWatch(txn)
+			asked <- f.members.NumObjects(txn)
+			return f.members.NumObjects(txn) > 1, []<-chan struct{}{watch}
+		}
+	})
+	over := make(chan bool)
+	go func() { over <- f.runner.awaitMore(t.Context()) }()
+	require.Equal(t, 0, <-asked)
+	f.insert(&member{1, "a", 1})
+	require.Equal(t, 1, <-asked)
+	f.insert(&member{2, "a", 1})
+	require.True(t, <-over)
+}
+
+// It does not wait for long for what does not come.
+func TestAwaitIsBounded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(_ *fixture, rule *Rule[string, *shown]) {
+		rule.Await = func(statedb.ReadTxn) (bool, []<-chan struct{}) { return false, nil }
+	})
+	start := time.Now()
+	require.True(t, f.runner.awaitMore(t.Context()))
+	require.GreaterOrEqual(t, time.Since(start), awaitMost)
+
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	require.False(t, f.runner.awaitMore(ctx), "the agent stops")
+}
