@@ -32,7 +32,7 @@ run: build ## Build, and run the agent on the embedded demo, maps in memory; ARG
 	@$(BIN)/sluice agent --node-name=node-1 --bpf=memory $(ARGS) # a node of the demo, and nothing of this machine
 
 .PHONY: demo
-demo: build ## Show egress gateways at work, in a cluster of network namespaces; needs root
+demo: build ## Show egress gateways and network policy at work, in a cluster of network namespaces; needs root
 	@$(BIN)/sluice demo
 
 # Longer than go test's 10 minutes: those with packets are slow on a busy machine.

@@ -41,6 +41,13 @@ type Pod struct {
 	HostDevice string // the node's end of its veth
 
 	cluster *Cluster
+	server  *server // nil unless it serves
+}
+
+// Serve has the pod answer on [Port], as the world does, until it is closed.
+func (p *Pod) Serve() (err error) {
+	p.server, err = startServer(p.Namespace)
+	return err
 }
 
 // AddPod connects a pod and tells the agents of it.
@@ -183,6 +190,9 @@ func (p *Pod) routeOut(via ...netip.Addr) error {
 func (p *Pod) Close() {
 	if p.Namespace == nil {
 		return
+	}
+	if p.server != nil {
+		p.server.close()
 	}
 	if p.Node.ns.IsOpen() {
 		if link, err := p.Node.link(p.HostDevice); err == nil {

@@ -20,6 +20,7 @@ import (
 type demo struct {
 	*lab.Cluster
 
+	steps []demoStep
 	out   io.Writer
 	in    *bufio.Reader // to wait for Enter; nil if not to wait
 	wrong int           // observations that were not as expected
@@ -38,11 +39,11 @@ func newDemoCommand() *cobra.Command {
 	var pause, verbose, keep bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show egress gateways at work, in a cluster of network namespaces",
+		Short: "Show egress gateways and network policy at work, in a cluster of network namespaces",
 		Long: `Build a cluster of three nodes, with an agent on each, pods, and a server
-outside, and show step by step which source address the server sees. Everything
-is in network namespaces of its own, and removed at the end: the network of this
-machine is not touched.
+outside, and show step by step which source address the server sees, and which
+pods reach each other. Everything is in network namespaces of its own, and removed
+at the end: the network of this machine is not touched.
 
 It needs root, and exits with 1 if an observation is not as expected.`,
 		Example: `  sudo sluice demo
@@ -51,7 +52,7 @@ It needs root, and exits with 1 if an observation is not as expected.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := untilInterrupted(cmd.Context())
 			defer cancel()
-			d := &demo{out: cmd.OutOrStdout()}
+			d := &demo{steps: demoSteps(), out: cmd.OutOrStdout()}
 			if pause {
 				d.in = bufio.NewReader(cmd.InOrStdin())
 			}
@@ -92,7 +93,7 @@ func (d *demo) run(ctx context.Context, options lab.Options, keep bool) (err err
 	if err := d.prepare(ctx); err != nil {
 		return err
 	}
-	for _, step := range demoSteps {
+	for _, step := range d.steps {
 		if err := d.step(ctx, step); err != nil {
 			return err
 		}
@@ -146,7 +147,7 @@ func (d *demo) introduce() {
 	d.say("\nOutside is a server. It answers at every address of %s which source it sees,\nand has no route to pods.", lab.WorldIPv4)
 }
 
-// step shows one step. What the server sees is compared with what it should.
+// step shows one step. What is seen is compared with what should be.
 func (d *demo) step(ctx context.Context, s demoStep) error {
 	if err := d.wait(ctx); err != nil {
 		return err
@@ -161,7 +162,7 @@ func (d *demo) step(ctx context.Context, s demoStep) error {
 	}
 	if d.wrong > 0 {
 		d.showDrops(ctx)
-		return fmt.Errorf("demo, %q: the server does not see what it should", s.title)
+		return fmt.Errorf("demo, %q: what is seen is not as expected", s.title)
 	}
 	return nil
 }

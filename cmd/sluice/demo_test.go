@@ -33,7 +33,7 @@ func demoOptions(t *testing.T) lab.Options {
 }
 
 func newTestDemo(t *testing.T, out io.Writer) *demo {
-	d := &demo{out: out}
+	d := &demo{steps: demoSteps(), out: out}
 	t.Cleanup(func() {
 		if d.Cluster != nil {
 			require.NoError(t, os.RemoveAll(d.Dir())) // where the logs stay after a failure
@@ -47,10 +47,12 @@ func TestDemo(t *testing.T) {
 	var out bytes.Buffer
 	d := newTestDemo(t, &out)
 	require.NoError(t, d.run(t.Context(), options, false), "%s", &out)
-	for _, s := range demoSteps {
+	for _, s := range d.steps {
 		require.Contains(t, out.String(), s.title)
 	}
 	require.GreaterOrEqual(t, strings.Count(out.String(), "sees 203.0.113.102"), 5, "%s", &out)
+	require.Contains(t, out.String(), "DENIED: default deny")
+	require.Equal(t, 2, strings.Count(out.String(), "no answer"), "%s", &out)
 	require.NoDirExists(t, d.Dir())
 }
 
@@ -59,13 +61,11 @@ func TestDemoFails(t *testing.T) {
 	options := demoOptions(t)
 	var out bytes.Buffer
 	d := newTestDemo(t, &out)
-	steps := demoSteps
-	t.Cleanup(func() { demoSteps = steps })
-	demoSteps = []demoStep{{"1. Wrong", "", func(ctx context.Context, d *demo) error {
+	d.steps = []demoStep{{"1. Wrong", "", func(ctx context.Context, d *demo) error {
 		d.observe(ctx, observation{d.other, "udp", lab.ServerIPv4, nil})
 		return nil
 	}}}
-	require.ErrorContains(t, d.run(t.Context(), options, false), "does not see what it should")
+	require.ErrorContains(t, d.run(t.Context(), options, false), "is not as expected")
 	require.Contains(t, out.String(), "WRONG")
 	require.Contains(t, out.String(), d.Dir())
 	require.FileExists(t, d.Nodes[0].Agent.LogPath())
@@ -77,9 +77,7 @@ func TestDemoInterrupted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	var out bytes.Buffer
 	d := newTestDemo(t, &out)
-	steps := demoSteps
-	t.Cleanup(func() { demoSteps = steps })
-	demoSteps = []demoStep{{"1. Waiting", "", func(ctx context.Context, d *demo) error {
+	d.steps = []demoStep{{"1. Waiting", "", func(ctx context.Context, d *demo) error {
 		interrupt()
 		return d.Nodes[0].Agent.AwaitPolicy(ctx, "none")
 	}}}
