@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// transcript is a command of the documentation, and what it says that is printed.
+type transcript struct{ command, output string }
+
+var (
+	shownCommand = regexp.MustCompile(`(?m)^    \$ bin/sluice (.*)\n((?:    .*\n|\n    [^ $].*\n)*)`)
+
+	// aboutPolicy are the commands whose answers do not depend on the machine.
+	aboutPolicy = regexp.MustCompile(`^(explain|wait) policy |^get (network-policies|policy-entries)$`)
+)
+
+func transcripts(t *testing.T, document string) (all []transcript) {
+	text, err := os.ReadFile(filepath.Join("../..", document))
+	require.NoError(t, err)
+	for _, match := range shownCommand.FindAllStringSubmatch(string(text), -1) {
+		if aboutPolicy.MatchString(match[1]) {
+			all = append(all, transcript{match[1], strings.ReplaceAll(match[2], "\n    ", "\n")[len("    "):]})
+		}
+	}
+	return all
+}
+
+// pattern matches what is printed: "..." stands for the rest of a line, or for
+// lines where it stands alone.
+func (s transcript) pattern() string {
+	text := regexp.QuoteMeta(s.output)
+	text = strings.ReplaceAll(text, "\n"+regexp.QuoteMeta("...")+"\n", "\n(?s:.*)")
+	return "^" + strings.ReplaceAll(text, regexp.QuoteMeta("..."), ".*") + "$"
+}
+
+// What the documentation shows of network policy is what the built-in cluster answers.
+func TestDocumentedPolicy(t *testing.T) {
+	startAgent(t)
+	for document, least := range map[string]int{"README.md": 4, "docs/network-policy.md": 3} {
+		shown := transcripts(t, document)
+		require.GreaterOrEqual(t, len(shown), least, document)
+		for _, s := range shown {
+			require.EventuallyWithT(t, func(c *assert.CollectT) {
+				r := sluice(t, strings.Fields(s.command)...)
+				assert.Equal(c, exitOK, r.code, r.stderr)
+				assert.Regexp(c, s.pattern(), r.stdout, "%s: sluice %s", document, s.command)
+			}, 30*time.Second, 10*time.Millisecond)
+		}
+	}
+}
