@@ -30,7 +30,7 @@ func CookieOf(rules []RuleID) uint32 {
 	}
 	h := sha256.New()
 	for _, id := range rules {
-		h.Write(id.Key())
+		h.Write(id.digested())
 	}
 	return max(1, binary.BigEndian.Uint32(h.Sum(nil)))
 }

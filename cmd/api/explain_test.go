@@ -60,7 +60,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		Configs: newTable(t, db, tables.NewDatapathConfigTable), Sources: newTable(t, db, tables.NewEgressSourceTable),
 		EgressRules: newTable(t, db, tables.NewEgressRuleTable), Gateways: newTable(t, db, tables.NewEgressGatewayTable),
 		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Members: newTable(t, db, tables.NewClassMemberTable),
-		Selectors: newTable(t, db, tables.NewSelectorTable), Rules: newTable(t, db, tables.NewEnforcedRuleTable, allow),
+		Selectors: newTable(t, db, tables.NewSelectorTable), Rules: newTable(t, db, tables.NewEnforcedPolicyTable, &tables.EnforcedPolicy{Policy: allow.Policy, Rules: []*tables.EnforcedRule{allow}}),
 		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressClasses: newTable(t, db, tables.NewEgressClassTable),
 		Entries: newTable(t, db, tables.NewPolicyEntryTable,
 			entry(6, 80, 16, bpf.PolicyValue{Precedence: bpf.PrecedenceAllow}, allow.RuleID),

@@ -61,7 +61,7 @@ func startObserved(t *testing.T) *observed {
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			tables.NewPolicyEntryTable, statedb.RWTable[*tables.PolicyEntry].ToTable,
-			tables.NewEnforcedRuleTable, statedb.RWTable[*tables.EnforcedRule].ToTable,
+			tables.NewEnforcedPolicyTable, statedb.RWTable[*tables.EnforcedPolicy].ToTable,
 			func() prometheus.Gatherer { return prometheus.NewRegistry() },
 			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
 			func() events.Datapath { return noPrograms{} },

@@ -203,10 +203,8 @@ func (b *policyBench) withoutEffect(i int) (time.Duration, error) {
 
 // gone reports whether the kernel has nothing left of a policy that was deleted.
 func (b *policyBench) gone(p *tables.NetworkPolicy) bool {
-	for range b.w.tables.Rules.Prefix(b.db.ReadTxn(), tables.EnforcedRulesOfPolicy(p.ID())) {
-		return false
-	}
-	return true
+	_, _, found := b.w.tables.Rules.Get(b.db.ReadTxn(), tables.EnforcedPolicyByID(p.ID()))
+	return !found
 }
 
 // inForce reports whether the kernel has what the policy's row says now.

@@ -198,7 +198,7 @@ type policyTables struct {
 	cell.In
 
 	Members statedb.Table[*tables.ClassMember]
-	Rules   statedb.Table[*tables.EnforcedRule]
+	Rules   statedb.Table[*tables.EnforcedPolicy]
 	Entries statedb.Table[*tables.PolicyEntry]
 	Status  statedb.Table[*tables.NetworkPolicyStatus]
 	Pods    statedb.Table[*tables.PodEntry]

@@ -84,8 +84,8 @@ const policyTimeout = 30 * time.Second
 
 // ruleRow is a row of table policy-rules.
 type ruleRow struct {
-	Policy  tables.PolicyID `json:"policy"`
-	Retired bool            `json:"retired"`
+	Policy  tables.PolicyID        `json:"policy"`
+	Retired []*tables.EnforcedRule `json:"retired"`
 }
 
 // awaitNetworkPolicy waits until the rules of a generation of a policy are in force.
@@ -131,7 +131,7 @@ func (a *Agent) awaitNoNetworkPolicy(ctx context.Context, id tables.PolicyID) er
 	return AwaitRows(ctx, a, "policy-rules", func(rows []ruleRow) error {
 		for _, r := range rows {
 			if r.Policy == id {
-				return fmt.Errorf("there are rules of policy %s, retired: %t", id, r.Retired)
+				return fmt.Errorf("there are rules of policy %s, %d of them retired", id, len(r.Retired))
 			}
 		}
 		return nil

@@ -31,7 +31,7 @@ func (s state) get(k bpf.PolicyKey) (bpf.PolicyValue, bool) { v, found := s[k]; 
 // peer classes and any peer, in both directions.
 type states struct {
 	db     *statedb.DB
-	rules  statedb.RWTable[*tables.EnforcedRule]
+	rules  statedb.RWTable[*tables.EnforcedPolicy]
 	tables policy.Tables
 }
 
@@ -41,7 +41,7 @@ func newStates(t testing.TB) *states {
 	s := &states{db: statedb.New()}
 	members, err := tables.NewClassMemberTable(s.db)
 	require.NoError(t, err)
-	s.rules, err = tables.NewEnforcedRuleTable(s.db)
+	s.rules, err = tables.NewEnforcedPolicyTable(s.db)
 	require.NoError(t, err)
 	kernel, err := tables.NewPolicyMapEntryTable(s.db)
 	require.NoError(t, err)
@@ -64,6 +64,7 @@ func newStates(t testing.TB) *states {
 func (s *states) next(random *rand.Rand) state {
 	wtxn := s.db.WriteTxn(s.rules)
 	defer wtxn.Abort()
+	row := &tables.EnforcedPolicy{}
 	for item := range random.IntN(8) {
 		r := &tables.EnforcedRule{
 			RuleID:  tables.RuleID{Direction: bpf.Direction(random.IntN(4) / 3), Item: item},
@@ -85,8 +86,9 @@ func (s *states) next(random *rand.Rand) state {
 			}
 			r.Ports = []tables.PolicyPort{port}
 		}
-		s.rules.Insert(wtxn, r)
+		row.Rules = append(row.Rules, r)
 	}
+	s.rules.Insert(wtxn, row)
 	computer, got := policy.NewComputer(s.tables), state{}
 	for _, d := range []bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} {
 		for peer := range uint32(peers + 1) {

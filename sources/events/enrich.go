@@ -29,7 +29,7 @@ type views struct {
 	Rules     statedb.Table[*tables.EgressRule]
 	Cookies   statedb.Table[*tables.RuleCookie]
 	Entries   statedb.Table[*tables.PolicyEntry]
-	Enforced  statedb.Table[*tables.EnforcedRule]
+	Enforced  statedb.Table[*tables.EnforcedPolicy]
 }
 
 // enricher adds to events what the tables know. What would take a scan it keeps

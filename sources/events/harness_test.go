@@ -42,7 +42,7 @@ type world struct {
 	RuleRows     statedb.RWTable[*tables.EgressRule]
 	CookieRows   statedb.RWTable[*tables.RuleCookie]
 	EntryRows    statedb.RWTable[*tables.PolicyEntry]
-	EnforcedRows statedb.RWTable[*tables.EnforcedRule]
+	EnforcedRows statedb.RWTable[*tables.EnforcedPolicy]
 	Drops        statedb.Table[*tables.Drop]
 	Monitors     statedb.Table[*tables.Monitor]
 }
@@ -60,7 +60,7 @@ func start(t testing.TB, d Datapath) *world {
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			tables.NewPolicyEntryTable, statedb.RWTable[*tables.PolicyEntry].ToTable,
-			tables.NewEnforcedRuleTable, statedb.RWTable[*tables.EnforcedRule].ToTable,
+			tables.NewEnforcedPolicyTable, statedb.RWTable[*tables.EnforcedPolicy].ToTable,
 			func() Datapath { return d },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
 		),
@@ -68,7 +68,7 @@ func start(t testing.TB, d Datapath) *world {
 		cell.Invoke(func(
 			v views, s *Source, e statedb.RWTable[*tables.Endpoint], n statedb.RWTable[*tables.Node],
 			l statedb.RWTable[*tables.LocalEndpoint], r statedb.RWTable[*tables.EgressRule],
-			c statedb.RWTable[*tables.RuleCookie], pe statedb.RWTable[*tables.PolicyEntry], er statedb.RWTable[*tables.EnforcedRule], drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
+			c statedb.RWTable[*tables.RuleCookie], pe statedb.RWTable[*tables.PolicyEntry], er statedb.RWTable[*tables.EnforcedPolicy], drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
 		) {
 			*w = world{v, s, e, n, l, r, c, pe, er, drops, monitors}
 		}),

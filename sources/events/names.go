@@ -58,7 +58,7 @@ func (e *enricher) namesOf(txn statedb.ReadTxn, ids []tables.RuleID) []string {
 	names := make([]string, len(ids))
 	for i, id := range ids {
 		names[i] = id.String()
-		if rule, _, found := e.Enforced.Get(txn, tables.EnforcedRuleByID(id)); found {
+		if rule := tables.EnforcedRuleByID(txn, e.Enforced, id); rule != nil {
 			names[i] = rule.String()
 		}
 	}

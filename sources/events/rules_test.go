@@ -69,7 +69,7 @@ func TestRulesThatComeAndGo(t *testing.T) {
 	}
 	insert(t, w, w.LocalRows, pod)
 	insert(t, w, w.EntryRows, entry)
-	insert(t, w, w.EnforcedRows, &tables.EnforcedRule{RuleID: id, Field: "spec.egress[2]"})
+	insert(t, w, w.EnforcedRows, &tables.EnforcedPolicy{Policy: id.Policy, Rules: []*tables.EnforcedRule{{RuleID: id, Field: "spec.egress[2]"}}})
 	event := rawDrop(func(e *bpf.Event) { e.Cookie = 7 })
 	names := []string{"NetworkPolicy/shop/web spec.egress[2]"}
 	w.enricher.remember(event)

@@ -52,7 +52,7 @@ type Tables struct {
 	// What it is from.
 	Members       statedb.Table[*tables.ClassMember]
 	Selectors     statedb.Table[*tables.Selector]
-	Rules         statedb.Table[*tables.EnforcedRule]
+	Rules         statedb.Table[*tables.EnforcedPolicy]
 	Cookies       statedb.Table[*tables.RuleCookie]
 	EgressClasses statedb.Table[*tables.EgressClass]
 }

@@ -170,8 +170,8 @@ func (e *Explainer) rulesOf(txn statedb.ReadTxn, entry *tables.PolicyEntry) []Ru
 	rules := make([]Rule, 0, len(entry.Rules))
 	for i, id := range entry.Rules {
 		rule := Rule{Policy: id.Policy.String(), Verdict: verdictOf(entry.Value)}
-		if row, _, ok := e.t.Rules.Get(txn, tables.EnforcedRuleByID(id)); ok {
-			rule.Field, rule.Verdict = row.Field, row.Verdict()
+		if r := tables.EnforcedRuleByID(txn, e.t.Rules, id); r != nil {
+			rule.Field, rule.Verdict = r.Field, r.Verdict()
 		} else if c, _, ok := e.t.Cookies.Get(txn, tables.RuleCookieByNumber(entry.Value.Cookie)); ok && i < len(c.Fields) {
 			rule.Field = c.Fields[i]
 		}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/cilium/hive"
@@ -52,7 +53,7 @@ func newTables(t testing.TB) Tables {
 		Sources: table(t, db, tables.NewEgressSourceTable), EgressRules: table(t, db, tables.NewEgressRuleTable),
 		Gateways: table(t, db, tables.NewEgressGatewayTable), Covered: table(t, db, tables.NewCoveredPrefixTable),
 		Members: table(t, db, tables.NewClassMemberTable), Selectors: table(t, db, tables.NewSelectorTable),
-		Rules: table(t, db, tables.NewEnforcedRuleTable), Cookies: table(t, db, tables.NewRuleCookieTable),
+		Rules: table(t, db, tables.NewEnforcedPolicyTable), Cookies: table(t, db, tables.NewRuleCookieTable),
 		EgressClasses: table(t, db, tables.NewEgressClassTable),
 	}
 }
@@ -155,7 +156,12 @@ func (w *world) rule(policy tables.PolicyID, direction bpf.Direction, item int, 
 	r := &tables.EnforcedRule{
 		RuleID: tables.RuleID{Policy: policy, Direction: direction, Item: item}, Field: field, DefaultDeny: defaultDeny, Deny: deny,
 	}
-	insert(w, w.Rules, r)
+	row := &tables.EnforcedPolicy{Policy: policy, Rules: []*tables.EnforcedRule{r}}
+	if former, _, found := w.Rules.Get(w.DB.ReadTxn(), tables.EnforcedPolicyByID(policy)); found {
+		row.Rules = append(slices.Clone(former.Rules), r)
+		slices.SortFunc(row.Rules, func(a, b *tables.EnforcedRule) int { return a.Compare(b.RuleID) })
+	}
+	insert(w, w.Rules, row)
 	insert(w, w.Cookies, &tables.RuleCookie{Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field}})
 	return r
 }

@@ -37,14 +37,14 @@ var Cell = cell.Module(
 	"What network policies want of the kernel",
 
 	cell.ProvidePrivate(
-		tables.NewEnforcedRuleTable,
+		tables.NewEnforcedPolicyTable,
 		tables.NewPolicyEntryTable,
 		tables.NewRuleCookieTable,
 		tables.NewPolicyReadinessTable,
 		tables.NewNetworkPolicyStatusTable,
 	),
 	cell.Provide(
-		statedb.RWTable[*tables.EnforcedRule].ToTable,
+		statedb.RWTable[*tables.EnforcedPolicy].ToTable,
 		statedb.RWTable[*tables.PolicyEntry].ToTable,
 		statedb.RWTable[*tables.RuleCookie].ToTable,
 		statedb.RWTable[*tables.PolicyReadiness].ToTable,

@@ -44,7 +44,7 @@ type agentTables struct {
 	ClassEntries statedb.RWTable[*tables.ClassEntry]
 	Pods         statedb.RWTable[*tables.LocalEndpoint]
 
-	Rules     statedb.Table[*tables.EnforcedRule]
+	Rules     statedb.Table[*tables.EnforcedPolicy]
 	Entries   tables.Desired[*tables.PolicyEntry]
 	Cookies   statedb.Table[*tables.RuleCookie]
 	Readiness statedb.Table[*tables.PolicyReadiness]
@@ -201,12 +201,14 @@ func (a *agent) counts(table string) derive.Counts {
 
 // rules returns policy-rules as text.
 func (a *agent) rules() (lines []string) {
-	for r := range a.Rules.All(a.DB.ReadTxn()) {
-		line := r.Policy.Name.Name + " " + r.Field + " " + r.Verdict()
-		if r.Retired {
-			line += " retired"
+	for p := range a.Rules.All(a.DB.ReadTxn()) {
+		for _, r := range slices.Concat(p.Rules, p.Retired) {
+			line := r.Policy.Name.Name + " " + r.Field + " " + r.Verdict()
+			if r.Version != 0 {
+				line += " retired"
+			}
+			lines = append(lines, line)
 		}
-		lines = append(lines, line)
 	}
 	slices.Sort(lines)
 	return lines

@@ -189,8 +189,8 @@ func (a *agent) requireProgrammed(about string) {
 	for r := range a.Readiness.All(txn) {
 		require.True(a.t, r.Ready && r.Registered && r.Settled(), "%s: %s: %+v", about, r.ClassKey, r)
 	}
-	for r := range a.Rules.All(txn) {
-		require.False(a.t, r.Retired, "%s: %s", about, r)
+	for p := range a.Rules.All(txn) {
+		require.Empty(a.t, p.Retired, "%s: %s", about, p.Policy)
 	}
 	decided := map[tables.PolicyID]int{}
 	for e := range a.Entries.All(txn) {

@@ -17,7 +17,7 @@ type Tables struct {
 	cell.In
 
 	Members     statedb.Table[*tables.ClassMember] // what classes stand for
-	Rules       statedb.Table[*tables.EnforcedRule]
+	Rules       statedb.Table[*tables.EnforcedPolicy]
 	Kernel      statedb.Table[*tables.PolicyMapEntry] // of classes of which nobody knows that any more
 	Enforcement tables.Enforcement
 }
@@ -99,11 +99,9 @@ func (c *Computer) view(txn statedb.ReadTxn, subject *tables.ClassMember, direct
 func (c *Computer) newView(txn statedb.ReadTxn, subject *tables.ClassMember, direction bpf.Direction) *view {
 	v := &view{subject: subject, peers: map[tables.SelectorID][]*tables.EnforcedRule{}}
 	for _, id := range subject.Selectors {
-		for r := range c.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-			if r.Subject != id || r.Direction != direction || r.Retired {
-				continue
-			}
+		for r := range tables.EnforcedRulesBySubject(txn, c.Rules, id) {
 			switch {
+			case r.Direction != direction:
 			case r.DefaultDeny:
 				v.defaults = append(v.defaults, r)
 			case r.AnyPeer:

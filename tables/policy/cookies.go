@@ -17,7 +17,7 @@ type cookieParams struct {
 	cell.In
 
 	Output  statedb.RWTable[*tables.RuleCookie]
-	Rules   statedb.Table[*tables.EnforcedRule]
+	Rules   statedb.Table[*tables.EnforcedPolicy]
 	Entries statedb.Table[*tables.PolicyEntry]
 	Kernel  statedb.Table[*tables.PolicyMapEntry]
 }
@@ -45,7 +45,7 @@ func deriveCookies(p derive.Params, params cookieParams) error {
 		Inputs: []derive.Input[uint32]{
 			derive.FromChange(c.Entries, c.entryChanged),
 			derive.FromChange(c.Kernel, c.kernelChanged),
-			derive.FromChange(c.Rules, c.ruleChanged),
+			derive.FromChange(c.Rules, c.policyChanged),
 		},
 		Existing: func(txn statedb.ReadTxn, cookie uint32) iter.Seq2[*tables.RuleCookie, statedb.Revision] {
 			return c.Output.List(txn, tables.RuleCookieByNumber(cookie))
@@ -103,14 +103,16 @@ func (c *cookies) kernelChanged(_ statedb.ReadTxn, old, new *tables.PolicyMapEnt
 	}
 }
 
-// ruleChanged affects the cookies of a rule that has moved within its object.
-func (c *cookies) ruleChanged(txn statedb.ReadTxn, old, new *tables.EnforcedRule, affect func(uint32)) {
-	if old == nil || new == nil || old.Field == new.Field {
-		return
-	}
-	for e := range c.Entries.List(txn, tables.PolicyEntriesByPolicy(new.Policy)) {
-		if slices.Contains(e.Rules, new.RuleID) {
-			affect(e.Value.Cookie)
+// policyChanged affects the cookies of rules that have moved within their object.
+func (c *cookies) policyChanged(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(uint32)) {
+	for before, now := range tables.ChangedRules(old, new) {
+		if before == nil || now == nil || before.Field == now.Field {
+			continue
+		}
+		for e := range c.Entries.List(txn, tables.PolicyEntriesByPolicy(now.Policy)) {
+			if slices.Contains(e.Rules, now.RuleID) {
+				affect(e.Value.Cookie)
+			}
 		}
 	}
 }
@@ -128,7 +130,7 @@ func (c *cookies) rows(txn statedb.ReadTxn, cookie uint32) []*tables.RuleCookie 
 	for _, u := range uses {
 		row.Rules = append(row.Rules, u.rules...)
 	}
-	slices.SortFunc(row.Rules, compareRules)
+	slices.SortFunc(row.Rules, tables.RuleID.Compare)
 	row.Rules = slices.Compact(row.Rules)
 	for _, id := range row.Rules {
 		row.Fields = append(row.Fields, c.field(txn, id, former))
@@ -138,7 +140,7 @@ func (c *cookies) rows(txn statedb.ReadTxn, cookie uint32) []*tables.RuleCookie 
 
 // field returns where in its object a rule is, as far as that is still known.
 func (c *cookies) field(txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie) string {
-	if r, _, found := c.Rules.Get(txn, tables.EnforcedRuleByID(id)); found {
+	if r := tables.EnforcedRuleByID(txn, c.Rules, id); r != nil {
 		return r.Field
 	}
 	if former != nil {

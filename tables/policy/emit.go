@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/cilium/statedb/reconciler"
 
@@ -89,7 +88,7 @@ func decide(e *tables.PolicyEntry, contributions []contribution) {
 
 // named returns an entry with its rules in order, and their cookie.
 func named(e *tables.PolicyEntry) *tables.PolicyEntry {
-	slices.SortFunc(e.Rules, compareRules)
+	slices.SortFunc(e.Rules, tables.RuleID.Compare)
 	e.Rules = slices.Compact(e.Rules)
 	e.Value.Cookie = tables.CookieOf(e.Rules)
 	return e
@@ -111,17 +110,4 @@ func nearest(emitted map[bpf.PolicyKey]*tables.PolicyEntry, key bpf.PolicyKey) *
 // compareKeys orders the keys of a pair as the table does.
 func compareKeys(a, b bpf.PolicyKey) int {
 	return cmp.Or(cmp.Compare(a.PrefixLen, b.PrefixLen), cmp.Compare(a.Protocol, b.Protocol), slices.Compare(a.Port[:], b.Port[:]))
-}
-
-// compareRules orders rules by policy, then as they are in it.
-func compareRules(a, b tables.RuleID) int {
-	return cmp.Or(
-		strings.Compare(string(a.Policy.Kind), string(b.Policy.Kind)),
-		strings.Compare(a.Policy.Namespace, b.Policy.Namespace),
-		strings.Compare(a.Policy.Name.Name, b.Policy.Name.Name),
-		cmp.Compare(a.Rule, b.Rule),
-		cmp.Compare(a.Direction, b.Direction),
-		cmp.Compare(a.Item, b.Item),
-		cmp.Compare(a.Version, b.Version),
-	)
 }

@@ -20,7 +20,7 @@ type world struct {
 	t       testing.TB
 	db      *statedb.DB
 	members statedb.RWTable[*tables.ClassMember]
-	rules   statedb.RWTable[*tables.EnforcedRule]
+	rules   statedb.RWTable[*tables.EnforcedPolicy]
 	kernel  statedb.RWTable[*tables.PolicyMapEntry]
 	mode    tables.Enforcement
 }
@@ -30,7 +30,7 @@ func newWorld(t testing.TB) *world {
 	var err error
 	w.members, err = tables.NewClassMemberTable(w.db)
 	require.NoError(t, err)
-	w.rules, err = tables.NewEnforcedRuleTable(w.db)
+	w.rules, err = tables.NewEnforcedPolicyTable(w.db)
 	require.NoError(t, err)
 	w.kernel, err = tables.NewPolicyMapEntryTable(w.db)
 	require.NoError(t, err)
@@ -88,6 +88,23 @@ func ruleID(name string, d bpf.Direction, item int) tables.RuleID {
 	return tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "default", Name: name}}, Direction: d, Item: item}
 }
 
+// enforced returns the rows that have some rules, those with a version as retired.
+func enforced(rules []*tables.EnforcedRule) (rows []*tables.EnforcedPolicy) {
+	slices.SortFunc(rules, compareRules)
+	for _, r := range rules {
+		if len(rows) == 0 || rows[len(rows)-1].Policy != r.Policy {
+			rows = append(rows, &tables.EnforcedPolicy{Policy: r.Policy})
+		}
+		row := rows[len(rows)-1]
+		if r.Version != 0 {
+			row.Retired = append(row.Retired, r)
+		} else {
+			row.Rules = append(row.Rules, r)
+		}
+	}
+	return rows
+}
+
 // packet is traffic of a pod of a subject class with a peer of a class.
 type packet struct {
 	direction bpf.Direction
@@ -100,7 +117,7 @@ type packet struct {
 func judge(rules []*tables.EnforcedRule, subject, peer *tables.ClassMember, always bool, p packet) (precedence uint32, deny bool, by []tables.RuleID) {
 	deny = always
 	for _, r := range rules {
-		if r.Retired || r.Direction != p.direction || !slices.Contains(subject.Selectors, r.Subject) {
+		if r.Version != 0 || r.Direction != p.direction || !slices.Contains(subject.Selectors, r.Subject) {
 			continue
 		}
 		if r.DefaultDeny {
@@ -183,7 +200,9 @@ func TestEntriesAgainstFirstPrinciples(t *testing.T) {
 				RuleID:  ruleID(fmt.Sprint("p", i%3), bpf.Direction(random.IntN(2)), i),
 				Subject: tables.SelectorID(10 + random.IntN(3)),
 				Deny:    random.IntN(3) == 0,
-				Retired: random.IntN(8) == 0,
+			}
+			if random.IntN(8) == 0 {
+				r.Version = 1 + uint64(i)
 			}
 			switch random.IntN(5) {
 			case 0:
@@ -210,7 +229,7 @@ func TestEntriesAgainstFirstPrinciples(t *testing.T) {
 			}
 			rules = append(rules, r)
 		}
-		insert(w, w.rules, rules...)
+		insert(w, w.rules, enforced(rules)...)
 
 		state := w.state(1, 1, 2)
 		checkMinimal(t, state)
@@ -239,7 +258,7 @@ func TestEntriesAgainstFirstPrinciples(t *testing.T) {
 // that each names its rules in order.
 func checkMinimal(t *testing.T, state map[bpf.PolicyKey]*tables.PolicyEntry) {
 	for key, e := range state {
-		require.True(t, slices.IsSortedFunc(e.Rules, compareRules))
+		require.True(t, slices.IsSortedFunc(e.Rules, tables.RuleID.Compare))
 		for cover := range Covering(key) {
 			shorter := state[cover]
 			if cover == key || shorter == nil {
@@ -356,7 +375,7 @@ func TestEntries(t *testing.T) {
 			insert(w, w.members,
 				classRow(bpf.RoleSubject, 1, []tables.SelectorID{subject}, tables.NamedPort{Name: "web", Protocol: 6, Port: 8080}),
 				classRow(bpf.RolePeer, 1, []tables.SelectorID{peer}, tables.NamedPort{Name: "web", Protocol: 6, Port: 9090}))
-			insert(w, w.rules, test.rules...)
+			insert(w, w.rules, enforced(test.rules)...)
 			slices.Sort(test.want)
 			require.Equal(t, test.want, describe(w.state(1, 1)))
 		})
@@ -378,7 +397,7 @@ func TestUnknownMeaning(t *testing.T) {
 	w := newWorld(t)
 	kept := &tables.PolicyMapEntry{Key: bpf.PolicyKeyOf(1, 2, bpf.DirectionIngress, 6, 80, 16), Value: bpf.PolicyValue{Precedence: 1, Cookie: 7}}
 	insert(w, w.kernel, kept)
-	insert(w, w.rules, &tables.EnforcedRule{RuleID: ruleID("p", bpf.DirectionIngress, 0), Subject: 10, AnyPeer: true})
+	insert(w, w.rules, enforced([]*tables.EnforcedRule{{RuleID: ruleID("p", bpf.DirectionIngress, 0), Subject: 10, AnyPeer: true}})...)
 	insert(w, w.members, classRow(bpf.RoleSubject, 1, []tables.SelectorID{10}), &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: 2})
 	entries := Compute(w.db.ReadTxn(), w.tables(), tables.PolicyPair{Subject: 1, Direction: bpf.DirectionIngress, Peer: 2})
 	require.Len(t, entries, 1)

@@ -30,7 +30,7 @@ func deriveEntries(p derive.Params, e entryParams) error {
 		Output: e.Output,
 		Inputs: []derive.Input[tables.PolicyPair]{
 			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(e.Members, concerned.byClass)),
-			derive.FromChange(e.Rules, concerned.byRule),
+			derive.FromChange(e.Rules, concerned.byPolicy),
 		},
 		After: []statedb.TableMeta{e.Kernel},
 		Existing: func(txn statedb.ReadTxn, pair tables.PolicyPair) iter.Seq2[*tables.PolicyEntry, statedb.Revision] {

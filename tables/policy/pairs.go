@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"iter"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -11,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-var directions = [...]bpf.Direction{bpf.DirectionIngress, bpf.DirectionEgress}
+var directions = [...]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} // in order
 
 // pairs tells which pairs of classes a change may concern: all whose entries it
 // changes, and few others.
@@ -61,12 +62,18 @@ func (p *pairs) ofRule(txn statedb.ReadTxn, r *tables.EnforcedRule, f func(table
 	}
 }
 
-// byRule calls f with the pairs that a change of policy-rules concerns. Classes
-// that the former rule was about, but that have changed in the same moment, are
-// found by their entries.
+// byPolicy calls f with the pairs that a change of policy-rules concerns.
+func (p *pairs) byPolicy(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, f func(tables.PolicyPair)) {
+	for before, now := range tables.ChangedRules(old, new) {
+		p.byRule(txn, before, now, f)
+	}
+}
+
+// byRule calls f with the pairs that the change of a rule in force concerns.
+// Classes that the former rule was about, but that have changed in the same moment,
+// are found by their entries.
 func (p *pairs) byRule(txn statedb.ReadTxn, old, new *tables.EnforcedRule, f func(tables.PolicyPair)) {
-	old, new = inForce(old), inForce(new)
-	if old != nil && new != nil && sameVerdicts(old, new) {
+	if old != nil && new != nil && old.SameVerdicts(new) {
 		return
 	}
 	if old != nil {
@@ -80,21 +87,6 @@ func (p *pairs) byRule(txn statedb.ReadTxn, old, new *tables.EnforcedRule, f fun
 	if new != nil {
 		p.ofRule(txn, new, f)
 	}
-}
-
-// inForce returns nil for what is not in force.
-func inForce(r *tables.EnforcedRule) *tables.EnforcedRule {
-	if r == nil || r.Retired {
-		return nil
-	}
-	return r
-}
-
-// sameVerdicts reports whether two versions of a rule say the same of all traffic.
-func sameVerdicts(a, b *tables.EnforcedRule) bool {
-	c := *a
-	c.Field, c.Revision = b.Field, b.Revision
-	return c.Equal(b)
 }
 
 // byClass calls f with the pairs that a change of class-members concerns: none if
@@ -149,15 +141,13 @@ func (p *pairs) ofNumber(txn statedb.ReadTxn, role bpf.Role, class uint32, f fun
 // byLoss calls f with the pairs that have an entry on account of a selector that a
 // class has lost: the other class may have lost its own in the same moment.
 func (p *pairs) byLoss(txn statedb.ReadTxn, old, new *tables.ClassMember, f func(tables.PolicyPair)) {
-	lost := map[tables.RuleID]struct{}{}
+	rulesOf, lost := p.ofRole(new.Role), map[tables.RuleID]struct{}{}
 	for _, id := range old.Selectors {
 		if _, kept := slices.BinarySearch(new.Selectors, id); kept {
 			continue
 		}
-		for r := range p.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-			if !r.Retired {
-				lost[r.RuleID] = struct{}{}
-			}
+		for r := range rulesOf(txn, id) {
+			lost[r.RuleID] = struct{}{}
 		}
 	}
 	if len(lost) == 0 {
@@ -174,12 +164,20 @@ func (p *pairs) byLoss(txn statedb.ReadTxn, old, new *tables.ClassMember, f func
 	}
 }
 
+// ofRole returns what tells the rules in force that name a selector of a role.
+func (p *pairs) ofRole(role bpf.Role) func(statedb.ReadTxn, tables.SelectorID) iter.Seq[*tables.EnforcedRule] {
+	return func(txn statedb.ReadTxn, id tables.SelectorID) iter.Seq[*tables.EnforcedRule] {
+		if role == bpf.RoleSubject {
+			return tables.EnforcedRulesBySubject(txn, p.Rules, id)
+		}
+		return tables.EnforcedRulesByPeer(txn, p.Rules, id)
+	}
+}
+
 func (p *pairs) bySubjectChange(txn statedb.ReadTxn, subject uint32, ids []tables.SelectorID, names []portName, f func(tables.PolicyPair)) {
 	for _, id := range ids {
-		for r := range p.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-			if r.Subject == id && !r.Retired {
-				p.bySubject(txn, r, subject, f)
-			}
+		for r := range tables.EnforcedRulesBySubject(txn, p.Rules, id) {
+			p.bySubject(txn, r, subject, f)
 		}
 	}
 	row := tables.ClassRow(txn, p.Members, bpf.ClassKey{Role: bpf.RoleSubject, Number: subject})
@@ -211,10 +209,8 @@ func (p *pairs) byPeerChange(txn statedb.ReadTxn, peer uint32, ids []tables.Sele
 		}
 	}
 	for _, id := range ids {
-		for r := range p.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-			if r.Subject != id && !r.Retired {
-				concerned(r)
-			}
+		for r := range tables.EnforcedRulesByPeer(txn, p.Rules, id) {
+			concerned(r)
 		}
 	}
 	for r := range p.naming(txn, bpf.DirectionEgress, names) {
@@ -229,12 +225,11 @@ type portName struct {
 }
 
 // naming yields the rules in force of a direction that name one of some ports.
-func (p *pairs) naming(txn statedb.ReadTxn, direction bpf.Direction, names []portName) func(yield func(*tables.EnforcedRule) bool) {
+func (p *pairs) naming(txn statedb.ReadTxn, direction bpf.Direction, names []portName) iter.Seq[*tables.EnforcedRule] {
 	return func(yield func(*tables.EnforcedRule) bool) {
 		for _, n := range names {
-			id := tables.PortSelectorID(tables.NamedPortRole(direction), n.name, n.protocol)
-			for r := range p.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-				if !r.Retired && !yield(r) {
+			for r := range tables.EnforcedRulesByPort(txn, p.Rules, direction, n.name, n.protocol) {
+				if !yield(r) {
 					return
 				}
 			}

@@ -58,8 +58,8 @@ func deriveReadiness(p derive.Params, params readinessParams) error {
 		Output: r.Output,
 		Inputs: []derive.Input[bpf.ClassKey]{
 			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(r.Members, r.classChanged)),
-			derive.FromChange(r.Rules, func(txn statedb.ReadTxn, old, new *tables.EnforcedRule, affect func(bpf.ClassKey)) {
-				r.pairs.byRule(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
+			derive.FromChange(r.Rules, func(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(bpf.ClassKey)) {
+				r.pairs.byPolicy(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
 			}),
 			derive.FromChange(r.Entries, r.entryChanged),
 			derive.FromChange(r.Kernel, r.kernelChanged),

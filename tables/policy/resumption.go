@@ -59,8 +59,8 @@ func (p *pairs) becomesKnown(txn statedb.ReadTxn, old, new *tables.ClassMember, 
 	for subject := range p.Members.List(txn, tables.ClassRowsOfRole(bpf.RoleSubject)) {
 		p.ofNumber(txn, bpf.RoleSubject, subject.Class, f)
 	}
-	for r := range p.Rules.All(txn) {
-		if !r.Retired {
+	for policy := range p.Rules.All(txn) {
+		for _, r := range policy.Rules {
 			p.ofRule(txn, r, f)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 type ruleParams struct {
 	cell.In
 
-	Output      statedb.RWTable[*tables.EnforcedRule]
+	Output      statedb.RWTable[*tables.EnforcedPolicy]
 	Policies    statedb.Table[*tables.NetworkPolicy]
 	Selectors   statedb.Table[*tables.Selector]
 	Members     statedb.Table[*tables.ClassMember]
@@ -60,7 +60,7 @@ func deriveRules(p derive.Params, params ruleParams) error {
 		retired:    newSettlement[tables.RuleID](),
 		replaced:   map[tables.PolicyID][]tables.PolicyPair{},
 	}
-	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.EnforcedRule]{
+	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.EnforcedPolicy]{
 		Output: r.Output,
 		Inputs: []derive.Input[tables.PolicyID]{
 			derive.From(r.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
@@ -78,14 +78,14 @@ func deriveRules(p derive.Params, params ruleParams) error {
 			// Its row changes once the rules in force have.
 			derive.Feedback(derive.FromChange(r.Status, r.statusChanged)),
 		},
-		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.EnforcedRule, statedb.Revision] {
-			return r.Output.Prefix(txn, tables.EnforcedRulesOfPolicy(id))
+		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.EnforcedPolicy, statedb.Revision] {
+			return r.Output.List(txn, tables.EnforcedPolicyByID(id))
 		},
-		Plan: func(txn statedb.ReadTxn, ids []tables.PolicyID) ([]tables.PolicyID, func(tables.PolicyID) []*tables.EnforcedRule) {
+		Plan: func(txn statedb.ReadTxn, ids []tables.PolicyID) ([]tables.PolicyID, func(tables.PolicyID) []*tables.EnforcedPolicy) {
 			r.retired.checkEach(func(pair tables.PolicyPair, rule tables.RuleID) bool { return r.gone(txn, pair, rule) })
-			return ids, func(id tables.PolicyID) []*tables.EnforcedRule { return r.rows(txn, id) }
+			return ids, func(id tables.PolicyID) []*tables.EnforcedPolicy { return r.rows(txn, id) }
 		},
-		Equal: (*tables.EnforcedRule).Equal,
+		Equal: (*tables.EnforcedPolicy).Equal,
 	})
 	return err
 }
@@ -148,47 +148,49 @@ func (r *rules) pairChanged(pair tables.PolicyPair, affect func(tables.PolicyID)
 	r.retired.touch(pair, func(rule tables.RuleID) { affect(rule.Policy) })
 }
 
-func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.EnforcedRule {
-	wanted := r.inForce(txn, id)
-	rows := wanted
-	for old := range r.Output.Prefix(txn, tables.EnforcedRulesOfPolicy(id)) {
-		if slices.ContainsFunc(wanted, func(new *tables.EnforcedRule) bool { return covers(new, old) }) {
-			continue
-		}
-		if !old.Retired {
-			old = r.retire(txn, old, slices.ContainsFunc(wanted, func(new *tables.EnforcedRule) bool { return new.RuleID == old.RuleID }))
-		}
-		if r.retired.waits(old.RuleID) && !slices.ContainsFunc(rows, func(o *tables.EnforcedRule) bool { return o.RuleID == old.RuleID }) {
-			rows = append(rows, old)
+func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.EnforcedPolicy {
+	former, _, found := r.Output.Get(txn, tables.EnforcedPolicyByID(id))
+	if !found {
+		former = &tables.EnforcedPolicy{Policy: id}
+	}
+	row := r.inForce(txn, former)
+	row.Retired = slices.DeleteFunc(slices.Clone(former.Retired), func(old *tables.EnforcedRule) bool { return covered(row, old) })
+	for _, old := range former.Rules {
+		if !covered(row, old) {
+			row.Retired = append(row.Retired, r.retire(txn, old, row.Rule(old.RuleID) != nil))
 		}
 	}
-	return rows
+	row.Retired = slices.DeleteFunc(row.Retired, func(old *tables.EnforcedRule) bool { return !r.retired.waits(old.RuleID) })
+	slices.SortFunc(row.Retired, compareRules)
+	row.Retired = slices.CompactFunc(row.Retired, func(a, b *tables.EnforcedRule) bool { return a.RuleID == b.RuleID })
+	if len(row.Rules)+len(row.Retired) == 0 {
+		return nil
+	}
+	return []*tables.EnforcedPolicy{row}
 }
 
-// inForce returns the rules of a policy that are to be in force: those of its
-// present row, or those of before while some selector is not settled.
-func (r *rules) inForce(txn statedb.ReadTxn, id tables.PolicyID) (inForce []*tables.EnforcedRule) {
+func compareRules(a, b *tables.EnforcedRule) int { return a.Compare(b.RuleID) }
+
+// inForce returns the row of a policy with the rules that are to be in force: those
+// of what it is now, or those of before while some selector is not settled.
+func (r *rules) inForce(txn statedb.ReadTxn, former *tables.EnforcedPolicy) *tables.EnforcedPolicy {
+	id := former.Policy
 	r.wait(id, 0)
 	p, revision, found := r.Policies.Get(txn, tables.NetworkPolicyByID(id))
 	if !found {
-		return nil
+		return &tables.EnforcedPolicy{Policy: id}
 	}
-	wanted := RulesOf(p, revision)
+	wanted := &tables.EnforcedPolicy{Policy: id, Revision: revision, Rules: RulesOf(p)}
 	// In the first round nothing is in force that could stay.
 	if begun, _ := r.Output.Initialized(txn); !begun {
 		return wanted
 	}
-	unsettled := r.unsettled(txn, wanted)
+	unsettled := r.unsettled(txn, wanted.Rules)
 	if unsettled == 0 {
 		return wanted
 	}
 	r.wait(id, unsettled)
-	for row := range r.Output.Prefix(txn, tables.EnforcedRulesOfPolicy(id)) {
-		if !row.Retired {
-			inForce = append(inForce, row)
-		}
-	}
-	return inForce
+	return &tables.EnforcedPolicy{Policy: id, Revision: former.Revision, Rules: former.Rules}
 }
 
 // wait has a policy wait for a selector, or for none.
@@ -233,6 +235,14 @@ func (r *rules) isLeaving(txn statedb.ReadTxn, role bpf.Role, id tables.Selector
 	return false
 }
 
+// covered reports whether some rule in force covers another one.
+func covered(p *tables.EnforcedPolicy, old *tables.EnforcedRule) bool {
+	if inPlace := p.Rule(old.RuleID); inPlace != nil && (inPlace == old || covers(inPlace, old)) {
+		return true
+	}
+	return slices.ContainsFunc(p.Rules, func(new *tables.EnforcedRule) bool { return covers(new, old) })
+}
+
 // covers reports whether a rule keeps alive, for as long as it is there and when
 // it retires, all that another one would.
 func covers(new, old *tables.EnforcedRule) bool {
@@ -250,7 +260,7 @@ func covers(new, old *tables.EnforcedRule) bool {
 // about as far as it may still show there. Another rule may have its place.
 func (r *rules) retire(txn statedb.ReadTxn, old *tables.EnforcedRule, replaced bool) *tables.EnforcedRule {
 	row := *old
-	row.Retired, row.Version = true, versionOf(old)
+	row.Version = versionOf(old)
 	wait := func(pair tables.PolicyPair) {
 		r.retired.add(pair, row.RuleID)
 		if replaced {

@@ -6,32 +6,28 @@ import (
 	"iter"
 	"slices"
 
-	"github.com/cilium/statedb"
-
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
-// RulesOf returns the rules that a policy asks for, given the revision of its
-// row: for each direction a default if that is to deny, and the items that can
-// have an effect.
-func RulesOf(p *tables.NetworkPolicy, revision statedb.Revision) []*tables.EnforcedRule {
+// RulesOf returns the rules that a policy asks for, in order: for each direction a
+// default if that is to deny, and the items that can have an effect.
+func RulesOf(p *tables.NetworkPolicy) []*tables.EnforcedRule {
 	var rules []*tables.EnforcedRule
 	for i, rule := range p.Rules {
+		subject := tables.SubjectSelectorID(rule.Subject)
 		for _, d := range directions {
 			said := rule.Ingress
 			if d == bpf.DirectionEgress {
 				said = rule.Egress
 			}
 			template := tables.EnforcedRule{
-				RuleID:   tables.RuleID{Policy: p.ID(), Rule: i, Direction: d, Item: -1},
-				Field:    rule.Field + "." + d.String(),
-				Revision: revision,
-				Subject:  tables.SubjectSelectorID(rule.Subject),
+				RuleID:  tables.RuleID{Policy: p.ID(), Rule: i, Direction: d, Item: -1},
+				Subject: subject,
 			}
 			if said.DefaultDeny {
 				r := template
-				r.DefaultDeny = true
+				r.Field, r.DefaultDeny = rule.Field+"."+d.String(), true
 				rules = append(rules, &r)
 			}
 			for j, traffic := range said.Traffic {
@@ -44,6 +40,17 @@ func RulesOf(p *tables.NetworkPolicy, revision statedb.Revision) []*tables.Enfor
 		}
 	}
 	return rules
+}
+
+// saysNothing reports whether a policy asks for no rules.
+func saysNothing(p *tables.NetworkPolicy) bool {
+	hasEffect := func(t tables.PolicyTraffic) bool {
+		return t.AnyPeer || slices.ContainsFunc(t.Peers, func(p tables.PolicyPeer) bool { return !p.Nobody() })
+	}
+	return !slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
+		return r.Ingress.DefaultDeny || r.Egress.DefaultDeny ||
+			slices.ContainsFunc(r.Ingress.Traffic, hasEffect) || slices.ContainsFunc(r.Egress.Traffic, hasEffect)
+	})
 }
 
 // peersOf returns the selectors of the peers of an item, each once and in order,

@@ -53,7 +53,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 		Output: s.Output,
 		Inputs: []derive.Input[tables.PolicyID]{
 			derive.From(s.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
-			derive.FromChange(s.Rules, s.ruleChanged),
+			derive.FromChange(s.Rules, s.policyChanged),
 			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(s.Members, s.classChanged)),
 			derive.FromChange(s.Entries, s.entryChanged),
 			derive.FromChange(s.Pods, s.podChanged),
@@ -75,15 +75,15 @@ func deriveStatus(p derive.Params, params statusParams) error {
 	return err
 }
 
-// ruleChanged affects the policy of a rule, which is not settled before the pairs
-// are that the rule is about.
-func (s *status) ruleChanged(txn statedb.ReadTxn, old, new *tables.EnforcedRule, affect func(tables.PolicyID)) {
+// policyChanged affects a policy, which is not settled before the pairs are that
+// its rules are about.
+func (s *status) policyChanged(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(tables.PolicyID)) {
 	row := new
 	if row == nil {
 		row = old
 	}
 	affect(row.Policy)
-	s.pairs.byRule(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.add(pair, row.Policy) })
+	s.pairs.byPolicy(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.add(pair, row.Policy) })
 }
 
 // classChanged affects the policies of which it may now matter whether they
@@ -109,10 +109,8 @@ func (s *status) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember,
 // choosing affects the policies that have rules about some selectors' pods.
 func (s *status) choosing(txn statedb.ReadTxn, ids []tables.SelectorID, affect func(tables.PolicyID)) {
 	for _, id := range ids {
-		for r := range s.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-			if r.Subject == id {
-				affect(r.Policy)
-			}
+		for r := range tables.EnforcedRulesBySubject(txn, s.Rules, id) {
+			affect(r.Policy)
 		}
 	}
 }
@@ -241,12 +239,16 @@ func (s *status) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Network
 // it, or refused to.
 func (s *status) inForce(txn statedb.ReadTxn, p *tables.NetworkPolicy, row *tables.NetworkPolicyStatus) (here bool, outside, refused int) {
 	var last tables.SelectorID
-	inForce := false
-	for r := range s.Rules.Prefix(txn, tables.EnforcedRulesOfPolicy(row.Policy)) {
-		if r.Retired {
-			continue
-		}
-		inForce, row.InForce = true, r.Revision // they change together
+	enforced, _, found := s.Rules.Get(txn, tables.EnforcedPolicyByID(row.Policy))
+	if !found {
+		enforced = &tables.EnforcedPolicy{}
+	}
+	if len(enforced.Rules) > 0 {
+		row.InForce = enforced.Revision
+	} else if saysNothing(p) {
+		row.InForce = row.Wanted // there is nothing to wait for
+	}
+	for _, r := range enforced.Rules {
 		if r.Subject == last {
 			continue
 		}
@@ -256,9 +258,6 @@ func (s *status) inForce(txn statedb.ReadTxn, p *tables.NetworkPolicy, row *tabl
 			o, n := s.pods(txn, r.Subject)
 			outside, refused = outside+o, refused+n
 		}
-	}
-	if !inForce && len(RulesOf(p, row.Wanted)) == 0 {
-		row.InForce = row.Wanted // there is nothing to wait for
 	}
 	return here, outside, refused
 }

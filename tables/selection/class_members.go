@@ -51,7 +51,7 @@ type memberParams struct {
 	LabelSets   statedb.Table[*tables.LabelSet]
 	Output      statedb.RWTable[*tables.ClassMember]
 	Classes     statedb.Table[*tables.Class]
-	Rules       statedb.Table[*tables.EnforcedRule]
+	Rules       statedb.Table[*tables.EnforcedPolicy]
 	IPCache     statedb.Table[*tables.IPCache]
 	Locals      statedb.Table[*tables.LocalEndpoint]
 	Enforcement tables.Enforcement

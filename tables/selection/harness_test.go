@@ -48,7 +48,7 @@ type inputs struct {
 	Services        statedb.RWTable[*tables.Service]
 	Backends        statedb.RWTable[*tables.BackendSlice]
 	Groups          statedb.RWTable[*tables.EgressGroup]
-	Rules           statedb.RWTable[*tables.EnforcedRule]
+	Rules           statedb.RWTable[*tables.EnforcedPolicy]
 	IPCache         statedb.RWTable[*tables.IPCache]
 	Locals          statedb.RWTable[*tables.LocalEndpoint]
 	ClassEntries    statedb.RWTable[*tables.ClassEntry]
@@ -86,7 +86,7 @@ func newHarness(t *testing.T, prepare func(*harness), flags ...string) *harness 
 		input(tables.NewNamespaceTable), input(tables.NewNodeTable), input(tables.NewCiliumNodeTable), input(tables.NewEndpointTable),
 		input(tables.NewNodeAddressTable), input(tables.NewRouteTable), input(tables.NewEgressPolicyTable), input(tables.NewNetworkPolicyTable),
 		input(tables.NewCIDRGroupTable), input(tables.NewServiceTable), input(tables.NewBackendSliceTable), input(tables.NewEgressGroupTable),
-		input(tables.NewEnforcedRuleTable), input(tables.NewIPCacheTable), input(tables.NewLocalEndpointTable), input(tables.NewClassEntryTable),
+		input(tables.NewEnforcedPolicyTable), input(tables.NewIPCacheTable), input(tables.NewLocalEndpointTable), input(tables.NewClassEntryTable),
 		input(tables.NewSourceEntryTable), input(tables.NewEgressEntryTable), input(tables.NewIPCacheEntryTable), input(tables.NewPodEntryTable),
 		input(tables.NewPolicyMapEntryTable),
 		cell.Provide(
@@ -208,21 +208,23 @@ func entity(e tables.PolicyEntity) tables.PolicyPeer {
 	return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: e}
 }
 
-// enforced makes rules of a policy that are in force.
-func enforced(p *tables.NetworkPolicy) (rules []*tables.EnforcedRule) {
+// enforced has the rules of a policy in force.
+func enforced(p *tables.NetworkPolicy) *tables.EnforcedPolicy {
+	row := &tables.EnforcedPolicy{Policy: p.ID()}
 	for i, r := range p.Rules {
 		for j, t := range r.Ingress.Traffic {
-			row := &tables.EnforcedRule{
+			rule := &tables.EnforcedRule{
 				RuleID:  tables.RuleID{Policy: p.ID(), Rule: i, Direction: bpf.DirectionIngress, Item: j},
 				Subject: tables.SubjectSelectorID(r.Subject), Ports: t.Ports,
 			}
 			for _, peer := range t.Peers {
-				row.Peers = append(row.Peers, tables.PeerSelectorID(peer))
+				rule.Peers = append(rule.Peers, tables.PeerSelectorID(peer))
 			}
-			rules = append(rules, row)
+			slices.Sort(rule.Peers)
+			row.Rules = append(row.Rules, rule)
 		}
 	}
-	return rules
+	return row
 }
 
 // signature describes what chooses a member as policytest does, as far as

@@ -218,7 +218,7 @@ func TestNumberKeepsItsMeaning(t *testing.T) {
 	p := policy("p", "app=none", pods("app=api"), pods("app in (web, api)"))
 	put(h, h.NetworkPolicies, p)
 	h.settle(podAddrs())
-	put(h, h.Rules, enforced(p)...)
+	put(h, h.Rules, enforced(p))
 	class := h.peerClass("10.1.0.0")
 	key := bpf.ClassKey{Role: bpf.RolePeer, Number: class}
 	before := tables.ClassRow(h.db.ReadTxn(), h.members, key)

@@ -107,8 +107,8 @@ func distinction(a, b *tables.ClassMember) []tables.SelectorID {
 func (r *round) inForce(id tables.SelectorID) bool {
 	is, known := r.force[id]
 	if !known {
-		for rule := range r.Rules.List(r.txn, tables.EnforcedRulesBySelector(id)) {
-			is = is || !rule.Retired
+		for p := range r.Rules.List(r.txn, tables.EnforcedPoliciesBySelector(id)) {
+			is = is || p.NamesInForce(id)
 		}
 		if r.force == nil {
 			r.force = map[tables.SelectorID]bool{}

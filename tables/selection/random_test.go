@@ -161,7 +161,7 @@ func (w *randomWorld) activate(txn statedb.ReadTxn) {
 			}
 		}
 		if settled && w.IntN(2) == 0 {
-			put(w.harness, w.Rules, enforced(p)...)
+			put(w.harness, w.Rules, enforced(p))
 		}
 	}
 	for r := range w.Rules.All(txn) {
@@ -179,7 +179,7 @@ func (w *randomWorld) checkMeanings() {
 		row := tables.ClassRow(txn, w.members, key)
 		require.NotNil(w.t, row, "class %s is gone, and someone is in it", key)
 		for _, id := range distinction(former, row) {
-			_, _, forced := w.Rules.Get(txn, tables.EnforcedRulesBySelector(id))
+			_, _, forced := w.Rules.Get(txn, tables.EnforcedPoliciesBySelector(id))
 			s, _, _ := w.selectors.Get(txn, tables.SelectorByID(id))
 			require.False(w.t, forced, "class %s has come to differ by %v, which is in force", key, s)
 		}

@@ -31,7 +31,7 @@ type selectorParams struct {
 	Selectors       statedb.RWTable[*tables.Selector]
 	EgressPolicies  statedb.Table[*tables.EgressPolicy]
 	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
-	Rules           statedb.Table[*tables.EnforcedRule]
+	Rules           statedb.Table[*tables.EnforcedPolicy]
 	Groups          statedb.Table[*tables.CIDRGroup]
 	Services        statedb.Table[*tables.Service]
 	Backends        statedb.Table[*tables.BackendSlice]
@@ -83,7 +83,7 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 			derive.FromChange(r.Services, r.affectedByService),
 			derive.From(r.Backends, r.affectedByBackends),
 			// The rules follow from the selectors, and the policies' own are told above.
-			derive.Feedback(derive.FromChange(r.Rules, r.affectedByRule)),
+			derive.Feedback(derive.FromChange(r.Rules, r.affectedByRules)),
 		},
 		Seed: slices.Collect(maps.Keys(r.base)),
 		Existing: func(txn statedb.ReadTxn, key selectorKey) iter.Seq2[*tables.Selector, statedb.Revision] {
@@ -118,8 +118,8 @@ func (r *selectorRule) affectedByPolicy(_ statedb.ReadTxn, old, new *tables.Netw
 	}
 }
 
-// affectedByRule are selectors that may have lost their last user.
-func (r *selectorRule) affectedByRule(txn statedb.ReadTxn, old, new *tables.EnforcedRule, affect func(selectorKey)) {
+// affectedByRules are selectors that may have lost their last user.
+func (r *selectorRule) affectedByRules(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(selectorKey)) {
 	var before, now []tables.SelectorID
 	if old != nil {
 		before = old.Selectors()
@@ -183,8 +183,8 @@ func (r *selectorRule) rows(txn statedb.ReadTxn, key selectorKey) []*tables.Sele
 	for p := range r.NetworkPolicies.List(txn, tables.NetworkPoliciesBySelector(id)) {
 		users[p.ID().String()] = true
 	}
-	for rule := range r.Rules.List(txn, tables.EnforcedRulesBySelector(id)) {
-		users[rule.Policy.String()] = true
+	for p := range r.Rules.List(txn, tables.EnforcedPoliciesBySelector(id)) {
+		users[p.Policy.String()] = true
 	}
 	if key.role == bpf.RoleEgress {
 		for p := range r.EgressPolicies.List(txn, tables.EgressPoliciesBySelector(key.text)) {
