@@ -78,13 +78,6 @@ var (
 		Unique:     true,
 	}
 
-	ipcachePeerClassIndex = statedb.Index[*IPCache, uint32]{
-		Name:       "peer-class",
-		FromObject: func(c *IPCache) index.KeySet { return nonZeroKeys(c.PeerClass) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
-
 	ipcacheWaitsForIndex = statedb.Index[*IPCache, uint32]{
 		Name:       "waits-for",
 		FromObject: func(c *IPCache) index.KeySet { return nonZeroKeys(c.WaitsFor) },
@@ -107,10 +100,6 @@ var (
 
 	// IPCacheByPrefix queries what is known of one very prefix.
 	IPCacheByPrefix = ipcachePrefixIndex.Query
-
-	// IPCacheByPeerClass queries what is to be in a peer class, for now at least.
-	// It does not find what is in none, 0.
-	IPCacheByPeerClass = ipcachePeerClassIndex.Query
 
 	// IPCacheWaitingFor queries what is to be in a peer class when that is ready.
 	IPCacheWaitingFor = ipcacheWaitsForIndex.Query
@@ -155,5 +144,5 @@ func numberColumn(n uint32) string {
 
 // NewIPCacheTable creates the table of what is known of addresses.
 func NewIPCacheTable(db *statedb.DB) (statedb.RWTable[*IPCache], error) {
-	return statedb.NewTable(db, "ipcache", ipcachePrefixIndex, ipcachePeerClassIndex, ipcacheWaitsForIndex, ipcacheWithinIndex)
+	return statedb.NewTable(db, "ipcache", ipcachePrefixIndex, ipcacheWaitsForIndex, ipcacheWithinIndex)
 }

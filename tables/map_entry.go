@@ -170,12 +170,6 @@ var (
 		FromString: index.Uint32String,
 	}
 
-	ipcacheEntryPeerIndex = statedb.Index[*IPCacheEntry, uint32]{
-		Name:       "peer-class",
-		FromObject: func(e *IPCacheEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.PeerClass)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
 	podEntrySubjectIndex = statedb.Index[*PodEntry, uint32]{
 		Name:       "subject-class",
 		FromObject: func(e *PodEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.SubjectClass)) },
@@ -188,9 +182,6 @@ var (
 
 	// PolicyMapEntriesByPeer queries the verdicts that the kernel has about a peer class.
 	PolicyMapEntriesByPeer = policyMapEntryPeerIndex.Query
-
-	// IPCacheEntriesByPeerClass queries the addresses that the kernel has in a peer class.
-	IPCacheEntriesByPeerClass = ipcacheEntryPeerIndex.Query
 
 	// PodEntriesBySubjectClass queries the pods' addresses that the kernel has in
 	// a subject class.
@@ -245,7 +236,7 @@ func NewPodEntryTable(db *statedb.DB) (statedb.RWTable[*PodEntry], error) {
 
 // NewIPCacheEntryTable creates the mirror of sluice_ipcache.
 func NewIPCacheEntryTable(db *statedb.DB) (statedb.RWTable[*IPCacheEntry], error) {
-	return statedb.NewTable(db, "map-ipcache", mapEntryKeyIndex[bpf.IPCacheKey, bpf.IPCacheValue](), ipcacheEntryPeerIndex)
+	return statedb.NewTable(db, "map-ipcache", mapEntryKeyIndex[bpf.IPCacheKey, bpf.IPCacheValue]())
 }
 
 // NewSourceEntryTable creates the mirror of sluice_sources.

@@ -37,47 +37,10 @@ func (m *members) inputs() []derive.Input[memberKey] {
 		derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint),
 		derive.From(m.ClassEntries, m.affectedByEntry),
 
-		derive.FromChange(m.IPCacheEntries, placement(m, bpf.RolePeer, func(e *tables.IPCacheEntry) placed {
-			return placed{prefix: e.Key.Prefix(), class: e.Value.PeerClass}
-		})),
-		derive.FromChange(m.PodEntries, placement(m, bpf.RoleSubject, func(e *tables.PodEntry) placed {
-			return placed{prefix: single(e.Key.Addr.Addr()), class: e.Value.SubjectClass}
-		})),
-		derive.Feedback(derive.FromChange(m.IPCache, placement(m, bpf.RolePeer, func(c *tables.IPCache) placed {
-			return placed{prefix: c.Prefix, class: c.PeerClass, desired: true, failed: isFailed(c.Status)}
-		}))),
-		derive.Feedback(derive.FromChange(m.Locals, placement(m, bpf.RoleSubject, func(e *tables.LocalEndpoint) placed {
-			return placed{prefix: single(e.Addr), class: e.SubjectClass, desired: true, failed: isFailed(e.Status)}
-		}))),
-	}
-}
-
-// placed is what the kernel or a desired table says of where a prefix is.
-type placed struct {
-	prefix          netip.Prefix
-	class           uint32
-	desired, failed bool // failed: the kernel does not take it
-}
-
-// placement tells what a change of where prefixes of a role are affects: nothing if
-// it is one of something else that is desired of them. What the kernel has may have
-// been another class meanwhile, in a snapshot before its change was noticed.
-func placement[Row any](m *members, role bpf.Role, placedBy func(*Row) placed) func(statedb.ReadTxn, *Row, *Row, func(memberKey)) {
-	return func(txn statedb.ReadTxn, old, new *Row, affect func(memberKey)) {
-		var was, is placed
-		if old != nil {
-			was = placedBy(old)
-		}
-		if new != nil {
-			is = placedBy(new)
-		}
-		switch {
-		case was == is && was.desired:
-		case old == nil:
-			m.affectedByPlacement(txn, role, is.prefix, []uint32{is.class}, affect)
-		default:
-			m.affectedByPlacement(txn, role, was.prefix, []uint32{was.class, is.class}, affect)
-		}
+		derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel)),
+		derive.FromChange(m.PodEntries, placement(m.subjects, subjectInKernel)),
+		derive.Feedback(derive.FromChange(m.IPCache, placement(m.peers, desiredPeer))),
+		derive.Feedback(derive.FromChange(m.Locals, placement(m.subjects, desiredSubject))),
 	}
 }
 
@@ -161,7 +124,7 @@ func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPre
 		row = old
 	}
 	affect(memberKey{role: bpf.RolePeer, prefix: row.Prefix})
-	m.affectedAsLeaver(txn, bpf.RolePeer, row.Prefix, affect)
+	m.peers.affectedAsLeaver(txn, row.Prefix, affect)
 	for s := range m.Selectors.List(txn, tables.SelectorsByPrefix(row.Prefix)) {
 		affect(memberKey{role: s.Role, selector: s.ID})
 	}
@@ -205,7 +168,7 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 		if moved {
 			m.affectedByEgressEndpoint(txn, e, affect)
 		}
-		for _, s := range m.policies {
+		for _, s := range []*policyScope{m.peers, m.subjects} {
 			if !s.place.complete(txn, e) {
 				affect(memberKey{role: s.role, set: e.LabelSet})
 			}
@@ -241,43 +204,4 @@ func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, aff
 			affect(keyOfMember(member))
 		}
 	}
-}
-
-// affectedByPlacement are the rows of the classes that the kernel or a desired
-// table has, or had, a prefix in, if someone leaves them; and the prefix if it does
-// not belong there.
-func (m *members) affectedByPlacement(txn statedb.ReadTxn, role bpf.Role, prefix netip.Prefix, classes []uint32, affect func(memberKey)) {
-	m.affectedAsLeaver(txn, role, prefix, affect)
-	inSome := false
-	for i, class := range classes {
-		if class == 0 || slices.Contains(classes[:i], class) {
-			continue
-		}
-		inSome = true
-		key := bpf.ClassKey{Role: role, Number: class}
-		row := tables.ClassRow(txn, m.Output, key)
-		_, _, peopled := m.Output.Get(txn, tables.ClassMembersByClass(key))
-		if row == nil || !peopled {
-			affect(memberKey{role: role, class: class, look: prefix})
-		}
-	}
-	if inSome && !m.partitions[role].scope.(*policyScope).settled(txn, prefix) {
-		affect(memberKey{role: role, look: prefix})
-	}
-}
-
-// affectedAsLeaver are the classes that a prefix is said to be leaving. It may
-// have been in one without an entry of its own, with what is around it.
-func (m *members) affectedAsLeaver(txn statedb.ReadTxn, role bpf.Role, prefix netip.Prefix, affect func(memberKey)) {
-	for row := range m.Output.List(txn, tables.ClassRowsLeaving(role)) {
-		if isLeaver(row, prefix) {
-			affect(memberKey{role: role, class: row.Class, look: prefix})
-		}
-	}
-}
-
-// isLeaver reports whether a prefix is leaving the class of a row.
-func isLeaver(row *tables.ClassMember, prefix netip.Prefix) bool {
-	_, found := slices.BinarySearchFunc(row.Leavers, prefix, func(l tables.Leaver, p netip.Prefix) int { return l.Prefix.Compare(p) })
-	return found
 }

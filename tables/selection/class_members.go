@@ -87,7 +87,8 @@ func deriveClassMembers(p derive.Params, params memberParams) error {
 type members struct {
 	memberParams
 	partitions map[bpf.Role]*partition
-	policies   []*policyScope // of the partitions of peers and subjects
+	peers      *policyScope
+	subjects   *policyScope
 }
 
 // roles are those that have a partition.
@@ -95,10 +96,9 @@ var roles = []bpf.Role{bpf.RoleEgress, bpf.RolePeer, bpf.RoleSubject}
 
 func newMembers(params memberParams) *members {
 	m := &members{memberParams: params, partitions: map[bpf.Role]*partition{}}
-	peers := &policyScope{members: m, role: bpf.RolePeer, place: &peerPlace{m}}
-	subjects := &policyScope{members: m, role: bpf.RoleSubject, place: &subjectPlace{m}}
-	m.policies = []*policyScope{peers, subjects}
-	for role, s := range map[bpf.Role]scope{bpf.RoleEgress: &egressScope{m}, bpf.RolePeer: peers, bpf.RoleSubject: subjects} {
+	m.peers = &policyScope{members: m, role: bpf.RolePeer, place: &peerPlace{m}, inside: map[uint32]int{}}
+	m.subjects = &policyScope{members: m, role: bpf.RoleSubject, place: &subjectPlace{m}, inside: map[uint32]int{}}
+	for role, s := range map[bpf.Role]scope{bpf.RoleEgress: &egressScope{m}, bpf.RolePeer: m.peers, bpf.RoleSubject: m.subjects} {
 		m.partitions[role] = &partition{members: m, role: role, scope: s}
 	}
 	return m

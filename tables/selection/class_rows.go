@@ -65,7 +65,7 @@ func (s *policyScope) finish(r *round) {
 	s.continueClasses(r)
 	// Whether one goes on that continues another one depends on that one.
 	for _, number := range numbers {
-		if row := r.classRows[number]; row != nil && row.Continues != 0 && !s.peopled(r, number) && !s.place.used(r.txn, number) && !s.continues(r, row) {
+		if row := r.classRows[number]; row != nil && row.Continues != 0 && !s.peopled(r, number) && !s.used(number) && !s.continues(r, row) {
 			r.classRows[number] = nil
 		}
 	}
@@ -170,7 +170,7 @@ func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) 
 	switch {
 	case m != nil:
 		row.Selectors, row.Ports, row.Digest = m.Selectors, m.Ports, m.Digest
-	case !s.place.used(r.txn, number) && (former == nil || former.Continues == 0):
+	case !s.used(number) && (former == nil || former.Continues == 0):
 		return nil
 	case former != nil:
 		row.Selectors, row.Ports, row.Digest = former.Selectors, former.Ports, former.Digest

@@ -34,14 +34,14 @@ func (h *harness) target(txn statedb.ReadTxn, p netip.Prefix, m *tables.ClassMem
 // in the kernel, and records what numbers stand for.
 func (h *harness) follow(allowed func() bool) {
 	txn := h.db.ReadTxn()
-	wanted := map[netip.Prefix]uint32{}
+	wanted := map[netip.Prefix]*tables.IPCache{}
 	for p := range h.prefixes.All(txn) {
-		wanted[p.Prefix] = 0
+		wanted[p.Prefix] = &tables.IPCache{Prefix: p.Prefix}
 	}
 	subjects := map[netip.Addr]uint32{}
 	for e := range h.Endpoints.All(txn) {
 		for _, a := range e.Addrs {
-			wanted[single(a)] = 0
+			wanted[single(a)] = &tables.IPCache{Prefix: single(a)}
 			if m := tables.MemberOf(txn, h.members, bpf.RoleSubject, e); m != nil && e.Node == here {
 				subjects[a] = m.Class
 			}
@@ -49,12 +49,15 @@ func (h *harness) follow(allowed func() bool) {
 	}
 	for n := range h.Nodes.All(txn) {
 		for _, a := range n.InternalIPs {
-			wanted[single(a)] = 0
+			wanted[single(a)] = &tables.IPCache{Prefix: single(a)}
 		}
 	}
-	for p := range wanted {
+	for p, row := range wanted {
 		if m := h.places.Member(txn, p); m != nil {
-			wanted[p] = h.target(txn, p, m)
+			row.PeerClass = h.target(txn, p, m)
+			if row.PeerClass != m.Class {
+				row.WaitsFor = m.Class
+			}
 		}
 	}
 	h.followPeers(txn, wanted, allowed)
@@ -72,7 +75,7 @@ func (h *harness) follow(allowed func() bool) {
 	}
 }
 
-func (h *harness) followPeers(txn statedb.ReadTxn, wanted map[netip.Prefix]uint32, allowed func() bool) {
+func (h *harness) followPeers(txn statedb.ReadTxn, wanted map[netip.Prefix]*tables.IPCache, allowed func() bool) {
 	for e := range h.IPCacheEntries.All(txn) {
 		if c, _, found := h.IPCache.Get(txn, tables.IPCacheByPrefix(e.Key.Prefix())); !allowed() {
 			continue
@@ -90,9 +93,9 @@ func (h *harness) followPeers(txn statedb.ReadTxn, wanted map[netip.Prefix]uint3
 			put(h, h.IPCacheEntries, &tables.IPCacheEntry{Key: c.MapKey(), Value: c.MapValue()})
 		}
 	}
-	for p, class := range wanted {
+	for _, row := range wanted {
 		if allowed() {
-			put(h, h.IPCache, &tables.IPCache{Prefix: p, PeerClass: class})
+			put(h, h.IPCache, row)
 		}
 	}
 }

@@ -169,14 +169,6 @@ func (p *peerPlace) failed(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	return found && isFailed(c.Status)
 }
 
-func (p *peerPlace) used(txn statedb.ReadTxn, number uint32) bool {
-	if _, _, found := p.IPCacheEntries.Get(txn, tables.IPCacheEntriesByPeerClass(number)); found {
-		return true
-	}
-	_, _, found := p.IPCache.Get(txn, tables.IPCacheByPeerClass(number))
-	return found
-}
-
 func (p *peerPlace) named(txn statedb.ReadTxn, number uint32) bool {
 	_, _, found := p.PolicyEntries.Get(txn, tables.PolicyMapEntriesByPeer(number))
 	return found

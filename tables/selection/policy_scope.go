@@ -27,6 +27,9 @@ type policyScope struct {
 	*members
 	role  bpf.Role
 	place place
+
+	// inside counts the kernel's entries and the desired rows in each class.
+	inside map[uint32]int
 }
 
 // place is what peers and subjects differ in: who they are, and where they are
@@ -40,8 +43,6 @@ type place interface {
 	key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey
 	// classes returns the class that the kernel has a prefix in and the one that is desired.
 	classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32)
-	// used reports whether the kernel or a desired table has someone in a class.
-	used(txn statedb.ReadTxn, number uint32) bool
 	// named reports whether the kernel has verdicts for a class.
 	named(txn statedb.ReadTxn, number uint32) bool
 	// kernel yields what the kernel has in classes.
@@ -121,13 +122,18 @@ func (r *round) inForce(id tables.SelectorID) bool {
 // free reports whether a number has neither a row nor anyone in it, nor verdicts.
 func (s *policyScope) free(txn statedb.ReadTxn, number uint32) bool {
 	row := tables.ClassRow(txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
-	return row == nil && !s.place.used(txn, number) && !s.place.named(txn, number)
+	return row == nil && !s.used(number) && !s.place.named(txn, number)
 }
 
 // settled reports whether the kernel and the desired table have a prefix nowhere
 // but where it belongs.
 func (s *policyScope) settled(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	kernel, desired := s.place.classes(txn, prefix)
+	return s.belongs(txn, prefix, kernel, desired)
+}
+
+// belongs reports whether a prefix belongs into all of some classes that are not 0.
+func (s *policyScope) belongs(txn statedb.ReadTxn, prefix netip.Prefix, kernel, desired uint32) bool {
 	if kernel == 0 && desired == 0 {
 		return true
 	}

@@ -138,7 +138,7 @@ func (s *policyScope) resumeMeaning(r *round, row *tables.ClassMember, leavers m
 // keepUnknown makes the row of a class one of unknown meaning, if it is one and is
 // not yet left by those who do not belong there.
 func (s *policyScope) keepUnknown(r *round, row, former *tables.ClassMember) {
-	unknown := former != nil && former.MeaningUnknown() || former == nil && r.resuming && s.place.used(r.txn, row.Class)
+	unknown := former != nil && former.MeaningUnknown() || former == nil && r.resuming && s.used(row.Class)
 	if !unknown || len(row.Selectors) > 0 && len(row.Leaving) == 0 {
 		return
 	}
@@ -181,7 +181,7 @@ func (s *policyScope) continueClass(r *round, number uint32, m *tables.ClassMemb
 	}
 	own := r.classRows[m.Class]
 	isNew := tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: m.Class}) == nil
-	if own != nil && isNew && own.Continues == 0 && !s.place.used(r.txn, m.Class) {
+	if own != nil && isNew && own.Continues == 0 && !s.used(m.Class) {
 		own.Continues = number
 		return
 	}

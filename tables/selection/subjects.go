@@ -87,14 +87,6 @@ func (s *subjectPlace) failed(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	return found && isFailed(e.Status)
 }
 
-func (s *subjectPlace) used(txn statedb.ReadTxn, number uint32) bool {
-	if _, _, found := s.PodEntries.Get(txn, tables.PodEntriesBySubjectClass(number)); found {
-		return true
-	}
-	_, _, found := s.Locals.Get(txn, tables.LocalEndpointsBySubjectClass(number))
-	return found
-}
-
 func (s *subjectPlace) named(txn statedb.ReadTxn, number uint32) bool {
 	for range s.PolicyEntries.Prefix(txn, tables.PolicyMapEntriesOfSubject(number)) {
 		return true

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// placed is what the kernel or a desired table says of where a prefix is.
+type placed struct {
+	prefix  netip.Prefix
+	class   uint32
+	desired bool
+	failed  bool // the kernel does not take it
+	settled bool // a desired row that says itself that the prefix is where it belongs
+}
+
+// desiredPeer is what a row of the ipcache says, which changes when the class does
+// that the prefix belongs to.
+func desiredPeer(c *tables.IPCache) placed {
+	return placed{
+		prefix: c.Prefix, class: c.PeerClass, desired: true, failed: isFailed(c.Status),
+		settled: c.WaitsFor == 0 && !c.Remains,
+	}
+}
+
+func peerInKernel(e *tables.IPCacheEntry) placed {
+	return placed{prefix: e.Key.Prefix(), class: e.Value.PeerClass}
+}
+
+func desiredSubject(e *tables.LocalEndpoint) placed {
+	return placed{prefix: single(e.Addr), class: e.SubjectClass, desired: true, failed: isFailed(e.Status)}
+}
+
+func subjectInKernel(e *tables.PodEntry) placed {
+	return placed{prefix: single(e.Key.Addr.Addr()), class: e.Value.SubjectClass}
+}
+
+// placement tells what a change of where prefixes of a role are affects.
+func placement[Row any](s *policyScope, placedBy func(*Row) placed) func(statedb.ReadTxn, *Row, *Row, func(memberKey)) {
+	return func(txn statedb.ReadTxn, old, new *Row, affect func(memberKey)) {
+		var was, is placed
+		if old != nil {
+			was = placedBy(old)
+		}
+		if new != nil {
+			is = placedBy(new)
+		}
+		if was != is || !was.desired {
+			s.affectedByPlacement(txn, was, is, affect)
+		}
+	}
+}
+
+// affectedByPlacement are the rows of the classes that the kernel or a desired
+// table has, or had, a prefix in, if someone leaves them; and the prefix if it does
+// not belong there. What the kernel has may have been another class meanwhile, in a
+// snapshot before its change was noticed.
+func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, affect func(memberKey)) {
+	prefix := is.prefix
+	if !prefix.IsValid() {
+		prefix = was.prefix
+	}
+	s.affectedAsLeaver(txn, prefix, affect)
+	if was.class != is.class {
+		s.count(txn, was.class, -1, prefix, affect)
+		s.count(txn, is.class, 1, prefix, affect)
+	}
+	if is.settled {
+		return
+	}
+	kernel, desired := s.place.classes(txn, prefix)
+	if kernel == desired && !was.desired && !is.desired {
+		return // it was looked at when that came to be desired
+	}
+	if !s.belongs(txn, prefix, kernel, desired) {
+		affect(memberKey{role: s.role, look: prefix})
+	}
+}
+
+// count adds to how many entries and desired rows are in a class. Of a class
+// without members, the first and the last of them affect the row.
+func (s *policyScope) count(txn statedb.ReadTxn, class uint32, n int, prefix netip.Prefix, affect func(memberKey)) {
+	if class == 0 {
+		return
+	}
+	was := s.inside[class]
+	s.inside[class] = was + n
+	if was+n == 0 {
+		delete(s.inside, class)
+	}
+	if (was == 0 || was+n == 0) && !s.isPeopled(txn, class) {
+		affect(memberKey{role: s.role, class: class, look: prefix})
+	}
+}
+
+// used reports whether the kernel or the desired table has someone in a class.
+func (s *policyScope) used(class uint32) bool { return s.inside[class] > 0 }
+
+// isPeopled reports whether a class has a row and members.
+func (s *policyScope) isPeopled(txn statedb.ReadTxn, class uint32) bool {
+	key := bpf.ClassKey{Role: s.role, Number: class}
+	if tables.ClassRow(txn, s.Output, key) == nil {
+		return false
+	}
+	_, _, found := s.Output.Get(txn, tables.ClassMembersByClass(key))
+	return found
+}
+
+// affectedAsLeaver are the classes that a prefix is said to be leaving. It may
+// have been in one without an entry of its own, with what is around it.
+func (s *policyScope) affectedAsLeaver(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
+	for row := range s.Output.List(txn, tables.ClassRowsLeaving(s.role)) {
+		if isLeaver(row, prefix) {
+			affect(memberKey{role: s.role, class: row.Class, look: prefix})
+		}
+	}
+}
+
+// isLeaver reports whether a prefix is leaving the class of a row.
+func isLeaver(row *tables.ClassMember, prefix netip.Prefix) bool {
+	_, found := slices.BinarySearchFunc(row.Leavers, prefix, func(l tables.Leaver, p netip.Prefix) int { return l.Prefix.Compare(p) })
+	return found
+}
