@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "conntrack.h"
 #include "forward.h"
 #include "policy.h"
 
@@ -66,20 +67,60 @@ static __noinline __u32 reroute(const struct packet *p, const struct pod_value *
 	return !pinned && reason == REASON_TO_GATEWAY && !opens(p) ? REASON_PREDATES_POLICY : 0;
 }
 
-static __noinline __u32 judge_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
-				    const struct config_value *cfg, struct decision *d)
+/* Judges a packet of a known flow to a service, or a reply, by where the service has led:
+ * the backstop sees neither replies, nor what has not come to it yet. Where the host does
+ * not know that, it is allowed. */
+static __noinline __u32 judge_led(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
+				  struct decision *d, bool reply)
 {
-	bool pinned = !no_address(&e->gateway);
-	bool serving = pinned && serves(&e->gateway);
-	bool again = pinned && unanswered(p, e, cfg);
-	bool stale = e->epoch != d->epoch;
+	struct packet led = *p;
+	__u32 reason;
+
+	if (reply)
+		led.flow = reversed(&p->flow);
+	if (!is_subject(pod) || !translated_by_host(ctx, &led.flow))
+		return 0;
+	reason = judge(&led, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | JUDGE_BACKEND);
+	if (!reason)
+		d->cookie = 0; /* it is the backstop that counts for its rules */
+	return reason;
+}
+
+/* Decides anew whether policies allow a flow. While they forbid where a service has led
+ * it, which the backstop tells, its entry stays as old as it is, so that replies are
+ * judged too. */
+static __noinline __u32 judge_known(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
+				    struct ct_entry *e, struct decision *d)
+{
 	__u32 reason = allowed_again(p, pod, e, d, DIRECTION_EGRESS);
 
-	if (reason)
-		return reason;
-	if (p->shape == SHAPE_ICMP_ERROR || (!stale && pinned == serving && !again))
+	if (!reason && d->flags & CT_SERVICE && judge_led(ctx, p, pod, d, false)) {
+		d->epoch = e->epoch;
+		d->cookie = 0;
+	}
+	return reason;
+}
+
+/* The same for a reply to such a flow, whose entry stays as it is. */
+static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
+				     const struct ct_entry *e, struct decision *d)
+{
+	__u32 reason = judge_reply(p, pod, e, d, DIRECTION_EGRESS);
+
+	if (!reason && d->flags & CT_SERVICE)
+		reason = judge_led(ctx, p, pod, d, true);
+	return reason;
+}
+
+/* Decides where a flow goes that has a gateway, or may get one. */
+static __noinline __u32 route_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
+				    const struct config_value *cfg, struct decision *d)
+{
+	bool serving = !no_address(&e->gateway) && serves(&e->gateway);
+
+	if (p->shape == SHAPE_ICMP_ERROR)
 		return 0;
-	if ((!serving || again) && !link_local(&p->flow))
+	if ((!serving || unanswered(p, e, cfg)) && !link_local(&p->flow))
 		return reroute(p, pod, e, d);
 	e->epoch = d->epoch;
 	return 0;
@@ -87,16 +128,22 @@ static __noinline __u32 judge_known(const struct packet *p, const struct pod_val
 
 /* Decides on a packet of a flow that the pod began and that has an entry. Returns
  * 0 with the entry's gateway in d, or why it is dropped. */
-static __always_inline __u32 still_allowed(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
-					   const struct config_value *cfg, struct decision *d)
+static __always_inline __u32 still_allowed(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
+					   struct ct_entry *e, const struct config_value *cfg, struct decision *d)
 {
+	bool stale = e->epoch != d->epoch;
+	__u32 reason;
+
 	d->gateway = e->gateway;
 	d->flags = e->flags & CT_SERVICE;
 	d->cookie = e->cookie;
+	if (stale || unidentified(p)) {
+		reason = judge_known(ctx, p, pod, e, d);
+		if (reason)
+			return reason;
+	}
 	/* Most packets are of flows that go their ordinary way, as they did before. */
-	if (e->epoch == d->epoch && no_address(&d->gateway) && !unidentified(p))
-		return 0;
-	return judge_known(p, pod, e, cfg, d);
+	return stale || !no_address(&d->gateway) ? route_known(p, pod, e, cfg, d) : 0;
 }
 
 /* Decides on a packet of a flow that the pod begins. */
@@ -222,7 +269,7 @@ int from_pod(struct __sk_buff *ctx)
 		}
 	} else if (ours) {
 		d.live = 1;
-		reason = still_allowed(&p, pod, ours, cfg, &d);
+		reason = still_allowed(ctx, &p, pod, ours, cfg, &d);
 		if (!reason && !ct_note(ctx->len, ours, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
 	}
@@ -292,11 +339,13 @@ int to_pod(struct __sk_buff *ctx)
 		/* Of a pod with egress policies it remains what tells whose flow it is. */
 		known = pod->flags;
 	} else if (e) {
-		reason = allowed_reply(&p, pod, e, &d, DIRECTION_EGRESS);
+		d.cookie = e->cookie;
+		reason = e->epoch == d.epoch ? 0 : judge_answer(ctx, &p, pod, e, &d);
 		if (!reason)
 			return reply_to_pod(ctx, &p, &d, cfg, e);
-		/* What its policies have cut the other side may send by itself. */
-		if (doubtful(&p))
+		/* What its policies have cut the other side may send by itself; but not
+		 * with a service's address. */
+		if (doubtful(&p) || d.flags & CT_SERVICE)
 			return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		known = true;
 	}

@@ -18,6 +18,7 @@
  *	egress.h		what the tables say
  *	translation.h, nat.h	translations
  *	rewrite.h		changing packets
+ *	conntrack.h		what the host knows of flows
  *	answer.h		ICMP errors in answer
  *	forward.h		ways out
  */

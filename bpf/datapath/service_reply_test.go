@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+)
+
+// pushed is a connection of the pod to a service whose backend sends by itself.
+type pushed struct {
+	*traffic
+	pod  net.Conn
+	push func([]byte)
+}
+
+// pushUDP begins one of datagrams.
+func (tr *traffic) pushUDP(open func(func()), service, backend netip.AddrPort) pushed {
+	var (
+		server *net.UDPConn
+		err    error
+	)
+	open(func() { server, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(backend)) })
+	require.NoError(tr, err)
+	tr.Cleanup(func() { server.Close() })
+	pod, err := tr.dial("udp", tr.Pod, service, soon)
+	require.NoError(tr, err)
+	tr.Cleanup(func() { pod.Close() })
+	_, err = pod.Write([]byte("begin"))
+	require.NoError(tr, err)
+	require.NoError(tr, server.SetReadDeadline(time.Now().Add(soon)))
+	_, to, err := server.ReadFromUDPAddrPort(make([]byte, 10))
+	require.NoError(tr, err)
+	return pushed{tr, pod, func(b []byte) {
+		_, err := server.WriteToUDPAddrPort(b, to)
+		require.NoError(tr, err)
+	}}
+}
+
+// pushTCP begins one of a stream.
+func (tr *traffic) pushTCP(open func(func()), service, backend netip.AddrPort) pushed {
+	var (
+		listener *net.TCPListener
+		err      error
+	)
+	open(func() { listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(backend)) })
+	require.NoError(tr, err)
+	tr.Cleanup(func() { listener.Close() })
+	pod, err := tr.dial("tcp", tr.Pod, service, soon)
+	require.NoError(tr, err)
+	tr.Cleanup(func() { pod.Close() })
+	require.NoError(tr, listener.SetDeadline(time.Now().Add(soon)))
+	server, err := listener.AcceptTCP()
+	require.NoError(tr, err)
+	tr.Cleanup(func() { server.Close() })
+	return pushed{tr, pod, func(b []byte) {
+		_, err := server.Write(b)
+		require.NoError(tr, err)
+	}}
+}
+
+// gets reports whether a byte comes to the pod.
+func (p *pushed) gets(want byte, timeout time.Duration) bool {
+	p.Helper()
+	require.NoError(p, p.pod.SetReadDeadline(time.Now().Add(timeout)))
+	got := make([]byte, 1)
+	if _, err := p.pod.Read(got); err != nil {
+		require.ErrorIs(p, err, os.ErrDeadlineExceeded)
+		return false
+	}
+	require.Equal(p, want, got[0])
+	return true
+}
+
+// replyDrop asserts that a reply is dropped on its way to the pod: a stream's when it is
+// sent again, at the latest.
+func (p *pushed) replyDrop(cookie uint32, service netip.AddrPort) {
+	p.Helper()
+	require.EventuallyWithT(p, func(c *assert.CollectT) {
+		events, err := p.Events()
+		require.NoError(c, err)
+		at := slices.IndexFunc(events, func(e bpf.Event) bool { return e.Kind == bpf.EventDrop && e.Program == bpf.ProgramToPod })
+		require.GreaterOrEqual(c, at, 0, "no event of the drop")
+		require.Equal(c, bpf.ReasonPolicyRule, events[at].Reason)
+		require.Equal(c, cookie, events[at].Cookie)
+		require.Equal(c, service.Addr(), events[at].Source.Addr())
+	}, soon, 10*time.Millisecond)
+}
+
+// TestRepliesOfServices: what a service's backend goes on sending by itself is cut when
+// policies forbid the pod to reach the backend, also while the pod goes on trying.
+func TestRepliesOfServices(t *testing.T) {
+	tr := newTraffic(t)
+	for _, w := range both {
+		tr.Addresses = w
+		for name, backend := range map[string]struct {
+			to   netip.AddrPort
+			port uint16
+			open func(func())
+		}{
+			"a pod":     {netip.AddrPortFrom(w.OtherPod, 8082), 82, tr.inPod(packettest.OtherPodDevice)},
+			"this host": {netip.AddrPortFrom(w.NodeIP, 8083), 83, tr.onNode},
+		} {
+			tr.translate(w, backend.port, backend.to)
+			for network, protocol := range map[string]uint8{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP} {
+				t.Run(w.Family+" "+name+" "+network, func(t *testing.T) {
+					tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
+					require.NoError(t, tr.Reset())
+					tr.subject(subjectClass, packettest.Epoch, 0)
+					tr.peer(backend.to.Addr(), peerClass, bpf.IPCacheInCluster)
+					tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
+					tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+					tr.policy(peerClass, bpf.DirectionEgress, protocol, backend.to.Port(), 16, allowRule)
+					begin := tr.pushUDP
+					if network == "tcp" {
+						begin = tr.pushTCP
+					}
+					service := netip.AddrPortFrom(w.Service, backend.port)
+					p := begin(backend.open, service, backend.to)
+					p.testRevocation(protocol, service, backend.to)
+				})
+			}
+		}
+	}
+}
+
+func (p *pushed) testRevocation(protocol uint8, service, backend netip.AddrPort) {
+	own := netip.MustParseAddrPort(p.pod.LocalAddr().String())
+	key := packettest.Tuple{Daddr: own.Addr(), Saddr: service.Addr(), Dport: service.Port(), Sport: own.Port(), Protocol: protocol}
+	p.push([]byte("1"))
+	require.True(p, p.gets('1', soon))
+
+	// Something else is revoked: all goes on, and is judged once.
+	p.subject(subjectClass, packettest.Epoch+1, 0)
+	p.push([]byte("2"))
+	require.True(p, p.gets('2', soon))
+	_, err := p.pod.Write([]byte("on"))
+	require.NoError(p, err)
+	require.Eventually(p, func() bool { return p.connection(key).Epoch == packettest.Epoch+1 }, soon, 10*time.Millisecond)
+
+	p.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, denyRule)
+	p.subject(subjectClass, packettest.Epoch+2, 0)
+	for range 2 {
+		_, err := p.Events()
+		require.NoError(p, err)
+		p.push([]byte("3"))
+		require.False(p, p.gets('3', never))
+		p.replyDrop(denyRule.Cookie, service)
+		require.EqualValues(p, packettest.Epoch+1, p.connection(key).Epoch, "it is still to be judged")
+		_, err = p.pod.Write([]byte("on")) // which the backstop drops
+		require.NoError(p, err)
+	}
+
+	p.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, allowOther)
+	p.subject(subjectClass, packettest.Epoch+3, 0)
+	if protocol == unix.IPPROTO_TCP { // it has kept what was dropped
+		require.True(p, p.gets('3', soon))
+		require.True(p, p.gets('3', soon))
+	}
+	p.push([]byte("4"))
+	require.True(p, p.gets('4', soon))
+}
