@@ -38,6 +38,7 @@ const (
 	ReasonNATFailed           Reason = 31 // the translation could not be recorded
 	ReasonWriteFailed         Reason = 32 // the packet could not be changed
 	ReasonNotConfigured       Reason = 33 // sluice_config is empty
+	ReasonUnknownDestination  Reason = 34 // to a pod at an address of the link, which is nobody's that policies know
 	ReasonPolicyDenied        Reason = 35 // no network policy allows it
 	ReasonPolicyRule          Reason = 36 // a rule of a network policy denies it
 
@@ -71,6 +72,7 @@ var reasonNames = map[Reason]string{
 	ReasonNATFailed:           "translation not recorded",
 	ReasonWriteFailed:         "packet not writable",
 	ReasonNotConfigured:       "datapath not configured",
+	ReasonUnknownDestination:  "unknown destination address",
 	ReasonPolicyDenied:        "policy denied",
 	ReasonPolicyRule:          "policy denied by rule",
 }

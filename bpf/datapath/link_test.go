@@ -38,6 +38,35 @@ func TestSourceOfTheLink(t *testing.T) {
 	}
 }
 
+// TestDestinationOfTheLink: nothing gets to a pod by an address of the link, which its
+// policies do not know, but the address that it has asked for.
+func TestDestinationOfTheLink(t *testing.T) {
+	for _, w := range both {
+		for _, transport := range transports {
+			t.Run(w.Family+" "+transport, func(t *testing.T) {
+				f := newSubject(t, w)
+				f.policy(0, bpf.DirectionIngress, 0, 0, 0, allowRule)
+				own, far := netip.MustParseAddr("169.254.7.7"), f.LinkLocal
+				if w.Pod.Is6() {
+					own = netip.MustParseAddr("fe80::7")
+					f.passed(f.toPod(packettest.IP(far, own), packettest.UDP{Src: 547, Dst: 546}, packettest.Pattern(60)))
+					f.passed(f.toPod(packettest.IP(f.Server, own), packettest.UDP{Src: 547, Dst: 546}, packettest.Pattern(60)))
+				}
+				for _, from := range []netip.Addr{far, f.OtherPod, f.NodeIP, f.Server} {
+					f.dropped(f.toPod(request(transport, from, own)...), bpf.ReasonUnknownDestination)
+				}
+				f.passed(f.toPod(request(transport, far, f.Multicast)...))
+				f.passed(f.toPod(request(transport, far, f.Pod)...)) // judged as the outside
+
+				config := f.Config
+				config.Flags &^= bpf.ConfigStrictSource
+				require.NoError(t, f.SetConfig(config))
+				f.passed(f.toPod(request(transport, far, own)...))
+			})
+		}
+	}
+}
+
 // TestNeighboursFarAway: the types of neighbour and multicast listener discovery are not
 // a way past policies, to where these do not go.
 func TestNeighboursFarAway(t *testing.T) {

@@ -36,6 +36,7 @@ enum reason {
 	REASON_NAT_FAILED = 31,		 /* the translation could not be recorded */
 	REASON_WRITE_FAILED = 32,	 /* the packet could not be changed */
 	REASON_NOT_CONFIGURED = 33,	 /* sluice_config is empty */
+	REASON_UNKNOWN_DESTINATION = 34, /* to a pod at an address of the link, which is nobody's that policies know */
 	REASON_POLICY_DENIED = 35,	 /* no network policy allows it */
 	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
 	REASON_COUNT = 40,

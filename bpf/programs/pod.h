@@ -157,6 +157,13 @@ static __noinline __u32 judge_new(const struct packet *p, const struct pod_value
 	return reason == REASON_TO_GATEWAY ? translatable(p) : reason;
 }
 
+/* Reports whether a datagram asks for an address, or is the answer. */
+static __always_inline bool about_an_address(const struct packet *p, __u16 from, __u16 to)
+{
+	return p->flow.protocol == IPPROTO_UDP && p->flow.family == FAMILY_IPV6 && p->flow.sport == bpf_htons(from) &&
+	       p->flow.dport == bpf_htons(to);
+}
+
 /* Reports whether a packet with a source that is not the pod's may have it: what asks
  * for an address, and what is for all on the link. Nobody else is told from an address
  * of the link, as it does not say which policies the pod has. */
@@ -164,9 +171,15 @@ static __always_inline bool of_the_link(const struct packet *p)
 {
 	if (to_many(&p->flow))
 		return true;
-	return p->flow.protocol == IPPROTO_UDP && p->flow.sport == bpf_htons(DHCP6_CLIENT) &&
-	       p->flow.dport == bpf_htons(DHCP6_SERVER) && p->flow.family == FAMILY_IPV6 && link_local(&p->flow) &&
+	return about_an_address(p, DHCP6_CLIENT, DHCP6_SERVER) && link_local(&p->flow) &&
 	       link_local_address(&p->flow.saddr, FAMILY_IPV6);
+}
+
+/* The same for an address of the link to which somebody sends, and from which the pod
+ * cannot answer. */
+static __always_inline bool at_the_link(const struct packet *p)
+{
+	return link_local_address(&p->flow.daddr, p->flow.family) && !about_an_address(p, DHCP6_SERVER, DHCP6_CLIENT);
 }
 
 /* Returns the live entry of the other side's flow to which a packet of the pod is a reply.
@@ -330,8 +343,11 @@ int to_pod(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
 	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
-	if (!pod || pod->ifindex != ctx->ifindex)
+	if (!pod || pod->ifindex != ctx->ifindex) {
+		if (cfg->flags & CONFIG_STRICT_SOURCE && at_the_link(&p))
+			return drop(ctx, &p, &d, REASON_UNKNOWN_DESTINATION, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		return TCX_NEXT;
+	}
 	d.epoch = pod->epoch;
 
 	e = asks(&p) ? NULL : ct_find_replied(&p);
