@@ -3,7 +3,9 @@
 package attach
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 
 	vn "github.com/vishvananda/netlink"
@@ -52,4 +54,25 @@ func (n namespace) netlink() (*vn.Handle, error) {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
 	return h, nil
+}
+
+// addresses are those of the namespace's devices.
+func (n namespace) addresses() (map[netip.Addr]bool, error) {
+	h, err := n.netlink()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	// They may change while they are listed.
+	list, err := h.AddrList(nil, vn.FAMILY_ALL)
+	if err != nil && !errors.Is(err, vn.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	all := make(map[netip.Addr]bool, len(list))
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			all[addr.Unmap()] = true
+		}
+	}
+	return all, nil
 }

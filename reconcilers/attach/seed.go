@@ -112,6 +112,9 @@ func (s *seeder) write() (seeded int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if w.own, err = s.ns.addresses(); err != nil {
+		return 0, err
+	}
 	err = dumpConntrack(s.ns, func(c connection) {
 		if pod, ok := pods[c.near.Source.Addr()]; ok {
 			w.add(c, c.near, ctmap.Out, pod)
@@ -127,6 +130,7 @@ func (s *seeder) write() (seeded int, err error) {
 type entryWriter struct {
 	datapath *datapath.Datapath
 	config   bpf.ConfigValue
+	own      map[netip.Addr]bool // addresses of this host
 	now      uint32
 	written  int
 	err      error // the first, of a map
@@ -155,6 +159,9 @@ func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, p
 	}
 	t.Flags = flags
 	entry.Epoch = pod.Epoch
+	if flags == ctmap.In && w.own[c.near.Source.Addr()] { // and not one that it masquerades
+		entry.Flags |= ctmap.OfHost
+	}
 	subject := pod.SubjectClass != bpf.NoSubjectClass || pod.Flags&bpf.PodPolicyUnknown != 0
 	if subject || flags == ctmap.Out && pod.Flags != 0 {
 		// A policy chooses the pod, or may: whether this connection may go on

@@ -198,6 +198,61 @@ func TestLiveConnectionsUnderPolicy(t *testing.T) {
 	}
 }
 
+// TestLiveConnectionsOfHost: what this host began with its pod goes on, whatever policies
+// say, with the pod's data first too. What it only forwards with its own address does not.
+func TestLiveConnectionsOfHost(t *testing.T) {
+	for name, addrs := range map[string]struct{ pod, node string }{
+		"ipv4": {"10.1.0.2", "10.1.0.1"},
+		"ipv6": {"2001:db8:1::2", "2001:db8:1::1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.masquerade("pod0")
+			probe, probed := dial(t, n.network, n.pod, addrs.pod)
+			client, served := dial(t, n.client, n.pod, addrs.pod)
+			for _, far := range []net.Conn{probed, served} {
+				require.Equal(t, addrs.node, netip.MustParseAddrPort(far.RemoteAddr().String()).Addr().String())
+			}
+			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
+			defer a.stop()
+			a.writeMaps(t, n.podDevice, false, addrs.pod)
+			must := func(_ int, err error) { t.Helper(); require.NoError(t, err) }
+			must(a.maps.Pods.Update([]bpf.PodKey{{Addr: bpf.AddressFrom(netip.MustParseAddr(addrs.pod))}},
+				[]bpf.PodValue{{IfIndex: uint32(n.podDevice), Epoch: 7, SubjectClass: 5}}))
+			node := netip.MustParseAddr(addrs.node)
+			must(a.maps.IPCache.Update([]bpf.IPCacheKey{bpf.IPCacheKeyFrom(netip.PrefixFrom(node, node.BitLen()))},
+				[]bpf.IPCacheValue{{Flags: bpf.IPCacheHost | bpf.IPCacheInCluster}}))
+			config, err := a.maps.Config.Dump()
+			require.NoError(t, err)
+			config[0].Value.Flags |= bpf.ConfigAllowLocalhost
+			must(a.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{config[0].Value}))
+			a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod) // nothing is allowed
+
+			require.True(t, passes(t, probed, probe, patience), "the pod's data first")
+			require.True(t, passes(t, probe, probed, patience))
+			require.False(t, passes(t, served, client, silence), "of a client that the host masquerades")
+		})
+	}
+}
+
+// masquerade has what the node sends by a device have its own address.
+func (n *node) masquerade(device string) {
+	n.t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+	require.NoError(n.t, err)
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "masquerade"})
+	chain := c.AddChain(&nftables.Chain{Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, device)
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
+		&expr.Masq{},
+	}})
+	require.NoError(n.t, c.Flush())
+}
+
 // Entries are those that the programs would have made.
 func TestSeededEntries(t *testing.T) {
 	n := newNode(t)
