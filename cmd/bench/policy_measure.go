@@ -33,8 +33,9 @@ type policyResult struct {
 	Heap       uint64        `json:"heapBytes"`  // of the whole process
 	HeapPolicy uint64        `json:"heapPolicyBytes"`
 
-	Events []policyEvent `json:"events"`
-	Peer   []string      `json:"peer,omitempty"` // what another engine says of itself
+	Events  []policyEvent  `json:"events"`
+	Explain *explainResult `json:"explain,omitempty"`
+	Peer    []string       `json:"peer,omitempty"` // what another engine says of itself
 }
 
 // policyEvent is a [result] with the CPU time of the process.
@@ -139,21 +140,7 @@ func (w *policyWorld) verify(r *policyResult) error {
 	random := rand.New(rand.NewPCG(1, 2))
 	var allowed int
 	for i := range 20000 {
-		pod, peer := w.scenario.localPod(random.IntN(w.scenario.local)), random.IntN(w.scenario.identities)
-		port, want := uint16(80), w.scenario.allPods
-		if at := w.scenario.policiesAt(placeOf(pod)); !w.scenario.allPods {
-			want = len(at) == 0
-			if len(at) > 0 {
-				p := at[random.IntN(len(at))]
-				port = ingressPort(p)
-				if i%2 == 0 { // one of the few that are allowed
-					peer = w.peerOf(p, random.IntN(w.scenario.identities))
-				}
-				for _, p := range at {
-					want = want || port == ingressPort(p) && peersOf(p).has(peer)
-				}
-			}
-		}
+		pod, peer, port, want := w.packet(random, i%2 == 0)
 		got, err := w.allowed(pod, peer, bpf.DirectionIngress, port)
 		if err != nil || got != want {
 			return errors.Join(err, fmt.Errorf("pod %d from pod %d, port %d: allowed %t, want %t", pod, peer, port, got, want))
@@ -206,6 +193,7 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 			b.event("policy of all pods comes", max(1, samples/10), b.clusterwide(true)),
 			b.event("change without effect", max(1, samples/10), b.withoutEffect),
 			b.event("policy of all pods goes", max(1, samples/10), b.clusterwide(false)),
+			b.explain(100*samples),
 		)
 	})
 }

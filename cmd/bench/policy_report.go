@@ -23,6 +23,10 @@ func printPolicy(w io.Writer, r *policyResult) {
 	for _, e := range r.Events {
 		fmt.Fprintf(w, "  %-34s %10s %10s %10s %10s %8.1f %8.1f %8.1f\n", e.Event, short(e.P50), short(e.P99), short(e.Max), short(e.CPU), e.Rows, e.Writes, e.Deletes)
 	}
+	if e := r.Explain; e != nil {
+		fmt.Fprintf(w, "  explain: %.0f answers a second over the socket, to %d clients in this process; p50 %s, p99 %s; CPU %s, with the client's\n",
+			e.PerSecond, e.Clients, short(e.P50), short(e.P99), short(e.CPU))
+	}
 }
 
 // short rounds to what a figure is worth.

@@ -55,5 +55,7 @@ func TestMeasurePolicies(t *testing.T) {
 		}
 		require.Equal(t, 1.0, events["pod with new labels, known class"].Writes, r.Scenario)
 		require.Zero(t, events["change without effect"].Writes, r.Scenario)
+		require.Equal(t, 400, r.Explain.Questions, r.Scenario)
+		require.Positive(t, r.Explain.PerSecond, r.Scenario)
 	}
 }

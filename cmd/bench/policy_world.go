@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -212,12 +213,13 @@ type policyWorld struct {
 	*world
 	scenario policyScenario
 	tables   policyTables
+	socket   string // of the agent's API
 }
 
 func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*policyWorld, error) {
 	w := &policyWorld{scenario: s}
 	var err error
-	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples, s.policies}, cell.Invoke(func(t policyTables) { w.tables = t }))
+	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples, s.policies}, api.Cell, cell.Invoke(func(t policyTables, s *api.Server) { w.tables, w.socket = t, s.Socket() }))
 	return w, err
 }
 

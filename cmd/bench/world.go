@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/cilium/hive"
@@ -122,6 +123,8 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 	flags.Set("bpffs", bpffs)
 	flags.Set("state-dir", stateDir)
 	flags.Set("audit-interval", "0")
+	flags.Set("api-listen", "")
+	flags.Set("socket", filepath.Join(stateDir, "api.sock"))
 	// Connections have nothing to do with what is measured.
 	for _, name := range []string{"ct-tcp", "ct-any", "nat", "fragments"} {
 		flags.Set("map-size-"+name, 4096)
