@@ -78,6 +78,6 @@ func writeAnswer(w http.ResponseWriter, answer any, err error) {
 	case err != nil:
 		writeError(w, http.StatusInternalServerError, "%v", err)
 	default:
-		writeJSON(w, http.StatusOK, answer)
+		writeCompact(w, answer)
 	}
 }

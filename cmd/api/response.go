@@ -26,6 +26,17 @@ type errorBody struct {
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	data, err := json.MarshalIndent(v, "", "  ")
+	writeMarshalled(w, status, data, err)
+}
+
+// writeCompact is writeJSON for what programs ask for often: to indent it takes
+// more time than all else about JSON.
+func writeCompact(w http.ResponseWriter, v any) {
+	data, err := json.Marshal(v)
+	writeMarshalled(w, http.StatusOK, data, err)
+}
+
+func writeMarshalled(w http.ResponseWriter, status int, data []byte, err error) {
 	if err != nil {
 		status, data = http.StatusInternalServerError, []byte(`{"err": "marshal the response"}`)
 	}

@@ -177,10 +177,7 @@ func (p *Policy) AllDifferences() []string {
 // service follow from theirs.
 func (e *Explainer) backends(txn statedb.ReadTxn, service *Policy) (answers []*Policy, err error) {
 	for _, addr := range e.backendsOf(txn, service.To.Address) {
-		to, err := e.party(txn, FieldTo, addr.String(), 0)
-		if err != nil {
-			return nil, err
-		}
+		to := e.describe(txn, addr.String(), netip.PrefixFrom(addr, addr.BitLen()))
 		protocol := protocolNumbers[service.Protocol]
 		answer, err := e.answer(txn, service.From, to, Traffic{Protocol: protocol, Port: service.Port}, true)
 		if err != nil {

@@ -108,11 +108,9 @@ func (p *present) policy(key bpf.PolicyKey) (*found, bool) {
 	if _, ok = note(p, v, ok, err); !ok {
 		return nil, false
 	}
-	key = p.matched(key, v)
-	return &found{
-		key: key, value: v, rules: func() []Rule { return p.rulesOfCookie(p.txn, v) },
-		entry: Entry{Map: mapPolicy, Key: key.String(), Value: v.String()},
-	}, true
+	return &found{v, func() ([]Rule, *Entry) {
+		return p.rulesOfCookie(p.txn, v), &Entry{Map: mapPolicy, Key: p.matched(key, v).String(), Value: v.String()}
+	}}, true
 }
 
 // matched returns the key of the entry with which a look-up was answered, which

@@ -25,46 +25,21 @@ func (p *Party) place() netip.Prefix {
 
 // parties resolves both sides of a packet, in a family that they share.
 func (e *Explainer) parties(txn statedb.ReadTxn, from, to string) (a, b Party, err error) {
-	first := families(e.candidates(txn, from))
-	second := families(e.candidates(txn, to))
-	for _, side := range []struct {
-		field, text string
-		families    []int
-	}{{FieldFrom, from, first}, {FieldTo, to, second}} {
-		if len(side.families) == 0 {
-			return a, b, e.nobody(txn, side.field, side.text)
-		}
+	first, second := e.candidates(txn, from), e.candidates(txn, to)
+	switch {
+	case len(first) == 0:
+		return a, b, e.nobody(txn, FieldFrom, from)
+	case len(second) == 0:
+		return a, b, e.nobody(txn, FieldTo, to)
 	}
-	for _, family := range first {
-		if slices.Contains(second, family) {
-			if a, err = e.party(txn, FieldFrom, from, family); err != nil {
-				return a, b, err
+	for _, sender := range first {
+		for _, receiver := range second {
+			if sender.Addr().BitLen() == receiver.Addr().BitLen() {
+				return e.describe(txn, from, sender), e.describe(txn, to, receiver), nil
 			}
-			b, err = e.party(txn, FieldTo, to, family)
-			return a, b, err
 		}
 	}
 	return a, b, errorf(FieldTo, "%q has no address of the family of %q", to, from)
-}
-
-func families(places []netip.Prefix) (bits []int) {
-	for _, p := range places {
-		if !slices.Contains(bits, p.Addr().BitLen()) {
-			bits = append(bits, p.Addr().BitLen())
-		}
-	}
-	return bits
-}
-
-// party describes who is asked for, in the family of addresses with so many
-// bits; 0 is any.
-func (e *Explainer) party(txn statedb.ReadTxn, field, text string, family int) (Party, error) {
-	for _, place := range e.candidates(txn, text) {
-		if family == 0 || place.Addr().BitLen() == family {
-			return e.describe(txn, text, place), nil
-		}
-	}
-	return Party{}, e.nobody(txn, field, text)
 }
 
 // nobody is the error for a text that stands for no address.

@@ -140,7 +140,8 @@ func lookUp(v view, subject, peer uint32, direction bpf.Direction, traffic Traff
 	if best == nil {
 		return Decision{Verdict: Denied, Reason: ReasonNoEntry}
 	}
-	d := Decision{Verdict: Allowed, Rules: best.rules(), Entry: &best.entry}
+	d := Decision{Verdict: Allowed}
+	d.Rules, d.Entry = best.explain()
 	if best.value.Deny != 0 {
 		d.Verdict = Denied
 	}

@@ -26,12 +26,11 @@ type view interface {
 	failed() error
 }
 
-// found is an entry of the map of policies.
+// found is an entry of the map of policies. What it stands for is asked of the
+// one that decides only.
 type found struct {
-	key   bpf.PolicyKey
-	value bpf.PolicyValue
-	rules func() []Rule
-	entry Entry
+	value   bpf.PolicyValue
+	explain func() ([]Rule, *Entry)
 }
 
 // wanted is the view of the tables.
@@ -71,13 +70,12 @@ func longest[Row comparable](txn statedb.ReadTxn, table statedb.Table[Row], quer
 func (w *wanted) policy(key bpf.PolicyKey) (*found, bool) {
 	for cover := range policy.Covering(key) {
 		if row, _, ok := w.t.Entries.Get(w.txn, tables.PolicyEntryByKey(cover)); ok {
-			return &found{
-				key: row.Key, value: row.Value, rules: func() []Rule { return w.rulesOf(w.txn, row) },
-				entry: Entry{
+			return &found{row.Value, func() ([]Rule, *Entry) {
+				return w.rulesOf(w.txn, row), &Entry{
 					Map: mapPolicy, Key: row.Key.String(), Value: row.Value.String(),
 					Status: row.Status.Kind.String(), Error: row.Status.GetError(),
-				},
-			}, true
+				}
+			}}, true
 		}
 	}
 	return nil, false
