@@ -61,6 +61,56 @@ func TestWhere(t *testing.T) {
 	require.Equal(t, []pair{{nil, second}, {second, nil}}, told)
 }
 
+// Rows that are there at first affect what is said of these, and are remembered.
+func TestInitially(t *testing.T) {
+	for name, initially := range map[string]func(Input[string]) Input[string]{
+		"nothing": Joined[string],
+		"another": func(in Input[string]) Input[string] {
+			return Initially(func(_ statedb.ReadTxn, _ *member, affect func(string)) { affect("z") }, in)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var affected []string
+			f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+				rule.Inputs[0] = initially(From(f.members, func(_ statedb.ReadTxn, m *member, affect func(string)) { affect(m.Group) }))
+				rule.Plan = func(txn statedb.ReadTxn, keys []string) ([]string, func(string) []*shown) {
+					affected = append(affected, keys...)
+					return keys, func(key string) []*shown { return f.rows(txn, key) }
+				}
+			})
+			f.insert(&member{1, "a", 1})
+			f.settle()
+			f.insert(&member{1, "b", 1})
+			f.settle()
+			if name == "another" {
+				require.Equal(t, "z", affected[0])
+				affected = affected[1:]
+			}
+			require.Equal(t, []string{"a", "b"}, affected, "of the change, the old group too")
+		})
+	}
+}
+
+// What has its keys of the primary key affects them however it changes.
+func TestFromKey(t *testing.T) {
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		rule.Inputs[1] = FromKey(f.limits, func(_ statedb.ReadTxn, l *limit, affect func(string)) { affect(l.Group) })
+	})
+	limited := func(l *limit) { f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, l) }) }
+	f.insert(&member{1, "a", 5})
+	limited(&limit{"a", 1})
+	f.settle()
+	require.Empty(t, f.got())
+	limited(&limit{"a", 9})
+	f.settle()
+	require.Len(t, f.got(), 1)
+	limited(&limit{"a", 1})
+	f.settle()
+	f.write(func(wtxn statedb.WriteTxn) { f.limits.Delete(wtxn, &limit{Group: "a"}) })
+	f.settle()
+	require.Len(t, f.got(), 1)
+}
+
 // Two rules that follow from one another both start, if one says so.
 func TestFeedback(t *testing.T) {
 	var f *fixture

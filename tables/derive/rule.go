@@ -54,6 +54,8 @@ type Input[Key comparable] interface {
 	meta() statedb.TableMeta
 	// awaited reports whether the first round waits for the table.
 	awaited() bool
+	// join makes the rows that there are at first affect nothing.
+	join()
 	// observe starts to track the changes of the table.
 	observe(db *statedb.DB) error
 	// changes calls affect with the keys that the changes since the last call
@@ -90,6 +92,26 @@ func Where[In any, Key comparable](matters func(row In) bool, in Input[Key]) Inp
 	return in
 }
 
+// FromKey is [From] for rows whose keys follow from their primary keys alone: they
+// need not be remembered.
+func FromKey[In any, Key comparable](table statedb.Table[In], affects func(txn statedb.ReadTxn, row In, affect func(Key))) Input[Key] {
+	return &input[In, Key]{table: table, affects: affects, keyed: true}
+}
+
+// Initially has the rows that there are in the first round affect only what a
+// function says, as that round computes all keys that any input names.
+func Initially[In any, Key comparable](affects func(txn statedb.ReadTxn, row In, affect func(Key)), in Input[Key]) Input[Key] {
+	in.(*input[In, Key]).initially = affects
+	return in
+}
+
+// Joined is an input whose rows only add to what the keys of others come to: in the
+// first round, which computes all of these, they need not be looked at.
+func Joined[Key comparable](in Input[Key]) Input[Key] {
+	in.join()
+	return in
+}
+
 // Feedback is an input that itself follows from the output: it is not waited for
 // before the first round, as that would be a circle.
 func Feedback[Key comparable](in Input[Key]) Input[Key] { return feedback[Key]{in} }
@@ -104,22 +126,30 @@ type input[In any, Key comparable] struct {
 	changed func(txn statedb.ReadTxn, old, new In, affect func(Key)) // in the place of affects
 	differs func(old, new In) bool
 	matters func(In) bool // nil: all rows do
+	keyed   bool          // the keys follow from the primary key
+
+	// initially replaces affects and changed in the first round.
+	initially func(statedb.ReadTxn, In, func(Key))
 
 	iterator statedb.ChangeIterator[In]
 
-	// seen has each row as affects was last called with it.
+	// seen has each row as affects was last called with it, nil if it is keyed.
 	seen *memory[In]
 }
 
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
 func (i *input[In, Key]) awaited() bool           { return true }
 
+func (i *input[In, Key]) join() { i.initially = func(statedb.ReadTxn, In, func(Key)) {} }
+
 func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 	wtxn := db.WriteTxn(i.table)
 	defer wtxn.Abort()
 	i.iterator, err = i.table.Changes(wtxn)
 	wtxn.Commit()
-	i.seen = newMemory(i.table.PrimaryIndexer())
+	if !i.keyed {
+		i.seen = newMemory(i.table.PrimaryIndexer())
+	}
 	return err
 }
 
@@ -134,11 +164,16 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 		// The channel was a closed one, to ask for what is left: nothing.
 		_, watch = i.iterator.Next(txn)
 	}
+	i.initially = nil
 	return watch
 }
 
 // take takes in one change.
 func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
+	if i.keyed {
+		i.affects(txn, row, affect)
+		return
+	}
 	var old In
 	var hadOld bool
 	if gone {
@@ -148,6 +183,10 @@ func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect fun
 		}
 	} else {
 		old, hadOld = i.seen.swap(row)
+	}
+	if i.initially != nil {
+		i.initially(txn, row, affect)
+		return
 	}
 	if hadOld && !gone && i.differs != nil && !i.differs(old, row) {
 		return

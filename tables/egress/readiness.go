@@ -79,9 +79,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					}
 				})),
 			// An address whose endpoint is gone leaves nothing any more.
-			derive.FromIf(r.Endpoints,
-				movesSource,
-				r.affectedByEndpoint),
+			derive.Joined(derive.FromIf(r.Endpoints, movesSource, r.affectedByEndpoint)),
 			derive.FromIf(r.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return old.Number != new.Number || !slices.Equal(old.Policies, new.Policies)

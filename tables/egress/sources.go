@@ -40,9 +40,9 @@ func deriveSources(p derive.Params, s sourceParams) error {
 					affect(addr)
 				}
 			}),
-			derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
+			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
-				s.affectedByMember)),
+				s.affectedByMember))),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
 				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {

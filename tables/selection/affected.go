@@ -18,9 +18,11 @@ import (
 // from the classes, and are looked at for who is still in one that he is to leave.
 func (m *members) inputs() []derive.Input[memberKey] {
 	return []derive.Input[memberKey]{
-		derive.From(m.LabelSets, func(_ statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) { affectSet(s.ID, affect) }),
-		derive.FromChange(m.Selectors, m.affectedBySelector),
-		derive.From(m.Namespaces, m.affectedByNamespace),
+		derive.FromKey(m.LabelSets, func(_ statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) { affectSet(s.ID, affect) }),
+		derive.Initially(
+			func(_ statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) { affect(keyOfEvaluated(s)) },
+			derive.FromChange(m.Selectors, m.affectedBySelector)),
+		derive.Joined(derive.From(m.Namespaces, m.affectedByNamespace)),
 		derive.FromChange(m.Places.Nodes, m.affectedByNode),
 		derive.FromChange(m.Places.CiliumNodes, m.affectedByCiliumNode),
 		derive.From(m.Places.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(memberKey)) {
@@ -33,8 +35,10 @@ func (m *members) inputs() []derive.Input[memberKey] {
 					m.affectedByHost(r.Destination, affect)
 				}
 			}),
-		derive.FromChange(m.Places.PeerPrefixes, m.affectedByPrefix),
-		derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint),
+		derive.Initially(
+			func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(memberKey)) { affect(keyOfPrefix(p)) },
+			derive.FromChange(m.Places.PeerPrefixes, m.affectedByPrefix)),
+		derive.Joined(derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint)),
 		derive.From(m.ClassEntries, m.affectedByEntry),
 
 		derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel)),
@@ -123,7 +127,7 @@ func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPre
 	if row == nil {
 		row = old
 	}
-	affect(memberKey{role: bpf.RolePeer, prefix: row.Prefix})
+	affect(keyOfPrefix(row))
 	m.peers.affectedAsLeaver(txn, row.Prefix, affect)
 	for s := range m.Selectors.List(txn, tables.SelectorsByPrefix(row.Prefix)) {
 		affect(memberKey{role: s.Role, selector: s.ID})

@@ -43,6 +43,14 @@ func keyOfMember(m *tables.ClassMember) memberKey {
 	return memberKey{role: m.Role, prefix: m.Prefix}
 }
 
+// keyOfEvaluated returns the key of the row that says that a selector is evaluated.
+func keyOfEvaluated(s *tables.Selector) memberKey { return memberKey{role: s.Role, selector: s.ID} }
+
+// keyOfPrefix returns the key of what is neither a pod nor a node in a prefix.
+func keyOfPrefix(p *tables.PeerPrefix) memberKey {
+	return memberKey{role: bpf.RolePeer, prefix: p.Prefix}
+}
+
 type memberParams struct {
 	cell.In
 

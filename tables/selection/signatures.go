@@ -75,7 +75,7 @@ func (m *members) affectedBySelector(txn statedb.ReadTxn, old, new *tables.Selec
 	if s == nil {
 		s = old
 	}
-	affect(memberKey{role: s.Role, selector: s.ID})
+	affect(keyOfEvaluated(s))
 	if old == nil || new == nil || !slices.Equal(old.Pods, new.Pods) {
 		for _, s := range []*tables.Selector{old, new} {
 			if s != nil {
