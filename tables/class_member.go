@@ -4,6 +4,7 @@ package tables
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -90,16 +91,20 @@ func SignatureDigest(selectors []SelectorID, ports []NamedPort) bpf.Digest {
 	if len(selectors) == 0 && len(ports) == 0 {
 		return bpf.Digest{}
 	}
-	var b []byte
+	sum := sha256.Sum256(AppendSignature(nil, selectors, ports))
+	return bpf.Digest(sum[:16])
+}
+
+// AppendSignature appends the bytes that the digest of a sorted signature is of.
+func AppendSignature(b []byte, selectors []SelectorID, ports []NamedPort) []byte {
 	for _, id := range selectors {
-		b = append(b, selectorIDKey(id)...)
+		b = binary.BigEndian.AppendUint64(b, uint64(id))
 	}
 	for _, p := range ports {
 		b = append(append(b, 0), p.Name...)
 		b = append(b, 0, p.Protocol, byte(p.Port>>8), byte(p.Port))
 	}
-	sum := sha256.Sum256(b)
-	return bpf.Digest(sum[:16])
+	return b
 }
 
 // Equal reports whether two members say the same.

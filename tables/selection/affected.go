@@ -53,9 +53,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 
 // affectSet affects the members with a label set under all roles.
 func affectSet(id tables.LabelSetID, affect func(memberKey)) {
-	for _, role := range roles {
-		affect(memberKey{role: role, set: id})
-	}
+	affect(memberKey{set: id})
 }
 
 func (m *members) affectedByNamespace(txn statedb.ReadTxn, n *tables.Namespace, affect func(memberKey)) {
@@ -84,7 +82,7 @@ func (m *members) affectedByNode(txn statedb.ReadTxn, old, new *tables.Node, aff
 		affect(memberKey{role: bpf.RolePeer, node: name})
 	}
 	for _, a := range addrs {
-		affect(memberKey{role: bpf.RolePeer, look: single(a)})
+		affect(addressKey(bpf.RolePeer, single(a)))
 	}
 }
 
@@ -109,7 +107,7 @@ func (m *members) affectedByCiliumNode(_ statedb.ReadTxn, old, new *tables.Ciliu
 		}
 		affect(memberKey{role: bpf.RolePeer, node: n.Name})
 		for _, a := range n.Addrs {
-			affect(memberKey{role: bpf.RolePeer, look: single(a)})
+			affect(addressKey(bpf.RolePeer, single(a)))
 		}
 	}
 }
@@ -117,7 +115,7 @@ func (m *members) affectedByCiliumNode(_ statedb.ReadTxn, old, new *tables.Ciliu
 // affectedByHost is this node as a peer, and who has the address or prefix.
 func (m *members) affectedByHost(prefix netip.Prefix, affect func(memberKey)) {
 	affect(memberKey{role: bpf.RolePeer, node: m.Places.LocalNode.Name})
-	affect(memberKey{role: bpf.RolePeer, look: prefix})
+	affect(addressKey(bpf.RolePeer, prefix))
 }
 
 // affectedByPrefix are the prefix itself, the selectors that wait for it, and if
@@ -130,13 +128,13 @@ func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPre
 	affect(keyOfPrefix(row))
 	m.peers.affectedAsLeaver(txn, row.Prefix, affect)
 	for s := range m.Selectors.List(txn, tables.SelectorsByPrefix(row.Prefix)) {
-		affect(memberKey{role: s.Role, selector: s.ID})
+		affect(keyOfEvaluated(s))
 	}
 	if old != nil && new != nil && old.Pods == new.Pods && old.Cluster == new.Cluster {
 		return
 	}
 	for c := range m.IPCache.Prefix(txn, tables.IPCacheWithin(row.Prefix)) {
-		affect(memberKey{role: bpf.RolePeer, look: c.Prefix})
+		affect(addressKey(bpf.RolePeer, c.Prefix))
 	}
 	if old != nil && old.Pods || new != nil && new.Pods {
 		m.affectedInside(txn, row.Prefix, affect)
@@ -178,7 +176,7 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 			}
 			for _, addr := range e.Addrs {
 				if !s.settled(txn, single(addr)) {
-					affect(memberKey{role: s.role, look: single(addr)})
+					affect(addressKey(s.role, single(addr)))
 				}
 			}
 		}

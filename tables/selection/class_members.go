@@ -5,6 +5,7 @@ package selection
 import (
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -19,22 +20,43 @@ import (
 // evaluated and what a class stands for, and of an address that may be in a class
 // that it does not belong to.
 type memberKey struct {
-	role     bpf.Role
-	set      tables.LabelSetID
-	node     string
-	prefix   netip.Prefix
-	selector tables.SelectorID
-	class    uint32
-	look     netip.Prefix
+	role   bpf.Role // 0: a label set under all roles
+	of     keyKind
+	set    tables.LabelSetID
+	number uint64 // of a selector or class
+	node   string
+	prefix netip.Prefix // of an address to look at too
+}
+
+// isOf reports whether something is to be computed under a role.
+func (k memberKey) isOf(role bpf.Role) bool { return k.role == role || k.role == 0 }
+
+type keyKind uint8
+
+const (
+	ofMember   keyKind = iota
+	ofSelector         // its row
+	ofClass            // its row, and who may be leaving the class
+	ofAddress          // to be looked at
+)
+
+// addressKey is the key of an address to be looked at.
+func addressKey(role bpf.Role, prefix netip.Prefix) memberKey {
+	return memberKey{role: role, of: ofAddress, prefix: prefix}
+}
+
+// classKey is the key of the row of a class that an address may be leaving.
+func classKey(role bpf.Role, class uint32, prefix netip.Prefix) memberKey {
+	return memberKey{role: role, of: ofClass, number: uint64(class), prefix: prefix}
 }
 
 // keyOfMember returns the key by which a member is computed.
 func keyOfMember(m *tables.ClassMember) memberKey {
 	switch {
 	case m.Evaluated != 0:
-		return memberKey{role: m.Role, selector: m.Evaluated}
+		return memberKey{role: m.Role, of: ofSelector, number: uint64(m.Evaluated)}
 	case m.OfClass:
-		return memberKey{role: m.Role, class: m.Class}
+		return classKey(m.Role, m.Class, netip.Prefix{})
 	case m.LabelSet != (tables.LabelSetID{}):
 		return memberKey{role: m.Role, set: m.LabelSet}
 	case m.Node != "":
@@ -44,7 +66,9 @@ func keyOfMember(m *tables.ClassMember) memberKey {
 }
 
 // keyOfEvaluated returns the key of the row that says that a selector is evaluated.
-func keyOfEvaluated(s *tables.Selector) memberKey { return memberKey{role: s.Role, selector: s.ID} }
+func keyOfEvaluated(s *tables.Selector) memberKey {
+	return memberKey{role: s.Role, of: ofSelector, number: uint64(s.ID)}
+}
 
 // keyOfPrefix returns the key of what is neither a pod nor a node in a prefix.
 func keyOfPrefix(p *tables.PeerPrefix) memberKey {
@@ -114,10 +138,10 @@ func newMembers(params memberParams) *members {
 
 func (m *members) existing(txn statedb.ReadTxn, key memberKey) iter.Seq2[*tables.ClassMember, statedb.Revision] {
 	switch {
-	case key.selector != 0:
-		return m.Output.List(txn, tables.ClassMemberByKey(tables.MemberKey{Role: key.role, Evaluated: key.selector}))
-	case key.class != 0:
-		return m.Output.List(txn, tables.ClassMemberByKey(tables.MemberKey{Role: key.role, OfClass: key.class}))
+	case key.of == ofSelector:
+		return m.Output.List(txn, tables.ClassMemberByKey(tables.MemberKey{Role: key.role, Evaluated: tables.SelectorID(key.number)}))
+	case key.of == ofClass:
+		return m.Output.List(txn, tables.ClassMemberByKey(tables.MemberKey{Role: key.role, OfClass: uint32(key.number)}))
 	case key.set != tables.LabelSetID{}:
 		return m.Output.Prefix(txn, tables.ClassMembersOfLabelSet(key.role, key.set))
 	case key.node != "":
@@ -128,24 +152,15 @@ func (m *members) existing(txn statedb.ReadTxn, key memberKey) iter.Seq2[*tables
 
 // plan has each partition plan its part of a round.
 func (m *members) plan(txn statedb.ReadTxn, keys []memberKey) ([]memberKey, func(memberKey) []*tables.ClassMember) {
-	count := map[bpf.Role]int{} // keys are large, and may be many
-	for _, key := range keys {
-		count[key.role]++
-	}
-	byRole := map[bpf.Role][]memberKey{}
-	for _, key := range keys {
-		if byRole[key.role] == nil {
-			byRole[key.role] = make([]memberKey, 0, count[key.role])
-		}
-		byRole[key.role] = append(byRole[key.role], key)
-	}
-	planned := make([]memberKey, 0, len(keys))
+	var planned []memberKey
 	rounds := map[bpf.Role]*round{}
 	for _, role := range roles {
-		if len(byRole[role]) > 0 {
-			rounds[role] = m.partitions[role].plan(txn, byRole[role])
-			planned = append(planned, rounds[role].planned...)
+		if !slices.ContainsFunc(keys, func(key memberKey) bool { return key.isOf(role) }) {
+			continue
 		}
+		r := m.partitions[role].plan(txn, keys)
+		rounds[role] = r
+		planned = append(planned, r.planned...)
 	}
 	return planned, func(key memberKey) []*tables.ClassMember { return rounds[key.role].rows(key) }
 }

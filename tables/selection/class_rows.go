@@ -19,31 +19,7 @@ import (
 func (s *policyScope) finish(r *round) {
 	resigned := map[uint32]bool{} // classes whose meaning may have changed
 	for _, key := range r.order {
-		existing := map[tables.MemberKey]*tables.ClassMember{}
-		for old := range r.existing(r.txn, key) {
-			existing[old.Key()] = old
-		}
-		for _, m := range r.wanted[key] {
-			old := existing[m.Key()]
-			delete(existing, m.Key())
-			if old != nil && old.Class == m.Class && old.Digest == m.Digest {
-				continue
-			}
-			resigned[m.Class] = true
-			if old == nil || old.Class != m.Class {
-				r.looks = append(r.looks, s.place.prefixes(r.txn, m)...)
-			}
-			if old != nil {
-				resigned[old.Class] = true
-			}
-		}
-		for _, old := range existing {
-			resigned[old.Class] = true
-			r.looks = append(r.looks, old.Prefix)
-			for _, m := range r.wanted[key] { // which his addresses have come to belong to
-				r.looks = append(r.looks, s.place.prefixes(r.txn, m)...)
-			}
-		}
+		s.compare(r, key, resigned)
 	}
 	delete(resigned, 0)
 	s.lookAt(r)
@@ -68,6 +44,43 @@ func (s *policyScope) finish(r *round) {
 		if row := r.classRows[number]; row != nil && row.Continues != 0 && !s.peopled(r, number) && !s.used(number) && !s.continues(r, row) {
 			r.classRows[number] = nil
 		}
+	}
+}
+
+// compare finds out which classes members under a key have come to or left, and has
+// their addresses looked at.
+func (s *policyScope) compare(r *round, key memberKey, resigned map[uint32]bool) {
+	existing := r.before(key)
+	for _, m := range r.wanted[key] {
+		var old *tables.ClassMember
+		if i := slices.IndexFunc(existing, func(e *tables.ClassMember) bool { return e.Key() == m.Key() }); i >= 0 {
+			old = existing[i]
+			existing = slices.Delete(existing, i, i+1)
+		}
+		if old != nil && old.Class == m.Class && old.Digest == m.Digest {
+			continue
+		}
+		resigned[m.Class] = true
+		if old == nil || old.Class != m.Class {
+			s.lookAtMember(r, m)
+		}
+		if old != nil {
+			resigned[old.Class] = true
+		}
+	}
+	for _, old := range existing {
+		resigned[old.Class] = true
+		r.looks = append(r.looks, old.Prefix)
+		for _, m := range r.wanted[key] { // which his addresses have come to belong to
+			s.lookAtMember(r, m)
+		}
+	}
+}
+
+// lookAtMember has the addresses of a member looked at, unless nobody is in any class.
+func (s *policyScope) lookAtMember(r *round, m *tables.ClassMember) {
+	if len(s.inside) > 0 {
+		r.looks = append(r.looks, s.place.prefixes(r.txn, m)...)
 	}
 }
 

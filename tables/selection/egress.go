@@ -15,35 +15,36 @@ import (
 // with the labels of the node where a selector looks at them.
 type egressScope struct{ *members }
 
-func (e *egressScope) signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember {
-	set, _, found := e.LabelSets.Get(txn, tables.LabelSetByID(key.set))
+func (e *egressScope) signatures(r *round, key memberKey) []*tables.ClassMember {
+	set, _, found := e.LabelSets.Get(r.txn, tables.LabelSetByID(key.set))
 	if !found {
 		return nil
 	}
-	chosen := e.choosing(txn, bpf.RoleEgress, set)
+	chosen := r.choosing(set)
 	if !slices.ContainsFunc(chosen, (*tables.Selector).NodeDependent) {
-		return []*tables.ClassMember{e.member(set.ID, "", chosen, nil)}
+		return []*tables.ClassMember{e.member(r, set.ID, "", chosen, nil)}
 	}
 	var wanted []*tables.ClassMember
 	seen := map[string]bool{}
-	for ep := range e.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(set.ID)) {
+	for ep := range e.Places.Endpoints.List(r.txn, tables.EndpointsByLabelSet(set.ID)) {
 		if !seen[ep.Node] {
 			seen[ep.Node] = true
-			node, _, _ := e.Places.Nodes.Get(txn, tables.NodeByName(ep.Node))
-			wanted = append(wanted, e.member(set.ID, ep.Node, chosen, node))
+			node, _, _ := e.Places.Nodes.Get(r.txn, tables.NodeByName(ep.Node))
+			wanted = append(wanted, e.member(r, set.ID, ep.Node, chosen, node))
 		}
 	}
 	return wanted
 }
 
-func (*egressScope) member(id tables.LabelSetID, nodeName string, chosen []*tables.Selector, node *tables.Node) *tables.ClassMember {
+func (*egressScope) member(r *round, id tables.LabelSetID, nodeName string, chosen []*tables.Selector, node *tables.Node) *tables.ClassMember {
 	m := &tables.ClassMember{Role: bpf.RoleEgress, LabelSet: id, Node: nodeName}
+	var selectors []tables.SelectorID
 	for _, s := range chosen {
 		if s.MatchesNode(node) {
-			m.Selectors = append(m.Selectors, s.ID)
+			selectors = append(selectors, s.ID)
 		}
 	}
-	sign(m)
+	r.signer.sign(m, selectors, nil)
 	return m
 }
 

@@ -37,7 +37,7 @@ type partition struct {
 // scope is what the partitions differ in.
 type scope interface {
 	// signatures returns the members under a key, without classes yet.
-	signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember
+	signatures(r *round, key memberKey) []*tables.ClassMember
 	// size counts those that change their class with a member.
 	size(txn statedb.ReadTxn, m *tables.ClassMember) int
 	// evaluated reports whether a selector is taken into account in all members.
@@ -63,6 +63,7 @@ type round struct {
 	txn statedb.ReadTxn
 
 	planned []memberKey
+	empty   bool        // the table has no rows yet
 	order   []memberKey // of wanted
 	wanted  map[memberKey][]*tables.ClassMember
 	parts   map[uint32][]*tables.ClassMember // wanted, by the class that they were in
@@ -71,7 +72,11 @@ type round struct {
 	joined  map[bpf.Digest]uint32            // class that members with a signature join
 	next    uint32                           // lowest number that may be free
 
-	examples  map[bpf.Digest]*tables.ClassMember // a member with each signature
+	chosen    []*tables.Selector             // of the label set that is looked at
+	anchored  map[string][]*tables.Selector  // by anchor
+	required  map[string]bool                // labels that selectors require, by key
+	here      map[tables.LabelSetID]struct{} // the label sets of this node's pods
+	signer    signer
 	standings map[netip.Prefix]standing
 	looks     []netip.Prefix            // addresses to be looked at
 	touched   map[uint32][]netip.Prefix // classes, with who may be leaving them
@@ -82,29 +87,37 @@ type round struct {
 }
 
 func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
-	count := 0 // of those that are evaluated, which may be all there are
+	count := 0 // of members, which may be all there are
 	for _, key := range keys {
-		if key.selector == 0 && key.class == 0 && !key.look.IsValid() {
+		if key.isOf(p.role) && key.of == ofMember {
 			count++
 		}
 	}
 	r := &round{
-		partition: p, txn: txn, next: 1,
-		wanted: make(map[memberKey][]*tables.ClassMember, count),
-		parts:  map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
+		partition: p, txn: txn, next: 1, empty: p.Output.NumObjects(txn) == 0,
+		wanted: make(map[memberKey][]*tables.ClassMember, count), order: make([]memberKey, 0, count),
+		parts: map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
-		examples: map[bpf.Digest]*tables.ClassMember{}, standings: map[netip.Prefix]standing{},
+		standings: map[netip.Prefix]standing{},
+		anchored:  map[string][]*tables.Selector{}, required: map[string]bool{},
+	}
+	r.signer.known = func(d bpf.Digest) *tables.ClassMember {
+		m, _, _ := p.Output.Get(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: d}))
+		return m
 	}
 	divided := map[uint32]bool{}
 	for _, key := range keys {
 		switch {
-		case key.selector != 0:
+		case key.role == 0:
+			r.evaluate(memberKey{role: p.role, set: key.set}, divided)
+		case key.role != p.role:
+		case key.of == ofSelector:
 			r.planned = append(r.planned, key)
-		case key.class != 0:
-			r.touch(key.class, key.look)
-		case key.look.IsValid():
-			r.looks = append(r.looks, key.look)
+		case key.of == ofClass:
+			r.touch(uint32(key.number), key.prefix)
+		case key.of == ofAddress:
+			r.looks = append(r.looks, key.prefix)
 		default:
 			r.evaluate(key, divided)
 		}
@@ -118,22 +131,22 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	p.scope.finish(r)
 	r.planned = append(r.planned, r.order...)
 	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
-		r.planned = append(r.planned, memberKey{role: p.role, class: number})
+		r.planned = append(r.planned, classKey(p.role, number, netip.Prefix{}))
 	}
 	return r
 }
 
 func (r *round) rows(key memberKey) []*tables.ClassMember {
-	switch {
-	case key.class != 0:
-		if row := r.classRows[key.class]; row != nil {
+	switch key.of {
+	case ofClass:
+		if row := r.classRows[uint32(key.number)]; row != nil {
 			return []*tables.ClassMember{row}
 		}
 		return nil
-	case key.selector == 0:
+	case ofMember:
 		return r.wanted[key]
 	}
-	s, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(key.selector))
+	s, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(tables.SelectorID(key.number)))
 	if !found || !r.scope.evaluated(r.txn, s) {
 		return nil
 	}
@@ -146,11 +159,10 @@ func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
 	if _, done := r.wanted[key]; done {
 		return
 	}
-	wanted := r.scope.signatures(r.txn, key)
-	existing := statedb.Collect(r.existing(r.txn, key))
+	wanted := r.scope.signatures(r, key)
+	existing := r.before(key)
 	for _, m := range wanted {
 		m.Class = undecided
-		r.share(m)
 		old := predecessor(m, existing)
 		if old == nil {
 			continue
@@ -167,16 +179,12 @@ func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
 	r.order = append(r.order, key)
 }
 
-// share has a member share the lists of its signature with others that have it.
-func (r *round) share(m *tables.ClassMember) {
-	example := r.examples[m.Digest]
-	if example == nil {
-		if example, _, _ = r.Output.Get(r.txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: r.role, Digest: m.Digest})); example == nil {
-			example = m
-		}
-		r.examples[m.Digest] = example
+// before returns the members that there were under a key.
+func (r *round) before(key memberKey) []*tables.ClassMember {
+	if r.empty {
+		return nil
 	}
-	m.Selectors, m.Ports = example.Selectors, example.Ports
+	return statedb.Collect(r.existing(r.txn, key))
 }
 
 // predecessor returns the member that had the addresses of m before, most of

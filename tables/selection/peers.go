@@ -5,6 +5,7 @@ package selection
 import (
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/statedb"
 
@@ -16,66 +17,65 @@ import (
 // the prefixes that some selector tells their addresses apart by, and prefixes.
 type peerPlace struct{ *members }
 
-func (p *peerPlace) signatures(txn statedb.ReadTxn, key memberKey) (wanted []*tables.ClassMember) {
+func (p *peerPlace) signatures(r *round, key memberKey) (wanted []*tables.ClassMember) {
 	switch {
 	case key.set != tables.LabelSetID{}:
-		return p.pods(txn, key.set)
+		return p.pods(r, key.set)
 	case key.node != "":
-		return p.node(txn, key.node)
+		return p.node(r, key.node)
 	}
-	if row, _, found := p.Places.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(key.prefix)); found {
-		wanted = append(wanted, p.outside(txn, row))
+	if row, _, found := p.Places.PeerPrefixes.Get(r.txn, tables.PeerPrefixByPrefix(key.prefix)); found {
+		wanted = append(wanted, p.outside(r, row))
 	}
 	return wanted
 }
 
-func (p *peerPlace) pods(txn statedb.ReadTxn, id tables.LabelSetID) (wanted []*tables.ClassMember) {
-	set, _, found := p.LabelSets.Get(txn, tables.LabelSetByID(id))
+// ofCluster is what chooses all that is inside the cluster.
+var ofCluster = tables.EntitySelector(tables.EntityCluster).ID()
+
+func (p *peerPlace) pods(r *round, id tables.LabelSetID) (wanted []*tables.ClassMember) {
+	set, _, found := p.LabelSets.Get(r.txn, tables.LabelSetByID(id))
 	if !found {
 		return nil
 	}
-	common := []tables.SelectorID{tables.EntitySelector(tables.EntityCluster).ID()}
-	labels := p.choosing(txn, bpf.RolePeer, set)
-	for _, s := range labels {
+	common := []tables.SelectorID{ofCluster}
+	for _, s := range r.choosing(set) {
 		common = append(common, s.ID)
 	}
-	ports := p.ports(txn, bpf.RolePeer, set)
-	seen := map[netip.Prefix]bool{}
-	for e := range p.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(id)) {
+	ports := r.ports(set)
+	for e := range p.Places.Endpoints.List(r.txn, tables.EndpointsByLabelSet(id)) {
 		for _, addr := range e.Addrs {
-			covering := p.Places.Covering(txn, single(addr))
-			if seen[covering] {
-				continue
+			m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id, Prefix: p.Places.Covering(r.txn, single(addr))}
+			if !hasPrefix(wanted, m.Prefix) {
+				p.sign(r, m, common, ports, func(s *tables.Selector) bool { return s.MatchesPods })
+				wanted = append(wanted, m)
 			}
-			seen[covering] = true
-			m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id, Prefix: covering, Ports: ports}
-			p.choose(txn, m, common, func(s *tables.Selector) bool { return s.MatchesPods })
-			wanted = append(wanted, m)
 		}
 	}
 	return wanted
 }
 
-func (p *peerPlace) node(txn statedb.ReadTxn, name string) (wanted []*tables.ClassMember) {
+func hasPrefix(members []*tables.ClassMember, prefix netip.Prefix) bool {
+	return slices.ContainsFunc(members, func(m *tables.ClassMember) bool { return m.Prefix == prefix })
+}
+
+func (p *peerPlace) node(r *round, name string) (wanted []*tables.ClassMember) {
 	entity := tables.EntityRemoteNode
 	if name == p.Places.LocalNode.Name {
 		entity = tables.EntityHost
 	}
-	common := []tables.SelectorID{tables.EntitySelector(tables.EntityCluster).ID(), tables.EntitySelector(entity).ID()}
-	if node, _, found := p.Places.Nodes.Get(txn, tables.NodeByName(name)); found {
-		for s := range p.Selectors.List(txn, tables.SelectorsByKind(tables.PeerNodes)) {
+	common := []tables.SelectorID{ofCluster, tables.EntitySelector(entity).ID()}
+	if node, _, found := p.Places.Nodes.Get(r.txn, tables.NodeByName(name)); found {
+		for s := range p.Selectors.List(r.txn, tables.SelectorsByKind(tables.PeerNodes)) {
 			if s.ChoosesNode(node.Labels) {
 				common = append(common, s.ID)
 			}
 		}
 	}
-	seen := map[netip.Prefix]bool{}
-	for _, prefix := range p.Places.NodePrefixes(txn, name) {
-		covering := p.Places.Covering(txn, prefix)
-		if !seen[covering] {
-			seen[covering] = true
-			m := &tables.ClassMember{Role: bpf.RolePeer, Node: name, Prefix: covering}
-			p.choose(txn, m, common, func(s *tables.Selector) bool { return s.MatchesNodes })
+	for _, prefix := range p.Places.NodePrefixes(r.txn, name) {
+		m := &tables.ClassMember{Role: bpf.RolePeer, Node: name, Prefix: p.Places.Covering(r.txn, prefix)}
+		if !hasPrefix(wanted, m.Prefix) {
+			p.sign(r, m, common, nil, func(s *tables.Selector) bool { return s.MatchesNodes })
 			wanted = append(wanted, m)
 		}
 	}
@@ -84,33 +84,30 @@ func (p *peerPlace) node(txn statedb.ReadTxn, name string) (wanted []*tables.Cla
 
 // outside is what is neither a pod nor a node. An address of the cluster that
 // nobody is known to have counts as one of a pod.
-func (p *peerPlace) outside(txn statedb.ReadTxn, row *tables.PeerPrefix) *tables.ClassMember {
-	entities := []tables.PolicyEntity{tables.EntityCluster}
+func (p *peerPlace) outside(r *round, row *tables.PeerPrefix) *tables.ClassMember {
+	common := []tables.SelectorID{ofCluster}
 	if !row.Cluster {
-		entities = []tables.PolicyEntity{tables.EntityWorld, tables.EntityWorldIPv4}
+		version := tables.EntityWorldIPv4
 		if row.Prefix.Addr().Is6() {
-			entities[1] = tables.EntityWorldIPv6
+			version = tables.EntityWorldIPv6
 		}
-	}
-	var common []tables.SelectorID
-	for _, e := range entities {
-		common = append(common, tables.EntitySelector(e).ID())
+		common = []tables.SelectorID{tables.EntitySelector(tables.EntityWorld).ID(), tables.EntitySelector(version).ID()}
 	}
 	m := &tables.ClassMember{Role: bpf.RolePeer, Prefix: row.Prefix}
-	p.choose(txn, m, common, func(s *tables.Selector) bool { return !row.Cluster || s.MatchesPods })
+	p.sign(r, m, common, nil, func(s *tables.Selector) bool { return !row.Cluster || s.MatchesPods })
 	return m
 }
 
-// choose completes a member with the selectors that mean its prefix, if they
+// sign completes a member with the selectors that mean its prefix, if they
 // mean its kind there, beside those that it has in common with others.
-func (p *peerPlace) choose(txn statedb.ReadTxn, m *tables.ClassMember, common []tables.SelectorID, means func(*tables.Selector) bool) {
-	m.Selectors = append(m.Selectors, common...)
-	for _, s := range p.containing(txn, m.Prefix) {
+func (p *peerPlace) sign(r *round, m *tables.ClassMember, common []tables.SelectorID, ports []tables.NamedPort, means func(*tables.Selector) bool) {
+	selectors := slices.Clip(common)
+	for _, s := range p.containing(r.txn, m.Prefix) {
 		if means(s) {
-			m.Selectors = append(m.Selectors, s.ID)
+			selectors = append(selectors, s.ID)
 		}
 	}
-	sign(m)
+	r.signer.sign(m, selectors, ports)
 }
 
 // complete reports whether the members with the label set of an endpoint, that

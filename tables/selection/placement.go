@@ -80,7 +80,7 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 		return // it was looked at when that came to be desired
 	}
 	if !s.belongs(txn, prefix, kernel, desired) {
-		affect(memberKey{role: s.role, look: prefix})
+		affect(addressKey(s.role, prefix))
 	}
 }
 
@@ -96,7 +96,7 @@ func (s *policyScope) count(txn statedb.ReadTxn, class uint32, n int, prefix net
 		delete(s.inside, class)
 	}
 	if (was == 0 || was+n == 0) && !s.isPeopled(txn, class) {
-		affect(memberKey{role: s.role, class: class, look: prefix})
+		affect(classKey(s.role, class, prefix))
 	}
 }
 
@@ -118,7 +118,7 @@ func (s *policyScope) isPeopled(txn statedb.ReadTxn, class uint32) bool {
 func (s *policyScope) affectedAsLeaver(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
 	for row := range s.Output.List(txn, tables.ClassRowsLeaving(s.role)) {
 		if isLeaver(row, prefix) {
-			affect(memberKey{role: s.role, class: row.Class, look: prefix})
+			affect(classKey(s.role, row.Class, prefix))
 		}
 	}
 }

@@ -36,7 +36,7 @@ type policyScope struct {
 // put into classes.
 type place interface {
 	// signatures returns the members under a key, without classes yet.
-	signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember
+	signatures(r *round, key memberKey) []*tables.ClassMember
 	// complete reports whether the members that an endpoint has, or had, are all there.
 	complete(txn statedb.ReadTxn, e *tables.Endpoint) bool
 	// key returns the key of the member that a prefix belongs to.
@@ -53,8 +53,8 @@ type place interface {
 	prefixes(txn statedb.ReadTxn, m *tables.ClassMember) []netip.Prefix
 }
 
-func (s *policyScope) signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember {
-	return s.place.signatures(txn, key)
+func (s *policyScope) signatures(r *round, key memberKey) []*tables.ClassMember {
+	return s.place.signatures(r, key)
 }
 
 func (s *policyScope) size(txn statedb.ReadTxn, m *tables.ClassMember) int {

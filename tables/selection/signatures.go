@@ -12,37 +12,84 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// sign completes a member whose selectors and ports are known.
-func sign(m *tables.ClassMember) {
-	slices.Sort(m.Selectors)
-	m.Digest = tables.SignatureDigest(m.Selectors, m.Ports)
+// signer completes members with their signatures, whose lists all share that have
+// the same one.
+type signer struct {
+	signed map[string]*tables.ClassMember       // one with each signature
+	known  func(bpf.Digest) *tables.ClassMember // one in the table
+	buffer []byte
 }
 
-// choosing returns the selectors of a role that choose a label set by its labels,
-// on some node at least, each once.
-func (m *members) choosing(txn statedb.ReadTxn, role bpf.Role, set *tables.LabelSet) (chosen []*tables.Selector) {
-	namespace := m.namespace(txn, set.Namespace)
+func (s *signer) sign(m *tables.ClassMember, selectors []tables.SelectorID, ports []tables.NamedPort) {
+	slices.Sort(selectors)
+	s.buffer = tables.AppendSignature(s.buffer[:0], selectors, ports)
+	example := s.signed[string(s.buffer)]
+	if example == nil {
+		digest := tables.SignatureDigest(selectors, ports)
+		if example = s.known(digest); example == nil {
+			example = &tables.ClassMember{Selectors: slices.Clone(selectors), Ports: ports, Digest: digest}
+		}
+		if s.signed == nil {
+			s.signed = map[string]*tables.ClassMember{}
+		}
+		s.signed[string(s.buffer)] = example
+	}
+	m.Selectors, m.Ports, m.Digest = example.Selectors, example.Ports, example.Digest
+}
+
+// choosing returns the selectors that choose a label set by its labels, on some
+// node at least, each once. They are good until the next call.
+func (r *round) choosing(set *tables.LabelSet) []*tables.Selector {
+	r.chosen = r.chosen[:0]
+	namespace := r.namespace(r.txn, set.Namespace)
 	consider := func(anchor string) {
-		for s := range m.Selectors.List(txn, tables.SelectorsByAnchor(tables.RoleAnchor{Role: role, Anchor: anchor})) {
-			again := len(s.Pods) > 1 && slices.Contains(chosen, s)
+		for _, s := range r.withAnchor(anchor) {
+			again := len(s.Pods) > 1 && slices.Contains(r.chosen, s)
 			if !again && s.MatchesLabels(set, namespace) {
-				chosen = append(chosen, s)
+				r.chosen = append(r.chosen, s)
 			}
 		}
 	}
 	consider(tables.AnyAnchor)
 	consider(tables.NamespaceAnchor(set.Namespace))
 	for k, v := range set.Labels {
-		consider(tables.LabelAnchor(k, v))
+		if r.requires(k) {
+			consider(tables.LabelAnchor(k, v))
+		}
 	}
-	return chosen
+	return r.chosen
+}
+
+// withAnchor returns the selectors that require something.
+func (r *round) withAnchor(anchor string) []*tables.Selector {
+	selectors, known := r.anchored[anchor]
+	if !known {
+		selectors = statedb.Collect(tables.Rare(r.txn, r.Selectors, tables.SelectorsByAnchor(tables.RoleAnchor{Role: r.role, Anchor: anchor})))
+		r.anchored[anchor] = selectors
+	}
+	return selectors
+}
+
+// requires reports whether some selector requires a label with a key: most labels
+// nobody looks at, and some have another value in each pod.
+func (r *round) requires(key string) (is bool) {
+	is, known := r.required[key]
+	if known {
+		return is
+	}
+	for range r.Selectors.Prefix(r.txn, tables.SelectorsByAnchor(tables.RoleAnchor{Role: r.role, Anchor: tables.LabelAnchor(key, "")})) {
+		is = true
+		break
+	}
+	r.required[key] = is
+	return is
 }
 
 // ports returns the ports of a label set whose names some policy looks at on the
-// side of a role, in order.
-func (m *members) ports(txn statedb.ReadTxn, role bpf.Role, set *tables.LabelSet) (ports []tables.NamedPort) {
+// side of the role, in order.
+func (r *round) ports(set *tables.LabelSet) (ports []tables.NamedPort) {
 	for _, p := range set.NamedPorts {
-		if _, _, found := m.Selectors.Get(txn, tables.SelectorByID(tables.PortSelectorID(role, p.Name, p.Protocol))); found {
+		if _, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(tables.PortSelectorID(r.role, p.Name, p.Protocol))); found {
 			ports = append(ports, p)
 		}
 	}

@@ -16,20 +16,37 @@ import (
 // pods. Where policies are not enforced there are none.
 type subjectPlace struct{ *members }
 
-func (s *subjectPlace) signatures(txn statedb.ReadTxn, key memberKey) []*tables.ClassMember {
-	set, _, found := s.LabelSets.Get(txn, tables.LabelSetByID(key.set))
-	if !found || !s.here(txn, key.set) {
+func (s *subjectPlace) signatures(r *round, key memberKey) []*tables.ClassMember {
+	if !s.isHere(r, key.set) {
 		return nil
 	}
+	set, _, found := s.LabelSets.Get(r.txn, tables.LabelSetByID(key.set))
+	if !found {
+		return nil
+	}
+	var selectors []tables.SelectorID
+	for _, selector := range r.choosing(set) {
+		selectors = append(selectors, selector.ID)
+	}
+	var ports []tables.NamedPort
+	if len(selectors) > 0 {
+		ports = r.ports(set)
+	}
 	m := &tables.ClassMember{Role: bpf.RoleSubject, LabelSet: set.ID}
-	for _, selector := range s.choosing(txn, bpf.RoleSubject, set) {
-		m.Selectors = append(m.Selectors, selector.ID)
-	}
-	if len(m.Selectors) > 0 {
-		m.Ports = s.ports(txn, bpf.RoleSubject, set)
-	}
-	sign(m)
+	r.signer.sign(m, selectors, ports)
 	return []*tables.ClassMember{m}
+}
+
+// isHere is [subjectPlace.here] for a round, which may ask of all label sets.
+func (s *subjectPlace) isHere(r *round, id tables.LabelSetID) bool {
+	if r.here == nil {
+		r.here = map[tables.LabelSetID]struct{}{}
+		for e := range s.Places.Endpoints.List(r.txn, tables.EndpointsByNode(s.Places.LocalNode.Name)) {
+			r.here[e.LabelSet] = struct{}{}
+		}
+	}
+	_, is := r.here[id]
+	return is && s.Enforcement != tables.EnforcementNever
 }
 
 // here reports whether a pod of this node that policies are enforced on has a label set.
