@@ -27,8 +27,8 @@ type Config[Row any, K, V tables.MapPart] struct {
 	MapKey   func(Row) K
 	MapValue func(Row) V
 
-	// The status of a row. A row that is new or changed has to be
-	// [reconciler.StatusPending]; it becomes Done when the map has it, Error
+	// The status of a row. A row that is new, or whose value has changed, has to
+	// be [reconciler.StatusPending]; it becomes Done when the map has it, Error
 	// when the map refused it, and stays Pending, with a reason in Error, while
 	// it waits for another entry.
 	Clone     func(Row) Row

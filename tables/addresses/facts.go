@@ -14,12 +14,18 @@ import (
 )
 
 // rows computes what is known of a prefix: what objects say of it or else of the
-// prefix that it is in, and its class as the peer that it is a member of, nil while
-// that is not known.
-func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix, member *tables.ClassMember) []*tables.IPCache {
-	row := c.facts(txn, prefix)
+// prefix that it is in, and its class as the peer that it is a member of.
+func (c *ipcache) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
+	row, pod := c.facts(txn, prefix)
+	member := c.member(txn, row, pod)
+	if member == nil {
+		c.unplaced[prefix] = struct{}{}
+	} else {
+		delete(c.unplaced, prefix)
+	}
 	if row.Flags == 0 {
-		if _, _, named := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !named {
+		delete(c.named, prefix)
+		if _, _, isPeer := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !isPeer {
 			if row.Remains = c.remains(txn, prefix); !row.Remains {
 				return nil
 			}
@@ -32,34 +38,53 @@ func (c *ipcacheParams) rows(txn statedb.ReadTxn, prefix netip.Prefix, member *t
 	return []*tables.IPCache{row}
 }
 
-// facts is all that any object says of a prefix, together. Where objects
-// disagree about the tunnel, the first that has one decides: this node, another
-// node, a pod, a node's pod prefix.
-func (c *ipcacheParams) facts(txn statedb.ReadTxn, prefix netip.Prefix) *tables.IPCache {
-	row := &tables.IPCache{Prefix: prefix, Status: reconciler.StatusPending()}
+// member returns the member that a prefix belongs to, nil while it is not known:
+// [tables.PeerPlaces.Member], if one knows what objects say.
+func (c *ipcache) member(txn statedb.ReadTxn, row *tables.IPCache, pod *tables.Endpoint) *tables.ClassMember {
+	if pod == nil || row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) != 0 {
+		return c.Places.Member(txn, row.Prefix)
+	}
+	m, _, _ := c.Members.Get(txn, tables.ClassMemberByKey(tables.MemberKey{
+		Role: bpf.RolePeer, LabelSet: pod.LabelSet, Prefix: c.Places.Covering(txn, row.Prefix),
+	}))
+	return m
+}
+
+// facts is all that any object says of a prefix, together, and the pod that has it,
+// nil if there is none. Where objects disagree about the tunnel, the first that has
+// one decides: this node, another node, a pod, a node's pod prefix.
+func (c *ipcache) facts(txn statedb.ReadTxn, prefix netip.Prefix) (row *tables.IPCache, pod *tables.Endpoint) {
+	row = &tables.IPCache{Prefix: prefix, Status: reconciler.StatusPending()}
 	fact := func(flags bpf.IPCacheFlags, origin string) {
 		row.Flags |= flags
 		if !slices.Contains(row.Origins, origin) {
 			row.Origins = append(row.Origins, origin)
 		}
 	}
+	_, named := c.named[prefix]
 	if prefix.IsSingleIP() {
-		c.hostFacts(txn, prefix.Addr(), fact)
-		c.nodeFacts(txn, prefix.Addr(), fact)
-		c.podFacts(txn, prefix.Addr(), row, fact)
-		c.serviceFacts(txn, prefix.Addr(), fact)
+		if named {
+			c.hostFacts(txn, prefix.Addr(), fact)
+			c.nodeFacts(txn, prefix.Addr(), fact)
+		}
+		pod = c.podFacts(txn, prefix.Addr(), row, fact)
+		if named {
+			c.serviceFacts(txn, prefix.Addr(), fact)
+		}
 	}
-	c.prefixFacts(txn, prefix, row, fact)
-	return row
+	if named {
+		c.prefixFacts(txn, prefix, row, fact)
+	}
+	return row, pod
 }
 
 // inherit fills in what is known of a prefix that no object says anything of:
 // what is known of the longest one that it is in. A look-up finds the longest
 // prefix alone, and must not find less than it did.
-func (c *ipcacheParams) inherit(txn statedb.ReadTxn, row *tables.IPCache) {
+func (c *ipcache) inherit(txn statedb.ReadTxn, row *tables.IPCache) {
 	row.Inherits, row.Origins = true, []string{"peer prefix"}
 	for bits := row.Prefix.Bits() - 1; bits >= 0; bits-- {
-		covering := c.facts(txn, netip.PrefixFrom(row.Prefix.Addr(), bits).Masked())
+		covering, _ := c.facts(txn, netip.PrefixFrom(row.Prefix.Addr(), bits).Masked())
 		if covering.Flags != 0 {
 			row.Flags, row.Tunnel = covering.Flags, covering.Tunnel
 			row.Origins = append(row.Origins, "inside "+covering.Prefix.String())
@@ -92,10 +117,10 @@ func (c *ipcacheParams) nodeFacts(txn statedb.ReadTxn, addr netip.Addr, fact fac
 	}
 }
 
-func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tables.IPCache, fact factFunc) {
+func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tables.IPCache, fact factFunc) *tables.Endpoint {
 	owner, others := tables.AddrOwner(txn, c.Endpoints, addr)
 	if owner == nil {
-		return
+		return nil
 	}
 	fact(bpf.IPCachePod|bpf.IPCacheInCluster, "pod "+owner.Name.String())
 	if row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) == 0 {
@@ -105,6 +130,7 @@ func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tabl
 		row.Conflicts = append(row.Conflicts, e.Name.String())
 	}
 	slices.Sort(row.Conflicts)
+	return owner
 }
 
 // tunnelTo returns the address to encapsulate to for pods on a node, invalid
@@ -122,7 +148,7 @@ func (c *ipcacheParams) serviceFacts(txn statedb.ReadTxn, addr netip.Addr, fact 
 		fact(bpf.IPCacheService|bpf.IPCacheInCluster, "service "+s.Name.String())
 	}
 	for b := range tables.Rare(txn, c.Backends, tables.BackendSlicesByAddr(addr)) {
-		if b.Service == tables.KubernetesAPIService {
+		if isOfAPIServer(b) {
 			fact(bpf.IPCacheAPIServer|bpf.IPCacheInCluster, "backend of "+b.Service.String())
 		}
 	}

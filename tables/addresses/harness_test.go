@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // world has all tables that the rules of this package look at, filled by hand,
 // and the rules.
 type world struct {
-	t    *testing.T
+	t    testing.TB
 	hive *hive.Hive
 	log  *slog.Logger
 	tableSet
@@ -53,6 +53,9 @@ type tableSet struct {
 	Policy      statedb.RWTable[*tables.PolicyMapEntry]
 	IPCache     statedb.Table[*tables.IPCache]
 	Locals      statedb.Table[*tables.LocalEndpoint]
+	CiliumNodes statedb.Table[*tables.CiliumNode]
+	Backends    statedb.RWTable[*tables.BackendSlice]
+	Places      tables.PeerPlaces
 }
 
 func provide[Row any](newTable func(*statedb.DB) (statedb.RWTable[Row], error)) cell.Cell {
@@ -62,7 +65,7 @@ func provide[Row any](newTable func(*statedb.DB) (statedb.RWTable[Row], error)) 
 const epochFloor = 1000
 
 // newWorld returns a world of one node, this one, that has not begun.
-func newWorld(t *testing.T, args ...string) *world {
+func newWorld(t testing.TB, args ...string) *world {
 	w := &world{t: t, log: hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))}
 	floor := EpochFloor(epochFloor)
 	w.hive = hive.NewWithOptions(hive.Options{ModulePrivateProviders: cell.ModulePrivateProviders{moduleJobs}},

@@ -48,75 +48,108 @@ var localScope = []netip.Prefix{
 	netip.MustParsePrefix("ff00::/8"),
 }
 
-// deriveIPCache keeps what is known of each address and prefix.
-func deriveIPCache(p derive.Params, c ipcacheParams) error {
-	// What has no member as a peer yet, by the prefixes that there are: with
+// ipcache is the rule of what is known of each address and prefix, with what it
+// knows of its inputs from one round to the next.
+type ipcache struct {
+	*ipcacheParams
+
+	// named is of what anything but a pod is said to have: all else, as are most
+	// addresses, need be looked up among pods only.
+	named map[netip.Prefix]struct{}
+
+	// unplaced has no member as a peer yet, by the prefixes that there are: with
 	// others it may be of one that has been there for long.
-	unplaced := map[netip.Prefix]struct{}{}
+	unplaced map[netip.Prefix]struct{}
+
+	resumes bool // see resuming, of the round
+}
+
+func newIPCache(params *ipcacheParams) *ipcache {
+	c := &ipcache{ipcacheParams: params, named: map[netip.Prefix]struct{}{}, unplaced: map[netip.Prefix]struct{}{}}
+	for _, prefix := range c.seed() {
+		c.named[prefix] = struct{}{}
+	}
+	return c
+}
+
+func (c *ipcache) seed() []netip.Prefix { return slices.Concat(localScope, c.Cluster) }
+
+// deriveIPCache keeps what is known of each address and prefix.
+func deriveIPCache(p derive.Params, params ipcacheParams) error {
+	c := newIPCache(&params)
 	_, err := derive.Register(p, derive.Rule[netip.Prefix, *tables.IPCache]{
 		Output: c.IPCache,
-		Inputs: []derive.Input[netip.Prefix]{
-			derive.FromIf(c.Endpoints, movesPeer, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Prefix)) {
-				affectAll(e.Addrs, affect)
-			}),
-			derive.FromIf(c.Nodes, movesNode, c.affectedByNode),
-			derive.From(c.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, affect func(netip.Prefix)) {
-				affectAll(n.Addrs, affect)
-			}),
-			derive.From(c.Services, func(_ statedb.ReadTxn, s *tables.Service, affect func(netip.Prefix)) {
-				affectAll(s.Addrs, affect)
-			}),
-			derive.From(c.Backends, func(_ statedb.ReadTxn, b *tables.BackendSlice, affect func(netip.Prefix)) {
-				affectAll(b.Addrs, affect)
-			}),
-			derive.From(c.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(netip.Prefix)) {
-				affect(single(a.Addr))
-			}),
-			derive.From(c.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Prefix)) {
-				if r.Table == tables.RouteTableLocal {
-					affect(r.Destination)
-					c.heirs(txn, r.Destination, affect)
-				}
-			}),
-			derive.FromIf(c.PeerPrefixes,
-				func(old, new *tables.PeerPrefix) bool { return old.Pods != new.Pods },
-				func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(netip.Prefix)) {
-					affect(p.Prefix)
-					for prefix := range unplaced {
-						affect(prefix)
-					}
-				}),
-			derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged)),
-			derive.From(c.Readiness, c.affectedByReadiness),
-			derive.FromChange(c.Entries, c.affectedByEntry),
-		},
-		Await: c.classesReady,
-		Seed:  slices.Concat(localScope, c.Cluster),
+		Inputs: c.inputs(),
+		Await:  c.classesReady,
+		Seed:   c.seed(),
 		Existing: func(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq2[*tables.IPCache, statedb.Revision] {
 			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
 		},
-		Rows: func(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCache {
-			member := c.Places.Member(txn, prefix)
-			if member == nil {
-				unplaced[prefix] = struct{}{}
-			} else {
-				delete(unplaced, prefix)
-			}
-			return c.rows(txn, prefix, member)
+		Plan: func(txn statedb.ReadTxn, prefixes []netip.Prefix) ([]netip.Prefix, func(netip.Prefix) []*tables.IPCache) {
+			c.resumes = c.resuming(txn)
+			return prefixes, func(prefix netip.Prefix) []*tables.IPCache { return c.rows(txn, prefix) }
 		},
 		Equal: (*tables.IPCache).Equal,
 	})
 	return err
 }
 
+func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
+	return []derive.Input[netip.Prefix]{
+		derive.FromIf(c.Endpoints, movesPeer, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Prefix)) {
+			for _, a := range e.Addrs {
+				affect(single(a))
+			}
+		}),
+		derive.FromIf(c.Nodes, movesNode, c.affectedByNode),
+		derive.From(c.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, affect func(netip.Prefix)) {
+			c.nameAll(n.Addrs, affect)
+		}),
+		derive.From(c.Services, func(_ statedb.ReadTxn, s *tables.Service, affect func(netip.Prefix)) {
+			c.nameAll(s.Addrs, affect)
+		}),
+		derive.Where(isOfAPIServer, derive.From(c.Backends, func(_ statedb.ReadTxn, b *tables.BackendSlice, affect func(netip.Prefix)) {
+			c.nameAll(b.Addrs, affect)
+		})),
+		derive.From(c.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(netip.Prefix)) {
+			c.name(single(a.Addr), affect)
+		}),
+		derive.From(c.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Prefix)) {
+			if r.Table == tables.RouteTableLocal {
+				c.name(r.Destination, affect)
+				c.heirs(txn, r.Destination, affect)
+			}
+		}),
+		derive.FromIf(c.PeerPrefixes,
+			func(old, new *tables.PeerPrefix) bool { return old.Pods != new.Pods },
+			func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(netip.Prefix)) {
+				affect(p.Prefix)
+				for prefix := range c.unplaced {
+					affect(prefix)
+				}
+			}),
+		derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged)),
+		derive.From(c.Readiness, c.affectedByReadiness),
+		derive.FromChange(c.Entries, c.affectedByEntry),
+	}
+}
+
 // single is the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-func affectAll(addrs []netip.Addr, affect func(netip.Prefix)) {
+// name notes that something other than a pod has, or had, a prefix, which is affected.
+func (c *ipcache) name(prefix netip.Prefix, affect func(netip.Prefix)) {
+	c.named[prefix] = struct{}{}
+	affect(prefix)
+}
+
+func (c *ipcache) nameAll(addrs []netip.Addr, affect func(netip.Prefix)) {
 	for _, a := range addrs {
-		affect(single(a))
+		c.name(single(a), affect)
 	}
 }
+
+func isOfAPIServer(b *tables.BackendSlice) bool { return b.Service == tables.KubernetesAPIService }
 
 // movesPeer reports whether a change of an endpoint can change what an address
 // of it is as a peer.
@@ -136,14 +169,16 @@ func movesNode(old, new *tables.Node) bool {
 
 // affectedByNode are the node's own addresses and prefixes, and those of its
 // pods, which are reached through it.
-func (c *ipcacheParams) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
-	affectAll(n.InternalIPs, affect)
-	affectAll(n.OtherIPs, affect)
+func (c *ipcache) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
+	c.nameAll(n.InternalIPs, affect)
+	c.nameAll(n.OtherIPs, affect)
 	for _, p := range n.PodCIDRs {
-		affect(p)
+		c.name(p, affect)
 		c.heirs(txn, p, affect)
 	}
 	for e := range c.Endpoints.List(txn, tables.EndpointsByNode(n.Name)) {
-		affectAll(e.Addrs, affect)
+		for _, a := range e.Addrs {
+			affect(single(a))
+		}
 	}
 }

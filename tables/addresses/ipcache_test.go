@@ -101,11 +101,14 @@ func TestPeerClassWaitsUntilItIsReady(t *testing.T) {
 	require.Zero(t, w.peer("10.0.0.1/32").WaitsFor)
 	w.write()
 
-	// Its label set gets another class: it stays until that is ready.
+	// Its label set gets another class: it stays until that is ready, and there is
+	// nothing to be written.
+	status := w.peer("10.0.0.1/32").Status
 	w.member(bpf.RolePeer, "web", "", 4)
 	w.settle()
 	require.EqualValues(t, 3, w.peer("10.0.0.1/32").PeerClass)
 	require.EqualValues(t, 4, w.peer("10.0.0.1/32").WaitsFor)
+	require.Equal(t, status, w.peer("10.0.0.1/32").Status)
 	insert(w, w.Readiness, &tables.PolicyReadiness{
 		ClassKey: bpf.ClassKey{Role: bpf.RolePeer, Number: 4}, Digest: digest(9), Ready: true, // of another meaning
 	})
@@ -201,6 +204,47 @@ func TestFirstRoundAwaitsClasses(t *testing.T) {
 	left.Selectors = nil
 	insert(w, w.Members, &left)
 	require.True(t, ready())
+}
+
+// Whatever objects say of a pod's address is found, in whichever order they come.
+func TestFactsOfPodAddress(t *testing.T) {
+	w := newWorld(t)
+	w.member(bpf.RolePeer, "web", "", 0)
+	w.start()
+	addr := netip.MustParseAddr("10.0.0.1")
+	service := &tables.Service{Name: tables.Name{Namespace: "prod", Name: "s"}, Addrs: []netip.Addr{addr}}
+	node := &tables.Node{Name: "there", InternalIPs: []netip.Addr{addr}}
+	slice := &tables.BackendSlice{Name: service.Name, Service: service.Name, Addrs: []netip.Addr{addr}}
+	of := func(origins ...string) {
+		t.Helper()
+		w.settle()
+		require.Equal(t, origins, w.peer("10.0.0.1/32").Origins)
+	}
+
+	pod := w.pod("web", "10.0.0.1", "web")
+	of("pod prod/web")
+	insert(w, w.Backends, slice)
+	of("pod prod/web")
+	insert(w, w.Services, service)
+	of("pod prod/web", "service prod/s")
+	insert(w, w.Nodes, node)
+	of("node there", "pod prod/web", "service prod/s")
+	remove(w, w.Endpoints, pod)
+	remove(w, w.Services, service)
+	of("node there")
+	remove(w, w.Nodes, node)
+	w.settle()
+	_, _, found := w.IPCache.Get(w.DB.ReadTxn(), tables.IPCacheByPrefix(single(addr)))
+	require.False(t, found)
+
+	api := *slice
+	api.Service = tables.KubernetesAPIService
+	insert(w, w.Backends, &api)
+	of("backend of default/kubernetes")
+	insert(w, w.Endpoints, pod)
+	of("pod prod/web", "backend of default/kubernetes")
+	remove(w, w.Backends, &api)
+	of("pod prod/web")
 }
 
 // A restart finds addresses in the classes in which the kernel has them.

@@ -18,8 +18,8 @@ import (
 //
 // It returns false of a pod or node that is new: of whom it is not even known yet
 // where he belongs, which will be in a moment, nothing is written before.
-func (c *ipcacheParams) classify(txn statedb.ReadTxn, row *tables.IPCache, member *tables.ClassMember) bool {
-	if c.resuming(txn) && c.resume(txn, row, member) {
+func (c *ipcache) classify(txn statedb.ReadTxn, row *tables.IPCache, member *tables.ClassMember) bool {
+	if c.resumes && c.resume(txn, row, member) {
 		return true
 	}
 	if member != nil && c.ready(txn, member) {
@@ -28,6 +28,9 @@ func (c *ipcacheParams) classify(txn statedb.ReadTxn, row *tables.IPCache, membe
 	}
 	if existing, _, found := c.IPCache.Get(txn, tables.IPCacheByPrefix(row.Prefix)); found {
 		row.PeerClass = existing.PeerClass
+		if row.MapValue() == existing.MapValue() {
+			row.Status = existing.Status // to wait is nothing to be written
+		}
 	} else if member == nil && !row.Inherits && ofSomebody(row.Flags) && !c.inKernel(txn, row) {
 		return false
 	} else if class, found := tables.PeerClassInKernel(txn, c.Entries, row.Prefix); found {
