@@ -36,7 +36,7 @@ type localParams struct {
 // that leads to each. The device depends on history, by the former output: what
 // the kernel once knew of a pod, and has forgotten since, is still so.
 func deriveLocalEndpoints(p derive.Params, l localParams) error {
-	v := newVerdicts(l.Epochs.IPCacheEntries)
+	v := newVerdicts()
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.LocalEndpoint]{
 		Output: l.Locals,
 		Inputs: []derive.Input[netip.Addr]{

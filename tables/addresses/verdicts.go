@@ -18,9 +18,9 @@ import (
 // next to whom the kernel has come to forbid what it allowed: changes that lag
 // behind the snapshot are seen in a later round, none is missed.
 type verdicts struct {
-	ipcache  statedb.Table[*tables.IPCacheEntry]
 	subjects map[uint32]*subjectVerdicts
 	peers    map[uint32]int // addresses and prefixes in each peer class
+	around   surroundings   // of peers
 	begun    bool           // the first round, which takes in what there is, is over
 
 	// lost are the subject classes that peers who go from one class to another
@@ -52,9 +52,10 @@ var everything = traffic{bpf.PolicyKeyOf(0, 0, 0, 0, 0, 0): {Precedence: bpf.Pre
 // which they are is known when the changes of the round are.
 var verdictsChanged netip.Addr
 
-func newVerdicts(ipcache statedb.Table[*tables.IPCacheEntry]) *verdicts {
+func newVerdicts() *verdicts {
 	return &verdicts{
-		ipcache: ipcache, subjects: map[uint32]*subjectVerdicts{}, peers: map[uint32]int{},
+		subjects: map[uint32]*subjectVerdicts{}, peers: map[uint32]int{},
+		around: surroundings{classes: map[bpf.IPCacheKey]uint32{}},
 		former: map[tables.PolicyPair]map[bpf.PolicyKey]*bpf.PolicyValue{}, moved: map[flip]struct{}{},
 		lost: map[flip][]uint32{},
 	}
@@ -105,7 +106,11 @@ func (v *verdicts) policyChanged(_ statedb.ReadTxn, old, new *tables.PolicyMapEn
 // peerChanged takes in a change of an entry of sluice_ipcache. What comes to have
 // one of its own was judged as what is around it, and what loses it will be: pods
 // send before it is known here that there is one, and addresses are given to others.
-func (v *verdicts) peerChanged(txn statedb.ReadTxn, old, new *tables.IPCacheEntry, affect func(netip.Addr)) {
+//
+// If what is around it changes in the same round, it may have been judged as that was
+// or as it is now. It is no matter which of them is taken: that one, too, goes from
+// the one class to the other, and what is lost on a way is lost in one of its steps.
+func (v *verdicts) peerChanged(_ statedb.ReadTxn, old, new *tables.IPCacheEntry, affect func(netip.Addr)) {
 	if old != nil && new != nil && old.Value.PeerClass == new.Value.PeerClass {
 		return
 	}
@@ -115,33 +120,21 @@ func (v *verdicts) peerChanged(txn statedb.ReadTxn, old, new *tables.IPCacheEntr
 		if v.peers[f.from]--; v.peers[f.from] == 0 {
 			delete(v.peers, f.from)
 		}
+	} else {
+		f.from = v.around.of(new.Key)
 	}
 	if new != nil {
 		f.to = new.Value.PeerClass
 		v.peers[f.to]++
+		v.around.set(new.Key, f.to)
+	} else {
+		v.around.remove(old.Key)
+		f.to = v.around.of(old.Key)
 	}
-	switch {
-	case !v.begun:
-		return
-	case old == nil:
-		f.from = v.around(txn, new.Key)
-	case new == nil:
-		f.to = v.around(txn, old.Key)
-	}
-	if f.from != f.to {
+	if v.begun && f.from != f.to {
 		v.moved[f] = struct{}{}
 		affect(verdictsChanged)
 	}
-}
-
-// around returns the class of what a prefix is in.
-func (v *verdicts) around(txn statedb.ReadTxn, key bpf.IPCacheKey) uint32 {
-	prefix := key.Prefix()
-	if prefix.Bits() == 0 {
-		return 0
-	}
-	class, _ := tables.PeerClassInKernel(txn, v.ipcache, netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked())
-	return class
 }
 
 // turn begins another round. It returns the subject classes, of those that are
