@@ -52,12 +52,14 @@ func (e *MapEntry[K, V]) TableRow() []string {
 
 // MapEntryByKey queries the entry under a map key.
 func MapEntryByKey[K, V MapPart](key K) statedb.Query[*MapEntry[K, V]] {
-	return mapEntryKeyIndex[K, V]().Query(key)
+	return statedb.Index[*MapEntry[K, V], K]{Name: mapEntryKey}.QueryFromKey(mapKeyBytes(key))
 }
+
+const mapEntryKey = "key" // the index, which would take memory to make for each query
 
 func mapEntryKeyIndex[K, V MapPart]() statedb.Index[*MapEntry[K, V], K] {
 	return statedb.Index[*MapEntry[K, V], K]{
-		Name:       "key",
+		Name:       mapEntryKey,
 		FromObject: func(e *MapEntry[K, V]) index.KeySet { return index.NewKeySet(mapKeyBytes(e.Key)) },
 		FromKey:    mapKeyBytes[K],
 		FromString: func(s string) (index.Key, error) { return hex.DecodeString(s) },

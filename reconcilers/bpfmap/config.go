@@ -52,10 +52,12 @@ type Config[Row any, K, V tables.MapPart] struct {
 	// that has to wait must not stay meanwhile. It is deleted then.
 	Vacate func(op Op[K, V]) bool
 
-	// Independent says that there is no Gate, and that no gate of another map
-	// looks at the mirror of this one. The rounds of all others exclude one
-	// another: the snapshot of a gate shows everything that was written to them
-	// before, and nothing is written to them until its own writes show.
+	// Independent says that there is no Gate, and that neither a gate of another
+	// map nor anything else relies on an entry in the mirror of this one to be in
+	// the map still: what is about to change or to go is not announced there. The
+	// rounds of all others exclude one another: the snapshot of a gate shows
+	// everything that was written to them before, and nothing is written to them
+	// until its own writes show.
 	Independent bool
 }
 

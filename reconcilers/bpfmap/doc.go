@@ -18,7 +18,8 @@
 //  1. collect the rows that changed, whose retry is due, whose gate may have
 //     opened, and what is tied to these by order;
 //  2. compare with the mirror: equal rows need no write;
-//  3. say in the mirror what is about to change or go, for the gates of others;
+//  3. say in the mirror what is about to change or go, for the gates of others,
+//     if any look at it;
 //  4. plan the writes; make them, less those whose gate is closed and those that
 //     must not happen before one that failed;
 //  5. write statuses and mirror in one transaction.

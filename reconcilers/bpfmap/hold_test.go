@@ -75,3 +75,27 @@ func TestHeldTables(t *testing.T) {
 	require.Equal(t, "1 same", <-seen)
 	l.requireSettled()
 }
+
+// What is about to change or to go is announced in the mirror before it does, unless
+// nobody relies on what that says.
+func TestAnnouncement(t *testing.T) {
+	for _, independent := range []bool{false, true} {
+		l := newTestLoop(t, testConfig{})
+		l.Independent = independent
+		l.start()
+		a, b := key(32, 10), key(32, 11)
+		l.change(row(a, 1), row(b, 2))
+		l.round()
+
+		var seen []string
+		l.memory.OnWrite(func(bpf.Write, bpf.Reader) { seen = append(seen, l.entry(a), l.entry(b)) })
+		l.change(row(a, 3), row(b, 0))
+		l.round()
+		want := []string{"1 other", "2 absent", "1 other", "2 absent"}
+		if independent {
+			want = []string{"1 same", "2 same", "1 same", "2 same"}
+		}
+		require.Equal(t, want, seen)
+		l.requireSettled()
+	}
+}

@@ -145,10 +145,10 @@ func (l *loop[Row, K, V]) reconcile(txn statedb.ReadTxn, work []*item[Row, K, V]
 		// mirror, where other maps' gates see it.
 		l.order.Lock()
 		defer l.order.Unlock()
-	}
-	txn, err := l.announce(changes, changing)
-	if err != nil {
-		return err
+		var err error
+		if txn, err = l.announce(changes, changing); err != nil {
+			return err
+		}
 	}
 	if len(l.Held) > 0 {
 		held := l.db.WriteTxn(l.Held...)
@@ -172,6 +172,7 @@ func (l *loop[Row, K, V]) reconcile(txn statedb.ReadTxn, work []*item[Row, K, V]
 
 // compare returns what has to change, and the items in the order of the changes.
 func (l *loop[Row, K, V]) compare(txn statedb.ReadTxn, work []*item[Row, K, V]) (changes []Change[K, V], changing []*item[Row, K, V]) {
+	changes, changing = make([]Change[K, V], 0, len(work)), make([]*item[Row, K, V], 0, len(work))
 	for _, it := range work {
 		it.change = -1
 		c := Change[K, V]{Key: it.key, index: len(changes)}

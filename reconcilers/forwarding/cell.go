@@ -92,9 +92,10 @@ func unattached(txn statedb.ReadTxn, attachments statedb.Table[*tables.Attachmen
 	return ""
 }
 
+// registerCovered has it announced what is about to go: local-endpoints relies on
+// what holds pods.
 func registerCovered(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tables.CoveredPrefix], mirror statedb.RWTable[*tables.CoveredEntry]) error {
 	cfg := bpfmap.ConfigOf(maps.Covered, desired, mirror, bpfmap.PlanPrefixUnsqueezed[bpf.CoveredKey, bpf.CoveredValue]())
-	cfg.Independent = true
 	return bpfmap.Register(p, cfg)
 }
 
