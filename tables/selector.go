@@ -144,13 +144,12 @@ func isInside(p netip.Prefix, ordered []netip.Prefix) bool {
 
 // Selector is an expression by which policies choose pods, nodes, addresses or
 // those that have a port of a name; interned: however many policies use it, it is
-// evaluated once.
+// evaluated once. Which do is told by the indexes of their tables, so that one that
+// comes or goes changes nothing here while there are others.
 type Selector struct {
 	ID           SelectorID `json:"id"`
 	SelectorSpec `yaml:",inline"`
 	Resolution   `yaml:",inline"`
-
-	Policies []string `json:"policies"` // that use it, in order of name
 
 	// Version is another one whenever the resolution is, and when the selector
 	// was away meanwhile: see [SelectorIsCurrent].
@@ -164,8 +163,8 @@ type Selector struct {
 type labelSelectors struct{ namespaces, pods, nodes labels.Selector }
 
 // NewSelector parses the canonical texts of what a selector comes to.
-func NewSelector(spec SelectorSpec, resolved Resolution, policies []string) (*Selector, error) {
-	s := &Selector{ID: spec.ID(), SelectorSpec: spec, Resolution: resolved, Policies: policies}
+func NewSelector(spec SelectorSpec, resolved Resolution) (*Selector, error) {
+	s := &Selector{ID: spec.ID(), SelectorSpec: spec, Resolution: resolved}
 	for _, pods := range s.Pods {
 		var a labelSelectors
 		for _, part := range []struct {
@@ -307,11 +306,11 @@ func (l namespaceLabels) Has(key string) bool   { _, ok := l.Lookup(key); return
 func (l namespaceLabels) Get(key string) string { v, _ := l.Lookup(key); return v }
 
 // TableHeader implements [statedb.TableWritable].
-func (*Selector) TableHeader() []string { return []string{"ID", "Role", "Expression", "Policies"} }
+func (*Selector) TableHeader() []string { return []string{"ID", "Role", "Expression"} }
 
 // TableRow implements [statedb.TableWritable].
 func (s *Selector) TableRow() []string {
-	return []string{s.ID.String(), s.Role.String(), s.Text, listColumn(s.Policies, ", ")}
+	return []string{s.ID.String(), s.Role.String(), s.Text}
 }
 
 // RoleAnchor is the index key of the selectors of a role that have an anchor.

@@ -112,7 +112,7 @@ func TestPolicyJSON(t *testing.T) {
 	w := newWorld(t, inMemory(t))
 	selector, err := tables.NewSelector(tables.PeerSelector(tables.PolicyPeer{
 		Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "app=client"},
-	}), tables.Resolution{}, nil)
+	}), tables.Resolution{})
 	require.NoError(t, err)
 	insert(w, w.Selectors, selector)
 	insert(w, w.Members, &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: peerClient, Selectors: []tables.SelectorID{selector.ID}})

@@ -89,53 +89,52 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 		Existing: func(txn statedb.ReadTxn, key selectorKey) iter.Seq2[*tables.Selector, statedb.Revision] {
 			return r.Selectors.List(txn, tables.SelectorByID(key.id()))
 		},
-		Rows: r.rows,
-		Equal: func(a, b *tables.Selector) bool {
-			return a.Resolution.Equal(&b.Resolution) && slices.Equal(a.Policies, b.Policies)
-		},
+		Rows:  r.rows,
+		Equal: func(a, b *tables.Selector) bool { return a.Resolution.Equal(&b.Resolution) },
 	})
 	return err
 }
 
-// affectedByPolicy are the selectors that it has come to name or names no more.
-// Those that it still does have the same users as before.
-func (r *selectorRule) affectedByPolicy(_ statedb.ReadTxn, old, new *tables.NetworkPolicy, affect func(selectorKey)) {
-	changed := map[selectorKey]int{}
-	for _, p := range []*tables.NetworkPolicy{old, new} {
-		if p != nil {
-			for _, s := range p.Selectors() {
-				changed[keyOfSelector(s)]++
+// affectedByPolicy are the selectors that it names and that there are not yet, and
+// those that may have lost their last user.
+func (r *selectorRule) affectedByPolicy(txn statedb.ReadTxn, old, new *tables.NetworkPolicy, affect func(selectorKey)) {
+	if new != nil {
+		for _, s := range new.Selectors() {
+			if _, _, found := r.Selectors.Get(txn, tables.SelectorByID(s.ID())); !found {
 				r.named[keyOfSelector(s)] = s
+				affect(keyOfSelector(s))
 			}
 		}
 	}
-	for key, n := range changed {
-		if n == 1 {
-			affect(key)
-		} else {
-			delete(r.named, key)
-		}
+	if old != nil {
+		r.affectedByLoss(txn, old.SelectorIDs(), affect)
 	}
 }
 
 // affectedByRules are selectors that may have lost their last user.
-func (r *selectorRule) affectedByRules(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(selectorKey)) {
-	var before, now []tables.SelectorID
+func (r *selectorRule) affectedByRules(txn statedb.ReadTxn, old, _ *tables.EnforcedPolicy, affect func(selectorKey)) {
 	if old != nil {
-		before = old.Selectors()
+		r.affectedByLoss(txn, old.Selectors(), affect)
 	}
-	if new != nil {
-		now = new.Selectors()
-	}
-	for _, id := range slices.Concat(before, now) {
-		_, was := slices.BinarySearch(before, id)
-		if _, is := slices.BinarySearch(now, id); was && is {
-			continue
-		}
-		if s, _, found := r.Selectors.Get(txn, tables.SelectorByID(id)); found {
+}
+
+// affectedByLoss are those of some selectors that nobody names any more.
+func (r *selectorRule) affectedByLoss(txn statedb.ReadTxn, ids []tables.SelectorID, affect func(selectorKey)) {
+	for _, id := range ids {
+		if s, _, found := r.Selectors.Get(txn, tables.SelectorByID(id)); found && !r.isNamed(txn, id) {
 			affect(keyOfSelector(s.SelectorSpec))
 		}
 	}
+}
+
+// isNamed reports whether a network policy names a selector, or a rule of one that
+// is in force or retired.
+func (r *selectorRule) isNamed(txn statedb.ReadTxn, id tables.SelectorID) bool {
+	if _, _, found := r.NetworkPolicies.Get(txn, tables.NetworkPoliciesBySelector(id)); found {
+		return true
+	}
+	_, _, found := r.Rules.Get(txn, tables.EnforcedPoliciesBySelector(id))
+	return found
 }
 
 func (r *selectorRule) affectedByGroup(txn statedb.ReadTxn, old, new *tables.CIDRGroup, affect func(selectorKey)) {
@@ -179,24 +178,17 @@ func (r *selectorRule) rows(txn statedb.ReadTxn, key selectorKey) []*tables.Sele
 		spec = named
 	}
 	delete(r.named, key)
-	users := map[string]bool{}
-	for p := range r.NetworkPolicies.List(txn, tables.NetworkPoliciesBySelector(id)) {
-		users[p.ID().String()] = true
-	}
-	for p := range r.Rules.List(txn, tables.EnforcedPoliciesBySelector(id)) {
-		users[p.Policy.String()] = true
-	}
 	if key.role == bpf.RoleEgress {
-		for p := range r.EgressPolicies.List(txn, tables.EgressPoliciesBySelector(key.text)) {
-			users[p.Name] = true
+		var p *tables.EgressPolicy
+		if p, _, used = r.EgressPolicies.Get(txn, tables.EgressPoliciesBySelector(key.text)); used {
 			i := slices.IndexFunc(p.Selectors, func(s tables.EgressSelector) bool { return s.String() == key.text })
 			spec = tables.PodSelector(key.role, p.Selectors[i])
 		}
 	}
-	if len(users) == 0 && !used || spec.Role == 0 {
+	if !used && !r.isNamed(txn, id) || spec.Role == 0 {
 		return nil
 	}
-	row, err := tables.NewSelector(spec, r.resolve(txn, spec.Peer), slices.Sorted(maps.Keys(users)))
+	row, err := tables.NewSelector(spec, r.resolve(txn, spec.Peer))
 	if err != nil {
 		// The text is canonical: it comes from a selector that was parsed.
 		return nil
