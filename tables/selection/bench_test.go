@@ -31,7 +31,7 @@ func created[Row any](b *testing.B, db *statedb.DB, create func(*statedb.DB) (st
 // manySelectors are those of as many apps, under both roles of network policies.
 func manySelectors(b *testing.B, apps int) (selectors []*tables.Selector) {
 	add := func(spec tables.SelectorSpec, resolution tables.Resolution) {
-		s, err := tables.NewSelector(spec, resolution, nil)
+		s, err := tables.NewSelector(spec, resolution)
 		require.NoError(b, err)
 		selectors = append(selectors, s)
 	}
