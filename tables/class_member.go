@@ -17,7 +17,8 @@ import (
 
 // ClassMember says to which class, under one role, the endpoints with a label
 // set belong. Where a selector looks at nodes, there is a row per node that
-// has such endpoints; elsewhere Node is empty and the row is for all nodes.
+// has such endpoints; elsewhere Node is empty and the row is for all nodes. A label
+// set that no egress policy chooses anywhere has no row of egress: see [MemberOf].
 //
 // Peers are also nodes, then LabelSet is zero, and prefixes that are neither of
 // pods nor of nodes, then Node is empty too. Prefix is that prefix, or of pods
@@ -202,6 +203,9 @@ func (m *ClassMember) IsClass() bool { return m.OfClass }
 // IsOfEgress reports whether the row is about egress policies.
 func (m *ClassMember) IsOfEgress() bool { return m.Role == bpf.RoleEgress }
 
+// IsOfPods reports whether the row is of pods as peers.
+func (m *ClassMember) IsOfPods() bool { return m.Role == bpf.RolePeer && m.LabelSet != (LabelSetID{}) }
+
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.
 func MemberOf(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role, e *Endpoint) *ClassMember {
 	for _, node := range []string{"", e.Node} {
@@ -209,7 +213,23 @@ func MemberOf(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf
 			return m
 		}
 	}
+	if role == bpf.RoleEgress && ChosenByNoEgress(txn, members, e.LabelSet) {
+		return &ClassMember{Role: role, LabelSet: e.LabelSet}
+	}
 	return nil
+}
+
+// ChosenByNoEgress reports whether it is known of a label set that no selector of
+// egress policies chooses it, wherever its pods are. It has no row for that; but
+// the rows under all roles come with one commit.
+func ChosenByNoEgress(txn statedb.ReadTxn, members statedb.Table[*ClassMember], id LabelSetID) bool {
+	has := func(role bpf.Role) bool {
+		for range members.Prefix(txn, ClassMembersOfLabelSet(role, id)) {
+			return true
+		}
+		return false
+	}
+	return !has(bpf.RoleEgress) && (has(bpf.RolePeer) || has(bpf.RoleSubject))
 }
 
 // Placement is where the kernel has the addresses of endpoints, and where they belong.

@@ -43,7 +43,7 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 			derive.FromIf(l.Endpoints,
 				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet || movesAddress(old, new) },
 				l.affectedByEndpoint),
-			derive.Where(func(m *tables.ClassMember) bool { return m.Role != bpf.RolePeer && m.IsMember() }, derive.FromChange(l.Members, l.memberChanged)),
+			derive.Where(l.isMemberHere, derive.FromChange(l.Members, l.memberChanged)),
 			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
 				if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
 					affect(r.Destination.Addr())
@@ -120,10 +120,14 @@ func (l *localParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint
 	}
 }
 
+// isMemberHere reports whether a row can be what an address of this node waits for:
+// where policies are not enforced, it may be the row as a peer alone that tells that
+// no egress policy chooses a pod.
+func (l *localParams) isMemberHere(m *tables.ClassMember) bool {
+	return m.IsMember() && (m.Role != bpf.RolePeer || l.Enforcement == tables.EnforcementNever && m.IsOfPods())
+}
+
 func (l *localParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
-	if m.Role == bpf.RolePeer {
-		return
-	}
 	for e := range l.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
 		if e.Node == l.LocalNode.Name {
 			for _, addr := range e.Addrs {

@@ -93,7 +93,7 @@ func Where[In any, Key comparable](matters func(row In) bool, in Input[Key]) Inp
 }
 
 // FromKey is [From] for rows whose keys follow from their primary keys alone: they
-// need not be remembered.
+// need not be remembered. So does whether they matter, if only some do.
 func FromKey[In any, Key comparable](table statedb.Table[In], affects func(txn statedb.ReadTxn, row In, affect func(Key))) Input[Key] {
 	return &input[In, Key]{table: table, affects: affects, keyed: true}
 }
@@ -171,7 +171,9 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 // take takes in one change.
 func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
 	if i.keyed {
-		i.affects(txn, row, affect)
+		if i.matters == nil || i.matters(row) {
+			i.affects(txn, row, affect)
+		}
 		return
 	}
 	var old In

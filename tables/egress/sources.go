@@ -29,9 +29,17 @@ type sourceParams struct {
 	SourceEntries statedb.Table[*tables.SourceEntry]
 }
 
+// sources derives egress-sources. Of label sets of which it is not known yet what
+// chooses them, it may be nothing: then there comes no row of egress.
+type sources struct {
+	sourceParams
+	unknown map[tables.LabelSetID]struct{}
+}
+
 // deriveSources keeps the egress class of each address that this node has to
 // know: those of its own pods, and of the pods that it may be a gateway for.
-func deriveSources(p derive.Params, s sourceParams) error {
+func deriveSources(p derive.Params, params sourceParams) error {
+	s := &sources{params, map[tables.LabelSetID]struct{}{}}
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressSource]{
 		Output: s.Sources,
 		Inputs: []derive.Input[netip.Addr]{
@@ -43,6 +51,12 @@ func deriveSources(p derive.Params, s sourceParams) error {
 			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
 				s.affectedByMember))),
+			derive.Where((*tables.ClassMember).IsOfPods, derive.FromKey(s.Members,
+				func(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+					if _, waits := s.unknown[m.LabelSet]; waits {
+						s.affectedByMember(txn, m, affect)
+					}
+				})),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
 				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {
@@ -69,9 +83,11 @@ func movesSource(old, new *tables.Endpoint) bool {
 }
 
 // affectedByMember are the addresses of the endpoints with the label set.
-func (s *sourceParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+func (s *sources) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+	_, waits := s.unknown[m.LabelSet]
+	delete(s.unknown, m.LabelSet)
 	for e := range s.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
-		if m.Node != "" && m.Node != e.Node {
+		if !waits && m.Node != "" && m.Node != e.Node {
 			continue
 		}
 		for _, addr := range e.Addrs {
@@ -80,7 +96,7 @@ func (s *sourceParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMemb
 	}
 }
 
-func (s *sourceParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressSource {
+func (s *sources) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressSource {
 	owner, _ := tables.AddrOwner(txn, s.Endpoints, addr)
 	if owner == nil {
 		return nil
@@ -90,6 +106,7 @@ func (s *sourceParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Egre
 	switch {
 	case m == nil:
 		// It has new labels: until their class is known, it keeps its own.
+		s.unknown[owner.LabelSet] = struct{}{}
 		return s.existing(txn, addr, owner)
 	case m.Class == 0:
 		return s.retiring(txn, addr, owner, local)
@@ -112,7 +129,7 @@ func (s *sourceParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Egre
 // retiring keeps the row of a local pod that no policy chooses any more for as
 // long as the kernel takes the pod for chosen: it would drop the traffic of a
 // chosen pod whose class it does not know.
-func (s *sourceParams) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint, local bool) []*tables.EgressSource {
+func (s *sources) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint, local bool) []*tables.EgressSource {
 	pod, _, found := s.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](bpf.PodKey{Addr: bpf.AddressFrom(addr)}))
 	if !local || !found || pod.Value.Flags&bpf.PodEgressSelected == 0 {
 		return nil
@@ -131,7 +148,7 @@ func (s *sourceParams) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tab
 }
 
 // existing is the row as it is, if it is of the endpoint.
-func (s *sourceParams) existing(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint) []*tables.EgressSource {
+func (s *sources) existing(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint) []*tables.EgressSource {
 	row, _, found := s.Sources.Get(txn, tables.EgressSourceByAddr(addr))
 	if !found || row.Endpoint != owner.Name {
 		return nil

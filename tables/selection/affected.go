@@ -193,8 +193,9 @@ func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoi
 		}
 		return
 	}
-	// It has none: the label set is about to be derived, or was about to go.
-	affect(key)
+	if !tables.ChosenByNoEgress(txn, m.Output, e.LabelSet) {
+		affect(key) // the label set is about to be derived, or was about to go
+	}
 }
 
 // affectedByEntry are the members of a signature that more than one number

@@ -21,6 +21,9 @@ func (e *egressScope) signatures(r *round, key memberKey) []*tables.ClassMember 
 		return nil
 	}
 	chosen := r.choosing(set)
+	if len(chosen) == 0 && len(r.before(key)) == 0 {
+		return nil // as most are
+	}
 	if !slices.ContainsFunc(chosen, (*tables.Selector).NodeDependent) {
 		return []*tables.ClassMember{e.member(r, set.ID, "", chosen, nil)}
 	}
@@ -76,7 +79,7 @@ func (e *egressScope) free(txn statedb.ReadTxn, number uint32) bool {
 	return !used
 }
 
-// finish notes the classes that members leave.
+// finish notes the classes that members leave, and drops those that need no row.
 func (e *egressScope) finish(r *round) {
 	placement := tables.Placement{Endpoints: e.Places.Endpoints, Members: e.Output, SourceEntries: e.SourceEntries}
 	for _, key := range r.order {
@@ -94,5 +97,8 @@ func (e *egressScope) finish(r *round) {
 				}
 			}
 		}
+		r.wanted[key] = slices.DeleteFunc(r.wanted[key], func(m *tables.ClassMember) bool {
+			return m.Class == 0 && m.Node == "" && len(m.Former) == 0
+		})
 	}
 }

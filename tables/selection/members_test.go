@@ -298,7 +298,8 @@ func TestCosts(t *testing.T) {
 		h.marker(3)
 	}))
 	other := pod("a/other", here, "10.1.2.1", labels.Set{"app": "web", "other": "label"})
-	require.Equal(t, 3, work(func() {
+	require.Nil(t, tables.MemberOf(h.db.ReadTxn(), h.members, bpf.RoleEgress, other), "not known yet")
+	require.Equal(t, 2, work(func() {
 		put(h, h.Endpoints, other)
 		h.await(func(txn statedb.ReadTxn) string {
 			if h.places.Member(txn, single(other.Addrs[0])) == nil {
@@ -306,5 +307,6 @@ func TestCosts(t *testing.T) {
 			}
 			return ""
 		})
-	}).Inserted, "a member under each role")
+	}).Inserted, "a member under each role of network policies")
+	require.Zero(t, tables.MemberOf(h.db.ReadTxn(), h.members, bpf.RoleEgress, other).Class, "no egress policy chooses it")
 }

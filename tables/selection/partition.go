@@ -5,9 +5,7 @@ package selection
 import (
 	"bytes"
 	"cmp"
-	"maps"
 	"math"
-	"net/netip"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -56,102 +54,6 @@ type scope interface {
 
 // undecided is the class of a member that has to join one.
 const undecided = math.MaxUint32
-
-// round is the computation of the classes of some members.
-type round struct {
-	*partition
-	txn statedb.ReadTxn
-
-	planned []memberKey
-	empty   bool        // the table has no rows yet
-	order   []memberKey // of wanted
-	wanted  map[memberKey][]*tables.ClassMember
-	parts   map[uint32][]*tables.ClassMember // wanted, by the class that they were in
-	former  map[uint32]bpf.Digest            // of the classes that they were in
-	meaning map[uint32]bpf.Digest            // of the classes that were divided
-	joined  map[bpf.Digest]uint32            // class that members with a signature join
-	next    uint32                           // lowest number that may be free
-
-	chosen    []*tables.Selector             // of the label set that is looked at
-	anchored  map[string][]*tables.Selector  // by anchor
-	required  map[string]bool                // labels that selectors require, by key
-	here      map[tables.LabelSetID]struct{} // the label sets of this node's pods
-	signer    signer
-	standings map[netip.Prefix]standing
-	looks     []netip.Prefix            // addresses to be looked at
-	touched   map[uint32][]netip.Prefix // classes, with who may be leaving them
-	classRows map[uint32]*tables.ClassMember
-	signed    map[uint32]*tables.ClassMember // a wanted member of each class, when all have one
-	force     map[tables.SelectorID]bool     // whether rules in force name a selector
-	resuming  bool                           // no class has a row yet
-}
-
-func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
-	count := 0 // of members, which may be all there are
-	for _, key := range keys {
-		if key.isOf(p.role) && key.of == ofMember {
-			count++
-		}
-	}
-	r := &round{
-		partition: p, txn: txn, next: 1, empty: p.Output.NumObjects(txn) == 0,
-		wanted: make(map[memberKey][]*tables.ClassMember, count), order: make([]memberKey, 0, count),
-		parts: map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
-		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
-		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
-		standings: map[netip.Prefix]standing{},
-		anchored:  map[string][]*tables.Selector{}, required: map[string]bool{},
-	}
-	r.signer.known = func(d bpf.Digest) *tables.ClassMember {
-		m, _, _ := p.Output.Get(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: d}))
-		return m
-	}
-	divided := map[uint32]bool{}
-	for _, key := range keys {
-		switch {
-		case key.role == 0:
-			r.evaluate(memberKey{role: p.role, set: key.set}, divided)
-		case key.role != p.role:
-		case key.of == ofSelector:
-			r.planned = append(r.planned, key)
-		case key.of == ofClass:
-			r.touch(uint32(key.number), key.prefix)
-		case key.of == ofAddress:
-			r.looks = append(r.looks, key.prefix)
-		default:
-			r.evaluate(key, divided)
-		}
-	}
-	for _, number := range slices.Sorted(maps.Keys(divided)) {
-		r.divide(number)
-	}
-	r.merge()
-	p.scope.resume(r)
-	r.join()
-	p.scope.finish(r)
-	r.planned = append(r.planned, r.order...)
-	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
-		r.planned = append(r.planned, classKey(p.role, number, netip.Prefix{}))
-	}
-	return r
-}
-
-func (r *round) rows(key memberKey) []*tables.ClassMember {
-	switch key.of {
-	case ofClass:
-		if row := r.classRows[uint32(key.number)]; row != nil {
-			return []*tables.ClassMember{row}
-		}
-		return nil
-	case ofMember:
-		return r.wanted[key]
-	}
-	s, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(tables.SelectorID(key.number)))
-	if !found || !r.scope.evaluated(r.txn, s) {
-		return nil
-	}
-	return []*tables.ClassMember{{Role: r.role, Evaluated: s.ID, Version: s.Version}}
-}
 
 // evaluate finds the signatures under a key. Members whose signature is as
 // before keep their class for now; the classes of the others are to be divided.
