@@ -54,7 +54,12 @@ type items[Row any, K, V tables.MapPart] struct {
 	waiting map[any]map[*item[Row, K, V]]struct{}
 	full    []*item[Row, K, V] // in the order of their refusals; some may have left it
 	nextSeq uint64
+	most    int // there were at once in byKey since it was made
 }
+
+// manyItems are so many that a map is not kept for them when they are gone: it
+// would go on to take the memory of all of them.
+const manyItems = 1024
 
 func newItems[Row any, K, V tables.MapPart]() *items[Row, K, V] {
 	return &items[Row, K, V]{
@@ -70,6 +75,7 @@ func (is *items[Row, K, V]) get(key K) *item[Row, K, V] {
 		is.nextSeq++
 		it = &item[Row, K, V]{key: key, seq: is.nextSeq, timer: -1}
 		is.byKey[key] = it
+		is.most = max(is.most, len(is.byKey))
 		is.counts[statePending]++
 	}
 	return it
@@ -80,6 +86,9 @@ func (is *items[Row, K, V]) remove(it *item[Row, K, V]) {
 	is.park(it)
 	is.counts[it.state]--
 	delete(is.byKey, it.key)
+	if len(is.byKey) == 0 && is.most > manyItems {
+		is.byKey, is.most = map[K]*item[Row, K, V]{}, 0
+	}
 }
 
 // park takes an item out of all queues, as it is being tried.
