@@ -23,12 +23,14 @@ func (c *ipcache) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCac
 	} else {
 		delete(c.unplaced, prefix)
 	}
+	delete(c.remaining, prefix)
 	if row.Flags == 0 {
 		delete(c.named, prefix)
 		if _, _, isPeer := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !isPeer {
 			if row.Remains = c.remains(txn, prefix); !row.Remains {
 				return nil
 			}
+			c.remaining[prefix] = struct{}{}
 		}
 		c.inherit(txn, row)
 	}

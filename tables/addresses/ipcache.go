@@ -61,11 +61,15 @@ type ipcache struct {
 	// others it may be of one that has been there for long.
 	unplaced map[netip.Prefix]struct{}
 
-	resumes bool // see resuming, of the round
+	remaining map[netip.Prefix]struct{} // of the rows that Remain
+	resumes   bool                      // see resuming, in the last round
 }
 
 func newIPCache(params *ipcacheParams) *ipcache {
-	c := &ipcache{ipcacheParams: params, named: map[netip.Prefix]struct{}{}, unplaced: map[netip.Prefix]struct{}{}}
+	c := &ipcache{
+		ipcacheParams: params,
+		named:         map[netip.Prefix]struct{}{}, unplaced: map[netip.Prefix]struct{}{}, remaining: map[netip.Prefix]struct{}{},
+	}
 	for _, prefix := range c.seed() {
 		c.named[prefix] = struct{}{}
 	}

@@ -92,13 +92,16 @@ func (c *ipcacheParams) begun(txn statedb.ReadTxn) bool {
 // affectedByEntry is, at the start, all that the kernel has, and what it gets while
 // classes of unknown meaning are left; afterwards what remains only until what is
 // around it has the same class.
-func (c *ipcacheParams) affectedByEntry(txn statedb.ReadTxn, _, new *tables.IPCacheEntry, affect func(netip.Prefix)) {
+func (c *ipcache) affectedByEntry(txn statedb.ReadTxn, _, new *tables.IPCacheEntry, affect func(netip.Prefix)) {
 	if new == nil {
 		return
 	}
 	prefix := new.Key.Prefix()
-	if !c.begun(txn) || c.resuming(txn) {
+	if !c.begun(txn) || c.resumes && c.resuming(txn) { // what was over in a round is over
 		affect(prefix)
+		return
+	}
+	if len(c.remaining) == 0 {
 		return
 	}
 	affectRemaining := func(row *tables.IPCache) {
