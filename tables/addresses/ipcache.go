@@ -105,7 +105,7 @@ func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
 				affect(single(a))
 			}
 		}),
-		derive.FromIf(c.Nodes, movesNode, c.affectedByNode),
+		derive.Initially(c.affectedAsNode, derive.FromIf(c.Nodes, movesNode, c.affectedByNode)),
 		derive.From(c.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, affect func(netip.Prefix)) {
 			c.nameAll(n.Addrs, affect)
 		}),
@@ -132,9 +132,9 @@ func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
 					affect(prefix)
 				}
 			}),
-		derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged)),
+		derive.Joined(derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged))),
 		derive.From(c.Readiness, c.affectedByReadiness),
-		derive.FromChange(c.Entries, c.affectedByEntry),
+		derive.FromKey(c.Entries, c.affectedByEntry),
 	}
 }
 
@@ -171,13 +171,20 @@ func movesNode(old, new *tables.Node) bool {
 	return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs) || !slices.Equal(old.PodCIDRs, new.PodCIDRs)
 }
 
-// affectedByNode are the node's own addresses and prefixes, and those of its
-// pods, which are reached through it.
-func (c *ipcache) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
+// affectedAsNode are the node's own addresses and prefixes.
+func (c *ipcache) affectedAsNode(_ statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
 	c.nameAll(n.InternalIPs, affect)
 	c.nameAll(n.OtherIPs, affect)
 	for _, p := range n.PodCIDRs {
 		c.name(p, affect)
+	}
+}
+
+// affectedByNode are the node's own addresses and prefixes, and those of its
+// pods, which are reached through it.
+func (c *ipcache) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
+	c.affectedAsNode(txn, n, affect)
+	for _, p := range n.PodCIDRs {
 		c.heirs(txn, p, affect)
 	}
 	for e := range c.Endpoints.List(txn, tables.EndpointsByNode(n.Name)) {

@@ -40,10 +40,10 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.LocalEndpoint]{
 		Output: l.Locals,
 		Inputs: []derive.Input[netip.Addr]{
-			derive.FromIf(l.Endpoints,
+			derive.Initially(l.affectedAsLocal, derive.FromIf(l.Endpoints,
 				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet || movesAddress(old, new) },
-				l.affectedByEndpoint),
-			derive.Where(l.isMemberHere, derive.FromChange(l.Members, l.memberChanged)),
+				l.affectedByEndpoint)),
+			derive.Joined(derive.Where(l.isMemberHere, derive.FromChange(l.Members, l.memberChanged))),
 			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
 				if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
 					affect(r.Destination.Addr())
@@ -103,6 +103,15 @@ func (l *localParams) planner(v *verdicts) func(statedb.ReadTxn, []netip.Addr) (
 		r := e.round(txn, l.inUse)
 		addrs = l.affectedByRevocation(txn, r, addrs)
 		return addrs, func(addr netip.Addr) []*tables.LocalEndpoint { return l.rows(txn, r, addr) }
+	}
+}
+
+// affectedAsLocal are the addresses of a local endpoint.
+func (l *localParams) affectedAsLocal(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
+	if e.Node == l.LocalNode.Name {
+		for _, addr := range e.Addrs {
+			affect(addr)
+		}
 	}
 }
 

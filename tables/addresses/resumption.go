@@ -92,11 +92,8 @@ func (c *ipcacheParams) begun(txn statedb.ReadTxn) bool {
 // affectedByEntry is, at the start, all that the kernel has, and what it gets while
 // classes of unknown meaning are left; afterwards what remains only until what is
 // around it has the same class.
-func (c *ipcache) affectedByEntry(txn statedb.ReadTxn, _, new *tables.IPCacheEntry, affect func(netip.Prefix)) {
-	if new == nil {
-		return
-	}
-	prefix := new.Key.Prefix()
+func (c *ipcache) affectedByEntry(txn statedb.ReadTxn, e *tables.IPCacheEntry, affect func(netip.Prefix)) {
+	prefix := e.Key.Prefix()
 	if !c.begun(txn) || c.resumes && c.resuming(txn) { // what was over in a round is over
 		affect(prefix)
 		return
