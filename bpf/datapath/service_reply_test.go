@@ -85,16 +85,17 @@ func (p *pushed) gets(want byte, timeout time.Duration) bool {
 
 // replyDrop asserts that a reply is dropped on its way to the pod: a stream's when it is
 // sent again, at the latest.
-func (p *pushed) replyDrop(cookie uint32, service netip.AddrPort) {
+func (p *pushed) replyDrop(cookie uint32, protocol uint8, service netip.AddrPort) {
 	p.Helper()
 	require.EventuallyWithT(p, func(c *assert.CollectT) {
 		events, err := p.Events()
 		require.NoError(c, err)
-		at := slices.IndexFunc(events, func(e bpf.Event) bool { return e.Kind == bpf.EventDrop && e.Program == bpf.ProgramToPod })
+		at := slices.IndexFunc(events, func(e bpf.Event) bool {
+			return e.Kind == bpf.EventDrop && e.Program == bpf.ProgramToPod && e.Protocol == protocol && e.Source.Addr() == service.Addr()
+		})
 		require.GreaterOrEqual(c, at, 0, "no event of the drop")
 		require.Equal(c, bpf.ReasonPolicyRule, events[at].Reason)
 		require.Equal(c, cookie, events[at].Cookie)
-		require.Equal(c, service.Addr(), events[at].Source.Addr())
 	}, soon, 10*time.Millisecond)
 }
 
@@ -156,7 +157,7 @@ func (p *pushed) testRevocation(protocol uint8, service, backend netip.AddrPort)
 		require.NoError(p, err)
 		p.push([]byte("3"))
 		require.False(p, p.gets('3', never))
-		p.replyDrop(denyRule.Cookie, service)
+		p.replyDrop(denyRule.Cookie, protocol, service)
 		require.EqualValues(p, packettest.Epoch+1, p.connection(key).Epoch, "it is still to be judged")
 		_, err = p.pod.Write([]byte("on")) // which the backstop drops
 		require.NoError(p, err)
