@@ -30,6 +30,8 @@ func request(transport string, from, to netip.Addr) []packettest.Layer {
 		return tcp(from, to, podPort, serverPort, packettest.SYN)
 	case "UDP":
 		return udp(from, to, podPort, serverPort)
+	case "SCTP":
+		return []packettest.Layer{packettest.IP(from, to), packettest.SCTP{Src: podPort, Dst: serverPort}, packettest.SCTPBegin(packettest.SCTPInit, 7)}
 	}
 	return []packettest.Layer{packettest.IP(from, to), packettest.Echo(from, false, echoID, 1), packettest.Pattern(40)}
 }
@@ -41,6 +43,8 @@ func response(transport string, from, to netip.Addr, port uint16) []packettest.L
 		return tcp(from, to, serverPort, port, packettest.SYN|packettest.ACK)
 	case "UDP":
 		return udp(from, to, serverPort, port)
+	case "SCTP":
+		return []packettest.Layer{packettest.IP(from, to), packettest.SCTP{Src: serverPort, Dst: port, Tag: 7}, packettest.SCTPBegin(packettest.SCTPInitAck, 8)}
 	}
 	return []packettest.Layer{packettest.IP(from, to), packettest.Echo(from, true, port, 1), packettest.Pattern(40)}
 }
@@ -59,6 +63,8 @@ func connectionOf(transport string, from, to netip.Addr) packettest.Tuple {
 	switch transport {
 	case "UDP":
 		t.Protocol = packettest.UDPProtocol
+	case "SCTP":
+		t.Protocol = packettest.SCTPProtocol
 	case "ICMP":
 		t.Sport, t.Dport, t.Protocol = echoID, 0, packettest.ICMPv4Protocol
 		if from.Is6() {

@@ -5,6 +5,7 @@ package datapath
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -37,9 +38,12 @@ func newSubject(t testing.TB, w packettest.Addresses) *fixture {
 	return f
 }
 
+// judged are the protocols whose connections policies judge.
+var judged = append(slices.Clone(transports), "SCTP")
+
 func eachSubject(t *testing.T, test func(f *fixture, transport string, d bpf.Direction)) {
 	for _, w := range both {
-		for _, transport := range transports {
+		for _, transport := range judged {
 			for _, d := range []bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} {
 				t.Run(fmt.Sprint(w.Family, " ", transport, " ", d), func(t *testing.T) { test(newSubject(t, w), transport, d) })
 			}
@@ -117,6 +121,8 @@ func protocolAndPort(transport string, of netip.Addr) (protocol uint8, port uint
 		return unix.IPPROTO_TCP, serverPort
 	case "UDP":
 		return unix.IPPROTO_UDP, serverPort
+	case "SCTP":
+		return unix.IPPROTO_SCTP, serverPort
 	}
 	if of.Is4() {
 		return unix.IPPROTO_ICMP, 8
@@ -171,7 +177,7 @@ func TestVerdicts(t *testing.T) {
 					case "other port":
 						f.policy(e.peer, d, protocol, port^1, 16, e.value)
 					case "other protocol":
-						f.policy(e.peer, d, unix.IPPROTO_SCTP, port, 16, e.value)
+						f.policy(e.peer, d, unix.IPPROTO_DCCP, port, 16, e.value)
 					}
 				}
 				res := f.begin(transport, d, f.Server)
@@ -204,7 +210,7 @@ func TestOtherDirection(t *testing.T) {
 // others send with its addresses is not the host's.
 func TestHostReachesItsPods(t *testing.T) {
 	for _, w := range both {
-		for _, transport := range transports {
+		for _, transport := range judged {
 			t.Run(w.Family+" "+transport, func(t *testing.T) {
 				f := newSubject(t, w)
 				f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)

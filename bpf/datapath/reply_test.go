@@ -13,7 +13,7 @@ import (
 // the entry has been collected or not.
 func TestTooLateReply(t *testing.T) {
 	for _, w := range both {
-		for _, transport := range transports {
+		for _, transport := range judged {
 			t.Run(w.Family+" "+transport, func(t *testing.T) {
 				f := newSubject(t, w)
 				f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)

@@ -4,6 +4,7 @@ package packettest
 
 import (
 	"encoding/binary"
+	"hash/crc32"
 	"net/netip"
 )
 
@@ -13,6 +14,7 @@ const (
 	TCPProtocol       uint8 = 6
 	UDPProtocol       uint8 = 17
 	ICMPv6Protocol    uint8 = 58
+	SCTPProtocol      uint8 = 132
 	hopByHopProtocol  uint8 = 0
 	routingProtocol   uint8 = 43
 	fragmentProtocol  uint8 = 44
@@ -273,6 +275,40 @@ func (u UDP) encode(under network, inner []byte, _ uint8) []byte {
 		binary.BigEndian.PutUint16(b[6:], or(transportChecksum(under, UDPProtocol, b), 0xffff))
 	}
 	return b
+}
+
+// SCTP is the common header of SCTP, with a checksum of its own kind.
+type SCTP struct {
+	Src, Dst uint16
+	Tag      uint32 // of the association; 0 in what begins one
+}
+
+func (SCTP) protocol() uint8 { return SCTPProtocol }
+
+func (s SCTP) encode(_ network, inner []byte, _ uint8) []byte {
+	b := make([]byte, 12, 12+len(inner))
+	binary.BigEndian.PutUint16(b[0:], s.Src)
+	binary.BigEndian.PutUint16(b[2:], s.Dst)
+	binary.BigEndian.PutUint32(b[4:], s.Tag)
+	b = append(b, inner...)
+	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
+
+// Chunks of SCTP.
+const (
+	SCTPInit    uint8 = 1
+	SCTPInitAck uint8 = 2
+)
+
+// SCTPBegin returns a chunk that begins an association, or the answer to it, without
+// parameters.
+func SCTPBegin(chunk uint8, tag uint32) Payload {
+	b := []byte{chunk, 0, 0, 20}
+	b = binary.BigEndian.AppendUint32(b, tag)
+	b = binary.BigEndian.AppendUint32(b, 1<<16)   // window
+	b = binary.BigEndian.AppendUint32(b, 1<<16|1) // streams out and in
+	return binary.BigEndian.AppendUint32(b, 1)    // first number
 }
 
 // ICMP is an ICMP header of either version. Rest is the identifier and the
