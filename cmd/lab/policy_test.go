@@ -138,7 +138,7 @@ func (p *policyTest) place(name string) place {
 // call is an attempt to talk.
 type call struct {
 	from, to place
-	network  string // tcp, udp or icmp
+	network  string // tcp, udp, sctp or icmp
 	port     uint16
 	v6       bool
 }
@@ -182,8 +182,11 @@ func (p *policyTest) callOf(text string) call {
 // try talks, and returns no error when there is an answer.
 func (c call) try(ctx context.Context) error {
 	to := c.to.addr(c.v6)
-	if c.network == "icmp" {
+	switch c.network {
+	case "icmp":
 		return c.from.Ping(ctx, to, 64)
+	case "sctp":
+		return c.associate(ctx)
 	}
 	conn, err := c.from.Dial(ctx, c.network, netip.AddrPortFrom(to, c.port))
 	if err != nil {
@@ -194,7 +197,9 @@ func (c call) try(ctx context.Context) error {
 	return err
 }
 
-var eventProtocols = map[string][2]string{"tcp": {"TCP", "TCP"}, "udp": {"UDP", "UDP"}, "icmp": {"ICMP", "ICMPv6"}}
+var eventProtocols = map[string][2]string{
+	"tcp": {"TCP", "TCP"}, "udp": {"UDP", "UDP"}, "sctp": {"SCTP", "SCTP"}, "icmp": {"ICMP", "ICMPv6"},
+}
 
 // dropped reports whether a drop is of the call, in its own direction.
 func (c call) dropped(e dropEvent) bool { return c.is(e, e.Source, e.Destination) }
@@ -221,6 +226,7 @@ type verdict struct {
 	direction bpf.Direction // of the policy that denies
 	reason    string
 	policy    string // that the event of the drop must name, if not empty
+	unnamed   bool   // there is no policy to name
 }
 
 // judge is the side of a call whose policies deny it.
@@ -235,7 +241,7 @@ func (c call) judge(want verdict) place {
 }
 
 // verdictOf parses "allowed", or "egress" or "ingress" with "-rule" if a rule
-// denies, and the policy that does.
+// denies, and the policy that does, or "nobody".
 func verdictOf(words []string) (v verdict, err error) {
 	if words[0] == "allowed" {
 		return verdict{allowed: true}, nil
@@ -257,8 +263,14 @@ func verdictOf(words []string) (v verdict, err error) {
 	if len(words) > 1 {
 		v.policy = words[1]
 	}
+	if v.policy == nobody {
+		v.policy, v.unnamed = "", true
+	}
 	return v, nil
 }
+
+// nobody is in place of a policy where there is none to name.
+const nobody = "nobody"
 
 // check asserts what becomes of calls, one a line, such as
 //
