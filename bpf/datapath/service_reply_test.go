@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -134,6 +136,57 @@ func TestRepliesOfServices(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRepliesOfOneself: policies cannot keep a pod from itself, also where its own service
+// has led it back.
+func TestRepliesOfOneself(t *testing.T) {
+	tr := newTraffic(t)
+	for _, w := range both {
+		t.Run(w.Family, func(t *testing.T) {
+			tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
+			require.NoError(t, tr.Reset())
+			service, backend := netip.AddrPortFrom(w.Service, 84), netip.AddrPortFrom(w.Pod, 8084)
+			tr.translate(w, service.Port(), backend)
+			tr.masquerade(w.Pod)
+			tr.subject(subjectClass, packettest.Epoch, 0)
+			tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
+			tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+			p := tr.pushUDP(tr.inPod(packettest.PodDevice), service, backend)
+			for i := range uint32(3) {
+				tr.subject(subjectClass, packettest.Epoch+i, 0)
+				p.push([]byte("1"))
+				require.True(t, p.gets('1', soon))
+			}
+		})
+	}
+}
+
+// masquerade has what a pod sends itself come from an address of the node, as kube-proxy
+// does: else the pod would not answer.
+func (tr *traffic) masquerade(pod netip.Addr) {
+	tr.Helper()
+	require.NoError(tr, tr.Within(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		family, source, destination, size := nftables.TableFamilyIPv4, uint32(12), uint32(16), uint32(4)
+		if pod.Is6() {
+			family, source, destination, size = nftables.TableFamilyIPv6, 8, 24, 16
+		}
+		table := c.AddTable(&nftables.Table{Family: family, Name: "hairpin"})
+		chain := c.AddChain(&nftables.Chain{Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT,
+			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: source, Len: size},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: pod.AsSlice()},
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: size},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: pod.AsSlice()},
+			&expr.Masq{},
+		}})
+		return c.Flush()
+	}))
 }
 
 func (p *pushed) testRevocation(protocol uint8, service, backend netip.AddrPort) {

@@ -69,7 +69,7 @@ static __noinline __u32 reroute(const struct packet *p, const struct pod_value *
 
 /* Judges a packet of a known flow to a service, or a reply, by where the service has led:
  * the backstop sees neither replies, nor what has not come to it yet. Where the host does
- * not know that, it is allowed. */
+ * not know that, it is allowed; to the pod itself too. */
 static __noinline __u32 judge_led(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
 				  struct decision *d, bool reply)
 {
@@ -78,7 +78,7 @@ static __noinline __u32 judge_led(struct __sk_buff *ctx, const struct packet *p,
 
 	if (reply)
 		led.flow = reversed(&p->flow);
-	if (!is_subject(pod) || !translated_by_host(ctx, &led.flow))
+	if (!is_subject(pod) || !translated_by_host(ctx, &led.flow) || same_address(&led.flow.saddr, &led.flow.daddr))
 		return 0;
 	reason = judge(&led, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | JUDGE_BACKEND);
 	if (!reason)
