@@ -86,6 +86,10 @@ type PolicyPeer struct {
 	// any if that is empty. A service that selects pods stands for those, any
 	// other for its backends.
 	Service Name `json:"service,omitzero" yaml:",omitempty"`
+
+	// Wide is set for services that are denied: where it is not known which pods
+	// serve one, it stands for all that may. Otherwise it stands for none of them.
+	Wide bool `json:"wide,omitempty"`
 }
 
 // PolicyEntity is a name for peers that are not told apart by labels.
@@ -188,15 +192,23 @@ func (p PolicyPeer) String() string {
 		}
 		return "cidr-groups(" + p.Labels + ")" + exceptText(p.Except)
 	case PeerServices:
-		switch {
-		case p.Service.Name != "":
-			return "service " + p.Service.String()
-		case p.Service.Namespace != "":
-			return "services(" + p.Labels + ") in " + p.Service.Namespace
-		}
-		return "services(" + p.Labels + ")"
+		return p.services()
 	}
 	return string(p.Kind)
+}
+
+func (p PolicyPeer) services() string {
+	text := "services(" + p.Labels + ")"
+	switch {
+	case p.Service.Name != "":
+		text = "service " + p.Service.String()
+	case p.Service.Namespace != "":
+		text += " in " + p.Service.Namespace
+	}
+	if p.Wide {
+		text = "all of " + text
+	}
+	return text
 }
 
 func exceptText(except []netip.Prefix) string {

@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"maps"
 	"net/netip"
 
 	"github.com/cilium/statedb"
@@ -20,6 +21,11 @@ type Service struct {
 	// backends are in [BackendSlice] rows only.
 	Selector labels.Set `json:"selector,omitempty"`
 
+	// Churning are the keys of Selector that endpoints do not keep, as their values
+	// change with each rollout: of the pods that have the rest it is not known which
+	// serve the service.
+	Churning []string `json:"churning,omitempty"`
+
 	// Addrs are the cluster, external and load-balancer addresses.
 	Addrs  []netip.Addr `json:"addrs,omitempty"`
 	Errors []FieldError `json:"errors,omitempty"`
@@ -35,6 +41,18 @@ func (s *Service) TableRow() []string {
 	return []string{
 		s.Name.String(), orDash(s.Labels.String()), orDash(s.Selector.String()), listColumn(stringsOf(s.Addrs), ", "), errorColumn(s.Errors),
 	}
+}
+
+// Kept is what of Selector endpoints have: at least all pods that serve the service.
+func (s *Service) Kept() labels.Set {
+	if len(s.Churning) == 0 {
+		return s.Selector
+	}
+	kept := maps.Clone(s.Selector)
+	for _, key := range s.Churning {
+		delete(kept, key)
+	}
+	return kept
 }
 
 var (

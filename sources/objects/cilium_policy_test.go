@@ -218,6 +218,7 @@ func TestCiliumPolicyErrors(t *testing.T) {
 		{"services", "{toServices: [{}, {k8sService: {}}, {k8sServiceSelector: {}}, {k8sService: {serviceName: a}, k8sServiceSelector: {selector: {}}}, {k8sService: {serviceName: a}}]}",
 			[]string{"[0].toServices[0]: needs k8sService or k8sServiceSelector", "[0].toServices[1].k8sService.serviceName: required", "[0].toServices[2].k8sServiceSelector.selector: required",
 				"[0].toServices[3]: only one of k8sService and k8sServiceSelector is allowed"}, "allow service default/a", "deny any"},
+		{"services without a mistake", "{toServices: [{k8sService: {serviceName: a}}, {k8sServiceSelector: {selector: {}}}]}", nil, "allow service default/a, services()", "deny all of service default/a, all of services()"},
 		{"ports", "{fromEntities: [host], toPorts: [{ports: [{port: '65536'}, {port: '010'}, {port: a--b}, {port: sixteen-letters-}, {port: '1', protocol: IP}, {port: '7', protocol: GRE}, {port: http, protocol: ICMP}, {port: '256', protocol: ICMPv6}, {port: 80}, {port: '5', protocol: TCP}]}]}",
 			[]string{"[0].toPorts[0].ports[8].port: must be a text, is a number", `[0].toPorts[0].ports[0].port: "65536": is neither the number nor the name of a port`,
 				`[0].toPorts[0].ports[1].port: "010": is neither the number nor the name of a port`, `[0].toPorts[0].ports[2].port: "a--b": is neither the number nor the name of a port`,

@@ -254,7 +254,9 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {hostname: lb.example}]}}
 
 func TestServiceOfLabelsThatAreNotKept(t *testing.T) {
 	s := decodeOne[*tables.Service](t, serviceKind(), "{metadata: {name: web}, spec: {selector: {app: web, pod-template-hash: x}}}")
-	require.Equal(t, labels.Set{"app": "web", "pod-template-hash": "x"}, s.Selector, "it may not come to mean more pods")
+	require.Equal(t, labels.Set{"app": "web", "pod-template-hash": "x"}, s.Selector, "an allow may not come to mean more pods")
+	require.Equal(t, []string{"pod-template-hash"}, s.Churning)
+	require.Equal(t, labels.Set{"app": "web"}, s.Kept())
 	require.Equal(t, []tables.FieldError{{Field: "spec.selector", Reason: "label pod-template-hash changes with each rollout and cannot be selected on"}}, s.Errors)
 }
 

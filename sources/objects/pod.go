@@ -98,6 +98,16 @@ var churnLabels = []string{
 	"pod-template-hash",
 }
 
+// churning returns the keys of a set that are such labels.
+func churning(set labels.Set) (keys []string) {
+	for _, key := range churnLabels {
+		if set.Has(key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // Labels that stand for something other than a label of the pod.
 const (
 	labelNamespace       = "io.kubernetes.pod.namespace"

@@ -83,7 +83,7 @@ func (r *policyReader) ciliumPeers(field string, in *ciliumItem) peerList {
 		return r.nodePeer(field, in.nodes[i])
 	})
 	each("Services", in.services != nil, len(in.services), func(field string, i int) tables.PolicyPeer {
-		return r.servicePeer(field, &in.services[i])
+		return r.servicePeer(field, &in.services[i], in.denies)
 	})
 	r.unsupportedPeers(&l, field+"."+in.prefix+"Groups", in.groups, "groups of a cloud provider are not supported")
 	r.unsupportedPeers(&l, field+"."+in.prefix+"FQDNs", in.fqdns, "needs a proxy for names, which is not supported")
@@ -186,8 +186,8 @@ func (r *policyReader) nodePeer(field string, s *metav1.LabelSelector) tables.Po
 
 // servicePeer reads a service. One that is named without a namespace is in that
 // of the policy.
-func (r *policyReader) servicePeer(field string, in *ciliumService) tables.PolicyPeer {
-	p := tables.PolicyPeer{Kind: tables.PeerServices}
+func (r *policyReader) servicePeer(field string, in *ciliumService, denies bool) tables.PolicyPeer {
+	p := tables.PolicyPeer{Kind: tables.PeerServices, Wide: denies}
 	switch name, selector := in.K8sService, in.K8sServiceSelector; {
 	case name != nil && selector != nil:
 		r.add(field, "only one of k8sService and k8sServiceSelector is allowed")

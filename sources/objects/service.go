@@ -32,7 +32,7 @@ func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service
 	s := &tables.Service{Name: name, Labels: o.Metadata.Labels}
 	if o.Spec.Type != "ExternalName" { // of which the selector does not count
 		s.Selector = o.Spec.Selector
-		// Nobody is known to serve it then, so a policy about it chooses nobody.
+		s.Churning = churning(o.Spec.Selector)
 		refuseChurnLabels("spec.selector", labels.SelectorFromSet(o.Spec.Selector).String(), errs)
 	}
 	add := func(field, ip string) {

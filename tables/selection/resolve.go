@@ -52,19 +52,19 @@ func (r *selectorRule) resolveServices(txn statedb.ReadTxn, peer tables.PolicyPe
 	for s := range services {
 		switch {
 		case !meansService(peer, s):
-		case len(s.Selector) > 0:
-			out.Pods = append(out.Pods, podsOf(s))
-		default:
+		case len(s.Selector) == 0:
 			out.Prefixes = append(out.Prefixes, r.backendsOf(txn, s.Name)...)
+		case len(s.Churning) == 0 || peer.Wide:
+			out.Pods = append(out.Pods, podsOf(s))
 		}
 	}
 }
 
-// podsOf is the selector of the pods that serve a service.
+// podsOf is the selector of the pods that serve a service, or may.
 func podsOf(s *tables.Service) tables.EgressSelector {
 	return tables.EgressSelector{
 		Namespaces: labels.SelectorFromSet(labels.Set{corev1.LabelMetadataName: s.Namespace}).String(),
-		Pods:       labels.SelectorFromSet(s.Selector).String(),
+		Pods:       labels.SelectorFromSet(s.Kept()).String(),
 	}
 }
 

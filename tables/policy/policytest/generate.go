@@ -166,9 +166,9 @@ func (g *Generator) Service() string {
 	case "plain":
 		return g.service("name: plain, namespace: ns-0", "")
 	case "other":
-		return g.service("name: other, namespace: ns-1", g.pick("", "selector: {app: db}"))
+		return g.service("name: other, namespace: ns-1", g.pick("", "selector: {app: db}", "selector: {pod-template-hash: x}"))
 	default:
-		selector := "selector: {" + g.pick("app: web", "tier: back", "app: api, tier: front") + "}"
+		selector := "selector: {" + g.pick("app: web", "tier: back", "app: api, tier: front", "app: web, pod-template-hash: x") + "}"
 		return g.service(fmt.Sprintf("name: %s, namespace: ns-%d", name, g.IntN(3)), selector)
 	}
 }

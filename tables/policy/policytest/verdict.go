@@ -136,11 +136,11 @@ func (w *World) isPeerNow(peer *tables.PolicyPeer, addr netip.Addr) bool {
 		return slices.ContainsFunc(w.Services, func(s *tables.Service) bool {
 			switch {
 			case peer.Service.Name != "":
-				return s.Name == peer.Service && w.serves(s, at, addr)
+				return s.Name == peer.Service && w.serves(s, at, addr, peer.Wide)
 			case peer.Service.Namespace != "" && s.Namespace != peer.Service.Namespace:
 				return false
 			}
-			return w.matches(peer.Labels, s.Labels) && w.serves(s, at, addr)
+			return w.matches(peer.Labels, s.Labels) && w.serves(s, at, addr, peer.Wide)
 		})
 	}
 	return false
@@ -158,12 +158,20 @@ func (w *World) mayMean(at party, matchesPods bool) bool {
 	return w.CIDRPods // also where no pod is yet
 }
 
-// serves reports whether an address is of a backend of a service.
-func (w *World) serves(s *tables.Service, at party, addr netip.Addr) bool {
+// serves reports whether an address is of a backend of a service, or may be.
+func (w *World) serves(s *tables.Service, at party, addr netip.Addr, may bool) bool {
 	if len(s.Selector) == 0 {
 		return w.isBackend(s.Name, addr)
 	}
-	return at.pod != nil && at.pod.Namespace == s.Namespace && s.Selector.AsSelector().Matches(at.pod.Labels)
+	if at.pod == nil || at.pod.Namespace != s.Namespace {
+		return false
+	}
+	for key, value := range s.Selector {
+		if known := !slices.Contains(s.Churning, key); known && at.pod.Labels[key] != value || !known && !may {
+			return false
+		}
+	}
+	return true
 }
 
 func (w *World) isBackend(service tables.Name, addr netip.Addr) bool {
