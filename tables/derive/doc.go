@@ -15,7 +15,7 @@
 //
 //   - A changed row affects the keys of its old value and those of its new one.
 //     The engine remembers the old value, which StateDB's changes do not carry.
-//   - The keys of all changes noticed together are one round: one snapshot, one
+//   - The keys of all changes that a snapshot has are one round: one snapshot, one
 //     write transaction, each key computed once.
 //   - Only rows that differ are written, so status and revision of the others
 //     stay. Within the transaction, inserts precede deletes.

@@ -132,6 +132,8 @@ type input[In any, Key comparable] struct {
 	initially func(statedb.ReadTxn, In, func(Key))
 
 	iterator statedb.ChangeIterator[In]
+	revision statedb.Revision // of the table, up to which changes were told
+	watch    <-chan struct{}  // closes when there are more; nil before the first round
 
 	// seen has each row as affects was last called with it, nil if it is keyed.
 	seen *memory[In]
@@ -154,6 +156,13 @@ func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 }
 
 func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan struct{} {
+	// A commit is in snapshots a moment before it closes channels, and Next tells
+	// nothing until then. What this round can see it has to be told, for it may be
+	// undone before the next one, which would then know of nothing.
+	revision := i.table.Revision(txn)
+	if i.watch != nil && revision != i.revision {
+		<-i.watch
+	}
 	changes, watch := i.iterator.Next(txn)
 	any := false
 	for change := range changes {
@@ -165,6 +174,7 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 		_, watch = i.iterator.Next(txn)
 	}
 	i.initially = nil
+	i.revision, i.watch = revision, watch
 	return watch
 }
 
