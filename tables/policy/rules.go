@@ -43,6 +43,9 @@ type rules struct {
 	waiters  map[tables.SelectorID]map[tables.PolicyID]struct{}
 	retired  *settlement[tables.RuleID]
 
+	leave         map[tables.SelectorID]struct{} // see leaving
+	leaveRevision statedb.Revision
+
 	// replaced are pairs that a retired rule of the policy is about and that
 	// another rule in its place may say the same of: nothing need change there.
 	replaced map[tables.PolicyID][]tables.PolicyPair
@@ -214,9 +217,10 @@ func (r *rules) wait(id tables.PolicyID, selector tables.SelectorID) {
 // unsettled returns a selector of which the kernel does not yet have all
 // addresses in classes that tell whether it chooses them, 0 if there is none.
 func (r *rules) unsettled(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) tables.SelectorID {
+	leaving := r.leaving(txn)
 	for _, rule := range wanted {
 		for role, id := range selectorsOf(rule) {
-			if !tables.SelectorIsCurrent(txn, r.Selectors, r.Members, role, id) || r.isLeaving(txn, role, id) {
+			if _, leave := leaving[id]; leave || !tables.SelectorIsCurrent(txn, r.Selectors, r.Members, role, id) {
 				return id
 			}
 		}
@@ -224,15 +228,20 @@ func (r *rules) unsettled(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) ta
 	return 0
 }
 
-// isLeaving reports whether some addresses are in a class that differs by a
-// selector from the one where they belong.
-func (r *rules) isLeaving(txn statedb.ReadTxn, role bpf.Role, id tables.SelectorID) bool {
-	for m := range r.Members.List(txn, tables.ClassRowsLeaving(role)) {
-		if slices.Contains(m.Leaving, id) {
-			return true
+// leaving returns the selectors by which a class that some addresses are in differs
+// from the one where they belong: as of the last change of the members.
+func (r *rules) leaving(txn statedb.ReadTxn) map[tables.SelectorID]struct{} {
+	if revision := r.Members.Revision(txn); r.leave == nil || revision != r.leaveRevision {
+		r.leave, r.leaveRevision = map[tables.SelectorID]struct{}{}, revision
+		for _, role := range [...]bpf.Role{bpf.RoleSubject, bpf.RolePeer} {
+			for m := range r.Members.List(txn, tables.ClassRowsLeaving(role)) {
+				for _, id := range m.Leaving {
+					r.leave[id] = struct{}{}
+				}
+			}
 		}
 	}
-	return false
+	return r.leave
 }
 
 // covered reports whether some rule in force covers another one.
@@ -278,7 +287,7 @@ func (r *rules) retire(txn statedb.ReadTxn, old *tables.EnforcedRule, replaced b
 		}
 	}
 	// Each of these pairs is yet to change, and is looked at when it does.
-	clear(r.retired.touched)
+	r.retired.checked()
 	return &row
 }
 

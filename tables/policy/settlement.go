@@ -20,6 +20,10 @@ type settlement[Owner comparable] struct {
 	owners  map[tables.PolicyPair][]Owner
 	open    map[Owner]int
 	touched map[tables.PolicyPair]struct{}
+
+	// byClass has the pairs of owners by class. It is made when it is asked for and
+	// kept until the next check: what is added meanwhile is touched anyway.
+	byClass map[bpf.ClassKey][]tables.PolicyPair
 }
 
 func newSettlement[Owner comparable]() *settlement[Owner] {
@@ -57,12 +61,26 @@ func (s *settlement[Owner]) touchClass(old, new *tables.ClassMember, affected fu
 		slices.Equal(old.Ports, new.Ports) && old.Continues == new.Continues && old.Stuck == new.Stuck {
 		return
 	}
-	for pair := range s.owners {
-		if old.Role == bpf.RoleSubject && pair.Subject == old.Class || old.Role == bpf.RolePeer && pair.Peer == old.Class {
-			s.touch(pair, affected)
-		}
+	for _, pair := range s.ofClass(bpf.ClassKey{Role: old.Role, Number: old.Class}) {
+		s.touch(pair, affected)
 	}
 }
+
+// ofClass returns the pairs with a class that somebody waits for.
+func (s *settlement[Owner]) ofClass(class bpf.ClassKey) []tables.PolicyPair {
+	if s.byClass == nil {
+		s.byClass = map[bpf.ClassKey][]tables.PolicyPair{}
+		for pair := range s.owners {
+			for _, key := range classesOf(pair) {
+				s.byClass[key] = append(s.byClass[key], pair)
+			}
+		}
+	}
+	return s.byClass[class]
+}
+
+// empty reports whether nobody waits for anything.
+func (s *settlement[Owner]) empty() bool { return len(s.owners) == 0 }
 
 // check looks at the pairs that were added or touched.
 func (s *settlement[Owner]) check(settled func(tables.PolicyPair) bool) {
@@ -75,7 +93,7 @@ func (s *settlement[Owner]) check(settled func(tables.PolicyPair) bool) {
 		}
 		delete(s.owners, pair)
 	}
-	clear(s.touched)
+	s.checked()
 }
 
 // checkEach is check for what is settled for some owners and not for others.
@@ -92,7 +110,13 @@ func (s *settlement[Owner]) checkEach(settled func(tables.PolicyPair, Owner) boo
 			delete(s.owners, pair)
 		}
 	}
+	s.checked()
+}
+
+// checked has nothing left to look at.
+func (s *settlement[Owner]) checked() {
 	clear(s.touched)
+	s.byClass = nil
 }
 
 func (s *settlement[Owner]) done(owner Owner) {

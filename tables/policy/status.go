@@ -98,7 +98,9 @@ func (s *status) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember,
 	}
 	// What waits for the classes as they were may have nothing to wait for now.
 	s.unsettled.touchClass(old, new, affect)
-	s.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.touch(pair, affect) })
+	if !s.unsettled.empty() {
+		s.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.touch(pair, affect) })
+	}
 	if row.Role != bpf.RoleSubject {
 		return
 	}
