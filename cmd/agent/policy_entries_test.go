@@ -94,7 +94,7 @@ func (c *cluster) compareEntries(txn statedb.ReadTxn) (err error) {
 // named reports whether a selector of network policies is of some policy, or one
 // of those that are always there.
 func (c *cluster) named(txn statedb.ReadTxn, s *tables.Selector) bool {
-	if s.Role == bpf.RoleEgress || s.Peer.Kind == tables.PeerEntity || len(s.Policies) == 0 && s.Role == bpf.RoleSubject {
+	if s.Role == bpf.RoleEgress || s.Peer.Kind == tables.PeerEntity || s.ID == tables.SubjectSelectorID(tables.EgressSelector{}) {
 		return true
 	}
 	for p := range c.base.Policies.All(txn) {
