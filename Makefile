@@ -9,7 +9,8 @@ ARGS    ?=
 # Time for each fuzzer and each benchmark.
 FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
-# Arguments of cmd/bench, such as BENCHARGS="--endpoints=1000 --json=bench.json".
+# Arguments of cmd/bench, such as BENCHARGS="--endpoints=1000 --json=bench.json", or
+# BENCHARGS=--parts=policy.
 BENCHARGS ?=
 
 # With CI=true tests that need privileges fail instead of being skipped.
