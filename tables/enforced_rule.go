@@ -78,6 +78,21 @@ func (r *EnforcedRule) SameVerdicts(o *EnforcedRule) bool {
 		r.AnyPeer == o.AnyPeer && slices.Equal(r.Peers, o.Peers) && slices.Equal(r.Ports, o.Ports)
 }
 
+// SameButPeers reports whether two versions of a rule about some peers say the same,
+// though perhaps of others.
+func (r *EnforcedRule) SameButPeers(o *EnforcedRule) bool {
+	same := *r
+	same.Peers = o.Peers
+	return !r.DefaultDeny && !r.AnyPeer && same.SameVerdicts(o)
+}
+
+// Without returns the rule for those of its peers that another one does not name.
+func (r *EnforcedRule) Without(o *EnforcedRule) *EnforcedRule {
+	rest := *r
+	rest.Peers = slices.DeleteFunc(slices.Clone(r.Peers), o.NamesPeer)
+	return &rest
+}
+
 // Verdict is what the rule does to traffic.
 func (r *EnforcedRule) Verdict() string {
 	switch {

@@ -76,16 +76,34 @@ func (p *pairs) byRule(txn statedb.ReadTxn, old, new *tables.EnforcedRule, f fun
 	if old != nil && new != nil && old.SameVerdicts(new) {
 		return
 	}
-	if old != nil {
-		p.ofRule(txn, old, f)
-		for e := range p.Entries.List(txn, tables.PolicyEntriesByPolicy(old.Policy)) {
-			if slices.Contains(e.Rules, old.RuleID) {
-				f(e.Pair())
+	was, is := old, new
+	var kept *tables.EnforcedRule
+	if old != nil && new != nil && old.SameButPeers(new) {
+		was, is, kept = old.Without(new), new.Without(old), new
+	}
+	if was != nil {
+		p.ofRule(txn, was, f)
+		p.byEntries(txn, was, kept, f)
+	}
+	if is != nil {
+		p.ofRule(txn, is, f)
+	}
+}
+
+// byEntries calls f with the pairs that have an entry of a rule, but for those with
+// peers that the rule in its place is about just as well. There need not be one.
+func (p *pairs) byEntries(txn statedb.ReadTxn, r, kept *tables.EnforcedRule, f func(tables.PolicyPair)) {
+	for e := range p.Entries.List(txn, tables.PolicyEntriesByPolicy(r.Policy)) {
+		if !slices.Contains(e.Rules, r.RuleID) {
+			continue
+		}
+		if kept != nil {
+			peer := tables.ClassRow(txn, p.Members, bpf.ClassKey{Role: bpf.RolePeer, Number: e.Key.Peer})
+			if peer != nil && slices.ContainsFunc(peer.Selectors, kept.NamesPeer) {
+				continue
 			}
 		}
-	}
-	if new != nil {
-		p.ofRule(txn, new, f)
+		f(e.Pair())
 	}
 }
 

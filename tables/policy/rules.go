@@ -160,7 +160,7 @@ func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Enforced
 	row.Retired = slices.DeleteFunc(slices.Clone(former.Retired), func(old *tables.EnforcedRule) bool { return covered(row, old) })
 	for _, old := range former.Rules {
 		if !covered(row, old) {
-			row.Retired = append(row.Retired, r.retire(txn, old, row.Rule(old.RuleID) != nil))
+			row.Retired = append(row.Retired, r.retire(txn, old, row.Rule(old.RuleID)))
 		}
 	}
 	row.Retired = slices.DeleteFunc(row.Retired, func(old *tables.EnforcedRule) bool { return !r.retired.waits(old.RuleID) })
@@ -266,13 +266,18 @@ func covers(new, old *tables.EnforcedRule) bool {
 }
 
 // retire returns a rule as a retired one, which waits for the pairs that it is
-// about as far as it may still show there. Another rule may have its place.
-func (r *rules) retire(txn statedb.ReadTxn, old *tables.EnforcedRule, replaced bool) *tables.EnforcedRule {
+// about as far as it may still show there. Another rule may have its place: if that
+// differs only by its peers, what retires is the rule about the others.
+func (r *rules) retire(txn statedb.ReadTxn, old, inPlace *tables.EnforcedRule) *tables.EnforcedRule {
+	var kept *tables.EnforcedRule
+	if inPlace != nil && old.SameButPeers(inPlace) {
+		old, kept = old.Without(inPlace), inPlace
+	}
 	row := *old
 	row.Version = versionOf(old)
 	wait := func(pair tables.PolicyPair) {
 		r.retired.add(pair, row.RuleID)
-		if replaced {
+		if inPlace != nil {
 			r.replaced[old.Policy] = append(r.replaced[old.Policy], pair)
 		}
 	}
@@ -281,11 +286,7 @@ func (r *rules) retire(txn statedb.ReadTxn, old *tables.EnforcedRule, replaced b
 			wait(pair)
 		}
 	})
-	for e := range r.Entries.List(txn, tables.PolicyEntriesByPolicy(old.Policy)) {
-		if slices.Contains(e.Rules, old.RuleID) {
-			wait(e.Pair())
-		}
-	}
+	r.pairs.byEntries(txn, old, kept, wait)
 	// Each of these pairs is yet to change, and is looked at when it does.
 	r.retired.checked()
 	return &row
