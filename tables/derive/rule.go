@@ -18,6 +18,11 @@ type Rule[Key comparable, Out any] struct {
 	// Inputs are the tables that the rows are computed from.
 	Inputs []Input[Key]
 
+	// Exclusive are inputs that follow from the output themselves, and that nobody
+	// changes during a round: what comes into them after it comes from rows that the
+	// round has written, never from those that it has replaced.
+	Exclusive []statedb.TableMeta
+
 	// After are tables that have to be initialized before the rule starts,
 	// though their changes affect no keys.
 	After []statedb.TableMeta

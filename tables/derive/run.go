@@ -129,7 +129,7 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 // round takes in the changes since the last one, and returns channels of which
 // one closes when there are more.
 func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
-	wtxn := r.db.WriteTxn(r.Output)
+	wtxn := r.db.WriteTxn(append([]statedb.TableMeta{r.Output}, r.Exclusive...)...)
 	defer wtxn.Abort()
 
 	keys, seen := r.Seed, map[Key]struct{}{}
