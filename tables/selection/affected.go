@@ -175,6 +175,7 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 				affect(memberKey{role: s.role, set: e.LabelSet})
 			}
 			for _, addr := range e.Addrs {
+				s.affectedAsLeaver(txn, single(addr), affect) // it may be back before it has left
 				if !s.settled(txn, single(addr)) {
 					affect(addressKey(s.role, single(addr)))
 				}

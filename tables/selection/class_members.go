@@ -105,6 +105,9 @@ func deriveClassMembers(p derive.Params, params memberParams) error {
 	_, err := derive.Register(p, derive.Rule[memberKey, *tables.ClassMember]{
 		Output: params.Output,
 		Inputs: m.inputs(),
+		// Whoever is in no class when its last member goes does not come into it
+		// by a round that has yet to see that: so the number may be used again.
+		Exclusive: []statedb.TableMeta{params.IPCache, params.Locals},
 		// Numbers are continued from what the maps hold.
 		After:    []statedb.TableMeta{params.SourceEntries, params.EgressEntries, params.PolicyEntries},
 		Seed:     []memberKey{{role: bpf.RolePeer, node: params.Places.LocalNode.Name}},

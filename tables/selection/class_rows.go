@@ -180,17 +180,33 @@ func (s *policyScope) meaningOf(r *round, number uint32) (m, former *tables.Clas
 func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) *tables.ClassMember {
 	m, former := s.meaningOf(r, number)
 	row := &tables.ClassMember{Role: s.role, OfClass: true, Class: number}
+	if former != nil {
+		row.Continues = former.Continues
+	}
+	leavers := s.leavers(r, number, former, changed)
 	switch {
 	case m != nil:
 		row.Selectors, row.Ports, row.Digest = m.Selectors, m.Ports, m.Digest
-	case !s.used(number) && (former == nil || former.Continues == 0):
+	case !s.used(number) && len(leavers) == 0 && row.Continues == 0:
 		return nil
 	case former != nil:
 		row.Selectors, row.Ports, row.Digest = former.Selectors, former.Ports, former.Digest
 	}
-	if former != nil {
-		row.Continues = former.Continues
+	if m == nil && former == nil && r.resuming {
+		s.resumeMeaning(r, row, leavers)
 	}
+	s.fillLeaving(r, row, leavers)
+	s.keepUnknown(r, row, former)
+	return row
+}
+
+// leavers returns who is leaving a class, and where each belongs: as its row says,
+// but those that are to be looked at anew.
+//
+// Who was wanted in the class and is wanted elsewhere may still come into it, by a
+// write of the kernel that is under way. He has left when that one has him where he
+// is wanted, or has refused to. (The address of nobody may come yet and go again.)
+func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMember, changed []netip.Prefix) map[netip.Prefix]uint32 {
 	leavers := map[netip.Prefix]uint32{}
 	if former != nil {
 		for _, l := range former.Leavers {
@@ -201,18 +217,16 @@ func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) 
 		if !prefix.IsValid() {
 			continue
 		}
-		if at := s.standing(r, prefix); at.class != number && (at.kernel == number || at.desired == number) {
+		at := s.standing(r, prefix)
+		_, was := leavers[prefix]
+		underWay := was && at.desired != 0 && at.desired != at.kernel && !s.place.failed(r.txn, prefix)
+		if at.class != number && (at.kernel == number || at.desired == number || underWay) {
 			leavers[prefix] = at.class
 		} else {
 			delete(leavers, prefix)
 		}
 	}
-	if m == nil && former == nil && r.resuming {
-		s.resumeMeaning(r, row, leavers)
-	}
-	s.fillLeaving(r, row, leavers)
-	s.keepUnknown(r, row, former)
-	return row
+	return leavers
 }
 
 // fillLeaving fills in who is leaving, and by what they differ from the class.

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package selection
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// twoKinds has three pods that a policy chooses as peers and one that it does not,
+// and returns the key of the class of the three.
+func twoKinds(t *testing.T) (h *harness, key bpf.ClassKey) {
+	h = newHarness(t, func(h *harness) {
+		put(h, h.Nodes, &tables.Node{Name: here, InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+		for i, app := range []string{"web", "web", "web", "db"} {
+			put(h, h.Endpoints, pod(fmt.Sprintf("a/p%d", i), "there", fmt.Sprintf("10.1.0.%d", i), labels.Set{"app": app}))
+		}
+	})
+	p := policy("p", "app=none", pods("app=web"))
+	put(h, h.NetworkPolicies, p)
+	h.settle(twoKindsAddrs)
+	put(h, h.Rules, enforced(p))
+	return h, bpf.ClassKey{Role: bpf.RolePeer, Number: h.peerClass("10.1.0.0")}
+}
+
+var twoKindsAddrs = podAddrs()[:4]
+
+// leavers returns who is leaving a class.
+func (h *harness) leavers(txn statedb.ReadTxn, key bpf.ClassKey) (leavers []tables.Leaver) {
+	if row := tables.ClassRow(txn, h.members, key); row != nil {
+		leavers = row.Leavers
+	}
+	return leavers
+}
+
+// awaitLeavers returns when so many are leaving a class.
+func (h *harness) awaitLeavers(key bpf.ClassKey, n int) {
+	h.t.Helper()
+	h.await(func(txn statedb.ReadTxn) string {
+		if leavers := h.leavers(txn, key); len(leavers) != n {
+			return fmt.Sprintf("class %s is being left by %v", key, leavers)
+		}
+		return ""
+	})
+}
+
+// Who is to leave a class and then is not, before anything was done about it, is
+// not waited for.
+func TestBackBeforeItHasLeft(t *testing.T) {
+	h, class := twoKinds(t)
+	before := pod("a/p0", "there", "10.1.0.0", labels.Set{"app": "web"})
+	put(h, h.Endpoints, pod("a/p0", "there", "10.1.0.0", labels.Set{"app": "db"}))
+	h.awaitLeavers(class, 1)
+	put(h, h.Endpoints, before)
+	h.awaitLeavers(class, 0)
+}
+
+// A round of the ipcache that has not seen yet who belongs elsewhere puts nobody
+// into a class unnoticed.
+func TestPlacedByAnOlderRound(t *testing.T) {
+	h, class := twoKinds(t)
+	late := pod("a/late", "there", "10.1.0.9", labels.Set{"app": "web"})
+	put(h, h.Endpoints, late)
+	h.marker(1)
+
+	ipcache := h.db.WriteTxn(h.IPCache)
+	defer ipcache.Abort()
+	m := h.places.Member(ipcache, single(late.Addrs[0]))
+	require.Equal(t, class.Number, m.Class)
+	_, rounds := h.members.AllWatch(ipcache)
+	put(h, h.Endpoints, pod("a/late", "there", "10.1.0.9", labels.Set{"app": "db"}))
+	put(h, h.Nodes, &tables.Node{Name: "another", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}})
+	select {
+	case <-rounds:
+		require.Fail(t, "a round is under way at the same time")
+	case <-time.After(20 * time.Millisecond):
+	}
+	h.place(ipcache, late, m.Class)
+	ipcache.Commit()
+	h.awaitLeavers(class, 1)
+}
+
+// place has an address desired in a class.
+func (h *harness) place(wtxn statedb.WriteTxn, e *tables.Endpoint, class uint32) {
+	_, _, err := h.IPCache.Insert(wtxn, &tables.IPCache{Prefix: single(e.Addrs[0]), PeerClass: class, Status: reconciler.StatusPending()})
+	require.NoError(h.t, err)
+}
+
+// While it is not known where the kernel has an address, it may be on its way into
+// a class that it was wanted in before.
+func TestLeavesWhenTheKernelHasSaidSo(t *testing.T) {
+	h, class := twoKinds(t)
+	late := pod("a/late", "there", "10.1.0.9", labels.Set{"app": "web"})
+	put(h, h.Endpoints, late)
+	h.marker(1)
+	wtxn := h.db.WriteTxn(h.IPCache)
+	h.place(wtxn, late, class.Number)
+	wtxn.Commit()
+	put(h, h.Endpoints, pod("a/late", "there", "10.1.0.9", labels.Set{"app": "db"}))
+	h.awaitLeavers(class, 1)
+
+	other := h.peerClass("10.1.0.9")
+	require.NotEqual(t, class.Number, other)
+	wtxn = h.db.WriteTxn(h.IPCache)
+	h.place(wtxn, late, other)
+	wtxn.Commit()
+	h.marker(2)
+	require.Len(t, h.leavers(h.db.ReadTxn(), class), 1, "the kernel may be about to have it there")
+	row, _, _ := h.IPCache.Get(h.db.ReadTxn(), tables.IPCacheByPrefix(single(late.Addrs[0])))
+	put(h, h.IPCacheEntries, &tables.IPCacheEntry{Key: row.MapKey(), Value: row.MapValue()})
+	h.awaitLeavers(class, 0)
+}
