@@ -5,8 +5,10 @@ package selection
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
@@ -156,7 +158,7 @@ func podAddrs() (addrs []netip.Addr) {
 func (h *harness) settle(addrs []netip.Addr) {
 	h.t.Helper()
 	h.await(h.wrong(addrs))
-	for range 50 {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
 		h.follow(always)
 		h.follow(always)
 		h.await(h.wrong(addrs))
