@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/former"
 )
 
 // verdict is what the tables shall say of an item after a round.
@@ -166,7 +167,7 @@ func (l *loop[Row, K, V]) commit(verdicts []verdict[Row, K, V]) error {
 	}
 	l.own.add(before+1, l.Desired.Revision(wtxn))
 	wtxn.Commit()
-	return nil
+	return errors.Join(former.Forget(l.db, l.Desired, len(verdicts)), former.Forget(l.db, l.Entries, len(verdicts)))
 }
 
 func (l *loop[Row, K, V]) commitEntry(wtxn statedb.WriteTxn, v *verdict[Row, K, V]) (err error) {

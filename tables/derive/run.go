@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables/former"
 )
 
 // Params are what [Register] needs of the application.
@@ -147,25 +149,25 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 	for i, in := range r.Inputs {
 		watches[i] = in.changes(wtxn, affect)
 	}
-	changed, err := r.update(wtxn, keys)
+	changes, err := r.update(wtxn, keys)
 	if err != nil {
 		return nil, err
 	}
 	if r.initialized != nil {
 		r.initialized(wtxn)
 		r.initialized = nil
-		changed = true
+		changes++
 	}
-	if changed {
+	if changes > 0 {
 		wtxn.Commit()
 	}
-	return watches, nil
+	return watches, former.Forget(r.db, r.Output, changes)
 }
 
-// update makes the rows under some keys what is wanted.
-func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changed bool, err error) {
+// update makes the rows under some keys what is wanted, and returns how many changed.
+func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changes int, err error) {
 	if len(keys) == 0 {
-		return false, nil
+		return 0, nil
 	}
 	keys, rows := r.Plan(wtxn, keys)
 	round := Counts{Rounds: 1, Keys: len(keys)}
@@ -191,7 +193,7 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changed bo
 			}
 			round.Inserted++
 			if _, _, err := r.Output.Insert(wtxn, row); err != nil {
-				return false, err
+				return 0, err
 			}
 		}
 		for _, old := range existing {
@@ -208,11 +210,11 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changed bo
 		}
 		round.Deleted++
 		if _, _, err := r.Output.Delete(wtxn, row); err != nil {
-			return false, err
+			return 0, err
 		}
 	}
 	r.stats.add(round)
-	return round.Inserted+round.Deleted > 0, nil
+	return round.Inserted + round.Deleted, nil
 }
 
 // outputRow is a row that the output had before the round.

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package former
+
+import (
+	"runtime"
+	"testing"
+	"weak"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Rows that have been replaced are free, and all else is as it was.
+func TestForget(t *testing.T) {
+	db := statedb.New()
+	namespaces, err := tables.NewNamespaceTable(db)
+	require.NoError(t, err)
+	require.NoError(t, Forget(db, namespaces, many), "there is nothing")
+
+	insert := func(row *tables.Namespace) statedb.ReadTxn {
+		wtxn := db.WriteTxn(namespaces)
+		_, _, err := namespaces.Insert(wtxn, row)
+		require.NoError(t, err)
+		return wtxn.Commit()
+	}
+	former := &tables.Namespace{Name: "shop"}
+	insert(former)
+	replaced := weak.Make(former)
+	former = nil
+	txn := insert(&tables.Namespace{Name: "shop", Labels: map[string]string{"team": "a"}})
+	row, revision, _ := namespaces.Get(txn, tables.NamespaceByName("shop"))
+	_, watch := namespaces.AllWatch(txn)
+
+	require.NoError(t, Forget(db, namespaces, many))
+	runtime.GC()
+	require.Nil(t, replaced.Value())
+	again, at, found := namespaces.Get(db.ReadTxn(), tables.NamespaceByName("shop"))
+	require.True(t, found)
+	require.Same(t, row, again)
+	require.Equal(t, revision, at)
+	select {
+	case <-watch:
+		require.Fail(t, "a change was told of")
+	default:
+	}
+}
