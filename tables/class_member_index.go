@@ -53,10 +53,11 @@ var (
 		FromString: classKeyFromString,
 	}
 
+	// Only rows of classes, and of egress, which has none: members are many.
 	classMemberDigestIndex = statedb.Index[*ClassMember, RoleDigest]{
 		Name: "digest",
 		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.IsMember() || m.Digest == (bpf.Digest{}) {
+			if !m.OfClass && !m.IsOfEgress() || m.Digest == (bpf.Digest{}) {
 				return index.NewKeySet()
 			}
 			return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key())
@@ -204,7 +205,8 @@ var (
 	// ClassMembersByFormer queries the members that have left a class.
 	ClassMembersByFormer = classMemberFormerIndex.Query
 
-	// ClassMembersByDigest queries the members with a signature that is not empty.
+	// ClassMembersByDigest queries the rows of the classes with a signature that is
+	// not empty, of egress the members with it.
 	ClassMembersByDigest = classMemberDigestIndex.Query
 
 	// ClassMembersByNode queries the members that are for one node.

@@ -203,8 +203,15 @@ func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoi
 // stands for: once the kernel knows the numbers, the classes can be merged.
 func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, affect func(memberKey)) {
 	p := m.partitions[e.Key.Role]
-	if p != nil && len(p.numbersOf(txn, e.Value.Digest)) > 1 {
-		for member := range m.Output.List(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: e.Value.Digest})) {
+	if p == nil {
+		return
+	}
+	numbers := p.numbersOf(txn, e.Value.Digest)
+	if len(numbers) < 2 {
+		return
+	}
+	for _, number := range numbers {
+		for member := range m.Output.List(txn, tables.ClassMembersByClass(bpf.ClassKey{Role: p.role, Number: number})) {
 			affect(keyOfMember(member))
 		}
 	}

@@ -233,7 +233,7 @@ func (r *round) join() {
 // by before a restart, else a new number.
 func (r *round) target(digest bpf.Digest) uint32 {
 	candidates := r.numbersOf(r.txn, digest)
-	if m, _, found := r.Output.Get(r.txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: r.role, Digest: digest})); found {
+	if m := r.memberWith(r.txn, digest); m != nil {
 		candidates = append(candidates, m.Class) // the kernel need not know it yet
 	}
 	for _, number := range candidates {
@@ -271,6 +271,23 @@ func (p *partition) numbersOf(txn statedb.ReadTxn, digest bpf.Digest) (numbers [
 	}
 	slices.Sort(numbers)
 	return numbers
+}
+
+// memberWith returns a member with a signature that is not empty, nil if there is
+// none. The members of a class have one signature, whether or not its row says which.
+func (p *partition) memberWith(txn statedb.ReadTxn, digest bpf.Digest) *tables.ClassMember {
+	among := func(query statedb.Query[*tables.ClassMember]) *tables.ClassMember {
+		for m := range tables.Rare(txn, p.Output, query) {
+			if m.IsClass() {
+				m, _, _ = p.Output.Get(txn, tables.ClassMembersByClass(bpf.ClassKey{Role: p.role, Number: m.Class}))
+			}
+			if m != nil && m.Digest == digest {
+				return m
+			}
+		}
+		return nil
+	}
+	return cmp.Or(among(tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: digest})), among(tables.ClassRowsUnknown(p.role)))
 }
 
 // standsFor reports whether a class that has stood for a signature still does

@@ -58,10 +58,7 @@ func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 		standings: map[netip.Prefix]standing{},
 		anchored:  map[string][]*tables.Selector{}, required: map[string]bool{},
 	}
-	r.signer.known = func(d bpf.Digest) *tables.ClassMember {
-		m, _, _ := p.Output.Get(txn, tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: d}))
-		return m
-	}
+	r.signer.known = func(d bpf.Digest) *tables.ClassMember { return p.memberWith(txn, d) }
 	return r
 }
 
