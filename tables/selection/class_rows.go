@@ -202,10 +202,6 @@ func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) 
 
 // leavers returns who is leaving a class, and where each belongs: as its row says,
 // but those that are to be looked at anew.
-//
-// Who was wanted in the class and is wanted elsewhere may still come into it, by a
-// write of the kernel that is under way. He has left when that one has him where he
-// is wanted, or has refused to. (The address of nobody may come yet and go again.)
 func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMember, changed []netip.Prefix) map[netip.Prefix]uint32 {
 	leavers := map[netip.Prefix]uint32{}
 	if former != nil {
@@ -217,16 +213,24 @@ func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMembe
 		if !prefix.IsValid() {
 			continue
 		}
-		at := s.standing(r, prefix)
 		_, was := leavers[prefix]
-		underWay := was && at.desired != 0 && at.desired != at.kernel && !s.place.failed(r.txn, prefix)
-		if at.class != number && (at.kernel == number || at.desired == number || underWay) {
-			leavers[prefix] = at.class
+		if s.isInside(r, prefix, number, was) && s.standing(r, prefix).class != number {
+			leavers[prefix] = s.standing(r, prefix).class
 		} else {
 			delete(leavers, prefix)
 		}
 	}
 	return leavers
+}
+
+// isInside reports whether a prefix is in a class, or may yet come into it. Who was
+// wanted there and is wanted elsewhere may do so by a write that is under way: until
+// the kernel has him where he is wanted, or refuses to. The address of nobody may
+// come too, but goes again.
+func (s *policyScope) isInside(r *round, prefix netip.Prefix, number uint32, was bool) bool {
+	kernel, desired := s.place.classes(r.txn, prefix)
+	underWay := was && desired != 0 && desired != kernel && !s.place.failed(r.txn, prefix)
+	return kernel == number || desired == number || underWay
 }
 
 // fillLeaving fills in who is leaving, and by what they differ from the class.

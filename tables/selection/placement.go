@@ -67,7 +67,11 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 	if !prefix.IsValid() {
 		prefix = was.prefix
 	}
-	s.affectedAsLeaver(txn, prefix, affect)
+	if was.failed == is.failed {
+		s.affectedAsMover(txn, prefix, affect)
+	} else {
+		s.affectedAsLeaver(txn, prefix, affect)
+	}
 	if was.class != is.class {
 		s.count(txn, was.class, -1, prefix, affect)
 		s.count(txn, is.class, 1, prefix, affect)
@@ -121,6 +125,16 @@ func (s *policyScope) affectedAsLeaver(txn statedb.ReadTxn, prefix netip.Prefix,
 			affect(classKey(s.role, row.Class, prefix))
 		}
 	}
+}
+
+// affectedAsMover are the classes that a prefix is said to be leaving, when it is
+// somewhere else than before. One that the kernel still has it in stays as it is.
+func (s *policyScope) affectedAsMover(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
+	s.affectedAsLeaver(txn, prefix, func(key memberKey) {
+		if kernel, _ := s.place.classes(txn, prefix); kernel != uint32(key.number) {
+			affect(key)
+		}
+	})
 }
 
 // isLeaver reports whether a prefix is leaving the class of a row.
