@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -169,7 +170,7 @@ func TestPeerClassWaitsUntilItIsReady(t *testing.T) {
 // to its own at once. It does not wait for a class that others are to leave first.
 func TestFirstRoundAwaitsClasses(t *testing.T) {
 	w := newWorld(t)
-	c := ipcacheParams{Members: w.Members, Readiness: w.Readiness}
+	c := ipcacheParams{Members: w.Members, Readiness: w.Readiness, IPCache: w.IPCache.(statedb.RWTable[*tables.IPCache])}
 	ready := func() bool {
 		is, _ := c.classesReady(w.DB.ReadTxn())
 		return is
@@ -204,6 +205,30 @@ func TestFirstRoundAwaitsClasses(t *testing.T) {
 	left.Selectors = nil
 	insert(w, w.Members, &left)
 	require.True(t, ready())
+}
+
+// Later a class is waited for that many are to go to, not one for a few.
+func TestRoundAwaitsClassesOfMany(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	c := ipcacheParams{Members: w.Members, Readiness: w.Readiness, IPCache: w.IPCache.(statedb.RWTable[*tables.IPCache])}
+	awaited := func(leavers int) bool {
+		class := func(number uint32) *tables.ClassMember {
+			return &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: number, Digest: digest(number), Selectors: []tables.SelectorID{1}}
+		}
+		left := class(3)
+		for i := range leavers {
+			addr := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+			left.Leavers = append(left.Leavers, tables.Leaver{Prefix: single(addr), To: 4})
+		}
+		insert(w, w.Members, left, class(4))
+		ready, _ := c.classesReady(w.DB.ReadTxn())
+		return !ready
+	}
+	require.False(t, awaited(manyLeave-1))
+	require.True(t, awaited(manyLeave))
+	w.ready(bpf.RolePeer, 4)
+	require.False(t, awaited(manyLeave), "it is ready")
 }
 
 // Whatever objects say of a pod's address is found, in whichever order they come.

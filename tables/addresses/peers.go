@@ -58,21 +58,52 @@ func (c *ipcacheParams) ready(txn statedb.ReadTxn, m *tables.ClassMember) bool {
 	return tables.ClassIsReady(txn, c.Readiness, bpf.ClassKey{Role: bpf.RolePeer, Number: m.Class}, m.Digest)
 }
 
-// classesReady reports whether all classes can be entered, so that at a start each
-// address goes to its own at once: they are ready a moment after they are known. Where
-// they may be ready only when others have been left, it is no use to wait.
+// manyLeave are so many that it is worth to wait a moment for where they go.
+const manyLeave = 1000
+
+// classesReady reports whether the classes can be entered that many are to go to, so
+// that each address goes to its own at once: they are ready a moment after they are
+// known.
 func (c *ipcacheParams) classesReady(txn statedb.ReadTxn) (ready bool, changed []<-chan struct{}) {
-	if _, _, leaving := c.Members.Get(txn, tables.ClassRowsLeaving(bpf.RolePeer)); leaving || c.resuming(txn) {
+	if c.resuming(txn) {
 		return true, nil
 	}
-	classes, membersChanged := c.Members.ListWatch(txn, tables.ClassRowsOfRole(bpf.RolePeer))
+	_, membersChanged := c.Members.ListWatch(txn, tables.ClassRowsOfRole(bpf.RolePeer))
 	_, readinessChanged := c.Readiness.AllWatch(txn)
-	for class := range classes {
+	for _, class := range c.classesOfMany(txn) {
 		if !c.ready(txn, class) {
 			return false, []<-chan struct{}{membersChanged, readinessChanged}
 		}
 	}
 	return true, nil
+}
+
+// classesOfMany returns the classes that many are to go to: at the start all, unless
+// they may be ready only when others have been left, and afterwards those that many
+// leave another one for.
+func (c *ipcacheParams) classesOfMany(txn statedb.ReadTxn) (classes []*tables.ClassMember) {
+	if !c.begun(txn) {
+		if _, _, leaving := c.Members.Get(txn, tables.ClassRowsLeaving(bpf.RolePeer)); !leaving {
+			classes = statedb.Collect(c.Members.List(txn, tables.ClassRowsOfRole(bpf.RolePeer)))
+		}
+		return classes
+	}
+	seen := map[uint32]bool{}
+	for row := range c.Members.List(txn, tables.ClassRowsLeaving(bpf.RolePeer)) {
+		if len(row.Leavers) < manyLeave {
+			continue
+		}
+		for _, l := range row.Leavers {
+			if seen[l.To] {
+				continue
+			}
+			seen[l.To] = true
+			if class := tables.ClassRow(txn, c.Members, bpf.ClassKey{Role: bpf.RolePeer, Number: l.To}); class != nil {
+				classes = append(classes, class)
+			}
+		}
+	}
+	return classes
 }
 
 // affectedByReadiness are those that wait for the class. Who is in it stays,

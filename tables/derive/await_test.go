@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The first round waits for what the rule awaits.
+// A round waits for what the rule awaits.
 func TestAwait(t *testing.T) {
 	asked := make(chan int, 8)
 	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
@@ -39,6 +39,9 @@ func TestAwaitIsBounded(t *testing.T) {
 	start := time.Now()
 	require.True(t, f.runner.awaitMore(t.Context()))
 	require.GreaterOrEqual(t, time.Since(start), awaitMost)
+	start = time.Now()
+	require.True(t, f.runner.awaitMore(t.Context()))
+	require.Less(t, time.Since(start), awaitMost, "what does not come is not waited for before each round")
 
 	ctx, stop := context.WithCancel(t.Context())
 	stop()

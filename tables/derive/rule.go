@@ -27,9 +27,10 @@ type Rule[Key comparable, Out any] struct {
 	// though their changes affect no keys.
 	After []statedb.TableMeta
 
-	// Await, if not nil, puts off the first round, though not for long: until it
-	// reports that what is to follow in a moment is there, by which the round's work
-	// would have to be done again. It is asked anew when one of the channels closes.
+	// Await, if not nil, puts off a round, though not for long: until it reports that
+	// what is to follow in a moment is there, by which the round's work would have to
+	// be done again. It is asked anew when one of the channels closes. What did not
+	// come in time is not waited for again before Await has reported that it is there.
 	Await func(txn statedb.ReadTxn) (ready bool, changed []<-chan struct{})
 
 	// Seed are keys that exist whatever the inputs are; they are computed in

@@ -41,6 +41,7 @@ type runner[Key comparable, Out any] struct {
 	stats       *Stats
 	primary     statedb.Indexer[Out]
 	initialized func(statedb.WriteTxn)
+	inVain      bool // what Await asks for did not come in time
 }
 
 func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
@@ -63,10 +64,10 @@ func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], sta
 }
 
 func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
-	if !r.awaitInputs(ctx, health) || !r.awaitMore(ctx) {
+	if !r.awaitInputs(ctx, health) {
 		return nil
 	}
-	for {
+	for r.awaitMore(ctx) {
 		watches, err := r.round()
 		if err != nil {
 			return fmt.Errorf("derive table %s: %w", r.Output.Name(), err)
@@ -76,6 +77,7 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
+	return nil
 }
 
 // awaitInputs returns when all inputs are initialized but those that follow from
@@ -109,7 +111,7 @@ func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) 
 	return true
 }
 
-// awaitMost is for how long a rule puts off its first round at most.
+// awaitMost is for how long a rule puts off a round at most.
 const awaitMost = time.Second
 
 // awaitMore returns when there is what Await asks for, or has not come in time;
@@ -122,7 +124,8 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 	defer cancel()
 	for {
 		ready, changed := r.Await(r.db.ReadTxn())
-		if ready || !waitAny(inTime, changed) {
+		if ready || r.inVain || !waitAny(inTime, changed) {
+			r.inVain = !ready
 			return ctx.Err() == nil
 		}
 	}
