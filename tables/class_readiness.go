@@ -22,7 +22,7 @@ type ClassReadiness struct {
 	Digest     bpf.Digest `json:"digest"`     // what it stands for, as far as this row knows
 	Registered bool       `json:"registered"` // sluice_classes has the digest
 	Complete   bool       `json:"complete"`   // the entries desired of it are those that it is to have
-	Of         uint64     `json:"of"`         // revision of the class's row of egress-classes that all this is of
+	Of         uint64     `json:"of"`         // revision of the class's row that all this is of: in egress-classes, or in class-members
 	RowsWanted int        `json:"rowsWanted"` // entries desired of it
 	RowsReady  int        `json:"rowsReady"`  // of these, the kernel has as desired
 	RowsExtra  int        `json:"rowsExtra"`  // entries in the kernel that are not desired, or otherwise

@@ -67,9 +67,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					}
 				}),
 			derive.Where(func(m *tables.ClassMember) bool { return m.OfClass || len(m.Former) > 0 }, derive.FromIf(r.Members,
-				func(old, new *tables.ClassMember) bool {
-					return !slices.Equal(old.Former, new.Former) || (len(old.Leaving) > 0) != (len(new.Leaving) > 0)
-				},
+				func(old, new *tables.ClassMember) bool { return new.OfClass || !slices.Equal(old.Former, new.Former) },
 				func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
 					if m.OfClass {
 						affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
@@ -148,8 +146,8 @@ func (r *readinessParams) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.
 	case bpf.RoleGatewayGroup:
 		r.group(txn, row)
 	default: // the rest is in policy-readiness
-		class := tables.ClassRow(txn, r.Members, key)
-		row.Leaving = class != nil && len(class.Leaving) > 0
+		class, revision, found := r.Members.Get(txn, tables.ClassMemberByKey(tables.MemberKey{Role: key.Role, OfClass: key.Number}))
+		row.Of, row.Leaving = revision, found && len(class.Leaving) > 0
 	}
 	if !row.Wanted && row.RowsWanted == 0 && row.RowsExtra == 0 && !row.Used && !row.Leaving {
 		return nil
