@@ -138,6 +138,34 @@ func TestRepliesOfServices(t *testing.T) {
 	}
 }
 
+// TestRepliesOfServiceThatIsGone: the host goes on translating a connection to a service
+// that is deleted, and its address is one of the outside then, which policies may allow.
+func TestRepliesOfServiceThatIsGone(t *testing.T) {
+	tr := newTraffic(t)
+	for _, w := range both {
+		t.Run(w.Family, func(t *testing.T) {
+			tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
+			require.NoError(t, tr.Reset())
+			service, backend := netip.AddrPortFrom(w.Service, 85), netip.AddrPortFrom(w.OtherPod, 8085)
+			tr.translate(w, service.Port(), backend)
+			tr.subject(subjectClass, packettest.Epoch, 0)
+			tr.peer(backend.Addr(), peerClass, bpf.IPCacheInCluster)
+			tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
+			tr.policy(0, bpf.DirectionEgress, 0, 0, 0, allowDefault)
+			p := tr.pushUDP(tr.inPod(packettest.OtherPodDevice), service, backend)
+			p.push([]byte("1"))
+			require.True(t, p.gets('1', soon))
+
+			tr.peer(service.Addr(), peerClass+1, 0)
+			tr.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, denyRule)
+			tr.subject(subjectClass, packettest.Epoch+1, 0)
+			p.push([]byte("2"))
+			require.False(t, p.gets('2', never))
+			p.replyDrop(denyRule.Cookie, unix.IPPROTO_UDP, service)
+		})
+	}
+}
+
 // TestRepliesOfOneself: policies cannot keep a pod from itself, also where its own service
 // has led it back.
 func TestRepliesOfOneself(t *testing.T) {

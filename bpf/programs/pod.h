@@ -101,12 +101,16 @@ static __noinline __u32 judge_known(struct __sk_buff *ctx, const struct packet *
 	return reason;
 }
 
-/* The same for a reply to such a flow, whose entry stays as it is. */
+/* The same for a reply to such a flow, whose entry stays as it is. The host goes on
+ * translating when the service is gone. */
 static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
 				     const struct ct_entry *e, struct decision *d)
 {
 	__u32 reason = judge_reply(p, pod, e, d, DIRECTION_EGRESS);
 
+	if (p->shape == SHAPE_ICMP_ERROR)
+		return reason;
+	d->flags |= e->flags & CT_SERVICE;
 	if (!reason && d->flags & CT_SERVICE)
 		reason = judge_led(ctx, p, pod, d, true);
 	return reason;
