@@ -98,22 +98,6 @@ var (
 		Unique:     true,
 	}
 
-	// The anchors are what a selector can require of a label set: its
-	// namespace and each of its labels.
-	labelSetAnchorIndex = statedb.Index[*LabelSet, string]{
-		Name: "anchor",
-		FromObject: func(s *LabelSet) index.KeySet {
-			keys := make([]index.Key, 0, len(s.Labels)+1)
-			keys = append(keys, index.String(NamespaceAnchor(s.Namespace)))
-			for k, v := range s.Labels {
-				keys = append(keys, index.String(LabelAnchor(k, v)))
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
-
 	labelSetPortIndex = statedb.Index[*LabelSet, PolicyPort]{
 		Name: "port",
 		FromObject: func(s *LabelSet) index.KeySet {
@@ -135,16 +119,13 @@ var (
 
 	// LabelSetByID queries a label set by its digest.
 	LabelSetByID = labelSetIDIndex.Query
-
-	// LabelSetsByAnchor queries the label sets that have a label, see
-	// [LabelAnchor], or are of a namespace, see [NamespaceAnchor].
-	LabelSetsByAnchor = labelSetAnchorIndex.Query
 )
 
 // portNameKey is the index key of the name of a port, as in http/tcp.
 func portNameKey(p PolicyPort) index.Key { return index.String(p.String()) }
 
-// NamespaceAnchor is the anchor of everything in a namespace.
+// NamespaceAnchor is the anchor of everything in a namespace. An anchor is what a
+// selector can require of a label set: see [Selector.Anchors].
 func NamespaceAnchor(namespace string) string { return "@" + namespace }
 
 // LabelAnchor is the anchor of everything that has a label.
@@ -162,5 +143,5 @@ func digestFromString(s string) (index.Key, error) {
 
 // NewLabelSetTable creates the table of label sets.
 func NewLabelSetTable(db *statedb.DB) (statedb.RWTable[*LabelSet], error) {
-	return statedb.NewTable(db, "label-sets", labelSetIDIndex, labelSetAnchorIndex, labelSetPortIndex)
+	return statedb.NewTable(db, "label-sets", labelSetIDIndex, labelSetPortIndex)
 }

@@ -166,18 +166,9 @@ func (e *Explainer) selected(txn statedb.ReadTxn, s *tables.Service) (addrs []ne
 	if len(s.Selector) == 0 {
 		return nil
 	}
-	anchor, value := "", ""
-	for key, v := range s.Selector {
-		if anchor == "" || key < anchor {
-			anchor, value = key, v
-		}
-	}
 	selector := labels.SelectorFromSet(s.Selector)
-	for set := range e.t.LabelSets.List(txn, tables.LabelSetsByAnchor(tables.LabelAnchor(anchor, value))) {
-		if set.Namespace != s.Namespace || !selector.Matches(set.Labels) {
-			continue
-		}
-		for pod := range e.t.Endpoints.List(txn, tables.EndpointsByLabelSet(set.ID)) {
+	for pod := range e.t.Endpoints.Prefix(txn, tables.EndpointByName(tables.Name{Namespace: s.Namespace})) {
+		if selector.Matches(pod.Labels) {
 			addrs = append(addrs, pod.Addrs...)
 		}
 	}

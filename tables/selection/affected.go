@@ -16,9 +16,13 @@ import (
 
 // inputs are what the partitions are computed from. The desired tables follow
 // from the classes, and are looked at for who is still in one that he is to leave.
+// The label sets come first: others look them up in the index of their labels.
 func (m *members) inputs() []derive.Input[memberKey] {
 	return []derive.Input[memberKey]{
-		derive.FromKey(m.LabelSets, func(_ statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) { affectSet(s.ID, affect) }),
+		derive.FromKey(m.LabelSets, func(txn statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) {
+			m.labels.take(txn, m.LabelSets, s)
+			affectSet(s.ID, affect)
+		}),
 		derive.Initially(
 			func(_ statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) { affect(keyOfEvaluated(s)) },
 			derive.FromChange(m.Selectors, m.affectedBySelector)),
@@ -56,8 +60,8 @@ func affectSet(id tables.LabelSetID, affect func(memberKey)) {
 	affect(memberKey{set: id})
 }
 
-func (m *members) affectedByNamespace(txn statedb.ReadTxn, n *tables.Namespace, affect func(memberKey)) {
-	for set := range m.LabelSets.List(txn, tables.LabelSetsByAnchor(tables.NamespaceAnchor(n.Name))) {
+func (m *members) affectedByNamespace(_ statedb.ReadTxn, n *tables.Namespace, affect func(memberKey)) {
+	for _, set := range m.labels.with(tables.NamespaceAnchor(n.Name)) {
 		affectSet(set.ID, affect)
 	}
 }

@@ -121,6 +121,7 @@ func deriveClassMembers(p derive.Params, params memberParams) error {
 // members is the rule of the three partitions.
 type members struct {
 	memberParams
+	labels     *labelIndex
 	partitions map[bpf.Role]*partition
 	peers      *policyScope
 	subjects   *policyScope
@@ -130,7 +131,7 @@ type members struct {
 var roles = []bpf.Role{bpf.RoleEgress, bpf.RolePeer, bpf.RoleSubject}
 
 func newMembers(params memberParams) *members {
-	m := &members{memberParams: params, partitions: map[bpf.Role]*partition{}}
+	m := &members{memberParams: params, labels: newLabelIndex(), partitions: map[bpf.Role]*partition{}}
 	m.peers = &policyScope{members: m, role: bpf.RolePeer, place: &peerPlace{m}, inside: map[uint32]int{}}
 	m.subjects = &policyScope{members: m, role: bpf.RoleSubject, place: &subjectPlace{m}, inside: map[uint32]int{}}
 	for role, s := range map[bpf.Role]scope{bpf.RoleEgress: &egressScope{m}, bpf.RolePeer: m.peers, bpf.RoleSubject: m.subjects} {

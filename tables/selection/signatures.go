@@ -158,9 +158,9 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 		return
 	}
 	for _, anchor := range s.Anchors() {
-		candidates := m.LabelSets.All(txn)
-		if anchor != tables.AnyAnchor {
-			candidates = m.LabelSets.List(txn, tables.LabelSetsByAnchor(anchor))
+		candidates := slices.Values(m.labels.with(anchor))
+		if anchor == tables.AnyAnchor {
+			candidates = statedb.ToSeq(m.LabelSets.All(txn))
 		}
 		for set := range candidates {
 			if s.MatchesLabels(set, m.namespace(txn, set.Namespace)) {
