@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/cilium/statedb"
+
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -93,9 +95,10 @@ func (r *round) touch(number uint32, prefix netip.Prefix) {
 	r.touched[number] = append(r.touched[number], prefix)
 }
 
-// lookAt touches the classes that prefixes are in without belonging there, or
-// were said to be.
+// lookAt touches the classes that prefixes are in without belonging there, or are
+// said to be leaving: those may be others, while a write is under way.
 func (s *policyScope) lookAt(r *round) {
+	leaving := statedb.Collect(s.Output.List(r.txn, tables.ClassRowsLeaving(s.role)))
 	seen := map[netip.Prefix]bool{}
 	for _, prefix := range r.looks {
 		if !prefix.IsValid() || seen[prefix] {
@@ -104,12 +107,13 @@ func (s *policyScope) lookAt(r *round) {
 		seen[prefix] = true
 		at := s.standing(r, prefix)
 		for _, number := range []uint32{at.kernel, at.desired} {
-			if number == 0 {
-				continue
-			}
-			row := tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
-			if number != at.class || row != nil && isLeaver(row, prefix) {
+			if number != 0 && number != at.class {
 				r.touch(number, prefix)
+			}
+		}
+		for _, row := range leaving {
+			if isLeaver(row, prefix) {
+				r.touch(row.Class, prefix)
 			}
 		}
 	}

@@ -120,3 +120,36 @@ func TestLeavesWhenTheKernelHasSaidSo(t *testing.T) {
 	put(h, h.IPCacheEntries, &tables.IPCacheEntry{Key: row.MapKey(), Value: row.MapValue()})
 	h.awaitLeavers(class, 0)
 }
+
+// Who comes to belong again into a class that it was to leave, while it is not known
+// where the kernel has it, is not waited for.
+func TestBelongsAgainWhileItLeaves(t *testing.T) {
+	h, _ := twoKinds(t)
+	desire := func(addr string, class uint32) {
+		put(h, h.IPCache, &tables.IPCache{Prefix: single(netip.MustParseAddr(addr)), Flags: bpf.IPCacheService, PeerClass: class, Status: reconciler.StatusPending()})
+	}
+	world := bpf.ClassKey{Role: bpf.RolePeer, Number: h.peerClass("198.51.100.1")}
+	for _, addr := range []string{"198.51.100.1", "198.51.101.1", "198.51.101.2", "198.51.101.3"} { // most stay
+		desire(addr, world.Number)
+	}
+	h.marker(1)
+	awaitLeaver := func(is bool) {
+		h.await(func(txn statedb.ReadTxn) string {
+			row := tables.ClassRow(txn, h.members, world)
+			if isLeaver(row, single(netip.MustParseAddr("198.51.100.1"))) != is {
+				return fmt.Sprintf("class %s is being left by %v", world, row.Leavers)
+			}
+			return ""
+		})
+	}
+
+	q := policy("q", "app=none", cidr("198.51.100.0/24", false))
+	put(h, h.NetworkPolicies, q)
+	awaitLeaver(true)
+	desire("198.51.100.1", h.peerClass("198.51.100.1"))
+	h.marker(2)
+	awaitLeaver(true) // the kernel may be about to have it there
+
+	remove(h, h.NetworkPolicies, q)
+	awaitLeaver(false)
+}
