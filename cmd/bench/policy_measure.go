@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -143,7 +144,7 @@ func (w *policyWorld) verify(r *policyResult) error {
 		pod, peer, port, want := w.packet(random, i%2 == 0)
 		got, err := w.allowed(pod, peer, bpf.DirectionIngress, port)
 		if err != nil || got != want {
-			return errors.Join(err, fmt.Errorf("pod %d from pod %d, port %d: allowed %t, want %t", pod, peer, port, got, want))
+			return errors.Join(err, fmt.Errorf("pod %d from pod %d, port %d: allowed %t, want %t: %s", pod, peer, port, got, want, w.standing(pod, peer)))
 		}
 		if got {
 			allowed++
@@ -153,6 +154,26 @@ func (w *policyWorld) verify(r *policyResult) error {
 		return errors.New("nothing is allowed")
 	}
 	return nil
+}
+
+// standing says in which classes a pod and its peer are, by the kernel and by the tables.
+func (w *policyWorld) standing(pod, peer int) string {
+	txn := w.db.ReadTxn()
+	subject, _, err := bpf.Lookup(w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))})
+	at, _, atErr := bpf.Lookup(w.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(peer), 32)))
+	text := fmt.Sprintf("the kernel has %s (%v) and %s (%v)", subject, err, at, atErr)
+	if row, _, found := w.tables.Locals.Get(txn, tables.LocalEndpointByAddr(podAddr(pod))); found {
+		text += fmt.Sprintf(", local-endpoints %v", row.TableRow())
+	}
+	if row, _, found := w.tables.Desired.Get(txn, tables.IPCacheByPrefix(netip.PrefixFrom(podAddr(peer), 32))); found {
+		text += fmt.Sprintf(", ipcache %v", row.TableRow())
+	}
+	for role, i := range map[bpf.Role]int{bpf.RoleSubject: pod, bpf.RolePeer: peer} {
+		for m := range w.tables.Members.Prefix(txn, tables.ClassMembersOfLabelSet(role, labelledPod(i, localNode).LabelSet)) {
+			text += fmt.Sprintf(", class-members %v", m.TableRow())
+		}
+	}
+	return text
 }
 
 // peerOf returns a pod that a policy allows, from a number on; or that number's

@@ -203,6 +203,7 @@ type policyTables struct {
 	Entries statedb.Table[*tables.PolicyEntry]
 	Status  statedb.Table[*tables.NetworkPolicyStatus]
 	Pods    statedb.Table[*tables.PodEntry]
+	Locals  statedb.Table[*tables.LocalEndpoint]
 	IPCache statedb.Table[*tables.IPCacheEntry]
 	Desired statedb.Table[*tables.IPCache]
 	Policy  statedb.Table[*tables.PolicyMapEntry]
