@@ -126,41 +126,9 @@ var (
 		FromString: selectorIDFromString,
 	}
 
-	classMemberOfClassIndex = statedb.Index[*ClassMember, bpf.Role]{
-		Name: "of-class",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.OfClass {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Uint32(uint32(m.Role)))
-		},
-		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
-		FromString: index.Uint32String,
-	}
-
-	classMemberLeavingIndex = statedb.Index[*ClassMember, bpf.Role]{
-		Name: "leaving",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if len(m.Leavers) == 0 {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Uint32(uint32(m.Role)))
-		},
-		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
-		FromString: index.Uint32String,
-	}
-
-	classMemberUnknownIndex = statedb.Index[*ClassMember, bpf.Role]{
-		Name: "unknown",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.MeaningUnknown() || m.Stuck {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Uint32(uint32(m.Role)))
-		},
-		FromKey:    func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) },
-		FromString: index.Uint32String,
-	}
+	classMemberOfClassIndex = classRowIndex("of-class", (*ClassMember).IsClass)
+	classMemberLeavingIndex = classRowIndex("leaving", func(m *ClassMember) bool { return len(m.Leavers) > 0 })
+	classMemberUnknownIndex = classRowIndex("unknown", func(m *ClassMember) bool { return m.MeaningUnknown() && !m.Stuck })
 
 	classMemberContinuesIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
 		Name: "continues",
@@ -254,6 +222,22 @@ func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], k
 		}
 	}
 	return nil
+}
+
+// classRowIndex indexes some rows of classes by role.
+func classRowIndex(name string, indexed func(*ClassMember) bool) statedb.Index[*ClassMember, bpf.Role] {
+	key := func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) }
+	return statedb.Index[*ClassMember, bpf.Role]{
+		Name: name,
+		FromObject: func(m *ClassMember) index.KeySet {
+			if !indexed(m) {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(key(m.Role))
+		},
+		FromKey:    key,
+		FromString: index.Uint32String,
+	}
 }
 
 // ClassMembersOfLabelSet queries, with Prefix, the members with a label set.

@@ -104,38 +104,19 @@ func (p *pushed) replyDrop(cookie uint32, protocol uint8, service netip.AddrPort
 // TestRepliesOfServices: what a service's backend goes on sending by itself is cut when
 // policies forbid the pod to reach the backend, also while the pod goes on trying.
 func TestRepliesOfServices(t *testing.T) {
-	tr := newTraffic(t)
-	for _, w := range both {
-		tr.Addresses = w
-		for name, backend := range map[string]struct {
-			to   netip.AddrPort
-			port uint16
-			open func(func())
-		}{
-			"a pod":     {netip.AddrPortFrom(w.OtherPod, 8082), 82, tr.inPod(packettest.OtherPodDevice)},
-			"this host": {netip.AddrPortFrom(w.NodeIP, 8083), 83, tr.onNode},
-		} {
-			tr.translate(w, backend.port, backend.to)
-			for network, protocol := range map[string]uint8{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP} {
-				t.Run(w.Family+" "+name+" "+network, func(t *testing.T) {
-					tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
-					require.NoError(t, tr.Reset())
-					tr.subject(subjectClass, packettest.Epoch, 0)
-					tr.peer(backend.to.Addr(), peerClass, bpf.IPCacheInCluster)
-					tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
-					tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
-					tr.policy(peerClass, bpf.DirectionEgress, protocol, backend.to.Port(), 16, allowRule)
-					begin := tr.pushUDP
-					if network == "tcp" {
-						begin = tr.pushTCP
-					}
-					service := netip.AddrPortFrom(w.Service, backend.port)
-					p := begin(backend.open, service, backend.to)
-					p.testRevocation(protocol, service, backend.to)
-				})
-			}
+	eachBackend(t, 82, func(tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend) {
+		tr.subject(subjectClass, packettest.Epoch, 0)
+		tr.peer(b.to.Addr(), peerClass, bpf.IPCacheInCluster)
+		tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
+		tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+		tr.policy(peerClass, bpf.DirectionEgress, protocol, b.to.Port(), 16, allowRule)
+		begin := tr.pushUDP
+		if network == "tcp" {
+			begin = tr.pushTCP
 		}
-	}
+		p := begin(b.open, service, b.to)
+		p.testRevocation(protocol, service, b.to)
+	})
 }
 
 // TestRepliesOfServiceThatIsGone: the host goes on translating a connection to a service

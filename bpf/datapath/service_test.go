@@ -54,28 +54,39 @@ func (tr *traffic) serviceEntries() (all []packettest.Connection) {
 // TestServices: a policy is asked of where a service has led, whether another pod or
 // this host is there; an address of a service says nothing by itself.
 func TestServices(t *testing.T) {
+	eachBackend(t, 80, func(tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend) {
+		if network == "udp" {
+			tr.echoUDP(b.open, b.to)
+		} else {
+			tr.echoTCP(b.open, b.to)
+		}
+		tr.testService(network, protocol, service, b.to)
+	})
+}
+
+// backend is where a service leads.
+type backend struct {
+	to   netip.AddrPort
+	open func(func()) // where its sockets are
+}
+
+// eachBackend does something with services that lead to another pod and to this host:
+// at a port of theirs and the next one, of either family, by either protocol.
+func eachBackend(t *testing.T, port uint16, do func(tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend)) {
 	tr := newTraffic(t)
 	for _, w := range both {
 		tr.Addresses = w
-		for name, backend := range map[string]struct {
-			to   netip.AddrPort
-			port uint16
-			open func(func())
-		}{
-			"a pod":     {netip.AddrPortFrom(w.OtherPod, 8080), 80, tr.inPod(packettest.OtherPodDevice)},
-			"this host": {netip.AddrPortFrom(w.NodeIP, 8081), 81, tr.onNode},
+		for i, b := range []backend{
+			{netip.AddrPortFrom(w.OtherPod, 8000+port), tr.inPod(packettest.OtherPodDevice)},
+			{netip.AddrPortFrom(w.NodeIP, 8001+port), tr.onNode},
 		} {
-			tr.translate(w, backend.port, backend.to)
+			service := netip.AddrPortFrom(w.Service, port+uint16(i))
+			tr.translate(w, service.Port(), b.to)
 			for network, protocol := range map[string]uint8{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP} {
-				t.Run(w.Family+" "+name+" "+network, func(t *testing.T) {
+				t.Run(w.Family+" "+[]string{"a pod", "this host"}[i]+" "+network, func(t *testing.T) {
 					tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
 					require.NoError(t, tr.Reset())
-					if network == "udp" {
-						tr.echoUDP(backend.open, backend.to)
-					} else {
-						tr.echoTCP(backend.open, backend.to)
-					}
-					tr.testService(network, protocol, netip.AddrPortFrom(w.Service, backend.port), backend.to)
+					do(tr, network, protocol, service, b)
 				})
 			}
 		}

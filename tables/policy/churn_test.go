@@ -116,7 +116,7 @@ func (a *agent) requireFromScratch(about string) {
 	for _, subject := range a.classes(bpf.RoleSubject) {
 		for _, peer := range append(a.classes(bpf.RolePeer), bpf.AnyPeerClass) {
 			for _, d := range directions {
-				for _, e := range Compute(txn, world, tables.PolicyPair{Subject: subject, Direction: d, Peer: peer}) {
+				for _, e := range NewComputer(world).Entries(txn, tables.PolicyPair{Subject: subject, Direction: d, Peer: peer}) {
 					want[e.Key] = e
 				}
 			}

@@ -22,13 +22,6 @@ type Tables struct {
 	Enforcement tables.Enforcement
 }
 
-// Compute returns the entries wanted of a pair of classes, in order of key: none
-// if one of them does not exist, or is that of pods that no policy chooses. It is
-// a function of the snapshot.
-func Compute(txn statedb.ReadTxn, t Tables, pair tables.PolicyPair) []*tables.PolicyEntry {
-	return NewComputer(t).Entries(txn, pair)
-}
-
 // Computer computes the entries of many pairs. It remembers the rules about each
 // subject for as long as policy-rules stays as it is, so that a pair costs no more
 // than what concerns it. It is not to be used concurrently.
@@ -42,7 +35,9 @@ type Computer struct {
 // NewComputer returns a computer that remembers nothing yet.
 func NewComputer(t Tables) *Computer { return &Computer{Tables: t} }
 
-// Entries is [Compute].
+// Entries returns the entries wanted of a pair of classes, in order of key: none
+// if one of them does not exist, or is that of pods that no policy chooses. It is
+// a function of the snapshot.
 func (c *Computer) Entries(txn statedb.ReadTxn, pair tables.PolicyPair) []*tables.PolicyEntry {
 	subject := tables.ClassRow(txn, c.Members, bpf.ClassKey{Role: bpf.RoleSubject, Number: pair.Subject})
 	if pair.Subject == bpf.NoSubjectClass || subject == nil {

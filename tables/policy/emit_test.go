@@ -58,7 +58,7 @@ func (w *world) state(subject uint32, peers ...uint32) map[bpf.PolicyKey]*tables
 		for _, peer := range append(peers, bpf.AnyPeerClass) {
 			pair := tables.PolicyPair{Subject: subject, Direction: d, Peer: peer}
 			entries := c.Entries(w.db.ReadTxn(), pair)
-			require.True(w.t, slices.EqualFunc(entries, Compute(w.db.ReadTxn(), w.tables(), pair), (*tables.PolicyEntry).Equal))
+			require.True(w.t, slices.EqualFunc(entries, NewComputer(w.tables()).Entries(w.db.ReadTxn(), pair), (*tables.PolicyEntry).Equal))
 			for _, e := range entries {
 				require.Equal(w.t, pair, e.Pair())
 				require.NotContains(w.t, state, e.Key)
@@ -390,19 +390,4 @@ func describe(state map[bpf.PolicyKey]*tables.PolicyEntry) (lines []string) {
 	}
 	slices.Sort(lines)
 	return lines
-}
-
-// A class of an earlier run keeps what the kernel has, whatever the rules are.
-func TestUnknownMeaning(t *testing.T) {
-	w := newWorld(t)
-	kept := &tables.PolicyMapEntry{Key: bpf.PolicyKeyOf(1, 2, bpf.DirectionIngress, 6, 80, 16), Value: bpf.PolicyValue{Precedence: 1, Cookie: 7}}
-	insert(w, w.kernel, kept)
-	insert(w, w.rules, enforced([]*tables.EnforcedRule{{RuleID: ruleID("p", bpf.DirectionIngress, 0), Subject: 10, AnyPeer: true}})...)
-	insert(w, w.members, classRow(bpf.RoleSubject, 1, []tables.SelectorID{10}), &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: 2})
-	entries := Compute(w.db.ReadTxn(), w.tables(), tables.PolicyPair{Subject: 1, Direction: bpf.DirectionIngress, Peer: 2})
-	require.Len(t, entries, 1)
-	require.Equal(t, kept.Key, entries[0].Key)
-	require.Equal(t, kept.Value, entries[0].Value)
-	insert(w, w.members, classRow(bpf.RolePeer, 2, []tables.SelectorID{20}))
-	require.Empty(t, Compute(w.db.ReadTxn(), w.tables(), tables.PolicyPair{Subject: 1, Direction: bpf.DirectionIngress, Peer: 2}))
 }

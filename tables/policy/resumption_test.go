@@ -130,3 +130,19 @@ func TestStuckClassIsNotWaitedFor(t *testing.T) {
 	require.True(t, a.readiness(bpf.RolePeer, newPeer).Ready)
 	require.False(t, a.readiness(bpf.RolePeer, oldPeer).Ready)
 }
+
+// A class of an earlier run keeps what the kernel has, whatever the rules are.
+func TestUnknownMeaning(t *testing.T) {
+	w := newWorld(t)
+	kept := &tables.PolicyMapEntry{Key: bpf.PolicyKeyOf(1, 2, bpf.DirectionIngress, 6, 80, 16), Value: bpf.PolicyValue{Precedence: 1, Cookie: 7}}
+	insert(w, w.kernel, kept)
+	insert(w, w.rules, enforced([]*tables.EnforcedRule{{RuleID: ruleID("p", bpf.DirectionIngress, 0), Subject: 10, AnyPeer: true}})...)
+	insert(w, w.members, classRow(bpf.RoleSubject, 1, []tables.SelectorID{10}), &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: 2})
+	pair := tables.PolicyPair{Subject: 1, Direction: bpf.DirectionIngress, Peer: 2}
+	entries := NewComputer(w.tables()).Entries(w.db.ReadTxn(), pair)
+	require.Len(t, entries, 1)
+	require.Equal(t, kept.Key, entries[0].Key)
+	require.Equal(t, kept.Value, entries[0].Value)
+	insert(w, w.members, classRow(bpf.RolePeer, 2, []tables.SelectorID{20}))
+	require.Empty(t, NewComputer(w.tables()).Entries(w.db.ReadTxn(), pair))
+}
