@@ -39,6 +39,9 @@ func (p place) String() string { return fmt.Sprintf("%s at device %d %s", p.prog
 // devices as the kernel tells for the device. Each has to be pinned.
 func (k *kernel) programs(n *network) (map[place]link.ID, error) {
 	running, pinned, err := k.hooked()
+	if err != nil { // a pin left while the pins were read
+		return nil, err
+	}
 	for _, d := range n.devices {
 		err = errors.Join(err, queryPrograms(d.index, running))
 	}
