@@ -77,6 +77,10 @@ bench: ## Measure the whole agent, then its parts
 	go run ./cmd/bench $(BENCHARGS)
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) ./...
 
+.PHONY: monitoring
+monitoring: ## Check alerts and dashboard of deploy/monitoring
+	cd testdata/monitoring && go test ./...
+
 .PHONY: lint
 lint: ## Check format, go vet and staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \

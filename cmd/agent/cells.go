@@ -28,6 +28,9 @@ var Cell = cell.Group(
 	// What else runs on the node and would bypass it.
 	compat.Cell,
 
+	// What of all that is a metric of its own.
+	cell.Invoke(registerStateMetrics),
+
 	// The tables, health and metrics over HTTP.
 	api.Cell,
 

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
@@ -97,29 +98,44 @@ func TestDocumentedTables(t *testing.T) {
 	require.Empty(t, documented, "tables of docs/tables.md that the agent does not have")
 }
 
-var metricName = regexp.MustCompile(`fqName: "(sluice_\w+)"`)
+var (
+	metricDesc = regexp.MustCompile(`fqName: "(sluice_\w+)".*variableLabels: \{([^}]*)\}`)
+	metricRow  = regexp.MustCompile("(?m)^\\| `(sluice_\\w+)` \\| (\\w+) \\| ([\\w, ]*) \\| .")
+)
 
-// docs/operations.md names each metric of the agent's own.
+// docs/metrics.md has each metric of the agent's own once, with its type and labels.
 func TestDocumentedMetrics(t *testing.T) {
-	operations := documents(t)["docs/operations.md"]
+	documented := map[string]string{}
+	types := map[string]string{}
+	for _, m := range metricRow.FindAllStringSubmatch(documents(t)["docs/metrics.md"], -1) {
+		require.NotContains(t, documented, m[1], "twice")
+		documented[m[1]], types[m[1]] = m[3], m[2]
+		require.Equal(t, m[2] == "counter", strings.HasSuffix(m[1], "_total"), "%s is a %s", m[1], m[2])
+	}
 	p, _ := populate(t)
 	descriptions := make(chan *prometheus.Desc)
 	go func() {
 		p.Registry.Describe(descriptions)
 		close(descriptions)
 	}()
-	var missing []string
-	count := 0
+	labels := map[string]string{}
 	for d := range descriptions {
-		if m := metricName.FindStringSubmatch(d.String()); m != nil {
-			count++
-			if !strings.Contains(operations, "`"+m[1]+"`") {
-				missing = append(missing, m[1])
-			}
+		if m := metricDesc.FindStringSubmatch(d.String()); m != nil {
+			labels[m[1]] = strings.ReplaceAll(m[2], ",", ", ")
 		}
 	}
-	require.NotZero(t, count)
-	require.Empty(t, missing, "metrics that docs/operations.md does not name")
+	require.NotEmpty(t, labels)
+	require.Equal(t, labels, documented)
+	families, err := p.Registry.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		if documented, ok := types[family.GetName()]; ok {
+			require.Equal(t, strings.ToLower(family.GetType().String()), documented, family.GetName())
+		}
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	require.NoError(t, err)
+	require.Empty(t, problems, "conventions of Prometheus")
 }
 
 // docs/operations.md says what each reason of the programs means.

@@ -73,9 +73,7 @@ func (m *policyMetrics) Collect(to chan<- prometheus.Metric) {
 	for row := range m.Status.All(txn) {
 		counts[row.State]++
 	}
-	for _, state := range policyStates {
-		send(m.policies, counts[state], string(state))
-	}
+	sendCounts(to, m.policies, counts, policyStates...)
 	send(m.entries, m.Entries.NumObjects(txn), "tables")
 	send(m.entries, m.Kernel.NumObjects(txn), "kernel")
 }

@@ -90,6 +90,7 @@ type params struct {
 	Health    statedb.Table[*tables.Health]
 	Readiness []tables.Readiness `group:"ready"`
 	Metrics   prometheus.Gatherer
+	Register  prometheus.Registerer
 	Node      tables.LocalNode
 	Events    *events.Source `optional:"true"`
 	GC        *ctgc.Runner   `optional:"true"`
@@ -138,6 +139,9 @@ func newServer(p params) (*Server, error) {
 			}
 			return kernel.Dir()
 		}
+	}
+	if err := p.Register.Register(s.handlers.readyMetric()); err != nil {
+		return nil, err
 	}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
 	return s, nil

@@ -62,7 +62,10 @@ func startObserved(t *testing.T) *observed {
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			tables.NewPolicyEntryTable, statedb.RWTable[*tables.PolicyEntry].ToTable,
 			tables.NewEnforcedPolicyTable, statedb.RWTable[*tables.EnforcedPolicy].ToTable,
-			func() prometheus.Gatherer { return prometheus.NewRegistry() },
+			func() (prometheus.Gatherer, prometheus.Registerer) {
+				r := prometheus.NewRegistry()
+				return r, r
+			},
 			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
 			func() events.Datapath { return noPrograms{} },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cilium/hive/cell"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -84,6 +85,18 @@ func (h *handlers) readyz(w http.ResponseWriter, _ *http.Request) {
 		status = http.StatusServiceUnavailable
 	}
 	writeJSON(w, status, report)
+}
+
+// readyMetric says the same as /readyz.
+func (h *handlers) readyMetric() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sluice_ready", Help: "1 when all tables are initialized and each map agreed with them once, as /readyz says.",
+	}, func() float64 {
+		if len(h.pending()) > 0 {
+			return 0
+		}
+		return 1
+	})
 }
 
 func (h *handlers) pending() (pending []string) {

@@ -33,7 +33,10 @@ func startServer(t *testing.T, args ...string) (*Server, error) {
 		cell.Provide(
 			tables.NewHealthTable,
 			statedb.RWTable[*tables.Health].ToTable,
-			func() prometheus.Gatherer { return prometheus.NewRegistry() },
+			func() (prometheus.Gatherer, prometheus.Registerer) {
+				r := prometheus.NewRegistry()
+				return r, r
+			},
 			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
 		),
 		Cell,

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"github.com/stretchr/testify/require"
+)
+
+// scenarios have for each alert series, in Prometheus' notation and a sample a
+// minute, with which it fires for what is named bad, and not for what is good.
+var scenarios = map[string][]string{
+	"SluiceNotReady": {
+		`sluice_ready{node="bad"} 0x30`,
+		`sluice_ready{node="good"} 0x3 1x27`,
+	},
+	"SluiceDegraded": {
+		`sluice_health_modules{node="bad", level="Degraded"} 1x30`,
+		`sluice_health_modules{node="good", level="Degraded"} 0x15 1x5 0x10`,
+		`sluice_health_modules{node="good", level="OK"} 9x30`,
+	},
+	"SluiceSourceBroken": {
+		`sluice_object_sources{node="bad", state="broken"} 2x30`,
+		`sluice_object_sources{node="good", state="absent"} 2x30`,
+		`sluice_object_sources{node="good", state="broken"} 0x30`,
+	},
+	"SluiceMapNearlyFull": {
+		`sluice_map_pressure_ratio{node="bad", map="sluice_policy"} 0.85x30`,
+		`sluice_map_pressure_ratio{node="good", map="sluice_policy"} 0.7x30`,
+		`sluice_map_pressure_ratio{node="good", map="sluice_ct4_tcp"} 1x30`,
+	},
+	"SluiceConnectionMapNearlyFull": {
+		`sluice_map_pressure_ratio{node="bad", map="sluice_ct4_tcp"} 0.95x30`,
+		`sluice_map_pressure_ratio{node="bad", map="sluice_nat6"} 1x30`,
+		`sluice_map_pressure_ratio{node="good", map="sluice_nat4"} 0.5x25 1x5`,
+		`sluice_map_pressure_ratio{node="good", map="sluice_policy"} 1x30`,
+	},
+	"SluiceMapWritesFail": {
+		`sluice_map_failed{node="bad", map="sluice_policy"} 3x30`,
+		`sluice_map_failed{node="good", map="sluice_policy"} 0x29 3`,
+	},
+	"SluiceMapWritesStuck": {
+		`sluice_map_waiting{node="bad", map="sluice_sources"} 1x30`,
+		`sluice_map_waiting{node="good", map="sluice_sources"} 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1`,
+		`sluice_map_pending{node="bad", map="sluice_policy"} 5x30`,
+		`sluice_map_pending{node="good", map="sluice_policy"} 0x30`,
+	},
+	"SluiceMapChangedByOthers": {
+		`sluice_map_audit_repairs_total{node="bad", map="sluice_policy", kind="missing"} 0x25 2x5`,
+		`sluice_map_audit_repairs_total{node="good", map="sluice_policy", kind="missing"} 2x30`,
+	},
+	"SluiceProgramsNotAttached": {
+		`sluice_reconciler_failing{node="bad", module="attach", name="attachments"} 1x30`,
+		`sluice_reconciler_failing{node="good", module="attach", name="attachments"} 0x30`,
+	},
+	"SluiceEgressPolicyWithoutGateway": {
+		`sluice_egress_policies{node="bad", state="no gateway"} 1x30`,
+		`sluice_egress_policies{node="good", state="in force"} 1x30`,
+		`sluice_egress_policies{node="good", state="no gateway"} 0x30`,
+	},
+	"SluiceEgressPolicyNotInForce": {
+		`sluice_egress_policies{node="bad", state="pending"} 1 0 1x30`,
+		`sluice_egress_policies{node="good", state="pending"} 1 0 1 0x30`,
+	},
+	"SluiceNetworkPolicyNotInForce": {
+		`sluice_policies{node="bad", state="failed"} 1x30`,
+		`sluice_policies{node="bad", state="pending"} 0x30`,
+		`sluice_policies{node="good", state="not here"} 100x30`,
+	},
+	"SluicePolicyInvalid": {
+		`sluice_policies{cluster="bad", node="a", state="invalid"} 2x30`,
+		`sluice_policies{cluster="bad", node="b", state="invalid"} 2x30`,
+		`sluice_policies{cluster="good", node="c", state="in force"} 2x30`,
+	},
+	"SluicePortsExhausted": {
+		`sluice_datapath_packets_total{node="bad", reason="no SNAT port", direction="egress"} 0+5x30`,
+		`sluice_datapath_packets_total{node="good", reason="no SNAT port", direction="egress"} 7x30`,
+	},
+	"SluiceEgressDrops": {
+		`sluice_datapath_packets_total{node="bad", reason="no egress gateway", direction="egress"} 0+50x30`,
+		`sluice_datapath_packets_total{node="bad", reason="no egress gateway", direction="ingress"} 0+50x30`,
+		`sluice_datapath_packets_total{node="good", reason="pod not ready", direction="egress"} 0+5x30`,
+		`sluice_datapath_packets_total{node="good", reason="policy denied", direction="egress"} 0+5000x30`,
+	},
+	"SluiceConnectionGCFails": {
+		`sluice_ctgc_runs_total{node="bad", map="sluice_ct4_tcp", outcome="failed"} 0+1x30`,
+		`sluice_ctgc_runs_total{node="good", map="sluice_ct4_tcp", outcome="done"} 0+1x30`,
+	},
+}
+
+// Each alert fires for what is bad, stays silent for what is good and without any
+// series, and not before it has lasted as long as the rule says.
+func TestAlerts(t *testing.T) {
+	rules := alerts(t)
+	for name := range scenarios {
+		require.Contains(t, rules, name, "a scenario without an alert")
+	}
+	engine := promqltest.NewTestEngine(t, false, 5*time.Minute, 100_000)
+	for name, rule := range rules {
+		t.Run(name, func(t *testing.T) {
+			series, ok := scenarios[name]
+			require.True(t, ok, "an alert without a scenario")
+			store := promqltest.LoadedStorage(t, "load 1m\n  "+strings.Join(series, "\n  ")+"\n")
+			defer store.Close()
+			start := time.Unix(0, 0)
+			lasted := map[string]time.Duration{} // for how long each series has been true
+			for minute := range 31 {
+				query, err := engine.NewInstantQuery(t.Context(), store, nil, rule.Expr, start.Add(time.Duration(minute)*time.Minute))
+				require.NoError(t, err)
+				result := query.Exec(t.Context())
+				require.NoError(t, result.Err)
+				vector, err := result.Vector()
+				require.NoError(t, err)
+				lasted = longer(lasted, vector)
+				query.Close()
+			}
+			require.NotEmpty(t, lasted, "it does not fire")
+			firing := 0
+			for series, since := range lasted {
+				if since >= time.Duration(rule.For) {
+					require.Contains(t, series, `"bad"`)
+					firing++
+				}
+			}
+			require.NotZero(t, firing, "it does not last %s: %v", model.Duration(rule.For), lasted)
+		})
+	}
+}
+
+// longer returns for how long the series of a vector have been there, a minute on.
+func longer(lasted map[string]time.Duration, vector promql.Vector) map[string]time.Duration {
+	next := map[string]time.Duration{}
+	for _, sample := range vector {
+		key := sample.Metric.String()
+		if since, ok := lasted[key]; ok {
+			next[key] = since + time.Minute
+		} else {
+			next[key] = 0
+		}
+	}
+	return next
+}
