@@ -52,7 +52,7 @@ fuzz: ## Run each fuzzer for FUZZTIME
 	@set -e; for package in $$(go list ./...); do \
 		for fuzzer in $$(go test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
 			echo "$$package $$fuzzer"; \
-			go test -run '^$$' -fuzz "^$$fuzzer\$$" -fuzztime $(FUZZTIME) $$package; \
+			go test -run '^$$' -fuzz "^$$fuzzer\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package; \
 		done; \
 	done
 
@@ -105,6 +105,13 @@ generate: ## Generate what is generated and committed
 .PHONY: generated
 generated: generate ## Check that what is committed is what is generated
 	@test -z "$$(git status --porcelain -- bpf)" || { git status --short -- bpf; git diff --stat -- bpf; exit 1; }
+
+# An SVG says of which source it was made, as fonts and versions differ: a test compares that.
+.PHONY: pictures
+pictures: ## Draw docs/pictures/*.dot; needs graphviz
+	@set -e; for source in docs/pictures/*.dot; do \
+		dot -Tsvg "$$source" | sed "2i <!-- made by make pictures of $$(sha256sum < "$$source" | cut -d' ' -f1) -->" > "$${source%.dot}.svg"; \
+	done
 
 .PHONY: image
 image: ## Build the container image
