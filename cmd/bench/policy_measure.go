@@ -75,7 +75,7 @@ func (r *policyResult) measureCold(mode, bpffs, dir string, s policyScenario, sa
 	return withPolicyWorld(mode, bpffs, dir, s, samples, func(w *policyWorld) error {
 		b := &bench{world: w.world}
 		before, start := b.cost(), time.Now()
-		w.fillPolicies()
+		w.fillPolicies(w.scenario.allPolicies()...)
 		w.fillPods()
 		r.ColdFill = time.Since(start)
 		last, after := b.lastChange(start, w.complete)
@@ -197,6 +197,7 @@ type policyBench struct {
 func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, samples int) error {
 	return withPolicyWorld(mode, bpffs, dir, s, samples, func(w *policyWorld) error {
 		b := &policyBench{bench{world: w.world, samples: samples}, w, r}
+		w.fillPolicies()
 		w.fillPods()
 		b.lastChange(time.Now(), w.complete)
 		without := heap()
@@ -223,7 +224,7 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 // call the cold computation, and the way into the kernel.
 func (b *policyBench) allAtOnce() {
 	before, cpu, start := b.cost(), processTime(), time.Now()
-	b.w.fillPolicies()
+	b.w.fillPolicies(b.w.scenario.allPolicies()...)
 	took, after := b.lastChange(start, b.w.complete)
 	b.add("all policies come, pods are there", []time.Duration{took}, cost{after.rows - before.rows, after.writes - before.writes, after.deletes - before.deletes}, processTime()-cpu)
 }

@@ -246,12 +246,15 @@ func (w *policyWorld) fillPods() {
 	wtxn.Commit()
 }
 
-func (w *policyWorld) fillPolicies() {
+// fillPolicies writes policies. As from any source, the first are all that there are
+// at the start, and nothing is derived of policies before.
+func (w *policyWorld) fillPolicies(policies ...*tables.NetworkPolicy) {
 	wtxn := w.db.WriteTxn(w.base.NetworkPolicies)
 	defer wtxn.Abort()
-	for _, p := range w.scenario.allPolicies() {
+	for _, p := range policies {
 		w.base.NetworkPolicies.Insert(wtxn, p)
 	}
+	w.policiesReady(wtxn)
 	wtxn.Commit()
 }
 

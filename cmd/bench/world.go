@@ -51,16 +51,18 @@ type world struct {
 	hive *hive.Hive
 	log  *slog.Logger
 
-	db       *statedb.DB
-	base     base
-	ready    func(statedb.WriteTxn)
-	maps     *bpf.Maps
-	control  *bpfmap.Control
-	derived  *derive.Metrics
-	ipcache  statedb.Table[*tables.IPCacheEntry]
-	sources  statedb.Table[*tables.SourceEntry]
-	rules    statedb.Table[*tables.EgressEntry]
-	gateways statedb.Table[*tables.GatewayEntry]
+	db    *statedb.DB
+	base  base
+	ready func(statedb.WriteTxn) // marks the pods complete
+
+	policiesReady func(statedb.WriteTxn) // marks the network policies complete
+	maps          *bpf.Maps
+	control       *bpfmap.Control
+	derived       *derive.Metrics
+	ipcache       statedb.Table[*tables.IPCacheEntry]
+	sources       statedb.Table[*tables.SourceEntry]
+	rules         statedb.Table[*tables.EgressEntry]
+	gateways      statedb.Table[*tables.GatewayEntry]
 }
 
 // uplink is the one device of the measured node.
@@ -136,8 +138,9 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 
 func (w *world) takeBase(db *statedb.DB, b base) {
 	w.db, w.base = db, b
-	wtxn := db.WriteTxn(b.Endpoints)
+	wtxn := db.WriteTxn(b.Endpoints, b.NetworkPolicies)
 	w.ready = b.Endpoints.RegisterInitializer(wtxn, "bench")
+	w.policiesReady = b.NetworkPolicies.RegisterInitializer(wtxn, "bench")
 	wtxn.Commit()
 }
 
@@ -170,7 +173,7 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // every pod, for a destination of its own: as many entries as there can be for
 // a system that has one per pod and destination.
 func (w *world) fill(s size) {
-	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies)
+	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies, w.base.NetworkPolicies)
 	defer wtxn.Abort()
 	for i := range nodes {
 		w.base.Nodes.Insert(wtxn, node(i, true))
@@ -183,6 +186,7 @@ func (w *world) fill(s size) {
 		w.base.Policies.Insert(wtxn, policy(i, 0))
 	}
 	w.ready(wtxn)
+	w.policiesReady(wtxn)
 	wtxn.Commit()
 }
 
