@@ -20,8 +20,8 @@ import (
 // when the kernel or a desired table moves him: a class is not searched for them.
 func (s *policyScope) finish(r *round) {
 	resigned := map[uint32]bool{} // classes whose meaning may have changed
-	for _, key := range r.order {
-		s.compare(r, key, resigned)
+	for i := range r.order {
+		s.compare(r, &r.order[i], resigned)
 	}
 	delete(resigned, 0)
 	s.lookAt(r)
@@ -51,9 +51,9 @@ func (s *policyScope) finish(r *round) {
 
 // compare finds out which classes members under a key have come to or left, and has
 // their addresses looked at.
-func (s *policyScope) compare(r *round, key memberKey, resigned map[uint32]bool) {
-	existing := r.before(key)
-	for _, m := range r.wanted[key] {
+func (s *policyScope) compare(r *round, of *evaluation, resigned map[uint32]bool) {
+	existing := slices.Clone(of.former)
+	for _, m := range of.wanted {
 		var old *tables.ClassMember
 		if i := slices.IndexFunc(existing, func(e *tables.ClassMember) bool { return e.Key() == m.Key() }); i >= 0 {
 			old = existing[i]
@@ -73,7 +73,7 @@ func (s *policyScope) compare(r *round, key memberKey, resigned map[uint32]bool)
 	for _, old := range existing {
 		resigned[old.Class] = true
 		r.looks = append(r.looks, old.Prefix)
-		for _, m := range r.wanted[key] { // which his addresses have come to belong to
+		for _, m := range of.wanted { // which his addresses have come to belong to
 			s.lookAtMember(r, m)
 		}
 	}
@@ -143,12 +143,12 @@ func (s *policyScope) standing(r *round, prefix netip.Prefix) standing {
 func (s *policyScope) memberAt(r *round, prefix netip.Prefix) *tables.ClassMember {
 	key := s.place.key(r.txn, prefix)
 	m := &tables.ClassMember{Role: s.role, LabelSet: key.LabelSet, Node: key.Node, Prefix: key.Prefix}
-	wanted, evaluated := r.wanted[keyOfMember(m)]
-	if !evaluated {
+	of := r.evaluated(keyOfMember(m))
+	if of == nil {
 		m, _, _ := s.Output.Get(r.txn, tables.ClassMemberByKey(key))
 		return m
 	}
-	for _, m := range wanted {
+	for _, m := range of.wanted {
 		if m.Key() == key {
 			return m
 		}
@@ -162,8 +162,8 @@ func (s *policyScope) meaningOf(r *round, number uint32) (m, former *tables.Clas
 	former = tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
 	if r.signed == nil {
 		r.signed = map[uint32]*tables.ClassMember{}
-		for _, key := range r.order {
-			for _, m := range r.wanted[key] {
+		for i := range r.order {
+			for _, m := range r.order[i].wanted {
 				r.signed[m.Class] = m
 			}
 		}
@@ -172,7 +172,7 @@ func (s *policyScope) meaningOf(r *round, number uint32) (m, former *tables.Clas
 		return m, former
 	}
 	for m := range s.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: s.role, Number: number})) {
-		if _, evaluated := r.wanted[keyOfMember(m)]; !evaluated {
+		if r.evaluated(keyOfMember(m)) == nil {
 			return m, former
 		}
 	}

@@ -82,8 +82,9 @@ func (e *egressScope) free(txn statedb.ReadTxn, number uint32) bool {
 // finish notes the classes that members leave, and drops those that need no row.
 func (e *egressScope) finish(r *round) {
 	placement := tables.Placement{Endpoints: e.Places.Endpoints, Members: e.Output, SourceEntries: e.SourceEntries}
-	for _, key := range r.order {
-		for _, m := range r.wanted[key] {
+	for i := range r.order {
+		of := &r.order[i]
+		for _, m := range of.wanted {
 			old, _, found := e.Output.Get(r.txn, tables.ClassMemberByKey(m.Key()))
 			switch {
 			case !found:
@@ -97,7 +98,7 @@ func (e *egressScope) finish(r *round) {
 				}
 			}
 		}
-		r.wanted[key] = slices.DeleteFunc(r.wanted[key], func(m *tables.ClassMember) bool {
+		of.wanted = slices.DeleteFunc(of.wanted, func(m *tables.ClassMember) bool {
 			return m.Class == 0 && m.Node == "" && len(m.Former) == 0
 		})
 	}

@@ -56,13 +56,17 @@ type scope interface {
 const undecided = math.MaxUint32
 
 // evaluate finds the signatures under a key. Members whose signature is as
-// before keep their class for now; the classes of the others are to be divided.
+// before keep their class for now; the classes of the others are to be divided. A
+// key without members, before and now, is no part of the round: so are most label
+// sets under roles that few are chosen under.
 func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
-	if _, done := r.wanted[key]; done {
+	if r.evaluated(key) != nil {
 		return
 	}
-	wanted := r.scope.signatures(r, key)
-	existing := r.before(key)
+	wanted, existing := r.scope.signatures(r, key), r.before(key)
+	if len(wanted) == 0 && len(existing) == 0 {
+		return
+	}
 	for _, m := range wanted {
 		m.Class = undecided
 		old := predecessor(m, existing)
@@ -77,8 +81,8 @@ func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
 		r.parts[old.Class] = append(r.parts[old.Class], m)
 		r.former[old.Class] = old.Digest
 	}
-	r.wanted[key] = wanted
-	r.order = append(r.order, key)
+	r.at[key] = len(r.order)
+	r.order = append(r.order, evaluation{key, existing, wanted})
 }
 
 // before returns the members that there were under a key.
@@ -139,7 +143,7 @@ func (r *round) divide(number uint32) {
 		if len(candidates) == 0 || stays && size >= sizes[candidates[0]] {
 			break
 		}
-		if _, evaluated := r.wanted[keyOfMember(m)]; !evaluated {
+		if r.evaluated(keyOfMember(m)) == nil {
 			stays = true
 			size += r.scope.size(r.txn, m)
 			rest = append(rest, m)
@@ -171,8 +175,8 @@ func (r *round) divide(number uint32) {
 func (r *round) merge() {
 	settled := map[bpf.Digest][]uint32{}
 	largest := map[bpf.Digest]uint32{} // of settled: members are counted once
-	for _, id := range r.order {
-		for _, m := range r.wanted[id] {
+	for i := range r.order {
+		for _, m := range r.order[i].wanted {
 			if m.Class == undecided || m.Class == 0 {
 				continue
 			}
@@ -209,8 +213,8 @@ func (r *round) largest(numbers []uint32) uint32 {
 
 // join finds a class for the undecided members.
 func (r *round) join() {
-	for _, id := range r.order {
-		for _, m := range r.wanted[id] {
+	for i := range r.order {
+		for _, m := range r.order[i].wanted {
 			if m.Class != undecided {
 				continue
 			}

@@ -104,8 +104,8 @@ func (s *policyScope) inKernel(r *round) map[bpf.Digest]map[uint32]int {
 	for prefix, number := range s.place.kernel(r.txn) {
 		count(prefix, number)
 	}
-	for _, key := range r.order {
-		for _, m := range r.wanted[key] {
+	for i := range r.order {
+		for _, m := range r.order[i].wanted {
 			if inside[m.Digest] == nil {
 				inside[m.Digest] = map[uint32]int{}
 			}

@@ -19,9 +19,9 @@ type round struct {
 	txn statedb.ReadTxn
 
 	planned []memberKey
-	empty   bool        // the table has no rows yet
-	order   []memberKey // of wanted
-	wanted  map[memberKey][]*tables.ClassMember
+	empty   bool                             // the table has no rows yet
+	order   []evaluation                     // of the keys with members
+	at      map[memberKey]int                // in order
 	parts   map[uint32][]*tables.ClassMember // wanted, by the class that they were in
 	former  map[uint32]bpf.Digest            // of the classes that they were in
 	meaning map[uint32]bpf.Digest            // of the classes that were divided
@@ -42,16 +42,29 @@ type round struct {
 	resuming  bool                           // no class has a row yet
 }
 
+// evaluation is what came of a key: its members as they were, and as they are wanted.
+type evaluation struct {
+	key            memberKey
+	former, wanted []*tables.ClassMember
+}
+
+// evaluated returns what came of a key, nil if it was not evaluated, or has no
+// members and had none. It is good until the next one is evaluated.
+func (r *round) evaluated(key memberKey) *evaluation {
+	if i, found := r.at[key]; found {
+		return &r.order[i]
+	}
+	return nil
+}
+
 func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
-	count := 0 // of members, which may be all there are
-	for _, key := range keys {
-		if key.isOf(p.role) && key.of == ofMember {
-			count++
-		}
+	count := 0 // all label sets are of peers, few are under other roles
+	if p.role == bpf.RolePeer {
+		count = len(keys)
 	}
 	r := &round{
 		partition: p, txn: txn, next: 1, empty: p.Output.NumObjects(txn) == 0,
-		wanted: make(map[memberKey][]*tables.ClassMember, count), order: make([]memberKey, 0, count),
+		order: make([]evaluation, 0, count), at: make(map[memberKey]int, count),
 		parts: map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
@@ -87,7 +100,10 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	p.scope.resume(r)
 	r.join()
 	p.scope.finish(r)
-	r.planned = append(r.planned, r.order...)
+	r.planned = slices.Grow(r.planned, len(r.order)+len(r.classRows))
+	for i := range r.order {
+		r.planned = append(r.planned, r.order[i].key)
+	}
 	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
 		r.planned = append(r.planned, classKey(p.role, number, netip.Prefix{}))
 	}
@@ -102,7 +118,7 @@ func (r *round) rows(key memberKey) []*tables.ClassMember {
 		}
 		return nil
 	case ofMember:
-		return r.wanted[key]
+		return r.evaluated(key).wanted
 	}
 	s, _, found := r.Selectors.Get(r.txn, tables.SelectorByID(tables.SelectorID(key.number)))
 	if !found || !r.scope.evaluated(r.txn, s) {
