@@ -43,11 +43,7 @@ func deriveSources(p derive.Params, params sourceParams) error {
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressSource]{
 		Output: s.Sources,
 		Inputs: []derive.Input[netip.Addr]{
-			derive.FromIf(s.Endpoints, movesSource, func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
-				for _, addr := range e.Addrs {
-					affect(addr)
-				}
-			}),
+			derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint)),
 			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
 				s.affectedByMember))),
@@ -80,6 +76,20 @@ func deriveSources(p derive.Params, params sourceParams) error {
 
 func movesSource(old, new *tables.Endpoint) bool {
 	return old.LabelSet != new.LabelSet || old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
+}
+
+func affectedByEndpoint(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
+	for _, addr := range e.Addrs {
+		affect(addr)
+	}
+}
+
+// affectedAtFirst is nothing for a pod elsewhere of which it is known that no egress
+// policy chooses it, as are most or all: there is no row yet that could go.
+func (s *sources) affectedAtFirst(txn statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
+	if e.Node == s.LocalNode.Name || !tables.ChosenByNoEgress(txn, s.Members, e.LabelSet) {
+		affectedByEndpoint(txn, e, affect)
+	}
 }
 
 // affectedByMember are the addresses of the endpoints with the label set.
