@@ -29,8 +29,8 @@ func deriveEntries(p derive.Params, e entryParams) error {
 	_, err := derive.Register(p, derive.Rule[tables.PolicyPair, *tables.PolicyEntry]{
 		Output: e.Output,
 		Inputs: []derive.Input[tables.PolicyPair]{
-			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(e.Members, concerned.byClass)),
-			derive.FromChange(e.Rules, concerned.byPolicy),
+			derive.Initially(concerned.byFirstClass, derive.Where((*tables.ClassMember).IsClass, derive.FromChange(e.Members, concerned.byClass))),
+			derive.Joined(derive.FromChange(e.Rules, concerned.byPolicy)),
 		},
 		After: []statedb.TableMeta{e.Kernel},
 		Existing: func(txn statedb.ReadTxn, pair tables.PolicyPair) iter.Seq2[*tables.PolicyEntry, statedb.Revision] {

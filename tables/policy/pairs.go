@@ -133,6 +133,17 @@ func (p *pairs) byClass(txn statedb.ReadTxn, old, new *tables.ClassMember, f fun
 	}
 }
 
+// byFirstClass calls f with the pairs of a class that there is in the first round.
+// Those that rules say something about are all found by their subjects.
+func (p *pairs) byFirstClass(txn statedb.ReadTxn, row *tables.ClassMember, f func(tables.PolicyPair)) {
+	if row.Role == bpf.RoleSubject {
+		p.byClass(txn, nil, row, f)
+		return
+	}
+	p.ofNumber(txn, row.Role, row.Class, f)
+	p.ofContinuing(txn, row, f)
+}
+
 // ofNumber calls f with all pairs of a class that have entries, and with those
 // that have some whatever the rules are.
 func (p *pairs) ofNumber(txn statedb.ReadTxn, role bpf.Role, class uint32, f func(tables.PolicyPair)) {

@@ -57,10 +57,10 @@ func deriveReadiness(p derive.Params, params readinessParams) error {
 	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.PolicyReadiness]{
 		Output: r.Output,
 		Inputs: []derive.Input[bpf.ClassKey]{
-			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(r.Members, r.classChanged)),
-			derive.FromChange(r.Rules, func(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(bpf.ClassKey)) {
+			derive.Initially(r.firstClass, derive.Where((*tables.ClassMember).IsClass, derive.FromChange(r.Members, r.classChanged))),
+			derive.Joined(derive.FromChange(r.Rules, func(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(bpf.ClassKey)) {
 				r.pairs.byPolicy(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
-			}),
+			})),
 			derive.FromChange(r.Entries, r.entryChanged),
 			derive.FromChange(r.Kernel, r.kernelChanged),
 			derive.FromIf(r.ClassEntries,
@@ -101,6 +101,12 @@ func (r *readiness) look(pair tables.PolicyPair, affect func(bpf.ClassKey)) {
 		r.unsettled.add(pair, key)
 		affect(key)
 	}
+}
+
+// firstClass is a class that there is in the first round.
+func (r *readiness) firstClass(txn statedb.ReadTxn, row *tables.ClassMember, affect func(bpf.ClassKey)) {
+	affect(bpf.ClassKey{Role: row.Role, Number: row.Class})
+	r.pairs.byFirstClass(txn, row, func(pair tables.PolicyPair) { r.look(pair, affect) })
 }
 
 func (r *readiness) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember, affect func(bpf.ClassKey)) {
