@@ -38,11 +38,19 @@ func (p *peerPlace) pods(r *round, id tables.LabelSetID) (wanted []*tables.Class
 	if !found {
 		return nil
 	}
-	common := []tables.SelectorID{ofCluster}
+	common := append(r.common[:0], ofCluster)
 	for _, s := range r.choosing(set) {
 		common = append(common, s.ID)
 	}
+	r.common = common
 	ports := r.ports(set)
+	if r.together {
+		if e, _, found := p.Places.Endpoints.Get(r.txn, tables.EndpointsByLabelSet(id)); found && len(e.Addrs) > 0 {
+			m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id}
+			r.signer.sign(m, common, ports)
+			return []*tables.ClassMember{m}
+		}
+	}
 	for e := range p.Places.Endpoints.List(r.txn, tables.EndpointsByLabelSet(id)) {
 		for _, addr := range e.Addrs {
 			m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id, Prefix: p.Places.Covering(r.txn, single(addr))}
@@ -53,6 +61,16 @@ func (p *peerPlace) pods(r *round, id tables.LabelSetID) (wanted []*tables.Class
 		}
 	}
 	return wanted
+}
+
+// tellsPodsApart reports whether some prefix does.
+func (m *members) tellsPodsApart(txn statedb.ReadTxn) bool {
+	for prefix := range m.Places.PeerPrefixes.All(txn) {
+		if prefix.Pods {
+			return true
+		}
+	}
+	return false
 }
 
 func hasPrefix(members []*tables.ClassMember, prefix netip.Prefix) bool {

@@ -29,6 +29,9 @@ type round struct {
 	next    uint32                           // lowest number that may be free
 
 	chosen    []*tables.Selector             // of the label set that is looked at
+	common    []tables.SelectorID            // of the pods with it
+	together  bool                           // no prefix tells pods apart; not looked for but in the first round
+	spaces    map[string]*tables.Namespace   // namespaces, by name
 	anchored  map[string][]*tables.Selector  // by anchor
 	required  map[string]bool                // labels that selectors require, by key
 	here      map[tables.LabelSetID]struct{} // the label sets of this node's pods
@@ -69,8 +72,10 @@ func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
 		standings: map[netip.Prefix]standing{},
+		spaces:    map[string]*tables.Namespace{},
 		anchored:  map[string][]*tables.Selector{}, required: map[string]bool{},
 	}
+	r.together = r.empty && !p.tellsPodsApart(txn)
 	r.signer.known = func(d bpf.Digest) *tables.ClassMember { return p.memberWith(txn, d) }
 	return r
 }

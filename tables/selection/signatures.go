@@ -41,7 +41,11 @@ func (s *signer) sign(m *tables.ClassMember, selectors []tables.SelectorID, port
 // node at least, each once. They are good until the next call.
 func (r *round) choosing(set *tables.LabelSet) []*tables.Selector {
 	r.chosen = r.chosen[:0]
-	namespace := r.namespace(r.txn, set.Namespace)
+	namespace, known := r.spaces[set.Namespace]
+	if !known {
+		namespace = r.namespace(r.txn, set.Namespace)
+		r.spaces[set.Namespace] = namespace
+	}
 	consider := func(anchor string) {
 		for _, s := range r.withAnchor(anchor) {
 			again := len(s.Pods) > 1 && slices.Contains(r.chosen, s)
