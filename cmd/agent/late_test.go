@@ -5,6 +5,7 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -123,6 +124,42 @@ func TestPodThatJoinsAClassOfChangedRules(t *testing.T) {
 			require.True(t, joined())
 		})
 	}
+}
+
+// A pod is to leave a class and then is not, while class-readiness is late, which sees
+// neither. A rule of the class that has waited for it is written all the same, soon.
+func TestRuleThatWaitedForAPodThatStays(t *testing.T) {
+	c := newCluster(t, []string{"--node-name=node-1", "--retry-min=2ms", "--retry-max=1h"})
+	require.NoError(t, c.api.Sync())
+	require.NoError(t, c.api.Apply(lateNode("node-2", 2, "egress: a")))
+	require.NoError(t, c.api.Apply(latePolicy("p", "{podSelector: {matchLabels: {one: a}}}", "192.0.2.0/24")))
+	require.NoError(t, c.api.Apply(latePod("first", "one: a", 1)))
+	require.NoError(t, c.api.Apply(latePod("second", "one: a", 2)))
+	require.NoError(t, c.hive.Start(c.log, t.Context()))
+	require.NoError(t, c.settle(t.Context()))
+	rule := func() (status string) {
+		for row := range c.desire.Rules.All(c.oracle.DB.ReadTxn()) {
+			status = strings.TrimSpace(row.Status.Kind.String() + " " + row.Status.GetError())
+		}
+		return status
+	}
+
+	c.memory.Fail("sluice_egress", bpf.OpUpdate, errFault, -1)
+	require.NoError(t, c.api.Apply(latePolicy("p", "{podSelector: {matchLabels: {one: a}}}", "203.0.113.0/24")))
+	require.Eventually(t, func() bool { return rule() == "Error injected" }, settleTimeout, time.Millisecond)
+	time.Sleep(late)
+	hold := c.oracle.DB.WriteTxn(c.table("class-readiness"))
+	defer hold.Abort()
+	c.memory.Fail("sluice_sources", bpf.OpDelete, errFault, -1)
+	require.NoError(t, c.api.Apply(latePod("first", "one: b", 1)))
+	time.Sleep(late)
+	c.memory.Fail("sluice_egress", bpf.OpUpdate, errFault, 0)
+	require.Eventually(t, func() bool { return strings.Contains(rule(), "to be left") }, settleTimeout, time.Millisecond)
+	require.NoError(t, c.api.Apply(latePod("first", "one: a", 1)))
+	time.Sleep(late)
+	c.memory.Fail("sluice_sources", bpf.OpDelete, errFault, 0)
+	hold.Abort()
+	require.NoError(t, c.settle(t.Context()))
 }
 
 // A class comes to mean more while a new pod joins it: the pod waits for the

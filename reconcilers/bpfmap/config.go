@@ -39,7 +39,9 @@ type Config[Row any, K, V tables.MapPart] struct {
 
 	// Gate, if not nil, says whether a write may be made now: an empty reason
 	// means yes. Otherwise it is looked at again when a row of Opener changes
-	// that has waitFor. Whatever else it decides by, such a change must follow.
+	// that has waitFor. Whatever else it decides by, such a change follows, unless
+	// that is undone before the row is derived anew: then the gate opens with
+	// nothing told. So it is also looked at by itself, with growing delays.
 	Gate   func(txn statedb.ReadTxn, op Op[K, V]) (waitFor any, reason string)
 	Opener Opener
 

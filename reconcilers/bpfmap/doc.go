@@ -26,7 +26,8 @@
 //
 // What fails is retried with growing delays until it succeeds: a row until its
 // value is in the map, a removal until the kernel has confirmed it. What was
-// refused for room is retried at once when something was deleted.
+// refused for room is retried at once when something was deleted. What waits for
+// its gate is looked at with such delays too, lest it miss that this has opened.
 //
 // Nothing is written before the desired table is initialized. The map itself is
 // all that is trusted at the start: it is read into the mirror, entries that are

@@ -61,6 +61,36 @@ func TestGate(t *testing.T) {
 	l.requireSettled()
 }
 
+// A gate that opens with nothing told of it is found open soon, and seldom looked at
+// while it stays closed.
+func TestGateOpensUntold(t *testing.T) {
+	asked, open := 0, false
+	l := newTestLoop(t, testConfig{gate: func(_ statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
+		asked++
+		if open {
+			return nil, ""
+		}
+		return bpf.ClassKey{}, "what nobody tells of"
+	}})
+	l.start()
+	a := key(32, 10)
+	l.change(row(a, 1))
+	l.round()
+	l.wait(time.Minute)
+	require.Equal(t, "Pending waiting for what nobody tells of", l.status(a))
+	require.Equal(t, 12, asked, "at once, after 20 ms, 60 ms, ... 41 s")
+
+	wtxn := l.db.WriteTxn(l.readiness)
+	l.readiness.Insert(wtxn, &tables.ClassReadiness{Wanted: true})
+	wtxn.Commit()
+	l.round()
+	require.Equal(t, 13, asked)
+	open = true
+	l.wait(l.retries.min)
+	require.Equal(t, map[prefixKey]number{a: 1}, l.held())
+	l.requireSettled()
+}
+
 // Whatever else writes to the map is found and undone.
 func TestAudit(t *testing.T) {
 	l := newTestLoop(t, testConfig{})

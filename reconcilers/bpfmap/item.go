@@ -38,6 +38,7 @@ type item[Row any, K, V tables.MapPart] struct {
 	attempts int
 	err      error
 	waitFor  any // in stateWaiting
+	waits    int // looks that found it waiting since anything was told of that
 
 	due   time.Time // next attempt
 	timer int       // index in timers, -1 if not there

@@ -84,7 +84,8 @@ func (l *loop[Row, K, V]) notDone(v *verdict[Row, K, V], out *outcome[V], x *exe
 		failure = text
 	case fateWaiting:
 		l.items.wait(it, out.waitFor)
-		l.items.schedule(it, now.Add(l.retries.max))
+		l.items.schedule(it, now.Add(l.retries.delay(it.waits)))
+		it.waits++
 		text = "waiting for " + out.reason
 	default:
 		// It is tried together with what it is held behind. If that was

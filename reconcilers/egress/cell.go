@@ -166,7 +166,8 @@ func registerPods(p params, desired tables.Desired[*tables.LocalEndpoint], mirro
 
 // The gates look at the tables themselves where a row of class-readiness could
 // be of a moment ago. That row changes after each of them, which has what waits
-// looked at again.
+// looked at again; or it does not, where a change was undone before the row was
+// derived anew, and bpfmap looks again by itself.
 
 // registered is the gate of entries that name a number: it has to be recorded
 // what the number stands for, or it could not be told after a restart.
