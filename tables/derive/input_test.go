@@ -91,6 +91,28 @@ func TestInitially(t *testing.T) {
 	}
 }
 
+// So are rows that are not remembered; of one that is gone before the first round
+// nothing is said.
+func TestInitiallyOfKeys(t *testing.T) {
+	var affected []string
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		rule.Inputs = []Input[string]{Initially(
+			func(_ statedb.ReadTxn, l *limit, affect func(string)) { affect("at first " + l.Group) },
+			FromKey(f.limits, func(_ statedb.ReadTxn, l *limit, affect func(string)) { affect(l.Group) }))}
+		rule.Plan = func(txn statedb.ReadTxn, keys []string) ([]string, func(string) []*shown) {
+			affected = append(affected, keys...)
+			return keys, func(key string) []*shown { return f.rows(txn, key) }
+		}
+	})
+	a, b := &limit{"a", 1}, &limit{"b", 1}
+	f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, a); f.limits.Insert(wtxn, b) })
+	f.write(func(wtxn statedb.WriteTxn) { f.limits.Delete(wtxn, a) })
+	f.settle()
+	f.write(func(wtxn statedb.WriteTxn) { f.limits.Delete(wtxn, b) })
+	f.settle()
+	require.Equal(t, []string{"at first b", "b"}, affected)
+}
+
 // What has its keys of the primary key affects them however it changes.
 func TestFromKey(t *testing.T) {
 	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {

@@ -187,8 +187,12 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 // take takes in one change.
 func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
 	if i.keyed {
-		if i.matters == nil || i.matters(row) {
+		switch {
+		case i.matters != nil && !i.matters(row):
+		case i.initially == nil:
 			i.affects(txn, row, affect)
+		case !gone:
+			i.initially(txn, row, affect)
 		}
 		return
 	}
