@@ -5,6 +5,7 @@ package tables
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/statedb/index"
@@ -104,11 +105,20 @@ func (r *EnforcedRule) Verdict() string {
 	return "allow"
 }
 
-// text is as in "spec.ingress[0]: allow at 80/tcp".
+// text is as in "spec.ingress[0]: allow 0123456789abcdef +2 at 80/tcp", of three peers.
 func (r *EnforcedRule) text() string {
 	text := r.Field + ": " + r.Verdict()
-	if r.AnyPeer {
+	switch {
+	case r.DefaultDeny:
+	case r.AnyPeer:
 		text += " any"
+	case len(r.Peers) == 0:
+		text += " none"
+	default:
+		text += " " + r.Peers[0].String()
+	}
+	if more := len(r.Peers) - 1; more > 0 {
+		text += " +" + strconv.Itoa(more)
 	}
 	if len(r.Ports) > 0 {
 		text += " at " + strings.Join(stringsOf(r.Ports), ",")
