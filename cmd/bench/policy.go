@@ -20,6 +20,7 @@ type policyOptions struct {
 	local     int
 	peer      string
 	samples   int
+	prefixes  int
 
 	parsed []policyScenario
 }
@@ -29,6 +30,7 @@ func policyFlags(flags *pflag.FlagSet) *policyOptions {
 	flags.StringSliceVar(&o.scenarios, "policy-scenarios", []string{"10000x2000", "50000x10000", "10000xall"},
 		"label sets, each of one pod, and policies among them; all is one policy by which all pods may reach all")
 	flags.IntVar(&o.local, "policy-local", 100, "pods of the measured node, of those")
+	flags.IntVar(&o.prefixes, "policy-prefixes", 0, "prefixes of one more policy, which comes last; none: it does not come")
 	flags.IntVar(&o.samples, "policy-samples", 200, "how often each event is measured with policies, a change of the whole cluster a tenth as often")
 	flags.StringVar(&o.peer, "policy-peer", "", "program that measures another policy engine on the same label sets, policies and pods, by these three arguments; it runs after each scenario that it knows")
 	return o
@@ -43,13 +45,16 @@ func (o *policyOptions) complete(short bool) error {
 	if o.samples < 1 || o.local < 1 {
 		return errors.New("samples and pods with policies must be positive")
 	}
+	if o.prefixes < 0 || o.prefixes > maxPrefixes {
+		return fmt.Errorf("prefixes of a policy: want 0 to %d", maxPrefixes)
+	}
 	o.parsed = nil
 	for _, text := range o.scenarios {
 		s, err := parsePolicyScenario(text)
 		if err != nil {
 			return err
 		}
-		s.local = o.local
+		s.local, s.prefixes = o.local, o.prefixes
 		if s.identities < s.local {
 			return fmt.Errorf("scenario %s has fewer label sets than the node has pods, %d", text, s.local)
 		}

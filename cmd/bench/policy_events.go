@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -200,6 +201,30 @@ func (b *policyBench) withoutEffect(i int) (time.Duration, error) {
 	p.Generation = int64(i + 1)
 	start := put(b, b.base.NetworkPolicies, p)
 	return b.await(start, func() (bool, error) { return b.inForce(p), nil })
+}
+
+// manyPrefixes has a policy of many prefixes come, which are as many classes; lose one
+// of them, and go.
+func (b *policyBench) manyPrefixes() {
+	n, at := b.w.scenario.prefixes, placeOf(b.w.scenario.localPod(0))
+	if n == 0 {
+		return
+	}
+	all, less := prefixesPolicy(at, 0, n), prefixesPolicy(at, 1, n)
+	inForce := func() bool { return b.inForce(all) && b.w.complete() }
+	gone := func() bool { return b.gone(all) }
+	for _, step := range []struct {
+		name     string
+		do       func()
+		complete func() bool
+	}{
+		{fmt.Sprintf("policy of %d prefixes comes", n), func() { put(b, b.base.NetworkPolicies, all) }, inForce},
+		{"one of its prefixes goes", func() { put(b, b.base.NetworkPolicies, less) }, inForce},
+		{"policy of prefixes goes", func() { take(b, b.base.NetworkPolicies, less) }, gone},
+	} {
+		b.lastChange(time.Now(), b.w.complete) // what still follows is not to count
+		b.atOnce(step.name, step.do, step.complete)
+	}
 }
 
 // gone reports whether the kernel has nothing left of a policy that was deleted.

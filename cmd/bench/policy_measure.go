@@ -30,6 +30,7 @@ type policyResult struct {
 
 	Cold       time.Duration `json:"coldns"`     // from full base tables to the last entry
 	ColdFill   time.Duration `json:"coldFillns"` // of which to fill the base tables
+	ColdCPU    time.Duration `json:"coldcpuns"`  // of the process meanwhile
 	ColdWrites int           `json:"coldWrites"` // of entries of maps
 	Heap       uint64        `json:"heapBytes"`  // of the whole process
 	HeapPolicy uint64        `json:"heapPolicyBytes"`
@@ -74,12 +75,12 @@ func withPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int, do 
 func (r *policyResult) measureCold(mode, bpffs, dir string, s policyScenario, samples int) error {
 	return withPolicyWorld(mode, bpffs, dir, s, samples, func(w *policyWorld) error {
 		b := &bench{world: w.world}
-		before, start := b.cost(), time.Now()
+		before, cpu, start := b.cost(), processTime(), time.Now()
 		w.fillPolicies(w.scenario.allPolicies()...)
 		w.fillPods()
 		r.ColdFill = time.Since(start)
 		last, after := b.lastChange(start, w.complete)
-		r.Cold, r.ColdWrites = last, after.writes-before.writes
+		r.Cold, r.ColdCPU, r.ColdWrites = last, processTime()-cpu, after.writes-before.writes
 		if err := w.verify(r); err != nil {
 			return err
 		}
@@ -201,12 +202,12 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 		w.fillPods()
 		b.lastChange(time.Now(), w.complete)
 		without := heap()
-		b.allAtOnce()
+		b.atOnce("all policies come, pods are there", func() { w.fillPolicies(w.scenario.allPolicies()...) }, w.complete)
 		b.lastChange(time.Now(), w.complete) // what still follows is not to count
 		if with := heap(); with > without {
 			r.HeapPolicy = with - without
 		}
-		return errors.Join(
+		err := errors.Join(
 			b.event("pod with new labels, known class", samples, b.newPod),
 			b.event("that pod goes again", samples, b.podGoes),
 			b.event("pod of this node with new labels", samples, b.newLocalPod),
@@ -217,16 +218,19 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 			b.event("policy of all pods goes", max(1, samples/10), b.clusterwide(false)),
 			b.explain(100*samples),
 		)
+		b.manyPrefixes()
+		return err
 	})
 }
 
-// allAtOnce has all policies come to pods that are there: what other engines
-// call the cold computation, and the way into the kernel.
-func (b *policyBench) allAtOnce() {
+// atOnce measures a change until nothing follows of it any more. That of all policies
+// to pods that are there is what other engines call the cold computation, and the way
+// into the kernel.
+func (b *policyBench) atOnce(name string, change func(), complete func() bool) {
 	before, cpu, start := b.cost(), processTime(), time.Now()
-	b.w.fillPolicies(b.w.scenario.allPolicies()...)
-	took, after := b.lastChange(start, b.w.complete)
-	b.add("all policies come, pods are there", []time.Duration{took}, cost{after.rows - before.rows, after.writes - before.writes, after.deletes - before.deletes}, processTime()-cpu)
+	change()
+	took, after := b.lastChange(start, complete)
+	b.add(name, []time.Duration{took}, cost{after.rows - before.rows, after.writes - before.writes, after.deletes - before.deletes}, processTime()-cpu)
 }
 
 func (b *policyBench) add(name string, times []time.Duration, c cost, cpu time.Duration) {

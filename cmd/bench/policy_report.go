@@ -17,8 +17,8 @@ func printPolicyHead(w io.Writer, mode string, o *policyOptions) {
 func printPolicy(w io.Writer, r *policyResult) {
 	fmt.Fprintf(w, "\npolicy %s\n", r.Scenario)
 	fmt.Fprintf(w, "  %d identities, %d entries for them: here %d peer classes, %d subject classes, %d entries\n", r.Identities, r.PerID, r.Peers, r.Subjects, r.Entries)
-	fmt.Fprintf(w, "  cold %s, of which %s to fill the base tables; %d writes; heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
-		r.Cold.Round(time.Millisecond), r.ColdFill.Round(time.Millisecond), r.ColdWrites, float64(r.Heap)/1e6, r.Heap/uint64(r.Identities), float64(r.HeapPolicy)/1e6)
+	fmt.Fprintf(w, "  cold %s, of which %s to fill the base tables; CPU %s; %d writes; heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
+		r.Cold.Round(time.Millisecond), r.ColdFill.Round(time.Millisecond), r.ColdCPU.Round(time.Millisecond), r.ColdWrites, float64(r.Heap)/1e6, r.Heap/uint64(r.Identities), float64(r.HeapPolicy)/1e6)
 	fmt.Fprintf(w, "  %-34s %10s %10s %10s %10s %8s %8s %8s\n", "event", "p50", "p99", "max", "cpu", "rows", "writes", "deletes")
 	for _, e := range r.Events {
 		fmt.Fprintf(w, "  %-34s %10s %10s %10s %10s %8.1f %8.1f %8.1f\n", e.Event, short(e.P50), short(e.P99), short(e.Max), short(e.CPU), e.Rows, e.Writes, e.Deletes)

@@ -38,7 +38,7 @@ func TestPolicyScenarios(t *testing.T) {
 // What the maps say is compared with what the policies do, and each event waits
 // for its effect: a measurement that comes to an end is one.
 func TestMeasurePolicies(t *testing.T) {
-	o := &policyOptions{scenarios: []string{"2000x400", "100xall"}, local: 20, samples: 4}
+	o := &policyOptions{scenarios: []string{"2000x400", "100xall"}, local: 20, samples: 4, prefixes: 10}
 	require.NoError(t, o.complete(false))
 	var out strings.Builder
 	results, err := measurePolicies(&out, "memory", t.TempDir(), t.TempDir(), o)
@@ -55,6 +55,7 @@ func TestMeasurePolicies(t *testing.T) {
 		}
 		require.Equal(t, 1.0, events["pod with new labels, known class"].Writes, r.Scenario)
 		require.Zero(t, events["change without effect"].Writes, r.Scenario)
+		require.GreaterOrEqual(t, events["policy of 10 prefixes comes"].Writes, 3*10.0, "a number, an address and a verdict of each")
 		require.Equal(t, 400, r.Explain.Questions, r.Scenario)
 		require.Positive(t, r.Explain.PerSecond, r.Scenario)
 	}

@@ -20,7 +20,7 @@ import (
 // many as there would be identities. The policies are those that the figures of
 // other engines were measured with.
 type policyScenario struct {
-	identities, policies, local int
+	identities, policies, local, prefixes int
 
 	allPods bool // one policy by which all pods may reach all others
 }
@@ -124,7 +124,7 @@ func selectivePolicy(i int) *tables.NetworkPolicy {
 		Created: epoch.Add(time.Duration(i) * time.Second),
 		Rules: []tables.PolicyRule{{
 			Field:   "spec",
-			Subject: tables.EgressSelector{Pods: fmt.Sprintf("io.kubernetes.pod.namespace=%s,tier=tier-%d", namespaceName(at.namespace), at.tier)},
+			Subject: subjectSelector(at),
 			Ingress: allow("spec.ingress[0]", peer, ingressPort(i)),
 			Egress:  allow("spec.egress[0]", peer, egressPort(i)),
 		}},
@@ -139,6 +139,33 @@ func clusterwidePolicy(i int) *tables.NetworkPolicy {
 		Created: epoch,
 		Rules:   []tables.PolicyRule{{Field: "spec", Ingress: allow("spec.ingress[0]", peersOf(i).selector(), clusterwidePort(i))}},
 	}
+}
+
+// maxPrefixes is how many there are of the prefixes that [prefixesPolicy] may have.
+const maxPrefixes = 1 << 16
+
+// prefixesPolicy lets pods in one place reach prefixes outside the cluster, from a
+// number on.
+func prefixesPolicy(at place, from, to int) *tables.NetworkPolicy {
+	traffic := tables.PolicyTraffic{Field: "spec.egress[0]"}
+	for i := from; i < to; i++ {
+		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 24)
+		traffic.Peers = append(traffic.Peers, tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: prefix})
+	}
+	return &tables.NetworkPolicy{
+		Kind:    tables.PolicyCilium,
+		Name:    tables.Name{Namespace: namespaceName(at.namespace), Name: "prefixes"},
+		Created: epoch,
+		Rules: []tables.PolicyRule{{
+			Field:   "spec",
+			Subject: subjectSelector(at),
+			Egress:  tables.PolicyDirection{Traffic: []tables.PolicyTraffic{traffic}},
+		}},
+	}
+}
+
+func subjectSelector(at place) tables.EgressSelector {
+	return tables.EgressSelector{Pods: fmt.Sprintf("io.kubernetes.pod.namespace=%s,tier=tier-%d", namespaceName(at.namespace), at.tier)}
 }
 
 func clusterwidePort(i int) uint16 { return uint16(40000 + i) }
@@ -220,7 +247,7 @@ type policyWorld struct {
 func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*policyWorld, error) {
 	w := &policyWorld{scenario: s}
 	var err error
-	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples, s.policies}, api.Cell, cell.Invoke(func(t policyTables, s *api.Server) { w.tables, w.socket = t, s.Socket() }))
+	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples + s.prefixes, s.policies}, api.Cell, cell.Invoke(func(t policyTables, s *api.Server) { w.tables, w.socket = t, s.Socket() }))
 	return w, err
 }
 
