@@ -27,7 +27,7 @@ type IPCache struct {
 	Flags     bpf.IPCacheFlags  `json:"flags"`
 	Tunnel    netip.Addr        `json:"tunnel,omitzero"`     // node to encapsulate to
 	Inherits  bool              `json:"inherits,omitempty"`  // no object says anything of it: flags and tunnel are those of the prefix that it is in
-	Remains   bool              `json:"remains,omitempty"`   // nothing names it any more since the start, and it stays until what is around it has its class
+	Remains   bool              `json:"remains,omitempty"`   // nothing names it any more, and it stays until what is around it has its class
 	Origins   []string          `json:"origins"`             // the objects it is from, the deciding one first
 	Conflicts []string          `json:"conflicts,omitempty"` // endpoints that claim the address and do not get it
 	Status    reconciler.Status `json:"status"`

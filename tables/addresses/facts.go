@@ -26,8 +26,8 @@ func (c *ipcache) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCac
 	delete(c.remaining, prefix)
 	if row.Flags == 0 {
 		delete(c.named, prefix)
-		if _, _, isPeer := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !isPeer {
-			if row.Remains = c.remains(txn, prefix); !row.Remains {
+		if !c.isPeer(txn, prefix, member) {
+			if row.Remains = c.remains(txn, prefix, member); !row.Remains {
 				return nil
 			}
 			c.remaining[prefix] = struct{}{}
@@ -40,16 +40,44 @@ func (c *ipcache) rows(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.IPCac
 	return []*tables.IPCache{row}
 }
 
+// isPeer reports whether a prefix is a member of its own. One that is none any more
+// is for as long as class-members has not taken that in.
+func (c *ipcacheParams) isPeer(txn statedb.ReadTxn, prefix netip.Prefix, member *tables.ClassMember) bool {
+	_, _, named := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix))
+	return named || member != nil && member.Prefix == prefix
+}
+
 // member returns the member that a prefix belongs to, nil while it is not known:
 // [tables.PeerPlaces.Member], if one knows what objects say.
 func (c *ipcache) member(txn statedb.ReadTxn, row *tables.IPCache, pod *tables.Endpoint) *tables.ClassMember {
 	if pod == nil || row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) != 0 {
-		return c.Places.Member(txn, row.Prefix)
+		key := c.Places.Key(txn, row.Prefix)
+		if key.Node == "" && key.LabelSet == (tables.LabelSetID{}) {
+			return c.outside(txn, row.Prefix)
+		}
+		m, _, _ := c.Members.Get(txn, tables.ClassMemberByKey(key))
+		return m
 	}
 	m, _, _ := c.Members.Get(txn, tables.ClassMemberByKey(tables.MemberKey{
 		Role: bpf.RolePeer, LabelSet: pod.LabelSet, Prefix: c.Places.Covering(txn, row.Prefix),
 	}))
 	return m
+}
+
+// outside returns the member that a prefix belongs to which is neither of a pod nor of
+// a node. As long as class-members has a longer one than there is now, it says of
+// what is around that what it was: the prefix stays with the longer one.
+func (c *ipcacheParams) outside(txn statedb.ReadTxn, prefix netip.Prefix) *tables.ClassMember {
+	for bits := prefix.Bits(); bits >= 0; bits-- {
+		around := netip.PrefixFrom(prefix.Addr(), bits).Masked()
+		if m, _, found := c.Members.Get(txn, tables.ClassMemberByKey(tables.MemberKey{Role: bpf.RolePeer, Prefix: around})); found {
+			return m
+		}
+		if _, _, named := c.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(around)); named {
+			return nil
+		}
+	}
+	return nil
 }
 
 // facts is all that any object says of a prefix, together, and the pod that has it,

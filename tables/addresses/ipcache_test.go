@@ -339,6 +339,44 @@ func TestPeerMembers(t *testing.T) {
 	w.classes(map[string]uint32{"10.0.2.0/24": 9, "10.0.2.1/32": 9, "10.0.0.0/16": 12})
 }
 
+// A prefix that is named no more, as what is around it is now, keeps its class until
+// that one has the new class in the kernel; and so does what is in it.
+func TestPrefixThatGivesWay(t *testing.T) {
+	w := newWorld(t)
+	w.ready(bpf.RolePeer, 1)
+	w.ready(bpf.RolePeer, 2)
+	w.member(bpf.RolePeer, "", "0.0.0.0/0", 1)
+	w.member(bpf.RolePeer, "", "198.51.100.0/24", 2)
+	prefix := &tables.PeerPrefix{Prefix: netip.MustParsePrefix("198.51.100.0/24")}
+	insert(w, w.Prefixes, prefix)
+	insert(w, w.Services, &tables.Service{Name: tables.Name{Namespace: "prod", Name: "s"}, Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.1")}})
+	w.start()
+	w.write()
+	w.settle()
+	w.classes(map[string]uint32{"0.0.0.0/0": 1, "198.51.100.0/24": 2, "198.51.100.1/32": 2})
+
+	remove(w, w.Prefixes, prefix)
+	w.settle()
+	w.classes(map[string]uint32{"0.0.0.0/0": 1, "198.51.100.0/24": 2, "198.51.100.1/32": 2})
+
+	wtxn := w.DB.WriteTxn(w.Members)
+	_, _, err := w.Members.Delete(wtxn, &tables.ClassMember{Role: bpf.RolePeer, Prefix: prefix.Prefix})
+	require.NoError(t, err)
+	_, _, err = w.Members.Insert(wtxn, &tables.ClassMember{Role: bpf.RolePeer, Prefix: netip.MustParsePrefix("0.0.0.0/0"), Class: 3, Digest: digest(3)})
+	require.NoError(t, err)
+	wtxn.Commit()
+	w.settle()
+	w.classes(map[string]uint32{"0.0.0.0/0": 1, "198.51.100.0/24": 2, "198.51.100.1/32": 2})
+
+	w.ready(bpf.RolePeer, 3)
+	w.settle()
+	w.classes(map[string]uint32{"0.0.0.0/0": 3, "198.51.100.0/24": 3, "198.51.100.1/32": 3})
+	w.write()
+	w.settle()
+	_, _, found := w.IPCache.Get(w.DB.ReadTxn(), tables.IPCacheByPrefix(prefix.Prefix))
+	require.False(t, found)
+}
+
 func (w *world) node(name string, class uint32, addr string) {
 	insert(w, w.Nodes, &tables.Node{Name: name, InternalIPs: []netip.Addr{netip.MustParseAddr(addr)}})
 	for _, prefix := range []netip.Prefix{{}, netip.MustParsePrefix("10.0.1.0/24")} {

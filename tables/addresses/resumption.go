@@ -61,9 +61,9 @@ func (c *ipcacheParams) classInKernel(txn statedb.ReadTxn, row *tables.IPCache) 
 
 // remains reports whether the kernel has an entry for a prefix that nothing names any
 // more, and that must not go yet: what is in it would have the class of what is
-// around it, before that one has the verdicts of now. It goes over to where it
-// belongs first.
-func (c *ipcacheParams) remains(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+// around it, before that one has the verdicts of now, or is where both belong. It
+// goes over to there by itself.
+func (c *ipcacheParams) remains(txn statedb.ReadTxn, prefix netip.Prefix, member *tables.ClassMember) bool {
 	row := &tables.IPCache{Prefix: prefix}
 	e, _, found := c.Entries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](row.MapKey()))
 	if !found || prefix.Bits() == 0 || ofSomebody(e.Value.Flags) {
@@ -72,16 +72,15 @@ func (c *ipcacheParams) remains(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	resuming := c.resuming(txn)
 	if c.begun(txn) {
 		row, _, had := c.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
-		if !had || !resuming && !row.Remains {
+		if !had || !resuming && !row.Inherits {
 			return false
 		}
 	}
-	if resuming {
+	if resuming || member == nil {
 		return true
 	}
 	around, found := tables.PeerClassInKernel(txn, c.Entries, netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked())
-	member := c.Places.MemberOutside(txn, prefix)
-	return found && member != nil && (e.Value.PeerClass != member.Class || around != member.Class)
+	return found && (around != member.Class || e.Value.PeerClass != member.Class && !c.ready(txn, member))
 }
 
 func (c *ipcacheParams) begun(txn statedb.ReadTxn) bool {
