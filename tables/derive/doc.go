@@ -16,7 +16,8 @@
 //   - A changed row affects the keys of its old value and those of its new one.
 //     The engine remembers the old value, which StateDB's changes do not carry.
 //   - The keys of all changes that a snapshot has are one round: one snapshot, one
-//     write transaction, each key computed once.
+//     write transaction, each key computed once. Changes that affect none cost no
+//     transaction.
 //   - Only rows that differ are written, so status and revision of the others
 //     stay. Within the transaction, inserts precede deletes.
 //   - A row of the output belongs to exactly one key, and Rows is a function of

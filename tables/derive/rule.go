@@ -85,7 +85,8 @@ func FromIf[In any, Key comparable](table statedb.Table[In], differs func(old, n
 
 // FromChange is [From] for a table of which it matters what a row was before and
 // what it is now: the function is called once for each changed row, with the zero
-// value where there is none.
+// value where there is none; and again in the same round for a row that changes
+// while that begins.
 func FromChange[In any, Key comparable](table statedb.Table[In], affects func(txn statedb.ReadTxn, old, new In, affect func(Key))) Input[Key] {
 	return &input[In, Key]{table: table, changed: affects}
 }
@@ -166,19 +167,18 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 	// nothing until then. What this round can see it has to be told, for it may be
 	// undone before the next one, which would then know of nothing.
 	revision := i.table.Revision(txn)
-	if i.watch != nil && revision != i.revision {
+	if i.watch != nil {
+		if revision == i.revision {
+			return i.watch
+		}
 		<-i.watch
 	}
-	changes, watch := i.iterator.Next(txn)
-	any := false
+	changes, _ := i.iterator.Next(txn)
 	for change := range changes {
-		any = true
 		i.take(txn, change.Object, change.Deleted || i.matters != nil && !i.matters(change.Object), affect)
 	}
-	if any {
-		// The channel was a closed one, to ask for what is left: nothing.
-		_, watch = i.iterator.Next(txn)
-	}
+	// The channel was a closed one, to ask for what is left: nothing.
+	_, watch := i.iterator.Next(txn)
 	i.initially = nil
 	i.revision, i.watch = revision, watch
 	return watch

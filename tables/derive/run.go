@@ -40,8 +40,9 @@ type runner[Key comparable, Out any] struct {
 	db          *statedb.DB
 	stats       *Stats
 	primary     statedb.Indexer[Out]
-	initialized func(statedb.WriteTxn)
-	inVain      bool // what Await asks for did not come in time
+	initialized func(statedb.WriteTxn) // nil after the first round
+	watches     []<-chan struct{}      // of the inputs, as of the last round
+	inVain      bool                   // what Await asks for did not come in time
 }
 
 func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
@@ -51,7 +52,10 @@ func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], sta
 			return keys, func(key Key) []Out { return rows(txn, key) }
 		}
 	}
-	r := &runner[Key, Out]{Rule: rule, db: db, stats: stats, primary: rule.Output.PrimaryIndexer()}
+	r := &runner[Key, Out]{
+		Rule: rule, db: db, stats: stats, primary: rule.Output.PrimaryIndexer(),
+		watches: make([]<-chan struct{}, len(rule.Inputs)),
+	}
 	wtxn := db.WriteTxn(rule.Output)
 	r.initialized = rule.Output.RegisterInitializer(wtxn, "derive")
 	wtxn.Commit()
@@ -132,39 +136,57 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 }
 
 // round takes in the changes since the last one, and returns channels of which
-// one closes when there are more.
+// one closes when there are more. Most of what wakes a rule affects no key: that is
+// found out without a transaction, unless it may depend on a table that is exclusive.
 func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
-	wtxn := r.db.WriteTxn(append([]statedb.TableMeta{r.Output}, r.Exclusive...)...)
-	defer wtxn.Abort()
-
-	keys, seen := r.Seed, map[Key]struct{}{}
-	r.Seed = nil
-	for _, key := range keys {
-		seen[key] = struct{}{}
-	}
-	affect := func(key Key) {
-		if _, ok := seen[key]; !ok {
-			seen[key] = struct{}{}
-			keys = append(keys, key)
+	keys := affected[Key]{list: r.Seed}
+	if r.initialized == nil && len(r.Exclusive) == 0 {
+		if r.takeIn(r.db.ReadTxn(), &keys); len(keys.list) == 0 {
+			return r.watches, nil
 		}
 	}
-	watches := make([]<-chan struct{}, len(r.Inputs))
-	for i, in := range r.Inputs {
-		watches[i] = in.changes(wtxn, affect)
-	}
-	changes, err := r.update(wtxn, keys)
+	wtxn := r.db.WriteTxn(append([]statedb.TableMeta{r.Output}, r.Exclusive...)...)
+	defer wtxn.Abort()
+	r.takeIn(wtxn, &keys)
+	changes, err := r.update(wtxn, keys.list)
 	if err != nil {
 		return nil, err
 	}
 	if r.initialized != nil {
 		r.initialized(wtxn)
-		r.initialized = nil
+		r.initialized, r.Seed = nil, nil
 		changes++
 	}
 	if changes > 0 {
 		wtxn.Commit()
 	}
-	return watches, former.Forget(r.db, r.Output, changes)
+	return r.watches, former.Forget(r.db, r.Output, changes)
+}
+
+// takeIn takes in the changes of all inputs that a snapshot has.
+func (r *runner[Key, Out]) takeIn(txn statedb.ReadTxn, keys *affected[Key]) {
+	for i, in := range r.Inputs {
+		r.watches[i] = in.changes(txn, keys.add)
+	}
+}
+
+// affected are keys, each once, in the order in which they came.
+type affected[Key comparable] struct {
+	list []Key
+	seen map[Key]struct{}
+}
+
+func (a *affected[Key]) add(key Key) {
+	if a.seen == nil {
+		a.seen = make(map[Key]struct{}, len(a.list))
+		for _, key := range a.list {
+			a.seen[key] = struct{}{}
+		}
+	}
+	if _, ok := a.seen[key]; !ok {
+		a.seen[key] = struct{}{}
+		a.list = append(a.list, key)
+	}
 }
 
 // update makes the rows under some keys what is wanted, and returns how many changed.

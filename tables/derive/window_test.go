@@ -54,8 +54,7 @@ func TestChangeThatIsNotToldYet(t *testing.T) {
 			f.settle()
 			in := f.runner.Inputs[0].(*input[*member, string])
 			late := &lateIterator{in.iterator, make(chan struct{})}
-			in.iterator = late
-			f.settle()
+			in.iterator, in.watch = late, late.told
 
 			f.insert(test.during)
 			f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 6}) })

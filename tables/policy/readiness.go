@@ -133,10 +133,11 @@ func (r *readiness) entryChanged(_ statedb.ReadTxn, old, new *tables.PolicyEntry
 	if e == nil {
 		e = old
 	}
-	v := r.changed(e.Key)
-	v.wantedChanged = true
-	if old != nil {
-		v.wanted = &old.Value
+	if v := r.changed(e.Key); !v.wantedChanged {
+		v.wantedChanged = true
+		if old != nil {
+			v.wanted = &old.Value
+		}
 	}
 	r.look(e.Pair(), affect)
 }
@@ -149,10 +150,11 @@ func (r *readiness) kernelChanged(_ statedb.ReadTxn, old, new *tables.PolicyMapE
 	if e == nil {
 		e = old
 	}
-	v := r.changed(e.Key)
-	v.kernelChanged = true
-	if old != nil {
-		v.kernel = &old.Value
+	if v := r.changed(e.Key); !v.kernelChanged {
+		v.kernelChanged = true
+		if old != nil {
+			v.kernel = &old.Value
+		}
 	}
 	r.look(tables.PairOf(e.Key), affect)
 }
