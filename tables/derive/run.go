@@ -5,7 +5,6 @@ package derive
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -42,7 +41,8 @@ type runner[Key comparable, Out any] struct {
 	primary     statedb.Indexer[Out]
 	initialized func(statedb.WriteTxn) // nil after the first round
 	watches     []<-chan struct{}      // of the inputs, as of the last round
-	inVain      bool                   // what Await asks for did not come in time
+	wait        waiter
+	inVain      bool // what Await asks for did not come in time
 }
 
 func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
@@ -77,7 +77,7 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 			return fmt.Errorf("derive table %s: %w", r.Output.Name(), err)
 		}
 		health.OK(fmt.Sprintf("%d rows", r.Output.NumObjects(r.db.ReadTxn())))
-		if !waitAny(ctx, watches) {
+		if !r.wait.any(ctx, watches) {
 			return nil
 		}
 	}
@@ -128,7 +128,7 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 	defer cancel()
 	for {
 		ready, changed := r.Await(r.db.ReadTxn())
-		if ready || r.inVain || !waitAny(inTime, changed) {
+		if ready || r.inVain || !r.wait.any(inTime, changed) {
 			r.inVain = !ready
 			return ctx.Err() == nil
 		}
@@ -260,15 +260,4 @@ func (r *runner[Key, Out]) existing(txn statedb.ReadTxn, key Key) (rows []output
 		rows = append(rows, outputRow[Out]{row: row, revision: revision})
 	}
 	return rows, position
-}
-
-// waitAny returns when one of the channels is closed, false if the context was done first.
-func waitAny(ctx context.Context, channels []<-chan struct{}) bool {
-	cases := make([]reflect.SelectCase, 0, len(channels)+1)
-	cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())})
-	for _, ch := range channels {
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
-	}
-	chosen, _, _ := reflect.Select(cases)
-	return chosen != 0
 }
