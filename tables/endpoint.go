@@ -80,13 +80,6 @@ var (
 		FromString: digestFromString,
 	}
 
-	endpointNodeIndex = statedb.Index[*Endpoint, string]{
-		Name:       "node",
-		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(index.String(e.Node)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
-
 	// EndpointByName queries an endpoint by its namespaced name.
 	EndpointByName = endpointNameIndex.Query
 
@@ -95,10 +88,25 @@ var (
 
 	// EndpointsByLabelSet queries the endpoints with the same labels.
 	EndpointsByLabelSet = endpointLabelSetIndex.Query
-
-	// EndpointsByNode queries the endpoints of a node.
-	EndpointsByNode = endpointNodeIndex.Query
 )
+
+// EndpointsHere queries the endpoints of the node that the agent runs on.
+func EndpointsHere() statedb.Query[*Endpoint] { return endpointHereIndex(LocalNode{}).Query(true) }
+
+// Only pods of this node: all others are many, and seldom asked for by their nodes.
+func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
+	return statedb.Index[*Endpoint, bool]{
+		Name: "here",
+		FromObject: func(e *Endpoint) index.KeySet {
+			if e.Node != local.Name {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Bool(true))
+		},
+		FromKey:    index.Bool,
+		FromString: index.BoolString,
+	}
+}
 
 func addrKeys(addrs []netip.Addr) index.KeySet {
 	keys := make([]index.Key, len(addrs))
@@ -109,8 +117,8 @@ func addrKeys(addrs []netip.Addr) index.KeySet {
 }
 
 // NewEndpointTable creates the table of endpoints.
-func NewEndpointTable(db *statedb.DB) (statedb.RWTable[*Endpoint], error) {
-	return statedb.NewTable(db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex, endpointNodeIndex)
+func NewEndpointTable(db *statedb.DB, local LocalNode) (statedb.RWTable[*Endpoint], error) {
+	return statedb.NewTable(db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex, endpointHereIndex(local))
 }
 
 // AddrOwner returns the endpoint that an address belongs to, nil if none, and

@@ -33,6 +33,10 @@ func newTable[Row any](t testing.TB, db *statedb.DB, construct func(*statedb.DB)
 	return table
 }
 
+func newEndpoints(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
+	return tables.NewEndpointTable(db, tables.LocalNode{Name: "node-1"})
+}
+
 // explainable is an API that knows one pod of its node, which lets in nobody but on 80/tcp.
 func explainable(t testing.TB, live explain.Live) *handlers {
 	db := statedb.New()
@@ -50,7 +54,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	}
 	return &handlers{db: db, health: health, streams: make(chan struct{}, 1), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
-		Endpoints: newTable(t, db, tables.NewEndpointTable, &tables.Endpoint{
+		Endpoints: newTable(t, db, newEndpoints, &tables.Endpoint{
 			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr},
 		}),
 		LabelSets: newTable(t, db, tables.NewLabelSetTable), Nodes: newTable(t, db, tables.NewNodeTable),

@@ -209,7 +209,7 @@ func newWorld(t *testing.T, cfg Config, opening error) *world {
 		fakeCollector: &fakeCollector{counts: map[string]int{}},
 	}
 	var err error
-	w.endpoints, err = tables.NewEndpointTable(w.db)
+	w.endpoints, err = tables.NewEndpointTable(w.db, tables.LocalNode{})
 	require.NoError(t, err)
 	w.nodes, err = tables.NewNodeTable(w.db)
 	require.NoError(t, err)

@@ -110,6 +110,7 @@ func (a *agent) hive(kernel *bpf.Kernel, method gc.Method) *hive.Hive {
 			func() bpf.Backend { return kernel },
 			func() Datapath { return a.maps },
 			func() *Timing { return timing },
+			func() tables.LocalNode { return tables.LocalNode{} },
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
 		),

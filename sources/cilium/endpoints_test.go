@@ -42,7 +42,7 @@ func newFixture(t *testing.T) *fixture {
 			cell.ProvidePrivate(job.Registry.NewGroup),
 			cell.Invoke(func(p derive.Params) (err error) {
 				f.db = p.DB
-				if f.tables, err = objects.NewTables(p.DB); err != nil {
+				if f.tables, err = objects.NewTables(p.DB, tables.LocalNode{}); err != nil {
 					return err
 				}
 				return register(objects.Config{EndpointSource: objects.EndpointsCilium}, p, f.tables)

@@ -54,6 +54,7 @@ func start(t testing.TB, d Datapath) *world {
 	h := hive.New(
 		statedb.Cell, job.Cell, cell.SimpleHealthCell,
 		cell.Provide(
+			func() tables.LocalNode { return tables.LocalNode{} },
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
 			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,

@@ -37,7 +37,7 @@ func newAgent(t testing.TB, fsys fs.FS, dir string) *agent {
 	db := statedb.New()
 	require.NoError(t, db.Start())
 	t.Cleanup(func() { require.NoError(t, db.Stop()) })
-	tbls, err := objects.NewTables(db)
+	tbls, err := objects.NewTables(db, tables.LocalNode{})
 	require.NoError(t, err)
 	_, health := cell.NewSimpleHealth()
 	s := newSource(params{

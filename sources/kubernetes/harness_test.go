@@ -34,7 +34,7 @@ func newAgent(t testing.TB, source string, connect func([]*objects.Kind) api) *a
 	db := statedb.New()
 	require.NoError(t, db.Start())
 	t.Cleanup(func() { require.NoError(t, db.Stop()) })
-	tbls, err := objects.NewTables(db)
+	tbls, err := objects.NewTables(db, tables.LocalNode{})
 	require.NoError(t, err)
 	_, health := cell.NewSimpleHealth()
 	a := &agent{t: t, db: db, tables: tbls, health: health, kinds: map[string]*objects.Kind{}}

@@ -32,11 +32,11 @@ type Tables struct {
 }
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
-func NewTables(db *statedb.DB) (t Tables, err error) {
+func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	var errs [12]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
-	t.Endpoints, errs[2] = tables.NewEndpointTable(db)
+	t.Endpoints, errs[2] = tables.NewEndpointTable(db, local)
 	t.Services, errs[3] = tables.NewServiceTable(db)
 	t.BackendSlices, errs[4] = tables.NewBackendSliceTable(db)
 	t.EgressPolicies, errs[5] = tables.NewEgressPolicyTable(db)

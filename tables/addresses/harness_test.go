@@ -76,7 +76,7 @@ func newWorld(t testing.TB, args ...string) *world {
 			func() tables.Enforcement { return tables.EnforcementDefault },
 			func() *EpochFloor { return &floor },
 		),
-		provide(tables.NewEndpointTable), provide(tables.NewNodeTable), provide(tables.NewCiliumNodeTable),
+		cell.Provide(tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable), provide(tables.NewNodeTable), provide(tables.NewCiliumNodeTable),
 		provide(tables.NewServiceTable), provide(tables.NewBackendSliceTable), provide(tables.NewNodeAddressTable),
 		provide(tables.NewRouteTable), provide(tables.NewClassMemberTable), provide(tables.NewPeerPrefixTable),
 		provide(tables.NewPolicyReadinessTable), provide(tables.NewIPCacheEntryTable), provide(tables.NewPodEntryTable),

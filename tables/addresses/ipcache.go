@@ -187,9 +187,12 @@ func (c *ipcache) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect fun
 	for _, p := range n.PodCIDRs {
 		c.heirs(txn, p, affect)
 	}
-	for e := range c.Endpoints.List(txn, tables.EndpointsByNode(n.Name)) {
-		for _, a := range e.Addrs {
-			affect(single(a))
+	// A node seldom moves, and an index of all pods by their nodes is large.
+	for e := range c.Endpoints.All(txn) {
+		if e.Node == n.Name {
+			for _, a := range e.Addrs {
+				affect(single(a))
+			}
 		}
 	}
 }

@@ -41,11 +41,15 @@ func table[Row any](t testing.TB, db *statedb.DB, construct func(*statedb.DB) (s
 	return rw
 }
 
+func newEndpoints(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
+	return tables.NewEndpointTable(db, tables.LocalNode{Name: "node-1"})
+}
+
 func newTables(t testing.TB) Tables {
 	db := statedb.New()
 	return Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
-		Endpoints: table(t, db, tables.NewEndpointTable), LabelSets: table(t, db, tables.NewLabelSetTable),
+		Endpoints: table(t, db, newEndpoints), LabelSets: table(t, db, tables.NewLabelSetTable),
 		Nodes: table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
 		Services: table(t, db, tables.NewServiceTable), Backends: table(t, db, tables.NewBackendSliceTable),
 		Locals: table(t, db, tables.NewLocalEndpointTable), IPCache: table(t, db, tables.NewIPCacheTable),

@@ -47,6 +47,10 @@ func manySelectors(b *testing.B, apps int) (selectors []*tables.Selector) {
 	return selectors
 }
 
+func newEndpoints(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
+	return tables.NewEndpointTable(db, tables.LocalNode{Name: here})
+}
+
 // BenchmarkFirstRound is the classes of 10,000 pods, each with labels of its own.
 func BenchmarkFirstRound(b *testing.B) {
 	const count, apps = 10_000, 200
@@ -74,7 +78,7 @@ func BenchmarkFirstRound(b *testing.B) {
 		EgressEntries: created(b, db, tables.NewEgressEntryTable), IPCacheEntries: created(b, db, tables.NewIPCacheEntryTable),
 		PodEntries: created(b, db, tables.NewPodEntryTable), PolicyEntries: created(b, db, tables.NewPolicyMapEntryTable),
 		Places: tables.PeerPlaces{
-			Members: output, PeerPrefixes: prefixes, Endpoints: created(b, db, tables.NewEndpointTable, endpoints...), Nodes: nodes,
+			Members: output, PeerPrefixes: prefixes, Endpoints: created(b, db, newEndpoints, endpoints...), Nodes: nodes,
 			CiliumNodes: created(b, db, tables.NewCiliumNodeTable), Addresses: created(b, db, tables.NewNodeAddressTable),
 			Routes: created(b, db, tables.NewRouteTable), LocalNode: tables.LocalNode{Name: here},
 		},

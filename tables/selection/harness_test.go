@@ -83,7 +83,7 @@ func newHarness(t *testing.T, prepare func(*harness), flags ...string) *harness 
 	h := &harness{t: t, work: derive.NewMetrics()}
 	hv := hive.NewWithOptions(hive.Options{ModulePrivateProviders: cell.ModulePrivateProviders{job.Registry.NewGroup}},
 		statedb.Cell, job.Cell, cell.SimpleHealthCell,
-		input(tables.NewNamespaceTable), input(tables.NewNodeTable), input(tables.NewCiliumNodeTable), input(tables.NewEndpointTable),
+		input(tables.NewNamespaceTable), input(tables.NewNodeTable), input(tables.NewCiliumNodeTable), cell.Provide(tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable),
 		input(tables.NewNodeAddressTable), input(tables.NewRouteTable), input(tables.NewEgressPolicyTable), input(tables.NewNetworkPolicyTable),
 		input(tables.NewCIDRGroupTable), input(tables.NewServiceTable), input(tables.NewBackendSliceTable), input(tables.NewEgressGroupTable),
 		input(tables.NewEnforcedPolicyTable), input(tables.NewIPCacheTable), input(tables.NewLocalEndpointTable), input(tables.NewClassEntryTable),
@@ -237,7 +237,7 @@ func (h *harness) signature(txn statedb.ReadTxn, m *tables.ClassMember) string {
 			parts = append(parts, "unknown "+id.String())
 			continue
 		}
-		_, _, wanted := h.NetworkPolicies.Get(txn, tables.NetworkPoliciesBySelector(id))
+		wanted := h.isWanted(txn, id)
 		base := s.Peer.Kind == tables.PeerEntity && slices.Contains(entities, s.Peer.Entity)
 		if wanted || base {
 			parts = append(parts, s.Text)
@@ -247,12 +247,22 @@ func (h *harness) signature(txn statedb.ReadTxn, m *tables.ClassMember) string {
 		return "" // no policy chooses it any more
 	}
 	for _, p := range m.Ports {
-		if _, _, wanted := h.NetworkPolicies.Get(txn, tables.NetworkPoliciesBySelector(tables.PortSelectorID(m.Role, p.Name, p.Protocol))); wanted {
+		if h.isWanted(txn, tables.PortSelectorID(m.Role, p.Name, p.Protocol)) {
 			parts = append(parts, tables.PolicyPort{Protocol: p.Protocol, First: p.Port, Last: p.Port}.String()+" is "+p.Name)
 		}
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, "; ")
+}
+
+// isWanted reports whether a policy names a selector.
+func (h *harness) isWanted(txn statedb.ReadTxn, id tables.SelectorID) bool {
+	for p := range h.NetworkPolicies.All(txn) {
+		if slices.Contains(p.SelectorIDs(), id) {
+			return true
+		}
+	}
+	return false
 }
 
 // wrong compares what chooses each address with what a naive evaluation says,

@@ -177,7 +177,7 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 // affectedHere are the label sets of this node that a selector chooses: they are
 // far fewer than those that it chooses anywhere.
 func (m *members) affectedHere(txn statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) {
-	for e := range m.Places.Endpoints.List(txn, tables.EndpointsByNode(m.Places.LocalNode.Name)) {
+	for e := range m.Places.Endpoints.List(txn, tables.EndpointsHere()) {
 		set, _, found := m.LabelSets.Get(txn, tables.LabelSetByID(e.LabelSet))
 		if found && s.MatchesLabels(set, m.namespace(txn, set.Namespace)) {
 			affect(memberKey{role: s.Role, set: set.ID})

@@ -41,7 +41,7 @@ func (s *subjectPlace) signatures(r *round, key memberKey) []*tables.ClassMember
 func (s *subjectPlace) isHere(r *round, id tables.LabelSetID) bool {
 	if r.here == nil {
 		r.here = map[tables.LabelSetID]struct{}{}
-		for e := range s.Places.Endpoints.List(r.txn, tables.EndpointsByNode(s.Places.LocalNode.Name)) {
+		for e := range s.Places.Endpoints.List(r.txn, tables.EndpointsHere()) {
 			r.here[e.LabelSet] = struct{}{}
 		}
 	}
@@ -54,7 +54,7 @@ func (s *subjectPlace) here(txn statedb.ReadTxn, id tables.LabelSetID) bool {
 	if s.Enforcement == tables.EnforcementNever {
 		return false
 	}
-	for e := range s.Places.Endpoints.List(txn, tables.EndpointsByNode(s.Places.LocalNode.Name)) {
+	for e := range s.Places.Endpoints.List(txn, tables.EndpointsHere()) {
 		if e.LabelSet == id {
 			return true
 		}
@@ -112,7 +112,7 @@ func (s *subjectPlace) named(txn statedb.ReadTxn, number uint32) bool {
 }
 
 func (s *subjectPlace) prefixes(txn statedb.ReadTxn, m *tables.ClassMember) (prefixes []netip.Prefix) {
-	for e := range s.Places.Endpoints.List(txn, tables.EndpointsByNode(s.Places.LocalNode.Name)) {
+	for e := range s.Places.Endpoints.List(txn, tables.EndpointsHere()) {
 		if e.LabelSet == m.LabelSet {
 			for _, addr := range e.Addrs {
 				prefixes = append(prefixes, single(addr))
