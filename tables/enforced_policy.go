@@ -127,7 +127,19 @@ var (
 		Unique:     true,
 	}
 
-	enforcedPolicySelectorIndex = selectorIndex((*EnforcedPolicy).Selectors)
+	enforcedPolicySelectorIndex = statedb.Index[*EnforcedPolicy, SelectorID]{
+		Name: "selector",
+		FromObject: func(p *EnforcedPolicy) index.KeySet {
+			ids := p.Selectors()
+			keys := make([]index.Key, len(ids))
+			for i, id := range ids {
+				keys[i] = selectorIDKey(id)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    selectorIDKey,
+		FromString: selectorIDFromString,
+	}
 
 	// EnforcedPolicyByID queries what is in force of a policy.
 	EnforcedPolicyByID = enforcedPolicyIDIndex.Query

@@ -157,34 +157,11 @@ var (
 		Unique:     true,
 	}
 
-	networkPolicySelectorIndex = selectorIndex((*NetworkPolicy).SelectorIDs)
-
-	// NetworkPoliciesBySelector queries the policies that name a selector, see
-	// [NetworkPolicy.Selectors].
-	NetworkPoliciesBySelector = networkPolicySelectorIndex.Query
-
 	// NetworkPolicyByID queries a network policy by its kind and name.
 	NetworkPolicyByID = networkPolicyIDIndex.Query
 )
 
-// selectorIndex indexes rows by the selectors that they name.
-func selectorIndex[Row any](selectors func(Row) []SelectorID) statedb.Index[Row, SelectorID] {
-	return statedb.Index[Row, SelectorID]{
-		Name: "selector",
-		FromObject: func(row Row) index.KeySet {
-			ids := selectors(row)
-			keys := make([]index.Key, len(ids))
-			for i, id := range ids {
-				keys[i] = selectorIDKey(id)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    selectorIDKey,
-		FromString: selectorIDFromString,
-	}
-}
-
 // NewNetworkPolicyTable creates the table of network policies.
 func NewNetworkPolicyTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicy], error) {
-	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex, networkPolicySelectorIndex)
+	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex)
 }

@@ -66,7 +66,7 @@ func deriveRules(p derive.Params, params ruleParams) error {
 	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.EnforcedPolicy]{
 		Output: r.Output,
 		Inputs: []derive.Input[tables.PolicyID]{
-			derive.From(r.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
+			derive.FromKey(r.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
 			derive.Where(func(m *tables.ClassMember) bool { return !m.IsMember() }, derive.FromChange(r.Members, r.memberChanged)),
 			derive.Feedback(derive.FromChange(r.Entries, func(_ statedb.ReadTxn, old, new *tables.PolicyEntry, affect func(tables.PolicyID)) {
 				if old == nil || new == nil || !old.Equal(new) {

@@ -52,7 +52,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.NetworkPolicyStatus]{
 		Output: s.Output,
 		Inputs: []derive.Input[tables.PolicyID]{
-			derive.From(s.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
+			derive.FromKey(s.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
 			derive.FromChange(s.Rules, s.policyChanged),
 			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(s.Members, s.classChanged)),
 			derive.FromChange(s.Entries, s.entryChanged),

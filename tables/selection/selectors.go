@@ -64,12 +64,16 @@ type selectorRule struct {
 	selectorParams
 	base  map[selectorKey]tables.SelectorSpec
 	named map[selectorKey]tables.SelectorSpec // by policies that have changed in the round
+
+	// users are how many network policies name a selector: as an index of the table
+	// they would take as much memory as the policies.
+	users map[tables.SelectorID]int32
 }
 
 // deriveSelectors interns the selectors of all policies that are wanted, and of
 // rules that are in force or that the kernel still has something of.
 func deriveSelectors(p derive.Params, params selectorParams) error {
-	r := &selectorRule{params, base(params.Enforcement), map[selectorKey]tables.SelectorSpec{}}
+	r := &selectorRule{params, base(params.Enforcement), map[selectorKey]tables.SelectorSpec{}, map[tables.SelectorID]int32{}}
 	_, err := derive.Register(p, derive.Rule[selectorKey, *tables.Selector]{
 		Output: r.Selectors,
 		Inputs: []derive.Input[selectorKey]{
@@ -100,14 +104,22 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 func (r *selectorRule) affectedByPolicy(txn statedb.ReadTxn, old, new *tables.NetworkPolicy, affect func(selectorKey)) {
 	if new != nil {
 		for _, s := range new.Selectors() {
-			if _, _, found := r.Selectors.Get(txn, tables.SelectorByID(s.ID())); !found {
+			id := s.ID()
+			r.users[id]++
+			if _, _, found := r.Selectors.Get(txn, tables.SelectorByID(id)); !found {
 				r.named[keyOfSelector(s)] = s
 				affect(keyOfSelector(s))
 			}
 		}
 	}
 	if old != nil {
-		r.affectedByLoss(txn, old.SelectorIDs(), affect)
+		ids := old.SelectorIDs()
+		for _, id := range ids {
+			if r.users[id]--; r.users[id] == 0 {
+				delete(r.users, id)
+			}
+		}
+		r.affectedByLoss(txn, ids, affect)
 	}
 }
 
@@ -130,7 +142,7 @@ func (r *selectorRule) affectedByLoss(txn statedb.ReadTxn, ids []tables.Selector
 // isNamed reports whether a network policy names a selector, or a rule of one that
 // is in force or retired.
 func (r *selectorRule) isNamed(txn statedb.ReadTxn, id tables.SelectorID) bool {
-	if _, _, found := r.NetworkPolicies.Get(txn, tables.NetworkPoliciesBySelector(id)); found {
+	if r.users[id] > 0 {
 		return true
 	}
 	_, _, found := r.Rules.Get(txn, tables.EnforcedPoliciesBySelector(id))
