@@ -124,7 +124,7 @@ func TestCiliumEndpoints(t *testing.T) {
 	var endpoints []*tables.Endpoint
 	require.Eventually(t, func() bool {
 		endpoints = statedb.Collect(o.Endpoints.All(o.DB.ReadTxn()))
-		return len(endpoints) == 1 && endpoints[0].Labels.String() == "app=web"
+		return len(endpoints) == 1 && endpoints[0].LabelSet.Labels.String() == "app=web"
 	}, 30*time.Second, time.Millisecond, "%v", &endpoints)
 	require.Zero(t, o.ObjectSources.NumObjects(o.DB.ReadTxn())-13) // one for each kind, none for pods
 }

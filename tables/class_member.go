@@ -209,12 +209,12 @@ func (m *ClassMember) IsOfPods() bool { return m.Role == bpf.RolePeer && m.Label
 // MemberOf returns the member that an endpoint belongs to, nil while it is not known.
 func MemberOf(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role, e *Endpoint) *ClassMember {
 	for _, node := range []string{"", e.Node} {
-		if m, _, found := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, LabelSet: e.LabelSet, Node: node})); found {
+		if m, _, found := members.Get(txn, ClassMemberByKey(MemberKey{Role: role, LabelSet: e.LabelSet.ID, Node: node})); found {
 			return m
 		}
 	}
-	if role == bpf.RoleEgress && ChosenByNoEgress(txn, members, e.LabelSet) {
-		return &ClassMember{Role: role, LabelSet: e.LabelSet}
+	if role == bpf.RoleEgress && ChosenByNoEgress(txn, members, e.LabelSet.ID) {
+		return &ClassMember{Role: role, LabelSet: e.LabelSet.ID}
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
-	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Endpoint is a pod with addresses of its own, on any node. Pods of the host
@@ -24,13 +23,11 @@ type Endpoint struct {
 	// last, see [Endpoint.Newer].
 	Addrs []netip.Addr `json:"addrs"`
 
-	ServiceAccount string      `json:"serviceAccount,omitempty"`
-	Labels         labels.Set  `json:"labels,omitempty"` // without labels that change with each rollout, such as pod-template-hash
-	NamedPorts     []NamedPort `json:"namedPorts,omitempty"`
-	Created        time.Time   `json:"created"`
+	Created time.Time `json:"created"`
 
-	// LabelSet is the identity of the endpoint's labels: see [NewLabelSetID].
-	LabelSet LabelSetID `json:"labelSet" yaml:"-"`
+	// LabelSet is what selectors see of the endpoint. It is never nil; endpoints that
+	// have the same one may share it.
+	LabelSet *LabelSet `json:"labelSet"`
 
 	Errors []FieldError `json:"errors,omitempty"`
 }
@@ -52,8 +49,8 @@ func (*Endpoint) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (e *Endpoint) TableRow() []string {
 	return []string{
-		e.Name.String(), orDash(e.Node), listColumn(stringsOf(e.Addrs), ", "), orDash(e.ServiceAccount),
-		orDash(e.Labels.String()), e.LabelSet.String()[:8], errorColumn(e.Errors),
+		e.Name.String(), orDash(e.Node), listColumn(stringsOf(e.Addrs), ", "), orDash(e.LabelSet.ServiceAccount),
+		orDash(e.LabelSet.Labels.String()), e.LabelSet.ID.String()[:8], errorColumn(e.Errors),
 	}
 }
 
@@ -75,7 +72,7 @@ var (
 
 	endpointLabelSetIndex = statedb.Index[*Endpoint, LabelSetID]{
 		Name:       "label-set",
-		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(digestKey(e.LabelSet)) },
+		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(digestKey(e.LabelSet.ID)) },
 		FromKey:    digestKey,
 		FromString: digestFromString,
 	}

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -46,12 +45,18 @@ type LabelSet struct {
 	ID             LabelSetID  `json:"id"`
 	Namespace      string      `json:"namespace"`
 	ServiceAccount string      `json:"serviceAccount,omitempty"`
-	Labels         labels.Set  `json:"labels,omitempty"`
+	Labels         Labels      `json:"labels,omitempty"` // without labels that change with each rollout, such as pod-template-hash
 	NamedPorts     []NamedPort `json:"namedPorts,omitempty"`
 }
 
+// NewLabelSet returns the label set with these contents.
+func NewLabelSet(namespace, serviceAccount string, set labels.Set, ports []NamedPort) *LabelSet {
+	sorted := NewLabels(set)
+	return &LabelSet{NewLabelSetID(namespace, serviceAccount, sorted, ports), namespace, serviceAccount, sorted, ports}
+}
+
 // NewLabelSetID returns the identity of the label set with these contents.
-func NewLabelSetID(namespace, serviceAccount string, set labels.Set, ports []NamedPort) LabelSetID {
+func NewLabelSetID(namespace, serviceAccount string, set Labels, ports []NamedPort) LabelSetID {
 	h := sha256.New()
 	text := func(s string) {
 		var n [4]byte
@@ -61,14 +66,9 @@ func NewLabelSetID(namespace, serviceAccount string, set labels.Set, ports []Nam
 	}
 	text(namespace)
 	text(serviceAccount)
-	keys := make([]string, 0, len(set))
-	for k := range set {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
-		text(k)
-		text(set[k])
+	for _, label := range set {
+		text(label.Key)
+		text(label.Value)
 	}
 	// Labels and ports are told apart: a label key is never empty.
 	text("")

@@ -31,7 +31,7 @@ func (p PeerPlaces) Key(txn statedb.ReadTxn, prefix netip.Prefix) MemberKey {
 	key := MemberKey{Role: bpf.RolePeer}
 	if key.Node = p.node(txn, prefix); key.Node == "" && prefix.IsSingleIP() {
 		if owner, _ := AddrOwner(txn, p.Endpoints, prefix.Addr()); owner != nil {
-			key.LabelSet = owner.LabelSet
+			key.LabelSet = owner.LabelSet.ID
 		}
 	}
 	if key.Node == "" && key.LabelSet == (LabelSetID{}) {

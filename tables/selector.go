@@ -279,8 +279,7 @@ func (l podLabels) Lookup(key string) (string, bool) {
 	if label, ok := strings.CutPrefix(key, podNamespaceLabelsPart); ok {
 		return namespaceLabels{l.set.Namespace, l.namespace}.Lookup(label)
 	}
-	v, ok := l.set.Labels[key]
-	return v, ok
+	return l.set.Labels.Lookup(key)
 }
 func (l podLabels) Has(key string) bool   { _, ok := l.Lookup(key); return ok }
 func (l podLabels) Get(key string) string { v, _ := l.Lookup(key); return v }

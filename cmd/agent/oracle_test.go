@@ -110,10 +110,10 @@ func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*
 			namespace = labels.Merge(n.Labels, namespace)
 		}
 	}
-	pod := labels.Merge(e.Labels, labels.Set{"io.kubernetes.pod.namespace": e.Namespace})
+	pod := labels.Merge(e.LabelSet.Labels.Set(), labels.Set{"io.kubernetes.pod.namespace": e.Namespace})
 	pod["io.cilium.k8s.policy.cluster"] = "default"
-	if e.ServiceAccount != "" {
-		pod["io.cilium.k8s.policy.serviceaccount"] = e.ServiceAccount
+	if e.LabelSet.ServiceAccount != "" {
+		pod["io.cilium.k8s.policy.serviceaccount"] = e.LabelSet.ServiceAccount
 	}
 	for k, v := range namespace {
 		pod["io.cilium.k8s.namespace.labels."+k] = v

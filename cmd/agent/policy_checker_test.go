@@ -117,7 +117,7 @@ func (c *policyChecker) identitiesOf(w *policytest.World) map[netip.Addr]identit
 // identityOf says who has an address.
 func identityOf(w *policytest.World, addr netip.Addr) (id identity) {
 	if pod := w.Pod(addr); pod != nil {
-		id = identity{pod.Name.String() + " on " + pod.Node, fmt.Sprint(pod.Labels, pod.ServiceAccount, pod.NamedPorts)}
+		id = identity{pod.Name.String() + " on " + pod.Node, fmt.Sprint(pod.LabelSet.Labels, pod.LabelSet.ServiceAccount, pod.LabelSet.NamedPorts)}
 		for _, n := range w.Namespaces {
 			if n.Name == pod.Namespace {
 				id.labels += n.Labels.String()

@@ -55,7 +55,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	return &handlers{db: db, health: health, streams: make(chan struct{}, 1), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
 		Endpoints: newTable(t, db, newEndpoints, &tables.Endpoint{
-			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr},
+			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr}, LabelSet: &tables.LabelSet{},
 		}),
 		LabelSets: newTable(t, db, tables.NewLabelSetTable), Nodes: newTable(t, db, tables.NewNodeTable),
 		NodeAddresses: newTable(t, db, tables.NewNodeAddressTable), Services: newTable(t, db, tables.NewServiceTable),

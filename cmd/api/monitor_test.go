@@ -76,7 +76,7 @@ func startObserved(t *testing.T) *observed {
 			wtxn := db.WriteTxn(endpoints)
 			defer wtxn.Abort()
 			endpoints.Insert(wtxn, &tables.Endpoint{
-				Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.5")},
+				Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.5")}, LabelSet: &tables.LabelSet{},
 			})
 			wtxn.Commit()
 		}),

@@ -217,8 +217,7 @@ func (b *bench) relabel(i int) time.Duration {
 	if i%2 == 1 {
 		return insert(b, b.base.Endpoints, e, b.hasSource(n, present))
 	}
-	e.Labels = map[string]string{"app": "none"}
-	e.LabelSet = tables.NewLabelSetID("prod", "", e.Labels, nil)
+	e.LabelSet = tables.NewLabelSet("prod", "", map[string]string{"app": "none"}, nil)
 	return insert(b, b.base.Endpoints, e, b.hasSource(n, absent))
 }
 
@@ -226,8 +225,9 @@ func (b *bench) relabel(i int) time.Duration {
 // that of the commit.
 func (b *bench) relabelUnseen(i int) time.Duration {
 	e := endpoint(i, i/podsPerApp)
-	e.Labels["color"] = "green"
-	e.LabelSet = tables.NewLabelSetID("prod", "", e.Labels, nil)
+	set := e.LabelSet.Labels.Set()
+	set["color"] = "green"
+	e.LabelSet = tables.NewLabelSet("prod", "", set, nil)
 	return insert(b, b.base.Endpoints, e, func(statedb.ReadTxn) (bool, <-chan struct{}) { return true, nil })
 }
 

@@ -170,7 +170,7 @@ func (w *policyWorld) standing(pod, peer int) string {
 		text += fmt.Sprintf(", ipcache %v", row.TableRow())
 	}
 	for role, i := range map[bpf.Role]int{bpf.RoleSubject: pod, bpf.RolePeer: peer} {
-		for m := range w.tables.Members.Prefix(txn, tables.ClassMembersOfLabelSet(role, labelledPod(i, localNode).LabelSet)) {
+		for m := range w.tables.Members.Prefix(txn, tables.ClassMembersOfLabelSet(role, labelledPod(i, localNode).LabelSet.ID)) {
 			text += fmt.Sprintf(", class-members %v", m.TableRow())
 		}
 	}

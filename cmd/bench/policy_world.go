@@ -72,14 +72,12 @@ func labelledPod(i int, node string) *tables.Endpoint {
 	p := placeOf(i)
 	set := labels.Set{"app": fmt.Sprintf("app-%d", i), "tier": fmt.Sprintf("tier-%d", p.tier)}
 	return &tables.Endpoint{
-		Name:           tables.Name{Namespace: namespaceName(p.namespace), Name: fmt.Sprintf("pod-%d", i)},
-		UID:            fmt.Sprint(i),
-		Node:           node,
-		Addrs:          []netip.Addr{podAddr(i)},
-		ServiceAccount: "default",
-		Labels:         set,
-		Created:        epoch,
-		LabelSet:       tables.NewLabelSetID(namespaceName(p.namespace), "default", set, nil),
+		Name:     tables.Name{Namespace: namespaceName(p.namespace), Name: fmt.Sprintf("pod-%d", i)},
+		UID:      fmt.Sprint(i),
+		Node:     node,
+		Addrs:    []netip.Addr{podAddr(i)},
+		Created:  epoch,
+		LabelSet: tables.NewLabelSet(namespaceName(p.namespace), "default", set, nil),
 	}
 }
 

@@ -213,9 +213,8 @@ func endpoint(i, app int) *tables.Endpoint {
 		UID:      fmt.Sprint(i),
 		Node:     fmt.Sprintf("node-%03d", i%nodes),
 		Addrs:    []netip.Addr{podAddr(i)},
-		Labels:   set,
 		Created:  epoch,
-		LabelSet: tables.NewLabelSetID("prod", "", set, nil),
+		LabelSet: tables.NewLabelSet("prod", "", set, nil),
 	}
 }
 

@@ -301,7 +301,7 @@ func (w *world) reasons() (reasons []string) {
 func (w *world) pod(n int, addrs ...string) {
 	wtxn := w.db.WriteTxn(w.endpoints)
 	defer wtxn.Abort()
-	e := &tables.Endpoint{Name: tables.Name{Namespace: "default", Name: fmt.Sprintf("pod-%d", n)}}
+	e := &tables.Endpoint{Name: tables.Name{Namespace: "default", Name: fmt.Sprintf("pod-%d", n)}, LabelSet: &tables.LabelSet{}}
 	for _, a := range addrs {
 		e.Addrs = append(e.Addrs, netip.MustParseAddr(a))
 	}

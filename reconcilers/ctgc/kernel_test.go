@@ -176,7 +176,7 @@ func testKernel(t *testing.T, a *agent) {
 	a.put(a.maps[ctmap.CT4TCP], now-1, "10.0.0.3:3")
 	orphan := ctmap.Tuple{Source: netip.MustParseAddrPort("10.0.0.4:4"), Destination: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: unix.IPPROTO_TCP}
 	require.NoError(t, a.maps[natmap.Name4].Put(natmap.NewKey4(orphan), natmap.Entry4{NeedsCT: 1, Used: now - 10, Addr: [4]byte{192, 0, 2, 9}}))
-	pod := &tables.Endpoint{Name: tables.Name{Namespace: "default", Name: "pod"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}
+	pod := &tables.Endpoint{Name: tables.Name{Namespace: "default", Name: "pod"}, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2")}, LabelSet: &tables.LabelSet{}}
 	wtxn := a.db.WriteTxn(a.endpoints)
 	_, _, err = a.endpoints.Insert(wtxn, pod)
 	require.NoError(t, err)

@@ -106,16 +106,26 @@ func (j joiner) rows(txn statedb.ReadTxn, name tables.Name) []*tables.Endpoint {
 	if e.Node == "" && best.NodeIP.IsValid() {
 		e.Errors = append(e.Errors, tables.FieldError{Field: "networking.node", Reason: best.NodeIP.String() + " is the address of no node"})
 	}
+	set := tables.NewLabelSet(name.Namespace, "", nil, nil)
 	if usable(best) {
 		if identity, problem := j.identity(txn, best); problem != "" {
 			e.Errors = append(e.Errors, tables.FieldError{Field: "identity", Reason: problem})
 		} else {
-			e.Addrs, e.NamedPorts = best.Addrs, best.NamedPorts
-			e.ServiceAccount, e.Labels = identity.ServiceAccount, identity.Labels
+			e.Addrs = best.Addrs
+			set = tables.NewLabelSet(name.Namespace, identity.ServiceAccount, identity.Labels, best.NamedPorts)
 		}
 	}
-	e.LabelSet = tables.NewLabelSetID(name.Namespace, e.ServiceAccount, e.Labels, e.NamedPorts)
+	e.LabelSet = j.shared(txn, set)
 	return []*tables.Endpoint{e}
+}
+
+// shared returns the label set that other endpoints have in the place of another
+// one with the same contents.
+func (j joiner) shared(txn statedb.ReadTxn, set *tables.LabelSet) *tables.LabelSet {
+	if other, _, found := j.Endpoints.Get(txn, tables.EndpointsByLabelSet(set.ID)); found {
+		return other.LabelSet
+	}
+	return set
 }
 
 // usable reports whether an endpoint is told with all that it takes to be one.

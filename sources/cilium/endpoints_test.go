@@ -79,7 +79,7 @@ func (f *fixture) is(want ...string) {
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		got = nil
 		for e := range f.tables.Endpoints.All(f.db.ReadTxn()) {
-			got = append(got, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.Labels, " ", e.Errors))
+			got = append(got, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.LabelSet.Labels, " ", e.Errors))
 		}
 		if fmt.Sprint(got) == fmt.Sprint(want) {
 			return
@@ -193,7 +193,7 @@ func TestEndpointsIncremental(t *testing.T) {
 	}
 	var want []string
 	for _, e := range joiner(f.tables).rows(f.db.ReadTxn(), name("web")) {
-		want = append(want, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.Labels, " ", e.Errors))
+		want = append(want, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.LabelSet.Labels, " ", e.Errors))
 	}
 	f.is(want...)
 }

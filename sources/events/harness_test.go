@@ -83,8 +83,8 @@ func start(t testing.TB, d Datapath) *world {
 		&tables.Node{Name: "node-1", InternalIPs: []netip.Addr{addr("192.168.0.1")}},
 		&tables.Node{Name: "node-2", InternalIPs: []netip.Addr{addr("192.168.0.2")}})
 	insert(t, w, w.EndpointRows,
-		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{addr("10.1.0.5"), addr("fd00::5")}},
-		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "db-1"}, Node: "node-2", Addrs: []netip.Addr{addr("10.2.0.5")}})
+		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{addr("10.1.0.5"), addr("fd00::5")}, LabelSet: &tables.LabelSet{}},
+		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "db-1"}, Node: "node-2", Addrs: []netip.Addr{addr("10.2.0.5")}, LabelSet: &tables.LabelSet{}})
 	insert(t, w, w.LocalRows,
 		&tables.LocalEndpoint{Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, IfIndex: 12})
 	insert(t, w, w.RuleRows,

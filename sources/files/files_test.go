@@ -82,7 +82,7 @@ func (a *agent) is(endpoints string, rows ...string) {
 		txn := a.db.ReadTxn()
 		var got []string
 		for e := range a.tables.Endpoints.All(txn) {
-			got = append(got, e.Name.Name+e.Labels["v"])
+			got = append(got, e.Name.Name+e.LabelSet.Labels.Get("v"))
 		}
 		if s := strings.Join(got, " "); s != endpoints {
 			return fmt.Errorf("endpoints are %q, not %q", s, endpoints)
@@ -347,7 +347,7 @@ func TestDemo(t *testing.T) {
 	for e := range a.tables.Endpoints.All(txn) {
 		require.Empty(t, e.Errors)
 		require.Contains(t, nodes, e.Node)
-		sets[e.LabelSet] = true
+		sets[e.LabelSet.ID] = true
 	}
 	require.Len(t, sets, 4)
 	require.Equal(t, 3, a.tables.EgressPolicies.NumObjects(txn))

@@ -62,8 +62,9 @@ func validSelector(t *testing.T, text string) {
 func FuzzPod(f *testing.F) {
 	fuzz(f, podKind(), func(t *testing.T, e *tables.Endpoint) {
 		validAddrs(t, e.Addrs...)
-		require.Equal(t, tables.NewLabelSetID(e.Namespace, e.ServiceAccount, e.Labels, e.NamedPorts), e.LabelSet)
-		for _, p := range e.NamedPorts {
+		set := e.LabelSet
+		require.Equal(t, tables.NewLabelSet(e.Namespace, set.ServiceAccount, set.Labels.Set(), set.NamedPorts), set)
+		for _, p := range set.NamedPorts {
 			require.NotZero(t, p.Port)
 			require.NotEmpty(t, p.Name)
 		}

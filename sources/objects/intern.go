@@ -25,20 +25,19 @@ type interner struct {
 
 // labelSet returns the one label set with these contents.
 func (n *interner) labelSet(namespace, serviceAccount string, set labels.Set, ports []tables.NamedPort) *tables.LabelSet {
-	id := tables.NewLabelSetID(namespace, serviceAccount, set, ports)
+	s := tables.NewLabelSet(namespace, serviceAccount, set, ports)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s, found := n.recent[id]
-	if found {
-		return s
+	if known, found := n.recent[s.ID]; found {
+		return known
 	}
-	if s, found = n.older[id]; !found {
-		s = &tables.LabelSet{ID: id, Namespace: namespace, ServiceAccount: serviceAccount, Labels: set, NamedPorts: ports}
+	if known, found := n.older[s.ID]; found {
+		s = known
 	}
 	if n.recent == nil || len(n.recent) >= internSize {
 		n.older, n.recent = n.recent, make(map[tables.LabelSetID]*tables.LabelSet)
 	}
-	n.recent[id] = s
+	n.recent[s.ID] = s
 	return s
 }
 

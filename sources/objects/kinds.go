@@ -38,7 +38,7 @@ func podKind() *Kind {
 // EqualEndpoints reports whether two rows say the same. Labels, service account
 // and ports are compared by the digest of the label set.
 func EqualEndpoints(a, b *tables.Endpoint) bool {
-	return a.LabelSet == b.LabelSet && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node &&
+	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node &&
 		a.Created.Equal(b.Created) && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Errors, b.Errors)
 }
 

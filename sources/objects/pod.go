@@ -57,8 +57,7 @@ func (n *interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tab
 	for i, ip := range p.Status.PodIPs {
 		e.Addrs = errs.addr(e.Addrs, fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP)
 	}
-	set := n.labelSet(name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs))
-	e.ServiceAccount, e.Labels, e.NamedPorts, e.LabelSet = set.ServiceAccount, set.Labels, set.NamedPorts, set.ID
+	e.LabelSet = n.labelSet(name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs))
 	e.Errors = *errs
 	return one(e)
 }

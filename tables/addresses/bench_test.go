@@ -28,13 +28,13 @@ func (w *world) cluster(n int) (addrs []netip.Addr) {
 		node := i / 100
 		e := &tables.Endpoint{
 			Name: tables.Name{Namespace: fmt.Sprint("ns-", i%100), Name: fmt.Sprint("pod-", i)}, Node: fmt.Sprint("node-", node),
-			Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(node >> 8), byte(node), byte(i % 100)})}, LabelSet: labelSet(fmt.Sprint("set-", i)),
+			Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, byte(node >> 8), byte(node), byte(i % 100)})}, LabelSet: &tables.LabelSet{ID: labelSet(fmt.Sprint("set-", i))},
 		}
 		addrs = append(addrs, e.Addrs...)
 		_, _, err := w.Endpoints.Insert(pods, e)
 		require.NoError(w.t, err)
 		class := uint32(1 + i%200)
-		_, _, err = w.Members.Insert(sets, &tables.ClassMember{Role: bpf.RolePeer, LabelSet: e.LabelSet, Class: class, Digest: digest(class)})
+		_, _, err = w.Members.Insert(sets, &tables.ClassMember{Role: bpf.RolePeer, LabelSet: e.LabelSet.ID, Class: class, Digest: digest(class)})
 		require.NoError(w.t, err)
 	}
 	nodes.Commit()

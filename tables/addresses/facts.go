@@ -59,7 +59,7 @@ func (c *ipcache) member(txn statedb.ReadTxn, row *tables.IPCache, pod *tables.E
 		return m
 	}
 	m, _, _ := c.Members.Get(txn, tables.ClassMemberByKey(tables.MemberKey{
-		Role: bpf.RolePeer, LabelSet: pod.LabelSet, Prefix: c.Places.Covering(txn, row.Prefix),
+		Role: bpf.RolePeer, LabelSet: pod.LabelSet.ID, Prefix: c.Places.Covering(txn, row.Prefix),
 	}))
 	return m
 }

@@ -142,9 +142,9 @@ func (w *world) settle() {
 func (w *world) pod(name, addr, labels string) *tables.Endpoint {
 	e := &tables.Endpoint{
 		Name: tables.Name{Namespace: "prod", Name: name}, Node: "here",
-		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, LabelSet: labelSet(labels),
+		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, LabelSet: &tables.LabelSet{ID: labelSet(labels)},
 	}
-	insert(w, w.Members, &tables.ClassMember{Role: bpf.RoleEgress, LabelSet: e.LabelSet})
+	insert(w, w.Members, &tables.ClassMember{Role: bpf.RoleEgress, LabelSet: e.LabelSet.ID})
 	insert(w, w.Endpoints, e)
 	return e
 }

@@ -158,7 +158,7 @@ func isOfAPIServer(b *tables.BackendSlice) bool { return b.Service == tables.Kub
 // movesPeer reports whether a change of an endpoint can change what an address
 // of it is as a peer.
 func movesPeer(old, new *tables.Endpoint) bool {
-	return old.LabelSet != new.LabelSet || movesAddress(old, new)
+	return old.LabelSet.ID != new.LabelSet.ID || movesAddress(old, new)
 }
 
 // movesAddress reports whether a change of an endpoint can change who has an

@@ -41,7 +41,9 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 		Output: l.Locals,
 		Inputs: []derive.Input[netip.Addr]{
 			derive.Initially(l.affectedAsLocal, derive.FromIf(l.Endpoints,
-				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet || movesAddress(old, new) },
+				func(old, new *tables.Endpoint) bool {
+					return old.LabelSet.ID != new.LabelSet.ID || movesAddress(old, new)
+				},
 				l.affectedByEndpoint)),
 			derive.Joined(derive.Where(l.isMemberHere, derive.FromChange(l.Members, l.memberChanged))),
 			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {

@@ -118,7 +118,7 @@ func (r *readinessParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endp
 			affect(classKey(s.Value.Class))
 		}
 	}
-	for m := range r.Members.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
+	for m := range r.Members.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet.ID)) {
 		for _, number := range m.Former {
 			affect(classKey(number))
 		}

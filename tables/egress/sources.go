@@ -75,7 +75,7 @@ func deriveSources(p derive.Params, params sourceParams) error {
 }
 
 func movesSource(old, new *tables.Endpoint) bool {
-	return old.LabelSet != new.LabelSet || old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
+	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
 }
 
 func affectedByEndpoint(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
@@ -116,7 +116,7 @@ func (s *sources) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressSou
 	switch {
 	case m == nil:
 		// It has new labels: until their class is known, it keeps its own.
-		s.unknown[owner.LabelSet] = struct{}{}
+		s.unknown[owner.LabelSet.ID] = struct{}{}
 		return s.existing(txn, addr, owner)
 	case m.Class == 0:
 		return s.retiring(txn, addr, owner, local)

@@ -168,7 +168,7 @@ func (e *Explainer) selected(txn statedb.ReadTxn, s *tables.Service) (addrs []ne
 	}
 	selector := labels.SelectorFromSet(s.Selector)
 	for pod := range e.t.Endpoints.Prefix(txn, tables.EndpointByName(tables.Name{Namespace: s.Namespace})) {
-		if selector.Matches(pod.Labels) {
+		if selector.Matches(pod.LabelSet.Labels) {
 			addrs = append(addrs, pod.Addrs...)
 		}
 	}
@@ -187,7 +187,7 @@ func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefi
 	}
 	p.Address, p.Prefix = place.Addr(), netip.Prefix{}
 	if owner, _ := tables.AddrOwner(txn, e.t.Endpoints, p.Address); owner != nil {
-		p.Pod, p.Node, p.Labels = owner.Name.String(), owner.Node, owner.Labels
+		p.Pod, p.Node, p.Labels = owner.Name.String(), owner.Node, owner.LabelSet.Labels.Set()
 	} else {
 		p.Node = e.nodeOf(txn, p.Address)
 	}
@@ -238,7 +238,7 @@ func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party) (Traffic, 
 	}
 	var numbers []string
 	if owner, _ := tables.AddrOwner(txn, e.t.Endpoints, to.Address); owner != nil {
-		for _, p := range owner.NamedPorts {
+		for _, p := range owner.LabelSet.NamedPorts {
 			if p.Name == t.Name && p.Protocol == t.Protocol {
 				t.Port = p.Port
 				numbers = append(numbers, strconv.Itoa(int(p.Port)))

@@ -64,7 +64,9 @@ func TestSeveralPortsOfAName(t *testing.T) {
 	w := newWorld(t, inMemory(t))
 	pod, _, _ := w.Endpoints.Get(w.DB.ReadTxn(), tables.EndpointByName(name("shop/web")))
 	both := *pod
-	both.NamedPorts = append(slices.Clone(pod.NamedPorts), tables.NamedPort{Name: "http", Protocol: 6, Port: 8080})
+	set := *pod.LabelSet
+	set.NamedPorts = append(slices.Clone(set.NamedPorts), tables.NamedPort{Name: "http", Protocol: 6, Port: 8080})
+	both.LabelSet = &set
 	insert(w, w.Endpoints, &both)
 	_, err := w.Policy("shop/client", "shop/web", "http", "")
 	require.EqualError(t, err, `port: shop/web has several ports named "http" for tcp: ask for one of 80, 8080`)

@@ -175,15 +175,15 @@ func (w *world) rule(policy tables.PolicyID, direction bpf.Direction, item int, 
 func (w *world) fill() {
 	ports := []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}}
 	pod := func(id, node string, labels map[string]string, addrs ...netip.Addr) {
-		set := &tables.LabelSet{ID: tables.NewLabelSetID(name(id).Namespace, "", labels, ports), Namespace: name(id).Namespace, Labels: labels, NamedPorts: ports}
+		set := tables.NewLabelSet(name(id).Namespace, "", labels, ports)
 		insert(w, w.LabelSets, set)
-		insert(w, w.Endpoints, &tables.Endpoint{Name: name(id), Node: node, Addrs: addrs, Labels: labels, NamedPorts: ports, LabelSet: set.ID})
+		insert(w, w.Endpoints, &tables.Endpoint{Name: name(id), Node: node, Addrs: addrs, LabelSet: set})
 	}
 	pod("shop/web", "node-1", map[string]string{"app": "web"}, addr("10.1.0.5"), addr("fd00::5"))
 	pod("shop/client", "node-1", map[string]string{"app": "client"}, addr("10.1.0.6"))
 	pod("shop/db", "node-2", map[string]string{"app": "db"}, addr("10.2.0.5"))
 	pod("other/web", "node-2", map[string]string{"app": "web"}, addr("10.2.0.6"))
-	insert(w, w.Endpoints, &tables.Endpoint{Name: name("shop/pending"), Node: "node-1"})
+	insert(w, w.Endpoints, &tables.Endpoint{Name: name("shop/pending"), Node: "node-1", LabelSet: &tables.LabelSet{}})
 	insert(w, w.Nodes,
 		&tables.Node{Name: "node-1", InternalIPs: []netip.Addr{addr("192.168.0.1")}, PodCIDRs: []netip.Prefix{prefix("10.1.0.0/24")}},
 		&tables.Node{Name: "node-2", InternalIPs: []netip.Addr{addr("192.168.0.2")}, PodCIDRs: []netip.Prefix{prefix("10.2.0.0/24")}})

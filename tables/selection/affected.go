@@ -149,7 +149,7 @@ func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPre
 func (m *members) affectedInside(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
 	first := prefix.Masked().Addr()
 	for e := range tables.Inside(prefix, m.Places.Endpoints.LowerBound(txn, tables.EndpointsByAddr(first)), func(e *tables.Endpoint) []netip.Addr { return e.Addrs }) {
-		affect(memberKey{role: bpf.RolePeer, set: e.LabelSet})
+		affect(memberKey{role: bpf.RolePeer, set: e.LabelSet.ID})
 	}
 	for n := range tables.Inside(prefix, m.Places.Nodes.LowerBound(txn, tables.NodesByAddr(first)), nodeAddrs) {
 		affect(memberKey{role: bpf.RolePeer, node: n.Name})
@@ -163,7 +163,7 @@ func (m *members) affectedInside(txn statedb.ReadTxn, prefix netip.Prefix, affec
 // affectedByEndpoint is nothing for one with known labels at a known place, as
 // long as no other is the last of its kind.
 func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpoint, affect func(memberKey)) {
-	moved := old == nil || new == nil || old.Node != new.Node || old.LabelSet != new.LabelSet
+	moved := old == nil || new == nil || old.Node != new.Node || old.LabelSet.ID != new.LabelSet.ID
 	if !moved && slices.Equal(old.Addrs, new.Addrs) && old.Created.Equal(new.Created) {
 		return
 	}
@@ -176,7 +176,7 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 		}
 		for _, s := range []*policyScope{m.peers, m.subjects} {
 			if !s.place.complete(txn, e) {
-				affect(memberKey{role: s.role, set: e.LabelSet})
+				affect(memberKey{role: s.role, set: e.LabelSet.ID})
 			}
 			for _, addr := range e.Addrs {
 				s.affectedAsLeaver(txn, single(addr), affect) // it may be back before it has left
@@ -191,14 +191,14 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 // affectedByEgressEndpoint is the label set of the endpoint if the node matters
 // for it: the endpoint may be the first or the last on its node.
 func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
-	key := memberKey{role: bpf.RoleEgress, set: e.LabelSet}
-	for member := range m.Output.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet)) {
+	key := memberKey{role: bpf.RoleEgress, set: e.LabelSet.ID}
+	for member := range m.Output.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet.ID)) {
 		if member.Node != "" {
 			affect(key)
 		}
 		return
 	}
-	if !tables.ChosenByNoEgress(txn, m.Output, e.LabelSet) {
+	if !tables.ChosenByNoEgress(txn, m.Output, e.LabelSet.ID) {
 		affect(key) // the label set is about to be derived, or was about to go
 	}
 }

@@ -65,7 +65,7 @@ func BenchmarkFirstRound(b *testing.B) {
 		set := labels.Set{"app": fmt.Sprint(i % apps), "name": fmt.Sprint(i), "tier": "web"}
 		e := pod(fmt.Sprint("a/p", i), node, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(), set)
 		endpoints = append(endpoints, e)
-		sets = append(sets, &tables.LabelSet{ID: e.LabelSet, Namespace: "a", Labels: set})
+		sets = append(sets, e.LabelSet)
 	}
 	nodes := created(b, db, tables.NewNodeTable)
 	prefixes := created(b, db, tables.NewPeerPrefixTable, &tables.PeerPrefix{Prefix: world[0]}, &tables.PeerPrefix{Prefix: world[1]})

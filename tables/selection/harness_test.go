@@ -176,8 +176,8 @@ func (h *harness) marker(n byte) {
 func pod(name, node, addr string, set labels.Set, ports ...tables.NamedPort) *tables.Endpoint {
 	namespace, base, _ := strings.Cut(name, "/")
 	return &tables.Endpoint{
-		Name: tables.Name{Namespace: namespace, Name: base}, Node: node, Labels: set, NamedPorts: ports,
-		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, LabelSet: tables.NewLabelSetID(namespace, "", set, ports),
+		Name: tables.Name{Namespace: namespace, Name: base}, Node: node,
+		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, LabelSet: tables.NewLabelSet(namespace, "", set, ports),
 	}
 }
 

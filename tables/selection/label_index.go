@@ -52,8 +52,8 @@ func (x *labelIndex) add(set *tables.LabelSet) {
 		x.byAnchor[hash] = append(x.byAnchor[hash], set)
 	}
 	add(tables.NamespaceAnchor(set.Namespace))
-	for k, v := range set.Labels {
-		add(tables.LabelAnchor(k, v))
+	for _, label := range set.Labels {
+		add(tables.LabelAnchor(label.Key, label.Value))
 	}
 	x.taken++
 }

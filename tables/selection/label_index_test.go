@@ -30,8 +30,7 @@ func TestLabelIndex(t *testing.T) {
 	for range 200 {
 		wtxn := db.WriteTxn(table)
 		for range 100 {
-			set := &tables.LabelSet{Namespace: fmt.Sprint(random.IntN(3)), Labels: labels.Set{"app": fmt.Sprint(random.IntN(200))}}
-			set.ID = tables.NewLabelSetID(set.Namespace, "", set.Labels, nil)
+			set := tables.NewLabelSet(fmt.Sprint(random.IntN(3)), "", labels.Set{"app": fmt.Sprint(random.IntN(200))}, nil)
 			if random.IntN(2) == 0 {
 				_, _, err = table.Insert(wtxn, set)
 			} else {
@@ -46,7 +45,7 @@ func TestLabelIndex(t *testing.T) {
 		}
 		for set := range table.All(txn) {
 			require.Contains(t, x.with(tables.NamespaceAnchor(set.Namespace)), set)
-			require.Contains(t, x.with(tables.LabelAnchor("app", set.Labels["app"])), set)
+			require.Contains(t, x.with(tables.LabelAnchor("app", set.Labels.Get("app"))), set)
 		}
 		require.LessOrEqual(t, x.taken, 2*600+manyGone)
 	}

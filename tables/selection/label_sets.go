@@ -17,8 +17,8 @@ func deriveLabelSets(p derive.Params, sets statedb.RWTable[*tables.LabelSet], en
 		Output: sets,
 		Inputs: []derive.Input[tables.LabelSetID]{
 			derive.FromIf(endpoints,
-				func(old, new *tables.Endpoint) bool { return old.LabelSet != new.LabelSet },
-				func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(tables.LabelSetID)) { affect(e.LabelSet) }),
+				func(old, new *tables.Endpoint) bool { return old.LabelSet.ID != new.LabelSet.ID },
+				func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(tables.LabelSetID)) { affect(e.LabelSet.ID) }),
 		},
 		Existing: func(txn statedb.ReadTxn, id tables.LabelSetID) iter.Seq2[*tables.LabelSet, statedb.Revision] {
 			return sets.List(txn, tables.LabelSetByID(id))
@@ -28,13 +28,7 @@ func deriveLabelSets(p derive.Params, sets statedb.RWTable[*tables.LabelSet], en
 			if !found {
 				return nil
 			}
-			return []*tables.LabelSet{{
-				ID:             id,
-				Namespace:      e.Namespace,
-				ServiceAccount: e.ServiceAccount,
-				Labels:         e.Labels,
-				NamedPorts:     e.NamedPorts,
-			}}
+			return []*tables.LabelSet{e.LabelSet}
 		},
 		// The contents are a function of the digest.
 		Equal: func(_, _ *tables.LabelSet) bool { return true },

@@ -133,8 +133,8 @@ func (p *peerPlace) sign(r *round, m *tables.ClassMember, common []tables.Select
 func (p *peerPlace) complete(txn statedb.ReadTxn, e *tables.Endpoint) bool {
 	for _, addr := range e.Addrs {
 		covering := p.Places.Covering(txn, single(addr))
-		_, _, is := p.Output.Get(txn, tables.ClassMemberByKey(tables.MemberKey{Role: bpf.RolePeer, LabelSet: e.LabelSet, Prefix: covering}))
-		if is != p.someoneAt(txn, e.LabelSet, covering) {
+		_, _, is := p.Output.Get(txn, tables.ClassMemberByKey(tables.MemberKey{Role: bpf.RolePeer, LabelSet: e.LabelSet.ID, Prefix: covering}))
+		if is != p.someoneAt(txn, e.LabelSet.ID, covering) {
 			return false
 		}
 	}

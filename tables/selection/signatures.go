@@ -56,9 +56,9 @@ func (r *round) choosing(set *tables.LabelSet) []*tables.Selector {
 	}
 	consider(tables.AnyAnchor)
 	consider(tables.NamespaceAnchor(set.Namespace))
-	for k, v := range set.Labels {
-		if r.requires(k) {
-			consider(tables.LabelAnchor(k, v))
+	for _, label := range set.Labels {
+		if r.requires(label.Key) {
+			consider(tables.LabelAnchor(label.Key, label.Value))
 		}
 	}
 	return r.chosen
@@ -178,7 +178,7 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 // far fewer than those that it chooses anywhere.
 func (m *members) affectedHere(txn statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) {
 	for e := range m.Places.Endpoints.List(txn, tables.EndpointsHere()) {
-		set, _, found := m.LabelSets.Get(txn, tables.LabelSetByID(e.LabelSet))
+		set, _, found := m.LabelSets.Get(txn, tables.LabelSetByID(e.LabelSet.ID))
 		if found && s.MatchesLabels(set, m.namespace(txn, set.Namespace)) {
 			affect(memberKey{role: s.Role, set: set.ID})
 		}

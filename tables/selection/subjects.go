@@ -42,7 +42,7 @@ func (s *subjectPlace) isHere(r *round, id tables.LabelSetID) bool {
 	if r.here == nil {
 		r.here = map[tables.LabelSetID]struct{}{}
 		for e := range s.Places.Endpoints.List(r.txn, tables.EndpointsHere()) {
-			r.here[e.LabelSet] = struct{}{}
+			r.here[e.LabelSet.ID] = struct{}{}
 		}
 	}
 	_, is := r.here[id]
@@ -55,7 +55,7 @@ func (s *subjectPlace) here(txn statedb.ReadTxn, id tables.LabelSetID) bool {
 		return false
 	}
 	for e := range s.Places.Endpoints.List(txn, tables.EndpointsHere()) {
-		if e.LabelSet == id {
+		if e.LabelSet.ID == id {
 			return true
 		}
 	}
@@ -66,14 +66,14 @@ func (s *subjectPlace) complete(txn statedb.ReadTxn, e *tables.Endpoint) bool {
 	if e.Node != s.Places.LocalNode.Name {
 		return true
 	}
-	return (tables.MemberOf(txn, s.Output, bpf.RoleSubject, e) != nil) == s.here(txn, e.LabelSet)
+	return (tables.MemberOf(txn, s.Output, bpf.RoleSubject, e) != nil) == s.here(txn, e.LabelSet.ID)
 }
 
 func (s *subjectPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey {
 	key := tables.MemberKey{Role: bpf.RoleSubject}
 	owner, _ := tables.AddrOwner(txn, s.Places.Endpoints, prefix.Addr())
 	if owner != nil && owner.Node == s.Places.LocalNode.Name {
-		key.LabelSet = owner.LabelSet
+		key.LabelSet = owner.LabelSet.ID
 	}
 	return key
 }
@@ -113,7 +113,7 @@ func (s *subjectPlace) named(txn statedb.ReadTxn, number uint32) bool {
 
 func (s *subjectPlace) prefixes(txn statedb.ReadTxn, m *tables.ClassMember) (prefixes []netip.Prefix) {
 	for e := range s.Places.Endpoints.List(txn, tables.EndpointsHere()) {
-		if e.LabelSet == m.LabelSet {
+		if e.LabelSet.ID == m.LabelSet {
 			for _, addr := range e.Addrs {
 				prefixes = append(prefixes, single(addr))
 			}

@@ -68,7 +68,7 @@ func (w *World) addPorts(parts map[string]bool, pod *tables.Endpoint, items func
 		for i := range policy.Rules {
 			for _, item := range items(&policy.Rules[i]) {
 				for _, port := range item.Ports {
-					for _, named := range pod.NamedPorts {
+					for _, named := range pod.LabelSet.NamedPorts {
 						if port.Name != "" && port.Name == named.Name && port.Protocol == named.Protocol {
 							parts[tables.PolicyPort{Protocol: named.Protocol, First: named.Port, Last: named.Port}.String()+" is "+named.Name] = true
 						}

@@ -97,7 +97,7 @@ func (w *World) isPort(port tables.PolicyPort, p Packet) bool {
 		destination = p.Subject
 	}
 	pod := w.Pod(destination)
-	return pod != nil && slices.Contains(pod.NamedPorts, tables.NamedPort{Name: port.Name, Protocol: p.Protocol, Port: p.Port})
+	return pod != nil && slices.Contains(pod.LabelSet.NamedPorts, tables.NamedPort{Name: port.Name, Protocol: p.Protocol, Port: p.Port})
 }
 
 // isPeer reports whether an address is among the peers that an item names.
@@ -167,7 +167,7 @@ func (w *World) serves(s *tables.Service, at party, addr netip.Addr, may bool) b
 		return false
 	}
 	for key, value := range s.Selector {
-		if known := !slices.Contains(s.Churning, key); known && at.pod.Labels[key] != value || !known && !may {
+		if known := !slices.Contains(s.Churning, key); known && at.pod.LabelSet.Labels.Get(key) != value || !known && !may {
 			return false
 		}
 	}

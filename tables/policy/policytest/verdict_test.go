@@ -100,7 +100,7 @@ func TestVerdict(t *testing.T) {
 			pod := func(name, node, addr string, port uint16) *tables.Endpoint {
 				return &tables.Endpoint{
 					Name: tables.Name{Namespace: "prod", Name: name}, Node: node, Addrs: []netip.Addr{netip.MustParseAddr(addr)},
-					Labels: labels.Set{"app": name}, NamedPorts: []tables.NamedPort{{Name: "http", Protocol: tcp, Port: port}},
+					LabelSet: tables.NewLabelSet("prod", "", labels.Set{"app": name}, []tables.NamedPort{{Name: "http", Protocol: tcp, Port: port}}),
 				}
 			}
 			node := func(name, addr, podCIDR string) *tables.Node {

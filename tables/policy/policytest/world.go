@@ -146,11 +146,11 @@ func (w *World) labelsOf(pod *tables.Endpoint) subjectLabels {
 			namespace = labels.Merge(n.Labels, namespace)
 		}
 	}
-	set := labels.Merge(pod.Labels, labels.Set{
+	set := labels.Merge(pod.LabelSet.Labels.Set(), labels.Set{
 		"io.kubernetes.pod.namespace": pod.Namespace, "io.cilium.k8s.policy.cluster": "default",
 	})
-	if pod.ServiceAccount != "" {
-		set["io.cilium.k8s.policy.serviceaccount"] = pod.ServiceAccount
+	if pod.LabelSet.ServiceAccount != "" {
+		set["io.cilium.k8s.policy.serviceaccount"] = pod.LabelSet.ServiceAccount
 	}
 	for k, v := range namespace {
 		set["io.cilium.k8s.namespace.labels."+k] = v
