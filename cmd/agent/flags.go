@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/cmd/suggest"
 )
 
 // notFlags are variables with the agent's prefix that are not flags of it.
@@ -52,10 +54,10 @@ func FlagError(command string, flags *pflag.FlagSet, err error) error {
 	hint := fmt.Sprintf("see %s --help", command)
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
-		if near := nearest(flags, unknown.GetSpecifiedName()); len(near) > 0 {
-			hint = fmt.Sprintf("did you mean %s? Else %s", strings.Join(near, ", "), hint)
+		if near := suggest.Nearest(unknown.GetSpecifiedName(), names(flags)); len(near) > 0 {
+			hint = fmt.Sprintf("did you mean %s? Else %s", list(near), hint)
 		} else {
-			hint = fmt.Sprintf("the flags are %s: %s", strings.Join(names(flags), ", "), hint)
+			hint = fmt.Sprintf("the flags are %s: %s", list(names(flags)), hint)
 		}
 	}
 	return fmt.Errorf("%w\n%s", err, hint)
@@ -65,54 +67,10 @@ func FlagError(command string, flags *pflag.FlagSet, err error) error {
 func names(flags *pflag.FlagSet) (names []string) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {
-			names = append(names, "--"+f.Name)
+			names = append(names, f.Name)
 		}
 	})
 	return names
 }
 
-// nearest returns the flags whose names are most like a name, at most three.
-func nearest(flags *pflag.FlagSet, name string) []string {
-	type candidate struct {
-		name     string
-		distance int
-	}
-	var candidates []candidate
-	flags.VisitAll(func(f *pflag.Flag) {
-		d := editDistance(f.Name, name)
-		if strings.Contains(f.Name, name) || strings.Contains(name, f.Name) {
-			d = min(d, 2)
-		}
-		if !f.Hidden && d <= max(2, len(name)/3) {
-			candidates = append(candidates, candidate{"--" + f.Name, d})
-		}
-	})
-	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.distance - b.distance })
-	var names []string
-	for _, c := range candidates[:min(3, len(candidates))] {
-		names = append(names, c.name)
-	}
-	return names
-}
-
-// editDistance returns how many bytes must be inserted, deleted or replaced to
-// make b of a.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1) // distances of a[:i] to each prefix of b
-	for j := range row {
-		row[j] = j
-	}
-	for i := range a {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range b {
-			replace := diagonal
-			if a[i] != b[j] {
-				replace++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replace, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
-}
+func list(flags []string) string { return "--" + strings.Join(flags, ", --") }

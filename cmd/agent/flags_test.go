@@ -66,18 +66,6 @@ func TestFlagError(t *testing.T) {
 	}
 }
 
-func TestEditDistance(t *testing.T) {
-	for _, tc := range []struct {
-		a, b string
-		want int
-	}{
-		{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"abc", "abc", 0},
-		{"state-dir", "statedir", 1}, {"kitten", "sitting", 3}, {"ab", "ba", 2},
-	} {
-		require.Equal(t, tc.want, editDistance(tc.a, tc.b), "%s %s", tc.a, tc.b)
-	}
-}
-
 func TestLocations(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/1000")
 	t.Setenv("XDG_CACHE_HOME", "/home/me/.cache")

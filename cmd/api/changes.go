@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"iter"
 	"reflect"
 
 	"github.com/cilium/statedb"
@@ -33,18 +34,21 @@ func newChangeIterator(db *statedb.DB, meta statedb.TableMeta) (*changeIterator,
 	return &changeIterator{typed: out[0]}, nil
 }
 
-// next returns what changed since the last call, and a channel that is closed
-// when there is more.
-func (it *changeIterator) next(txn statedb.ReadTxn) (changes []change, watch <-chan struct{}) {
+// next returns what changed since the last call, to be gone through once, and a
+// channel that is closed when there is more.
+func (it *changeIterator) next(txn statedb.ReadTxn) (changes iter.Seq[change], watch <-chan struct{}) {
 	out := it.typed.MethodByName("Next").Call([]reflect.Value{reflect.ValueOf(txn)})
-	for c := range out[0].Seq2() {
-		changes = append(changes, change{
-			Object:   c.FieldByName("Object").Interface(),
-			Revision: c.FieldByName("Revision").Uint(),
-			Deleted:  c.FieldByName("Deleted").Bool(),
-		})
-	}
-	return changes, out[1].Interface().(<-chan struct{})
+	return func(yield func(change) bool) {
+		for c := range out[0].Seq2() {
+			if !yield(change{
+				Object:   c.FieldByName("Object").Interface(),
+				Revision: c.FieldByName("Revision").Uint(),
+				Deleted:  c.FieldByName("Deleted").Bool(),
+			}) {
+				return
+			}
+		}
+	}, out[1].Interface().(<-chan struct{})
 }
 
 // close lets the table forget rows that were deleted since.

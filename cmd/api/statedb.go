@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"slices"
 	"strings"
@@ -75,8 +76,8 @@ func (h *handlers) changes(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	enc := json.NewEncoder(w)
 	h.follow(w, r, meta,
-		func(changes []change) error {
-			for _, c := range changes {
+		func(_ statedb.ReadTxn, changes iter.Seq[change]) error {
+			for c := range changes {
 				if err := enc.Encode(c); err != nil {
 					return err
 				}
@@ -101,7 +102,7 @@ func (h *handlers) stream(w http.ResponseWriter) (release func(), ok bool) {
 // follow calls each with what changed in a table, beginning with all rows, and
 // alive when nothing did for a while, until one fails or the client leaves.
 func (h *handlers) follow(w http.ResponseWriter, r *http.Request, meta statedb.TableMeta,
-	each func([]change) error, alive func() error,
+	each func(statedb.ReadTxn, iter.Seq[change]) error, alive func() error,
 ) {
 	release, ok := h.stream(w)
 	if !ok {
@@ -119,8 +120,9 @@ func (h *handlers) follow(w http.ResponseWriter, r *http.Request, meta statedb.T
 	defer ticker.Stop()
 	control := http.NewResponseController(w)
 	for {
-		changes, watch := it.next(h.db.ReadTxn())
-		if err := each(changes); err != nil {
+		txn := h.db.ReadTxn()
+		changes, watch := it.next(txn)
+		if err := each(txn, changes); err != nil {
 			h.log.Debug("Client stops following changes", "table", meta.Name(), "error", err)
 			return
 		}

@@ -3,7 +3,13 @@
 package api
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,76 +60,165 @@ const (
 )
 
 // getTable renders a table: ?format=table (default) or json, and with
-// ?watch=true also what changes from then on. ?longest=N cuts cells of the format
-// table to so many characters.
+// ?watch=true also what changes from then on. In the format table ?longest=N cuts
+// cells to so many characters, and ?color=true colours those that tell a state.
 func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 	meta, ok := h.table(w, r.PathValue("table"))
 	if !ok {
 		return
 	}
-	query := r.URL.Query()
-	watch := false
-	if text := query.Get("watch"); text != "" {
-		var err error
-		if watch, err = strconv.ParseBool(text); err != nil {
-			writeError(w, http.StatusBadRequest, "unknown value %q of watch: want true or false", text)
-			return
-		}
-	}
-	longest := 0
-	if text := query.Get("longest"); text != "" {
-		var err error
-		if longest, err = strconv.Atoi(text); err != nil || longest < 1 {
-			writeError(w, http.StatusBadRequest, "unknown value %q of longest: want a number of characters", text)
-			return
-		}
+	o, err := parseTableQuery(r.URL.Query())
+	if err != nil {
+		writeError(w, http.StatusBadRequest, "%v", err)
+		return
 	}
 	table := statedb.AnyTable{Meta: meta}
-	switch format := query.Get("format"); {
-	case format != "" && format != "table" && format != "json":
-		writeError(w, http.StatusBadRequest, "unknown format %q: want table or json", format)
-	case format == "json" && watch:
+	switch {
+	case o.json && o.watch:
 		writeError(w, http.StatusBadRequest, "watch as JSON is /statedb/changes/%s", meta.Name())
-	case format == "json":
-		writeJSON(w, http.StatusOK, h.render(table))
-	case watch:
-		h.watchTable(w, r, table, longest)
+	case o.json:
+		h.writeRows(w, table)
+	case o.watch:
+		h.watchTable(w, r, table, o)
 	default:
-		rows := h.render(table)
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		text := columns.NewWriter(w)
-		text.Longest = longest
-		text.Write(append([][]string{rows.Columns}, rows.Rows...)...) // fails if the client is gone
+		h.writeTable(w, table, o)
 	}
 }
 
-func (h *handlers) render(table statedb.AnyTable) Rows {
-	rows := Rows{Columns: h.header(table), Rows: [][]string{}}
-	txn := h.db.ReadTxn()
-	for row := range table.All(txn) {
-		rows.Rows = append(rows.Rows, h.row(txn, table, row))
-	}
-	return rows
+// tableQuery says how a table is wanted.
+type tableQuery struct {
+	json, watch, color bool
+	longest            int // 0: cells are not cut
 }
 
-func (h *handlers) watchTable(w http.ResponseWriter, r *http.Request, table statedb.AnyTable, longest int) {
+func parseTableQuery(query url.Values) (o tableQuery, err error) {
+	switch format := query.Get("format"); format {
+	case "", "table":
+	case "json":
+		o.json = true
+	default:
+		return o, fmt.Errorf("unknown format %q: want table or json", format)
+	}
+	for name, value := range map[string]*bool{"watch": &o.watch, "color": &o.color} {
+		if text := query.Get(name); text != "" {
+			if *value, err = strconv.ParseBool(text); err != nil {
+				return o, fmt.Errorf("unknown value %q of %s: want true or false", text, name)
+			}
+		}
+	}
+	if text := query.Get("longest"); text != "" {
+		if o.longest, err = strconv.Atoi(text); err != nil || o.longest < 1 {
+			return o, fmt.Errorf("unknown value %q of longest: want a number of characters", text)
+		}
+	}
+	return o, nil
+}
+
+// text returns a writer of rows that look as they are wanted, below the columns of a table.
+func (o tableQuery) text(w http.ResponseWriter) *columns.Writer {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	text := columns.NewWriter(w)
-	text.Longest = longest
-	lines := [][]string{append([]string{"Event"}, h.header(table)...)}
-	h.follow(w, r, table.Meta,
-		func(changes []change) error {
-			txn := h.db.ReadTxn()
-			for _, c := range changes {
-				event := eventUpdated
-				if c.Deleted {
-					event = eventDeleted
-				}
-				lines = append(lines, append([]string{event}, h.row(txn, table, c.Object)...))
-			}
-			err := text.Write(lines...)
-			lines = nil
+	text.Longest, text.Color = o.longest, o.color
+	return text
+}
+
+// batch is how many rows are held at a time, so that what a request takes does
+// not grow with the table.
+const batch = 1000
+
+// rows calls yield with the rows of a table for people, some at a time, until it
+// fails.
+func (h *handlers) rows(txn statedb.ReadTxn, table statedb.AnyTable, yield func([][]string) error) error {
+	rows := make([][]string, 0, batch)
+	for row := range table.All(txn) {
+		if rows = append(rows, h.row(txn, table, row)); len(rows) < batch {
+			continue
+		}
+		if err := yield(rows); err != nil {
 			return err
+		}
+		rows = rows[:0]
+	}
+	return yield(rows)
+}
+
+// writeTable goes through the table twice: the columns are as wide as their widest cell.
+func (h *handlers) writeTable(w http.ResponseWriter, table statedb.AnyTable, o tableQuery) {
+	txn := h.db.ReadTxn()
+	text, header := o.text(w), h.header(table)
+	h.rows(txn, table, func(rows [][]string) error { // does not fail
+		text.Measure(rows...)
+		return nil
+	})
+	if err := text.Write(header); err != nil {
+		return // the client is gone
+	}
+	h.rows(txn, table, func(rows [][]string) error { return text.Write(rows...) }) // as above
+}
+
+// writeRows writes a table as [Rows].
+func (h *handlers) writeRows(w http.ResponseWriter, table statedb.AnyTable) {
+	header, err := json.Marshal(h.header(table))
+	if err != nil {
+		writeError(w, http.StatusInternalServerError, "marshal the columns: %v", err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"columns":%s,"rows":[`, header) // an error shows at the next write
+	separator := "\n"
+	err = h.rows(h.db.ReadTxn(), table, func(rows [][]string) error {
+		var b bytes.Buffer
+		for _, row := range rows {
+			data, err := json.Marshal(row)
+			if err != nil {
+				return err
+			}
+			b.WriteString(separator)
+			b.Write(data)
+			separator = ",\n"
+		}
+		_, err := b.WriteTo(w)
+		return err
+	})
+	if err == nil {
+		io.WriteString(w, "\n]}\n")
+	}
+}
+
+// watchTable shows the rows of a table, then each change.
+func (h *handlers) watchTable(w http.ResponseWriter, r *http.Request, table statedb.AnyTable, o tableQuery) {
+	text, header := o.text(w), append([]string{"Event"}, h.header(table)...)
+	event := func(name string, row []string) []string { return append([]string{name}, row...) }
+	begun := false
+	h.follow(w, r, table.Meta,
+		func(txn statedb.ReadTxn, changes iter.Seq[change]) error {
+			if !begun {
+				begun = true
+				h.rows(txn, table, func(rows [][]string) error { // does not fail
+					for _, row := range rows {
+						text.Measure(event(eventUpdated, row))
+					}
+					return nil
+				})
+				if err := text.Write(header); err != nil {
+					return err
+				}
+			}
+			rows := make([][]string, 0, batch)
+			for c := range changes {
+				name := eventUpdated
+				if c.Deleted {
+					name = eventDeleted
+				}
+				if rows = append(rows, event(name, h.row(txn, table, c.Object))); len(rows) < batch {
+					continue
+				}
+				if err := text.Write(rows...); err != nil {
+					return err
+				}
+				rows = rows[:0]
+			}
+			return text.Write(rows...)
 		},
 		func() error { return nil },
 	)

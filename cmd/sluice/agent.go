@@ -23,7 +23,7 @@ SLUICE_NODE_NAME.`,
 
   # Outside of a cluster, but reading from it, without touching the kernel
   sluice agent --source=kubernetes --kubeconfig=$HOME/.kube/config --bpf=memory`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return agent.Run(h, cmd.Flags(), cmd.ErrOrStderr()) },
 	}
 	h = agent.New(agent.Cell, agent.Banner(stderrOf{cmd}))

@@ -60,7 +60,7 @@ agent runs, and may be repeated.
 The flags are those that the agent was run with.`,
 		Example: `  sluice cleanup
   sluice cleanup --state-dir=/var/lib/sluice --bpffs=/sys/fs/bpf`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, _, err := agent.CompleteFlags(cmd.Flags(), os.Environ()); err != nil {
 				return agent.UsageErrorf("%w", err)

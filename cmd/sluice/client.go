@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -20,20 +21,42 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/version"
 )
 
 // errNoAgent says that nothing answers where an agent would.
 var errNoAgent = errors.New("no agent answers")
 
-// noAnswer returns the error for an agent that was looked for in vain.
-func noAnswer(tried string) error {
-	return fmt.Errorf("%w; tried:%s\nStart one with: sluice agent", errNoAgent, tried)
+// errEnded says that the agent has gone, or has cut off who was too slow.
+var errEnded = fmt.Errorf("the agent closed the connection: it was stopped or restarted, or what it sent was not taken in time (%w any more)", errNoAgent)
+
+// attempts are the places where an agent was looked for in vain.
+type attempts struct {
+	text      strings.Builder
+	forbidden bool // one of them is there, and is not for this user
+}
+
+func (a *attempts) add(place string, err error) {
+	fmt.Fprintf(&a.text, "\n  %s: %v", place, err)
+	a.forbidden = a.forbidden || errors.Is(err, fs.ErrPermission)
+}
+
+// err returns the error with what to do next.
+func (a *attempts) err() error {
+	next := "Start one with: sluice agent"
+	if a.forbidden {
+		next = "The socket is for its owner, mostly root: try sudo"
+	}
+	return fmt.Errorf("%w; tried:%s\n%s", errNoAgent, &a.text, next)
 }
 
 // dialTimeout is for an agent to show that it is there.
 const dialTimeout = 3 * time.Second
 
 const unixScheme = "unix://"
+
+// maxErrorBody is how much of an answer that is an error is read.
+const maxErrorBody = 64 << 10
 
 // serverFlag adds the flag that says where the agent is.
 func serverFlag(flags *pflag.FlagSet) *string {
@@ -70,7 +93,7 @@ type client struct {
 
 // connect returns a client of the first agent that answers.
 func connect(ctx context.Context, server string) (*client, error) {
-	var tried strings.Builder
+	var tried attempts
 	for _, s := range servers(server) {
 		c, err := newClient(s)
 		if err != nil {
@@ -80,9 +103,9 @@ func connect(ctx context.Context, server string) (*client, error) {
 			return c, nil
 		}
 		c.close()
-		fmt.Fprintf(&tried, "\n  %s: %v", s, err)
+		tried.add(s, err)
 	}
-	return nil, noAnswer(tried.String())
+	return nil, tried.err()
 }
 
 func newClient(server string) (*client, error) {
@@ -164,10 +187,15 @@ func (c *client) do(ctx context.Context, method, path string, body io.Reader) (i
 	var answer struct {
 		Err string `json:"err"`
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || answer.Err == "" {
-		return nil, fmt.Errorf("the agent answers %s", resp.Status)
+	err = json.NewDecoder(io.LimitReader(resp.Body, maxErrorBody)).Decode(&answer)
+	switch {
+	case err == nil && answer.Err != "":
+		return nil, errors.New(answer.Err)
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
+		name, _, _ := strings.Cut(path, "?")
+		return nil, fmt.Errorf("the agent does not know %s: it is of another version than this command, which is %s; sluice version and /version tell them", name, version.Get().Version)
 	}
-	return nil, errors.New(answer.Err)
+	return nil, fmt.Errorf("the agent answers %s", resp.Status)
 }
 
 // getJSON decodes a successful answer.
@@ -185,4 +213,13 @@ func decode(body io.ReadCloser, v any) error {
 		return fmt.Errorf("decode the agent's answer: %w", err)
 	}
 	return nil
+}
+
+// ended returns the error for a stream of the agent that does not go on, which
+// has no end of its own.
+func ended(err error) error {
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, new(*net.OpError)) {
+		return errEnded
+	}
+	return err
 }

@@ -4,17 +4,18 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/cmd/suggest"
 )
 
 func newCTCommand() *cobra.Command {
@@ -46,7 +47,14 @@ func group(use, short, long string) *cobra.Command {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			return agent.UsageErrorf("unknown command %q for %q: see %[2]s --help", args[0], cmd.CommandPath())
+			var names []string
+			for _, c := range cmd.Commands() {
+				names = append(names, c.Name())
+			}
+			if near := suggest.Nearest(args[0], names); len(near) > 0 {
+				names = near
+			}
+			return agent.UsageErrorf("unknown command %q for %q: want %s; see %[2]s --help", args[0], cmd.CommandPath(), strings.Join(names, ", "))
 		},
 	}
 }
@@ -72,14 +80,10 @@ func isUsage(err error) bool {
 	return errors.As(err, &usage)
 }
 
-// printRecords prints records as a JSON array.
+// printRecords prints records as an array.
 func printRecords[R any](out output, w io.Writer, records []R) error {
 	if records == nil {
 		records = []R{}
 	}
-	data, err := json.Marshal(records)
-	if err != nil {
-		return err
-	}
-	return out.printJSON(w, data)
+	return out.printValue(w, records)
 }

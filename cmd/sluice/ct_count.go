@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/natmap"
 	"github.com/sluice-net/sluice/cmd/api"
-	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 func newCTCountCommand() *cobra.Command {
@@ -26,7 +25,7 @@ evict the least recently used. With filters also how many match.
 		Example: `  sluice ct count
   sluice ct count --state established --state syn
   sluice ct count --pod default/web-1 -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return countMaps(cmd, s, (*openMaps).connections, func(m ctmap.Map, match *api.ParsedMatch, now uint32) (n int, err error) {
 				err = m.Each(func(t ctmap.Tuple, e ctmap.Entry) bool {
@@ -54,7 +53,7 @@ counts connections.
 ` + filterHelp,
 		Example: `  sluice nat count
   sluice nat count --ip 203.0.113.102 --direction in`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return countMaps(cmd, s, (*openMaps).translations, func(m natmap.Map, match *api.ParsedMatch, _ uint32) (n int, err error) {
 				err = m.Each(func(t ctmap.Tuple, to natmap.Translation) bool {
@@ -115,13 +114,13 @@ func countMaps[M ctmap.Any](cmd *cobra.Command, s *selection, maps func(*openMap
 		}
 		list = append(list, c)
 	}
-	if s.out.String() == outputJSON {
+	if s.out.isData() {
 		return printRecords(s.out, cmd.OutOrStdout(), list)
 	}
-	return printCounts(cmd, list)
+	return s.out.printRows(cmd.OutOrStdout(), countRows(list))
 }
 
-func printCounts(cmd *cobra.Command, list []mapCount) error {
+func countRows(list []mapCount) [][]string {
 	header := []string{"Map", "Entries", "Size", "Pressure"}
 	if len(list) > 0 && list[0].Matching != nil {
 		header = append(header, "Matching")
@@ -134,5 +133,5 @@ func printCounts(cmd *cobra.Command, list []mapCount) error {
 		}
 		rows = append(rows, row)
 	}
-	return columns.NewWriter(cmd.OutOrStdout()).Write(rows...)
+	return rows
 }

@@ -112,7 +112,7 @@ func (s *selection) add(flags *pflag.FlagSet) {
 	s.addTuple(flags)
 	s.bpffs = bpffsFlag(flags)
 	s.server = serverFlag(flags)
-	s.out = outputFlag(flags, outputTable, outputJSON)
+	s.out = tableOutputFlag(flags)
 }
 
 // named looks up the pods, and returns the names of all.

@@ -32,7 +32,7 @@ one this command does it.
 		Example: `  sluice ct flush --pod default/web-1
   sluice ct flush --ip 198.51.100.0/24 --protocol tcp --port 443
   sluice ct flush --all`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
 				return err
@@ -54,7 +54,7 @@ one this command does it.
 			if err != nil {
 				return err
 			}
-			if c.out.String() == outputJSON {
+			if c.out.isData() {
 				return printRecords(c.out, cmd.OutOrStdout(), passes)
 			}
 			return printFlushed(cmd.OutOrStdout(), passes)
@@ -64,6 +64,7 @@ one this command does it.
 	f.addState(cmd.Flags())
 	cmd.Flags().BoolVar(&all, "all", false, "remove all connections and translations")
 	c.add(cmd.Flags())
+	c.out = outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
 	return cmd
 }
 

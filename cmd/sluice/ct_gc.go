@@ -18,7 +18,6 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/cmd/api"
-	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 func newCTGCCommand() *cobra.Command {
@@ -37,7 +36,7 @@ The running agent does it, and has the passes in its table ct-gc-runs. Without
 one this command does it.`,
 		Example: `  sluice ct gc
   sluice ct gc --all-expired -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			request := &api.GCRequest{Reason: "sluice ct gc", Expired: true, Orphans: true}
 			if allExpired {
@@ -47,13 +46,14 @@ one this command does it.`,
 			if err != nil {
 				return err
 			}
-			if c.out.String() == outputJSON {
+			if c.out.isData() {
 				return printRecords(c.out, cmd.OutOrStdout(), passes)
 			}
-			return printPasses(cmd.OutOrStdout(), passes)
+			return c.out.printRows(cmd.OutOrStdout(), passRows(passes))
 		},
 	}
 	c.add(cmd.Flags())
+	c.out = tableOutputFlag(cmd.Flags())
 	cmd.Flags().BoolVar(&allExpired, "all-expired", false, "also UDP connections that have expired less than a minute ago")
 	return cmd
 }
@@ -67,7 +67,6 @@ type collect struct {
 func (c *collect) add(flags *pflag.FlagSet) {
 	c.bpffs = bpffsFlag(flags)
 	c.server = serverFlag(flags)
-	c.out = outputFlag(flags, outputTable, outputJSON)
 }
 
 // do has the agent do what is asked for. If none answers it does it itself, unless
@@ -141,7 +140,7 @@ func (a alone) Flush(ctx context.Context, chosen func(gc.Entry) bool, _ string) 
 	return a.Collector.Flush(ctx, chosen, nil)
 }
 
-func printPasses(w io.Writer, passes []gc.Pass) error {
+func passRows(passes []gc.Pass) [][]string {
 	rows := [][]string{{
 		"Map", "Method", "Scanned", "Expired", "Translations", "Orphans", "Kept", "Revived", "Deferred", "Failed", "Duration", "LongestRun",
 	}}
@@ -152,7 +151,7 @@ func printPasses(w io.Writer, passes []gc.Pass) error {
 		}
 		rows = append(rows, append(row, round(p.Duration), round(p.LongestRun)))
 	}
-	return columns.NewWriter(w).Write(rows...)
+	return rows
 }
 
 // round returns a duration to three digits.

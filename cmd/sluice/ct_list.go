@@ -4,14 +4,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/cmd/api"
-	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 func newCTListCommand() *cobra.Command {
@@ -27,9 +25,9 @@ negative number. Gateway is the node that a connection leaves by.
   sluice ct list --pod default/web- --protocol tcp --state established
   sluice ct list --ip 203.0.113.0/24 --port 443
   sluice ct list --expired -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return list(cmd, s, (*openMaps).connections, connectionsOf, (*names).printConnections)
+			return list(cmd, s, (*openMaps).connections, connectionsOf, (*names).connectionRows)
 		},
 	}
 	s.addState(cmd.Flags())
@@ -48,7 +46,7 @@ type connection struct {
 // list prints what is chosen of the maps of a sort.
 func list[M ctmap.Any, R any](cmd *cobra.Command, s *selection, maps func(*openMaps) []M,
 	chosenOf func(m M, now uint32, match *api.ParsedMatch, n *names) ([]R, error),
-	print func(n *names, w io.Writer, list []R) error,
+	rows func(n *names, list []R) [][]string,
 ) error {
 	if err := s.check(); err != nil {
 		return err
@@ -70,10 +68,10 @@ func list[M ctmap.Any, R any](cmd *cobra.Command, s *selection, maps func(*openM
 		}
 		all = append(all, chosen...)
 	}
-	if s.out.String() == outputJSON {
+	if s.out.isData() {
 		return printRecords(s.out, cmd.OutOrStdout(), all)
 	}
-	return print(n, cmd.OutOrStdout(), all)
+	return s.out.printRows(cmd.OutOrStdout(), rows(n, all))
 }
 
 func connectionsOf(m ctmap.Map, now uint32, match *api.ParsedMatch, n *names) (list []connection, err error) {
@@ -86,7 +84,7 @@ func connectionsOf(m ctmap.Map, now uint32, match *api.ParsedMatch, n *names) (l
 	return list, err
 }
 
-func (n *names) printConnections(w io.Writer, list []connection) error {
+func (n *names) connectionRows(list []connection) [][]string {
 	rows := [][]string{{"Protocol", "Source", "Destination", "Direction", "State", "Age", "Expires", "Packets", "Bytes", "Gateway"}}
 	for i := range list {
 		c := &list[i]
@@ -99,5 +97,5 @@ func (n *names) printConnections(w io.Writer, list []connection) error {
 			ctmap.Seconds(c.AgeSeconds), expires, strconv.FormatUint(c.Packets, 10), strconv.FormatUint(c.Bytes, 10), n.node(c.Gateway),
 		})
 	}
-	return columns.NewWriter(w).Write(rows...)
+	return rows
 }

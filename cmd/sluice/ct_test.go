@@ -344,7 +344,7 @@ func TestCTUsage(t *testing.T) {
 	for args, message := range map[string]string{
 		"ct drop":                      `unknown command "drop" for "sluice ct"`,
 		"nat gc":                       `unknown command "gc" for "sluice nat"`,
-		"ct list x":                    "unknown command",
+		"ct list x":                    `want no argument, got "x"`,
 		"ct list --pod=Web":            `unknown pod "Web": want namespace/name`,
 		"ct list --pod=10.0.0.1/8":     "has bits behind its prefix: want 10.0.0.0/8",
 		"ct list --ip=web":             `address "web": want an IPv4 or IPv6 address or prefix`,
@@ -355,7 +355,7 @@ func TestCTUsage(t *testing.T) {
 		"ct flush --direction=up":      `direction "up": want out, in`,
 		"nat list --family=ip":         `family "ip": want ipv4 or ipv6`,
 		"nat list --state=syn":         "unknown flag: --state",
-		"nat list -o yaml":             "valid are: table, json",
+		"nat list -o xml":              "valid are: table, wide, json, yaml",
 		"ct flush":                     "want either filters that choose connections, or --all",
 		"ct flush --all --port=443":    "want either filters that choose connections, or --all",
 		"ct gc --port=443":             "unknown flag: --port",

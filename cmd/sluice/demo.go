@@ -48,7 +48,7 @@ at the end: the network of this machine is not touched.
 It needs root, and exits with 1 if an observation is not as expected.`,
 		Example: `  sudo sluice demo
   sudo sluice demo --pause      # wait for Enter before each step`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := untilInterrupted(cmd.Context())
 			defer cancel()

@@ -16,19 +16,13 @@ import (
 )
 
 func newExplainCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "explain",
-		Short: "Say what becomes of a packet on this node, and why",
-		Long: `Say what becomes of a packet on this node, and why: by the tables, which are what
+	cmd := group("explain", "Say what becomes of a packet on this node, and why", `Say what becomes of a packet on this node, and why: by the tables, which are what
 the agent wants, and by the maps, which are what packets meet. If these differ it
 is said, and the exit code is 1.
 
 FROM and TO are namespace/pod, an address, or an entity: host, remote-node, world,
 world-ipv4, world-ipv6, cluster, kube-apiserver. For an entity that is many
-addresses, one that no policy tells apart from the rest stands for all.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+addresses, one that no policy tells apart from the rest stands for all.`)
 	cmd.AddCommand(newExplainPolicyCommand(), newExplainEgressCommand())
 	return cmd
 }
@@ -46,7 +40,7 @@ type, as in 8/icmp. For the address of a service the backends are judged.`,
   sluice explain policy world shop/web https/tcp
   sluice explain policy shop/web 10.96.0.10 53/udp -o json
   sluice explain policy host shop/web 8/icmp`,
-		Args: cobra.ExactArgs(3),
+		Args: args("FROM", "TO", "PORT[/PROTOCOL]"),
 	}, func(args []string) string { return api.ExplainPolicyPath(args[0], args[1], args[2]) },
 		func(data []byte, w io.Writer) ([]string, error) {
 			var answer explain.Policy
@@ -66,7 +60,7 @@ by which policy; or why it does not. Ask on the node of FROM, or on the gateway,
 which alone knows the address.`,
 		Example: `  sluice explain egress shop/checkout 198.51.100.10
   sluice explain egress 10.1.0.5 198.51.100.10 -o json`,
-		Args: cobra.ExactArgs(2),
+		Args: args("FROM", "TO"),
 	}, func(args []string) string { return api.ExplainEgressPath(args[0], args[1]) },
 		func(data []byte, w io.Writer) ([]string, error) {
 			var answer explain.Egress

@@ -26,7 +26,8 @@ func newGetCommand() *cobra.Command {
 		Short: "Show a table of the running agent",
 		Long: `Show a table of the running agent: its rows in columns, or whole as JSON or YAML.
 In columns, what is longer than 120 characters is cut, unless it is -o wide.
-With --watch also each change from then on, until interrupted.`,
+With --watch also each change from then on, until interrupted. The exit code is
+then 0, and 3 if the agent goes away before.`,
 		Example: `  sluice get endpoints
   sluice get egress-rules -o yaml
   sluice get health -w`,
@@ -53,7 +54,7 @@ With --watch also each change from then on, until interrupted.`,
 		ValidArgsFunction: completeTable,
 	}
 	server = serverFlag(cmd.Flags())
-	out = outputFlag(cmd.Flags(), outputTable, outputWide, outputJSON, outputYAML)
+	out = tableOutputFlag(cmd.Flags())
 	watch = cmd.Flags().BoolP("watch", "w", false, "follow the changes, with deletions marked")
 	return cmd
 }
@@ -102,21 +103,20 @@ type getter struct {
 	w     io.Writer
 }
 
-func (g getter) isText() bool { return g.out.String() == outputTable || g.out.String() == outputWide }
-
-// longestCell is of how many characters a cell of a table is shown.
-const longestCell = 120
-
-// cells asks for cells that are no longer than that, unless all is wanted.
+// cells asks for how the cells of a table are to look.
 func (g getter) cells() url.Values {
-	if g.out.String() == outputWide {
-		return url.Values{}
+	query := url.Values{}
+	if n := g.out.longest(); n > 0 {
+		query.Set("longest", strconv.Itoa(n))
 	}
-	return url.Values{"longest": {strconv.Itoa(longestCell)}}
+	if g.out.colored(g.w) {
+		query.Set("color", "true")
+	}
+	return query
 }
 
 func (g getter) show(ctx context.Context) error {
-	if g.isText() {
+	if !g.out.isData() {
 		return g.copy(ctx, "/tables/"+g.table+"?"+g.cells().Encode())
 	}
 	var dump map[string]json.RawMessage
@@ -131,13 +131,16 @@ func (g getter) show(ctx context.Context) error {
 
 // watch follows a table. It only returns with an error.
 func (g getter) watch(ctx context.Context) error {
-	if g.isText() {
+	if !g.out.isData() {
 		query := g.cells()
 		query.Set("watch", "true")
-		if err := g.copy(ctx, "/tables/"+g.table+"?"+query.Encode()); err != nil {
+		body, err := g.get(ctx, "/tables/"+g.table+"?"+query.Encode())
+		if err != nil {
 			return err
 		}
-		return errEnded
+		defer body.Close()
+		_, err = io.Copy(g.w, body)
+		return ended(err)
 	}
 	body, err := g.get(ctx, "/statedb/changes/"+g.table)
 	if err != nil {
@@ -147,15 +150,13 @@ func (g getter) watch(ctx context.Context) error {
 	for dec := json.NewDecoder(body); ; {
 		var raw json.RawMessage
 		if err := dec.Decode(&raw); err != nil {
-			return errors.Join(errEnded, cause(err))
+			return ended(err)
 		}
 		if err := g.printChange(raw); err != nil {
 			return err
 		}
 	}
 }
-
-var errEnded = errors.New("the agent closed the connection")
 
 // printChange prints a change: as JSON a line of its own, as YAML a document.
 func (g getter) printChange(raw json.RawMessage) error {

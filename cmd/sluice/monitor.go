@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 
@@ -33,7 +32,7 @@ How often what was dropped before is in the table drops.`,
   sluice monitor --kind drop --pod default/web-
   sluice monitor --reason "no egress gateway" --reason no-egress-ip
   sluice monitor --pod 10.1.0.0/24 -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := events.ParseFilter(kinds, reasons, pods); err != nil {
 				return agent.UsageErrorf("%w", err)
@@ -77,7 +76,7 @@ func (m monitor) follow(ctx context.Context, query string) error {
 	for dec := json.NewDecoder(body); ; {
 		var raw json.RawMessage
 		if err := dec.Decode(&raw); err != nil {
-			return errors.Join(errEnded, cause(err))
+			return ended(err)
 		}
 		if err := m.print(raw); err != nil {
 			return err

@@ -117,7 +117,7 @@ func TestMonitorUsage(t *testing.T) {
 		"--reason=luck": `unknown reason "luck": want one of: passed, to gateway, `,
 		"--pod=Web":     `unknown pod "Web": want namespace/name`,
 		"-o table":      "valid are: text, json",
-		"drops":         "unknown command",
+		"drops":         "want no argument",
 	} {
 		r := sluice(t, append([]string{"monitor"}, strings.Fields(args)...)...)
 		require.Equal(t, exitUsage, r.code, r.stderr)

@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -12,7 +11,6 @@ import (
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/natmap"
 	"github.com/sluice-net/sluice/cmd/api"
-	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 func newNATListCommand() *cobra.Command {
@@ -29,9 +27,9 @@ An address or port may also be that which is translated to.`,
 		Example: `  sluice nat list
   sluice nat list --pod default/web- --direction out
   sluice nat list --ip 203.0.113.102 -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return list(cmd, s, (*openMaps).translations, translationsOf, (*names).printTranslations)
+			return list(cmd, s, (*openMaps).translations, translationsOf, (*names).translationRows)
 		},
 	}
 	s.add(cmd.Flags())
@@ -75,7 +73,7 @@ func (t *translation) connection() ctmap.Tuple {
 	return tuple
 }
 
-func (n *names) printTranslations(w io.Writer, list []translation) error {
+func (n *names) translationRows(list []translation) [][]string {
 	rows := [][]string{{"Protocol", "Source", "Destination", "Direction", "To", "Age", "Idle", "Node"}}
 	for i := range list {
 		t := &list[i]
@@ -88,5 +86,5 @@ func (n *names) printTranslations(w io.Writer, list []translation) error {
 			ctmap.Seconds(t.AgeSeconds), idle, n.node(t.Tunnel),
 		})
 	}
-	return columns.NewWriter(w).Write(rows...)
+	return rows
 }

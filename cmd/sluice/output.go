@@ -7,11 +7,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 // Values of --output.
@@ -23,15 +26,76 @@ const (
 	outputYAML  = "yaml"
 )
 
-// output is the format that a command was asked for.
-type output struct{ *agent.Enum }
+// Values of --color.
+const (
+	colorAuto   = "auto"
+	colorAlways = "always"
+	colorNever  = "never"
+)
 
-// outputFlag adds the flag for the format of what a command prints.
+// longestCell is of how many characters a cell of a table is shown.
+const longestCell = 120
+
+// output is the format that a command was asked for.
+type output struct {
+	*agent.Enum
+	color *agent.Enum
+}
+
+// outputFlag adds the flags for the format of what a command prints.
 // The first of the valid formats is the default.
 func outputFlag(flags *pflag.FlagSet, valid ...string) output {
-	o := output{agent.NewEnum(valid[0], valid...)}
+	o := output{agent.NewEnum(valid[0], valid...), agent.NewEnum(colorAuto, colorAuto, colorAlways, colorNever)}
 	flags.VarP(o, "output", "o", "format of what is printed")
+	flags.Var(o.color, "color", "colour what tells a state; auto: on terminals, unless NO_COLOR is set")
 	return o
+}
+
+// tableOutputFlag is outputFlag for a command that prints a table.
+func tableOutputFlag(flags *pflag.FlagSet) output {
+	return outputFlag(flags, outputTable, outputWide, outputJSON, outputYAML)
+}
+
+// isData reports whether programs are to read what is printed.
+func (o output) isData() bool { return o.String() == outputJSON || o.String() == outputYAML }
+
+// longest returns of how many characters cells are to be, 0 for any number.
+func (o output) longest() int {
+	if o.String() == outputWide {
+		return 0
+	}
+	return longestCell
+}
+
+// colored reports whether what is written to w is to have colours.
+func (o output) colored(w io.Writer) bool {
+	switch {
+	case o.isData() || o.color.String() == colorNever:
+		return false
+	case o.color.String() == colorAlways:
+		return true
+	}
+	file, ok := w.(*os.File)
+	return ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(file.Fd()))
+}
+
+// columns returns a writer of the rows of a table.
+func (o output) columns(w io.Writer) *columns.Writer {
+	c := columns.NewWriter(w)
+	c.Longest, c.Color = o.longest(), o.colored(w)
+	return c
+}
+
+// printRows prints rows to people, the first of which names the columns.
+func (o output) printRows(w io.Writer, rows [][]string) error { return o.columns(w).Write(rows...) }
+
+// printValue prints a value in the format json or yaml.
+func (o output) printValue(w io.Writer, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return o.printJSON(w, data)
 }
 
 // printJSON prints a JSON value in the format json or yaml.

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/api"
-	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 func newRulesCommand() *cobra.Command {
@@ -25,24 +24,24 @@ replies in a connection are not counted. Counts begin when a rule first decides,
 go on over a restart of the agent, and end with the rule.`,
 		Example: `  sluice rules
   sluice rules -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	server := serverFlag(cmd.Flags())
-	out := outputFlag(cmd.Flags(), outputTable, outputJSON, outputYAML)
+	out := tableOutputFlag(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		data, err := ask(cmd.Context(), *server, "/rules")
 		if err != nil {
 			return err
 		}
-		if out.String() != outputTable {
+		if out.isData() {
 			return out.printJSON(cmd.OutOrStdout(), data)
 		}
-		return printRules(cmd.OutOrStdout(), cmd.ErrOrStderr(), data)
+		return printRules(cmd.OutOrStdout(), cmd.ErrOrStderr(), out, data)
 	}
 	return cmd
 }
 
-func printRules(w, stderr io.Writer, data []byte) error {
+func printRules(w, stderr io.Writer, out output, data []byte) error {
 	var report api.RulesReport
 	if err := json.Unmarshal(data, &report); err != nil {
 		return fmt.Errorf("decode the agent's answer: %w", err)
@@ -58,5 +57,5 @@ func printRules(w, stderr io.Writer, data []byte) error {
 		}
 		rows = append(rows, []string{strconv.FormatUint(r.Packets, 10), strconv.FormatUint(r.Bytes, 10), rules})
 	}
-	return columns.NewWriter(w).Write(rows...)
+	return out.printRows(w, rows)
 }

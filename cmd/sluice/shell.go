@@ -52,7 +52,7 @@ func findShell(apiSocket string) (string, error) {
 	if apiSocket != "" {
 		candidates = []string{apiSocket}
 	}
-	var tried strings.Builder
+	var tried attempts
 	for _, candidate := range candidates {
 		path := agent.ShellSocket(candidate)
 		conn, err := net.DialTimeout("unix", path, dialTimeout)
@@ -60,9 +60,9 @@ func findShell(apiSocket string) (string, error) {
 			conn.Close()
 			return path, nil
 		}
-		fmt.Fprintf(&tried, "\n  %s%s: %v", unixScheme, path, cause(err))
+		tried.add(unixScheme+path, cause(err))
 	}
-	return "", noAnswer(tried.String())
+	return "", tried.err()
 }
 
 // quote joins arguments to a line that the agent's engine splits into the same.

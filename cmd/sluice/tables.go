@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/api"
-	"github.com/sluice-net/sluice/cmd/columns"
 )
 
 func newTablesCommand() *cobra.Command {
@@ -22,7 +21,7 @@ func newTablesCommand() *cobra.Command {
 		Short: "List the tables of the running agent",
 		Example: `  sluice tables
   sluice tables -o json`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := connect(cmd.Context(), *server)
 			if err != nil {
@@ -33,18 +32,18 @@ func newTablesCommand() *cobra.Command {
 			if err := c.getJSON(cmd.Context(), "/tables", &list); err != nil {
 				return err
 			}
-			if out.String() != outputTable {
+			if out.isData() {
 				return out.printJSON(cmd.OutOrStdout(), list)
 			}
-			return printTables(cmd.OutOrStdout(), list)
+			return printTables(cmd.OutOrStdout(), out, list)
 		},
 	}
 	server = serverFlag(cmd.Flags())
-	out = outputFlag(cmd.Flags(), outputTable, outputJSON, outputYAML)
+	out = tableOutputFlag(cmd.Flags())
 	return cmd
 }
 
-func printTables(w io.Writer, data []byte) error {
+func printTables(w io.Writer, out output, data []byte) error {
 	var list []api.Table
 	if err := json.Unmarshal(data, &list); err != nil {
 		return err
@@ -59,5 +58,5 @@ func printTables(w io.Writer, data []byte) error {
 			t.Name, strconv.Itoa(t.Rows), status, strconv.FormatUint(t.Revision, 10), strings.Join(t.Indexes, ", "),
 		})
 	}
-	return columns.NewWriter(w).Write(rows...)
+	return out.printRows(w, rows)
 }

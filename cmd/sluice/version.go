@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -17,17 +16,13 @@ func newVersionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Show the version of this binary",
 		Example: "  sluice version -o json",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if out.String() == outputText {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), version.Get())
 				return err
 			}
-			data, err := json.Marshal(version.Get())
-			if err != nil {
-				return err
-			}
-			return out.printJSON(cmd.OutOrStdout(), data)
+			return out.printValue(cmd.OutOrStdout(), version.Get())
 		},
 	}
 	out = outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)

@@ -29,12 +29,7 @@ const waitInterval = 50 * time.Millisecond
 const searchInterval = 500 * time.Millisecond
 
 func newWaitCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "wait",
-		Short: "Wait until something is in force on this node",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+	cmd := group("wait", "Wait until something is in force on this node", "Wait until something is in force on this node, or the time is up.")
 	cmd.AddCommand(newWaitPolicyCommand())
 	return cmd
 }
@@ -55,7 +50,7 @@ generation that the API server has told, and the agent is waited for.`,
 		Example: `  sluice wait policy shop/web
   sluice wait policy NetworkPolicy/shop/web --timeout 5s
   sluice wait policy shop/web --generation $(kubectl get -n shop netpol web -o jsonpath='{.metadata.generation}')`,
-		Args: cobra.ExactArgs(1),
+		Args: args("[[KIND/]NAMESPACE/]NAME"),
 	}
 	server := serverFlag(cmd.Flags())
 	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "for how long to wait")
