@@ -87,7 +87,7 @@ func affectedByEndpoint(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip
 // affectedAtFirst is nothing for a pod elsewhere of which it is known that no egress
 // policy chooses it, as are most or all: there is no row yet that could go.
 func (s *sources) affectedAtFirst(txn statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
-	if e.Node == s.LocalNode.Name || !tables.ChosenByNoEgress(txn, s.Members, e.LabelSet) {
+	if e.Node == s.LocalNode.Name || !tables.ChosenByNoEgress(txn, s.Members, e.LabelSet.ID) {
 		affectedByEndpoint(txn, e, affect)
 	}
 }
