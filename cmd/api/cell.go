@@ -37,8 +37,9 @@ var Cell = cell.Module(
 
 // Config says where the API is served.
 type Config struct {
-	APIListen string
-	Socket    string
+	APIListen     string
+	MetricsListen string
+	Socket        string
 }
 
 // DefaultConfig serves this machine only.
@@ -50,19 +51,29 @@ var DefaultConfig = Config{
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("api-listen", c.APIListen, "address and port of the HTTP API, empty for none")
+	flags.String("metrics-listen", c.MetricsListen, "address and port of /metrics, /healthz and /readyz alone, for others than this machine; empty for none")
 	flags.String("socket", c.Socket, "UNIX socket of the HTTP API, empty for none")
 }
 
 func (c Config) validate() error {
-	if c.APIListen == "" {
+	for flag, address := range map[string]string{"--api-listen": c.APIListen, "--metrics-listen": c.MetricsListen} {
+		if err := checkAddress(flag, address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkAddress(flag, address string) error {
+	if address == "" {
 		return nil
 	}
-	_, port, err := net.SplitHostPort(c.APIListen)
+	_, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("--api-listen %q is not address:port: %w", c.APIListen, err)
+		return fmt.Errorf("%s %q is not address:port: %w", flag, address, err)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return fmt.Errorf("--api-listen %q: %q is not a port number", c.APIListen, port)
+		return fmt.Errorf("%s %q: %q is not a port number", flag, address, port)
 	}
 	return nil
 }

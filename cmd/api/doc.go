@@ -12,4 +12,7 @@
 //	/monitor       drops and new flows as they happen, for sluice monitor
 //	/gc            removes connections, on the socket only, for sluice ct
 //	/debug/pprof/  profiles, on the socket only
+//
+// --metrics-listen serves /healthz, /readyz and /metrics, and nothing else, for
+// Prometheus on another machine.
 package api

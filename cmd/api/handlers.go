@@ -45,10 +45,8 @@ type handlers struct {
 func (h *handlers) mux(owner bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", h.index)
-	mux.HandleFunc("GET /healthz", h.healthz)
-	mux.HandleFunc("GET /readyz", h.readyz)
+	h.monitored(mux)
 	mux.HandleFunc("GET /version", h.version)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /tables", h.listTables)
 	mux.HandleFunc("GET /tables/{table}", h.getTable)
 
@@ -74,6 +72,20 @@ func (h *handlers) mux(owner bool) http.Handler {
 		mux.HandleFunc("POST /gc", h.gcElsewhere)
 	}
 	return guard(h.log, mux)
+}
+
+// metricsMux returns the paths for those who watch over the agent from elsewhere: no
+// table, as these show the state of the cluster.
+func (h *handlers) metricsMux() http.Handler {
+	mux := http.NewServeMux()
+	h.monitored(mux)
+	return guard(h.log, mux)
+}
+
+func (h *handlers) monitored(mux *http.ServeMux) {
+	mux.HandleFunc("GET /healthz", h.healthz)
+	mux.HandleFunc("GET /readyz", h.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{}))
 }
 
 // table returns the table of a name, or answers the request that there is none.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,62 +37,94 @@ type Server struct {
 	serving sync.WaitGroup
 	servers []*http.Server
 	addr    net.Addr
+	metrics net.Addr
 }
 
 // URL returns where the API is reached by TCP, "" if it is not. The port is the
 // one that was chosen if --api-listen left it to the kernel. It is for callers
 // that run after the start.
-func (s *Server) URL() string {
-	if s.addr == nil {
+func (s *Server) URL() string { return urlOf(s.addr) }
+
+// MetricsURL returns where --metrics-listen is served, as [Server.URL] does.
+func (s *Server) MetricsURL() string { return urlOf(s.metrics) }
+
+func urlOf(addr net.Addr) string {
+	if addr == nil {
 		return ""
 	}
-	return "http://" + s.addr.String()
+	return "http://" + addr.String()
 }
 
 // Socket returns the path of the UNIX socket, "" for none.
 func (s *Server) Socket() string { return s.config.Socket }
 
 func (s *Server) start(cell.HookContext) error {
-	var tcp, local net.Listener
-	var err error
-	if s.config.APIListen != "" {
-		if tcp, err = listenTCP(s.config.APIListen); err != nil {
-			return err
-		}
-		s.addr = tcp.Addr()
-		if !loopback(s.config.APIListen) {
-			s.log.Warn("The API is open to other machines: it has no authentication and shows the state of the cluster",
-				"address", s.addr)
-		}
+	listeners, err := s.listen()
+	if err != nil {
+		return err
 	}
-	if s.config.Socket != "" {
-		if local, err = listenUnix(s.config.Socket); err != nil {
-			if tcp != nil {
-				tcp.Close()
-			}
-			return err
-		}
+	if s.addr != nil && !loopback(s.config.APIListen) {
+		s.log.Warn("The API is open to other machines: it has no authentication and shows the state of the cluster",
+			"address", s.addr)
 	}
-
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(context.Background())
-	if tcp != nil {
-		s.serve(ctx, tcp, s.handlers.mux(false))
+	for _, l := range listeners {
+		s.serve(ctx, l.Listener, l.handler)
 	}
-	if local != nil {
-		s.serve(ctx, local, s.handlers.mux(true))
-	}
-	s.health.OK(fmt.Sprintf("Listening on %s %s", s.config.APIListen, s.config.Socket))
+	s.health.OK(strings.Join(strings.Fields(fmt.Sprintf("Listening on %s %s %s", s.config.APIListen, s.config.MetricsListen, s.config.Socket)), " "))
 	return nil
 }
 
-func listenTCP(address string) (net.Listener, error) {
+// listener is one of the places where the API is served, and what is served there.
+type listener struct {
+	net.Listener
+	handler http.Handler
+}
+
+// listen opens all that the flags name, or nothing.
+func (s *Server) listen() (listeners []listener, err error) {
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, l := range listeners {
+			l.Close()
+		}
+	}()
+	if s.config.APIListen != "" {
+		l, err := listenTCP("--api-listen", s.config.APIListen)
+		if err != nil {
+			return listeners, err
+		}
+		s.addr = l.Addr()
+		listeners = append(listeners, listener{l, s.handlers.mux(false)})
+	}
+	if s.config.MetricsListen != "" {
+		l, err := listenTCP("--metrics-listen", s.config.MetricsListen)
+		if err != nil {
+			return listeners, err
+		}
+		s.metrics = l.Addr()
+		listeners = append(listeners, listener{l, s.handlers.metricsMux()})
+	}
+	if s.config.Socket != "" {
+		l, err := listenUnix(s.config.Socket)
+		if err != nil {
+			return listeners, err
+		}
+		listeners = append(listeners, listener{l, s.handlers.mux(true)})
+	}
+	return listeners, nil
+}
+
+func listenTCP(flag, address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("listen on %s: %w: does another agent run? --api-listen chooses another address", address, err)
+		return nil, fmt.Errorf("listen on %s: %w: does another agent run? %s chooses another address", address, err, flag)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listen on --api-listen: %w", err)
+		return nil, fmt.Errorf("listen on %s: %w", flag, err)
 	}
 	return l, nil
 }
@@ -125,6 +158,6 @@ func (s *Server) stop(ctx cell.HookContext) error {
 		}
 	}
 	s.serving.Wait()
-	s.servers, s.addr = nil, nil
+	s.servers, s.addr, s.metrics = nil, nil, nil
 	return errs
 }

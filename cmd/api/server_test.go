@@ -97,6 +97,23 @@ func TestServer(t *testing.T) {
 	t.Cleanup(func() { resp.Body.Close() })
 }
 
+// Others than this machine may see how the agent fares, and none of its tables.
+func TestMetricsListen(t *testing.T) {
+	s, err := startServer(t, "--api-listen=", "--metrics-listen=127.0.0.1:0", "--socket="+socketPath(t))
+	require.NoError(t, err)
+	require.Empty(t, s.URL())
+	for path, want := range map[string]int{
+		"/metrics": http.StatusOK, "/healthz": http.StatusOK, "/readyz": http.StatusOK,
+		"/": http.StatusNotFound, "/tables": http.StatusNotFound, "/tables/health": http.StatusNotFound,
+		"/statedb/dump": http.StatusNotFound, "/version": http.StatusNotFound, "/debug/pprof/": http.StatusNotFound,
+	} {
+		resp, err := http.Get(s.MetricsURL() + path)
+		require.NoError(t, err)
+		resp.Body.Close()
+		require.Equal(t, want, resp.StatusCode, path)
+	}
+}
+
 func TestSocketInUse(t *testing.T) {
 	socket := socketPath(t)
 	_, err := startServer(t, "--api-listen=", "--socket="+socket)
@@ -131,6 +148,8 @@ func TestServerRefuses(t *testing.T) {
 	}{
 		{"no port", "is not address:port", []string{"--api-listen=127.0.0.1"}},
 		{"bad port", "is not a port number", []string{"--api-listen=127.0.0.1:http"}},
+		{"bad port of metrics", "--metrics-listen \"127.0.0.1:http\": \"http\" is not a port number", []string{"--metrics-listen=127.0.0.1:http"}},
+		{"address of metrics in use", "--metrics-listen chooses another", []string{"--socket=", "--api-listen=127.0.0.1:0", "--metrics-listen=" + taken.Addr().String()}},
 		{"nothing to listen on", "both empty", []string{"--api-listen=", "--socket="}},
 		{"address in use", "--api-listen chooses another", []string{"--socket=", "--api-listen=" + taken.Addr().String()}},
 		{"not a socket", "not a socket", []string{"--api-listen=127.0.0.1:0", "--socket=" + file}},
