@@ -72,6 +72,16 @@ e2e-race: apiserver ## The same, with the race detector in tests and agent
 apiserver:
 	cd testdata/apiserver && go build -o $(abspath $(BIN))/apiserver .
 
+.PHONY: manifests
+manifests: ## Write what follows from the chart and from the agent's flags: deploy/
+	go test -count=1 -run '^TestChartFlags$$' ./cmd/sluice -update
+	cd testdata/helm && go run . manifests
+
+.PHONY: chart
+chart: manifests ## Check that deploy/ is what the chart makes, and test the chart
+	@test -z "$$(git status --porcelain -- deploy)" || { git status --short -- deploy; git diff --stat -- deploy; exit 1; }
+	cd testdata/helm && go vet ./... && go test ./...
+
 .PHONY: bench
 bench: ## Measure the whole agent, then its parts
 	go run ./cmd/bench $(BENCHARGS)

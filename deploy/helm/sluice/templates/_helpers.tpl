@@ -1,0 +1,72 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- /* What selects the pods; a DaemonSet's cannot change. There is one release a cluster, as there is one agent a node. */ -}}
+{{- define "sluice.selector" -}}
+app.kubernetes.io/name: sluice
+{{- end -}}
+
+{{- define "sluice.labels" -}}
+{{ include "sluice.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "sluice.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A flag of the agent: YAML has numbers as floating point, of which large ones would be written 1e+06. */ -}}
+{{- define "sluice.flag" -}}
+{{- $value := .value -}}
+{{- if kindIs "float64" $value -}}{{- $value = int64 $value -}}{{- end -}}
+{{- if kindIs "slice" $value -}}{{- $value = join "," $value -}}{{- end -}}
+{{- printf "--%s=%v" .name $value | quote -}}
+{{- end -}}
+
+{{- define "sluice.port" -}}
+{{- regexFind "[0-9]+$" . -}}
+{{- end -}}
+
+{{- /* Where the kubelet reaches an address that the agent listens on. */ -}}
+{{- define "sluice.host" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" . "" | trimPrefix "[" | trimSuffix "]" -}}
+{{- if has $host (list "" "0.0.0.0" "localhost") -}}127.0.0.1{{- else if eq $host "::" -}}::1{{- else -}}{{ $host }}{{- end -}}
+{{- end -}}
+
+{{- define "sluice.httpGet" -}}
+{{- $flags := .Values.flags -}}
+{{- $address := index $flags "api-listen" | default (index $flags "metrics-listen") | required "flags.api-listen and flags.metrics-listen are both empty: one is needed for the probes" -}}
+host: {{ include "sluice.host" $address | quote }}
+port: {{ include "sluice.port" $address }}
+{{- end -}}
+
+{{- define "sluice.metricsPort" -}}
+{{- $address := index .Values.flags "metrics-listen" | required (printf "%s needs flags.metrics-listen, such as \":9881\": flags.api-listen is for the node alone" .user) -}}
+{{- include "sluice.port" $address -}}
+{{- end -}}
+
+{{- /* What PodMonitor and ServiceMonitor say of a target. */ -}}
+{{- define "sluice.endpoint" -}}
+- port: metrics
+  path: /metrics
+  {{- with .interval }}
+  interval: {{ . }}
+  {{- end }}
+  relabelings:
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
+  {{- with .relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- with .metricRelabelings }}
+  metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}

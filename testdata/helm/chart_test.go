@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const deployDir = "../../deploy"
+
+// kinds are those that the chart may make.
+var kinds = map[string]func() any{
+	"ClusterRole":              func() any { return new(rbacv1.ClusterRole) },
+	"ClusterRoleBinding":       func() any { return new(rbacv1.ClusterRoleBinding) },
+	"CustomResourceDefinition": func() any { return new(apiextensionsv1.CustomResourceDefinition) },
+	"DaemonSet":                func() any { return new(appsv1.DaemonSet) },
+	"NetworkPolicy":            func() any { return new(networkingv1.NetworkPolicy) },
+	"PodMonitor":               func() any { return new(monitoringv1.PodMonitor) },
+	"PrometheusRule":           func() any { return new(monitoringv1.PrometheusRule) },
+	"Role":                     func() any { return new(rbacv1.Role) },
+	"RoleBinding":              func() any { return new(rbacv1.RoleBinding) },
+	"Service":                  func() any { return new(corev1.Service) },
+	"ServiceAccount":           func() any { return new(corev1.ServiceAccount) },
+	"ServiceMonitor":           func() any { return new(monitoringv1.ServiceMonitor) },
+}
+
+// objects are what a chart makes, by kind and name.
+type objects map[string]any
+
+func object[T any](t *testing.T, all objects, key string) *T {
+	t.Helper()
+	require.Contains(t, all, key)
+	return all[key].(*T)
+}
+
+// decode reads rendered templates strictly: an unknown or a repeated field fails.
+func decode(t *testing.T, files map[string]string) objects {
+	t.Helper()
+	all := objects{}
+	for path, text := range files {
+		if path == "NOTES.txt" {
+			continue
+		}
+		for _, document := range strings.Split("\n"+text, "\n---\n") {
+			if strings.TrimSpace(document) == "" {
+				continue
+			}
+			var header struct {
+				Kind     string
+				Metadata struct{ Name, Namespace string }
+			}
+			require.NoError(t, yaml.Unmarshal([]byte(document), &header), path)
+			require.Contains(t, kinds, header.Kind, path)
+			into := kinds[header.Kind]()
+			require.NoError(t, yaml.UnmarshalStrict([]byte(document), into), path)
+			key := header.Kind + "/" + header.Metadata.Name
+			require.NotContains(t, all, key)
+			all[key] = into
+		}
+	}
+	return all
+}
+
+// renderSet renders the chart with a file of values/.
+func renderSet(t *testing.T, set, kubernetes string) map[string]string {
+	t.Helper()
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	values, err := readValues(filepath.Join("values", set+".yaml"))
+	require.NoError(t, err)
+	files, err := render(c, values, kubernetes)
+	require.NoError(t, err)
+	return files
+}
+
+func keys(all objects) (keys []string) {
+	for key := range all {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+func agentOf(t *testing.T, all objects) (corev1.PodSpec, corev1.Container) {
+	t.Helper()
+	pod := object[appsv1.DaemonSet](t, all, "DaemonSet/sluice").Spec.Template.Spec
+	return pod, pod.Containers[0]
+}
+
+func TestObjects(t *testing.T) {
+	always := []string{"DaemonSet/sluice"}
+	roles := append(always, "ServiceAccount/sluice", "ClusterRole/sluice", "ClusterRoleBinding/sluice")
+	for set, want := range map[string][]string{
+		"default": append(roles, "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"),
+		"digest":  append(roles, "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"),
+		"cilium":  roles,
+		"none":    always,
+		"all": append(always, "ServiceAccount/node-agent", "ClusterRole/sluice", "ClusterRoleBinding/sluice",
+			"CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io",
+			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
+			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
+			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
+			"PodMonitor/sluice", "ServiceMonitor/sluice", "Service/sluice-metrics", "PrometheusRule/sluice", "NetworkPolicy/sluice"),
+	} {
+		t.Run(set, func(t *testing.T) {
+			require.ElementsMatch(t, want, keys(decode(t, renderSet(t, set, kubeVersion))))
+		})
+	}
+}
+
+// The default is not privileged, and writes nowhere but to its volumes.
+func TestSecurity(t *testing.T) {
+	_, agent := agentOf(t, decode(t, renderSet(t, "default", kubeVersion)))
+	s := agent.SecurityContext
+	require.Nil(t, s.Privileged)
+	require.False(t, *s.AllowPrivilegeEscalation)
+	require.True(t, *s.ReadOnlyRootFilesystem)
+	require.Equal(t, []corev1.Capability{"ALL"}, s.Capabilities.Drop)
+	require.Equal(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON"}, s.Capabilities.Add)
+	require.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, s.SeccompProfile.Type)
+
+	_, agent = agentOf(t, decode(t, renderSet(t, "all", kubeVersion)))
+	s = agent.SecurityContext
+	require.Equal(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON", "SYS_ADMIN"}, s.Capabilities.Add)
+	require.Equal(t, corev1.SeccompProfileTypeUnconfined, s.SeccompProfile.Type)
+
+	_, agent = agentOf(t, decode(t, renderSet(t, "none", kubeVersion)))
+	s = agent.SecurityContext
+	require.True(t, *s.Privileged)
+	require.True(t, *s.ReadOnlyRootFilesystem)
+	require.Nil(t, s.Capabilities)
+	require.Nil(t, s.AllowPrivilegeEscalation, "the API server refuses it beside privileged")
+	require.Nil(t, s.SeccompProfile)
+}
+
+// Before Kubernetes 1.30 an annotation says what a field says since.
+func TestAppArmor(t *testing.T) {
+	const annotation = "container.apparmor.security.beta.kubernetes.io/agent"
+	for kubernetes, field := range map[string]bool{"v1.29.14": false, "v1.30.0": true, kubeVersion: true} {
+		all := decode(t, renderSet(t, "all", kubernetes))
+		template := object[appsv1.DaemonSet](t, all, "DaemonSet/sluice").Spec.Template
+		require.Equal(t, field, template.Spec.Containers[0].SecurityContext.AppArmorProfile != nil, kubernetes)
+		require.Equal(t, !field, template.Annotations[annotation] == "unconfined", kubernetes)
+		require.Equal(t, "true", template.Annotations["example.com/scrape"])
+	}
+}
+
+func TestArguments(t *testing.T) {
+	_, agent := agentOf(t, decode(t, renderSet(t, "all", kubeVersion)))
+	require.Equal(t, []string{
+		"--api-listen=[::1]:9880",
+		"--audit-interval=10m",
+		"--backstop=false",
+		"--bpf=kernel",
+		"--bpffs=/sys/fs/bpf",
+		"--cluster-cidrs=10.0.0.0/8,fd00::/8",
+		"--events-buffer=16777216",
+		"--log-format=json",
+		"--metrics-listen=:9881",
+		"--procfs=/host/proc",
+		"--socket=/run/sluice/sluice.sock",
+		"--source=kubernetes",
+		"--state-dir=/var/lib/sluice",
+		"--log-level=debug",
+	}, agent.Args)
+	require.Equal(t, "192.0.2.1", agent.Env[1].Value)
+}
+
+// The kubelet and Prometheus ask where the flags let the agent listen.
+func TestPorts(t *testing.T) {
+	for set, want := range map[string]string{"default": "127.0.0.1:9880", "all": "::1:9880", "none": "127.0.0.1:9881"} {
+		_, agent := agentOf(t, decode(t, renderSet(t, set, kubeVersion)))
+		for path, probe := range map[string]*corev1.Probe{"/readyz": agent.ReadinessProbe, "/healthz": agent.LivenessProbe} {
+			require.Equal(t, path, probe.HTTPGet.Path)
+			require.Equal(t, want, probe.HTTPGet.Host+":"+probe.HTTPGet.Port.String(), set)
+		}
+	}
+	all := decode(t, renderSet(t, "all", kubeVersion))
+	_, agent := agentOf(t, all)
+	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9881, Protocol: corev1.ProtocolTCP}}, agent.Ports)
+	require.Equal(t, "metrics", *object[monitoringv1.PodMonitor](t, all, "PodMonitor/sluice").Spec.PodMetricsEndpoints[0].Port)
+	require.Equal(t, "metrics", object[monitoringv1.ServiceMonitor](t, all, "ServiceMonitor/sluice").Spec.Endpoints[0].Port)
+	require.EqualValues(t, 9881, object[corev1.Service](t, all, "Service/sluice-metrics").Spec.Ports[0].Port)
+	rule := object[networkingv1.NetworkPolicy](t, all, "NetworkPolicy/sluice").Spec.Ingress[0]
+	require.Equal(t, 9881, rule.Ports[0].Port.IntValue())
+	require.Len(t, rule.From, 1)
+}
+
+// Every volume is one of the node that a flag names, and is mounted where the flag says.
+func TestVolumes(t *testing.T) {
+	for set, want := range map[string]map[string]string{
+		"default": {"/sys/fs/bpf": "/sys/fs/bpf", "/run/sluice": "/run/sluice", "/var/lib/sluice": "/var/lib/sluice",
+			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net"},
+		"none": {"/sys/fs/bpf": "/sys/fs/bpf", "/var/lib/sluice": "/var/lib/sluice",
+			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net"},
+	} {
+		pod, agent := agentOf(t, decode(t, renderSet(t, set, kubeVersion)))
+		paths := map[string]string{}
+		for _, volume := range pod.Volumes {
+			paths[volume.Name] = volume.HostPath.Path
+		}
+		got := map[string]string{}
+		for _, mount := range agent.VolumeMounts {
+			got[mount.MountPath] = paths[mount.Name]
+		}
+		require.Equal(t, want, got, set)
+		require.Len(t, pod.Volumes, len(want), set)
+	}
+}
+
+func TestImage(t *testing.T) {
+	for set, want := range map[string]string{
+		"default": "ghcr.io/sluice-net/sluice:latest",
+		"all":     "ghcr.io/sluice-net/sluice:v1.2.3",
+		"digest":  "registry.example:5000/network/sluice@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+	} {
+		_, agent := agentOf(t, decode(t, renderSet(t, set, kubeVersion)))
+		require.Equal(t, want, agent.Image)
+	}
+}
+
+// Cilium's endpoints may be read only where they are.
+func TestRights(t *testing.T) {
+	for set, want := range map[string]bool{"default": false, "cilium": true, "all": true} {
+		role := object[rbacv1.ClusterRole](t, decode(t, renderSet(t, set, kubeVersion)), "ClusterRole/sluice")
+		var resources []string
+		for _, rule := range role.Rules {
+			resources = append(resources, rule.Resources...)
+		}
+		require.Contains(t, resources, "networkpolicies")
+		require.Equal(t, want, contains(resources, "ciliumendpoints"), set)
+	}
+}
+
+func contains(all []string, s string) bool {
+	return strings.Contains(" "+strings.Join(all, " ")+" ", " "+s+" ")
+}
+
+// What is applied with its namespace goes there, and cluster-wide objects have none.
+func TestNamespaces(t *testing.T) {
+	for key, o := range decode(t, renderSet(t, "all", kubeVersion)) {
+		wide := strings.HasPrefix(key, "ClusterRole") || strings.HasPrefix(key, "CustomResourceDefinition")
+		want := namespace
+		if wide {
+			want = ""
+		}
+		require.Equal(t, want, o.(interface{ GetNamespace() string }).GetNamespace(), key)
+	}
+}
+
+// Definitions outlive the release, and are those of deploy/crds.
+func TestDefinitions(t *testing.T) {
+	for key, o := range decode(t, renderSet(t, "all", kubeVersion)) {
+		crd, ok := o.(*apiextensionsv1.CustomResourceDefinition)
+		if !ok {
+			continue
+		}
+		require.Equal(t, "keep", crd.Annotations["helm.sh/resource-policy"], key)
+		crd.Labels, crd.Annotations = nil, nil
+		var want apiextensionsv1.CustomResourceDefinition
+		text := readFile(t, filepath.Join(deployDir, "crds", crd.Spec.Names.Plural+".yaml"))
+		require.NoError(t, yaml.UnmarshalStrict(text, &want))
+		require.Equal(t, &want, crd, key)
+	}
+}
+
+// The notes say what the values leave to do.
+func TestNotes(t *testing.T) {
+	notes := renderSet(t, "all", kubeVersion)["NOTES.txt"]
+	require.Contains(t, notes, "kubectl -n sluice-system rollout status daemonset/sluice")
+	require.Contains(t, notes, "firewall of the nodes close TCP port 9881")
+	notes = renderSet(t, "default", kubeVersion)["NOTES.txt"]
+	require.Contains(t, notes, "flags.metrics-listen=:9881 opens them")
+	require.NotContains(t, notes, "NetworkPolicy")
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+)
+
+const generatedHeader = `# SPDX-License-Identifier: Apache-2.0
+#
+# Generated from deploy/helm by make manifests.
+`
+
+// ofHelm are labels that say that an object is of a release of Helm, which one that
+// is applied by itself is not.
+var ofHelm = regexp.MustCompile(`(?m)^ +(helm\.sh/chart|app\.kubernetes\.io/(managed-by|version)): .*\n`)
+
+// generated returns the files below deploy/ that follow from the chart.
+func generated(deploy string) (map[string][]byte, error) {
+	c, err := loadChart(deploy)
+	if err != nil {
+		return nil, err
+	}
+	files, err := manifests(c, deploy)
+	if err != nil {
+		return nil, err
+	}
+	readme, err := readmeWithValues(deploy)
+	if err != nil {
+		return nil, err
+	}
+	files["helm/sluice/README.md"] = readme
+	return files, nil
+}
+
+// manifests renders the chart with deploy/helm/manifests.yaml, a file a template. The
+// CRDs are left out, as deploy/crds has them.
+func manifests(c *chart.Chart, deploy string) (map[string][]byte, error) {
+	values, err := readValues(filepath.Join(deploy, "helm/manifests.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	rendered, err := render(c, values, kubeVersion)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	for path, text := range rendered {
+		if path != "NOTES.txt" && path != "crds.yaml" {
+			files[path] = []byte(plain(text))
+		}
+	}
+	return files, nil
+}
+
+// plain makes a manifest of what a template made.
+func plain(text string) string {
+	text = ofHelm.ReplaceAllString(strings.TrimSpace(text)+"\n", "")
+	if strings.HasPrefix(text, "#") {
+		return generatedHeader + "#\n" + text
+	}
+	return generatedHeader + text
+}

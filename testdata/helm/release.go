@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
+)
+
+// written is when all files of an archive were, so that what is the same has the same
+// checksum.
+var written = time.Unix(0, 0).UTC()
+
+// writeRelease writes the chart of a version as sluice-chart-VERSION.tgz, and the plain
+// manifests, with their namespace and CRDs, as sluice-VERSION.yaml.
+func writeRelease(deploy, version, dir string) error {
+	c, err := loadChart(deploy)
+	if err != nil {
+		return err
+	}
+	stamp(c, version)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	if _, err := chartutil.Save(c, dir); err != nil {
+		return fmt.Errorf("write chart: %w", err)
+	}
+	text, err := joined(c, deploy)
+	if err != nil {
+		return err
+	}
+	return writeFiles(dir, map[string][]byte{"sluice-" + version + ".yaml": text})
+}
+
+var semantic = regexp.MustCompile(`^v?(\d+\.\d+\.\d+(?:[-+].+)?)$`)
+
+// stamp gives the chart the version of a release. One that is no semantic version, as
+// that of a commit without a tag before it, becomes a pre-release of the chart.
+func stamp(c *chart.Chart, version string) {
+	c.Metadata.AppVersion = version
+	if m := semantic.FindStringSubmatch(version); m != nil {
+		c.Metadata.Version = m[1]
+	} else {
+		c.Metadata.Version = "0.0.0-g" + version
+	}
+	c.ModTime, c.SchemaModTime = written, written
+	for _, files := range [][]*common.File{c.Raw, c.Templates, c.Files} {
+		for _, f := range files {
+			f.ModTime = written
+		}
+	}
+}
+
+// joined returns all that kubectl apply -k deploy/ applies in one text.
+func joined(c *chart.Chart, deploy string) ([]byte, error) {
+	files, err := manifests(c, deploy)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range []string{"namespace.yaml", "crds/ciliumegressgatewaypolicies.yaml"} {
+		if files[path], err = os.ReadFile(filepath.Join(deploy, path)); err != nil {
+			return nil, fmt.Errorf("read manifest: %w", err)
+		}
+	}
+	var out bytes.Buffer
+	order := slices.SortedFunc(maps.Keys(files), func(a, b string) int {
+		return strings.Compare(fmt.Sprint(a != "namespace.yaml", a), fmt.Sprint(b != "namespace.yaml", b))
+	})
+	for i, path := range order {
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		out.Write(files[path])
+	}
+	return out.Bytes(), nil
+}
