@@ -57,20 +57,27 @@ fuzz: ## Run each fuzzer for FUZZTIME
 	done
 
 # One package at a time, as latency is measured; -v shows it, and what is skipped.
-E2E := SLUICE_E2E_APISERVER=$(abspath $(BIN))/apiserver go test -tags e2e -v -count=1 -p 1 -timeout 20m
+E2E := SLUICE_E2E_APISERVER=$(abspath $(BIN))/apiserver SLUICE_E2E_HELM=$(abspath $(BIN))/helm \
+	go test -tags e2e -v -count=1 -p 1 -timeout 20m
 
 .PHONY: e2e
-e2e: build apiserver ## Test the binary against a real API server
+e2e: build apiserver helm ## Test the binary against a real API server
 	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice $(E2E) ./cmd/e2e/...
 
 .PHONY: e2e-race
-e2e-race: apiserver ## The same, with the race detector in tests and agent
+e2e-race: apiserver helm ## The same, with the race detector in tests and agent
 	CGO_ENABLED=1 go build -race -o $(BIN)/sluice-race ./cmd/sluice
 	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice-race $(E2E) -race ./cmd/e2e/...
 
+# With its version, which Helm asks it for.
 .PHONY: apiserver
 apiserver:
-	cd testdata/apiserver && go build -o $(abspath $(BIN))/apiserver .
+	cd testdata/apiserver && go build -o $(abspath $(BIN))/apiserver \
+		-ldflags "-X k8s.io/component-base/version.gitVersion=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes)" .
+
+.PHONY: helm
+helm:
+	cd testdata/helm && go build -o $(abspath $(BIN))/helm helm.sh/helm/v4/cmd/helm
 
 .PHONY: manifests
 manifests: ## Write what follows from the chart and from the agent's flags: deploy/

@@ -73,6 +73,14 @@ type Cluster struct {
 // RBAC. Everything ends with the test and lives in its temporary directory.
 func Start(t testing.TB, binary string) *Cluster {
 	t.Helper()
+	c := startEmpty(t, binary)
+	c.applyDeploy()
+	return c
+}
+
+// startEmpty is Start with nothing applied.
+func startEmpty(t testing.TB, binary string) *Cluster {
+	t.Helper()
 	binary, err := filepath.Abs(binary)
 	require.NoError(t, err)
 	c := &Cluster{t: t, binary: binary, dir: t.TempDir()}
@@ -83,7 +91,6 @@ func Start(t testing.TB, binary string) *Cluster {
 	require.NoError(t, err)
 	require.NoError(t, c.startOnFreePort())
 	require.NoError(t, c.connect())
-	c.applyDeploy()
 	return c
 }
 
@@ -144,7 +151,11 @@ func (c *Cluster) Dynamic() dynamic.Interface { return c.dynamic }
 // Namespace, good for a day, and returns its path.
 func (c *Cluster) Kubeconfig(serviceAccount string) string {
 	c.t.Helper()
-	token := c.serviceAccountToken(serviceAccount)
+	return c.writeKubeconfig(c.serviceAccountToken(serviceAccount))
+}
+
+func (c *Cluster) writeKubeconfig(token string) string {
+	c.t.Helper()
 	path := filepath.Join(c.t.TempDir(), "kubeconfig")
 	require.NoError(c.t, clientcmd.WriteToFile(kubeconfig(c.url(), c.admin.CAData, token), path))
 	return path
