@@ -130,6 +130,27 @@ pictures: ## Draw docs/pictures/*.dot; needs graphviz
 		dot -Tsvg "$$source" | sed "2i <!-- made by make pictures of $$(sha256sum < "$$source" | cut -d' ' -f1) -->" > "$${source%.dot}.svg"; \
 	done
 
+# When the sources were changed last: the time of all files of a release.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+RELEASE := $(abspath $(BIN))/release
+
+.PHONY: release
+release: ## Write binaries, SBOMs, chart and manifests to bin/release, with checksums
+	rm -rf $(RELEASE)
+	cd testdata/release && SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) go run . binaries --version=$(VERSION) --output=$(RELEASE)
+	cd testdata/helm && go run . package --version=$(VERSION) --output=$(RELEASE)
+	cd testdata/release && go run . checksums $(RELEASE)
+
+# The rest of the tree is built for the other platform with what is built already.
+.PHONY: reproducible
+reproducible: release ## Check that a copy of the sources elsewhere makes the same release
+	cd testdata/release && go vet ./... && go test ./...
+	GOARCH=arm64 CGO_ENABLED=0 go build -trimpath ./...
+	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
+		git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- | tar --extract --directory="$$copy" && \
+		$(MAKE) --directory="$$copy" release VERSION=$(VERSION) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) && \
+		diff $(RELEASE)/SHA256SUMS "$$copy/bin/release/SHA256SUMS" && cd $(RELEASE) && sha256sum --check SHA256SUMS
+
 .PHONY: image
 image: ## Build the container image
 	docker build -f deploy/Dockerfile --build-arg VERSION=$(VERSION) -t $(IMAGE) .

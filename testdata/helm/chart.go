@@ -31,17 +31,17 @@ func loadChart(deploy string) (*chart.Chart, error) {
 	return c, c.Validate()
 }
 
-// readValues reads values for the chart.
-func readValues(path string) (map[string]any, error) {
+// readYAML reads a file, such as values for the chart.
+func readYAML(path string) (map[string]any, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read values: %w", err)
+		return nil, fmt.Errorf("read file: %w", err)
 	}
-	var values map[string]any
-	if err := yaml.Unmarshal(text, &values); err != nil {
-		return nil, fmt.Errorf("parse values %s: %w", path, err)
+	var content map[string]any
+	if err := yaml.Unmarshal(text, &content); err != nil {
+		return nil, fmt.Errorf("parse %s: %w", path, err)
 	}
-	return values, nil
+	return content, nil
 }
 
 // render returns what the templates make of values, by the paths of the templates

@@ -77,7 +77,7 @@ func renderSet(t *testing.T, set, kubernetes string) map[string]string {
 	t.Helper()
 	c, err := loadChart(deployDir)
 	require.NoError(t, err)
-	values, err := readValues(filepath.Join("values", set+".yaml"))
+	values, err := readYAML(filepath.Join("values", set+".yaml"))
 	require.NoError(t, err)
 	files, err := render(c, values, kubernetes)
 	require.NoError(t, err)

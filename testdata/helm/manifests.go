@@ -40,7 +40,7 @@ func generated(deploy string) (map[string][]byte, error) {
 // manifests renders the chart with deploy/helm/manifests.yaml, a file a template. The
 // CRDs are left out, as deploy/crds has them.
 func manifests(c *chart.Chart, deploy string) (map[string][]byte, error) {
-	values, err := readValues(filepath.Join(deploy, "helm/manifests.yaml"))
+	values, err := readYAML(filepath.Join(deploy, "helm/manifests.yaml"))
 	if err != nil {
 		return nil, err
 	}

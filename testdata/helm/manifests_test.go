@@ -50,7 +50,11 @@ func TestRelease(t *testing.T) {
 	for _, name := range []string{"sluice-1.2.3.tgz", "sluice-v1.2.3.yaml"} {
 		require.True(t, bytes.Equal(readFile(t, filepath.Join(one, name)), readFile(t, filepath.Join(two, name))), name)
 	}
-	require.Contains(t, string(readFile(t, filepath.Join(one, "sluice-v1.2.3.yaml"))), `image: "ghcr.io/sluice-net/sluice:v1.2.3"`)
+	manifests := string(readFile(t, filepath.Join(one, "sluice-v1.2.3.yaml")))
+	require.Contains(t, manifests, `image: "ghcr.io/sluice-net/sluice:v1.2.3"`)
+	for _, kind := range []string{"Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"} {
+		require.Contains(t, manifests, "\nkind: "+kind+"\n")
+	}
 
 	files := archived(t, filepath.Join(one, "sluice-1.2.3.tgz"))
 	require.Contains(t, string(files["sluice/Chart.yaml"]), "version: 1.2.3")

@@ -5,12 +5,9 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"helm.sh/helm/v4/pkg/chart/common"
@@ -22,8 +19,8 @@ import (
 // checksum.
 var written = time.Unix(0, 0).UTC()
 
-// writeRelease writes the chart of a version as sluice-chart-VERSION.tgz, and the plain
-// manifests, with their namespace and CRDs, as sluice-VERSION.yaml.
+// writeRelease writes the chart of a version as Helm names it, and the plain
+// manifests as sluice-VERSION.yaml.
 func writeRelease(deploy, version, dir string) error {
 	c, err := loadChart(deploy)
 	if err != nil {
@@ -68,20 +65,19 @@ func joined(c *chart.Chart, deploy string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, path := range []string{"namespace.yaml", "crds/ciliumegressgatewaypolicies.yaml"} {
-		if files[path], err = os.ReadFile(filepath.Join(deploy, path)); err != nil {
-			return nil, fmt.Errorf("read manifest: %w", err)
-		}
+	kustomization, err := readYAML(filepath.Join(deploy, "kustomization.yaml"))
+	if err != nil {
+		return nil, err
 	}
-	var out bytes.Buffer
-	order := slices.SortedFunc(maps.Keys(files), func(a, b string) int {
-		return strings.Compare(fmt.Sprint(a != "namespace.yaml", a), fmt.Sprint(b != "namespace.yaml", b))
-	})
-	for i, path := range order {
-		if i > 0 {
-			out.WriteString("---\n")
+	var documents [][]byte
+	for _, path := range kustomization["resources"].([]any) {
+		text, found := files[path.(string)]
+		if !found {
+			if text, err = os.ReadFile(filepath.Join(deploy, path.(string))); err != nil {
+				return nil, fmt.Errorf("read manifest: %w", err)
+			}
 		}
-		out.Write(files[path])
+		documents = append(documents, text)
 	}
-	return out.Bytes(), nil
+	return bytes.Join(documents, []byte("---\n")), nil
 }
