@@ -36,9 +36,12 @@ type GatewayChoice struct {
 	Reason string      `json:"reason,omitempty"` // why none is elected
 }
 
+// NoGateway begins what a choice that elected nobody is shown as.
+const NoGateway = "none: "
+
 func (c GatewayChoice) String() string {
 	if c.Node == "" {
-		return "none: " + c.Reason
+		return NoGateway + c.Reason
 	}
 	return c.Node + " (" + c.Addr.String() + ")"
 }

@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"iter"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-net/sluice/cmd/columns"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -92,6 +95,14 @@ func (f *fixture) insert(t *testing.T, row *fruit) {
 	wtxn := f.db.WriteTxn(f.fruits)
 	defer wtxn.Abort()
 	_, _, err := f.fruits.Insert(wtxn, row)
+	require.NoError(t, err)
+	wtxn.Commit()
+}
+
+func (f *fixture) insertHealth(t *testing.T, row *tables.Health) {
+	wtxn := f.db.WriteTxn(f.rows)
+	defer wtxn.Abort()
+	_, _, err := f.rows.Insert(wtxn, row)
 	require.NoError(t, err)
 	wtxn.Commit()
 }
@@ -279,6 +290,15 @@ func TestGetTable(t *testing.T) {
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, "Name    Prefix        Note\napple   10.1.0.0/16   red\npear    10.2.0.0/16   green\n", body)
 
+	status, body = f.get("/tables/fruits?longest=4&color=true")
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, "Name   Pre…   Note\napp…   10.…   red\npear   10.…   gre…\n", body)
+	f.insertHealth(t, &tables.Health{ID: "a", Level: cell.StatusDegraded})
+	_, body = f.get("/tables/health?color=true")
+	require.Contains(t, body, columns.Bad.Paint("Degraded"))
+	_, body = f.get("/tables/health")
+	require.NotContains(t, body, "\x1b")
+
 	status, body = f.get("/tables/fruits?format=json")
 	require.Equal(t, http.StatusOK, status)
 	var rows Rows
@@ -286,10 +306,29 @@ func TestGetTable(t *testing.T) {
 	require.Equal(t, []string{"Name", "Prefix", "Note"}, rows.Columns)
 	require.Equal(t, []string{"pear", "10.2.0.0/16", "green"}, rows.Rows[1])
 
-	for _, query := range []string{"format=xml", "watch=maybe", "longest=few", "longest=0", "format=json&watch=true"} {
+	for _, query := range []string{"format=xml", "watch=maybe", "color=auto", "longest=few", "longest=0", "format=json&watch=true"} {
 		status, _ = f.get("/tables/fruits?" + query)
 		require.Equal(t, http.StatusBadRequest, status, query)
 	}
+}
+
+// A table of more rows than are held at a time is whole, and aligned by its widest cell.
+func TestLongTable(t *testing.T) {
+	f := newFixture(t)
+	for i := range 2*batch + 1 {
+		f.insert(t, &fruit{fmt.Sprintf("fruit-%04d", i), netip.MustParsePrefix("10.3.0.0/16"), "x"})
+	}
+	f.insert(t, &fruit{"z-the-last-and-longest", netip.MustParsePrefix("10.3.0.0/16"), "x"})
+	_, body := f.get("/tables/fruits")
+	lines := strings.Split(strings.TrimSuffix(body, "\n"), "\n")
+	require.Len(t, lines, 2*batch+5)
+	for _, line := range lines {
+		require.Equal(t, len("z-the-last-and-longest   "), max(strings.Index(line, "10."), strings.Index(line, "Prefix")), line)
+	}
+	_, body = f.get("/tables/fruits?format=json")
+	var rows Rows
+	require.NoError(t, json.Unmarshal([]byte(body), &rows))
+	require.Len(t, rows.Rows, 2*batch+4)
 }
 
 func TestWatchTable(t *testing.T) {
@@ -311,13 +350,7 @@ func TestWatchTable(t *testing.T) {
 
 func TestHealthz(t *testing.T) {
 	f := newFixture(t)
-	set := func(row *tables.Health) {
-		wtxn := f.db.WriteTxn(f.rows)
-		defer wtxn.Abort()
-		_, _, err := f.rows.Insert(wtxn, row)
-		require.NoError(t, err)
-		wtxn.Commit()
-	}
+	set := func(row *tables.Health) { f.insertHealth(t, row) }
 	check := func(wantStatus int, want string, reasons ...string) {
 		t.Helper()
 		status, body := f.get("/healthz")

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
@@ -107,8 +108,8 @@ type params struct {
 	GC        *ctgc.Runner   `optional:"true"`
 	Maps      *bpf.Maps      `optional:"true"`
 
-	Explain *explain.Explainer                         `optional:"true"`
-	Status  statedb.Table[*tables.NetworkPolicyStatus] `optional:"true"`
+	Explain *explain.Explainer `optional:"true"`
+	Tables  statusTables
 }
 
 func newServer(p params) (*Server, error) {
@@ -132,7 +133,8 @@ func newServer(p params) (*Server, error) {
 			node:    p.Node,
 			events:  p.Events,
 			explain: p.Explain,
-			status:  p.Status,
+			tables:  p.Tables,
+			started: time.Now(),
 			streams: make(chan struct{}, maxStreams),
 		},
 	}

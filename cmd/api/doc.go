@@ -8,6 +8,7 @@
 //	/tables/...    the tables as text or JSON, for people and for sluice get
 //	/healthz       each module's health; fails when a loop of the agent has ended
 //	/readyz        fails until the first pass is programmed
+//	/status        a summary, for sluice status
 //	/metrics       Prometheus
 //	/monitor       drops and new flows as they happen, for sluice monitor
 //	/gc            removes connections, on the socket only, for sluice ct

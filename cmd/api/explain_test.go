@@ -158,7 +158,7 @@ func TestNetworkPolicies(t *testing.T) {
 	h := &handlers{db: db, streams: make(chan struct{}, 1)}
 	_, body := h.ask("/tables/network-policies")
 	require.Regexp(t, `^Kind +Name +Subjects `, body)
-	h.status = newTable(t, db, tables.NewNetworkPolicyStatusTable, &tables.NetworkPolicyStatus{
+	h.tables.Network = newTable(t, db, tables.NewNetworkPolicyStatusTable, &tables.NetworkPolicyStatus{
 		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")}, State: tables.PolicyPending, EntriesWanted: 5, Programmed: 3,
 	})
 	_, body = h.ask("/tables/network-policies")

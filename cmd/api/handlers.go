@@ -9,11 +9,12 @@ import (
 	"net/http/pprof"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/sluice-net/sluice/cmd/suggest"
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
@@ -33,7 +34,8 @@ type handlers struct {
 	node    tables.LocalNode
 	events  *events.Source // nil if the agent has none
 	explain *explain.Explainer
-	status  statedb.Table[*tables.NetworkPolicyStatus]
+	tables  statusTables
+	started time.Time
 	streams chan struct{} // holds a token for each request that streams
 
 	collector Collector     // nil if the agent has none
@@ -47,6 +49,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 	mux.HandleFunc("GET /{$}", h.index)
 	h.monitored(mux)
 	mux.HandleFunc("GET /version", h.version)
+	mux.HandleFunc("GET /status", h.getStatus)
 	mux.HandleFunc("GET /tables", h.listTables)
 	mux.HandleFunc("GET /tables/{table}", h.getTable)
 
@@ -85,17 +88,18 @@ func (h *handlers) metricsMux() http.Handler {
 func (h *handlers) monitored(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", h.healthz)
 	mux.HandleFunc("GET /readyz", h.readyz)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{}))
 }
 
 // table returns the table of a name, or answers the request that there is none.
 func (h *handlers) table(w http.ResponseWriter, name string) (statedb.TableMeta, bool) {
 	meta := h.db.GetTable(h.db.ReadTxn(), name)
 	if meta == nil {
-		writeJSON(w, http.StatusNotFound, errorBody{
-			Err:    fmt.Sprintf("there is no table %q; the tables are: %s", name, strings.Join(h.tableNames(), ", ")),
-			Tables: h.tableNames(),
-		})
+		names := h.tableNames()
+		hint := "the tables are: " + strings.Join(names, ", ")
+		if near := suggest.Nearest(name, names); len(near) > 0 {
+			hint = fmt.Sprintf("did you mean %s? sluice tables, or /tables, lists all", strings.Join(near, ", "))
+		}
+		writeJSON(w, http.StatusNotFound, errorBody{Err: fmt.Sprintf("there is no table %q; %s", name, hint), Tables: names})
 	}
 	return meta, meta != nil
 }
@@ -124,6 +128,7 @@ func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
 /readyz                   whether the first pass is programmed, and if not, what is pending
 /metrics                  metrics for Prometheus
 /version                  version of the agent
+/status                   summary: health, tables, policies, maps, programs, drops
 /tables                   the tables as JSON: rows, indexes, whether initialized
 /tables/TABLE             a table as text; ?format=json, ?watch=true
 /statedb/dump             all tables as JSON

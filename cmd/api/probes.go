@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/tables"
@@ -33,15 +34,20 @@ type HealthReport struct {
 // healthz answers 200 also when degraded: to be restarted by the kubelet for an
 // API server that is gone would only make things worse.
 func (h *handlers) healthz(w http.ResponseWriter, _ *http.Request) {
-	report := HealthReport{Status: statusOK, Modules: []*tables.Health{}}
-	for row := range h.health.All(h.db.ReadTxn()) {
-		report.add(row)
-	}
+	report := h.healthReport(h.db.ReadTxn())
 	status := http.StatusOK
 	if report.Status == statusFailed {
 		status = http.StatusServiceUnavailable
 	}
 	writeJSON(w, status, report)
+}
+
+func (h *handlers) healthReport(txn statedb.ReadTxn) HealthReport {
+	report := HealthReport{Status: statusOK, Modules: []*tables.Health{}}
+	for row := range h.health.All(txn) {
+		report.add(row)
+	}
+	return report
 }
 
 func (r *HealthReport) add(row *tables.Health) {

@@ -45,8 +45,8 @@ func (h *handlers) header(table statedb.AnyTable) []string {
 // row returns a row for people. That of a network policy also says whether it is in force.
 func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []string {
 	cells := []string{"-", "-"}
-	if policy, ok := row.(*tables.NetworkPolicy); ok && h.status != nil {
-		if status, _, ok := h.status.Get(txn, tables.NetworkPolicyStatusByPolicy(policy.ID())); ok {
+	if policy, ok := row.(*tables.NetworkPolicy); ok && h.tables.Network != nil {
+		if status, _, ok := h.tables.Network.Get(txn, tables.NetworkPolicyStatusByPolicy(policy.ID())); ok {
 			cells = []string{string(status.State), fmt.Sprintf("%d/%d", status.Programmed, status.EntriesWanted)}
 		}
 	}
@@ -54,7 +54,7 @@ func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []s
 }
 
 func (h *handlers) joined(table statedb.AnyTable, cells, more []string) []string {
-	if h.status == nil || table.Meta.Name() != "network-policies" {
+	if h.tables.Network == nil || table.Meta.Name() != "network-policies" {
 		return cells
 	}
 	all := append([]string{}, cells[:joinedAfter]...)

@@ -23,7 +23,7 @@ const (
 	exitOK      = 0
 	exitError   = 1
 	exitUsage   = 2 // the command line or the environment is wrong
-	exitNoAgent = 3 // no agent answers
+	exitNoAgent = 3 // no agent answers, or one that was followed went away
 )
 
 func main() {
@@ -59,9 +59,14 @@ func newRoot(stdout, stderr io.Writer) (root *cobra.Command, began *bool) {
 		Short: "A Kubernetes node agent for egress gateways and network policy",
 		Long: `Sluice is a Kubernetes node agent for egress gateways and network policy, and
 the tool to look into it: everything that it reads, decides and wants of the
-kernel is a row of a table.`,
+kernel is a row of a table.
+
+Exit codes are 0; 1 for an error, and for sluice status and explain if something
+is not as it should be; 2 for a wrong command line or environment; and 3 if no
+agent answers, or one that was followed went away.`,
 		Example: `  sluice agent                   run the agent
-  sluice tables                  list the tables of the running agent
+  sluice status                  show how the running agent is doing
+  sluice tables                  list its tables
   sluice get endpoints           show a table
   sluice get health -w           follow a table
   sluice monitor                 follow drops and new flows
@@ -79,7 +84,7 @@ kernel is a row of a table.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
-	root.AddCommand(newAgentCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newCleanupCommand(), newVersionCommand())
 	return root, began
 }
 
