@@ -59,5 +59,15 @@ func (l Labels) String() string { return l.Set().String() }
 // MarshalJSON implements [json.Marshaler]: as an object.
 func (l Labels) MarshalJSON() ([]byte, error) { return json.Marshal(l.Set()) }
 
+// UnmarshalJSON implements [json.Unmarshaler], for clients of the agent.
+func (l *Labels) UnmarshalJSON(data []byte) error {
+	var set labels.Set
+	if err := json.Unmarshal(data, &set); err != nil {
+		return err
+	}
+	*l = NewLabels(set)
+	return nil
+}
+
 // MarshalYAML implements the interface of YAML, likewise.
 func (l Labels) MarshalYAML() (any, error) { return l.Set(), nil }

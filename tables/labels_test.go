@@ -30,3 +30,21 @@ func TestLabels(t *testing.T) {
 	require.Empty(t, NewLabels(nil))
 	require.False(t, Labels(nil).Has("app"))
 }
+
+// Labels are an object in JSON, and the same again for who reads it.
+func TestLabelsInJSON(t *testing.T) {
+	for text, want := range map[string]Labels{
+		`{}`:                       {},
+		`{"app":"web","tier":"a"}`: {{"app", "web"}, {"tier", "a"}},
+	} {
+		require.Equal(t, want, NewLabels(want.Set()))
+		data, err := json.Marshal(want)
+		require.NoError(t, err)
+		require.Equal(t, text, string(data))
+		var got Labels
+		require.NoError(t, json.Unmarshal(data, &got))
+		require.Equal(t, want, got)
+	}
+	var wrong Labels
+	require.Error(t, json.Unmarshal([]byte(`["app"]`), &wrong))
+}

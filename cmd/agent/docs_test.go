@@ -99,7 +99,7 @@ func TestDocumentedTables(t *testing.T) {
 }
 
 var (
-	metricDesc = regexp.MustCompile(`fqName: "(sluice_\w+)".*variableLabels: \{([^}]*)\}`)
+	metricDesc = regexp.MustCompile(`fqName: "(sluice_\w+)".*constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}`)
 	metricRow  = regexp.MustCompile("(?m)^\\| `(sluice_\\w+)` \\| (\\w+) \\| ([\\w, ]*) \\| .")
 )
 
@@ -121,7 +121,8 @@ func TestDocumentedMetrics(t *testing.T) {
 	labels := map[string]string{}
 	for d := range descriptions {
 		if m := metricDesc.FindStringSubmatch(d.String()); m != nil {
-			labels[m[1]] = strings.ReplaceAll(m[2], ",", ", ")
+			constant, _, _ := strings.Cut(m[2], "=") // of at most one, none has more
+			labels[m[1]] = strings.ReplaceAll(constant+m[3], ",", ", ")
 		}
 	}
 	require.NotEmpty(t, labels)

@@ -78,7 +78,7 @@ func newFixture(t *testing.T, ready ...tables.Readiness) *fixture {
 			ready:   ready,
 			metrics: registry,
 			node:    tables.LocalNode{Name: "node-1"},
-			streams: make(chan struct{}, maxStreams),
+			limits:  newLimits(),
 		},
 		fruits: fruits,
 		rows:   rows,
@@ -259,17 +259,18 @@ func TestRemoteChanges(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"apple red", "pear green", "apple yellow", "pear green deleted"}, got)
-	require.Eventually(t, func() bool { return len(f.streams) == 0 }, 30*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return len(f.limits.streams.slots) == 0 }, 30*time.Second, time.Millisecond,
 		"the iterator is closed when the client leaves")
 }
 
 func TestTooManyStreams(t *testing.T) {
 	f := newFixture(t)
-	f.streams = make(chan struct{}, 1)
-	f.streams <- struct{}{}
+	for range maxStreams {
+		f.limits.streams.slots <- struct{}{}
+	}
 	status, body := f.get("/statedb/changes/fruits")
 	require.Equal(t, http.StatusServiceUnavailable, status)
-	require.Contains(t, body, "1 clients follow changes already")
+	require.Contains(t, body, "64 requests are being answered already, as many streams as there may be")
 }
 
 func TestListTables(t *testing.T) {

@@ -135,7 +135,7 @@ func newServer(p params) (*Server, error) {
 			explain: p.Explain,
 			tables:  p.Tables,
 			started: time.Now(),
-			streams: make(chan struct{}, maxStreams),
+			limits:  newLimits(),
 		},
 	}
 	if p.GC != nil {
@@ -153,8 +153,10 @@ func newServer(p params) (*Server, error) {
 			return kernel.Dir()
 		}
 	}
-	if err := p.Register.Register(s.handlers.readyMetric()); err != nil {
-		return nil, err
+	for _, c := range append(s.handlers.limits.collectors(), s.handlers.readyMetric()) {
+		if err := p.Register.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics of the API: %w", err)
+		}
 	}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
 	return s, nil

@@ -52,7 +52,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 			Key: bpf.PolicyKeyOf(1, 0, bpf.DirectionIngress, protocol, port, bits), Value: v, Rules: rules, Status: reconciler.StatusDone(),
 		}
 	}
-	return &handlers{db: db, health: health, streams: make(chan struct{}, 1), explain: explain.New(explain.Tables{
+	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
 		Endpoints: newTable(t, db, newEndpoints, &tables.Endpoint{
 			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr}, LabelSet: &tables.LabelSet{},
@@ -155,7 +155,7 @@ func TestNetworkPolicies(t *testing.T) {
 	name := func(text string) tables.Name { return tables.Name{Namespace: "shop", Name: text} }
 	newTable(t, db, tables.NewNetworkPolicyTable,
 		&tables.NetworkPolicy{Kind: tables.PolicyKubernetes, Name: name("web")}, &tables.NetworkPolicy{Kind: tables.PolicyKubernetes, Name: name("new")})
-	h := &handlers{db: db, streams: make(chan struct{}, 1)}
+	h := &handlers{db: db, limits: newLimits()}
 	_, body := h.ask("/tables/network-policies")
 	require.Regexp(t, `^Kind +Name +Subjects `, body)
 	h.tables.Network = newTable(t, db, tables.NewNetworkPolicyStatusTable, &tables.NetworkPolicyStatus{

@@ -142,7 +142,7 @@ func parseGCRequest(body []byte) (*GCRequest, error) {
 func (h *handlers) gc(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		writeError(w, bodyStatus(err), "read the request: %v", err)
+		h.limits.bodyError(w, err)
 		return
 	}
 	request, err := parseGCRequest(body)
@@ -187,5 +187,6 @@ func (h *handlers) checkBPFFS(bpffs string) error {
 
 // gcElsewhere answers those who are not the owner of the socket.
 func (h *handlers) gcElsewhere(w http.ResponseWriter, _ *http.Request) {
+	h.limits.refuse(refusedWrite)
 	writeError(w, http.StatusForbidden, "connections are removed for the owner of the agent's UNIX socket only: use that instead of TCP")
 }

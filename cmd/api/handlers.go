@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sluice-net/sluice/cmd/suggest"
 	"github.com/sluice-net/sluice/cmd/version"
@@ -20,9 +21,6 @@ import (
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/explain"
 )
-
-// maxStreams bounds the requests that follow the changes of a table, or events.
-const maxStreams = 64
 
 // handlers answers the requests.
 type handlers struct {
@@ -36,7 +34,7 @@ type handlers struct {
 	explain *explain.Explainer
 	tables  statusTables
 	started time.Time
-	streams chan struct{} // holds a token for each request that streams
+	limits  *limits
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
@@ -49,20 +47,23 @@ func (h *handlers) mux(owner bool) http.Handler {
 	mux.HandleFunc("GET /{$}", h.index)
 	h.monitored(mux)
 	mux.HandleFunc("GET /version", h.version)
-	mux.HandleFunc("GET /status", h.getStatus)
+	question := func(pattern string, next http.HandlerFunc) {
+		mux.Handle(pattern, h.limits.bound(h.limits.questions, next))
+	}
+	question("GET /status", h.getStatus)
 	mux.HandleFunc("GET /tables", h.listTables)
 	mux.HandleFunc("GET /tables/{table}", h.getTable)
 
 	wire := http.StripPrefix("/statedb", h.db.HTTPHandler())
-	mux.Handle("GET /statedb/dump", wire)
-	mux.Handle("GET /statedb/dump/{table}", h.known(wire))
-	mux.Handle("GET /statedb/query", h.query(wire))
+	mux.Handle("GET /statedb/dump", h.limits.bound(h.limits.dumps, wire))
+	mux.Handle("GET /statedb/dump/{table}", h.limits.bound(h.limits.dumps, h.known(wire)))
+	question("GET /statedb/query", h.query(wire))
 	mux.HandleFunc("GET /statedb/changes/{table}", h.changes)
 
 	mux.HandleFunc("GET /monitor", h.monitor)
-	mux.HandleFunc("GET /rules", h.rules)
-	mux.HandleFunc("GET /explain/policy", h.explainPolicy)
-	mux.HandleFunc("GET /explain/egress", h.explainEgress)
+	question("GET /rules", h.rules)
+	question("GET /explain/policy", h.explainPolicy)
+	question("GET /explain/egress", h.explainEgress)
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)
@@ -74,7 +75,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 	} else {
 		mux.HandleFunc("POST /gc", h.gcElsewhere)
 	}
-	return guard(h.log, mux)
+	return guard(h.log, h.limits, mux)
 }
 
 // metricsMux returns the paths for those who watch over the agent from elsewhere: no
@@ -82,12 +83,13 @@ func (h *handlers) mux(owner bool) http.Handler {
 func (h *handlers) metricsMux() http.Handler {
 	mux := http.NewServeMux()
 	h.monitored(mux)
-	return guard(h.log, mux)
+	return guard(h.log, h.limits, mux)
 }
 
 func (h *handlers) monitored(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", h.healthz)
 	mux.HandleFunc("GET /readyz", h.readyz)
+	mux.Handle("GET /metrics", h.limits.bound(h.limits.scrapes, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{})))
 }
 
 // table returns the table of a name, or answers the request that there is none.

@@ -56,7 +56,7 @@ func (h *handlers) monitor(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusServiceUnavailable, "this agent has no events")
 		return
 	}
-	release, ok := h.stream(w)
+	release, ok := h.limits.admit(w, r, h.limits.streams)
 	if !ok {
 		return
 	}

@@ -158,7 +158,7 @@ func TestMonitor(t *testing.T) {
 	require.NoError(t, all.body.Close())
 	require.Eventually(t, func() bool { return o.monitors.NumObjects(o.db.ReadTxn()) == 0 }, 30*time.Second, time.Millisecond,
 		"its row goes with the client")
-	require.Eventually(t, func() bool { return len(o.server.handlers.streams) == 2 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(o.server.handlers.limits.streams.slots) == 2 }, 30*time.Second, time.Millisecond)
 	o.stop() // is not held up by the others
 	require.False(t, drops.lines.Scan())
 }
@@ -183,11 +183,11 @@ func TestMonitorRefuses(t *testing.T) {
 		require.Contains(t, answer.Err, message, query)
 	}
 	for range maxStreams {
-		o.server.handlers.streams <- struct{}{}
+		o.server.handlers.limits.streams.slots <- struct{}{}
 	}
 	status, body := h.get("/monitor")
 	require.Equal(t, http.StatusServiceUnavailable, status)
-	require.Contains(t, body, "64 clients follow changes already")
+	require.Contains(t, body, "as many streams as there may be")
 	require.Zero(t, o.monitors.NumObjects(o.db.ReadTxn()))
 
 	status, body = newFixture(t).get("/monitor")

@@ -6,14 +6,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"time"
 )
 
 const (
-	maxBody      = 1 << 20          // of a request
+	maxBody      = 1 << 20          // bytes of a request
+	piece        = 64 << 10         // bytes of a response that a client has to take in one time
 	writeTimeout = 30 * time.Second // for a client to take one piece of the response
+	readTimeout  = 10 * time.Second // for it to send the body of a request
+	longest      = 5 * time.Minute  // for it to take a whole response, if it is not one that goes on
 )
 
 // errorBody is the JSON of an error. "err" is where StateDB's client looks.
@@ -54,12 +59,15 @@ func writeError(w http.ResponseWriter, status int, format string, args ...any) {
 // long a client may take.
 type response struct {
 	http.ResponseWriter
+	limits  *limits
 	control *http.ResponseController
+	until   time.Time // all has to be taken, zero for no such time
 	wrote   bool
+	cut     bool // the client was too slow
 }
 
-func newResponse(w http.ResponseWriter) *response {
-	return &response{ResponseWriter: w, control: http.NewResponseController(w)}
+func newResponse(w http.ResponseWriter, l *limits) *response {
+	return &response{ResponseWriter: w, limits: l, control: http.NewResponseController(w)}
 }
 
 // Unwrap is for [http.ResponseController].
@@ -73,32 +81,69 @@ func (r *response) WriteHeader(status int) {
 	}
 }
 
-// Write implements [http.ResponseWriter].
-func (r *response) Write(b []byte) (int, error) {
+// Write implements [http.ResponseWriter]. Each piece has its own time.
+func (r *response) Write(b []byte) (n int, err error) {
 	r.wrote = true
-	r.extend()
-	return r.ResponseWriter.Write(b)
+	for {
+		r.extend()
+		m, err := r.ResponseWriter.Write(b[n:min(n+piece, len(b))])
+		if n += m; err != nil {
+			r.count(err)
+		}
+		if err != nil || n == len(b) {
+			return n, err
+		}
+	}
 }
 
 // Flush implements [http.Flusher].
 func (r *response) Flush() {
 	r.wrote = true
 	r.extend()
-	r.control.Flush() // fails when the client is gone, which ends the request anyway
+	r.count(r.control.Flush()) // the next write fails too
 }
 
 func (r *response) extend() {
-	r.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not supported by recorders
+	deadline := time.Now().Add(r.limits.writeTimeout)
+	if !r.until.IsZero() && r.until.Before(deadline) {
+		deadline = r.until
+	}
+	r.control.SetWriteDeadline(deadline) // not supported by recorders
+}
+
+// count counts a client that was too slow, once.
+func (r *response) count(err error) {
+	if !r.cut && errors.Is(err, os.ErrDeadlineExceeded) {
+		r.cut = true
+		r.limits.refuse(refusedSlow)
+	}
+}
+
+// timedBody is the body of a request that has to be sent in time. Once it is read
+// the connection has all the time of the world again, in which it is watched for
+// the client's leaving.
+type timedBody struct {
+	io.ReadCloser
+	control *http.ResponseController
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.control.SetReadDeadline(time.Time{}) // not supported by recorders
+	}
+	return n, err
 }
 
 // guard bounds the body of requests and answers a handler that panics, as
 // StateDB's do on what they do not expect, with a status of 400.
-func guard(log *slog.Logger, next http.Handler) http.Handler {
+func guard(log *slog.Logger, l *limits, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Body != nil {
-			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		resp := newResponse(w, l)
+		if r.Body != nil && r.Body != http.NoBody {
+			resp.control.SetReadDeadline(time.Now().Add(l.readTimeout)) // not supported by recorders
+			r.Body = &timedBody{http.MaxBytesReader(w, r.Body, maxBody), resp.control}
 		}
-		resp := newResponse(w)
 		defer func() {
 			cause := recover()
 			switch {
@@ -115,13 +160,4 @@ func guard(log *slog.Logger, next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(resp, r)
 	})
-}
-
-// bodyStatus returns the status for a body that could not be read.
-func bodyStatus(err error) int {
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
-		return http.StatusRequestEntityTooLarge
-	}
-	return http.StatusBadRequest
 }

@@ -17,7 +17,7 @@ import (
 
 // A handler that panics once it wrote must not look as if it had finished.
 func TestPanicAfterWriting(t *testing.T) {
-	srv := httptest.NewServer(guard(slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	srv := httptest.NewServer(guard(slog.New(slog.DiscardHandler), newLimits(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, strings.Repeat("x", 10000))
 		panic(errors.New("marshal"))
 	})))

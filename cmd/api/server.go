@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,6 +24,7 @@ const (
 	readHeaderTimeout = 5 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 64 << 10
+	maxConnections    = 1024 // of a listener; further ones wait
 )
 
 // Server is the HTTP server of the agent.
@@ -98,7 +100,7 @@ func (s *Server) listen() (listeners []listener, err error) {
 			return listeners, err
 		}
 		s.addr = l.Addr()
-		listeners = append(listeners, listener{l, s.handlers.mux(false)})
+		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.APIListen, s.handlers.mux(false))})
 	}
 	if s.config.MetricsListen != "" {
 		l, err := listenTCP("--metrics-listen", s.config.MetricsListen)
@@ -106,7 +108,7 @@ func (s *Server) listen() (listeners []listener, err error) {
 			return listeners, err
 		}
 		s.metrics = l.Addr()
-		listeners = append(listeners, listener{l, s.handlers.metricsMux()})
+		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.MetricsListen, s.handlers.metricsMux())})
 	}
 	if s.config.Socket != "" {
 		l, err := listenUnix(s.config.Socket)
@@ -140,7 +142,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) {
 	}
 	s.servers = append(s.servers, srv)
 	s.serving.Go(func() {
-		err := srv.Serve(l)
+		err := srv.Serve(netutil.LimitListener(l, maxConnections))
 		if errors.Is(err, http.ErrServerClosed) {
 			return
 		}

@@ -84,6 +84,13 @@ func TestServer(t *testing.T) {
 	local := overSocket(t, socket)
 	require.Equal(t, http.StatusOK, status(http.DefaultClient, s.URL()+"/healthz"))
 	require.Equal(t, http.StatusNotFound, status(http.DefaultClient, s.URL()+"/debug/pprof/cmdline"))
+	rebound, err := http.NewRequest(http.MethodGet, s.URL()+"/healthz", nil)
+	require.NoError(t, err)
+	rebound.Host = "attacker.example"
+	resp, err := http.DefaultClient.Do(rebound)
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, http.StatusForbidden, resp.StatusCode)
 	require.Equal(t, http.StatusOK, status(local, "http://sluice/healthz"))
 	require.Equal(t, http.StatusOK, status(local, "http://sluice/debug/pprof/cmdline"))
 
@@ -92,7 +99,7 @@ func TestServer(t *testing.T) {
 	require.Equal(t, fs.ModeSocket|0o600, info.Mode())
 
 	// A client that follows changes does not hold up the stop.
-	resp, err := local.Get("http://sluice/statedb/changes/health")
+	resp, err = local.Get("http://sluice/statedb/changes/health")
 	require.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 }

@@ -34,11 +34,11 @@ func (h *handlers) known(next http.Handler) http.Handler {
 }
 
 // query passes on queries that StateDB can answer.
-func (h *handlers) query(next http.Handler) http.Handler {
+func (h *handlers) query(next http.Handler) http.HandlerFunc {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
-			writeError(w, bodyStatus(err), "read the query: %v", err)
+			h.limits.bodyError(w, err)
 			return
 		}
 		var q statedb.QueryRequest
@@ -88,23 +88,12 @@ func (h *handlers) changes(w http.ResponseWriter, r *http.Request) {
 	)
 }
 
-// stream admits a request that streams, or answers it that there are too many.
-func (h *handlers) stream(w http.ResponseWriter) (release func(), ok bool) {
-	select {
-	case h.streams <- struct{}{}:
-		return func() { <-h.streams }, true
-	default:
-		writeError(w, http.StatusServiceUnavailable, "%d clients follow changes already", cap(h.streams))
-		return nil, false
-	}
-}
-
 // follow calls each with what changed in a table, beginning with all rows, and
 // alive when nothing did for a while, until one fails or the client leaves.
 func (h *handlers) follow(w http.ResponseWriter, r *http.Request, meta statedb.TableMeta,
 	each func(statedb.ReadTxn, iter.Seq[change]) error, alive func() error,
 ) {
-	release, ok := h.stream(w)
+	release, ok := h.limits.admit(w, r, h.limits.streams)
 	if !ok {
 		return
 	}

@@ -76,12 +76,16 @@ func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case o.json && o.watch:
 		writeError(w, http.StatusBadRequest, "watch as JSON is /statedb/changes/%s", meta.Name())
-	case o.json:
-		h.writeRows(w, table)
 	case o.watch:
 		h.watchTable(w, r, table, o)
 	default:
-		h.writeTable(w, table, o)
+		h.limits.bound(h.limits.dumps, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if o.json {
+				h.writeRows(w, table)
+			} else {
+				h.writeTable(w, table, o)
+			}
+		})).ServeHTTP(w, r)
 	}
 }
 

@@ -101,9 +101,9 @@ func TestMonitor(t *testing.T) {
 	drops.ends(exitOK)
 	require.Empty(t, drops.stderr.String())
 	require.Equal(t, exitOK, p.stop(t, syscall.SIGTERM), "who follows does not hold up the stop: %s", &p.stderr)
-	all.ends(exitError)
+	all.ends(exitNoAgent)
 	require.Contains(t, all.stderr.String(), "the agent closed the connection")
-	asJSON.ends(exitError)
+	asJSON.ends(exitNoAgent)
 
 	r = sluice(t, "monitor")
 	require.Equal(t, exitNoAgent, r.code)
