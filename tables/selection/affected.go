@@ -161,7 +161,8 @@ func (m *members) affectedInside(txn statedb.ReadTxn, prefix netip.Prefix, affec
 }
 
 // affectedByEndpoint is nothing for one with known labels at a known place, as
-// long as no other is the last of its kind.
+// long as no other is the last of its kind. Members of a label set that is about to
+// be derived, or has gone, are told of by that one.
 func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpoint, affect func(memberKey)) {
 	moved := old == nil || new == nil || old.Node != new.Node || old.LabelSet.ID != new.LabelSet.ID
 	if !moved && slices.Equal(old.Addrs, new.Addrs) && old.Created.Equal(new.Created) {
@@ -171,11 +172,12 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 		if e == nil {
 			continue
 		}
-		if moved {
+		_, _, known := m.LabelSets.Get(txn, tables.LabelSetByID(e.LabelSet.ID))
+		if moved && known {
 			m.affectedByEgressEndpoint(txn, e, affect)
 		}
-		for _, s := range []*policyScope{m.peers, m.subjects} {
-			if !s.place.complete(txn, e) {
+		for _, s := range [...]*policyScope{m.peers, m.subjects} {
+			if known && !s.place.complete(txn, e) {
 				affect(memberKey{role: s.role, set: e.LabelSet.ID})
 			}
 			for _, addr := range e.Addrs {
@@ -199,7 +201,7 @@ func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoi
 		return
 	}
 	if !tables.ChosenByNoEgress(txn, m.Output, e.LabelSet.ID) {
-		affect(key) // the label set is about to be derived, or was about to go
+		affect(key) // the label set was about to go
 	}
 }
 

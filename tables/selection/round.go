@@ -20,6 +20,7 @@ type round struct {
 
 	planned []memberKey
 	empty   bool                             // the table has no rows yet
+	few     bool                             // members are looked at, as when a pod comes
 	order   []evaluation                     // of the keys with members
 	at      map[memberKey]int                // in order
 	parts   map[uint32][]*tables.ClassMember // wanted, by the class that they were in
@@ -60,13 +61,17 @@ func (r *round) evaluated(key memberKey) *evaluation {
 	return nil
 }
 
+// few are so few members that it is not worth to make a map of what they have in
+// common.
+const few = 4
+
 func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 	count := 0 // all label sets are of peers, few are under other roles
 	if p.role == bpf.RolePeer {
 		count = len(keys)
 	}
 	r := &round{
-		partition: p, txn: txn, next: 1, empty: p.Output.NumObjects(txn) == 0,
+		partition: p, txn: txn, next: 1, empty: p.Output.NumObjects(txn) == 0, few: len(keys) <= few,
 		order: make([]evaluation, 0, count), at: make(map[memberKey]int, count),
 		parts: map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},

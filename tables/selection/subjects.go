@@ -39,6 +39,9 @@ func (s *subjectPlace) signatures(r *round, key memberKey) []*tables.ClassMember
 
 // isHere is [subjectPlace.here] for a round, which may ask of all label sets.
 func (s *subjectPlace) isHere(r *round, id tables.LabelSetID) bool {
+	if r.few {
+		return s.here(r.txn, id)
+	}
 	if r.here == nil {
 		r.here = map[tables.LabelSetID]struct{}{}
 		for e := range s.Places.Endpoints.List(r.txn, tables.EndpointsHere()) {
