@@ -68,10 +68,10 @@ func (c *ipcacheParams) classesReady(txn statedb.ReadTxn) (ready bool, changed [
 	if c.resuming(txn) {
 		return true, nil
 	}
-	_, membersChanged := c.Members.ListWatch(txn, tables.ClassRowsOfRole(bpf.RolePeer))
-	_, readinessChanged := c.Readiness.AllWatch(txn)
 	for _, class := range c.classesOfMany(txn) {
 		if !c.ready(txn, class) {
+			_, membersChanged := c.Members.ListWatch(txn, tables.ClassRowsOfRole(bpf.RolePeer))
+			_, readinessChanged := c.Readiness.AllWatch(txn)
 			return false, []<-chan struct{}{membersChanged, readinessChanged}
 		}
 	}

@@ -124,15 +124,16 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 	if r.Await == nil {
 		return true
 	}
-	inTime, cancel := context.WithTimeout(ctx, awaitMost)
-	defer cancel()
-	for {
-		ready, changed := r.Await(r.db.ReadTxn())
-		if ready || r.inVain || !r.wait.any(inTime, changed) {
-			r.inVain = !ready
-			return ctx.Err() == nil
+	ready, changed := r.Await(r.db.ReadTxn())
+	if !ready && !r.inVain {
+		inTime, cancel := context.WithTimeout(ctx, awaitMost)
+		defer cancel()
+		for !ready && r.wait.any(inTime, changed) {
+			ready, changed = r.Await(r.db.ReadTxn())
 		}
 	}
+	r.inVain = !ready
+	return ctx.Err() == nil
 }
 
 // round takes in the changes since the last one, and returns channels of which
