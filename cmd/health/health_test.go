@@ -96,6 +96,18 @@ func TestRepeatedReportWritesNothing(t *testing.T) {
 	require.Equal(t, 102, f.get("bad").Count)
 }
 
+// Who says how many rows there are now does not wait for the table of health.
+func TestNewMessageWritesNothingYet(t *testing.T) {
+	f := newFixture(t)
+	h := f.Scope("loop")
+	h.OK("1 row")
+	wtxn := f.db.WriteTxn(f.table)
+	h.OK("2 rows")
+	wtxn.Abort()
+	require.Equal(t, "1 row", f.get("loop").Message)
+	require.Eventually(t, func() bool { return f.get("loop").Message == "2 rows" }, 30*time.Second, time.Millisecond)
+}
+
 func TestChangingMessagesSettle(t *testing.T) {
 	f := newFixture(t)
 	h := f.Scope("loop")

@@ -13,8 +13,9 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// settle is how long a new message may be held back while the level stays OK.
-// Loops that put counts into their message would else write a row every round.
+// settle is how long a new message is held back while the level stays OK. Loops
+// that put counts into their message would else write a row every round, while what
+// follows from the round is under way.
 const settle = 200 * time.Millisecond
 
 // jobPrefix begins the names of the scopes that hive opens for one-shot jobs.
@@ -95,7 +96,6 @@ type scope struct {
 	mu      sync.Mutex
 	row     tables.Health  // the last report; ID never changes
 	inTable *tables.Health // what this scope last put into the table
-	written time.Time      // when it did
 	held    bool           // the row in the table is older than the last report
 	closed  bool
 }
@@ -132,26 +132,25 @@ func (s *scope) report(level cell.Level, message string, err error) {
 		s.row.Count++
 		return
 	}
-	now := time.Now()
 	if !sameLevel {
-		s.row.Since, s.row.Count = now, 0
+		s.row.Since, s.row.Count = time.Now(), 0
 	}
 	s.row.Level, s.row.Message, s.row.Error = level, message, errText
 	s.row.Count++
-	if sameLevel && level == cell.StatusOK && now.Sub(s.written) < settle {
+	if sameLevel && level == cell.StatusOK {
 		if !s.held {
 			s.held = true
 			s.reporter.hold(s)
 		}
 		return
 	}
-	s.write(now)
+	s.write()
 }
 
 // write puts the last report into the table. The caller holds s.mu.
-func (s *scope) write(now time.Time) {
+func (s *scope) write() {
 	row := s.row
-	s.inTable, s.written, s.held = &row, now, false
+	s.inTable, s.held = &row, false
 	wtxn := s.reporter.db.WriteTxn(s.reporter.table)
 	defer wtxn.Abort()
 	s.reporter.table.Insert(wtxn, &row) // fails only if the transaction is misused
@@ -162,7 +161,7 @@ func (s *scope) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held && !s.closed {
-		s.write(time.Now())
+		s.write()
 	}
 }
 
@@ -187,7 +186,7 @@ func (s *scope) close() {
 	}
 	if s.row.Level == cell.StatusDegraded && strings.HasPrefix(s.name, jobPrefix) {
 		s.row.Ended = true
-		s.write(time.Now())
+		s.write()
 		return
 	}
 	wtxn := s.reporter.db.WriteTxn(s.reporter.table)
