@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
+	remembered "github.com/sluice-net/sluice/tables/former"
 )
 
 // maxScrubbed is how many addresses one pass removes.
@@ -62,13 +63,13 @@ type watcher struct {
 	endpoints statedb.Table[*tables.Endpoint]
 	nodes     statedb.Table[*tables.Node]
 
-	// known has the addresses of each endpoint: what a changed row had before is
-	// not to be learnt otherwise.
-	known map[tables.Name][]netip.Addr
+	// known has each endpoint as it was: what a changed row had before is not to be
+	// learnt otherwise.
+	known *remembered.Rows[*tables.Endpoint]
 }
 
 func newWatcher(r *Runner, db *statedb.DB, endpoints statedb.Table[*tables.Endpoint], nodes statedb.Table[*tables.Node]) *watcher {
-	w := &watcher{r, db, endpoints, nodes, map[tables.Name][]netip.Addr{}}
+	w := &watcher{r, db, endpoints, nodes, remembered.NewRows(endpoints.PrimaryIndexer())}
 	r.owned = w.owned
 	return w
 }
@@ -107,6 +108,7 @@ func (w *watcher) run(ctx context.Context, health cell.Health) error {
 	}
 	defer changes.Close()
 	wtxn.Commit()
+	w.known.Reserve(w.endpoints.NumObjects(w.db.ReadTxn()))
 	w.runner.Enable()
 	health.OK("Following endpoints")
 	for {
@@ -125,15 +127,16 @@ func (w *watcher) run(ctx context.Context, health cell.Health) error {
 // changed has the addresses scrubbed that an endpoint does not have any more.
 func (w *watcher) changed(change statedb.Change[*tables.Endpoint]) {
 	e := change.Object
-	before := w.known[e.Name]
 	if change.Deleted {
-		delete(w.known, e.Name)
-		w.runner.scrubs.add(before...)
+		if before, had := w.known.Forget(e); had {
+			w.runner.scrubs.add(before.Addrs...)
+		}
 		w.runner.scrubs.add(e.Addrs...) // that it came and went with
 		return
 	}
-	w.known[e.Name] = e.Addrs
-	w.runner.scrubs.add(slices.DeleteFunc(slices.Clone(before), func(a netip.Addr) bool {
-		return slices.Contains(e.Addrs, a)
-	})...)
+	if before, had := w.known.Swap(e); had {
+		w.runner.scrubs.add(slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
+			return slices.Contains(e.Addrs, a)
+		})...)
+	}
 }

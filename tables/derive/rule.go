@@ -6,6 +6,8 @@ import (
 	"iter"
 
 	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables/former"
 )
 
 // Rule declares a derived table. Key is what the work is divided by: all rows
@@ -143,7 +145,7 @@ type input[In any, Key comparable] struct {
 	watch    <-chan struct{}  // closes when there are more; nil before the first round
 
 	// seen has each row as affects was last called with it, nil if it is keyed.
-	seen *memory[In]
+	seen *former.Rows[In]
 }
 
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
@@ -157,7 +159,7 @@ func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 	i.iterator, err = i.table.Changes(wtxn)
 	wtxn.Commit()
 	if !i.keyed {
-		i.seen = newMemory(i.table.PrimaryIndexer())
+		i.seen = former.NewRows(i.table.PrimaryIndexer())
 	}
 	return err
 }
@@ -172,6 +174,8 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 			return i.watch
 		}
 		<-i.watch
+	} else if i.seen != nil && i.matters == nil {
+		i.seen.Reserve(i.table.NumObjects(txn))
 	}
 	changes, _ := i.iterator.Next(txn)
 	for change := range changes {
@@ -199,12 +203,12 @@ func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect fun
 	var old In
 	var hadOld bool
 	if gone {
-		old, hadOld = i.seen.forget(row)
+		old, hadOld = i.seen.Forget(row)
 		if !hadOld {
 			return // it came and went between two rounds
 		}
 	} else {
-		old, hadOld = i.seen.swap(row)
+		old, hadOld = i.seen.Swap(row)
 	}
 	if i.initially != nil {
 		i.initially(txn, row, affect)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package former frees what tables were.
+// Package former is about what tables were: it frees what StateDB keeps of it, and
+// remembers single rows.
 //
 // StateDB keeps what each index of a table was before its last transaction, until
 // the next one begins. After a transaction that has replaced all rows that is as much
