@@ -31,6 +31,15 @@ var FakeCell = module(
 	kubernetes.FakeCell,
 )
 
+// source says which kinds of objects are read to which tables.
+func source(cfg objects.Config, t objects.Tables) tables.SourceOut {
+	out := tables.NewSourceOut(cfg.Source, t.Sources)
+	for _, k := range objects.Kinds(cfg.EndpointSource) {
+		out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: k.Store(&t).Table, What: k.Source()})
+	}
+	return out
+}
+
 func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
 	return cell.Module(
 		"sources",
@@ -65,6 +74,7 @@ func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
 			statedb.RWTable[*tables.CiliumNode].ToTable,
 			statedb.RWTable[*tables.ObjectSource].ToTable,
 		),
+		cell.Provide(source),
 		cell.Invoke(objects.Config.Validate),
 		cell.Invoke(reportInvalid, reportLocalNode),
 

@@ -25,6 +25,7 @@ import (
 	forwardingtables "github.com/sluice-net/sluice/tables/forwarding"
 	policytables "github.com/sluice-net/sluice/tables/policy"
 	"github.com/sluice-net/sluice/tables/selection"
+	"github.com/sluice-net/sluice/tables/story"
 )
 
 // Dataflow has the modules from the base tables to the kernel: all that does
@@ -77,6 +78,9 @@ var Dataflow = cell.Group(
 
 	// What the tables and the maps make of a packet, and why.
 	explain.Cell,
+
+	// What comes of one policy, from its object to the maps.
+	story.Cell,
 
 	// Programs at devices, and the overlay device.
 	attach.Cell,

@@ -19,10 +19,13 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/explain"
+	"github.com/sluice-net/sluice/tables/story"
 )
 
 // Cell serves the API while the agent runs, and provides the script command
@@ -110,6 +113,11 @@ type params struct {
 
 	Explain *explain.Explainer `optional:"true"`
 	Tables  statusTables
+	Story   *story.Teller `optional:"true"`
+
+	Sources []tables.Source `group:"sources"`
+	Rules   *derive.Metrics `optional:"true"`
+	Control *bpfmap.Control `optional:"true"`
 }
 
 func newServer(p params) (*Server, error) {
@@ -118,6 +126,10 @@ func newServer(p params) (*Server, error) {
 	}
 	if p.Config.APIListen == "" && p.Config.Socket == "" {
 		return nil, errors.New("--api-listen and --socket are both empty: nothing could tell what the agent does")
+	}
+	flow, err := newDataflow(p)
+	if err != nil {
+		return nil, err
 	}
 	s := &Server{
 		log:        p.Log,
@@ -136,6 +148,8 @@ func newServer(p params) (*Server, error) {
 			tables:  p.Tables,
 			started: time.Now(),
 			limits:  newLimits(),
+			story:   p.Story,
+			flow:    flow,
 		},
 	}
 	if p.GC != nil {

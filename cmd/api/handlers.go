@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/explain"
+	"github.com/sluice-net/sluice/tables/story"
 )
 
 // handlers answers the requests.
@@ -35,6 +36,8 @@ type handlers struct {
 	tables  statusTables
 	started time.Time
 	limits  *limits
+	story   *story.Teller // nil if the agent has none
+	flow    *dataflow
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
@@ -45,6 +48,7 @@ type handlers struct {
 func (h *handlers) mux(owner bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", h.index)
+	mux.HandleFunc("GET /web/{file}", servePageFile)
 	h.monitored(mux)
 	mux.HandleFunc("GET /version", h.version)
 	question := func(pattern string, next http.HandlerFunc) {
@@ -64,6 +68,8 @@ func (h *handlers) mux(owner bool) http.Handler {
 	question("GET /rules", h.rules)
 	question("GET /explain/policy", h.explainPolicy)
 	question("GET /explain/egress", h.explainEgress)
+	question("GET /graph", h.graph)
+	question("GET /story", h.tellStory)
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)
@@ -122,7 +128,13 @@ func (h *handlers) version(w http.ResponseWriter, _ *http.Request) {
 	}{version.Get(), h.node.Name})
 }
 
-func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
+// index answers browsers with the page, and others with what there is.
+func (h *handlers) index(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Vary", "Accept")
+	if wantsPage(r) {
+		servePage(w, r, "index.html")
+		return
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	fmt.Fprintf(w, `%s on node %s
 
@@ -136,10 +148,12 @@ func (h *handlers) index(w http.ResponseWriter, _ *http.Request) {
 /statedb/dump             all tables as JSON
 /statedb/dump/TABLE       a table as JSON
 /statedb/query            rows by index, as StateDB's RemoteTable asks for them
-/statedb/changes/TABLE    rows as they change, a JSON object a line
+/statedb/changes/TABLE    rows as they change, a JSON object a line; ?cells=true as they are shown to people
 /monitor                  drops and new flows as they happen, a JSON object a line; ?kind=, ?reason=, ?pod=
 /explain/policy           what network policies say of a packet, and why; ?from=, ?to=, ?port=, ?protocol=
 /explain/egress           by which gateway a packet leaves, and why; ?from=, ?to=
+/story                    what comes of one policy, from the object to the maps; ?policy=KIND/NAMESPACE/NAME
+/graph                    how data flows from sources through tables to maps and programs, and where it is stuck
 /rules                    rules of network policies in force, and how many packets they decided
 /gc                       POST: remove connections, on the socket only
 /debug/pprof/             profiles, on the socket only

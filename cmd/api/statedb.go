@@ -73,6 +73,15 @@ func (h *handlers) changes(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
+	cells, err := boolean(r.URL.Query(), "cells")
+	switch {
+	case err != nil:
+		writeError(w, http.StatusBadRequest, "%v", err)
+		return
+	case cells:
+		h.cells(w, r, statedb.AnyTable{Meta: meta})
+		return
+	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	enc := json.NewEncoder(w)
 	h.follow(w, r, meta,

@@ -104,10 +104,8 @@ func parseTableQuery(query url.Values) (o tableQuery, err error) {
 		return o, fmt.Errorf("unknown format %q: want table or json", format)
 	}
 	for name, value := range map[string]*bool{"watch": &o.watch, "color": &o.color} {
-		if text := query.Get(name); text != "" {
-			if *value, err = strconv.ParseBool(text); err != nil {
-				return o, fmt.Errorf("unknown value %q of %s: want true or false", text, name)
-			}
+		if *value, err = boolean(query, name); err != nil {
+			return o, err
 		}
 	}
 	if text := query.Get("longest"); text != "" {
@@ -116,6 +114,18 @@ func parseTableQuery(query url.Values) (o tableQuery, err error) {
 		}
 	}
 	return o, nil
+}
+
+// boolean returns a parameter of a request, false if it is not given.
+func boolean(query url.Values, name string) (value bool, err error) {
+	text := query.Get(name)
+	if text == "" {
+		return false, nil
+	}
+	if value, err = strconv.ParseBool(text); err != nil {
+		return false, fmt.Errorf("unknown value %q of %s: want true or false", text, name)
+	}
+	return value, nil
 }
 
 // text returns a writer of rows that look as they are wanted, below the columns of a table.

@@ -20,6 +20,9 @@ var Cell = cell.Module(
 	cell.Provide(
 		statedb.RWTable[*tables.Health].ToTable,
 		NewReporter,
+		func(health statedb.RWTable[*tables.Health]) tables.SourceOut {
+			return tables.NewSourceOut("modules", health)
+		},
 		func(db *statedb.DB, table statedb.Table[*tables.Health]) hive.ScriptCmdOut {
 			return hive.NewScriptCmd("health", command(db, table))
 		},

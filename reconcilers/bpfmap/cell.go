@@ -33,6 +33,7 @@ var Cell = cell.Module(
 	cell.Provide(
 		newControl,
 		statedb.RWTable[*tables.BPFMap].ToTable,
+		func(maps statedb.RWTable[*tables.BPFMap]) tables.SourceOut { return tables.NewSourceOut("maps", maps) },
 		commands,
 	),
 )
@@ -122,7 +123,7 @@ func newControl(p controlParams) (*Control, error) {
 }
 
 // add makes the report of one map.
-func (c *Control) add(db *statedb.DB, spec bpf.Spec) (*report, error) {
+func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, ok := c.reports[spec.Name]; ok {
@@ -132,6 +133,7 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec) (*report, error) {
 	defer wtxn.Abort()
 	r := &report{
 		name:     spec.Name,
+		flow:     flow,
 		db:       db,
 		table:    c.table,
 		ready:    c.table.RegisterInitializer(wtxn, spec.Name),
@@ -142,6 +144,24 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec) (*report, error) {
 	wtxn.Commit()
 	c.reports[spec.Name] = r
 	return r, nil
+}
+
+// Flow says between which tables a map is.
+type Flow struct {
+	Map     string
+	Desired string // the table of what it shall hold
+	Entries string // the table of what it holds
+}
+
+// Flows returns the flow of each map that has a reconciler, in order of the maps.
+func (c *Control) Flows() []Flow {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var flows []Flow
+	for _, name := range slices.Sorted(maps.Keys(c.reports)) {
+		flows = append(flows, c.reports[name].flow)
+	}
+	return flows
 }
 
 func (c *Control) find(name string) (*report, error) {

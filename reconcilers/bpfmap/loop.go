@@ -63,7 +63,7 @@ func newLoop[Row any, K, V tables.MapPart](db *statedb.DB, log *slog.Logger, con
 		return l, fmt.Errorf("follow %s: %w", cfg.Desired.Name(), err)
 	}
 	wtxn.Commit()
-	l.report, err = control.add(db, spec)
+	l.report, err = control.add(db, spec, Flow{Map: spec.Name, Desired: cfg.Desired.Name(), Entries: cfg.Entries.Name()})
 	return l, err
 }
 

@@ -22,6 +22,7 @@ const reportDelay = 100 * time.Millisecond
 // report tells the world how a map is doing: by table, metrics and health.
 type report struct {
 	name    string
+	flow    Flow
 	db      *statedb.DB
 	table   statedb.RWTable[*tables.BPFMap]
 	ready   func(statedb.WriteTxn) // marks the map's part of table initialized

@@ -33,6 +33,9 @@ var Cell = cell.Module(
 	cell.Provide(
 		statedb.RWTable[*tables.CTGCRun].ToTable,
 		provide,
+		func(runs statedb.RWTable[*tables.CTGCRun]) tables.SourceOut {
+			return tables.NewSourceOut("connections", runs)
+		},
 		commands,
 	),
 	cell.Invoke(register),

@@ -23,10 +23,15 @@ var Cell = cell.Module(
 		statedb.RWTable[*tables.Drop].ToTable,
 		statedb.RWTable[*tables.Monitor].ToTable,
 		newSource,
+		tableSource,
 		commands,
 	),
 	cell.Invoke(register),
 )
+
+func tableSource(drops statedb.RWTable[*tables.Drop], watchers statedb.RWTable[*tables.Monitor]) tables.SourceOut {
+	return tables.NewSourceOut("packets", drops, watchers)
+}
 
 func newSource(v views, d Datapath, drops statedb.RWTable[*tables.Drop], watchers statedb.RWTable[*tables.Monitor]) *Source {
 	e := newEnricher(v)

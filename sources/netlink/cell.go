@@ -51,8 +51,13 @@ var tableCells = cell.Group(
 		statedb.RWTable[*tables.Route].ToTable,
 		statedb.RWTable[*tables.Neighbour].ToTable,
 		statedb.RWTable[*tables.BridgeEntry].ToTable,
+		source,
 	),
 )
+
+func source(p storeParams) tables.SourceOut {
+	return tables.NewSourceOut("netlink", p.Devices, p.Addresses, p.Routes, p.Neighbours, p.BridgeEntries)
+}
 
 func module(kernel ...cell.Cell) cell.Cell {
 	return cell.Module(

@@ -28,10 +28,10 @@ func (m *Metrics) All() []*Stats {
 	return rules
 }
 
-func (m *Metrics) stats(table string) *Stats {
+func (m *Metrics) stats(table string, inputs ...InputOf) *Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := &Stats{table: table}
+	s := &Stats{table: table, inputs: inputs}
 	m.rules = append(m.rules, s)
 	return s
 }
@@ -69,7 +69,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 
 // Stats counts the work of one rule.
 type Stats struct {
-	table string
+	table  string
+	inputs []InputOf
 
 	mu    sync.Mutex
 	total Counts
@@ -77,6 +78,15 @@ type Stats struct {
 
 // Table is the name of the derived table.
 func (s *Stats) Table() string { return s.table }
+
+// Inputs are the tables that it is derived from.
+func (s *Stats) Inputs() []InputOf { return s.inputs }
+
+// InputOf is a table that another one is derived from.
+type InputOf struct {
+	Table    string
+	Feedback bool // it follows from the output, see [Feedback]
+}
 
 // Counts is the work of a rule since the start.
 type Counts struct {

@@ -5,6 +5,7 @@ package derive
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -25,7 +26,13 @@ type Params struct {
 
 // Register has a rule kept up by a job. To be called before the start.
 func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*Stats, error) {
-	r, err := newRunner(p.DB, rule, p.Metrics.stats(rule.Output.Name()))
+	var inputs []InputOf
+	for _, in := range rule.Inputs {
+		if of := (InputOf{Table: in.meta().Name(), Feedback: !in.awaited()}); !slices.Contains(inputs, of) {
+			inputs = append(inputs, of) // a table may be an input twice
+		}
+	}
+	r, err := newRunner(p.DB, rule, p.Metrics.stats(rule.Output.Name(), inputs...))
 	if err != nil {
 		return nil, fmt.Errorf("derive table %s: %w", rule.Output.Name(), err)
 	}

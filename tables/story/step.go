@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"iter"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables/condition"
+)
+
+// add tells of the rows of a table in a step.
+func add[Row statedb.TableWritable](s *Story, table statedb.Table[Row], meaning string, rows iter.Seq[Row]) {
+	addAs(s, table.Name(), meaning, rows)
+}
+
+// addAs is add for rows that sum up those of the table.
+func addAs[Row statedb.TableWritable](s *Story, table, meaning string, rows iter.Seq[Row]) {
+	var header Row
+	step := Step{Table: table, Meaning: meaning, Columns: header.TableHeader(), Rows: [][]string{}, Conditions: []condition.Condition{}}
+	var fine []Row // as many as may be told
+	for row := range rows {
+		step.Total++
+		c := condition.Of(row)
+		step.Add(c)
+		switch {
+		case c != condition.Fine && len(step.Rows) < MaxRows:
+			step.Rows = append(step.Rows, row.TableRow())
+			step.Conditions = append(step.Conditions, c)
+		case c == condition.Fine && len(fine) < MaxRows:
+			fine = append(fine, row)
+		}
+	}
+	for _, row := range fine[:min(len(fine), MaxRows-len(step.Rows))] {
+		step.Rows = append(step.Rows, row.TableRow())
+		step.Conditions = append(step.Conditions, condition.Fine)
+	}
+	s.Steps = append(s.Steps, step)
+}
+
+// one yields the row that a query finds, if any.
+func one[Row any](txn statedb.ReadTxn, table statedb.Table[Row], query statedb.Query[Row]) iter.Seq[Row] {
+	return each(txn, []statedb.Query[Row]{query}, table.List)
+}
+
+// each yields what some queries find.
+func each[Row any](txn statedb.ReadTxn, queries []statedb.Query[Row],
+	find func(statedb.ReadTxn, statedb.Query[Row]) iter.Seq2[Row, statedb.Revision],
+) iter.Seq[Row] {
+	return func(yield func(Row) bool) {
+		for _, query := range queries {
+			for row := range find(txn, query) {
+				if !yield(row) {
+					return
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package story follows one policy from its object to the kernel: the rows that
+// come of it, table by table, and the entries of the maps.
+//
+//	CiliumEgressGatewayPolicy  egress-policies ─► status ─► selectors ─► egress-classes ─► egress-groups
+//	                           ─► egress-gateways ─► egress-rules ─► map-gateways ─► map-egress ─► map-sources
+//	network policies           network-policies ─► status ─► selectors ─► policy-rules ─► classes
+//	                           ─► policy-entries ─► local-endpoints ─► map-policy
+//
+// All is looked up by indexes, so that a story costs in proportion to the policy,
+// however many others there are.
+package story
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/condition"
+)
+
+// Cell provides the [Teller].
+var Cell = cell.Module(
+	"story",
+	"What comes of one policy",
+
+	cell.Provide(New),
+)
+
+// KindEgress is the kind of egress policies, which have no namespace.
+const KindEgress = "CiliumEgressGatewayPolicy"
+
+// Tables are those that stories are told from.
+type Tables struct {
+	cell.In
+
+	DB        *statedb.DB
+	Selectors statedb.Table[*tables.Selector]
+	Classes   statedb.Table[*tables.Class]
+
+	EgressPolicies statedb.Table[*tables.EgressPolicy]
+	EgressStatus   statedb.Table[*tables.EgressPolicyStatus]
+	EgressClasses  statedb.Table[*tables.EgressClass]
+	EgressGroups   statedb.Table[*tables.EgressGroup]
+	EgressGateways statedb.Table[*tables.EgressGateway]
+	EgressRules    statedb.Table[*tables.EgressRule]
+	GatewayEntries statedb.Table[*tables.GatewayEntry]
+	EgressEntries  statedb.Table[*tables.EgressEntry]
+	SourceEntries  statedb.Table[*tables.SourceEntry]
+
+	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
+	NetworkStatus   statedb.Table[*tables.NetworkPolicyStatus]
+	Rules           statedb.Table[*tables.EnforcedPolicy]
+	Entries         statedb.Table[*tables.PolicyEntry]
+	Locals          statedb.Table[*tables.LocalEndpoint]
+	PolicyEntries   statedb.Table[*tables.PolicyMapEntry]
+}
+
+// Teller tells stories. It may be used by many goroutines.
+type Teller struct{ t Tables }
+
+// New returns a [Teller].
+func New(t Tables) *Teller { return &Teller{t} }
+
+// Story is what comes of a policy, all of one moment.
+type Story struct {
+	Policy    string              `json:"policy"` // kind/namespace/name, or kind/name
+	Condition condition.Condition `json:"condition,omitempty"`
+	Steps     []Step              `json:"steps"`
+}
+
+// Step are the rows of one table that come of the policy.
+type Step struct {
+	Table   string `json:"table"`
+	Meaning string `json:"meaning"` // of these rows for the policy
+
+	Columns    []string              `json:"columns"`
+	Rows       [][]string            `json:"rows"`       // those that are not fine first
+	Conditions []condition.Condition `json:"conditions"` // of each of Rows
+
+	Total int `json:"total"` // rows, of which Rows are at most MaxRows
+	condition.Counts
+}
+
+// MaxRows is how many rows of a step are told.
+const MaxRows = 100
+
+// Error says that a story cannot be told of a policy.
+type Error struct {
+	Reason string
+	Absent bool // there is no such policy
+}
+
+func (e Error) Error() string { return e.Reason }
+
+// Tell tells the story of a policy by its kind/namespace/name, or kind/name. An
+// error is an [Error].
+func (t *Teller) Tell(policy string) (*Story, error) {
+	id, err := tables.ParsePolicyID(policy)
+	if err != nil {
+		return nil, Error{Reason: err.Error()}
+	}
+	txn := t.t.DB.ReadTxn()
+	s := &Story{Policy: policy}
+	switch id.Kind {
+	case KindEgress:
+		err = t.egress(txn, s, id.Name.Name)
+	case tables.PolicyKubernetes, tables.PolicyCilium, tables.PolicyCiliumClusterwide:
+		err = t.network(txn, s, id)
+	default:
+		err = Error{Reason: fmt.Sprintf("unknown kind %q: want %s", id.Kind, strings.Join([]string{
+			KindEgress, string(tables.PolicyKubernetes), string(tables.PolicyCilium), string(tables.PolicyCiliumClusterwide),
+		}, ", "))}
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.conclude()
+	return s, nil
+}
+
+func absent(policy string) error {
+	return Error{Reason: fmt.Sprintf("there is no policy %s", policy), Absent: true}
+}
+
+// conclude sums up the steps.
+func (s *Story) conclude() {
+	var all condition.Counts
+	for _, step := range s.Steps {
+		all.Pending += step.Pending
+		all.Errors += step.Errors
+	}
+	switch {
+	case all.Errors > 0:
+		s.Condition = condition.Error
+	case all.Pending > 0:
+		s.Condition = condition.Pending
+	}
+}
