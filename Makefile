@@ -60,6 +60,11 @@ fuzz: ## Run each fuzzer for FUZZTIME
 E2E := SLUICE_E2E_APISERVER=$(abspath $(BIN))/apiserver SLUICE_E2E_HELM=$(abspath $(BIN))/helm \
 	go test -tags e2e -v -count=1 -p 1 -timeout 20m
 
+.PHONY: browser
+browser: ## Install the browser of the tests of the page (Debian, root)
+	@command -v chromium >/dev/null || \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; }
+
 .PHONY: e2e
 e2e: build apiserver helm ## Test the binary against a real API server
 	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice $(E2E) ./cmd/e2e/...

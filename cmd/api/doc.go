@@ -4,6 +4,12 @@
 // HTTP, on a TCP address and on a UNIX socket. Nothing that it serves changes
 // the agent; only on the socket connections can be removed.
 //
+// The page is plain HTML, CSS and modules of JavaScript in web/, embedded as they
+// are. It knows neither tables nor rows: it shows what the paths below answer.
+//
+//	/              the page, for browsers; what else there is, for others
+//	/graph         how data flows from sources to programs, for the page
+//	/story         what comes of one policy, for the page
 //	/statedb/...   the tables in StateDB's wire format, for its RemoteTable client
 //	/tables/...    the tables as text or JSON, for people and for sluice get
 //	/healthz       each module's health; fails when a loop of the agent has ended

@@ -56,12 +56,16 @@ func newAgent(t testing.TB, c *cluster.Cluster, flags ...string) *agent {
 
 func newAgentAs(t testing.TB, kubeconfig string, flags ...string) *agent {
 	t.Helper()
+	return newAgentOf(t, append([]string{"--source=kubernetes", "--kubeconfig=" + kubeconfig, "--bpf=kernel"}, flags...)...)
+}
+
+// newAgentOf prepares an agent that does what its flags say.
+func newAgentOf(t testing.TB, flags ...string) *agent {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-e2e-") // short, for a socket is in it
 	require.NoError(t, err)
 	a := &agent{t: t, dir: dir}
-	a.flags = append(append(a.locations(),
-		"--node-name="+localNode, "--source=kubernetes", "--kubeconfig="+kubeconfig, "--bpf=kernel", "--api-listen=",
-	), flags...)
+	a.flags = append(append(a.locations(), "--node-name="+localNode, "--api-listen="), flags...)
 	a.http = &http.Client{
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", a.socket())

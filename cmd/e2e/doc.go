@@ -8,6 +8,10 @@
 //	  │                      └──list──► oracle: from scratch ──┐   pins, by
 //	  └──kills, restarts, measures                             compare ◄┘ system calls
 //
+// The page is looked at in a browser without a screen, see make browser:
+//
+//	test ──DevTools──► chromium ──► proxy ──► sluice agent, with manifests in files
+//
 // The tests run in a network and a mount namespace of their own: the devices,
 // addresses, routes and kernel parameters that the agent sees are those of
 // network_test.go, and nothing is left on the machine.
