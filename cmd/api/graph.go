@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cilium/statedb"
 
@@ -88,8 +89,17 @@ type dataflow struct {
 // tableCounts are the counts of a table at a revision.
 type tableCounts struct {
 	revision statedb.Revision
+	due      time.Time // when they may be counted again
 	condition.Counts
 }
+
+// Where counting takes long it is for a small share of the time only, however often
+// the graph is asked for: of a large table that changes all the time the counts are
+// those of a moment ago.
+const (
+	longCount  = time.Millisecond
+	countShare = 20 // one part in so many
+)
 
 func newDataflow(p params) (*dataflow, error) {
 	uses, err := datapath.MapsOf()
@@ -204,18 +214,22 @@ func (d *dataflow) table(txn statedb.ReadTxn, meta statedb.TableMeta) GraphNode 
 	}
 }
 
-// count counts the rows of a table by condition, unless they are those of the last time.
+// count counts the rows of a table by condition, unless that was done a moment ago.
 func (d *dataflow) count(txn statedb.ReadTxn, meta statedb.TableMeta) condition.Counts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	revision := meta.Revision(txn)
 	last, found := d.counts[meta.Name()]
-	if found && last.revision == revision {
+	begin := time.Now()
+	if found && (last.revision == revision || begin.Before(last.due)) {
 		return last.Counts
 	}
 	c := tableCounts{revision: revision}
 	for row := range (statedb.AnyTable{Meta: meta}).All(txn) {
 		c.Add(condition.Of(row))
+	}
+	if took := time.Since(begin); took > longCount {
+		c.due = begin.Add(countShare * took)
 	}
 	d.counts[meta.Name()] = c
 	return c.Counts

@@ -97,8 +97,10 @@ func (b *browser) serve() string {
 			return
 		}
 		fmt.Fprint(w, answer)
-		http.NewResponseController(w).Flush()
-		<-r.Context().Done() // as a stream without changes
+		if strings.HasPrefix(r.URL.Path, "/statedb/changes/") {
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done() // as a stream without changes
+		}
 	}))
 	b.t.Cleanup(func() {
 		server.CloseClientConnections()
@@ -140,6 +142,15 @@ func (b *browser) replace(path, text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.answers[path] = text
+}
+
+// restore has paths answered by the agent again.
+func (b *browser) restore(paths ...string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, path := range paths {
+		delete(b.answers, path)
+	}
 }
 
 // within is the same browser for a part of the test.

@@ -82,6 +82,7 @@ func TestPage(t *testing.T) {
 	run("the story of a policy", p.testStory)
 	run("connections as a plot", p.testPlot)
 	run("many rows", p.testManyRows)
+	run("what has one cause is said once", p.testCauses)
 	run("light and dark", p.testTheme)
 	run("by the keyboard", p.testKeyboard)
 	run("for a screen reader", p.testAccessibility)
@@ -187,7 +188,7 @@ func (p *page) testGraph(b *inBrowser) {
 	// What a node is joined with is shown when it has the focus; the list says the same.
 	b.do(chromedp.Focus("a.node[data-name=sluice_egress]", chromedp.ByQuery))
 	await(b, true, `document.querySelector(".about").textContent.startsWith("sluice_egress: from egress-rules; to map-egress, ")`)
-	require.Contains(b.t, eval[string](b, shown), fmt.Sprint(len(g.Nodes), " rows"))
+	await(b, fmt.Sprint(len(g.Nodes), " rows"), shown)
 	b.do(chromedp.SendKeys("input[type=search]", "map sluice_egress egress-rules", chromedp.ByQuery))
 	await(b, "sluice_egress", column(1))
 	b.do(chromedp.Focus("a.node[data-name=egress-rules]", chromedp.ByQuery), chromedp.KeyEvent(kb.Enter))
@@ -229,6 +230,7 @@ func (p *page) testPlot(b *inBrowser) {
 	await(b, "40 rows", shown)
 	require.Equal(b.t, 6, eval[int](b, `document.querySelectorAll(".plots polyline").length`))
 	require.Equal(b.t, 120, eval[int](b, `document.querySelectorAll(".plots circle").length`))
+	require.Equal(b.t, "0 1,000 2,000", eval[string](b, `[...document.querySelectorAll(".plots svg:first-of-type .axes")[0].querySelectorAll(".rule + text")].map((t) => t.textContent).join(" ")`))
 	require.Equal(b.t, "Entries removed: 40 passes through 2 maps; at most 40 entries, last 40 entries. The table below has all numbers.",
 		eval[string](b, `document.querySelectorAll(".plots svg")[1].getAttribute("aria-label")`))
 	require.Equal(b.t, "39", eval[string](b, `document.querySelector("tbody td:nth-child(2)").textContent`), "the last pass comes first")
@@ -255,6 +257,23 @@ func (p *page) testManyRows(b *inBrowser) {
 	b.do(chromedp.SendKeys("input[type=search]", "10.0.100.7/32", chromedp.ByQuery))
 	await(b, "1 of 50,000 rows", shown)
 	b.t.Logf("the page was busy for %.0f ms at a stretch, at most", eval[float64](b, "longest"))
+}
+
+// testCauses has the agent wait for an API server that is not there.
+func (p *page) testCauses(b *inBrowser) {
+	var reasons []string
+	for _, kind := range []string{"pods", "nodes", "services", "namespaces"} {
+		reasons = append(reasons, fmt.Sprintf(`"sources.kubernetes.job-reflect-%s: cannot follow %s: connection refused"`, kind, kind))
+	}
+	b.replace("/healthz", fmt.Sprintf(`{"status":"degraded","reasons":[%s],"modules":[]}`, strings.Join(reasons, ",")))
+	b.replace("/readyz", `{"ready":false,"pending":["table endpoints: waits for pods","table classes: waits for derive","table bpf-maps: waits for sluice_egress"]}`)
+	defer b.restore("/healthz", "/readyz")
+	b.open("")
+	await(b, "Degraded: 4 problems", heading)
+	await(b, 1, `document.querySelectorAll("#reasons + .problems > li").length`)
+	await(b, true, `document.querySelector("#reasons + .problems > li").textContent.startsWith("sources.kubernetes 4 parts, such as: sources.kubernetes.job-reflect-pods cannot follow pods: connection refused")`)
+	await(b, "table endpoints: waits for pods|2 tables that follow from these",
+		`[...document.querySelectorAll("#waiting + .problems > li")].map((li) => li.querySelector("summary")?.textContent ?? li.textContent).join("|")`)
 }
 
 func (p *page) testTheme(b *inBrowser) {

@@ -12,14 +12,7 @@ const removals = ["Expired", "Translations", "Orphans", "Scrubbed", "Flushed", "
 
 export function showConnections(element, signal) {
   const plots = h("div", { class: "plots" });
-  const grid = new Grid({ label: "ct-gc-runs", sort: { column: "ID", descending: true } });
-  element.append(h("h1", {}, "Connections that have ended"),
-    h("p", { class: "hint" }, "Each pass of the garbage collection through each map: how many entries it came by, how many it removed, and how long it took."),
-    plots, h("h2", {}, "Passes"), grid.element);
-
-  let due = 0;
   const draw = () => {
-    due = 0;
     const cell = (row, column) => row.cells[grid.columns.indexOf(column)];
     const runs = [...grid.rows.values()].filter((row) => cell(row, "Map") !== "-").map((row) => ({
       map: cell(row, "Map"),
@@ -38,11 +31,10 @@ export function showConnections(element, signal) {
       plot("Duration", "ms", runs, (run) => run.took),
     );
   };
-  const soon = () => { due ||= requestAnimationFrame(draw); };
-  soon();
-  const refresh = grid.refresh.bind(grid);
-  grid.refresh = () => { soon(); refresh(); };
+  const grid = new Grid({ label: "ct-gc-runs", sort: { column: "ID", descending: true }, rendered: draw });
+  element.append(h("h1", {}, "Connections that have ended"),
+    h("p", { class: "hint" }, "Each pass of the garbage collection through each map: how many entries it came by, how many it removed, and how long it took."),
+    plots, h("h2", {}, "Passes"), grid.element);
   followTable("ct-gc-runs", signal, grid);
-  signal.addEventListener("abort", () => cancelAnimationFrame(due));
   return "Connections";
 }

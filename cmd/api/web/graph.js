@@ -122,10 +122,10 @@ class Picture {
   update(nodes) {
     for (const node of nodes) {
       const { link, numbers } = this.shapes.get(node.name);
-      const parts = [count(node.rows, node.kind === "map" ? "entry" : node.kind === "program" ? "device" : "row", node.kind === "map" ? "entries" : undefined)];
+      const parts = node.errors && !node.initialized ? [] : [count(node.rows, node.kind === "map" ? "entry" : node.kind === "program" ? "device" : "row", node.kind === "map" ? "entries" : undefined)];
       if (node.errors) parts.push(count(node.errors, "error"));
       if (node.pending) parts.push(`${node.pending.toLocaleString("en")} pending`);
-      if (!node.initialized) parts.push("not complete");
+      if (!node.initialized) parts.push("incomplete");
       const text = parts.join(", ");
       setText(numbers, text);
       setAttribute(link, "class", `node ${node.kind} ${conditionOf(node)}${link.classList.contains("near") ? " near" : ""}${node.rows ? "" : " void"}`);

@@ -14,7 +14,8 @@ const share = 4; // of the time that is left to others
 // Grid shows rows: { key, cells, condition, changed }. Of options, label is what the
 // table is called; link(cells) says where a row leads, as { column, href }; order: false has the
 // rows stay as they came, sort in that of a { column, descending } at first;
-// small leaves out searching, for a few rows.
+// small leaves out searching, for a few rows; rendered is called after all that changed
+// is shown.
 export class Grid {
   constructor(options) {
     this.options = options;
@@ -111,11 +112,13 @@ export class Grid {
 
   turn(by) {
     this.page += by;
-    this.refresh();
+    this.refresh(false);
     this.table.parentElement.scrollTop = 0;
   }
 
-  refresh() {
+  // refresh has what is shown follow soon. Unless told otherwise it selects anew.
+  refresh(anew = true) {
+    if (anew) this.selected = null;
     if (this.scheduled) return;
     this.scheduled = true;
     setTimeout(() => requestAnimationFrame(() => {
@@ -134,18 +137,19 @@ export class Grid {
     return this.words.every((word) => row.text.includes(word));
   }
 
-  selected() {
+  // select returns the rows that match, in order.
+  select() {
     const rows = [...this.rows.values()].filter((row) => this.matches(row));
     const { column, descending } = this.sort;
     const byKey = (a, b) => (a.key < b.key ? -1 : a.key > b.key ? 1 : 0);
     if (column < 0) return this.options.order === false ? rows : rows.sort(byKey);
-    const values = new Map(rows.map((row) => [row, sortValue(row.cells[column])]));
+    const valued = rows.map((row) => ({ row, value: sortValue(row.cells[column]) }));
     const sign = descending ? -1 : 1;
-    return rows.sort((a, b) => sign * compare(values.get(a), values.get(b)) || byKey(a, b));
+    return valued.sort((a, b) => sign * compare(a.value, b.value) || byKey(a.row, b.row)).map(({ row }) => row);
   }
 
   render() {
-    const rows = this.selected();
+    const rows = (this.selected ??= this.select());
     const last = Math.max(0, Math.ceil(rows.length / pageSize) - 1);
     this.page = Math.min(Math.max(this.page, 0), last);
     const first = this.page * pageSize;
@@ -161,6 +165,7 @@ export class Grid {
     arrange(this.body, [...views.values()].flatMap((view) => view.elements()));
     this.rove();
     this.renderHead(first, rows.length, last);
+    this.options.rendered?.();
   }
 
   renderHead(first, matching, last) {

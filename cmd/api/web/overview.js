@@ -13,7 +13,7 @@ const full = 80; // percent of a map
 export function showOverview(element, signal) {
   const title = h("h1", { class: "verdict" }, "Asking the agent");
   const summary = h("p", { class: "hint" });
-  const reasons = section("What is wrong", "reasons");
+  const reasons = section("What is wrong", "reasons", h("p", {}, h("a", { href: "#/table/health?problems=1" }, "Health of all parts")));
   const waiting = section("What is not ready", "waiting");
   const policies = section("Policies that are not as they should be", "policies");
   const tables = section("Tables with rows to look at", "stuck");
@@ -37,8 +37,8 @@ export function showOverview(element, signal) {
     setAttribute(title, "class", "verdict " + condition);
     setText(summary, `${count(health.modules.length, "part")} of the agent report. Last looked at ${new Date().toLocaleTimeString("en-GB")}.`);
 
-    reasons.show((health.reasons ?? []).map(reason));
-    waiting.show((ready.pending ?? []).map((text) => ({ key: text, condition: "pending", content: [text] })));
+    reasons.show(wrong(health.reasons ?? []));
+    waiting.show(unready(ready.pending ?? []));
     policies.show(bad);
     tables.show(graph.nodes.filter((n) => n.kind === "table" && n.errors + n.pending > 0 && n.name !== "health").map(stuck));
     arrange(tiles, tilesOf(health, graph, maps).map((tile) => shownTile(tiles, tile)));
@@ -47,9 +47,9 @@ export function showOverview(element, signal) {
 }
 
 // section is a heading with a list, hidden while the list is empty.
-function section(title, name) {
+function section(title, name, below) {
   const list = h("ul", { class: "problems" });
-  const element = h("section", { "aria-labelledby": name }, h("h2", { id: name }, title), list);
+  const element = h("section", { "aria-labelledby": name }, h("h2", { id: name }, title), list, below);
   element.hidden = true;
   const items = new Map();
   const show = (entries) => {
@@ -62,11 +62,40 @@ function section(title, name) {
   return { element, show };
 }
 
-// reason splits what /healthz says into the part of the agent and the rest.
-function reason(text) {
+const alike = 3; // reasons of one module, and more, are shown as one
+
+// wrong returns what /healthz says: first the part of the agent. What many jobs of a
+// module say, which often has one cause, is one entry.
+function wrong(reasons) {
+  const modules = new Map();
+  for (const text of reasons) {
+    const module = text.slice(0, text.indexOf(": ")).split(".job-")[0];
+    modules.set(module, [...(modules.get(module) ?? []), text]);
+  }
+  return [...modules].flatMap(([module, texts]) => {
+    if (texts.length <= alike) return texts.map((text) => ({ key: text, condition: "error", content: told(text) }));
+    return [{ key: texts.join(), condition: "error",
+      content: [h("strong", {}, module), ` ${count(texts.length, "part")}, such as: `, ...told(texts[0]), more("All of them", texts.map(told))] }];
+  });
+}
+
+function told(text) {
   const at = text.indexOf(": ");
-  return { key: text, condition: "error", content: [h("strong", {}, text.slice(0, at)), " ", text.slice(at + 2), " ",
-    h("a", { href: "#/table/health?problems=1" }, "Health of all parts")] };
+  return [h("strong", {}, text.slice(0, at)), " ", text.slice(at + 2)];
+}
+
+// unready returns what /readyz waits for: that which follows from the rest is put away.
+function unready(pending) {
+  const derived = /: waits for (derive$|sluice_)/;
+  const first = pending.filter((text) => !derived.test(text));
+  const entries = (first.length ? first : pending).map((text) => ({ key: text, condition: "pending", content: [text] }));
+  const rest = first.length ? pending.filter((text) => derived.test(text)) : [];
+  if (rest.length) entries.push({ key: rest.join(), condition: "pending", content: [more(`${count(rest.length, "table")} that follow from these`, rest)] });
+  return entries;
+}
+
+function more(summary, entries) {
+  return h("details", {}, h("summary", {}, summary), h("ul", {}, entries.map((entry) => h("li", {}, entry))));
 }
 
 function stuck({ name, errors, pending }) {
