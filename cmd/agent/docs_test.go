@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"os"
@@ -172,5 +173,19 @@ func TestDocumentedPaths(t *testing.T) {
 		for _, m := range makeTarget.FindAllStringSubmatch(text, -1) {
 			require.True(t, strings.Contains(string(makefile), "\n"+m[1]+":"), "%s: make has no target %s", document, m[1])
 		}
+	}
+}
+
+// Each picture was drawn of its source as it is.
+func TestPictures(t *testing.T) {
+	sources, err := filepath.Glob(filepath.Join(repository, "docs/pictures/*.dot"))
+	require.NoError(t, err)
+	require.NotEmpty(t, sources)
+	for _, source := range sources {
+		text, err := os.ReadFile(source)
+		require.NoError(t, err)
+		picture, err := os.ReadFile(strings.TrimSuffix(source, ".dot") + ".svg")
+		require.NoError(t, err)
+		require.Contains(t, string(picture), fmt.Sprintf("%x", sha256.Sum256(text)), "%s has changed: make pictures", source)
 	}
 }
