@@ -102,7 +102,7 @@ func TestPageSource(t *testing.T) {
 
 	used := map[string]bool{"index.html": true, "app.js": true, "theme.js": true, "style.css": true, "icon.svg": true}
 	for name := range used {
-		require.True(t, name == "index.html" || strings.Contains(texts["index.html"], `"/web/`+name+`"`), name)
+		require.True(t, name == "index.html" || strings.Contains(texts["index.html"], `"web/`+name+`"`), name)
 	}
 	for name, text := range texts {
 		for _, m := range imported.FindAllStringSubmatch(text, -1) {

@@ -77,7 +77,8 @@ func startBrowser(t *testing.T, a *agent) *browser {
 	return b
 }
 
-// serve serves what the agent answers on its socket, or what is in its place.
+// serve serves what the agent answers on its socket, or what is in its place; below
+// another path, as the proxies of the API server and of ingresses do.
 func (b *browser) serve() string {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "agent"}) },
@@ -88,7 +89,8 @@ func (b *browser) serve() string {
 		ErrorLog:      log.New(io.Discard, "", 0),                                                      // of streams that end with the agent
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }, // as if nobody listened
 	}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	const below = "/nodes/" + localNode
+	server := httptest.NewServer(http.StripPrefix(below, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b.mu.Lock()
 		answer, found := b.answers[r.URL.Path]
 		b.mu.Unlock()
@@ -101,13 +103,13 @@ func (b *browser) serve() string {
 			http.NewResponseController(w).Flush()
 			<-r.Context().Done() // as a stream without changes
 		}
-	}))
+	})))
 	b.t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 		proxy.Transport.(*http.Transport).CloseIdleConnections()
 	})
-	return server.URL
+	return server.URL + below
 }
 
 func (b *browser) observe(event any) {

@@ -89,7 +89,7 @@ button.addEventListener("click", () => {
 });
 setTheme(theme);
 
-get("/version").then(({ node, version }) => {
+get("version").then(({ node, version }) => {
   const text = `on ${node}`;
   setText(document.getElementById("node"), text);
   setAttribute(document.getElementById("node"), "title", version);

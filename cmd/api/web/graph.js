@@ -23,11 +23,11 @@ export function showGraph(element, signal) {
   element.append(h("h1", {}, "How data flows"),
     h("p", { class: "hint" }, "Sources, tables, maps, programs: from left to right. Dashed edges lead back: what the kernel has decides what may come next."),
     h("div", { class: "tools" }, legend(), h("label", {}, fit, " Fit the width")),
-    drawing, about, h("h2", {}, "The same as a list"), list.element);
+    h("button", { type: "button", class: "reached", onclick: () => list.search.focus() }, "Skip the drawing"), drawing, about, h("h2", {}, "The same as a list"), list.element);
 
   let picture = null;
   poll(3000, signal, async () => {
-    const graph = await get("/graph", signal);
+    const graph = await get("graph", signal);
     if (!picture || !picture.draws(graph)) {
       picture = new Picture(graph, about);
       drawing.replaceChildren(picture.svg);

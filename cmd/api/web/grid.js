@@ -173,7 +173,6 @@ export class Grid {
       const sorted = this.sort.column === i;
       setAttribute(cell, "aria-sort", sorted ? (this.sort.descending ? "descending" : "ascending") : "none");
     });
-    setAttribute(this.table, "aria-rowcount", matching + 1);
     const all = this.rows.size;
     let text = matching === all ? count(all, "row") : `${matching.toLocaleString("en")} of ${count(all, "row")}`;
     if (!this.complete) text += ", loading";
@@ -185,7 +184,9 @@ export class Grid {
     this.pager.hidden = last === 0;
     this.previous.disabled = this.page === 0;
     this.next.disabled = this.page === last;
-    setText(this.pages, ` ${(first + 1).toLocaleString("en")}–${Math.min(first + pageSize, matching).toLocaleString("en")} `);
+    const range = `${(first + 1).toLocaleString("en")}–${Math.min(first + pageSize, matching).toLocaleString("en")}`;
+    setText(this.pages, ` ${range} `);
+    setText(this.caption, last === 0 ? this.options.label : `${this.options.label}, rows ${range} of ${matching.toLocaleString("en")}`);
     this.table.classList.toggle("empty", matching === 0);
   }
 

@@ -39,7 +39,8 @@ async function refusal(response) {
   return new Refusal(body.err ?? `${response.status} ${response.statusText}`);
 }
 
-// get returns the JSON of a path. With anyStatus that of an error too, as those of
+// get returns the JSON of a path, which begins without a slash, so that the page may be
+// reached through a proxy that has it below another path. With anyStatus that of an error too, as those of
 // /healthz and /readyz, which say the same either way.
 export async function get(path, signal, anyStatus = false) {
   const response = await request(path, signal);

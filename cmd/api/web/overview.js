@@ -23,8 +23,8 @@ export function showOverview(element, signal) {
 
   poll(3000, signal, async () => {
     const [health, ready, graph] = await Promise.all([
-      get("/healthz", signal, true), get("/readyz", signal, true), get("/graph", signal)]);
-    const [bad, maps] = await Promise.all([wrongPolicies(graph, signal), get("/tables/bpf-maps?format=json", signal)]);
+      get("healthz", signal, true), get("readyz", signal, true), get("graph", signal)]);
+    const [bad, maps] = await Promise.all([wrongPolicies(graph, signal), get("tables/bpf-maps?format=json", signal)]);
 
     const condition = health.status !== "ok" ? "error" : ready.ready ? "ok" : "pending";
     const words = {
@@ -109,7 +109,7 @@ async function wrongPolicies(graph, signal) {
     .filter((name) => graph.nodes.some((n) => n.name === name && conditionOf(n)));
   const entries = [];
   for (const name of names) {
-    const { columns, rows } = await get(`/tables/${name}?format=json`, signal);
+    const { columns, rows } = await get(`tables/${name}?format=json`, signal);
     const wrong = rows.map((cells) => ({ cells, problem: problemOf(columns, cells) })).filter(({ problem }) => problem);
     for (const { cells, problem } of wrong.slice(0, mostPolicies)) {
       const { column, href } = storyOf(name, columns, cells);

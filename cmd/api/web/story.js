@@ -34,7 +34,7 @@ export function showStory(element, signal, policy) {
   const views = new Map();
   const texts = { error: "Something is wrong: look at the steps that are marked", pending: "On its way: not all of it is in the kernel", "": "All of it is as it should be" };
   poll(2000, signal, async () => {
-    const story = await get("/story?policy=" + encodeURIComponent(policy), signal);
+    const story = await get("story?policy=" + encodeURIComponent(policy), signal);
     const text = texts[story.condition ?? ""];
     if (verdict.textContent !== text) announce(text);
     setText(verdict, text);

@@ -24,7 +24,7 @@ export function showTables(element, signal) {
   element.append(h("h1", {}, "Tables"),
     h("p", { class: "hint" }, "Everything that the agent knows, derives and wants in the kernel. Failed counts rows with an error."), grid.element);
   poll(3000, signal, async () => {
-    const graph = await get("/graph", signal);
+    const graph = await get("graph", signal);
     const from = new Map();
     for (const edge of graph.edges) from.set(edge.to, [...(from.get(edge.to) ?? []), edge.from]);
     grid.replace(graph.nodes.filter((node) => node.kind === "table").map((node) => ({
@@ -52,7 +52,7 @@ export function showTable(element, signal, name, parameters) {
   });
   const message = h("p", { class: "message", role: "alert" });
   element.append(h("h1", {}, name), h("p", { class: "hint" }, h("a", { href: "#/tables" }, "All tables"), " · ",
-    h("a", { href: `/tables/${encodeURIComponent(name)}?format=json` }, "as JSON"), " · press / to search"), message, grid.element);
+    h("a", { href: `tables/${encodeURIComponent(name)}?format=json` }, "as JSON"), " · press / to search"), message, grid.element);
   grid.filter(parameters.get("q") ?? "", parameters.get("problems") === "1");
 
   let changes = 0;
@@ -73,7 +73,7 @@ export function showTable(element, signal, name, parameters) {
 // followTable keeps a grid as a table is.
 export function followTable(name, signal, grid, { changed = () => {}, failed = () => {}, opened = () => {} } = {}) {
   let seen = null; // keys, until all rows that there are at first have come
-  follow(`/statedb/changes/${encodeURIComponent(name)}?cells=true`, signal, {
+  follow(`statedb/changes/${encodeURIComponent(name)}?cells=true`, signal, {
     opened,
     failed,
     lines: (batch) => {
