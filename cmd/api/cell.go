@@ -167,7 +167,7 @@ func newServer(p params) (*Server, error) {
 			return kernel.Dir()
 		}
 	}
-	for _, c := range append(s.handlers.limits.collectors(), s.handlers.readyMetric()) {
+	for _, c := range []prometheus.Collector{s.handlers.limits, s.handlers.readyMetric()} {
 		if err := p.Register.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics of the API: %w", err)
 		}

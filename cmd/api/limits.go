@@ -56,7 +56,7 @@ func newLimits() *limits {
 	newLimit := func(kind string, most int, wait time.Duration) *limit {
 		return &limit{kind, make(chan struct{}, most), wait}
 	}
-	return &limits{
+	l := &limits{
 		dumps:        newLimit("dumps", maxDumps, admission),
 		questions:    newLimit("questions", maxQuestions, admission),
 		scrapes:      newLimit("scrapes", maxScrapes, admission),
@@ -69,22 +69,31 @@ func newLimits() *limits {
 			Help: "Requests that the API refused or cut short, by what they were too many of or did wrong.",
 		}, []string{"reason"}),
 	}
-}
-
-// collectors are the metrics of the limits. All reasons are 0 from the start on,
-// so that their rates are known.
-func (l *limits) collectors() []prometheus.Collector {
-	all := []prometheus.Collector{l.refused}
-	for _, limit := range []*limit{l.dumps, l.questions, l.scrapes, l.streams} {
+	for _, limit := range l.kinds() {
 		l.refused.WithLabelValues(limit.kind)
-		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "sluice_api_requests", Help: "Requests that the API is answering.", ConstLabels: prometheus.Labels{"kind": limit.kind},
-		}, func() float64 { return float64(len(limit.slots)) }))
 	}
 	for _, reason := range []string{refusedHost, refusedBody, refusedSlow, refusedWrite} {
-		l.refused.WithLabelValues(reason)
+		l.refused.WithLabelValues(reason) // 0 from the start on, so that its rate is known
 	}
-	return all
+	return l
+}
+
+var requestsDesc = prometheus.NewDesc("sluice_api_requests", "Requests that the API is answering, of kinds that are limited.", []string{"kind"}, nil)
+
+func (l *limits) kinds() []*limit { return []*limit{l.dumps, l.questions, l.scrapes, l.streams} }
+
+// Describe implements [prometheus.Collector].
+func (l *limits) Describe(to chan<- *prometheus.Desc) {
+	to <- requestsDesc
+	l.refused.Describe(to)
+}
+
+// Collect implements [prometheus.Collector].
+func (l *limits) Collect(to chan<- prometheus.Metric) {
+	for _, limit := range l.kinds() {
+		to <- prometheus.MustNewConstMetric(requestsDesc, prometheus.GaugeValue, float64(len(limit.slots)), limit.kind)
+	}
+	l.refused.Collect(to)
 }
 
 func (l *limits) refuse(reason string) { l.refused.WithLabelValues(reason).Inc() }

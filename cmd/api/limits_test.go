@@ -268,7 +268,7 @@ func TestLimitMetrics(t *testing.T) {
 	l := newLimits()
 	l.streams.slots <- struct{}{}
 	r := prometheus.NewRegistry()
-	r.MustRegister(l.collectors()...)
+	r.MustRegister(l)
 	families, err := r.Gather()
 	require.NoError(t, err)
 	requests := map[string]float64{}
