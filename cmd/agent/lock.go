@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -47,6 +48,19 @@ func AcquireLock(stateDir string) (*Lock, error) {
 		}
 		file.Close() // somebody cleaned up between the two calls: what was locked is gone
 	}
+}
+
+// LockHolder returns the process that has locked a state directory, or was the
+// last to.
+func LockHolder(stateDir string) (pid int, err error) {
+	data, err := os.ReadFile(filepath.Join(stateDir, lockName))
+	if err != nil {
+		return 0, fmt.Errorf("find the agent's process: %w", err)
+	}
+	if pid, err = strconv.Atoi(strings.TrimSpace(string(data))); err != nil {
+		return 0, fmt.Errorf("find the agent's process: %w", err)
+	}
+	return pid, nil
 }
 
 func holder(file *os.File) string {

@@ -87,8 +87,9 @@ func servers(flag string) []string {
 
 // client asks an agent.
 type client struct {
-	http *http.Client
-	base string
+	http   *http.Client
+	base   string
+	socket string // path of the UNIX socket, empty if it is by TCP
 }
 
 // connect returns a client of the first agent that answers.
@@ -116,7 +117,7 @@ func newClient(server string) (*client, error) {
 	}
 	switch path, isSocket := strings.CutPrefix(server, unixScheme); {
 	case isSocket:
-		c.base = "http://sluice"
+		c.base, c.socket = "http://sluice", path
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}
@@ -170,13 +171,18 @@ func (c *client) postJSON(ctx context.Context, path string, request, answer any)
 	return decode(body, answer)
 }
 
-// do returns the body of a successful answer.
-func (c *client) do(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
+// send returns any answer.
+func (c *client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.http.Do(req)
+	return c.http.Do(req)
+}
+
+// do returns the body of a successful answer.
+func (c *client) do(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, method, path, body)
 	if err != nil {
 		return nil, err
 	}
