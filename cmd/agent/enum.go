@@ -21,6 +21,9 @@ var _ pflag.Value = (*Enum)(nil)
 // NewEnum returns a value that begins as one of the valid words.
 func NewEnum(value string, valid ...string) *Enum { return &Enum{value, valid} }
 
+// Valid returns the words that the value may be.
+func (e *Enum) Valid() []string { return e.valid }
+
 // String implements [pflag.Value].
 func (e *Enum) String() string { return e.value }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"time"
@@ -119,6 +120,13 @@ func (r *response) count(err error) {
 	}
 }
 
+// isGone reports whether a handler could not go on as its client has left, or was
+// cut off.
+func isGone(cause any) bool {
+	err, _ := cause.(error)
+	return errors.As(err, new(*net.OpError))
+}
+
 // timedBody is the body of a request that has to be sent in time. Once it is read
 // the connection has all the time of the world again, in which it is watched for
 // the client's leaving.
@@ -148,8 +156,8 @@ func guard(log *slog.Logger, l *limits, next http.Handler) http.Handler {
 			cause := recover()
 			switch {
 			case cause == nil:
-			case cause == http.ErrAbortHandler || r.Context().Err() != nil:
-				panic(http.ErrAbortHandler) // the client is gone
+			case cause == http.ErrAbortHandler || r.Context().Err() != nil || isGone(cause):
+				panic(http.ErrAbortHandler)
 			case resp.wrote:
 				log.Warn("Response of the API was cut short", "path", r.URL.Path, "error", cause)
 				panic(http.ErrAbortHandler)

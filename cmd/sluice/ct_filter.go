@@ -40,11 +40,7 @@ func (f *ctFilter) addTuple(flags *pflag.FlagSet) {
 
 // addState adds the flags that choose by the state of connections.
 func (f *ctFilter) addState(flags *pflag.FlagSet) {
-	var states []string
-	for _, s := range ctmap.States() {
-		states = append(states, string(s))
-	}
-	flags.StringArrayVar(&f.match.States, "state", nil, "only in a state: "+strings.Join(states, ", "))
+	flags.StringArrayVar(&f.match.States, "state", nil, "only in a state: "+strings.Join(states(), ", "))
 	flags.BoolVar(&f.match.Expired, "expired", false, "only what has expired and was not removed yet")
 }
 

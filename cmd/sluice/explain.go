@@ -40,7 +40,8 @@ type, as in 8/icmp. For the address of a service the backends are judged.`,
   sluice explain policy world shop/web https/tcp
   sluice explain policy shop/web 10.96.0.10 53/udp -o json
   sluice explain policy host shop/web 8/icmp`,
-		Args: args("FROM", "TO", "PORT[/PROTOCOL]"),
+		Args:              args("FROM", "TO", "PORT[/PROTOCOL]"),
+		ValidArgsFunction: completePeers(2),
 	}, func(args []string) string { return api.ExplainPolicyPath(args[0], args[1], args[2]) },
 		func(data []byte, w io.Writer) ([]string, error) {
 			var answer explain.Policy
@@ -60,7 +61,8 @@ by which policy; or why it does not. Ask on the node of FROM, or on the gateway,
 which alone knows the address.`,
 		Example: `  sluice explain egress shop/checkout 198.51.100.10
   sluice explain egress 10.1.0.5 198.51.100.10 -o json`,
-		Args: args("FROM", "TO"),
+		Args:              args("FROM", "TO"),
+		ValidArgsFunction: completePeers(2),
 	}, func(args []string) string { return api.ExplainEgressPath(args[0], args[1]) },
 		func(data []byte, w io.Writer) ([]string, error) {
 			var answer explain.Egress

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/url"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -31,6 +32,7 @@ then 0, and 3 if the agent goes away before.`,
 		Example: `  sluice get endpoints
   sluice get egress-rules -o yaml
   sluice get health -w`,
+		Args: atMostOneArg("TABLE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := untilInterrupted(cmd.Context())
 			defer cancel()
@@ -39,7 +41,7 @@ then 0, and 3 if the agent goes away before.`,
 				return err
 			}
 			defer c.close()
-			if len(args) != 1 {
+			if len(args) == 0 {
 				return c.whichTable(ctx)
 			}
 			g := getter{client: c, table: url.PathEscape(args[0]), out: out, w: cmd.OutOrStdout()}
@@ -59,13 +61,13 @@ then 0, and 3 if the agent goes away before.`,
 	return cmd
 }
 
-// whichTable returns the error for a command line that names no table, or several.
+// whichTable returns the error for a command line that names no table.
 func (c *client) whichTable(ctx context.Context) error {
 	names, err := c.tableNames(ctx)
 	if err != nil {
 		return err
 	}
-	return agent.UsageErrorf("want the name of one table: %v", names)
+	return agent.UsageErrorf("want the name of a table, one of: %s", strings.Join(names, ", "))
 }
 
 func (c *client) tableNames(ctx context.Context) ([]string, error) {
@@ -78,21 +80,6 @@ func (c *client) tableNames(ctx context.Context) ([]string, error) {
 		names = append(names, t.Name)
 	}
 	return names, nil
-}
-
-// completeTable completes the name of a table in a shell.
-func completeTable(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	server, _ := cmd.Flags().GetString("server")
-	c, err := connect(cmd.Context(), server)
-	if err != nil || len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	defer c.close()
-	names, err := c.tableNames(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // getter prints one table.
@@ -158,7 +145,7 @@ func (g getter) watch(ctx context.Context) error {
 	}
 }
 
-// printChange prints a change: as JSON a line of its own, as YAML a document.
+// printChange prints a change, unless it is none.
 func (g getter) printChange(raw json.RawMessage) error {
 	var change struct {
 		Revision uint64 `json:"rev"`
@@ -169,14 +156,7 @@ func (g getter) printChange(raw json.RawMessage) error {
 	if change.Revision == 0 {
 		return nil // keeps the connection alive
 	}
-	if g.out.String() == outputJSON {
-		_, err := fmt.Fprintf(g.w, "%s\n", raw)
-		return err
-	}
-	if _, err := io.WriteString(g.w, "---\n"); err != nil {
-		return err
-	}
-	return g.out.printJSON(g.w, raw)
+	return g.out.printNext(g.w, raw)
 }
 
 func (g getter) copy(ctx context.Context, path string) error {

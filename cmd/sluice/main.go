@@ -86,6 +86,7 @@ agent answers, or one that was followed went away.`,
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
 	root.AddCommand(newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newSysdumpCommand(), newCleanupCommand(), newVersionCommand())
+	addCompletion(root)
 	return root, began
 }
 

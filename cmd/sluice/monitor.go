@@ -52,7 +52,7 @@ How often what was dropped before is in the table drops.`,
 		},
 	}
 	server = serverFlag(cmd.Flags())
-	out = outputFlag(cmd.Flags(), outputText, outputJSON)
+	out = outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
 	cmd.Flags().StringArrayVar(&kinds, "kind", nil, "only drop, or only flow")
 	cmd.Flags().StringArrayVar(&reasons, "reason", nil, "only what happened for this reason; a wrong one lists them")
 	cmd.Flags().StringArrayVar(&pods, "pod", nil, "only from or to a pod: namespace/name, the beginning of it or of a name, an address, or a prefix")
@@ -92,9 +92,8 @@ func (m monitor) print(raw json.RawMessage) error {
 	if event.Kind == "" {
 		return nil // keeps the connection alive
 	}
-	if m.out.String() == outputJSON {
-		_, err := fmt.Fprintf(m.w, "%s\n", raw)
-		return err
+	if m.out.isData() {
+		return m.out.printNext(m.w, raw)
 	}
 	_, err := fmt.Fprintln(m.w, &event)
 	return err

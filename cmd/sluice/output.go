@@ -89,6 +89,19 @@ func (o output) columns(w io.Writer) *columns.Writer {
 // printRows prints rows to people, the first of which names the columns.
 func (o output) printRows(w io.Writer, rows [][]string) error { return o.columns(w).Write(rows...) }
 
+// printNext prints one of many JSON values: as JSON a line of its own, as YAML a
+// document.
+func (o output) printNext(w io.Writer, data []byte) error {
+	if o.String() == outputJSON {
+		_, err := fmt.Fprintf(w, "%s\n", data)
+		return err
+	}
+	if _, err := io.WriteString(w, "---\n"); err != nil {
+		return err
+	}
+	return o.printJSON(w, data)
+}
+
 // printValue prints a value in the format json or yaml.
 func (o output) printValue(w io.Writer, v any) error {
 	data, err := json.Marshal(v)

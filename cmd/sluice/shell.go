@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 
 	"github.com/cilium/hive/shell"
@@ -16,17 +15,17 @@ import (
 )
 
 func newShellCommand() *cobra.Command {
-	var socket *string
+	var server *string
 	cmd := &cobra.Command{
 		Use:   "shell [COMMAND [ARGUMENTS]]",
 		Short: "Run the script commands of the running agent",
 		Long: `Run one of the script commands of the running agent, or type them at a prompt.
-The command help lists them.`,
+The command help lists them. It is for who may use the agent's socket.`,
 		Example: `  sluice shell help
   sluice shell db/show endpoints
   sluice shell health`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := findShell(*socket)
+			path, err := findShell(*server)
 			if err != nil {
 				return err
 			}
@@ -38,23 +37,27 @@ The command help lists them.`,
 			return prompt.Execute()
 		},
 	}
-	socket = cmd.Flags().String("socket", "", "socket of the agent's API, beside which is the shell's (default: the usual ones)")
+	server = serverFlag(cmd.Flags())
 	cmd.Flags().SetInterspersed(false) // flags of the commands are theirs
 	return cmd
 }
 
-// findShell returns the path of the first shell socket that answers.
-func findShell(apiSocket string) (string, error) {
-	candidates := agent.Sockets()
-	if env := os.Getenv(agent.EnvironmentName("socket")); apiSocket == "" && env != "" {
-		apiSocket = env
-	}
-	if apiSocket != "" {
-		candidates = []string{apiSocket}
-	}
+// findShell returns the path of the first shell socket that answers. It is beside
+// that of the API.
+func findShell(server string) (string, error) {
 	var tried attempts
-	for _, candidate := range candidates {
-		path := agent.ShellSocket(candidate)
+	for _, s := range servers(server) {
+		c, err := newClient(s)
+		if err != nil {
+			return "", agent.UsageErrorf("--server %q: %w", s, err)
+		}
+		if c.socket == "" {
+			if chosenServer(server) != "" {
+				return "", agent.UsageErrorf("--server %q: the shell is on the agent's socket only: want unix:///path", s)
+			}
+			continue
+		}
+		path := agent.ShellSocket(c.socket)
 		conn, err := net.DialTimeout("unix", path, dialTimeout)
 		if err == nil {
 			conn.Close()

@@ -50,7 +50,8 @@ generation that the API server has told, and the agent is waited for.`,
 		Example: `  sluice wait policy shop/web
   sluice wait policy NetworkPolicy/shop/web --timeout 5s
   sluice wait policy shop/web --generation $(kubectl get -n shop netpol web -o jsonpath='{.metadata.generation}')`,
-		Args: args("[[KIND/]NAMESPACE/]NAME"),
+		Args:              args("[[KIND/]NAMESPACE/]NAME"),
+		ValidArgsFunction: completePolicies,
 	}
 	server := serverFlag(cmd.Flags())
 	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "for how long to wait")
@@ -136,7 +137,7 @@ func (p policyWait) run(ctx context.Context, timeout time.Duration) error {
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("policy %s is not in force after %s: %s", p.name, timeout, last)
+				return fmt.Errorf("policy %s is not in force after %s: %s; sluice get network-policies shows all", p.name, timeout, last)
 			}
 			return ctx.Err()
 		case <-time.After(p.interval):

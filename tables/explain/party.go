@@ -58,7 +58,7 @@ func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
 	case slices.Contains(entities, tables.PolicyEntity(text)):
 		return errorf(field, "no address of the entity %s is known", text)
 	}
-	return errorf(field, "%q is no namespace/pod, no address, and no entity: %s", text, entityNames())
+	return errorf(field, "%q is no namespace/pod, no address, and no entity: %s", text, strings.Join(Entities(), ", "))
 }
 
 var entities = []tables.PolicyEntity{
@@ -66,12 +66,13 @@ var entities = []tables.PolicyEntity{
 	tables.EntityCluster, tables.EntityKubeAPIServer,
 }
 
-func entityNames() string {
+// Entities returns what may be asked about beside pods and addresses.
+func Entities() []string {
 	names := make([]string, len(entities))
 	for i, e := range entities {
 		names[i] = string(e)
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // Of an entity that is no single address stands its outermost prefix.
