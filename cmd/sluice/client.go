@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/statedb"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/cmd/agent"
@@ -202,6 +204,20 @@ func (c *client) do(ctx context.Context, method, path string, body io.Reader) (i
 		return nil, fmt.Errorf("the agent does not know %s: it is of another version than this command, which is %s; sluice version and /version tell them", name, version.Get().Version)
 	}
 	return nil, fmt.Errorf("the agent answers %s", resp.Status)
+}
+
+// query returns the rows with a key, or from it on, a JSON object each.
+func (c *client) query(ctx context.Context, q statedb.QueryRequest, key []byte) (io.ReadCloser, error) {
+	q.Key = base64.StdEncoding.EncodeToString(key)
+	request, err := json.Marshal(q)
+	if err != nil {
+		return nil, err
+	}
+	body, err := c.do(ctx, http.MethodGet, "/statedb/query", bytes.NewReader(request))
+	if err != nil {
+		return nil, cause(err)
+	}
+	return body, nil
 }
 
 // getJSON decodes a successful answer.

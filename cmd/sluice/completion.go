@@ -3,12 +3,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -159,15 +156,9 @@ func completePeers(most int) cobra.CompletionFunc {
 func (c *client) podsFrom(ctx context.Context, begun string) (names []string, err error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the answer, which may go on to the last pod
 	defer cancel()
-	request, err := json.Marshal(statedb.QueryRequest{
-		Table: "endpoints", Index: "name", Key: base64.StdEncoding.EncodeToString([]byte(begun)), LowerBound: true,
-	})
+	body, err := c.query(ctx, statedb.QueryRequest{Table: "endpoints", Index: "name", LowerBound: true}, []byte(begun))
 	if err != nil {
 		return nil, err
-	}
-	body, err := c.do(ctx, http.MethodGet, "/statedb/query", bytes.NewReader(request))
-	if err != nil {
-		return nil, cause(err)
 	}
 	defer body.Close()
 	for dec := json.NewDecoder(body); dec.More() && len(names) < mostCompleted; {

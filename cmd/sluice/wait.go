@@ -3,14 +3,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -230,13 +227,9 @@ type remote[Row any] struct {
 
 // query returns the row with a key of a unique index, nil if there is none.
 func query[Row any](ctx context.Context, c *client, table, index string, id tables.PolicyID) (*remote[Row], error) {
-	request, err := json.Marshal(statedb.QueryRequest{Table: table, Index: index, Key: base64.StdEncoding.EncodeToString(id.Key())})
+	body, err := c.query(ctx, statedb.QueryRequest{Table: table, Index: index}, id.Key())
 	if err != nil {
 		return nil, err
-	}
-	body, err := c.do(ctx, http.MethodGet, "/statedb/query", bytes.NewReader(request))
-	if err != nil {
-		return nil, cause(err)
 	}
 	defer body.Close()
 	var answer struct {
