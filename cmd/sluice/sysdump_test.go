@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -180,4 +181,36 @@ func TestSysdumpOfKernel(t *testing.T) {
 		}
 		require.Equal(t, connections, len(list) == counts[ctmap.CT4TCP], "%d", len(list))
 	}
+}
+
+// Of programs that run there are the links, by which they are attached.
+func TestSysdumpOfPrograms(t *testing.T) {
+	bpffs := newBPFFS(t)
+	p := startAgent(t, "--bpf=kernel", "--bpffs="+bpffs, "--map-size-ct-tcp=1000", "--map-size-ct-any=1000", "--map-size-nat=500")
+	require.Eventually(t, func() bool {
+		r := sluice(t, "status")
+		return strings.Contains(r.stdout, "backstop: 1 running")
+	}, 30*time.Second, 50*time.Millisecond, "%s", &p.stderr)
+	r := sluice(t, "sysdump", "-", "--bpffs="+bpffs, "--state-dir="+filepath.Join(p.dir, "state"))
+	require.Equal(t, exitOK, r.code, r.stderr)
+	files := unpack(t, strings.NewReader(r.stdout))
+	var links []struct {
+		Type    string
+		Program struct {
+			Name, Tag    string
+			Instructions int
+			MapIDs       []int
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(files["kernel/links.json"]), &links), files["errors.txt"])
+	require.NotEmpty(t, links)
+	for _, l := range links {
+		require.NotEmpty(t, l.Type)
+		require.NotEmpty(t, l.Program.Name)
+		require.NotEmpty(t, l.Program.Tag)
+		require.NotZero(t, l.Program.Instructions)
+		require.NotEmpty(t, l.Program.MapIDs)
+	}
+	require.Contains(t, files["agent/flags.txt"], "--bpf=kernel")
+	require.Contains(t, files["agent/memory.txt"], "# /sys/fs/cgroup")
 }
