@@ -42,6 +42,20 @@ var words = map[string]Tone{
 	"UPDATED": Plain, "DELETED": Bad,
 }
 
+// verdicts are what tells in a line what became of a packet.
+var verdicts = map[string]Tone{"ALLOWED": Good, "DENIED": Bad, "DROP": Bad, "LOST": Warn}
+
+// PaintVerdict returns a text with its verdict in its tone: the first word that
+// is one.
+func PaintVerdict(text string) string {
+	for word := range strings.FieldsSeq(text) {
+		if tone := verdicts[strings.TrimSuffix(word, ":")]; tone != Plain {
+			return strings.Replace(text, word, tone.Paint(word), 1)
+		}
+	}
+	return text
+}
+
 // Columns by what their cells say.
 var (
 	stateColumns   = []string{"Status", "State", "Level", "Wanted", "Event"} // one of words

@@ -73,6 +73,12 @@ func TestWriterControlCharacters(t *testing.T) {
 	require.Equal(t, "a\uFFFD[2Jb   \uFFFD1m   x  y\n", b.String())
 }
 
+func TestPaintVerdict(t *testing.T) {
+	require.Equal(t, "\x1b[31mDENIED:\x1b[0m by rule DENIED", PaintVerdict("DENIED: by rule DENIED"))
+	require.Equal(t, "10:00:00 \x1b[31mDROP\x1b[0m policy denied", PaintVerdict("10:00:00 DROP policy denied"))
+	require.Equal(t, "10:00:00 FLOW passed", PaintVerdict("10:00:00 FLOW passed"))
+}
+
 func TestMeasure(t *testing.T) {
 	var b strings.Builder
 	w := NewWriter(&b)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/columns"
 	"github.com/sluice-net/sluice/tables/explain"
 )
 
@@ -48,7 +49,7 @@ type, as in 8/icmp. For the address of a service the backends are judged.`,
 			if err := json.Unmarshal(data, &answer); err != nil {
 				return nil, fmt.Errorf("decode the agent's answer: %w", err)
 			}
-			return answer.AllDifferences(), print(w, &answer)
+			return answer.AllDifferences(), answer.Print(w)
 		})
 }
 
@@ -69,35 +70,38 @@ which alone knows the address.`,
 			if err := json.Unmarshal(data, &answer); err != nil {
 				return nil, fmt.Errorf("decode the agent's answer: %w", err)
 			}
-			return answer.Differences, print(w, &answer)
+			return answer.Differences, answer.Print(w)
 		})
 }
 
-// print prints an answer, unless w is nil.
-func print(w io.Writer, answer interface{ Print(io.Writer) error }) error {
-	if w == nil {
-		return nil
+func printVerdict(w io.Writer, out output, text string) error {
+	if out.colored(w) {
+		text = columns.PaintVerdict(text)
 	}
-	return answer.Print(w)
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // explainCommand completes a command that asks the agent by a path. decode
-// prints the answer, if it gets a writer, and returns the differences in it.
+// prints the answer, and returns the differences in it.
 func explainCommand(cmd *cobra.Command, path func([]string) string, decode func([]byte, io.Writer) ([]string, error)) *cobra.Command {
 	server := serverFlag(cmd.Flags())
-	out := outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
+	out := coloredOutputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		data, err := ask(cmd.Context(), *server, path(args))
 		if err != nil {
 			return err
 		}
-		var w io.Writer
-		if out.String() == outputText {
-			w = cmd.OutOrStdout()
-		} else if err := out.printJSON(cmd.OutOrStdout(), data); err != nil {
-			return err
+		if out.isData() {
+			if err := out.printJSON(cmd.OutOrStdout(), data); err != nil {
+				return err
+			}
 		}
-		differences, err := decode(data, w)
+		var text strings.Builder
+		differences, err := decode(data, &text)
+		if err == nil && !out.isData() {
+			err = printVerdict(cmd.OutOrStdout(), out, text.String())
+		}
 		if err == nil && len(differences) > 0 {
 			err = fmt.Errorf("the maps differ from the tables:\n  %s", strings.Join(differences, "\n  "))
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/columns"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -52,7 +53,7 @@ How often what was dropped before is in the table drops.`,
 		},
 	}
 	server = serverFlag(cmd.Flags())
-	out = outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
+	out = coloredOutputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
 	cmd.Flags().StringArrayVar(&kinds, "kind", nil, "only drop, or only flow")
 	cmd.Flags().StringArrayVar(&reasons, "reason", nil, "only what happened for this reason; a wrong one lists them")
 	cmd.Flags().StringArrayVar(&pods, "pod", nil, "only from or to a pod: namespace/name, the beginning of it or of a name, an address, or a prefix")
@@ -95,6 +96,10 @@ func (m monitor) print(raw json.RawMessage) error {
 	if m.out.isData() {
 		return m.out.printNext(m.w, raw)
 	}
-	_, err := fmt.Fprintln(m.w, &event)
+	line := columns.Clean(event.String())
+	if m.out.colored(m.w) {
+		line = columns.PaintVerdict(line)
+	}
+	_, err := fmt.Fprintln(m.w, line)
 	return err
 }

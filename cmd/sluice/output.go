@@ -42,18 +42,25 @@ type output struct {
 	color *agent.Enum
 }
 
-// outputFlag adds the flags for the format of what a command prints.
+// outputFlag adds the flag for the format of what a command prints.
 // The first of the valid formats is the default.
 func outputFlag(flags *pflag.FlagSet, valid ...string) output {
 	o := output{agent.NewEnum(valid[0], valid...), agent.NewEnum(colorAuto, colorAuto, colorAlways, colorNever)}
 	flags.VarP(o, "output", "o", "format of what is printed")
+	return o
+}
+
+// coloredOutputFlag adds that flag, and the one for colours, to a command whose
+// output tells how something stands.
+func coloredOutputFlag(flags *pflag.FlagSet, valid ...string) output {
+	o := outputFlag(flags, valid...)
 	flags.Var(o.color, "color", "colour what tells a state; auto: on terminals, unless NO_COLOR is set")
 	return o
 }
 
-// tableOutputFlag is outputFlag for a command that prints a table.
+// tableOutputFlag is coloredOutputFlag for a command that prints a table.
 func tableOutputFlag(flags *pflag.FlagSet) output {
-	return outputFlag(flags, outputTable, outputWide, outputJSON, outputYAML)
+	return coloredOutputFlag(flags, outputTable, outputWide, outputJSON, outputYAML)
 }
 
 // isData reports whether programs are to read what is printed.

@@ -33,7 +33,7 @@ health too, and is named.`,
 		Args: noArgs,
 	}
 	server := serverFlag(cmd.Flags())
-	out := outputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
+	out := coloredOutputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		data, err := ask(cmd.Context(), *server, "/status")
 		if err != nil {
