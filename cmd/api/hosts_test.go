@@ -27,6 +27,8 @@ func TestHosts(t *testing.T) {
 		w, code := ask("127.0.0.1:9880", host)
 		require.Equal(t, http.StatusOK, code, host)
 		require.Empty(t, w.Header().Get("Access-Control-Allow-Origin"))
+		require.Equal(t, "same-origin", w.Header().Get("Cross-Origin-Resource-Policy"))
+		require.Equal(t, "nosniff", w.Header().Get("X-Content-Type-Options"))
 	}
 	for i, host := range []string{
 		"attacker.example", "attacker.example:9880", "localhost.attacker.example", "127.0.0.1.attacker.example:9880",

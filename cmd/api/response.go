@@ -143,11 +143,14 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// guard bounds the body of requests and answers a handler that panics, as
-// StateDB's do on what they do not expect, with a status of 400.
+// guard keeps other web pages from what is answered, bounds the body of requests,
+// and answers a handler that panics, as StateDB's do on what they do not expect,
+// with a status of 400.
 func guard(log *slog.Logger, l *limits, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		resp := newResponse(w, l)
+		resp.Header().Set("X-Content-Type-Options", "nosniff")           // no data is run as a script
+		resp.Header().Set("Cross-Origin-Resource-Policy", "same-origin") // nor embedded by another page
 		if r.Body != nil && r.Body != http.NoBody {
 			resp.control.SetReadDeadline(time.Now().Add(l.readTimeout)) // not supported by recorders
 			r.Body = &timedBody{http.MaxBytesReader(w, r.Body, maxBody), resp.control}

@@ -121,6 +121,25 @@ func TestMetricsListen(t *testing.T) {
 	}
 }
 
+// Clients that connect and say nothing do not keep others away for longer than a
+// header may take.
+func TestSilentConnections(t *testing.T) {
+	s, err := startServer(t, "--api-listen=127.0.0.1:0", "--socket=")
+	require.NoError(t, err)
+	address := strings.TrimPrefix(s.URL(), "http://")
+	for range maxConnections + 10 {
+		conn, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+	}
+	client := http.Client{Transport: &http.Transport{}, Timeout: 6 * readHeaderTimeout}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get(s.URL() + "/healthz")
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+}
+
 func TestSocketInUse(t *testing.T) {
 	socket := socketPath(t)
 	_, err := startServer(t, "--api-listen=", "--socket="+socket)

@@ -93,13 +93,13 @@ func (d *dump) run(ctx context.Context, cmd *cobra.Command, name string) (err er
 	w, out := io.Writer(cmd.OutOrStdout()), cmd.ErrOrStderr()
 	if name != "-" {
 		name = cmp.Or(name, title+".tar.gz")
-		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return fmt.Errorf("create the archive: %w", err)
+		file, createErr := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if createErr != nil {
+			return fmt.Errorf("create the archive: %w", createErr)
 		}
 		defer func() {
 			if err = errors.Join(err, file.Close()); err != nil {
-				os.Remove(name)
+				os.Remove(name) // half of a report would be taken for one
 			}
 		}()
 		w, out = file, cmd.OutOrStdout()

@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -139,6 +140,18 @@ spec: {podSelector: {matchLabels: {api-token: `+seed+`}}}
 	r = sluice(t, "sysdump", "a", "b")
 	require.Equal(t, exitUsage, r.code)
 	require.Contains(t, r.stderr, "want at most one FILE")
+}
+
+// Who is interrupted leaves no half of an archive behind.
+func TestSysdumpInterrupted(t *testing.T) {
+	noAgent(t)
+	name := filepath.Join(t.TempDir(), "report.tar.gz")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := sluiceContext(t, ctx, "sysdump", name, "--bpffs="+t.TempDir(), "--state-dir="+t.TempDir())
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "interrupted")
+	require.NoFileExists(t, name)
 }
 
 // Of an agent that is dead there is what it left.
