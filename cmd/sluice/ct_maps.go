@@ -36,7 +36,7 @@ func openPinned(bpffs string) (*openMaps, error) {
 	dir, p := bpf.MapsDir(bpffs), &openMaps{}
 	err := p.open(dir)
 	if err == nil && len(p.sets) == 0 {
-		err = fmt.Errorf("no maps are pinned in %s: %w", dir, bpf.ErrNoPins)
+		err = fmt.Errorf("no maps are pinned in %s, --bpffs chooses another place: %w", dir, bpf.ErrNoPins)
 	}
 	if err == nil {
 		p.now, err = gc.Now()

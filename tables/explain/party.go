@@ -52,7 +52,7 @@ func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
 		if _, _, ok := e.t.Endpoints.Get(txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name})); ok {
 			return errorf(field, "pod %s has no address", text)
 		}
-		return errorf(field, "there is no pod %s with an address of its own", text)
+		return errorf(field, "there is no pod %s with an address of its own: the table endpoints has all", text)
 	case text == string(tables.EntityAll):
 		return errorf(field, "all is everybody: name one of them, such as world or a pod")
 	case slices.Contains(entities, tables.PolicyEntity(text)):

@@ -16,7 +16,7 @@ func TestErrors(t *testing.T) {
 	w := newWorld(t, inMemory(t))
 	for _, tc := range []struct{ from, to, port, protocol, message string }{
 		{"", "shop/web", "80", "", "from: want namespace/pod, an address, or an entity"},
-		{"shop/web", "shop/none", "80", "", "to: there is no pod shop/none with an address of its own"},
+		{"shop/web", "shop/none", "80", "", "to: there is no pod shop/none with an address of its own: the table endpoints has all"},
 		{"shop/pending", "shop/web", "80", "", "from: pod shop/pending has no address"},
 		{"moon", "shop/web", "80", "", `from: "moon" is no namespace/pod, no address, and no entity: host, remote-node, world, `},
 		{"all", "shop/web", "80", "", "from: all is everybody: name one of them"},
