@@ -23,6 +23,7 @@ const deployDir = "../../deploy"
 var kinds = map[string]func() any{
 	"ClusterRole":              func() any { return new(rbacv1.ClusterRole) },
 	"ClusterRoleBinding":       func() any { return new(rbacv1.ClusterRoleBinding) },
+	"ConfigMap":                func() any { return new(corev1.ConfigMap) },
 	"CustomResourceDefinition": func() any { return new(apiextensionsv1.CustomResourceDefinition) },
 	"DaemonSet":                func() any { return new(appsv1.DaemonSet) },
 	"NetworkPolicy":            func() any { return new(networkingv1.NetworkPolicy) },
@@ -110,7 +111,8 @@ func TestObjects(t *testing.T) {
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
 			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
 			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
-			"PodMonitor/sluice", "ServiceMonitor/sluice", "Service/sluice-metrics", "PrometheusRule/sluice", "NetworkPolicy/sluice"),
+			"PodMonitor/sluice", "ServiceMonitor/sluice", "Service/sluice-metrics", "PrometheusRule/sluice",
+			"ConfigMap/sluice-dashboard", "NetworkPolicy/sluice"),
 	} {
 		t.Run(set, func(t *testing.T) {
 			require.ElementsMatch(t, want, keys(decode(t, renderSet(t, set, kubeVersion))))
@@ -205,6 +207,22 @@ func TestPorts(t *testing.T) {
 	rule := object[networkingv1.NetworkPolicy](t, all, "NetworkPolicy/sluice").Spec.Ingress[0]
 	require.Equal(t, 9881, rule.Ports[0].Port.IntValue())
 	require.Len(t, rule.From, 1)
+}
+
+// The alerts and the dashboard are those of deploy/monitoring, with what is added.
+func TestMonitoring(t *testing.T) {
+	all := decode(t, renderSet(t, "all", kubeVersion))
+	groups := object[monitoringv1.PrometheusRule](t, all, "PrometheusRule/sluice").Spec.Groups
+	require.Len(t, groups, 2)
+	var rules struct{ Groups []monitoringv1.RuleGroup }
+	require.NoError(t, yaml.UnmarshalStrict(readFile(t, filepath.Join(deployDir, "monitoring/rules.yaml")), &rules))
+	require.NotEmpty(t, rules.Groups[0].Rules)
+	require.Equal(t, rules.Groups[0], groups[0])
+	require.Equal(t, "more", groups[1].Name)
+
+	dashboard := object[corev1.ConfigMap](t, all, "ConfigMap/sluice-dashboard")
+	require.Equal(t, "1", dashboard.Labels["grafana_dashboard"])
+	require.JSONEq(t, string(readFile(t, filepath.Join(deployDir, "monitoring/dashboard.json"))), dashboard.Data["sluice.json"])
 }
 
 // Every volume is one of the node that a flag names, and is mounted where the flag says.
