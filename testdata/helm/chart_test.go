@@ -120,17 +120,6 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// The rules are those of deploy/monitoring, then the user's.
-func TestAlerts(t *testing.T) {
-	rule := object[monitoringv1.PrometheusRule](t, decode(t, renderSet(t, "all", kubeVersion)), "PrometheusRule/sluice")
-	text := readFile(t, filepath.Join(deployDir, "monitoring/rules.yaml"))
-	var own monitoringv1.PrometheusRuleSpec
-	require.NoError(t, yaml.UnmarshalStrict([]byte(text), &own))
-	require.NotEmpty(t, own.Groups)
-	require.Equal(t, own.Groups, rule.Spec.Groups[:len(own.Groups)])
-	require.Len(t, rule.Spec.Groups, len(own.Groups)+1)
-}
-
 // The default is not privileged, and writes nowhere but to its volumes.
 func TestSecurity(t *testing.T) {
 	_, agent := agentOf(t, decode(t, renderSet(t, "default", kubeVersion)))
