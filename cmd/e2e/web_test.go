@@ -215,16 +215,23 @@ func (p *page) testStory(b *inBrowser) {
 		`[...document.querySelectorAll(".chain .name")].map((e) => e.textContent).join()`)
 }
 
-// testPlot has the agent tell of passes, of which it makes none without programs.
-func (p *page) testPlot(b *inBrowser) {
-	b.open("#/connections")
-	await(b, "No pass has found an entry yet.", `document.querySelector(".plots")?.textContent`)
+// replacePasses has the agent tell of passes, of which it makes none without programs.
+func (b *inBrowser) replacePasses() {
 	text := `{"columns":["ID","Set","Map","Method","Reason","Scanned","Expired","Translations","Orphans","Scrubbed","Flushed","Condemned","Error","Duration","Started"]}` + "\n"
 	for i := range 40 {
 		text += fmt.Sprintf(`{"key":"%02x","cells":["%d","global","sluice_ct4_%s","iterator","interval","%d","%d","1","0","0","0","0","-","%d.5ms","2026-11-21T10:%02d:00Z"]}`+"\n",
 			i, i, []string{"tcp", "any"}[i%2], 1000+10*i, i, i, i)
 	}
-	b.replace("/statedb/changes/ct-gc-runs", text+`{"complete":true}`+"\n")
+	b.replace(passes, text+`{"complete":true}`+"\n")
+}
+
+const passes = "/statedb/changes/ct-gc-runs"
+
+func (p *page) testPlot(b *inBrowser) {
+	b.open("#/connections")
+	await(b, "No pass has found an entry yet.", `document.querySelector(".plots")?.textContent`)
+	b.replacePasses()
+	defer b.restore(passes)
 	b.open("#/connections")
 	await(b, 3, `document.querySelectorAll(".plots svg[role=img]").length`)
 	await(b, "40 rows", shown)
@@ -305,6 +312,8 @@ func (p *page) testTheme(b *inBrowser) {
 func (p *page) testNarrow(b *inBrowser) {
 	defer b.do(chromedp.EmulateViewport(1400, 900))
 	b.do(chromedp.EmulateViewport(360, 700))
+	b.replacePasses()
+	defer b.restore(passes)
 	for hash, complete := range pagesShown {
 		b.open(hash)
 		await(b, true, complete)
