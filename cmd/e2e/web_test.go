@@ -253,6 +253,7 @@ func (p *page) testManyRows(b *inBrowser) {
 	}
 	text.WriteString(`{"complete":true}` + "\n")
 	b.replace("/statedb/changes/ipcache", text.String())
+	defer b.restore("/statedb/changes/ipcache")
 	b.open("#/table/ipcache")
 	await(b, "50,000 rows", shown)
 	b.do(chromedp.Evaluate(`window.longest = 0; new PerformanceObserver((l) => l.getEntries().forEach((e) => { longest = Math.max(longest, e.duration); })).observe({ type: "longtask" })`, nil))
