@@ -49,6 +49,9 @@ func FuzzRequests(f *testing.F) {
 		{"GET", "/monitor", "kind=drop&reason=x&pod=10.0.0.0/8", "", "localhost"},
 		{"GET", "/status", "", "", "localhost"},
 		{"GET", "/rules", "", "", "localhost"},
+		{"GET", "/graph", "", "", "localhost"},
+		{"GET", "/story", "policy=CiliumEgressGatewayPolicy/bank", "", "localhost"},
+		{"GET", "/web/page.js", "", "", "localhost"},
 		{"POST", "/gc", "", `{"match": {"ports": [80], "protocols": ["tcp"]}}`, "localhost"},
 		{"POST", "/gc", "", `{"all": true} {}`, "localhost"},
 		{"DELETE", "/tables/fruits", "", "", "localhost"},
@@ -63,6 +66,9 @@ func FuzzRequests(f *testing.F) {
 		fx := newFixture(t)
 		h := explainable(t, nil)
 		fx.explain, fx.tables = h.explain, h.tables
+		flow, err := newDataflow(params{})
+		require.NoError(t, err)
+		fx.flow = flow
 		before := fx.fruits.Revision(fx.db.ReadTxn())
 
 		ctx, end := context.WithCancel(t.Context())

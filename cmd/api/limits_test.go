@@ -223,6 +223,9 @@ func heap() uint64 {
 // Each kind of request has a limit, and leaves its slot.
 func TestLimitsOfKinds(t *testing.T) {
 	f := newFixture(t)
+	var err error
+	f.flow, err = newDataflow(params{})
+	require.NoError(t, err)
 	for _, l := range []*limit{f.limits.dumps, f.limits.questions, f.limits.scrapes} {
 		l.wait = time.Millisecond
 	}
@@ -230,6 +233,7 @@ func TestLimitsOfKinds(t *testing.T) {
 		"/statedb/dump": f.limits.dumps, "/statedb/dump/fruits": f.limits.dumps, "/tables/fruits": f.limits.dumps, "/tables/fruits?format=json": f.limits.dumps,
 		"/status": f.limits.questions, "/statedb/query": f.limits.questions, "/rules": f.limits.questions,
 		"/explain/policy": f.limits.questions, "/explain/egress": f.limits.questions,
+		"/graph": f.limits.questions, "/story": f.limits.questions, "/statedb/changes/fruits?cells=true": f.limits.streams,
 		"/metrics": f.limits.scrapes, "/statedb/changes/fruits": f.limits.streams, "/tables/fruits?watch=true": f.limits.streams,
 	} {
 		for range cap(l.slots) {

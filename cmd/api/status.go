@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/condition"
 )
 
 // Status is the answer of /status: how the agent, and what it programs, is
@@ -64,11 +65,10 @@ type PendingTable struct {
 
 // RowsStatus counts the rows of a table by their status.
 type RowsStatus struct {
-	Name    string `json:"name"`
-	Rows    int    `json:"rows"`
-	Pending int    `json:"pending"`
-	Errors  int    `json:"errors"`
-	Error   string `json:"error,omitempty"` // of the first of them
+	Name string `json:"name"`
+	Rows int    `json:"rows"`
+	condition.Counts
+	Error string `json:"error,omitempty"` // of the first that has one
 }
 
 // MapStatus is how a map of the kernel is doing.
@@ -177,14 +177,10 @@ func rowsStatus(txn statedb.ReadTxn, meta statedb.TableMeta) RowsStatus {
 			return s
 		}
 		s.Rows++
-		switch status := r.GetStatus(); status.Kind {
-		case reconciler.StatusKindDone:
-		case reconciler.StatusKindError:
-			if s.Errors++; s.Errors == 1 {
-				s.Error = status.GetError()
-			}
-		default:
-			s.Pending++
+		s.Add(condition.Of(row))
+		if s.Errors == 1 && s.Error == "" {
+			status := r.GetStatus()
+			s.Error = status.GetError()
 		}
 	}
 	return s

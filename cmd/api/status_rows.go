@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/condition"
 )
 
 // Limits of what /status names: the rest is counted.
@@ -81,17 +81,17 @@ func programs(attachments []*tables.Attachment) []ProgramStatus {
 			p = &ProgramStatus{Program: name}
 			byName[name], list = p, append(list, p)
 		}
-		switch a.Status.Kind {
-		case reconciler.StatusKindDone:
+		switch condition.Of(a) {
+		case condition.Error:
+			p.Failed++
+			p.Error = cmp.Or(p.Error, a.Device+": "+a.Status.GetError())
+		case condition.Pending:
+			p.Pending++
+		default:
 			p.Running++
 			if a.Device != "" && len(p.Devices) < shownDevices {
 				p.Devices = append(p.Devices, a.Device)
 			}
-		case reconciler.StatusKindError:
-			p.Failed++
-			p.Error = cmp.Or(p.Error, a.Device+": "+a.Status.GetError())
-		default:
-			p.Pending++
 		}
 	}
 	slices.SortFunc(list, func(a, b *ProgramStatus) int { return strings.Compare(a.Program, b.Program) })

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/condition"
 )
 
 func (f *fixture) status(t *testing.T) (s Status) {
@@ -66,7 +67,7 @@ func TestStatusProblems(t *testing.T) {
 	s := f.status(t)
 	require.False(t, s.OK)
 	require.Equal(t, []string{"health: bpfmap: map full", "table attachments: 1 of 3 rows failed: no such device"}, s.Problems)
-	require.Equal(t, []RowsStatus{{"attachments", 3, 1, 1, "no such device"}}, s.Tables.Statuses)
+	require.Equal(t, []RowsStatus{{"attachments", 3, condition.Counts{Pending: 1, Errors: 1}, "no such device"}}, s.Tables.Statuses)
 	require.Equal(t, []ProgramStatus{{"from_pod", 1, 1, 1, []string{"eth0"}, "eth1: no such device"}}, s.Programs)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/condition"
 )
 
 // answering is an agent that answers some paths.
@@ -41,7 +42,7 @@ func troubled() *api.Status {
 		Health: api.HealthStatus{Status: "degraded", Modules: 30},
 		Tables: api.TablesStatus{
 			Tables: 60, Rows: 50_000, Uninitialized: []api.PendingTable{{Name: "nodes"}},
-			Statuses: []api.RowsStatus{{Name: "ipcache", Rows: 40_000, Pending: 3, Errors: 2, Error: "map full"}},
+			Statuses: []api.RowsStatus{{Name: "ipcache", Rows: 40_000, Counts: condition.Counts{Pending: 3, Errors: 2}, Error: "map full"}},
 		},
 		Sources: []*tables.ObjectSource{{Source: "pods", State: "synced"}, {Source: "nodes", State: "broken"}},
 		Policies: api.PoliciesStatus{
