@@ -67,6 +67,11 @@ func mapEntryKeyIndex[K, V MapPart]() statedb.Index[*MapEntry[K, V], K] {
 	}
 }
 
+// NewMapEntryTable creates the mirror of a map, with indexes beside that of the keys.
+func NewMapEntryTable[K, V MapPart](db *statedb.DB, name string, secondary ...statedb.Indexer[*MapEntry[K, V]]) (statedb.RWTable[*MapEntry[K, V]], error) {
+	return statedb.NewTable(db, name, mapEntryKeyIndex[K, V](), secondary...)
+}
+
 // mapKeyBytes returns a copy of the bytes of a key as the kernel sees them.
 func mapKeyBytes[K comparable](key K) index.Key {
 	b := make([]byte, unsafe.Sizeof(key))
@@ -228,54 +233,54 @@ func ifIndexKeys(ifIndex uint32) index.KeySet {
 
 // NewClassEntryTable creates the mirror of sluice_classes.
 func NewClassEntryTable(db *statedb.DB) (statedb.RWTable[*ClassEntry], error) {
-	return statedb.NewTable(db, "map-classes", mapEntryKeyIndex[bpf.ClassKey, bpf.ClassValue](), classEntryDigestIndex)
+	return NewMapEntryTable[bpf.ClassKey, bpf.ClassValue](db, "map-classes", classEntryDigestIndex)
 }
 
 // NewPodEntryTable creates the mirror of sluice_pods.
 func NewPodEntryTable(db *statedb.DB) (statedb.RWTable[*PodEntry], error) {
-	return statedb.NewTable(db, "map-pods", mapEntryKeyIndex[bpf.PodKey, bpf.PodValue](), podEntryIfIndexIndex, podEntrySubjectIndex)
+	return NewMapEntryTable[bpf.PodKey, bpf.PodValue](db, "map-pods", podEntryIfIndexIndex, podEntrySubjectIndex)
 }
 
 // NewIPCacheEntryTable creates the mirror of sluice_ipcache.
 func NewIPCacheEntryTable(db *statedb.DB) (statedb.RWTable[*IPCacheEntry], error) {
-	return statedb.NewTable(db, "map-ipcache", mapEntryKeyIndex[bpf.IPCacheKey, bpf.IPCacheValue]())
+	return NewMapEntryTable[bpf.IPCacheKey, bpf.IPCacheValue](db, "map-ipcache")
 }
 
 // NewSourceEntryTable creates the mirror of sluice_sources.
 func NewSourceEntryTable(db *statedb.DB) (statedb.RWTable[*SourceEntry], error) {
-	return statedb.NewTable(db, "map-sources", mapEntryKeyIndex[bpf.SourceKey, bpf.SourceValue](),
+	return NewMapEntryTable[bpf.SourceKey, bpf.SourceValue](db, "map-sources",
 		sourceEntryClassIndex, sourceEntryLeavingIndex)
 }
 
 // NewEgressEntryTable creates the mirror of sluice_egress.
 func NewEgressEntryTable(db *statedb.DB) (statedb.RWTable[*EgressEntry], error) {
-	return statedb.NewTable(db, "map-egress", mapEntryKeyIndex[bpf.EgressKey, bpf.EgressValue](),
+	return NewMapEntryTable[bpf.EgressKey, bpf.EgressValue](db, "map-egress",
 		egressEntryClassIndex, egressEntryGroupIndex)
 }
 
 // NewGatewayEntryTable creates the mirror of sluice_gateways.
 func NewGatewayEntryTable(db *statedb.DB) (statedb.RWTable[*GatewayEntry], error) {
-	return statedb.NewTable(db, "map-gateways", mapEntryKeyIndex[bpf.GatewayKey, bpf.GatewayValue](), gatewayEntryGroupIndex)
+	return NewMapEntryTable[bpf.GatewayKey, bpf.GatewayValue](db, "map-gateways", gatewayEntryGroupIndex)
 }
 
 // NewExitEntryTable creates the mirror of sluice_exits.
 func NewExitEntryTable(db *statedb.DB) (statedb.RWTable[*ExitEntry], error) {
-	return statedb.NewTable(db, "map-exits", mapEntryKeyIndex[bpf.ExitKey, bpf.ExitValue](), exitEntryIfIndexIndex)
+	return NewMapEntryTable[bpf.ExitKey, bpf.ExitValue](db, "map-exits", exitEntryIfIndexIndex)
 }
 
 // NewCoveredEntryTable creates the mirror of sluice_covered.
 func NewCoveredEntryTable(db *statedb.DB) (statedb.RWTable[*CoveredEntry], error) {
-	return statedb.NewTable(db, "map-covered", mapEntryKeyIndex[bpf.CoveredKey, bpf.CoveredValue]())
+	return NewMapEntryTable[bpf.CoveredKey, bpf.CoveredValue](db, "map-covered")
 }
 
 // NewNodeEntryTable creates the mirror of sluice_nodes.
 func NewNodeEntryTable(db *statedb.DB) (statedb.RWTable[*NodeEntry], error) {
-	return statedb.NewTable(db, "map-nodes", mapEntryKeyIndex[bpf.NodeKey, bpf.NodeValue]())
+	return NewMapEntryTable[bpf.NodeKey, bpf.NodeValue](db, "map-nodes")
 }
 
 // NewConfigEntryTable creates the mirror of sluice_config.
 func NewConfigEntryTable(db *statedb.DB) (statedb.RWTable[*ConfigEntry], error) {
-	return statedb.NewTable(db, "map-config", mapEntryKeyIndex[bpf.ConfigKey, bpf.ConfigValue]())
+	return NewMapEntryTable[bpf.ConfigKey, bpf.ConfigValue](db, "map-config")
 }
 
 // PolicyMapEntriesOfSubject queries, with Prefix, the verdicts that the kernel
@@ -286,5 +291,5 @@ func PolicyMapEntriesOfSubject(class uint32) statedb.Query[*PolicyMapEntry] {
 
 // NewPolicyMapEntryTable creates the mirror of sluice_policy.
 func NewPolicyMapEntryTable(db *statedb.DB) (statedb.RWTable[*PolicyMapEntry], error) {
-	return statedb.NewTable(db, "map-policy", mapEntryKeyIndex[bpf.PolicyKey, bpf.PolicyValue](), policyMapEntryPairIndex, policyMapEntryPeerIndex)
+	return NewMapEntryTable[bpf.PolicyKey, bpf.PolicyValue](db, "map-policy", policyMapEntryPairIndex, policyMapEntryPeerIndex)
 }

@@ -36,5 +36,6 @@
 //     the next, a commit and a wake-up later, which takes some 20 microseconds.
 //
 // [Stats] counts rows and keys, exactly: tests assert on the counts, and they
-// are published as metrics.
+// are published as metrics. The example of reconcilers/bpfmap has a whole rule, from
+// what is observed to a map.
 package derive

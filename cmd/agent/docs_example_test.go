@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// codeBlock is a fenced block of a document.
+var codeBlock = regexp.MustCompile("(?ms)^```\\w*\n(.*?)^```$")
+
+// onlyText is text without white space, and without the signs of comments, in
+// which an example has its output.
+func onlyText(s string) string {
+	return strings.Join(strings.Fields(strings.ReplaceAll(s, "//", "")), "")
+}
+
+// What docs/adding-a-table.md shows is the example that the tests run.
+func TestDocumentedExample(t *testing.T) {
+	source, err := os.ReadFile(filepath.Join(repository, "reconcilers/bpfmap/example_test.go"))
+	require.NoError(t, err)
+	blocks := codeBlock.FindAllStringSubmatch(documents(t)["docs/adding-a-table.md"], -1)
+	require.Greater(t, len(blocks), 10)
+	for _, block := range blocks {
+		require.Contains(t, onlyText(string(source)), onlyText(block[1]), "not in the example:\n%s", block[1])
+	}
+}

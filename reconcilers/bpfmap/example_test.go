@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpfmap_test
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"log/slog"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"github.com/cilium/statedb/reconciler"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+// Listener is an observed row: a pod that has a port open.
+type Listener struct {
+	Pod  string
+	Port Port
+}
+
+func (*Listener) TableHeader() []string { return []string{"Pod", "Port"} }
+func (l *Listener) TableRow() []string  { return []string{l.Pod, l.Port.String()} }
+
+// OpenPort is a derived row, and an entry of the map: how many pods have a port open.
+type OpenPort struct {
+	Port   Port
+	Pods   Pods
+	Status reconciler.Status
+}
+
+func (*OpenPort) TableHeader() []string { return []string{"Port", "Pods", "Status", "Error"} }
+func (p *OpenPort) TableRow() []string {
+	return []string{p.Port.String(), p.Pods.String(), p.Status.Kind.String(), p.Status.GetError()}
+}
+
+func (p *OpenPort) MapKey() Port                            { return p.Port }
+func (p *OpenPort) MapValue() Pods                          { return p.Pods }
+func (p *OpenPort) Clone() *OpenPort                        { c := *p; return &c }
+func (p *OpenPort) SetStatus(s reconciler.Status) *OpenPort { p.Status = s; return p }
+func (p *OpenPort) GetStatus() reconciler.Status            { return p.Status }
+
+// The key and the value of the map, and a row of its mirror.
+type (
+	Port      uint16
+	Pods      uint32
+	PortEntry = tables.MapEntry[Port, Pods]
+)
+
+func (p Port) String() string { return fmt.Sprint(uint16(p)) }
+func (p Pods) String() string { return fmt.Sprint(uint32(p)) }
+
+var (
+	listenerByPod  = newIndex("pod", index.String, func(l *Listener) string { return l.Pod }, true)
+	listenerByPort = newIndex("port", portKey, func(l *Listener) Port { return l.Port }, false)
+	openPortByPort = newIndex("port", portKey, func(p *OpenPort) Port { return p.Port }, true)
+)
+
+func newIndex[Row, Key any](name string, bytes func(Key) index.Key, of func(Row) Key, unique bool) statedb.Index[Row, Key] {
+	return statedb.Index[Row, Key]{
+		Name:       name,
+		FromObject: func(row Row) index.KeySet { return index.NewKeySet(bytes(of(row))) },
+		FromKey:    bytes,
+		FromString: index.FromString,
+		Unique:     unique,
+	}
+}
+
+func portKey(p Port) index.Key { return index.Uint16(uint16(p)) }
+
+func newListenerTable(db *statedb.DB) (statedb.RWTable[*Listener], error) {
+	return statedb.NewTable(db, "listeners", listenerByPod, listenerByPort)
+}
+
+func newOpenPortTable(db *statedb.DB) (statedb.RWTable[*OpenPort], error) {
+	return statedb.NewTable(db, "open-ports", openPortByPort)
+}
+
+func newPortEntryTable(db *statedb.DB) (statedb.RWTable[*PortEntry], error) {
+	return tables.NewMapEntryTable[Port, Pods](db, "map-ports")
+}
+
+func derivePorts(p derive.Params, listeners statedb.Table[*Listener], ports statedb.RWTable[*OpenPort]) error {
+	_, err := derive.Register(p, derive.Rule[Port, *OpenPort]{
+		Output: ports,
+		Inputs: []derive.Input[Port]{
+			derive.From(listeners, func(_ statedb.ReadTxn, l *Listener, affect func(Port)) { affect(l.Port) }),
+		},
+		Existing: func(txn statedb.ReadTxn, port Port) iter.Seq2[*OpenPort, statedb.Revision] {
+			return ports.List(txn, openPortByPort.Query(port))
+		},
+		Rows: func(txn statedb.ReadTxn, port Port) []*OpenPort {
+			pods := statedb.Collect(listeners.List(txn, listenerByPort.Query(port)))
+			if len(pods) == 0 {
+				return nil
+			}
+			return []*OpenPort{{Port: port, Pods: Pods(len(pods)), Status: reconciler.StatusPending()}}
+		},
+		Equal: func(a, b *OpenPort) bool { return a.Pods == b.Pods },
+	})
+	return err
+}
+
+func reconcilePorts(p bpfmap.Params, m bpf.Map[Port, Pods], ports tables.Desired[*OpenPort], mirror statedb.RWTable[*PortEntry]) error {
+	cfg := bpfmap.ConfigOf(m, ports, mirror, bpfmap.PlanAny[Port, Pods]())
+	cfg.Independent = true // no other map waits for this one
+	return bpfmap.Register(p, cfg)
+}
+
+// From an observed table to a map: how many pods have each port open. A write
+// that fails is seen in the rows, and is made as soon as it can be.
+func Example() {
+	var (
+		memory    = bpf.NewMemory()
+		db        *statedb.DB
+		listeners statedb.RWTable[*Listener]
+		ports     statedb.Table[*OpenPort]
+		mirror    statedb.Table[*PortEntry]
+	)
+	observed := cell.Module("listeners", "Observed",
+		cell.ProvidePrivate(newListenerTable),
+		cell.Provide(statedb.RWTable[*Listener].ToTable),
+		cell.Invoke(func(d *statedb.DB, l statedb.RWTable[*Listener]) { db, listeners = d, l }))
+	derived := cell.Module("open-ports", "Derived",
+		cell.ProvidePrivate(newOpenPortTable),
+		cell.Provide(statedb.RWTable[*OpenPort].ToTable, tables.NewDesired[*OpenPort]),
+		cell.Invoke(derivePorts))
+	reconciled := cell.Module("ports-map", "In the kernel",
+		cell.ProvidePrivate(newPortEntryTable, func() (bpf.Map[Port, Pods], error) {
+			return bpf.Open[Port, Pods](memory, bpf.Spec{Name: "ports", Type: bpf.TypeHash, MaxEntries: 100})
+		}),
+		cell.Provide(statedb.RWTable[*PortEntry].ToTable),
+		cell.Invoke(reconcilePorts))
+	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, bpfmap.Cell,
+		cell.Provide(job.Registry.NewGroup, derive.NewMetrics),
+		observed, derived, reconciled,
+		cell.Invoke(func(p statedb.Table[*OpenPort], m statedb.Table[*PortEntry]) { ports, mirror = p, m }))
+	log := slog.New(slog.DiscardHandler)
+	if err := h.Start(log, context.Background()); err != nil {
+		panic(err)
+	}
+	defer h.Stop(log, context.Background())
+
+	open := func(opened ...*Listener) {
+		wtxn := db.WriteTxn(listeners)
+		for _, l := range opened {
+			listeners.Insert(wtxn, l)
+		}
+		wtxn.Commit()
+	}
+	await := func(port Port, status reconciler.StatusKind) {
+		for {
+			txn := db.ReadTxn()
+			row, _, watch, found := ports.GetWatch(txn, openPortByPort.Query(port))
+			if !found || row.Status.Kind != status {
+				<-watch
+				continue
+			}
+			fmt.Println("open-ports", row.TableRow())
+			for entry := range mirror.All(txn) {
+				fmt.Println("map-ports ", entry.TableRow())
+			}
+			return
+		}
+	}
+
+	open(&Listener{"web-1", 80}, &Listener{"web-2", 80}, &Listener{"api", 443})
+	await(80, reconciler.StatusKindDone)
+
+	memory.Fail("ports", bpf.OpUpdate, unix.EBUSY, -1)
+	open(&Listener{"web-3", 80})
+	await(80, reconciler.StatusKindError)
+
+	memory.Fail("ports", bpf.OpAny, nil, 0)
+	await(80, reconciler.StatusKindDone)
+	// Output:
+	// open-ports [80 2 Done ]
+	// map-ports  [80 2 same -]
+	// map-ports  [443 1 same -]
+	// open-ports [80 3 Error device or resource busy]
+	// map-ports  [80 2 other device or resource busy]
+	// map-ports  [443 1 same -]
+	// open-ports [80 3 Done ]
+	// map-ports  [80 3 same -]
+	// map-ports  [443 1 same -]
+}
