@@ -42,17 +42,18 @@ func (r *Rows[Row]) Reserve(rows int) {
 
 // Swap remembers a row, and returns the one that it replaces.
 func (r *Rows[Row]) Swap(row Row) (old Row, had bool) {
-	if 5*(r.count+1) > 4*len(r.hashes) {
-		r.resize(max(8, 2*len(r.hashes)))
-	}
 	at, hash, had := r.find(row)
 	if had {
-		old = r.rows[at]
-	} else {
-		r.count++
+		old, r.rows[at] = r.rows[at], row
+		return old, true
+	}
+	r.count++
+	if 5*r.count > 4*len(r.hashes) {
+		r.resize(max(8, 2*len(r.hashes)))
+		at, hash, _ = r.find(row)
 	}
 	r.hashes[at], r.rows[at] = hash, row
-	return old, had
+	return old, false
 }
 
 // Forget forgets the row with the primary key of another, and returns it.
@@ -81,6 +82,9 @@ func (r *Rows[Row]) Forget(row Row) (old Row, had bool) {
 // find returns the slot of the row with the primary key of another, or the one
 // where it belongs.
 func (r *Rows[Row]) find(row Row) (at int, hash uint32, found bool) {
+	if len(r.hashes) == 0 {
+		return 0, 0, false
+	}
 	key := r.primary.ObjectToKey(row)
 	hash = r.hash(key)
 	for at = r.first(hash); r.hashes[at] != 0; at = r.after(at) {

@@ -57,7 +57,12 @@ func TestRowsReserve(t *testing.T) {
 		_, had := r.Swap(namespace(i))
 		require.False(t, had)
 	}
-	require.Len(t, r.rows, slots, "it has grown")
+	require.Equal(t, slots, len(r.rows), "it has grown")
+	for i := range 1000 {
+		_, had := r.Swap(namespace(i))
+		require.True(t, had)
+	}
+	require.Equal(t, slots, len(r.rows), "it has grown, though no row has come")
 	r.Reserve(10)
 	for i := range 1000 {
 		row, had := r.Forget(namespace(i))
