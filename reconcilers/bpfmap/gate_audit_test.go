@@ -76,9 +76,15 @@ func TestGateOpensUntold(t *testing.T) {
 	a := key(32, 10)
 	l.change(row(a, 1))
 	l.round()
+	revisions := func() [2]statedb.Revision {
+		txn := l.db.ReadTxn()
+		return [2]statedb.Revision{l.rows.Revision(txn), l.Entries.Revision(txn)}
+	}
+	before := revisions()
 	l.wait(time.Minute)
 	require.Equal(t, "Pending waiting for what nobody tells of", l.status(a))
 	require.Equal(t, 12, asked, "at once, after 20 ms, 60 ms, ... 41 s")
+	require.Equal(t, before, revisions(), "to look says nothing new")
 
 	wtxn := l.db.WriteTxn(l.readiness)
 	l.readiness.Insert(wtxn, &tables.ClassReadiness{Wanted: true})
@@ -88,6 +94,22 @@ func TestGateOpensUntold(t *testing.T) {
 	open = true
 	l.wait(l.retries.min)
 	require.Equal(t, map[prefixKey]number{a: 1}, l.held())
+	l.requireSettled()
+
+	open = false
+	l.change(row(a, 2))
+	l.round()
+	before = revisions()
+	l.wait(time.Minute)
+	require.Equal(t, before, revisions(), "nor of a value that is to be replaced")
+	l.change(row(a, 0))
+	l.round()
+	before = revisions()
+	l.wait(time.Minute)
+	require.Equal(t, before, revisions(), "nor of one that is to go")
+	open = true
+	l.wait(time.Minute)
+	require.Empty(t, l.held())
 	l.requireSettled()
 }
 

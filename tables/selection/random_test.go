@@ -98,7 +98,7 @@ func (w *randomWorld) pod() *tables.Endpoint {
 	if w.IntN(2) == 0 {
 		node, subnet = "there", "10.2.0.%d"
 	}
-	e := pod(fmt.Sprintf("%s/%s%d", w.pick("a", "b"), node, i), node, fmt.Sprintf(subnet, i), labels.Set{"app": w.pick("web", "db"), "n": w.pick("1", "2", "3")}, ports...)
+	e := pod(fmt.Sprintf("%s/pod%d", w.pick("a", "b"), w.IntN(4)), node, fmt.Sprintf(subnet, i), labels.Set{"app": w.pick("web", "db"), "n": w.pick("1", "2", "3")}, ports...)
 	if node == here {
 		e.Addrs = append(e.Addrs, netip.MustParseAddr(fmt.Sprintf("fd00::%d", i)))
 	}
@@ -118,8 +118,10 @@ func (w *randomWorld) change() {
 	case 4, 5, 6, 7:
 		e := w.pod()
 		// One endpoint has an address at a time: who wins is another test.
-		if owner, _ := tables.AddrOwner(txn, w.Endpoints, e.Addrs[0]); owner != nil && owner.Name != e.Name {
-			remove(w.harness, w.Endpoints, owner)
+		for _, a := range e.Addrs {
+			if owner, _ := tables.AddrOwner(w.db.ReadTxn(), w.Endpoints, a); owner != nil && owner.Name != e.Name {
+				remove(w.harness, w.Endpoints, owner)
+			}
 		}
 		put(w.harness, w.Endpoints, e)
 	case 8:
