@@ -182,6 +182,12 @@ func testForbidden(t *testing.T, a agent) {
 	for _, resource := range read {
 		want = append(want, resource.Group+"/"+resource.Resource+" get,list,watch")
 	}
+	for _, rule := range writes {
+		want = append(want, strings.Replace(rule, "nodereports ", "nodereports list,watch,", 1))
+	}
+	for _, rule := range leaseRules {
+		want = append(want, "coordination.k8s.io/leases "+strings.Join(rule.Verbs, ","))
+	}
 	require.ElementsMatch(t, want, allowed)
 }
 

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,6 +67,8 @@ func TestManifestsAreStrict(t *testing.T) {
 		"Namespace":                func(t *testing.T, text []byte) { decode[corev1.Namespace](t, text) },
 		"ServiceAccount":           func(t *testing.T, text []byte) { decode[corev1.ServiceAccount](t, text) },
 		"ClusterRole":              func(t *testing.T, text []byte) { decode[rbacv1.ClusterRole](t, text) },
+		"Role":                     func(t *testing.T, text []byte) { decode[rbacv1.Role](t, text) },
+		"RoleBinding":              func(t *testing.T, text []byte) { decode[rbacv1.RoleBinding](t, text) },
 		"ClusterRoleBinding":       func(t *testing.T, text []byte) { decode[rbacv1.ClusterRoleBinding](t, text) },
 		"DaemonSet":                func(t *testing.T, text []byte) { decode[appsv1.DaemonSet](t, text) },
 		"CustomResourceDefinition": func(t *testing.T, text []byte) { decode[apiextensionsv1.CustomResourceDefinition](t, text) },
@@ -137,23 +140,55 @@ func TestDefinitionsAreStructural(t *testing.T) {
 	}
 }
 
-// The role reads, names what it reads, and is bound to the DaemonSet's account.
+// writes is all that the agent writes: how policies fare, and nothing that decides
+// what becomes of traffic.
+var writes = []string{
+	"sluice.io/nodereports create,patch",
+	"cilium.io/ciliumclusterwidenetworkpolicies/status patch",
+	"cilium.io/ciliumegressgatewaypolicies/status patch",
+	"cilium.io/ciliumnetworkpolicies/status patch",
+	"/events create,patch",
+}
+
+// leaseRules are for the lease of the election: to create one cannot be bound to a
+// name.
+var leaseRules = []rbacv1.PolicyRule{
+	{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"sluice"}, Verbs: []string{"get", "update"}},
+	{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
+}
+
+// The roles name what they read and write, and are bound to the DaemonSet's account.
 func TestRightsAreMinimal(t *testing.T) {
 	files := deployed(t)
 	role := decode[rbacv1.ClusterRole](t, files["rbac/clusterrole.yaml"])
+	var writing []string
 	for _, rule := range role.Rules {
-		require.Subset(t, []string{"get", "list", "watch"}, rule.Verbs)
+		writes := slices.DeleteFunc(slices.Clone(rule.Verbs), func(verb string) bool { return slices.Contains([]string{"get", "list", "watch"}, verb) })
+		for _, resource := range rule.Resources {
+			if len(writes) > 0 {
+				writing = append(writing, rule.APIGroups[0]+"/"+resource+" "+strings.Join(writes, ","))
+			}
+		}
+		require.Len(t, rule.APIGroups, 1)
 		require.NotContains(t, rule.APIGroups, "*")
 		require.NotContains(t, rule.Resources, "*")
 		require.NotContains(t, rule.Resources, "secrets")
 		require.Empty(t, rule.NonResourceURLs)
 	}
+	require.ElementsMatch(t, writes, writing)
+	own := decode[rbacv1.Role](t, files["rbac/role.yaml"])
+	require.Equal(t, Namespace, own.Namespace)
+	require.Equal(t, leaseRules, own.Rules)
 	account := decode[corev1.ServiceAccount](t, files["rbac/serviceaccount.yaml"])
 	require.Equal(t, Namespace, account.Namespace)
 	require.Equal(t, Namespace, decode[corev1.Namespace](t, files["namespace.yaml"]).Name)
 	binding := decode[rbacv1.ClusterRoleBinding](t, files["rbac/clusterrolebinding.yaml"])
 	require.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, binding.RoleRef)
 	require.Equal(t, []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}, binding.Subjects)
+	ownBinding := decode[rbacv1.RoleBinding](t, files["rbac/rolebinding.yaml"])
+	require.Equal(t, Namespace, ownBinding.Namespace)
+	require.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name}, ownBinding.RoleRef)
+	require.Equal(t, binding.Subjects, ownBinding.Subjects)
 
 	daemonSet := decode[appsv1.DaemonSet](t, files["daemonset.yaml"])
 	pod := daemonSet.Spec.Template.Spec
