@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/sources/cilium"
+	"github.com/sluice-net/sluice/sources/election"
 	"github.com/sluice-net/sluice/sources/files"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/objects"
@@ -22,13 +23,13 @@ import (
 )
 
 // Cell provides the tables of objects, and keeps them up to date.
-var Cell = module(objects.DefaultConfig, kubernetes.Cell)
+var Cell = module(objects.DefaultConfig, kubernetes.Cell, election.Cell)
 
 // FakeCell is [Cell] for scripts: its API server is a [kubernetes.FakeAPI], told
 // by script commands, and is the source unless --source says otherwise.
 var FakeCell = module(
 	objects.Config{Source: objects.SourceKubernetes, EndpointSource: objects.DefaultConfig.EndpointSource},
-	kubernetes.FakeCell,
+	kubernetes.FakeCell, election.FakeCell,
 )
 
 // source says which kinds of objects are read to which tables.
@@ -40,7 +41,7 @@ func source(cfg objects.Config, t objects.Tables) tables.SourceOut {
 	return out
 }
 
-func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
+func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 	return cell.Module(
 		"sources",
 		"Observed objects",
@@ -58,6 +59,8 @@ func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
 			tables.NewIdentityTable,
 			tables.NewCiliumEndpointTable,
 			tables.NewCiliumNodeTable,
+			tables.NewNodeReportTable,
+			tables.NewLeadershipTable,
 			tables.NewObjectSourceTable,
 		),
 		cell.Provide(
@@ -72,7 +75,10 @@ func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
 			statedb.RWTable[*tables.Identity].ToTable,
 			statedb.RWTable[*tables.CiliumEndpoint].ToTable,
 			statedb.RWTable[*tables.CiliumNode].ToTable,
+			statedb.RWTable[*tables.NodeReport].ToTable,
+			statedb.RWTable[*tables.Leadership].ToTable,
 			statedb.RWTable[*tables.ObjectSource].ToTable,
+			objects.Config.Reporting,
 		),
 		cell.Provide(source),
 		cell.Invoke(objects.Config.Validate),
@@ -80,6 +86,8 @@ func module(cfg objects.Config, kubernetes cell.Cell) cell.Cell {
 
 		// Pods, Nodes and so on from an API server.
 		kubernetes,
+		// Which agent writes on objects there what all agents tell.
+		election,
 		// The same from a directory of manifests.
 		files.Cell,
 		// Endpoints from CiliumEndpoints and CiliumIdentities.

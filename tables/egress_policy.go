@@ -21,6 +21,8 @@ type EgressPolicy struct {
 	UID     string    `json:"uid,omitempty"`
 	Created time.Time `json:"created"`
 
+	Generation int64 `json:"generation,omitempty"`
+
 	Selectors    []EgressSelector `json:"selectors,omitempty"`
 	Destinations []netip.Prefix   `json:"destinations,omitempty"` // masked
 	Excluded     []netip.Prefix   `json:"excluded,omitempty"`     // masked

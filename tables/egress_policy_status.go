@@ -4,10 +4,10 @@ package tables
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
-	"slices"
 )
 
 // EgressPolicyStatus answers, for an egress policy on this node: is it valid,
@@ -20,12 +20,18 @@ type EgressPolicyStatus struct {
 	Failed     int      `json:"failed"`             // of these, refused by the kernel
 	Conflicts  []string `json:"conflicts,omitempty"`
 	Errors     []string `json:"errors,omitempty"`
+
+	UID        string   `json:"uid,omitempty"`
+	Generation int64    `json:"generation,omitempty"`
+	LosesTo    []string `json:"losesTo,omitempty"` // of Conflicts, those that it loses
+	Refused    string   `json:"refused,omitempty"` // why the kernel refused one of its rules
 }
 
 // Equal reports whether two rows say the same.
 func (s *EgressPolicyStatus) Equal(o *EgressPolicyStatus) bool {
 	return s.Policy == o.Policy && s.Rules == o.Rules && s.Programmed == o.Programmed && s.Failed == o.Failed &&
-		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) && slices.Equal(s.Errors, o.Errors)
+		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) && slices.Equal(s.Errors, o.Errors) &&
+		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) && s.Refused == o.Refused
 }
 
 // TableHeader implements [statedb.TableWritable].

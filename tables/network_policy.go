@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -13,10 +14,13 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// PolicyKind is the kind of the object that a [NetworkPolicy] is made from.
+// PolicyKind is the kind of a policy object.
 type PolicyKind string
 
-// The kinds of network policies.
+// PolicyEgress is the kind that an [EgressPolicy] is made from.
+const PolicyEgress PolicyKind = "CiliumEgressGatewayPolicy"
+
+// The kinds that a [NetworkPolicy] is made from.
 const (
 	PolicyKubernetes        PolicyKind = "NetworkPolicy"
 	PolicyCilium            PolicyKind = "CiliumNetworkPolicy"
@@ -46,10 +50,18 @@ type NetworkPolicy struct {
 	Unsupported []FieldError `json:"unsupported,omitempty"`
 }
 
-// PolicyID is the key of a network policy. Clusterwide ones have no namespace.
+// PolicyID is the key of a policy. Those of the whole cluster have no namespace.
 type PolicyID struct {
 	Kind PolicyKind
 	Name
+}
+
+// EgressPolicyID is the key of an egress policy among policies of other kinds.
+func EgressPolicyID(name string) PolicyID { return PolicyID{PolicyEgress, Name{Name: name}} }
+
+// Compare orders policies by kind, namespace and name.
+func (id PolicyID) Compare(o PolicyID) int {
+	return cmp.Or(cmp.Compare(id.Kind, o.Kind), cmp.Compare(id.Namespace, o.Namespace), cmp.Compare(id.Name.Name, o.Name.Name))
 }
 
 // String is "kind/namespace/name", of a clusterwide one "kind/name".

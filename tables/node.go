@@ -14,6 +14,7 @@ import (
 // Node is a node of the cluster.
 type Node struct {
 	Name        string         `json:"name"`
+	UID         string         `json:"uid,omitempty"`
 	Labels      labels.Set     `json:"labels,omitempty"`
 	InternalIPs []netip.Addr   `json:"internalIPs,omitempty"` // in the order of the object
 	OtherIPs    []netip.Addr   `json:"otherIPs,omitempty"`    // external and CNI-internal addresses of the node

@@ -9,6 +9,14 @@ import (
 	"github.com/cilium/statedb/index"
 )
 
+// States of an [ObjectSource] of an API server.
+const (
+	SourceSyncing = "syncing" // not listed yet
+	SourceSynced  = "synced"  // listed, and watched since
+	SourceAbsent  = "absent"  // not served, so there are none
+	SourceBroken  = "broken"  // cannot be listed or watched; what was known stays
+)
+
 // ObjectSource is a file of the files source, or with the kubernetes source one
 // kind of object: where rows of the base tables come from, and how that goes.
 type ObjectSource struct {

@@ -25,6 +25,10 @@ var Cell = cell.Group(
 	Dataflow,
 	cell.Provide(kernelPreflight),
 
+	// How policies fare, told on their objects: node-report, object-status.
+	ObjectStatus,
+	apiWritersCell,
+
 	// What else runs on the node and would bypass it.
 	compat.Cell,
 

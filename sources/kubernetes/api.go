@@ -33,6 +33,9 @@ type api interface {
 	timing() timing
 }
 
+// userAgent is what the agent calls itself in requests.
+const userAgent = "sluice"
+
 // timing are the intervals of trying again.
 type timing struct {
 	retryMin, retryMax time.Duration // after an error, exponentially, each with jitter
@@ -71,7 +74,7 @@ func loadConfig(kubeconfig string) (*rest.Config, error) {
 
 func newServer(cfg *rest.Config, kinds []*objects.Kind) (*server, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.UserAgent = "sluice"
+	cfg.UserAgent = userAgent
 	cfg.QPS = -1 // reflectors back off on their own
 	transport, err := rest.HTTPClientFor(cfg)
 	if err != nil {

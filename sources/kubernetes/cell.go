@@ -24,6 +24,7 @@ var Cell = cell.Module(
 	cell.ProvidePrivate(func(cfg Config) connector {
 		return func(kinds []*objects.Kind) (api, error) { return connect(cfg.Kubeconfig, kinds) }
 	}),
+	cell.Provide(newConnection),
 	cell.Invoke(checkConfig, register),
 )
 
@@ -52,12 +53,13 @@ type connector func(kinds []*objects.Kind) (api, error)
 type params struct {
 	cell.In
 
-	Config  objects.Config
-	Connect connector
-	DB      *statedb.DB
-	Log     *slog.Logger
-	Jobs    job.Group
-	Tables  objects.Tables
+	Config     objects.Config
+	Connect    connector
+	DB         *statedb.DB
+	Log        *slog.Logger
+	Jobs       job.Group
+	Tables     objects.Tables
+	Leadership statedb.Table[*tables.Leadership]
 }
 
 // register adds a job for each kind. Their tables are initialized when all of
@@ -66,33 +68,44 @@ func register(p params) error {
 	if err := p.Config.Validate(); err != nil || p.Config.Source != objects.SourceKubernetes {
 		return err
 	}
-	kinds := objects.Kinds(p.Config.EndpointSource)
-	api, err := p.Connect(kinds)
+	kinds, ofNodes := objects.Kinds(p.Config.EndpointSource), objects.NodeReportKind()
+	api, err := p.Connect(append(kinds, ofNodes))
 	if err != nil {
 		return err
 	}
 	for _, k := range kinds {
 		p.Jobs.Add(job.OneShot("reflect-"+k.Resource, newReflector(p, api, k).run, job.WithShutdown()))
 	}
+	if p.Config.Reporting().Enabled {
+		r := &reports{params: p, api: api, kind: ofNodes}
+		p.Jobs.Add(job.OneShot("reflect-"+ofNodes.Resource, r.run, job.WithShutdown()))
+	}
 	return nil
 }
 
+// newReflector returns a reflector whose table is initialized when it has listed
+// the objects.
 func newReflector(p params, api api, k *objects.Kind) *reflector {
-	r := &reflector{
-		kind:   k,
-		store:  k.Store(&p.Tables),
-		api:    api,
-		db:     p.DB,
-		log:    p.Log,
-		events: make(chan event, maxBatch),
+	table := k.Store(&p.Tables).Table
+	wtxn := p.DB.WriteTxn(table)
+	defer wtxn.Abort()
+	initialized := table.RegisterInitializer(wtxn, k.Source())
+	wtxn.Commit()
+	return reflectorOf(p, api, k, initialized)
+}
+
+func reflectorOf(p params, api api, k *objects.Kind, initialized func(statedb.WriteTxn)) *reflector {
+	return &reflector{
+		kind:        k,
+		store:       k.Store(&p.Tables),
+		api:         api,
+		db:          p.DB,
+		log:         p.Log,
+		initialized: initialized,
+		events:      make(chan event, maxBatch),
 		status: &status{
 			db: p.DB, table: p.Tables.Sources, log: p.Log, needed: k.Needed,
 			row: tables.ObjectSource{Source: k.Source()},
 		},
 	}
-	wtxn := p.DB.WriteTxn(r.store.Table)
-	defer wtxn.Abort()
-	r.initialized = r.store.Table.RegisterInitializer(wtxn, k.Source())
-	wtxn.Commit()
-	return r
 }

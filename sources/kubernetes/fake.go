@@ -50,13 +50,12 @@ type fakeEvent struct {
 // and has no objects.
 func NewFakeAPI() *FakeAPI {
 	f := &FakeAPI{}
-	for _, source := range []string{objects.EndpointsKubernetes, objects.EndpointsCilium} {
-		for _, k := range objects.Kinds(source) {
-			if f.find(k.Source()) == nil {
-				f.resources = append(f.resources, &fakeResource{
-					kind: k, objects: map[string]map[string]any{}, changed: make(chan struct{}),
-				})
-			}
+	kinds := append(objects.Kinds(objects.EndpointsKubernetes), objects.Kinds(objects.EndpointsCilium)...)
+	for _, k := range append(kinds, objects.NodeReportKind()) {
+		if f.find(k.Source()) == nil {
+			f.resources = append(f.resources, &fakeResource{
+				kind: k, objects: map[string]map[string]any{}, changed: make(chan struct{}),
+			})
 		}
 	}
 	return f

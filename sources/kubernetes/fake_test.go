@@ -26,16 +26,16 @@ func TestFakeSync(t *testing.T) {
 	require.NoError(t, f.Apply(pods("a")))
 	a := newFakeAgent(t, objects.EndpointsKubernetes, f)
 	require.NoError(t, f.Sync("nodes", "endpointslices.discovery.k8s.io"))
-	a.state("nodes", stateSynced)
-	a.state("endpointslices", stateSynced)
-	a.state("pods", stateSyncing)
+	a.state("nodes", tables.SourceSynced)
+	a.state("endpointslices", tables.SourceSynced)
+	a.state("pods", tables.SourceSyncing)
 	require.True(t, a.initialized(a.tables.Nodes))
 	require.False(t, a.initialized(a.tables.Endpoints))
 	require.Zero(t, a.tables.Endpoints.NumObjects(a.db.ReadTxn()))
 
 	require.NoError(t, f.Sync())
 	a.endpoints("a")
-	a.state("pods", stateSynced)
+	a.state("pods", tables.SourceSynced)
 	require.True(t, a.initialized(a.tables.Endpoints))
 	require.ErrorContains(t, f.Sync("nosuch"), `unknown resource "nosuch"`)
 }
@@ -45,7 +45,7 @@ func TestFakeBatch(t *testing.T) {
 	f := NewFakeAPI()
 	require.NoError(t, f.Sync())
 	a := newFakeAgent(t, objects.EndpointsKubernetes, f)
-	a.state("pods", stateSynced)
+	a.state("pods", tables.SourceSynced)
 	var names []string
 	for i := range maxBatch + 100 {
 		names = append(names, fmt.Sprintf("p%d", i))
@@ -69,13 +69,13 @@ func TestFakeBreak(t *testing.T) {
 	a.endpoints("a", "b")
 
 	require.NoError(t, f.Break("pods"))
-	require.Contains(t, a.state("pods", stateBroken).Error, "broken by k8s/break")
+	require.Contains(t, a.state("pods", tables.SourceBroken).Error, "broken by k8s/break")
 	require.NoError(t, f.Delete(pods("a")))
 	require.NoError(t, f.Apply(pods("c")))
 	a.endpoints("a", "b")
 	require.NoError(t, f.Resume("pods"))
 	a.endpoints("b", "c")
-	require.Empty(t, a.state("pods", stateSynced).Error)
+	require.Empty(t, a.state("pods", tables.SourceSynced).Error)
 }
 
 func TestFakeAbsent(t *testing.T) {
@@ -83,10 +83,10 @@ func TestFakeAbsent(t *testing.T) {
 	require.NoError(t, f.Absent("ciliumegressgatewaypolicies"))
 	require.NoError(t, f.Sync())
 	a := newFakeAgent(t, objects.EndpointsKubernetes, f)
-	a.state("ciliumegressgatewaypolicies", stateAbsent)
+	a.state("ciliumegressgatewaypolicies", tables.SourceAbsent)
 	require.True(t, a.initialized(a.tables.EgressPolicies))
 	require.NoError(t, f.Sync("ciliumegressgatewaypolicies"))
-	a.state("ciliumegressgatewaypolicies", stateSynced)
+	a.state("ciliumegressgatewaypolicies", tables.SourceSynced)
 	require.NoError(t, f.Apply([]byte(policy)))
 	a.eventually(func(txn statedb.ReadTxn) error {
 		if a.tables.EgressPolicies.NumObjects(txn) != 1 {
@@ -95,7 +95,7 @@ func TestFakeAbsent(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, f.Absent("ciliumegressgatewaypolicies"))
-	a.state("ciliumegressgatewaypolicies", stateAbsent)
+	a.state("ciliumegressgatewaypolicies", tables.SourceAbsent)
 	require.Zero(t, a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()))
 }
 
@@ -153,18 +153,18 @@ func TestFakeCiliumKinds(t *testing.T) {
 	a := newFakeAgent(t, objects.EndpointsCilium, f)
 	require.NotContains(t, a.kinds, "pods")
 	require.NoError(t, f.Sync("ciliumendpoints", "ciliumidentities", "ciliumnodes"))
-	a.state("ciliumendpoints", stateSynced)
+	a.state("ciliumendpoints", tables.SourceSynced)
 	require.False(t, a.initialized(a.tables.CiliumEndpoints)) // the slices are missing
 	require.NoError(t, f.Sync())
-	require.Equal(t, 2, a.state("ciliumendpointslices", stateSynced).Objects)
+	require.Equal(t, 2, a.state("ciliumendpointslices", tables.SourceSynced).Objects)
 	count := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool { return a.tables.CiliumEndpoints.NumObjects(a.db.ReadTxn()) == n }, 30*time.Second, time.Millisecond)
 	}
 	count(3)
 	require.True(t, a.initialized(a.tables.CiliumEndpoints))
-	require.Equal(t, 1, a.state("ciliumidentities", stateSynced).Objects)
-	require.Equal(t, 1, a.state("ciliumnodes", stateSynced).Objects)
+	require.Equal(t, 1, a.state("ciliumidentities", tables.SourceSynced).Objects)
+	require.Equal(t, 1, a.state("ciliumnodes", tables.SourceSynced).Objects)
 
 	require.NoError(t, f.Apply([]byte(`
 {apiVersion: cilium.io/v2alpha1, kind: CiliumEndpointSlice, metadata: {name: s}, namespace: default, endpoints: [{name: c, id: 7}]}
@@ -187,14 +187,14 @@ func TestFakeCiliumAbsent(t *testing.T) {
 	require.NoError(t, f.Sync())
 	a := newFakeAgent(t, objects.EndpointsCilium, f)
 	for _, resource := range kinds[:2] {
-		require.Contains(t, a.state(resource, stateAbsent).Error, "--endpoint-source=cilium has no endpoints without it")
+		require.Contains(t, a.state(resource, tables.SourceAbsent).Error, "--endpoint-source=cilium has no endpoints without it")
 		require.Equal(t, "Degraded", string(a.level(resource)), resource)
 		require.NoError(t, f.Sync(resource))
-		require.Empty(t, a.state(resource, stateSynced).Error)
+		require.Empty(t, a.state(resource, tables.SourceSynced).Error)
 		require.Equal(t, "OK", string(a.level(resource)), resource)
 	}
 	for _, resource := range kinds[2:] {
-		require.Empty(t, a.state(resource, stateAbsent).Error)
+		require.Empty(t, a.state(resource, tables.SourceAbsent).Error)
 		require.Equal(t, "OK", string(a.level(resource)), resource)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// libraryLogger returns a logger for client-go. What it has to say is for
+// LibraryLogger returns a logger for client-go. What it has to say is for
 // debugging, as [status] tells what happened.
-func libraryLogger(log *slog.Logger) klog.Logger {
+func LibraryLogger(log *slog.Logger) klog.Logger {
 	return logr.FromSlogHandler(quiet{log.Handler()})
 }
 

@@ -66,7 +66,7 @@ func (r *reflector) run(ctx context.Context, health cell.Health) error {
 	r.status.start(health)
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { r.follow(klog.NewContext(ctx, libraryLogger(r.log))) })
+	wg.Go(func() { r.follow(klog.NewContext(ctx, LibraryLogger(r.log))) })
 	err := r.commitBatches(ctx)
 	cancel()
 	wg.Wait()

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/tables"
 )
 
 // testServer speaks the protocol of an API server over the objects of a FakeAPI.
@@ -206,7 +207,7 @@ func TestServer(t *testing.T) {
 			require.NoError(t, s.Apply(pods("a", "b")))
 			a := s.agent(t, objects.EndpointsKubernetes)
 			a.endpoints("a", "b")
-			require.Equal(t, 2, a.state("pods", stateSynced).Objects)
+			require.Equal(t, 2, a.state("pods", tables.SourceSynced).Objects)
 			require.True(t, a.initialized(a.tables.Endpoints))
 
 			require.NoError(t, s.Apply(pods("c")))
@@ -215,7 +216,7 @@ func TestServer(t *testing.T) {
 			a.endpoints("b", "c")
 			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
 			a.endpoints("c")
-			require.Eventually(t, func() bool { return a.state("pods", stateSynced).Objects == 1 }, 30*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 }, 30*time.Second, time.Millisecond)
 			if watchLists {
 				require.Zero(t, s.lists.Load())
 			}
@@ -235,7 +236,7 @@ func TestServerPages(t *testing.T) {
 	_, changed := a.tables.Endpoints.AllWatch(a.db.ReadTxn())
 	<-changed
 	a.endpoints(names...)
-	require.Equal(t, 1200, a.state("pods", stateSynced).Objects)
+	require.Equal(t, 1200, a.state("pods", tables.SourceSynced).Objects)
 	require.GreaterOrEqual(t, s.lists.Load(), int32(3))
 }
 
@@ -251,7 +252,7 @@ func TestServerRelist(t *testing.T) {
 			_, revision, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
 
 			s.hangUp()
-			a.state("pods", stateBroken)
+			a.state("pods", tables.SourceBroken)
 			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 30*time.Second, time.Millisecond)
 			require.NoError(t, s.Delete(pods("a")))
 			require.NoError(t, s.Apply(pods("c")))
@@ -259,7 +260,7 @@ func TestServerRelist(t *testing.T) {
 			a.endpoints("a", "b")
 			s.down.Store(false)
 			a.endpoints("b", "c")
-			require.Empty(t, a.state("pods", stateSynced).Error)
+			require.Empty(t, a.state("pods", tables.SourceSynced).Error)
 			require.Equal(t, "OK", string(a.level("pods")))
 			_, after, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
 			require.Equal(t, revision, after)
@@ -274,7 +275,7 @@ func TestServerResume(t *testing.T) {
 	a := s.agent(t, objects.EndpointsKubernetes)
 	a.endpoints("a")
 	for resource := range a.kinds {
-		a.state(resource, stateSynced)
+		a.state(resource, tables.SourceSynced)
 	}
 	lists := s.lists.Load()
 	for i := range 3 {
@@ -286,7 +287,7 @@ func TestServerResume(t *testing.T) {
 		a.endpoints("a")
 	}
 	require.LessOrEqual(t, s.lists.Load(), lists+18) // a hung-up request may cost one
-	a.state("pods", stateSynced)
+	a.state("pods", tables.SourceSynced)
 }
 
 func TestServerUnreachableAtStart(t *testing.T) {
@@ -294,13 +295,13 @@ func TestServerUnreachableAtStart(t *testing.T) {
 	s.down.Store(true)
 	a := s.agent(t, objects.EndpointsKubernetes)
 	for resource := range a.kinds {
-		require.Contains(t, a.state(resource, stateBroken).Error, "list "+a.kinds[resource].Source()+": ")
+		require.Contains(t, a.state(resource, tables.SourceBroken).Error, "list "+a.kinds[resource].Source()+": ")
 	}
 	require.False(t, a.initialized(a.tables.Endpoints))
 	require.False(t, a.initialized(a.tables.EgressPolicies))
 	s.down.Store(false)
 	for resource := range a.kinds {
-		a.state(resource, stateSynced)
+		a.state(resource, tables.SourceSynced)
 	}
 	require.True(t, a.initialized(a.tables.Endpoints))
 }
@@ -310,11 +311,11 @@ func TestServerForbidden(t *testing.T) {
 	s := newTestServer(t, true)
 	s.forbidden.Store("nodes")
 	a := s.agent(t, objects.EndpointsKubernetes)
-	a.state("pods", stateSynced)
-	require.Equal(t, `list nodes: missing right: nodes is forbidden: no`, a.state("nodes", stateBroken).Error)
+	a.state("pods", tables.SourceSynced)
+	require.Equal(t, `list nodes: missing right: nodes is forbidden: no`, a.state("nodes", tables.SourceBroken).Error)
 	require.False(t, a.initialized(a.tables.Nodes))
 	s.forbidden.Store("")
-	a.state("nodes", stateSynced)
+	a.state("nodes", tables.SourceSynced)
 	require.True(t, a.initialized(a.tables.Nodes))
 }
 
@@ -329,18 +330,18 @@ func TestServerAbsent(t *testing.T) {
 			const resource = "ciliumegressgatewaypolicies"
 			require.NoError(t, s.Absent(resource))
 			a := s.agent(t, objects.EndpointsKubernetes)
-			a.state(resource, stateAbsent)
+			a.state(resource, tables.SourceAbsent)
 			require.True(t, a.initialized(a.tables.EgressPolicies))
 			require.Equal(t, "OK", string(a.level(resource)))
 
 			require.NoError(t, s.Sync(resource))
-			a.state(resource, stateSynced)
+			a.state(resource, tables.SourceSynced)
 			require.NoError(t, s.Apply([]byte(policy)))
 			require.Eventually(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 }, 30*time.Second, time.Millisecond)
 
 			require.NoError(t, s.Absent(resource))
 			s.CloseClientConnections()
-			a.state(resource, stateAbsent)
+			a.state(resource, tables.SourceAbsent)
 			require.Zero(t, a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()))
 		})
 	}

@@ -16,14 +16,6 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// States of table object-sources.
-const (
-	stateSyncing = "syncing" // not listed yet
-	stateSynced  = "synced"  // listed, and watched since
-	stateAbsent  = "absent"  // not served, so there are none
-	stateBroken  = "broken"  // cannot be listed or watched; what was known stays
-)
-
 // status says how it goes with one kind of object: in its row of table
 // object-sources, in health, and in the log when that changes.
 type status struct {
@@ -42,7 +34,7 @@ func (s *status) start(health cell.Health) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.health = health
-	s.set(stateSyncing, s.row.Objects, "")
+	s.set(tables.SourceSyncing, s.row.Objects, "")
 }
 
 // replaced says that the rows are those of a listing, of which some objects
@@ -51,7 +43,7 @@ func (s *status) replaced(rows int, unusable error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listed = true
-	s.set(stateSynced, rows, errorText(unusable))
+	s.set(tables.SourceSynced, rows, errorText(unusable))
 }
 
 // changed says that events changed the number of rows. The last object that was
@@ -71,22 +63,22 @@ func (s *status) absent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listed = false
-	s.set(stateAbsent, 0, s.needed)
+	s.set(tables.SourceAbsent, 0, s.needed)
 }
 
 // broken says that the kind cannot be listed or watched.
 func (s *status) broken(verb string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.set(stateBroken, s.row.Objects, verb+" "+s.row.Source+": "+errorText(err))
+	s.set(tables.SourceBroken, s.row.Objects, verb+" "+s.row.Source+": "+errorText(err))
 }
 
 // resumed says that a watch goes on from where it broke.
 func (s *status) resumed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.listed && s.row.State == stateBroken {
-		s.set(stateSynced, s.row.Objects, "")
+	if s.listed && s.row.State == tables.SourceBroken {
+		s.set(tables.SourceSynced, s.row.Objects, "")
 	}
 }
 
@@ -108,9 +100,9 @@ func (s *status) set(state string, objects int, problem string) {
 
 func (s *status) report(before tables.ObjectSource) {
 	switch {
-	case s.row.State == stateAbsent && s.row.Error != "":
+	case s.row.State == tables.SourceAbsent && s.row.Error != "":
 		s.health.Degraded(s.row.Source+" is not served", errors.New(s.row.Error))
-	case s.row.State == stateBroken:
+	case s.row.State == tables.SourceBroken:
 		s.health.Degraded("cannot follow "+s.row.Source, errors.New(s.row.Error))
 	case s.row.Error != "":
 		s.health.Degraded("unusable object", errors.New(s.row.Error))
@@ -122,11 +114,11 @@ func (s *status) report(before tables.ObjectSource) {
 	}
 	log := s.log.With("resource", s.row.Source)
 	switch {
-	case s.row.State == stateAbsent:
+	case s.row.State == tables.SourceAbsent:
 		log.Warn("Resource is not served, as its CRD is missing: taken as empty, and looked for")
 	case s.row.Error != "":
 		log.Warn("Cannot follow resource", "error", s.row.Error)
-	case s.row.State == stateSynced:
+	case s.row.State == tables.SourceSynced:
 		log.Info("Resource is synced", "objects", s.row.Objects)
 	}
 }

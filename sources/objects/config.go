@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/tables"
 )
 
 // Values of [Config.Source].
@@ -26,15 +28,22 @@ const (
 type Config struct {
 	Source         string
 	EndpointSource string
+	ObjectStatus   bool
 }
 
 // DefaultConfig reads manifests, and takes endpoints from Pods.
-var DefaultConfig = Config{Source: SourceFiles, EndpointSource: EndpointsKubernetes}
+var DefaultConfig = Config{Source: SourceFiles, EndpointSource: EndpointsKubernetes, ObjectStatus: true}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("source", c.Source, "where objects are read from: kubernetes or files")
 	flags.String("endpoint-source", c.EndpointSource, "what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)")
+	flags.Bool("object-status", c.ObjectStatus, "tell on the objects of policies how they fare, in conditions and Events; needs --source=kubernetes")
+}
+
+// Reporting says whether the agent tells others how policies fare.
+func (c Config) Reporting() tables.Reporting {
+	return tables.Reporting{Enabled: c.ObjectStatus && c.Source == SourceKubernetes}
 }
 
 // Validate returns an error that names the valid values if one is not.

@@ -41,7 +41,7 @@ type egressGateway struct {
 }
 
 func egressPolicies(o *egressPolicy, name tables.Name, errs *fieldErrors) []*tables.EgressPolicy {
-	p := &tables.EgressPolicy{Name: name.Name, UID: o.Metadata.UID, Created: o.created(errs)}
+	p := &tables.EgressPolicy{Name: name.Name, UID: o.Metadata.UID, Created: o.created(errs), Generation: o.Metadata.Generation}
 	for i, s := range o.Spec.Selectors {
 		if selector, ok := s.parse(fmt.Sprintf("spec.selectors[%d]", i), errs); ok {
 			p.Selectors = append(p.Selectors, selector)

@@ -32,6 +32,7 @@ type condition struct {
 func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 	n := &tables.Node{
 		Name:   name.Name,
+		UID:    o.Metadata.UID,
 		Labels: o.Metadata.Labels,
 		Ready:  slices.Contains(o.Status.Conditions, condition{Type: "Ready", Status: "True"}),
 	}

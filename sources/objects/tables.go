@@ -26,6 +26,7 @@ type Tables struct {
 	Identities      statedb.RWTable[*tables.Identity]
 	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint]
 	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
+	NodeReports     statedb.RWTable[*tables.NodeReport]
 
 	// Sources says how it goes with what is read.
 	Sources statedb.RWTable[*tables.ObjectSource]
@@ -33,7 +34,7 @@ type Tables struct {
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
 func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
-	var errs [12]error
+	var errs [13]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
 	t.Endpoints, errs[2] = tables.NewEndpointTable(db, local)
@@ -46,5 +47,6 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	t.Sources, errs[9] = tables.NewObjectSourceTable(db)
 	t.NetworkPolicies, errs[10] = tables.NewNetworkPolicyTable(db)
 	t.CIDRGroups, errs[11] = tables.NewCIDRGroupTable(db)
+	t.NodeReports, errs[12] = tables.NewNodeReportTable(db)
 	return t, errors.Join(errs[:]...)
 }

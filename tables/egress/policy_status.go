@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"slices"
@@ -57,7 +58,7 @@ func (s *policyStatusParams) rows(txn statedb.ReadTxn, name string) []*tables.Eg
 	if !found {
 		return nil
 	}
-	row := &tables.EgressPolicyStatus{Policy: name}
+	row := &tables.EgressPolicyStatus{Policy: name, UID: p.UID, Generation: p.Generation}
 	for _, e := range p.Errors {
 		row.Errors = append(row.Errors, e.Error())
 	}
@@ -68,7 +69,7 @@ func (s *policyStatusParams) rows(txn statedb.ReadTxn, name string) []*tables.Eg
 	}
 	for r := range s.Rules.List(txn, tables.EgressRulesByPolicy(name)) {
 		if r.Policy != name {
-			row.Conflicts = append(row.Conflicts, fmt.Sprintf("%s goes to policy %s", r.Destination, r.Policy))
+			row.LosesTo = append(row.LosesTo, fmt.Sprintf("%s goes to policy %s", r.Destination, r.Policy))
 			continue
 		}
 		if len(r.Overrides) > 0 && r.Group != bpf.GroupExcluded {
@@ -80,8 +81,12 @@ func (s *policyStatusParams) rows(txn statedb.ReadTxn, name string) []*tables.Eg
 			row.Programmed++
 		case reconciler.StatusKindError:
 			row.Failed++
+			row.Refused = cmp.Or(row.Refused, fmt.Sprintf("%s: %s", r.Destination, r.Status.GetError()))
 		}
 	}
+	slices.Sort(row.LosesTo)
+	row.LosesTo = slices.Compact(row.LosesTo)
+	row.Conflicts = append(row.Conflicts, row.LosesTo...)
 	slices.Sort(row.Conflicts)
 	row.Conflicts = slices.Compact(row.Conflicts)
 	return []*tables.EgressPolicyStatus{row}

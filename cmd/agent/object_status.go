@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/cilium/hive/cell"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-net/sluice/cmd/version"
+	"github.com/sluice-net/sluice/reconcilers/nodereport"
+	statuswriter "github.com/sluice-net/sluice/reconcilers/objectstatus"
+	"github.com/sluice-net/sluice/sources/kubernetes"
+	"github.com/sluice-net/sluice/tables/objectstatus"
+)
+
+// ObjectStatus has the modules that tell how policies fare where users look. They
+// need somewhere to write to.
+var ObjectStatus = cell.Group(
+	// What this node tells, and what objects shall say: node-report, object-status.
+	objectstatus.Cell,
+
+	// To the NodeReport of this node.
+	cell.Provide(func() nodereport.Version { return nodereport.Version(version.Get().Version) }),
+	nodereport.Cell,
+
+	// To the objects of policies, while this agent leads.
+	statuswriter.Cell,
+)
+
+// apiWritersCell provides what writes to the API server; nothing does if the agent
+// tells nobody.
+var apiWritersCell = cell.Module(
+	"api-writers",
+	"Connections to write to the API server",
+
+	cell.Provide(newDynamicClient, newEventRecorder),
+)
+
+func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
+	if c == nil {
+		return nil, nil
+	}
+	client, err := dynamic.NewForConfig(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("create client for objects: %w", err)
+	}
+	return client, nil
+}
+
+// newEventRecorder returns a recorder whose Events have no host: whichever agent
+// leads, they are of one series.
+func newEventRecorder(c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Logger) (record.EventRecorder, error) {
+	if c == nil {
+		return nil, nil
+	}
+	client, err := typedcorev1.NewForConfig(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("create client for Events: %w", err)
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), kubernetes.LibraryLogger(log)))
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	lc.Append(cell.Hook{
+		OnStart: func(cell.HookContext) error {
+			broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.Events("")})
+			return nil
+		},
+		OnStop: func(cell.HookContext) error {
+			cancel()
+			broadcaster.Shutdown()
+			return nil
+		},
+	})
+	return broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: "sluice"}), nil
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nodereport writes what this node tells of policies to the API server:
+// the rows of table node-report, in the NodeReport of the node's name.
+//
+// All nodes have something to tell when a policy changes, so each waits a while
+// after it has written before it does again: 5 s, and in a large cluster as long as
+// makes 50 reports a second of all nodes. A report is written when it differs from
+// the last one, and at no other time.
+package nodereport
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell keeps the NodeReport of this node, if there is an API server to write to.
+var Cell = cell.Module(
+	"node-report",
+	"What this node tells of policies",
+
+	cell.Invoke(register),
+)
+
+// Version is that of the agent.
+type Version string
+
+type params struct {
+	cell.In
+
+	Log        *slog.Logger
+	DB         *statedb.DB
+	Jobs       job.Group
+	Reporting  tables.Reporting
+	Client     dynamic.Interface
+	Version    Version
+	Reports    tables.Desired[*tables.PolicyReport]
+	Nodes      statedb.Table[*tables.Node]
+	LocalNode  tables.LocalNode
+	Registerer prometheus.Registerer `optional:"true"`
+}
+
+func register(p params) error {
+	written := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "sluice_node_reports_total", Help: "Writes of this node's NodeReport.",
+	}, []string{"outcome"})
+	if p.Registerer != nil {
+		if err := p.Registerer.Register(written); err != nil {
+			return err
+		}
+	}
+	if !p.Reporting.Enabled {
+		return nil
+	}
+	wtxn := p.DB.WriteTxn(p.Reports.RWTable)
+	defer wtxn.Abort()
+	changes, err := p.Reports.Changes(wtxn)
+	if err != nil {
+		return err
+	}
+	wtxn.Commit()
+	r := &reporter{
+		params: p, changes: changes, written: written, settle: settle, limiter: rate.NewLimiter(rate.Every(leastInterval), 1),
+		pending: map[tables.PolicyID]*tables.PolicyReport{},
+	}
+	p.Jobs.Add(job.OneShot("write-node-report", r.run))
+	return nil
+}
+
+const (
+	// settle is for how long nothing must change before a report is written: that a
+	// policy is on its way into the kernel is not worth telling.
+	settle = 500 * time.Millisecond
+
+	// The least time between reports, and the share of each node in it.
+	leastInterval = 5 * time.Second
+	shareOfNode   = 20 * time.Millisecond
+)
+
+// interval is the least time between reports of one node among so many.
+func interval(nodes int) time.Duration {
+	return max(leastInterval, time.Duration(nodes)*shareOfNode)
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodereport
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Resource is that of NodeReports.
+var Resource = schema.GroupVersionResource{Group: "sluice.io", Version: "v1alpha1", Resource: "nodereports"}
+
+const (
+	fieldManager   = "sluice-agent"
+	requestTimeout = 30 * time.Second
+
+	retryMin = time.Second
+	retryMax = 5 * time.Minute
+	// retryRefused is the least time until something is tried again that fails until
+	// somebody gives a right, or installs the CRD.
+	retryRefused = time.Minute
+)
+
+// reporter keeps one NodeReport.
+type reporter struct {
+	params
+	changes statedb.ChangeIterator[*tables.PolicyReport]
+	written *prometheus.CounterVec
+	settle  time.Duration
+	limiter *rate.Limiter
+
+	pending map[tables.PolicyID]*tables.PolicyReport // rows that the object does not say yet
+	last    []byte                                   // what it says; nil before the first write
+}
+
+// run writes reports until the context ends.
+func (r *reporter) run(ctx context.Context, health cell.Health) error {
+	_, initialized := r.Reports.Initialized(r.DB.ReadTxn())
+	select {
+	case <-initialized:
+	case <-ctx.Done():
+		return nil
+	}
+	retry := newBackoff()
+	for {
+		changed := r.take(r.DB.ReadTxn())
+		if !r.await(ctx) {
+			return nil
+		}
+		wrote, err := r.write(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			r.written.WithLabelValues("failed").Inc()
+			health.Degraded("Cannot tell others how policies fare here", err)
+			if serr := r.mark(reconciler.StatusError(err)); serr != nil {
+				return serr
+			}
+			delay := retry.Step()
+			if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+				delay = max(delay, retryRefused)
+			}
+			if !sleep(ctx, delay) {
+				return nil
+			}
+			continue
+		case wrote:
+			r.written.WithLabelValues("written").Inc()
+		}
+		retry = newBackoff()
+		health.OK(fmt.Sprintf("Told of %d policies", r.Reports.NumObjects(r.DB.ReadTxn())))
+		if err := r.mark(reconciler.StatusDone()); err != nil {
+			return err
+		}
+		clear(r.pending)
+		if !r.more(ctx, changed) {
+			return nil
+		}
+	}
+}
+
+func newBackoff() *wait.Backoff {
+	return &wait.Backoff{Duration: retryMin, Cap: retryMax, Factor: 2, Jitter: 0.5, Steps: 20}
+}
+
+// take takes in what has changed, and returns channels of which one closes when
+// more has.
+func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
+	rows, watch := r.changes.Next(txn)
+	for change := range rows {
+		delete(r.pending, change.Object.Policy)
+		if !change.Deleted && change.Object.Status.Kind == reconciler.StatusKindPending {
+			r.pending[change.Object.Policy] = change.Object
+		}
+	}
+	_, _, node, _ := r.Nodes.GetWatch(txn, tables.NodeByName(r.LocalNode.Name))
+	return []<-chan struct{}{watch, node}
+}
+
+// more waits until something has changed.
+func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
+	select {
+	case <-changed[0]:
+	case <-changed[1]:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+// await waits until it is time for a report, if there is anything to tell.
+func (r *reporter) await(ctx context.Context) bool {
+	if r.last != nil && bytes.Equal(r.last, r.wanted()) {
+		return true
+	}
+	if !sleep(ctx, r.settle) {
+		return false
+	}
+	r.limiter.SetLimit(rate.Every(interval(r.Nodes.NumObjects(r.DB.ReadTxn()))))
+	return r.limiter.Wait(ctx) == nil
+}
+
+// wanted is what the object shall say now, nil if there can be none.
+func (r *reporter) wanted() []byte {
+	txn := r.DB.ReadTxn()
+	node, _, found := r.Nodes.Get(txn, tables.NodeByName(r.LocalNode.Name))
+	if !found {
+		return nil
+	}
+	return manifest(node, compose(string(r.Version), r.Reports.All(txn)))
+}
+
+// write writes the report, unless it says already what it shall.
+func (r *reporter) write(ctx context.Context) (wrote bool, err error) {
+	r.take(r.DB.ReadTxn())
+	body := r.wanted()
+	if body == nil {
+		return false, fmt.Errorf("there is no Node %s", r.LocalNode.Name)
+	}
+	if bytes.Equal(body, r.last) {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	force := true
+	_, err = r.Client.Resource(Resource).Patch(ctx, r.LocalNode.Name, types.ApplyPatchType, body,
+		metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+	if err != nil {
+		return false, fmt.Errorf("write NodeReport %s: %w", r.LocalNode.Name, err)
+	}
+	r.last = body
+	return true, nil
+}
+
+// mark sets the status of the rows that were to be written.
+func (r *reporter) mark(status reconciler.Status) error {
+	return tables.SetStatus(r.DB, r.Reports, status, slices.Collect(maps.Values(r.pending))...)
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

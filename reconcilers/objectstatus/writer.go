@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objectstatus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+const (
+	// Least time until an object is written again, and if it says the same in other
+	// words, or of another number of nodes.
+	again      = 5 * time.Second
+	againAlike = time.Minute
+
+	retryMin = time.Second
+	retryMax = 5 * time.Minute
+	// retryForbidden is the time until something is tried again that lacks a right.
+	retryForbidden = 5 * time.Minute
+
+	requestTimeout = 30 * time.Second
+)
+
+// errStatusless is what cannot be mended by trying again.
+var errStatusless = errors.New("the CRD has no status subresource, as Cilium's own: only Events tell")
+
+// writer writes the status of objects.
+type writer struct {
+	params
+	changes          statedb.ChangeIterator[*tables.ObjectStatus]
+	writes           *prometheus.CounterVec
+	queue            workqueue.TypedRateLimitingInterface[tables.PolicyID]
+	reading, writing *rate.Limiter
+
+	mu         sync.Mutex
+	written    map[tables.PolicyID]written
+	told       map[tables.PolicyID][]tables.Problem // by Events
+	failing    map[tables.PolicyID]error
+	statusless map[tables.PolicyKind]bool // kinds whose objects have no status
+}
+
+// written is what an object was made to say.
+type written struct {
+	row *tables.ObjectStatus
+	at  time.Time
+}
+
+// follow queues the objects whose rows change, until the context ends.
+func (w *writer) follow(ctx context.Context, _ cell.Health) error {
+	defer w.queue.ShutDown()
+	for {
+		rows, watch := w.changes.Next(w.DB.ReadTxn())
+		for change := range rows {
+			row := change.Object
+			switch {
+			case change.Deleted:
+				w.forget(row.Policy)
+			case row.Status.Kind == reconciler.StatusKindPending:
+				w.queue.AddAfter(row.Policy, w.wait(row))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watch:
+		}
+	}
+}
+
+// forget forgets an object that is gone, or is now another agent's to write.
+func (w *writer) forget(id tables.PolicyID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.written, id)
+	delete(w.told, id)
+	delete(w.failing, id)
+	clear(w.statusless) // its CRD may be another when this agent leads again
+	w.queue.Forget(id)
+}
+
+// wait returns how long an object has to wait to be written.
+func (w *writer) wait(row *tables.ObjectStatus) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last, found := w.written[row.Policy]
+	switch {
+	case !found:
+		return 0
+	case row.SameAnswer(last.row):
+		return time.Until(last.at.Add(againAlike))
+	}
+	return time.Until(last.at.Add(again))
+}
+
+// run writes what is queued until the queue is shut down.
+func (w *writer) run(ctx context.Context, health cell.Health) error {
+	for {
+		id, shutdown := w.queue.Get()
+		if shutdown {
+			return nil
+		}
+		err := w.process(ctx, id)
+		w.queue.Done(id)
+		if err != nil {
+			return err
+		}
+		w.report(health)
+	}
+}
+
+// report says in health which object cannot be written, one if there are many.
+func (w *writer) report(health cell.Health) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.failing) == 0 {
+		text := fmt.Sprintf("%d objects say how they fare", len(w.written))
+		for _, kind := range slices.Sorted(maps.Keys(w.statusless)) {
+			text += fmt.Sprintf("; %s: %s", kind, errStatusless)
+		}
+		health.OK(text)
+		return
+	}
+	var first tables.PolicyID
+	for id := range w.failing {
+		if first.Kind == "" || id.Compare(first) < 0 {
+			first = id
+		}
+	}
+	health.Degraded(fmt.Sprintf("Cannot write the status of %d objects", len(w.failing)), fmt.Errorf("%s: %w", first, w.failing[first]))
+}
+
+// process has one object say what it shall, and tells of its problems. The error is
+// one of the table.
+func (w *writer) process(ctx context.Context, id tables.PolicyID) error {
+	row, _, found := w.Desired.Get(w.DB.ReadTxn(), tables.ObjectStatusByPolicy(id))
+	if !found || row.Status.Kind == reconciler.StatusKindDone {
+		w.queue.Forget(id)
+		return nil
+	}
+	if early := w.wait(row); early > 0 {
+		w.queue.AddAfter(id, early)
+		return nil
+	}
+	outcome, former, err := w.write(ctx, row)
+	if ctx.Err() != nil {
+		return nil
+	}
+	w.writes.WithLabelValues(outcome).Inc()
+	if err == nil || errors.Is(err, errStatusless) {
+		w.tell(row, former)
+	}
+	status := w.finished(row, err)
+	return tables.SetStatus(w.DB, w.Desired, status, row)
+}
+
+// finished takes in what came of a write, and has it tried again if it failed.
+func (w *writer) finished(row *tables.ObjectStatus, err error) reconciler.Status {
+	id := row.Policy
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.failing, id)
+	if err == nil {
+		w.written[id] = written{row: row, at: time.Now()}
+		w.queue.Forget(id)
+		return reconciler.StatusDone()
+	}
+	switch {
+	case errors.Is(err, errStatusless):
+		w.queue.Forget(id)
+	case apierrors.IsForbidden(err):
+		w.failing[id] = err
+		w.queue.AddAfter(id, retryForbidden)
+	default:
+		w.failing[id] = err
+		w.queue.AddRateLimited(id)
+	}
+	return reconciler.StatusError(err)
+}
+
+// tell tells of the problems that are new in Events. What the status of the object
+// has said before is told already, by the agent that led then.
+func (w *writer) tell(row *tables.ObjectStatus, former []tables.Condition) {
+	w.mu.Lock()
+	told, known := w.told[row.Policy]
+	w.told[row.Policy] = row.Problems
+	w.mu.Unlock()
+	for _, p := range row.Problems {
+		if slices.Contains(told, p) || !known && slices.ContainsFunc(former, func(c tables.Condition) bool {
+			return c.Type == p.Condition && c.Reason == p.Reason && c.Message == p.Message
+		}) {
+			continue
+		}
+		w.Recorder.Event(reference(row), "Warning", p.Reason, p.Message)
+	}
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"cmp"
+	"os"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+const (
+	// defaultNamespace is that of deploy/.
+	defaultNamespace = "sluice-system"
+	// namespaceFile has the namespace of the pod around the agent.
+	namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+)
+
+// Connection is how to reach the API server for what the agent writes there.
+type Connection struct {
+	Config    *rest.Config
+	Namespace string // the agent's own
+}
+
+// newConnection returns nil if the agent writes nothing.
+func newConnection(cfg Config, reporting tables.Reporting) (*Connection, error) {
+	if !reporting.Enabled {
+		return nil, nil
+	}
+	config, err := loadConfig(cfg.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = userAgent
+	config.QPS = -1 // who writes bounds it, for each purpose
+	return &Connection{Config: config, Namespace: namespace(cfg.Kubeconfig)}, nil
+}
+
+// namespace returns the namespace of the agent's pod, or that which a kubeconfig
+// names.
+func namespace(kubeconfig string) string {
+	if kubeconfig == "" {
+		text, err := os.ReadFile(namespaceFile)
+		if err != nil {
+			return defaultNamespace
+		}
+		return cmp.Or(strings.TrimSpace(string(text)), defaultNamespace)
+	}
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil || config.Contexts[config.CurrentContext] == nil {
+		return defaultNamespace
+	}
+	return cmp.Or(config.Contexts[config.CurrentContext].Namespace, defaultNamespace)
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// Leadership says which agent writes the status of objects, as far as this one
+// knows: while another does, it looks from time to time only.
+type Leadership struct {
+	Lease   string `json:"lease"`            // namespace and name
+	Holder  string `json:"holder,omitempty"` // node of the agent that held it when it was last looked at
+	Leading bool   `json:"leading"`          // this agent holds it
+	Error   string `json:"error,omitempty"`  // why it cannot be looked at
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Leadership) TableHeader() []string { return []string{"Lease", "Holder", "Leading", "Problem"} }
+
+// TableRow implements [statedb.TableWritable].
+func (l *Leadership) TableRow() []string {
+	return []string{l.Lease, orDash(l.Holder), strconv.FormatBool(l.Leading), orDash(l.Error)}
+}
+
+var (
+	leadershipLeaseIndex = statedb.Index[*Leadership, string]{
+		Name:       "lease",
+		FromObject: func(l *Leadership) index.KeySet { return index.NewKeySet(index.String(l.Lease)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// LeadershipByLease queries who holds a lease.
+	LeadershipByLease = leadershipLeaseIndex.Query
+)
+
+// Leads reports whether this agent holds the lease. There is no more than one.
+func Leads(txn statedb.ReadTxn, table statedb.Table[*Leadership]) bool {
+	for l := range table.All(txn) {
+		return l.Leading
+	}
+	return false
+}
+
+// NewLeadershipTable creates the table of who writes the status of objects.
+func NewLeadershipTable(db *statedb.DB) (statedb.RWTable[*Leadership], error) {
+	return statedb.NewTable(db, "leadership", leadershipLeaseIndex)
+}
+
+// Reporting says whether this agent tells how policies fare, in its NodeReport, and
+// takes part in writing the status of objects.
+type Reporting struct{ Enabled bool }
+
+// NodeReportSource is what NodeReports are called in table object-sources, while
+// they are read: by the agent that leads.
+const NodeReportSource = "nodereports.sluice.io"

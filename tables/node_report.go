@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// NodeReport is what a node has told, in the NodeReport of its name: see table
+// node-report of the agent there.
+type NodeReport struct {
+	Node   string       `json:"node"`
+	Errors []FieldError `json:"errors,omitempty"`
+
+	ReportContents
+}
+
+// ReportContents is the status of a NodeReport.
+type ReportContents struct {
+	AgentVersion string           `json:"agentVersion"`
+	Policies     []ReportedPolicy `json:"policies,omitempty"` // by their IDs
+	Omitted      int              `json:"omitted,omitempty"`  // policies for which there was no room
+	Summary      ReportSummary    `json:"summary"`
+}
+
+// ReportSummary is what kubectl shows of a NodeReport.
+type ReportSummary struct {
+	Egress string `json:"egress"` // egress policies in force / all
+	Failed int    `json:"failed"` // policies of which the kernel refused something
+}
+
+// Policy returns what the node says of a policy, nil if nothing.
+func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
+	i, found := slices.BinarySearchFunc(c.Policies, id, func(p ReportedPolicy, id PolicyID) int { return p.Policy.Compare(id) })
+	if !found {
+		return nil
+	}
+	return &c.Policies[i]
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*NodeReport) TableHeader() []string {
+	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (r *NodeReport) TableRow() []string {
+	var problems []string
+	for i := range r.Policies {
+		if p := &r.Policies[i]; !p.InForce() {
+			problems = append(problems, fmt.Sprintf("%s %d/%d", p.Policy, p.Programmed, p.Wanted))
+		}
+	}
+	return []string{
+		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed), listColumn(problems, ", "),
+		strconv.Itoa(r.Omitted), errorColumn(r.Errors),
+	}
+}
+
+var (
+	nodeReportNodeIndex = statedb.Index[*NodeReport, string]{
+		Name:       "node",
+		FromObject: func(r *NodeReport) index.KeySet { return index.NewKeySet(index.String(r.Node)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// NodeReportByNode queries what a node has told.
+	NodeReportByNode = nodeReportNodeIndex.Query
+)
+
+// NewNodeReportTable creates the table of what nodes have told.
+func NewNodeReportTable(db *statedb.DB) (statedb.RWTable[*NodeReport], error) {
+	return statedb.NewTable(db, "node-reports", nodeReportNodeIndex)
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"github.com/cilium/statedb/reconciler"
+)
+
+// Types of conditions.
+const (
+	ConditionAccepted   = "Accepted"   // of an egress policy: every field of it can be used
+	ConditionProgrammed = "Programmed" // of an egress policy: it is in force on all nodes
+	ConditionConflicted = "Conflicted" // of an egress policy: it loses destinations to others
+	ConditionValid      = "Valid"      // of a policy of Cilium: every field of it can be used
+)
+
+// ConditionStatus says whether a condition holds.
+type ConditionStatus string
+
+// Values of ConditionStatus.
+const (
+	ConditionTrue    ConditionStatus = "True"
+	ConditionFalse   ConditionStatus = "False"
+	ConditionUnknown ConditionStatus = "Unknown"
+)
+
+// Condition is an item of status.conditions, without the times.
+type Condition struct {
+	Type    string          `json:"type"`
+	Status  ConditionStatus `json:"status"`
+	Reason  string          `json:"reason,omitempty"`
+	Message string          `json:"message,omitempty"`
+}
+
+func (c Condition) String() string {
+	if c.Reason == "" {
+		return fmt.Sprintf("%s=%s", c.Type, c.Status)
+	}
+	return fmt.Sprintf("%s=%s (%s)", c.Type, c.Status, c.Reason)
+}
+
+// StatusGateway is a gateway of an egress policy, or why there is none.
+type StatusGateway struct {
+	Node      string       `json:"node,omitempty"`
+	EgressIPs []netip.Addr `json:"egressIPs,omitempty"`
+	Reason    string       `json:"reason,omitempty"`
+}
+
+func (g StatusGateway) String() string {
+	switch {
+	case g.Node == "":
+		return "none: " + g.Reason
+	case len(g.EgressIPs) > 0:
+		return g.Node + " (" + strings.Join(stringsOf(g.EgressIPs), ", ") + ")"
+	}
+	return g.Node
+}
+
+// StatusNodes says on how many nodes an egress policy is in force.
+type StatusNodes struct {
+	Programmed int `json:"programmed"`
+	Total      int `json:"total"`
+}
+
+func (n StatusNodes) String() string { return fmt.Sprintf("%d/%d", n.Programmed, n.Total) }
+
+// Problem is what an Event is about.
+type Problem struct {
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+
+	// Condition is the type of the condition that says the same, if one does.
+	Condition string `json:"condition,omitempty"`
+}
+
+// ObjectStatus is what the object of a policy shall say about it. There are rows
+// only while this agent leads.
+type ObjectStatus struct {
+	Policy     PolicyID `json:"policy"`
+	UID        string   `json:"uid,omitempty"`
+	Generation int64    `json:"generation,omitempty"`
+
+	Conditions []Condition     `json:"conditions,omitempty"` // none: the kind has no status
+	Gateways   []StatusGateway `json:"gateways,omitempty"`
+	Nodes      StatusNodes     `json:"nodes"` // of an egress policy
+	Problems   []Problem       `json:"problems,omitempty"`
+
+	Status reconciler.Status `json:"status"`
+}
+
+// Equal reports whether two rows want the same, whatever their status.
+func (s *ObjectStatus) Equal(o *ObjectStatus) bool {
+	return s.Policy == o.Policy && s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.Conditions, o.Conditions) &&
+		slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) && s.Nodes == o.Nodes && slices.Equal(s.Problems, o.Problems)
+}
+
+func (g StatusGateway) equal(o StatusGateway) bool {
+	return g.Node == o.Node && g.Reason == o.Reason && slices.Equal(g.EgressIPs, o.EgressIPs)
+}
+
+// SameAnswer reports whether two rows say the same in other words, or of another
+// number of nodes: with many nodes that is what changes all the time while a policy
+// comes into force, and nothing to hurry for.
+func (s *ObjectStatus) SameAnswer(o *ObjectStatus) bool {
+	return s.UID == o.UID && s.Generation == o.Generation && slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) &&
+		slices.EqualFunc(s.Conditions, o.Conditions, func(a, b Condition) bool {
+			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
+		})
+}
+
+// Clone returns a shallow copy.
+func (s *ObjectStatus) Clone() *ObjectStatus { c := *s; return &c }
+
+// SetStatus sets the reconciliation status.
+func (s *ObjectStatus) SetStatus(status reconciler.Status) *ObjectStatus {
+	s.Status = status
+	return s
+}
+
+// GetStatus returns the reconciliation status.
+func (s *ObjectStatus) GetStatus() reconciler.Status { return s.Status }
+
+// TableHeader implements [statedb.TableWritable].
+func (*ObjectStatus) TableHeader() []string {
+	return []string{"Policy", "Conditions", "Gateways", "Nodes", "Problems", "Status", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (s *ObjectStatus) TableRow() []string {
+	nodes := "-"
+	if s.Policy.Kind == PolicyEgress {
+		nodes = s.Nodes.String()
+	}
+	problems := make([]string, len(s.Problems))
+	for i, p := range s.Problems {
+		problems[i] = p.Reason + ": " + p.Message
+	}
+	return []string{
+		s.Policy.String(), listColumn(stringsOf(s.Conditions), ", "), listColumn(stringsOf(s.Gateways), " | "), nodes,
+		listColumn(problems, "; "), s.Status.Kind.String(), orDash(s.Status.GetError()),
+	}
+}
+
+var (
+	objectStatusIndex = statedb.Index[*ObjectStatus, PolicyID]{
+		Name:       "policy",
+		FromObject: func(s *ObjectStatus) index.KeySet { return index.NewKeySet(s.Policy.Key()) },
+		FromKey:    PolicyID.Key,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	// ObjectStatusByPolicy queries what the object of a policy shall say.
+	ObjectStatusByPolicy = objectStatusIndex.Query
+)
+
+// NewObjectStatusTable creates the table of what objects shall say.
+func NewObjectStatusTable(db *statedb.DB) (statedb.RWTable[*ObjectStatus], error) {
+	return statedb.NewTable(db, "object-status", objectStatusIndex)
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package objectstatus derives what is told about policies where users look: on
+// their objects. Each agent tells how policies fare on its node, and the one that
+// leads says on the object what that comes to:
+//
+//	egress-policy-status, egress-gateways ─┐                        all agents
+//	network-policy-status ─────────────────┴─► node-report ──► NodeReport of the node
+//	                                                                     │
+//	policies, nodes, egress-groups ─┐                                    │  the leader
+//	node-reports ◄──────────────────│────────────────────────────────────┘
+//	leadership ─────────────────────┴─► object-status ──► status, Events
+//
+// Whether the fields of a policy can be used follows from the object alone, so no
+// node tells it.
+package objectstatus
+
+import (
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell derives the tables of what is told.
+var Cell = cell.Module(
+	"object-status",
+	"How policies fare for others to see",
+
+	cell.ProvidePrivate(
+		tables.NewPolicyReportTable,
+		tables.NewObjectStatusTable,
+	),
+	cell.Provide(
+		statedb.RWTable[*tables.PolicyReport].ToTable,
+		statedb.RWTable[*tables.ObjectStatus].ToTable,
+
+		tables.NewDesired[*tables.PolicyReport],
+		tables.NewDesired[*tables.ObjectStatus],
+	),
+	cell.Invoke(
+		deriveReport,
+		deriveStatus,
+	),
+)

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objectstatus
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+const (
+	// maxNamed bounds the nodes, destinations or fields that a message names.
+	maxNamed = 3
+	// maxMessage bounds a message, in bytes.
+	maxMessage = 1024
+)
+
+// Reasons of conditions, and of Events.
+const (
+	reasonValid       = "Valid"
+	reasonInvalid     = "Invalid"
+	reasonUnsupported = "Unsupported"
+	reasonProgrammed  = "Programmed"
+	reasonFailed      = "Failed"          // the kernel of some node refused a part
+	reasonNoGateway   = "NoGateway"       // no node is elected
+	reasonNoEgressIP  = "NoEgressAddress" // a gateway has nothing to send with
+	reasonPending     = "Pending"         // some nodes have not told yet that they have it
+	reasonNoReports   = "NoReports"       // no node can tell
+	reasonNoNodes     = "NoNodes"
+	reasonConflict    = "Overlap"
+	reasonNoConflict  = "NoOverlap"
+)
+
+// messageValid is what Cilium's operator says.
+const messageValid = "Policy validation succeeded"
+
+// egress fills in what an egress policy's object shall say, and reports whether
+// there is one.
+func (s *status) egress(txn statedb.ReadTxn, row *tables.ObjectStatus, readable bool) bool {
+	p, _, found := s.Egress.Get(txn, tables.EgressPolicyByName(row.Policy.Name.Name))
+	if !found {
+		return false
+	}
+	row.UID, row.Generation = p.UID, p.Generation
+	t := s.tally(txn, row)
+	row.Nodes = tables.StatusNodes{Programmed: t.programmed, Total: t.total}
+	row.Gateways = s.gateways(txn, p, t)
+	row.Conditions = []tables.Condition{
+		validity(tables.ConditionAccepted, p.Errors, "Every field can be used"),
+		programmed(t, row.Gateways, readable),
+		conflicted(t),
+	}
+	for _, c := range row.Conditions {
+		if wrong := c.Status == tables.ConditionFalse; wrong != (c.Type == tables.ConditionConflicted) && c.Status != tables.ConditionUnknown && c.Reason != reasonPending {
+			row.Problems = append(row.Problems, tables.Problem{Reason: c.Reason, Message: c.Message, Condition: c.Type})
+		}
+	}
+	return true
+}
+
+// network fills in what a network policy's object shall say, and reports whether
+// that is anything.
+func (s *status) network(txn statedb.ReadTxn, row *tables.ObjectStatus) bool {
+	p, _, found := s.Network.Get(txn, tables.NetworkPolicyByID(row.Policy))
+	if !found {
+		return false
+	}
+	row.UID, row.Generation = p.UID, p.Generation
+	condition := ""
+	if p.Kind != tables.PolicyKubernetes { // which has no status
+		c := validity(tables.ConditionValid, p.Errors, messageValid)
+		if c.Status == tables.ConditionTrue {
+			c.Reason = "" // as Cilium's operator leaves it
+		}
+		row.Conditions, condition = []tables.Condition{c}, c.Type
+	}
+	if len(p.Errors) > 0 {
+		row.Problems = append(row.Problems, tables.Problem{Reason: reasonInvalid, Message: fieldTexts(p.Errors), Condition: condition})
+	}
+	if len(p.Unsupported) > 0 {
+		row.Problems = append(row.Problems, tables.Problem{Reason: reasonUnsupported, Message: fieldTexts(p.Unsupported)})
+	}
+	if s.named[row.Policy] > 0 {
+		if t := s.tally(txn, row); len(t.failed) > 0 {
+			row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: t.failures()})
+		}
+	}
+	return len(row.Conditions) > 0 || len(row.Problems) > 0
+}
+
+// tally is what the nodes say of a policy.
+type tally struct {
+	programmed, total int
+	waiting           []string // nodes that have not said that they have it
+	failed            []string // nodes that could not, and why
+	losesTo           []string
+	said              map[string]*tables.ReportedPolicy // by node
+}
+
+// tally counts the nodes. One that is not ready counts only if it has the policy:
+// else nobody knows when it will, or whether it is still there.
+func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
+	t := tally{said: map[string]*tables.ReportedPolicy{}}
+	for n := range s.Nodes.All(txn) {
+		if !runsAgent(n) {
+			continue
+		}
+		var said *tables.ReportedPolicy
+		if r, _, found := s.Reports.Get(txn, tables.NodeReportByNode(n.Name)); found {
+			said = r.Policy(row.Policy)
+		}
+		current := said != nil && said.Generation == row.Generation && (said.UID == "" || said.UID == row.UID)
+		if current {
+			t.said[n.Name] = said
+			t.losesTo = append(t.losesTo, said.LosesTo...)
+		}
+		if !n.Ready && !(current && said.InForce()) {
+			continue
+		}
+		t.total++
+		switch {
+		case current && said.InForce():
+			t.programmed++
+		case current && said.Failed > 0:
+			t.failed = append(t.failed, fmt.Sprintf("%s: %s", n.Name, said.Error))
+		default:
+			t.waiting = append(t.waiting, n.Name)
+		}
+	}
+	slices.Sort(t.losesTo)
+	t.losesTo = slices.Compact(t.losesTo)
+	return t
+}
+
+// runsAgent reports whether a node is one for which deploy/ has an agent.
+func runsAgent(n *tables.Node) bool {
+	system, known := n.Labels["kubernetes.io/os"]
+	return !known || system == "linux"
+}
+
+func (t *tally) failures() string { return shortened(t.failed, "; ", "nodes") }
+
+// gateways returns the gateways of a policy, each node once.
+func (s *status) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy, t tally) (gateways []tables.StatusGateway) {
+	group, _, found := s.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
+	if !found {
+		return nil
+	}
+	for _, c := range group.Gateways {
+		if c.Node == "" {
+			gateways = append(gateways, tables.StatusGateway{Reason: c.Reason})
+			continue
+		}
+		if slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node == c.Node }) {
+			continue
+		}
+		g := tables.StatusGateway{Node: c.Node}
+		if said := t.said[c.Node]; said != nil {
+			g.EgressIPs, g.Reason = said.EgressIPs, said.GatewayError
+		}
+		gateways = append(gateways, g)
+	}
+	return gateways
+}
+
+// validity is the condition that every field of an object can be used.
+func validity(condition string, errors []tables.FieldError, valid string) tables.Condition {
+	if len(errors) == 0 {
+		return tables.Condition{Type: condition, Status: tables.ConditionTrue, Reason: reasonValid, Message: valid}
+	}
+	return tables.Condition{Type: condition, Status: tables.ConditionFalse, Reason: reasonInvalid, Message: fieldTexts(errors)}
+}
+
+// programmed is the condition that an egress policy is in force everywhere.
+func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.Condition {
+	is := func(status tables.ConditionStatus, reason, message string) tables.Condition {
+		return tables.Condition{Type: tables.ConditionProgrammed, Status: status, Reason: reason, Message: bounded(message)}
+	}
+	elected := slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node != "" })
+	unusable := slices.IndexFunc(gateways, func(g tables.StatusGateway) bool { return g.Node != "" && g.Reason != "" })
+	switch {
+	case !readable:
+		return is(tables.ConditionUnknown, reasonNoReports, "There is no CRD "+tables.NodeReportSource+" by which nodes could tell")
+	case len(t.failed) > 0:
+		return is(tables.ConditionFalse, reasonFailed, t.failures())
+	case len(gateways) > 0 && !elected:
+		return is(tables.ConditionFalse, reasonNoGateway, "The traffic is dropped: "+gateways[0].Reason)
+	case unusable >= 0:
+		g := gateways[unusable]
+		return is(tables.ConditionFalse, reasonNoEgressIP, fmt.Sprintf("%s drops the traffic: %s", g.Node, g.Reason))
+	case len(t.waiting) > 0:
+		return is(tables.ConditionFalse, reasonPending, "Not yet on "+shortened(t.waiting, ", ", "nodes"))
+	case t.total == 0:
+		return is(tables.ConditionUnknown, reasonNoNodes, "No node is ready")
+	}
+	return is(tables.ConditionTrue, reasonProgrammed, "In force on every node")
+}
+
+// conflicted is the condition that an egress policy loses destinations to others.
+func conflicted(t tally) tables.Condition {
+	if len(t.losesTo) == 0 {
+		return tables.Condition{
+			Type: tables.ConditionConflicted, Status: tables.ConditionFalse, Reason: reasonNoConflict, Message: "No older policy has its destinations",
+		}
+	}
+	return tables.Condition{
+		Type: tables.ConditionConflicted, Status: tables.ConditionTrue, Reason: reasonConflict,
+		Message: bounded(shortened(t.losesTo, "; ", "destinations")),
+	}
+}
+
+func fieldTexts(errors []tables.FieldError) string {
+	texts := make([]string, len(errors))
+	for i, e := range errors {
+		texts[i] = e.Error()
+	}
+	return bounded(shortened(texts, "; ", "errors"))
+}
+
+// shortened joins the first few of some texts, and says how many more there are.
+func shortened(texts []string, separator, what string) string {
+	if len(texts) <= maxNamed {
+		return strings.Join(texts, separator)
+	}
+	return fmt.Sprintf("%s%sand %d more %s", strings.Join(texts[:maxNamed], separator), separator, len(texts)-maxNamed, what)
+}
+
+// bounded cuts a text that is too long, not within a character.
+func bounded(text string) string {
+	if len(text) <= maxMessage {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxMessage-3], "") + "..."
+}
