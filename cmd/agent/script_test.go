@@ -62,6 +62,7 @@ type cluster struct {
 	netlink *netlink.Fake
 	memory  *bpf.Memory
 	checker *checker
+	writer  *fakeWriter
 	state   string
 	runs    int // agents constructed
 
@@ -81,7 +82,7 @@ func newCluster(t testing.TB, args []string) *cluster {
 		t: t, args: args, log: hivetest.Logger(t, hivetest.LogLevel(slog.LevelWarn)),
 		api: kubernetes.NewFakeAPI(), netlink: netlink.NewFake(), memory: bpf.NewMemory(), state: t.TempDir(),
 	}
-	c.checker = newChecker(c.memory)
+	c.checker, c.writer = newChecker(c.memory), &fakeWriter{api: c.api, status: map[string]any{}}
 	c.memory.OnWrite(c.exitWritten)
 	c.construct()
 	t.Cleanup(func() { require.NoError(t, c.hive.Stop(c.log, context.Background())) })
@@ -101,6 +102,8 @@ func (c *cluster) construct() {
 		sources.FakeCell,
 		netlink.FakeCellOf(c.netlink),
 		Dataflow,
+		ObjectStatus,
+		c.writer.cell(),
 		api.Cell,
 		cell.Invoke(func(o oracle, d desiredTables, a statedb.Table[*tables.Attachment]) {
 			c.oracle, c.desire, c.attachments = o, d, a
@@ -132,6 +135,7 @@ func (c *cluster) commands() map[string]script.Cmd {
 			return c.hive.Start(c.log, ctx)
 		}),
 	}
+	cmds["k8s/status"], cmds["k8s/events"] = c.writer.statusCommand(), c.writer.eventsCommand()
 	cmds["verdicts"], cmds["entries"] = c.verdicts(), c.entries()
 	cmds["agent/flags"] = script.Command(
 		script.CmdUsage{Summary: "Construct the agent with more flags, before it is started", Args: "flag..."},

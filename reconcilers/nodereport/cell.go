@@ -47,7 +47,23 @@ type params struct {
 	Nodes      statedb.Table[*tables.Node]
 	LocalNode  tables.LocalNode
 	Registerer prometheus.Registerer `optional:"true"`
+	Pace       *Pace                 `optional:"true"`
 }
+
+// Pace says how fast reports follow what happens.
+type Pace struct {
+	// Settle is for how long nothing must change before a report is written: that a
+	// policy is on its way into the kernel is not worth telling.
+	Settle time.Duration
+	// Least is the least time between reports, and Share that of each node in it.
+	Least, Share time.Duration
+}
+
+// defaultPace is 50 reports a second of all nodes, in a cluster of 250 or more.
+var defaultPace = Pace{Settle: 500 * time.Millisecond, Least: 5 * time.Second, Share: 20 * time.Millisecond}
+
+// interval is the least time between reports of one node among so many.
+func (p *Pace) interval(nodes int) time.Duration { return max(p.Least, time.Duration(nodes)*p.Share) }
 
 func register(p params) error {
 	written := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -61,32 +77,27 @@ func register(p params) error {
 	if !p.Reporting.Enabled {
 		return nil
 	}
-	wtxn := p.DB.WriteTxn(p.Reports.RWTable)
-	defer wtxn.Abort()
-	changes, err := p.Reports.Changes(wtxn)
+	r, err := newReporter(p, written)
 	if err != nil {
 		return err
-	}
-	wtxn.Commit()
-	r := &reporter{
-		params: p, changes: changes, written: written, settle: settle, limiter: rate.NewLimiter(rate.Every(leastInterval), 1),
-		pending: map[tables.PolicyID]*tables.PolicyReport{},
 	}
 	p.Jobs.Add(job.OneShot("write-node-report", r.run))
 	return nil
 }
 
-const (
-	// settle is for how long nothing must change before a report is written: that a
-	// policy is on its way into the kernel is not worth telling.
-	settle = 500 * time.Millisecond
-
-	// The least time between reports, and the share of each node in it.
-	leastInterval = 5 * time.Second
-	shareOfNode   = 20 * time.Millisecond
-)
-
-// interval is the least time between reports of one node among so many.
-func interval(nodes int) time.Duration {
-	return max(leastInterval, time.Duration(nodes)*shareOfNode)
+func newReporter(p params, written *prometheus.CounterVec) (*reporter, error) {
+	if p.Pace == nil {
+		p.Pace = &defaultPace
+	}
+	wtxn := p.DB.WriteTxn(p.Reports.RWTable)
+	defer wtxn.Abort()
+	changes, err := p.Reports.Changes(wtxn)
+	if err != nil {
+		return nil, err
+	}
+	wtxn.Commit()
+	return &reporter{
+		params: p, changes: changes, written: written, limiter: rate.NewLimiter(rate.Every(p.Pace.Least), 1),
+		pending: map[tables.PolicyID]*tables.PolicyReport{},
+	}, nil
 }

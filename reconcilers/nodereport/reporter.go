@@ -43,7 +43,6 @@ type reporter struct {
 	params
 	changes statedb.ChangeIterator[*tables.PolicyReport]
 	written *prometheus.CounterVec
-	settle  time.Duration
 	limiter *rate.Limiter
 
 	pending map[tables.PolicyID]*tables.PolicyReport // rows that the object does not say yet
@@ -131,10 +130,10 @@ func (r *reporter) await(ctx context.Context) bool {
 	if r.last != nil && bytes.Equal(r.last, r.wanted()) {
 		return true
 	}
-	if !sleep(ctx, r.settle) {
+	if !sleep(ctx, r.Pace.Settle) {
 		return false
 	}
-	r.limiter.SetLimit(rate.Every(interval(r.Nodes.NumObjects(r.DB.ReadTxn()))))
+	r.limiter.SetLimit(rate.Every(r.Pace.interval(r.Nodes.NumObjects(r.DB.ReadTxn()))))
 	return r.limiter.Wait(ctx) == nil
 }
 

@@ -16,6 +16,7 @@ package objectstatus
 
 import (
 	"log/slog"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
@@ -24,7 +25,6 @@ import (
 	"golang.org/x/time/rate"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -56,7 +56,14 @@ type params struct {
 	Recorder   record.EventRecorder
 	Desired    tables.Desired[*tables.ObjectStatus]
 	Registerer prometheus.Registerer `optional:"true"`
+	Pace       *Pace                 `optional:"true"`
 }
+
+// Pace says how soon an object may be written again, and how soon if it says the
+// same in other words, or of another number of nodes.
+type Pace struct{ Again, Alike time.Duration }
+
+var defaultPace = Pace{Again: 5 * time.Second, Alike: time.Minute}
 
 func register(p params) error {
 	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -74,14 +81,14 @@ func register(p params) error {
 	if err != nil {
 		return err
 	}
-	p.Jobs.Add(
-		job.OneShot("follow-object-status", w.follow, job.WithShutdown()),
-		job.OneShot("write-object-status", w.run, job.WithShutdown()),
-	)
+	p.Jobs.Add(job.OneShot("write-object-status", w.run, job.WithShutdown()))
 	return nil
 }
 
 func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
+	if p.Pace == nil {
+		p.Pace = &defaultPace
+	}
 	wtxn := p.DB.WriteTxn(p.Desired.RWTable)
 	defer wtxn.Abort()
 	changes, err := p.Desired.Changes(wtxn)
@@ -91,8 +98,6 @@ func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
 	wtxn.Commit()
 	return &writer{
 		params: p, changes: changes, writes: writes,
-		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[tables.PolicyID](retryMin, retryMax)),
 		reading:    rate.NewLimiter(readRate, readBurst),
 		writing:    rate.NewLimiter(writeRate, writeBurst),
 		written:    map[tables.PolicyID]written{},

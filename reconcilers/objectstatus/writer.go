@@ -23,11 +23,6 @@ import (
 )
 
 const (
-	// Least time until an object is written again, and if it says the same in other
-	// words, or of another number of nodes.
-	again      = 5 * time.Second
-	againAlike = time.Minute
-
 	retryMin = time.Second
 	retryMax = 5 * time.Minute
 	// retryForbidden is the time until something is tried again that lacks a right.
@@ -60,9 +55,34 @@ type written struct {
 	at  time.Time
 }
 
+// run writes the status of objects until the context ends.
+func (w *writer) run(ctx context.Context, health cell.Health) error {
+	w.queue = workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[tables.PolicyID](retryMin, retryMax))
+	ctx, cancel := context.WithCancel(ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer cancel()
+	following.Go(func() {
+		defer w.queue.ShutDown()
+		w.follow(ctx)
+	})
+	for {
+		id, shutdown := w.queue.Get()
+		if shutdown {
+			return nil
+		}
+		err := w.process(ctx, id)
+		w.queue.Done(id)
+		if err != nil {
+			return err
+		}
+		w.report(health)
+	}
+}
+
 // follow queues the objects whose rows change, until the context ends.
-func (w *writer) follow(ctx context.Context, _ cell.Health) error {
-	defer w.queue.ShutDown()
+func (w *writer) follow(ctx context.Context) {
 	for {
 		rows, watch := w.changes.Next(w.DB.ReadTxn())
 		for change := range rows {
@@ -76,7 +96,7 @@ func (w *writer) follow(ctx context.Context, _ cell.Health) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-watch:
 		}
 	}
@@ -102,25 +122,9 @@ func (w *writer) wait(row *tables.ObjectStatus) time.Duration {
 	case !found:
 		return 0
 	case row.SameAnswer(last.row):
-		return time.Until(last.at.Add(againAlike))
+		return time.Until(last.at.Add(w.Pace.Alike))
 	}
-	return time.Until(last.at.Add(again))
-}
-
-// run writes what is queued until the queue is shut down.
-func (w *writer) run(ctx context.Context, health cell.Health) error {
-	for {
-		id, shutdown := w.queue.Get()
-		if shutdown {
-			return nil
-		}
-		err := w.process(ctx, id)
-		w.queue.Done(id)
-		if err != nil {
-			return err
-		}
-		w.report(health)
-	}
+	return time.Until(last.at.Add(w.Pace.Again))
 }
 
 // report says in health which object cannot be written, one if there are many.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/tables"
 )
 
 // FakeAPI stands for an API server, in scripts and tests. It keeps its objects
@@ -87,6 +88,26 @@ func (f *FakeAPI) Delete(manifest []byte) error {
 		delete(r.objects, key)
 		return r.event(watch.Deleted, old)
 	})
+}
+
+// Get returns the JSON of an object of a resource, by its namespace and name; nil if
+// there is none.
+func (f *FakeAPI) Get(resource, namespace, name string) []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.find(resource)
+	if r == nil {
+		return nil
+	}
+	object, found := r.objects[tables.Name{Namespace: namespace, Name: name}.String()]
+	if !found {
+		return nil
+	}
+	data, err := json.Marshal(object)
+	if err != nil {
+		panic(err) // it has come as JSON
+	}
+	return data
 }
 
 // each lets do change the objects of a manifest, and delivers the events.
