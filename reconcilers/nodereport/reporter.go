@@ -51,6 +51,7 @@ type reporter struct {
 
 // run writes reports until the context ends.
 func (r *reporter) run(ctx context.Context, health cell.Health) error {
+	defer r.changes.Close()
 	_, initialized := r.Reports.Initialized(r.DB.ReadTxn())
 	select {
 	case <-initialized:
@@ -105,8 +106,9 @@ func newBackoff() *wait.Backoff {
 func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 	rows, watch := r.changes.Next(txn)
 	for change := range rows {
-		delete(r.pending, change.Object.Policy)
-		if !change.Deleted && change.Object.Status.Kind == reconciler.StatusKindPending {
+		if change.Deleted || change.Object.Status.Kind == reconciler.StatusKindDone {
+			delete(r.pending, change.Object.Policy)
+		} else {
 			r.pending[change.Object.Policy] = change.Object
 		}
 	}

@@ -83,6 +83,7 @@ func (w *writer) run(ctx context.Context, health cell.Health) error {
 
 // follow queues the objects whose rows change, until the context ends.
 func (w *writer) follow(ctx context.Context) {
+	defer w.changes.Close()
 	for {
 		rows, watch := w.changes.Next(w.DB.ReadTxn())
 		for change := range rows {
