@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objectstatus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// server stands for the API server, and for what sends Events.
+type server struct {
+	dynamic.Interface
+	record.EventRecorder
+
+	mu            sync.Mutex
+	status        map[string]map[string]any // by namespace and name; every object is there
+	reads, writes int
+	writtenAt     []time.Time
+	events        []string
+	fails         error // of writes
+}
+
+type resource struct {
+	dynamic.NamespaceableResourceInterface
+	*server
+	namespace string
+}
+
+func (s *server) Resource(schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
+	return resource{server: s}
+}
+
+func (r resource) Namespace(namespace string) dynamic.ResourceInterface {
+	r.namespace = namespace
+	return r
+}
+
+func (r resource) Get(_ context.Context, name string, _ metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reads++
+	return &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"uid": "uid", "resourceVersion": "7"}, "status": maps.Clone(r.status[r.namespace+"/"+name]),
+	}}, nil
+}
+
+func (r resource) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*unstructured.Unstructured, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writes++
+	if r.fails != nil {
+		return nil, r.fails
+	}
+	r.writtenAt = append(r.writtenAt, time.Now())
+	var patch struct {
+		Metadata struct{ UID, ResourceVersion string }
+		Status   map[string]any
+	}
+	if err := json.Unmarshal(data, &patch); err != nil {
+		return nil, err
+	}
+	if patch.Metadata.UID != "uid" || patch.Metadata.ResourceVersion != "7" {
+		return nil, fmt.Errorf("not of the object that was read: %s", data)
+	}
+	key := r.namespace + "/" + name
+	if r.status[key] == nil {
+		r.status[key] = map[string]any{}
+	}
+	maps.Copy(r.status[key], patch.Status)
+	return nil, nil
+}
+
+func (s *server) Event(object runtime.Object, kind, reason, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, strings.Join([]string{kind, object.(*corev1.ObjectReference).Name, reason, message}, " "))
+}
+
+// counts returns the reads and writes so far.
+func (s *server) counts() [2]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return [2]int{s.reads, s.writes}
+}
+
+// conditions returns the conditions of an object.
+func (s *server) conditions(t *testing.T, key string) []condition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status, err := statusOf(map[string]any{"status": s.status[key]})
+	require.NoError(t, err)
+	return status.Conditions
+}
+
+func (s *server) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fails = err
+}
+
+// world is a writer and what it reads and writes.
+type world struct {
+	*testing.T
+	*writer
+	server *server
+	scope  *cell.SimpleHealth
+	stop   func()
+}
+
+// start starts the writer of another agent for a server.
+func start(t *testing.T, s *server) *world {
+	db := statedb.New()
+	table, err := tables.NewObjectStatusTable(db)
+	require.NoError(t, err)
+	w := &world{T: t, server: s}
+	w.writer, err = newWriter(params{DB: db, Client: s, Recorder: s, Desired: tables.NewDesired(table)},
+		prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes"}, []string{"outcome"}))
+	require.NoError(t, err)
+	_, w.scope = cell.NewSimpleHealth()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- w.run(ctx, w.scope.NewScope("test")) }()
+	w.stop = sync.OnceFunc(func() { cancel(); require.NoError(t, <-ended) })
+	return w
+}
+
+// in runs a test with a writer, in a time of its own.
+func in(t *testing.T, test func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, &server{status: map[string]map[string]any{}})
+		defer w.stop()
+		test(w)
+	})
+}
+
+// row is what an egress policy shall say.
+func row(name string, programmed tables.ConditionStatus, reason, message string, nodes int) *tables.ObjectStatus {
+	r := &tables.ObjectStatus{
+		Policy: tables.EgressPolicyID(name), UID: "uid", Generation: 3, Nodes: tables.StatusNodes{Programmed: nodes, Total: 100},
+		Conditions: []tables.Condition{
+			{Type: tables.ConditionAccepted, Status: tables.ConditionTrue, Reason: "Valid"},
+			{Type: tables.ConditionProgrammed, Status: programmed, Reason: reason, Message: message},
+		},
+		Status: reconciler.StatusPending(),
+	}
+	if reason == "Failed" {
+		r.Problems = []tables.Problem{{Reason: reason, Message: message, Condition: tables.ConditionProgrammed}}
+	}
+	return r
+}
+
+func (w *world) want(rows ...*tables.ObjectStatus) {
+	wtxn := w.DB.WriteTxn(w.Desired)
+	defer wtxn.Abort()
+	for _, r := range rows {
+		_, _, err := w.Desired.Insert(wtxn, r)
+		require.NoError(w, err)
+	}
+	wtxn.Commit()
+}
+
+func (w *world) row(name string) *tables.ObjectStatus {
+	r, _, found := w.Desired.Get(w.DB.ReadTxn(), tables.ObjectStatusByPolicy(tables.EgressPolicyID(name)))
+	require.True(w, found)
+	return r
+}
+
+func (w *world) level() cell.Level {
+	h := w.scope.GetChild("test")
+	h.Lock()
+	defer h.Unlock()
+	return h.Level
+}
+
+// A status is written when it says something else, its times move when the status of
+// a condition does, and what others say stays.
+func TestWrites(t *testing.T) {
+	in(t, func(w *world) {
+		w.server.status["/web"] = map[string]any{"conditions": []any{
+			map[string]any{"type": "Audited", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+		}}
+		w.want(row("web", tables.ConditionFalse, "Failed", "node-1: full", 99))
+		time.Sleep(time.Second)
+		first := w.server.conditions(t, "/web")
+		require.Len(t, first, 3)
+		require.Equal(t, "Audited", first[0].Type)
+		require.EqualValues(t, 3, first[1].ObservedGeneration)
+		require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
+		require.Equal(t, []string{"Warning web Failed node-1: full"}, w.server.events)
+
+		time.Sleep(time.Hour)
+		require.Equal(t, [2]int{1, 1}, w.server.counts(), "nothing at rest")
+
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 100))
+		time.Sleep(time.Second)
+		second := w.server.conditions(t, "/web")
+		require.Equal(t, first[1], second[1], "it has not changed")
+		require.Equal(t, "True", second[2].Status)
+		require.True(t, first[2].LastTransitionTime.Before(&second[2].LastTransitionTime))
+
+		// The same problem again is told again.
+		w.want(row("web", tables.ConditionFalse, "Failed", "node-1: full", 99))
+		time.Sleep(time.Minute)
+		require.Len(t, w.server.events, 2)
+	})
+}
+
+// However much changes, an object is written every 5 s at most, and every minute if
+// only numbers do; all objects together 5 times a second.
+func TestWritesAreRare(t *testing.T) {
+	in(t, func(w *world) {
+		for i := range 600 { // a minute
+			w.want(row("web", []tables.ConditionStatus{tables.ConditionTrue, tables.ConditionFalse}[i/7%2], "Programmed", "", i))
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.LessOrEqual(t, w.server.counts()[1], 13)
+		time.Sleep(2 * time.Minute)
+
+		before := w.server.counts()[1]
+		for i := range 600 { // ten
+			w.want(row("web", tables.ConditionTrue, "Programmed", "", i))
+			time.Sleep(time.Second)
+		}
+		require.InDelta(t, 10, w.server.counts()[1]-before, 2)
+		time.Sleep(2 * time.Minute)
+		status, err := statusOf(map[string]any{"status": w.server.status["/web"]})
+		require.NoError(t, err)
+		require.Equal(t, 599, status.Nodes.Programmed)
+
+		before = w.server.counts()[1]
+		for i := range 1000 {
+			w.want(row(fmt.Sprintf("policy-%d", i), tables.ConditionTrue, "Programmed", "", 1))
+		}
+		time.Sleep(100 * time.Second)
+		require.InDelta(t, 510, w.server.counts()[1]-before, 20)
+		time.Sleep(200 * time.Second)
+		require.Equal(t, 1000, w.server.counts()[1]-before)
+	})
+}
+
+// The next agent that leads reads each object once, writes nothing that is right, and
+// does not tell again what the status says.
+func TestNextLeader(t *testing.T) {
+	in(t, func(w *world) {
+		rows := func() (all []*tables.ObjectStatus) {
+			for i := range 100 {
+				all = append(all, row(fmt.Sprintf("policy-%d", i), tables.ConditionFalse, "Failed", "node-1: full", 99))
+			}
+			return append(all, &tables.ObjectStatus{
+				Policy:   tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}},
+				Problems: []tables.Problem{{Reason: "Invalid", Message: "spec"}}, Status: reconciler.StatusPending(),
+			})
+		}
+		w.want(rows()...)
+		time.Sleep(time.Minute)
+		require.Equal(t, [2]int{100, 100}, w.server.counts(), "a NetworkPolicy has no status")
+		require.Len(t, w.server.events, 101)
+		w.stop()
+
+		next := start(w.T, w.server)
+		defer next.stop()
+		next.want(rows()...)
+		time.Sleep(time.Minute)
+		require.Equal(t, [2]int{200, 100}, w.server.counts())
+		require.Len(t, w.server.events, 102, "of the NetworkPolicy nobody knows")
+	})
+}
+
+// What cannot be written is tried again, rarely if a right is missing, and not at all
+// if the objects have no status: then Events tell.
+func TestFailures(t *testing.T) {
+	group := schema.GroupResource{Group: "cilium.io", Resource: "ciliumegressgatewaypolicies"}
+	for name, tc := range map[string]struct {
+		err   error
+		tries int // in an hour, at most
+		level cell.Level
+		told  int
+	}{
+		"conflict":       {apierrors.NewConflict(group, "web", errors.New("changed")), 30, cell.StatusDegraded, 0},
+		"missing right":  {apierrors.NewForbidden(group, "web", errors.New("no")), 13, cell.StatusDegraded, 0},
+		"no subresource": {apierrors.NewNotFound(group, "web"), 1, cell.StatusOK, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(w *world) {
+				w.server.fail(tc.err)
+				w.want(row("web", tables.ConditionFalse, "Failed", "full", 1), row("other", tables.ConditionFalse, "Failed", "full", 1))
+				time.Sleep(time.Hour)
+				require.LessOrEqual(t, w.server.counts()[1], 2*tc.tries)
+				require.Equal(t, reconciler.StatusKindError, w.row("web").Status.Kind)
+				require.Equal(t, tc.level, w.level())
+				require.Len(t, w.server.events, tc.told)
+				if tc.told > 0 {
+					require.Equal(t, 1, w.server.counts()[1], "one object has told of all")
+					return
+				}
+				w.server.fail(nil)
+				time.Sleep(10 * time.Minute)
+				require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
+				require.Equal(t, cell.StatusOK, w.level())
+				require.Len(t, w.server.events, 2)
+			})
+		})
+	}
+}
