@@ -38,6 +38,8 @@ func source(cfg objects.Config, t objects.Tables) tables.SourceOut {
 	for _, k := range objects.Kinds(cfg.EndpointSource) {
 		out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: k.Store(&t).Table, What: k.Source()})
 	}
+	reports := objects.NodeReportKind()
+	out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: reports.Store(&t).Table, What: reports.Source()})
 	return out
 }
 

@@ -32,7 +32,7 @@ func (c *cluster) graph() (g api.Graph) {
 // filled by somebody, what is wanted in the kernel comes to a map and a mirror, and
 // each map to a program.
 func TestGraph(t *testing.T) {
-	c := newCluster(t, []string{"--node-name=node-1"})
+	c := newCluster(t, []string{"--node-name=node-1", "--object-status"})
 	require.NoError(t, c.api.Sync())
 	require.NoError(t, c.api.Apply(lateNode("node-1", 1, "egress: a")))
 	require.NoError(t, c.hive.Start(c.log, t.Context()))

@@ -36,6 +36,7 @@ var Cell = cell.Module(
 	"election",
 	"Which agent writes the status of objects",
 
+	cell.Provide(source),
 	cell.Invoke(register),
 )
 
@@ -44,10 +45,13 @@ var FakeCell = cell.Module(
 	"election",
 	"Whether this agent writes the status of objects",
 
+	cell.Provide(source),
 	cell.Provide(func(db *statedb.DB, table statedb.RWTable[*tables.Leadership]) hive.ScriptCmdOut {
 		return hive.NewScriptCmd("k8s/lead", leadCommand(&leadership{db, table}))
 	}),
 )
+
+func source(t statedb.RWTable[*tables.Leadership]) tables.SourceOut { return tables.NewSourceOut("election", t) }
 
 // leaseName is the name of the lease, in the namespace of the agent.
 const leaseName = "sluice"

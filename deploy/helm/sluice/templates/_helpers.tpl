@@ -70,3 +70,8 @@ port: {{ include "sluice.port" $address }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
+
+{{- /* Whether agents tell on objects how policies fare, which is the default: a flag that is false is empty. */ -}}
+{{- define "sluice.objectStatus" -}}
+{{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}
+{{- end -}}
