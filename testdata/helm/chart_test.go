@@ -4,6 +4,7 @@ package main
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -100,14 +101,17 @@ func agentOf(t *testing.T, all objects) (corev1.PodSpec, corev1.Container) {
 
 func TestObjects(t *testing.T) {
 	always := []string{"DaemonSet/sluice"}
-	roles := append(always, "ServiceAccount/sluice", "ClusterRole/sluice", "ClusterRoleBinding/sluice")
+	roles := []string{"ClusterRole/sluice", "ClusterRoleBinding/sluice", "Role/sluice", "RoleBinding/sluice"}
+	reports := "CustomResourceDefinition/nodereports.sluice.io"
+	egress := "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"
+	ordinary := slices.Concat(always, roles, []string{"ServiceAccount/sluice", reports})
 	for set, want := range map[string][]string{
-		"default": append(roles, "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"),
-		"digest":  append(roles, "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"),
-		"cilium":  roles,
+		"default": append(ordinary, egress),
+		"digest":  append(ordinary, egress),
+		"cleanup": append(ordinary, egress),
+		"cilium":  ordinary,
 		"none":    always,
-		"all": append(always, "ServiceAccount/node-agent", "ClusterRole/sluice", "ClusterRoleBinding/sluice",
-			"CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io",
+		"all": append(slices.Concat(always, roles), "ServiceAccount/node-agent", reports, egress,
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
 			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
 			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
@@ -214,6 +218,26 @@ func TestMonitoring(t *testing.T) {
 	require.JSONEq(t, string(readFile(t, filepath.Join(deployDir, "monitoring/dashboard.json"))), dashboard.Data["sluice.json"])
 }
 
+// What cleans up a node has the rights and the paths of the agent, which does not run.
+func TestCleanup(t *testing.T) {
+	before, agent := agentOf(t, decode(t, renderSet(t, "default", kubeVersion)))
+	pod, waits := agentOf(t, decode(t, renderSet(t, "cleanup", kubeVersion)))
+	cleanup := pod.InitContainers[0]
+	require.Len(t, pod.Containers, 1)
+	require.Equal(t, "registry.k8s.io/pause:3.10", waits.Image)
+	require.Nil(t, waits.ReadinessProbe)
+	require.Empty(t, waits.VolumeMounts)
+
+	require.Equal(t, []string{"/sluice", "cleanup"}, cleanup.Command)
+	require.Equal(t, []string{"--bpffs=/sys/fs/bpf", "--procfs=/host/proc", "--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
+	require.Subset(t, agent.Args, cleanup.Args)
+	require.Equal(t, agent.Image, cleanup.Image)
+	require.Equal(t, agent.SecurityContext, cleanup.SecurityContext)
+	require.Equal(t, agent.VolumeMounts, cleanup.VolumeMounts)
+	require.Equal(t, before.Volumes, pod.Volumes)
+	require.True(t, pod.HostNetwork)
+}
+
 // Every volume is one of the node that a flag names, and is mounted where the flag says.
 func TestVolumes(t *testing.T) {
 	for set, want := range map[string]map[string]string{
@@ -247,21 +271,36 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// Cilium's endpoints may be read only where they are.
+// There are rights only for what the flags have the agent do.
 func TestRights(t *testing.T) {
-	for set, want := range map[string]bool{"default": false, "cilium": true, "all": true} {
-		role := object[rbacv1.ClusterRole](t, decode(t, renderSet(t, set, kubeVersion)), "ClusterRole/sluice")
-		var resources []string
-		for _, rule := range role.Rules {
-			resources = append(resources, rule.Resources...)
+	resources := func(values map[string]any) (all []string) {
+		c, err := loadChart(deployDir)
+		require.NoError(t, err)
+		files, err := render(c, values, kubeVersion)
+		require.NoError(t, err)
+		for _, rule := range object[rbacv1.ClusterRole](t, decode(t, files), "ClusterRole/sluice").Rules {
+			all = append(all, rule.Resources...)
 		}
-		require.Contains(t, resources, "networkpolicies")
-		require.Equal(t, want, contains(resources, "ciliumendpoints"), set)
+		require.Equal(t, slices.Contains(all, "nodereports"), files["rbac/role.yaml"] != "", "the lease goes with the reports")
+		return all
 	}
-}
+	flag := func(name string, value any) map[string]any {
+		return map[string]any{"flags": map[string]any{name: value}}
+	}
+	policies := []string{"networkpolicies", "ciliumegressgatewaypolicies"}
+	cilium := []string{"ciliumendpoints", "ciliumidentities"}
+	status := []string{"nodereports", "ciliumegressgatewaypolicies/status", "events"}
 
-func contains(all []string, s string) bool {
-	return strings.Contains(" "+strings.Join(all, " ")+" ", " "+s+" ")
+	require.Subset(t, resources(nil), slices.Concat(policies, status))
+	require.NotSubset(t, resources(nil), cilium[:1])
+	require.Subset(t, resources(flag("endpoint-source", "cilium")), cilium)
+	require.Subset(t, resources(map[string]any{"rbac": map[string]any{"ciliumEndpoints": true}}), cilium)
+	require.Subset(t, resources(flag("object-status", true)), status)
+	without := resources(flag("object-status", false))
+	require.Subset(t, without, policies)
+	for _, resource := range status {
+		require.NotContains(t, without, resource)
+	}
 }
 
 // What is applied with its namespace goes there, and cluster-wide objects have none.

@@ -1,0 +1,66 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
+
+{{- /* Before Kubernetes 1.30 an annotation says what a field says since. */ -}}
+{{- define "sluice.appArmorField" -}}
+{{- if semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- end -}}
+
+{{- define "sluice.securityContext" -}}
+runAsUser: 0 # the capabilities take effect for root only
+readOnlyRootFilesystem: true
+{{- with .Values.security }}
+{{- if .privileged }}
+privileged: true
+{{- else }}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  add:
+  - BPF       # create, read and write maps; load programs
+  - NET_ADMIN # attach programs; make the overlay device; read the conntrack table; write net.* sysctls
+  - PERFMON   # programs that read kernel memory, as the backstop does
+  {{- range .extraCapabilities }}
+  - {{ . }}
+  {{- end }}
+  # No SYS_ADMIN: it would only be needed to mount bpffs. No
+  # SYS_RESOURCE: since Linux 5.11 maps count as the cgroup's memory,
+  # not as locked memory, and the agent needs 6.6. No NET_RAW: the agent
+  # sends no packets. No SYS_MODULE: the kernel loads vxlan by itself.
+{{- end }}
+{{- with .seccompProfile }}
+# Some runtimes' profiles allow bpf() with SYS_ADMIN only. The agent then
+# says that a security policy forbids it: make this Unconfined there.
+seccompProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with (and (include "sluice.appArmorField" $) .appArmorProfile) }}
+# The runtimes' default profiles forbid writing under /sys/fs/bpf.
+appArmorProfile:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .seLinuxOptions }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "sluice.volumeMounts" -}}
+- name: bpffs # pinned maps, programs and links
+  mountPath: {{ .Values.flags.bpffs }}
+  mountPropagation: HostToContainer
+{{- with .Values.flags.socket }}
+- name: run # the socket
+  mountPath: {{ dir . }}
+{{- end }}
+- name: state # former values of sysctls, and the lock
+  mountPath: {{ index .Values.flags "state-dir" }}
+- name: cilium # asked how it routes, where it is the CNI
+  mountPath: /var/run/cilium
+  readOnly: true
+- name: sysctls # rp_filter, ip_local_port_range; the container's own /proc/sys is read-only
+  mountPath: {{ .Values.flags.procfs }}/sys/net
+{{- with .Values.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}
