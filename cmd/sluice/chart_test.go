@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/cmd/agent"
 )
@@ -49,6 +51,17 @@ func TestChartFlags(t *testing.T) {
 		return
 	}
 	require.Equal(t, want.String(), string(text), "make manifests writes it")
+}
+
+// The agent takes the arguments that it is deployed with.
+func TestDeployedArguments(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/daemonset.yaml")
+	require.NoError(t, err)
+	var daemonSet appsv1.DaemonSet
+	require.NoError(t, yaml.UnmarshalStrict(text, &daemonSet))
+	args := daemonSet.Spec.Template.Spec.Containers[0].Args
+	require.NotEmpty(t, args)
+	require.NoError(t, newAgentCommand().ParseFlags(args))
 }
 
 // flagProperties describes the flags of the agent as JSON Schema does.

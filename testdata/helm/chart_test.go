@@ -191,8 +191,16 @@ func TestPorts(t *testing.T) {
 			require.Equal(t, want, probe.HTTPGet.Host+":"+probe.HTTPGet.Port.String(), set)
 		}
 	}
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	files, err := render(c, map[string]any{"flags": map[string]any{"api-listen": "", "metrics-listen": "$(NODE_IP):9881"}}, kubeVersion)
+	require.NoError(t, err)
+	_, agent := agentOf(t, decode(t, files))
+	require.Empty(t, agent.LivenessProbe.HTTPGet.Host, "no variable is expanded there")
+	require.Equal(t, 9881, agent.LivenessProbe.HTTPGet.Port.IntValue())
+
 	all := decode(t, renderSet(t, "all", kubeVersion))
-	_, agent := agentOf(t, all)
+	_, agent = agentOf(t, all)
 	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9881, Protocol: corev1.ProtocolTCP}}, agent.Ports)
 	require.Equal(t, "metrics", *object[monitoringv1.PodMonitor](t, all, "PodMonitor/sluice").Spec.PodMetricsEndpoints[0].Port)
 	require.Equal(t, "metrics", object[monitoringv1.ServiceMonitor](t, all, "ServiceMonitor/sluice").Spec.Endpoints[0].Port)

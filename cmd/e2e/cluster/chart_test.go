@@ -140,6 +140,14 @@ func TestChart(t *testing.T) {
 			r.gone(t)
 		})
 	}
+	t.Run("packaged", func(t *testing.T) {
+		dir := t.TempDir()
+		r.must(t, "lint", r.chart, "--strict")
+		r.must(t, "package", r.chart, "--version=1.2.3", "--destination="+dir)
+		r.must(t, "install", "sluice", filepath.Join(dir, "sluice-1.2.3.tgz"))
+		require.Equal(t, "sluice-1.2.3", r.definition(t).GetLabels()["helm.sh/chart"])
+		r.must(t, "uninstall", "sluice")
+	})
 	t.Run("bad values leave nothing", func(t *testing.T) {
 		out, err := r.run("install", "sluice", r.chart, "--set=flags.map-sizes=1")
 		require.Error(t, err)

@@ -34,7 +34,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- regexFind "[0-9]+$" . -}}
 {{- end -}}
 
-{{- /* Where the kubelet reaches an address that the agent listens on. */ -}}
+{{- /* Where the kubelet reaches an address that the agent listens on: by default it asks the node's own. */ -}}
 {{- define "sluice.host" -}}
 {{- $host := regexReplaceAll ":[0-9]+$" . "" | trimPrefix "[" | trimSuffix "]" -}}
 {{- if has $host (list "" "0.0.0.0" "localhost") -}}127.0.0.1{{- else if eq $host "::" -}}::1{{- else -}}{{ $host }}{{- end -}}
@@ -43,7 +43,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "sluice.httpGet" -}}
 {{- $flags := .Values.flags -}}
 {{- $address := index $flags "api-listen" | default (index $flags "metrics-listen") | required "flags.api-listen and flags.metrics-listen are both empty: one is needed for the probes" -}}
+{{- if not (contains "$(" $address) -}}
 host: {{ include "sluice.host" $address | quote }}
+{{ end -}}
 port: {{ include "sluice.port" $address }}
 {{- end -}}
 
