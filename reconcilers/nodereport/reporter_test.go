@@ -47,7 +47,9 @@ type write struct {
 	}
 }
 
-func (s *server) Resource(schema.GroupVersionResource) dynamic.NamespaceableResourceInterface { return s }
+func (s *server) Resource(schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
+	return s
+}
 
 func (s *server) Patch(_ context.Context, _ string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*unstructured.Unstructured, error) {
 	s.mu.Lock()

@@ -51,7 +51,9 @@ var FakeCell = cell.Module(
 	}),
 )
 
-func source(t statedb.RWTable[*tables.Leadership]) tables.SourceOut { return tables.NewSourceOut("election", t) }
+func source(t statedb.RWTable[*tables.Leadership]) tables.SourceOut {
+	return tables.NewSourceOut("election", t)
+}
 
 // leaseName is the name of the lease, in the namespace of the agent.
 const leaseName = "sluice"
