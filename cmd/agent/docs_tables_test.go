@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	tableSection = regexp.MustCompile(`(?ms)^### ([a-z-]+)\n(.*?)^\|`)
+	fromSentence = regexp.MustCompile(`From\s([^.]*)\.`)
+)
+
+// The text about a derived table in docs/tables.md names the tables that it is
+// from, which are those of its rule.
+func TestDocumentedInputs(t *testing.T) {
+	documented := map[string][]string{}
+	for _, section := range tableSection.FindAllStringSubmatch(documents(t)["docs/tables.md"], -1) {
+		for _, sentence := range fromSentence.FindAllStringSubmatch(section[2], -1) {
+			for _, span := range codeSpan.FindAllString(sentence[1], -1) {
+				if name := strings.Trim(span, "`"); !strings.HasPrefix(name, "--") {
+					documented[section[1]] = append(documented[section[1]], name)
+				}
+			}
+		}
+	}
+	p, _ := populate(t)
+	rules := p.Rules.All()
+	require.Greater(t, len(rules), 20)
+	for _, rule := range rules {
+		var inputs []string
+		for _, input := range rule.Inputs() {
+			inputs = append(inputs, input.Table)
+		}
+		slices.Sort(inputs)
+		slices.Sort(documented[rule.Table()])
+		require.Equal(t, slices.Compact(inputs), documented[rule.Table()], rule.Table())
+	}
+}
