@@ -34,6 +34,7 @@ type Status struct {
 	Tables   TablesStatus           `json:"tables"`
 	Sources  []*tables.ObjectSource `json:"sources"`
 	Policies PoliciesStatus         `json:"policies"`
+	Leaders  []*tables.Leadership   `json:"leaders,omitempty"` // who writes the status of objects; none if nobody is to
 	Maps     []MapStatus            `json:"maps"`
 	Programs []ProgramStatus        `json:"programs"`
 	GC       []GCStatus             `json:"gc"`
@@ -83,6 +84,7 @@ type statusTables struct {
 	cell.In
 
 	Sources     statedb.Table[*tables.ObjectSource]        `optional:"true"`
+	Leaders     statedb.Table[*tables.Leadership]          `optional:"true"`
 	Maps        statedb.Table[*tables.BPFMap]              `optional:"true"`
 	Egress      statedb.Table[*tables.EgressPolicyStatus]  `optional:"true"`
 	Network     statedb.Table[*tables.NetworkPolicyStatus] `optional:"true"`
@@ -109,6 +111,7 @@ func (h *handlers) summary(now time.Time) *Status {
 		Tables:        h.tablesStatus(txn),
 		Sources:       all(h.tables.Sources, txn),
 		Policies:      h.tables.policies(txn),
+		Leaders:       all(h.tables.Leaders, txn),
 		Programs:      programs(all(h.tables.Attachments, txn)),
 		GC:            collections(all(h.tables.Runs, txn)),
 		Drops:         drops(all(h.tables.Drops, txn)),

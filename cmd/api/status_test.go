@@ -86,6 +86,8 @@ func TestStatusOfPolicies(t *testing.T) {
 		row("e", func(s *tables.EgressPolicyStatus) { s.Gateways = []string{"none: no node"} }),
 		row("f", func(s *tables.EgressPolicyStatus) { s.Conflicts = []string{"a"} }),
 	)
+	f.tables.Leaders = newTable(t, f.db, tables.NewLeadershipTable, &tables.Leadership{Lease: "x/sluice", Holder: "node-1", Leading: true})
+	require.Equal(t, []*tables.Leadership{{Lease: "x/sluice", Holder: "node-1", Leading: true}}, f.status(t).Leaders)
 	f.tables.Network = newTable(t, f.db, tables.NewNetworkPolicyStatusTable,
 		&tables.NetworkPolicyStatus{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Name: "x"}}, State: tables.PolicyInForce},
 	)

@@ -117,6 +117,16 @@ func (p *screen) dataflow() {
 		egress += p.paint(columns.Warn, fmt.Sprintf("; %d with conflicts", n))
 	}
 	p.line("Policies", "egress: "+egress, "network: "+p.counts(network))
+	for _, l := range p.Leaders {
+		text := p.paint(columns.Plain, cmp.Or(l.Holder, "nobody")) + " writes the status of objects"
+		if l.Leading {
+			text += ": this agent"
+		}
+		if l.Error != "" {
+			text += p.paint(columns.Warn, "; "+l.Error)
+		}
+		p.line("Leader", text)
+	}
 }
 
 func failure(n int) columns.Tone {
