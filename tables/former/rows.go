@@ -49,7 +49,7 @@ func (r *Rows[Row]) Swap(row Row) (old Row, had bool) {
 	}
 	r.count++
 	if 5*r.count > 4*len(r.hashes) {
-		r.resize(max(8, 2*len(r.hashes)))
+		r.resize(len(r.hashes) + len(r.hashes)/4 + 8) // one more does not double what all take
 		at, hash, _ = r.find(row)
 	}
 	r.hashes[at], r.rows[at] = hash, row

@@ -63,6 +63,10 @@ func TestRowsReserve(t *testing.T) {
 		require.True(t, had)
 	}
 	require.Equal(t, slots, len(r.rows), "it has grown, though no row has come")
+	r.Swap(namespace(1000))
+	require.LessOrEqual(t, len(r.rows), 1600, "one more has come")
+	_, had = r.Forget(namespace(1000))
+	require.True(t, had)
 	r.Reserve(10)
 	for i := range 1000 {
 		row, had := r.Forget(namespace(i))
