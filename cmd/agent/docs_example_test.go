@@ -28,6 +28,8 @@ func TestDocumentedExample(t *testing.T) {
 	blocks := codeBlock.FindAllStringSubmatch(documents(t)["docs/adding-a-table.md"], -1)
 	require.Greater(t, len(blocks), 10)
 	for _, block := range blocks {
-		require.Contains(t, onlyText(string(source)), onlyText(block[1]), "not in the example:\n%s", block[1])
+		if !strings.Contains(onlyText(string(source)), onlyText(block[1])) {
+			t.Errorf("docs/adding-a-table.md shows what is not in the example:\n%s", block[1])
+		}
 	}
 }
