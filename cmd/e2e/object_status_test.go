@@ -121,6 +121,18 @@ func awaitCondition(a *agent, c *cluster.Cluster, resource schema.GroupVersionRe
 	return s
 }
 
+// columnsOf returns what kubectl get shows of an egress policy.
+func columnsOf(t *testing.T, c *cluster.Cluster, name string) []any {
+	t.Helper()
+	data, err := c.Client().CoreV1().RESTClient().Get().AbsPath("/apis/cilium.io/v2/ciliumegressgatewaypolicies/"+name).
+		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").DoRaw(t.Context())
+	require.NoError(t, err)
+	var table metav1.Table
+	require.NoError(t, json.Unmarshal(data, &table))
+	require.Len(t, table.Rows, 1)
+	return table.Rows[0].Cells
+}
+
 // statusAgents starts agents of three nodes, and returns them by the node.
 func statusAgents(t *testing.T, c *cluster.Cluster) map[string]*agent {
 	agents := map[string]*agent{}
@@ -207,6 +219,7 @@ func TestObjectStatus(t *testing.T) {
 		require.Contains(t, s.Gateways[0].EgressIPs, egressIP.String())
 		require.Equal(t, "3/3", s.Summary.Nodes)
 		require.Equal(t, localNode, s.Summary.Gateways)
+		require.Equal(t, []any{"web", "True", "True", "3/3", localNode}, columnsOf(t, c, "web")[:5])
 	})
 	t.Run("policies that are wrong or lose", func(t *testing.T) {
 		a := a.within(t)

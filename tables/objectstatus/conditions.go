@@ -55,11 +55,21 @@ func (s *status) egress(txn statedb.ReadTxn, row *tables.ObjectStatus, readable 
 		conflicted(t),
 	}
 	for _, c := range row.Conditions {
-		if wrong := c.Status == tables.ConditionFalse; wrong != (c.Type == tables.ConditionConflicted) && c.Status != tables.ConditionUnknown && c.Reason != reasonPending {
+		if isProblem(c) {
 			row.Problems = append(row.Problems, tables.Problem{Reason: c.Reason, Message: c.Message, Condition: c.Type})
 		}
 	}
 	return true
+}
+
+// isProblem reports whether a condition is worth an Event: that something is on its
+// way is not.
+func isProblem(c tables.Condition) bool {
+	good := tables.ConditionTrue
+	if c.Type == tables.ConditionConflicted {
+		good = tables.ConditionFalse
+	}
+	return c.Status != good && c.Status != tables.ConditionUnknown && c.Reason != reasonPending
 }
 
 // network fills in what a network policy's object shall say, and reports whether

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// What an agent of another version tells is taken as far as it can be.
+func TestNodeReport(t *testing.T) {
+	db := statedb.New()
+	all, err := NewTables(db, tables.LocalNode{})
+	require.NoError(t, err)
+	k := NodeReportKind()
+	o, err := k.Decode([]byte(`{"apiVersion": "sluice.io/v1alpha1", "kind": "NodeReport", "metadata": {"name": "node-1"}, "status": {
+		"agentVersion": "v9", "new": {"field": 1}, "omitted": 3, "summary": {"egress": "1/3", "failed": 1},
+		"policies": [
+			{"policy": "NetworkPolicy/shop/web", "failed": 1, "error": "full"},
+			{"policy": "nonsense"},
+			{"policy": "CiliumEgressGatewayPolicy/web", "uid": "uid", "generation": 2, "wanted": "many", "egressIPs": ["192.0.2.1", "nonsense"]}
+		]}}`))
+	require.NoError(t, err)
+	require.NoError(t, o.Err)
+	wtxn := db.WriteTxn(all.NodeReports)
+	require.NoError(t, k.Store(&all).Put(wtxn, o))
+	wtxn.Commit()
+
+	r, _, found := all.NodeReports.Get(db.ReadTxn(), tables.NodeReportByNode("node-1"))
+	require.True(t, found)
+	require.Equal(t, []tables.FieldError{
+		{Field: "status.policies[2].wanted", Reason: "must be a number, is a text"},
+		{Field: "status.policies[1].policy", Reason: `parse policy "nonsense": want kind/namespace/name`},
+		{Field: "status.policies[2].egressIPs[1]", Reason: r.Errors[2].Reason},
+	}, r.Errors)
+	require.Equal(t, &tables.ReportedPolicy{
+		Policy: tables.EgressPolicyID("web"), UID: "uid", Generation: 2, EgressIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+	}, r.Policy(tables.EgressPolicyID("web")))
+	failed := r.Policy(tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}})
+	require.NotNil(t, failed)
+	require.False(t, failed.InForce())
+	require.Nil(t, r.Policy(tables.EgressPolicyID("other")))
+}
