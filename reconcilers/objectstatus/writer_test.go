@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -108,13 +109,20 @@ func (s *server) counts() [2]int {
 	return [2]int{s.reads, s.writes}
 }
 
-// conditions returns the conditions of an object.
-func (s *server) conditions(t *testing.T, key string) []condition {
+// says returns the status of an object.
+func (s *server) says(t *testing.T, key string) objectStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status, err := statusOf(map[string]any{"status": s.status[key]})
 	require.NoError(t, err)
-	return status.Conditions
+	return status
+}
+
+// told returns the Events so far.
+func (s *server) told() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.events)
 }
 
 func (s *server) fail(err error) {
@@ -206,19 +214,19 @@ func TestWrites(t *testing.T) {
 		}}
 		w.want(row("web", tables.ConditionFalse, "Failed", "node-1: full", 99))
 		time.Sleep(time.Second)
-		first := w.server.conditions(t, "/web")
+		first := w.server.says(t, "/web").Conditions
 		require.Len(t, first, 3)
 		require.Equal(t, "Audited", first[0].Type)
 		require.EqualValues(t, 3, first[1].ObservedGeneration)
 		require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
-		require.Equal(t, []string{"Warning web Failed node-1: full"}, w.server.events)
+		require.Equal(t, []string{"Warning web Failed node-1: full"}, w.server.told())
 
 		time.Sleep(time.Hour)
 		require.Equal(t, [2]int{1, 1}, w.server.counts(), "nothing at rest")
 
 		w.want(row("web", tables.ConditionTrue, "Programmed", "", 100))
 		time.Sleep(time.Second)
-		second := w.server.conditions(t, "/web")
+		second := w.server.says(t, "/web").Conditions
 		require.Equal(t, first[1], second[1], "it has not changed")
 		require.Equal(t, "True", second[2].Status)
 		require.True(t, first[2].LastTransitionTime.Before(&second[2].LastTransitionTime))
@@ -226,7 +234,7 @@ func TestWrites(t *testing.T) {
 		// The same problem again is told again.
 		w.want(row("web", tables.ConditionFalse, "Failed", "node-1: full", 99))
 		time.Sleep(time.Minute)
-		require.Len(t, w.server.events, 2)
+		require.Len(t, w.server.told(), 2)
 	})
 }
 
@@ -248,9 +256,7 @@ func TestWritesAreRare(t *testing.T) {
 		}
 		require.InDelta(t, 10, w.server.counts()[1]-before, 2)
 		time.Sleep(2 * time.Minute)
-		status, err := statusOf(map[string]any{"status": w.server.status["/web"]})
-		require.NoError(t, err)
-		require.Equal(t, 599, status.Nodes.Programmed)
+		require.Equal(t, 599, w.server.says(t, "/web").Nodes.Programmed)
 
 		before = w.server.counts()[1]
 		for i := range 1000 {
@@ -279,7 +285,7 @@ func TestNextLeader(t *testing.T) {
 		w.want(rows()...)
 		time.Sleep(time.Minute)
 		require.Equal(t, [2]int{100, 100}, w.server.counts(), "a NetworkPolicy has no status")
-		require.Len(t, w.server.events, 101)
+		require.Len(t, w.server.told(), 101)
 		w.stop()
 
 		next := start(w.T, w.server)
@@ -287,7 +293,7 @@ func TestNextLeader(t *testing.T) {
 		next.want(rows()...)
 		time.Sleep(time.Minute)
 		require.Equal(t, [2]int{200, 100}, w.server.counts())
-		require.Len(t, w.server.events, 102, "of the NetworkPolicy nobody knows")
+		require.Len(t, w.server.told(), 102, "of the NetworkPolicy nobody knows")
 	})
 }
 
@@ -313,7 +319,7 @@ func TestFailures(t *testing.T) {
 				require.LessOrEqual(t, w.server.counts()[1], 2*tc.tries)
 				require.Equal(t, reconciler.StatusKindError, w.row("web").Status.Kind)
 				require.Equal(t, tc.level, w.level())
-				require.Len(t, w.server.events, tc.told)
+				require.Len(t, w.server.told(), tc.told)
 				if tc.told > 0 {
 					require.Equal(t, 1, w.server.counts()[1], "one object has told of all")
 					return
@@ -322,7 +328,7 @@ func TestFailures(t *testing.T) {
 				time.Sleep(10 * time.Minute)
 				require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
 				require.Equal(t, cell.StatusOK, w.level())
-				require.Len(t, w.server.events, 2)
+				require.Len(t, w.server.told(), 2)
 			})
 		})
 	}

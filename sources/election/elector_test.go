@@ -189,7 +189,7 @@ func TestElection(t *testing.T) {
 				require.NotNil(t, first)
 
 				time.Sleep(time.Hour)
-				require.Equal(t, first, c.leader())
+				require.Same(t, first, c.leader())
 				ten := c.requestsIn(10 * time.Minute)
 				bound := 600 * (0.5 + (math.Log(float64(size))+1)/5 + float64(size)/300)
 				require.LessOrEqual(t, float64(ten), bound)
@@ -202,7 +202,7 @@ func TestElection(t *testing.T) {
 				time.Sleep(90 * time.Second)
 				second := c.leader()
 				require.NotNil(t, second)
-				require.NotEqual(t, first, second)
+				require.NotSame(t, first, second)
 				row, _, _ := second.Table.Get(second.DB.ReadTxn(), tables.LeadershipByLease("sluice-system/sluice"))
 				require.Equal(t, second.node, row.Holder)
 				require.Less(t, c.requestsIn(2*time.Minute), 2*int(bound), "who did not win campaigns no more")
@@ -213,7 +213,7 @@ func TestElection(t *testing.T) {
 				if size > 2 {
 					require.NotNil(t, third)
 				}
-				require.NotEqual(t, second, third)
+				require.NotSame(t, second, third)
 			})
 		})
 	}

@@ -46,3 +46,15 @@ func TestNodeReport(t *testing.T) {
 	require.False(t, failed.InForce())
 	require.Nil(t, r.Policy(tables.EgressPolicyID("other")))
 }
+
+func FuzzNodeReport(f *testing.F) {
+	fuzz(f, NodeReportKind(), func(t *testing.T, r *tables.NodeReport) {
+		for i := range r.Policies {
+			p := &r.Policies[i]
+			validAddrs(t, p.EgressIPs...)
+			require.NotNil(t, r.Policy(p.Policy))
+		}
+	}, `{"metadata":{"name":"n"},"status":{"agentVersion":"v1","omitted":1,"summary":{"egress":"1/1","failed":1},"policies":[
+		{"policy":"CiliumEgressGatewayPolicy/b","uid":"u","generation":1,"wanted":2,"programmed":1,"failed":1,"error":"e","losesTo":["x"],
+		"egressIPs":["::ffff:10.0.0.1","x"],"gatewayError":"g"},{"policy":"NetworkPolicy/a/b"},{"policy":"x"}]}}`)
+}
