@@ -101,7 +101,7 @@ func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
 		reading:    rate.NewLimiter(readRate, readBurst),
 		writing:    rate.NewLimiter(writeRate, writeBurst),
 		written:    map[tables.PolicyID]written{},
-		told:       map[tables.PolicyID][]tables.Problem{},
+		told:       map[tables.PolicyID]told{},
 		failing:    map[tables.PolicyID]error{},
 		statusless: map[tables.PolicyKind]bool{},
 	}, nil

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -130,15 +131,28 @@ func (w *writer) write(ctx context.Context, row *tables.ObjectStatus) (outcome s
 	}
 	_, err = client.Patch(ctx, row.Policy.Name.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager}, "status")
 	switch {
-	case apierrors.IsNotFound(err): // the object was there a moment ago
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.statusless[row.Policy.Kind] = true
-		return outcomeUnsupported, former, errStatusless
+	case apierrors.IsNotFound(err):
+		return w.notFound(ctx, client, row, former)
 	case err != nil:
 		return outcomeFailed, nil, fmt.Errorf("write status of %s: %w", row.Policy, err)
 	}
 	return outcomeWritten, former, nil
+}
+
+// notFound tells a kind that has no status, for which the answer to a write is the
+// same, from an object that has gone since it was read.
+func (w *writer) notFound(ctx context.Context, client dynamic.ResourceInterface, row *tables.ObjectStatus, former []tables.Condition) (string, []tables.Condition, error) {
+	_, err := client.Get(ctx, row.Policy.Name.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return outcomeUnchanged, nil, nil // its row is about to go
+	case err != nil:
+		return outcomeFailed, nil, fmt.Errorf("read %s: %w", row.Policy, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.statusless[row.Policy.Kind] = true
+	return outcomeUnsupported, former, errStatusless
 }
 
 func statusOf(object map[string]any) (s objectStatus, err error) {

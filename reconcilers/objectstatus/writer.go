@@ -44,7 +44,7 @@ type writer struct {
 
 	mu         sync.Mutex
 	written    map[tables.PolicyID]written
-	told       map[tables.PolicyID][]tables.Problem // by Events
+	told       map[tables.PolicyID]told // by Events
 	failing    map[tables.PolicyID]error
 	statusless map[tables.PolicyKind]bool // kinds whose objects have no status
 }
@@ -53,6 +53,13 @@ type writer struct {
 type written struct {
 	row *tables.ObjectStatus
 	at  time.Time
+}
+
+// told are the problems of an object that were told. One that is made again with its
+// name is another.
+type told struct {
+	uid      string
+	problems []tables.Problem
 }
 
 // run writes the status of objects until the context ends.
@@ -170,6 +177,10 @@ func (w *writer) process(ctx context.Context, id tables.PolicyID) error {
 		w.tell(row, former)
 	}
 	status := w.finished(row, err)
+	if _, _, found := w.Desired.Get(w.DB.ReadTxn(), tables.ObjectStatusByPolicy(id)); !found {
+		w.forget(id) // it went meanwhile, and may have been forgotten before it was finished
+		return nil
+	}
 	return tables.SetStatus(w.DB, w.Desired, status, row)
 }
 
@@ -201,11 +212,12 @@ func (w *writer) finished(row *tables.ObjectStatus, err error) reconciler.Status
 // has said before is told already, by the agent that led then.
 func (w *writer) tell(row *tables.ObjectStatus, former []tables.Condition) {
 	w.mu.Lock()
-	told, known := w.told[row.Policy]
-	w.told[row.Policy] = row.Problems
+	before, known := w.told[row.Policy]
+	known = known && before.uid == row.UID
+	w.told[row.Policy] = told{row.UID, row.Problems}
 	w.mu.Unlock()
 	for _, p := range row.Problems {
-		if slices.Contains(told, p) || !known && slices.ContainsFunc(former, func(c tables.Condition) bool {
+		if known && slices.Contains(before.problems, p) || !known && slices.ContainsFunc(former, func(c tables.Condition) bool {
 			return c.Type == p.Condition && c.Reason == p.Reason && c.Message == p.Message
 		}) {
 			continue

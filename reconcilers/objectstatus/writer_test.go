@@ -43,7 +43,9 @@ type server struct {
 	reads, writes int
 	writtenAt     []time.Time
 	events        []string
-	fails         error // of writes
+	fails         error  // of writes
+	onWrite       func() // before it fails
+	gone          map[string]bool
 }
 
 type resource struct {
@@ -65,6 +67,9 @@ func (r resource) Get(_ context.Context, name string, _ metav1.GetOptions, _ ...
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.reads++
+	if r.gone[name] {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "policies"}, name)
+	}
 	return &unstructured.Unstructured{Object: map[string]any{
 		"metadata": map[string]any{"uid": "uid", "resourceVersion": "7"}, "status": maps.Clone(r.status[r.namespace+"/"+name]),
 	}}, nil
@@ -74,6 +79,12 @@ func (r resource) Patch(_ context.Context, name string, _ types.PatchType, data 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.writes++
+	if r.onWrite != nil {
+		r.onWrite()
+	}
+	if r.gone[name] {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "policies"}, name)
+	}
 	if r.fails != nil {
 		return nil, r.fails
 	}
@@ -123,6 +134,13 @@ func (s *server) told() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.events)
+}
+
+// before has something done before each write.
+func (s *server) before(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onWrite = do
 }
 
 func (s *server) fail(err error) {
@@ -332,4 +350,66 @@ func TestFailures(t *testing.T) {
 			})
 		})
 	}
+}
+
+// That an object goes between the look at it and the write does not mean that its
+// kind has no status.
+func TestGoneBeforeTheWrite(t *testing.T) {
+	in(t, func(w *world) {
+		w.server.before(func() {
+			if w.server.gone == nil {
+				w.server.gone = map[string]bool{"short": true}
+				w.delete("short")
+				time.Sleep(10 * time.Millisecond) // its row is forgotten before the answer comes
+			}
+		})
+		w.want(row("short", tables.ConditionTrue, "Programmed", "", 1))
+		time.Sleep(time.Second)
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 1))
+		time.Sleep(time.Minute)
+		require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
+		require.Len(t, w.server.says(t, "/web").Conditions, 2)
+	})
+}
+
+// An object that cannot be written is no trouble any more once it is gone, also if it
+// goes while it is written.
+func TestGoneWhileFailing(t *testing.T) {
+	in(t, func(w *world) {
+		w.server.fail(errors.New("too busy"))
+		w.server.before(func() {
+			w.delete("web")
+			time.Sleep(10 * time.Millisecond)
+		})
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 1))
+		time.Sleep(time.Hour)
+		require.Equal(t, 1, w.server.counts()[1])
+		require.Equal(t, cell.StatusOK, w.level())
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		require.Empty(t, w.written)
+		require.Empty(t, w.told)
+	})
+}
+
+// An object that is made again with the name of another has its problems told.
+func TestMadeAgain(t *testing.T) {
+	in(t, func(w *world) {
+		policy := tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}
+		for _, uid := range []string{"uid-1", "uid-2"} { // with no time between without a row
+			w.want(&tables.ObjectStatus{
+				Policy: policy, UID: uid, Problems: []tables.Problem{{Reason: "Invalid", Message: "spec"}}, Status: reconciler.StatusPending(),
+			})
+			time.Sleep(time.Minute)
+		}
+		require.Len(t, w.server.told(), 2)
+	})
+}
+
+func (w *world) delete(name string) {
+	wtxn := w.DB.WriteTxn(w.Desired)
+	defer wtxn.Abort()
+	_, _, err := w.Desired.Delete(wtxn, row(name, tables.ConditionTrue, "", "", 0))
+	require.NoError(w, err)
+	wtxn.Commit()
 }
