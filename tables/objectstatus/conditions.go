@@ -106,6 +106,7 @@ func (s *status) network(txn statedb.ReadTxn, row *tables.ObjectStatus) bool {
 type tally struct {
 	programmed, total int
 	waiting           []string // nodes that have not said that they have it
+	silent            []string // nodes of which the report has no room for it
 	failed            []string // nodes that could not, and why
 	losesTo           []string
 	said              map[string]*tables.ReportedPolicy // by node
@@ -120,8 +121,10 @@ func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
 			continue
 		}
 		var said *tables.ReportedPolicy
+		omitted := false
 		if r, _, found := s.Reports.Get(txn, tables.NodeReportByNode(n.Name)); found {
 			said = r.Policy(row.Policy)
+			omitted = said == nil && r.Omitted > 0
 		}
 		current := said != nil && said.Generation == row.Generation && (said.UID == "" || said.UID == row.UID)
 		if current {
@@ -137,6 +140,8 @@ func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
 			t.programmed++
 		case current && said.Failed > 0:
 			t.failed = append(t.failed, fmt.Sprintf("%s: %s", n.Name, said.Error))
+		case omitted:
+			t.silent = append(t.silent, n.Name)
 		default:
 			t.waiting = append(t.waiting, n.Name)
 		}
@@ -204,6 +209,8 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		return is(tables.ConditionFalse, reasonNoEgressIP, fmt.Sprintf("%s drops the traffic: %s", g.Node, g.Reason))
 	case len(t.waiting) > 0:
 		return is(tables.ConditionFalse, reasonPending, "Not yet on "+shortened(t.waiting, ", ", "nodes"))
+	case len(t.silent) > 0:
+		return is(tables.ConditionUnknown, reasonNoReports, "No room for it in the reports of "+shortened(t.silent, ", ", "nodes"))
 	case t.total == 0:
 		return is(tables.ConditionUnknown, reasonNoNodes, "No node is ready")
 	}
