@@ -76,6 +76,8 @@ var scenarios = map[string][]string{
 	"SluicePolicyInvalid": {
 		`sluice_policies{cluster="bad", node="a", state="invalid"} 2x30`,
 		`sluice_policies{cluster="bad", node="b", state="invalid"} 2x30`,
+		`sluice_egress_policies{cluster="bad", node="a", state="invalid"} 0x30`, // every agent has all states
+		`sluice_egress_policies{cluster="bad", node="b", state="invalid"} 0x30`,
 		`sluice_policies{cluster="good", node="c", state="in force"} 2x30`,
 	},
 	"SluicePortsExhausted": {
