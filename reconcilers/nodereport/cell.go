@@ -6,7 +6,7 @@
 // All nodes have something to tell when a policy changes, so each waits a while
 // after it has written before it does again: 5 s, and in a large cluster as long as
 // makes 50 reports a second of all nodes. A report is written when it differs from
-// the last one, and at no other time.
+// the last one, and once an hour in case it was deleted.
 package nodereport
 
 import (

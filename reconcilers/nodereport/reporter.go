@@ -36,6 +36,11 @@ const (
 	// retryRefused is the least time until something is tried again that fails until
 	// somebody gives a right, or installs the CRD.
 	retryRefused = time.Minute
+
+	// repeat is how often a report is written that has not changed: it may be gone, as
+	// nobody but the agent that leads looks at it. To the API server it is no write if
+	// it is there.
+	repeat = time.Hour
 )
 
 // reporter keeps one NodeReport.
@@ -78,7 +83,7 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 			if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 				delay = max(delay, retryRefused)
 			}
-			if !sleep(ctx, delay) {
+			if !until(ctx, delay, changed[1]) { // without a Node there is nothing to write to
 				return nil
 			}
 			continue
@@ -116,11 +121,15 @@ func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 	return []<-chan struct{}{watch, node}
 }
 
-// more waits until something has changed.
+// more waits until something has changed, or all is to be written again.
 func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
+	timer := time.NewTimer(wait.Jitter(repeat, 0.1))
+	defer timer.Stop()
 	select {
 	case <-changed[0]:
 	case <-changed[1]:
+	case <-timer.C:
+		r.last = nil
 	case <-ctx.Done():
 		return false
 	}
@@ -176,13 +185,17 @@ func (r *reporter) mark(status reconciler.Status) error {
 	return tables.SetStatus(r.DB, r.Reports, status, slices.Collect(maps.Values(r.pending))...)
 }
 
-func sleep(ctx context.Context, d time.Duration) bool {
+func sleep(ctx context.Context, d time.Duration) bool { return until(ctx, d, nil) }
+
+// until waits for some time, or for a channel to be closed.
+func until(ctx context.Context, d time.Duration, closed <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-timer.C:
-		return true
+	case <-closed:
 	}
+	return true
 }

@@ -159,22 +159,47 @@ func TestReportsAreRare(t *testing.T) {
 		}
 
 		count := len(w.written())
-		time.Sleep(24 * time.Hour)
+		time.Sleep(50 * time.Minute)
 		require.Len(w, w.written(), count, "none at rest")
 
 		// What is on its way and back is not told.
 		w.tell("web", 0)
 		time.Sleep(100 * time.Millisecond)
 		w.tell("web", 10)
-		time.Sleep(time.Hour)
+		time.Sleep(50 * time.Minute)
 		require.Len(w, w.written(), count)
 		require.Equal(w, reconciler.StatusKindDone, w.kind("web"))
 
 		// With another Node of its name the object is gone, and has another owner.
 		w.node("node-1", "uid-2")
-		time.Sleep(time.Hour)
+		time.Sleep(50 * time.Minute)
 		require.Len(w, w.written(), count+1)
 		require.EqualValues(w, "uid-2", w.written()[count].report.Metadata.OwnerReferences[0].UID)
+	})
+}
+
+// A report that somebody has deleted is there again within an hour or so.
+func TestReportsAreRepeated(t *testing.T) {
+	in(t, func(w *world) {
+		time.Sleep(24 * time.Hour)
+		require.InDelta(w, 24, len(w.written()), 2)
+	})
+}
+
+// A Node that goes and comes again is not waited for with retries.
+func TestNodeComesAgain(t *testing.T) {
+	in(t, func(w *world) {
+		time.Sleep(time.Minute)
+		count := len(w.written())
+		wtxn := w.DB.WriteTxn(w.nodes)
+		_, _, err := w.nodes.Delete(wtxn, &tables.Node{Name: "node-1"})
+		require.NoError(w, err)
+		wtxn.Commit()
+		time.Sleep(6 * time.Hour)
+		require.Len(w, w.written(), count)
+		w.node("node-1", "uid-2")
+		time.Sleep(2 * time.Second)
+		require.Len(w, w.written(), count+1)
 	})
 }
 
