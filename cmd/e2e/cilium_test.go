@@ -27,8 +27,10 @@ func TestCiliumEndpoints(t *testing.T) {
 	require.Equal(t, redirected, w.decide(netip.MustParseAddr("10.1.0.21"), netip.MustParseAddr("198.51.100.1")).kind)
 	require.Len(t, w.endpoints, 5)
 	a.awaitStates(nil)
-	require.Len(t, a.sources(), 13)
-	require.NotContains(t, a.sources(), "pods", "nothing is read that is not needed")
+	read := a.sources()
+	delete(read, "nodereports.sluice.io") // once the agent leads
+	require.Len(t, read, 13)
+	require.NotContains(t, read, "pods", "nothing is read that is not needed")
 
 	for _, step := range []step{
 		{"an endpoint changes its identity", func() { c.Apply(ciliumChangedEndpoint) }},
