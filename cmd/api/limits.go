@@ -14,7 +14,7 @@ import (
 )
 
 // Limits of what clients can have the agent hold and do at a time. Probes are
-// not limited: no client keeps the kubelet away.
+// not limited but by the connections of their listener.
 const (
 	maxDumps     = 8  // whole tables
 	maxQuestions = 16 // what is looked up, computed, or explained

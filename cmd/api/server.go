@@ -132,7 +132,9 @@ func listenTCP(flag, address string) (net.Listener, error) {
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) {
+	idle := &idleConns{idle: map[net.Conn]struct{}{}}
 	srv := &http.Server{
+		ConnState:         idle.changed,
 		Handler:           h,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
@@ -197,5 +198,33 @@ func TestLoopback(t *testing.T) {
 		":9880": false, "0.0.0.0:9880": false, "10.0.0.1:9880": false, "[::]:9880": false,
 	} {
 		require.Equal(t, want, loopback(address), address)
+	}
+}
+
+// Connections that are kept for a next request, and have none, make room for others.
+func TestKeptConnections(t *testing.T) {
+	s, err := startServer(t, "--api-listen=127.0.0.1:0", "--socket=")
+	require.NoError(t, err)
+	var kept []net.Conn
+	t.Cleanup(func() {
+		for _, conn := range kept {
+			conn.Close()
+		}
+	})
+	ask := func() error {
+		conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL(), "http://"), 30*time.Second)
+		if err != nil {
+			return err
+		}
+		kept = append(kept, conn)
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		if _, err := io.WriteString(conn, "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+			return err
+		}
+		_, err = conn.Read(make([]byte, 1))
+		return err
+	}
+	for range 2 * maxConnections {
+		require.NoError(t, ask())
 	}
 }
