@@ -123,7 +123,7 @@ func (d *dump) run(ctx context.Context, cmd *cobra.Command, name string) (err er
 // findNode returns the name of the node for that of the archive.
 func (d *dump) findNode(ctx context.Context, c *client) string {
 	var answer struct{ Node string }
-	if c != nil && c.getJSON(ctx, "/version", &answer) == nil && answer.Node != "" {
+	if c != nil && c.getJSON(ctx, "/version", &answer) == nil && answer.Node != "" && !strings.Contains(answer.Node, "/") {
 		return answer.Node
 	}
 	host, err := os.Hostname()

@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -162,6 +164,10 @@ func copyRows(w *bounded, dump io.Reader) (rows int, err error) {
 
 func (a *Archive) add(f File, data []byte) {
 	if a.err != nil {
+		return
+	}
+	if !fs.ValidPath(f.Name) { // as that of a table, of which what answers tells the name
+		a.Fail(strconv.Quote(f.Name), errors.New("not a name within an archive"))
 		return
 	}
 	f.Size = len(data)

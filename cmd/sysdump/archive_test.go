@@ -99,6 +99,19 @@ func TestArchive(t *testing.T) {
 	require.True(t, byName["long.txt"].Cut)
 }
 
+// What answers for an agent may be anything: its tables do not leave the archive.
+func TestArchiveStaysInItsDirectory(t *testing.T) {
+	var b bytes.Buffer
+	a := New(&b, "dir", time.Unix(1, 0), 1<<20)
+	for _, name := range []string{"tables/../../x.json", "/x.json", "tables//x.json"} {
+		a.JSON(name, func() (any, error) { return 1, nil })
+	}
+	require.NoError(t, a.Close())
+	files := unpack(t, b.Bytes())
+	require.Len(t, files, 2)
+	require.Equal(t, 3, strings.Count(files["errors.txt"], "not a name"))
+}
+
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left") }

@@ -55,7 +55,7 @@ var (
 		// Tokens that their issuers mark: of AWS, GitHub, GitLab, Slack, Google.
 		{regexp.MustCompile(`\b(?:A[KS]IA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,})\b`), redacted},
 		// The password in a URL.
-		{regexp.MustCompile(`://[^/\s:@"]+:[^/\s@"]+@`), "://" + redacted + "@"},
+		{regexp.MustCompile(`://[^/\s:@"]*:[^/\s@"]+@`), "://" + redacted + "@"},
 		// What is given to a name: token=x, "password": "x", --api-key x.
 		{regexp.MustCompile(`(?i)([\w./-]*` + secretWord + `[\w./-]*["']?\s*[:=]\s*["']?)[^\s"',;&)}\]|]+`), "${1}" + redacted},
 		{regexp.MustCompile(`(?i)(--[\w-]*` + secretWord + `[\w-]*\s+)[^\s"']+`), "${1}" + redacted},

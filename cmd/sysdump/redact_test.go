@@ -22,6 +22,7 @@ func TestText(t *testing.T) {
 		"pods(app=web,vault.io/token=seed)":                                  "pods(app=web,vault.io/token=REDACTED)",
 		`{"clientSecret": "seed", "a": 1}`:                                   `{"clientSecret": "REDACTED", "a": 1}`,
 		"https://user:seed@example.org/x":                                    "https://REDACTED@example.org/x",
+		"redis://:seed@cache:6379/0":                                         "redis://REDACTED@cache:6379/0",
 		"token " + jwt + " end":                                              "token REDACTED end",
 		"key AKIAABCDEFGHIJKLMNOP end":                                       "key REDACTED end",
 		"ghp_0123456789abcdefghijABCDEFGHIJ":                                 "REDACTED",
