@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/hive"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -33,6 +34,9 @@ func Run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
 	}
 	defer lock.Release()
 	klog.SetSlogLogger(log) // client-go's
+	// The mode of the shell's socket is what the umask leaves: to write to it is to
+	// write tables.
+	unix.Umask(unix.Umask(0o077) | 0o022)
 
 	stop := stopOnSignal(h, log)
 	defer stop()

@@ -5,6 +5,7 @@ package sysdump
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -202,7 +203,7 @@ func (a *Archive) Close() error {
 	if len(a.errors) > 0 {
 		a.add(File{Name: "errors.txt"}, []byte(strings.Join(a.errors, "\n")+"\n"))
 	}
-	if err := errors.Join(a.err, a.tar.Close(), a.gz.Close()); err != nil {
+	if err := cmp.Or(a.err, a.tar.Close(), a.gz.Close()); err != nil { // the first says why
 		return fmt.Errorf("write the archive: %w", err)
 	}
 	return nil
