@@ -16,6 +16,12 @@ import (
 // scenarios have for each alert series, in Prometheus' notation and a sample a
 // minute, with which it fires for what is named bad, and not for what is good.
 var scenarios = map[string][]string{
+	"SluiceDown": {
+		`up{node="bad", job="sluice-system/sluice"} 0x30`,
+		`up{node="bad", job="sluice-metrics"} 0x30`,
+		`up{node="good", job="sluice-system/sluice"} 1x30`,
+		`up{node="other", job="kubelet"} 0x30`,
+	},
 	"SluiceNotReady": {
 		`sluice_ready{node="bad"} 0x30`,
 		`sluice_ready{node="good"} 0x3 1x27`,
