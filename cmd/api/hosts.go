@@ -25,8 +25,21 @@ func (h *handlers) checkHost(listen string, next http.Handler) http.Handler {
 			writeError(w, http.StatusForbidden, "the API of this agent is for this machine: ask it as localhost, not as %q", r.Host)
 			return
 		}
+		if fromElsewhere(r) {
+			h.limits.refuse(refusedHost)
+			writeError(w, http.StatusForbidden, "the API of this agent answers no other web page")
+			return
+		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// fromElsewhere reports whether a page of another origin sends a request: it could
+// not read the answer, but could take the place of who may. To go to the agent's
+// page by a link is no such request.
+func fromElsewhere(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	return (site == "cross-site" || site == "same-site") && r.Header.Get("Sec-Fetch-Mode") != "navigate"
 }
 
 // isHere reports whether a Host header names this machine by a loopback address.

@@ -44,3 +44,28 @@ func TestHosts(t *testing.T) {
 	_, code = ask("localhost:9880", "localhost:1")
 	require.Equal(t, http.StatusOK, code)
 }
+
+// A page of another origin gets no answer, not even one that it could not read; a
+// link to the agent's page leads there.
+func TestOtherPages(t *testing.T) {
+	f := newFixture(t)
+	ask := func(site, mode string) int {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "/version", nil)
+		r.Host = "localhost"
+		if site != "" {
+			r.Header.Set("Sec-Fetch-Site", site)
+			r.Header.Set("Sec-Fetch-Mode", mode)
+		}
+		f.checkHost("127.0.0.1:9880", f.mux(false)).ServeHTTP(w, r)
+		return w.Code
+	}
+	for _, site := range []string{"cross-site", "same-site"} {
+		require.Equal(t, http.StatusForbidden, ask(site, "no-cors"))
+		require.Equal(t, http.StatusForbidden, ask(site, "cors"))
+		require.Equal(t, http.StatusOK, ask(site, "navigate"))
+	}
+	require.Equal(t, http.StatusOK, ask("same-origin", "cors"))
+	require.Equal(t, http.StatusOK, ask("none", "navigate"))
+	require.Equal(t, http.StatusOK, ask("", ""))
+}
