@@ -5,6 +5,7 @@ package tables
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
@@ -25,6 +26,41 @@ type EgressPolicyStatus struct {
 	Generation int64    `json:"generation,omitempty"`
 	LosesTo    []string `json:"losesTo,omitempty"` // of Conflicts, those that it loses
 	Refused    string   `json:"refused,omitempty"` // why the kernel refused one of its rules
+}
+
+// EgressState is how an egress policy fares on this node.
+type EgressState string
+
+// The states of egress policies, worst first.
+const (
+	EgressFailed     EgressState = "failed"     // the kernel refused some of it
+	EgressPending    EgressState = "pending"    // the kernel does not have all of it yet
+	EgressNoGateway  EgressState = "no gateway" // its traffic is dropped
+	EgressInvalid    EgressState = "invalid"    // in force but for what is wrong
+	EgressConflicted EgressState = "conflicted" // in force but for what it loses to older policies
+	EgressInForce    EgressState = "in force"
+)
+
+// EgressStates are all states of egress policies.
+var EgressStates = []EgressState{EgressFailed, EgressPending, EgressNoGateway, EgressInvalid, EgressConflicted, EgressInForce}
+
+// State returns the first state that applies.
+func (s *EgressPolicyStatus) State() EgressState {
+	elected := func(gateway string) bool { return !strings.HasPrefix(gateway, NoGateway) }
+	switch {
+	case s.Failed > 0:
+		return EgressFailed
+	case s.Programmed < s.Rules:
+		return EgressPending
+	case !slices.ContainsFunc(s.Gateways, elected):
+		return EgressNoGateway
+	case len(s.Errors) > 0:
+		return EgressInvalid
+	case len(s.LosesTo) > 0:
+		return EgressConflicted
+	default:
+		return EgressInForce
+	}
 }
 
 // Equal reports whether two rows say the same.

@@ -3,8 +3,6 @@
 package agent
 
 import (
-	"slices"
-
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,7 +25,6 @@ type stateMetricTables struct {
 	Health   statedb.Table[*tables.Health]
 	Sources  statedb.Table[*tables.ObjectSource]
 	Policies statedb.Table[*tables.EgressPolicyStatus]
-	Groups   statedb.Table[*tables.EgressGroup]
 }
 
 func registerStateMetrics(r prometheus.Registerer, t stateMetricTables) error {
@@ -54,40 +51,6 @@ func (m *stateMetrics) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// States of [tables.ObjectSource].
-var objectSourceStates = []string{"synced", "syncing", "absent", "broken"}
-
-// egressState is how an egress policy fares: the first that applies.
-type egressState string
-
-const (
-	egressFailed     egressState = "failed"     // the kernel refused some of it
-	egressPending    egressState = "pending"    // the kernel does not have all of it yet
-	egressNoGateway  egressState = "no gateway" // its traffic is dropped
-	egressInvalid    egressState = "invalid"    // in force but for what is wrong
-	egressConflicted egressState = "conflicted" // in force but for what an older policy wants too
-	egressInForce    egressState = "in force"
-)
-
-var egressStates = []egressState{egressFailed, egressPending, egressNoGateway, egressInvalid, egressConflicted, egressInForce}
-
-func egressStateOf(row *tables.EgressPolicyStatus, withoutGateway map[string]bool) egressState {
-	switch {
-	case row.Failed > 0:
-		return egressFailed
-	case row.Programmed < row.Rules:
-		return egressPending
-	case withoutGateway[row.Policy]:
-		return egressNoGateway
-	case len(row.Errors) > 0:
-		return egressInvalid
-	case len(row.Conflicts) > 0:
-		return egressConflicted
-	default:
-		return egressInForce
-	}
-}
-
 // Collect implements [prometheus.Collector]. States that nothing is in are 0, so
 // that alerts know them.
 func (m *stateMetrics) Collect(to chan<- prometheus.Metric) {
@@ -105,22 +68,13 @@ func (m *stateMetrics) Collect(to chan<- prometheus.Metric) {
 	for row := range m.Sources.All(txn) {
 		kinds[row.State]++
 	}
-	sendCounts(to, m.sources, kinds, objectSourceStates...)
+	sendCounts(to, m.sources, kinds, tables.SourceSynced, tables.SourceSyncing, tables.SourceAbsent, tables.SourceBroken)
 
-	withoutGateway := map[string]bool{}
-	for group := range m.Groups.All(txn) {
-		if slices.ContainsFunc(group.Gateways, func(c tables.GatewayChoice) bool { return c.Node != "" }) {
-			continue
-		}
-		for _, policy := range group.Policies {
-			withoutGateway[policy] = true
-		}
-	}
-	states := map[egressState]int{}
+	states := map[tables.EgressState]int{}
 	for row := range m.Policies.All(txn) {
-		states[egressStateOf(row, withoutGateway)]++
+		states[row.State()]++
 	}
-	sendCounts(to, m.policies, states, egressStates...)
+	sendCounts(to, m.policies, states, tables.EgressStates...)
 }
 
 // sendCounts sends a gauge for each value of a label.

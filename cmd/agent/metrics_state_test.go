@@ -21,27 +21,22 @@ func TestStateMetrics(t *testing.T) {
 	require.NoError(t, err)
 	policies, err := tables.NewEgressPolicyStatusTable(db)
 	require.NoError(t, err)
-	groups, err := tables.NewEgressGroupTable(db)
-	require.NoError(t, err)
 	registry := prometheus.NewPedanticRegistry()
-	require.NoError(t, register(registry, newStateMetrics(stateMetricTables{DB: db, Health: health, Sources: sources, Policies: policies, Groups: groups})))
+	require.NoError(t, register(registry, newStateMetrics(stateMetricTables{DB: db, Health: health, Sources: sources, Policies: policies})))
 
-	wtxn := db.WriteTxn(health, sources, policies, groups)
+	wtxn := db.WriteTxn(health, sources, policies)
 	for id, level := range map[string]cell.Level{"a": cell.StatusOK, "b": cell.StatusDegraded, "c": cell.StatusDegraded} {
 		insert(t, wtxn, health, &tables.Health{ID: id, Level: level})
 	}
 	insert(t, wtxn, sources, &tables.ObjectSource{Source: "nodes", State: "broken"})
-	insert(t, wtxn, groups, &tables.EgressGroup{Number: 1, Policies: []string{"nobody", "refused"},
-		Gateways: []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "no node is ready"}}})
-	insert(t, wtxn, groups, &tables.EgressGroup{Number: 2, Digest: [16]byte{1}, Policies: []string{"second", "wrong", "late", "well"},
-		Gateways: []tables.GatewayChoice{{Reason: "no node matches"}, {Node: "node-1"}}})
+	none, some := []string{"none: no node matches", "none: no node is ready"}, []string{"none: no node matches", "node-1 (192.0.2.1)"}
 	for _, status := range []*tables.EgressPolicyStatus{
-		{Policy: "nobody", Rules: 1, Programmed: 1, Errors: []string{"spec: wrong"}},
-		{Policy: "refused", Rules: 2, Programmed: 1, Failed: 1},
-		{Policy: "late", Rules: 2, Programmed: 1, Conflicts: []string{"10.0.0.0/8 goes to policy well"}},
-		{Policy: "wrong", Rules: 1, Programmed: 1, Errors: []string{"spec: wrong"}, Conflicts: []string{"10.0.0.0/8 goes to policy well"}},
-		{Policy: "second", Rules: 1, Programmed: 1, Conflicts: []string{"10.0.0.0/8 goes to policy well"}},
-		{Policy: "well", Rules: 1, Programmed: 1},
+		{Policy: "nobody", Gateways: none, Rules: 1, Programmed: 1, Errors: []string{"spec: wrong"}},
+		{Policy: "refused", Gateways: none, Rules: 2, Programmed: 1, Failed: 1},
+		{Policy: "late", Gateways: some, Rules: 2, Programmed: 1, LosesTo: []string{"well"}},
+		{Policy: "wrong", Gateways: some, Rules: 1, Programmed: 1, Errors: []string{"spec: wrong"}, LosesTo: []string{"well"}},
+		{Policy: "second", Gateways: some, Rules: 1, Programmed: 1, LosesTo: []string{"well"}},
+		{Policy: "well", Gateways: some, Rules: 1, Programmed: 1, Conflicts: []string{"10.0.0.0/8 is also wanted by [second]"}},
 	} {
 		insert(t, wtxn, policies, status)
 	}

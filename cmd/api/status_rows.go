@@ -22,43 +22,19 @@ const (
 
 // PoliciesStatus counts policies by how they fare on this node.
 type PoliciesStatus struct {
-	Egress    map[string]int             `json:"egress"`    // by state
-	Conflicts int                        `json:"conflicts"` // egress policies that want the same as another
-	Network   map[tables.PolicyState]int `json:"network"`
+	Egress  map[tables.EgressState]int `json:"egress"`
+	Network map[tables.PolicyState]int `json:"network"`
 }
 
-// States of egress policies in [PoliciesStatus]. They are those of network
-// policies, and one more.
-const egressNoGateway = "no gateway"
-
 func (t *statusTables) policies(txn statedb.ReadTxn) PoliciesStatus {
-	s := PoliciesStatus{Egress: map[string]int{}, Network: map[tables.PolicyState]int{}}
+	s := PoliciesStatus{Egress: map[tables.EgressState]int{}, Network: map[tables.PolicyState]int{}}
 	for _, row := range all(t.Egress, txn) {
-		s.Egress[egressState(row)]++
-		if len(row.Conflicts) > 0 {
-			s.Conflicts++
-		}
+		s.Egress[row.State()]++
 	}
 	for _, row := range all(t.Network, txn) {
 		s.Network[row.State]++
 	}
 	return s
-}
-
-// egressState is the worst that is to be said of an egress policy.
-func egressState(s *tables.EgressPolicyStatus) string {
-	state := tables.PolicyInForce
-	switch {
-	case len(s.Errors) > 0:
-		state = tables.PolicyInvalid
-	case s.Failed > 0:
-		state = tables.PolicyFailed
-	case !slices.ContainsFunc(s.Gateways, func(g string) bool { return !strings.HasPrefix(g, tables.NoGateway) }):
-		return egressNoGateway
-	case s.Programmed < s.Rules:
-		state = tables.PolicyPending
-	}
-	return string(state)
 }
 
 // ProgramStatus is where a program runs.

@@ -84,7 +84,8 @@ func TestStatusOfPolicies(t *testing.T) {
 		row("c", func(s *tables.EgressPolicyStatus) { s.Programmed, s.Failed = 1, 1 }),
 		row("d", func(s *tables.EgressPolicyStatus) { s.Errors = []string{"spec"} }),
 		row("e", func(s *tables.EgressPolicyStatus) { s.Gateways = []string{"none: no node"} }),
-		row("f", func(s *tables.EgressPolicyStatus) { s.Conflicts = []string{"a"} }),
+		row("f", func(s *tables.EgressPolicyStatus) { s.Conflicts = []string{"it has what g wants"} }),
+		row("g", func(s *tables.EgressPolicyStatus) { s.Conflicts, s.LosesTo = []string{"f has it"}, []string{"f"} }),
 	)
 	f.tables.Leaders = newTable(t, f.db, tables.NewLeadershipTable, &tables.Leadership{Lease: "x/sluice", Holder: "node-1", Leading: true})
 	require.Equal(t, []*tables.Leadership{{Lease: "x/sluice", Holder: "node-1", Leading: true}}, f.status(t).Leaders)
@@ -92,9 +93,8 @@ func TestStatusOfPolicies(t *testing.T) {
 		&tables.NetworkPolicyStatus{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Name: "x"}}, State: tables.PolicyInForce},
 	)
 	require.Equal(t, PoliciesStatus{
-		Egress:    map[string]int{"in force": 2, "pending": 1, "failed": 1, "invalid": 1, "no gateway": 1},
-		Conflicts: 1,
-		Network:   map[tables.PolicyState]int{tables.PolicyInForce: 1},
+		Egress:  map[tables.EgressState]int{"in force": 2, "pending": 1, "failed": 1, "invalid": 1, "no gateway": 1, "conflicted": 1},
+		Network: map[tables.PolicyState]int{tables.PolicyInForce: 1},
 	}, f.status(t).Policies)
 }
 

@@ -35,7 +35,7 @@ var words = map[string]Tone{
 	"Done": Good, "Pending": Warn, "Refreshing": Warn, "Error": Bad, // of a row
 	"OK": Good, "Stopped": Warn, "Degraded": Bad, // of a module
 	"ok": Good, "degraded": Bad, "not ready": Warn, // of the agent
-	"in force": Good, "not here": Plain, "pending": Warn, "failed": Bad, "invalid": Bad, "unsupported": Warn, "no gateway": Bad, // of a policy
+	"in force": Good, "not here": Plain, "pending": Warn, "failed": Bad, "invalid": Bad, "unsupported": Warn, "no gateway": Bad, "conflicted": Warn, // of a policy
 	"synced": Good, "syncing": Warn, "absent": Warn, "broken": Bad, // of a source
 	"initialized": Good,                 // of a table
 	"same":        Plain, "other": Warn, // of an entry of a map

@@ -85,7 +85,7 @@ func (p *screen) dataflow() {
 	for _, s := range p.Sources {
 		states[s.State]++
 	}
-	p.line("Sources", p.counts(states))
+	p.line("Sources", counts(p, states))
 
 	var more []string
 	pending, failed := 0, 0
@@ -108,15 +108,7 @@ func (p *screen) dataflow() {
 	}
 	p.line("Tables", text, more...)
 
-	network := map[string]int{}
-	for state, n := range p.Policies.Network {
-		network[string(state)] = n
-	}
-	egress := p.counts(p.Policies.Egress)
-	if n := p.Policies.Conflicts; n > 0 {
-		egress += p.paint(columns.Warn, fmt.Sprintf("; %d with conflicts", n))
-	}
-	p.line("Policies", "egress: "+egress, "network: "+p.counts(network))
+	p.line("Policies", "egress: "+counts(p, p.Policies.Egress), "network: "+counts(p, p.Policies.Network))
 	for _, l := range p.Leaders {
 		text := p.paint(columns.Plain, cmp.Or(l.Holder, "nobody")) + " writes the status of objects"
 		if l.Leading {
@@ -137,10 +129,10 @@ func failure(n int) columns.Tone {
 }
 
 // counts returns numbers by state.
-func (p *screen) counts(states map[string]int) string {
+func counts[State ~string](p *screen, states map[State]int) string {
 	var parts []string
 	for _, state := range slices.Sorted(maps.Keys(states)) {
-		parts = append(parts, p.paint(columns.ToneOf(state), fmt.Sprintf("%d %s", states[state], state)))
+		parts = append(parts, p.paint(columns.ToneOf(string(state)), fmt.Sprintf("%d %s", states[state], state)))
 	}
 	return cmp.Or(strings.Join(parts, ", "), "none")
 }
@@ -168,7 +160,7 @@ func (p *screen) maps() {
 	for _, m := range p.Maps {
 		backends["in "+m.Backend]++
 	}
-	p.line("Maps", fmt.Sprintf("%s; these are in use:", p.counts(backends)))
+	p.line("Maps", fmt.Sprintf("%s; these are in use:", counts(p, backends)))
 	p.table(rows)
 }
 

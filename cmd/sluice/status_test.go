@@ -46,7 +46,7 @@ func troubled() *api.Status {
 		},
 		Sources: []*tables.ObjectSource{{Source: "pods", State: "synced"}, {Source: "nodes", State: "broken"}},
 		Policies: api.PoliciesStatus{
-			Egress: map[string]int{"in force": 2, "invalid": 1}, Conflicts: 1, Network: map[tables.PolicyState]int{tables.PolicyPending: 1},
+			Egress: map[tables.EgressState]int{tables.EgressInForce: 2, tables.EgressInvalid: 1}, Network: map[tables.PolicyState]int{tables.PolicyPending: 1},
 		},
 		Leaders: []*tables.Leadership{{Lease: "sluice-system/sluice", Holder: "node-2", Error: "get lease: refused"}},
 		Maps: []api.MapStatus{
@@ -73,7 +73,7 @@ Problems   health: bpfmap: map full
 Sources    1 broken, 1 synced
 Tables     60, 50000 rows, 1 not initialized, 3 pending, 2 failed
            ipcache: 3 of 40000 rows pending, 2 failed: map full
-Policies   egress: 2 in force, 1 invalid; 1 with conflicts
+Policies   egress: 2 in force, 1 invalid
            network: 1 pending
 Leader     node-2 writes the status of objects; get lease: refused
 Maps       1 in kernel, 2 in memory; these are in use:
@@ -121,7 +121,7 @@ func TestStatusOfAgent(t *testing.T) {
 	require.Eventually(t, func() bool {
 		r = sluice(t, "status")
 		return strings.Contains(r.stdout, "egress-policies have errors: partner: spec.destinationCIDRs[1]") &&
-			strings.Contains(r.stdout, "egress: 2 in force, 1 invalid; 2 with conflicts\n")
+			strings.Contains(r.stdout, "egress: 1 conflicted, 1 in force, 1 no gateway\n")
 	}, 30*time.Second, 20*time.Millisecond)
 	require.Equal(t, exitError, r.code)
 	require.Equal(t, "sluice: the agent is not well\n", r.stderr)
