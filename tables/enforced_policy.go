@@ -106,16 +106,18 @@ func (*EnforcedPolicy) TableHeader() []string {
 }
 
 // TableRow implements [statedb.TableWritable].
-func (p *EnforcedPolicy) TableRow() []string {
-	var subjects []SelectorID
-	var rules []string
+func (p *EnforcedPolicy) TableRow() []string { return p.Row(SelectorID.String) }
+
+// Row is what TableRow returns, with the selectors by the names that they are given.
+func (p *EnforcedPolicy) Row(name func(SelectorID) string) []string {
+	var subjects, rules []string
 	for _, r := range p.Rules {
-		if !slices.Contains(subjects, r.Subject) {
-			subjects = append(subjects, r.Subject)
+		if subject := name(r.Subject); !slices.Contains(subjects, subject) {
+			subjects = append(subjects, subject)
 		}
-		rules = append(rules, r.text())
+		rules = append(rules, r.text(name))
 	}
-	return []string{p.Policy.String(), listColumn(stringsOf(subjects), ","), listColumn(rules, "; "), strconv.Itoa(len(p.Retired))}
+	return []string{p.Policy.String(), listColumn(subjects, " | "), listColumn(rules, "; "), strconv.Itoa(len(p.Retired))}
 }
 
 var (

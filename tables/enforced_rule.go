@@ -105,8 +105,9 @@ func (r *EnforcedRule) Verdict() string {
 	return "allow"
 }
 
-// text is as in "spec.ingress[0]: allow 0123456789abcdef +2 at 80/tcp", of three peers.
-func (r *EnforcedRule) text() string {
+// text is as in "spec.ingress[0]: allow pods(app=web) +2 at 80/tcp", of three peers,
+// with the selectors by the names that they are given.
+func (r *EnforcedRule) text(name func(SelectorID) string) string {
 	text := r.Field + ": " + r.Verdict()
 	switch {
 	case r.DefaultDeny:
@@ -115,7 +116,7 @@ func (r *EnforcedRule) text() string {
 	case len(r.Peers) == 0:
 		text += " none"
 	default:
-		text += " " + r.Peers[0].String()
+		text += " " + name(r.Peers[0])
 	}
 	if more := len(r.Peers) - 1; more > 0 {
 		text += " +" + strconv.Itoa(more)

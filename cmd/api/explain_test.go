@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -167,6 +168,35 @@ func TestNetworkPolicies(t *testing.T) {
 	require.Regexp(t, `(?m)^NetworkPolicy +shop/new +- +- +-`, body)
 	_, body = h.ask("/tables/network-policy-status")
 	require.Regexp(t, `^Kind +Name +State +Programmed +Failed `, body)
+}
+
+// The rules in force name selectors by ID: people see what these are.
+func TestPolicyRules(t *testing.T) {
+	db := statedb.New()
+	web := tables.PodSelector(bpf.RoleSubject, tables.EgressSelector{Pods: "app=web"})
+	office := tables.PeerSelector(tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: netip.MustParsePrefix("203.0.113.0/24")})
+	const gone = tables.SelectorID(1)
+	newTable(t, db, tables.NewEnforcedPolicyTable, &tables.EnforcedPolicy{
+		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}},
+		Rules: []*tables.EnforcedRule{
+			{Field: "spec.ingress", Subject: web.ID(), DefaultDeny: true},
+			{Field: "spec.ingress[0]", Subject: web.ID(), Peers: []tables.SelectorID{office.ID(), 2}},
+			{Field: "spec.ingress[1]", Subject: web.ID(), Peers: []tables.SelectorID{gone}},
+		},
+	})
+	h := &handlers{db: db, limits: newLimits()}
+	rule := func(name func(tables.SelectorSpec) string) string {
+		return regexp.QuoteMeta(name(web)) + ` +spec.ingress: default deny; spec.ingress\[0\]: allow ` +
+			regexp.QuoteMeta(name(office)) + ` \+1; spec.ingress\[1\]: allow 0000000000000001 +0`
+	}
+	_, body := h.ask("/tables/policy-rules")
+	require.Regexp(t, rule(func(s tables.SelectorSpec) string { return s.ID().String() }), body)
+
+	h.tables.Selectors = newTable(t, db, tables.NewSelectorTable,
+		&tables.Selector{ID: web.ID(), SelectorSpec: web}, &tables.Selector{ID: office.ID(), SelectorSpec: office})
+	_, body = h.ask("/tables/policy-rules")
+	require.Regexp(t, rule(func(s tables.SelectorSpec) string { return s.Text }), body)
+	require.Contains(t, body, "203.0.113.0/24 +1")
 }
 
 // What a question costs over HTTP, without the connection.

@@ -78,8 +78,8 @@ type MapStatus struct {
 	PressurePercent float64 `json:"pressurePercent"`
 }
 
-// statusTables are the tables of which /status has more than numbers of rows.
-// An agent without one of them leaves it out.
+// statusTables are the tables of which /status has more than numbers of rows, and
+// those that say more of the rows of others. An agent without one of them leaves it out.
 type statusTables struct {
 	cell.In
 
@@ -91,6 +91,7 @@ type statusTables struct {
 	Attachments statedb.Table[*tables.Attachment]          `optional:"true"`
 	Runs        statedb.Table[*tables.CTGCRun]             `optional:"true"`
 	Drops       statedb.Table[*tables.Drop]                `optional:"true"`
+	Selectors   statedb.Table[*tables.Selector]            `optional:"true"`
 }
 
 func (h *handlers) getStatus(w http.ResponseWriter, _ *http.Request) {
