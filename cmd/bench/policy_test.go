@@ -44,6 +44,7 @@ func TestMeasurePolicies(t *testing.T) {
 	results, err := measurePolicies(&out, "memory", t.TempDir(), t.TempDir(), o)
 	require.NoError(t, err)
 	require.Len(t, results, 2)
+	require.NoError(t, awaitMemory(), "the next scenario begins with nothing of these")
 	for _, r := range results {
 		require.Positive(t, r.Entries, r.Scenario)
 		require.Less(t, r.Peers, r.Identities, r.Scenario)

@@ -253,9 +253,7 @@ func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*po
 func (w *policyWorld) fillPods() {
 	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints)
 	defer wtxn.Abort()
-	for i := range nodes {
-		w.base.Nodes.Insert(wtxn, node(i, true))
-	}
+	w.fillNodes(wtxn)
 	for i := range policyNamespaces {
 		w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: namespaceName(i), Labels: labels.Set{"team": fmt.Sprintf("team-%d", i%policyTeams)}})
 	}

@@ -4,10 +4,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/hive"
@@ -84,6 +87,9 @@ addresses: [{addr: %s, device: %s}]
 }
 
 func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*world, error) {
+	if err := awaitMemory(); err != nil {
+		return nil, err
+	}
 	w := &world{log: slog.New(slog.DiscardHandler)}
 	network, err := network(mode)
 	if err != nil {
@@ -175,9 +181,7 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func (w *world) fill(s size) {
 	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies, w.base.NetworkPolicies)
 	defer wtxn.Abort()
-	for i := range nodes {
-		w.base.Nodes.Insert(wtxn, node(i, true))
-	}
+	w.fillNodes(wtxn)
 	w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: "prod"})
 	for i := range s.endpoints {
 		w.base.Endpoints.Insert(wtxn, endpoint(i, i/podsPerApp))
@@ -188,6 +192,34 @@ func (w *world) fill(s size) {
 	w.ready(wtxn)
 	w.policiesReady(wtxn)
 	wtxn.Commit()
+}
+
+// inMemory counts the worlds that have not been collected.
+var inMemory atomic.Int32
+
+// fillNodes writes all nodes. The last one, which no event changes, is there for as
+// long as any of the tables is.
+func (w *world) fillNodes(wtxn statedb.WriteTxn) {
+	var n *tables.Node
+	for i := range nodes {
+		n = node(i, true)
+		w.base.Nodes.Insert(wtxn, n)
+	}
+	inMemory.Add(1)
+	runtime.AddCleanup(n, func(count *atomic.Int32) { count.Add(-1) }, &inMemory)
+}
+
+// awaitMemory waits until no former world is in memory, which would count for the
+// next one. One collection does not do: iterators of changes hold the tables until
+// their own cleanup has run.
+func awaitMemory() error {
+	for end := time.Now().Add(time.Minute); inMemory.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return errors.New("free the memory of the size before: something still holds its tables")
+		}
+		runtime.GC()
+	}
+	return nil
 }
 
 func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i + 1)}) }
