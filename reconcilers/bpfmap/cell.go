@@ -78,6 +78,11 @@ func (r retries) delay(attempt int) time.Duration {
 	return r.min << attempt
 }
 
+// lookAgain returns how long to wait for what one has waited for in vain so far:
+// as long again. Looks at what is tied to others, whenever these change, do not
+// count: if they did, a few of them would put off the next one for long.
+func (r retries) lookAgain(waited time.Duration) time.Duration { return min(r.min+waited, r.max) }
+
 // Control knows the reconcilers of all maps.
 type Control struct {
 	retries  retries

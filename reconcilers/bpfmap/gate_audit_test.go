@@ -113,6 +113,31 @@ func TestGateOpensUntold(t *testing.T) {
 	l.requireSettled()
 }
 
+// Changes of what is tied to an entry that waits have this looked at too, which
+// puts off none of its own looks by more than the time that it has waited.
+func TestGateOfTiedOpensUntold(t *testing.T) {
+	open := false
+	l := newTestLoop(t, testConfig{gate: func(_ statedb.ReadTxn, op Op[prefixKey, number]) (any, string) {
+		if op.Key.PrefixLen == 32 && !open {
+			return bpf.ClassKey{}, "what nobody tells of"
+		}
+		return nil, ""
+	}})
+	l.start()
+	a, around := key(32, 10), key(8, 10)
+	l.change(row(a, 1))
+	l.round()
+	for n := range 50 {
+		l.change(row(around, number(n%2+1)))
+		l.round()
+	}
+	require.Equal(t, 1, l.items.counts[stateWaiting])
+	open = true
+	l.wait(2 * l.retries.min)
+	require.Equal(t, number(1), l.held()[a])
+	l.requireSettled()
+}
+
 // Whatever else writes to the map is found and undone.
 func TestAudit(t *testing.T) {
 	l := newTestLoop(t, testConfig{})

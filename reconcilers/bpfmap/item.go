@@ -37,8 +37,8 @@ type item[Row any, K, V tables.MapPart] struct {
 	state    state
 	attempts int
 	err      error
-	waitFor  any // in stateWaiting
-	waits    int // looks that found it waiting since anything was told of that
+	waitFor  any       // in stateWaiting
+	since    time.Time // of the first look that found it waiting since anything was told of that
 
 	due   time.Time // next attempt
 	timer int       // index in timers, -1 if not there

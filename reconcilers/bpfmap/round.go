@@ -58,7 +58,7 @@ func (l *loop[Row, K, V]) changed(txn statedb.ReadTxn) (work []*item[Row, K, V],
 		if change.Deleted && it.round == l.rounds && it.wanted {
 			continue // another row has come to have the key
 		}
-		it.row, it.wanted, it.revision, it.attempts, it.waits = change.Object, !change.Deleted, revision, 0, 0
+		it.row, it.wanted, it.revision, it.attempts, it.since = change.Object, !change.Deleted, revision, 0, time.Time{}
 		work = l.take(work, it)
 	}
 	l.own.forget(last)
@@ -70,7 +70,7 @@ func (l *loop[Row, K, V]) woken(txn statedb.ReadTxn) (work []*item[Row, K, V], w
 	watch = l.Opener.changes(txn, func(waitFor any) {
 		first := len(work)
 		for it := range l.items.waiting[waitFor] {
-			it.waits = 0
+			it.since = time.Time{}
 			work = l.take(work, it)
 		}
 		slices.SortFunc(work[first:], func(a, b *item[Row, K, V]) int { return cmp.Compare(a.seq, b.seq) })

@@ -84,8 +84,10 @@ func (l *loop[Row, K, V]) notDone(v *verdict[Row, K, V], out *outcome[V], x *exe
 		failure = text
 	case fateWaiting:
 		l.items.wait(it, out.waitFor)
-		l.items.schedule(it, now.Add(l.retries.delay(it.waits)))
-		it.waits++
+		if it.since.IsZero() {
+			it.since = now
+		}
+		l.items.schedule(it, now.Add(l.retries.lookAgain(now.Sub(it.since))))
 		text = "waiting for " + out.reason
 	default:
 		// It is tried together with what it is held behind. If that was
