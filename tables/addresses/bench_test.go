@@ -68,3 +68,20 @@ func BenchmarkPodOfIPCache(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkNodesCome is what it takes to take in 100 nodes that come at once, among
+// 50,000 pods of others.
+func BenchmarkNodesCome(b *testing.B) {
+	w := newWorld(b)
+	w.cluster(50000)
+	w.start()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		var rows []*tables.Node
+		for n := range 100 {
+			rows = append(rows, &tables.Node{Name: fmt.Sprint("new-", n), InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 17, byte(i), byte(n)})}})
+		}
+		insert(w, w.Nodes, rows...)
+		w.settle()
+	}
+}

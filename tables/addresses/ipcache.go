@@ -3,6 +3,7 @@
 package addresses
 
 import (
+	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
@@ -61,14 +62,17 @@ type ipcache struct {
 	// others it may be of one that has been there for long.
 	unplaced map[netip.Prefix]struct{}
 
+	// moved are the nodes that are reached by another address than in the last round.
+	moved map[string]struct{}
+
 	remaining map[netip.Prefix]struct{} // of the rows that Remain
 	resumes   bool                      // see resuming, in the last round
 }
 
 func newIPCache(params *ipcacheParams) *ipcache {
 	c := &ipcache{
-		ipcacheParams: params,
-		named:         map[netip.Prefix]struct{}{}, unplaced: map[netip.Prefix]struct{}{}, remaining: map[netip.Prefix]struct{}{},
+		ipcacheParams: params, moved: map[string]struct{}{},
+		named: map[netip.Prefix]struct{}{}, unplaced: map[netip.Prefix]struct{}{}, remaining: map[netip.Prefix]struct{}{},
 	}
 	for _, prefix := range c.seed() {
 		c.named[prefix] = struct{}{}
@@ -91,7 +95,7 @@ func deriveIPCache(p derive.Params, params ipcacheParams) error {
 		},
 		Plan: func(txn statedb.ReadTxn, prefixes []netip.Prefix) ([]netip.Prefix, func(netip.Prefix) []*tables.IPCache) {
 			c.resumes = c.resuming(txn)
-			return prefixes, func(prefix netip.Prefix) []*tables.IPCache { return c.rows(txn, prefix) }
+			return c.withMoved(txn, prefixes), func(prefix netip.Prefix) []*tables.IPCache { return c.rows(txn, prefix) }
 		},
 		Equal: (*tables.IPCache).Equal,
 	})
@@ -105,7 +109,7 @@ func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
 				affect(single(a))
 			}
 		}),
-		derive.Initially(c.affectedAsNode, derive.FromIf(c.Nodes, movesNode, c.affectedByNode)),
+		derive.Initially(c.affectedAsNode, derive.FromChange(c.Nodes, c.nodeChanged)),
 		derive.From(c.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, affect func(netip.Prefix)) {
 			c.nameAll(n.Addrs, affect)
 		}),
@@ -180,19 +184,51 @@ func (c *ipcache) affectedAsNode(_ statedb.ReadTxn, n *tables.Node, affect func(
 	}
 }
 
-// affectedByNode are the node's own addresses and prefixes, and those of its
-// pods, which are reached through it.
-func (c *ipcache) affectedByNode(txn statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
-	c.affectedAsNode(txn, n, affect)
-	for _, p := range n.PodCIDRs {
-		c.heirs(txn, p, affect)
+// nodeChanged affects the node's own addresses and prefixes, and those of its pods if
+// they are reached by another address of it: see withMoved.
+func (c *ipcache) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, affect func(netip.Prefix)) {
+	if old != nil && new != nil && !movesNode(old, new) {
+		return
 	}
-	// A node seldom moves, and an index of all pods by their nodes is large.
+	reached := func(n *tables.Node) (by netip.Addr) {
+		if n == nil {
+			return by
+		}
+		c.affectedAsNode(txn, n, affect)
+		for _, p := range n.PodCIDRs {
+			c.heirs(txn, p, affect)
+		}
+		return n.UnderlayIP()
+	}
+	if reached(old) != reached(new) {
+		c.moved[cmp.Or(old, new).Name] = struct{}{}
+	}
+}
+
+// withMoved adds the addresses of the pods of nodes that have moved. All of these in a
+// round cost one look at all pods: nodes seldom move, and an index of pods by their
+// nodes is large. A node that moves has an address that is affected itself, so that
+// there is something to add to.
+func (c *ipcache) withMoved(txn statedb.ReadTxn, prefixes []netip.Prefix) []netip.Prefix {
+	if len(c.moved) == 0 {
+		return prefixes
+	}
+	affected := make(map[netip.Prefix]struct{}, len(prefixes))
+	for _, p := range prefixes {
+		affected[p] = struct{}{}
+	}
 	for e := range c.Endpoints.All(txn) {
-		if e.Node == n.Name {
-			for _, a := range e.Addrs {
-				affect(single(a))
+		if _, moved := c.moved[e.Node]; !moved {
+			continue
+		}
+		for _, a := range e.Addrs {
+			p := single(a)
+			if _, ok := affected[p]; !ok {
+				affected[p] = struct{}{}
+				prefixes = append(prefixes, p)
 			}
 		}
 	}
+	clear(c.moved)
+	return prefixes
 }
