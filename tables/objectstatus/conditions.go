@@ -43,12 +43,13 @@ const messageValid = "Policy validation succeeded"
 func (s *status) egress(txn statedb.ReadTxn, row *tables.ObjectStatus, readable bool) bool {
 	p, _, found := s.Egress.Get(txn, tables.EgressPolicyByName(row.Policy.Name.Name))
 	if !found {
+		delete(s.standings, row.Policy)
 		return false
 	}
 	row.UID, row.Generation = p.UID, p.Generation
 	t := s.tally(txn, row)
 	row.Nodes = tables.StatusNodes{Programmed: t.programmed, Total: t.total}
-	row.Gateways = s.gateways(txn, p, t)
+	row.Gateways = s.gateways(txn, p, row)
 	row.Conditions = []tables.Condition{
 		validity(tables.ConditionAccepted, p.Errors, "Every field can be used"),
 		programmed(t, row.Gateways, readable),
@@ -94,73 +95,14 @@ func (s *status) network(txn statedb.ReadTxn, row *tables.ObjectStatus) bool {
 	if len(p.Unsupported) > 0 {
 		row.Problems = append(row.Problems, tables.Problem{Reason: reasonUnsupported, Message: fieldTexts(p.Unsupported)})
 	}
-	if s.named[row.Policy] > 0 {
-		if t := s.tally(txn, row); len(t.failed) > 0 {
-			row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: t.failures()})
-		}
+	if failed := s.refusals(txn, row); len(failed) > 0 {
+		row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: failures(failed)})
 	}
 	return len(row.Conditions) > 0 || len(row.Problems) > 0
 }
 
-// tally is what the nodes say of a policy.
-type tally struct {
-	programmed, total int
-	waiting           []string // nodes that have not said that they have it
-	silent            []string // nodes of which the report has no room for it
-	failed            []string // nodes that could not, and why
-	losesTo           []string
-	said              map[string]*tables.ReportedPolicy // by node
-}
-
-// tally counts the nodes. One that is not ready counts only if it has the policy:
-// else nobody knows when it will, or whether it is still there.
-func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
-	t := tally{said: map[string]*tables.ReportedPolicy{}}
-	for n := range s.Nodes.All(txn) {
-		if !runsAgent(n) {
-			continue
-		}
-		var said *tables.ReportedPolicy
-		omitted := false
-		if r, _, found := s.Reports.Get(txn, tables.NodeReportByNode(n.Name)); found {
-			said = r.Policy(row.Policy)
-			omitted = said == nil && r.Omitted > 0
-		}
-		current := said != nil && said.Generation == row.Generation && (said.UID == "" || said.UID == row.UID)
-		if current {
-			t.said[n.Name] = said
-			t.losesTo = append(t.losesTo, said.LosesTo...)
-		}
-		if !n.Ready && !(current && said.InForce()) {
-			continue
-		}
-		t.total++
-		switch {
-		case current && said.InForce():
-			t.programmed++
-		case current && said.Failed > 0:
-			t.failed = append(t.failed, fmt.Sprintf("%s: %s", n.Name, said.Error))
-		case omitted:
-			t.silent = append(t.silent, n.Name)
-		default:
-			t.waiting = append(t.waiting, n.Name)
-		}
-	}
-	slices.Sort(t.losesTo)
-	t.losesTo = slices.Compact(t.losesTo)
-	return t
-}
-
-// runsAgent reports whether a node is one for which deploy/ has an agent.
-func runsAgent(n *tables.Node) bool {
-	system, known := n.Labels["kubernetes.io/os"]
-	return !known || system == "linux"
-}
-
-func (t *tally) failures() string { return shortened(t.failed, "; ", "nodes") }
-
 // gateways returns the gateways of a policy, each node once.
-func (s *status) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy, t tally) (gateways []tables.StatusGateway) {
+func (s *status) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy, row *tables.ObjectStatus) (gateways []tables.StatusGateway) {
 	group, _, found := s.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
 	if !found {
 		return nil
@@ -174,7 +116,7 @@ func (s *status) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy, t tally) 
 			continue
 		}
 		g := tables.StatusGateway{Node: c.Node}
-		if said := t.said[c.Node]; said != nil {
+		if said, _ := s.said(txn, row, c.Node); said != nil {
 			g.EgressIPs, g.Reason = said.EgressIPs, said.GatewayError
 		}
 		gateways = append(gateways, g)
@@ -201,7 +143,7 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 	case !readable:
 		return is(tables.ConditionUnknown, reasonNoReports, "There is no CRD "+tables.NodeReportSource+" by which nodes could tell")
 	case len(t.failed) > 0:
-		return is(tables.ConditionFalse, reasonFailed, t.failures())
+		return is(tables.ConditionFalse, reasonFailed, failures(t.failed))
 	case len(gateways) > 0 && !elected:
 		return is(tables.ConditionFalse, reasonNoGateway, "The traffic is dropped: "+gateways[0].Reason)
 	case unusable >= 0:
@@ -237,6 +179,8 @@ func fieldTexts(errors []tables.FieldError) string {
 	}
 	return bounded(shortened(texts, "; ", "errors"))
 }
+
+func failures(nodes []string) string { return shortened(nodes, "; ", "nodes") }
 
 // shortened joins the first few of some texts, and says how many more there are.
 func shortened(texts []string, separator, what string) string {

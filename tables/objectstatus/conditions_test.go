@@ -39,7 +39,6 @@ func said(change func(p *tables.ReportedPolicy)) *tables.ReportedPolicy {
 // status is what the object shall say.
 func (w *world) status(t *testing.T) *tables.ObjectStatus {
 	db := statedb.New()
-	var s status
 	insert := func(table statedb.TableMeta, do func(wtxn statedb.WriteTxn) error) {
 		wtxn := db.WriteTxn(table)
 		defer wtxn.Abort()
@@ -68,7 +67,10 @@ func (w *world) status(t *testing.T) *tables.ObjectStatus {
 		r.Policies = []tables.ReportedPolicy{*p}
 		insert(reports, func(wtxn statedb.WriteTxn) error { _, _, err := reports.Insert(wtxn, r); return err })
 	}
-	s.Egress, s.Groups, s.Nodes, s.Reports = egress, groups, nodes, reports
+	s := newStatus(statusParams{Egress: egress, Groups: groups, Nodes: nodes, Reports: reports})
+	for _, n := range w.nodes {
+		s.nodeChanged(db.ReadTxn(), nil, n, func(tables.PolicyID) {})
+	}
 	row := &tables.ObjectStatus{Policy: tables.EgressPolicyID("web")}
 	require.True(t, s.egress(db.ReadTxn(), row, !w.unserved))
 	return row

@@ -3,6 +3,7 @@
 package objectstatus
 
 import (
+	"cmp"
 	"iter"
 	"slices"
 
@@ -28,11 +29,23 @@ type statusParams struct {
 	Network    statedb.Table[*tables.NetworkPolicy]
 }
 
-// status derives object-status. The network policies that reports name are counted,
-// as they are few beside all there are.
+// status derives object-status.
 type status struct {
 	statusParams
-	named map[tables.PolicyID]int // reports that do
+
+	agents    int // nodes that run one
+	standings map[tables.PolicyID]*standing
+	looks     int // at how a policy fares on a node, so far: what the work is
+
+	// named are the nodes whose reports name a network policy. Such policies are few
+	// beside all there are.
+	named map[tables.PolicyID]map[string]struct{}
+}
+
+func newStatus(params statusParams) *status {
+	return &status{
+		statusParams: params, standings: map[tables.PolicyID]*standing{}, named: map[tables.PolicyID]map[string]struct{}{},
+	}
 }
 
 // deriveStatus keeps, while this agent leads and has read the reports, what the
@@ -41,7 +54,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 	if !params.Reporting.Enabled {
 		return nil
 	}
-	s := &status{statusParams: params, named: map[tables.PolicyID]int{}}
+	s := newStatus(params)
 	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.ObjectStatus]{
 		Output: s.Output,
 		Inputs: []derive.Input[tables.PolicyID]{
@@ -53,9 +66,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 					func(old, new *tables.ObjectSource) bool { return old.State != new.State },
 					func(txn statedb.ReadTxn, _ *tables.ObjectSource, affect func(tables.PolicyID)) { s.all(txn, affect) })),
 			derive.FromChange(s.Reports, s.reportChanged),
-			derive.FromIf(s.Nodes,
-				func(old, new *tables.Node) bool { return old.Ready != new.Ready || runsAgent(old) != runsAgent(new) },
-				func(txn statedb.ReadTxn, _ *tables.Node, affect func(tables.PolicyID)) { s.allEgress(txn, affect) }),
+			derive.FromChange(s.Nodes, s.nodeChanged),
 			derive.From(s.Egress, func(_ statedb.ReadTxn, p *tables.EgressPolicy, affect func(tables.PolicyID)) {
 				affect(tables.EgressPolicyID(p.Name))
 			}),
@@ -72,6 +83,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 		Rows: func(txn statedb.ReadTxn, id tables.PolicyID) []*tables.ObjectStatus {
 			readable, active := s.active(txn)
 			if !active {
+				delete(s.standings, id)
 				return nil
 			}
 			row := &tables.ObjectStatus{Policy: id, Status: reconciler.StatusPending()}
@@ -115,24 +127,50 @@ func (s *status) allEgress(txn statedb.ReadTxn, affect func(tables.PolicyID)) {
 	}
 }
 
+// nodeChanged affects all egress policies, when there is another node of which it
+// matters whether it has them.
+func (s *status) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, affect func(tables.PolicyID)) {
+	counts, counted := new != nil && runsAgent(new), old != nil && runsAgent(old)
+	if old != nil && new != nil && old.Ready == new.Ready && counts == counted {
+		return
+	}
+	if counted {
+		s.agents--
+	}
+	if counts {
+		s.agents++
+	}
+	s.allEgress(txn, s.looksAt(txn, cmp.Or(new, old).Name, affect))
+}
+
+// looksAt has those looked at on a node that are affected.
+func (s *status) looksAt(txn statedb.ReadTxn, node string, affect func(tables.PolicyID)) func(tables.PolicyID) {
+	return func(id tables.PolicyID) {
+		s.look(txn, id, node)
+		affect(id)
+	}
+}
+
 // reportChanged affects the policies of which a node says something else now. One
 // whose policies do not all have room says less than it knows, so that all may be
 // concerned when that changes.
 func (s *status) reportChanged(txn statedb.ReadTxn, old, new *tables.NodeReport, affect func(tables.PolicyID)) {
 	before, after := contentsOf(old), contentsOf(new)
+	node := cmp.Or(new, old).Node
+	affect = s.looksAt(txn, node, affect)
 	if (before.Omitted > 0) != (after.Omitted > 0) || old == nil || new == nil {
 		s.allEgress(txn, affect)
 	}
 	for i := range before.Policies {
 		p := &before.Policies[i]
-		s.count(p.Policy, -1)
+		s.name(p.Policy, node, false)
 		if now := after.Policy(p.Policy); now == nil || !now.Equal(p) {
 			affect(p.Policy)
 		}
 	}
 	for i := range after.Policies {
 		p := &after.Policies[i]
-		s.count(p.Policy, 1)
+		s.name(p.Policy, node, true)
 		if before.Policy(p.Policy) == nil {
 			affect(p.Policy)
 		}
@@ -146,11 +184,20 @@ func contentsOf(r *tables.NodeReport) *tables.ReportContents {
 	return &r.ReportContents
 }
 
-func (s *status) count(id tables.PolicyID, n int) {
+// name notes whether the report of a node names a policy.
+func (s *status) name(id tables.PolicyID, node string, does bool) {
 	if id.Kind == tables.PolicyEgress {
 		return
 	}
-	if s.named[id] += n; s.named[id] == 0 {
-		delete(s.named, id)
+	nodes := s.named[id]
+	switch {
+	case !does:
+		if delete(nodes, node); len(nodes) == 0 {
+			delete(s.named, id)
+		}
+	case nodes == nil:
+		s.named[id] = map[string]struct{}{node: {}}
+	default:
+		nodes[node] = struct{}{}
 	}
 }

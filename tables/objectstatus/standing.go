@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objectstatus
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// fate is how a policy fares on a node.
+type fate uint8
+
+const (
+	fateProgrammed fate = iota
+	fateWaiting         // it has not said that it has it
+	fateSilent          // its report has no room for it
+	fateFailed          // it could not, and says why
+	fateNotReady        // and without it: nobody knows when it will have it, or whether it is still there
+	fateNone            // there is no such node, or no agent there
+)
+
+// fate returns how the policy of a row fares on a node, and what the node says of the
+// object as it is now, nil if nothing.
+func (s *status) fate(txn statedb.ReadTxn, row *tables.ObjectStatus, node string) (fate, *tables.ReportedPolicy) {
+	s.looks++
+	n, _, found := s.Nodes.Get(txn, tables.NodeByName(node))
+	if !found || !runsAgent(n) {
+		return fateNone, nil
+	}
+	said, omitted := s.said(txn, row, node)
+	switch {
+	case said != nil && said.InForce():
+		return fateProgrammed, said
+	case !n.Ready:
+		return fateNotReady, said
+	case said != nil && said.Failed > 0:
+		return fateFailed, said
+	case omitted:
+		return fateSilent, said
+	}
+	return fateWaiting, said
+}
+
+// said returns what a node says of the object of a row as it is now, nil if nothing,
+// and whether it has said nothing for want of room.
+func (s *status) said(txn statedb.ReadTxn, row *tables.ObjectStatus, node string) (said *tables.ReportedPolicy, omitted bool) {
+	r, _, found := s.Reports.Get(txn, tables.NodeReportByNode(node))
+	if !found {
+		return nil, false
+	}
+	said = r.Policy(row.Policy)
+	if said == nil {
+		return nil, r.Omitted > 0
+	}
+	if said.Generation != row.Generation || said.UID != "" && said.UID != row.UID {
+		return nil, false
+	}
+	return said, false
+}
+
+// standing is how an egress policy fares on all nodes. It is kept from one change to
+// the next, so that a change of a node is a look at that node: those that have the
+// policy, which are most, are only counted.
+type standing struct {
+	uid        string
+	generation int64 // of the object that nodes were asked for
+
+	others  map[string]fate     // of the nodes that do not have it
+	losesTo map[string][]string // what a node says that it loses
+}
+
+// standing returns how the policy of a row fares, after a look at all nodes if that
+// is not known of its object as it is now.
+func (s *status) standing(txn statedb.ReadTxn, row *tables.ObjectStatus) *standing {
+	st := s.standings[row.Policy]
+	if st == nil || st.uid != row.UID || st.generation != row.Generation {
+		st = &standing{uid: row.UID, generation: row.Generation, others: map[string]fate{}, losesTo: map[string][]string{}}
+		s.standings[row.Policy] = st
+		for n := range s.Nodes.All(txn) {
+			s.look(txn, row.Policy, n.Name)
+		}
+	}
+	return st
+}
+
+// look takes in how a policy fares on a node, if it is known how it does on others.
+func (s *status) look(txn statedb.ReadTxn, id tables.PolicyID, node string) {
+	st := s.standings[id]
+	if st == nil {
+		return
+	}
+	delete(st.others, node)
+	delete(st.losesTo, node)
+	f, said := s.fate(txn, &tables.ObjectStatus{Policy: id, UID: st.uid, Generation: st.generation}, node)
+	if f != fateProgrammed && f != fateNone {
+		st.others[node] = f
+	}
+	if said != nil && len(said.LosesTo) > 0 {
+		st.losesTo[node] = said.LosesTo
+	}
+}
+
+// tally is what the nodes say of an egress policy. One that is not ready counts only
+// if it has the policy.
+type tally struct {
+	programmed, total int
+	waiting           []string // nodes that have not said that they have it
+	silent            []string // nodes of which the report has no room for it
+	failed            []string // nodes that could not, and why
+	losesTo           []string
+}
+
+func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
+	st := s.standing(txn, row)
+	t := tally{programmed: s.agents - len(st.others), total: s.agents}
+	for _, node := range slices.Sorted(maps.Keys(st.others)) {
+		switch st.others[node] {
+		case fateWaiting:
+			t.waiting = append(t.waiting, node)
+		case fateSilent:
+			t.silent = append(t.silent, node)
+		case fateFailed:
+			t.failed = append(t.failed, s.failure(txn, row, node))
+		case fateNotReady:
+			t.total--
+		}
+	}
+	loses := map[string]struct{}{}
+	for _, destinations := range st.losesTo {
+		for _, d := range destinations {
+			loses[d] = struct{}{}
+		}
+	}
+	t.losesTo = slices.Sorted(maps.Keys(loses))
+	return t
+}
+
+// failure says why a node could not.
+func (s *status) failure(txn statedb.ReadTxn, row *tables.ObjectStatus, node string) string {
+	said, _ := s.said(txn, row, node)
+	return fmt.Sprintf("%s: %s", node, said.Error)
+}
+
+// refusals are the nodes that could not have a network policy, and why.
+func (s *status) refusals(txn statedb.ReadTxn, row *tables.ObjectStatus) (failed []string) {
+	for _, node := range slices.Sorted(maps.Keys(s.named[row.Policy])) {
+		if f, said := s.fate(txn, row, node); f == fateFailed {
+			failed = append(failed, fmt.Sprintf("%s: %s", node, said.Error))
+		}
+	}
+	return failed
+}
+
+// runsAgent reports whether a node is one for which deploy/ has an agent.
+func runsAgent(n *tables.Node) bool {
+	system, known := n.Labels["kubernetes.io/os"]
+	return !known || system == "linux"
+}
