@@ -76,13 +76,10 @@ func reportInvalid(p invalidParams) error {
 
 // reportInvalidRows follows one table. The work is that of the changes.
 func reportInvalidRows[Row any](p invalidParams, table statedb.RWTable[Row], describe func(Row) (name string, errs []tables.FieldError)) error {
-	wtxn := p.DB.WriteTxn(table)
-	defer wtxn.Abort()
-	changes, err := table.Changes(wtxn)
+	changes, err := tables.Follow(p.DB, table.ToTable())
 	if err != nil {
-		return fmt.Errorf("follow %s: %w", table.Name(), err)
+		return err
 	}
-	wtxn.Commit()
 	invalid := map[string]string{} // first error by object
 	p.Jobs.Add(job.OneShot("check-"+table.Name(), func(ctx context.Context, health cell.Health) error {
 		for {

@@ -80,13 +80,10 @@ func (m *policyMetrics) Collect(to chan<- prometheus.Metric) {
 
 // observe measures each revision of each policy once, until the context ends.
 func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
-	wtxn := m.DB.WriteTxn(m.Status)
-	changes, err := m.Status.Changes(wtxn)
+	changes, err := tables.Follow(m.DB, m.Status)
 	if err != nil {
-		wtxn.Abort()
 		return err
 	}
-	wtxn.Commit()
 	defer changes.Close()
 	measured := map[tables.PolicyID]statedb.Revision{}
 	for {

@@ -3,8 +3,6 @@
 package bpfmap
 
 import (
-	"fmt"
-
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -39,13 +37,8 @@ type opener[Row any, WaitFor comparable] struct {
 }
 
 func (o *opener[Row, WaitFor]) follow(db *statedb.DB) (err error) {
-	wtxn := db.WriteTxn(o.table)
-	defer wtxn.Abort()
-	if o.iterator, err = o.table.Changes(wtxn); err != nil {
-		return fmt.Errorf("follow %s: %w", o.table.Name(), err)
-	}
-	wtxn.Commit()
-	return nil
+	o.iterator, err = tables.Follow(db, o.table)
+	return err
 }
 
 func (o *opener[Row, WaitFor]) changes(txn statedb.ReadTxn, wake func(waitFor any)) <-chan struct{} {

@@ -27,17 +27,14 @@ type former struct {
 // if they go at once.
 func newFormer(w *watcher, pods statedb.Table[*tables.PodEntry], sources statedb.Table[*tables.SourceEntry]) (*former, error) {
 	f := &former{watcher: w, mirrors: []statedb.TableMeta{pods, sources}}
-	wtxn := w.db.WriteTxn(f.mirrors...)
-	defer wtxn.Abort()
 	var err error
-	if f.pods, err = pods.Changes(wtxn); err != nil {
+	if f.pods, err = tables.Follow(w.db, pods); err != nil {
 		return nil, err
 	}
-	if f.sources, err = sources.Changes(wtxn); err != nil {
+	if f.sources, err = tables.Follow(w.db, sources); err != nil {
 		f.pods.Close()
 		return nil, err
 	}
-	wtxn.Commit()
 	return f, nil
 }
 

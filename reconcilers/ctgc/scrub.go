@@ -100,14 +100,11 @@ func (w *watcher) run(ctx context.Context, health cell.Health) error {
 	if !w.await(ctx, health, w.endpoints, w.nodes) {
 		return nil
 	}
-	wtxn := w.db.WriteTxn(w.endpoints)
-	defer wtxn.Abort()
-	changes, err := w.endpoints.Changes(wtxn)
+	changes, err := tables.Follow(w.db, w.endpoints)
 	if err != nil {
 		return err
 	}
 	defer changes.Close()
-	wtxn.Commit()
 	w.known.Reserve(w.endpoints.NumObjects(w.db.ReadTxn()))
 	w.runner.Enable()
 	health.OK("Following endpoints")

@@ -89,13 +89,10 @@ func newReporter(p params, written *prometheus.CounterVec) (*reporter, error) {
 	if p.Pace == nil {
 		p.Pace = &defaultPace
 	}
-	wtxn := p.DB.WriteTxn(p.Reports.RWTable)
-	defer wtxn.Abort()
-	changes, err := p.Reports.Changes(wtxn)
+	changes, err := tables.Follow(p.DB, p.Reports.ToTable())
 	if err != nil {
 		return nil, err
 	}
-	wtxn.Commit()
 	return &reporter{
 		params: p, changes: changes, written: written, limiter: rate.NewLimiter(rate.Every(p.Pace.Least), 1),
 		pending: map[tables.PolicyID]*tables.PolicyReport{},

@@ -89,13 +89,10 @@ func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
 	if p.Pace == nil {
 		p.Pace = &defaultPace
 	}
-	wtxn := p.DB.WriteTxn(p.Desired.RWTable)
-	defer wtxn.Abort()
-	changes, err := p.Desired.Changes(wtxn)
+	changes, err := tables.Follow(p.DB, p.Desired.ToTable())
 	if err != nil {
 		return nil, err
 	}
-	wtxn.Commit()
 	return &writer{
 		params: p, changes: changes, writes: writes,
 		reading:    rate.NewLimiter(readRate, readBurst),

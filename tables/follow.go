@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+
+	"github.com/cilium/statedb"
+)
+
+// Follow returns the changes of a table, of which the rows that there are now are the
+// first.
+func Follow[Row any](db *statedb.DB, table statedb.Table[Row]) (statedb.ChangeIterator[Row], error) {
+	wtxn := db.WriteTxn(table)
+	defer wtxn.Abort()
+	changes, err := table.Changes(wtxn)
+	if err != nil {
+		return nil, fmt.Errorf("follow %s: %w", table.Name(), err)
+	}
+	wtxn.Commit()
+	return changes, nil
+}
