@@ -24,7 +24,7 @@ import (
 // for, and classes are no finer than the policies. Event by event, a verdict
 // changes once at most.
 func TestRandomPolicyEvents(t *testing.T) {
-	for seed := range randomSeeds(8) {
+	for seed := range randomSeeds(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			g := newPolicyGenerator(t, seed)
