@@ -170,7 +170,7 @@ func TestNetworkPolicies(t *testing.T) {
 	require.Regexp(t, `^Kind +Name +State +Programmed +Failed `, body)
 }
 
-// The rules in force name selectors by ID: people see what these are.
+// The rules in force, and classes, name selectors by ID: people see what these are.
 func TestPolicyRules(t *testing.T) {
 	db := statedb.New()
 	web := tables.PodSelector(bpf.RoleSubject, tables.EgressSelector{Pods: "app=web"})
@@ -197,6 +197,12 @@ func TestPolicyRules(t *testing.T) {
 	_, body = h.ask("/tables/policy-rules")
 	require.Regexp(t, rule(func(s tables.SelectorSpec) string { return s.Text }), body)
 	require.Contains(t, body, "203.0.113.0/24 +1")
+
+	newTable(t, db, tables.NewClassTable, &tables.Class{
+		ClassKey: bpf.ClassKey{Role: bpf.RolePeer, Number: 7}, Selectors: []tables.SelectorID{office.ID(), gone},
+	})
+	_, body = h.ask("/tables/classes")
+	require.Contains(t, body, "203.0.113.0/24 | 0000000000000001 ")
 }
 
 // What a question costs over HTTP, without the connection.

@@ -21,8 +21,14 @@ func (h *handlers) header(table statedb.AnyTable) []string {
 	return h.joined(table, table.TableHeader(), joinedColumns)
 }
 
+// namesSelectors is a row that names selectors by ID, and shows them by other names
+// as well.
+type namesSelectors interface {
+	Row(name func(tables.SelectorID) string) []string
+}
+
 // row returns a row for people, with what other tables say of it: whether a network
-// policy is in force, and what the selectors are of which a rule only has the IDs.
+// policy is in force, and what the selectors are of which a row only has the IDs.
 func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []string {
 	cells := []string{"-", "-"}
 	switch row := row.(type) {
@@ -33,7 +39,7 @@ func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []s
 		if status, _, ok := h.tables.Network.Get(txn, tables.NetworkPolicyStatusByPolicy(row.ID())); ok {
 			cells = []string{string(status.State), fmt.Sprintf("%d/%d", status.Programmed, status.EntriesWanted)}
 		}
-	case *tables.EnforcedPolicy:
+	case namesSelectors:
 		return row.Row(func(id tables.SelectorID) string { return h.selector(txn, id) })
 	}
 	return h.joined(table, table.TableRow(row), cells)
