@@ -24,7 +24,8 @@ type EnforcedPolicy struct {
 	Rules []*EnforcedRule `json:"rules,omitempty"` // in order
 
 	// Retired are rules that are no more in force, and stay until the kernel has
-	// nothing left that comes of them: only then may their selectors go. In order.
+	// nothing left that comes of them, and all that comes of those in their place: only
+	// then may their selectors go. In order.
 	Retired []*EnforcedRule `json:"retired,omitempty"`
 }
 

@@ -35,6 +35,10 @@ type Rule[Key comparable, Out any] struct {
 	// come in time is not waited for again before Await has reported that it is there.
 	Await func(txn statedb.ReadTxn) (ready bool, changed []<-chan struct{})
 
+	// Begin, if not nil, is asked when the first round has been computed whether it may
+	// be committed. If not, it is computed anew with the next change of an input.
+	Begin func() bool
+
 	// Seed are keys that exist whatever the inputs are; they are computed in
 	// the first round.
 	Seed []Key

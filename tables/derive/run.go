@@ -161,6 +161,10 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 		return nil, err
 	}
 	if r.initialized != nil {
+		if r.Begin != nil && !r.Begin() {
+			r.Seed = keys.list
+			return r.watches, nil
+		}
 		r.initialized(wtxn)
 		r.initialized, r.Seed = nil, nil
 		changes++

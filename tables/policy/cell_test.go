@@ -269,6 +269,20 @@ func evaluated(role bpf.Role, ids ...tables.SelectorID) (rows []any) {
 	return rows
 }
 
+// evaluateAll has all selectors of policies evaluated but some.
+func evaluateAll(a *agent, wtxn statedb.WriteTxn, but ...tables.SelectorID) {
+	for p := range a.Policies.All(wtxn) {
+		for _, rule := range RulesOf(p) {
+			for role, id := range selectorsOf(rule) {
+				if !slices.Contains(but, id) {
+					put(a, wtxn, a.Selectors, &tables.Selector{ID: id})
+					put(a, wtxn, a.Members, &tables.ClassMember{Role: role, Evaluated: id})
+				}
+			}
+		}
+	}
+}
+
 func subjectRow(class uint32, labels ...string) *tables.ClassMember {
 	var ids []tables.SelectorID
 	for _, label := range labels {

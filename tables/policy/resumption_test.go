@@ -37,9 +37,10 @@ func resumed(t *testing.T, subject *tables.ClassMember) *agent {
 	continuing := peerRow(newPeer, "new")
 	continuing.Continues = oldPeer
 	return newAgent(t, func(a *agent) {
-		wtxn := a.DB.WriteTxn(a.Policies, a.Members, a.Kernel)
+		wtxn := a.DB.WriteTxn(a.Policies, a.Selectors, a.Members, a.Kernel)
 		defer wtxn.Commit()
 		put(a, wtxn, a.Policies, ingressPolicy("now", "subject", allow("new")))
+		evaluateAll(a, wtxn)
 		put(a, wtxn, a.Members, subject, subjectRow(newSubject, "subject"), unknownRow(bpf.RolePeer, oldPeer), continuing)
 		put(a, wtxn, a.Kernel, inKernelBefore()...)
 	})

@@ -43,6 +43,8 @@ type rules struct {
 	waiters  map[tables.SelectorID]map[tables.PolicyID]struct{}
 	retired  *settlement[tables.RuleID]
 
+	early bool // in the first round, a selector is not evaluated yet
+
 	leave         map[tables.SelectorID]struct{} // see leaving
 	leaveRevision statedb.Revision
 
@@ -80,6 +82,11 @@ func deriveRules(p derive.Params, params ruleParams) error {
 			})),
 			// Its row changes once the rules in force have.
 			derive.Feedback(derive.FromChange(r.Status, r.statusChanged)),
+		},
+		Begin: func() bool {
+			early := r.early
+			r.early = false
+			return !early
 		},
 		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.EnforcedPolicy, statedb.Revision] {
 			return r.Output.List(txn, tables.EnforcedPolicyByID(id))
@@ -131,8 +138,14 @@ func (r *rules) selectorChanged(id tables.SelectorID, affect func(tables.PolicyI
 	}
 }
 
-// statusChanged has the pairs looked at that nothing else might call for.
-func (r *rules) statusChanged(_ statedb.ReadTxn, old, new *tables.NetworkPolicyStatus, affect func(tables.PolicyID)) {
+// statusChanged has the pairs looked at that nothing else might call for, and retired
+// rules when those in force are settled.
+func (r *rules) statusChanged(txn statedb.ReadTxn, old, new *tables.NetworkPolicyStatus, affect func(tables.PolicyID)) {
+	if new != nil && new.Settled && (old == nil || !old.Settled || old.InForce != new.InForce) {
+		if row, _, found := r.Output.Get(txn, tables.EnforcedPolicyByID(new.Policy)); found && len(row.Retired) > 0 {
+			affect(new.Policy)
+		}
+	}
 	if old != nil && new != nil && old.InForce == new.InForce {
 		return
 	}
@@ -163,7 +176,9 @@ func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Enforced
 			row.Retired = append(row.Retired, r.retire(txn, old, row.Rule(old.RuleID)))
 		}
 	}
-	row.Retired = slices.DeleteFunc(row.Retired, func(old *tables.EnforcedRule) bool { return !r.retired.waits(old.RuleID) })
+	row.Retired = slices.DeleteFunc(row.Retired, func(old *tables.EnforcedRule) bool {
+		return !r.retired.waits(old.RuleID) && r.isSettled(txn, row)
+	})
 	slices.SortFunc(row.Retired, compareRules)
 	row.Retired = slices.CompactFunc(row.Retired, func(a, b *tables.EnforcedRule) bool { return a.RuleID == b.RuleID })
 	if len(row.Rules)+len(row.Retired) == 0 {
@@ -184,8 +199,10 @@ func (r *rules) inForce(txn statedb.ReadTxn, former *tables.EnforcedPolicy) *tab
 		return &tables.EnforcedPolicy{Policy: id}
 	}
 	wanted := &tables.EnforcedPolicy{Policy: id, Revision: revision, Rules: RulesOf(p)}
-	// In the first round nothing is in force that could stay.
+	// In the first round nothing is in force that could stay, but who has to leave a
+	// class for what is wanted, which the classes have seen, is told from the others.
 	if begun, _ := r.Output.Initialized(txn); !begun {
+		r.early = r.early || r.unevaluated(txn, wanted.Rules) != 0
 		return wanted
 	}
 	unsettled := r.unsettled(txn, wanted.Rules)
@@ -214,18 +231,31 @@ func (r *rules) wait(id tables.PolicyID, selector tables.SelectorID) {
 	r.waiters[selector][id] = struct{}{}
 }
 
-// unsettled returns a selector of which the kernel does not yet have all
-// addresses in classes that tell whether it chooses them, 0 if there is none.
-func (r *rules) unsettled(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) tables.SelectorID {
-	leaving := r.leaving(txn)
+// unevaluated returns a selector that the classes are not told apart by yet, 0 if
+// there is none.
+func (r *rules) unevaluated(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) tables.SelectorID {
 	for _, rule := range wanted {
 		for role, id := range selectorsOf(rule) {
-			if _, leave := leaving[id]; leave || !tables.SelectorIsCurrent(txn, r.Selectors, r.Members, role, id) {
+			if !tables.SelectorIsCurrent(txn, r.Selectors, r.Members, role, id) {
 				return id
 			}
 		}
 	}
 	return 0
+}
+
+// unsettled returns a selector of which the kernel does not yet have all
+// addresses in classes that tell whether it chooses them, 0 if there is none.
+func (r *rules) unsettled(txn statedb.ReadTxn, wanted []*tables.EnforcedRule) tables.SelectorID {
+	leaving := r.leaving(txn)
+	for _, rule := range wanted {
+		for _, id := range selectorsOf(rule) {
+			if _, leave := leaving[id]; leave {
+				return id
+			}
+		}
+	}
+	return r.unevaluated(txn, wanted)
 }
 
 // leaving returns the selectors by which a class that some addresses are in differs
@@ -290,6 +320,14 @@ func (r *rules) retire(txn statedb.ReadTxn, old, inPlace *tables.EnforcedRule) *
 	// Each of these pairs is yet to change, and is looked at when it does.
 	r.retired.checked()
 	return &row
+}
+
+// isSettled reports whether the kernel says what the rules in force do. With the
+// selectors of retired ones goes what tells some from others, whose class they go to:
+// there they are to find the verdicts that they leave.
+func (r *rules) isSettled(txn statedb.ReadTxn, row *tables.EnforcedPolicy) bool {
+	status, _, found := r.Status.Get(txn, tables.NetworkPolicyStatusByPolicy(row.Policy))
+	return len(row.Rules) == 0 || found && status.Settled && status.InForce == row.Revision
 }
 
 // versionOf tells the retired rules apart that had the same place in a policy.

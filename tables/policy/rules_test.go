@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -48,17 +49,32 @@ func TestRulesOf(t *testing.T) {
 	require.Equal(t, 1, named)
 }
 
-// In the first round all is in force that is wanted, whatever is evaluated.
+// In the first round all is in force that is wanted, whoever has to leave a class for
+// it. But that has to be known of all selectors, or nothing is in force at all: so what
+// the kernel says from before stays as it is.
 func TestFirstRound(t *testing.T) {
-	a := newAgent(t, func(a *agent) {
-		wtxn := a.DB.WriteTxn(a.Policies)
-		put(a, wtxn, a.Policies, ingressPolicy("p", "web", allow("a")))
-		wtxn.Commit()
-	})
-	require.Equal(t, []string{"p spec.ingress default deny", "p spec.ingress[0] allow"}, a.rules())
-	// Not so what comes later, also if there was nothing in the first round.
-	a.put(ingressPolicy("q", "web", allow("a")))
-	require.Len(t, a.rules(), 2)
+	begin := func(unknown ...tables.SelectorID) *agent {
+		return newAgent(t, func(a *agent) {
+			wtxn := a.DB.WriteTxn(a.Policies, a.Selectors, a.Members)
+			defer wtxn.Commit()
+			put(a, wtxn, a.Policies, ingressPolicy("p", "web", allow("a")))
+			evaluateAll(a, wtxn, unknown...)
+			put(a, wtxn, a.Members, left(peerRow(1, "b"), "a"))
+		})
+	}
+	all := []string{"p spec.ingress default deny", "p spec.ingress[0] allow"}
+	require.Equal(t, all, begin().rules())
+	a := begin(peerOf("a"))
+	require.Empty(t, a.rules())
+	for name, table := range map[string]statedb.TableMeta{"policy-rules": a.Rules, "policy-readiness": a.Readiness} {
+		begun, _ := table.Initialized(a.DB.ReadTxn())
+		require.False(t, begun, name)
+	}
+	a.put(evaluated(bpf.RolePeer, peerOf("a"))...)
+	require.Equal(t, all, a.rules())
+	// What comes later waits alone, also if there was nothing in the first round.
+	a.put(ingressPolicy("q", "web", allow("c")))
+	require.Equal(t, all, a.rules())
 	a = newAgent(t, nil)
 	a.put(ingressPolicy("p", "web", allow("a")))
 	require.Empty(t, a.rules())
@@ -193,4 +209,27 @@ func TestRetirementWithoutEffect(t *testing.T) {
 	r := tables.EnforcedRuleByID(a.DB.ReadTxn(), a.Rules, ruleID("p", bpf.DirectionIngress, 0))
 	require.Equal(t, []tables.SelectorID{peerOf("b")}, r.Peers)
 	require.Equal(t, tables.PolicyInForce, a.status("p").State)
+}
+
+// A peer is allowed by a selector that goes, and by one that comes in its place. With
+// the one that goes it is not told apart any more, and is to go where others are allowed
+// by now: the selector stays until these are.
+func TestRetiredRulesAwaitWhatComesInTheirPlace(t *testing.T) {
+	a := newAgent(t, nil)
+	a.put(evaluated(bpf.RoleSubject, subjectOf("web"))...)
+	a.put(evaluated(bpf.RolePeer, peerOf("some"), peerOf("all"))...)
+	a.put(subjectRow(1, "web"), peerRow(1, "all"), peerRow(2, "all", "some"), ingressPolicy("p", "web", allow("some")))
+	a.program()
+	retired := func() int {
+		row, _, found := a.Rules.Get(a.DB.ReadTxn(), tables.EnforcedPolicyByID(policyID("p")))
+		require.True(t, found)
+		return len(row.Retired)
+	}
+	require.Zero(t, retired())
+	a.put(ingressPolicy("p", "web", allow("all")))
+	require.Equal(t, a.status("p").Wanted, a.status("p").InForce)
+	require.Equal(t, 1, retired(), "the kernel does not allow the others yet")
+	a.program()
+	require.True(t, a.status("p").Settled)
+	require.Zero(t, retired())
 }

@@ -73,7 +73,7 @@ func BenchmarkFirstRound(b *testing.B) {
 	params := memberParams{
 		Namespaces: created(b, db, tables.NewNamespaceTable), Selectors: created(b, db, tables.NewSelectorTable, manySelectors(b, apps)...),
 		LabelSets: created(b, db, tables.NewLabelSetTable, sets...), Output: output, Classes: created(b, db, tables.NewClassTable),
-		Rules: created(b, db, tables.NewEnforcedPolicyTable), IPCache: created(b, db, tables.NewIPCacheTable), Locals: created(b, db, tables.NewLocalEndpointTable),
+		Rules: created(b, db, tables.NewEnforcedPolicyTable), Readiness: created(b, db, tables.NewPolicyReadinessTable), IPCache: created(b, db, tables.NewIPCacheTable), Locals: created(b, db, tables.NewLocalEndpointTable),
 		ClassEntries: created(b, db, tables.NewClassEntryTable), SourceEntries: created(b, db, tables.NewSourceEntryTable),
 		EgressEntries: created(b, db, tables.NewEgressEntryTable), IPCacheEntries: created(b, db, tables.NewIPCacheEntryTable),
 		PodEntries: created(b, db, tables.NewPodEntryTable), PolicyEntries: created(b, db, tables.NewPolicyMapEntryTable),

@@ -84,6 +84,7 @@ type memberParams struct {
 	Output      statedb.RWTable[*tables.ClassMember]
 	Classes     statedb.Table[*tables.Class]
 	Rules       statedb.Table[*tables.EnforcedPolicy]
+	Readiness   statedb.Table[*tables.PolicyReadiness]
 	IPCache     statedb.Table[*tables.IPCache]
 	Locals      statedb.Table[*tables.LocalEndpoint]
 	Enforcement tables.Enforcement
@@ -106,8 +107,9 @@ func deriveClassMembers(p derive.Params, params memberParams) error {
 		Output: params.Output,
 		Inputs: m.inputs(),
 		// Whoever is in no class when its last member goes does not come into it
-		// by a round that has yet to see that: so the number may be used again.
-		Exclusive: []statedb.TableMeta{params.IPCache, params.Locals},
+		// by a round that has yet to see that: so the number may be used again. And
+		// nothing comes into force while it is not known who has to leave for it.
+		Exclusive: []statedb.TableMeta{params.IPCache, params.Locals, params.Rules},
 		// Numbers are continued from what the maps hold.
 		After:    []statedb.TableMeta{params.SourceEntries, params.EgressEntries, params.PolicyEntries},
 		Seed:     []memberKey{{role: bpf.RolePeer, node: params.Places.LocalNode.Name}},

@@ -24,6 +24,7 @@ func (s *policyScope) finish(r *round) {
 		s.compare(r, &r.order[i], resigned)
 	}
 	delete(resigned, 0)
+	s.lookInside(r)
 	s.lookAt(r)
 	for number := range resigned {
 		r.touch(number, netip.Prefix{})
@@ -65,6 +66,7 @@ func (s *policyScope) compare(r *round, of *evaluation, resigned map[uint32]bool
 		resigned[m.Class] = true
 		if old == nil || old.Class != m.Class {
 			s.lookAtMember(r, m)
+			r.part(m)
 		}
 		if old != nil {
 			resigned[old.Class] = true
@@ -73,6 +75,7 @@ func (s *policyScope) compare(r *round, of *evaluation, resigned map[uint32]bool
 	for _, old := range existing {
 		resigned[old.Class] = true
 		r.looks = append(r.looks, old.Prefix)
+		r.part(old)
 		for _, m := range of.wanted { // which his addresses have come to belong to
 			s.lookAtMember(r, m)
 		}
@@ -83,6 +86,29 @@ func (s *policyScope) compare(r *round, of *evaluation, resigned map[uint32]bool
 func (s *policyScope) lookAtMember(r *round, m *tables.ClassMember) {
 	if len(s.inside) > 0 {
 		r.looks = append(r.looks, s.place.prefixes(r.txn, m)...)
+	}
+}
+
+// part notes the prefix of a member that is nobody's.
+func (r *round) part(m *tables.ClassMember) {
+	if m.LabelSet == (tables.LabelSetID{}) && m.Node == "" {
+		r.parted[m.Prefix] = true
+	}
+}
+
+// lookInside has looked at what the kernel has inside of prefixes that came or went,
+// as long as there are no desired rows that tell.
+func (s *policyScope) lookInside(r *round) {
+	if begun, _ := s.IPCache.Initialized(r.txn); begun || r.resuming || len(r.parted) == 0 {
+		return
+	}
+	for prefix := range s.place.kernel(r.txn) {
+		for bits := prefix.Bits(); bits >= 0; bits-- {
+			if r.parted[netip.PrefixFrom(prefix.Addr(), bits).Masked()] {
+				r.looks = append(r.looks, prefix)
+				break
+			}
+		}
 	}
 }
 
@@ -228,12 +254,11 @@ func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMembe
 }
 
 // isInside reports whether a prefix is in a class, or may yet come into it. Who was
-// wanted there and is wanted elsewhere may do so by a write that is under way: until
-// the kernel has him where he is wanted, or refuses to. The address of nobody may
-// come too, but goes again.
+// wanted there and is wanted elsewhere, or nowhere, may do so by a write that is under
+// way: until the kernel is known to have him where he is wanted, or to refuse to.
 func (s *policyScope) isInside(r *round, prefix netip.Prefix, number uint32, was bool) bool {
 	kernel, desired := s.place.classes(r.txn, prefix)
-	underWay := was && desired != 0 && desired != kernel && !s.place.failed(r.txn, prefix)
+	underWay := was && (desired != kernel || s.place.pending(r.txn, prefix)) && !s.place.failed(r.txn, prefix)
 	return kernel == number || desired == number || underWay
 }
 

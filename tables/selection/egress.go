@@ -67,6 +67,8 @@ func (*egressScope) joinable(r *round, number uint32, digest bpf.Digest) bool {
 	return r.waitsForNobody(number, digest)
 }
 
+func (*egressScope) reusable(*round, uint32) bool { return true }
+
 func (*egressScope) mayKeep(*round, uint32, *tables.ClassMember) bool { return true }
 
 func (*egressScope) resume(*round) {}

@@ -88,7 +88,7 @@ func newHarness(t *testing.T, prepare func(*harness), flags ...string) *harness 
 		input(tables.NewCIDRGroupTable), input(tables.NewServiceTable), input(tables.NewBackendSliceTable), input(tables.NewEgressGroupTable),
 		input(tables.NewEnforcedPolicyTable), input(tables.NewIPCacheTable), input(tables.NewLocalEndpointTable), input(tables.NewClassEntryTable),
 		input(tables.NewSourceEntryTable), input(tables.NewEgressEntryTable), input(tables.NewIPCacheEntryTable), input(tables.NewPodEntryTable),
-		input(tables.NewPolicyMapEntryTable),
+		input(tables.NewPolicyMapEntryTable), input(tables.NewPolicyReadinessTable),
 		cell.Provide(
 			func() *derive.Metrics { return h.work },
 			func() tables.LocalNode { return tables.LocalNode{Name: here} },

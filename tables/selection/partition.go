@@ -44,6 +44,8 @@ type scope interface {
 	joinable(r *round, number uint32, digest bpf.Digest) bool
 	// mayKeep reports whether a class may keep its number with a member's signature.
 	mayKeep(r *round, number uint32, m *tables.ClassMember) bool
+	// reusable reports whether a class that the kernel knows may have members again.
+	reusable(r *round, number uint32) bool
 	// resume chooses numbers that the kernel has some undecided members in.
 	resume(r *round)
 	// free reports whether nothing but what all roles look at has a number in use.
@@ -246,7 +248,8 @@ func (r *round) target(digest bpf.Digest) uint32 {
 		}
 	}
 	for e := range r.ClassEntries.List(r.txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: r.role, Digest: digest})) {
-		if _, _, used := r.Output.Get(r.txn, tables.ClassMembersByClass(e.Key)); !used && r.waitsForNobody(e.Key.Number, digest) {
+		_, _, used := r.Output.Get(r.txn, tables.ClassMembersByClass(e.Key))
+		if !used && r.waitsForNobody(e.Key.Number, digest) && r.scope.reusable(r, e.Key.Number) {
 			return e.Key.Number
 		}
 	}

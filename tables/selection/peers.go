@@ -156,17 +156,27 @@ func (p *peerPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberK
 	return p.Places.Key(txn, prefix)
 }
 
+// classes looks also at what is around a prefix that has no entry, or soon has none.
 func (p *peerPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32) {
-	if e, _, found := p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix))); found {
+	e, _, isThere := p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
+	if isThere {
 		kernel = e.Value.PeerClass
-	} else if _, _, named := p.Places.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); named {
-		// It is there all the same, with what is around it.
-		kernel, _ = tables.PeerClassInKernel(txn, p.IPCacheEntries, prefix)
 	}
-	if c, _, found := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix)); found {
+	c, _, isWanted := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
+	if isWanted {
 		desired = c.PeerClass
 	}
-	return kernel, desired
+	if isThere && isWanted || prefix.Bits() == 0 || isThere && p.IPCache.NumObjects(txn) == 0 { // as at the start
+		return kernel, desired
+	}
+	if _, _, named := p.Places.PeerPrefixes.Get(txn, tables.PeerPrefixByPrefix(prefix)); !named {
+		return kernel, desired
+	}
+	around, _ := tables.PeerClassInKernel(txn, p.IPCacheEntries, netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked())
+	if isThere {
+		return kernel, around
+	}
+	return around, desired
 }
 
 func (p *peerPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
@@ -177,6 +187,11 @@ func (p *peerPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] 
 			}
 		}
 	}
+}
+
+func (p *peerPlace) pending(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	c, _, found := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
+	return found && isPending(c.Status)
 }
 
 func (p *peerPlace) failed(txn statedb.ReadTxn, prefix netip.Prefix) bool {

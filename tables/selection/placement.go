@@ -17,6 +17,7 @@ type placed struct {
 	prefix  netip.Prefix
 	class   uint32
 	desired bool
+	pending bool // a write may be under way, of this or of what was desired before
 	failed  bool // the kernel does not take it
 	settled bool // a desired row that says itself that the prefix is where it belongs
 }
@@ -25,7 +26,7 @@ type placed struct {
 // that the prefix belongs to.
 func desiredPeer(c *tables.IPCache) placed {
 	return placed{
-		prefix: c.Prefix, class: c.PeerClass, desired: true, failed: isFailed(c.Status),
+		prefix: c.Prefix, class: c.PeerClass, desired: true, pending: isPending(c.Status), failed: isFailed(c.Status),
 		settled: c.WaitsFor == 0 && !c.Remains,
 	}
 }
@@ -35,7 +36,7 @@ func peerInKernel(e *tables.IPCacheEntry) placed {
 }
 
 func desiredSubject(e *tables.LocalEndpoint) placed {
-	return placed{prefix: single(e.Addr), class: e.SubjectClass, desired: true, failed: isFailed(e.Status)}
+	return placed{prefix: single(e.Addr), class: e.SubjectClass, desired: true, pending: isPending(e.Status), failed: isFailed(e.Status)}
 }
 
 func subjectInKernel(e *tables.PodEntry) placed {
@@ -52,8 +53,13 @@ func placement[Row any](s *policyScope, placedBy func(*Row) placed) func(statedb
 		if new != nil {
 			is = placedBy(new)
 		}
-		if was != is || !was.desired {
+		pending := was.pending
+		was.pending = is.pending
+		switch {
+		case was != is || !was.desired:
 			s.affectedByPlacement(txn, was, is, affect)
+		case pending != is.pending:
+			s.affectedAsLeaver(txn, is.prefix, affect)
 		}
 	}
 }

@@ -47,6 +47,8 @@ type place interface {
 	named(txn statedb.ReadTxn, number uint32) bool
 	// kernel yields what the kernel has in classes.
 	kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32]
+	// pending reports whether a write of the class that is or was desired may be under way.
+	pending(txn statedb.ReadTxn, prefix netip.Prefix) bool
 	// failed reports whether the kernel does not take the class that is desired of a prefix.
 	failed(txn statedb.ReadTxn, prefix netip.Prefix) bool
 	// prefixes returns the addresses and prefixes of a member.
@@ -119,10 +121,19 @@ func (r *round) inForce(id tables.SelectorID) bool {
 	return is
 }
 
-// free reports whether a number has neither a row nor anyone in it, nor verdicts.
+// free reports whether a number has neither a row nor anyone in it, nor verdicts, and
+// is not known as one that may be entered.
 func (s *policyScope) free(txn statedb.ReadTxn, number uint32) bool {
-	row := tables.ClassRow(txn, s.Output, bpf.ClassKey{Role: s.role, Number: number})
-	return row == nil && !s.used(number) && !s.place.named(txn, number)
+	key := bpf.ClassKey{Role: s.role, Number: number}
+	_, _, known := s.Readiness.Get(txn, tables.PolicyReadinessByKey(key))
+	return !known && tables.ClassRow(txn, s.Output, key) == nil && !s.used(number) && !s.place.named(txn, number)
+}
+
+// reusable is a class at the start, when its verdicts are from before, and later one
+// of which nothing is left: who comes must not take it for what it was, while its
+// verdicts go.
+func (s *policyScope) reusable(r *round, number uint32) bool {
+	return r.resuming || s.free(r.txn, number)
 }
 
 // settled reports whether the kernel and the desired table have a prefix nowhere

@@ -118,6 +118,11 @@ func TestLeavesWhenTheKernelHasSaidSo(t *testing.T) {
 	require.Len(t, h.leavers(h.db.ReadTxn(), class), 1, "the kernel may be about to have it there")
 	row, _, _ := h.IPCache.Get(h.db.ReadTxn(), tables.IPCacheByPrefix(single(late.Addrs[0])))
 	put(h, h.IPCacheEntries, &tables.IPCacheEntry{Key: row.MapKey(), Value: row.MapValue()})
+	h.marker(3)
+	require.Len(t, h.leavers(h.db.ReadTxn(), class), 1, "what was desired before may be about to be written")
+	done := *row
+	done.Status = reconciler.StatusDone()
+	put(h, h.IPCache, &done)
 	h.awaitLeavers(class, 0)
 }
 

@@ -136,9 +136,10 @@ func (s *policyScope) resumeMeaning(r *round, row *tables.ClassMember, leavers m
 }
 
 // keepUnknown makes the row of a class one of unknown meaning, if it is one and is
-// not yet left by those who do not belong there.
+// not yet left by those who do not belong there. Until rules are in force any may
+// become one: these will be about classes as they are then, and not wait for any.
 func (s *policyScope) keepUnknown(r *round, row, former *tables.ClassMember) {
-	unknown := former != nil && former.MeaningUnknown() || former == nil && r.resuming && s.used(row.Class)
+	unknown := former != nil && former.MeaningUnknown() || (former == nil && r.resuming || r.beginning) && s.used(row.Class)
 	if !unknown || len(row.Selectors) > 0 && len(row.Leaving) == 0 {
 		return
 	}
@@ -213,6 +214,9 @@ func (s *policyScope) touchContinuing(r *round) {
 		}
 	}
 }
+
+// isPending reports whether what is desired of a row is yet to be tried.
+func isPending(s reconciler.Status) bool { return s.Kind == reconciler.StatusKindPending }
 
 // isFailed reports whether what is desired of a row was tried in vain.
 func isFailed(s reconciler.Status) bool { return s.Kind == reconciler.StatusKindError }

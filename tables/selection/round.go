@@ -39,11 +39,13 @@ type round struct {
 	signer    signer
 	standings map[netip.Prefix]standing
 	looks     []netip.Prefix            // addresses to be looked at
+	parted    map[netip.Prefix]bool     // prefixes of nobody that have come, gone, or changed class
 	touched   map[uint32][]netip.Prefix // classes, with who may be leaving them
 	classRows map[uint32]*tables.ClassMember
 	signed    map[uint32]*tables.ClassMember // a wanted member of each class, when all have one
 	force     map[tables.SelectorID]bool     // whether rules in force name a selector
 	resuming  bool                           // no class has a row yet
+	beginning bool                           // no rules are in force yet
 }
 
 // evaluation is what came of a key: its members as they were, and as they are wanted.
@@ -76,10 +78,12 @@ func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 		parts: map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
-		standings: map[netip.Prefix]standing{},
-		spaces:    map[string]*tables.Namespace{},
-		anchored:  map[string][]*tables.Selector{}, required: map[string]bool{},
+		standings: map[netip.Prefix]standing{}, parted: map[netip.Prefix]bool{},
+		spaces:   map[string]*tables.Namespace{},
+		anchored: map[string][]*tables.Selector{}, required: map[string]bool{},
 	}
+	begun, _ := p.Rules.Initialized(txn)
+	r.beginning = !begun
 	r.together = r.empty && !p.tellsPodsApart(txn)
 	r.signer.known = func(d bpf.Digest) *tables.ClassMember { return p.memberWith(txn, d) }
 	return r

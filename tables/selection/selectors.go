@@ -89,7 +89,10 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 			// The rules follow from the selectors, and the policies' own are told above.
 			derive.Feedback(derive.FromChange(r.Rules, r.affectedByRules)),
 		},
-		Seed: slices.Collect(maps.Keys(r.base)),
+		// No policy comes into force by a round that has yet to see that it has changed,
+		// and that its selectors go.
+		Exclusive: []statedb.TableMeta{r.Rules},
+		Seed:      slices.Collect(maps.Keys(r.base)),
 		Existing: func(txn statedb.ReadTxn, key selectorKey) iter.Seq2[*tables.Selector, statedb.Revision] {
 			return r.Selectors.List(txn, tables.SelectorByID(key.id()))
 		},

@@ -102,6 +102,11 @@ func (s *subjectPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint3
 	}
 }
 
+func (s *subjectPlace) pending(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	e, _, found := s.Locals.Get(txn, tables.LocalEndpointByAddr(prefix.Addr()))
+	return found && isPending(e.Status)
+}
+
 func (s *subjectPlace) failed(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	e, _, found := s.Locals.Get(txn, tables.LocalEndpointByAddr(prefix.Addr()))
 	return found && isFailed(e.Status)
