@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/former"
 )
 
 var policyMetricsCell = cell.Module("policy-metrics", "How network policies fare", cell.Invoke(registerPolicyMetrics))
@@ -85,16 +86,18 @@ func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
 		return err
 	}
 	defer changes.Close()
-	measured := map[tables.PolicyID]statedb.Revision{}
+	seen := former.NewRows(m.Status.PrimaryIndexer())
 	for {
 		rows, watch := changes.Next(m.DB.ReadTxn())
 		for change := range rows {
 			row := change.Object
-			switch {
-			case change.Deleted:
-				delete(measured, row.Policy)
-			case !row.Done.IsZero() && measured[row.Policy] != row.Wanted:
-				measured[row.Policy] = row.Wanted
+			if change.Deleted {
+				seen.Forget(row)
+				continue
+			}
+			old, had := seen.Swap(row)
+			measured := had && !old.Done.IsZero() && old.Wanted == row.Wanted
+			if !row.Done.IsZero() && !measured {
 				m.delay.Observe(row.Done.Sub(row.Since).Seconds())
 			}
 		}

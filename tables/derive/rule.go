@@ -178,8 +178,8 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 			return i.watch
 		}
 		<-i.watch
-	} else if i.seen != nil && i.matters == nil {
-		i.seen.Reserve(i.table.NumObjects(txn))
+	} else if i.seen != nil {
+		i.seen.Reserve(i.matter(txn))
 	}
 	changes, _ := i.iterator.Next(txn)
 	for change := range changes {
@@ -190,6 +190,19 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 	i.initially = nil
 	i.revision, i.watch = revision, watch
 	return watch
+}
+
+// matter counts the rows that do.
+func (i *input[In, Key]) matter(txn statedb.ReadTxn) (n int) {
+	if i.matters == nil {
+		return i.table.NumObjects(txn)
+	}
+	for row := range i.table.All(txn) {
+		if i.matters(row) {
+			n++
+		}
+	}
+	return n
 }
 
 // take takes in one change.

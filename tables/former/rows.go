@@ -11,48 +11,59 @@ import (
 
 // Rows remembers rows of a table by primary key, as they were: the changes that
 // StateDB tells of do not carry what was there before. The rows are the table's own,
-// and the keys can be told from them: by their hashes a row costs little more than a
-// pointer, while there may be as many memories of a table as rules that follow from it.
+// and the keys can be told from them: with a byte of its hash a row costs little more
+// than a pointer, while there may be as many memories of a table as rules that follow
+// from it.
 //
 // It is a hash table with linear probing: a row is at the first free slot from the
 // one of its hash on. A map would take twice as much.
 type Rows[Row any] struct {
 	primary statedb.Indexer[Row]
-	hash    func(key []byte) uint32 // never 0
+	hash    func(key []byte) uint32
 
-	hashes []uint32 // of the row in each slot, 0 of a free one
-	rows   []Row
-	count  int
+	tags  []uint8 // of the row in each slot, 0 of a free one
+	rows  []Row
+	count int
 }
 
 // NewRows returns a memory of a table with a primary index. It has no rows yet.
 func NewRows[Row any](primary statedb.Indexer[Row]) *Rows[Row] {
 	seed := maphash.MakeSeed()
-	return &Rows[Row]{
-		primary: primary, hash: func(key []byte) uint32 { return max(1, uint32(maphash.Bytes(seed, key))) },
-	}
+	return &Rows[Row]{primary: primary, hash: func(key []byte) uint32 { return uint32(maphash.Bytes(seed, key)) }}
 }
 
 // Reserve makes room for some rows in all, so that it need not grow as they come.
 func (r *Rows[Row]) Reserve(rows int) {
-	if slots := rows + rows/4 + 1; slots > len(r.hashes) {
+	if slots := rows + rows/7 + 1; slots > len(r.tags) {
 		r.resize(slots)
+	}
+}
+
+// Len returns how many rows there are.
+func (r *Rows[Row]) Len() int { return r.count }
+
+// All yields the rows, in no order.
+func (r *Rows[Row]) All(yield func(Row) bool) {
+	for at, tag := range r.tags {
+		if tag != 0 && !yield(r.rows[at]) {
+			return
+		}
 	}
 }
 
 // Swap remembers a row, and returns the one that it replaces.
 func (r *Rows[Row]) Swap(row Row) (old Row, had bool) {
-	at, hash, had := r.find(row)
+	at, tag, had := r.find(row)
 	if had {
 		old, r.rows[at] = r.rows[at], row
 		return old, true
 	}
 	r.count++
-	if 5*r.count > 4*len(r.hashes) {
-		r.resize(len(r.hashes) + len(r.hashes)/4 + 8) // one more does not double what all take
-		at, hash, _ = r.find(row)
+	if 8*r.count > 7*len(r.tags) {
+		r.resize(len(r.tags) + len(r.tags)/4 + 8) // one more does not double what all take
+		at, tag, _ = r.find(row)
 	}
-	r.hashes[at], r.rows[at] = hash, row
+	r.tags[at], r.rows[at] = tag, row
 	return old, false
 }
 
@@ -68,56 +79,63 @@ func (r *Rows[Row]) Forget(row Row) (old Row, had bool) {
 	old = r.rows[at]
 	r.count--
 	// What would be at the slot if it had been free moves there.
-	for next := r.after(at); r.hashes[next] != 0; next = r.after(next) {
-		if r.distance(r.first(r.hashes[next]), next) >= r.distance(at, next) {
-			r.hashes[at], r.rows[at] = r.hashes[next], r.rows[next]
+	for next := r.after(at); r.tags[next] != 0; next = r.after(next) {
+		if r.distance(r.first(r.hashOf(r.rows[next])), next) >= r.distance(at, next) {
+			r.tags[at], r.rows[at] = r.tags[next], r.rows[next]
 			at = next
 		}
 	}
 	var none Row
-	r.hashes[at], r.rows[at] = 0, none
+	r.tags[at], r.rows[at] = 0, none
 	return old, true
 }
 
 // find returns the slot of the row with the primary key of another, or the one
-// where it belongs.
-func (r *Rows[Row]) find(row Row) (at int, hash uint32, found bool) {
-	if len(r.hashes) == 0 {
+// where it belongs, and its tag.
+func (r *Rows[Row]) find(row Row) (at int, tag uint8, found bool) {
+	if len(r.tags) == 0 {
 		return 0, 0, false
 	}
 	key := r.primary.ObjectToKey(row)
-	hash = r.hash(key)
-	for at = r.first(hash); r.hashes[at] != 0; at = r.after(at) {
-		if r.hashes[at] == hash && bytes.Equal(r.primary.ObjectToKey(r.rows[at]), key) {
-			return at, hash, true
+	hash := r.hash(key)
+	tag = tagOf(hash)
+	for at = r.first(hash); r.tags[at] != 0; at = r.after(at) {
+		if r.tags[at] == tag && bytes.Equal(r.primary.ObjectToKey(r.rows[at]), key) {
+			return at, tag, true
 		}
 	}
-	return at, hash, false
+	return at, tag, false
 }
 
+func (r *Rows[Row]) hashOf(row Row) uint32 { return r.hash(r.primary.ObjectToKey(row)) }
+
+// tagOf is what tells most rows near each other apart: the slot is by the other end
+// of the hash.
+func tagOf(hash uint32) uint8 { return max(1, uint8(hash)) }
+
 func (r *Rows[Row]) resize(slots int) {
-	hashes, rows := r.hashes, r.rows
-	r.hashes, r.rows = make([]uint32, slots), make([]Row, slots)
-	for i, hash := range hashes {
-		if hash == 0 {
+	tags, rows := r.tags, r.rows
+	r.tags, r.rows = make([]uint8, slots), make([]Row, slots)
+	for i, tag := range tags {
+		if tag == 0 {
 			continue
 		}
-		at := r.first(hash)
-		for r.hashes[at] != 0 {
+		at := r.first(r.hashOf(rows[i]))
+		for r.tags[at] != 0 {
 			at = r.after(at)
 		}
-		r.hashes[at], r.rows[at] = hash, rows[i]
+		r.tags[at], r.rows[at] = tag, rows[i]
 	}
 }
 
 // first is the slot of a hash.
 func (r *Rows[Row]) first(hash uint32) int {
-	return int(uint64(hash) * uint64(len(r.hashes)) >> 32)
+	return int(uint64(hash) * uint64(len(r.tags)) >> 32)
 }
 
 // after is the slot after another, the first one after the last.
 func (r *Rows[Row]) after(at int) int {
-	if at++; at < len(r.hashes) {
+	if at++; at < len(r.tags) {
 		return at
 	}
 	return 0
@@ -126,7 +144,7 @@ func (r *Rows[Row]) after(at int) int {
 // distance is how many slots there are from one on to another.
 func (r *Rows[Row]) distance(from, to int) int {
 	if to < from {
-		to += len(r.hashes)
+		to += len(r.tags)
 	}
 	return to - from
 }
