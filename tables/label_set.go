@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -79,57 +78,17 @@ func NewLabelSetID(namespace, serviceAccount string, set Labels, ports []NamedPo
 	return LabelSetID(h.Sum(nil)[:16])
 }
 
-// TableHeader implements [statedb.TableWritable].
-func (*LabelSet) TableHeader() []string {
-	return []string{"ID", "Namespace", "ServiceAccount", "Labels", "NamedPorts"}
-}
-
-// TableRow implements [statedb.TableWritable].
-func (s *LabelSet) TableRow() []string {
-	return []string{s.ID.String()[:8], s.Namespace, orDash(s.ServiceAccount), orDash(s.Labels.String()), listColumn(stringsOf(s.NamedPorts), ",")}
-}
-
-var (
-	labelSetIDIndex = statedb.Index[*LabelSet, LabelSetID]{
-		Name:       "id",
-		FromObject: func(s *LabelSet) index.KeySet { return index.NewKeySet(digestKey(s.ID)) },
-		FromKey:    digestKey,
-		FromString: digestFromString,
-		Unique:     true,
-	}
-
-	labelSetPortIndex = statedb.Index[*LabelSet, PolicyPort]{
-		Name: "port",
-		FromObject: func(s *LabelSet) index.KeySet {
-			var keys []index.Key
-			for i, p := range s.NamedPorts {
-				if i > 0 && p.Name == s.NamedPorts[i-1].Name && p.Protocol == s.NamedPorts[i-1].Protocol {
-					continue // another number of the same name
-				}
-				keys = append(keys, portNameKey(PolicyPort{Protocol: p.Protocol, Name: p.Name}))
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    portNameKey,
-		FromString: index.FromString,
-	}
-
-	// LabelSetsByPort queries the label sets with a port of a name and protocol.
-	LabelSetsByPort = labelSetPortIndex.Query
-
-	// LabelSetByID queries a label set by its digest.
-	LabelSetByID = labelSetIDIndex.Query
-)
-
-// portNameKey is the index key of the name of a port, as in http/tcp.
-func portNameKey(p PolicyPort) index.Key { return index.String(p.String()) }
-
 // NamespaceAnchor is the anchor of everything in a namespace. An anchor is what a
 // selector can require of a label set: see [Selector.Anchors].
 func NamespaceAnchor(namespace string) string { return "@" + namespace }
 
 // LabelAnchor is the anchor of everything that has a label.
 func LabelAnchor(key, value string) string { return key + "=" + value }
+
+// PortAnchor is the anchor of everything that has a port of a name and protocol.
+func PortAnchor(name string, protocol uint8) string {
+	return ":" + PolicyPort{Name: name, Protocol: protocol}.String()
+}
 
 func digestKey(d bpf.Digest) index.Key { return index.Key(d[:]) }
 
@@ -139,9 +98,4 @@ func digestFromString(s string) (index.Key, error) {
 		return nil, err
 	}
 	return digestKey(d), nil
-}
-
-// NewLabelSetTable creates the table of label sets.
-func NewLabelSetTable(db *statedb.DB) (statedb.RWTable[*LabelSet], error) {
-	return statedb.NewTable(db, "label-sets", labelSetIDIndex, labelSetPortIndex)
 }

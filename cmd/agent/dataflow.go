@@ -35,7 +35,7 @@ var Dataflow = cell.Group(
 	cell.Provide(newDeriveMetrics),
 
 	// Which selectors choose which endpoints: selectors, peer-prefixes,
-	// label-sets, class-members, classes.
+	// class-members, classes.
 	selection.Cell,
 
 	// What network policies want: policy-rules, -entries, -readiness,

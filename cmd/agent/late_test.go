@@ -78,7 +78,7 @@ func TestLabelSetThatWasAboutToGo(t *testing.T) {
 	require.NoError(t, c.hive.Start(c.log, t.Context()))
 	require.NoError(t, c.quiet(t.Context()))
 
-	hold := c.oracle.DB.WriteTxn(c.table("label-sets"))
+	hold := c.oracle.DB.WriteTxn(c.table("class-members"))
 	defer hold.Abort()
 	require.NoError(t, c.api.Apply(latePod("first", "app: b", 1)))
 	time.Sleep(late)

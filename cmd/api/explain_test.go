@@ -58,7 +58,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		Endpoints: newTable(t, db, newEndpoints, &tables.Endpoint{
 			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr}, LabelSet: &tables.LabelSet{},
 		}),
-		LabelSets: newTable(t, db, tables.NewLabelSetTable), Nodes: newTable(t, db, tables.NewNodeTable),
+		Nodes:         newTable(t, db, tables.NewNodeTable),
 		NodeAddresses: newTable(t, db, tables.NewNodeAddressTable), Services: newTable(t, db, tables.NewServiceTable),
 		Backends: newTable(t, db, tables.NewBackendSliceTable), IPCache: newTable(t, db, tables.NewIPCacheTable),
 		Locals:  newTable(t, db, tables.NewLocalEndpointTable, &tables.LocalEndpoint{Addr: addr, SubjectClass: 1}),

@@ -32,7 +32,6 @@ type Tables struct {
 
 	// Whose an address is.
 	Endpoints     statedb.Table[*tables.Endpoint]
-	LabelSets     statedb.Table[*tables.LabelSet]
 	Nodes         statedb.Table[*tables.Node]
 	NodeAddresses statedb.Table[*tables.NodeAddress]
 	Services      statedb.Table[*tables.Service]

@@ -20,7 +20,7 @@ var ErrNotReady = errors.New("the agent is not ready")
 func (e *Explainer) ready(txn statedb.ReadTxn) error {
 	var missing []string
 	for _, table := range []statedb.TableMeta{
-		e.t.Endpoints, e.t.LabelSets, e.t.Nodes, e.t.NodeAddresses, e.t.Services, e.t.Backends,
+		e.t.Endpoints, e.t.Nodes, e.t.NodeAddresses, e.t.Services, e.t.Backends,
 		e.t.Locals, e.t.IPCache, e.t.Entries, e.t.Configs, e.t.Sources, e.t.EgressRules, e.t.Gateways, e.t.Covered,
 	} {
 		if initialized, _ := table.Initialized(txn); !initialized {

@@ -49,8 +49,8 @@ func newTables(t testing.TB) Tables {
 	db := statedb.New()
 	return Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
-		Endpoints: table(t, db, newEndpoints), LabelSets: table(t, db, tables.NewLabelSetTable),
-		Nodes: table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
+		Endpoints: table(t, db, newEndpoints),
+		Nodes:     table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
 		Services: table(t, db, tables.NewServiceTable), Backends: table(t, db, tables.NewBackendSliceTable),
 		Locals: table(t, db, tables.NewLocalEndpointTable), IPCache: table(t, db, tables.NewIPCacheTable),
 		Entries: table(t, db, tables.NewPolicyEntryTable), Configs: table(t, db, tables.NewDatapathConfigTable),
@@ -176,7 +176,6 @@ func (w *world) fill() {
 	ports := []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}}
 	pod := func(id, node string, labels map[string]string, addrs ...netip.Addr) {
 		set := tables.NewLabelSet(name(id).Namespace, "", labels, ports)
-		insert(w, w.LabelSets, set)
 		insert(w, w.Endpoints, &tables.Endpoint{Name: name(id), Node: node, Addrs: addrs, LabelSet: set})
 	}
 	pod("shop/web", "node-1", map[string]string{"app": "web"}, addr("10.1.0.5"), addr("fd00::5"))

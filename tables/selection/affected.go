@@ -16,13 +16,15 @@ import (
 
 // inputs are what the partitions are computed from. The desired tables follow
 // from the classes, and are looked at for who is still in one that he is to leave.
-// The label sets come first: others look them up in the index of their labels.
+// The endpoints come first: others look up label sets in the index of their labels.
 func (m *members) inputs() []derive.Input[memberKey] {
 	return []derive.Input[memberKey]{
-		derive.FromKey(m.LabelSets, func(txn statedb.ReadTxn, s *tables.LabelSet, affect func(memberKey)) {
-			m.labels.take(txn, m.LabelSets, s)
-			affectSet(s.ID, affect)
-		}),
+		derive.Initially(
+			func(txn statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
+				m.labels.take(txn, m.Places.Endpoints, e.LabelSet)
+				affectSet(e.LabelSet.ID, affect)
+			},
+			derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint)),
 		derive.Initially(
 			func(_ statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) { affect(keyOfEvaluated(s)) },
 			derive.FromChange(m.Selectors, m.affectedBySelector)),
@@ -42,7 +44,6 @@ func (m *members) inputs() []derive.Input[memberKey] {
 		derive.Initially(
 			func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(memberKey)) { affect(keyOfPrefix(p)) },
 			derive.FromChange(m.Places.PeerPrefixes, m.affectedByPrefix)),
-		derive.Joined(derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint)),
 		derive.From(m.ClassEntries, m.affectedByEntry),
 
 		derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel)),
@@ -61,7 +62,7 @@ func affectSet(id tables.LabelSetID, affect func(memberKey)) {
 }
 
 func (m *members) affectedByNamespace(_ statedb.ReadTxn, n *tables.Namespace, affect func(memberKey)) {
-	for _, set := range m.labels.with(tables.NamespaceAnchor(n.Name)) {
+	for set := range m.labels.with(tables.NamespaceAnchor(n.Name)) {
 		affectSet(set.ID, affect)
 	}
 }
@@ -161,23 +162,27 @@ func (m *members) affectedInside(txn statedb.ReadTxn, prefix netip.Prefix, affec
 }
 
 // affectedByEndpoint is nothing for one with known labels at a known place, as
-// long as no other is the last of its kind. Members of a label set that is about to
-// be derived, or has gone, are told of by that one.
+// long as it is not the last of its kind.
 func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpoint, affect func(memberKey)) {
 	moved := old == nil || new == nil || old.Node != new.Node || old.LabelSet.ID != new.LabelSet.ID
 	if !moved && slices.Equal(old.Addrs, new.Addrs) && old.Created.Equal(new.Created) {
 		return
 	}
+	if new != nil && moved {
+		m.labels.take(txn, m.Places.Endpoints, new.LabelSet)
+	}
 	for _, e := range []*tables.Endpoint{old, new} {
 		if e == nil {
 			continue
 		}
-		_, _, known := m.LabelSets.Get(txn, tables.LabelSetByID(e.LabelSet.ID))
-		if moved && known {
+		all := moved && m.comesOrGoes(txn, e.LabelSet.ID)
+		if all {
+			affectSet(e.LabelSet.ID, affect)
+		} else if moved {
 			m.affectedByEgressEndpoint(txn, e, affect)
 		}
 		for _, s := range [...]*policyScope{m.peers, m.subjects} {
-			if known && !s.place.complete(txn, e) {
+			if !all && !s.place.complete(txn, e) {
 				affect(memberKey{role: s.role, set: e.LabelSet.ID})
 			}
 			for _, addr := range e.Addrs {
@@ -190,18 +195,26 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 	}
 }
 
+// comesOrGoes reports whether no endpoint has a label set, or none had it, with an
+// address at least.
+func (m *members) comesOrGoes(txn statedb.ReadTxn, id tables.LabelSetID) bool {
+	if tables.LabelSetByID(txn, m.Places.Endpoints, id) == nil {
+		return true
+	}
+	for range m.Output.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RolePeer, id)) {
+		return false
+	}
+	return true
+}
+
 // affectedByEgressEndpoint is the label set of the endpoint if the node matters
 // for it: the endpoint may be the first or the last on its node.
 func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
-	key := memberKey{role: bpf.RoleEgress, set: e.LabelSet.ID}
 	for member := range m.Output.Prefix(txn, tables.ClassMembersOfLabelSet(bpf.RoleEgress, e.LabelSet.ID)) {
 		if member.Node != "" {
-			affect(key)
+			affect(memberKey{role: bpf.RoleEgress, set: e.LabelSet.ID})
 		}
 		return
-	}
-	if !tables.ChosenByNoEgress(txn, m.Output, e.LabelSet.ID) {
-		affect(key) // the label set was about to go
 	}
 }
 

@@ -72,7 +72,7 @@ func BenchmarkFirstRound(b *testing.B) {
 	output := created(b, db, tables.NewClassMemberTable)
 	params := memberParams{
 		Namespaces: created(b, db, tables.NewNamespaceTable), Selectors: created(b, db, tables.NewSelectorTable, manySelectors(b, apps)...),
-		LabelSets: created(b, db, tables.NewLabelSetTable, sets...), Output: output, Classes: created(b, db, tables.NewClassTable),
+		Output: output, Classes: created(b, db, tables.NewClassTable),
 		Rules: created(b, db, tables.NewEnforcedPolicyTable), Readiness: created(b, db, tables.NewPolicyReadinessTable), IPCache: created(b, db, tables.NewIPCacheTable), Locals: created(b, db, tables.NewLocalEndpointTable),
 		ClassEntries: created(b, db, tables.NewClassEntryTable), SourceEntries: created(b, db, tables.NewSourceEntryTable),
 		EgressEntries: created(b, db, tables.NewEgressEntryTable), IPCacheEntries: created(b, db, tables.NewIPCacheEntryTable),

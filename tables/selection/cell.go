@@ -7,8 +7,8 @@
 //	policies, rules in force ──► selectors ──┬───────────────┐
 //	groups, services, backends ──▲           ▼               ▼
 //	node and cluster prefixes ────────► peer-prefixes ─► class-members ──► classes ──► sluice_classes
-//	endpoints ────────────────────────► label-sets ────────▲  ▲ ▲           ▲
-//	namespaces, nodes ────────────────────────────────────────┘ │     gateway groups
+//	endpoints, namespaces, nodes ──────────────────────────▲    ▲           ▲
+//	                                                            │     gateway groups
 //	who is in which class: ipcache, local-endpoints, map-* ─────┘
 //
 // There are three partitions into classes: by egress policies, and by network
@@ -45,7 +45,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Cell derives the selectors, label sets and classes.
+// Cell derives the selectors and classes.
 var Cell = cell.Module(
 	"selection",
 	"Which selectors choose which endpoints",
@@ -55,7 +55,6 @@ var Cell = cell.Module(
 		Config.cidrMatch,
 		tables.NewSelectorTable,
 		tables.NewPeerPrefixTable,
-		tables.NewLabelSetTable,
 		tables.NewClassMemberTable,
 		tables.NewClassTable,
 	),
@@ -63,7 +62,6 @@ var Cell = cell.Module(
 		Config.enforcement,
 		statedb.RWTable[*tables.Selector].ToTable,
 		statedb.RWTable[*tables.PeerPrefix].ToTable,
-		statedb.RWTable[*tables.LabelSet].ToTable,
 		statedb.RWTable[*tables.ClassMember].ToTable,
 		statedb.RWTable[*tables.Class].ToTable,
 		tables.NewDesired[*tables.Class],
@@ -71,7 +69,6 @@ var Cell = cell.Module(
 	cell.Invoke(
 		deriveSelectors,
 		derivePeerPrefixes,
-		deriveLabelSets,
 		deriveClassMembers,
 		deriveClasses,
 	),

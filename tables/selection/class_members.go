@@ -80,7 +80,6 @@ type memberParams struct {
 
 	Namespaces  statedb.Table[*tables.Namespace]
 	Selectors   statedb.Table[*tables.Selector]
-	LabelSets   statedb.Table[*tables.LabelSet]
 	Output      statedb.RWTable[*tables.ClassMember]
 	Classes     statedb.Table[*tables.Class]
 	Rules       statedb.Table[*tables.EnforcedPolicy]

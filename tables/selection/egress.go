@@ -16,8 +16,8 @@ import (
 type egressScope struct{ *members }
 
 func (e *egressScope) signatures(r *round, key memberKey) []*tables.ClassMember {
-	set, _, found := e.LabelSets.Get(r.txn, tables.LabelSetByID(key.set))
-	if !found {
+	set := tables.LabelSetByID(r.txn, e.Places.Endpoints, key.set)
+	if set == nil {
 		return nil
 	}
 	chosen := r.choosing(set)

@@ -5,6 +5,7 @@ package selection
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/cilium/statedb"
@@ -18,7 +19,7 @@ import (
 // that is there, and not much more.
 func TestLabelIndex(t *testing.T) {
 	db := statedb.New()
-	table, err := tables.NewLabelSetTable(db)
+	table, err := newEndpoints(db)
 	require.NoError(t, err)
 	wtxn := db.WriteTxn(table)
 	changes, err := table.Changes(wtxn)
@@ -30,24 +31,37 @@ func TestLabelIndex(t *testing.T) {
 	for range 200 {
 		wtxn := db.WriteTxn(table)
 		for range 100 {
-			set := tables.NewLabelSet(fmt.Sprint(random.IntN(3)), "", labels.Set{"app": fmt.Sprint(random.IntN(200))}, nil)
+			port := tables.NamedPort{Name: fmt.Sprint("port-", random.IntN(10)), Protocol: 6, Port: 80}
+			e := &tables.Endpoint{
+				Name:     tables.Name{Namespace: "a", Name: fmt.Sprint(random.IntN(300))},
+				LabelSet: tables.NewLabelSet(fmt.Sprint(random.IntN(3)), "", labels.Set{"app": fmt.Sprint(random.IntN(200))}, []tables.NamedPort{port}),
+			}
 			if random.IntN(2) == 0 {
-				_, _, err = table.Insert(wtxn, set)
+				_, _, err = table.Insert(wtxn, e)
 			} else {
-				_, _, err = table.Delete(wtxn, set)
+				_, _, err = table.Delete(wtxn, e)
 			}
 			require.NoError(t, err)
 		}
 		txn := wtxn.Commit()
 		some, _ := changes.Next(txn)
 		for change := range some {
-			x.take(txn, table, change.Object)
+			if !change.Deleted {
+				x.take(txn, table, change.Object.LabelSet)
+			}
 		}
-		for set := range table.All(txn) {
-			require.Contains(t, x.with(tables.NamespaceAnchor(set.Namespace)), set)
-			require.Contains(t, x.with(tables.LabelAnchor("app", set.Labels.Get("app"))), set)
+		for e := range table.All(txn) {
+			set := e.LabelSet
+			has := func(s *tables.LabelSet) bool { return s.ID == set.ID }
+			for _, anchor := range []string{
+				tables.AnyAnchor, tables.NamespaceAnchor(set.Namespace), tables.LabelAnchor("app", set.Labels.Get("app")),
+				tables.PortAnchor(set.NamedPorts[0].Name, 6),
+			} {
+				with := slices.DeleteFunc(slices.Collect(x.with(anchor)), func(s *tables.LabelSet) bool { return !has(s) })
+				require.Len(t, with, 1, "with %s", anchor)
+			}
 		}
-		require.LessOrEqual(t, x.taken, 2*600+manyGone)
+		require.LessOrEqual(t, len(x.sets), 2*300+manyGone)
 	}
-	require.Empty(t, x.with(tables.LabelAnchor("app", "none")))
+	require.Empty(t, slices.Collect(x.with(tables.LabelAnchor("app", "none"))))
 }

@@ -34,22 +34,20 @@ func (p *peerPlace) signatures(r *round, key memberKey) (wanted []*tables.ClassM
 var ofCluster = tables.EntitySelector(tables.EntityCluster).ID()
 
 func (p *peerPlace) pods(r *round, id tables.LabelSetID) (wanted []*tables.ClassMember) {
-	set, _, found := p.LabelSets.Get(r.txn, tables.LabelSetByID(id))
+	first, _, found := p.Places.Endpoints.Get(r.txn, tables.EndpointsByLabelSet(id))
 	if !found {
 		return nil
 	}
 	common := append(r.common[:0], ofCluster)
-	for _, s := range r.choosing(set) {
+	for _, s := range r.choosing(first.LabelSet) {
 		common = append(common, s.ID)
 	}
 	r.common = common
-	ports := r.ports(set)
-	if r.together {
-		if e, _, found := p.Places.Endpoints.Get(r.txn, tables.EndpointsByLabelSet(id)); found && len(e.Addrs) > 0 {
-			m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id}
-			r.signer.sign(m, common, ports)
-			return []*tables.ClassMember{m}
-		}
+	ports := r.ports(first.LabelSet)
+	if r.together && len(first.Addrs) > 0 {
+		m := &tables.ClassMember{Role: bpf.RolePeer, LabelSet: id}
+		r.signer.sign(m, common, ports)
+		return []*tables.ClassMember{m}
 	}
 	for e := range p.Places.Endpoints.List(r.txn, tables.EndpointsByLabelSet(id)) {
 		for _, addr := range e.Addrs {

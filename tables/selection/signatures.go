@@ -152,7 +152,7 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 		return
 	}
 	if s.Port.Name != "" {
-		for set := range m.LabelSets.List(txn, tables.LabelSetsByPort(s.Port)) {
+		for set := range m.labels.with(tables.PortAnchor(s.Port.Name, s.Port.Protocol)) {
 			affect(memberKey{role: s.Role, set: set.ID})
 		}
 		return
@@ -162,11 +162,7 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 		return
 	}
 	for _, anchor := range s.Anchors() {
-		candidates := slices.Values(m.labels.with(anchor))
-		if anchor == tables.AnyAnchor {
-			candidates = statedb.ToSeq(m.LabelSets.All(txn))
-		}
-		for set := range candidates {
+		for set := range m.labels.with(anchor) {
 			if s.MatchesLabels(set, m.namespace(txn, set.Namespace)) {
 				affect(memberKey{role: s.Role, set: set.ID})
 			}
@@ -178,9 +174,8 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 // far fewer than those that it chooses anywhere.
 func (m *members) affectedHere(txn statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) {
 	for e := range m.Places.Endpoints.List(txn, tables.EndpointsHere()) {
-		set, _, found := m.LabelSets.Get(txn, tables.LabelSetByID(e.LabelSet.ID))
-		if found && s.MatchesLabels(set, m.namespace(txn, set.Namespace)) {
-			affect(memberKey{role: s.Role, set: set.ID})
+		if s.MatchesLabels(e.LabelSet, m.namespace(txn, e.LabelSet.Namespace)) {
+			affect(memberKey{role: s.Role, set: e.LabelSet.ID})
 		}
 	}
 }

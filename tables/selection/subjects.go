@@ -20,8 +20,8 @@ func (s *subjectPlace) signatures(r *round, key memberKey) []*tables.ClassMember
 	if !s.isHere(r, key.set) {
 		return nil
 	}
-	set, _, found := s.LabelSets.Get(r.txn, tables.LabelSetByID(key.set))
-	if !found {
+	set := tables.LabelSetByID(r.txn, s.Places.Endpoints, key.set)
+	if set == nil {
 		return nil
 	}
 	var selectors []tables.SelectorID
