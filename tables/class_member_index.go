@@ -41,10 +41,11 @@ var (
 		Unique: true,
 	}
 
+	// Only rows of egress: those of other roles are many.
 	classMemberClassIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
 		Name: "class",
 		FromObject: func(m *ClassMember) index.KeySet {
-			if m.OfClass || m.Class == 0 {
+			if !m.IsOfEgress() || m.Class == 0 {
 				return index.NewKeySet()
 			}
 			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
@@ -166,8 +167,8 @@ var (
 	// ClassMemberByKey queries one member.
 	ClassMemberByKey = classMemberKeyIndex.Query
 
-	// ClassMembersByClass queries the members of a class, other than that of those
-	// that no selector chooses.
+	// ClassMembersByClass queries the members of a class of egress, other than that of
+	// those that no selector chooses.
 	ClassMembersByClass = classMemberClassIndex.Query
 
 	// ClassMembersByFormer queries the members that have left a class.

@@ -230,7 +230,7 @@ func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, aff
 		return
 	}
 	for _, number := range numbers {
-		for member := range m.Output.List(txn, tables.ClassMembersByClass(bpf.ClassKey{Role: p.role, Number: number})) {
+		for member := range p.roster.of(number) {
 			affect(keyOfMember(member))
 		}
 	}

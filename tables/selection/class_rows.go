@@ -197,7 +197,7 @@ func (s *policyScope) meaningOf(r *round, number uint32) (m, former *tables.Clas
 	if m := r.signed[number]; m != nil {
 		return m, former
 	}
-	for m := range s.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: s.role, Number: number})) {
+	for m := range r.roster.of(number) {
 		if r.evaluated(keyOfMember(m)) == nil {
 			return m, former
 		}

@@ -170,13 +170,18 @@ func (h *harness) settle(addrs []netip.Addr) {
 }
 
 func (h *harness) unsettled(txn statedb.ReadTxn) string {
-	digests := map[tables.RoleDigest]uint32{}
+	digests, peopled := map[tables.RoleDigest]uint32{}, map[bpf.ClassKey]bool{}
+	for m := range h.members.All(txn) {
+		if m.IsMember() {
+			peopled[bpf.ClassKey{Role: m.Role, Number: m.Class}] = true
+		}
+	}
 	for _, role := range []bpf.Role{bpf.RolePeer, bpf.RoleSubject} {
 		for row := range h.members.List(txn, tables.ClassRowsOfRole(role)) {
 			if len(row.Leavers) > 0 {
 				return fmt.Sprintf("class %s/%d is being left by %v", role, row.Class, row.Leavers)
 			}
-			if _, _, peopled := h.members.Get(txn, tables.ClassMembersByClass(bpf.ClassKey{Role: role, Number: row.Class})); !peopled {
+			if !peopled[bpf.ClassKey{Role: role, Number: row.Class}] {
 				return fmt.Sprintf("class %s/%d is nobody's", role, row.Class)
 			}
 			key := tables.RoleDigest{Role: role, Digest: row.Digest}

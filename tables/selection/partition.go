@@ -28,8 +28,9 @@ import (
 // are merged when both are in the kernel.
 type partition struct {
 	*members
-	role  bpf.Role
-	scope scope
+	role   bpf.Role
+	scope  scope
+	roster *roster
 }
 
 // scope is what the partitions differ in.
@@ -141,7 +142,7 @@ func (r *round) divide(number uint32) {
 	_, stays := sizes[former]
 	size := sizes[former]
 	var rest []*tables.ClassMember
-	for m := range r.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: r.role, Number: number})) {
+	for m := range r.roster.of(number) {
 		if len(candidates) == 0 || stays && size >= sizes[candidates[0]] {
 			break
 		}
@@ -205,7 +206,7 @@ func (r *round) largest(numbers []uint32) uint32 {
 		return numbers[0]
 	}
 	size := func(number uint32) (n int) {
-		for m := range r.Output.List(r.txn, tables.ClassMembersByClass(bpf.ClassKey{Role: r.role, Number: number})) {
+		for m := range r.roster.of(number) {
 			n += r.scope.size(r.txn, m)
 		}
 		return n
@@ -248,8 +249,7 @@ func (r *round) target(digest bpf.Digest) uint32 {
 		}
 	}
 	for e := range r.ClassEntries.List(r.txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: r.role, Digest: digest})) {
-		_, _, used := r.Output.Get(r.txn, tables.ClassMembersByClass(e.Key))
-		if !used && r.waitsForNobody(e.Key.Number, digest) && r.scope.reusable(r, e.Key.Number) {
+		if r.roster.any(e.Key.Number) == nil && r.waitsForNobody(e.Key.Number, digest) && r.scope.reusable(r, e.Key.Number) {
 			return e.Key.Number
 		}
 	}
@@ -271,8 +271,7 @@ func (r *round) fresh() uint32 {
 // have members with it, in order.
 func (p *partition) numbersOf(txn statedb.ReadTxn, digest bpf.Digest) (numbers []uint32) {
 	for e := range p.ClassEntries.List(txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: p.role, Digest: digest})) {
-		m, _, found := p.Output.Get(txn, tables.ClassMembersByClass(e.Key))
-		if found && m.Digest == digest {
+		if m := p.roster.any(e.Key.Number); m != nil && m.Digest == digest {
 			numbers = append(numbers, e.Key.Number)
 		}
 	}
@@ -286,7 +285,7 @@ func (p *partition) memberWith(txn statedb.ReadTxn, digest bpf.Digest) *tables.C
 	among := func(query statedb.Query[*tables.ClassMember]) *tables.ClassMember {
 		for m := range tables.Rare(txn, p.Output, query) {
 			if m.IsClass() {
-				m, _, _ = p.Output.Get(txn, tables.ClassMembersByClass(bpf.ClassKey{Role: p.role, Number: m.Class}))
+				m = p.roster.any(m.Class)
 			}
 			if m != nil && m.Digest == digest {
 				return m
@@ -319,7 +318,7 @@ func (r *round) waitsForNobody(number uint32, digest bpf.Digest) bool {
 // Numbers that maps name without sluice_classes knowing them are in use.
 func (r *round) free(number uint32) bool {
 	key := bpf.ClassKey{Role: r.role, Number: number}
-	if _, _, used := r.Output.Get(r.txn, tables.ClassMembersByClass(key)); used {
+	if r.roster.any(number) != nil {
 		return false
 	}
 	if _, _, used := r.Classes.Get(r.txn, tables.ClassByKey(key)); used {

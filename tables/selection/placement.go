@@ -115,12 +115,8 @@ func (s *policyScope) used(class uint32) bool { return s.inside[class] > 0 }
 
 // isPeopled reports whether a class has a row and members.
 func (s *policyScope) isPeopled(txn statedb.ReadTxn, class uint32) bool {
-	key := bpf.ClassKey{Role: s.role, Number: class}
-	if tables.ClassRow(txn, s.Output, key) == nil {
-		return false
-	}
-	_, _, found := s.Output.Get(txn, tables.ClassMembersByClass(key))
-	return found
+	row := tables.ClassRow(txn, s.Output, bpf.ClassKey{Role: s.role, Number: class})
+	return row != nil && s.partitions[s.role].roster.any(class) != nil
 }
 
 // affectedAsLeaver are the classes that a prefix is said to be leaving. It may

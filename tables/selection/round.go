@@ -116,6 +116,7 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	p.scope.finish(r)
 	r.planned = slices.Grow(r.planned, len(r.order)+len(r.classRows))
 	for i := range r.order {
+		p.roster.take(&r.order[i])
 		r.planned = append(r.planned, r.order[i].key)
 	}
 	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
