@@ -3,6 +3,7 @@
 package selection
 
 import (
+	"cmp"
 	"hash/maphash"
 	"iter"
 	"slices"
@@ -20,19 +21,27 @@ import (
 // It has at least what endpoints have in the snapshot that it was last told of: also
 // what is gone, until it is made anew, and sets whose anchors have the same hash.
 type labelIndex struct {
-	seed     maphash.Seed
-	sets     []*tables.LabelSet
-	byAnchor map[uint64][]uint32 // where they are in sets
-	limit    int                 // of sets, at which it is made anew
-	hashes   []uint64            // of one set's anchors
+	seed    maphash.Seed
+	sets    []*tables.LabelSet
+	entries []labelEntry
+	anchors map[uint32]anchored // by their hashes
+	limit   int                 // of sets, at which it is made anew
+	hashes  []uint32            // of one set's anchors
 }
+
+// labelEntry is a set under an anchor.
+type labelEntry struct{ set, next uint32 }
+
+// anchored are the sets under an anchor: how many, and the first and the last entry.
+// Each entry leads to the next one.
+type anchored struct{ count, first, last uint32 }
 
 // manyGone are so many label sets that are gone that the index is made anew
 // for them, if there are not as many others.
 const manyGone = 1024
 
 func newLabelIndex() *labelIndex {
-	return &labelIndex{seed: maphash.MakeSeed(), byAnchor: map[uint64][]uint32{}, limit: manyGone}
+	return &labelIndex{seed: maphash.MakeSeed(), anchors: map[uint32]anchored{}, limit: manyGone}
 }
 
 // take takes in the label set of an endpoint that is in a snapshot.
@@ -40,8 +49,8 @@ func (x *labelIndex) take(txn statedb.ReadTxn, endpoints statedb.Table[*tables.E
 	if x.add(set); len(x.sets) < x.limit {
 		return
 	}
-	x.sets = nil
-	clear(x.byAnchor)
+	x.sets, x.entries = nil, nil
+	clear(x.anchors)
 	for e := range endpoints.All(txn) {
 		x.add(e.LabelSet)
 	}
@@ -56,28 +65,43 @@ func (x *labelIndex) add(set *tables.LabelSet) {
 	for _, port := range set.NamedPorts {
 		x.hashes = append(x.hashes, x.hash(tables.PortAnchor(port.Name, port.Protocol)))
 	}
-	rarest := slices.MinFunc(x.hashes, func(a, b uint64) int { return len(x.byAnchor[a]) - len(x.byAnchor[b]) })
-	if slices.ContainsFunc(x.byAnchor[rarest], func(at uint32) bool { return x.sets[at].ID == set.ID }) {
-		return
+	rarest := slices.MinFunc(x.hashes, func(a, b uint32) int { return cmp.Compare(x.anchors[a].count, x.anchors[b].count) })
+	for known := range x.under(rarest) {
+		if known.ID == set.ID {
+			return
+		}
 	}
 	for _, hash := range x.hashes {
-		x.byAnchor[hash] = append(x.byAnchor[hash], uint32(len(x.sets)))
+		of, at := x.anchors[hash], uint32(len(x.entries))
+		x.entries = append(x.entries, labelEntry{set: uint32(len(x.sets))})
+		if of.count == 0 {
+			of.first = at
+		} else {
+			x.entries[of.last].next = at
+		}
+		x.anchors[hash] = anchored{of.count + 1, of.first, at}
 	}
 	x.sets = append(x.sets, set)
 }
 
-func (x *labelIndex) hash(anchor string) uint64 { return maphash.String(x.seed, anchor) }
+func (x *labelIndex) hash(anchor string) uint32 { return uint32(maphash.String(x.seed, anchor)) }
 
 // with yields the label sets that may have an anchor.
 func (x *labelIndex) with(anchor string) iter.Seq[*tables.LabelSet] {
 	if anchor == tables.AnyAnchor {
 		return slices.Values(x.sets)
 	}
+	return x.under(x.hash(anchor))
+}
+
+func (x *labelIndex) under(hash uint32) iter.Seq[*tables.LabelSet] {
 	return func(yield func(*tables.LabelSet) bool) {
-		for _, at := range x.byAnchor[x.hash(anchor)] {
-			if !yield(x.sets[at]) {
+		of := x.anchors[hash]
+		for at := of.first; of.count > 0; of.count-- {
+			if !yield(x.sets[x.entries[at].set]) {
 				return
 			}
+			at = x.entries[at].next
 		}
 	}
 }
