@@ -64,10 +64,16 @@ var (
 	}
 
 	endpointAddrIndex = statedb.Index[*Endpoint, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(e *Endpoint) index.KeySet { return addrKeys(e.Addrs) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
+		Name: "addr",
+		FromObject: func(e *Endpoint) index.KeySet {
+			keys := make([]index.Key, len(e.Addrs))
+			for i, a := range e.Addrs {
+				keys[i] = addrKey(a)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    addrKey,
+		FromString: addrKeyFromString,
 	}
 
 	endpointLabelSetIndex = statedb.Index[*Endpoint, LabelSetID]{

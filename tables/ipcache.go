@@ -72,9 +72,9 @@ func (c *IPCache) TableRow() []string {
 var (
 	ipcachePrefixIndex = statedb.Index[*IPCache, netip.Prefix]{
 		Name:       "prefix",
-		FromObject: func(c *IPCache) index.KeySet { return index.NewKeySet(index.NetIPPrefix(c.Prefix)) },
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
+		FromObject: func(c *IPCache) index.KeySet { return index.NewKeySet(prefixKey(c.Prefix)) },
+		FromKey:    prefixKey,
+		FromString: prefixKeyFromString,
 		Unique:     true,
 	}
 
