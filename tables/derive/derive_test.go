@@ -214,6 +214,25 @@ func TestIncrementalEqualsFromScratch(t *testing.T) {
 	}
 }
 
+// A round of many keys that comes to nothing is followed by others.
+func TestManyKeysAreUnchanged(t *testing.T) {
+	f := newFixture(t)
+	fill := func() {
+		f.write(func(wtxn statedb.WriteTxn) {
+			for i := range 3000 {
+				_, _, err := f.members.Insert(wtxn, &member{ID: i, Group: strconv.Itoa(i)})
+				require.NoError(t, err)
+			}
+		})
+	}
+	fill()
+	require.Equal(t, 3000, f.settle().Keys)
+	fill()
+	require.Zero(t, f.settle().Inserted)
+	f.insert(&member{ID: 3000, Group: "3000"})
+	require.Equal(t, 1, f.settle().Keys)
+}
+
 // The work is that of the affected keys, and only rows that differ are written.
 func TestCounts(t *testing.T) {
 	f := newFixture(t)

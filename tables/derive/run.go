@@ -169,10 +169,11 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 		r.initialized, r.Seed = nil, nil
 		changes++
 	}
-	if changes > 0 {
-		wtxn.Commit()
+	if changes == 0 {
+		return r.watches, nil
 	}
-	return r.watches, former.Forget(r.db, r.Output, changes)
+	wtxn.Commit()
+	return r.watches, former.Forget(r.db, r.Output, max(changes, len(keys.list))) // few rows may be long
 }
 
 // takeIn takes in the changes of all inputs that a snapshot has.
