@@ -220,6 +220,9 @@ func (r *rules) wait(id tables.PolicyID, selector tables.SelectorID) {
 		if delete(r.waiters[former], id); len(r.waiters[former]) == 0 {
 			delete(r.waiters, former)
 		}
+		if len(r.selector) == 0 {
+			r.selector = map[tables.PolicyID]tables.SelectorID{} // all have waited at the start
+		}
 	}
 	if selector == 0 {
 		return
