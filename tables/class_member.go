@@ -31,12 +31,21 @@ import (
 // network policies, says what a class stands for; it stays while the kernel has
 // addresses in the class. All rows of one commit agree.
 type ClassMember struct {
-	Role      bpf.Role     `json:"role"`
+	Role    bpf.Role `json:"role"`
+	OfClass bool     `json:"ofClass,omitempty"`
+
+	// Stuck is of a class of unknown meaning that cannot be left, as the kernel takes
+	// none of the writes. Nobody waits for it any more.
+	Stuck bool `json:"stuck,omitempty"`
+
+	// Class is the number of the class; 0 is the class of those that no
+	// selector chooses.
+	Class uint32 `json:"class"`
+
 	LabelSet  LabelSetID   `json:"labelSet"`
 	Node      string       `json:"node,omitempty"`
 	Prefix    netip.Prefix `json:"prefix,omitzero"`
 	Evaluated SelectorID   `json:"evaluated,omitzero"`
-	OfClass   bool         `json:"ofClass,omitempty"`
 
 	// Version is that of the selector that is evaluated.
 	Version uint64 `json:"-" yaml:"-"`
@@ -49,10 +58,6 @@ type ClassMember struct {
 	// Ports are the numbers of the port names that some policy looks at on this
 	// side, in order. They are part of the signature.
 	Ports []NamedPort `json:"ports,omitempty"`
-
-	// Class is the number of the class; 0 is the class of those that no
-	// selector chooses.
-	Class uint32 `json:"class"`
 
 	// Former are classes that it has left, as far as the kernel had addresses
 	// of it there when it last changed: see [Placement.Leaving].
@@ -69,10 +74,6 @@ type ClassMember struct {
 	// are its own too, until the old subjects have got theirs. Those in that one who
 	// have this signature go here.
 	Continues uint32 `json:"continues,omitempty"`
-
-	// Stuck is of a class of unknown meaning that cannot be left, as the kernel takes
-	// none of the writes. Nobody waits for it any more.
-	Stuck bool `json:"stuck,omitempty"`
 }
 
 // Leaver is an address or prefix that is still in a class while it belongs to

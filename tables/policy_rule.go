@@ -80,16 +80,16 @@ type PolicyPeer struct {
 	// too, as those of Kubernetes do; others mean what is outside the cluster.
 	MatchesPods bool `json:"matchesPods,omitempty"`
 
+	// Wide is set for services that are denied: where it is not known which pods
+	// serve one, it stands for all that may. Otherwise it stands for none of them.
+	Wide bool `json:"wide,omitempty"`
+
 	Group string `json:"group,omitempty"` // name of a [CIDRGroup], which need not exist
 
 	// Service is by name, or if that is empty by Labels: in the namespace, or in
 	// any if that is empty. A service that selects pods stands for those, any
 	// other for its backends.
 	Service Name `json:"service,omitzero" yaml:",omitempty"`
-
-	// Wide is set for services that are denied: where it is not known which pods
-	// serve one, it stands for all that may. Otherwise it stands for none of them.
-	Wide bool `json:"wide,omitempty"`
 }
 
 // PolicyEntity is a name for peers that are not told apart by labels.
