@@ -52,11 +52,26 @@ func (s *subjectPlace) isHere(r *round, id tables.LabelSetID) bool {
 	return is && s.Enforcement != tables.EnforcementNever
 }
 
-// here reports whether a pod of this node that policies are enforced on has a label set.
+// here reports whether a pod of this node that policies are enforced on has a label
+// set. Most often that has but a few pods, and is soon told.
 func (s *subjectPlace) here(txn statedb.ReadTxn, id tables.LabelSetID) bool {
 	if s.Enforcement == tables.EnforcementNever {
 		return false
 	}
+	looked := 0
+	for e := range s.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(id)) {
+		if e.Node == s.Places.LocalNode.Name {
+			return true
+		}
+		if looked++; looked == few {
+			return s.hereOfMany(txn, id)
+		}
+	}
+	return false
+}
+
+// hereOfMany is here for a label set that may have many more pods than this node.
+func (s *subjectPlace) hereOfMany(txn statedb.ReadTxn, id tables.LabelSetID) bool {
 	for e := range s.Places.Endpoints.List(txn, tables.EndpointsHere()) {
 		if e.LabelSet.ID == id {
 			return true
