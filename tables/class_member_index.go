@@ -150,6 +150,9 @@ var (
 	// ClassRowsOfRole queries the rows of all classes of a role of network policies.
 	ClassRowsOfRole = classMemberOfClassIndex.Query
 
+	// AnyClassRow queries the index that has the rows of all classes and no others.
+	AnyClassRow = ClassRowsOfRole(bpf.RolePeer)
+
 	// ClassRowsLeaving queries the rows of the classes of a role that somebody is
 	// leaving, also such to whom they apply alike, by whom Leaving is not longer.
 	ClassRowsLeaving = classMemberLeavingIndex.Query

@@ -66,6 +66,8 @@ type Input[Key comparable] interface {
 	meta() statedb.TableMeta
 	// awaited reports whether the first round waits for the table.
 	awaited() bool
+	// overlooks reports whether there are changes that do not wake the rule.
+	overlooks() bool
 	// join makes the rows that there are at first affect nothing.
 	join()
 	// observe starts to track the changes of the table.
@@ -105,6 +107,14 @@ func Where[In any, Key comparable](matters func(row In) bool, in Input[Key]) Inp
 	return in
 }
 
+// Indexed is an input of which no other rows matter than those that an index of the
+// table has, of which query is any: changes of other rows do not wake the rule, and are
+// told with the next ones that do, or after a while.
+func Indexed[In any, Key comparable](query statedb.Query[In], in Input[Key]) Input[Key] {
+	in.(*input[In, Key]).index = &query
+	return in
+}
+
 // FromKey is [From] for rows whose keys follow from their primary keys alone: they
 // need not be remembered. So does whether they matter, if only some do.
 func FromKey[In any, Key comparable](table statedb.Table[In], affects func(txn statedb.ReadTxn, row In, affect func(Key))) Input[Key] {
@@ -138,8 +148,9 @@ type input[In any, Key comparable] struct {
 	affects func(statedb.ReadTxn, In, func(Key))
 	changed func(txn statedb.ReadTxn, old, new In, affect func(Key)) // in the place of affects
 	differs func(old, new In) bool
-	matters func(In) bool // nil: all rows do
-	keyed   bool          // the keys follow from the primary key
+	matters func(In) bool      // nil: all rows do
+	keyed   bool               // the keys follow from the primary key
+	index   *statedb.Query[In] // any of the index whose rows alone matter; nil: all do
 
 	// initially replaces affects and changed in the first round.
 	initially func(statedb.ReadTxn, In, func(Key))
@@ -154,6 +165,7 @@ type input[In any, Key comparable] struct {
 
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
 func (i *input[In, Key]) awaited() bool           { return true }
+func (i *input[In, Key]) overlooks() bool         { return i.index != nil }
 
 func (i *input[In, Key]) join() { i.initially = func(statedb.ReadTxn, In, func(Key)) {} }
 
@@ -175,7 +187,7 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 	revision := i.table.Revision(txn)
 	if i.watch != nil {
 		if revision == i.revision {
-			return i.watch
+			return i.wakes(txn)
 		}
 		<-i.watch
 	} else if i.seen != nil {
@@ -189,6 +201,15 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan s
 	_, watch := i.iterator.Next(txn)
 	i.initially = nil
 	i.revision, i.watch = revision, watch
+	return i.wakes(txn)
+}
+
+// wakes returns the channel that closes when there is more than the snapshot has.
+func (i *input[In, Key]) wakes(txn statedb.ReadTxn) <-chan struct{} {
+	if i.index == nil {
+		return i.watch
+	}
+	_, watch := i.table.LowerBoundWatch(txn, *i.index)
 	return watch
 }
 

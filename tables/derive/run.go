@@ -84,7 +84,7 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 			return fmt.Errorf("derive table %s: %w", r.Output.Name(), err)
 		}
 		health.OK(fmt.Sprintf("%d rows", r.Output.NumObjects(r.db.ReadTxn())))
-		if !r.wait.any(ctx, watches) {
+		if !r.awaitChange(ctx, watches) {
 			return nil
 		}
 	}
@@ -120,6 +120,21 @@ func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) 
 		}
 	}
 	return true
+}
+
+// overlookedFor is for how long changes that do not wake a rule are overlooked: until
+// it has been told of a row that was deleted, StateDB keeps that.
+const overlookedFor = time.Minute
+
+// awaitChange returns when an input has changed; false if the agent stops.
+func (r *runner[Key, Out]) awaitChange(ctx context.Context, watches []<-chan struct{}) bool {
+	if !slices.ContainsFunc(r.Inputs, Input[Key].overlooks) {
+		return r.wait.any(ctx, watches)
+	}
+	soon, cancel := context.WithTimeout(ctx, overlookedFor)
+	defer cancel()
+	r.wait.any(soon, watches)
+	return ctx.Err() == nil
 }
 
 // awaitMost is for how long a rule puts off a round at most.

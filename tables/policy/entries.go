@@ -29,7 +29,7 @@ func deriveEntries(p derive.Params, e entryParams) error {
 	_, err := derive.Register(p, derive.Rule[tables.PolicyPair, *tables.PolicyEntry]{
 		Output: e.Output,
 		Inputs: []derive.Input[tables.PolicyPair]{
-			derive.Initially(concerned.byFirstClass, derive.Where((*tables.ClassMember).IsClass, derive.FromChange(e.Members, concerned.byClass))),
+			derive.Initially(concerned.byFirstClass, fromClasses(e.Members, concerned.byClass)),
 			derive.Joined(derive.FromChange(e.Rules, concerned.byPolicy)),
 		},
 		After: []statedb.TableMeta{e.Kernel},
@@ -40,4 +40,10 @@ func deriveEntries(p derive.Params, e entryParams) error {
 		Equal: (*tables.PolicyEntry).Equal,
 	})
 	return err
+}
+
+// fromClasses is an input of the rows of classes: those of members, which are many,
+// come and go with pods.
+func fromClasses[Key comparable](members statedb.Table[*tables.ClassMember], affects func(txn statedb.ReadTxn, old, new *tables.ClassMember, affect func(Key))) derive.Input[Key] {
+	return derive.Indexed(tables.AnyClassRow, derive.Where((*tables.ClassMember).IsClass, derive.FromChange(members, affects)))
 }

@@ -57,7 +57,7 @@ func deriveReadiness(p derive.Params, params readinessParams) error {
 	_, err := derive.Register(p, derive.Rule[bpf.ClassKey, *tables.PolicyReadiness]{
 		Output: r.Output,
 		Inputs: []derive.Input[bpf.ClassKey]{
-			derive.Initially(r.firstClass, derive.Where((*tables.ClassMember).IsClass, derive.FromChange(r.Members, r.classChanged))),
+			derive.Initially(r.firstClass, fromClasses(r.Members, r.classChanged)),
 			derive.Joined(derive.FromChange(r.Rules, func(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(bpf.ClassKey)) {
 				r.pairs.byPolicy(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
 			})),

@@ -54,7 +54,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 		Inputs: []derive.Input[tables.PolicyID]{
 			derive.FromKey(s.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
 			derive.FromChange(s.Rules, s.policyChanged),
-			derive.Where((*tables.ClassMember).IsClass, derive.FromChange(s.Members, s.classChanged)),
+			fromClasses(s.Members, s.classChanged),
 			derive.FromChange(s.Entries, s.entryChanged),
 			derive.FromChange(s.Pods, s.podChanged),
 			derive.FromChange(s.Kernel, func(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(tables.PolicyID)) {

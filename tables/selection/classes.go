@@ -28,11 +28,11 @@ func deriveClasses(p derive.Params, c classParams) error {
 		Output: c.Classes,
 		Inputs: []derive.Input[bpf.ClassKey]{
 			// Those of network policies have a row that says what they stand for.
-			derive.Where(
+			derive.Indexed(tables.ClassMembersByDigest(tables.RoleDigest{}), derive.Where(
 				func(m *tables.ClassMember) bool { return m.Class != 0 && (m.OfClass || m.Role == bpf.RoleEgress) },
 				derive.From(c.Members, func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
 					affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
-				})),
+				}))),
 			derive.FromIf(c.Groups,
 				func(old, new *tables.EgressGroup) bool { return old.Number != new.Number },
 				func(_ statedb.ReadTxn, g *tables.EgressGroup, affect func(bpf.ClassKey)) {
