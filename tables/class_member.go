@@ -201,6 +201,9 @@ func (m *ClassMember) IsMember() bool { return m.Evaluated == 0 && !m.OfClass }
 // IsClass reports whether the row says what a class stands for.
 func (m *ClassMember) IsClass() bool { return m.OfClass }
 
+// HasLeft reports whether the member has left a class.
+func (m *ClassMember) HasLeft() bool { return len(m.Former) > 0 }
+
 // IsOfEgress reports whether the row is about egress policies.
 func (m *ClassMember) IsOfEgress() bool { return m.Role == bpf.RoleEgress }
 

@@ -66,16 +66,17 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 						affect(key)
 					}
 				}),
-			derive.Where(func(m *tables.ClassMember) bool { return m.OfClass || len(m.Former) > 0 }, derive.FromIf(r.Members,
-				func(old, new *tables.ClassMember) bool { return new.OfClass || !slices.Equal(old.Former, new.Former) },
+			derive.Indexed(tables.AnyClassRow, derive.Where((*tables.ClassMember).IsClass, derive.From(r.Members,
 				func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
-					if m.OfClass {
-						affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
-					}
+					affect(bpf.ClassKey{Role: m.Role, Number: m.Class})
+				}))),
+			derive.Indexed(tables.ClassMembersByFormer(bpf.ClassKey{}), derive.Where((*tables.ClassMember).HasLeft, derive.FromIf(r.Members,
+				func(old, new *tables.ClassMember) bool { return !slices.Equal(old.Former, new.Former) },
+				func(_ statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
 					for _, number := range m.Former {
 						affect(classKey(number))
 					}
-				})),
+				}))),
 			// An address whose endpoint is gone leaves nothing any more.
 			derive.Joined(derive.FromIf(r.Endpoints, movesSource, r.affectedByEndpoint)),
 			derive.FromIf(r.Groups,
