@@ -78,12 +78,16 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 	if !r.awaitInputs(ctx, health) {
 		return nil
 	}
+	reported := -1 // rows, in health
 	for r.awaitMore(ctx) {
 		watches, err := r.round()
 		if err != nil {
 			return fmt.Errorf("derive table %s: %w", r.Output.Name(), err)
 		}
-		health.OK(fmt.Sprintf("%d rows", r.Output.NumObjects(r.db.ReadTxn())))
+		if rows := r.Output.NumObjects(r.db.ReadTxn()); rows != reported {
+			health.OK(fmt.Sprintf("%d rows", rows))
+			reported = rows
+		}
 		if !r.awaitChange(ctx, watches) {
 			return nil
 		}

@@ -31,7 +31,7 @@ func (s *policyScope) finish(r *round) {
 	}
 	// A class that changes its meaning differs otherwise from those that are
 	// being left towards it.
-	for row := range s.Output.List(r.txn, tables.ClassRowsLeaving(s.role)) {
+	for row := range tables.Rare(r.txn, s.Output, tables.ClassRowsLeaving(s.role)) {
 		if slices.ContainsFunc(row.Leavers, func(l tables.Leaver) bool { return resigned[l.To] }) {
 			r.touch(row.Class, netip.Prefix{})
 		}
@@ -124,7 +124,7 @@ func (r *round) touch(number uint32, prefix netip.Prefix) {
 // lookAt touches the classes that prefixes are in without belonging there, or are
 // said to be leaving: those may be others, while a write is under way.
 func (s *policyScope) lookAt(r *round) {
-	leaving := statedb.Collect(s.Output.List(r.txn, tables.ClassRowsLeaving(s.role)))
+	leaving := statedb.Collect(tables.Rare(r.txn, s.Output, tables.ClassRowsLeaving(s.role)))
 	seen := map[netip.Prefix]bool{}
 	for _, prefix := range r.looks {
 		if !prefix.IsValid() || seen[prefix] {

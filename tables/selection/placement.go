@@ -122,7 +122,7 @@ func (s *policyScope) isPeopled(txn statedb.ReadTxn, class uint32) bool {
 // affectedAsLeaver are the classes that a prefix is said to be leaving. It may
 // have been in one without an entry of its own, with what is around it.
 func (s *policyScope) affectedAsLeaver(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
-	for row := range s.Output.List(txn, tables.ClassRowsLeaving(s.role)) {
+	for row := range tables.Rare(txn, s.Output, tables.ClassRowsLeaving(s.role)) {
 		if isLeaver(row, prefix) {
 			affect(classKey(s.role, row.Class, prefix))
 		}
