@@ -95,6 +95,9 @@ var Dataflow = cell.Group(
 	// Kernel parameters.
 	cell.Provide(func(c Config) sysctl.StateDir { return sysctl.StateDir(c.StateDir) }),
 	sysctl.Cell,
+
+	// The garbage collector, which waits until the tables are filled.
+	startupCell,
 )
 
 func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {

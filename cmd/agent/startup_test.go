@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Garbage is collected as ever when the start is over, when there has been a
+// collection all the same, and when the agent stops before.
+func TestCollectionIsPutOff(t *testing.T) {
+	for name, end := range map[string]func(started chan struct{}, stop func()){
+		"started":   func(started chan struct{}, _ func()) { close(started) },
+		"collected": func(chan struct{}, func()) { runtime.GC() },
+		"stopped":   func(_ chan struct{}, stop func()) { stop() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			started, over := make(chan struct{}), make(chan struct{})
+			go func() {
+				putOffCollection(ctx, started)
+				close(over)
+			}()
+			require.Eventually(t, func() bool { return debug.SetMemoryLimit(-1) == uncollected }, 10*time.Second, time.Millisecond)
+			end(started, stop)
+			<-over
+			require.EqualValues(t, math.MaxInt64, debug.SetMemoryLimit(-1))
+			require.Equal(t, gcPercent, debug.SetGCPercent(gcPercent))
+		})
+	}
+}
