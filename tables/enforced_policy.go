@@ -66,6 +66,11 @@ func (p *EnforcedPolicy) NamesInForce(id SelectorID) bool {
 	return slices.ContainsFunc(p.Rules, func(r *EnforcedRule) bool { return r.Names(id) })
 }
 
+// names reports whether a rule names a selector, in force or retired.
+func (p *EnforcedPolicy) names(id SelectorID) bool {
+	return p.NamesInForce(id) || slices.ContainsFunc(p.Retired, func(r *EnforcedRule) bool { return r.Names(id) })
+}
+
 // ChangedRules yields the rules in force by which two rows of a policy differ, as
 // they were and as they are; nil where there is none. Either row may be nil.
 func ChangedRules(old, new *EnforcedPolicy) iter.Seq2[*EnforcedRule, *EnforcedRule] {
@@ -131,27 +136,55 @@ var (
 	}
 
 	enforcedPolicySelectorIndex = statedb.Index[*EnforcedPolicy, SelectorID]{
-		Name: "selector",
-		FromObject: func(p *EnforcedPolicy) index.KeySet {
-			ids := p.Selectors()
-			keys := make([]index.Key, len(ids))
-			for i, id := range ids {
-				keys[i] = selectorIDKey(id)
-			}
-			return index.NewKeySet(keys...)
-		},
+		Name:       "selector",
+		FromObject: func(p *EnforcedPolicy) index.KeySet { return selectorKeys(p.Selectors()) },
 		FromKey:    selectorIDKey,
 		FromString: selectorIDFromString,
 	}
 
 	// EnforcedPolicyByID queries what is in force of a policy.
 	EnforcedPolicyByID = enforcedPolicyIDIndex.Query
-
-	// EnforcedPoliciesBySelector queries the policies of which a rule names a
-	// selector, as its subject, among its peers, or as the name of a port; a
-	// retired one too.
-	EnforcedPoliciesBySelector = enforcedPolicySelectorIndex.Query
 )
+
+// manySelectors are so many that a policy which names more is indexed by groups of
+// them. A row that is written again costs its keys squared, and there may be tens of
+// thousands of prefixes in one policy.
+const manySelectors = 512
+
+// selectorGroup is one of 1024: the identities are digests.
+func selectorGroup(id SelectorID) index.Key { return index.Uint16(uint16(id >> 54)) }
+
+// selectorKeys are the keys of a policy that names some selectors, which are in order.
+func selectorKeys(ids []SelectorID) index.KeySet {
+	key := selectorIDKey
+	if len(ids) > manySelectors {
+		key = selectorGroup
+	}
+	var keys []index.Key
+	for _, id := range ids {
+		if k := key(id); len(keys) == 0 || !k.Equal(keys[len(keys)-1]) {
+			keys = append(keys, k)
+		}
+	}
+	return index.NewKeySet(keys...)
+}
+
+// EnforcedPoliciesBySelector yields the policies of which a rule names a selector, as
+// its subject, among its peers, or as the name of a port; a retired one too.
+func EnforcedPoliciesBySelector(txn statedb.ReadTxn, policies statedb.Table[*EnforcedPolicy], id SelectorID) iter.Seq[*EnforcedPolicy] {
+	return func(yield func(*EnforcedPolicy) bool) {
+		for p := range Rare(txn, policies, enforcedPolicySelectorIndex.Query(id)) {
+			if !yield(p) {
+				return
+			}
+		}
+		for p := range Rare(txn, policies, enforcedPolicySelectorIndex.QueryFromKey(selectorGroup(id))) {
+			if p.names(id) && !yield(p) {
+				return
+			}
+		}
+	}
+}
 
 // EnforcedRuleByID returns the rule with an identity, nil if there is none.
 func EnforcedRuleByID(txn statedb.ReadTxn, policies statedb.Table[*EnforcedPolicy], id RuleID) *EnforcedRule {
@@ -182,7 +215,7 @@ func EnforcedRulesByPort(txn statedb.ReadTxn, policies statedb.Table[*EnforcedPo
 // far as they are asked for.
 func enforcedRules(txn statedb.ReadTxn, policies statedb.Table[*EnforcedPolicy], id SelectorID, wanted func(*EnforcedRule) bool) iter.Seq[*EnforcedRule] {
 	return func(yield func(*EnforcedRule) bool) {
-		for p := range policies.List(txn, EnforcedPoliciesBySelector(id)) {
+		for p := range EnforcedPoliciesBySelector(txn, policies, id) {
 			for _, r := range p.Rules {
 				if wanted(r) && !yield(r) {
 					return

@@ -85,7 +85,7 @@ func (c *cluster) compareEntries(txn statedb.ReadTxn) (err error) {
 	})
 	for s := range c.policy.Selectors.All(txn) {
 		if !c.named(txn, s) {
-			differ("selector %s of %s is kept by %v, though no policy names it", s.Text, s.Role, statedb.Collect(c.policy.Compute.Rules.List(txn, tables.EnforcedPoliciesBySelector(s.ID))))
+			differ("selector %s of %s is kept by %v, though no policy names it", s.Text, s.Role, slices.Collect(tables.EnforcedPoliciesBySelector(txn, c.policy.Compute.Rules, s.ID)))
 		}
 	}
 	return err

@@ -110,7 +110,7 @@ func distinction(a, b *tables.ClassMember) []tables.SelectorID {
 func (r *round) inForce(id tables.SelectorID) bool {
 	is, known := r.force[id]
 	if !known {
-		for p := range r.Rules.List(r.txn, tables.EnforcedPoliciesBySelector(id)) {
+		for p := range tables.EnforcedPoliciesBySelector(r.txn, r.Rules, id) {
 			is = is || p.NamesInForce(id)
 		}
 		if r.force == nil {

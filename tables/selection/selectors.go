@@ -148,8 +148,10 @@ func (r *selectorRule) isNamed(txn statedb.ReadTxn, id tables.SelectorID) bool {
 	if r.users[id] > 0 {
 		return true
 	}
-	_, _, found := r.Rules.Get(txn, tables.EnforcedPoliciesBySelector(id))
-	return found
+	for range tables.EnforcedPoliciesBySelector(txn, r.Rules, id) {
+		return true
+	}
+	return false
 }
 
 func (r *selectorRule) affectedByGroup(txn statedb.ReadTxn, old, new *tables.CIDRGroup, affect func(selectorKey)) {
