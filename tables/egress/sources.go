@@ -34,25 +34,29 @@ type sourceParams struct {
 type sources struct {
 	sourceParams
 	unknown map[tables.LabelSetID]struct{}
+
+	// chosen has in the first round the label sets of which it is known what chooses
+	// them, and whether an egress policy does.
+	chosen map[tables.LabelSetID]bool
 }
 
 // deriveSources keeps the egress class of each address that this node has to
 // know: those of its own pods, and of the pods that it may be a gateway for.
 func deriveSources(p derive.Params, params sourceParams) error {
-	s := &sources{params, map[tables.LabelSetID]struct{}{}}
+	s := &sources{params, map[tables.LabelSetID]struct{}{}, map[tables.LabelSetID]bool{}}
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressSource]{
 		Output: s.Sources,
 		Inputs: []derive.Input[netip.Addr]{
-			derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint)),
-			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
-				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
-				s.affectedByMember))),
-			derive.Where((*tables.ClassMember).IsOfPods, derive.FromKey(s.Members,
+			derive.Initially(s.knownAtFirst, derive.Where(isOfLabelSet, derive.FromKey(s.Members,
 				func(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
 					if _, waits := s.unknown[m.LabelSet]; waits {
 						s.affectedByMember(txn, m, affect)
 					}
-				})),
+				}))),
+			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
+				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
+				s.affectedByMember))),
+			derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint)),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
 				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {
@@ -68,7 +72,10 @@ func deriveSources(p derive.Params, params sourceParams) error {
 		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.EgressSource, statedb.Revision] {
 			return s.Sources.List(txn, tables.EgressSourceByAddr(addr))
 		},
-		Rows:  s.rows,
+		Plan: func(txn statedb.ReadTxn, addrs []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.EgressSource) {
+			s.chosen = nil
+			return addrs, func(addr netip.Addr) []*tables.EgressSource { return s.rows(txn, addr) }
+		},
 		Equal: (*tables.EgressSource).Equal,
 	})
 	return err
@@ -84,10 +91,17 @@ func affectedByEndpoint(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip
 	}
 }
 
+func isOfLabelSet(m *tables.ClassMember) bool { return m.LabelSet != (tables.LabelSetID{}) }
+
+// knownAtFirst takes in a row of a label set: see [tables.ChosenByNoEgress].
+func (s *sources) knownAtFirst(_ statedb.ReadTxn, m *tables.ClassMember, _ func(netip.Addr)) {
+	s.chosen[m.LabelSet] = s.chosen[m.LabelSet] || m.IsOfEgress()
+}
+
 // affectedAtFirst is nothing for a pod elsewhere of which it is known that no egress
 // policy chooses it, as are most or all: there is no row yet that could go.
 func (s *sources) affectedAtFirst(txn statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
-	if e.Node == s.LocalNode.Name || !tables.ChosenByNoEgress(txn, s.Members, e.LabelSet.ID) {
+	if chosen, known := s.chosen[e.LabelSet.ID]; chosen || !known || e.Node == s.LocalNode.Name {
 		affectedByEndpoint(txn, e, affect)
 	}
 }
