@@ -49,7 +49,8 @@ type runner[Key comparable, Out any] struct {
 	initialized func(statedb.WriteTxn) // nil after the first round
 	watches     []<-chan struct{}      // of the inputs, as of the last round
 	wait        waiter
-	inVain      bool // what Await asks for did not come in time
+	inVain      bool          // what Await asks for did not come in time
+	first       affected[Key] // keys of the first round
 }
 
 func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
@@ -61,7 +62,7 @@ func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], sta
 	}
 	r := &runner[Key, Out]{
 		Rule: rule, db: db, stats: stats, primary: rule.Output.PrimaryIndexer(),
-		watches: make([]<-chan struct{}, len(rule.Inputs)),
+		watches: make([]<-chan struct{}, len(rule.Inputs)), first: affected[Key]{list: rule.Seed},
 	}
 	wtxn := db.WriteTxn(rule.Output)
 	r.initialized = rule.Output.RegisterInitializer(wtxn, "derive")
@@ -77,6 +78,9 @@ func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], sta
 func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 	if !r.awaitInputs(ctx, health) {
 		return nil
+	}
+	if r.Await != nil {
+		r.takeIn(r.db.ReadTxn(), &r.first) // while it waits
 	}
 	reported := -1 // rows, in health
 	for r.awaitMore(ctx) {
@@ -166,7 +170,7 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 // one closes when there are more. Most of what wakes a rule affects no key: that is
 // found out without a transaction, unless it may depend on a table that is exclusive.
 func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
-	keys := affected[Key]{list: r.Seed}
+	keys := r.first
 	if r.initialized == nil && len(r.Exclusive) == 0 {
 		if r.takeIn(r.db.ReadTxn(), &keys); len(keys.list) == 0 {
 			return r.watches, nil
@@ -181,11 +185,11 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 	}
 	if r.initialized != nil {
 		if r.Begin != nil && !r.Begin() {
-			r.Seed = keys.list
+			r.first = keys
 			return r.watches, nil
 		}
 		r.initialized(wtxn)
-		r.initialized, r.Seed = nil, nil
+		r.initialized, r.first = nil, affected[Key]{}
 		changes++
 	}
 	if changes == 0 {
