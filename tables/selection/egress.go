@@ -16,6 +16,9 @@ import (
 type egressScope struct{ *members }
 
 func (e *egressScope) signatures(r *round, key memberKey) []*tables.ClassMember {
+	if r.noSelectors() && len(r.before(key)) == 0 {
+		return nil
+	}
 	set := tables.LabelSetByID(r.txn, e.Places.Endpoints, key.set)
 	if set == nil {
 		return nil

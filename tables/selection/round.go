@@ -33,6 +33,8 @@ type round struct {
 	common    []tables.SelectorID            // of the pods with it
 	together  bool                           // no prefix tells pods apart; not looked for but in the first round
 	spaces    map[string]*tables.Namespace   // namespaces, by name
+	counted   bool                           // whether there are selectors, in none
+	none      bool                           // no selector looks at label sets
 	anchored  map[string][]*tables.Selector  // by anchor
 	required  map[string]bool                // labels that selectors require, by key
 	here      map[tables.LabelSetID]struct{} // the label sets of this node's pods

@@ -64,6 +64,19 @@ func (r *round) choosing(set *tables.LabelSet) []*tables.Selector {
 	return r.chosen
 }
 
+// noSelectors reports whether no selector of the role looks at label sets, as where
+// there are no egress policies.
+func (r *round) noSelectors() bool {
+	if !r.counted {
+		r.counted, r.none = true, true
+		for range r.Selectors.Prefix(r.txn, tables.SelectorsByAnchor(tables.RoleAnchor{Role: r.role})) {
+			r.none = false
+			break
+		}
+	}
+	return r.none
+}
+
 // withAnchor returns the selectors that require something.
 func (r *round) withAnchor(anchor string) []*tables.Selector {
 	selectors, known := r.anchored[anchor]
