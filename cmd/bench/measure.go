@@ -77,9 +77,13 @@ func cleanUp(mode, bpffs string) {
 	}
 }
 
+// heap is what is in use. What has a finalizer, and what that holds, goes with a later
+// collection than the first that finds it, when the finalizer has run.
 func heap() uint64 {
-	runtime.GC()
-	runtime.GC()
+	for range 4 {
+		runtime.GC()
+		time.Sleep(50 * time.Millisecond)
+	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
