@@ -32,9 +32,10 @@ func NewRows[Row any](primary statedb.Indexer[Row]) *Rows[Row] {
 	return &Rows[Row]{primary: primary, hash: func(key []byte) uint32 { return uint32(maphash.Bytes(seed, key)) }}
 }
 
-// Reserve makes room for some rows in all, so that it need not grow as they come.
+// Reserve makes room for some rows in all, so that it need not grow as they come, nor
+// with the first of those that come later.
 func (r *Rows[Row]) Reserve(rows int) {
-	if slots := rows + rows/7 + 1; slots > len(r.tags) {
+	if slots := rows + rows/7 + rows/64 + 8; slots > len(r.tags) {
 		r.resize(slots)
 	}
 }
