@@ -49,6 +49,10 @@ type NetworkPolicyStatus struct {
 	// nothing more of what it said before.
 	Settled bool `json:"settled"`
 
+	// Written is set when the kernel has, or refuses, all that the rules in force say,
+	// whether or not these are those that are wanted.
+	Written bool `json:"-" yaml:"-"`
+
 	// Since is when the wanted revision was first seen, Done when it was first
 	// settled; zero until then.
 	Since time.Time `json:"since" yaml:"-"`
@@ -59,7 +63,7 @@ type NetworkPolicyStatus struct {
 func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
 	return s.Policy == o.Policy && s.State == o.State && slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
 		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce && s.EntriesWanted == o.EntriesWanted &&
-		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Settled == o.Settled && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
+		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Settled == o.Settled && s.Written == o.Written && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -139,9 +139,9 @@ func (r *rules) selectorChanged(id tables.SelectorID, affect func(tables.PolicyI
 }
 
 // statusChanged has the pairs looked at that nothing else might call for, and retired
-// rules when those in force are settled.
+// rules when those in force are written.
 func (r *rules) statusChanged(txn statedb.ReadTxn, old, new *tables.NetworkPolicyStatus, affect func(tables.PolicyID)) {
-	if new != nil && new.Settled && (old == nil || !old.Settled || old.InForce != new.InForce) {
+	if new != nil && new.Written && (old == nil || !old.Written || old.InForce != new.InForce) {
 		if row, _, found := r.Output.Get(txn, tables.EnforcedPolicyByID(new.Policy)); found && len(row.Retired) > 0 {
 			affect(new.Policy)
 		}
@@ -177,7 +177,7 @@ func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Enforced
 		}
 	}
 	row.Retired = slices.DeleteFunc(row.Retired, func(old *tables.EnforcedRule) bool {
-		return !r.retired.waits(old.RuleID) && r.isSettled(txn, row)
+		return !r.retired.waits(old.RuleID) && r.isWritten(txn, row)
 	})
 	slices.SortFunc(row.Retired, compareRules)
 	row.Retired = slices.CompactFunc(row.Retired, func(a, b *tables.EnforcedRule) bool { return a.RuleID == b.RuleID })
@@ -325,12 +325,12 @@ func (r *rules) retire(txn statedb.ReadTxn, old, inPlace *tables.EnforcedRule) *
 	return &row
 }
 
-// isSettled reports whether the kernel says what the rules in force do. With the
-// selectors of retired ones goes what tells some from others, whose class they go to:
-// there they are to find the verdicts that they leave.
-func (r *rules) isSettled(txn statedb.ReadTxn, row *tables.EnforcedPolicy) bool {
+// isWritten reports whether the kernel says what the rules in force do, as far as it
+// takes that. With the selectors of retired ones goes what tells some from others, whose
+// class they go to: there they are to find the verdicts that they leave.
+func (r *rules) isWritten(txn statedb.ReadTxn, row *tables.EnforcedPolicy) bool {
 	status, _, found := r.Status.Get(txn, tables.NetworkPolicyStatusByPolicy(row.Policy))
-	return len(row.Rules) == 0 || found && status.Settled && status.InForce == row.Revision
+	return len(row.Rules) == 0 || found && status.Written && status.InForce == row.Revision
 }
 
 // versionOf tells the retired rules apart that had the same place in a policy.

@@ -218,6 +218,7 @@ func (s *status) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.Network
 	}
 	here, outside, refused := s.inForce(txn, p, row)
 	row.Settled = row.InForce == row.Wanted && c.programmed == c.wanted && outside == 0 && !s.unsettled.waits(id)
+	row.Written = c.failed > 0 || !s.unsettled.waits(id)
 	s.times(txn, row)
 	switch {
 	case len(row.Errors) > 0:

@@ -255,7 +255,8 @@ func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMembe
 
 // isInside reports whether a prefix is in a class, or may yet come into it. Who was
 // wanted there and is wanted elsewhere, or nowhere, may do so by a write that is under
-// way: until the kernel is known to have him where he is wanted, or to refuse to.
+// way: until the kernel is known to have him where he is wanted, or to refuse to. Of an
+// address that is new and goes at once that is not known.
 func (s *policyScope) isInside(r *round, prefix netip.Prefix, number uint32, was bool) bool {
 	kernel, desired := s.place.classes(r.txn, prefix)
 	underWay := was && (desired != kernel || s.place.pending(r.txn, prefix)) && !s.place.failed(r.txn, prefix)
