@@ -8,6 +8,8 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
@@ -19,8 +21,11 @@ import (
 // While the tables fill, little of what is allocated is garbage, but the collector goes
 // through all of it each time that there is twice as much: a sixth of the CPU of a
 // start. So nothing is collected before all maps have had their first round, or the
-// agent has taken this: a quarter of the limit in the manifests.
+// agent has taken this many bytes, or a quarter of what it may take.
 const uncollected = 512 << 20
+
+// memoryMax is where cgroup v2 says how many bytes the agent may take, or "max".
+const memoryMax = "/sys/fs/cgroup/memory.max"
 
 // gcPercent is how much more there may be than at the last collection: the default.
 const gcPercent = 100
@@ -37,15 +42,25 @@ var startupCell = cell.Module(
 		}
 		jobs.Add(job.OneShot("put-off-garbage-collection", func(ctx context.Context, _ cell.Health) error {
 			_, written := maps.Initialized(db.ReadTxn())
-			putOffCollection(ctx, written)
+			putOffCollection(ctx, written, uncollectedOf(memoryMax))
 			return nil
 		}))
 	}),
 )
 
+// uncollectedOf returns how many bytes may be taken, by a file that says the limit.
+func uncollectedOf(file string) int64 {
+	text, _ := os.ReadFile(file)
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return uncollected // no limit, or none that is known
+	}
+	return min(uncollected, limit/4)
+}
+
 // putOffCollection has nothing collected until the start is over, or the heap large.
-func putOffCollection(ctx context.Context, started <-chan struct{}) {
-	debug.SetMemoryLimit(uncollected)
+func putOffCollection(ctx context.Context, started <-chan struct{}, limit int64) {
+	debug.SetMemoryLimit(limit)
 	debug.SetGCPercent(-1)
 	defer debug.SetMemoryLimit(math.MaxInt64)
 	defer debug.SetGCPercent(gcPercent)

@@ -5,6 +5,8 @@ package agent
 import (
 	"context"
 	"math"
+	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -26,7 +28,7 @@ func TestCollectionIsPutOff(t *testing.T) {
 			defer stop()
 			started, over := make(chan struct{}), make(chan struct{})
 			go func() {
-				putOffCollection(ctx, started)
+				putOffCollection(ctx, started, uncollected)
 				close(over)
 			}()
 			require.Eventually(t, func() bool { return debug.SetMemoryLimit(-1) == uncollected }, 10*time.Second, time.Millisecond)
@@ -35,5 +37,14 @@ func TestCollectionIsPutOff(t *testing.T) {
 			require.EqualValues(t, math.MaxInt64, debug.SetMemoryLimit(-1))
 			require.Equal(t, gcPercent, debug.SetGCPercent(gcPercent))
 		})
+	}
+}
+
+func TestUncollectedIsAPartOfTheLimit(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "memory.max")
+	require.EqualValues(t, uncollected, uncollectedOf(file))
+	for text, want := range map[string]int64{"max\n": uncollected, "671088640\n": 160 << 20, "17179869184\n": uncollected} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		require.Equal(t, want, uncollectedOf(file), text)
 	}
 }
