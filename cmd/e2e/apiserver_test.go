@@ -53,7 +53,9 @@ func TestAPIServerRestarts(t *testing.T) {
 		a.awaitHealthy()
 	})
 	t.Run("watches have expired", func(t *testing.T) {
-		// The agent sleeps through changes that the API server then has forgotten.
+		// The agent sleeps through changes that the API server then has forgotten: no
+		// watch tells of them, only a list. Whether a watch is refused before, or ends
+		// by the restart already, depends on what the agent notices first.
 		a := a.within(t)
 		before := a.writes()
 		require.NoError(t, a.process.Signal(syscall.SIGSTOP))
@@ -68,7 +70,6 @@ func TestAPIServerRestarts(t *testing.T) {
 		a.converge(c, k)
 		a.awaitHealthy()
 		require.Greater(t, a.writes(), before)
-		require.Regexp(t, `expired|too old resource version|required revision has been compacted`, a.log())
 	})
 }
 
