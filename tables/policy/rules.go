@@ -43,7 +43,7 @@ type rules struct {
 	waiters  map[tables.SelectorID]map[tables.PolicyID]struct{}
 	retired  *settlement[tables.RuleID]
 
-	early bool // in the first round, a selector is not evaluated yet
+	early bool // it is too early for the first round: a selector is not evaluated yet
 
 	leave         map[tables.SelectorID]struct{} // see leaving
 	leaveRevision statedb.Revision
@@ -199,8 +199,9 @@ func (r *rules) inForce(txn statedb.ReadTxn, former *tables.EnforcedPolicy) *tab
 		return &tables.EnforcedPolicy{Policy: id}
 	}
 	wanted := &tables.EnforcedPolicy{Policy: id, Revision: revision, Rules: RulesOf(p)}
-	// In the first round nothing is in force that could stay, but who has to leave a
-	// class for what is wanted, which the classes have seen, is told from the others.
+	// In the first round nothing is in force that could stay: all comes into force, once
+	// the classes know all selectors. Those that have to be left for one are of unknown
+	// meaning then, and nobody waits for them here.
 	if begun, _ := r.Output.Initialized(txn); !begun {
 		r.early = r.early || r.unevaluated(txn, wanted.Rules) != 0
 		return wanted

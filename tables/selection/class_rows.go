@@ -96,8 +96,8 @@ func (r *round) part(m *tables.ClassMember) {
 	}
 }
 
-// lookInside has looked at what the kernel has inside of prefixes that came or went,
-// as long as there are no desired rows that tell.
+// lookInside notes what the kernel has inside prefixes that came or went, to be looked
+// at: before the ipcache has rows, these cannot tell.
 func (s *policyScope) lookInside(r *round) {
 	if begun, _ := s.IPCache.Initialized(r.txn); begun || r.resuming || len(r.parted) == 0 {
 		return
