@@ -262,6 +262,28 @@ func (p Placement) Leaving(txn statedb.ReadTxn, number uint32) bool {
 	return false
 }
 
+// LeavingTo returns the classes that the addresses that are leaving one are to go
+// to, in order.
+func (p Placement) LeavingTo(txn statedb.ReadTxn, number uint32) (classes []uint32) {
+	add := func(m *ClassMember) {
+		if m != nil && m.Class != number && m.Class != 0 && !slices.Contains(classes, m.Class) {
+			classes = append(classes, m.Class)
+		}
+	}
+	for m := range p.Members.List(txn, ClassMembersByFormer(bpf.ClassKey{Role: bpf.RoleEgress, Number: number})) {
+		if p.Has(txn, m, number) {
+			add(m)
+		}
+	}
+	for entry := range p.SourceEntries.List(txn, SourceEntriesLeaving(number)) {
+		if owner, _ := AddrOwner(txn, p.Endpoints, entry.Key.Addr.Addr()); owner != nil {
+			add(MemberOf(txn, p.Members, bpf.RoleEgress, owner))
+		}
+	}
+	slices.Sort(classes)
+	return classes
+}
+
 // Has reports whether the kernel has an address of a member's endpoints in a class.
 func (p Placement) Has(txn statedb.ReadTxn, m *ClassMember, number uint32) bool {
 	for e := range p.Endpoints.List(txn, EndpointsByLabelSet(m.LabelSet)) {

@@ -4,6 +4,7 @@ package tables
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/statedb"
@@ -28,6 +29,16 @@ type ClassReadiness struct {
 	RowsExtra  int        `json:"rowsExtra"`  // entries in the kernel that are not desired, or otherwise
 	Leaving    bool       `json:"leaving"`    // the kernel has addresses in the class that are about to leave it
 	Used       bool       `json:"used"`       // not wanted, but the kernel has addresses in the class or rules to the group
+
+	// LeavingTo are the egress classes that these addresses are to go to, in order.
+	LeavingTo []uint32 `json:"leavingTo,omitempty"`
+}
+
+// Equal reports whether two rows say the same.
+func (r *ClassReadiness) Equal(o *ClassReadiness) bool {
+	return r.ClassKey == o.ClassKey && r.Wanted == o.Wanted && r.Digest == o.Digest && r.Registered == o.Registered &&
+		r.Complete == o.Complete && r.Of == o.Of && r.RowsWanted == o.RowsWanted && r.RowsReady == o.RowsReady &&
+		r.RowsExtra == o.RowsExtra && r.Leaving == o.Leaving && r.Used == o.Used && slices.Equal(r.LeavingTo, o.LeavingTo)
 }
 
 // Ready reports whether users may be put into the class: all that is desired

@@ -16,6 +16,9 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
+// Gate says whether a write may be made now, and else why not and what it waits for.
+type Gate[K, V tables.MapPart] func(op Op[K, V]) (waitFor any, reason string)
+
 // Config describes the reconciliation of one map.
 type Config[Row any, K, V tables.MapPart] struct {
 	Map     bpf.Map[K, V]
@@ -37,12 +40,13 @@ type Config[Row any, K, V tables.MapPart] struct {
 
 	Plan Plan[K, V]
 
-	// Gate, if not nil, says whether a write may be made now: an empty reason
-	// means yes. Otherwise it is looked at again when a row of Opener changes
-	// that has waitFor. Whatever else it decides by, such a change follows, unless
-	// that is undone before the row is derived anew: then the gate opens with
-	// nothing told. So it is also looked at by itself, with growing delays.
-	Gate   func(txn statedb.ReadTxn, op Op[K, V]) (waitFor any, reason string)
+	// Gate, if not nil, returns the gate of a round, which looks at one snapshot. It
+	// says whether a write may be made now: an empty reason means yes. Otherwise it
+	// is looked at again when a row of Opener changes that has waitFor. Whatever else
+	// it decides by, such a change follows, unless that is undone before the row is
+	// derived anew: then the gate opens with nothing told. So it is also looked at by
+	// itself, with growing delays.
+	Gate   func(txn statedb.ReadTxn) Gate[K, V]
 	Opener Opener
 
 	// Held are tables that nobody changes from the snapshot of a gate until the

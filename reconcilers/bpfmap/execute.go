@@ -6,8 +6,6 @@ import (
 	"errors"
 	"iter"
 
-	"github.com/cilium/statedb"
-
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -40,9 +38,8 @@ type outcome[V comparable] struct {
 type execution[K, V tables.MapPart] struct {
 	target bpf.Map[K, V]
 	plan   Plan[K, V]
-	gate   func(statedb.ReadTxn, Op[K, V]) (waitFor any, reason string)
+	gate   Gate[K, V] // of the round, nil if there is none
 	vacate func(Op[K, V]) bool
-	txn    statedb.ReadTxn // what gates look at
 	count  func(op bpf.Op, done int, err error)
 
 	changes  []Change[K, V]
@@ -143,7 +140,7 @@ func (x *execution[K, V]) admit(op *Op[K, V]) bool {
 		return false
 	}
 	if x.gate != nil {
-		if waitFor, reason := x.gate(x.txn, *op); reason != "" {
+		if waitFor, reason := x.gate(*op); reason != "" {
 			out.fate, out.waitFor, out.reason = fateWaiting, waitFor, reason
 			x.faults++
 			x.block(op.Key)

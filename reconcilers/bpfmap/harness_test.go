@@ -132,13 +132,23 @@ func newTestLoop(t testing.TB, c testConfig) *testLoop {
 		SetStatus: func(r *testRow, s reconciler.Status) *testRow { r.Status = s; return r },
 		GetStatus: func(r *testRow) reconciler.Status { return r.Status },
 		Plan:      c.plan,
-		Gate:      c.gate,
+		Gate:      perRound(c.gate),
 		Opener:    OpenedByReadiness(l.readiness),
 	})
 	require.NoError(t, err)
 	_, l.health = cell.NewSimpleHealth()
 	l.report.health = l.health
 	return l
+}
+
+// perRound makes the gates of rounds of one that is told the snapshot.
+func perRound(gate func(statedb.ReadTxn, Op[prefixKey, number]) (any, string)) func(statedb.ReadTxn) Gate[prefixKey, number] {
+	if gate == nil {
+		return nil
+	}
+	return func(txn statedb.ReadTxn) Gate[prefixKey, number] {
+		return func(op Op[prefixKey, number]) (any, string) { return gate(txn, op) }
+	}
 }
 
 // start does what run does before its first step.

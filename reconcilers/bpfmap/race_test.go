@@ -86,7 +86,7 @@ func (p *pair) run(ctx context.Context, name string, gate func(statedb.ReadTxn, 
 		SetStatus: func(r *testRow, s reconciler.Status) *testRow { r.Status = s; return r },
 		GetStatus: func(r *testRow) reconciler.Status { return r.Status },
 		Plan:      PlanAny[prefixKey, number](),
-		Gate:      gate,
+		Gate:      perRound(gate),
 		Opener:    OpenedByReadiness(p.readiness),
 	})
 	require.NoError(p.t, err)

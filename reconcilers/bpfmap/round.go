@@ -234,9 +234,7 @@ func (l *loop[Row, K, V]) execute(txn statedb.ReadTxn, changes []Change[K, V], c
 	x := &execution[K, V]{
 		target:   l.Map,
 		plan:     l.Plan,
-		gate:     l.Gate,
 		vacate:   l.Vacate,
-		txn:      txn,
 		count:    l.report.count,
 		changes:  changes,
 		outcomes: make([]outcome[V], len(changes)),
@@ -247,6 +245,9 @@ func (l *loop[Row, K, V]) execute(txn statedb.ReadTxn, changes []Change[K, V], c
 			}
 			return value, found
 		},
+	}
+	if l.Gate != nil {
+		x.gate = l.Gate(txn)
 	}
 	x.all = func(yield func(K, V) bool) {
 		for entry := range l.Entries.All(txn) {

@@ -64,11 +64,13 @@ func registerExits(p bpfmap.Params, maps *bpf.Maps, attachments statedb.Table[*t
 	moves := func(op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) bool {
 		return op.Old == nil || op.Old.IfIndex != op.Value.IfIndex
 	}
-	cfg.Gate = func(txn statedb.ReadTxn, op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) (waitFor any, reason string) {
-		if op.Delete() || !moves(op) {
-			return nil, ""
+	cfg.Gate = func(txn statedb.ReadTxn) bpfmap.Gate[bpf.ExitKey, bpf.ExitValue] {
+		return func(op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) (waitFor any, reason string) {
+			if op.Delete() || !moves(op) {
+				return nil, ""
+			}
+			return op.Value.IfIndex, unattached(txn, attachments, op.Value.IfIndex)
 		}
-		return op.Value.IfIndex, unattached(txn, attachments, op.Value.IfIndex)
 	}
 	cfg.Vacate = moves // replies come by the new device already
 	return bpfmap.Register(p, cfg)
@@ -110,11 +112,13 @@ func registerNodes(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tabl
 func registerConfig(p bpfmap.Params, maps *bpf.Maps, readiness statedb.Table[*tables.ClassReadiness], desired tables.Desired[*tables.DatapathConfig], mirror statedb.RWTable[*tables.ConfigEntry]) error {
 	cfg := bpfmap.ConfigOf(maps.Config, desired, mirror, bpfmap.PlanAny[bpf.ConfigKey, bpf.ConfigValue]())
 	cfg.Opener = bpfmap.OpenedByReadiness(readiness) // of no class: what opens the gate is another row
-	cfg.Gate = func(_ statedb.ReadTxn, op bpfmap.Op[bpf.ConfigKey, bpf.ConfigValue]) (waitFor any, reason string) {
-		if !op.Delete() && op.Value.Underlay == (bpf.Address{}) {
-			reason = "the address of this node"
+	cfg.Gate = func(statedb.ReadTxn) bpfmap.Gate[bpf.ConfigKey, bpf.ConfigValue] {
+		return func(op bpfmap.Op[bpf.ConfigKey, bpf.ConfigValue]) (waitFor any, reason string) {
+			if !op.Delete() && op.Value.Underlay == (bpf.Address{}) {
+				reason = "the address of this node"
+			}
+			return waitFor, reason
 		}
-		return waitFor, reason
 	}
 	return bpfmap.Register(p, cfg)
 }

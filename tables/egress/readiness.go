@@ -102,7 +102,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 			return r.Readiness.List(txn, tables.ClassReadinessByKey(key))
 		},
 		Rows:  r.rows,
-		Equal: func(a, b *tables.ClassReadiness) bool { return *a == *b },
+		Equal: (*tables.ClassReadiness).Equal,
 	})
 	return err
 }
@@ -167,7 +167,9 @@ func (r *readinessParams) class(txn statedb.ReadTxn, row *tables.ClassReadiness)
 	}
 	row.RowsExtra = count(r.EgressEntries.List(txn, tables.EgressEntriesByClass(row.Number))) - row.RowsReady
 	placement := tables.Placement{Endpoints: r.Endpoints, Members: r.Members, SourceEntries: r.SourceEntries}
-	row.Leaving = placement.Leaving(txn, row.Number)
+	if row.Leaving = placement.Leaving(txn, row.Number); row.Leaving {
+		row.LeavingTo = placement.LeavingTo(txn, row.Number)
+	}
 	if !row.Wanted {
 		_, _, row.Used = r.SourceEntries.Get(txn, tables.SourceEntriesByClass(row.Number))
 		return
