@@ -54,12 +54,8 @@ func (c *Class) TableRow() []string { return c.Row(SelectorID.String) }
 
 // Row is what TableRow returns, with the selectors by the names that they are given.
 func (c *Class) Row(name func(SelectorID) string) []string {
-	selectors := make([]string, len(c.Selectors))
-	for i, id := range c.Selectors {
-		selectors[i] = name(id)
-	}
 	return []string{
-		c.ClassKey.String(), c.Digest.String()[:8], listColumn(selectors, " | "),
+		c.ClassKey.String(), c.Digest.String()[:8], selectorColumn(c.Selectors, name),
 		c.Status.Kind.String(), orDash(c.Status.GetError()),
 	}
 }

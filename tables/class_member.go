@@ -123,9 +123,12 @@ func (*ClassMember) TableHeader() []string {
 }
 
 // TableRow implements [statedb.TableWritable].
-func (m *ClassMember) TableRow() []string {
+func (m *ClassMember) TableRow() []string { return m.Row(SelectorID.String) }
+
+// Row is what TableRow returns, with the selectors by the names that they are given.
+func (m *ClassMember) Row(name func(SelectorID) string) []string {
 	if m.Evaluated != 0 {
-		return []string{m.Role.String(), "-", "-", "-", "-", "-", "-", m.Evaluated.String(), "-"}
+		return []string{m.Role.String(), "-", "-", "-", "-", "-", "-", name(m.Evaluated), "-"}
 	}
 	set, prefix := "-", "-"
 	if m.LabelSet != (LabelSetID{}) || m.Role == bpf.RoleEgress {
@@ -136,7 +139,7 @@ func (m *ClassMember) TableRow() []string {
 	}
 	return []string{
 		m.Role.String(), set, orDash(m.Node), prefix, strconv.FormatUint(uint64(m.Class), 10),
-		listColumn(stringsOf(m.Selectors), ","), listColumn(stringsOf(m.Ports), ","), "-", listColumn(stringsOf(m.Leaving), ","),
+		selectorColumn(m.Selectors, name), listColumn(stringsOf(m.Ports), ","), "-", selectorColumn(m.Leaving, name),
 	}
 }
 

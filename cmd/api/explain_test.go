@@ -170,7 +170,7 @@ func TestNetworkPolicies(t *testing.T) {
 	require.Regexp(t, `^Kind +Name +State +Programmed +Failed `, body)
 }
 
-// The rules in force, and classes, name selectors by ID: people see what these are.
+// The rules in force, classes and their members name selectors by ID: people see what these are.
 func TestPolicyRules(t *testing.T) {
 	db := statedb.New()
 	web := tables.PodSelector(bpf.RoleSubject, tables.EgressSelector{Pods: "app=web"})
@@ -203,6 +203,15 @@ func TestPolicyRules(t *testing.T) {
 	})
 	_, body = h.ask("/tables/classes")
 	require.Contains(t, body, "203.0.113.0/24 | 0000000000000001 ")
+
+	newTable(t, db, tables.NewClassMemberTable,
+		&tables.ClassMember{Role: bpf.RolePeer, Evaluated: web.ID()},
+		&tables.ClassMember{
+			Role: bpf.RolePeer, OfClass: true, Class: 7, Selectors: []tables.SelectorID{office.ID(), gone}, Leaving: []tables.SelectorID{web.ID()},
+		})
+	_, body = h.ask("/tables/class-members")
+	require.Regexp(t, `peer( +-){3} +7 +203\.0\.113\.0/24 \| 0000000000000001 +- +- +`+regexp.QuoteMeta(web.Text), body)
+	require.Regexp(t, `peer( +-){6} +`+regexp.QuoteMeta(web.Text), body)
 }
 
 // What a question costs over HTTP, without the connection.
