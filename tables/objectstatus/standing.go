@@ -16,12 +16,12 @@ import (
 type fate uint8
 
 const (
-	fateProgrammed fate = iota
-	fateWaiting         // it has not said that it has it
-	fateSilent          // its report has no room for it
-	fateFailed          // it could not, and says why
-	fateNotReady        // and without it: nobody knows when it will have it, or whether it is still there
-	fateNone            // there is no such node, or no agent there
+	fateNone fate = iota // there is no such node, or no agent there
+	fateProgrammed
+	fateWaiting  // it has not said that it has it
+	fateSilent   // its report has no room for it
+	fateFailed   // it could not, and says why
+	fateNotReady // and without it: nobody knows when it will have it, or whether it is still there
 )
 
 // fate returns how the policy of a row fares on a node, and what the node says of the
@@ -64,13 +64,13 @@ func (s *status) said(txn statedb.ReadTxn, row *tables.ObjectStatus, node string
 }
 
 // standing is how an egress policy fares on all nodes. It is kept from one change to
-// the next, so that a change of a node is a look at that node: those that have the
-// policy, which are most, are only counted.
+// the next, so that a change of a node is a look at that node. As there are many nodes
+// for each of many policies, a node is no more than a byte in it.
 type standing struct {
 	uid        string
 	generation int64 // of the object that nodes were asked for
 
-	others  map[string]fate     // of the nodes that do not have it
+	fates   []fate              // of nodes, by their numbers
 	losesTo map[string][]string // what a node says that it loses
 }
 
@@ -79,7 +79,7 @@ type standing struct {
 func (s *status) standing(txn statedb.ReadTxn, row *tables.ObjectStatus) *standing {
 	st := s.standings[row.Policy]
 	if st == nil || st.uid != row.UID || st.generation != row.Generation {
-		st = &standing{uid: row.UID, generation: row.Generation, others: map[string]fate{}, losesTo: map[string][]string{}}
+		st = &standing{uid: row.UID, generation: row.Generation, losesTo: map[string][]string{}}
 		s.standings[row.Policy] = st
 		for n := range s.Nodes.All(txn) {
 			s.look(txn, row.Policy, n.Name)
@@ -88,18 +88,26 @@ func (s *status) standing(txn statedb.ReadTxn, row *tables.ObjectStatus) *standi
 	return st
 }
 
+// lookAt takes in how all policies fare on a node of which that is known of others. A
+// policy that is gone for the moment may be back before its row is computed.
+func (s *status) lookAt(txn statedb.ReadTxn, node string) {
+	for id := range s.standings {
+		s.look(txn, id, node)
+	}
+}
+
 // look takes in how a policy fares on a node, if it is known how it does on others.
 func (s *status) look(txn statedb.ReadTxn, id tables.PolicyID, node string) {
 	st := s.standings[id]
 	if st == nil {
 		return
 	}
-	delete(st.others, node)
-	delete(st.losesTo, node)
 	f, said := s.fate(txn, &tables.ObjectStatus{Policy: id, UID: st.uid, Generation: st.generation}, node)
-	if f != fateProgrammed && f != fateNone {
-		st.others[node] = f
+	if number, known := s.numbers.of[node]; known {
+		st.fates = append(st.fates, make([]fate, max(0, number+1-len(st.fates)))...)
+		st.fates[number] = f
 	}
+	delete(st.losesTo, node)
 	if said != nil && len(said.LosesTo) > 0 {
 		st.losesTo[node] = said.LosesTo
 	}
@@ -117,18 +125,28 @@ type tally struct {
 
 func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
 	st := s.standing(txn, row)
-	t := tally{programmed: s.agents - len(st.others), total: s.agents}
-	for _, node := range slices.Sorted(maps.Keys(st.others)) {
-		switch st.others[node] {
+	var t tally
+	for number, f := range st.fates {
+		node := s.numbers.names[number]
+		switch f {
+		case fateNone, fateNotReady:
+			continue
+		case fateProgrammed:
+			t.programmed++
 		case fateWaiting:
 			t.waiting = append(t.waiting, node)
 		case fateSilent:
 			t.silent = append(t.silent, node)
 		case fateFailed:
-			t.failed = append(t.failed, s.failure(txn, row, node))
-		case fateNotReady:
-			t.total--
+			t.failed = append(t.failed, node)
 		}
+		t.total++
+	}
+	slices.Sort(t.waiting)
+	slices.Sort(t.silent)
+	slices.Sort(t.failed)
+	for i, node := range t.failed {
+		t.failed[i] = s.failure(txn, row, node)
 	}
 	loses := map[string]struct{}{}
 	for _, destinations := range st.losesTo {

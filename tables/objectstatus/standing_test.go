@@ -22,6 +22,7 @@ type changing struct {
 	db      *statedb.DB
 	nodes   statedb.RWTable[*tables.Node]
 	reports statedb.RWTable[*tables.NodeReport]
+	egress  statedb.RWTable[*tables.EgressPolicy]
 	*status
 	affected map[tables.PolicyID]bool
 }
@@ -33,16 +34,21 @@ func newChanging(t *testing.T) *changing {
 	require.NoError(t, err)
 	c.reports, err = tables.NewNodeReportTable(c.db)
 	require.NoError(t, err)
-	egress, err := tables.NewEgressPolicyTable(c.db)
+	c.egress, err = tables.NewEgressPolicyTable(c.db)
 	require.NoError(t, err)
-	wtxn := c.db.WriteTxn(egress)
 	for _, name := range []string{"web", "db"} {
-		_, _, err := egress.Insert(wtxn, &tables.EgressPolicy{Name: name})
-		require.NoError(t, err)
+		c.policy(nil, &tables.EgressPolicy{Name: name})
 	}
-	wtxn.Commit()
-	c.status = newStatus(statusParams{Nodes: c.nodes, Reports: c.reports, Egress: egress})
+	c.status = newStatus(statusParams{Nodes: c.nodes, Reports: c.reports, Egress: c.egress})
 	return c
+}
+
+// policy has an egress policy come or go.
+func (c *changing) policy(former, p *tables.EgressPolicy) {
+	wtxn := c.db.WriteTxn(c.egress)
+	defer wtxn.Abort()
+	put(c.t, wtxn, c.egress, former, p)
+	wtxn.Commit()
 }
 
 func (c *changing) affect(id tables.PolicyID) { c.affected[id] = true }
@@ -178,6 +184,32 @@ func TestStandings(t *testing.T) {
 		if random.IntN(10) == 0 {
 			rows[0].Generation = 1 + random.Int64N(2) // of another version of the object
 		}
+	}
+}
+
+// A policy may be gone in the snapshot that has a change of a node, and be back in the
+// one that the round is computed from.
+func TestPolicyAwayForAMoment(t *testing.T) {
+	c := newChanging(t)
+	web := &tables.EgressPolicy{Name: "web"}
+	row := &tables.ObjectStatus{Policy: tables.EgressPolicyID("web")}
+	has := tables.ReportedPolicy{Policy: row.Policy, Wanted: 1, Programmed: 1}
+	for _, tell := range []struct {
+		what   string
+		node   *tables.Node
+		report *tables.NodeReport
+	}{
+		{"there is one", node("node-1", true), nil},
+		{"its report comes", node("node-1", true), reportOf("node-1", 1)},
+		{"the report has room", node("node-1", true), reportOf("node-1", 0)},
+		{"it has the policy", node("node-1", true), reportOf("node-1", 0, has)},
+		{"it is not ready, and has it not", node("node-1", false), reportOf("node-1", 0)},
+		{"it is gone", nil, nil},
+	} {
+		c.policy(web, nil)
+		c.set("node-1", tell.node, tell.report)
+		c.policy(nil, web)
+		require.Equal(t, c.naive(row), c.tally(c.db.ReadTxn(), row), tell.what)
 	}
 }
 

@@ -33,9 +33,9 @@ type statusParams struct {
 type status struct {
 	statusParams
 
-	agents    int // nodes that run one
 	standings map[tables.PolicyID]*standing
-	looks     int // at how a policy fares on a node, so far: what the work is
+	numbers   numbers // of nodes, for the standings
+	looks     int     // at how a policy fares on a node, so far: what the work is
 
 	// named are the nodes whose reports name a network policy. Such policies are few
 	// beside all there are.
@@ -44,7 +44,8 @@ type status struct {
 
 func newStatus(params statusParams) *status {
 	return &status{
-		statusParams: params, standings: map[tables.PolicyID]*standing{}, named: map[tables.PolicyID]map[string]struct{}{},
+		statusParams: params, standings: map[tables.PolicyID]*standing{}, numbers: numbers{of: map[string]int{}},
+		named: map[tables.PolicyID]map[string]struct{}{},
 	}
 }
 
@@ -130,25 +131,16 @@ func (s *status) allEgress(txn statedb.ReadTxn, affect func(tables.PolicyID)) {
 // nodeChanged affects all egress policies, when there is another node of which it
 // matters whether it has them.
 func (s *status) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, affect func(tables.PolicyID)) {
-	counts, counted := new != nil && runsAgent(new), old != nil && runsAgent(old)
-	if old != nil && new != nil && old.Ready == new.Ready && counts == counted {
+	if old != nil && new != nil && old.Ready == new.Ready && runsAgent(old) == runsAgent(new) {
 		return
 	}
-	if counted {
-		s.agents--
+	name := cmp.Or(new, old).Name
+	s.numbers.give(name)
+	s.lookAt(txn, name)
+	if new == nil {
+		s.numbers.free(name) // nobody has it any more
 	}
-	if counts {
-		s.agents++
-	}
-	s.allEgress(txn, s.looksAt(txn, cmp.Or(new, old).Name, affect))
-}
-
-// looksAt has those looked at on a node that are affected.
-func (s *status) looksAt(txn statedb.ReadTxn, node string, affect func(tables.PolicyID)) func(tables.PolicyID) {
-	return func(id tables.PolicyID) {
-		s.look(txn, id, node)
-		affect(id)
-	}
+	s.allEgress(txn, affect)
 }
 
 // reportChanged affects the policies of which a node says something else now. One
@@ -157,22 +149,26 @@ func (s *status) looksAt(txn statedb.ReadTxn, node string, affect func(tables.Po
 func (s *status) reportChanged(txn statedb.ReadTxn, old, new *tables.NodeReport, affect func(tables.PolicyID)) {
 	before, after := contentsOf(old), contentsOf(new)
 	node := cmp.Or(new, old).Node
-	affect = s.looksAt(txn, node, affect)
 	if (before.Omitted > 0) != (after.Omitted > 0) || old == nil || new == nil {
+		s.lookAt(txn, node)
 		s.allEgress(txn, affect)
+	}
+	says := func(id tables.PolicyID) {
+		s.look(txn, id, node)
+		affect(id)
 	}
 	for i := range before.Policies {
 		p := &before.Policies[i]
 		s.name(p.Policy, node, false)
 		if now := after.Policy(p.Policy); now == nil || !now.Equal(p) {
-			affect(p.Policy)
+			says(p.Policy)
 		}
 	}
 	for i := range after.Policies {
 		p := &after.Policies[i]
 		s.name(p.Policy, node, true)
 		if before.Policy(p.Policy) == nil {
-			affect(p.Policy)
+			says(p.Policy)
 		}
 	}
 }
