@@ -53,7 +53,7 @@ type Rule[Key comparable, Out any] struct {
 	// Plan replaces Rows in a rule whose keys depend on each other, as when
 	// they share allocated numbers. It is given the affected keys of a round,
 	// may add others, and returns all of them with the function that tells
-	// their rows.
+	// their rows; or none where Begin is to say that it is too early.
 	Plan func(txn statedb.ReadTxn, keys []Key) ([]Key, func(Key) []Out)
 
 	// Equal reports whether a wanted row says the same as the existing one of

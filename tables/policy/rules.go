@@ -43,7 +43,9 @@ type rules struct {
 	waiters  map[tables.SelectorID]map[tables.PolicyID]struct{}
 	retired  *settlement[tables.RuleID]
 
-	early bool // it is too early for the first round: a selector is not evaluated yet
+	// late is a policy with a selector that is not evaluated yet, for which it is too
+	// early for the first round.
+	late tables.PolicyID
 
 	leave         map[tables.SelectorID]struct{} // see leaving
 	leaveRevision statedb.Revision
@@ -83,15 +85,14 @@ func deriveRules(p derive.Params, params ruleParams) error {
 			// Its row changes once the rules in force have.
 			derive.Feedback(derive.FromChange(r.Status, r.statusChanged)),
 		},
-		Begin: func() bool {
-			early := r.early
-			r.early = false
-			return !early
-		},
+		Begin: func() bool { return r.late == tables.PolicyID{} },
 		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.EnforcedPolicy, statedb.Revision] {
 			return r.Output.List(txn, tables.EnforcedPolicyByID(id))
 		},
 		Plan: func(txn statedb.ReadTxn, ids []tables.PolicyID) ([]tables.PolicyID, func(tables.PolicyID) []*tables.EnforcedPolicy) {
+			if r.isLate(txn) {
+				return nil, nil
+			}
 			r.retired.checkEach(func(pair tables.PolicyPair, rule tables.RuleID) bool { return r.gone(txn, pair, rule) })
 			return ids, func(id tables.PolicyID) []*tables.EnforcedPolicy { return r.rows(txn, id) }
 		},
@@ -164,7 +165,23 @@ func (r *rules) pairChanged(pair tables.PolicyPair, affect func(tables.PolicyID)
 	r.retired.touch(pair, func(rule tables.RuleID) { affect(rule.Policy) })
 }
 
+// isLate reports whether the policy is still late that was when the first round was
+// last tried: then nothing is computed, as it would be in vain.
+func (r *rules) isLate(txn statedb.ReadTxn) bool {
+	if r.late == (tables.PolicyID{}) {
+		return false
+	}
+	if p, _, found := r.Policies.Get(txn, tables.NetworkPolicyByID(r.late)); found && r.unevaluated(txn, RulesOf(p)) != 0 {
+		return true
+	}
+	r.late = tables.PolicyID{}
+	return false
+}
+
 func (r *rules) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.EnforcedPolicy {
+	if r.late != (tables.PolicyID{}) {
+		return nil
+	}
 	former, _, found := r.Output.Get(txn, tables.EnforcedPolicyByID(id))
 	if !found {
 		former = &tables.EnforcedPolicy{Policy: id}
@@ -203,7 +220,9 @@ func (r *rules) inForce(txn statedb.ReadTxn, former *tables.EnforcedPolicy) *tab
 	// the classes know all selectors. Those that have to be left for one are of unknown
 	// meaning then, and nobody waits for them here.
 	if begun, _ := r.Output.Initialized(txn); !begun {
-		r.early = r.early || r.unevaluated(txn, wanted.Rules) != 0
+		if r.unevaluated(txn, wanted.Rules) != 0 {
+			r.late = id
+		}
 		return wanted
 	}
 	unsettled := r.unsettled(txn, wanted.Rules)

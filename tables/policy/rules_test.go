@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -78,6 +79,28 @@ func TestFirstRound(t *testing.T) {
 	a = newAgent(t, nil)
 	a.put(ingressPolicy("p", "web", allow("a")))
 	require.Empty(t, a.rules())
+}
+
+// While it is too early for the first round, what else comes does not have it computed.
+func TestFirstRoundIsTriedRarely(t *testing.T) {
+	const many = 40
+	a := newAgent(t, func(a *agent) {
+		wtxn := a.DB.WriteTxn(a.Policies, a.Selectors, a.Members)
+		defer wtxn.Commit()
+		for i := range many {
+			put(a, wtxn, a.Policies, ingressPolicy(fmt.Sprint("p", i), "web", allow("a")))
+		}
+		put(a, wtxn, a.Policies, ingressPolicy("late", "web", allow("b")))
+		evaluateAll(a, wtxn, peerOf("b"))
+	})
+	tried := a.counts("policy-rules").Keys
+	for i := range uint32(many) {
+		a.put(peerRow(i+1, fmt.Sprint("peer", i)))
+	}
+	require.Equal(t, tried, a.counts("policy-rules").Keys)
+	a.put(evaluated(bpf.RolePeer, peerOf("b"))...)
+	require.Len(t, a.rules(), 2*(many+1))
+	require.LessOrEqual(t, a.counts("policy-rules").Keys, tried+many+1)
 }
 
 // A policy comes into force at once when all its selectors are settled, and what
