@@ -76,6 +76,9 @@ func TestIndexed(t *testing.T) {
 func TestIndexedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newIndexedFixture(t)
+		// Their channels must not be closed from outside, when they are collected.
+		defer f.runner.Inputs[0].(*input[*member, string]).iterator.Close()
+		defer f.runner.Inputs[1].(*input[*limit, string]).iterator.Close()
 		f.settle()
 		watches, err := f.runner.round()
 		require.NoError(t, err)
