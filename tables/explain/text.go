@@ -11,8 +11,8 @@ import (
 // page collects the lines of an answer for people.
 type page struct{ strings.Builder }
 
-func (p *page) line(indent int, label, format string, args ...any) {
-	fmt.Fprintf(p, "%s%-*s%s\n", strings.Repeat("  ", indent), 10, label, fmt.Sprintf(format, args...))
+func (t *page) line(indent int, label, format string, args ...any) {
+	fmt.Fprintf(t, "%s%-*s%s\n", strings.Repeat("  ", indent), 10, label, fmt.Sprintf(format, args...))
 }
 
 // Print writes the answer for people.
