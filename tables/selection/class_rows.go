@@ -256,7 +256,8 @@ func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMembe
 // isInside reports whether a prefix is in a class, or may yet come into it. Who was
 // wanted there and is wanted elsewhere, or nowhere, may do so by a write that is under
 // way: until the kernel is known to have him where he is wanted, or to refuse to. Of an
-// address that is new and goes at once that is not known.
+// address that is new and goes at once that is not known: no table has anything of it
+// while its first write is under way. Nobody has it then, and the next write removes it.
 func (s *policyScope) isInside(r *round, prefix netip.Prefix, number uint32, was bool) bool {
 	kernel, desired := s.place.classes(r.txn, prefix)
 	underWay := was && (desired != kernel || s.place.pending(r.txn, prefix)) && !s.place.failed(r.txn, prefix)
