@@ -97,9 +97,10 @@ func (l *look) source(op bpfmap.Op[bpf.SourceKey, bpf.SourceValue]) (waitFor any
 	if reason == "" || op.Old == nil {
 		return class, reason
 	}
-	// Addresses that are to leave the class hold back its rules. Where these wait
-	// for this one to leave its own class, it gets the rules as they are.
-	if r := l.readiness(class); r != nil && r.Registered && l.waitFor(r, op.Old.Class, map[uint32]bool{}) {
+	// Addresses that are to leave the class hold back what it stands for and its
+	// rules. Where these wait for this one to leave its own class, it gets the rules
+	// as they are.
+	if r := l.readiness(class); r != nil && l.waitFor(r, op.Old.Class, map[uint32]bool{}) {
 		return class, ""
 	}
 	return class, reason
