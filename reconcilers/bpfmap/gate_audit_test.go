@@ -61,6 +61,36 @@ func TestGate(t *testing.T) {
 	l.requireSettled()
 }
 
+// What opens gates wakes nobody while nothing waits for it, though it is heard of in a
+// while.
+func TestOpenerUnheard(t *testing.T) {
+	var l *testLoop
+	l = newTestLoop(t, testConfig{gate: func(txn statedb.ReadTxn, _ Op[prefixKey, number]) (any, string) {
+		if _, _, found := l.readiness.Get(txn, tables.ClassReadinessByKey(bpf.ClassKey{})); !found {
+			return bpf.ClassKey{}, "the class"
+		}
+		return bpf.ClassKey{}, ""
+	}})
+	l.start()
+	opens := func() <-chan struct{} {
+		l.round()
+		_, opens, err := l.step(l.now)
+		require.NoError(t, err)
+		return opens
+	}
+	require.Nil(t, opens())
+	require.LessOrEqual(t, time.Until(l.nextTimer()), unheard)
+	l.change(row(key(32, 10), 1))
+	waits := opens()
+	require.NotNil(t, waits)
+	wtxn := l.db.WriteTxn(l.readiness)
+	l.readiness.Insert(wtxn, &tables.ClassReadiness{})
+	wtxn.Commit()
+	<-waits
+	require.Nil(t, opens())
+	l.requireSettled()
+}
+
 // A gate that opens with nothing told of it is found open soon, and seldom looked at
 // while it stays closed.
 func TestGateOpensUntold(t *testing.T) {

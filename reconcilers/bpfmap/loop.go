@@ -171,6 +171,10 @@ func (l *loop[Row, K, V]) pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// unheard is for how long the opener is not asked what has changed while nothing
+// waits for that: until it has been told of a row that was deleted, StateDB keeps it.
+const unheard = time.Minute
+
 // nextTimer returns when there is something to do without an event.
 func (l *loop[Row, K, V]) nextTimer() time.Time {
 	next := l.nextScan
@@ -183,9 +187,11 @@ func (l *loop[Row, K, V]) nextTimer() time.Time {
 		earlier(l.items.timers[0].due)
 	}
 	earlier(l.report.due)
-	if next.IsZero() {
-		return time.Now().Add(time.Hour)
+	idle := time.Hour
+	if l.Opener != nil {
+		idle = unheard
 	}
+	earlier(time.Now().Add(idle))
 	return next
 }
 

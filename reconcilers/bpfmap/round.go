@@ -14,7 +14,8 @@ import (
 )
 
 // step makes one round: everything that is pending now is written. It returns
-// the channels that close when the tables have more.
+// the channels that close when the tables have more: of the opener none while
+// nothing waits for it.
 func (l *loop[Row, K, V]) step(now time.Time) (desired, opens <-chan struct{}, err error) {
 	l.rounds++
 	txn := l.db.ReadTxn()
@@ -29,10 +30,13 @@ func (l *loop[Row, K, V]) step(now time.Time) (desired, opens <-chan struct{}, e
 		l.pruned = true
 	}
 	work = append(work, l.due(now)...)
-	if len(work) == 0 {
-		return desired, opens, nil
+	if len(work) > 0 {
+		err = l.reconcile(txn, l.withTied(work), now)
 	}
-	return desired, opens, l.reconcile(txn, l.withTied(work), now)
+	if len(l.items.waiting) == 0 {
+		opens = nil
+	}
+	return desired, opens, err
 }
 
 // take puts an item on the round's list unless it is there.
