@@ -131,6 +131,9 @@ var (
 	classMemberLeavingIndex = classRowIndex("leaving", func(m *ClassMember) bool { return len(m.Leavers) > 0 })
 	classMemberUnknownIndex = classRowIndex("unknown", func(m *ClassMember) bool { return m.MeaningUnknown() && !m.Stuck })
 
+	// Only rows that are not of members as peers: those are many.
+	classMemberNoPeerIndex = classRowIndex("no-peer", func(m *ClassMember) bool { return m.Role != bpf.RolePeer || !m.IsMember() })
+
 	classMemberContinuesIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
 		Name: "continues",
 		FromObject: func(m *ClassMember) index.KeySet {
@@ -152,6 +155,9 @@ var (
 
 	// AnyClassRow queries the index that has the rows of all classes and no others.
 	AnyClassRow = ClassRowsOfRole(bpf.RolePeer)
+
+	// AnyButPeers queries the index that has all rows but those of members as peers.
+	AnyButPeers = classMemberNoPeerIndex.Query(bpf.RolePeer)
 
 	// ClassRowsLeaving queries the rows of the classes of a role that somebody is
 	// leaving, also such to whom they apply alike, by whom Leaving is not longer.
@@ -228,7 +234,7 @@ func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], k
 	return nil
 }
 
-// classRowIndex indexes some rows of classes by role.
+// classRowIndex indexes some rows by role.
 func classRowIndex(name string, indexed func(*ClassMember) bool) statedb.Index[*ClassMember, bpf.Role] {
 	key := func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) }
 	return statedb.Index[*ClassMember, bpf.Role]{
@@ -258,5 +264,5 @@ func ClassMembersOfNode(role bpf.Role, node string) statedb.Query[*ClassMember] 
 func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
 	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
 		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex,
-		classMemberLeavingIndex, classMemberPrefixIndex, classMemberUnknownIndex, classMemberContinuesIndex)
+		classMemberLeavingIndex, classMemberPrefixIndex, classMemberUnknownIndex, classMemberNoPeerIndex, classMemberContinuesIndex)
 }

@@ -138,7 +138,7 @@ func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
 			}),
 		derive.Joined(derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged))),
 		derive.From(c.Readiness, c.affectedByReadiness),
-		derive.FromKey(c.Entries, c.affectedByEntry),
+		derive.While(c.followsKernel, derive.FromKey(c.Entries, c.affectedByEntry)),
 	}
 }
 

@@ -45,7 +45,7 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 					return old.LabelSet.ID != new.LabelSet.ID || movesAddress(old, new)
 				},
 				l.affectedByEndpoint)),
-			derive.Joined(derive.Where(l.isMemberHere, derive.FromChange(l.Members, l.memberChanged))),
+			derive.Joined(l.fromMembers()),
 			derive.From(l.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
 				if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
 					affect(r.Destination.Addr())
@@ -129,6 +129,15 @@ func (l *localParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint
 			affect(addr)
 		}
 	}
+}
+
+// fromMembers is the input of the members that addresses of this node wait for.
+func (l *localParams) fromMembers() derive.Input[netip.Addr] {
+	in := derive.Where(l.isMemberHere, derive.FromChange(l.Members, l.memberChanged))
+	if l.Enforcement == tables.EnforcementNever {
+		return in // peers are among them
+	}
+	return derive.Indexed(tables.AnyButPeers, in)
 }
 
 // isMemberHere reports whether a row can be what an address of this node waits for:

@@ -112,6 +112,9 @@ func (c *ipcache) affectedByEntry(txn statedb.ReadTxn, e *tables.IPCacheEntry, a
 	}
 }
 
+// followsKernel reports whether what the kernel gets may matter: see affectedByEntry.
+func (c *ipcache) followsKernel(statedb.ReadTxn) bool { return c.resumes || len(c.remaining) > 0 }
+
 // affectedByResumption are those who are to leave a class of unknown meaning, when
 // there is one that continues it, and all who wait or remain when the last of these classes is known.
 func (c *ipcacheParams) affectedByResumption(txn statedb.ReadTxn, old, new *tables.ClassMember, affect func(netip.Prefix)) {

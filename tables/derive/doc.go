@@ -17,7 +17,8 @@
 //     The engine remembers the old value, which StateDB's changes do not carry.
 //   - The keys of all changes that a snapshot has are one round: one snapshot, one
 //     write transaction, each key computed once. Changes that affect none cost no
-//     transaction, and those that an [Indexed] input leaves out no look either.
+//     transaction, and those that an [Indexed] input leaves out, or one that sleeps
+//     for a [While], no look either.
 //   - Only rows that differ are written, so status and revision of the others
 //     stay. Within the transaction, inserts precede deletes.
 //   - A row of the output belongs to exactly one key, and Rows is a function of

@@ -87,3 +87,29 @@ func TestIndexedIsBounded(t *testing.T) {
 		require.Equal(t, overlookedFor, time.Since(start))
 	})
 }
+
+// An input sleeps while a function says that it affects nothing, and then is told of
+// all that has changed meanwhile.
+func TestWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		matters := false
+		f := newFixture(t, func(_ *fixture, rule *Rule[string, *shown]) {
+			rule.Inputs[0] = While(func(statedb.ReadTxn) bool { return matters }, rule.Inputs[0])
+		})
+		watches, err := f.runner.round()
+		require.NoError(t, err)
+		start := time.Now()
+		f.insert(&member{1, "a", 1})
+		require.True(t, f.runner.awaitChange(t.Context(), watches))
+		require.Equal(t, overlookedFor, time.Since(start), "it wakes nobody")
+
+		watches, err = f.runner.round()
+		require.NoError(t, err)
+		require.Equal(t, f.fromScratch(), f.got(), "and is told all the same")
+		matters = true
+		f.insert(&member{2, "a", 1})
+		start = time.Now()
+		require.True(t, f.runner.awaitChange(t.Context(), watches))
+		require.Zero(t, time.Since(start))
+	})
+}

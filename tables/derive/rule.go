@@ -68,6 +68,8 @@ type Input[Key comparable] interface {
 	awaited() bool
 	// overlooks reports whether there are changes that do not wake the rule.
 	overlooks() bool
+	// sleeps reports whether none does for now.
+	sleeps(txn statedb.ReadTxn) bool
 	// join makes the rows that there are at first affect nothing.
 	join()
 	// observe starts to track the changes of the table.
@@ -114,6 +116,22 @@ func Indexed[In any, Key comparable](query statedb.Query[In], in Input[Key]) Inp
 	in.(*input[In, Key]).index = &query
 	return in
 }
+
+// While is an input whose changes affect something only while a function says so. What
+// it goes by are other inputs, and what the rule has remembered by its last round.
+// Otherwise changes do not wake the rule, and are told with the next ones that do, or
+// after a while.
+func While[Key comparable](matters func(txn statedb.ReadTxn) bool, in Input[Key]) Input[Key] {
+	return while[Key]{in, matters}
+}
+
+type while[Key comparable] struct {
+	Input[Key]
+	matters func(statedb.ReadTxn) bool
+}
+
+func (while[Key]) overlooks() bool                   { return true }
+func (w while[Key]) sleeps(txn statedb.ReadTxn) bool { return !w.matters(txn) }
 
 // FromKey is [From] for rows whose keys follow from their primary keys alone: they
 // need not be remembered. So does whether they matter, if only some do.
@@ -166,6 +184,8 @@ type input[In any, Key comparable] struct {
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
 func (i *input[In, Key]) awaited() bool           { return true }
 func (i *input[In, Key]) overlooks() bool         { return i.index != nil }
+
+func (i *input[In, Key]) sleeps(statedb.ReadTxn) bool { return false }
 
 func (i *input[In, Key]) join() { i.initially = func(statedb.ReadTxn, In, func(Key)) {} }
 

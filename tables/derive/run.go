@@ -139,10 +139,13 @@ func (r *runner[Key, Out]) awaitChange(ctx context.Context, watches []<-chan str
 	if !slices.ContainsFunc(r.Inputs, Input[Key].overlooks) {
 		return r.wait.any(ctx, watches)
 	}
-	soon, cancel := context.WithTimeout(ctx, overlookedFor)
-	defer cancel()
-	r.wait.any(soon, watches)
-	return ctx.Err() == nil
+	txn := r.db.ReadTxn()
+	for i, in := range r.Inputs {
+		if in.sleeps(txn) {
+			watches[i] = nil // what it goes by wakes the rule
+		}
+	}
+	return r.wait.anyFor(ctx, overlookedFor, watches)
 }
 
 // awaitMost is for how long a rule puts off a round at most.

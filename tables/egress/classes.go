@@ -43,7 +43,7 @@ func deriveClasses(p derive.Params, c classParams) error {
 				c.classesOf(txn, s.ID, affect)
 			}),
 			derive.From(c.Policies, c.affectedByPolicy),
-			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.From(c.Members, c.affectedByMember))),
+			derive.Joined(derive.Indexed(tables.AnyButPeers, derive.Where((*tables.ClassMember).IsOfEgress, derive.From(c.Members, c.affectedByMember)))),
 			derive.FromIf(c.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return old.Local != new.Local || !slices.Equal(old.Policies, new.Policies)

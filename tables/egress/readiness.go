@@ -78,7 +78,7 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 					}
 				}))),
 			// An address whose endpoint is gone leaves nothing any more.
-			derive.Joined(derive.FromIf(r.Endpoints, movesSource, r.affectedByEndpoint)),
+			derive.While(r.leaving, derive.Joined(derive.FromIf(r.Endpoints, movesSource, r.affectedByEndpoint))),
 			derive.FromIf(r.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return old.Number != new.Number || !slices.Equal(old.Policies, new.Policies)
@@ -108,6 +108,17 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 }
 
 func classKey(number uint32) bpf.ClassKey { return bpf.ClassKey{Role: bpf.RoleEgress, Number: number} }
+
+// leaving reports whether the kernel may have addresses in a class that they leave.
+func (r *readinessParams) leaving(txn statedb.ReadTxn) bool {
+	for range r.Members.LowerBound(txn, tables.ClassMembersByFormer(bpf.ClassKey{})) {
+		return true
+	}
+	for range r.SourceEntries.LowerBound(txn, tables.SourceEntriesLeaving(0)) {
+		return true
+	}
+	return false
+}
 
 // affectedByEndpoint are the classes that addresses of the endpoint are about
 // to leave.

@@ -47,15 +47,16 @@ func deriveSources(p derive.Params, params sourceParams) error {
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressSource]{
 		Output: s.Sources,
 		Inputs: []derive.Input[netip.Addr]{
-			derive.Initially(s.knownAtFirst, derive.Where(isOfLabelSet, derive.FromKey(s.Members,
-				func(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
-					if _, waits := s.unknown[m.LabelSet]; waits {
-						s.affectedByMember(txn, m, affect)
-					}
-				}))),
-			derive.Joined(derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
+			derive.While(func(statedb.ReadTxn) bool { return len(s.unknown) > 0 },
+				derive.Initially(s.knownAtFirst, derive.Where(isOfLabelSet, derive.FromKey(s.Members,
+					func(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
+						if _, waits := s.unknown[m.LabelSet]; waits {
+							s.affectedByMember(txn, m, affect)
+						}
+					})))),
+			derive.Joined(derive.Indexed(tables.AnyButPeers, derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
-				s.affectedByMember))),
+				s.affectedByMember)))),
 			derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint)),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },

@@ -71,17 +71,18 @@ func deriveRules(p derive.Params, params ruleParams) error {
 		Output: r.Output,
 		Inputs: []derive.Input[tables.PolicyID]{
 			derive.FromKey(r.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
-			derive.Where(func(m *tables.ClassMember) bool { return !m.IsMember() }, derive.FromChange(r.Members, r.memberChanged)),
-			derive.Feedback(derive.FromChange(r.Entries, func(_ statedb.ReadTxn, old, new *tables.PolicyEntry, affect func(tables.PolicyID)) {
+			derive.Indexed(tables.AnyButPeers, derive.Where(func(m *tables.ClassMember) bool { return !m.IsMember() },
+				derive.FromChange(r.Members, r.memberChanged))),
+			derive.Feedback(derive.While(r.retiring, derive.FromChange(r.Entries, func(_ statedb.ReadTxn, old, new *tables.PolicyEntry, affect func(tables.PolicyID)) {
 				if old == nil || new == nil || !old.Equal(new) {
 					r.pairChanged(pairOfEither(old, new), affect)
 				}
-			})),
-			derive.Feedback(derive.FromChange(r.Kernel, func(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(tables.PolicyID)) {
+			}))),
+			derive.Feedback(derive.While(r.retiring, derive.FromChange(r.Kernel, func(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(tables.PolicyID)) {
 				if old == nil || new == nil || old.Value != new.Value {
 					r.pairChanged(pairOfEitherInKernel(old, new), affect)
 				}
-			})),
+			}))),
 			// Its row changes once the rules in force have.
 			derive.Feedback(derive.FromChange(r.Status, r.statusChanged)),
 		},
@@ -159,6 +160,9 @@ func (r *rules) statusChanged(txn statedb.ReadTxn, old, new *tables.NetworkPolic
 	}
 	delete(r.replaced, row.Policy)
 }
+
+// retiring reports whether a retired rule waits for some pair.
+func (r *rules) retiring(statedb.ReadTxn) bool { return !r.retired.empty() }
 
 // pairChanged affects the policies with retired rules that wait for a pair.
 func (r *rules) pairChanged(pair tables.PolicyPair, affect func(tables.PolicyID)) {
