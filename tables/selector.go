@@ -191,9 +191,12 @@ func NewSelector(spec SelectorSpec, resolved Resolution) (*Selector, error) {
 // namespace, as far as pods and namespaces are concerned: see also [Selector.MatchesNode].
 // The namespace may be nil if there is no object for it.
 func (s *Selector) MatchesLabels(set *LabelSet, namespace *Namespace) bool {
-	return slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool {
-		return a.pods.Matches(podLabels{set, namespace}) && (a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
-	})
+	for _, a := range s.alternatives {
+		if a.pods.Matches(podLabels{set, namespace}) && (a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace})) {
+			return true
+		}
+	}
+	return false
 }
 
 // ChoosesNode reports whether a selector of nodes chooses one.

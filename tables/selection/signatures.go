@@ -186,8 +186,9 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 // affectedHere are the label sets of this node that a selector chooses: they are
 // far fewer than those that it chooses anywhere.
 func (m *members) affectedHere(txn statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) {
+	anchors := s.Anchors()
 	for e := range m.Places.Endpoints.List(txn, tables.EndpointsHere()) {
-		if s.MatchesLabels(e.LabelSet, m.namespace(txn, e.LabelSet.Namespace)) {
+		if slices.ContainsFunc(anchors, e.LabelSet.HasAnchor) && s.MatchesLabels(e.LabelSet, m.namespace(txn, e.LabelSet.Namespace)) {
 			affect(memberKey{role: s.Role, set: e.LabelSet.ID})
 		}
 	}
