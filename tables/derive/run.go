@@ -204,8 +204,9 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 
 // takeIn takes in the changes of all inputs that a snapshot has.
 func (r *runner[Key, Out]) takeIn(txn statedb.ReadTxn, keys *affected[Key]) {
+	affect := keys.add
 	for i, in := range r.Inputs {
-		r.watches[i] = in.changes(txn, keys.add)
+		r.watches[i] = in.changes(txn, affect)
 	}
 }
 
@@ -216,6 +217,12 @@ type affected[Key comparable] struct {
 }
 
 func (a *affected[Key]) add(key Key) {
+	if len(a.list) < few {
+		if !slices.Contains(a.list, key) {
+			a.list = append(a.list, key)
+		}
+		return
+	}
 	if a.seen == nil {
 		a.seen = make(map[Key]struct{}, len(a.list))
 		for _, key := range a.list {
@@ -240,18 +247,17 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changes in
 	for _, key := range keys {
 		wanted := rows(key)
 		round.Rows += len(wanted)
-		var existing []outputRow[Out]
-		var position map[string]int
+		var existing outputRows[Out]
 		if !empty {
-			existing, position = r.existing(wtxn, key)
+			existing = r.existing(wtxn, key)
 		}
 		for _, row := range wanted {
-			if len(existing) > 0 {
-				at, found := position[string(r.primary.ObjectToKey(row))]
-				if found {
-					existing[at].wanted = true
+			if len(existing.rows) > 0 {
+				old := existing.find(r.primary.ObjectToKey(row))
+				if old != nil {
+					old.wanted = true
 				}
-				if found && r.Equal(row, existing[at].row) {
+				if old != nil && r.Equal(row, old.row) {
 					continue
 				}
 			}
@@ -260,7 +266,7 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changes in
 				return 0, err
 			}
 		}
-		for _, old := range existing {
+		for _, old := range existing.rows {
 			if !old.wanted {
 				unwanted = append(unwanted, old)
 			}
@@ -279,24 +285,4 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changes in
 	}
 	r.stats.add(round)
 	return round.Inserted + round.Deleted, nil
-}
-
-// outputRow is a row that the output had before the round.
-type outputRow[Row any] struct {
-	row      Row
-	revision statedb.Revision
-	wanted   bool
-}
-
-// existing returns the rows that the output has under a key, in order, and the
-// position of each by its primary key.
-func (r *runner[Key, Out]) existing(txn statedb.ReadTxn, key Key) (rows []outputRow[Out], position map[string]int) {
-	for row, revision := range r.Existing(txn, key) {
-		if position == nil {
-			position = map[string]int{}
-		}
-		position[string(r.primary.ObjectToKey(row))] = len(rows)
-		rows = append(rows, outputRow[Out]{row: row, revision: revision})
-	}
-	return rows, position
 }
