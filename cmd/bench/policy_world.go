@@ -249,21 +249,30 @@ func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*po
 	return w, err
 }
 
+// pods are those of the cluster, each at its node.
+func (s policyScenario) pods() []*tables.Endpoint {
+	local := s.locals()
+	out := make([]*tables.Endpoint, s.identities)
+	for i := range out {
+		node := nodeName(remoteNode + i%(nodes-1))
+		if local[i] {
+			node = localNode
+		}
+		out[i] = labelledPod(i, node)
+	}
+	return out
+}
+
 // fillPods writes all pods, in one transaction for each table.
-func (w *policyWorld) fillPods() {
+func (w *policyWorld) fillPods(pods []*tables.Endpoint) {
 	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints)
 	defer wtxn.Abort()
 	w.fillNodes(wtxn)
 	for i := range policyNamespaces {
 		w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: namespaceName(i), Labels: labels.Set{"team": fmt.Sprintf("team-%d", i%policyTeams)}})
 	}
-	local := w.scenario.locals()
-	for i := range w.scenario.identities {
-		node := nodeName(remoteNode + i%(nodes-1))
-		if local[i] {
-			node = localNode
-		}
-		w.base.Endpoints.Insert(wtxn, labelledPod(i, node))
+	for _, pod := range pods {
+		w.base.Endpoints.Insert(wtxn, pod)
 	}
 	w.ready(wtxn)
 	wtxn.Commit()
@@ -271,7 +280,7 @@ func (w *policyWorld) fillPods() {
 
 // fillPolicies writes policies. As from any source, the first are all that there are
 // at the start, and nothing is derived of policies before.
-func (w *policyWorld) fillPolicies(policies ...*tables.NetworkPolicy) {
+func (w *policyWorld) fillPolicies(policies []*tables.NetworkPolicy) {
 	wtxn := w.db.WriteTxn(w.base.NetworkPolicies)
 	defer wtxn.Abort()
 	for _, p := range policies {
