@@ -257,7 +257,8 @@ func (s *policyScope) leavers(r *round, number uint32, former *tables.ClassMembe
 // wanted there and is wanted elsewhere, or nowhere, may do so by a write that is under
 // way: until the kernel is known to have him where he is wanted, or to refuse to. Of an
 // address that is new and goes at once that is not known: no table has anything of it
-// while its first write is under way. Nobody has it then, and the next write removes it.
+// while its first write is under way. It is nobody's then, or of a pod that has just come,
+// and the next write removes or replaces it.
 func (s *policyScope) isInside(r *round, prefix netip.Prefix, number uint32, was bool) bool {
 	kernel, desired := s.place.classes(r.txn, prefix)
 	underWay := was && (desired != kernel || s.place.pending(r.txn, prefix)) && !s.place.failed(r.txn, prefix)
