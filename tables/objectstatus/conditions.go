@@ -95,8 +95,8 @@ func (s *status) network(txn statedb.ReadTxn, row *tables.ObjectStatus) bool {
 	if len(p.Unsupported) > 0 {
 		row.Problems = append(row.Problems, tables.Problem{Reason: reasonUnsupported, Message: fieldTexts(p.Unsupported)})
 	}
-	if failed := s.refusals(txn, row); len(failed) > 0 {
-		row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: failures(failed)})
+	if failed := s.refusals(txn, row); failed.count > 0 {
+		row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: failed.text("; ")})
 	}
 	return len(row.Conditions) > 0 || len(row.Problems) > 0
 }
@@ -142,17 +142,17 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 	switch {
 	case !readable:
 		return is(tables.ConditionUnknown, reasonNoReports, "There is no CRD "+tables.NodeReportSource+" by which nodes could tell")
-	case len(t.failed) > 0:
-		return is(tables.ConditionFalse, reasonFailed, failures(t.failed))
+	case t.failed.count > 0:
+		return is(tables.ConditionFalse, reasonFailed, t.failed.text("; "))
 	case len(gateways) > 0 && !elected:
 		return is(tables.ConditionFalse, reasonNoGateway, "The traffic is dropped: "+gateways[0].Reason)
 	case unusable >= 0:
 		g := gateways[unusable]
 		return is(tables.ConditionFalse, reasonNoEgressIP, fmt.Sprintf("%s drops the traffic: %s", g.Node, g.Reason))
-	case len(t.waiting) > 0:
-		return is(tables.ConditionFalse, reasonPending, "Not yet on "+shortened(t.waiting, ", ", "nodes"))
-	case len(t.silent) > 0:
-		return is(tables.ConditionUnknown, reasonNoReports, "No room for it in the reports of "+shortened(t.silent, ", ", "nodes"))
+	case t.waiting.count > 0:
+		return is(tables.ConditionFalse, reasonPending, "Not yet on "+t.waiting.text(", "))
+	case t.silent.count > 0:
+		return is(tables.ConditionUnknown, reasonNoReports, "No room for it in the reports of "+t.silent.text(", "))
 	case t.total == 0:
 		return is(tables.ConditionUnknown, reasonNoNodes, "No node is ready")
 	}
@@ -180,14 +180,20 @@ func fieldTexts(errors []tables.FieldError) string {
 	return bounded(shortened(texts, "; ", "errors"))
 }
 
-func failures(nodes []string) string { return shortened(nodes, "; ", "nodes") }
+// text is [shortened] of the nodes.
+func (n someNodes) text(separator string) string { return named(n.first, n.count, separator, "nodes") }
 
 // shortened joins the first few of some texts, and says how many more there are.
 func shortened(texts []string, separator, what string) string {
-	if len(texts) <= maxNamed {
+	return named(texts, len(texts), separator, what)
+}
+
+// named is [shortened] for so many texts, of which the first few are given.
+func named(texts []string, count int, separator, what string) string {
+	if count <= maxNamed {
 		return strings.Join(texts, separator)
 	}
-	return fmt.Sprintf("%s%sand %d more %s", strings.Join(texts[:maxNamed], separator), separator, len(texts)-maxNamed, what)
+	return fmt.Sprintf("%s%sand %d more %s", strings.Join(texts[:maxNamed], separator), separator, count-maxNamed, what)
 }
 
 // bounded cuts a text that is too long, not within a character.

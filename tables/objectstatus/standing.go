@@ -117,10 +117,26 @@ func (s *status) look(txn statedb.ReadTxn, id tables.PolicyID, node string) {
 // if it has the policy.
 type tally struct {
 	programmed, total int
-	waiting           []string // nodes that have not said that they have it
-	silent            []string // nodes of which the report has no room for it
-	failed            []string // nodes that could not, and why
+	waiting           someNodes // that have not said that they have it
+	silent            someNodes // of which the report has no room for it
+	failed            someNodes // that could not, and why
 	losesTo           []string
+}
+
+// someNodes are the nodes of which the same is said: how many, and the first few by
+// their names, which a message names. While a policy comes into force they are very
+// many, and it is said anew with each that has it.
+type someNodes struct {
+	count int
+	first []string
+}
+
+func (n *someNodes) add(name string) {
+	n.count++
+	at, _ := slices.BinarySearch(n.first, name)
+	if at < maxNamed {
+		n.first = slices.Insert(n.first[:min(len(n.first), maxNamed-1)], at, name)
+	}
 }
 
 func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
@@ -134,20 +150,15 @@ func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
 		case fateProgrammed:
 			t.programmed++
 		case fateWaiting:
-			t.waiting = append(t.waiting, node)
+			t.waiting.add(node)
 		case fateSilent:
-			t.silent = append(t.silent, node)
+			t.silent.add(node)
 		case fateFailed:
-			t.failed = append(t.failed, node)
+			t.failed.add(node)
 		}
 		t.total++
 	}
-	slices.Sort(t.waiting)
-	slices.Sort(t.silent)
-	slices.Sort(t.failed)
-	for i, node := range t.failed {
-		t.failed[i] = s.failure(txn, row, node)
-	}
+	s.explain(txn, row, t.failed.first)
 	loses := map[string]struct{}{}
 	for _, destinations := range st.losesTo {
 		for _, d := range destinations {
@@ -158,19 +169,22 @@ func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
 	return t
 }
 
-// failure says why a node could not.
-func (s *status) failure(txn statedb.ReadTxn, row *tables.ObjectStatus, node string) string {
-	said, _ := s.said(txn, row, node)
-	return fmt.Sprintf("%s: %s", node, said.Error)
+// explain adds to the names of nodes why these could not.
+func (s *status) explain(txn statedb.ReadTxn, row *tables.ObjectStatus, nodes []string) {
+	for i, node := range nodes {
+		said, _ := s.said(txn, row, node)
+		nodes[i] = fmt.Sprintf("%s: %s", node, said.Error)
+	}
 }
 
 // refusals are the nodes that could not have a network policy, and why.
-func (s *status) refusals(txn statedb.ReadTxn, row *tables.ObjectStatus) (failed []string) {
-	for _, node := range slices.Sorted(maps.Keys(s.named[row.Policy])) {
-		if f, said := s.fate(txn, row, node); f == fateFailed {
-			failed = append(failed, fmt.Sprintf("%s: %s", node, said.Error))
+func (s *status) refusals(txn statedb.ReadTxn, row *tables.ObjectStatus) (failed someNodes) {
+	for node := range s.named[row.Policy] {
+		if f, _ := s.fate(txn, row, node); f == fateFailed {
+			failed.add(node)
 		}
 	}
+	s.explain(txn, row, failed.first)
 	return failed
 }
 

@@ -117,16 +117,24 @@ func (c *changing) naive(row *tables.ObjectStatus) (t tally) {
 		case inForce:
 			t.programmed++
 		case said != nil && said.Failed > 0:
-			t.failed = append(t.failed, n.Name+": "+said.Error)
+			t.failed = naively(t.failed, n.Name+": "+said.Error)
 		case omitted:
-			t.silent = append(t.silent, n.Name)
+			t.silent = naively(t.silent, n.Name)
 		default:
-			t.waiting = append(t.waiting, n.Name)
+			t.waiting = naively(t.waiting, n.Name)
 		}
 	}
 	slices.Sort(t.losesTo)
 	t.losesTo = slices.Compact(t.losesTo)
 	return t
+}
+
+// naively adds the next node in the order of names.
+func naively(nodes someNodes, text string) someNodes {
+	if nodes.count++; nodes.count <= maxNamed {
+		nodes.first = append(nodes.first, text)
+	}
+	return nodes
 }
 
 var networkPolicy = tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "shop", Name: "web"}}
