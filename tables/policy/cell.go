@@ -10,7 +10,7 @@
 //
 // Verdicts are those on pairs of a subject class and a peer class, or any peer.
 // They are a function of what both classes stand for, and of the rules in force,
-// of nothing else: see [Compute]. A change of a class or of a rule has the pairs
+// of nothing else: see [Computer.Entries]. A change of a class or of a rule has the pairs
 // computed anew that it may concern, which is few beside all there are.
 //
 // What a policy goes through:
