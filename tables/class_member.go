@@ -35,7 +35,8 @@ type ClassMember struct {
 	OfClass bool     `json:"ofClass,omitempty"`
 
 	// Stuck is of a class of unknown meaning that cannot be left, as the kernel takes
-	// none of the writes. Nobody waits for it any more.
+	// none of the writes, or that had ended when somebody came to it by a late one.
+	// Nobody waits for it any more.
 	Stuck bool `json:"stuck,omitempty"`
 
 	// Class is the number of the class; 0 is the class of those that no

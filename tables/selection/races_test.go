@@ -158,3 +158,50 @@ func TestBelongsAgainWhileItLeaves(t *testing.T) {
 	remove(h, h.NetworkPolicies, q)
 	awaitLeaver(false)
 }
+
+// A class that has ended, and that the kernel gets somebody into by a write that was
+// under way, is none of those from before a start: nobody waits until that is undone.
+func TestEndedClassIsEnteredLate(t *testing.T) {
+	h, _ := twoKinds(t)
+	q := policy("q", "app=web", pods("app=late"))
+	put(h, h.NetworkPolicies, q)
+	h.settle(twoKindsAddrs)
+	put(h, h.Rules, enforced(q))
+	late := pod("a/late", here, "10.1.0.9", labels.Set{"app": "late"})
+	web := pod("a/web", here, "10.1.0.8", labels.Set{"app": "web"})
+	put(h, h.Endpoints, late, web)
+	h.await(h.wrong([]netip.Addr{late.Addrs[0], web.Addrs[0]}))
+	peer := bpf.ClassKey{Role: bpf.RolePeer, Number: h.peerClass("10.1.0.9")}
+	subject := bpf.ClassKey{Role: bpf.RoleSubject, Number: tables.MemberOf(h.db.ReadTxn(), h.members, bpf.RoleSubject, web).Class}
+	desired := &tables.IPCache{Prefix: single(late.Addrs[0]), PeerClass: peer.Number}
+	local := &tables.LocalEndpoint{Addr: web.Addrs[0], SubjectClass: subject.Number}
+	put(h, h.IPCache, desired)
+	put(h, h.Locals, local)
+	remove(h, h.Endpoints, late, web)
+	remove(h, h.IPCache, desired)
+	remove(h, h.Locals, local)
+	awaitRow := func(key bpf.ClassKey, is bool) {
+		h.await(func(txn statedb.ReadTxn) string {
+			if row := tables.ClassRow(txn, h.members, key); (row != nil) != is {
+				return fmt.Sprintf("class %s has row %v", key, row)
+			}
+			require.True(t, tables.ClassesKnown(txn, h.members, key.Role))
+			return ""
+		})
+	}
+	awaitRow(peer, false)
+	awaitRow(subject, false)
+
+	inKernel := &tables.IPCacheEntry{Key: desired.MapKey(), Value: desired.MapValue()}
+	pod := &tables.PodEntry{Key: local.MapKey(), Value: local.MapValue()}
+	put(h, h.IPCacheEntries, inKernel)
+	put(h, h.PodEntries, pod)
+	awaitRow(peer, true)
+	awaitRow(subject, true)
+	h.awaitLeavers(peer, 1)
+	remove(h, h.IPCacheEntries, inKernel)
+	remove(h, h.PodEntries, pod)
+	awaitRow(peer, false)
+	awaitRow(subject, false)
+	require.Empty(t, statedb.Collect(h.members.List(h.db.ReadTxn(), tables.ClassRowsContinuing(peer))))
+}

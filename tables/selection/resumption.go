@@ -138,8 +138,11 @@ func (s *policyScope) resumeMeaning(r *round, row *tables.ClassMember, leavers m
 // keepUnknown makes the row of a class one of unknown meaning, if it is one and is
 // not yet left by those who do not belong there. Until rules are in force any may
 // become one: these will be about classes as they are then, and not wait for any.
+// After that it is one that has ended, which somebody comes to by a write that was
+// under way, only to leave at once: nobody waits for that.
 func (s *policyScope) keepUnknown(r *round, row, former *tables.ClassMember) {
-	unknown := former != nil && former.MeaningUnknown() || (former == nil && r.resuming || r.beginning) && s.used(row.Class)
+	ended := former == nil && len(row.Selectors) == 0 && !r.beginning
+	unknown := ended || former != nil && former.MeaningUnknown() || (former == nil && r.resuming || r.beginning) && s.used(row.Class)
 	if !unknown || len(row.Selectors) > 0 && len(row.Leaving) == 0 {
 		return
 	}
@@ -149,7 +152,7 @@ func (s *policyScope) keepUnknown(r *round, row, former *tables.ClassMember) {
 	}
 	// Else a single address whose write fails would keep all others from what the
 	// policies say now. It stays with the verdicts of before until it succeeds.
-	row.Stuck = former != nil && former.Stuck || len(row.Leavers) > 0 &&
+	row.Stuck = ended || former != nil && former.Stuck || len(row.Leavers) > 0 &&
 		!slices.ContainsFunc(row.Leavers, func(l tables.Leaver) bool { return !s.place.failed(r.txn, l.Prefix) })
 }
 
@@ -161,7 +164,7 @@ func (s *policyScope) continueClasses(r *round) {
 	}
 	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
 		row := r.classRows[number]
-		if row == nil || !row.MeaningUnknown() {
+		if row == nil || !row.MeaningUnknown() || row.Stuck {
 			continue
 		}
 		seen := map[bpf.Digest]bool{}
