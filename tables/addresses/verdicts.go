@@ -131,10 +131,14 @@ func (v *verdicts) peerChanged(_ statedb.ReadTxn, old, new *tables.IPCacheEntry,
 		v.around.remove(old.Key)
 		f.to = v.around.of(old.Key)
 	}
-	if v.begun && f.from != f.to {
-		v.moved[f] = struct{}{}
-		affect(verdictsChanged)
+	if !v.begun || f.from == f.to {
+		return
 	}
+	if losers, known := v.lost[f]; known && len(losers) == 0 && len(v.former) == 0 {
+		return // others have gone that way, by the same verdicts
+	}
+	v.moved[f] = struct{}{}
+	affect(verdictsChanged)
 }
 
 // turn begins another round. It returns the subject classes, of those that are
