@@ -57,7 +57,7 @@ func deriveSources(p derive.Params, params sourceParams) error {
 			derive.Joined(derive.Indexed(tables.AnyButPeers, derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
 				s.affectedByMember)))),
-			derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint)),
+			derive.While(s.inUse, derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint))),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
 				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {
@@ -80,6 +80,18 @@ func deriveSources(p derive.Params, params sourceParams) error {
 		Equal: (*tables.EgressSource).Equal,
 	})
 	return err
+}
+
+// inUse reports whether there is an egress class, or an address that is in one.
+// Otherwise pods come and go without a row.
+func (s *sources) inUse(txn statedb.ReadTxn) bool {
+	if s.Sources.NumObjects(txn) > 0 || len(s.unknown) > 0 {
+		return true
+	}
+	for range s.Members.LowerBound(txn, tables.ClassMembersByClass(bpf.ClassKey{})) {
+		return true
+	}
+	return false
 }
 
 func movesSource(old, new *tables.Endpoint) bool {
