@@ -96,6 +96,11 @@ func (s *LabelSet) HasAnchor(anchor string) bool {
 	return anchor == AnyAnchor || found && has == value
 }
 
+// AppendLabelAnchor appends what [LabelAnchor] returns.
+func AppendLabelAnchor(b []byte, key, value string) []byte {
+	return append(append(append(b, key...), '='), value...)
+}
+
 // PortAnchor is the anchor of everything that has a port of a name and protocol.
 func PortAnchor(name string, protocol uint8) string {
 	return ":" + PolicyPort{Name: name, Protocol: protocol}.String()

@@ -75,8 +75,9 @@ type Input[Key comparable] interface {
 	// observe starts to track the changes of the table.
 	observe(db *statedb.DB) error
 	// changes calls affect with the keys that the changes since the last call
-	// affect, and returns a channel that closes when there are more.
-	changes(txn statedb.ReadTxn, affect func(Key)) <-chan struct{}
+	// affect, and returns how many changes there were and a channel that closes when
+	// there are more.
+	changes(txn statedb.ReadTxn, affect func(Key)) (told int, more <-chan struct{})
 }
 
 // From declares that each row of a table affects some keys. The function is
@@ -200,28 +201,30 @@ func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 	return err
 }
 
-func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) <-chan struct{} {
+func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) (told int, more <-chan struct{}) {
 	// A commit is in snapshots a moment before it closes channels, and Next tells
 	// nothing until then. What this round can see it has to be told, for it may be
 	// undone before the next one, which would then know of nothing.
 	revision := i.table.Revision(txn)
 	if i.watch != nil {
 		if revision == i.revision {
-			return i.wakes(txn)
+			return 0, i.wakes(txn)
 		}
 		<-i.watch
-	} else if i.seen != nil {
-		i.seen.Reserve(i.matter(txn))
+	}
+	if i.seen != nil {
+		i.reserve(txn)
 	}
 	changes, _ := i.iterator.Next(txn)
 	for change := range changes {
+		told++
 		i.take(txn, change.Object, change.Deleted || i.matters != nil && !i.matters(change.Object), affect)
 	}
 	// The channel was a closed one, to ask for what is left: nothing.
 	_, watch := i.iterator.Next(txn)
 	i.initially = nil
 	i.revision, i.watch = revision, watch
-	return i.wakes(txn)
+	return told, i.wakes(txn)
 }
 
 // wakes returns the channel that closes when there is more than the snapshot has.
@@ -231,6 +234,17 @@ func (i *input[In, Key]) wakes(txn statedb.ReadTxn) <-chan struct{} {
 	}
 	_, watch := i.table.LowerBoundWatch(txn, *i.index)
 	return watch
+}
+
+// many are so many rows at once that it is worth to make room for them beforehand.
+const many = 1024
+
+// reserve makes room for what is to be remembered: before the first round, and when
+// many rows have come since.
+func (i *input[In, Key]) reserve(txn statedb.ReadTxn) {
+	if i.watch == nil || i.matters == nil && i.table.NumObjects(txn) > 2*i.seen.Len()+many {
+		i.seen.Reserve(i.matter(txn))
+	}
 }
 
 // matter counts the rows that do.

@@ -51,6 +51,7 @@ type runner[Key comparable, Out any] struct {
 	wait        waiter
 	inVain      bool          // what Await asks for did not come in time
 	first       affected[Key] // keys of the first round
+	told        int           // changes of inputs since the last commit
 }
 
 func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
@@ -199,14 +200,17 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 		return r.watches, nil
 	}
 	wtxn.Commit()
-	return r.watches, former.Forget(r.db, r.Output, max(changes, len(keys.list))) // few rows may be long
+	work := max(changes, len(keys.list), r.told) // few rows may be long, and say much of many others
+	r.told = 0
+	return r.watches, former.Forget(r.db, r.Output, work)
 }
 
 // takeIn takes in the changes of all inputs that a snapshot has.
 func (r *runner[Key, Out]) takeIn(txn statedb.ReadTxn, keys *affected[Key]) {
 	affect := keys.add
 	for i, in := range r.Inputs {
-		r.watches[i] = in.changes(txn, affect)
+		told, watch := in.changes(txn, affect)
+		r.told, r.watches[i] = r.told+told, watch
 	}
 }
 

@@ -20,8 +20,8 @@ import (
 func (m *members) inputs() []derive.Input[memberKey] {
 	return []derive.Input[memberKey]{
 		derive.Initially(
-			func(txn statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
-				m.labels.take(txn, m.Places.Endpoints, e.LabelSet)
+			func(_ statedb.ReadTxn, e *tables.Endpoint, affect func(memberKey)) {
+				m.labels.expect(e.LabelSet)
 				affectSet(e.LabelSet.ID, affect)
 			},
 			derive.FromChange(m.Places.Endpoints, m.affectedByEndpoint)),

@@ -157,6 +157,7 @@ func (m *members) existing(txn statedb.ReadTxn, key memberKey) iter.Seq2[*tables
 
 // plan has each partition plan its part of a round.
 func (m *members) plan(txn statedb.ReadTxn, keys []memberKey) ([]memberKey, func(memberKey) []*tables.ClassMember) {
+	m.labels.begin()
 	var planned []memberKey
 	rounds := map[bpf.Role]*round{}
 	for _, role := range roles {

@@ -26,7 +26,12 @@ type labelIndex struct {
 	entries []labelEntry
 	anchors map[uint32]anchored // by their hashes
 	limit   int                 // of sets, at which it is made anew
-	hashes  []uint32            // of one set's anchors
+
+	coming []*tables.LabelSet // that it is to have
+	made   chan struct{}      // closed when it has those that were coming, nil if there were none
+
+	hashes []uint32 // of one set's anchors
+	text   []byte   // of an anchor
 }
 
 // labelEntry is a set under an anchor.
@@ -44,8 +49,37 @@ func newLabelIndex() *labelIndex {
 	return &labelIndex{seed: maphash.MakeSeed(), anchors: map[uint32]anchored{}, limit: manyGone}
 }
 
+// expect is told of the label sets of all endpoints that there are at first.
+func (x *labelIndex) expect(set *tables.LabelSet) { x.coming = append(x.coming, set) }
+
+// begin has the index made of these, while others work: it is not needed before
+// something changes.
+func (x *labelIndex) begin() {
+	if len(x.coming) == 0 {
+		return
+	}
+	coming, made := x.coming, make(chan struct{})
+	x.coming, x.made = nil, made
+	go func() {
+		defer close(made)
+		for _, set := range coming {
+			x.add(set)
+		}
+		x.limit = 2*len(x.sets) + manyGone
+	}()
+}
+
+// await returns when the index has what was expected.
+func (x *labelIndex) await() {
+	if x.begin(); x.made != nil {
+		<-x.made
+		x.made = nil
+	}
+}
+
 // take takes in the label set of an endpoint that is in a snapshot.
 func (x *labelIndex) take(txn statedb.ReadTxn, endpoints statedb.Table[*tables.Endpoint], set *tables.LabelSet) {
+	x.await()
 	if x.add(set); len(x.sets) < x.limit {
 		return
 	}
@@ -60,7 +94,8 @@ func (x *labelIndex) take(txn statedb.ReadTxn, endpoints statedb.Table[*tables.E
 func (x *labelIndex) add(set *tables.LabelSet) {
 	x.hashes = append(x.hashes[:0], x.hash(tables.NamespaceAnchor(set.Namespace)))
 	for _, label := range set.Labels {
-		x.hashes = append(x.hashes, x.hash(tables.LabelAnchor(label.Key, label.Value)))
+		x.text = tables.AppendLabelAnchor(x.text[:0], label.Key, label.Value)
+		x.hashes = append(x.hashes, uint32(maphash.Bytes(x.seed, x.text)))
 	}
 	for _, port := range set.NamedPorts {
 		x.hashes = append(x.hashes, x.hash(tables.PortAnchor(port.Name, port.Protocol)))
@@ -88,6 +123,7 @@ func (x *labelIndex) hash(anchor string) uint32 { return uint32(maphash.String(x
 
 // with yields the label sets that may have an anchor.
 func (x *labelIndex) with(anchor string) iter.Seq[*tables.LabelSet] {
+	x.await()
 	if anchor == tables.AnyAnchor {
 		return slices.Values(x.sets)
 	}

@@ -84,7 +84,7 @@ func (r *round) evaluate(key memberKey, divided map[uint32]bool) {
 		r.parts[old.Class] = append(r.parts[old.Class], m)
 		r.former[old.Class] = old.Digest
 	}
-	r.at[key] = len(r.order)
+	r.at.set(key, len(r.order))
 	r.order = append(r.order, evaluation{key, existing, wanted})
 }
 

@@ -37,6 +37,22 @@ func (x *roster) any(class uint32) *tables.ClassMember {
 	return nil
 }
 
+// expect makes room for the members of the classes that have none yet.
+func (x *roster) expect(order []evaluation) {
+	coming := map[uint32]int{}
+	for i := range order {
+		for _, m := range order[i].wanted {
+			if m.Class != 0 && x.classes[m.Class] == nil {
+				coming[m.Class]++
+			}
+		}
+	}
+	for class, members := range coming {
+		x.classes[class] = former.NewRows(x.primary)
+		x.classes[class].Reserve(members)
+	}
+}
+
 // take takes in what came of a key. Rows that say the same stay as they were.
 func (x *roster) take(of *evaluation) {
 	for _, old := range of.former {

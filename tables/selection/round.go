@@ -22,22 +22,22 @@ type round struct {
 	empty   bool                             // the table has no rows yet
 	few     bool                             // members are looked at, as when a pod comes
 	order   []evaluation                     // of the keys with members
-	at      map[memberKey]int                // in order
+	at      positions                        // in order
 	parts   map[uint32][]*tables.ClassMember // wanted, by the class that they were in
 	former  map[uint32]bpf.Digest            // of the classes that they were in
 	meaning map[uint32]bpf.Digest            // of the classes that were divided
 	joined  map[bpf.Digest]uint32            // class that members with a signature join
 	next    uint32                           // lowest number that may be free
 
-	chosen    []*tables.Selector             // of the label set that is looked at
-	common    []tables.SelectorID            // of the pods with it
-	together  bool                           // no prefix tells pods apart; not looked for but in the first round
-	spaces    map[string]*tables.Namespace   // namespaces, by name
-	counted   bool                           // whether there are selectors, in none
-	none      bool                           // no selector looks at label sets
-	anchored  map[string][]*tables.Selector  // by anchor
-	required  map[string]bool                // labels that selectors require, by key
-	here      map[tables.LabelSetID]struct{} // the label sets of this node's pods
+	chosen    []*tables.Selector                  // of the label set that is looked at
+	common    []tables.SelectorID                 // of the pods with it
+	together  bool                                // no prefix tells pods apart; not looked for but in the first round
+	spaces    map[string]space                    // by name
+	counted   bool                                // whether there are selectors, in none
+	none      bool                                // no selector looks at label sets
+	labelled  map[tables.Label][]*tables.Selector // by the label that they require
+	required  map[string]bool                     // labels that selectors require, by key
+	here      map[tables.LabelSetID]struct{}      // the label sets of this node's pods
 	signer    signer
 	standings map[netip.Prefix]standing
 	looks     []netip.Prefix            // addresses to be looked at
@@ -59,10 +59,37 @@ type evaluation struct {
 // evaluated returns what came of a key, nil if it was not evaluated, or has no
 // members and had none. It is good until the next one is evaluated.
 func (r *round) evaluated(key memberKey) *evaluation {
-	if i, found := r.at[key]; found {
+	if i, found := r.at.of(key); found {
 		return &r.order[i]
 	}
 	return nil
+}
+
+// positions are those of keys. Most are of label sets, which are found faster by these
+// alone.
+type positions struct {
+	sets   map[tables.LabelSetID]int
+	others map[memberKey]int
+}
+
+func (p *positions) of(key memberKey) (at int, found bool) {
+	if key.set != (tables.LabelSetID{}) {
+		at, found = p.sets[key.set]
+	} else {
+		at, found = p.others[key]
+	}
+	return at, found
+}
+
+func (p *positions) set(key memberKey, at int) {
+	if key.set != (tables.LabelSetID{}) {
+		p.sets[key.set] = at
+		return
+	}
+	if p.others == nil {
+		p.others = map[memberKey]int{}
+	}
+	p.others[key] = at
 }
 
 // few are so few members that it is not worth to make a map of what they have in
@@ -76,13 +103,12 @@ func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 	}
 	r := &round{
 		partition: p, txn: txn, next: 1, empty: p.Output.NumObjects(txn) == 0, few: len(keys) <= few,
-		order: make([]evaluation, 0, count), at: make(map[memberKey]int, count),
+		order: make([]evaluation, 0, count), at: positions{sets: make(map[tables.LabelSetID]int, count)},
 		parts: map[uint32][]*tables.ClassMember{}, former: map[uint32]bpf.Digest{},
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
 		standings: map[netip.Prefix]standing{}, parted: map[netip.Prefix]bool{},
-		spaces:   map[string]*tables.Namespace{},
-		anchored: map[string][]*tables.Selector{}, required: map[string]bool{},
+		spaces: map[string]space{}, labelled: map[tables.Label][]*tables.Selector{}, required: map[string]bool{},
 	}
 	begun, _ := p.Rules.Initialized(txn)
 	r.beginning = !begun
@@ -116,6 +142,9 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	p.scope.resume(r)
 	r.join()
 	p.scope.finish(r)
+	if !r.few {
+		p.roster.expect(r.order)
+	}
 	r.planned = slices.Grow(r.planned, len(r.order)+len(r.classRows))
 	for i := range r.order {
 		p.roster.take(&r.order[i])

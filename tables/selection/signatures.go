@@ -37,28 +37,29 @@ func (s *signer) sign(m *tables.ClassMember, selectors []tables.SelectorID, port
 	m.Selectors, m.Ports, m.Digest = example.Selectors, example.Ports, example.Digest
 }
 
+// space is what the label sets of a namespace have in common.
+type space struct {
+	namespace *tables.Namespace
+	selectors []*tables.Selector // that require it, or nothing in particular
+}
+
 // choosing returns the selectors that choose a label set by its labels, on some
 // node at least, each once. They are good until the next call.
 func (r *round) choosing(set *tables.LabelSet) []*tables.Selector {
 	r.chosen = r.chosen[:0]
-	namespace, known := r.spaces[set.Namespace]
-	if !known {
-		namespace = r.namespace(r.txn, set.Namespace)
-		r.spaces[set.Namespace] = namespace
-	}
-	consider := func(anchor string) {
-		for _, s := range r.withAnchor(anchor) {
+	at := r.spaceOf(set.Namespace)
+	consider := func(selectors []*tables.Selector) {
+		for _, s := range selectors {
 			again := len(s.Pods) > 1 && slices.Contains(r.chosen, s)
-			if !again && s.MatchesLabels(set, namespace) {
+			if !again && s.MatchesLabels(set, at.namespace) {
 				r.chosen = append(r.chosen, s)
 			}
 		}
 	}
-	consider(tables.AnyAnchor)
-	consider(tables.NamespaceAnchor(set.Namespace))
+	consider(at.selectors)
 	for _, label := range set.Labels {
 		if r.requires(label.Key) {
-			consider(tables.LabelAnchor(label.Key, label.Value))
+			consider(r.requiring(label))
 		}
 	}
 	return r.chosen
@@ -79,10 +80,25 @@ func (r *round) noSelectors() bool {
 
 // withAnchor returns the selectors that require something.
 func (r *round) withAnchor(anchor string) []*tables.Selector {
-	selectors, known := r.anchored[anchor]
+	return statedb.Collect(tables.Rare(r.txn, r.Selectors, tables.SelectorsByAnchor(tables.RoleAnchor{Role: r.role, Anchor: anchor})))
+}
+
+func (r *round) spaceOf(name string) space {
+	s, known := r.spaces[name]
 	if !known {
-		selectors = statedb.Collect(tables.Rare(r.txn, r.Selectors, tables.SelectorsByAnchor(tables.RoleAnchor{Role: r.role, Anchor: anchor})))
-		r.anchored[anchor] = selectors
+		selectors := slices.Concat(r.withAnchor(tables.AnyAnchor), r.withAnchor(tables.NamespaceAnchor(name)))
+		s = space{r.namespace(r.txn, name), selectors}
+		r.spaces[name] = s
+	}
+	return s
+}
+
+// requiring returns the selectors that require a label.
+func (r *round) requiring(label tables.Label) []*tables.Selector {
+	selectors, known := r.labelled[label]
+	if !known {
+		selectors = r.withAnchor(tables.LabelAnchor(label.Key, label.Value))
+		r.labelled[label] = selectors
 	}
 	return selectors
 }
