@@ -178,8 +178,11 @@ type input[In any, Key comparable] struct {
 	revision statedb.Revision // of the table, up to which changes were told
 	watch    <-chan struct{}  // closes when there are more; nil before the first round
 
-	// seen has each row as affects was last called with it, nil if it is keyed.
-	seen *former.Rows[In]
+	// seen has each row as affects was last called with it, nil if it is keyed: those
+	// of the first round when remembered is closed.
+	seen       *former.Rows[In]
+	first      []In
+	remembered chan struct{}
 }
 
 func (i *input[In, Key]) meta() statedb.TableMeta { return i.table }
@@ -206,24 +209,26 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) (told in
 	// nothing until then. What this round can see it has to be told, for it may be
 	// undone before the next one, which would then know of nothing.
 	revision := i.table.Revision(txn)
+	take := i.take
 	if i.watch != nil {
 		if revision == i.revision {
 			return 0, i.wakes(txn)
 		}
 		<-i.watch
-	}
-	if i.seen != nil {
-		i.reserve(txn)
+		i.expect(txn)
+	} else if !i.keyed {
+		take = i.takeFirst
 	}
 	changes, _ := i.iterator.Next(txn)
 	for change := range changes {
 		told++
-		i.take(txn, change.Object, change.Deleted || i.matters != nil && !i.matters(change.Object), affect)
+		take(txn, change.Object, change.Deleted || i.matters != nil && !i.matters(change.Object), affect)
 	}
 	// The channel was a closed one, to ask for what is left: nothing.
 	_, watch := i.iterator.Next(txn)
 	i.initially = nil
 	i.revision, i.watch = revision, watch
+	i.remember()
 	return told, i.wakes(txn)
 }
 
@@ -236,31 +241,66 @@ func (i *input[In, Key]) wakes(txn statedb.ReadTxn) <-chan struct{} {
 	return watch
 }
 
-// many are so many rows at once that it is worth to make room for them beforehand.
+// many are so many rows at once that it is worth to see to them apart.
 const many = 1024
 
-// reserve makes room for what is to be remembered: before the first round, and when
-// many rows have come since.
-func (i *input[In, Key]) reserve(txn statedb.ReadTxn) {
-	if i.watch == nil || i.matters == nil && i.table.NumObjects(txn) > 2*i.seen.Len()+many {
-		i.seen.Reserve(i.matter(txn))
+// takeFirst takes in one change in the first round, before which there was nothing.
+func (i *input[In, Key]) takeFirst(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
+	if gone {
+		return
+	}
+	i.first = append(i.first, row)
+	switch {
+	case i.initially != nil:
+		i.initially(txn, row, affect)
+	case i.changed != nil:
+		var none In
+		i.changed(txn, none, row, affect)
+	default:
+		i.affects(txn, row, affect)
 	}
 }
 
-// matter counts the rows that do.
-func (i *input[In, Key]) matter(txn statedb.ReadTxn) (n int) {
-	if i.matters == nil {
-		return i.table.NumObjects(txn)
+// remember remembers the rows of the first round, which are not asked for before the
+// next one: many of them while this one goes on.
+func (i *input[In, Key]) remember() {
+	rows := i.first
+	if i.first = nil; len(rows) == 0 {
+		return
 	}
-	for row := range i.table.All(txn) {
-		if i.matters(row) {
-			n++
+	fill := func() {
+		i.seen.Reserve(len(rows))
+		for _, row := range rows {
+			i.seen.Swap(row)
 		}
 	}
-	return n
+	if len(rows) < many {
+		fill()
+		return
+	}
+	remembered := make(chan struct{})
+	i.remembered = remembered
+	go func() {
+		defer close(remembered)
+		fill()
+	}()
 }
 
-// take takes in one change.
+// expect makes room for many rows that have come since the last round.
+func (i *input[In, Key]) expect(txn statedb.ReadTxn) {
+	if i.keyed {
+		return
+	}
+	if i.remembered != nil {
+		<-i.remembered
+		i.remembered = nil
+	}
+	if rows := i.table.NumObjects(txn); i.matters == nil && rows > 2*i.seen.Len()+many {
+		i.seen.Reserve(rows)
+	}
+}
+
+// take takes in one change; in the first round, of what is keyed.
 func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
 	if i.keyed {
 		switch {
@@ -281,10 +321,6 @@ func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect fun
 		}
 	} else {
 		old, hadOld = i.seen.Swap(row)
-	}
-	if i.initially != nil {
-		i.initially(txn, row, affect)
-		return
 	}
 	if hadOld && !gone && i.differs != nil && !i.differs(old, row) {
 		return
