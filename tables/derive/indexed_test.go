@@ -31,6 +31,17 @@ func newIndexedFixture(t testing.TB) *fixture {
 	})
 }
 
+// release closes what follows the tables: the garbage collector would close its channels
+// from outside the bubble that they were made in.
+func (f *fixture) release() {
+	members := f.runner.Inputs[0]
+	if asleep, is := members.(while[string]); is {
+		members = asleep.Input
+	}
+	members.(*input[*member, string]).iterator.Close()
+	f.runner.Inputs[1].(*input[*limit, string]).iterator.Close()
+}
+
 // Rows that the index does not have wake nobody, and are told with the next one that
 // it has.
 func TestIndexed(t *testing.T) {
@@ -76,9 +87,7 @@ func TestIndexed(t *testing.T) {
 func TestIndexedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newIndexedFixture(t)
-		// Their channels must not be closed from outside, when they are collected.
-		defer f.runner.Inputs[0].(*input[*member, string]).iterator.Close()
-		defer f.runner.Inputs[1].(*input[*limit, string]).iterator.Close()
+		defer f.release()
 		f.settle()
 		watches, err := f.runner.round()
 		require.NoError(t, err)
@@ -96,6 +105,7 @@ func TestWhile(t *testing.T) {
 		f := newFixture(t, func(_ *fixture, rule *Rule[string, *shown]) {
 			rule.Inputs[0] = While(func(statedb.ReadTxn) bool { return matters }, rule.Inputs[0])
 		})
+		defer f.release()
 		watches, err := f.runner.round()
 		require.NoError(t, err)
 		start := time.Now()
