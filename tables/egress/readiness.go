@@ -79,6 +79,9 @@ func deriveReadiness(p derive.Params, r readinessParams) error {
 				}))),
 			// An address whose endpoint is gone leaves nothing any more.
 			derive.While(r.leaving, derive.Joined(derive.FromIf(r.Endpoints, movesSource, r.affectedByEndpoint))),
+			// Where those go that leave may change before the kernel has any of them there.
+			derive.While(r.leaving, derive.Joined(derive.Indexed(tables.AnyButPeers,
+				derive.Where((*tables.ClassMember).IsOfEgress, derive.FromKey(r.Members, r.affectedByMember))))),
 			derive.FromIf(r.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return old.Number != new.Number || !slices.Equal(old.Policies, new.Policies)
@@ -134,6 +137,14 @@ func (r *readinessParams) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endp
 		for _, number := range m.Former {
 			affect(classKey(number))
 		}
+	}
+}
+
+// affectedByMember are the classes that addresses of the member's endpoints are about
+// to leave.
+func (r *readinessParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(bpf.ClassKey)) {
+	for e := range r.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
+		r.affectedByEndpoint(txn, e, affect)
 	}
 }
 
