@@ -85,8 +85,9 @@ type Leaver struct {
 }
 
 // MeaningUnknown reports whether the row is of a class that the kernel has
-// addresses in, from before a restart, that do not all have one signature now. Its
-// verdicts stay as the kernel has them until all have left but those of its members.
+// addresses in, from before a restart, that do not all have one signature now; or by a
+// late write, after the class had ended. Its verdicts stay as the kernel has them until
+// all have left but those of its members.
 func (m *ClassMember) MeaningUnknown() bool { return m.OfClass && len(m.Selectors) == 0 }
 
 // SignatureDigest returns the digest of a sorted signature.
