@@ -183,7 +183,8 @@ func (l *look) readiness(key bpf.ClassKey) *tables.ClassReadiness {
 }
 
 // waitFor reports whether the addresses that are to leave a class wait until another
-// one is left by its own, each for the next.
+// one is left by its own, each for the next. A circle that a third class closes is
+// noticed when bpfmap looks again by itself.
 func (l *look) waitFor(r *tables.ClassReadiness, other uint32, seen map[uint32]bool) bool {
 	for _, number := range r.LeavingTo {
 		if seen[number] {
