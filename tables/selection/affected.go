@@ -45,6 +45,7 @@ func (m *members) inputs() []derive.Input[memberKey] {
 			func(_ statedb.ReadTxn, p *tables.PeerPrefix, affect func(memberKey)) { affect(keyOfPrefix(p)) },
 			derive.FromChange(m.Places.PeerPrefixes, m.affectedByPrefix)),
 		derive.From(m.ClassEntries, m.affectedByEntry),
+		derive.While(m.hasDoubles, derive.Feedback(derive.FromKey(m.Classes, m.affectedByClass))),
 
 		derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel)),
 		derive.FromChange(m.PodEntries, placement(m.subjects, subjectInKernel)),
@@ -233,5 +234,23 @@ func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, aff
 		for member := range p.roster.of(number) {
 			affect(keyOfMember(member))
 		}
+	}
+}
+
+// hasDoubles reports whether more than one number stands for a signature.
+func (m *members) hasDoubles(statedb.ReadTxn) bool {
+	for _, p := range m.partitions {
+		if len(p.double) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// affectedByClass has a round look whether a class can be merged with another one,
+// which is when no change of its meaning is under way any more.
+func (m *members) affectedByClass(_ statedb.ReadTxn, c *tables.Class, affect func(memberKey)) {
+	if p := m.partitions[c.Role]; p != nil && len(p.double) > 0 {
+		affect(classKey(c.Role, c.Number, netip.Prefix{}))
 	}
 }

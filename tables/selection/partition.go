@@ -31,6 +31,10 @@ type partition struct {
 	role   bpf.Role
 	scope  scope
 	roster *roster
+
+	// double are signatures that the kernel knew more than one number by after a round
+	// that had members come to one of these.
+	double map[bpf.Digest]struct{}
 }
 
 // scope is what the partitions differ in.
@@ -169,6 +173,43 @@ func (r *round) divide(number uint32) {
 			m.Class = 0
 		default:
 			m.Class = undecided
+		}
+	}
+}
+
+// noteDoubles notes the signatures that are to be merged, now or when no change of
+// meaning is under way any more.
+func (r *round) noteDoubles() {
+	seen := make(map[bpf.Digest]bool, min(len(r.order), few))
+	for i := range r.order {
+		of := &r.order[i]
+		for _, m := range of.wanted {
+			if m.Class == 0 || seen[m.Digest] || slices.ContainsFunc(of.former, func(old *tables.ClassMember) bool { return old.Class == m.Class && old.Digest == m.Digest }) {
+				continue
+			}
+			seen[m.Digest] = true
+			if len(r.numbersOf(r.txn, m.Digest)) > 1 {
+				r.double[m.Digest] = struct{}{}
+			}
+		}
+	}
+}
+
+// evaluateDoubles evaluates the members of the classes that can be merged now.
+func (r *round) evaluateDoubles(divided map[uint32]bool) {
+	for digest := range r.double {
+		numbers := r.numbersOf(r.txn, digest)
+		if len(numbers) < 2 {
+			delete(r.double, digest)
+			continue
+		}
+		if slices.ContainsFunc(numbers, func(n uint32) bool { return !r.waitsForNobody(n, digest) }) {
+			continue
+		}
+		for _, number := range numbers {
+			for m := range r.roster.of(number) {
+				r.evaluate(keyOfMember(m), divided)
+			}
 		}
 	}
 }

@@ -205,3 +205,44 @@ func TestEndedClassIsEnteredLate(t *testing.T) {
 	awaitRow(subject, false)
 	require.Empty(t, statedb.Collect(h.members.List(h.db.ReadTxn(), tables.ClassRowsContinuing(peer))))
 }
+
+// Two classes that come to stand for the same by no news of the kernel's are merged.
+func TestMergedWithoutNews(t *testing.T) {
+	h, class := twoKinds(t)
+	q := policy("q", "app=none", pods("app=web,!late"))
+	put(h, h.NetworkPolicies, q)
+	before := h.classDigest(class)
+	h.await(func(txn statedb.ReadTxn) string {
+		if h.classDigest(class) == before {
+			return "the class stands for what it did"
+		}
+		return ""
+	})
+	put(h, h.Endpoints, pod("a/late", "there", "10.1.0.9", labels.Set{"app": "web", "late": "yes"}))
+	h.marker(1)
+	other := bpf.ClassKey{Role: bpf.RolePeer, Number: h.peerClass("10.1.0.9")}
+	require.NotEqual(t, class, other)
+	h.await(func(txn statedb.ReadTxn) string {
+		if h.classDigest(other) != before {
+			return "the other class does not stand for it yet"
+		}
+		return ""
+	})
+	put(h, h.ClassEntries, &tables.ClassEntry{Key: other, Value: bpf.ClassValue{Digest: before}})
+	h.marker(2)
+	remove(h, h.NetworkPolicies, q)
+	h.await(func(txn statedb.ReadTxn) string {
+		if a, b := h.peerClass("10.1.0.0"), h.peerClass("10.1.0.9"); a != b {
+			return fmt.Sprintf("those of classes %d and %d are alike", a, b)
+		}
+		return ""
+	})
+}
+
+// classDigest is what a class is to stand for.
+func (h *harness) classDigest(key bpf.ClassKey) (digest bpf.Digest) {
+	if c, _, found := h.classes.Get(h.db.ReadTxn(), tables.ClassByKey(key)); found {
+		digest = c.Digest
+	}
+	return digest
+}

@@ -135,6 +135,7 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 			r.evaluate(key, divided)
 		}
 	}
+	r.evaluateDoubles(divided)
 	for _, number := range slices.Sorted(maps.Keys(divided)) {
 		r.divide(number)
 	}
@@ -150,6 +151,7 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 		p.roster.take(&r.order[i])
 		r.planned = append(r.planned, r.order[i].key)
 	}
+	r.noteDoubles()
 	for _, number := range slices.Sorted(maps.Keys(r.classRows)) {
 		r.planned = append(r.planned, classKey(p.role, number, netip.Prefix{}))
 	}
