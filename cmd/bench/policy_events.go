@@ -38,34 +38,34 @@ func take[Row any](b *policyBench, table statedb.RWTable[Row], row Row) (start t
 // as they see those of its place: one write, of its address.
 func (b *policyBench) newPod(i int) (time.Duration, error) {
 	pod := b.w.scenario.identities + i
-	like, known, err := b.peerClass(pod % places)
+	like, err := b.peerClass(pod % places)
 	if err != nil {
 		return 0, err
 	}
 	start := put(b, b.base.Endpoints, labelledPod(pod, nodeName(remoteNode)))
 	return b.await(start, func() (bool, error) {
-		class, found, err := b.peerClass(pod)
-		return found && class != 0 && (class == like || !known), err
+		class, err := b.peerClass(pod)
+		return class == like, err
 	})
 }
 
-// peerClass returns the class that the kernel has an address in.
-func (b *policyBench) peerClass(pod int) (class uint32, found bool, err error) {
-	prefix := netip.PrefixFrom(podAddr(pod), 32)
-	_, _, found = b.w.tables.IPCache.Get(b.db.ReadTxn(), tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
-	if !found {
-		return 0, false, nil
-	}
-	v, _, err := bpf.Lookup(b.maps.IPCache, bpf.IPCacheKeyFrom(prefix))
-	return v.PeerClass, true, err
+// peerClass returns the class that the kernel has an address in: that of all that the
+// cluster has if it does not know the address.
+func (b *policyBench) peerClass(pod int) (uint32, error) {
+	v, _, err := bpf.Lookup(b.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(pod), 32)))
+	return v.PeerClass, err
 }
 
 func (b *policyBench) podGoes(i int) (time.Duration, error) {
 	pod := b.w.scenario.identities + i
+	former, err := b.peerClass(pod)
+	if err != nil {
+		return 0, err
+	}
 	start := take(b, b.base.Endpoints, labelledPod(pod, nodeName(remoteNode)))
 	return b.await(start, func() (bool, error) {
-		_, found, err := b.peerClass(pod)
-		return !found, err
+		class, err := b.peerClass(pod)
+		return class != former, err
 	})
 }
 
@@ -81,8 +81,9 @@ func (b *policyBench) likeLocalPod(i int) (pod, like int) {
 // policies see alike: its address as a peer, and as a subject.
 func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 	pod, like := b.likeLocalPod(i)
-	want, _, err := b.subjectClass(like)
-	if err != nil {
+	want, _, subjectErr := b.subjectClass(like)
+	wantPeer, err := b.peerClass(like)
+	if err := errors.Join(subjectErr, err); err != nil {
 		return 0, err
 	}
 	start := put(b, b.base.Endpoints, labelledPod(pod, localNode))
@@ -91,18 +92,22 @@ func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 		if err != nil || !known || class != want {
 			return false, err
 		}
-		_, found, err := b.peerClass(pod)
-		return found, err
+		peer, err := b.peerClass(pod)
+		return peer == wantPeer, err
 	})
 }
 
 func (b *policyBench) localPodGoes(i int) (time.Duration, error) {
 	pod, _ := b.likeLocalPod(i)
+	former, err := b.peerClass(pod)
+	if err != nil {
+		return 0, err
+	}
 	start := take(b, b.base.Endpoints, labelledPod(pod, localNode))
 	return b.await(start, func() (bool, error) {
-		_, found, err := b.peerClass(pod)
+		peer, err := b.peerClass(pod)
 		_, known, subjectErr := b.subjectClass(pod)
-		return !found && !known, errors.Join(err, subjectErr)
+		return peer != former && !known, errors.Join(err, subjectErr)
 	})
 }
 
@@ -167,7 +172,7 @@ func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error)
 			pods = b.w.allLocal()
 		}
 		if b.w.scenario.allPods || len(pods) == 0 { // no verdict tells it
-			return b.await(start, func() (bool, error) { return b.inForce(p) == comes && b.gone(p) != comes, nil })
+			return b.awaitTables(start, func() bool { return b.inForce(p) == comes && b.gone(p) != comes })
 		}
 		return b.await(start, func() (bool, error) {
 			for _, pod := range pods {
@@ -200,7 +205,7 @@ func (b *policyBench) withoutEffect(i int) (time.Duration, error) {
 	p := clusterwidePolicy(0)
 	p.Generation = int64(i + 1)
 	start := put(b, b.base.NetworkPolicies, p)
-	return b.await(start, func() (bool, error) { return b.inForce(p), nil })
+	return b.awaitTables(start, func() bool { return b.inForce(p) })
 }
 
 // manyPrefixes has a policy of many prefixes come, which are as many classes; lose one

@@ -60,6 +60,7 @@ type world struct {
 
 	policiesReady func(statedb.WriteTxn) // marks the network policies complete
 	maps          *bpf.Maps
+	written       <-chan struct{} // has something after a write to some of them
 	control       *bpfmap.Control
 	derived       *derive.Metrics
 	ipcache       statedb.Table[*tables.IPCacheEntry]
@@ -119,7 +120,7 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 				statedb.RWTable[*tables.NetworkPolicy].ToTable,
 				statedb.RWTable[*tables.CIDRGroup].ToTable,
 			),
-			cell.Invoke(w.takeBase)),
+			cell.Invoke(w.takeBase, w.watchWrites)),
 		network,
 		agent.Dataflow,
 		cell.Invoke(w.takeKernel),
