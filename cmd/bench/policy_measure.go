@@ -276,19 +276,13 @@ func processTime() time.Duration {
 // eventTimeout is for one event to have its effect in the kernel.
 const eventTimeout = time.Minute
 
-// await returns how long it is from start until the maps are as is asked for, which is
-// asked anew after each write.
-func (b *policyBench) await(start time.Time, done func() (bool, error)) (time.Duration, error) {
-	late := time.After(eventTimeout)
-	for {
-		if ok, err := done(); ok || err != nil {
-			return time.Since(start), err
-		}
-		select {
-		case <-b.written:
-		case <-late:
-			return 0, fmt.Errorf("the maps are not as they are to be after %s", eventTimeout)
-		}
+// await returns how long it is from start until the maps are as is asked for.
+func (b *policyBench) await(start time.Time, asked func() (bool, error)) (time.Duration, error) {
+	select {
+	case seen := <-b.writes.await(asked):
+		return seen.at.Sub(start), seen.err
+	case <-time.After(eventTimeout):
+		return 0, fmt.Errorf("the maps are not as they are to be after %s", eventTimeout)
 	}
 }
 

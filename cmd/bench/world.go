@@ -60,7 +60,7 @@ type world struct {
 
 	policiesReady func(statedb.WriteTxn) // marks the network policies complete
 	maps          *bpf.Maps
-	written       <-chan struct{} // has something after a write to some of them
+	writes        writes
 	control       *bpfmap.Control
 	derived       *derive.Metrics
 	ipcache       statedb.Table[*tables.IPCacheEntry]

@@ -2,40 +2,71 @@
 
 package main
 
-import "github.com/sluice-net/sluice/bpf"
+import (
+	"sync"
+	"time"
 
-// watchWrites has the agent tell of what it writes to the maps that policy events are
-// seen in: the kernel has it before the tables say so.
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// writes ask after each write to a map whether the maps are as somebody waits for: who
+// writes asks, so that the answer's time is not that of a goroutine which waits for its turn.
+type writes struct {
+	mu    sync.Mutex
+	asked func() (bool, error) // nil when nobody waits
+	seen  chan seen
+}
+
+// seen is when the maps were as is waited for, or why that is not known.
+type seen struct {
+	at  time.Time
+	err error
+}
+
+// await returns what comes of a question, which is asked at once and after each write.
+func (w *writes) await(asked func() (bool, error)) <-chan seen {
+	w.mu.Lock()
+	w.asked, w.seen = asked, make(chan seen, 1)
+	answer := w.seen
+	w.mu.Unlock()
+	w.ask()
+	return answer
+}
+
+func (w *writes) ask() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.asked == nil {
+		return
+	}
+	if is, err := w.asked(); is || err != nil {
+		w.seen <- seen{time.Now(), err}
+		w.asked = nil
+	}
+}
+
+// watchWrites has the agent's writes to the maps of network policy noticed.
 func (w *world) watchWrites(maps *bpf.Maps) {
-	written := make(chan struct{}, 1)
-	w.written = written
-	maps.Pods = telling[bpf.PodKey, bpf.PodValue]{maps.Pods, written}
-	maps.IPCache = telling[bpf.IPCacheKey, bpf.IPCacheValue]{maps.IPCache, written}
-	maps.Policy = telling[bpf.PolicyKey, bpf.PolicyValue]{maps.Policy, written}
+	maps.Pods = asking[bpf.PodKey, bpf.PodValue]{maps.Pods, &w.writes}
+	maps.IPCache = asking[bpf.IPCacheKey, bpf.IPCacheValue]{maps.IPCache, &w.writes}
+	maps.Policy = asking[bpf.PolicyKey, bpf.PolicyValue]{maps.Policy, &w.writes}
 }
 
-// telling is a map that tells of writes.
-type telling[K, V comparable] struct {
+// asking is a map whose writes are followed by a question.
+type asking[K, V comparable] struct {
 	bpf.Map[K, V]
-	written chan<- struct{}
+	writes *writes
 }
 
-func (t telling[K, V]) Update(keys []K, values []V) (int, error) {
-	defer t.tell()
-	return t.Map.Update(keys, values)
+func (a asking[K, V]) Update(keys []K, values []V) (int, error) {
+	defer a.writes.ask()
+	return a.Map.Update(keys, values)
 }
 
-func (t telling[K, V]) Delete(keys []K) (int, error) {
-	defer t.tell()
-	return t.Map.Delete(keys)
+func (a asking[K, V]) Delete(keys []K) (int, error) {
+	defer a.writes.ask()
+	return a.Map.Delete(keys)
 }
 
 // Lookup has [bpf.Lookup] find what the map has.
-func (t telling[K, V]) Lookup(key K) (V, bool, error) { return bpf.Lookup(t.Map, key) }
-
-func (t telling[K, V]) tell() {
-	select {
-	case t.written <- struct{}{}:
-	default:
-	}
-}
+func (a asking[K, V]) Lookup(key K) (V, bool, error) { return bpf.Lookup(a.Map, key) }
