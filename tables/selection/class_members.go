@@ -136,7 +136,7 @@ func newMembers(params memberParams) *members {
 	m.peers = &policyScope{members: m, role: bpf.RolePeer, place: &peerPlace{m}, inside: map[uint32]int{}}
 	m.subjects = &policyScope{members: m, role: bpf.RoleSubject, place: &subjectPlace{m}, inside: map[uint32]int{}}
 	for role, s := range map[bpf.Role]scope{bpf.RoleEgress: &egressScope{m}, bpf.RolePeer: m.peers, bpf.RoleSubject: m.subjects} {
-		m.partitions[role] = &partition{members: m, role: role, scope: s, roster: newRoster(m.Output), double: map[bpf.Digest]struct{}{}}
+		m.partitions[role] = &partition{members: m, role: role, scope: s, roster: newRoster(m.Output), chooser: &chooser{members: m, role: role}, double: map[bpf.Digest]struct{}{}}
 	}
 	return m
 }

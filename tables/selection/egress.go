@@ -16,14 +16,14 @@ import (
 type egressScope struct{ *members }
 
 func (e *egressScope) signatures(r *round, key memberKey) []*tables.ClassMember {
-	if r.noSelectors() && len(r.before(key)) == 0 {
+	if r.chooser.noSelectors(r.txn) && len(r.before(key)) == 0 {
 		return nil
 	}
 	set := tables.LabelSetByID(r.txn, e.Places.Endpoints, key.set)
 	if set == nil {
 		return nil
 	}
-	chosen := r.choosing(set)
+	chosen := r.chooser.choosing(r.txn, set)
 	if len(chosen) == 0 && len(r.before(key)) == 0 {
 		return nil // as most are
 	}

@@ -28,9 +28,10 @@ import (
 // are merged when both are in the kernel.
 type partition struct {
 	*members
-	role   bpf.Role
-	scope  scope
-	roster *roster
+	role    bpf.Role
+	scope   scope
+	roster  *roster
+	chooser *chooser
 
 	// double are signatures that the kernel knew more than one number by after a round
 	// that had members come to one of these.

@@ -39,7 +39,7 @@ func (p *peerPlace) pods(r *round, id tables.LabelSetID) (wanted []*tables.Class
 		return nil
 	}
 	common := append(r.common[:0], ofCluster)
-	for _, s := range r.choosing(first.LabelSet) {
+	for _, s := range r.chooser.choosing(r.txn, first.LabelSet) {
 		common = append(common, s.ID)
 	}
 	r.common = common

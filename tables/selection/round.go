@@ -29,15 +29,9 @@ type round struct {
 	joined  map[bpf.Digest]uint32            // class that members with a signature join
 	next    uint32                           // lowest number that may be free
 
-	chosen    []*tables.Selector                  // of the label set that is looked at
-	common    []tables.SelectorID                 // of the pods with it
-	together  bool                                // no prefix tells pods apart; not looked for but in the first round
-	spaces    map[string]space                    // by name
-	counted   bool                                // whether there are selectors, in none
-	none      bool                                // no selector looks at label sets
-	labelled  map[tables.Label][]*tables.Selector // by the label that they require
-	required  map[string]bool                     // labels that selectors require, by key
-	here      map[tables.LabelSetID]struct{}      // the label sets of this node's pods
+	common    []tables.SelectorID            // of the pods with it
+	together  bool                           // no prefix tells pods apart; not looked for but in the first round
+	here      map[tables.LabelSetID]struct{} // the label sets of this node's pods
 	signer    signer
 	standings map[netip.Prefix]standing
 	looks     []netip.Prefix            // addresses to be looked at
@@ -108,8 +102,8 @@ func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 		meaning: map[uint32]bpf.Digest{}, joined: map[bpf.Digest]uint32{},
 		touched: map[uint32][]netip.Prefix{}, classRows: map[uint32]*tables.ClassMember{},
 		standings: map[netip.Prefix]standing{}, parted: map[netip.Prefix]bool{},
-		spaces: map[string]space{}, labelled: map[tables.Label][]*tables.Selector{}, required: map[string]bool{},
 	}
+	p.chooser.begin(txn)
 	begun, _ := p.Rules.Initialized(txn)
 	r.beginning = !begun
 	r.together = r.empty && !p.tellsPodsApart(txn)

@@ -25,7 +25,7 @@ func (s *subjectPlace) signatures(r *round, key memberKey) []*tables.ClassMember
 		return nil
 	}
 	var selectors []tables.SelectorID
-	for _, selector := range r.choosing(set) {
+	for _, selector := range r.chooser.choosing(r.txn, set) {
 		selectors = append(selectors, selector.ID)
 	}
 	var ports []tables.NamedPort
