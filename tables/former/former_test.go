@@ -3,6 +3,7 @@
 package former
 
 import (
+	"net/netip"
 	"runtime"
 	"testing"
 	"weak"
@@ -46,4 +47,27 @@ func TestForget(t *testing.T) {
 		require.Fail(t, "a change was told of")
 	default:
 	}
+}
+
+// What has left an index is free, though nothing else leaves that.
+func TestForgetUnindexed(t *testing.T) {
+	db := statedb.New()
+	nodes, err := tables.NewNodeTable(db)
+	require.NoError(t, err)
+	insert := func(row *tables.Node) {
+		wtxn := db.WriteTxn(nodes)
+		_, _, err := nodes.Insert(wtxn, row)
+		require.NoError(t, err)
+		wtxn.Commit()
+	}
+	insert(&tables.Node{Name: "other"})
+	former := &tables.Node{Name: "node", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	insert(former)
+	replaced := weak.Make(former)
+	former = nil
+	insert(&tables.Node{Name: "node"})
+
+	require.NoError(t, Forget(db, nodes, many))
+	runtime.GC()
+	require.Nil(t, replaced.Value())
 }
