@@ -131,7 +131,7 @@ var (
 		Name:       "policy",
 		FromObject: func(p *EnforcedPolicy) index.KeySet { return index.NewKeySet(p.Policy.Key()) },
 		FromKey:    PolicyID.Key,
-		FromString: index.FromString,
+		FromString: policyKeyFromString,
 		Unique:     true,
 	}
 

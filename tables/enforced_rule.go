@@ -44,7 +44,7 @@ type RuleID struct {
 
 // digested is what the cookies of entries are a digest of.
 func (id RuleID) digested() []byte {
-	b := append(id.Policy.Key(), 0)
+	b := append(index.String(id.Policy.String()), 0)
 	b = append(b, index.Uint32(uint32(id.Rule))...)
 	b = append(b, byte(id.Direction))
 	b = append(b, index.Uint32(uint32(id.Item+1))...)
@@ -54,7 +54,7 @@ func (id RuleID) digested() []byte {
 // Compare orders rules by policy, then as they are in it.
 func (id RuleID) Compare(o RuleID) int {
 	return cmp.Or(
-		strings.Compare(string(id.Policy.Kind), string(o.Policy.Kind)),
+		cmp.Compare(id.Policy.Kind, o.Policy.Kind),
 		strings.Compare(id.Policy.Namespace, o.Policy.Namespace),
 		strings.Compare(id.Policy.Name.Name, o.Policy.Name.Name),
 		cmp.Compare(id.Rule, o.Rule),

@@ -5,6 +5,7 @@ package tables
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,18 +15,45 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// PolicyKind is the kind of a policy object.
-type PolicyKind string
+// PolicyKind is the kind of a policy object. It is a number, as each rule and index
+// entry of a policy has it.
+type PolicyKind uint8
 
-// PolicyEgress is the kind that an [EgressPolicy] is made from.
-const PolicyEgress PolicyKind = "CiliumEgressGatewayPolicy"
-
-// The kinds that a [NetworkPolicy] is made from.
+// The kinds in the order of their names: an [EgressPolicy] is made from PolicyEgress, a
+// [NetworkPolicy] from the others.
 const (
-	PolicyKubernetes        PolicyKind = "NetworkPolicy"
-	PolicyCilium            PolicyKind = "CiliumNetworkPolicy"
-	PolicyCiliumClusterwide PolicyKind = "CiliumClusterwideNetworkPolicy"
+	PolicyCiliumClusterwide PolicyKind = iota + 1
+	PolicyEgress
+	PolicyCilium
+	PolicyKubernetes
 )
+
+var policyKindNames = [...]string{
+	PolicyCiliumClusterwide: "CiliumClusterwideNetworkPolicy",
+	PolicyEgress:            "CiliumEgressGatewayPolicy",
+	PolicyCilium:            "CiliumNetworkPolicy",
+	PolicyKubernetes:        "NetworkPolicy",
+}
+
+// ParsePolicyKind parses the name of a kind.
+func ParsePolicyKind(name string) (PolicyKind, error) {
+	if at := slices.Index(policyKindNames[1:], name); at >= 0 {
+		return PolicyKind(at + 1), nil
+	}
+	return 0, fmt.Errorf("unknown kind %q: want %s", name, strings.Join(policyKindNames[1:], ", "))
+}
+
+// String is the name of the kind.
+func (k PolicyKind) String() string { return policyKindNames[k] }
+
+// MarshalText implements [encoding.TextMarshaler].
+func (k PolicyKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (k *PolicyKind) UnmarshalText(text []byte) (err error) {
+	*k, err = ParsePolicyKind(string(text))
+	return err
+}
 
 // NetworkPolicy is what the agent makes of a policy object, whatever its kind.
 // No older version of the object stays in force. What cannot be used is named in
@@ -66,11 +94,19 @@ func (id PolicyID) Compare(o PolicyID) int {
 
 // String is "kind/namespace/name", of a clusterwide one "kind/name".
 func (id PolicyID) String() string {
-	return string(id.Kind) + "/" + strings.TrimPrefix(id.Name.String(), "/")
+	return id.Kind.String() + "/" + strings.TrimPrefix(id.Name.String(), "/")
 }
 
-// Key is the index key of the identity.
-func (id PolicyID) Key() index.Key { return index.String(id.String()) }
+// Key is the index key of the identity. Keys are in the order of the texts.
+func (id PolicyID) Key() index.Key {
+	key := append(make(index.Key, 0, 2+len(id.Namespace)+len(id.Name.Name)), byte(id.Kind))
+	return append(append(append(key, id.Namespace...), '/'), id.Name.Name...)
+}
+
+func policyKeyFromString(text string) (index.Key, error) {
+	id, err := ParsePolicyID(text)
+	return id.Key(), err
+}
 
 // MarshalText implements [encoding.TextMarshaler].
 func (id PolicyID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
@@ -84,13 +120,17 @@ func (id *PolicyID) UnmarshalText(text []byte) (err error) {
 // ParsePolicyID parses the form kind/namespace/name, or kind/name.
 func ParsePolicyID(text string) (PolicyID, error) {
 	parts := strings.Split(text, "/")
+	var name Name
 	switch len(parts) {
 	case 2:
-		return PolicyID{PolicyKind(parts[0]), Name{Name: parts[1]}}, nil
+		name = Name{Name: parts[1]}
 	case 3:
-		return PolicyID{PolicyKind(parts[0]), Name{Namespace: parts[1], Name: parts[2]}}, nil
+		name = Name{Namespace: parts[1], Name: parts[2]}
+	default:
+		return PolicyID{}, fmt.Errorf("parse policy %q: want kind/namespace/name", text)
 	}
-	return PolicyID{}, fmt.Errorf("parse policy %q: want kind/namespace/name", text)
+	kind, err := ParsePolicyKind(parts[0])
+	return PolicyID{kind, name}, err
 }
 
 // ID returns the key of the policy.
@@ -155,7 +195,7 @@ func (p *NetworkPolicy) TableRow() []string {
 		egress = append(egress, r.Egress.String())
 	}
 	return []string{
-		string(p.Kind), strings.TrimPrefix(p.Name.String(), "/"), listColumn(subjects, " | "), listColumn(ingress, " | "), listColumn(egress, " | "),
+		p.Kind.String(), strings.TrimPrefix(p.Name.String(), "/"), listColumn(subjects, " | "), listColumn(ingress, " | "), listColumn(egress, " | "),
 		errorColumn(p.Unsupported), errorColumn(p.Errors),
 	}
 }
@@ -165,7 +205,7 @@ var (
 		Name:       "id",
 		FromObject: func(p *NetworkPolicy) index.KeySet { return index.NewKeySet(p.ID().Key()) },
 		FromKey:    PolicyID.Key,
-		FromString: index.FromString,
+		FromString: policyKeyFromString,
 		Unique:     true,
 	}
 

@@ -74,7 +74,7 @@ func (*NetworkPolicyStatus) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (s *NetworkPolicyStatus) TableRow() []string {
 	return []string{
-		string(s.Policy.Kind), strings.TrimPrefix(s.Policy.Name.String(), "/"), string(s.State),
+		s.Policy.Kind.String(), strings.TrimPrefix(s.Policy.Name.String(), "/"), string(s.State),
 		fmt.Sprintf("%d/%d", s.Programmed, s.EntriesWanted), strconv.Itoa(s.Failed),
 		listColumn(s.Unsupported, "; "), listColumn(s.Errors, "; "),
 	}
@@ -85,7 +85,7 @@ var (
 		Name:       "policy",
 		FromObject: func(s *NetworkPolicyStatus) index.KeySet { return index.NewKeySet(s.Policy.Key()) },
 		FromKey:    PolicyID.Key,
-		FromString: index.FromString,
+		FromString: policyKeyFromString,
 		Unique:     true,
 	}
 

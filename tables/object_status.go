@@ -153,7 +153,7 @@ var (
 		Name:       "policy",
 		FromObject: func(s *ObjectStatus) index.KeySet { return index.NewKeySet(s.Policy.Key()) },
 		FromKey:    PolicyID.Key,
-		FromString: index.FromString,
+		FromString: policyKeyFromString,
 		Unique:     true,
 	}
 

@@ -141,7 +141,7 @@ var (
 			return index.NewKeySet(keys...)
 		},
 		FromKey:    PolicyID.Key,
-		FromString: index.FromString,
+		FromString: policyKeyFromString,
 	}
 
 	// PolicyEntriesByPolicy queries the entries that a policy decides, alone or

@@ -88,7 +88,7 @@ var (
 		Name:       "policy",
 		FromObject: func(r *PolicyReport) index.KeySet { return index.NewKeySet(r.Policy.Key()) },
 		FromKey:    PolicyID.Key,
-		FromString: index.FromString,
+		FromString: policyKeyFromString,
 		Unique:     true,
 	}
 

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -133,7 +134,7 @@ func (c *cluster) compareReasons(txn statedb.ReadTxn, r bpf.Reader) (err error) 
 // isRule reports whether a reason is an item of a policy, not a default.
 func isRule(why string) bool {
 	return slices.ContainsFunc([]tables.PolicyKind{tables.PolicyKubernetes, tables.PolicyCilium, tables.PolicyCiliumClusterwide},
-		func(k tables.PolicyKind) bool { return len(why) > len(k) && why[:len(k)+1] == string(k)+"/" })
+		func(k tables.PolicyKind) bool { return strings.HasPrefix(why, k.String()+"/") })
 }
 
 // reasons are the rules that the entries name which are found for a packet, with

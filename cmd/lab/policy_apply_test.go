@@ -71,12 +71,8 @@ func (p *policyTest) withdraw(objects ...Object) {
 // policy is the identity of an object that is a network policy.
 func (o Object) policy() (tables.PolicyID, bool) {
 	id := o.id()
-	kind := tables.PolicyKind(id.kind)
-	switch kind {
-	case tables.PolicyKubernetes, tables.PolicyCilium, tables.PolicyCiliumClusterwide:
-		return tables.PolicyID{Kind: kind, Name: tables.Name{Namespace: id.namespace, Name: id.name}}, true
-	}
-	return tables.PolicyID{}, false
+	kind, err := tables.ParsePolicyKind(id.kind)
+	return tables.PolicyID{Kind: kind, Name: tables.Name{Namespace: id.namespace, Name: id.name}}, err == nil && kind != tables.PolicyEgress
 }
 
 // policyTimeout is for a policy to come into force.

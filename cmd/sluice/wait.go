@@ -88,7 +88,8 @@ func policiesOf(text string) (ids []tables.PolicyID, err error) {
 			return nil, fmt.Errorf("%q is no name of a policy: want [[KIND/]NAMESPACE/]NAME", text)
 		}
 	}
-	switch kind := tables.PolicyKind(parts[0]); {
+	kind, _ := tables.ParsePolicyKind(parts[0]) // or it is a namespace, or the name
+	switch {
 	case len(parts) == 1:
 	case len(parts) == 2 && slices.Contains(clusterwideKinds, kind):
 		ids = append(ids, tables.PolicyID{Kind: kind, Name: tables.Name{Name: parts[1]}})

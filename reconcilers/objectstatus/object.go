@@ -38,7 +38,7 @@ func reference(row *tables.ObjectStatus) *corev1.ObjectReference {
 		version = r.GroupVersion().String()
 	}
 	return &corev1.ObjectReference{
-		APIVersion: version, Kind: string(row.Policy.Kind), Namespace: row.Policy.Namespace, Name: row.Policy.Name.Name, UID: types.UID(row.UID),
+		APIVersion: version, Kind: row.Policy.Kind.String(), Namespace: row.Policy.Namespace, Name: row.Policy.Name.Name, UID: types.UID(row.UID),
 	}
 }
 

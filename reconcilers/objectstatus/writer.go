@@ -149,7 +149,7 @@ func (w *writer) report(health cell.Health) {
 	}
 	var first tables.PolicyID
 	for id := range w.failing {
-		if first.Kind == "" || id.Compare(first) < 0 {
+		if first.Kind == 0 || id.Compare(first) < 0 {
 			first = id
 		}
 	}

@@ -21,7 +21,7 @@ import (
 func cookieRow(cookie uint32, fields ...string) *tables.RuleCookie {
 	row := &tables.RuleCookie{Cookie: cookie, Fields: fields}
 	for range fields {
-		row.Rules = append(row.Rules, tables.RuleID{Policy: tables.PolicyID{Kind: "NetworkPolicy", Name: tables.Name{Namespace: "shop", Name: "web"}}})
+		row.Rules = append(row.Rules, tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}})
 	}
 	return row
 }
@@ -62,7 +62,7 @@ func TestRulesOfEvents(t *testing.T) {
 // can decide by them, and keep them when they are gone.
 func TestRulesThatComeAndGo(t *testing.T) {
 	w := start(t, noPrograms{})
-	id := tables.RuleID{Policy: tables.PolicyID{Kind: "NetworkPolicy", Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
+	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
 	pod := &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, SubjectClass: 5}
 	entry := &tables.PolicyEntry{
 		Key: bpf.PolicyKeyOf(5, 0, bpf.DirectionEgress, 0, 0, 0), Value: bpf.PolicyValue{Cookie: 7}, Rules: []tables.RuleID{id}, Status: reconciler.StatusPending(),

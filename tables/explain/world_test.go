@@ -123,7 +123,7 @@ func both[K, V comparable, Row interface {
 func addr(text string) netip.Addr     { return netip.MustParseAddr(text) }
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 func name(text string) tables.Name {
-	id, err := tables.ParsePolicyID("-/" + text)
+	id, err := tables.ParsePolicyID("NetworkPolicy/" + text)
 	if err != nil {
 		panic(err)
 	}
@@ -142,8 +142,8 @@ const (
 )
 
 var (
-	policyWeb  = tables.PolicyID{Kind: "NetworkPolicy", Name: tables.Name{Namespace: "shop", Name: "web"}}
-	policyDeny = tables.PolicyID{Kind: "CiliumNetworkPolicy", Name: tables.Name{Namespace: "shop", Name: "no-db"}}
+	policyWeb  = tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}
+	policyDeny = tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "shop", Name: "no-db"}}
 )
 
 // entry is a row of policy-entries about traffic that key says, with the rules that decide.

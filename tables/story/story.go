@@ -14,7 +14,6 @@ package story
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -30,9 +29,6 @@ var Cell = cell.Module(
 
 	cell.Provide(New),
 )
-
-// KindEgress is the kind of egress policies, which have no namespace.
-const KindEgress = "CiliumEgressGatewayPolicy"
 
 // Tables are those that stories are told from.
 type Tables struct {
@@ -106,15 +102,10 @@ func (t *Teller) Tell(policy string) (*Story, error) {
 	}
 	txn := t.t.DB.ReadTxn()
 	s := &Story{Policy: policy}
-	switch id.Kind {
-	case KindEgress:
+	if id.Kind == tables.PolicyEgress {
 		err = t.egress(txn, s, id.Name.Name)
-	case tables.PolicyKubernetes, tables.PolicyCilium, tables.PolicyCiliumClusterwide:
+	} else {
 		err = t.network(txn, s, id)
-	default:
-		err = Error{Reason: fmt.Sprintf("unknown kind %q: want %s", id.Kind, strings.Join([]string{
-			KindEgress, string(tables.PolicyKubernetes), string(tables.PolicyCilium), string(tables.PolicyCiliumClusterwide),
-		}, ", "))}
 	}
 	if err != nil {
 		return nil, err

@@ -157,8 +157,8 @@ func TestNoSuchPolicy(t *testing.T) {
 		"web":                         {Reason: `parse policy "web": want kind/namespace/name`},
 		"CiliumEgressGatewayPolicy/a": {Reason: "there is no policy CiliumEgressGatewayPolicy/a", Absent: true},
 		"NetworkPolicy/a/b":           {Reason: "there is no policy NetworkPolicy/a/b", Absent: true},
-		"Pod/a/b": {Reason: `unknown kind "Pod": want CiliumEgressGatewayPolicy, NetworkPolicy, CiliumNetworkPolicy, ` +
-			"CiliumClusterwideNetworkPolicy"},
+		"Pod/a/b": {Reason: `unknown kind "Pod": want CiliumClusterwideNetworkPolicy, CiliumEgressGatewayPolicy, ` +
+			"CiliumNetworkPolicy, NetworkPolicy"},
 	} {
 		_, err := teller.Tell(policy)
 		require.Equal(t, want, err, policy)
