@@ -36,9 +36,9 @@ type EnforcedRule struct {
 // RuleID identifies an [EnforcedRule].
 type RuleID struct {
 	Policy    PolicyID      `json:"policy"`
-	Rule      int           `json:"rule"` // index of the policy's spec
+	Rule      int32         `json:"rule"` // index of the policy's spec
 	Direction bpf.Direction `json:"direction"`
-	Item      int           `json:"item"`              // index of the traffic, -1 of the default
+	Item      int32         `json:"item"`              // index of the traffic, -1 of the default
 	Version   uint64        `json:"version,omitempty"` // of a retired one: a digest of its selectors
 }
 

@@ -105,9 +105,9 @@ func TrafficOf(k bpf.PolicyKey) string {
 // "NetworkPolicy/shop/web ingress[0.1]"; of a default "... ingress[0]".
 func (id RuleID) String() string {
 	var b strings.Builder
-	b.WriteString(id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(id.Rule))
+	b.WriteString(id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(int(id.Rule)))
 	if id.Item >= 0 {
-		b.WriteString("." + strconv.Itoa(id.Item))
+		b.WriteString("." + strconv.Itoa(int(id.Item)))
 	}
 	b.WriteString("]")
 	return b.String()

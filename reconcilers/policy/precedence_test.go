@@ -67,7 +67,7 @@ func (s *states) next(random *rand.Rand) state {
 	row := &tables.EnforcedPolicy{}
 	for item := range random.IntN(8) {
 		r := &tables.EnforcedRule{
-			RuleID:  tables.RuleID{Direction: bpf.Direction(random.IntN(4) / 3), Item: item},
+			RuleID:  tables.RuleID{Direction: bpf.Direction(random.IntN(4) / 3), Item: int32(item)},
 			Subject: 10, Deny: random.IntN(2) == 0,
 		}
 		switch random.IntN(6) {

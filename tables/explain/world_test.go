@@ -158,7 +158,7 @@ func entry(peer uint32, direction bpf.Direction, protocol uint8, port uint16, bi
 
 func (w *world) rule(policy tables.PolicyID, direction bpf.Direction, item int, field string, defaultDeny, deny bool) *tables.EnforcedRule {
 	r := &tables.EnforcedRule{
-		RuleID: tables.RuleID{Policy: policy, Direction: direction, Item: item}, Field: field, DefaultDeny: defaultDeny, Deny: deny,
+		RuleID: tables.RuleID{Policy: policy, Direction: direction, Item: int32(item)}, Field: field, DefaultDeny: defaultDeny, Deny: deny,
 	}
 	row := &tables.EnforcedPolicy{Policy: policy, Rules: []*tables.EnforcedRule{r}}
 	if former, _, found := w.Rules.Get(w.DB.ReadTxn(), tables.EnforcedPolicyByID(policy)); found {

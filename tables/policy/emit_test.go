@@ -85,7 +85,7 @@ func classRow(role bpf.Role, number uint32, ids []tables.SelectorID, ports ...ta
 }
 
 func ruleID(name string, d bpf.Direction, item int) tables.RuleID {
-	return tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "default", Name: name}}, Direction: d, Item: item}
+	return tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "default", Name: name}}, Direction: d, Item: int32(item)}
 }
 
 // enforced returns the rows that have some rules, those with a version as retired.
@@ -206,7 +206,7 @@ func TestEntriesAgainstFirstPrinciples(t *testing.T) {
 			}
 			switch random.IntN(5) {
 			case 0:
-				r.DefaultDeny, r.Deny, r.Item = true, false, -1-i
+				r.DefaultDeny, r.Deny, r.Item = true, false, int32(-1-i)
 			case 1:
 				r.AnyPeer = true
 			default:

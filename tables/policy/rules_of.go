@@ -22,7 +22,7 @@ func RulesOf(p *tables.NetworkPolicy) []*tables.EnforcedRule {
 				said = rule.Egress
 			}
 			template := tables.EnforcedRule{
-				RuleID:  tables.RuleID{Policy: p.ID(), Rule: i, Direction: d, Item: -1},
+				RuleID:  tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1},
 				Subject: subject,
 			}
 			if said.DefaultDeny {
@@ -32,7 +32,7 @@ func RulesOf(p *tables.NetworkPolicy) []*tables.EnforcedRule {
 			}
 			for j, traffic := range said.Traffic {
 				r := template
-				r.Item, r.Field, r.Deny, r.Ports = j, traffic.Field, traffic.Deny, traffic.Ports
+				r.Item, r.Field, r.Deny, r.Ports = int32(j), traffic.Field, traffic.Deny, traffic.Ports
 				if r.AnyPeer, r.Peers = peersOf(traffic); r.AnyPeer || len(r.Peers) > 0 {
 					rules = append(rules, &r)
 				}

@@ -214,7 +214,7 @@ func enforced(p *tables.NetworkPolicy) *tables.EnforcedPolicy {
 	for i, r := range p.Rules {
 		for j, t := range r.Ingress.Traffic {
 			rule := &tables.EnforcedRule{
-				RuleID:  tables.RuleID{Policy: p.ID(), Rule: i, Direction: bpf.DirectionIngress, Item: j},
+				RuleID:  tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: bpf.DirectionIngress, Item: int32(j)},
 				Subject: tables.SubjectSelectorID(r.Subject), Ports: t.Ports,
 			}
 			for _, peer := range t.Peers {
