@@ -58,12 +58,13 @@ const (
 	PeerPods       PeerKind = "pods"        // Pods
 	PeerNodes      PeerKind = "nodes"       // Labels of the node
 	PeerEntity     PeerKind = "entity"      // Entity
-	PeerCIDR       PeerKind = "cidr"        // CIDR, Except, MatchesPods
-	PeerCIDRGroups PeerKind = "cidr-groups" // Group or Labels of the group, Except
-	PeerServices   PeerKind = "services"    // Service, or Labels of the service
+	PeerCIDR       PeerKind = "cidr"        // PeerPrefixes: CIDR
+	PeerCIDRGroups PeerKind = "cidr-groups" // PeerPrefixes: Group, or Labels of the group
+	PeerServices   PeerKind = "services"    // PeerService: Service, or Labels of the service
 )
 
-// PolicyPeer is the other side of traffic.
+// PolicyPeer is the other side of traffic. What only some kinds have is apart, as most
+// peers are pods.
 type PolicyPeer struct {
 	Kind PeerKind `json:"kind"`
 
@@ -73,6 +74,12 @@ type PolicyPeer struct {
 	// Labels is the canonical text of a label selector, empty if it selects all.
 	Labels string `json:"labels,omitempty"`
 
+	*PeerPrefixes `yaml:",inline"` // of PeerCIDR and PeerCIDRGroups, else nil
+	*PeerService  `yaml:",inline"` // of PeerServices, else nil
+}
+
+// PeerPrefixes are peers by their addresses.
+type PeerPrefixes struct {
 	CIDR   netip.Prefix   `json:"cidr,omitzero"`    // masked
 	Except []netip.Prefix `json:"except,omitempty"` // masked; inside CIDR, if that is given
 
@@ -80,11 +87,14 @@ type PolicyPeer struct {
 	// too, as those of Kubernetes do; others mean what is outside the cluster.
 	MatchesPods bool `json:"matchesPods,omitempty"`
 
+	Group string `json:"group,omitempty"` // name of a [CIDRGroup], which need not exist
+}
+
+// PeerService are the peers that services stand for.
+type PeerService struct {
 	// Wide is set for services that are denied: where it is not known which pods
 	// serve one, it stands for all that may. Otherwise it stands for none of them.
 	Wide bool `json:"wide,omitempty"`
-
-	Group string `json:"group,omitempty"` // name of a [CIDRGroup], which need not exist
 
 	// Service is by name, or if that is empty by Labels: in the namespace, or in
 	// any if that is empty. A service that selects pods stands for those, any

@@ -174,7 +174,7 @@ func TestNetworkPolicies(t *testing.T) {
 func TestPolicyRules(t *testing.T) {
 	db := statedb.New()
 	web := tables.PodSelector(bpf.RoleSubject, tables.EgressSelector{Pods: "app=web"})
-	office := tables.PeerSelector(tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: netip.MustParsePrefix("203.0.113.0/24")})
+	office := tables.PeerSelector(tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}})
 	const gone = tables.SelectorID(1)
 	newTable(t, db, tables.NewEnforcedPolicyTable, &tables.EnforcedPolicy{
 		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}},

@@ -148,7 +148,7 @@ func prefixesPolicy(at place, from, to int) *tables.NetworkPolicy {
 	traffic := tables.PolicyTraffic{Field: "spec.egress[0]"}
 	for i := from; i < to; i++ {
 		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 24)
-		traffic.Peers = append(traffic.Peers, tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: prefix})
+		traffic.Peers = append(traffic.Peers, tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefix}})
 	}
 	return &tables.NetworkPolicy{
 		Kind:    tables.PolicyCilium,

@@ -53,7 +53,7 @@ status: {conditions: []}
 		return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: text}}
 	}
 	service := func(namespace, name, labels string) tables.PolicyPeer {
-		return tables.PolicyPeer{Kind: tables.PeerServices, Service: tables.Name{Namespace: namespace, Name: name}, Labels: labels}
+		return tables.PolicyPeer{Kind: tables.PeerServices, Labels: labels, PeerService: &tables.PeerService{Service: tables.Name{Namespace: namespace, Name: name}}}
 	}
 	require.Equal(t, []tables.PolicyRule{
 		{
@@ -69,9 +69,9 @@ status: {conditions: []}
 			Egress: tables.PolicyDirection{DefaultDeny: true, Traffic: []tables.PolicyTraffic{{
 				Field: "spec.egressDeny[0]", Deny: true,
 				Peers: []tables.PolicyPeer{
-					{Kind: tables.PeerCIDR, CIDR: prefixes("10.0.0.0/8")[0], Except: prefixes("10.96.0.0/12")},
-					{Kind: tables.PeerCIDRGroups, Group: "office", Except: prefixes("10.0.0.0/24")},
-					{Kind: tables.PeerCIDRGroups, Labels: "site=a"},
+					{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefixes("10.0.0.0/8")[0], Except: prefixes("10.96.0.0/12")}},
+					{Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{Group: "office", Except: prefixes("10.0.0.0/24")}},
+					{Kind: tables.PeerCIDRGroups, Labels: "site=a", PeerPrefixes: &tables.PeerPrefixes{}},
 				},
 			}}},
 		},

@@ -140,9 +140,9 @@ func (r *policyReader) kubernetesPeer(field string, in *kubernetesPeer) tables.P
 	case in.IPBlock != nil && (in.PodSelector != nil || in.NamespaceSelector != nil):
 		r.add(field, "ipBlock excludes podSelector and namespaceSelector")
 	case in.IPBlock != nil:
-		p := tables.PolicyPeer{Kind: tables.PeerCIDR, MatchesPods: true, CIDR: r.prefix(field+".ipBlock.cidr", in.IPBlock.CIDR)}
-		r.except(field+".ipBlock", &p, in.IPBlock.Except, false)
-		return p
+		p := &tables.PeerPrefixes{MatchesPods: true, CIDR: r.prefix(field+".ipBlock.cidr", in.IPBlock.CIDR)}
+		r.except(field+".ipBlock", p, in.IPBlock.Except, false)
+		return tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: p}
 	case in.NamespaceSelector != nil:
 		return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{
 			Namespaces: r.selector(field+".namespaceSelector", in.NamespaceSelector),

@@ -59,7 +59,7 @@ spec:
 		Ingress: tables.PolicyDirection{DefaultDeny: true, Traffic: []tables.PolicyTraffic{{
 			Field: "spec.ingress[0]",
 			Peers: []tables.PolicyPeer{
-				{Kind: tables.PeerCIDR, CIDR: prefixes("172.17.0.0/16")[0], Except: prefixes("172.17.1.0/24"), MatchesPods: true},
+				{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefixes("172.17.0.0/16")[0], Except: prefixes("172.17.1.0/24"), MatchesPods: true}},
 				{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: "project=mine"}},
 				{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: ns + ",role=frontend"}},
 				{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "role in (a,b)"}},
@@ -69,7 +69,7 @@ spec:
 		Egress: tables.PolicyDirection{DefaultDeny: true, Traffic: []tables.PolicyTraffic{
 			{
 				Field: "spec.egress[0]",
-				Peers: []tables.PolicyPeer{{Kind: tables.PeerCIDR, CIDR: prefixes("2001:db8::/32")[0], MatchesPods: true}},
+				Peers: []tables.PolicyPeer{{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefixes("2001:db8::/32")[0], MatchesPods: true}}},
 				Ports: []tables.PolicyPort{
 					{Protocol: 6, First: 32000, Last: 32768}, {Protocol: 17, Name: "dns"}, {Protocol: 132, Last: 65535},
 				},

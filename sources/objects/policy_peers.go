@@ -71,7 +71,7 @@ func (r *policyReader) ciliumPeers(field string, in *ciliumItem) peerList {
 		return r.endpointPeer(field, in.endpoints[i])
 	})
 	each("CIDR", in.cidr != nil, len(in.cidr), func(field string, i int) tables.PolicyPeer {
-		return tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: r.addrOrPrefix(field, in.cidr[i])}
+		return tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: r.addrOrPrefix(field, in.cidr[i])}}
 	})
 	each("CIDRSet", in.cidrSet != nil, len(in.cidrSet), func(field string, i int) tables.PolicyPeer {
 		return r.cidrSetPeer(field, &in.cidrSet[i], in.denies)
@@ -119,7 +119,7 @@ func (r *policyReader) prefix(field, text string) netip.Prefix {
 // cidrSetPeer reads an item of a CIDR set. Of a deny, an exception that is wrong
 // is left out and the rest stays; without it an allow would be wider.
 func (r *policyReader) cidrSetPeer(field string, in *ciliumCIDR, denies bool) tables.PolicyPeer {
-	p := tables.PolicyPeer{Kind: tables.PeerCIDRGroups, Group: in.CIDRGroupRef}
+	p := tables.PolicyPeer{Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{Group: in.CIDRGroupRef}}
 	given := 0
 	for _, is := range []bool{in.CIDR != "", in.CIDRGroupRef != "", in.CIDRGroupSelector != nil} {
 		if is {
@@ -136,12 +136,12 @@ func (r *policyReader) cidrSetPeer(field string, in *ciliumCIDR, denies bool) ta
 	case in.CIDRGroupRef == "":
 		r.missing(field, "needs one of cidr, cidrGroupRef and cidrGroupSelector")
 	}
-	r.except(field, &p, in.Except, denies)
+	r.except(field, p.PeerPrefixes, in.Except, denies)
 	return p
 }
 
-// except reads the exceptions of a peer.
-func (r *policyReader) except(field string, p *tables.PolicyPeer, texts []string, denies bool) {
+// except reads the exceptions from prefixes.
+func (r *policyReader) except(field string, p *tables.PeerPrefixes, texts []string, denies bool) {
 	report := r.add
 	if denies {
 		report = r.addLate
@@ -187,7 +187,7 @@ func (r *policyReader) nodePeer(field string, s *metav1.LabelSelector) tables.Po
 // servicePeer reads a service. One that is named without a namespace is in that
 // of the policy.
 func (r *policyReader) servicePeer(field string, in *ciliumService, denies bool) tables.PolicyPeer {
-	p := tables.PolicyPeer{Kind: tables.PeerServices, Wide: denies}
+	p := tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{Wide: denies}}
 	switch name, selector := in.K8sService, in.K8sServiceSelector; {
 	case name != nil && selector != nil:
 		r.add(field, "only one of k8sService and k8sServiceSelector is allowed")

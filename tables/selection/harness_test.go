@@ -197,7 +197,7 @@ func pods(selector string) tables.PolicyPeer {
 }
 
 func cidr(prefix string, matchesPods bool, except ...string) tables.PolicyPeer {
-	p := tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: netip.MustParsePrefix(prefix), MatchesPods: matchesPods}
+	p := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix(prefix), MatchesPods: matchesPods}}
 	for _, e := range except {
 		p.Except = append(p.Except, netip.MustParsePrefix(e))
 	}

@@ -57,12 +57,12 @@ func TestSignatures(t *testing.T) {
 		{name: "nodes in Cilium's prefix", policy: policy("p", "app=web", cidr("10.0.0.0/8", false), cidr("192.0.2.0/24", false)), flags: []string{"--policy-cidr-match=nodes"}},
 		{name: "block", policy: policy("p", "app=web", cidr("0.0.0.0/0", true, "10.1.0.2/32", "192.0.2.2/32"))},
 		{name: "block inside a block", policy: policy("p", "app=web", cidr("10.0.0.0/8", true), cidr("10.1.0.0/16", true), cidr("10.1.0.1/32", true))},
-		{name: "group", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerCIDRGroups, Group: "g", Except: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32")}})},
-		{name: "groups", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerCIDRGroups, Labels: "of=outside"})},
+		{name: "group", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{Group: "g", Except: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32")}}})},
+		{name: "groups", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerCIDRGroups, Labels: "of=outside", PeerPrefixes: &tables.PeerPrefixes{}})},
 		{name: "entities", policy: policy("p", "app=web", entity(tables.EntityWorld), entity(tables.EntityHost), entity(tables.EntityKubeAPIServer))},
 		{name: "nodes", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerNodes, Labels: "zone=x"})},
-		{name: "service", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerServices, Service: tables.Name{Namespace: "b", Name: "db"}})},
-		{name: "services", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerServices, Labels: ""})},
+		{name: "service", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{Service: tables.Name{Namespace: "b", Name: "db"}}})},
+		{name: "services", policy: policy("p", "app=web", tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{}})},
 		{name: "always", policy: policy("p", "app=web", pods("app=db")), flags: []string{"--enforcement=always"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -45,7 +45,7 @@ func (w *randomWorld) prefix() netip.Prefix {
 }
 
 func (w *randomWorld) block() tables.PolicyPeer {
-	peer := tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: w.prefix(), MatchesPods: w.IntN(2) == 0}
+	peer := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: w.prefix(), MatchesPods: w.IntN(2) == 0}}
 	if except := w.prefix(); peer.CIDR.Bits() < except.Bits() && peer.CIDR.Contains(except.Addr()) {
 		peer.Except = []netip.Prefix{except}
 	}
@@ -59,11 +59,11 @@ func (w *randomWorld) peer() tables.PolicyPeer {
 	case 3:
 		return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: w.pick("team=red", "team=blue", "kubernetes.io/metadata.name=a"), Pods: w.pick("", "app=web")}}
 	case 4:
-		return tables.PolicyPeer{Kind: tables.PeerCIDRGroups, Group: w.pick("g", "h")}
+		return tables.PolicyPeer{Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{Group: w.pick("g", "h")}}
 	case 5:
 		return w.pick2(entity(tables.EntityWorld), entity(tables.EntityCluster), entity(tables.EntityKubeAPIServer),
 			tables.PolicyPeer{Kind: tables.PeerNodes, Labels: w.pick("", "zone=x")},
-			tables.PolicyPeer{Kind: tables.PeerServices, Service: tables.Name{Namespace: w.pick("a", "b"), Name: "s"}})
+			tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{Service: tables.Name{Namespace: w.pick("a", "b"), Name: "s"}}})
 	}
 	return w.block()
 }

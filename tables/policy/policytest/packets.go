@@ -76,7 +76,9 @@ func (w *World) prefixes() (prefixes []netip.Prefix) {
 					if peer.Kind == tables.PeerCIDR {
 						prefixes = append(prefixes, peer.CIDR)
 					}
-					prefixes = append(prefixes, peer.Except...)
+					if peer.PeerPrefixes != nil {
+						prefixes = append(prefixes, peer.Except...)
+					}
 				}
 			}
 		}

@@ -20,7 +20,7 @@ func TestVerdict(t *testing.T) {
 		return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: selector}}
 	}
 	cidr := func(text string, matchesPods bool, except ...string) tables.PolicyPeer {
-		p := tables.PolicyPeer{Kind: tables.PeerCIDR, CIDR: netip.MustParsePrefix(text), MatchesPods: matchesPods}
+		p := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix(text), MatchesPods: matchesPods}}
 		for _, e := range except {
 			p.Except = append(p.Except, netip.MustParsePrefix(e))
 		}
