@@ -68,7 +68,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 					func(txn statedb.ReadTxn, _ *tables.ObjectSource, affect func(tables.PolicyID)) { s.all(txn, affect) })),
 			derive.FromChange(s.Reports, s.reportChanged),
 			derive.FromChange(s.Nodes, s.nodeChanged),
-			derive.From(s.Egress, func(_ statedb.ReadTxn, p *tables.EgressPolicy, affect func(tables.PolicyID)) {
+			derive.FromKey(s.Egress, func(_ statedb.ReadTxn, p *tables.EgressPolicy, affect func(tables.PolicyID)) {
 				affect(tables.EgressPolicyID(p.Name))
 			}),
 			derive.FromIf(s.Groups,
@@ -76,7 +76,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 					return !slices.Equal(old.Gateways, new.Gateways) || !slices.Equal(old.Policies, new.Policies)
 				},
 				func(_ statedb.ReadTxn, g *tables.EgressGroup, affect func(tables.PolicyID)) { usersOf(g, affect) }),
-			derive.From(s.Network, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
+			derive.FromKey(s.Network, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
 		},
 		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.ObjectStatus, statedb.Revision] {
 			return s.Output.List(txn, tables.ObjectStatusByPolicy(id))
