@@ -27,7 +27,7 @@ func RulesOf(p *tables.NetworkPolicy) []*tables.EnforcedRule {
 			}
 			if said.DefaultDeny {
 				r := template
-				r.Field, r.DefaultDeny = rule.Field+"."+d.String(), true
+				r.Field, r.DefaultDeny = defaultField(rule.Field, d), true
 				rules = append(rules, &r)
 			}
 			for j, traffic := range said.Traffic {
@@ -40,6 +40,17 @@ func RulesOf(p *tables.NetworkPolicy) []*tables.EnforcedRule {
 		}
 	}
 	return rules
+}
+
+// specDefaults are texts that the policies share which have but one rule: most do.
+var specDefaults = [...]string{bpf.DirectionIngress: "spec.ingress", bpf.DirectionEgress: "spec.egress"}
+
+// defaultField is where in the object the default of a direction is.
+func defaultField(rule string, d bpf.Direction) string {
+	if rule == "spec" {
+		return specDefaults[d]
+	}
+	return rule + "." + d.String()
 }
 
 // saysNothing reports whether a policy asks for no rules.
