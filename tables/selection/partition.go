@@ -216,10 +216,9 @@ func (r *round) evaluateDoubles(divided map[uint32]bool) {
 }
 
 // merge moves members of a class to another that stands for the same, if the
-// kernel knows both by that meaning.
+// kernel knows both by that meaning. Members that are yet to join one go there, too.
 func (r *round) merge() {
 	settled := map[bpf.Digest][]uint32{}
-	largest := map[bpf.Digest]uint32{} // of settled: members are counted once
 	for i := range r.order {
 		for _, m := range r.order[i].wanted {
 			if m.Class == undecided || m.Class == 0 {
@@ -232,21 +231,18 @@ func (r *round) merge() {
 				})
 				settled[m.Digest] = numbers
 			}
-			if !slices.Contains(numbers, m.Class) {
+			if len(numbers) < 2 || !slices.Contains(numbers, m.Class) {
 				continue
 			}
-			if _, known := largest[m.Digest]; !known {
-				largest[m.Digest] = r.largest(numbers)
+			if _, known := r.joined[m.Digest]; !known {
+				r.joined[m.Digest] = r.largest(numbers) // members are counted once
 			}
-			m.Class = largest[m.Digest]
+			m.Class = r.joined[m.Digest]
 		}
 	}
 }
 
 func (r *round) largest(numbers []uint32) uint32 {
-	if len(numbers) == 1 {
-		return numbers[0]
-	}
 	size := func(number uint32) (n int) {
 		for m := range r.roster.of(number) {
 			n += r.scope.size(r.txn, m)
