@@ -219,25 +219,18 @@ func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoi
 	}
 }
 
-// affectedByEntry are the members of a signature that more than one number
-// stands for: once the kernel knows the numbers, the classes can be merged.
+// affectedByEntry has a round look whether classes can be merged that the kernel knows
+// by one signature.
 func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, affect func(memberKey)) {
 	p := m.partitions[e.Key.Role]
-	if p == nil {
+	if p == nil || len(p.knownBy(txn, e.Value.Digest)) < 2 {
 		return
 	}
-	numbers := p.numbersOf(txn, e.Value.Digest)
-	if len(numbers) < 2 {
-		return
-	}
-	for _, number := range numbers {
-		for member := range p.roster.of(number) {
-			affect(keyOfMember(member))
-		}
-	}
+	p.double[e.Value.Digest] = struct{}{}
+	affect(classKey(e.Key.Role, e.Key.Number, netip.Prefix{}))
 }
 
-// hasDoubles reports whether more than one number stands for a signature.
+// hasDoubles reports whether more than one number may stand for a signature.
 func (m *members) hasDoubles(statedb.ReadTxn) bool {
 	for _, p := range m.partitions {
 		if len(p.double) > 0 {

@@ -80,6 +80,11 @@ func (a *alike) entry(class bpf.ClassKey) *tables.ClassEntry {
 	return &tables.ClassEntry{Key: class, Value: bpf.ClassValue{Digest: a.digest}}
 }
 
+// holdClasses keeps what classes are to be recorded for as it is.
+func (a *alike) holdClasses() (release func()) {
+	return a.db.WriteTxn(a.classes.(statedb.RWTable[*tables.Class])).Abort
+}
+
 // awaitMerged returns when some addresses are in one class.
 func (a *alike) awaitMerged(addrs ...string) {
 	a.t.Helper()
@@ -135,4 +140,35 @@ func TestJoinsWhileMerged(t *testing.T) {
 	require.NoError(t, err)
 	wtxn.Commit()
 	a.awaitMerged("10.1.0.0", "10.1.0.10", "10.1.0.9")
+}
+
+// Classes that cannot be merged when the kernel gets to know the second one, as another
+// change of the first is not over, are merged when it is.
+func TestMergedAfterAnotherChange(t *testing.T) {
+	a := newAlike(t, 1)
+	a.awaitRecord(a.early, a.meaning(a.early))
+	release := a.holdClasses()
+	defer release()
+	a.unite()
+	put(a.harness, a.ClassEntries, a.entry(a.late))
+	a.marker(2)
+	require.NotEqual(t, a.peerClass("10.1.0.0"), a.peerClass("10.1.0.10"))
+	release()
+	a.awaitMerged("10.1.0.0", "10.1.0.10")
+}
+
+// So are classes of which one has been meant to change, and nobody has heard of it.
+func TestMergedAfterAChangeUnheardOf(t *testing.T) {
+	a := newAlike(t, 1)
+	a.unite()
+	a.awaitRecord(a.early, a.digest)
+	release := a.holdClasses()
+	defer release()
+	a.part()
+	put(a.harness, a.ClassEntries, a.entry(a.late))
+	a.marker(2)
+	require.NotEqual(t, a.peerClass("10.1.0.0"), a.peerClass("10.1.0.10"))
+	a.unite()
+	release()
+	a.awaitMerged("10.1.0.0", "10.1.0.10")
 }

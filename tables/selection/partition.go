@@ -33,8 +33,8 @@ type partition struct {
 	roster  *roster
 	chooser *chooser
 
-	// double are signatures that the kernel knew more than one number by after a round
-	// that had members come to one of these.
+	// double are signatures that more than one number may stand for. All are in it
+	// that the kernel knows more than one number by.
 	double map[bpf.Digest]struct{}
 }
 
@@ -178,28 +178,15 @@ func (r *round) divide(number uint32) {
 	}
 }
 
-// noteDoubles notes the signatures that are to be merged, now or when no change of
-// meaning is under way any more.
-func (r *round) noteDoubles() {
-	seen := make(map[bpf.Digest]bool, min(len(r.order), few))
-	for i := range r.order {
-		of := &r.order[i]
-		for _, m := range of.wanted {
-			if m.Class == 0 || seen[m.Digest] || slices.ContainsFunc(of.former, func(old *tables.ClassMember) bool { return old.Class == m.Class && old.Digest == m.Digest }) {
-				continue
-			}
-			seen[m.Digest] = true
-			if len(r.numbersOf(r.txn, m.Digest)) > 1 {
-				r.double[m.Digest] = struct{}{}
-			}
-		}
+// evaluateDoubles evaluates the members of the classes that can be merged now. As
+// long as one of them waits for somebody, a change of what it is to stand for is to
+// come, and has a round look again.
+func (r *round) evaluateDoubles() {
+	for _, digest := range r.meaning {
+		r.double[digest] = struct{}{} // a class may have come to stand for it
 	}
-}
-
-// evaluateDoubles evaluates the members of the classes that can be merged now.
-func (r *round) evaluateDoubles(divided map[uint32]bool) {
 	for digest := range r.double {
-		numbers := r.numbersOf(r.txn, digest)
+		numbers := r.standingFor(digest)
 		if len(numbers) < 2 {
 			delete(r.double, digest)
 			continue
@@ -209,8 +196,18 @@ func (r *round) evaluateDoubles(divided map[uint32]bool) {
 		}
 		for _, number := range numbers {
 			for m := range r.roster.of(number) {
-				r.evaluate(keyOfMember(m), divided)
+				r.evaluate(keyOfMember(m), map[uint32]bool{}) // as in divide
 			}
+		}
+	}
+}
+
+// noteDoubles notes the signatures that members have joined a class of while another
+// one stands for the same.
+func (r *round) noteDoubles() {
+	for digest := range r.joined {
+		if len(r.standingFor(digest)) > 1 {
+			r.double[digest] = struct{}{}
 		}
 	}
 }
@@ -226,9 +223,7 @@ func (r *round) merge() {
 			}
 			numbers, known := settled[m.Digest]
 			if !known {
-				numbers = slices.DeleteFunc(r.numbersOf(r.txn, m.Digest), func(n uint32) bool {
-					return !r.standsFor(n, m.Digest) || !r.waitsForNobody(n, m.Digest)
-				})
+				numbers = slices.DeleteFunc(r.standingFor(m.Digest), func(n uint32) bool { return !r.waitsForNobody(n, m.Digest) })
 				settled[m.Digest] = numbers
 			}
 			if len(numbers) < 2 || !slices.Contains(numbers, m.Class) {
@@ -277,7 +272,7 @@ func (r *round) join() {
 // for it and waits for nobody, else the number that the kernel's maps knew it
 // by before a restart, else a new number.
 func (r *round) target(digest bpf.Digest) uint32 {
-	candidates := r.numbersOf(r.txn, digest)
+	candidates := r.standingFor(digest)
 	if m := r.memberWith(r.txn, digest); m != nil {
 		candidates = append(candidates, m.Class) // the kernel need not know it yet
 	}
@@ -286,9 +281,9 @@ func (r *round) target(digest bpf.Digest) uint32 {
 			return number
 		}
 	}
-	for e := range r.ClassEntries.List(r.txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: r.role, Digest: digest})) {
-		if r.roster.any(e.Key.Number) == nil && r.waitsForNobody(e.Key.Number, digest) && r.scope.reusable(r, e.Key.Number) {
-			return e.Key.Number
+	for _, number := range r.knownBy(r.txn, digest) {
+		if r.roster.any(number) == nil && r.waitsForNobody(number, digest) && r.scope.reusable(r, number) {
+			return number
 		}
 	}
 	return r.fresh()
@@ -305,13 +300,10 @@ func (r *round) fresh() uint32 {
 	}
 }
 
-// numbersOf returns the classes that the kernel knows by a signature and that
-// have members with it, in order.
-func (p *partition) numbersOf(txn statedb.ReadTxn, digest bpf.Digest) (numbers []uint32) {
+// knownBy returns the numbers that the kernel knows by a signature, in order.
+func (p *partition) knownBy(txn statedb.ReadTxn, digest bpf.Digest) (numbers []uint32) {
 	for e := range p.ClassEntries.List(txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: p.role, Digest: digest})) {
-		if m := p.roster.any(e.Key.Number); m != nil && m.Digest == digest {
-			numbers = append(numbers, e.Key.Number)
-		}
+		numbers = append(numbers, e.Key.Number)
 	}
 	slices.Sort(numbers)
 	return numbers
@@ -334,11 +326,20 @@ func (p *partition) memberWith(txn statedb.ReadTxn, digest bpf.Digest) *tables.C
 	return cmp.Or(among(tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: digest})), among(tables.ClassRowsUnknown(p.role)))
 }
 
-// standsFor reports whether a class that has stood for a signature still does
-// after this round.
+// standingFor returns the classes that the kernel knows by a signature and that stand
+// for it after this round, in order.
+func (r *round) standingFor(digest bpf.Digest) []uint32 {
+	return slices.DeleteFunc(r.knownBy(r.txn, digest), func(n uint32) bool { return !r.standsFor(n, digest) })
+}
+
+// standsFor reports whether a class that had members, or has come to have some, stands
+// for a signature after this round.
 func (r *round) standsFor(number uint32, digest bpf.Digest) bool {
-	meaning, divided := r.meaning[number]
-	return !divided || meaning == digest
+	if meaning, divided := r.meaning[number]; divided {
+		return meaning == digest
+	}
+	m := r.roster.any(number)
+	return m != nil && m.Digest == digest
 }
 
 // waitsForNobody reports whether a class stands for a signature without a

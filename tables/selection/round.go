@@ -129,10 +129,10 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 			r.evaluate(key, divided)
 		}
 	}
-	r.evaluateDoubles(divided)
 	for _, number := range slices.Sorted(maps.Keys(divided)) {
 		r.divide(number)
 	}
+	r.evaluateDoubles()
 	r.merge()
 	p.scope.resume(r)
 	r.join()
