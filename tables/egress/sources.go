@@ -29,10 +29,12 @@ type sourceParams struct {
 	SourceEntries statedb.Table[*tables.SourceEntry]
 }
 
-// sources derives egress-sources. Of label sets of which it is not known yet what
-// chooses them, it may be nothing: then there comes no row of egress.
+// sources derives egress-sources.
 type sources struct {
 	sourceParams
+
+	// unknown are label sets of pods of which it is not known yet what chooses them. It
+	// may be nothing: then there comes no row of egress.
 	unknown map[tables.LabelSetID]struct{}
 
 	// chosen has in the first round the label sets of which it is known what chooses
@@ -57,7 +59,7 @@ func deriveSources(p derive.Params, params sourceParams) error {
 			derive.Joined(derive.Indexed(tables.AnyButPeers, derive.Where((*tables.ClassMember).IsOfEgress, derive.FromIf(s.Members,
 				func(old, new *tables.ClassMember) bool { return old.Class != new.Class },
 				s.affectedByMember)))),
-			derive.While(s.inUse, derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, affectedByEndpoint))),
+			derive.While(s.inUse, derive.Initially(s.affectedAtFirst, derive.FromIf(s.Endpoints, movesSource, s.affectedByEndpoint))),
 			derive.FromIf(s.Classes,
 				func(old, new *tables.EgressClass) bool { return old.ServedHere != new.ServedHere },
 				func(txn statedb.ReadTxn, c *tables.EgressClass, affect func(netip.Addr)) {
@@ -98,9 +100,15 @@ func movesSource(old, new *tables.Endpoint) bool {
 	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
 }
 
-func affectedByEndpoint(_ statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
-	for _, addr := range e.Addrs {
-		affect(addr)
+// affectedByEndpoint are its addresses. Where it is no more what it was, nobody with its
+// labels may be left to wait for.
+func (s *sources) affectedByEndpoint(txn statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
+	affectAddrs(e, affect)
+	if _, waits := s.unknown[e.LabelSet.ID]; !waits {
+		return
+	}
+	if is, _, _ := s.Endpoints.Get(txn, tables.EndpointByName(e.Name)); is != e {
+		s.affectedByLabelSet(txn, e.LabelSet.ID, affect)
 	}
 }
 
@@ -115,21 +123,35 @@ func (s *sources) knownAtFirst(_ statedb.ReadTxn, m *tables.ClassMember, _ func(
 // policy chooses it, as are most or all: there is no row yet that could go.
 func (s *sources) affectedAtFirst(txn statedb.ReadTxn, e *tables.Endpoint, affect func(netip.Addr)) {
 	if chosen, known := s.chosen[e.LabelSet.ID]; chosen || !known || e.Node == s.LocalNode.Name {
-		affectedByEndpoint(txn, e, affect)
+		s.affectedByEndpoint(txn, e, affect)
 	}
 }
 
 // affectedByMember are the addresses of the endpoints with the label set.
 func (s *sources) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMember, affect func(netip.Addr)) {
-	_, waits := s.unknown[m.LabelSet]
-	delete(s.unknown, m.LabelSet)
+	if _, waits := s.unknown[m.LabelSet]; waits || m.Node == "" {
+		s.affectedByLabelSet(txn, m.LabelSet, affect)
+		return
+	}
 	for e := range s.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
-		if !waits && m.Node != "" && m.Node != e.Node {
-			continue
+		if e.Node == m.Node {
+			affectAddrs(e, affect)
 		}
-		for _, addr := range e.Addrs {
-			affect(addr)
-		}
+	}
+}
+
+// affectedByLabelSet are the addresses of all endpoints with a label set: whether one of
+// them waits is told when they are computed.
+func (s *sources) affectedByLabelSet(txn statedb.ReadTxn, id tables.LabelSetID, affect func(netip.Addr)) {
+	delete(s.unknown, id)
+	for e := range s.Endpoints.List(txn, tables.EndpointsByLabelSet(id)) {
+		affectAddrs(e, affect)
+	}
+}
+
+func affectAddrs(e *tables.Endpoint, affect func(netip.Addr)) {
+	for _, addr := range e.Addrs {
+		affect(addr)
 	}
 }
 
