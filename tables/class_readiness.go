@@ -70,8 +70,25 @@ var (
 		Unique:     true,
 	}
 
+	classReadinessLeavingToIndex = statedb.Index[*ClassReadiness, uint32]{
+		Name: "leaving-to",
+		FromObject: func(r *ClassReadiness) index.KeySet {
+			keys := make([]index.Key, len(r.LeavingTo))
+			for i, number := range r.LeavingTo {
+				keys[i] = index.Uint32(number)
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    index.Uint32,
+		FromString: index.Uint32String,
+	}
+
 	// ClassReadinessByKey queries the readiness of a class or gateway group.
 	ClassReadinessByKey = classReadinessKeyIndex.Query
+
+	// ClassReadinessLeavingTo queries that of the egress classes that addresses are to
+	// leave for another one.
+	ClassReadinessLeavingTo = classReadinessLeavingToIndex.Query
 )
 
 func classKey(k bpf.ClassKey) index.Key {
@@ -100,5 +117,5 @@ func classKeyFromString(s string) (index.Key, error) {
 
 // NewClassReadinessTable creates the table of what the kernel has of each class.
 func NewClassReadinessTable(db *statedb.DB) (statedb.RWTable[*ClassReadiness], error) {
-	return statedb.NewTable(db, "class-readiness", classReadinessKeyIndex)
+	return statedb.NewTable(db, "class-readiness", classReadinessKeyIndex, classReadinessLeavingToIndex)
 }

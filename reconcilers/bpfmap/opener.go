@@ -22,7 +22,14 @@ type Opener interface {
 // OpenedBy declares that a gate opens by changes of a table: whoever waits for
 // what a changed row stands for is looked at again.
 func OpenedBy[Row any, WaitFor comparable](table statedb.Table[Row], waitFor func(Row) WaitFor) Opener {
-	return &opener[Row, WaitFor]{table: table, waitFor: waitFor}
+	return OpenedByEach(table, func(_ statedb.ReadTxn, row Row, wake func(WaitFor)) { wake(waitFor(row)) })
+}
+
+// OpenedByEach is [OpenedBy] for a table of which a changed row may stand for several
+// things: the function is called with the row, or with the last value of one that is
+// gone, and may look up others in the snapshot.
+func OpenedByEach[Row any, WaitFor comparable](table statedb.Table[Row], opens func(txn statedb.ReadTxn, row Row, wake func(WaitFor))) Opener {
+	return &opener[Row, WaitFor]{table: table, opens: opens}
 }
 
 // OpenedByReadiness is [OpenedBy] for gates that wait for classes and groups.
@@ -32,7 +39,7 @@ func OpenedByReadiness(table statedb.Table[*tables.ClassReadiness]) Opener {
 
 type opener[Row any, WaitFor comparable] struct {
 	table    statedb.Table[Row]
-	waitFor  func(Row) WaitFor
+	opens    func(txn statedb.ReadTxn, row Row, wake func(WaitFor))
 	iterator statedb.ChangeIterator[Row]
 }
 
@@ -44,7 +51,7 @@ func (o *opener[Row, WaitFor]) follow(db *statedb.DB) (err error) {
 func (o *opener[Row, WaitFor]) changes(txn statedb.ReadTxn, wake func(waitFor any)) <-chan struct{} {
 	changes, watch := o.iterator.Next(txn)
 	for change := range changes {
-		wake(o.waitFor(change.Object))
+		o.opens(txn, change.Object, func(waitFor WaitFor) { wake(waitFor) })
 	}
 	return watch
 }

@@ -93,7 +93,7 @@ func registerRules(p params, desired tables.Desired[*tables.EgressRule], mirror 
 
 func registerSources(p params, desired tables.Desired[*tables.EgressSource], mirror statedb.RWTable[*tables.SourceEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Sources, desired, mirror, bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue]())
-	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
+	cfg.Opener = bpfmap.OpenedByEach(p.Readiness, p.openSources)
 	cfg.Gate = func(txn statedb.ReadTxn) bpfmap.Gate[bpf.SourceKey, bpf.SourceValue] { return p.look(txn).source }
 	return bpfmap.Register(p.Params, cfg)
 }

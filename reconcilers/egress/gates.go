@@ -183,8 +183,7 @@ func (l *look) readiness(key bpf.ClassKey) *tables.ClassReadiness {
 }
 
 // waitFor reports whether the addresses that are to leave a class wait until another
-// one is left by its own, each for the next. A circle that a third class closes is
-// noticed when bpfmap looks again by itself.
+// one is left by its own, each for the next.
 func (l *look) waitFor(r *tables.ClassReadiness, other uint32, seen map[uint32]bool) bool {
 	for _, number := range r.LeavingTo {
 		if seen[number] {
@@ -197,6 +196,26 @@ func (l *look) waitFor(r *tables.ClassReadiness, other uint32, seen map[uint32]b
 		}
 	}
 	return false
+}
+
+// openSources has the addresses looked at again that wait for a class whose readiness
+// has changed, or for one that others are to leave for it, each for the next: that may
+// have closed a circle.
+func (p *params) openSources(txn statedb.ReadTxn, r *tables.ClassReadiness, wake func(bpf.ClassKey)) {
+	wake(r.ClassKey)
+	if len(r.LeavingTo) > 0 {
+		p.openLeaving(txn, r.Number, wake, map[uint32]bool{r.Number: true})
+	}
+}
+
+func (p *params) openLeaving(txn statedb.ReadTxn, to uint32, wake func(bpf.ClassKey), seen map[uint32]bool) {
+	for r := range p.Readiness.List(txn, tables.ClassReadinessLeavingTo(to)) {
+		if !seen[r.Number] {
+			seen[r.Number] = true
+			wake(r.ClassKey)
+			p.openLeaving(txn, r.Number, wake, seen)
+		}
+	}
 }
 
 // unused says why what belongs to a class or group has to stay: the kernel has

@@ -115,11 +115,14 @@ func TestPolicyThatComesToApply(t *testing.T) {
 	require.Contains(t, w.reason(), "rules to be derived anew")
 }
 
+// held is the readiness of a class of which the kernel does not have all, with those
+// that addresses are to leave it for.
+func held(to ...uint32) tables.ClassReadiness {
+	return tables.ClassReadiness{RowsWanted: 1, Leaving: len(to) > 0, LeavingTo: to}
+}
+
 // Who comes to a class that others are to leave waits for them, unless they wait for it.
 func TestWhoWaitsForWhom(t *testing.T) {
-	held := func(to ...uint32) tables.ClassReadiness {
-		return tables.ClassReadiness{RowsWanted: 1, Leaving: len(to) > 0, LeavingTo: to}
-	}
 	for _, test := range []struct {
 		name    string
 		classes map[uint32]tables.ClassReadiness
