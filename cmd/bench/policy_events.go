@@ -34,6 +34,13 @@ func take[Row any](b *policyBench, table statedb.RWTable[Row], row Row) (start t
 	return start
 }
 
+// makePods makes pods of another node, with labels that nobody has had, that are to come.
+func (b *policyBench) makePods(n int) {
+	for i := range n {
+		b.coming = append(b.coming, labelledPod(b.w.scenario.identities+i, nodeName(remoteNode)))
+	}
+}
+
 // A pod of another node, with labels that nobody has had, which all policies see
 // as they see those of its place: one write, of its address.
 func (b *policyBench) newPod(i int) (time.Duration, error) {
@@ -42,7 +49,7 @@ func (b *policyBench) newPod(i int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	start := put(b, b.base.Endpoints, labelledPod(pod, nodeName(remoteNode)))
+	start := put(b, b.base.Endpoints, b.coming[i])
 	return b.await(start, func() (bool, error) {
 		class, err := b.peerClass(pod)
 		return class == like, err
@@ -62,7 +69,7 @@ func (b *policyBench) podGoes(i int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	start := take(b, b.base.Endpoints, labelledPod(pod, nodeName(remoteNode)))
+	start := take(b, b.base.Endpoints, b.coming[i])
 	return b.await(start, func() (bool, error) {
 		class, err := b.peerClass(pod)
 		return class != former, err

@@ -43,7 +43,7 @@ type policyResult struct {
 // policyEvent is a [result] with the CPU time of the process.
 type policyEvent struct {
 	result
-	CPU time.Duration `json:"cpuns"` // an event, with that of making it
+	CPU time.Duration `json:"cpuns"` // an event
 }
 
 // settleTime is for how long nothing may change before all is said to be done.
@@ -195,11 +195,13 @@ type policyBench struct {
 	bench
 	w *policyWorld
 	r *policyResult
+
+	coming []*tables.Endpoint // pods of another node that are yet to come
 }
 
 func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, samples int) error {
 	return withPolicyWorld(mode, bpffs, dir, s, samples, func(w *policyWorld) error {
-		b := &policyBench{bench{world: w.world, samples: samples}, w, r}
+		b := &policyBench{bench: bench{world: w.world, samples: samples}, w: w, r: r}
 		w.fillPolicies(nil)
 		w.fillPods(s.pods())
 		b.lastChange(time.Now(), w.complete)
@@ -210,6 +212,7 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 		if with := heap(); with > without {
 			r.HeapPolicy = with - without
 		}
+		b.makePods(samples)
 		err := errors.Join(
 			b.event("pod with new labels, known class", samples, b.newPod),
 			b.event("that pod goes again", samples, b.podGoes),
@@ -220,6 +223,7 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 			b.event("change without effect", max(1, samples/10), b.withoutEffect),
 			b.event("policy of all pods goes", max(1, samples/10), b.clusterwide(false)),
 			b.explain(100*samples),
+			b.floor(samples),
 		)
 		b.manyPrefixes()
 		return err

@@ -56,6 +56,7 @@ func TestMeasurePolicies(t *testing.T) {
 		}
 		require.Equal(t, 1.0, events["pod with new labels, known class"].Writes, r.Scenario)
 		require.Zero(t, events["change without effect"].Writes, r.Scenario)
+		require.Contains(t, events, "floor: 5 rows, one after another")
 		require.GreaterOrEqual(t, events["policy of 10 prefixes comes"].Writes, 3*10.0, "a number, an address and a verdict of each")
 		require.Equal(t, 400, r.Explain.Questions, r.Scenario)
 		require.Positive(t, r.Explain.PerSecond, r.Scenario)
