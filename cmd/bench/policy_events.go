@@ -45,34 +45,29 @@ func (b *policyBench) makePods(n int) {
 // as they see those of its place: one write, of its address.
 func (b *policyBench) newPod(i int) (time.Duration, error) {
 	pod := b.w.scenario.identities + i
+	isAlike := pod%places < b.w.scenario.identities // a small cluster has nobody in some places
 	like, err := b.peerClass(pod % places)
 	if err != nil {
 		return 0, err
 	}
-	start := put(b, b.base.Endpoints, b.coming[i])
-	return b.await(start, func() (bool, error) {
+	return b.await(func() time.Time { return put(b, b.base.Endpoints, b.coming[i]) }, func(written any) (bool, error) {
 		class, err := b.peerClass(pod)
-		return class == like, err
+		return hasKey(written, peerKey(pod)) && (class == like || !isAlike), err
 	})
 }
 
-// peerClass returns the class that the kernel has an address in: that of all that the
-// cluster has if it does not know the address.
+// peerClass returns the class that the kernel has an address in.
 func (b *policyBench) peerClass(pod int) (uint32, error) {
-	v, _, err := bpf.Lookup(b.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(pod), 32)))
+	v, _, err := bpf.Lookup(b.maps.IPCache, peerKey(pod))
 	return v.PeerClass, err
 }
 
+func peerKey(pod int) bpf.IPCacheKey { return bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(pod), 32)) }
+
 func (b *policyBench) podGoes(i int) (time.Duration, error) {
-	pod := b.w.scenario.identities + i
-	former, err := b.peerClass(pod)
-	if err != nil {
-		return 0, err
-	}
-	start := take(b, b.base.Endpoints, b.coming[i])
-	return b.await(start, func() (bool, error) {
-		class, err := b.peerClass(pod)
-		return class != former, err
+	key := peerKey(b.w.scenario.identities + i)
+	return b.await(func() time.Time { return take(b, b.base.Endpoints, b.coming[i]) }, func(written any) (bool, error) {
+		return hasKey(written, key), nil
 	})
 }
 
@@ -89,14 +84,16 @@ func (b *policyBench) likeLocalPod(i int) (pod, like int) {
 func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 	pod, like := b.likeLocalPod(i)
 	want, _, subjectErr := b.subjectClass(like)
-	wantPeer, err := b.peerClass(like)
-	if err := errors.Join(subjectErr, err); err != nil {
+	wantPeer, peerErr := b.peerClass(like)
+	if err := errors.Join(subjectErr, peerErr); err != nil {
 		return 0, err
 	}
-	start := put(b, b.base.Endpoints, labelledPod(pod, localNode))
-	return b.await(start, func() (bool, error) {
+	placed := false
+	comes := labelledPod(pod, localNode)
+	return b.await(func() time.Time { return put(b, b.base.Endpoints, comes) }, func(written any) (bool, error) {
+		placed = placed || hasKey(written, peerKey(pod))
 		class, known, err := b.subjectClass(pod)
-		if err != nil || !known || class != want {
+		if err != nil || !placed || !known || class != want {
 			return false, err
 		}
 		peer, err := b.peerClass(pod)
@@ -106,15 +103,12 @@ func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 
 func (b *policyBench) localPodGoes(i int) (time.Duration, error) {
 	pod, _ := b.likeLocalPod(i)
-	former, err := b.peerClass(pod)
-	if err != nil {
-		return 0, err
-	}
-	start := take(b, b.base.Endpoints, labelledPod(pod, localNode))
-	return b.await(start, func() (bool, error) {
-		peer, err := b.peerClass(pod)
-		_, known, subjectErr := b.subjectClass(pod)
-		return peer != former && !known, errors.Join(err, subjectErr)
+	goes := labelledPod(pod, localNode)
+	gone := false
+	return b.await(func() time.Time { return take(b, b.base.Endpoints, goes) }, func(written any) (bool, error) {
+		gone = gone || hasKey(written, peerKey(pod))
+		_, known, err := b.subjectClass(pod)
+		return gone && !known, err
 	})
 }
 
@@ -150,17 +144,20 @@ func (b *policyBench) onePolicy(samples int) error {
 		if only {
 			port = 79
 		}
-		var start time.Time
-		if comes {
-			start = put(b, b.base.NetworkPolicies, selectivePolicy(c.policy))
-		} else {
-			start = take(b, b.base.NetworkPolicies, selectivePolicy(c.policy))
-		}
-		return b.await(start, func() (bool, error) {
+		change := b.changing(selectivePolicy(c.policy), comes)
+		return b.await(change, func(any) (bool, error) {
 			allowed, err := b.w.allowed(c.pod, c.peer, bpf.DirectionIngress, port)
 			return allowed == (comes != only), err
 		})
 	})
+}
+
+// changing returns what has a policy come, or go.
+func (b *policyBench) changing(p *tables.NetworkPolicy, comes bool) func() time.Time {
+	if comes {
+		return func() time.Time { return put(b, b.base.NetworkPolicies, p) }
+	}
+	return func() time.Time { return take(b, b.base.NetworkPolicies, p) }
 }
 
 // clusterwide has a policy of all pods come, or go: all pods of this node accept
@@ -168,20 +165,15 @@ func (b *policyBench) onePolicy(samples int) error {
 func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error) {
 	return func(i int) (time.Duration, error) {
 		p, peer := clusterwidePolicy(i), b.w.peerOf(i, 0)
-		var start time.Time
-		if comes {
-			start = put(b, b.base.NetworkPolicies, p)
-		} else {
-			start = take(b, b.base.NetworkPolicies, p)
-		}
+		change := b.changing(p, comes)
 		pods := b.w.isolated()
 		if comes {
 			pods = b.w.allLocal()
 		}
 		if b.w.scenario.allPods || len(pods) == 0 { // no verdict tells it
-			return b.awaitTables(start, func() bool { return b.inForce(p) == comes && b.gone(p) != comes })
+			return b.awaitTables(change(), func() bool { return b.inForce(p) == comes && b.gone(p) != comes })
 		}
-		return b.await(start, func() (bool, error) {
+		return b.await(change, func(any) (bool, error) {
 			for _, pod := range pods {
 				allowed, err := b.w.allowed(pod, peer, bpf.DirectionIngress, clusterwidePort(i))
 				if err != nil || allowed != comes {

@@ -280,17 +280,21 @@ func processTime() time.Duration {
 // eventTimeout is for one event to have its effect in the kernel.
 const eventTimeout = time.Minute
 
-// await returns how long it is from start until the maps are as is asked for.
-func (b *policyBench) await(start time.Time, asked func() (bool, error)) (time.Duration, error) {
+// await returns how long it is from a change until the maps are as is asked for. The
+// change returns when it began.
+func (b *policyBench) await(change func() (start time.Time), asked afterWrite) (time.Duration, error) {
+	answer := b.writes.await(asked)
+	start := change()
 	select {
-	case seen := <-b.writes.await(asked):
+	case seen := <-answer:
 		return seen.at.Sub(start), seen.err
 	case <-time.After(eventTimeout):
 		return 0, fmt.Errorf("the maps are not as they are to be after %s", eventTimeout)
 	}
 }
 
-// awaitTables is await for what tables say of policies.
+// awaitTables returns how long it is from start until tables say of policies what is
+// asked for.
 func (b *policyBench) awaitTables(start time.Time, done func() bool) (time.Duration, error) {
 	ctx, stop := context.WithTimeout(context.Background(), eventTimeout)
 	defer stop()

@@ -3,44 +3,54 @@
 package main
 
 import (
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// writes ask after each write to a map whether the maps are as somebody waits for: who
-// writes asks, so that the answer's time is not that of a goroutine which waits for its turn.
+// writes have it asked after each write to a map whether the maps are as somebody waits
+// for: by who has written, as those who wait may have to wait for their turn, too.
 type writes struct {
 	mu    sync.Mutex
-	asked func() (bool, error) // nil when nobody waits
+	asked afterWrite // nil when nobody waits
 	seen  chan seen
 }
 
-// seen is when the maps were as is waited for, or why that is not known.
+// afterWrite says whether the maps are as somebody waits for, after a write of some keys.
+type afterWrite func(written any) (bool, error)
+
+// hasKey reports whether a key is among those written.
+func hasKey[K comparable](written any, key K) bool {
+	keys, ok := written.([]K)
+	return ok && slices.Contains(keys, key)
+}
+
+// seen is after which write the maps were as is waited for, or why that is not known.
 type seen struct {
 	at  time.Time
 	err error
 }
 
-// await returns what comes of a question, which is asked at once and after each write.
-func (w *writes) await(asked func() (bool, error)) <-chan seen {
+// await returns what comes of what is asked after each write from now on.
+func (w *writes) await(asked afterWrite) <-chan seen {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.asked, w.seen = asked, make(chan seen, 1)
-	answer := w.seen
-	w.mu.Unlock()
-	w.ask()
-	return answer
+	return w.seen
 }
 
-func (w *writes) ask() {
+// ask asks after a write.
+func (w *writes) ask(written any) {
+	at := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.asked == nil {
 		return
 	}
-	if is, err := w.asked(); is || err != nil {
-		w.seen <- seen{time.Now(), err}
+	if is, err := w.asked(written); is || err != nil {
+		w.seen <- seen{at, err}
 		w.asked = nil
 	}
 }
@@ -52,19 +62,19 @@ func (w *world) watchWrites(maps *bpf.Maps) {
 	maps.Policy = asking[bpf.PolicyKey, bpf.PolicyValue]{maps.Policy, &w.writes}
 }
 
-// asking is a map whose writes are followed by a question.
+// asking is a map whose writes are followed by a afterWrite.
 type asking[K, V comparable] struct {
 	bpf.Map[K, V]
 	writes *writes
 }
 
 func (a asking[K, V]) Update(keys []K, values []V) (int, error) {
-	defer a.writes.ask()
+	defer func() { a.writes.ask(keys) }()
 	return a.Map.Update(keys, values)
 }
 
 func (a asking[K, V]) Delete(keys []K) (int, error) {
-	defer a.writes.ask()
+	defer func() { a.writes.ask(keys) }()
 	return a.Map.Delete(keys)
 }
 
