@@ -21,8 +21,8 @@ func Lookup[K, V comparable](m Map[K, V], key K) (value V, found bool, err error
 		m = *inner
 	}
 	switch t := m.(type) {
-	case interface{ Lookup(K) (V, bool, error) }: // around another map
-		return t.Lookup(key)
+	case interface{ Unwrap() Map[K, V] }: // around another map
+		return Lookup(t.Unwrap(), key)
 	case *kernelMap[K, V]:
 		err := t.m.Lookup(unsafe.Pointer(&key), unsafe.Pointer(&value))
 		if errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -44,7 +44,15 @@ func ParsePolicyKind(name string) (PolicyKind, error) {
 }
 
 // String is the name of the kind.
-func (k PolicyKind) String() string { return policyKindNames[k] }
+func (k PolicyKind) String() string {
+	if int(k) >= len(policyKindNames) {
+		return fmt.Sprintf("PolicyKind(%d)", uint8(k))
+	}
+	return policyKindNames[k]
+}
+
+// Namespaced reports whether policies of the kind are of a namespace.
+func (k PolicyKind) Namespaced() bool { return k == PolicyCilium || k == PolicyKubernetes }
 
 // MarshalText implements [encoding.TextMarshaler].
 func (k PolicyKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
@@ -103,9 +111,19 @@ func (id PolicyID) Key() index.Key {
 	return append(append(append(key, id.Namespace...), '/'), id.Name.Name...)
 }
 
+// policyKeyFromString also takes what the text of an identity begins with, from the
+// whole kind on, for queries of a prefix.
 func policyKeyFromString(text string) (index.Key, error) {
-	id, err := ParsePolicyID(text)
-	return id.Key(), err
+	name, rest, more := strings.Cut(text, "/")
+	kind, err := ParsePolicyKind(name)
+	if err != nil {
+		return nil, err
+	}
+	key := index.Key{byte(kind)}
+	if more && !kind.Namespaced() {
+		key = append(key, '/')
+	}
+	return append(key, rest...), nil
 }
 
 // MarshalText implements [encoding.TextMarshaler].

@@ -85,7 +85,8 @@ type PeerPrefixes struct {
 
 	// MatchesPods is set for prefixes that mean the addresses of pods and nodes
 	// too, as those of Kubernetes do; others mean what is outside the cluster.
-	MatchesPods bool `json:"matchesPods,omitempty"`
+	// It is always in JSON, so that who reads a peer has its prefixes, not nil.
+	MatchesPods bool `json:"matchesPods"`
 
 	Group string `json:"group,omitempty"` // name of a [CIDRGroup], which need not exist
 }
@@ -94,7 +95,8 @@ type PeerPrefixes struct {
 type PeerService struct {
 	// Wide is set for services that are denied: where it is not known which pods
 	// serve one, it stands for all that may. Otherwise it stands for none of them.
-	Wide bool `json:"wide,omitempty"`
+	// It is always in JSON, so that who reads a peer has its service, not nil.
+	Wide bool `json:"wide"`
 
 	// Service is by name, or if that is empty by Labels: in the namespace, or in
 	// any if that is empty. A service that selects pods stands for those, any

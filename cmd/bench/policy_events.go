@@ -15,29 +15,38 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// put commits a row.
-func put[Row any](b *policyBench, table statedb.RWTable[Row], row Row) (start time.Time) {
+// put commits rows.
+func put[Row any](b *policyBench, table statedb.RWTable[Row], rows ...Row) (start time.Time) {
 	start = time.Now()
 	wtxn := b.db.WriteTxn(table)
 	defer wtxn.Abort()
-	table.Insert(wtxn, row)
+	for _, row := range rows {
+		table.Insert(wtxn, row)
+	}
 	wtxn.Commit()
 	return start
 }
 
-func take[Row any](b *policyBench, table statedb.RWTable[Row], row Row) (start time.Time) {
+func take[Row any](b *policyBench, table statedb.RWTable[Row], rows ...Row) (start time.Time) {
 	start = time.Now()
 	wtxn := b.db.WriteTxn(table)
 	defer wtxn.Abort()
-	table.Delete(wtxn, row)
+	for _, row := range rows {
+		table.Delete(wtxn, row)
+	}
 	wtxn.Commit()
 	return start
 }
 
-// makePods makes pods of another node, with labels that nobody has had, that are to come.
+// makePods makes the pods that are to come, with labels that nobody has had: n of
+// another node, and those of this one.
 func (b *policyBench) makePods(n int) {
 	for i := range n {
 		b.coming = append(b.coming, labelledPod(b.w.scenario.identities+i, nodeName(remoteNode)))
+	}
+	for i := range b.samples {
+		pod, _ := b.likeLocalPod(i)
+		b.comingHere = append(b.comingHere, labelledPod(pod, localNode))
 	}
 }
 
@@ -56,13 +65,49 @@ func (b *policyBench) newPod(i int) (time.Duration, error) {
 	})
 }
 
+// wavePods is how many pods come at once, as when workloads start anew.
+const wavePods = 500
+
+// wave is the i-th of those that come at once, of the pods that are to come.
+func (b *policyBench) wave(i int) []*tables.Endpoint {
+	return b.coming[b.samples+i*wavePods:][:wavePods]
+}
+
+// Pods of another node, each as that of [policyBench.newPod]: a write of each one's address.
+func (b *policyBench) waveComes(i int) (time.Duration, error) {
+	pods := b.wave(i)
+	return b.await(func() time.Time { return put(b, b.base.Endpoints, pods...) }, allWritten(pods))
+}
+
+func (b *policyBench) waveGoes(i int) (time.Duration, error) {
+	pods := b.wave(i)
+	return b.await(func() time.Time { return take(b, b.base.Endpoints, pods...) }, allWritten(pods))
+}
+
+// allWritten asks whether the addresses of all pods have been written.
+func allWritten(pods []*tables.Endpoint) afterWrite {
+	missing := map[bpf.IPCacheKey]bool{}
+	for _, pod := range pods {
+		missing[addrKey(pod.Addrs[0])] = true
+	}
+	return func(written any) (bool, error) {
+		keys, _ := written.([]bpf.IPCacheKey)
+		for _, key := range keys {
+			delete(missing, key)
+		}
+		return len(missing) == 0, nil
+	}
+}
+
 // peerClass returns the class that the kernel has an address in.
 func (b *policyBench) peerClass(pod int) (uint32, error) {
 	v, _, err := bpf.Lookup(b.maps.IPCache, peerKey(pod))
 	return v.PeerClass, err
 }
 
-func peerKey(pod int) bpf.IPCacheKey { return bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(pod), 32)) }
+func peerKey(pod int) bpf.IPCacheKey { return addrKey(podAddr(pod)) }
+
+func addrKey(addr netip.Addr) bpf.IPCacheKey { return bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, 32)) }
 
 func (b *policyBench) podGoes(i int) (time.Duration, error) {
 	key := peerKey(b.w.scenario.identities + i)
@@ -75,7 +120,7 @@ func (b *policyBench) podGoes(i int) (time.Duration, error) {
 // labels of its own, in the same place.
 func (b *policyBench) likeLocalPod(i int) (pod, like int) {
 	like = b.w.scenario.localPod(i % b.w.scenario.local)
-	rounds := (b.w.scenario.identities+b.samples)/places + 2 + i/b.w.scenario.local
+	rounds := (b.w.scenario.identities+len(b.coming))/places + 2 + i/b.w.scenario.local
 	return like%places + places*rounds, like
 }
 
@@ -89,8 +134,7 @@ func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 		return 0, err
 	}
 	placed := false
-	comes := labelledPod(pod, localNode)
-	return b.await(func() time.Time { return put(b, b.base.Endpoints, comes) }, func(written any) (bool, error) {
+	return b.await(func() time.Time { return put(b, b.base.Endpoints, b.comingHere[i]) }, func(written any) (bool, error) {
 		placed = placed || hasKey(written, peerKey(pod))
 		class, known, err := b.subjectClass(pod)
 		if err != nil || !placed || !known || class != want {
@@ -103,9 +147,8 @@ func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 
 func (b *policyBench) localPodGoes(i int) (time.Duration, error) {
 	pod, _ := b.likeLocalPod(i)
-	goes := labelledPod(pod, localNode)
 	gone := false
-	return b.await(func() time.Time { return take(b, b.base.Endpoints, goes) }, func(written any) (bool, error) {
+	return b.await(func() time.Time { return take(b, b.base.Endpoints, b.comingHere[i]) }, func(written any) (bool, error) {
 		gone = gone || hasKey(written, peerKey(pod))
 		_, known, err := b.subjectClass(pod)
 		return gone && !known, err
@@ -142,7 +185,7 @@ func (b *policyBench) onePolicy(samples int) error {
 		only := len(b.w.scenario.policiesAt(placeOf(c.pod))) == 1
 		port, comes := ingressPort(c.policy), i%2 == 1
 		if only {
-			port = 79
+			port = noPort
 		}
 		change := b.changing(selectivePolicy(c.policy), comes)
 		return b.await(change, func(any) (bool, error) {
@@ -178,6 +221,10 @@ func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error)
 				allowed, err := b.w.allowed(pod, peer, bpf.DirectionIngress, clusterwidePort(i))
 				if err != nil || allowed != comes {
 					return false, err
+				}
+				other, err := b.w.allowed(pod, peer, bpf.DirectionIngress, noPort)
+				if err != nil || other {
+					return false, err // as before any policy was about it
 				}
 			}
 			return true, nil

@@ -196,7 +196,8 @@ type policyBench struct {
 	w *policyWorld
 	r *policyResult
 
-	coming []*tables.Endpoint // pods of another node that are yet to come
+	coming     []*tables.Endpoint // pods of another node that are yet to come
+	comingHere []*tables.Endpoint // and of this one
 }
 
 func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, samples int) error {
@@ -212,16 +213,19 @@ func (r *policyResult) measureEvents(mode, bpffs, dir string, s policyScenario, 
 		if with := heap(); with > without {
 			r.HeapPolicy = with - without
 		}
-		b.makePods(samples)
+		tenth := max(1, samples/10)
+		b.makePods(samples + tenth*wavePods)
 		err := errors.Join(
 			b.event("pod with new labels, known class", samples, b.newPod),
 			b.event("that pod goes again", samples, b.podGoes),
+			b.event(fmt.Sprintf("%d such pods come at once", wavePods), tenth, b.waveComes),
+			b.event(fmt.Sprintf("%d go at once", wavePods), tenth, b.waveGoes),
 			b.event("pod of this node with new labels", samples, b.newLocalPod),
 			b.event("that pod goes again, too", samples, b.localPodGoes),
 			b.onePolicy(samples),
-			b.event("policy of all pods comes", max(1, samples/10), b.clusterwide(true)),
-			b.event("change without effect", max(1, samples/10), b.withoutEffect),
-			b.event("policy of all pods goes", max(1, samples/10), b.clusterwide(false)),
+			b.event("policy of all pods comes", tenth, b.clusterwide(true)),
+			b.event("change without effect", tenth, b.withoutEffect),
+			b.event("policy of all pods goes", tenth, b.clusterwide(false)),
 			b.explain(100*samples),
 			b.floor(samples),
 		)

@@ -5,8 +5,11 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // The scenarios are those of which the published figures are: as many entries.
@@ -35,6 +38,27 @@ func TestPolicyScenarios(t *testing.T) {
 	}
 }
 
+// A policy of all pods has come when all of them are under it, also those that no policy
+// was about.
+func TestPolicyOfAllPods(t *testing.T) {
+	s := policyScenario{identities: 2000, policies: 400, local: 20}
+	require.NoError(t, withPolicyWorld("memory", t.TempDir(), t.TempDir(), s, 1, func(w *policyWorld) error {
+		b := &policyBench{bench: bench{world: w.world, samples: 1}, w: w, r: &policyResult{}}
+		w.fillPolicies(s.allPolicies())
+		w.fillPods(s.pods())
+		b.lastChange(time.Now(), w.complete)
+		require.Less(t, len(w.isolated()), len(w.allLocal()))
+		_, err := b.clusterwide(true)(0)
+		require.NoError(t, err)
+		for _, pod := range w.allLocal() {
+			allowed, err := w.allowed(pod, w.peerOf(0, 0), bpf.DirectionIngress, noPort)
+			require.NoError(t, err)
+			require.False(t, allowed, pod)
+		}
+		return nil
+	}))
+}
+
 // What the maps say is compared with what the policies do, and each event waits
 // for its effect: a measurement that comes to an end is one.
 func TestMeasurePolicies(t *testing.T) {
@@ -57,6 +81,8 @@ func TestMeasurePolicies(t *testing.T) {
 		require.Equal(t, 1.0, events["pod with new labels, known class"].Writes, r.Scenario)
 		require.Zero(t, events["change without effect"].Writes, r.Scenario)
 		require.Contains(t, events, "floor: 5 rows, one after another")
+		require.Equal(t, 1.0*wavePods, events["500 such pods come at once"].Writes, r.Scenario)
+		require.Equal(t, 1.0*wavePods, events["500 go at once"].Deletes, r.Scenario)
 		require.GreaterOrEqual(t, events["policy of 10 prefixes comes"].Writes, 3*10.0, "a number, an address and a verdict of each")
 		require.Equal(t, 400, r.Explain.Questions, r.Scenario)
 		require.Positive(t, r.Explain.PerSecond, r.Scenario)

@@ -104,6 +104,9 @@ func (p peers) selector() tables.PolicyPeer {
 func ingressPort(i int) uint16 { return uint16(8000 + i%5000) }
 func egressPort(i int) uint16  { return uint16(20000 + i%5000) }
 
+// noPort is one that no policy names.
+const noPort = 79
+
 func allow(field string, peer tables.PolicyPeer, port uint16) tables.PolicyDirection {
 	return tables.PolicyDirection{DefaultDeny: true, Traffic: []tables.PolicyTraffic{{
 		Field: field, Peers: []tables.PolicyPeer{peer}, Ports: []tables.PolicyPort{{Protocol: protocolTCP, First: port, Last: port}},

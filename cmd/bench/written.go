@@ -62,7 +62,7 @@ func (w *world) watchWrites(maps *bpf.Maps) {
 	maps.Policy = asking[bpf.PolicyKey, bpf.PolicyValue]{maps.Policy, &w.writes}
 }
 
-// asking is a map whose writes are followed by a afterWrite.
+// asking is a map whose writes are followed by an afterWrite.
 type asking[K, V comparable] struct {
 	bpf.Map[K, V]
 	writes *writes
@@ -78,5 +78,5 @@ func (a asking[K, V]) Delete(keys []K) (int, error) {
 	return a.Map.Delete(keys)
 }
 
-// Lookup has [bpf.Lookup] find what the map has.
-func (a asking[K, V]) Lookup(key K) (V, bool, error) { return bpf.Lookup(a.Map, key) }
+// Unwrap has [bpf.Lookup] find what the map has.
+func (a asking[K, V]) Unwrap() bpf.Map[K, V] { return a.Map }

@@ -92,6 +92,7 @@ type client struct {
 	http   *http.Client
 	base   string
 	socket string // path of the UNIX socket, empty if it is by TCP
+	agent  version.Info
 }
 
 // connect returns a client of the first agent that answers.
@@ -138,11 +139,15 @@ func (c *client) close() { c.http.CloseIdleConnections() }
 func (c *client) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	body, err := c.get(ctx, "/version")
-	if err != nil {
-		return cause(err)
+	return cause(c.getJSON(ctx, "/version", &c.agent))
+}
+
+// otherVersion says how the agent's version differs from this command's, empty if it does not.
+func (c *client) otherVersion() string {
+	if own := version.Get(); c.agent != own {
+		return fmt.Sprintf("it is of another version than this command: %s, not %s", c.agent, own)
 	}
-	return body.Close()
+	return ""
 }
 
 // cause returns what is wrong with a connection, without the request's URL,

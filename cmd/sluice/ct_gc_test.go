@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/version"
 )
 
 const aloneNote = "sluice: no agent answers: this command works on the maps itself\n"
@@ -168,10 +169,12 @@ func TestCTGCRefused(t *testing.T) {
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/version" {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			json.NewEncoder(w).Encode(api.GCAnswer{Err: "this agent has no kernel maps"})
+		if r.URL.Path == "/version" {
+			json.NewEncoder(w).Encode(version.Get())
+			return
 		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		json.NewEncoder(w).Encode(api.GCAnswer{Err: "this agent has no kernel maps"})
 	})}
 	done := make(chan struct{})
 	go func() { server.Serve(l); close(done) }()

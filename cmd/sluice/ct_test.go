@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/bpf/natmap"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -136,7 +137,7 @@ func fakeAgent(n *tracked) (requests *[]api.GCRequest) {
 	requests = &[]api.GCRequest{}
 	answer := func(w http.ResponseWriter, v any) { json.NewEncoder(w).Encode(v) }
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { answer(w, "1") })
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) { answer(w, version.Get()) })
 	mux.HandleFunc("GET /statedb/dump/endpoints", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, map[string]any{"endpoints": []tables.Endpoint{
 			{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("fd00::5")}},

@@ -4,6 +4,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -77,6 +80,19 @@ spec:
   destinationCIDRs: [198.51.100.0/24]
   egressGateway: {nodeSelector: {matchLabels: {egress: "yes"}}}
 `
+
+// What an agent of another version does not find may yet be there.
+func TestWaitWithAnotherVersion(t *testing.T) {
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/version" {
+			fmt.Fprint(w, `{"version":"v0"}`)
+		} // and of the policy nothing
+	}))
+	defer agent.Close()
+	r := sluice(t, "wait", "policy", "shop/web", "--timeout=100ms", "--server="+agent.URL)
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "it is of another version than this command: sluice v0")
+}
 
 func TestExplainAndWait(t *testing.T) {
 	dir := t.TempDir()

@@ -119,7 +119,7 @@ type policyWait struct {
 func (p policyWait) run(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	last := "there is no such policy"
+	last := p.noSuchPolicy()
 	for {
 		done, text, err := p.look(ctx)
 		switch {
@@ -175,11 +175,20 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 	}
 	switch {
 	case len(texts) == 0:
-		return false, "there is no such policy", nil
+		return false, p.noSuchPolicy(), nil
 	case done && len(wrong) > 0:
 		return false, "", fmt.Errorf("policy %s is in force in part: %s", p.name, strings.Join(wrong, "; "))
 	}
 	return done, strings.Join(texts, "; "), nil
+}
+
+// noSuchPolicy says that the agent does not find a policy. One of another version may
+// have other index keys.
+func (p policyWait) noSuchPolicy() string {
+	if other := p.otherVersion(); other != "" {
+		return "the agent finds no such policy; " + other
+	}
+	return "there is no such policy"
 }
 
 // named returns all policies of the name, whatever their kind and namespace.

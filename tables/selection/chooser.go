@@ -32,8 +32,8 @@ type remembered struct {
 	none     bool                                // no selector looks at label sets
 }
 
-// mostRemembered is how many namespaces and labels are remembered from round to round:
-// where there are many values of a label, few are asked for again.
+// mostRemembered is how many namespaces, labels and their keys are remembered from round
+// to round: where there are many, few are asked for again.
 const mostRemembered = 1024
 
 // space is what the label sets of a namespace have in common.
@@ -45,10 +45,21 @@ type space struct {
 // begin forgets what does not hold in a snapshot that a round is of.
 func (c *chooser) begin(txn statedb.ReadTxn) {
 	selectors, namespaces := c.Selectors.Revision(txn), c.Namespaces.Revision(txn)
-	if c.spaces == nil || c.selectors != selectors || c.namespaces != namespaces || len(c.spaces)+len(c.labelled) > mostRemembered {
+	if c.spaces == nil || c.selectors != selectors || c.namespaces != namespaces {
 		c.selectors, c.namespaces = selectors, namespaces
-		c.remembered = remembered{spaces: map[string]space{}, labelled: map[tables.Label][]*tables.Selector{}, required: map[string]bool{}}
+		c.forget()
 	}
+}
+
+// end forgets what a round has looked up if that is much.
+func (c *chooser) end() {
+	if len(c.spaces)+len(c.labelled)+len(c.required) > mostRemembered {
+		c.forget()
+	}
+}
+
+func (c *chooser) forget() {
+	c.remembered = remembered{spaces: map[string]space{}, labelled: map[tables.Label][]*tables.Selector{}, required: map[string]bool{}}
 }
 
 // choosing returns the selectors that choose a label set by its labels, on some

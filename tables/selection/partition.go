@@ -33,8 +33,8 @@ type partition struct {
 	roster  *roster
 	chooser *chooser
 
-	// double are signatures that more than one number may stand for. All are in it
-	// that the kernel knows more than one number by.
+	// double are signatures that more than one number may stand for. After a round all
+	// are in it that more than one number stands for of those that the kernel knows.
 	double map[bpf.Digest]struct{}
 }
 

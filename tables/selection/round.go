@@ -137,6 +137,7 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	p.scope.resume(r)
 	r.join()
 	p.scope.finish(r)
+	p.chooser.end()
 	if !r.few {
 		p.roster.expect(r.order)
 	}
