@@ -56,3 +56,50 @@ func TestExclusive(t *testing.T) {
 	f.settle()
 	require.Equal(t, f.fromScratch(), f.got())
 }
+
+// What comes apart is looked at while somebody has an exclusive table, unless another
+// input has changed; and is computed when nobody has.
+func TestApart(t *testing.T) {
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		rule.Exclusive = []statedb.TableMeta{f.limits}
+		rule.Inputs[1] = Apart(FromIf(f.limits,
+			func(old, new *limit) bool { return old.Most != new.Most },
+			func(_ statedb.ReadTxn, l *limit, affect func(string)) { affect(l.Group) }))
+	})
+	f.insert(&member{1, "a", 9})
+	f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 9}) })
+	f.settle()
+	require.Len(t, f.got(), 1)
+
+	roundWhileHeld := func() (ended bool) {
+		t.Helper()
+		held := f.db.WriteTxn(f.limits)
+		defer held.Abort()
+		round := make(chan error)
+		go func() {
+			_, err := f.runner.round()
+			round <- err
+		}()
+		select {
+		case err := <-round:
+			require.NoError(t, err)
+			return true
+		case <-time.After(20 * time.Millisecond):
+			held.Abort()
+			require.NoError(t, <-round)
+			return false
+		}
+	}
+	same := func() { f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 9}) }) }
+	same()
+	require.True(t, roundWhileHeld(), "nothing is affected")
+
+	same()
+	f.insert(&member{2, "b", 1})
+	require.False(t, roundWhileHeld(), "another input has changed")
+	require.Equal(t, f.fromScratch(), f.got())
+
+	f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 5}) })
+	require.False(t, roundWhileHeld(), "a key is affected")
+	require.Equal(t, f.fromScratch(), f.got())
+}

@@ -70,6 +70,10 @@ type Input[Key comparable] interface {
 	overlooks() bool
 	// sleeps reports whether none does for now.
 	sleeps(txn statedb.ReadTxn) bool
+	// apart reports whether its changes may be taken in before a round begins.
+	apart() bool
+	// behind reports whether a snapshot has changes that have not been told.
+	behind(txn statedb.ReadTxn) bool
 	// join makes the rows that there are at first affect nothing.
 	join()
 	// observe starts to track the changes of the table.
@@ -162,6 +166,15 @@ type feedback[Key comparable] struct{ Input[Key] }
 
 func (feedback[Key]) awaited() bool { return false }
 
+// Apart is an input of a rule with exclusive tables, whose changes mostly affect no key.
+// When no other input has any, they are taken in without these tables: if they do affect
+// a key, a moment before the round begins that computes it.
+func Apart[Key comparable](in Input[Key]) Input[Key] { return apart[Key]{in} }
+
+type apart[Key comparable] struct{ Input[Key] }
+
+func (apart[Key]) apart() bool { return true }
+
 type input[In any, Key comparable] struct {
 	table   statedb.Table[In]
 	affects func(statedb.ReadTxn, In, func(Key))
@@ -190,6 +203,9 @@ func (i *input[In, Key]) awaited() bool           { return true }
 func (i *input[In, Key]) overlooks() bool         { return i.index != nil }
 
 func (i *input[In, Key]) sleeps(statedb.ReadTxn) bool { return false }
+func (i *input[In, Key]) apart() bool                 { return false }
+
+func (i *input[In, Key]) behind(txn statedb.ReadTxn) bool { return i.table.Revision(txn) != i.revision }
 
 func (i *input[In, Key]) join() { i.initially = func(statedb.ReadTxn, In, func(Key)) {} }
 

@@ -175,8 +175,8 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 // found out without a transaction, unless it may depend on a table that is exclusive.
 func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 	keys := r.first
-	if r.initialized == nil && len(r.Exclusive) == 0 {
-		if r.takeIn(r.db.ReadTxn(), &keys); len(keys.list) == 0 {
+	if txn := r.db.ReadTxn(); r.initialized == nil && r.mayLook(txn) {
+		if r.takeIn(txn, &keys); len(keys.list) == 0 {
 			return r.watches, nil
 		}
 	}
@@ -203,6 +203,12 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 	work := max(changes, len(keys.list), r.told) // few rows may be long, and say much of many others
 	r.told = 0
 	return r.watches, former.Forget(r.db, r.Output, work)
+}
+
+// mayLook reports whether the changes that a snapshot has may be taken in before the
+// round begins.
+func (r *runner[Key, Out]) mayLook(txn statedb.ReadTxn) bool {
+	return len(r.Exclusive) == 0 || !slices.ContainsFunc(r.Inputs, func(in Input[Key]) bool { return !in.apart() && in.behind(txn) })
 }
 
 // takeIn takes in the changes of all inputs that a snapshot has.

@@ -47,10 +47,12 @@ func (m *members) inputs() []derive.Input[memberKey] {
 		derive.From(m.ClassEntries, m.affectedByEntry),
 		derive.While(m.hasDoubles, derive.Feedback(derive.FromKey(m.Classes, m.affectedByClass))),
 
-		derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel)),
-		derive.FromChange(m.PodEntries, placement(m.subjects, subjectInKernel)),
-		derive.Feedback(derive.FromChange(m.IPCache, placement(m.peers, desiredPeer))),
-		derive.Feedback(derive.FromChange(m.Locals, placement(m.subjects, desiredSubject))),
+		// Where prefixes are may be taken in before what says where they belong: when that
+		// changes, it is looked at where they are.
+		derive.Apart(derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel))),
+		derive.Apart(derive.FromChange(m.PodEntries, placement(m.subjects, subjectInKernel))),
+		derive.Apart(derive.Feedback(derive.FromChange(m.IPCache, placement(m.peers, desiredPeer)))),
+		derive.Apart(derive.Feedback(derive.FromChange(m.Locals, placement(m.subjects, desiredSubject)))),
 	}
 }
 
