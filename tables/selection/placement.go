@@ -19,7 +19,7 @@ type placed struct {
 	desired bool
 	pending bool // a write may be under way, of this or of what was desired before
 	failed  bool // the kernel does not take it
-	settled bool // a desired row that says itself that the prefix is where it belongs
+	settled bool // a desired row that says that the prefix is where it belonged when that was computed
 }
 
 // desiredPeer is what a row of the ipcache says, which changes when the class does
@@ -82,7 +82,7 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 		s.count(txn, was.class, -1, prefix, affect)
 		s.count(txn, is.class, 1, prefix, affect)
 	}
-	if is.settled {
+	if is.settled && s.belongs(txn, prefix, 0, is.class) {
 		return
 	}
 	kernel, desired := s.place.classes(txn, prefix)

@@ -90,6 +90,23 @@ func TestPlacedByAnOlderRound(t *testing.T) {
 	h.awaitLeavers(class, 1)
 }
 
+// So it is with what somebody has been for a moment only, of which nothing else tells
+// when the round has ended.
+func TestPlacedByWhatItWasForAMoment(t *testing.T) {
+	h, class := twoKinds(t)
+	db, web := pod("a/late", "there", "10.1.0.9", labels.Set{"app": "db"}), pod("a/late", "there", "10.1.0.9", labels.Set{"app": "web"})
+	put(h, h.Endpoints, db)
+	h.marker(1)
+
+	ipcache := h.db.WriteTxn(h.IPCache)
+	defer ipcache.Abort()
+	put(h, h.Endpoints, web)
+	put(h, h.Endpoints, db)
+	h.place(ipcache, web, class.Number)
+	ipcache.Commit()
+	h.awaitLeavers(class, 1)
+}
+
 // place has an address desired in a class.
 func (h *harness) place(wtxn statedb.WriteTxn, e *tables.Endpoint, class uint32) {
 	_, _, err := h.IPCache.Insert(wtxn, &tables.IPCache{Prefix: single(e.Addrs[0]), PeerClass: class, Status: reconciler.StatusPending()})
