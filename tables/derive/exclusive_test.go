@@ -60,16 +60,24 @@ func TestExclusive(t *testing.T) {
 // What comes apart is looked at while somebody has an exclusive table, unless another
 // input has changed; and is computed when nobody has.
 func TestApart(t *testing.T) {
+	var alone, together int
 	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
 		rule.Exclusive = []statedb.TableMeta{f.limits}
-		rule.Inputs[1] = Apart(FromIf(f.limits,
-			func(old, new *limit) bool { return old.Most != new.Most },
-			func(_ statedb.ReadTxn, l *limit, affect func(string)) { affect(l.Group) }))
+		changed := func(told *int) func(statedb.ReadTxn, *limit, *limit, func(string)) {
+			return func(_ statedb.ReadTxn, old, new *limit, affect func(string)) {
+				*told++
+				if old == nil || old.Most != new.Most {
+					affect(new.Group)
+				}
+			}
+		}
+		rule.Inputs[1] = Apart(changed(&alone), FromChange(f.limits, changed(&together)))
 	})
 	f.insert(&member{1, "a", 9})
 	f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 9}) })
 	f.settle()
 	require.Len(t, f.got(), 1)
+	require.Equal(t, []int{0, 1}, []int{alone, together})
 
 	roundWhileHeld := func() (ended bool) {
 		t.Helper()
@@ -93,10 +101,12 @@ func TestApart(t *testing.T) {
 	same := func() { f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 9}) }) }
 	same()
 	require.True(t, roundWhileHeld(), "nothing is affected")
+	require.Equal(t, []int{1, 1}, []int{alone, together})
 
 	same()
 	f.insert(&member{2, "b", 1})
 	require.False(t, roundWhileHeld(), "another input has changed")
+	require.Equal(t, []int{1, 2}, []int{alone, together})
 	require.Equal(t, f.fromScratch(), f.got())
 
 	f.write(func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", 5}) })

@@ -70,8 +70,8 @@ type Input[Key comparable] interface {
 	overlooks() bool
 	// sleeps reports whether none does for now.
 	sleeps(txn statedb.ReadTxn) bool
-	// apart reports whether its changes may be taken in before a round begins.
-	apart() bool
+	// isApart reports whether its changes may be taken in before a round begins.
+	isApart() bool
 	// behind reports whether a snapshot has changes that have not been told.
 	behind(txn statedb.ReadTxn) bool
 	// join makes the rows that there are at first affect nothing.
@@ -80,8 +80,8 @@ type Input[Key comparable] interface {
 	observe(db *statedb.DB) error
 	// changes calls affect with the keys that the changes since the last call
 	// affect, and returns how many changes there were and a channel that closes when
-	// there are more.
-	changes(txn statedb.ReadTxn, affect func(Key)) (told int, more <-chan struct{})
+	// there are more. They are alone if they are taken in before a round begins.
+	changes(txn statedb.ReadTxn, alone bool, affect func(Key)) (told int, more <-chan struct{})
 }
 
 // From declares that each row of a table affects some keys. The function is
@@ -166,14 +166,14 @@ type feedback[Key comparable] struct{ Input[Key] }
 
 func (feedback[Key]) awaited() bool { return false }
 
-// Apart is an input of a rule with exclusive tables, whose changes mostly affect no key.
-// When no other input has any, they are taken in without these tables: if they do affect
-// a key, a moment before the round begins that computes it.
-func Apart[Key comparable](in Input[Key]) Input[Key] { return apart[Key]{in} }
-
-type apart[Key comparable] struct{ Input[Key] }
-
-func (apart[Key]) apart() bool { return true }
+// Apart is an input that [FromChange] returned, of a rule with exclusive tables, whose
+// changes mostly affect no key. When no other input has any since the last round, they
+// are taken in without these tables, and affect what a function says: if that is a key,
+// a moment before the round begins that computes it.
+func Apart[In any, Key comparable](alone func(txn statedb.ReadTxn, old, new In, affect func(Key)), in Input[Key]) Input[Key] {
+	in.(*input[In, Key]).alone = alone
+	return in
+}
 
 type input[In any, Key comparable] struct {
 	table   statedb.Table[In]
@@ -186,6 +186,10 @@ type input[In any, Key comparable] struct {
 
 	// initially replaces affects and changed in the first round.
 	initially func(statedb.ReadTxn, In, func(Key))
+
+	// alone replaces changed for changes that are taken in before a round begins; nil if
+	// none may be. now is the one of them that they affect keys by.
+	alone, now func(txn statedb.ReadTxn, old, new In, affect func(Key))
 
 	iterator statedb.ChangeIterator[In]
 	revision statedb.Revision // of the table, up to which changes were told
@@ -203,7 +207,7 @@ func (i *input[In, Key]) awaited() bool           { return true }
 func (i *input[In, Key]) overlooks() bool         { return i.index != nil }
 
 func (i *input[In, Key]) sleeps(statedb.ReadTxn) bool { return false }
-func (i *input[In, Key]) apart() bool                 { return false }
+func (i *input[In, Key]) isApart() bool               { return i.alone != nil }
 
 func (i *input[In, Key]) behind(txn statedb.ReadTxn) bool { return i.table.Revision(txn) != i.revision }
 
@@ -220,12 +224,16 @@ func (i *input[In, Key]) observe(db *statedb.DB) (err error) {
 	return err
 }
 
-func (i *input[In, Key]) changes(txn statedb.ReadTxn, affect func(Key)) (told int, more <-chan struct{}) {
+func (i *input[In, Key]) changes(txn statedb.ReadTxn, alone bool, affect func(Key)) (told int, more <-chan struct{}) {
 	// A commit is in snapshots a moment before it closes channels, and Next tells
 	// nothing until then. What this round can see it has to be told, for it may be
 	// undone before the next one, which would then know of nothing.
 	revision := i.table.Revision(txn)
 	take := i.take
+	i.now = i.changed
+	if alone && i.isApart() {
+		i.now = i.alone
+	}
 	if i.watch != nil {
 		if revision == i.revision {
 			return 0, i.wakes(txn)
@@ -341,12 +349,12 @@ func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect fun
 	if hadOld && !gone && i.differs != nil && !i.differs(old, row) {
 		return
 	}
-	if i.changed != nil {
+	if i.now != nil {
 		var new In
 		if !gone {
 			new = row
 		}
-		i.changed(txn, old, new, affect)
+		i.now(txn, old, new, affect)
 		return
 	}
 	if hadOld {

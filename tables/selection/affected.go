@@ -47,12 +47,10 @@ func (m *members) inputs() []derive.Input[memberKey] {
 		derive.From(m.ClassEntries, m.affectedByEntry),
 		derive.While(m.hasDoubles, derive.Feedback(derive.FromKey(m.Classes, m.affectedByClass))),
 
-		// Where prefixes are may be taken in before what says where they belong: when that
-		// changes, it is looked at where they are.
-		derive.Apart(derive.FromChange(m.IPCacheEntries, placement(m.peers, peerInKernel))),
-		derive.Apart(derive.FromChange(m.PodEntries, placement(m.subjects, subjectInKernel))),
-		derive.Apart(derive.Feedback(derive.FromChange(m.IPCache, placement(m.peers, desiredPeer)))),
-		derive.Apart(derive.Feedback(derive.FromChange(m.Locals, placement(m.subjects, desiredSubject)))),
+		placement(m.peers, m.IPCacheEntries, peerInKernel),
+		placement(m.subjects, m.PodEntries, subjectInKernel),
+		derive.Feedback(placement(m.peers, m.IPCache, desiredPeer)),
+		derive.Feedback(placement(m.subjects, m.Locals, desiredSubject)),
 	}
 }
 

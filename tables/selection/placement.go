@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // placed is what the kernel or a desired table says of where a prefix is.
@@ -43,32 +44,37 @@ func subjectInKernel(e *tables.PodEntry) placed {
 	return placed{prefix: single(e.Key.Addr.Addr()), class: e.Value.SubjectClass}
 }
 
-// placement tells what a change of where prefixes of a role are affects.
-func placement[Row any](s *policyScope, placedBy func(*Row) placed) func(statedb.ReadTxn, *Row, *Row, func(memberKey)) {
-	return func(txn statedb.ReadTxn, old, new *Row, affect func(memberKey)) {
-		var was, is placed
-		if old != nil {
-			was = placedBy(old)
-		}
-		if new != nil {
-			is = placedBy(new)
-		}
-		pending := was.pending
-		was.pending = is.pending
-		switch {
-		case was != is || !was.desired:
-			s.affectedByPlacement(txn, was, is, affect)
-		case pending != is.pending:
-			s.affectedAsLeaver(txn, is.prefix, affect)
+// placement is what a change of where prefixes of a role are affects. It may be taken in
+// before what says where they belong: when that changes, it is looked at where they are.
+func placement[Row any](s *policyScope, table statedb.Table[*Row], placedBy func(*Row) placed) derive.Input[memberKey] {
+	changed := func(alone bool) func(statedb.ReadTxn, *Row, *Row, func(memberKey)) {
+		return func(txn statedb.ReadTxn, old, new *Row, affect func(memberKey)) {
+			var was, is placed
+			if old != nil {
+				was = placedBy(old)
+			}
+			if new != nil {
+				is = placedBy(new)
+			}
+			pending := was.pending
+			was.pending = is.pending
+			switch {
+			case was != is || !was.desired:
+				s.affectedByPlacement(txn, was, is, alone, affect)
+			case pending != is.pending:
+				s.affectedAsLeaver(txn, is.prefix, affect)
+			}
 		}
 	}
+	return derive.Apart(changed(true), derive.FromChange(table, changed(false)))
 }
 
 // affectedByPlacement are the rows of the classes that the kernel or a desired
 // table has, or had, a prefix in, if someone leaves them; and the prefix if it does
 // not belong there. What the kernel has may have been another class meanwhile, in a
-// snapshot before its change was noticed.
-func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, affect func(memberKey)) {
+// snapshot before its change was noticed. What a row says of where the prefix belongs is
+// so if nothing else has changed since: it may have belonged there for a moment only.
+func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, alone bool, affect func(memberKey)) {
 	prefix := is.prefix
 	if !prefix.IsValid() {
 		prefix = was.prefix
@@ -82,7 +88,7 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 		s.count(txn, was.class, -1, prefix, affect)
 		s.count(txn, is.class, 1, prefix, affect)
 	}
-	if is.settled && s.belongs(txn, prefix, 0, is.class) {
+	if is.settled && (alone || s.belongs(txn, prefix, 0, is.class)) {
 		return
 	}
 	kernel, desired := s.place.classes(txn, prefix)
