@@ -194,3 +194,42 @@ func TestFeedback(t *testing.T) {
 	}
 	await(1) // the limit that follows from the group leaves out the heavy one
 }
+
+// What comes apart is told otherwise as long as no other input has changed.
+func TestApart(t *testing.T) {
+	var alone, together int
+	f := newFixture(t, func(f *fixture, rule *Rule[string, *shown]) {
+		changed := func(told *int) func(statedb.ReadTxn, *limit, *limit, func(string)) {
+			return func(_ statedb.ReadTxn, _, new *limit, affect func(string)) {
+				*told++
+				affect(new.Group)
+			}
+		}
+		rule.Inputs[1] = Apart(changed(&alone), FromChange(f.limits, changed(&together)))
+	})
+	told := func() []int {
+		defer func() { alone, together = 0, 0 }()
+		f.settle()
+		require.Equal(t, f.fromScratch(), f.got())
+		return []int{alone, together}
+	}
+	limitTo := func(most int) func(statedb.WriteTxn) {
+		return func(wtxn statedb.WriteTxn) { f.limits.Insert(wtxn, &limit{"a", most}) }
+	}
+	f.insert(&member{1, "a", 9})
+	f.write(limitTo(9))
+	require.Equal(t, []int{0, 1}, told(), "the first round")
+	f.write(limitTo(8))
+	require.Equal(t, []int{1, 0}, told())
+	f.write(limitTo(7))
+	f.insert(&member{2, "b", 1})
+	require.Equal(t, []int{0, 1}, told(), "another input has changed")
+
+	// As it was, but not all the time.
+	f.write(limitTo(9))
+	f.insert(&member{1, "a", 3})
+	f.insert(&member{1, "a", 9})
+	require.Equal(t, []int{0, 1}, told())
+	f.write(limitTo(8))
+	require.Equal(t, []int{1, 0}, told())
+}

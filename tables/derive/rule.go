@@ -70,7 +70,7 @@ type Input[Key comparable] interface {
 	overlooks() bool
 	// sleeps reports whether none does for now.
 	sleeps(txn statedb.ReadTxn) bool
-	// isApart reports whether its changes may be taken in before a round begins.
+	// isApart reports whether its changes may affect something else when they are alone.
 	isApart() bool
 	// behind reports whether a snapshot has changes that have not been told.
 	behind(txn statedb.ReadTxn) bool
@@ -80,7 +80,7 @@ type Input[Key comparable] interface {
 	observe(db *statedb.DB) error
 	// changes calls affect with the keys that the changes since the last call
 	// affect, and returns how many changes there were and a channel that closes when
-	// there are more. They are alone if they are taken in before a round begins.
+	// there are more. They are alone if no input has any that is not apart.
 	changes(txn statedb.ReadTxn, alone bool, affect func(Key)) (told int, more <-chan struct{})
 }
 
@@ -166,10 +166,9 @@ type feedback[Key comparable] struct{ Input[Key] }
 
 func (feedback[Key]) awaited() bool { return false }
 
-// Apart is an input that [FromChange] returned, of a rule with exclusive tables, whose
-// changes mostly affect no key. When no other input has any since the last round, they
-// are taken in without these tables, and affect what a function says: if that is a key,
-// a moment before the round begins that computes it.
+// Apart is an input that [FromChange] returned, whose changes affect what a function says
+// when no input has changed that is not apart: all that these say was so when the last
+// round began is so now, and has been meanwhile.
 func Apart[In any, Key comparable](alone func(txn statedb.ReadTxn, old, new In, affect func(Key)), in Input[Key]) Input[Key] {
 	in.(*input[In, Key]).alone = alone
 	return in
@@ -187,8 +186,8 @@ type input[In any, Key comparable] struct {
 	// initially replaces affects and changed in the first round.
 	initially func(statedb.ReadTxn, In, func(Key))
 
-	// alone replaces changed for changes that are taken in before a round begins; nil if
-	// none may be. now is the one of them that they affect keys by.
+	// alone replaces changed when no input has changed that is not apart; nil if nothing
+	// does. now is the one of them that holds.
 	alone, now func(txn statedb.ReadTxn, old, new In, affect func(Key))
 
 	iterator statedb.ChangeIterator[In]

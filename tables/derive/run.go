@@ -81,7 +81,7 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 		return nil
 	}
 	if r.Await != nil {
-		r.takeIn(r.db.ReadTxn(), false, &r.first) // while it waits
+		r.takeIn(r.db.ReadTxn(), &r.first) // while it waits
 	}
 	reported := -1 // rows, in health
 	for r.awaitMore(ctx) {
@@ -175,14 +175,14 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 // found out without a transaction, unless it may depend on a table that is exclusive.
 func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 	keys := r.first
-	if txn := r.db.ReadTxn(); r.initialized == nil && r.mayLook(txn) {
-		if r.takeIn(txn, true, &keys); len(keys.list) == 0 {
+	if r.initialized == nil && len(r.Exclusive) == 0 {
+		if r.takeIn(r.db.ReadTxn(), &keys); len(keys.list) == 0 {
 			return r.watches, nil
 		}
 	}
 	wtxn := r.db.WriteTxn(append([]statedb.TableMeta{r.Output}, r.Exclusive...)...)
 	defer wtxn.Abort()
-	r.takeIn(wtxn, false, &keys)
+	r.takeIn(wtxn, &keys)
 	changes, err := r.update(wtxn, keys.list)
 	if err != nil {
 		return nil, err
@@ -205,15 +205,10 @@ func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
 	return r.watches, former.Forget(r.db, r.Output, work)
 }
 
-// mayLook reports whether the changes that a snapshot has may be taken in before the
-// round begins.
-func (r *runner[Key, Out]) mayLook(txn statedb.ReadTxn) bool {
-	return len(r.Exclusive) == 0 || !slices.ContainsFunc(r.Inputs, func(in Input[Key]) bool { return !in.isApart() && in.behind(txn) })
-}
-
 // takeIn takes in the changes of all inputs that a snapshot has.
-func (r *runner[Key, Out]) takeIn(txn statedb.ReadTxn, alone bool, keys *affected[Key]) {
+func (r *runner[Key, Out]) takeIn(txn statedb.ReadTxn, keys *affected[Key]) {
 	affect := keys.add
+	alone := !slices.ContainsFunc(r.Inputs, func(in Input[Key]) bool { return !in.isApart() && in.behind(txn) })
 	for i, in := range r.Inputs {
 		told, watch := in.changes(txn, alone, affect)
 		r.told, r.watches[i] = r.told+told, watch

@@ -44,8 +44,8 @@ func subjectInKernel(e *tables.PodEntry) placed {
 	return placed{prefix: single(e.Key.Addr.Addr()), class: e.Value.SubjectClass}
 }
 
-// placement is what a change of where prefixes of a role are affects. It may be taken in
-// before what says where they belong: when that changes, it is looked at where they are.
+// placement is what a change of where prefixes of a role are affects, alone or with
+// changes of where they belong.
 func placement[Row any](s *policyScope, table statedb.Table[*Row], placedBy func(*Row) placed) derive.Input[memberKey] {
 	changed := func(alone bool) func(statedb.ReadTxn, *Row, *Row, func(memberKey)) {
 		return func(txn statedb.ReadTxn, old, new *Row, affect func(memberKey)) {

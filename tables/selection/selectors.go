@@ -87,7 +87,7 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 			derive.FromChange(r.Services, r.affectedByService),
 			derive.From(r.Backends, r.affectedByBackends),
 			// The rules follow from the selectors, and the policies' own are told above.
-			derive.Feedback(derive.Apart(r.affectedByRules, derive.FromChange(r.Rules, r.affectedByRules))),
+			derive.Feedback(derive.FromChange(r.Rules, r.affectedByRules)),
 		},
 		// No policy comes into force by a round that has yet to see that it has changed,
 		// and that its selectors go.
