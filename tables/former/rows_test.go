@@ -49,37 +49,6 @@ func TestRowsCollide(t *testing.T) {
 	}
 }
 
-// Rows are found that are further from their first slot than a mark can say.
-func TestRowsFar(t *testing.T) {
-	table, err := tables.NewNamespaceTable(statedb.New())
-	require.NoError(t, err)
-	r := NewRows(table.PrimaryIndexer())
-	r.hash = func(key []byte) uint32 { return uint32(key[len(key)-1]%2) << 31 }
-	random := rand.New(rand.NewPCG(1, 0))
-	left := random.Perm(3 * tooFar)
-	for _, i := range left {
-		r.Swap(namespace(i))
-	}
-	random.Shuffle(len(left), func(i, j int) { left[i], left[j] = left[j], left[i] })
-	for n, i := range left {
-		_, had := r.Forget(namespace(i))
-		require.True(t, had)
-		if n%50 != 0 {
-			continue
-		}
-		for at, m := range r.marks {
-			if m.tag != 0 {
-				far := r.distance(r.first(r.hashOf(r.rows[at])), at)
-				require.Equal(t, markOf(m.tag, far), m)
-			}
-		}
-		for _, other := range left[n+1:] {
-			_, _, found := r.find(namespace(other))
-			require.True(t, found)
-		}
-	}
-}
-
 func TestRowsReserve(t *testing.T) {
 	table, err := tables.NewNamespaceTable(statedb.New())
 	require.NoError(t, err)
