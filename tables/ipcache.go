@@ -105,10 +105,11 @@ var (
 	IPCacheWaitingFor = ipcacheWaitsForIndex.Query
 )
 
-// IPCacheWithin queries, with Prefix, the addresses and prefixes in a prefix that
-// are neither of pods nor of nodes. Those of IPv4 are in ::/0.
-func IPCacheWithin(prefix netip.Prefix) statedb.Query[*IPCache] {
-	return ipcacheWithinIndex.QueryPrefix(prefix)
+// IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods
+// nor of nodes. If there are none, StateDB goes on with all that is beside it.
+func IPCacheWithin(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix) iter.Seq[*IPCache] {
+	rows := table.Prefix(txn, ipcacheWithinIndex.QueryPrefix(prefix))
+	return Inside(prefix, rows, func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
 }
 
 // PeerClassInKernel returns the class that the kernel finds for an address or

@@ -261,7 +261,7 @@ func (b *policyBench) manyPrefixes() {
 	if n == 0 {
 		return
 	}
-	all, less := prefixesPolicy(at, 0, n), prefixesPolicy(at, 1, n)
+	all, less, others := prefixesPolicy(at, 0, n), prefixesPolicy(at, 1, n), prefixesPolicy(at, n, 2*n)
 	inForce := func() bool { return b.inForce(all) && b.w.complete() }
 	gone := func() bool { return b.gone(all) }
 	for _, step := range []struct {
@@ -271,7 +271,8 @@ func (b *policyBench) manyPrefixes() {
 	}{
 		{fmt.Sprintf("policy of %d prefixes comes", n), func() { put(b, b.base.NetworkPolicies, all) }, inForce},
 		{"one of its prefixes goes", func() { put(b, b.base.NetworkPolicies, less) }, inForce},
-		{"policy of prefixes goes", func() { take(b, b.base.NetworkPolicies, less) }, gone},
+		{"as many others in their place", func() { put(b, b.base.NetworkPolicies, others) }, inForce},
+		{"policy of prefixes goes", func() { take(b, b.base.NetworkPolicies, others) }, gone},
 	} {
 		b.lastChange(time.Now(), b.w.complete) // what still follows is not to count
 		b.atOnce(step.name, step.do, step.complete)

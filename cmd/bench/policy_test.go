@@ -84,6 +84,7 @@ func TestMeasurePolicies(t *testing.T) {
 		require.Equal(t, 1.0*wavePods, events["500 such pods come at once"].Writes, r.Scenario)
 		require.Equal(t, 1.0*wavePods, events["500 go at once"].Deletes, r.Scenario)
 		require.GreaterOrEqual(t, events["policy of 10 prefixes comes"].Writes, 3*10.0, "a number, an address and a verdict of each")
+		require.GreaterOrEqual(t, events["as many others in their place"].Writes, 3*10.0, "and of the others")
 		require.Equal(t, 400, r.Explain.Questions, r.Scenario)
 		require.Positive(t, r.Explain.PerSecond, r.Scenario)
 	}

@@ -161,15 +161,8 @@ func (c *ipcacheParams) affectedByMember(txn statedb.ReadTxn, m *tables.ClassMem
 		}
 	case m.Prefix.IsValid():
 		affect(m.Prefix)
-		c.within(txn, m.Prefix, func(row *tables.IPCache) { affect(row.Prefix) })
-	}
-}
-
-// within calls a function with what is in a prefix and neither of pods nor of nodes.
-func (c *ipcacheParams) within(txn statedb.ReadTxn, prefix netip.Prefix, do func(*tables.IPCache)) {
-	for row := range c.IPCache.Prefix(txn, tables.IPCacheWithin(prefix)) {
-		if row.Prefix.Addr().Is4() == prefix.Addr().Is4() {
-			do(row)
+		for row := range tables.IPCacheWithin(txn, c.IPCache, m.Prefix) {
+			affect(row.Prefix)
 		}
 	}
 }
@@ -179,9 +172,9 @@ func (c *ipcacheParams) heirs(txn statedb.ReadTxn, prefix netip.Prefix, affect f
 	if prefix.IsSingleIP() {
 		return
 	}
-	c.within(txn, prefix, func(row *tables.IPCache) {
+	for row := range tables.IPCacheWithin(txn, c.IPCache, prefix) {
 		if row.Inherits {
 			affect(row.Prefix)
 		}
-	})
+	}
 }

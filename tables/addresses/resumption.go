@@ -100,15 +100,10 @@ func (c *ipcache) affectedByEntry(txn statedb.ReadTxn, e *tables.IPCacheEntry, a
 	if len(c.remaining) == 0 {
 		return
 	}
-	affectRemaining := func(row *tables.IPCache) {
+	for row := range tables.IPCacheWithin(txn, c.IPCache, prefix) {
 		if row.Remains {
 			affect(row.Prefix)
 		}
-	}
-	if !prefix.IsSingleIP() {
-		c.within(txn, prefix, affectRemaining)
-	} else if row, _, found := c.IPCache.Get(txn, tables.IPCacheByPrefix(prefix)); found {
-		affectRemaining(row)
 	}
 }
 

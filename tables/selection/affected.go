@@ -139,7 +139,7 @@ func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPre
 	if old != nil && new != nil && old.Pods == new.Pods && old.Cluster == new.Cluster {
 		return
 	}
-	for c := range m.IPCache.Prefix(txn, tables.IPCacheWithin(row.Prefix)) {
+	for c := range tables.IPCacheWithin(txn, m.IPCache, row.Prefix) {
 		affect(addressKey(bpf.RolePeer, c.Prefix))
 	}
 	if old != nil && old.Pods || new != nil && new.Pods {

@@ -215,7 +215,7 @@ func (p *peerPlace) prefixes(txn statedb.ReadTxn, m *tables.ClassMember) (prefix
 	}
 	if m.LabelSet == (tables.LabelSetID{}) {
 		prefixes = append(prefixes, m.Prefix)
-		for c := range p.IPCache.Prefix(txn, tables.IPCacheWithin(m.Prefix)) {
+		for c := range tables.IPCacheWithin(txn, p.IPCache, m.Prefix) {
 			if c.Prefix != m.Prefix && p.Places.Key(txn, c.Prefix) == m.Key() {
 				prefixes = append(prefixes, c.Prefix)
 			}
