@@ -39,6 +39,12 @@ func (c *IPCache) Equal(o *IPCache) bool {
 		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && c.Remains == o.Remains && slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
 }
 
+// IsOutside reports whether the row is of an address or prefix that is neither of pods
+// nor of nodes.
+func (c *IPCache) IsOutside() bool {
+	return c.Inherits || c.Flags&(bpf.IPCachePod|bpf.IPCacheNode|bpf.IPCacheHost) == 0
+}
+
 // MapKey is the key in sluice_ipcache.
 func (c *IPCache) MapKey() bpf.IPCacheKey { return bpf.IPCacheKeyFrom(c.Prefix) }
 
@@ -90,7 +96,7 @@ var (
 		Name: "within",
 		FromObject: func(c *IPCache) iter.Seq[netip.Prefix] {
 			return func(yield func(netip.Prefix) bool) {
-				if c.Inherits || c.Flags&(bpf.IPCachePod|bpf.IPCacheNode|bpf.IPCacheHost) == 0 {
+				if c.IsOutside() {
 					yield(c.Prefix)
 				}
 			}

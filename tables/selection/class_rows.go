@@ -96,13 +96,13 @@ func (r *round) part(m *tables.ClassMember) {
 	}
 }
 
-// lookInside notes what the kernel has inside prefixes that came or went, to be looked
-// at: before the ipcache has rows, these cannot tell.
+// lookInside notes what is stale inside prefixes that came, went or changed class, to be
+// looked at.
 func (s *policyScope) lookInside(r *round) {
-	if begun, _ := s.IPCache.Initialized(r.txn); begun || r.resuming || len(r.parted) == 0 {
+	if r.resuming || len(r.parted) == 0 {
 		return
 	}
-	for prefix := range s.place.kernel(r.txn) {
+	for prefix := range s.stale {
 		for bits := prefix.Bits(); bits >= 0; bits-- {
 			if r.parted[netip.PrefixFrom(prefix.Addr(), bits).Masked()] {
 				r.looks = append(r.looks, prefix)
@@ -167,7 +167,7 @@ func (s *policyScope) standing(r *round, prefix netip.Prefix) standing {
 
 // memberAt returns the member that a prefix belongs to, as it is wanted, or nil.
 func (s *policyScope) memberAt(r *round, prefix netip.Prefix) *tables.ClassMember {
-	key := s.place.key(r.txn, prefix)
+	key := s.keyOf(r.txn, prefix)
 	m := &tables.ClassMember{Role: s.role, LabelSet: key.LabelSet, Node: key.Node, Prefix: key.Prefix}
 	of := r.evaluated(keyOfMember(m))
 	if of == nil {

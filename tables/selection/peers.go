@@ -177,6 +177,21 @@ func (p *peerPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, d
 	return around, desired
 }
 
+func (p *peerPlace) isStale(txn statedb.ReadTxn, prefix netip.Prefix, key tables.MemberKey) bool {
+	if key.Node != "" || key.LabelSet != (tables.LabelSetID{}) || key.Prefix == prefix {
+		return false
+	}
+	if c, _, isWanted := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix)); isWanted {
+		return !c.IsOutside()
+	}
+	return p.isInKernel(txn, prefix)
+}
+
+func (p *peerPlace) isInKernel(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	_, _, found := p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
+	return found
+}
+
 func (p *peerPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
 		for e := range p.IPCacheEntries.All(txn) {

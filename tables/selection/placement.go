@@ -21,6 +21,7 @@ type placed struct {
 	pending bool // a write may be under way, of this or of what was desired before
 	failed  bool // the kernel does not take it
 	settled bool // a desired row that says that the prefix is where it belonged when that was computed
+	outside bool // a desired row of what is neither of a pod nor of a node
 }
 
 // desiredPeer is what a row of the ipcache says, which changes when the class does
@@ -28,7 +29,7 @@ type placed struct {
 func desiredPeer(c *tables.IPCache) placed {
 	return placed{
 		prefix: c.Prefix, class: c.PeerClass, desired: true, pending: isPending(c.Status), failed: isFailed(c.Status),
-		settled: c.WaitsFor == 0 && !c.Remains,
+		settled: c.WaitsFor == 0 && !c.Remains, outside: c.IsOutside(),
 	}
 }
 
@@ -88,11 +89,15 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 		s.count(txn, was.class, -1, prefix, affect)
 		s.count(txn, is.class, 1, prefix, affect)
 	}
-	if is.settled && (alone || s.belongs(txn, prefix, 0, is.class)) {
+	switch {
+	case is.settled && alone:
+		delete(s.stale, prefix)
+		return
+	case is.settled && s.belongs(txn, prefix, 0, is.class):
 		return
 	}
 	kernel, desired := s.place.classes(txn, prefix)
-	if kernel == desired && !was.desired && !is.desired {
+	if kernel == desired && kernel != 0 && !was.desired && !is.desired {
 		return // it was looked at when that came to be desired
 	}
 	if !s.belongs(txn, prefix, kernel, desired) {

@@ -30,6 +30,7 @@ type policyScope struct {
 
 	// inside counts the kernel's entries and the desired rows in each class.
 	inside map[uint32]int
+	stale  map[netip.Prefix]struct{} // see keyOf
 }
 
 // place is what peers and subjects differ in: who they are, and where they are
@@ -41,6 +42,8 @@ type place interface {
 	complete(txn statedb.ReadTxn, e *tables.Endpoint) bool
 	// key returns the key of the member that a prefix belongs to.
 	key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey
+	// isStale reports whether a prefix that belongs to the member with a key is stale.
+	isStale(txn statedb.ReadTxn, prefix netip.Prefix, key tables.MemberKey) bool
 	// classes returns the class that the kernel has a prefix in and the one that is desired.
 	classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32)
 	// named reports whether the kernel has verdicts for a class.
@@ -146,9 +149,10 @@ func (s *policyScope) settled(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 // belongs reports whether a prefix belongs into all of some classes that are not 0.
 func (s *policyScope) belongs(txn statedb.ReadTxn, prefix netip.Prefix, kernel, desired uint32) bool {
 	if kernel == 0 && desired == 0 {
+		delete(s.stale, prefix)
 		return true
 	}
-	m, _, found := s.Output.Get(txn, tables.ClassMemberByKey(s.place.key(txn, prefix)))
+	m, _, found := s.Output.Get(txn, tables.ClassMemberByKey(s.keyOf(txn, prefix)))
 	return found && (kernel == 0 || kernel == m.Class) && (desired == 0 || desired == m.Class)
 }
 

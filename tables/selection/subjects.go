@@ -96,6 +96,9 @@ func (s *subjectPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.Memb
 	return key
 }
 
+// isStale is never so: a pod's address that is not here any more belongs to no class.
+func (*subjectPlace) isStale(statedb.ReadTxn, netip.Prefix, tables.MemberKey) bool { return false }
+
 func (s *subjectPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32) {
 	key := bpf.PodKey{Addr: bpf.AddressFrom(prefix.Addr())}
 	if e, _, found := s.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](key)); found {
