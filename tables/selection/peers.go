@@ -192,6 +192,24 @@ func (p *peerPlace) isInKernel(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	return found
 }
 
+// heirs are the prefixes without an entry, or soon without: see classes.
+func (p *peerPlace) heirs(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq[netip.Prefix] {
+	return func(yield func(netip.Prefix) bool) {
+		if prefix.IsSingleIP() || p.IPCache.NumObjects(txn) == 0 { // as at the start, when all are looked at
+			return
+		}
+		for inside := range tables.PeerPrefixesInside(txn, p.Places.PeerPrefixes, prefix) {
+			if inside.Prefix == prefix {
+				continue
+			}
+			_, _, isWanted := p.IPCache.Get(txn, tables.IPCacheByPrefix(inside.Prefix))
+			if !(isWanted && p.isInKernel(txn, inside.Prefix)) && !yield(inside.Prefix) {
+				return
+			}
+		}
+	}
+}
+
 func (p *peerPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
 		for e := range p.IPCacheEntries.All(txn) {

@@ -88,6 +88,9 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 	if was.class != is.class {
 		s.count(txn, was.class, -1, prefix, affect)
 		s.count(txn, is.class, 1, prefix, affect)
+		if !was.desired && !is.desired {
+			s.affectedAsHeirs(txn, prefix, affect)
+		}
 	}
 	switch {
 	case is.settled && alone:
@@ -102,6 +105,17 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 	}
 	if !s.belongs(txn, prefix, kernel, desired) {
 		affect(addressKey(s.role, prefix))
+	}
+}
+
+// affectedAsHeirs are those that are in another class in the kernel with a prefix around
+// them, as far as they are said to be leaving one or do not belong there.
+func (s *policyScope) affectedAsHeirs(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
+	for heir := range s.place.heirs(txn, prefix) {
+		s.affectedAsMover(txn, heir, affect)
+		if !s.settled(txn, heir) {
+			affect(addressKey(s.role, heir))
+		}
 	}
 }
 

@@ -44,6 +44,9 @@ type place interface {
 	key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberKey
 	// isStale reports whether a prefix that belongs to the member with a key is stale.
 	isStale(txn statedb.ReadTxn, prefix netip.Prefix, key tables.MemberKey) bool
+	// heirs yields the prefixes inside one that are, or soon will be, in the class of what
+	// the kernel has around them.
+	heirs(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq[netip.Prefix]
 	// classes returns the class that the kernel has a prefix in and the one that is desired.
 	classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32)
 	// named reports whether the kernel has verdicts for a class.

@@ -98,3 +98,24 @@ func TestStaleRow(t *testing.T) {
 	remove(h, h.IPCacheEntries, entry)
 	h.awaitLeft(class, "10.1.9.9/32")
 }
+
+// A prefix that the kernel has no entry of goes where what is around it goes.
+func TestGoesWithWhatIsAround(t *testing.T) {
+	h, _ := twoKinds(t)
+	outer, inner := cidr("198.51.0.0/16", false), cidr("198.51.100.0/24", false)
+	put(h, h.NetworkPolicies, policy("p", "app=none", outer), policy("q", "app=none", inner))
+	h.await(h.wrong([]netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.1.1"), netip.MustParseAddr("203.0.113.1")}))
+	world, around, own := h.peerClass("203.0.113.1"), h.peerClass("198.51.1.1"), h.peerClass("198.51.100.1")
+	entry := func(prefix string, class uint32) *tables.IPCache {
+		return &tables.IPCache{Prefix: netip.MustParsePrefix(prefix), Inherits: true, PeerClass: class, Status: reconciler.StatusPending()}
+	}
+	put(h, h.IPCache, entry("198.51.0.0/16", around), entry("198.51.100.0/24", own))
+	h.inKernel(entry("198.51.0.0/16", world))
+	h.awaitWaiting(world, "198.51.100.0/24", inner)
+
+	h.inKernel(entry("198.51.0.0/16", around))
+	h.awaitWaiting(around, "198.51.100.0/24", inner)
+	h.inKernel(entry("198.51.100.0/24", own))
+	put(h, h.IPCache, entry("198.51.100.0/24", own).SetStatus(reconciler.StatusDone()))
+	h.awaitLeft(around, "198.51.100.0/24")
+}

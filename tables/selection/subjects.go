@@ -99,6 +99,11 @@ func (s *subjectPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.Memb
 // isStale is never so: a pod's address that is not here any more belongs to no class.
 func (*subjectPlace) isStale(statedb.ReadTxn, netip.Prefix, tables.MemberKey) bool { return false }
 
+// heirs are none: each pod is in a class by itself.
+func (*subjectPlace) heirs(statedb.ReadTxn, netip.Prefix) iter.Seq[netip.Prefix] {
+	return func(func(netip.Prefix) bool) {}
+}
+
 func (s *subjectPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32) {
 	key := bpf.PodKey{Addr: bpf.AddressFrom(prefix.Addr())}
 	if e, _, found := s.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](key)); found {
