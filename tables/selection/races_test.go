@@ -3,6 +3,7 @@
 package selection
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -140,6 +141,33 @@ func TestLeavesWhenTheKernelHasSaidSo(t *testing.T) {
 	done := *row
 	done.Status = reconciler.StatusDone()
 	put(h, h.IPCache, &done)
+	h.awaitLeavers(class, 0)
+}
+
+// Who is not where he belongs because the kernel refuses to take that is still in the
+// class where the kernel has him, and in no other that he was wanted in.
+func TestLeavesWhereTheKernelHasItWhenWritesFail(t *testing.T) {
+	h, class := twoKinds(t)
+	put(h, h.Endpoints, pod("a/p0", "there", "10.1.0.0", labels.Set{"app": "db"}), pod("a/late", "there", "10.1.0.9", labels.Set{"app": "web"}))
+	h.awaitLeavers(class, 1)
+	desire := func(addr string, class uint32, status reconciler.Status) {
+		put(h, h.IPCache, &tables.IPCache{Prefix: single(netip.MustParseAddr(addr)), Flags: bpf.IPCachePod, PeerClass: class, Status: status})
+	}
+	other, refused := h.peerClass("10.1.0.0"), reconciler.StatusError(errors.New("no"))
+	desire("10.1.0.9", class.Number, reconciler.StatusPending())
+	put(h, h.Endpoints, pod("a/late", "there", "10.1.0.9", labels.Set{"app": "db"}))
+	h.awaitLeavers(class, 2)
+	desire("10.1.0.9", other, reconciler.StatusPending())
+	desire("10.1.0.0", other, refused)
+	h.marker(1)
+	require.Len(t, h.leavers(h.db.ReadTxn(), class), 2)
+
+	desire("10.1.0.9", other, refused)
+	h.awaitLeavers(class, 1)
+	require.Equal(t, "10.1.0.0/32", h.leavers(h.db.ReadTxn(), class)[0].Prefix.String())
+	row, _, _ := h.IPCache.Get(h.db.ReadTxn(), tables.IPCacheByPrefix(single(netip.MustParseAddr("10.1.0.0"))))
+	put(h, h.IPCacheEntries, &tables.IPCacheEntry{Key: row.MapKey(), Value: row.MapValue()})
+	desire("10.1.0.0", other, reconciler.StatusDone())
 	h.awaitLeavers(class, 0)
 }
 
