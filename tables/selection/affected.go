@@ -132,7 +132,7 @@ func (m *members) affectedByPrefix(txn statedb.ReadTxn, old, new *tables.PeerPre
 		row = old
 	}
 	affect(keyOfPrefix(row))
-	m.peers.affectedAsLeaver(txn, row.Prefix, affect)
+	m.peers.affectedAsLeaver(row.Prefix, affect)
 	for s := range m.Selectors.List(txn, tables.SelectorsByPrefix(row.Prefix)) {
 		affect(keyOfEvaluated(s))
 	}
@@ -187,7 +187,7 @@ func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpo
 				affect(memberKey{role: s.role, set: e.LabelSet.ID})
 			}
 			for _, addr := range e.Addrs {
-				s.affectedAsLeaver(txn, single(addr), affect) // it may be back before it has left
+				s.affectedAsLeaver(single(addr), affect) // it may be back before it has left
 				if !s.settled(txn, single(addr)) {
 					affect(addressKey(s.role, single(addr)))
 				}
@@ -223,7 +223,7 @@ func (m *members) affectedByEgressEndpoint(txn statedb.ReadTxn, e *tables.Endpoi
 // by one signature.
 func (m *members) affectedByEntry(txn statedb.ReadTxn, e *tables.ClassEntry, affect func(memberKey)) {
 	p := m.partitions[e.Key.Role]
-	if p == nil || len(p.knownBy(txn, e.Value.Digest)) < 2 {
+	if p == nil || !p.isDouble(txn, e.Value.Digest) {
 		return
 	}
 	p.double[e.Value.Digest] = struct{}{}

@@ -133,8 +133,8 @@ var roles = []bpf.Role{bpf.RoleEgress, bpf.RolePeer, bpf.RoleSubject}
 
 func newMembers(params memberParams) *members {
 	m := &members{memberParams: params, labels: newLabelIndex(), partitions: map[bpf.Role]*partition{}}
-	m.peers = &policyScope{members: m, role: bpf.RolePeer, place: &peerPlace{m}, inside: map[uint32]int{}, stale: map[netip.Prefix]struct{}{}}
-	m.subjects = &policyScope{members: m, role: bpf.RoleSubject, place: &subjectPlace{m}, inside: map[uint32]int{}, stale: map[netip.Prefix]struct{}{}}
+	m.peers = &policyScope{members: m, role: bpf.RolePeer, place: &peerPlace{m}, inside: map[uint32]int{}, stale: map[netip.Prefix]struct{}{}, leaving: leaving{}}
+	m.subjects = &policyScope{members: m, role: bpf.RoleSubject, place: &subjectPlace{m}, inside: map[uint32]int{}, stale: map[netip.Prefix]struct{}{}, leaving: leaving{}}
 	for role, s := range map[bpf.Role]scope{bpf.RoleEgress: &egressScope{m}, bpf.RolePeer: m.peers, bpf.RoleSubject: m.subjects} {
 		m.partitions[role] = &partition{members: m, role: role, scope: s, roster: newRoster(m.Output), chooser: &chooser{members: m, role: role}, double: map[bpf.Digest]struct{}{}}
 	}

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/statedb"
-
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -47,6 +45,24 @@ func (s *policyScope) finish(r *round) {
 		if row := r.classRows[number]; row != nil && row.Continues != 0 && !s.peopled(r, number) && !s.used(number) && !s.continues(r, row) {
 			r.classRows[number] = nil
 		}
+	}
+	s.takeLeaving(r)
+}
+
+// takeLeaving takes in what the rows of the round say of who is leaving.
+func (s *policyScope) takeLeaving(r *round) {
+	for number, row := range r.classRows {
+		var was, is []tables.Leaver
+		if former := tables.ClassRow(r.txn, s.Output, bpf.ClassKey{Role: s.role, Number: number}); former != nil {
+			was = former.Leavers
+		}
+		if row != nil {
+			is = row.Leavers
+		}
+		s.leaving.take(number, was, is)
+	}
+	if len(s.leaving) == 0 {
+		s.leaving = leaving{} // a map does not shrink
 	}
 }
 
@@ -124,7 +140,6 @@ func (r *round) touch(number uint32, prefix netip.Prefix) {
 // lookAt touches the classes that prefixes are in without belonging there, or are
 // said to be leaving: those may be others, while a write is under way.
 func (s *policyScope) lookAt(r *round) {
-	leaving := statedb.Collect(tables.Rare(r.txn, s.Output, tables.ClassRowsLeaving(s.role)))
 	seen := map[netip.Prefix]bool{}
 	for _, prefix := range r.looks {
 		if !prefix.IsValid() || seen[prefix] {
@@ -137,10 +152,8 @@ func (s *policyScope) lookAt(r *round) {
 				r.touch(number, prefix)
 			}
 		}
-		for _, row := range leaving {
-			if isLeaver(row, prefix) {
-				r.touch(row.Class, prefix)
-			}
+		for _, number := range s.leaving[prefix] {
+			r.touch(number, prefix)
 		}
 	}
 }

@@ -353,3 +353,9 @@ func (h *harness) counts(table string) derive.Counts {
 	require.Fail(h.t, "no table "+table)
 	return derive.Counts{}
 }
+
+// isLeaver reports whether a prefix is leaving the class of a row.
+func isLeaver(row *tables.ClassMember, prefix netip.Prefix) bool {
+	_, found := slices.BinarySearchFunc(row.Leavers, prefix, func(l tables.Leaver, p netip.Prefix) int { return l.Prefix.Compare(p) })
+	return found
+}

@@ -309,6 +309,17 @@ func (p *partition) knownBy(txn statedb.ReadTxn, digest bpf.Digest) (numbers []u
 	return numbers
 }
 
+// isDouble reports whether the kernel knows more than one number by a signature.
+func (p *partition) isDouble(txn statedb.ReadTxn, digest bpf.Digest) bool {
+	known := 0
+	for range p.ClassEntries.List(txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: p.role, Digest: digest})) {
+		if known++; known == 2 {
+			return true
+		}
+	}
+	return false
+}
+
 // memberWith returns a member with a signature that is not empty, nil if there is
 // none. The members of a class have one signature, whether or not its row says which.
 func (p *partition) memberWith(txn statedb.ReadTxn, digest bpf.Digest) *tables.ClassMember {

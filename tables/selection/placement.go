@@ -4,7 +4,6 @@ package selection
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/statedb"
 
@@ -63,7 +62,7 @@ func placement[Row any](s *policyScope, table statedb.Table[*Row], placedBy func
 			case was != is || !was.desired:
 				s.affectedByPlacement(txn, was, is, alone, affect)
 			case pending != is.pending:
-				s.affectedAsLeaver(txn, is.prefix, affect)
+				s.affectedAsLeaver(is.prefix, affect)
 			}
 		}
 	}
@@ -83,7 +82,7 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 	if was.failed == is.failed {
 		s.affectedAsMover(txn, prefix, affect)
 	} else {
-		s.affectedAsLeaver(txn, prefix, affect)
+		s.affectedAsLeaver(prefix, affect)
 	}
 	if was.class != is.class {
 		s.count(txn, was.class, -1, prefix, affect)
@@ -146,26 +145,18 @@ func (s *policyScope) isPeopled(txn statedb.ReadTxn, class uint32) bool {
 
 // affectedAsLeaver are the classes that a prefix is said to be leaving. It may
 // have been in one without an entry of its own, with what is around it.
-func (s *policyScope) affectedAsLeaver(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
-	for row := range tables.Rare(txn, s.Output, tables.ClassRowsLeaving(s.role)) {
-		if isLeaver(row, prefix) {
-			affect(classKey(s.role, row.Class, prefix))
-		}
+func (s *policyScope) affectedAsLeaver(prefix netip.Prefix, affect func(memberKey)) {
+	for _, class := range s.leaving[prefix] {
+		affect(classKey(s.role, class, prefix))
 	}
 }
 
 // affectedAsMover are the classes that a prefix is said to be leaving, when it is
 // somewhere else than before. One that the kernel still has it in stays as it is.
 func (s *policyScope) affectedAsMover(txn statedb.ReadTxn, prefix netip.Prefix, affect func(memberKey)) {
-	s.affectedAsLeaver(txn, prefix, func(key memberKey) {
+	s.affectedAsLeaver(prefix, func(key memberKey) {
 		if kernel, _ := s.place.classes(txn, prefix); kernel != uint32(key.number) {
 			affect(key)
 		}
 	})
-}
-
-// isLeaver reports whether a prefix is leaving the class of a row.
-func isLeaver(row *tables.ClassMember, prefix netip.Prefix) bool {
-	_, found := slices.BinarySearchFunc(row.Leavers, prefix, func(l tables.Leaver, p netip.Prefix) int { return l.Prefix.Compare(p) })
-	return found
 }

@@ -31,6 +31,8 @@ type policyScope struct {
 	// inside counts the kernel's entries and the desired rows in each class.
 	inside map[uint32]int
 	stale  map[netip.Prefix]struct{} // see keyOf
+
+	leaving leaving
 }
 
 // place is what peers and subjects differ in: who they are, and where they are
