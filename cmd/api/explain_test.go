@@ -160,12 +160,12 @@ func TestNetworkPolicies(t *testing.T) {
 	_, body := h.ask("/tables/network-policies")
 	require.Regexp(t, `^Kind +Name +Subjects `, body)
 	h.tables.Network = newTable(t, db, tables.NewNetworkPolicyStatusTable, &tables.NetworkPolicyStatus{
-		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")}, State: tables.PolicyPending, EntriesWanted: 5, Programmed: 3,
+		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")}, State: tables.PolicyFailed, Wanted: 9, InForce: 7, EntriesWanted: 5, Programmed: 3, Failed: 2,
 	})
 	_, body = h.ask("/tables/network-policies")
-	require.Regexp(t, `^Kind +Name +State +Programmed +Subjects `, body)
-	require.Regexp(t, `(?m)^NetworkPolicy +shop/web +pending +3/5 +-`, body)
-	require.Regexp(t, `(?m)^NetworkPolicy +shop/new +- +- +-`, body)
+	require.Regexp(t, `^Kind +Name +State +Programmed +Failed +Revision +Subjects `, body)
+	require.Regexp(t, `(?m)^NetworkPolicy +shop/web +failed +3/5 +2 +7/9 +-`, body)
+	require.Regexp(t, `(?m)^NetworkPolicy +shop/new +- +- +- +- +-`, body)
 	_, body = h.ask("/tables/network-policy-status")
 	require.Regexp(t, `^Kind +Name +State +Programmed +Failed `, body)
 }

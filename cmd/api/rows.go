@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/cilium/statedb"
 
@@ -14,7 +15,7 @@ import (
 // network-policy-status are shown.
 const joinedAfter = 2
 
-var joinedColumns = []string{"State", "Programmed"}
+var joinedColumns = []string{"State", "Programmed", "Failed", "Revision"}
 
 // header returns the columns of a table for people.
 func (h *handlers) header(table statedb.AnyTable) []string {
@@ -30,14 +31,17 @@ type namesSelectors interface {
 // row returns a row for people, with what other tables say of it: whether a network
 // policy is in force, and what the selectors are of which a row only has the IDs.
 func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []string {
-	cells := []string{"-", "-"}
+	cells := []string{"-", "-", "-", "-"}
 	switch row := row.(type) {
 	case *tables.NetworkPolicy:
 		if h.tables.Network == nil {
 			break
 		}
 		if status, _, ok := h.tables.Network.Get(txn, tables.NetworkPolicyStatusByPolicy(row.ID())); ok {
-			cells = []string{string(status.State), fmt.Sprintf("%d/%d", status.Programmed, status.EntriesWanted)}
+			cells = []string{
+				string(status.State), fmt.Sprintf("%d/%d", status.Programmed, status.EntriesWanted),
+				strconv.Itoa(status.Failed), fmt.Sprintf("%d/%d", status.InForce, status.Wanted),
+			}
 		}
 	case namesSelectors:
 		return row.Row(func(id tables.SelectorID) string { return h.selector(txn, id) })

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/tables/explain"
 )
 
@@ -94,6 +96,22 @@ func TestWaitWithAnotherVersion(t *testing.T) {
 	require.Contains(t, r.stderr, "it is of another version than this command: sluice v0")
 }
 
+// What is not answered in time says nothing of the policy.
+func TestWaitWithoutAnAnswer(t *testing.T) {
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/version" {
+			json.NewEncoder(w).Encode(version.Get())
+			return
+		}
+		io.Copy(io.Discard, r.Body) // else nobody notices that the client has gone
+		<-r.Context().Done()
+	}))
+	defer agent.Close()
+	r := sluice(t, "wait", "policy", "shop/web", "--timeout=100ms", "--server="+agent.URL)
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, "policy shop/web is not in force after 100ms: the agent has not answered")
+}
+
 func TestExplainAndWait(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(policyManifests), 0o600))
@@ -125,6 +143,7 @@ func TestExplainAndWait(t *testing.T) {
 	for _, bad := range []string{"a/b/c/d", "Pod/shop/web", "shop/", ""} {
 		require.Equal(t, exitUsage, sluice(t, "wait", "policy", bad).code, bad)
 	}
+	require.Equal(t, exitUsage, sluice(t, "wait", "policy", "shop/web", "--timeout=-1s").code)
 
 	for _, row := range strings.Split(sluice(t, "get", "network-policies").stdout, "\n") {
 		for _, cell := range strings.Split(row, "   ") {

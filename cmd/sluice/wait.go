@@ -54,6 +54,9 @@ generation that the API server has told, and the agent is waited for.`,
 	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "for how long to wait")
 	generation := cmd.Flags().Int64("generation", 0, "of the object to wait for, or a later one")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *timeout <= 0 {
+			return agent.UsageErrorf("--timeout: want more than 0")
+		}
 		ids, err := policiesOf(args[0])
 		if err != nil {
 			return agent.UsageErrorf("%w", err)
@@ -119,7 +122,7 @@ type policyWait struct {
 func (p policyWait) run(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	last := p.noSuchPolicy()
+	last := "the agent has not answered"
 	for {
 		done, text, err := p.look(ctx)
 		switch {
@@ -155,18 +158,26 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 	}
 	done = true
 	for _, id := range ids {
-		policy, err := query[tables.NetworkPolicy](ctx, p.client, "network-policies", "id", id)
-		if err != nil {
-			return false, "", err
-		}
-		if policy == nil {
-			continue
-		}
 		status, err := query[tables.NetworkPolicyStatus](ctx, p.client, "network-policy-status", "policy", id)
 		if err != nil {
 			return false, "", err
 		}
-		settled, text := p.standing(policy, status)
+		settled, text := false, "is being taken in"
+		if status != nil {
+			settled, text = p.standing(&status.obj)
+		}
+		if settled || status == nil { // else it need not be asked for: it may be large
+			policy, err := query[tables.NetworkPolicy](ctx, p.client, "network-policies", "id", id)
+			if err != nil {
+				return false, "", err
+			}
+			if policy == nil {
+				continue
+			}
+			if settled && policy.revision != status.obj.Wanted {
+				settled, text = false, "is being taken in"
+			}
+		}
 		texts = append(texts, id.String()+": "+text)
 		done = done && settled
 		if settled && len(status.obj.Errors)+len(status.obj.Unsupported) > 0 {
@@ -210,15 +221,12 @@ func (p policyWait) named(ctx context.Context) (ids []tables.PolicyID, err error
 	return ids, nil
 }
 
-// standing reports whether the kernel has what a policy says now.
-func (p policyWait) standing(policy *remote[tables.NetworkPolicy], status *remote[tables.NetworkPolicyStatus]) (settled bool, text string) {
-	switch {
-	case policy.obj.Generation < p.generation:
-		return false, fmt.Sprintf("the agent has generation %d", policy.obj.Generation)
-	case status == nil || status.obj.Wanted != policy.revision:
-		return false, "is being taken in"
+// standing reports whether the kernel has what a policy says, of the generation that is
+// waited for.
+func (p policyWait) standing(s *tables.NetworkPolicyStatus) (settled bool, text string) {
+	if s.Generation < p.generation {
+		return false, fmt.Sprintf("the agent has generation %d", s.Generation)
 	}
-	s := &status.obj
 	text = fmt.Sprintf("%s, %d of %d entries", s.State, s.Programmed, s.EntriesWanted)
 	if s.Failed > 0 {
 		text += fmt.Sprintf(", %d refused", s.Failed)
