@@ -16,23 +16,23 @@ import (
 )
 
 // created has a table that some rows are in already.
-func created[Row any](b *testing.B, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error), rows ...Row) statedb.RWTable[Row] {
+func created[Row any](t testing.TB, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error), rows ...Row) statedb.RWTable[Row] {
 	table, err := create(db)
-	require.NoError(b, err)
+	require.NoError(t, err)
 	wtxn := db.WriteTxn(table)
 	for _, row := range rows {
 		_, _, err := table.Insert(wtxn, row)
-		require.NoError(b, err)
+		require.NoError(t, err)
 	}
 	wtxn.Commit()
 	return table
 }
 
 // manySelectors are those of as many apps, under both roles of network policies.
-func manySelectors(b *testing.B, apps int) (selectors []*tables.Selector) {
+func manySelectors(t testing.TB, apps int) (selectors []*tables.Selector) {
 	add := func(spec tables.SelectorSpec, resolution tables.Resolution) {
 		s, err := tables.NewSelector(spec, resolution)
-		require.NoError(b, err)
+		require.NoError(t, err)
 		selectors = append(selectors, s)
 	}
 	for _, e := range entities {
@@ -67,22 +67,7 @@ func BenchmarkFirstRound(b *testing.B) {
 		endpoints = append(endpoints, e)
 		sets = append(sets, e.LabelSet)
 	}
-	nodes := created(b, db, tables.NewNodeTable)
-	prefixes := created(b, db, tables.NewPeerPrefixTable, &tables.PeerPrefix{Prefix: world[0]}, &tables.PeerPrefix{Prefix: world[1]})
-	output := created(b, db, tables.NewClassMemberTable)
-	params := memberParams{
-		Namespaces: created(b, db, tables.NewNamespaceTable), Selectors: created(b, db, tables.NewSelectorTable, manySelectors(b, apps)...),
-		Output: output, Classes: created(b, db, tables.NewClassTable),
-		Rules: created(b, db, tables.NewEnforcedPolicyTable), Readiness: created(b, db, tables.NewPolicyReadinessTable), IPCache: created(b, db, tables.NewIPCacheTable), Locals: created(b, db, tables.NewLocalEndpointTable),
-		ClassEntries: created(b, db, tables.NewClassEntryTable), SourceEntries: created(b, db, tables.NewSourceEntryTable),
-		EgressEntries: created(b, db, tables.NewEgressEntryTable), IPCacheEntries: created(b, db, tables.NewIPCacheEntryTable),
-		PodEntries: created(b, db, tables.NewPodEntryTable), PolicyEntries: created(b, db, tables.NewPolicyMapEntryTable),
-		Places: tables.PeerPlaces{
-			Members: output, PeerPrefixes: prefixes, Endpoints: created(b, db, newEndpoints, endpoints...), Nodes: nodes,
-			CiliumNodes: created(b, db, tables.NewCiliumNodeTable), Addresses: created(b, db, tables.NewNodeAddressTable),
-			Routes: created(b, db, tables.NewRouteTable), LocalNode: tables.LocalNode{Name: here},
-		},
-	}
+	params := newMemberParams(b, db, manySelectors(b, apps), endpoints)
 	b.ReportAllocs()
 	for b.Loop() {
 		var keys []memberKey
@@ -96,5 +81,25 @@ func BenchmarkFirstRound(b *testing.B) {
 			n += len(rows(key))
 		}
 		require.Greater(b, n, count)
+	}
+}
+
+// newMemberParams creates the tables that class-members are of, with some rows.
+func newMemberParams(t testing.TB, db *statedb.DB, selectors []*tables.Selector, endpoints []*tables.Endpoint) memberParams {
+	nodes := created(t, db, tables.NewNodeTable)
+	prefixes := created(t, db, tables.NewPeerPrefixTable, &tables.PeerPrefix{Prefix: world[0]}, &tables.PeerPrefix{Prefix: world[1]})
+	output := created(t, db, tables.NewClassMemberTable)
+	return memberParams{
+		Namespaces: created(t, db, tables.NewNamespaceTable), Selectors: created(t, db, tables.NewSelectorTable, selectors...),
+		Output: output, Classes: created(t, db, tables.NewClassTable), Rules: created(t, db, tables.NewEnforcedPolicyTable),
+		Readiness: created(t, db, tables.NewPolicyReadinessTable), IPCache: created(t, db, tables.NewIPCacheTable), Locals: created(t, db, tables.NewLocalEndpointTable),
+		ClassEntries: created(t, db, tables.NewClassEntryTable), SourceEntries: created(t, db, tables.NewSourceEntryTable),
+		EgressEntries: created(t, db, tables.NewEgressEntryTable), IPCacheEntries: created(t, db, tables.NewIPCacheEntryTable),
+		PodEntries: created(t, db, tables.NewPodEntryTable), PolicyEntries: created(t, db, tables.NewPolicyMapEntryTable),
+		Places: tables.PeerPlaces{
+			Members: output, PeerPrefixes: prefixes, Endpoints: created(t, db, newEndpoints, endpoints...), Nodes: nodes,
+			CiliumNodes: created(t, db, tables.NewCiliumNodeTable), Addresses: created(t, db, tables.NewNodeAddressTable),
+			Routes: created(t, db, tables.NewRouteTable), LocalNode: tables.LocalNode{Name: here},
+		},
 	}
 }

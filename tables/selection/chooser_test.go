@@ -4,8 +4,10 @@ package selection
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
+	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -21,18 +23,21 @@ func TestChooserForgets(t *testing.T) {
 		"keys":   func(i int) labels.Set { return labels.Set{fmt.Sprint("job-", i): "yes"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, func(*harness) {})
-			put(h, h.NetworkPolicies, policy("p", "app=none", pods("app=web")))
-			h.marker(1)
-			c := &chooser{members: &members{memberParams: memberParams{Namespaces: h.Namespaces, Selectors: h.selectors}}, role: bpf.RolePeer}
+			var endpoints []*tables.Endpoint
+			for i := range 2 * many {
+				endpoints = append(endpoints, pod(fmt.Sprint("a/p", i), "there", netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(), labelsOf(i)))
+			}
+			db := statedb.New()
+			m := newMembers(newMemberParams(t, db, manySelectors(t, 1), endpoints))
+			c := m.partitions[bpf.RolePeer].chooser
 			rounds := func(rounds, each int) {
-				for round := range rounds {
-					txn := h.db.ReadTxn()
-					c.begin(txn)
-					for i := range each {
-						c.choosing(txn, tables.NewLabelSet("a", "", labelsOf(round*each+i), nil))
+				for range rounds {
+					var keys []memberKey
+					for _, e := range endpoints[:each] {
+						keys = append(keys, memberKey{role: bpf.RolePeer, set: e.LabelSet.ID})
 					}
-					c.end()
+					m.plan(db.ReadTxn(), keys)
+					endpoints = endpoints[each:]
 				}
 			}
 			remembers := func() int { return len(c.spaces) + len(c.labelled) + len(c.required) }
@@ -40,7 +45,7 @@ func TestChooserForgets(t *testing.T) {
 			require.Greater(t, remembers(), 10)
 			rounds(1, many)
 			require.Zero(t, remembers(), "after a round of many")
-			rounds(many, 1)
+			rounds(many/2, 1)
 			require.LessOrEqual(t, remembers(), mostRemembered, "after many rounds")
 		})
 	}
