@@ -4,6 +4,7 @@ package tables
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
@@ -17,19 +18,28 @@ var KubernetesAPIService = Name{Namespace: "default", Name: "kubernetes"}
 // endpoints have these already.
 type BackendSlice struct {
 	Name    `yaml:",inline"`
-	Service Name         `json:"service"`
-	Addrs   []netip.Addr `json:"addrs,omitempty"`
-	Errors  []FieldError `json:"errors,omitempty"`
+	Service Name          `json:"service"`
+	Addrs   []netip.Addr  `json:"addrs,omitempty"`
+	Ports   []BackendPort `json:"ports,omitempty"` // of all its backends, pods too
+	Errors  []FieldError  `json:"errors,omitempty"`
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*BackendSlice) TableHeader() []string {
-	return []string{"Name", "Service", "Addresses", "Errors"}
+	return []string{"Name", "Service", "Addresses", "Ports", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (b *BackendSlice) TableRow() []string {
-	return []string{b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), errorColumn(b.Errors)}
+	return []string{
+		b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), listColumn(stringsOf(b.Ports), ", "), errorColumn(b.Errors),
+	}
+}
+
+// DifferentBackends reports whether an update of a slice changes whose backends it has,
+// or which: its ports alone matter to nothing that is derived.
+func DifferentBackends(old, new *BackendSlice) bool {
+	return old.Service != new.Service || !slices.Equal(old.Addrs, new.Addrs)
 }
 
 var (

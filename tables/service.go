@@ -27,19 +27,21 @@ type Service struct {
 	Churning []string `json:"churning,omitempty"`
 
 	// Addrs are the cluster, external and load-balancer addresses.
-	Addrs  []netip.Addr `json:"addrs,omitempty"`
-	Errors []FieldError `json:"errors,omitempty"`
+	Addrs  []netip.Addr  `json:"addrs,omitempty"`
+	Ports  []ServicePort `json:"ports,omitempty"`
+	Errors []FieldError  `json:"errors,omitempty"`
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Service) TableHeader() []string {
-	return []string{"Name", "Labels", "Selector", "Addresses", "Errors"}
+	return []string{"Name", "Labels", "Selector", "Addresses", "Ports", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (s *Service) TableRow() []string {
 	return []string{
-		s.Name.String(), orDash(s.Labels.String()), orDash(s.Selector.String()), listColumn(stringsOf(s.Addrs), ", "), errorColumn(s.Errors),
+		s.Name.String(), orDash(s.Labels.String()), orDash(s.Selector.String()), listColumn(stringsOf(s.Addrs), ", "),
+		listColumn(stringsOf(s.Ports), ", "), errorColumn(s.Errors),
 	}
 }
 

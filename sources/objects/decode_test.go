@@ -248,6 +248,51 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {hostname: lb.example}]}}
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, selector: {app: web}}}`).Selector)
 }
 
+func TestServicePorts(t *testing.T) {
+	s := decodeOne[*tables.Service](t, serviceKind(), `
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - {name: http, protocol: TCP, port: 80, targetPort: web}
+  - {name: dns, protocol: UDP, port: 53, targetPort: 5353}
+  - {port: 443}
+  - {name: zero, protocol: SCTP, port: 9, targetPort: 0}
+  - {name: empty, port: 10, targetPort: ""}
+`)
+	require.Equal(t, []tables.ServicePort{
+		{Name: "http", Protocol: 6, Port: 80, TargetName: "web"}, {Name: "dns", Protocol: 17, Port: 53, TargetPort: 5353},
+		{Protocol: 6, Port: 443, TargetPort: 443}, {Name: "zero", Protocol: 132, Port: 9, TargetPort: 9}, {Name: "empty", Protocol: 6, Port: 10, TargetPort: 10},
+	}, s.Ports)
+	require.Empty(t, s.Errors)
+	require.Equal(t, "http=80/tcp to web, dns=53/udp to 5353, 443/tcp, zero=9/sctp, empty=10/tcp", s.TableRow()[4])
+	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, ports: [{port: 0}]}}`).Ports)
+}
+
+// A port with a mistake is left out; the service and its other ports are not.
+func TestServicePortErrors(t *testing.T) {
+	s := decodeOne[*tables.Service](t, serviceKind(), `
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  ports:
+  - {port: 0}
+  - {port: 80, protocol: ICMP}
+  - {port: 81, targetPort: 65536}
+  - {port: 82, targetPort: [a]}
+  - {port: many}
+  - 83
+  - {port: 84, targetPort: 8084}
+`)
+	require.Equal(t, addrs("10.96.0.10"), s.Addrs)
+	require.Equal(t, []tables.ServicePort{{Protocol: 6, Port: 84, TargetPort: 8084}}, s.Ports)
+	require.ElementsMatch(t, []string{
+		"spec.ports[0].port: 0 is no port number", `spec.ports[1].protocol: "ICMP": must be TCP, UDP or SCTP`,
+		"spec.ports[2].targetPort: 65536 is no port number", "spec.ports[3].targetPort: is neither a number nor a name",
+		"spec.ports[4].port: must be a number, is a text", "spec.ports[5]: must be an object, is a number",
+	}, errorTexts(s.Errors))
+}
+
 func TestServiceOfLabelsThatAreNotKept(t *testing.T) {
 	s := decodeOne[*tables.Service](t, serviceKind(), "{metadata: {name: web}, spec: {selector: {app: web, pod-template-hash: x}}}")
 	require.Equal(t, labels.Set{"app": "web", "pod-template-hash": "x"}, s.Selector, "an allow may not come to mean more pods")
@@ -270,6 +315,27 @@ endpoints:
 	require.Equal(t, []string{`endpoints[2].addresses[0]: "bad": unable to parse IP`}, errorTexts(s.Errors))
 	require.Empty(t, decodeOne[*tables.BackendSlice](t, endpointSliceKind(),
 		`{metadata: {name: f}, addressType: FQDN, endpoints: [{addresses: [a.example]}]}`).Errors)
+}
+
+func TestEndpointSlicePorts(t *testing.T) {
+	s := decodeOne[*tables.BackendSlice](t, endpointSliceKind(), `
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.1], targetRef: {kind: Pod, name: web-1}}, {addresses: [192.0.2.1]}]
+ports:
+- {name: http, protocol: TCP, port: 8080}
+- {name: "", protocol: UDP, port: 53}
+- {name: any, protocol: TCP}
+- {name: bad, port: 70000}
+- {name: worse, protocol: X, port: 1}
+- {name: text, port: "1"}
+`)
+	require.Equal(t, []tables.BackendPort{{Name: "http", Protocol: 6, Port: 8080}, {Protocol: 17, Port: 53}}, s.Ports)
+	require.Equal(t, addrs("192.0.2.1"), s.Addrs)
+	require.ElementsMatch(t, []string{
+		"ports[3].port: 70000 is no port number", `ports[4].protocol: "X": must be TCP, UDP or SCTP`, "ports[5].port: must be a number, is a text",
+	}, errorTexts(s.Errors))
+	require.Equal(t, "http=8080/tcp, 53/udp", s.TableRow()[3])
 }
 
 // A listing is its objects, also if some of them have mistakes.

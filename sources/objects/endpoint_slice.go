@@ -17,12 +17,17 @@ type endpointSlice struct {
 			Kind string `json:"kind"`
 		} `json:"targetRef"`
 	} `json:"endpoints"`
+	Ports []struct {
+		Name     string `json:"name"`
+		Protocol string `json:"protocol"`
+		Port     *int64 `json:"port"`
+	} `json:"ports"`
 }
 
 const labelServiceName = "kubernetes.io/service-name"
 
-// backendSlices returns the slice with the addresses that no pod has: those of
-// pods are known from their endpoints.
+// backendSlices returns the slice with its ports, and with the addresses that no pod
+// has: those of pods are known from their endpoints.
 func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tables.BackendSlice {
 	s := &tables.BackendSlice{Name: name}
 	if service := o.Metadata.Labels[labelServiceName]; service != "" {
@@ -37,7 +42,24 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 				s.Addrs = errs.addr(s.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
 			}
 		}
+		s.Ports = o.ports(errs)
 	}
 	s.Errors = *errs
 	return one(s)
+}
+
+// ports returns those of the slice that have a number.
+func (o *endpointSlice) ports(errs *fieldErrors) (out []tables.BackendPort) {
+	for i, p := range o.Ports {
+		if p.Port == nil {
+			continue
+		}
+		field := indexed("ports", i)
+		protocol, known := errs.protocol(field+".protocol", p.Protocol)
+		number, valid := errs.portNumber(field+".port", *p.Port)
+		if known && valid {
+			out = append(out, tables.BackendPort{Name: internString(p.Name), Protocol: protocol, Port: number})
+		}
+	}
+	return out
 }

@@ -85,13 +85,24 @@ func FuzzNode(f *testing.F) {
 }
 
 func FuzzService(f *testing.F) {
-	fuzz(f, serviceKind(), func(t *testing.T, s *tables.Service) { validAddrs(t, s.Addrs...) },
-		`{"metadata":{"name":"n"},"spec":{"clusterIP":"10.0.0.1","externalIPs":["::1"]},"status":{"loadBalancer":{"ingress":[{"ip":"x"}]}}}`)
+	fuzz(f, serviceKind(), func(t *testing.T, s *tables.Service) {
+		validAddrs(t, s.Addrs...)
+		for _, p := range s.Ports {
+			require.NotZero(t, p.Port)
+			require.Equal(t, p.TargetName == "", p.TargetPort != 0)
+		}
+	}, `{"metadata":{"name":"n"},"spec":{"clusterIP":"10.0.0.1","externalIPs":["::1"],
+		"ports":[{"name":"a","port":80,"targetPort":"b"},{"protocol":"UDP","port":53,"targetPort":5353}]},"status":{"loadBalancer":{"ingress":[{"ip":"x"}]}}}`)
 }
 
 func FuzzEndpointSlice(f *testing.F) {
-	fuzz(f, endpointSliceKind(), func(t *testing.T, s *tables.BackendSlice) { validAddrs(t, s.Addrs...) },
-		`{"metadata":{"name":"n"},"endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod"}},{"addresses":["10.0.0.2"]}]}`)
+	fuzz(f, endpointSliceKind(), func(t *testing.T, s *tables.BackendSlice) {
+		validAddrs(t, s.Addrs...)
+		for _, p := range s.Ports {
+			require.NotZero(t, p.Port)
+		}
+	}, `{"metadata":{"name":"n"},"endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod"}},{"addresses":["10.0.0.2"]}],
+		"ports":[{"name":"http","protocol":"TCP","port":8080},{}]}`)
 }
 
 func FuzzEgressPolicy(f *testing.F) {

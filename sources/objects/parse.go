@@ -98,18 +98,33 @@ func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []table
 		if p.name == "" {
 			continue
 		}
-		protocol, known := protocolNumber(p.protocol)
-		switch {
-		case !known:
-			e.add(field(i)+".protocol", strconv.Quote(p.protocol)+": must be TCP, UDP or SCTP")
-		case p.number < 1 || p.number > 65535:
-			e.add(field(i), strconv.FormatInt(p.number, 10)+" is no port number")
-		default:
-			out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: uint16(p.number)})
+		protocol, known := e.protocol(field(i)+".protocol", p.protocol)
+		if !known {
+			continue
+		}
+		if number, valid := e.portNumber(field(i), p.number); valid {
+			out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: number})
 		}
 	}
 	slices.SortFunc(out, tables.NamedPort.Compare)
 	return slices.Compact(out)
+}
+
+// protocol returns the IP protocol of the Kubernetes protocol name in a field.
+func (e *fieldErrors) protocol(field, name string) (number uint8, known bool) {
+	if number, known = protocolNumber(name); !known {
+		e.add(field, strconv.Quote(name)+": must be TCP, UDP or SCTP")
+	}
+	return number, known
+}
+
+// portNumber returns the number of the port in a field.
+func (e *fieldErrors) portNumber(field string, number int64) (port uint16, valid bool) {
+	if number < 1 || number > 65535 {
+		e.add(field, strconv.FormatInt(number, 10)+" is no port number")
+		return 0, false
+	}
+	return uint16(number), true
 }
 
 // protocolNumber returns the IP protocol of a Kubernetes protocol name. None is

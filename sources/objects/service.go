@@ -18,6 +18,7 @@ type service struct {
 		ClusterIP   string            `json:"clusterIP"`
 		ClusterIPs  []string          `json:"clusterIPs"`
 		ExternalIPs []string          `json:"externalIPs"`
+		Ports       []servicePort     `json:"ports"`
 	} `json:"spec"`
 	Status struct {
 		LoadBalancer struct {
@@ -28,12 +29,20 @@ type service struct {
 	} `json:"status"`
 }
 
+type servicePort struct {
+	Name       string `json:"name"`
+	Protocol   string `json:"protocol"`
+	Port       int64  `json:"port"`
+	TargetPort any    `json:"targetPort"` // number or name
+}
+
 func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service {
 	s := &tables.Service{Name: name, Labels: o.Metadata.Labels}
-	if o.Spec.Type != "ExternalName" { // of which the selector does not count
+	if o.Spec.Type != "ExternalName" { // of which selector and ports do not count
 		s.Selector = o.Spec.Selector
 		s.Churning = churning(o.Spec.Selector)
 		refuseChurnLabels("spec.selector", labels.SelectorFromSet(o.Spec.Selector).String(), errs)
+		s.Ports = errs.servicePorts("spec.ports", o.Spec.Ports)
 	}
 	add := func(field, ip string) {
 		if ip != "" && ip != "None" {
@@ -52,4 +61,43 @@ func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service
 	}
 	s.Errors = *errs
 	return one(s)
+}
+
+// servicePorts returns the ports of a service that have no mistake.
+func (e *fieldErrors) servicePorts(field string, ports []servicePort) (out []tables.ServicePort) {
+	for i, p := range ports {
+		field := indexed(field, i)
+		protocol, known := e.protocol(field+".protocol", p.Protocol)
+		number, valid := e.portNumber(field+".port", p.Port)
+		if !known || !valid {
+			continue
+		}
+		port := tables.ServicePort{Name: internString(p.Name), Protocol: protocol, Port: number}
+		if e.targetPort(&port, field+".targetPort", p.TargetPort) {
+			out = append(out, port)
+		}
+	}
+	return out
+}
+
+// targetPort sets where a port leads: to the same one, if the field says nothing.
+func (e *fieldErrors) targetPort(port *tables.ServicePort, field string, value any) (valid bool) {
+	switch v := value.(type) {
+	case int64:
+		if v != 0 {
+			port.TargetPort, valid = e.portNumber(field, v)
+			return valid
+		}
+	case string:
+		port.TargetName = internString(v)
+		if v != "" {
+			return true
+		}
+	case nil:
+	default:
+		e.add(field, "is neither a number nor a name")
+		return false
+	}
+	port.TargetPort = port.Port
+	return true
 }

@@ -113,12 +113,11 @@ func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
 		derive.From(c.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, affect func(netip.Prefix)) {
 			c.nameAll(n.Addrs, affect)
 		}),
-		derive.From(c.Services, func(_ statedb.ReadTxn, s *tables.Service, affect func(netip.Prefix)) {
-			c.nameAll(s.Addrs, affect)
-		}),
-		derive.Where(isOfAPIServer, derive.From(c.Backends, func(_ statedb.ReadTxn, b *tables.BackendSlice, affect func(netip.Prefix)) {
-			c.nameAll(b.Addrs, affect)
-		})),
+		derive.FromIf(c.Services,
+			func(old, new *tables.Service) bool { return !slices.Equal(old.Addrs, new.Addrs) },
+			func(_ statedb.ReadTxn, s *tables.Service, affect func(netip.Prefix)) { c.nameAll(s.Addrs, affect) }),
+		derive.Where(isOfAPIServer, derive.FromIf(c.Backends, tables.DifferentBackends,
+			func(_ statedb.ReadTxn, b *tables.BackendSlice, affect func(netip.Prefix)) { c.nameAll(b.Addrs, affect) })),
 		derive.From(c.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, affect func(netip.Prefix)) {
 			c.name(single(a.Addr), affect)
 		}),

@@ -85,7 +85,7 @@ func deriveSelectors(p derive.Params, params selectorParams) error {
 			derive.FromChange(r.NetworkPolicies, r.affectedByPolicy),
 			derive.FromChange(r.Groups, r.affectedByGroup),
 			derive.FromChange(r.Services, r.affectedByService),
-			derive.From(r.Backends, r.affectedByBackends),
+			derive.FromIf(r.Backends, tables.DifferentBackends, r.affectedByBackends),
 			// The rules follow from the selectors, and the policies' own are told above.
 			derive.Feedback(derive.FromChange(r.Rules, r.affectedByRules)),
 		},
