@@ -36,7 +36,8 @@ func newExplainPolicyCommand() *cobra.Command {
 and entry of the map. Judged is what this node judges: what FROM may send, if that
 is a pod of this node, and what TO lets in, if that is one. PORT is a number, or
 the name of a port of TO; the protocol is tcp, if it is not given. Of ICMP it is the
-type, as in 8/icmp. For the address of a service the backends are judged.`,
+type, as in 8/icmp. For the address of a service PORT is one of the service, and
+the backends are judged at the ports that it leads to.`,
 		Example: `  sluice explain policy shop/client shop/web 80
   sluice explain policy world shop/web https/tcp
   sluice explain policy shop/web 10.96.0.10 53/udp -o json

@@ -118,18 +118,22 @@ func (e *Explainer) policy(from, to string, traffic Traffic) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	if traffic, err = e.resolve(txn, traffic, b); err != nil {
+	if err := suits(traffic, b.place().Addr()); err != nil {
 		return nil, err
 	}
-	if err := suits(traffic, b.place().Addr()); err != nil {
+	ports, err := e.servicePorts(txn, traffic, b)
+	if err != nil {
+		return nil, err
+	}
+	if traffic, err = e.resolve(txn, traffic, b, ports); err != nil {
 		return nil, err
 	}
 	answer, err := e.answer(txn, a, b, traffic, false)
 	if err != nil {
 		return nil, err
 	}
-	if len(b.Services) > 0 {
-		answer.Backends, err = e.backends(txn, answer)
+	if len(ports) > 0 {
+		answer.Backends, err = e.backends(txn, answer, ports)
 	}
 	return answer, err
 }
@@ -166,41 +170,8 @@ func (p *Policy) AllDifferences() []string {
 	texts := p.Differences
 	for _, b := range p.Backends {
 		for _, d := range b.AllDifferences() {
-			texts = append(texts, "backend "+b.To.Address.String()+": "+d)
+			texts = append(texts, b.asBackend()+": "+d)
 		}
 	}
 	return texts
-}
-
-// backends answers for the backends of a service, and lets the answer for the
-// service follow from theirs.
-func (e *Explainer) backends(txn statedb.ReadTxn, service *Policy) (answers []*Policy, err error) {
-	for _, addr := range e.backendsOf(txn, service.To.Address) {
-		to := e.describe(txn, addr.String(), netip.PrefixFrom(addr, addr.BitLen()))
-		protocol := protocolNumbers[service.Protocol]
-		answer, err := e.answer(txn, service.From, to, Traffic{Protocol: protocol, Port: service.Port}, true)
-		if err != nil {
-			return nil, err
-		}
-		answers = append(answers, answer)
-	}
-	service.Decision = ofBackends(service.Decision, answers, func(p *Policy) Decision { return p.Decision })
-	if service.Kernel != nil {
-		service.Kernel.Decision = ofBackends(service.Kernel.Decision, answers, func(p *Policy) Decision { return p.Kernel.Decision })
-	}
-	return answers, nil
-}
-
-// ofBackends is the decision on a service: some backend is reached, or none.
-func ofBackends(d Decision, answers []*Policy, of func(*Policy) Decision) Decision {
-	if d.Verdict == Denied || len(answers) == 0 {
-		return d
-	}
-	for _, a := range answers {
-		if got := of(a); got.Verdict == Allowed {
-			return Decision{Allowed, ReasonService, got.Rules, got.Entry}
-		}
-	}
-	first := of(answers[0])
-	return Decision{Denied, ReasonService, first.Rules, first.Entry}
 }

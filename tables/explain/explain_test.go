@@ -70,21 +70,21 @@ ingress denied: pod not ready`},
 what it sends to itself does not leave it`},
 			{"shop/db other/web 80", `verdict: allowed
 neither is a pod of this node`},
-			{"shop/web 10.96.0.10 80", `verdict: allowed
+			{"shop/web 10.96.0.10 443", `verdict: allowed
 egress allowed: service: judged after translation
-backend 10.1.0.5: egress allowed: default allow
-backend 10.1.0.5: ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
-			{"shop/web 10.96.0.11 80", `verdict: allowed
+backend 10.1.0.5:80: egress allowed: default allow
+backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
+			{"shop/web 10.96.0.11 5432", `verdict: allowed
 egress allowed: service: judged after translation
-backend 10.1.0.6: egress allowed: default allow
-backend 10.1.0.6: ingress allowed: no policy chooses the pod
-backend 10.2.0.5: egress allowed: default allow`},
-			{"shop/client 10.96.0.10 80", `verdict: allowed
+backend 10.1.0.6:15432: egress allowed: default allow
+backend 10.1.0.6:15432: ingress allowed: no policy chooses the pod
+backend 10.2.0.5:15432: egress allowed: default allow`},
+			{"shop/client 10.96.0.10 443", `verdict: allowed
 egress allowed: no policy chooses the pod
-backend 10.1.0.5: egress allowed: no policy chooses the pod
-backend 10.1.0.5: ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
-			{"world 10.96.0.10 80", `verdict: denied
-backend 10.1.0.5: ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
+backend 10.1.0.5:80: egress allowed: no policy chooses the pod
+backend 10.1.0.5:80: ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
+			{"world 10.96.0.10 443", `verdict: denied
+backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
 			{"shop/web 10.96.0.12 80", `verdict: allowed
 egress allowed: service: judged after translation`},
 		} {
@@ -171,8 +171,8 @@ func TestDifferences(t *testing.T) {
 			"ingress: by the tables peer class 13, by the maps 10")
 		_, err = w.maps.Pods.Delete([]bpf.PodKey{{Addr: bpf.AddressFrom(addr("10.1.0.6"))}})
 		require.NoError(t, err)
-		says("shop/web 10.96.0.11 80",
-			"backend 10.1.0.6: ingress: by the tables allowed (no policy chooses the pod), by the maps not judged: the pod is not in sluice_pods")
+		says("shop/web 10.96.0.11 5432",
+			"backend 10.1.0.6:15432: ingress: by the tables allowed (no policy chooses the pod), by the maps not judged: the pod is not in sluice_pods")
 		_, err = w.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{{VNI: 7}})
 		require.NoError(t, err)
 		says("host shop/web 80", "ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)")

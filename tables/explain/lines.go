@@ -2,10 +2,18 @@
 
 package explain
 
+import "net/netip"
+
 // Lines are the answer in few words, as the script command explain prints it.
 func (p *Policy) Lines() []string {
 	return kernelLines(append([]string{"verdict: " + string(p.Verdict)}, p.lines()...), p.AllDifferences())
 }
+
+// asBackend is as in "backend 10.1.0.5:8080".
+func (p *Policy) asBackend() string { return "backend " + p.destination() }
+
+// destination is the address and the port of a backend.
+func (p *Policy) destination() string { return netip.AddrPortFrom(p.To.Address, p.Port).String() }
 
 func (p *Policy) lines() (lines []string) {
 	for _, j := range p.Directions {
@@ -13,7 +21,7 @@ func (p *Policy) lines() (lines []string) {
 	}
 	for _, b := range p.Backends {
 		for _, line := range b.lines() {
-			lines = append(lines, "backend "+b.To.Address.String()+": "+line)
+			lines = append(lines, b.asBackend()+": "+line)
 		}
 	}
 	if len(lines) == 0 {

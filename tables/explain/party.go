@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/cilium/statedb"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -150,32 +149,6 @@ func (e *Explainer) slices(txn statedb.ReadTxn, service tables.Name) (addrs []ne
 	return addrs
 }
 
-// backendsOf returns the addresses of the backends of the services that have an
-// address, of its family, in order.
-func (e *Explainer) backendsOf(txn statedb.ReadTxn, service netip.Addr) (addrs []netip.Addr) {
-	for s := range e.t.Services.List(txn, tables.ServicesByAddr(service)) {
-		addrs = append(addrs, e.slices(txn, s.Name)...)
-		addrs = append(addrs, e.selected(txn, s)...)
-	}
-	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a.BitLen() != service.BitLen() })
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs)
-}
-
-// selected returns the addresses of the pods that a service selects.
-func (e *Explainer) selected(txn statedb.ReadTxn, s *tables.Service) (addrs []netip.Addr) {
-	if len(s.Selector) == 0 {
-		return nil
-	}
-	selector := labels.SelectorFromSet(s.Selector)
-	for pod := range e.t.Endpoints.Prefix(txn, tables.EndpointByName(tables.Name{Namespace: s.Namespace})) {
-		if selector.Matches(pod.LabelSet.Labels) {
-			addrs = append(addrs, pod.Addrs...)
-		}
-	}
-	return addrs
-}
-
 // describe says whose a place is, and in which classes the tables want it.
 func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefix) Party {
 	p := Party{Name: text, Prefix: place, PeerSelectors: []string{}}
@@ -231,27 +204,46 @@ func (e *Explainer) selectorsOf(txn statedb.ReadTxn, key bpf.ClassKey) []string 
 	return texts
 }
 
-// resolve replaces the name of a port by the number that the receiver gives it.
-// Containers may give one name to several: then it has to be asked for one of them.
-func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party) (Traffic, error) {
+// resolve replaces the name of a port by its number: that of the ports of services
+// that have the name, or the one that the receiver gives it. If that is several, as
+// containers may have it, it has to be asked for one of them.
+func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party, ports []servicePort) (Traffic, error) {
 	if t.Name == "" {
 		return t, nil
 	}
-	var numbers []string
-	if owner, _ := tables.AddrOwner(txn, e.t.Endpoints, to.Address); owner != nil {
-		for _, p := range owner.LabelSet.NamedPorts {
-			if p.Name == t.Name && p.Protocol == t.Protocol {
-				t.Port = p.Port
-				numbers = append(numbers, strconv.Itoa(int(p.Port)))
-			}
+	var numbers []uint16
+	for _, p := range ports {
+		numbers = append(numbers, p.Port)
+	}
+	if len(ports) == 0 {
+		numbers = e.named(txn, to.Address, t.Name, t.Protocol)
+	}
+	slices.Sort(numbers)
+	numbers = slices.Compact(numbers)
+	switch len(numbers) {
+	case 0:
+		return t, errorf(FieldPort, "%s has no port named %q for %s", to.Name, t.Name, protocolName(t.Protocol))
+	case 1:
+		return Traffic{Protocol: t.Protocol, Port: numbers[0]}, nil
+	}
+	texts := make([]string, len(numbers))
+	for i, n := range numbers {
+		texts[i] = strconv.Itoa(int(n))
+	}
+	return t, errorf(FieldPort, "%s has several ports named %q for %s: ask for one of %s",
+		to.Name, t.Name, protocolName(t.Protocol), strings.Join(texts, ", "))
+}
+
+// named returns the numbers of the ports that the pod with an address gives a name.
+func (e *Explainer) named(txn statedb.ReadTxn, addr netip.Addr, name string, protocol uint8) (numbers []uint16) {
+	owner, _ := tables.AddrOwner(txn, e.t.Endpoints, addr)
+	if owner == nil {
+		return nil
+	}
+	for _, p := range owner.LabelSet.NamedPorts {
+		if p.Name == name && p.Protocol == protocol {
+			numbers = append(numbers, p.Port)
 		}
 	}
-	switch {
-	case len(numbers) == 1:
-		return Traffic{Protocol: t.Protocol, Port: t.Port}, nil
-	case len(numbers) > 1:
-		return t, errorf(FieldPort, "%s has several ports named %q for %s: ask for one of %s",
-			to.Name, t.Name, protocolName(t.Protocol), strings.Join(numbers, ", "))
-	}
-	return t, errorf(FieldPort, "%s has no port named %q for %s", to.Name, t.Name, protocolName(t.Protocol))
+	return numbers
 }

@@ -108,12 +108,12 @@ type Policy struct {
 	From     Party  `json:"from"`
 	To       Party  `json:"to"`
 	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"` // of ICMP the type
+	Port     uint16 `json:"port"` // of ICMP the type; of a service's address its own, not that of the backends
 
 	Judged
 
-	// Backends are the answers for those of a service whose address To is. The
-	// port is taken to be theirs.
+	// Backends are the answers for those of a service whose address To is, at the
+	// ports that Port leads to.
 	Backends []*Policy `json:"backends,omitempty"`
 
 	Kernel      *InKernel `json:"kernel,omitempty"` // nil if there are no maps

@@ -18,18 +18,15 @@ func (t *page) line(indent int, label, format string, args ...any) {
 // Print writes the answer for people.
 func (p *Policy) Print(w io.Writer) error {
 	var text page
-	fmt.Fprintf(&text, "%s: %s\n", strings.ToUpper(string(p.Verdict)), p.why())
+	fmt.Fprintf(&text, "%s%s: %s\n", strings.ToUpper(string(p.Verdict)), p.share(), p.why())
 	text.party("from", &p.From)
 	text.party("to", &p.To)
 	text.line(1, "traffic", "%s", Traffic{Protocol: protocolNumbers[p.Protocol], Port: p.Port})
 	if len(p.Directions) > 0 || len(p.Backends) == 0 {
 		text.judged(1, p.Judged)
 	}
-	if len(p.Backends) > 0 {
-		text.line(1, "", "Port %d is taken to be that of the backends.", p.Port)
-	}
 	for _, b := range p.Backends {
-		text.line(1, "backend", "%s: %s", place(&b.To), b.text())
+		text.line(1, "backend", "%s%s: %s", b.destination(), owner(&b.To), b.text())
 		text.judged(2, b.Judged)
 	}
 	backend := ""
@@ -39,6 +36,20 @@ func (p *Policy) Print(w io.Writer) error {
 	text.maps(backend, p.AllDifferences())
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+// share says how many backends allow it, where that is only some of them.
+func (p *Policy) share() string {
+	allowed := 0
+	for _, b := range p.Backends {
+		if b.Verdict == Allowed {
+			allowed++
+		}
+	}
+	if p.Verdict == Denied || allowed == len(p.Backends) {
+		return ""
+	}
+	return fmt.Sprintf(" (by %d of %d backends)", allowed, len(p.Backends))
 }
 
 // Print writes the answer for people.
@@ -90,10 +101,15 @@ func place(p *Party) string {
 	if p.Address.IsValid() {
 		text = p.Address.String()
 	}
-	if p.Pod != "" && p.Pod != p.Name {
-		text += " (" + p.Pod + ")"
+	return text + owner(p)
+}
+
+// owner is the pod that has an address, unless it was asked for by its name.
+func owner(p *Party) string {
+	if p.Pod == "" || p.Pod == p.Name {
+		return ""
 	}
-	return text
+	return " (" + p.Pod + ")"
 }
 
 func (t *page) party(label string, p *Party) {
@@ -116,18 +132,19 @@ func (t *page) party(label string, p *Party) {
 
 func (t *page) class(role string, number, waitsFor uint32, selectors []string) {
 	if number != 0 {
-		t.line(1, "", "%s class %d: %s", role, number, orNone(selectors))
+		t.line(1, "", "%s class %d: %s", role, number, orNone(selectors, "no selector that is known"))
 	}
 	if waitsFor != 0 {
 		t.line(1, "", "%s class %d is to be its, when the kernel has all of that", role, waitsFor)
 	}
 }
 
-func orNone(selectors []string) string {
-	if len(selectors) == 0 {
-		return "no selector that is known"
+// orNone joins texts, or says what none of them means.
+func orNone(texts []string, none string) string {
+	if len(texts) == 0 {
+		return none
 	}
-	return strings.Join(selectors, ", ")
+	return strings.Join(texts, ", ")
 }
 
 func (t *page) judged(indent int, j Judged) {

@@ -187,11 +187,17 @@ func (w *world) fill() {
 		&tables.Node{Name: "node-1", InternalIPs: []netip.Addr{addr("192.168.0.1")}, PodCIDRs: []netip.Prefix{prefix("10.1.0.0/24")}},
 		&tables.Node{Name: "node-2", InternalIPs: []netip.Addr{addr("192.168.0.2")}, PodCIDRs: []netip.Prefix{prefix("10.2.0.0/24")}})
 	insert(w, w.Services,
-		&tables.Service{Name: name("shop/web"), Selector: map[string]string{"app": "web"}, Addrs: []netip.Addr{addr("10.96.0.10")}},
-		&tables.Service{Name: name("shop/db"), Addrs: []netip.Addr{addr("10.96.0.11")}},
-		&tables.Service{Name: name("shop/nobody"), Addrs: []netip.Addr{addr("10.96.0.12")}})
+		&tables.Service{
+			Name: name("shop/web"), Selector: map[string]string{"app": "web"}, Addrs: []netip.Addr{addr("10.96.0.10")},
+			Ports: []tables.ServicePort{{Name: "https", Protocol: 6, Port: 443, TargetName: "http"}, {Name: "admin", Protocol: 6, Port: 80, TargetPort: 8007}},
+		},
+		&tables.Service{Name: name("shop/db"), Addrs: []netip.Addr{addr("10.96.0.11")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 5432, TargetPort: 5432}}},
+		&tables.Service{Name: name("shop/nobody"), Addrs: []netip.Addr{addr("10.96.0.12")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 80}}})
 	insert(w, w.Backends,
-		&tables.BackendSlice{Name: name("shop/db-abc"), Service: name("shop/db"), Addrs: []netip.Addr{addr("10.2.0.5"), addr("10.1.0.6")}},
+		&tables.BackendSlice{
+			Name: name("shop/db-abc"), Service: name("shop/db"), Addrs: []netip.Addr{addr("10.2.0.5"), addr("10.1.0.6")},
+			Ports: []tables.BackendPort{{Protocol: 6, Port: 15432}},
+		},
 		&tables.BackendSlice{Name: name("shop/db-2-abc"), Service: name("shop/db-2"), Addrs: []netip.Addr{addr("10.9.9.9")}},
 		&tables.BackendSlice{Name: name("default/kubernetes"), Service: tables.KubernetesAPIService, Addrs: []netip.Addr{addr("192.168.0.2")}})
 
