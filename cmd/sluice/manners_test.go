@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -122,6 +123,9 @@ func TestUnknownSubcommands(t *testing.T) {
 // Colours are for terminals, or for who asks for them.
 func TestColors(t *testing.T) {
 	startAgent(t)
+	require.Eventually(t, func() bool { // which is when all tables are complete
+		return sluice(t, "explain", "policy", "world", "shop/web", "80").code == exitOK
+	}, 30*time.Second, 10*time.Millisecond)
 	for _, tc := range []struct {
 		args    string
 		colored bool

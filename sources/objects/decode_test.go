@@ -246,6 +246,7 @@ status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {hostname: lb.example}]}}
 	require.Empty(t, s.Errors)
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {clusterIP: None, clusterIPs: [None]}}`).Addrs)
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, selector: {app: web}}}`).Selector)
+	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, externalIPs: [203.0.113.10]}}`).Addrs)
 }
 
 func TestServicePorts(t *testing.T) {

@@ -38,12 +38,18 @@ type servicePort struct {
 
 func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service {
 	s := &tables.Service{Name: name, Labels: o.Metadata.Labels}
-	if o.Spec.Type != "ExternalName" { // of which selector and ports do not count
-		s.Selector = o.Spec.Selector
-		s.Churning = churning(o.Spec.Selector)
-		refuseChurnLabels("spec.selector", labels.SelectorFromSet(o.Spec.Selector).String(), errs)
-		s.Ports = errs.servicePorts("spec.ports", o.Spec.Ports)
+	if o.Spec.Type != "ExternalName" { // that is a name only, whatever else it says
+		o.fill(s, errs)
 	}
+	s.Errors = *errs
+	return one(s)
+}
+
+func (o *service) fill(s *tables.Service, errs *fieldErrors) {
+	s.Selector = o.Spec.Selector
+	s.Churning = churning(o.Spec.Selector)
+	refuseChurnLabels("spec.selector", labels.SelectorFromSet(o.Spec.Selector).String(), errs)
+	s.Ports = errs.servicePorts("spec.ports", o.Spec.Ports)
 	add := func(field, ip string) {
 		if ip != "" && ip != "None" {
 			s.Addrs = errs.addr(s.Addrs, field, ip)
@@ -59,8 +65,6 @@ func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service
 	for i, in := range o.Status.LoadBalancer.Ingress {
 		add(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
 	}
-	s.Errors = *errs
-	return one(s)
 }
 
 // servicePorts returns the ports of a service that have no mistake.

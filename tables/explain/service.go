@@ -37,17 +37,10 @@ func (e *Explainer) servicePorts(txn statedb.ReadTxn, t Traffic, to Party) (aske
 		}
 		others = append(others, s.Name.String()+" has "+orNone(texts, "no port"))
 	}
-	if len(asked) > 0 || to.Pod != "" || e.isOfNode(txn, to.Address) {
+	if len(asked) > 0 || to.Pod != "" || e.nodeOf(txn, to.Address) != "" {
 		return asked, nil
 	}
 	return nil, errorf(FieldPort, "no service at %s has a port %s: %s", to.Address, t, strings.Join(others, "; "))
-}
-
-func (e *Explainer) isOfNode(txn statedb.ReadTxn, addr netip.Addr) bool {
-	for range e.t.Nodes.List(txn, tables.NodesByAddr(addr)) {
-		return true
-	}
-	return false
 }
 
 // backends answers for the backends that ports of a service lead to, and lets the
@@ -70,10 +63,14 @@ func (e *Explainer) backends(txn statedb.ReadTxn, service *Policy, ports []servi
 	return answers, nil
 }
 
-// ofBackends is the decision on a service: some backend is reached, or none.
+// ofBackends is the decision on a service: some backend is reached, or none, or there
+// is none to be judged.
 func ofBackends(d Decision, answers []*Policy, of func(*Policy) Decision) Decision {
-	if d.Verdict == Denied || len(answers) == 0 {
+	switch {
+	case d.Verdict == Denied:
 		return d
+	case len(answers) == 0:
+		return Decision{Allowed, ReasonNoBackend, d.Rules, d.Entry}
 	}
 	for _, a := range answers {
 		if got := of(a); got.Verdict == Allowed {
@@ -96,16 +93,11 @@ func (e *Explainer) backendsOf(txn statedb.ReadTxn, service netip.Addr, ports []
 	return slices.Compact(backends)
 }
 
-// listed returns the backends that the slices of a service list. A slice without
-// ports leaves them to the service.
+// listed returns the backends that the slices of a service list, other than pods.
 func (e *Explainer) listed(txn statedb.ReadTxn, p servicePort) (backends []netip.AddrPort) {
 	for s := range e.t.Backends.List(txn, tables.BackendSlicesByService(p.service.Name)) {
-		numbers := p.in(s)
 		for _, a := range s.Addrs {
-			if len(s.Ports) == 0 {
-				numbers = e.target(txn, p, a)
-			}
-			backends = appendPorts(backends, a, numbers)
+			backends = appendPorts(backends, a, p.in(s))
 		}
 	}
 	return backends

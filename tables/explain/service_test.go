@@ -76,8 +76,7 @@ func TestServicePorts(t *testing.T) {
 			},
 			"80", []string{"10.9.0.1:3000", "10.9.0.2:3000", "10.9.0.3:3001"},
 		},
-		{"a slice without ports", "", []*tables.BackendSlice{{Addrs: list("10.9.0.1")}}, "80", []string{"10.9.0.1:8080"}},
-		{"a slice without ports, to a name", "", []*tables.BackendSlice{{Addrs: list("10.9.0.1", "10.1.0.5")}}, "443", []string{"10.1.0.5:80"}},
+		{"a slice without ports", "", []*tables.BackendSlice{{Addrs: list("10.9.0.1")}}, "80", nil},
 		{"no backends", "none", nil, "80", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -86,6 +85,7 @@ func TestServicePorts(t *testing.T) {
 			answer, err := w.Policy("shop/client", "10.96.0.20", test.port, "")
 			require.NoError(t, err)
 			require.Equal(t, test.want, destinations(answer))
+			require.Equal(t, len(test.want) == 0, answer.Reason == ReasonNoBackend, answer.Reason)
 		})
 	}
 }
@@ -121,7 +121,13 @@ func TestServiceAtANode(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, destinations(answer), port)
 	}
-	_, err := w.Policy("shop/client", "192.168.0.2", "ssh", "")
+	onDevice := addr("192.168.7.7") // as of a load balancer on the node
+	insert(w, w.NodeAddresses, &tables.NodeAddress{Addr: onDevice, Device: "eth0"})
+	insert(w, w.Services, &tables.Service{Name: name("shop/balanced"), Addrs: []netip.Addr{onDevice}, Ports: []tables.ServicePort{tcp("http", 80, 80)}})
+	answer, err := w.Policy("shop/client", onDevice.String(), "22", "")
+	require.NoError(t, err)
+	require.Empty(t, answer.Backends)
+	_, err = w.Policy("shop/client", "192.168.0.2", "ssh", "")
 	require.EqualError(t, err, `port: 192.168.0.2 has no port named "ssh" for tcp`)
 }
 

@@ -27,13 +27,7 @@ func (s *policyScope) finish(r *round) {
 	for number := range resigned {
 		r.touch(number, netip.Prefix{})
 	}
-	// A class that changes its meaning differs otherwise from those that are
-	// being left towards it.
-	for row := range tables.Rare(r.txn, s.Output, tables.ClassRowsLeaving(s.role)) {
-		if slices.ContainsFunc(row.Leavers, func(l tables.Leaver) bool { return resigned[l.To] }) {
-			r.touch(row.Class, netip.Prefix{})
-		}
-	}
+	s.touchLeftTowards(r, resigned)
 	s.touchContinuing(r)
 	numbers := slices.Sorted(maps.Keys(r.touched))
 	for _, number := range numbers {
@@ -66,6 +60,19 @@ func (s *policyScope) takeLeaving(r *round) {
 	}
 }
 
+// touchLeftTowards touches the classes that are being left towards some which change
+// their meaning: they differ otherwise from these.
+func (s *policyScope) touchLeftTowards(r *round, resigned map[uint32]bool) {
+	if len(resigned) == 0 {
+		return
+	}
+	for row := range tables.Rare(r.txn, s.Output, tables.ClassRowsLeaving(s.role)) {
+		if slices.ContainsFunc(row.Leavers, func(l tables.Leaver) bool { return resigned[l.To] }) {
+			r.touch(row.Class, netip.Prefix{})
+		}
+	}
+}
+
 // compare finds out which classes members under a key have come to or left, and has
 // their addresses looked at.
 func (s *policyScope) compare(r *round, of *evaluation, resigned map[uint32]bool) {
@@ -92,7 +99,9 @@ func (s *policyScope) compare(r *round, of *evaluation, resigned map[uint32]bool
 		resigned[old.Class] = true
 		r.looks = append(r.looks, old.Prefix)
 		r.part(old)
-		for _, m := range of.wanted { // which his addresses have come to belong to
+	}
+	if len(existing) > 0 {
+		for _, m := range of.wanted { // which the addresses of those that went have come to belong to
 			s.lookAtMember(r, m)
 		}
 	}
@@ -119,13 +128,28 @@ func (s *policyScope) lookInside(r *round) {
 		return
 	}
 	for prefix := range s.stale {
-		for bits := prefix.Bits(); bits >= 0; bits-- {
-			if r.parted[netip.PrefixFrom(prefix.Addr(), bits).Masked()] {
-				r.looks = append(r.looks, prefix)
-				break
-			}
+		if r.isParted(prefix) {
+			r.looks = append(r.looks, prefix)
 		}
 	}
+}
+
+// isParted reports whether a prefix is in one that came, went or changed class.
+func (r *round) isParted(prefix netip.Prefix) bool {
+	if len(r.parted) < prefix.Bits() {
+		for around := range r.parted {
+			if around.Bits() <= prefix.Bits() && around.Contains(prefix.Addr()) {
+				return true
+			}
+		}
+		return false
+	}
+	for bits := prefix.Bits(); bits >= 0; bits-- {
+		if r.parted[netip.PrefixFrom(prefix.Addr(), bits).Masked()] {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *policyScope) peopled(r *round, number uint32) bool {

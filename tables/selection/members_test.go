@@ -317,3 +317,41 @@ func TestCosts(t *testing.T) {
 	}).Inserted, "a member under each role of network policies")
 	require.Zero(t, tables.MemberOf(h.db.ReadTxn(), h.members, bpf.RoleEgress, other).Class, "no egress policy chooses it")
 }
+
+// When many prefixes come to divide pods of one kind in place of as many others, each
+// pod is looked at a few times, not once for each prefix.
+func TestManyPrefixesOfOneKind(t *testing.T) {
+	const pods, blocks = 80, 20
+	var endpoints []*tables.Endpoint
+	for i := range pods {
+		endpoints = append(endpoints, pod(fmt.Sprint("a/p", i), "there", netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}).String(), labels.Set{"app": "web"}))
+	}
+	db := statedb.New()
+	params := newMemberParams(t, db, manySelectors(t, 1), endpoints)
+	m := newMembers(params)
+	m.peers.inside[1] = pods // somebody is in some class
+	named := params.Places.PeerPrefixes.(statedb.RWTable[*tables.PeerPrefix])
+	keys := []memberKey{{role: bpf.RolePeer, set: endpoints[0].LabelSet.ID}}
+	round := func(insert, remove int) (looks int) {
+		wtxn := db.WriteTxn(named, params.Output)
+		for i := range blocks {
+			block := func(first int) *tables.PeerPrefix {
+				return &tables.PeerPrefix{Prefix: single(endpoints[first+i].Addrs[0]), Pods: true}
+			}
+			named.Delete(wtxn, block(remove))
+			named.Insert(wtxn, block(insert))
+		}
+		r := m.partitions[bpf.RolePeer].plan(wtxn, keys)
+		for row := range params.Output.All(wtxn) {
+			params.Output.Delete(wtxn, row)
+		}
+		for _, row := range r.rows(keys[0]) {
+			params.Output.Insert(wtxn, row)
+		}
+		wtxn.Commit()
+		return len(r.looks)
+	}
+	round(0, blocks)
+	require.Equal(t, blocks+1, params.Output.NumObjects(db.ReadTxn()))
+	require.LessOrEqual(t, round(2*blocks, 0), 2*pods)
+}

@@ -257,6 +257,9 @@ func (p *peerPlace) prefixes(txn statedb.ReadTxn, m *tables.ClassMember) (prefix
 	}
 	for e := range p.Places.Endpoints.List(txn, tables.EndpointsByLabelSet(m.LabelSet)) {
 		for _, addr := range e.Addrs {
+			if m.Prefix.IsValid() && !m.Prefix.Contains(addr) {
+				continue // without a look at all prefixes: there may be many members
+			}
 			if p.Places.Covering(txn, single(addr)) == m.Prefix {
 				prefixes = append(prefixes, single(addr))
 			}

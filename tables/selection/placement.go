@@ -93,7 +93,9 @@ func (s *policyScope) affectedByPlacement(txn statedb.ReadTxn, was, is placed, a
 	}
 	switch {
 	case is.settled && alone:
-		delete(s.stale, prefix)
+		if is.outside { // else the row may be of who had it, and only its status another
+			delete(s.stale, prefix)
+		}
 		return
 	case is.settled && s.belongs(txn, prefix, 0, is.class):
 		return

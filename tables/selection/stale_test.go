@@ -99,6 +99,23 @@ func TestStaleRow(t *testing.T) {
 	h.awaitLeft(class, "10.1.9.9/32")
 }
 
+// It is stale until another row comes or none is left, whatever becomes of its write.
+func TestStaleRowWithAnotherStatus(t *testing.T) {
+	db := statedb.New()
+	m := newMembers(newMemberParams(t, db, nil, nil))
+	prefix := netip.MustParsePrefix("10.1.9.9/32")
+	m.peers.stale[prefix] = struct{}{}
+	was := placed{prefix: prefix, class: 1, desired: true, settled: true}
+	is := was
+	is.failed = true
+	changed := func() { m.peers.affectedByPlacement(db.ReadTxn(), was, is, true, func(memberKey) {}) }
+	changed()
+	require.Contains(t, m.peers.stale, prefix)
+	is.outside = true // of a service that has come
+	changed()
+	require.NotContains(t, m.peers.stale, prefix)
+}
+
 // A prefix that the kernel has no entry of goes where what is around it goes.
 func TestGoesWithWhatIsAround(t *testing.T) {
 	h, _ := twoKinds(t)
