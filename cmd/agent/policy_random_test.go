@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -108,21 +109,54 @@ type policyGenerator struct {
 // newPolicyGenerator begins with an agent at rest in a world that is full already.
 func newPolicyGenerator(t *testing.T, seed uint64) *policyGenerator {
 	random := policytest.NewGenerator(seed)
+	g := newPolicyCluster(t, random, policyFlags(random)...)
+	g.apply(random.World(14, 8)...)
+	g.begin()
+	g.look()
+	return g
+}
+
+// newPolicyCluster has no objects, and an agent that has not begun.
+func newPolicyCluster(t *testing.T, random *policytest.Generator, flags ...string) *policyGenerator {
 	g := &policyGenerator{Generator: random}
-	g.cluster = newCluster(t, append([]string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"}, policyFlags(random)...))
+	g.cluster = newCluster(t, append([]string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"}, flags...))
 	g.policies = newPolicyChecker(g.memory, g.policyOptions().HostAllowed)
 	network, err := netlink.ParseState([]byte(policyNetwork))
 	require.NoError(t, err)
 	g.netlink.Set(network)
-	for _, manifest := range random.World(14, 8) {
-		require.NoError(t, g.api.Apply([]byte(manifest)))
-	}
-	require.NoError(t, g.api.Sync())
-	require.NoError(t, g.hive.Start(g.log, t.Context()))
-	require.NoError(t, g.agreesOnPolicies(t.Context()), "the beginning, with %s", g.args)
-	g.look()
 	return g
 }
+
+func (g *policyGenerator) apply(manifests ...string) {
+	for _, manifest := range manifests {
+		require.NoError(g.t, g.api.Apply([]byte(manifest)))
+	}
+}
+
+// begin starts the agent, and returns when it is at rest.
+func (g *policyGenerator) begin() {
+	require.NoError(g.t, g.api.Sync())
+	require.NoError(g.t, g.hive.Start(g.log, g.t.Context()))
+	require.NoError(g.t, g.agreesOnPolicies(g.t.Context()), "the beginning, with %s", g.args)
+}
+
+// watch has packets looked at from now on.
+func (g *policyGenerator) watch(packets []policytest.Packet) {
+	g.memory.Read(func(r bpf.Reader) { g.policies.watch(packets, g.world(g.base.DB.ReadTxn()), r) })
+}
+
+// ingressOf are packets of some peers to a pod.
+func ingressOf(subject string, peers ...string) (packets []policytest.Packet) {
+	for _, peer := range peers {
+		packets = append(packets, policytest.Packet{
+			Subject: netip.MustParseAddr(subject), Peer: netip.MustParseAddr(peer), Direction: bpf.DirectionIngress, Protocol: 6, Port: 80,
+		})
+	}
+	return packets
+}
+
+// localNodeManifest is the node of the agent.
+const localNodeManifest = "{apiVersion: v1, kind: Node, metadata: {name: " + policytest.LocalNode + "}, spec: {podCIDRs: [10.0.0.0/24]}, status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}}"
 
 const policyNetwork = `
 devices: [{index: 2, name: eth0, mac: "02:00:00:00:00:02"}]

@@ -4,14 +4,12 @@ package agent
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
@@ -30,37 +28,19 @@ func TestPolicyChangesWithoutAgent(t *testing.T) {
 	for _, writes := range []int{-1, 0, 1, 2, 3, 5, 8, 13, 21} {
 		t.Run(fmt.Sprint("killed after ", writes), func(t *testing.T) {
 			t.Parallel()
-			g := &policyGenerator{Generator: policytest.NewGenerator(1), cluster: newCluster(t, []string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"})}
-			g.policies = newPolicyChecker(g.memory, g.policyOptions().HostAllowed)
-			network, err := netlink.ParseState([]byte(policyNetwork))
-			require.NoError(t, err)
-			g.netlink.Set(network)
-			apply := func(manifests ...string) {
-				for _, m := range manifests {
-					require.NoError(t, g.api.Apply([]byte(m)))
-				}
-			}
-			apply("{apiVersion: v1, kind: Namespace, metadata: {name: ns}}",
-				"{apiVersion: v1, kind: Node, metadata: {name: "+policytest.LocalNode+"}, spec: {podCIDRs: [10.0.0.0/24]}, status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}}",
+			g := newPolicyCluster(t, policytest.NewGenerator(1))
+			g.apply("{apiVersion: v1, kind: Namespace, metadata: {name: ns}}", localNodeManifest,
 				podManifest("one", policytest.LocalNode, "10.0.0.1", "app: web"), podManifest("two", policytest.LocalNode, "10.0.0.2", "app: web"),
 				podManifest("front", "node-1", "10.0.1.1", "app: api, tier: front"), podManifest("back", "node-1", "10.0.1.2", "app: api, tier: back"),
 				podManifest("back-too", "node-1", "10.0.1.3", "app: api, tier: back"),
 				podManifest("db", "node-1", "10.0.1.4", "app: db"), podManifest("none", "node-1", "10.0.1.5", "app: none"))
-			apply(before...)
-			require.NoError(t, g.api.Sync())
-			require.NoError(t, g.hive.Start(g.log, t.Context()))
-			require.NoError(t, g.agreesOnPolicies(t.Context()))
+			g.apply(before...)
+			g.begin()
 
-			var packets []policytest.Packet
-			for _, subject := range []string{"10.0.0.1", "10.0.0.2"} {
-				for _, peer := range []string{"10.0.1.1", "10.0.1.2", "10.0.1.3", "10.0.1.4", "10.0.1.5", "198.51.100.1", "198.51.101.1", "198.51.200.1", "203.0.113.1"} {
-					packets = append(packets, policytest.Packet{
-						Subject: netip.MustParseAddr(subject), Peer: netip.MustParseAddr(peer), Direction: bpf.DirectionIngress, Protocol: 6, Port: 80,
-					})
-				}
-			}
-			g.memory.Read(func(r bpf.Reader) { g.policies.watch(packets, g.world(g.base.DB.ReadTxn()), r) })
-			g.restart(t.Context(), func() { apply(after...) })
+			peers := []string{"10.0.1.1", "10.0.1.2", "10.0.1.3", "10.0.1.4", "10.0.1.5", "198.51.100.1", "198.51.101.1", "198.51.200.1", "203.0.113.1"}
+			packets := append(ingressOf("10.0.0.1", peers...), ingressOf("10.0.0.2", peers...)...)
+			g.watch(packets)
+			g.restart(t.Context(), func() { g.apply(after...) })
 			for range 4 {
 				if writes >= 0 {
 					died := g.killAfter(writes)

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
@@ -44,23 +43,15 @@ type steady struct {
 }
 
 func newSteady(t *testing.T, seed uint64) *steady {
-	cluster := newCluster(t, []string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"})
-	s := &steady{&policyGenerator{Generator: policytest.NewGenerator(seed), cluster: cluster}, rand.New(rand.NewPCG(seed, 7))}
-	s.policies = newPolicyChecker(s.memory, s.policyOptions().HostAllowed)
-	network, err := netlink.ParseState([]byte(policyNetwork))
-	require.NoError(t, err)
-	s.netlink.Set(network)
-	s.apply("{apiVersion: v1, kind: Node, metadata: {name: " + policytest.LocalNode + "}, spec: {podCIDRs: [10.0.0.0/24]}, status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}}")
+	s := &steady{newPolicyCluster(t, policytest.NewGenerator(seed)), rand.New(rand.NewPCG(seed, 7))}
+	s.apply(localNodeManifest)
 	s.apply(podManifest("server", policytest.LocalNode, "10.0.0.1", "app: server"))
 	s.apply(podManifest("other", "node-1", "10.0.1.2", "app: other"))
 	for _, change := range s.changes() {
 		s.apply(change())
 	}
-	require.NoError(t, s.api.Sync())
-	require.NoError(t, s.hive.Start(s.log, t.Context()))
-	require.NoError(t, s.agreesOnPolicies(t.Context()))
-
-	s.memory.Read(func(r bpf.Reader) { s.policies.watch(steadyPackets(), s.world(s.base.DB.ReadTxn()), r) })
+	s.begin()
+	s.watch(steadyPackets())
 	verdicts := map[string]int{}
 	for _, probes := range s.policies.probes {
 		for _, p := range probes {
@@ -140,10 +131,6 @@ var (
 		"{toEndpoints: [{matchLabels: {app: client}}, {matchLabels: {color: red, app: decoy}}]}, {toCIDRSet: [{cidr: 198.51.0.0/16, except: [198.51.100.192/26, 198.51.100.16/28]}], toPorts: [{ports: [{port: '443'}]}]}",
 	}
 )
-
-func (s *steady) apply(manifest string) {
-	require.NoError(s.t, s.api.Apply([]byte(manifest)))
-}
 
 // storm makes changes at random moments.
 func (s *steady) storm(changes int) {

@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/statedb"
@@ -31,7 +32,7 @@ type namesSelectors interface {
 // row returns a row for people, with what other tables say of it: whether a network
 // policy is in force, and what the selectors are of which a row only has the IDs.
 func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []string {
-	cells := []string{"-", "-", "-", "-"}
+	cells := slices.Repeat([]string{"-"}, len(joinedColumns))
 	switch row := row.(type) {
 	case *tables.NetworkPolicy:
 		if h.tables.Network == nil {

@@ -109,6 +109,9 @@ func policiesOf(text string) (ids []tables.PolicyID, err error) {
 	return ids, nil
 }
 
+// beingTakenIn is how a policy stands that network-policy-status has yet to see.
+const beingTakenIn = "is being taken in"
+
 // policyWait waits for a policy, or for all that have its name.
 type policyWait struct {
 	*client
@@ -162,10 +165,7 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 		if err != nil {
 			return false, "", err
 		}
-		settled, text := false, "is being taken in"
-		if status != nil {
-			settled, text = p.standing(&status.obj)
-		}
+		settled, text := p.standing(status)
 		if settled || status == nil { // else it need not be asked for: it may be large
 			policy, err := query[tables.NetworkPolicy](ctx, p.client, "network-policies", "id", id)
 			if err != nil {
@@ -175,7 +175,7 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 				continue
 			}
 			if settled && policy.revision != status.obj.Wanted {
-				settled, text = false, "is being taken in"
+				settled, text = false, beingTakenIn
 			}
 		}
 		texts = append(texts, id.String()+": "+text)
@@ -223,7 +223,11 @@ func (p policyWait) named(ctx context.Context) (ids []tables.PolicyID, err error
 
 // standing reports whether the kernel has what a policy says, of the generation that is
 // waited for.
-func (p policyWait) standing(s *tables.NetworkPolicyStatus) (settled bool, text string) {
+func (p policyWait) standing(status *remote[tables.NetworkPolicyStatus]) (settled bool, text string) {
+	if status == nil {
+		return false, beingTakenIn
+	}
+	s := &status.obj
 	if s.Generation < p.generation {
 		return false, fmt.Sprintf("the agent has generation %d", s.Generation)
 	}

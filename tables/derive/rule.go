@@ -187,8 +187,8 @@ type input[In any, Key comparable] struct {
 	initially func(statedb.ReadTxn, In, func(Key))
 
 	// alone replaces changed when no input has changed that is not apart; nil if nothing
-	// does. now is the one of them that holds.
-	alone, now func(txn statedb.ReadTxn, old, new In, affect func(Key))
+	// does.
+	alone func(txn statedb.ReadTxn, old, new In, affect func(Key))
 
 	iterator statedb.ChangeIterator[In]
 	revision statedb.Revision // of the table, up to which changes were told
@@ -228,24 +228,23 @@ func (i *input[In, Key]) changes(txn statedb.ReadTxn, alone bool, affect func(Ke
 	// nothing until then. What this round can see it has to be told, for it may be
 	// undone before the next one, which would then know of nothing.
 	revision := i.table.Revision(txn)
-	take := i.take
-	i.now = i.changed
-	if alone && i.isApart() {
-		i.now = i.alone
-	}
-	if i.watch != nil {
+	isFirst := i.watch == nil
+	if !isFirst {
 		if revision == i.revision {
 			return 0, i.wakes(txn)
 		}
 		<-i.watch
 		i.expect(txn)
-	} else if !i.keyed {
-		take = i.takeFirst
 	}
 	changes, _ := i.iterator.Next(txn)
 	for change := range changes {
 		told++
-		take(txn, change.Object, change.Deleted || i.matters != nil && !i.matters(change.Object), affect)
+		gone := change.Deleted || i.matters != nil && !i.matters(change.Object)
+		if isFirst && !i.keyed {
+			i.takeFirst(txn, change.Object, gone, affect)
+		} else {
+			i.take(txn, change.Object, gone, alone, affect)
+		}
 	}
 	// The channel was a closed one, to ask for what is left: nothing.
 	_, watch := i.iterator.Next(txn)
@@ -323,8 +322,8 @@ func (i *input[In, Key]) expect(txn statedb.ReadTxn) {
 	}
 }
 
-// take takes in one change; in the first round, of what is keyed.
-func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect func(Key)) {
+// take takes in one change, alone or not; in the first round, of what is keyed.
+func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone, alone bool, affect func(Key)) {
 	if i.keyed {
 		switch {
 		case i.matters != nil && !i.matters(row):
@@ -348,12 +347,16 @@ func (i *input[In, Key]) take(txn statedb.ReadTxn, row In, gone bool, affect fun
 	if hadOld && !gone && i.differs != nil && !i.differs(old, row) {
 		return
 	}
-	if i.now != nil {
+	changed := i.changed
+	if alone && i.isApart() {
+		changed = i.alone
+	}
+	if changed != nil {
 		var new In
 		if !gone {
 			new = row
 		}
-		i.now(txn, old, new, affect)
+		changed(txn, old, new, affect)
 		return
 	}
 	if hadOld {

@@ -156,7 +156,7 @@ func (p *peerPlace) key(txn statedb.ReadTxn, prefix netip.Prefix) tables.MemberK
 
 // classes looks also at what is around a prefix that has no entry, or soon has none.
 func (p *peerPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32) {
-	e, _, isThere := p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
+	e, isThere := p.entry(txn, prefix)
 	if isThere {
 		kernel = e.Value.PeerClass
 	}
@@ -184,12 +184,14 @@ func (p *peerPlace) isStale(txn statedb.ReadTxn, prefix netip.Prefix, key tables
 	if c, _, isWanted := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix)); isWanted {
 		return !c.IsOutside()
 	}
-	return p.isInKernel(txn, prefix)
+	_, isThere := p.entry(txn, prefix)
+	return isThere
 }
 
-func (p *peerPlace) isInKernel(txn statedb.ReadTxn, prefix netip.Prefix) bool {
-	_, _, found := p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
-	return found
+// entry returns what the kernel has of one very prefix.
+func (p *peerPlace) entry(txn statedb.ReadTxn, prefix netip.Prefix) (e *tables.IPCacheEntry, isThere bool) {
+	e, _, isThere = p.IPCacheEntries.Get(txn, tables.MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](bpf.IPCacheKeyFrom(prefix)))
+	return e, isThere
 }
 
 // heirs are the prefixes without an entry, or soon without: see classes.
@@ -202,8 +204,9 @@ func (p *peerPlace) heirs(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq[net
 			if inside.Prefix == prefix {
 				continue
 			}
+			_, isThere := p.entry(txn, inside.Prefix)
 			_, _, isWanted := p.IPCache.Get(txn, tables.IPCacheByPrefix(inside.Prefix))
-			if !(isWanted && p.isInKernel(txn, inside.Prefix)) && !yield(inside.Prefix) {
+			if !(isThere && isWanted) && !yield(inside.Prefix) {
 				return
 			}
 		}
