@@ -31,6 +31,9 @@ const (
 	ConditionUnknown ConditionStatus = "Unknown"
 )
 
+// ReasonPending is the reason of a condition that is expected to become true by itself.
+const ReasonPending = "Pending"
+
 // Condition is an item of status.conditions, without the times.
 type Condition struct {
 	Type    string          `json:"type"`
@@ -113,6 +116,11 @@ func (s *ObjectStatus) SameAnswer(o *ObjectStatus) bool {
 		slices.EqualFunc(s.Conditions, o.Conditions, func(a, b Condition) bool {
 			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
 		})
+}
+
+// Pending reports whether a condition is expected to become true by itself.
+func (s *ObjectStatus) Pending() bool {
+	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Reason == ReasonPending })
 }
 
 // Clone returns a shallow copy.

@@ -45,7 +45,9 @@ func (w *fakeWriter) cell() cell.Cell {
 		func() dynamic.Interface { return w },
 		func() record.EventRecorder { return fakeRecorder{w: w} },
 		func() *nodereport.Pace { return &nodereport.Pace{Settle: time.Millisecond, Least: time.Millisecond} },
-		func() *statuswriter.Pace { return &statuswriter.Pace{Again: time.Millisecond, Alike: time.Millisecond} },
+		func() *statuswriter.Pace {
+			return &statuswriter.Pace{Settle: time.Millisecond, Again: time.Millisecond, Alike: time.Millisecond}
+		},
 	)
 }
 

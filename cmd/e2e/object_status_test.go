@@ -264,7 +264,7 @@ func TestObjectStatus(t *testing.T) {
 		// The new one goes on, and says whose agent has nothing to tell.
 		other := rest[leader(c, rest)]
 		c.Apply(strings.ReplaceAll(strings.ReplaceAll(statusManifests, "name: web}", "name: late}"), "app: web", "app: late"))
-		s := awaitCondition(other, c, policyResource, "", "late", "Programmed", metav1.ConditionFalse, "Pending")
+		s := awaitCondition(other, c, policyResource, "", "late", "Programmed", metav1.ConditionUnknown, "Pending")
 		require.Equal(t, metav1.ConditionTrue, s.condition("Accepted").Status)
 		other.eventually("all but the dead agent tell", func() error {
 			if s, _ = statusOf(t, c, policyResource, "", "late"); s.Summary.Nodes != "2/3" {

@@ -10,7 +10,10 @@
 //
 // Each write of an object goes to the watches of all agents. So all writes together,
 // and the reads before them, have a limit, and so does each object: it is written
-// again after 5 s, and where only numbers or words have changed after a minute.
+// again after 5 s, and where only numbers or words have changed after a minute. That a
+// policy is pending is written when it has been for 2 s: most are programmed and
+// reported by then, and their objects say so in one write. If it was written, what
+// nodes report then is written at once.
 // What others write to a status stays as it is until there is something to write.
 package objectstatus
 
@@ -59,11 +62,17 @@ type params struct {
 	Pace       *Pace                 `optional:"true"`
 }
 
-// Pace says how soon an object may be written again, and how soon if it says the
-// same in other words, or of another number of nodes.
-type Pace struct{ Again, Alike time.Duration }
+// Pace says how soon an object is written.
+type Pace struct {
+	// Settle is for how long a policy must be pending before its object says so: more
+	// than nodes take to program and to report most policies.
+	Settle time.Duration
+	// Again is the least time between writes of an object, and Alike if it says the same
+	// in other words, or of another number of nodes.
+	Again, Alike time.Duration
+}
 
-var defaultPace = Pace{Again: 5 * time.Second, Alike: time.Minute}
+var defaultPace = Pace{Settle: 2 * time.Second, Again: 5 * time.Second, Alike: time.Minute}
 
 func register(p params) error {
 	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -98,6 +107,7 @@ func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
 		reading:    rate.NewLimiter(readRate, readBurst),
 		writing:    rate.NewLimiter(writeRate, writeBurst),
 		written:    map[tables.PolicyID]written{},
+		pending:    map[tables.PolicyID]time.Time{},
 		told:       map[tables.PolicyID]told{},
 		failing:    map[tables.PolicyID]error{},
 		statusless: map[tables.PolicyKind]bool{},

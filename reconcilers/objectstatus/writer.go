@@ -44,7 +44,8 @@ type writer struct {
 
 	mu         sync.Mutex
 	written    map[tables.PolicyID]written
-	told       map[tables.PolicyID]told // by Events
+	pending    map[tables.PolicyID]time.Time // since when
+	told       map[tables.PolicyID]told      // by Events
 	failing    map[tables.PolicyID]error
 	statusless map[tables.PolicyKind]bool // kinds whose objects have no status
 }
@@ -115,6 +116,7 @@ func (w *writer) forget(id tables.PolicyID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.written, id)
+	delete(w.pending, id)
 	delete(w.told, id)
 	delete(w.failing, id)
 	clear(w.statusless) // its CRD may be another when this agent leads again
@@ -125,14 +127,31 @@ func (w *writer) forget(id tables.PolicyID) {
 func (w *writer) wait(row *tables.ObjectStatus) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	settle := w.settle(row)
 	last, found := w.written[row.Policy]
 	switch {
 	case !found:
-		return 0
+		return settle
 	case row.SameAnswer(last.row):
-		return time.Until(last.at.Add(w.Pace.Alike))
+		return max(settle, time.Until(last.at.Add(w.Pace.Alike)))
+	case last.row.Pending() && !row.Pending():
+		return 0 // what was waited for; to say that it is pending again takes its time
 	}
-	return time.Until(last.at.Add(w.Pace.Again))
+	return max(settle, time.Until(last.at.Add(w.Pace.Again)))
+}
+
+// settle returns for how long a policy has to be pending before its object says so.
+func (w *writer) settle(row *tables.ObjectStatus) time.Duration {
+	if !row.Pending() {
+		delete(w.pending, row.Policy)
+		return 0
+	}
+	since, found := w.pending[row.Policy]
+	if !found {
+		since = time.Now()
+		w.pending[row.Policy] = since
+	}
+	return time.Until(since.Add(w.Pace.Settle))
 }
 
 // report says in health which object cannot be written, one if there are many.

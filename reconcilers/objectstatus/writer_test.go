@@ -160,6 +160,56 @@ func TestWritesAreRare(t *testing.T) {
 	})
 }
 
+// A policy that is programmed, and reported, within a moment never shows that it is
+// pending. One that takes longer does, and shows what comes of it at once.
+func TestPending(t *testing.T) {
+	in(t, func(w *world) {
+		says := func() string {
+			for _, c := range w.server.says(t, "/web").Conditions {
+				if c.Type == tables.ConditionProgrammed {
+					return c.Status + " " + c.Reason
+				}
+			}
+			return ""
+		}
+		pending := func(nodes int) *tables.ObjectStatus {
+			return row("web", tables.ConditionUnknown, tables.ReasonPending, "No report yet from some", nodes)
+		}
+		for i := range 10 {
+			w.want(pending(10 * i))
+			time.Sleep(100 * time.Millisecond)
+			require.Zero(t, w.server.counts()[1], "neither that it is pending, nor on how many nodes")
+		}
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 100))
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, "True Programmed", says())
+		require.Equal(t, 1, w.server.counts()[1])
+		time.Sleep(10 * time.Second)
+
+		w.want(pending(50))
+		time.Sleep(time.Second)
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 100))
+		time.Sleep(10 * time.Minute)
+		require.Equal(t, 1, w.server.counts()[1], "that it was pending for a moment is not told")
+
+		w.want(pending(50))
+		time.Sleep(3 * time.Second)
+		require.Equal(t, "Unknown Pending", says())
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 100))
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, "True Programmed", says())
+		require.Equal(t, 3, w.server.counts()[1])
+
+		for i := range 20 { // a minute
+			w.want(pending(i))
+			time.Sleep(2500 * time.Millisecond)
+			w.want(row("web", tables.ConditionTrue, "Programmed", "", 100))
+			time.Sleep(500 * time.Millisecond)
+		}
+		require.LessOrEqual(t, w.server.counts()[1]-3, 2*60/5+2, "twice in 5 s at most")
+	})
+}
+
 // The next agent that leads reads each object once, writes nothing that is right, and
 // does not tell again what the status says.
 func TestNextLeader(t *testing.T) {

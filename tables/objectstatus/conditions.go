@@ -28,8 +28,7 @@ const (
 	reasonFailed      = "Failed"          // the kernel of some node refused a part
 	reasonNoGateway   = "NoGateway"       // no node is elected
 	reasonNoEgressIP  = "NoEgressAddress" // a gateway has nothing to send with
-	reasonPending     = "Pending"         // some nodes have not told yet that they have it
-	reasonNoReports   = "NoReports"       // no node can tell
+	reasonNoReports   = "NoReports"       // no node can tell; ReasonPending: nodes have yet to tell
 	reasonNoNodes     = "NoNodes"
 	reasonConflict    = "Overlap"
 	reasonNoConflict  = "NoOverlap"
@@ -70,7 +69,7 @@ func isProblem(c tables.Condition) bool {
 	if c.Type == tables.ConditionConflicted {
 		good = tables.ConditionFalse
 	}
-	return c.Status != good && c.Status != tables.ConditionUnknown && c.Reason != reasonPending
+	return c.Status != good && c.Status != tables.ConditionUnknown && c.Reason != tables.ReasonPending
 }
 
 // network fills in what a network policy's object shall say, and reports whether
@@ -150,7 +149,9 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		g := gateways[unusable]
 		return is(tables.ConditionFalse, reasonNoEgressIP, fmt.Sprintf("%s drops the traffic: %s", g.Node, g.Reason))
 	case t.waiting.count > 0:
-		return is(tables.ConditionFalse, reasonPending, "Not yet on "+t.waiting.text(", "))
+		return is(tables.ConditionFalse, tables.ReasonPending, "Not yet on "+t.waiting.text(", "))
+	case t.unheard.count > 0:
+		return is(tables.ConditionUnknown, tables.ReasonPending, "No report yet from "+t.unheard.text(", "))
 	case t.silent.count > 0:
 		return is(tables.ConditionUnknown, reasonNoReports, "No room for it in the reports of "+t.silent.text(", "))
 	case t.total == 0:

@@ -91,10 +91,10 @@ func TestConditions(t *testing.T) {
 		message                string
 	}{
 		"in force":               {world: world{gateways: elected, nodes: two, reports: both(nil)}, want: "Programmed=True (Programmed)", nodes: "2/2"},
-		"nobody has told":        {world: world{gateways: elected, nodes: two}, want: "Programmed=False (Pending)", nodes: "0/2", message: "Not yet on node-1, node-2"},
-		"of another generation":  {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Generation = 1 })}, want: "Programmed=False (Pending)", nodes: "1/2", message: "Not yet on node-2"},
-		"of another object":      {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.UID = "former" })}, want: "Programmed=False (Pending)", nodes: "1/2"},
-		"on its way":             {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Programmed = 4 })}, want: "Programmed=False (Pending)", nodes: "1/2"},
+		"nobody has told":        {world: world{gateways: elected, nodes: two}, want: "Programmed=Unknown (Pending)", nodes: "0/2", message: "No report yet from node-1, node-2"},
+		"of another generation":  {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Generation = 1 })}, want: "Programmed=Unknown (Pending)", nodes: "1/2", message: "No report yet from node-2"},
+		"of another object":      {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.UID = "former" })}, want: "Programmed=Unknown (Pending)", nodes: "1/2"},
+		"on its way":             {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Programmed = 4 })}, want: "Programmed=False (Pending)", nodes: "1/2", message: "Not yet on node-2"},
 		"refused":                {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Failed, p.Error = 1, "full" })}, want: "Programmed=False (Failed)", nodes: "1/2", message: "node-2: full"},
 		"no CRD of reports":      {world: world{gateways: elected, nodes: two, unserved: true}, want: "Programmed=Unknown (NoReports)", nodes: "0/2"},
 		"no node":                {world: world{gateways: elected}, want: "Programmed=Unknown (NoNodes)", nodes: "0/0"},
@@ -147,7 +147,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	for i := range 1000 {
 		w.nodes = append(w.nodes, node(fmt.Sprintf("node-%d", i), true))
 	}
-	require.Equal(t, "Not yet on node-0, node-1, node-10, and 997 more nodes", w.status(t).Conditions[1].Message)
+	require.Equal(t, "No report yet from node-0, node-1, node-10, and 997 more nodes", w.status(t).Conditions[1].Message)
 	for i := range 1000 {
 		w.reports[fmt.Sprintf("node-%d", i)] = said(func(p *tables.ReportedPolicy) { p.Failed, p.Error = 1, strings.Repeat("ü", 1000) })
 	}

@@ -18,7 +18,8 @@ type fate uint8
 const (
 	fateNone fate = iota // there is no such node, or no agent there
 	fateProgrammed
-	fateWaiting  // it has not said that it has it
+	fateWaiting  // it says that it does not have all of it yet
+	fateUnheard  // it has said nothing of the object as it is now
 	fateSilent   // its report has no room for it
 	fateFailed   // it could not, and says why
 	fateNotReady // and without it: nobody knows when it will have it, or whether it is still there
@@ -42,6 +43,8 @@ func (s *status) fate(txn statedb.ReadTxn, row *tables.ObjectStatus, node string
 		return fateFailed, said
 	case omitted:
 		return fateSilent, said
+	case said == nil:
+		return fateUnheard, nil
 	}
 	return fateWaiting, said
 }
@@ -117,7 +120,8 @@ func (s *status) look(txn statedb.ReadTxn, id tables.PolicyID, node string) {
 // if it has the policy.
 type tally struct {
 	programmed, total int
-	waiting           someNodes // that have not said that they have it
+	waiting           someNodes // that say that they do not have all of it yet
+	unheard           someNodes // that have said nothing of the object as it is now
 	silent            someNodes // of which the report has no room for it
 	failed            someNodes // that could not, and why
 	losesTo           []string
@@ -151,6 +155,8 @@ func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
 			t.programmed++
 		case fateWaiting:
 			t.waiting.add(node)
+		case fateUnheard:
+			t.unheard.add(node)
 		case fateSilent:
 			t.silent.add(node)
 		case fateFailed:

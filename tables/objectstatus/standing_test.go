@@ -120,6 +120,8 @@ func (c *changing) naive(row *tables.ObjectStatus) (t tally) {
 			t.failed = naively(t.failed, n.Name+": "+said.Error)
 		case omitted:
 			t.silent = naively(t.silent, n.Name)
+		case said == nil:
+			t.unheard = naively(t.unheard, n.Name)
 		default:
 			t.waiting = naively(t.waiting, n.Name)
 		}
