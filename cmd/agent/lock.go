@@ -3,14 +3,13 @@
 package agent
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +24,7 @@ var ErrLocked = errors.New("another agent is running")
 type Lock struct{ file *os.File }
 
 // AcquireLock locks a state directory, which is created if it does not exist.
-// It does not wait: it fails with [ErrLocked], naming the process that has it.
+// It does not wait: it fails with [ErrLocked], naming the [LockHolder].
 func AcquireLock(stateDir string) (*Lock, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return nil, fmt.Errorf("create state directory: %w", err)
@@ -39,36 +38,77 @@ func AcquireLock(stateDir string) (*Lock, error) {
 		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			defer file.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("%w: %s holds %s", ErrLocked, holder(file), path)
+				return nil, fmt.Errorf("%w: %s holds %s", ErrLocked, holderOf(path), path)
 			}
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		if same(file, path) {
-			return &Lock{file}, writePID(file)
+			return &Lock{file}, writeHolder(file)
 		}
 		file.Close() // somebody cleaned up between the two calls: what was locked is gone
 	}
 }
 
-// LockHolder returns the process that has locked a state directory, or was the
-// last to.
-func LockHolder(stateDir string) (pid int, err error) {
-	data, err := os.ReadFile(filepath.Join(stateDir, lockName))
-	if err != nil {
-		return 0, fmt.Errorf("find the agent's process: %w", err)
-	}
-	if pid, err = strconv.Atoi(strings.TrimSpace(string(data))); err != nil {
-		return 0, fmt.Errorf("find the agent's process: %w", err)
-	}
-	return pid, nil
+// LockHolder is a process that has locked a state directory, as it says in the lock's
+// file. A PID alone would not do: in a container it is 1.
+type LockHolder struct {
+	PID          int       `json:"pid"`
+	PIDNamespace string    `json:"pidNamespace,omitempty"` // in which it has this PID
+	Pod          string    `json:"pod,omitempty"`          // by $POD_NAME
+	Started      time.Time `json:"started"`
 }
 
-func holder(file *os.File) string {
-	data, err := io.ReadAll(io.LimitReader(file, 32))
-	if pid := strings.TrimSpace(string(data)); err == nil && pid != "" {
-		return "process " + pid
+// ReadLock returns the process that has locked a state directory, or was the last to.
+func ReadLock(stateDir string) (LockHolder, error) {
+	return readHolder(filepath.Join(stateDir, lockName))
+}
+
+func readHolder(path string) (h LockHolder, err error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &h)
 	}
-	return "some process"
+	if err != nil {
+		return LockHolder{}, fmt.Errorf("find the agent's process: %w", err)
+	}
+	return h, nil
+}
+
+// Elsewhere reports whether the process is known to be in another PID namespace than
+// this one, where its PID is that of another process or of none.
+func (h LockHolder) Elsewhere() bool {
+	own := pidNamespace()
+	return h.PIDNamespace != "" && own != "" && h.PIDNamespace != own
+}
+
+func (h LockHolder) String() string {
+	text := fmt.Sprintf("process %d", h.PID)
+	if h.Elsewhere() {
+		text += " of another PID namespace"
+	}
+	if h.Pod != "" {
+		text += " in pod " + h.Pod
+	}
+	return fmt.Sprintf("%s (started %s)", text, h.Started.Format(time.RFC3339))
+}
+
+// holderOf names the process that has locked a file.
+func holderOf(path string) string {
+	h, err := readHolder(path)
+	if err != nil {
+		return "an unknown process"
+	}
+	return h.String()
+}
+
+// pidNamespace identifies the PID namespace of this process on this machine, empty if
+// there is no procfs to tell.
+func pidNamespace() string {
+	id, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return ""
+	}
+	return id
 }
 
 // same reports whether a path still names an open file.
@@ -81,10 +121,17 @@ func same(file *os.File, path string) bool {
 	return err == nil && os.SameFile(open, named)
 }
 
-func writePID(file *os.File) error {
-	err := file.Truncate(0)
+// writeHolder writes which process has locked a file.
+func writeHolder(file *os.File) error {
+	data, err := json.Marshal(LockHolder{
+		PID: os.Getpid(), PIDNamespace: pidNamespace(), Pod: os.Getenv("POD_NAME"),
+		Started: time.Now().UTC().Truncate(time.Second),
+	})
 	if err == nil {
-		_, err = file.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0)
+		err = file.Truncate(0)
+	}
+	if err == nil {
+		_, err = file.WriteAt(append(data, '\n'), 0)
 	}
 	if err != nil {
 		return fmt.Errorf("write to lock: %w", err)

@@ -3,9 +3,10 @@
 package agent
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,13 +19,40 @@ func TestLock(t *testing.T) {
 
 	_, err = AcquireLock(dir)
 	require.ErrorIs(t, err, ErrLocked)
-	require.ErrorContains(t, err, "process "+strconv.Itoa(os.Getpid()))
+	require.ErrorContains(t, err, fmt.Sprintf("another agent is running: process %d (started ", os.Getpid()))
+	require.ErrorContains(t, err, ") holds "+filepath.Join(dir, lockName))
 
 	require.NoError(t, lock.Release())
 	lock, err = AcquireLock(dir)
 	require.NoError(t, err, "the file that stays does not lock")
 	require.NoError(t, lock.Remove())
 	require.NoFileExists(t, filepath.Join(dir, lockName))
+}
+
+// A process in a container has PID 1 there. The error then says that this is no PID of
+// the reader's, and the pod.
+func TestLockHolderElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("POD_NAME", "sluice-x7k2p")
+	lock, err := AcquireLock(dir)
+	require.NoError(t, err)
+	defer lock.Release()
+	holder, err := ReadLock(dir)
+	require.NoError(t, err)
+	require.Equal(t, os.Getpid(), holder.PID)
+	require.False(t, holder.Elsewhere())
+
+	holder.PID, holder.PIDNamespace = 1, "pid:[1]"
+	data, err := json.Marshal(holder)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), data, 0o644))
+	_, err = AcquireLock(dir)
+	require.ErrorIs(t, err, ErrLocked)
+	require.ErrorContains(t, err, "process 1 of another PID namespace in pod sluice-x7k2p (started ")
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), nil, 0o644))
+	_, err = AcquireLock(dir)
+	require.ErrorContains(t, err, "an unknown process holds")
 }
 
 // Whoever has the file open that a cleanup removes must not have locked the

@@ -155,7 +155,7 @@ func TestAgent(t *testing.T) {
 	})
 
 	t.Run("a second one is kept out", func(t *testing.T) {
-		holder := fmt.Sprintf("another agent is running: process %d holds", p.cmd.Process.Pid)
+		holder := fmt.Sprintf("another agent is running: process %d (started ", p.cmd.Process.Pid)
 		r := sluice(t, append([]string{"agent", "--bpf=memory", "--api-listen=127.0.0.1:0"}, p.flags()...)...)
 		require.Equal(t, exitError, r.code)
 		require.Contains(t, r.stderr, holder)

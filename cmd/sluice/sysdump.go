@@ -156,14 +156,18 @@ func (d *dump) process(c *client) (pid int, err error) {
 			return pid, nil
 		}
 	}
-	pid, lockErr := agent.LockHolder(d.stateDir)
-	if lockErr == nil {
-		lockErr = sysdump.IsAgent(pid)
+	holder, lockErr := agent.ReadLock(d.stateDir)
+	switch {
+	case lockErr != nil:
+	case holder.Elsewhere():
+		lockErr = fmt.Errorf("find the agent's process: %s has locked %s", holder, d.stateDir)
+	default:
+		lockErr = sysdump.IsAgent(holder.PID)
 	}
 	if lockErr != nil {
 		return 0, errors.Join(err, lockErr)
 	}
-	return pid, nil
+	return holder.PID, nil
 }
 
 // addConnections adds how many connections the maps have and, if asked for, which.

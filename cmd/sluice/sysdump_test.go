@@ -106,7 +106,7 @@ spec: {podSelector: {matchLabels: {api-token: `+seed+`}}}
 		"agent/process.txt":       fmt.Sprintf("Pid:\t%d\n", p.cmd.Process.Pid),
 		"agent/log.txt":           "msg=ready",
 		"agent/state/files.txt":   "token\n",
-		"agent/state/sluice.lock": fmt.Sprint(p.cmd.Process.Pid),
+		"agent/state/sluice.lock": fmt.Sprintf(`"pid":%d`, p.cmd.Process.Pid),
 		"kernel/version.txt":      "Linux",
 		"kernel/sysctls.txt":      "net/ipv4/ip_forward",
 		"node/links.txt":          " lo ",

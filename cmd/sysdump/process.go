@@ -66,7 +66,7 @@ func Process(a *Archive, pid int) {
 
 // ofAgent reports whether a variable is one that the agent reads.
 func ofAgent(variable string) bool {
-	return strings.HasPrefix(variable, "SLUICE_") || strings.HasPrefix(variable, "NODE_NAME=")
+	return strings.HasPrefix(variable, "SLUICE_") || strings.HasPrefix(variable, "NODE_NAME=") || strings.HasPrefix(variable, "POD_NAME=")
 }
 
 // writeList writes what the kernel lists with zero bytes between, a line each.

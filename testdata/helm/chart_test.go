@@ -179,7 +179,7 @@ func TestArguments(t *testing.T) {
 		"--state-dir=/var/lib/sluice",
 		"--log-level=debug",
 	}, agent.Args)
-	require.Equal(t, "192.0.2.1", agent.Env[1].Value)
+	require.Equal(t, "192.0.2.1", agent.Env[2].Value)
 }
 
 // The kubelet and Prometheus ask where the flags let the agent listen.
