@@ -3,6 +3,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/stretchr/testify/require"
+	"helm.sh/helm/v4/pkg/cli/values"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -279,6 +281,42 @@ func TestImage(t *testing.T) {
 	}
 }
 
+// A tag may be a number, as it is for --set image.tag=1. What a number would have lost
+// is not: --set has 1.10 as text, and a file of values has to.
+func TestImageTags(t *testing.T) {
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	for _, tc := range []struct {
+		set, file, want string // --set, a file of values, what runs
+	}{
+		{set: "image.tag=1", want: "1"},
+		{set: "image.tag=1.10", want: "1.10"},
+		{set: "image.tag=20260102030405", want: "20260102030405"},
+		{set: "image.tag=0", want: "0"},
+		{set: "image.tag=", want: "latest"},
+		{file: "image: {tag: 1}", want: "1"},
+		{file: "image: {tag: 20260102030405}", want: "20260102030405"},
+		{file: `image: {tag: "1.10"}`, want: "1.10"},
+	} {
+		options := values.Options{}
+		if tc.set != "" {
+			options.Values = []string{tc.set}
+		}
+		if tc.file != "" {
+			path := filepath.Join(t.TempDir(), "values.yaml")
+			require.NoError(t, os.WriteFile(path, []byte(tc.file), 0o600))
+			options.ValueFiles = []string{path}
+		}
+		merged, err := options.MergeValues(nil)
+		require.NoError(t, err)
+		files, err := render(c, merged, kubeVersion)
+		require.NoError(t, err, "%+v", tc)
+		_, agent := agentOf(t, decode(t, files))
+		require.Equal(t, "ghcr.io/sluice-net/sluice:"+tc.want, agent.Image, "%+v", tc)
+		require.Contains(t, files["NOTES.txt"], agent.Image+" runs on the nodes")
+	}
+}
+
 // There are rights only for what the flags have the agent do.
 func TestRights(t *testing.T) {
 	resources := func(values map[string]any) (all []string) {
@@ -323,13 +361,15 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// Definitions outlive the release, and are those of deploy/crds.
+// Definitions outlive the release, as policies do that way, and are those of deploy/crds.
 func TestDefinitions(t *testing.T) {
+	definitions := 0
 	for key, o := range decode(t, renderSet(t, "all", kubeVersion)) {
 		crd, ok := o.(*apiextensionsv1.CustomResourceDefinition)
 		if !ok {
 			continue
 		}
+		definitions++
 		require.Equal(t, "keep", crd.Annotations["helm.sh/resource-policy"], key)
 		crd.Labels, crd.Annotations = nil, nil
 		var want apiextensionsv1.CustomResourceDefinition
@@ -337,6 +377,7 @@ func TestDefinitions(t *testing.T) {
 		require.NoError(t, yaml.UnmarshalStrict(text, &want))
 		require.Equal(t, &want, crd, key)
 	}
+	require.Equal(t, 5, definitions)
 }
 
 // The notes say what the values leave to do.

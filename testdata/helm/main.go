@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command helm makes what is made of the chart in deploy/helm: the plain manifests
-// of deploy/, the table of values in the chart's README, and the package of a release.
+// Command helm makes what is made of the chart in deploy/helm: the plain manifests of
+// deploy/, the table of values in the chart's README, the copies of other files in the
+// chart, and the package of a release.
 package main
 
 import (

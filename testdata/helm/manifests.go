@@ -3,6 +3,9 @@
 package main
 
 import (
+	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -34,11 +37,41 @@ func generated(deploy string) (map[string][]byte, error) {
 		return nil, err
 	}
 	files["helm/sluice/README.md"] = readme
+	copies, err := copied(deploy)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(files, copies)
 	return files, nil
 }
 
-// manifests renders the chart with deploy/helm/manifests.yaml, a file a template. The
-// CRDs are left out, as deploy/crds has them.
+// chartFiles are what templates read, below files/ of the chart, by where it is below
+// deploy/. Copies, as Helm warns of each symbolic link. Of the definitions those that
+// the chart can bring.
+var chartFiles = map[string]string{
+	"files/crds/ciliumcidrgroups.yaml":                 "crds/ciliumcidrgroups.yaml",
+	"files/crds/ciliumclusterwidenetworkpolicies.yaml": "crds/ciliumclusterwidenetworkpolicies.yaml",
+	"files/crds/ciliumegressgatewaypolicies.yaml":      "crds/ciliumegressgatewaypolicies.yaml",
+	"files/crds/ciliumnetworkpolicies.yaml":            "crds/ciliumnetworkpolicies.yaml",
+	"files/crds/nodereports.yaml":                      "crds/nodereports.yaml",
+	"files/dashboard.json":                             "monitoring/dashboard.json",
+	"files/rules.yaml":                                 "monitoring/rules.yaml",
+}
+
+// copied returns the files of the chart that are copies of others.
+func copied(deploy string) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	for to, from := range chartFiles {
+		text, err := os.ReadFile(filepath.Join(deploy, from))
+		if err != nil {
+			return nil, fmt.Errorf("copy to the chart: %w", err)
+		}
+		files[filepath.Join("helm/sluice", to)] = text
+	}
+	return files, nil
+}
+
+// manifests renders the chart with deploy/helm/manifests.yaml, a file a template.
 func manifests(c *chart.Chart, deploy string) (map[string][]byte, error) {
 	values, err := readYAML(filepath.Join(deploy, "helm/manifests.yaml"))
 	if err != nil {
@@ -50,7 +83,7 @@ func manifests(c *chart.Chart, deploy string) (map[string][]byte, error) {
 	}
 	files := map[string][]byte{}
 	for path, text := range rendered {
-		if path != "NOTES.txt" && path != "crds.yaml" {
+		if path != "NOTES.txt" {
 			files[path] = []byte(plain(text))
 		}
 	}

@@ -8,8 +8,12 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,6 +38,23 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
+// Helm warns of each symbolic link in a chart. What it reads is a copy that make
+// manifests writes, and nothing else.
+func TestChartHasNoLinks(t *testing.T) {
+	chart := filepath.Join(deployDir, "helm/sluice")
+	var read []string
+	require.NoError(t, filepath.WalkDir(chart, func(path string, entry fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		require.Zero(t, entry.Type()&fs.ModeSymlink, path)
+		path, err = filepath.Rel(chart, path)
+		if strings.HasPrefix(path, "files/") && !entry.IsDir() {
+			read = append(read, path)
+		}
+		return err
+	}))
+	require.ElementsMatch(t, slices.Collect(maps.Keys(chartFiles)), read)
+}
+
 func TestValuesNeedComments(t *testing.T) {
 	values, err := documentedValues([]byte("# A.\na: {b: 1}\nc:\n  # D is\n  # long | wide.\n  d: x\n"))
 	require.NoError(t, err)
@@ -47,20 +68,22 @@ func TestRelease(t *testing.T) {
 	one, two := t.TempDir(), t.TempDir()
 	require.NoError(t, writeRelease(deployDir, "v1.2.3", one))
 	require.NoError(t, writeRelease(deployDir, "v1.2.3", two))
-	for _, name := range []string{"sluice-1.2.3.tgz", "sluice-v1.2.3.yaml"} {
+	for _, name := range []string{"sluice-1.2.3.tgz", "sluice-v1.2.3.yaml", "sluice-crds-v1.2.3.yaml"} {
 		require.True(t, bytes.Equal(readFile(t, filepath.Join(one, name)), readFile(t, filepath.Join(two, name))), name)
 	}
 	manifests := string(readFile(t, filepath.Join(one, "sluice-v1.2.3.yaml")))
 	require.Contains(t, manifests, `image: "ghcr.io/sluice-net/sluice:v1.2.3"`)
-	for _, kind := range []string{"Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"} {
+	for _, kind := range []string{"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet"} {
 		require.Contains(t, manifests, "\nkind: "+kind+"\n")
 	}
+	require.NotContains(t, manifests, "CustomResourceDefinition", "to delete the manifests would delete all policies")
+	definitions := string(readFile(t, filepath.Join(one, "sluice-crds-v1.2.3.yaml")))
+	require.Equal(t, 2, strings.Count(definitions, "\nkind: CustomResourceDefinition\n"))
 
 	files := archived(t, filepath.Join(one, "sluice-1.2.3.tgz"))
 	require.Contains(t, string(files["sluice/Chart.yaml"]), "version: 1.2.3")
 	require.Contains(t, string(files["sluice/Chart.yaml"]), "appVersion: v1.2.3")
 	require.Equal(t, readFile(t, filepath.Join(deployDir, "crds/ciliumnetworkpolicies.yaml")), files["sluice/files/crds/ciliumnetworkpolicies.yaml"])
-	require.NotContains(t, files, "sluice/files/crds/ciliumnodes.yaml")
 	require.Contains(t, files, "sluice/values.schema.json")
 }
 

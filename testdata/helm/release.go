@@ -19,8 +19,9 @@ import (
 // checksum.
 var written = time.Unix(0, 0).UTC()
 
-// writeRelease writes the chart of a version as Helm names it, and the plain
-// manifests as sluice-VERSION.yaml.
+// writeRelease writes the chart of a version as Helm names it, the plain manifests as
+// sluice-VERSION.yaml, and the definitions, which outlive them, as
+// sluice-crds-VERSION.yaml.
 func writeRelease(deploy, version, dir string) error {
 	c, err := loadChart(deploy)
 	if err != nil {
@@ -33,11 +34,19 @@ func writeRelease(deploy, version, dir string) error {
 	if _, err := chartutil.Save(c, dir); err != nil {
 		return fmt.Errorf("write chart: %w", err)
 	}
-	text, err := joined(c, deploy)
+	rendered, err := manifests(c, deploy)
 	if err != nil {
 		return err
 	}
-	return writeFiles(dir, map[string][]byte{"sluice-" + version + ".yaml": text})
+	files := map[string][]byte{}
+	for folder, name := range map[string]string{"": "sluice-", "crds": "sluice-crds-"} {
+		text, err := joined(rendered, deploy, folder)
+		if err != nil {
+			return err
+		}
+		files[name+version+".yaml"] = text
+	}
+	return writeFiles(dir, files)
 }
 
 var semantic = regexp.MustCompile(`^v?(\d+\.\d+\.\d+(?:[-+].+)?)$`)
@@ -59,21 +68,18 @@ func stamp(c *chart.Chart, version string) {
 	}
 }
 
-// joined returns all that kubectl apply -k deploy/ applies in one text.
-func joined(c *chart.Chart, deploy string) ([]byte, error) {
-	files, err := manifests(c, deploy)
-	if err != nil {
-		return nil, err
-	}
-	kustomization, err := readYAML(filepath.Join(deploy, "kustomization.yaml"))
+// joined returns all that kubectl apply -k applies of a folder of deploy/ in one text.
+func joined(rendered map[string][]byte, deploy, folder string) ([]byte, error) {
+	kustomization, err := readYAML(filepath.Join(deploy, folder, "kustomization.yaml"))
 	if err != nil {
 		return nil, err
 	}
 	var documents [][]byte
-	for _, path := range kustomization["resources"].([]any) {
-		text, found := files[path.(string)]
+	for _, resource := range kustomization["resources"].([]any) {
+		path := filepath.Join(folder, resource.(string))
+		text, found := rendered[path]
 		if !found {
-			if text, err = os.ReadFile(filepath.Join(deploy, path.(string))); err != nil {
+			if text, err = os.ReadFile(filepath.Join(deploy, path)); err != nil {
 				return nil, fmt.Errorf("read manifest: %w", err)
 			}
 		}

@@ -86,25 +86,45 @@ func TestManifestsAreStrict(t *testing.T) {
 	}
 }
 
+// optional are the manifests that no kustomization lists: definitions of Cilium's that
+// Sluice does not need.
+var optional = []string{
+	"crds/ciliumcidrgroups.yaml", "crds/ciliumclusterwidenetworkpolicies.yaml", "crds/ciliumendpoints.yaml",
+	"crds/ciliumendpointslices.yaml", "crds/ciliumidentities.yaml", "crds/ciliumnetworkpolicies.yaml", "crds/ciliumnodes.yaml",
+}
+
+// listed returns the manifests that a kustomization of deploy/ lists.
+func listed(t *testing.T, files map[string][]byte, path string) (resources []string) {
+	for _, resource := range decode[kustomization](t, files[path]).Resources {
+		resource = filepath.Join(filepath.Dir(path), resource)
+		require.Contains(t, files, resource, "listed by %s", path)
+		resources = append(resources, resource)
+	}
+	return resources
+}
+
 // Every manifest is listed by a kustomization, and every listed one is there.
 func TestKustomizationsListEveryFile(t *testing.T) {
 	files := deployed(t)
-	listed := map[string]bool{}
-	for path, text := range files {
-		if filepath.Base(path) != "kustomization.yaml" {
-			continue
-		}
-		for _, resource := range decode[kustomization](t, text).Resources {
-			resource = filepath.Join(filepath.Dir(path), resource)
-			require.Contains(t, files, resource, "listed by %s", path)
-			listed[resource] = true
-		}
-	}
+	var all, manifests []string
 	for path := range files {
-		if filepath.Base(path) != "kustomization.yaml" {
-			require.True(t, listed[path], "%s is in no kustomization", path)
+		if filepath.Base(path) == "kustomization.yaml" {
+			all = append(all, listed(t, files, path)...)
+		} else {
+			manifests = append(manifests, path)
 		}
 	}
+	require.ElementsMatch(t, manifests, append(all, optional...))
+}
+
+// kubectl delete -k deploy deletes no definition, as all policies would go with it.
+func TestDefinitionsAreNotDeletedWithTheAgent(t *testing.T) {
+	files := deployed(t)
+	for _, path := range listed(t, files, "kustomization.yaml") {
+		require.NotContains(t, string(files[path]), "CustomResourceDefinition", path)
+	}
+	require.ElementsMatch(t, []string{"crds/ciliumegressgatewaypolicies.yaml", "crds/nodereports.yaml"},
+		listed(t, files, "crds/kustomization.yaml"))
 }
 
 // crds are the definitions of deploy/crds by their short names, as the API

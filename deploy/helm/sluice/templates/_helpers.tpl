@@ -12,22 +12,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
+{{- /* A value as text: YAML has numbers as floating point, of which large ones would be written 1e+06. */ -}}
+{{- define "sluice.text" -}}
+{{- if kindIs "float64" . -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
 {{- define "sluice.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{ .repository }}:{{ include "sluice.text" .tag | default $.Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* A flag of the agent: YAML has numbers as floating point, of which large ones would be written 1e+06. */ -}}
 {{- define "sluice.flag" -}}
 {{- $value := .value -}}
-{{- if kindIs "float64" $value -}}{{- $value = int64 $value -}}{{- end -}}
 {{- if kindIs "slice" $value -}}{{- $value = join "," $value -}}{{- end -}}
-{{- printf "--%s=%v" .name $value | quote -}}
+{{- printf "--%s=%s" .name (include "sluice.text" $value) | quote -}}
 {{- end -}}
 
 {{- define "sluice.port" -}}
