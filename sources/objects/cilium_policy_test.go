@@ -118,8 +118,6 @@ func TestCiliumPolicyMeaning(t *testing.T) {
 			"default deny; allow any at 53/tcp, 53/udp, 53/sctp, 54/tcp, 54/udp, 54/sctp", "-"},
 		{"protocols without ports", all + "egress: [{toPorts: [{ports: [{protocol: VRRP}, {protocol: IGMP, port: '0'}, {protocol: gre}, {protocol: IPIP}, {protocol: IPv6}, {protocol: ESP}, {protocol: AH}]}]}]", "-",
 			"default deny; allow any at all/vrrp, all/igmp, all/gre, all/ipip, all/ipv6, all/esp, all/ah"},
-		{"ICMP among ports", all + "egress: [{toPorts: [{ports: [{port: '8', protocol: ICMP}, {protocol: ICMPv6}]}]}]", "-",
-			"default deny; allow any at type 8/icmp, all/icmpv6"},
 		{"ICMP of all families", all + "egress: [{icmps: [{fields: [{type: 8, family: IPv4}]}, {fields: [{type: EchoRequest, family: IPv6}]}]}]", "-",
 			"default deny; allow any at type 8/icmp, type 128/icmpv6"},
 		{"every entity", all + "ingress: [{fromEntities: [all, world, world-ipv4, world-ipv6, cluster, host, remote-node, kube-apiserver, init, health, unmanaged, ingress, none]}]",
