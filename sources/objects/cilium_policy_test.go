@@ -132,7 +132,17 @@ func TestCiliumPolicyMeaning(t *testing.T) {
 			"default deny; allow 20.1.1.1/32, 20.1.1.2/32, 2001:db8::1/128; allow 10.0.0.0/8 except 10.96.0.0/12"},
 		{"deny beside allow", all + "ingress: [{fromEntities: [all]}]\ningressDeny: [{fromEntities: [world], toPorts: [{ports: [{port: '443', protocol: TCP}]}]}]",
 			"default deny; allow all; deny world at 443/tcp", "-"},
-		{"an empty kind beside another", all + "ingress: [{fromEndpoints: [], fromEntities: [host]}]", "default deny; allow host", "-"},
+		{"empty endpoints beside others", all + "ingress: [{fromEndpoints: [], fromEntities: [host]}]\ningressDeny: [{fromEndpoints: [], fromEntities: [host]}]",
+			"default deny; allow none; deny none", "-"},
+		{"empty nodes beside others", all + "ingress: [{fromEntities: [host], fromNodes: []}]\negressDeny: [{toEntities: [host], toNodes: []}]",
+			"default deny; allow none", "default deny; deny none"},
+		{"empty entities beside others", all + "egress: [{toEntities: [], toCIDR: [10.0.0.0/8]}]", "-", "default deny; allow none"},
+		{"empty prefixes beside others", all + "ingress: [{fromCIDR: [], fromEndpoints: [{}], toPorts: [{ports: [{port: '1', protocol: TCP}]}]}, {fromCIDRSet: [], fromEntities: [host]}]",
+			"default deny; allow none at 1/tcp; allow none", "-"},
+		{"empty prefixes beside services", all + "egress: [{toCIDR: [], toServices: [{k8sService: {serviceName: a}}]}]", "-", "default deny; allow none"},
+		{"empty services, groups and names", all + "egress: [{toServices: [], toGroups: [], toFQDNs: [], toEntities: [host]}]\negressDeny: [{toServices: [], toGroups: [], toPorts: [{ports: [{port: '1', protocol: TCP}]}]}]",
+			"-", "default deny; allow host; deny any at 1/tcp"},
+		{"empty services with ports", all + "egress: [{toServices: [], toPorts: [{ports: [{port: '1', protocol: TCP}]}]}, {toServices: []}]", "-", "default deny; allow any at 1/tcp; allow none"},
 		{"rules that say nothing", all + "ingress: [{toPorts: [{ports: [{port: '80', protocol: TCP}], rules: {}, serverNames: []}]}]", "default deny; allow any at 80/tcp", "-"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
