@@ -82,6 +82,7 @@ func TestCiliumPolicyErrors(t *testing.T) {
 				"[0].toPorts[0].ports[2].endPort: needs a port with a number", "[0].toPorts[0].ports[3].endPort: 65536 is no port number from 8 on", "[0].toPorts[0].ports[4].endPort: GRE has no ranges of ports"},
 			"allow none", "deny host"},
 		{"no ports", "{fromEntities: [host], toPorts: [{}, {ports: [{port: '5', protocol: TCP}]}]}", []string{"[0].toPorts[0].ports: required"}, "allow host at 5/tcp", "deny host"},
+		{"no ports and no peers", "{toPorts: [{}]}", []string{"[0].toPorts[0].ports: required"}, "allow none", "deny any"},
 		{"unknown field of ports", "{fromEntities: [host], toPorts: [{port: 7, ports: [{port: '6', protocol: TCP}]}, {ports: [{port: '5', protocol: TCP}]}]}",
 			[]string{"[0].toPorts[0].port: no such field"}, "allow host at 5/tcp", "deny host"},
 		{"ports of a wrong type", "{fromEntities: [host], toPorts: 80}", []string{"[0].toPorts: must be a list, is a number"}, "allow none", "deny host"},
