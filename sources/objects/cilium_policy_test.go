@@ -112,7 +112,7 @@ func TestCiliumPolicyMeaning(t *testing.T) {
 		{"no peers are nobody", all + "ingress: [{fromEndpoints: []}, {fromEntities: [], toPorts: [{ports: [{port: '1', protocol: TCP}]}]}]",
 			"default deny; allow none; allow none at 1/tcp", "-"},
 		{"ports alone are any peer", all + "ingress: [{toPorts: [{ports: [{port: '1', protocol: TCP}]}]}]", "default deny; allow any at 1/tcp", "-"},
-		{"no ports are all", all + "ingress: [{fromEntities: [cluster], toPorts: [], icmps: []}]", "default deny; allow cluster", "-"},
+		{"no ports are all", all + "ingress: [{fromEntities: [cluster], toPorts: [], icmps: []}]", "default deny; allow kube-apiserver, cluster", "-"},
 		{"port 0 is all", all + "ingress: [{toPorts: [{ports: [{port: '0', protocol: TCP}, {protocol: UDP}]}]}]", "default deny; allow any at all/tcp, all/udp", "-"},
 		{"any protocol", all + "ingress: [{toPorts: [{ports: [{port: '53'}, {port: '54', protocol: any}]}]}]",
 			"default deny; allow any at 53/tcp, 53/udp, 53/sctp, 54/tcp, 54/udp, 54/sctp", "-"},
@@ -121,7 +121,9 @@ func TestCiliumPolicyMeaning(t *testing.T) {
 		{"ICMP of all families", all + "egress: [{icmps: [{fields: [{type: 8, family: IPv4}]}, {fields: [{type: EchoRequest, family: IPv6}]}]}]", "-",
 			"default deny; allow any at type 8/icmp, type 128/icmpv6"},
 		{"every entity", all + "ingress: [{fromEntities: [all, world, world-ipv4, world-ipv6, cluster, host, remote-node, kube-apiserver, init, health, unmanaged, ingress, none]}]",
-			"default deny; allow all, world, world-ipv4, world-ipv6, cluster, host, remote-node, kube-apiserver, init, health, unmanaged, ingress, none", "-"},
+			"default deny; allow all, world, world-ipv4, world-ipv6, kube-apiserver, cluster, host, remote-node, init, health, unmanaged, ingress, none", "-"},
+		{"the cluster includes the API server", all + "ingress: [{fromEntities: [cluster]}]\negressDeny: [{toEntities: [kube-apiserver, cluster]}]",
+			"default deny; allow kube-apiserver, cluster", "default deny; deny kube-apiserver, cluster"},
 		{"reserved labels", all + "ingress: [{fromEndpoints: [{matchLabels: {'reserved:ingress': ''}}, {matchExpressions: [{key: 'reserved:host', operator: Exists}]}]}]",
 			"default deny; allow ingress, host", "-"},
 		{"other namespace", all + "ingress: [{fromEndpoints: [{matchLabels: {'k8s:io.kubernetes.pod.namespace': x, a: b}}]}]", "default deny; allow pods(a=b,io.kubernetes.pod.namespace=x)", "-"},
@@ -159,7 +161,7 @@ func TestClusterwidePolicy(t *testing.T) {
 		{"everything", "endpointSelector: {}\ningress: [{fromEndpoints: [{}]}]", "all", "default deny; allow pods()"},
 		{"no namespace is added", "endpointSelector: {matchLabels: {a: b}}\ningress: [{fromEndpoints: [{matchLabels: {c: d}}]}]", "pods(a=b)", "default deny; allow pods(c=d)"},
 		{"a namespace", "endpointSelector: {matchLabels: {'k8s:io.kubernetes.pod.namespace': x}}\ningress: [{fromEntities: [cluster]}]",
-			"pods(io.kubernetes.pod.namespace=x)", "default deny; allow cluster"},
+			"pods(io.kubernetes.pod.namespace=x)", "default deny; allow kube-apiserver, cluster"},
 		{"pods are not init endpoints", "endpointSelector: {matchExpressions: [{key: 'reserved:init', operator: DoesNotExist}, {key: a, operator: Exists}]}\ningress: [{}]",
 			"pods(a)", "default deny; allow none"},
 	} {
@@ -192,7 +194,7 @@ func TestCiliumPolicyUnsupported(t *testing.T) {
 			"allow any at 53/udp; allow none", "deny any at 53/udp, 80/tcp"},
 		{"names", "{toFQDNs: [{matchName: a.example}], toPorts: [{" + ports + "}]}", ".toFQDNs", "needs a proxy for names, which is not supported", "allow none", "deny any at 80/tcp"},
 		{"groups", "{toGroups: [{aws: {}}]}", ".toGroups", "groups of a cloud provider are not supported", "allow none", "deny any"},
-		{"authentication", "{toEntities: [cluster], authentication: {mode: required}}", ".authentication", "mutual authentication is not supported", "allow none", "deny cluster"},
+		{"authentication", "{toEntities: [cluster], authentication: {mode: required}}", ".authentication", "mutual authentication is not supported", "allow none", "deny kube-apiserver, cluster"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for field, want := range map[string]string{"egress": test.allow, "egressDeny": test.deny} {

@@ -81,7 +81,11 @@ func (r *policyReader) ciliumPeers(field string, in *ciliumItem) peerList {
 		return r.cidrSetPeer(field, &in.cidrSet[i], in.denies)
 	})
 	each("Entities", in.entities != nil, len(in.entities), func(field string, i int) tables.PolicyPeer {
-		return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: r.entity(field, in.entities[i])}
+		entity := r.entity(field, in.entities[i])
+		if entity == tables.EntityCluster { // for Cilium with the API server, also outside
+			l.add(r, field, tables.PolicyPeer{Kind: tables.PeerEntity, Entity: tables.EntityKubeAPIServer})
+		}
+		return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: entity}
 	})
 	each("Nodes", in.nodes != nil, len(in.nodes), func(field string, i int) tables.PolicyPeer {
 		return r.nodePeer(field, in.nodes[i])
