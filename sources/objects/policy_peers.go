@@ -35,7 +35,7 @@ type ciliumService struct {
 type peerList struct {
 	list        []tables.PolicyPeer
 	seen        map[string]bool // their texts
-	present     bool            // something is said, even if it is an empty list
+	present     bool            // something is said, even if by an empty list
 	bad         bool            // something is left out because of a mistake
 	unsupported fieldErrors
 }
@@ -55,12 +55,16 @@ func (l *peerList) add(r *policyReader, field string, p tables.PolicyPeer) {
 	}
 }
 
-// ciliumPeers reads all fields of an item that name peers.
+// ciliumPeers reads all fields of an item that name peers. As for Cilium, an item that has
+// an empty list of endpoints, nodes, entities or prefixes matches nothing, whatever its other
+// fields say, while an empty list of services, groups or names is like none.
 func (r *policyReader) ciliumPeers(field string, in *ciliumItem) peerList {
 	var l peerList
+	nothing := false
 	each := func(name string, given bool, count int, read func(field string, i int) tables.PolicyPeer) {
 		field := field + "." + in.prefix + name
 		l.present = l.present || given || r.bad(field)
+		nothing = nothing || given && count == 0
 		l.bad = l.bad || count == 0 && r.bad(field)
 		for i := range count {
 			item := indexed(field, i)
@@ -77,21 +81,28 @@ func (r *policyReader) ciliumPeers(field string, in *ciliumItem) peerList {
 		return r.cidrSetPeer(field, &in.cidrSet[i], in.denies)
 	})
 	each("Entities", in.entities != nil, len(in.entities), func(field string, i int) tables.PolicyPeer {
-		return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: r.entity(field, in.entities[i])}
+		entity := r.entity(field, in.entities[i])
+		if entity == tables.EntityCluster { // for Cilium with the API server, also outside
+			l.add(r, field, tables.PolicyPeer{Kind: tables.PeerEntity, Entity: tables.EntityKubeAPIServer})
+		}
+		return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: entity}
 	})
 	each("Nodes", in.nodes != nil, len(in.nodes), func(field string, i int) tables.PolicyPeer {
 		return r.nodePeer(field, in.nodes[i])
 	})
-	each("Services", in.services != nil, len(in.services), func(field string, i int) tables.PolicyPeer {
+	each("Services", len(in.services) > 0, len(in.services), func(field string, i int) tables.PolicyPeer {
 		return r.servicePeer(field, &in.services[i], in.denies)
 	})
+	if nothing {
+		l.list = nil
+	}
 	r.unsupportedPeers(&l, field+"."+in.prefix+"Groups", in.groups, "groups of a cloud provider are not supported")
 	r.unsupportedPeers(&l, field+"."+in.prefix+"FQDNs", in.fqdns, "needs a proxy for names, which is not supported")
 	return l
 }
 
 func (r *policyReader) unsupportedPeers(l *peerList, field string, items []any, reason string) {
-	l.present = l.present || items != nil || r.bad(field)
+	l.present = l.present || len(items) > 0 || r.bad(field)
 	l.bad = l.bad || r.bad(field)
 	if len(items) > 0 {
 		l.unsupported.add(field, reason)

@@ -170,17 +170,21 @@ func (r *policyReader) proxy(field string, in *ciliumPorts) string {
 }
 
 // ciliumProtocols are the protocols that Cilium has a name for, in capitals. ANY
-// are those with ports.
+// are those with ports. ICMP is not among them: its types are named in icmps.
 var ciliumProtocols = map[string][]uint8{
 	"TCP": {6}, "UDP": {17}, "SCTP": {132}, "ANY": {6, 17, 132}, "": {6, 17, 132},
-	"ICMP": {1}, "ICMPV6": {58},
 	"VRRP": {112}, "IGMP": {2}, "GRE": {47}, "IPIP": {4}, "IPV6": {41}, "ESP": {50}, "AH": {51},
 }
 
 // ciliumPort returns the ports that one item names, of each protocol.
 func (r *policyReader) ciliumPort(field string, in ciliumRulePort) (out []tables.PolicyPort) {
-	protocols, known := ciliumProtocols[strings.ToUpper(in.Protocol)]
-	if !known {
+	name := strings.ToUpper(in.Protocol)
+	protocols, known := ciliumProtocols[name]
+	switch {
+	case name == "ICMP" || name == "ICMPV6":
+		r.add(field+".protocol", quoted(in.Protocol, "has no ports, use icmps instead of toPorts").Error())
+		return nil
+	case !known:
 		r.add(field+".protocol", strconv.Quote(in.Protocol)+" is no protocol")
 		return nil
 	}
@@ -193,15 +197,12 @@ func (r *policyReader) ciliumPort(field string, in ciliumRulePort) (out []tables
 		}
 	}
 	hasPorts := protocols[0] == 6 || protocols[0] == 17 || protocols[0] == 132
-	isICMP := protocols[0] == 1 || protocols[0] == 58
 	switch {
 	case hasPorts:
-	case !isICMP && !port.All():
-		r.add(field+".port", strings.ToUpper(in.Protocol)+" has no ports")
-	case isICMP && !port.All() && (port.Name != "" || port.Last > 255):
-		r.add(field+".port", strconv.Quote(in.Port)+" is no ICMP type")
+	case !port.All():
+		r.add(field+".port", name+" has no ports")
 	case in.EndPort != 0:
-		r.add(field+".endPort", strings.ToUpper(in.Protocol)+" has no ranges of ports")
+		r.add(field+".endPort", name+" has no ranges of ports")
 	}
 	r.endPort(field+".endPort", &port, int64(in.EndPort))
 	for _, protocol := range protocols {

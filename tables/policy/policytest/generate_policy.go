@@ -151,7 +151,7 @@ func (g *Generator) ciliumItem(prefix, kind string) string {
 		parts = append(parts, "toPorts: [{ports: ["+g.some(1, func() string {
 			return g.pick("{port: \"80\", protocol: TCP}", "{port: \"80\"}", "{port: \"53\", protocol: UDP}", "{port: \"8000\", endPort: 8085, protocol: TCP}",
 				"{port: http, protocol: TCP}", "{port: dns}", "{port: \"0\", protocol: TCP}", "{port: \"0\"}", "{port: \"1024\", endPort: 65535}",
-				"{port: \"79\", endPort: 81, protocol: ANY}", "{protocol: ICMP}", "{protocol: GRE}", "{port: \"132\", protocol: SCTP}")
+				"{port: \"79\", endPort: 81, protocol: ANY}", "{protocol: AH}", "{protocol: GRE}", "{port: \"132\", protocol: SCTP}")
 		})+"]}]")
 	case 2:
 		parts = append(parts, "icmps: [{fields: ["+g.some(1, func() string {
