@@ -285,32 +285,29 @@ func TestRunsAreBounded(t *testing.T) {
 	}
 }
 
-// A map of the default size with hardly anything in it costs no pass over its empty
-// buckets, which take milliseconds; and what a run has taken is not understated.
+// A map of the default size with hardly anything in it is read by keys: no program passes
+// over its empty buckets.
 func TestNearlyEmpty(t *testing.T) {
 	f := newFixtureOf(t, Auto, 1<<19, func(name string) bool { return name == ctmap.CT4TCP })
 	f.connect(manyFlow(0), ctmap.Entry{Lifetime: f.now + long})
-	longest := time.Hour
-	for range 30 { // as others may be at the CPU
-		passes, err := f.Run(t.Context(), Filter{Expired: true, Orphans: true})
-		require.NoError(t, err)
-		require.EqualValues(t, 1, passes[0].Scanned)
-		require.Positive(t, passes[0].LongestRun)
-		longest = min(longest, passes[0].LongestRun)
-	}
-	require.Less(t, longest, time.Millisecond)
+	passes, err := f.Run(t.Context(), Filter{Expired: true, Orphans: true})
+	require.NoError(t, err)
+	require.Equal(t, Keys, passes[0].Method)
+	require.EqualValues(t, 1, passes[0].Scanned)
+	require.Positive(t, passes[0].LongestRun)
+	require.LessOrEqual(t, passes[0].LongestRun, passes[0].Duration)
+}
 
-	g := newFixtureOf(t, ForEach, 1<<16, func(name string) bool { return name == ctmap.CT4TCP })
-	undisturbed := Pass{Duration: time.Hour}
-	for range 30 {
-		passes, err := g.Run(t.Context(), Filter{Expired: true})
-		require.NoError(t, err)
-		if passes[0].Duration < undisturbed.Duration {
-			undisturbed = passes[0]
-		}
-	}
-	require.Greater(t, undisturbed.LongestRun, undisturbed.Duration/2)
-	require.LessOrEqual(t, undisturbed.LongestRun, undisturbed.Duration)
+// The longest run of the kernel includes the empty buckets, for which no program is called.
+func TestRunOverEmptyBuckets(t *testing.T) {
+	const buckets = 1 << 16
+	f := newFixtureOf(t, ForEach, buckets, func(name string) bool { return name == ctmap.CT4TCP })
+	passes, err := f.Run(t.Context(), Filter{Expired: true})
+	require.NoError(t, err)
+	require.Zero(t, passes[0].Scanned)
+	// The fastest machine takes a cycle for a bucket, and a slow one only takes longer.
+	require.Greater(t, passes[0].LongestRun, buckets*time.Nanosecond/4)
+	require.LessOrEqual(t, passes[0].LongestRun, passes[0].Duration)
 }
 
 // The maps of a cluster are a set like the global ones.

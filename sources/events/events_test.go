@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -244,39 +245,64 @@ func TestPortsExhausted(t *testing.T) {
 	require.Zero(t, w.Monitors.NumObjects(w.DB.ReadTxn()), "it makes the kernel report no flows")
 }
 
-// A follower that does not read loses events and is told how many; others get all.
+// A follower that does not read loses events, and learns how many behind those that it gets.
 func TestSlowFollower(t *testing.T) {
-	w := start(t, noPrograms{})
-	const sent = queueSize + 500
-	began, release := make(chan struct{}), make(chan struct{})
-	slow := make(chan *tables.Event, 2*sent)
-	var once sync.Once
-	endSlow := follow(t, w.Source, Filter{}, func(e *tables.Event) {
-		once.Do(func() {
-			close(began)
-			<-release
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, noPrograms{})
+		const sent = queueSize + 500
+		began, release := make(chan struct{}), make(chan struct{})
+		slow := make(chan *tables.Event, 2*sent)
+		var once sync.Once
+		endSlow := follow(t, w.Source, Filter{}, func(e *tables.Event) {
+			once.Do(func() {
+				close(began)
+				<-release
+			})
+			slow <- e
 		})
-		slow <- e
-	})
-	w.handle(rawDrop())
-	<-began // holds the first
-	for range sent {
-		w.handle(rawDrop()) // does not block
-	}
-	require.Equal(t, uint64(500), w.Counts().Lost)
-	close(release)
+		w.handle(rawDrop())
+		<-began // holds the first
+		for range sent {
+			w.handle(rawDrop()) // does not block
+		}
+		require.Equal(t, uint64(500), w.Counts().Lost)
+		close(release)
 
-	for range queueSize + 1 {
-		require.Equal(t, tables.EventDrop, (<-slow).Kind)
-	}
-	lost := <-slow
-	require.Equal(t, tables.EventLost, lost.Kind)
-	require.Equal(t, uint64(500), lost.Lost)
-	require.Regexp(t, `^\S+ LOST 500 events: `, lost.String())
-	w.handle(rawDrop())
-	require.Equal(t, tables.EventDrop, (<-slow).Kind, "and it goes on")
-	endSlow()
-	require.Empty(t, slow)
+		for range queueSize + 1 {
+			require.Equal(t, tables.EventDrop, (<-slow).Kind)
+		}
+		lost := <-slow
+		require.Equal(t, tables.EventLost, lost.Kind)
+		require.Equal(t, uint64(500), lost.Lost)
+		require.Regexp(t, `^\S+ LOST 500 events: `, lost.String())
+		w.handle(rawDrop())
+		require.Equal(t, tables.EventDrop, (<-slow).Kind, "and it goes on")
+		endSlow()
+		require.Empty(t, slow)
+	})
+}
+
+// A follower whose queue is never empty learns of the events that it loses all the same.
+func TestSlowFollowerOfAFlood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, noPrograms{})
+		next := make(chan *tables.Event)
+		endSlow := follow(t, w.Source, Filter{}, func(e *tables.Event) { next <- e })
+		for range 1 + queueSize + 1 { // one that it holds, and one that is lost
+			w.handle(rawDrop())
+			synctest.Wait()
+		}
+		require.Equal(t, uint64(1), w.Counts().Lost)
+		time.Sleep(tellInterval + time.Nanosecond)
+		require.Equal(t, tables.EventDrop, (<-next).Kind)
+		require.Equal(t, uint64(1), (<-next).Lost)
+		for range queueSize {
+			require.Equal(t, tables.EventDrop, (<-next).Kind)
+		}
+		synctest.Wait()
+		require.Empty(t, next)
+		endSlow()
+	})
 }
 
 func TestDrops(t *testing.T) {

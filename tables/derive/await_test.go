@@ -5,6 +5,7 @@ package derive
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -32,18 +33,20 @@ func TestAwait(t *testing.T) {
 
 // It does not wait for long for what does not come.
 func TestAwaitIsBounded(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, func(_ *fixture, rule *Rule[string, *shown]) {
-		rule.Await = func(statedb.ReadTxn) (bool, []<-chan struct{}) { return false, nil }
-	})
-	start := time.Now()
-	require.True(t, f.runner.awaitMore(t.Context()))
-	require.GreaterOrEqual(t, time.Since(start), awaitMost)
-	start = time.Now()
-	require.True(t, f.runner.awaitMore(t.Context()))
-	require.Less(t, time.Since(start), awaitMost, "what does not come is not waited for before each round")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(_ *fixture, rule *Rule[string, *shown]) {
+			rule.Await = func(statedb.ReadTxn) (bool, []<-chan struct{}) { return false, nil }
+		})
+		defer f.release()
+		start := time.Now()
+		require.True(t, f.runner.awaitMore(t.Context()))
+		require.Equal(t, awaitMost, time.Since(start))
+		start = time.Now()
+		require.True(t, f.runner.awaitMore(t.Context()))
+		require.Zero(t, time.Since(start), "what does not come is not waited for before each round")
 
-	ctx, stop := context.WithCancel(t.Context())
-	stop()
-	require.False(t, f.runner.awaitMore(ctx), "the agent stops")
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		require.False(t, f.runner.awaitMore(ctx), "the agent stops")
+	})
 }
