@@ -116,7 +116,7 @@ func (m *Maps) open(backend Backend) (swept []string, err error) {
 		}
 	}
 	m.backend.Store(&backend)
-	return backend.Sweep(slices.Concat(m.Names(), programMaps, []string{linksDir})...)
+	return backend.Sweep(slices.Concat(m.Names(), programMaps, []string{linksDir, programsDir})...)
 }
 
 func (m *Maps) close() {

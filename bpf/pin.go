@@ -20,7 +20,9 @@ const (
 	kernelName = "kernel"
 	pinDir     = "sluice" // under the BPF file system
 	linksDir   = "links"  // under it: links of attached programs
-	newSuffix  = "_new"   // of a map that will replace the one of the name; bpffs refuses names with dots
+	// programsDir is under it too: programs for pods' devices, see [PinProgram].
+	programsDir = "programs"
+	newSuffix   = "_new" // of what will replace the pin of the name; bpffs refuses names with dots
 )
 
 // programMaps are the maps that the programs write. Package datapath opens them,
@@ -91,6 +93,13 @@ func MapsDir(bpffs string) string { return filepath.Join(bpffs, pinDir) }
 // LinksDir returns the directory of pinned links of a BPF file system. It may
 // not exist yet.
 func LinksDir(bpffs string) string { return filepath.Join(bpffs, pinDir, linksDir) }
+
+// ProgramsDir returns the directory of pinned programs of a BPF file system. It may
+// not exist yet.
+func ProgramsDir(bpffs string) string { return filepath.Join(bpffs, pinDir, programsDir) }
+
+// ProgramsDir returns the directory of pinned programs.
+func (k *Kernel) ProgramsDir() string { return filepath.Join(k.dir.Name(), programsDir) }
 
 // LinksDir returns the directory of pinned links.
 func (k *Kernel) LinksDir() string { return filepath.Join(k.dir.Name(), linksDir) }
@@ -198,7 +207,7 @@ func OpenPinned(dir string, want *ebpf.MapSpec, copier Copier, log *slog.Logger)
 		m.Close()
 		return nil, err
 	}
-	if err := replacePin(m, path); err != nil {
+	if err := replacePin(m.Pin, path); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("pin map %s: %w", want.Name, err)
 	}
@@ -233,12 +242,12 @@ func takeOver(m, old *ebpf.Map, want *ebpf.MapSpec, copier Copier, log *slog.Log
 	return nil
 }
 
-// replacePin pins a map where another may be.
-func replacePin(m *ebpf.Map, path string) error {
+// replacePin pins an object where another may be, in one step.
+func replacePin(pin func(path string) error, path string) error {
 	if err := os.Remove(path + newSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove leftover pin: %w", err)
 	}
-	if err := m.Pin(path + newSuffix); err != nil {
+	if err := pin(path + newSuffix); err != nil {
 		return err
 	}
 	return os.Rename(path+newSuffix, path)

@@ -40,6 +40,7 @@ type cleanupStep struct {
 func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
+		{"removed pinned program", func() ([]string, error) { return bpf.CleanupPrograms(c.bpffs) }},
 		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
 		{"removed overlay device", c.removeOverlay},
 		{"removed pinned map", func() ([]string, error) { return bpf.Cleanup(c.bpffs) }},
@@ -53,9 +54,9 @@ func newCleanupCommand() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove everything that the agent left on this node",
 		Long: `Remove everything that the agent left on this node: programs at devices, the
-overlay device, pinned maps, kernel parameters that it changed, its socket and
-its state. Traffic is no longer redirected from then on. It is refused while an
-agent runs, and may be repeated.
+overlay device, pinned programs and maps, kernel parameters that it changed, its
+socket and its state. Traffic is no longer redirected from then on. It is refused
+while an agent runs, and may be repeated.
 
 The flags are those that the agent was run with.`,
 		Example: `  sluice cleanup

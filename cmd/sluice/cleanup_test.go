@@ -58,6 +58,7 @@ func TestCleanupOfKernel(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(pins, "links"), 0o700))
 	require.NoError(t, l.Pin(filepath.Join(pins, "links", name)))
 	require.NoError(t, l.Close())
+	require.NoError(t, bpf.PinProgram(bpf.ProgramsDir(bpffs), bpf.ProgramFromPod, d.Program(bpf.ProgramFromPod)))
 	require.NoError(t, d.Close())
 	overlay := addDevice(t, &vn.Vxlan{FlowBased: true, Port: 8474}, "sluice_vxlan")
 	require.NoError(t, vn.LinkSetAlias(overlay, attach.OverlayAlias))
@@ -83,7 +84,7 @@ func TestCleanupOfKernel(t *testing.T) {
 	r := sluice(t, args...)
 	require.Equal(t, exitOK, r.code, r.stderr)
 	for _, line := range []string{
-		"detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",
+		"removed pinned program from_pod", "detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",
 	} {
 		require.Contains(t, r.stdout, line+"\n")
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
@@ -59,7 +60,7 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 	case atDevice != (ifIndex > 0):
 		return 0, fmt.Errorf("attach %s: not to device %d", p, ifIndex)
 	case !atDevice:
-		return o.links().updateBackstop(program)
+		return o.updateBackstop(program)
 	}
 	id, ok, err := o.links().update(ifIndex, p, program)
 	if ok || err != nil {
@@ -69,6 +70,19 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 		o.seed()
 	}
 	return o.links().attach(ifIndex, p, program)
+}
+
+// updateBackstop has the backstop run, and pins the programs of pods' devices. The
+// backstop is wanted when all maps have been written a first time: these programs would
+// let pass what they must not, before.
+func (o *attachments) updateBackstop(backstop *ebpf.Program) (link.ID, error) {
+	l := o.links()
+	for _, p := range bpf.PinnedPrograms {
+		if err := bpf.PinProgram(l.programs, p, o.datapath.Program(p)); err != nil {
+			return 0, err
+		}
+	}
+	return l.updateBackstop(backstop)
 }
 
 // Delete implements [reconciler.Operations].

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -169,6 +170,44 @@ func TestBackstopIsReplaced(t *testing.T) {
 
 	require.NoError(t, s.Delete(t.Context(), nil, 0, row))
 	require.Empty(t, s.pins())
+}
+
+// Programs for pods' devices are pinned with the backstop, and an agent puts its own in
+// the place of those of another.
+func TestProgramsArePinned(t *testing.T) {
+	s := newSetup(t)
+	index := s.addVeth("pod0", "eth0", 0)
+	s.mustAttach(index, bpf.ProgramFromPod)
+	require.NoDirExists(t, s.pinned, "maps may not be written yet")
+
+	require.NoError(t, os.MkdirAll(s.pinned, 0o700))
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	require.NoError(t, err)
+	defer m.Close()
+	require.NoError(t, m.Pin(filepath.Join(s.pinned, "from_pod"))) // no program, and replaced
+	for range 2 {
+		s.mustAttach(0, bpf.ProgramBackstop)
+		pins, err := os.ReadDir(s.pinned)
+		require.NoError(t, err)
+		require.Len(t, pins, 2)
+		for _, p := range bpf.PinnedPrograms {
+			pinned, err := ebpf.LoadPinnedProgram(filepath.Join(s.pinned, p.String()), nil)
+			require.NoError(t, err)
+			require.Equal(t, programID(t, s.programs(p)), programID(t, pinned))
+			pinned.Close()
+		}
+		s.restart()
+	}
+
+	bpffs := filepath.Dir(filepath.Dir(s.pinned))
+	removed, err := bpf.CleanupPrograms(bpffs)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"from_pod", "to_pod"}, removed)
+	require.NoDirExists(t, s.pinned)
+	require.Len(t, s.running(index, ebpf.AttachTCXIngress), 1, "what is attached runs on")
+	removed, err = bpf.CleanupPrograms(bpffs)
+	require.NoError(t, err)
+	require.Empty(t, removed)
 }
 
 func TestWhatCannotBeAttached(t *testing.T) {

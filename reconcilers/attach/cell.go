@@ -3,6 +3,7 @@
 // Package attach has the kernel run the programs where tables want them.
 //
 //	attachments ─────► tcx links of devices, netfilter links; pinned in <bpffs>/sluice/links
+//	backstop ────────► from_pod and to_pod, pinned in <bpffs>/sluice/programs
 //	overlay-devices ─► the VXLAN device
 //	devices ─────────► attachments of a device that was replaced are made anew
 //
@@ -94,7 +95,7 @@ func (p params) links() links {
 	if !ok {
 		return links{}
 	}
-	return links{dir: filepath.Clean(kernel.LinksDir()), ns: namespace(p.Namespace)}
+	return links{dir: filepath.Clean(kernel.LinksDir()), programs: filepath.Clean(kernel.ProgramsDir()), ns: namespace(p.Namespace)}
 }
 
 func registerOverlayDevices(p params) error {

@@ -140,11 +140,13 @@ type setup struct {
 	db       *statedb.DB
 	programs func(bpf.Program) *ebpf.Program // of the present agent
 	dir      string
+	pinned   string // directory of programs
 	seeded   int
 }
 
 func newSetup(t testing.TB) *setup {
-	s := &setup{network: newNetwork(t), dir: filepath.Join(testBPFFS(t), "sluice", "links")}
+	bpffs := testBPFFS(t)
+	s := &setup{network: newNetwork(t), dir: bpf.LinksDir(bpffs), pinned: bpf.ProgramsDir(bpffs)}
 	s.restart()
 	return s
 }
@@ -156,7 +158,7 @@ func (s *setup) restart() {
 	require.NoError(s.t, err)
 	s.attachments = &attachments{
 		datapath: loadPrograms(s.t),
-		links:    func() links { return links{dir: s.dir, ns: namespace(s.ns)} },
+		links:    func() links { return links{dir: s.dir, programs: s.pinned, ns: namespace(s.ns)} },
 		seed:     func() { s.seeded++ },
 		table:    table,
 	}

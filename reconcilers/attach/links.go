@@ -31,8 +31,9 @@ var attachTypes = map[bpf.Program]ebpf.AttachType{
 // links are the links pinned in a directory: of programs at devices under
 // "<program>_<ifindex>", of the backstop as backstop.go has it.
 type links struct {
-	dir string
-	ns  namespace
+	dir      string
+	programs string // where programs themselves are pinned
+	ns       namespace
 }
 
 func pinName(ifIndex int, p bpf.Program) string { return fmt.Sprintf("%s_%d", p, ifIndex) }
