@@ -57,7 +57,7 @@ fuzz: ## Run each fuzzer for FUZZTIME
 	done
 
 # One package at a time, as latency is measured; -v shows it, and what is skipped.
-E2E := SLUICE_E2E_APISERVER=$(abspath $(BIN))/apiserver SLUICE_E2E_HELM=$(abspath $(BIN))/helm \
+E2E := SLUICE_E2E_KUBERNETES=$(abspath $(BIN))/kubernetes SLUICE_E2E_HELM=$(abspath $(BIN))/helm \
 	go test -tags e2e -v -count=1 -p 1 -timeout 20m
 
 .PHONY: browser
@@ -66,23 +66,51 @@ browser: ## Install the browser of the tests of the page (Debian, root)
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; }
 
 .PHONY: e2e
-e2e: build apiserver helm ## Test the binary against a real API server
+e2e: build kubernetes helm ## Test the binary against a real API server
 	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice $(E2E) ./cmd/e2e/...
 
 .PHONY: e2e-race
-e2e-race: apiserver helm ## The same, with the race detector in tests and agent
+e2e-race: kubernetes helm ## The same, with the race detector in tests and agent
 	CGO_ENABLED=1 go build -race -o $(BIN)/sluice-race ./cmd/sluice
 	SLUICE_E2E_BINARY=$(abspath $(BIN))/sluice-race $(E2E) -race ./cmd/e2e/...
 
-# With its version, which Helm asks it for.
-.PHONY: apiserver
-apiserver:
-	cd testdata/apiserver && go build -o $(abspath $(BIN))/apiserver \
-		-ldflags "-X k8s.io/component-base/version.gitVersion=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes)" .
+# What go has linked from the same inputs stays as it is: the first time takes 10 to
+# 20 minutes, later ones a few seconds. The version is what kubectl and Helm ask for.
+KUBERNETES_BUILD = -trimpath -buildvcs=false \
+	-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version \
+		-X k8s.io/component-base/version.gitMajor=$$(echo $$version | tr -d v | cut -d. -f1) \
+		-X k8s.io/component-base/version.gitMinor=$$(echo $$version | cut -d. -f2)"
+
+.PHONY: kubernetes
+kubernetes:
+	cd testdata/kubernetes && version=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes) && \
+		CGO_ENABLED=0 go build $(KUBERNETES_BUILD) -o $(abspath $(BIN))/ .
+
+# The tests of Kubernetes, and the server that their pods run.
+.PHONY: kubernetes-tests
+kubernetes-tests:
+	cd testdata/kubernetes && version=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes) && \
+		CGO_ENABLED=0 go build $(KUBERNETES_BUILD) -o $(abspath $(BIN))/ k8s.io/kubernetes/test/images/agnhost && \
+		CGO_ENABLED=0 go test -c $(KUBERNETES_BUILD) -o $(abspath $(BIN))/e2e.test ./e2e
+
+# What a node has, besides what is built here. containerd is only unpacked: it is not a
+# service of this machine.
+NODETOOLS := iproute2 iptables nftables conntrack runc containernetworking-plugins util-linux
+
+.PHONY: node-tools
+node-tools: ## Install what the nodes of the cluster need (Debian, root)
+	@dpkg -s $(NODETOOLS) >/dev/null 2>&1 || \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(NODETOOLS); }
+	@test -x $(BIN)/containerd/usr/bin/containerd || \
+		{ mkdir -p $(BIN)/containerd && cd $(BIN)/containerd && apt-get download containerd && dpkg -x containerd_*.deb . && rm containerd_*.deb; }
+
+.PHONY: cluster-binaries
+cluster-binaries: build kubernetes kubernetes-tests helm node-tools ## Build what go run ./cmd/cluster needs
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN)/pod ./cmd/cluster/traffic/pod
 
 .PHONY: helm
 helm:
-	cd testdata/helm && go build -o $(abspath $(BIN))/helm helm.sh/helm/v4/cmd/helm
+	cd testdata/helm && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(abspath $(BIN))/helm helm.sh/helm/v4/cmd/helm
 
 .PHONY: manifests
 manifests: ## Write what follows from the chart and from the agent's flags: deploy/

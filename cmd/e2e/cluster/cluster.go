@@ -54,7 +54,7 @@ const (
 // Cluster is a running API server, its etcd and clients for it.
 type Cluster struct {
 	t      testing.TB
-	binary string // see testdata/apiserver
+	binary string // see testdata/kubernetes
 	dir    string // working directory of both servers
 	port   int    // of the API server; kept over restarts
 
@@ -68,7 +68,7 @@ type Cluster struct {
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
 }
 
-// Start runs etcd and the API server from the binary that testdata/apiserver
+// Start runs etcd and the API server from the binary that testdata/kubernetes
 // builds, waits until it is ready and applies deploy/'s namespace, CRDs and
 // RBAC. Everything ends with the test and lives in its temporary directory.
 func Start(t testing.TB, binary string) *Cluster {
@@ -215,7 +215,7 @@ func (c *Cluster) portTaken() bool {
 }
 
 func (c *Cluster) startAPIServer() error {
-	p, err := c.run("apiserver", append([]string{"serve"}, apiserverFlags(c.port)...)...)
+	p, err := c.run("apiserver", append([]string{"kube-apiserver"}, apiserverFlags(c.port)...)...)
 	if err != nil {
 		return err
 	}

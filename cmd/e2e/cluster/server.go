@@ -41,14 +41,14 @@ const (
 )
 
 // binaryVariable names the environment variable with the servers' binary.
-const binaryVariable = "SLUICE_E2E_APISERVER"
+const binaryVariable = "SLUICE_E2E_KUBERNETES"
 
 // Binary returns the path of the servers' binary, which the environment names.
 func Binary(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv(binaryVariable)
 	if path == "" {
-		t.Fatalf("%s is not set; build the binary with (cd testdata/apiserver && go build -o FILE .)", binaryVariable)
+		t.Fatalf("%s is not set; build the binary with make kubernetes", binaryVariable)
 	}
 	return path
 }

@@ -29,7 +29,10 @@ func Start(name, logPath string, cmd *exec.Cmd) (*Process, error) {
 		return nil, fmt.Errorf("open log of %s: %w", name, err)
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	p := &Process{Name: name, LogPath: logPath, cmd: cmd, exited: make(chan struct{})}
 
 	started := make(chan error)
@@ -56,6 +59,9 @@ func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // State says how a process ended that has exited.
 func (p *Process) State() *os.ProcessState { return p.cmd.ProcessState }
+
+// PID is the number of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal. An error means that the process is gone.
 func (p *Process) Signal(signal os.Signal) error { return p.cmd.Process.Signal(signal) }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// imagesDir has the images that nodes import.
+const imagesDir = "images"
+
+// Images that every cluster has.
+const (
+	pauseImage   = "registry.k8s.io/pause:3.10"
+	AgnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.63.0"
+	// TrafficImage is cmd/cluster/traffic/pod.
+	TrafficImage = "registry.example/traffic:1"
+)
+
+// Image is an image with a single layer.
+type Image struct {
+	Names      []string
+	Files      map[string]string // path in the image: path of the machine
+	Entrypoint []string
+	Env        []string
+	Cmd        []string
+}
+
+// baseFiles are those that every base image of static binaries has.
+var baseFiles = map[string]string{
+	"etc/passwd": "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n",
+	"etc/group":  "root:x:0:\nnobody:x:65534:\n",
+}
+
+// SearchPath is PATH in an image, unless that says otherwise.
+const SearchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// writeImages writes the images of every cluster and those of the options.
+func (c *Cluster) writeImages(context.Context) error {
+	images := append([]Image{
+		{
+			Names: []string{AgnhostImage}, Files: map[string]string{"agnhost": c.binary("agnhost")},
+			Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{SearchPath},
+		},
+		{
+			Names: []string{pauseImage}, Files: map[string]string{"pod": c.binary("pod")},
+			Entrypoint: []string{"/pod", "pause"}, Env: []string{SearchPath},
+		},
+		{
+			Names: []string{TrafficImage}, Files: map[string]string{"pod": c.binary("pod")},
+			Entrypoint: []string{"/pod"}, Env: []string{SearchPath},
+		},
+	}, c.options.Images...)
+	if err := os.MkdirAll(c.path(imagesDir), 0o755); err != nil {
+		return err
+	}
+	for _, image := range images {
+		name := strings.NewReplacer("/", "-", ":", "-").Replace(image.Names[0])
+		if err := image.write(c.path(imagesDir, name+".tar")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) binary(name string) string { return filepath.Join(c.options.Bin, name) }
+
+// write writes a docker archive, which containerd can import.
+func (i *Image) write(file string) error {
+	layer, err := i.layer()
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH,
+		"os":           "linux",
+		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "WorkingDir": "/"},
+		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest(layer)}},
+		"history":      []map[string]string{{"created_by": "cmd/cluster"}},
+	})
+	if err != nil {
+		return err
+	}
+	configName, layerName := digest(config)+".json", digest(layer)+"/layer.tar"
+	manifest, err := json.Marshal([]map[string]any{{"Config": configName, "RepoTags": i.Names, "Layers": []string{layerName}}})
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	archive := tar.NewWriter(out)
+	for _, member := range []struct {
+		name string
+		data []byte
+	}{{configName, config}, {layerName, layer}, {"manifest.json", manifest}} {
+		if err := writeMember(archive, member.name, 0o644, bytes.NewReader(member.data), int64(len(member.data))); err != nil {
+			return err
+		}
+	}
+	return archive.Close()
+}
+
+// layer returns the file system of the image as an archive.
+func (i *Image) layer() ([]byte, error) {
+	var buffer bytes.Buffer
+	archive := tar.NewWriter(&buffer)
+	for _, dir := range []string{"etc/", "root/", "tmp/"} {
+		mode := int64(0o755)
+		if dir == "tmp/" {
+			mode = 0o1777
+		}
+		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: mode}); err != nil {
+			return nil, err
+		}
+	}
+	for name, text := range baseFiles {
+		if err := writeMember(archive, name, 0o644, strings.NewReader(text), int64(len(text))); err != nil {
+			return nil, err
+		}
+	}
+	for name, source := range i.Files {
+		if err := copyMember(archive, path.Clean(name), source); err != nil {
+			return nil, err
+		}
+	}
+	return buffer.Bytes(), archive.Close()
+}
+
+func copyMember(archive *tar.Writer, name, source string) error {
+	file, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	return writeMember(archive, name, int64(info.Mode().Perm()), file, info.Size())
+}
+
+func writeMember(archive *tar.Writer, name string, mode int64, content io.Reader, size int64) error {
+	if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: size}); err != nil {
+		return err
+	}
+	_, err := io.Copy(archive, content)
+	return err
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
