@@ -14,6 +14,9 @@ import (
 
 // Cell has the modules of the agent, in the order in which data flows.
 var Cell = cell.Group(
+	// Probes are answered from the beginning.
+	api.ListenCell,
+
 	// Objects of the cluster, from the API server or from files: nodes,
 	// namespaces, endpoints, services, egress-policies.
 	sources.Cell,

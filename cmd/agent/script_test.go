@@ -104,7 +104,7 @@ func (c *cluster) construct() {
 		Dataflow,
 		ObjectStatus,
 		c.writer.cell(),
-		api.Cell,
+		api.ListenCell, api.Cell,
 		cell.Invoke(func(o oracle, d desiredTables, a statedb.Table[*tables.Attachment]) {
 			c.oracle, c.desire, c.attachments = o, d, a
 		}),

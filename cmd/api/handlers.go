@@ -9,6 +9,7 @@ import (
 	"net/http/pprof"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -36,8 +37,10 @@ type handlers struct {
 	tables  statusTables
 	started time.Time
 	limits  *limits
-	story   *story.Teller // nil if the agent has none
-	flow    *dataflow
+	// starting is while what the handlers use has not started: they answer only probes.
+	starting atomic.Bool
+	story    *story.Teller // nil if the agent has none
+	flow     *dataflow
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
@@ -95,6 +98,7 @@ func (h *handlers) metricsMux() http.Handler {
 func (h *handlers) monitored(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", h.healthz)
 	mux.HandleFunc("GET /readyz", h.readyz)
+	mux.HandleFunc("GET /startupz", h.startupz)
 	mux.Handle("GET /metrics", h.limits.bound(h.limits.scrapes, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{})))
 }
 
@@ -140,6 +144,7 @@ func (h *handlers) index(w http.ResponseWriter, r *http.Request) {
 
 /healthz                  health of each module
 /readyz                   whether the first pass is programmed, and if not, what is pending
+/startupz                 health, once ready or a minute after the start
 /metrics                  metrics for Prometheus
 /version                  version of the agent
 /status                   summary: health, tables, policies, maps, programs, drops
