@@ -36,6 +36,7 @@ var Cell = cell.Module(
 
 	cell.Config(DefaultConfig),
 	cell.Provide(newServer, scriptCommands),
+	cell.ProvidePrivate(newCNIWaiter),
 	cell.Invoke(func(*Server) {}),
 )
 
@@ -115,6 +116,8 @@ type params struct {
 	Tables  statusTables
 	Story   *story.Teller `optional:"true"`
 
+	CNI *cniWaiter `optional:"true"`
+
 	Sources []tables.Source `group:"sources"`
 	Rules   *derive.Metrics `optional:"true"`
 	Control *bpfmap.Control `optional:"true"`
@@ -150,6 +153,7 @@ func newServer(p params) (*Server, error) {
 			limits:  newLimits(),
 			story:   p.Story,
 			flow:    flow,
+			cni:     p.CNI,
 		},
 	}
 	if p.GC != nil {
