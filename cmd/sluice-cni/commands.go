@@ -19,6 +19,10 @@ import (
 	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
+// errNotAvailable is the code of the specification for a plugin that cannot serve an
+// ADD now. The library has no name for it.
+const errNotAvailable uint = 50
+
 // config is what the runtime hands over.
 type config struct {
 	types.PluginConf
@@ -83,7 +87,7 @@ func enforce(c *config, a *cnifile.Attachment) error {
 	if err := await(ctx, c, a); err != nil {
 		_ = cnifile.Remove(c.RunDir, a.Container, a.IfName) // the runtime calls for DEL too
 		return types.NewError(types.ErrTryAgainLater,
-			fmt.Sprintf("%s: pod %s/%s cannot start yet: no agent of Sluice has put it in force, and none has run since the node booted",
+			fmt.Sprintf("%s: pod %s/%s cannot start yet: no agent of Sluice has put it in force, and none has left what could hold it",
 				cniconf.Type, a.Namespace, a.Pod), err.Error())
 	}
 	return nil
@@ -184,7 +188,7 @@ func status(args *skel.CmdArgs) error {
 		return err
 	}
 	if err := answers(c.Socket); err != nil && !canHold(c.BPFFS) {
-		return types.NewError(types.ErrPluginNotAvailable,
+		return types.NewError(errNotAvailable,
 			cniconf.Type+": no agent of Sluice answers, and none has run since the node booted", err.Error())
 	}
 	return nil

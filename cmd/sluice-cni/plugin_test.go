@@ -237,7 +237,7 @@ func TestNoAgent(t *testing.T) {
 	n.timeout = "300ms"
 	_, failed := n.call("STATUS")
 	require.NotNil(t, failed)
-	require.EqualValues(t, types.ErrPluginNotAvailable, failed.Code)
+	require.EqualValues(t, errNotAvailable, failed.Code)
 	_, failed = n.call("ADD")
 	require.NotNil(t, failed)
 	require.EqualValues(t, types.ErrTryAgainLater, failed.Code)
