@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/hive/shell"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/compat"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/netlink"
@@ -34,6 +35,10 @@ var Cell = cell.Group(
 
 	// What else runs on the node and would bypass it.
 	compat.Cell,
+
+	// The chained plugin in the node's CNI configuration: cni-config.
+	cell.Provide(func(c api.Config) cni.Socket { return cni.Socket(c.Socket) }),
+	cni.Cell,
 
 	// What of all that is a metric of its own.
 	cell.Invoke(registerStateMetrics),

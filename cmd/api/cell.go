@@ -48,6 +48,7 @@ var Cell = cell.Module(
 	"HTTP API",
 
 	cell.Provide(scriptCommands),
+	cell.ProvidePrivate(newCNIWaiter),
 	cell.Invoke(handle),
 )
 
@@ -147,6 +148,8 @@ type params struct {
 	Tables  statusTables
 	Story   *story.Teller `optional:"true"`
 
+	CNI *cniWaiter `optional:"true"`
+
 	Sources []tables.Source `group:"sources"`
 	Rules   *derive.Metrics `optional:"true"`
 	Control *bpfmap.Control `optional:"true"`
@@ -174,6 +177,7 @@ func handle(p params) error {
 		limits:  newLimits(),
 		story:   p.Story,
 		flow:    flow,
+		cni:     p.CNI,
 	}
 	if p.GC != nil {
 		s.handlers.collector = p.GC

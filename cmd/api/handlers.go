@@ -41,6 +41,7 @@ type handlers struct {
 	starting atomic.Bool
 	story    *story.Teller // nil if the agent has none
 	flow     *dataflow
+	cni      *cniWaiter // nil if the agent has none
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
@@ -76,6 +77,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)
+		mux.HandleFunc("GET /cni/wait", h.waitCNI)
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -161,6 +163,7 @@ func (h *handlers) index(w http.ResponseWriter, r *http.Request) {
 /graph                    how data flows from sources through tables to maps and programs, and where it is stuck
 /rules                    rules of network policies in force, and how many packets they decided
 /gc                       POST: remove connections, on the socket only
+/cni/wait                 for the CNI plugin, on the socket only: answers when a pod's interface is in force
 /debug/pprof/             profiles, on the socket only
 
 Tables:
