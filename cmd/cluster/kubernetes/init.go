@@ -62,7 +62,7 @@ func (n *Node) startServices(c *children) error {
 	}
 	go c.supervise(n.logPath("kube-proxy"), "kube-proxy", config(proxyFile))
 	go c.supervise(n.logPath("kubelet"), "kubelet", config(kubeletFile),
-		"--kubeconfig="+n.cluster.kubeconfigPath(n.user()), "--hostname-override="+n.Name, "--root-dir=/var/lib/kubelet")
+		"--kubeconfig="+n.cluster.kubeconfigPath(n.user()), "--hostname-override="+n.Name)
 	return nil
 }
 
@@ -79,7 +79,8 @@ func (n *Node) importImages(c *children) error {
 		if _, err := os.Stat(imported); err == nil {
 			continue
 		}
-		if err := c.run("ctr", "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", image); err != nil {
+		err := c.run("ctr", "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", image)
+		if err != nil {
 			return fmt.Errorf("import %s: %w", image, err)
 		}
 		if err := os.WriteFile(imported, nil, 0o600); err != nil {
