@@ -102,7 +102,9 @@ node-tools: ## Install what the nodes of the cluster need (Debian, root)
 	@dpkg -s $(NODETOOLS) >/dev/null 2>&1 || \
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(NODETOOLS); }
 	@test -x $(BIN)/containerd/usr/bin/containerd || \
-		{ mkdir -p $(BIN)/containerd && cd $(BIN)/containerd && apt-get download containerd && dpkg -x containerd_*.deb . && rm containerd_*.deb; }
+		{ mkdir -p $(BIN)/containerd && cd $(BIN)/containerd && \
+		{ apt-get download containerd || { apt-get update && apt-get download containerd; }; } && \
+		dpkg -x containerd_*.deb . && rm containerd_*.deb; }
 
 .PHONY: cluster-binaries
 cluster-binaries: build kubernetes kubernetes-tests helm node-tools ## Build what go run ./cmd/cluster needs
@@ -111,6 +113,11 @@ cluster-binaries: build kubernetes kubernetes-tests helm node-tools ## Build wha
 .PHONY: helm
 helm:
 	cd testdata/helm && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(abspath $(BIN))/helm helm.sh/helm/v4/cmd/helm
+
+# With packets, and so slow on a busy machine.
+.PHONY: cluster
+cluster: cluster-binaries ## Test Sluice on a Kubernetes cluster of three nodes (root)
+	SLUICE_CLUSTER_BIN=$(abspath $(BIN)) go test -tags cluster -v -count=1 -timeout 30m ./cmd/cluster
 
 .PHONY: manifests
 manifests: ## Write what follows from the chart and from the agent's flags: deploy/
@@ -137,6 +144,7 @@ lint: ## Check format, go vet and staticcheck
 		if [ -n "$$unformatted" ]; then echo "not formatted: $$unformatted"; exit 1; fi
 	go vet ./...
 	go vet -tags e2e ./cmd/e2e/...
+	go vet -tags cluster ./cmd/cluster/...
 	go tool staticcheck ./...
 
 # What builds the programs of bpf/programs. Needed to change them only: the

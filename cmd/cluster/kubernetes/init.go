@@ -24,7 +24,8 @@ const (
 
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// runNode is process 1 of a node: it runs what systemd runs on another one.
+// runNode is process 1 of a node: it runs what systemd runs on another one. It
+// returns only if something fails.
 func runNode() error {
 	name, dir, bin := os.Getenv(nodeVariable), os.Getenv(dirVariable), os.Getenv(binVariable)
 	for _, variable := range []string{roleVariable, nodeVariable, dirVariable, binVariable} {
@@ -40,12 +41,9 @@ func runNode() error {
 	}
 	children := &children{exits: map[int]chan unix.WaitStatus{}}
 	go children.reap()
-	go func() {
-		if err := n.startServices(children); err != nil {
-			fmt.Fprintln(os.Stderr, "node:", err)
-			os.Exit(1)
-		}
-	}()
+	if err := n.startServices(children); err != nil {
+		return err
+	}
 	select {}
 }
 
@@ -64,7 +62,7 @@ func (n *Node) startServices(c *children) error {
 	}
 	go c.supervise(n.logPath("kube-proxy"), "kube-proxy", config(proxyFile))
 	go c.supervise(n.logPath("kubelet"), "kubelet", config(kubeletFile),
-		"--kubeconfig="+n.cluster.kubeconfigPath(n.user()), "--hostname-override="+n.Name, "--root-dir=/var/lib/kubelet")
+		"--kubeconfig="+n.cluster.kubeconfigPath(n.user()), "--hostname-override="+n.Name)
 	return nil
 }
 
@@ -81,7 +79,8 @@ func (n *Node) importImages(c *children) error {
 		if _, err := os.Stat(imported); err == nil {
 			continue
 		}
-		if err := c.run("ctr", "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", image); err != nil {
+		err := c.run("ctr", "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", image)
+		if err != nil {
 			return fmt.Errorf("import %s: %w", image, err)
 		}
 		if err := os.WriteFile(imported, nil, 0o600); err != nil {

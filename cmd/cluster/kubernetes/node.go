@@ -86,7 +86,8 @@ func (n *Node) boot(ctx context.Context) error {
 	if n.init, err = process.Start(n.Name, n.cluster.logPath(n.Name), cmd); err != nil {
 		return err
 	}
-	if err := os.WriteFile(n.diskPath(pidFile), []byte(strconv.Itoa(n.init.PID())), 0o644); err != nil {
+	pid := []byte(strconv.Itoa(n.init.PID()))
+	if err := os.WriteFile(n.diskPath(pidFile), pid, 0o644); err != nil {
 		return err
 	}
 	return Await(ctx, n.Name+" is ready", func() error {
@@ -142,14 +143,19 @@ func (n *Node) PowerOff(ctx context.Context) error {
 
 // Command returns a command that runs in the node's namespaces, as root there.
 func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
-	target := "--target=" + strconv.Itoa(n.init.PID())
-	return exec.CommandContext(ctx, "nsenter", append([]string{target, "--net", "--mount", "--pid", "--uts", "--ipc", "--"}, args...)...)
+	return exec.CommandContext(ctx, "nsenter", enterArgs(strconv.Itoa(n.init.PID()), "/", args...)...)
 }
 
 // Run runs a command in the node's namespaces and returns its output.
 func (n *Node) Run(ctx context.Context, args ...string) (string, error) {
 	return output(n.Command(ctx, args...))
 }
+
+// InNetwork runs f in the node's network namespace, on a thread of its own.
+func (n *Node) InNetwork(f func() error) error { return inNetns(n.Name, f) }
+
+// PID is the number of the node's process 1 in the cluster.
+func (n *Node) PID() int { return n.init.PID() }
 
 // Path is where the cluster's namespaces have a file of the node.
 func (n *Node) Path(path string) string {
