@@ -85,6 +85,7 @@ func endpointSliceKind() *Kind {
 func egressPolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
+		Guarded: true,
 		decoder: decoderFor(egressPolicies),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
@@ -103,6 +104,7 @@ func networkPolicyKind() *Kind {
 func ciliumPolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy", Resource: "ciliumnetworkpolicies", Namespaced: true,
+		Guarded: true,
 		decoder: decoderFor(ciliumPolicies(tables.PolicyCilium)),
 		open:    networkPolicyStore(tables.PolicyCilium),
 	}
@@ -111,6 +113,7 @@ func ciliumPolicyKind() *Kind {
 func ciliumClusterwidePolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy", Resource: "ciliumclusterwidenetworkpolicies",
+		Guarded: true,
 		decoder: decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
 		open:    networkPolicyStore(tables.PolicyCiliumClusterwide),
 	}
@@ -130,6 +133,7 @@ func networkPolicyStore(kind tables.PolicyKind) func(*Tables) *Store {
 func cidrGroupKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumCIDRGroup", Resource: "ciliumcidrgroups",
+		Guarded: true,
 		decoder: decoderFor(cidrGroups),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.CIDRGroup] { return t.CIDRGroups },
