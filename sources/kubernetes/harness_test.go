@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -104,6 +105,18 @@ func (a *agent) endpoints(names ...string) {
 	})
 }
 
+// policies waits until these are all the egress policies.
+func (a *agent) policies(names ...string) {
+	a.t.Helper()
+	a.eventually(func(txn statedb.ReadTxn) error {
+		got := statedb.Collect(statedb.Map(a.tables.EgressPolicies.All(txn), func(p *tables.EgressPolicy) string { return p.Name }))
+		if !slices.Equal(got, names) && len(got)+len(names) > 0 {
+			return errors.New("policies: " + join(got))
+		}
+		return nil
+	})
+}
+
 func join(names []string) string {
 	var s string
 	for _, n := range names {
@@ -124,6 +137,17 @@ func (a *agent) level(resource string) cell.Level {
 		return h.Level
 	}
 	return ""
+}
+
+// awaitLevel waits until the health of a resource has a level.
+func (a *agent) awaitLevel(resource string, level cell.Level) {
+	a.t.Helper()
+	a.eventually(func(statedb.ReadTxn) error {
+		if got := a.level(resource); got != level {
+			return errors.New(resource + " is " + string(got))
+		}
+		return nil
+	})
 }
 
 // pods is a manifest of pods in namespace default.
