@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"net/url"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -22,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -255,7 +255,7 @@ func TestRemoteChanges(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"apple red", "pear green", "apple yellow", "pear green deleted"}, got)
-	require.Eventually(t, func() bool { return len(f.limits.streams.slots) == 0 }, 30*time.Second, time.Millisecond,
+	await.True(t, func() bool { return len(f.limits.streams.slots) == 0 },
 		"the iterator is closed when the client leaves")
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -212,12 +213,12 @@ func TestKeptConnections(t *testing.T) {
 		}
 	})
 	ask := func() error {
-		conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL(), "http://"), 30*time.Second)
+		conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL(), "http://"), await.Bound)
 		if err != nil {
 			return err
 		}
 		kept = append(kept, conn)
-		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		conn.SetDeadline(time.Now().Add(await.Bound))
 		if _, err := io.WriteString(conn, "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -155,7 +156,7 @@ func TestGatesExclude(t *testing.T) {
 		wtxn.Commit()
 		time.Sleep(time.Duration(rnd.IntN(100)) * time.Microsecond) // another moment of the reconcilers
 	}
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		agree := true
 		p.memory.Read(func(r bpf.Reader) {
 			for name, table := range p.desired {
@@ -172,6 +173,6 @@ func TestGatesExclude(t *testing.T) {
 			}
 		})
 		return agree
-	}, 30*time.Second, time.Millisecond)
+	})
 	p.memory.Read(func(bpf.Reader) { require.Empty(t, p.brokenPromise) })
 }

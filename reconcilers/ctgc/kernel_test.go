@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/ctmap/percluster"
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/bpf/natmap"
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -154,7 +155,7 @@ func (a *agent) entries(name string) int {
 
 func (a *agent) eventually(condition func() bool, what string) {
 	a.t.Helper()
-	require.Eventually(a.t, condition, 10*time.Second, 2*time.Millisecond, what)
+	await.True(a.t, condition, what)
 }
 
 // The runner with all that it works on: maps of the kernel, tables, observers.

@@ -8,13 +8,13 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -65,8 +65,7 @@ func newFakeAgent(t testing.TB, source string, f *FakeAPI) *agent {
 func (a *agent) eventually(holds func(txn statedb.ReadTxn) error) {
 	a.t.Helper()
 	var err error
-	require.Eventually(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil },
-		time.Minute, time.Millisecond, "%v", lazy{&err})
+	await.True(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil }, "%v", lazy{&err})
 }
 
 type lazy struct{ err *error }

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -241,7 +241,7 @@ func TestServer(t *testing.T) {
 			a.endpoints("b", "c")
 			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
 			a.endpoints("c")
-			require.Eventually(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 })
 			if watchLists {
 				for resource := range a.kinds {
 					require.Zero(t, s.lists(resource), resource)
@@ -280,7 +280,7 @@ func TestServerRelist(t *testing.T) {
 
 			s.hangUp()
 			a.state("pods", tables.SourceBroken)
-			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.level("pods") == "Degraded" })
 			require.NoError(t, s.Delete(pods("a")))
 			require.NoError(t, s.Apply(pods("c")))
 			s.compact(t, "pods") // the watch is answered with 410
@@ -364,7 +364,7 @@ func TestServerAbsent(t *testing.T) {
 			require.NoError(t, s.Sync(resource))
 			a.state(resource, tables.SourceSynced)
 			require.NoError(t, s.Apply([]byte(policy)))
-			require.Eventually(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 })
 
 			require.NoError(t, s.Absent(resource))
 			s.CloseClientConnections()

@@ -17,12 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/tables"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const timeout = time.Minute
+const timeout = await.Bound
 
 // views are what other modules see of the tables.
 type views struct {

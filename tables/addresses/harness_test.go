@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
@@ -20,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 )
@@ -129,12 +129,12 @@ func (w *world) settle() {
 	w.markers++
 	marker := netip.MustParseAddr(fmt.Sprintf("172.16.%d.%d", w.markers/256, w.markers%256))
 	e := w.pod(fmt.Sprint("marker-", w.markers), marker.String(), "marker")
-	require.Eventually(w.t, func() bool {
+	await.True(w.t, func() bool {
 		txn := w.DB.ReadTxn()
 		_, _, cached := w.IPCache.Get(txn, tables.IPCacheByPrefix(single(marker)))
 		_, _, local := w.Locals.Get(txn, tables.LocalEndpointByAddr(marker))
 		return cached && local
-	}, time.Minute, time.Millisecond)
+	})
 	remove(w, w.Endpoints, e)
 }
 

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/internal/await"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
@@ -136,7 +137,7 @@ func remove[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
 // await returns when what is asked of a snapshot is no more wrong.
 func (h *harness) await(wrong func(txn statedb.ReadTxn) string) {
 	h.t.Helper()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(await.Bound)
 	for {
 		txn := h.db.ReadTxn()
 		_, a := h.selectors.AllWatch(txn)
