@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func endpoint(name string) statedb.Query[*tables.Endpoint] {
@@ -155,7 +155,7 @@ func TestFakeCiliumKinds(t *testing.T) {
 	require.Equal(t, 2, a.state("ciliumendpointslices", tables.SourceSynced).Objects)
 	count := func(n int) {
 		t.Helper()
-		require.Eventually(t, func() bool { return a.tables.CiliumEndpoints.NumObjects(a.db.ReadTxn()) == n }, 30*time.Second, time.Millisecond)
+		await.True(t, func() bool { return a.tables.CiliumEndpoints.NumObjects(a.db.ReadTxn()) == n })
 	}
 	count(3)
 	require.True(t, a.initialized(a.tables.CiliumEndpoints))

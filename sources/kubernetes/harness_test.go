@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // agent is the reflectors of one agent.
@@ -66,8 +66,7 @@ func newFakeAgent(t testing.TB, source string, f *FakeAPI) *agent {
 func (a *agent) eventually(holds func(txn statedb.ReadTxn) error) {
 	a.t.Helper()
 	var err error
-	require.Eventually(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil },
-		time.Minute, time.Millisecond, "%v", lazy{&err})
+	await.True(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil }, "%v", lazy{&err})
 }
 
 type lazy struct{ err *error }

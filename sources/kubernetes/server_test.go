@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // testServer speaks the protocol of an API server over the objects of a FakeAPI.
@@ -279,7 +279,7 @@ func TestServer(t *testing.T) {
 			a.endpoints("b", "c")
 			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
 			a.endpoints("c")
-			require.Eventually(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 })
 			if watchLists {
 				for resource := range a.kinds {
 					require.Zero(t, s.lists(resource), resource)
@@ -318,7 +318,7 @@ func TestServerRelist(t *testing.T) {
 
 			s.hangUp()
 			a.state("pods", tables.SourceBroken)
-			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.level("pods") == "Degraded" })
 			require.NoError(t, s.Delete(pods("a")))
 			require.NoError(t, s.Apply(pods("c")))
 			s.compact(t, "pods") // the watch is answered with 410
