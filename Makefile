@@ -112,6 +112,11 @@ cluster-binaries: build kubernetes kubernetes-tests helm node-tools ## Build wha
 helm:
 	cd testdata/helm && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(abspath $(BIN))/helm helm.sh/helm/v4/cmd/helm
 
+# With packets, and so slow on a busy machine.
+.PHONY: cluster
+cluster: cluster-binaries ## Test Sluice on a Kubernetes cluster of three nodes (root)
+	SLUICE_CLUSTER_BIN=$(abspath $(BIN)) go test -tags cluster -v -count=1 -timeout 30m ./cmd/cluster
+
 .PHONY: manifests
 manifests: ## Write what follows from the chart and from the agent's flags: deploy/
 	go test -count=1 -run '^TestChartFlags$$' ./cmd/sluice -update
@@ -137,6 +142,7 @@ lint: ## Check format, go vet and staticcheck
 		if [ -n "$$unformatted" ]; then echo "not formatted: $$unformatted"; exit 1; fi
 	go vet ./...
 	go vet -tags e2e ./cmd/e2e/...
+	go vet -tags cluster ./cmd/cluster/...
 	go tool staticcheck ./...
 
 # What builds the programs of bpf/programs. Needed to change them only: the

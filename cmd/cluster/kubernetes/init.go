@@ -24,7 +24,8 @@ const (
 
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// runNode is process 1 of a node: it runs what systemd runs on another one.
+// runNode is process 1 of a node: it runs what systemd runs on another one. It
+// returns only if something fails.
 func runNode() error {
 	name, dir, bin := os.Getenv(nodeVariable), os.Getenv(dirVariable), os.Getenv(binVariable)
 	for _, variable := range []string{roleVariable, nodeVariable, dirVariable, binVariable} {
@@ -40,12 +41,9 @@ func runNode() error {
 	}
 	children := &children{exits: map[int]chan unix.WaitStatus{}}
 	go children.reap()
-	go func() {
-		if err := n.startServices(children); err != nil {
-			fmt.Fprintln(os.Stderr, "node:", err)
-			os.Exit(1)
-		}
-	}()
+	if err := n.startServices(children); err != nil {
+		return err
+	}
 	select {}
 }
 

@@ -37,9 +37,7 @@ func isolated() bool { return os.Getenv(roleVariable) == roleCluster }
 func Init() {
 	switch os.Getenv(roleVariable) {
 	case roleNode:
-		if err := runNode(); err != nil {
-			fmt.Fprintln(os.Stderr, "node:", err)
-		}
+		fmt.Fprintln(os.Stderr, "node:", runNode())
 		os.Exit(1)
 	case roleCluster:
 		if err := prepareNamespaces(); err != nil {

@@ -16,9 +16,8 @@ import (
 
 // Addresses. All of them exist in the cluster's namespaces only.
 const (
-	routerIP      = "192.0.2.1"   // of the bridge; the API server listens there
-	nodesNetwork  = "192.0.2."    // worker-N is .10+N
-	outsideIP     = "203.0.113.9" // of the server
+	routerIP      = "192.0.2.1" // of the bridge; the API server listens there
+	nodesNetwork  = "192.0.2."  // worker-N is .10+N
 	outsideRouter = "203.0.113.1"
 	podsCIDR      = "10.244.0.0/16" // worker-N has 10.244.N.0/24
 	servicesCIDR  = "10.96.0.0/16"
@@ -29,8 +28,8 @@ const (
 	apiServerPort = "6443"
 )
 
-// OutsideNetwork is where the server is that is not in the cluster.
-const OutsideNetwork = "203.0.113.0/24"
+// OutsideIP is the address of the server that is not in the cluster.
+const OutsideIP = "203.0.113.9"
 
 // connectOutside makes the bridge of the nodes, and a namespace with the
 // server behind this one, which is the router.
@@ -43,7 +42,7 @@ func (c *Cluster) connectOutside(context.Context) error {
 		"ip netns add "+outsideNetns,
 		"ip -n "+outsideNetns+" link set lo up",
 		"ip -n "+outsideNetns+" link add "+nodeDevice+" type veth peer name outside netns 1",
-		"ip -n "+outsideNetns+" addr add "+outsideIP+"/24 dev "+nodeDevice,
+		"ip -n "+outsideNetns+" addr add "+OutsideIP+"/24 dev "+nodeDevice,
 		"ip -n "+outsideNetns+" link set "+nodeDevice+" up",
 		"ip addr add "+outsideRouter+"/24 dev outside",
 		"ip link set outside up",

@@ -151,6 +151,12 @@ func (n *Node) Run(ctx context.Context, args ...string) (string, error) {
 	return output(n.Command(ctx, args...))
 }
 
+// InNetwork runs f in the node's network namespace, on a thread of its own.
+func (n *Node) InNetwork(f func() error) error { return inNetns(n.Name, f) }
+
+// PID is the number of the node's process 1 in the cluster.
+func (n *Node) PID() int { return n.init.PID() }
+
 // Path is where the cluster's namespaces have a file of the node.
 func (n *Node) Path(path string) string {
 	return filepath.Join("/proc", strconv.Itoa(n.init.PID()), "root", path)

@@ -11,36 +11,42 @@ import (
 	"time"
 )
 
-// answerTimeout is how long a client waits for a connection, and for an answer.
-const answerTimeout = 2 * time.Second
-
 // Failed is the answer that Send writes for a request that had none.
 const Failed = "failed"
 
-// Send asks a server count times, or forever if count is 0: each time with a
-// datagram, and with a connection of its own. To out it writes a line for each
-// answer, SEQUENCE PROTOCOL ANSWER. The first datagram is the first thing that
-// it does.
-func Send(out io.Writer, server, name string, interval time.Duration, count int) {
+// Client asks a server. It writes a line for each answer to Out: SEQUENCE
+// PROTOCOL ANSWER.
+type Client struct {
+	Out       io.Writer
+	Name      string
+	Server    string
+	Protocols []string      // tcp, udp
+	Interval  time.Duration // after each request
+	Timeout   time.Duration // of a connection, and of an answer
+}
+
+// Send asks count times, or forever if count is 0: over TCP each time with a
+// connection of its own. The first request is the first thing that it does.
+func (c *Client) Send(count int) {
 	for sequence := 1; count == 0 || sequence <= count; sequence++ {
-		for _, protocol := range []string{"udp", "tcp"} {
-			answer, err := ask(protocol, server, fmt.Sprintf("%s %d", name, sequence))
+		for _, protocol := range c.Protocols {
+			answer, err := c.ask(protocol, fmt.Sprintf("%s %d", c.Name, sequence))
 			if err != nil {
 				answer = Failed + ": " + err.Error()
 			}
-			fmt.Fprintln(out, sequence, protocol, answer)
+			fmt.Fprintln(c.Out, sequence, protocol, answer)
 		}
-		time.Sleep(interval)
+		time.Sleep(c.Interval)
 	}
 }
 
-func ask(protocol, server, request string) (answer string, err error) {
-	conn, err := net.DialTimeout(protocol, server, answerTimeout)
+func (c *Client) ask(protocol, request string) (answer string, err error) {
+	conn, err := net.DialTimeout(protocol, c.Server, c.Timeout)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(c.Timeout)); err != nil {
 		return "", err
 	}
 	if protocol == "tcp" {
@@ -54,23 +60,22 @@ func ask(protocol, server, request string) (answer string, err error) {
 	return strings.TrimSpace(string(buffer[:n])), err
 }
 
-// Hold asks a server all the time over one connection, and writes as Send does.
-// It returns when the connection fails.
-func Hold(out io.Writer, server, name string, interval time.Duration) error {
-	conn, err := net.DialTimeout("tcp", server, answerTimeout)
+// Hold asks all the time over one connection of TCP. It returns when that fails.
+func (c *Client) Hold() error {
+	conn, err := net.DialTimeout("tcp", c.Server, c.Timeout)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	answers := bufio.NewScanner(conn)
 	for sequence := 1; ; sequence++ {
-		if _, err := fmt.Fprintln(conn, name, sequence); err != nil {
+		if _, err := fmt.Fprintln(conn, c.Name, sequence); err != nil {
 			return err
 		}
 		if !answers.Scan() {
 			return fmt.Errorf("no answer to %d: %w", sequence, answers.Err())
 		}
-		fmt.Fprintln(out, sequence, "tcp", answers.Text())
-		time.Sleep(interval)
+		fmt.Fprintln(c.Out, sequence, "tcp", answers.Text())
+		time.Sleep(c.Interval)
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // Port is where servers listen.
-const Port = 7000
+const Port = 8080
 
 // Request is what a server has received.
 type Request struct {

@@ -2,17 +2,19 @@
 
 // Command pod is what runs in pods of the cluster's tests:
 //
-//	pod pause                             wait for a signal, as the sandbox of a pod
-//	pod serve                             answer who asks
-//	pod send SERVER:PORT INTERVAL COUNT   ask, each time over a new connection; COUNT 0: forever
-//	pod hold SERVER:PORT INTERVAL         ask over one connection; end when it fails
+//	pod pause                    wait for a signal, as the sandbox of a pod
+//	pod serve                    answer who asks
+//	pod send [FLAGS] SERVER:PORT ask, each time over a new connection
+//	pod hold [FLAGS] SERVER:PORT ask over one connection; end when it fails
 package main
 
 import (
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,11 +30,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("want pause, serve, send or hold")
-	}
-	name, err := os.Hostname() // of the pod
-	if err != nil {
-		return err
+		return errors.New("want pause, serve, send or hold")
 	}
 	ends := make(chan os.Signal, 1)
 	signal.Notify(ends, syscall.SIGTERM, syscall.SIGINT)
@@ -40,34 +38,44 @@ func run(args []string) error {
 		<-ends
 		os.Exit(0)
 	}()
-	switch command, args := args[0], args[1:]; {
-	case command == "pause" && len(args) == 0:
+	switch args[0] {
+	case "pause":
 		reap()
 		return nil
-	case command == "serve" && len(args) == 0:
+	case "serve":
 		if _, err := traffic.Listen(); err != nil {
 			return err
 		}
 		select {}
-	case command == "send" && len(args) == 3:
-		interval, err := time.ParseDuration(args[1])
-		if err != nil {
-			return err
-		}
-		count, err := strconv.Atoi(args[2])
-		if err != nil {
-			return err
-		}
-		traffic.Send(os.Stdout, args[0], name, interval, count)
-		return nil
-	case command == "hold" && len(args) == 2:
-		interval, err := time.ParseDuration(args[1])
-		if err != nil {
-			return err
-		}
-		return traffic.Hold(os.Stdout, args[0], name, interval)
+	case "send", "hold":
+		return ask(args[0], args[1:])
 	}
-	return fmt.Errorf("unknown command: %q", args)
+	return fmt.Errorf("unknown command %q", args[0])
+}
+
+func ask(command string, args []string) error {
+	name, err := os.Hostname() // of the pod
+	if err != nil {
+		return err
+	}
+	client := traffic.Client{Out: os.Stdout, Name: name}
+	flags := flag.NewFlagSet(command, flag.ContinueOnError)
+	flags.DurationVar(&client.Interval, "interval", 100*time.Millisecond, "time between requests")
+	flags.DurationVar(&client.Timeout, "timeout", 2*time.Second, "time to wait for an answer")
+	protocols := flags.String("protocols", "udp,tcp", "protocols of send")
+	count := flags.Int("count", 0, "number of requests of send; 0: no end")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 {
+		return errors.New("want one SERVER:PORT")
+	}
+	client.Server, client.Protocols = flags.Arg(0), strings.Split(*protocols, ",")
+	if command == "hold" {
+		return client.Hold()
+	}
+	client.Send(*count)
+	return nil
 }
 
 // reap waits for every process whose parent has ended, as process 1 of a pod

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cluster
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/cmd/cluster/kubernetes"
+)
+
+// Names of the same image, to upgrade from one to the other.
+const (
+	imageRepository = "registry.example/sluice" // as in docs/quick-start.md
+	imageTag        = "1"
+	nextTag         = "2"
+)
+
+// sluiceImage is the image of deploy/Dockerfile: what its last stage copies
+// from the build, with the entry point and the environment that it says.
+func sluiceImage(root string) (kubernetes.Image, error) {
+	image := kubernetes.Image{
+		Names: []string{imageRepository + ":" + imageTag, imageRepository + ":" + nextTag},
+		Files: map[string]string{},
+	}
+	text, err := os.ReadFile(filepath.Join(root, "deploy", "Dockerfile"))
+	if err != nil {
+		return image, err
+	}
+	stages := strings.Split(string(text), "\nFROM ")
+	for line := range strings.Lines(stages[len(stages)-1]) {
+		instruction, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch instruction {
+		case "COPY":
+			words := strings.Fields(rest) // --from=build SOURCE TARGET
+			if len(words) != 3 || words[0] != "--from=build" {
+				return image, fmt.Errorf("deploy/Dockerfile: what is copied by %q?", line)
+			}
+			image.Files[strings.TrimPrefix(words[2], "/")] = filepath.Join(options.Bin, filepath.Base(words[1]))
+		case "ENV":
+			search, _ := strings.CutPrefix(kubernetes.SearchPath, "PATH=")
+			image.Env = append(image.Env, strings.ReplaceAll(strings.ReplaceAll(rest, `"`, ""), "${PATH}", search))
+		case "ENTRYPOINT":
+			if err := json.Unmarshal([]byte(rest), &image.Entrypoint); err != nil {
+				return image, fmt.Errorf("deploy/Dockerfile: parse entry point: %w", err)
+			}
+		}
+	}
+	return image, nil
+}
+
+// quickStart runs the one block of commands in docs/quick-start.md that has a
+// text in it. The agent's pod that the document names is that of a node.
+func quickStart(t *testing.T, text, node string) string {
+	t.Helper()
+	document, err := os.ReadFile(filepath.Join("..", "..", "docs", "quick-start.md"))
+	require.NoError(t, err)
+	var blocks []string
+	block := ""
+	for line := range strings.Lines(string(document) + "end\n") {
+		switch command, isCode := strings.CutPrefix(line, "    "); {
+		case isCode:
+			block += command
+		case strings.TrimSpace(line) == "" && block != "":
+			block += "\n" // within a block, or after it
+		default:
+			if strings.Contains(block, text) {
+				blocks = append(blocks, block)
+			}
+			block = ""
+		}
+	}
+	require.Len(t, blocks, 1, "blocks of docs/quick-start.md with %q", text)
+	script := blocks[0]
+	if node != "" {
+		script = strings.ReplaceAll(script, "sluice-x7k2p", agentPod(t, node))
+	}
+	return run(t, "sh", "-exc", script)
+}
+
+// agentPod is the name of the agent's pod on a node.
+func agentPod(t *testing.T, node string) string {
+	t.Helper()
+	return kubectl(t, "-n", sluiceNamespace, "get", "pods", "--selector=app.kubernetes.io/name=sluice",
+		"--field-selector=spec.nodeName="+node, "--output=jsonpath={.items[*].metadata.name}")
+}
+
+// sluice runs a command of sluice on a node.
+func sluice(t *testing.T, node string, args ...string) string {
+	t.Helper()
+	return kubectl(t, append([]string{"-n", sluiceNamespace, "exec", agentPod(t, node), "--", "sluice"}, args...)...)
+}
+
+// requireNoRestarts fails if a container of the agents has ever ended, or an
+// agent is not ready.
+func requireNoRestarts(t *testing.T) {
+	t.Helper()
+	pods := kubectl(t, "-n", sluiceNamespace, "get", "pods", "--output=jsonpath={range .items[*]}"+
+		"{.spec.nodeName} {.status.containerStatuses[*].restartCount} {.status.containerStatuses[*].ready}{'\\n'}{end}")
+	var want strings.Builder
+	for _, node := range running.Nodes {
+		fmt.Fprintf(&want, "%s 0 true\n", node.Name)
+	}
+	require.ElementsMatch(t, strings.Fields(want.String()), strings.Fields(pods), "restarts of agents, and which are ready")
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cluster
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/cmd/cluster/traffic"
+)
+
+// testTimeZero runs pods that send with their first instruction: the server
+// outside sees none of them with another address than the egress IP.
+func testTimeZero(t *testing.T) {
+	const pods, requests = 18, 5
+	apply(t, fmt.Sprintf(`
+apiVersion: batch/v1
+kind: Job
+metadata: {name: time-zero, namespace: %s}
+spec:
+  completions: %d
+  parallelism: 6
+  template:
+    metadata: {labels: {app: checkout}}
+    spec: %s
+`, shop, pods, podSpec("", "Never", "send", "-interval=0s", "-count="+strconv.Itoa(requests), outside)))
+	kubectl(t, "-n", shop, "wait", "--for=condition=Complete", "job/time-zero", "--timeout="+settleTimeout.String())
+	sources := running.Outside.Sources("time-zero-")
+	t.Logf("%d pods sent %d requests each over UDP and TCP; the server has seen %v", pods, requests, sources)
+	assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(sources)), "source addresses")
+	seen := map[string]bool{}
+	for _, request := range running.Outside.Requests("time-zero-") {
+		if request.Text == fmt.Sprintf("%s %d", request.Name, requests) && request.Protocol == "tcp" {
+			seen[request.Name] = true
+		}
+	}
+	assert.Len(t, seen, pods, "pods whose last request has arrived")
+}
+
+// deniedArgs are those of a pod that must have no answer. It waits for none for
+// long, so that it asks at every moment.
+var deniedArgs = []string{"send", "-timeout=300ms", webAddress}
+
+// steadyTraffic is traffic that must go on while agents come and go, or must
+// not come through meanwhile. Each is a pod that writes down its answers.
+var steadyTraffic = []struct {
+	name, node, app string
+	args            []string
+	source          string // that the server sees; of TCP
+}{
+	{"hold-egress", "worker-1", "checkout", []string{"hold", outside}, egressIP},
+	{"send-egress", "worker-3", "checkout", []string{"send", outside}, egressIP},
+	{"hold-web", "worker-2", "client", []string{"hold", webAddress}, "itself"},
+	{"send-web", "worker-1", "client", []string{"send", "-protocols=tcp", webAddress}, "itself"},
+	{"denied", "worker-2", "other", deniedArgs, traffic.Failed},
+}
+
+// startTraffic starts the steady traffic. The function that it returns ends
+// it, and fails if it was disturbed.
+func startTraffic(t *testing.T) (stop func()) {
+	t.Helper()
+	var manifests strings.Builder
+	for _, s := range steadyTraffic {
+		manifests.WriteString(pod(s.name, s.node, s.app, s.args...))
+	}
+	apply(t, manifests.String())
+	for _, s := range steadyTraffic {
+		// The first connection of a new pod may take some tries.
+		kubectl(t, "-n", shop, "wait", "--for=condition=Ready", "pod", s.name, "--timeout="+settleTimeout.String())
+	}
+	first := map[string]int{}
+	for _, s := range steadyTraffic {
+		await(t, s.name+" has the answer that it should", func() error {
+			lines := trafficLog(t, s.name)
+			if first[s.name] = len(lines); len(lines) < 10 {
+				return fmt.Errorf("its log has %d lines", len(lines))
+			}
+			return nil
+		})
+	}
+	return func() {
+		t.Helper()
+		for _, s := range steadyTraffic {
+			requireUndisturbed(t, s.name, s.source, trafficLog(t, s.name)[first[s.name]:])
+		}
+		kubectl(t, "-n", shop, "delete", "--wait=true", "pod", "hold-egress", "send-egress", "hold-web", "send-web", "denied")
+	}
+}
+
+func trafficLog(t *testing.T, pod string) []string {
+	t.Helper()
+	return slices.Collect(strings.Lines(kubectl(t, "-n", shop, "logs", pod)))
+}
+
+// requireUndisturbed fails if an answer is another than the one wanted. An answer
+// over UDP may be missing.
+func requireUndisturbed(t *testing.T, pod, want string, lines []string) {
+	t.Helper()
+	phase := kubectl(t, "-n", shop, "get", "pod", pod, "--output=jsonpath={.status.phase} {.status.containerStatuses[*].restartCount}")
+	assert.Equal(t, "Running 0", phase, "%s: phase, restarts; its last lines:\n%s", pod, strings.Join(lines[max(0, len(lines)-3):], ""))
+	if want == "itself" {
+		want = podIP(t, pod)
+	}
+	wrong := map[string]int{}
+	for _, line := range lines {
+		words := strings.SplitN(strings.TrimSpace(line), " ", 3) // SEQUENCE PROTOCOL ANSWER
+		if len(words) < 3 {
+			wrong[line]++
+			continue
+		}
+		answer, _, _ := strings.Cut(words[2], ": ")
+		if lost := words[1] == "udp" && answer == traffic.Failed; answer != want && !lost {
+			wrong[words[1]+" "+words[2]]++
+		}
+	}
+	t.Logf("%s: %d answers", pod, len(lines))
+	assert.Empty(t, wrong, "%s: answers other than %s, of %d", pod, want, len(lines))
+	assert.NotEmpty(t, lines, "%s: answers", pod)
+}
+
+// testRestart kills agents, and upgrades them, under traffic.
+func testRestart(t *testing.T) {
+	stop := startTraffic(t)
+	for _, node := range running.Nodes {
+		killAgent(t, node.Name)
+	}
+	for _, node := range running.Nodes {
+		await(t, "the agent of "+node.Name+" runs again", func() error {
+			return agentReady(t, node.Name, "1")
+		})
+	}
+	run(t, filepath.Join(options.Bin, "helm"), "upgrade", "sluice", "deploy/helm/sluice",
+		"--namespace="+sluiceNamespace, "--reset-then-reuse-values", "--set-string=image.tag="+nextTag)
+	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice", "--timeout="+settleTimeout.String())
+	images := kubectl(t, "-n", sluiceNamespace, "get", "pods", "--output=jsonpath={.items[*].spec.containers[*].image}")
+	assert.Equal(t, len(running.Nodes), strings.Count(images, imageRepository+":"+nextTag), "agents of the new image: %s", images)
+	requireNoRestarts(t)
+	stop()
+	assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(running.Outside.Sources("hold-egress"))))
+	assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(running.Outside.Sources("send-egress"))))
+}
+
+// killAgent ends the agent of a node with SIGKILL.
+func killAgent(t *testing.T, node string) {
+	t.Helper()
+	root, err := os.Readlink("/proc/" + strconv.Itoa(running.Node(node).PID()) + "/ns/net")
+	require.NoError(t, err)
+	killed := 0
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	require.NoError(t, err)
+	for _, process := range processes {
+		command, err := os.ReadFile(filepath.Join(process, "cmdline"))
+		if err != nil || !strings.HasPrefix(string(command), "/sluice\x00agent") {
+			continue
+		}
+		if network, err := os.Readlink(filepath.Join(process, "ns/net")); err != nil || network != root {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(process))
+		require.NoError(t, err)
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		killed++
+	}
+	require.Equal(t, 1, killed, "agents on %s", node)
+}
+
+// agentReady fails unless the agent of a node is ready, after some restarts.
+func agentReady(t *testing.T, node, restarts string) error {
+	t.Helper()
+	status := kubectl(t, "-n", sluiceNamespace, "get", "pods", "--field-selector=spec.nodeName="+node,
+		"--output=jsonpath={.items[*].status.containerStatuses[*].restartCount} {.items[*].status.containerStatuses[*].ready}")
+	if want := restarts + " true"; status != want {
+		return fmt.Errorf("restarts and readiness are %q, want %q", status, want)
+	}
+	return nil
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cluster
+
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// testUninstall removes Sluice as docs/quick-start.md says: every node is as it
+// was before, and the egress policies are still there.
+func testUninstall(t *testing.T, before map[string]nodeState) {
+	quickStart(t, "cleanup.enabled=true", "")
+	kubectl(t, "-n", sluiceNamespace, "wait", "--for=delete", "pod", "--all", "--timeout="+settleTimeout.String())
+	for _, node := range running.Nodes {
+		assert.Equal(t, before[node.Name], readNodeState(t, node), "state of %s", node.Name)
+	}
+	assert.Equal(t, "checkout", kubectl(t, "get", "ciliumegressgatewaypolicies", "--output=jsonpath={.items[*].metadata.name}"))
+	source := running.Node("worker-3").IP
+	assert.Equal(t, answers{"udp": source, "tcp": source}, ask(t, "checkout-3", outside))
+	for _, server := range []string{"client", "other"} {
+		ip := podIP(t, server)
+		assert.Equal(t, answers{"udp": ip, "tcp": ip}, ask(t, server, webAddress), "%s asks what was protected", server)
+	}
+}
