@@ -117,11 +117,14 @@ helm:
 cluster: cluster-binaries ## Test Sluice on a Kubernetes cluster of three nodes (root)
 	SLUICE_CLUSTER_BIN=$(abspath $(BIN)) go test -tags cluster -v -count=1 -timeout 30m ./cmd/cluster
 
-# What the long tests need besides: Ginkgo runs Kubernetes' tests, three at once.
+# What upstream's tests run in pods.
+PODTOOLS := busybox-static curl netcat-openbsd
+
+# Ginkgo runs Kubernetes' tests, three at once.
 .PHONY: cluster-full-binaries
 cluster-full-binaries: cluster-binaries
-	@dpkg -s busybox-static curl >/dev/null 2>&1 || \
-		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends busybox-static curl; }
+	@dpkg -s $(PODTOOLS) >/dev/null 2>&1 || \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PODTOOLS); }
 	cd testdata/kubernetes && CGO_ENABLED=0 go build $(KUBERNETES_BUILD) -o $(abspath $(BIN))/ github.com/onsi/ginkgo/v2/ginkgo
 	cd testdata/cyclonus && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus . && \
 		CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus-worker \

@@ -31,7 +31,7 @@ var notHere = []string{
 	`\[Feature:SCTPConnectivity\]`,     // no SCTP in the kernel
 	`\[Feature:IPv6DualStack\]`,        // IPv4 only
 	`\[Feature:Networking-IPv`,         // no Internet
-	`\[Feature:Networking-DNS\]`,       // no DNS
+	`\[Feature:Networking-DNS\]`,       // no names of the Internet
 	`\[Feature:LoadBalancer\]`,         // no load balancer
 	`\[Disruptive\]`, `\[Privileged\]`, // SSH to nodes, images that cannot be made here
 }
@@ -39,6 +39,8 @@ var notHere = []string{
 var suites = []suite{
 	{name: "Netpol", focus: `\[sig-network\] Netpol`, tests: 47},
 	{name: "Granular", focus: `Granular Checks`, tests: 21},
+	// Services, among them externalTrafficPolicy, NodePort and hostNetwork pods.
+	{name: "Services", focus: `\[sig-network\] (Services|HostPort|Conntrack)`, tests: 55},
 }
 
 // suiteProcesses is how many tests of a suite run at once.
@@ -95,19 +97,22 @@ func (s suite) run(t *testing.T) {
 	assert.NoError(t, runErr)
 }
 
-// shellTools are the commands that tests run in pods of agnhost.
+// shellTools are the commands of busybox that tests run in pods of agnhost.
 var shellTools = []string{
-	"sh", "cat", "echo", "env", "grep", "head", "hostname", "ip", "kill", "ls", "mkdir", "nc", "printf", "ps",
-	"rm", "seq", "sleep", "tail", "test", "timeout", "tr", "true", "wc", "wget",
+	"sh", "cat", "date", "echo", "env", "grep", "head", "hostname", "ip", "kill", "ls", "mkdir", "nslookup", "printf",
+	"ps", "rm", "seq", "sleep", "tail", "test", "timeout", "tr", "true", "wc", "wget",
 }
 
 // importTools gives the nodes an image of agnhost as upstream's is: with a
-// shell, and curl.
+// shell, curl and netcat.
 func importTools(t *testing.T) {
 	image := kubernetes.Image{
 		Names: []string{kubernetes.AgnhostImage},
 		Files: map[string]string{
-			"agnhost": filepath.Join(options.Bin, "agnhost"), "bin/busybox": "/bin/busybox",
+			"agnhost":     filepath.Join(options.Bin, "agnhost"),
+			"bin/busybox": "/bin/busybox",
+			"bin/curl":    "/usr/bin/curl",
+			"bin/nc":      "/bin/nc.openbsd",
 		},
 		Links:      map[string]string{},
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{kubernetes.SearchPath},
@@ -115,11 +120,11 @@ func importTools(t *testing.T) {
 	for _, tool := range shellTools {
 		image.Links["bin/"+tool] = "/bin/busybox"
 	}
-	const curl = "/usr/bin/curl"
-	image.Files[strings.TrimPrefix(curl, "/")] = curl
-	for _, word := range strings.Fields(run(t, "ldd", curl)) {
-		if filepath.IsAbs(word) {
-			image.Files[strings.TrimPrefix(word, "/")] = word
+	for _, binary := range []string{image.Files["bin/curl"], image.Files["bin/nc"]} {
+		for _, word := range strings.Fields(run(t, "ldd", binary)) {
+			if filepath.IsAbs(word) { // a library, or the loader
+				image.Files[strings.TrimPrefix(word, "/")] = word
+			}
 		}
 	}
 	require.NoError(t, running.Import(t.Context(), image))

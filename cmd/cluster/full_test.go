@@ -13,6 +13,7 @@ func TestFull(t *testing.T) {
 	createPods(t)
 	testInstall(t)
 	importTools(t)
+	serveDNS(t)
 	for _, suite := range suites {
 		t.Run(suite.name, suite.run)
 	}
