@@ -102,7 +102,9 @@ node-tools: ## Install what the nodes of the cluster need (Debian, root)
 	@dpkg -s $(NODETOOLS) >/dev/null 2>&1 || \
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(NODETOOLS); }
 	@test -x $(BIN)/containerd/usr/bin/containerd || \
-		{ mkdir -p $(BIN)/containerd && cd $(BIN)/containerd && apt-get download containerd && dpkg -x containerd_*.deb . && rm containerd_*.deb; }
+		{ mkdir -p $(BIN)/containerd && cd $(BIN)/containerd && \
+		{ apt-get download containerd || { apt-get update && apt-get download containerd; }; } && \
+		dpkg -x containerd_*.deb . && rm containerd_*.deb; }
 
 .PHONY: cluster-binaries
 cluster-binaries: build kubernetes kubernetes-tests helm node-tools ## Build what go run ./cmd/cluster needs

@@ -24,9 +24,12 @@ const (
 	ConfigFlowEvents
 	// ConfigAllowLocalhost has this host reach its pods whatever network policies say.
 	ConfigAllowLocalhost
+	// ConfigNetworkPolicies says that there are network policies: pods are held while it
+	// is not known what they say of them.
+	ConfigNetworkPolicies
 )
 
-var configFlagNames = []string{"strict-source", "backstop", "flow-events", "allow-localhost"}
+var configFlagNames = []string{"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies"}
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }
 

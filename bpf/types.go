@@ -140,9 +140,12 @@ const (
 	IPCacheLocalScope
 	// IPCacheAPIServer marks backends of the Kubernetes API server.
 	IPCacheAPIServer
+	// IPCacheLocalPods marks addresses of pods of this node, and the prefixes where they
+	// get them from.
+	IPCacheLocalPods
 )
 
-var ipcacheFlagNames = []string{"in-cluster", "host", "node", "service", "pod", "local-scope", "kube-apiserver"}
+var ipcacheFlagNames = []string{"in-cluster", "host", "node", "service", "pod", "local-scope", "kube-apiserver", "local-pods"}
 
 // MarshalText implements [encoding.TextMarshaler], for dumps.
 func (f IPCacheFlags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }

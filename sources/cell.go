@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/sources/cilium"
+	"github.com/sluice-net/sluice/sources/cni"
 	"github.com/sluice-net/sluice/sources/election"
 	"github.com/sluice-net/sluice/sources/files"
 	"github.com/sluice-net/sluice/sources/kubernetes"
@@ -64,6 +65,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 			tables.NewNodeReportTable,
 			tables.NewLeadershipTable,
 			tables.NewObjectSourceTable,
+			tables.NewCNIAttachmentTable,
 		),
 		cell.Provide(
 			statedb.RWTable[*tables.Node].ToTable,
@@ -80,6 +82,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 			statedb.RWTable[*tables.NodeReport].ToTable,
 			statedb.RWTable[*tables.Leadership].ToTable,
 			statedb.RWTable[*tables.ObjectSource].ToTable,
+			statedb.RWTable[*tables.CNIAttachment].ToTable,
 			objects.Config.Reporting,
 		),
 		cell.Provide(source),
@@ -94,5 +97,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 		files.Cell,
 		// Endpoints from CiliumEndpoints and CiliumIdentities.
 		cilium.Cell,
+		// Interfaces of this node's pods, before the objects tell their addresses.
+		cni.Cell,
 	)
 }

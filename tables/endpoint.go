@@ -4,6 +4,7 @@ package tables
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -18,12 +19,22 @@ type Endpoint struct {
 	UID  string `json:"uid,omitempty"`
 	Node string `json:"node"`
 
+	// MirrorOf is the UID by which the kubelet knows a static pod, of which the
+	// object is a mirror.
+	MirrorOf string `json:"mirrorOf,omitempty"`
+
 	// Addrs are the pod's addresses, the primary one first. Another endpoint
 	// may claim one of them too: the address then belongs to the one created
 	// last, see [Endpoint.Newer].
 	Addrs []netip.Addr `json:"addrs"`
 
 	Created time.Time `json:"created"`
+
+	// Attached is when the CNI plugin told of the pod's interface, zero if it did
+	// not. Addrs are then those of the interface, and StatusAddrs those of the
+	// object's status, which come later.
+	Attached    time.Time    `json:"attached,omitzero"`
+	StatusAddrs []netip.Addr `json:"statusAddrs,omitempty"`
 
 	// LabelSet is what selectors see of the endpoint. It is never nil; endpoints that
 	// have the same one may share it.
@@ -32,13 +43,49 @@ type Endpoint struct {
 	Errors []FieldError `json:"errors,omitempty"`
 }
 
-// Newer reports whether an address that both endpoints claim belongs to e: it
-// was created later, or at the same time and its name sorts first.
+// Newer reports whether an address that both endpoints claim belongs to e: its
+// interface was made later, or it was created later, or at the same time and its
+// name sorts first.
 func (e *Endpoint) Newer(o *Endpoint) bool {
+	if !e.Attached.Equal(o.Attached) {
+		return e.Attached.After(o.Attached)
+	}
 	if !e.Created.Equal(o.Created) {
 		return e.Created.After(o.Created)
 	}
 	return e.Name.String() < o.Name.String()
+}
+
+// SameClaim reports whether two rows of an endpoint claim the same addresses, and
+// with the same right.
+func (e *Endpoint) SameClaim(o *Endpoint) bool {
+	return e.Attached.Equal(o.Attached) && e.Created.Equal(o.Created) && slices.Equal(e.Addrs, o.Addrs)
+}
+
+// WithAttachment returns the endpoint with the addresses of its interface, nil if
+// none is known, or with those of its status. It is the same one if nothing changes.
+func (e *Endpoint) WithAttachment(a *CNIAttachment) *Endpoint {
+	status := e.Addrs
+	if !e.Attached.IsZero() {
+		status = e.StatusAddrs
+	}
+	with := *e
+	if a == nil {
+		with.Addrs, with.StatusAddrs, with.Attached = status, nil, time.Time{}
+	} else {
+		with.Addrs, with.StatusAddrs, with.Attached = a.Addrs, status, a.Created
+		if sameAddrs(a.Addrs, status) {
+			with.Addrs = status // the primary one first, as the status says
+		}
+	}
+	if with.SameClaim(e) && slices.Equal(with.StatusAddrs, e.StatusAddrs) {
+		return e
+	}
+	return &with
+}
+
+func sameAddrs(a, b []netip.Addr) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(addr netip.Addr) bool { return !slices.Contains(b, addr) })
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -16,6 +15,7 @@ import (
 const (
 	nfDrop, nfAccept = 0, 1
 
+	hookLocalIn = 1
 	hookForward = 2
 	protoIPv4   = 2
 	protoIPv6   = 10
@@ -25,17 +25,7 @@ const (
 // there is no way to give it one in a test run.
 func (f *fixture) backstop(from, to netip.Addr) (verdict uint32, events []bpf.Event) {
 	f.Helper()
-	state := make([]byte, 48) // struct nf_hook_state
-	state[0], state[1] = hookForward, protoIPv4
-	if from.Is6() {
-		state[1] = protoIPv6
-	}
-	packet := f.podFrame(tcp(from, to, podPort, serverPort, packettest.SYN)...)
-	verdict, err := f.Program("backstop").Run(&ebpf.RunOptions{Data: packet, Context: state})
-	require.NoError(f, err)
-	events, err = f.Events()
-	require.NoError(f, err)
-	return verdict, events
+	return f.backstopAt(hookForward, tcp(from, to, podPort, serverPort, packettest.SYN)...)
 }
 
 // TestBackstop: what from_pod has not seen is dropped where some policy covers the

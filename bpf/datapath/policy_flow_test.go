@@ -97,6 +97,7 @@ func TestPolicyUnknown(t *testing.T) {
 	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
 		f.policy(0, d, 0, 0, 0, allowRule)
 		f.passed(f.begin(transport, d, f.Server))
+		require.NoError(f, f.AddFlags(bpf.ConfigNetworkPolicies))
 		f.subject(0, packettest.Epoch+1, bpf.PodPolicyUnknown)
 		f.passed(f.begin(transport, d, f.Server))
 		f.passed(f.answer(transport, d, f.Server))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* The backstop: of what the host forwards, it drops what comes from a pod of this
- * node that no program has checked yet, and goes where an egress policy may want
- * it to have another source. So it needs no agent to be running. And it judges where
- * services have led, also to this host itself: from_pod has seen their addresses only. */
+/* The backstop: of what the host forwards, or takes, it drops what a pod of this node
+ * sends or gets past from_pod and to_pod, as far as a policy could concern it. So it
+ * needs no agent to be running. And it judges where services have led, also to this host
+ * itself: from_pod has seen their addresses only. */
 
 #pragma once
 
@@ -13,6 +13,7 @@
 struct sk_buff {
 	__u32 mark;
 	__u32 len;
+	unsigned long _nfct; /* connection of the host's connection tracking, and what the packet is in it */
 } __attribute__((preserve_access_index));
 
 struct net_device {
@@ -36,6 +37,11 @@ extern void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *
 #define NFPROTO_IPV4 2
 #define NFPROTO_IPV6 10
 #define NF_INET_LOCAL_IN 1
+
+/* Of _nfct (linux/netfilter/nf_conntrack_common.h). */
+#define NFCT_INFO 7UL
+#define NFCT_NEW 2
+#define NFCT_REPLY 3 /* and above */
 
 /* Reads the ports of a packet, or what there is instead; false if it has none but
  * should. */
@@ -159,17 +165,18 @@ static __always_inline bool may_be_local_pod(const struct tuple *t)
 	       no_address(&known->tunnel);
 }
 
-/* Reports what became of a packet; of a drop it is counted too. */
+/* Reports what became of a packet; of a drop it is counted too. what is a WHAT. */
 static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct packet *p, const struct decision *d,
-				       __u32 reason)
+				       __u32 what)
 {
+	__u32 reason = what & 0xff, direction = what >> 16 & 1;
 	struct event *e;
 
 	if (reason)
-		count(reason, DIRECTION_EGRESS, ctx->skb->len);
+		count(reason, direction, ctx->skb->len);
 	e = bpf_ringbuf_reserve(&sluice_events, sizeof(*e), 0);
 	if (!e) {
-		count(REASON_EVENT_LOST, DIRECTION_EGRESS, 0);
+		count(REASON_EVENT_LOST, direction, 0);
 		return;
 	}
 	__builtin_memset(e, 0, sizeof(*e));
@@ -177,6 +184,7 @@ static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct pack
 	e->kind = reason ? EVENT_DROP : EVENT_FLOW;
 	e->reason = reason;
 	e->program = PROGRAM_BACKSTOP;
+	e->direction = direction;
 	e->family = p->flow.family;
 	e->protocol = p->flow.protocol;
 	e->tcp_flags = p->tcp_flags;
@@ -225,8 +233,67 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 		return 0;
 	ct_create(length, p, d, cfg, how);
 	if (!e && cfg->flags & CONFIG_FLOW_EVENTS)
-		report_backstop(ctx, p, d, REASON_PASSED);
+		report_backstop(ctx, p, d, WHAT(REASON_PASSED, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
 	return 0;
+}
+
+/* Reports whether the host's connection tracking knows the packet's connection from
+ * another packet, and has it in this state, or in one above. */
+static __always_inline bool host_tracks(struct bpf_nf_ctx *ctx, __u32 state)
+{
+	unsigned long connection;
+
+	if (!bpf_core_field_exists(ctx->skb->_nfct))
+		return false;
+	connection = ctx->skb->_nfct;
+	return connection & ~NFCT_INFO && (connection & NFCT_INFO) != NFCT_NEW && (connection & NFCT_INFO) >= state;
+}
+
+/* Reports whether it is neighbour discovery, which is not judged. */
+static __noinline int discovers_neighbours(struct bpf_nf_ctx *ctx, const struct packet *p)
+{
+	struct bpf_dynptr data;
+	__u8 hops, type;
+
+	if (p->flow.protocol != IPPROTO_ICMPV6 || bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &data) ||
+	    bpf_dynptr_read(&hops, sizeof(hops), &data, offsetof(struct ipv6hdr, hop_limit), 0) ||
+	    bpf_dynptr_read(&type, sizeof(type), &data, sizeof(struct ipv6hdr), 0))
+		return false;
+	return hops == 255 && type >= ICMP6_NEIGHBOUR_DISCOVERY_FIRST && type <= ICMP6_NEIGHBOUR_DISCOVERY_LAST;
+}
+
+/* Returns, as a WHAT, why a packet is held for network policies: what has no mark
+ * from_pod has not seen, and what goes to an address of a pod without device to_pod will
+ * not see. Returns 0 if it is not held. */
+static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, const struct config_value *cfg, __u32 mark)
+{
+	bool here = ctx->state->hook == NF_INET_LOCAL_IN;
+	const struct pod_value *pod;
+
+	if (to_many(&p->flow) || discovers_neighbours(ctx, p))
+		return 0;
+	if (!mark) {
+		pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.saddr);
+		/* The host reaches its pods, so they answer it. */
+		if (pod || of_local_pods(&p->flow, &p->flow.saddr))
+			return here && cfg->flags & CONFIG_ALLOW_LOCALHOST && host_tracks(ctx, NFCT_REPLY) ? 0 :
+			       WHAT(pod && pod->ifindex ? REASON_NOT_CHECKED : REASON_POD_NOT_READY, PROGRAM_BACKSTOP,
+				    DIRECTION_EGRESS);
+	}
+	if (here)
+		return 0;
+	pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.daddr);
+	if (pod ? pod->ifindex : !of_local_pods(&p->flow, &p->flow.daddr))
+		return 0;
+	return WHAT(REASON_POD_NOT_READY, PROGRAM_BACKSTOP, DIRECTION_INGRESS);
+}
+
+/* Drops a packet, and reports it with its ports, as far as it has any. */
+static __noinline int drop_held(struct bpf_nf_ctx *ctx, struct packet *p, const struct decision *d, __u32 what)
+{
+	read_packet(ctx, p, true);
+	report_backstop(ctx, p, d, what);
+	return NF_DROP;
 }
 
 SEC("netfilter")
@@ -244,11 +311,19 @@ int backstop(struct bpf_nf_ctx *ctx)
 	if (mark == MARK_SERVICE) {
 		reason = judge_backend(ctx, &p, &d);
 		if (reason) {
-			report_backstop(ctx, &p, &d, reason);
+			report_backstop(ctx, &p, &d, WHAT(reason, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
 			return NF_DROP;
 		}
 	}
-	if (!(cfg->flags & CONFIG_BACKSTOP) || ctx->state->hook == NF_INET_LOCAL_IN)
+	if (!(cfg->flags & CONFIG_BACKSTOP))
+		return NF_ACCEPT;
+	/* What from_pod has let pass on a known connection has met to_pod before. */
+	if (cfg->flags & CONFIG_NETWORK_POLICIES && !(mark && host_tracks(ctx, 0)) && read_packet(ctx, &p, false)) {
+		reason = hold(ctx, &p, cfg, mark);
+		if (reason)
+			return drop_held(ctx, &p, &d, reason);
+	}
+	if (ctx->state->hook == NF_INET_LOCAL_IN)
 		return NF_ACCEPT;
 	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) || destination_flags(&p.flow))
 		return NF_ACCEPT;
@@ -261,6 +336,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 		if (!d.group)
 			return NF_ACCEPT;
 	}
-	report_backstop(ctx, &p, &d, mark ? REASON_SERVICE_OUTSIDE : REASON_NOT_CHECKED);
+	report_backstop(ctx, &p, &d,
+			WHAT(mark ? REASON_SERVICE_OUTSIDE : REASON_NOT_CHECKED, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
 	return NF_DROP;
 }

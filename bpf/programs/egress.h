@@ -44,6 +44,20 @@ SUBPROGRAM __u32 destination_flags(const struct tuple *t)
 	return t ? known_of_destination(t) : 0;
 }
 
+/* Reports whether an address is of a pod of this node, or may be of one that is not
+ * known yet. */
+SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr)
+{
+	const struct ipcache_value *known;
+	struct prefix_key key;
+
+	if (!t || !addr)
+		return 0;
+	prefix_of(&key, t, addr);
+	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	return known && known->flags & IPCACHE_LOCAL_PODS && !(known->flags & (IPCACHE_HOST | IPCACHE_NODE));
+}
+
 SUBPROGRAM int covered(const struct tuple *t)
 {
 	struct prefix_key key;

@@ -52,6 +52,7 @@ enum ipcache_flags {
 	IPCACHE_POD = 1 << 4,
 	IPCACHE_LOCAL_SCOPE = 1 << 5,
 	IPCACHE_APISERVER = 1 << 6,
+	IPCACHE_LOCAL_PODS = 1 << 7, /* of a pod of this node, or where its pods get their addresses from */
 };
 
 /* A prefix of either family: IPv4 is in the first four bytes, not mapped. */
@@ -186,6 +187,7 @@ enum config_flags {
 	CONFIG_BACKSTOP = 1 << 1,      /* the backstop drops */
 	CONFIG_FLOW_EVENTS = 1 << 2,   /* report new flows */
 	CONFIG_ALLOW_LOCALHOST = 1 << 3, /* this host reaches its pods whatever policies say */
+	CONFIG_NETWORK_POLICIES = 1 << 4, /* there are some: pods are held while it is not known what they say */
 };
 
 #define SHARED_PORT_RANGES 4

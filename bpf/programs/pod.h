@@ -222,6 +222,27 @@ SUBPROGRAM int revives(const struct packet *p, const struct pod_value *pod, stru
 	return true;
 }
 
+/* Reports whether a packet is of a pod that may be at this device without being known
+ * there yet. */
+static __always_inline bool unplaced(const struct packet *p, const struct pod_value *pod, const struct address *addr)
+{
+	return (!pod || !pod->ifindex) && of_local_pods(&p->flow, addr);
+}
+
+/* Reports whether what such a pod sends is held: a policy could concern it. */
+static __noinline int held_at_source(const struct packet *p, const struct config_value *cfg)
+{
+	return cfg->flags & CONFIG_NETWORK_POLICIES || (covered(&p->flow) && !destination_flags(&p->flow));
+}
+
+/* The same for what it gets. */
+static __always_inline bool held_at_destination(const struct __sk_buff *ctx, const struct packet *p,
+						const struct config_value *cfg)
+{
+	return cfg->flags & CONFIG_NETWORK_POLICIES && !to_many(&p->flow) &&
+	       (ctx->ingress_ifindex || !(cfg->flags & CONFIG_ALLOW_LOCALHOST));
+}
+
 SEC("tcx/ingress")
 int from_pod(struct __sk_buff *ctx)
 {
@@ -255,6 +276,12 @@ int from_pod(struct __sk_buff *ctx)
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (of_the_link(&p))
 			return to_stack(ctx, &d, cfg);
+		if (unplaced(&p, pod, &p.source)) {
+			if (held_at_source(&p, cfg))
+				return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
+			count(REASON_PASSED, DIRECTION_EGRESS, ctx->len);
+			return TCX_NEXT; /* unmarked: the backstop sees where services lead */
+		}
 		if (cfg->flags & CONFIG_STRICT_SOURCE)
 			return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 		if (!pod && covered(&p.flow) && !destination_flags(&p.flow))
@@ -350,6 +377,8 @@ int to_pod(struct __sk_buff *ctx)
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (cfg->flags & CONFIG_STRICT_SOURCE && at_the_link(&p))
 			return drop(ctx, &p, &d, REASON_UNKNOWN_DESTINATION, PROGRAM_TO_POD, DIRECTION_INGRESS);
+		if (held_at_destination(ctx, &p, cfg) && unplaced(&p, pod, &p.flow.daddr))
+			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		return TCX_NEXT;
 	}
 	d.epoch = pod->epoch;

@@ -102,6 +102,19 @@ static __always_inline const struct address *peer_of(const struct packet *p, __u
 	return how & JUDGE_REPLY ? &p->flow.saddr : &p->flow.daddr;
 }
 
+/* Returns what becomes of a new flow of a pod whose policies are not known: it is held
+ * if there are any. What is let through is judged when they are known, as its entry gets
+ * an epoch that the pod never has. */
+static __noinline __u32 judge_unknown(struct decision *d)
+{
+	const struct config_value *cfg = config();
+
+	if (!cfg || cfg->flags & CONFIG_NETWORK_POLICIES)
+		return REASON_POD_NOT_READY;
+	d->epoch = 0;
+	return 0;
+}
+
 /* Returns what the policies say of a packet between a pod and its peer: 0, or why it is
  * dropped; d->cookie names the rules. Where a service leads is not known yet, and
  * judged later: then d->flags has CT_SERVICE. how is of enum judge_how. */
@@ -125,7 +138,7 @@ SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, stru
 	if (how & JUDGE_HOST && flags & IPCACHE_HOST)
 		return 0;
 	if (pod->flags & POD_POLICY_UNKNOWN)
-		return how & JUDGE_KNOWN ? 0 : REASON_POD_NOT_READY;
+		return how & JUDGE_KNOWN ? 0 : judge_unknown(d);
 	if (flags & IPCACHE_SERVICE && !(how & (JUDGE_INGRESS | JUDGE_BACKEND)) && p->shape != SHAPE_ICMP_ERROR) {
 		d->flags |= CT_SERVICE;
 		return 0;

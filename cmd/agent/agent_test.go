@@ -160,7 +160,7 @@ func TestBanner(t *testing.T) {
 	for _, format := range []string{formatText, formatJSON} {
 		t.Run(format, func(t *testing.T) {
 			var b strings.Builder
-			h := New(bpf.Cell, api.Cell, Banner(&b))
+			h := New(bpf.Cell, api.ListenCell, api.Cell, Banner(&b))
 			require.NoError(t, start(t, h,
 				"--bpf=memory", "--api-listen=127.0.0.1:0", "--socket=", "--node-name=node-7", "--log-format="+format))
 			if format == formatJSON {
@@ -172,6 +172,25 @@ func TestBanner(t *testing.T) {
 			require.Contains(t, b.String(), "curl http://127.0.0.1:")
 			require.NotContains(t, b.String(), "127.0.0.1:0/", "the port that was chosen")
 		})
+	}
+}
+
+// The kubelet's probes are answered while maps are opened and programs loaded.
+func TestListensFirst(t *testing.T) {
+	h := New(Cell)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	h.RegisterFlags(flags)
+	require.NoError(t, flags.Parse([]string{"--node-name=node-1", "--source=files"}))
+	var b strings.Builder
+	require.NoError(t, h.PrintObjects(&b, slog.New(slog.DiscardHandler)))
+	_, hooks, found := strings.Cut(b.String(), "Start hooks:")
+	require.True(t, found)
+	hooks, _, _ = strings.Cut(hooks, "Stop hooks:")
+	require.Contains(t, hooks, "api.(*Server).start")
+	before, after, _ := strings.Cut(hooks, "api.(*Server).start")
+	for _, slow := range []string{"bpf.provideMaps", "datapath.provide", "api.(*Server).begin"} {
+		require.Contains(t, after, slow)
+		require.NotContains(t, before, slow)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/hive/shell"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/compat"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/netlink"
@@ -14,6 +15,9 @@ import (
 
 // Cell has the modules of the agent, in the order in which data flows.
 var Cell = cell.Group(
+	// Probes are answered from the beginning.
+	api.ListenCell,
+
 	// Objects of the cluster, from the API server or from files: nodes,
 	// namespaces, endpoints, services, egress-policies.
 	sources.Cell,
@@ -31,6 +35,10 @@ var Cell = cell.Group(
 
 	// What else runs on the node and would bypass it.
 	compat.Cell,
+
+	// The chained plugin in the node's CNI configuration: cni-config.
+	cell.Provide(func(c api.Config) cni.Socket { return cni.Socket(c.Socket) }),
+	cni.Cell,
 
 	// What of all that is a metric of its own.
 	cell.Invoke(registerStateMetrics),

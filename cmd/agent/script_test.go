@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/addresses"
+	"github.com/sluice-net/sluice/tables/cnifile"
 	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
@@ -65,6 +66,7 @@ type cluster struct {
 	writer  *fakeWriter
 	state   string
 	runs    int // agents constructed
+	plugin  cniFiles
 
 	hive   *hive.Hive
 	agent  map[string]script.Cmd // commands of the agent
@@ -104,10 +106,11 @@ func (c *cluster) construct() {
 		Dataflow,
 		ObjectStatus,
 		c.writer.cell(),
-		api.Cell,
+		api.ListenCell, api.Cell,
 		cell.Invoke(func(o oracle, d desiredTables, a statedb.Table[*tables.Attachment]) {
 			c.oracle, c.desire, c.attachments = o, d, a
 		}),
+		cell.Invoke(func(f cniFiles) { c.plugin = f }),
 		cell.Invoke(func(b policytest.Tables, p policyTables, m *derive.Metrics) { c.base, c.policy, c.work = b, p, m }),
 	)
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -286,7 +289,34 @@ func (c *cluster) pending() (text string) {
 	if c.netlink.Pending() {
 		text += "the network is not taken in\n"
 	}
-	return text
+	return text + c.plugin.pending()
+}
+
+// cniFiles are what the CNI plugin tells, and what the agent has read of it.
+type cniFiles struct {
+	cell.In
+
+	DB     *statedb.DB
+	Config tables.CNIPlugin
+	Rows   statedb.Table[*tables.CNIAttachment]
+}
+
+func (f *cniFiles) pending() string {
+	if !f.Config.Enabled {
+		return ""
+	}
+	txn := f.DB.ReadTxn()
+	names, err := cnifile.List(f.Config.RunDir)
+	if err != nil || len(names) != f.Rows.NumObjects(txn) {
+		return "what the CNI plugin tells is not taken in\n"
+	}
+	for _, name := range names {
+		row, _, found := f.Rows.Get(txn, tables.CNIAttachmentByFile(name))
+		if a, err := cnifile.Read(f.Config.RunDir, name); !found || err == nil && (a.IfIndex != row.IfIndex || a.UID != row.UID) {
+			return "what the CNI plugin tells is not taken in\n"
+		}
+	}
+	return ""
 }
 
 // watch has the checker look at the packets of interest from now on.

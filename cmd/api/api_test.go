@@ -12,7 +12,10 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -21,6 +24,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	appsv1 "k8s.io/api/apps/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -312,6 +317,45 @@ func TestReadyz(t *testing.T) {
 	check(http.StatusServiceUnavailable, "egress: first pass")
 	programmed = true
 	check(http.StatusOK)
+}
+
+// The kubelet waits for the answer, and gives an agent that does not listen 5 minutes.
+func TestDeployedStartupProbe(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/daemonset.yaml")
+	require.NoError(t, err)
+	var daemonSet appsv1.DaemonSet
+	require.NoError(t, yaml.UnmarshalStrict(text, &daemonSet))
+	probe := daemonSet.Spec.Template.Spec.Containers[0].StartupProbe
+	require.Greater(t, time.Duration(probe.TimeoutSeconds)*time.Second, startupTime)
+	require.EqualValues(t, 5*60, probe.PeriodSeconds*probe.FailureThreshold)
+}
+
+// The startup probe is answered when the agent is ready. One that has not become so in a
+// minute is not restarted, as without an API server, unless a part of it has ended.
+func TestStartupz(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var programmed atomic.Bool
+		f := newFixture(t, tables.Readiness{Name: "egress", Ready: func() (bool, string) { return programmed.Load(), "first pass" }})
+		wtxn := f.db.WriteTxn(f.fruits)
+		f.done(wtxn)
+		wtxn.Commit()
+		began := time.Now()
+		f.started = began
+		ask := func(want int) time.Duration {
+			t.Helper()
+			status, _ := f.get("/startupz")
+			require.Equal(t, want, status)
+			return time.Since(began)
+		}
+		time.AfterFunc(5*time.Second, func() { programmed.Store(true) })
+		require.InDelta(t, 5*time.Second, ask(http.StatusOK), float64(readyInterval))
+
+		programmed.Store(false)
+		require.Equal(t, startupTime, ask(http.StatusOK))
+		require.Equal(t, startupTime, ask(http.StatusOK), "the next does not wait")
+		f.insertHealth(t, &tables.Health{ID: "egress.job-derive", Level: cell.StatusDegraded, Message: "Failed", Ended: true})
+		ask(http.StatusServiceUnavailable)
+	})
 }
 
 func TestOtherPaths(t *testing.T) {

@@ -28,15 +28,28 @@ import (
 	"github.com/sluice-net/sluice/tables/story"
 )
 
-// Cell serves the API while the agent runs, and provides the script command
-// http/get, which asks the same handlers without a connection.
+// ListenCell provides the [Server] and has it listen before anything else starts: it
+// goes before all cells whose start takes time, as loading programs does on a busy
+// node. Until everything has started the server answers only probes.
+var ListenCell = cell.Module(
+	"api-listener",
+	"Listeners of the HTTP API",
+
+	cell.Config(DefaultConfig),
+	cell.Provide(newServer),
+	cell.Invoke(func(*Server) {}),
+)
+
+// Cell has the [Server] answer all requests once the cells before it have started, and
+// provides the script command http/get, which asks the same handlers without a
+// connection. It needs [ListenCell].
 var Cell = cell.Module(
 	"api",
 	"HTTP API",
 
-	cell.Config(DefaultConfig),
-	cell.Provide(newServer, scriptCommands),
-	cell.Invoke(func(*Server) {}),
+	cell.Provide(scriptCommands),
+	cell.ProvidePrivate(newCNIWaiter),
+	cell.Invoke(handle),
 )
 
 // Config says where the API is served.
@@ -55,7 +68,7 @@ var DefaultConfig = Config{
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("api-listen", c.APIListen, "address and port of the HTTP API, empty for none")
-	flags.String("metrics-listen", c.MetricsListen, "address and port of /metrics, /healthz and /readyz alone, for others than this machine; empty for none")
+	flags.String("metrics-listen", c.MetricsListen, "address and port of /metrics, /healthz, /readyz and /startupz alone, for others than this machine; empty for none")
 	flags.String("socket", c.Socket, "UNIX socket of the HTTP API, empty for none")
 }
 
@@ -92,14 +105,34 @@ func loopback(listen string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-type params struct {
+type listenParams struct {
 	cell.In
 
 	Log        *slog.Logger
 	Lifecycle  cell.Lifecycle
 	Shutdowner hive.Shutdowner
-	Reporter   cell.Health
 	Config     Config
+}
+
+func newServer(p listenParams) (*Server, error) {
+	if err := p.Config.validate(); err != nil {
+		return nil, err
+	}
+	if p.Config.APIListen == "" && p.Config.Socket == "" {
+		return nil, errors.New("--api-listen and --socket are both empty: nothing could tell what the agent does")
+	}
+	s := &Server{log: p.Log, shutdowner: p.Shutdowner, config: p.Config}
+	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
+	return s, nil
+}
+
+type params struct {
+	cell.In
+
+	Log       *slog.Logger
+	Lifecycle cell.Lifecycle
+	Reporter  cell.Health
+	Server    *Server
 
 	DB        *statedb.DB
 	Health    statedb.Table[*tables.Health]
@@ -115,42 +148,36 @@ type params struct {
 	Tables  statusTables
 	Story   *story.Teller `optional:"true"`
 
+	CNI *cniWaiter `optional:"true"`
+
 	Sources []tables.Source `group:"sources"`
 	Rules   *derive.Metrics `optional:"true"`
 	Control *bpfmap.Control `optional:"true"`
 }
 
-func newServer(p params) (*Server, error) {
-	if err := p.Config.validate(); err != nil {
-		return nil, err
-	}
-	if p.Config.APIListen == "" && p.Config.Socket == "" {
-		return nil, errors.New("--api-listen and --socket are both empty: nothing could tell what the agent does")
-	}
+// handle gives the server its handlers.
+func handle(p params) error {
 	flow, err := newDataflow(p)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := &Server{
-		log:        p.Log,
-		health:     p.Reporter,
-		shutdowner: p.Shutdowner,
-		config:     p.Config,
-		handlers: &handlers{
-			log:     p.Log,
-			db:      p.DB,
-			health:  p.Health,
-			ready:   p.Readiness,
-			metrics: p.Metrics,
-			node:    p.Node,
-			events:  p.Events,
-			explain: p.Explain,
-			tables:  p.Tables,
-			started: time.Now(),
-			limits:  newLimits(),
-			story:   p.Story,
-			flow:    flow,
-		},
+	s := p.Server
+	s.health = p.Reporter
+	s.handlers = &handlers{
+		log:     p.Log,
+		db:      p.DB,
+		health:  p.Health,
+		ready:   p.Readiness,
+		metrics: p.Metrics,
+		node:    p.Node,
+		events:  p.Events,
+		explain: p.Explain,
+		tables:  p.Tables,
+		started: time.Now(),
+		limits:  newLimits(),
+		story:   p.Story,
+		flow:    flow,
+		cni:     p.CNI,
 	}
 	if p.GC != nil {
 		s.handlers.collector = p.GC
@@ -169,9 +196,9 @@ func newServer(p params) (*Server, error) {
 	}
 	for _, c := range []prometheus.Collector{s.handlers.limits, s.handlers.readyMetric()} {
 		if err := p.Register.Register(c); err != nil {
-			return nil, fmt.Errorf("register metrics of the API: %w", err)
+			return fmt.Errorf("register metrics of the API: %w", err)
 		}
 	}
-	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
-	return s, nil
+	p.Lifecycle.Append(cell.Hook{OnStart: s.begin, OnStop: s.stop})
+	return nil
 }

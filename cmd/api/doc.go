@@ -18,6 +18,7 @@
 //	/metrics       Prometheus
 //	/monitor       drops and new flows as they happen, for sluice monitor
 //	/gc            removes connections, on the socket only, for sluice ct
+//	/cni/wait      answers when a pod's interface is in force, on the socket only, for sluice-cni
 //	/debug/pprof/  profiles, on the socket only
 //
 // --metrics-listen serves /healthz, /readyz and /metrics, and nothing else, for

@@ -9,6 +9,7 @@ import (
 	"net/http/pprof"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -36,8 +37,11 @@ type handlers struct {
 	tables  statusTables
 	started time.Time
 	limits  *limits
-	story   *story.Teller // nil if the agent has none
-	flow    *dataflow
+	// starting is while what the handlers use has not started: they answer only probes.
+	starting atomic.Bool
+	story    *story.Teller // nil if the agent has none
+	flow     *dataflow
+	cni      *cniWaiter // nil if the agent has none
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
@@ -73,6 +77,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)
+		mux.HandleFunc("GET /cni/wait", h.waitCNI)
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -95,6 +100,7 @@ func (h *handlers) metricsMux() http.Handler {
 func (h *handlers) monitored(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", h.healthz)
 	mux.HandleFunc("GET /readyz", h.readyz)
+	mux.HandleFunc("GET /startupz", h.startupz)
 	mux.Handle("GET /metrics", h.limits.bound(h.limits.scrapes, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{})))
 }
 
@@ -140,6 +146,7 @@ func (h *handlers) index(w http.ResponseWriter, r *http.Request) {
 
 /healthz                  health of each module
 /readyz                   whether the first pass is programmed, and if not, what is pending
+/startupz                 health, once ready or a minute after the start
 /metrics                  metrics for Prometheus
 /version                  version of the agent
 /status                   summary: health, tables, policies, maps, programs, drops
@@ -156,6 +163,7 @@ func (h *handlers) index(w http.ResponseWriter, r *http.Request) {
 /graph                    how data flows from sources through tables to maps and programs, and where it is stuck
 /rules                    rules of network policies in force, and how many packets they decided
 /gc                       POST: remove connections, on the socket only
+/cni/wait                 for the CNI plugin, on the socket only: answers when a pod's interface is in force
 /debug/pprof/             profiles, on the socket only
 
 Tables:

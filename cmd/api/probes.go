@@ -3,9 +3,12 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -40,6 +43,45 @@ func (h *handlers) healthz(w http.ResponseWriter, _ *http.Request) {
 		status = http.StatusServiceUnavailable
 	}
 	writeJSON(w, status, report)
+}
+
+// startupTime is for how long after its start an agent may fill its maps before the
+// kubelet asks whether it is ready. It tells of each answer that it is not in an Event.
+const startupTime = time.Minute
+
+// readyInterval is how often a request that waits looks whether the agent is ready.
+const readyInterval = 100 * time.Millisecond
+
+// startupz answers as healthz does, once the agent is ready, or has had its time to be:
+// one without an API server is not restarted for it.
+func (h *handlers) startupz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithDeadline(r.Context(), h.started.Add(startupTime))
+	defer cancel()
+	look := time.NewTicker(readyInterval)
+	defer look.Stop()
+	for ctx.Err() == nil && len(h.pending()) > 0 {
+		select {
+		case <-ctx.Done():
+		case <-look.C:
+		}
+	}
+	h.healthz(w, r)
+}
+
+// answeredWhileStarting are the paths that need nothing but the tables.
+var answeredWhileStarting = []string{"/healthz", "/readyz", "/startupz", "/version"}
+
+// whileStarting answers all but a few requests with that the agent is starting, as long
+// as it is.
+func (h *handlers) whileStarting(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h.starting.Load() && !slices.Contains(answeredWhileStarting, r.URL.Path) {
+			w.Header().Set("Retry-After", "1")
+			writeError(w, http.StatusServiceUnavailable, "the agent is starting: try again")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (h *handlers) healthReport(txn statedb.ReadTxn) HealthReport {
@@ -106,6 +148,9 @@ func (h *handlers) readyMetric() prometheus.Collector {
 }
 
 func (h *handlers) pending() (pending []string) {
+	if h.starting.Load() {
+		return []string{"the agent is starting"}
+	}
 	txn := h.db.ReadTxn()
 	for _, name := range h.tableNames() {
 		meta := h.db.GetTable(txn, name)

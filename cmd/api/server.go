@@ -60,7 +60,9 @@ func urlOf(addr net.Addr) string {
 // Socket returns the path of the UNIX socket, "" for none.
 func (s *Server) Socket() string { return s.config.Socket }
 
+// start listens, and answers probes.
 func (s *Server) start(cell.HookContext) error {
+	s.handlers.starting.Store(true)
 	listeners, err := s.listen()
 	if err != nil {
 		return err
@@ -74,6 +76,12 @@ func (s *Server) start(cell.HookContext) error {
 	for _, l := range listeners {
 		s.serve(ctx, l.Listener, l.handler)
 	}
+	return nil
+}
+
+// begin answers all requests from now on.
+func (s *Server) begin(cell.HookContext) error {
+	s.handlers.starting.Store(false)
 	s.health.OK(strings.Join(strings.Fields(fmt.Sprintf("Listening on %s %s %s", s.config.APIListen, s.config.MetricsListen, s.config.Socket)), " "))
 	return nil
 }
@@ -100,7 +108,7 @@ func (s *Server) listen() (listeners []listener, err error) {
 			return listeners, err
 		}
 		s.addr = l.Addr()
-		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.APIListen, s.handlers.mux(false))})
+		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.APIListen, s.handlers.whileStarting(s.handlers.mux(false)))})
 	}
 	if s.config.MetricsListen != "" {
 		l, err := listenTCP("--metrics-listen", s.config.MetricsListen)
@@ -108,14 +116,14 @@ func (s *Server) listen() (listeners []listener, err error) {
 			return listeners, err
 		}
 		s.metrics = l.Addr()
-		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.MetricsListen, s.handlers.metricsMux())})
+		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.MetricsListen, s.handlers.whileStarting(s.handlers.metricsMux()))})
 	}
 	if s.config.Socket != "" {
 		l, err := listenUnix(s.config.Socket)
 		if err != nil {
 			return listeners, err
 		}
-		listeners = append(listeners, listener{l, s.handlers.mux(true)})
+		listeners = append(listeners, listener{l, s.handlers.whileStarting(s.handlers.mux(true))})
 	}
 	return listeners, nil
 }
@@ -153,7 +161,12 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) {
 	})
 }
 
+// stop ends what start began, the first of two times: before what the handlers use
+// stops, or else if the start failed on its way.
 func (s *Server) stop(ctx cell.HookContext) error {
+	if s.cancel == nil {
+		return nil
+	}
 	s.cancel()
 	var errs error
 	for _, srv := range s.servers {
@@ -162,6 +175,6 @@ func (s *Server) stop(ctx cell.HookContext) error {
 		}
 	}
 	s.serving.Wait()
-	s.servers, s.addr, s.metrics = nil, nil, nil
+	s.cancel, s.servers, s.addr, s.metrics = nil, nil, nil, nil
 	return errs
 }

@@ -4,6 +4,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -22,13 +23,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/tables"
 )
 
 // startServer runs the API in a hive with the given flags.
 func startServer(t *testing.T, args ...string) (*Server, error) {
-	var server *Server
+	h, server := newServerHive(t, args)
+	return *server, h.Start(hivetest.Logger(t, hivetest.LogLevel(slog.LevelWarn)), t.Context())
+}
+
+// newServerHive returns a hive with the API, other cells whose start comes before the
+// handlers', and where the server will be.
+func newServerHive(t *testing.T, args []string, between ...cell.Cell) (*hive.Hive, **Server) {
+	server := new(*Server)
 	h := hive.New(
 		statedb.Cell, cell.SimpleHealthCell,
 		cell.Provide(
@@ -40,8 +49,10 @@ func startServer(t *testing.T, args ...string) (*Server, error) {
 			},
 			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
 		),
+		ListenCell,
+		cell.Invoke(func(s *Server) { *server = s }),
+		cell.Group(between...),
 		Cell,
-		cell.Invoke(func(s *Server) { server = s }),
 	)
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	h.RegisterFlags(flags)
@@ -51,7 +62,7 @@ func startServer(t *testing.T, args ...string) (*Server, error) {
 		http.DefaultClient.CloseIdleConnections()
 		require.NoError(t, h.Stop(log, context.Background()))
 	})
-	return server, h.Start(log, t.Context())
+	return h, server
 }
 
 // socketPath returns a path short enough for a socket.
@@ -103,6 +114,87 @@ func TestServer(t *testing.T) {
 	resp, err = local.Get("http://sluice/statedb/changes/health")
 	require.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
+}
+
+// While others start, as programs that are loaded for a while, the kubelet finds the
+// agent healthy and not ready; the startup probe waits, and so does not fail.
+func TestStarting(t *testing.T) {
+	loading, loaded := make(chan struct{}), make(chan struct{})
+	socket := socketPath(t)
+	h, server := newServerHive(t, []string{"--api-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--socket=" + socket},
+		cell.Invoke(func(lc cell.Lifecycle) {
+			lc.Append(cell.Hook{OnStart: func(cell.HookContext) error {
+				close(loading)
+				<-loaded
+				return nil
+			}})
+		}))
+	started := make(chan error)
+	go func() {
+		started <- h.Start(hivetest.Logger(t, hivetest.LogLevel(slog.LevelWarn)), context.Background())
+	}()
+	<-loading
+
+	ask := func(client *http.Client, url string) (int, string) {
+		resp, err := client.Get(url)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return resp.StatusCode, string(body)
+	}
+	s := *server
+	for _, at := range []struct {
+		client *http.Client
+		url    string
+	}{{http.DefaultClient, s.URL()}, {http.DefaultClient, s.MetricsURL()}, {overSocket(t, socket), "http://sluice"}} {
+		status, body := ask(at.client, at.url+"/healthz")
+		require.Equal(t, http.StatusOK, status, body)
+		status, body = ask(at.client, at.url+"/readyz")
+		require.Equal(t, http.StatusServiceUnavailable, status)
+		require.Contains(t, body, "the agent is starting")
+		status, body = ask(at.client, at.url+"/metrics")
+		require.Equal(t, http.StatusServiceUnavailable, status)
+		require.Contains(t, body, "the agent is starting")
+	}
+	status, _ := ask(overSocket(t, socket), "http://sluice/version")
+	require.Equal(t, http.StatusOK, status, "by this commands find an agent")
+
+	probed := make(chan int)
+	go func() {
+		defer close(probed)
+		if resp, err := http.Get(s.URL() + "/startupz"); err == nil {
+			resp.Body.Close()
+			probed <- resp.StatusCode
+		}
+	}()
+	select {
+	case status := <-probed:
+		t.Fatalf("it is not ready, and the startup probe is answered with %d", status)
+	case <-time.After(3 * readyInterval):
+	}
+	close(loaded)
+	require.NoError(t, <-started)
+	require.Equal(t, http.StatusOK, <-probed)
+	for _, path := range []string{"/healthz", "/readyz", "/startupz", "/metrics", "/tables"} {
+		status, body := ask(http.DefaultClient, s.URL()+path)
+		require.Equal(t, http.StatusOK, status, body)
+	}
+}
+
+// A start that fails after the server listens leaves nothing that listens.
+func TestStartFails(t *testing.T) {
+	socket := socketPath(t)
+	h, server := newServerHive(t, []string{"--api-listen=127.0.0.1:0", "--socket=" + socket}, cell.Invoke(func(lc cell.Lifecycle) {
+		lc.Append(cell.Hook{OnStart: func(cell.HookContext) error { return errors.New("no programs") }})
+	}))
+	log := slog.New(slog.DiscardHandler)
+	require.ErrorContains(t, h.Start(log, t.Context()), "no programs")
+	address := (*server).addr.String()
+	require.NoError(t, h.Stop(log, t.Context()))
+	_, err := net.Dial("tcp", address)
+	require.ErrorIs(t, err, unix.ECONNREFUSED)
+	require.NoFileExists(t, socket)
 }
 
 // Others than this machine may see how the agent fares, and none of its tables.

@@ -248,7 +248,7 @@ type policyWorld struct {
 func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*policyWorld, error) {
 	w := &policyWorld{scenario: s}
 	var err error
-	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples + s.prefixes, s.policies}, api.Cell, cell.Invoke(func(t policyTables, s *api.Server) { w.tables, w.socket = t, s.Socket() }))
+	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples + s.prefixes, s.policies}, api.ListenCell, api.Cell, cell.Invoke(func(t policyTables, s *api.Server) { w.tables, w.socket = t, s.Socket() }))
 	return w, err
 }
 

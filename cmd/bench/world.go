@@ -108,6 +108,7 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 				tables.NewEgressPolicyTable,
 				tables.NewNetworkPolicyTable,
 				tables.NewCIDRGroupTable,
+				tables.NewCNIAttachmentTable,
 			),
 			cell.Provide(
 				statedb.RWTable[*tables.Node].ToTable,
@@ -119,6 +120,7 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 				statedb.RWTable[*tables.EgressPolicy].ToTable,
 				statedb.RWTable[*tables.NetworkPolicy].ToTable,
 				statedb.RWTable[*tables.CIDRGroup].ToTable,
+				statedb.RWTable[*tables.CNIAttachment].ToTable,
 			),
 			cell.Invoke(w.takeBase, w.watchWrites)),
 		network,

@@ -44,16 +44,10 @@ spec:
 	require.NoError(t, running.Node(node).Boot(t.Context()))
 	awaitEgress(t, off, replicas)
 	await(t, "the agent runs again", func() error {
-		if ready := kubectl(t, "-n", sluiceNamespace, "get", "pod", agentPod(t, node), "--output=jsonpath={.status.containerStatuses[*].ready}"); ready != "true" {
-			return fmt.Errorf("ready: %q", ready)
-		}
-		return nil
+		return checkReady(t, sluiceNamespace, agentPod(t, node))
 	})
 	await(t, "the protected pod runs again", func() error {
-		if ready := kubectl(t, "-n", shop, "get", "pod", "web", "--output=jsonpath={.status.containerStatuses[*].ready}"); ready != "true" {
-			return fmt.Errorf("ready: %q", ready)
-		}
-		return nil
+		return checkReady(t, shop, "web")
 	})
 
 	wrong := map[string]int{}
@@ -70,10 +64,20 @@ spec:
 	}
 	kubectl(t, "-n", shop, "delete", "--wait=true", "deployment/boot-egress", "pod/boot-denied")
 	if !plugin {
-		t.Skipf("without the CNI plugin: %v requests from other addresses than the egress IP, %d answers to what is denied", wrong, answered)
+		t.Skipf("without the CNI plugin: %v requests from other addresses than the egress IP, "+
+			"%d answers to what is denied", wrong, answered)
 	}
 	assert.Empty(t, wrong, "requests from other addresses than the egress IP, of a node that boots")
 	assert.Zero(t, answered, "answers from a pod of a node that boots, to a pod that a policy denies")
+}
+
+// checkReady fails unless the container of a pod is ready.
+func checkReady(t *testing.T, namespace, pod string) error {
+	t.Helper()
+	if ready := read(t, namespace, readyPath, "pod", pod); ready != "true" {
+		return fmt.Errorf("ready: %q", ready)
+	}
+	return nil
 }
 
 // hasPlugin reports whether the CNI configuration of a node has Sluice's plugin.

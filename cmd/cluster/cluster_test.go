@@ -72,7 +72,8 @@ spec:
   - {name: udp, port: 80, targetPort: %[2]d, protocol: UDP}
 `, shop, traffic.Port)
 	for _, p := range []struct{ name, node, app string }{
-		{"checkout-1", "worker-1", "checkout"}, {"checkout-2", "worker-2", "checkout"}, {"checkout-3", "worker-3", "checkout"},
+		{"checkout-1", "worker-1", "checkout"}, {"checkout-2", "worker-2", "checkout"},
+		{"checkout-3", "worker-3", "checkout"},
 		{"plain-1", "worker-1", "plain"},
 		{"web", "worker-1", "web"}, {"web-2", "worker-3", "web"},
 		{"client", "worker-2", "client"}, {"client-1", "worker-1", "client"},
@@ -82,7 +83,7 @@ spec:
 	}
 	// The controller manager makes the service account of a namespace some time after it.
 	await(t, "the pods are created", func() error { return running.Apply(t.Context(), manifests) })
-	kubectl(t, "-n", shop, "wait", "--for=condition=Ready", "pod", "--all", "--timeout="+settleTimeout.String())
+	waitFor(t, shop, "condition=Ready", "pod", "--all")
 }
 
 // testInstall installs Sluice as docs/quick-start.md says.
@@ -101,13 +102,14 @@ func testEgress(t *testing.T) {
 	requireSources := func(when string) {
 		t.Helper()
 		for pod, source := range want {
-			assert.Equal(t, answers{"udp": source, "tcp": source}, ask(t, pod, outside), "source of %s %s", pod, when)
+			seen := answers{"udp": source, "tcp": source}
+			assert.Equal(t, seen, ask(t, pod, outside), "source of %s %s", pod, when)
 		}
 	}
 	requireSources("without policy")
 
 	quickStart(t, "kind: CiliumEgressGatewayPolicy", "")
-	kubectl(t, "wait", "--for=condition=Programmed", "ciliumegressgatewaypolicy/checkout", "--timeout="+settleTimeout.String())
+	waitFor(t, "", "condition=Programmed", "ciliumegressgatewaypolicy/checkout")
 	quickStart(t, "sluice explain egress", "worker-1")
 	for _, pod := range []string{"checkout-1", "checkout-2", "checkout-3"} {
 		want[pod] = gatewayIP
@@ -116,7 +118,8 @@ func testEgress(t *testing.T) {
 
 	// From here on with an address that no pod has without the gateway.
 	require.NoError(t, running.Node(gatewayNode).AddAddress(egressIP))
-	kubectl(t, "patch", "ciliumegressgatewaypolicy", "checkout", "--type=merge", `--patch={"spec": {"egressGateway": {"egressIP": "`+egressIP+`"}}}`)
+	kubectl(t, "patch", "ciliumegressgatewaypolicy", "checkout", "--type=merge",
+		`--patch={"spec": {"egressGateway": {"egressIP": "`+egressIP+`"}}}`)
 	for _, pod := range []string{"checkout-1", "checkout-2", "checkout-3"} {
 		want[pod] = egressIP
 		await(t, pod+" leaves with the egress IP", func() error {
@@ -162,7 +165,6 @@ func testNetworkPolicy(t *testing.T) {
 func testProbes(t *testing.T) {
 	requireNoRestarts(t)
 	for _, pod := range webPods {
-		status := kubectl(t, "-n", shop, "get", "pod", pod, "--output=jsonpath={.status.containerStatuses[*].ready} {.status.containerStatuses[*].restartCount}")
-		assert.Equal(t, "true 0", status, "%s: ready, restarts", pod)
+		assert.Equal(t, "true 0", read(t, shop, readyPath+" "+restartsPath, "pod", pod), "%s: ready, restarts", pod)
 	}
 }

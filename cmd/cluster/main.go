@@ -36,7 +36,8 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.PersistentFlags().StringVar(&options.Bin, "bin", "bin", "directory of the binaries that make cluster-binaries builds")
+	root.PersistentFlags().StringVar(&options.Bin, "bin", "bin",
+		"directory of the binaries that make cluster-binaries builds")
 
 	up := &cobra.Command{
 		Use:   "up",
@@ -44,7 +45,8 @@ func command() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return up(cmd.Context(), options) },
 	}
-	up.Flags().StringVar(&options.Proxy, "proxy", kubernetes.IPTables, "mode of kube-proxy: iptables or nftables")
+	up.Flags().StringVar(&options.Proxy, "proxy", kubernetes.IPTables,
+		"mode of kube-proxy: iptables or nftables")
 	up.Flags().StringVar(&options.CNI, "cni", kubernetes.Bridge, "main CNI plugin: bridge or ptp")
 	up.Flags().IntVar(&options.Nodes, "nodes", 3, "number of workers")
 

@@ -31,7 +31,8 @@ var (
 // TestMain brings the cluster up, runs the tests and removes it.
 func TestMain(m *testing.M) {
 	kubernetes.Init()
-	flag.StringVar(&options.Proxy, "proxy", kubernetes.IPTables, "mode of kube-proxy: iptables or nftables")
+	flag.StringVar(&options.Proxy, "proxy", kubernetes.IPTables,
+		"mode of kube-proxy: iptables or nftables")
 	flag.StringVar(&options.CNI, "cni", kubernetes.Bridge, "main CNI plugin: bridge or ptp")
 	flag.Parse()
 	code, err := runTests(m)
@@ -59,14 +60,15 @@ func runTests(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	options.Images = []kubernetes.Image{sluice}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if running, err = kubernetes.Start(ctx, options); err != nil {
+	if running, err = kubernetes.Start(context.Background(), options); err != nil {
 		return 1, err
 	}
 	if code = m.Run(); code != 0 && *keep {
-		fmt.Println("The cluster is kept until interrupted. In another terminal: go run ./cmd/cluster exec kubectl get pods -A")
-		<-ctx.Done()
+		fmt.Println("The cluster is kept until interrupted. In another terminal:",
+			"go run ./cmd/cluster exec kubectl get pods -A")
+		interrupted := make(chan os.Signal, 1)
+		signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
+		<-interrupted
 	}
 	return code, running.Alive()
 }

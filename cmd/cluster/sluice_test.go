@@ -44,10 +44,12 @@ func sluiceImage(root string) (kubernetes.Image, error) {
 			if len(words) != 3 || words[0] != "--from=build" {
 				return image, fmt.Errorf("deploy/Dockerfile: what is copied by %q?", line)
 			}
-			image.Files[strings.TrimPrefix(words[2], "/")] = filepath.Join(options.Bin, filepath.Base(words[1]))
+			binary := filepath.Join(options.Bin, filepath.Base(words[1]))
+			image.Files[strings.TrimPrefix(words[2], "/")] = binary
 		case "ENV":
 			search, _ := strings.CutPrefix(kubernetes.SearchPath, "PATH=")
-			image.Env = append(image.Env, strings.ReplaceAll(strings.ReplaceAll(rest, `"`, ""), "${PATH}", search))
+			value := strings.NewReplacer(`"`, "", "${PATH}", search).Replace(rest)
+			image.Env = append(image.Env, value)
 		case "ENTRYPOINT":
 			if err := json.Unmarshal([]byte(rest), &image.Entrypoint); err != nil {
 				return image, fmt.Errorf("deploy/Dockerfile: parse entry point: %w", err)
@@ -89,25 +91,26 @@ func quickStart(t *testing.T, text, node string) string {
 // agentPod is the name of the agent's pod on a node.
 func agentPod(t *testing.T, node string) string {
 	t.Helper()
-	return kubectl(t, "-n", sluiceNamespace, "get", "pods", "--selector=app.kubernetes.io/name=sluice",
-		"--field-selector=spec.nodeName="+node, "--output=jsonpath={.items[*].metadata.name}")
+	return read(t, sluiceNamespace, "{.items[*].metadata.name}", "pods",
+		"--selector=app.kubernetes.io/name=sluice", "--field-selector=spec.nodeName="+node)
 }
 
 // sluice runs a command of sluice on a node.
 func sluice(t *testing.T, node string, args ...string) string {
 	t.Helper()
-	return kubectl(t, append([]string{"-n", sluiceNamespace, "exec", agentPod(t, node), "--", "sluice"}, args...)...)
+	command := []string{"-n", sluiceNamespace, "exec", agentPod(t, node), "--", "sluice"}
+	return kubectl(t, append(command, args...)...)
 }
 
 // requireNoRestarts fails if a container of the agents has ever ended, or an
 // agent is not ready.
 func requireNoRestarts(t *testing.T) {
 	t.Helper()
-	pods := kubectl(t, "-n", sluiceNamespace, "get", "pods", "--output=jsonpath={range .items[*]}"+
-		"{.spec.nodeName} {.status.containerStatuses[*].restartCount} {.status.containerStatuses[*].ready}{'\\n'}{end}")
-	var want strings.Builder
+	pods := read(t, sluiceNamespace,
+		"{range .items[*]}{.spec.nodeName} "+restartsPath+" "+readyPath+"{'\\n'}{end}", "pods")
+	var want []string
 	for _, node := range running.Nodes {
-		fmt.Fprintf(&want, "%s 0 true\n", node.Name)
+		want = append(want, node.Name+" 0 true")
 	}
-	require.ElementsMatch(t, strings.Fields(want.String()), strings.Fields(pods), "restarts of agents, and which are ready")
+	require.ElementsMatch(t, want, strings.Split(pods, "\n"), "node, restarts and readiness of agents")
 }

@@ -35,8 +35,12 @@ var stateDirs = []string{"/var/lib/sluice", "/run/sluice", "/etc/cni", "/opt/cni
 
 func readNodeState(t *testing.T, node *kubernetes.Node) nodeState {
 	t.Helper()
-	s := nodeState{Programs: map[string]int{}, Files: map[string]string{}, Sysctls: map[string]string{}}
-	walk(t, node.Path("/sys/fs/bpf"), func(path string) { s.Pins = append(s.Pins, strings.TrimPrefix(path, node.Path("/"))) })
+	s := nodeState{
+		Programs: map[string]int{}, Files: map[string]string{}, Sysctls: map[string]string{},
+	}
+	walk(t, node.Path("/sys/fs/bpf"), func(path string) {
+		s.Pins = append(s.Pins, strings.TrimPrefix(path, node.Path("/")))
+	})
 	for _, dir := range stateDirs {
 		walk(t, node.Path(dir), func(path string) {
 			text, err := os.ReadFile(path)
@@ -87,7 +91,8 @@ func (s *nodeState) readDevices() error {
 			s.Devices = append(s.Devices, name)
 		}
 		for what, attach := range attachTypes {
-			programs, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: attach})
+			query := link.QueryOptions{Target: device.Attrs().Index, Attach: attach}
+			programs, err := link.QueryPrograms(query)
 			if err != nil {
 				return fmt.Errorf("query %s of %s: %w", what, name, err)
 			}
@@ -110,7 +115,8 @@ func isPodDevice(name string) bool { return strings.HasPrefix(name, "veth") }
 // readSysctls reads the parameters of the node's network, those of pods' devices left out.
 func (s *nodeState) readSysctls(t *testing.T, node *kubernetes.Node) {
 	t.Helper()
-	text, err := node.Run(t.Context(), "sh", "-c", "grep -rs . /proc/sys/net/ipv4 /proc/sys/net/ipv6 /proc/sys/net/core || true")
+	text, err := node.Run(t.Context(), "sh", "-c",
+		"grep -rs . /proc/sys/net/ipv4 /proc/sys/net/ipv6 /proc/sys/net/core || true") // some cannot be read
 	require.NoError(t, err)
 	for line := range strings.Lines(text) {
 		path, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")

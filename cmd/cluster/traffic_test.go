@@ -36,9 +36,10 @@ spec:
     metadata: {labels: {app: checkout}}
     spec: %s
 `, shop, pods, podSpec("", "Never", "send", "-interval=0s", "-count="+strconv.Itoa(requests), outside)))
-	kubectl(t, "-n", shop, "wait", "--for=condition=Complete", "job/time-zero", "--timeout="+settleTimeout.String())
+	waitFor(t, shop, "condition=Complete", "job/time-zero")
 	sources := running.Outside.Sources("time-zero-")
-	t.Logf("%d pods sent %d requests each over UDP and TCP; the server has seen %v", pods, requests, sources)
+	t.Logf("%d pods sent %d requests each over UDP and TCP; the server has seen %v",
+		pods, requests, sources)
 	assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(sources)), "source addresses")
 	seen := map[string]bool{}
 	for _, request := range running.Outside.Requests("time-zero-") {
@@ -77,12 +78,12 @@ func startTraffic(t *testing.T) (stop func()) {
 	}
 	apply(t, manifests.String())
 	for _, s := range steadyTraffic {
-		// The first connection of a new pod may take some tries.
-		kubectl(t, "-n", shop, "wait", "--for=condition=Ready", "pod", s.name, "--timeout="+settleTimeout.String())
+		waitFor(t, shop, "condition=Ready", "pod/"+s.name)
 	}
 	first := map[string]int{}
 	for _, s := range steadyTraffic {
-		await(t, s.name+" has the answer that it should", func() error {
+		// Of the first ones some may be missing: what is compared comes later.
+		await(t, s.name+" has some answers", func() error {
 			lines := trafficLog(t, s.name)
 			if first[s.name] = len(lines); len(lines) < 10 {
 				return fmt.Errorf("its log has %d lines", len(lines))
@@ -94,8 +95,8 @@ func startTraffic(t *testing.T) (stop func()) {
 		t.Helper()
 		for _, s := range steadyTraffic {
 			requireUndisturbed(t, s.name, s.source, trafficLog(t, s.name)[first[s.name]:])
+			kubectl(t, "-n", shop, "delete", "pod", s.name, "--wait=false")
 		}
-		kubectl(t, "-n", shop, "delete", "--wait=true", "pod", "hold-egress", "send-egress", "hold-web", "send-web", "denied")
 	}
 }
 
@@ -108,8 +109,9 @@ func trafficLog(t *testing.T, pod string) []string {
 // over UDP may be missing.
 func requireUndisturbed(t *testing.T, pod, want string, lines []string) {
 	t.Helper()
-	phase := kubectl(t, "-n", shop, "get", "pod", pod, "--output=jsonpath={.status.phase} {.status.containerStatuses[*].restartCount}")
-	assert.Equal(t, "Running 0", phase, "%s: phase, restarts; its last lines:\n%s", pod, strings.Join(lines[max(0, len(lines)-3):], ""))
+	last := strings.Join(lines[max(0, len(lines)-3):], "")
+	assert.Equal(t, "Running 0", read(t, shop, "{.status.phase} "+restartsPath, "pod", pod),
+		"%s: phase, restarts; its last lines:\n%s", pod, last)
 	if want == "itself" {
 		want = podIP(t, pod)
 	}
@@ -143,13 +145,16 @@ func testRestart(t *testing.T) {
 	}
 	run(t, filepath.Join(options.Bin, "helm"), "upgrade", "sluice", "deploy/helm/sluice",
 		"--namespace="+sluiceNamespace, "--reset-then-reuse-values", "--set-string=image.tag="+nextTag)
-	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice", "--timeout="+settleTimeout.String())
-	images := kubectl(t, "-n", sluiceNamespace, "get", "pods", "--output=jsonpath={.items[*].spec.containers[*].image}")
-	assert.Equal(t, len(running.Nodes), strings.Count(images, imageRepository+":"+nextTag), "agents of the new image: %s", images)
+	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice",
+		"--timeout="+settleTimeout.String())
+	images := read(t, sluiceNamespace, "{.items[*].spec.containers[*].image}", "pods")
+	assert.Equal(t, len(running.Nodes), strings.Count(images, imageRepository+":"+nextTag), images)
 	requireNoRestarts(t)
 	stop()
-	assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(running.Outside.Sources("hold-egress"))))
-	assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(running.Outside.Sources("send-egress"))))
+	for _, pod := range []string{"hold-egress", "send-egress"} {
+		sources := slices.Collect(maps.Keys(running.Outside.Sources(pod)))
+		assert.Equal(t, []string{egressIP}, sources, "addresses that the server has seen of %s", pod)
+	}
 }
 
 // killAgent ends the agent of a node with SIGKILL.
@@ -179,8 +184,7 @@ func killAgent(t *testing.T, node string) {
 // agentReady fails unless the agent of a node is ready, after some restarts.
 func agentReady(t *testing.T, node, restarts string) error {
 	t.Helper()
-	status := kubectl(t, "-n", sluiceNamespace, "get", "pods", "--field-selector=spec.nodeName="+node,
-		"--output=jsonpath={.items[*].status.containerStatuses[*].restartCount} {.items[*].status.containerStatuses[*].ready}")
+	status := read(t, sluiceNamespace, restartsPath+" "+readyPath, "pod", agentPod(t, node))
 	if want := restarts + " true"; status != want {
 		return fmt.Errorf("restarts and readiness are %q, want %q", status, want)
 	}

@@ -14,15 +14,17 @@ import (
 // was before, and the egress policies are still there.
 func testUninstall(t *testing.T, before map[string]nodeState) {
 	quickStart(t, "cleanup.enabled=true", "")
-	kubectl(t, "-n", sluiceNamespace, "wait", "--for=delete", "pod", "--all", "--timeout="+settleTimeout.String())
+	waitFor(t, sluiceNamespace, "delete", "pod", "--all")
 	for _, node := range running.Nodes {
 		assert.Equal(t, before[node.Name], readNodeState(t, node), "state of %s", node.Name)
 	}
-	assert.Equal(t, "checkout", kubectl(t, "get", "ciliumegressgatewaypolicies", "--output=jsonpath={.items[*].metadata.name}"))
+	policies := read(t, "", "{.items[*].metadata.name}", "ciliumegressgatewaypolicies")
+	assert.Equal(t, "checkout", policies, "egress policies")
 	source := running.Node("worker-3").IP
 	assert.Equal(t, answers{"udp": source, "tcp": source}, ask(t, "checkout-3", outside))
-	for _, server := range []string{"client", "other"} {
-		ip := podIP(t, server)
-		assert.Equal(t, answers{"udp": ip, "tcp": ip}, ask(t, server, webAddress), "%s asks what was protected", server)
+	for _, pod := range []string{"client", "other"} {
+		ip := podIP(t, pod)
+		assert.Equal(t, answers{"udp": ip, "tcp": ip}, ask(t, pod, webAddress),
+			"%s asks what was protected", pod)
 	}
 }

@@ -7,6 +7,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/sluice-net/sluice/cmd/cluster/kubernetes"
 	"github.com/sluice-net/sluice/cmd/cluster/traffic"
@@ -50,6 +53,25 @@ func kubectl(t *testing.T, args ...string) string {
 	return strings.TrimSpace(text)
 }
 
+// waitFor waits until objects meet a condition, as kubectl wait has them.
+func waitFor(t *testing.T, namespace, condition string, objects ...string) {
+	t.Helper()
+	args := []string{"-n", namespace, "wait", "--for=" + condition, "--timeout=" + settleTimeout.String()}
+	kubectl(t, append(args, objects...)...)
+}
+
+// read returns a part of an object, or of a list, as JSONPath selects it.
+func read(t *testing.T, namespace, path string, object ...string) string {
+	t.Helper()
+	return kubectl(t, append([]string{"-n", namespace, "get", "--output=jsonpath=" + path}, object...)...)
+}
+
+// Parts of a pod's status, as JSONPath.
+const (
+	readyPath    = "{.status.containerStatuses[*].ready}"
+	restartsPath = "{.status.containerStatuses[*].restartCount}"
+)
+
 func apply(t *testing.T, manifests string) {
 	t.Helper()
 	require.NoError(t, running.Apply(t.Context(), manifests))
@@ -77,13 +99,24 @@ spec: %s
 // podSpec is the specification of such a pod, as JSON. Without a node the
 // scheduler selects one.
 func podSpec(node, restart string, args ...string) string {
-	probe := ""
+	container := corev1.Container{Name: "pod", Image: kubernetes.TrafficImage, Args: args}
 	if args[0] == "serve" {
-		probe = fmt.Sprintf(`, "readinessProbe": {"tcpSocket": {"port": %d}, "periodSeconds": 1}`, traffic.Port)
+		container.ReadinessProbe = &corev1.Probe{
+			ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(traffic.Port)}},
+			PeriodSeconds: 1,
+		}
 	}
-	return fmt.Sprintf(`{"nodeName": "%s", "restartPolicy": "%s", "terminationGracePeriodSeconds": 1, `+
-		`"containers": [{"name": "pod", "image": "%s", "args": ["%s"]%s}]}`,
-		node, restart, kubernetes.TrafficImage, strings.Join(args, `", "`), probe)
+	grace := int64(1)
+	spec, err := json.Marshal(corev1.PodSpec{
+		NodeName:                      node,
+		RestartPolicy:                 corev1.RestartPolicy(restart),
+		TerminationGracePeriodSeconds: &grace,
+		Containers:                    []corev1.Container{container},
+	})
+	if err != nil {
+		panic(err) // of plain data
+	}
+	return string(spec)
 }
 
 // answers are the answers to requests, by protocol: the address that the server
@@ -93,7 +126,7 @@ type answers map[string]string
 // ask has a pod ask a server, over UDP and over TCP.
 func ask(t *testing.T, pod, server string) answers {
 	t.Helper()
-	return parseAnswers(kubectl(t, "-n", shop, "exec", pod, "--", "/pod", "send", "-count=1", "-timeout=2s", server))
+	return parseAnswers(kubectl(t, "-n", shop, "exec", pod, "--", "/pod", "send", "-count=1", server))
 }
 
 func parseAnswers(lines string) answers {
@@ -114,5 +147,5 @@ var outside = fmt.Sprintf("%s:%d", kubernetes.OutsideIP, traffic.Port)
 // podIP is the address of a pod in the namespace shop.
 func podIP(t *testing.T, name string) string {
 	t.Helper()
-	return kubectl(t, "-n", shop, "get", "pod", name, "--output=jsonpath={.status.podIP}")
+	return read(t, shop, "{.status.podIP}", "pod", name)
 }

@@ -25,6 +25,10 @@ type attachments struct {
 	links    func() links // asked each time: the agent chooses its maps when it starts
 	seed     func()       // makes flows known that began before a pod's device has a program
 	table    statedb.Table[*tables.Attachment]
+
+	// told returns the devices of the interfaces that there are files of, by the CNI
+	// plugin: it may have attached programs by itself.
+	told func() (map[int]bool, error)
 }
 
 var _ reconciler.Operations[*tables.Attachment] = &attachments{}
@@ -53,7 +57,7 @@ func (o *attachments) wanted(txn statedb.ReadTxn, ifIndex int, p bpf.Program) bo
 
 func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 	program := o.datapath.Program(p)
-	_, atDevice := attachTypes[p]
+	atDevice := bpf.RunsAtDevice(p)
 	switch {
 	case program == nil:
 		return 0, fmt.Errorf("attach %s: there is no such program", p)
@@ -90,7 +94,12 @@ func (o *attachments) Delete(_ context.Context, _ statedb.ReadTxn, _ statedb.Rev
 	if !o.datapath.Loaded() {
 		return nil
 	}
-	return o.remove(func(pin string) bool { return pinOf(row, pin) })
+	l := o.links()
+	pins, err := l.names()
+	if err != nil {
+		return err
+	}
+	return l.remove(pins, func(pin string) bool { return pinOf(row, pin) })
 }
 
 // Prune implements [reconciler.Operations]: links of an earlier run that no row
@@ -104,7 +113,22 @@ func (o *attachments) Prune(_ context.Context, _ statedb.ReadTxn, rows iter.Seq2
 		wanted[pinName(row.IfIndex, row.Program)] = true
 		backstop = backstop || row.Program == bpf.ProgramBackstop
 	}
-	return o.remove(func(pin string) bool { return !wanted[pin] && !(backstop && isBackstop(pin)) })
+	// A link of the plugin's is later than its file, and so may be than the row.
+	l := o.links()
+	pins, err := l.names()
+	if err != nil {
+		return err
+	}
+	devices, err := o.told()
+	if err != nil {
+		return err
+	}
+	for ifIndex := range devices {
+		for _, p := range bpf.PinnedPrograms {
+			wanted[pinName(ifIndex, p)] = true
+		}
+	}
+	return l.remove(pins, func(pin string) bool { return !wanted[pin] && !(backstop && isBackstop(pin)) })
 }
 
 // pinOf reports whether a pin is of what a row wants.
@@ -115,12 +139,8 @@ func pinOf(row *tables.Attachment, pin string) bool {
 	return pin == pinName(row.IfIndex, row.Program)
 }
 
-func (o *attachments) remove(unwanted func(pin string) bool) error {
-	l := o.links()
-	pins, err := l.names()
-	if err != nil {
-		return err
-	}
+// remove ends those of some pinned links that are unwanted.
+func (l links) remove(pins []string, unwanted func(pin string) bool) error {
 	var errs []error
 	for _, pin := range pins {
 		if unwanted(pin) {

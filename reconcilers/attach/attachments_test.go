@@ -161,7 +161,7 @@ func TestBackstopIsReplaced(t *testing.T) {
 	for _, pin := range s.pins() {
 		a, err := s.links().load(pin)
 		require.NoError(t, err)
-		require.Equal(t, programID(t, s.programs(bpf.ProgramBackstop)), a.info.Program)
+		require.Equal(t, programID(t, s.programs(bpf.ProgramBackstop)), a.Info.Program)
 		a.Close()
 	}
 	s.restart()

@@ -112,11 +112,11 @@ func (l links) findBackstop(h hook, pins []string, program *ebpf.Program) (id li
 		if a == nil {
 			continue
 		}
-		nf := a.info.Netfilter()
+		nf := a.Info.Netfilter()
 		a.Close()
-		if a.info.Program == wanted && nf != nil && nf.ProtocolFamily == h.protocol &&
+		if a.Info.Program == wanted && nf != nil && nf.ProtocolFamily == h.protocol &&
 			nf.Hook == h.number && nf.Priority == priority {
-			return a.info.ID, pin, nil
+			return a.Info.ID, pin, nil
 		}
 	}
 	return 0, "", nil

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
 // Cell reconciles attachments and overlay devices.
@@ -52,6 +53,8 @@ type params struct {
 	OverlayDevices tables.Desired[*tables.OverlayDevice]
 	Devices        statedb.Table[*tables.Device] `optional:"true"`
 
+	CNIPlugin tables.CNIPlugin `optional:"true"`
+
 	// Namespace is the network namespace of the devices, that of the process if
 	// it is not given. It belongs to the provider and is to outlive the hive.
 	Namespace netns.NsHandle `optional:"true"`
@@ -75,7 +78,7 @@ func registerAttachments(p params) error {
 		(*tables.Attachment).Clone,
 		(*tables.Attachment).SetStatus,
 		(*tables.Attachment).GetStatus,
-		&attachments{datapath: p.Datapath, links: p.links, seed: s.beforeAttach, table: p.Attachments},
+		&attachments{datapath: p.Datapath, links: p.links, seed: s.beforeAttach, table: p.Attachments, told: p.toldDevices},
 		nil, // no batch operations
 		reconciler.WithName("attachments"),
 		reconciler.WithRetry(retryFirst, retryLast),
@@ -87,6 +90,14 @@ func registerAttachments(p params) error {
 		p.Jobs.Add(job.OneShot("watch-devices", w.run))
 	}
 	return err
+}
+
+// toldDevices are the devices of which the CNI plugin has told.
+func (p params) toldDevices() (map[int]bool, error) {
+	if !p.CNIPlugin.Enabled {
+		return nil, nil
+	}
+	return cnifile.Devices(p.CNIPlugin.RunDir)
 }
 
 // links are those of the back end in which the maps are now.

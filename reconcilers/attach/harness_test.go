@@ -140,7 +140,8 @@ type setup struct {
 	db       *statedb.DB
 	programs func(bpf.Program) *ebpf.Program // of the present agent
 	dir      string
-	pinned   string // directory of programs
+	pinned   string       // directory of programs
+	told     map[int]bool // devices
 	seeded   int
 }
 
@@ -161,6 +162,7 @@ func (s *setup) restart() {
 		links:    func() links { return links{dir: s.dir, programs: s.pinned, ns: namespace(s.ns)} },
 		seed:     func() { s.seeded++ },
 		table:    table,
+		told:     func() (map[int]bool, error) { return s.told, nil },
 	}
 	s.programs = s.attachments.datapath.Program
 }

@@ -5,7 +5,6 @@ package attach
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
@@ -19,15 +18,6 @@ import (
 // ErrDeviceGone says that a device went before, or while, a program was attached.
 var ErrDeviceGone = errors.New("device is gone")
 
-// attachTypes are the directions in which programs at devices see packets.
-var attachTypes = map[bpf.Program]ebpf.AttachType{
-	bpf.ProgramFromPod:     ebpf.AttachTCXIngress,
-	bpf.ProgramToPod:       ebpf.AttachTCXEgress,
-	bpf.ProgramFromOverlay: ebpf.AttachTCXIngress,
-	bpf.ProgramFromNetdev:  ebpf.AttachTCXIngress,
-	bpf.ProgramToNetdev:    ebpf.AttachTCXEgress,
-}
-
 // links are the links pinned in a directory: of programs at devices under
 // "<program>_<ifindex>", of the backstop as backstop.go has it.
 type links struct {
@@ -36,44 +26,18 @@ type links struct {
 	ns       namespace
 }
 
-func pinName(ifIndex int, p bpf.Program) string { return fmt.Sprintf("%s_%d", p, ifIndex) }
+func pinName(ifIndex int, p bpf.Program) string { return bpf.LinkName(ifIndex, p) }
 
 func (l links) path(name string) string { return filepath.Join(l.dir, name) }
 
-// attached is a link that is alive.
-type attached struct {
-	link.Link
-	info *link.Info
-}
-
 // load opens a pinned link. It returns nil if there is none; a pin that is no
 // link is as good as none, and is replaced.
-func (l links) load(name string) (*attached, error) {
-	pinned, err := link.LoadPinnedLink(l.path(name), nil)
-	if err != nil {
-		return nil, nil
-	}
-	info, err := pinned.Info()
-	if err != nil {
-		pinned.Close()
-		return nil, fmt.Errorf("look at link %s: %w", name, err)
-	}
-	return &attached{pinned, info}, nil
-}
+func (l links) load(name string) (*bpf.PinnedLink, error) { return bpf.LoadLink(l.path(name)) }
 
 // loadTCX opens the pinned link of a program at a device, and returns nil if
-// there is none that works there: the link of a device that is gone has no
-// device any more.
-func (l links) loadTCX(ifIndex int, p bpf.Program) (*attached, error) {
-	a, err := l.load(pinName(ifIndex, p))
-	if a == nil || err != nil {
-		return nil, err
-	}
-	if tcx := a.info.TCX(); tcx == nil || int(tcx.Ifindex) != ifIndex || ebpf.AttachType(tcx.AttachType) != attachTypes[p] {
-		a.Close()
-		return nil, nil
-	}
-	return a, nil
+// there is none that works there.
+func (l links) loadTCX(ifIndex int, p bpf.Program) (*bpf.PinnedLink, error) {
+	return bpf.LoadDeviceLink(l.dir, ifIndex, p)
 }
 
 // update has a link that works run a program, in one step, and reports whether
@@ -88,8 +52,8 @@ func (l links) update(ifIndex int, p bpf.Program, program *ebpf.Program) (id lin
 	if err != nil {
 		return 0, false, fmt.Errorf("look at program %s: %w", p, err)
 	}
-	if wanted, ok := info.ID(); ok && wanted == a.info.Program {
-		return a.info.ID, true, nil
+	if wanted, ok := info.ID(); ok && wanted == a.Info.Program {
+		return a.Info.ID, true, nil
 	}
 	err = a.Update(program)
 	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.EINVAL) { // the device went, or it was another type's program
@@ -98,48 +62,30 @@ func (l links) update(ifIndex int, p bpf.Program, program *ebpf.Program) (id lin
 	if err != nil {
 		return 0, false, fmt.Errorf("replace program %s: %w", p, err)
 	}
-	return a.info.ID, true, nil
+	return a.Info.ID, true, nil
 }
 
 // attach attaches a program at a device, before all that others have attached
 // there, and pins the link in the place of one that does not work.
-func (l links) attach(ifIndex int, p bpf.Program, program *ebpf.Program) (link.ID, error) {
+func (l links) attach(ifIndex int, p bpf.Program, program *ebpf.Program) (id link.ID, err error) {
 	if err := l.checkDevice(ifIndex); err != nil {
 		return 0, err
 	}
-	var made link.Link
-	err := l.ns.do(func() (err error) {
-		made, err = link.AttachTCX(link.TCXOptions{
-			Interface: ifIndex, Program: program, Attach: attachTypes[p], Anchor: link.Head(),
-		})
+	err = l.ns.do(func() (err error) {
+		id, err = bpf.AttachDevice(l.dir, ifIndex, p, program)
 		return err
 	})
 	if err != nil {
 		if gone := l.checkDevice(ifIndex); errors.Is(gone, ErrDeviceGone) {
 			return 0, gone
 		}
-		return 0, fmt.Errorf("attach %s to device %d: %w", p, ifIndex, err)
 	}
-	return l.pin(made, pinName(ifIndex, p))
+	return id, err
 }
 
 // pin pins a new link where another may be, and closes it.
 func (l links) pin(made link.Link, name string) (link.ID, error) {
-	defer made.Close()
-	info, err := made.Info()
-	if err != nil {
-		return 0, fmt.Errorf("look at link %s: %w", name, err)
-	}
-	if err := os.MkdirAll(l.dir, 0o700); err != nil {
-		return 0, fmt.Errorf("create directory of links: %w", err)
-	}
-	if err := l.detach(name); err != nil {
-		return 0, err
-	}
-	if err := made.Pin(l.path(name)); err != nil {
-		return 0, fmt.Errorf("pin link %s: %w", name, err)
-	}
-	return info.ID, nil
+	return bpf.PinLink(l.dir, made, name)
 }
 
 // detach ends a pinned link, if there is one.

@@ -175,6 +175,6 @@ func storeOf[Row any](
 ) func(*Tables) *Store {
 	return func(t *Tables) *Store {
 		w := &writer[Row]{table: table(t), equal: equal, owned: owned, mine: mine}
-		return &Store{Table: w.table, put: w.put, replace: w.replace, remove: w.remove, rows: func() int { return w.count }}
+		return w.store()
 	}
 }

@@ -29,17 +29,18 @@ func podKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Pod", Resource: "pods", Namespaced: true,
 		decoder: decoderFor((&interner{}).endpoints),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Endpoint] { return t.Endpoints },
-			EqualEndpoints, tables.EndpointByName, nil),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints, owned: tables.EndpointByName, complete: t.attached}
+			return w.store()
+		},
 	}
 }
 
 // EqualEndpoints reports whether two rows say the same. Labels, service account
 // and ports are compared by the digest of the label set.
 func EqualEndpoints(a, b *tables.Endpoint) bool {
-	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node &&
-		a.Created.Equal(b.Created) && slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Errors, b.Errors)
+	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node && a.MirrorOf == b.MirrorOf &&
+		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) && slices.Equal(a.Errors, b.Errors)
 }
 
 func namespaceKind() *Kind {

@@ -24,6 +24,7 @@ type object struct {
 		Labels            map[string]string `json:"labels"`
 		Annotations       struct {
 			InitialEventsEnd string `json:"k8s.io/initial-events-end"`
+			ConfigMirror     string `json:"kubernetes.io/config.mirror"` // of a static pod
 		} `json:"annotations"`
 	} `json:"metadata"`
 }

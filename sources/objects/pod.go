@@ -50,6 +50,8 @@ func (n *interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tab
 		UID:     p.Metadata.UID,
 		Node:    internString(p.Spec.NodeName),
 		Created: p.created(errs),
+
+		MirrorOf: p.Metadata.Annotations.ConfigMirror,
 	}
 	if len(p.Status.PodIPs) == 0 && p.Status.PodIP != "" {
 		e.Addrs = errs.addr(nil, "status.podIP", p.Status.PodIP)

@@ -51,6 +51,13 @@ type writer[Row any] struct {
 	owned func(tables.Name) statedb.Query[Row] // the rows of one object
 	mine  func(Row) bool                       // whether a row is of this kind; nil if all are
 	count int
+
+	// complete returns a row with what other tables say of it; nil if none does.
+	complete func(statedb.ReadTxn, Row) Row
+}
+
+func (w *writer[Row]) store() *Store {
+	return &Store{Table: w.table, put: w.put, replace: w.replace, remove: w.remove, rows: func() int { return w.count }}
 }
 
 func (w *writer[Row]) put(txn statedb.WriteTxn, o *Object) error {
@@ -83,6 +90,9 @@ func (w *writer[Row]) contains(rows []any, old Row) bool {
 
 // insert writes a row unless the very same is there.
 func (w *writer[Row]) insert(txn statedb.WriteTxn, row Row) error {
+	if w.complete != nil {
+		row = w.complete(txn, row)
+	}
 	old, _, found := w.table.Get(txn, w.table.PrimaryIndexer().QueryFromObject(row))
 	if found && w.equal(old, row) {
 		return nil

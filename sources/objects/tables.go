@@ -28,13 +28,18 @@ type Tables struct {
 	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
 	NodeReports     statedb.RWTable[*tables.NodeReport]
 
+	// CNIAttachments gives pods of this node their addresses, before their status
+	// has them.
+	CNIAttachments statedb.RWTable[*tables.CNIAttachment]
+	LocalNode      tables.LocalNode
+
 	// Sources says how it goes with what is read.
 	Sources statedb.RWTable[*tables.ObjectSource]
 }
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
 func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
-	var errs [13]error
+	var errs [14]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
 	t.Endpoints, errs[2] = tables.NewEndpointTable(db, local)
@@ -48,5 +53,32 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	t.NetworkPolicies, errs[10] = tables.NewNetworkPolicyTable(db)
 	t.CIDRGroups, errs[11] = tables.NewCIDRGroupTable(db)
 	t.NodeReports, errs[12] = tables.NewNodeReportTable(db)
+	t.CNIAttachments, errs[13] = tables.NewCNIAttachmentTable(db)
+	t.LocalNode = local
 	return t, errors.Join(errs[:]...)
+}
+
+// attached returns a pod with the addresses of the interface that the CNI plugin
+// told of, if it did.
+func (t *Tables) attached(txn statedb.ReadTxn, e *tables.Endpoint) *tables.Endpoint {
+	var a *tables.CNIAttachment
+	if e.Node == t.LocalNode.Name {
+		a = tables.CNIAttachmentOf(txn, t.CNIAttachments, e)
+	}
+	return e.WithAttachment(a)
+}
+
+// Attach gives a pod the addresses of its interface, as far as one is known now,
+// and reports whether something changed.
+func (t *Tables) Attach(txn statedb.WriteTxn, pod tables.Name) (changed bool, err error) {
+	e, _, found := t.Endpoints.Get(txn, tables.EndpointByName(pod))
+	if !found {
+		return false, nil
+	}
+	with := t.attached(txn, e)
+	if with == e {
+		return false, nil
+	}
+	_, _, err = t.Endpoints.Insert(txn, with)
+	return true, err
 }

@@ -82,7 +82,7 @@ func newWorld(t testing.TB, args ...string) *world {
 		provide(tables.NewPolicyReadinessTable), provide(tables.NewIPCacheEntryTable), provide(tables.NewPodEntryTable),
 		provide(tables.NewSourceEntryTable), provide(tables.NewEgressEntryTable), provide(tables.NewCoveredEntryTable),
 		provide(tables.NewPolicyMapEntryTable), provide(tables.NewDeviceTable), provide(tables.NewNeighbourTable),
-		provide(tables.NewBridgeEntryTable),
+		provide(tables.NewBridgeEntryTable), provide(tables.NewCNIAttachmentTable),
 		Cell,
 		cell.Invoke(func(s tableSet) { w.tableSet = s }),
 	)

@@ -167,7 +167,7 @@ func movesPeer(old, new *tables.Endpoint) bool {
 // movesAddress reports whether a change of an endpoint can change who has an
 // address or where.
 func movesAddress(old, new *tables.Endpoint) bool {
-	return old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
+	return old.Node != new.Node || !old.SameClaim(new)
 }
 
 func movesNode(old, new *tables.Node) bool {

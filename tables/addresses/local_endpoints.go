@@ -28,6 +28,8 @@ type localParams struct {
 	LocalNode  tables.LocalNode
 	Epochs     epochParams
 
+	Attachments statedb.Table[*tables.CNIAttachment]
+
 	Readiness   statedb.Table[*tables.PolicyReadiness]
 	Enforcement tables.Enforcement
 }
@@ -53,6 +55,7 @@ func deriveLocalEndpoints(p derive.Params, l localParams) error {
 			}),
 			derive.From(l.Neighbours, func(_ statedb.ReadTxn, n *tables.Neighbour, affect func(netip.Addr)) { affect(n.Addr) }),
 			derive.From(l.Bridges, l.affectedByBridge),
+			derive.From(l.Attachments, l.affectedByAttachment),
 			derive.FromIf(l.Devices,
 				func(old, new *tables.Device) bool {
 					return old.Name != new.Name || old.Type != new.Type || old.MasterIndex != new.MasterIndex
@@ -188,15 +191,29 @@ func (l *localParams) affectedByDevice(txn statedb.ReadTxn, d *tables.Device, af
 	for b := range l.Bridges.List(txn, tables.BridgeEntriesByDevice(d.Index)) {
 		l.affectedByBridge(txn, b, affect)
 	}
+	for a := range tables.Rare(txn, l.Attachments, tables.CNIAttachmentsByDevice(d.Index)) {
+		l.affectedByAttachment(txn, a, affect)
+	}
+}
+
+// affectedByAttachment are the addresses of an interface.
+func (l *localParams) affectedByAttachment(_ statedb.ReadTxn, a *tables.CNIAttachment, affect func(netip.Addr)) {
+	for _, addr := range a.Addrs {
+		affect(addr)
+	}
 }
 
 func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*tables.LocalEndpoint {
 	owner, _ := tables.AddrOwner(txn, l.Endpoints, addr)
+	existing, _, _ := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr))
+	attachment := tables.CNIAttachmentAt(txn, l.Attachments, addr)
+	if attachment != nil && (owner == nil || !attachment.IsOf(owner)) {
+		return l.unknownPod(txn, r, addr, attachment, existing)
+	}
 	if owner == nil || owner.Node != l.LocalNode.Name {
 		return nil
 	}
 	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Status: reconciler.StatusPending()}
-	existing, _, _ := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr))
 	switch m := tables.MemberOf(txn, l.Members, bpf.RoleEgress, owner); {
 	case m == nil:
 		row.EgressClass, row.Flags = 0, bpf.PodEgressUnknown
@@ -209,7 +226,9 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 		row.Flags |= bpf.PodEgressSelected
 	}
 	l.findSubjectClass(txn, r, row, existing, owner)
-	l.findDevice(txn, row, l.former(txn, r, row, existing))
+	if !l.findAttached(txn, row, attachment) {
+		l.findDevice(txn, row, l.former(txn, r, row, existing))
+	}
 	r.fill(row, existing)
 	return []*tables.LocalEndpoint{row}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -116,4 +117,38 @@ func (l *localParams) bridgePort(txn statedb.ReadTxn, bridge int, mac string) *t
 		}
 	}
 	return nil
+}
+
+// findAttached fills in the device of which the CNI plugin told, and reports
+// whether that is known to be there.
+func (l *localParams) findAttached(txn statedb.ReadTxn, row *tables.LocalEndpoint, a *tables.CNIAttachment) bool {
+	if a == nil {
+		return false
+	}
+	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(a.IfIndex))
+	if !found || device.Name != a.Device {
+		return false
+	}
+	row.IfIndex, row.Device, row.Master, row.MAC = uint32(device.Index), device.Name, device.MasterIndex, a.MAC
+	return true
+}
+
+// unknownPod is the row of an interface whose pod is not known: its object has not
+// been read yet, or is gone. It is held. As this run begins, what an earlier one
+// knew of the same interface still holds.
+func (l *localParams) unknownPod(txn statedb.ReadTxn, r *round, addr netip.Addr, a *tables.CNIAttachment, existing *tables.LocalEndpoint) []*tables.LocalEndpoint {
+	row := &tables.LocalEndpoint{Addr: addr, Endpoint: a.Pod, Status: reconciler.StatusPending()}
+	if !l.findAttached(txn, row, a) {
+		return nil // it is gone, or about to be told
+	}
+	if pod := r.podInKernel(addr); !r.begun && pod != nil && pod.Value.IfIndex == row.IfIndex {
+		row.SubjectClass, row.Flags = pod.Value.SubjectClass, pod.Value.Flags
+	} else {
+		row.Flags = bpf.PodEgressUnknown
+		if l.Enforcement != tables.EnforcementNever {
+			row.Flags |= bpf.PodPolicyUnknown
+		}
+	}
+	r.fill(row, existing)
+	return []*tables.LocalEndpoint{row}
 }

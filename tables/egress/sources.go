@@ -5,7 +5,6 @@ package egress
 import (
 	"iter"
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -97,7 +96,7 @@ func (s *sources) inUse(txn statedb.ReadTxn) bool {
 }
 
 func movesSource(old, new *tables.Endpoint) bool {
-	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.Created.Equal(new.Created) || !slices.Equal(old.Addrs, new.Addrs)
+	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
 }
 
 // affectedByEndpoint are its addresses. Where it is no more what it was, nobody with its

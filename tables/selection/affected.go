@@ -166,7 +166,7 @@ func (m *members) affectedInside(txn statedb.ReadTxn, prefix netip.Prefix, affec
 // long as it is not the last of its kind.
 func (m *members) affectedByEndpoint(txn statedb.ReadTxn, old, new *tables.Endpoint, affect func(memberKey)) {
 	moved := old == nil || new == nil || old.Node != new.Node || old.LabelSet.ID != new.LabelSet.ID
-	if !moved && slices.Equal(old.Addrs, new.Addrs) && old.Created.Equal(new.Created) {
+	if !moved && old.SameClaim(new) {
 		return
 	}
 	if new != nil && moved {

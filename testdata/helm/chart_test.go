@@ -188,7 +188,7 @@ func TestArguments(t *testing.T) {
 func TestPorts(t *testing.T) {
 	for set, want := range map[string]string{"default": "127.0.0.1:9880", "all": "::1:9880", "none": "127.0.0.1:9881"} {
 		_, agent := agentOf(t, decode(t, renderSet(t, set, kubeVersion)))
-		for path, probe := range map[string]*corev1.Probe{"/readyz": agent.ReadinessProbe, "/healthz": agent.LivenessProbe} {
+		for path, probe := range map[string]*corev1.Probe{"/startupz": agent.StartupProbe, "/readyz": agent.ReadinessProbe, "/healthz": agent.LivenessProbe} {
 			require.Equal(t, path, probe.HTTPGet.Path)
 			require.Equal(t, want, probe.HTTPGet.Host+":"+probe.HTTPGet.Port.String(), set)
 		}
@@ -236,6 +236,7 @@ func TestCleanup(t *testing.T) {
 	require.Len(t, pod.Containers, 1)
 	require.Equal(t, "registry.k8s.io/pause:3.10", waits.Image)
 	require.Nil(t, waits.ReadinessProbe)
+	require.Nil(t, waits.StartupProbe)
 	require.Empty(t, waits.VolumeMounts)
 
 	require.Equal(t, []string{"/sluice", "cleanup"}, cleanup.Command)

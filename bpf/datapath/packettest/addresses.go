@@ -58,6 +58,15 @@ var (
 	}
 )
 
+// LocalPods is the prefix that the pods of the node have their addresses from.
+func (w Addresses) LocalPods() netip.Prefix {
+	bits := 24
+	if w.Pod.Is6() {
+		bits = 64
+	}
+	return netip.PrefixFrom(w.Pod, bits).Masked()
+}
+
 func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 

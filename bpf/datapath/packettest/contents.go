@@ -17,6 +17,11 @@ func (n *Node) SetPod(a netip.Addr, v bpf.PodValue) error {
 	return n.Map("sluice_pods").Put(&bpf.PodKey{Addr: bpf.AddressFrom(a)}, &v)
 }
 
+// RemovePod removes a pod of the node.
+func (n *Node) RemovePod(a netip.Addr) error {
+	return n.Map("sluice_pods").Delete(bpf.PodKey{Addr: bpf.AddressFrom(a)})
+}
+
 // SetIPCache writes what is known of a prefix.
 func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.Addr) error {
 	key := bpf.IPCacheKeyFrom(p)

@@ -160,6 +160,13 @@ func (n *Node) defaultConfig() bpf.ConfigValue {
 	}
 }
 
+// AddFlags sets flags of the configuration.
+func (n *Node) AddFlags(flags bpf.ConfigFlags) error {
+	c := n.Config
+	c.Flags |= flags
+	return n.SetConfig(c)
+}
+
 // SetConfig writes the configuration.
 func (n *Node) SetConfig(c bpf.ConfigValue) error {
 	n.Config = c

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,11 @@ func makeCgroups(node string) error {
 				return fmt.Errorf("prepare cgroup %s: %w", path, err)
 			}
 		}
+		for _, path := range []string{hierarchy, parent} {
+			if err := delegateControllers(path); err != nil {
+				return fmt.Errorf("delegate controllers of cgroup %s: %w", path, err)
+			}
+		}
 	}
 	return nil
 }
@@ -80,6 +86,24 @@ func prepareCpuset(hierarchy, path string) error {
 	return os.WriteFile(filepath.Join(path, "cgroup.clone_children"), []byte("1"), 0)
 }
 
+// delegateControllers has the children of a cgroup of version 2 control what it does.
+func delegateControllers(path string) error {
+	controllers, err := os.ReadFile(filepath.Join(path, "cgroup.controllers"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // version 1
+	}
+	if err != nil {
+		return err
+	}
+	for _, controller := range strings.Fields(string(controllers)) {
+		err := os.WriteFile(filepath.Join(path, "cgroup.subtree_control"), []byte("+"+controller), 0)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // removeCgroups removes a cgroup with all below it, in every hierarchy.
 func removeCgroups(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
@@ -97,6 +121,7 @@ func removeCgroups(name string) error {
 	return nil
 }
 
+// removeCgroup removes what it can, and returns the first error.
 func removeCgroup(root string) error {
 	var paths []string
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -109,8 +134,9 @@ func removeCgroup(root string) error {
 		return err
 	})
 	for _, path := range slices.Backward(paths) {
-		if rmdir := unix.Rmdir(path); rmdir != nil && !errors.Is(rmdir, unix.ENOENT) {
-			err = errors.Join(err, fmt.Errorf("remove %s: %w", path, rmdir))
+		rmdir := unix.Rmdir(path)
+		if err == nil && rmdir != nil && !errors.Is(rmdir, unix.ENOENT) {
+			err = fmt.Errorf("remove %s: %w", path, rmdir)
 		}
 	}
 	return err

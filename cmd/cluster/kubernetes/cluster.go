@@ -6,7 +6,7 @@
 //	machine ── RunIsolated ── namespaces of the cluster: network, mount, PID, UTS, IPC
 //	                           │  etcd, kube-apiserver, kube-controller-manager, kube-scheduler
 //	                           │  bridge br0, 192.0.2.1, which is also the router
-//	                           ├── worker-1: namespaces of the node; containerd, kubelet, kube-proxy
+//	                           ├── worker-1: its own namespaces; containerd, kubelet, kube-proxy
 //	                           ├── worker-2
 //	                           ├── worker-3
 //	                           └── outside: network namespace of the server 203.0.113.9
@@ -107,7 +107,8 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 		c.Nodes = append(c.Nodes, newNode(c, number))
 	}
 	for _, step := range []func(context.Context) error{
-		c.makeDirectories, c.writeImages, c.writeCredentials, c.connectOutside, c.startControlPlane, c.bootNodes,
+		c.makeDirectories, c.writeImages, c.writeCredentials,
+		c.connectOutside, c.startControlPlane, c.bootNodes,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, fmt.Errorf("start cluster: %w", err)
@@ -155,7 +156,8 @@ func (c *Cluster) logPath(name string) string { return c.path(logDir, name+".log
 
 // components are what the one binary of Kubernetes is called by.
 var components = []string{
-	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl",
+	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+	"kube-proxy", "kubelet", "kubectl",
 }
 
 func (c *Cluster) makeDirectories(context.Context) error {
@@ -165,7 +167,7 @@ func (c *Cluster) makeDirectories(context.Context) error {
 		}
 	}
 	for _, name := range components {
-		if err := os.Symlink(filepath.Join(c.options.Bin, "kubernetes"), c.path(toolsDir, name)); err != nil {
+		if err := os.Symlink(c.binary("kubernetes"), c.path(toolsDir, name)); err != nil {
 			return err
 		}
 	}
@@ -178,6 +180,6 @@ func (c *Cluster) makeDirectories(context.Context) error {
 }
 
 func (c *Cluster) searchPath() string {
-	return c.path(toolsDir) + ":" + filepath.Join(c.options.Bin, "containerd/usr/bin") +
+	return c.path(toolsDir) + ":" + c.binary("containerd/usr/bin") +
 		":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 }

@@ -32,7 +32,8 @@ func output(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+		command := strings.Join(cmd.Args, " ")
+		return stdout.String(), fmt.Errorf("%s: %w: %s", command, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return stdout.String(), nil
 }
@@ -54,7 +55,8 @@ func Await(ctx context.Context, what string, condition func() error) error {
 
 // Kubectl returns kubectl as administrator.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, c.path(toolsDir, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)
+	args = append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)
+	return exec.CommandContext(ctx, c.path(toolsDir, "kubectl"), args...)
 }
 
 // Kubeconfig is the path of the administrator's kubeconfig.

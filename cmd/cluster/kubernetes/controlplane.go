@@ -37,7 +37,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--service-account-private-key-file="+c.path(pkiDir, serviceAccount),
 		"--root-ca-file="+c.path(pkiDir, authority+".crt"),
 		"--cluster-cidr="+podsCIDR,
-		"--allocate-node-cidrs=false", // the Node objects have them: see registration
+		"--allocate-node-cidrs=false", // the Node objects have them: see register
 	)...); err != nil {
 		return err
 	}
@@ -69,10 +69,7 @@ func (c *Cluster) Alive() error {
 }
 
 func (c *Cluster) apiServerFlags() []string {
-	certificate := func(flag, keyFlag, name string) []string {
-		return []string{flag + "=" + c.path(pkiDir, name+".crt"), keyFlag + "=" + c.path(pkiDir, name+".key")}
-	}
-	flags := []string{
+	return []string{
 		"--etcd-servers=" + etcdURL,
 		"--advertise-address=" + routerIP,
 		"--secure-port=" + apiServerPort,
@@ -91,16 +88,21 @@ func (c *Cluster) apiServerFlags() []string {
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-username-headers=X-Remote-User",
+		"--tls-cert-file=" + c.path(pkiDir, serving+".crt"),
+		"--tls-private-key-file=" + c.path(pkiDir, serving+".key"),
+		"--kubelet-client-certificate=" + c.path(pkiDir, kubeletClient+".crt"),
+		"--kubelet-client-key=" + c.path(pkiDir, kubeletClient+".key"),
+		"--proxy-client-cert-file=" + c.path(pkiDir, frontProxy+".crt"),
+		"--proxy-client-key-file=" + c.path(pkiDir, frontProxy+".key"),
 	}
-	flags = append(flags, certificate("--tls-cert-file", "--tls-private-key-file", serving)...)
-	flags = append(flags, certificate("--kubelet-client-certificate", "--kubelet-client-key", kubeletClient)...)
-	return append(flags, certificate("--proxy-client-cert-file", "--proxy-client-key-file", frontProxy)...)
 }
 
 func (c *Cluster) clientFlags(user string) []string {
 	path := c.kubeconfigPath(user)
 	return []string{
-		"--kubeconfig=" + path, "--authentication-kubeconfig=" + path, "--authorization-kubeconfig=" + path,
+		"--kubeconfig=" + path,
+		"--authentication-kubeconfig=" + path,
+		"--authorization-kubeconfig=" + path,
 		"--leader-elect=false",
 	}
 }
@@ -108,13 +110,20 @@ func (c *Cluster) clientFlags(user string) []string {
 // register creates the Node objects, as a cloud provider does: with the
 // addresses of their pods. The kubelet of each takes its object over.
 func (c *Cluster) register(ctx context.Context) error {
-	manifests := `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: kube-proxy},
-  roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-proxier"},
-  subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "` + kubeProxy + `"}]}
+	manifests := `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kube-proxy}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-proxier"}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "` + kubeProxy + `"}]
 `
 	for _, node := range c.Nodes {
-		manifests += fmt.Sprintf("---\n{apiVersion: v1, kind: Node, metadata: {name: %s}, spec: {podCIDR: %s, podCIDRs: [%[2]s]}}\n",
-			node.Name, node.PodCIDR)
+		manifests += fmt.Sprintf(`---
+apiVersion: v1
+kind: Node
+metadata: {name: %s}
+spec: {podCIDR: %s, podCIDRs: [%[2]s]}
+`, node.Name, node.PodCIDR)
 	}
 	// The roles of RBAC are there some time after the API server is ready.
 	return Await(ctx, "nodes are registered", func() error {

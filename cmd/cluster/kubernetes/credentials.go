@@ -59,9 +59,11 @@ func (c *Cluster) writeCredentials(context.Context) error {
 		return err
 	}
 	for _, leaf := range []x509.Certificate{
-		{Subject: pkix.Name{CommonName: serving},
-			IPAddresses: []net.IP{net.ParseIP(routerIP), net.ParseIP("127.0.0.1"), net.ParseIP(kubernetesIP)},
-			DNSNames:    []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}},
+		{
+			Subject:     pkix.Name{CommonName: serving},
+			IPAddresses: []net.IP{net.ParseIP(routerIP), net.ParseIP(kubernetesIP)},
+			DNSNames:    []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		},
 		{Subject: pkix.Name{CommonName: kubeletClient, Organization: []string{masters}}},
 		{Subject: pkix.Name{CommonName: frontProxy}},
 	} {
@@ -104,12 +106,15 @@ func (c *Cluster) writeLeaf(ca *signer, leaf x509.Certificate) error {
 }
 
 // writeCertificate writes a certificate, named by its common name, and its key.
-func (c *Cluster) writeCertificate(ca *signer, certificate x509.Certificate, key *ecdsa.PrivateKey) error {
+func (c *Cluster) writeCertificate(
+	ca *signer, certificate x509.Certificate, key *ecdsa.PrivateKey,
+) error {
 	ca.serial++
 	certificate.SerialNumber = big.NewInt(ca.serial)
 	certificate.NotBefore = time.Now().Add(-time.Hour)
 	certificate.NotAfter = time.Now().Add(validity)
-	der, err := x509.CreateCertificate(rand.Reader, &certificate, ca.certificate, &key.PublicKey, ca.key)
+	der, err := x509.CreateCertificate(
+		rand.Reader, &certificate, ca.certificate, &key.PublicKey, ca.key)
 	if err != nil {
 		return err
 	}

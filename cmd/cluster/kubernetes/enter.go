@@ -9,53 +9,64 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 )
 
 // Enter returns a command that runs in the namespaces of a cluster that another
-// process runs, with kubectl and etcd in its PATH.
+// process runs, with kubectl in its PATH.
 func Enter(ctx context.Context, options Options, args ...string) (*exec.Cmd, error) {
-	if err := options.setDefaults(); err != nil {
-		return nil, err
-	}
-	pid, err := readPID(filepath.Join(options.Dir, pidFile))
+	pid, err := runningCluster(&options)
 	if err != nil {
 		return nil, err
 	}
-	return enter(ctx, options, pid, args...), nil
+	dir, err := os.Getwd() // is the same there
+	if err != nil {
+		return nil, err
+	}
+	return options.nsenter(ctx, enterArgs(pid, dir, args...)), nil
 }
 
 // EnterNode returns a command that runs in the namespaces of a node.
-func EnterNode(ctx context.Context, options Options, node string, args ...string) (*exec.Cmd, error) {
-	if err := options.setDefaults(); err != nil {
-		return nil, err
-	}
-	cluster, err := readPID(filepath.Join(options.Dir, pidFile))
+func EnterNode(
+	ctx context.Context, options Options, node string, args ...string,
+) (*exec.Cmd, error) {
+	cluster, err := runningCluster(&options)
 	if err != nil {
 		return nil, err
 	}
-	pid, err := readPID(filepath.Join(options.Dir, diskDir, node, pidFile))
+	pid, err := os.ReadFile(filepath.Join(options.Dir, diskDir, node, pidFile))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("find node: %w", err)
 	}
-	inner := enter(ctx, options, pid, args...)
-	return enter(ctx, options, cluster, inner.Args...), nil
+	command := append([]string{"nsenter"}, enterArgs(string(pid), "/", args...)...)
+	return options.nsenter(ctx, enterArgs(cluster, "/", command...)), nil
 }
 
-func enter(ctx context.Context, options Options, pid string, args ...string) *exec.Cmd {
-	c := &Cluster{options: options}
-	cmd := exec.CommandContext(ctx, "nsenter",
-		append([]string{"--target=" + pid, "--net", "--mount", "--pid", "--uts", "--ipc", "--wdns=/", "--"}, args...)...)
+// runningCluster returns the number of process 1 of the cluster that runs.
+func runningCluster(options *Options) (pid string, err error) {
+	if err := options.setDefaults(); err != nil {
+		return "", err
+	}
+	if lock, err := takeLock(); err == nil {
+		return "", errors.Join(errors.New("no cluster runs"), lock.Close())
+	}
+	text, err := os.ReadFile(filepath.Join(options.Dir, pidFile))
+	if err != nil {
+		return "", fmt.Errorf("the cluster that runs is not that of %s: %w", options.Dir, err)
+	}
+	return string(text), nil
+}
+
+func (o *Options) nsenter(ctx context.Context, args []string) *exec.Cmd {
+	c := &Cluster{options: *o}
+	cmd := exec.CommandContext(ctx, "nsenter", args...)
 	cmd.Env = append(os.Environ(), "PATH="+c.searchPath(), "KUBECONFIG="+c.Kubeconfig())
 	return cmd
 }
 
-// readPID reads the number of a process from a file. The file is there as long
-// as the cluster runs.
-func readPID(file string) (string, error) {
-	text, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("no cluster runs, or not that node: %w", err)
-	}
-	return strings.TrimSpace(string(text)), err
+// enterArgs are the arguments of nsenter for a command in a process's
+// namespaces, in a directory there.
+func enterArgs(pid, dir string, args ...string) []string {
+	return append([]string{
+		"--target=" + pid, "--net", "--mount", "--pid", "--uts", "--ipc", "--wdns=" + dir, "--",
+	}, args...)
 }

@@ -38,7 +38,8 @@ func (n *Node) installFiles() error {
 		return err
 	}
 	for _, plugin := range cniPlugins {
-		if err := os.Symlink(filepath.Join(debianPlugins, plugin), filepath.Join(upper, "opt/cni/bin", plugin)); err != nil {
+		link := filepath.Join(upper, "opt/cni/bin", plugin)
+		if err := os.Symlink(filepath.Join(debianPlugins, plugin), link); err != nil {
 			return err
 		}
 	}
@@ -115,7 +116,7 @@ clusterDNS: [10.96.0.10]
 resolvConf: %[4]s
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-evictionHard: {memory.available: 100Mi, nodefs.available: "1%%", imagefs.available: "1%%", nodefs.inodesFree: "1%%"}
+evictionHard: {memory.available: 100Mi, nodefs.available: "1%%", imagefs.available: "1%%"}
 registryPullQPS: 0
 maxPods: 250
 `, n.cluster.path(pkiDir, authority+".crt"), clusterCgroup, n.Name, n.diskPath("etc", resolvFile))

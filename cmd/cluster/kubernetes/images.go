@@ -41,8 +41,8 @@ type Image struct {
 
 // baseFiles are those that every base image of static binaries has.
 var baseFiles = map[string]string{
-	"etc/passwd": "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n",
-	"etc/group":  "root:x:0:\nnobody:x:65534:\n",
+	"etc/passwd": "root:x:0:0:root:/root:/sbin/nologin\n",
+	"etc/group":  "root:x:0:\n",
 }
 
 // SearchPath is PATH in an image, unless that says otherwise.
@@ -111,7 +111,7 @@ func (i *Image) write(file string) error {
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "WorkingDir": "/"},
+		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env},
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest(layer)}},
 		"history":      []map[string]string{{"created_by": "cmd/cluster"}},
 	})
@@ -119,7 +119,9 @@ func (i *Image) write(file string) error {
 		return err
 	}
 	configName, layerName := digest(config)+".json", digest(layer)+"/layer.tar"
-	manifest, err := json.Marshal([]map[string]any{{"Config": configName, "RepoTags": i.Names, "Layers": []string{layerName}}})
+	manifest, err := json.Marshal([]map[string]any{
+		{"Config": configName, "RepoTags": i.Names, "Layers": []string{layerName}},
+	})
 	if err != nil {
 		return err
 	}
@@ -133,7 +135,7 @@ func (i *Image) write(file string) error {
 		name string
 		data []byte
 	}{{configName, config}, {layerName, layer}, {"manifest.json", manifest}} {
-		if err := writeMember(archive, member.name, 0o644, bytes.NewReader(member.data), int64(len(member.data))); err != nil {
+		if err := writeText(archive, member.name, member.data); err != nil {
 			return err
 		}
 	}
@@ -144,17 +146,14 @@ func (i *Image) write(file string) error {
 func (i *Image) layer() ([]byte, error) {
 	var buffer bytes.Buffer
 	archive := tar.NewWriter(&buffer)
-	for _, dir := range []string{"etc/", "root/", "tmp/"} {
-		mode := int64(0o755)
-		if dir == "tmp/" {
-			mode = 0o1777
-		}
-		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: mode}); err != nil {
+	for dir, mode := range map[string]int64{"etc/": 0o755, "root/": 0o700, "tmp/": 0o1777} {
+		header := tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: mode}
+		if err := archive.WriteHeader(&header); err != nil {
 			return nil, err
 		}
 	}
 	for name, text := range baseFiles {
-		if err := writeMember(archive, name, 0o644, strings.NewReader(text), int64(len(text))); err != nil {
+		if err := writeText(archive, name, []byte(text)); err != nil {
 			return nil, err
 		}
 	}
@@ -172,6 +171,15 @@ func (i *Image) layer() ([]byte, error) {
 	return buffer.Bytes(), archive.Close()
 }
 
+func writeText(archive *tar.Writer, name string, text []byte) error {
+	header := tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(text))}
+	if err := archive.WriteHeader(&header); err != nil {
+		return err
+	}
+	_, err := archive.Write(text)
+	return err
+}
+
 func copyMember(archive *tar.Writer, name, source string) error {
 	file, err := os.Open(source)
 	if err != nil {
@@ -182,14 +190,13 @@ func copyMember(archive *tar.Writer, name, source string) error {
 	if err != nil {
 		return err
 	}
-	return writeMember(archive, name, int64(info.Mode().Perm()), file, info.Size())
-}
-
-func writeMember(archive *tar.Writer, name string, mode int64, content io.Reader, size int64) error {
-	if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: size}); err != nil {
+	header := tar.Header{
+		Typeflag: tar.TypeReg, Name: name, Mode: int64(info.Mode().Perm()), Size: info.Size(),
+	}
+	if err := archive.WriteHeader(&header); err != nil {
 		return err
 	}
-	_, err := io.Copy(archive, content)
+	_, err = io.Copy(archive, file)
 	return err
 }
 

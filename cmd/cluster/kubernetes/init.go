@@ -62,7 +62,7 @@ func (n *Node) startServices(c *children) error {
 	}
 	go c.supervise(n.logPath("kube-proxy"), "kube-proxy", config(proxyFile))
 	go c.supervise(n.logPath("kubelet"), "kubelet", config(kubeletFile),
-		"--kubeconfig="+n.cluster.kubeconfigPath(n.user()), "--hostname-override="+n.Name, "--root-dir=/var/lib/kubelet")
+		"--kubeconfig="+n.cluster.kubeconfigPath(n.user()), "--hostname-override="+n.Name)
 	return nil
 }
 

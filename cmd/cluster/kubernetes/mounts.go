@@ -79,7 +79,8 @@ func pivot(root string) error {
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("change root to %s: %w", root, err)
 	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil { // the former root, which is over the new one
+	// Now the former root is mounted over the new one.
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount former root: %w", err)
 	}
 	return os.Chdir("/")

@@ -4,12 +4,13 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os/exec"
+	"net"
 	"runtime"
-	"strings"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/cmd/cluster/traffic"
 )
@@ -34,19 +35,20 @@ const OutsideIP = "203.0.113.9"
 // connectOutside makes the bridge of the nodes, and a namespace with the
 // server behind this one, which is the router.
 func (c *Cluster) connectOutside(context.Context) error {
+	const ip = "ip -n " + outsideNetns + " "
 	err := runAll(
-		"sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0",
+		"sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0",
 		"ip link add "+clusterBridge+" type bridge",
 		"ip addr add "+routerIP+"/24 dev "+clusterBridge,
 		"ip link set "+clusterBridge+" up",
 		"ip netns add "+outsideNetns,
-		"ip -n "+outsideNetns+" link set lo up",
-		"ip -n "+outsideNetns+" link add "+nodeDevice+" type veth peer name outside netns 1",
-		"ip -n "+outsideNetns+" addr add "+OutsideIP+"/24 dev "+nodeDevice,
-		"ip -n "+outsideNetns+" link set "+nodeDevice+" up",
+		ip+"link set lo up",
+		ip+"link add "+nodeDevice+" type veth peer name outside netns 1",
+		ip+"addr add "+OutsideIP+"/24 dev "+nodeDevice,
+		ip+"link set "+nodeDevice+" up",
 		"ip addr add "+outsideRouter+"/24 dev outside",
 		"ip link set outside up",
-		"ip -n "+outsideNetns+" route add default via "+outsideRouter,
+		ip+"route add default via "+outsideRouter,
 	)
 	if err != nil {
 		return err
@@ -60,38 +62,52 @@ func (c *Cluster) connectOutside(context.Context) error {
 // inNetns runs f in a named network namespace, on a thread of its own. What f
 // listens on stays in the namespace.
 func inNetns(name string, f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	return onThread(func() error {
 		namespace, err := netns.GetFromName(name)
 		if err == nil {
 			defer namespace.Close()
 			err = netns.Set(namespace)
 		}
 		if err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", name, err)
+			return fmt.Errorf("enter network namespace %s: %w", name, err)
+		}
+		return f()
+	})
+}
+
+// onThread runs f on a thread that ends with it, as f changes its namespaces.
+func onThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if unix.Gettid() != unix.Getpid() {
+			done <- f()
 			return
 		}
-		done <- f()
+		// The main thread cannot end, and its namespaces are those of process 1.
+		// While it is locked here, f gets another one.
+		defer runtime.UnlockOSThread()
+		done <- onThread(f)
 	}()
 	return <-done
 }
 
 // connect makes the node's network namespace, with a device on the bridge.
 func (n *Node) connect() error {
+	ip, exec := "ip -n "+n.Name+" ", "ip netns exec "+n.Name+" "
 	commands := []string{
 		"ip netns add " + n.Name,
-		"ip -n " + n.Name + " link set lo up",
-		"ip -n " + n.Name + " link add " + nodeDevice + " type veth peer name " + n.Name + " netns 1",
+		ip + "link set lo up",
+		ip + "link add " + nodeDevice + " type veth peer name " + n.Name + " netns 1",
 		"ip link set " + n.Name + " master " + clusterBridge + " up",
-		"ip -n " + n.Name + " addr add " + n.IP + "/24 dev " + nodeDevice,
-		"ip -n " + n.Name + " link set " + nodeDevice + " up",
-		"ip -n " + n.Name + " route add default via " + routerIP,
-		"ip netns exec " + n.Name + " sysctl -qw net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1",
+		ip + "addr add " + n.IP + "/24 dev " + nodeDevice,
+		ip + "link set " + nodeDevice + " up",
+		ip + "route add default via " + routerIP,
+		exec + "sysctl -qw net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1",
 		// Pods leave the cluster with their node's address, as with kindnet and
 		// ip-masq-agent. The plugin's own ipMasq would translate also what goes
 		// to pods of other nodes, as it knows the network of one node only.
-		"ip netns exec " + n.Name + " iptables -w -t nat -A POSTROUTING -s " + podsCIDR + " ! -d " + podsCIDR + " -j MASQUERADE",
+		exec + "iptables -t nat -A POSTROUTING -s " + podsCIDR + " ! -d " + podsCIDR + " -j MASQUERADE",
 		// The router knows the way to pods, so that the server would also answer
 		// a pod that leaves with its own address, and the tests would see it.
 		"ip route replace " + n.PodCIDR + " via " + n.IP,
@@ -99,7 +115,7 @@ func (n *Node) connect() error {
 	// The way to pods of other nodes: no overlay, as with flannel's host-gw.
 	for _, peer := range n.cluster.Nodes {
 		if peer != n {
-			commands = append(commands, "ip -n "+n.Name+" route add "+peer.PodCIDR+" via "+peer.IP)
+			commands = append(commands, ip+"route add "+peer.PodCIDR+" via "+peer.IP)
 		}
 	}
 	return runAll(commands...)
@@ -112,8 +128,8 @@ func (n *Node) disconnect(ctx context.Context) error {
 		return err
 	}
 	return Await(ctx, "the network of "+n.Name+" is gone", func() error {
-		if text, err := exec.Command("ip", "-o", "link", "show").Output(); err != nil || strings.Contains(string(text), " "+n.Name+"@") {
-			return fmt.Errorf("its device is still there: %w", err)
+		if _, err := net.InterfaceByName(n.Name); err == nil {
+			return errors.New("its device is still there")
 		}
 		return nil
 	})

@@ -86,7 +86,8 @@ func (n *Node) boot(ctx context.Context) error {
 	if n.init, err = process.Start(n.Name, n.cluster.logPath(n.Name), cmd); err != nil {
 		return err
 	}
-	if err := os.WriteFile(n.diskPath(pidFile), []byte(strconv.Itoa(n.init.PID())), 0o644); err != nil {
+	pid := []byte(strconv.Itoa(n.init.PID()))
+	if err := os.WriteFile(n.diskPath(pidFile), pid, 0o644); err != nil {
 		return err
 	}
 	return Await(ctx, n.Name+" is ready", func() error {
@@ -142,8 +143,7 @@ func (n *Node) PowerOff(ctx context.Context) error {
 
 // Command returns a command that runs in the node's namespaces, as root there.
 func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
-	target := "--target=" + strconv.Itoa(n.init.PID())
-	return exec.CommandContext(ctx, "nsenter", append([]string{target, "--net", "--mount", "--pid", "--uts", "--ipc", "--"}, args...)...)
+	return exec.CommandContext(ctx, "nsenter", enterArgs(strconv.Itoa(n.init.PID()), "/", args...)...)
 }
 
 // Run runs a command in the node's namespaces and returns its output.

@@ -89,7 +89,8 @@ func (s *Server) record(protocol string, client net.Addr, text string) netip.Add
 	name, _, _ := strings.Cut(text, " ")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.requests = append(s.requests, Request{Time: time.Now(), Protocol: protocol, From: from, Name: name, Text: text})
+	request := Request{Time: time.Now(), Protocol: protocol, From: from, Name: name, Text: text}
+	s.requests = append(s.requests, request)
 	return from
 }
 

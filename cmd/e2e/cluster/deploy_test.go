@@ -246,7 +246,9 @@ func TestDaemonSetAgreesWithItself(t *testing.T) {
 	require.Equal(t, filepath.Dir(flags["--socket"]), mounts[filepath.Dir(flags["--socket"])])
 	require.Equal(t, "/proc/sys/net", mounts[flags["--procfs"]+"/sys/net"])
 
-	for path, probe := range map[string]*corev1.Probe{"/readyz": agent.ReadinessProbe, "/healthz": agent.LivenessProbe} {
+	for path, probe := range map[string]*corev1.Probe{
+		"/startupz": agent.StartupProbe, "/readyz": agent.ReadinessProbe, "/healthz": agent.LivenessProbe,
+	} {
 		require.Equal(t, path, probe.HTTPGet.Path)
 		require.Equal(t, flags["--api-listen"], probe.HTTPGet.Host+":"+probe.HTTPGet.Port.String())
 	}

@@ -3,6 +3,7 @@
 package policytest
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -75,7 +76,7 @@ func (w *World) party(addr netip.Addr) (p party) {
 		return p
 	}
 	for _, e := range w.Endpoints {
-		if slices.Contains(e.Addrs, addr) && (p.pod == nil || e.Created.After(p.pod.Created)) {
+		if slices.Contains(e.Addrs, addr) && (p.pod == nil || cmp.Or(e.Attached.Compare(p.pod.Attached), e.Created.Compare(p.pod.Created)) > 0) {
 			p.pod = e
 		}
 	}

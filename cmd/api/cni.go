@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/cnifile"
+)
+
+// States of an interface in the answer to GET /cni/wait.
+const (
+	CNIInForce = "in-force" // all that policies say of the pod is in the kernel
+	CNIHeld    = "held"     // the pod is not known: what a policy could concern is dropped
+)
+
+// CNIAnswer is the answer to GET /cni/wait.
+type CNIAnswer struct {
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"` // why the pod is held
+}
+
+const (
+	// unknownFor is how long a pod that nothing is known of is waited for: the
+	// object of a static pod comes after its interface.
+	unknownFor = 3 * time.Second
+
+	// maxCNIWait bounds the time that the client gives.
+	maxCNIWait = 5 * time.Minute
+)
+
+// cniWaiter has the tables by which it is known what of a pod is in the kernel.
+type cniWaiter struct{ tables cniTables }
+
+type cniTables struct {
+	cell.In
+
+	DB             *statedb.DB
+	Plugin         tables.CNIPlugin                     `optional:"true"`
+	CNIAttachments statedb.Table[*tables.CNIAttachment] `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
+	Attachments    statedb.Table[*tables.Attachment]    `optional:"true"`
+	IPCache        statedb.Table[*tables.IPCache]       `optional:"true"`
+	PodEntries     statedb.Table[*tables.PodEntry]      `optional:"true"`
+	SourceEntries  statedb.Table[*tables.SourceEntry]   `optional:"true"`
+	IPCacheEntries statedb.Table[*tables.IPCacheEntry]  `optional:"true"`
+}
+
+// newCNIWaiter returns nil if the agent lacks a table, as in tests of this package.
+func newCNIWaiter(t cniTables) *cniWaiter {
+	if t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
+		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil {
+		return nil
+	}
+	return &cniWaiter{tables: t}
+}
+
+// waitCNI answers when all that policies say of the pod of an interface is in the
+// kernel, or the pod is not known for a while and held. The error after the given
+// time is 503: the client may ask again.
+func (h *handlers) waitCNI(w http.ResponseWriter, r *http.Request) {
+	container, ifName := r.FormValue("container"), r.FormValue("interface")
+	timeout, err := time.ParseDuration(r.FormValue("timeout"))
+	switch {
+	case h.cni == nil || !h.cni.tables.Plugin.Enabled:
+		writeError(w, http.StatusNotFound, "this agent does not follow the CNI plugin: --cni-plugin is false")
+		return
+	case container == "" || ifName == "":
+		writeError(w, http.StatusBadRequest, "want ?container= and ?interface=")
+		return
+	case err != nil || timeout < 0 || timeout > maxCNIWait:
+		writeError(w, http.StatusBadRequest, "want ?timeout= of at most %s, as in 10s", maxCNIWait)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	answer, err := h.cni.wait(ctx, cnifile.FileName(container, ifName))
+	if err != nil {
+		writeError(w, http.StatusServiceUnavailable, "%v", err)
+		return
+	}
+	writeCompact(w, answer)
+}
+
+// wait returns when an interface is in force, or held for long enough.
+func (c *cniWaiter) wait(ctx context.Context, file string) (*CNIAnswer, error) {
+	var heldSince time.Time
+	for {
+		l := cniLook{cniTables: &c.tables, txn: c.tables.DB.ReadTxn(), watch: statedb.NewWatchSet()}
+		waitsFor, unknown := l.look(file)
+		if waitsFor == "" && unknown == "" {
+			return &CNIAnswer{State: CNIInForce}, nil
+		}
+		round, cancel := ctx, context.CancelFunc(func() {})
+		if waitsFor != "" {
+			heldSince = time.Time{}
+		} else {
+			if heldSince.IsZero() {
+				heldSince = time.Now()
+			}
+			if time.Since(heldSince) >= unknownFor {
+				return &CNIAnswer{State: CNIHeld, Reason: unknown}, nil
+			}
+			round, cancel = context.WithDeadline(ctx, heldSince.Add(unknownFor))
+		}
+		_, _ = l.watch.Wait(round, 0) // whatever the reason, look again
+		cancel()
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("not in force yet: %s", waitsFor+unknown)
+		}
+	}
+}
+
+// cniLook is a look at the tables, which remembers what to watch for changes.
+type cniLook struct {
+	*cniTables
+	txn   statedb.ReadTxn
+	watch *statedb.WatchSet
+}
+
+// lookUp gets a row, which is watched also while there is none.
+func lookUp[Row any](l *cniLook, table statedb.Table[Row], query statedb.Query[Row]) (Row, bool) {
+	row, _, watch, found := table.GetWatch(l.txn, query)
+	l.watch.Add(watch)
+	return row, found
+}
+
+// look says what an interface waits for, and if for nothing why its pod is held.
+// Both are empty if the pod is in force.
+func (l *cniLook) look(file string) (waitsFor, unknown string) {
+	a, found := lookUp(l, l.CNIAttachments, tables.CNIAttachmentByFile(file))
+	switch {
+	case !found:
+		return "the agent has not read " + file, ""
+	case len(a.Addrs) == 0 || a.IfIndex == 0:
+		return file + ": " + a.Error, ""
+	}
+	for _, program := range []bpf.Program{bpf.ProgramFromPod, bpf.ProgramToPod} {
+		if reason := l.program(a, program); reason != "" {
+			return reason, ""
+		}
+	}
+	for _, addr := range a.Addrs {
+		reason, held := l.address(a, addr)
+		if reason != "" {
+			return reason, ""
+		}
+		if held != "" {
+			unknown = held
+		}
+	}
+	return "", unknown
+}
+
+func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {
+	row, found := lookUp(l, l.Attachments, tables.AttachmentByID(tables.AttachmentID{IfIndex: a.IfIndex, Program: program}))
+	switch {
+	case !found:
+		return fmt.Sprintf("program %s is not to run at %s yet", program, a.Device)
+	case row.Status.Kind == reconciler.StatusKindDone, row.Status.Kind == reconciler.StatusKindRefreshing:
+		return ""
+	case row.Status.GetError() != "":
+		return fmt.Sprintf("program %s at %s: %s", program, a.Device, row.Status.GetError())
+	}
+	return fmt.Sprintf("program %s does not run at %s yet", program, a.Device)
+}
+
+// address says what an address of an interface waits for, or why it is held.
+func (l *cniLook) address(a *tables.CNIAttachment, addr netip.Addr) (waitsFor, held string) {
+	row, found := lookUp(l, l.Locals, tables.LocalEndpointByAddr(addr))
+	switch {
+	case !found || row.Endpoint != a.Pod || int(row.IfIndex) != a.IfIndex:
+		return fmt.Sprintf("%s is not known to be of %s yet", addr, a.Device), ""
+	case !inKernel(l, l.PodEntries, row.MapKey(), row.MapValue()):
+		return fmt.Sprintf("%s is not in sluice_pods yet", addr), ""
+	case row.Flags&(bpf.PodEgressUnknown|bpf.PodPolicyUnknown) != 0:
+		return "", fmt.Sprintf("%s is held: it is not known yet what policies say of pod %s", addr, row.Endpoint)
+	case row.WaitsFor != 0:
+		return fmt.Sprintf("%s waits for class %d", addr, row.WaitsFor), ""
+	case row.Flags&bpf.PodEgressSelected != 0 &&
+		!inKernel(l, l.SourceEntries, bpf.SourceKey{Addr: bpf.AddressFrom(addr)}, bpf.SourceValue{Class: row.EgressClass}):
+		return fmt.Sprintf("%s is not in sluice_sources yet", addr), ""
+	}
+	peer, found := lookUp(l, l.IPCache, tables.IPCacheByPrefix(netip.PrefixFrom(addr, addr.BitLen())))
+	if !found || peer.WaitsFor != 0 || !inKernel(l, l.IPCacheEntries, peer.MapKey(), peer.MapValue()) {
+		return fmt.Sprintf("%s is not in sluice_ipcache yet", addr), ""
+	}
+	return "", ""
+}
+
+// inKernel reports whether the kernel has an entry with a value.
+func inKernel[K, V tables.MapPart](l *cniLook, mirror statedb.Table[*tables.MapEntry[K, V]], key K, value V) bool {
+	entry, found := lookUp(l, mirror, tables.MapEntryByKey[K, V](key))
+	return found && entry.Value == value
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/sluice-net/sluice/tables/cnifile"
+)
+
+const (
+	// answerTime is for an agent that is there to have the pod in force. One that
+	// starts needs some of it.
+	answerTime = 10 * time.Second
+
+	// latency is for the answer to come back after that.
+	latency = time.Second
+
+	// graceTime is for which a pod that the plugin holds is waited with for an agent,
+	// as when that is being replaced.
+	graceTime = 2 * time.Second
+
+	retryTime = 50 * time.Millisecond
+)
+
+// await returns when a pod is in force, or held.
+func await(ctx context.Context, c *config, a *cnifile.Attachment) error {
+	began, held := time.Now(), false
+	for {
+		err := ask(ctx, c.Socket, a)
+		if err == nil {
+			return nil
+		}
+		if !held {
+			var holdErr error
+			if held, holdErr = hold(c.BPFFS, a); holdErr != nil {
+				held = false
+				err = fmt.Errorf("%w; %w", err, holdErr)
+			}
+		}
+		if held && time.Since(began) >= graceTime {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(retryTime):
+		}
+	}
+}
+
+// ask returns when the agent has a pod in force, or held.
+func ask(ctx context.Context, socket string, a *cnifile.Attachment) error {
+	timeout := answerTime
+	if deadline, ok := ctx.Deadline(); ok {
+		timeout = max(0, min(timeout, time.Until(deadline)-latency))
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout+latency)
+	defer cancel()
+	query := url.Values{"container": {a.Container}, "interface": {a.IfName}, "timeout": {timeout.String()}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sluice/cni/wait?"+query.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask the agent: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
+	if err != nil {
+		return fmt.Errorf("ask the agent: %w", err)
+	}
+	// An agent that does not follow the plugin is about to remove it, and learns of
+	// pods as it does without.
+	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusNotFound {
+		return nil
+	}
+	var answer struct {
+		Err string `json:"err"`
+	}
+	if json.Unmarshal(body, &answer) != nil || answer.Err == "" {
+		answer.Err = resp.Status
+	}
+	return fmt.Errorf("ask the agent: %s", answer.Err)
+}
+
+// answers returns an error unless something listens on the agent's socket.
+func answers(socket string) error {
+	conn, err := net.DialTimeout("unix", socket, latency)
+	if err == nil {
+		conn.Close()
+	}
+	return err
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	cniversion "github.com/containernetworking/cni/pkg/version"
+
+	"github.com/sluice-net/sluice/tables/cniconf"
+	"github.com/sluice-net/sluice/tables/cnifile"
+)
+
+// errNotAvailable is the code of the specification for a plugin that cannot serve an
+// ADD now. The library has no name for it.
+const errNotAvailable uint = 50
+
+// config is what the runtime hands over.
+type config struct {
+	types.PluginConf
+	cniconf.Config
+}
+
+// UnmarshalJSON implements [json.Unmarshaler], which [types.PluginConf] has for
+// itself alone.
+func (c *config) UnmarshalJSON(data []byte) error {
+	type plain types.PluginConf
+	if err := json.Unmarshal(data, (*plain)(&c.PluginConf)); err != nil {
+		return err
+	}
+	return json.Unmarshal(data, &c.Config)
+}
+
+func parse(args *skel.CmdArgs) (*config, error) {
+	c := &config{}
+	err := json.Unmarshal(args.StdinData, c)
+	if err == nil {
+		err = c.Check()
+	}
+	if err != nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, cniconf.Type+": parse configuration", err.Error())
+	}
+	return c, nil
+}
+
+// add tells the agent of a pod's interface, and returns when the pod is in force
+// or held. Its result is that of the plugin before it, to the letter.
+func add(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	result, err := previous(c)
+	if err != nil {
+		return err
+	}
+	if pod := podOf(args.Args); pod.name != "" { // else it is none of Kubernetes'
+		a, err := inspect(args, pod, result)
+		if err != nil {
+			return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
+		}
+		if err := enforce(c, a); err != nil {
+			return err
+		}
+	}
+	return printPrevious(args, c)
+}
+
+// enforce has a pod in force or held, or fails.
+func enforce(c *config, a *cnifile.Attachment) error {
+	if err := cnifile.Write(c.RunDir, a); err != nil {
+		return types.NewError(types.ErrIOFailure, cniconf.Type+": tell the agent of pod "+a.Namespace+"/"+a.Pod, err.Error())
+	}
+	if a.IfIndex == 0 {
+		return nil // not a veth: nothing of Sluice's can run at it, and the file says so
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(c.Timeout))
+	defer cancel()
+	if err := await(ctx, c, a); err != nil {
+		_ = cnifile.Remove(c.RunDir, a.Container, a.IfName) // the runtime calls for DEL too
+		return types.NewError(types.ErrTryAgainLater,
+			fmt.Sprintf("%s: pod %s/%s cannot start yet: no agent of Sluice has put it in force, and none has left what could hold it",
+				cniconf.Type, a.Namespace, a.Pod), err.Error())
+	}
+	return nil
+}
+
+// previous parses the result of the plugin before this one.
+func previous(c *config) (*current.Result, error) {
+	raw := c.RawPrevResult
+	if raw == nil {
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, cniconf.Type+": there is no prevResult",
+			"it is a chained plugin, and cannot be the first in a list")
+	}
+	conf := types.PluginConf{CNIVersion: c.CNIVersion, RawPrevResult: raw}
+	if err := cniversion.ParsePrevResult(&conf); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, cniconf.Type+": parse prevResult", err.Error())
+	}
+	result, err := current.NewResultFromResult(conf.PrevResult)
+	if err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, cniconf.Type+": convert prevResult", err.Error())
+	}
+	return result, nil
+}
+
+// printPrevious prints the result of the plugin before this one as it is, but for
+// the version that results of old plugins lack.
+func printPrevious(args *skel.CmdArgs, c *config) error {
+	var raw struct {
+		PrevResult map[string]json.RawMessage `json:"prevResult"`
+	}
+	if err := json.Unmarshal(args.StdinData, &raw); err != nil {
+		return err
+	}
+	if _, found := raw.PrevResult["cniVersion"]; !found {
+		raw.PrevResult["cniVersion"], _ = json.Marshal(c.CNIVersion) // a string cannot fail
+	}
+	return json.NewEncoder(os.Stdout).Encode(raw.PrevResult)
+}
+
+// del forgets an interface. What is missing is no error: a pod can always end,
+// whatever became of the agent, the plugin's files and the pod's namespace.
+func del(args *skel.CmdArgs) error {
+	c := &config{}
+	if err := json.Unmarshal(args.StdinData, c); err != nil || c.RunDir == "" {
+		return nil
+	}
+	return cnifile.Remove(c.RunDir, args.ContainerID, args.IfName)
+}
+
+// check reports whether the agent still has been told of an interface, and of the
+// device that it has.
+func check(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	result, err := previous(c)
+	if err != nil {
+		return err
+	}
+	pod := podOf(args.Args)
+	if pod.name == "" {
+		return nil
+	}
+	told, err := cnifile.Read(c.RunDir, cnifile.FileName(args.ContainerID, args.IfName))
+	if err != nil {
+		return types.NewError(types.ErrUnknownContainer, cniconf.Type+": the agent is not told of the interface", err.Error())
+	}
+	is, err := inspect(args, pod, result)
+	if err != nil {
+		return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
+	}
+	if is.IfIndex != told.IfIndex || is.Device != told.Device {
+		return types.NewError(types.ErrInternal, cniconf.Type+": the pod has another device than the agent was told",
+			fmt.Sprintf("told %s, index %d; has %s, index %d", told.Device, told.IfIndex, is.Device, is.IfIndex))
+	}
+	return nil
+}
+
+// gc forgets the interfaces that the runtime does not know any more.
+func gc(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	valid := map[types.GCAttachment]bool{}
+	for _, a := range c.ValidAttachments {
+		valid[a] = true
+	}
+	return cnifile.Keep(c.RunDir, func(container, ifName string) bool {
+		return valid[types.GCAttachment{ContainerID: container, IfName: ifName}]
+	})
+}
+
+// status reports whether an ADD would succeed now.
+func status(args *skel.CmdArgs) error {
+	c, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if err := answers(c.Socket); err != nil && !canHold(c.BPFFS) {
+		return types.NewError(errNotAvailable,
+			cniconf.Type+": no agent of Sluice answers, and none has run since the node booted", err.Error())
+	}
+	return nil
+}
+
+// podRef names a pod, as the runtime does in CNI_ARGS.
+type podRef struct{ namespace, name, uid string }
+
+func podOf(args string) (p podRef) {
+	for pair := range strings.SplitSeq(args, ";") {
+		key, value, _ := strings.Cut(pair, "=")
+		switch key {
+		case "K8S_POD_NAMESPACE":
+			p.namespace = value
+		case "K8S_POD_NAME":
+			p.name = value
+		case "K8S_POD_UID":
+			p.uid = value
+		}
+	}
+	return p
+}

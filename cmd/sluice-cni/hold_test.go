@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+)
+
+var podKey = bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.7"))}
+
+// pin pins what an agent does, which is then gone. The map is the one of the programs.
+func (n *node) pin() *ebpf.Map {
+	require.NoError(n.t, bpf.Probe(n.bpfs))
+	n.t.Cleanup(func() { require.NoError(n.t, unix.Unmount(n.bpfs, unix.MNT_DETACH)) })
+	kernel, err := bpf.OpenKernel(n.bpfs, slog.New(slog.DiscardHandler))
+	require.NoError(n.t, err)
+	_, err = bpf.Open[bpf.PodKey, bpf.PodValue](kernel, bpf.Spec{Name: "sluice_pods", Type: bpf.TypeHash, MaxEntries: 16})
+	require.NoError(n.t, err)
+	pods, err := ebpf.LoadPinnedMap(filepath.Join(kernel.Dir(), "sluice_pods"), nil)
+	require.NoError(n.t, err)
+	n.t.Cleanup(func() { pods.Close() })
+	d, err := datapath.Load(datapath.Options{Maps: map[string]*ebpf.Map{"sluice_pods": pods}, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(n.t, err)
+	for _, p := range bpf.PinnedPrograms {
+		require.NoError(n.t, bpf.PinProgram(kernel.ProgramsDir(), p, d.Program(p)))
+	}
+	require.NoError(n.t, d.Close())
+	require.NoError(n.t, kernel.Close())
+	return pods
+}
+
+func (n *node) entry(pods *ebpf.Map) (value bpf.PodValue) {
+	require.NoError(n.t, pods.Lookup(&podKey, &value))
+	return value
+}
+
+// links are the links of the pod's device that work.
+func (n *node) links() (ids []link.ID) {
+	for _, p := range bpf.PinnedPrograms {
+		l, err := bpf.LoadDeviceLink(bpf.LinksDir(n.bpfs), n.device.Attrs().Index, p)
+		require.NoError(n.t, err)
+		require.NotNil(n.t, l, p)
+		ids = append(ids, l.Info.ID)
+		l.Close()
+	}
+	return ids
+}
+
+// Without an agent the plugin holds the pod by what the last one pinned, under the names
+// by which the next one finds it.
+func TestHold(t *testing.T) {
+	n := newNode(t)
+	pods := n.pin()
+	n.must("STATUS")
+	require.JSONEq(t, n.result(), n.must("ADD"))
+	links, entry := n.links(), n.entry(pods)
+	require.EqualValues(t, n.device.Attrs().Index, entry.IfIndex)
+	require.Equal(t, bpf.PodEgressUnknown|bpf.PodPolicyUnknown, entry.Flags)
+	require.NotZero(t, entry.MAC)
+	n.told() // for the next agent
+
+	// Once more: what is there stays, as it may be an agent's by then.
+	known := entry
+	known.Flags, known.Epoch = 0, 7
+	require.NoError(t, pods.Put(&podKey, &known))
+	n.must("ADD")
+	require.Equal(t, links, n.links())
+	require.Equal(t, known, n.entry(pods))
+
+	// The entry of a former pod with the address does not.
+	former := known
+	former.IfIndex++
+	require.NoError(t, pods.Put(&podKey, &former))
+	n.must("ADD")
+	require.Equal(t, entry, n.entry(pods))
+	n.must("DEL")
+}
+
+// An agent that is there, and says that the pod is not in force, does not keep it from
+// being held.
+func TestHoldWhileAgentIsSlow(t *testing.T) {
+	n := newNode(t)
+	pods := n.pin()
+	n.agent(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
+	n.must("ADD")
+	n.links()
+	require.EqualValues(t, n.device.Attrs().Index, n.entry(pods).IfIndex)
+}
+
+// What nothing can hold with is as if it was not there: programs that look at another
+// map than is pinned, and a map of another layout.
+func TestCannotHold(t *testing.T) {
+	n := newNode(t)
+	n.timeout = "300ms"
+	n.pin()
+	path := filepath.Join(bpf.MapsDir(n.bpfs), "sluice_pods")
+	for _, tc := range []struct {
+		valueSize uint32
+		err       string
+	}{
+		{24, "program from_pod does not use the map sluice_pods that is pinned"},
+		{32, "it has the layout of another version"},
+	} {
+		require.NoError(t, os.Remove(path))
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: tc.valueSize, MaxEntries: 1})
+		require.NoError(t, err)
+		require.NoError(t, m.Pin(path))
+		m.Close()
+		_, failed := n.call("ADD")
+		require.NotNil(t, failed)
+		require.EqualValues(t, types.ErrTryAgainLater, failed.Code)
+		require.Contains(t, failed.Details, tc.err)
+		_, failed = n.call("STATUS")
+		require.NotNil(t, failed)
+	}
+}

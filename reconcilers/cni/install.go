@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/cniconf"
+	"github.com/sluice-net/sluice/tables/cnifile"
+)
+
+// Paths are where the plugin is installed.
+type Paths struct {
+	ConfDir string // of the runtime's CNI configurations
+	BinDir  string // of its CNI plugins
+}
+
+func (p Paths) file() string   { return filepath.Join(p.ConfDir, FileName) }
+func (p Paths) binary() string { return filepath.Join(p.BinDir, cniconf.Type) }
+
+// installer keeps the plugin in the node's CNI configuration.
+type installer struct {
+	Paths
+	disk   disk
+	source string // of the binary
+	plugin cniconf.Config
+}
+
+// install copies the binary, and then writes the configuration that names it: the
+// first one by name of those that others have written, with the plugin at its end. It
+// says what came of it. What it has written before stays while that cannot be made:
+// the CNI may be about to write its file.
+func (i *installer) install() *tables.CNIConfig {
+	row := &tables.CNIConfig{File: i.file(), State: tables.CNIBroken}
+	if err := i.copyBinary(); err != nil {
+		row.Error = err.Error()
+		return row
+	}
+	files, err := configurations(i.ConfDir)
+	if err != nil {
+		row.Error = err.Error()
+		return row
+	}
+	first := ""
+	for _, file := range files {
+		if isOther(file) {
+			first = file
+			break
+		}
+	}
+	if first == "" {
+		row.State = tables.CNIWaiting
+		if _, err := remove(i.disk, i.file()); err != nil {
+			row.State, row.Error = tables.CNIBroken, err.Error()
+		}
+		return row
+	}
+	row.MadeFrom = first
+	if err := i.write(row, first); err != nil {
+		row.Error = err.Error()
+		return row
+	}
+	if first < i.file() {
+		row.Error = fmt.Sprintf("runtimes take %s, which sorts before %s: rename it, or pods start without the plugin", first, i.file())
+		return row
+	}
+	row.State = tables.CNIInstalled
+	return row
+}
+
+// write writes the configuration that is made from a file.
+func (i *installer) write(row *tables.CNIConfig, from string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", from, err)
+	}
+	made, err := compose(from, data, i.plugin)
+	if err != nil {
+		return fmt.Errorf("use %s: %w", from, err)
+	}
+	row.Network, row.CNIVersion = made.network, made.version
+	_, err = replace(i.disk, i.file(), made.data, 0o600)
+	return err
+}
+
+func (i *installer) copyBinary() error {
+	data, err := os.ReadFile(i.source)
+	if err != nil {
+		return fmt.Errorf("read the CNI plugin, which is beside the agent: %w", err)
+	}
+	_, err = replace(i.disk, i.binary(), data, 0o755)
+	return err
+}
+
+// Uninstall takes the plugin out of the node's CNI configuration, and then removes its
+// binary, and returns what it removed. It leaves the plugin of an agent with another
+// socket alone. The binary stays while a runtime may call it for pods that it was called
+// for: CRI-O keeps the configuration with each pod.
+func Uninstall(p Paths, socket, runDir string) (removed []string, err error) {
+	return uninstall(realDisk{}, p, socket, runDir)
+}
+
+func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err error) {
+	owner, err := socketOf(p.file())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err == nil && owner != socket:
+		return nil, nil
+	}
+	steps := []string{p.file()}
+	if kept, err := mayBeCalled(runDir); err != nil {
+		return nil, err
+	} else if !kept {
+		steps = append(steps, p.binary())
+	}
+	for _, path := range steps {
+		was, err := remove(d, path)
+		if err != nil {
+			return removed, err
+		}
+		if was {
+			removed = append(removed, path)
+		}
+	}
+	return removed, nil
+}
+
+// mayBeCalled reports whether pods are left that a runtime other than containerd made.
+func mayBeCalled(runDir string) (bool, error) {
+	runtimes, err := cnifile.Runtimes(runDir)
+	delete(runtimes, "containerd")
+	delete(runtimes, "containerd-shim")
+	return len(runtimes) > 0, err
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"context"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// attacher gives pods the addresses of interfaces that are told after the pods.
+// Those of pods that are told later are looked up when the pod's row is written:
+// of the two transactions the second one sees both.
+type attacher struct {
+	db      *statedb.DB
+	tables  objects.Tables
+	changes statedb.ChangeIterator[*tables.CNIAttachment]
+}
+
+func (a *attacher) run(ctx context.Context, _ cell.Health) error {
+	former := map[string]tables.Name{} // pods by file
+	for {
+		changed, watch := a.changes.Next(a.db.ReadTxn())
+		pods := map[tables.Name]bool{}
+		for change := range changed {
+			row := change.Object
+			pods[row.Pod] = true
+			if pod, found := former[row.File]; found {
+				pods[pod] = true
+			}
+			if former[row.File] = row.Pod; change.Deleted {
+				delete(former, row.File)
+			}
+		}
+		if err := a.attach(pods); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watch:
+		}
+	}
+}
+
+func (a *attacher) attach(pods map[tables.Name]bool) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	wtxn := a.db.WriteTxn(a.tables.Endpoints)
+	defer wtxn.Abort()
+	changes := 0
+	for pod := range pods {
+		changed, err := a.tables.Attach(wtxn, pod)
+		if err != nil {
+			return err
+		}
+		if changed {
+			changes++
+		}
+	}
+	if changes > 0 {
+		wtxn.Commit()
+	}
+	return nil
+}

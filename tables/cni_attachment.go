@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+)
+
+// CNIPlugin says whether the agent has a CNI plugin that tells it of pods before
+// they start, and where.
+type CNIPlugin struct {
+	Enabled bool
+	RunDir  string // has a file for each interface
+}
+
+// CNIAttachment is a network interface of a pod of this node, as the CNI plugin
+// has told when it was made: before the pod's first process. It is authoritative
+// about the device and the addresses.
+type CNIAttachment struct {
+	File      string       `json:"file"` // by which it was told
+	Container string       `json:"container"`
+	IfName    string       `json:"ifName"` // inside the pod
+	Pod       Name         `json:"pod"`
+	UID       string       `json:"uid,omitempty"` // as the kubelet knows it, empty if the runtime did not tell
+	Device    string       `json:"device,omitempty"`
+	IfIndex   int          `json:"ifIndex,omitempty"` // of the node's end, 0 if there is none
+	MAC       string       `json:"mac,omitempty"`     // of the pod's end
+	Addrs     []netip.Addr `json:"addrs,omitempty"`
+	Created   time.Time    `json:"created"`
+	Error     string       `json:"error,omitempty"` // why it cannot be used, or has no device
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*CNIAttachment) TableHeader() []string {
+	return []string{"File", "Pod", "Interface", "Device", "IfIndex", "MAC", "Addresses", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (a *CNIAttachment) TableRow() []string {
+	return []string{
+		a.File, orDash(a.Pod.String()), orDash(a.IfName), orDash(a.Device), indexColumn(a.IfIndex), orDash(a.MAC),
+		listColumn(stringsOf(a.Addrs), ", "), orDash(a.Error),
+	}
+}
+
+// IsOf reports whether the interface is of a pod: of its name and of its UID, as
+// far as both are told. The kubelet knows a static pod by another UID than the
+// API server.
+func (a *CNIAttachment) IsOf(e *Endpoint) bool {
+	return a.Pod == e.Name && (a.UID == "" || e.UID == "" || a.UID == e.UID || a.UID == e.MirrorOf)
+}
+
+var (
+	cniAttachmentFileIndex = statedb.Index[*CNIAttachment, string]{
+		Name:       "file",
+		FromObject: func(a *CNIAttachment) index.KeySet { return index.NewKeySet(index.String(a.File)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+		Unique:     true,
+	}
+
+	cniAttachmentPodIndex = statedb.Index[*CNIAttachment, Name]{
+		Name:       "pod",
+		FromObject: func(a *CNIAttachment) index.KeySet { return index.NewKeySet(a.Pod.Key()) },
+		FromKey:    Name.Key,
+		FromString: index.FromString,
+	}
+
+	cniAttachmentAddrIndex = statedb.Index[*CNIAttachment, netip.Addr]{
+		Name:       "addr",
+		FromObject: func(a *CNIAttachment) index.KeySet { return addrKeys(a.Addrs) },
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
+	}
+
+	cniAttachmentDeviceIndex = statedb.Index[*CNIAttachment, int]{
+		Name:       "device",
+		FromObject: func(a *CNIAttachment) index.KeySet { return index.NewKeySet(index.Int(a.IfIndex)) },
+		FromKey:    index.Int,
+		FromString: index.IntString,
+	}
+
+	// CNIAttachmentByFile queries an interface by the name of its file.
+	CNIAttachmentByFile = cniAttachmentFileIndex.Query
+
+	// CNIAttachmentsByPod queries the interfaces of a pod.
+	CNIAttachmentsByPod = cniAttachmentPodIndex.Query
+
+	// CNIAttachmentsByAddr queries the interfaces that were given an address. There
+	// are several while the runtime has not told of the end of a former one.
+	CNIAttachmentsByAddr = cniAttachmentAddrIndex.Query
+
+	// CNIAttachmentsByDevice queries the interfaces to which a device leads, by its
+	// interface index.
+	CNIAttachmentsByDevice = cniAttachmentDeviceIndex.Query
+)
+
+// NewCNIAttachmentTable creates the table of interfaces that the CNI plugin told of.
+func NewCNIAttachmentTable(db *statedb.DB) (statedb.RWTable[*CNIAttachment], error) {
+	return statedb.NewTable(db, "cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex, cniAttachmentAddrIndex, cniAttachmentDeviceIndex)
+}
+
+// CNIAttachmentOf returns the interface of a pod that was made last, nil if none
+// is known.
+func CNIAttachmentOf(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], e *Endpoint) (last *CNIAttachment) {
+	for a := range Rare(txn, attachments, CNIAttachmentsByPod(e.Name)) {
+		if a.IsOf(e) && len(a.Addrs) > 0 && (last == nil || a.Created.After(last.Created)) {
+			last = a
+		}
+	}
+	return last
+}
+
+// CNIAttachmentAt returns the interface that was given an address last, nil if
+// none is known to have it.
+func CNIAttachmentAt(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], addr netip.Addr) (last *CNIAttachment) {
+	for a := range Rare(txn, attachments, CNIAttachmentsByAddr(addr)) {
+		if last == nil || a.Created.After(last.Created) {
+			last = a
+		}
+	}
+	return last
+}
