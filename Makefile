@@ -119,6 +119,31 @@ helm:
 cluster: cluster-binaries ## Test Sluice on a Kubernetes cluster of three nodes (root)
 	SLUICE_CLUSTER_BIN=$(abspath $(BIN)) go test -tags cluster -v -count=1 -timeout 30m ./cmd/cluster
 
+# What upstream's tests run in pods.
+PODTOOLS := busybox-static curl netcat-openbsd
+
+# Ginkgo runs Kubernetes' tests, three at once.
+.PHONY: cluster-full-binaries
+cluster-full-binaries: cluster-binaries
+	@dpkg -s $(PODTOOLS) >/dev/null 2>&1 || \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PODTOOLS); }
+	cd testdata/kubernetes && CGO_ENABLED=0 go build $(KUBERNETES_BUILD) -o $(abspath $(BIN))/ github.com/onsi/ginkgo/v2/ginkgo
+	cd testdata/cyclonus && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus . && \
+		CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus-worker \
+			github.com/mattfenwick/cyclonus/cmd/worker
+
+# Each cluster has another mode of kube-proxy, or another main CNI plugin. STEP is one of
+# docs/conformance.md, such as STEP=Netpol; FULLARGS are flags, such as FULLARGS=-keep.
+STEP         ?= .*
+FULLARGS     ?=
+FULLCLUSTERS ?= iptables+bridge nftables+bridge iptables+ptp
+.PHONY: cluster-full
+cluster-full: cluster-full-binaries ## Run upstream's network tests, Cyclonus and long tests on clusters (root, hours)
+	@status=0; for cluster in $(FULLCLUSTERS); do \
+		SLUICE_CLUSTER_BIN=$(abspath $(BIN)) go test -tags cluster,full -v -count=1 -timeout 6h -run '^TestFull$$/^$(STEP)$$' \
+			./cmd/cluster -proxy=$${cluster%+*} -cni=$${cluster#*+} $(FULLARGS) || status=1; \
+	done; exit $$status
+
 .PHONY: manifests
 manifests: ## Write what follows from the chart and from the agent's flags: deploy/
 	go test -count=1 -run '^TestChartFlags$$' ./cmd/sluice -update
@@ -144,7 +169,7 @@ lint: ## Check format, go vet and staticcheck
 		if [ -n "$$unformatted" ]; then echo "not formatted: $$unformatted"; exit 1; fi
 	go vet ./...
 	go vet -tags e2e ./cmd/e2e/...
-	go vet -tags cluster ./cmd/cluster/...
+	go vet -tags cluster,full ./cmd/cluster/...
 	go tool staticcheck ./...
 
 # What builds the programs of bpf/programs. Needed to change them only: the

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path"
@@ -32,6 +33,7 @@ const (
 type Image struct {
 	Names      []string
 	Files      map[string]string // path in the image: path of the machine
+	Links      map[string]string // path in the image: what it is a symbolic link to
 	Entrypoint []string
 	Env        []string
 	Cmd        []string
@@ -66,12 +68,36 @@ func (c *Cluster) writeImages(context.Context) error {
 		return err
 	}
 	for _, image := range images {
-		name := strings.NewReplacer("/", "-", ":", "-").Replace(image.Names[0])
-		if err := image.write(c.path(imagesDir, name+".tar")); err != nil {
+		if err := image.write(c.imagePath(image)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (c *Cluster) imagePath(image Image) string {
+	name := strings.NewReplacer("/", "-", ":", "-").Replace(image.Names[0])
+	return c.path(imagesDir, name+".tar")
+}
+
+// Import gives an image to all nodes while they run. It replaces one of the
+// same name, for pods that start later.
+func (c *Cluster) Import(ctx context.Context, image Image) error {
+	file := c.imagePath(image)
+	if err := image.write(file); err != nil {
+		return err
+	}
+	for _, node := range c.Nodes {
+		if _, err := node.Run(ctx, importCommand(file)...); err != nil {
+			return fmt.Errorf("import %s on %s: %w", image.Names[0], node.Name, err)
+		}
+	}
+	return nil
+}
+
+// importCommand is what imports an image, on a node.
+func importCommand(file string) []string {
+	return []string{"ctr", "--address=" + containerdSocket, "--namespace=k8s.io", "images", "import", file}
 }
 
 func (c *Cluster) binary(name string) string { return filepath.Join(c.options.Bin, name) }
@@ -133,6 +159,12 @@ func (i *Image) layer() ([]byte, error) {
 	}
 	for name, source := range i.Files {
 		if err := copyMember(archive, path.Clean(name), source); err != nil {
+			return nil, err
+		}
+	}
+	for name, target := range i.Links {
+		link := &tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}
+		if err := archive.WriteHeader(link); err != nil {
 			return nil, err
 		}
 	}

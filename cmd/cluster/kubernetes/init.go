@@ -79,8 +79,7 @@ func (n *Node) importImages(c *children) error {
 		if _, err := os.Stat(imported); err == nil {
 			continue
 		}
-		err := c.run("ctr", "--address="+containerdSocket, "--namespace=k8s.io", "images", "import", image)
-		if err != nil {
+		if err := c.run(importCommand(image)...); err != nil {
 			return fmt.Errorf("import %s: %w", image, err)
 		}
 		if err := os.WriteFile(imported, nil, 0o600); err != nil {
