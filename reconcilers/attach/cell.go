@@ -14,6 +14,7 @@
 package attach
 
 import (
+	"iter"
 	"log/slog"
 	"path/filepath"
 	"time"
@@ -51,7 +52,8 @@ type params struct {
 
 	Attachments    tables.Desired[*tables.Attachment]
 	OverlayDevices tables.Desired[*tables.OverlayDevice]
-	Devices        statedb.Table[*tables.Device] `optional:"true"`
+	Devices        statedb.Table[*tables.Device]        `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
 
 	CNIPlugin tables.CNIPlugin `optional:"true"`
 
@@ -69,8 +71,15 @@ const (
 	refreshAge = 5 * time.Minute
 )
 
+// roundSize is how many programs are attached before it is said of which that is done:
+// pods are held until then, and each takes some 10 ms.
+const roundSize = 8
+
 func registerAttachments(p params) error {
 	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps)
+	if p.Locals != nil {
+		s.desired = func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision] { return p.Locals.All(p.DB.ReadTxn()) }
+	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
 	_, err := reconciler.Register(
 		p.Reconciler,
@@ -84,6 +93,7 @@ func registerAttachments(p params) error {
 		reconciler.WithRetry(retryFirst, retryLast),
 		reconciler.WithPruning(pruneEvery),
 		reconciler.WithRefreshing(refreshAge, rate.NewLimiter(100, 100)),
+		reconciler.WithRoundLimits(roundSize, rate.NewLimiter(rate.Inf, 1)),
 	)
 	if err == nil && p.Devices != nil {
 		w := &watcher{db: p.DB, devices: p.Devices, attachments: p.Attachments.RWTable, links: p.links, datapath: p.Datapath}
