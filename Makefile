@@ -25,8 +25,8 @@ help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/sluice, a static binary
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sluice ./cmd/sluice
+build: ## Build bin/sluice and bin/sluice-cni, static binaries
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/sluice ./cmd/sluice-cni
 
 .PHONY: run
 run: build ## Build, and run the agent on the embedded demo, maps in memory; ARGS adds flags

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -81,7 +82,7 @@ func (o observed) awaitInitialized(t *testing.T) {
 		_, initialized := table.Initialized(txn)
 		select {
 		case <-initialized:
-		case <-time.After(30 * time.Second):
+		case <-time.After(await.Bound):
 			require.Fail(t, "not initialized", table.Name())
 		}
 	}
@@ -122,10 +123,10 @@ func TestCiliumEndpoints(t *testing.T) {
 	o, _ := start(t, cell.Group(FakeCell, cell.Provide(func() *kubernetes.FakeAPI { return api })), "--endpoint-source=cilium")
 	o.awaitInitialized(t)
 	var endpoints []*tables.Endpoint
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		endpoints = statedb.Collect(o.Endpoints.All(o.DB.ReadTxn()))
 		return len(endpoints) == 1 && endpoints[0].LabelSet.Labels.String() == "app=web"
-	}, 30*time.Second, time.Millisecond, "%v", &endpoints)
+	}, "%v", &endpoints)
 	require.Zero(t, o.ObjectSources.NumObjects(o.DB.ReadTxn())-13) // one for each kind, none for pods
 }
 

@@ -15,13 +15,14 @@ const (
 	SourceSynced  = "synced"  // listed, and watched since
 	SourceAbsent  = "absent"  // not served, so there are none
 	SourceBroken  = "broken"  // cannot be listed or watched; what was known stays
+	SourceKept    = "kept"    // the CRD is being deleted, or is gone; what was known stays
 )
 
 // ObjectSource is a file of the files source, or with the kubernetes source one
 // kind of object: where rows of the base tables come from, and how that goes.
 type ObjectSource struct {
 	Source  string `json:"source"` // path of the file, or resource.group
-	State   string `json:"state"`  // synced, syncing, absent, broken
+	State   string `json:"state"`  // synced, syncing, absent, broken, kept
 	Objects int    `json:"objects"`
 	Error   string `json:"error,omitempty"` // last problem; the last good objects stay
 }

@@ -32,6 +32,8 @@ type fixture struct {
 	*packettest.Node
 	testing.TB
 	packettest.Addresses
+
+	since uint32 // by the clock of lifetimes, before the last packet
 }
 
 // newFixture returns the node with fresh maps. Tests with it are not parallel.
@@ -62,6 +64,7 @@ func eachFamily(t *testing.T, test func(f *fixture)) {
 func (f *fixture) run(in packettest.Input) *packettest.Result {
 	f.Helper()
 	given := append([]byte(nil), in.Packet...)
+	f.since = uptime(f)
 	res, err := f.Run(in)
 	require.NoError(f, err)
 	switch res.Verdict {

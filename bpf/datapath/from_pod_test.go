@@ -81,17 +81,13 @@ func uptime(t testing.TB) uint32 {
 	return uint32(now.Sec)
 }
 
-// lateness is how many seconds a test may be late to look at what a packet did. It
-// is less than what lifetimes differ by.
-const lateness = 8
-
-// requireLifetime asserts that a connection expires after so many seconds.
-func requireLifetime(t testing.TB, c *packettest.Connection, seconds uint32) {
-	t.Helper()
-	require.NotNil(t, c, "no connection")
-	left := int64(c.Lifetime) - int64(uptime(t))
-	require.LessOrEqual(t, left, int64(seconds), "lifetime")
-	require.Greater(t, left, int64(seconds)-lateness, "lifetime")
+// requireLifetime asserts that a connection expires so many seconds after the last packet.
+// The clock of packets is behind by a tick, and a lifetime by a second.
+func (f *fixture) requireLifetime(c *packettest.Connection, seconds uint32) {
+	f.Helper()
+	require.NotNil(f, c, "no connection")
+	require.LessOrEqual(f, c.Lifetime, uptime(f)+seconds, "lifetime")
+	require.GreaterOrEqual(f, c.Lifetime, f.since+seconds-2, "lifetime")
 }
 
 // eachTransport runs a test for each protocol in both families.
@@ -114,10 +110,10 @@ func TestPodWithoutPolicy(t *testing.T) {
 		}
 		c := f.connection(connectionOf(transport, f.Pod, f.Server))
 		if transport == "TCP" {
-			requireLifetime(f, c, packettest.LifetimeSYN)
+			f.requireLifetime(c, packettest.LifetimeSYN)
 			require.EqualValues(f, packettest.SYN, c.TxSeen)
 		} else {
-			requireLifetime(f, c, packettest.LifetimeAny)
+			f.requireLifetime(c, packettest.LifetimeAny)
 		}
 		require.EqualValues(f, 3, c.Packets)
 		require.EqualValues(f, packettest.Epoch, c.Epoch)
@@ -134,11 +130,11 @@ func TestLifetimesOfTCP(t *testing.T) {
 		in := func(flags uint8) { f.passed(f.toPod(tcp(f.Server, f.Pod, serverPort, podPort, flags)...)) }
 
 		out(packettest.SYN)
-		requireLifetime(f, f.connection(key), packettest.LifetimeSYN)
+		f.requireLifetime(f.connection(key), packettest.LifetimeSYN)
 		in(packettest.SYN | packettest.ACK)
 		out(packettest.ACK)
 		c := f.connection(key)
-		requireLifetime(f, c, packettest.LifetimeTCP)
+		f.requireLifetime(c, packettest.LifetimeTCP)
 		require.NotZero(f, c.Flags&packettest.SeenNonSYN)
 		require.NotZero(f, c.RxSeen&packettest.SYN)
 		require.EqualValues(f, 3, c.Packets, "both directions are counted")
@@ -147,17 +143,17 @@ func TestLifetimesOfTCP(t *testing.T) {
 		c = f.connection(key)
 		require.NotZero(f, c.Flags&packettest.TxClosing)
 		require.Zero(f, c.Flags&packettest.RxClosing)
-		requireLifetime(f, c, packettest.LifetimeTCP)
+		f.requireLifetime(c, packettest.LifetimeTCP)
 		in(packettest.FIN | packettest.ACK)
 		c = f.connection(key)
 		require.NotZero(f, c.Flags&packettest.RxClosing)
-		requireLifetime(f, c, packettest.LifetimeStop)
+		f.requireLifetime(c, packettest.LifetimeStop)
 		out(packettest.ACK)
-		requireLifetime(f, f.connection(key), packettest.LifetimeStop)
+		f.requireLifetime(f.connection(key), packettest.LifetimeStop)
 
 		out(packettest.SYN)
 		c = f.connection(key)
-		requireLifetime(f, c, packettest.LifetimeSYN)
+		f.requireLifetime(c, packettest.LifetimeSYN)
 		require.Zero(f, c.Flags&(packettest.RxClosing|packettest.TxClosing|packettest.SeenNonSYN), "a SYN begins anew")
 	})
 }

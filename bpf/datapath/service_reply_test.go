@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // pushed is a connection of the pod to a service whose backend sends by itself.
@@ -210,7 +211,7 @@ func (p *pushed) testRevocation(protocol uint8, service, backend netip.AddrPort)
 	require.True(p, p.gets('2', soon))
 	_, err := p.pod.Write([]byte("on"))
 	require.NoError(p, err)
-	require.Eventually(p, func() bool { return p.connection(key).Epoch == packettest.Epoch+1 }, soon, 10*time.Millisecond)
+	await.True(p, func() bool { return p.connection(key).Epoch == packettest.Epoch+1 })
 
 	p.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, denyRule)
 	p.subject(subjectClass, packettest.Epoch+2, 0)

@@ -15,10 +15,11 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 const (
-	soon  = 10 * time.Second       // for what comes
+	soon  = await.Bound            // for what comes
 	never = 300 * time.Millisecond // for what is not to come
 )
 
@@ -127,6 +128,7 @@ func (tr *traffic) testService(network string, protocol uint8, service, backend 
 		require.NoError(tr, err)
 		defer c.Close()
 	}
+	tr.since = uptime(tr)
 	for range 3 {
 		require.True(tr, tr.echoed(c, 1000, soon))
 	}
@@ -144,10 +146,10 @@ func (tr *traffic) testService(network string, protocol uint8, service, backend 
 		require.Equal(c, entries[0].Packets, counted.Packets)
 	}, soon, 10*time.Millisecond)
 	if network == "udp" {
-		requireLifetime(tr, &entries[0], packettest.LifetimeAny)
+		tr.requireLifetime(&entries[0], packettest.LifetimeAny)
 		require.True(tr, tr.echoed(c, 4000, soon), "in fragments")
 	} else {
-		requireLifetime(tr, &entries[0], packettest.LifetimeTCP)
+		tr.requireLifetime(&entries[0], packettest.LifetimeTCP)
 	}
 
 	// Revoked: cut with the next packet. Allowed again: it goes on.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
@@ -25,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,10 +76,10 @@ func TestModulesGetTheirOwn(t *testing.T) {
 	require.NoError(t, start(t, h))
 	require.Equal(t, "from-downward-api", o.Node.Name)
 	require.Equal(t, "here", o.health("some-module").Message)
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		waits, fails := o.health("some-module.job-waits"), o.health("some-module.job-fails")
 		return waits != nil && fails != nil && fails.Ended
-	}, 30*time.Second, time.Millisecond)
+	})
 
 	families, err := o.Gatherer.Gather()
 	require.NoError(t, err)
@@ -204,7 +204,7 @@ func TestWholeAgent(t *testing.T) {
 		"--api-listen=127.0.0.1:0", "--socket=", "--state-dir="+dir))
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	var body []byte
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		resp, err := http.Get(server.URL() + "/readyz")
 		if err != nil {
 			return false
@@ -212,5 +212,5 @@ func TestWholeAgent(t *testing.T) {
 		defer resp.Body.Close()
 		body, _ = io.ReadAll(resp.Body)
 		return resp.StatusCode == http.StatusOK
-	}, 30*time.Second, 10*time.Millisecond, "%s", &body)
+	}, "%s", &body)
 }

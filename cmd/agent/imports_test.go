@@ -23,12 +23,12 @@ const (
 
 // mayImport has, for each folder of the top level, those it may import besides
 // itself. It is the direction in which data flows. Of testdata, the manifests of
-// the demonstration are embedded in the binary.
+// the demonstration are embedded in the binary, and tests import await.
 var mayImport = map[string][]string{
-	"bpf":         {},
-	"tables":      {"bpf"},
+	"bpf":         {"testdata"},
+	"tables":      {"bpf", "testdata"},
 	"sources":     {"tables", "bpf", "testdata"},
-	"reconcilers": {"tables", "bpf"},
+	"reconcilers": {"tables", "bpf", "testdata"},
 	"cmd":         {"tables", "bpf", "sources", "reconcilers", "testdata"},
 	"testdata":    {},
 }

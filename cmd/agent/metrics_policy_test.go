@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestPolicyMetrics(t *testing.T) {
@@ -75,7 +76,7 @@ func TestPolicyMetrics(t *testing.T) {
 	require.NoError(t, err)
 	wtxn.Commit()
 
-	require.Eventually(t, func() bool { return values()["count"] == 1 }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return values()["count"] == 1 })
 	got := values()
 	require.Equal(t, 1.0, got["sluice_policies pending"])
 	require.Equal(t, 1.0, got["sluice_policies invalid"])
@@ -85,8 +86,8 @@ func TestPolicyMetrics(t *testing.T) {
 
 	insert("db", tables.PolicyInForce, 2, 2*time.Second) // of the same revision: not again
 	insert("web", tables.PolicyInForce, 1, time.Second)
-	require.Eventually(t, func() bool { return values()["count"] == 2 }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return values()["count"] == 2 })
 	require.InDelta(t, 3, values()["sum"], 1e-6)
 	insert("db", tables.PolicyInForce, 3, 4*time.Second)
-	require.Eventually(t, func() bool { return values()["count"] == 3 }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return values()["count"] == 3 })
 }

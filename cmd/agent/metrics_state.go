@@ -68,7 +68,7 @@ func (m *stateMetrics) Collect(to chan<- prometheus.Metric) {
 	for row := range m.Sources.All(txn) {
 		kinds[row.State]++
 	}
-	sendCounts(to, m.sources, kinds, tables.SourceSynced, tables.SourceSyncing, tables.SourceAbsent, tables.SourceBroken)
+	sendCounts(to, m.sources, kinds, tables.SourceSynced, tables.SourceSyncing, tables.SourceAbsent, tables.SourceBroken, tables.SourceKept)
 
 	states := map[tables.EgressState]int{}
 	for row := range m.Policies.All(txn) {

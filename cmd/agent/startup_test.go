@@ -10,9 +10,10 @@ import (
 	"runtime"
 	"runtime/debug"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // Garbage is collected as ever when the start is over, when there has been a
@@ -31,7 +32,7 @@ func TestCollectionIsPutOff(t *testing.T) {
 				putOffCollection(ctx, started, uncollected)
 				close(over)
 			}()
-			require.Eventually(t, func() bool { return debug.SetMemoryLimit(-1) == uncollected }, 10*time.Second, time.Millisecond)
+			await.True(t, func() bool { return debug.SetMemoryLimit(-1) == uncollected })
 			end(started, stop)
 			<-over
 			require.EqualValues(t, math.MaxInt64, debug.SetMemoryLimit(-1))

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -260,7 +261,7 @@ func TestRemoteChanges(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"apple red", "pear green", "apple yellow", "pear green deleted"}, got)
-	require.Eventually(t, func() bool { return len(f.limits.streams.slots) == 0 }, 30*time.Second, time.Millisecond,
+	await.True(t, func() bool { return len(f.limits.streams.slots) == 0 },
 		"the iterator is closed when the client leaves")
 }
 

@@ -19,6 +19,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // serveLimited serves the API with limits that a test need not wait for long.
@@ -79,10 +81,10 @@ func TestSlowReaders(t *testing.T) {
 	for _, path := range paths {
 		fmt.Fprintf(dial(t, address), "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
 	}
-	require.Eventually(t, func() bool { return f.refused(refusedSlow) == len(paths) }, 30*time.Second, 5*time.Millisecond)
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool { return f.refused(refusedSlow) == len(paths) })
+	await.True(t, func() bool {
 		return len(f.limits.dumps.slots)+len(f.limits.streams.slots) == 0
-	}, 30*time.Second, time.Millisecond)
+	})
 }
 
 // A client that always reads a little does not keep a slot for ever.
@@ -102,7 +104,7 @@ func TestReaderThatNeverEnds(t *testing.T) {
 			time.Sleep(time.Millisecond) // it is this client's way
 		}
 	}()
-	require.Eventually(t, func() bool { return f.refused(refusedSlow) == 1 && len(f.limits.dumps.slots) == 0 }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return f.refused(refusedSlow) == 1 && len(f.limits.dumps.slots) == 0 })
 	conn.Close()
 	<-done
 }

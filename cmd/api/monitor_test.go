@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/hive"
@@ -30,6 +29,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 type noPrograms struct{}
@@ -156,9 +156,9 @@ func TestMonitor(t *testing.T) {
 	}
 
 	require.NoError(t, all.body.Close())
-	require.Eventually(t, func() bool { return o.monitors.NumObjects(o.db.ReadTxn()) == 0 }, 30*time.Second, time.Millisecond,
+	await.True(t, func() bool { return o.monitors.NumObjects(o.db.ReadTxn()) == 0 },
 		"its row goes with the client")
-	require.Eventually(t, func() bool { return len(o.server.handlers.limits.streams.slots) == 2 }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return len(o.server.handlers.limits.streams.slots) == 2 })
 	o.stop() // is not held up by the others
 	require.False(t, drops.lines.Scan())
 }

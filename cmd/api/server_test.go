@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // startServer runs the API in a hive with the given flags.
@@ -304,12 +305,12 @@ func TestKeptConnections(t *testing.T) {
 		}
 	})
 	ask := func() error {
-		conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL(), "http://"), 30*time.Second)
+		conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.URL(), "http://"), await.Bound)
 		if err != nil {
 			return err
 		}
 		kept = append(kept, conn)
-		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		conn.SetDeadline(time.Now().Add(await.Bound))
 		if _, err := io.WriteString(conn, "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 			return err
 		}

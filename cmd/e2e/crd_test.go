@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-net/sluice/cmd/e2e/cluster"
 	"github.com/sluice-net/sluice/tables"
@@ -53,14 +55,52 @@ func TestAbsentCRD(t *testing.T) {
 	require.Equal(t, redirected, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
 	a.awaitStates(nil)
 
-	// And when it goes, its policies go.
+	// And when it goes, its policies stay: those that are deleted while one with a finalizer keeps
+	// the CRD from going, and that one.
+	c.Apply(strings.NewReplacer("name: blue", "name: finalized, finalizers: [sluice.net/test]", "203.0.113.0/24", "192.0.2.0/24").Replace(blue))
+	a.converge(c, k)
+	before := a.contents(k)
+	c.Delete(string(crd))
+	a.awaitKept("is being deleted")
+	a.requireUnchanged(k, before)
+	_, err = c.Dynamic().Resource(policyResource).Patch(t.Context(), "finalized", types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	a.awaitNoPolicies(c)
+	a.awaitKept("is deleted")
+	a.requireUnchanged(k, before)
+
+	// There is another one, whose policies are followed.
+	c.Apply(string(crd))
+	c.Apply(blue)
+	a.converge(c, k)
+	a.awaitStates(nil)
+	a.awaitHealthy()
+	c.Delete(blue)
+	a.converge(c, k)
+	c.Apply(blue)
+	a.converge(c, k)
+
+	// An agent that starts while there is none takes the kind for empty.
 	c.Delete(string(crd))
 	a.awaitNoPolicies(c)
+	a.awaitKept("is deleted")
+	require.Zero(t, a.terminate())
+	a.startReady()
 	w = a.converge(c, k)
 	require.Equal(t, plain, w.decide(localPod, netip.MustParseAddr("203.0.113.1")).kind)
-	a.eventually("the agent says that it is gone", func() error {
-		if s := a.sources()[policies]; s.State != "absent" {
+	a.awaitStates(map[string]string{policies: "absent"})
+}
+
+// awaitKept waits until the agent says that policies stay, and what becomes of their CRD.
+func (a *agent) awaitKept(crd string) {
+	a.t.Helper()
+	a.eventually("the agent keeps the policies", func() error {
+		if s := a.sources()[policies]; s.State != "kept" || !strings.Contains(s.Error, "CRD "+policies+" "+crd) {
 			return fmt.Errorf("%s is %s: %s", s.Source, s.State, s.Error)
+		}
+		if report := a.health(); report.Status != "degraded" {
+			return fmt.Errorf("the health is %s", report.Status)
 		}
 		return nil
 	})

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -105,7 +106,7 @@ func TestNewMessageWritesNothingYet(t *testing.T) {
 	h.OK("2 rows")
 	wtxn.Abort()
 	require.Equal(t, "1 row", f.get("loop").Message)
-	require.Eventually(t, func() bool { return f.get("loop").Message == "2 rows" }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return f.get("loop").Message == "2 rows" })
 }
 
 func TestChangingMessagesSettle(t *testing.T) {
@@ -116,7 +117,7 @@ func TestChangingMessagesSettle(t *testing.T) {
 	}
 	require.Less(t, f.revision(), statedb.Revision(100), "not a row for each message")
 	last := strings.Repeat("x", 999)
-	require.Eventually(t, func() bool { return f.get("loop").Message == last }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return f.get("loop").Message == last })
 	require.Equal(t, 1000, f.get("loop").Count)
 }
 
@@ -183,12 +184,12 @@ func TestFailedJobStays(t *testing.T) {
 	require.NoError(t, h.Start(log, t.Context()))
 	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
 
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		row, _, ok := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-fails"))
 		_, _, ends := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-ends"))
 		runs, _, running := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-runs"))
 		return ok && row.Ended && !ends && running && runs.Message == "busy"
-	}, 30*time.Second, time.Millisecond)
+	})
 	row, _, _ := table.Get(db.ReadTxn(), tables.HealthByID("outer.inner.job-fails"))
 	require.Equal(t, cell.StatusDegraded, row.Level)
 	require.Equal(t, "no such thing", row.Error)

@@ -6,10 +6,11 @@ import (
 	"context"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) {
@@ -17,8 +18,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// timeout is for what takes a few seconds where nothing else runs.
-const timeout = 2 * time.Minute
+// timeout is for a test that takes a few seconds where nothing else runs.
+const timeout = 2 * await.Bound
 
 // requireRoot skips a test that makes namespaces, or fails it where that must
 // not be skipped.

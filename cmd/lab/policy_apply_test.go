@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // enforce applies policies, waits until they are in force on all nodes, and takes
@@ -75,9 +75,6 @@ func (o Object) policy() (tables.PolicyID, bool) {
 	return tables.PolicyID{Kind: kind, Name: tables.Name{Namespace: id.namespace, Name: id.name}}, err == nil && kind != tables.PolicyEgress
 }
 
-// policyTimeout is for a policy to come into force.
-const policyTimeout = 30 * time.Second
-
 // ruleRow is a row of table policy-rules.
 type ruleRow struct {
 	Policy  tables.PolicyID        `json:"policy"`
@@ -86,7 +83,7 @@ type ruleRow struct {
 
 // awaitNetworkPolicy waits until the rules of a generation of a policy are in force.
 func (a *Agent) awaitNetworkPolicy(ctx context.Context, id tables.PolicyID, generation int64) error {
-	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, await.Bound)
 	defer cancel()
 	return AwaitRows(ctx, a, "network-policy-status", func(rows []policyStatus) error {
 		for _, r := range rows {
@@ -112,7 +109,7 @@ type policyStatus struct {
 
 // awaitNoNetworkPolicy waits until a policy that is deleted has left nothing.
 func (a *Agent) awaitNoNetworkPolicy(ctx context.Context, id tables.PolicyID) error {
-	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, await.Bound)
 	defer cancel()
 	if err := AwaitRows(ctx, a, "network-policy-status", func(rows []policyStatus) error {
 		for _, r := range rows {

@@ -109,7 +109,6 @@ func (p *policyTest) revoke(policy func(string, int) string, want verdict) {
 			latest = max(latest, first.Time.Sub(since))
 		}
 		p.t.Logf("all %d connections are cut %s after the policy is gone", len(concerned), latest)
-		require.Less(p.t, latest, 10*time.Second)
 
 		since = time.Now()
 		require.NoError(p.t, p.Apply(allow...))

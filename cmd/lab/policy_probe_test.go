@@ -182,7 +182,7 @@ func (s *flowProbes) end(p *policyTest, machine func() uint64) (forbidden uint64
 	p.t.Helper()
 	s.halt()
 	require.NoError(p.t, s.err)
-	ctx, cancel := context.WithTimeout(p.ctx, silence)
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
 	require.NoError(p.t, eventually(ctx, "what is allowed has come", func() error {
 		missing := uint64(0)

@@ -125,33 +125,31 @@ func (p *policyTest) goesOn(k *talk) {
 	})
 }
 
-// cut waits until packets of the connection are dropped, and asserts that nothing is
-// answered from then on, and that the drops have the reason. What was on its way with
-// the first drop may still come.
+// cut waits until packets of the connection are dropped and nothing is answered any more,
+// and asserts that the drops have the reason. What was on its way with the first drop may
+// still come: how long the client takes to read that, depends on the machine.
 func (p *policyTest) cut(k *talk, position int, want verdict) (first dropEvent) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
-	const pause = 150 * time.Millisecond // TCP sends again after more
+	const pause = 300 * time.Millisecond // TCP sends again after less
 	var heard uint64
-	for drops := 0; drops < 3; {
+	var since time.Time // the beginning of the time without an answer
+	for {
 		e, err := p.drops.next(ctx, position, k.dropped)
-		require.NoError(p.t, err, "%s: drop %d", k, drops)
+		require.NoError(p.t, err, "%s: no drop after %s without an answer", k, pause)
 		require.Equal(p.t, want.reason, e.Reason, "%s: %s", k, e.text)
 		if k.asked(e) { // the same pod drops what the other side goes on to say
 			require.Equal(p.t, want.direction.String(), e.Direction, "%s: %s", k, e.text)
 		}
 		position = e.after
-		switch {
-		case drops == 0:
+		if first.Event == nil {
 			first = e
-		case e.Time.Sub(first.Time) < pause*time.Duration(drops):
-			continue
-		case drops == 1:
-			heard = k.heard.Load()
 		}
-		drops++
+		if now := k.heard.Load(); since.IsZero() || now != heard {
+			heard, since = now, time.Now()
+		} else if e.Time.Sub(since) > pause {
+			return first
+		}
 	}
-	require.Equal(p.t, heard, k.heard.Load(), "%s is answered after its packets are dropped", k)
-	return first
 }

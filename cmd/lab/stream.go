@@ -222,7 +222,7 @@ func (s *Stream) Report() StreamReport {
 // Stop stops sending, waits for answers until none has come for some time, and
 // says how it went.
 func (s *Stream) Stop() StreamReport {
-	const quiet = 2 * time.Second // a busy machine may answer nothing for a moment
+	const quiet = 5 * time.Second // a busy machine may answer nothing for a moment
 	close(s.stop)
 	<-s.sent
 	ctx, cancel := context.WithTimeout(context.Background(), 10*quiet)

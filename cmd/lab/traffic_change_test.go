@@ -235,7 +235,7 @@ func TestTrafficPolicyMended(t *testing.T) {
 		conn := tr.dial(p.Namespace, "udp", ServerIPv4)
 		conns = append(conns, conn)
 		go func() { // its first SYNs are dropped
-			ctx, cancel := context.WithTimeout(tr.ctx, 4*patience)
+			ctx, cancel := context.WithTimeout(tr.ctx, patience)
 			defer cancel()
 			source, err := p.Ask(ctx, "tcp", ServerIPv4)
 			if err == nil && source.Addr() != n2.EgressIPv4 {

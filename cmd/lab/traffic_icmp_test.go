@@ -231,7 +231,7 @@ func (e *egressTest) pathMTU(tr *traffic) {
 		far4, far6 = e.far.fresh()
 		for _, to := range []netip.Addr{far4, far6} {
 			conn := tr.dial(pod.Namespace, "tcp", to)
-			require.NoError(tr.t, conn.SetDeadline(time.Now().Add(4*patience)))
+			require.NoError(tr.t, conn.SetDeadline(time.Now().Add(patience)))
 			require.NoError(tr.t, Upload(conn, 2<<20), "%s to %s", pod.Name, to)
 			require.NoError(tr.t, Download(conn, 2<<20), "%s to %s", pod.Name, to)
 		}

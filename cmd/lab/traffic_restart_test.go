@@ -199,7 +199,7 @@ func TestTrafficGatewayChange(t *testing.T) {
 				for _, network := range []string{"tcp", "udp"} {
 					within := patience
 					if network == "udp" {
-						within /= 8 // it is not sent again
+						within = silence / 2 // it is not sent again
 					}
 					source, err := tr.askFor(p.Namespace, network, ServerIPv4, within)
 					if isTimeout(err) && network == "udp" {

@@ -274,10 +274,10 @@ func TestTrafficLateReply(t *testing.T) {
 	defer conn.Close()
 	var peer net.Addr
 	buffer := make([]byte, 16)
-	hear := func() (err error) {
+	hear := func(within time.Duration) (err error) {
 		_, err = conn.Write([]byte("x"))
 		require.NoError(t, err)
-		require.NoError(t, server.SetReadDeadline(time.Now().Add(time.Second)))
+		require.NoError(t, server.SetReadDeadline(time.Now().Add(within)))
 		_, peer, err = server.ReadFrom(buffer)
 		return err
 	}
@@ -290,7 +290,7 @@ func TestTrafficLateReply(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for range 5 { // the masquerade of the node keeps a flow of both sides for long
-		require.NoError(t, hear())
+		require.NoError(t, hear(patience))
 		answer()
 		time.Sleep(time.Second)
 	}
@@ -303,7 +303,7 @@ func TestTrafficLateReply(t *testing.T) {
 	tr.becomes(p.Namespace, ServerIPv4, n2.EgressIPv4)
 	arrived := 0
 	for range 5 {
-		if err := hear(); err != nil {
+		if err := hear(silence); err != nil {
 			require.True(t, isTimeout(err), "%v", err) // the first is to say that it began before
 			continue
 		}

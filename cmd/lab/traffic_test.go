@@ -16,15 +16,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // trafficTimeout bounds a test with packets; they take some 10 to 30 s where nothing
 // else runs.
-const trafficTimeout = 8 * time.Minute
+const trafficTimeout = 20 * time.Minute
 
 const (
 	// patience is for what needs no agent but only packets.
-	patience = 20 * time.Second
+	patience = await.Bound
 	// silence is for how long an answer that must not come is waited for.
 	silence = 5 * time.Second
 )
@@ -65,7 +66,7 @@ func (tr *traffic) sub(t *testing.T) *traffic { return &traffic{tr.Cluster, t, t
 // eventually fails the test unless there is no error in time.
 func (tr *traffic) eventually(what string, check func() error) {
 	tr.t.Helper()
-	ctx, cancel := context.WithTimeout(tr.ctx, 90*time.Second)
+	ctx, cancel := context.WithTimeout(tr.ctx, await.Bound)
 	defer cancel()
 	require.NoError(tr.t, eventually(ctx, what, check))
 }

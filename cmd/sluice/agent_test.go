@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // process is an agent in a process of its own.
@@ -57,8 +58,7 @@ func startAgent(t *testing.T, flags ...string) *process {
 	})
 	t.Setenv("SLUICE_SERVER", "unix://"+p.socket())
 	t.Setenv("SLUICE_SOCKET", p.socket())
-	require.Eventually(t, func() bool { return strings.Contains(p.stderr.String(), "stop it with Ctrl-C") || p.hasEnded() },
-		30*time.Second, 5*time.Millisecond)
+	await.True(t, func() bool { return strings.Contains(p.stderr.String(), "stop it with Ctrl-C") || p.hasEnded() })
 	require.False(t, p.hasEnded(), "%s", &p.stderr)
 	return p
 }
@@ -77,7 +77,7 @@ func (p *process) stop(t *testing.T, signal os.Signal) int {
 	require.NoError(t, p.cmd.Process.Signal(signal))
 	select {
 	case <-p.ended:
-	case <-time.After(30 * time.Second):
+	case <-time.After(await.Bound):
 		t.Fatalf("the agent does not stop: %s", &p.stderr)
 	}
 	return p.cmd.ProcessState.ExitCode()
@@ -107,7 +107,7 @@ func TestAgent(t *testing.T) {
 		require.Regexp(t, `(?m)^api +OK +Listening on`, r.stdout)
 
 		var fromJSON, fromYAML []struct{ ID, Level string }
-		require.Eventually(t, func() bool { // rows are added while jobs start
+		await.True(t, func() bool { // rows are added while jobs start
 			r := sluice(t, "get", "health", "-o", "json")
 			require.Equal(t, exitOK, r.code, r.stderr)
 			require.NoError(t, json.Unmarshal([]byte(r.stdout), &fromJSON))
@@ -115,7 +115,7 @@ func TestAgent(t *testing.T) {
 			require.Equal(t, exitOK, r.code, r.stderr)
 			require.NoError(t, yaml.Unmarshal([]byte(r.stdout), &fromYAML))
 			return len(fromJSON) > 0 && len(fromYAML) > 0 && fromJSON[0].ID == fromYAML[0].ID
-		}, 30*time.Second, time.Millisecond)
+		})
 
 		r = sluice(t, "get", "helath")
 		require.Equal(t, exitError, r.code)
@@ -136,8 +136,7 @@ func TestAgent(t *testing.T) {
 
 	t.Run("shell", func(t *testing.T) {
 		var r result
-		require.Eventually(t, func() bool { r = sluice(t, "shell", "health", "api: level=OK"); return r.code != exitNoAgent },
-			30*time.Second, 10*time.Millisecond, "its job starts last")
+		await.True(t, func() bool { r = sluice(t, "shell", "health", "api: level=OK"); return r.code != exitNoAgent }, "its job starts last")
 		require.Equal(t, exitOK, r.code, r.stderr)
 		r = sluice(t, "shell", "db/show", "--format=json", "health")
 		require.Equal(t, exitOK, r.code, r.stderr)
@@ -185,7 +184,7 @@ func testWatch(t *testing.T) {
 		var stdout, stderr buffer
 		code := make(chan int)
 		go func() { code <- run(ctx, []string{"get", "health", "-w", "-o", tc.format}, &stdout, &stderr) }()
-		require.Eventually(t, func() bool { return strings.Contains(stdout.String(), tc.want) }, 30*time.Second, time.Millisecond,
+		await.True(t, func() bool { return strings.Contains(stdout.String(), tc.want) },
 			"%s %s %s", tc.format, &stdout, &stderr)
 		cancel()
 		require.Equal(t, exitOK, <-code, "%s", &stderr)
@@ -202,7 +201,7 @@ func TestWatchEndsWithAgent(t *testing.T) {
 	var stdout, stderr buffer
 	code := make(chan int)
 	go func() { code <- run(t.Context(), []string{"get", "health", "-w"}, &stdout, &stderr) }()
-	require.Eventually(t, func() bool { return strings.Contains(stdout.String(), "UPDATED") }, 30*time.Second, time.Millisecond)
+	await.True(t, func() bool { return strings.Contains(stdout.String(), "UPDATED") })
 	require.Equal(t, exitOK, p.stop(t, syscall.SIGTERM), "who watches does not hold up the stop: %s", &p.stderr)
 	require.Equal(t, exitNoAgent, <-code)
 	require.Contains(t, stderr.String(), "the agent closed the connection")

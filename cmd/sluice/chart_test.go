@@ -27,6 +27,8 @@ var chartPatterns = map[string]string{
 	"bpffs":          `^/.+$`,
 	"state-dir":      `^/.+$`,
 	"procfs":         `^/.+$`,
+	"cni-conf-dir":   `^/.+$`,
+	"cni-bin-dir":    `^/.+$`,
 	"socket":         `^(/.+/.+)?$`,
 	"api-listen":     `^(.*:[1-9][0-9]{0,4})?$`,
 	"metrics-listen": `^(.*:[1-9][0-9]{0,4})?$`,

@@ -17,7 +17,10 @@ import (
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/reconcilers/attach"
+	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
+	sourcescni "github.com/sluice-net/sluice/sources/cni"
+	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
 // cleanup removes what an agent left on the node. Its fields are flags of the agent.
@@ -26,6 +29,9 @@ type cleanup struct {
 	socket   string
 	bpffs    string
 	procfs   string
+
+	cniPaths  cni.Paths
+	cniRunDir string
 }
 
 // cleanupStep removes one kind of thing and returns what it removed. It is not
@@ -39,6 +45,7 @@ type cleanupStep struct {
 // added here too.
 func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
+		{"removed CNI plugin", c.removeCNI},
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
 		{"removed pinned program", func() ([]string, error) { return bpf.CleanupPrograms(c.bpffs) }},
 		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
@@ -53,8 +60,8 @@ func newCleanupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that the agent left on this node",
-		Long: `Remove everything that the agent left on this node: programs at devices, the
-overlay device, pinned programs and maps, kernel parameters that it changed, its
+		Long: `Remove everything that the agent left on this node: the CNI plugin, programs at
+devices, the overlay device, pinned programs and maps, kernel parameters that it changed, its
 socket and its state. Traffic is no longer redirected from then on. It is refused
 while an agent runs, and may be repeated.
 
@@ -73,6 +80,9 @@ The flags are those that the agent was run with.`,
 	flags.StringVar(&c.stateDir, "state-dir", agent.DefaultConfig.StateDir, "directory of the agent's state")
 	flags.StringVar(&c.socket, "socket", api.DefaultConfig.Socket, "UNIX socket of the agent")
 	flags.StringVar(&c.bpffs, "bpffs", bpf.DefaultConfig.BPFFS, "BPF file system in which the maps are pinned")
+	flags.StringVar(&c.cniPaths.ConfDir, "cni-conf-dir", cni.DefaultConfig.CNIConfDir, "directory of the node's CNI configurations")
+	flags.StringVar(&c.cniPaths.BinDir, "cni-bin-dir", cni.DefaultConfig.CNIBinDir, "directory of the node's CNI plugins")
+	flags.StringVar(&c.cniRunDir, "cni-run-dir", sourcescni.DefaultConfig.CNIRunDir, "directory in which the CNI plugin told of pods")
 	flags.StringVar(&c.procfs, "procfs", "/proc", "where procfs is mounted with a writable sys")
 	return cmd
 }
@@ -143,6 +153,23 @@ func (c *cleanup) removeState(lock *agent.Lock) (removed []string, err error) {
 		return removed, fmt.Errorf("remove lock: %w", err)
 	}
 	_ = os.Remove(c.stateDir) // stays if somebody else has something in it
+	return removed, nil
+}
+
+// removeCNI takes the plugin out of the node's CNI configuration, so that pods start
+// without it, and removes it. What it told of pods goes unless it may be called for their end.
+func (c *cleanup) removeCNI() ([]string, error) {
+	if _, err := bpf.CheckUnused(c.bpffs); err != nil {
+		return nil, err // an agent runs
+	}
+	removed, err := cni.Uninstall(c.cniPaths, c.socket, c.cniRunDir)
+	if err != nil || !slices.Contains(removed, c.cniPaths.Binary()) {
+		return removed, err
+	}
+	if err := cnifile.Keep(c.cniRunDir, func(string, string) bool { return false }); err != nil {
+		return removed, err
+	}
+	_ = os.Remove(c.cniRunDir) // stays if somebody else has something in it
 	return removed, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -21,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
+	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
 // inNamespace has the rest of the test run in a network namespace of its own.
@@ -70,7 +72,16 @@ func TestCleanupOfKernel(t *testing.T) {
 		return len(result.Programs)
 	}
 	require.Equal(t, 1, attached())
-	args := []string{"cleanup", "--bpffs=" + bpffs, "--state-dir=" + filepath.Join(dir, "state"), "--socket=" + filepath.Join(dir, "sluice.sock")}
+	args := []string{"cleanup", "--bpffs=" + bpffs, "--state-dir=" + filepath.Join(dir, "state"), "--socket=" + filepath.Join(dir, "sluice.sock"),
+		"--cni-conf-dir=" + filepath.Join(dir, "net.d"), "--cni-bin-dir=" + dir, "--cni-run-dir=" + filepath.Join(dir, "cni")}
+	conf, binary := filepath.Join(dir, "net.d", "0-sluice.conflist"), filepath.Join(dir, "sluice-cni")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "net.d"), 0o700))
+	require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil, `{"plugins": [{"type": "sluice-cni", "socket": "%s/sluice.sock"}]}`, dir), 0o600))
+	require.NoError(t, os.WriteFile(binary, nil, 0o700))
+	require.NoError(t, cnifile.Write(filepath.Join(dir, "cni"), &cnifile.Attachment{
+		Container: "c1", IfName: "eth0", Namespace: "prod", Pod: "web", Reason: "none",
+		Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Runtime: "containerd",
+	}))
 
 	// Not while another agent has the maps.
 	kernel, err := bpf.OpenKernel(bpffs, slog.New(slog.NewTextHandler(io.Discard, nil)))
@@ -84,12 +95,13 @@ func TestCleanupOfKernel(t *testing.T) {
 	r := sluice(t, args...)
 	require.Equal(t, exitOK, r.code, r.stderr)
 	for _, line := range []string{
-		"removed pinned program from_pod", "detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",
+		"removed CNI plugin " + conf, "removed CNI plugin " + binary, "removed pinned program from_pod", "detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",
 	} {
 		require.Contains(t, r.stdout, line+"\n")
 	}
 	require.Zero(t, attached())
 	require.NoDirExists(t, pins)
+	require.NoDirExists(t, filepath.Join(dir, "cni"))
 	_, err = vn.LinkByName("sluice_vxlan")
 	require.ErrorAs(t, err, &vn.LinkNotFoundError{})
 	_, err = vn.LinkByName("other")

@@ -6,9 +6,10 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // completed returns what a shell would offer for the last word of a command line.
@@ -27,7 +28,7 @@ func completed(t *testing.T, args ...string) []string {
 
 func TestCompletion(t *testing.T) {
 	startAgent(t)
-	require.Eventually(t, func() bool { return len(completed(t, "wait", "policy", "")) > 0 }, 30*time.Second, 10*time.Millisecond)
+	await.True(t, func() bool { return len(completed(t, "wait", "policy", "")) > 0 })
 	for _, tc := range []struct {
 		args string // a blank at the end begins a new word
 		want []string

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -19,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/bpf/natmap"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // A real agent with maps in the kernel does what is asked for, and tells of it.
@@ -98,9 +98,9 @@ func TestCTOfFormerPod(t *testing.T) {
 		"--map-size-ct-tcp=1000", "--map-size-ct-any=1000", "--map-size-nat=500",
 	}
 	p := startAgent(t, flags...)
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11")
-	}, 20*time.Second, 50*time.Millisecond, "the pod is in the map")
+	}, "the pod is in the map")
 	p.stop(t, syscall.SIGKILL)
 	n.track(unix.IPPROTO_TCP, "10.1.1.10:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "")
 	n.track(unix.IPPROTO_TCP, "10.1.1.11:40001", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "203.0.113.102:40001")
@@ -112,10 +112,10 @@ func TestCTOfFormerPod(t *testing.T) {
 	require.NotEqual(t, string(before), after)
 	require.NoError(t, os.WriteFile(pods, []byte(after), 0o600))
 	p = startAgent(t, flags...)
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		connections, translations := n.left()
 		return connections == 1 && translations == 0
-	}, 20*time.Second, 50*time.Millisecond, "%s", &p.stderr)
+	}, "%s", &p.stderr)
 	r := n.run("ct", "list")
 	require.Contains(t, r.stdout, "payments/checkout-1:40000", r.stderr)
 	require.Contains(t, sluice(t, "get", "ct-gc-runs").stdout, "endpoints-gone")

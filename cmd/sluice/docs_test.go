@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // transcript is a command of the documentation, and what it says that is printed.
@@ -54,7 +56,7 @@ func TestDocumentedPolicy(t *testing.T) {
 				r := sluice(t, strings.Fields(s.command)...)
 				assert.Equal(c, exitOK, r.code, r.stderr)
 				assert.Regexp(c, s.pattern(), r.stdout, "%s: sluice %s", document, s.command)
-			}, 30*time.Second, 10*time.Millisecond)
+			}, await.Bound, 10*time.Millisecond)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/tables/explain"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 const policyManifests = `
@@ -83,6 +84,16 @@ spec:
   egressGateway: {nodeSelector: {matchLabels: {egress: "yes"}}}
 `
 
+// waitBriefly waits in vain, for long enough for the agent to answer. It returns for how long.
+func waitBriefly(t *testing.T, args ...string) (r result, timeout time.Duration) {
+	for timeout = 100 * time.Millisecond; ; timeout *= 2 {
+		r = sluice(t, append([]string{"wait", "policy", "--timeout=" + timeout.String()}, args...)...)
+		if !strings.Contains(r.stderr, "the agent has not answered") {
+			return r, timeout
+		}
+	}
+}
+
 // What an agent of another version does not find may yet be there.
 func TestWaitWithAnotherVersion(t *testing.T) {
 	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -91,7 +102,7 @@ func TestWaitWithAnotherVersion(t *testing.T) {
 		} // and of the policy nothing
 	}))
 	defer agent.Close()
-	r := sluice(t, "wait", "policy", "shop/web", "--timeout=100ms", "--server="+agent.URL)
+	r, _ := waitBriefly(t, "shop/web", "--server="+agent.URL)
 	require.Equal(t, exitError, r.code)
 	require.Contains(t, r.stderr, "it is of another version than this command: sluice v0")
 }
@@ -134,10 +145,10 @@ func TestExplainAndWait(t *testing.T) {
 	require.Equal(t, exitError, r.code)
 	require.Contains(t, r.stderr, "policy CiliumNetworkPolicy/shop/broken is in force in part: invalid, ")
 	require.Equal(t, exitError, sluice(t, "wait", "policy", "nobody", "--timeout=100ms").code)
-	r = sluice(t, "wait", "policy", "shop/none", "--timeout=100ms")
+	r, timeout := waitBriefly(t, "shop/none")
 	require.Equal(t, exitError, r.code)
-	require.Contains(t, r.stderr, "policy shop/none is not in force after 100ms: there is no such policy")
-	r = sluice(t, "wait", "policy", "shop/web", "--generation=4", "--timeout=100ms")
+	require.Contains(t, r.stderr, "policy shop/none is not in force after "+timeout.String()+": there is no such policy")
+	r, _ = waitBriefly(t, "shop/web", "--generation=4")
 	require.Equal(t, exitError, r.code)
 	require.Contains(t, r.stderr, "the agent has generation 3")
 	for _, bad := range []string{"a/b/c/d", "Pod/shop/web", "shop/", ""} {
@@ -185,10 +196,10 @@ func TestExplainAndWait(t *testing.T) {
 
 	t.Run("difference", func(t *testing.T) {
 		var r result
-		require.Eventually(t, func() bool {
+		await.True(t, func() bool {
 			r = sluice(t, "shell", "map/corrupt", "sluice_pods", "remove")
 			return r.code != exitNoAgent
-		}, 30*time.Second, 10*time.Millisecond, "its job starts last")
+		}, "its job starts last")
 		require.Equal(t, exitOK, r.code, r.stderr)
 		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "81")
 		require.Equal(t, exitError, r.code)

@@ -7,13 +7,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // leaves calls look with each command that does something.
@@ -123,9 +124,9 @@ func TestUnknownSubcommands(t *testing.T) {
 // Colours are for terminals, or for who asks for them.
 func TestColors(t *testing.T) {
 	startAgent(t)
-	require.Eventually(t, func() bool { // which is when all tables are complete
+	await.True(t, func() bool { // which is when all tables are complete
 		return sluice(t, "explain", "policy", "world", "shop/web", "80").code == exitOK
-	}, 30*time.Second, 10*time.Millisecond)
+	})
 	for _, tc := range []struct {
 		args    string
 		colored bool

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // monitored is sluice monitor at work.
@@ -35,7 +35,7 @@ func startMonitor(t *testing.T, args ...string) *monitored {
 
 func (m *monitored) shows(text string) {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return strings.Contains(m.stdout.String(), text) }, 30*time.Second, time.Millisecond,
+	await.True(m.t, func() bool { return strings.Contains(m.stdout.String(), text) },
 		"%s: %s %s", text, &m.stdout, &m.stderr)
 }
 
@@ -54,8 +54,7 @@ func inject(t *testing.T, yaml string) {
 	path := filepath.Join(t.TempDir(), "events.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(yaml), 0o600))
 	var r result
-	require.Eventually(t, func() bool { r = sluice(t, "shell", "events/inject", path); return r.code != exitNoAgent },
-		30*time.Second, 10*time.Millisecond, "its job starts last")
+	await.True(t, func() bool { r = sluice(t, "shell", "events/inject", path); return r.code != exitNoAgent }, "its job starts last")
 	require.Equal(t, exitOK, r.code, r.stderr)
 }
 
@@ -92,10 +91,10 @@ func TestMonitor(t *testing.T) {
 	r := sluice(t, "get", "monitors")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Len(t, strings.Split(strings.TrimSpace(r.stdout), "\n"), 3, "header, and the two that want flows: %s", r.stdout)
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		r := sluice(t, "get", "drops")
 		return strings.Count(r.stdout, "\n") == 4 && strings.Contains(r.stdout, "-     ingress     no SNAT port        1 ")
-	}, 30*time.Second, 10*time.Millisecond, "%v", sluice(t, "get", "drops"))
+	}, "%v", sluice(t, "get", "drops"))
 
 	drops.interrupt()
 	drops.ends(exitOK)

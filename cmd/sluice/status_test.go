@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // answering is an agent that answers some paths.
@@ -118,21 +119,21 @@ func TestStatusOfAgent(t *testing.T) {
 	require.NoError(t, err)
 	startAgent(t, "--manifests="+manifests)
 	var r result
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		r = sluice(t, "status")
 		return strings.Contains(r.stdout, "egress-policies have errors: partner: spec.destinationCIDRs[1]") &&
 			strings.Contains(r.stdout, "egress: 1 conflicted, 1 in force, 1 no gateway\n")
-	}, 30*time.Second, 20*time.Millisecond)
+	})
 	require.Equal(t, exitError, r.code)
 	require.Equal(t, "sluice: the agent is not well\n", r.stderr)
 
 	valid, _, found := strings.Cut(string(before), "# An invalid")
 	require.True(t, found)
 	require.NoError(t, os.WriteFile(policies, []byte(valid), 0o600))
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		r = sluice(t, "status")
 		return r.code == exitOK && strings.Contains(r.stdout, "none pending or failed")
-	}, 30*time.Second, 20*time.Millisecond)
+	})
 	require.Empty(t, r.stderr)
 	require.Regexp(t, `(?m)^Node +node-1, sluice \S+`, r.stdout)
 	require.Regexp(t, `(?m)^Ready +yes$`, r.stdout)

@@ -16,12 +16,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // unpack returns the files of an archive, by their names in its directory.
@@ -200,10 +200,10 @@ func TestSysdumpOfKernel(t *testing.T) {
 func TestSysdumpOfPrograms(t *testing.T) {
 	bpffs := newBPFFS(t)
 	p := startAgent(t, "--bpf=kernel", "--bpffs="+bpffs, "--map-size-ct-tcp=1000", "--map-size-ct-any=1000", "--map-size-nat=500")
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		r := sluice(t, "status")
 		return strings.Contains(r.stdout, "backstop: 1 running")
-	}, 30*time.Second, 50*time.Millisecond, "%s", &p.stderr)
+	}, "%s", &p.stderr)
 	r := sluice(t, "sysdump", "-", "--bpffs="+bpffs, "--state-dir="+filepath.Join(p.dir, "state"))
 	require.Equal(t, exitOK, r.code, r.stderr)
 	files := unpack(t, strings.NewReader(r.stdout))

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/hive"
@@ -22,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // agent is one of nothing but maps, programs and the tables of this package.
@@ -108,10 +108,10 @@ func (a *agent) attach(ifIndex int, programs ...bpf.Program) {
 
 func (a *agent) await(ifIndex int, p bpf.Program, ok func(*tables.Attachment) bool) (row *tables.Attachment) {
 	a.t.Helper()
-	require.Eventually(a.t, func() bool {
+	await.True(a.t, func() bool {
 		row, _, _ = a.attachments.Get(a.db.ReadTxn(), tables.AttachmentByID(tables.AttachmentID{IfIndex: ifIndex, Program: p}))
 		return row != nil && ok(row)
-	}, 30*time.Second, 5*time.Millisecond)
+	})
 	return row
 }
 
@@ -124,10 +124,10 @@ func TestMemoryModeDoesNothing(t *testing.T) {
 	wanted := overlayRow("192.0.2.1")
 	wanted.Status = reconciler.StatusPending()
 	insert(a, a.overlays, wanted)
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		row, _, _ := a.overlays.Get(a.db.ReadTxn(), tables.OverlayDeviceByName(overlayName))
 		return row.Status.Kind == reconciler.StatusKindDone
-	}, 30*time.Second, 5*time.Millisecond)
+	})
 }
 
 func TestAgents(t *testing.T) {
@@ -150,14 +150,14 @@ func TestAgents(t *testing.T) {
 	require.Equal(t, link, a.await(first, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID)
 	require.Len(t, n.running(second, ebpf.AttachTCXIngress), 1)
 	a.initialized()
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		return len(n.running(second, ebpf.AttachTCXIngress)) == 0 && len(n.running(first, ebpf.AttachTCXEgress)) == 0
-	}, 30*time.Second, 5*time.Millisecond)
+	})
 	require.Len(t, n.running(first, ebpf.AttachTCXIngress), 1)
-	require.Eventually(t, func() bool { // a link is ended first, and its pin removed then
+	await.True(t, func() bool { // a link is ended first, and its pin removed then
 		pins, err := bpf.PinnedLinks(filepath.Join(bpffs, "sluice", "links"))
 		return err == nil && slices.Equal(pins, []string{pinName(first, bpf.ProgramFromPod)})
-	}, 30*time.Second, 5*time.Millisecond)
+	})
 }
 
 // A device that goes and returns under the same name and index changes nothing

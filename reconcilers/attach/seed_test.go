@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // node is a node with one pod behind it and one client before it.
@@ -104,8 +105,8 @@ func dial(t *testing.T, from, to *network, addr string) (near, far net.Conn) {
 }
 
 const (
-	patience = 30 * time.Second // for what must come
-	silence  = time.Second      // for what must not
+	patience = await.Bound // for what must come
+	silence  = time.Second // for what must not
 )
 
 // passes reports whether what one end sends reaches the other in time.

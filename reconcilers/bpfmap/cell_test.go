@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // source is a desired entry of sluice_sources.
@@ -186,10 +187,10 @@ func TestAgent(t *testing.T) {
 	}, lines)
 	writes, deletes := a.control.Counts("sluice_sources")
 	require.Equal(t, []uint64{5, 0}, []uint64{writes, deletes})
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		row, _, found := a.table.Get(a.db.ReadTxn(), tables.BPFMapByName("sluice_sources"))
 		return found && row.Entries == 5 && row.Writes == 5
-	}, 30*time.Second, time.Millisecond)
+	})
 	gathered, err := a.metrics.Gather()
 	require.NoError(t, err)
 	var names []string
@@ -283,10 +284,10 @@ func TestAgentConcurrent(t *testing.T) {
 	}
 	slices.Sort(want)
 	// Removals have no row whose status could be waited for.
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		lines, err := a.maps.Dump("sluice_sources")
 		return err == nil && slices.Equal(want, lines)
-	}, 30*time.Second, time.Millisecond)
+	})
 	result, err := a.control.Audit(t.Context(), "sluice_sources")
 	require.NoError(t, err)
 	require.True(t, result.Clean())

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // pair is two maps of which each has gates that look at the other: users name
@@ -155,7 +156,7 @@ func TestGatesExclude(t *testing.T) {
 		wtxn.Commit()
 		time.Sleep(time.Duration(rnd.IntN(100)) * time.Microsecond) // another moment of the reconcilers
 	}
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		agree := true
 		p.memory.Read(func(r bpf.Reader) {
 			for name, table := range p.desired {
@@ -172,6 +173,6 @@ func TestGatesExclude(t *testing.T) {
 			}
 		})
 		return agree
-	}, 30*time.Second, time.Millisecond)
+	})
 	p.memory.Read(func(bpf.Reader) { require.Empty(t, p.brokenPromise) })
 }

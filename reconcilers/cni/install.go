@@ -20,8 +20,10 @@ type Paths struct {
 	BinDir  string // of its CNI plugins
 }
 
-func (p Paths) file() string   { return filepath.Join(p.ConfDir, FileName) }
-func (p Paths) binary() string { return filepath.Join(p.BinDir, cniconf.Type) }
+func (p Paths) file() string { return filepath.Join(p.ConfDir, FileName) }
+
+// Binary is the path of the plugin.
+func (p Paths) Binary() string { return filepath.Join(p.BinDir, cniconf.Type) }
 
 // installer keeps the plugin in the node's CNI configuration.
 type installer struct {
@@ -93,7 +95,7 @@ func (i *installer) copyBinary() error {
 	if err != nil {
 		return fmt.Errorf("read the CNI plugin, which is beside the agent: %w", err)
 	}
-	_, err = replace(i.disk, i.binary(), data, 0o755)
+	_, err = replace(i.disk, i.Binary(), data, 0o755)
 	return err
 }
 
@@ -116,7 +118,7 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 	if kept, err := mayBeCalled(runDir); err != nil {
 		return nil, err
 	} else if !kept {
-		steps = append(steps, p.binary())
+		steps = append(steps, p.Binary())
 	}
 	for _, path := range steps {
 		was, err := remove(d, path)

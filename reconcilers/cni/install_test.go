@@ -68,10 +68,10 @@ func (n *testNode) loads() *libcni.NetworkConfigList {
 	}
 	for _, plugin := range list.Plugins {
 		if plugin.Network.Type == cniconf.Type {
-			binary, err := os.ReadFile(n.binary())
+			binary, err := os.ReadFile(n.Binary())
 			require.NoError(n.t, err, "the configuration names a plugin that is not there")
 			require.Contains(n.t, []string{"the plugin", "another version"}, string(binary))
-			info, err := os.Stat(n.binary())
+			info, err := os.Stat(n.Binary())
 			require.NoError(n.t, err)
 			require.EqualValues(n.t, 0o755, info.Mode().Perm())
 		}
@@ -133,7 +133,7 @@ func TestInstall(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(n.ConfDir, "99-loopback.conf")))
 	require.Equal(t, tables.CNIWaiting, n.install().State)
 	require.NoFileExists(t, n.file())
-	require.FileExists(t, n.binary())
+	require.FileExists(t, n.Binary())
 }
 
 // What cannot be used is told, and what was made before stays.
@@ -248,7 +248,7 @@ func TestKilled(t *testing.T) {
 			after: func(t *testing.T, n *testNode) {
 				require.Equal(t, []string{"bridge", "portmap"}, types(n.loads()))
 				require.NoFileExists(t, n.file())
-				require.NoFileExists(t, n.binary())
+				require.NoFileExists(t, n.Binary())
 				files, err := os.ReadDir(n.ConfDir)
 				require.NoError(t, err)
 				require.Len(t, files, 1)
@@ -311,14 +311,14 @@ func TestUninstall(t *testing.T) {
 		require.NoError(t, err)
 		if tc.kept {
 			require.Equal(t, []string{n.file()}, removed)
-			require.FileExists(t, n.binary())
+			require.FileExists(t, n.Binary())
 		} else {
-			require.Equal(t, []string{n.file(), n.binary()}, removed)
+			require.Equal(t, []string{n.file(), n.Binary()}, removed)
 		}
 		require.Equal(t, []string{"bridge", "portmap"}, types(n.loads()))
 	}
 	require.NoError(t, cnifile.Remove(n.run, "c1", "eth0"))
 	removed, err = Uninstall(n.Paths, "/run/sock", n.run)
 	require.NoError(t, err)
-	require.Equal(t, []string{n.binary()}, removed)
+	require.Equal(t, []string{n.Binary()}, removed)
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -202,7 +203,7 @@ func TestWatch(t *testing.T) {
 
 	eventually := func(level cell.Level, message string) {
 		t.Helper()
-		require.Eventually(t, func() bool {
+		await.True(t, func() bool {
 			h := health.GetChild("watch")
 			if h == nil {
 				return false
@@ -210,7 +211,7 @@ func TestWatch(t *testing.T) {
 			h.Lock()
 			defer h.Unlock()
 			return h.Level == level && h.Status == message
-		}, 30*time.Second, time.Millisecond)
+		})
 	}
 	const fine = "No other datapath bypasses the hooks"
 	eventually(cell.StatusOK, fine)

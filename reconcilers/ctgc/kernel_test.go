@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/natmap"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // kernelMaps are the maps of programs that are not there.
@@ -154,7 +155,7 @@ func (a *agent) entries(name string) int {
 
 func (a *agent) eventually(condition func() bool, what string) {
 	a.t.Helper()
-	require.Eventually(a.t, condition, 10*time.Second, 2*time.Millisecond, what)
+	await.True(a.t, condition, what)
 }
 
 // The runner with all that it works on: maps of the kernel, tables, observers.

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // reconcile has sluice_sources, where the pod is in class 2, follow the tables, in which
@@ -57,7 +58,7 @@ func (w *world) reconcile() (sources statedb.Table[*tables.EgressSource]) {
 // await returns when the pod's entry is what a test waits for.
 func (w *world) await(sources statedb.Table[*tables.EgressSource], is func(*tables.EgressSource) bool) {
 	w.t.Helper()
-	timeout := time.After(5 * time.Second)
+	timeout := time.After(await.Bound)
 	for {
 		row, _, watch, found := sources.GetWatch(w.db.ReadTxn(), tables.EgressSourceByAddr(pod))
 		require.True(w.t, found)

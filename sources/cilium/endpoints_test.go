@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,7 +77,7 @@ func remove[Row any](f *fixture, table statedb.RWTable[Row], row Row) {
 func (f *fixture) is(want ...string) {
 	f.t.Helper()
 	var got []string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(await.Bound); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		got = nil
 		for e := range f.tables.Endpoints.All(f.db.ReadTxn()) {
 			got = append(got, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.LabelSet.Labels, " ", e.Errors))

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/statedb"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func cookieRow(cookie uint32, fields ...string) *tables.RuleCookie {
@@ -52,10 +52,10 @@ func TestRulesOfEvents(t *testing.T) {
 		require.True(t, strings.HasSuffix(event.String(), tc.line), event.String())
 	}
 	w.handle(denied(7))
-	require.Eventually(t, func() bool {
+	await.True(t, func() bool {
 		row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Pod: "shop/web-1", Direction: "egress", Reason: "policy denied by rule"}))
 		return ok && row.Policy == "NetworkPolicy/shop/web spec.ingress[0]"
-	}, 30*time.Second, time.Millisecond)
+	})
 }
 
 // Rules have their names before their cookie has its row, as soon as the kernel

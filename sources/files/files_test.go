@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 	"github.com/sluice-net/sluice/testdata/demo"
 )
 
@@ -65,7 +66,7 @@ func follow(t testing.TB, dir string) *agent { return newAgent(t, os.DirFS(dir),
 func (a *agent) eventually(check func() error) {
 	a.t.Helper()
 	var err error
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(await.Bound)
 	for time.Now().Before(deadline) {
 		if err = check(); err == nil {
 			return

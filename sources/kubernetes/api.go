@@ -29,6 +29,9 @@ type api interface {
 	// serves reports whether discovery knows the kind.
 	serves(ctx context.Context, k *objects.Kind) (bool, error)
 
+	// definition returns the CustomResourceDefinition of a guarded kind.
+	definition(ctx context.Context, k *objects.Kind) (definition, error)
+
 	// timing says how often to come back.
 	timing() timing
 }
@@ -44,7 +47,8 @@ type timing struct {
 
 // server is the API server of a cluster.
 type server struct {
-	clients map[*objects.Kind]*rest.RESTClient
+	clients     map[*objects.Kind]*rest.RESTClient
+	definitions *rest.RESTClient
 }
 
 // connect returns the API server that a kubeconfig names, or without one that
@@ -82,22 +86,25 @@ func newServer(cfg *rest.Config, kinds []*objects.Kind) (*server, error) {
 	}
 	s := &server{clients: map[*objects.Kind]*rest.RESTClient{}}
 	for _, k := range kinds {
-		if s.clients[k], err = newClient(cfg, transport, k); err != nil {
+		if s.clients[k], err = newClient(cfg, transport, schema.GroupVersion{Group: k.Group, Version: k.Version}, serializer{k}); err != nil {
 			return nil, fmt.Errorf("create client for %s: %w", k.Source(), err)
 		}
+	}
+	if s.definitions, err = newClient(cfg, transport, definitions.GroupVersion(), metadataCodecs); err != nil {
+		return nil, fmt.Errorf("create client for %s: %w", definitions.Resource, err)
 	}
 	return s, nil
 }
 
-func newClient(cfg *rest.Config, transport *http.Client, k *objects.Kind) (*rest.RESTClient, error) {
+func newClient(cfg *rest.Config, transport *http.Client, gv schema.GroupVersion, codecs runtime.NegotiatedSerializer) (*rest.RESTClient, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.APIPath = "/apis"
-	if k.Group == "" {
+	if gv.Group == "" {
 		cfg.APIPath = "/api"
 	}
 	cfg.ContentConfig = rest.ContentConfig{
-		GroupVersion:         &schema.GroupVersion{Group: k.Group, Version: k.Version},
-		NegotiatedSerializer: serializer{k},
+		GroupVersion:         &gv,
+		NegotiatedSerializer: codecs,
 		ContentType:          runtime.ContentTypeJSON,
 		AcceptContentTypes:   runtime.ContentTypeJSON,
 	}

@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,9 @@ type fakeResource struct {
 	committed int // events that are in the table of who watches
 
 	listed, absent, broken bool
+
+	definition int  // number of the CRD, which another one has that is created later
+	deleting   bool // the CRD is being deleted
 
 	changed chan struct{} // closed at each change
 }
@@ -236,7 +240,10 @@ func (f *FakeAPI) update(names []string, change func(*fakeResource)) error {
 // was absent.
 func (f *FakeAPI) Sync(resources ...string) error {
 	return f.update(resources, func(r *fakeResource) {
-		r.absent = r.absent && len(resources) == 0
+		if r.absent && len(resources) > 0 {
+			r.absent, r.deleting = false, false
+			r.definition++
+		}
 		r.listed = true
 	})
 }
@@ -247,12 +254,30 @@ func (f *FakeAPI) Slow(resources ...string) error {
 	return f.update(resources, func(r *fakeResource) { r.listed = false })
 }
 
-// Absent takes the definition of a resource away, with all of its objects.
+// Absent deletes the definition of a resource, as an API server does: first its objects, which
+// watches tell of, then the definition, which ends them.
 func (f *FakeAPI) Absent(resource string) error {
 	return f.update([]string{resource}, func(r *fakeResource) {
+		r.deleteObjects()
 		r.absent, r.lost = true, len(r.log)
-		clear(r.objects)
 	})
+}
+
+// terminate is the first half of [FakeAPI.Absent], which takes time if there are finalizers.
+func (f *FakeAPI) terminate(resource string) error {
+	return f.update([]string{resource}, (*fakeResource).deleteObjects)
+}
+
+func (r *fakeResource) deleteObjects() {
+	r.deleting = true
+	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
+		ev, err := r.event(watch.Deleted, r.objects[key])
+		if err != nil {
+			panic(err) // it has come as JSON
+		}
+		r.log = append(r.log, ev)
+	}
+	clear(r.objects)
 }
 
 // Break ends the watches of a resource, and fails listing and watching it.

@@ -48,7 +48,7 @@ func (f *FakeAPI) Commands() map[string]script.Cmd {
 		"k8s/delete": manifestCommand("Delete the objects of manifests, those of each file at once", f.Delete),
 		"k8s/sync":   resourcesCommand("Let resources be listed, all if none is named", f.Sync),
 		"k8s/slow":   resourcesCommand("Let no resources be listed until k8s/sync names them, all if none is named", f.Slow),
-		"k8s/absent": resourceCommand("Make a resource unknown to the API server, until k8s/sync names it", f.Absent),
+		"k8s/absent": resourceCommand("Delete the CRD of a resource with its objects, until k8s/sync names it", f.Absent),
 		"k8s/break":  resourceCommand("Break the watches of a resource", f.Break),
 		"k8s/resume": resourceCommand("Let a broken resource be listed and watched again", f.Resume),
 	}

@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/sluice-net/sluice/sources/objects"
@@ -110,14 +112,17 @@ func (f *FakeAPI) deliver(ctx context.Context, r *fakeResource, k *objects.Kind,
 	}
 	for {
 		f.mu.Lock()
-		log, err, lost, changed := r.log, r.err(), r.lost, r.changed
+		log, err, absent, lost, changed := r.log, r.err(), r.absent, r.lost, r.changed
 		f.mu.Unlock()
 		if from < lost && err == nil {
 			err = apierrors.NewResourceExpired("too old resource version: " + strconv.Itoa(from))
 		}
-		if err != nil {
+		end := func() {
 			status := err.(apierrors.APIStatus).Status()
 			send(watch.Event{Type: watch.Error, Object: &status})
+		}
+		if err != nil && !absent {
+			end()
 			return
 		}
 		for ; from < len(log); from++ {
@@ -136,6 +141,10 @@ func (f *FakeAPI) deliver(ctx context.Context, r *fakeResource, k *objects.Kind,
 				return
 			}
 		}
+		if absent { // after the deletions that come before it
+			end()
+			return
+		}
 		select {
 		case <-changed:
 		case <-w.StopChan():
@@ -151,6 +160,20 @@ func (f *FakeAPI) serves(_ context.Context, k *objects.Kind) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return !f.find(k.Source()).absent, nil
+}
+
+// definition implements [api].
+func (f *FakeAPI) definition(_ context.Context, k *objects.Kind) (definition, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.find(k.Source()).definitionNow(), nil
+}
+
+func (r *fakeResource) definitionNow() definition {
+	if r.absent {
+		return definition{}
+	}
+	return definition{uid: types.UID(fmt.Sprintf("definition-%d", r.definition)), deleting: r.deleting}
 }
 
 // timing implements [api]: a script waits for all of it.

@@ -6,9 +6,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // agent is the reflectors of one agent.
@@ -65,8 +66,7 @@ func newFakeAgent(t testing.TB, source string, f *FakeAPI) *agent {
 func (a *agent) eventually(holds func(txn statedb.ReadTxn) error) {
 	a.t.Helper()
 	var err error
-	require.Eventually(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil },
-		time.Minute, time.Millisecond, "%v", lazy{&err})
+	await.True(a.t, func() bool { err = holds(a.db.ReadTxn()); return err == nil }, "%v", lazy{&err})
 }
 
 type lazy struct{ err *error }
@@ -104,6 +104,18 @@ func (a *agent) endpoints(names ...string) {
 	})
 }
 
+// policies waits until these are all the egress policies.
+func (a *agent) policies(names ...string) {
+	a.t.Helper()
+	a.eventually(func(txn statedb.ReadTxn) error {
+		got := statedb.Collect(statedb.Map(a.tables.EgressPolicies.All(txn), func(p *tables.EgressPolicy) string { return p.Name }))
+		if !slices.Equal(got, names) && len(got)+len(names) > 0 {
+			return errors.New("policies: " + join(got))
+		}
+		return nil
+	})
+}
+
 func join(names []string) string {
 	var s string
 	for _, n := range names {
@@ -124,6 +136,17 @@ func (a *agent) level(resource string) cell.Level {
 		return h.Level
 	}
 	return ""
+}
+
+// awaitLevel waits until the health of a resource has a level.
+func (a *agent) awaitLevel(resource string, level cell.Level) {
+	a.t.Helper()
+	a.eventually(func(statedb.ReadTxn) error {
+		if got := a.level(resource); got != level {
+			return errors.New(resource + " is " + string(got))
+		}
+		return nil
+	})
 }
 
 // pods is a manifest of pods in namespace default.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -15,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
@@ -43,6 +45,10 @@ type reflector struct {
 	initialized func(statedb.WriteTxn)
 
 	events chan event
+
+	// listedUnder is the definition that a guarded kind was listed under last, empty before.
+	listedUnder types.UID
+	stopWatch   atomic.Pointer[context.CancelFunc]
 }
 
 // event is a change to one object, or a listing of all.
@@ -59,6 +65,8 @@ const (
 	opDelete
 	opReplace
 	opAbsent // the kind is served no more, or not yet
+	opMerge  // a listing, beside which what is not in it stays
+	opKeep   // nothing, as what would go stays
 )
 
 // run follows the kind until the context ends.
@@ -80,7 +88,10 @@ func (r *reflector) follow(ctx context.Context) {
 	lister := r.newLister(ctx)
 	for {
 		start := time.Now()
-		err := lister.ListAndWatchWithContext(ctx)
+		watching, stop := context.WithCancel(ctx)
+		r.stopWatch.Store(&stop)
+		err := lister.ListAndWatchWithContext(watching)
+		stop()
 		if time.Since(start) > goodRun {
 			retry = newBackoff(t)
 		}
@@ -93,6 +104,13 @@ func (r *reflector) follow(ctx context.Context) {
 		if !sleep(ctx, delay) {
 			return
 		}
+	}
+}
+
+// relist ends the watch, so that the kind is listed anew.
+func (r *reflector) relist() {
+	if stop := r.stopWatch.Load(); stop != nil {
+		(*stop)()
 	}
 }
 
@@ -174,7 +192,7 @@ func (r *reflector) report(ctx context.Context, verb string, err error) {
 // one transaction; a single event waits for nothing.
 func (r *reflector) commitBatches(ctx context.Context) error {
 	var batch []event
-	for r.receive(ctx, &batch) {
+	for r.receive(ctx, &batch) && r.review(ctx, batch) {
 		if err := r.commit(batch); err != nil {
 			return fmt.Errorf("reflect %s: %w", r.kind.Source(), err)
 		}
@@ -226,7 +244,7 @@ func (r *reflector) commit(batch []event) error {
 			err = r.store.Put(wtxn, ev.item.object)
 		case opDelete:
 			err = r.store.Delete(wtxn, ev.item.object.Name)
-		case opReplace, opAbsent:
+		case opReplace, opAbsent, opMerge:
 			listed, unusable = &batch[i], nil
 			all := make([]*objects.Object, len(ev.listing))
 			for i, item := range ev.listing {
@@ -235,7 +253,11 @@ func (r *reflector) commit(batch []event) error {
 					unusable = item.object.Err
 				}
 			}
-			err = r.store.Replace(wtxn, all)
+			if ev.op == opMerge {
+				err = r.putAll(wtxn, all)
+			} else {
+				err = r.store.Replace(wtxn, all)
+			}
 			r.initialized(wtxn)
 		}
 		if err != nil {
@@ -256,6 +278,15 @@ func (r *reflector) commit(batch []event) error {
 		r.status.absent()
 	default:
 		r.status.replaced(r.store.Rows(), unusable)
+	}
+	return nil
+}
+
+func (r *reflector) putAll(wtxn statedb.WriteTxn, all []*objects.Object) error {
+	for _, o := range all {
+		if err := r.store.Put(wtxn, o); err != nil {
+			return err
+		}
 	}
 	return nil
 }

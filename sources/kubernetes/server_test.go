@@ -24,6 +24,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // testServer speaks the protocol of an API server over the objects of a FakeAPI.
@@ -37,6 +38,9 @@ type testServer struct {
 
 	listed sync.Map                      // number of listings served, by resource
 	cut    atomic.Pointer[chan struct{}] // closed to break the watches that there are
+
+	definitionReads atomic.Int32
+	definitionsDown atomic.Bool // no CRD can be read
 }
 
 func newTestServer(t testing.TB, watchLists bool) *testServer {
@@ -86,6 +90,10 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		s.discover(w, prefix)
 		return
 	}
+	if name, is := strings.CutPrefix(resource, definitions.Resource+"/"); is {
+		s.serveDefinition(w, req, name)
+		return
+	}
 	r := s.find(resource)
 	s.mu.Lock()
 	absent := r.absent
@@ -102,6 +110,34 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	default:
 		s.serveWatch(w, req, r)
 	}
+}
+
+func (s *testServer) serveDefinition(w http.ResponseWriter, req *http.Request, name string) {
+	s.definitionReads.Add(1)
+	s.mu.Lock()
+	d := s.find(name).definitionNow()
+	s.mu.Unlock()
+	resource := schema.GroupResource{Group: definitions.Group, Resource: definitions.Resource}
+	switch {
+	case s.forbidden.Load() == definitions.Resource:
+		fail(w, apierrors.NewForbidden(resource, name, fmt.Errorf("no")))
+		return
+	case s.definitionsDown.Load():
+		fail(w, apierrors.NewServiceUnavailable("no CRDs"))
+		return
+	case d.uid == "":
+		fail(w, apierrors.NewNotFound(resource, name))
+		return
+	case !strings.Contains(req.Header.Get("Accept"), "as=PartialObjectMetadata"):
+		http.Error(w, "a whole definition is large", http.StatusNotAcceptable)
+		return
+	}
+	object := metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, UID: d.uid}}
+	if d.deleting {
+		object.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(object)
 }
 
 // splitPath returns the group and version of a path, and the resource if any.
@@ -191,9 +227,9 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 	flush()
 	for {
 		s.mu.Lock()
-		log, lost, changed := r.log, r.lost, r.changed
+		log, absent, lost, changed := r.log, r.absent, r.lost, r.changed
 		s.mu.Unlock()
-		if from < lost {
+		if from < lost && !absent {
 			status := apierrors.NewResourceExpired("too old resource version").ErrStatus
 			status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 			send("ERROR", status)
@@ -206,6 +242,9 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 			send(string(log[from].kind), object)
 		}
 		flush()
+		if absent {
+			return
+		}
 		select {
 		case <-changed:
 		case <-cut:
@@ -241,7 +280,7 @@ func TestServer(t *testing.T) {
 			a.endpoints("b", "c")
 			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
 			a.endpoints("c")
-			require.Eventually(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 })
 			if watchLists {
 				for resource := range a.kinds {
 					require.Zero(t, s.lists(resource), resource)
@@ -280,7 +319,7 @@ func TestServerRelist(t *testing.T) {
 
 			s.hangUp()
 			a.state("pods", tables.SourceBroken)
-			require.Eventually(t, func() bool { return a.level("pods") == "Degraded" }, 30*time.Second, time.Millisecond)
+			await.True(t, func() bool { return a.level("pods") == "Degraded" })
 			require.NoError(t, s.Delete(pods("a")))
 			require.NoError(t, s.Apply(pods("c")))
 			s.compact(t, "pods") // the watch is answered with 410
@@ -348,8 +387,8 @@ func TestServerForbidden(t *testing.T) {
 
 const policy = "{apiVersion: cilium.io/v2, kind: CiliumEgressGatewayPolicy, metadata: {name: p}}"
 
-// A definition that is missing means that there are no such objects. It may come
-// later, and go again.
+// A definition that is missing at the start means that there are no such objects. It may come
+// later. When it goes, what its objects said stays, until there is another one.
 func TestServerAbsent(t *testing.T) {
 	for _, watchLists := range []bool{false, true} {
 		t.Run(fmt.Sprintf("watchLists=%v", watchLists), func(t *testing.T) {
@@ -364,12 +403,20 @@ func TestServerAbsent(t *testing.T) {
 			require.NoError(t, s.Sync(resource))
 			a.state(resource, tables.SourceSynced)
 			require.NoError(t, s.Apply([]byte(policy)))
-			require.Eventually(t, func() bool { return a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()) == 1 }, 30*time.Second, time.Millisecond)
+			a.policies("p")
 
 			require.NoError(t, s.Absent(resource))
+			require.Contains(t, a.state(resource, tables.SourceKept).Error, "is deleted: its objects stay as they were")
 			s.CloseClientConnections()
-			a.state(resource, tables.SourceAbsent)
-			require.Zero(t, a.tables.EgressPolicies.NumObjects(a.db.ReadTxn()))
+			a.policies("p")
+
+			require.NoError(t, s.Sync(resource))
+			a.state(resource, tables.SourceSynced)
+			a.policies()
+			require.NoError(t, s.Apply([]byte(policy)))
+			a.policies("p")
+			require.NoError(t, s.Delete([]byte(policy)))
+			a.policies()
 		})
 	}
 }

@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,6 +29,9 @@ type status struct {
 	health cell.Health
 	row    tables.ObjectSource
 	listed bool
+
+	held    string // why rows stay whose objects are deleted, empty if there are none
+	warning string // why the deletion of a CRD cannot be told from that of its objects
 }
 
 func (s *status) start(health cell.Health) {
@@ -43,7 +47,7 @@ func (s *status) replaced(rows int, unusable error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listed = true
-	s.set(tables.SourceSynced, rows, errorText(unusable))
+	s.set(s.synced(rows, errorText(unusable)))
 }
 
 // changed says that events changed the number of rows. The last object that was
@@ -55,14 +59,54 @@ func (s *status) changed(rows int, unusable error) {
 	if unusable != nil {
 		text = errorText(unusable)
 	}
-	s.set(s.row.State, rows, text)
+	switch s.row.State {
+	case tables.SourceKept:
+		s.set(s.synced(rows, errorText(unusable)))
+	case tables.SourceSynced:
+		s.set(s.synced(rows, text))
+	default:
+		s.set(s.row.State, rows, text)
+	}
+}
+
+// kept says that rows stay whose objects are deleted, and what the CRD does that explains it.
+func (s *status) kept(crd string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = "CRD " + s.row.Source + " " + crd + ": its objects stay as they were, until it is there and they can be " +
+		"listed, or the agent restarts"
+	s.set(s.synced(s.row.Objects, ""))
+}
+
+// released says that no row stays whose object is deleted.
+func (s *status) released() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = ""
+}
+
+// unguarded says that the CRD cannot be read, and guarded that it can.
+func (s *status) unguarded(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = ""
+	s.warning = "read the CRD of " + s.row.Source + ", whose deletion deletes its objects here too: " + errorText(err)
+}
+
+func (s *status) guarded() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.warning != "" && s.row.Error == s.warning {
+		s.set(s.row.State, s.row.Objects, "")
+	}
+	s.warning = ""
 }
 
 // absent says that the API server does not serve the kind.
 func (s *status) absent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.listed = false
+	s.listed, s.held = false, ""
 	s.set(tables.SourceAbsent, 0, s.needed)
 }
 
@@ -78,8 +122,16 @@ func (s *status) resumed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.listed && s.row.State == tables.SourceBroken {
-		s.set(tables.SourceSynced, s.row.Objects, "")
+		s.set(s.synced(s.row.Objects, ""))
 	}
+}
+
+// synced returns what to set if a kind is followed.
+func (s *status) synced(rows int, problem string) (state string, objects int, text string) {
+	if s.held != "" {
+		return tables.SourceKept, rows, s.held
+	}
+	return tables.SourceSynced, rows, cmp.Or(problem, s.warning)
 }
 
 func (s *status) set(state string, objects int, problem string) {
@@ -104,6 +156,10 @@ func (s *status) report(before tables.ObjectSource) {
 		s.health.Degraded(s.row.Source+" is not served", errors.New(s.row.Error))
 	case s.row.State == tables.SourceBroken:
 		s.health.Degraded("cannot follow "+s.row.Source, errors.New(s.row.Error))
+	case s.row.State == tables.SourceKept:
+		s.health.Degraded(s.row.Source+" stay as they were", errors.New(s.row.Error))
+	case s.row.Error != "" && s.row.Error == s.warning:
+		s.health.Degraded("cannot read the CRD of "+s.row.Source, errors.New(s.row.Error))
 	case s.row.Error != "":
 		s.health.Degraded("unusable object", errors.New(s.row.Error))
 	default:
@@ -116,6 +172,10 @@ func (s *status) report(before tables.ObjectSource) {
 	switch {
 	case s.row.State == tables.SourceAbsent:
 		log.Warn("Resource is not served, as its CRD is missing: taken as empty, and looked for")
+	case s.row.State == tables.SourceKept:
+		log.Warn("Objects stay as they were", "reason", s.row.Error)
+	case s.row.Error != "" && s.row.Error == s.warning:
+		log.Warn("Cannot read a CRD", "error", s.row.Error)
 	case s.row.Error != "":
 		log.Warn("Cannot follow resource", "error", s.row.Error)
 	case s.row.State == tables.SourceSynced:

@@ -18,11 +18,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const timeout = time.Minute
+const timeout = await.Bound
 
 // views are what other modules see of the tables.
 type views struct {

@@ -21,6 +21,10 @@ type Kind struct {
 	Namespaced bool
 	Needed     string // why the agent cannot work if this is not served, empty if it can
 
+	// Guarded is set for kinds by a CRD that people write objects of. Deleting the CRD deletes
+	// the objects one by one; that is not what their deletion means.
+	Guarded bool
+
 	decoder decoder
 	open    func(t *Tables) *Store
 }

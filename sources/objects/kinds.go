@@ -86,6 +86,7 @@ func endpointSliceKind() *Kind {
 func egressPolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
+		Guarded: true,
 		decoder: decoderFor(egressPolicies),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
@@ -104,6 +105,7 @@ func networkPolicyKind() *Kind {
 func ciliumPolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy", Resource: "ciliumnetworkpolicies", Namespaced: true,
+		Guarded: true,
 		decoder: decoderFor(ciliumPolicies(tables.PolicyCilium)),
 		open:    networkPolicyStore(tables.PolicyCilium),
 	}
@@ -112,6 +114,7 @@ func ciliumPolicyKind() *Kind {
 func ciliumClusterwidePolicyKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy", Resource: "ciliumclusterwidenetworkpolicies",
+		Guarded: true,
 		decoder: decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
 		open:    networkPolicyStore(tables.PolicyCiliumClusterwide),
 	}
@@ -131,6 +134,7 @@ func networkPolicyStore(kind tables.PolicyKind) func(*Tables) *Store {
 func cidrGroupKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumCIDRGroup", Resource: "ciliumcidrgroups",
+		Guarded: true,
 		decoder: decoderFor(cidrGroups),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.CIDRGroup] { return t.CIDRGroups },

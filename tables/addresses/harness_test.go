@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
@@ -22,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -129,12 +129,12 @@ func (w *world) settle() {
 	w.markers++
 	marker := netip.MustParseAddr(fmt.Sprintf("172.16.%d.%d", w.markers/256, w.markers%256))
 	e := w.pod(fmt.Sprint("marker-", w.markers), marker.String(), "marker")
-	require.Eventually(w.t, func() bool {
+	await.True(w.t, func() bool {
 		txn := w.DB.ReadTxn()
 		_, _, cached := w.IPCache.Get(txn, tables.IPCacheByPrefix(single(marker)))
 		_, _, local := w.Locals.Get(txn, tables.LocalEndpointByAddr(marker))
 		return cached && local
-	}, time.Minute, time.Millisecond)
+	})
 	remove(w, w.Endpoints, e)
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // readinessWorld is what a test writes, and the readiness of classes derived of it.
@@ -105,7 +106,7 @@ func TestReadinessFollowsWhoLeaves(t *testing.T) {
 			r, _, found := w.Readiness.Get(w.DB.ReadTxn(), tables.ClassReadinessByKey(classKey(1)))
 			require.True(t, found)
 			require.Equal(t, []uint32{class}, r.LeavingTo)
-		}, 10*time.Second, time.Millisecond)
+		}, await.Bound, time.Millisecond)
 	}
 	belongsTo(2)
 	wtxn := w.DB.WriteTxn(w.Endpoints, w.Sources, w.Classes)

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -82,7 +83,7 @@ func newAgent(t testing.TB, before func(*agent)) *agent {
 // quiet waits until nothing is derived any more: no goroutine has anything to do,
 // and what there is does not change.
 func (a *agent) quiet() {
-	deadline, last, same := time.Now().Add(60*time.Second), uint64(0), 0
+	deadline, last, same := time.Now().Add(await.Bound), uint64(0), 0
 	sample := []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}, {Name: "/sched/goroutines/running:goroutines"}}
 	for same < 4 {
 		require.True(a.t, time.Now().Before(deadline), "not quiet")

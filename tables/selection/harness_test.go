@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -136,7 +137,7 @@ func remove[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
 // await returns when what is asked of a snapshot is no more wrong.
 func (h *harness) await(wrong func(txn statedb.ReadTxn) string) {
 	h.t.Helper()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(await.Bound)
 	for {
 		txn := h.db.ReadTxn()
 		_, a := h.selectors.AllWatch(txn)

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 var someAddrs = []netip.Addr{
@@ -158,7 +159,7 @@ func podAddrs() (addrs []netip.Addr) {
 func (h *harness) settle(addrs []netip.Addr) {
 	h.t.Helper()
 	h.await(h.wrong(addrs))
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
+	for deadline := time.Now().Add(await.Bound); time.Now().Before(deadline); runtime.Gosched() {
 		h.follow(always)
 		h.follow(always)
 		h.await(h.wrong(addrs))

@@ -172,6 +172,7 @@ func TestArguments(t *testing.T) {
 		"--bpf=kernel",
 		"--bpffs=/sys/fs/bpf",
 		"--cluster-cidrs=10.0.0.0/8,fd00::/8",
+		"--cni-bin-dir=/opt/cni/bin", "--cni-conf-dir=/etc/cni/net.d", "--cni-plugin=true",
 		"--events-buffer=16777216",
 		"--log-format=json",
 		"--metrics-listen=:9881",
@@ -240,7 +241,7 @@ func TestCleanup(t *testing.T) {
 	require.Empty(t, waits.VolumeMounts)
 
 	require.Equal(t, []string{"/sluice", "cleanup"}, cleanup.Command)
-	require.Equal(t, []string{"--bpffs=/sys/fs/bpf", "--procfs=/host/proc", "--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
+	require.Equal(t, []string{"--bpffs=/sys/fs/bpf", "--cni-bin-dir=/opt/cni/bin", "--cni-conf-dir=/etc/cni/net.d", "--procfs=/host/proc", "--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
 	require.Subset(t, agent.Args, cleanup.Args)
 	require.Equal(t, agent.Image, cleanup.Image)
 	require.Equal(t, agent.SecurityContext, cleanup.SecurityContext)
@@ -249,13 +250,38 @@ func TestCleanup(t *testing.T) {
 	require.True(t, pod.HostNetwork)
 }
 
+// The plugin is on, unless it could not work; and what it tells is where the socket is.
+func TestCNIPlugin(t *testing.T) {
+	for _, tc := range []struct {
+		flags          map[string]any
+		want, noneElse string
+	}{
+		{map[string]any{}, "--cni-plugin=true", "--cni-run-dir"},
+		{map[string]any{"cni-plugin": false}, "--cni-plugin=false", "--cni-run-dir"},
+		{map[string]any{"endpoint-source": "cilium"}, "--cni-plugin=false", "--cni-run-dir"},
+		{map[string]any{"socket": ""}, "--cni-plugin=false", "--cni-run-dir"},
+		{map[string]any{"socket": "/run/other/sock"}, "--cni-run-dir=/run/other/cni", "--cni-plugin=false"},
+		{map[string]any{"socket": "/run/other/sock", "cni-run-dir": "/run/other/x"}, "--cni-run-dir=/run/other/x", "/run/other/cni"},
+	} {
+		c, err := loadChart(deployDir)
+		require.NoError(t, err)
+		files, err := render(c, map[string]any{"flags": tc.flags}, kubeVersion)
+		require.NoError(t, err)
+		_, agent := agentOf(t, decode(t, files))
+		require.Contains(t, agent.Args, tc.want)
+		require.NotContains(t, strings.Join(agent.Args, " "), tc.noneElse)
+	}
+}
+
 // Every volume is one of the node that a flag names, and is mounted where the flag says.
 func TestVolumes(t *testing.T) {
 	for set, want := range map[string]map[string]string{
 		"default": {"/sys/fs/bpf": "/sys/fs/bpf", "/run/sluice": "/run/sluice", "/var/lib/sluice": "/var/lib/sluice",
-			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net"},
+			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net",
+			"/etc/cni/net.d": "/etc/cni/net.d", "/opt/cni/bin": "/opt/cni/bin"},
 		"none": {"/sys/fs/bpf": "/sys/fs/bpf", "/var/lib/sluice": "/var/lib/sluice",
-			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net"},
+			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net",
+			"/etc/cni/net.d": "/etc/cni/net.d", "/opt/cni/bin": "/opt/cni/bin"},
 	} {
 		pod, agent := agentOf(t, decode(t, renderSet(t, set, kubeVersion)))
 		paths := map[string]string{}

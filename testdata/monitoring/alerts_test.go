@@ -33,6 +33,7 @@ var scenarios = map[string][]string{
 	},
 	"SluiceSourceBroken": {
 		`sluice_object_sources{node="bad", state="broken"} 2x30`,
+		`sluice_object_sources{node="bad", state="kept"} 1x30`,
 		`sluice_object_sources{node="good", state="absent"} 2x30`,
 		`sluice_object_sources{node="good", state="broken"} 0x30`,
 	},

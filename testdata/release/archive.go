@@ -24,23 +24,26 @@ type file struct {
 	content []byte
 }
 
-// writeArchive writes the binary with what belongs to it, in a directory of a name.
-func (b builder) writeArchive(path, dir, binary string, modules []module) error {
+// writeArchive writes binaries with what belongs to them, in a directory of a name.
+func (b builder) writeArchive(path, dir string, modules []module, binaries ...string) error {
 	files := []file{{name: "THIRD_PARTY_LICENSES", mode: 0o644, content: licenseTexts(modules)}}
-	for _, from := range []struct {
-		path string
-		mode int64
-	}{
-		{binary, 0o755},
-		{filepath.Join(b.source, "LICENSE"), 0o644},
-		{filepath.Join(b.source, "README.md"), 0o644},
-		{filepath.Join(b.source, "CHANGELOG.md"), 0o644},
-	} {
-		content, err := os.ReadFile(from.path)
+	add := func(path string, mode int64) error {
+		content, err := os.ReadFile(path)
 		if err != nil {
 			return fmt.Errorf("read file: %w", err)
 		}
-		files = append(files, file{filepath.Base(from.path), from.mode, content})
+		files = append(files, file{filepath.Base(path), mode, content})
+		return nil
+	}
+	for _, binary := range binaries {
+		if err := add(binary, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"LICENSE", "README.md", "CHANGELOG.md"} {
+		if err := add(filepath.Join(b.source, name), 0o644); err != nil {
+			return err
+		}
 	}
 	var archive bytes.Buffer
 	if err := pack(&archive, dir, files, b.time); err != nil {

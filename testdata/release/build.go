@@ -28,7 +28,7 @@ func (b builder) platform(ctx context.Context, arch string) error {
 	}
 	defer os.RemoveAll(dir)
 	binary := filepath.Join(dir, "sluice")
-	if err := b.compile(ctx, arch, binary); err != nil {
+	if err := b.compile(ctx, arch, dir); err != nil {
 		return err
 	}
 	info, err := buildinfo.ReadFile(binary)
@@ -46,19 +46,20 @@ func (b builder) platform(ctx context.Context, arch string) error {
 	if err := b.writeBill(filepath.Join(b.output, name+".cdx.json"), binary, info, modules); err != nil {
 		return err
 	}
-	return b.writeArchive(filepath.Join(b.output, name+".tar.gz"), name, binary, modules)
+	// The bill is of the agent: all that the plugin is made of is in it.
+	return b.writeArchive(filepath.Join(b.output, name+".tar.gz"), name, modules, binary, filepath.Join(dir, "sluice-cni"))
 }
 
-// compile builds the binary so that it depends on the sources and on Go only: not on
+// compile builds the binaries so that they depend on the sources and on Go only: not on
 // where they are, on a C compiler, or on the state of the repository.
-func (b builder) compile(ctx context.Context, arch, binary string) error {
+func (b builder) compile(ctx context.Context, arch, dir string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		"-ldflags=-s -w -X "+modulePath+"/cmd/version.number="+b.version, "-o", binary, "./cmd/sluice")
+		"-ldflags=-s -w -X "+modulePath+"/cmd/version.number="+b.version, "-o", dir+"/", "./cmd/sluice", "./cmd/sluice-cni")
 	cmd.Dir = b.source
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=", "GOWORK=off")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build the binary: %w", err)
+		return fmt.Errorf("build the binaries: %w", err)
 	}
 	return nil
 }

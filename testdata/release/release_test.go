@@ -79,8 +79,8 @@ func TestArchive(t *testing.T) {
 	}
 	b := builder{version: "v1.2.3", source: source, time: time.Unix(1700000000, 0).UTC()}
 	one, two := filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "two")
-	require.NoError(t, b.writeArchive(one, "sluice-v1.2.3", binary, modules))
-	require.NoError(t, b.writeArchive(two, "sluice-v1.2.3", binary, modules))
+	require.NoError(t, b.writeArchive(one, "sluice-v1.2.3", modules, binary))
+	require.NoError(t, b.writeArchive(two, "sluice-v1.2.3", modules, binary))
 	text, err := os.ReadFile(one)
 	require.NoError(t, err)
 	again, err := os.ReadFile(two)

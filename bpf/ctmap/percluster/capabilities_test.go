@@ -130,7 +130,8 @@ func TestKilledWhileItChanges(t *testing.T) {
 			return true
 		}
 		found := 0
-		for round := range 10 {
+		const rounds = 10
+		for round := range rounds {
 			changer := exec.Command(os.Args[0])
 			changer.Env = append(os.Environ(), changerEnv+"="+dir)
 			changer.Stderr = os.Stderr
@@ -138,7 +139,9 @@ func TestKilledWhileItChanges(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, changer.Start())
 			_, err = bufio.NewReader(out).ReadString('\n')
-			for end := time.Now().Add(time.Duration(13*round+5) * time.Millisecond); err == nil && time.Now().Before(end); {
+			// The changer is killed at different moments, the last time when a map was found.
+			end := time.Now().Add(time.Duration(13*round+5) * time.Millisecond)
+			for err == nil && (time.Now().Before(end) || round == rounds-1 && found == 0) {
 				if read() {
 					found++
 				}
@@ -149,6 +152,5 @@ func TestKilledWhileItChanges(t *testing.T) {
 			require.NoError(t, openOrCreate(t, dir).Close())
 			requireSettled(t, m)
 		}
-		require.Positive(t, found)
 	})
 }

@@ -6,15 +6,36 @@ import (
 	"errors"
 	"hash/fnv"
 	"net/netip"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
+// memoryPatience is how long a write waits for memory of the kernel.
+const memoryPatience = time.Minute
+
+// whileNoMemory writes to a map whose entries the kernel allocates when they are written.
+// It takes them from a cache that it fills in the background, without waiting for memory
+// that others have to give back: on a busy machine it has none for a moment.
+func whileNoMemory(write func() error) error {
+	for deadline := time.Now().Add(memoryPatience); ; time.Sleep(time.Millisecond) {
+		if err := write(); !errors.Is(err, unix.ENOMEM) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// put writes an entry that an agent would write.
+func (n *Node) put(name string, key, value any) error {
+	return whileNoMemory(func() error { return n.Map(name).Put(key, value) })
+}
+
 // SetPod writes a pod of the node.
 func (n *Node) SetPod(a netip.Addr, v bpf.PodValue) error {
-	return n.Map("sluice_pods").Put(&bpf.PodKey{Addr: bpf.AddressFrom(a)}, &v)
+	return n.put("sluice_pods", &bpf.PodKey{Addr: bpf.AddressFrom(a)}, &v)
 }
 
 // RemovePod removes a pod of the node.
@@ -25,28 +46,28 @@ func (n *Node) RemovePod(a netip.Addr) error {
 // SetIPCache writes what is known of a prefix.
 func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.Addr) error {
 	key := bpf.IPCacheKeyFrom(p)
-	return n.Map("sluice_ipcache").Put(&key, &bpf.IPCacheValue{Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
+	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
 }
 
 // SetNode writes a node of the cluster.
 func (n *Node) SetNode(a netip.Addr, flags bpf.NodeFlags) error {
-	return n.Map("sluice_nodes").Put(&bpf.NodeKey{Addr: bpf.AddressFrom(a)}, &bpf.NodeValue{Flags: flags})
+	return n.put("sluice_nodes", &bpf.NodeKey{Addr: bpf.AddressFrom(a)}, &bpf.NodeValue{Flags: flags})
 }
 
 // SetExit writes an egress address of the node.
 func (n *Node) SetExit(a netip.Addr, v bpf.ExitValue) error {
-	return n.Map("sluice_exits").Put(&bpf.ExitKey{Addr: bpf.AddressFrom(a)}, &v)
+	return n.put("sluice_exits", &bpf.ExitKey{Addr: bpf.AddressFrom(a)}, &v)
 }
 
 // Cover writes a destination of some egress policy.
 func (n *Node) Cover(p netip.Prefix) error {
 	key := bpf.CoveredKeyFrom(p)
-	return n.Map("sluice_covered").Put(&key, &bpf.CoveredValue{Covered: 1})
+	return n.put("sluice_covered", &key, &bpf.CoveredValue{Covered: 1})
 }
 
 // SetSource writes the egress class of a pod.
 func (n *Node) SetSource(a netip.Addr, class uint32) error {
-	return n.Map("sluice_sources").Put(&bpf.SourceKey{Addr: bpf.AddressFrom(a)}, &bpf.SourceValue{Class: class})
+	return n.put("sluice_sources", &bpf.SourceKey{Addr: bpf.AddressFrom(a)}, &bpf.SourceValue{Class: class})
 }
 
 // RemoveSource takes a pod's egress class away.
@@ -57,7 +78,7 @@ func (n *Node) RemoveSource(a netip.Addr) error {
 // SetEgress writes the gateway group of a destination of a class.
 func (n *Node) SetEgress(class uint32, p netip.Prefix, group uint32) error {
 	key := bpf.EgressKeyFrom(class, p)
-	return n.Map("sluice_egress").Put(&key, &bpf.EgressValue{Group: group})
+	return n.put("sluice_egress", &key, &bpf.EgressValue{Group: group})
 }
 
 // RemoveEgress takes a destination of a class away.
@@ -78,7 +99,7 @@ func (n *Node) SetGateway(group uint32, v bpf.GatewayValue) error {
 
 // SetBucket writes the gateway of one bucket of a group.
 func (n *Node) SetBucket(group, bucket uint32, v bpf.GatewayValue) error {
-	return n.Map("sluice_gateways").Put(&bpf.GatewayKey{Group: group, Bucket: bucket}, &v)
+	return n.put("sluice_gateways", &bpf.GatewayKey{Group: group, Bucket: bucket}, &v)
 }
 
 // Bucket returns the bucket of a source.
@@ -183,12 +204,12 @@ func lastOf(keys [][]byte) any {
 // SetPeer writes what is known of a prefix, with a peer class.
 func (n *Node) SetPeer(p netip.Prefix, class uint32, flags bpf.IPCacheFlags) error {
 	key := bpf.IPCacheKeyFrom(p)
-	return n.Map("sluice_ipcache").Put(&key, &bpf.IPCacheValue{PeerClass: class, Flags: flags})
+	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{PeerClass: class, Flags: flags})
 }
 
 // SetPolicy writes a verdict of network policies.
 func (n *Node) SetPolicy(k bpf.PolicyKey, v bpf.PolicyValue) error {
-	return n.Map("sluice_policy").Put(&k, &v)
+	return n.put("sluice_policy", &k, &v)
 }
 
 // RemovePolicy takes a verdict away.

@@ -134,7 +134,8 @@ func replace[K, V comparable](m *ebpf.Map, from, to map[K]V) error {
 		}
 	}
 	if len(keys) > 0 {
-		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+		err := whileNoMemory(func() error { _, err := m.BatchUpdate(keys, values, nil); return err })
+		if err != nil {
 			return fmt.Errorf("write to %s: %w", m, err)
 		}
 	}

@@ -6,7 +6,7 @@ const words = {
   Status: { Done: "ok", Refreshing: "ok", Pending: "pending", Error: "error" },
   State: {
     "in force": "ok", synced: "ok", syncing: "pending", pending: "pending", unsupported: "error", invalid: "error",
-    failed: "error", broken: "error",
+    failed: "error", broken: "error", kept: "error",
   },
   Level: { OK: "ok", Degraded: "error", Stopped: "pending" },
   Wanted: { same: "ok", other: "pending", absent: "pending" },

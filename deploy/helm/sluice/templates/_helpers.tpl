@@ -80,3 +80,11 @@ port: {{ include "sluice.port" $address }}
 {{- define "sluice.objectStatus" -}}
 {{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}
 {{- end -}}
+
+{{- /* Where the CNI plugin tells of pods, which is mounted with the socket: beside it, unless a flag says. */ -}}
+{{- define "sluice.cniRunDir" -}}
+{{- $flags := .Values.flags -}}
+{{- if and $flags.socket (ne (dir $flags.socket) "/run/sluice") (not (index $flags "cni-run-dir")) -}}
+- {{ include "sluice.flag" (dict "name" "cni-run-dir" "value" (printf "%s/cni" (dir $flags.socket))) }}
+{{- end -}}
+{{- end -}}
