@@ -99,7 +99,7 @@ func (s suite) run(t *testing.T) {
 
 // shellTools are the commands of busybox that tests run in pods of agnhost.
 var shellTools = []string{
-	"sh", "cat", "date", "echo", "env", "grep", "head", "hostname", "ip", "kill", "ls", "mkdir", "nslookup", "printf",
+	"cat", "date", "echo", "env", "grep", "head", "hostname", "ip", "kill", "ls", "mkdir", "nslookup", "printf",
 	"ps", "rm", "seq", "sleep", "tail", "test", "timeout", "tr", "true", "wc", "wget",
 }
 
@@ -111,6 +111,7 @@ func importTools(t *testing.T) {
 		Files: map[string]string{
 			"agnhost":     filepath.Join(options.Bin, "agnhost"),
 			"bin/busybox": "/bin/busybox",
+			"bin/sh":      "/bin/dash", // that of busybox prefers its own commands, such as nc
 			"bin/curl":    "/usr/bin/curl",
 			"bin/nc":      "/bin/nc.openbsd",
 		},
@@ -120,8 +121,8 @@ func importTools(t *testing.T) {
 	for _, tool := range shellTools {
 		image.Links["bin/"+tool] = "/bin/busybox"
 	}
-	for _, binary := range []string{image.Files["bin/curl"], image.Files["bin/nc"]} {
-		for _, word := range strings.Fields(run(t, "ldd", binary)) {
+	for _, tool := range []string{"bin/sh", "bin/curl", "bin/nc"} {
+		for _, word := range strings.Fields(run(t, "ldd", image.Files[tool])) {
 			if filepath.IsAbs(word) { // a library, or the loader
 				image.Files[strings.TrimPrefix(word, "/")] = word
 			}

@@ -17,5 +17,9 @@ func TestFull(t *testing.T) {
 	for _, suite := range suites {
 		t.Run(suite.name, suite.run)
 	}
+	t.Run("NodePort", testNodePort)
+	t.Run("HostNetwork", testHostNetwork)
+	t.Run("PowerOff", testPowerOff)
+	t.Run("TimeZero", testManyTimeZero)
 	t.Run("Cyclonus", testCyclonus)
 }

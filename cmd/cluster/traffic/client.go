@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -77,5 +78,28 @@ func (c *Client) Hold() error {
 		}
 		fmt.Fprintln(c.Out, sequence, "tcp", answers.Text())
 		time.Sleep(c.Interval)
+	}
+}
+
+// sweepInterval is between two datagrams of Sweep to the same address.
+const sweepInterval = 50 * time.Millisecond
+
+// Sweep sends datagrams to every address of prefixes, again and again: to pods
+// that are not there yet, and so also in the first instant of their life.
+func Sweep(name string, prefixes []netip.Prefix, port uint16) error {
+	conn, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for sequence := 1; ; sequence++ {
+		datagram := fmt.Appendf(nil, "%s %d", name, sequence)
+		for _, prefix := range prefixes {
+			for ip := prefix.Addr(); prefix.Contains(ip); ip = ip.Next() {
+				// Fails where there is no neighbor of that address: there is no pod.
+				_, _ = conn.WriteToUDPAddrPort(datagram, netip.AddrPortFrom(ip, port))
+			}
+		}
+		time.Sleep(sweepInterval)
 	}
 }

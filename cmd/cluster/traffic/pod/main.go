@@ -6,14 +6,17 @@
 //	pod serve                    answer who asks
 //	pod send [FLAGS] SERVER:PORT ask, each time over a new connection
 //	pod hold [FLAGS] SERVER:PORT ask over one connection; end when it fails
+//	pod sweep PREFIX:PORT ...    send datagrams to all addresses of prefixes of IPv4
 package main
 
 import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -49,6 +52,8 @@ func run(args []string) error {
 		select {}
 	case "send", "hold":
 		return ask(args[0], args[1:])
+	case "sweep":
+		return sweep(args[1:])
 	}
 	return fmt.Errorf("unknown command %q", args[0])
 }
@@ -64,6 +69,8 @@ func ask(command string, args []string) error {
 	flags.DurationVar(&client.Timeout, "timeout", 2*time.Second, "time to wait for an answer")
 	protocols := flags.String("protocols", "udp,tcp", "protocols of send")
 	count := flags.Int("count", 0, "number of requests of send; 0: no end")
+	listen := flags.Duration("listen", 0,
+		"have send serve, too, until this long after its requests, and then write what it has received")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -74,8 +81,42 @@ func ask(command string, args []string) error {
 	if command == "hold" {
 		return client.Hold()
 	}
+	if *listen == 0 {
+		client.Send(*count)
+		return nil
+	}
+	server, err := traffic.Listen()
+	if err != nil {
+		return err
+	}
 	client.Send(*count)
+	time.Sleep(*listen)
+	for _, request := range server.Requests("") {
+		fmt.Println("received", request.Protocol, request.From, request.Text)
+	}
 	return nil
+}
+
+func sweep(args []string) error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	var prefixes []netip.Prefix
+	var port uint16
+	for _, arg := range args {
+		text, number, _ := strings.Cut(arg, ":")
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return err
+		}
+		parsed, err := strconv.ParseUint(number, 10, 16)
+		if err != nil {
+			return err
+		}
+		prefixes, port = append(prefixes, prefix), uint16(parsed)
+	}
+	return traffic.Sweep(name, prefixes, port)
 }
 
 // reap waits for every process whose parent has ended, as process 1 of a pod
