@@ -6,6 +6,7 @@
 //	backstop ────────► from_pod and to_pod, pinned in <bpffs>/sluice/programs
 //	overlay-devices ─► the VXLAN device
 //	devices ─────────► attachments of a device that was replaced are made anew
+//	local-endpoints ─► neighbours that the kernel asks for, where the device of a pod is not known
 //
 // Links outlive the agent, and the next one replaces their programs in place: no
 // packet passes unseen. Before the first program is attached to a pod's device,
@@ -78,6 +79,8 @@ const roundSize = 8
 func registerAttachments(p params) error {
 	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps)
 	if p.Locals != nil {
+		f := &finder{db: p.DB, locals: p.Locals, datapath: p.Datapath, ask: namespace(p.Namespace).askFor}
+		p.Jobs.Add(job.OneShot("find-devices", f.run))
 		s.desired = func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision] { return p.Locals.All(p.DB.ReadTxn()) }
 	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
