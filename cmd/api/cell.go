@@ -174,6 +174,7 @@ func handle(p params) error {
 		limits:  newLimits(),
 		story:   p.Story,
 		flow:    flow,
+		begun:   make(chan struct{}),
 	}
 	if p.GC != nil {
 		s.handlers.collector = p.GC
