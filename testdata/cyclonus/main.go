@@ -10,7 +10,8 @@
 //
 //	cyclonus [-destination pod-ip|service-ip] [-wait 5] [-first 1] [-last 20] [-exclude TAG,...]
 //
-// Its last line is a summary in JSON. It fails if anything differs.
+// After each test case it writes a summary in JSON of all until there. It fails
+// if anything differs.
 package main
 
 import (
@@ -39,7 +40,7 @@ var (
 // podTimeout is how many seconds the pods may take to start, on a busy machine.
 const podTimeout = 300
 
-// Summary is the last line of the output.
+// Summary is a line of the output.
 type Summary struct {
 	Cases       int   // test cases that ran
 	Steps       int   // probes of all pods, one after each change
@@ -63,11 +64,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "cyclonus:", err)
 		os.Exit(1)
 	}
-	text, err := json.Marshal(summary)
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(string(text))
 	if len(summary.Failed) > 0 {
 		os.Exit(1)
 	}
@@ -125,8 +121,13 @@ func run(o options) (Summary, error) {
 		}
 		printer.PrintTestCaseResult(result)
 		summary.add(number, result)
+		summary.Seconds = int(time.Since(start).Seconds())
+		text, err := json.Marshal(summary)
+		if err != nil {
+			return summary, err
+		}
+		fmt.Println(string(text))
 	}
-	summary.Seconds = int(time.Since(start).Seconds())
 	return summary, nil
 }
 
