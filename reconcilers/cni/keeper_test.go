@@ -94,5 +94,5 @@ func TestKeeperRemoves(t *testing.T) {
 	n.install()
 	n.follow(func(k *keeper) func(context.Context, cell.Health) error { return k.runRemoved })(tables.CNIRemoved, "")
 	require.Equal(t, []string{"bridge", "portmap"}, types(n.loads()))
-	require.NoFileExists(t, n.binary())
+	require.NoFileExists(t, n.Binary())
 }
