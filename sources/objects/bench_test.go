@@ -47,7 +47,7 @@ func managed(tb testing.TB, of any) *metav1.FieldsV1 {
 	require.NoError(tb, json.Unmarshal(data, &tree))
 	data, err = json.Marshal(managedFields(tree))
 	require.NoError(tb, err)
-	return &metav1.FieldsV1{Raw: data}
+	return metav1.NewFieldsV1(string(data))
 }
 
 func managedFields(of any) any {
