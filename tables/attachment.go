@@ -129,6 +129,16 @@ func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifI
 	return ""
 }
 
+// AllAttached reports whether it has been tried to attach all programs: those of the pods
+// that there are when maps are written a first time come with the backstop.
+func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bool {
+	_, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+	for a := range attachments.All(txn) {
+		found = found && a.Status.Kind != reconciler.StatusKindPending
+	}
+	return found
+}
+
 // NewAttachmentTable creates the table of attachments.
 func NewAttachmentTable(db *statedb.DB) (statedb.RWTable[*Attachment], error) {
 	return statedb.NewTable(db, "attachments", attachmentIDIndex, attachmentDeviceIndex)

@@ -4,7 +4,6 @@ package forwarding
 
 import (
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -25,7 +24,7 @@ type holding struct {
 func (h *holding) waits(statedb.ReadTxn) bool { return !h.attached }
 
 func (h *holding) holds(txn statedb.ReadTxn) bool {
-	h.attached = h.attached || h.heldBefore(txn) || h.allAttached(txn)
+	h.attached = h.attached || h.heldBefore(txn) || tables.AllAttached(txn, h.Attachments)
 	switch h.Enforcement {
 	case tables.EnforcementAlways:
 		return h.attached
@@ -39,14 +38,4 @@ func (h *holding) holds(txn statedb.ReadTxn) bool {
 func (h *holding) heldBefore(txn statedb.ReadTxn) bool {
 	entry, _, found := h.Entries.Get(txn, tables.MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{}))
 	return found && entry.Value.Flags&bpf.ConfigNetworkPolicies != 0
-}
-
-// allAttached reports whether it was tried to attach all programs. Those of all pods that
-// there are come with the backstop.
-func (h *holding) allAttached(txn statedb.ReadTxn) bool {
-	_, _, found := h.Attachments.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: nowhere, Program: bpf.ProgramBackstop}))
-	for a := range h.Attachments.All(txn) {
-		found = found && a.Status.Kind != reconciler.StatusKindPending
-	}
-	return found
 }
