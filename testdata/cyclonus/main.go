@@ -27,6 +27,7 @@ import (
 	"github.com/mattfenwick/cyclonus/pkg/generator"
 	"github.com/mattfenwick/cyclonus/pkg/kube"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // Pods that connect to each other: each name in each namespace.
@@ -116,6 +117,9 @@ func run(o options) (Summary, error) {
 		}
 		fmt.Printf("%s case %d of %d\n", time.Now().Format(time.TimeOnly), number, len(cases))
 		result := interpreter.ExecuteTestCase(testCase)
+		for tries := 1; apierrors.IsConflict(result.Err) && tries < 5; tries++ {
+			result = interpreter.ExecuteTestCase(testCase) // a kubelet has changed the pod meanwhile
+		}
 		if result.Err != nil {
 			return summary, fmt.Errorf("case %d, %s: %w", number, testCase.Description, result.Err)
 		}
