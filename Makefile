@@ -136,8 +136,7 @@ cluster-full-binaries: cluster-binaries
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PODTOOLS); }
 	cd testdata/kubernetes && CGO_ENABLED=0 go build $(KUBERNETES_BUILD) -o $(abspath $(BIN))/ github.com/onsi/ginkgo/v2/ginkgo
 	cd testdata/cyclonus && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus . && \
-		CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus-worker \
-			github.com/mattfenwick/cyclonus/cmd/worker
+		CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus-worker ./worker
 
 # Each cluster has another mode of kube-proxy, or another main CNI plugin. STEP is one of
 # docs/conformance.md, such as STEP=Netpol; FULLARGS are flags, such as FULLARGS=-keep.

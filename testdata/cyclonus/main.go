@@ -8,7 +8,7 @@
 // exec per pod makes all connections of that pod, not one exec for each
 // connection. Cyclonus can do so, but its command has no flag for it.
 //
-//	cyclonus [-destination pod-ip|service-ip] [-wait 5] [-first 1] [-last 20] [-exclude TAG,...]
+//	cyclonus [-destination pod-ip|service-ip] [-wait 1] [-first 1] [-last 20] [-exclude TAG,...]
 //
 // After each test case it writes a summary in JSON of all until there. It fails
 // if anything differs.
@@ -27,6 +27,7 @@ import (
 	"github.com/mattfenwick/cyclonus/pkg/generator"
 	"github.com/mattfenwick/cyclonus/pkg/kube"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // Pods that connect to each other: each name in each namespace.
@@ -55,7 +56,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.destination, "destination", generator.ProbeModePodIP, "pod-ip or service-ip")
 	flag.StringVar(&o.exclude, "exclude", "", "tags of test cases that are left out")
-	flag.IntVar(&o.wait, "wait", 5, "seconds between a change and the probe")
+	flag.IntVar(&o.wait, "wait", 1, "seconds between a change and the probe")
 	flag.IntVar(&o.first, "first", 1, "number of the first test case")
 	flag.IntVar(&o.last, "last", 0, "number of the last test case; 0: of all")
 	flag.Parse()
@@ -116,6 +117,9 @@ func run(o options) (Summary, error) {
 		}
 		fmt.Printf("%s case %d of %d\n", time.Now().Format(time.TimeOnly), number, len(cases))
 		result := interpreter.ExecuteTestCase(testCase)
+		for tries := 1; apierrors.IsConflict(result.Err) && tries < 5; tries++ {
+			result = interpreter.ExecuteTestCase(testCase) // a kubelet has changed the pod meanwhile
+		}
 		if result.Err != nil {
 			return summary, fmt.Errorf("case %d, %s: %w", number, testCase.Description, result.Err)
 		}
