@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// zeroPort is where talkers listen, and where they send from; the one that asks has a port
+// talkPort is where talkers listen, and where they send from; the one that asks has a port
 // of its own, as what comes to it is of connections of the node.
 const (
-	zeroPort = 7777
+	talkPort = 7777
 	askPort  = 7778
 )
 
@@ -58,7 +58,7 @@ func (k *talker) say(to ...netip.Addr) {
 		for {
 			for _, addr := range to {
 				// It is no matter whether it can be sent: no route, no neighbour.
-				_, _ = k.conn.WriteToUDPAddrPort([]byte(k.word), netip.AddrPortFrom(addr, zeroPort))
+				_, _ = k.conn.WriteToUDPAddrPort([]byte(k.word), netip.AddrPortFrom(addr, talkPort))
 			}
 			select {
 			case <-k.stop:
@@ -144,7 +144,7 @@ func (z *zero) connectOne(spec PodSpec) (*zeroPod, error) {
 		return nil, err
 	}
 	p := &zeroPod{Pod: connected[0], kind: spec.Labels["app"]}
-	if p.talker, err = startTalker(p.Namespace, spec.Name, zeroPort); err != nil {
+	if p.talker, err = startTalker(p.Namespace, spec.Name, talkPort); err != nil {
 		return nil, err
 	}
 	p.talker.say(z.others...)

@@ -73,7 +73,7 @@ func newZero(t *testing.T, options Options) *zero {
 		&z.world: z.World.Namespace, &z.near: peers[0].Namespace, &z.far: peers[1].Namespace,
 		&z.node1: z.Nodes[0].Namespace, &z.node2: z.Nodes[1].Namespace,
 	} {
-		*k, err = startTalker(n, "peer", zeroPort)
+		*k, err = startTalker(n, "peer", talkPort)
 		require.NoError(t, err)
 		t.Cleanup((*k).close)
 	}
