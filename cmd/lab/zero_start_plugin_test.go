@@ -29,7 +29,7 @@ func buildPlugin(t testing.TB) *cniPlugin {
 // runDir is where the plugin tells the agent of a node of interfaces.
 func (p *cniPlugin) runDir(n *Node) string { return filepath.Join(n.Agent.dir, "cni") }
 
-// follow has the agents follow the plugin, and install it where it harms nobody.
+// follow has the agents follow the plugin, and install it in a directory of the test.
 func (p *cniPlugin) follow(c *Cluster) {
 	for _, n := range c.Nodes {
 		n.Agent.Flags = append(n.Agent.Flags, "--cni-plugin", "--cni-run-dir="+p.runDir(n),

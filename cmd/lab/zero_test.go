@@ -19,7 +19,7 @@ const zeroPods = 12
 // zero is a cluster to which pods come that send, and are sent to, from their first
 // instant on. Of three kinds:
 //
-//	closed	a network policy isolates them: nobody hears them, and they hear nobody
+//	closed	a network policy isolates them: they neither send nor receive
 //	gated	an egress policy gives them an address: the world hears them from no other
 //	open	no policy chooses them: all hear them in the end, and they hear all
 //
@@ -28,7 +28,7 @@ type zero struct {
 	*traffic
 	node   *Node
 	batch  int
-	others []netip.Addr // whom pods talk to
+	others []netip.Addr // peers of the pods
 
 	world, near, far, node1, node2 *talker
 	asks                           *talker // of the pods' node

@@ -87,8 +87,8 @@ func (r *remover) awaitReady(ctx context.Context) bool {
 	}
 }
 
-// remove removes the taint, whatever its effect. The API server refuses it if somebody
-// has changed the taints meanwhile.
+// remove removes the taint, whatever its effect. The API server refuses the patch if the taints
+// have changed meanwhile.
 func (r *remover) remove(ctx context.Context) (removed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -142,7 +142,7 @@ func TestTriedAgain(t *testing.T) {
 		failures := 0
 		w.client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 			if failures++; failures <= 3 {
-				return true, nil, errors.New("somebody has changed the taints")
+				return true, nil, errors.New("the taints have changed meanwhile")
 			}
 			return false, nil, nil
 		})
