@@ -44,7 +44,7 @@ func (r *remover) run(ctx context.Context, health cell.Health) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			health.Degraded("Cannot remove the taint "+Key+" of this node", err)
+			health.Degraded("Cannot remove the taint of this node", err)
 			again = time.After(retry.Step())
 		default:
 			if retry = newBackoff(); removed {
