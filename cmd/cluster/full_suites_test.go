@@ -40,7 +40,7 @@ var suites = []suite{
 	{name: "Netpol", focus: `\[sig-network\] Netpol`, tests: 47},
 	{name: "Granular", focus: `Granular Checks`, tests: 21},
 	// Services, among them externalTrafficPolicy, NodePort and hostNetwork pods.
-	{name: "Services", focus: `\[sig-network\] (Services|HostPort|Conntrack)`, tests: 55},
+	{name: "Services", focus: `\[sig-network\] (Services|HostPort|Conntrack)`, tests: 56},
 }
 
 // suiteProcesses is how many tests of a suite run at once.
@@ -110,7 +110,7 @@ func importTools(t *testing.T) {
 		Names: []string{kubernetes.AgnhostImage},
 		Files: map[string]string{
 			"agnhost":     filepath.Join(options.Bin, "agnhost"),
-			"bin/busybox": "/bin/busybox",
+			"bin/busybox": filepath.Join(options.Bin, "busybox", "bin", "busybox"),
 			"bin/sh":      "/bin/dash", // that of busybox prefers its own commands, such as nc
 			"bin/curl":    "/usr/bin/curl",
 			"bin/nc":      "/bin/nc.openbsd",
@@ -121,7 +121,7 @@ func importTools(t *testing.T) {
 	for _, tool := range shellTools {
 		image.Links["bin/"+tool] = "/bin/busybox"
 	}
-	for _, tool := range []string{"bin/sh", "bin/curl", "bin/nc"} {
+	for _, tool := range []string{"bin/busybox", "bin/sh", "bin/curl", "bin/nc"} {
 		for _, word := range strings.Fields(run(t, "ldd", image.Files[tool])) {
 			if filepath.IsAbs(word) { // a library, or the loader
 				image.Files[strings.TrimPrefix(word, "/")] = word
