@@ -56,6 +56,13 @@ fuzz: ## Run each fuzzer for FUZZTIME
 		done; \
 	done
 
+# Pods of make zero-start.
+PODS ?= 10000
+
+.PHONY: zero-start
+zero-start: ## Start PODS pods in the lab, and look at each packet from their first instant; needs root
+	SLUICE_REQUIRE_PRIVILEGED=1 SLUICE_ZERO_START_PODS=$(PODS) go test -v -count=1 -timeout 5h -run "^TestZeroStart$$" ./cmd/lab
+
 # One package at a time, as latency is measured; -v shows it, and what is skipped.
 E2E := SLUICE_E2E_KUBERNETES=$(abspath $(BIN))/kubernetes SLUICE_E2E_HELM=$(abspath $(BIN))/helm \
 	go test -tags e2e -v -count=1 -p 1 -timeout 20m

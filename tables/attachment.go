@@ -111,6 +111,34 @@ var (
 	AttachmentsByDevice = attachmentDeviceIndex.Query
 )
 
+// Unattached says which of the programs that something needs at a device does not run
+// there, and why; empty if all do.
+func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifIndex uint32, programs ...bpf.Program) string {
+	for _, program := range programs {
+		a, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{IfIndex: int(ifIndex), Program: program}))
+		switch {
+		case !found:
+			return fmt.Sprintf("%s at device %d", program, ifIndex)
+		case a.Status.Kind == reconciler.StatusKindDone, a.Status.Kind == reconciler.StatusKindRefreshing:
+		case a.Status.GetError() != "":
+			return fmt.Sprintf("%s at %s: %s", program, a.Device, a.Status.GetError())
+		default:
+			return fmt.Sprintf("%s at %s", program, a.Device)
+		}
+	}
+	return ""
+}
+
+// AllAttached reports whether it has been tried to attach all programs: those of the pods
+// that there are when maps are written a first time come with the backstop.
+func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bool {
+	_, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+	for a := range attachments.All(txn) {
+		found = found && a.Status.Kind != reconciler.StatusKindPending
+	}
+	return found
+}
+
 // NewAttachmentTable creates the table of attachments.
 func NewAttachmentTable(db *statedb.DB) (statedb.RWTable[*Attachment], error) {
 	return statedb.NewTable(db, "attachments", attachmentIDIndex, attachmentDeviceIndex)

@@ -66,7 +66,7 @@ func TestUnplacedWithoutPolicies(t *testing.T) {
 		f.passed(f.toPod(request(transport, f.Server, f.Pod)...))
 		require.Nil(f, f.connection(connectionOf(transport, f.Pod, f.Uncovered)))
 
-		// Another address than those of the node's pods is nobody's here.
+		// An address outside the node's pods belongs to no pod here.
 		f.dropped(f.fromPod(request(transport, f.UnassignedPod, f.Uncovered)...), bpf.ReasonUnknownSource)
 		f.dropped(f.fromPod(request(transport, f.OtherPod, f.Uncovered)...), bpf.ReasonUnknownSource)
 	})

@@ -16,14 +16,16 @@ struct sk_buff {
 	unsigned long _nfct; /* connection of the host's connection tracking, and what the packet is in it */
 } __attribute__((preserve_access_index));
 
+struct rtnl_link_ops;
+
 struct net_device {
-	int ifindex;
+	const struct rtnl_link_ops *rtnl_link_ops; /* of virtual devices, NULL of others */
 } __attribute__((preserve_access_index));
 
 struct nf_hook_state {
 	__u8 hook;
 	__u8 pf;
-	struct net_device *in;
+	struct net_device *out;
 } __attribute__((preserve_access_index));
 
 struct bpf_nf_ctx {
@@ -249,6 +251,18 @@ static __always_inline bool host_tracks(struct bpf_nf_ctx *ctx, __u32 state)
 	return connection & ~NFCT_INFO && (connection & NFCT_INFO) != NFCT_NEW && (connection & NFCT_INFO) >= state;
 }
 
+/* Reports whether from_pod has seen a packet, and to_pod of a pod of this node will see it,
+ * or no pod of this node gets it. Of a connection that the host knows, an address may have
+ * come to be another pod's: but no pod is behind a device that is not virtual. */
+static __always_inline bool seen(struct bpf_nf_ctx *ctx, __u32 mark)
+{
+	const struct nf_hook_state *state = ctx->state;
+
+	if (!mark)
+		return false;
+	return state->hook == NF_INET_LOCAL_IN || (host_tracks(ctx, 0) && !state->out->rtnl_link_ops);
+}
+
 /* Reports whether it is neighbour discovery, which is not judged. */
 static __noinline int discovers_neighbours(struct bpf_nf_ctx *ctx, const struct packet *p)
 {
@@ -317,8 +331,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 	}
 	if (!(cfg->flags & CONFIG_BACKSTOP))
 		return NF_ACCEPT;
-	/* What from_pod has let pass on a known connection has met to_pod before. */
-	if (cfg->flags & CONFIG_NETWORK_POLICIES && !(mark && host_tracks(ctx, 0)) && read_packet(ctx, &p, false)) {
+	if (cfg->flags & CONFIG_NETWORK_POLICIES && !seen(ctx, mark) && read_packet(ctx, &p, false)) {
 		reason = hold(ctx, &p, cfg, mark);
 		if (reason)
 			return drop_held(ctx, &p, &d, reason);

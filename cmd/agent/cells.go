@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/compat"
+	"github.com/sluice-net/sluice/reconcilers/taint"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/netlink"
 )
@@ -32,6 +33,9 @@ var Cell = cell.Group(
 	// How policies fare, told on their objects: node-report, object-status.
 	ObjectStatus,
 	apiWritersCell,
+
+	// That pods may be started here: the taint of this node goes.
+	taint.Cell,
 
 	// What else runs on the node and would bypass it.
 	compat.Cell,

@@ -69,7 +69,7 @@ func (c *cluster) attachedAt(ifIndex int) int {
 }
 
 // Traffic does not leave with an egress address before the programs run at its
-// device that know the replies: see exitWritten, which looks at each write.
+// device that know the replies: see deviceWritten, which looks at each write.
 func TestExitWaitsForItsPrograms(t *testing.T) {
 	c := newGateway(t)
 	for range 5 {

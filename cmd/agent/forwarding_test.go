@@ -109,17 +109,29 @@ func (c *cluster) compareExits(txn statedb.ReadTxn, r bpf.Reader, differ func(st
 	}
 }
 
-// exitWritten checks of each egress address that the kernel comes to have at a
-// device that the programs run there already: else replies would go to the node.
-func (c *cluster) exitWritten(w bpf.Write, _ bpf.Reader) {
-	v, is := w.Value.(bpf.ExitValue)
-	old, was := w.Old.(bpf.ExitValue)
-	if !is || w.Err != nil || was && old.IfIndex == v.IfIndex {
+// deviceWritten checks of each egress address and pod that the kernel comes to have at a
+// device that the programs run there already: else replies would go to the node, and what
+// the pod sends and gets would not be judged.
+func (c *cluster) deviceWritten(w bpf.Write, _ bpf.Reader) {
+	if w.Err != nil {
 		return
 	}
+	switch v := w.Value.(type) {
+	case bpf.ExitValue:
+		if old, was := w.Old.(bpf.ExitValue); !was || old.IfIndex != v.IfIndex {
+			c.requireAttached(w, v.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
+		}
+	case bpf.PodValue:
+		if old, was := w.Old.(bpf.PodValue); v.IfIndex != 0 && (!was || old.IfIndex != v.IfIndex) {
+			c.requireAttached(w, v.IfIndex, bpf.ProgramFromPod, bpf.ProgramToPod)
+		}
+	}
+}
+
+func (c *cluster) requireAttached(w bpf.Write, ifIndex uint32, programs ...bpf.Program) {
 	txn := c.oracle.DB.ReadTxn()
-	for _, program := range []bpf.Program{bpf.ProgramFromNetdev, bpf.ProgramToNetdev} {
-		a, _, found := c.attachments.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: int(v.IfIndex), Program: program}))
+	for _, program := range programs {
+		a, _, found := c.attachments.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: int(ifIndex), Program: program}))
 		if !found || a.Status.Kind != reconciler.StatusKindDone {
 			c.checker.violation(fmt.Sprintf("%s: %s does not run there", w, program))
 		}

@@ -39,6 +39,8 @@ type history struct {
 	// The epoch of the source as a pod of this node, 0 if it is none, and the
 	// last one with which a connection could begin that needs no gateway.
 	epoch, open uint32
+
+	device, atRest uint32 // by which the pod is reached, and at the last rest
 }
 
 func newChecker(m *bpf.Memory) *checker {
@@ -59,6 +61,7 @@ func (c *checker) written(w bpf.Write, r bpf.Reader) {
 func (c *checker) take(p probe, h *history, write string, r bpf.Reader) {
 	decision, err := inKernel(r, p.src, p.dst, false)
 	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.src)})
+	h.device = pod.IfIndex
 	if h.epoch = pod.Epoch; local && decision == plain {
 		h.open = max(h.open, pod.Epoch)
 	}
@@ -132,6 +135,9 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 				// A pod that is new, or chosen for the first time.
 			case d == plain && h.decisions[0] == unknown:
 				// Known as a pod of this node, a moment before more is known.
+			case d == unknown && h.device != h.atRest:
+				// The pod moves to another device: it is held until its programs
+				// run there.
 			case former[p.src] != owners[p.src]:
 				// The pod is gone or elsewhere, or another has its address: there
 				// is no one whose traffic was to go on.
@@ -143,7 +149,7 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 					strings.Join(h.decisions, " -> "), strings.Join(h.writes, "; ")))
 			}
 		}
-		h.decisions, h.writes = []string{last}, []string{"the last rest"}
+		h.decisions, h.writes, h.atRest = []string{last}, []string{"the last rest"}, h.device
 	}
 	c.disturbed = false
 	return report(append(violations, c.stale()...))

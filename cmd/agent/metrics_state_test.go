@@ -56,7 +56,7 @@ func TestStateMetrics(t *testing.T) {
 	}
 	require.Equal(t, map[string]float64{
 		"sluice_health_modules OK": 1, "sluice_health_modules Degraded": 2, "sluice_health_modules Stopped": 0,
-		"sluice_object_sources synced": 0, "sluice_object_sources syncing": 0, "sluice_object_sources absent": 0, "sluice_object_sources broken": 1,
+		"sluice_object_sources synced": 0, "sluice_object_sources syncing": 0, "sluice_object_sources absent": 0, "sluice_object_sources kept": 0, "sluice_object_sources broken": 1,
 		"sluice_egress_policies failed": 1, "sluice_egress_policies pending": 1, "sluice_egress_policies no gateway": 1,
 		"sluice_egress_policies invalid": 1, "sluice_egress_policies conflicted": 1, "sluice_egress_policies in force": 1,
 	}, got)

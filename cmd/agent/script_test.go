@@ -85,7 +85,7 @@ func newCluster(t testing.TB, args []string) *cluster {
 		api: kubernetes.NewFakeAPI(), netlink: netlink.NewFake(), memory: bpf.NewMemory(), state: t.TempDir(),
 	}
 	c.checker, c.writer = newChecker(c.memory), &fakeWriter{api: c.api, status: map[string]any{}}
-	c.memory.OnWrite(c.exitWritten)
+	c.memory.OnWrite(c.deviceWritten)
 	c.construct()
 	t.Cleanup(func() { require.NoError(t, c.hive.Stop(c.log, context.Background())) })
 	return c

@@ -178,6 +178,7 @@ func handle(p params) error {
 		story:   p.Story,
 		flow:    flow,
 		cni:     p.CNI,
+		begun:   make(chan struct{}),
 	}
 	if p.GC != nil {
 		s.handlers.collector = p.GC

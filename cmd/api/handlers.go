@@ -9,7 +9,6 @@ import (
 	"net/http/pprof"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -37,11 +36,12 @@ type handlers struct {
 	tables  statusTables
 	started time.Time
 	limits  *limits
-	// starting is while what the handlers use has not started: they answer only probes.
-	starting atomic.Bool
-	story    *story.Teller // nil if the agent has none
-	flow     *dataflow
-	cni      *cniWaiter // nil if the agent has none
+	// begun closes when what the handlers use has started: until then they answer only
+	// probes. nil: it has.
+	begun chan struct{}
+	story *story.Teller // nil if the agent has none
+	flow  *dataflow
+	cni   *cniWaiter // nil if the agent has none
 
 	collector Collector     // nil if the agent has none
 	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none

@@ -41,6 +41,7 @@ type limits struct {
 	writeTimeout time.Duration // for a client to take one piece of the response
 	readTimeout  time.Duration // for it to send the body
 	longest      time.Duration // for it to take a whole dump or answer
+	startWait    time.Duration // for the agent to start, while a request waits
 
 	refused *prometheus.CounterVec // by reason
 }
@@ -64,6 +65,7 @@ func newLimits() *limits {
 		writeTimeout: writeTimeout,
 		readTimeout:  readTimeout,
 		longest:      longest,
+		startWait:    startWait,
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sluice_api_refused_total",
 			Help: "Requests that the API refused or cut short, by what they were too many of or did wrong.",

@@ -68,19 +68,46 @@ func (h *handlers) startupz(w http.ResponseWriter, r *http.Request) {
 	h.healthz(w, r)
 }
 
-// answeredWhileStarting are the paths that need nothing but the tables.
-var answeredWhileStarting = []string{"/healthz", "/readyz", "/startupz", "/version"}
+// answeredWhileStarting are the paths that need nothing but the tables. Goroutines tell
+// why a start hangs.
+var answeredWhileStarting = []string{"/healthz", "/readyz", "/startupz", "/version", "/debug/pprof/goroutine"}
 
-// whileStarting answers all but a few requests with that the agent is starting, as long
-// as it is.
+// startWait is for how long other requests wait for the agent to start: loading the
+// programs has taken 10 s on a busy node.
+const startWait = 20 * time.Second
+
+// starting reports whether what the handlers use has not started.
+func (h *handlers) starting() bool {
+	select {
+	case <-h.begun:
+		return false
+	default:
+		return h.begun != nil
+	}
+}
+
+// awaitStart waits until what the handlers use has started, and reports whether it has.
+func (h *handlers) awaitStart(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, h.limits.startWait)
+	defer cancel()
+	if h.starting() {
+		select {
+		case <-h.begun:
+		case <-ctx.Done():
+		}
+	}
+	return !h.starting()
+}
+
+// whileStarting has all but a few requests wait until the agent has started.
 func (h *handlers) whileStarting(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if h.starting.Load() && !slices.Contains(answeredWhileStarting, r.URL.Path) {
-			w.Header().Set("Retry-After", "1")
-			writeError(w, http.StatusServiceUnavailable, "the agent is starting: try again")
+		if slices.Contains(answeredWhileStarting, r.URL.Path) || h.awaitStart(r.Context()) {
+			next.ServeHTTP(w, r)
 			return
 		}
-		next.ServeHTTP(w, r)
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, "the agent is starting: try again")
 	})
 }
 
@@ -148,7 +175,7 @@ func (h *handlers) readyMetric() prometheus.Collector {
 }
 
 func (h *handlers) pending() (pending []string) {
-	if h.starting.Load() {
+	if h.starting() {
 		return []string{"the agent is starting"}
 	}
 	txn := h.db.ReadTxn()

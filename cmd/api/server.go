@@ -62,7 +62,6 @@ func (s *Server) Socket() string { return s.config.Socket }
 
 // start listens, and answers probes.
 func (s *Server) start(cell.HookContext) error {
-	s.handlers.starting.Store(true)
 	listeners, err := s.listen()
 	if err != nil {
 		return err
@@ -81,7 +80,7 @@ func (s *Server) start(cell.HookContext) error {
 
 // begin answers all requests from now on.
 func (s *Server) begin(cell.HookContext) error {
-	s.handlers.starting.Store(false)
+	close(s.handlers.begun)
 	s.health.OK(strings.Join(strings.Fields(fmt.Sprintf("Listening on %s %s %s", s.config.APIListen, s.config.MetricsListen, s.config.Socket)), " "))
 	return nil
 }

@@ -118,13 +118,15 @@ func TestServer(t *testing.T) {
 }
 
 // While others start, as programs that are loaded for a while, the kubelet finds the
-// agent healthy and not ready; the startup probe waits, and so does not fail.
+// agent healthy and not ready. The startup probe waits, and so does not fail; and so do
+// other requests, for a while.
 func TestStarting(t *testing.T) {
 	loading, loaded := make(chan struct{}), make(chan struct{})
 	socket := socketPath(t)
 	h, server := newServerHive(t, []string{"--api-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--socket=" + socket},
-		cell.Invoke(func(lc cell.Lifecycle) {
+		cell.Invoke(func(lc cell.Lifecycle, s *Server) {
 			lc.Append(cell.Hook{OnStart: func(cell.HookContext) error {
+				s.handlers.limits.startWait = time.Millisecond
 				close(loading)
 				<-loaded
 				return nil
@@ -136,51 +138,59 @@ func TestStarting(t *testing.T) {
 	}()
 	<-loading
 
-	ask := func(client *http.Client, url string) (int, string) {
-		resp, err := client.Get(url)
-		require.NoError(t, err)
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		return resp.StatusCode, string(body)
-	}
 	s := *server
 	for _, at := range []struct {
 		client *http.Client
 		url    string
 	}{{http.DefaultClient, s.URL()}, {http.DefaultClient, s.MetricsURL()}, {overSocket(t, socket), "http://sluice"}} {
-		status, body := ask(at.client, at.url+"/healthz")
+		status, body := ask(t, at.client, at.url+"/healthz")
 		require.Equal(t, http.StatusOK, status, body)
-		status, body = ask(at.client, at.url+"/readyz")
+		status, body = ask(t, at.client, at.url+"/readyz")
 		require.Equal(t, http.StatusServiceUnavailable, status)
 		require.Contains(t, body, "the agent is starting")
-		status, body = ask(at.client, at.url+"/metrics")
+		status, body = ask(t, at.client, at.url+"/metrics")
 		require.Equal(t, http.StatusServiceUnavailable, status)
-		require.Contains(t, body, "the agent is starting")
+		require.Contains(t, body, "the agent is starting: try again")
 	}
-	status, _ := ask(overSocket(t, socket), "http://sluice/version")
+	status, _ := ask(t, overSocket(t, socket), "http://sluice/version")
 	require.Equal(t, http.StatusOK, status, "by this commands find an agent")
 
-	probed := make(chan int)
-	go func() {
-		defer close(probed)
-		if resp, err := http.Get(s.URL() + "/startupz"); err == nil {
+	s.handlers.limits.startWait = startWait
+	answers := make(chan int)
+	for _, path := range []string{"/startupz", "/tables"} {
+		go func() {
+			resp, err := http.Get(s.URL() + path)
+			if err != nil {
+				answers <- 0
+				return
+			}
 			resp.Body.Close()
-			probed <- resp.StatusCode
-		}
-	}()
+			answers <- resp.StatusCode
+		}()
+	}
 	select {
-	case status := <-probed:
-		t.Fatalf("it is not ready, and the startup probe is answered with %d", status)
+	case status := <-answers:
+		t.Fatalf("it has not started, and a request is answered with %d", status)
 	case <-time.After(3 * readyInterval):
 	}
 	close(loaded)
 	require.NoError(t, <-started)
-	require.Equal(t, http.StatusOK, <-probed)
+	require.Equal(t, []int{http.StatusOK, http.StatusOK}, []int{<-answers, <-answers})
 	for _, path := range []string{"/healthz", "/readyz", "/startupz", "/metrics", "/tables"} {
-		status, body := ask(http.DefaultClient, s.URL()+path)
+		status, body := ask(t, http.DefaultClient, s.URL()+path)
 		require.Equal(t, http.StatusOK, status, body)
 	}
+}
+
+// ask returns the status and the body of an answer.
+func ask(t *testing.T, client *http.Client, url string) (int, string) {
+	t.Helper()
+	resp, err := client.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, string(body)
 }
 
 // A start that fails after the server listens leaves nothing that listens.

@@ -132,24 +132,26 @@ func (p *policyTest) cut(k *talk, position int, want verdict) (first dropEvent) 
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
-	const pause = 300 * time.Millisecond // TCP sends again after less
+	const pause = 150 * time.Millisecond // TCP sends again after more
 	var heard uint64
-	var since time.Time // the beginning of the time without an answer
-	for {
+	for drops := 0; ; {
 		e, err := p.drops.next(ctx, position, k.dropped)
-		require.NoError(p.t, err, "%s: no drop after %s without an answer", k, pause)
+		require.NoError(p.t, err, "%s: drop %d", k, drops)
 		require.Equal(p.t, want.reason, e.Reason, "%s: %s", k, e.text)
 		if k.asked(e) { // the same pod drops what the other side goes on to say
 			require.Equal(p.t, want.direction.String(), e.Direction, "%s: %s", k, e.text)
 		}
 		position = e.after
-		if first.Event == nil {
+		switch before := heard; {
+		case drops == 0:
 			first = e
+		case e.Time.Sub(first.Time) < pause*time.Duration(drops):
+			continue
+		default:
+			if heard = k.heard.Load(); drops > 1 && heard == before {
+				return first
+			}
 		}
-		if now := k.heard.Load(); since.IsZero() || now != heard {
-			heard, since = now, time.Now()
-		} else if e.Time.Sub(since) > pause {
-			return first
-		}
+		drops++
 	}
 }

@@ -168,7 +168,11 @@ func (tr *traffic) introduce(p *Pod) {
 	tr.t.Helper()
 	v4, v6 := podNetworks(p.Node.number)
 	for _, network := range []netip.Prefix{v4, v6} {
-		require.NoError(tr.t, p.Ping(tr.ctx, hostOf(network, routerHost), 16))
+		tr.eventually("the node hears the pod", func() error { // it is held until its device is known
+			ctx, cancel := context.WithTimeout(tr.ctx, time.Second)
+			defer cancel()
+			return p.Ping(ctx, hostOf(network, routerHost), 16)
+		})
 	}
 }
 

@@ -152,7 +152,7 @@ func (c *cleanup) removeState(lock *agent.Lock) (removed []string, err error) {
 	if err := lock.Remove(); err != nil {
 		return removed, fmt.Errorf("remove lock: %w", err)
 	}
-	_ = os.Remove(c.stateDir) // stays if somebody else has something in it
+	_ = os.Remove(c.stateDir) // stays while it is not empty
 	return removed, nil
 }
 
@@ -169,7 +169,7 @@ func (c *cleanup) removeCNI() ([]string, error) {
 	if err := cnifile.Keep(c.cniRunDir, func(string, string) bool { return false }); err != nil {
 		return removed, err
 	}
-	_ = os.Remove(c.cniRunDir) // stays if somebody else has something in it
+	_ = os.Remove(c.cniRunDir) // stays while it is not empty
 	return removed, nil
 }
 
@@ -198,7 +198,7 @@ func (c *cleanup) removeSockets() (removed []string, err error) {
 		removed = append(removed, path)
 	}
 	if dir := filepath.Dir(c.socket); filepath.Base(dir) == "sluice" {
-		_ = os.Remove(dir) // stays if somebody else has something in it
+		_ = os.Remove(dir) // stays while it is not empty
 	}
 	return removed, nil
 }

@@ -84,7 +84,7 @@ spec:
   egressGateway: {nodeSelector: {matchLabels: {egress: "yes"}}}
 `
 
-// waitBriefly waits in vain, for long enough for the agent to answer. It returns for how long.
+// waitBriefly waits until its timeout, long enough for the agent to answer. It returns for how long.
 func waitBriefly(t *testing.T, args ...string) (r result, timeout time.Duration) {
 	for timeout = 100 * time.Millisecond; ; timeout *= 2 {
 		r = sluice(t, append([]string{"wait", "policy", "--timeout=" + timeout.String()}, args...)...)

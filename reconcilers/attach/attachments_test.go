@@ -133,6 +133,11 @@ func TestPrune(t *testing.T) {
 	require.Empty(t, s.running(second, ebpf.AttachTCXIngress))
 	require.Empty(t, s.running(second, ebpf.AttachTCXEgress))
 
+	// The CNI plugin may have attached what no row wants yet.
+	s.told = map[int]bool{first: true}
+	require.NoError(t, s.Prune(t.Context(), nil, rowsOf[*tables.Attachment]()))
+	require.Equal(t, []string{pinName(first, bpf.ProgramFromPod)}, s.pins())
+	s.told = nil
 	require.NoError(t, s.Prune(t.Context(), nil, rowsOf[*tables.Attachment]()))
 	require.Empty(t, s.pins())
 }

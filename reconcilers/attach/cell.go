@@ -6,6 +6,7 @@
 //	backstop ────────► from_pod and to_pod, pinned in <bpffs>/sluice/programs
 //	overlay-devices ─► the VXLAN device
 //	devices ─────────► attachments of a device that was replaced are made anew
+//	local-endpoints ─► neighbours that the kernel asks for, where the device of a pod is not known
 //
 // Links outlive the agent, and the next one replaces their programs in place: no
 // packet passes unseen. Before the first program is attached to a pod's device,
@@ -14,6 +15,7 @@
 package attach
 
 import (
+	"iter"
 	"log/slog"
 	"path/filepath"
 	"time"
@@ -51,7 +53,8 @@ type params struct {
 
 	Attachments    tables.Desired[*tables.Attachment]
 	OverlayDevices tables.Desired[*tables.OverlayDevice]
-	Devices        statedb.Table[*tables.Device] `optional:"true"`
+	Devices        statedb.Table[*tables.Device]        `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
 
 	CNIPlugin tables.CNIPlugin `optional:"true"`
 
@@ -69,8 +72,17 @@ const (
 	refreshAge = 5 * time.Minute
 )
 
+// roundSize is how many programs are attached before it is said of which that is done:
+// pods are held until then, and each takes some 10 ms.
+const roundSize = 8
+
 func registerAttachments(p params) error {
 	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps)
+	if p.Locals != nil {
+		f := &finder{db: p.DB, locals: p.Locals, datapath: p.Datapath, ask: namespace(p.Namespace).askFor}
+		p.Jobs.Add(job.OneShot("find-devices", f.run))
+		s.desired = func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision] { return p.Locals.All(p.DB.ReadTxn()) }
+	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
 	_, err := reconciler.Register(
 		p.Reconciler,
@@ -84,6 +96,7 @@ func registerAttachments(p params) error {
 		reconciler.WithRetry(retryFirst, retryLast),
 		reconciler.WithPruning(pruneEvery),
 		reconciler.WithRefreshing(refreshAge, rate.NewLimiter(100, 100)),
+		reconciler.WithRoundLimits(roundSize, rate.NewLimiter(rate.Inf, 1)),
 	)
 	if err == nil && p.Devices != nil {
 		w := &watcher{db: p.DB, devices: p.Devices, attachments: p.Attachments.RWTable, links: p.links, datapath: p.Datapath}

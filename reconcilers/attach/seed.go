@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -13,11 +14,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/tables"
 )
 
 // seedInterval is how often the kernel's connections are read at most.
@@ -32,6 +35,9 @@ type seeder struct {
 	datapath *datapath.Datapath
 	maps     *bpf.Maps
 	again    chan struct{} // something was attached since the table was read
+
+	// desired are the pods that the kernel is to have when their devices have programs.
+	desired func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision]
 
 	mu     sync.Mutex
 	last   time.Time
@@ -97,16 +103,9 @@ func (s *seeder) write() (seeded int, err error) {
 	if !s.datapath.Loaded() {
 		return 0, nil
 	}
-	entries, err := s.maps.Pods.Dump()
-	if err != nil {
-		return 0, fmt.Errorf("read pods: %w", err)
-	}
-	if len(entries) == 0 {
-		return 0, nil
-	}
-	pods := make(map[netip.Addr]bpf.PodValue, len(entries))
-	for _, e := range entries {
-		pods[e.Key.Addr.Addr()] = e.Value
+	pods, err := s.pods()
+	if err != nil || len(pods) == 0 {
+		return 0, err
 	}
 	w, err := newEntryWriter(s.datapath)
 	if err != nil {
@@ -124,6 +123,25 @@ func (s *seeder) write() (seeded int, err error) {
 		}
 	})
 	return w.written, errors.Join(err, w.err)
+}
+
+// pods are those that the kernel has, and those that it will have when they have
+// programs.
+func (s *seeder) pods() (map[netip.Addr]bpf.PodValue, error) {
+	pods := map[netip.Addr]bpf.PodValue{}
+	if s.desired != nil {
+		for row := range s.desired() {
+			pods[row.Addr] = row.MapValue()
+		}
+	}
+	entries, err := s.maps.Pods.Dump()
+	if err != nil {
+		return nil, fmt.Errorf("read pods: %w", err)
+	}
+	for _, e := range entries {
+		pods[e.Key.Addr.Addr()] = e.Value
+	}
+	return pods, nil
 }
 
 // entryWriter writes entries of connections that are not there yet.

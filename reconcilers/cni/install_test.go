@@ -61,9 +61,9 @@ func (n *testNode) loads() *libcni.NetworkConfigList {
 		list, err = libcni.ConfListFromFile(files[0])
 		require.NoError(n.t, err)
 	} else {
-		one, err := libcni.ConfFromFile(files[0])
+		one, err := libcni.ConfFromFile(files[0]) //lint:ignore SA1019 runtimes call it
 		require.NoError(n.t, err)
-		list, err = libcni.ConfListFromConf(one)
+		list, err = libcni.ConfListFromConf(one) //lint:ignore SA1019 runtimes call it
 		require.NoError(n.t, err)
 	}
 	for _, plugin := range list.Plugins {

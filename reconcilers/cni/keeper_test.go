@@ -67,7 +67,7 @@ func TestKeeper(t *testing.T) {
 	n.loads()
 	n.has("05-other.conf", single)
 	is(tables.CNIInstalled, "one")
-	require.NoError(t, os.Remove(n.file())) // by somebody else
+	require.NoError(t, os.Remove(n.file())) // by another program
 	require.Eventually(t, func() bool { _, err := os.Stat(n.file()); return err == nil }, time.Minute, time.Millisecond)
 	require.NoError(t, os.Remove(filepath.Join(n.ConfDir, "05-other.conf")))
 	is(tables.CNIBroken, "")

@@ -8,7 +8,8 @@
 // An entry on the right is written when those on its left that it leads to are
 // in the kernel: a number when it is recorded what it stands for, a rule when
 // its gateway group is complete, the class of an address when all rules of the
-// class are. Deletions go the other way round: the rules of a class that is no
+// class are, and the device of a pod, in sluice_pods, when its programs run there.
+// Deletions go the other way round: the rules of a class that is no
 // more when no address is in it, the buckets of a group when no rule leads to it.
 package egress
 
@@ -104,8 +105,26 @@ func registerIPCache(p params, desired tables.Desired[*tables.IPCache], mirror s
 	return bpfmap.Register(p.Params, cfg)
 }
 
-func registerPods(p params, desired tables.Desired[*tables.LocalEndpoint], mirror statedb.RWTable[*tables.PodEntry]) error {
+// registerPods has the device of a pod written when the programs run there that judge
+// what it sends and gets: until then the programs that see it hold it, as far as a
+// policy could concern it, and they know by the entry that they need not.
+func registerPods(p params, attachments statedb.Table[*tables.Attachment], desired tables.Desired[*tables.LocalEndpoint], mirror statedb.RWTable[*tables.PodEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]())
-	cfg.Independent = true // no gate looks at it
+	cfg.Opener = bpfmap.OpenedBy(attachments, func(a *tables.Attachment) uint32 { return uint32(a.IfIndex) })
+	// Attachments stay for as long as the mirror has a pod of their device.
+	cfg.Held = []statedb.TableMeta{attachments}
+	moves := func(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) bool {
+		return op.Old == nil || op.Old.IfIndex != op.Value.IfIndex
+	}
+	cfg.Gate = func(txn statedb.ReadTxn) bpfmap.Gate[bpf.PodKey, bpf.PodValue] {
+		return func(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) (waitFor any, reason string) {
+			if op.Delete() || op.Value.IfIndex == 0 || !moves(op) {
+				return nil, ""
+			}
+			return op.Value.IfIndex, tables.Unattached(txn, attachments, op.Value.IfIndex, bpf.ProgramFromPod, bpf.ProgramToPod)
+		}
+	}
+	// The entry of another device would say that the pod is judged there.
+	cfg.Vacate = func(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) bool { return moves(op) && op.Old.IfIndex != 0 }
 	return bpfmap.Register(p.Params, cfg)
 }

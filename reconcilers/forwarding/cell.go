@@ -16,11 +16,8 @@
 package forwarding
 
 import (
-	"fmt"
-
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
@@ -52,10 +49,6 @@ var Cell = cell.Module(
 	),
 )
 
-// exitPrograms have to run at a device before traffic leaves by it with an
-// address of the node's.
-var exitPrograms = [...]bpf.Program{bpf.ProgramFromNetdev, bpf.ProgramToNetdev}
-
 func registerExits(p bpfmap.Params, maps *bpf.Maps, attachments statedb.Table[*tables.Attachment], desired tables.Desired[*tables.EgressExit], mirror statedb.RWTable[*tables.ExitEntry]) error {
 	cfg := bpfmap.ConfigOf(maps.Exits, desired, mirror, bpfmap.PlanAny[bpf.ExitKey, bpf.ExitValue]())
 	cfg.Opener = bpfmap.OpenedBy(attachments, func(a *tables.Attachment) uint32 { return uint32(a.IfIndex) })
@@ -69,29 +62,11 @@ func registerExits(p bpfmap.Params, maps *bpf.Maps, attachments statedb.Table[*t
 			if op.Delete() || !moves(op) {
 				return nil, ""
 			}
-			return op.Value.IfIndex, unattached(txn, attachments, op.Value.IfIndex)
+			return op.Value.IfIndex, tables.Unattached(txn, attachments, op.Value.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
 		}
 	}
 	cfg.Vacate = moves // replies come by the new device already
 	return bpfmap.Register(p, cfg)
-}
-
-// unattached says which of the programs that an exit needs does not run at its
-// device, and why; empty if all do.
-func unattached(txn statedb.ReadTxn, attachments statedb.Table[*tables.Attachment], ifIndex uint32) string {
-	for _, program := range exitPrograms {
-		a, _, found := attachments.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: int(ifIndex), Program: program}))
-		switch {
-		case !found:
-			return fmt.Sprintf("%s at device %d", program, ifIndex)
-		case a.Status.Kind == reconciler.StatusKindDone, a.Status.Kind == reconciler.StatusKindRefreshing:
-		case a.Status.GetError() != "":
-			return fmt.Sprintf("%s at %s: %s", program, a.Device, a.Status.GetError())
-		default:
-			return fmt.Sprintf("%s at %s", program, a.Device)
-		}
-	}
-	return ""
 }
 
 // registerCovered has it announced what is about to go: local-endpoints relies on

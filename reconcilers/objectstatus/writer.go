@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/statedb/reconciler"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/sluice-net/sluice/tables"
@@ -25,8 +24,6 @@ import (
 const (
 	retryMin = time.Second
 	retryMax = 5 * time.Minute
-	// retryForbidden is the time until something is tried again that lacks a right.
-	retryForbidden = 5 * time.Minute
 
 	requestTimeout = 30 * time.Second
 )
@@ -217,10 +214,7 @@ func (w *writer) finished(row *tables.ObjectStatus, err error) reconciler.Status
 	switch {
 	case errors.Is(err, errStatusless):
 		w.queue.Forget(id)
-	case apierrors.IsForbidden(err):
-		w.failing[id] = err
-		w.queue.AddAfter(id, retryForbidden)
-	default:
+	default: // also if a right is missing: an API server that has just started knows no roles yet
 		w.failing[id] = err
 		w.queue.AddRateLimited(id)
 	}

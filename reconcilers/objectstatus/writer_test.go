@@ -238,8 +238,8 @@ func TestNextLeader(t *testing.T) {
 	})
 }
 
-// What cannot be written is tried again, rarely if a right is missing, and not at all
-// if the objects have no status: then Events tell.
+// What cannot be written is tried again, more and more rarely, and not at all if the
+// objects have no status: then Events tell.
 func TestFailures(t *testing.T) {
 	group := schema.GroupResource{Group: "cilium.io", Resource: "ciliumegressgatewaypolicies"}
 	for name, tc := range map[string]struct {
@@ -249,7 +249,7 @@ func TestFailures(t *testing.T) {
 		told  int
 	}{
 		"conflict":       {apierrors.NewConflict(group, "web", errors.New("changed")), 30, cell.StatusDegraded, 0},
-		"missing right":  {apierrors.NewForbidden(group, "web", errors.New("no")), 13, cell.StatusDegraded, 0},
+		"missing right":  {apierrors.NewForbidden(group, "web", errors.New("no")), 30, cell.StatusDegraded, 0},
 		"no subresource": {apierrors.NewNotFound(group, "web"), 1, cell.StatusOK, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -273,6 +273,18 @@ func TestFailures(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An API server that has just started knows no roles yet, and forbids everything.
+func TestForbiddenForAMoment(t *testing.T) {
+	in(t, func(w *world) {
+		w.server.fail(apierrors.NewForbidden(schema.GroupResource{Resource: "ciliumegressgatewaypolicies"}, "web", errors.New("no")))
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 1))
+		time.Sleep(2 * time.Second)
+		w.server.fail(nil)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
+	})
 }
 
 // That an object goes between the look at it and the write does not mean that its

@@ -86,17 +86,21 @@ func newServer(cfg *rest.Config, kinds []*objects.Kind) (*server, error) {
 	}
 	s := &server{clients: map[*objects.Kind]*rest.RESTClient{}}
 	for _, k := range kinds {
-		if s.clients[k], err = newClient(cfg, transport, schema.GroupVersion{Group: k.Group, Version: k.Version}, serializer{k}); err != nil {
+		accept := runtime.ContentTypeJSON
+		if k.Protobuf {
+			accept = runtime.ContentTypeProtobuf + "," + accept // less to send, and much less to decode
+		}
+		if s.clients[k], err = newClient(cfg, transport, schema.GroupVersion{Group: k.Group, Version: k.Version}, serializer{k}, accept); err != nil {
 			return nil, fmt.Errorf("create client for %s: %w", k.Source(), err)
 		}
 	}
-	if s.definitions, err = newClient(cfg, transport, definitions.GroupVersion(), metadataCodecs); err != nil {
+	if s.definitions, err = newClient(cfg, transport, definitions.GroupVersion(), metadataCodecs, acceptMetadata); err != nil {
 		return nil, fmt.Errorf("create client for %s: %w", definitions.Resource, err)
 	}
 	return s, nil
 }
 
-func newClient(cfg *rest.Config, transport *http.Client, gv schema.GroupVersion, codecs runtime.NegotiatedSerializer) (*rest.RESTClient, error) {
+func newClient(cfg *rest.Config, transport *http.Client, gv schema.GroupVersion, codecs runtime.NegotiatedSerializer, accept string) (*rest.RESTClient, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.APIPath = "/apis"
 	if gv.Group == "" {
@@ -106,7 +110,7 @@ func newClient(cfg *rest.Config, transport *http.Client, gv schema.GroupVersion,
 		GroupVersion:         &gv,
 		NegotiatedSerializer: codecs,
 		ContentType:          runtime.ContentTypeJSON,
-		AcceptContentTypes:   runtime.ContentTypeJSON,
+		AcceptContentTypes:   accept,
 	}
 	return rest.RESTClientForConfigAndClient(cfg, transport)
 }
@@ -147,7 +151,7 @@ func (s *server) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOpt
 }
 
 func (s *server) serves(ctx context.Context, k *objects.Kind) (bool, error) {
-	data, err := body(s.clients[k].Get().MaxRetries(0).Do(ctx))
+	data, err := body(s.clients[k].Get().MaxRetries(0).SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx))
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

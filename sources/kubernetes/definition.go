@@ -54,7 +54,7 @@ const acceptMetadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 // definition implements [api].
 func (s *server) definition(ctx context.Context, k *objects.Kind) (definition, error) {
 	var object metav1.PartialObjectMetadata
-	err := s.definitions.Get().MaxRetries(0).SetHeader("Accept", acceptMetadata).
+	err := s.definitions.Get().MaxRetries(0).
 		Resource(definitions.Resource).Name(k.Source()).Do(ctx).Into(&object)
 	if apierrors.IsNotFound(err) {
 		return definition{}, nil

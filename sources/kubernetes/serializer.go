@@ -5,19 +5,21 @@ package kubernetes
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	jsonserializer "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 
 	"github.com/sluice-net/sluice/sources/objects"
 )
 
 // serializer decodes what an API server sends about one kind of object: the
-// events of a watch, the objects in them, and errors. It encodes nothing, as
-// the agent writes no objects.
+// events of a watch, the objects in them, and errors; in JSON, and if the kind has
+// it in protobuf. It encodes nothing, as the agent writes no objects.
 type serializer struct{ kind *objects.Kind }
 
 var (
@@ -35,11 +37,35 @@ func (s serializer) Decode(data []byte, _ *schema.GroupVersionKind, into runtime
 		return nil, nil, err
 	}
 	if i.object.Kind == "Status" {
-		status := &metav1.Status{}
+		status, err := decodeStatus(data)
 		gvk := metav1.SchemeGroupVersion.WithKind("Status")
-		return status, &gvk, json.Unmarshal(data, status)
+		return status, &gvk, err
 	}
 	return i, &schema.GroupVersionKind{Group: s.kind.Group, Version: s.kind.Version, Kind: s.kind.Kind}, nil
+}
+
+func decodeStatus(data []byte) (status *metav1.Status, err error) {
+	status = &metav1.Status{}
+	if !objects.IsProtobuf(data) {
+		return status, json.Unmarshal(data, status)
+	}
+	raw, err := objects.ProtobufMessage(data)
+	if err != nil {
+		return nil, err
+	}
+	return status, status.Unmarshal(raw)
+}
+
+// protobufEvents decodes the events of a watch in protobuf, which have no envelope.
+type protobufEvents struct{ serializer }
+
+// Decode implements [runtime.Decoder].
+func (protobufEvents) Decode(data []byte, _ *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	event, ok := into.(*metav1.WatchEvent)
+	if !ok {
+		return nil, nil, fmt.Errorf("decode %T: not an event of a watch", into)
+	}
+	return event, nil, event.Unmarshal(data)
 }
 
 // Encode implements [runtime.Encoder].
@@ -52,7 +78,7 @@ func (serializer) Identifier() runtime.Identifier { return "read-only" }
 
 // SupportedMediaTypes implements [runtime.NegotiatedSerializer].
 func (s serializer) SupportedMediaTypes() []runtime.SerializerInfo {
-	return []runtime.SerializerInfo{{
+	infos := []runtime.SerializerInfo{{
 		MediaType:        runtime.ContentTypeJSON,
 		MediaTypeType:    "application",
 		MediaTypeSubType: "json",
@@ -60,6 +86,16 @@ func (s serializer) SupportedMediaTypes() []runtime.SerializerInfo {
 		Serializer:       s,
 		StreamSerializer: &runtime.StreamSerializerInfo{EncodesAsText: true, Serializer: s, Framer: jsonserializer.Framer},
 	}}
+	if s.kind.Protobuf {
+		infos = append(infos, runtime.SerializerInfo{
+			MediaType:        runtime.ContentTypeProtobuf,
+			MediaTypeType:    "application",
+			MediaTypeSubType: "vnd.kubernetes.protobuf",
+			Serializer:       s,
+			StreamSerializer: &runtime.StreamSerializerInfo{Serializer: protobufEvents{s}, Framer: protobuf.LengthDelimitedFramer},
+		})
+	}
+	return infos
 }
 
 // EncoderForVersion implements [runtime.NegotiatedSerializer].

@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -17,9 +18,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-net/sluice/sources/objects"
@@ -33,6 +40,8 @@ type testServer struct {
 	*httptest.Server
 
 	watchLists bool         // supports initial events in watches
+	protobuf   bool         // supports it for kinds that have it
+	messages   atomic.Int32 // listings and events in protobuf
 	down       atomic.Bool  // hangs up on every request
 	forbidden  atomic.Value // a resource that may not be listed or watched
 
@@ -199,10 +208,44 @@ func (s *testServer) serveList(w http.ResponseWriter, req *http.Request, r *fake
 	for _, key := range keys {
 		items = append(items, r.objects[key])
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{
+	list := map[string]any{
 		"apiVersion": r.kind.APIVersion(), "kind": r.kind.Kind + "List", "items": items, "metadata": metadata,
-	})
+	}
+	if s.wantsProtobuf(req) {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		_, _ = w.Write(s.encodeProtobuf(list))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+func (s *testServer) wantsProtobuf(req *http.Request) bool {
+	return s.protobuf && strings.HasPrefix(req.Header.Get("Accept"), runtime.ContentTypeProtobuf)
+}
+
+// apiTypes are those of the kinds in protobuf.
+var apiTypes = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
+		utilruntime.Must(add(s))
+	}
+	return s
+}()
+
+// encodeProtobuf encodes what is JSON as an API server does.
+func (s *testServer) encodeProtobuf(tree any) []byte {
+	s.messages.Add(1)
+	data, err := json.Marshal(tree)
+	utilruntime.Must(err)
+	var header metav1.TypeMeta
+	utilruntime.Must(json.Unmarshal(data, &header))
+	object, err := apiTypes.New(header.GroupVersionKind())
+	utilruntime.Must(err)
+	utilruntime.Must(json.Unmarshal(data, object))
+	var out bytes.Buffer
+	utilruntime.Must(protobuf.NewSerializer(apiTypes, apiTypes).Encode(object, &out))
+	return out.Bytes()
 }
 
 func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fakeResource) {
@@ -212,6 +255,16 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 	send := func(kind string, object any) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": object})
 	}
+	if s.wantsProtobuf(req) {
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+		frames := protobuf.LengthDelimitedFramer.NewFrameWriter(w)
+		send = func(kind string, object any) {
+			event := metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encodeProtobuf(object)}}
+			data, err := event.Marshal()
+			utilruntime.Must(err)
+			_, _ = frames.Write(data)
+		}
+	}
 	from, _ := strconv.Atoi(req.URL.Query().Get("resourceVersion"))
 	if req.URL.Query().Get("sendInitialEvents") == "true" {
 		s.mu.Lock()
@@ -220,7 +273,7 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 			send("ADDED", o)
 		}
 		s.mu.Unlock()
-		send("BOOKMARK", map[string]any{"kind": r.kind.Kind, "metadata": map[string]any{
+		send("BOOKMARK", map[string]any{"apiVersion": r.kind.APIVersion(), "kind": r.kind.Kind, "metadata": map[string]any{
 			"resourceVersion": strconv.Itoa(from), "annotations": map[string]any{"k8s.io/initial-events-end": "true"},
 		}})
 	}
@@ -265,28 +318,39 @@ func (s *testServer) compact(t testing.TB, resource string) {
 }
 
 func TestServer(t *testing.T) {
-	for _, watchLists := range []bool{false, true} {
-		t.Run(fmt.Sprintf("watchLists=%v", watchLists), func(t *testing.T) {
-			s := newTestServer(t, watchLists)
-			require.NoError(t, s.Apply(pods("a", "b")))
-			a := s.agent(t, objects.EndpointsKubernetes)
-			a.endpoints("a", "b")
-			require.Equal(t, 2, a.state("pods", tables.SourceSynced).Objects)
-			require.True(t, a.initialized(a.tables.Endpoints))
+	eachServer(t, func(t *testing.T, s *testServer) {
+		require.NoError(t, s.Apply(pods("a", "b")))
+		a := s.agent(t, objects.EndpointsKubernetes)
+		a.endpoints("a", "b")
+		require.Equal(t, 2, a.state("pods", tables.SourceSynced).Objects)
+		require.True(t, a.initialized(a.tables.Endpoints))
 
-			require.NoError(t, s.Apply(pods("c")))
-			a.endpoints("a", "b", "c")
-			require.NoError(t, s.Delete(pods("a")))
-			a.endpoints("b", "c")
-			require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
-			a.endpoints("c")
-			await.True(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 })
-			if watchLists {
-				for resource := range a.kinds {
-					require.Zero(t, s.lists(resource), resource)
-				}
+		require.NoError(t, s.Apply(pods("c")))
+		a.endpoints("a", "b", "c")
+		require.NoError(t, s.Delete(pods("a")))
+		a.endpoints("b", "c")
+		require.NoError(t, s.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: b}, status: {phase: Failed}}")))
+		a.endpoints("c")
+		await.True(t, func() bool { return a.state("pods", tables.SourceSynced).Objects == 1 })
+		if s.watchLists {
+			for resource := range a.kinds {
+				require.Zero(t, s.lists(resource), resource)
 			}
-		})
+		}
+		require.Equal(t, s.protobuf, s.messages.Load() > 0)
+	})
+}
+
+// eachServer runs a test with API servers of all kinds.
+func eachServer(t *testing.T, test func(*testing.T, *testServer)) {
+	for _, watchLists := range []bool{false, true} {
+		for _, protobuf := range []bool{false, true} {
+			t.Run(fmt.Sprintf("watchLists=%v protobuf=%v", watchLists, protobuf), func(t *testing.T) {
+				s := newTestServer(t, watchLists)
+				s.protobuf = protobuf
+				test(t, s)
+			})
+		}
 	}
 }
 
@@ -309,29 +373,26 @@ func TestServerPages(t *testing.T) {
 // What went while nobody watched is gone after the listing that follows, and
 // what stayed the same is not written again.
 func TestServerRelist(t *testing.T) {
-	for _, watchLists := range []bool{false, true} {
-		t.Run(fmt.Sprintf("watchLists=%v", watchLists), func(t *testing.T) {
-			s := newTestServer(t, watchLists)
-			require.NoError(t, s.Apply(pods("a", "b")))
-			a := s.agent(t, objects.EndpointsKubernetes)
-			a.endpoints("a", "b")
-			_, revision, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
+	eachServer(t, func(t *testing.T, s *testServer) {
+		require.NoError(t, s.Apply(pods("a", "b")))
+		a := s.agent(t, objects.EndpointsKubernetes)
+		a.endpoints("a", "b")
+		_, revision, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
 
-			s.hangUp()
-			a.state("pods", tables.SourceBroken)
-			await.True(t, func() bool { return a.level("pods") == "Degraded" })
-			require.NoError(t, s.Delete(pods("a")))
-			require.NoError(t, s.Apply(pods("c")))
-			s.compact(t, "pods") // the watch is answered with 410
-			a.endpoints("a", "b")
-			s.down.Store(false)
-			a.endpoints("b", "c")
-			require.Empty(t, a.state("pods", tables.SourceSynced).Error)
-			require.Equal(t, "OK", string(a.level("pods")))
-			_, after, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
-			require.Equal(t, revision, after)
-		})
-	}
+		s.hangUp()
+		a.state("pods", tables.SourceBroken)
+		await.True(t, func() bool { return a.level("pods") == "Degraded" })
+		require.NoError(t, s.Delete(pods("a")))
+		require.NoError(t, s.Apply(pods("c")))
+		s.compact(t, "pods") // the watch is answered with 410
+		a.endpoints("a", "b")
+		s.down.Store(false)
+		a.endpoints("b", "c")
+		require.Empty(t, a.state("pods", tables.SourceSynced).Error)
+		require.Equal(t, "OK", string(a.level("pods")))
+		_, after, _ := a.tables.Endpoints.Get(a.db.ReadTxn(), endpoint("b"))
+		require.Equal(t, revision, after)
+	})
 }
 
 // A watch that breaks goes on from where it was, without a listing. It must have had an

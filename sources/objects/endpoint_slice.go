@@ -10,18 +10,18 @@ import (
 
 type endpointSlice struct {
 	object
-	AddressType string `json:"addressType"`
+	AddressType string `json:"addressType" protobuf:"bytes,4"`
 	Endpoints   []struct {
-		Addresses []string `json:"addresses"`
+		Addresses []string `json:"addresses" protobuf:"bytes,1"`
 		TargetRef struct {
-			Kind string `json:"kind"`
-		} `json:"targetRef"`
-	} `json:"endpoints"`
+			Kind string `json:"kind" protobuf:"bytes,1"`
+		} `json:"targetRef" protobuf:"bytes,4"`
+	} `json:"endpoints" protobuf:"bytes,2"`
 	Ports []struct {
-		Name     string `json:"name"`
-		Protocol string `json:"protocol"`
-		Port     *int64 `json:"port"`
-	} `json:"ports"`
+		Name     string `json:"name" protobuf:"bytes,1"`
+		Protocol string `json:"protocol" protobuf:"bytes,2"`
+		Port     *int64 `json:"port" protobuf:"varint,3"`
+	} `json:"ports" protobuf:"bytes,3"`
 }
 
 const labelServiceName = "kubernetes.io/service-name"

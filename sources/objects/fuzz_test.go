@@ -70,7 +70,8 @@ func FuzzPod(f *testing.F) {
 		}
 	}, `{"metadata":{"name":"a","namespace":"b","labels":{"x":"y"},"creationTimestamp":"2025-01-01T00:00:00Z"},
 		"spec":{"nodeName":"n","containers":[{"ports":[{"name":"http","containerPort":80,"protocol":"TCP"}]}]},
-		"status":{"phase":"Running","podIPs":[{"ip":"::ffff:10.0.0.1"}]}}`)
+		"status":{"phase":"Running","podIPs":[{"ip":"::ffff:10.0.0.1"}]}}`,
+		string(protobufOf(f, "Pod", typedPod(f, 1))))
 }
 
 func FuzzNamespace(f *testing.F) {

@@ -21,6 +21,9 @@ type Kind struct {
 	Namespaced bool
 	Needed     string // why the agent cannot work if this is not served, empty if it can
 
+	// Protobuf is set for kinds that an API server also has in protobuf, as it has its own.
+	Protobuf bool
+
 	// Guarded is set for kinds by a CRD that people write objects of. Deleting the CRD deletes
 	// the objects one by one; that is not what their deletion means.
 	Guarded bool
@@ -58,11 +61,11 @@ type Object struct {
 	rows []any // of the table of the kind
 }
 
-// Decode decodes the JSON of one object. What is wrong in the object is in its
-// rows, or in its Err. The error is for data that is no JSON object.
+// Decode decodes the JSON or the protobuf of one object. What is wrong in the object is in its
+// rows, or in its Err. The error is for data that is neither.
 func (k *Kind) Decode(data []byte) (*Object, error) { return k.decoder.one(k, data) }
 
-// DecodeList decodes the JSON of a listing. The error is for data that is none.
+// DecodeList decodes the JSON or the protobuf of a listing. The error is for data that is none.
 func (k *Kind) DecodeList(data []byte) (*List, error) { return k.decoder.list(k, data) }
 
 // Store returns the writer of the rows of this kind.
@@ -111,7 +114,20 @@ func decoderFor[O any, P interface {
 		}
 		return out
 	}
+	message := func(k *Kind, raw []byte) (*Object, error) {
+		var (
+			o    = P(new(O))
+			errs fieldErrors
+		)
+		if err := unmarshalProtobuf(raw, o, strict, &errs); err != nil {
+			return nil, err
+		}
+		return object(k, o, errs), nil
+	}
 	one := func(k *Kind, data []byte) (*Object, error) {
+		if IsProtobuf(data) {
+			return oneProtobuf(k, data, message)
+		}
 		var (
 			o    = P(new(O))
 			errs fieldErrors
@@ -122,6 +138,9 @@ func decoderFor[O any, P interface {
 		return object(k, o, errs), nil
 	}
 	list := func(k *Kind, data []byte) (*List, error) {
+		if IsProtobuf(data) {
+			return listProtobuf(k, data, message)
+		}
 		// All in one go, which is the fastest by far, but does not say which object
 		// has an unknown field.
 		var typed listOf[O]
@@ -152,10 +171,10 @@ func decoderFor[O any, P interface {
 // listOf is the JSON of a listing.
 type listOf[Item any] struct {
 	Metadata struct {
-		ResourceVersion string `json:"resourceVersion"`
-		Continue        string `json:"continue"`
-	} `json:"metadata"`
-	Items []Item `json:"items"`
+		ResourceVersion string `json:"resourceVersion" protobuf:"bytes,2"`
+		Continue        string `json:"continue" protobuf:"bytes,3"`
+	} `json:"metadata" protobuf:"bytes,1"`
+	Items []Item `json:"items" protobuf:"bytes,2"`
 }
 
 func (l *listOf[Item]) list() *List {

@@ -28,7 +28,8 @@ const noEndpoints = "--endpoint-source=" + EndpointsCilium + " has no endpoints 
 func podKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Pod", Resource: "pods", Namespaced: true,
-		decoder: decoderFor((&interner{}).endpoints),
+		Protobuf: true,
+		decoder:  decoderFor((&interner{}).endpoints),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints, owned: tables.EndpointByName, complete: t.attached}
 			return w.store()
@@ -46,7 +47,8 @@ func EqualEndpoints(a, b *tables.Endpoint) bool {
 func namespaceKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Namespace", Resource: "namespaces",
-		decoder: decoderFor(namespaces),
+		Protobuf: true,
+		decoder:  decoderFor(namespaces),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Namespace] { return t.Namespaces },
 			deepEqual[*tables.Namespace], byName(tables.NamespaceByName), nil),
@@ -56,7 +58,8 @@ func namespaceKind() *Kind {
 func nodeKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Node", Resource: "nodes",
-		decoder: decoderFor(nodes),
+		Protobuf: true,
+		decoder:  decoderFor(nodes),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Node] { return t.Nodes },
 			deepEqual[*tables.Node], byName(tables.NodeByName), nil),
@@ -66,7 +69,8 @@ func nodeKind() *Kind {
 func serviceKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Service", Resource: "services", Namespaced: true,
-		decoder: decoderFor(services),
+		Protobuf: true,
+		decoder:  decoderFor(services),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.Service] { return t.Services },
 			deepEqual[*tables.Service], tables.ServiceByName, nil),
@@ -76,7 +80,8 @@ func serviceKind() *Kind {
 func endpointSliceKind() *Kind {
 	return &Kind{
 		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices", Namespaced: true,
-		decoder: decoderFor(backendSlices),
+		Protobuf: true,
+		decoder:  decoderFor(backendSlices),
 		open: storeOf(
 			func(t *Tables) statedb.RWTable[*tables.BackendSlice] { return t.BackendSlices },
 			deepEqual[*tables.BackendSlice], tables.BackendSliceByName, nil),
@@ -97,8 +102,9 @@ func egressPolicyKind() *Kind {
 func networkPolicyKind() *Kind {
 	return &Kind{
 		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy", Resource: "networkpolicies", Namespaced: true,
-		decoder: decoderFor(kubernetesPolicies),
-		open:    networkPolicyStore(tables.PolicyKubernetes),
+		Protobuf: true,
+		decoder:  decoderFor(kubernetesPolicies),
+		open:     networkPolicyStore(tables.PolicyKubernetes),
 	}
 }
 

@@ -15,18 +15,18 @@ import (
 type object struct {
 	Kind     string `json:"kind"`
 	Metadata struct {
-		Name              string            `json:"name"`
-		Namespace         string            `json:"namespace"`
-		UID               string            `json:"uid"`
-		ResourceVersion   string            `json:"resourceVersion"`
-		CreationTimestamp string            `json:"creationTimestamp"`
-		Generation        int64             `json:"generation"`
-		Labels            map[string]string `json:"labels"`
+		Name              string            `json:"name" protobuf:"bytes,1"`
+		Namespace         string            `json:"namespace" protobuf:"bytes,3"`
+		UID               string            `json:"uid" protobuf:"bytes,5"`
+		ResourceVersion   string            `json:"resourceVersion" protobuf:"bytes,6"`
+		CreationTimestamp string            `json:"creationTimestamp" protobuf:"bytes,8,time"`
+		Generation        int64             `json:"generation" protobuf:"varint,7"`
+		Labels            map[string]string `json:"labels" protobuf:"bytes,11"`
 		Annotations       struct {
 			InitialEventsEnd string `json:"k8s.io/initial-events-end"`
 			ConfigMirror     string `json:"kubernetes.io/config.mirror"` // of a static pod
-		} `json:"annotations"`
-	} `json:"metadata"`
+		} `json:"annotations" protobuf:"bytes,12,map"`
+	} `json:"metadata" protobuf:"bytes,1"`
 }
 
 func (o *object) base() *object { return o }

@@ -16,34 +16,34 @@ import (
 type kubernetesPolicy struct {
 	object
 	Spec *struct {
-		PodSelector *metav1.LabelSelector `json:"podSelector"`
-		PolicyTypes []string              `json:"policyTypes"`
+		PodSelector *metav1.LabelSelector `json:"podSelector" protobuf:"bytes,1"`
+		PolicyTypes []string              `json:"policyTypes" protobuf:"bytes,4"`
 		Ingress     []struct {
-			From  []kubernetesPeer `json:"from"`
-			Ports []kubernetesPort `json:"ports"`
-		} `json:"ingress"`
+			From  []kubernetesPeer `json:"from" protobuf:"bytes,2"`
+			Ports []kubernetesPort `json:"ports" protobuf:"bytes,1"`
+		} `json:"ingress" protobuf:"bytes,2"`
 		Egress []struct {
-			To    []kubernetesPeer `json:"to"`
-			Ports []kubernetesPort `json:"ports"`
-		} `json:"egress"`
-	} `json:"spec"`
+			To    []kubernetesPeer `json:"to" protobuf:"bytes,2"`
+			Ports []kubernetesPort `json:"ports" protobuf:"bytes,1"`
+		} `json:"egress" protobuf:"bytes,3"`
+	} `json:"spec" protobuf:"bytes,2"`
 }
 
 func (*kubernetesPolicy) strict() {}
 
 type kubernetesPeer struct {
-	PodSelector       *metav1.LabelSelector `json:"podSelector"`
-	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector"`
+	PodSelector       *metav1.LabelSelector `json:"podSelector" protobuf:"bytes,1"`
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector" protobuf:"bytes,2"`
 	IPBlock           *struct {
-		CIDR   string   `json:"cidr"`
-		Except []string `json:"except"`
-	} `json:"ipBlock"`
+		CIDR   string   `json:"cidr" protobuf:"bytes,1"`
+		Except []string `json:"except" protobuf:"bytes,2"`
+	} `json:"ipBlock" protobuf:"bytes,3"`
 }
 
 type kubernetesPort struct {
-	Protocol string `json:"protocol"`
-	Port     any    `json:"port"` // number or name
-	EndPort  int32  `json:"endPort"`
+	Protocol string `json:"protocol" protobuf:"bytes,1"`
+	Port     any    `json:"port" protobuf:"bytes,2"` // number or name
+	EndPort  int32  `json:"endPort" protobuf:"varint,3"`
 }
 
 func kubernetesPolicies(o *kubernetesPolicy, name tables.Name, errs *fieldErrors) []*tables.NetworkPolicy {

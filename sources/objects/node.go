@@ -12,21 +12,21 @@ import (
 type node struct {
 	object
 	Spec struct {
-		PodCIDR  string   `json:"podCIDR"`
-		PodCIDRs []string `json:"podCIDRs"`
-	} `json:"spec"`
+		PodCIDR  string   `json:"podCIDR" protobuf:"bytes,1"`
+		PodCIDRs []string `json:"podCIDRs" protobuf:"bytes,7"`
+	} `json:"spec" protobuf:"bytes,2"`
 	Status struct {
 		Addresses []struct {
-			Type    string `json:"type"`
-			Address string `json:"address"`
-		} `json:"addresses"`
-		Conditions []condition `json:"conditions"`
-	} `json:"status"`
+			Type    string `json:"type" protobuf:"bytes,1"`
+			Address string `json:"address" protobuf:"bytes,2"`
+		} `json:"addresses" protobuf:"bytes,5"`
+		Conditions []condition `json:"conditions" protobuf:"bytes,4"`
+	} `json:"status" protobuf:"bytes,3"`
 }
 
 type condition struct {
-	Type   string `json:"type"`
-	Status string `json:"status"`
+	Type   string `json:"type" protobuf:"bytes,1"`
+	Status string `json:"status" protobuf:"bytes,2"`
 }
 
 func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {

@@ -15,28 +15,28 @@ import (
 type pod struct {
 	object
 	Spec struct {
-		NodeName           string      `json:"nodeName"`
-		HostNetwork        bool        `json:"hostNetwork"`
-		ServiceAccountName string      `json:"serviceAccountName"`
-		Containers         []container `json:"containers"`
-		InitContainers     []container `json:"initContainers"`
-	} `json:"spec"`
+		NodeName           string      `json:"nodeName" protobuf:"bytes,10"`
+		HostNetwork        bool        `json:"hostNetwork" protobuf:"varint,11"`
+		ServiceAccountName string      `json:"serviceAccountName" protobuf:"bytes,8"`
+		Containers         []container `json:"containers" protobuf:"bytes,2"`
+		InitContainers     []container `json:"initContainers" protobuf:"bytes,20"`
+	} `json:"spec" protobuf:"bytes,2"`
 	Status struct {
-		Phase  string `json:"phase"`
-		PodIP  string `json:"podIP"`
+		Phase  string `json:"phase" protobuf:"bytes,1"`
+		PodIP  string `json:"podIP" protobuf:"bytes,6"`
 		PodIPs []struct {
-			IP string `json:"ip"`
-		} `json:"podIPs"`
-	} `json:"status"`
+			IP string `json:"ip" protobuf:"bytes,1"`
+		} `json:"podIPs" protobuf:"bytes,12"`
+	} `json:"status" protobuf:"bytes,3"`
 }
 
 type container struct {
-	RestartPolicy string `json:"restartPolicy"`
+	RestartPolicy string `json:"restartPolicy" protobuf:"bytes,24"`
 	Ports         []struct {
-		Name          string `json:"name"`
-		ContainerPort int64  `json:"containerPort"`
-		Protocol      string `json:"protocol"`
-	} `json:"ports"`
+		Name          string `json:"name" protobuf:"bytes,1"`
+		ContainerPort int64  `json:"containerPort" protobuf:"varint,3"`
+		Protocol      string `json:"protocol" protobuf:"bytes,4"`
+	} `json:"ports" protobuf:"bytes,6"`
 }
 
 // endpoints returns the endpoint that a pod is. A pod that is not an endpoint,

@@ -13,27 +13,27 @@ import (
 type service struct {
 	object
 	Spec struct {
-		Type        string            `json:"type"`
-		Selector    map[string]string `json:"selector"`
-		ClusterIP   string            `json:"clusterIP"`
-		ClusterIPs  []string          `json:"clusterIPs"`
-		ExternalIPs []string          `json:"externalIPs"`
-		Ports       []servicePort     `json:"ports"`
-	} `json:"spec"`
+		Type        string            `json:"type" protobuf:"bytes,4"`
+		Selector    map[string]string `json:"selector" protobuf:"bytes,2"`
+		ClusterIP   string            `json:"clusterIP" protobuf:"bytes,3"`
+		ClusterIPs  []string          `json:"clusterIPs" protobuf:"bytes,18"`
+		ExternalIPs []string          `json:"externalIPs" protobuf:"bytes,5"`
+		Ports       []servicePort     `json:"ports" protobuf:"bytes,1"`
+	} `json:"spec" protobuf:"bytes,2"`
 	Status struct {
 		LoadBalancer struct {
 			Ingress []struct {
-				IP string `json:"ip"`
-			} `json:"ingress"`
-		} `json:"loadBalancer"`
-	} `json:"status"`
+				IP string `json:"ip" protobuf:"bytes,1"`
+			} `json:"ingress" protobuf:"bytes,1"`
+		} `json:"loadBalancer" protobuf:"bytes,1"`
+	} `json:"status" protobuf:"bytes,3"`
 }
 
 type servicePort struct {
-	Name       string `json:"name"`
-	Protocol   string `json:"protocol"`
-	Port       int64  `json:"port"`
-	TargetPort any    `json:"targetPort"` // number or name
+	Name       string `json:"name" protobuf:"bytes,1"`
+	Protocol   string `json:"protocol" protobuf:"bytes,2"`
+	Port       int64  `json:"port" protobuf:"varint,3"`
+	TargetPort any    `json:"targetPort" protobuf:"bytes,4"` // number or name
 }
 
 func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service {

@@ -152,7 +152,7 @@ func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tabl
 	if owner == nil {
 		return nil
 	}
-	fact(bpf.IPCachePod|bpf.IPCacheInCluster, "pod "+owner.Name.String())
+	fact(bpf.IPCachePod|bpf.IPCacheInCluster|c.localPods(owner.Node), "pod "+owner.Name.String())
 	if row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) == 0 {
 		row.Tunnel = c.tunnelTo(txn, owner.Node)
 	}
@@ -161,6 +161,15 @@ func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tabl
 	}
 	slices.Sort(row.Conflicts)
 	return owner
+}
+
+// localPods is the flag of what the pods of this node have, or get, addresses of: none
+// of another node's.
+func (c *ipcacheParams) localPods(node string) bpf.IPCacheFlags {
+	if node != c.LocalNode.Name {
+		return 0
+	}
+	return bpf.IPCacheLocalPods
 }
 
 // tunnelTo returns the address to encapsulate to for pods on a node, invalid
@@ -186,7 +195,7 @@ func (c *ipcacheParams) serviceFacts(txn statedb.ReadTxn, addr netip.Addr, fact 
 
 func (c *ipcacheParams) prefixFacts(txn statedb.ReadTxn, prefix netip.Prefix, row *tables.IPCache, fact factFunc) {
 	for n := range tables.Rare(txn, c.Nodes, tables.NodesByPodCIDR(prefix)) {
-		fact(bpf.IPCacheInCluster, "pod prefix of node "+n.Name)
+		fact(bpf.IPCacheInCluster|c.localPods(n.Name), "pod prefix of node "+n.Name)
 		if !row.Tunnel.IsValid() && row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) == 0 {
 			row.Tunnel = c.tunnelTo(txn, n.Name)
 		}

@@ -21,6 +21,7 @@ type attachmentParams struct {
 
 	Attachments   statedb.RWTable[*tables.Attachment]
 	Devices       statedb.Table[*tables.Device]
+	Locals        statedb.Table[*tables.LocalEndpoint]
 	PodEntries    statedb.Table[*tables.PodEntry]
 	Exits         statedb.Table[*tables.EgressExit]
 	ExitEntries   statedb.Table[*tables.ExitEntry]
@@ -31,12 +32,12 @@ type attachmentParams struct {
 // nowhere is the interface index of programs that run at no device.
 const nowhere = 0
 
-// deriveAttachments keeps where programs have to run. At pods' devices, that is
-// by what the kernel's maps hold: a program that ran before it finds its entries
-// would drop what it must not. So it waits for all maps to be as desired a first
-// time. At the devices of egress addresses it is by what is desired, and as long
-// as the kernel has an address: what leaves with one that has no programs yet, or
-// no longer, would get no replies.
+// deriveAttachments keeps where programs have to run: at devices of pods and of
+// egress addresses by what is desired, and for as long as the kernel has an entry
+// with the device. What a pod sends by a device without programs would not be judged,
+// and what leaves with an egress address would get no replies. It waits for all maps
+// to be as desired a first time, as far as that does not need programs: one that ran
+// before it finds its entries would drop what it must not.
 func deriveAttachments(p derive.Params, a attachmentParams) error {
 	_, err := derive.Register(p, derive.Rule[int, *tables.Attachment]{
 		Output: a.Attachments,
@@ -44,6 +45,9 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 			derive.FromIf(a.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name || old.MAC != new.MAC },
 				func(_ statedb.ReadTxn, d *tables.Device, affect func(int)) { affect(d.Index) }),
+			derive.FromIf(a.Locals,
+				func(old, new *tables.LocalEndpoint) bool { return old.IfIndex != new.IfIndex },
+				func(_ statedb.ReadTxn, e *tables.LocalEndpoint, affect func(int)) { affect(int(e.IfIndex)) }),
 			derive.FromIf(a.PodEntries,
 				func(old, new *tables.PodEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
@@ -100,8 +104,8 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 			rows = append(rows, row)
 		}
 	}
-	if pod, _, found := a.PodEntries.Get(txn, tables.PodEntriesByIfIndex(uint32(index))); found {
-		attach("pod "+pod.Key.String(), bpf.ProgramFromPod, bpf.ProgramToPod)
+	if addr, found := a.pod(txn, index); found {
+		attach("pod "+addr.String(), bpf.ProgramFromPod, bpf.ProgramToPod)
 	}
 	if device.Name == tables.OverlayDeviceName {
 		attach("overlay", bpf.ProgramFromOverlay)
@@ -110,6 +114,20 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 		attach("egress address "+addr.String(), bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
 	}
 	return rows
+}
+
+// pod returns an address of a pod at a device, desired or still in the kernel.
+func (a *attachmentParams) pod(txn statedb.ReadTxn, index int) (addr netip.Addr, found bool) {
+	for e := range a.Locals.List(txn, tables.LocalEndpointsByDevice(index)) {
+		if int(e.IfIndex) == index { // and not just behind it
+			return e.Addr, true
+		}
+	}
+	entry, _, found := a.PodEntries.Get(txn, tables.PodEntriesByIfIndex(uint32(index)))
+	if found {
+		addr = entry.Key.Addr.Addr()
+	}
+	return addr, found
 }
 
 // exit returns an egress address of a device, desired or still in the kernel.

@@ -6,10 +6,11 @@
 //	egress-gateways, node-addresses, map-exits ──► egress-exits ──────► sluice_exits
 //	egress-policies ─────────────────────────────► covered-prefixes ──► sluice_covered
 //	nodes, cilium-nodes ─────────────────────────► cluster-nodes ─────► sluice_nodes
-//	nodes, devices, monitors ────────────────────► datapath-config ───► sluice_config
+//	nodes, devices, monitors, network-policies ──► datapath-config ───► sluice_config
 //	datapath-config, node-addresses, devices ────► overlay-devices ───► the VXLAN device
-//	map-pods, map-config, devices, egress-exits ─► attachments ───────► programs at devices
-//	attachments that are done ─────────────────────▲ sluice_exits
+//	local-endpoints, egress-exits, devices ──────► attachments ───────► programs at devices
+//	map-pods, map-exits, map-config ───────────────▲
+//	attachments that are done ─────────────────────▲ sluice_exits, sluice_pods
 package forwarding
 
 import (

@@ -25,6 +25,10 @@ type configParams struct {
 	Monitors  statedb.Table[*tables.Monitor]
 	Entries   statedb.Table[*tables.ConfigEntry]
 	LocalNode tables.LocalNode
+
+	Policies    statedb.Table[*tables.NetworkPolicy]
+	Enforcement tables.Enforcement
+	Attachments statedb.Table[*tables.Attachment]
 }
 
 // theConfig is the one key of datapath-config.
@@ -32,6 +36,7 @@ const theConfig uint32 = 0
 
 // deriveConfig keeps what the programs have to know of this node.
 func deriveConfig(p derive.Params, c configParams) error {
+	h := &holding{configParams: &c}
 	_, err := derive.Register(p, derive.Rule[uint32, *tables.DatapathConfig]{
 		Output: c.Configs,
 		Inputs: []derive.Input[uint32]{
@@ -50,19 +55,30 @@ func deriveConfig(p derive.Params, c configParams) error {
 					}
 				}),
 			derive.From(c.Monitors, func(_ statedb.ReadTxn, _ *tables.Monitor, affect func(uint32)) { affect(theConfig) }),
+			derive.FromIf(c.Policies,
+				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
+				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, affect func(uint32)) { affect(theConfig) }),
+			derive.Feedback(derive.While(h.waits, derive.From(c.Attachments,
+				func(_ statedb.ReadTxn, _ *tables.Attachment, affect func(uint32)) { affect(theConfig) }))),
 		},
 		After: []statedb.TableMeta{c.Entries},
 		Seed:  []uint32{theConfig},
 		Existing: func(txn statedb.ReadTxn, key uint32) iter.Seq2[*tables.DatapathConfig, statedb.Revision] {
 			return c.Configs.List(txn, tables.DatapathConfigByIndex(key))
 		},
-		Rows:  c.rows,
+		Rows: func(txn statedb.ReadTxn, _ uint32) []*tables.DatapathConfig {
+			row := c.row(txn)
+			if h.holds(txn) {
+				row.Flags |= bpf.ConfigNetworkPolicies
+			}
+			return []*tables.DatapathConfig{row}
+		},
 		Equal: (*tables.DatapathConfig).Equal,
 	})
 	return err
 }
 
-func (c *configParams) rows(txn statedb.ReadTxn, _ uint32) []*tables.DatapathConfig {
+func (c *configParams) row(txn statedb.ReadTxn) *tables.DatapathConfig {
 	row := &tables.DatapathConfig{
 		OverlayPort: c.Settings.OverlayPort,
 		VNI:         c.Settings.OverlayVNI,
@@ -79,7 +95,7 @@ func (c *configParams) rows(txn statedb.ReadTxn, _ uint32) []*tables.DatapathCon
 	if c.Monitors.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigFlowEvents
 	}
-	return []*tables.DatapathConfig{row}
+	return row
 }
 
 // underlay fills in the address of this node. Without a Node that says

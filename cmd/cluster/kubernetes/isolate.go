@@ -26,6 +26,8 @@ const (
 const (
 	// lockPath is one for the machine, as the names of cgroups are.
 	lockPath = "/tmp/sluice-cluster.lock"
+	// lockFD is the file descriptor of the lock in the copy: the first of its ExtraFiles.
+	lockFD = 3
 	// pidFile names process 1 of the cluster, for the commands of cmd/cluster.
 	pidFile = "pid"
 )
@@ -124,6 +126,7 @@ func runCopy(dir string, lock *os.File) (code int, err error) {
 
 // prepareNamespaces sets up what the program needs of its new namespaces.
 func prepareNamespaces() error {
+	unix.CloseOnExec(lockFD)
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}
