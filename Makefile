@@ -126,14 +126,19 @@ helm:
 cluster: cluster-binaries ## Test Sluice on a Kubernetes cluster of three nodes (root)
 	SLUICE_CLUSTER_BIN=$(abspath $(BIN)) go test -tags cluster -v -count=1 -timeout 30m ./cmd/cluster
 
-# What upstream's tests run in pods.
-PODTOOLS := busybox-static curl netcat-openbsd
+# What upstream's tests run in pods. busybox is only unpacked: the machine may have
+# busybox-static, which cannot look up names.
+PODTOOLS := curl netcat-openbsd
 
 # Ginkgo runs Kubernetes' tests, three at once.
 .PHONY: cluster-full-binaries
 cluster-full-binaries: cluster-binaries
 	@dpkg -s $(PODTOOLS) >/dev/null 2>&1 || \
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PODTOOLS); }
+	@test -x $(BIN)/busybox/bin/busybox || \
+		{ mkdir -p $(BIN)/busybox && cd $(BIN)/busybox && \
+		{ apt-get download busybox || { apt-get update && apt-get download busybox; }; } && \
+		dpkg -x busybox_*.deb . && rm busybox_*.deb; }
 	cd testdata/kubernetes && CGO_ENABLED=0 go build $(KUBERNETES_BUILD) -o $(abspath $(BIN))/ github.com/onsi/ginkgo/v2/ginkgo
 	cd testdata/cyclonus && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus . && \
 		CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(BIN))/cyclonus-worker ./worker

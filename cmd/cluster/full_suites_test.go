@@ -40,7 +40,7 @@ var suites = []suite{
 	{name: "Netpol", focus: `\[sig-network\] Netpol`, tests: 47},
 	{name: "Granular", focus: `Granular Checks`, tests: 21},
 	// Services, among them externalTrafficPolicy, NodePort and hostNetwork pods.
-	{name: "Services", focus: `\[sig-network\] (Services|HostPort|Conntrack)`, tests: 55},
+	{name: "Services", focus: `\[sig-network\] (Services|HostPort|Conntrack)`, tests: 56},
 }
 
 // suiteProcesses is how many tests of a suite run at once.
@@ -97,20 +97,18 @@ func (s suite) run(t *testing.T) {
 	assert.NoError(t, runErr)
 }
 
-// shellTools are the commands of busybox that tests run in pods of agnhost.
-var shellTools = []string{
-	"cat", "date", "echo", "env", "grep", "head", "hostname", "ip", "kill", "ls", "mkdir", "nslookup", "printf",
-	"ps", "rm", "seq", "sleep", "tail", "test", "timeout", "tr", "true", "wc", "wget",
-}
+// busyboxImage is another image that tests use.
+const busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 
 // importTools gives the nodes an image of agnhost as upstream's is: with a
 // shell, curl and netcat.
 func importTools(t *testing.T) {
+	busybox := filepath.Join(options.Bin, "busybox", "bin", "busybox")
 	image := kubernetes.Image{
-		Names: []string{kubernetes.AgnhostImage},
+		Names: []string{kubernetes.AgnhostImage, busyboxImage},
 		Files: map[string]string{
 			"agnhost":     filepath.Join(options.Bin, "agnhost"),
-			"bin/busybox": "/bin/busybox",
+			"bin/busybox": busybox,
 			"bin/sh":      "/bin/dash", // that of busybox prefers its own commands, such as nc
 			"bin/curl":    "/usr/bin/curl",
 			"bin/nc":      "/bin/nc.openbsd",
@@ -118,10 +116,12 @@ func importTools(t *testing.T) {
 		Links:      map[string]string{},
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{kubernetes.SearchPath},
 	}
-	for _, tool := range shellTools {
-		image.Links["bin/"+tool] = "/bin/busybox"
+	for _, tool := range strings.Fields(run(t, busybox, "--list")) {
+		if path := "bin/" + tool; image.Files[path] == "" {
+			image.Links[path] = "/bin/busybox"
+		}
 	}
-	for _, tool := range []string{"bin/sh", "bin/curl", "bin/nc"} {
+	for _, tool := range []string{"bin/busybox", "bin/sh", "bin/curl", "bin/nc"} {
 		for _, word := range strings.Fields(run(t, "ldd", image.Files[tool])) {
 			if filepath.IsAbs(word) { // a library, or the loader
 				image.Files[strings.TrimPrefix(word, "/")] = word
