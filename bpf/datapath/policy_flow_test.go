@@ -92,18 +92,28 @@ func TestRevoked(t *testing.T) {
 	})
 }
 
-// TestPolicyUnknown: what is not known yet holds new flows, and no others.
+// TestPolicyUnknown: what is not known yet holds new flows, and those of who had the
+// address before. Flows that nobody has judged go on.
 func TestPolicyUnknown(t *testing.T) {
 	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
 		f.policy(0, d, 0, 0, 0, allowRule)
 		f.passed(f.begin(transport, d, f.Server))
 		require.NoError(f, f.AddFlags(bpf.ConfigNetworkPolicies))
 		f.subject(0, packettest.Epoch+1, bpf.PodPolicyUnknown)
+		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPodNotReady)
+		f.dropped(f.answer(transport, d, f.Server), bpf.ReasonPodNotReady)
+
+		key := connectionOf(transport, f.Pod, f.Server)
+		if d == bpf.DirectionIngress {
+			key = connectionOf(transport, f.Server, f.Pod)
+			key.Flags = packettest.In
+		}
+		c := *f.connection(key)
+		c.Epoch = 0 // as of a flow that began before there were programs
+		require.NoError(f, f.SetConnection(key, c))
 		f.passed(f.begin(transport, d, f.Server))
 		f.passed(f.answer(transport, d, f.Server))
-		c := f.tracked(transport, d, f.Server)
-		require.EqualValues(f, packettest.Epoch, c.Epoch, "it is still to be judged")
-		require.Equal(f, allowRule.Cookie, c.Cookie)
+		require.Zero(f, f.tracked(transport, d, f.Server).Epoch, "it is still to be judged")
 		f.dropped(f.begin(transport, d, f.Uncovered), bpf.ReasonPodNotReady)
 		f.dropped(f.begin(transport, d, f.OtherPod), bpf.ReasonPodNotReady)
 

@@ -6,6 +6,7 @@
 
 #include "conntrack.h"
 #include "forward.h"
+#include "hold.h"
 #include "policy.h"
 
 /* Lets a local pod's packet go its ordinary way. */
@@ -161,31 +162,6 @@ static __noinline __u32 judge_new(const struct packet *p, const struct pod_value
 	return reason == REASON_TO_GATEWAY ? translatable(p) : reason;
 }
 
-/* Reports whether a datagram asks for an address, or is the answer. */
-static __always_inline bool about_an_address(const struct packet *p, __u16 from, __u16 to)
-{
-	return p->flow.protocol == IPPROTO_UDP && p->flow.family == FAMILY_IPV6 && p->flow.sport == bpf_htons(from) &&
-	       p->flow.dport == bpf_htons(to);
-}
-
-/* Reports whether a packet with a source that is not the pod's may have it: what asks
- * for an address, and what is for all on the link. Nobody else is told from an address
- * of the link, as it does not say which policies the pod has. */
-static __always_inline bool of_the_link(const struct packet *p)
-{
-	if (to_many(&p->flow))
-		return true;
-	return about_an_address(p, DHCP6_CLIENT, DHCP6_SERVER) && link_local(&p->flow) &&
-	       link_local_address(&p->flow.saddr, FAMILY_IPV6);
-}
-
-/* The same for an address of the link to which somebody sends, and from which the pod
- * cannot answer. */
-static __always_inline bool at_the_link(const struct packet *p)
-{
-	return link_local_address(&p->flow.daddr, p->flow.family) && !about_an_address(p, DHCP6_SERVER, DHCP6_CLIENT);
-}
-
 /* Returns the live entry of the other side's flow to which a packet of the pod is a reply.
  * What is none is told behind the lookup: before it, all packets of new flows would
  * take longer. */
@@ -220,27 +196,6 @@ SUBPROGRAM int revives(const struct packet *p, const struct pod_value *pod, stru
 	if (lifetime && lifetime < now + cfg->lifetime_any)
 		__sync_val_compare_and_swap(&e->lifetime, lifetime, now + cfg->lifetime_any);
 	return true;
-}
-
-/* Reports whether a packet is of a pod that may be at this device without being known
- * there yet. */
-static __always_inline bool unplaced(const struct packet *p, const struct pod_value *pod, const struct address *addr)
-{
-	return (!pod || !pod->ifindex) && of_local_pods(&p->flow, addr);
-}
-
-/* Reports whether what such a pod sends is held: a policy could concern it. */
-static __noinline int held_at_source(const struct packet *p, const struct config_value *cfg)
-{
-	return cfg->flags & CONFIG_NETWORK_POLICIES || (covered(&p->flow) && !destination_flags(&p->flow));
-}
-
-/* The same for what it gets. */
-static __always_inline bool held_at_destination(const struct __sk_buff *ctx, const struct packet *p,
-						const struct config_value *cfg)
-{
-	return cfg->flags & CONFIG_NETWORK_POLICIES && !to_many(&p->flow) &&
-	       (ctx->ingress_ifindex || !(cfg->flags & CONFIG_ALLOW_LOCALHOST));
 }
 
 SEC("tcx/ingress")

@@ -11,7 +11,7 @@
 enum judge_how {
 	JUDGE_INGRESS = DIRECTION_INGRESS,
 	JUDGE_REPLY = 1 << 1,	/* the packet is a reply: asked is of the flow that it answers */
-	JUDGE_KNOWN = 1 << 2,	/* the flow was let through before */
+	JUDGE_KNOWN = 1 << 2,	/* the pod's flow was let through before */
 	JUDGE_HOST = 1 << 3,	/* the peer may be this host itself, which reaches its pods */
 	JUDGE_BACKEND = 1 << 4, /* the destination is what a service led to */
 };
@@ -170,10 +170,18 @@ static __always_inline __u32 allowed(const struct packet *p, const struct pod_va
 	return is_subject(pod) ? judge(p, pod, d, how) : 0;
 }
 
+/* Reports, as JUDGE_KNOWN, whether the pod has had a flow already. While its policies are
+ * not known a pod is new, and so are its flows: they have not been judged. One that has is
+ * of another pod, that had the address before. */
+static __always_inline __u32 known_of(const struct pod_value *pod, const struct ct_entry *e)
+{
+	return !e->epoch || e->epoch == pod->epoch ? JUDGE_KNOWN : 0;
+}
+
 static __noinline __u32 judge_again(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
 				    struct decision *d, __u32 how)
 {
-	__u32 reason = allowed(p, pod, d, how | JUDGE_KNOWN);
+	__u32 reason = allowed(p, pod, d, how | known_of(pod, e));
 
 	if (reason)
 		return reason;
@@ -202,7 +210,7 @@ static __noinline __u32 judge_reply(const struct packet *p, const struct pod_val
 
 	if (p->shape == SHAPE_ICMP_ERROR || unidentified(p))
 		return 0;
-	reason = allowed(p, pod, d, how | JUDGE_REPLY | JUDGE_KNOWN);
+	reason = allowed(p, pod, d, how | JUDGE_REPLY | known_of(pod, e));
 	if (!reason)
 		d->cookie = e->cookie;
 	return reason;

@@ -16,6 +16,7 @@
  *	report.h		counters and events
  *	ct.h, track.h		connection tracking
  *	egress.h		what the tables say
+ *	hold.h		addresses of pods that are not known
  *	translation.h, nat.h	translations
  *	rewrite.h		changing packets
  *	conntrack.h		what the host knows of flows
