@@ -48,6 +48,11 @@ type ClassMember struct {
 	Prefix    netip.Prefix `json:"prefix,omitzero"`
 	Evaluated SelectorID   `json:"evaluated,omitzero"`
 
+	// NamespaceUnknown says that there is no object for the namespace of the pods, and that some
+	// selector may choose them by its labels. It does not until these are known, so the pods
+	// are held. It is not said of peers.
+	NamespaceUnknown bool `json:"namespaceUnknown,omitempty"`
+
 	// Version is that of the selector that is evaluated.
 	Version uint64 `json:"-" yaml:"-"`
 
@@ -116,7 +121,7 @@ func (m *ClassMember) Equal(o *ClassMember) bool {
 	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Ports, o.Ports) &&
 		slices.Equal(m.Former, o.Former) && slices.Equal(m.Leaving, o.Leaving) &&
 		slices.Equal(m.Leavers, o.Leavers) && m.Digest == o.Digest && m.Version == o.Version &&
-		m.Continues == o.Continues && m.Stuck == o.Stuck
+		m.Continues == o.Continues && m.Stuck == o.Stuck && m.NamespaceUnknown == o.NamespaceUnknown
 }
 
 // TableHeader implements [statedb.TableWritable].

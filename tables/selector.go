@@ -160,7 +160,39 @@ type Selector struct {
 }
 
 // labelSelectors is an [EgressSelector], parsed.
-type labelSelectors struct{ namespaces, pods, nodes labels.Selector }
+type labelSelectors struct {
+	namespaces, pods, nodes labels.Selector
+
+	// rest is without what is required of labels of the namespace, which are not known while
+	// there is no object for it; nil if nothing is. The name is known.
+	rest *labelSelectors
+}
+
+func (a labelSelectors) matches(set *LabelSet, namespace *Namespace) bool {
+	return a.pods.Matches(podLabels{set, namespace}) && (a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
+}
+
+// withoutNamespaceLabels returns what rest is.
+func (a labelSelectors) withoutNamespaceLabels() *labelSelectors {
+	pods, fewer := without(a.pods, func(r labels.Requirement) bool {
+		label, ofNamespace := strings.CutPrefix(r.Key(), podNamespaceLabelsPart)
+		return ofNamespace && label != corev1.LabelMetadataName
+	})
+	namespaces, none := without(a.namespaces, func(r labels.Requirement) bool { return r.Key() != corev1.LabelMetadataName })
+	if !fewer && !none {
+		return nil
+	}
+	return &labelSelectors{namespaces: namespaces, pods: pods}
+}
+
+// without returns a selector without some of its requirements, and whether it has such.
+func without(s labels.Selector, drop func(labels.Requirement) bool) (rest labels.Selector, has bool) {
+	requirements, _ := s.Requirements()
+	if !slices.ContainsFunc(requirements, drop) {
+		return s, false
+	}
+	return labels.NewSelector().Add(slices.DeleteFunc(slices.Clone(requirements), drop)...), true
+}
 
 // NewSelector parses the canonical texts of what a selector comes to.
 func NewSelector(spec SelectorSpec, resolved Resolution) (*Selector, error) {
@@ -176,6 +208,7 @@ func NewSelector(spec SelectorSpec, resolved Resolution) (*Selector, error) {
 				return nil, fmt.Errorf("parse selector %q: %w", part.text, err)
 			}
 		}
+		a.rest = a.withoutNamespaceLabels()
 		s.alternatives = append(s.alternatives, a)
 	}
 	if spec.Peer.Kind == PeerNodes {
@@ -189,14 +222,23 @@ func NewSelector(spec SelectorSpec, resolved Resolution) (*Selector, error) {
 
 // MatchesLabels reports whether the selector chooses a label set in a
 // namespace, as far as pods and namespaces are concerned: see also [Selector.MatchesNode].
-// The namespace may be nil if there is no object for it.
+// The namespace is nil while there is no object for it: what requires something of
+// its labels, even that there is none, does not match then. See [Selector.MayMatch].
 func (s *Selector) MatchesLabels(set *LabelSet, namespace *Namespace) bool {
 	for _, a := range s.alternatives {
-		if a.pods.Matches(podLabels{set, namespace}) && (a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace})) {
+		if (namespace != nil || a.rest == nil) && a.matches(set, namespace) {
 			return true
 		}
 	}
 	return false
+}
+
+// MayMatch reports whether it depends on the labels of the namespace, for which there is no
+// object, whether the selector chooses a label set.
+func (s *Selector) MayMatch(set *LabelSet) bool {
+	return !s.MatchesLabels(set, nil) && slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool {
+		return a.rest != nil && a.rest.matches(set, nil)
+	})
 }
 
 // ChoosesNode reports whether a selector of nodes chooses one.

@@ -48,8 +48,17 @@ func (o *oracle) decision(txn statedb.ReadTxn, src, dst netip.Addr) string {
 	if owner == nil {
 		return unknown
 	}
-	policies := o.choosing(txn, owner)
+	policies, undecided := o.choosing(txn, owner)
 	local := owner.Node == o.LocalNode.Name
+	switch {
+	case !undecided:
+	case !local:
+		return unknown // its node holds it
+	case o.covers(txn, dst):
+		return held
+	default:
+		return plain
+	}
 	if !local && !slices.ContainsFunc(policies, func(p *tables.EgressPolicy) bool { return o.mayServe(txn, p) }) {
 		return unknown
 	}
@@ -102,12 +111,21 @@ func (o *oracle) owners(txn statedb.ReadTxn) map[netip.Addr]string {
 	return owners
 }
 
-// choosing returns the policies that choose an endpoint, the winning one first.
-func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*tables.EgressPolicy) {
-	namespace := labels.Set{"kubernetes.io/metadata.name": e.Namespace}
+// covers reports whether a destination is one of some policy.
+func (o *oracle) covers(txn statedb.ReadTxn, dst netip.Addr) (is bool) {
+	for p := range o.Policies.All(txn) {
+		is = is || covering(p.Destinations, dst) >= 0
+	}
+	return is
+}
+
+// choosing returns the policies that choose an endpoint, the winning one first, and whether it
+// depends on labels of its namespace, which is not known, if others do.
+func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*tables.EgressPolicy, undecided bool) {
+	namespace, known := labels.Set{"kubernetes.io/metadata.name": e.Namespace}, false
 	for n := range o.Namespaces.All(txn) {
 		if n.Name == e.Namespace {
-			namespace = labels.Merge(n.Labels, namespace)
+			namespace, known = labels.Merge(n.Labels, namespace), true
 		}
 	}
 	pod := labels.Merge(e.LabelSet.Labels.Set(), labels.Set{"io.kubernetes.pod.namespace": e.Namespace})
@@ -126,17 +144,22 @@ func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*
 		}
 	}
 	for p := range o.Policies.All(txn) {
+		chosen := false
 		for _, s := range p.Selectors {
-			if matches(s.Namespaces, namespace) && matches(s.Pods, pod) && (s.Nodes == "" || nodeKnown && matches(s.Nodes, node)) {
-				policies = append(policies, p)
-				break
+			if asks := strings.Contains(s.Namespaces, "team"); asks && !known { // the one label that there is
+				undecided = undecided || matches(s.Pods, pod)
+			} else if matches(s.Namespaces, namespace) && matches(s.Pods, pod) && (s.Nodes == "" || nodeKnown && matches(s.Nodes, node)) {
+				chosen = true
 			}
+		}
+		if chosen {
+			policies = append(policies, p)
 		}
 	}
 	slices.SortFunc(policies, func(a, b *tables.EgressPolicy) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 	})
-	return policies
+	return policies, undecided
 }
 
 func matches(selector string, set labels.Set) bool {
@@ -340,6 +363,8 @@ func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error)
 	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: source})
 	class, found := bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: source})
 	switch {
+	case local && pod.Flags&bpf.PodEgressUnknown != 0 && coveredByKernel(r, dst):
+		return held, nil
 	case !found && local && pod.Flags != 0 && coveredByKernel(r, dst):
 		return held, nil
 	case !found && local:

@@ -114,7 +114,7 @@ func (c *cluster) compareReasons(txn statedb.ReadTxn, r bpf.Reader) (err error) 
 		allow, why := w.Verdict(p)
 		pod, _ := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)})
 		peer, _ := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(p.Peer, p.Peer.BitLen())))
-		if pod.SubjectClass == bpf.NoSubjectClass || w.HostAllowed && p.Direction == bpf.DirectionIngress && peer.Value.Flags&bpf.IPCacheHost != 0 {
+		if pod.SubjectClass == bpf.NoSubjectClass || w.IsHeld(p.Subject) || w.HostAllowed && p.Direction == bpf.DirectionIngress && peer.Value.Flags&bpf.IPCacheHost != 0 {
 			continue
 		}
 		decides, _, found := policy.Lookup(func(k bpf.PolicyKey) (bpf.PolicyValue, bool) {

@@ -94,8 +94,12 @@ func (c *cluster) comparePolicies(txn statedb.ReadTxn) (err error) {
 	c.memory.Read(func(r bpf.Reader) {
 		for _, p := range packets {
 			want, why := w.Verdict(p)
-			if got := policyInKernel(r, p, w.HostAllowed); got != verdictText(want) {
-				err = errors.Join(err, fmt.Errorf("%s: by the maps %s, by the policies %s, %s", p, got, verdictText(want), why))
+			text := verdictText(want)
+			if !want && w.IsHeld(p.Subject) {
+				text = heldNew
+			}
+			if got := policyInKernel(r, p, w.HostAllowed); got != text {
+				err = errors.Join(err, fmt.Errorf("%s: by the maps %s, by the policies %s, %s", p, got, text, why))
 			}
 		}
 	})

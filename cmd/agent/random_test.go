@@ -150,6 +150,7 @@ func (g *generator) policy() string {
 			"{podSelector: {matchLabels: {tier: front}}}",
 			"{podSelector: {matchExpressions: [{key: app, operator: In, values: [db, api]}]}}",
 			"{namespaceSelector: {matchLabels: {team: blue}}}",
+			"{namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [blue]}]}}",
 			"{namespaceSelector: {matchLabels: {team: blue}}, podSelector: {matchLabels: {tier: back}}}",
 			"{podSelector: {matchLabels: {app: web}}, nodeSelector: {matchLabels: {zone: a}}}",
 			"{podSelector: {matchLabels: {io.kubernetes.pod.namespace: ns-1}}}",

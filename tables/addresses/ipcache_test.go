@@ -71,7 +71,7 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 	w.peerPrefix("10.2.3.4/32")
 	w.settle()
 	require.False(t, w.peer("10.2.3.4/32").Inherits)
-	require.Equal(t, bpf.IPCacheInCluster|bpf.IPCachePod, w.peer("10.2.3.4/32").Flags)
+	require.Equal(t, bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods, w.peer("10.2.3.4/32").Flags)
 	remove(w, w.Endpoints, pod)
 	w.settle()
 	require.Equal(t, []string{"peer prefix", "inside 10.2.0.0/16"}, w.peer("10.2.3.4/32").Origins)

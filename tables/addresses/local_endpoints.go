@@ -3,6 +3,7 @@
 package addresses
 
 import (
+	"fmt"
 	"iter"
 	"net/netip"
 
@@ -214,6 +215,7 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 		return nil
 	}
 	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Status: reconciler.StatusPending()}
+	namespaceUnknown := false
 	switch m := tables.MemberOf(txn, l.Members, bpf.RoleEgress, owner); {
 	case m == nil:
 		row.EgressClass, row.Flags = 0, bpf.PodEgressUnknown
@@ -221,13 +223,18 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 			// It has new labels: until their class is known, it keeps its own.
 			row.EgressClass, row.Flags = existing.EgressClass, existing.Flags&egressFlags
 		}
+	case m.NamespaceUnknown:
+		row.Flags, namespaceUnknown = bpf.PodEgressUnknown, true
 	case m.Class != 0:
 		row.EgressClass = m.Class
 		row.Flags |= bpf.PodEgressSelected
 	}
-	l.findSubjectClass(txn, r, row, existing, owner)
+	member := l.findSubjectClass(txn, r, row, existing, owner)
 	if !l.findAttached(txn, row, attachment) {
 		l.findDevice(txn, row, l.former(txn, r, row, existing))
+	}
+	if row.Reason == "" && (namespaceUnknown || member != nil && member.NamespaceUnknown) {
+		row.Reason = fmt.Sprintf("there is no Namespace %s, whose labels policies look at", owner.Namespace)
 	}
 	r.fill(row, existing)
 	return []*tables.LocalEndpoint{row}

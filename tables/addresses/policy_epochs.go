@@ -16,18 +16,22 @@ import (
 const egressFlags = bpf.PodEgressSelected | bpf.PodEgressUnknown
 
 // findSubjectClass fills in the class of a pod as the subject of network
-// policies. A pod whose class is not ready stays in the one that it has, and one
-// that has none yet is held.
-func (l *localParams) findSubjectClass(txn statedb.ReadTxn, r *round, row, existing *tables.LocalEndpoint, owner *tables.Endpoint) {
-	member := tables.MemberOf(txn, l.Members, bpf.RoleSubject, owner)
+// policies, and returns the member that the pod is of. A pod whose class is not ready stays in the one that it has, and one
+// that has none yet is held; so is one of a namespace that is not known, if policies
+// look at its labels.
+func (l *localParams) findSubjectClass(txn statedb.ReadTxn, r *round, row, existing *tables.LocalEndpoint, owner *tables.Endpoint) (member *tables.ClassMember) {
+	member = tables.MemberOf(txn, l.Members, bpf.RoleSubject, owner)
 	if member == nil && l.Enforcement == tables.EnforcementNever {
-		return
+		return nil
+	}
+	if member != nil && member.NamespaceUnknown {
+		row.Flags |= bpf.PodPolicyUnknown
 	}
 	if member != nil {
 		key := bpf.ClassKey{Role: bpf.RoleSubject, Number: member.Class}
 		if tables.ClassIsReady(txn, l.Readiness, key, member.Digest) {
 			row.SubjectClass = member.Class
-			return
+			return member
 		}
 	}
 	pod := r.podInKernel(row.Addr)
@@ -44,6 +48,7 @@ func (l *localParams) findSubjectClass(txn statedb.ReadTxn, r *round, row, exist
 	if member != nil && (member.Class != row.SubjectClass || row.Flags&bpf.PodPolicyUnknown != 0) {
 		row.WaitsFor = member.Class
 	}
+	return member
 }
 
 // affectedByReadiness are the pods that wait for the class.
@@ -65,7 +70,7 @@ func (l *localParams) memberChanged(txn statedb.ReadTxn, old, new *tables.ClassM
 	switch {
 	case old == nil:
 		l.affectedByMember(txn, new, affect)
-	case new == nil || old.Class != new.Class:
+	case new == nil || old.Class != new.Class || old.NamespaceUnknown != new.NamespaceUnknown:
 		l.affectedByMember(txn, old, affect)
 	case old.Digest != new.Digest && new.Role == bpf.RoleSubject:
 		l.affectedByClass(txn, new.Class, affect)
@@ -122,7 +127,8 @@ func (r *round) judgePolicy(row, existing *tables.LocalEndpoint, pod *tables.Pod
 	switch {
 	case existing != nil && existing.Endpoint == row.Endpoint:
 		former, f.from, unknown = existing.Epoch, existing.SubjectClass, existing.Flags&bpf.PodPolicyUnknown != 0
-		revoked = r.revoked[existing.SubjectClass] || pod != nil && r.revoked[pod.Value.SubjectClass]
+		revoked = r.revoked[existing.SubjectClass] || pod != nil && r.revoked[pod.Value.SubjectClass] ||
+			!unknown && row.Flags&bpf.PodPolicyUnknown != 0
 	case pod != nil && !r.begun && pod.Value.Epoch != 0:
 		former, f.from, unknown = pod.Value.Epoch, pod.Value.SubjectClass, pod.Value.Flags&bpf.PodPolicyUnknown != 0
 		revoked = unmarked && pod.Value.SubjectClass != bpf.NoSubjectClass

@@ -20,7 +20,10 @@ type chooser struct {
 	selectors, namespaces statedb.Revision // of which it remembers something
 	remembered
 
-	chosen []*tables.Selector // of the label set that is looked at
+	// Of the label set that is looked at: which choose it, and whether others may, by labels of
+	// its namespace that are not known.
+	chosen  []*tables.Selector
+	unknown bool
 }
 
 // remembered is what was looked up.
@@ -65,7 +68,7 @@ func (c *chooser) forget() {
 // choosing returns the selectors that choose a label set by its labels, on some
 // node at least, each once. They are good until the next call.
 func (c *chooser) choosing(txn statedb.ReadTxn, set *tables.LabelSet) []*tables.Selector {
-	c.chosen = c.chosen[:0]
+	c.chosen, c.unknown = c.chosen[:0], false
 	at := c.spaceOf(txn, set.Namespace)
 	consider := func(selectors []*tables.Selector) {
 		for _, s := range selectors {
@@ -73,6 +76,7 @@ func (c *chooser) choosing(txn statedb.ReadTxn, set *tables.LabelSet) []*tables.
 			if !again && s.MatchesLabels(set, at.namespace) {
 				c.chosen = append(c.chosen, s)
 			}
+			c.unknown = c.unknown || at.namespace == nil && s.MayMatch(set)
 		}
 	}
 	consider(at.selectors)

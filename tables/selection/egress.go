@@ -24,6 +24,11 @@ func (e *egressScope) signatures(r *round, key memberKey) []*tables.ClassMember 
 		return nil
 	}
 	chosen := r.chooser.choosing(r.txn, set)
+	if r.chooser.unknown {
+		// In no class, also if some policy chooses it for sure: when the labels are known, the
+		// address would be let go by the rules of that class before it has come to its own.
+		return []*tables.ClassMember{{Role: bpf.RoleEgress, LabelSet: set.ID, NamespaceUnknown: true}}
+	}
 	if len(chosen) == 0 && len(r.before(key)) == 0 {
 		return nil // as most are
 	}
@@ -104,7 +109,7 @@ func (e *egressScope) finish(r *round) {
 			}
 		}
 		of.wanted = slices.DeleteFunc(of.wanted, func(m *tables.ClassMember) bool {
-			return m.Class == 0 && m.Node == "" && len(m.Former) == 0
+			return m.Class == 0 && m.Node == "" && len(m.Former) == 0 && !m.NamespaceUnknown
 		})
 	}
 }

@@ -111,7 +111,7 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 	}
 	for _, anchor := range s.Anchors() {
 		for set := range m.labels.with(anchor) {
-			if s.MatchesLabels(set, m.namespace(txn, set.Namespace)) {
+			if m.mayChoose(txn, s, set) {
 				affect(memberKey{role: s.Role, set: set.ID})
 			}
 		}
@@ -123,10 +123,17 @@ func (m *members) affectedByLabels(txn statedb.ReadTxn, s *tables.Selector, affe
 func (m *members) affectedHere(txn statedb.ReadTxn, s *tables.Selector, affect func(memberKey)) {
 	anchors := s.Anchors()
 	for e := range m.Places.Endpoints.List(txn, tables.EndpointsHere()) {
-		if slices.ContainsFunc(anchors, e.LabelSet.HasAnchor) && s.MatchesLabels(e.LabelSet, m.namespace(txn, e.LabelSet.Namespace)) {
+		if slices.ContainsFunc(anchors, e.LabelSet.HasAnchor) && m.mayChoose(txn, s, e.LabelSet) {
 			affect(memberKey{role: s.Role, set: e.LabelSet.ID})
 		}
 	}
+}
+
+// mayChoose reports whether a selector chooses a label set, or may by labels of its namespace
+// that are not known.
+func (m *members) mayChoose(txn statedb.ReadTxn, s *tables.Selector, set *tables.LabelSet) bool {
+	namespace := m.namespace(txn, set.Namespace)
+	return s.MatchesLabels(set, namespace) || namespace == nil && s.MayMatch(set)
 }
 
 // redefined are the prefixes for which it is not the same whether they are meant

@@ -32,7 +32,7 @@ func (s *subjectPlace) signatures(r *round, key memberKey) []*tables.ClassMember
 	if len(selectors) > 0 {
 		ports = r.ports(set)
 	}
-	m := &tables.ClassMember{Role: bpf.RoleSubject, LabelSet: set.ID}
+	m := &tables.ClassMember{Role: bpf.RoleSubject, LabelSet: set.ID, NamespaceUnknown: r.chooser.unknown}
 	r.signer.sign(m, selectors, ports)
 	return []*tables.ClassMember{m}
 }

@@ -161,8 +161,9 @@ func TestDefinitionsAreStructural(t *testing.T) {
 }
 
 // writes is all that the agent writes: how policies fare, and nothing that decides
-// what becomes of traffic.
+// what becomes of traffic; and the taint of its node, which it removes.
 var writes = []string{
+	"/nodes patch",
 	"sluice.io/nodereports create,patch",
 	"cilium.io/ciliumclusterwidenetworkpolicies/status patch",
 	"cilium.io/ciliumegressgatewaypolicies/status patch",

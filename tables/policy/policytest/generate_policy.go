@@ -58,7 +58,7 @@ func (g *Generator) kubernetesPeer() string {
 	case 0:
 		return "{podSelector: " + g.selector() + "}"
 	case 1:
-		return "{namespaceSelector: " + g.pick("{}", "{matchLabels: {team: blue}}", "{matchLabels: {kubernetes.io/metadata.name: ns-1}}") + "}"
+		return "{namespaceSelector: " + g.pick("{}", "{matchLabels: {team: blue}}", "{matchExpressions: [{key: team, operator: NotIn, values: [blue]}]}", "{matchLabels: {kubernetes.io/metadata.name: ns-1}}") + "}"
 	case 2:
 		return "{namespaceSelector: {matchLabels: {team: " + g.pick("blue", "red") + "}}, podSelector: " + g.selector() + "}"
 	}
@@ -103,7 +103,8 @@ metadata: {%s}
 
 func (g *Generator) ciliumSelector() string {
 	return g.pick("{}", "{matchLabels: {app: web}}", "{matchLabels: {\"k8s:tier\": front}}", "{matchLabels: {\"any:app\": db}}",
-		"{matchExpressions: [{key: app, operator: In, values: [db, api]}]}", "{matchLabels: {\"k8s:io.cilium.k8s.policy.serviceaccount\": robot}}")
+		"{matchExpressions: [{key: app, operator: In, values: [db, api]}]}", "{matchLabels: {\"k8s:io.cilium.k8s.policy.serviceaccount\": robot}}",
+		"{matchLabels: {app: api}, matchExpressions: [{key: io.cilium.k8s.namespace.labels.team, operator: NotIn, values: [blue]}]}")
 }
 
 func (g *Generator) ciliumPeers(prefix, kind string) string {

@@ -35,6 +35,8 @@ func (w *World) Verdict(p Packet) (allowed bool, why string) {
 		return true, "policies are not enforced"
 	case w.HostAllowed && p.Direction == bpf.DirectionIngress && peer.host:
 		return true, "from the node itself"
+	case w.IsHeld(p.Subject):
+		return false, "its namespace is not known"
 	}
 	allowedBy := ""
 	deniedBy := ""

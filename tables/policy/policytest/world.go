@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -50,7 +51,10 @@ type memo struct {
 	parties   map[netip.Addr]party
 }
 
-type subjectLabels struct{ pod, namespace labels.Set }
+type subjectLabels struct {
+	pod, namespace labels.Set
+	known          bool // there is an object for the namespace
+}
 
 type matchKey struct {
 	selector tables.EgressSelector
@@ -127,7 +131,8 @@ func (w *World) chosen(s tables.EgressSelector, pod *tables.Endpoint) bool {
 	is, known := w.memo.matches[key]
 	if !known {
 		set := w.labelsOf(pod)
-		is = w.matches(s.Namespaces, set.namespace) && w.matches(s.Pods, set.pod)
+		asks := w.asksNamespace(s.Namespaces, "") || w.asksNamespace(s.Pods, namespaceLabels)
+		is = (set.known || !asks) && w.matches(s.Namespaces, set.namespace) && w.matches(s.Pods, set.pod)
 		if w.memo.matches == nil {
 			w.memo.matches = map[matchKey]bool{}
 		}
@@ -136,15 +141,52 @@ func (w *World) chosen(s tables.EgressSelector, pod *tables.Endpoint) bool {
 	return is
 }
 
+const namespaceLabels = "io.cilium.k8s.namespace.labels."
+
+// asksNamespace reports whether a selector requires something of labels with a prefix other
+// than the name of the namespace.
+func (w *World) asksNamespace(selector, prefix string) bool {
+	w.matches(selector, nil)
+	requirements, _ := w.memo.selectors[selector].Requirements()
+	return slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return isOfNamespace(r.Key(), prefix) })
+}
+
+func isOfNamespace(key, prefix string) bool {
+	label, is := strings.CutPrefix(key, prefix)
+	return is && label != "kubernetes.io/metadata.name"
+}
+
+// IsHeld reports whether a pod's new connections are dropped: its namespace is not known, and
+// the subjects of some policy depend on the labels of that.
+func (w *World) IsHeld(addr netip.Addr) bool {
+	pod := w.Pod(addr)
+	if pod == nil || w.Enforcement == "never" {
+		return false
+	}
+	set := w.labelsOf(pod)
+	rest := func(selector, prefix string) bool {
+		w.matches(selector, nil)
+		requirements, _ := w.memo.selectors[selector].Requirements()
+		return !slices.ContainsFunc(requirements, func(r labels.Requirement) bool {
+			return !isOfNamespace(r.Key(), prefix) && !r.Matches(map[string]labels.Set{"": set.namespace, namespaceLabels: set.pod}[prefix])
+		})
+	}
+	return !set.known && slices.ContainsFunc(w.Policies, func(p *tables.NetworkPolicy) bool {
+		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
+			return !w.chosen(r.Subject, pod) && rest(r.Subject.Namespaces, "") && rest(r.Subject.Pods, namespaceLabels)
+		})
+	})
+}
+
 // labelsOf returns the labels that selectors see of a pod, and of its namespace.
 func (w *World) labelsOf(pod *tables.Endpoint) subjectLabels {
 	if set, known := w.memo.labels[pod]; known {
 		return set
 	}
-	namespace := labels.Set{"kubernetes.io/metadata.name": pod.Namespace}
+	namespace, known := labels.Set{"kubernetes.io/metadata.name": pod.Namespace}, false
 	for _, n := range w.Namespaces {
 		if n.Name == pod.Namespace {
-			namespace = labels.Merge(n.Labels, namespace)
+			namespace, known = labels.Merge(n.Labels, namespace), true
 		}
 	}
 	set := labels.Merge(pod.LabelSet.Labels.Set(), labels.Set{
@@ -154,12 +196,12 @@ func (w *World) labelsOf(pod *tables.Endpoint) subjectLabels {
 		set["io.cilium.k8s.policy.serviceaccount"] = pod.LabelSet.ServiceAccount
 	}
 	for k, v := range namespace {
-		set["io.cilium.k8s.namespace.labels."+k] = v
+		set[namespaceLabels+k] = v
 	}
 	if w.memo.labels == nil {
 		w.memo.labels = map[*tables.Endpoint]subjectLabels{}
 	}
-	w.memo.labels[pod] = subjectLabels{set, namespace}
+	w.memo.labels[pod] = subjectLabels{set, namespace, known}
 	return w.memo.labels[pod]
 }
 
