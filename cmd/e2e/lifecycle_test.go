@@ -87,7 +87,7 @@ func (a *agent) cleanUpNode(k *kernel) {
 	a.t.Helper()
 	pins, err := os.ReadDir(a.pin("."))
 	require.NoError(a.t, err)
-	require.Len(a.t, pins, 25, "24 maps, and the directory of links")
+	require.Len(a.t, pins, 26, "24 maps, and the directories of links and programs")
 	out, err := a.sluice(append([]string{"cleanup"}, a.locations()...)...).CombinedOutput()
 	require.NoError(a.t, err, "%s", out)
 	for _, pin := range pins {

@@ -315,10 +315,14 @@ var localScope = prefixes([]string{
 // ipcache is what sluice_ipcache is to hold.
 func (w *world) ipcache() map[bpf.IPCacheKey]bpf.IPCacheValue {
 	known := map[bpf.IPCacheKey]bpf.IPCacheValue{}
+	// on is the node whose pods have, or get, these addresses.
 	fact := func(p netip.Prefix, flags bpf.IPCacheFlags, on string) {
 		key := bpf.IPCacheKeyFrom(p)
 		value := known[key]
 		value.Flags |= flags
+		if on == localNode {
+			value.Flags |= bpf.IPCacheLocalPods
+		}
 		if n := w.node(on); n != nil && on != localNode && value.Tunnel == (bpf.Address{}) {
 			value.Tunnel = bpf.AddressFrom(n.underlay())
 		}

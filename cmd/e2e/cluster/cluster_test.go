@@ -185,6 +185,7 @@ func testForbidden(t *testing.T, a agent) {
 	for _, rule := range writes {
 		want = append(want, strings.Replace(rule, "nodereports ", "nodereports list,watch,", 1))
 	}
+	want = append(want, "apiextensions.k8s.io/customresourcedefinitions get")
 	for _, rule := range leaseRules {
 		want = append(want, "coordination.k8s.io/leases "+strings.Join(rule.Verbs, ","))
 	}
