@@ -54,6 +54,10 @@ spec:
 // long, so that it asks at every moment.
 var deniedArgs = []string{"send", "-timeout=300ms", webAddress}
 
+// patience is how long an answer is waited for that must come: long, as a busy
+// machine gives a pod no CPU time for seconds.
+const patience = "-timeout=15s"
+
 // steadyTraffic is traffic that must go on while agents come and go, or must
 // not come through meanwhile. Each is a pod that writes down its answers.
 var steadyTraffic = []struct {
@@ -61,10 +65,10 @@ var steadyTraffic = []struct {
 	args            []string
 	source          string // that the server sees; of TCP
 }{
-	{"hold-egress", "worker-1", "checkout", []string{"hold", outside}, egressIP},
-	{"send-egress", "worker-3", "checkout", []string{"send", outside}, egressIP},
-	{"hold-web", "worker-2", "client", []string{"hold", webAddress}, "itself"},
-	{"send-web", "worker-1", "client", []string{"send", "-protocols=tcp", webAddress}, "itself"},
+	{"hold-egress", "worker-1", "checkout", []string{"hold", patience, outside}, egressIP},
+	{"send-egress", "worker-3", "checkout", []string{"send", patience, outside}, egressIP},
+	{"hold-web", "worker-2", "client", []string{"hold", patience, webAddress}, "itself"},
+	{"send-web", "worker-1", "client", []string{"send", patience, "-protocols=tcp", webAddress}, "itself"},
 	{"denied", "worker-2", "other", deniedArgs, traffic.Failed},
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/sluice-net/sluice/cmd/cluster/kubernetes"
@@ -100,6 +101,8 @@ spec: %s
 // scheduler selects one.
 func podSpec(node, restart string, args ...string) string {
 	container := corev1.Container{Name: "pod", Image: kubernetes.TrafficImage, Args: args}
+	// Without a request the pods get next to no CPU time on a busy machine.
+	container.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
 	if args[0] == "serve" {
 		container.ReadinessProbe = &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(traffic.Port)}},
