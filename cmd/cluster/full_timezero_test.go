@@ -100,8 +100,7 @@ func setPlugin(t *testing.T, plugin bool) bool {
 	if !strings.Contains(string(values), "cni-plugin:") {
 		return !plugin
 	}
-	run(t, "helm", "upgrade", "sluice", "deploy/helm/sluice", "--namespace="+sluiceNamespace,
-		"--reset-then-reuse-values", fmt.Sprintf("--set=flags.cni-plugin=%t", plugin))
+	upgradeChart(t, fmt.Sprintf("--set=flags.cni-plugin=%t", plugin))
 	awaitAgents(t)
 	await(t, "the CNI configuration is as wanted", func() error {
 		for _, node := range running.Nodes {
