@@ -75,10 +75,3 @@ func (p *cniPlugin) call(command string, pod *Pod, timeout string) error {
 	}
 	return nil
 }
-
-// pending is the object of a pod whose status says nothing yet.
-func pending(p *Pod) Object {
-	o := p.Object()
-	o["status"] = map[string]any{"phase": "Pending"}
-	return o
-}
