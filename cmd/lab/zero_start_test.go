@@ -126,7 +126,7 @@ func newZero(t *testing.T, plugin, bridge bool, size int) *zero {
 	t.Helper()
 	z := &zero{
 		traffic: newTraffic(t, Options{Nodes: 2, BridgeCNI: bridge, NoCapture: true, NoAgents: true}),
-		pause:   time.Duration(size) * 250 * time.Microsecond, // a rate that two cores carry
+		pause:   time.Duration(size) * time.Millisecond, // a rate that two cores carry
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), zeroTimeout)
 	t.Cleanup(cancel)

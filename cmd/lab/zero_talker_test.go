@@ -25,7 +25,7 @@ const (
 // what it hears. It answers questions.
 type talker struct {
 	word  string
-	pause time.Duration // between two rounds of words
+	pause time.Duration // between two rounds of words, after the first ones
 
 	conn        *net.UDPConn
 	stop        chan struct{}
@@ -53,19 +53,17 @@ func startTalker(n *Namespace, word string, port int, pause time.Duration) (*tal
 	return k, nil
 }
 
-// say sends the word to addresses until the talker is closed.
+// say sends the word to addresses until the talker is closed, most often in the beginning.
 func (k *talker) say(to ...netip.Addr) {
 	k.all.Go(func() {
-		ticker := time.NewTicker(k.pause)
-		defer ticker.Stop()
-		for {
+		for pause := time.Millisecond; ; pause = min(pause+time.Millisecond, k.pause) {
 			for _, addr := range to {
 				k.send(k.word, netip.AddrPortFrom(addr, talkPort))
 			}
 			select {
 			case <-k.stop:
 				return
-			case <-ticker.C:
+			case <-time.After(pause):
 			}
 		}
 	})
