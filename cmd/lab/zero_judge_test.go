@@ -12,15 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hearing is who may hear whom: the sources that a listener has heard of a speaker, and
-// those that policies give.
+// hearing compares the sources with which a listener has heard a speaker with those that
+// policies give.
 type hearing struct {
-	what    string
+	what    string // listener and speaker
 	heard   map[netip.Addr]int
 	allowed []netip.Addr // none if policies forbid it
 }
 
-// hearings are what peers hear of a pod, and the pod of its peers.
+// hearings are what the peers hear of a pod, and the pod of the peers.
 func (z *zero) hearings(p *zeroPod) (all []hearing) {
 	own := []netip.Addr{p.IPv4, p.IPv6}
 	for _, peer := range z.peers {
@@ -117,9 +117,9 @@ func (z *zero) judge(pods []*zeroPod) {
 			for source, n := range h.heard {
 				switch {
 				case len(h.allowed) == 0:
-					z.forbidden += n
+					z.forbidden += uint64(n)
 				case !slices.Contains(h.allowed, source):
-					z.wrongSource += n
+					z.wrongSource += uint64(n)
 				default:
 					continue
 				}
@@ -141,15 +141,25 @@ func (d times) String() string {
 		d[len(d)/2].Round(10*time.Microsecond), d[len(d)-1].Round(10*time.Microsecond))
 }
 
-// summarize logs the result so far.
-func (z *zero) summarize() {
-	sent, heard := z.sent, z.heard
-	for _, peer := range append(z.peers, zeroPeer{talker: z.asks}) {
-		sent += peer.sent.Load()
-		heard += peer.heard.Load()
-	}
-	z.t.Logf("%d pods, %d datagrams sent, %d heard, forbidden: %d, wrong source: %d",
-		z.started, sent, heard, z.forbidden, z.wrongSource)
-	z.t.Logf("agent up: first connection: %s; later connection: %s; ADD: %s",
-		z.firsts, z.laters, z.adds)
+// zeroCount counts pods, and datagrams.
+type zeroCount struct {
+	started                             int
+	sent, heard, forbidden, wrongSource uint64
+}
+
+func (c *zeroCount) addTalker(k *talker) {
+	c.add(zeroCount{sent: k.sent.Load(), heard: k.heard.Load()})
+}
+
+func (c *zeroCount) add(o zeroCount) {
+	c.started += o.started
+	c.sent += o.sent
+	c.heard += o.heard
+	c.forbidden += o.forbidden
+	c.wrongSource += o.wrongSource
+}
+
+func (c zeroCount) String() string {
+	return fmt.Sprintf("%d pods, %d datagrams sent, %d heard, forbidden: %d, wrong source: %d",
+		c.started, c.sent, c.heard, c.forbidden, c.wrongSource)
 }

@@ -27,7 +27,7 @@ type zeroPod struct {
 	connErr    error
 	connected  atomic.Bool
 	ended      chan struct{} // closed when it has connected, or failed to
-	cancel     func()        // ends the attempt
+	cancel     func()        // ends the attempt to connect
 	add, first time.Duration // of the ADD and of the first connection
 }
 
@@ -62,12 +62,13 @@ func (z *zero) pendingPods(specs []PodSpec, phase zeroPhase) {
 	if phase != agentUp {
 		return
 	}
-	require.NoError(z.t, AwaitRows(z.ctx, z.node.Agent, "endpoints", func(rows []map[string]any) error {
-		if len(rows) < len(specs)+2 { // near and far
-			return fmt.Errorf("%d endpoints", len(rows))
+	z.eventually("the agent knows the pods", func() error {
+		rows, err := Rows[any](z.ctx, z.node.Agent, "endpoints")
+		if err == nil && len(rows) < len(specs)+2 { // near and far
+			err = fmt.Errorf("it knows %d endpoints", len(rows))
 		}
-		return nil
-	}))
+		return err
+	})
 }
 
 // runPods has the objects of pods tell of their addresses, as the kubelet does.
@@ -80,26 +81,30 @@ func (z *zero) runPods(pods []*zeroPod) {
 	require.NoError(z.t, z.Apply(objects...))
 }
 
-// start starts pods, some at the same time.
-func (z *zero) start(specs []PodSpec) []*zeroPod {
+// start starts pods at the same time; only two of them where ADDs and connections are timed.
+func (z *zero) start(specs []PodSpec, phase zeroPhase) []*zeroPod {
 	z.t.Helper()
 	var (
-		all   sync.WaitGroup
-		slots = make(chan struct{}, buildAtOnce)
-		pods  = make([]*zeroPod, len(specs))
-		errs  = make([]error, len(specs))
+		all               sync.WaitGroup
+		pods, errs        = make([]*zeroPod, len(specs)), make([]error, len(specs))
+		building, running = make(chan bool, buildAtOnce), make(chan bool, len(specs))
 	)
+	if phase == agentUp && z.plugin != nil {
+		running = make(chan bool, 2)
+	}
 	for i, spec := range specs {
 		all.Go(func() {
-			slots <- struct{}{}
+			running <- true
+			building <- true
 			connected, err := z.ConnectPods(spec)
-			<-slots
+			<-building
 			if errs[i] = err; err == nil {
 				pods[i] = &zeroPod{
 					Pod: connected[0], kind: spec.Labels["app"], ended: make(chan struct{}),
 				}
 				errs[i] = z.startOne(pods[i])
 			}
+			<-running
 		})
 	}
 	all.Wait()
@@ -109,24 +114,21 @@ func (z *zero) start(specs []PodSpec) []*zeroPod {
 
 // startOne calls the plugin, as often as the ADD fails, and then has the pod talk.
 func (z *zero) startOne(p *zeroPod) (err error) {
-	ctx, cancel := context.WithTimeout(z.ctx, patience)
+	var ctx context.Context
+	ctx, p.cancel = context.WithTimeout(z.ctx, patience)
 	if z.plugin != nil {
 		began := time.Now()
-		err = eventually(ctx, "the pod starts", func() error {
+		if err := eventually(ctx, "the pod starts", func() error {
 			return z.plugin.call("ADD", p.Pod, "30s")
-		})
+		}); err != nil {
+			return err
+		}
 		p.add = time.Since(began)
 	}
-	if err != nil {
-		cancel()
-		return err
-	}
 	if p.talker, err = startTalker(p.Namespace, p.Spec.Name, talkPort, z.pause); err != nil {
-		cancel()
 		return err
 	}
 	p.talker.say(z.others...)
-	p.cancel = cancel
 	go func() {
 		defer close(p.ended)
 		p.conn, p.first, p.connErr = p.dialWorld(ctx)
@@ -154,7 +156,6 @@ func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase) {
 			continue
 		}
 		<-p.ended
-		p.cancel()
 		require.NoError(z.t, p.connErr, p.Name)
 		source, err := askSoon(z.ctx, p.conn)
 		require.NoError(z.t, err, p.Name)
@@ -170,6 +171,7 @@ func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase) {
 			z.firsts, z.laters = append(z.firsts, p.first), append(z.laters, took)
 		}
 		require.NoError(z.t, p.conn.Close())
+		p.cancel()
 	}
 }
 
@@ -178,8 +180,7 @@ func (z *zero) end(pods []*zeroPod) {
 	z.t.Helper()
 	for _, p := range pods {
 		p.talker.close()
-		z.sent += p.talker.sent.Load()
-		z.heard += p.talker.heard.Load()
+		z.addTalker(p.talker)
 		if z.plugin != nil {
 			require.NoError(z.t, z.plugin.call("DEL", p.Pod, "1s"))
 		}

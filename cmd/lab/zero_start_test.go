@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -48,10 +49,9 @@ type zero struct {
 	pause    time.Duration
 	addrs    []netip.Addr // of the pods of a batch, IPv4 and IPv6 in turn
 
-	batches, started       int
-	sent, heard            uint64 // datagrams of pods that have ended
-	forbidden, wrongSource int    // datagrams
-	adds, firsts, laters   times  // of ADDs and connections while the agent is up
+	batches              int
+	adds, firsts, laters times // of ADDs and connections while the agent is up
+	zeroCount                  // of pods that have ended
 }
 
 type zeroPeer struct {
@@ -82,32 +82,48 @@ func TestZeroStart(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, plugin := range []bool{true, false} {
-		t.Run(map[bool]string{true: "plugin", false: "no plugin"}[plugin], func(t *testing.T) {
-			for _, bridge := range []bool{false, true} {
-				t.Run(map[bool]string{false: "routed", true: "bridge"}[bridge], func(t *testing.T) {
-					t.Parallel()
-					testZeroStart(t, plugin, bridge, pods/2)
-				})
-			}
+		name := map[bool]string{true: "plugin", false: "no plugin"}[plugin]
+		var routed, bridged zeroCount
+		t.Run(name, func(t *testing.T) {
+			t.Run("routed", func(t *testing.T) {
+				t.Parallel()
+				testZeroStart(t, plugin, Options{}, pods/2, &routed)
+			})
+			t.Run("bridge", func(t *testing.T) {
+				t.Parallel()
+				testZeroStart(t, plugin, Options{BridgeCNI: true}, pods-pods/2, &bridged)
+			})
 		})
+		routed.add(bridged)
+		t.Logf("%s: %s", name, routed)
 	}
 }
 
-func testZeroStart(t *testing.T, plugin, bridge bool, pods int) {
+func testZeroStart(t *testing.T, plugin bool, options Options, pods int, total *zeroCount) {
 	phases := []zeroPhase{agentUp, agentDown, agentStarting}
 	if plugin {
 		phases = append(phases, nodeBooting) // without, a taint keeps pods from the node
 	}
-	size := min(zeroBatch, (pods+len(phases)-1)/len(phases))
-	z := newZero(t, plugin, bridge, size)
-	defer z.summarize()
+	batches := max(len(phases), (pods+zeroBatch-1)/zeroBatch)
+	z := newZero(t, plugin, options, (pods+batches-1)/batches)
+	defer func() {
+		for _, peer := range z.peers {
+			z.addTalker(peer.talker)
+		}
+		z.addTalker(z.asks)
+		*total = z.zeroCount
+		t.Log(total)
+		t.Logf("agent up: first connection: %s; later connection: %s; ADD: %s",
+			z.firsts, z.laters, z.adds)
+	}()
 	began := time.Now()
-	for z.started < pods {
+	for z.batches < batches {
 		phase := phases[z.batches%len(phases)]
 		z.batch(phase)
 		require.False(t, t.Failed())
-		t.Logf("%s: %d of %d pods after %s", phase, z.started, pods,
-			time.Since(began).Round(time.Second))
+		t.Logf("%s: batch %d of %d, %d pods after %s, forbidden: %d, wrong source: %d",
+			phase, z.batches, batches, z.started, time.Since(began).Round(time.Second),
+			z.forbidden, z.wrongSource)
 	}
 }
 
@@ -122,10 +138,11 @@ metadata: {name: closed, namespace: default}
 spec: {podSelector: {matchLabels: {app: closed}}, policyTypes: [Ingress, Egress]}
 `
 
-func newZero(t *testing.T, plugin, bridge bool, size int) *zero {
+func newZero(t *testing.T, plugin bool, options Options, size int) *zero {
 	t.Helper()
+	options.Nodes, options.NoCapture, options.NoAgents = 2, true, true
 	z := &zero{
-		traffic: newTraffic(t, Options{Nodes: 2, BridgeCNI: bridge, NoCapture: true, NoAgents: true}),
+		traffic: newTraffic(t, options),
 		pause:   time.Duration(size) * time.Millisecond, // a rate that two cores carry
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), zeroTimeout)
@@ -191,20 +208,16 @@ func (z *zero) talk(n *Namespace, word string, port int) *talker {
 func (z *zero) batch(phase zeroPhase) {
 	z.t.Helper()
 	specs := z.specs()
-	z.pendingPods(specs, phase)
 	z.interrupt(phase)
-	pods := z.start(specs)
-	switch {
-	case phase == agentDown:
+	z.pendingPods(specs, phase)
+	pods := z.start(specs, phase)
+	if phase == agentDown || phase == agentUp && z.plugin == nil {
+		time.Sleep(200 * time.Millisecond) // for which no agent knows the pods
 		z.assertHeld(pods)
-		z.runPods(pods)
+	}
+	z.runPods(pods)
+	if phase == agentDown {
 		require.NoError(z.t, z.node.Agent.Start())
-	case phase == agentUp && z.plugin == nil:
-		time.Sleep(200 * time.Millisecond) // for which the agent does not know them
-		z.assertHeld(pods)
-		fallthrough
-	default:
-		z.runPods(pods)
 	}
 	z.awaitAllowed(pods)
 	z.checkConnections(pods, phase)
@@ -212,13 +225,13 @@ func (z *zero) batch(phase zeroPhase) {
 	z.judge(pods)
 }
 
-// interrupt does to the agent what a phase is about.
+// interrupt kills the agent, and starts it again as a phase has it.
 func (z *zero) interrupt(phase zeroPhase) {
 	z.t.Helper()
+	agent := z.node.Agent
 	if phase == agentUp {
 		return
 	}
-	agent := z.node.Agent
 	agent.Kill()
 	if phase == nodeBooting { // nothing is pinned, and /run is empty
 		_, err := bpf.CleanupLinks(agent.BPFFS())
@@ -244,14 +257,11 @@ func (z *zero) assertNoStart() {
 
 // gone returns an error while the kernel has addresses of the pods.
 func (z *zero) gone() error {
-	return AwaitRows(z.ctx, z.node.Agent, "map-pods", func(rows []MapRow) error {
-		for _, r := range rows {
-			for _, a := range z.addrs {
-				if fmt.Sprint(r.Key["Addr"]) == a.String() {
-					return fmt.Errorf("the kernel has %s", a)
-				}
-			}
+	rows, err := Rows[MapRow](z.ctx, z.node.Agent, "map-pods")
+	for _, r := range rows {
+		if a := addrOf(fmt.Sprint(r.Key["Addr"])); slices.Contains(z.addrs, a) {
+			return fmt.Errorf("the kernel has %s", a)
 		}
-		return nil
-	})
+	}
+	return err
 }
