@@ -208,7 +208,9 @@ func (z *zero) talk(n *Namespace, word string, port int) *talker {
 func (z *zero) batch(phase zeroPhase) {
 	z.t.Helper()
 	specs := z.specs()
-	z.interrupt(phase)
+	if phase != agentUp {
+		z.interrupt(phase)
+	}
 	z.pendingPods(specs, phase)
 	pods := z.start(specs, phase)
 	if phase == agentDown || phase == agentUp && z.plugin == nil {
@@ -229,9 +231,6 @@ func (z *zero) batch(phase zeroPhase) {
 func (z *zero) interrupt(phase zeroPhase) {
 	z.t.Helper()
 	agent := z.node.Agent
-	if phase == agentUp {
-		return
-	}
 	agent.Kill()
 	if phase == nodeBooting { // nothing is pinned, and /run is empty
 		_, err := bpf.CleanupLinks(agent.BPFFS())
