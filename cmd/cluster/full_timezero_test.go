@@ -68,16 +68,16 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 				part.before(t)
 			}
 			name := prefix + part.agents
-			apply(t, zeroJob(name+"-open", "zero-open", part.node)+zeroJob(name+"-closed", "zero-closed", part.node))
-			if part.agents != "down" && part.after != nil {
+			apply(t, zeroJob(name+"-open", "zero-open", part.node, "-insist")+zeroJob(name+"-closed", "zero-closed", part.node))
+			if part.agents == "down" {
+				awaitRunning(t, name+"-open")
+			}
+			if part.after != nil {
 				part.after(t)
 			}
 			kubectl(t, "-n", shop, "wait", "--for=condition=Complete", "job", "--selector=job="+name, "--timeout=30m")
 			result := readZero(t, name)
 			kubectl(t, "-n", shop, "delete", "job", "--selector=job="+name)
-			if part.agents == "down" {
-				part.after(t)
-			}
 			t.Logf("%d pods: %+v", *zeroPods, result)
 			require.NotZero(t, result.swept, "datagrams that pods received that may: the sweep reaches none")
 			require.NotZero(t, result.sources[egressIP], "requests with the egress IP")
@@ -156,8 +156,10 @@ func startSweepers(t *testing.T) {
 }
 
 // zeroJob is a job with half of the pods. Without a node the scheduler selects one for each.
-func zeroJob(name, app, node string) string {
+func zeroJob(name, app, node string, flags ...string) string {
 	half := *zeroPods / 2
+	args := append([]string{"send", "-interval=0s", "-timeout=1s", "-listen=5s",
+		"-count=" + strconv.Itoa(zeroRequests)}, append(flags, outside)...)
 	return fmt.Sprintf(`---
 apiVersion: batch/v1
 kind: Job
@@ -169,10 +171,23 @@ spec:
     metadata: {labels: {app: %s}}
     spec: %s
 `, name, shop, name[:strings.LastIndex(name, "-")], half, app,
-		podSpec(node, "Never", "send", "-interval=0s", "-timeout=1s", "-count="+strconv.Itoa(zeroRequests), "-listen=5s", outside))
+		podSpec(node, "Never", args...))
 }
 
-// zeroRequests is how often each pod sends, over UDP and over TCP.
+// awaitRunning waits until all pods of a job run, or have run.
+func awaitRunning(t *testing.T, job string) {
+	t.Helper()
+	await(t, "the pods of "+job+" run", func() error {
+		phases := read(t, shop, "{.items[*].status.phase}", "pods", "--selector=job-name="+job)
+		if n := strings.Count(phases, "Running") + strings.Count(phases, "Succeeded"); n < *zeroPods/2 {
+			return fmt.Errorf("%d of them", n)
+		}
+		return nil
+	})
+}
+
+// zeroRequests is how often each pod sends, over UDP and over TCP; those that may send, until
+// that many were answered.
 const zeroRequests = 3
 
 // zeroResult counts what pods have sent and received.
