@@ -30,12 +30,12 @@ func hold(bpffs string, a *cnifile.Attachment) (held bool, err error) {
 	if err := h.Hold(a.IfIndex, mac, a.Addrs); err != nil {
 		return false, err
 	}
-	return true, forget(bpffs, a.Addrs)
+	return true, nil
 }
 
-// forget removes the connections of the addresses: they are of an earlier pod, whose agent
-// was killed before it removed them. The programs would take those that no policy has
-// judged for connections of the pod, and let them go on while it is held.
+// forget removes the connections of addresses that a new pod gets: they are of an earlier
+// pod. The programs would take them for connections of the new one, and let them go on by
+// the earlier pod's gateway, or while the new pod is held.
 func forget(bpffs string, addrs []netip.Addr) error {
 	all, err := ctmap.OpenAll(bpf.MapsDir(bpffs))
 	if err != nil {
