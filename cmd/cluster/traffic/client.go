@@ -101,7 +101,8 @@ func Sweep(name string, prefixes []netip.Prefix, port uint16) error {
 	for sequence := 1; ; sequence++ {
 		datagram := fmt.Appendf(nil, "%s %d", name, sequence)
 		for _, prefix := range prefixes {
-			for ip := prefix.Addr(); prefix.Contains(ip); ip = ip.Next() {
+			// Not to the last, which is that of broadcasts.
+			for ip := prefix.Addr(); prefix.Contains(ip.Next()); ip = ip.Next() {
 				// Fails where there is no neighbor of that address: there is no pod.
 				_, _ = conn.WriteToUDPAddrPort(datagram, netip.AddrPortFrom(ip, port))
 			}
