@@ -190,12 +190,21 @@ func (l *cniLook) address(a *tables.CNIAttachment, addr netip.Addr) (waitsFor, h
 	case row.Flags&bpf.PodEgressSelected != 0 &&
 		!inKernel(l, l.SourceEntries, bpf.SourceKey{Addr: bpf.AddressFrom(addr)}, bpf.SourceValue{Class: row.EgressClass}):
 		return fmt.Sprintf("%s is not in sluice_sources yet", addr), ""
+	case row.Flags&bpf.PodEgressSelected == 0 && l.hasSource(addr):
+		return fmt.Sprintf("%s is in sluice_sources still", addr), ""
 	}
 	peer, found := lookUp(l, l.IPCache, tables.IPCacheByPrefix(netip.PrefixFrom(addr, addr.BitLen())))
 	if !found || peer.WaitsFor != 0 || !inKernel(l, l.IPCacheEntries, peer.MapKey(), peer.MapValue()) {
 		return fmt.Sprintf("%s is not in sluice_ipcache yet", addr), ""
 	}
 	return "", ""
+}
+
+// hasSource reports whether the kernel has an egress class of an address.
+func (l *cniLook) hasSource(addr netip.Addr) bool {
+	key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
+	_, found := lookUp(l, l.SourceEntries, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
+	return found
 }
 
 // inKernel reports whether the kernel has an entry with a value.
