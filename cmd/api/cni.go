@@ -54,12 +54,16 @@ type cniTables struct {
 	PodEntries     statedb.Table[*tables.PodEntry]      `optional:"true"`
 	SourceEntries  statedb.Table[*tables.SourceEntry]   `optional:"true"`
 	IPCacheEntries statedb.Table[*tables.IPCacheEntry]  `optional:"true"`
+	ConfigEntries  statedb.Table[*tables.ConfigEntry]   `optional:"true"`
+	Policies       statedb.Table[*tables.NetworkPolicy] `optional:"true"`
+	Enforcement    tables.Enforcement                   `optional:"true"`
 }
 
 // newCNIWaiter returns nil if the agent lacks a table, as in tests of this package.
 func newCNIWaiter(t cniTables) *cniWaiter {
 	if t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
-		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil {
+		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil ||
+		t.ConfigEntries == nil || t.Policies == nil {
 		return nil
 	}
 	return &cniWaiter{tables: t}
@@ -159,7 +163,17 @@ func (l *cniLook) look(file string) (waitsFor, unknown string) {
 			unknown = held
 		}
 	}
+	if unknown != "" && !l.holds() {
+		return "the programs do not hold pods by network policies yet", ""
+	}
 	return "", unknown
+}
+
+// holds reports whether a pod of which nothing is known is held.
+func (l *cniLook) holds() bool {
+	_, entries := l.ConfigEntries.AllWatch(l.txn)
+	l.watch.Add(entries)
+	return tables.ConfigHolds(l.txn, l.ConfigEntries, l.Policies, l.Enforcement)
 }
 
 func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func rowsOf[Row any](rows ...Row) iter.Seq2[Row, statedb.Revision] {
@@ -177,42 +178,47 @@ func TestBackstopIsReplaced(t *testing.T) {
 	require.Empty(t, s.pins())
 }
 
-// Programs for pods' devices are pinned with the backstop, and an agent puts its own in
+// Programs for pods' devices are pinned when they hold pods, and an agent puts its own in
 // the place of those of another.
 func TestProgramsArePinned(t *testing.T) {
-	s := newSetup(t)
-	index := s.addVeth("pod0", "eth0", 0)
-	s.mustAttach(index, bpf.ProgramFromPod)
-	require.NoDirExists(t, s.pinned, "maps may not be written yet")
-
-	require.NoError(t, os.MkdirAll(s.pinned, 0o700))
+	bpffs := testBPFFS(t)
+	n := newNetwork(t)
+	dir := bpf.ProgramsDir(bpffs)
+	require.NoError(t, os.MkdirAll(dir, 0o700))
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	require.NoError(t, err)
 	defer m.Close()
-	require.NoError(t, m.Pin(filepath.Join(s.pinned, "from_pod"))) // no program, and replaced
+	require.NoError(t, m.Pin(filepath.Join(dir, "from_pod"))) // no program, and replaced
 	for range 2 {
-		s.mustAttach(0, bpf.ProgramBackstop)
-		pins, err := os.ReadDir(s.pinned)
-		require.NoError(t, err)
-		require.Len(t, pins, 2)
+		a := startAgent(t, n.ns, "--bpffs="+bpffs)
+		insert(a, a.policies, &tables.NetworkPolicy{})
+		a.initialized()
+		a.attach(0, bpf.ProgramBackstop)
+		insert(a, a.config, &tables.ConfigEntry{})
+		require.False(t, a.pinned(dir, bpf.ProgramFromPod), "pods are not held by policies yet")
+		insert(a, a.config, &tables.ConfigEntry{Value: bpf.ConfigValue{Flags: bpf.ConfigNetworkPolicies}})
 		for _, p := range bpf.PinnedPrograms {
-			pinned, err := ebpf.LoadPinnedProgram(filepath.Join(s.pinned, p.String()), nil)
-			require.NoError(t, err)
-			require.Equal(t, programID(t, s.programs(p)), programID(t, pinned))
-			pinned.Close()
+			await.True(t, func() bool { return a.pinned(dir, p) })
 		}
-		s.restart()
+		a.stop()
 	}
-
-	bpffs := filepath.Dir(filepath.Dir(s.pinned))
 	removed, err := bpf.CleanupPrograms(bpffs)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"from_pod", "to_pod"}, removed)
-	require.NoDirExists(t, s.pinned)
-	require.Len(t, s.running(index, ebpf.AttachTCXIngress), 1, "what is attached runs on")
+	require.NoDirExists(t, dir)
 	removed, err = bpf.CleanupPrograms(bpffs)
 	require.NoError(t, err)
 	require.Empty(t, removed)
+}
+
+// pinned reports whether a program of this agent's is pinned.
+func (a *agent) pinned(dir string, p bpf.Program) bool {
+	pinned, err := ebpf.LoadPinnedProgram(filepath.Join(dir, p.String()), nil)
+	if err != nil {
+		return false
+	}
+	defer pinned.Close()
+	return programID(a.t, a.datapath.Program(p)) == programID(a.t, pinned)
 }
 
 func TestWhatCannotBeAttached(t *testing.T) {

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"context"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// pinner pins the programs of pods' devices for the CNI plugin, which attaches them while
+// no agent answers. It waits until they hold a pod that nothing is known of: before that
+// they would let pass what they must not.
+type pinner struct {
+	datapath *datapath.Datapath
+	links    func() links
+	holding  tables.Holding
+}
+
+func (p *pinner) run(ctx context.Context, health cell.Health) error {
+	if !p.datapath.Loaded() || !p.holding.Await(ctx) {
+		return nil
+	}
+	retry := newPinRetry()
+	for {
+		next := refreshAge
+		if err := p.pin(); err != nil {
+			health.Degraded("Cannot pin programs for the CNI plugin", err)
+			next = retry.Step()
+		} else {
+			health.OK("Pinned the programs for the CNI plugin")
+			retry = newPinRetry()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(next):
+		}
+	}
+}
+
+func newPinRetry() *wait.Backoff {
+	return &wait.Backoff{Duration: retryFirst, Cap: retryLast, Factor: 2, Steps: 20}
+}
+
+func (p *pinner) pin() error {
+	for _, program := range bpf.PinnedPrograms {
+		if err := bpf.PinProgram(p.links().programs, program, p.datapath.Program(program)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
