@@ -144,14 +144,3 @@ func CNIAddrsOf(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], 
 
 // defaultInterface is the name of the interface whose addresses a pod's status has.
 const defaultInterface = "eth0"
-
-// CNIAttachmentAt returns the interface that was given an address last, nil if
-// none is known to have it.
-func CNIAttachmentAt(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], addr netip.Addr) (last *CNIAttachment) {
-	for a := range Rare(txn, attachments, CNIAttachmentsByAddr(addr)) {
-		if last == nil || a.Created.After(last.Created) {
-			last = a
-		}
-	}
-	return last
-}
