@@ -221,6 +221,34 @@ func (a *agent) pinned(dir string, p bpf.Program) bool {
 	return programID(a.t, a.datapath.Program(p)) == programID(a.t, pinned)
 }
 
+// An agent and the CNI plugin attach programs to a device at the same time: both have
+// found no link. The first link stays, and runs the agent's program in the end.
+func TestAttachedByBoth(t *testing.T) {
+	for _, agentFirst := range []bool{true, false} {
+		s := newSetup(t)
+		index := s.addVeth("pod0", "eth0", 0)
+		former := loadPrograms(t).Program(bpf.ProgramFromPod)
+		plugin := func() (err error) {
+			s.do(func() { _, err = bpf.AttachDevice(s.dir, index, bpf.ProgramFromPod, former) })
+			return err
+		}
+		if !agentFirst {
+			require.NoError(t, plugin())
+		}
+		_, err := s.links().attach(index, bpf.ProgramFromPod, s.programs(bpf.ProgramFromPod))
+		require.NoError(t, err)
+		before, err := s.links().loadTCX(index, bpf.ProgramFromPod)
+		require.NoError(t, err)
+		require.ErrorIs(t, plugin(), bpf.ErrAttached)
+		after, err := s.links().loadTCX(index, bpf.ProgramFromPod)
+		require.NoError(t, err)
+		require.Equal(t, before.Info.ID, after.Info.ID)
+		before.Close()
+		after.Close()
+		require.Equal(t, []ebpf.ProgramID{programID(t, s.programs(bpf.ProgramFromPod))}, s.running(index, ebpf.AttachTCXIngress))
+	}
+}
+
 func TestWhatCannotBeAttached(t *testing.T) {
 	s := newSetup(t)
 	tunnel := &vn.Tuntap{LinkAttrs: vn.LinkAttrs{Name: "tunnel"}, Mode: vn.TUNTAP_MODE_TUN}
