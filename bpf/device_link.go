@@ -3,7 +3,9 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -65,9 +67,14 @@ func LoadDeviceLink(dir string, ifIndex int, p Program) (*PinnedLink, error) {
 	return l, nil
 }
 
+// ErrAttached says that somebody else attached a program to a device in the meantime.
+var ErrAttached = errors.New("a link that works is pinned already")
+
 // AttachDevice attaches a program at a device of the calling thread's network
 // namespace, before all that others have attached there, and pins the link in the
-// place of one that does not work.
+// place of one that does not work. One that works, and is pinned since the caller
+// looked, stays: the error is [ErrAttached], and nothing is attached. So the CNI plugin
+// and an agent that attach at the same time do not replace each other's link.
 func AttachDevice(dir string, ifIndex int, p Program, program *ebpf.Program) (link.ID, error) {
 	made, err := link.AttachTCX(link.TCXOptions{
 		Interface: ifIndex, Program: program, Attach: attachTypes[p], Anchor: link.Head(),
@@ -75,11 +82,23 @@ func AttachDevice(dir string, ifIndex int, p Program, program *ebpf.Program) (li
 	if err != nil {
 		return 0, fmt.Errorf("attach %s to device %d: %w", p, ifIndex, err)
 	}
-	return PinLink(dir, made, LinkName(ifIndex, p))
+	return pinLink(dir, made, LinkName(ifIndex, p), func() (bool, error) {
+		is, err := LoadDeviceLink(dir, ifIndex, p)
+		if is != nil {
+			is.Close()
+		}
+		return is != nil, err
+	})
 }
 
 // PinLink pins a new link where another may be, and closes it.
 func PinLink(dir string, made link.Link, name string) (link.ID, error) {
+	return pinLink(dir, made, name, func() (bool, error) { return false, nil })
+}
+
+// pinLink pins a new link and closes it, which ends it if it could not be pinned. A
+// former one is replaced unless it works.
+func pinLink(dir string, made link.Link, name string, works func() (bool, error)) (link.ID, error) {
 	defer made.Close()
 	info, err := made.Info()
 	if err != nil {
@@ -89,10 +108,19 @@ func PinLink(dir string, made link.Link, name string) (link.ID, error) {
 		return 0, fmt.Errorf("create directory of links: %w", err)
 	}
 	path := filepath.Join(dir, name)
-	if err := DetachPinned(path); err != nil {
-		return 0, err
+	err = made.Pin(path)
+	if errors.Is(err, fs.ErrExist) {
+		if working, err := works(); err != nil {
+			return 0, err
+		} else if working {
+			return 0, fmt.Errorf("pin link %s: %w", name, ErrAttached)
+		}
+		if err := DetachPinned(path); err != nil {
+			return 0, err
+		}
+		err = made.Pin(path)
 	}
-	if err := made.Pin(path); err != nil {
+	if err != nil {
 		return 0, fmt.Errorf("pin link %s: %w", name, err)
 	}
 	return info.ID, nil

@@ -98,7 +98,8 @@ func (h *Holder) Hold(ifIndex int, mac net.HardwareAddr, addrs []netip.Addr) err
 			l.Close()
 			continue
 		}
-		if _, err := AttachDevice(h.linksDir, ifIndex, p, h.programs[p]); err != nil {
+		_, err = AttachDevice(h.linksDir, ifIndex, p, h.programs[p])
+		if err != nil && !errors.Is(err, ErrAttached) { // by an agent
 			return err
 		}
 	}

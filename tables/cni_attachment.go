@@ -3,7 +3,9 @@
 package tables
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -104,24 +106,41 @@ func NewCNIAttachmentTable(db *statedb.DB) (statedb.RWTable[*CNIAttachment], err
 	return statedb.NewTable(db, "cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex, cniAttachmentAddrIndex, cniAttachmentDeviceIndex)
 }
 
-// CNIAttachmentOf returns the interface of a pod that was made last, nil if none
-// is known.
-func CNIAttachmentOf(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], e *Endpoint) (last *CNIAttachment) {
+// CNIAddrsOf returns the addresses of all interfaces of a pod's newest container, those
+// of eth0 first, and when the first of them was made. They are none if no interface of
+// the pod is known.
+func CNIAddrsOf(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], e *Endpoint) (addrs []netip.Addr, made time.Time) {
+	var interfaces []*CNIAttachment
+	var last *CNIAttachment
 	for a := range Rare(txn, attachments, CNIAttachmentsByPod(e.Name)) {
-		if a.IsOf(e) && len(a.Addrs) > 0 && (last == nil || a.Created.After(last.Created)) {
-			last = a
+		if !a.IsOf(e) || len(a.Addrs) == 0 {
+			continue
 		}
-	}
-	return last
-}
-
-// CNIAttachmentAt returns the interface that was given an address last, nil if
-// none is known to have it.
-func CNIAttachmentAt(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], addr netip.Addr) (last *CNIAttachment) {
-	for a := range Rare(txn, attachments, CNIAttachmentsByAddr(addr)) {
+		interfaces = append(interfaces, a)
 		if last == nil || a.Created.After(last.Created) {
 			last = a
 		}
 	}
-	return last
+	slices.SortFunc(interfaces, func(a, b *CNIAttachment) int {
+		if (a.IfName == defaultInterface) != (b.IfName == defaultInterface) {
+			if a.IfName == defaultInterface {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.IfName, b.IfName))
+	})
+	for _, a := range interfaces {
+		if a.Container != last.Container {
+			continue
+		}
+		addrs = append(addrs, a.Addrs...)
+		if made.IsZero() || a.Created.Before(made) {
+			made = a.Created
+		}
+	}
+	return addrs, made
 }
+
+// defaultInterface is the name of the interface whose addresses a pod's status has.
+const defaultInterface = "eth0"

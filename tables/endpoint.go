@@ -62,30 +62,29 @@ func (e *Endpoint) SameClaim(o *Endpoint) bool {
 	return e.Attached.Equal(o.Attached) && e.Created.Equal(o.Created) && slices.Equal(e.Addrs, o.Addrs)
 }
 
-// WithAttachment returns the endpoint with the addresses of its interface, nil if
-// none is known, or with those of its status. It is the same one if nothing changes.
-func (e *Endpoint) WithAttachment(a *CNIAttachment) *Endpoint {
+// WithAttachment returns the endpoint with the addresses of its interfaces and the time
+// when they were made, or without any with those of its status. Addresses that the
+// status has come first, in its order. It is the same endpoint if nothing changes.
+func (e *Endpoint) WithAttachment(addrs []netip.Addr, made time.Time) *Endpoint {
 	status := e.Addrs
 	if !e.Attached.IsZero() {
 		status = e.StatusAddrs
 	}
 	with := *e
-	if a == nil {
+	if len(addrs) == 0 {
 		with.Addrs, with.StatusAddrs, with.Attached = status, nil, time.Time{}
 	} else {
-		with.Addrs, with.StatusAddrs, with.Attached = a.Addrs, status, a.Created
-		if sameAddrs(a.Addrs, status) {
-			with.Addrs = status // the primary one first, as the status says
+		with.Addrs, with.StatusAddrs, with.Attached = nil, status, made
+		for _, addr := range slices.Concat(status, addrs) {
+			if slices.Contains(addrs, addr) && !slices.Contains(with.Addrs, addr) {
+				with.Addrs = append(with.Addrs, addr)
+			}
 		}
 	}
 	if with.SameClaim(e) && slices.Equal(with.StatusAddrs, e.StatusAddrs) {
 		return e
 	}
 	return &with
-}
-
-func sameAddrs(a, b []netip.Addr) bool {
-	return len(a) == len(b) && !slices.ContainsFunc(a, func(addr netip.Addr) bool { return !slices.Contains(b, addr) })
 }
 
 // TableHeader implements [statedb.TableWritable].

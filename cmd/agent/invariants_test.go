@@ -41,6 +41,7 @@ type history struct {
 	epoch, open uint32
 
 	device, atRest uint32 // by which the pod is reached, and at the last rest
+	letGo          bool   // the pod is reached, and it is known whether a policy selects it
 }
 
 func newChecker(m *bpf.Memory) *checker {
@@ -61,7 +62,12 @@ func (c *checker) written(w bpf.Write, r bpf.Reader) {
 func (c *checker) take(p probe, h *history, write string, r bpf.Reader) {
 	decision, err := inKernel(r, p.src, p.dst, false)
 	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.src)})
-	h.device = pod.IfIndex
+	class, inClass := bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: bpf.AddressFrom(p.src)})
+	letGo := pod.IfIndex != 0 && pod.Flags&bpf.PodEgressUnknown == 0
+	if letGo && (!h.letGo || h.device != pod.IfIndex) && inClass && pod.Flags&bpf.PodEgressSelected == 0 && !c.disturbed {
+		c.violations = append(c.violations, fmt.Sprintf("after %s: %s is let go in class %d, and no policy selects it", write, p.src, class.Class))
+	}
+	h.device, h.letGo = pod.IfIndex, letGo
 	if h.epoch = pod.Epoch; local && decision == plain {
 		h.open = max(h.open, pod.Epoch)
 	}
@@ -140,7 +146,8 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 				// run there.
 			case former[p.src] != owners[p.src]:
 				// The pod is gone or elsewhere, or another has its address: there
-				// is no one whose traffic was to go on.
+				// is no one whose traffic was to go on. That the other one is not
+				// let go with the former's class is looked at with each write.
 			case c.election && strings.HasPrefix(d, "gateways "):
 				// A node's change concerns the election of gateways and, by node
 				// selectors, whom policies choose: one is known before the other.

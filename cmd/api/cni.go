@@ -46,21 +46,24 @@ type cniTables struct {
 	cell.In
 
 	DB             *statedb.DB
-	Plugin         tables.CNIPlugin                      `optional:"true"`
-	CNIAttachments statedb.Table[*tables.CNIAttachment]  `optional:"true"`
-	Locals         statedb.Table[*tables.LocalEndpoint]  `optional:"true"`
-	Attachments    statedb.Table[*tables.Attachment]     `optional:"true"`
-	IPCache        statedb.Table[*tables.IPCache]        `optional:"true"`
-	PodEntries     statedb.Table[*tables.PodEntry]       `optional:"true"`
-	SourceEntries  statedb.Table[*tables.SourceEntry]    `optional:"true"`
-	IPCacheEntries statedb.Table[*tables.IPCacheEntry]   `optional:"true"`
-	Configs        statedb.Table[*tables.DatapathConfig] `optional:"true"`
+	Plugin         tables.CNIPlugin                     `optional:"true"`
+	CNIAttachments statedb.Table[*tables.CNIAttachment] `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
+	Attachments    statedb.Table[*tables.Attachment]    `optional:"true"`
+	IPCache        statedb.Table[*tables.IPCache]       `optional:"true"`
+	PodEntries     statedb.Table[*tables.PodEntry]      `optional:"true"`
+	SourceEntries  statedb.Table[*tables.SourceEntry]   `optional:"true"`
+	IPCacheEntries statedb.Table[*tables.IPCacheEntry]  `optional:"true"`
+	ConfigEntries  statedb.Table[*tables.ConfigEntry]   `optional:"true"`
+	Policies       statedb.Table[*tables.NetworkPolicy] `optional:"true"`
+	Enforcement    tables.Enforcement                   `optional:"true"`
 }
 
 // newCNIWaiter returns nil if the agent lacks a table, as in tests of this package.
 func newCNIWaiter(t cniTables) *cniWaiter {
 	if t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
-		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil || t.Configs == nil {
+		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil ||
+		t.ConfigEntries == nil || t.Policies == nil {
 		return nil
 	}
 	return &cniWaiter{tables: t}
@@ -160,15 +163,17 @@ func (l *cniLook) look(file string) (waitsFor, unknown string) {
 			unknown = held
 		}
 	}
-	if unknown != "" && !l.holdsPods() {
-		return "the kernel does not hold pods yet: " + unknown, ""
+	if unknown != "" && !l.holds() {
+		return "the programs do not hold pods by network policies yet", ""
 	}
 	return "", unknown
 }
 
-func (l *cniLook) holdsPods() bool {
-	config, found := lookUp(l, l.Configs, tables.DatapathConfigByIndex(0))
-	return found && config.HoldsPods()
+// holds reports whether a pod of which nothing is known is held.
+func (l *cniLook) holds() bool {
+	_, entries := l.ConfigEntries.AllWatch(l.txn)
+	l.watch.Add(entries)
+	return tables.ConfigHolds(l.txn, l.ConfigEntries, l.Policies, l.Enforcement)
 }
 
 func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {
@@ -199,12 +204,21 @@ func (l *cniLook) address(a *tables.CNIAttachment, addr netip.Addr) (waitsFor, h
 	case row.Flags&bpf.PodEgressSelected != 0 &&
 		!inKernel(l, l.SourceEntries, bpf.SourceKey{Addr: bpf.AddressFrom(addr)}, bpf.SourceValue{Class: row.EgressClass}):
 		return fmt.Sprintf("%s is not in sluice_sources yet", addr), ""
+	case row.Flags&bpf.PodEgressSelected == 0 && l.hasSource(addr):
+		return fmt.Sprintf("%s is in sluice_sources still", addr), ""
 	}
 	peer, found := lookUp(l, l.IPCache, tables.IPCacheByPrefix(netip.PrefixFrom(addr, addr.BitLen())))
 	if !found || peer.WaitsFor != 0 || !inKernel(l, l.IPCacheEntries, peer.MapKey(), peer.MapValue()) {
 		return fmt.Sprintf("%s is not in sluice_ipcache yet", addr), ""
 	}
 	return "", ""
+}
+
+// hasSource reports whether the kernel has an egress class of an address.
+func (l *cniLook) hasSource(addr netip.Addr) bool {
+	key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
+	_, found := lookUp(l, l.SourceEntries, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
+	return found
 }
 
 // inKernel reports whether the kernel has an entry with a value.

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
-// inspect finds what there is to tell of a pod's interface.
+// inspect collects what the agent has to know of a pod's interface.
 func inspect(args *skel.CmdArgs, pod podRef, result *current.Result) (*cnifile.Attachment, error) {
 	a := &cnifile.Attachment{
 		Container: args.ContainerID, IfName: args.IfName,
@@ -29,7 +29,12 @@ func inspect(args *skel.CmdArgs, pod podRef, result *current.Result) (*cnifile.A
 	if a.Addrs = addresses(result, args.IfName, args.Netns); len(a.Addrs) == 0 {
 		return nil, fmt.Errorf("prevResult has no address of %s", args.IfName)
 	}
-	inside, err := linkInside(args.Netns, args.IfName)
+	ns, err := netns.GetFromPath(args.Netns)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", args.Netns, err)
+	}
+	defer ns.Close()
+	inside, err := linkInside(ns, args.IfName)
 	if err != nil {
 		return nil, err
 	}
@@ -38,35 +43,54 @@ func inspect(args *skel.CmdArgs, pod podRef, result *current.Result) (*cnifile.A
 		a.Reason = fmt.Sprintf("%s is no veth but a %s: no program of Sluice's can run at it", args.IfName, inside.Type())
 		return a, nil
 	}
-	outside, err := vn.LinkByIndex(inside.Attrs().ParentIndex)
-	if errors.As(err, new(vn.LinkNotFoundError)) || err == nil && outside.Attrs().ParentIndex != inside.Attrs().Index {
-		a.Reason = fmt.Sprintf("the other end of %s is not on the node: no program of Sluice's can run at it", args.IfName)
-		return a, nil
-	}
+	outside, err := otherEnd(ns, inside)
 	if err != nil {
 		return nil, fmt.Errorf("look at the other end of %s: %w", args.IfName, err)
+	}
+	if outside == nil {
+		a.Reason = fmt.Sprintf("the other end of %s is not on the node: no program of Sluice's can run at it", args.IfName)
+		return a, nil
 	}
 	a.Device, a.IfIndex = outside.Attrs().Name, outside.Attrs().Index
 	return a, nil
 }
 
-// linkInside looks at a device in the pod's network namespace.
-func linkInside(path, name string) (vn.Link, error) {
-	ns, err := netns.GetFromPath(path)
-	if err != nil {
-		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
-	}
-	defer ns.Close()
+// linkInside looks up a device in the pod's network namespace.
+func linkInside(ns netns.NsHandle, name string) (vn.Link, error) {
 	h, err := vn.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("open netlink in %s: %w", path, err)
+		return nil, fmt.Errorf("open netlink in the pod's network namespace: %w", err)
 	}
 	defer h.Close()
 	link, err := h.LinkByName(name)
 	if err != nil {
-		return nil, fmt.Errorf("look at %s in %s: %w", name, path, err)
+		return nil, fmt.Errorf("look at %s in the pod's network namespace: %w", name, err)
 	}
 	return link, nil
+}
+
+// otherEnd returns the node's end of a pod's veth, nil if the other end is not on the
+// node. An interface index is of one network namespace only: a device of the node with
+// the index of the other end is that end if its own other end is the pod's device, by
+// network namespace and index.
+func otherEnd(pod netns.NsHandle, inside vn.Link) (vn.Link, error) {
+	outside, err := vn.LinkByIndex(inside.Attrs().ParentIndex)
+	if errors.As(err, new(vn.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The kernel numbers a namespace when it is first told of a device that leads there.
+	id, err := vn.GetNetNsIdByFd(int(pod))
+	if err != nil {
+		return nil, fmt.Errorf("look up the number of the pod's network namespace: %w", err)
+	}
+	is := outside.Attrs()
+	if outside.Type() != "veth" || is.ParentIndex != inside.Attrs().Index || is.NetNsID < 0 || is.NetNsID != id {
+		return nil, nil
+	}
+	return outside, nil
 }
 
 // addresses are those of the pod's interface. An address of which the result does

@@ -304,6 +304,36 @@ func TestOtherInterfaces(t *testing.T) {
 	require.Contains(t, n.told().Reason, "eth0 is no veth but a bridge")
 }
 
+// The other end of a pod's veth is in a third network namespace, and has there the index
+// of another pod's device on the node. In both pods eth0 has the same index.
+func TestOtherEndElsewhere(t *testing.T) {
+	n := newNode(t)
+	n.agent(inForce)
+	first, err := vn.NewHandleAt(n.pod, unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	defer first.Close()
+	other := newNode(t)
+	third, err := vn.NewHandleAt(other.host, unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	defer third.Close()
+	second, err := vn.NewHandleAt(other.pod, unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	defer second.Close()
+	of := func(h *vn.Handle) *vn.LinkAttrs {
+		eth0, err := h.LinkByName("eth0")
+		require.NoError(t, err)
+		return eth0.Attrs()
+	}
+	require.Equal(t, of(first).Index, of(second).Index)
+	require.Equal(t, of(first).ParentIndex, of(second).ParentIndex)
+	require.Equal(t, other.device.Attrs().Index, n.device.Attrs().Index)
+
+	n.pod, n.container = other.pod, "c2"
+	n.must("ADD")
+	require.Zero(t, n.told().IfIndex)
+	require.Equal(t, "the other end of eth0 is not on the node: no program of Sluice's can run at it", n.told().Reason)
+}
+
 // The plugin says what is wrong with how it is called.
 func TestInvalid(t *testing.T) {
 	n := newNode(t)

@@ -3,26 +3,23 @@
 package attach
 
 import (
-	"context"
 	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 	vn "github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func rowsOf[Row any](rows ...Row) iter.Seq2[Row, statedb.Revision] {
@@ -181,72 +178,75 @@ func TestBackstopIsReplaced(t *testing.T) {
 	require.Empty(t, s.pins())
 }
 
-// pinner returns what has the present agent look at a configuration. With ends it returns
-// when the programs are pinned, and else when they were not for a while.
-func (s *setup) pinner() func(config tables.DatapathConfig, ends bool) {
-	configs, err := tables.NewDatapathConfigTable(s.db)
-	require.NoError(s.t, err)
-	p := &pinner{s.db, configs, s.attachments.datapath, s.attachments.links}
-	return func(config tables.DatapathConfig, ends bool) {
-		txn := s.db.WriteTxn(configs)
-		_, _, err := configs.Insert(txn, &config)
-		require.NoError(s.t, err)
-		txn.Commit()
-		ctx := context.Background()
-		if !ends {
-			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-			defer cancel()
-			ctx = short
-		}
-		health, _ := cell.NewSimpleHealth()
-		require.NoError(s.t, p.run(ctx, health))
-	}
-}
-
-// Programs for pods' devices are pinned when the kernel's configuration has them hold pods,
-// and an agent puts its own in the place of those of another.
+// Programs for pods' devices are pinned when they hold pods, and an agent puts its own in
+// the place of those of another.
 func TestProgramsArePinned(t *testing.T) {
-	s := newSetup(t)
-	index := s.addVeth("pod0", "eth0", 0)
-	s.mustAttach(index, bpf.ProgramFromPod)
-	s.mustAttach(0, bpf.ProgramBackstop)
-	pin := s.pinner()
-	for _, early := range []tables.DatapathConfig{
-		{Status: reconciler.StatusDone()},
-		{Holding: true, Status: reconciler.StatusPending()},
-	} {
-		pin(early, false)
-		require.NoDirExists(t, s.pinned, "the programs do not hold pods yet")
-	}
-
-	require.NoError(t, os.MkdirAll(s.pinned, 0o700))
+	bpffs := testBPFFS(t)
+	n := newNetwork(t)
+	dir := bpf.ProgramsDir(bpffs)
+	require.NoError(t, os.MkdirAll(dir, 0o700))
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	require.NoError(t, err)
 	defer m.Close()
-	require.NoError(t, m.Pin(filepath.Join(s.pinned, "from_pod"))) // no program, and replaced
+	require.NoError(t, m.Pin(filepath.Join(dir, "from_pod"))) // no program, and replaced
 	for range 2 {
-		s.restart()
-		s.pinner()(tables.DatapathConfig{Holding: true, Status: reconciler.StatusDone()}, true)
-		pins, err := os.ReadDir(s.pinned)
-		require.NoError(t, err)
-		require.Len(t, pins, 2)
+		a := startAgent(t, n.ns, "--bpffs="+bpffs)
+		insert(a, a.policies, &tables.NetworkPolicy{})
+		a.initialized()
+		a.attach(0, bpf.ProgramBackstop)
+		insert(a, a.config, &tables.ConfigEntry{})
+		require.False(t, a.pinned(dir, bpf.ProgramFromPod), "pods are not held by policies yet")
+		insert(a, a.config, &tables.ConfigEntry{Value: bpf.ConfigValue{Flags: bpf.ConfigNetworkPolicies}})
 		for _, p := range bpf.PinnedPrograms {
-			pinned, err := ebpf.LoadPinnedProgram(filepath.Join(s.pinned, p.String()), nil)
-			require.NoError(t, err)
-			require.Equal(t, programID(t, s.programs(p)), programID(t, pinned))
-			pinned.Close()
+			await.True(t, func() bool { return a.pinned(dir, p) })
 		}
+		a.stop()
 	}
-
-	bpffs := filepath.Dir(filepath.Dir(s.pinned))
 	removed, err := bpf.CleanupPrograms(bpffs)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"from_pod", "to_pod"}, removed)
-	require.NoDirExists(t, s.pinned)
-	require.Len(t, s.running(index, ebpf.AttachTCXIngress), 1, "what is attached runs on")
+	require.NoDirExists(t, dir)
 	removed, err = bpf.CleanupPrograms(bpffs)
 	require.NoError(t, err)
 	require.Empty(t, removed)
+}
+
+// pinned reports whether a program of this agent's is pinned.
+func (a *agent) pinned(dir string, p bpf.Program) bool {
+	pinned, err := ebpf.LoadPinnedProgram(filepath.Join(dir, p.String()), nil)
+	if err != nil {
+		return false
+	}
+	defer pinned.Close()
+	return programID(a.t, a.datapath.Program(p)) == programID(a.t, pinned)
+}
+
+// An agent and the CNI plugin attach programs to a device at the same time: both have
+// found no link. The first link stays, and runs the agent's program in the end.
+func TestAttachedByBoth(t *testing.T) {
+	for _, agentFirst := range []bool{true, false} {
+		s := newSetup(t)
+		index := s.addVeth("pod0", "eth0", 0)
+		former := loadPrograms(t).Program(bpf.ProgramFromPod)
+		plugin := func() (err error) {
+			s.do(func() { _, err = bpf.AttachDevice(s.dir, index, bpf.ProgramFromPod, former) })
+			return err
+		}
+		if !agentFirst {
+			require.NoError(t, plugin())
+		}
+		_, err := s.links().attach(index, bpf.ProgramFromPod, s.programs(bpf.ProgramFromPod))
+		require.NoError(t, err)
+		before, err := s.links().loadTCX(index, bpf.ProgramFromPod)
+		require.NoError(t, err)
+		require.ErrorIs(t, plugin(), bpf.ErrAttached)
+		after, err := s.links().loadTCX(index, bpf.ProgramFromPod)
+		require.NoError(t, err)
+		require.Equal(t, before.Info.ID, after.Info.ID)
+		before.Close()
+		after.Close()
+		require.Equal(t, []ebpf.ProgramID{programID(t, s.programs(bpf.ProgramFromPod))}, s.running(index, ebpf.AttachTCXIngress))
+	}
 }
 
 func TestWhatCannotBeAttached(t *testing.T) {

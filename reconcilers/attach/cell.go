@@ -3,7 +3,7 @@
 // Package attach has the kernel run the programs where tables want them.
 //
 //	attachments ─────► tcx links of devices, netfilter links; pinned in <bpffs>/sluice/links
-//	datapath-config ─► from_pod and to_pod, pinned in <bpffs>/sluice/programs
+//	map-config ──────► from_pod and to_pod, pinned in <bpffs>/sluice/programs
 //	overlay-devices ─► the VXLAN device
 //	devices ─────────► attachments of a device that was replaced are made anew
 //	local-endpoints ─► neighbours that the kernel asks for, where the device of a pod is not known
@@ -38,7 +38,7 @@ var Cell = cell.Module(
 	"attach",
 	"Programs at devices and the overlay device",
 
-	cell.Invoke(registerOverlayDevices, registerAttachments),
+	cell.Invoke(registerOverlayDevices, registerAttachments, registerPins),
 )
 
 type params struct {
@@ -53,9 +53,8 @@ type params struct {
 
 	Attachments    tables.Desired[*tables.Attachment]
 	OverlayDevices tables.Desired[*tables.OverlayDevice]
-	Devices        statedb.Table[*tables.Device]         `optional:"true"`
-	Locals         statedb.Table[*tables.LocalEndpoint]  `optional:"true"`
-	Configs        statedb.Table[*tables.DatapathConfig] `optional:"true"`
+	Devices        statedb.Table[*tables.Device]        `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
 
 	CNIPlugin tables.CNIPlugin `optional:"true"`
 
@@ -85,10 +84,6 @@ func registerAttachments(p params) error {
 		s.desired = func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision] { return p.Locals.All(p.DB.ReadTxn()) }
 	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
-	if p.Configs != nil {
-		pins := &pinner{db: p.DB, configs: p.Configs, datapath: p.Datapath, links: p.links}
-		p.Jobs.Add(job.OneShot("pin-programs", pins.run))
-	}
 	_, err := reconciler.Register(
 		p.Reconciler,
 		p.Attachments.RWTable,
@@ -125,6 +120,11 @@ func (p params) links() links {
 		return links{}
 	}
 	return links{dir: filepath.Clean(kernel.LinksDir()), programs: filepath.Clean(kernel.ProgramsDir()), ns: namespace(p.Namespace)}
+}
+
+func registerPins(p params, holding tables.Holding) {
+	pinner := &pinner{datapath: p.Datapath, links: p.links, holding: holding}
+	p.Jobs.Add(job.OneShot("pin-programs", pinner.run))
 }
 
 func registerOverlayDevices(p params) error {

@@ -34,6 +34,8 @@ type agent struct {
 	attachments statedb.RWTable[*tables.Attachment]
 	overlays    statedb.RWTable[*tables.OverlayDevice]
 	devices     statedb.RWTable[*tables.Device]
+	config      statedb.RWTable[*tables.ConfigEntry]
+	policies    statedb.RWTable[*tables.NetworkPolicy]
 	complete    []func(statedb.WriteTxn)
 }
 
@@ -50,13 +52,20 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 		cell.SimpleHealthCell,
 		cell.Provide(
 			tables.NewAttachmentTable, tables.NewOverlayDeviceTable, tables.NewDeviceTable,
+			tables.NewBPFMapTable, tables.NewConfigEntryTable, tables.NewNetworkPolicyTable,
+			statedb.RWTable[*tables.BPFMap].ToTable, statedb.RWTable[*tables.ConfigEntry].ToTable,
+			statedb.RWTable[*tables.NetworkPolicy].ToTable, statedb.RWTable[*tables.Attachment].ToTable,
+			func() tables.Enforcement { return tables.EnforcementDefault },
 			statedb.RWTable[*tables.Device].ToTable,
 			tables.NewDesired[*tables.Attachment], tables.NewDesired[*tables.OverlayDevice],
 			func() netns.NsHandle { return ns },
 		),
 		Cell,
 		cell.Invoke(func(db *statedb.DB, d *datapath.Datapath, m *bpf.Maps, attachments statedb.RWTable[*tables.Attachment],
-			overlays statedb.RWTable[*tables.OverlayDevice], devices statedb.RWTable[*tables.Device]) {
+			overlays statedb.RWTable[*tables.OverlayDevice], devices statedb.RWTable[*tables.Device],
+			config statedb.RWTable[*tables.ConfigEntry], policies statedb.RWTable[*tables.NetworkPolicy],
+		) {
+			a.config, a.policies = config, policies
 			a.db, a.datapath, a.maps, a.attachments, a.overlays, a.devices = db, d, m, attachments, overlays, devices
 			wtxn := db.WriteTxn(attachments, overlays)
 			a.complete = []func(statedb.WriteTxn){

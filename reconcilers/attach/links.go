@@ -66,7 +66,8 @@ func (l links) update(ifIndex int, p bpf.Program, program *ebpf.Program) (id lin
 }
 
 // attach attaches a program at a device, before all that others have attached
-// there, and pins the link in the place of one that does not work.
+// there, and pins the link in the place of one that does not work. A link that the CNI
+// plugin has pinned in the meantime stays, and runs the program.
 func (l links) attach(ifIndex int, p bpf.Program, program *ebpf.Program) (id link.ID, err error) {
 	if err := l.checkDevice(ifIndex); err != nil {
 		return 0, err
@@ -75,6 +76,13 @@ func (l links) attach(ifIndex int, p bpf.Program, program *ebpf.Program) (id lin
 		id, err = bpf.AttachDevice(l.dir, ifIndex, p, program)
 		return err
 	})
+	if errors.Is(err, bpf.ErrAttached) { // by the CNI plugin, with a program of a former agent
+		var ok bool
+		if id, ok, err = l.update(ifIndex, p, program); !ok && err == nil {
+			err = bpf.ErrAttached
+		}
+		return id, err
+	}
 	if err != nil {
 		if gone := l.checkDevice(ifIndex); errors.Is(gone, ErrDeviceGone) {
 			return 0, gone

@@ -7,49 +7,49 @@ import (
 	"time"
 
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/tables"
 )
 
-// pinner pins the programs of pods' devices. The CNI plugin lets a pod start as held when
-// it has attached them, so they are not pinned before they hold pods: after a boot that is
-// when sluice_config says so, which is later than the backstop.
+// pinner pins the programs of pods' devices for the CNI plugin, which attaches them while
+// no agent answers. It waits until they hold a pod that nothing is known of: before that
+// they would let pass what they must not.
 type pinner struct {
-	db       *statedb.DB
-	configs  statedb.Table[*tables.DatapathConfig]
 	datapath *datapath.Datapath
 	links    func() links
+	holding  tables.Holding
 }
 
 func (p *pinner) run(ctx context.Context, health cell.Health) error {
+	if !p.datapath.Loaded() || !p.holding.Await(ctx) {
+		return nil
+	}
+	retry := newPinRetry()
 	for {
-		var retry <-chan time.Time
-		row, _, changed, found := p.configs.GetWatch(p.db.ReadTxn(), tables.DatapathConfigByIndex(0))
-		if found && row.HoldsPods() {
-			err := p.pin()
-			if err == nil {
-				health.OK("Pinned the programs of pods' devices")
-				return nil
-			}
-			health.Degraded("Cannot pin the programs of pods' devices", err)
-			retry = time.After(retryLast)
+		next := refreshAge
+		if err := p.pin(); err != nil {
+			health.Degraded("Cannot pin programs for the CNI plugin", err)
+			next = retry.Step()
+		} else {
+			health.OK("Pinned the programs for the CNI plugin")
+			retry = newPinRetry()
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
-		case <-retry:
+		case <-time.After(next):
 		}
 	}
 }
 
+func newPinRetry() *wait.Backoff {
+	return &wait.Backoff{Duration: retryFirst, Cap: retryLast, Factor: 2, Steps: 20}
+}
+
 func (p *pinner) pin() error {
-	if !p.datapath.Loaded() {
-		return nil
-	}
 	for _, program := range bpf.PinnedPrograms {
 		if err := bpf.PinProgram(p.links().programs, program, p.datapath.Program(program)); err != nil {
 			return err

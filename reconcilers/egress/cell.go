@@ -8,7 +8,8 @@
 // An entry on the right is written when those on its left that it leads to are
 // in the kernel: a number when it is recorded what it stands for, a rule when
 // its gateway group is complete, the class of an address when all rules of the
-// class are, and the device of a pod, in sluice_pods, when its programs run there.
+// class are, and the device of a pod, in sluice_pods, when its programs run there
+// and no class is in the kernel that was of the former pod of its address.
 // Deletions go the other way round: the rules of a class that is no
 // more when no address is in it, the buckets of a group when no rule leads to it.
 package egress
@@ -110,21 +111,31 @@ func registerIPCache(p params, desired tables.Desired[*tables.IPCache], mirror s
 // policy could concern it, and they know by the entry that they need not.
 func registerPods(p params, attachments statedb.Table[*tables.Attachment], desired tables.Desired[*tables.LocalEndpoint], mirror statedb.RWTable[*tables.PodEntry]) error {
 	cfg := bpfmap.ConfigOf(p.Maps.Pods, desired, mirror, bpfmap.PlanAny[bpf.PodKey, bpf.PodValue]())
+	// A change in sluice_sources opens too: it changes the row of local-endpoints.
 	cfg.Opener = bpfmap.OpenedBy(attachments, func(a *tables.Attachment) uint32 { return uint32(a.IfIndex) })
 	// Attachments stay for as long as the mirror has a pod of their device.
 	cfg.Held = []statedb.TableMeta{attachments}
-	moves := func(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) bool {
-		return op.Old == nil || op.Old.IfIndex != op.Value.IfIndex
-	}
 	cfg.Gate = func(txn statedb.ReadTxn) bpfmap.Gate[bpf.PodKey, bpf.PodValue] {
+		l := p.look(txn)
 		return func(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) (waitFor any, reason string) {
-			if op.Delete() || op.Value.IfIndex == 0 || !moves(op) {
+			if op.Delete() || op.Value.IfIndex == 0 {
 				return nil, ""
 			}
-			return op.Value.IfIndex, tables.Unattached(txn, attachments, op.Value.IfIndex, bpf.ProgramFromPod, bpf.ProgramToPod)
+			if moves(op) {
+				reason = tables.Unattached(txn, attachments, op.Value.IfIndex, bpf.ProgramFromPod, bpf.ProgramToPod)
+			}
+			if reason == "" {
+				reason = l.pod(op)
+			}
+			return op.Value.IfIndex, reason
 		}
 	}
 	// The entry of another device would say that the pod is judged there.
 	cfg.Vacate = func(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) bool { return moves(op) && op.Old.IfIndex != 0 }
 	return bpfmap.Register(p.Params, cfg)
+}
+
+// moves reports whether a write gives a pod's address another device.
+func moves(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) bool {
+	return op.Old == nil || op.Old.IfIndex != op.Value.IfIndex
 }

@@ -106,6 +106,23 @@ func (l *look) source(op bpfmap.Op[bpf.SourceKey, bpf.SourceValue]) (waitFor any
 	return class, reason
 }
 
+// pod says why a pod's traffic must not be let go yet: the kernel has the egress class
+// of the former pod of its address. That the class of its own is not there yet is no
+// reason: the programs hold a pod that is selected and in no class. A pod that is not
+// selected any more keeps its class until its entry says so.
+func (l *look) pod(op bpfmap.Op[bpf.PodKey, bpf.PodValue]) (reason string) {
+	held := moves(op) || op.Old.Flags&bpf.PodEgressUnknown != 0
+	if !held || op.Value.Flags&bpf.PodEgressUnknown != 0 {
+		return ""
+	}
+	key := bpf.SourceKey{Addr: op.Key.Addr}
+	source, _, found := l.SourceEntries.Get(l.txn, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
+	if !found || op.Value.Flags&bpf.PodEgressSelected != 0 && l.belongs(op.Key.Addr.Addr(), source.Value.Class) {
+		return ""
+	}
+	return fmt.Sprintf("%s to be left by the address", egressClass(source.Value.Class))
+}
+
 // registered says why entries that name a number have to wait: it is to be recorded
 // what the number stands for, or it could not be told after a restart.
 func (l *look) registered(key bpf.ClassKey) (reason string) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package taint removes the taint sluice.net/agent-not-ready from this node, once all maps
-// have been written and programs have been attached: who makes nodes gives them the taint,
-// so that no pod is started on one before it can be judged.
+// have been written, programs have been attached, and these hold pods that are not known
+// yet: who makes nodes gives them the taint, so that no pod is started on one before it can
+// be judged.
 package taint
 
 import (
@@ -43,15 +44,14 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 type params struct {
 	cell.In
 
-	Log         *slog.Logger
-	DB          *statedb.DB
-	Jobs        job.Group
-	Config      Config
-	Client      dynamic.Interface
-	Nodes       statedb.Table[*tables.Node]
-	LocalNode   tables.LocalNode
-	Maps        statedb.Table[*tables.BPFMap]
-	Attachments statedb.Table[*tables.Attachment]
+	Log       *slog.Logger
+	DB        *statedb.DB
+	Jobs      job.Group
+	Config    Config
+	Client    dynamic.Interface
+	Nodes     statedb.Table[*tables.Node]
+	LocalNode tables.LocalNode
+	Holding   tables.Holding
 }
 
 func register(p params) {

@@ -32,7 +32,7 @@ const (
 type remover struct{ params }
 
 func (r *remover) run(ctx context.Context, health cell.Health) error {
-	if !r.awaitReady(ctx) {
+	if !r.Holding.Await(ctx) {
 		return nil
 	}
 	retry := newBackoff()
@@ -63,28 +63,6 @@ func (r *remover) run(ctx context.Context, health cell.Health) error {
 
 func newBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: retryMin, Cap: retryMax, Factor: 2, Jitter: 0.5, Steps: 20}
-}
-
-// awaitReady waits until pods can be judged, and reports whether that is so.
-func (r *remover) awaitReady(ctx context.Context) bool {
-	_, written := r.Maps.Initialized(r.DB.ReadTxn())
-	select {
-	case <-written:
-	case <-ctx.Done():
-		return false
-	}
-	for {
-		txn := r.DB.ReadTxn()
-		_, changed := r.Attachments.AllWatch(txn)
-		if tables.AllAttached(txn, r.Attachments) {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		}
-	}
 }
 
 // remove removes the taint, whatever its effect. The API server refuses the patch if the taints

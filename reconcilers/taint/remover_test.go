@@ -33,6 +33,8 @@ type world struct {
 	nodes       statedb.RWTable[*tables.Node]
 	maps        statedb.RWTable[*tables.BPFMap]
 	attachments statedb.RWTable[*tables.Attachment]
+	config      statedb.RWTable[*tables.ConfigEntry]
+	policies    statedb.RWTable[*tables.NetworkPolicy]
 	written     func(statedb.WriteTxn)
 }
 
@@ -60,12 +62,20 @@ func in(t *testing.T, test func(w *world)) {
 		require.NoError(t, err)
 		w.attachments, err = tables.NewAttachmentTable(db)
 		require.NoError(t, err)
+		w.config, err = tables.NewConfigEntryTable(db)
+		require.NoError(t, err)
+		w.policies, err = tables.NewNetworkPolicyTable(db)
+		require.NoError(t, err)
 		wtxn := db.WriteTxn(w.maps)
 		w.written = w.maps.RegisterInitializer(wtxn, "test")
 		wtxn.Commit()
 		w.remover = &remover{params{
 			Log: slog.New(slog.DiscardHandler), DB: db, Client: w.client, Nodes: w.nodes,
-			LocalNode: tables.LocalNode{Name: "node-1"}, Maps: w.maps, Attachments: w.attachments,
+			LocalNode: tables.LocalNode{Name: "node-1"},
+			Holding: tables.Holding{
+				DB: db, Maps: w.maps, Attachments: w.attachments, ConfigEntries: w.config, Policies: w.policies,
+				Enforcement: tables.EnforcementDefault,
+			},
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		_, health := cell.NewSimpleHealth()
@@ -98,7 +108,15 @@ func (w *world) attach(program bpf.Program, ifIndex int, status reconciler.Statu
 	wtxn.Commit()
 }
 
+func (w *world) configure(flags bpf.ConfigFlags) {
+	wtxn := w.DB.WriteTxn(w.config)
+	_, _, err := w.config.Insert(wtxn, &tables.ConfigEntry{Value: bpf.ConfigValue{Flags: flags}})
+	require.NoError(w.t, err)
+	wtxn.Commit()
+}
+
 func (w *world) ready() {
+	w.configure(0)
 	wtxn := w.DB.WriteTxn(w.maps)
 	w.written(wtxn)
 	wtxn.Commit()
@@ -119,6 +137,8 @@ func TestRemoved(t *testing.T) {
 		w.attach(bpf.ProgramBackstop, 0, reconciler.StatusDone())
 		require.Equal(t, all, w.of("node-1"))
 		w.attach(bpf.ProgramFromPod, 7, reconciler.StatusError(errors.New("no header")))
+		require.Equal(t, all, w.of("node-1"), "nothing is configured yet")
+		w.configure(0)
 		require.Equal(t, []string{"example.com/other"}, w.of("node-1"))
 		require.Equal(t, all, w.of("node-2"))
 
@@ -132,6 +152,20 @@ func TestRemoved(t *testing.T) {
 		_, _, err = w.nodes.Insert(ntxn, &tables.Node{Name: "node-1"})
 		require.NoError(t, err)
 		ntxn.Commit()
+		require.Equal(t, []string{"example.com/other"}, w.of("node-1"))
+	})
+}
+
+// Where there are network policies, pods are to be held by them before the taint goes.
+func TestRemovedWhenPodsAreHeld(t *testing.T) {
+	in(t, func(w *world) {
+		wtxn := w.DB.WriteTxn(w.policies)
+		_, _, err := w.policies.Insert(wtxn, &tables.NetworkPolicy{})
+		require.NoError(t, err)
+		wtxn.Commit()
+		w.ready()
+		require.Equal(t, all, w.of("node-1"))
+		w.configure(bpf.ConfigNetworkPolicies)
 		require.Equal(t, []string{"example.com/other"}, w.of("node-1"))
 	})
 }

@@ -4,6 +4,7 @@ package objects
 
 import (
 	"errors"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -58,17 +59,16 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	return t, errors.Join(errs[:]...)
 }
 
-// attached returns a pod with the addresses of the interface that the CNI plugin
+// attached returns a pod with the addresses of the interfaces that the CNI plugin
 // told of, if it did.
 func (t *Tables) attached(txn statedb.ReadTxn, e *tables.Endpoint) *tables.Endpoint {
-	var a *tables.CNIAttachment
-	if e.Node == t.LocalNode.Name {
-		a = tables.CNIAttachmentOf(txn, t.CNIAttachments, e)
+	if e.Node != t.LocalNode.Name {
+		return e.WithAttachment(nil, time.Time{})
 	}
-	return e.WithAttachment(a)
+	return e.WithAttachment(tables.CNIAddrsOf(txn, t.CNIAttachments, e))
 }
 
-// Attach gives a pod the addresses of its interface, as far as one is known now,
+// Attach gives a pod the addresses of its interfaces, as far as they are known now,
 // and reports whether something changed.
 func (t *Tables) Attach(txn statedb.WriteTxn, pod tables.Name) (changed bool, err error) {
 	e, _, found := t.Endpoints.Get(txn, tables.EndpointByName(pod))

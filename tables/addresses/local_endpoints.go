@@ -207,7 +207,7 @@ func (l *localParams) affectedByAttachment(_ statedb.ReadTxn, a *tables.CNIAttac
 func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*tables.LocalEndpoint {
 	owner, _ := tables.AddrOwner(txn, l.Endpoints, addr)
 	existing, _, _ := l.Locals.Get(txn, tables.LocalEndpointByAddr(addr))
-	attachment := tables.CNIAttachmentAt(txn, l.Attachments, addr)
+	attachment := l.attachmentAt(txn, addr, owner)
 	if attachment != nil && (owner == nil || !attachment.IsOf(owner)) {
 		return l.unknownPod(txn, r, addr, attachment, existing)
 	}

@@ -119,14 +119,39 @@ func (l *localParams) bridgePort(txn statedb.ReadTxn, bridge int, mac string) *t
 	return nil
 }
 
+// attachmentAt returns the interface that was given an address last, nil if none is
+// known to have it. That of another pod than the owner counts only while its device is
+// there: the runtime may never tell of the end of an interface.
+func (l *localParams) attachmentAt(txn statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint) (last *tables.CNIAttachment) {
+	for a := range tables.Rare(txn, l.Attachments, tables.CNIAttachmentsByAddr(addr)) {
+		if last != nil && !a.Created.After(last.Created) {
+			continue
+		}
+		if owner != nil && a.IsOf(owner) || l.attachedDevice(txn, a) != nil {
+			last = a
+		}
+	}
+	return last
+}
+
+// attachedDevice returns the device of which the CNI plugin told, nil if there is none
+// of that index and name.
+func (l *localParams) attachedDevice(txn statedb.ReadTxn, a *tables.CNIAttachment) *tables.Device {
+	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(a.IfIndex))
+	if !found || device.Name != a.Device {
+		return nil
+	}
+	return device
+}
+
 // findAttached fills in the device of which the CNI plugin told, and reports
 // whether that is known to be there.
 func (l *localParams) findAttached(txn statedb.ReadTxn, row *tables.LocalEndpoint, a *tables.CNIAttachment) bool {
 	if a == nil {
 		return false
 	}
-	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(a.IfIndex))
-	if !found || device.Name != a.Device {
+	device := l.attachedDevice(txn, a)
+	if device == nil {
 		return false
 	}
 	row.IfIndex, row.Device, row.Master, row.MAC = uint32(device.Index), device.Name, device.MasterIndex, a.MAC
@@ -138,9 +163,7 @@ func (l *localParams) findAttached(txn statedb.ReadTxn, row *tables.LocalEndpoin
 // knew of the same interface still holds.
 func (l *localParams) unknownPod(txn statedb.ReadTxn, r *round, addr netip.Addr, a *tables.CNIAttachment, existing *tables.LocalEndpoint) []*tables.LocalEndpoint {
 	row := &tables.LocalEndpoint{Addr: addr, Endpoint: a.Pod, Status: reconciler.StatusPending()}
-	if !l.findAttached(txn, row, a) {
-		return nil // it is gone, or about to be told
-	}
+	l.findAttached(txn, row, a)
 	if pod := r.podInKernel(addr); !r.begun && pod != nil && pod.Value.IfIndex == row.IfIndex {
 		row.SubjectClass, row.Flags = pod.Value.SubjectClass, pod.Value.Flags
 	} else {

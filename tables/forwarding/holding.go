@@ -25,17 +25,11 @@ func (h *holding) waits(statedb.ReadTxn) bool { return !h.attached }
 
 func (h *holding) holds(txn statedb.ReadTxn) bool {
 	h.attached = h.attached || h.heldBefore(txn) || tables.AllAttached(txn, h.Attachments)
-	switch h.Enforcement {
-	case tables.EnforcementAlways:
-		return h.attached
-	case tables.EnforcementNever:
-		return false
-	}
-	return h.attached && h.Policies.NumObjects(txn) > 0
+	return h.attached && tables.HoldsByPolicy(txn, h.Policies, h.Enforcement)
 }
 
 // heldBefore reports whether an earlier agent had the programs hold pods.
 func (h *holding) heldBefore(txn statedb.ReadTxn) bool {
-	entry, _, found := h.Entries.Get(txn, tables.MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{}))
-	return found && entry.Value.Flags&bpf.ConfigNetworkPolicies != 0
+	entry := tables.ConfigEntryOf(txn, h.Entries)
+	return entry != nil && entry.Value.Flags&bpf.ConfigNetworkPolicies != 0
 }
