@@ -16,10 +16,13 @@ import (
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/dirwatch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,10 +34,15 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 	var db *statedb.DB
 	var table statedb.RWTable[*tables.CNIConfig]
 	log := hivetest.Logger(n.t, hivetest.LogLevel(slog.LevelError))
-	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, jobCell, cell.Provide(tables.NewCNIConfigTable),
-		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig], g jobGroup) {
+	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, jobCell,
+		cell.Provide(tables.NewCNIConfigTable, tables.NewAttachmentTable, tables.NewLocalEndpointTable),
+		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig], a statedb.RWTable[*tables.Attachment],
+			l statedb.RWTable[*tables.LocalEndpoint], g jobGroup) {
 			db, table = d, c
-			g.add(run(&keeper{installer: *n.installer, db: d, log: log, table: c}))
+			attachBackstop(n.t, d, a)
+			g.add(run(&keeper{
+				installer: *n.installer, db: d, log: log, table: c, attachments: a, locals: l, watcher: dirwatch.New(),
+			}))
 		}))
 	require.NoError(n.t, h.Start(log, n.t.Context()))
 	n.t.Cleanup(func() { require.NoError(n.t, h.Stop(log, context.Background())) })
@@ -46,6 +54,13 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 			return false
 		}, time.Minute, time.Millisecond, "%s %s", state, network)
 	}
+}
+
+func attachBackstop(t testing.TB, db *statedb.DB, table statedb.RWTable[*tables.Attachment]) {
+	wtxn := db.WriteTxn(table)
+	_, _, err := table.Insert(wtxn, &tables.Attachment{Program: bpf.ProgramBackstop, Status: reconciler.StatusDone()})
+	require.NoError(t, err)
+	wtxn.Commit()
 }
 
 type jobGroup struct{ job.Group }
@@ -81,7 +96,7 @@ func TestKeeperWithoutDirectory(t *testing.T) {
 	n := newTestNode(t)
 	require.NoError(t, os.Remove(n.ConfDir))
 	is := n.follow(func(k *keeper) func(context.Context, cell.Health) error { return k.run })
-	is(tables.CNIBroken, "")
+	is(tables.CNIWaiting, "")
 	require.NoError(t, os.Mkdir(n.ConfDir, 0o755))
 	n.has("10-pods.conflist", bridge)
 	is(tables.CNIInstalled, "pods")
