@@ -9,7 +9,7 @@ import (
 
 // States of a [CNIConfig].
 const (
-	CNIPending   = "pending"   // this agent has not written all maps yet, and no other one has installed the plugin
+	CNIPending   = "pending"   // not installed yet: the agent is not ready
 	CNIInstalled = "installed" // new pods go through the plugin
 	CNIWaiting   = "waiting"   // the node has no other configuration that it could be chained to
 	CNIRemoved   = "removed"   // as --cni-plugin is false
@@ -34,7 +34,10 @@ func (*CNIConfig) TableHeader() []string {
 
 // TableRow implements [statedb.TableWritable].
 func (c *CNIConfig) TableRow() []string {
-	return []string{c.File, orDash(c.MadeFrom), orDash(c.Network), orDash(c.CNIVersion), listColumn(c.Others, ", "), c.State, orDash(c.Error)}
+	return []string{
+		c.File, orDash(c.MadeFrom), orDash(c.Network), orDash(c.CNIVersion), listColumn(c.Others, ", "),
+		c.State, orDash(c.Error),
+	}
 }
 
 var cniConfigFileIndex = statedb.Index[*CNIConfig, string]{

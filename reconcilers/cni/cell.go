@@ -81,7 +81,8 @@ type params struct {
 func register(p params) error {
 	paths := Paths{ConfDir: p.Config.CNIConfDir, BinDir: p.Config.CNIBinDir}
 	k := &keeper{
-		db: p.DB, log: p.Log, table: p.Table, attachments: p.Attachments, locals: p.Locals, watcher: dirwatch.New(),
+		db: p.DB, log: p.Log, table: p.Table, attachments: p.Attachments, locals: p.Locals,
+		watcher: dirwatch.New(),
 		installer: installer{Paths: paths, disk: realDisk{}, plugin: cniconf.Config{
 			Socket: string(p.Socket), RunDir: p.Plugin.RunDir, BPFFS: p.BPF.BPFFS,
 			Timeout: cniconf.Duration(p.Config.CNITimeout),

@@ -92,7 +92,8 @@ func compose(path string, data, former []byte, plugin cniconf.Config) (*composed
 		return nil, err
 	}
 	return &composed{
-		data: append(out, '\n'), network: checked.Name, version: checked.CNIVersion, others: typesOf(slices.Concat(before, after)),
+		data: append(out, '\n'), network: checked.Name, version: checked.CNIVersion,
+		others: typesOf(slices.Concat(before, after)),
 	}, nil
 }
 
@@ -112,9 +113,10 @@ func addedByOthers(former []byte, madeFrom []string) (before, after []json.RawMe
 	if at < 0 || json.Unmarshal(list.Plugins[at], &own) != nil {
 		return nil, nil
 	}
+	known := slices.Concat([]string{"", cniconf.Type}, madeFrom, own.MadeFrom)
 	for i, name := range names {
 		switch {
-		case name == "" || name == cniconf.Type || slices.Contains(madeFrom, name) || slices.Contains(own.MadeFrom, name):
+		case slices.Contains(known, name):
 		case i > at:
 			after = append(after, list.Plugins[i])
 		case len(own.MadeFrom) > 0:

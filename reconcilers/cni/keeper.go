@@ -71,7 +71,8 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 			next = min(next, retryTime)
 			health.Degraded("New pods may start without the CNI plugin", errors.New(row.Error))
 		case unwatched != nil:
-			health.Degraded("Cannot watch the node's CNI configurations: they are read each second", unwatched)
+			health.Degraded("Cannot watch the node's CNI configurations: they are read each second",
+				unwatched)
 		case row.State == tables.CNIWaiting:
 			health.OK("Waits for a CNI configuration in " + k.ConfDir)
 		default:
@@ -149,7 +150,8 @@ func (k *keeper) runRemoved(ctx context.Context, health cell.Health) error {
 			health.OK("The CNI plugin is not installed")
 			return k.tell(row)
 		}
-		left := slices.DeleteFunc([]string{k.file(), k.Binary()}, func(path string) bool { return !exists(path) })
+		left := slices.DeleteFunc([]string{k.file(), k.Binary()},
+			func(path string) bool { return !exists(path) })
 		if len(left) > 0 {
 			err = fmt.Errorf("%w; still there: %s", err, strings.Join(left, ", "))
 		}
@@ -176,9 +178,11 @@ func (k *keeper) tell(row *tables.CNIConfig) error {
 	}
 	switch {
 	case row.Error != "":
-		k.log.Warn("The CNI plugin is not installed as it should be", "file", row.File, "state", row.State, "error", row.Error)
+		k.log.Warn("The CNI plugin is not installed as it should be",
+			"file", row.File, "state", row.State, "error", row.Error)
 	case row.State == tables.CNIInstalled:
-		k.log.Info("The CNI plugin is installed", "file", row.File, "made-from", row.MadeFrom, "network", row.Network)
+		k.log.Info("The CNI plugin is installed",
+			"file", row.File, "made-from", row.MadeFrom, "network", row.Network)
 	}
 	wtxn.Commit()
 	return nil

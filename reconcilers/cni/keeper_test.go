@@ -36,12 +36,13 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 	log := hivetest.Logger(n.t, hivetest.LogLevel(slog.LevelError))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, jobCell,
 		cell.Provide(tables.NewCNIConfigTable, tables.NewAttachmentTable, tables.NewLocalEndpointTable),
-		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig], a statedb.RWTable[*tables.Attachment],
-			l statedb.RWTable[*tables.LocalEndpoint], g jobGroup) {
+		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig],
+			a statedb.RWTable[*tables.Attachment], l statedb.RWTable[*tables.LocalEndpoint], g jobGroup) {
 			db, table = d, c
 			attachBackstop(n.t, d, a)
 			g.add(run(&keeper{
-				installer: *n.installer, db: d, log: log, table: c, attachments: a, locals: l, watcher: dirwatch.New(),
+				installer: *n.installer, db: d, log: log, table: c, attachments: a, locals: l,
+				watcher: dirwatch.New(),
 			}))
 		}))
 	require.NoError(n.t, h.Start(log, n.t.Context()))
@@ -58,7 +59,8 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 
 func attachBackstop(t testing.TB, db *statedb.DB, table statedb.RWTable[*tables.Attachment]) {
 	wtxn := db.WriteTxn(table)
-	_, _, err := table.Insert(wtxn, &tables.Attachment{Program: bpf.ProgramBackstop, Status: reconciler.StatusDone()})
+	row := &tables.Attachment{Program: bpf.ProgramBackstop, Status: reconciler.StatusDone()}
+	_, _, err := table.Insert(wtxn, row)
 	require.NoError(t, err)
 	wtxn.Commit()
 }

@@ -33,7 +33,7 @@ type testLoop struct {
 }
 
 // loop runs a keeper of the node's installer while the test does.
-func (n *testNode) loop(watch error, run func(*keeper) func(context.Context, cell.Health) error, test func(*testLoop)) {
+func (n *testNode) loop(watch error, run runner, test func(*testLoop)) {
 	synctest.Test(n.t.(*testing.T), func(t *testing.T) {
 		db := statedb.New()
 		table, err := tables.NewCNIConfigTable(db)
@@ -50,7 +50,7 @@ func (n *testNode) loop(watch error, run func(*keeper) func(context.Context, cel
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- run(l.keeper)(ctx, l.health) }()
+		go func() { ended <- run(l.keeper, ctx, l.health) }()
 		synctest.Wait()
 		test(l)
 		stop()
@@ -58,8 +58,9 @@ func (n *testNode) loop(watch error, run func(*keeper) func(context.Context, cel
 	})
 }
 
-func run(k *keeper) func(context.Context, cell.Health) error        { return k.run }
-func runRemoved(k *keeper) func(context.Context, cell.Health) error { return k.runRemoved }
+type runner func(*keeper, context.Context, cell.Health) error
+
+var run, runRemoved runner = (*keeper).run, (*keeper).runRemoved
 
 func (l *testLoop) row() *tables.CNIConfig {
 	synctest.Wait()
@@ -157,7 +158,8 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 			n.has("10-pods.conflist", bridge)
 			n.install()
 			require.NoError(t, cnifile.Write(n.run, &cnifile.Attachment{
-				Container: "c1", IfName: "eth0", Namespace: "prod", Pod: "web", Reason: "none", Addrs: addrs("10.0.0.1"), Runtime: "containerd",
+				Container: "c1", IfName: "eth0", Namespace: "prod", Pod: "web", Reason: "none",
+				Addrs: addrs("10.0.0.1"), Runtime: "containerd",
 			}))
 			disk := &refuses{err: refusal}
 			n.disk = disk

@@ -48,7 +48,8 @@ func TestPluginsOfOthers(t *testing.T) {
 		require.Equal(t, []string{"istio-cni"}, row.Others)
 		require.Equal(t, tables.CNIInstalled, row.State)
 		require.Equal(t, []string{"bridge", "portmap", "sluice-cni", "istio-cni"}, types(n.loads()))
-		require.JSONEq(t, `{"type": "istio-cni", "x-own": "istio-cni"}`, string(n.loads().Plugins[3].Bytes))
+		last := string(n.loads().Plugins[3].Bytes)
+		require.JSONEq(t, `{"type": "istio-cni", "x-own": "istio-cni"}`, last)
 	}
 
 	// The CNI's own file changes, and another plugin comes before the agent's.
@@ -58,7 +59,8 @@ func TestPluginsOfOthers(t *testing.T) {
 	require.Equal(t, []string{"calico", "tuning", "sluice-cni", "istio-cni"}, types(n.loads()))
 
 	// One chains itself to the CNI's own file, and is called once.
-	n.has("10-pods.conflist", `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "calico"}, {"type": "istio-cni"}]}`)
+	n.has("10-pods.conflist", `{"cniVersion": "1.0.0", "name": "pods",
+		"plugins": [{"type": "calico"}, {"type": "istio-cni"}]}`)
 	require.Equal(t, []string{"tuning"}, n.install().Others)
 	require.Equal(t, []string{"calico", "istio-cni", "tuning", "sluice-cni"}, types(n.loads()))
 
@@ -134,7 +136,8 @@ func TestMemoryRemovesNothing(t *testing.T) {
 		cell.Provide(func() tables.CNIPlugin { return tables.CNIPlugin{RunDir: n.run} }))
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	h.RegisterFlags(flags)
-	require.NoError(t, flags.Parse([]string{"--bpf=memory", "--cni-conf-dir=" + n.ConfDir, "--cni-bin-dir=" + n.BinDir}))
+	args := []string{"--bpf=memory", "--cni-conf-dir=" + n.ConfDir, "--cni-bin-dir=" + n.BinDir}
+	require.NoError(t, flags.Parse(args))
 	require.NoError(t, h.Start(log, t.Context()))
 	require.NoError(t, h.Stop(log, context.Background())) // by then the job has ended
 	require.FileExists(t, n.file())

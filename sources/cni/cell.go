@@ -88,8 +88,8 @@ func register(p params) error {
 		return err
 	}
 	f := &follower{
-		db: p.DB, log: p.Log, dir: p.Config.RunDir, watcher: dirwatch.New(), table: p.Tables.CNIAttachments,
-		initialized: initialized,
+		db: p.DB, log: p.Log, dir: p.Config.RunDir, watcher: dirwatch.New(),
+		table: p.Tables.CNIAttachments, initialized: initialized,
 	}
 	a := &attacher{db: p.DB, tables: p.Tables, changes: changes}
 	p.Jobs.Add(

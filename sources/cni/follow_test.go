@@ -33,7 +33,8 @@ func TestWithoutInotify(t *testing.T) {
 		initialized := table.RegisterInitializer(wtxn, "test")
 		wtxn.Commit()
 		f := &follower{
-			db: db, log: slog.New(slog.DiscardHandler), dir: filepath.Join(t.TempDir(), "cni"), table: table, initialized: initialized,
+			db: db, log: slog.New(slog.DiscardHandler), dir: filepath.Join(t.TempDir(), "cni"),
+			table: table, initialized: initialized,
 			watcher: dirwatchtest.Silent{Err: errors.New("too many open files")},
 		}
 		ctx, stop := context.WithCancel(t.Context())
