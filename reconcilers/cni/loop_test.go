@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,6 +72,14 @@ func (l *testLoop) row() *tables.CNIConfig {
 	return nil
 }
 
+// status returns what the keeper last said of its health.
+func (l *testLoop) status() cell.SimpleHealth {
+	synctest.Wait()
+	l.health.Lock()
+	defer l.health.Unlock()
+	return *l.health
+}
+
 // A node gets no plugin before the agent can answer it: an agent that never can stops no
 // pods.
 func TestFirstInstallWaits(t *testing.T) {
@@ -100,13 +109,13 @@ func TestKeeperWithoutInotify(t *testing.T) {
 	n.loop(errors.New("too many open files"), run, func(l *testLoop) {
 		attachBackstop(t, l.db, l.attachments)
 		require.Equal(t, tables.CNIWaiting, l.row().State)
-		require.EqualValues(t, cell.StatusDegraded, l.health.Level)
-		require.ErrorContains(t, l.health.Error, "too many open files")
+		require.EqualValues(t, cell.StatusDegraded, l.status().Level)
+		require.ErrorContains(t, l.status().Error, "too many open files")
 		n.has("10-pods.conflist", bridge)
 		time.Sleep(time.Minute)
 		require.Equal(t, tables.CNIInstalled, l.row().State)
-		require.EqualValues(t, cell.StatusDegraded, l.health.Level)
-		require.Contains(t, l.health.Status, "they are read each second")
+		require.EqualValues(t, cell.StatusDegraded, l.status().Level)
+		require.Contains(t, l.status().Status, "they are read each second")
 		require.Equal(t, []string{"bridge", "portmap", "sluice-cni"}, types(n.loads()))
 	})
 }
@@ -117,7 +126,7 @@ func TestWrongDirectory(t *testing.T) {
 	n.loop(nil, run, func(l *testLoop) {
 		attachBackstop(t, l.db, l.attachments)
 		require.Equal(t, tables.CNIWaiting, l.row().State)
-		require.EqualValues(t, cell.StatusOK, l.health.Level, "the CNI may be about to write it")
+		require.EqualValues(t, cell.StatusOK, l.status().Level, "the CNI may be about to write it")
 
 		wtxn := l.db.WriteTxn(l.locals)
 		_, _, err := l.locals.Insert(wtxn, &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1")})
@@ -125,25 +134,26 @@ func TestWrongDirectory(t *testing.T) {
 		wtxn.Commit()
 		require.Contains(t, l.row().Error, "--cni-conf-dir")
 		require.Equal(t, tables.CNIWaiting, l.row().State)
-		require.EqualValues(t, cell.StatusDegraded, l.health.Level)
-		require.ErrorContains(t, l.health.Error, n.ConfDir+" has no CNI configuration")
+		require.EqualValues(t, cell.StatusDegraded, l.status().Level)
+		require.ErrorContains(t, l.status().Error, n.ConfDir+" has no CNI configuration")
 
 		n.has("10-pods.conflist", bridge)
 		time.Sleep(time.Minute)
 		require.Equal(t, tables.CNIInstalled, l.row().State)
 		require.Empty(t, l.row().Error)
-		require.EqualValues(t, cell.StatusOK, l.health.Level)
+		require.EqualValues(t, cell.StatusOK, l.status().Level)
 	})
 }
 
 // refuses refuses to remove files, as a read-only file system does.
 type refuses struct {
 	realDisk
-	err error
+	err  error
+	over atomic.Bool
 }
 
 func (r *refuses) remove(path string) error {
-	if r.err != nil {
+	if !r.over.Load() {
 		return &os.PathError{Op: "remove", Path: path, Err: r.err}
 	}
 	return r.realDisk.remove(path)
@@ -166,13 +176,13 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 			n.loop(nil, runRemoved, func(l *testLoop) {
 				require.Equal(t, tables.CNIBroken, l.row().State)
 				require.Contains(t, l.row().Error, refusal.Error()+"; still there: "+n.file()+", "+n.Binary())
-				require.EqualValues(t, cell.StatusDegraded, l.health.Level)
+				require.EqualValues(t, cell.StatusDegraded, l.status().Level)
 				require.FileExists(t, filepath.Join(n.run, "c1-eth0.json"))
 
-				disk.err = nil
+				disk.over.Store(true)
 				time.Sleep(time.Minute)
 				require.Equal(t, tables.CNIRemoved, l.row().State)
-				require.EqualValues(t, cell.StatusOK, l.health.Level)
+				require.EqualValues(t, cell.StatusOK, l.status().Level)
 				require.NoFileExists(t, n.file())
 				require.NoFileExists(t, n.Binary())
 				require.NoDirExists(t, n.run)

@@ -48,9 +48,12 @@ func TestWithoutInotify(t *testing.T) {
 		synctest.Wait()
 		done, _ := table.Initialized(db.ReadTxn())
 		require.True(t, done)
-		require.EqualValues(t, cell.StatusDegraded, health.Level)
-		require.Contains(t, health.Status, "it is read each second")
-		require.ErrorContains(t, health.Error, "too many open files")
+		health.Lock()
+		status := *health
+		health.Unlock()
+		require.EqualValues(t, cell.StatusDegraded, status.Level)
+		require.Contains(t, status.Status, "it is read each second")
+		require.ErrorContains(t, status.Error, "too many open files")
 
 		require.NoError(t, cnifile.Write(f.dir, &cnifile.Attachment{
 			Container: "c1", IfName: "eth0", Namespace: "prod", Pod: "web", Device: "veth1", IfIndex: 7,
