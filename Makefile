@@ -56,11 +56,11 @@ fuzz: ## Run each fuzzer for FUZZTIME
 		done; \
 	done
 
-# Pods of make zero-start.
+# Pods of make zero-start with the CNI plugin, and as many without.
 PODS ?= 10000
 
 .PHONY: zero-start
-zero-start: ## Start PODS pods in the lab, and look at each packet from their first instant; needs root
+zero-start: ## Start PODS pods in the lab, and judge their packets from the first instant; needs root
 	SLUICE_REQUIRE_PRIVILEGED=1 SLUICE_ZERO_START_PODS=$(PODS) go test -v -count=1 -timeout 5h -run "^TestZeroStart$$" ./cmd/lab
 
 # One package at a time, as latency is measured; -v shows it, and what is skipped.

@@ -13,9 +13,9 @@ import (
 )
 
 // PinnedPrograms are the programs that an agent pins, by their names, in [ProgramsDir]:
-// with them a CNI plugin can hold a new pod while no agent runs. They exist once the
-// agent has written all maps a first time since the node booted, and they use the maps
-// of the agent that pinned them: an agent that starts may have pinned others.
+// with them a CNI plugin can hold a new pod while no agent runs. They exist once an
+// agent has had the programs hold pods since the node booted, and they use the maps of
+// the agent that pinned them: an agent that starts may have pinned others.
 var PinnedPrograms = []Program{ProgramFromPod, ProgramToPod}
 
 // PinProgram pins a program in a directory under its name, in the place of that of a

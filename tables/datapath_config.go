@@ -38,6 +38,10 @@ type DatapathConfig struct {
 	Flags          bpf.ConfigFlags `json:"flags"`
 	MarkMask       uint32          `json:"markMask"`
 
+	// Holding says that new pods are held as long as they are not known, if there are
+	// network policies.
+	Holding bool `json:"holding"`
+
 	// SharedPorts are given to pods of addresses that the host itself uses.
 	SharedPorts [bpf.SharedPortRanges]bpf.PortRange `json:"sharedPorts"`
 
@@ -120,6 +124,12 @@ var (
 	// DatapathConfigByIndex queries the configuration: there is but that with index 0.
 	DatapathConfigByIndex = datapathConfigIndex.Query
 )
+
+// HoldsPods reports whether the kernel holds new pods as long as they are not known.
+func (c *DatapathConfig) HoldsPods() bool {
+	kind := c.Status.Kind
+	return c.Holding && (kind == reconciler.StatusKindDone || kind == reconciler.StatusKindRefreshing)
+}
 
 // NewDatapathConfigTable creates the table of what the programs have to know of this node.
 func NewDatapathConfigTable(db *statedb.DB) (statedb.RWTable[*DatapathConfig], error) {

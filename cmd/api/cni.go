@@ -46,20 +46,21 @@ type cniTables struct {
 	cell.In
 
 	DB             *statedb.DB
-	Plugin         tables.CNIPlugin                     `optional:"true"`
-	CNIAttachments statedb.Table[*tables.CNIAttachment] `optional:"true"`
-	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
-	Attachments    statedb.Table[*tables.Attachment]    `optional:"true"`
-	IPCache        statedb.Table[*tables.IPCache]       `optional:"true"`
-	PodEntries     statedb.Table[*tables.PodEntry]      `optional:"true"`
-	SourceEntries  statedb.Table[*tables.SourceEntry]   `optional:"true"`
-	IPCacheEntries statedb.Table[*tables.IPCacheEntry]  `optional:"true"`
+	Plugin         tables.CNIPlugin                      `optional:"true"`
+	CNIAttachments statedb.Table[*tables.CNIAttachment]  `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint]  `optional:"true"`
+	Attachments    statedb.Table[*tables.Attachment]     `optional:"true"`
+	IPCache        statedb.Table[*tables.IPCache]        `optional:"true"`
+	PodEntries     statedb.Table[*tables.PodEntry]       `optional:"true"`
+	SourceEntries  statedb.Table[*tables.SourceEntry]    `optional:"true"`
+	IPCacheEntries statedb.Table[*tables.IPCacheEntry]   `optional:"true"`
+	Configs        statedb.Table[*tables.DatapathConfig] `optional:"true"`
 }
 
 // newCNIWaiter returns nil if the agent lacks a table, as in tests of this package.
 func newCNIWaiter(t cniTables) *cniWaiter {
 	if t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
-		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil {
+		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil || t.Configs == nil {
 		return nil
 	}
 	return &cniWaiter{tables: t}
@@ -159,7 +160,15 @@ func (l *cniLook) look(file string) (waitsFor, unknown string) {
 			unknown = held
 		}
 	}
+	if unknown != "" && !l.holdsPods() {
+		return "the kernel does not hold pods yet: " + unknown, ""
+	}
 	return "", unknown
+}
+
+func (l *cniLook) holdsPods() bool {
+	config, found := lookUp(l, l.Configs, tables.DatapathConfigByIndex(0))
+	return found && config.HoldsPods()
 }
 
 func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {

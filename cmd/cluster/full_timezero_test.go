@@ -68,16 +68,16 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 				part.before(t)
 			}
 			name := prefix + part.agents
-			apply(t, zeroJob(name+"-open", "zero-open", part.node)+zeroJob(name+"-closed", "zero-closed", part.node))
-			if part.agents != "down" && part.after != nil {
+			apply(t, zeroJob(name+"-open", "zero-open", part.node, "-insist")+zeroJob(name+"-closed", "zero-closed", part.node))
+			if part.agents == "down" {
+				awaitRunning(t, name+"-open")
+			}
+			if part.after != nil {
 				part.after(t)
 			}
 			kubectl(t, "-n", shop, "wait", "--for=condition=Complete", "job", "--selector=job="+name, "--timeout=30m")
 			result := readZero(t, name)
 			kubectl(t, "-n", shop, "delete", "job", "--selector=job="+name)
-			if part.agents == "down" {
-				part.after(t)
-			}
 			t.Logf("%d pods: %+v", *zeroPods, result)
 			require.NotZero(t, result.swept, "datagrams that pods received that may: the sweep reaches none")
 			require.NotZero(t, result.sources[egressIP], "requests with the egress IP")
@@ -86,7 +86,7 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 			}
 			assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(result.sources)), "source addresses")
 			assert.Zero(t, result.sent, "requests of pods that may not send")
-			assert.Zero(t, result.received, "datagrams that pods received that may not")
+			assert.Empty(t, result.received, "what pods received that may not, by source and pod")
 		})
 	}
 }
@@ -100,8 +100,7 @@ func setPlugin(t *testing.T, plugin bool) bool {
 	if !strings.Contains(string(values), "cni-plugin:") {
 		return !plugin
 	}
-	run(t, "helm", "upgrade", "sluice", "deploy/helm/sluice", "--namespace="+sluiceNamespace,
-		"--reset-then-reuse-values", fmt.Sprintf("--set=flags.cni-plugin=%t", plugin))
+	upgradeChart(t, fmt.Sprintf("--set=flags.cni-plugin=%t", plugin))
 	awaitAgents(t)
 	await(t, "the CNI configuration is as wanted", func() error {
 		for _, node := range running.Nodes {
@@ -157,8 +156,10 @@ func startSweepers(t *testing.T) {
 }
 
 // zeroJob is a job with half of the pods. Without a node the scheduler selects one for each.
-func zeroJob(name, app, node string) string {
+func zeroJob(name, app, node string, flags ...string) string {
 	half := *zeroPods / 2
+	args := append([]string{"send", "-interval=0s", "-timeout=1s", "-listen=5s",
+		"-count=" + strconv.Itoa(zeroRequests)}, append(flags, outside)...)
 	return fmt.Sprintf(`---
 apiVersion: batch/v1
 kind: Job
@@ -170,10 +171,23 @@ spec:
     metadata: {labels: {app: %s}}
     spec: %s
 `, name, shop, name[:strings.LastIndex(name, "-")], half, app,
-		podSpec(node, "Never", "send", "-interval=0s", "-timeout=1s", "-count="+strconv.Itoa(zeroRequests), "-listen=5s", outside))
+		podSpec(node, "Never", args...))
 }
 
-// zeroRequests is how often each pod sends, over UDP and over TCP.
+// awaitRunning waits until all pods of a job run, or have run.
+func awaitRunning(t *testing.T, job string) {
+	t.Helper()
+	await(t, "the pods of "+job+" run", func() error {
+		phases := read(t, shop, "{.items[*].status.phase}", "pods", "--selector=job-name="+job)
+		if n := strings.Count(phases, "Running") + strings.Count(phases, "Succeeded"); n < *zeroPods/2 {
+			return fmt.Errorf("%d of them", n)
+		}
+		return nil
+	})
+}
+
+// zeroRequests is how often each pod sends, over UDP and over TCP; those that may send, until
+// that many were answered.
 const zeroRequests = 3
 
 // zeroResult counts what pods have sent and received.
@@ -182,23 +196,27 @@ type zeroResult struct {
 	lost     int            // their requests without an answer
 	swept    int            // datagrams that they received
 	sent     int            // requests of the closed pods that the server has
-	received int            // what the closed pods received
+	received map[string]int // what the closed pods received, by source and pod
 }
 
 func readZero(t *testing.T, name string) zeroResult {
 	t.Helper()
 	result := zeroResult{
-		sources: running.Outside.Sources(name + "-open-"),
-		sent:    len(running.Outside.Requests(name + "-closed-")),
+		sources:  running.Outside.Sources(name + "-open-"),
+		sent:     len(running.Outside.Requests(name + "-closed-")),
+		received: map[string]int{},
 	}
-	for job, received := range map[string]*int{"open": &result.swept, "closed": &result.received} {
+	for _, job := range []string{"open", "closed"} {
 		pods := strings.Fields(read(t, shop, "{.items[*].metadata.name}", "pods", "--selector=job-name="+name+"-"+job))
 		require.Len(t, pods, *zeroPods/2)
 		for _, pod := range pods {
 			for _, line := range trafficLog(t, pod) {
-				switch {
-				case strings.HasPrefix(line, "received "):
-					*received++
+				words := strings.Fields(line) // received PROTOCOL SOURCE TEXT
+				switch received := words[0] == "received"; {
+				case received && job == "open":
+					result.swept++
+				case received:
+					result.received[words[2]+" to "+pod]++
 				case job == "open" && strings.Contains(line, traffic.Failed):
 					result.lost++
 				}

@@ -88,6 +88,13 @@ func quickStart(t *testing.T, text, node string) string {
 	return run(t, "sh", "-exc", script)
 }
 
+// upgradeChart changes values of the chart's release, and keeps the others.
+func upgradeChart(t *testing.T, value string) {
+	t.Helper()
+	run(t, filepath.Join(options.Bin, "helm"), "upgrade", "sluice", "deploy/helm/sluice",
+		"--namespace="+sluiceNamespace, "--reset-then-reuse-values", value)
+}
+
 // agentPod is the name of the agent's pod on a node.
 func agentPod(t *testing.T, node string) string {
 	t.Helper()

@@ -147,8 +147,7 @@ func testRestart(t *testing.T) {
 			return agentReady(t, node.Name, "1")
 		})
 	}
-	run(t, filepath.Join(options.Bin, "helm"), "upgrade", "sluice", "deploy/helm/sluice",
-		"--namespace="+sluiceNamespace, "--reset-then-reuse-values", "--set-string=image.tag="+nextTag)
+	upgradeChart(t, "--set-string=image.tag="+nextTag)
 	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice",
 		"--timeout="+settleTimeout.String())
 	images := read(t, sluiceNamespace, "{.items[*].spec.containers[*].image}", "pods")

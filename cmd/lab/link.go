@@ -30,6 +30,15 @@ func (n *Namespace) addBridge(name string, mtu int) error {
 	if err := n.handle.LinkAdd(&vn.Bridge{LinkAttrs: vn.LinkAttrs{Name: name, MTU: mtu}}); err != nil {
 		return fmt.Errorf("add bridge %s of %s: %w", name, n.Name, err)
 	}
+	bridge, err := n.link(name)
+	if err != nil {
+		return err
+	}
+	// Set, as CNIs do: else it follows the ports, and the bridge floods what neighbors
+	// send to the former address.
+	if err := n.handle.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr); err != nil {
+		return fmt.Errorf("set address of bridge %s of %s: %w", name, n.Name, err)
+	}
 	return n.up(name)
 }
 

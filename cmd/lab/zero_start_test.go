@@ -4,320 +4,263 @@ package lab
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// zeroStartPods is how many pods TestZeroStart starts: make zero-start has 10,000.
-const zeroStartPods = "SLUICE_ZERO_START_PODS"
-
 const (
-	zeroBatch = 20 // pods that are there at the same time
-	zeroPort  = 7777
+	// zeroStartPods is how many pods start with the CNI plugin, and how many without, half
+	// of them routed and half at a bridge.
+	zeroStartPods = "SLUICE_ZERO_START_PODS"
+	zeroDefault   = 72
+
+	zeroBatch   = 60 // pods at the same time, at most
+	zeroTimeout = 4 * time.Hour
 )
 
-// zeroStart is a node on which pods start that send, and are sent to, from their first
-// instant.
-type zeroStart struct {
+// zero is a cluster on whose first node pods start, in batches that use the same
+// addresses. They send, and others send to them, from their first instant on. A pod is of
+// one of three kinds:
+//
+//	closed	a network policy isolates it: it neither sends nor receives
+//	gated	egress policies give it addresses: by IPv4 of the other node, by IPv6 of its own
+//	open	no policy selects it
+//
+// The node always reaches all of them.
+type zero struct {
 	*traffic
-	plugin    *cniPlugin
-	node      *Node
-	forbidden *Pod // that no new pod may reach
-	stranger  *Pod // that may reach no new pod
+	plugin *cniPlugin // nil without
+	node   *Node      // of the pods
+	far    *Node      // the other one
 
-	number  int           // of pods so far
-	strayed atomic.Uint64 // datagrams of new pods to the forbidden one
+	peers    []zeroPeer
+	others   []netip.Addr // of peers, to which pods send
+	speakers []netip.Addr // of the peers that send to pods
+	asks     *talker      // of the pods' node
+	pause    time.Duration
+	addrs    []netip.Addr // of the pods of a batch, IPv4 and IPv6 in turn
+
+	batches              int
+	adds, firsts, laters times // of ADDs and connections while the agent is up
+	zeroCount                  // of pods that have ended
 }
 
-// With the plugin no packet of a new pod is let through that policies forbid, none to it,
-// and none leaves by another way than policies say, whatever becomes of the agent. With an
-// agent its first connection needs no second SYN.
+type zeroPeer struct {
+	*Namespace
+	*talker
+	name string
+}
+
+// zeroPhase is what becomes of the agent while a batch starts.
+type zeroPhase string
+
+const (
+	agentUp       zeroPhase = "agent up"
+	agentDown     zeroPhase = "agent down"
+	agentStarting zeroPhase = "agent starting"
+	nodeBooting   zeroPhase = "node booting"
+)
+
+// No packet of a new pod, and none to it, passes that policies forbid, or with another
+// source than they give, whatever becomes of the agent. With the CNI plugin and an agent
+// the first connection of a pod needs no second SYN.
 func TestZeroStart(t *testing.T) {
 	t.Parallel()
-	pods := 4 * zeroBatch
+	pods := zeroDefault
 	if text := os.Getenv(zeroStartPods); text != "" {
 		var err error
 		pods, err = strconv.Atoi(text)
 		require.NoError(t, err)
 	}
-	z := newZeroStart(t)
-	phases := []struct {
-		name string
-		run  func([]*newPod)
-	}{
-		{"agent up", z.agentUp},
-		{"agent down", z.agentDown},
-		{"agent starting", z.agentStarting},
-		{"node booting", z.nodeBooting},
+	for _, plugin := range []bool{true, false} {
+		name := map[bool]string{true: "plugin", false: "no plugin"}[plugin]
+		var routed, bridged zeroCount
+		t.Run(name, func(t *testing.T) {
+			t.Run("routed", func(t *testing.T) {
+				t.Parallel()
+				testZeroStart(t, plugin, Options{}, pods/2, &routed)
+			})
+			t.Run("bridge", func(t *testing.T) {
+				t.Parallel()
+				testZeroStart(t, plugin, Options{BridgeCNI: true}, pods-pods/2, &bridged)
+			})
+		})
+		routed.add(bridged)
+		t.Logf("%s: %s", name, routed)
 	}
-	for batch := 0; batch*zeroBatch < pods; batch++ {
-		phase := phases[batch%len(phases)]
-		t.Logf("batch %d: %s", batch, phase.name)
-		z.batch(phase.run)
-	}
-	require.Zero(t, z.strayed.Load(), "packets that policies forbid came to the forbidden pod")
 }
 
-func newZeroStart(t *testing.T) *zeroStart {
-	tr := newTraffic(t, Options{Nodes: 1, NoAgents: true})
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Hour)
-	t.Cleanup(cancel)
-	tr.ctx = ctx
-	z := &zeroStart{traffic: tr, plugin: buildPlugin(t), node: tr.Nodes[0]}
-	z.plugin.follow(tr.Cluster)
-	z.forbidden, z.stranger = tr.pod(z.node, "forbidden", "forbidden"), tr.pod(z.node, "stranger", "stranger")
-	tr.policy(egress{name: "zero", app: "new", to: []netip.Prefix{WorldIPv6}, exits: []exit{{node: z.node.Name, ip: z.node.EgressIPv6}}})
-	require.NoError(t, tr.ApplyYAML(`
+func testZeroStart(t *testing.T, plugin bool, options Options, pods int, total *zeroCount) {
+	phases := []zeroPhase{agentUp, agentDown, agentStarting}
+	if plugin {
+		phases = append(phases, nodeBooting) // without, a taint keeps pods from the node
+	}
+	batches := max(len(phases), (pods+zeroBatch-1)/zeroBatch)
+	z := newZero(t, plugin, options, (pods+batches-1)/batches)
+	defer func() {
+		for _, peer := range z.peers {
+			z.addTalker(peer.talker)
+		}
+		z.addTalker(z.asks)
+		*total = z.zeroCount
+		t.Log(total)
+		t.Logf("agent up: first connection: %s; later connection: %s; ADD: %s",
+			z.firsts, z.laters, z.adds)
+	}()
+	began := time.Now()
+	for z.batches < batches {
+		phase := phases[z.batches%len(phases)]
+		z.batch(phase)
+		require.False(t, t.Failed())
+		t.Logf("%s: batch %d of %d, %d pods after %s, forbidden: %d, wrong source: %d",
+			phase, z.batches, batches, z.started, time.Since(began).Round(time.Second),
+			z.forbidden, z.wrongSource)
+	}
+}
+
+const zeroPolicies = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: default}
+---
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: {name: zero, namespace: default}
-spec:
-  podSelector: {matchLabels: {app: new}}
-  policyTypes: [Ingress, Egress]
-  ingress: [{from: [{podSelector: {matchLabels: {app: friend}}}]}]
-  egress: [{to: [{ipBlock: {cidr: "`+WorldIPv6.String()+`"}}]}]
-`))
-	require.NoError(t, tr.StartAgents())
-	require.NoError(t, tr.AwaitAgents(tr.ctx))
-	stop, err := Capture(z.forbidden.Namespace, PodDevice, func(p Packet) {
-		if isZeroDatagram(p) {
-			z.strayed.Add(1)
-		}
-	})
-	require.NoError(t, err)
-	t.Cleanup(stop)
+metadata: {name: closed, namespace: default}
+spec: {podSelector: {matchLabels: {app: closed}}, policyTypes: [Ingress, Egress]}
+`
+
+func newZero(t *testing.T, plugin bool, options Options, size int) *zero {
+	t.Helper()
+	options.Nodes, options.NoCapture, options.NoAgents = 2, true, true
+	z := &zero{
+		traffic: newTraffic(t, options),
+		pause:   time.Duration(size) * time.Millisecond, // a rate that two cores carry
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), zeroTimeout)
+	t.Cleanup(cancel)
+	z.ctx = ctx
+	z.node, z.far = z.Nodes[0], z.Nodes[1]
+	if plugin {
+		z.plugin = buildPlugin(t)
+		z.plugin.follow(z.Cluster)
+	}
+	require.NoError(t, z.StartAgents())
+	require.NoError(t, z.ApplyYAML(zeroPolicies))
+	z.policy(
+		egress{
+			name: "bank4", app: "gated", to: []netip.Prefix{coveredIPv4},
+			exits: []exit{{node: z.far.Name, ip: z.far.EgressIPv4}},
+		},
+		egress{
+			name: "bank6", app: "gated", to: []netip.Prefix{coveredIPv6},
+			exits: []exit{{node: z.node.Name, ip: z.node.EgressIPv6}},
+		},
+	)
+	near, far := z.pod(z.node, "near", "open"), z.pod(z.far, "far", "open")
+	z.inForce([]string{"bank4", "bank6"})
+
+	v4, v6 := podNetworks(z.node.number)
+	for i := range size {
+		number := podHosts + z.node.pods + i
+		z.addrs = append(z.addrs, hostOf(v4, number), hostOf(v6, number))
+	}
+	z.addPeer("the world", z.World.Namespace, false, ServerIPv4, ServerIPv6)
+	z.addPeer("its node", z.node.Namespace, false, z.node.IPv4, z.node.IPv6)
+	z.addPeer("the other node", z.far.Namespace, true, z.far.IPv4, z.far.IPv6)
+	z.addPeer("near", near.Namespace, true, near.IPv4, near.IPv6)
+	z.addPeer("far", far.Namespace, true, far.IPv4, far.IPv6)
+	z.asks = z.talk(z.node.Namespace, zeroQuestion, askPort)
+	z.asks.say(z.addrs...)
 	return z
 }
 
-func isZeroDatagram(p Packet) bool {
-	return p.Protocol == unix.IPPROTO_UDP && len(p.Payload) >= 4 && binary.BigEndian.Uint16(p.Payload[2:]) == zeroPort
-}
-
-// newPod is a pod that starts.
-type newPod struct {
-	*Pod
-	z      *zeroStart
-	server netip.Addr // that it alone connects to
-
-	started atomic.Bool   // its first process may run
-	met     atomic.Uint64 // datagrams of the stranger since
-
-	stop []func()
-}
-
-// batch has pods start in a phase, and go.
-func (z *zeroStart) batch(run func([]*newPod)) {
+// addPeer adds a peer, which sends to all addresses of pods if it speaks.
+func (z *zero) addPeer(name string, n *Namespace, speaks bool, addrs ...netip.Addr) {
 	z.t.Helper()
-	pods := make([]*newPod, zeroBatch)
-	for i := range pods {
-		pods[i] = z.newPod()
-	}
-	run(pods)
-	for _, p := range pods {
-		p.leave()
+	k := z.talk(n, zeroPeerWord, talkPort)
+	z.peers = append(z.peers, zeroPeer{n, k, name})
+	z.others = append(z.others, addrs...)
+	if speaks {
+		z.speakers = append(z.speakers, addrs...)
+		k.say(z.addrs...)
 	}
 }
 
-// newPod connects a pod, of which agents know nothing, and has the stranger send to it.
-func (z *zeroStart) newPod() *newPod {
+// talk starts a talker that ends with the test.
+func (z *zero) talk(n *Namespace, word string, port int) *talker {
 	z.t.Helper()
-	z.number++
-	connected, err := z.ConnectPods(PodSpec{
-		Node: z.node, Name: fmt.Sprintf("new-%d", z.number), Labels: map[string]string{"app": "new"},
-	})
+	k, err := startTalker(n, word, port, z.pause)
 	require.NoError(z.t, err)
-	raw := WorldIPv6.Addr().As16()
-	binary.BigEndian.PutUint32(raw[12:], uint32(0x10000+z.number))
-	p := &newPod{Pod: connected[0], z: z, server: netip.AddrFrom16(raw)}
-	stop, err := Capture(p.Namespace, PodDevice, func(got Packet) {
-		if isZeroDatagram(got) && p.started.Load() {
-			p.met.Add(1)
-		}
-	})
-	require.NoError(z.t, err)
-	p.stop = append(p.stop, stop, p.sendFrom(z.stranger.Namespace, p.IPv6))
-	return p
+	z.t.Cleanup(k.close)
+	return k
 }
 
-// sendFrom has a namespace send a datagram each millisecond until it is stopped.
-func (p *newPod) sendFrom(from *Namespace, to netip.Addr) (stop func()) {
-	conn, err := from.Dial(p.z.ctx, "udp", netip.AddrPortFrom(to, zeroPort))
-	require.NoError(p.z.t, err)
-	var done sync.WaitGroup
-	ended := make(chan struct{})
-	done.Go(func() {
-		defer conn.Close()
-		for {
-			_, _ = conn.Write([]byte("zero")) // refused where nothing is
-			select {
-			case <-ended:
-				return
-			case <-time.After(time.Millisecond):
-			}
-		}
-	})
-	return func() { close(ended); done.Wait() }
-}
-
-// start has the plugin called, as often as it fails, and then the pod's first process
-// run, which sends where it may not, and connects where it may.
-func (p *newPod) start() (conn net.Conn, err error) {
-	for p.z.plugin.call("ADD", p.Pod, "1s") != nil {
-		if err := p.z.ctx.Err(); err != nil {
-			return nil, err
-		}
-	}
-	return p.run()
-}
-
-func (p *newPod) run() (net.Conn, error) {
-	p.started.Store(true)
-	p.stop = append(p.stop, p.sendFrom(p.Namespace, p.z.forbidden.IPv6))
-	ctx, cancel := context.WithTimeout(p.z.ctx, time.Minute)
-	defer cancel()
-	return p.Dial(ctx, "tcp", netip.AddrPortFrom(p.server, Port))
-}
-
-// leave ends a pod, and checks what became of its packets.
-func (p *newPod) leave() {
-	t := p.z.t
-	for i := len(p.stop) - 1; i >= 0; i-- {
-		p.stop[i]()
-	}
-	require.Zero(t, p.met.Load(), "%s got packets that policies forbid", p.Name)
-	for flow, packets := range p.z.World.Seen() {
-		if flow.Destination == p.server {
-			require.Equal(t, p.z.node.EgressIPv6, flow.Source, "%s: %d packets left by another way", p.Name, packets)
-		}
-	}
-	require.NoError(t, p.z.plugin.call("DEL", p.Pod, "1s"))
-	require.NoError(t, p.z.RemovePod(p.Pod))
-}
-
-// all starts pods at the same time, and checks that each has connected by its gateway.
-func (z *zeroStart) all(pods []*newPod, check func(*newPod, net.Conn)) {
+// batch has pods start in a phase, judges what was heard, and ends them.
+func (z *zero) batch(phase zeroPhase) {
 	z.t.Helper()
-	conns, errs := make([]net.Conn, len(pods)), make([]error, len(pods))
-	var all sync.WaitGroup
-	for i, p := range pods {
-		all.Go(func() { conns[i], errs[i] = p.start() })
+	specs := z.specs()
+	if phase != agentUp {
+		z.interrupt(phase)
 	}
-	all.Wait()
-	for i, p := range pods {
-		require.NoError(z.t, errs[i], p.Name)
-		got, err := AskOn(z.ctx, conns[i])
-		require.NoError(z.t, err, p.Name)
-		require.Equal(z.t, z.node.EgressIPv6, got.Addr(), p.Name)
-		check(p, conns[i])
-		require.NoError(z.t, conns[i].Close())
+	z.pendingPods(specs, phase)
+	pods := z.start(specs, phase)
+	if phase == agentDown || phase == agentUp && z.plugin == nil {
+		time.Sleep(200 * time.Millisecond) // for which no agent knows the pods
+		z.assertHeld(pods)
 	}
+	z.runPods(pods)
+	if phase == agentDown {
+		require.NoError(z.t, z.node.Agent.Start())
+	}
+	z.awaitAllowed(pods)
+	z.checkConnections(pods, phase)
+	z.end(pods)
+	z.judge(pods)
 }
 
-func (z *zeroStart) apply(pods []*newPod) {
+// interrupt kills the agent, and starts it again as a phase has it.
+func (z *zero) interrupt(phase zeroPhase) {
 	z.t.Helper()
-	objects := make([]Object, len(pods))
-	for i, p := range pods {
-		objects[i] = pending(p.Pod)
+	agent := z.node.Agent
+	agent.Kill()
+	if phase == nodeBooting { // nothing is pinned, and /run is empty
+		_, err := bpf.CleanupLinks(agent.BPFFS())
+		require.NoError(z.t, err)
+		_, err = bpf.Cleanup(agent.BPFFS())
+		require.NoError(z.t, err)
+		require.NoError(z.t, os.RemoveAll(z.plugin.runDir(z.node)))
+		z.assertNoStart()
 	}
-	require.NoError(z.t, z.Apply(objects...))
-}
-
-// agentUp: the first SYN of each pod is the only one.
-func (z *zeroStart) agentUp(pods []*newPod) {
-	z.apply(pods)
-	// The agent follows files, which lag behind what an API server would say.
-	require.NoError(z.t, AwaitRows(z.ctx, z.node.Agent, "endpoints", func(rows []map[string]any) error {
-		if len(rows) < len(pods)+2 {
-			return fmt.Errorf("%d endpoints", len(rows))
-		}
-		return nil
-	}))
-	z.all(pods, func(p *newPod, conn net.Conn) {
-		require.Zero(z.t, retransmissions(z.t, conn), "%s sent its SYN more than once", p.Name)
-	})
-}
-
-// agentDown: the pods start, and are held until there is an agent.
-func (z *zeroStart) agentDown(pods []*newPod) {
-	z.node.Agent.Kill()
-	z.apply(pods)
-	var all sync.WaitGroup
-	for _, p := range pods {
-		all.Go(func() {
-			ctx, cancel := context.WithTimeout(z.ctx, silence)
-			defer cancel()
-			if err := z.plugin.call("ADD", p.Pod, "30s"); err != nil {
-				z.t.Error(err)
-				return
-			}
-			p.started.Store(true)
-			if conn, err := p.Dial(ctx, "tcp", netip.AddrPortFrom(p.server, Port)); err == nil {
-				conn.Close()
-				z.t.Errorf("%s is not held", p.Name)
-			}
-		})
-	}
-	all.Wait()
-	for flow := range z.World.Seen() {
-		for _, p := range pods {
-			require.NotEqual(z.t, p.server, flow.Destination, "%s is not held", p.Name)
-		}
-	}
-	require.NoError(z.t, z.node.Agent.Start())
-	for _, p := range pods {
-		conn, err := p.run()
-		require.NoError(z.t, err, p.Name)
-		conn.Close()
+	if phase != agentDown {
+		require.NoError(z.t, agent.Start())
 	}
 }
 
-// agentStarting: the pods start while the agent does.
-func (z *zeroStart) agentStarting(pods []*newPod) {
-	z.apply(pods)
-	z.node.Agent.Kill()
-	require.NoError(z.t, z.node.Agent.Start())
-	z.all(pods, func(*newPod, net.Conn) {})
-}
-
-// nodeBooting: nothing is pinned, so no pod starts before there is an agent.
-func (z *zeroStart) nodeBooting(pods []*newPod) {
-	z.node.Agent.Kill()
-	_, err := bpf.CleanupLinks(z.node.Agent.BPFFS())
+// assertNoStart asserts that no pod starts on a node that booted, without an agent.
+func (z *zero) assertNoStart() {
+	z.t.Helper()
+	pods, err := z.ConnectPods(PodSpec{Node: z.node, Name: "early"})
 	require.NoError(z.t, err)
-	_, err = bpf.Cleanup(z.node.Agent.BPFFS())
-	require.NoError(z.t, err)
-	require.NoError(z.t, os.RemoveAll(filepath.Clean(z.plugin.runDir(z.node))))
-	z.apply(pods)
-	require.ErrorContains(z.t, z.plugin.call("ADD", pods[0].Pod, "300ms"), "cannot start yet")
-	require.NoError(z.t, z.node.Agent.Start())
-	z.all(pods, func(*newPod, net.Conn) {})
+	require.ErrorContains(z.t, z.plugin.call("ADD", pods[0], "300ms"), "cannot start yet")
+	require.NoError(z.t, z.RemovePod(pods[0]))
 }
 
-// retransmissions is how many segments of a connection were sent again.
-func retransmissions(t testing.TB, conn net.Conn) (count uint32) {
-	raw, err := conn.(*net.TCPConn).SyscallConn()
-	require.NoError(t, err)
-	var failed error
-	require.NoError(t, raw.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		if failed = err; err == nil {
-			count = info.Total_retrans
+// gone returns an error while the kernel has addresses of the pods.
+func (z *zero) gone() error {
+	rows, err := Rows[MapRow](z.ctx, z.node.Agent, "map-pods")
+	for _, r := range rows {
+		if a := addrOf(fmt.Sprint(r.Key["Addr"])); slices.Contains(z.addrs, a) {
+			return fmt.Errorf("the kernel has %s", a)
 		}
-	}))
-	require.NoError(t, failed)
-	return count
+	}
+	return err
 }

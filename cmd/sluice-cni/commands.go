@@ -76,6 +76,9 @@ func add(args *skel.CmdArgs) error {
 
 // enforce has a pod in force or held, or fails.
 func enforce(c *config, a *cnifile.Attachment) error {
+	// The agent does this too, but not if it is killed before, nor for an address that is
+	// used again at once. Maps of another version's agent, which cannot be read, go with it.
+	_ = forget(c.BPFFS, a.Addrs)
 	if err := cnifile.Write(c.RunDir, a); err != nil {
 		return types.NewError(types.ErrIOFailure, cniconf.Type+": tell the agent of pod "+a.Namespace+"/"+a.Pod, err.Error())
 	}

@@ -5,8 +5,13 @@ package main
 import (
 	"errors"
 	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
@@ -22,7 +27,40 @@ func hold(bpffs string, a *cnifile.Attachment) (held bool, err error) {
 	}
 	defer h.Close()
 	mac, _ := net.ParseMAC(a.MAC) // of a veth, and only to be shown
-	return true, h.Hold(a.IfIndex, mac, a.Addrs)
+	if err := h.Hold(a.IfIndex, mac, a.Addrs); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// forget removes the connections of addresses that a new pod gets: they are of an earlier
+// pod. The programs would take them for connections of the new one, and let them go on by
+// the earlier pod's gateway, or while the new pod is held.
+func forget(bpffs string, addrs []netip.Addr) error {
+	all, err := ctmap.OpenAll(bpf.MapsDir(bpffs))
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		err = errors.Join(err, forgetIn(m, addrs), m.Close())
+	}
+	return err
+}
+
+func forgetIn(m ctmap.Map, addrs []netip.Addr) error {
+	var stale []ctmap.Tuple // removed afterwards: a reader may miss entries meanwhile
+	err := m.Each(func(t ctmap.Tuple, _ ctmap.Entry) bool {
+		if slices.Contains(addrs, t.Source.Addr()) || slices.Contains(addrs, t.Destination.Addr()) {
+			stale = append(stale, t)
+		}
+		return true
+	})
+	for _, t := range stale {
+		if failed := m.Delete(t); !errors.Is(failed, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
 }
 
 // canHold reports whether pods could be held.

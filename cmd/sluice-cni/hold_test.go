@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/datapath"
 )
 
@@ -88,6 +89,40 @@ func TestHold(t *testing.T) {
 	n.must("ADD")
 	require.Equal(t, entry, n.entry(pods))
 	n.must("DEL")
+}
+
+// Connections of an earlier pod with the address end, whether the new one is held or an
+// agent has it in force: the programs would let some of them go on. Others stay.
+func TestForgetsConnections(t *testing.T) {
+	pod, peer := netip.MustParseAddrPort("10.1.0.7:53"), netip.MustParseAddrPort("10.2.0.9:4000")
+	out := ctmap.Tuple{Source: pod, Destination: peer, Protocol: unix.IPPROTO_UDP}
+	in := ctmap.Tuple{Source: peer, Destination: pod, Protocol: unix.IPPROTO_UDP, Flags: ctmap.In}
+	other := ctmap.Tuple{
+		Source: netip.MustParseAddrPort("10.1.0.8:53"), Destination: peer, Protocol: unix.IPPROTO_UDP,
+	}
+	for name, agent := range map[string]bool{"held": false, "in force": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.pin()
+			if agent {
+				n.agent(inForce)
+			}
+			log := slog.New(slog.DiscardHandler)
+			ct, err := ctmap.OpenOrCreate(bpf.MapsDir(n.bpfs), ctmap.CT4Any, 16, log)
+			require.NoError(t, err)
+			defer ct.Close()
+			for _, tuple := range []ctmap.Tuple{out, in, other} {
+				require.NoError(t, ct.Update(tuple, ctmap.Entry{Lifetime: 1}))
+			}
+			n.must("ADD")
+			var left []ctmap.Tuple
+			require.NoError(t, ct.Each(func(tuple ctmap.Tuple, _ ctmap.Entry) bool {
+				left = append(left, tuple)
+				return true
+			}))
+			require.Equal(t, []ctmap.Tuple{other}, left)
+		})
+	}
 }
 
 // An agent that is there, and says that the pod is not in force, does not keep it from

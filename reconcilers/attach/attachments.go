@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
@@ -64,7 +63,7 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 	case atDevice != (ifIndex > 0):
 		return 0, fmt.Errorf("attach %s: not to device %d", p, ifIndex)
 	case !atDevice:
-		return o.updateBackstop(program)
+		return o.links().updateBackstop(program)
 	}
 	id, ok, err := o.links().update(ifIndex, p, program)
 	if ok || err != nil {
@@ -74,19 +73,6 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 		o.seed()
 	}
 	return o.links().attach(ifIndex, p, program)
-}
-
-// updateBackstop has the backstop run, and pins the programs of pods' devices. The
-// backstop is wanted when all maps have been written a first time: these programs would
-// let pass what they must not, before.
-func (o *attachments) updateBackstop(backstop *ebpf.Program) (link.ID, error) {
-	l := o.links()
-	for _, p := range bpf.PinnedPrograms {
-		if err := bpf.PinProgram(l.programs, p, o.datapath.Program(p)); err != nil {
-			return 0, err
-		}
-	}
-	return l.updateBackstop(backstop)
 }
 
 // Delete implements [reconciler.Operations].

@@ -3,17 +3,21 @@
 package attach
 
 import (
+	"context"
 	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 	vn "github.com/vishvananda/netlink"
 
@@ -177,13 +181,43 @@ func TestBackstopIsReplaced(t *testing.T) {
 	require.Empty(t, s.pins())
 }
 
-// Programs for pods' devices are pinned with the backstop, and an agent puts its own in
-// the place of those of another.
+// pinner returns what has the present agent look at a configuration. With ends it returns
+// when the programs are pinned, and else when they were not for a while.
+func (s *setup) pinner() func(config tables.DatapathConfig, ends bool) {
+	configs, err := tables.NewDatapathConfigTable(s.db)
+	require.NoError(s.t, err)
+	p := &pinner{s.db, configs, s.attachments.datapath, s.attachments.links}
+	return func(config tables.DatapathConfig, ends bool) {
+		txn := s.db.WriteTxn(configs)
+		_, _, err := configs.Insert(txn, &config)
+		require.NoError(s.t, err)
+		txn.Commit()
+		ctx := context.Background()
+		if !ends {
+			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			ctx = short
+		}
+		health, _ := cell.NewSimpleHealth()
+		require.NoError(s.t, p.run(ctx, health))
+	}
+}
+
+// Programs for pods' devices are pinned when the kernel's configuration has them hold pods,
+// and an agent puts its own in the place of those of another.
 func TestProgramsArePinned(t *testing.T) {
 	s := newSetup(t)
 	index := s.addVeth("pod0", "eth0", 0)
 	s.mustAttach(index, bpf.ProgramFromPod)
-	require.NoDirExists(t, s.pinned, "maps may not be written yet")
+	s.mustAttach(0, bpf.ProgramBackstop)
+	pin := s.pinner()
+	for _, early := range []tables.DatapathConfig{
+		{Status: reconciler.StatusDone()},
+		{Holding: true, Status: reconciler.StatusPending()},
+	} {
+		pin(early, false)
+		require.NoDirExists(t, s.pinned, "the programs do not hold pods yet")
+	}
 
 	require.NoError(t, os.MkdirAll(s.pinned, 0o700))
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -191,7 +225,8 @@ func TestProgramsArePinned(t *testing.T) {
 	defer m.Close()
 	require.NoError(t, m.Pin(filepath.Join(s.pinned, "from_pod"))) // no program, and replaced
 	for range 2 {
-		s.mustAttach(0, bpf.ProgramBackstop)
+		s.restart()
+		s.pinner()(tables.DatapathConfig{Holding: true, Status: reconciler.StatusDone()}, true)
 		pins, err := os.ReadDir(s.pinned)
 		require.NoError(t, err)
 		require.Len(t, pins, 2)
@@ -201,7 +236,6 @@ func TestProgramsArePinned(t *testing.T) {
 			require.Equal(t, programID(t, s.programs(p)), programID(t, pinned))
 			pinned.Close()
 		}
-		s.restart()
 	}
 
 	bpffs := filepath.Dir(filepath.Dir(s.pinned))

@@ -3,7 +3,7 @@
 // Package attach has the kernel run the programs where tables want them.
 //
 //	attachments ─────► tcx links of devices, netfilter links; pinned in <bpffs>/sluice/links
-//	backstop ────────► from_pod and to_pod, pinned in <bpffs>/sluice/programs
+//	datapath-config ─► from_pod and to_pod, pinned in <bpffs>/sluice/programs
 //	overlay-devices ─► the VXLAN device
 //	devices ─────────► attachments of a device that was replaced are made anew
 //	local-endpoints ─► neighbours that the kernel asks for, where the device of a pod is not known
@@ -53,8 +53,9 @@ type params struct {
 
 	Attachments    tables.Desired[*tables.Attachment]
 	OverlayDevices tables.Desired[*tables.OverlayDevice]
-	Devices        statedb.Table[*tables.Device]        `optional:"true"`
-	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
+	Devices        statedb.Table[*tables.Device]         `optional:"true"`
+	Locals         statedb.Table[*tables.LocalEndpoint]  `optional:"true"`
+	Configs        statedb.Table[*tables.DatapathConfig] `optional:"true"`
 
 	CNIPlugin tables.CNIPlugin `optional:"true"`
 
@@ -84,6 +85,10 @@ func registerAttachments(p params) error {
 		s.desired = func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision] { return p.Locals.All(p.DB.ReadTxn()) }
 	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
+	if p.Configs != nil {
+		pins := &pinner{db: p.DB, configs: p.Configs, datapath: p.Datapath, links: p.links}
+		p.Jobs.Add(job.OneShot("pin-programs", pins.run))
+	}
 	_, err := reconciler.Register(
 		p.Reconciler,
 		p.Attachments.RWTable,

@@ -171,6 +171,9 @@ const configMap = "sluice_config"
 
 // add writes the entry of a connection as seen by a pod.
 func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, pod bpf.PodValue) {
+	if pod.Flags&bpf.PodPolicyUnknown != 0 && w.config.Flags&bpf.ConfigNetworkPolicies != 0 {
+		return // held: the host knows flows that to_pod drops, and an entry would let them go on
+	}
 	entry, live := w.entry(c, t)
 	if !live || w.err != nil {
 		return

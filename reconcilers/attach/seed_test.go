@@ -199,6 +199,33 @@ func TestLiveConnectionsUnderPolicy(t *testing.T) {
 	}
 }
 
+// A pod that the programs hold gets no entries: the host knows flows that they drop.
+func TestHeldPodsAreNotSeeded(t *testing.T) {
+	n := newNode(t)
+	dial(t, n.client, n.pod, "10.1.0.2")
+	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
+	defer a.stop()
+	a.writeMaps(t, n.podDevice, false, "10.1.0.2")
+	key := bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.2"))}
+	unknown := bpf.PodValue{IfIndex: uint32(n.podDevice), Epoch: 7, Flags: bpf.PodPolicyUnknown}
+	_, err := a.maps.Pods.Update([]bpf.PodKey{key}, []bpf.PodValue{unknown})
+	require.NoError(t, err)
+	config, err := a.maps.Config.Dump()
+	require.NoError(t, err)
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps)
+	for _, tc := range []struct {
+		flags  bpf.ConfigFlags
+		seeded int
+	}{{bpf.ConfigNetworkPolicies, 0}, {0, 1}} {
+		config[0].Value.Flags = tc.flags
+		_, err := a.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{config[0].Value})
+		require.NoError(t, err)
+		seeded, err := s.write()
+		require.NoError(t, err)
+		require.Equal(t, tc.seeded, seeded)
+	}
+}
+
 // TestLiveConnectionsOfHost: what this host began with its pod goes on, whatever policies
 // say, with the pod's data first too. What it only forwards with its own address does not.
 func TestLiveConnectionsOfHost(t *testing.T) {

@@ -65,23 +65,23 @@ type Socket string
 type params struct {
 	cell.In
 
-	Config      Config
-	Plugin      tables.CNIPlugin
-	BPF         bpf.Config
-	Maps        *bpf.Maps
-	Socket      Socket
-	DB          *statedb.DB
-	Log         *slog.Logger
-	Jobs        job.Group
-	Table       statedb.RWTable[*tables.CNIConfig]
-	Attachments statedb.Table[*tables.Attachment]
-	Locals      statedb.Table[*tables.LocalEndpoint]
+	Config  Config
+	Plugin  tables.CNIPlugin
+	BPF     bpf.Config
+	Maps    *bpf.Maps
+	Socket  Socket
+	DB      *statedb.DB
+	Log     *slog.Logger
+	Jobs    job.Group
+	Table   statedb.RWTable[*tables.CNIConfig]
+	Configs statedb.Table[*tables.DatapathConfig]
+	Locals  statedb.Table[*tables.LocalEndpoint]
 }
 
 func register(p params) error {
 	paths := Paths{ConfDir: p.Config.CNIConfDir, BinDir: p.Config.CNIBinDir}
 	k := &keeper{
-		db: p.DB, log: p.Log, table: p.Table, attachments: p.Attachments, locals: p.Locals,
+		db: p.DB, log: p.Log, table: p.Table, configs: p.Configs, locals: p.Locals,
 		watcher: dirwatch.New(),
 		installer: installer{Paths: paths, disk: realDisk{}, plugin: cniconf.Config{
 			Socket: string(p.Socket), RunDir: p.Plugin.RunDir, BPFFS: p.BPF.BPFFS,

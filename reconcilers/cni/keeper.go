@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/dirwatch"
 )
@@ -32,18 +31,18 @@ const (
 // keeper runs the installer when it has to.
 type keeper struct {
 	installer
-	db          *statedb.DB
-	log         *slog.Logger
-	table       statedb.RWTable[*tables.CNIConfig]
-	attachments statedb.Table[*tables.Attachment]
-	locals      statedb.Table[*tables.LocalEndpoint]
-	watcher     dirwatch.Watcher
+	db      *statedb.DB
+	log     *slog.Logger
+	table   statedb.RWTable[*tables.CNIConfig]
+	configs statedb.Table[*tables.DatapathConfig]
+	locals  statedb.Table[*tables.LocalEndpoint]
+	watcher dirwatch.Watcher
 }
 
 func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	defer k.watcher.Close()
 	if !exists(k.file()) {
-		health.OK("Waits for the programs before it installs the CNI plugin")
+		health.OK("Installs the CNI plugin when new pods are held")
 		if err := k.tell(&tables.CNIConfig{File: k.file(), State: tables.CNIPending}); err != nil {
 			return err
 		}
@@ -87,15 +86,13 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	}
 }
 
-// awaitReady waits until the backstop runs. All maps have been written by then, and the
-// programs are pinned by which the plugin holds pods: before that no pod would start, and
-// for good if the agent cannot work.
+// awaitReady waits until the agent holds new pods: all maps have been written, programs are
+// attached, and those are pinned by which the plugin holds pods. Before that no pod would
+// start, and for good if the agent cannot work.
 func (k *keeper) awaitReady(ctx context.Context) bool {
-	backstop := tables.AttachmentByID(tables.AttachmentID{Program: bpf.ProgramBackstop})
 	for {
-		txn := k.db.ReadTxn()
-		_, _, changed, _ := k.attachments.GetWatch(txn, backstop)
-		if tables.Unattached(txn, k.attachments, 0, bpf.ProgramBackstop) == "" {
+		row, _, changed, found := k.configs.GetWatch(k.db.ReadTxn(), tables.DatapathConfigByIndex(0))
+		if found && row.HoldsPods() {
 			return true
 		}
 		select {

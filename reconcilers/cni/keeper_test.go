@@ -20,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/dirwatch"
 )
@@ -35,13 +34,13 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 	var table statedb.RWTable[*tables.CNIConfig]
 	log := hivetest.Logger(n.t, hivetest.LogLevel(slog.LevelError))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, jobCell,
-		cell.Provide(tables.NewCNIConfigTable, tables.NewAttachmentTable, tables.NewLocalEndpointTable),
+		cell.Provide(tables.NewCNIConfigTable, tables.NewDatapathConfigTable, tables.NewLocalEndpointTable),
 		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig],
-			a statedb.RWTable[*tables.Attachment], l statedb.RWTable[*tables.LocalEndpoint], g jobGroup) {
+			a statedb.RWTable[*tables.DatapathConfig], l statedb.RWTable[*tables.LocalEndpoint], g jobGroup) {
 			db, table = d, c
-			attachBackstop(n.t, d, a)
+			holdPods(n.t, d, a)
 			g.add(run(&keeper{
-				installer: *n.installer, db: d, log: log, table: c, attachments: a, locals: l,
+				installer: *n.installer, db: d, log: log, table: c, configs: a, locals: l,
 				watcher: dirwatch.New(),
 			}))
 		}))
@@ -57,10 +56,10 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 	}
 }
 
-func attachBackstop(t testing.TB, db *statedb.DB, table statedb.RWTable[*tables.Attachment]) {
+// holdPods has the agent hold new pods.
+func holdPods(t testing.TB, db *statedb.DB, table statedb.RWTable[*tables.DatapathConfig]) {
 	wtxn := db.WriteTxn(table)
-	row := &tables.Attachment{Program: bpf.ProgramBackstop, Status: reconciler.StatusDone()}
-	_, _, err := table.Insert(wtxn, row)
+	_, _, err := table.Insert(wtxn, &tables.DatapathConfig{Holding: true, Status: reconciler.StatusDone()})
 	require.NoError(t, err)
 	wtxn.Commit()
 }

@@ -27,10 +27,10 @@ import (
 // testLoop is a keeper that runs, by the test's own time.
 type testLoop struct {
 	*keeper
-	t           *testing.T
-	attachments statedb.RWTable[*tables.Attachment]
-	locals      statedb.RWTable[*tables.LocalEndpoint]
-	health      *cell.SimpleHealth
+	t       *testing.T
+	configs statedb.RWTable[*tables.DatapathConfig]
+	locals  statedb.RWTable[*tables.LocalEndpoint]
+	health  *cell.SimpleHealth
 }
 
 // loop runs a keeper of the node's installer while the test does.
@@ -40,14 +40,14 @@ func (n *testNode) loop(watch error, run runner, test func(*testLoop)) {
 		table, err := tables.NewCNIConfigTable(db)
 		require.NoError(t, err)
 		l := &testLoop{t: t}
-		l.attachments, err = tables.NewAttachmentTable(db)
+		l.configs, err = tables.NewDatapathConfigTable(db)
 		require.NoError(t, err)
 		l.locals, err = tables.NewLocalEndpointTable(db)
 		require.NoError(t, err)
 		_, l.health = cell.NewSimpleHealth()
 		l.keeper = &keeper{
 			installer: *n.installer, db: db, log: slog.New(slog.DiscardHandler), table: table,
-			attachments: l.attachments, locals: l.locals, watcher: dirwatchtest.Silent{Err: watch},
+			configs: l.configs, locals: l.locals, watcher: dirwatchtest.Silent{Err: watch},
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -91,7 +91,7 @@ func TestFirstInstallWaits(t *testing.T) {
 		require.Equal(t, []string{"bridge", "portmap"}, types(n.loads()))
 		require.NoFileExists(t, n.Binary())
 
-		attachBackstop(t, l.db, l.attachments)
+		holdPods(t, l.db, l.configs)
 		require.Equal(t, tables.CNIInstalled, l.row().State)
 		require.Equal(t, []string{"bridge", "portmap", "sluice-cni"}, types(n.loads()))
 	})
@@ -107,7 +107,7 @@ func TestFirstInstallWaits(t *testing.T) {
 func TestKeeperWithoutInotify(t *testing.T) {
 	n := newTestNode(t)
 	n.loop(errors.New("too many open files"), run, func(l *testLoop) {
-		attachBackstop(t, l.db, l.attachments)
+		holdPods(t, l.db, l.configs)
 		require.Equal(t, tables.CNIWaiting, l.row().State)
 		require.EqualValues(t, cell.StatusDegraded, l.status().Level)
 		require.ErrorContains(t, l.status().Error, "too many open files")
@@ -124,7 +124,7 @@ func TestKeeperWithoutInotify(t *testing.T) {
 func TestWrongDirectory(t *testing.T) {
 	n := newTestNode(t)
 	n.loop(nil, run, func(l *testLoop) {
-		attachBackstop(t, l.db, l.attachments)
+		holdPods(t, l.db, l.configs)
 		require.Equal(t, tables.CNIWaiting, l.row().State)
 		require.EqualValues(t, cell.StatusOK, l.status().Level, "the CNI may be about to write it")
 

@@ -130,7 +130,7 @@ func TestMemoryRemovesNothing(t *testing.T) {
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, Cell,
 		cell.Provide(func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) }),
-		cell.Provide(tables.NewAttachmentTable, statedb.RWTable[*tables.Attachment].ToTable),
+		cell.Provide(tables.NewDatapathConfigTable, statedb.RWTable[*tables.DatapathConfig].ToTable),
 		cell.Provide(tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable),
 		cell.Provide(func() Socket { return Socket(n.plugin.Socket) }),
 		cell.Provide(func() tables.CNIPlugin { return tables.CNIPlugin{RunDir: n.run} }))

@@ -71,6 +71,7 @@ func deriveConfig(p derive.Params, c configParams) error {
 			if h.holds(txn) {
 				row.Flags |= bpf.ConfigNetworkPolicies
 			}
+			row.Holding = h.attached
 			return []*tables.DatapathConfig{row}
 		},
 		Equal: (*tables.DatapathConfig).Equal,

@@ -87,6 +87,12 @@ func manifests(c *chart.Chart, deploy string) (map[string][]byte, error) {
 			files[path] = []byte(plain(text))
 		}
 	}
+	// What comes before the manifests are deleted.
+	values["cleanup"] = map[string]any{"enabled": true}
+	if rendered, err = render(c, values, kubeVersion); err != nil {
+		return nil, err
+	}
+	files["cleanup/daemonset.yaml"] = []byte(plain(rendered["daemonset.yaml"]))
 	return files, nil
 }
 

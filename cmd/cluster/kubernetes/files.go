@@ -63,7 +63,7 @@ func (n *Node) cniConfig() string {
 		main = `"type": "ptp"`
 	}
 	return fmt.Sprintf(`{
-  "cniVersion": "0.4.0",
+  "cniVersion": "1.0.0",
   "name": "net",
   "plugins": [
     {

@@ -99,6 +99,9 @@ func runCopy(dir string, lock *os.File) (code int, err error) {
 			unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
 		Pdeathsig: syscall.SIGKILL,
 	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return 0, err
+	}
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("make namespaces (needs root): %w", err)
 	}
@@ -110,12 +113,9 @@ func runCopy(dir string, lock *os.File) (code int, err error) {
 			_ = cmd.Process.Signal(s)
 		}
 	}()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return 0, err
-	}
 	pid := strconv.Itoa(cmd.Process.Pid)
 	if err := os.WriteFile(filepath.Join(dir, pidFile), []byte(pid), 0o600); err != nil {
-		return 0, err
+		return 0, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
 	var exit *exec.ExitError
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {

@@ -24,18 +24,24 @@ type Client struct {
 	Protocols []string      // tcp, udp
 	Interval  time.Duration // after each request
 	Timeout   time.Duration // of a connection, and of an answer
+	Insist    bool          // Send counts what was answered over all protocols only
 }
 
 // Send asks count times, or forever if count is 0: over TCP each time with a
 // connection of its own. The first request is the first thing that it does.
 func (c *Client) Send(count int) {
-	for sequence := 1; count == 0 || sequence <= count; sequence++ {
+	done := 0
+	for sequence := 1; count == 0 || done < count; sequence++ {
+		answered := true
 		for _, protocol := range c.Protocols {
 			answer, err := c.ask(protocol, fmt.Sprintf("%s %d", c.Name, sequence))
 			if err != nil {
-				answer = Failed + ": " + err.Error()
+				answer, answered = Failed+": "+err.Error(), false
 			}
 			fmt.Fprintln(c.Out, sequence, protocol, answer)
+		}
+		if answered || !c.Insist {
+			done++
 		}
 		time.Sleep(c.Interval)
 	}

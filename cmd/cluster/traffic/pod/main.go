@@ -69,6 +69,7 @@ func ask(command string, args []string) error {
 	flags.DurationVar(&client.Timeout, "timeout", 2*time.Second, "time to wait for an answer")
 	protocols := flags.String("protocols", "udp,tcp", "protocols of send")
 	count := flags.Int("count", 0, "number of requests of send; 0: no end")
+	flags.BoolVar(&client.Insist, "insist", false, "have send count requests with an answer only")
 	listen := flags.Duration("listen", 0,
 		"have send serve, too, until this long after its requests, and then write what it has received")
 	if err := flags.Parse(args); err != nil {

@@ -33,7 +33,8 @@ func (p *cniPlugin) runDir(n *Node) string { return filepath.Join(n.Agent.dir, "
 func (p *cniPlugin) follow(c *Cluster) {
 	for _, n := range c.Nodes {
 		n.Agent.Flags = append(n.Agent.Flags, "--cni-plugin", "--cni-run-dir="+p.runDir(n),
-			"--cni-conf-dir="+filepath.Join(n.Agent.dir, "net.d"), "--cni-bin-dir="+filepath.Join(n.Agent.dir, "bin"))
+			"--cni-conf-dir="+filepath.Join(n.Agent.dir, "net.d"),
+			"--cni-bin-dir="+filepath.Join(n.Agent.dir, "bin"))
 	}
 }
 
@@ -43,8 +44,8 @@ func (p *cniPlugin) call(command string, pod *Pod, timeout string) error {
 	sandbox := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.FD())
 	ip := func(addr string) map[string]any { return map[string]any{"address": addr, "interface": 0} }
 	config, err := json.Marshal(map[string]any{
-		"cniVersion": "1.1.0", "name": "pods", "type": "sluice-cni", "socket": n.Agent.Socket(), "runDir": p.runDir(n),
-		"bpffs": n.Agent.mounts.path, "timeout": timeout,
+		"cniVersion": "1.1.0", "name": "pods", "type": "sluice-cni", "timeout": timeout,
+		"socket": n.Agent.Socket(), "runDir": p.runDir(n), "bpffs": n.Agent.mounts.path,
 		"prevResult": map[string]any{
 			"cniVersion": "1.1.0",
 			"interfaces": []any{map[string]any{"name": PodDevice, "sandbox": sandbox}},
@@ -58,7 +59,8 @@ func (p *cniPlugin) call(command string, pod *Pod, timeout string) error {
 	var out bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &out, &out
 	cmd.Env = []string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + pod.Spec.Name, "CNI_NETNS=" + sandbox, "CNI_IFNAME=" + PodDevice, "CNI_PATH=/",
+		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + pod.Spec.Name, "CNI_NETNS=" + sandbox,
+		"CNI_IFNAME=" + PodDevice, "CNI_PATH=/",
 		"CNI_ARGS=K8S_POD_NAMESPACE=" + pod.Spec.Namespace + ";K8S_POD_NAME=" + pod.Spec.Name,
 	}
 	err = onThread(func() error {
@@ -74,11 +76,4 @@ func (p *cniPlugin) call(command string, pod *Pod, timeout string) error {
 		return fmt.Errorf("%s of %s: %w: %s", command, pod.Name, err, out.String())
 	}
 	return nil
-}
-
-// pending is the object of a pod whose status says nothing yet.
-func pending(p *Pod) Object {
-	o := p.Object()
-	o["status"] = map[string]any{"phase": "Pending"}
-	return o
 }
