@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	sourcescni "github.com/sluice-net/sluice/sources/cni"
-	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
 // cleanup removes what an agent left on the node. Its fields are flags of the agent.
@@ -162,15 +161,7 @@ func (c *cleanup) removeCNI() ([]string, error) {
 	if _, err := bpf.CheckUnused(c.bpffs); err != nil {
 		return nil, err // an agent runs
 	}
-	removed, err := cni.Uninstall(c.cniPaths, c.socket, c.cniRunDir)
-	if err != nil || !slices.Contains(removed, c.cniPaths.Binary()) {
-		return removed, err
-	}
-	if err := cnifile.Keep(c.cniRunDir, func(string, string) bool { return false }); err != nil {
-		return removed, err
-	}
-	_ = os.Remove(c.cniRunDir) // stays while it is not empty
-	return removed, nil
+	return cni.Uninstall(c.cniPaths, c.socket, c.cniRunDir)
 }
 
 // removeOverlay removes the overlay device if an agent was here: the device of

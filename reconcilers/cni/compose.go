@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -40,11 +41,21 @@ func configurations(dir string) ([]string, error) {
 type composed struct {
 	data             []byte
 	network, version string
+	others           []string // types of plugins that others have added
 }
 
-// compose adds the plugin to what a file says, which is a list or a single plugin.
-// All else stays as it is.
-func compose(path string, data []byte, plugin cniconf.Config) (*composed, error) {
+// entry is the plugin in the list. MadeFrom has the types of the plugins of the CNI's own
+// file: what else is in the list was added by others, such as Istio. The plugin itself has
+// no use for it.
+type entry struct {
+	Type string `json:"type"`
+	cniconf.Config
+	MadeFrom []string `json:"madeFrom"`
+}
+
+// compose adds the plugin to what a file says, which is a list or a single plugin, and
+// keeps what others have added to the former result. All else stays as it is.
+func compose(path string, data, former []byte, plugin cniconf.Config) (*composed, error) {
 	list, err := asList(path, data)
 	if err != nil {
 		return nil, err
@@ -66,21 +77,65 @@ func compose(path string, data []byte, plugin cniconf.Config) (*composed, error)
 	if err := json.Unmarshal(list["plugins"], &plugins); err != nil {
 		return nil, fmt.Errorf("parse plugins: %w", err)
 	}
-	entry, err := json.Marshal(struct {
-		Type string `json:"type"`
-		cniconf.Config
-	}{cniconf.Type, plugin})
+	own := entry{Type: cniconf.Type, Config: plugin, MadeFrom: typesOf(plugins)}
+	marshaled, err := json.Marshal(own)
 	if err != nil {
 		return nil, err
 	}
-	if list["plugins"], err = json.Marshal(append(plugins, entry)); err != nil {
+	before, after := addedByOthers(former, own.MadeFrom)
+	plugins = slices.Concat(plugins, before, []json.RawMessage{marshaled}, after)
+	if list["plugins"], err = json.Marshal(plugins); err != nil {
 		return nil, err
 	}
 	out, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {
 		return nil, err
 	}
-	return &composed{data: append(out, '\n'), network: checked.Name, version: checked.CNIVersion}, nil
+	return &composed{
+		data: append(out, '\n'), network: checked.Name, version: checked.CNIVersion,
+		others: typesOf(slices.Concat(before, after)),
+	}, nil
+}
+
+// addedByOthers returns the plugins of a former result, before and after Sluice's, that are
+// neither of the file that it was made from nor of the one that the next is made from. One
+// that does not say what it was made from has only those after Sluice's.
+func addedByOthers(former []byte, madeFrom []string) (before, after []json.RawMessage) {
+	var list struct {
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	if json.Unmarshal(former, &list) != nil {
+		return nil, nil
+	}
+	names := typesOf(list.Plugins)
+	at := slices.Index(names, cniconf.Type)
+	var own entry
+	if at < 0 || json.Unmarshal(list.Plugins[at], &own) != nil {
+		return nil, nil
+	}
+	known := slices.Concat([]string{"", cniconf.Type}, madeFrom, own.MadeFrom)
+	for i, name := range names {
+		switch {
+		case slices.Contains(known, name):
+		case i > at:
+			after = append(after, list.Plugins[i])
+		case len(own.MadeFrom) > 0:
+			before = append(before, list.Plugins[i])
+		}
+	}
+	return before, after
+}
+
+// typesOf returns the type of each plugin, empty if it has none.
+func typesOf(plugins []json.RawMessage) (types []string) {
+	for _, plugin := range plugins {
+		var p struct {
+			Type string `json:"type"`
+		}
+		_ = json.Unmarshal(plugin, &p)
+		types = append(types, p.Type)
+	}
+	return types
 }
 
 // asList returns the fields of a list, which a single plugin is made to, as runtimes do.

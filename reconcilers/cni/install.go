@@ -31,12 +31,16 @@ type installer struct {
 	disk   disk
 	source string // of the binary
 	plugin cniconf.Config
+
+	// copied are the source and the copy of it when they were the same: as long as both
+	// are these files, they are not read.
+	copied [2]fs.FileInfo
 }
 
 // install copies the binary, and then writes the configuration that names it: the
-// first one by name of those that others have written, with the plugin at its end. It
-// says what came of it. What it has written before stays while that cannot be made:
-// the CNI may be about to write its file.
+// first one by name of those that others have written, with the plugin at its end and
+// those that others have added. It says what came of it. What it has written before stays
+// while that cannot be made: the CNI may be about to write its file.
 func (i *installer) install() *tables.CNIConfig {
 	row := &tables.CNIConfig{File: i.file(), State: tables.CNIBroken}
 	if err := i.copyBinary(); err != nil {
@@ -77,32 +81,54 @@ func (i *installer) install() *tables.CNIConfig {
 
 // write writes the configuration that is made from a file.
 func (i *installer) write(row *tables.CNIConfig, from string) error {
-	data, err := os.ReadFile(from)
+	data, err := i.disk.read(from)
 	if err != nil {
 		return fmt.Errorf("read %s: %w", from, err)
 	}
-	made, err := compose(from, data, i.plugin)
+	former, err := i.disk.read(i.file())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read %s: %w", i.file(), err)
+	}
+	made, err := compose(from, data, former, i.plugin)
 	if err != nil {
 		return fmt.Errorf("use %s: %w", from, err)
 	}
-	row.Network, row.CNIVersion = made.network, made.version
+	row.Network, row.CNIVersion, row.Others = made.network, made.version, made.others
 	_, err = replace(i.disk, i.file(), made.data, 0o600)
 	return err
 }
 
 func (i *installer) copyBinary() error {
-	data, err := os.ReadFile(i.source)
+	is := i.binaries()
+	if same(is[0], i.copied[0]) && same(is[1], i.copied[1]) {
+		return nil
+	}
+	data, err := i.disk.read(i.source)
 	if err != nil {
 		return fmt.Errorf("read the CNI plugin, which is beside the agent: %w", err)
 	}
-	_, err = replace(i.disk, i.Binary(), data, 0o755)
-	return err
+	if _, err := replace(i.disk, i.Binary(), data, 0o755); err != nil {
+		return err
+	}
+	i.copied = i.binaries()
+	return nil
+}
+
+// binaries are the source and the copy of it, nil where there is none.
+func (i *installer) binaries() (files [2]fs.FileInfo) {
+	for n, path := range []string{i.source, i.Binary()} {
+		if info, err := os.Lstat(path); err == nil {
+			files[n] = info
+		}
+	}
+	return files
 }
 
 // Uninstall takes the plugin out of the node's CNI configuration, and then removes its
-// binary, and returns what it removed. It leaves the plugin of an agent with another
-// socket alone. The binary stays while a runtime may call it for pods that it was called
-// for: CRI-O keeps the configuration with each pod.
+// binary and what it has told of pods, and returns what it removed. It leaves the plugin of
+// an agent with another socket alone. The latter stay while a runtime may call the plugin for
+// pods that it was called for: CRI-O keeps the configuration with each pod. Others do not
+// call it any more, so what it has told would never go.
 func Uninstall(p Paths, socket, runDir string) (removed []string, err error) {
 	return uninstall(realDisk{}, p, socket, runDir)
 }
@@ -114,10 +140,12 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 	case err == nil && owner != socket:
 		return nil, nil
 	}
-	steps := []string{p.file()}
-	if kept, err := mayBeCalled(runDir); err != nil {
+	kept, err := mayBeCalled(runDir)
+	if err != nil {
 		return nil, err
-	} else if !kept {
+	}
+	steps := []string{p.file()}
+	if !kept {
 		steps = append(steps, p.Binary())
 	}
 	for _, path := range steps {
@@ -129,6 +157,13 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 			removed = append(removed, path)
 		}
 	}
+	if kept {
+		return removed, nil
+	}
+	if err := cnifile.Keep(runDir, func(string, string) bool { return false }); err != nil {
+		return removed, err
+	}
+	_ = os.Remove(runDir) // stays while it is not empty
 	return removed, nil
 }
 

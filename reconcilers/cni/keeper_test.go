@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/dirwatch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,10 +32,15 @@ func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) e
 	var db *statedb.DB
 	var table statedb.RWTable[*tables.CNIConfig]
 	log := hivetest.Logger(n.t, hivetest.LogLevel(slog.LevelError))
-	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, jobCell, cell.Provide(tables.NewCNIConfigTable),
-		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig], g jobGroup) {
+	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, jobCell,
+		cell.Provide(tables.NewCNIConfigTable, tables.NewLocalEndpointTable),
+		cell.Invoke(func(d *statedb.DB, c statedb.RWTable[*tables.CNIConfig],
+			l statedb.RWTable[*tables.LocalEndpoint], g jobGroup) {
 			db, table = d, c
-			g.add(run(&keeper{installer: *n.installer, db: d, log: log, table: c}))
+			g.add(run(&keeper{
+				installer: *n.installer, db: d, log: log, table: c, locals: l,
+				holding: func(context.Context) bool { return true }, watcher: dirwatch.New(),
+			}))
 		}))
 	require.NoError(n.t, h.Start(log, n.t.Context()))
 	n.t.Cleanup(func() { require.NoError(n.t, h.Stop(log, context.Background())) })
@@ -81,7 +87,7 @@ func TestKeeperWithoutDirectory(t *testing.T) {
 	n := newTestNode(t)
 	require.NoError(t, os.Remove(n.ConfDir))
 	is := n.follow(func(k *keeper) func(context.Context, cell.Health) error { return k.run })
-	is(tables.CNIBroken, "")
+	is(tables.CNIWaiting, "")
 	require.NoError(t, os.Mkdir(n.ConfDir, 0o755))
 	n.has("10-pods.conflist", bridge)
 	is(tables.CNIInstalled, "pods")

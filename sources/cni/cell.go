@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/dirwatch"
 )
 
 // Cell follows the files of the CNI plugin, if there is one.
@@ -87,7 +88,8 @@ func register(p params) error {
 		return err
 	}
 	f := &follower{
-		db: p.DB, log: p.Log, dir: p.Config.RunDir, table: p.Tables.CNIAttachments, initialized: initialized,
+		db: p.DB, log: p.Log, dir: p.Config.RunDir, watcher: dirwatch.New(),
+		table: p.Tables.CNIAttachments, initialized: initialized,
 	}
 	a := &attacher{db: p.DB, tables: p.Tables, changes: changes}
 	p.Jobs.Add(

@@ -19,14 +19,12 @@ import (
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/cnifile"
+	"github.com/sluice-net/sluice/tables/dirwatch"
 )
 
 const (
 	// resyncTime is how often all files are read though nothing was noticed.
 	resyncTime = 30 * time.Second
-
-	// retryTime is how often a directory that cannot be watched or read is tried.
-	retryTime = time.Second
 
 	// maxBatch bounds the files of one transaction.
 	maxBatch = 1000
@@ -37,42 +35,42 @@ type follower struct {
 	db          *statedb.DB
 	log         *slog.Logger
 	dir         string
+	watcher     dirwatch.Watcher
 	table       statedb.RWTable[*tables.CNIAttachment]
 	initialized func(statedb.WriteTxn) // nil once it is
 }
 
 func (f *follower) run(ctx context.Context, health cell.Health) error {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", f.dir, err)
-	}
-	defer w.Close()
+	defer f.watcher.Close()
 	for {
 		next := resyncTime
-		if err := f.resync(w); err != nil {
-			next = retryTime
+		unwatched, err := f.resync()
+		switch {
+		case err != nil:
+			next = dirwatch.PollTime
 			health.Degraded("Cannot read what the CNI plugin tells", err)
-		} else {
+		case unwatched != nil:
+			next = dirwatch.PollTime
+			health.Degraded("Cannot watch what the CNI plugin tells: it is read each second", unwatched)
+		default:
 			health.OK(fmt.Sprintf("%d interfaces", f.table.NumObjects(f.db.ReadTxn())))
 		}
-		if more, err := f.follow(ctx, w, next); err != nil || !more {
+		if more, err := f.follow(ctx, next); err != nil || !more {
 			return err
 		}
 	}
 }
 
-// resync watches the directory and then reads all of it: what happens after that
-// is noticed. The rows stay while it cannot be read.
-func (f *follower) resync(w *fsnotify.Watcher) error {
+// resync watches the directory, if that is possible, and then reads all of it: what
+// happens after that is noticed. The rows stay while it cannot be read.
+func (f *follower) resync() (unwatched, err error) {
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
-		return fmt.Errorf("create directory of attachments: %w", err)
+		return nil, fmt.Errorf("create directory of attachments: %w", err)
 	}
-	if err := w.Add(f.dir); err != nil {
-		return fmt.Errorf("watch %s: %w", f.dir, err)
-	}
+	unwatched = f.watcher.Watch(f.dir)
 	names, err := cnifile.List(f.dir)
 	if err != nil {
-		return err
+		return unwatched, err
 	}
 	changed := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -81,12 +79,12 @@ func (f *follower) resync(w *fsnotify.Watcher) error {
 	for row := range f.table.All(f.db.ReadTxn()) {
 		changed[row.File] = true
 	}
-	return f.take(changed)
+	return unwatched, f.take(changed)
 }
 
 // follow takes in files as they change, until it is time to read all of them. It
 // returns false when the context ends.
-func (f *follower) follow(ctx context.Context, w *fsnotify.Watcher, next time.Duration) (more bool, err error) {
+func (f *follower) follow(ctx context.Context, next time.Duration) (more bool, err error) {
 	timer := time.NewTimer(next)
 	defer timer.Stop()
 	for {
@@ -96,9 +94,9 @@ func (f *follower) follow(ctx context.Context, w *fsnotify.Watcher, next time.Du
 			return false, nil
 		case <-timer.C:
 			return true, nil
-		case <-w.Errors: // such as too many events: something was missed
+		case <-f.watcher.Errors(): // such as too many events: something was missed
 			return true, nil
-		case ev := <-w.Events:
+		case ev := <-f.watcher.Events():
 			if ev.Name == f.dir { // it was removed
 				return true, nil
 			}
@@ -106,7 +104,7 @@ func (f *follower) follow(ctx context.Context, w *fsnotify.Watcher, next time.Du
 		}
 		for queued := true; queued && len(changed) < maxBatch; {
 			select {
-			case ev := <-w.Events:
+			case ev := <-f.watcher.Events():
 				f.notice(ev, changed)
 			default:
 				queued = false
