@@ -63,7 +63,7 @@ func add(args *skel.CmdArgs) error {
 		return err
 	}
 	if pod := podOf(args.Args); pod.name != "" { // else it is none of Kubernetes'
-		a, err := inspect(args, pod, result)
+		a, err := inspect(args, c.Name, pod, result)
 		if err != nil {
 			return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
 		}
@@ -155,7 +155,7 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return types.NewError(types.ErrUnknownContainer, cniconf.Type+": the agent is not told of the interface", err.Error())
 	}
-	is, err := inspect(args, pod, result)
+	is, err := inspect(args, c.Name, pod, result)
 	if err != nil {
 		return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
 	}
@@ -166,7 +166,8 @@ func check(args *skel.CmdArgs) error {
 	return nil
 }
 
-// gc forgets the interfaces that the runtime does not know any more.
+// gc removes the files of interfaces of this network that the runtime does not list. The
+// runtime calls for GC of each network, and lists the interfaces of that one only.
 func gc(args *skel.CmdArgs) error {
 	c, err := parse(args)
 	if err != nil {
@@ -176,7 +177,7 @@ func gc(args *skel.CmdArgs) error {
 	for _, a := range c.ValidAttachments {
 		valid[a] = true
 	}
-	return cnifile.Keep(c.RunDir, func(container, ifName string) bool {
+	return cnifile.Collect(c.RunDir, c.Name, func(container, ifName string) bool {
 		return valid[types.GCAttachment{ContainerID: container, IfName: ifName}]
 	})
 }

@@ -20,9 +20,9 @@ import (
 )
 
 // inspect collects what the agent has to know of a pod's interface.
-func inspect(args *skel.CmdArgs, pod podRef, result *current.Result) (*cnifile.Attachment, error) {
+func inspect(args *skel.CmdArgs, network string, pod podRef, result *current.Result) (*cnifile.Attachment, error) {
 	a := &cnifile.Attachment{
-		Container: args.ContainerID, IfName: args.IfName,
+		Container: args.ContainerID, IfName: args.IfName, Network: network,
 		Namespace: pod.namespace, Pod: pod.name, UID: pod.uid,
 		Created: time.Now(), Runtime: parentName(),
 	}
