@@ -13,7 +13,9 @@ import (
 
 // HoldsByPolicy reports whether the programs are to hold pods of which it is not known
 // yet what network policies say of them: if policies are enforced and there are some.
-func HoldsByPolicy(txn statedb.ReadTxn, policies statedb.Table[*NetworkPolicy], mode Enforcement) bool {
+func HoldsByPolicy(
+	txn statedb.ReadTxn, policies statedb.Table[*NetworkPolicy], mode Enforcement,
+) bool {
 	return mode == EnforcementAlways || mode != EnforcementNever && policies.NumObjects(txn) > 0
 }
 
@@ -37,7 +39,10 @@ func ConfigEntryOf(txn statedb.ReadTxn, entries statedb.Table[*ConfigEntry]) *Co
 
 // ConfigHolds reports whether the kernel's configuration has the programs hold pods, if
 // they are to.
-func ConfigHolds(txn statedb.ReadTxn, entries statedb.Table[*ConfigEntry], policies statedb.Table[*NetworkPolicy], mode Enforcement) bool {
+func ConfigHolds(
+	txn statedb.ReadTxn, entries statedb.Table[*ConfigEntry],
+	policies statedb.Table[*NetworkPolicy], mode Enforcement,
+) bool {
 	entry := ConfigEntryOf(txn, entries)
 	return entry != nil &&
 		(entry.Value.Flags&bpf.ConfigNetworkPolicies != 0 || !HoldsByPolicy(txn, policies, mode))
@@ -58,7 +63,8 @@ func (h *Holding) Await(ctx context.Context) bool {
 		_, attachments := h.Attachments.AllWatch(txn)
 		_, entries := h.ConfigEntries.AllWatch(txn)
 		_, policies := h.Policies.AllWatch(txn)
-		if AllAttached(txn, h.Attachments) && ConfigHolds(txn, h.ConfigEntries, h.Policies, h.Enforcement) {
+		if AllAttached(txn, h.Attachments) &&
+			ConfigHolds(txn, h.ConfigEntries, h.Policies, h.Enforcement) {
 			return true
 		}
 		watch.Add(attachments, entries, policies)

@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// answerTime is for an agent that is there to have the pod in force. One that
-	// starts needs some of it.
+	// answerTime is how long a running agent may take until all policies of the pod are
+	// in the kernel. An agent that is starting uses part of it to load its tables.
 	answerTime = 10 * time.Second
 
-	// latency is for the answer to come back after that.
+	// latency is how much longer the plugin waits for the agent's answer to arrive.
 	latency = time.Second
 
-	// graceTime is for which a pod that the plugin holds is waited with for an agent,
-	// as when that is being replaced.
+	// graceTime is how long an ADD waits for an agent to answer when the plugin already
+	// holds the pod: an agent that is being upgraded is back within that time.
 	graceTime = 2 * time.Second
 
 	retryTime = 50 * time.Millisecond
 )
 
-// await returns when a pod is in force, or held.
+// await returns when all policies of a pod are in the kernel, or the pod is held.
 func await(ctx context.Context, c *config, a *cnifile.Attachment) error {
 	began, held := time.Now(), false
 	for {
@@ -56,7 +56,8 @@ func await(ctx context.Context, c *config, a *cnifile.Attachment) error {
 	}
 }
 
-// ask returns when the agent has a pod in force, or held.
+// ask asks the agent, and returns when it answers that all policies of a pod are in the
+// kernel, or that the pod is held.
 func ask(ctx context.Context, socket string, a *cnifile.Attachment) error {
 	timeout := answerTime
 	if deadline, ok := ctx.Deadline(); ok {
@@ -84,8 +85,8 @@ func ask(ctx context.Context, socket string, a *cnifile.Attachment) error {
 	if err != nil {
 		return fmt.Errorf("ask the agent: %w", err)
 	}
-	// An agent that does not follow the plugin is about to remove it, and learns of
-	// pods as it does without.
+	// An agent that runs without --cni-plugin removes the plugin, and finds pods by the
+	// API server and the kernel's routes.
 	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusNotFound {
 		return nil
 	}

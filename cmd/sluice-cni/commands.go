@@ -23,7 +23,7 @@ import (
 // ADD now. The library has no name for it.
 const errNotAvailable uint = 50
 
-// config is what the runtime hands over.
+// config is the configuration that the runtime passes on standard input.
 type config struct {
 	types.PluginConf
 	cniconf.Config
@@ -51,8 +51,8 @@ func parse(args *skel.CmdArgs) (*config, error) {
 	return c, nil
 }
 
-// add tells the agent of a pod's interface, and returns when the pod is in force
-// or held. Its result is that of the plugin before it, to the letter.
+// add writes the file of a pod's interface, and returns when all policies of the pod are
+// in the kernel, or the pod is held. It prints the result of the previous plugin unchanged.
 func add(args *skel.CmdArgs) error {
 	c, err := parse(args)
 	if err != nil {
@@ -62,8 +62,8 @@ func add(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if pod := podOf(args.Args); pod.name != "" { // else it is none of Kubernetes'
-		a, err := inspect(args, pod, result)
+	if pod := podOf(args.Args); pod.name != "" { // else it is not a pod of Kubernetes
+		a, err := inspect(args, c.Name, pod, result)
 		if err != nil {
 			return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
 		}
@@ -74,7 +74,8 @@ func add(args *skel.CmdArgs) error {
 	return printPrevious(args, c)
 }
 
-// enforce has a pod in force or held, or fails.
+// enforce writes the file of an interface and waits for the agent. It fails if the pod's
+// policies are not in the kernel in time, and the pod cannot be held either.
 func enforce(c *config, a *cnifile.Attachment) error {
 	// The agent does this too, but not if it is killed before, nor for an address that is
 	// used again at once. Maps of another version's agent, which cannot be read, go with it.
@@ -83,12 +84,12 @@ func enforce(c *config, a *cnifile.Attachment) error {
 		return types.NewError(types.ErrIOFailure, cniconf.Type+": tell the agent of pod "+a.Namespace+"/"+a.Pod, err.Error())
 	}
 	if a.IfIndex == 0 {
-		return nil // not a veth: nothing of Sluice's can run at it, and the file says so
+		return nil // no program can be attached: the file has the reason
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(c.Timeout))
 	defer cancel()
 	if err := await(ctx, c, a); err != nil {
-		_ = cnifile.Remove(c.RunDir, a.Container, a.IfName) // the runtime calls for DEL too
+		_ = cnifile.Remove(c.RunDir, a.Container, a.IfName) // the runtime also calls DEL
 		return types.NewError(types.ErrTryAgainLater,
 			fmt.Sprintf("%s: pod %s/%s cannot start yet: no agent of Sluice has put it in force, and none has left what could hold it",
 				cniconf.Type, a.Namespace, a.Pod), err.Error())
@@ -96,7 +97,7 @@ func enforce(c *config, a *cnifile.Attachment) error {
 	return nil
 }
 
-// previous parses the result of the plugin before this one.
+// previous parses the result of the previous plugin.
 func previous(c *config) (*current.Result, error) {
 	raw := c.RawPrevResult
 	if raw == nil {
@@ -114,8 +115,8 @@ func previous(c *config) (*current.Result, error) {
 	return result, nil
 }
 
-// printPrevious prints the result of the plugin before this one as it is, but for
-// the version that results of old plugins lack.
+// printPrevious prints the result of the previous plugin unchanged. It adds cniVersion if
+// that is missing, as it is in results of old plugins.
 func printPrevious(args *skel.CmdArgs, c *config) error {
 	var raw struct {
 		PrevResult map[string]json.RawMessage `json:"prevResult"`
@@ -129,8 +130,8 @@ func printPrevious(args *skel.CmdArgs, c *config) error {
 	return json.NewEncoder(os.Stdout).Encode(raw.PrevResult)
 }
 
-// del forgets an interface. What is missing is no error: a pod can always end,
-// whatever became of the agent, the plugin's files and the pod's namespace.
+// del removes the file of an interface. It succeeds also if the file, the agent or the
+// pod's network namespace does not exist: the runtime must always be able to delete a pod.
 func del(args *skel.CmdArgs) error {
 	c := &config{}
 	if err := json.Unmarshal(args.StdinData, c); err != nil || c.RunDir == "" {
@@ -139,8 +140,7 @@ func del(args *skel.CmdArgs) error {
 	return cnifile.Remove(c.RunDir, args.ContainerID, args.IfName)
 }
 
-// check reports whether the agent still has been told of an interface, and of the
-// device that it has.
+// check returns an error if an interface has no file, or another device than in its file.
 func check(args *skel.CmdArgs) error {
 	c, err := parse(args)
 	if err != nil {
@@ -158,7 +158,7 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return types.NewError(types.ErrUnknownContainer, cniconf.Type+": the agent is not told of the interface", err.Error())
 	}
-	is, err := inspect(args, pod, result)
+	is, err := inspect(args, c.Name, pod, result)
 	if err != nil {
 		return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
 	}
@@ -169,7 +169,8 @@ func check(args *skel.CmdArgs) error {
 	return nil
 }
 
-// gc forgets the interfaces that the runtime does not know any more.
+// gc removes the files of interfaces of this network that the runtime does not list. The
+// runtime calls for GC of each network, and lists the interfaces of that one only.
 func gc(args *skel.CmdArgs) error {
 	c, err := parse(args)
 	if err != nil {
@@ -179,7 +180,7 @@ func gc(args *skel.CmdArgs) error {
 	for _, a := range c.ValidAttachments {
 		valid[a] = true
 	}
-	return cnifile.Keep(c.RunDir, func(container, ifName string) bool {
+	return cnifile.Collect(c.RunDir, c.Name, func(container, ifName string) bool {
 		return valid[types.GCAttachment{ContainerID: container, IfName: ifName}]
 	})
 }

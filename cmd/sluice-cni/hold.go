@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/tables/cnifile"
 )
 
-// hold has what an agent has pinned hold a pod. It is no error that nothing is
-// pinned: then nothing is held.
+// hold attaches the programs that an agent has pinned to the pod's device, and writes
+// entries that hold the pod's addresses. If nothing is pinned it returns false.
 func hold(bpffs string, a *cnifile.Attachment) (held bool, err error) {
 	h, err := bpf.OpenHolder(bpffs)
 	if errors.Is(err, bpf.ErrNothingPinned) {
@@ -26,11 +26,8 @@ func hold(bpffs string, a *cnifile.Attachment) (held bool, err error) {
 		return false, err
 	}
 	defer h.Close()
-	mac, _ := net.ParseMAC(a.MAC) // of a veth, and only to be shown
-	if err := h.Hold(a.IfIndex, mac, a.Addrs); err != nil {
-		return false, err
-	}
-	return true, nil
+	mac, _ := net.ParseMAC(a.MAC) // only shown to users
+	return true, h.Hold(a.IfIndex, mac, a.Addrs)
 }
 
 // forget removes the connections of addresses that a new pod gets: they are of an earlier
@@ -63,7 +60,7 @@ func forgetIn(m ctmap.Map, addrs []netip.Addr) error {
 	return err
 }
 
-// canHold reports whether pods could be held.
+// canHold reports whether an agent has pinned what is needed to hold pods.
 func canHold(bpffs string) bool {
 	h, err := bpf.OpenHolder(bpffs)
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 )
 
 // inspect collects what the agent has to know of a pod's interface.
-func inspect(args *skel.CmdArgs, pod podRef, result *current.Result) (*cnifile.Attachment, error) {
+func inspect(args *skel.CmdArgs, network string, pod podRef, result *current.Result) (*cnifile.Attachment, error) {
 	a := &cnifile.Attachment{
-		Container: args.ContainerID, IfName: args.IfName,
+		Container: args.ContainerID, IfName: args.IfName, Network: network,
 		Namespace: pod.namespace, Pod: pod.name, UID: pod.uid,
 		Created: time.Now(), Runtime: parentName(),
 	}
@@ -81,7 +81,8 @@ func otherEnd(pod netns.NsHandle, inside vn.Link) (vn.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The kernel numbers a namespace when it is first told of a device that leads there.
+	// The kernel gives the pod's namespace a number when the query above reports a device
+	// whose other end is there.
 	id, err := vn.GetNetNsIdByFd(int(pod))
 	if err != nil {
 		return nil, fmt.Errorf("look up the number of the pod's network namespace: %w", err)
@@ -93,8 +94,8 @@ func otherEnd(pod netns.NsHandle, inside vn.Link) (vn.Link, error) {
 	return outside, nil
 }
 
-// addresses are those of the pod's interface. An address of which the result does
-// not say the interface is the pod's.
+// addresses returns the addresses of the pod's interface in a result. An address without
+// an interface in the result counts as the pod's.
 func addresses(result *current.Result, ifName, sandbox string) (addrs []netip.Addr) {
 	for _, ip := range result.IPs {
 		if i := ip.Interface; i != nil && *i >= 0 && *i < len(result.Interfaces) {
@@ -109,7 +110,7 @@ func addresses(result *current.Result, ifName, sandbox string) (addrs []netip.Ad
 	return addrs
 }
 
-// parentName is the name of the process that called the plugin: the runtime.
+// parentName returns the name of the process that called the plugin: the runtime.
 func parentName() string {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", os.Getppid()))
 	if err != nil {

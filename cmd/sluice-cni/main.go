@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sluice-cni is a chained CNI plugin: it has the agent put a pod in force
-// before the pod's first process starts. It changes nothing of what the plugins
-// before it have made.
+// Command sluice-cni is a chained CNI plugin. It tells the agent of a pod's interface, and
+// delays the pod's first process until all policies of the pod are in the kernel. It
+// does not change the interface or the result of the previous plugin.
 //
-//	ADD ──► a file in the run directory ──► the agent ──► "in force": the pod starts
-//	                                    └─ no agent ──► the plugin holds the pod: it starts
-//	                                                └─ nothing pinned: wait, then fail
-//	DEL ──► the file goes
+//	ADD ──► write a file to the run directory ──► ask the agent ──► "in-force": the pod starts
+//	                                          └─ no agent ──► hold the pod: it starts
+//	                                                      └─ nothing pinned: wait, then fail
+//	DEL ──► remove the file
 //
-// To hold a pod is to drop what a policy could concern: the programs that an agent
-// has pinned run at the pod's device, and its address is in sluice_pods with the
-// flags of one of which nothing is known. The next agent takes over from there.
+// To hold a pod is to drop all traffic that a policy could concern: the plugin attaches
+// the programs that an agent has pinned to the pod's device, and writes the pod's
+// addresses to sluice_pods with the flags egress-unknown and policy-unknown. The next
+// agent adopts both.
 package main
 
 import (

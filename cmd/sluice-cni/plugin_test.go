@@ -45,6 +45,7 @@ type node struct {
 	device            vn.Link // the node's end
 	version, podArgs  string
 	container         string
+	network           string
 	timeout           string
 	first             bool // not chained
 	validAttachments  []types.GCAttachment
@@ -66,7 +67,7 @@ func newNode(t testing.TB) *node {
 	requirePrivileges(t)
 	dir := t.TempDir()
 	n := &node{
-		t: t, dir: dir, version: "1.1.0", container: "c1", timeout: "30s",
+		t: t, dir: dir, version: "1.1.0", container: "c1", network: "net", timeout: "30s",
 		podArgs: "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web;K8S_POD_UID=u1",
 		socket:  filepath.Join(dir, "sock"), run: filepath.Join(dir, "run"), bpfs: filepath.Join(dir, "bpffs"),
 	}
@@ -99,7 +100,7 @@ func newNode(t testing.TB) *node {
 // config is the configuration of the plugin, as the runtime hands it over.
 func (n *node) config() []byte {
 	c := map[string]any{
-		"cniVersion": n.version, "name": "net", "type": "sluice-cni",
+		"cniVersion": n.version, "name": n.network, "type": "sluice-cni",
 		"socket": n.socket, "runDir": n.run, "bpffs": n.bpfs, "timeout": n.timeout,
 	}
 	if !n.first {
@@ -358,8 +359,8 @@ func TestInvalid(t *testing.T) {
 	require.Contains(t, n.must("VERSION"), `"1.1.0"`)
 }
 
-// GC leaves what the runtime knows, and takes everything else, also what is no file of
-// the plugin's making.
+// GC leaves what the runtime knows and what is of other networks, and takes everything
+// else, also a file that the plugin did not write.
 func TestGC(t *testing.T) {
 	n := newNode(t)
 	n.agent(inForce)
@@ -367,12 +368,15 @@ func TestGC(t *testing.T) {
 		n.container = container
 		n.must("ADD")
 	}
+	n.container, n.network = "c4", "other"
+	n.must("ADD")
+	n.network = "net"
 	require.NoError(t, os.WriteFile(filepath.Join(n.run, "c9-eth0.json"), []byte("{"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(n.run, "other"), nil, 0o600))
 	n.validAttachments = []types.GCAttachment{{ContainerID: "c2", IfName: "eth0"}, {ContainerID: "c3", IfName: "eth1"}}
 	n.must("GC")
 	names, err := cnifile.List(n.run)
 	require.NoError(t, err)
-	require.Equal(t, []string{"c2-eth0.json"}, names)
+	require.Equal(t, []string{"c2-eth0.json", "c4-eth0.json"}, names)
 	require.FileExists(t, filepath.Join(n.run, "other"))
 }

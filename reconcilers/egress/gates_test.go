@@ -121,6 +121,39 @@ func held(to ...uint32) tables.ClassReadiness {
 	return tables.ClassReadiness{RowsWanted: 1, Leaving: len(to) > 0, LeavingTo: to}
 }
 
+// A pod that was held, or came to another device, is let go only if its address is in no
+// class of a former pod. A pod that stays is not held again.
+func TestFormerClass(t *testing.T) {
+	w := newWorld(t)
+	sources, err := tables.NewSourceEntryTable(w.db)
+	require.NoError(t, err)
+	w.SourceEntries = sources
+	reason := func(old *bpf.PodValue, flags bpf.PodFlags) string {
+		return w.look(w.db.ReadTxn()).pod(bpfmap.Op[bpf.PodKey, bpf.PodValue]{
+			Key: bpf.PodKey{Addr: bpf.AddressFrom(pod)}, Old: old, Value: &bpf.PodValue{IfIndex: 7, Flags: flags},
+		})
+	}
+	formers := []*bpf.PodValue{nil, {IfIndex: 6}, {IfIndex: 7, Flags: bpf.PodEgressUnknown}}
+	for _, old := range formers {
+		require.Empty(t, reason(old, 0))
+		require.Empty(t, reason(old, bpf.PodEgressSelected))
+	}
+	for class, own := range map[uint32]bool{1: true, 2: false} {
+		wtxn := w.db.WriteTxn(sources)
+		_, _, err = sources.Insert(wtxn, &tables.SourceEntry{
+			Key: bpf.SourceKey{Addr: bpf.AddressFrom(pod)}, Value: bpf.SourceValue{Class: class},
+		})
+		require.NoError(t, err)
+		wtxn.Commit()
+		for _, old := range formers {
+			require.NotEmpty(t, reason(old, 0))
+			require.Equal(t, own, reason(old, bpf.PodEgressSelected) == "")
+			require.Empty(t, reason(old, bpf.PodEgressUnknown))
+		}
+		require.Empty(t, reason(&bpf.PodValue{IfIndex: 7, Flags: bpf.PodEgressSelected}, 0))
+	}
+}
+
 // Who comes to a class that others are to leave waits for them, unless they wait for it.
 func TestWhoWaitsForWhom(t *testing.T) {
 	for _, test := range []struct {

@@ -12,9 +12,10 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// attacher gives pods the addresses of interfaces that are told after the pods.
-// Those of pods that are told later are looked up when the pod's row is written:
-// of the two transactions the second one sees both.
+// attacher updates the rows of endpoints when rows of cni-attachments change. It covers
+// interfaces whose file is read after the Pod. When the Pod is read later, the writer of
+// endpoints looks up cni-attachments itself. Whichever transaction commits second sees
+// the other's row, so no address is missed.
 type attacher struct {
 	db      *statedb.DB
 	tables  objects.Tables

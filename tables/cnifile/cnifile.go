@@ -24,6 +24,7 @@ import (
 type Attachment struct {
 	Container string `json:"container"` // ID of the sandbox
 	IfName    string `json:"ifName"`    // inside the pod
+	Network   string `json:"network"`   // name of the CNI configuration
 
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
@@ -148,6 +149,18 @@ func List(dir string) (names []string, err error) {
 
 // Keep removes the files of interfaces that are not kept.
 func Keep(dir string, keep func(container, ifName string) bool) error {
+	return prune(dir, func(a *Attachment) bool { return keep(a.Container, a.IfName) })
+}
+
+// Collect removes the files of interfaces of a network that are not valid any more.
+func Collect(dir, network string, valid func(container, ifName string) bool) error {
+	return prune(dir, func(a *Attachment) bool {
+		return a.Network != network || valid(a.Container, a.IfName)
+	})
+}
+
+// prune removes the files that are not kept, and those that cannot be read.
+func prune(dir string, keep func(*Attachment) bool) error {
 	names, err := List(dir)
 	if err != nil {
 		return err
@@ -155,7 +168,7 @@ func Keep(dir string, keep func(container, ifName string) bool) error {
 	var errs []error
 	for _, name := range names {
 		a, err := Read(dir, name)
-		if err == nil && keep(a.Container, a.IfName) || errors.Is(err, fs.ErrNotExist) {
+		if err == nil && keep(a) || errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		errs = append(errs, remove(filepath.Join(dir, name)))
