@@ -40,7 +40,7 @@ func (p PodAddrs) Equal(o PodAddrs) bool {
 // isOf reports whether the announcement is of this pod, not of another one of its
 // name, and claims that the pod is on the node that it is bound to.
 func (p PodAddrs) isOf(e *Endpoint) bool {
-	return p.Pod == e.Name && p.UID != "" && p.UID == e.UID && p.Node == e.Node
+	return p.Pod == e.Name && p.UID != "" && p.UID == e.UID && p.Node != "" && p.Node == e.Node
 }
 
 // AnnouncedAddrs returns the addresses of a pod that agents announce. Only they can

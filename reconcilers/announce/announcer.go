@@ -160,6 +160,7 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 		row := &tables.PodAnnouncement{Slice: s.name, Pods: pods, Status: reconciler.StatusDone()}
 		outcome := "written"
 		if problem := a.patch(ctx, txn, s, pods); problem != nil {
+			s.failed = true
 			outcome, failed, row.Status = "failed", errors.Join(failed, problem), reconciler.StatusError(problem)
 		} else {
 			s.written(pods, now)

@@ -309,6 +309,7 @@ func TestRefused(t *testing.T) {
 		require.Contains(w, row.Status.GetError(), "forbidden")
 		require.Equal(w, cell.StatusDegraded, w.health.GetChild("test").Level)
 
+		w.pod(1, "node-1", ipv4(1)) // by now others know it
 		time.Sleep(time.Hour)
 		w.server.mu.Lock()
 		require.InDelta(w, 20, w.server.tries, 15)

@@ -34,6 +34,10 @@ type slice struct {
 
 	said  map[types.UID]tables.PodAddrs // by pods, what it says as far as is known
 	since map[types.UID]time.Time       // when they were announced first
+
+	// failed is set while it is not known to be as it was last wanted: it is written
+	// even if that is needed no more, so that health and the row tell of now.
+	failed bool
 }
 
 func newSlice(namespace tables.AgentNamespace, node tables.LocalNode, family discoveryv1.AddressType) *slice {
@@ -47,6 +51,7 @@ func newSlice(namespace tables.AgentNamespace, node tables.LocalNode, family dis
 // written takes in what the slice says since it was written.
 func (s *slice) written(pods []tables.PodAddrs, now time.Time) {
 	since := s.since
+	s.failed = false
 	s.said, s.since = map[types.UID]tables.PodAddrs{}, map[types.UID]time.Time{}
 	for _, p := range pods {
 		uid := types.UID(p.UID)
@@ -65,9 +70,10 @@ type candidate struct {
 }
 
 // wanted returns what the slice shall say of this node's pods, and whether it has to
-// be written for that: a new pod is missing, or what it says of one is wrong. Pods have
-// the addresses of their interfaces here.
+// be written for that: a new pod is missing, what it says of one is wrong, or a write
+// has failed. Pods have the addresses of their interfaces here.
 func (s *slice) wanted(local []*tables.Endpoint, now time.Time) (pods []tables.PodAddrs, due bool) {
+	due = s.failed
 	var candidates []candidate
 	for _, e := range local {
 		uid := types.UID(e.UID)
