@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
+	"github.com/sluice-net/sluice/sources/announced"
 	"github.com/sluice-net/sluice/sources/cilium"
 	"github.com/sluice-net/sluice/sources/cni"
 	"github.com/sluice-net/sluice/sources/election"
@@ -99,5 +100,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 		cilium.Cell,
 		// Interfaces of this node's pods, before the objects tell their addresses.
 		cni.Cell,
+		// Addresses of other nodes' pods, likewise, as the agents there announce them.
+		announced.Cell,
 	)
 }

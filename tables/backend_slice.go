@@ -15,24 +15,27 @@ var KubernetesAPIService = Name{Namespace: "default", Name: "kubernetes"}
 
 // BackendSlice is an EndpointSlice: some of the backends of a service. Slices
 // of services that only select pods are kept without addresses, for the
-// endpoints have these already.
+// endpoints have these already. Slices that agents write announce pods, and are
+// of no service.
 type BackendSlice struct {
 	Name    `yaml:",inline"`
 	Service Name          `json:"service"`
 	Addrs   []netip.Addr  `json:"addrs,omitempty"`
 	Ports   []BackendPort `json:"ports,omitempty"` // of all its backends, pods too
+	Pods    []PodAddrs    `json:"pods,omitempty"`  // that the slice announces
 	Errors  []FieldError  `json:"errors,omitempty"`
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*BackendSlice) TableHeader() []string {
-	return []string{"Name", "Service", "Addresses", "Ports", "Errors"}
+	return []string{"Name", "Service", "Addresses", "Ports", "Pods", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (b *BackendSlice) TableRow() []string {
 	return []string{
-		b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), listColumn(stringsOf(b.Ports), ", "), errorColumn(b.Errors),
+		b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), listColumn(stringsOf(b.Ports), ", "),
+		listColumn(stringsOf(b.Pods), ", "), errorColumn(b.Errors),
 	}
 }
 
@@ -65,6 +68,19 @@ var (
 		FromString: index.FromString,
 	}
 
+	backendSlicePodIndex = statedb.Index[*BackendSlice, Name]{
+		Name: "pod",
+		FromObject: func(b *BackendSlice) index.KeySet {
+			keys := make([]index.Key, len(b.Pods))
+			for i, p := range b.Pods {
+				keys[i] = p.Pod.Key()
+			}
+			return index.NewKeySet(keys...)
+		},
+		FromKey:    Name.Key,
+		FromString: index.FromString,
+	}
+
 	// BackendSlicesByService queries the slices of a service.
 	BackendSlicesByService = backendSliceServiceIndex.Query
 
@@ -73,9 +89,12 @@ var (
 
 	// BackendSlicesByAddr queries the slices that list an address.
 	BackendSlicesByAddr = backendSliceAddrIndex.Query
+
+	// BackendSlicesByPod queries the slices that announce a pod.
+	BackendSlicesByPod = backendSlicePodIndex.Query
 )
 
 // NewBackendSliceTable creates the table of backend slices.
 func NewBackendSliceTable(db *statedb.DB) (statedb.RWTable[*BackendSlice], error) {
-	return statedb.NewTable(db, "backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex)
+	return statedb.NewTable(db, "backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex, backendSlicePodIndex)
 }

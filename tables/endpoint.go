@@ -36,6 +36,10 @@ type Endpoint struct {
 	Attached    time.Time    `json:"attached,omitzero"`
 	StatusAddrs []netip.Addr `json:"statusAddrs,omitempty"`
 
+	// Announced is set if Addrs are those that the agent of the pod's node announces:
+	// the object's status has none yet.
+	Announced bool `json:"announced,omitempty"`
+
 	// LabelSet is what selectors see of the endpoint. It is never nil; endpoints that
 	// have the same one may share it.
 	LabelSet *LabelSet `json:"labelSet"`
@@ -84,6 +88,17 @@ func (e *Endpoint) WithAttachment(addrs []netip.Addr, made time.Time) *Endpoint 
 	if with.SameClaim(e) && slices.Equal(with.StatusAddrs, e.StatusAddrs) {
 		return e
 	}
+	return &with
+}
+
+// WithAnnounced returns the endpoint with the addresses that the agent of its node
+// announces, if its status has none. It is the same one if nothing changes.
+func (e *Endpoint) WithAnnounced(addrs []netip.Addr) *Endpoint {
+	if !e.Announced && len(e.Addrs) > 0 || slices.Equal(e.Addrs, addrs) {
+		return e
+	}
+	with := *e
+	with.Addrs, with.Announced = addrs, len(addrs) > 0
 	return &with
 }
 

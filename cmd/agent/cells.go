@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/hive/shell"
 
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/announce"
 	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/compat"
 	"github.com/sluice-net/sluice/reconcilers/taint"
@@ -33,6 +34,9 @@ var Cell = cell.Group(
 	// How policies fare, told on their objects: node-report, object-status.
 	ObjectStatus,
 	apiWritersCell,
+
+	// Addresses of new pods, told to other nodes: pod-announcements.
+	announce.Cell,
 
 	// That pods may be started here: the taint of this node goes.
 	taint.Cell,

@@ -24,6 +24,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/api"
+	"github.com/sluice-net/sluice/reconcilers/announce"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/netlink"
@@ -106,6 +107,7 @@ func (c *cluster) construct() {
 		Dataflow,
 		ObjectStatus,
 		c.writer.cell(),
+		announce.Cell,
 		api.ListenCell, api.Cell,
 		cell.Invoke(func(o oracle, d desiredTables, a statedb.Table[*tables.Attachment]) {
 			c.oracle, c.desire, c.attachments = o, d, a

@@ -37,7 +37,7 @@ func (a *attacher) run(ctx context.Context, _ cell.Health) error {
 				delete(former, row.File)
 			}
 		}
-		if err := a.attach(pods); err != nil {
+		if err := a.tables.AttachAll(a.db, pods); err != nil {
 			return err
 		}
 		select {
@@ -46,26 +46,4 @@ func (a *attacher) run(ctx context.Context, _ cell.Health) error {
 		case <-watch:
 		}
 	}
-}
-
-func (a *attacher) attach(pods map[tables.Name]bool) error {
-	if len(pods) == 0 {
-		return nil
-	}
-	wtxn := a.db.WriteTxn(a.tables.Endpoints)
-	defer wtxn.Abort()
-	changes := 0
-	for pod := range pods {
-		changed, err := a.tables.Attach(wtxn, pod)
-		if err != nil {
-			return err
-		}
-		if changed {
-			changes++
-		}
-	}
-	if changes > 0 {
-		wtxn.Commit()
-	}
-	return nil
 }

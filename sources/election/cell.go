@@ -70,6 +70,7 @@ type params struct {
 	DB         *statedb.DB
 	Table      statedb.RWTable[*tables.Leadership]
 	Connection *kubernetes.Connection
+	Reporting  tables.Reporting
 	Nodes      statedb.Table[*tables.Node]
 	LocalNode  tables.LocalNode
 	Log        *slog.Logger
@@ -86,7 +87,7 @@ func register(p params) error {
 			return err
 		}
 	}
-	if p.Connection == nil {
+	if !p.Reporting.Enabled {
 		return nil
 	}
 	client, err := coordinationv1.NewForConfig(p.Connection.Config)

@@ -24,7 +24,7 @@ var Cell = cell.Module(
 	cell.ProvidePrivate(func(cfg Config) connector {
 		return func(kinds []*objects.Kind) (api, error) { return connect(cfg.Kubeconfig, kinds) }
 	}),
-	cell.Provide(newConnection),
+	cell.Provide(newConnection, Config.agentNamespace),
 	cell.Invoke(checkConfig, register),
 )
 

@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -26,9 +27,10 @@ type Connection struct {
 	Namespace string // the agent's own
 }
 
-// newConnection returns nil if the agent writes nothing.
-func newConnection(cfg Config, reporting tables.Reporting) (*Connection, error) {
-	if !reporting.Enabled {
+// newConnection returns nil if the agent writes nothing: neither how policies fare nor
+// addresses of pods.
+func newConnection(cfg Config, source objects.Config, plugin tables.CNIPlugin, namespace tables.AgentNamespace) (*Connection, error) {
+	if source.Source != objects.SourceKubernetes || !source.ObjectStatus && !plugin.Enabled {
 		return nil, nil
 	}
 	config, err := loadConfig(cfg.Kubeconfig)
@@ -37,11 +39,15 @@ func newConnection(cfg Config, reporting tables.Reporting) (*Connection, error) 
 	}
 	config.UserAgent = userAgent
 	config.QPS = -1 // who writes bounds it, for each purpose
-	return &Connection{Config: config, Namespace: namespace(cfg.Kubeconfig)}, nil
+	return &Connection{Config: config, Namespace: string(namespace)}, nil
 }
 
-// namespace returns the namespace of the agent's pod, or that which a kubeconfig
-// names.
+// agentNamespace returns the namespace of the agent's pod, or that which the
+// kubeconfig names.
+func (c Config) agentNamespace() tables.AgentNamespace {
+	return tables.AgentNamespace(namespace(c.Kubeconfig))
+}
+
 func namespace(kubeconfig string) string {
 	if kubeconfig == "" {
 		text, err := os.ReadFile(namespaceFile)

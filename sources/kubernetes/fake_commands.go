@@ -28,6 +28,7 @@ var FakeCell = cell.Module(
 	cell.ProvidePrivate(func(h *fakeHandle) connector {
 		return func([]*objects.Kind) (api, error) { return h.api, nil }
 	}),
+	cell.Provide(Config{}.agentNamespace),
 	cell.Provide(func(h *fakeHandle) hive.ScriptCmdsOut { return hive.NewScriptCmds(h.api.Commands()) }),
 	cell.Invoke(register),
 )

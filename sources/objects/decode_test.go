@@ -318,6 +318,23 @@ endpoints:
 		`{metadata: {name: f}, addressType: FQDN, endpoints: [{addresses: [a.example]}]}`).Errors)
 }
 
+// A slice that an agent wrote announces pods, and has no backends.
+func TestEndpointSliceOfAgent(t *testing.T) {
+	s := decodeOne[*tables.BackendSlice](t, endpointSliceKind(), `
+metadata: {name: sluice-n, namespace: sluice-system, labels: {endpointslice.kubernetes.io/managed-by: sluice.net}}
+addressType: IPv4
+endpoints:
+- {addresses: [10.0.0.1], nodeName: node-1, targetRef: {kind: Pod, namespace: b, name: web-1, uid: u}}
+- {addresses: [bad], nodeName: node-1, targetRef: {kind: Pod, namespace: b, name: web-2, uid: v}}
+- {addresses: [192.0.2.1]}
+ports: [{port: 80, protocol: TCP}]
+`)
+	require.Equal(t, []tables.PodAddrs{{Pod: tables.Name{Namespace: "b", Name: "web-1"}, UID: "u", Node: "node-1", Addrs: addrs("10.0.0.1")}}, s.Pods)
+	require.Empty(t, s.Addrs)
+	require.Empty(t, s.Ports)
+	require.Equal(t, []string{`endpoints[1].addresses[0]: "bad": unable to parse IP`}, errorTexts(s.Errors))
+}
+
 func TestEndpointSlicePorts(t *testing.T) {
 	s := decodeOne[*tables.BackendSlice](t, endpointSliceKind(), `
 metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}

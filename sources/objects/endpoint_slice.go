@@ -14,8 +14,12 @@ type endpointSlice struct {
 	Endpoints   []struct {
 		Addresses []string `json:"addresses" protobuf:"bytes,1"`
 		TargetRef struct {
-			Kind string `json:"kind" protobuf:"bytes,1"`
+			Kind      string `json:"kind" protobuf:"bytes,1"`
+			Namespace string `json:"namespace" protobuf:"bytes,2"`
+			Name      string `json:"name" protobuf:"bytes,3"`
+			UID       string `json:"uid" protobuf:"bytes,4"`
 		} `json:"targetRef" protobuf:"bytes,4"`
+		NodeName string `json:"nodeName" protobuf:"bytes,6"`
 	} `json:"endpoints" protobuf:"bytes,2"`
 	Ports []struct {
 		Name     string `json:"name" protobuf:"bytes,1"`
@@ -33,7 +37,10 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 	if service := o.Metadata.Labels[labelServiceName]; service != "" {
 		s.Service = tables.Name{Namespace: name.Namespace, Name: service}
 	}
-	if o.AddressType != "FQDN" {
+	switch {
+	case o.Metadata.Labels[tables.LabelManagedBy] == tables.ManagedByAgents:
+		s.Pods = o.announced(errs)
+	case o.AddressType != "FQDN":
 		for i, e := range o.Endpoints {
 			if e.TargetRef.Kind == "Pod" {
 				continue
@@ -46,6 +53,27 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 	}
 	s.Errors = *errs
 	return one(s)
+}
+
+// announced returns the addresses of pods in a slice that an agent wrote.
+func (o *endpointSlice) announced(errs *fieldErrors) (pods []tables.PodAddrs) {
+	for i, e := range o.Endpoints {
+		if e.TargetRef.Kind != "Pod" {
+			continue
+		}
+		p := tables.PodAddrs{
+			Pod:  tables.Name{Namespace: internString(e.TargetRef.Namespace), Name: e.TargetRef.Name},
+			UID:  e.TargetRef.UID,
+			Node: internString(e.NodeName),
+		}
+		for j, a := range e.Addresses {
+			p.Addrs = errs.addr(p.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
+		}
+		if len(p.Addrs) > 0 {
+			pods = append(pods, p)
+		}
+	}
+	return pods
 }
 
 // ports returns those of the slice that have a number.

@@ -149,6 +149,10 @@ metadata: {name: a, namespace: b, labels: {kubernetes.io/service-name: s}}
 addressType: IPv4
 endpoints: [{addresses: [192.0.2.1, 192.0.2.2], conditions: {ready: true}}, {addresses: [10.0.0.1], targetRef: {kind: Pod, name: p}}]
 ports: [{name: http, protocol: TCP, port: 80}, {name: none, protocol: TCP}]`,
+		`kind: EndpointSlice
+metadata: {name: a, namespace: b, labels: {endpointslice.kubernetes.io/managed-by: sluice.net}}
+addressType: IPv6
+endpoints: [{addresses: ["fd00::1"], nodeName: node-1, targetRef: {kind: Pod, namespace: b, name: p, uid: u}}]`,
 		`kind: NetworkPolicy
 metadata: {name: a, namespace: b, generation: 3, uid: u}
 spec:

@@ -4,7 +4,6 @@ package objects
 
 import (
 	"errors"
-	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -34,6 +33,9 @@ type Tables struct {
 	CNIAttachments statedb.RWTable[*tables.CNIAttachment]
 	LocalNode      tables.LocalNode
 
+	// Namespace is where slices that announce pods of other nodes come from.
+	Namespace tables.AgentNamespace
+
 	// Sources says how it goes with what is read.
 	Sources statedb.RWTable[*tables.ObjectSource]
 }
@@ -59,23 +61,47 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	return t, errors.Join(errs[:]...)
 }
 
-// attached returns a pod with the addresses of the interfaces that the CNI plugin
-// told of, if it did.
-func (t *Tables) attached(txn statedb.ReadTxn, e *tables.Endpoint) *tables.Endpoint {
-	if e.Node != t.LocalNode.Name {
-		return e.WithAttachment(nil, time.Time{})
+// withAddrs returns a pod of this node with the addresses of the interfaces that the
+// CNI plugin told of, if it did, and one of another node with those that the agent
+// there announces, if its status has none.
+func (t *Tables) withAddrs(txn statedb.ReadTxn, e *tables.Endpoint) *tables.Endpoint {
+	if e.Node == t.LocalNode.Name {
+		return e.WithAttachment(tables.CNIAddrsOf(txn, t.CNIAttachments, e))
 	}
-	return e.WithAttachment(tables.CNIAddrsOf(txn, t.CNIAttachments, e))
+	return e.WithAnnounced(tables.AnnouncedAddrs(txn, t.BackendSlices, t.Namespace, e))
 }
 
-// Attach gives a pod the addresses of its interfaces, as far as they are known now,
-// and reports whether something changed.
-func (t *Tables) Attach(txn statedb.WriteTxn, pod tables.Name) (changed bool, err error) {
+// AttachAll gives pods the addresses that are known of them now before their status
+// has them.
+func (t *Tables) AttachAll(db *statedb.DB, pods map[tables.Name]bool) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	wtxn := db.WriteTxn(t.Endpoints)
+	defer wtxn.Abort()
+	changes := 0
+	for pod := range pods {
+		changed, err := t.attach(wtxn, pod)
+		if err != nil {
+			return err
+		}
+		if changed {
+			changes++
+		}
+	}
+	if changes > 0 {
+		wtxn.Commit()
+	}
+	return nil
+}
+
+// attach is AttachAll of one pod, and reports whether something changed.
+func (t *Tables) attach(txn statedb.WriteTxn, pod tables.Name) (changed bool, err error) {
 	e, _, found := t.Endpoints.Get(txn, tables.EndpointByName(pod))
 	if !found {
 		return false, nil
 	}
-	with := t.attached(txn, e)
+	with := t.withAddrs(txn, e)
 	if with == e {
 		return false, nil
 	}

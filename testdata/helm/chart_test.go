@@ -354,7 +354,16 @@ func TestRights(t *testing.T) {
 		for _, rule := range object[rbacv1.ClusterRole](t, decode(t, files), "ClusterRole/sluice").Rules {
 			all = append(all, rule.Resources...)
 		}
-		require.Equal(t, slices.Contains(all, "nodereports"), files["rbac/role.yaml"] != "", "the lease goes with the reports")
+		var own []string
+		if files["rbac/role.yaml"] != "" {
+			for _, rule := range object[rbacv1.Role](t, decode(t, files), "Role/sluice").Rules {
+				own = append(own, rule.Resources...)
+			}
+			require.NotEmpty(t, own)
+		}
+		require.Equal(t, slices.Contains(all, "nodereports"), slices.Contains(own, "leases"), "the lease goes with the reports")
+		_, agent := agentOf(t, decode(t, files))
+		require.Equal(t, slices.Contains(agent.Args, "--cni-plugin=true"), slices.Contains(own, "endpointslices"), "those who announce pods")
 		return all
 	}
 	flag := func(name string, value any) map[string]any {

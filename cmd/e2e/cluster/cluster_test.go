@@ -162,6 +162,9 @@ func testForbidden(t *testing.T, a agent) {
 	patch := []byte(`{"metadata":{"labels":{"app":"changed"}}}`)
 	_, err = a.typed.CoreV1().Pods("shop").Patch(ctx, "web", types.MergePatchType, patch, metav1.PatchOptions{})
 	require.True(t, apierrors.IsForbidden(err), "patch pod: %v", err)
+	slice := []byte(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4","endpoints":[]}`)
+	_, err = a.typed.DiscoveryV1().EndpointSlices("shop").Patch(ctx, "web", types.ApplyPatchType, slice, metav1.PatchOptions{FieldManager: "test"})
+	require.True(t, apierrors.IsForbidden(err), "patch slice of another namespace: %v", err)
 	err = a.dynamic.Resource(read[5]).Delete(ctx, "web", metav1.DeleteOptions{})
 	require.True(t, apierrors.IsForbidden(err), "delete policy: %v", err)
 
@@ -186,8 +189,8 @@ func testForbidden(t *testing.T, a agent) {
 		want = append(want, strings.Replace(rule, "nodereports ", "nodereports list,watch,", 1))
 	}
 	want = append(want, "apiextensions.k8s.io/customresourcedefinitions get")
-	for _, rule := range leaseRules {
-		want = append(want, "coordination.k8s.io/leases "+strings.Join(rule.Verbs, ","))
+	for _, rule := range slices.Concat(leaseRules, announceRules) {
+		want = append(want, rule.APIGroups[0]+"/"+rule.Resources[0]+" "+strings.Join(rule.Verbs, ","))
 	}
 	require.ElementsMatch(t, want, allowed)
 }

@@ -178,6 +178,12 @@ var leaseRules = []rbacv1.PolicyRule{
 	{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
 }
 
+// announceRules are for the slices in which agents announce pods: their names are by
+// nodes.
+var announceRules = []rbacv1.PolicyRule{
+	{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"create", "patch"}},
+}
+
 // The roles name what they read and write, and are bound to the DaemonSet's account.
 func TestRightsAreMinimal(t *testing.T) {
 	files := deployed(t)
@@ -199,7 +205,7 @@ func TestRightsAreMinimal(t *testing.T) {
 	require.ElementsMatch(t, writes, writing)
 	own := decode[rbacv1.Role](t, files["rbac/role.yaml"])
 	require.Equal(t, Namespace, own.Namespace)
-	require.Equal(t, leaseRules, own.Rules)
+	require.Equal(t, slices.Concat(leaseRules, announceRules), own.Rules)
 	account := decode[corev1.ServiceAccount](t, files["rbac/serviceaccount.yaml"])
 	require.Equal(t, Namespace, account.Namespace)
 	require.Equal(t, Namespace, decode[corev1.Namespace](t, files["namespace.yaml"]).Name)

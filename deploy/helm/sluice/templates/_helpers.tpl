@@ -81,6 +81,12 @@ port: {{ include "sluice.port" $address }}
 {{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether there is a CNI plugin, with which agents announce new pods to each other. */ -}}
+{{- define "sluice.cniPlugin" -}}
+{{- $flags := .Values.flags -}}
+{{- if and (eq (toString (index $flags "cni-plugin")) "true") $flags.socket (ne (toString (index $flags "endpoint-source")) "cilium") -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Where the CNI plugin tells of pods, which is mounted with the socket: beside it, unless a flag says. */ -}}
 {{- define "sluice.cniRunDir" -}}
 {{- $flags := .Values.flags -}}

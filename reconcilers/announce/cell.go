@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package announce tells the agents of other nodes the addresses of new pods of this
+// node. They learn an address from the pod's status otherwise, which has it about a
+// second after the pod started, and drop its connections until then.
+//
+//	endpoints, cni-attachments ──► EndpointSlices sluice-<node>-ipv4, -ipv6
+//
+// The slices are in the namespace of the agents, of no service, and left alone by
+// controllers and proxies by their labels. All agents watch EndpointSlices anyway.
+//
+// A pod is announced until its status has an address. What is no longer needed goes
+// with the next write: a batch of new pods takes one write, and nothing is written at
+// rest. Only what is wrong is withdrawn at once.
+package announce
+
+import (
+	"log/slog"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell announces pods, if the CNI plugin tells of them and there is an API server.
+var Cell = cell.Module(
+	"announce",
+	"Addresses of new pods for other nodes",
+
+	cell.ProvidePrivate(tables.NewPodAnnouncementTable),
+	cell.Provide(
+		statedb.RWTable[*tables.PodAnnouncement].ToTable,
+		func(t statedb.RWTable[*tables.PodAnnouncement]) tables.SourceOut {
+			return tables.NewSourceOut("announcer", t)
+		},
+	),
+	cell.Invoke(register),
+)
+
+type params struct {
+	cell.In
+
+	Log             *slog.Logger
+	DB              *statedb.DB
+	Jobs            job.Group
+	Plugin          tables.CNIPlugin
+	Client          dynamic.Interface
+	Namespace       tables.AgentNamespace
+	LocalNode       tables.LocalNode
+	Endpoints       statedb.Table[*tables.Endpoint]
+	Attachments     statedb.Table[*tables.CNIAttachment]
+	Backends        statedb.Table[*tables.BackendSlice]
+	Nodes           statedb.Table[*tables.Node]
+	EgressPolicies  statedb.Table[*tables.EgressPolicy]
+	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
+	Announcements   statedb.RWTable[*tables.PodAnnouncement]
+	Registerer      prometheus.Registerer `optional:"true"`
+}
+
+func register(p params) error {
+	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "sluice_pod_announcements_total", Help: "Writes of EndpointSlices that announce new pods to other nodes.",
+	}, []string{"outcome"})
+	if p.Registerer != nil {
+		if err := p.Registerer.Register(writes); err != nil {
+			return err
+		}
+	}
+	if p.Plugin.Enabled && p.Client != nil {
+		p.Jobs.Add(job.OneShot("announce-pods", newAnnouncer(p, writes).run))
+	}
+	return nil
+}
