@@ -126,10 +126,11 @@ func lookUp(kernel packettest.PolicyWorld, w *policytest.World, p policytest.Pac
 			break
 		}
 	}
+	fromHost := w.HostAllowed && p.Direction == bpf.DirectionIngress && peer.Flags&bpf.IPCacheHost != 0
 	switch {
-	case !local || pod.Flags&bpf.PodPolicyUnknown != 0:
+	case !local || pod.Flags&bpf.PodPolicyUnknown != 0 && !fromHost:
 		return false, 0
-	case w.HostAllowed && p.Direction == bpf.DirectionIngress && peer.Flags&bpf.IPCacheHost != 0, pod.SubjectClass == bpf.NoSubjectClass:
+	case fromHost, pod.SubjectClass == bpf.NoSubjectClass:
 		return true, 0
 	}
 	v, _, found := policy.Lookup(func(k bpf.PolicyKey) (bpf.PolicyValue, bool) {

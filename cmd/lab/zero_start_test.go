@@ -4,6 +4,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/ctmap"
 )
 
 const (
@@ -261,6 +263,28 @@ func (z *zero) gone() error {
 		if a := addrOf(fmt.Sprint(r.Key["Addr"])); slices.Contains(z.addrs, a) {
 			return fmt.Errorf("the kernel has %s", a)
 		}
+	}
+	if z.plugin == nil {
+		err = errors.Join(err, z.forgotten())
+	}
+	return err
+}
+
+// forgotten returns an error while there are connections of the pods' addresses. Without
+// the plugin, which removes them, they would be those of the next pods: docs/datapath.md.
+func (z *zero) forgotten() (err error) {
+	all, err := ctmap.OpenAll(bpf.MapsDir(z.node.Agent.BPFFS()))
+	for _, m := range all {
+		err = errors.Join(err, m.Each(func(t ctmap.Tuple, _ ctmap.Entry) bool {
+			pod := t.Source.Addr()
+			if t.Flags&ctmap.In != 0 {
+				pod = t.Destination.Addr()
+			}
+			if slices.Contains(z.addrs, pod) {
+				err = fmt.Errorf("there are connections of %s", pod)
+			}
+			return err == nil
+		}), m.Close())
 	}
 	return err
 }
