@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
@@ -270,18 +271,24 @@ func (z *zero) gone() error {
 	return err
 }
 
-// forgotten returns an error while there are connections of the pods' addresses. Without
-// the plugin, which removes them, they would be those of the next pods: docs/datapath.md.
+// forgotten returns an error while there are flows of the pods' talkers. Without the
+// plugin, which removes them, those of the next pods would go on by them, as they have the
+// same ports: docs/datapath.md.
 func (z *zero) forgotten() (err error) {
+	now, err := ctmap.Now()
+	if err != nil {
+		return err
+	}
 	all, err := ctmap.OpenAll(bpf.MapsDir(z.node.Agent.BPFFS()))
 	for _, m := range all {
-		err = errors.Join(err, m.Each(func(t ctmap.Tuple, _ ctmap.Entry) bool {
+		err = errors.Join(err, m.Each(func(t ctmap.Tuple, e ctmap.Entry) bool {
 			pod := t.Source.Addr()
 			if t.Flags&ctmap.In != 0 {
 				pod = t.Destination.Addr()
 			}
-			if slices.Contains(z.addrs, pod) {
-				err = fmt.Errorf("there are connections of %s", pod)
+			live := t.Protocol == unix.IPPROTO_UDP && e.Lifetime > now
+			if live && slices.Contains(z.addrs, pod) {
+				err = fmt.Errorf("there is a flow of %s: %v: %v", pod, t, e)
 			}
 			return err == nil
 		}), m.Close())
