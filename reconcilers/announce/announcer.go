@@ -79,6 +79,8 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 				return nil
 			case <-changed[0]:
 			case <-changed[1]:
+			case <-changed[2]:
+			case <-changed[3]:
 			}
 			continue
 		}
@@ -123,10 +125,12 @@ func (a *announcer) adopt() {
 // local returns the pods of this node with the addresses of their interfaces, and
 // channels of which one closes when some are others. It looks at the interfaces
 // itself: that pods have their addresses by them may be about to be written.
-func (a *announcer) local(txn statedb.ReadTxn) (local []*tables.Endpoint, changed [2]<-chan struct{}) {
+func (a *announcer) local(txn statedb.ReadTxn) (local []*tables.Endpoint, changed [4]<-chan struct{}) {
 	rows, watch := a.Endpoints.ListWatch(txn, tables.EndpointsHere())
 	_, changed[1] = a.Attachments.AllWatch(txn)
 	changed[0] = watch
+	_, changed[2] = a.EgressPolicies.AllWatch(txn)
+	_, changed[3] = a.NetworkPolicies.AllWatch(txn)
 	if a.EgressPolicies.NumObjects(txn)+a.NetworkPolicies.NumObjects(txn) == 0 {
 		return nil, changed // nothing depends on the addresses of pods
 	}
