@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 // Resource is that of EndpointSlices.
@@ -84,7 +85,7 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 			}
 			continue
 		}
-		if !sleep(ctx, settle) || a.limiter.Wait(ctx) != nil {
+		if !pause.For(ctx, settle) || a.limiter.Wait(ctx) != nil {
 			return nil
 		}
 		failed, err := a.write(ctx)
@@ -103,7 +104,7 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 		if apierrors.IsForbidden(failed) || apierrors.IsInvalid(failed) {
 			delay = max(delay, retryRefused)
 		}
-		if !sleep(ctx, delay) {
+		if !pause.For(ctx, delay) {
 			return nil
 		}
 	}
@@ -205,15 +206,4 @@ func (a *announcer) tell(row *tables.PodAnnouncement) error {
 	}
 	wtxn.Commit()
 	return nil
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

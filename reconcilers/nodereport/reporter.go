@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 // Resource is that of NodeReports.
@@ -83,7 +84,7 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 			if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 				delay = max(delay, retryRefused)
 			}
-			if !until(ctx, delay, changed[1]) { // without a Node there is nothing to write to
+			if !pause.Until(ctx, delay, changed[1]) { // without a Node there is nothing to write to
 				return nil
 			}
 			continue
@@ -141,7 +142,7 @@ func (r *reporter) await(ctx context.Context) bool {
 	if r.last != nil && bytes.Equal(r.last, r.wanted()) {
 		return true
 	}
-	if !sleep(ctx, r.Pace.Settle) {
+	if !pause.For(ctx, r.Pace.Settle) {
 		return false
 	}
 	r.limiter.SetLimit(rate.Every(r.Pace.interval(r.Nodes.NumObjects(r.DB.ReadTxn()))))
@@ -183,19 +184,4 @@ func (r *reporter) write(ctx context.Context) (wrote bool, err error) {
 // mark sets the status of the rows that were to be written.
 func (r *reporter) mark(status reconciler.Status) error {
 	return tables.SetStatus(r.DB, r.Reports, status, slices.Collect(maps.Values(r.pending))...)
-}
-
-func sleep(ctx context.Context, d time.Duration) bool { return until(ctx, d, nil) }
-
-// until waits for some time, or for a channel to be closed.
-func until(ctx context.Context, d time.Duration, closed <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-	case <-closed:
-	}
-	return true
 }

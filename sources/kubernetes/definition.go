@@ -15,6 +15,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 // definition is the CustomResourceDefinition of a kind. The zero value says that there is none.
@@ -124,7 +125,7 @@ func (r *reflector) readDefinition(ctx context.Context) (d definition, readable 
 		}
 		failed = true
 		r.status.broken("read the CRD of", err)
-		if !sleep(ctx, retry.Step()) {
+		if !pause.For(ctx, retry.Step()) {
 			return d, false
 		}
 	}

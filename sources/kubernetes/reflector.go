@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 const (
@@ -101,7 +102,7 @@ func (r *reflector) follow(ctx context.Context) {
 			// What is served one day begins anew.
 			lister, retry, delay = r.newLister(ctx), newBackoff(t), wait.Jitter(t.absent, 0.2)
 		}
-		if !sleep(ctx, delay) {
+		if !pause.For(ctx, delay) {
 			return
 		}
 	}
@@ -131,17 +132,6 @@ func (r *reflector) isAbsent(ctx context.Context, notFound error) bool {
 
 func newBackoff(t timing) *wait.Backoff {
 	return &wait.Backoff{Duration: t.retryMin, Cap: t.retryMax, Factor: 2, Jitter: 1, Steps: 20}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }
 
 func (r *reflector) newLister(ctx context.Context) *cache.Reflector {
