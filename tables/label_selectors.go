@@ -133,4 +133,3 @@ func (l namespaceLabels) Lookup(key string) (string, bool) {
 }
 func (l namespaceLabels) Has(key string) bool   { _, ok := l.Lookup(key); return ok }
 func (l namespaceLabels) Get(key string) string { v, _ := l.Lookup(key); return v }
-
