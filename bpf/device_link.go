@@ -67,7 +67,7 @@ func LoadDeviceLink(dir string, ifIndex int, p Program) (*PinnedLink, error) {
 	return l, nil
 }
 
-// ErrAttached says that somebody else attached a program to a device in the meantime.
+// ErrAttached says that another process attached a program to the device in the meantime.
 var ErrAttached = errors.New("a link that works is pinned already")
 
 // AttachDevice attaches a program at a device of the calling thread's network

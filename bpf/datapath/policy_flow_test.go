@@ -93,7 +93,7 @@ func TestRevoked(t *testing.T) {
 }
 
 // TestPolicyUnknown: what is not known yet holds new flows, and those of who had the
-// address before. Flows that nobody has judged go on.
+// address before. Flows that no policy has judged go on.
 func TestPolicyUnknown(t *testing.T) {
 	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
 		f.policy(0, d, 0, 0, 0, allowRule)

@@ -13,9 +13,9 @@ static __always_inline bool about_an_address(const struct packet *p, __u16 from,
 	       p->flow.dport == bpf_htons(to);
 }
 
-/* Reports whether a packet with a source that is not the pod's may have it: what asks
- * for an address, and what is for all on the link. Nobody else is told from an address
- * of the link, as it does not say which policies the pod has. */
+/* Reports whether a pod may send a packet from an address that is not its own: requests
+ * for an address, and packets to all on the link. Other packets from a link-local address
+ * are held, as that address does not tell which policies apply to the pod. */
 static __always_inline bool of_the_link(const struct packet *p)
 {
 	if (to_many(&p->flow))
@@ -24,8 +24,8 @@ static __always_inline bool of_the_link(const struct packet *p)
 	       link_local_address(&p->flow.saddr, FAMILY_IPV6);
 }
 
-/* The same for an address of the link to which somebody sends, and from which the pod
- * cannot answer. */
+/* Reports whether a packet to a link-local address may pass: the pod cannot answer from
+ * that address. */
 static __always_inline bool at_the_link(const struct packet *p)
 {
 	return link_local_address(&p->flow.daddr, p->flow.family) && !about_an_address(p, DHCP6_SERVER, DHCP6_CLIENT);

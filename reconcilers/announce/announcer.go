@@ -40,7 +40,7 @@ const (
 	retryMin = 250 * time.Millisecond
 	retryMax = 5 * time.Minute
 	// retryRefused is the least time until something is tried again that fails until
-	// somebody gives a right.
+	// an operator grants a permission.
 	retryRefused = time.Minute
 )
 

@@ -235,7 +235,7 @@ func TestWrongIsWithdrawn(t *testing.T) {
 		{Pod: name(9), UID: "u9", Node: "node-1", Addrs: []netip.Addr{ipv4(9)}},
 	}
 	in(t, left, func(w *world) {
-		require.Empty(w, w.written(), "pods that are gone harm nobody")
+		require.Empty(w, w.written(), "addresses of pods that are gone are not announced again")
 		w.pod(1, "node-1")
 		writes := w.written()
 		require.Len(w, writes, 1)

@@ -213,7 +213,7 @@ func (k *killed) remove(path string) error {
 }
 
 // However far the installer comes, a runtime finds a configuration that works, with all
-// plugins that it names; and the next installer comes to the end.
+// plugins that it names; and the next installer finishes.
 func TestKilled(t *testing.T) {
 	steps := map[string]struct {
 		before, do, after func(t *testing.T, n *testNode)

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// edit has another program write the agent's file anew.
+// edit has another program write the agent's file again.
 func (n *testNode) edit(change func(plugins []any) []any) {
 	var list map[string]any
 	data, err := os.ReadFile(n.file())

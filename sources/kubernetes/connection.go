@@ -27,7 +27,7 @@ type Connection struct {
 	Namespace string // the agent's own
 }
 
-// newConnection returns nil if the agent writes nothing: neither how policies fare nor
+// newConnection returns nil if the agent writes nothing: neither policy status nor
 // addresses of pods.
 func newConnection(cfg Config, source objects.Config, plugin tables.CNIPlugin, namespace tables.AgentNamespace) (*Connection, error) {
 	if source.Source != objects.SourceKubernetes || !source.ObjectStatus && !plugin.Enabled {

@@ -108,7 +108,7 @@ func (r *reflector) follow(ctx context.Context) {
 	}
 }
 
-// relist ends the watch, so that the kind is listed anew.
+// relist ends the watch, so that the kind is listed again.
 func (r *reflector) relist() {
 	if stop := r.stopWatch.Load(); stop != nil {
 		(*stop)()

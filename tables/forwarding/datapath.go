@@ -36,7 +36,6 @@ const theConfig uint32 = 0
 
 // deriveConfig keeps what the programs have to know of this node.
 func deriveConfig(p derive.Params, c configParams) error {
-	h := &holding{configParams: &c}
 	_, err := derive.Register(p, derive.Rule[uint32, *tables.DatapathConfig]{
 		Output: c.Configs,
 		Inputs: []derive.Input[uint32]{
@@ -58,7 +57,7 @@ func deriveConfig(p derive.Params, c configParams) error {
 			derive.FromIf(c.Policies,
 				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
 				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, affect func(uint32)) { affect(theConfig) }),
-			derive.Feedback(derive.While(h.waits, derive.From(c.Attachments,
+			derive.Feedback(derive.While(c.waitsToHoldPods, derive.From(c.Attachments,
 				func(_ statedb.ReadTxn, _ *tables.Attachment, affect func(uint32)) { affect(theConfig) }))),
 		},
 		After: []statedb.TableMeta{c.Entries},
@@ -68,7 +67,7 @@ func deriveConfig(p derive.Params, c configParams) error {
 		},
 		Rows: func(txn statedb.ReadTxn, _ uint32) []*tables.DatapathConfig {
 			row := c.row(txn)
-			if h.holds(txn) {
+			if c.holdsPods(txn) {
 				row.Flags |= bpf.ConfigNetworkPolicies
 			}
 			return []*tables.DatapathConfig{row}
@@ -121,7 +120,7 @@ func (c *configParams) formerUnderlay(txn statedb.ReadTxn) netip.Addr {
 	if existing, _, found := c.Configs.Get(txn, tables.DatapathConfigByIndex(theConfig)); found {
 		return existing.Underlay
 	}
-	if entry, _, found := c.Entries.Get(txn, tables.MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); found {
+	if entry := tables.ConfigEntryOf(txn, c.Entries); entry != nil {
 		return entry.Value.Underlay.Addr()
 	}
 	return netip.Addr{}

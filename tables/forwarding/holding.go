@@ -9,27 +9,29 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// holding tells whether the programs hold pods of which it is not known yet what network
-// policies say of them: if there are network policies.
+// holdsPods reports whether the programs hold pods of which it is not known yet what
+// network policies say of them: if there are network policies.
 //
-// Where no agent has run before, that begins when the programs have been attached to the
-// devices of all pods: what these send is unmarked until then, and the backstop would
-// drop what is of connections that are alive.
-type holding struct {
-	*configParams
-	attached bool
+// That begins when it has been tried to attach the programs to the devices of all pods:
+// what these send is unmarked until then, and the backstop would drop packets of
+// connections that are alive.
+func (c *configParams) holdsPods(txn statedb.ReadTxn) bool {
+	return tables.HoldsByPolicy(txn, c.Policies, c.Enforcement) &&
+		(c.heldBefore(txn) || tables.AllAttached(txn, c.Attachments))
 }
 
-// waits reports whether the programs are still to be attached.
-func (h *holding) waits(statedb.ReadTxn) bool { return !h.attached }
-
-func (h *holding) holds(txn statedb.ReadTxn) bool {
-	h.attached = h.attached || h.heldBefore(txn) || tables.AllAttached(txn, h.Attachments)
-	return h.attached && tables.HoldsByPolicy(txn, h.Policies, h.Enforcement)
+// waitsToHoldPods reports whether pods are to be held once the programs are attached.
+func (c *configParams) waitsToHoldPods(txn statedb.ReadTxn) bool {
+	return tables.HoldsByPolicy(txn, c.Policies, c.Enforcement) && !c.heldBefore(txn)
 }
 
-// heldBefore reports whether an earlier agent had the programs hold pods.
-func (h *holding) heldBefore(txn statedb.ReadTxn) bool {
-	entry := tables.ConfigEntryOf(txn, h.Entries)
+// heldBefore reports whether the programs hold pods already, or are about to: by this
+// agent's row, or by what an earlier agent wrote.
+func (c *configParams) heldBefore(txn statedb.ReadTxn) bool {
+	row, _, found := c.Configs.Get(txn, tables.DatapathConfigByIndex(theConfig))
+	if found && row.Flags&bpf.ConfigNetworkPolicies != 0 {
+		return true
+	}
+	entry := tables.ConfigEntryOf(txn, c.Entries)
 	return entry != nil && entry.Value.Flags&bpf.ConfigNetworkPolicies != 0
 }
