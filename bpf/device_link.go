@@ -60,7 +60,8 @@ func LoadDeviceLink(dir string, ifIndex int, p Program) (*PinnedLink, error) {
 	if l == nil || err != nil {
 		return nil, err
 	}
-	if tcx := l.Info.TCX(); tcx == nil || int(tcx.Ifindex) != ifIndex || ebpf.AttachType(tcx.AttachType) != attachTypes[p] {
+	if tcx := l.Info.TCX(); tcx == nil || int(tcx.Ifindex) != ifIndex ||
+		ebpf.AttachType(tcx.AttachType) != attachTypes[p] {
 		l.Close()
 		return nil, nil
 	}

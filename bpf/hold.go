@@ -51,7 +51,8 @@ func (h *Holder) open(bpffs string) (err error) {
 	if h.pods, err = ebpf.LoadPinnedMap(filepath.Join(MapsDir(bpffs), podsMap), nil); err != nil {
 		return fmt.Errorf("open map %s: %w", podsMap, err)
 	}
-	if h.pods.KeySize() != uint32(unsafe.Sizeof(PodKey{})) || h.pods.ValueSize() != uint32(unsafe.Sizeof(PodValue{})) {
+	if h.pods.KeySize() != uint32(unsafe.Sizeof(PodKey{})) ||
+		h.pods.ValueSize() != uint32(unsafe.Sizeof(PodValue{})) {
 		return fmt.Errorf("open map %s: it has the layout of another version", podsMap)
 	}
 	info, err := h.pods.Info()
@@ -122,7 +123,8 @@ func (h *Holder) put(key PodKey, value PodValue) error {
 	case err == nil && is.IfIndex == value.IfIndex:
 		return nil
 	case err == nil:
-		if err := h.pods.Delete(unsafe.Pointer(&key)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := h.pods.Delete(unsafe.Pointer(&key)); err != nil &&
+			!errors.Is(err, ebpf.ErrKeyNotExist) {
 			return mapError(err)
 		}
 	case !errors.Is(err, ebpf.ErrKeyNotExist):

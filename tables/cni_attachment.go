@@ -44,7 +44,8 @@ func (*CNIAttachment) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (a *CNIAttachment) TableRow() []string {
 	return []string{
-		a.File, orDash(a.Pod.String()), orDash(a.IfName), orDash(a.Device), indexColumn(a.IfIndex), orDash(a.MAC),
+		a.File, orDash(a.Pod.String()), orDash(a.IfName), orDash(a.Device), indexColumn(a.IfIndex),
+		orDash(a.MAC),
 		listColumn(stringsOf(a.Addrs), ", "), orDash(a.Error),
 	}
 }
@@ -103,13 +104,16 @@ var (
 
 // NewCNIAttachmentTable creates the table of interfaces that the CNI plugin told of.
 func NewCNIAttachmentTable(db *statedb.DB) (statedb.RWTable[*CNIAttachment], error) {
-	return statedb.NewTable(db, "cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex, cniAttachmentAddrIndex, cniAttachmentDeviceIndex)
+	return statedb.NewTable(db, "cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex,
+		cniAttachmentAddrIndex, cniAttachmentDeviceIndex)
 }
 
 // CNIAddrsOf returns the addresses of all interfaces of a pod's newest container, those
 // of eth0 first, and when the first of them was made. They are none if no interface of
 // the pod is known.
-func CNIAddrsOf(txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], e *Endpoint) (addrs []netip.Addr, made time.Time) {
+func CNIAddrsOf(
+	txn statedb.ReadTxn, attachments statedb.Table[*CNIAttachment], e *Endpoint,
+) (addrs []netip.Addr, made time.Time) {
 	var interfaces []*CNIAttachment
 	var last *CNIAttachment
 	for a := range Rare(txn, attachments, CNIAttachmentsByPod(e.Name)) {

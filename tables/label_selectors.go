@@ -33,7 +33,8 @@ type labelSelectors struct {
 }
 
 func (a labelSelectors) matches(set *LabelSet, namespace *Namespace) bool {
-	return a.pods.Matches(podLabels{set, namespace}) && (a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
+	return a.pods.Matches(podLabels{set, namespace}) &&
+		(a.namespaces.Empty() || a.namespaces.Matches(namespaceLabels{set.Namespace, namespace}))
 }
 
 // withoutNamespaceLabels returns what rest is.
@@ -42,7 +43,8 @@ func (a labelSelectors) withoutNamespaceLabels() *labelSelectors {
 		label, ofNamespace := strings.CutPrefix(r.Key(), podNamespaceLabelsPart)
 		return ofNamespace && label != corev1.LabelMetadataName
 	})
-	namespaces, none := without(a.namespaces, func(r labels.Requirement) bool { return r.Key() != corev1.LabelMetadataName })
+	namespaces, none := without(a.namespaces,
+		func(r labels.Requirement) bool { return r.Key() != corev1.LabelMetadataName })
 	if !fewer && !none {
 		return nil
 	}
@@ -50,7 +52,9 @@ func (a labelSelectors) withoutNamespaceLabels() *labelSelectors {
 }
 
 // without returns a selector without some of its requirements, and whether it has such.
-func without(s labels.Selector, drop func(labels.Requirement) bool) (rest labels.Selector, has bool) {
+func without(
+	s labels.Selector, drop func(labels.Requirement) bool,
+) (rest labels.Selector, has bool) {
 	requirements, _ := s.Requirements()
 	if !slices.ContainsFunc(requirements, drop) {
 		return s, false
@@ -67,7 +71,8 @@ func (a labelSelectors) anchor() string {
 	}
 	requirements, _ := a.pods.Requirements()
 	for _, r := range requirements {
-		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) || r.Key() == podServiceAccountLabel || r.Key() == podClusterLabel {
+		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) || r.Key() == podServiceAccountLabel ||
+			r.Key() == podClusterLabel {
 			continue // no label set has it for a label
 		}
 		if v, ok := required(a.pods, r.Key()); ok {

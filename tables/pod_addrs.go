@@ -45,7 +45,9 @@ func (p PodAddrs) isOf(e *Endpoint) bool {
 
 // AnnouncedAddrs returns the addresses of a pod that agents announce. Only they can
 // write slices in their namespace; those of other namespaces count for nothing.
-func AnnouncedAddrs(txn statedb.ReadTxn, backends statedb.Table[*BackendSlice], agents AgentNamespace, e *Endpoint) (addrs []netip.Addr) {
+func AnnouncedAddrs(
+	txn statedb.ReadTxn, backends statedb.Table[*BackendSlice], agents AgentNamespace, e *Endpoint,
+) (addrs []netip.Addr) {
 	for slice := range Rare(txn, backends, BackendSlicesByPod(e.Name)) {
 		if slice.Namespace != string(agents) {
 			continue

@@ -24,7 +24,8 @@ func (*PodAnnouncement) TableHeader() []string { return []string{"Slice", "Pods"
 
 // TableRow implements [statedb.TableWritable].
 func (a *PodAnnouncement) TableRow() []string {
-	return []string{a.Slice.String(), listColumn(stringsOf(a.Pods), ", "), a.Status.Kind.String(), orDash(a.Status.GetError())}
+	return []string{a.Slice.String(), listColumn(stringsOf(a.Pods), ", "), a.Status.Kind.String(),
+		orDash(a.Status.GetError())}
 }
 
 var (

@@ -40,7 +40,8 @@ func TestSelectorOfUnknownNamespace(t *testing.T) {
 		{"", "!io.cilium.k8s.namespace.labels.team,io.kubernetes.pod.namespace=shop", may, no},
 	} {
 		pods := EgressSelector{Namespaces: test.namespaces, Pods: test.pods}
-		s, err := NewSelector(PodSelector(bpf.RoleSubject, pods), Resolution{Pods: []EgressSelector{pods}})
+		s, err := NewSelector(PodSelector(bpf.RoleSubject, pods),
+			Resolution{Pods: []EgressSelector{pods}})
 		require.NoError(t, err)
 		text := func(namespace *Namespace) string {
 			switch {
@@ -52,7 +53,8 @@ func TestSelectorOfUnknownNamespace(t *testing.T) {
 			return no
 		}
 		require.Equal(t, test.unknown, text(nil), "%v without a namespace", pods)
-		require.Equal(t, test.known, text(&Namespace{Name: "shop", Labels: labels.Set{"team": "blue"}}), "%v", pods)
+		require.Equal(t, test.known, text(&Namespace{Name: "shop", Labels: labels.Set{"team": "blue"}}),
+			"%v", pods)
 	}
 
 	// One of several alternatives decides alone.

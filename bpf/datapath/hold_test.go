@@ -18,7 +18,8 @@ import (
 func newHold(t testing.TB, w packettest.Addresses, flags bpf.ConfigFlags) *fixture {
 	f := newFixture(t, w)
 	require.NoError(t, f.AddFlags(flags))
-	require.NoError(t, f.SetIPCache(w.LocalPods(), bpf.IPCacheInCluster|bpf.IPCacheLocalPods, netip.Addr{}))
+	require.NoError(t,
+		f.SetIPCache(w.LocalPods(), bpf.IPCacheInCluster|bpf.IPCacheLocalPods, netip.Addr{}))
 	return f
 }
 
@@ -100,9 +101,11 @@ func TestHostAmongPods(t *testing.T) {
 				bpf.IPCacheInCluster|bpf.IPCacheHost|bpf.IPCacheLocalPods, netip.Addr{}))
 			f.passed(f.toPod(request("TCP", f.Server, router)...))
 			f.dropped(f.fromPod(request("TCP", router, f.Server)...), bpf.ReasonUnknownSource)
-			verdict, _ := f.backstopAt(hookForward, tcp(router, f.Server, podPort, serverPort, packettest.SYN)...)
+			verdict, _ := f.backstopAt(hookForward,
+				tcp(router, f.Server, podPort, serverPort, packettest.SYN)...)
 			require.EqualValues(t, nfAccept, verdict)
-			verdict, _ = f.backstopAt(hookForward, tcp(f.Server, router, podPort, serverPort, packettest.SYN)...)
+			verdict, _ = f.backstopAt(hookForward,
+				tcp(f.Server, router, podPort, serverPort, packettest.SYN)...)
 			require.EqualValues(t, nfAccept, verdict)
 		})
 	}
@@ -138,7 +141,9 @@ func TestUnknownWithoutPolicies(t *testing.T) {
 
 // backstopAt runs the backstop at a hook on a packet without mark, of a connection that
 // the host does not know.
-func (f *fixture) backstopAt(hook byte, layers ...packettest.Layer) (verdict uint32, events []bpf.Event) {
+func (f *fixture) backstopAt(
+	hook byte, layers ...packettest.Layer,
+) (verdict uint32, events []bpf.Event) {
 	f.Helper()
 	packet := f.podFrame(layers...)
 	state := make([]byte, 48) // struct nf_hook_state
@@ -218,11 +223,13 @@ func TestBackstopLetsNeighboursFind(t *testing.T) {
 	free := f.LocalPods().Addr().Next().Next()
 	for kind := uint8(133); kind <= 137; kind++ {
 		for hops, want := range map[uint8]int{255: nfAccept, 254: nfDrop} {
-			verdict, _ := f.backstopAt(hookLocalIn, packettest.TTL(free, f.NodeIP, hops), packettest.ICMP{Version: 6, Type: kind})
+			verdict, _ := f.backstopAt(hookLocalIn, packettest.TTL(free, f.NodeIP, hops),
+				packettest.ICMP{Version: 6, Type: kind})
 			require.EqualValues(t, want, verdict, "type %d, %d hops", kind, hops)
 		}
 	}
-	verdict, _ := f.backstopAt(hookLocalIn, packettest.TTL(free, f.NodeIP, 255), packettest.ICMP{Version: 6, Type: 128})
+	verdict, _ := f.backstopAt(hookLocalIn, packettest.TTL(free, f.NodeIP, 255),
+		packettest.ICMP{Version: 6, Type: 128})
 	require.EqualValues(t, nfDrop, verdict)
 }
 
@@ -233,7 +240,8 @@ func TestServiceToUnplaced(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			tr := newTraffic(t)
 			require.NoError(t, tr.AddFlags(bpf.ConfigNetworkPolicies))
-			require.NoError(t, tr.SetIPCache(tr.LocalPods(), bpf.IPCacheInCluster|bpf.IPCacheLocalPods, netip.Addr{}))
+			require.NoError(t,
+				tr.SetIPCache(tr.LocalPods(), bpf.IPCacheInCluster|bpf.IPCacheLocalPods, netip.Addr{}))
 			backend := netip.AddrPortFrom(tr.OtherPod, 9000)
 			tr.translate(packettest.World4, 80, backend)
 			if network == "tcp" {
@@ -250,7 +258,8 @@ func TestServiceToUnplaced(t *testing.T) {
 				return tr.echoed(c, 10, never)
 			}
 			require.NoError(t, tr.RemovePod(tr.OtherPod))
-			require.NoError(t, tr.SetIPCache(netip.PrefixFrom(tr.OtherPod, 32), bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods, netip.Addr{}))
+			require.NoError(t, tr.SetIPCache(netip.PrefixFrom(tr.OtherPod, 32),
+				bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods, netip.Addr{}))
 			require.False(t, reached())
 			events, err := tr.Events()
 			require.NoError(t, err)

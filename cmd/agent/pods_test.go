@@ -45,7 +45,8 @@ status: {phase: Running, podIP: 10.0.1.1, podIPs: [{ip: 10.0.1.1}]}
 // podDevice is the device that the kernel has of the pod, 0 if it has none.
 func (c *cluster) podDevice() (ifIndex uint32) {
 	c.memory.Read(func(r bpf.Reader) {
-		v, _ := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.0.1.1"))})
+		v, _ := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods",
+			bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.0.1.1"))})
 		ifIndex = v.IfIndex
 	})
 	return ifIndex
@@ -102,6 +103,7 @@ metadata: {name: web, namespace: default}
 	require.Equal(t, 2, c.attachedAt(2))
 
 	c.memory.Inject(nil)
-	require.Eventually(t, func() bool { return c.podDevice() == 0 && c.attachedAt(2) == 0 }, settleTimeout, time.Millisecond)
+	require.Eventually(t, func() bool { return c.podDevice() == 0 && c.attachedAt(2) == 0 },
+		settleTimeout, time.Millisecond)
 	require.NoError(t, c.settle(t.Context()))
 }

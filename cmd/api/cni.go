@@ -77,7 +77,8 @@ func (h *handlers) waitCNI(w http.ResponseWriter, r *http.Request) {
 	timeout, err := time.ParseDuration(r.FormValue("timeout"))
 	switch {
 	case h.cni == nil || !h.cni.tables.Plugin.Enabled:
-		writeError(w, http.StatusNotFound, "this agent does not follow the CNI plugin: --cni-plugin is false")
+		writeError(w, http.StatusNotFound,
+			"this agent does not follow the CNI plugin: --cni-plugin is false")
 		return
 	case container == "" || ifName == "":
 		writeError(w, http.StatusBadRequest, "want ?container= and ?interface=")
@@ -177,11 +178,13 @@ func (l *cniLook) holds() bool {
 }
 
 func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {
-	row, found := lookUp(l, l.Attachments, tables.AttachmentByID(tables.AttachmentID{IfIndex: a.IfIndex, Program: program}))
+	row, found := lookUp(l, l.Attachments,
+		tables.AttachmentByID(tables.AttachmentID{IfIndex: a.IfIndex, Program: program}))
 	switch {
 	case !found:
 		return fmt.Sprintf("program %s is not to run at %s yet", program, a.Device)
-	case row.Status.Kind == reconciler.StatusKindDone, row.Status.Kind == reconciler.StatusKindRefreshing:
+	case row.Status.Kind == reconciler.StatusKindDone,
+		row.Status.Kind == reconciler.StatusKindRefreshing:
 		return ""
 	case row.Status.GetError() != "":
 		return fmt.Sprintf("program %s at %s: %s", program, a.Device, row.Status.GetError())
@@ -198,11 +201,13 @@ func (l *cniLook) address(a *tables.CNIAttachment, addr netip.Addr) (waitsFor, h
 	case !inKernel(l, l.PodEntries, row.MapKey(), row.MapValue()):
 		return fmt.Sprintf("%s is not in sluice_pods yet", addr), ""
 	case row.Flags&(bpf.PodEgressUnknown|bpf.PodPolicyUnknown) != 0:
-		return "", fmt.Sprintf("%s is held: it is not known yet what policies say of pod %s", addr, row.Endpoint)
+		return "", fmt.Sprintf("%s is held: it is not known yet what policies say of pod %s", addr,
+			row.Endpoint)
 	case row.WaitsFor != 0:
 		return fmt.Sprintf("%s waits for class %d", addr, row.WaitsFor), ""
 	case row.Flags&bpf.PodEgressSelected != 0 &&
-		!inKernel(l, l.SourceEntries, bpf.SourceKey{Addr: bpf.AddressFrom(addr)}, bpf.SourceValue{Class: row.EgressClass}):
+		!inKernel(l, l.SourceEntries, bpf.SourceKey{Addr: bpf.AddressFrom(addr)},
+			bpf.SourceValue{Class: row.EgressClass}):
 		return fmt.Sprintf("%s is not in sluice_sources yet", addr), ""
 	case row.Flags&bpf.PodEgressSelected == 0 && l.hasSource(addr):
 		return fmt.Sprintf("%s is in sluice_sources still", addr), ""
@@ -222,7 +227,9 @@ func (l *cniLook) hasSource(addr netip.Addr) bool {
 }
 
 // inKernel reports whether the kernel has an entry with a value.
-func inKernel[K, V tables.MapPart](l *cniLook, mirror statedb.Table[*tables.MapEntry[K, V]], key K, value V) bool {
+func inKernel[K, V tables.MapPart](
+	l *cniLook, mirror statedb.Table[*tables.MapEntry[K, V]], key K, value V,
+) bool {
 	entry, found := lookUp(l, mirror, tables.MapEntryByKey[K, V](key))
 	return found && entry.Value == value
 }

@@ -165,6 +165,7 @@ func testNetworkPolicy(t *testing.T) {
 func testProbes(t *testing.T) {
 	requireNoRestarts(t)
 	for _, pod := range webPods {
-		assert.Equal(t, "true 0", read(t, shop, readyPath+" "+restartsPath, "pod", pod), "%s: ready, restarts", pod)
+		assert.Equal(t, "true 0", read(t, shop, readyPath+" "+restartsPath, "pod", pod),
+			"%s: ready, restarts", pod)
 	}
 }

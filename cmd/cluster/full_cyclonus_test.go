@@ -62,8 +62,10 @@ func runCyclonus(t *testing.T, destination string) {
 	}
 	require.NoError(t, json.Unmarshal(lines[len(lines)-1], &summary), "%v: see %s", runErr, logPath)
 	t.Logf("Cyclonus to %s, kube-proxy %s, CNI %s: %d test cases, %d connections compared, %d differ "+
-		"(cases %v), %d of %d steps tried twice, %d s", destination, options.Proxy, options.CNI, summary.Cases,
-		summary.Connections, summary.Different, summary.Failed, summary.Retried, summary.Steps, summary.Seconds)
+		"(cases %v), %d of %d steps tried twice, %d s", destination, options.Proxy, options.CNI,
+		summary.Cases,
+		summary.Connections, summary.Different, summary.Failed, summary.Retried, summary.Steps,
+		summary.Seconds)
 	assert.NotZero(t, summary.Connections)
 	assert.NoError(t, runErr, "see %s", logPath)
 }

@@ -63,12 +63,15 @@ spec:
 		assert.NotContains(t, got, traffic.Failed, "Cluster by %s, without policy", node.Name)
 		assert.NotContains(t, got, kubernetes.OutsideIP, "Cluster by %s, without policy", node.Name)
 	}
-	assert.Equal(t, failed, askNodePort(t, "worker-2", localPort), "Local by a node without such a pod")
+	assert.Equal(t, failed, askNodePort(t, "worker-2", localPort),
+		"Local by a node without such a pod")
 
 	webPolicy(t, `podSelector: {matchLabels: {app: client}}`)
 	for _, node := range running.Nodes {
-		assert.Equal(t, failed, askNodePort(t, node.Name, clusterPort), "Cluster by %s, of no client", node.Name)
-		assert.Equal(t, failed, askNodePort(t, node.Name, localPort), "Local by %s, of no client", node.Name)
+		assert.Equal(t, failed, askNodePort(t, node.Name, clusterPort), "Cluster by %s, of no client",
+			node.Name)
+		assert.Equal(t, failed, askNodePort(t, node.Name, localPort), "Local by %s, of no client",
+			node.Name)
 	}
 	webPolicy(t, `ipBlock: {cidr: 203.0.113.0/24}`)
 	for _, node := range running.Nodes {
@@ -77,7 +80,8 @@ spec:
 			want = failed
 		}
 		assert.Equal(t, want, askNodePort(t, node.Name, localPort), "Local by %s, allowed", node.Name)
-		assert.Equal(t, failed, askNodePort(t, node.Name, clusterPort), "Cluster by %s, masqueraded", node.Name)
+		assert.Equal(t, failed, askNodePort(t, node.Name, clusterPort), "Cluster by %s, masqueraded",
+			node.Name)
 	}
 	webPolicy(t, `ipBlock: {cidr: 203.0.113.0/24, except: [`+kubernetes.OutsideIP+`/32]}`)
 	assert.Equal(t, failed, askNodePort(t, "worker-1", localPort), "Local, excepted")
@@ -104,7 +108,8 @@ func testHostNetwork(t *testing.T) {
 	assert.Equal(t, all(podIP(t, "client")), ask(t, "client", web), "a pod that is allowed")
 	assert.NotContains(t, slices.Collect(maps.Values(ask(t, "host-here", web))), traffic.Failed,
 		"the host network of the pod's node")
-	assert.Equal(t, all(traffic.Failed), ask(t, "host-elsewhere", web), "the host network of another node")
+	assert.Equal(t, all(traffic.Failed), ask(t, "host-elsewhere", web),
+		"the host network of another node")
 	webPolicy(t, `ipBlock: {cidr: `+node+`/32}`)
 	assert.Equal(t, all(node), ask(t, "host-elsewhere", web), "the address of the node is allowed")
 
@@ -131,13 +136,15 @@ func testHostNetwork(t *testing.T) {
 		}
 		return nil
 	})
-	assert.Equal(t, all(running.Node(gateway).IP), ask(t, "host-egress", outside), "no egress policy selects it")
+	assert.Equal(t, all(running.Node(gateway).IP), ask(t, "host-egress", outside),
+		"no egress policy selects it")
 }
 
 // webPolicy lets one peer reach the pods app=web, and no other.
 func webPolicy(t *testing.T, peer string) {
 	t.Helper()
-	applyPolicy(t, "web-from", "podSelector: {matchLabels: {app: web}}\n  ingress: [{from: [{"+peer+"}]}]")
+	applyPolicy(t, "web-from",
+		"podSelector: {matchLabels: {app: web}}\n  ingress: [{from: [{"+peer+"}]}]")
 }
 
 // applyPolicy applies a network policy in the namespace shop, and waits until
@@ -183,7 +190,8 @@ func deletePolicies(t *testing.T) {
 
 // hostPod is the manifest of a server in the namespace shop, on the network of its node.
 func hostPod(name, node, app string) string {
-	return strings.Replace(pod(name, node, app, "serve"), `"containers":`, `"hostNetwork":true,"containers":`, 1)
+	return strings.Replace(pod(name, node, app, "serve"), `"containers":`,
+		`"hostNetwork":true,"containers":`, 1)
 }
 
 // askNodePort has the machine outside ask a port of a node, over UDP and TCP

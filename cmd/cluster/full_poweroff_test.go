@@ -18,7 +18,8 @@ import (
 // the server outside sees no third address.
 func testPowerOff(t *testing.T) {
 	const first, second = "worker-2", "worker-3"
-	apply(t, pod("power-off", "worker-1", "power-off", "send", "-interval=100ms", "-timeout=1s", outside))
+	apply(t, pod("power-off", "worker-1", "power-off", "send", "-interval=100ms", "-timeout=1s",
+		outside))
 	defer kubectl(t, "-n", shop, "delete", "pod", "power-off")
 	waitFor(t, shop, "condition=Ready", "pod", "power-off")
 	egressPolicy(t, "power-off", "power-off", "", first, second)
@@ -28,7 +29,8 @@ func testPowerOff(t *testing.T) {
 	awaitSource(t, running.Node(first).IP, time.Now())
 	start := time.Now()
 	require.NoError(t, running.Node(first).PowerOff(t.Context()))
-	t.Logf("without the gateway %s for %.0f s", first, awaitSource(t, running.Node(second).IP, start).Seconds())
+	t.Logf("without the gateway %s for %.0f s", first,
+		awaitSource(t, running.Node(second).IP, start).Seconds())
 	require.NoError(t, running.Node(first).Boot(t.Context()))
 	awaitSource(t, running.Node(first).IP, time.Now())
 
@@ -40,7 +42,8 @@ func testPowerOff(t *testing.T) {
 	}
 	t.Logf("the server has seen %v", sources)
 	for source := range sources {
-		assert.Contains(t, []string{running.Node(first).IP, running.Node(second).IP}, source, "source address")
+		assert.Contains(t, []string{running.Node(first).IP, running.Node(second).IP}, source,
+			"source address")
 	}
 	await(t, "all agents are ready", func() error {
 		for _, node := range running.Nodes {

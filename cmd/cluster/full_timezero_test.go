@@ -35,7 +35,8 @@ func testManyTimeZero(t *testing.T) {
 	require.NoError(t, running.Node(gatewayNode).AddAddress(egressIP))
 	egressPolicy(t, "zero", "zero-open", egressIP, gatewayNode)
 	defer deletePolicies(t)
-	applyPolicy(t, "zero", "podSelector: {matchLabels: {app: zero-closed}}\n  policyTypes: [Ingress, Egress]")
+	applyPolicy(t, "zero",
+		"podSelector: {matchLabels: {app: zero-closed}}\n  policyTypes: [Ingress, Egress]")
 	for _, plugin := range []bool{false, true} {
 		t.Run(fmt.Sprintf("plugin=%t", plugin), func(t *testing.T) { testTimeZeroPlugin(t, plugin) })
 	}
@@ -56,7 +57,8 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 	}{
 		{agents: "up"},
 		{agents: "down", before: stopAgents, after: startAgents},
-		{agents: "starting", before: func(t *testing.T) { stopAgents(t); allowAgents(t) }, after: startAgents},
+		{agents: "starting", before: func(t *testing.T) { stopAgents(t); allowAgents(t) },
+			after: startAgents},
 		{
 			agents: "booting", node: bootNode,
 			before: func(t *testing.T) { require.NoError(t, running.Node(bootNode).PowerOff(t.Context())) },
@@ -68,14 +70,16 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 				part.before(t)
 			}
 			name := prefix + part.agents
-			apply(t, zeroJob(name+"-open", "zero-open", part.node, "-insist")+zeroJob(name+"-closed", "zero-closed", part.node))
+			apply(t, zeroJob(name+"-open", "zero-open", part.node, "-insist")+zeroJob(name+"-closed",
+				"zero-closed", part.node))
 			if part.agents == "down" {
 				awaitRunning(t, name+"-open")
 			}
 			if part.after != nil {
 				part.after(t)
 			}
-			kubectl(t, "-n", shop, "wait", "--for=condition=Complete", "job", "--selector=job="+name, "--timeout=30m")
+			kubectl(t, "-n", shop, "wait", "--for=condition=Complete", "job", "--selector=job="+name,
+				"--timeout=30m")
 			result := readZero(t, name)
 			kubectl(t, "-n", shop, "delete", "job", "--selector=job="+name)
 			t.Logf("%d pods: %+v", *zeroPods, result)
@@ -84,7 +88,8 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 			if part.agents == "booting" && !plugin {
 				t.Skip("a node that boots leaks without the CNI plugin")
 			}
-			assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(result.sources)), "source addresses")
+			assert.Equal(t, []string{egressIP}, slices.Collect(maps.Keys(result.sources)),
+				"source addresses")
 			assert.Zero(t, result.sent, "requests of pods that may not send")
 			assert.Empty(t, result.received, "what pods received that may not, by source and pod")
 		})
@@ -115,7 +120,8 @@ func setPlugin(t *testing.T, plugin bool) bool {
 
 func awaitAgents(t *testing.T) {
 	t.Helper()
-	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice", "--timeout="+settleTimeout.String())
+	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice",
+		"--timeout="+settleTimeout.String())
 }
 
 // stopAgents ends all agents, as if their image could not be pulled.
@@ -207,7 +213,8 @@ func readZero(t *testing.T, name string) zeroResult {
 		received: map[string]int{},
 	}
 	for _, job := range []string{"open", "closed"} {
-		pods := strings.Fields(read(t, shop, "{.items[*].metadata.name}", "pods", "--selector=job-name="+name+"-"+job))
+		pods := strings.Fields(read(t, shop, "{.items[*].metadata.name}", "pods",
+			"--selector=job-name="+name+"-"+job))
 		require.Len(t, pods, *zeroPods/2)
 		for _, pod := range pods {
 			for _, line := range trafficLog(t, pod) {

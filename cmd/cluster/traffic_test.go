@@ -68,7 +68,8 @@ var steadyTraffic = []struct {
 	{"hold-egress", "worker-1", "checkout", []string{"hold", patience, outside}, egressIP},
 	{"send-egress", "worker-3", "checkout", []string{"send", patience, outside}, egressIP},
 	{"hold-web", "worker-2", "client", []string{"hold", patience, webAddress}, "itself"},
-	{"send-web", "worker-1", "client", []string{"send", patience, "-protocols=tcp", webAddress}, "itself"},
+	{"send-web", "worker-1", "client", []string{"send", patience, "-protocols=tcp", webAddress},
+		"itself"},
 	{"denied", "worker-2", "other", deniedArgs, traffic.Failed},
 }
 

@@ -60,7 +60,8 @@ func runUpstream(t *testing.T, names []string) {
 	for _, name := range names {
 		focus = append(focus, regexp.QuoteMeta(name)+"( |$)")
 	}
-	logPath := filepath.Join(options.Bin, "cluster", "log", strings.ReplaceAll(t.Name(), "/", "-")+".log")
+	logPath := filepath.Join(options.Bin, "cluster", "log",
+		strings.ReplaceAll(t.Name(), "/", "-")+".log")
 	log, err := os.Create(logPath)
 	require.NoError(t, err)
 	defer log.Close()

@@ -57,14 +57,16 @@ func kubectl(t *testing.T, args ...string) string {
 // waitFor waits until objects meet a condition, as kubectl wait has them.
 func waitFor(t *testing.T, namespace, condition string, objects ...string) {
 	t.Helper()
-	args := []string{"-n", namespace, "wait", "--for=" + condition, "--timeout=" + settleTimeout.String()}
+	args := []string{"-n", namespace, "wait", "--for=" + condition,
+		"--timeout=" + settleTimeout.String()}
 	kubectl(t, append(args, objects...)...)
 }
 
 // read returns a part of an object, or of a list, as JSONPath selects it.
 func read(t *testing.T, namespace, path string, object ...string) string {
 	t.Helper()
-	return kubectl(t, append([]string{"-n", namespace, "get", "--output=jsonpath=" + path}, object...)...)
+	return kubectl(t,
+		append([]string{"-n", namespace, "get", "--output=jsonpath=" + path}, object...)...)
 }
 
 // Parts of a pod's status, as JSONPath.

@@ -39,7 +39,8 @@ func cniAgents(t *testing.T, c *cluster.Cluster) (first, second *agent, runDir s
 		if node == localNode {
 			runDir = run
 		}
-		a := newAgent(t, c, "--bpf=memory", "--node-name="+node, "--cni-plugin", "--cni-run-dir="+run, "--object-status=false",
+		a := newAgent(t, c, "--bpf=memory", "--node-name="+node, "--cni-plugin", "--cni-run-dir="+run,
+			"--object-status=false",
 			"--cni-conf-dir="+filepath.Join(dir, "conf"), "--cni-bin-dir="+filepath.Join(dir, "bin"))
 		a.start()
 		agents[node] = a
@@ -89,7 +90,8 @@ func TestAnnounce(t *testing.T) {
 		c.CreateNode(cluster.Node{Name: node})
 	}
 	c.Apply(announcePolicy)
-	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "web", Labels: map[string]string{"app": "web"}, Node: localNode})
+	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "web", Labels: map[string]string{"app": "web"},
+		Node: localNode})
 	first, second, runDir := cniAgents(t, c)
 	slices := c.Client().DiscoveryV1().EndpointSlices(cluster.Namespace)
 	_, err := slices.Get(t.Context(), "sluice-node-1-ipv4", metav1.GetOptions{})
@@ -106,7 +108,8 @@ func TestAnnounce(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{addr}, s.Endpoints[0].Addresses)
 		require.Equal(t, node.UID, s.OwnerReferences[0].UID)
-		for _, proxy := range []string{"!service.kubernetes.io/headless", "!service.kubernetes.io/service-proxy-name", discoveryv1.LabelServiceName} {
+		for _, proxy := range []string{"!service.kubernetes.io/headless",
+			"!service.kubernetes.io/service-proxy-name", discoveryv1.LabelServiceName} {
 			left, err := slices.List(t.Context(), metav1.ListOptions{LabelSelector: proxy})
 			require.NoError(t, err)
 			require.Empty(t, left.Items, "seen with %s", proxy)
@@ -114,7 +117,8 @@ func TestAnnounce(t *testing.T) {
 	}
 
 	// The next one is in the same slice, and so is what takes its place.
-	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "next", Labels: map[string]string{"app": "web"}, Node: localNode})
+	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "next", Labels: map[string]string{"app": "web"},
+		Node: localNode})
 	attach(t, runDir, "next", "10.1.0.8")
 	awaitAddrs(second, "next", "10.1.0.8")
 	attach(t, runDir, "next", "10.1.0.9")

@@ -201,7 +201,9 @@ func retransmissions(conn net.Conn) (count uint32, err error) {
 	var failed error
 	err = raw.Control(func(fd uintptr) {
 		var info *unix.TCPInfo
-		if info, failed = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); failed == nil {
+		if info, failed = unix.GetsockoptTCPInfo(
+			int(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
+		); failed == nil {
 			count = info.Total_retrans
 		}
 	})

@@ -65,8 +65,10 @@ func ask(ctx context.Context, socket string, a *cnifile.Attachment) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout+latency)
 	defer cancel()
-	query := url.Values{"container": {a.Container}, "interface": {a.IfName}, "timeout": {timeout.String()}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sluice/cni/wait?"+query.Encode(), nil)
+	query := url.Values{"container": {a.Container}, "interface": {a.IfName},
+		"timeout": {timeout.String()}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://sluice/cni/wait?"+query.Encode(), nil)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,8 @@ func parse(args *skel.CmdArgs) (*config, error) {
 		err = c.Check()
 	}
 	if err != nil {
-		return nil, types.NewError(types.ErrInvalidNetworkConfig, cniconf.Type+": parse configuration", err.Error())
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, cniconf.Type+": parse configuration",
+			err.Error())
 	}
 	return c, nil
 }
@@ -65,7 +66,8 @@ func add(args *skel.CmdArgs) error {
 	if pod := podOf(args.Args); pod.name != "" { // else it is not a pod of Kubernetes
 		a, err := inspect(args, c.Name, pod, result)
 		if err != nil {
-			return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
+			return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface",
+				err.Error())
 		}
 		if err := enforce(c, a); err != nil {
 			return err
@@ -81,7 +83,8 @@ func enforce(c *config, a *cnifile.Attachment) error {
 	// used again at once. Maps of another version's agent, which cannot be read, go with it.
 	_ = forget(c.BPFFS, a.Addrs)
 	if err := cnifile.Write(c.RunDir, a); err != nil {
-		return types.NewError(types.ErrIOFailure, cniconf.Type+": tell the agent of pod "+a.Namespace+"/"+a.Pod, err.Error())
+		return types.NewError(types.ErrIOFailure,
+			cniconf.Type+": tell the agent of pod "+a.Namespace+"/"+a.Pod, err.Error())
 	}
 	if a.IfIndex == 0 {
 		return nil // no program can be attached: the file has the reason
@@ -106,11 +109,13 @@ func previous(c *config) (*current.Result, error) {
 	}
 	conf := types.PluginConf{CNIVersion: c.CNIVersion, RawPrevResult: raw}
 	if err := cniversion.ParsePrevResult(&conf); err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, cniconf.Type+": parse prevResult", err.Error())
+		return nil, types.NewError(types.ErrDecodingFailure, cniconf.Type+": parse prevResult",
+			err.Error())
 	}
 	result, err := current.NewResultFromResult(conf.PrevResult)
 	if err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, cniconf.Type+": convert prevResult", err.Error())
+		return nil, types.NewError(types.ErrDecodingFailure, cniconf.Type+": convert prevResult",
+			err.Error())
 	}
 	return result, nil
 }
@@ -156,15 +161,19 @@ func check(args *skel.CmdArgs) error {
 	}
 	told, err := cnifile.Read(c.RunDir, cnifile.FileName(args.ContainerID, args.IfName))
 	if err != nil {
-		return types.NewError(types.ErrUnknownContainer, cniconf.Type+": the agent is not told of the interface", err.Error())
+		return types.NewError(types.ErrUnknownContainer,
+			cniconf.Type+": the agent is not told of the interface", err.Error())
 	}
 	is, err := inspect(args, c.Name, pod, result)
 	if err != nil {
-		return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface", err.Error())
+		return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface",
+			err.Error())
 	}
 	if is.IfIndex != told.IfIndex || is.Device != told.Device {
-		return types.NewError(types.ErrInternal, cniconf.Type+": the pod has another device than the agent was told",
-			fmt.Sprintf("told %s, index %d; has %s, index %d", told.Device, told.IfIndex, is.Device, is.IfIndex))
+		return types.NewError(types.ErrInternal,
+			cniconf.Type+": the pod has another device than the agent was told",
+			fmt.Sprintf("told %s, index %d; has %s, index %d", told.Device, told.IfIndex, is.Device,
+				is.IfIndex))
 	}
 	return nil
 }

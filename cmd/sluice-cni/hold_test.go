@@ -29,12 +29,14 @@ func (n *node) pin() *ebpf.Map {
 	n.t.Cleanup(func() { require.NoError(n.t, unix.Unmount(n.bpfs, unix.MNT_DETACH)) })
 	kernel, err := bpf.OpenKernel(n.bpfs, slog.New(slog.DiscardHandler))
 	require.NoError(n.t, err)
-	_, err = bpf.Open[bpf.PodKey, bpf.PodValue](kernel, bpf.Spec{Name: "sluice_pods", Type: bpf.TypeHash, MaxEntries: 16})
+	_, err = bpf.Open[bpf.PodKey, bpf.PodValue](kernel,
+		bpf.Spec{Name: "sluice_pods", Type: bpf.TypeHash, MaxEntries: 16})
 	require.NoError(n.t, err)
 	pods, err := ebpf.LoadPinnedMap(filepath.Join(kernel.Dir(), "sluice_pods"), nil)
 	require.NoError(n.t, err)
 	n.t.Cleanup(func() { pods.Close() })
-	d, err := datapath.Load(datapath.Options{Maps: map[string]*ebpf.Map{"sluice_pods": pods}, Log: slog.New(slog.DiscardHandler)})
+	d, err := datapath.Load(datapath.Options{Maps: map[string]*ebpf.Map{"sluice_pods": pods},
+		Log: slog.New(slog.DiscardHandler)})
 	require.NoError(n.t, err)
 	for _, p := range bpf.PinnedPrograms {
 		require.NoError(n.t, bpf.PinProgram(kernel.ProgramsDir(), p, d.Program(p)))
@@ -151,7 +153,8 @@ func TestCannotHold(t *testing.T) {
 		{32, "it has the layout of another version"},
 	} {
 		require.NoError(t, os.Remove(path))
-		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: tc.valueSize, MaxEntries: 1})
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: tc.valueSize,
+			MaxEntries: 1})
 		require.NoError(t, err)
 		require.NoError(t, m.Pin(path))
 		m.Close()

@@ -20,7 +20,9 @@ import (
 )
 
 // inspect collects what the agent has to know of a pod's interface.
-func inspect(args *skel.CmdArgs, network string, pod podRef, result *current.Result) (*cnifile.Attachment, error) {
+func inspect(
+	args *skel.CmdArgs, network string, pod podRef, result *current.Result,
+) (*cnifile.Attachment, error) {
 	a := &cnifile.Attachment{
 		Container: args.ContainerID, IfName: args.IfName, Network: network,
 		Namespace: pod.namespace, Pod: pod.name, UID: pod.uid,
@@ -40,7 +42,8 @@ func inspect(args *skel.CmdArgs, network string, pod podRef, result *current.Res
 	}
 	a.MAC = inside.Attrs().HardwareAddr.String()
 	if inside.Type() != "veth" {
-		a.Reason = fmt.Sprintf("%s is no veth but a %s: no program of Sluice's can run at it", args.IfName, inside.Type())
+		a.Reason = fmt.Sprintf("%s is no veth but a %s: no program of Sluice's can run at it",
+			args.IfName, inside.Type())
 		return a, nil
 	}
 	outside, err := otherEnd(ns, inside)
@@ -88,7 +91,8 @@ func otherEnd(pod netns.NsHandle, inside vn.Link) (vn.Link, error) {
 		return nil, fmt.Errorf("look up the number of the pod's network namespace: %w", err)
 	}
 	is := outside.Attrs()
-	if outside.Type() != "veth" || is.ParentIndex != inside.Attrs().Index || is.NetNsID < 0 || is.NetNsID != id {
+	if outside.Type() != "veth" || is.ParentIndex != inside.Attrs().Index || is.NetNsID < 0 ||
+		is.NetNsID != id {
 		return nil, nil
 	}
 	return outside, nil

@@ -69,7 +69,8 @@ func newNode(t testing.TB) *node {
 	n := &node{
 		t: t, dir: dir, version: "1.1.0", container: "c1", network: "net", timeout: "30s",
 		podArgs: "IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web;K8S_POD_UID=u1",
-		socket:  filepath.Join(dir, "sock"), run: filepath.Join(dir, "run"), bpfs: filepath.Join(dir, "bpffs"),
+		socket:  filepath.Join(dir, "sock"), run: filepath.Join(dir, "run"),
+		bpfs: filepath.Join(dir, "bpffs"),
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -132,7 +133,8 @@ func (n *node) call(command string) (stdout string, failed *types.Error) {
 	require.NoError(n.t, err)
 	cmd := exec.Command(self)
 	cmd.Env = []string{
-		asPlugin + "=1", "CNI_COMMAND=" + command, "CNI_CONTAINERID=" + n.container, "CNI_NETNS=" + n.netns(),
+		asPlugin + "=1", "CNI_COMMAND=" + command, "CNI_CONTAINERID=" + n.container,
+		"CNI_NETNS=" + n.netns(),
 		"CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + n.podArgs,
 	}
 	var out, errs bytes.Buffer
@@ -274,7 +276,8 @@ func TestAgentIsSlow(t *testing.T) {
 	n := newNode(t)
 	n.timeout = "300ms"
 	n.agent(func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, `{"err": "not in force yet: 10.1.0.7 waits for class 3"}`, http.StatusServiceUnavailable)
+		http.Error(w, `{"err": "not in force yet: 10.1.0.7 waits for class 3"}`,
+			http.StatusServiceUnavailable)
 	})
 	_, failed := n.call("ADD")
 	require.NotNil(t, failed)
@@ -332,7 +335,8 @@ func TestOtherEndElsewhere(t *testing.T) {
 	n.pod, n.container = other.pod, "c2"
 	n.must("ADD")
 	require.Zero(t, n.told().IfIndex)
-	require.Equal(t, "the other end of eth0 is not on the node: no program of Sluice's can run at it", n.told().Reason)
+	require.Equal(t, "the other end of eth0 is not on the node: no program of Sluice's can run at it",
+		n.told().Reason)
 }
 
 // The plugin says what is wrong with how it is called.
@@ -373,7 +377,8 @@ func TestGC(t *testing.T) {
 	n.network = "net"
 	require.NoError(t, os.WriteFile(filepath.Join(n.run, "c9-eth0.json"), []byte("{"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(n.run, "other"), nil, 0o600))
-	n.validAttachments = []types.GCAttachment{{ContainerID: "c2", IfName: "eth0"}, {ContainerID: "c3", IfName: "eth1"}}
+	n.validAttachments = []types.GCAttachment{{ContainerID: "c2", IfName: "eth0"},
+		{ContainerID: "c3", IfName: "eth1"}}
 	n.must("GC")
 	names, err := cnifile.List(n.run)
 	require.NoError(t, err)

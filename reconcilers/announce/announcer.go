@@ -53,10 +53,11 @@ type announcer struct {
 }
 
 func newAnnouncer(p params, writes *prometheus.CounterVec) *announcer {
-	return &announcer{params: p, writes: writes, limiter: rate.NewLimiter(writeRate, writeBurst), slices: []*slice{
-		newSlice(p.Namespace, p.LocalNode, discoveryv1.AddressTypeIPv4),
-		newSlice(p.Namespace, p.LocalNode, discoveryv1.AddressTypeIPv6),
-	}}
+	return &announcer{params: p, writes: writes, limiter: rate.NewLimiter(writeRate, writeBurst),
+		slices: []*slice{
+			newSlice(p.Namespace, p.LocalNode, discoveryv1.AddressTypeIPv4),
+			newSlice(p.Namespace, p.LocalNode, discoveryv1.AddressTypeIPv6),
+		}}
 }
 
 // run announces pods until the context ends.
@@ -126,7 +127,9 @@ func (a *announcer) adopt() {
 // local returns the pods of this node with the addresses of their interfaces, and
 // channels of which one closes when some are others. It looks at the interfaces
 // itself: that pods have their addresses by them may be about to be written.
-func (a *announcer) local(txn statedb.ReadTxn) (local []*tables.Endpoint, changed [4]<-chan struct{}) {
+func (a *announcer) local(
+	txn statedb.ReadTxn,
+) (local []*tables.Endpoint, changed [4]<-chan struct{}) {
 	rows, watch := a.Endpoints.ListWatch(txn, tables.EndpointsHere())
 	_, changed[1] = a.Attachments.AllWatch(txn)
 	changed[0] = watch
@@ -166,7 +169,8 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 		outcome := "written"
 		if problem := a.patch(ctx, txn, s, pods); problem != nil {
 			s.failed = true
-			outcome, failed, row.Status = "failed", errors.Join(failed, problem), reconciler.StatusError(problem)
+			outcome, failed, row.Status = "failed", errors.Join(failed, problem),
+				reconciler.StatusError(problem)
 		} else {
 			s.written(pods, now)
 		}
@@ -181,7 +185,9 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 	return failed, nil
 }
 
-func (a *announcer) patch(ctx context.Context, txn statedb.ReadTxn, s *slice, pods []tables.PodAddrs) error {
+func (a *announcer) patch(
+	ctx context.Context, txn statedb.ReadTxn, s *slice, pods []tables.PodAddrs,
+) error {
 	node, _, found := a.Nodes.Get(txn, tables.NodeByName(a.LocalNode.Name))
 	if !found {
 		return fmt.Errorf("there is no Node %s", a.LocalNode.Name)
@@ -189,7 +195,8 @@ func (a *announcer) patch(ctx context.Context, txn statedb.ReadTxn, s *slice, po
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	force := true
-	_, err := a.Client.Resource(Resource).Namespace(s.name.Namespace).Patch(ctx, s.name.Name, types.ApplyPatchType,
+	_, err := a.Client.Resource(Resource).Namespace(s.name.Namespace).Patch(ctx, s.name.Name,
+		types.ApplyPatchType,
 		s.manifest(node, pods), metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
 	if err != nil {
 		return fmt.Errorf("write EndpointSlice %s: %w", s.name, err)

@@ -46,7 +46,9 @@ func (s *server) Resource(schema.GroupVersionResource) dynamic.NamespaceableReso
 
 func (s *server) Namespace(string) dynamic.ResourceInterface { return s }
 
-func (s *server) Patch(_ context.Context, _ string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (*unstructured.Unstructured, error) {
+func (s *server) Patch(
+	_ context.Context, _ string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string,
+) (*unstructured.Unstructured, error) {
 	time.Sleep(20 * time.Millisecond)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +73,9 @@ type world struct {
 	health      *cell.SimpleHealth
 }
 
-func table[Row any](t *testing.T, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error)) statedb.RWTable[Row] {
+func table[Row any](
+	t *testing.T, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error),
+) statedb.RWTable[Row] {
 	created, err := create(db)
 	require.NoError(t, err)
 	return created
@@ -97,14 +101,17 @@ func in(t *testing.T, left []tables.PodAddrs, test func(w *world)) {
 		})
 		w.attachments = table(t, db, tables.NewCNIAttachmentTable)
 		w.announcer = newAnnouncer(params{
-			DB: db, Client: w.server, Namespace: "agents", LocalNode: local, Endpoints: w.endpoints, Attachments: w.attachments,
-			Backends: table(t, db, tables.NewBackendSliceTable), Nodes: table(t, db, tables.NewNodeTable),
-			EgressPolicies: table(t, db, tables.NewEgressPolicyTable), NetworkPolicies: table(t, db, tables.NewNetworkPolicyTable),
-			Announcements: table(t, db, tables.NewPodAnnouncementTable),
+			DB: db, Client: w.server, Namespace: "agents", LocalNode: local, Endpoints: w.endpoints,
+			Attachments: w.attachments,
+			Backends:    table(t, db, tables.NewBackendSliceTable), Nodes: table(t, db, tables.NewNodeTable),
+			EgressPolicies:  table(t, db, tables.NewEgressPolicyTable),
+			NetworkPolicies: table(t, db, tables.NewNetworkPolicyTable),
+			Announcements:   table(t, db, tables.NewPodAnnouncementTable),
 		}, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes"}, []string{"outcome"}))
 		put(w, w.Nodes, &tables.Node{Name: "node-1", UID: "n1"})
 		put(w, w.EgressPolicies, &tables.EgressPolicy{Name: "web"})
-		put(w, w.Backends, &tables.BackendSlice{Name: tables.Name{Namespace: "agents", Name: "sluice-node-1-ipv4"}, Pods: left})
+		put(w, w.Backends, &tables.BackendSlice{Name: tables.Name{Namespace: "agents",
+			Name: "sluice-node-1-ipv4"}, Pods: left})
 
 		var health cell.Health
 		health, w.health = cell.NewSimpleHealth()
@@ -123,13 +130,15 @@ func ipv4(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8)
 
 // pod has the API server tell of a pod, with the addresses of its status.
 func (w *world) pod(i int, node string, status ...netip.Addr) {
-	put(w, w.Endpoints, &tables.Endpoint{Name: name(i), UID: fmt.Sprint("u", i), Node: node, Addrs: status, LabelSet: &tables.LabelSet{}})
+	put(w, w.Endpoints, &tables.Endpoint{Name: name(i), UID: fmt.Sprint("u", i), Node: node,
+		Addrs: status, LabelSet: &tables.LabelSet{}})
 }
 
 // attach has the CNI plugin tell of the interface of a pod.
 func (w *world) attach(i int, addrs ...netip.Addr) {
 	put(w, w.Attachments, &tables.CNIAttachment{
-		File: fmt.Sprint("c", i), Pod: name(i), UID: fmt.Sprint("u", i), Addrs: addrs, Created: time.Now(),
+		File: fmt.Sprint("c", i), Pod: name(i), UID: fmt.Sprint("u", i), Addrs: addrs,
+		Created: time.Now(),
 	})
 }
 
@@ -185,7 +194,8 @@ func TestPodIsAnnounced(t *testing.T) {
 		e := s.Endpoints[0]
 		require.False(w, *e.Conditions.Ready)
 		require.Equal(w, "node-1", *e.NodeName)
-		require.Equal(w, "Pod prod u1", e.TargetRef.Kind+" "+e.TargetRef.Namespace+" "+string(e.TargetRef.UID))
+		require.Equal(w, "Pod prod u1",
+			e.TargetRef.Kind+" "+e.TargetRef.Namespace+" "+string(e.TargetRef.UID))
 
 		w.pod(3, "node-1")
 		writes = w.written()
@@ -222,7 +232,8 @@ func TestWritesAreFew(t *testing.T) {
 		w.attach(51, ipv4(51))
 		writes = w.written()
 		require.Len(w, writes, 3)
-		require.Equal(w, []string{"web-049[10.0.0.49]", "web-050[10.0.0.50]", "web-051[10.0.0.51]"}, pods(writes[2]),
+		require.Equal(w, []string{"web-049[10.0.0.49]", "web-050[10.0.0.50]", "web-051[10.0.0.51]"},
+			pods(writes[2]),
 			"those without a status stay")
 	})
 }
@@ -299,11 +310,13 @@ func TestWritesAreLimited(t *testing.T) {
 // A right that is missing is asked for every few minutes, and health says so.
 func TestRefused(t *testing.T) {
 	in(t, nil, func(w *world) {
-		w.server.fails = apierrors.NewForbidden(Resource.GroupResource(), "sluice-node-1-ipv4", errors.New("no"))
+		w.server.fails = apierrors.NewForbidden(Resource.GroupResource(), "sluice-node-1-ipv4",
+			errors.New("no"))
 		w.pod(1, "node-1")
 		w.attach(1, ipv4(1))
 		require.Empty(w, w.written())
-		row, _, found := w.Announcements.Get(w.DB.ReadTxn(), tables.PodAnnouncementBySlice(w.slices[0].name))
+		row, _, found := w.Announcements.Get(w.DB.ReadTxn(),
+			tables.PodAnnouncementBySlice(w.slices[0].name))
 		require.True(w, found)
 		require.Equal(w, reconciler.StatusKindError, row.Status.Kind)
 		require.Contains(w, row.Status.GetError(), "forbidden")

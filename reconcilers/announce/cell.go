@@ -63,7 +63,8 @@ type params struct {
 
 func register(p params) error {
 	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "sluice_pod_announcements_total", Help: "Writes of EndpointSlices that announce new pods to other nodes.",
+		Name: "sluice_pod_announcements_total",
+		Help: "Writes of EndpointSlices that announce new pods to other nodes.",
 	}, []string{"outcome"})
 	if p.Registerer != nil {
 		if err := p.Registerer.Register(writes); err != nil {

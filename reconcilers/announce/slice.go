@@ -40,7 +40,9 @@ type slice struct {
 	failed bool
 }
 
-func newSlice(namespace tables.AgentNamespace, node tables.LocalNode, family discoveryv1.AddressType) *slice {
+func newSlice(
+	namespace tables.AgentNamespace, node tables.LocalNode, family discoveryv1.AddressType,
+) *slice {
 	name := "sluice-" + node.Name + "-" + strings.ToLower(string(family))
 	return &slice{
 		name: tables.Name{Namespace: string(namespace), Name: name}, family: family,
@@ -129,7 +131,8 @@ func (s *slice) of(addrs []netip.Addr) (out []netip.Addr) {
 // manifest is the object: it goes when the Node does.
 func (s *slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 	object := discoveryv1.EndpointSlice{
-		TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(), Kind: "EndpointSlice"},
+		TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(),
+			Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
 			Name: s.name.Name, Namespace: s.name.Namespace,
 			Labels: map[string]string{
@@ -138,7 +141,8 @@ func (s *slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 				corev1.IsHeadlessService:                   "",
 				"service.kubernetes.io/service-proxy-name": "sluice",
 			},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: types.UID(node.UID)}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name,
+				UID: types.UID(node.UID)}},
 		},
 		AddressType: s.family, Endpoints: []discoveryv1.Endpoint{}, Ports: []discoveryv1.EndpointPort{},
 	}
@@ -146,7 +150,8 @@ func (s *slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 	for _, p := range pods {
 		e := discoveryv1.Endpoint{
 			NodeName: &p.Node, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Pod.Namespace, Name: p.Pod.Name, UID: types.UID(p.UID)},
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Pod.Namespace, Name: p.Pod.Name,
+				UID: types.UID(p.UID)},
 		}
 		for _, a := range p.Addrs {
 			e.Addresses = append(e.Addresses, a.String())

@@ -100,7 +100,8 @@ func (ns namespace) askFor(addr netip.Addr) error {
 	}
 	defer h.Close()
 	routes, err := h.RouteGet(net.IP(addr.AsSlice()))
-	if err != nil || len(routes) == 0 || routes[0].Gw != nil || routes[0].Via != nil || routes[0].Type != unix.RTN_UNICAST {
+	if err != nil || len(routes) == 0 || routes[0].Gw != nil || routes[0].Via != nil ||
+		routes[0].Type != unix.RTN_UNICAST {
 		return err
 	}
 	family := uint8(unix.AF_INET)

@@ -76,7 +76,8 @@ func TestFinder(t *testing.T) {
 	write(lost, 0)
 	write(found, 3)
 	asked := make(chan netip.Addr)
-	f := &finder{db: db, locals: locals, datapath: loadPrograms(t), ask: func(a netip.Addr) error { asked <- a; return nil }}
+	f := &finder{db: db, locals: locals, datapath: loadPrograms(t),
+		ask: func(a netip.Addr) error { asked <- a; return nil }}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- f.run(ctx, nil) }()

@@ -50,12 +50,15 @@ type Config struct {
 }
 
 // DefaultConfig has the directories that containerd and CRI-O look at by default.
-var DefaultConfig = Config{CNIConfDir: "/etc/cni/net.d", CNIBinDir: "/opt/cni/bin", CNITimeout: 30 * time.Second}
+var DefaultConfig = Config{CNIConfDir: "/etc/cni/net.d", CNIBinDir: "/opt/cni/bin",
+	CNITimeout: 30 * time.Second}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
-	flags.String("cni-conf-dir", c.CNIConfDir, "directory of the node's CNI configurations, as the container runtime has it")
-	flags.String("cni-bin-dir", c.CNIBinDir, "directory of the node's CNI plugins, as the container runtime has it")
+	flags.String("cni-conf-dir", c.CNIConfDir,
+		"directory of the node's CNI configurations, as the container runtime has it")
+	flags.String("cni-bin-dir", c.CNIBinDir,
+		"directory of the node's CNI plugins, as the container runtime has it")
 	flags.Duration("cni-timeout", c.CNITimeout, "for how long the CNI plugin waits for an agent on a node that had none since it booted, before the kubelet has to try again")
 }
 

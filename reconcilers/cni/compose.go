@@ -65,7 +65,8 @@ func compose(path string, data, former []byte, plugin cniconf.Config) (*composed
 		return nil, err
 	}
 	if ok, err := version.GreaterThanOrEqualTo(checked.CNIVersion, oldest); err != nil || !ok {
-		return nil, fmt.Errorf("its cniVersion %q is older than %s: no plugin can be chained to it", checked.CNIVersion, oldest)
+		return nil, fmt.Errorf("its cniVersion %q is older than %s: no plugin can be chained to it",
+			checked.CNIVersion, oldest)
 	}
 	if hasPlugin(data) {
 		return nil, fmt.Errorf("it has %s in it already: is it made from %s? It has to be made from the CNI's own file", cniconf.Type, FileName)

@@ -37,7 +37,8 @@ func newTestNode(t testing.TB) *testNode {
 	n := &testNode{t: t, run: filepath.Join(dir, "run"), installer: &installer{
 		Paths: Paths{ConfDir: filepath.Join(dir, "net.d"), BinDir: filepath.Join(dir, "bin")},
 		disk:  realDisk{}, source: filepath.Join(dir, "image", "sluice-cni"),
-		plugin: cniconf.Config{Socket: "/run/sock", RunDir: filepath.Join(dir, "run"), BPFFS: "/sys/fs/bpf", Timeout: cniconf.Duration(time.Second)},
+		plugin: cniconf.Config{Socket: "/run/sock", RunDir: filepath.Join(dir, "run"),
+			BPFFS: "/sys/fs/bpf", Timeout: cniconf.Duration(time.Second)},
 	}}
 	for _, d := range []string{n.ConfDir, n.BinDir, filepath.Dir(n.source)} {
 		require.NoError(t, os.Mkdir(d, 0o755))
@@ -96,7 +97,8 @@ func TestInstall(t *testing.T) {
 	n.has("99-loopback.conf", single)
 	row := n.install()
 	require.Equal(t, &tables.CNIConfig{
-		File: n.file(), MadeFrom: filepath.Join(n.ConfDir, "10-pods.conflist"), Network: "pods", CNIVersion: "1.0.0", State: tables.CNIInstalled,
+		File: n.file(), MadeFrom: filepath.Join(n.ConfDir, "10-pods.conflist"), Network: "pods",
+		CNIVersion: "1.0.0", State: tables.CNIInstalled,
 	}, row)
 	list := n.loads()
 	require.Equal(t, []string{"bridge", "portmap", "sluice-cni"}, types(list))
@@ -111,7 +113,8 @@ func TestInstall(t *testing.T) {
 	}
 	var own entry
 	require.NoError(t, json.Unmarshal(list.Plugins[2].Bytes, &own))
-	require.Equal(t, entry{Type: cniconf.Type, Config: n.plugin, MadeFrom: []string{"bridge", "portmap"}}, own)
+	require.Equal(t,
+		entry{Type: cniconf.Type, Config: n.plugin, MadeFrom: []string{"bridge", "portmap"}}, own)
 
 	// Nothing is written that is there already.
 	n.disk = &killed{left: 0}
@@ -119,7 +122,8 @@ func TestInstall(t *testing.T) {
 	n.disk = realDisk{}
 
 	// The CNI's file changes, and is replaced by a single plugin.
-	n.has("10-pods.conflist", `{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "calico"}]}`)
+	n.has("10-pods.conflist",
+		`{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "calico"}]}`)
 	require.Equal(t, tables.CNIInstalled, n.install().State)
 	require.Equal(t, []string{"calico", "sluice-cni"}, types(n.loads()))
 	require.NoError(t, os.Remove(filepath.Join(n.ConfDir, "10-pods.conflist")))
@@ -305,7 +309,8 @@ func TestUninstall(t *testing.T) {
 	}{{"containerd", false}, {"crio", true}} {
 		n.install()
 		require.NoError(t, cnifile.Write(n.run, &cnifile.Attachment{
-			Container: "c1", IfName: "eth0", Namespace: "prod", Pod: "web", Reason: "none", Addrs: addrs("10.0.0.1"), Runtime: tc.runtime,
+			Container: "c1", IfName: "eth0", Namespace: "prod", Pod: "web", Reason: "none",
+			Addrs: addrs("10.0.0.1"), Runtime: tc.runtime,
 		}))
 		removed, err = Uninstall(n.Paths, "/run/sock", n.run)
 		require.NoError(t, err)

@@ -28,7 +28,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func addrs(text string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(text)} }
 
 // follow runs the keeper, and returns what waits for its row to be in a state.
-func (n *testNode) follow(run func(*keeper) func(context.Context, cell.Health) error) func(state, network string) {
+func (n *testNode) follow(
+	run func(*keeper) func(context.Context, cell.Health) error,
+) func(state, network string) {
 	var db *statedb.DB
 	var table statedb.RWTable[*tables.CNIConfig]
 	log := hivetest.Logger(n.t, hivetest.LogLevel(slog.LevelError))
@@ -74,7 +76,8 @@ func TestKeeper(t *testing.T) {
 	n.has("05-other.conf", single)
 	is(tables.CNIInstalled, "one")
 	require.NoError(t, os.Remove(n.file())) // by another program
-	require.Eventually(t, func() bool { _, err := os.Stat(n.file()); return err == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := os.Stat(n.file()); return err == nil }, time.Minute,
+		time.Millisecond)
 	require.NoError(t, os.Remove(filepath.Join(n.ConfDir, "05-other.conf")))
 	is(tables.CNIBroken, "")
 	require.NoError(t, os.Remove(filepath.Join(n.ConfDir, "10-pods.conflist")))

@@ -38,7 +38,8 @@ var DefaultConfig = Config{RemoveTaint: true}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
-	flags.Bool("remove-taint", c.RemoveTaint, "Remove the taint "+Key+" from this node when its pods can be judged")
+	flags.Bool("remove-taint", c.RemoveTaint,
+		"Remove the taint "+Key+" from this node when its pods can be judged")
 }
 
 type params struct {

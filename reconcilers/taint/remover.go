@@ -78,7 +78,8 @@ func (r *remover) remove(ctx context.Context) (removed bool, err error) {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &node); err != nil {
 		return false, fmt.Errorf("read Node %s: %w", r.LocalNode.Name, err)
 	}
-	left := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == Key })
+	left := slices.DeleteFunc(slices.Clone(node.Spec.Taints),
+		func(t corev1.Taint) bool { return t.Key == Key })
 	if len(left) == len(node.Spec.Taints) {
 		return false, nil
 	}
@@ -89,7 +90,8 @@ func (r *remover) remove(ctx context.Context) (removed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = r.Client.Resource(nodes).Patch(ctx, r.LocalNode.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "sluice-agent"})
+	_, err = r.Client.Resource(nodes).Patch(ctx, r.LocalNode.Name, types.JSONPatchType, patch,
+		metav1.PatchOptions{FieldManager: "sluice-agent"})
 	if err != nil {
 		return false, fmt.Errorf("write Node %s: %w", r.LocalNode.Name, err)
 	}

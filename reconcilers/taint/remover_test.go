@@ -53,7 +53,8 @@ func nodeObject(name string) *corev1.Node {
 
 func in(t *testing.T, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, client: fake.NewSimpleDynamicClient(scheme.Scheme, nodeObject("node-1"), nodeObject("node-2"))}
+		w := &world{t: t,
+			client: fake.NewSimpleDynamicClient(scheme.Scheme, nodeObject("node-1"), nodeObject("node-2"))}
 		db := statedb.New()
 		var err error
 		w.nodes, err = tables.NewNodeTable(db)
@@ -103,7 +104,8 @@ func (w *world) of(node string) (taints []string) {
 
 func (w *world) attach(program bpf.Program, ifIndex int, status reconciler.Status) {
 	wtxn := w.DB.WriteTxn(w.attachments)
-	_, _, err := w.attachments.Insert(wtxn, &tables.Attachment{IfIndex: ifIndex, Program: program, Status: status})
+	_, _, err := w.attachments.Insert(wtxn,
+		&tables.Attachment{IfIndex: ifIndex, Program: program, Status: status})
 	require.NoError(w.t, err)
 	wtxn.Commit()
 }
@@ -146,7 +148,8 @@ func TestRemoved(t *testing.T) {
 		require.NoError(t, w.client.Resource(nodes).Delete(t.Context(), "node-1", metav1.DeleteOptions{}))
 		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(nodeObject("node-1"))
 		require.NoError(t, err)
-		_, err = w.client.Resource(nodes).Create(t.Context(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+		_, err = w.client.Resource(nodes).Create(t.Context(), &unstructured.Unstructured{Object: object},
+			metav1.CreateOptions{})
 		require.NoError(t, err)
 		ntxn := w.DB.WriteTxn(w.nodes)
 		_, _, err = w.nodes.Insert(ntxn, &tables.Node{Name: "node-1"})

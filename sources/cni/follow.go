@@ -169,6 +169,7 @@ func (f *follower) read(name string) *tables.CNIAttachment {
 	return &tables.CNIAttachment{
 		File: name, Container: a.Container, IfName: a.IfName,
 		Pod: tables.Name{Namespace: a.Namespace, Name: a.Pod}, UID: a.UID,
-		Device: a.Device, IfIndex: a.IfIndex, MAC: a.MAC, Addrs: a.Addrs, Created: a.Created.UTC(), Error: a.Reason,
+		Device: a.Device, IfIndex: a.IfIndex, MAC: a.MAC, Addrs: a.Addrs, Created: a.Created.UTC(),
+		Error: a.Reason,
 	}
 }

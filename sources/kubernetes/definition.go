@@ -39,7 +39,8 @@ func (d definition) fate(other string) string {
 }
 
 // definitions is the resource of definitions, each named as [objects.Kind.Source] says.
-var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+	Resource: "customresourcedefinitions"}
 
 // metadataCodecs decode the metadata of objects, and errors.
 var metadataCodecs = func() runtime.NegotiatedSerializer {

@@ -67,7 +67,8 @@ func TestDefinitionDeleted(t *testing.T) {
 	f, a := newGuarded(t)
 	require.NoError(t, f.terminate(policiesResource))
 	row := a.state(policiesResource, tables.SourceKept)
-	require.Contains(t, row.Error, "CRD ciliumegressgatewaypolicies.cilium.io is being deleted: its objects stay as they were")
+	require.Contains(t, row.Error,
+		"CRD ciliumegressgatewaypolicies.cilium.io is being deleted: its objects stay as they were")
 	require.Equal(t, 2, row.Objects)
 	a.awaitLevel(policiesResource, "Degraded")
 	a.policies("p", "q")
@@ -148,13 +149,15 @@ func TestDefinitionReads(t *testing.T) {
 // A right that is missing is told, and then a CRD takes its policies with it.
 func TestDefinitionForbidden(t *testing.T) {
 	d := &definitionsAPI{FakeAPI: NewFakeAPI(), t: t}
-	d.err.Store(apierrors.NewForbidden(schema.GroupResource{Group: definitions.Group, Resource: definitions.Resource}, "", errors.New("no")))
+	d.err.Store(apierrors.NewForbidden(schema.GroupResource{Group: definitions.Group,
+		Resource: definitions.Resource}, "", errors.New("no")))
 	require.NoError(t, d.Sync())
 	require.NoError(t, d.Apply(egressPolicies("p", "q")))
 	a := newAgent(t, objects.EndpointsKubernetes, func([]*objects.Kind) api { return d })
 	a.policies("p", "q")
 	require.Equal(t, "read the CRD of ciliumegressgatewaypolicies.cilium.io, whose deletion deletes its objects here too: missing right: "+
-		"customresourcedefinitions.apiextensions.k8s.io is forbidden: no", a.state(policiesResource, tables.SourceSynced).Error)
+		"customresourcedefinitions.apiextensions.k8s.io is forbidden: no",
+		a.state(policiesResource, tables.SourceSynced).Error)
 	a.awaitLevel(policiesResource, "Degraded")
 	require.NoError(t, d.Delete(egressPolicies("q")))
 	a.policies("p")
@@ -175,7 +178,8 @@ func TestDefinitionUnreadable(t *testing.T) {
 	f, a := newGuarded(t)
 	f.err.Store(apierrors.NewServiceUnavailable("no CRDs"))
 	require.NoError(t, f.Delete(egressPolicies("q")))
-	require.Equal(t, "read the CRD of ciliumegressgatewaypolicies.cilium.io: no CRDs", a.state(policiesResource, tables.SourceBroken).Error)
+	require.Equal(t, "read the CRD of ciliumegressgatewaypolicies.cilium.io: no CRDs",
+		a.state(policiesResource, tables.SourceBroken).Error)
 	a.policies("p", "q")
 	f.err.Store(nil)
 	a.policies("p")

@@ -48,7 +48,9 @@ func openEnvelope(data []byte) (kind string, raw []byte, err error) {
 }
 
 // oneProtobuf decodes one object. It may be of another kind, such as an error.
-func oneProtobuf(k *Kind, data []byte, message func(*Kind, []byte) (*Object, error)) (*Object, error) {
+func oneProtobuf(
+	k *Kind, data []byte, message func(*Kind, []byte) (*Object, error),
+) (*Object, error) {
 	kind, raw, err := openEnvelope(data)
 	if err != nil {
 		return nil, err
@@ -60,7 +62,9 @@ func oneProtobuf(k *Kind, data []byte, message func(*Kind, []byte) (*Object, err
 }
 
 // listProtobuf decodes a listing.
-func listProtobuf(k *Kind, data []byte, message func(*Kind, []byte) (*Object, error)) (*List, error) {
+func listProtobuf(
+	k *Kind, data []byte, message func(*Kind, []byte) (*Object, error),
+) (*List, error) {
 	_, raw, err := openEnvelope(data)
 	if err != nil {
 		return nil, err
@@ -135,7 +139,8 @@ func fieldsOf(t reflect.Type) []*protobufField {
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		fields = setField(fields, number, &protobufField{
-			index: f.Index, name: name, isTime: slices.Contains(parts, "time"), isMap: slices.Contains(parts, "map"),
+			index: f.Index, name: name, isTime: slices.Contains(parts, "time"),
+			isMap: slices.Contains(parts, "map"),
 		})
 	}
 	protobufFields.Store(t, fields)
@@ -202,7 +207,9 @@ func (r *protobufReader) message(data []byte, into reflect.Value, at *fieldPath)
 	return nil
 }
 
-func (r *protobufReader) field(f *protobufField, wire protowire.Type, value []byte, into reflect.Value, at *fieldPath) error {
+func (r *protobufReader) field(
+	f *protobufField, wire protowire.Type, value []byte, into reflect.Value, at *fieldPath,
+) error {
 	index := -1
 	if into.Kind() == reflect.Slice && into.Type() != reflect.TypeFor[rawMessage]() {
 		index = into.Len()
@@ -243,7 +250,9 @@ func setNumber(number int64, into reflect.Value) error {
 }
 
 // bytes decodes what is of some length: a text, a message, an entry of a map.
-func (r *protobufReader) bytes(f *protobufField, b []byte, into reflect.Value, at *fieldPath) error {
+func (r *protobufReader) bytes(
+	f *protobufField, b []byte, into reflect.Value, at *fieldPath,
+) error {
 	switch into.Kind() {
 	case reflect.Slice:
 		into.SetBytes(b)

@@ -75,7 +75,8 @@ func sameNumbers(t *testing.T, path string, own, of reflect.Type) {
 		if name == "kind" && path != "EndpointSlice.endpoints.targetRef" {
 			continue // the envelope has it
 		}
-		parts, wanted := strings.Split(f.Tag.Get("protobuf"), ","), strings.Split(theirs.Tag.Get("protobuf"), ",")
+		parts, wanted := strings.Split(f.Tag.Get("protobuf"), ","),
+			strings.Split(theirs.Tag.Get("protobuf"), ",")
 		require.GreaterOrEqual(t, len(parts), 2, "%s.%s has no number", path, name)
 		require.Equal(t, wanted[1], parts[1], "%s.%s", path, name)
 		mine, their := element(f.Type), element(theirs.Type)
@@ -183,7 +184,8 @@ spec:
 		require.NoError(t, err)
 		list, err := k.DecodeList(enveloped(t, k.Kind+"List", listMessage("12", "next", raw, raw)))
 		require.NoError(t, err)
-		require.Equal(t, &List{ResourceVersion: "12", Continue: "next", Objects: []*Object{want, want}}, list)
+		require.Equal(t, &List{ResourceVersion: "12", Continue: "next", Objects: []*Object{want, want}},
+			list)
 	}
 }
 
@@ -199,7 +201,8 @@ func kindNamed(t *testing.T, name string) *Kind {
 
 // listMessage returns the protobuf of a listing.
 func listMessage(resourceVersion, next string, items ...[]byte) []byte {
-	list := appendField(nil, 1, appendField(appendField(nil, 2, []byte(resourceVersion)), 3, []byte(next)))
+	list := appendField(nil, 1,
+		appendField(appendField(nil, 2, []byte(resourceVersion)), 3, []byte(next)))
 	for _, item := range items {
 		list = appendField(list, 2, item)
 	}
@@ -219,14 +222,16 @@ func TestProtobufUnknownFields(t *testing.T) {
 	require.NoError(t, err)
 	policy := func(item []byte) *tables.NetworkPolicy {
 		spec := appendField(appendField(nil, 1, nil), 2, item)
-		o, err := networkPolicyKind().Decode(enveloped(t, "NetworkPolicy", appendField(appendField(nil, 1, metadata), 2, spec)))
+		o, err := networkPolicyKind().Decode(enveloped(t, "NetworkPolicy",
+			appendField(appendField(nil, 1, metadata), 2, spec)))
 		require.NoError(t, err)
 		require.NoError(t, o.Err)
 		return o.rows[0].(*tables.NetworkPolicy)
 	}
 	item := appendField(nil, 2, peer)
 	require.Empty(t, policy(item).Errors)
-	require.Equal(t, "default deny; allow pods(io.kubernetes.pod.namespace=b)", policy(item).Rules[0].Ingress.String())
+	require.Equal(t, "default deny; allow pods(io.kubernetes.pod.namespace=b)",
+		policy(item).Rules[0].Ingress.String())
 
 	p := policy(protowire.AppendVarint(protowire.AppendTag(item, 9, protowire.VarintType), 1))
 	require.Equal(t, []string{"spec.ingress[0].#9: no such field"}, errorTexts(p.Errors))
@@ -234,9 +239,11 @@ func TestProtobufUnknownFields(t *testing.T) {
 
 	p = policy(appendField(item, 2, appendField(peer, 77, []byte("x"))))
 	require.Equal(t, []string{"spec.ingress[0].from[1].#77: no such field"}, errorTexts(p.Errors))
-	require.Equal(t, "default deny; allow pods(io.kubernetes.pod.namespace=b)", p.Rules[0].Ingress.String())
+	require.Equal(t, "default deny; allow pods(io.kubernetes.pod.namespace=b)",
+		p.Rules[0].Ingress.String())
 
-	o, err := namespaceKind().Decode(enveloped(t, "Namespace", appendField(appendField(nil, 1, metadata), 99, []byte("x"))))
+	o, err := namespaceKind().Decode(enveloped(t, "Namespace",
+		appendField(appendField(nil, 1, metadata), 99, []byte("x"))))
 	require.NoError(t, err)
 	require.NoError(t, o.Err)
 }

@@ -42,7 +42,8 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 
 // Check returns an error for a configuration that the plugin cannot work with.
 func (c *Config) Check() error {
-	for field, path := range map[string]string{"socket": c.Socket, "runDir": c.RunDir, "bpffs": c.BPFFS} {
+	for field, path := range map[string]string{"socket": c.Socket, "runDir": c.RunDir,
+		"bpffs": c.BPFFS} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("%s: want an absolute path, have %q", field, path)
 		}

@@ -148,7 +148,8 @@ func generate(resources *probe.Resources, exclude string) ([]*generator.TestCase
 	if err != nil {
 		return nil, err
 	}
-	return generator.NewTestCaseGenerator(true, last.IP, namespaces, nil, tags).GenerateTestCases(), nil
+	return generator.NewTestCaseGenerator(true, last.IP, namespaces, nil, tags).GenerateTestCases(),
+		nil
 }
 
 func (s *Summary) add(number int, result *connectivity.Result) {

@@ -38,6 +38,7 @@ func TestDocumentedCommands(t *testing.T) {
 			require.NotContains(t, command, "--create-namespace")
 		}
 		before, _, _ := strings.Cut(text, commands[0])
-		require.Contains(t, before, "kubectl label namespace "+namespace+" pod-security.kubernetes.io/enforce=privileged", path)
+		require.Contains(t, before,
+			"kubectl label namespace "+namespace+" pod-security.kubernetes.io/enforce=privileged", path)
 	}
 }

@@ -97,7 +97,8 @@ func (c *Cluster) Import(ctx context.Context, image Image) error {
 
 // importCommand is what imports an image, on a node.
 func importCommand(file string) []string {
-	return []string{"ctr", "--address=" + containerdSocket, "--namespace=k8s.io", "images", "import", file}
+	return []string{"ctr", "--address=" + containerdSocket, "--namespace=k8s.io", "images", "import",
+		file}
 }
 
 func (c *Cluster) binary(name string) string { return filepath.Join(c.options.Bin, name) }
