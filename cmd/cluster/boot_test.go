@@ -17,12 +17,13 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/cluster/kubernetes"
 	"github.com/sluice-net/sluice/cmd/cluster/traffic"
+	"github.com/sluice-net/sluice/reconcilers/taint"
 )
 
 // testBoot boots a node with pods that send all the time, from their first
 // instruction: the server outside sees none of them with the node's address.
 // Meanwhile a pod asks one on that node that is protected from it, and never
-// has an answer.
+// has an answer. The agent removes the taint that keeps new pods from the node.
 func testBoot(t *testing.T) {
 	const node, replicas = "worker-1", 3
 	apply(t, pod("boot-denied", "worker-2", "other", deniedArgs...)+fmt.Sprintf(`---
@@ -41,6 +42,7 @@ spec:
 	require.True(t, hasPlugin(t, running.Node(node)), "the chart installs the CNI plugin")
 	off := time.Now()
 	require.NoError(t, running.Node(node).PowerOff(t.Context()))
+	kubectl(t, "taint", "node", node, taint.Key+"=:NoSchedule")
 	require.NoError(t, running.Node(node).Boot(t.Context()))
 	awaitEgress(t, off, replicas)
 	await(t, "the agent runs again", func() error {
@@ -48,6 +50,13 @@ spec:
 	})
 	await(t, "the protected pod runs again", func() error {
 		return checkReady(t, shop, "web")
+	})
+	await(t, "the agent removes the taint", func() error {
+		taints := read(t, "", "{.spec.taints[*].key}", "node", node)
+		if strings.Contains(taints, taint.Key) {
+			return fmt.Errorf("the taints of %s are %s", node, taints)
+		}
+		return nil
 	})
 
 	wrong := map[string]int{}

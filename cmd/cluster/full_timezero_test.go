@@ -70,8 +70,8 @@ func testTimeZeroPlugin(t *testing.T, plugin bool) {
 				part.before(t)
 			}
 			name := prefix + part.agents
-			apply(t, zeroJob(name+"-open", "zero-open", part.node, "-insist")+zeroJob(name+"-closed",
-				"zero-closed", part.node))
+			apply(t, zeroJob(name+"-open", "zero-open", part.node, "-insist")+
+				zeroJob(name+"-closed", "zero-closed", part.node))
 			if part.agents == "down" {
 				awaitRunning(t, name+"-open")
 			}
