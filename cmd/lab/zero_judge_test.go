@@ -137,8 +137,10 @@ func (d times) String() string {
 		return "none"
 	}
 	slices.Sort(d)
-	return fmt.Sprintf("median %s, slowest %s",
-		d[len(d)/2].Round(10*time.Microsecond), d[len(d)-1].Round(10*time.Microsecond))
+	at := func(percent int) time.Duration {
+		return d[(len(d)-1)*percent/100].Round(10 * time.Microsecond)
+	}
+	return fmt.Sprintf("median %s, p99 %s, slowest %s", at(50), at(99), at(100))
 }
 
 // zeroCount counts pods, and datagrams.
