@@ -17,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/pause"
@@ -72,7 +71,7 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 	}
 	a.adopt()
 	health.OK("Announces new pods")
-	retry := newBackoff()
+	retry := pause.NewBackoff(retryMin, retryMax)
 	for {
 		local, changed := a.local(a.DB.ReadTxn())
 		if !a.due(local) {
@@ -96,7 +95,7 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 		case err != nil:
 			return err
 		case failed == nil:
-			retry = newBackoff()
+			retry = pause.NewBackoff(retryMin, retryMax)
 			health.OK("Announces new pods")
 			continue
 		}
@@ -109,10 +108,6 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
-}
-
-func newBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: retryMin, Cap: retryMax, Factor: 2, Jitter: 0.5, Steps: 20}
 }
 
 // adopt takes in what the former agent has announced, which may be wrong by now.

@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/cilium/hive/cell"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 // pinner pins the programs of pods' devices for the CNI plugin, which attaches them while
@@ -27,7 +27,7 @@ func (p *pinner) run(ctx context.Context, health cell.Health) error {
 	if !p.datapath.Loaded() || !p.holding.Await(ctx) {
 		return nil
 	}
-	retry := newPinRetry()
+	retry := pause.NewBackoff(retryFirst, retryLast)
 	for {
 		next := refreshAge
 		if err := p.pin(); err != nil {
@@ -35,7 +35,7 @@ func (p *pinner) run(ctx context.Context, health cell.Health) error {
 			next = retry.Step()
 		} else {
 			health.OK("Pinned the programs for the CNI plugin")
-			retry = newPinRetry()
+			retry = pause.NewBackoff(retryFirst, retryLast)
 		}
 		select {
 		case <-ctx.Done():
@@ -43,10 +43,6 @@ func (p *pinner) run(ctx context.Context, health cell.Health) error {
 		case <-time.After(next):
 		}
 	}
-}
-
-func newPinRetry() *wait.Backoff {
-	return &wait.Backoff{Duration: retryFirst, Cap: retryLast, Factor: 2, Steps: 20}
 }
 
 func (p *pinner) pin() error {

@@ -64,7 +64,7 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 	case <-ctx.Done():
 		return nil
 	}
-	retry := newBackoff()
+	retry := pause.NewBackoff(retryMin, retryMax)
 	for {
 		changed := r.take(r.DB.ReadTxn())
 		if !r.await(ctx) {
@@ -91,7 +91,7 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 		case wrote:
 			r.written.WithLabelValues("written").Inc()
 		}
-		retry = newBackoff()
+		retry = pause.NewBackoff(retryMin, retryMax)
 		health.OK(fmt.Sprintf("Told of %d policies", r.Reports.NumObjects(r.DB.ReadTxn())))
 		if err := r.mark(reconciler.StatusDone()); err != nil {
 			return err
@@ -101,10 +101,6 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
-}
-
-func newBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: retryMin, Cap: retryMax, Factor: 2, Jitter: 0.5, Steps: 20}
 }
 
 // take takes in what has changed, and returns channels of which one closes when

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 var nodes = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
@@ -35,7 +35,7 @@ func (r *remover) run(ctx context.Context, health cell.Health) error {
 	if !r.Holding.Await(ctx) {
 		return nil
 	}
-	retry := newBackoff()
+	retry := pause.NewBackoff(retryMin, retryMax)
 	for {
 		_, _, changed, _ := r.Nodes.GetWatch(r.DB.ReadTxn(), tables.NodeByName(r.LocalNode.Name))
 		removed, err := r.remove(ctx)
@@ -47,7 +47,7 @@ func (r *remover) run(ctx context.Context, health cell.Health) error {
 			health.Degraded("Cannot remove the taint of this node", err)
 			again = time.After(retry.Step())
 		default:
-			if retry = newBackoff(); removed {
+			if retry = pause.NewBackoff(retryMin, retryMax); removed {
 				r.Log.Info("Removed the taint of this node", "taint", Key)
 			}
 			health.OK("This node has no taint " + Key)
@@ -59,10 +59,6 @@ func (r *remover) run(ctx context.Context, health cell.Health) error {
 		case <-again:
 		}
 	}
-}
-
-func newBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: retryMin, Cap: retryMax, Factor: 2, Jitter: 0.5, Steps: 20}
 }
 
 // remove removes the taint, whatever its effect. The API server refuses the patch if the taints
