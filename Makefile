@@ -128,7 +128,7 @@ cluster: cluster-binaries ## Test Sluice on a Kubernetes cluster of three nodes 
 
 # What upstream's tests run in pods. busybox is only unpacked: the machine may have
 # busybox-static, which cannot look up names.
-PODTOOLS := curl netcat-openbsd
+PODTOOLS := curl netcat-openbsd wget
 
 # Ginkgo runs Kubernetes' tests, three at once.
 .PHONY: cluster-full-binaries

@@ -101,9 +101,11 @@ func (s suite) run(t *testing.T) {
 const busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 
 // importTools gives the nodes an image of agnhost as upstream's is: with a
-// shell, curl and netcat.
+// shell, curl, netcat and wget.
 func importTools(t *testing.T) {
 	busybox := filepath.Join(options.Bin, "busybox", "bin", "busybox")
+	wgetrc := filepath.Join(t.TempDir(), "wgetrc")
+	require.NoError(t, os.WriteFile(wgetrc, []byte("tries = 1\n"), 0o644)) // as busybox does
 	image := kubernetes.Image{
 		Names: []string{kubernetes.AgnhostImage, busyboxImage},
 		Files: map[string]string{
@@ -112,6 +114,8 @@ func importTools(t *testing.T) {
 			"bin/sh":      "/bin/dash", // that of busybox prefers its own commands, such as nc
 			"bin/curl":    "/usr/bin/curl",
 			"bin/nc":      "/bin/nc.openbsd",
+			"bin/wget":    "/usr/bin/wget", // that of Debian's busybox crashes with -T
+			"etc/wgetrc":  wgetrc,
 		},
 		Links:      map[string]string{},
 		Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{kubernetes.SearchPath},
@@ -121,7 +125,7 @@ func importTools(t *testing.T) {
 			image.Links[path] = "/bin/busybox"
 		}
 	}
-	for _, tool := range []string{"bin/busybox", "bin/sh", "bin/curl", "bin/nc"} {
+	for _, tool := range []string{"bin/busybox", "bin/sh", "bin/curl", "bin/nc", "bin/wget"} {
 		for _, word := range strings.Fields(run(t, "ldd", image.Files[tool])) {
 			if filepath.IsAbs(word) { // a library, or the loader
 				image.Files[strings.TrimPrefix(word, "/")] = word
