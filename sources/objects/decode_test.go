@@ -214,7 +214,12 @@ func TestNamespace(t *testing.T) {
 
 func TestNode(t *testing.T) {
 	n := decodeOne[*tables.Node](t, nodeKind(), `
-metadata: {name: node-1, labels: {zone: a}}
+metadata:
+  name: node-1
+  labels: {zone: a}
+  annotations:
+    projectcalico.org/IPv4VXLANTunnelAddr: 10.1.7.0
+    projectcalico.org/IPv6WireguardInterfaceAddr: none
 spec: {podCIDR: 10.1.0.0/24, podCIDRs: [10.1.0.0/24, "fd00:1::/64", 10.1.0.0/99]}
 status:
   addresses:
@@ -226,9 +231,15 @@ status:
 `)
 	require.Equal(t, &tables.Node{
 		Name: "node-1", Labels: labels.Set{"zone": "a"}, Ready: true,
-		InternalIPs: addrs("192.0.2.1", "2001:db8::1"), OtherIPs: addrs("198.51.100.1"),
+		InternalIPs: addrs("192.0.2.1", "2001:db8::1"), OtherIPs: addrs("198.51.100.1", "10.1.7.0"),
 		PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
-		Errors:   []tables.FieldError{{Field: "spec.podCIDRs[2]", Reason: `"10.1.0.0/99": prefix length out of range`}},
+		Errors: []tables.FieldError{
+			{
+				Field:  "metadata.annotations[projectcalico.org/IPv6WireguardInterfaceAddr]",
+				Reason: `"none": unable to parse IP`,
+			},
+			{Field: "spec.podCIDRs[2]", Reason: `"10.1.0.0/99": prefix length out of range`},
+		},
 	}, n)
 	require.False(t, decodeOne[*tables.Node](t, nodeKind(),
 		`{metadata: {name: node-2}, status: {conditions: [{type: Ready, status: Unknown}]}}`).Ready)

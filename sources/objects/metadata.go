@@ -25,6 +25,14 @@ type object struct {
 		Annotations       struct {
 			InitialEventsEnd string `json:"k8s.io/initial-events-end"`
 			ConfigMirror     string `json:"kubernetes.io/config.mirror"` // of a static pod
+
+			// Addresses of a node's tunnels, which Calico's node agent sets on Nodes
+			// (libcalico-go, lib/backend/k8s/resources/node.go).
+			CalicoIPIP4      string `json:"projectcalico.org/IPv4IPIPTunnelAddr"`
+			CalicoVXLAN4     string `json:"projectcalico.org/IPv4VXLANTunnelAddr"`
+			CalicoVXLAN6     string `json:"projectcalico.org/IPv6VXLANTunnelAddr"`
+			CalicoWireGuard4 string `json:"projectcalico.org/IPv4WireguardInterfaceAddr"`
+			CalicoWireGuard6 string `json:"projectcalico.org/IPv6WireguardInterfaceAddr"`
 		} `json:"annotations" protobuf:"bytes,12,map"`
 	} `json:"metadata" protobuf:"bytes,1"`
 }

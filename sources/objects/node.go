@@ -45,6 +45,21 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 			n.OtherIPs = errs.addr(n.OtherIPs, field, a.Address)
 		}
 	}
+	// What a node's host sends to pods of other nodes comes from them. They look like
+	// addresses of pods: Calico takes them from the pods' range.
+	annotations := o.Metadata.Annotations
+	for _, a := range []struct{ name, addr string }{
+		{"IPv4IPIPTunnelAddr", annotations.CalicoIPIP4},
+		{"IPv4VXLANTunnelAddr", annotations.CalicoVXLAN4},
+		{"IPv6VXLANTunnelAddr", annotations.CalicoVXLAN6},
+		{"IPv4WireguardInterfaceAddr", annotations.CalicoWireGuard4},
+		{"IPv6WireguardInterfaceAddr", annotations.CalicoWireGuard6},
+	} {
+		if a.addr != "" {
+			field := "metadata.annotations[projectcalico.org/" + a.name + "]"
+			n.OtherIPs = errs.addr(n.OtherIPs, field, a.addr)
+		}
+	}
 	if len(o.Spec.PodCIDRs) > 0 {
 		n.PodCIDRs = errs.prefixes("spec.podCIDRs", o.Spec.PodCIDRs)
 	} else if o.Spec.PodCIDR != "" {
