@@ -21,8 +21,8 @@ import (
 // there is nothing to do.
 type attachments struct {
 	datapath *datapath.Datapath
-	links    func() links // asked each time: the agent chooses its maps when it starts
-	seed     func()       // makes flows known that began before a pod's device has a program
+	links    func() links      // asked each time: the agent chooses its maps when it starts
+	seed     func(ifIndex int) // makes flows known that began before a device has a program
 	table    statedb.Table[*tables.Attachment]
 
 	// told returns the devices of the interfaces that there are files of, by the CNI
@@ -70,7 +70,7 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 		return id, err
 	}
 	if p == bpf.ProgramFromPod {
-		o.seed()
+		o.seed(ifIndex)
 	}
 	return o.links().attach(ifIndex, p, program)
 }

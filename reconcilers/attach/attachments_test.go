@@ -75,7 +75,7 @@ func TestToPodComesFirst(t *testing.T) {
 	_, _, err := table.Insert(wtxn, &tables.Attachment{IfIndex: index, Program: bpf.ProgramToPod})
 	require.NoError(t, err)
 	wtxn.Commit()
-	s.seed = func() { require.Len(t, s.running(index, ebpf.AttachTCXEgress), 1) }
+	s.seed = func(int) { require.Len(t, s.running(index, ebpf.AttachTCXEgress), 1) }
 	s.mustAttach(index, bpf.ProgramFromPod)
 	require.Len(t, s.running(index, ebpf.AttachTCXIngress), 1)
 }

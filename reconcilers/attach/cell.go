@@ -77,7 +77,7 @@ const (
 const roundSize = 8
 
 func registerAttachments(p params) error {
-	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps)
+	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps, p.toldDevices)
 	if p.Locals != nil {
 		f := &finder{db: p.DB, locals: p.Locals, datapath: p.Datapath, ask: namespace(p.Namespace).askFor}
 		p.Jobs.Add(job.OneShot("find-devices", f.run))

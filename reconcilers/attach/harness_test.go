@@ -160,7 +160,7 @@ func (s *setup) restart() {
 	s.attachments = &attachments{
 		datapath: loadPrograms(s.t),
 		links:    func() links { return links{dir: s.dir, programs: s.pinned, ns: namespace(s.ns)} },
-		seed:     func() { s.seeded++ },
+		seed:     func(int) { s.seeded++ },
 		table:    table,
 		told:     func() (map[int]bool, error) { return s.told, nil },
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -29,6 +30,9 @@ const seedInterval = time.Second
 // seeder makes the connections of pods that the kernel's conntrack table has
 // known to the programs: those that began before a pod's device had a program.
 // Else their replies would look like connections that the pod begins.
+//
+// It leaves out pods that the CNI plugin told of: these have had programs since before they
+// sent anything, so what the kernel knows of their addresses is of earlier pods.
 type seeder struct {
 	log      *slog.Logger
 	ns       namespace
@@ -39,18 +43,29 @@ type seeder struct {
 	// desired are the pods that the kernel is to have when their devices have programs.
 	desired func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision]
 
+	// told returns the devices that the CNI plugin told of.
+	told func() (map[int]bool, error)
+
 	mu     sync.Mutex
 	last   time.Time
 	warned bool
 }
 
-func newSeeder(log *slog.Logger, ns namespace, d *datapath.Datapath, maps *bpf.Maps) *seeder {
-	return &seeder{log: log, ns: ns, datapath: d, maps: maps, again: make(chan struct{}, 1)}
+func newSeeder(
+	log *slog.Logger, ns namespace, d *datapath.Datapath, maps *bpf.Maps,
+	told func() (map[int]bool, error),
+) *seeder {
+	return &seeder{
+		log: log, ns: ns, datapath: d, maps: maps, told: told, again: make(chan struct{}, 1),
+	}
 }
 
-// beforeAttach reads the connections, unless that was done just now: then it is
-// done once more after what is attached meanwhile.
-func (s *seeder) beforeAttach() {
+// beforeAttach reads the connections before a program is attached to a device, unless that
+// was done just now: then it is done once more after what is attached meanwhile.
+func (s *seeder) beforeAttach(ifIndex int) {
+	if told, err := s.told(); err == nil && told[ifIndex] {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.last) >= seedInterval {
@@ -128,6 +143,10 @@ func (s *seeder) write() (seeded int, err error) {
 // pods are those that the kernel has, and those that it will have when they have
 // programs.
 func (s *seeder) pods() (map[netip.Addr]bpf.PodValue, error) {
+	told, err := s.told()
+	if err != nil {
+		return nil, err
+	}
 	pods := map[netip.Addr]bpf.PodValue{}
 	if s.desired != nil {
 		for row := range s.desired() {
@@ -141,6 +160,9 @@ func (s *seeder) pods() (map[netip.Addr]bpf.PodValue, error) {
 	for _, e := range entries {
 		pods[e.Key.Addr.Addr()] = e.Value
 	}
+	maps.DeleteFunc(pods, func(_ netip.Addr, pod bpf.PodValue) bool {
+		return told[int(pod.IfIndex)]
+	})
 	return pods, nil
 }
 

@@ -212,7 +212,7 @@ func TestHeldPodsAreNotSeeded(t *testing.T) {
 	require.NoError(t, err)
 	config, err := a.maps.Config.Dump()
 	require.NoError(t, err)
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps)
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf())
 	for _, tc := range []struct {
 		flags  bpf.ConfigFlags
 		seeded int
@@ -224,6 +224,33 @@ func TestHeldPodsAreNotSeeded(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, tc.seeded, seeded)
 	}
+}
+
+// A pod that the CNI plugin told of gets no entries: the host knows flows of an earlier pod
+// of its address.
+func TestPodsOfPluginAreNotSeeded(t *testing.T) {
+	n := newNode(t)
+	dial(t, n.client, n.pod, "10.1.0.2")
+	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
+	defer a.stop()
+	a.writeMaps(t, n.podDevice, true, "10.1.0.2")
+	for _, tc := range []struct{ told, seeded int }{{n.podDevice, 0}, {n.podDevice + 1, 1}} {
+		s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf(tc.told))
+		s.beforeAttach(tc.told)
+		require.True(t, s.last.IsZero(), "nothing is read for a device that the plugin told of")
+		seeded, err := s.write()
+		require.NoError(t, err)
+		require.Equal(t, tc.seeded, seeded)
+	}
+}
+
+// toldOf returns the devices that the CNI plugin told of.
+func toldOf(devices ...int) func() (map[int]bool, error) {
+	told := map[int]bool{}
+	for _, d := range devices {
+		told[d] = true
+	}
+	return func() (map[int]bool, error) { return told, nil }
 }
 
 // TestLiveConnectionsOfHost: what this host began with its pod goes on, whatever policies
@@ -300,7 +327,7 @@ func TestSeededEntries(t *testing.T) {
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
 	a.writeMaps(t, n.podDevice, false, "10.1.0.2", "2001:db8:1::2")
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps)
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf())
 	before, err := ctmap.Now()
 	require.NoError(t, err)
 	seeded, err := s.write()
@@ -372,12 +399,12 @@ func TestFailureIsSaidOnce(t *testing.T) {
 	n := newNetwork(t)
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps)
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf())
 	_, err := s.maps.Pods.Update([]bpf.PodKey{{Addr: bpf.Address{1}}}, []bpf.PodValue{{}})
 	require.NoError(t, err)
-	s.beforeAttach() // sluice_config is not written
+	s.beforeAttach(1) // sluice_config is not written
 	require.True(t, s.warned)
 	s.last = time.Now().Add(time.Hour) // however long this takes
-	s.beforeAttach()
+	s.beforeAttach(1)
 	require.Len(t, s.again, 1, "so soon it is put off")
 }
