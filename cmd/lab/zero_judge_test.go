@@ -44,8 +44,11 @@ func (z *zero) hearings(p *zeroPod) (all []hearing) {
 
 // sourcesInWorld are the addresses with which a pod is to reach the world.
 func (z *zero) sourcesInWorld(p *zeroPod) []netip.Addr {
-	if p.kind == "gated" {
+	switch p.kind {
+	case "gated":
 		return []netip.Addr{z.far.EgressIPv4, z.node.EgressIPv6}
+	case "swapped":
+		return []netip.Addr{z.node.EgressIPv4, z.far.EgressIPv6}
 	}
 	return []netip.Addr{z.node.OutsideIPv4, z.node.OutsideIPv6}
 }

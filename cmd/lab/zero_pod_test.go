@@ -36,7 +36,7 @@ type zeroPod struct {
 func (z *zero) specs() (specs []PodSpec) {
 	z.batches++
 	for i := range len(z.addrs) / 2 {
-		kind := []string{"closed", "gated", "open"}[(i+z.batches)%3]
+		kind := []string{"closed", "gated", "swapped", "open"}[(i+z.batches)%4]
 		specs = append(specs, PodSpec{
 			Node: z.node, Namespace: "default", Name: fmt.Sprintf("%s-%d-%d", kind, z.batches, i),
 			Labels: map[string]string{"app": kind}, IPv4: z.addrs[2*i], IPv6: z.addrs[2*i+1],
@@ -140,10 +140,15 @@ func (z *zero) startOne(p *zeroPod) (err error) {
 	return nil
 }
 
-// dialWorld connects to the world by IPv6, as gated pods need no other node for it.
+// dialWorld connects to the world, by a gateway on the pod's own node if it has one.
+// Gateways on other nodes know a pod by the API, which the lab's files stand for.
 func (p *zeroPod) dialWorld(ctx context.Context) (net.Conn, time.Duration, error) {
+	server := ServerIPv6
+	if p.kind == "swapped" {
+		server = ServerIPv4
+	}
 	began := time.Now()
-	conn, err := p.Dial(ctx, "tcp", netip.AddrPortFrom(ServerIPv6, Port))
+	conn, err := p.Dial(ctx, "tcp", netip.AddrPortFrom(server, Port))
 	return conn, time.Since(began), err
 }
 
@@ -162,7 +167,7 @@ func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase) {
 		require.NoError(z.t, p.connErr, p.Name)
 		source, err := askSoon(z.ctx, p.conn)
 		require.NoError(z.t, err, p.Name)
-		require.Equal(z.t, z.sourcesInWorld(p)[1], source.Addr(), p.Name)
+		require.Contains(z.t, z.sourcesInWorld(p), source.Addr(), p.Name)
 		if phase == agentUp {
 			if z.plugin != nil {
 				require.Zero(z.t, p.resent, "%s has sent a SYN again", p.Name)

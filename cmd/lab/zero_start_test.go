@@ -32,10 +32,11 @@ const (
 
 // zero is a cluster on whose first node pods start, in batches that use the same
 // addresses. They send, and others send to them, from their first instant on. A pod is of
-// one of three kinds:
+// one of four kinds:
 //
 //	closed	a network policy isolates it: it neither sends nor receives
 //	gated	egress policies give it addresses: by IPv4 of the other node, by IPv6 of its own
+//	swapped	the same, by IPv4 of its own node, by IPv6 of the other
 //	open	no policy selects it
 //
 // The node always reaches all of them.
@@ -158,18 +159,26 @@ func newZero(t *testing.T, plugin bool, options Options, size int) *zero {
 	}
 	require.NoError(t, z.StartAgents())
 	require.NoError(t, z.ApplyYAML(zeroPolicies))
-	z.policy(
-		egress{
-			name: "bank4", app: "gated", to: []netip.Prefix{coveredIPv4},
-			exits: []exit{{node: z.far.Name, ip: z.far.EgressIPv4}},
-		},
-		egress{
-			name: "bank6", app: "gated", to: []netip.Prefix{coveredIPv6},
-			exits: []exit{{node: z.node.Name, ip: z.node.EgressIPv6}},
-		},
-	)
+	var names []string
+	for _, p := range []struct {
+		app   string
+		exit4 *Node
+		exit6 *Node
+	}{{"gated", z.far, z.node}, {"swapped", z.node, z.far}} {
+		names = append(names, p.app+"4", p.app+"6")
+		z.policy(
+			egress{
+				name: p.app + "4", app: p.app, to: []netip.Prefix{coveredIPv4},
+				exits: []exit{{node: p.exit4.Name, ip: p.exit4.EgressIPv4}},
+			},
+			egress{
+				name: p.app + "6", app: p.app, to: []netip.Prefix{coveredIPv6},
+				exits: []exit{{node: p.exit6.Name, ip: p.exit6.EgressIPv6}},
+			},
+		)
+	}
 	near, far := z.pod(z.node, "near", "open"), z.pod(z.far, "far", "open")
-	z.inForce([]string{"bank4", "bank6"})
+	z.inForce(names)
 
 	v4, v6 := podNetworks(z.node.number)
 	for i := range size {
