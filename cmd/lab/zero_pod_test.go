@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -153,8 +156,9 @@ func (p *zeroPod) dialWorld(ctx context.Context) (net.Conn, time.Duration, error
 }
 
 // checkConnections checks that closed pods have not connected, and with which source the
-// others have. While the agent is up the plugin spares them a second SYN.
-func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase) {
+// others have. While the agent is up the plugin spares them a second SYN, unless the kernel
+// loses the first one, or what it needs to be sent: overflows is what it lost before.
+func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase, overflows uint64) {
 	z.t.Helper()
 	for _, p := range pods {
 		if p.kind == "closed" {
@@ -169,8 +173,14 @@ func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase) {
 		require.NoError(z.t, err, p.Name)
 		require.Contains(z.t, z.sourcesInWorld(p), source.Addr(), p.Name)
 		if phase == agentUp {
+			if p.resent > 0 {
+				z.resent++
+			}
 			if z.plugin != nil {
-				require.Zero(z.t, p.resent, "%s has sent a SYN again", p.Name)
+				if p.resent > 0 {
+					require.NotEqual(z.t, overflows, z.overflows(),
+						"%s has sent a SYN again, and the kernel lost no packet", p.Name)
+				}
 				z.adds = append(z.adds, p.add)
 			}
 			later, took, err := p.dialWorld(z.ctx)
@@ -181,6 +191,20 @@ func (z *zero) checkConnections(pods []*zeroPod, phase zeroPhase) {
 		require.NoError(z.t, p.conn.Close())
 		p.cancel()
 	}
+}
+
+// overflows returns how many packets the kernel has dropped since it booted because a CPU's
+// queue of received packets was full: on a busy machine that happens to what the pods send.
+func (z *zero) overflows() (dropped uint64) {
+	z.t.Helper()
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	require.NoError(z.t, err)
+	for line := range strings.Lines(string(text)) {
+		n, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
+		require.NoError(z.t, err)
+		dropped += n
+	}
+	return dropped
 }
 
 // end ends pods. The next batch uses their addresses again.
