@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/cniconf"
@@ -126,19 +130,18 @@ func (i *installer) binaries() (files [2]fs.FileInfo) {
 
 // Uninstall takes the plugin out of the node's CNI configuration, and then removes its
 // binary and what it has told of pods, and returns what it removed. It leaves the plugin of
-// an agent with another socket alone. The latter stay while a runtime may call the plugin for
-// pods that it was called for: CRI-O keeps the configuration with each pod. Others do not
-// call it any more, so what it has told would never go.
+// another agent alone, with an error, if that runs. The latter stay while a runtime may call
+// the plugin for pods that it was called for: CRI-O keeps the configuration with each pod.
+// Others do not call it any more, so what it has told would never go.
 func Uninstall(p Paths, socket, runDir string) (removed []string, err error) {
 	return uninstall(realDisk{}, p, socket, runDir)
 }
 
 func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err error) {
-	owner, err := socketOf(p.file())
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err == nil && owner != socket:
-		return nil, nil
+	// The socket may have changed since the file was written: then nobody has the former one.
+	// A file that cannot be read has no owner.
+	if owner, err := socketOf(p.file()); err == nil && owner != socket && listens(owner) {
+		return nil, fmt.Errorf("leave %s alone: it is of the agent that listens on %s", p.file(), owner)
 	}
 	kept, err := mayBeCalled(runDir)
 	if err != nil {
@@ -165,6 +168,15 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 	}
 	_ = os.Remove(runDir) // stays while it is not empty
 	return removed, nil
+}
+
+// listens reports whether a process listens on a socket, also if it is too busy to answer.
+func listens(socket string) bool {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		conn.Close()
+	}
+	return err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // mayBeCalled reports whether pods are left that a runtime other than containerd made.
