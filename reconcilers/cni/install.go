@@ -130,7 +130,8 @@ func (i *installer) binaries() (files [2]fs.FileInfo) {
 
 // Uninstall takes the plugin out of the node's CNI configuration, and then removes its
 // binary and what it has told of pods, and returns what it removed. It leaves the plugin of
-// another agent alone, with an error, if that runs. The latter stay while a runtime may call
+// another agent alone, with an error, if that runs. It removes nothing while another
+// configuration names the plugin: no pod would start with that. The latter stay while a runtime may call
 // the plugin for pods that it was called for: CRI-O keeps the configuration with each pod.
 // Others do not call it any more, so what it has told would never go.
 func Uninstall(p Paths, socket, runDir string) (removed []string, err error) {
@@ -142,6 +143,14 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 	// A file that cannot be read has no owner.
 	if owner, err := socketOf(p.file()); err == nil && owner != socket && listens(owner) {
 		return nil, fmt.Errorf("leave %s alone: it is of the agent that listens on %s", p.file(), owner)
+	}
+	other, err := otherWithPlugin(d, p.ConfDir)
+	if err != nil {
+		return nil, err
+	}
+	if other != "" {
+		return nil, fmt.Errorf("%s has %s in it too: no pod would start with that if the plugin was gone. Have it made from the CNI's own file, or remove it",
+			other, cniconf.Type)
 	}
 	kept, err := mayBeCalled(runDir)
 	if err != nil {
@@ -168,6 +177,29 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 	}
 	_ = os.Remove(runDir) // stays while it is not empty
 	return removed, nil
+}
+
+// otherWithPlugin returns the first configuration of others that has the plugin in it, as
+// Multus makes one of the first file; empty if there is none. Which one the runtime takes
+// does not matter: with that of Sluice gone it may be any of them.
+func otherWithPlugin(d disk, dir string) (string, error) {
+	files, err := configurations(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, file := range files {
+		if !isOther(file) {
+			continue
+		}
+		data, err := d.read(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("read %s: %w", file, err)
+		}
+		if hasPlugin(data) {
+			return file, nil
+		}
+	}
+	return "", nil
 }
 
 // listens reports whether a process listens on a socket, also if it is too busy to answer.

@@ -63,3 +63,27 @@ func TestUninstallBesideAnotherAgent(t *testing.T) {
 		require.Equal(t, []string{"bridge", "portmap"}, types(n.loads()))
 	})
 }
+
+// Another program made its configuration from that of Sluice. While it names the plugin
+// nothing is removed, so that pods start whichever the runtime takes.
+func TestUninstallWhileOthersNameIt(t *testing.T) {
+	n := newTestNode(t)
+	n.has("10-pods.conflist", bridge)
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(n.ConfDir, "20-gone.conflist")))
+	n.install()
+	ours, err := os.ReadFile(n.file())
+	require.NoError(t, err)
+	const multus = "00-multus.conflist"
+	n.has(multus, string(ours))
+	n.loop(nil, runRemoved, func(l *testLoop) {
+		require.Equal(t, tables.CNIBroken, l.row().State)
+		require.Contains(t, l.row().Error, filepath.Join(n.ConfDir, multus)+" has sluice-cni in it too")
+		require.Equal(t, []string{"bridge", "portmap", "sluice-cni"}, types(n.loads()))
+
+		n.has(multus, `{"cniVersion": "1.0.0", "name": "m", "type": "multus", "delegates": [`+bridge+`]}`)
+		time.Sleep(time.Minute) // of the test's own time
+		require.Equal(t, tables.CNIRemoved, l.row().State)
+		require.NoFileExists(t, n.file())
+		require.NoFileExists(t, n.Binary())
+	})
+}
