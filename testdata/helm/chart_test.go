@@ -442,7 +442,12 @@ func TestDefinitions(t *testing.T) {
 		}
 		definitions++
 		require.Equal(t, "keep", crd.Annotations["helm.sh/resource-policy"], key)
-		crd.Labels, crd.Annotations = nil, nil
+		delete(crd.Annotations, "helm.sh/resource-policy")
+		require.Equal(t, map[string]string{
+			"argocd.argoproj.io/sync-options":   "Prune=false,Delete=false",
+			"kustomize.toolkit.fluxcd.io/prune": "disabled",
+		}, crd.Annotations, "GitOps tools do not delete them either: %s", key)
+		crd.Labels = nil
 		var want apiextensionsv1.CustomResourceDefinition
 		text := readFile(t, filepath.Join(deployDir, "crds", crd.Spec.Names.Plural+".yaml"))
 		require.NoError(t, yaml.UnmarshalStrict(text, &want))
