@@ -42,7 +42,7 @@ func inspect(
 		a.Addrs = own // the result may name the sandbox, or the interface, in another way
 	}
 	if len(a.Addrs) == 0 {
-		a.Reason = fmt.Sprintf("%s has no address: the agent learns of the pod by its status", args.IfName)
+		a.Reason = args.IfName + " has no address: the agent learns of the pod by its status"
 		return a, nil
 	}
 	if inside.Type() != "veth" {
