@@ -18,6 +18,9 @@ func testUninstall(t *testing.T, before map[string]nodeState) {
 	for _, node := range running.Nodes {
 		assert.Equal(t, before[node.Name], readNodeState(t, node), "state of %s", node.Name)
 	}
+	quickStart(t, "delete endpointslices", "")
+	left := read(t, sluiceNamespace, "{.items[*].metadata.name}", "endpointslices,leases")
+	assert.Empty(t, left, "EndpointSlices and Leases")
 	policies := read(t, "", "{.items[*].metadata.name}", "ciliumegressgatewaypolicies")
 	assert.Equal(t, "checkout", policies, "egress policies")
 	source := running.Node("worker-3").IP

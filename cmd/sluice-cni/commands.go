@@ -169,6 +169,9 @@ func check(args *skel.CmdArgs) error {
 		return types.NewError(types.ErrInvalidNetNS, cniconf.Type+": look at the pod's interface",
 			err.Error())
 	}
+	if len(told.Addrs) == 0 {
+		return nil // it was told of no device, and the interface may have an address since
+	}
 	if is.IfIndex != told.IfIndex || is.Device != told.Device {
 		return types.NewError(types.ErrInternal,
 			cniconf.Type+": the pod has another device than the agent was told",

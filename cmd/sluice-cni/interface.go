@@ -28,19 +28,23 @@ func inspect(
 		Namespace: pod.namespace, Pod: pod.name, UID: pod.uid,
 		Created: time.Now(), Runtime: parentName(),
 	}
-	if a.Addrs = addresses(result, args.IfName, args.Netns); len(a.Addrs) == 0 {
-		return nil, fmt.Errorf("prevResult has no address of %s", args.IfName)
-	}
 	ns, err := netns.GetFromPath(args.Netns)
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace %s: %w", args.Netns, err)
 	}
 	defer ns.Close()
-	inside, err := linkInside(ns, args.IfName)
+	inside, own, err := lookInside(ns, args.IfName)
 	if err != nil {
 		return nil, err
 	}
 	a.MAC = inside.Attrs().HardwareAddr.String()
+	if a.Addrs = addresses(result, args.IfName, args.Netns); len(a.Addrs) == 0 {
+		a.Addrs = own // the result may name the sandbox, or the interface, in another way
+	}
+	if len(a.Addrs) == 0 {
+		a.Reason = args.IfName + " has no address: the agent learns of the pod by its status"
+		return a, nil
+	}
 	if inside.Type() != "veth" {
 		a.Reason = fmt.Sprintf("%s is no veth but a %s: no program of Sluice's can run at it",
 			args.IfName, inside.Type())
@@ -58,18 +62,26 @@ func inspect(
 	return a, nil
 }
 
-// linkInside looks up a device in the pod's network namespace.
-func linkInside(ns netns.NsHandle, name string) (vn.Link, error) {
+// lookInside looks up a device in the pod's network namespace, and its global addresses.
+func lookInside(ns netns.NsHandle, name string) (link vn.Link, addrs []netip.Addr, err error) {
 	h, err := vn.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("open netlink in the pod's network namespace: %w", err)
+		return nil, nil, fmt.Errorf("open netlink in the pod's network namespace: %w", err)
 	}
 	defer h.Close()
-	link, err := h.LinkByName(name)
-	if err != nil {
-		return nil, fmt.Errorf("look at %s in the pod's network namespace: %w", name, err)
+	if link, err = h.LinkByName(name); err != nil {
+		return nil, nil, fmt.Errorf("look at %s in the pod's network namespace: %w", name, err)
 	}
-	return link, nil
+	has, err := h.AddrList(link, vn.FAMILY_ALL)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list addresses of %s in the pod's network namespace: %w", name, err)
+	}
+	for _, a := range has {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.IsGlobalUnicast() {
+			addrs = append(addrs, addr.Unmap())
+		}
+	}
+	return link, addrs, nil
 }
 
 // otherEnd returns the node's end of a pod's veth, nil if the other end is not on the

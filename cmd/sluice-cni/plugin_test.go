@@ -46,6 +46,7 @@ type node struct {
 	version, podArgs  string
 	container         string
 	network           string
+	sandbox           string // in the result, of another name than netns
 	timeout           string
 	first             bool // not chained
 	validAttachments  []types.GCAttachment
@@ -121,8 +122,12 @@ func (n *node) result() string {
 	if strings.HasPrefix(n.version, "0.3") || strings.HasPrefix(n.version, "0.4") {
 		address += `,"version":"4"`
 	}
+	sandbox := n.sandbox
+	if sandbox == "" {
+		sandbox = n.netns()
+	}
 	return fmt.Sprintf(`{"cniVersion":%q,"dns":{},"interfaces":[{"name":"cni0"},{"name":"veth7"},{"name":"eth0","sandbox":%q}],`+
-		`"ips":[{%s,"interface":2}],"x-more":[1.50]}`, n.version, n.netns(), address)
+		`"ips":[{%s,"interface":2}],"x-more":[1.50]}`, n.version, sandbox, address)
 }
 
 func (n *node) netns() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(n.pod)) }
@@ -306,6 +311,39 @@ func TestOtherInterfaces(t *testing.T) {
 	n.podArgs = "K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web"
 	n.must("ADD")
 	require.Contains(t, n.told().Reason, "eth0 is no veth but a bridge")
+}
+
+// A result whose addresses are not said to be of this interface stops no pod: it has those
+// of the interface itself. Without any the agent is told why, and the pod starts.
+func TestAddressesOfTheInterface(t *testing.T) {
+	n := newNode(t)
+	n.agent(inForce)
+	n.sandbox = "/var/run/netns/another-name"
+	inside, err := vn.NewHandleAt(n.pod, unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	defer inside.Close()
+	eth0, err := inside.LinkByName("eth0")
+	require.NoError(t, err)
+	require.NoError(t, inside.LinkSetUp(eth0)) // which gives it a link-local address
+	require.NoError(t, n.hostLinks.LinkSetUp(n.device))
+
+	require.JSONEq(t, n.result(), n.must("ADD"))
+	require.Equal(t, "eth0 has no address: the agent learns of the pod by its status", n.told().Reason)
+	require.Empty(t, n.told().Addrs)
+	require.Zero(t, n.told().IfIndex)
+
+	for _, address := range []string{"10.1.0.9/24", "fd00::9/64", "169.254.3.4/32"} {
+		addr, err := vn.ParseAddr(address)
+		require.NoError(t, err)
+		require.NoError(t, inside.AddrAdd(eth0, addr))
+	}
+	n.must("CHECK")
+	n.must("ADD")
+	told := n.told()
+	require.Equal(t, "[10.1.0.9 fd00::9]", fmt.Sprint(told.Addrs))
+	require.Equal(t, n.device.Attrs().Index, told.IfIndex)
+	require.Empty(t, told.Reason)
+	n.must("CHECK")
 }
 
 // The other end of a pod's veth is in a third network namespace, and has there the index

@@ -40,11 +40,10 @@ type cleanupStep struct {
 	run  func() (removed []string, err error)
 }
 
-// steps are all there is to remove, in order. What the agent adds to the node is
+// steps are all there is to remove, in order, but for the CNI plugin. What the agent adds to the node is
 // added here too.
 func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
-		{"removed CNI plugin", c.removeCNI},
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
 		{"removed pinned program", func() ([]string, error) { return bpf.CleanupPrograms(c.bpffs) }},
 		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
@@ -62,7 +61,8 @@ func newCleanupCommand() *cobra.Command {
 		Long: `Remove everything that the agent left on this node: the CNI plugin, programs at
 devices, the overlay device, pinned programs and maps, kernel parameters that it changed, its
 socket and its state. Traffic is no longer redirected from then on. It is refused
-while an agent runs, and may be repeated.
+while an agent runs, and may be repeated. If the CNI plugin cannot be removed, as another CNI
+configuration names it, all else stays too: new pods would not start without.
 
 The flags are those that the agent was run with.`,
 		Example: `  sluice cleanup
@@ -86,9 +86,10 @@ The flags are those that the agent was run with.`,
 	return cmd
 }
 
-// run does all steps, also after one failed, and tells what it did. The state
-// goes last, and stays if something could not be removed: it says what is left
-// to restore.
+// run does all steps, also after one failed, and tells what it did. But if the CNI
+// plugin cannot be removed all else stays: new pods go through it, and it needs the pinned
+// maps and programs. The state goes last, and stays if something could not be removed: it
+// says what is left to restore.
 func (c *cleanup) run(w io.Writer) error {
 	lock, err := agent.AcquireLock(c.stateDir)
 	if err != nil {
@@ -97,7 +98,7 @@ func (c *cleanup) run(w io.Writer) error {
 	defer lock.Release()
 	count := 0
 	var errs error
-	for _, step := range c.steps() {
+	do := func(step cleanupStep) {
 		removed, err := step.run()
 		slices.Sort(removed)
 		for _, name := range removed {
@@ -105,6 +106,12 @@ func (c *cleanup) run(w io.Writer) error {
 		}
 		count += len(removed)
 		errs = errors.Join(errs, err)
+	}
+	do(cleanupStep{"removed CNI plugin", c.removeCNI})
+	if errs == nil {
+		for _, step := range c.steps() {
+			do(step)
+		}
 	}
 	if errs != nil {
 		return cleanupError(errs)

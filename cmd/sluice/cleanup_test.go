@@ -92,7 +92,19 @@ func TestCleanupOfKernel(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, kernel.Close())
 
+	// Nor while another CNI configuration names the plugin: with that new pods need it all.
+	other := filepath.Join(dir, "net.d", "00-multus.conflist")
+	require.NoError(t, os.WriteFile(other, []byte(`{"type": "multus", "delegates": [{"type": "sluice-cni"}]}`), 0o600))
 	r := sluice(t, args...)
+	require.Equal(t, exitError, r.code)
+	require.Contains(t, r.stderr, other+" has sluice-cni in it too")
+	require.Empty(t, r.stdout)
+	require.Equal(t, 1, attached())
+	require.FileExists(t, conf)
+	require.FileExists(t, binary)
+	require.NoError(t, os.Remove(other))
+
+	r = sluice(t, args...)
 	require.Equal(t, exitOK, r.code, r.stderr)
 	for _, line := range []string{
 		"removed CNI plugin " + conf, "removed CNI plugin " + binary, "removed pinned program from_pod", "detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",

@@ -91,13 +91,19 @@ func register(p params) error {
 			Timeout: cniconf.Duration(p.Config.CNITimeout),
 		}},
 	}
-	if !p.Plugin.Enabled {
-		p.Jobs.Add(job.OneShot("remove-cni-plugin", func(ctx context.Context, health cell.Health) error {
+	// An agent with maps in memory enforces nothing on this node. It installs no plugin, by
+	// which no pod would start without it, and removes none of another agent's.
+	enforcing := func(do job.OneShotFunc) job.OneShotFunc {
+		return func(ctx context.Context, health cell.Health) error {
 			if backend := p.Maps.Backend(); backend == nil || backend.Name() != "kernel" {
-				return nil // it touches no packet of this node, and no file of another agent's
+				health.OK("Leaves CNI configurations alone, as the maps are not in the kernel")
+				return nil
 			}
-			return k.runRemoved(ctx, health)
-		}))
+			return do(ctx, health)
+		}
+	}
+	if !p.Plugin.Enabled {
+		p.Jobs.Add(job.OneShot("remove-cni-plugin", enforcing(k.runRemoved)))
 		return nil
 	}
 	if p.Socket == "" {
@@ -111,6 +117,6 @@ func register(p params) error {
 		return fmt.Errorf("find the CNI plugin beside the agent: %w", err)
 	}
 	k.source = filepath.Join(filepath.Dir(self), cniconf.Type)
-	p.Jobs.Add(job.OneShot("install-cni-plugin", k.run))
+	p.Jobs.Add(job.OneShot("install-cni-plugin", enforcing(k.run)))
 	return nil
 }

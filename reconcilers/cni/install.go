@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/cniconf"
@@ -126,19 +130,27 @@ func (i *installer) binaries() (files [2]fs.FileInfo) {
 
 // Uninstall takes the plugin out of the node's CNI configuration, and then removes its
 // binary and what it has told of pods, and returns what it removed. It leaves the plugin of
-// an agent with another socket alone. The latter stay while a runtime may call the plugin for
-// pods that it was called for: CRI-O keeps the configuration with each pod. Others do not
-// call it any more, so what it has told would never go.
+// another agent alone, with an error, if that runs. It removes nothing while another
+// configuration names the plugin: no pod would start with that. The latter stay while a runtime may call
+// the plugin for pods that it was called for: CRI-O keeps the configuration with each pod.
+// Others do not call it any more, so what it has told would never go.
 func Uninstall(p Paths, socket, runDir string) (removed []string, err error) {
 	return uninstall(realDisk{}, p, socket, runDir)
 }
 
 func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err error) {
-	owner, err := socketOf(p.file())
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err == nil && owner != socket:
-		return nil, nil
+	// The socket may have changed since the file was written: then nobody has the former one.
+	// A file that cannot be read has no owner.
+	if owner, err := socketOf(p.file()); err == nil && owner != socket && listens(owner) {
+		return nil, fmt.Errorf("leave %s alone: it is of the agent that listens on %s", p.file(), owner)
+	}
+	other, err := otherWithPlugin(d, p.ConfDir)
+	if err != nil {
+		return nil, err
+	}
+	if other != "" {
+		return nil, fmt.Errorf("%s has %s in it too: no pod would start with that if the plugin was gone. Have it made from the CNI's own file, or remove it",
+			other, cniconf.Type)
 	}
 	kept, err := mayBeCalled(runDir)
 	if err != nil {
@@ -165,6 +177,38 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 	}
 	_ = os.Remove(runDir) // stays while it is not empty
 	return removed, nil
+}
+
+// otherWithPlugin returns the first configuration of others that has the plugin in it, as
+// Multus makes one of the first file; empty if there is none. Which one the runtime takes
+// does not matter: with that of Sluice gone it may be any of them.
+func otherWithPlugin(d disk, dir string) (string, error) {
+	files, err := configurations(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, file := range files {
+		if !isOther(file) {
+			continue
+		}
+		data, err := d.read(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("read %s: %w", file, err)
+		}
+		if hasPlugin(data) {
+			return file, nil
+		}
+	}
+	return "", nil
+}
+
+// listens reports whether a process listens on a socket, also if it is too busy to answer.
+func listens(socket string) bool {
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		conn.Close()
+	}
+	return err == nil || errors.Is(err, unix.EAGAIN) || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // mayBeCalled reports whether pods are left that a runtime other than containerd made.

@@ -122,11 +122,29 @@ func TestBinaryIsReadOnce(t *testing.T) {
 	require.Equal(t, "another version", string(binary))
 }
 
-// An agent that keeps its maps in memory leaves the plugin of another one alone.
-func TestMemoryRemovesNothing(t *testing.T) {
-	n := newTestNode(t)
-	n.has("10-pods.conflist", bridge)
-	n.install()
+// An agent that keeps its maps in memory leaves the plugin of another one alone, and
+// installs none.
+func TestMemoryTouchesNothing(t *testing.T) {
+	for _, enabled := range []bool{false, true} {
+		n := newTestNode(t)
+		n.has("10-pods.conflist", bridge)
+		n.install()
+		before, err := os.ReadFile(n.file())
+		require.NoError(t, err)
+		require.Empty(t, n.runInMemory(enabled))
+		after, err := os.ReadFile(n.file())
+		require.NoError(t, err)
+		require.Equal(t, string(before), string(after))
+		require.FileExists(t, n.Binary())
+	}
+}
+
+// runInMemory starts and stops an agent with maps in memory, and returns what it did of the
+// node's configuration.
+func (n *testNode) runInMemory(plugin bool) (rows []*tables.CNIConfig) {
+	t := n.t
+	var db *statedb.DB
+	var table statedb.Table[*tables.CNIConfig]
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, Cell,
 		cell.Provide(func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) }),
@@ -137,13 +155,15 @@ func TestMemoryRemovesNothing(t *testing.T) {
 		cell.Provide(func() tables.Enforcement { return tables.EnforcementDefault }),
 		cell.Provide(tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable),
 		cell.Provide(func() Socket { return Socket(n.plugin.Socket) }),
-		cell.Provide(func() tables.CNIPlugin { return tables.CNIPlugin{RunDir: n.run} }))
+		cell.Provide(func() tables.CNIPlugin {
+			return tables.CNIPlugin{Enabled: plugin, RunDir: n.run}
+		}),
+		cell.Invoke(func(d *statedb.DB, t statedb.Table[*tables.CNIConfig]) { db, table = d, t }))
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	h.RegisterFlags(flags)
 	args := []string{"--bpf=memory", "--cni-conf-dir=" + n.ConfDir, "--cni-bin-dir=" + n.BinDir}
 	require.NoError(t, flags.Parse(args))
 	require.NoError(t, h.Start(log, t.Context()))
 	require.NoError(t, h.Stop(log, context.Background())) // by then the job has ended
-	require.FileExists(t, n.file())
-	require.FileExists(t, n.Binary())
+	return statedb.Collect(table.All(db.ReadTxn()))
 }

@@ -31,7 +31,7 @@ type Attachment struct {
 	UID       string `json:"uid,omitempty"` // as the kubelet knows it, if the runtime told
 
 	// The other end of the pod's interface, on the node; none if the interface is
-	// no veth. Reason then says what it is.
+	// no veth, or has no address. Reason then says what it is.
 	Device  string `json:"device,omitempty"`
 	IfIndex int    `json:"ifIndex,omitempty"`
 	Reason  string `json:"reason,omitempty"`
@@ -119,7 +119,7 @@ func (a *Attachment) check(name string) error {
 		return fmt.Errorf("parse attachment: it is of container %q, interface %q", a.Container, a.IfName)
 	case a.Namespace == "" || a.Pod == "":
 		return errors.New("parse attachment: it names no pod")
-	case len(a.Addrs) == 0:
+	case len(a.Addrs) == 0 && a.Reason == "":
 		return errors.New("parse attachment: it has no addresses")
 	case (a.IfIndex <= 0 || a.Device == "") && a.Reason == "":
 		return errors.New("parse attachment: it has no device")

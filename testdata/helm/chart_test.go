@@ -273,6 +273,41 @@ func TestCNIPlugin(t *testing.T) {
 	}
 }
 
+// The directories of the CNI are mounted also without the plugin, which may have to be
+// removed, and not where the values say that it is.
+func TestCNIMounts(t *testing.T) {
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	const conf, bin = "/etc/cni/net.d", "/opt/cni/bin"
+	for _, cleanup := range []bool{false, true} {
+		for _, mounted := range []bool{false, true} {
+			files, err := render(c, map[string]any{
+				"flags": map[string]any{"cni-plugin": false}, "cniMounts": mounted,
+				"cleanup": map[string]any{"enabled": cleanup},
+			}, kubeVersion)
+			require.NoError(t, err)
+			pod, agent := agentOf(t, decode(t, files))
+			if cleanup {
+				agent = pod.InitContainers[0]
+			}
+			var volumes, mounts []string
+			for _, volume := range pod.Volumes {
+				volumes = append(volumes, volume.HostPath.Path)
+			}
+			for _, mount := range agent.VolumeMounts {
+				mounts = append(mounts, mount.MountPath)
+			}
+			for _, paths := range [][]string{volumes, mounts} {
+				require.Contains(t, paths, "/var/lib/sluice")
+				require.Equal(t, mounted, slices.Contains(paths, conf), paths)
+				require.Equal(t, mounted, slices.Contains(paths, bin), paths)
+			}
+		}
+	}
+	_, err = render(c, map[string]any{"cniMounts": false}, kubeVersion)
+	require.ErrorContains(t, err, "cniMounts=false needs flags.cni-plugin=false")
+}
+
 // Every volume is one of the node that a flag names, and is mounted where the flag says.
 func TestVolumes(t *testing.T) {
 	for set, want := range map[string]map[string]string{
@@ -407,7 +442,12 @@ func TestDefinitions(t *testing.T) {
 		}
 		definitions++
 		require.Equal(t, "keep", crd.Annotations["helm.sh/resource-policy"], key)
-		crd.Labels, crd.Annotations = nil, nil
+		delete(crd.Annotations, "helm.sh/resource-policy")
+		require.Equal(t, map[string]string{
+			"argocd.argoproj.io/sync-options":   "Prune=false,Delete=false",
+			"kustomize.toolkit.fluxcd.io/prune": "disabled",
+		}, crd.Annotations, "GitOps tools do not delete them either: %s", key)
+		crd.Labels = nil
 		var want apiextensionsv1.CustomResourceDefinition
 		text := readFile(t, filepath.Join(deployDir, "crds", crd.Spec.Names.Plural+".yaml"))
 		require.NoError(t, yaml.UnmarshalStrict(text, &want))

@@ -53,10 +53,12 @@ seLinuxOptions:
 - name: run # the socket
   mountPath: {{ dir . }}
 {{- end }}
+{{- if include "sluice.cniMounts" . }}
 - name: cni-conf # the plugin is chained to the CNI's own configuration
   mountPath: {{ index .Values.flags "cni-conf-dir" }}
 - name: cni-bin # the plugin itself
   mountPath: {{ index .Values.flags "cni-bin-dir" }}
+{{- end }}
 - name: state # former values of sysctls, and the lock
   mountPath: {{ index .Values.flags "state-dir" }}
 - name: cilium # asked how it routes, where it is the CNI

@@ -87,6 +87,15 @@ port: {{ include "sluice.port" $address }}
 {{- if and (eq (toString (index $flags "cni-plugin")) "true") $flags.socket (ne (toString (index $flags "endpoint-source")) "cilium") -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether the directories of the CNI are mounted: to install the plugin, and to remove it. */ -}}
+{{- define "sluice.cniMounts" -}}
+{{- if .Values.cniMounts -}}
+true
+{{- else if include "sluice.cniPlugin" . -}}
+{{- fail "cniMounts=false needs flags.cni-plugin=false: the agent installs the plugin in these directories, and removes it from them" -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Where the CNI plugin tells of pods, which is mounted with the socket: beside it, unless a flag says. */ -}}
 {{- define "sluice.cniRunDir" -}}
 {{- $flags := .Values.flags -}}
