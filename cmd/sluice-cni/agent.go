@@ -33,10 +33,14 @@ const (
 // await returns when all policies of a pod are in the kernel, or the pod is held.
 func await(ctx context.Context, c *config, a *cnifile.Attachment) error {
 	began, held := time.Now(), false
+	var last error
 	for {
 		err := ask(ctx, c.Socket, a)
 		if err == nil {
 			return nil
+		}
+		if ctx.Err() != nil && last != nil {
+			return last // it says more than that the time is up
 		}
 		if !held {
 			var holdErr error
@@ -48,9 +52,10 @@ func await(ctx context.Context, c *config, a *cnifile.Attachment) error {
 		if held && time.Since(began) >= graceTime {
 			return nil
 		}
+		last = err
 		select {
 		case <-ctx.Done():
-			return err
+			return last
 		case <-time.After(retryTime):
 		}
 	}

@@ -279,7 +279,7 @@ func TestAgentStarts(t *testing.T) {
 // What an agent says that has no pod in force in time is in the error.
 func TestAgentIsSlow(t *testing.T) {
 	n := newNode(t)
-	n.timeout = "300ms"
+	n.timeout = "3s"
 	n.agent(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, `{"err": "not in force yet: 10.1.0.7 waits for class 3"}`,
 			http.StatusServiceUnavailable)
