@@ -104,7 +104,7 @@ spec: %s
 func podSpec(node, restart string, args ...string) string {
 	container := corev1.Container{Name: "pod", Image: kubernetes.TrafficImage, Args: args}
 	// Without a request the pods get next to no CPU time on a busy machine.
-	container.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m")}
+	container.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("5m")}
 	if args[0] == "serve" {
 		container.ReadinessProbe = &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(traffic.Port)}},
