@@ -50,7 +50,8 @@ func (p PodAddrs) Equal(o PodAddrs) bool {
 		slices.Equal(p.Addrs, o.Addrs) && slices.Equal(p.StatusAddrs, o.StatusAddrs)
 }
 
-// Counts reports whether the announcement counts for a pod of its UID.
+// Counts reports whether the announcement counts for its pod, by the status that this
+// has now.
 func (p PodAddrs) Counts(e *Endpoint) bool { return slices.Equal(p.StatusAddrs, e.InStatus()) }
 
 // isOf reports whether the announcement is of this pod, not of another one of its
@@ -60,7 +61,8 @@ func (p PodAddrs) isOf(e *Endpoint) bool {
 }
 
 // AnnouncedAddrs returns the addresses of a pod that agents announce and that count, as
-// its status has not come since. Only agents can write slices in their namespace; those of other namespaces count for nothing.
+// its status has not come since. Only agents can write slices in their namespace; those
+// of other namespaces count for nothing.
 func AnnouncedAddrs(
 	txn statedb.ReadTxn, backends statedb.Table[*BackendSlice], agents AgentNamespace, e *Endpoint,
 ) (addrs []netip.Addr) {

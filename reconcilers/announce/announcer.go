@@ -130,8 +130,8 @@ func (a *announcer) adopt() error {
 }
 
 // local returns the pods of this node with the addresses of their interfaces, those of
-// the newest ones first, and channels of which one closes when some are others. It looks at the interfaces
-// itself: that pods have their addresses by them may be about to be written.
+// the newest ones first, and channels of which one closes when some are others. It looks
+// at the interfaces itself: that pods have their addresses by them may be about to be written.
 func (a *announcer) local(
 	txn statedb.ReadTxn,
 ) (local []*tables.Endpoint, changed [4]<-chan struct{}) {

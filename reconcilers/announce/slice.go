@@ -60,14 +60,13 @@ func (s slice) wanted(
 		before, found := said[e.UID]
 		want := tables.PodAddrs{Pod: e.Name, UID: e.UID, Node: e.Node, Addrs: s.of(e.Addrs),
 			StatusAddrs: e.InStatus()}
-		announce := !statusAgrees(e) && len(want.Addrs) > 0
 		room := len(pods) < maxPods
 		switch {
-		case announce && room:
+		case room && !statusAgrees(e) && len(want.Addrs) > 0:
 			due = due || !before.Equal(want)
 			pods = append(pods, want)
-		case found && before.Counts(e) && !(announce && before.Equal(want)):
-			due = true
+		case found && before.Counts(e):
+			due = true // the status alone is right
 		case found && room && slices.Equal(before.Addrs, want.Addrs) && now.Sub(e.Attached) < keep:
 			pods = append(pods, before)
 		}
