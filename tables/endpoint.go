@@ -31,14 +31,12 @@ type Endpoint struct {
 	Created time.Time `json:"created"`
 
 	// Attached is when the CNI plugin told of the pod's interface, zero if it did
-	// not. Addrs are then those of the interface, and StatusAddrs those of the
-	// object's status, which come later.
+	// not. Announced is set if the agent of the pod's node, another one, announces its
+	// addresses. With either, Addrs are those of the interface, and StatusAddrs those of
+	// the object's status, which come later.
 	Attached    time.Time    `json:"attached,omitzero"`
+	Announced   bool         `json:"announced,omitempty"`
 	StatusAddrs []netip.Addr `json:"statusAddrs,omitempty"`
-
-	// Announced is set if Addrs are those that the agent of the pod's node announces:
-	// the object's status has none yet.
-	Announced bool `json:"announced,omitempty"`
 
 	// LabelSet is what selectors see of the endpoint. It is never nil; endpoints that
 	// have the same one may share it.
@@ -48,11 +46,15 @@ type Endpoint struct {
 }
 
 // Newer reports whether an address that both endpoints claim belongs to e: its
-// interface was made later, or it was created later, or at the same time and its
-// name sorts first.
+// interface was made later, or it has the address by a new interface that its status
+// does not know yet, or it was created later, or at the same time and its name sorts
+// first.
 func (e *Endpoint) Newer(o *Endpoint) bool {
 	if !e.Attached.Equal(o.Attached) {
 		return e.Attached.After(o.Attached)
+	}
+	if e.readdressed() != o.readdressed() {
+		return e.readdressed()
 	}
 	if !e.Created.Equal(o.Created) {
 		return e.Created.After(o.Created)
@@ -60,45 +62,58 @@ func (e *Endpoint) Newer(o *Endpoint) bool {
 	return e.Name.String() < o.Name.String()
 }
 
+// readdressed reports whether the addresses are announced of a pod whose status has
+// former ones.
+func (e *Endpoint) readdressed() bool { return e.Announced && len(e.StatusAddrs) > 0 }
+
 // SameClaim reports whether two rows of an endpoint claim the same addresses, and
 // with the same right.
 func (e *Endpoint) SameClaim(o *Endpoint) bool {
-	return e.Attached.Equal(o.Attached) && e.Created.Equal(o.Created) && slices.Equal(e.Addrs, o.Addrs)
+	return e.Attached.Equal(o.Attached) && e.readdressed() == o.readdressed() &&
+		e.Created.Equal(o.Created) && slices.Equal(e.Addrs, o.Addrs)
+}
+
+// InStatus returns the addresses of the object's status.
+func (e *Endpoint) InStatus() []netip.Addr {
+	if e.Attached.IsZero() && !e.Announced {
+		return e.Addrs
+	}
+	return e.StatusAddrs
 }
 
 // WithAttachment returns the endpoint with the addresses of its interfaces and the time
 // when they were made, or without any with those of its status. Addresses that the
 // status has come first, in its order. It is the same endpoint if nothing changes.
 func (e *Endpoint) WithAttachment(addrs []netip.Addr, made time.Time) *Endpoint {
-	status := e.Addrs
-	if !e.Attached.IsZero() {
-		status = e.StatusAddrs
-	}
-	with := *e
 	if len(addrs) == 0 {
-		with.Addrs, with.StatusAddrs, with.Attached = status, nil, time.Time{}
-	} else {
-		with.Addrs, with.StatusAddrs, with.Attached = nil, status, made
-		for _, addr := range slices.Concat(status, addrs) {
-			if slices.Contains(addrs, addr) && !slices.Contains(with.Addrs, addr) {
-				with.Addrs = append(with.Addrs, addr)
-			}
+		return e.with(nil, time.Time{}, false)
+	}
+	var ordered []netip.Addr
+	for _, addr := range slices.Concat(e.InStatus(), addrs) {
+		if slices.Contains(addrs, addr) && !slices.Contains(ordered, addr) {
+			ordered = append(ordered, addr)
 		}
 	}
-	if with.SameClaim(e) && slices.Equal(with.StatusAddrs, e.StatusAddrs) {
-		return e
-	}
-	return &with
+	return e.with(ordered, made, false)
 }
 
 // WithAnnounced returns the endpoint with the addresses that the agent of its node
-// announces, if its status has none. It is the same one if nothing changes.
+// announces, or without any with those of its status. It is the same endpoint if
+// nothing changes.
 func (e *Endpoint) WithAnnounced(addrs []netip.Addr) *Endpoint {
-	if !e.Announced && len(e.Addrs) > 0 || slices.Equal(e.Addrs, addrs) {
+	return e.with(addrs, time.Time{}, len(addrs) > 0)
+}
+
+func (e *Endpoint) with(addrs []netip.Addr, attached time.Time, announced bool) *Endpoint {
+	with := *e
+	with.Addrs, with.StatusAddrs = addrs, e.InStatus()
+	if with.Attached, with.Announced = attached, announced; attached.IsZero() && !announced {
+		with.Addrs, with.StatusAddrs = e.InStatus(), nil
+	}
+	if with.SameClaim(e) && with.Announced == e.Announced &&
+		slices.Equal(with.StatusAddrs, e.StatusAddrs) {
 		return e
 	}
-	with := *e
-	with.Addrs, with.Announced = addrs, len(addrs) > 0
 	return &with
 }
 

@@ -92,7 +92,7 @@ func covering(prefixes []netip.Prefix, addr netip.Addr) (bits int) {
 
 func (o *oracle) owner(txn statedb.ReadTxn, addr netip.Addr) (owner *tables.Endpoint) {
 	for e := range o.Endpoints.All(txn) {
-		if slices.Contains(e.Addrs, addr) && (owner == nil || cmp.Or(e.Attached.Compare(owner.Attached), e.Created.Compare(owner.Created)) > 0) {
+		if slices.Contains(e.Addrs, addr) && (owner == nil || e.Newer(owner)) {
 			owner = e
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-net/sluice/cmd/e2e/cluster"
 	"github.com/sluice-net/sluice/tables"
@@ -127,6 +129,13 @@ func TestAnnounce(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(runDir, "next-eth0.json")))
 	awaitAddrs(second, "next")
 
+	// A sandbox that is made anew: the status has the former address.
+	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "anew", Labels: map[string]string{"app": "web"},
+		Node: localNode, IPs: []netip.Addr{netip.MustParseAddr("10.1.0.20")}})
+	awaitAddrs(second, "anew", "10.1.0.20")
+	attach(t, runDir, "anew", "10.1.0.21")
+	awaitAddrs(second, "anew", "10.1.0.21")
+
 	// An agent that starts knows what others announce, and an API server that was away.
 	second.kill()
 	second.start()
@@ -136,4 +145,13 @@ func TestAnnounce(t *testing.T) {
 	attach(t, runDir, "next", "10.1.0.10")
 	c.StartAPIServer()
 	awaitAddrs(second, "next", "10.1.0.10")
+
+	// What an agent has said that is dead does not count against a later status.
+	first.kill()
+	awaitAddrs(second, "anew", "10.1.0.21")
+	_, err = c.Client().CoreV1().Pods("prod").Patch(t.Context(), "anew", types.MergePatchType,
+		[]byte(`{"status": {"podIP": "10.1.0.22", "podIPs": [{"ip": "10.1.0.22"}]}}`),
+		metav1.PatchOptions{}, "status")
+	require.NoError(t, err)
+	awaitAddrs(second, "anew", "10.1.0.22")
 }

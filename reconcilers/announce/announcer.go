@@ -3,9 +3,11 @@
 package announce
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -48,12 +50,12 @@ type announcer struct {
 	params
 	writes  *prometheus.CounterVec
 	limiter *rate.Limiter
-	slices  []*slice
+	slices  []slice
 }
 
 func newAnnouncer(p params, writes *prometheus.CounterVec) *announcer {
 	return &announcer{params: p, writes: writes, limiter: rate.NewLimiter(writeRate, writeBurst),
-		slices: []*slice{
+		slices: []slice{
 			newSlice(p.Namespace, p.LocalNode, discoveryv1.AddressTypeIPv4),
 			newSlice(p.Namespace, p.LocalNode, discoveryv1.AddressTypeIPv6),
 		}}
@@ -69,12 +71,15 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
-	a.adopt()
+	if err := a.adopt(); err != nil {
+		return err
+	}
 	health.OK("Announces new pods")
 	retry := pause.NewBackoff(retryMin, retryMax)
 	for {
-		local, changed := a.local(a.DB.ReadTxn())
-		if !a.due(local) {
+		txn := a.DB.ReadTxn()
+		local, changed := a.local(txn)
+		if !a.due(txn, local) {
 			select {
 			case <-ctx.Done():
 				return nil
@@ -111,17 +116,22 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 }
 
 // adopt takes in what the former agent has announced, which may be wrong by now.
-func (a *announcer) adopt() {
+func (a *announcer) adopt() error {
 	for _, s := range a.slices {
-		if row, _, found := a.Backends.Get(a.DB.ReadTxn(), tables.BackendSliceByName(s.name)); found {
-			s.written(row.Pods, time.Now())
+		row, _, found := a.Backends.Get(a.DB.ReadTxn(), tables.BackendSliceByName(s.name))
+		if !found {
+			continue
+		}
+		if err := a.tell(s, row.Pods, reconciler.StatusDone()); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// local returns the pods of this node with the addresses of their interfaces, and
-// channels of which one closes when some are others. It looks at the interfaces
-// itself: that pods have their addresses by them may be about to be written.
+// local returns the pods of this node with the addresses of their interfaces, those of
+// the newest ones first, and channels of which one closes when some are others. It looks
+// at the interfaces itself: that pods have their addresses by them may be about to be written.
 func (a *announcer) local(
 	txn statedb.ReadTxn,
 ) (local []*tables.Endpoint, changed [4]<-chan struct{}) {
@@ -136,17 +146,27 @@ func (a *announcer) local(
 	for e := range rows {
 		local = append(local, e.WithAttachment(tables.CNIAddrsOf(txn, a.Attachments, e)))
 	}
+	slices.SortFunc(local, func(a, b *tables.Endpoint) int {
+		return cmp.Or(b.Attached.Compare(a.Attached), cmp.Compare(a.Name.String(), b.Name.String()))
+	})
 	return local, changed
 }
 
 // due reports whether a slice has to be written.
-func (a *announcer) due(local []*tables.Endpoint) bool {
-	for _, s := range a.slices {
-		if _, due := s.wanted(local, time.Now()); due {
-			return true
-		}
+func (a *announcer) due(txn statedb.ReadTxn, local []*tables.Endpoint) bool {
+	return slices.ContainsFunc(a.slices, func(s slice) bool {
+		_, due := s.wanted(a.last(txn, s), local, time.Now())
+		return due
+	})
+}
+
+// last returns what was last said in a slice.
+func (a *announcer) last(txn statedb.ReadTxn, s slice) *tables.PodAnnouncement {
+	row, _, found := a.Announcements.Get(txn, tables.PodAnnouncementBySlice(s.name))
+	if !found {
+		return &tables.PodAnnouncement{}
 	}
-	return false
+	return row
 }
 
 // write writes the slices that have to be, and returns why one could not be. The other
@@ -155,25 +175,20 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 	txn := a.DB.ReadTxn()
 	local, _ := a.local(txn)
 	for _, s := range a.slices {
-		now := time.Now()
-		pods, due := s.wanted(local, now)
+		pods, due := s.wanted(a.last(txn, s), local, time.Now())
 		if !due {
 			continue
 		}
-		row := &tables.PodAnnouncement{Slice: s.name, Pods: pods, Status: reconciler.StatusDone()}
-		outcome := "written"
+		outcome, status := "written", reconciler.StatusDone()
 		if problem := a.patch(ctx, txn, s, pods); problem != nil {
-			s.failed = true
-			outcome, failed, row.Status = "failed", errors.Join(failed, problem),
-				reconciler.StatusError(problem)
-		} else {
-			s.written(pods, now)
+			outcome, status = "failed", reconciler.StatusError(problem)
+			failed = errors.Join(failed, problem)
 		}
 		if ctx.Err() != nil {
 			return failed, nil
 		}
 		a.writes.WithLabelValues(outcome).Inc()
-		if err := a.tell(row); err != nil {
+		if err := a.tell(s, pods, status); err != nil {
 			return failed, err
 		}
 	}
@@ -181,7 +196,7 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 }
 
 func (a *announcer) patch(
-	ctx context.Context, txn statedb.ReadTxn, s *slice, pods []tables.PodAddrs,
+	ctx context.Context, txn statedb.ReadTxn, s slice, pods []tables.PodAddrs,
 ) error {
 	node, _, found := a.Nodes.Get(txn, tables.NodeByName(a.LocalNode.Name))
 	if !found {
@@ -200,9 +215,10 @@ func (a *announcer) patch(
 }
 
 // tell writes the row about a slice.
-func (a *announcer) tell(row *tables.PodAnnouncement) error {
+func (a *announcer) tell(s slice, pods []tables.PodAddrs, status reconciler.Status) error {
 	wtxn := a.DB.WriteTxn(a.Announcements)
 	defer wtxn.Abort()
+	row := &tables.PodAnnouncement{Slice: s.name, Pods: pods, Status: status}
 	if _, _, err := a.Announcements.Insert(wtxn, row); err != nil {
 		return err
 	}

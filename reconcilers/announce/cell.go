@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package announce tells the agents of other nodes the addresses of new pods of this
-// node. They learn an address from the pod's status otherwise, which has it about a
-// second after the pod started, and drop its connections until then.
+// Package announce tells the agents of other nodes the addresses of pods of this node
+// that are new, or whose sandbox was made anew. They learn an address from the pod's
+// status otherwise, which has it about a second after the pod started, and drop its
+// connections until then, or take the pod for the one that had the address before.
 //
 //	endpoints, cni-attachments ──► EndpointSlices sluice-<node>-ipv4, -ipv6
 //
 // The slices are in the namespace of the agents, of no service, and left alone by
 // controllers and proxies by their labels. All agents watch EndpointSlices anyway.
 //
-// A pod is announced until its status has an address. What is no longer needed goes
-// with the next write: a batch of new pods takes one write, and nothing is written at
-// rest. Only what is wrong is withdrawn at once.
+// A pod is announced while its status differs from its interface, and the announcement
+// counts only while the status is that which it differs from: no other order of what
+// agents see matters, and a stale one does no harm. What is no longer needed goes with
+// the next write: a batch of new pods takes one write, and nothing is written at rest.
+// Only what counts and is wrong is withdrawn at once. What was last said is in
+// pod-announcements.
 package announce
 
 import (

@@ -3,13 +3,13 @@
 package announce
 
 import (
-	"cmp"
 	"encoding/json"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cilium/statedb/reconciler"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// keep is how long a pod is announced at least, also after its status has come:
-	// the watch of another agent may have the slice without it before that status.
+	// keep is for how long since its interface was made a pod stays announced after its
+	// status has come: the watch of another agent may have the slice without the pod
+	// before that status.
 	keep = 30 * time.Second
 
 	// maxPods bounds a slice, of which the API takes 1000. Nodes have fewer pods.
@@ -31,95 +32,62 @@ const (
 type slice struct {
 	name   tables.Name
 	family discoveryv1.AddressType
-
-	said  map[types.UID]tables.PodAddrs // by pods, what it says as far as is known
-	since map[types.UID]time.Time       // when they were announced first
-
-	// failed is set while it is not known to be as it was last wanted: it is written
-	// even if that is needed no more, so that health and the row tell of now.
-	failed bool
 }
 
 func newSlice(
 	namespace tables.AgentNamespace, node tables.LocalNode, family discoveryv1.AddressType,
-) *slice {
+) slice {
 	name := "sluice-" + node.Name + "-" + strings.ToLower(string(family))
-	return &slice{
-		name: tables.Name{Namespace: string(namespace), Name: name}, family: family,
-		said: map[types.UID]tables.PodAddrs{}, since: map[types.UID]time.Time{},
-	}
-}
-
-// written takes in what the slice says since it was written.
-func (s *slice) written(pods []tables.PodAddrs, now time.Time) {
-	since := s.since
-	s.failed = false
-	s.said, s.since = map[types.UID]tables.PodAddrs{}, map[types.UID]time.Time{}
-	for _, p := range pods {
-		uid := types.UID(p.UID)
-		s.said[uid], s.since[uid] = p, now
-		if at, found := since[uid]; found {
-			s.since[uid] = at
-		}
-	}
-}
-
-// candidate is a pod that may be announced.
-type candidate struct {
-	tables.PodAddrs
-	made  time.Time // its interface
-	fresh bool      // its status has no address
+	return slice{name: tables.Name{Namespace: string(namespace), Name: name}, family: family}
 }
 
 // wanted returns what the slice shall say of this node's pods, and whether it has to
-// be written for that: a new pod is missing, what it says of one is wrong, or a write
-// has failed. Pods have the addresses of their interfaces here.
-func (s *slice) wanted(local []*tables.Endpoint, now time.Time) (pods []tables.PodAddrs, due bool) {
-	due = s.failed
-	var candidates []candidate
+// be written for that: other nodes know a pod by other addresses than those of its
+// interface, or the last write has failed. The pods have the addresses of their
+// interfaces, and are sorted.
+func (s slice) wanted(
+	last *tables.PodAnnouncement, local []*tables.Endpoint, now time.Time,
+) (pods []tables.PodAddrs, due bool) {
+	said := map[string]tables.PodAddrs{} // by UID
+	for _, p := range last.Pods {
+		said[p.UID] = p
+	}
+	due = last.Status.Kind == reconciler.StatusKindError
 	for _, e := range local {
-		uid := types.UID(e.UID)
-		if uid == "" {
+		if e.UID == "" {
 			continue
 		}
-		c := candidate{made: e.Attached, fresh: !hasStatus(e), PodAddrs: tables.PodAddrs{
-			Pod: e.Name, UID: e.UID, Node: e.Node, Addrs: s.of(e.Addrs),
-		}}
-		said, found := s.said[uid]
+		before, found := said[e.UID]
+		want := tables.PodAddrs{Pod: e.Name, UID: e.UID, Node: e.Node, Addrs: s.of(e.Addrs),
+			StatusAddrs: e.InStatus()}
+		room := len(pods) < maxPods
 		switch {
-		case c.fresh:
-			due = due || found && !said.Equal(c.PodAddrs)
-			if len(c.Addrs) > 0 {
-				candidates = append(candidates, c)
-			}
-		case found && said.Equal(c.PodAddrs) && now.Before(s.since[uid].Add(keep)):
-			candidates = append(candidates, c)
+		case room && !statusAgrees(e) && len(want.Addrs) > 0:
+			due = due || !before.Equal(want)
+			pods = append(pods, want)
+		case found && before.Counts(e):
+			due = true // the status alone is right
+		case found && room && slices.Equal(before.Addrs, want.Addrs) && now.Sub(e.Attached) < keep:
+			pods = append(pods, before)
 		}
-	}
-	slices.SortFunc(candidates, func(a, b candidate) int {
-		if a.fresh != b.fresh {
-			if a.fresh {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(b.made.Compare(a.made), cmp.Compare(a.Pod.String(), b.Pod.String()))
-	})
-	for _, c := range candidates[:min(len(candidates), maxPods)] {
-		_, found := s.said[types.UID(c.UID)]
-		due = due || !found
-		pods = append(pods, c.PodAddrs)
 	}
 	return pods, due
 }
 
-// hasStatus reports whether the status of a pod has addresses: others know it by these.
-func hasStatus(e *tables.Endpoint) bool {
-	return len(e.StatusAddrs) > 0 || e.Attached.IsZero() && len(e.Addrs) > 0
+// statusAgrees reports whether the status of a pod has no other addresses than its
+// interface: other nodes know it rightly by them. The status may have fewer.
+func statusAgrees(e *tables.Endpoint) bool {
+	status := e.InStatus()
+	for _, addr := range status {
+		if !slices.Contains(e.Addrs, addr) {
+			return false
+		}
+	}
+	return len(status) > 0
 }
 
 // of returns the addresses that are of the family.
-func (s *slice) of(addrs []netip.Addr) (out []netip.Addr) {
+func (s slice) of(addrs []netip.Addr) (out []netip.Addr) {
 	for _, a := range addrs {
 		if a.Is4() == (s.family == discoveryv1.AddressTypeIPv4) {
 			out = append(out, a)
@@ -129,7 +97,7 @@ func (s *slice) of(addrs []netip.Addr) (out []netip.Addr) {
 }
 
 // manifest is the object: it goes when the Node does.
-func (s *slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
+func (s slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 	object := discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(),
 			Kind: "EndpointSlice"},
@@ -147,7 +115,11 @@ func (s *slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 		AddressType: s.family, Endpoints: []discoveryv1.Endpoint{}, Ports: []discoveryv1.EndpointPort{},
 	}
 	ready := false
+	status := map[string][]netip.Addr{}
 	for _, p := range pods {
+		if len(p.StatusAddrs) > 0 {
+			status[p.UID] = p.StatusAddrs
+		}
 		e := discoveryv1.Endpoint{
 			NodeName: &p.Node, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Pod.Namespace, Name: p.Pod.Name,
@@ -158,7 +130,16 @@ func (s *slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 		}
 		object.Endpoints = append(object.Endpoints, e)
 	}
-	data, err := json.Marshal(object)
+	if len(status) > 0 {
+		object.Annotations = map[string]string{
+			tables.AnnotationStatusAddrs: string(marshal(status)),
+		}
+	}
+	return marshal(object)
+}
+
+func marshal(v any) []byte {
+	data, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // of nothing but texts
 	}

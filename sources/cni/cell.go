@@ -83,7 +83,8 @@ func register(p params) error {
 	wtxn := p.DB.WriteTxn(p.Tables.CNIAttachments)
 	initialized := p.Tables.CNIAttachments.RegisterInitializer(wtxn, "files-of-cni-plugin")
 	wtxn.Commit()
-	changes, err := tables.Follow(p.DB, p.Tables.CNIAttachments.ToTable())
+	give, err := objects.GivePodsAddrs(p.DB, p.Tables, p.Tables.CNIAttachments,
+		func(a *tables.CNIAttachment) []tables.Name { return []tables.Name{a.Pod} })
 	if err != nil {
 		return err
 	}
@@ -91,10 +92,9 @@ func register(p params) error {
 		db: p.DB, log: p.Log, dir: p.Config.RunDir, watcher: dirwatch.New(),
 		table: p.Tables.CNIAttachments, initialized: initialized,
 	}
-	a := &attacher{db: p.DB, tables: p.Tables, changes: changes}
 	p.Jobs.Add(
 		job.OneShot("read-cni-attachments", f.run, job.WithShutdown()),
-		job.OneShot("give-pods-addresses", a.run, job.WithShutdown()),
+		job.OneShot("give-pods-addresses", give, job.WithShutdown()),
 	)
 	return nil
 }

@@ -332,7 +332,11 @@ endpoints:
 // A slice that an agent wrote announces pods, and has no backends.
 func TestEndpointSliceOfAgent(t *testing.T) {
 	s := decodeOne[*tables.BackendSlice](t, endpointSliceKind(), `
-metadata: {name: sluice-n, namespace: sluice-system, labels: {endpointslice.kubernetes.io/managed-by: sluice.net}}
+metadata:
+  name: sluice-n
+  namespace: sluice-system
+  labels: {endpointslice.kubernetes.io/managed-by: sluice.net}
+  annotations: {sluice.net/status-addresses: '{"u": ["10.0.0.9", "fd00::9"]}'}
 addressType: IPv4
 endpoints:
 - {addresses: [10.0.0.1], nodeName: node-1, targetRef: {kind: Pod, namespace: b, name: web-1, uid: u}}
@@ -340,7 +344,8 @@ endpoints:
 - {addresses: [192.0.2.1]}
 ports: [{port: 80, protocol: TCP}]
 `)
-	require.Equal(t, []tables.PodAddrs{{Pod: tables.Name{Namespace: "b", Name: "web-1"}, UID: "u", Node: "node-1", Addrs: addrs("10.0.0.1")}}, s.Pods)
+	require.Equal(t, []tables.PodAddrs{{Pod: tables.Name{Namespace: "b", Name: "web-1"}, UID: "u", Node: "node-1", Addrs: addrs("10.0.0.1"),
+		StatusAddrs: addrs("10.0.0.9", "fd00::9")}}, s.Pods)
 	require.Empty(t, s.Addrs)
 	require.Empty(t, s.Ports)
 	require.Equal(t, []string{`endpoints[1].addresses[0]: "bad": unable to parse IP`}, errorTexts(s.Errors))

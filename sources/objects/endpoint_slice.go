@@ -3,7 +3,9 @@
 package objects
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/netip"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -57,6 +59,13 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 
 // announced returns the addresses of pods in a slice that an agent wrote.
 func (o *endpointSlice) announced(errs *fieldErrors) (pods []tables.PodAddrs) {
+	var status map[string][]netip.Addr // by UID
+	if text := o.Metadata.Annotations.StatusAddrs; text != "" {
+		if err := json.Unmarshal([]byte(text), &status); err != nil {
+			errs.add("metadata.annotations["+tables.AnnotationStatusAddrs+"]", err.Error())
+			return nil // of which announcements count cannot be told
+		}
+	}
 	for i, e := range o.Endpoints {
 		if e.TargetRef.Kind != "Pod" {
 			continue
@@ -65,6 +74,8 @@ func (o *endpointSlice) announced(errs *fieldErrors) (pods []tables.PodAddrs) {
 			Pod:  tables.Name{Namespace: internString(e.TargetRef.Namespace), Name: e.TargetRef.Name},
 			UID:  e.TargetRef.UID,
 			Node: internString(e.NodeName),
+
+			StatusAddrs: status[e.TargetRef.UID],
 		}
 		for j, a := range e.Addresses {
 			p.Addrs = errs.addr(p.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)

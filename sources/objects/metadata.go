@@ -25,6 +25,7 @@ type object struct {
 		Annotations       struct {
 			InitialEventsEnd string `json:"k8s.io/initial-events-end"`
 			ConfigMirror     string `json:"kubernetes.io/config.mirror"` // of a static pod
+			StatusAddrs      string `json:"sluice.net/status-addresses"` // announced
 
 			// Addresses of a node's tunnels, which Calico's node agent sets on Nodes
 			// (libcalico-go, lib/backend/k8s/resources/node.go).

@@ -63,48 +63,10 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 
 // withAddrs returns a pod of this node with the addresses of the interfaces that the
 // CNI plugin told of, if it did, and one of another node with those that the agent
-// there announces, if its status has none.
+// there announces, until its status has them.
 func (t *Tables) withAddrs(txn statedb.ReadTxn, e *tables.Endpoint) *tables.Endpoint {
 	if e.Node == t.LocalNode.Name {
 		return e.WithAttachment(tables.CNIAddrsOf(txn, t.CNIAttachments, e))
 	}
 	return e.WithAnnounced(tables.AnnouncedAddrs(txn, t.BackendSlices, t.Namespace, e))
-}
-
-// AttachAll gives pods the addresses that are known of them now before their status
-// has them.
-func (t *Tables) AttachAll(db *statedb.DB, pods map[tables.Name]bool) error {
-	if len(pods) == 0 {
-		return nil
-	}
-	wtxn := db.WriteTxn(t.Endpoints)
-	defer wtxn.Abort()
-	changes := 0
-	for pod := range pods {
-		changed, err := t.attach(wtxn, pod)
-		if err != nil {
-			return err
-		}
-		if changed {
-			changes++
-		}
-	}
-	if changes > 0 {
-		wtxn.Commit()
-	}
-	return nil
-}
-
-// attach is AttachAll of one pod, and reports whether something changed.
-func (t *Tables) attach(txn statedb.WriteTxn, pod tables.Name) (changed bool, err error) {
-	e, _, found := t.Endpoints.Get(txn, tables.EndpointByName(pod))
-	if !found {
-		return false, nil
-	}
-	with := t.withAddrs(txn, e)
-	if with == e {
-		return false, nil
-	}
-	_, _, err = t.Endpoints.Insert(txn, with)
-	return true, err
 }

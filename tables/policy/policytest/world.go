@@ -3,7 +3,6 @@
 package policytest
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -80,7 +79,7 @@ func (w *World) party(addr netip.Addr) (p party) {
 		return p
 	}
 	for _, e := range w.Endpoints {
-		if slices.Contains(e.Addrs, addr) && (p.pod == nil || cmp.Or(e.Attached.Compare(p.pod.Attached), e.Created.Compare(p.pod.Created)) > 0) {
+		if slices.Contains(e.Addrs, addr) && (p.pod == nil || e.Newer(p.pod)) {
 			p.pod = e
 		}
 	}
