@@ -17,7 +17,7 @@ type Node struct {
 	UID         string         `json:"uid,omitempty"`
 	Labels      labels.Set     `json:"labels,omitempty"`
 	InternalIPs []netip.Addr   `json:"internalIPs,omitempty"` // in the order of the object
-	OtherIPs    []netip.Addr   `json:"otherIPs,omitempty"`    // external addresses, and those that the CNI gave the node
+	OtherIPs    []netip.Addr   `json:"otherIPs,omitempty"`    // external, and of the CNI's tunnels
 	PodCIDRs    []netip.Prefix `json:"podCIDRs,omitempty"`
 	Ready       bool           `json:"ready"`
 	Errors      []FieldError   `json:"errors,omitempty"`

@@ -40,8 +40,8 @@ type cleanupStep struct {
 	run  func() (removed []string, err error)
 }
 
-// steps are all there is to remove, in order, but for the CNI plugin. What the agent adds to the node is
-// added here too.
+// steps are all there is to remove, in order, but for the CNI plugin. What the agent adds to
+// the node is added here too.
 func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},

@@ -128,18 +128,20 @@ func (i *installer) binaries() (files [2]fs.FileInfo) {
 	return files
 }
 
-// Uninstall takes the plugin out of the node's CNI configuration, and then removes its
-// binary and what it has told of pods, and returns what it removed. It leaves the plugin of
-// another agent alone, with an error, if that runs. It removes nothing while another
-// configuration names the plugin: no pod would start with that. The latter stay while a runtime may call
-// the plugin for pods that it was called for: CRI-O keeps the configuration with each pod.
-// Others do not call it any more, so what it has told would never go.
+// Uninstall takes the plugin out of the node's CNI configuration, removes its binary and the
+// files of pods' interfaces, and returns what it removed. It fails and removes nothing while
+// another agent that runs has the plugin, or while another configuration names the plugin:
+// pods could not start with that configuration.
+//
+// The binary and the files stay while a runtime may call the plugin for pods that are left:
+// CRI-O keeps the configuration with each pod. Other runtimes do not call it any more, so
+// the files would never go.
 func Uninstall(p Paths, socket, runDir string) (removed []string, err error) {
 	return uninstall(realDisk{}, p, socket, runDir)
 }
 
 func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err error) {
-	// The socket may have changed since the file was written: then nobody has the former one.
+	// The socket may have changed since the file was written: no agent has the former one.
 	// A file that cannot be read has no owner.
 	if owner, err := socketOf(p.file()); err == nil && owner != socket && listens(owner) {
 		return nil, fmt.Errorf("leave %s alone: it is of the agent that listens on %s", p.file(), owner)
@@ -149,8 +151,8 @@ func uninstall(d disk, p Paths, socket, runDir string) (removed []string, err er
 		return nil, err
 	}
 	if other != "" {
-		return nil, fmt.Errorf("%s has %s in it too: no pod would start with that if the plugin was gone. Have it made from the CNI's own file, or remove it",
-			other, cniconf.Type)
+		return nil, fmt.Errorf("%s has %s in it too: no pod would start with that if the plugin was "+
+			"gone. Have it made from the CNI's own file, or remove it", other, cniconf.Type)
 	}
 	kept, err := mayBeCalled(runDir)
 	if err != nil {
