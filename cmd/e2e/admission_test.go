@@ -138,7 +138,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	}
 
 	c.ApplyFrom("admission")
-	a := newAgentAs(t, kubeconfig, "--bpf=memory", "--cni-plugin", "--cni-run-dir="+t.TempDir(),
+	runDir := t.TempDir()
+	a := newAgentAs(t, kubeconfig, "--bpf=memory", "--cni-plugin", "--cni-run-dir="+runDir,
 		"--cni-conf-dir="+filepath.Join(t.TempDir(), "conf"), "--cni-bin-dir="+filepath.Join(t.TempDir(), "bin"))
 	a.eventually("the policy is in force", func() error {
 		if reportOf("node-2").as(t, first) == nil {
@@ -166,14 +167,20 @@ func TestAdmissionPolicy(t *testing.T) {
 	}
 	require.NoError(t, reportOf("node-2").as(t, ofFile(c.KubeconfigOn("node-2", "sluice"))))
 
+	c.CreateNamespace("prod", nil)
+	c.Apply(announcePolicy)
+	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "web", Labels: map[string]string{"app": "web"}, Node: localNode})
 	a.start()
 	a.awaitReady()
+	attach(t, runDir, "web", "10.1.0.7")
 	a.eventually("the agent has written what is of its node", func() error {
 		node, err := c.Client().CoreV1().Nodes().Get(t.Context(), localNode, metav1.GetOptions{})
 		if err == nil && len(node.Spec.Taints) != 1 {
 			err = fmt.Errorf("taints: %v", node.Spec.Taints)
 		}
-		_, missing := c.Dynamic().Resource(nodereport.Resource).Get(t.Context(), localNode, metav1.GetOptions{})
-		return errors.Join(err, missing)
+		_, noReport := c.Dynamic().Resource(nodereport.Resource).Get(t.Context(), localNode, metav1.GetOptions{})
+		_, noSlice := c.Dynamic().Resource(announce.Resource).Namespace(cluster.Namespace).
+			Get(t.Context(), "sluice-node-1-ipv4", metav1.GetOptions{})
+		return errors.Join(err, noReport, noSlice)
 	})
 }
