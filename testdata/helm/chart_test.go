@@ -12,6 +12,7 @@ import (
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/stretchr/testify/require"
 	"helm.sh/helm/v4/pkg/cli/values"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -37,6 +38,9 @@ var kinds = map[string]func() any{
 	"Service":                  func() any { return new(corev1.Service) },
 	"ServiceAccount":           func() any { return new(corev1.ServiceAccount) },
 	"ServiceMonitor":           func() any { return new(monitoringv1.ServiceMonitor) },
+
+	"ValidatingAdmissionPolicy":        func() any { return new(admissionv1.ValidatingAdmissionPolicy) },
+	"ValidatingAdmissionPolicyBinding": func() any { return new(admissionv1.ValidatingAdmissionPolicyBinding) },
 }
 
 // objects are what a chart makes, by kind and name.
@@ -106,14 +110,15 @@ func TestObjects(t *testing.T) {
 	roles := []string{"ClusterRole/sluice", "ClusterRoleBinding/sluice", "Role/sluice", "RoleBinding/sluice"}
 	reports := "CustomResourceDefinition/nodereports.sluice.io"
 	egress := "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"
-	ordinary := slices.Concat(always, roles, []string{"ServiceAccount/sluice", reports})
+	admission := []string{"ValidatingAdmissionPolicy/sluice", "ValidatingAdmissionPolicyBinding/sluice"}
+	ordinary := slices.Concat(always, roles, admission, []string{"ServiceAccount/sluice", reports})
 	for set, want := range map[string][]string{
 		"default": append(ordinary, egress),
 		"digest":  append(ordinary, egress),
 		"cleanup": append(ordinary, egress),
 		"cilium":  ordinary,
 		"none":    always,
-		"all": append(slices.Concat(always, roles), "ServiceAccount/node-agent", reports, egress,
+		"all": append(slices.Concat(always, roles, admission), "ServiceAccount/node-agent", reports, egress,
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
 			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
 			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
@@ -420,10 +425,37 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// Agents are held to their own node where Kubernetes can, unless the values say no.
+func TestAdmissionPolicy(t *testing.T) {
+	policy, binding := "ValidatingAdmissionPolicy/sluice", "ValidatingAdmissionPolicyBinding/sluice"
+	for kubernetes, there := range map[string]bool{"v1.29.14": false, "v1.30.0": true, "v1.30.4-gke.1": true, kubeVersion: true} {
+		all := decode(t, renderSet(t, "default", kubernetes))
+		require.Equal(t, there, all[policy] != nil, kubernetes)
+		require.Equal(t, there, all[binding] != nil, kubernetes)
+	}
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	files, err := render(c, map[string]any{"admissionPolicy": false}, kubeVersion)
+	require.NoError(t, err)
+	all := decode(t, files)
+	require.NotContains(t, all, policy)
+	require.NotContains(t, all, binding)
+
+	// It is for the account that the values name.
+	all = decode(t, renderSet(t, "all", kubeVersion))
+	p := object[admissionv1.ValidatingAdmissionPolicy](t, all, policy)
+	require.Equal(t, "request.userInfo.username == 'system:serviceaccount:sluice-system:node-agent'", p.Spec.MatchConditions[0].Expression)
+	require.Equal(t, admissionv1.Fail, *p.Spec.FailurePolicy)
+	b := object[admissionv1.ValidatingAdmissionPolicyBinding](t, all, binding)
+	require.Equal(t, p.Name, b.Spec.PolicyName)
+	require.Equal(t, []admissionv1.ValidationAction{admissionv1.Deny}, b.Spec.ValidationActions)
+}
+
 // What is applied with its namespace goes there, and cluster-wide objects have none.
 func TestNamespaces(t *testing.T) {
 	for key, o := range decode(t, renderSet(t, "all", kubeVersion)) {
-		wide := strings.HasPrefix(key, "ClusterRole") || strings.HasPrefix(key, "CustomResourceDefinition")
+		wide := strings.HasPrefix(key, "ClusterRole") || strings.HasPrefix(key, "CustomResourceDefinition") ||
+			strings.HasPrefix(key, "ValidatingAdmissionPolicy")
 		want := namespace
 		if wide {
 			want = ""

@@ -57,6 +57,7 @@ func TestBadValues(t *testing.T) {
 		`terminationGracePeriodSeconds: -1`:              "at '/terminationGracePeriodSeconds'",
 		`nodeSelector: {a: 1}`:                           "at '/nodeSelector/a'",
 		`tolerations: {operator: Exists}`:                "at '/tolerations': got object, want array",
+		`admissionPolicy: "no"`:                          "at '/admissionPolicy': got string, want boolean",
 		`podLabels: [a]`:                                 "at '/podLabels'",
 		`extraVolumeMounts: [{name: a}]`:                 "at '/extraVolumeMounts/0': missing property 'mountPath'",
 	} {

@@ -65,6 +65,11 @@ func (r release) gone(t *testing.T) {
 	require.True(t, apierrors.IsNotFound(err), "%v", err)
 	_, err = r.Client().RbacV1().ClusterRoles().Get(t.Context(), "sluice", metav1.GetOptions{})
 	require.True(t, apierrors.IsNotFound(err), "%v", err)
+	admission := r.Client().AdmissionregistrationV1()
+	_, err = admission.ValidatingAdmissionPolicies().Get(t.Context(), "sluice", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
+	_, err = admission.ValidatingAdmissionPolicyBindings().Get(t.Context(), "sluice", metav1.GetOptions{})
+	require.True(t, apierrors.IsNotFound(err), "%v", err)
 }
 
 // mayList reports whether a service account may list a resource of cilium.io.

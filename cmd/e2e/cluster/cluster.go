@@ -151,7 +151,14 @@ func (c *Cluster) Dynamic() dynamic.Interface { return c.dynamic }
 // Namespace, good for a day, and returns its path.
 func (c *Cluster) Kubeconfig(serviceAccount string) string {
 	c.t.Helper()
-	return c.writeKubeconfig(c.serviceAccountToken(serviceAccount))
+	return c.writeKubeconfig(c.serviceAccountToken(serviceAccount, nil))
+}
+
+// KubeconfigOn is Kubeconfig of a pod that it creates on a node: as with those that a
+// kubelet gives to pods, the token names pod and node.
+func (c *Cluster) KubeconfigOn(node, serviceAccount string) string {
+	c.t.Helper()
+	return c.writeKubeconfig(c.serviceAccountToken(serviceAccount, c.createClientPod(node, serviceAccount)))
 }
 
 func (c *Cluster) writeKubeconfig(token string) string {

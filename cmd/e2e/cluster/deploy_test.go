@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -73,6 +74,11 @@ func TestManifestsAreStrict(t *testing.T) {
 		"DaemonSet":                func(t *testing.T, text []byte) { decode[appsv1.DaemonSet](t, text) },
 		"CustomResourceDefinition": func(t *testing.T, text []byte) { decode[apiextensionsv1.CustomResourceDefinition](t, text) },
 		"Kustomization":            func(t *testing.T, text []byte) { decode[kustomization](t, text) },
+
+		"ValidatingAdmissionPolicy": func(t *testing.T, text []byte) { decode[admissionv1.ValidatingAdmissionPolicy](t, text) },
+		"ValidatingAdmissionPolicyBinding": func(t *testing.T, text []byte) {
+			decode[admissionv1.ValidatingAdmissionPolicyBinding](t, text)
+		},
 	}
 	for path, text := range deployed(t) {
 		t.Run(path, func(t *testing.T) {

@@ -131,16 +131,23 @@ func (c *Cluster) waitServed(ctx context.Context, object *unstructured.Unstructu
 }
 
 // applyDeploy applies what deploy/ needs before an agent runs; not the
-// DaemonSet, as the tests run the agent themselves.
+// DaemonSet, as the tests run the agent themselves, and not the admission policy, which
+// refuses the tokens of Kubeconfig.
 func (c *Cluster) applyDeploy() {
+	c.t.Helper()
+	for _, path := range []string{"namespace.yaml", "crds", "rbac"} {
+		c.ApplyFrom(path)
+	}
+}
+
+// ApplyFrom applies the YAML files below a path of deploy/.
+func (c *Cluster) ApplyFrom(path string) {
 	c.t.Helper()
 	root, err := moduleRoot()
 	require.NoError(c.t, err)
-	for _, path := range []string{"namespace.yaml", "crds", "rbac"} {
-		manifests, err := readManifests(filepath.Join(root, "deploy", path))
-		require.NoError(c.t, err)
-		c.Apply(manifests)
-	}
+	manifests, err := readManifests(filepath.Join(root, "deploy", path))
+	require.NoError(c.t, err)
+	c.Apply(manifests)
 }
 
 // readManifests joins the YAML files below a path, kustomizations left out.

@@ -148,13 +148,33 @@ func (c *Cluster) DeletePod(namespace, name string) {
 	require.NoError(c.t, err, "delete pod %s/%s", namespace, name)
 }
 
-// serviceAccountToken asks for a token of a service account in Namespace.
-func (c *Cluster) serviceAccountToken(name string) string {
+// createClientPod creates a pod of a service account in Namespace, bound to a node. It
+// is on the node's network, as the agent's pod is.
+func (c *Cluster) createClientPod(node, serviceAccount string) *authenticationv1.BoundObjectReference {
+	c.t.Helper()
+	ctx, cancel := requestContext()
+	defer cancel()
+	pod, err := c.client.CoreV1().Pods(Namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: serviceAccount + "-"},
+		Spec: corev1.PodSpec{
+			NodeName: node, HostNetwork: true, ServiceAccountName: serviceAccount,
+			Containers: []corev1.Container{{Name: "main", Image: "none"}},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(c.t, err, "create pod of service account %s on %s", serviceAccount, node)
+	return &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
+}
+
+// serviceAccountToken asks for a token of a service account in Namespace, bound to an
+// object if there is one.
+func (c *Cluster) serviceAccountToken(name string, bound *authenticationv1.BoundObjectReference) string {
 	c.t.Helper()
 	ctx, cancel := requestContext()
 	defer cancel()
 	seconds := tokenSeconds
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	request := &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds, BoundObjectRef: bound},
+	}
 	answer, err := c.client.CoreV1().ServiceAccounts(Namespace).CreateToken(ctx, name, request, metav1.CreateOptions{})
 	require.NoError(c.t, err, "request token of service account %s", name)
 	return answer.Status.Token

@@ -103,3 +103,8 @@ true
 - {{ include "sluice.flag" (dict "name" "cni-run-dir" "value" (printf "%s/cni" (dir $flags.socket))) }}
 {{- end -}}
 {{- end -}}
+
+{{- /* Since Kubernetes 1.30 there are these policies, and tokens of pods name the node. By the version, as `helm template` knows of no kinds. */ -}}
+{{- define "sluice.admissionPolicy" -}}
+{{- if and .Values.admissionPolicy (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) -}}true{{- end -}}
+{{- end -}}
