@@ -7,9 +7,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -17,6 +19,8 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/cluster/kubernetes"
 )
+
+var firstCase = flag.Int("first", 1, "number of the first test case of the step Cyclonus")
 
 // workerImage is what the pods of Cyclonus run.
 const workerImage = "docker.io/mfenwick100/cyclonus-worker:latest"
@@ -48,7 +52,8 @@ func runCyclonus(t *testing.T, destination string) {
 	require.NoError(t, err)
 	defer log.Close()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(options.Bin, "cyclonus"),
-		"-destination="+destination, "-exclude="+cyclonusExcluded)
+		"-destination="+destination, "-exclude="+cyclonusExcluded,
+		"-first="+strconv.Itoa(*firstCase))
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+running.Kubeconfig())
 	cmd.Stdout, cmd.Stderr = log, log
 	runErr := cmd.Run() // fails if a connection differs; the summary has how many
@@ -63,9 +68,8 @@ func runCyclonus(t *testing.T, destination string) {
 	require.NoError(t, json.Unmarshal(lines[len(lines)-1], &summary), "%v: see %s", runErr, logPath)
 	t.Logf("Cyclonus to %s, kube-proxy %s, CNI %s: %d test cases, %d connections compared, %d differ "+
 		"(cases %v), %d of %d steps tried twice, %d s", destination, options.Proxy, options.CNI,
-		summary.Cases,
-		summary.Connections, summary.Different, summary.Failed, summary.Retried, summary.Steps,
-		summary.Seconds)
+		summary.Cases, summary.Connections, summary.Different, summary.Failed,
+		summary.Retried, summary.Steps, summary.Seconds)
 	assert.NotZero(t, summary.Connections)
 	assert.NoError(t, runErr, "see %s", logPath)
 }
