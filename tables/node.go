@@ -17,8 +17,9 @@ type Node struct {
 	UID         string         `json:"uid,omitempty"`
 	Labels      labels.Set     `json:"labels,omitempty"`
 	InternalIPs []netip.Addr   `json:"internalIPs,omitempty"` // in the order of the object
-	OtherIPs    []netip.Addr   `json:"otherIPs,omitempty"`    // external, and of the CNI's tunnels
+	OtherIPs    []netip.Addr   `json:"otherIPs,omitempty"`    // external addresses
 	PodCIDRs    []netip.Prefix `json:"podCIDRs,omitempty"`
+	TunnelIPs   []netip.Addr   `json:"tunnelIPs,omitempty"` // as Calico notes them: see ipcache
 	Ready       bool           `json:"ready"`
 	Errors      []FieldError   `json:"errors,omitempty"`
 }
@@ -40,14 +41,14 @@ func (n *Node) UnderlayIP() netip.Addr {
 
 // TableHeader implements [statedb.TableWritable].
 func (*Node) TableHeader() []string {
-	return []string{"Name", "Ready", "InternalIPs", "OtherIPs", "PodCIDRs", "Labels", "Errors"}
+	return []string{"Name", "Ready", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (n *Node) TableRow() []string {
 	return []string{
 		n.Name, strconv.FormatBool(n.Ready), listColumn(stringsOf(n.InternalIPs), ", "), listColumn(stringsOf(n.OtherIPs), ", "),
-		listColumn(stringsOf(n.PodCIDRs), ", "), orDash(n.Labels.String()), errorColumn(n.Errors),
+		listColumn(stringsOf(n.PodCIDRs), ", "), listColumn(stringsOf(n.TunnelIPs), ", "), orDash(n.Labels.String()), errorColumn(n.Errors),
 	}
 }
 
@@ -76,11 +77,21 @@ var (
 		FromString: index.NetIPPrefixString,
 	}
 
+	nodeTunnelIndex = statedb.Index[*Node, netip.Addr]{
+		Name:       "tunnel",
+		FromObject: func(n *Node) index.KeySet { return addrKeys(n.TunnelIPs) },
+		FromKey:    index.NetIPAddr,
+		FromString: index.NetIPAddrString,
+	}
+
 	// NodeByName queries a node by its name.
 	NodeByName = nodeNameIndex.Query
 
 	// NodesByAddr queries the nodes that have an address, internal or other.
 	NodesByAddr = nodeAddrIndex.Query
+
+	// NodesByTunnelAddr queries the nodes whose tunnels have an address.
+	NodesByTunnelAddr = nodeTunnelIndex.Query
 
 	// NodesByPodCIDR queries the nodes to which a pod prefix is assigned.
 	NodesByPodCIDR = nodePodCIDRIndex.Query
@@ -96,5 +107,5 @@ func prefixKeys(prefixes []netip.Prefix) index.KeySet {
 
 // NewNodeTable creates the table of nodes.
 func NewNodeTable(db *statedb.DB) (statedb.RWTable[*Node], error) {
-	return statedb.NewTable(db, "nodes", nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex)
+	return statedb.NewTable(db, "nodes", nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex, nodeTunnelIndex)
 }

@@ -39,7 +39,7 @@ func await(ctx context.Context, c *config, a *cnifile.Attachment) error {
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil && last != nil {
+		if ctx.Err() != nil && last != nil && !held {
 			return last // it says more than that the time is up
 		}
 		if !held {

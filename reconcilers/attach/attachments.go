@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/statedb"
@@ -27,7 +28,7 @@ type attachments struct {
 
 	// told returns the devices of the interfaces that there are files of, by the CNI
 	// plugin: it may have attached programs by itself.
-	told func() (map[int]bool, error)
+	told func() (map[int]time.Time, error)
 }
 
 var _ reconciler.Operations[*tables.Attachment] = &attachments{}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -135,7 +136,7 @@ func TestPrune(t *testing.T) {
 	require.Empty(t, s.running(second, ebpf.AttachTCXEgress))
 
 	// The CNI plugin may have attached what no row wants yet.
-	s.told = map[int]bool{first: true}
+	s.told = map[int]time.Time{first: time.Now()}
 	require.NoError(t, s.Prune(t.Context(), nil, rowsOf[*tables.Attachment]()))
 	require.Equal(t, []string{pinName(first, bpf.ProgramFromPod)}, s.pins())
 	s.told = nil

@@ -106,7 +106,7 @@ func registerAttachments(p params) error {
 }
 
 // toldDevices are the devices of which the CNI plugin has told.
-func (p params) toldDevices() (map[int]bool, error) {
+func (p params) toldDevices() (map[int]time.Time, error) {
 	if !p.CNIPlugin.Enabled {
 		return nil, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -140,8 +141,8 @@ type setup struct {
 	db       *statedb.DB
 	programs func(bpf.Program) *ebpf.Program // of the present agent
 	dir      string
-	pinned   string       // directory of programs
-	told     map[int]bool // devices
+	pinned   string            // directory of programs
+	told     map[int]time.Time // devices
 	seeded   int
 }
 
@@ -162,7 +163,7 @@ func (s *setup) restart() {
 		links:    func() links { return links{dir: s.dir, programs: s.pinned, ns: namespace(s.ns)} },
 		seed:     func(int) { s.seeded++ },
 		table:    table,
-		told:     func() (map[int]bool, error) { return s.told, nil },
+		told:     func() (map[int]time.Time, error) { return s.told, nil },
 	}
 	s.programs = s.attachments.datapath.Program
 }

@@ -31,8 +31,9 @@ const seedInterval = time.Second
 // known to the programs: those that began before a pod's device had a program.
 // Else their replies would look like connections that the pod begins.
 //
-// It leaves out pods that the CNI plugin told of: these have had programs since before they
-// sent anything, so what the kernel knows of their addresses is of earlier pods.
+// It leaves out pods whose interface the CNI plugin told of while the agent ran: these have
+// had programs since before they sent anything, so what the kernel knows of their addresses
+// is of earlier pods. A pod that is older and has no programs has run without.
 type seeder struct {
 	log      *slog.Logger
 	ns       namespace
@@ -43,31 +44,37 @@ type seeder struct {
 	// desired are the pods that the kernel is to have when their devices have programs.
 	desired func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision]
 
-	// told returns the devices that the CNI plugin told of.
-	told func() (map[int]bool, error)
+	// told returns when the CNI plugin told of devices.
+	told  func() (map[int]time.Time, error)
+	began time.Time // of the agent
 
 	mu     sync.Mutex
+	bare   map[int]bool // devices that the plugin told of before, and that had no programs
 	last   time.Time
 	warned bool
 }
 
 func newSeeder(
 	log *slog.Logger, ns namespace, d *datapath.Datapath, maps *bpf.Maps,
-	told func() (map[int]bool, error),
+	told func() (map[int]time.Time, error),
 ) *seeder {
 	return &seeder{
-		log: log, ns: ns, datapath: d, maps: maps, told: told, again: make(chan struct{}, 1),
+		log: log, ns: ns, datapath: d, maps: maps, told: told, began: time.Now(),
+		bare: map[int]bool{}, again: make(chan struct{}, 1),
 	}
 }
 
 // beforeAttach reads the connections before a program is attached to a device, unless that
 // was done just now: then it is done once more after what is attached meanwhile.
 func (s *seeder) beforeAttach(ifIndex int) {
-	if told, err := s.told(); err == nil && told[ifIndex] {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if told, err := s.told(); err == nil && !told[ifIndex].IsZero() {
+		if told[ifIndex].After(s.began) {
+			return
+		}
+		s.bare[ifIndex] = true
+	}
 	if time.Since(s.last) >= seedInterval {
 		s.seed()
 		return
@@ -161,7 +168,8 @@ func (s *seeder) pods() (map[netip.Addr]bpf.PodValue, error) {
 		pods[e.Key.Addr.Addr()] = e.Value
 	}
 	maps.DeleteFunc(pods, func(_ netip.Addr, pod bpf.PodValue) bool {
-		return told[int(pod.IfIndex)]
+		ifIndex := int(pod.IfIndex)
+		return !told[ifIndex].IsZero() && !s.bare[ifIndex]
 	})
 	return pods, nil
 }

@@ -212,7 +212,7 @@ func TestHeldPodsAreNotSeeded(t *testing.T) {
 	require.NoError(t, err)
 	config, err := a.maps.Config.Dump()
 	require.NoError(t, err)
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf())
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldNone)
 	for _, tc := range []struct {
 		flags  bpf.ConfigFlags
 		seeded int
@@ -226,32 +226,36 @@ func TestHeldPodsAreNotSeeded(t *testing.T) {
 	}
 }
 
-// A pod that the CNI plugin told of gets no entries: the host knows flows of an earlier pod
-// of its address.
+// A pod that the CNI plugin told of while the agent ran gets no entries: the host knows flows
+// of an earlier pod of its address. One that is older and has no programs gets them.
 func TestPodsOfPluginAreNotSeeded(t *testing.T) {
-	n := newNode(t)
-	dial(t, n.client, n.pod, "10.1.0.2")
-	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
-	defer a.stop()
-	a.writeMaps(t, n.podDevice, true, "10.1.0.2")
-	for _, tc := range []struct{ told, seeded int }{{n.podDevice, 0}, {n.podDevice + 1, 1}} {
-		s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf(tc.told))
-		s.beforeAttach(tc.told)
-		require.True(t, s.last.IsZero(), "nothing is read for a device that the plugin told of")
-		seeded, err := s.write()
-		require.NoError(t, err)
-		require.Equal(t, tc.seeded, seeded)
+	for name, tc := range map[string]struct {
+		age    time.Duration
+		seeded bool
+	}{"new": {-time.Hour, false}, "old": {time.Hour, true}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			dial(t, n.client, n.pod, "10.1.0.2")
+			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
+			defer a.stop()
+			a.writeMaps(t, n.podDevice, true, "10.1.0.2")
+			told := map[int]time.Time{n.podDevice: time.Now().Add(-tc.age)}
+			s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps,
+				func() (map[int]time.Time, error) { return told, nil })
+			seeded, err := s.write()
+			require.NoError(t, err)
+			require.Zero(t, seeded, "it may have programs")
+			s.beforeAttach(n.podDevice)
+			require.Equal(t, tc.seeded, !s.last.IsZero(), "the host's connections are read")
+			var key ctmap.Key4
+			var entry ctmap.Entry
+			connections := a.datapath.Map(ctmap.CTName(false, unix.IPPROTO_TCP)).Iterate()
+			require.Equal(t, tc.seeded, connections.Next(&key, &entry))
+		})
 	}
 }
 
-// toldOf returns the devices that the CNI plugin told of.
-func toldOf(devices ...int) func() (map[int]bool, error) {
-	told := map[int]bool{}
-	for _, d := range devices {
-		told[d] = true
-	}
-	return func() (map[int]bool, error) { return told, nil }
-}
+func toldNone() (map[int]time.Time, error) { return nil, nil }
 
 // TestLiveConnectionsOfHost: what this host began with its pod goes on, whatever policies
 // say, with the pod's data first too. What it only forwards with its own address does not.
@@ -327,7 +331,7 @@ func TestSeededEntries(t *testing.T) {
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
 	a.writeMaps(t, n.podDevice, false, "10.1.0.2", "2001:db8:1::2")
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf())
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldNone)
 	before, err := ctmap.Now()
 	require.NoError(t, err)
 	seeded, err := s.write()
@@ -399,7 +403,7 @@ func TestFailureIsSaidOnce(t *testing.T) {
 	n := newNetwork(t)
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldOf())
+	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldNone)
 	_, err := s.maps.Pods.Update([]bpf.PodKey{{Addr: bpf.Address{1}}}, []bpf.PodValue{{}})
 	require.NoError(t, err)
 	s.beforeAttach(1) // sluice_config is not written

@@ -57,7 +57,7 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 	} {
 		if a.addr != "" {
 			field := "metadata.annotations[projectcalico.org/" + a.name + "]"
-			n.OtherIPs = errs.addr(n.OtherIPs, field, a.addr)
+			n.TunnelIPs = errs.addr(n.TunnelIPs, field, a.addr)
 		}
 	}
 	if len(o.Spec.PodCIDRs) > 0 {

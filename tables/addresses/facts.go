@@ -150,6 +150,10 @@ func (c *ipcacheParams) nodeFacts(txn statedb.ReadTxn, addr netip.Addr, fact fac
 func (c *ipcacheParams) podFacts(txn statedb.ReadTxn, addr netip.Addr, row *tables.IPCache, fact factFunc) *tables.Endpoint {
 	owner, others := tables.AddrOwner(txn, c.Endpoints, addr)
 	if owner == nil {
+		// It may be in the pod prefix of another node, and is no pod of that one.
+		for n := range tables.Rare(txn, c.Nodes, tables.NodesByTunnelAddr(addr)) {
+			fact(bpf.IPCacheInCluster, "tunnel of node "+n.Name)
+		}
 		return nil
 	}
 	fact(bpf.IPCachePod|bpf.IPCacheInCluster|c.localPods(owner.Node), "pod "+owner.Name.String())

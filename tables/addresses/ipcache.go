@@ -171,13 +171,16 @@ func movesAddress(old, new *tables.Endpoint) bool {
 }
 
 func movesNode(old, new *tables.Node) bool {
-	return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs) || !slices.Equal(old.PodCIDRs, new.PodCIDRs)
+	return !slices.Equal(old.InternalIPs, new.InternalIPs) ||
+		!slices.Equal(old.OtherIPs, new.OtherIPs) || !slices.Equal(old.PodCIDRs, new.PodCIDRs) ||
+		!slices.Equal(old.TunnelIPs, new.TunnelIPs)
 }
 
 // affectedAsNode are the node's own addresses and prefixes.
 func (c *ipcache) affectedAsNode(_ statedb.ReadTxn, n *tables.Node, affect func(netip.Prefix)) {
 	c.nameAll(n.InternalIPs, affect)
 	c.nameAll(n.OtherIPs, affect)
+	c.nameAll(n.TunnelIPs, affect)
 	for _, p := range n.PodCIDRs {
 		c.name(p, affect)
 	}

@@ -176,10 +176,11 @@ func prune(dir string, keep func(*Attachment) bool) error {
 	return errors.Join(errs...)
 }
 
-// Devices returns the interface indexes of the nodes' ends of interfaces.
-func Devices(dir string) (map[int]bool, error) {
-	devices := map[int]bool{}
-	return devices, each(dir, func(a *Attachment) { devices[a.IfIndex] = true })
+// Devices returns the interface indexes of the nodes' ends of interfaces, and when these were
+// made.
+func Devices(dir string) (map[int]time.Time, error) {
+	devices := map[int]time.Time{}
+	return devices, each(dir, func(a *Attachment) { devices[a.IfIndex] = a.Created })
 }
 
 // Runtimes returns the names of the processes that called the plugin for the
