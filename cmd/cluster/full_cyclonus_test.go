@@ -30,6 +30,14 @@ const workerImage = "docker.io/mfenwick100/cyclonus-worker:latest"
 // Cyclonus does unless told otherwise, combinations of two peers.
 const cyclonusExcluded = "sctp,upstream-e2e,example,multi-peer"
 
+// cyclonusDestinations are what is connected to, and tags of cases that are left out with
+// it: Cyclonus v0.5.6 knows no service address of pods that it makes or changes, and has the
+// other pods connect to themselves instead (pkg/connectivity/probe: NewPod, Pod.SetLabels).
+var cyclonusDestinations = []struct{ name, excluded string }{
+	{"pod-ip", ""},
+	{"service-ip", ",create-namespace,create-pod,set-pod-labels"},
+}
+
 // testCyclonus compares connections between pods with the model of Cyclonus:
 // to the addresses of pods, then to services.
 func testCyclonus(t *testing.T) {
@@ -41,18 +49,18 @@ func testCyclonus(t *testing.T) {
 		},
 		Env: []string{kubernetes.SearchPath},
 	}))
-	for _, destination := range []string{"pod-ip", "service-ip"} {
-		t.Run(destination, func(t *testing.T) { runCyclonus(t, destination) })
+	for _, d := range cyclonusDestinations {
+		t.Run(d.name, func(t *testing.T) { runCyclonus(t, d.name, cyclonusExcluded+d.excluded) })
 	}
 }
 
-func runCyclonus(t *testing.T, destination string) {
+func runCyclonus(t *testing.T, destination, excluded string) {
 	logPath := filepath.Join(options.Bin, "cluster", "log", "cyclonus-"+destination+".log")
 	log, err := os.Create(logPath)
 	require.NoError(t, err)
 	defer log.Close()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(options.Bin, "cyclonus"),
-		"-destination="+destination, "-exclude="+cyclonusExcluded,
+		"-destination="+destination, "-exclude="+excluded,
 		"-first="+strconv.Itoa(*firstCase))
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+running.Kubeconfig())
 	cmd.Stdout, cmd.Stderr = log, log

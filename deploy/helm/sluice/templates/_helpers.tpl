@@ -87,9 +87,10 @@ port: {{ include "sluice.port" $address }}
 {{- if and (eq (toString (index $flags "cni-plugin")) "true") $flags.socket (ne (toString (index $flags "endpoint-source")) "cilium") -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Whether the directories of the CNI are mounted: to install the plugin, and to remove it. */ -}}
+{{- /* Whether the directories of the CNI are mounted: to install the plugin, and to remove it. A cleanup
+always looks there: a node may have been off when the plugin was removed elsewhere. */ -}}
 {{- define "sluice.cniMounts" -}}
-{{- if .Values.cniMounts -}}
+{{- if or .Values.cniMounts .Values.cleanup.enabled -}}
 true
 {{- else if include "sluice.cniPlugin" . -}}
 {{- fail "cniMounts=false needs flags.cni-plugin=false: the agent installs the plugin in these directories, and removes it from them" -}}
