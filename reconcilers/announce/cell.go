@@ -13,10 +13,9 @@
 // A pod is announced while its status differs from its interface, and the announcement
 // counts only while the status is that which it differs from: no other order of what
 // agents see matters, and a stale one counts no more once the status has changed. What is no
-// longer needed goes with
-// the next write: a batch of new pods takes one write, and nothing is written at rest.
-// Only what counts and is wrong is withdrawn at once. What was last said is in
-// pod-announcements.
+// longer needed goes with the next write: a batch of new pods takes one write, and nothing is
+// written at rest. Only what counts and is wrong is withdrawn at once. What was last said is
+// in pod-announcements.
 package announce
 
 import (
