@@ -41,14 +41,17 @@ func (n *Node) UnderlayIP() netip.Addr {
 
 // TableHeader implements [statedb.TableWritable].
 func (*Node) TableHeader() []string {
-	return []string{"Name", "Ready", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels", "Errors"}
+	return []string{
+		"Name", "Ready", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels", "Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (n *Node) TableRow() []string {
 	return []string{
 		n.Name, strconv.FormatBool(n.Ready), listColumn(stringsOf(n.InternalIPs), ", "), listColumn(stringsOf(n.OtherIPs), ", "),
-		listColumn(stringsOf(n.PodCIDRs), ", "), listColumn(stringsOf(n.TunnelIPs), ", "), orDash(n.Labels.String()), errorColumn(n.Errors),
+		listColumn(stringsOf(n.PodCIDRs), ", "), listColumn(stringsOf(n.TunnelIPs), ", "),
+		orDash(n.Labels.String()), errorColumn(n.Errors),
 	}
 }
 
@@ -107,5 +110,6 @@ func prefixKeys(prefixes []netip.Prefix) index.KeySet {
 
 // NewNodeTable creates the table of nodes.
 func NewNodeTable(db *statedb.DB) (statedb.RWTable[*Node], error) {
-	return statedb.NewTable(db, "nodes", nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex, nodeTunnelIndex)
+	return statedb.NewTable(db, "nodes",
+		nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex, nodeTunnelIndex)
 }

@@ -31,7 +31,7 @@ type PodAddrs struct {
 
 	// StatusAddrs are those of the status when the pod was announced: none of a new pod,
 	// the former ones of a pod whose sandbox was made anew. The announcement counts only
-	// while the status has them: any other status is later, whoever sees which first.
+	// while the status has them: any other status is later, in whatever order an agent sees them.
 	StatusAddrs []netip.Addr `json:"statusAddrs,omitempty"`
 }
 

@@ -47,7 +47,8 @@ func (w write) as(t *testing.T, client dynamic.Interface) error {
 	}
 	into := client.Resource(w.resource)
 	if w.resource == announce.Resource {
-		_, err := into.Namespace(cluster.Namespace).Patch(t.Context(), w.name, kind, []byte(w.patch), options)
+		_, err := into.Namespace(cluster.Namespace).Patch(t.Context(), w.name, kind, []byte(w.patch),
+			options)
 		return err
 	}
 	_, err := into.Patch(t.Context(), w.name, kind, []byte(w.patch), options)
@@ -56,13 +57,16 @@ func (w write) as(t *testing.T, client dynamic.Interface) error {
 
 // sliceOf is an EndpointSlice with labels and endpoints in YAML.
 func sliceOf(name, labels, endpoints string) write {
-	return write{announce.Resource, name, fmt.Sprintf("{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, "+
-		"metadata: {name: %s, labels: {%s}}, addressType: IPv4, ports: [], endpoints: [%s]}", name, labels, endpoints)}
+	return write{announce.Resource, name,
+		fmt.Sprintf("{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, "+
+			"metadata: {name: %s, labels: {%s}}, addressType: IPv4, ports: [], endpoints: [%s]}", name,
+			labels, endpoints)}
 }
 
 func reportOf(node string) write {
-	return write{nodereport.Resource, node, fmt.Sprintf("{apiVersion: sluice.io/v1alpha1, kind: NodeReport, "+
-		"metadata: {name: %s}, status: {agentVersion: v1}}", node)}
+	return write{nodereport.Resource, node,
+		fmt.Sprintf("{apiVersion: sluice.io/v1alpha1, kind: NodeReport, "+
+			"metadata: {name: %s}, status: {agentVersion: v1}}", node)}
 }
 
 func changeOf(node, patch string) write { return write{nodesResource, node, patch} }
@@ -144,7 +148,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	c.ApplyFrom("admission")
 	runDir := t.TempDir()
 	a := newAgentAs(t, kubeconfig, "--bpf=memory", "--cni-plugin", "--cni-run-dir="+runDir,
-		"--cni-conf-dir="+filepath.Join(t.TempDir(), "conf"), "--cni-bin-dir="+filepath.Join(t.TempDir(), "bin"))
+		"--cni-conf-dir="+filepath.Join(t.TempDir(), "conf"),
+		"--cni-bin-dir="+filepath.Join(t.TempDir(), "bin"))
 	a.eventually("the policy is in force", func() error {
 		if reportOf("node-2").as(t, first) == nil {
 			return errors.New("the report of another node is written")
@@ -164,7 +169,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	// Others write as before, also who is impersonated, and the node's own is that of
 	// another agent.
 	impersonated := c.Admin()
-	impersonated.Impersonate = rest.ImpersonationConfig{UserName: "alice", Groups: []string{"system:masters"}}
+	impersonated.Impersonate = rest.ImpersonationConfig{UserName: "alice",
+		Groups: []string{"system:masters"}}
 	for name, w := range foreign {
 		require.NoError(t, w.as(t, client(c.Admin())), name)
 		require.NoError(t, w.as(t, client(impersonated)), name)
@@ -173,12 +179,14 @@ func TestAdmissionPolicy(t *testing.T) {
 
 	c.CreateNamespace("prod", nil)
 	c.Apply(announcePolicy)
-	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "web", Labels: map[string]string{"app": "web"}, Node: localNode})
+	c.CreatePod(cluster.Pod{Namespace: "prod", Name: "web", Labels: map[string]string{"app": "web"},
+		Node: localNode})
 	a.start()
 	a.awaitReady()
 	attach(t, runDir, "web", "10.1.0.7")
 	a.eventually("the agent has reported, and announces its pod", func() error {
-		_, noReport := c.Dynamic().Resource(nodereport.Resource).Get(t.Context(), localNode, metav1.GetOptions{})
+		_, noReport := c.Dynamic().Resource(nodereport.Resource).Get(t.Context(), localNode,
+			metav1.GetOptions{})
 		_, noSlice := c.Dynamic().Resource(announce.Resource).Namespace(cluster.Namespace).
 			Get(t.Context(), "sluice-node-1-ipv4", metav1.GetOptions{})
 		return errors.Join(noReport, noSlice)

@@ -33,7 +33,7 @@ func TestUninstallWithAnotherSocket(t *testing.T) {
 	for name, socket := range map[string]string{"none": "", "another": "/run/other/sock"} {
 		t.Run(name, func(t *testing.T) {
 			n := newTestNode(t)
-			n.listen()() // the socket is there, and nobody listens
+			n.listen()() // the socket is there, and no process listens
 			n.has("10-pods.conflist", bridge)
 			n.install()
 			removed, err := Uninstall(n.Paths, socket, n.run)

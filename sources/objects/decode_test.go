@@ -231,8 +231,9 @@ status:
 `)
 	require.Equal(t, &tables.Node{
 		Name: "node-1", Labels: labels.Set{"zone": "a"}, Ready: true,
-		InternalIPs: addrs("192.0.2.1", "2001:db8::1"), OtherIPs: addrs("198.51.100.1"), TunnelIPs: addrs("10.1.7.0"),
-		PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
+		InternalIPs: addrs("192.0.2.1", "2001:db8::1"), OtherIPs: addrs("198.51.100.1"),
+		TunnelIPs: addrs("10.1.7.0"),
+		PodCIDRs:  prefixes("10.1.0.0/24", "fd00:1::/64"),
 		Errors: []tables.FieldError{
 			{
 				Field:  "metadata.annotations[projectcalico.org/IPv6WireguardInterfaceAddr]",
