@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// IPCache is what is known of an address or prefix as a peer. An entry of sluice_ipcache:
+// the longest prefix decides.
+type IPCache struct {
+	Prefix netip.Prefix     `json:"prefix"`
+	Member uint32           `json:"member"`
+	Flags  bpf.IPCacheFlags `json:"flags"`
+	Tunnel netip.Addr       `json:"tunnel,omitzero"` // node to encapsulate to; invalid: none
+
+	// Inherits is set for a prefix that only selectors name: flags and tunnel are those of
+	// the prefix around it.
+	Inherits bool `json:"inherits,omitempty"`
+
+	Origins   []string `json:"origins"`             // what it is known from, such as "pod default/web-1"
+	Conflicts []string `json:"conflicts,omitempty"` // other pods that claim the address
+
+	// Made is the number of the transaction that gave the prefix its member: see
+	// [SelectorMatch].
+	Made uint64 `json:"made"`
+
+	Status reconciler.Status `json:"status"`
+}
+
+// Equal reports whether two rows want the same, whatever their status.
+func (c *IPCache) Equal(o *IPCache) bool {
+	return c.Prefix == o.Prefix && c.Member == o.Member && c.Flags == o.Flags &&
+		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && c.Made == o.Made &&
+		slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
+}
+
+// IsOutside reports whether the row is of an address or prefix that is neither of a pod
+// nor of a node.
+func (c *IPCache) IsOutside() bool {
+	return c.Inherits || c.Flags&(bpf.IPCachePod|bpf.IPCacheNode|bpf.IPCacheHost) == 0
+}
+
+// MapKey is the key in sluice_ipcache.
+func (c *IPCache) MapKey() bpf.IPCacheKey { return bpf.IPCacheKeyFrom(c.Prefix) }
+
+// MapValue is the value in sluice_ipcache.
+func (c *IPCache) MapValue() IPCacheValue {
+	return IPCacheValue{Member: c.Member, Flags: c.Flags, Tunnel: bpf.AddressFrom(c.Tunnel)}
+}
+
+// Clone returns a shallow copy.
+func (c *IPCache) Clone() *IPCache { d := *c; return &d }
+
+// SetStatus sets the reconciliation status.
+func (c *IPCache) SetStatus(s reconciler.Status) *IPCache { c.Status = s; return c }
+
+// GetStatus returns the reconciliation status.
+func (c *IPCache) GetStatus() reconciler.Status { return c.Status }
+
+// TableHeader implements [statedb.TableWritable].
+func (*IPCache) TableHeader() []string {
+	return []string{"Prefix", "Member", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (c *IPCache) TableRow() []string {
+	tunnel := ""
+	if c.Tunnel.IsValid() {
+		tunnel = c.Tunnel.String()
+	}
+	return []string{
+		c.Prefix.String(), number(c.Member), c.Flags.String(), tables.OrDash(tunnel),
+		tables.ListColumn(c.Origins, ", "), tables.ListColumn(c.Conflicts, ", "),
+		c.Status.Kind.String(), tables.OrDash(c.Status.GetError()),
+	}
+}
+
+var (
+	ipcachePrefix = statedb.Index[*IPCache, netip.Prefix]{
+		Name: "prefix", Unique: true, FromKey: tables.PrefixKey, FromString: tables.PrefixKeyFromString,
+		FromObject: func(c *IPCache) index.KeySet { return index.NewKeySet(tables.PrefixKey(c.Prefix)) },
+	}
+	ipcacheMember = statedb.Index[*IPCache, uint32]{
+		Name: "member", FromKey: index.Uint32, FromString: index.Uint32String,
+		FromObject: func(c *IPCache) index.KeySet { return index.NewKeySet(index.Uint32(c.Member)) },
+	}
+	// Pods and nodes, which are many, have members by their labels.
+	ipcacheWithin = statedb.NetIPPrefixIndex[*IPCache]{
+		Name: "within", Unique: true,
+		FromObject: func(c *IPCache) iter.Seq[netip.Prefix] {
+			return func(yield func(netip.Prefix) bool) {
+				if c.IsOutside() {
+					yield(c.Prefix)
+				}
+			}
+		},
+	}
+
+	// IPCacheByPrefix queries what is known of one very prefix.
+	IPCacheByPrefix = ipcachePrefix.Query
+
+	// IPCacheByMember queries the addresses and prefixes of a member.
+	IPCacheByMember = ipcacheMember.Query
+)
+
+// IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods nor
+// of nodes.
+func IPCacheWithin(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix) iter.Seq[*IPCache] {
+	rows := table.Prefix(txn, ipcacheWithin.QueryPrefix(prefix))
+	return tables.Inside(prefix, rows, func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
+}
+
+// NewIPCacheTable creates the table of what is known of addresses.
+func NewIPCacheTable(db *statedb.DB) (statedb.RWTable[*IPCache], error) {
+	return statedb.NewTable(db, "ipcache", ipcachePrefix, ipcacheMember, ipcacheWithin)
+}
+
+// PeerPrefix is a prefix that selectors in use name, or that tells what is inside the
+// cluster. An address belongs to the longest one around it.
+type PeerPrefix struct {
+	Prefix  netip.Prefix `json:"prefix"`
+	Cluster bool         `json:"cluster"` // is inside a prefix of the cluster
+
+	// Named are the numbers of the selectors in use that name the prefix in a block or as an
+	// exception, in order.
+	Named []uint32 `json:"named,omitempty"`
+
+	// The numbers of the selectors in use that select addresses here, in order: what is
+	// neither of a pod nor of a node, pods, and nodes.
+	Outside []uint32 `json:"outside,omitempty"`
+	Pods    []uint32 `json:"pods,omitempty"`
+	Nodes   []uint32 `json:"nodes,omitempty"`
+}
+
+// Equal reports whether two rows say the same.
+func (p *PeerPrefix) Equal(o *PeerPrefix) bool {
+	return p.Prefix == o.Prefix && p.Cluster == o.Cluster && slices.Equal(p.Named, o.Named) && slices.Equal(p.Outside, o.Outside) &&
+		slices.Equal(p.Pods, o.Pods) && slices.Equal(p.Nodes, o.Nodes)
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*PeerPrefix) TableHeader() []string {
+	return []string{"Prefix", "Cluster", "Outside", "Pods", "Nodes"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (p *PeerPrefix) TableRow() []string {
+	list := func(numbers []uint32) string {
+		return tables.OrDash(strings.Trim(fmt.Sprint(numbers), "[]"))
+	}
+	return []string{p.Prefix.String(), fmt.Sprint(p.Cluster), list(p.Outside), list(p.Pods), list(p.Nodes)}
+}
+
+var (
+	peerPrefixPrefix = statedb.Index[*PeerPrefix, netip.Prefix]{
+		Name: "prefix", Unique: true, FromKey: tables.PrefixKey, FromString: tables.PrefixKeyFromString,
+		FromObject: func(p *PeerPrefix) index.KeySet { return index.NewKeySet(tables.PrefixKey(p.Prefix)) },
+	}
+	peerPrefixLongest = statedb.NetIPPrefixIndex[*PeerPrefix]{
+		Name: "lpm", Unique: true,
+		FromObject: func(p *PeerPrefix) iter.Seq[netip.Prefix] { return statedb.Just(p.Prefix) },
+	}
+
+	// PeerPrefixByPrefix queries one very prefix.
+	PeerPrefixByPrefix = peerPrefixPrefix.Query
+)
+
+// PeerPrefixAround returns the longest prefix that a prefix is, or is inside of; nil if
+// there is none. StateDB's index is good for addresses only, and has prefixes of IPv6
+// around addresses of IPv4, which it holds as what they are mapped to.
+func PeerPrefixAround(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) *PeerPrefix {
+	if prefix.IsSingleIP() {
+		p, _, found := table.Get(txn, peerPrefixLongest.QueryPrefix(prefix))
+		if found && p.Prefix.Addr().Is4() == prefix.Addr().Is4() {
+			return p
+		}
+		return nil
+	}
+	for bits := prefix.Bits(); bits >= 0; bits-- {
+		around := netip.PrefixFrom(prefix.Addr(), bits).Masked()
+		if p, _, found := table.Get(txn, PeerPrefixByPrefix(around)); found {
+			return p
+		}
+	}
+	return nil
+}
+
+// PeerPrefixesInside yields a prefix and those inside it, as far as they are in the table.
+func PeerPrefixesInside(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) iter.Seq[*PeerPrefix] {
+	rows := tables.Inside(prefix, table.LowerBound(txn, PeerPrefixByPrefix(prefix)),
+		func(p *PeerPrefix) []netip.Addr { return []netip.Addr{p.Prefix.Addr()} })
+	return func(yield func(*PeerPrefix) bool) {
+		for p := range rows {
+			if p.Prefix.Bits() >= prefix.Bits() && !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+// NewPeerPrefixTable creates the table of the prefixes that peers are told apart by.
+func NewPeerPrefixTable(db *statedb.DB) (statedb.RWTable[*PeerPrefix], error) {
+	return statedb.NewTable(db, "peer-prefixes", peerPrefixPrefix, peerPrefixLongest)
+}
+
+// SelectorMatch says that all members are told apart by a selector in use.
+//
+// A ruleset that names the selector may be entered when the kernel has what this says: all
+// members and prefixes that it had before the transaction Made are as desired now.
+type SelectorMatch struct {
+	Selector uint32 `json:"selector"` // number of the selector
+	Made     uint64 `json:"made"`     // number of the transaction that evaluated it
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*SelectorMatch) TableHeader() []string { return []string{"Selector", "Made"} }
+
+// TableRow implements [statedb.TableWritable].
+func (m *SelectorMatch) TableRow() []string {
+	return []string{number(m.Selector), fmt.Sprint(m.Made)}
+}
+
+var (
+	selectorMatchNumber = statedb.Index[*SelectorMatch, uint32]{
+		Name: "selector", Unique: true, FromKey: index.Uint32, FromString: index.Uint32String,
+		FromObject: func(m *SelectorMatch) index.KeySet { return index.NewKeySet(index.Uint32(m.Selector)) },
+	}
+
+	// SelectorMatchByNumber queries whether a selector is evaluated.
+	SelectorMatchByNumber = selectorMatchNumber.Query
+)
+
+// NewSelectorMatchTable creates the table of selectors that are evaluated.
+func NewSelectorMatchTable(db *statedb.DB) (statedb.RWTable[*SelectorMatch], error) {
+	return statedb.NewTable(db, "selector-matches", selectorMatchNumber)
+}

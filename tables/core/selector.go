@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"crypto/sha256"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Block is a prefix without some others inside it.
+type Block struct {
+	Prefix netip.Prefix   `json:"prefix"`
+	Except []netip.Prefix `json:"except,omitempty"` // in order
+}
+
+// Contains reports whether a prefix is inside the block, and in none of its exceptions.
+func (b Block) Contains(p netip.Prefix) bool {
+	return contains(b.Prefix, p) && !slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return contains(e, p) })
+}
+
+func contains(around, p netip.Prefix) bool {
+	return around.Bits() <= p.Bits() && around.Contains(p.Addr())
+}
+
+// SelectorSpec is what a rule says of its peers: one selector is all its prefixes, and each
+// other peer is one of its own.
+type SelectorSpec struct {
+	Text string `json:"text"` // canonical: selectors with the same text are one
+
+	// Peers are several only if all are of [tables.PeerCIDR].
+	Peers []tables.PolicyPeer `json:"peers"`
+}
+
+// isFamily reports whether a peer is all addresses of a family: it tells no addresses of
+// a member apart.
+func isFamily(p tables.PolicyPeer) bool {
+	return p.Kind == tables.PeerCIDR && p.CIDR.Bits() == 0 && len(p.Except) == 0
+}
+
+// Digest identifies the selector.
+func (s SelectorSpec) Digest() bpf.Digest {
+	sum := sha256.Sum256([]byte(s.Text))
+	return bpf.Digest(sum[:16])
+}
+
+// SelectorSpecs returns the selectors that peers of one rule stand for, each once, in order
+// of text. Peers that are anyone or no one stand for none.
+func SelectorSpecs(peers []tables.PolicyPeer) []SelectorSpec {
+	var specs []SelectorSpec
+	var cidrs []tables.PolicyPeer
+	for _, p := range peers {
+		switch {
+		case p.Anyone() || p.Nobody():
+		case p.Kind == tables.PeerCIDR && !isFamily(p):
+			cidrs = append(cidrs, p)
+		default:
+			specs = append(specs, SelectorSpec{Text: p.String(), Peers: []tables.PolicyPeer{p}})
+		}
+	}
+	if len(cidrs) > 0 {
+		slices.SortFunc(cidrs, func(a, b tables.PolicyPeer) int { return strings.Compare(a.String(), b.String()) })
+		cidrs = slices.CompactFunc(cidrs, func(a, b tables.PolicyPeer) bool { return a.String() == b.String() })
+		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
+	}
+	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
+	return slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
+}
+
+func texts(peers []tables.PolicyPeer) []string {
+	list := make([]string, len(peers))
+	for i, p := range peers {
+		list[i] = p.String()
+	}
+	return list
+}
+
+// Selector is an expression by which live rulesets select peers, however many do. It has a
+// new number when it is in use again after it was not.
+type Selector struct {
+	Life         `yaml:",inline"`
+	SelectorSpec `yaml:",inline"`
+
+	// What the peers come to, with the objects that they name as they are now: pods by any
+	// of some labels, addresses in any of some blocks, an entity, or nodes by labels.
+	Pods   []tables.EgressSelector `json:"pods,omitempty"`
+	Blocks []Block                 `json:"blocks,omitempty"` // in order of prefix
+	Entity tables.PolicyEntity     `json:"entity,omitempty"`
+	Family uint8                   `json:"family,omitempty"` // of a prefix of all its addresses
+
+	// Whether blocks or family select addresses of pods and of nodes, too.
+	MatchesPods  bool `json:"matchesPods,omitempty"`
+	MatchesNodes bool `json:"matchesNodes,omitempty"`
+
+	labels   *tables.Selector // of Pods and nodes, parsed
+	prefixes []netip.Prefix   // of Blocks
+}
+
+// NewSelector returns a selector in use. It fails if a label selector does not parse.
+func NewSelector(s Selector) (*Selector, error) {
+	spec := tables.SelectorSpec{Role: bpf.RolePeer, Text: s.Text}
+	if len(s.Peers) == 1 {
+		spec.Peer = s.Peers[0]
+	}
+	parsed, err := tables.NewSelector(spec, tables.Resolution{Pods: s.Pods})
+	if err != nil {
+		return nil, err
+	}
+	s.labels, s.prefixes = parsed, prefixesOf(s.Blocks)
+	return &s, nil
+}
+
+// MatchesLabels reports whether the selector selects pods with a label set. The namespace is
+// nil while there is no object for it: what requires something of its labels does not match
+// then.
+func (s *Selector) MatchesLabels(set *tables.LabelSet, namespace *tables.Namespace) bool {
+	return s.labels.MatchesLabels(set, namespace)
+}
+
+// MatchesNode reports whether the selector selects nodes by labels, and this one.
+func (s *Selector) MatchesNode(n *tables.Node) bool { return s.labels.ChoosesNode(n.Labels) }
+
+// Prefixes returns the prefixes that the blocks name, exceptions too, each once and in
+// order: the selector tells addresses apart by no others.
+func (s *Selector) Prefixes() []netip.Prefix { return s.prefixes }
+
+// Names reports whether a prefix is among [Selector.Prefixes].
+func (s *Selector) Names(p netip.Prefix) bool {
+	_, found := slices.BinarySearchFunc(s.prefixes, p, netip.Prefix.Compare)
+	return found
+}
+
+func prefixesOf(blocks []Block) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, b := range blocks {
+		prefixes = append(append(prefixes, b.Prefix), b.Except...)
+	}
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.Compact(prefixes)
+}
+
+// Contains reports whether a prefix is in one of the blocks. It looks only at blocks whose
+// prefix is around it, of which there are few.
+func (s *Selector) Contains(p netip.Prefix) bool {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		around := netip.PrefixFrom(p.Addr(), bits).Masked()
+		at, found := slices.BinarySearchFunc(s.Blocks, around, func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) })
+		for ; found && at < len(s.Blocks) && s.Blocks[at].Prefix == around; at++ {
+			if s.Blocks[at].Contains(p) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Selector) TableHeader() []string { return []string{"Number", "Expression", "Undesired"} }
+
+// TableRow implements [statedb.TableWritable].
+func (s *Selector) TableRow() []string {
+	return []string{number(s.Number), s.Text, trueOrDash(s.Undesired)}
+}
+
+var (
+	selectorNumber = statedb.Index[*Selector, uint32]{
+		Name: "number", Unique: true, FromKey: index.Uint32, FromString: index.Uint32String,
+		FromObject: func(s *Selector) index.KeySet { return index.NewKeySet(index.Uint32(s.Number)) },
+	}
+	selectorDigest = statedb.Index[*Selector, bpf.Digest]{
+		Name: "digest", Unique: true, FromKey: tables.DigestKey, FromString: tables.DigestFromString,
+		FromObject: func(s *Selector) index.KeySet { return index.NewKeySet(tables.DigestKey(s.Digest())) },
+	}
+	// Something that each label set must have to be selected: see [tables.Selector.Anchors].
+	selectorAnchor = statedb.Index[*Selector, string]{
+		Name: "anchor", FromKey: index.String, FromString: index.FromString,
+		FromObject: func(s *Selector) index.KeySet { return index.StringSlice(s.labels.Anchors()) },
+	}
+	// Of peers that are found by none of the other indexes, or not by them alone.
+	selectorKind = statedb.Index[*Selector, tables.PeerKind]{
+		Name:       "kind",
+		FromKey:    func(k tables.PeerKind) index.Key { return index.String(string(k)) },
+		FromString: index.FromString,
+		FromObject: func(s *Selector) index.KeySet {
+			kind := s.Peers[0].Kind
+			if kind == tables.PeerPods || kind == tables.PeerCIDR && s.Family == 0 {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.String(string(kind)))
+		},
+	}
+
+	// SelectorByNumber queries a selector in use by its number.
+	SelectorByNumber = selectorNumber.Query
+
+	// SelectorByDigest queries the selector in use with a text.
+	SelectorByDigest = selectorDigest.Query
+
+	// SelectorsByAnchor queries the selectors that require something of label sets, or
+	// [tables.AnyAnchor].
+	SelectorsByAnchor = selectorAnchor.Query
+
+	// SelectorsByKind queries the selectors of CIDR groups, services, nodes, entities, or, by
+	// [tables.PeerCIDR], of whole families.
+	SelectorsByKind = selectorKind.Query
+)
+
+// NewSelectorTable creates the table of selectors in use.
+func NewSelectorTable(db *statedb.DB) (statedb.RWTable[*Selector], error) {
+	return statedb.NewTable(db, "selectors", selectorNumber, selectorDigest, selectorAnchor, selectorKind)
+}

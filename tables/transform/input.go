@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transform
+
+import (
+	"fmt"
+
+	"github.com/cilium/statedb"
+)
+
+// Input is a table that a rule is computed from.
+type Input[Key comparable] interface {
+	meta() statedb.TableMeta
+	isFeedback() bool
+	observe(db *statedb.DB) error
+	// changes calls changed for each row that a snapshot has changed since the former one,
+	// which is nil at first, and returns a channel that closes when there are more.
+	changes(former, now statedb.ReadTxn, changed func(mark func(mark func(Key)))) <-chan struct{}
+}
+
+// From is an input of which each changed row marks keys, with its former and its present
+// value: the zero value where there is none. The function may look up other rows in the
+// snapshot.
+func From[Row any, Key comparable](
+	table statedb.Table[Row], marks func(now statedb.ReadTxn, old, new Row, mark func(Key)),
+) Input[Key] {
+	return &input[Row, Key]{table: table, marks: marks}
+}
+
+// FromRow is [From] for a table of which the former and the present value mark keys alike.
+// An update marks nothing if differs, unless it is nil, says that the values are the same.
+func FromRow[Row comparable, Key comparable](
+	table statedb.Table[Row], differs func(old, new Row) bool,
+	marks func(now statedb.ReadTxn, row Row, mark func(Key)),
+) Input[Key] {
+	var none Row
+	return From(table, func(now statedb.ReadTxn, old, new Row, mark func(Key)) {
+		if old != none && new != none && differs != nil && !differs(old, new) {
+			return
+		}
+		if old != none {
+			marks(now, old, mark)
+		}
+		if new != none {
+			marks(now, new, mark)
+		}
+	})
+}
+
+// OnChange is an input of which it matters only that something has changed: the function is
+// called once for all changes of a snapshot.
+func OnChange[Row any, Key comparable](
+	table statedb.Table[Row], marks func(now statedb.ReadTxn, mark func(Key)),
+) Input[Key] {
+	return &onChange[Row, Key]{table: table, marks: marks}
+}
+
+// Feedback is an input that follows from the rule's own outputs: the first transaction does
+// not wait for it.
+func Feedback[Key comparable](in Input[Key]) Input[Key] { return feedback[Key]{in} }
+
+type feedback[Key comparable] struct{ Input[Key] }
+
+func (feedback[Key]) isFeedback() bool { return true }
+
+type input[Row any, Key comparable] struct {
+	table    statedb.Table[Row]
+	marks    func(now statedb.ReadTxn, old, new Row, mark func(Key))
+	iterator statedb.ChangeIterator[Row]
+	watch    <-chan struct{}
+}
+
+func (i *input[Row, Key]) meta() statedb.TableMeta { return i.table }
+func (i *input[Row, Key]) isFeedback() bool        { return false }
+
+func (i *input[Row, Key]) observe(db *statedb.DB) (err error) {
+	wtxn := db.WriteTxn(i.table)
+	defer wtxn.Abort()
+	if i.iterator, err = i.table.Changes(wtxn); err != nil {
+		return fmt.Errorf("follow %s: %w", i.table.Name(), err)
+	}
+	wtxn.Commit()
+	return nil
+}
+
+func (i *input[Row, Key]) changes(
+	former, now statedb.ReadTxn, changed func(func(func(Key))),
+) <-chan struct{} {
+	if former != nil {
+		if i.table.Revision(former) == i.table.Revision(now) {
+			return i.watch
+		}
+		// StateDB publishes a commit before it closes watch channels, and Next tells of no
+		// change until then: wait for that, as the snapshot has the change.
+		<-i.watch
+	}
+	rows, _ := i.iterator.Next(now)
+	for change := range rows {
+		var old, new Row
+		had := false
+		if former != nil {
+			old, _, had = i.table.Get(former, i.table.PrimaryIndexer().QueryFromObject(change.Object))
+		}
+		if change.Deleted && !had {
+			continue // it came and went between two snapshots
+		}
+		if !change.Deleted {
+			new = change.Object
+		}
+		changed(func(mark func(Key)) { i.marks(now, old, new, mark) })
+	}
+	// Next returned a closed channel, which asks for what is left: nothing.
+	_, i.watch = i.iterator.Next(now)
+	return i.watch
+}
+
+type onChange[Row any, Key comparable] struct {
+	table statedb.Table[Row]
+	marks func(now statedb.ReadTxn, mark func(Key))
+}
+
+func (o *onChange[Row, Key]) meta() statedb.TableMeta      { return o.table }
+func (o *onChange[Row, Key]) isFeedback() bool             { return false }
+func (o *onChange[Row, Key]) observe(db *statedb.DB) error { return nil }
+
+func (o *onChange[Row, Key]) changes(
+	former, now statedb.ReadTxn, changed func(func(func(Key))),
+) <-chan struct{} {
+	_, watch := o.table.AllWatch(now)
+	if former == nil || o.table.Revision(former) != o.table.Revision(now) {
+		changed(func(mark func(Key)) { o.marks(now, mark) })
+	}
+	return watch
+}
