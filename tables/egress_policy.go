@@ -4,6 +4,7 @@ package tables
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -134,6 +135,32 @@ var (
 		FromString: index.NetIPPrefixString,
 	}
 
+	egressPolicySourceIndex = statedb.Index[*EgressPolicy, string]{
+		Name:       "source",
+		FromObject: func(p *EgressPolicy) index.KeySet { return index.StringSlice(AnchorsOf(p.Selectors)) },
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	egressPolicyNodesIndex = statedb.Index[*EgressPolicy, bool]{
+		Name: "nodes",
+		FromObject: func(p *EgressPolicy) index.KeySet {
+			if !slices.ContainsFunc(p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" }) {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.Bool(true))
+		},
+		FromKey:    index.Bool,
+		FromString: index.BoolString,
+	}
+
+	// EgressPoliciesBySource queries the policies with a selector that requires something of
+	// label sets: see [LabelSet.Anchors].
+	EgressPoliciesBySource = egressPolicySourceIndex.Query
+
+	// EgressPoliciesOfNodes queries, by true, the policies with a selector of nodes.
+	EgressPoliciesOfNodes = egressPolicyNodesIndex.Query
+
 	// EgressPolicyByName queries an egress policy by its name.
 	EgressPolicyByName = egressPolicyNameIndex.Query
 
@@ -153,5 +180,5 @@ var (
 // NewEgressPolicyTable creates the table of egress policies.
 func NewEgressPolicyTable(db *statedb.DB) (statedb.RWTable[*EgressPolicy], error) {
 	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
-		egressPolicyDestinationIndex)
+		egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex)
 }

@@ -227,11 +227,28 @@ var (
 		Unique:     true,
 	}
 
+	networkPolicySubjectIndex = statedb.Index[*NetworkPolicy, string]{
+		Name: "subject",
+		FromObject: func(p *NetworkPolicy) index.KeySet {
+			var subjects []EgressSelector
+			for _, r := range p.Rules {
+				subjects = append(subjects, r.Subject)
+			}
+			return index.StringSlice(AnchorsOf(subjects))
+		},
+		FromKey:    index.String,
+		FromString: index.FromString,
+	}
+
+	// NetworkPoliciesBySubject queries the policies with a subject that requires something
+	// of label sets: see [LabelSet.Anchors].
+	NetworkPoliciesBySubject = networkPolicySubjectIndex.Query
+
 	// NetworkPolicyByID queries a network policy by its kind and name.
 	NetworkPolicyByID = networkPolicyIDIndex.Query
 )
 
 // NewNetworkPolicyTable creates the table of network policies.
 func NewNetworkPolicyTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicy], error) {
-	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex)
+	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex, networkPolicySubjectIndex)
 }

@@ -4,12 +4,14 @@ package core
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -99,33 +101,52 @@ type Selector struct {
 	MatchesPods  bool `json:"matchesPods,omitempty"`
 	MatchesNodes bool `json:"matchesNodes,omitempty"`
 
-	labels   *tables.Selector // of Pods and nodes, parsed
-	prefixes []netip.Prefix   // of Blocks
+	matchers []*tables.PodMatcher // of Pods
+	nodes    labels.Selector      // of nodes
+	prefixes []netip.Prefix       // of Blocks
 }
 
 // NewSelector returns a selector in use. It fails if a label selector does not parse.
 func NewSelector(s Selector) (*Selector, error) {
-	spec := tables.SelectorSpec{Role: bpf.RolePeer, Text: s.Text}
-	if len(s.Peers) == 1 {
-		spec.Peer = s.Peers[0]
+	for _, pods := range s.Pods {
+		m, err := tables.NewPodMatcher(pods)
+		if err != nil {
+			return nil, err
+		}
+		s.matchers = append(s.matchers, m)
 	}
-	parsed, err := tables.NewSelector(spec, tables.Resolution{Pods: s.Pods})
-	if err != nil {
-		return nil, err
+	if peer := s.Peers[0]; peer.Kind == tables.PeerNodes {
+		var err error
+		if s.nodes, err = labels.Parse(peer.Labels); err != nil {
+			return nil, fmt.Errorf("parse selector %q: %w", peer.Labels, err)
+		}
 	}
-	s.labels, s.prefixes = parsed, prefixesOf(s.Blocks)
+	s.prefixes = prefixesOf(s.Blocks)
 	return &s, nil
 }
 
 // MatchesLabels reports whether the selector selects pods with a label set. The namespace is
-// nil while there is no object for it: what requires something of its labels does not match
-// then.
+// nil while there is no object for it.
 func (s *Selector) MatchesLabels(set *tables.LabelSet, namespace *tables.Namespace) bool {
-	return s.labels.MatchesLabels(set, namespace)
+	return slices.ContainsFunc(s.matchers, func(m *tables.PodMatcher) bool { return m.Matches(set, namespace) })
 }
 
 // MatchesNode reports whether the selector selects nodes by labels, and this one.
-func (s *Selector) MatchesNode(n *tables.Node) bool { return s.labels.ChoosesNode(n.Labels) }
+func (s *Selector) MatchesNode(n *tables.Node) bool {
+	return s.nodes != nil && s.nodes.Matches(n.Labels)
+}
+
+// Anchors returns what label sets must have one of to be selected: see
+// [tables.LabelSet.Anchors].
+func (s *Selector) Anchors() []string {
+	var anchors []string
+	for _, m := range s.matchers {
+		if a := m.Anchor(); !slices.Contains(anchors, a) {
+			anchors = append(anchors, a)
+		}
+	}
+	return anchors
+}
 
 // Prefixes returns the prefixes that the blocks name, exceptions too, each once and in
 // order: the selector tells addresses apart by no others.
@@ -178,10 +199,10 @@ var (
 		Name: "digest", Unique: true, FromKey: tables.DigestKey, FromString: tables.DigestFromString,
 		FromObject: func(s *Selector) index.KeySet { return index.NewKeySet(tables.DigestKey(s.Digest())) },
 	}
-	// Something that each label set must have to be selected: see [tables.Selector.Anchors].
+	// Something that each label set must have to be selected: see [tables.LabelSet.Anchors].
 	selectorAnchor = statedb.Index[*Selector, string]{
 		Name: "anchor", FromKey: index.String, FromString: index.FromString,
-		FromObject: func(s *Selector) index.KeySet { return index.StringSlice(s.labels.Anchors()) },
+		FromObject: func(s *Selector) index.KeySet { return index.StringSlice(s.Anchors()) },
 	}
 	// Of peers that are found by none of the other indexes, or not by them alone.
 	selectorKind = statedb.Index[*Selector, tables.PeerKind]{
