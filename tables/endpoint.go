@@ -169,6 +169,11 @@ var (
 	EndpointsByLabelSet = endpointLabelSetIndex.Query
 )
 
+// EndpointsOfNamespace queries, with Prefix, the endpoints of a namespace.
+func EndpointsOfNamespace(namespace string) statedb.Query[*Endpoint] {
+	return endpointNameIndex.Query(Name{Namespace: namespace})
+}
+
 // EndpointsHere queries the endpoints of the node that the agent runs on.
 func EndpointsHere() statedb.Query[*Endpoint] { return endpointHereIndex(LocalNode{}).Query(true) }
 

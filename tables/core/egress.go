@@ -22,20 +22,17 @@ type EgressRuleset struct {
 	Digest bpf.Digest `json:"digest"`
 
 	Policies []string `json:"policies"` // in the order in which they win
-
-	// Served says that this node may be the gateway of some of the traffic.
-	Served bool `json:"served"`
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressRuleset) TableHeader() []string {
-	return []string{"Number", "Policies", "Served", "Undesired"}
+	return []string{"Number", "Policies", "Undesired"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (r *EgressRuleset) TableRow() []string {
 	return []string{
-		number(r.Number), tables.ListColumn(r.Policies, ", "), fmt.Sprint(r.Served), trueOrDash(r.Undesired),
+		number(r.Number), tables.ListColumn(r.Policies, ", "), trueOrDash(r.Undesired),
 	}
 }
 

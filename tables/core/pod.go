@@ -102,15 +102,21 @@ func NewPodTable(db *statedb.DB) (statedb.RWTable[*Pod], error) {
 	return statedb.NewTable(db, "pods", podAddr, podSubject, podIfIndex)
 }
 
-// SubjectDef is what a subject stands for: a label set of pods, on a node where some egress
-// policy selects nodes.
+// EmptyRuleset is the number of the ruleset of pods that no policy selects: everything is
+// allowed, and it has no entries. Others have greater numbers.
+const EmptyRuleset = 1
+
+// SubjectDef is what a subject stands for: a label set of pods of this node, or of others.
 type SubjectDef struct {
 	LabelSet tables.LabelSetID `json:"labelSet"`
-	Node     string            `json:"node,omitempty"`
+	Local    bool              `json:"local"`
+
+	// Node is that of pods of other nodes, where some egress policy selects nodes.
+	Node string `json:"node,omitempty"`
 }
 
 // Subject is a label set of pods whose traffic is judged or routed here. An entry of
-// sluice_subjects. If its ruleset or egress ruleset changes while an address leaves it, the
+// sluice_subjects, whose ruleset is 0 for pods of other nodes, which are not judged. If its ruleset or egress ruleset changes while an address leaves it, the
 // label set gets a new subject, and this one keeps what it has.
 type Subject struct {
 	Life       `yaml:",inline"`
@@ -142,13 +148,13 @@ func (s *Subject) GetStatus() reconciler.Status { return s.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Subject) TableHeader() []string {
-	return []string{"Number", "LabelSet", "Node", "Ruleset", "Undesired", "Status", "Error"}
+	return []string{"Number", "LabelSet", "Local", "Node", "Ruleset", "Undesired", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (s *Subject) TableRow() []string {
 	return []string{
-		number(s.Number), s.LabelSet.String()[:8], tables.OrDash(s.Node), number(s.Ruleset),
+		number(s.Number), s.LabelSet.String()[:8], fmt.Sprint(s.Local), tables.OrDash(s.Node), number(s.Ruleset),
 		trueOrDash(s.Undesired), s.Status.Kind.String(), tables.OrDash(s.Status.GetError()),
 	}
 }
@@ -166,6 +172,10 @@ var (
 		Name: "ruleset", FromKey: index.Uint32, FromString: index.Uint32String,
 		FromObject: func(s *Subject) index.KeySet { return nonZero(s.Ruleset) },
 	}
+	subjectLocal = statedb.Index[*Subject, bool]{
+		Name: "local", FromKey: index.Bool, FromString: index.BoolString,
+		FromObject: func(s *Subject) index.KeySet { return marked(s.Local && !s.Undesired) },
+	}
 	subjectUndesired = statedb.Index[*Subject, bool]{
 		Name: "undesired", FromKey: index.Bool, FromString: index.BoolString,
 		FromObject: func(s *Subject) index.KeySet { return marked(s.Undesired) },
@@ -181,13 +191,17 @@ var (
 	// SubjectsByRuleset queries the subjects of a ruleset.
 	SubjectsByRuleset = subjectRuleset.Query
 
+	// SubjectsLocal queries, by true, the subjects that pods of this node are desired in.
+	SubjectsLocal = subjectLocal.Query
+
 	// SubjectsUndesired queries, by true, the subjects that no pod is desired in.
 	SubjectsUndesired = subjectUndesired.Query
 )
 
 // NewSubjectTable creates the table of subjects.
 func NewSubjectTable(db *statedb.DB) (statedb.RWTable[*Subject], error) {
-	return statedb.NewTable(db, "subjects", subjectNumber, subjectLabelSet, subjectRuleset, subjectUndesired)
+	return statedb.NewTable(db, "subjects", subjectNumber, subjectLabelSet, subjectRuleset,
+		subjectLocal, subjectUndesired)
 }
 
 // Route is the egress ruleset of a subject that egress policies select. An entry of

@@ -3,6 +3,7 @@
 package core
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"net/netip"
@@ -28,6 +29,14 @@ func (b Block) Contains(p netip.Prefix) bool {
 	return contains(b.Prefix, p) && !slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return contains(e, p) })
 }
 
+// Compare orders blocks by prefix, then by exceptions.
+func (b Block) Compare(o Block) int {
+	return cmp.Or(b.Prefix.Compare(o.Prefix), slices.CompareFunc(b.Except, o.Except, netip.Prefix.Compare))
+}
+
+// Equal reports whether two blocks are the same.
+func (b Block) Equal(o Block) bool { return b.Compare(o) == 0 }
+
 func contains(around, p netip.Prefix) bool {
 	return around.Bits() <= p.Bits() && around.Contains(p.Addr())
 }
@@ -41,9 +50,9 @@ type SelectorSpec struct {
 	Peers []tables.PolicyPeer `json:"peers"`
 }
 
-// isFamily reports whether a peer is all addresses of a family: it tells no addresses of
+// IsFamily reports whether a peer is all addresses of a family: it tells no addresses of
 // a member apart.
-func isFamily(p tables.PolicyPeer) bool {
+func IsFamily(p tables.PolicyPeer) bool {
 	return p.Kind == tables.PeerCIDR && p.CIDR.Bits() == 0 && len(p.Except) == 0
 }
 
@@ -61,7 +70,7 @@ func SelectorSpecs(peers []tables.PolicyPeer) []SelectorSpec {
 	for _, p := range peers {
 		switch {
 		case p.Anyone() || p.Nobody():
-		case p.Kind == tables.PeerCIDR && !isFamily(p):
+		case p.Kind == tables.PeerCIDR && !IsFamily(p):
 			cidrs = append(cidrs, p)
 		default:
 			specs = append(specs, SelectorSpec{Text: p.String(), Peers: []tables.PolicyPeer{p}})
@@ -134,6 +143,13 @@ func (s *Selector) MatchesLabels(set *tables.LabelSet, namespace *tables.Namespa
 // MatchesNode reports whether the selector selects nodes by labels, and this one.
 func (s *Selector) MatchesNode(n *tables.Node) bool {
 	return s.nodes != nil && s.nodes.Matches(n.Labels)
+}
+
+// SameResolution reports whether two versions of a selector come to the same.
+func (s *Selector) SameResolution(o *Selector) bool {
+	return slices.Equal(s.Pods, o.Pods) && slices.EqualFunc(s.Blocks, o.Blocks, Block.Equal) &&
+		s.Entity == o.Entity && s.Family == o.Family &&
+		s.MatchesPods == o.MatchesPods && s.MatchesNodes == o.MatchesNodes
 }
 
 // Anchors returns what label sets must have one of to be selected: see

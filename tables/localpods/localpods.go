@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package localpods derives where the pods of this node are.
+//
+//	endpoints, cni-attachments ────────────────┐
+//	routes, neighbours, bridge-entries, devices ┴─► local-endpoints
+//
+// A pod's device is that of which the CNI plugin told, or the one to which a route or a
+// neighbour entry leads.
+package localpods
+
+import (
+	"net/netip"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// Cell derives local-endpoints.
+var Cell = cell.Module(
+	"local-pods",
+	"Where the pods of this node are",
+
+	cell.ProvidePrivate(core.NewLocalEndpointTable),
+	cell.Provide(statedb.RWTable[*core.LocalEndpoint].ToTable),
+	cell.Invoke(register),
+)
+
+type params struct {
+	cell.In
+
+	Output      statedb.RWTable[*core.LocalEndpoint]
+	Endpoints   statedb.Table[*tables.Endpoint]
+	Attachments statedb.Table[*tables.CNIAttachment]
+	Devices     statedb.Table[*tables.Device]
+	Routes      statedb.Table[*tables.Route]
+	Neighbours  statedb.Table[*tables.Neighbour]
+	Bridges     statedb.Table[*tables.BridgeEntry]
+	LocalNode   tables.LocalNode
+}
+
+func register(p transform.Params, l params) error {
+	return transform.Register(p, transform.Rule[netip.Addr]{
+		Name:    l.Output.Name(),
+		Outputs: []statedb.TableMeta{l.Output},
+		Inputs: []transform.Input[netip.Addr]{
+			transform.FromRow(l.Endpoints, movesPod, l.markEndpoint),
+			transform.FromRow(l.Attachments, nil, l.markAttachment),
+			transform.FromRow(l.Routes, nil, markRoute),
+			transform.FromRow(l.Neighbours, nil, markNeighbour),
+			transform.FromRow(l.Bridges, nil, l.markBridge),
+			transform.FromRow(l.Devices, movesDevice, l.markDevice),
+		},
+		Compute: func(in statedb.ReadTxn, out statedb.WriteTxn, addrs []netip.Addr, _ func(netip.Addr)) error {
+			for _, addr := range addrs {
+				existing := l.Output.List(out, core.LocalEndpointByAddr(addr))
+				former, _, _ := l.Output.Get(out, core.LocalEndpointByAddr(addr))
+				var rows []*core.LocalEndpoint
+				if row := l.row(in, addr, former); row != nil {
+					rows = append(rows, row)
+				}
+				if err := transform.Replace(out, l.Output, (*core.LocalEndpoint).Equal, existing, rows...); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// movesPod reports whether a change of an endpoint matters here.
+func movesPod(old, new *tables.Endpoint) bool {
+	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
+}
+
+func movesDevice(old, new *tables.Device) bool {
+	return old.Name != new.Name || old.Type != new.Type || old.MasterIndex != new.MasterIndex
+}
+
+// markEndpoint marks the addresses of a local pod, and those of another node's that a local
+// one claims or had.
+func (l *params) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(netip.Addr)) {
+	for _, addr := range e.Addrs {
+		_, _, local := l.Output.Get(in, core.LocalEndpointByAddr(addr))
+		local = local || e.Node == l.LocalNode.Name
+		for claimant := range l.Endpoints.List(in, tables.EndpointsByAddr(addr)) {
+			local = local || claimant.Node == l.LocalNode.Name
+		}
+		if local {
+			mark(addr)
+		}
+	}
+}
+
+func (l *params) markAttachment(_ statedb.ReadTxn, a *tables.CNIAttachment, mark func(netip.Addr)) {
+	for _, addr := range a.Addrs {
+		mark(addr)
+	}
+}
+
+func markRoute(_ statedb.ReadTxn, r *tables.Route, mark func(netip.Addr)) {
+	if r.Destination.IsSingleIP() && r.Table == tables.RouteTableMain {
+		mark(r.Destination.Addr())
+	}
+}
+
+func markNeighbour(_ statedb.ReadTxn, n *tables.Neighbour, mark func(netip.Addr)) { mark(n.Addr) }
+
+// markBridge marks the addresses whose neighbor has the MAC address, or had it when the pod
+// was found.
+func (l *params) markBridge(in statedb.ReadTxn, b *tables.BridgeEntry, mark func(netip.Addr)) {
+	for n := range l.Neighbours.List(in, tables.NeighboursByDevice(b.BridgeIndex)) {
+		if n.MAC == b.MAC {
+			mark(n.Addr)
+		}
+	}
+	for row := range l.Output.List(in, core.LocalEndpointsByDevice(b.BridgeIndex)) {
+		if row.MAC == b.MAC {
+			mark(row.Addr)
+		}
+	}
+}
+
+// markDevice marks the addresses to which the device leads, or led.
+func (l *params) markDevice(in statedb.ReadTxn, d *tables.Device, mark func(netip.Addr)) {
+	for row := range l.Output.List(in, core.LocalEndpointsByDevice(d.Index)) {
+		mark(row.Addr)
+	}
+	for r := range l.Routes.List(in, tables.RoutesByDevice(d.Index)) {
+		markRoute(in, r, mark)
+	}
+	for n := range l.Neighbours.List(in, tables.NeighboursByDevice(d.Index)) {
+		mark(n.Addr)
+	}
+	for b := range l.Bridges.List(in, tables.BridgeEntriesByDevice(d.Index)) {
+		l.markBridge(in, b, mark)
+	}
+	for a := range tables.Rare(in, l.Attachments, tables.CNIAttachmentsByDevice(d.Index)) {
+		l.markAttachment(in, a, mark)
+	}
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package subjects derives what policies say of pods: of those of this node, and of those
+// that it may be the gateway of.
+//
+//	local-endpoints, endpoints ───► pods ──► subjects ──┬─► rulesets ──► selectors
+//	network-policies, namespaces ─────────────▲         └─► subject-routes ──► egress-rulesets
+//	egress-policies, nodes ───────────────────┘              ──► egress-rules ──► egress-groups
+//
+// A subject is a label set of pods. Its ruleset is everything that network policies say of
+// these pods; its egress ruleset is everything that egress policies do. Both never change: a
+// policy that does gives the label sets that it selects others.
+package subjects
+
+import (
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// Cell derives the tables of subjects.
+var Cell = cell.Module(
+	"subjects",
+	"What policies say of pods",
+
+	cell.ProvidePrivate(
+		core.NewPodTable,
+		core.NewSubjectTable,
+		core.NewRouteTable,
+		core.NewRulesetTable,
+		core.NewSelectorTable,
+		core.NewEgressRulesetTable,
+		core.NewEgressRuleTable,
+		core.NewEgressGroupTable,
+	),
+	cell.Provide(
+		statedb.RWTable[*core.Pod].ToTable,
+		statedb.RWTable[*core.Subject].ToTable,
+		statedb.RWTable[*core.Route].ToTable,
+		statedb.RWTable[*core.Ruleset].ToTable,
+		statedb.RWTable[*core.Selector].ToTable,
+		statedb.RWTable[*core.EgressRuleset].ToTable,
+		statedb.RWTable[*core.EgressRule].ToTable,
+		statedb.RWTable[*core.EgressGroup].ToTable,
+
+		tables.NewDesired[*core.Pod],
+		tables.NewDesired[*core.Subject],
+		tables.NewDesired[*core.Route],
+		tables.NewDesired[*core.EgressRule],
+	),
+	cell.Invoke(register),
+)
+
+type params struct {
+	cell.In
+
+	Locals          statedb.Table[*core.LocalEndpoint]
+	Endpoints       statedb.Table[*tables.Endpoint]
+	Namespaces      statedb.Table[*tables.Namespace]
+	Nodes           statedb.Table[*tables.Node]
+	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
+	EgressPolicies  statedb.Table[*tables.EgressPolicy]
+	CIDRGroups      statedb.Table[*tables.CIDRGroup]
+	Services        statedb.Table[*tables.Service]
+	Backends        statedb.Table[*tables.BackendSlice]
+
+	Pods           statedb.RWTable[*core.Pod]
+	Subjects       statedb.RWTable[*core.Subject]
+	Routes         statedb.RWTable[*core.Route]
+	Rulesets       statedb.RWTable[*core.Ruleset]
+	Selectors      statedb.RWTable[*core.Selector]
+	EgressRulesets statedb.RWTable[*core.EgressRuleset]
+	EgressRules    statedb.RWTable[*core.EgressRule]
+	Groups         statedb.RWTable[*core.EgressGroup]
+
+	PodMirrors     statedb.Table[*core.PodMirror]
+	SubjectMirrors statedb.Table[*core.SubjectMirror]
+	RouteMirrors   statedb.Table[*core.RouteMirror]
+	EgressMirrors  statedb.Table[*core.EgressMirror]
+
+	LocalNode   tables.LocalNode
+	Enforcement tables.Enforcement
+	CIDRMatch   CIDRMatch
+}
+
+// CIDRMatch is what the prefixes of Cilium's policies select inside the cluster.
+type CIDRMatch struct{ Pods, Nodes bool }
+
+// rule is the rule of subjects. It keeps no state but the next number.
+type rule struct {
+	params
+	next uint32
+}
+
+func register(p transform.Params, params params) error {
+	r := &rule{params: params, next: core.EmptyRuleset + 1}
+	return transform.Register(p, r.declare())
+}
+
+func (r *rule) declare() transform.Rule[key] {
+	return transform.Rule[key]{
+		Name: "subjects",
+		Outputs: []statedb.TableMeta{
+			r.Pods, r.Subjects, r.Routes, r.Rulesets, r.Selectors, r.EgressRulesets, r.EgressRules, r.Groups,
+		},
+		Inputs: []transform.Input[key]{
+			transform.FromRow(r.Locals, nil, markLocal),
+			transform.FromRow(r.Endpoints, movesPod, r.markEndpoint),
+			transform.From(r.Namespaces, r.markNamespace),
+			transform.From(r.Nodes, r.markNode),
+			transform.From(r.NetworkPolicies, r.markNetworkPolicy),
+			transform.From(r.EgressPolicies, r.markEgressPolicy),
+			transform.From(r.CIDRGroups, r.markCIDRGroup),
+			transform.From(r.Services, r.markService),
+			transform.FromRow(r.Backends, tables.DifferentBackends, r.markBackends),
+			transform.Feedback(transform.OnChange(r.PodMirrors, r.markUndesired)),
+			transform.Feedback(transform.OnChange(r.SubjectMirrors, r.markUndesired)),
+			transform.Feedback(transform.OnChange(r.RouteMirrors, r.markUndesired)),
+			transform.Feedback(transform.OnChange(r.EgressMirrors, r.markUndesired)),
+		},
+		Compute: r.compute,
+	}
+}
+
+// round is one call of Compute.
+type round struct {
+	*rule
+	in   statedb.ReadTxn
+	out  statedb.WriteTxn
+	mark func(key)
+
+	matchers map[tables.EgressSelector]*tables.PodMatcher // those parsed in the round
+}
+
+func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
+	c := &round{rule: r, in: in, out: out, mark: mark, matchers: map[tables.EgressSelector]*tables.PodMatcher{}}
+	for _, k := range keys {
+		if err := c.computeKey(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *round) computeKey(k key) error {
+	switch k.kind {
+	case ofAddr:
+		return c.pod(k.addr)
+	case ofSubject:
+		return c.updateSubjects(k.subject)
+	case ofSelector:
+		return c.updateSelector(k.digest)
+	case ofGroup:
+		return c.updateGroup(k.digest)
+	}
+	return c.sweep()
+}
+
+// matcher parses a selector, once in a round.
+func (c *round) matcher(s tables.EgressSelector) *tables.PodMatcher {
+	m, parsed := c.matchers[s]
+	if !parsed {
+		m, _ = tables.NewPodMatcher(s) // its text is canonical: it comes from one that was parsed
+		c.matchers[s] = m
+	}
+	return m
+}
+
+// number gives out a number that no object has had.
+func (r *rule) number() uint32 {
+	n := r.next
+	r.next++
+	return n
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// applying is an egress policy that selects a label set, and by which of its selectors.
+type applying struct {
+	policy   *tables.EgressPolicy
+	selector string
+}
+
+// egressPolicies returns the policies that select pods with a label set on a node, in the
+// order in which they win, and whether others may, by labels of the namespace, which has no
+// object.
+func (c *round) egressPolicies(set *tables.LabelSet, nodeName string) (policies []applying, unknown bool) {
+	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
+	node, _, _ := c.Nodes.Get(c.in, tables.NodeByName(nodeName))
+	seen := map[*tables.EgressPolicy]bool{}
+	for anchor := range set.Anchors {
+		for p := range tables.Rare(c.in, c.EgressPolicies, tables.EgressPoliciesBySource(anchor)) {
+			if seen[p] {
+				continue
+			}
+			seen[p] = true
+			a := applying{policy: p}
+			for _, s := range p.Selectors {
+				m := c.matcher(s)
+				unknown = unknown || namespace == nil && m.MayMatch(set)
+				if text := s.String(); m.Matches(set, namespace) && m.MatchesNode(node) && (a.selector == "" || text < a.selector) {
+					a.selector = text
+				}
+			}
+			if a.selector != "" {
+				policies = append(policies, a)
+			}
+		}
+	}
+	slices.SortFunc(policies, func(a, b applying) int {
+		if a.policy.Before(b.policy) {
+			return -1
+		}
+		return 1
+	})
+	return policies, unknown
+}
+
+// egressRuleset returns the number of everything that egress policies say of pods with a
+// label set on a node, 0 if nothing.
+func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error) {
+	policies, _ := c.egressPolicies(set, node)
+	if len(policies) == 0 {
+		return 0, nil
+	}
+	rules := egressRules(policies)
+	digest := digestOfEgress(rules)
+	if r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByDigest(digest)); found {
+		if !r.Undesired {
+			return r.Number, nil
+		}
+		desired := *r
+		desired.Undesired = false
+		return r.Number, transform.Insert(c.out, c.EgressRulesets, &desired)
+	}
+	r := &core.EgressRuleset{Life: core.Life{Number: c.number()}, Digest: digest}
+	for _, a := range policies {
+		r.Policies = append(r.Policies, a.policy.Name)
+	}
+	for _, rule := range rules {
+		row := rule.EgressRule
+		row.Ruleset = r.Number
+		if rule.gateways != nil {
+			var err error
+			if row.Group, err = c.group(rule.gateways); err != nil {
+				return 0, err
+			}
+		}
+		if err := transform.Insert(c.out, c.EgressRules, &row); err != nil {
+			return 0, err
+		}
+	}
+	return r.Number, transform.Insert(c.out, c.EgressRulesets, r)
+}
+
+// egressRule is a rule whose group is not a number yet: that of the policy's gateways, none
+// of an exclusion.
+type egressRule struct {
+	core.EgressRule
+	gateways *tables.EgressPolicy
+}
+
+// egressRules returns a rule for each prefix that some policies name, in order.
+func egressRules(policies []applying) []egressRule {
+	var prefixes []netip.Prefix
+	for _, a := range policies {
+		prefixes = append(append(prefixes, a.policy.Destinations...), a.policy.Excluded...)
+	}
+	prefixes = ordered(prefixes)
+	rules := make([]egressRule, len(prefixes))
+	for i, prefix := range prefixes {
+		rules[i] = decide(policies, prefix)
+	}
+	return rules
+}
+
+// decide returns the rule for destinations of which the prefix is the longest that any of
+// the policies, in order of precedence, names. Each has the longest of its own prefixes that
+// contain the destination: a destination, or an exclusion, by which it has no say. Of those
+// that have, the longest prefix wins, and then the order.
+func decide(policies []applying, prefix netip.Prefix) egressRule {
+	rule := egressRule{EgressRule: core.EgressRule{
+		Destination: prefix, Group: bpf.GroupExcluded, Status: reconciler.StatusPending(),
+	}}
+	best := -1
+	for _, a := range policies {
+		destination, excluded := longest(a.policy.Destinations, prefix), longest(a.policy.Excluded, prefix)
+		switch {
+		case destination < 0 && excluded < 0:
+		case excluded >= destination:
+			if rule.Policy == "" {
+				rule.Policy, rule.Selector = a.policy.Name, a.selector
+			}
+		case destination > best:
+			best = destination
+			rule.gateways, rule.Policy, rule.Selector = a.policy, a.policy.Name, a.selector
+		case destination == prefix.Bits():
+			rule.Overrides = append(rule.Overrides, a.policy.Name)
+		}
+	}
+	return rule
+}
+
+// longest returns the length of the longest of some prefixes that contains another one, -1
+// if none does.
+func longest(prefixes []netip.Prefix, contained netip.Prefix) int {
+	bits := -1
+	for _, p := range prefixes {
+		if p.Bits() > bits && p.Bits() <= contained.Bits() && p.Contains(contained.Addr()) {
+			bits = p.Bits()
+		}
+	}
+	return bits
+}
+
+// digestOfEgress identifies the content of an egress ruleset.
+func digestOfEgress(rules []egressRule) bpf.Digest {
+	h := sha256.New()
+	for _, r := range rules {
+		group := "excluded"
+		if r.gateways != nil {
+			group = tables.GroupDigest(r.gateways.Gateways).String()
+		}
+		fmt.Fprintf(h, "%s %s %q %q %q\n", r.Destination, group, r.Policy, r.Selector, r.Overrides)
+	}
+	return bpf.Digest(h.Sum(nil)[:16])
+}
+
+// group returns the number of the group of a policy's gateways.
+func (c *round) group(p *tables.EgressPolicy) (uint32, error) {
+	digest := tables.GroupDigest(p.Gateways)
+	g, _, found := c.Groups.Get(c.out, core.EgressGroupByDigest(digest))
+	if found && !g.Undesired {
+		return g.Number, nil
+	}
+	life := core.Life{}
+	if found {
+		life.Number = g.Number
+	} else {
+		life.Number = c.number()
+	}
+	return life.Number, transform.Insert(c.out, c.Groups, c.elect(life, digest, p.Gateways))
+}
+
+// updateGroup brings a group up to date with nodes and policies.
+func (c *round) updateGroup(digest bpf.Digest) error {
+	former, _, found := c.Groups.Get(c.out, core.EgressGroupByDigest(digest))
+	if !found {
+		return nil
+	}
+	specs := make([]tables.GatewaySpec, len(former.Gateways))
+	for i, choice := range former.Gateways {
+		specs[i] = choice.Spec
+	}
+	g := c.elect(former.Life, digest, specs)
+	if g.Equal(former) {
+		return nil
+	}
+	return transform.Insert(c.out, c.Groups, g)
+}
+
+// elect chooses a node for each item of a list of gateways: the first by name that is ready,
+// selected by the item, and has an address; so that all nodes of the cluster elect alike.
+func (c *round) elect(life core.Life, digest bpf.Digest, specs []tables.GatewaySpec) *core.EgressGroup {
+	g := &core.EgressGroup{Life: life, Digest: digest}
+	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
+		g.Policies = append(g.Policies, p.Name)
+	}
+	for _, spec := range specs {
+		choice, local := electNode(c.Nodes.All(c.in), spec, c.LocalNode.Name)
+		g.Gateways, g.Local = append(g.Gateways, choice), g.Local || local
+	}
+	return g
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"iter"
+	"strings"
+
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// electNode returns the node that is elected for an item of a list of gateways, among nodes
+// in order of name, and whether the node that is local is a candidate.
+func electNode(
+	nodes iter.Seq2[*tables.Node, statedb.Revision], spec tables.GatewaySpec, localNode string,
+) (choice tables.GatewayChoice, local bool) {
+	choice.Spec = spec
+	selector, err := labels.Parse(spec.Nodes)
+	if spec.Error != "" {
+		choice.Reason = spec.Error
+		return choice, false
+	}
+	if err != nil {
+		choice.Reason = err.Error()
+		return choice, false
+	}
+	var refused []string
+	for n := range nodes {
+		if !selector.Matches(n.Labels) {
+			continue
+		}
+		local = local || n.Name == localNode
+		switch addr := n.UnderlayIP(); {
+		case choice.Node != "":
+		case !n.Ready:
+			refused = append(refused, n.Name+" is not ready")
+		case !addr.IsValid():
+			refused = append(refused, n.Name+" has no internal address")
+		default:
+			choice.Node, choice.Addr = n.Name, addr
+		}
+	}
+	if choice.Node == "" {
+		choice.Reason = "no node matches"
+		if len(refused) > 0 {
+			choice.Reason = strings.Join(refused, ", ")
+		}
+	}
+	return choice, local
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+type podKey = bpf.PodKey
+
+// An object dies in two steps: when nothing desired refers to it any more, it is marked; a
+// later transaction, whose snapshot has the mark, deletes it if no mirror refers to it. It
+// keeps what it says until then.
+
+func (c *round) releaseSubject(number uint32) error {
+	s, _, found := c.Subjects.Get(c.out, core.SubjectByNumber(number))
+	if !found || s.Undesired {
+		return nil
+	}
+	if _, _, used := c.Pods.Get(c.out, core.PodsBySubject(number)); used {
+		return nil
+	}
+	undesired := s.Clone()
+	undesired.Undesired = true
+	c.mark(key{kind: ofUndesired})
+	return transform.Insert(c.out, c.Subjects, undesired)
+}
+
+func (c *round) releaseRuleset(number uint32) error {
+	r, _, found := c.Rulesets.Get(c.out, core.RulesetByNumber(number))
+	if !found || r.Undesired {
+		return nil
+	}
+	if _, _, used := c.Subjects.Get(c.out, core.SubjectsByRuleset(number)); used {
+		return nil
+	}
+	undesired := *r
+	undesired.Undesired = true
+	c.mark(key{kind: ofUndesired})
+	return transform.Insert(c.out, c.Rulesets, &undesired)
+}
+
+func (c *round) releaseEgressRuleset(number uint32) error {
+	r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByNumber(number))
+	if !found || r.Undesired {
+		return nil
+	}
+	if _, _, used := c.Routes.Get(c.out, core.RoutesByRuleset(number)); used {
+		return nil
+	}
+	undesired := *r
+	undesired.Undesired = true
+	c.mark(key{kind: ofUndesired})
+	return transform.Insert(c.out, c.EgressRulesets, &undesired)
+}
+
+func (c *round) releaseGroup(number uint32) error {
+	g, _, found := c.Groups.Get(c.out, core.EgressGroupByNumber(number))
+	if !found || g.Undesired {
+		return nil
+	}
+	if _, _, used := c.EgressRules.Get(c.out, core.EgressRulesByGroup(number)); used {
+		return nil
+	}
+	undesired := *g
+	undesired.Undesired = true
+	c.mark(key{kind: ofUndesired})
+	return transform.Insert(c.out, c.Groups, &undesired)
+}
+
+// sweep deletes the objects that were marked before this transaction, and are still, to which
+// no mirror refers: what refers to an object is swept before it.
+func (c *round) sweep() error {
+	for _, sweep := range []func() error{
+		c.sweepSubjects, c.sweepRulesets, c.sweepEgressRulesets, c.sweepGroups,
+	} {
+		if err := sweep(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *round) sweepSubjects() error {
+	for _, marked := range statedb.Collect(c.Subjects.List(c.in, core.SubjectsUndesired(true))) {
+		s, _, found := c.Subjects.Get(c.out, core.SubjectByNumber(marked.Number))
+		if _, _, used := c.PodMirrors.Get(c.in, core.MirrorsTo[podKey, core.PodValue](marked.Number)); !found || used {
+			continue
+		}
+		if err := transform.Delete(c.out, c.Subjects, s); err != nil {
+			return err
+		}
+		if err := c.releaseRuleset(s.Ruleset); err != nil {
+			return err
+		}
+		route, _, routed := c.Routes.Get(c.out, core.RouteBySubject(s.Number))
+		if !routed {
+			continue
+		}
+		if err := transform.Delete(c.out, c.Routes, route); err != nil {
+			return err
+		}
+		if err := c.releaseEgressRuleset(route.EgressRuleset); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *round) sweepRulesets() error {
+	for _, marked := range statedb.Collect(c.Rulesets.List(c.in, core.RulesetsUndesired(true))) {
+		r, _, found := c.Rulesets.Get(c.out, core.RulesetByNumber(marked.Number))
+		_, _, used := c.SubjectMirrors.Get(c.in, core.MirrorsTo[core.SubjectKey, core.SubjectValue](marked.Number))
+		if !found || !r.Undesired || used {
+			continue
+		}
+		if err := transform.Delete(c.out, c.Rulesets, r); err != nil {
+			return err
+		}
+		for _, number := range r.Selectors() {
+			if _, _, inUse := c.Rulesets.Get(c.out, core.RulesetsBySelector(number)); inUse {
+				continue
+			}
+			if s, _, found := c.Selectors.Get(c.out, core.SelectorByNumber(number)); found {
+				if err := transform.Delete(c.out, c.Selectors, s); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (c *round) sweepEgressRulesets() error {
+	for _, marked := range statedb.Collect(c.EgressRulesets.List(c.in, core.EgressRulesetsUndesired(true))) {
+		r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByNumber(marked.Number))
+		_, _, used := c.RouteMirrors.Get(c.in, core.MirrorsTo[core.SubjectKey, core.RouteValue](marked.Number))
+		if !found || !r.Undesired || used {
+			continue
+		}
+		if err := transform.Delete(c.out, c.EgressRulesets, r); err != nil {
+			return err
+		}
+		rules := statedb.Collect(c.EgressRules.Prefix(c.out, core.EgressRulesOfRuleset(r.Number)))
+		for _, rule := range rules {
+			if err := transform.Delete(c.out, c.EgressRules, rule); err != nil {
+				return err
+			}
+		}
+		for _, rule := range rules {
+			if err := c.releaseGroup(rule.Group); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *round) sweepGroups() error {
+	for _, marked := range statedb.Collect(c.Groups.List(c.in, core.EgressGroupsUndesired(true))) {
+		g, _, found := c.Groups.Get(c.out, core.EgressGroupByNumber(marked.Number))
+		_, _, used := c.EgressMirrors.Get(c.in, core.MirrorsTo[core.EgressKey, bpf.EgressValue](marked.Number))
+		if !found || !g.Undesired || used {
+			continue
+		}
+		if err := transform.Delete(c.out, c.Groups, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}

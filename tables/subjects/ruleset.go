@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// said is a rule of a policy that selects a label set, with the selectors of its peers.
+type said struct {
+	*core.Rule
+	selectors []core.SelectorSpec
+}
+
+// ruleset returns the number of everything that network policies say of a label set.
+func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
+	policies, _ := c.networkPolicies(set)
+	if c.Enforcement == tables.EnforcementNever {
+		policies = nil
+	}
+	alwaysDeny := c.Enforcement == tables.EnforcementAlways
+	if len(policies) == 0 && !alwaysDeny {
+		return core.EmptyRuleset, nil
+	}
+	var all []said
+	for _, p := range policies {
+		all = append(all, c.rulesOf(p, set)...)
+	}
+	digest := digestOf(all, alwaysDeny)
+	if r, _, found := c.Rulesets.Get(c.out, core.RulesetByDigest(digest)); found {
+		if !r.Undesired {
+			return r.Number, nil
+		}
+		desired := *r
+		desired.Undesired = false
+		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
+	}
+	r := &core.Ruleset{Life: core.Life{Number: c.number()}, Digest: digest, AlwaysDeny: alwaysDeny}
+	for _, s := range all {
+		for _, spec := range s.selectors {
+			number, err := c.selector(spec)
+			if err != nil {
+				return 0, err
+			}
+			s.Peers = append(s.Peers, number)
+		}
+		slices.Sort(s.Peers)
+		r.Rules = append(r.Rules, s.Rule)
+	}
+	return r.Number, transform.Insert(c.out, c.Rulesets, r)
+}
+
+// networkPolicies returns the policies with a rule about a label set of this node, in order,
+// and whether others may have one, by labels of the namespace, which has no object.
+func (c *round) networkPolicies(set *tables.LabelSet) (policies []*tables.NetworkPolicy, unknown bool) {
+	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
+	seen := map[*tables.NetworkPolicy]bool{}
+	for anchor := range set.Anchors {
+		for p := range tables.Rare(c.in, c.NetworkPolicies, tables.NetworkPoliciesBySubject(anchor)) {
+			if seen[p] {
+				continue
+			}
+			seen[p] = true
+			selected := false
+			for _, r := range p.Rules {
+				m := c.matcher(r.Subject)
+				selected = selected || m.Matches(set, namespace)
+				unknown = unknown || namespace == nil && m.MayMatch(set)
+			}
+			if selected {
+				policies = append(policies, p)
+			}
+		}
+	}
+	slices.SortFunc(policies, func(a, b *tables.NetworkPolicy) int { return a.ID().Compare(b.ID()) })
+	return policies, unknown
+}
+
+var directions = [...]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} // in order
+
+// rulesOf returns what a policy says of a label set, in order: for each direction a default
+// if that is to deny, and the items that can have an effect.
+func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []said) {
+	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
+	for i, rule := range p.Rules {
+		if !c.matcher(rule.Subject).Matches(set, namespace) {
+			continue
+		}
+		for _, d := range directions {
+			direction := rule.Ingress
+			if d == bpf.DirectionEgress {
+				direction = rule.Egress
+			}
+			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
+			if direction.DefaultDeny {
+				rules = append(rules, said{Rule: &core.Rule{RuleID: id, Field: rule.Field + "." + d.String(), DefaultDeny: true}})
+			}
+			for j, traffic := range direction.Traffic {
+				id.Item = int32(j)
+				if s, hasEffect := itemOf(id, traffic, set); hasEffect {
+					rules = append(rules, s)
+				}
+			}
+		}
+	}
+	return rules
+}
+
+// itemOf returns what an item of a policy says of a label set. It has no effect if it has no
+// peers.
+func itemOf(id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet) (s said, hasEffect bool) {
+	r := &core.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
+	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.Anyone)
+	s.Rule = r
+	if !r.AnyPeer {
+		s.selectors = core.SelectorSpecs(t.Peers)
+	}
+	if id.Direction == bpf.DirectionIngress {
+		r.Ports = resolved(t.Ports, set.NamedPorts)
+		r.NoPorts = len(t.Ports) > 0 && len(r.Ports) == 0
+	}
+	return s, r.AnyPeer || len(s.selectors) > 0
+}
+
+// resolved returns ports with the numbers that a label set has for their names.
+func resolved(ports []tables.PolicyPort, named []tables.NamedPort) []tables.PolicyPort {
+	if !slices.ContainsFunc(ports, func(p tables.PolicyPort) bool { return p.Name != "" }) {
+		return ports
+	}
+	var numbers []tables.PolicyPort
+	for _, p := range ports {
+		if p.Name == "" {
+			numbers = append(numbers, p)
+			continue
+		}
+		for _, n := range named {
+			if n.Name == p.Name && n.Protocol == p.Protocol {
+				numbers = append(numbers, tables.PolicyPort{Protocol: p.Protocol, First: n.Port, Last: n.Port})
+			}
+		}
+	}
+	return numbers
+}
+
+// digestOf identifies the content of a ruleset.
+func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
+	h := sha256.New()
+	fmt.Fprintln(h, alwaysDeny)
+	for _, r := range rules {
+		fmt.Fprintf(h, "%s %q %t %t %t %t %v\n", r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts, r.Ports)
+		for _, s := range r.selectors {
+			fmt.Fprintf(h, "%q\n", s.Text)
+		}
+	}
+	return bpf.Digest(h.Sum(nil)[:16])
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// selector returns the number of a selector, which comes into use if it is not.
+func (c *round) selector(spec core.SelectorSpec) (uint32, error) {
+	if s, _, found := c.Selectors.Get(c.out, core.SelectorByDigest(spec.Digest())); found {
+		return s.Number, nil
+	}
+	s, err := c.resolve(c.in, core.Selector{Life: core.Life{Number: c.number()}, SelectorSpec: spec})
+	if err != nil {
+		return 0, err
+	}
+	return s.Number, transform.Insert(c.out, c.Selectors, s)
+}
+
+// updateSelector brings a selector in use up to date with the objects that it names.
+func (c *round) updateSelector(digest bpf.Digest) error {
+	former, _, found := c.Selectors.Get(c.out, core.SelectorByDigest(digest))
+	if !found {
+		return nil
+	}
+	s, err := c.resolve(c.in, core.Selector{Life: former.Life, SelectorSpec: former.SelectorSpec})
+	if err != nil || s.SameResolution(former) {
+		return err
+	}
+	return transform.Insert(c.out, c.Selectors, s)
+}
+
+// resolve fills in what a selector comes to, with the objects that it names as they are.
+func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, error) {
+	for _, peer := range s.Peers {
+		switch peer.Kind {
+		case tables.PeerPods:
+			s.Pods = append(s.Pods, peer.Pods)
+		case tables.PeerCIDR:
+			s.MatchesPods, s.MatchesNodes = r.CIDRMatch.Pods || peer.MatchesPods, r.CIDRMatch.Nodes || peer.MatchesPods
+			if core.IsFamily(peer) {
+				s.Family = bpf.FamilyIPv4
+				if peer.CIDR.Addr().Is6() {
+					s.Family = bpf.FamilyIPv6
+				}
+				continue
+			}
+			s.Blocks = append(s.Blocks, core.Block{Prefix: peer.CIDR, Except: ordered(peer.Except)})
+		case tables.PeerCIDRGroups:
+			s.MatchesPods, s.MatchesNodes = r.CIDRMatch.Pods || peer.MatchesPods, r.CIDRMatch.Nodes || peer.MatchesPods
+			for g := range r.CIDRGroups.All(in) {
+				if namesGroup(peer, g) {
+					for _, prefix := range g.Prefixes {
+						s.Blocks = append(s.Blocks, core.Block{Prefix: prefix, Except: ordered(peer.Except)})
+					}
+				}
+			}
+		case tables.PeerServices:
+			r.resolveServices(in, peer, &s)
+		case tables.PeerEntity:
+			s.Entity = peer.Entity
+			if peer.Entity == tables.EntityKubeAPIServer {
+				s.MatchesPods, s.MatchesNodes = true, true
+				s.Blocks = r.backendsOf(in, tables.KubernetesAPIService)
+			}
+		}
+	}
+	slices.SortFunc(s.Blocks, core.Block.Compare)
+	s.Blocks = slices.CompactFunc(s.Blocks, core.Block.Equal)
+	selector, err := core.NewSelector(s)
+	if err != nil {
+		return nil, fmt.Errorf("resolve selector %s: %w", s.Text, err)
+	}
+	return selector, nil
+}
+
+// resolveServices adds the pods of services that select some, and the backends of those that
+// do not.
+func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *core.Selector) {
+	services := r.Services.All(in)
+	if peer.Service.Name != "" {
+		services = r.Services.List(in, tables.ServiceByName(peer.Service))
+	}
+	s.MatchesPods, s.MatchesNodes = true, true
+	for service := range services {
+		switch {
+		case !namesService(peer, service):
+		case len(service.Selector) == 0:
+			s.Blocks = append(s.Blocks, r.backendsOf(in, service.Name)...)
+		case len(service.Churning) == 0 || peer.Wide:
+			s.Pods = append(s.Pods, podsOf(service))
+		}
+	}
+}
+
+// podsOf is the selector of the pods that serve a service, or may.
+func podsOf(s *tables.Service) tables.EgressSelector {
+	return tables.EgressSelector{
+		Namespaces: labels.SelectorFromSet(labels.Set{corev1.LabelMetadataName: s.Namespace}).String(),
+		Pods:       labels.SelectorFromSet(s.Kept()).String(),
+	}
+}
+
+func (r *rule) backendsOf(in statedb.ReadTxn, service tables.Name) (blocks []core.Block) {
+	for b := range r.Backends.List(in, tables.BackendSlicesByService(service)) {
+		for _, a := range b.Addrs {
+			blocks = append(blocks, core.Block{Prefix: netip.PrefixFrom(a, a.BitLen())})
+		}
+	}
+	return blocks
+}
+
+func ordered(prefixes []netip.Prefix) []netip.Prefix {
+	prefixes = slices.Clone(prefixes)
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.Compact(prefixes)
+}
+
+// namesGroup reports whether a peer names a group of prefixes, by its name or labels.
+func namesGroup(peer tables.PolicyPeer, g *tables.CIDRGroup) bool {
+	if peer.Group != "" {
+		return peer.Group == g.Name
+	}
+	s, err := labels.Parse(peer.Labels)
+	return err == nil && s.Matches(g.Labels)
+}
+
+// namesService reports whether a peer names a service, by its name or labels.
+func namesService(peer tables.PolicyPeer, s *tables.Service) bool {
+	if peer.Service.Name != "" {
+		return peer.Service == s.Name
+	}
+	if peer.Service.Namespace != "" && peer.Service.Namespace != s.Namespace {
+		return false
+	}
+	selector, err := labels.Parse(peer.Labels)
+	return err == nil && selector.Matches(s.Labels)
+}
+
+// markSelectors marks the selectors in use of a kind that name something.
+func (r *rule) markSelectors(in statedb.ReadTxn, kind tables.PeerKind, names func(tables.PolicyPeer) bool, mark func(key)) {
+	for s := range r.Selectors.List(in, core.SelectorsByKind(kind)) {
+		if slices.ContainsFunc(s.Peers, names) {
+			mark(key{kind: ofSelector, digest: s.Digest()})
+		}
+	}
+}
+
+func (r *rule) markCIDRGroup(in statedb.ReadTxn, old, new *tables.CIDRGroup, mark func(key)) {
+	r.markSelectors(in, tables.PeerCIDRGroups, func(p tables.PolicyPeer) bool {
+		return old != nil && namesGroup(p, old) || new != nil && namesGroup(p, new)
+	}, mark)
+}
+
+func (r *rule) markService(in statedb.ReadTxn, old, new *tables.Service, mark func(key)) {
+	if old != nil && new != nil && maps.Equal(old.Labels, new.Labels) && maps.Equal(old.Selector, new.Selector) &&
+		slices.Equal(old.Churning, new.Churning) {
+		return
+	}
+	r.markSelectors(in, tables.PeerServices, func(p tables.PolicyPeer) bool {
+		return old != nil && namesService(p, old) || new != nil && namesService(p, new)
+	}, mark)
+}
+
+func (r *rule) markBackends(in statedb.ReadTxn, b *tables.BackendSlice, mark func(key)) {
+	if b.Service == tables.KubernetesAPIService {
+		r.markSelectors(in, tables.PeerEntity, func(p tables.PolicyPeer) bool { return p.Entity == tables.EntityKubeAPIServer }, mark)
+	}
+	if s, _, found := r.Services.Get(in, tables.ServiceByName(b.Service)); found {
+		r.markSelectors(in, tables.PeerServices, func(p tables.PolicyPeer) bool { return namesService(p, s) }, mark)
+	}
+}

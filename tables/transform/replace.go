@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transform
+
+import (
+	"bytes"
+	"fmt"
+	"iter"
+
+	"github.com/cilium/statedb"
+)
+
+// Replace makes the rows of an output that there are under a key the ones that are wanted,
+// each once: those that differ are written, before those that are not wanted are deleted. It
+// leaves the others as they are, so that their status and revision stay.
+func Replace[Row any](
+	out statedb.WriteTxn, table statedb.RWTable[Row], equal func(wanted, existing Row) bool,
+	existing iter.Seq2[Row, statedb.Revision], wanted ...Row,
+) error {
+	former := statedb.Collect(existing)
+	keep := make([]bool, len(former))
+	primary := table.PrimaryIndexer()
+	for _, row := range wanted {
+		same := false
+		for i, old := range former {
+			if bytes.Equal(primary.ObjectToKey(old), primary.ObjectToKey(row)) {
+				keep[i], same = true, equal(row, old)
+				break
+			}
+		}
+		if same {
+			continue
+		}
+		if err := Insert(out, table, row); err != nil {
+			return err
+		}
+	}
+	for i, row := range former {
+		if keep[i] {
+			continue
+		}
+		if err := Delete(out, table, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Insert inserts a row.
+func Insert[Row any](out statedb.WriteTxn, table statedb.RWTable[Row], row Row) error {
+	if _, _, err := table.Insert(out, row); err != nil {
+		return fmt.Errorf("write %s: %w", table.Name(), err)
+	}
+	return nil
+}
+
+// Delete deletes a row, if it is there.
+func Delete[Row any](out statedb.WriteTxn, table statedb.RWTable[Row], row Row) error {
+	if _, _, err := table.Delete(out, row); err != nil {
+		return fmt.Errorf("delete from %s: %w", table.Name(), err)
+	}
+	return nil
+}
