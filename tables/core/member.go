@@ -237,6 +237,10 @@ var (
 			return index.NewKeySet(keys...)
 		},
 	}
+	classRefused = statedb.Index[*Class, bool]{
+		Name: "refused", FromKey: index.Bool, FromString: index.BoolString,
+		FromObject: func(c *Class) index.KeySet { return marked(c.Refused) },
+	}
 	classUndesired = statedb.Index[*Class, bool]{
 		Name: "undesired", FromKey: index.Bool, FromString: index.BoolString,
 		FromObject: func(c *Class) index.KeySet { return marked(c.Undesired) },
@@ -254,6 +258,9 @@ var (
 	// ClassesByPort queries the classes with a number for a port, in the form http/tcp.
 	ClassesByPort = classPort.Query
 
+	// ClassesRefused queries, by true, the classes that every ruleset drops.
+	ClassesRefused = classRefused.Query
+
 	// ClassesUndesired queries, by true, the classes without members.
 	ClassesUndesired = classUndesired.Query
 )
@@ -269,5 +276,5 @@ func uint32Keys(numbers []uint32) index.KeySet {
 // NewClassTable creates the table of classes.
 func NewClassTable(db *statedb.DB) (statedb.RWTable[*Class], error) {
 	return statedb.NewTable(db, "peer-classes", classNumber, classDigest, classSelector, classPort,
-		classUndesired)
+		classRefused, classUndesired)
 }

@@ -171,9 +171,9 @@ func NewPolicyMirrorTable(db *statedb.DB) (statedb.RWTable[*PolicyMirror], error
 	return NewMirrorTable[PolicyKey](db, "map-policy", func(v PolicyValue) uint32 { return v.Set })
 }
 
-// NewVerdictMirrorTable creates the mirror of sluice_verdicts.
+// NewVerdictMirrorTable creates the mirror of sluice_verdicts. Its entries refer to cookies.
 func NewVerdictMirrorTable(db *statedb.DB) (statedb.RWTable[*VerdictMirror], error) {
-	return NewMirrorTable[VerdictKey, VerdictValue](db, "map-verdicts", nil)
+	return NewMirrorTable[VerdictKey](db, "map-verdicts", func(v VerdictValue) uint32 { return v.Cookie })
 }
 
 // NewEgressMirrorTable creates the mirror of sluice_egress.

@@ -186,18 +186,23 @@ func NewCompiledTable(db *statedb.DB) (statedb.RWTable[*Compiled], error) {
 
 // VerdictSet is everything that a ruleset says of a class in a direction, complete with
 // what it says of any peer. Equal ones are one.
+//
+// It exists while a desired policy entry refers to it. An entry that only the kernel still
+// has does not keep it alive: entries never change, and one is only deleted when its ruleset
+// or its class is, to which nothing in the kernel refers then.
 type VerdictSet struct {
-	Life    `yaml:",inline"`
+	// Number names the set in the kernel. It is not 0, and never that of another set.
+	Number  uint32     `json:"number"`
 	Digest  bpf.Digest `json:"digest"`
 	Entries int        `json:"entries"` // of sluice_verdicts
 }
 
 // TableHeader implements [statedb.TableWritable].
-func (*VerdictSet) TableHeader() []string { return []string{"Number", "Entries", "Undesired"} }
+func (*VerdictSet) TableHeader() []string { return []string{"Number", "Entries"} }
 
 // TableRow implements [statedb.TableWritable].
 func (s *VerdictSet) TableRow() []string {
-	return []string{number(s.Number), fmt.Sprint(s.Entries), trueOrDash(s.Undesired)}
+	return []string{number(s.Number), fmt.Sprint(s.Entries)}
 }
 
 var (
@@ -209,24 +214,17 @@ var (
 		Name: "digest", Unique: true, FromKey: tables.DigestKey, FromString: tables.DigestFromString,
 		FromObject: func(s *VerdictSet) index.KeySet { return index.NewKeySet(tables.DigestKey(s.Digest)) },
 	}
-	verdictSetUndesired = statedb.Index[*VerdictSet, bool]{
-		Name: "undesired", FromKey: index.Bool, FromString: index.BoolString,
-		FromObject: func(s *VerdictSet) index.KeySet { return marked(s.Undesired) },
-	}
 
 	// VerdictSetByNumber queries a verdict set by its number.
 	VerdictSetByNumber = verdictSetNumber.Query
 
 	// VerdictSetByDigest queries the verdict set with a content.
 	VerdictSetByDigest = verdictSetDigest.Query
-
-	// VerdictSetsUndesired queries, by true, the sets that no policy entry wants.
-	VerdictSetsUndesired = verdictSetUndesired.Query
 )
 
 // NewVerdictSetTable creates the table of verdict sets.
 func NewVerdictSetTable(db *statedb.DB) (statedb.RWTable[*VerdictSet], error) {
-	return statedb.NewTable(db, "verdict-sets", verdictSetNumber, verdictSetDigest, verdictSetUndesired)
+	return statedb.NewTable(db, "verdict-sets", verdictSetNumber, verdictSetDigest)
 }
 
 // Verdict is what a set says of some traffic. An entry of sluice_verdicts: the longest
@@ -317,6 +315,10 @@ var (
 			return index.NewKeySet(keys...)
 		},
 	}
+	verdictCookie = statedb.Index[*Verdict, uint32]{
+		Name: "cookie", FromKey: index.Uint32, FromString: index.Uint32String,
+		FromObject: func(v *Verdict) index.KeySet { return nonZero(v.Value.Cookie) },
+	}
 
 	// VerdictByKey queries the verdict under a key of the map.
 	VerdictByKey = verdictKey.Query
@@ -326,6 +328,9 @@ var (
 
 	// VerdictsByPolicy queries the verdicts that a policy decides, alone or with others.
 	VerdictsByPolicy = verdictPolicy.Query
+
+	// VerdictsByCookie queries the verdicts with a cookie.
+	VerdictsByCookie = verdictCookie.Query
 )
 
 // VerdictsOfSet queries, with Prefix, the verdicts of a set.
@@ -335,5 +340,5 @@ func VerdictsOfSet(set uint32) statedb.Query[*Verdict] {
 
 // NewVerdictTable creates the table of verdicts.
 func NewVerdictTable(db *statedb.DB) (statedb.RWTable[*Verdict], error) {
-	return statedb.NewTable(db, "verdicts", verdictKey, verdictPending, verdictPolicy)
+	return statedb.NewTable(db, "verdicts", verdictKey, verdictPending, verdictPolicy, verdictCookie)
 }
