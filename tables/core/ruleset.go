@@ -160,3 +160,34 @@ func NewRulesetTable(db *statedb.DB) (statedb.RWTable[*Ruleset], error) {
 	return statedb.NewTable(db, "rulesets", rulesetNumber, rulesetDigest, rulesetSelector, rulesetPort,
 		rulesetPolicy, rulesetUndesired)
 }
+
+// CompiledPolicy says that the rulesets of all label sets of this node that a network policy
+// selects have its rules.
+type CompiledPolicy struct {
+	Policy     tables.PolicyID  `json:"policy"`
+	Generation int64            `json:"generation,omitempty"` // of the object
+	Revision   statedb.Revision `json:"revision" yaml:"-"`    // of its row in network-policies
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*CompiledPolicy) TableHeader() []string { return []string{"Policy", "Generation"} }
+
+// TableRow implements [statedb.TableWritable].
+func (p *CompiledPolicy) TableRow() []string {
+	return []string{p.Policy.String(), fmt.Sprint(p.Generation)}
+}
+
+var (
+	compiledPolicyID = statedb.Index[*CompiledPolicy, tables.PolicyID]{
+		Name: "policy", Unique: true, FromKey: tables.PolicyID.Key, FromString: tables.PolicyKeyFromString,
+		FromObject: func(p *CompiledPolicy) index.KeySet { return index.NewKeySet(p.Policy.Key()) },
+	}
+
+	// CompiledPolicyByID queries whether a policy is compiled.
+	CompiledPolicyByID = compiledPolicyID.Query
+)
+
+// NewCompiledPolicyTable creates the table of policies that are compiled.
+func NewCompiledPolicyTable(db *statedb.DB) (statedb.RWTable[*CompiledPolicy], error) {
+	return statedb.NewTable(db, "compiled-policies", compiledPolicyID)
+}

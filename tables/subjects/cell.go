@@ -26,7 +26,9 @@ var Cell = cell.Module(
 	"subjects",
 	"What policies say of pods",
 
+	cell.Config(Config{Enforcement: string(tables.EnforcementDefault)}),
 	cell.ProvidePrivate(
+		Config.cidrMatch,
 		core.NewPodTable,
 		core.NewSubjectTable,
 		core.NewRouteTable,
@@ -35,8 +37,10 @@ var Cell = cell.Module(
 		core.NewEgressRulesetTable,
 		core.NewEgressRuleTable,
 		core.NewEgressGroupTable,
+		core.NewCompiledPolicyTable,
 	),
 	cell.Provide(
+		Config.enforcement,
 		statedb.RWTable[*core.Pod].ToTable,
 		statedb.RWTable[*core.Subject].ToTable,
 		statedb.RWTable[*core.Route].ToTable,
@@ -45,6 +49,7 @@ var Cell = cell.Module(
 		statedb.RWTable[*core.EgressRuleset].ToTable,
 		statedb.RWTable[*core.EgressRule].ToTable,
 		statedb.RWTable[*core.EgressGroup].ToTable,
+		statedb.RWTable[*core.CompiledPolicy].ToTable,
 
 		tables.NewDesired[*core.Pod],
 		tables.NewDesired[*core.Subject],
@@ -75,6 +80,7 @@ type params struct {
 	EgressRulesets statedb.RWTable[*core.EgressRuleset]
 	EgressRules    statedb.RWTable[*core.EgressRule]
 	Groups         statedb.RWTable[*core.EgressGroup]
+	Compiled       statedb.RWTable[*core.CompiledPolicy]
 
 	PodMirrors     statedb.Table[*core.PodMirror]
 	SubjectMirrors statedb.Table[*core.SubjectMirror]
@@ -105,6 +111,7 @@ func (r *rule) declare() transform.Rule[key] {
 		Name: "subjects",
 		Outputs: []statedb.TableMeta{
 			r.Pods, r.Subjects, r.Routes, r.Rulesets, r.Selectors, r.EgressRulesets, r.EgressRules, r.Groups,
+			r.Compiled,
 		},
 		Inputs: []transform.Input[key]{
 			transform.FromRow(r.Locals, nil, markLocal),
@@ -155,6 +162,8 @@ func (c *round) computeKey(k key) error {
 		return c.updateSelector(k.digest)
 	case ofGroup:
 		return c.updateGroup(k.digest)
+	case ofPolicy:
+		return c.compiled(k.policy)
 	}
 	return c.sweep()
 }

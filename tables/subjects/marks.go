@@ -22,6 +22,7 @@ type key struct {
 	addr    netip.Addr        // of a pod
 	subject tables.LabelSetID // the subjects of a label set
 	digest  bpf.Digest        // of a selector or a group
+	policy  tables.PolicyID
 }
 
 type kind uint8
@@ -31,6 +32,7 @@ const (
 	ofSubject
 	ofSelector
 	ofGroup
+	ofPolicy    // behind all label sets that a network policy selects
 	ofUndesired // all objects that nothing desired refers to
 )
 
@@ -78,7 +80,7 @@ func (r *rule) markNamespace(in statedb.ReadTxn, old, new *tables.Namespace, mar
 	}
 }
 
-func nameOf[Row any](old, new *Row, name func(*Row) string) string {
+func nameOf[Row, Name any](old, new *Row, name func(*Row) Name) Name {
 	if new != nil {
 		return name(new)
 	}
@@ -152,6 +154,7 @@ func (r *rule) markNetworkPolicy(in statedb.ReadTxn, old, new *tables.NetworkPol
 			}
 		}
 	}
+	mark(key{kind: ofPolicy, policy: nameOf(old, new, func(p *tables.NetworkPolicy) tables.PolicyID { return p.ID() })})
 }
 
 func matchersOf(selectors []tables.EgressSelector) []*tables.PodMatcher {

@@ -83,6 +83,17 @@ func (c *round) networkPolicies(set *tables.LabelSet) (policies []*tables.Networ
 	return policies, unknown
 }
 
+// compiled notes that the rulesets of all label sets that a policy selects have its rules as
+// they are now.
+func (c *round) compiled(id tables.PolicyID) error {
+	p, revision, found := c.NetworkPolicies.Get(c.in, tables.NetworkPolicyByID(id))
+	if !found {
+		return transform.Delete(c.out, c.Compiled, &core.CompiledPolicy{Policy: id})
+	}
+	row := &core.CompiledPolicy{Policy: id, Generation: p.Generation, Revision: revision}
+	return transform.Insert(c.out, c.Compiled, row)
+}
+
 var directions = [...]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} // in order
 
 // rulesOf returns what a policy says of a label set, in order: for each direction a default
