@@ -17,12 +17,17 @@ import (
 // Between two moments of rest, with one event between them, a verdict changes
 // once at most, from that of the first to that of the second.
 type policyChecker struct {
-	mu          sync.Mutex
-	hostAllowed bool
-	probes      map[netip.Addr][]*policyProbe // by subject
-	identities  map[netip.Addr]identity       // at the last rest
-	violations  []string
-	failClosed  bool // too much may be denied in between
+	mu      sync.Mutex
+	verdict func(bpf.Reader, policytest.Packet) string
+
+	// concerned returns which packets of a pod a write may change the verdict on, nil for
+	// none.
+	concerned func(bpf.Write, bpf.Reader, netip.Addr) func(policytest.Packet) bool
+
+	probes     map[netip.Addr][]*policyProbe // by subject
+	identities map[netip.Addr]identity       // at the last rest
+	violations []string
+	failClosed bool // too much may be denied in between
 }
 
 type policyProbe struct {
@@ -35,9 +40,33 @@ type policyProbe struct {
 type identity struct{ name, labels string }
 
 func newPolicyChecker(m *bpf.Memory, hostAllowed bool) *policyChecker {
-	c := &policyChecker{hostAllowed: hostAllowed, probes: map[netip.Addr][]*policyProbe{}}
+	return watchPolicies(m, &policyChecker{
+		verdict:   func(r bpf.Reader, p policytest.Packet) string { return policyInKernel(r, p, hostAllowed) },
+		concerned: concernedByWrite,
+	})
+}
+
+// watchPolicies has a checker called after every write.
+func watchPolicies(m *bpf.Memory, c *policyChecker) *policyChecker {
+	c.probes = map[netip.Addr][]*policyProbe{}
 	m.OnWrite(c.written)
 	return c
+}
+
+func concernedByWrite(w bpf.Write, r bpf.Reader, subject netip.Addr) func(policytest.Packet) bool {
+	switch key := w.Key.(type) {
+	case bpf.PodKey:
+		return func(policytest.Packet) bool { return key.Addr.Addr() == subject }
+	case bpf.IPCacheKey:
+		prefix := key.Prefix()
+		return func(p policytest.Packet) bool { return prefix.Contains(p.Peer) }
+	case bpf.PolicyKey:
+		pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(subject)})
+		return func(p policytest.Packet) bool {
+			return local && pod.SubjectClass == key.Subject && p.Direction == key.Direction
+		}
+	}
+	return nil
 }
 
 // written takes in the verdicts that a write may have changed.
@@ -48,19 +77,8 @@ func (c *policyChecker) written(w bpf.Write, r bpf.Reader) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for subject, probes := range c.probes {
-		var concerned func(policytest.Packet) bool
-		switch key := w.Key.(type) {
-		case bpf.PodKey:
-			concerned = func(policytest.Packet) bool { return key.Addr.Addr() == subject }
-		case bpf.IPCacheKey:
-			prefix := key.Prefix()
-			concerned = func(p policytest.Packet) bool { return prefix.Contains(p.Peer) }
-		case bpf.PolicyKey:
-			pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(subject)})
-			concerned = func(p policytest.Packet) bool {
-				return local && pod.SubjectClass == key.Subject && p.Direction == key.Direction
-			}
-		default:
+		concerned := c.concerned(w, r, subject)
+		if concerned == nil {
 			return
 		}
 		for _, p := range probes {
@@ -72,7 +90,7 @@ func (c *policyChecker) written(w bpf.Write, r bpf.Reader) {
 }
 
 func (c *policyChecker) take(p *policyProbe, write string, r bpf.Reader) {
-	verdict := policyInKernel(r, p.packet, c.hostAllowed)
+	verdict := c.verdict(r, p.packet)
 	if n := len(p.verdicts); n == 0 || p.verdicts[n-1] != verdict {
 		p.verdicts = append(p.verdicts, verdict)
 		p.writes = append(p.writes, write)
