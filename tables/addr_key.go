@@ -15,6 +15,12 @@ const (
 	keyOfIPv6 = 6
 )
 
+// Keys of a table with many rows.
+var (
+	shortAddrKeys   = KeysOf(addrKey, addrKeyFromString)
+	shortPrefixKeys = KeysOf(prefixKey, prefixKeyFromString)
+)
+
 // addrKey is a short index key of an address. Those of one family are in order.
 func addrKey(a netip.Addr) index.Key {
 	if a = a.Unmap(); a.Is4() {

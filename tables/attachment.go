@@ -27,7 +27,7 @@ type Attachment struct {
 	// reconciler writes it, and it is no part of what is wanted.
 	LinkID uint32 `json:"linkID,omitempty"`
 
-	Status reconciler.Status `json:"status"`
+	Reconciled `yaml:",inline"`
 }
 
 // AttachmentID is the primary key of an [Attachment].
@@ -48,15 +48,6 @@ func (a *Attachment) ID() AttachmentID { return AttachmentID{a.IfIndex, a.Progra
 func (a *Attachment) Equal(o *Attachment) bool {
 	return a.ID() == o.ID() && a.Device == o.Device && a.Origin == o.Origin
 }
-
-// Clone returns a shallow copy.
-func (a *Attachment) Clone() *Attachment { c := *a; return &c }
-
-// SetStatus sets the reconciliation status.
-func (a *Attachment) SetStatus(status reconciler.Status) *Attachment { a.Status = status; return a }
-
-// GetStatus returns the reconciliation status.
-func (a *Attachment) GetStatus() reconciler.Status { return a.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Attachment) TableHeader() []string {
@@ -89,20 +80,10 @@ func attachmentKeyString(s string) (index.Key, error) {
 }
 
 var (
-	attachmentIDIndex = statedb.Index[*Attachment, AttachmentID]{
-		Name:       "id",
-		FromObject: func(a *Attachment) index.KeySet { return index.NewKeySet(a.ID().Key()) },
-		FromKey:    AttachmentID.Key,
-		FromString: attachmentKeyString,
-		Unique:     true,
-	}
+	attachmentIDIndex = UniqueIndex("id", KeysOf(AttachmentID.Key, attachmentKeyString),
+		(*Attachment).ID)
 
-	attachmentDeviceIndex = statedb.Index[*Attachment, int]{
-		Name:       "device",
-		FromObject: func(a *Attachment) index.KeySet { return index.NewKeySet(index.Int(a.IfIndex)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	attachmentDeviceIndex = Index("device", IntKeys, func(a *Attachment) int { return a.IfIndex })
 
 	// AttachmentByID queries an attachment by its device and program.
 	AttachmentByID = attachmentIDIndex.Query
@@ -140,6 +121,4 @@ func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bo
 }
 
 // NewAttachmentTable creates the table of attachments.
-func NewAttachmentTable(db *statedb.DB) (statedb.RWTable[*Attachment], error) {
-	return statedb.NewTable(db, "attachments", attachmentIDIndex, attachmentDeviceIndex)
-}
+var NewAttachmentTable = Declare("attachments", attachmentIDIndex, attachmentDeviceIndex)

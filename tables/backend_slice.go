@@ -5,9 +5,6 @@ package tables
 import (
 	"net/netip"
 	"slices"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // KubernetesAPIService is the service behind which the API servers are.
@@ -46,40 +43,22 @@ func DifferentBackends(old, new *BackendSlice) bool {
 }
 
 var (
-	backendSliceNameIndex = statedb.Index[*BackendSlice, Name]{
-		Name:       "name",
-		FromObject: func(b *BackendSlice) index.KeySet { return index.NewKeySet(b.Name.Key()) },
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	backendSliceNameIndex = UniqueIndex("name", NameKeys,
+		func(b *BackendSlice) Name { return b.Name })
 
-	backendSliceAddrIndex = statedb.Index[*BackendSlice, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(b *BackendSlice) index.KeySet { return addrKeys(b.Addrs) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	backendSliceAddrIndex = IndexEach("addr", AddrKeys,
+		func(b *BackendSlice) []netip.Addr { return b.Addrs })
 
-	backendSliceServiceIndex = statedb.Index[*BackendSlice, Name]{
-		Name:       "service",
-		FromObject: func(b *BackendSlice) index.KeySet { return index.NewKeySet(b.Service.Key()) },
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-	}
+	backendSliceServiceIndex = Index("service", NameKeys,
+		func(b *BackendSlice) Name { return b.Service })
 
-	backendSlicePodIndex = statedb.Index[*BackendSlice, Name]{
-		Name: "pod",
-		FromObject: func(b *BackendSlice) index.KeySet {
-			keys := make([]index.Key, len(b.Pods))
-			for i, p := range b.Pods {
-				keys[i] = p.Pod.Key()
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-	}
+	backendSlicePodIndex = IndexEach("pod", NameKeys, func(b *BackendSlice) []Name {
+		pods := make([]Name, len(b.Pods))
+		for i, p := range b.Pods {
+			pods[i] = p.Pod
+		}
+		return pods
+	})
 
 	// BackendSlicesByService queries the slices of a service.
 	BackendSlicesByService = backendSliceServiceIndex.Query
@@ -95,6 +74,7 @@ var (
 )
 
 // NewBackendSliceTable creates the table of backend slices.
-func NewBackendSliceTable(db *statedb.DB) (statedb.RWTable[*BackendSlice], error) {
-	return statedb.NewTable(db, "backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex, backendSlicePodIndex)
-}
+var NewBackendSliceTable = Declare(
+	"backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex,
+	backendSlicePodIndex,
+)

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -61,13 +58,7 @@ func (m *BPFMap) TableRow() []string {
 }
 
 var (
-	bpfMapNameIndex = statedb.Index[*BPFMap, string]{
-		Name:       "name",
-		FromObject: func(m *BPFMap) index.KeySet { return index.NewKeySet(index.String(m.Name)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	bpfMapNameIndex = UniqueIndex("name", StringKeys, func(m *BPFMap) string { return m.Name })
 
 	// BPFMapByName queries a map by its name.
 	BPFMapByName = bpfMapNameIndex.Query
@@ -75,6 +66,4 @@ var (
 
 // NewBPFMapTable creates the table of BPF maps. It is initialized when each map
 // has been made to agree with what is desired of it a first time.
-func NewBPFMapTable(db *statedb.DB) (statedb.RWTable[*BPFMap], error) {
-	return statedb.NewTable(db, "bpf-maps", bpfMapNameIndex)
-}
+var NewBPFMapTable = Declare("bpf-maps", bpfMapNameIndex)

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 )
 
@@ -57,32 +56,17 @@ func (e *BridgeEntry) TableRow() []string {
 }
 
 var (
-	bridgeEntryIDIndex = statedb.Index[*BridgeEntry, BridgeEntryID]{
-		Name:       "id",
-		FromObject: func(e *BridgeEntry) index.KeySet { return index.NewKeySet(e.ID().Key()) },
-		FromKey:    BridgeEntryID.Key,
-		FromString: bridgeEntryIDString,
-		Unique:     true,
-	}
+	bridgeEntryIDIndex = UniqueIndex("id", KeysOf(BridgeEntryID.Key, bridgeEntryIDString),
+		(*BridgeEntry).ID)
 
-	bridgeEntryMACIndex = statedb.Index[*BridgeEntry, string]{
-		Name:       "mac",
-		FromObject: func(e *BridgeEntry) index.KeySet { return index.NewKeySet(index.String(e.MAC)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	bridgeEntryMACIndex = Index("mac", StringKeys, func(e *BridgeEntry) string { return e.MAC })
 
-	bridgeEntryDeviceIndex = statedb.Index[*BridgeEntry, int]{
-		Name: "device",
-		FromObject: func(e *BridgeEntry) index.KeySet {
-			if e.DeviceIndex == e.BridgeIndex {
-				return index.NewKeySet(index.Int(e.BridgeIndex))
-			}
-			return index.NewKeySet(index.Int(e.DeviceIndex), index.Int(e.BridgeIndex))
-		},
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	bridgeEntryDeviceIndex = IndexEach("device", IntKeys, func(e *BridgeEntry) []int {
+		if e.DeviceIndex == e.BridgeIndex {
+			return []int{e.BridgeIndex}
+		}
+		return []int{e.DeviceIndex, e.BridgeIndex}
+	})
 
 	// BridgeEntryByID queries an entry by its bridge, address and VLAN.
 	BridgeEntryByID = bridgeEntryIDIndex.Query
@@ -120,6 +104,6 @@ func bridgeEntryIDString(s string) (index.Key, error) {
 }
 
 // NewBridgeEntryTable creates the table of bridge forwarding entries.
-func NewBridgeEntryTable(db *statedb.DB) (statedb.RWTable[*BridgeEntry], error) {
-	return statedb.NewTable(db, "bridge-entries", bridgeEntryIDIndex, bridgeEntryMACIndex, bridgeEntryDeviceIndex)
-}
+var NewBridgeEntryTable = Declare(
+	"bridge-entries", bridgeEntryIDIndex, bridgeEntryMACIndex, bridgeEntryDeviceIndex,
+)

@@ -5,8 +5,6 @@ package tables
 import (
 	"net/netip"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
@@ -29,19 +27,12 @@ func (g *CIDRGroup) TableRow() []string {
 }
 
 var (
-	cidrGroupNameIndex = statedb.Index[*CIDRGroup, string]{
-		Name:       "name",
-		FromObject: func(g *CIDRGroup) index.KeySet { return index.NewKeySet(index.String(g.Name)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	cidrGroupNameIndex = UniqueIndex("name", StringKeys,
+		func(g *CIDRGroup) string { return g.Name })
 
 	// CIDRGroupByName queries a group of prefixes by its name.
 	CIDRGroupByName = cidrGroupNameIndex.Query
 )
 
 // NewCIDRGroupTable creates the table of groups of prefixes.
-func NewCIDRGroupTable(db *statedb.DB) (statedb.RWTable[*CIDRGroup], error) {
-	return statedb.NewTable(db, "cidr-groups", cidrGroupNameIndex)
-}
+var NewCIDRGroupTable = Declare("cidr-groups", cidrGroupNameIndex)

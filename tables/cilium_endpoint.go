@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // CiliumEndpoint is an endpoint as a CiliumEndpoint or a CiliumEndpointSlice
@@ -31,12 +30,8 @@ type CiliumEndpoint struct {
 	Errors     []FieldError `json:"errors,omitempty"`
 }
 
-// Key is the primary key: the endpoint's name, then the slice.
-func (e *CiliumEndpoint) Key() index.Key { return ciliumEndpointKey(e.Name, e.Slice) }
-
-func ciliumEndpointKey(name Name, slice string) index.Key {
-	return index.String(name.String() + "/" + slice)
-}
+// ciliumEndpointKey is the primary key: the endpoint's name, then the slice.
+func ciliumEndpointKey(name Name, slice string) string { return name.String() + "/" + slice }
 
 // TableHeader implements [statedb.TableWritable].
 func (*CiliumEndpoint) TableHeader() []string {
@@ -52,41 +47,20 @@ func (e *CiliumEndpoint) TableRow() []string {
 }
 
 var (
-	ciliumEndpointKeyIndex = statedb.Index[*CiliumEndpoint, string]{
-		Name:       "key",
-		FromObject: func(e *CiliumEndpoint) index.KeySet { return index.NewKeySet(e.Key()) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	ciliumEndpointKeyIndex = UniqueIndex("key", StringKeys,
+		func(e *CiliumEndpoint) string { return ciliumEndpointKey(e.Name, e.Slice) })
 
-	ciliumEndpointNameIndex = statedb.Index[*CiliumEndpoint, Name]{
-		Name:       "name",
-		FromObject: func(e *CiliumEndpoint) index.KeySet { return index.NewKeySet(e.Name.Key()) },
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-	}
+	ciliumEndpointNameIndex = Index("name", NameKeys,
+		func(e *CiliumEndpoint) Name { return e.Name })
 
-	ciliumEndpointSliceIndex = statedb.Index[*CiliumEndpoint, string]{
-		Name:       "slice",
-		FromObject: func(e *CiliumEndpoint) index.KeySet { return index.NewKeySet(index.String(e.Slice)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	ciliumEndpointSliceIndex = Index("slice", StringKeys,
+		func(e *CiliumEndpoint) string { return e.Slice })
 
-	ciliumEndpointIdentityIndex = statedb.Index[*CiliumEndpoint, uint32]{
-		Name:       "identity",
-		FromObject: func(e *CiliumEndpoint) index.KeySet { return index.NewKeySet(index.Uint32(e.Identity)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	ciliumEndpointIdentityIndex = Index("identity", Uint32Keys,
+		func(e *CiliumEndpoint) uint32 { return e.Identity })
 
-	ciliumEndpointNodeIndex = statedb.Index[*CiliumEndpoint, netip.Addr]{
-		Name:       "node-ip",
-		FromObject: func(e *CiliumEndpoint) index.KeySet { return index.NewKeySet(index.NetIPAddr(e.NodeIP)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	ciliumEndpointNodeIndex = Index("node-ip", AddrKeys,
+		func(e *CiliumEndpoint) netip.Addr { return e.NodeIP })
 
 	// CiliumEndpointsByName queries what is said about an endpoint.
 	CiliumEndpointsByName = ciliumEndpointNameIndex.Query
@@ -104,11 +78,11 @@ var (
 // CiliumEndpointByName queries what one slice tells about an endpoint, or with
 // no slice its CiliumEndpoint.
 func CiliumEndpointByName(name Name, slice string) statedb.Query[*CiliumEndpoint] {
-	return ciliumEndpointKeyIndex.QueryFromKey(ciliumEndpointKey(name, slice))
+	return ciliumEndpointKeyIndex.Query(ciliumEndpointKey(name, slice))
 }
 
 // NewCiliumEndpointTable creates the table of endpoints as Cilium tells them.
-func NewCiliumEndpointTable(db *statedb.DB) (statedb.RWTable[*CiliumEndpoint], error) {
-	return statedb.NewTable(db, "cilium-endpoints", ciliumEndpointKeyIndex, ciliumEndpointNameIndex,
-		ciliumEndpointSliceIndex, ciliumEndpointIdentityIndex, ciliumEndpointNodeIndex)
-}
+var NewCiliumEndpointTable = Declare(
+	"cilium-endpoints", ciliumEndpointKeyIndex, ciliumEndpointNameIndex, ciliumEndpointSliceIndex,
+	ciliumEndpointIdentityIndex, ciliumEndpointNodeIndex,
+)

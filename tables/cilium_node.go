@@ -2,12 +2,7 @@
 
 package tables
 
-import (
-	"net/netip"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-)
+import "net/netip"
 
 // CiliumNode is what a CiliumNode adds to a [Node]: addresses that only Cilium
 // knows of, such as that of its internal device. They are in the cluster, and
@@ -27,20 +22,11 @@ func (n *CiliumNode) TableRow() []string {
 }
 
 var (
-	ciliumNodeNameIndex = statedb.Index[*CiliumNode, string]{
-		Name:       "name",
-		FromObject: func(n *CiliumNode) index.KeySet { return index.NewKeySet(index.String(n.Name)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	ciliumNodeNameIndex = UniqueIndex("name", StringKeys,
+		func(n *CiliumNode) string { return n.Name })
 
-	ciliumNodeAddrIndex = statedb.Index[*CiliumNode, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(n *CiliumNode) index.KeySet { return addrKeys(n.Addrs) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	ciliumNodeAddrIndex = IndexEach("addr", AddrKeys,
+		func(n *CiliumNode) []netip.Addr { return n.Addrs })
 
 	// CiliumNodeByName queries what Cilium tells about a node.
 	CiliumNodeByName = ciliumNodeNameIndex.Query
@@ -50,6 +36,4 @@ var (
 )
 
 // NewCiliumNodeTable creates the table of nodes as Cilium tells them.
-func NewCiliumNodeTable(db *statedb.DB) (statedb.RWTable[*CiliumNode], error) {
-	return statedb.NewTable(db, "cilium-nodes", ciliumNodeNameIndex, ciliumNodeAddrIndex)
-}
+var NewCiliumNodeTable = Declare("cilium-nodes", ciliumNodeNameIndex, ciliumNodeAddrIndex)

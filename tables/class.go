@@ -5,10 +5,6 @@ package tables
 import (
 	"slices"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -21,7 +17,7 @@ type Class struct {
 	Digest    bpf.Digest   `json:"digest"`
 	Selectors []SelectorID `json:"selectors,omitempty"` // of a class
 
-	Status reconciler.Status `json:"status"`
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -34,15 +30,6 @@ func (c *Class) MapKey() bpf.ClassKey { return c.ClassKey }
 
 // MapValue is the value in sluice_classes.
 func (c *Class) MapValue() bpf.ClassValue { return bpf.ClassValue{Digest: c.Digest} }
-
-// Clone returns a shallow copy.
-func (c *Class) Clone() *Class { d := *c; return &d }
-
-// SetStatus sets the reconciliation status.
-func (c *Class) SetStatus(s reconciler.Status) *Class { c.Status = s; return c }
-
-// GetStatus returns the reconciliation status.
-func (c *Class) GetStatus() reconciler.Status { return c.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Class) TableHeader() []string {
@@ -61,26 +48,10 @@ func (c *Class) Row(name func(SelectorID) string) []string {
 }
 
 var (
-	classKeyIndex = statedb.Index[*Class, bpf.ClassKey]{
-		Name:       "key",
-		FromObject: func(c *Class) index.KeySet { return index.NewKeySet(classKey(c.ClassKey)) },
-		FromKey:    classKey,
-		FromString: classKeyFromString,
-		Unique:     true,
-	}
+	classKeyIndex = UniqueIndex("key", classKeys, func(c *Class) bpf.ClassKey { return c.ClassKey })
 
-	classSelectorIndex = statedb.Index[*Class, SelectorID]{
-		Name: "selector",
-		FromObject: func(c *Class) index.KeySet {
-			keys := make([]index.Key, len(c.Selectors))
-			for i, id := range c.Selectors {
-				keys[i] = selectorIDKey(id)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    selectorIDKey,
-		FromString: selectorIDFromString,
-	}
+	classSelectorIndex = IndexEach("selector", selectorIDKeys,
+		func(c *Class) []SelectorID { return c.Selectors })
 
 	// ClassByKey queries a class by role and number.
 	ClassByKey = classKeyIndex.Query
@@ -90,6 +61,4 @@ var (
 )
 
 // NewClassTable creates the table of classes and gateway groups by number.
-func NewClassTable(db *statedb.DB) (statedb.RWTable[*Class], error) {
-	return statedb.NewTable(db, "classes", classKeyIndex, classSelectorIndex)
-}
+var NewClassTable = Declare("classes", classKeyIndex, classSelectorIndex)

@@ -30,102 +30,45 @@ func (p RolePrefix) key() index.Key {
 }
 
 var (
-	classMemberKeyIndex = statedb.Index[*ClassMember, MemberKey]{
-		Name:       "key",
-		FromObject: func(m *ClassMember) index.KeySet { return index.NewKeySet(m.Key().key()) },
-		FromKey:    MemberKey.key,
-		FromString: func(s string) (index.Key, error) {
-			id, err := digestFromString(s)
-			return append(index.Key{byte(bpf.RoleEgress), keyOfLabelSet}, id...), err
-		},
-		Unique: true,
-	}
+	classMemberKeyIndex = UniqueIndex("key", KeysOf(MemberKey.key, memberKeyFromString),
+		(*ClassMember).Key)
 
 	// Only rows of egress: those of other roles are many.
-	classMemberClassIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
-		Name: "class",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.IsOfEgress() || m.Class == 0 {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Class}))
-		},
-		FromKey:    classKey,
-		FromString: classKeyFromString,
-	}
+	classMemberClassIndex = IndexIf("class", classKeys, func(m *ClassMember) (bpf.ClassKey, bool) {
+		return bpf.ClassKey{Role: m.Role, Number: m.Class}, m.IsOfEgress() && m.Class != 0
+	})
 
 	// Only rows of classes, and of egress, which has none: members are many.
-	classMemberDigestIndex = statedb.Index[*ClassMember, RoleDigest]{
-		Name: "digest",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.OfClass && !m.IsOfEgress() || m.Digest == (bpf.Digest{}) {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(RoleDigest{m.Role, m.Digest}.key())
-		},
-		FromKey: RoleDigest.key,
-		FromString: func(s string) (index.Key, error) {
-			d, err := digestFromString(s)
-			return append(index.Uint32(uint32(bpf.RoleEgress)), d...), err
-		},
-	}
+	classMemberDigestIndex = IndexIf("digest", KeysOf(RoleDigest.key, egressDigestFromString),
+		func(m *ClassMember) (RoleDigest, bool) {
+			has := (m.OfClass || m.IsOfEgress()) && m.Digest != bpf.Digest{}
+			return RoleDigest{m.Role, m.Digest}, has
+		})
 
-	classMemberFormerIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
-		Name: "former",
-		FromObject: func(m *ClassMember) index.KeySet {
-			keys := make([]index.Key, len(m.Former))
-			for i, number := range m.Former {
-				keys[i] = classKey(bpf.ClassKey{Role: m.Role, Number: number})
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    classKey,
-		FromString: classKeyFromString,
-	}
+	classMemberFormerIndex = IndexEach("former", classKeys, func(m *ClassMember) []bpf.ClassKey {
+		classes := make([]bpf.ClassKey, len(m.Former))
+		for i, number := range m.Former {
+			classes[i] = bpf.ClassKey{Role: m.Role, Number: number}
+		}
+		return classes
+	})
 
-	classMemberNodeIndex = statedb.Index[*ClassMember, string]{
-		Name: "node",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if m.Node == "" {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.String(m.Node))
-		},
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	classMemberNodeIndex = IndexIf("node", StringKeys,
+		func(m *ClassMember) (string, bool) { return m.Node, m.Node != "" })
 
-	classMemberPrefixIndex = statedb.Index[*ClassMember, RolePrefix]{
-		Name: "prefix",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if !m.Prefix.IsValid() {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(RolePrefix{m.Role, m.Prefix}.key())
-		},
-		FromKey: RolePrefix.key,
-		FromString: func(s string) (index.Key, error) {
-			prefix, err := index.NetIPPrefixString(s)
-			return append(index.Uint32(uint32(bpf.RolePeer)), prefix...), err
-		},
-	}
+	classMemberPrefixIndex = IndexIf("prefix", KeysOf(RolePrefix.key, peerPrefixFromString),
+		func(m *ClassMember) (RolePrefix, bool) {
+			return RolePrefix{m.Role, m.Prefix}, m.Prefix.IsValid()
+		})
 
 	// Only rows of classes: members are many.
-	classMemberSelectorIndex = statedb.Index[*ClassMember, SelectorID]{
-		Name: "selector",
-		FromObject: func(m *ClassMember) index.KeySet {
+	classMemberSelectorIndex = IndexEach("selector", selectorIDKeys,
+		func(m *ClassMember) []SelectorID {
 			if !m.OfClass {
-				return index.NewKeySet()
+				return nil
 			}
-			keys := make([]index.Key, len(m.Selectors))
-			for i, id := range m.Selectors {
-				keys[i] = selectorIDKey(id)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    selectorIDKey,
-		FromString: selectorIDFromString,
-	}
+			return m.Selectors
+		})
 
 	classMemberOfClassIndex = classRowIndex("of-class", (*ClassMember).IsClass)
 	classMemberLeavingIndex = classRowIndex("leaving", func(m *ClassMember) bool { return len(m.Leavers) > 0 })
@@ -134,17 +77,10 @@ var (
 	// Only rows that are not of members as peers: those are many.
 	classMemberNoPeerIndex = classRowIndex("no-peer", func(m *ClassMember) bool { return m.Role != bpf.RolePeer || !m.IsMember() })
 
-	classMemberContinuesIndex = statedb.Index[*ClassMember, bpf.ClassKey]{
-		Name: "continues",
-		FromObject: func(m *ClassMember) index.KeySet {
-			if m.Continues == 0 {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(classKey(bpf.ClassKey{Role: m.Role, Number: m.Continues}))
-		},
-		FromKey:    classKey,
-		FromString: classKeyFromString,
-	}
+	classMemberContinuesIndex = IndexIf("continues", classKeys,
+		func(m *ClassMember) (bpf.ClassKey, bool) {
+			return bpf.ClassKey{Role: m.Role, Number: m.Continues}, m.Continues != 0
+		})
 
 	// ClassRowsBySelector queries the rows of classes with a selector in their
 	// signature.
@@ -235,19 +171,30 @@ func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], k
 }
 
 // classRowIndex indexes some rows by role.
-func classRowIndex(name string, indexed func(*ClassMember) bool) statedb.Index[*ClassMember, bpf.Role] {
-	key := func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) }
-	return statedb.Index[*ClassMember, bpf.Role]{
-		Name: name,
-		FromObject: func(m *ClassMember) index.KeySet {
-			if !indexed(m) {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(key(m.Role))
-		},
-		FromKey:    key,
-		FromString: index.Uint32String,
-	}
+func classRowIndex(
+	name string, indexed func(*ClassMember) bool,
+) statedb.Index[*ClassMember, bpf.Role] {
+	return IndexIf(name, roleKeys,
+		func(m *ClassMember) (bpf.Role, bool) { return m.Role, indexed(m) })
+}
+
+var roleKeys = KeysOf(
+	func(r bpf.Role) index.Key { return index.Uint32(uint32(r)) }, index.Uint32String,
+)
+
+func memberKeyFromString(s string) (index.Key, error) {
+	id, err := digestFromString(s)
+	return append(index.Key{byte(bpf.RoleEgress), keyOfLabelSet}, id...), err
+}
+
+func egressDigestFromString(s string) (index.Key, error) {
+	d, err := digestFromString(s)
+	return append(index.Uint32(uint32(bpf.RoleEgress)), d...), err
+}
+
+func peerPrefixFromString(s string) (index.Key, error) {
+	prefix, err := index.NetIPPrefixString(s)
+	return append(index.Uint32(uint32(bpf.RolePeer)), prefix...), err
 }
 
 // ClassMembersOfLabelSet queries, with Prefix, the members with a label set.
@@ -261,8 +208,9 @@ func ClassMembersOfNode(role bpf.Role, node string) statedb.Query[*ClassMember] 
 }
 
 // NewClassMemberTable creates the table of the members of classes.
-func NewClassMemberTable(db *statedb.DB) (statedb.RWTable[*ClassMember], error) {
-	return statedb.NewTable(db, "class-members", classMemberKeyIndex, classMemberClassIndex,
-		classMemberFormerIndex, classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex, classMemberOfClassIndex,
-		classMemberLeavingIndex, classMemberPrefixIndex, classMemberUnknownIndex, classMemberNoPeerIndex, classMemberContinuesIndex)
-}
+var NewClassMemberTable = Declare(
+	"class-members", classMemberKeyIndex, classMemberClassIndex, classMemberFormerIndex,
+	classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex,
+	classMemberOfClassIndex, classMemberLeavingIndex, classMemberPrefixIndex,
+	classMemberUnknownIndex, classMemberNoPeerIndex, classMemberContinuesIndex,
+)

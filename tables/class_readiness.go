@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -62,26 +61,11 @@ func (r *ClassReadiness) TableRow() []string {
 }
 
 var (
-	classReadinessKeyIndex = statedb.Index[*ClassReadiness, bpf.ClassKey]{
-		Name:       "key",
-		FromObject: func(r *ClassReadiness) index.KeySet { return index.NewKeySet(classKey(r.ClassKey)) },
-		FromKey:    classKey,
-		FromString: classKeyFromString,
-		Unique:     true,
-	}
+	classReadinessKeyIndex = UniqueIndex("key", classKeys,
+		func(r *ClassReadiness) bpf.ClassKey { return r.ClassKey })
 
-	classReadinessLeavingToIndex = statedb.Index[*ClassReadiness, uint32]{
-		Name: "leaving-to",
-		FromObject: func(r *ClassReadiness) index.KeySet {
-			keys := make([]index.Key, len(r.LeavingTo))
-			for i, number := range r.LeavingTo {
-				keys[i] = index.Uint32(number)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	classReadinessLeavingToIndex = IndexEach("leaving-to", Uint32Keys,
+		func(r *ClassReadiness) []uint32 { return r.LeavingTo })
 
 	// ClassReadinessByKey queries the readiness of a class or gateway group.
 	ClassReadinessByKey = classReadinessKeyIndex.Query
@@ -90,6 +74,8 @@ var (
 	// leave for another one.
 	ClassReadinessLeavingTo = classReadinessLeavingToIndex.Query
 )
+
+var classKeys = KeysOf(classKey, classKeyFromString)
 
 func classKey(k bpf.ClassKey) index.Key {
 	return append(index.Uint32(uint32(k.Role)), index.Uint32(k.Number)...)
@@ -116,6 +102,6 @@ func classKeyFromString(s string) (index.Key, error) {
 }
 
 // NewClassReadinessTable creates the table of what the kernel has of each class.
-func NewClassReadinessTable(db *statedb.DB) (statedb.RWTable[*ClassReadiness], error) {
-	return statedb.NewTable(db, "class-readiness", classReadinessKeyIndex, classReadinessLeavingToIndex)
-}
+var NewClassReadinessTable = Declare(
+	"class-readiness", classReadinessKeyIndex, classReadinessLeavingToIndex,
+)

@@ -7,20 +7,17 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
 // ClusterNode is an internal address of a node of the cluster, by which others
 // reach it. An entry of sluice_nodes.
 type ClusterNode struct {
-	Addr   netip.Addr        `json:"addr"`
-	Nodes  []string          `json:"nodes"` // that claim it, sorted
-	Alive  bool              `json:"alive"` // any of them is ready
-	Status reconciler.Status `json:"status"`
+	Addr  netip.Addr `json:"addr"`
+	Nodes []string   `json:"nodes"` // that claim it, sorted
+	Alive bool       `json:"alive"` // any of them is ready
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -39,15 +36,6 @@ func (n *ClusterNode) MapValue() (v bpf.NodeValue) {
 	return v
 }
 
-// Clone returns a shallow copy.
-func (n *ClusterNode) Clone() *ClusterNode { c := *n; return &c }
-
-// SetStatus sets the reconciliation status.
-func (n *ClusterNode) SetStatus(s reconciler.Status) *ClusterNode { n.Status = s; return n }
-
-// GetStatus returns the reconciliation status.
-func (n *ClusterNode) GetStatus() reconciler.Status { return n.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*ClusterNode) TableHeader() []string {
 	return []string{"Address", "Nodes", "Alive", "Status", "Error"}
@@ -61,19 +49,12 @@ func (n *ClusterNode) TableRow() []string {
 }
 
 var (
-	clusterNodeAddrIndex = statedb.Index[*ClusterNode, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(n *ClusterNode) index.KeySet { return index.NewKeySet(index.NetIPAddr(n.Addr)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-		Unique:     true,
-	}
+	clusterNodeAddrIndex = UniqueIndex("addr", AddrKeys,
+		func(n *ClusterNode) netip.Addr { return n.Addr })
 
 	// ClusterNodeByAddr queries the nodes that have an address.
 	ClusterNodeByAddr = clusterNodeAddrIndex.Query
 )
 
 // NewClusterNodeTable creates the table of the addresses of nodes.
-func NewClusterNodeTable(db *statedb.DB) (statedb.RWTable[*ClusterNode], error) {
-	return statedb.NewTable(db, "cluster-nodes", clusterNodeAddrIndex)
-}
+var NewClusterNodeTable = Declare("cluster-nodes", clusterNodeAddrIndex)

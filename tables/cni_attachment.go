@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // CNIPlugin says whether the agent has a CNI plugin that tells it of pods before
@@ -58,34 +57,16 @@ func (a *CNIAttachment) IsOf(e *Endpoint) bool {
 }
 
 var (
-	cniAttachmentFileIndex = statedb.Index[*CNIAttachment, string]{
-		Name:       "file",
-		FromObject: func(a *CNIAttachment) index.KeySet { return index.NewKeySet(index.String(a.File)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	cniAttachmentFileIndex = UniqueIndex("file", StringKeys,
+		func(a *CNIAttachment) string { return a.File })
 
-	cniAttachmentPodIndex = statedb.Index[*CNIAttachment, Name]{
-		Name:       "pod",
-		FromObject: func(a *CNIAttachment) index.KeySet { return index.NewKeySet(a.Pod.Key()) },
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-	}
+	cniAttachmentPodIndex = Index("pod", NameKeys, func(a *CNIAttachment) Name { return a.Pod })
 
-	cniAttachmentAddrIndex = statedb.Index[*CNIAttachment, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(a *CNIAttachment) index.KeySet { return addrKeys(a.Addrs) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	cniAttachmentAddrIndex = IndexEach("addr", AddrKeys,
+		func(a *CNIAttachment) []netip.Addr { return a.Addrs })
 
-	cniAttachmentDeviceIndex = statedb.Index[*CNIAttachment, int]{
-		Name:       "device",
-		FromObject: func(a *CNIAttachment) index.KeySet { return index.NewKeySet(index.Int(a.IfIndex)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	cniAttachmentDeviceIndex = Index("device", IntKeys,
+		func(a *CNIAttachment) int { return a.IfIndex })
 
 	// CNIAttachmentByFile queries an interface by the name of its file.
 	CNIAttachmentByFile = cniAttachmentFileIndex.Query
@@ -103,10 +84,10 @@ var (
 )
 
 // NewCNIAttachmentTable creates the table of interfaces that the CNI plugin told of.
-func NewCNIAttachmentTable(db *statedb.DB) (statedb.RWTable[*CNIAttachment], error) {
-	return statedb.NewTable(db, "cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex,
-		cniAttachmentAddrIndex, cniAttachmentDeviceIndex)
-}
+var NewCNIAttachmentTable = Declare(
+	"cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex, cniAttachmentAddrIndex,
+	cniAttachmentDeviceIndex,
+)
 
 // CNIAddrsOf returns the addresses of all interfaces of a pod's newest container, those
 // of eth0 first, and when the first of them was made. They are none if no interface of

@@ -2,11 +2,6 @@
 
 package tables
 
-import (
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-)
-
 // States of a [CNIConfig].
 const (
 	CNIPending   = "pending"   // not installed yet: the agent is not ready
@@ -40,15 +35,8 @@ func (c *CNIConfig) TableRow() []string {
 	}
 }
 
-var cniConfigFileIndex = statedb.Index[*CNIConfig, string]{
-	Name:       "file",
-	FromObject: func(c *CNIConfig) index.KeySet { return index.NewKeySet(index.String(c.File)) },
-	FromKey:    index.String,
-	FromString: index.FromString,
-	Unique:     true,
-}
+var cniConfigFileIndex = UniqueIndex("file", StringKeys,
+	func(c *CNIConfig) string { return c.File })
 
 // NewCNIConfigTable creates the table of the CNI configuration, which has one row.
-func NewCNIConfigTable(db *statedb.DB) (statedb.RWTable[*CNIConfig], error) {
-	return statedb.NewTable(db, "cni-config", cniConfigFileIndex)
-}
+var NewCNIConfigTable = Declare("cni-config", cniConfigFileIndex)

@@ -6,10 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -17,9 +13,10 @@ import (
 // An entry of sluice_covered: what goes there from a pod that the kernel does
 // not know enough of is dropped.
 type CoveredPrefix struct {
-	Prefix   netip.Prefix      `json:"prefix"`
-	Policies []string          `json:"policies"` // that name it, sorted
-	Status   reconciler.Status `json:"status"`
+	Prefix   netip.Prefix `json:"prefix"`
+	Policies []string     `json:"policies"` // that name it, sorted
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -33,15 +30,6 @@ func (c *CoveredPrefix) MapKey() bpf.CoveredKey { return bpf.CoveredKeyFrom(c.Pr
 // MapValue is the value in sluice_covered.
 func (c *CoveredPrefix) MapValue() bpf.CoveredValue { return bpf.CoveredValue{Covered: 1} }
 
-// Clone returns a shallow copy.
-func (c *CoveredPrefix) Clone() *CoveredPrefix { d := *c; return &d }
-
-// SetStatus sets the reconciliation status.
-func (c *CoveredPrefix) SetStatus(s reconciler.Status) *CoveredPrefix { c.Status = s; return c }
-
-// GetStatus returns the reconciliation status.
-func (c *CoveredPrefix) GetStatus() reconciler.Status { return c.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*CoveredPrefix) TableHeader() []string {
 	return []string{"Prefix", "Policies", "Status", "Error"}
@@ -53,19 +41,12 @@ func (c *CoveredPrefix) TableRow() []string {
 }
 
 var (
-	coveredPrefixIndex = statedb.Index[*CoveredPrefix, netip.Prefix]{
-		Name:       "prefix",
-		FromObject: func(c *CoveredPrefix) index.KeySet { return index.NewKeySet(index.NetIPPrefix(c.Prefix)) },
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
-		Unique:     true,
-	}
+	coveredPrefixIndex = UniqueIndex("prefix", PrefixKeys,
+		func(c *CoveredPrefix) netip.Prefix { return c.Prefix })
 
 	// CoveredPrefixByPrefix queries a covered prefix.
 	CoveredPrefixByPrefix = coveredPrefixIndex.Query
 )
 
 // NewCoveredPrefixTable creates the table of the destinations of egress policies.
-func NewCoveredPrefixTable(db *statedb.DB) (statedb.RWTable[*CoveredPrefix], error) {
-	return statedb.NewTable(db, "covered-prefixes", coveredPrefixIndex)
-}
+var NewCoveredPrefixTable = Declare("covered-prefixes", coveredPrefixIndex)

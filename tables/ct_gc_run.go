@@ -5,9 +5,6 @@ package tables
 import (
 	"strconv"
 	"time"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // CTGCRun is what one pass of the garbage collection did to one map of
@@ -67,20 +64,9 @@ func (r *CTGCRun) TableRow() []string {
 }
 
 var (
-	ctGCRunIDIndex = statedb.Index[*CTGCRun, uint64]{
-		Name:       "id",
-		FromObject: func(r *CTGCRun) index.KeySet { return index.NewKeySet(index.Uint64(r.ID)) },
-		FromKey:    index.Uint64,
-		FromString: index.Uint64String,
-		Unique:     true,
-	}
+	ctGCRunIDIndex = UniqueIndex("id", Uint64Keys, func(r *CTGCRun) uint64 { return r.ID })
 
-	ctGCRunMapIndex = statedb.Index[*CTGCRun, string]{
-		Name:       "map",
-		FromObject: func(r *CTGCRun) index.KeySet { return index.NewKeySet(index.String(r.Map)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	ctGCRunMapIndex = Index("map", StringKeys, func(r *CTGCRun) string { return r.Map })
 
 	// CTGCRunByID queries a row by its number.
 	CTGCRunByID = ctGCRunIDIndex.Query
@@ -90,6 +76,4 @@ var (
 )
 
 // NewCTGCRunTable creates the table of passes of the garbage collection.
-func NewCTGCRunTable(db *statedb.DB) (statedb.RWTable[*CTGCRun], error) {
-	return statedb.NewTable(db, "ct-gc-runs", ctGCRunIDIndex, ctGCRunMapIndex)
-}
+var NewCTGCRunTable = Declare("ct-gc-runs", ctGCRunIDIndex, ctGCRunMapIndex)

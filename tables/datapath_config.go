@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -41,8 +39,9 @@ type DatapathConfig struct {
 	// SharedPorts are given to pods of addresses that the host itself uses.
 	SharedPorts [bpf.SharedPortRanges]bpf.PortRange `json:"sharedPorts"`
 
-	Reason string            `json:"reason,omitempty"` // what of it is not as it should be
-	Status reconciler.Status `json:"status"`
+	Reason string `json:"reason,omitempty"` // what of it is not as it should be
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -74,15 +73,6 @@ func (c *DatapathConfig) MapValue() bpf.ConfigValue {
 	}
 }
 
-// Clone returns a shallow copy.
-func (c *DatapathConfig) Clone() *DatapathConfig { d := *c; return &d }
-
-// SetStatus sets the reconciliation status.
-func (c *DatapathConfig) SetStatus(s reconciler.Status) *DatapathConfig { c.Status = s; return c }
-
-// GetStatus returns the reconciliation status.
-func (c *DatapathConfig) GetStatus() reconciler.Status { return c.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*DatapathConfig) TableHeader() []string {
 	return []string{"Underlay", "Overlay", "Port", "VNI", "Flags", "MarkMask", "SharedPorts", "Reason", "Status", "Error"}
@@ -109,19 +99,12 @@ func portsColumn(ranges []bpf.PortRange) string {
 }
 
 var (
-	datapathConfigIndex = statedb.Index[*DatapathConfig, uint32]{
-		Name:       "index",
-		FromObject: func(c *DatapathConfig) index.KeySet { return index.NewKeySet(index.Uint32(c.MapKey().Index)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-		Unique:     true,
-	}
+	datapathConfigIndex = UniqueIndex("index", Uint32Keys,
+		func(c *DatapathConfig) uint32 { return c.MapKey().Index })
 
 	// DatapathConfigByIndex queries the configuration: there is but that with index 0.
 	DatapathConfigByIndex = datapathConfigIndex.Query
 )
 
 // NewDatapathConfigTable creates the table of what the programs have to know of this node.
-func NewDatapathConfigTable(db *statedb.DB) (statedb.RWTable[*DatapathConfig], error) {
-	return statedb.NewTable(db, "datapath-config", datapathConfigIndex)
-}
+var NewDatapathConfigTable = Declare("datapath-config", datapathConfigIndex)

@@ -16,9 +16,8 @@ type Desired[Row any] struct{ statedb.RWTable[Row] }
 func NewDesired[Row any](table statedb.RWTable[Row]) Desired[Row] { return Desired[Row]{table} }
 
 // SetStatus sets the status of rows that still want what they did when they were read.
-func SetStatus[Row interface {
-	Clone() Row
-	SetStatus(reconciler.Status) Row
+func SetStatus[R any, Row interface {
+	ReconciledRow[R]
 	Equal(Row) bool
 }](db *statedb.DB, desired Desired[Row], status reconciler.Status, rows ...Row) error {
 	wtxn := db.WriteTxn(desired.RWTable)
@@ -29,7 +28,7 @@ func SetStatus[Row interface {
 		if !found || !now.Equal(row) {
 			continue
 		}
-		if _, _, err := desired.Insert(wtxn, now.Clone().SetStatus(status)); err != nil {
+		if _, _, err := desired.Insert(wtxn, WithStatus(now, status)); err != nil {
 			return err
 		}
 		changes++

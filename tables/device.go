@@ -5,9 +5,6 @@ package tables
 import (
 	"slices"
 	"strconv"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // Device is a network device of this node.
@@ -62,34 +59,13 @@ func netnsColumn(id int) string {
 }
 
 var (
-	deviceIndexIndex = statedb.Index[*Device, int]{
-		Name:       "index",
-		FromObject: func(d *Device) index.KeySet { return index.NewKeySet(index.Int(d.Index)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-		Unique:     true,
-	}
+	deviceIndexIndex = UniqueIndex("index", IntKeys, func(d *Device) int { return d.Index })
 
-	deviceNameIndex = statedb.Index[*Device, string]{
-		Name: "name",
-		FromObject: func(d *Device) index.KeySet {
-			return index.StringSlice(append([]string{d.Name}, d.AltNames...))
-		},
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	deviceNameIndex = IndexEach("name", StringKeys,
+		func(d *Device) []string { return append([]string{d.Name}, d.AltNames...) })
 
-	deviceMasterIndex = statedb.Index[*Device, int]{
-		Name: "master",
-		FromObject: func(d *Device) index.KeySet {
-			if d.MasterIndex == 0 {
-				return index.KeySet{}
-			}
-			return index.NewKeySet(index.Int(d.MasterIndex))
-		},
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	deviceMasterIndex = IndexIf("master", IntKeys,
+		func(d *Device) (int, bool) { return d.MasterIndex, d.MasterIndex != 0 })
 
 	// DeviceByIndex queries a device by its interface index.
 	DeviceByIndex = deviceIndexIndex.Query
@@ -104,6 +80,4 @@ var (
 )
 
 // NewDeviceTable creates the table of devices.
-func NewDeviceTable(db *statedb.DB) (statedb.RWTable[*Device], error) {
-	return statedb.NewTable(db, "devices", deviceIndexIndex, deviceNameIndex, deviceMasterIndex)
-}
+var NewDeviceTable = Declare("devices", deviceIndexIndex, deviceNameIndex, deviceMasterIndex)

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 )
 
@@ -46,27 +45,14 @@ func (k DropKey) String() string { return orDash(k.Pod) + " " + k.Direction + " 
 func (d *Drop) Key() DropKey { return DropKey{d.Pod, d.Direction, d.Reason} }
 
 var (
-	dropKeyIndex = statedb.Index[*Drop, DropKey]{
-		Name:       "key",
-		FromObject: func(d *Drop) index.KeySet { return index.NewKeySet(index.Stringer(d.Key())) },
-		FromKey:    index.Stringer[DropKey],
-		FromString: index.FromString, // with db/prefix: the drops of a pod
-		Unique:     true,
-	}
+	// With db/prefix: the drops of a pod.
+	dropKeyIndex = UniqueIndex("key", KeysOf(index.Stringer[DropKey], index.FromString),
+		(*Drop).Key)
 
-	dropReasonIndex = statedb.Index[*Drop, string]{
-		Name:       "reason",
-		FromObject: func(d *Drop) index.KeySet { return index.NewKeySet(index.String(d.Reason)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	dropReasonIndex = Index("reason", StringKeys, func(d *Drop) string { return d.Reason })
 
-	dropLastIndex = statedb.Index[*Drop, time.Time]{
-		Name:       "last",
-		FromObject: func(d *Drop) index.KeySet { return index.NewKeySet(timeKey(d.Last)) },
-		FromKey:    timeKey,
-		FromString: timeFromString,
-	}
+	dropLastIndex = Index("last", KeysOf(timeKey, timeFromString),
+		func(d *Drop) time.Time { return d.Last })
 
 	// DropByKey queries the drops of a pod in a direction for a reason.
 	DropByKey = dropKeyIndex.Query
@@ -86,6 +72,4 @@ func timeFromString(text string) (index.Key, error) {
 }
 
 // NewDropTable creates the table of drops.
-func NewDropTable(db *statedb.DB) (statedb.RWTable[*Drop], error) {
-	return statedb.NewTable(db, "drops", dropKeyIndex, dropReasonIndex, dropLastIndex)
-}
+var NewDropTable = Declare("drops", dropKeyIndex, dropReasonIndex, dropLastIndex)

@@ -7,7 +7,6 @@ import (
 	"strconv"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -53,26 +52,16 @@ func (c *EgressClass) TableRow() []string {
 }
 
 var (
-	egressClassNumberIndex = statedb.Index[*EgressClass, uint32]{
-		Name:       "number",
-		FromObject: func(c *EgressClass) index.KeySet { return index.NewKeySet(index.Uint32(c.Number)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-		Unique:     true,
-	}
+	egressClassNumberIndex = UniqueIndex("number", Uint32Keys,
+		func(c *EgressClass) uint32 { return c.Number })
 
-	egressClassPolicyIndex = statedb.Index[*EgressClass, string]{
-		Name: "policy",
-		FromObject: func(c *EgressClass) index.KeySet {
-			keys := make([]index.Key, len(c.Policies))
-			for i, p := range c.Policies {
-				keys[i] = index.String(p.Policy)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	egressClassPolicyIndex = IndexEach("policy", StringKeys, func(c *EgressClass) []string {
+		names := make([]string, len(c.Policies))
+		for i, p := range c.Policies {
+			names[i] = p.Policy
+		}
+		return names
+	})
 
 	// EgressClassByNumber queries an egress class.
 	EgressClassByNumber = egressClassNumberIndex.Query
@@ -82,6 +71,4 @@ var (
 )
 
 // NewEgressClassTable creates the table of egress classes.
-func NewEgressClassTable(db *statedb.DB) (statedb.RWTable[*EgressClass], error) {
-	return statedb.NewTable(db, "egress-classes", egressClassNumberIndex, egressClassPolicyIndex)
-}
+var NewEgressClassTable = Declare("egress-classes", egressClassNumberIndex, egressClassPolicyIndex)

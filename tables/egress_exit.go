@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -16,12 +14,13 @@ import (
 // EgressExit is an address of this node that pods' traffic leaves with, and the
 // device by which it does. An entry of sluice_exits.
 type EgressExit struct {
-	Addr      netip.Addr        `json:"addr"`
-	IfIndex   uint32            `json:"ifIndex"`
-	Device    string            `json:"device"`
-	Flags     bpf.ExitFlags     `json:"flags"`
-	Lingering bool              `json:"lingering"` // no gateway uses it any more, but connections may
-	Status    reconciler.Status `json:"status"`
+	Addr      netip.Addr    `json:"addr"`
+	IfIndex   uint32        `json:"ifIndex"`
+	Device    string        `json:"device"`
+	Flags     bpf.ExitFlags `json:"flags"`
+	Lingering bool          `json:"lingering"` // no gateway uses it any more, but connections may
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -39,15 +38,6 @@ func (e *EgressExit) MapValue() bpf.ExitValue {
 	return bpf.ExitValue{IfIndex: e.IfIndex, Flags: e.Flags}
 }
 
-// Clone returns a shallow copy.
-func (e *EgressExit) Clone() *EgressExit { c := *e; return &c }
-
-// SetStatus sets the reconciliation status.
-func (e *EgressExit) SetStatus(s reconciler.Status) *EgressExit { e.Status = s; return e }
-
-// GetStatus returns the reconciliation status.
-func (e *EgressExit) GetStatus() reconciler.Status { return e.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*EgressExit) TableHeader() []string {
 	return []string{"Address", "Device", "Flags", "Lingering", "Status", "Error"}
@@ -62,27 +52,14 @@ func (e *EgressExit) TableRow() []string {
 }
 
 var (
-	egressExitAddrIndex = statedb.Index[*EgressExit, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(e *EgressExit) index.KeySet { return index.NewKeySet(index.NetIPAddr(e.Addr)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-		Unique:     true,
-	}
+	egressExitAddrIndex = UniqueIndex("addr", AddrKeys,
+		func(e *EgressExit) netip.Addr { return e.Addr })
 
-	egressExitDeviceIndex = statedb.Index[*EgressExit, string]{
-		Name:       "device",
-		FromObject: func(e *EgressExit) index.KeySet { return index.NewKeySet(index.String(e.Device)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	egressExitDeviceIndex = Index("device", StringKeys,
+		func(e *EgressExit) string { return e.Device })
 
-	egressExitIfIndexIndex = statedb.Index[*EgressExit, uint32]{
-		Name:       "ifindex",
-		FromObject: func(e *EgressExit) index.KeySet { return index.NewKeySet(index.Uint32(e.IfIndex)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	egressExitIfIndexIndex = Index("ifindex", Uint32Keys,
+		func(e *EgressExit) uint32 { return e.IfIndex })
 
 	// EgressExitByAddr queries an exit by its address.
 	EgressExitByAddr = egressExitAddrIndex.Query
@@ -95,6 +72,6 @@ var (
 )
 
 // NewEgressExitTable creates the table of the egress addresses of this node.
-func NewEgressExitTable(db *statedb.DB) (statedb.RWTable[*EgressExit], error) {
-	return statedb.NewTable(db, "egress-exits", egressExitAddrIndex, egressExitDeviceIndex, egressExitIfIndexIndex)
-}
+var NewEgressExitTable = Declare(
+	"egress-exits", egressExitAddrIndex, egressExitDeviceIndex, egressExitIfIndexIndex,
+)

@@ -30,8 +30,9 @@ type EgressGateway struct {
 	IfIndex    uint32     `json:"ifIndex,omitempty"`
 	Device     string     `json:"device,omitempty"`
 
-	Reason string            `json:"reason,omitempty"` // why there is no gateway or no egress address
-	Status reconciler.Status `json:"status"`
+	Reason string `json:"reason,omitempty"` // why there is no gateway or no egress address
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -52,15 +53,6 @@ func (g *EgressGateway) MapValue() bpf.GatewayValue {
 	}
 	return v
 }
-
-// Clone returns a shallow copy.
-func (g *EgressGateway) Clone() *EgressGateway { c := *g; return &c }
-
-// SetStatus sets the reconciliation status.
-func (g *EgressGateway) SetStatus(s reconciler.Status) *EgressGateway { g.Status = s; return g }
-
-// GetStatus returns the reconciliation status.
-func (g *EgressGateway) GetStatus() reconciler.Status { return g.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressGateway) TableHeader() []string {
@@ -83,28 +75,19 @@ func addrColumn(a netip.Addr) string {
 }
 
 var (
-	egressGatewayKeyIndex = statedb.Index[*EgressGateway, bpf.GatewayKey]{
-		Name:       "key",
-		FromObject: func(g *EgressGateway) index.KeySet { return index.NewKeySet(gatewayKey(g.GatewayKey)) },
-		FromKey:    gatewayKey,
-		FromString: index.Uint32String, // with db/prefix: the buckets of a group
-		Unique:     true,
-	}
+	// With db/prefix: the buckets of a group.
+	egressGatewayKeyIndex = UniqueIndex("key", KeysOf(gatewayKey, index.Uint32String),
+		func(g *EgressGateway) bpf.GatewayKey { return g.GatewayKey })
 
-	egressGatewayEgressIndex = statedb.Index[*EgressGateway, netip.Addr]{
-		Name: "egress",
-		FromObject: func(g *EgressGateway) index.KeySet {
-			var keys []index.Key
-			for _, a := range []netip.Addr{g.EgressIPv4, g.EgressIPv6} {
-				if a.IsValid() {
-					keys = append(keys, index.NetIPAddr(a))
-				}
+	egressGatewayEgressIndex = IndexEach("egress", AddrKeys, func(g *EgressGateway) []netip.Addr {
+		var addrs []netip.Addr
+		for _, a := range []netip.Addr{g.EgressIPv4, g.EgressIPv6} {
+			if a.IsValid() {
+				addrs = append(addrs, a)
 			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+		}
+		return addrs
+	})
 
 	// EgressGatewayByKey queries a bucket of a group.
 	EgressGatewayByKey = egressGatewayKeyIndex.Query
@@ -124,6 +107,6 @@ func EgressGatewaysOfGroup(group uint32) statedb.Query[*EgressGateway] {
 }
 
 // NewEgressGatewayTable creates the table of gateways by group and bucket.
-func NewEgressGatewayTable(db *statedb.DB) (statedb.RWTable[*EgressGateway], error) {
-	return statedb.NewTable(db, "egress-gateways", egressGatewayKeyIndex, egressGatewayEgressIndex)
-}
+var NewEgressGatewayTable = Declare(
+	"egress-gateways", egressGatewayKeyIndex, egressGatewayEgressIndex,
+)

@@ -9,9 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -76,21 +73,11 @@ func (g *EgressGroup) TableRow() []string {
 }
 
 var (
-	egressGroupDigestIndex = statedb.Index[*EgressGroup, bpf.Digest]{
-		Name:       "digest",
-		FromObject: func(g *EgressGroup) index.KeySet { return index.NewKeySet(digestKey(g.Digest)) },
-		FromKey:    digestKey,
-		FromString: digestFromString,
-		Unique:     true,
-	}
+	egressGroupDigestIndex = UniqueIndex("digest", digestKeys,
+		func(g *EgressGroup) bpf.Digest { return g.Digest })
 
-	egressGroupNumberIndex = statedb.Index[*EgressGroup, uint32]{
-		Name:       "number",
-		FromObject: func(g *EgressGroup) index.KeySet { return index.NewKeySet(index.Uint32(g.Number)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-		Unique:     true,
-	}
+	egressGroupNumberIndex = UniqueIndex("number", Uint32Keys,
+		func(g *EgressGroup) uint32 { return g.Number })
 
 	// EgressGroupByDigest queries the group of a list of gateways.
 	EgressGroupByDigest = egressGroupDigestIndex.Query
@@ -100,6 +87,4 @@ var (
 )
 
 // NewEgressGroupTable creates the table of gateway groups.
-func NewEgressGroupTable(db *statedb.DB) (statedb.RWTable[*EgressGroup], error) {
-	return statedb.NewTable(db, "egress-groups", egressGroupDigestIndex, egressGroupNumberIndex)
-}
+var NewEgressGroupTable = Declare("egress-groups", egressGroupDigestIndex, egressGroupNumberIndex)

@@ -8,9 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -104,55 +101,24 @@ func (p *EgressPolicy) TableRow() []string {
 }
 
 var (
-	egressPolicyNameIndex = statedb.Index[*EgressPolicy, string]{
-		Name:       "name",
-		FromObject: func(p *EgressPolicy) index.KeySet { return index.NewKeySet(index.String(p.Name)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	egressPolicyNameIndex = UniqueIndex("name", StringKeys,
+		func(p *EgressPolicy) string { return p.Name })
 
-	egressPolicySelectorIndex = statedb.Index[*EgressPolicy, string]{
-		Name:       "selector",
-		FromObject: func(p *EgressPolicy) index.KeySet { return index.StringerSlice(p.Selectors) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	egressPolicySelectorIndex = IndexEach("selector", StringKeys,
+		func(p *EgressPolicy) []string { return stringsOf(p.Selectors) })
 
-	egressPolicyGroupIndex = statedb.Index[*EgressPolicy, bpf.Digest]{
-		Name: "group",
-		FromObject: func(p *EgressPolicy) index.KeySet {
-			return index.NewKeySet(digestKey(GroupDigest(p.Gateways)))
-		},
-		FromKey:    digestKey,
-		FromString: digestFromString,
-	}
+	egressPolicyGroupIndex = Index("group", digestKeys,
+		func(p *EgressPolicy) bpf.Digest { return GroupDigest(p.Gateways) })
 
-	egressPolicyDestinationIndex = statedb.Index[*EgressPolicy, netip.Prefix]{
-		Name:       "destination",
-		FromObject: func(p *EgressPolicy) index.KeySet { return prefixKeys(p.Destinations) },
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
-	}
+	egressPolicyDestinationIndex = IndexEach("destination", PrefixKeys,
+		func(p *EgressPolicy) []netip.Prefix { return p.Destinations })
 
-	egressPolicySourceIndex = statedb.Index[*EgressPolicy, string]{
-		Name:       "source",
-		FromObject: func(p *EgressPolicy) index.KeySet { return index.StringSlice(AnchorsOf(p.Selectors)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	egressPolicySourceIndex = IndexEach("source", StringKeys,
+		func(p *EgressPolicy) []string { return AnchorsOf(p.Selectors) })
 
-	egressPolicyNodesIndex = statedb.Index[*EgressPolicy, bool]{
-		Name: "nodes",
-		FromObject: func(p *EgressPolicy) index.KeySet {
-			if !slices.ContainsFunc(p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" }) {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Bool(true))
-		},
-		FromKey:    index.Bool,
-		FromString: index.BoolString,
-	}
+	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
+		return true, slices.ContainsFunc(p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" })
+	})
 
 	// EgressPoliciesBySource queries the policies with a selector that requires something of
 	// label sets: see [LabelSet.Anchors].
@@ -178,7 +144,7 @@ var (
 )
 
 // NewEgressPolicyTable creates the table of egress policies.
-func NewEgressPolicyTable(db *statedb.DB) (statedb.RWTable[*EgressPolicy], error) {
-	return statedb.NewTable(db, "egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
-		egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex)
-}
+var NewEgressPolicyTable = Declare(
+	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
+	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,
+)

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // EgressPolicyStatus answers, for an egress policy on this node: is it valid,
@@ -84,19 +81,12 @@ func (s *EgressPolicyStatus) TableRow() []string {
 }
 
 var (
-	egressPolicyStatusIndex = statedb.Index[*EgressPolicyStatus, string]{
-		Name:       "policy",
-		FromObject: func(s *EgressPolicyStatus) index.KeySet { return index.NewKeySet(index.String(s.Policy)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	egressPolicyStatusIndex = UniqueIndex("policy", StringKeys,
+		func(s *EgressPolicyStatus) string { return s.Policy })
 
 	// EgressPolicyStatusByPolicy queries how a policy fares on this node.
 	EgressPolicyStatusByPolicy = egressPolicyStatusIndex.Query
 )
 
 // NewEgressPolicyStatusTable creates the table of how each policy fares.
-func NewEgressPolicyStatusTable(db *statedb.DB) (statedb.RWTable[*EgressPolicyStatus], error) {
-	return statedb.NewTable(db, "egress-policy-status", egressPolicyStatusIndex)
-}
+var NewEgressPolicyStatusTable = Declare("egress-policy-status", egressPolicyStatusIndex)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -29,7 +28,7 @@ type EgressRule struct {
 	Selector  string   `json:"selector"`            // through which it chooses the class
 	Overrides []string `json:"overrides,omitempty"` // policies that name this very prefix too and lose
 
-	Status reconciler.Status `json:"status"`
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -43,15 +42,6 @@ func (r *EgressRule) MapKey() bpf.EgressKey { return bpf.EgressKeyFrom(r.Class, 
 
 // MapValue is the value in sluice_egress.
 func (r *EgressRule) MapValue() bpf.EgressValue { return bpf.EgressValue{Group: r.Group} }
-
-// Clone returns a shallow copy.
-func (r *EgressRule) Clone() *EgressRule { c := *r; return &c }
-
-// SetStatus sets the reconciliation status.
-func (r *EgressRule) SetStatus(s reconciler.Status) *EgressRule { r.Status = s; return r }
-
-// GetStatus returns the reconciliation status.
-func (r *EgressRule) GetStatus() reconciler.Status { return r.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressRule) TableHeader() []string {
@@ -67,34 +57,30 @@ func (r *EgressRule) TableRow() []string {
 }
 
 var (
-	egressRuleKeyIndex = statedb.Index[*EgressRule, *EgressRule]{
-		Name:       "key",
-		FromObject: func(r *EgressRule) index.KeySet { return index.NewKeySet(egressRuleKey(r.Class, r.Destination)) },
-		FromKey:    func(r *EgressRule) index.Key { return egressRuleKey(r.Class, r.Destination) },
-		FromString: index.Uint32String, // with db/prefix: the rules of a class
-		Unique:     true,
-	}
+	// With db/prefix: the rules of a class.
+	egressRuleKeyIndex = UniqueIndex("key", KeysOf(egressRuleID.key, index.Uint32String),
+		func(r *EgressRule) egressRuleID { return egressRuleID{r.Class, r.Destination} })
 
-	egressRulePolicyIndex = statedb.Index[*EgressRule, string]{
-		Name: "policy",
-		FromObject: func(r *EgressRule) index.KeySet {
-			return index.StringSlice(append([]string{r.Policy}, r.Overrides...))
-		},
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+	egressRulePolicyIndex = IndexEach("policy", StringKeys,
+		func(r *EgressRule) []string { return append([]string{r.Policy}, r.Overrides...) })
 
 	// EgressRulesByPolicy queries the rules that a policy decides or loses.
 	EgressRulesByPolicy = egressRulePolicyIndex.Query
 )
 
-func egressRuleKey(class uint32, destination netip.Prefix) index.Key {
-	return append(index.Uint32(class), index.NetIPPrefix(destination)...)
+// egressRuleID is the primary key.
+type egressRuleID struct {
+	class       uint32
+	destination netip.Prefix
+}
+
+func (id egressRuleID) key() index.Key {
+	return append(index.Uint32(id.class), index.NetIPPrefix(id.destination)...)
 }
 
 // EgressRuleByKey queries the rule of a class for one very prefix.
 func EgressRuleByKey(class uint32, destination netip.Prefix) statedb.Query[*EgressRule] {
-	return egressRuleKeyIndex.QueryFromKey(egressRuleKey(class, destination))
+	return egressRuleKeyIndex.Query(egressRuleID{class, destination})
 }
 
 // EgressRulesOfClass queries, with Prefix, the rules of a class.
@@ -103,6 +89,4 @@ func EgressRulesOfClass(class uint32) statedb.Query[*EgressRule] {
 }
 
 // NewEgressRuleTable creates the table of egress rules.
-func NewEgressRuleTable(db *statedb.DB) (statedb.RWTable[*EgressRule], error) {
-	return statedb.NewTable(db, "egress-rules", egressRuleKeyIndex, egressRulePolicyIndex)
-}
+var NewEgressRuleTable = Declare("egress-rules", egressRuleKeyIndex, egressRulePolicyIndex)

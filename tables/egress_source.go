@@ -6,10 +6,6 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -17,11 +13,12 @@ import (
 // on this node, or of one that this node may be the gateway of. An entry of
 // sluice_sources.
 type EgressSource struct {
-	Addr     netip.Addr        `json:"addr"`
-	Class    uint32            `json:"class"`
-	Endpoint Name              `json:"endpoint"`
-	Node     string            `json:"node"`
-	Status   reconciler.Status `json:"status"`
+	Addr     netip.Addr `json:"addr"`
+	Class    uint32     `json:"class"`
+	Endpoint Name       `json:"endpoint"`
+	Node     string     `json:"node"`
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -34,15 +31,6 @@ func (s *EgressSource) MapKey() bpf.SourceKey { return bpf.SourceKey{Addr: bpf.A
 
 // MapValue is the value in sluice_sources.
 func (s *EgressSource) MapValue() bpf.SourceValue { return bpf.SourceValue{Class: s.Class} }
-
-// Clone returns a shallow copy.
-func (s *EgressSource) Clone() *EgressSource { c := *s; return &c }
-
-// SetStatus sets the reconciliation status.
-func (s *EgressSource) SetStatus(status reconciler.Status) *EgressSource { s.Status = status; return s }
-
-// GetStatus returns the reconciliation status.
-func (s *EgressSource) GetStatus() reconciler.Status { return s.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressSource) TableHeader() []string {
@@ -57,19 +45,12 @@ func (s *EgressSource) TableRow() []string {
 }
 
 var (
-	egressSourceAddrIndex = statedb.Index[*EgressSource, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(s *EgressSource) index.KeySet { return index.NewKeySet(index.NetIPAddr(s.Addr)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-		Unique:     true,
-	}
+	egressSourceAddrIndex = UniqueIndex("addr", AddrKeys,
+		func(s *EgressSource) netip.Addr { return s.Addr })
 
 	// EgressSourceByAddr queries the egress class of an address.
 	EgressSourceByAddr = egressSourceAddrIndex.Query
 )
 
 // NewEgressSourceTable creates the table of egress classes by address.
-func NewEgressSourceTable(db *statedb.DB) (statedb.RWTable[*EgressSource], error) {
-	return statedb.NewTable(db, "egress-sources", egressSourceAddrIndex)
-}
+var NewEgressSourceTable = Declare("egress-sources", egressSourceAddrIndex)

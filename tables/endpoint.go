@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // Endpoint is a pod with addresses of its own, on any node. Pods of the host
@@ -131,33 +130,13 @@ func (e *Endpoint) TableRow() []string {
 }
 
 var (
-	endpointNameIndex = statedb.Index[*Endpoint, Name]{
-		Name:       "name",
-		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(e.Name.Key()) },
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	endpointNameIndex = UniqueIndex("name", NameKeys, func(e *Endpoint) Name { return e.Name })
 
-	endpointAddrIndex = statedb.Index[*Endpoint, netip.Addr]{
-		Name: "addr",
-		FromObject: func(e *Endpoint) index.KeySet {
-			keys := make([]index.Key, len(e.Addrs))
-			for i, a := range e.Addrs {
-				keys[i] = addrKey(a)
-			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    addrKey,
-		FromString: addrKeyFromString,
-	}
+	endpointAddrIndex = IndexEach("addr", shortAddrKeys,
+		func(e *Endpoint) []netip.Addr { return e.Addrs })
 
-	endpointLabelSetIndex = statedb.Index[*Endpoint, LabelSetID]{
-		Name:       "label-set",
-		FromObject: func(e *Endpoint) index.KeySet { return index.NewKeySet(digestKey(e.LabelSet.ID)) },
-		FromKey:    digestKey,
-		FromString: digestFromString,
-	}
+	endpointLabelSetIndex = Index("label-set", digestKeys,
+		func(e *Endpoint) LabelSetID { return e.LabelSet.ID })
 
 	// EndpointByName queries an endpoint by its namespaced name.
 	EndpointByName = endpointNameIndex.Query
@@ -179,25 +158,8 @@ func EndpointsHere() statedb.Query[*Endpoint] { return endpointHereIndex(LocalNo
 
 // Only pods of this node: all others are many, and seldom asked for by their nodes.
 func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
-	return statedb.Index[*Endpoint, bool]{
-		Name: "here",
-		FromObject: func(e *Endpoint) index.KeySet {
-			if e.Node != local.Name {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Bool(true))
-		},
-		FromKey:    index.Bool,
-		FromString: index.BoolString,
-	}
-}
-
-func addrKeys(addrs []netip.Addr) index.KeySet {
-	keys := make([]index.Key, len(addrs))
-	for i, a := range addrs {
-		keys[i] = index.NetIPAddr(a)
-	}
-	return index.NewKeySet(keys...)
+	return IndexIf("here", BoolKeys,
+		func(e *Endpoint) (here, has bool) { return true, e.Node == local.Name })
 }
 
 // NewEndpointTable creates the table of endpoints.

@@ -127,20 +127,11 @@ func (p *EnforcedPolicy) Row(name func(SelectorID) string) []string {
 }
 
 var (
-	enforcedPolicyIDIndex = statedb.Index[*EnforcedPolicy, PolicyID]{
-		Name:       "policy",
-		FromObject: func(p *EnforcedPolicy) index.KeySet { return index.NewKeySet(p.Policy.Key()) },
-		FromKey:    PolicyID.Key,
-		FromString: policyKeyFromString,
-		Unique:     true,
-	}
+	enforcedPolicyIDIndex = UniqueIndex("policy", policyKeys,
+		func(p *EnforcedPolicy) PolicyID { return p.Policy })
 
-	enforcedPolicySelectorIndex = statedb.Index[*EnforcedPolicy, SelectorID]{
-		Name:       "selector",
-		FromObject: func(p *EnforcedPolicy) index.KeySet { return selectorKeys(p.Selectors()) },
-		FromKey:    selectorIDKey,
-		FromString: selectorIDFromString,
-	}
+	enforcedPolicySelectorIndex = newIndex("selector", selectorIDKeys,
+		func(p *EnforcedPolicy) index.KeySet { return selectorKeys(p.Selectors()) })
 
 	// EnforcedPolicyByID queries what is in force of a policy.
 	EnforcedPolicyByID = enforcedPolicyIDIndex.Query
@@ -226,6 +217,6 @@ func enforcedRules(txn statedb.ReadTxn, policies statedb.Table[*EnforcedPolicy],
 }
 
 // NewEnforcedPolicyTable creates the table of what is in force of each policy.
-func NewEnforcedPolicyTable(db *statedb.DB) (statedb.RWTable[*EnforcedPolicy], error) {
-	return statedb.NewTable(db, "policy-rules", enforcedPolicyIDIndex, enforcedPolicySelectorIndex)
-}
+var NewEnforcedPolicyTable = Declare(
+	"policy-rules", enforcedPolicyIDIndex, enforcedPolicySelectorIndex,
+)

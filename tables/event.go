@@ -165,7 +165,7 @@ func (e *Event) String() string {
 func EgressRuleFor(txn statedb.ReadTxn, rules statedb.Table[*EgressRule], class uint32, destination netip.Addr) *EgressRule {
 	for bits := destination.BitLen(); bits >= 0; bits-- {
 		prefix := netip.PrefixFrom(destination, bits).Masked()
-		query := egressRuleKeyIndex.QueryFromKey(egressRuleKey(class, prefix))
+		query := EgressRuleByKey(class, prefix)
 		if rule, _, ok := rules.Get(txn, query); ok {
 			return rule
 		}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 )
 
@@ -37,20 +36,10 @@ func (h *Health) TableRow() []string {
 }
 
 var (
-	healthIDIndex = statedb.Index[*Health, string]{
-		Name:       "id",
-		FromObject: func(h *Health) index.KeySet { return index.NewKeySet(index.String(h.ID)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	healthIDIndex = UniqueIndex("id", StringKeys, func(h *Health) string { return h.ID })
 
-	healthLevelIndex = statedb.Index[*Health, cell.Level]{
-		Name:       "level",
-		FromObject: func(h *Health) index.KeySet { return index.NewKeySet(index.String(string(h.Level))) },
-		FromKey:    func(l cell.Level) index.Key { return index.String(string(l)) },
-		FromString: index.FromString,
-	}
+	healthLevelIndex = Index("level", KeysOf(levelKey, index.FromString),
+		func(h *Health) cell.Level { return h.Level })
 
 	// HealthByID queries what one scope of a module reported.
 	HealthByID = healthIDIndex.Query
@@ -58,7 +47,7 @@ var (
 	HealthByLevel = healthLevelIndex.Query
 )
 
+func levelKey(l cell.Level) index.Key { return index.String(string(l)) }
+
 // NewHealthTable creates the table of the agent's health.
-func NewHealthTable(db *statedb.DB) (statedb.RWTable[*Health], error) {
-	return statedb.NewTable(db, "health", healthIDIndex, healthLevelIndex)
-}
+var NewHealthTable = Declare("health", healthIDIndex, healthLevelIndex)

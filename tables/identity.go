@@ -5,8 +5,6 @@ package tables
 import (
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
@@ -32,19 +30,11 @@ func (i *Identity) TableRow() []string {
 }
 
 var (
-	identityIDIndex = statedb.Index[*Identity, uint32]{
-		Name:       "id",
-		FromObject: func(i *Identity) index.KeySet { return index.NewKeySet(index.Uint32(i.ID)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-		Unique:     true,
-	}
+	identityIDIndex = UniqueIndex("id", Uint32Keys, func(i *Identity) uint32 { return i.ID })
 
 	// IdentityByID queries an identity by its number.
 	IdentityByID = identityIDIndex.Query
 )
 
 // NewIdentityTable creates the table of identities.
-func NewIdentityTable(db *statedb.DB) (statedb.RWTable[*Identity], error) {
-	return statedb.NewTable(db, "identities", identityIDIndex)
-}
+var NewIdentityTable = Declare("identities", identityIDIndex)

@@ -9,8 +9,6 @@ import (
 	"strconv"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -21,16 +19,17 @@ import (
 // PeerClass is the class that it belongs to, if that is ready. Else it is what
 // the address has had so far, and WaitsFor is that class.
 type IPCache struct {
-	Prefix    netip.Prefix      `json:"prefix"`
-	PeerClass uint32            `json:"peerClass"`
-	WaitsFor  uint32            `json:"waitsFor,omitempty"`
-	Flags     bpf.IPCacheFlags  `json:"flags"`
-	Tunnel    netip.Addr        `json:"tunnel,omitzero"`     // node to encapsulate to
-	Inherits  bool              `json:"inherits,omitempty"`  // no object says anything of it: flags and tunnel are those of the prefix that it is in
-	Remains   bool              `json:"remains,omitempty"`   // nothing names it any more, and it stays until what is around it has its class
-	Origins   []string          `json:"origins"`             // the objects it is from, the deciding one first
-	Conflicts []string          `json:"conflicts,omitempty"` // endpoints that claim the address and do not get it
-	Status    reconciler.Status `json:"status"`
+	Prefix    netip.Prefix     `json:"prefix"`
+	PeerClass uint32           `json:"peerClass"`
+	WaitsFor  uint32           `json:"waitsFor,omitempty"`
+	Flags     bpf.IPCacheFlags `json:"flags"`
+	Tunnel    netip.Addr       `json:"tunnel,omitzero"`     // node to encapsulate to
+	Inherits  bool             `json:"inherits,omitempty"`  // no object says anything of it: flags and tunnel are those of the prefix that it is in
+	Remains   bool             `json:"remains,omitempty"`   // nothing names it any more, and it stays until what is around it has its class
+	Origins   []string         `json:"origins"`             // the objects it is from, the deciding one first
+	Conflicts []string         `json:"conflicts,omitempty"` // endpoints that claim the address and do not get it
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -53,15 +52,6 @@ func (c *IPCache) MapValue() bpf.IPCacheValue {
 	return bpf.IPCacheValue{PeerClass: c.PeerClass, Flags: c.Flags, Tunnel: bpf.AddressFrom(c.Tunnel)}
 }
 
-// Clone returns a shallow copy.
-func (c *IPCache) Clone() *IPCache { d := *c; return &d }
-
-// SetStatus sets the reconciliation status.
-func (c *IPCache) SetStatus(s reconciler.Status) *IPCache { c.Status = s; return c }
-
-// GetStatus returns the reconciliation status.
-func (c *IPCache) GetStatus() reconciler.Status { return c.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*IPCache) TableHeader() []string {
 	return []string{"Prefix", "PeerClass", "WaitsFor", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
@@ -76,20 +66,11 @@ func (c *IPCache) TableRow() []string {
 }
 
 var (
-	ipcachePrefixIndex = statedb.Index[*IPCache, netip.Prefix]{
-		Name:       "prefix",
-		FromObject: func(c *IPCache) index.KeySet { return index.NewKeySet(prefixKey(c.Prefix)) },
-		FromKey:    prefixKey,
-		FromString: prefixKeyFromString,
-		Unique:     true,
-	}
+	ipcachePrefixIndex = UniqueIndex("prefix", shortPrefixKeys,
+		func(c *IPCache) netip.Prefix { return c.Prefix })
 
-	ipcacheWaitsForIndex = statedb.Index[*IPCache, uint32]{
-		Name:       "waits-for",
-		FromObject: func(c *IPCache) index.KeySet { return nonZeroKeys(c.WaitsFor) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	ipcacheWaitsForIndex = IndexIf("waits-for", Uint32Keys,
+		func(c *IPCache) (uint32, bool) { return c.WaitsFor, c.WaitsFor != 0 })
 
 	// Pods and nodes have members of their own, and are many.
 	ipcacheWithinIndex = statedb.NetIPPrefixIndex[*IPCache]{
@@ -133,14 +114,6 @@ func PeerClassInKernel(txn statedb.ReadTxn, entries statedb.Table[*IPCacheEntry]
 	return 0, false
 }
 
-// nonZeroKeys has the index key of a number, none of 0.
-func nonZeroKeys(n uint32) index.KeySet {
-	if n == 0 {
-		return index.NewKeySet()
-	}
-	return index.NewKeySet(index.Uint32(n))
-}
-
 // numberColumn renders a number of which 0 is none.
 func numberColumn(n uint32) string {
 	if n == 0 {
@@ -150,6 +123,6 @@ func numberColumn(n uint32) string {
 }
 
 // NewIPCacheTable creates the table of what is known of addresses.
-func NewIPCacheTable(db *statedb.DB) (statedb.RWTable[*IPCache], error) {
-	return statedb.NewTable(db, "ipcache", ipcachePrefixIndex, ipcacheWaitsForIndex, ipcacheWithinIndex)
-}
+var NewIPCacheTable = Declare(
+	"ipcache", ipcachePrefixIndex, ipcacheWaitsForIndex, ipcacheWithinIndex,
+)

@@ -106,6 +106,8 @@ func PortAnchor(name string, protocol uint8) string {
 	return ":" + PolicyPort{Name: name, Protocol: protocol}.String()
 }
 
+var digestKeys = KeysOf(digestKey, digestFromString)
+
 func digestKey(d bpf.Digest) index.Key { return index.Key(d[:]) }
 
 func digestFromString(s string) (index.Key, error) {

@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // Leadership says which agent writes the status of objects, as far as this one
@@ -27,13 +26,8 @@ func (l *Leadership) TableRow() []string {
 }
 
 var (
-	leadershipLeaseIndex = statedb.Index[*Leadership, string]{
-		Name:       "lease",
-		FromObject: func(l *Leadership) index.KeySet { return index.NewKeySet(index.String(l.Lease)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	leadershipLeaseIndex = UniqueIndex("lease", StringKeys,
+		func(l *Leadership) string { return l.Lease })
 
 	// LeadershipByLease queries who holds a lease.
 	LeadershipByLease = leadershipLeaseIndex.Query
@@ -48,9 +42,7 @@ func Leads(txn statedb.ReadTxn, table statedb.Table[*Leadership]) bool {
 }
 
 // NewLeadershipTable creates the table of who writes the status of objects.
-func NewLeadershipTable(db *statedb.DB) (statedb.RWTable[*Leadership], error) {
-	return statedb.NewTable(db, "leadership", leadershipLeaseIndex)
-}
+var NewLeadershipTable = Declare("leadership", leadershipLeaseIndex)
 
 // Reporting says whether this agent tells how policies fare, in its NodeReport, and
 // takes part in writing the status of objects.

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -53,8 +51,9 @@ type LocalEndpoint struct {
 	// a restart whether rules were changed after the epoch.
 	Mark uint16 `json:"mark,omitempty"`
 
-	Reason string            `json:"reason,omitempty"` // why there is no device
-	Status reconciler.Status `json:"status"`
+	Reason string `json:"reason,omitempty"` // why there is no device
+
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -81,15 +80,6 @@ func macBytes(text string) (mac [6]byte) {
 	return mac
 }
 
-// Clone returns a shallow copy.
-func (e *LocalEndpoint) Clone() *LocalEndpoint { c := *e; return &c }
-
-// SetStatus sets the reconciliation status.
-func (e *LocalEndpoint) SetStatus(s reconciler.Status) *LocalEndpoint { e.Status = s; return e }
-
-// GetStatus returns the reconciliation status.
-func (e *LocalEndpoint) GetStatus() reconciler.Status { return e.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*LocalEndpoint) TableHeader() []string {
 	return []string{"Address", "Endpoint", "Device", "MAC", "SubjectClass", "WaitsFor", "EgressClass", "Flags", "Epoch", "Reason", "Status", "Error"}
@@ -105,49 +95,27 @@ func (e *LocalEndpoint) TableRow() []string {
 }
 
 var (
-	localEndpointAddrIndex = statedb.Index[*LocalEndpoint, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(e *LocalEndpoint) index.KeySet { return index.NewKeySet(index.NetIPAddr(e.Addr)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-		Unique:     true,
-	}
+	localEndpointAddrIndex = UniqueIndex("addr", AddrKeys,
+		func(e *LocalEndpoint) netip.Addr { return e.Addr })
 
-	localEndpointSourceClassIndex = statedb.Index[*LocalEndpoint, uint32]{
-		Name:       "source-class",
-		FromObject: func(e *LocalEndpoint) index.KeySet { return nonZeroKeys(e.SourceClass) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	localEndpointSourceClassIndex = IndexIf("source-class", Uint32Keys,
+		func(e *LocalEndpoint) (uint32, bool) { return e.SourceClass, e.SourceClass != 0 })
 
-	localEndpointSubjectClassIndex = statedb.Index[*LocalEndpoint, uint32]{
-		Name:       "subject-class",
-		FromObject: func(e *LocalEndpoint) index.KeySet { return nonZeroKeys(e.SubjectClass) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	localEndpointSubjectClassIndex = IndexIf("subject-class", Uint32Keys,
+		func(e *LocalEndpoint) (uint32, bool) { return e.SubjectClass, e.SubjectClass != 0 })
 
-	localEndpointWaitsForIndex = statedb.Index[*LocalEndpoint, uint32]{
-		Name:       "waits-for",
-		FromObject: func(e *LocalEndpoint) index.KeySet { return nonZeroKeys(e.WaitsFor) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	localEndpointWaitsForIndex = IndexIf("waits-for", Uint32Keys,
+		func(e *LocalEndpoint) (uint32, bool) { return e.WaitsFor, e.WaitsFor != 0 })
 
-	localEndpointDeviceIndex = statedb.Index[*LocalEndpoint, int]{
-		Name: "device",
-		FromObject: func(e *LocalEndpoint) index.KeySet {
-			switch {
-			case e.IfIndex == 0:
-				return index.NewKeySet()
-			case e.Master == 0:
-				return index.NewKeySet(index.Int(int(e.IfIndex)))
-			}
-			return index.NewKeySet(index.Int(int(e.IfIndex)), index.Int(e.Master))
-		},
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	localEndpointDeviceIndex = IndexEach("device", IntKeys, func(e *LocalEndpoint) []int {
+		switch {
+		case e.IfIndex == 0:
+			return nil
+		case e.Master == 0:
+			return []int{int(e.IfIndex)}
+		}
+		return []int{int(e.IfIndex), e.Master}
+	})
 
 	// LocalEndpointsBySourceClass queries the local pods that the kernel has in
 	// an egress class.
@@ -170,7 +138,7 @@ var (
 )
 
 // NewLocalEndpointTable creates the table of local pods by address.
-func NewLocalEndpointTable(db *statedb.DB) (statedb.RWTable[*LocalEndpoint], error) {
-	return statedb.NewTable(db, "local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex,
-		localEndpointSubjectClassIndex, localEndpointWaitsForIndex, localEndpointDeviceIndex)
-}
+var NewLocalEndpointTable = Declare(
+	"local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex,
+	localEndpointSubjectClassIndex, localEndpointWaitsForIndex, localEndpointDeviceIndex,
+)

@@ -58,18 +58,17 @@ func MapEntryByKey[K, V MapPart](key K) statedb.Query[*MapEntry[K, V]] {
 const mapEntryKey = "key" // the index, which would take memory to make for each query
 
 func mapEntryKeyIndex[K, V MapPart]() statedb.Index[*MapEntry[K, V], K] {
-	return statedb.Index[*MapEntry[K, V], K]{
-		Name:       mapEntryKey,
-		FromObject: func(e *MapEntry[K, V]) index.KeySet { return index.NewKeySet(mapKeyBytes(e.Key)) },
-		FromKey:    mapKeyBytes[K],
-		FromString: func(s string) (index.Key, error) { return hex.DecodeString(s) },
-		Unique:     true,
-	}
+	return UniqueIndex(mapEntryKey, KeysOf(mapKeyBytes[K], hexKey),
+		func(e *MapEntry[K, V]) K { return e.Key })
 }
 
-// NewMapEntryTable creates the mirror of a map, with indexes beside that of the keys.
-func NewMapEntryTable[K, V MapPart](db *statedb.DB, name string, secondary ...statedb.Indexer[*MapEntry[K, V]]) (statedb.RWTable[*MapEntry[K, V]], error) {
-	return statedb.NewTable(db, name, mapEntryKeyIndex[K, V](), secondary...)
+func hexKey(s string) (index.Key, error) { return hex.DecodeString(s) }
+
+// DeclareMirror is [Declare] for the mirror of a map. Its primary index is by the keys.
+func DeclareMirror[K, V MapPart](
+	name string, secondary ...statedb.Indexer[*MapEntry[K, V]],
+) func(*statedb.DB) (statedb.RWTable[*MapEntry[K, V]], error) {
+	return Declare(name, mapEntryKeyIndex[K, V](), secondary...)
 }
 
 // mapKeyBytes returns a copy of the bytes of a key as the kernel sees them.
@@ -101,88 +100,35 @@ type (
 )
 
 var (
-	classEntryDigestIndex = statedb.Index[*ClassEntry, RoleDigest]{
-		Name: "digest",
-		FromObject: func(e *ClassEntry) index.KeySet {
-			return index.NewKeySet(RoleDigest{e.Key.Role, e.Value.Digest}.key())
-		},
-		FromKey:    RoleDigest.key,
-		FromString: func(s string) (index.Key, error) { return hex.DecodeString(s) },
-	}
+	classEntryDigestIndex = Index("digest", KeysOf(RoleDigest.key, hexKey),
+		func(e *ClassEntry) RoleDigest { return RoleDigest{e.Key.Role, e.Value.Digest} })
 
-	sourceEntryClassIndex = statedb.Index[*SourceEntry, uint32]{
-		Name:       "class",
-		FromObject: func(e *SourceEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.Class)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
-	sourceEntryLeavingIndex = statedb.Index[*SourceEntry, uint32]{
-		Name: "leaving",
-		FromObject: func(e *SourceEntry) index.KeySet {
-			if e.Wanted == WantedSame {
-				return index.NewKeySet()
-			}
-			return index.NewKeySet(index.Uint32(e.Value.Class))
-		},
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	sourceEntryClassIndex = Index("class", Uint32Keys,
+		func(e *SourceEntry) uint32 { return e.Value.Class })
+	sourceEntryLeavingIndex = IndexIf("leaving", Uint32Keys,
+		func(e *SourceEntry) (uint32, bool) { return e.Value.Class, e.Wanted != WantedSame })
 
-	egressEntryClassIndex = statedb.Index[*EgressEntry, uint32]{
-		Name:       "class",
-		FromObject: func(e *EgressEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Class)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
-	egressEntryGroupIndex = statedb.Index[*EgressEntry, uint32]{
-		Name:       "group",
-		FromObject: func(e *EgressEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.Group)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	egressEntryClassIndex = Index("class", Uint32Keys,
+		func(e *EgressEntry) uint32 { return e.Key.Class })
+	egressEntryGroupIndex = Index("group", Uint32Keys,
+		func(e *EgressEntry) uint32 { return e.Value.Group })
 
-	gatewayEntryGroupIndex = statedb.Index[*GatewayEntry, uint32]{
-		Name:       "group",
-		FromObject: func(e *GatewayEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Group)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	gatewayEntryGroupIndex = Index("group", Uint32Keys,
+		func(e *GatewayEntry) uint32 { return e.Key.Group })
 
-	podEntryIfIndexIndex = statedb.Index[*PodEntry, uint32]{
-		Name:       "ifindex",
-		FromObject: func(e *PodEntry) index.KeySet { return ifIndexKeys(e.Value.IfIndex) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
-	exitEntryIfIndexIndex = statedb.Index[*ExitEntry, uint32]{
-		Name:       "ifindex",
-		FromObject: func(e *ExitEntry) index.KeySet { return ifIndexKeys(e.Value.IfIndex) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	podEntryIfIndexIndex = IndexIf("ifindex", Uint32Keys,
+		func(e *PodEntry) (uint32, bool) { return e.Value.IfIndex, e.Value.IfIndex != 0 })
+	exitEntryIfIndexIndex = IndexIf("ifindex", Uint32Keys,
+		func(e *ExitEntry) (uint32, bool) { return e.Value.IfIndex, e.Value.IfIndex != 0 })
 
 	// As the desired entries: by subject, direction and peer.
-	policyMapEntryPairIndex = statedb.Index[*PolicyMapEntry, PolicyPair]{
-		Name: "pair",
-		FromObject: func(e *PolicyMapEntry) index.KeySet {
-			return index.NewKeySet(PolicyPair{e.Key.Subject, e.Key.Direction, e.Key.Peer}.key())
-		},
-		FromKey:    PolicyPair.key,
-		FromString: index.Uint32String,
-	}
-	policyMapEntryPeerIndex = statedb.Index[*PolicyMapEntry, uint32]{
-		Name:       "peer",
-		FromObject: func(e *PolicyMapEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Peer)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	policyMapEntryPairIndex = Index("pair", KeysOf(PolicyPair.key, index.Uint32String),
+		func(e *PolicyMapEntry) PolicyPair { return PairOf(e.Key) })
+	policyMapEntryPeerIndex = Index("peer", Uint32Keys,
+		func(e *PolicyMapEntry) uint32 { return e.Key.Peer })
 
-	podEntrySubjectIndex = statedb.Index[*PodEntry, uint32]{
-		Name:       "subject-class",
-		FromObject: func(e *PodEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Value.SubjectClass)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	podEntrySubjectIndex = Index("subject-class", Uint32Keys,
+		func(e *PodEntry) uint32 { return e.Value.SubjectClass })
 
 	// PolicyMapEntriesOfPair queries the verdicts that the kernel has for a pair of classes.
 	PolicyMapEntriesOfPair = policyMapEntryPairIndex.Query
@@ -223,65 +169,37 @@ var (
 	GatewayEntriesByGroup = gatewayEntryGroupIndex.Query
 )
 
-// ifIndexKeys are the index keys of a device, none if it is not known.
-func ifIndexKeys(ifIndex uint32) index.KeySet {
-	if ifIndex == 0 {
-		return index.NewKeySet()
-	}
-	return index.NewKeySet(index.Uint32(ifIndex))
-}
-
 // NewClassEntryTable creates the mirror of sluice_classes.
-func NewClassEntryTable(db *statedb.DB) (statedb.RWTable[*ClassEntry], error) {
-	return NewMapEntryTable[bpf.ClassKey, bpf.ClassValue](db, "map-classes", classEntryDigestIndex)
-}
+var NewClassEntryTable = DeclareMirror("map-classes", classEntryDigestIndex)
 
 // NewPodEntryTable creates the mirror of sluice_pods.
-func NewPodEntryTable(db *statedb.DB) (statedb.RWTable[*PodEntry], error) {
-	return NewMapEntryTable[bpf.PodKey, bpf.PodValue](db, "map-pods", podEntryIfIndexIndex, podEntrySubjectIndex)
-}
+var NewPodEntryTable = DeclareMirror("map-pods", podEntryIfIndexIndex, podEntrySubjectIndex)
 
 // NewIPCacheEntryTable creates the mirror of sluice_ipcache.
-func NewIPCacheEntryTable(db *statedb.DB) (statedb.RWTable[*IPCacheEntry], error) {
-	return NewMapEntryTable[bpf.IPCacheKey, bpf.IPCacheValue](db, "map-ipcache")
-}
+var NewIPCacheEntryTable = DeclareMirror[bpf.IPCacheKey, bpf.IPCacheValue]("map-ipcache")
 
 // NewSourceEntryTable creates the mirror of sluice_sources.
-func NewSourceEntryTable(db *statedb.DB) (statedb.RWTable[*SourceEntry], error) {
-	return NewMapEntryTable[bpf.SourceKey, bpf.SourceValue](db, "map-sources",
-		sourceEntryClassIndex, sourceEntryLeavingIndex)
-}
+var NewSourceEntryTable = DeclareMirror(
+	"map-sources", sourceEntryClassIndex, sourceEntryLeavingIndex,
+)
 
 // NewEgressEntryTable creates the mirror of sluice_egress.
-func NewEgressEntryTable(db *statedb.DB) (statedb.RWTable[*EgressEntry], error) {
-	return NewMapEntryTable[bpf.EgressKey, bpf.EgressValue](db, "map-egress",
-		egressEntryClassIndex, egressEntryGroupIndex)
-}
+var NewEgressEntryTable = DeclareMirror("map-egress", egressEntryClassIndex, egressEntryGroupIndex)
 
 // NewGatewayEntryTable creates the mirror of sluice_gateways.
-func NewGatewayEntryTable(db *statedb.DB) (statedb.RWTable[*GatewayEntry], error) {
-	return NewMapEntryTable[bpf.GatewayKey, bpf.GatewayValue](db, "map-gateways", gatewayEntryGroupIndex)
-}
+var NewGatewayEntryTable = DeclareMirror("map-gateways", gatewayEntryGroupIndex)
 
 // NewExitEntryTable creates the mirror of sluice_exits.
-func NewExitEntryTable(db *statedb.DB) (statedb.RWTable[*ExitEntry], error) {
-	return NewMapEntryTable[bpf.ExitKey, bpf.ExitValue](db, "map-exits", exitEntryIfIndexIndex)
-}
+var NewExitEntryTable = DeclareMirror("map-exits", exitEntryIfIndexIndex)
 
 // NewCoveredEntryTable creates the mirror of sluice_covered.
-func NewCoveredEntryTable(db *statedb.DB) (statedb.RWTable[*CoveredEntry], error) {
-	return NewMapEntryTable[bpf.CoveredKey, bpf.CoveredValue](db, "map-covered")
-}
+var NewCoveredEntryTable = DeclareMirror[bpf.CoveredKey, bpf.CoveredValue]("map-covered")
 
 // NewNodeEntryTable creates the mirror of sluice_nodes.
-func NewNodeEntryTable(db *statedb.DB) (statedb.RWTable[*NodeEntry], error) {
-	return NewMapEntryTable[bpf.NodeKey, bpf.NodeValue](db, "map-nodes")
-}
+var NewNodeEntryTable = DeclareMirror[bpf.NodeKey, bpf.NodeValue]("map-nodes")
 
 // NewConfigEntryTable creates the mirror of sluice_config.
-func NewConfigEntryTable(db *statedb.DB) (statedb.RWTable[*ConfigEntry], error) {
-	return NewMapEntryTable[bpf.ConfigKey, bpf.ConfigValue](db, "map-config")
-}
+var NewConfigEntryTable = DeclareMirror[bpf.ConfigKey, bpf.ConfigValue]("map-config")
 
 // PolicyMapEntriesOfSubject queries, with Prefix, the verdicts that the kernel
 // has for a subject class.
@@ -290,6 +208,6 @@ func PolicyMapEntriesOfSubject(class uint32) statedb.Query[*PolicyMapEntry] {
 }
 
 // NewPolicyMapEntryTable creates the mirror of sluice_policy.
-func NewPolicyMapEntryTable(db *statedb.DB) (statedb.RWTable[*PolicyMapEntry], error) {
-	return NewMapEntryTable[bpf.PolicyKey, bpf.PolicyValue](db, "map-policy", policyMapEntryPairIndex, policyMapEntryPeerIndex)
-}
+var NewPolicyMapEntryTable = DeclareMirror(
+	"map-policy", policyMapEntryPairIndex, policyMapEntryPeerIndex,
+)

@@ -5,9 +5,6 @@ package tables
 import (
 	"strconv"
 	"time"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // Monitor is a client that follows new flows. While there is none, the kernel
@@ -27,19 +24,11 @@ func (m *Monitor) TableRow() []string {
 }
 
 var (
-	monitorIDIndex = statedb.Index[*Monitor, uint64]{
-		Name:       "id",
-		FromObject: func(m *Monitor) index.KeySet { return index.NewKeySet(index.Uint64(m.ID)) },
-		FromKey:    index.Uint64,
-		FromString: index.Uint64String,
-		Unique:     true,
-	}
+	monitorIDIndex = UniqueIndex("id", Uint64Keys, func(m *Monitor) uint64 { return m.ID })
 
 	// MonitorByID queries a client by its number.
 	MonitorByID = monitorIDIndex.Query
 )
 
 // NewMonitorTable creates the table of the clients that follow new flows.
-func NewMonitorTable(db *statedb.DB) (statedb.RWTable[*Monitor], error) {
-	return statedb.NewTable(db, "monitors", monitorIDIndex)
-}
+var NewMonitorTable = Declare("monitors", monitorIDIndex)

@@ -2,11 +2,7 @@
 
 package tables
 
-import (
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"k8s.io/apimachinery/pkg/labels"
-)
+import "k8s.io/apimachinery/pkg/labels"
 
 // Namespace is a namespace with its labels.
 type Namespace struct {
@@ -24,19 +20,12 @@ func (n *Namespace) TableRow() []string {
 }
 
 var (
-	namespaceNameIndex = statedb.Index[*Namespace, string]{
-		Name:       "name",
-		FromObject: func(n *Namespace) index.KeySet { return index.NewKeySet(index.String(n.Name)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	namespaceNameIndex = UniqueIndex("name", StringKeys,
+		func(n *Namespace) string { return n.Name })
 
 	// NamespaceByName queries a namespace by its name.
 	NamespaceByName = namespaceNameIndex.Query
 )
 
 // NewNamespaceTable creates the table of namespaces.
-func NewNamespaceTable(db *statedb.DB) (statedb.RWTable[*Namespace], error) {
-	return statedb.NewTable(db, "namespaces", namespaceNameIndex)
-}
+var NewNamespaceTable = Declare("namespaces", namespaceNameIndex)

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 )
 
@@ -42,27 +41,11 @@ func (n *Neighbour) TableRow() []string {
 }
 
 var (
-	neighbourIDIndex = statedb.Index[*Neighbour, NeighbourID]{
-		Name:       "id",
-		FromObject: func(n *Neighbour) index.KeySet { return index.NewKeySet(n.ID().Key()) },
-		FromKey:    NeighbourID.Key,
-		FromString: deviceAndAddrKey,
-		Unique:     true,
-	}
+	neighbourIDIndex = UniqueIndex("id", KeysOf(NeighbourID.Key, deviceAndAddrKey), (*Neighbour).ID)
 
-	neighbourDeviceIndex = statedb.Index[*Neighbour, int]{
-		Name:       "device",
-		FromObject: func(n *Neighbour) index.KeySet { return index.NewKeySet(index.Int(n.DeviceIndex)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	neighbourDeviceIndex = Index("device", IntKeys, func(n *Neighbour) int { return n.DeviceIndex })
 
-	neighbourAddrIndex = statedb.Index[*Neighbour, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(n *Neighbour) index.KeySet { return index.NewKeySet(index.NetIPAddr(n.Addr)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	neighbourAddrIndex = Index("addr", AddrKeys, func(n *Neighbour) netip.Addr { return n.Addr })
 
 	// NeighbourByID queries a neighbour by its device and address.
 	NeighbourByID = neighbourIDIndex.Query
@@ -75,6 +58,6 @@ var (
 )
 
 // NewNeighbourTable creates the table of neighbours.
-func NewNeighbourTable(db *statedb.DB) (statedb.RWTable[*Neighbour], error) {
-	return statedb.NewTable(db, "neighbours", neighbourIDIndex, neighbourDeviceIndex, neighbourAddrIndex)
-}
+var NewNeighbourTable = Declare(
+	"neighbours", neighbourIDIndex, neighbourDeviceIndex, neighbourAddrIndex,
+)

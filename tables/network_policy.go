@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -110,6 +109,8 @@ func (id PolicyID) Key() index.Key {
 	key := append(make(index.Key, 0, 2+len(id.Namespace)+len(id.Name.Name)), byte(id.Kind))
 	return append(append(append(key, id.Namespace...), '/'), id.Name.Name...)
 }
+
+var policyKeys = KeysOf(PolicyID.Key, policyKeyFromString)
 
 // policyKeyFromString also takes what the text of an identity begins with, from the
 // whole kind on, for queries of a prefix.
@@ -219,26 +220,17 @@ func (p *NetworkPolicy) TableRow() []string {
 }
 
 var (
-	networkPolicyIDIndex = statedb.Index[*NetworkPolicy, PolicyID]{
-		Name:       "id",
-		FromObject: func(p *NetworkPolicy) index.KeySet { return index.NewKeySet(p.ID().Key()) },
-		FromKey:    PolicyID.Key,
-		FromString: policyKeyFromString,
-		Unique:     true,
-	}
+	networkPolicyIDIndex = UniqueIndex("id", policyKeys,
+		func(p *NetworkPolicy) PolicyID { return p.ID() })
 
-	networkPolicySubjectIndex = statedb.Index[*NetworkPolicy, string]{
-		Name: "subject",
-		FromObject: func(p *NetworkPolicy) index.KeySet {
+	networkPolicySubjectIndex = IndexEach("subject", StringKeys,
+		func(p *NetworkPolicy) []string {
 			var subjects []EgressSelector
 			for _, r := range p.Rules {
 				subjects = append(subjects, r.Subject)
 			}
-			return index.StringSlice(AnchorsOf(subjects))
-		},
-		FromKey:    index.String,
-		FromString: index.FromString,
-	}
+			return AnchorsOf(subjects)
+		})
 
 	// NetworkPoliciesBySubject queries the policies with a subject that requires something
 	// of label sets: see [LabelSet.Anchors].
@@ -249,6 +241,6 @@ var (
 )
 
 // NewNetworkPolicyTable creates the table of network policies.
-func NewNetworkPolicyTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicy], error) {
-	return statedb.NewTable(db, "network-policies", networkPolicyIDIndex, networkPolicySubjectIndex)
-}
+var NewNetworkPolicyTable = Declare(
+	"network-policies", networkPolicyIDIndex, networkPolicySubjectIndex,
+)

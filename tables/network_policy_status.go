@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // PolicyState says in a word how a network policy fares on this node.
@@ -81,19 +80,12 @@ func (s *NetworkPolicyStatus) TableRow() []string {
 }
 
 var (
-	networkPolicyStatusIndex = statedb.Index[*NetworkPolicyStatus, PolicyID]{
-		Name:       "policy",
-		FromObject: func(s *NetworkPolicyStatus) index.KeySet { return index.NewKeySet(s.Policy.Key()) },
-		FromKey:    PolicyID.Key,
-		FromString: policyKeyFromString,
-		Unique:     true,
-	}
+	networkPolicyStatusIndex = UniqueIndex("policy", policyKeys,
+		func(s *NetworkPolicyStatus) PolicyID { return s.Policy })
 
 	// NetworkPolicyStatusByPolicy queries how a policy fares on this node.
 	NetworkPolicyStatusByPolicy = networkPolicyStatusIndex.Query
 )
 
 // NewNetworkPolicyStatusTable creates the table of how each policy fares.
-func NewNetworkPolicyStatusTable(db *statedb.DB) (statedb.RWTable[*NetworkPolicyStatus], error) {
-	return statedb.NewTable(db, "network-policy-status", networkPolicyStatusIndex)
-}
+var NewNetworkPolicyStatusTable = Declare("network-policy-status", networkPolicyStatusIndex)

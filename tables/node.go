@@ -4,10 +4,9 @@ package tables
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
@@ -56,36 +55,16 @@ func (n *Node) TableRow() []string {
 }
 
 var (
-	nodeNameIndex = statedb.Index[*Node, string]{
-		Name:       "name",
-		FromObject: func(n *Node) index.KeySet { return index.NewKeySet(index.String(n.Name)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	nodeNameIndex = UniqueIndex("name", StringKeys, func(n *Node) string { return n.Name })
 
-	nodeAddrIndex = statedb.Index[*Node, netip.Addr]{
-		Name: "addr",
-		FromObject: func(n *Node) index.KeySet {
-			return addrKeys(append(append([]netip.Addr{}, n.InternalIPs...), n.OtherIPs...))
-		},
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	nodeAddrIndex = IndexEach("addr", AddrKeys,
+		func(n *Node) []netip.Addr { return slices.Concat(n.InternalIPs, n.OtherIPs) })
 
-	nodePodCIDRIndex = statedb.Index[*Node, netip.Prefix]{
-		Name:       "pod-cidr",
-		FromObject: func(n *Node) index.KeySet { return prefixKeys(n.PodCIDRs) },
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
-	}
+	nodePodCIDRIndex = IndexEach("pod-cidr", PrefixKeys,
+		func(n *Node) []netip.Prefix { return n.PodCIDRs })
 
-	nodeTunnelIndex = statedb.Index[*Node, netip.Addr]{
-		Name:       "tunnel",
-		FromObject: func(n *Node) index.KeySet { return addrKeys(n.TunnelIPs) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	nodeTunnelIndex = IndexEach("tunnel", AddrKeys,
+		func(n *Node) []netip.Addr { return n.TunnelIPs })
 
 	// NodeByName queries a node by its name.
 	NodeByName = nodeNameIndex.Query
@@ -100,16 +79,5 @@ var (
 	NodesByPodCIDR = nodePodCIDRIndex.Query
 )
 
-func prefixKeys(prefixes []netip.Prefix) index.KeySet {
-	keys := make([]index.Key, len(prefixes))
-	for i, p := range prefixes {
-		keys[i] = index.NetIPPrefix(p)
-	}
-	return index.NewKeySet(keys...)
-}
-
 // NewNodeTable creates the table of nodes.
-func NewNodeTable(db *statedb.DB) (statedb.RWTable[*Node], error) {
-	return statedb.NewTable(db, "nodes",
-		nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex, nodeTunnelIndex)
-}
+var NewNodeTable = Declare("nodes", nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex, nodeTunnelIndex)

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 )
 
@@ -70,27 +69,14 @@ func deviceAndAddrKey(s string) (index.Key, error) {
 }
 
 var (
-	nodeAddressIDIndex = statedb.Index[*NodeAddress, NodeAddressID]{
-		Name:       "id",
-		FromObject: func(a *NodeAddress) index.KeySet { return index.NewKeySet(a.ID().Key()) },
-		FromKey:    NodeAddressID.Key,
-		FromString: nodeAddressIDString,
-		Unique:     true,
-	}
+	nodeAddressIDIndex = UniqueIndex("id", KeysOf(NodeAddressID.Key, nodeAddressIDString),
+		(*NodeAddress).ID)
 
-	nodeAddressDeviceIndex = statedb.Index[*NodeAddress, int]{
-		Name:       "device",
-		FromObject: func(a *NodeAddress) index.KeySet { return index.NewKeySet(index.Int(a.DeviceIndex)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	nodeAddressDeviceIndex = Index("device", IntKeys,
+		func(a *NodeAddress) int { return a.DeviceIndex })
 
-	nodeAddressAddrIndex = statedb.Index[*NodeAddress, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(a *NodeAddress) index.KeySet { return index.NewKeySet(index.NetIPAddr(a.Addr)) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	nodeAddressAddrIndex = Index("addr", AddrKeys,
+		func(a *NodeAddress) netip.Addr { return a.Addr })
 
 	// NodeAddressByID queries an address of a device.
 	NodeAddressByID = nodeAddressIDIndex.Query
@@ -121,6 +107,6 @@ func nodeAddressIDString(s string) (index.Key, error) {
 }
 
 // NewNodeAddressTable creates the table of the addresses of this node.
-func NewNodeAddressTable(db *statedb.DB) (statedb.RWTable[*NodeAddress], error) {
-	return statedb.NewTable(db, "node-addresses", nodeAddressIDIndex, nodeAddressDeviceIndex, nodeAddressAddrIndex)
-}
+var NewNodeAddressTable = Declare(
+	"node-addresses", nodeAddressIDIndex, nodeAddressDeviceIndex, nodeAddressAddrIndex,
+)

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // NodeReport is what a node has told, in the NodeReport of its name: see table
@@ -63,19 +60,12 @@ func (r *NodeReport) TableRow() []string {
 }
 
 var (
-	nodeReportNodeIndex = statedb.Index[*NodeReport, string]{
-		Name:       "node",
-		FromObject: func(r *NodeReport) index.KeySet { return index.NewKeySet(index.String(r.Node)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	nodeReportNodeIndex = UniqueIndex("node", StringKeys,
+		func(r *NodeReport) string { return r.Node })
 
 	// NodeReportByNode queries what a node has told.
 	NodeReportByNode = nodeReportNodeIndex.Query
 )
 
 // NewNodeReportTable creates the table of what nodes have told.
-func NewNodeReportTable(db *statedb.DB) (statedb.RWTable[*NodeReport], error) {
-	return statedb.NewTable(db, "node-reports", nodeReportNodeIndex)
-}
+var NewNodeReportTable = Declare("node-reports", nodeReportNodeIndex)

@@ -2,12 +2,7 @@
 
 package tables
 
-import (
-	"strconv"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-)
+import "strconv"
 
 // States of an [ObjectSource] of an API server.
 const (
@@ -36,19 +31,12 @@ func (m *ObjectSource) TableRow() []string {
 }
 
 var (
-	objectSourceNameIndex = statedb.Index[*ObjectSource, string]{
-		Name:       "source",
-		FromObject: func(m *ObjectSource) index.KeySet { return index.NewKeySet(index.String(m.Source)) },
-		FromKey:    index.String,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	objectSourceNameIndex = UniqueIndex("source", StringKeys,
+		func(m *ObjectSource) string { return m.Source })
 
 	// ObjectSourceByName queries a source of objects by its name.
 	ObjectSourceByName = objectSourceNameIndex.Query
 )
 
 // NewObjectSourceTable creates the table of where objects come from.
-func NewObjectSourceTable(db *statedb.DB) (statedb.RWTable[*ObjectSource], error) {
-	return statedb.NewTable(db, "object-sources", objectSourceNameIndex)
-}
+var NewObjectSourceTable = Declare("object-sources", objectSourceNameIndex)

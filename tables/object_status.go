@@ -7,10 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
 )
 
 // Types of conditions.
@@ -95,7 +91,7 @@ type ObjectStatus struct {
 	Nodes      StatusNodes     `json:"nodes"` // of an egress policy
 	Problems   []Problem       `json:"problems,omitempty"`
 
-	Status reconciler.Status `json:"status"`
+	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
@@ -123,18 +119,6 @@ func (s *ObjectStatus) Pending() bool {
 	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Reason == ReasonPending })
 }
 
-// Clone returns a shallow copy.
-func (s *ObjectStatus) Clone() *ObjectStatus { c := *s; return &c }
-
-// SetStatus sets the reconciliation status.
-func (s *ObjectStatus) SetStatus(status reconciler.Status) *ObjectStatus {
-	s.Status = status
-	return s
-}
-
-// GetStatus returns the reconciliation status.
-func (s *ObjectStatus) GetStatus() reconciler.Status { return s.Status }
-
 // TableHeader implements [statedb.TableWritable].
 func (*ObjectStatus) TableHeader() []string {
 	return []string{"Policy", "Conditions", "Gateways", "Nodes", "Problems", "Status", "Error"}
@@ -157,19 +141,12 @@ func (s *ObjectStatus) TableRow() []string {
 }
 
 var (
-	objectStatusIndex = statedb.Index[*ObjectStatus, PolicyID]{
-		Name:       "policy",
-		FromObject: func(s *ObjectStatus) index.KeySet { return index.NewKeySet(s.Policy.Key()) },
-		FromKey:    PolicyID.Key,
-		FromString: policyKeyFromString,
-		Unique:     true,
-	}
+	objectStatusIndex = UniqueIndex("policy", policyKeys,
+		func(s *ObjectStatus) PolicyID { return s.Policy })
 
 	// ObjectStatusByPolicy queries what the object of a policy shall say.
 	ObjectStatusByPolicy = objectStatusIndex.Query
 )
 
 // NewObjectStatusTable creates the table of what objects shall say.
-func NewObjectStatusTable(db *statedb.DB) (statedb.RWTable[*ObjectStatus], error) {
-	return statedb.NewTable(db, "object-status", objectStatusIndex)
-}
+var NewObjectStatusTable = Declare("object-status", objectStatusIndex)

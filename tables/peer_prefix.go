@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // PeerPrefix is a prefix whose addresses may be told from those around it by
@@ -29,13 +28,8 @@ func (p *PeerPrefix) TableRow() []string {
 }
 
 var (
-	peerPrefixIndex = statedb.Index[*PeerPrefix, netip.Prefix]{
-		Name:       "prefix",
-		FromObject: func(p *PeerPrefix) index.KeySet { return index.NewKeySet(index.NetIPPrefix(p.Prefix)) },
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
-		Unique:     true,
-	}
+	peerPrefixIndex = UniqueIndex("prefix", PrefixKeys,
+		func(p *PeerPrefix) netip.Prefix { return p.Prefix })
 
 	peerPrefixLongestIndex = statedb.NetIPPrefixIndex[*PeerPrefix]{
 		Name:       "lpm",
@@ -91,6 +85,6 @@ func longest(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], query stated
 }
 
 // NewPeerPrefixTable creates the table of the prefixes that peers are told apart by.
-func NewPeerPrefixTable(db *statedb.DB) (statedb.RWTable[*PeerPrefix], error) {
-	return statedb.NewTable(db, "peer-prefixes", peerPrefixIndex, peerPrefixLongestIndex, peerPrefixPodsIndex)
-}
+var NewPeerPrefixTable = Declare(
+	"peer-prefixes", peerPrefixIndex, peerPrefixLongestIndex, peerPrefixPodsIndex,
+)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -23,7 +22,7 @@ type PolicyEntry struct {
 	// Rules are those that decide, in order; none for a default that allows.
 	Rules []RuleID `json:"rules,omitempty"`
 
-	Status reconciler.Status `json:"status"`
+	Reconciled `yaml:",inline"`
 }
 
 // PolicyPair is what entries are computed by: the traffic in a direction between
@@ -57,15 +56,6 @@ func (e *PolicyEntry) MapKey() bpf.PolicyKey { return e.Key }
 
 // MapValue is the value in sluice_policy.
 func (e *PolicyEntry) MapValue() bpf.PolicyValue { return e.Value }
-
-// Clone returns a shallow copy.
-func (e *PolicyEntry) Clone() *PolicyEntry { c := *e; return &c }
-
-// SetStatus sets the reconciliation status.
-func (e *PolicyEntry) SetStatus(s reconciler.Status) *PolicyEntry { e.Status = s; return e }
-
-// GetStatus returns the reconciliation status.
-func (e *PolicyEntry) GetStatus() reconciler.Status { return e.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*PolicyEntry) TableHeader() []string {
@@ -114,35 +104,21 @@ func (id RuleID) String() string {
 }
 
 var (
-	policyEntryKeyIndex = statedb.Index[*PolicyEntry, bpf.PolicyKey]{
-		Name:       "key",
-		FromObject: func(e *PolicyEntry) index.KeySet { return index.NewKeySet(policyEntryKey(e.Key)) },
-		FromKey:    policyEntryKey,
-		FromString: policySubjectFromString,
-		Unique:     true,
-	}
+	policyEntryKeyIndex = UniqueIndex("key", KeysOf(policyEntryKey, policySubjectFromString),
+		func(e *PolicyEntry) bpf.PolicyKey { return e.Key })
 
-	policyEntryPeerIndex = statedb.Index[*PolicyEntry, uint32]{
-		Name:       "peer",
-		FromObject: func(e *PolicyEntry) index.KeySet { return index.NewKeySet(index.Uint32(e.Key.Peer)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-	}
+	policyEntryPeerIndex = Index("peer", Uint32Keys,
+		func(e *PolicyEntry) uint32 { return e.Key.Peer })
 
-	policyEntryPolicyIndex = statedb.Index[*PolicyEntry, PolicyID]{
-		Name: "policy",
-		FromObject: func(e *PolicyEntry) index.KeySet {
-			var keys []index.Key
-			for i, id := range e.Rules { // which are in order of policy
-				if i == 0 || id.Policy != e.Rules[i-1].Policy {
-					keys = append(keys, id.Policy.Key())
-				}
+	policyEntryPolicyIndex = newIndex("policy", policyKeys, func(e *PolicyEntry) index.KeySet {
+		var keys []index.Key
+		for i, id := range e.Rules { // which are in order of policy
+			if i == 0 || id.Policy != e.Rules[i-1].Policy {
+				keys = append(keys, id.Policy.Key())
 			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey:    PolicyID.Key,
-		FromString: policyKeyFromString,
-	}
+		}
+		return index.NewKeySet(keys...)
+	})
 
 	// PolicyEntriesByPolicy queries the entries that a policy decides, alone or
 	// with others.
@@ -176,6 +152,6 @@ func policyEntryKey(k bpf.PolicyKey) index.Key {
 func policySubjectFromString(s string) (index.Key, error) { return index.Uint32String(s) }
 
 // NewPolicyEntryTable creates the table of verdicts.
-func NewPolicyEntryTable(db *statedb.DB) (statedb.RWTable[*PolicyEntry], error) {
-	return statedb.NewTable(db, "policy-entries", policyEntryKeyIndex, policyEntryPeerIndex, policyEntryPolicyIndex)
-}
+var NewPolicyEntryTable = Declare(
+	"policy-entries", policyEntryKeyIndex, policyEntryPeerIndex, policyEntryPolicyIndex,
+)

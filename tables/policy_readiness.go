@@ -7,7 +7,6 @@ import (
 	"strconv"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -51,13 +50,8 @@ func (r *PolicyReadiness) TableRow() []string {
 }
 
 var (
-	policyReadinessKeyIndex = statedb.Index[*PolicyReadiness, bpf.ClassKey]{
-		Name:       "key",
-		FromObject: func(r *PolicyReadiness) index.KeySet { return index.NewKeySet(classKey(r.ClassKey)) },
-		FromKey:    classKey,
-		FromString: classKeyFromString,
-		Unique:     true,
-	}
+	policyReadinessKeyIndex = UniqueIndex("key", classKeys,
+		func(r *PolicyReadiness) bpf.ClassKey { return r.ClassKey })
 
 	// PolicyReadinessByKey queries the readiness of a class.
 	PolicyReadinessByKey = policyReadinessKeyIndex.Query
@@ -82,6 +76,4 @@ func ClassIsCopied(txn statedb.ReadTxn, readiness statedb.Table[*PolicyReadiness
 
 // NewPolicyReadinessTable creates the table of what the kernel has of each class
 // of network policies.
-func NewPolicyReadinessTable(db *statedb.DB) (statedb.RWTable[*PolicyReadiness], error) {
-	return statedb.NewTable(db, "policy-readiness", policyReadinessKeyIndex)
-}
+var NewPolicyReadinessTable = Declare("policy-readiness", policyReadinessKeyIndex)

@@ -7,10 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
 )
 
 // ReportedPolicy is what a node tells the others of a policy: of each egress policy,
@@ -49,20 +45,11 @@ func (p *ReportedPolicy) Equal(o *ReportedPolicy) bool {
 // object NodeReport in which it does.
 type PolicyReport struct {
 	ReportedPolicy `yaml:",inline"`
-	Status         reconciler.Status `json:"status"`
+	Reconciled     `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
 func (r *PolicyReport) Equal(o *PolicyReport) bool { return r.ReportedPolicy.Equal(&o.ReportedPolicy) }
-
-// Clone returns a shallow copy.
-func (r *PolicyReport) Clone() *PolicyReport { c := *r; return &c }
-
-// SetStatus sets the reconciliation status.
-func (r *PolicyReport) SetStatus(s reconciler.Status) *PolicyReport { r.Status = s; return r }
-
-// GetStatus returns the reconciliation status.
-func (r *PolicyReport) GetStatus() reconciler.Status { return r.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*PolicyReport) TableHeader() []string {
@@ -84,19 +71,12 @@ func (r *PolicyReport) TableRow() []string {
 }
 
 var (
-	policyReportIndex = statedb.Index[*PolicyReport, PolicyID]{
-		Name:       "policy",
-		FromObject: func(r *PolicyReport) index.KeySet { return index.NewKeySet(r.Policy.Key()) },
-		FromKey:    PolicyID.Key,
-		FromString: policyKeyFromString,
-		Unique:     true,
-	}
+	policyReportIndex = UniqueIndex("policy", policyKeys,
+		func(r *PolicyReport) PolicyID { return r.Policy })
 
 	// PolicyReportByPolicy queries what this node has to tell of a policy.
 	PolicyReportByPolicy = policyReportIndex.Query
 )
 
 // NewPolicyReportTable creates the table of what this node has to tell.
-func NewPolicyReportTable(db *statedb.DB) (statedb.RWTable[*PolicyReport], error) {
-	return statedb.NewTable(db, "node-report", policyReportIndex)
-}
+var NewPolicyReportTable = Declare("node-report", policyReportIndex)

@@ -82,46 +82,19 @@ func validAddrColumn(a netip.Addr) string {
 }
 
 var (
-	routeIDIndex = statedb.Index[*Route, RouteID]{
-		Name:       "id",
-		FromObject: func(r *Route) index.KeySet { return index.NewKeySet(r.ID().Key()) },
-		FromKey:    RouteID.Key,
-		FromString: routeIDString,
-		Unique:     true,
-	}
+	routeIDIndex = UniqueIndex("id", KeysOf(RouteID.Key, routeIDString), (*Route).ID)
 
-	routeDestinationIndex = statedb.Index[*Route, netip.Prefix]{
-		Name:       "destination",
-		FromObject: func(r *Route) index.KeySet { return index.NewKeySet(index.NetIPPrefix(r.Destination)) },
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
-	}
+	routeDestinationIndex = Index("destination", PrefixKeys,
+		func(r *Route) netip.Prefix { return r.Destination })
 
-	routeDeviceIndex = statedb.Index[*Route, int]{
-		Name:       "device",
-		FromObject: func(r *Route) index.KeySet { return index.NewKeySet(index.Int(r.DeviceIndex)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	routeDeviceIndex = Index("device", IntKeys, func(r *Route) int { return r.DeviceIndex })
 
-	routeTableIndex = statedb.Index[*Route, int]{
-		Name:       "table",
-		FromObject: func(r *Route) index.KeySet { return index.NewKeySet(index.Int(r.Table)) },
-		FromKey:    index.Int,
-		FromString: index.IntString,
-	}
+	routeTableIndex = Index("table", IntKeys, func(r *Route) int { return r.Table })
 
-	routeSourceIndex = statedb.Index[*Route, netip.Addr]{
-		Name: "source",
-		FromObject: func(r *Route) index.KeySet {
-			if !r.Source.IsValid() || r.Table == RouteTableLocal {
-				return index.NewKeySet() // in the local table every address is the source of its own route
-			}
-			return index.NewKeySet(index.NetIPAddr(r.Source))
-		},
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	// But those of the local table: there every address is the source of its own route.
+	routeSourceIndex = IndexIf("source", AddrKeys, func(r *Route) (netip.Addr, bool) {
+		return r.Source, r.Source.IsValid() && r.Table != RouteTableLocal
+	})
 
 	// RouteByID queries a next hop of a route.
 	RouteByID = routeIDIndex.Query
@@ -172,9 +145,10 @@ func routeIDString(s string) (index.Key, error) {
 }
 
 // NewRouteTable creates the table of routes.
-func NewRouteTable(db *statedb.DB) (statedb.RWTable[*Route], error) {
-	return statedb.NewTable(db, "routes", routeIDIndex, routeDestinationIndex, routeDeviceIndex, routeTableIndex, routeSourceIndex)
-}
+var NewRouteTable = Declare(
+	"routes", routeIDIndex, routeDestinationIndex, routeDeviceIndex, routeTableIndex,
+	routeSourceIndex,
+)
 
 // ToThisNode reports whether the route says that its destination is this node.
 func (r *Route) ToThisNode() bool {

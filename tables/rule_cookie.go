@@ -7,9 +7,6 @@ import (
 	"encoding/binary"
 	"slices"
 	"strconv"
-
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 )
 
 // RuleCookie says for which rules a cookie of entries, events and counters
@@ -53,19 +50,12 @@ func (c *RuleCookie) TableRow() []string {
 }
 
 var (
-	ruleCookieIndex = statedb.Index[*RuleCookie, uint32]{
-		Name:       "cookie",
-		FromObject: func(c *RuleCookie) index.KeySet { return index.NewKeySet(index.Uint32(c.Cookie)) },
-		FromKey:    index.Uint32,
-		FromString: index.Uint32String,
-		Unique:     true,
-	}
+	ruleCookieIndex = UniqueIndex("cookie", Uint32Keys,
+		func(c *RuleCookie) uint32 { return c.Cookie })
 
 	// RuleCookieByNumber queries what a cookie stands for.
 	RuleCookieByNumber = ruleCookieIndex.Query
 )
 
 // NewRuleCookieTable creates the table of cookies.
-func NewRuleCookieTable(db *statedb.DB) (statedb.RWTable[*RuleCookie], error) {
-	return statedb.NewTable(db, "rule-cookies", ruleCookieIndex)
-}
+var NewRuleCookieTable = Declare("rule-cookies", ruleCookieIndex)

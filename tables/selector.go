@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -240,51 +239,30 @@ type RoleAnchor struct {
 func (a RoleAnchor) key() index.Key { return append(index.Uint32(uint32(a.Role)), a.Anchor...) }
 
 var (
-	selectorIDIndex = statedb.Index[*Selector, SelectorID]{
-		Name:       "id",
-		FromObject: func(s *Selector) index.KeySet { return index.NewKeySet(selectorIDKey(s.ID)) },
-		FromKey:    selectorIDKey,
-		FromString: selectorIDFromString,
-		Unique:     true,
-	}
+	selectorIDIndex = UniqueIndex("id", selectorIDKeys,
+		func(s *Selector) SelectorID { return s.ID })
 
-	selectorAnchorIndex = statedb.Index[*Selector, RoleAnchor]{
-		Name: "anchor",
-		FromObject: func(s *Selector) index.KeySet {
-			var keys []index.Key
+	selectorAnchorIndex = IndexEach("anchor", KeysOf(RoleAnchor.key, egressAnchorFromString),
+		func(s *Selector) []RoleAnchor {
+			var anchors []RoleAnchor
 			for _, anchor := range s.Anchors() {
-				keys = append(keys, RoleAnchor{s.Role, anchor}.key())
+				anchors = append(anchors, RoleAnchor{s.Role, anchor})
 			}
-			return index.NewKeySet(keys...)
-		},
-		FromKey: RoleAnchor.key,
-		FromString: func(text string) (index.Key, error) {
-			return RoleAnchor{bpf.RoleEgress, text}.key(), nil
-		},
-	}
+			return anchors
+		})
 
-	selectorPrefixIndex = statedb.Index[*Selector, netip.Prefix]{
-		Name: "prefix",
-		FromObject: func(s *Selector) index.KeySet {
-			return prefixKeys(append(slices.Clone(s.Prefixes), s.Except...))
-		},
-		FromKey:    index.NetIPPrefix,
-		FromString: index.NetIPPrefixString,
-	}
+	selectorPrefixIndex = IndexEach("prefix", PrefixKeys,
+		func(s *Selector) []netip.Prefix { return append(slices.Clone(s.Prefixes), s.Except...) })
 
 	// Only of peers that are found by none of the other indexes.
-	selectorKindIndex = statedb.Index[*Selector, PeerKind]{
-		Name: "kind",
-		FromObject: func(s *Selector) index.KeySet {
+	selectorKindIndex = IndexIf("kind", KeysOf(peerKindKey, index.FromString),
+		func(s *Selector) (PeerKind, bool) {
 			switch s.Peer.Kind {
 			case PeerCIDRGroups, PeerServices, PeerNodes:
-				return index.NewKeySet(index.String(string(s.Peer.Kind)))
+				return s.Peer.Kind, true
 			}
-			return index.NewKeySet()
-		},
-		FromKey:    func(k PeerKind) index.Key { return index.String(string(k)) },
-		FromString: index.FromString,
-	}
+			return "", false
+		})
 
 	// SelectorsByPrefix queries the selectors that name exactly a prefix, or except it.
 	SelectorsByPrefix = selectorPrefixIndex.Query
@@ -300,6 +278,14 @@ var (
 	SelectorsByAnchor = selectorAnchorIndex.Query
 )
 
+var selectorIDKeys = KeysOf(selectorIDKey, selectorIDFromString)
+
+func egressAnchorFromString(text string) (index.Key, error) {
+	return RoleAnchor{bpf.RoleEgress, text}.key(), nil
+}
+
+func peerKindKey(k PeerKind) index.Key { return index.String(string(k)) }
+
 func selectorIDKey(id SelectorID) index.Key { return index.Uint64(uint64(id)) }
 
 func selectorIDFromString(s string) (index.Key, error) {
@@ -311,6 +297,6 @@ func selectorIDFromString(s string) (index.Key, error) {
 }
 
 // NewSelectorTable creates the table of selectors.
-func NewSelectorTable(db *statedb.DB) (statedb.RWTable[*Selector], error) {
-	return statedb.NewTable(db, "selectors", selectorIDIndex, selectorAnchorIndex, selectorPrefixIndex, selectorKindIndex)
-}
+var NewSelectorTable = Declare(
+	"selectors", selectorIDIndex, selectorAnchorIndex, selectorPrefixIndex, selectorKindIndex,
+)

@@ -6,8 +6,6 @@ import (
 	"maps"
 	"net/netip"
 
-	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
@@ -58,20 +56,9 @@ func (s *Service) Kept() labels.Set {
 }
 
 var (
-	serviceNameIndex = statedb.Index[*Service, Name]{
-		Name:       "name",
-		FromObject: func(s *Service) index.KeySet { return index.NewKeySet(s.Name.Key()) },
-		FromKey:    Name.Key,
-		FromString: index.FromString,
-		Unique:     true,
-	}
+	serviceNameIndex = UniqueIndex("name", NameKeys, func(s *Service) Name { return s.Name })
 
-	serviceAddrIndex = statedb.Index[*Service, netip.Addr]{
-		Name:       "addr",
-		FromObject: func(s *Service) index.KeySet { return addrKeys(s.Addrs) },
-		FromKey:    index.NetIPAddr,
-		FromString: index.NetIPAddrString,
-	}
+	serviceAddrIndex = IndexEach("addr", AddrKeys, func(s *Service) []netip.Addr { return s.Addrs })
 
 	// ServiceByName queries a service by its namespaced name.
 	ServiceByName = serviceNameIndex.Query
@@ -81,6 +68,4 @@ var (
 )
 
 // NewServiceTable creates the table of services.
-func NewServiceTable(db *statedb.DB) (statedb.RWTable[*Service], error) {
-	return statedb.NewTable(db, "services", serviceNameIndex, serviceAddrIndex)
-}
+var NewServiceTable = Declare("services", serviceNameIndex, serviceAddrIndex)

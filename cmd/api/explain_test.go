@@ -50,7 +50,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	}
 	entry := func(protocol uint8, port uint16, bits int, v bpf.PolicyValue, rules ...tables.RuleID) *tables.PolicyEntry {
 		return &tables.PolicyEntry{
-			Key: bpf.PolicyKeyOf(1, 0, bpf.DirectionIngress, protocol, port, bits), Value: v, Rules: rules, Status: reconciler.StatusDone(),
+			Key: bpf.PolicyKeyOf(1, 0, bpf.DirectionIngress, protocol, port, bits), Value: v, Rules: rules, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 		}
 	}
 	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{

@@ -16,9 +16,8 @@ var Cell = cell.Module(
 	"health",
 	"What the parts of the agent say about themselves",
 
-	cell.ProvidePrivate(tables.NewHealthTable),
+	tables.Own(tables.NewHealthTable),
 	cell.Provide(
-		statedb.RWTable[*tables.Health].ToTable,
 		NewReporter,
 		func(health statedb.RWTable[*tables.Health]) tables.SourceOut {
 			return tables.NewSourceOut("modules", health)

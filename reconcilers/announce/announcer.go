@@ -218,7 +218,7 @@ func (a *announcer) patch(
 func (a *announcer) tell(s slice, pods []tables.PodAddrs, status reconciler.Status) error {
 	wtxn := a.DB.WriteTxn(a.Announcements)
 	defer wtxn.Abort()
-	row := &tables.PodAnnouncement{Slice: s.name, Pods: pods, Status: status}
+	row := &tables.PodAnnouncement{Slice: s.name, Pods: pods, Reconciled: tables.Reconciled{Status: status}}
 	if _, _, err := a.Announcements.Insert(wtxn, row); err != nil {
 		return err
 	}

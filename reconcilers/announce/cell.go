@@ -35,9 +35,8 @@ var Cell = cell.Module(
 	"announce",
 	"Addresses of new pods for other nodes",
 
-	cell.ProvidePrivate(tables.NewPodAnnouncementTable),
+	tables.Own(tables.NewPodAnnouncementTable),
 	cell.Provide(
-		statedb.RWTable[*tables.PodAnnouncement].ToTable,
 		func(t statedb.RWTable[*tables.PodAnnouncement]) tables.SourceOut {
 			return tables.NewSourceOut("announcer", t)
 		},

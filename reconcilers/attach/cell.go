@@ -87,8 +87,8 @@ func registerAttachments(p params) error {
 	_, err := reconciler.Register(
 		p.Reconciler,
 		p.Attachments.RWTable,
-		(*tables.Attachment).Clone,
-		(*tables.Attachment).SetStatus,
+		tables.Clone[tables.Attachment],
+		tables.WithStatus[tables.Attachment],
 		(*tables.Attachment).GetStatus,
 		&attachments{datapath: p.Datapath, links: p.links, seed: s.beforeAttach, table: p.Attachments, told: p.toldDevices},
 		nil, // no batch operations
@@ -131,8 +131,8 @@ func registerOverlayDevices(p params) error {
 	_, err := reconciler.Register(
 		p.Reconciler,
 		p.OverlayDevices.RWTable,
-		(*tables.OverlayDevice).Clone,
-		(*tables.OverlayDevice).SetStatus,
+		tables.Clone[tables.OverlayDevice],
+		tables.WithStatus[tables.OverlayDevice],
 		(*tables.OverlayDevice).GetStatus,
 		&overlayDevices{datapath: p.Datapath, ns: namespace(p.Namespace)},
 		nil, // no batch operations

@@ -108,7 +108,7 @@ func (a *agent) initialized() {
 func (a *agent) attach(ifIndex int, programs ...bpf.Program) {
 	a.t.Helper()
 	for _, p := range programs {
-		insert(a, a.attachments, &tables.Attachment{IfIndex: ifIndex, Program: p, Status: reconciler.StatusPending()})
+		insert(a, a.attachments, &tables.Attachment{IfIndex: ifIndex, Program: p, Reconciled: tables.Pending()})
 	}
 	for _, p := range programs {
 		a.await(ifIndex, p, func(row *tables.Attachment) bool { return row.Status.Kind == reconciler.StatusKindDone })

@@ -65,7 +65,7 @@ func (w *watcher) check(d *tables.Device) error {
 	defer wtxn.Abort()
 	for _, row := range dead {
 		if now, _, found := w.attachments.Get(wtxn, tables.AttachmentByID(row.ID())); found && now == row {
-			if _, _, err := w.attachments.Insert(wtxn, row.Clone().SetStatus(reconciler.StatusPending())); err != nil {
+			if _, _, err := w.attachments.Insert(wtxn, tables.WithStatus(row, reconciler.StatusPending())); err != nil {
 				return err
 			}
 		}

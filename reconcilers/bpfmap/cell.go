@@ -29,10 +29,9 @@ var Cell = cell.Module(
 	"Reconciliation of BPF maps",
 
 	cell.Config(DefaultOptions),
-	cell.ProvidePrivate(tables.NewBPFMapTable),
+	tables.Own(tables.NewBPFMapTable),
 	cell.Provide(
 		newControl,
-		statedb.RWTable[*tables.BPFMap].ToTable,
 		func(maps statedb.RWTable[*tables.BPFMap]) tables.SourceOut { return tables.NewSourceOut("maps", maps) },
 		commands,
 	),

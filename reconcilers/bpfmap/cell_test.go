@@ -100,12 +100,11 @@ func newAgent(t testing.TB, backend bpf.Backend, args ...string) *agent {
 				wtxn.Commit()
 				return bpfmap.Register(p, bpfmap.Config[*source, bpf.SourceKey, bpf.SourceValue]{
 					Map: maps.Sources, Desired: sources, Entries: entries,
-					MapKey:    func(s *source) bpf.SourceKey { return bpf.SourceKey{Addr: bpf.AddressFrom(s.Addr)} },
-					MapValue:  func(s *source) bpf.SourceValue { return bpf.SourceValue{Class: s.Class} },
-					Clone:     func(s *source) *source { c := *s; return &c },
-					SetStatus: func(s *source, status reconciler.Status) *source { s.Status = status; return s },
-					GetStatus: func(s *source) reconciler.Status { return s.Status },
-					Plan:      bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue](),
+					MapKey:     func(s *source) bpf.SourceKey { return bpf.SourceKey{Addr: bpf.AddressFrom(s.Addr)} },
+					MapValue:   func(s *source) bpf.SourceValue { return bpf.SourceValue{Class: s.Class} },
+					WithStatus: func(s *source, status reconciler.Status) *source { c := *s; c.Status = status; return &c },
+					GetStatus:  func(s *source) reconciler.Status { return s.Status },
+					Plan:       bpfmap.PlanAny[bpf.SourceKey, bpf.SourceValue](),
 				})
 			}),
 		),

@@ -33,10 +33,9 @@ type Config[Row any, K, V tables.MapPart] struct {
 	// The status of a row. A row that is new, or whose value has changed, has to
 	// be [reconciler.StatusPending]; it becomes Done when the map has it, Error
 	// when the map refused it, and stays Pending, with a reason in Error, while
-	// it waits for another entry.
-	Clone     func(Row) Row
-	SetStatus func(Row, reconciler.Status) Row
-	GetStatus func(Row) reconciler.Status
+	// it waits for another entry. WithStatus returns a copy.
+	WithStatus func(Row, reconciler.Status) Row
+	GetStatus  func(Row) reconciler.Status
 
 	Plan Plan[K, V]
 
@@ -71,7 +70,7 @@ func (c *Config[Row, K, V]) validate() error {
 	switch {
 	case c.Map == nil, c.Desired == nil, c.Entries == nil:
 		return errors.New("a map, its desired table and its mirror are needed")
-	case c.MapKey == nil, c.MapValue == nil, c.Clone == nil, c.SetStatus == nil, c.GetStatus == nil:
+	case c.MapKey == nil, c.MapValue == nil, c.WithStatus == nil, c.GetStatus == nil:
 		return errors.New("accessors of the row are missing")
 	case c.Plan.Order == nil:
 		return errors.New("the plan has no order")

@@ -4,36 +4,32 @@ package bpfmap
 
 import (
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
 // EntryRow is a row that stands for one entry of a map.
-type EntryRow[Row any, K, V tables.MapPart] interface {
+type EntryRow[R any, K, V tables.MapPart] interface {
+	tables.ReconciledRow[R]
 	MapKey() K
 	MapValue() V
-	Clone() Row
-	SetStatus(reconciler.Status) Row
-	GetStatus() reconciler.Status
 }
 
 // ConfigOf returns the configuration of a map whose desired rows stand for one
 // entry each.
-func ConfigOf[Row EntryRow[Row, K, V], K, V tables.MapPart](
+func ConfigOf[R any, Row EntryRow[R, K, V], K, V tables.MapPart](
 	m bpf.Map[K, V], desired tables.Desired[Row], mirror statedb.RWTable[*tables.MapEntry[K, V]], plan Plan[K, V],
 ) Config[Row, K, V] {
 	return Config[Row, K, V]{
-		Map:       m,
-		Desired:   desired.RWTable,
-		Entries:   mirror,
-		MapKey:    Row.MapKey,
-		MapValue:  Row.MapValue,
-		Clone:     Row.Clone,
-		SetStatus: Row.SetStatus,
-		GetStatus: Row.GetStatus,
-		Plan:      plan,
+		Map:        m,
+		Desired:    desired.RWTable,
+		Entries:    mirror,
+		MapKey:     Row.MapKey,
+		MapValue:   Row.MapValue,
+		WithStatus: tables.WithStatus[R, Row],
+		GetStatus:  Row.GetStatus,
+		Plan:       plan,
 	}
 }
 

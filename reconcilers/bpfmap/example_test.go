@@ -33,9 +33,10 @@ func (l *Listener) TableRow() []string  { return []string{l.Pod, l.Port.String()
 
 // OpenPort is a derived row, and an entry of the map: how many pods have a port open.
 type OpenPort struct {
-	Port   Port
-	Pods   Pods
-	Status reconciler.Status
+	Port Port
+	Pods Pods
+
+	tables.Reconciled `yaml:",inline"`
 }
 
 func (*OpenPort) TableHeader() []string { return []string{"Port", "Pods", "Status", "Error"} }
@@ -43,11 +44,8 @@ func (p *OpenPort) TableRow() []string {
 	return []string{p.Port.String(), p.Pods.String(), p.Status.Kind.String(), p.Status.GetError()}
 }
 
-func (p *OpenPort) MapKey() Port                            { return p.Port }
-func (p *OpenPort) MapValue() Pods                          { return p.Pods }
-func (p *OpenPort) Clone() *OpenPort                        { c := *p; return &c }
-func (p *OpenPort) SetStatus(s reconciler.Status) *OpenPort { p.Status = s; return p }
-func (p *OpenPort) GetStatus() reconciler.Status            { return p.Status }
+func (p *OpenPort) MapKey() Port   { return p.Port }
+func (p *OpenPort) MapValue() Pods { return p.Pods }
 
 // The key and the value of the map, and a row of its mirror.
 type (
@@ -60,34 +58,20 @@ func (p Port) String() string { return fmt.Sprint(uint16(p)) }
 func (p Pods) String() string { return fmt.Sprint(uint32(p)) }
 
 var (
-	listenerByPod  = newIndex("pod", index.String, func(l *Listener) string { return l.Pod }, true)
-	listenerByPort = newIndex("port", portKey, func(l *Listener) Port { return l.Port }, false)
-	openPortByPort = newIndex("port", portKey, func(p *OpenPort) Port { return p.Port }, true)
+	portKeys = tables.KeysOf(func(p Port) index.Key { return index.Uint16(uint16(p)) }, index.Uint16String)
+
+	listenerPodIndex  = tables.UniqueIndex("pod", tables.StringKeys, func(l *Listener) string { return l.Pod })
+	listenerPortIndex = tables.Index("port", portKeys, func(l *Listener) Port { return l.Port })
+
+	newListenerTable = tables.Declare("listeners", listenerPodIndex, listenerPortIndex)
 )
 
-func newIndex[Row, Key any](name string, bytes func(Key) index.Key, of func(Row) Key, unique bool) statedb.Index[Row, Key] {
-	return statedb.Index[Row, Key]{
-		Name:       name,
-		FromObject: func(row Row) index.KeySet { return index.NewKeySet(bytes(of(row))) },
-		FromKey:    bytes,
-		FromString: index.FromString,
-		Unique:     unique,
-	}
-}
+var (
+	openPortIndex    = tables.UniqueIndex("port", portKeys, func(p *OpenPort) Port { return p.Port })
+	newOpenPortTable = tables.Declare("open-ports", openPortIndex)
+)
 
-func portKey(p Port) index.Key { return index.Uint16(uint16(p)) }
-
-func newListenerTable(db *statedb.DB) (statedb.RWTable[*Listener], error) {
-	return statedb.NewTable(db, "listeners", listenerByPod, listenerByPort)
-}
-
-func newOpenPortTable(db *statedb.DB) (statedb.RWTable[*OpenPort], error) {
-	return statedb.NewTable(db, "open-ports", openPortByPort)
-}
-
-func newPortEntryTable(db *statedb.DB) (statedb.RWTable[*PortEntry], error) {
-	return tables.NewMapEntryTable[Port, Pods](db, "map-ports")
-}
+var newPortEntryTable = tables.DeclareMirror[Port, Pods]("map-ports")
 
 func derivePorts(p derive.Params, listeners statedb.Table[*Listener], ports statedb.RWTable[*OpenPort]) error {
 	_, err := derive.Register(p, derive.Rule[Port, *OpenPort]{
@@ -96,14 +80,14 @@ func derivePorts(p derive.Params, listeners statedb.Table[*Listener], ports stat
 			derive.From(listeners, func(_ statedb.ReadTxn, l *Listener, affect func(Port)) { affect(l.Port) }),
 		},
 		Existing: func(txn statedb.ReadTxn, port Port) iter.Seq2[*OpenPort, statedb.Revision] {
-			return ports.List(txn, openPortByPort.Query(port))
+			return ports.List(txn, openPortIndex.Query(port))
 		},
 		Rows: func(txn statedb.ReadTxn, port Port) []*OpenPort {
-			pods := statedb.Collect(listeners.List(txn, listenerByPort.Query(port)))
+			pods := statedb.Collect(listeners.List(txn, listenerPortIndex.Query(port)))
 			if len(pods) == 0 {
 				return nil
 			}
-			return []*OpenPort{{Port: port, Pods: Pods(len(pods)), Status: reconciler.StatusPending()}}
+			return []*OpenPort{{Port: port, Pods: Pods(len(pods)), Reconciled: tables.Pending()}}
 		},
 		Equal: func(a, b *OpenPort) bool { return a.Pods == b.Pods },
 	})
@@ -127,18 +111,16 @@ func Example() {
 		mirror    statedb.Table[*PortEntry]
 	)
 	observed := cell.Module("listeners", "Observed",
-		cell.ProvidePrivate(newListenerTable),
-		cell.Provide(statedb.RWTable[*Listener].ToTable),
+		tables.Own(newListenerTable),
 		cell.Invoke(func(d *statedb.DB, l statedb.RWTable[*Listener]) { db, listeners = d, l }))
 	derived := cell.Module("open-ports", "Derived",
-		cell.ProvidePrivate(newOpenPortTable),
-		cell.Provide(statedb.RWTable[*OpenPort].ToTable, tables.NewDesired[*OpenPort]),
+		tables.OwnDesired(newOpenPortTable),
 		cell.Invoke(derivePorts))
 	reconciled := cell.Module("ports-map", "In the kernel",
-		cell.ProvidePrivate(newPortEntryTable, func() (bpf.Map[Port, Pods], error) {
+		tables.Own(newPortEntryTable),
+		cell.ProvidePrivate(func() (bpf.Map[Port, Pods], error) {
 			return bpf.Open[Port, Pods](memory, bpf.Spec{Name: "ports", Type: bpf.TypeHash, MaxEntries: 100})
 		}),
-		cell.Provide(statedb.RWTable[*PortEntry].ToTable),
 		cell.Invoke(reconcilePorts))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, bpfmap.Cell,
 		cell.Provide(job.Registry.NewGroup, derive.NewMetrics),
@@ -160,7 +142,7 @@ func Example() {
 	await := func(port Port, status reconciler.StatusKind) {
 		for {
 			txn := db.ReadTxn()
-			row, _, watch, found := ports.GetWatch(txn, openPortByPort.Query(port))
+			row, _, watch, found := ports.GetWatch(txn, openPortIndex.Query(port))
 			if !found || row.Status.Kind != status {
 				<-watch
 				continue

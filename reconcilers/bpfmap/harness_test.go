@@ -123,17 +123,16 @@ func newTestLoop(t testing.TB, c testConfig) *testLoop {
 	control, err := newControl(controlParams{Options: DefaultOptions, Table: table})
 	require.NoError(t, err)
 	l.loop, err = newLoop(db, slog.New(slog.NewTextHandler(l.logged, nil)), control, Config[*testRow, prefixKey, number]{
-		Map:       l.target,
-		Desired:   l.rows,
-		Entries:   mirror,
-		MapKey:    func(r *testRow) prefixKey { return r.Key },
-		MapValue:  func(r *testRow) number { return r.Value },
-		Clone:     func(r *testRow) *testRow { c := *r; return &c },
-		SetStatus: func(r *testRow, s reconciler.Status) *testRow { r.Status = s; return r },
-		GetStatus: func(r *testRow) reconciler.Status { return r.Status },
-		Plan:      c.plan,
-		Gate:      perRound(c.gate),
-		Opener:    OpenedByReadiness(l.readiness),
+		Map:        l.target,
+		Desired:    l.rows,
+		Entries:    mirror,
+		MapKey:     func(r *testRow) prefixKey { return r.Key },
+		MapValue:   func(r *testRow) number { return r.Value },
+		WithStatus: func(r *testRow, s reconciler.Status) *testRow { c := *r; c.Status = s; return &c },
+		GetStatus:  func(r *testRow) reconciler.Status { return r.Status },
+		Plan:       c.plan,
+		Gate:       perRound(c.gate),
+		Opener:     OpenedByReadiness(l.readiness),
 	})
 	require.NoError(t, err)
 	_, l.health = cell.NewSimpleHealth()

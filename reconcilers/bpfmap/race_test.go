@@ -81,14 +81,13 @@ func (p *pair) run(ctx context.Context, name string, gate func(statedb.ReadTxn, 
 	require.NoError(p.t, err)
 	l, err := newLoop(p.db, slog.New(slog.DiscardHandler), p.control, Config[*testRow, prefixKey, number]{
 		Map: m, Desired: p.desired[name], Entries: p.mirrors[name],
-		MapKey:    func(r *testRow) prefixKey { return r.Key },
-		MapValue:  func(r *testRow) number { return r.Value },
-		Clone:     func(r *testRow) *testRow { c := *r; return &c },
-		SetStatus: func(r *testRow, s reconciler.Status) *testRow { r.Status = s; return r },
-		GetStatus: func(r *testRow) reconciler.Status { return r.Status },
-		Plan:      PlanAny[prefixKey, number](),
-		Gate:      perRound(gate),
-		Opener:    OpenedByReadiness(p.readiness),
+		MapKey:     func(r *testRow) prefixKey { return r.Key },
+		MapValue:   func(r *testRow) number { return r.Value },
+		WithStatus: func(r *testRow, s reconciler.Status) *testRow { c := *r; c.Status = s; return &c },
+		GetStatus:  func(r *testRow) reconciler.Status { return r.Status },
+		Plan:       PlanAny[prefixKey, number](),
+		Gate:       perRound(gate),
+		Opener:     OpenedByReadiness(p.readiness),
 	})
 	require.NoError(p.t, err)
 	p.running.Go(func() {

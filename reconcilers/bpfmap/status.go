@@ -159,7 +159,7 @@ func (l *loop[Row, K, V]) commit(verdicts []verdict[Row, K, V]) error {
 		if v.status.Kind == reconciler.StatusKindUnset {
 			continue
 		}
-		row := l.SetStatus(l.Clone(v.item.row), v.status)
+		row := l.WithStatus(v.item.row, v.status)
 		_, _, err := l.Desired.CompareAndSwap(wtxn, v.item.revision, row)
 		switch {
 		case err == nil:

@@ -37,8 +37,7 @@ var Cell = cell.Module(
 	"CNI plugin in the configuration of the node",
 
 	cell.Config(DefaultConfig),
-	cell.ProvidePrivate(tables.NewCNIConfigTable),
-	cell.Provide(statedb.RWTable[*tables.CNIConfig].ToTable),
+	tables.Own(tables.NewCNIConfigTable),
 	cell.Invoke(register),
 )
 

@@ -29,9 +29,8 @@ var Cell = cell.Module(
 	"Removal of connections that have ended",
 
 	cell.Config(DefaultConfig),
-	cell.ProvidePrivate(tables.NewCTGCRunTable),
+	tables.Own(tables.NewCTGCRunTable),
 	cell.Provide(
-		statedb.RWTable[*tables.CTGCRun].ToTable,
 		provide,
 		func(runs statedb.RWTable[*tables.CTGCRun]) tables.SourceOut {
 			return tables.NewSourceOut("connections", runs)

@@ -28,22 +28,12 @@ var Cell = cell.Module(
 	"egress-maps",
 	"Maps of the egress gateway",
 
-	cell.ProvidePrivate(
-		tables.NewClassEntryTable,
-		tables.NewGatewayEntryTable,
-		tables.NewEgressEntryTable,
-		tables.NewSourceEntryTable,
-		tables.NewIPCacheEntryTable,
-		tables.NewPodEntryTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*tables.ClassEntry].ToTable,
-		statedb.RWTable[*tables.GatewayEntry].ToTable,
-		statedb.RWTable[*tables.EgressEntry].ToTable,
-		statedb.RWTable[*tables.SourceEntry].ToTable,
-		statedb.RWTable[*tables.IPCacheEntry].ToTable,
-		statedb.RWTable[*tables.PodEntry].ToTable,
-	),
+	tables.Own(tables.NewClassEntryTable),
+	tables.Own(tables.NewGatewayEntryTable),
+	tables.Own(tables.NewEgressEntryTable),
+	tables.Own(tables.NewSourceEntryTable),
+	tables.Own(tables.NewIPCacheEntryTable),
+	tables.Own(tables.NewPodEntryTable),
 	cell.Invoke(
 		registerClasses,
 		registerGateways,

@@ -41,7 +41,7 @@ func (w *world) reconcile() (sources statedb.Table[*tables.EgressSource]) {
 			cell.Invoke(func(p bpfmap.Params, maps *bpf.Maps, desired statedb.RWTable[*tables.EgressSource], entries statedb.RWTable[*tables.SourceEntry]) error {
 				w.params.Params, w.Maps, w.SourceEntries, sources = p, maps, entries, desired
 				wtxn := w.db.WriteTxn(desired)
-				_, _, err := desired.Insert(wtxn, &tables.EgressSource{Addr: pod, Class: 1, Status: reconciler.StatusPending()})
+				_, _, err := desired.Insert(wtxn, &tables.EgressSource{Addr: pod, Class: 1, Reconciled: tables.Pending()})
 				wtxn.Commit()
 				require.NoError(w.t, err)
 				return registerSources(*w.params, tables.NewDesired(desired), entries)

@@ -29,18 +29,10 @@ var Cell = cell.Module(
 	"forwarding-maps",
 	"Maps of forwarding",
 
-	cell.ProvidePrivate(
-		tables.NewExitEntryTable,
-		tables.NewCoveredEntryTable,
-		tables.NewNodeEntryTable,
-		tables.NewConfigEntryTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*tables.ExitEntry].ToTable,
-		statedb.RWTable[*tables.CoveredEntry].ToTable,
-		statedb.RWTable[*tables.NodeEntry].ToTable,
-		statedb.RWTable[*tables.ConfigEntry].ToTable,
-	),
+	tables.Own(tables.NewExitEntryTable),
+	tables.Own(tables.NewCoveredEntryTable),
+	tables.Own(tables.NewNodeEntryTable),
+	tables.Own(tables.NewConfigEntryTable),
 	cell.Invoke(
 		registerExits,
 		registerCovered,

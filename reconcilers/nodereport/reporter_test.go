@@ -124,7 +124,7 @@ func (w *world) tell(name string, programmed int) {
 	wtxn := w.DB.WriteTxn(w.Reports)
 	defer wtxn.Abort()
 	_, _, err := w.Reports.Insert(wtxn, &tables.PolicyReport{
-		ReportedPolicy: tables.ReportedPolicy{Policy: tables.EgressPolicyID(name), Wanted: 10, Programmed: programmed}, Status: reconciler.StatusPending(),
+		ReportedPolicy: tables.ReportedPolicy{Policy: tables.EgressPolicyID(name), Wanted: 10, Programmed: programmed}, Reconciled: tables.Pending(),
 	})
 	require.NoError(w, err)
 	wtxn.Commit()
@@ -258,7 +258,7 @@ func TestReportIsBounded(t *testing.T) {
 		}
 		_, _, err := table.Insert(wtxn, row)
 		require.NoError(t, err)
-		row = row.Clone()
+		row = tables.Clone(row)
 		row.Policy = tables.PolicyID{Kind: tables.PolicyCiliumClusterwide, Name: row.Policy.Name}
 		_, _, err = table.Insert(wtxn, row)
 		require.NoError(t, err)

@@ -65,7 +65,7 @@ func row(name string, programmed tables.ConditionStatus, reason, message string,
 			{Type: tables.ConditionAccepted, Status: tables.ConditionTrue, Reason: "Valid"},
 			{Type: tables.ConditionProgrammed, Status: programmed, Reason: reason, Message: message},
 		},
-		Status: reconciler.StatusPending(),
+		Reconciled: tables.Pending(),
 	}
 	if reason == "Failed" {
 		r.Problems = []tables.Problem{{Reason: reason, Message: message, Condition: tables.ConditionProgrammed}}
@@ -220,7 +220,7 @@ func TestNextLeader(t *testing.T) {
 			}
 			return append(all, &tables.ObjectStatus{
 				Policy:   tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}},
-				Problems: []tables.Problem{{Reason: "Invalid", Message: "spec"}}, Status: reconciler.StatusPending(),
+				Problems: []tables.Problem{{Reason: "Invalid", Message: "spec"}}, Reconciled: tables.Pending(),
 			})
 		}
 		w.want(rows()...)
@@ -333,7 +333,7 @@ func TestMadeAgain(t *testing.T) {
 		policy := tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}
 		for _, uid := range []string{"uid-1", "uid-2"} { // with no time between without a row
 			w.want(&tables.ObjectStatus{
-				Policy: policy, UID: uid, Problems: []tables.Problem{{Reason: "Invalid", Message: "spec"}}, Status: reconciler.StatusPending(),
+				Policy: policy, UID: uid, Problems: []tables.Problem{{Reason: "Invalid", Message: "spec"}}, Reconciled: tables.Pending(),
 			})
 			time.Sleep(time.Minute)
 		}

@@ -22,8 +22,7 @@ var Cell = cell.Module(
 	"policy-maps",
 	"Map of network policies",
 
-	cell.ProvidePrivate(tables.NewPolicyMapEntryTable),
-	cell.Provide(statedb.RWTable[*tables.PolicyMapEntry].ToTable),
+	tables.Own(tables.NewPolicyMapEntryTable),
 	cell.Invoke(register),
 )
 

@@ -64,8 +64,8 @@ func register(p params) error {
 	_, err := reconciler.Register(
 		p.Reconciler,
 		p.Sysctls.RWTable,
-		(*tables.Sysctl).Clone,
-		(*tables.Sysctl).SetStatus,
+		tables.Clone[tables.Sysctl],
+		tables.WithStatus[tables.Sysctl],
 		(*tables.Sysctl).GetStatus,
 		&operations{Parameters: p.Parameters, former: func() formerValues {
 			return formerValues{path: filepath.Join(string(p.Dir), p.Parameters.formerFile())}

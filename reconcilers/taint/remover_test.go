@@ -105,7 +105,7 @@ func (w *world) of(node string) (taints []string) {
 func (w *world) attach(program bpf.Program, ifIndex int, status reconciler.Status) {
 	wtxn := w.DB.WriteTxn(w.attachments)
 	_, _, err := w.attachments.Insert(wtxn,
-		&tables.Attachment{IfIndex: ifIndex, Program: program, Status: status})
+		&tables.Attachment{IfIndex: ifIndex, Program: program, Reconciled: tables.Reconciled{Status: status}})
 	require.NoError(w.t, err)
 	wtxn.Commit()
 }

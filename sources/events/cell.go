@@ -15,13 +15,9 @@ var Cell = cell.Module(
 	"events",
 	"Dropped packets and new flows",
 
-	cell.ProvidePrivate(
-		tables.NewDropTable,
-		tables.NewMonitorTable,
-	),
+	tables.Own(tables.NewDropTable),
+	tables.Own(tables.NewMonitorTable),
 	cell.Provide(
-		statedb.RWTable[*tables.Drop].ToTable,
-		statedb.RWTable[*tables.Monitor].ToTable,
 		newSource,
 		tableSource,
 		commands,

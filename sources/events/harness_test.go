@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -94,7 +93,7 @@ func start(t testing.TB, d Datapath) *world {
 
 func rule(class uint32, destination, policy string) *tables.EgressRule {
 	return &tables.EgressRule{
-		Class: class, Destination: netip.MustParsePrefix(destination), Policy: policy, Status: reconciler.StatusPending(),
+		Class: class, Destination: netip.MustParsePrefix(destination), Policy: policy, Reconciled: tables.Pending(),
 	}
 }
 

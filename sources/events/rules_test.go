@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -65,7 +64,7 @@ func TestRulesThatComeAndGo(t *testing.T) {
 	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
 	pod := &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, SubjectClass: 5}
 	entry := &tables.PolicyEntry{
-		Key: bpf.PolicyKeyOf(5, 0, bpf.DirectionEgress, 0, 0, 0), Value: bpf.PolicyValue{Cookie: 7}, Rules: []tables.RuleID{id}, Status: reconciler.StatusPending(),
+		Key: bpf.PolicyKeyOf(5, 0, bpf.DirectionEgress, 0, 0, 0), Value: bpf.PolicyValue{Cookie: 7}, Rules: []tables.RuleID{id}, Reconciled: tables.Pending(),
 	}
 	insert(t, w, w.LocalRows, pod)
 	insert(t, w, w.EntryRows, entry)

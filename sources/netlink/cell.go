@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -37,20 +36,15 @@ var fakeKernel = cell.Group(
 
 // tableCells construct the tables and let others read them.
 var tableCells = cell.Group(
+	tables.Own(tables.NewDeviceTable),
+	tables.Own(tables.NewNodeAddressTable),
+	tables.Own(tables.NewRouteTable),
+	tables.Own(tables.NewNeighbourTable),
+	tables.Own(tables.NewBridgeEntryTable),
 	cell.ProvidePrivate(
-		tables.NewDeviceTable,
-		tables.NewNodeAddressTable,
-		tables.NewRouteTable,
-		tables.NewNeighbourTable,
-		tables.NewBridgeEntryTable,
 		newStore,
 	),
 	cell.Provide(
-		statedb.RWTable[*tables.Device].ToTable,
-		statedb.RWTable[*tables.NodeAddress].ToTable,
-		statedb.RWTable[*tables.Route].ToTable,
-		statedb.RWTable[*tables.Neighbour].ToTable,
-		statedb.RWTable[*tables.BridgeEntry].ToTable,
 		source,
 	),
 )

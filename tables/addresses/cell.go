@@ -18,7 +18,6 @@ import (
 	"net/netip"
 
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/tables"
@@ -30,16 +29,10 @@ var Cell = cell.Module(
 	"What the kernel knows of addresses",
 
 	cell.Config(Config{}),
-	cell.ProvidePrivate(
-		tables.NewIPCacheTable,
-		tables.NewLocalEndpointTable,
-	),
+	tables.OwnDesired(tables.NewIPCacheTable),
+	tables.OwnDesired(tables.NewLocalEndpointTable),
 	cell.Provide(
 		Config.clusterPrefixes,
-		statedb.RWTable[*tables.IPCache].ToTable,
-		statedb.RWTable[*tables.LocalEndpoint].ToTable,
-		tables.NewDesired[*tables.IPCache],
-		tables.NewDesired[*tables.LocalEndpoint],
 	),
 	cell.Invoke(
 		deriveIPCache,

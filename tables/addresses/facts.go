@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -84,7 +83,7 @@ func (c *ipcacheParams) outside(txn statedb.ReadTxn, prefix netip.Prefix) *table
 // nil if there is none. Where objects disagree about the tunnel, the first that has
 // one decides: this node, another node, a pod, a node's pod prefix.
 func (c *ipcache) facts(txn statedb.ReadTxn, prefix netip.Prefix) (row *tables.IPCache, pod *tables.Endpoint) {
-	row = &tables.IPCache{Prefix: prefix, Status: reconciler.StatusPending()}
+	row = &tables.IPCache{Prefix: prefix, Reconciled: tables.Pending()}
 	fact := func(flags bpf.IPCacheFlags, origin string) {
 		row.Flags |= flags
 		if !slices.Contains(row.Origins, origin) {

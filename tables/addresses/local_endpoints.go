@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -214,7 +213,7 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 	if owner == nil || owner.Node != l.LocalNode.Name {
 		return nil
 	}
-	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Status: reconciler.StatusPending()}
+	row := &tables.LocalEndpoint{Addr: addr, Endpoint: owner.Name, Reconciled: tables.Pending()}
 	namespaceUnknown := false
 	switch m := tables.MemberOf(txn, l.Members, bpf.RoleEgress, owner); {
 	case m == nil:

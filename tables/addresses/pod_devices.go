@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -162,7 +161,7 @@ func (l *localParams) findAttached(txn statedb.ReadTxn, row *tables.LocalEndpoin
 // been read yet, or is gone. It is held. As this run begins, what an earlier one
 // knew of the same interface still holds.
 func (l *localParams) unknownPod(txn statedb.ReadTxn, r *round, addr netip.Addr, a *tables.CNIAttachment, existing *tables.LocalEndpoint) []*tables.LocalEndpoint {
-	row := &tables.LocalEndpoint{Addr: addr, Endpoint: a.Pod, Status: reconciler.StatusPending()}
+	row := &tables.LocalEndpoint{Addr: addr, Endpoint: a.Pod, Reconciled: tables.Pending()}
 	l.findAttached(txn, row, a)
 	if pod := r.podInKernel(addr); !r.begun && pod != nil && pod.Value.IfIndex == row.IfIndex {
 		row.SubjectClass, row.Flags = pod.Value.SubjectClass, pod.Value.Flags

@@ -19,10 +19,10 @@ func TestOf(t *testing.T) {
 		row  any
 		want Condition
 	}{
-		"status done":            {&tables.EgressRule{Status: reconciler.StatusDone()}, Fine},
-		"status refreshing":      {&tables.EgressRule{Status: reconciler.StatusRefreshing()}, Fine},
-		"status pending":         {&tables.EgressRule{Status: reconciler.StatusPending()}, Pending},
-		"status error":           {&tables.PolicyEntry{Status: reconciler.StatusError(errors.New("no space"))}, Error},
+		"status done":            {&tables.EgressRule{Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}, Fine},
+		"status refreshing":      {&tables.EgressRule{Reconciled: tables.Reconciled{Status: reconciler.StatusRefreshing()}}, Fine},
+		"status pending":         {&tables.EgressRule{Reconciled: tables.Pending()}, Pending},
+		"status error":           {&tables.PolicyEntry{Reconciled: tables.Reconciled{Status: reconciler.StatusError(errors.New("no space"))}}, Error},
 		"egress policy":          {&tables.EgressPolicy{Name: "a"}, Fine},
 		"mistake in object":      {&tables.EgressPolicy{Errors: mistake}, Error},
 		"not programmed":         {&tables.EgressPolicyStatus{Rules: 2, Programmed: 1}, Pending},

@@ -13,7 +13,6 @@ package egress
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -23,31 +22,14 @@ var Cell = cell.Module(
 	"egress",
 	"What egress policies want of the kernel",
 
-	cell.ProvidePrivate(
-		tables.NewEgressClassTable,
-		tables.NewEgressGroupTable,
-		tables.NewEgressGatewayTable,
-		tables.NewEgressRuleTable,
-		tables.NewEgressSourceTable,
-		tables.NewEgressPolicyStatusTable,
-		tables.NewSysctlTable,
-		tables.NewClassReadinessTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*tables.EgressClass].ToTable,
-		statedb.RWTable[*tables.EgressGroup].ToTable,
-		statedb.RWTable[*tables.EgressGateway].ToTable,
-		statedb.RWTable[*tables.EgressRule].ToTable,
-		statedb.RWTable[*tables.EgressSource].ToTable,
-		statedb.RWTable[*tables.EgressPolicyStatus].ToTable,
-		statedb.RWTable[*tables.Sysctl].ToTable,
-		statedb.RWTable[*tables.ClassReadiness].ToTable,
-
-		tables.NewDesired[*tables.EgressGateway],
-		tables.NewDesired[*tables.EgressRule],
-		tables.NewDesired[*tables.EgressSource],
-		tables.NewDesired[*tables.Sysctl],
-	),
+	tables.Own(tables.NewEgressClassTable),
+	tables.Own(tables.NewEgressGroupTable),
+	tables.OwnDesired(tables.NewEgressGatewayTable),
+	tables.OwnDesired(tables.NewEgressRuleTable),
+	tables.OwnDesired(tables.NewEgressSourceTable),
+	tables.Own(tables.NewEgressPolicyStatusTable),
+	tables.OwnDesired(tables.NewSysctlTable),
+	tables.Own(tables.NewClassReadinessTable),
 	cell.Invoke(
 		deriveClasses,
 		deriveGroups,

@@ -100,7 +100,7 @@ func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.Egres
 	for bucket, chosen := range spread(group.Gateways) {
 		row := &tables.EgressGateway{Reason: noGateway(group.Gateways)}
 		if chosen >= 0 {
-			row = candidates[chosen].Clone()
+			row = tables.Clone(candidates[chosen])
 			if row.Node != g.LocalNode.Name {
 				own(bucket, row)
 			}

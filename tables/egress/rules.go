@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -125,7 +124,7 @@ func named(p *tables.EgressPolicy, prefixes map[netip.Prefix]struct{}) {
 // destination, or an exclusion, by which it has no say. Of those that have,
 // the longest prefix wins, and then the order.
 func decide(contenders []contender, class uint32, prefix netip.Prefix) *tables.EgressRule {
-	rule := &tables.EgressRule{Class: class, Destination: prefix, Group: bpf.GroupExcluded, Status: reconciler.StatusPending()}
+	rule := &tables.EgressRule{Class: class, Destination: prefix, Group: bpf.GroupExcluded, Reconciled: tables.Pending()}
 	best := -1
 	for _, c := range contenders {
 		destination := longest(c.policy.Destinations, prefix)

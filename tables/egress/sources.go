@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -180,7 +179,7 @@ func (s *sources) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressSou
 		}
 	}
 	return []*tables.EgressSource{{
-		Addr: addr, Class: m.Class, Endpoint: owner.Name, Node: owner.Node, Status: reconciler.StatusPending(),
+		Addr: addr, Class: m.Class, Endpoint: owner.Name, Node: owner.Node, Reconciled: tables.Pending(),
 	}}
 }
 
@@ -201,7 +200,7 @@ func (s *sources) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tables.E
 		return nil
 	}
 	return []*tables.EgressSource{{
-		Addr: addr, Class: entry.Value.Class, Endpoint: owner.Name, Node: owner.Node, Status: reconciler.StatusPending(),
+		Addr: addr, Class: entry.Value.Class, Endpoint: owner.Name, Node: owner.Node, Reconciled: tables.Pending(),
 	}}
 }
 

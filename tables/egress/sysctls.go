@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -53,10 +52,10 @@ func deriveSysctls(p derive.Params, sysctls statedb.RWTable[*tables.Sysctl], exi
 				return nil
 			}
 			return []*tables.Sysctl{{
-				Name:   reversePathFilter(device),
-				Value:  looseReversePath,
-				Origin: origin,
-				Status: reconciler.StatusPending(),
+				Name:       reversePathFilter(device),
+				Value:      looseReversePath,
+				Origin:     origin,
+				Reconciled: tables.Pending(),
 			}}
 		},
 		Equal: (*tables.Sysctl).Equal,

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -165,7 +164,7 @@ func TestDifferences(t *testing.T) {
 		require.NoError(t, err)
 		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
-		insert(w, w.IPCache, &tables.IPCache{Prefix: prefix("203.0.113.9/32"), PeerClass: peerDB, Status: reconciler.StatusPending()})
+		insert(w, w.IPCache, &tables.IPCache{Prefix: prefix("203.0.113.9/32"), PeerClass: peerDB, Reconciled: tables.Pending()})
 		says("203.0.113.9 shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables peer class 13, by the maps 10")

@@ -148,7 +148,7 @@ var (
 
 // entry is a row of policy-entries about traffic that key says, with the rules that decide.
 func entry(peer uint32, direction bpf.Direction, protocol uint8, port uint16, bits int, precedence uint32, deny uint8, rules ...*tables.EnforcedRule) *tables.PolicyEntry {
-	e := &tables.PolicyEntry{Key: bpf.PolicyKeyOf(subjectWeb, peer, direction, protocol, port, bits), Status: reconciler.StatusDone()}
+	e := &tables.PolicyEntry{Key: bpf.PolicyKeyOf(subjectWeb, peer, direction, protocol, port, bits), Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 	for _, r := range rules {
 		e.Rules = append(e.Rules, r.RuleID)
 	}

@@ -89,7 +89,7 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 		return nil
 	}
 	if index == nowhere {
-		return []*tables.Attachment{{Program: bpf.ProgramBackstop, Origin: "all packets that are forwarded", Status: reconciler.StatusPending()}}
+		return []*tables.Attachment{{Program: bpf.ProgramBackstop, Origin: "all packets that are forwarded", Reconciled: tables.Pending()}}
 	}
 	device, _, found := a.Devices.Get(txn, tables.DeviceByIndex(index))
 	if !found {
@@ -97,7 +97,7 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 	}
 	attach := func(origin string, programs ...bpf.Program) {
 		for _, program := range programs {
-			row := &tables.Attachment{IfIndex: index, Program: program, Device: device.Name, Origin: origin, Status: reconciler.StatusPending()}
+			row := &tables.Attachment{IfIndex: index, Program: program, Device: device.Name, Origin: origin, Reconciled: tables.Pending()}
 			if device.MAC == "" {
 				row.Status = reconciler.StatusError(errNoHeader)
 			}

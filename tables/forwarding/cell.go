@@ -15,7 +15,6 @@ package forwarding
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -26,29 +25,14 @@ var Cell = cell.Module(
 	"What the programs know and where they run",
 
 	cell.Config(DefaultConfig),
+	tables.OwnDesired(tables.NewEgressExitTable),
+	tables.OwnDesired(tables.NewCoveredPrefixTable),
+	tables.OwnDesired(tables.NewClusterNodeTable),
+	tables.OwnDesired(tables.NewDatapathConfigTable),
+	tables.OwnDesired(tables.NewOverlayDeviceTable),
+	tables.OwnDesired(tables.NewAttachmentTable),
 	cell.ProvidePrivate(
 		newSettings,
-		tables.NewEgressExitTable,
-		tables.NewCoveredPrefixTable,
-		tables.NewClusterNodeTable,
-		tables.NewDatapathConfigTable,
-		tables.NewOverlayDeviceTable,
-		tables.NewAttachmentTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*tables.EgressExit].ToTable,
-		statedb.RWTable[*tables.CoveredPrefix].ToTable,
-		statedb.RWTable[*tables.ClusterNode].ToTable,
-		statedb.RWTable[*tables.DatapathConfig].ToTable,
-		statedb.RWTable[*tables.OverlayDevice].ToTable,
-		statedb.RWTable[*tables.Attachment].ToTable,
-
-		tables.NewDesired[*tables.EgressExit],
-		tables.NewDesired[*tables.CoveredPrefix],
-		tables.NewDesired[*tables.ClusterNode],
-		tables.NewDesired[*tables.DatapathConfig],
-		tables.NewDesired[*tables.OverlayDevice],
-		tables.NewDesired[*tables.Attachment],
 	),
 	cell.Invoke(
 		deriveExits,

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -32,7 +31,7 @@ func deriveCovered(p derive.Params, covered statedb.RWTable[*tables.CoveredPrefi
 			return covered.List(txn, tables.CoveredPrefixByPrefix(prefix))
 		},
 		Rows: func(txn statedb.ReadTxn, prefix netip.Prefix) []*tables.CoveredPrefix {
-			row := &tables.CoveredPrefix{Prefix: prefix, Status: reconciler.StatusPending()}
+			row := &tables.CoveredPrefix{Prefix: prefix, Reconciled: tables.Pending()}
 			for policy := range policies.List(txn, tables.EgressPoliciesByDestination(prefix)) {
 				row.Policies = append(row.Policies, policy.Name)
 			}

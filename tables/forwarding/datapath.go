@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -85,7 +84,7 @@ func (c *configParams) row(txn statedb.ReadTxn) *tables.DatapathConfig {
 		MarkMask:    c.Settings.markMask,
 		SharedPorts: c.Settings.sharedPorts,
 		Reason:      c.Settings.reason,
-		Status:      reconciler.StatusPending(),
+		Reconciled:  tables.Pending(),
 	}
 	c.underlay(txn, row)
 	if d := overlayDevice(txn, c.Devices); d != nil {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -97,7 +96,7 @@ func (e *exitParams) affectedByAddress(txn statedb.ReadTxn, a *tables.NodeAddres
 }
 
 func (e *exitParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressExit {
-	row := &tables.EgressExit{Addr: addr, Status: reconciler.StatusPending()}
+	row := &tables.EgressExit{Addr: addr, Reconciled: tables.Pending()}
 	if g, _, used := e.Gateways.Get(txn, tables.EgressGatewaysByEgress(addr)); used {
 		row.IfIndex, row.Device = g.IfIndex, g.Device
 	} else if !e.linger(txn, row) {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -57,7 +56,7 @@ func each(addrs []netip.Addr, affect func(netip.Addr)) {
 }
 
 func (n *nodeParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.ClusterNode {
-	row := &tables.ClusterNode{Addr: addr, Status: reconciler.StatusPending()}
+	row := &tables.ClusterNode{Addr: addr, Reconciled: tables.Pending()}
 	for node := range n.Nodes.List(txn, tables.NodesByAddr(addr)) {
 		if slices.Contains(node.InternalIPs, addr) {
 			row.Nodes = append(row.Nodes, node.Name)

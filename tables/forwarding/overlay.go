@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -82,12 +81,12 @@ func (o *overlayParams) below(txn statedb.ReadTxn, underlay netip.Addr) *tables.
 
 func (o *overlayParams) rows(txn statedb.ReadTxn, name string) []*tables.OverlayDevice {
 	row := &tables.OverlayDevice{
-		Name:   name,
-		VNI:    o.Settings.OverlayVNI,
-		Port:   o.Settings.OverlayPort,
-		MTU:    o.Settings.OverlayMTU,
-		Local:  o.underlay(txn),
-		Status: reconciler.StatusPending(),
+		Name:       name,
+		VNI:        o.Settings.OverlayVNI,
+		Port:       o.Settings.OverlayPort,
+		MTU:        o.Settings.OverlayMTU,
+		Local:      o.underlay(txn),
+		Reconciled: tables.Pending(),
 	}
 	if !row.Local.IsValid() {
 		return nil

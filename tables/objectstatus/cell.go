@@ -17,7 +17,6 @@ package objectstatus
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -27,17 +26,8 @@ var Cell = cell.Module(
 	"object-status",
 	"How policies fare for others to see",
 
-	cell.ProvidePrivate(
-		tables.NewPolicyReportTable,
-		tables.NewObjectStatusTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*tables.PolicyReport].ToTable,
-		statedb.RWTable[*tables.ObjectStatus].ToTable,
-
-		tables.NewDesired[*tables.PolicyReport],
-		tables.NewDesired[*tables.ObjectStatus],
-	),
+	tables.OwnDesired(tables.NewPolicyReportTable),
+	tables.OwnDesired(tables.NewObjectStatusTable),
 	cell.Invoke(
 		deriveReport,
 		deriveStatus,

@@ -73,7 +73,7 @@ func deriveReport(p derive.Params, params reportParams) error {
 			return r.Output.List(txn, tables.PolicyReportByPolicy(id))
 		},
 		Rows: func(txn statedb.ReadTxn, id tables.PolicyID) []*tables.PolicyReport {
-			row := &tables.PolicyReport{ReportedPolicy: tables.ReportedPolicy{Policy: id}, Status: reconciler.StatusPending()}
+			row := &tables.PolicyReport{ReportedPolicy: tables.ReportedPolicy{Policy: id}, Reconciled: tables.Pending()}
 			if id.Kind == tables.PolicyEgress && r.egress(txn, row) || id.Kind != tables.PolicyEgress && r.network(txn, row) {
 				return []*tables.PolicyReport{row}
 			}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -87,7 +86,7 @@ func deriveStatus(p derive.Params, params statusParams) error {
 				delete(s.standings, id)
 				return nil
 			}
-			row := &tables.ObjectStatus{Policy: id, Status: reconciler.StatusPending()}
+			row := &tables.ObjectStatus{Policy: id, Reconciled: tables.Pending()}
 			if id.Kind == tables.PolicyEgress && s.egress(txn, row, readable) || id.Kind != tables.PolicyEgress && s.network(txn, row) {
 				return []*tables.ObjectStatus{row}
 			}

@@ -26,7 +26,6 @@ package policy
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -36,22 +35,11 @@ var Cell = cell.Module(
 	"policy",
 	"What network policies want of the kernel",
 
-	cell.ProvidePrivate(
-		tables.NewEnforcedPolicyTable,
-		tables.NewPolicyEntryTable,
-		tables.NewRuleCookieTable,
-		tables.NewPolicyReadinessTable,
-		tables.NewNetworkPolicyStatusTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*tables.EnforcedPolicy].ToTable,
-		statedb.RWTable[*tables.PolicyEntry].ToTable,
-		statedb.RWTable[*tables.RuleCookie].ToTable,
-		statedb.RWTable[*tables.PolicyReadiness].ToTable,
-		statedb.RWTable[*tables.NetworkPolicyStatus].ToTable,
-
-		tables.NewDesired[*tables.PolicyEntry],
-	),
+	tables.Own(tables.NewEnforcedPolicyTable),
+	tables.OwnDesired(tables.NewPolicyEntryTable),
+	tables.Own(tables.NewRuleCookieTable),
+	tables.Own(tables.NewPolicyReadinessTable),
+	tables.Own(tables.NewNetworkPolicyStatusTable),
 	cell.Invoke(
 		deriveRules,
 		deriveEntries,

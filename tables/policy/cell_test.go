@@ -165,7 +165,7 @@ func (a *agent) program() {
 		wanted[e.Key] = struct{}{}
 		put(a, wtxn, a.Kernel, &tables.PolicyMapEntry{Key: e.Key, Value: e.Value, Wanted: tables.WantedSame})
 		if e.Status.Kind != reconciler.StatusKindDone {
-			put(a, wtxn, a.Entries.RWTable, e.Clone().SetStatus(reconciler.StatusDone()))
+			put(a, wtxn, a.Entries.RWTable, tables.WithStatus(e, reconciler.StatusDone()))
 		}
 	}
 	for e := range a.Kernel.All(wtxn) {

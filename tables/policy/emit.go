@@ -7,8 +7,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -39,7 +37,7 @@ func (c contributions) add(key bpf.PolicyKey, r *tables.EnforcedRule) {
 func (c contributions) entries() []*tables.PolicyEntry {
 	if len(c) <= 1 {
 		for key, by := range c {
-			e := &tables.PolicyEntry{Key: key, Status: reconciler.StatusPending()}
+			e := &tables.PolicyEntry{Key: key, Reconciled: tables.Pending()}
 			decide(e, by)
 			return []*tables.PolicyEntry{named(e)}
 		}
@@ -61,7 +59,7 @@ func (c contributions) entries() []*tables.PolicyEntry {
 
 // decide returns the entry of a key, whether or not it is needed.
 func (c contributions) decide(key bpf.PolicyKey) *tables.PolicyEntry {
-	e := &tables.PolicyEntry{Key: key, Status: reconciler.StatusPending()}
+	e := &tables.PolicyEntry{Key: key, Reconciled: tables.Pending()}
 	for cover := range Covering(key) {
 		decide(e, c[cover])
 	}

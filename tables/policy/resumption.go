@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -45,7 +44,7 @@ func (t *Tables) asInKernel(txn statedb.ReadTxn, pair tables.PolicyPair, peer ui
 	for e := range t.Kernel.List(txn, tables.PolicyMapEntriesOfPair(of)) {
 		key := e.Key
 		key.Peer = pair.Peer
-		entries = append(entries, &tables.PolicyEntry{Key: key, Value: e.Value, Status: reconciler.StatusPending()})
+		entries = append(entries, &tables.PolicyEntry{Key: key, Value: e.Value, Reconciled: tables.Pending()})
 	}
 	slices.SortFunc(entries, func(a, b *tables.PolicyEntry) int { return compareKeys(a.Key, b.Key) })
 	return entries

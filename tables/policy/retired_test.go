@@ -26,7 +26,7 @@ func TestRetiredRulesOfAPolicyWithARefusedPod(t *testing.T) {
 			if refused {
 				status = reconciler.StatusError(errors.New("map full"))
 			}
-			a.put(&tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1"), SubjectClass: 1, Status: status})
+			a.put(&tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1"), SubjectClass: 1, Reconciled: tables.Reconciled{Status: status}})
 			for i := range 6 {
 				l := fmt.Sprintf("l%d", i)
 				a.put(evaluated(bpf.RolePeer, peerOf(l))...)
@@ -55,7 +55,7 @@ func TestRetiredRulesWhileAnEntryDoesNotFit(t *testing.T) {
 		wtxn := a.DB.WriteTxn(a.Kernel, a.Entries.RWTable)
 		for e := range a.Entries.All(wtxn) {
 			if e.Key.Peer == 9 {
-				put(a, wtxn, a.Entries.RWTable, e.Clone().SetStatus(reconciler.StatusError(errors.New("map full"))))
+				put(a, wtxn, a.Entries.RWTable, tables.WithStatus(e, reconciler.StatusError(errors.New("map full"))))
 				remove(a, wtxn, a.Kernel, &tables.PolicyMapEntry{Key: e.Key})
 			}
 		}
@@ -67,7 +67,7 @@ func TestRetiredRulesWhileAnEntryDoesNotFit(t *testing.T) {
 	for e := range a.Entries.All(wtxn) {
 		if e.Key.Peer != 9 {
 			put(a, wtxn, a.Kernel, &tables.PolicyMapEntry{Key: e.Key, Value: e.Value, Wanted: tables.WantedSame})
-			put(a, wtxn, a.Entries.RWTable, e.Clone().SetStatus(reconciler.StatusDone()))
+			put(a, wtxn, a.Entries.RWTable, tables.WithStatus(e, reconciler.StatusDone()))
 		}
 	}
 	for e := range a.Kernel.All(wtxn) {

@@ -57,7 +57,7 @@ func TestStatus(t *testing.T) {
 	a.put(p)
 	wtxn := a.DB.WriteTxn(a.Entries.RWTable)
 	for e := range a.Entries.List(wtxn, tables.PolicyEntriesByPolicy(policyID("p"))) {
-		put(a, wtxn, a.Entries.RWTable, e.Clone().SetStatus(reconciler.StatusError(errors.New("full"))))
+		put(a, wtxn, a.Entries.RWTable, tables.WithStatus(e, reconciler.StatusError(errors.New("full"))))
 	}
 	wtxn.Commit()
 	a.quiet()
@@ -86,7 +86,7 @@ func TestStatusOfPods(t *testing.T) {
 	a.put(ingressPolicy("p", "web"), ingressPolicy("other", "db"))
 	a.program()
 	pod := func(class, waitsFor uint32, status reconciler.Status) *tables.LocalEndpoint {
-		return &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1"), SubjectClass: class, WaitsFor: waitsFor, Status: status}
+		return &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1"), SubjectClass: class, WaitsFor: waitsFor, Reconciled: tables.Reconciled{Status: status}}
 	}
 	for _, tc := range []struct {
 		pod   *tables.LocalEndpoint

@@ -40,7 +40,6 @@ package selection
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -51,20 +50,15 @@ var Cell = cell.Module(
 	"Which selectors choose which endpoints",
 
 	cell.Config(Config{Enforcement: string(tables.EnforcementDefault)}),
+	tables.Own(tables.NewSelectorTable),
+	tables.Own(tables.NewPeerPrefixTable),
+	tables.Own(tables.NewClassMemberTable),
+	tables.OwnDesired(tables.NewClassTable),
 	cell.ProvidePrivate(
 		Config.cidrMatch,
-		tables.NewSelectorTable,
-		tables.NewPeerPrefixTable,
-		tables.NewClassMemberTable,
-		tables.NewClassTable,
 	),
 	cell.Provide(
 		Config.enforcement,
-		statedb.RWTable[*tables.Selector].ToTable,
-		statedb.RWTable[*tables.PeerPrefix].ToTable,
-		statedb.RWTable[*tables.ClassMember].ToTable,
-		statedb.RWTable[*tables.Class].ToTable,
-		tables.NewDesired[*tables.Class],
 	),
 	cell.Invoke(
 		deriveSelectors,

@@ -7,7 +7,6 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -49,7 +48,7 @@ func deriveClasses(p derive.Params, c classParams) error {
 }
 
 func (c *classParams) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.Class {
-	row := &tables.Class{ClassKey: key, Status: reconciler.StatusPending()}
+	row := &tables.Class{ClassKey: key, Reconciled: tables.Pending()}
 	if key.Role == bpf.RoleGatewayGroup {
 		g, _, found := c.Groups.Get(txn, tables.EgressGroupByNumber(key.Number))
 		if !found {

@@ -110,7 +110,7 @@ func TestPlacedByWhatItWasForAMoment(t *testing.T) {
 
 // place has an address desired in a class.
 func (h *harness) place(wtxn statedb.WriteTxn, e *tables.Endpoint, class uint32) {
-	_, _, err := h.IPCache.Insert(wtxn, &tables.IPCache{Prefix: single(e.Addrs[0]), PeerClass: class, Status: reconciler.StatusPending()})
+	_, _, err := h.IPCache.Insert(wtxn, &tables.IPCache{Prefix: single(e.Addrs[0]), PeerClass: class, Reconciled: tables.Pending()})
 	require.NoError(h.t, err)
 }
 
@@ -151,7 +151,7 @@ func TestLeavesWhereTheKernelHasItWhenWritesFail(t *testing.T) {
 	put(h, h.Endpoints, pod("a/p0", "there", "10.1.0.0", labels.Set{"app": "db"}), pod("a/late", "there", "10.1.0.9", labels.Set{"app": "web"}))
 	h.awaitLeavers(class, 1)
 	desire := func(addr string, class uint32, status reconciler.Status) {
-		put(h, h.IPCache, &tables.IPCache{Prefix: single(netip.MustParseAddr(addr)), Flags: bpf.IPCachePod, PeerClass: class, Status: status})
+		put(h, h.IPCache, &tables.IPCache{Prefix: single(netip.MustParseAddr(addr)), Flags: bpf.IPCachePod, PeerClass: class, Reconciled: tables.Reconciled{Status: status}})
 	}
 	other, refused := h.peerClass("10.1.0.0"), reconciler.StatusError(errors.New("no"))
 	desire("10.1.0.9", class.Number, reconciler.StatusPending())
@@ -176,7 +176,7 @@ func TestLeavesWhereTheKernelHasItWhenWritesFail(t *testing.T) {
 func TestBelongsAgainWhileItLeaves(t *testing.T) {
 	h, _ := twoKinds(t)
 	desire := func(addr string, class uint32) {
-		put(h, h.IPCache, &tables.IPCache{Prefix: single(netip.MustParseAddr(addr)), Flags: bpf.IPCacheService, PeerClass: class, Status: reconciler.StatusPending()})
+		put(h, h.IPCache, &tables.IPCache{Prefix: single(netip.MustParseAddr(addr)), Flags: bpf.IPCacheService, PeerClass: class, Reconciled: tables.Pending()})
 	}
 	world := bpf.ClassKey{Role: bpf.RolePeer, Number: h.peerClass("198.51.100.1")}
 	for _, addr := range []string{"198.51.100.1", "198.51.101.1", "198.51.101.2", "198.51.101.3"} { // most stay

@@ -149,7 +149,7 @@ func TestRestartWithOthers(t *testing.T) {
 	}
 	for class, addr := range map[uint32]string{a: "10.1.0.2", b: "10.1.0.9"} {
 		c := &tables.IPCache{Prefix: single(pod("a/x", here, addr, nil).Addrs[0]), PeerClass: 99, WaitsFor: next.peerClass(addr)}
-		put(next, next.IPCache, c.SetStatus(reconciler.StatusError(errors.New("no room"))))
+		put(next, next.IPCache, tables.WithStatus(c, reconciler.StatusError(errors.New("no room"))))
 		next.await(stuck(class))
 	}
 	require.True(t, tables.ClassesKnown(next.db.ReadTxn(), next.members, bpf.RolePeer))

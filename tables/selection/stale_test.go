@@ -58,7 +58,7 @@ func (h *harness) awaitLeft(class uint32, prefix string) {
 func TestStaleEntry(t *testing.T) {
 	h, _ := twoKinds(t)
 	world := h.peerClass("198.51.100.1")
-	service := &tables.IPCache{Prefix: netip.MustParsePrefix("198.51.100.1/32"), Flags: bpf.IPCacheService, PeerClass: world, Status: reconciler.StatusDone()}
+	service := &tables.IPCache{Prefix: netip.MustParsePrefix("198.51.100.1/32"), Flags: bpf.IPCacheService, PeerClass: world, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 	put(h, h.IPCache, service)
 	entry := h.inKernel(service)
 	h.marker(1)
@@ -81,7 +81,7 @@ func TestStaleRow(t *testing.T) {
 	put(h, h.Endpoints, gone)
 	h.marker(1)
 	class := h.peerClass("10.1.9.9")
-	row := &tables.IPCache{Prefix: single(gone.Addrs[0]), Flags: bpf.IPCachePod, PeerClass: class, Status: reconciler.StatusDone()}
+	row := &tables.IPCache{Prefix: single(gone.Addrs[0]), Flags: bpf.IPCachePod, PeerClass: class, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 	put(h, h.IPCache, row)
 	entry := h.inKernel(row)
 	h.marker(2)
@@ -124,7 +124,7 @@ func TestGoesWithWhatIsAround(t *testing.T) {
 	h.await(h.wrong([]netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.1.1"), netip.MustParseAddr("203.0.113.1")}))
 	world, around, own := h.peerClass("203.0.113.1"), h.peerClass("198.51.1.1"), h.peerClass("198.51.100.1")
 	entry := func(prefix string, class uint32) *tables.IPCache {
-		return &tables.IPCache{Prefix: netip.MustParsePrefix(prefix), Inherits: true, PeerClass: class, Status: reconciler.StatusPending()}
+		return &tables.IPCache{Prefix: netip.MustParsePrefix(prefix), Inherits: true, PeerClass: class, Reconciled: tables.Pending()}
 	}
 	put(h, h.IPCache, entry("198.51.0.0/16", around), entry("198.51.100.0/24", own))
 	h.inKernel(entry("198.51.0.0/16", world))
@@ -133,6 +133,6 @@ func TestGoesWithWhatIsAround(t *testing.T) {
 	h.inKernel(entry("198.51.0.0/16", around))
 	h.awaitWaiting(around, "198.51.100.0/24", inner)
 	h.inKernel(entry("198.51.100.0/24", own))
-	put(h, h.IPCache, entry("198.51.100.0/24", own).SetStatus(reconciler.StatusDone()))
+	put(h, h.IPCache, tables.WithStatus(entry("198.51.100.0/24", own), reconciler.StatusDone()))
 	h.awaitLeft(around, "198.51.100.0/24")
 }

@@ -58,7 +58,7 @@ func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 	for i := range rules {
 		rule := &tables.EgressRule{
 			Class: uint32(number), Destination: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
-			Policy: name, Status: reconciler.StatusDone(),
+			Policy: name, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 		}
 		if i >= rules-refused {
 			rule.Status = reconciler.StatusError(errors.New("map full"))
@@ -128,7 +128,7 @@ func TestShares(t *testing.T) {
 	insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: "a", Gateways: gateways})
 	insert(t, in.DB, in.EgressGroups, &tables.EgressGroup{Digest: tables.GroupDigest(gateways), Number: 7})
 	for bucket := range uint32(256) {
-		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Status: reconciler.StatusDone()}
+		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 		if bucket%4 == 3 {
 			g.Node = "node-2"
 		}
