@@ -65,9 +65,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 		tables.Own(tables.NewLeadershipTable),
 		tables.Own(tables.NewObjectSourceTable),
 		tables.Own(tables.NewCNIAttachmentTable),
-		cell.ProvidePrivate(
-			tables.NewEndpointTable,
-		),
+		cell.ProvidePrivate(tables.NewEndpointTable),
 		cell.Provide(
 			statedb.RWTable[*tables.Endpoint].ToTable,
 			objects.Config.Reporting,

@@ -76,6 +76,7 @@ func IndexEach[Row, Key any](
 	})
 }
 
+// newIndex is an index by keys that are made in another way.
 func newIndex[Row, Key any](
 	name string, keys Keys[Key], of func(Row) index.KeySet,
 ) statedb.Index[Row, Key] {

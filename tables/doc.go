@@ -2,7 +2,8 @@
 
 // Package tables holds the state of the agent as rows: what it observes, what
 // it derives from that, and what the kernel holds. One file is one table: row,
-// columns, indexes and constructor.
+// columns, indexes and constructor, which [Index] and [Declare] make. [Own] is the
+// table in the module that writes it.
 //
 //	sources ──► base tables ──► derived tables ──► desired entries ──► reconcilers
 //	                                                     ▲                  │

@@ -67,6 +67,7 @@ func (g *EgressGateway) TableRow() []string {
 	}
 }
 
+// addrColumn renders an address, "-" if it is none.
 func addrColumn(a netip.Addr) string {
 	if !a.IsValid() {
 		return "-"

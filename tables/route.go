@@ -69,16 +69,8 @@ func (*Route) TableHeader() []string {
 func (r *Route) TableRow() []string {
 	return []string{
 		strconv.Itoa(r.Table), r.Destination.String(), strconv.Itoa(r.Priority), indexColumn(r.DeviceIndex),
-		validAddrColumn(r.Gateway), validAddrColumn(r.Source), orDash(r.Type), orDash(r.Scope),
+		addrColumn(r.Gateway), addrColumn(r.Source), orDash(r.Type), orDash(r.Scope),
 	}
-}
-
-// validAddrColumn renders an address, "-" if it is none.
-func validAddrColumn(a netip.Addr) string {
-	if !a.IsValid() {
-		return "-"
-	}
-	return a.String()
 }
 
 var (

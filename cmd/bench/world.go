@@ -107,12 +107,8 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 			tables.Own(tables.NewNetworkPolicyTable),
 			tables.Own(tables.NewCIDRGroupTable),
 			tables.Own(tables.NewCNIAttachmentTable),
-			cell.ProvidePrivate(
-				tables.NewEndpointTable,
-			),
-			cell.Provide(
-				statedb.RWTable[*tables.Endpoint].ToTable,
-			),
+			cell.ProvidePrivate(tables.NewEndpointTable),
+			cell.Provide(statedb.RWTable[*tables.Endpoint].ToTable),
 			cell.Invoke(w.takeBase, w.watchWrites)),
 		network,
 		agent.Dataflow,

@@ -31,6 +31,19 @@ type Listener struct {
 func (*Listener) TableHeader() []string { return []string{"Pod", "Port"} }
 func (l *Listener) TableRow() []string  { return []string{l.Pod, l.Port.String()} }
 
+var (
+	listenerPodIndex = tables.UniqueIndex("pod", tables.StringKeys,
+		func(l *Listener) string { return l.Pod })
+	listenerPortIndex = tables.Index("port", portKeys, func(l *Listener) Port { return l.Port })
+
+	newListenerTable = tables.Declare("listeners", listenerPodIndex, listenerPortIndex)
+)
+
+// portKeys are keys of indexes by a port.
+var portKeys = tables.KeysOf(
+	func(p Port) index.Key { return index.Uint16(uint16(p)) }, index.Uint16String,
+)
+
 // OpenPort is a derived row, and an entry of the map: how many pods have a port open.
 type OpenPort struct {
 	Port Port
@@ -44,6 +57,12 @@ func (p *OpenPort) TableRow() []string {
 	return []string{p.Port.String(), p.Pods.String(), p.Status.Kind.String(), p.Status.GetError()}
 }
 
+var (
+	openPortIndex = tables.UniqueIndex("port", portKeys, func(p *OpenPort) Port { return p.Port })
+
+	newOpenPortTable = tables.Declare("open-ports", openPortIndex)
+)
+
 func (p *OpenPort) MapKey() Port   { return p.Port }
 func (p *OpenPort) MapValue() Pods { return p.Pods }
 
@@ -56,20 +75,6 @@ type (
 
 func (p Port) String() string { return fmt.Sprint(uint16(p)) }
 func (p Pods) String() string { return fmt.Sprint(uint32(p)) }
-
-var (
-	portKeys = tables.KeysOf(func(p Port) index.Key { return index.Uint16(uint16(p)) }, index.Uint16String)
-
-	listenerPodIndex  = tables.UniqueIndex("pod", tables.StringKeys, func(l *Listener) string { return l.Pod })
-	listenerPortIndex = tables.Index("port", portKeys, func(l *Listener) Port { return l.Port })
-
-	newListenerTable = tables.Declare("listeners", listenerPodIndex, listenerPortIndex)
-)
-
-var (
-	openPortIndex    = tables.UniqueIndex("port", portKeys, func(p *OpenPort) Port { return p.Port })
-	newOpenPortTable = tables.Declare("open-ports", openPortIndex)
-)
 
 var newPortEntryTable = tables.DeclareMirror[Port, Pods]("map-ports")
 
