@@ -15,10 +15,10 @@ const (
 	keyOfIPv6 = 6
 )
 
-// Keys of a table with many rows.
+// Keys of addresses and prefixes in tables with many rows.
 var (
-	shortAddrKeys   = KeysOf(addrKey, addrKeyFromString)
-	shortPrefixKeys = KeysOf(prefixKey, prefixKeyFromString)
+	ShortAddrKeys   = KeysOf(addrKey, addrKeyFromString)
+	ShortPrefixKeys = KeysOf(prefixKey, prefixKeyFromString)
 )
 
 // addrKey is a short index key of an address. Those of one family are in order.

@@ -73,7 +73,7 @@ func (g *EgressGroup) TableRow() []string {
 }
 
 var (
-	egressGroupDigestIndex = UniqueIndex("digest", digestKeys,
+	egressGroupDigestIndex = UniqueIndex("digest", DigestKeys,
 		func(g *EgressGroup) bpf.Digest { return g.Digest })
 
 	egressGroupNumberIndex = UniqueIndex("number", Uint32Keys,

@@ -107,7 +107,7 @@ var (
 	egressPolicySelectorIndex = IndexEach("selector", StringKeys,
 		func(p *EgressPolicy) []string { return stringsOf(p.Selectors) })
 
-	egressPolicyGroupIndex = Index("group", digestKeys,
+	egressPolicyGroupIndex = Index("group", DigestKeys,
 		func(p *EgressPolicy) bpf.Digest { return GroupDigest(p.Gateways) })
 
 	egressPolicyDestinationIndex = IndexEach("destination", PrefixKeys,

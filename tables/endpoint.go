@@ -132,10 +132,10 @@ func (e *Endpoint) TableRow() []string {
 var (
 	endpointNameIndex = UniqueIndex("name", NameKeys, func(e *Endpoint) Name { return e.Name })
 
-	endpointAddrIndex = IndexEach("addr", shortAddrKeys,
+	endpointAddrIndex = IndexEach("addr", ShortAddrKeys,
 		func(e *Endpoint) []netip.Addr { return e.Addrs })
 
-	endpointLabelSetIndex = Index("label-set", digestKeys,
+	endpointLabelSetIndex = Index("label-set", DigestKeys,
 		func(e *Endpoint) LabelSetID { return e.LabelSet.ID })
 
 	// EndpointByName queries an endpoint by its namespaced name.

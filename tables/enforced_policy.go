@@ -127,7 +127,7 @@ func (p *EnforcedPolicy) Row(name func(SelectorID) string) []string {
 }
 
 var (
-	enforcedPolicyIDIndex = UniqueIndex("policy", policyKeys,
+	enforcedPolicyIDIndex = UniqueIndex("policy", PolicyKeys,
 		func(p *EnforcedPolicy) PolicyID { return p.Policy })
 
 	enforcedPolicySelectorIndex = newIndex("selector", selectorIDKeys,

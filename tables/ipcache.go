@@ -66,7 +66,7 @@ func (c *IPCache) TableRow() []string {
 }
 
 var (
-	ipcachePrefixIndex = UniqueIndex("prefix", shortPrefixKeys,
+	ipcachePrefixIndex = UniqueIndex("prefix", ShortPrefixKeys,
 		func(c *IPCache) netip.Prefix { return c.Prefix })
 
 	ipcacheWaitsForIndex = IndexIf("waits-for", Uint32Keys,

@@ -106,7 +106,8 @@ func PortAnchor(name string, protocol uint8) string {
 	return ":" + PolicyPort{Name: name, Protocol: protocol}.String()
 }
 
-var digestKeys = KeysOf(digestKey, digestFromString)
+// DigestKeys are keys of indexes by a digest.
+var DigestKeys = KeysOf(digestKey, digestFromString)
 
 func digestKey(d bpf.Digest) index.Key { return index.Key(d[:]) }
 

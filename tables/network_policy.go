@@ -110,7 +110,8 @@ func (id PolicyID) Key() index.Key {
 	return append(append(append(key, id.Namespace...), '/'), id.Name.Name...)
 }
 
-var policyKeys = KeysOf(PolicyID.Key, policyKeyFromString)
+// PolicyKeys are keys of indexes by a policy.
+var PolicyKeys = KeysOf(PolicyID.Key, policyKeyFromString)
 
 // policyKeyFromString also takes what the text of an identity begins with, from the
 // whole kind on, for queries of a prefix.
@@ -220,7 +221,7 @@ func (p *NetworkPolicy) TableRow() []string {
 }
 
 var (
-	networkPolicyIDIndex = UniqueIndex("id", policyKeys,
+	networkPolicyIDIndex = UniqueIndex("id", PolicyKeys,
 		func(p *NetworkPolicy) PolicyID { return p.ID() })
 
 	networkPolicySubjectIndex = IndexEach("subject", StringKeys,

@@ -80,7 +80,7 @@ func (s *NetworkPolicyStatus) TableRow() []string {
 }
 
 var (
-	networkPolicyStatusIndex = UniqueIndex("policy", policyKeys,
+	networkPolicyStatusIndex = UniqueIndex("policy", PolicyKeys,
 		func(s *NetworkPolicyStatus) PolicyID { return s.Policy })
 
 	// NetworkPolicyStatusByPolicy queries how a policy fares on this node.

@@ -141,7 +141,7 @@ func (s *ObjectStatus) TableRow() []string {
 }
 
 var (
-	objectStatusIndex = UniqueIndex("policy", policyKeys,
+	objectStatusIndex = UniqueIndex("policy", PolicyKeys,
 		func(s *ObjectStatus) PolicyID { return s.Policy })
 
 	// ObjectStatusByPolicy queries what the object of a policy shall say.

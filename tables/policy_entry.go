@@ -110,7 +110,7 @@ var (
 	policyEntryPeerIndex = Index("peer", Uint32Keys,
 		func(e *PolicyEntry) uint32 { return e.Key.Peer })
 
-	policyEntryPolicyIndex = newIndex("policy", policyKeys, func(e *PolicyEntry) index.KeySet {
+	policyEntryPolicyIndex = newIndex("policy", PolicyKeys, func(e *PolicyEntry) index.KeySet {
 		var keys []index.Key
 		for i, id := range e.Rules { // which are in order of policy
 			if i == 0 || id.Policy != e.Rules[i-1].Policy {

@@ -71,7 +71,7 @@ func (r *PolicyReport) TableRow() []string {
 }
 
 var (
-	policyReportIndex = UniqueIndex("policy", policyKeys,
+	policyReportIndex = UniqueIndex("policy", PolicyKeys,
 		func(r *PolicyReport) PolicyID { return r.Policy })
 
 	// PolicyReportByPolicy queries what this node has to tell of a policy.
