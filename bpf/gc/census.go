@@ -9,64 +9,31 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-
-	"github.com/sluice-net/sluice/bpf/ctmap"
-	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
-// census counts the entries of maps by the counters that the kernel keeps.
-type census struct {
-	*ebpf.Collection
-	maps [mapCount]*ebpf.Map
-}
-
-func openCensus(maps [mapCount]*ebpf.Map) (*census, error) {
-	c, err := loadFor(maps, func(name string) bool { return name == censusProgram })
-	if err != nil {
-		return nil, err
-	}
-	return &census{c, maps}, nil
-}
-
-func (c *census) count() (Counts, error) {
-	if _, err := c.Programs[censusProgram].Run(&ebpf.RunOptions{}); err != nil {
-		return Counts{}, fmt.Errorf("count entries: %w", err)
-	}
-	var found programsGcCensus
-	if err := c.Variables["census"].Get(&found); err != nil {
-		return Counts{}, fmt.Errorf("read how many entries there are: %w", err)
-	}
-	counts := Counts{Now: uint32(found.Time / uint64(time.Second)), Entries: map[string]int{}}
-	for i, m := range c.maps {
-		if m != nil {
-			counts.Entries[names[i]] = int(found.Entries[i])
-		}
-	}
-	return counts, nil
-}
-
-// countByReading counts the entries of all maps by reading them.
-func countByReading(maps [mapCount]*ebpf.Map) (Counts, error) {
-	now, err := Now()
+// Count returns how many entries maps have, by the counters that the kernel keeps.
+func Count(maps Maps) (Counts, error) {
+	all := maps.list()
+	programs, err := load(all, map[string]bool{censusProgram: true})
 	if err != nil {
 		return Counts{}, err
 	}
-	counts := Counts{Now: now, Entries: map[string]int{}}
+	defer programs.Close()
+	return count(programs, all)
+}
+
+func count(programs *ebpf.Collection, maps [mapCount]*ebpf.Map) (Counts, error) {
+	if _, err := programs.Programs[censusProgram].Run(&ebpf.RunOptions{}); err != nil {
+		return Counts{}, fmt.Errorf("count entries: %w", err)
+	}
+	var found programsGcCensus
+	if err := programs.Variables["census"].Get(&found); err != nil {
+		return Counts{}, fmt.Errorf("read how many entries there are: %w", err)
+	}
+	counts := Counts{Now: uint32(found.Time / uint64(time.Second)), Entries: map[string]int{}}
 	for i, m := range maps {
-		if m == nil {
-			continue
-		}
-		var entries ctmap.Any
-		if i < indexNAT4 {
-			entries, err = ctmap.New(names[i], m)
-		} else {
-			entries, err = natmap.New(names[i], m)
-		}
-		if err == nil {
-			counts.Entries[names[i]], err = entries.Count()
-		}
-		if err != nil {
-			return Counts{}, fmt.Errorf("count entries of map %s: %w", names[i], err)
+		if m != nil {
+			counts.Entries[names[i]] = int(found.Entries[i])
 		}
 	}
 	return counts, nil

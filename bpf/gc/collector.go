@@ -4,84 +4,85 @@ package gc
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
+	"time"
 
 	"github.com/cilium/ebpf"
-)
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
 
-// Options say what to collect in and how.
-type Options struct {
-	Maps   Maps
-	Method Method // empty: [Auto]
-	Log    *slog.Logger
-}
+	"github.com/sluice-net/sluice/bpf"
+)
 
 // Collector goes through the maps of one set. Its methods must not be called at
 // the same time, and there must be one on a set of maps.
 type Collector struct {
-	maps     [mapCount]*ebpf.Map
-	method   Method
-	kernel   *kernel // nil if entries are removed from user space
-	census   *census // nil if entries can only be counted by reading them
-	fallback error
+	programs  *ebpf.Collection
+	maps      [mapCount]*ebpf.Map
+	iterators [mapCount]*link.Iter
+	events    *ringbuf.Reader
+	scrubbed  []bpf.Address // what is in sluice_scrub
+	always    Method        // of tests: instead of the choice by the number of entries
 }
 
-// Open prepares to collect in a set of maps, which must stay open. If the kernel
-// takes no programs for it, entries are removed from user space, unless another
-// method is asked for.
-func Open(opts Options) (*Collector, error) {
-	c := &Collector{maps: opts.Maps.list(), method: opts.Method}
-	var err error
-	switch c.method {
-	case "":
-		c.method = Auto
-	case Auto, Iterator, ForEach, Keys, UserSpace:
-	default:
-		return nil, fmt.Errorf("unknown method %q: want one of %s, %s, %s, %s, %s", c.method, Auto, Iterator, ForEach, Keys, UserSpace)
-	}
-	if c.method != UserSpace {
-		if c.kernel, err = openKernel(c.maps); err != nil && c.method != Auto {
-			return nil, fmt.Errorf("collect by method %s: %w", c.method, err)
-		} else if err != nil {
-			c.fallback = err
-			opts.Log.Warn("Connections are removed from user space, which is slower: the kernel takes no programs for it", "error", err)
+// Open prepares to collect in a set of maps, which must stay open.
+func Open(maps Maps) (*Collector, error) {
+	c := &Collector{maps: maps.list()}
+	wanted := map[string]bool{censusProgram: true}
+	for i, m := range c.maps {
+		if m != nil {
+			wanted[programName(iteratorPrefix, i)] = true
+			wanted[programName(keyPrefix, i)] = true
 		}
 	}
-	if c.census, err = openCensus(c.maps); err != nil {
-		opts.Log.Warn("Entries of maps are counted by reading them: the kernel does not tell", "error", err)
+	var err error
+	if c.programs, err = load(c.maps, wanted); err != nil {
+		return nil, err
 	}
+	for i, m := range c.maps {
+		if m == nil {
+			continue
+		}
+		program := c.programs.Programs[programName(iteratorPrefix, i)]
+		if c.iterators[i], err = link.AttachIter(link.IterOptions{Program: program, Map: m}); err != nil {
+			return nil, errors.Join(fmt.Errorf("attach iterator to map %s: %w", names[i], err), c.Close())
+		}
+	}
+	if c.events, err = ringbuf.NewReader(c.programs.Maps[eventsMap]); err != nil {
+		return nil, errors.Join(fmt.Errorf("open events of removals: %w", err), c.Close())
+	}
+	c.events.SetDeadline(time.Unix(1, 0)) // reads return what there is
 	return c, nil
 }
 
 // Close releases what was opened. The maps stay open.
 func (c *Collector) Close() error {
-	if c.census != nil {
-		c.census.Close()
+	var errs []error
+	for _, it := range c.iterators {
+		if it != nil {
+			errs = append(errs, it.Close())
+		}
 	}
-	if c.kernel != nil {
-		return c.kernel.close()
+	if c.events != nil {
+		errs = append(errs, c.events.Close())
 	}
-	return nil
+	c.programs.Close()
+	return errors.Join(errs...)
 }
 
-// Fallback returns why entries are removed from user space, if nobody asked for
-// that; otherwise nil.
-func (c *Collector) Fallback() error { return c.fallback }
+// Count returns how many entries the maps have. It costs microseconds.
+func (c *Collector) Count() (Counts, error) { return count(c.programs, c.maps) }
 
 // Run makes a pass through all maps of the set, and returns what it did to each,
 // also to those before one that fails.
 func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error) {
-	var entries map[string]int // nil if it is not known
-	if c.kernel != nil {
-		if err := c.kernel.prepare(f); err != nil {
-			return nil, err
-		}
-		if c.method == Auto && c.census != nil {
-			if counts, err := c.census.count(); err == nil {
-				entries = counts.Entries
-			}
-		}
+	if err := c.prepare(f); err != nil {
+		return nil, err
+	}
+	counts, err := c.Count()
+	if err != nil {
+		return nil, err
 	}
 	for i, m := range c.maps {
 		if m == nil {
@@ -90,7 +91,7 @@ func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error
 		if err := ctx.Err(); err != nil {
 			return passes, err
 		}
-		p, err := c.pass(ctx, i, entries, f)
+		p, err := c.collect(ctx, i, counts.Entries[names[i]], f)
 		passes = append(passes, p)
 		if err != nil {
 			return passes, fmt.Errorf("collect in map %s: %w", names[i], err)
@@ -99,26 +100,38 @@ func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error
 	return passes, nil
 }
 
-func (c *Collector) pass(ctx context.Context, index int, entries map[string]int, f Filter) (Pass, error) {
-	if c.kernel == nil {
-		return passUserSpace(ctx, c.maps, index, f)
+// sparse is how many times more room than entries a nearly empty map has. There an
+// iterator takes longer for the empty buckets than [Keys] takes for the entries, as
+// measured by cmd/bench on different machines.
+const sparse = 1000
+
+// choose returns how to go through a map with so many entries.
+func choose(entries int, room uint32) Method {
+	if entries < int(room)/sparse {
+		return Keys
 	}
-	method := c.method
-	switch n, known := entries[names[index]]; {
-	case method != Auto:
-	case !known:
-		method = Iterator
-	case n == 0:
-		return Pass{Map: names[index]}, nil
-	default:
-		method = choose(n, c.maps[index].MaxEntries())
+	return Iterator
+}
+
+// thorough is how often a map is gone through at most until a pass finds nothing more
+// that has to go now.
+const thorough = 5
+
+// collect goes through a map, unless it is empty.
+func (c *Collector) collect(ctx context.Context, index, entries int, f Filter) (Pass, error) {
+	method := c.always
+	if method == "" {
+		if entries == 0 {
+			return Pass{Map: names[index]}, nil
+		}
+		method = choose(entries, c.maps[index].MaxEntries())
 	}
-	p, err := c.kernel.pass(ctx, index, method, f)
-	// A pass that removes entries may miss a neighbour. The next one finds what has
-	// expired, but what is to go now has none.
+	p, err := c.pass(ctx, index, method, f)
+	// A pass that removes entries may miss a neighbor of one. The next run finds it if it has
+	// expired. What has to go whether it has expired or not is looked for again at once.
 	for i := 1; i < thorough && err == nil && p.removed(f) > 0; i++ {
 		var again Pass
-		again, err = c.kernel.pass(ctx, index, method, f)
+		again, err = c.pass(ctx, index, method, f)
 		p.merge(&again)
 		if again.removed(f) == 0 {
 			break
@@ -127,13 +140,9 @@ func (c *Collector) pass(ctx context.Context, index int, entries map[string]int,
 	return p, err
 }
 
-// thorough is how often a map is gone through at most until nothing is found that
-// has to go whether it has expired or not.
-const thorough = 5
-
-// removed returns how many entries have been removed that have to go now.
+// removed returns how many entries were removed that have to go now.
 func (p *Pass) removed(f Filter) uint64 {
-	if f.Survivor != nil { // who is told of each once
+	if f.Survivor != nil { // which is called for each entry once
 		return 0
 	}
 	return p.Scrubbed + p.Flushed
@@ -154,17 +163,4 @@ func (p *Pass) merge(q *Pass) {
 	p.Duration += q.Duration
 	p.LongestRun = max(p.LongestRun, q.LongestRun)
 	p.NextExpiry = q.NextExpiry
-}
-
-// CountsByReading reports whether [Collector.Count] reads all entries, as the kernel
-// does not tell how many there are.
-func (c *Collector) CountsByReading() bool { return c.census == nil }
-
-// Count returns how many entries the maps have. It costs microseconds, unless the
-// kernel does not tell.
-func (c *Collector) Count() (Counts, error) {
-	if c.census != nil {
-		return c.census.count()
-	}
-	return countByReading(c.maps)
 }

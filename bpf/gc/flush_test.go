@@ -76,6 +76,13 @@ func (f *flushed) connect(t ctmap.Tuple, to string) {
 	require.NoError(f.t, nat.Update(in, natmap.Translation{NeedsCT: 1, Used: 9, To: t.Source}))
 }
 
+func (f *flushed) flush(ctx context.Context, chosen func(gc.Entry) bool, removed func(gc.Entry)) ([]gc.Pass, error) {
+	c, err := gc.Open(f.set)
+	require.NoError(f.t, err)
+	defer c.Close()
+	return c.Flush(ctx, chosen, removed)
+}
+
 // left returns what is in all maps.
 func (f *flushed) left() (left []string) {
 	for name, m := range f.ct {
@@ -110,7 +117,7 @@ func TestFlush(t *testing.T) {
 
 	owned := []netip.Addr{netip.MustParseAddr("10.1.0.5"), netip.MustParseAddr("fd00::5")}
 	var removed []gc.Entry
-	passes, err := gc.Flush(t.Context(), f.set,
+	passes, err := f.flush(t.Context(),
 		func(e gc.Entry) bool { return slices.Contains(owned, e.Tuple.Source.Addr()) },
 		func(e gc.Entry) { removed = append(removed, e) })
 	require.NoError(t, err)
@@ -158,13 +165,13 @@ func TestFlushEnds(t *testing.T) {
 	f.connect(flow(unix.IPPROTO_TCP, "10.1.0.5:1000", "192.0.2.7:443", ctmap.Out), "203.0.113.1:1024")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	passes, err := gc.Flush(ctx, f.set, func(gc.Entry) bool { return true }, nil)
+	passes, err := f.flush(ctx, func(gc.Entry) bool { return true }, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Len(t, passes, 1)
 	require.Len(t, f.left(), 3, "nothing was removed")
 
 	f.set.NAT4 = nil
-	_, err = gc.Flush(t.Context(), f.set, func(gc.Entry) bool { return true }, nil)
+	_, err = f.flush(t.Context(), func(gc.Entry) bool { return true }, nil)
 	require.NoError(t, err)
 	require.Len(t, f.left(), 2, "maps that do not exist are left out")
 }

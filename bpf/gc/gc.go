@@ -39,16 +39,13 @@ func (m Maps) list() [mapCount]*ebpf.Map {
 	return [mapCount]*ebpf.Map{m.CT4TCP, m.CT4Any, m.CT6TCP, m.CT6Any, m.NAT4, m.NAT6}
 }
 
-// Method is a way to go through a map.
+// Method is a way to go through a map. [Collector.Run] chooses it for each map.
 type Method string
 
 // The methods.
 const (
-	Auto      Method = "auto"       // the best of the others for a map
-	Iterator  Method = "iterator"   // a program of the kernel's, in runs of less than a millisecond
-	ForEach   Method = "for-each"   // a program of the kernel's in one run, for maps with few entries
-	Keys      Method = "keys"       // read by system calls, and a program for each entry: for large maps with hardly any
-	UserSpace Method = "user-space" // by system calls: slower, and an entry that is in use may be away for a moment
+	Iterator Method = "iterator" // a BPF iterator, in runs of less than a millisecond
+	Keys     Method = "keys"     // keys read by system calls, and a program for each entry
 )
 
 // Reason says why an entry was removed.
@@ -60,7 +57,7 @@ const (
 	Orphan    Reason = "orphan"    // translation whose connection is not known any more
 	Scrubbed  Reason = "scrubbed"  // one of its addresses is gone
 	Flushed   Reason = "flushed"   // everything was to go
-	Condemned Reason = "condemned" // somebody had begun to remove it
+	Condemned Reason = "condemned" // its removal had begun earlier
 )
 
 // Filter says what a pass removes. Without anything it only looks.
@@ -81,8 +78,6 @@ type Filter struct {
 
 	Survivor func(Entry) // if not nil, called for what stays
 	Removed  func(Entry) // if not nil, called once for each entry that is removed, with its final value
-
-	chosen func(Entry) bool // of [Flush]: connections to remove whatever else is said
 }
 
 // Entry is an entry of a map that a pass has come by.

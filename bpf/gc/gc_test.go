@@ -15,7 +15,10 @@ import (
 	"github.com/sluice-net/sluice/bpf/natmap"
 )
 
-const long = 100 // seconds, longer than any grace
+const (
+	long  = 100 // seconds, longer than any grace
+	grace = 2   // seconds: NAT_GRACE of bpf/programs/translation.h
+)
 
 // An expired connection goes with both of its translations, a live one stays with them.
 func TestExpired(t *testing.T) {
@@ -238,33 +241,9 @@ func TestMappedAddresses(t *testing.T) {
 	})
 }
 
-// A pass by for-each that has too much to tell of begins anew with the iterator: what
-// was seen before is counted and told of once.
-func TestForEachGivesUp(t *testing.T) {
-	const flows = 2000
-	f := newFixture(t, ForEach)
-	for i := range flows {
-		lifetime := f.now + long
-		if i%4 < 2 {
-			lifetime = f.now - long
-		}
-		f.connect(manyFlow(2*i), ctmap.Entry{Lifetime: lifetime})
-	}
-	told := map[ctmap.Tuple]int{}
-	passes, err := f.Run(t.Context(), Filter{Expired: true, Removed: func(e Entry) { told[e.Tuple]++ }})
-	require.NoError(t, err)
-	require.Equal(t, Iterator, passes[0].Method)
-	require.EqualValues(t, len(told), passes[0].Expired)
-	require.LessOrEqual(t, passes[0].Scanned, uint64(flows))
-	require.Greater(t, passes[0].Scanned, uint64(flows/10*9), "more than a few neighbours of removed ones are missed")
-	for tuple, n := range told {
-		require.Equal(t, 1, n, tuple)
-	}
-}
-
-// What somebody began to remove and did not goes: a connection at once, as nobody
-// else removes any, a translation when it has been so for a while, unless that is
-// found out otherwise. Until then it is counted as kept, so that there is a next pass.
+// An entry that was condemned and not deleted goes: a connection at once, as only passes
+// remove any; a translation when it has stayed condemned for a while. Until then it is
+// counted as kept, so that there is a next pass.
 func TestCondemned(t *testing.T) {
 	t.Parallel()
 	eachMethod(t, func(f *fixture) {
@@ -277,17 +256,13 @@ func TestCondemned(t *testing.T) {
 			f.translateNeeding(replies(flow), flow.Source, 0, 0)
 		}
 		n := uint64(len(connections))
-		if f.method == UserSpace {
-			require.Equal(f, Pass{Scanned: 3 * n, Condemned: 3 * n}, f.run(look))
-		} else {
-			require.Equal(f, Pass{Scanned: 3 * n, Condemned: n, Kept: 2 * n}, f.run(look))
-			require.Equal(f, Pass{Scanned: 2 * n, Kept: 2 * n}, f.run(look))
-			time.Sleep(grace*time.Second + 100*time.Millisecond)
-			other := connections["IPv4 TCP"] // another has been made and condemned in its place
-			f.translateMade(other, egress(other), 1, 0, 1)
-			require.Equal(f, Pass{Scanned: 2 * n, Condemned: 2*n - 1, Kept: 1}, f.run(look))
-			require.True(f, f.translated(other))
-		}
+		require.Equal(f, Pass{Scanned: 3 * n, Condemned: n, Kept: 2 * n}, f.run(look))
+		require.Equal(f, Pass{Scanned: 2 * n, Kept: 2 * n}, f.run(look))
+		time.Sleep(grace*time.Second + 100*time.Millisecond)
+		other := connections["IPv4 TCP"] // another has been made and condemned in its place
+		f.translateMade(other, egress(other), 1, 0, 1)
+		require.Equal(f, Pass{Scanned: 2 * n, Condemned: 2*n - 1, Kept: 1}, f.run(look))
+		require.True(f, f.translated(other))
 		left := len(f.dump())
 		require.Len(f, told, int(3*n)-left, "each is told of once")
 		for _, e := range told {
@@ -320,7 +295,7 @@ func TestNextExpiry(t *testing.T) {
 
 // A set need not have all maps.
 func TestMissingMaps(t *testing.T) {
-	for _, method := range []Method{Auto, Iterator, ForEach, Keys, UserSpace} {
+	for _, method := range []Method{"", Iterator, Keys} {
 		for missing := range mapCount {
 			f := newFixtureOf(t, method, 100, func(name string) bool { return name != names[missing] })
 			for name, flow := range connections {
@@ -329,7 +304,7 @@ func TestMissingMaps(t *testing.T) {
 				}
 				f.connect(flow, ctmap.Entry{Lifetime: f.now - long})
 				want := Pass{Scanned: 1, Expired: 1}
-				if m, _ := (session{maps: f.maps}).nat(flow); m != nil {
+				if m, _ := f.nat(flow); m != nil {
 					f.pair(flow, long)
 					want.Translations = 2
 				}
@@ -348,14 +323,9 @@ func TestMissingMaps(t *testing.T) {
 
 // Translations whose map of connections does not exist are without connection.
 func TestOrphansWithoutMap(t *testing.T) {
-	for _, method := range []Method{Iterator, ForEach, Keys, UserSpace} {
+	for _, method := range []Method{Iterator, Keys} {
 		f := newFixtureOf(t, method, 100, func(name string) bool { return name != ctmap.CT4TCP })
 		f.pair(connections["IPv4 TCP"], long)
 		require.Equal(t, Pass{Scanned: 2, Orphans: 2}, f.run(Filter{Orphans: true}), method)
 	}
-}
-
-func TestUnknownMethod(t *testing.T) {
-	_, err := Open(Options{Method: "luck"})
-	require.ErrorContains(t, err, `unknown method "luck"`)
 }

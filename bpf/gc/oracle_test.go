@@ -60,7 +60,7 @@ func (f *fixture) dump() contents {
 
 // collected is what a pass makes of the contents by the naive reading of the
 // rules: what stays, and what goes with the reason.
-func (c contents) collected(f Filter, method Method) (stays contents, gone []Entry) {
+func (c contents) collected(f Filter) (stays contents, gone []Entry) {
 	stays = maps.Clone(c)
 	remove := func(w where, reason Reason) {
 		e := stays[w]
@@ -117,7 +117,7 @@ func (c contents) collected(f Filter, method Method) (stays contents, gone []Ent
 		ct, known := stays[where{ctmap.CTName(flow.Is6(), flow.Protocol), flow}]
 		switch {
 		case e.NAT.Used == 0:
-			if f.All || method == UserSpace { // programs wait whether it stays so
+			if f.All { // else a pass waits whether it stays so
 				remove(w, Condemned)
 			}
 		case f.All:

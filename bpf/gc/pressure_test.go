@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -36,9 +35,9 @@ func (f *fixture) requireSameCount() contents {
 	counts, err := f.Count()
 	require.NoError(f, err)
 	require.Equal(f, read, counts.Entries)
-	byReading, err := countByReading(f.maps)
+	counts, err = Count(f.Maps)
 	require.NoError(f, err)
-	require.Equal(f, read, byReading.Entries)
+	require.Equal(f, read, counts.Entries)
 	passes, err := f.Run(f.Context(), Filter{})
 	require.NoError(f, err)
 	scanned := map[string]int{}
@@ -110,8 +109,9 @@ func TestEvicted(t *testing.T) {
 		full := newMap(f, ctmap.CT4TCP, 14, uintptr(f.CT4Any.ValueSize()), room)
 		set := f.Maps
 		set.CT4TCP = full
-		c, err := Open(Options{Maps: set, Method: f.method, Log: slog.New(slog.DiscardHandler)})
+		c, err := Open(set)
 		require.NoError(f, err)
+		c.always = f.always
 		g := &fixture{f.TB, set, c, f.now}
 		defer c.Close()
 		for i := range flows {
@@ -161,9 +161,9 @@ func TestTupleReuse(t *testing.T) {
 			f.connect(flow, ctmap.Entry{Lifetime: f.now - long})
 			f.pair(flow, long)
 			removed := 0
-			sum := f.run(Filter{Expired: true, Orphans: true, Removed: func(e Entry) {
+			sum := f.run(Filter{Expired: true, Orphans: true, Removed: func(Entry) {
 				removed++
-				if removed != 3 && f.method != UserSpace || e.CT == nil && f.method == UserSpace {
+				if removed != 3 {
 					return
 				}
 				f.connect(flow, ctmap.Entry{Lifetime: f.now + long})
@@ -176,63 +176,6 @@ func TestTupleReuse(t *testing.T) {
 			f.run(Filter{All: true})
 		}
 	})
-}
-
-// From user space an entry that is used between the look at it and its removal is
-// put back as it was then. One that was condemned is as good as absent: it is not.
-func TestPutBack(t *testing.T) {
-	f := newFixture(t, UserSpace)
-	const flows = 50
-	var used contents
-	for i := range flows {
-		f.connect(manyFlow(2*i), ctmap.Entry{Lifetime: f.now - long, Packets: 3})
-		f.translate(manyFlow(2*i+1), egress(manyFlow(2*i+1)), long)
-	}
-	use := func(e Entry) {
-		for i := range flows {
-			if t := manyFlow(2 * i); e.CT != nil && e.Tuple != t {
-				f.connect(t, ctmap.Entry{Lifetime: f.now + long, Packets: 4, Bytes: uint64(i), Flags: ctmap.SeenNonSYN, Epoch: 9})
-			}
-			if t := manyFlow(2*i + 1); e.NAT != nil && e.Tuple != t {
-				f.translate(t, egress(t), 0)
-			}
-		}
-		used = f.dump()
-	}
-	sum := f.run(Filter{Expired: true, Orphans: true, Now: f.now + 1, Removed: use})
-	require.Equal(t, Pass{Scanned: 2 * flows, Expired: 1, Orphans: 1, Revived: 2 * (flows - 1)}, sum)
-	require.Len(t, used, 2*(flows-1))
-	require.Equal(t, used, f.dump())
-}
-
-func TestCondemnedIsNotPutBack(t *testing.T) {
-	const flows = 50
-	f := newFixture(t, UserSpace)
-	for i := range flows {
-		f.connect(manyFlow(2*i), ctmap.Entry{Lifetime: f.now - long})
-		f.translate(manyFlow(2*i+1), egress(manyFlow(2*i+1)), long)
-	}
-	condemn := func(removed Entry) {
-		for w, e := range f.dump() {
-			if w.name != removed.Map {
-				continue
-			}
-			if e.CT != nil {
-				f.connect(w.tuple, ctmap.Entry{})
-			} else {
-				f.translateNeeding(w.tuple, e.NAT.To, 0, 1)
-			}
-		}
-	}
-	seen := map[string]bool{}
-	sum := f.run(Filter{Expired: true, Orphans: true, Removed: func(e Entry) {
-		if !seen[e.Map] {
-			seen[e.Map] = true
-			condemn(e)
-		}
-	}})
-	require.Equal(t, Pass{Scanned: 2 * flows, Expired: flows, Orphans: flows}, sum)
-	f.requireEmpty()
 }
 
 // However much is to be removed, a run of the kernel is bounded, and each removal
@@ -248,21 +191,21 @@ func TestRunsAreBounded(t *testing.T) {
 	}
 	told := map[where]int{}
 	filter := Filter{Expired: true, Orphans: true, Removed: func(e Entry) { told[where{e.Map, e.Tuple}]++ }}
-	require.NoError(t, f.kernel.prepare(filter))
-	require.NoError(t, f.kernel.reset())
-	opened, err := f.kernel.iterators[indexCT4TCP].Open()
+	require.NoError(t, f.prepare(filter))
+	require.NoError(t, f.reset())
+	opened, err := f.iterators[indexCT4TCP].Open()
 	require.NoError(t, err)
 	defer opened.Close()
 	runs, before := 0, programsGcCounts{}
 	for {
 		n, err := opened.Read(make([]byte, 8))
-		counts, failed := f.kernel.counts()
+		counts, failed := f.counts()
 		require.NoError(t, failed)
 		runs++
 		require.LessOrEqual(t, counts.Scanned-before.Scanned, uint64(1024))
 		require.LessOrEqual(t, counts.Expired+counts.Translations-before.Expired-before.Translations, uint64(512+3))
 		before = counts
-		require.NoError(t, f.kernel.drain(filter))
+		require.NoError(t, f.drain(filter))
 		if n == 0 {
 			require.Error(t, err)
 			break
@@ -288,25 +231,13 @@ func TestRunsAreBounded(t *testing.T) {
 // A map of the default size with hardly anything in it is read by keys: no program passes
 // over its empty buckets.
 func TestNearlyEmpty(t *testing.T) {
-	f := newFixtureOf(t, Auto, 1<<19, func(name string) bool { return name == ctmap.CT4TCP })
+	f := newFixtureOf(t, "", 1<<19, func(name string) bool { return name == ctmap.CT4TCP })
 	f.connect(manyFlow(0), ctmap.Entry{Lifetime: f.now + long})
 	passes, err := f.Run(t.Context(), Filter{Expired: true, Orphans: true})
 	require.NoError(t, err)
 	require.Equal(t, Keys, passes[0].Method)
 	require.EqualValues(t, 1, passes[0].Scanned)
 	require.Positive(t, passes[0].LongestRun)
-	require.LessOrEqual(t, passes[0].LongestRun, passes[0].Duration)
-}
-
-// The longest run of the kernel includes the empty buckets, for which no program is called.
-func TestRunOverEmptyBuckets(t *testing.T) {
-	const buckets = 1 << 16
-	f := newFixtureOf(t, ForEach, buckets, func(name string) bool { return name == ctmap.CT4TCP })
-	passes, err := f.Run(t.Context(), Filter{Expired: true})
-	require.NoError(t, err)
-	require.Zero(t, passes[0].Scanned)
-	// The fastest machine takes a cycle for a bucket, and a slow one only takes longer.
-	require.Greater(t, passes[0].LongestRun, buckets*time.Nanosecond/4)
 	require.LessOrEqual(t, passes[0].LongestRun, passes[0].Duration)
 }
 
@@ -329,10 +260,9 @@ func TestPerCluster(t *testing.T) {
 		cluster, err := clusters.Get(id + 1)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, cluster.Close()) })
-		c, err := Open(Options{Maps: Maps(cluster.Set()), Method: Auto, Log: slog.New(slog.DiscardHandler)})
+		c, err := Open(Maps(cluster.Set()))
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
-		require.NoError(t, c.Fallback())
 		f := &fixture{t, Maps(cluster.Set()), c, now}
 		sets = append(sets, f)
 		for _, flow := range connections {

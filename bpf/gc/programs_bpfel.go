@@ -193,7 +193,7 @@ type programsGcCounts struct {
 	Failed       uint64
 	LongestRun   uint64
 	NextExpiry   uint32
-	Stopped      uint32
+	_            [4]byte
 }
 
 type programsGcEvent struct {
@@ -430,12 +430,6 @@ const (
 	programsMapSluiceSlots    = "sluice_slots"
 	programsMapSluiceSources  = "sluice_sources"
 	programsMapSluiceSuspects = "sluice_suspects"
-	programsProgAllCt4Any     = "all_ct4_any"
-	programsProgAllCt4Tcp     = "all_ct4_tcp"
-	programsProgAllCt6Any     = "all_ct6_any"
-	programsProgAllCt6Tcp     = "all_ct6_tcp"
-	programsProgAllNat4       = "all_nat4"
-	programsProgAllNat6       = "all_nat6"
 	programsProgCountEntries  = "count_entries"
 	programsProgGcCt4Any      = "gc_ct4_any"
 	programsProgGcCt4Tcp      = "gc_ct4_tcp"
@@ -499,12 +493,6 @@ type programsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsProgramSpecs struct {
-	AllCt4Any    *ebpf.ProgramSpec `ebpf:"all_ct4_any"`
-	AllCt4Tcp    *ebpf.ProgramSpec `ebpf:"all_ct4_tcp"`
-	AllCt6Any    *ebpf.ProgramSpec `ebpf:"all_ct6_any"`
-	AllCt6Tcp    *ebpf.ProgramSpec `ebpf:"all_ct6_tcp"`
-	AllNat4      *ebpf.ProgramSpec `ebpf:"all_nat4"`
-	AllNat6      *ebpf.ProgramSpec `ebpf:"all_nat6"`
 	CountEntries *ebpf.ProgramSpec `ebpf:"count_entries"`
 	GcCt4Any     *ebpf.ProgramSpec `ebpf:"gc_ct4_any"`
 	GcCt4Tcp     *ebpf.ProgramSpec `ebpf:"gc_ct4_tcp"`
@@ -662,12 +650,6 @@ type programsVariables struct {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsPrograms struct {
-	AllCt4Any    *ebpf.Program `ebpf:"all_ct4_any"`
-	AllCt4Tcp    *ebpf.Program `ebpf:"all_ct4_tcp"`
-	AllCt6Any    *ebpf.Program `ebpf:"all_ct6_any"`
-	AllCt6Tcp    *ebpf.Program `ebpf:"all_ct6_tcp"`
-	AllNat4      *ebpf.Program `ebpf:"all_nat4"`
-	AllNat6      *ebpf.Program `ebpf:"all_nat6"`
 	CountEntries *ebpf.Program `ebpf:"count_entries"`
 	GcCt4Any     *ebpf.Program `ebpf:"gc_ct4_any"`
 	GcCt4Tcp     *ebpf.Program `ebpf:"gc_ct4_tcp"`
@@ -685,12 +667,6 @@ type programsPrograms struct {
 
 func (p *programsPrograms) Close() error {
 	return _ProgramsClose(
-		p.AllCt4Any,
-		p.AllCt4Tcp,
-		p.AllCt6Any,
-		p.AllCt6Tcp,
-		p.AllNat4,
-		p.AllNat6,
 		p.CountEntries,
 		p.GcCt4Any,
 		p.GcCt4Tcp,

@@ -142,7 +142,7 @@ func TestRandomContents(t *testing.T) {
 			w.fill(1500)
 			filter := w.filter()
 			before := f.dump()
-			stays, gone := before.collected(filter, f.method)
+			stays, gone := before.collected(filter)
 
 			var told, survivors []Entry
 			filter.Removed = func(e Entry) { told = append(told, e) }

@@ -54,7 +54,6 @@ struct gc_counts {
 	__u64 failed;	/* could not be deleted */
 	__u64 longest_run; /* nanoseconds */
 	__u32 next_expiry; /* earliest of the connections that stay, 0: none */
-	__u32 stopped;	   /* the pass by for_each did not come to the end */
 };
 
 enum gc_kind { GC_CONNECTION = 1, GC_TRANSLATION = 2 };
@@ -96,9 +95,9 @@ struct {
 	__type(value, struct scrub_value);
 } sluice_scrub SEC(".maps");
 
-/* Translations that were found condemned. Who did that is about to delete them, and
- * somebody then makes others in their places: so they are left alone, unless they
- * stay so, as what was removed by system calls may. */
+/* Translations that were found condemned. The program that condemned one is about to
+ * delete it, and another program may then create one in its place. So a pass leaves them
+ * alone, unless they stay condemned: an eviction at that moment can leave one behind. */
 struct gc_suspect {
 	__u64 created; /* as that of the translation */
 	__u64 since;   /* nanoseconds of CLOCK_MONOTONIC */
