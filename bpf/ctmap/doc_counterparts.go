@@ -68,7 +68,7 @@
 //	PurgeOrphanNATEntries                     gc.Filter.Orphans
 //	NatGCStats                                gc.Pass
 //	PurgeHook, ACT                            - counts of service backends: no load balancing here
-//	InitMapInfo                               gc.Options.Maps
+//	InitMapInfo                               gc.Maps
 //	FilterMapsByProto, CTMapIPVersion         CTName, Any.Is6
 //	Lookup, Update (by text)                  Typed.Lookup, Typed.Update
 //	CloseLocalMaps, CtEndpoint                - maps of single endpoints: these are global

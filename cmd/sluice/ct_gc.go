@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strconv"
 	"time"
 
@@ -107,7 +106,7 @@ func collectAlone(ctx context.Context, bpffs string, request *api.GCRequest, std
 	fmt.Fprintln(stderr, "sluice: no agent answers: this command works on the maps itself")
 	var all []gc.Pass
 	for _, s := range pinned.sets {
-		passes, err := s.collect(ctx, request, slog.New(slog.NewTextHandler(stderr, nil)))
+		passes, err := s.collect(ctx, request)
 		all = append(all, passes...)
 		if err != nil {
 			return all, mapsError(err)
@@ -116,8 +115,8 @@ func collectAlone(ctx context.Context, bpffs string, request *api.GCRequest, std
 	return all, nil
 }
 
-func (s mapSet) collect(ctx context.Context, request *api.GCRequest, log *slog.Logger) ([]gc.Pass, error) {
-	collector, err := gc.Open(gc.Options{Maps: s.maps(), Log: log})
+func (s mapSet) collect(ctx context.Context, request *api.GCRequest) ([]gc.Pass, error) {
+	collector, err := gc.Open(s.maps())
 	if err != nil {
 		return nil, err
 	}

@@ -30,12 +30,12 @@ func TestCTGC(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, aloneNote, r.stderr)
 	require.Equal(t, "Map | Method | Scanned | Expired | Translations | Orphans | Kept | Revived | Deferred | Failed | Duration | LongestRun\n"+
-		"sluice_ct4_tcp | for-each | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
-		"sluice_ct4_any | for-each | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | D | D\n"+
-		"sluice_ct6_tcp | for-each | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct4_tcp | iterator | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct4_any | iterator | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | D | D\n"+
+		"sluice_ct6_tcp | iterator | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
 		"sluice_ct6_any | - | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | - | -\n"+
-		"sluice_nat4 | for-each | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
-		"sluice_nat6 | for-each | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n", masked(r.stdout))
+		"sluice_nat4 | iterator | 4 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n"+
+		"sluice_nat6 | iterator | 2 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | D | D\n", masked(r.stdout))
 	connections, translations := n.left()
 	require.Equal(t, 3, connections)
 	require.Equal(t, 6, translations)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"strings"
 
@@ -112,12 +111,8 @@ func (p *openMaps) translations() (maps []natmap.Map) {
 func (p *openMaps) count() (map[string]int, error) {
 	all := map[string]int{}
 	for _, s := range p.sets {
-		c, err := gc.Open(gc.Options{Maps: s.maps(), Method: gc.UserSpace, Log: slog.New(slog.DiscardHandler)})
+		counts, err := gc.Count(s.maps())
 		if err != nil {
-			return nil, err
-		}
-		counts, err := c.Count()
-		if err = errors.Join(err, c.Close()); err != nil {
 			return nil, err
 		}
 		for name, n := range counts.Entries {

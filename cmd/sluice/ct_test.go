@@ -331,7 +331,7 @@ func TestCTOfClusters(t *testing.T) {
 	require.Regexp(t, `(?m)^sluice_cct4_tcp/7 +2 +100 +2\.0 % +2$`, r.stdout)
 	r = n.run("ct", "gc")
 	require.Equal(t, exitOK, r.code, r.stderr)
-	require.Regexp(t, `(?m)^sluice_cct4_tcp/7 +for-each +2 +1 `, r.stdout)
+	require.Regexp(t, `(?m)^sluice_cct4_tcp/7 +iterator +2 +1 `, r.stdout)
 	r = n.run("ct", "flush", "--ip=198.51.100.10")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, "removed 2 connections and 2 entries of translations\n", r.stdout)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -17,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -40,23 +38,21 @@ var Cell = cell.Module(
 	cell.Invoke(register),
 )
 
-// Config says when passes are made, and how.
+// Config says when passes are made.
 type Config struct {
 	CTGCInterval    time.Duration `mapstructure:"ct-gc-interval"`
 	CTGCMaxInterval time.Duration `mapstructure:"ct-gc-max-interval"`
-	CTGCMethod      string        `mapstructure:"ct-gc-method"`
+	CTGCMethod      string        `mapstructure:"ct-gc-method"` // ignored
 }
 
 // DefaultConfig has the interval follow what passes find.
-var DefaultConfig = Config{CTGCMaxInterval: 30 * time.Minute, CTGCMethod: string(gc.Auto)}
-
-var methods = []string{string(gc.Auto), string(gc.Iterator), string(gc.ForEach), string(gc.Keys), string(gc.UserSpace)}
+var DefaultConfig = Config{CTGCMaxInterval: 30 * time.Minute}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections, 5s at least; 0: by the share that has expired")
 	flags.Duration("ct-gc-max-interval", c.CTGCMaxInterval, "Most time between these passes, while any may have expired")
-	flags.String("ct-gc-method", c.CTGCMethod, "How expired connections are removed: auto, iterator, for-each, keys, user-space")
+	flags.String("ct-gc-method", c.CTGCMethod, "Ignored, and removed with the next release: the agent chooses how it removes expired connections")
 }
 
 func (c Config) validate() error {
@@ -65,10 +61,15 @@ func (c Config) validate() error {
 		return fmt.Errorf("--ct-gc-interval %s: want 0, or %s at least, which is how often entries are counted", c.CTGCInterval, DefaultTiming.Poll)
 	case c.CTGCMaxInterval < minInterval:
 		return fmt.Errorf("--ct-gc-max-interval %s is less than %s, the least time between passes", c.CTGCMaxInterval, minInterval)
-	case !slices.Contains(methods, c.CTGCMethod):
-		return fmt.Errorf("unknown value %q of --ct-gc-method: want one of %v", c.CTGCMethod, methods)
 	}
 	return nil
+}
+
+// warn names the flag of a former version that has no effect any more.
+func (c Config) warn(log *slog.Logger) {
+	if c.CTGCMethod != "" {
+		log.Warn("The agent ignores --ct-gc-method: it chooses how it removes expired connections", "value", c.CTGCMethod)
+	}
 }
 
 // Exhausted tells when a port to translate to was wanted and there was none.
@@ -92,6 +93,7 @@ func provide(p params) (*Runner, error) {
 	if err := p.Config.validate(); err != nil {
 		return nil, err
 	}
+	p.Config.warn(p.Log)
 	m := newMetrics()
 	if p.Registerer != nil {
 		if err := m.register(p.Registerer); err != nil {
@@ -102,7 +104,7 @@ func provide(p params) (*Runner, error) {
 	if p.Timing != nil {
 		r.timing = *p.Timing
 	}
-	o := &opener{p.Datapath, p.Config, p.Log}
+	o := &opener{p.Datapath, p.Config}
 	r.log, r.loaded, r.open = p.Log, p.Datapath.Loaded, o.global
 	r.clusters = func(sets []*set) ([]*set, error) {
 		kernel, ok := p.Maps.Backend().(*bpf.Kernel)

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -23,8 +21,6 @@ type Collector interface {
 	Run(ctx context.Context, f gc.Filter) ([]gc.Pass, error)
 	Flush(ctx context.Context, chosen func(gc.Entry) bool, removed func(gc.Entry)) ([]gc.Pass, error)
 	Count() (gc.Counts, error)
-	CountsByReading() bool
-	Fallback() error
 	Close() error
 }
 
@@ -46,7 +42,6 @@ type set struct {
 	name      string
 	names     map[string]string // of the maps, where they are not those of the global ones
 	sizes     map[string]uint32 // room of the maps, by the names that gc has for them
-	method    gc.Method
 	collector Collector
 	schedule  schedule
 
@@ -54,16 +49,7 @@ type set struct {
 	ids     map[string]ebpf.MapID
 	release func() error
 
-	counted counted // last
-
 	failure, uncounted error // of the last pass, and count
-}
-
-// counted is how many entries a set had.
-type counted struct {
-	at      time.Time // zero: they are to be counted anew
-	packets uint64    // that had passed by then
-	counts  gc.Counts // of no maps if they could not be counted
 }
 
 // nameOf returns the name of a map for the world.
@@ -86,7 +72,6 @@ func (s *set) close() error {
 type opener struct {
 	datapath Datapath
 	config   Config
-	log      *slog.Logger
 }
 
 // global opens the set that the programs use.
@@ -100,12 +85,12 @@ func (o *opener) global() (*set, error) {
 }
 
 func (o *opener) open(name string, m gc.Maps) (*set, error) {
-	c, err := gc.Open(gc.Options{Maps: m, Method: gc.Method(o.config.CTGCMethod), Log: o.log})
+	c, err := gc.Open(m)
 	if err != nil {
 		return nil, err
 	}
 	s := &set{
-		name: name, sizes: map[string]uint32{}, method: gc.Method(o.config.CTGCMethod), collector: c,
+		name: name, sizes: map[string]uint32{}, collector: c,
 		schedule: newSchedule(o.config.CTGCInterval, o.config.CTGCMaxInterval),
 	}
 	for name, m := range map[string]*ebpf.Map{

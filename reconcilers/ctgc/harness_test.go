@@ -34,20 +34,16 @@ const size = 1000
 
 // fakeCollector is a set of maps of which only the numbers are there.
 type fakeCollector struct {
-	mu      sync.Mutex
-	counts  map[string]int
-	runs    []run
-	err     error // of passes
-	counted int
-	// uncounted is the error of counts, reading whether they cost as much as a pass.
-	uncounted error
-	reading   bool
+	mu        sync.Mutex
+	counts    map[string]int
+	runs      []run
+	err       error // of passes
+	counted   int
+	uncounted error // of counts
 
 	// during, if not nil, is called in each pass, and is what it comes to.
 	during func(gc.Filter) []gc.Pass
 	closed bool
-
-	fallback error
 }
 
 // run is a pass through a fakeCollector.
@@ -90,7 +86,7 @@ func (c *fakeCollector) Flush(_ context.Context, chosen func(gc.Entry) bool, rem
 	if e := removal("10.0.0.9"); chosen(e) && removed != nil {
 		removed(e)
 	}
-	return []gc.Pass{{Map: ctmap.CT4TCP, Method: gc.UserSpace, Scanned: 1, Flushed: 1}}, nil
+	return []gc.Pass{{Map: ctmap.CT4TCP, Method: gc.Keys, Scanned: 1, Flushed: 1}}, nil
 }
 
 func (c *fakeCollector) Count() (gc.Counts, error) {
@@ -105,27 +101,6 @@ func (c *fakeCollector) Count() (gc.Counts, error) {
 		counts.Entries[name] = n
 	}
 	return counts, nil
-}
-
-func (c *fakeCollector) CountsByReading() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.reading
-}
-
-// takeCounted returns how often entries were counted since it was last called.
-func (c *fakeCollector) takeCounted() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := c.counted
-	c.counted = 0
-	return n
-}
-
-func (c *fakeCollector) Fallback() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.fallback
 }
 
 func (c *fakeCollector) Close() error { c.closed = true; return nil }
@@ -250,7 +225,7 @@ func newWorld(t *testing.T, cfg Config, opening error) *world {
 
 func (w *world) newSet(cfg Config) *set {
 	s := &set{
-		name: globalSet, method: gc.Iterator, collector: w.fakeCollector, sizes: map[string]uint32{},
+		name: globalSet, collector: w.fakeCollector, sizes: map[string]uint32{},
 		schedule: newSchedule(cfg.CTGCInterval, cfg.CTGCMaxInterval),
 	}
 	for _, name := range []string{ctmap.CT4TCP, ctmap.CT4Any, ctmap.CT6TCP, ctmap.CT6Any, natmap.Name4, natmap.Name6} {

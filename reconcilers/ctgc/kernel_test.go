@@ -69,7 +69,7 @@ func openKernel(t *testing.T) *bpf.Kernel {
 	return kernel
 }
 
-func newAgent(t *testing.T, method gc.Method) *agent {
+func newAgent(t *testing.T) *agent {
 	kernel := openKernel(t)
 	a := &agent{t: t, maps: kernelMaps{}, dir: kernel.Dir()}
 	for _, name := range ctmap.Names() {
@@ -90,14 +90,14 @@ func newAgent(t *testing.T, method gc.Method) *agent {
 	a.maps[ctmap.Frag4] = fragments
 	require.NoError(t, fragments.Put(ctmap.FragKey4{Protocol: 17}, ctmap.FragValue{}))
 
-	h := a.hive(kernel, method)
+	h := a.hive(kernel)
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	require.NoError(t, h.Start(log, t.Context()))
 	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
 	return a
 }
 
-func (a *agent) hive(kernel *bpf.Kernel, method gc.Method) *hive.Hive {
+func (a *agent) hive(kernel *bpf.Kernel) *hive.Hive {
 	opts := hive.DefaultOptions()
 	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
 		func(r job.Registry, h cell.Health, id cell.ModuleID, log *slog.Logger) job.Group {
@@ -105,7 +105,7 @@ func (a *agent) hive(kernel *bpf.Kernel, method gc.Method) *hive.Hive {
 		},
 	}
 	timing := &Timing{Poll: 5 * time.Millisecond, Look: 5 * time.Millisecond, Coalesce: 5 * time.Millisecond, Ports: time.Millisecond}
-	h := hive.NewWithOptions(opts,
+	return hive.NewWithOptions(opts,
 		statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, bpfmap.Cell, Cell,
 		cell.Provide(
 			func() bpf.Backend { return kernel },
@@ -121,8 +121,6 @@ func (a *agent) hive(kernel *bpf.Kernel, method gc.Method) *hive.Hive {
 			a.runner, a.db, a.endpoints, a.nodes, a.runs, a.shown = r, db, e, n, runs, shown
 		}),
 	)
-	hive.AddConfigOverride(h, func(c *Config) { c.CTGCMethod = string(method) })
-	return h
 }
 
 // put adds connections that end at some time to the maps, and says when they do.
@@ -160,12 +158,7 @@ func (a *agent) eventually(condition func() bool, what string) {
 
 // The runner with all that it works on: maps of the kernel, tables, observers.
 func TestKernel(t *testing.T) {
-	for _, method := range []gc.Method{gc.Auto, gc.Iterator, gc.UserSpace} {
-		t.Run(string(method), func(t *testing.T) { testKernel(t, newAgent(t, method)) })
-	}
-}
-
-func testKernel(t *testing.T, a *agent) {
+	a := newAgent(t)
 	now, err := gc.Now()
 	require.NoError(t, err)
 	a.runner.Observe4().Observe(t.Context(), func(e gc.Entry) {
@@ -217,22 +210,20 @@ func testKernel(t *testing.T, a *agent) {
 	testCluster(t, a, now)
 }
 
-// A translation whose use was just now, or that somebody has begun to remove, is
-// left to the next pass, which has to follow soon also on a node that is idle by now.
+// A translation that was used just now, or is condemned, is left to the next pass, which
+// has to follow soon also on a node that is idle by now.
 func TestLookedForAgain(t *testing.T) {
 	for name, used := range map[string]bool{"used just now": true, "condemned": false} {
-		for _, method := range []gc.Method{gc.Auto, gc.Iterator, gc.ForEach, gc.Keys, gc.UserSpace} {
-			t.Run(name+" "+string(method), func(t *testing.T) { testLookedForAgain(t, used, method) })
-		}
+		t.Run(name, func(t *testing.T) { testLookedForAgain(t, used) })
 	}
 }
 
-func testLookedForAgain(t *testing.T, used bool, method gc.Method) {
+func testLookedForAgain(t *testing.T, used bool) {
 	openKernel(t)
 	m, err := natmap.Create(natmap.Name4, 1000)
 	require.NoError(t, err)
 	defer m.Close()
-	c, err := gc.Open(gc.Options{Maps: gc.Maps{NAT4: m.Kernel()}, Method: method, Log: slog.New(slog.DiscardHandler)})
+	c, err := gc.Open(gc.Maps{NAT4: m.Kernel()})
 	require.NoError(t, err)
 	defer c.Close()
 	now, err := gc.Now()
@@ -247,10 +238,6 @@ func testLookedForAgain(t *testing.T, used bool, method gc.Method) {
 	require.NoError(t, err)
 	counts, err := c.Count()
 	require.NoError(t, err)
-	if !used && method == gc.UserSpace {
-		require.Zero(t, counts.Entries[natmap.Name4], "it takes what nobody has removed, and removes it")
-		return
-	}
 	require.Equal(t, 1, counts.Entries[natmap.Name4], "%+v", passes[0])
 
 	s := newSchedule(0, 30*time.Minute)

@@ -167,9 +167,9 @@ func (l *loop) poll(ctx context.Context) {
 		l.lookAt = now.Add(l.timing.Look)
 	}
 	for _, s := range l.sets {
-		o := l.observe(s)
-		if !l.unasked {
-			continue
+		o, err := l.observe(s)
+		if err != nil || !l.unasked {
+			continue // the next poll counts again
 		}
 		if reason := s.schedule.decide(o); reason != "" {
 			l.pass(ctx, s, order{reason, collect(usual(o))}) // the report has the error
@@ -183,55 +183,26 @@ func usual(o *observation) gc.Filter {
 	return gc.Filter{Expired: true, Orphans: true, ReplyGrace: o.grace()}
 }
 
-// observe counts the entries of a set, and shows the counts. If that fails they are
-// not known, and passes go by the interval alone.
-func (l *loop) observe(s *set) *observation {
+// observe counts the entries of a set, and shows the counts.
+func (l *loop) observe(s *set) (*observation, error) {
 	o := &observation{now: time.Now(), sizes: s.sizes, packets: l.packets}
-	if s.collector.CountsByReading() && l.recall(s, o) {
-		return o
+	if o.counts, s.uncounted = s.collector.Count(); s.uncounted != nil {
+		s.uncounted = fmt.Errorf("count entries of the %s maps: %w", s.name, s.uncounted)
+		return o, s.uncounted
 	}
-	s.counted = counted{at: o.now}
-	if s.collector.CountsByReading() {
-		s.counted.packets = l.packets()
-	}
-	counts, err := s.collector.Count()
-	if err != nil {
-		s.uncounted = fmt.Errorf("count entries of the %s maps: %w", s.name, err)
-		return o
-	}
-	s.uncounted = nil
-	if err := l.reporter.show(s, counts.Entries); err != nil {
+	if err := l.reporter.show(s, o.counts.Entries); err != nil { // which keeps no pass from being made
 		s.uncounted = fmt.Errorf("show how full the %s maps are: %w", s.name, err)
 	}
-	s.counted.counts, o.counts = counts, counts
-	return o
-}
-
-// recall takes the last counts for those of now. It is for where to count is to read
-// all entries: they are good for as long as a look, and while no packet passes
-// that could have added any.
-func (l *loop) recall(s *set, o *observation) bool {
-	last := &s.counted
-	if last.at.IsZero() {
-		return false
-	}
-	age, idle := o.now.Sub(last.at), l.packets() == last.packets
-	if known := last.counts.Entries != nil; age >= l.timing.Look && !(idle && known) {
-		return false
-	}
-	o.counts, o.old = last.counts, !idle
-	o.counts.Now += uint32(age / time.Second)
-	return true
+	return o, nil
 }
 
 // pass makes one pass through a set.
 func (l *loop) pass(ctx context.Context, s *set, o order) ([]gc.Pass, error) {
 	started, lost := time.Now(), l.observers.lost.Load()
 	done, err := o.do(ctx, s.collector, &l.observers)
-	s.counted = counted{}
-	after := l.observe(s)
+	after, countErr := l.observe(s)
 	if done.all {
-		s.schedule.made(o.reason, done.passes, err, after)
+		s.schedule.made(o.reason, done.passes, errors.Join(err, countErr), after)
 		if !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 			s.failure = err
 		}
@@ -251,13 +222,11 @@ func (l *loop) everywhere(ctx context.Context, reason string, filter func(*obser
 	}
 	well := true
 	for _, s := range l.sets {
-		o := l.observe(s)
-		if o.empty() {
-			continue
+		o, err := l.observe(s)
+		if err == nil && !o.empty() {
+			_, err = l.pass(ctx, s, order{reason, collect(filter(o))})
 		}
-		if _, err := l.pass(ctx, s, order{reason, collect(filter(o))}); err != nil {
-			well = false
-		}
+		well = well && err == nil
 	}
 	l.reporter.reportHealth(l.sets, l.unasked, l.unseen)
 	return well

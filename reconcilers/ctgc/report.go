@@ -177,11 +177,7 @@ func message(sets []*set, unasked bool) string {
 	}
 	text := ""
 	for _, s := range sets {
-		text += fmt.Sprintf("%s maps: at least %s between passes, method %s", s.name, s.schedule.interval, s.method)
-		if why := s.collector.Fallback(); why != nil {
-			text += fmt.Sprintf(", from user space as the kernel takes no programs: %v", why)
-		}
-		text += "; "
+		text += fmt.Sprintf("%s maps: at least %s between passes; ", s.name, s.schedule.interval)
 	}
 	return text[:len(text)-len("; ")]
 }

@@ -53,7 +53,7 @@ type GC interface {
 // Timing is how long things wait.
 type Timing struct {
 	Poll     time.Duration // between counts of the entries
-	Look     time.Duration // between looks at what changes rarely, as sets of maps, or costs much: see recall
+	Look     time.Duration // between looks at what changes rarely: sets of maps, fragments
 	Coalesce time.Duration // for which addresses that go are collected
 	Ports    time.Duration // at least, between passes for want of ports
 }

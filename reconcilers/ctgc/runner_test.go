@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,7 +49,7 @@ func TestEnable(t *testing.T) {
 		w.runner.Enable() // again
 		require.Equal(t, []string{ReasonPortsExhausted}, w.reasons(), "what was asked for before")
 		_, text = w.health.last()
-		require.Equal(t, "global maps: at least 5m0s between passes, method iterator", text)
+		require.Equal(t, "global maps: at least 5m0s between passes", text)
 	})
 }
 
@@ -313,7 +315,6 @@ func TestHistory(t *testing.T) {
 // and bpf-maps has each map.
 func TestReports(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
-		w.fallback = errTest
 		w.set(ctmap.CT4TCP, 10)
 		w.does(func(gc.Filter) []gc.Pass {
 			return []gc.Pass{{Map: ctmap.CT4TCP, Scanned: 10, Expired: 4, Translations: 3, Duration: time.Second, LongestRun: time.Millisecond}}
@@ -331,7 +332,7 @@ func TestReports(t *testing.T) {
 		w.wait(5 * time.Second)
 		require.EqualValues(t, 180, w.metric("sluice_ctgc_interval_seconds", globalSet), "0.4 of it expired")
 		_, text := w.health.last()
-		require.Equal(t, "global maps: at least 3m0s between passes, method iterator, from user space as the kernel takes no programs: test error", text)
+		require.Equal(t, "global maps: at least 3m0s between passes", text)
 		require.Contains(t, w.shown, []tables.BPFMap{{Name: ctmap.CT4TCP, Type: tables.TypeLRU, Backend: "kernel", Entries: 10, MaxEntries: size}})
 	})
 }
@@ -339,13 +340,23 @@ func TestReports(t *testing.T) {
 func TestConfig(t *testing.T) {
 	require.NoError(t, DefaultConfig.validate())
 	for want, edit := range map[string]func(*Config){
-		"--ct-gc-interval -1s: want 0, or 5s at least, which is how often entries are counted":      func(c *Config) { c.CTGCInterval = -time.Second },
-		"--ct-gc-interval 4s: want 0, or 5s at least, which is how often entries are counted":       func(c *Config) { c.CTGCInterval = 4 * time.Second },
-		"--ct-gc-max-interval 9s is less than 10s, the least time between passes":                   func(c *Config) { c.CTGCMaxInterval = 9 * time.Second },
-		`unknown value "x" of --ct-gc-method: want one of [auto iterator for-each keys user-space]`: func(c *Config) { c.CTGCMethod = "x" },
+		"--ct-gc-interval -1s: want 0, or 5s at least, which is how often entries are counted": func(c *Config) { c.CTGCInterval = -time.Second },
+		"--ct-gc-interval 4s: want 0, or 5s at least, which is how often entries are counted":  func(c *Config) { c.CTGCInterval = 4 * time.Second },
+		"--ct-gc-max-interval 9s is less than 10s, the least time between passes":              func(c *Config) { c.CTGCMaxInterval = 9 * time.Second },
 	} {
 		c := DefaultConfig
 		edit(&c)
 		require.EqualError(t, c.validate(), want)
+	}
+}
+
+// The values of --ct-gc-method that a former version knew are accepted, with a warning.
+func TestFormerMethod(t *testing.T) {
+	for value, warns := range map[string]bool{"": false, "auto": true, "user-space": true} {
+		c, out := DefaultConfig, &strings.Builder{}
+		c.CTGCMethod = value
+		require.NoError(t, c.validate())
+		c.warn(slog.New(slog.NewTextHandler(out, nil)))
+		require.Equal(t, warns, strings.Contains(out.String(), "--ct-gc-method"), value)
 	}
 }

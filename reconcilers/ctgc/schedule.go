@@ -103,23 +103,19 @@ func newSchedule(fixed, longest time.Duration) schedule {
 // observation is what is looked at to decide.
 type observation struct {
 	now     time.Time
-	counts  gc.Counts // of no maps if they are not known
-	old     bool      // there were packets since they were counted
+	counts  gc.Counts
 	sizes   map[string]uint32
 	packets func() uint64 // counted up to now; reading it costs more than the rest
 }
 
-// known reports whether it is known how many entries there are.
-func (o *observation) known() bool { return o.counts.Entries != nil }
-
-// empty reports whether there is certainly no entry.
+// empty reports whether there is no entry.
 func (o *observation) empty() bool {
 	for _, count := range o.counts.Entries {
 		if count > 0 {
 			return false
 		}
 	}
-	return o.known() && !o.old
+	return true
 }
 
 // fill returns how full a map is, from 0 to 1.
@@ -155,7 +151,7 @@ func (s *schedule) decide(o *observation) string {
 		return ReasonInterval
 	case since < s.interval:
 		return ""
-	case grown, !o.known(), s.nextExpiry != 0 && o.counts.Now > s.nextExpiry:
+	case grown, s.nextExpiry != 0 && o.counts.Now > s.nextExpiry:
 		return ReasonInterval
 	case since >= max(s.interval, s.longest) && o.packets() != s.packetsBefore:
 		// Connections that were closed expire earlier than they would have.

@@ -202,29 +202,38 @@ func TestIntervalSequence(t *testing.T) {
 	}
 }
 
-// That entries cannot be counted ends no pass: they go by the interval.
+// While entries cannot be counted there is no pass. It follows when they can.
 func TestCountFails(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.set(ctmap.CT4TCP, size)
 		w.does(func(gc.Filter) []gc.Pass { return w.pass(10, clock()+1e6) })
 		w.failCounts(errTest)
 		w.know()
-		require.Equal(t, []string{ReasonStart}, w.reasons())
+		w.runner.scrubs.add(netip.MustParseAddr("10.0.0.1"))
+		w.wait(time.Minute)
+		require.Empty(t, w.reasons())
 		level, text := w.health.last()
 		require.Equal(t, cell.StatusDegraded, level)
 		require.Equal(t, "Connections that have ended may stay: count entries of the global maps: test error", text)
-		w.wait(450*time.Second + 675*time.Second)
-		require.Equal(t, []string{ReasonInterval, ReasonInterval}, w.reasons())
-		w.runner.scrubs.add(netip.MustParseAddr("10.0.0.1"))
-		w.wait(time.Second)
-		require.Equal(t, []string{ReasonEndpointsGone}, w.reasons())
 
-		// When they can be counted again all is as ever.
 		w.failCounts(nil)
-		w.wait(24 * time.Hour)
-		require.Equal(t, []string{ReasonInterval}, w.reasons(), "those counted may be new")
+		w.wait(10 * time.Second)
+		require.Equal(t, []string{ReasonEndpointsGone}, w.reasons(), "which removes what has expired, too")
 		level, _ = w.health.last()
 		require.Equal(t, cell.StatusOK, level)
+
+		// A pass after which they cannot be counted is made again.
+		w.does(func(gc.Filter) []gc.Pass {
+			w.failCounts(errTest)
+			return w.pass(10, clock()+1e6)
+		})
+		w.runner.scrubs.add(netip.MustParseAddr("10.0.0.2"))
+		w.wait(time.Minute)
+		require.Equal(t, []string{ReasonEndpointsGone}, w.reasons())
+		w.failCounts(nil)
+		w.does(func(gc.Filter) []gc.Pass { return w.pass(10, clock()+1e6) })
+		w.wait(10 * time.Second)
+		require.Equal(t, []string{ReasonInterval}, w.reasons())
 	})
 }
 
@@ -239,47 +248,6 @@ func TestShowFails(t *testing.T) {
 		require.Empty(t, w.takeRuns(), "they are known to be empty")
 		_, text := w.health.last()
 		require.Contains(t, text, "show how full the global maps are: test error")
-	})
-}
-
-// Where all entries are read to count them, that is done when packets have passed,
-// and once a minute then.
-func TestCountsByReading(t *testing.T) {
-	inBubble(t, DefaultConfig, func(w *world) {
-		w.reading = true
-		w.set(ctmap.CT4TCP, 100)
-		expiry := clock() + 6*60*60
-		w.does(func(gc.Filter) []gc.Pass { return w.pass(0, expiry) })
-		w.know()
-		require.Equal(t, []string{ReasonStart}, w.reasons())
-		w.takeCounted()
-		w.wait(6 * time.Hour)
-		require.Zero(t, w.takeCounted(), "nothing can have come")
-		require.Empty(t, w.reasons())
-		w.does(func(gc.Filter) []gc.Pass { return w.pass(100, 0) })
-		w.wait(10 * time.Second)
-		require.Equal(t, []string{ReasonInterval}, w.reasons(), "what is there expires all the same")
-		w.takeCounted()
-
-		w.runner.scrubs.add(netip.MustParseAddr("10.0.0.1"))
-		w.wait(time.Second)
-		require.Empty(t, w.reasons(), "there is nothing")
-		w.set(ctmap.CT4TCP, 600)
-		w.packets.Add(1)
-		w.runner.scrubs.add(netip.MustParseAddr("10.0.0.2"))
-		w.wait(time.Second)
-		require.Equal(t, []string{ReasonEndpointsGone}, w.reasons(), "something may be there that was not counted yet")
-		w.takeCounted()
-		for range 60 * 60 / 5 {
-			w.packets.Add(1)
-			w.wait(5 * time.Second)
-		}
-		require.InDelta(t, 60, w.takeCounted(), 5)
-
-		// What cannot be counted is not read in vain all the time either.
-		w.failCounts(errTest)
-		w.wait(24 * time.Hour)
-		require.InDelta(t, 24*60, w.takeCounted(), 100)
 	})
 }
 
