@@ -5,7 +5,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
+	"io"
+	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf/rlimit"
@@ -14,41 +15,19 @@ import (
 	"github.com/sluice-net/sluice/bpf/gc"
 )
 
-// methodSeed is how the seed system collects: it reads entries in batches, and
-// deletes one by one those that had expired when they were read. It is what the
-// methods of package gc are compared with; connections that are used in between
-// it loses.
-const methodSeed gc.Method = "seed"
-
-// gcMethods are what is compared, in the order in which it is printed.
-var gcMethods = []gc.Method{gc.Iterator, gc.ForEach, gc.UserSpace, methodSeed}
-
-// sparseMethods are compared where hardly anything is in a map: the product's own
-// choice, too.
-var sparseMethods = append([]gc.Method{gc.Auto}, gcMethods...)
-
-// gcSparse are how many connections it has then.
-var gcSparse = []int{16, 1 << 10}
-
-// gcWhole are the sizes at which for-each is measured where it is meant for: it
-// goes through these at once.
-var gcWhole = []int{2 << 10, 4 << 10, 8 << 10, 16 << 10}
-
-// gcOptions say how garbage collection is measured.
+// gcOptions say how the removal of connections that have ended is measured.
 type gcOptions struct {
-	sizes  []int // entries of the map of connections
-	whole  []int
+	sizes  []int // connections in the map
 	rounds int
-	volume int // entries that a method looks at in a round, at least
-	room   int // of the map that is nearly empty
-	counts int // calls of Count
-	window time.Duration
+	volume int // connections that a round goes through at least, by several passes
+	sparse int // room of the map that is nearly empty
 }
 
 func gcFlags(flags *pflag.FlagSet) *gcOptions {
-	o := &gcOptions{whole: gcWhole, volume: 128 << 10, room: 512 << 10, counts: 10_000, window: 500 * time.Millisecond}
-	flags.IntSliceVar(&o.sizes, "gc-sizes", []int{64 << 10, 512 << 10, 4 << 20}, "numbers of connections in the map of which those that ended are removed; it has room for twice as many, and takes some 300 bytes for each, with translations 750")
-	flags.IntVar(&o.rounds, "gc-rounds", 5, "rounds of measuring garbage collection; in each all methods have their turn")
+	o := &gcOptions{volume: 128 << 10, sparse: 512 << 10}
+	flags.IntSliceVar(&o.sizes, "gc-sizes", []int{8 << 10, 512 << 10},
+		"numbers of connections, in maps with room for twice as many; each takes some 300 bytes, with translations 750")
+	flags.IntVar(&o.rounds, "gc-rounds", 5, "rounds of measuring garbage collection; in each both ways have their turn")
 	return o
 }
 
@@ -63,61 +42,130 @@ func (o *gcOptions) complete(short bool) error {
 		return fmt.Errorf("rounds of garbage collection must be positive")
 	}
 	if short {
-		o.whole, o.rounds, o.volume, o.room, o.counts, o.window = []int{4 << 10}, 1, 1, 128<<10, 1000, 20*time.Millisecond
-		if len(o.sizes) > 0 {
-			o.sizes = []int{min(slices.Min(o.sizes), 16<<10)}
-		}
+		o.sizes, o.rounds, o.volume, o.sparse = []int{4 << 10}, 1, 1, 64<<10
 	}
 	return nil
 }
 
-// gcResults are what garbage collection costs.
-type gcResults struct {
-	Scans    []gcScan     `json:"scans"`
-	Sparse   []gcScan     `json:"sparse"`
-	Floor    []gcFloor    `json:"floor"`
-	Observed []gcObserved `json:"observed"`
-	Datapath []gcDatapath `json:"datapath"`
-	Count    gcCount      `json:"count"`
-	Skipped  []string     `json:"skipped,omitempty"`
+// gcRun is one run of a way to collect.
+type gcRun struct {
+	scanned, removed int // connections
+	cpu              time.Duration
+	longest          time.Duration // for which the kernel was busy at a stretch
+	method           gc.Method     // of the connections' map; of the seed's way: none
 }
 
-// measureGC measures all of it. show gets the results of each step.
-func measureGC(ctx context.Context, o *gcOptions, show func(*gcResults)) (*gcResults, error) {
+// gcCase is what both ways are compared on.
+type gcCase struct {
+	entries, room, percent int // percent of the connections have ended
+	pairs                  bool
+}
+
+func (c gcCase) String() string {
+	text := fmt.Sprintf("%d of %d", c.entries, c.room)
+	if c.pairs {
+		text += ", translated"
+	}
+	return text
+}
+
+// measureGC compares package gc with the seed's way, and prints each comparison.
+func measureGC(ctx context.Context, w io.Writer, o *gcOptions) error {
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, err
+		return err
 	}
-	r := &gcResults{}
-	add := func(part *gcResults) {
-		show(part)
-		r.add(part)
+	fmt.Fprintf(w, "\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest), both ways by turns\n", o.rounds)
+	fmt.Fprintln(w, "  CPU time for each connection of the map, removed or not. Seed: reads batches, and deletes each that had expired.")
+	fmt.Fprintf(w, "  %-30s %8s %-10s %18s %18s %18s %14s\n", "connections, room", "expired", "method", "ns", "seed ns", "times less", "longest run")
+	for _, pairs := range []bool{false, true} {
+		for _, entries := range o.sizes {
+			if err := o.compare(ctx, w, gcCase{entries: entries, room: 2 * entries, pairs: pairs}, 0, 10, 100); err != nil {
+				return err
+			}
+		}
 	}
-	for _, step := range []struct {
-		name string
-		do   func(context.Context, *gcOptions, func(*gcResults)) error
-	}{
-		{"scans", measureGCScans},
-		{"the iterator by itself", measureGCFloor},
-		{"nearly empty map", measureGCSparse},
-		{"observers", measureGCObserved},
-		{"datapath beside it", measureGCDatapath},
-		{"count", measureGCCount},
-	} {
-		if err := step.do(ctx, o, add); err != nil {
-			return r, fmt.Errorf("%s: %w", step.name, err)
+	return o.compare(ctx, w, gcCase{entries: 16, room: o.sparse}, 0)
+}
+
+// compare measures both ways by turns on the same maps, with shares of the
+// connections having ended.
+func (o *gcOptions) compare(ctx context.Context, w io.Writer, c gcCase, percents ...int) error {
+	runtime.LockOSThread() // whose CPU time is measured
+	defer runtime.UnlockOSThread()
+	maps, err := newGCMaps(c)
+	if err != nil {
+		return err
+	}
+	defer maps.close()
+	collector, err := gc.Open(maps.Maps)
+	if err != nil {
+		return err
+	}
+	defer collector.Close()
+	ours := func() (gcRun, error) { return collect(ctx, collector, maps.NAT4 != nil) }
+	seeds := func() (gcRun, error) { return collectSeed(maps.CT4TCP, maps.NAT4, maps.now) }
+	for _, c.percent = range percents {
+		if err := maps.age(c.percent); err != nil {
+			return err
+		}
+		var own, seed, ratio []float64
+		var longest time.Duration
+		var method gc.Method
+		for range o.rounds {
+			passes := max(1, o.volume/max(c.entries, c.room/16))
+			a, err := maps.runs(passes, ours)
+			if err != nil {
+				return fmt.Errorf("%s, %d %% expired: %w", c, c.percent, err)
+			}
+			b, err := maps.runs(passes, seeds)
+			if err != nil {
+				return fmt.Errorf("%s, %d %% expired, the seed's way: %w", c, c.percent, err)
+			}
+			entries := float64(passes * c.entries)
+			own, seed = append(own, float64(a.cpu)/entries), append(seed, float64(b.cpu)/entries)
+			ratio = append(ratio, float64(b.cpu)/float64(a.cpu))
+			longest, method = max(longest, a.longest), a.method
+		}
+		fmt.Fprintf(w, "  %-30s %6d %% %-10s %18s %18s %18s %14s\n",
+			c, c.percent, method, spreadOf(own).text(0), spreadOf(seed).text(0), spreadOf(ratio).text(1), short(longest))
+	}
+	return nil
+}
+
+// collect has package gc collect.
+func collect(ctx context.Context, c *gc.Collector, orphans bool) (r gcRun, err error) {
+	begun := threadTime()
+	passes, err := c.Run(ctx, gc.Filter{Expired: true, Orphans: orphans})
+	r.cpu = threadTime() - begun
+	if err != nil {
+		return r, err
+	}
+	r.method, r.scanned, r.removed = passes[0].Method, int(passes[0].Scanned), int(passes[0].Expired)
+	for _, p := range passes {
+		r.longest = max(r.longest, p.LongestRun)
+		if p.Failed > 0 || p.Deferred > 0 {
+			return r, fmt.Errorf("map %s: %d entries could not be removed, %d not be told of", p.Map, p.Failed, p.Deferred)
 		}
 	}
 	return r, nil
 }
 
-func (r *gcResults) add(part *gcResults) {
-	r.Scans = append(r.Scans, part.Scans...)
-	r.Sparse = append(r.Sparse, part.Sparse...)
-	r.Floor = append(r.Floor, part.Floor...)
-	r.Observed = append(r.Observed, part.Observed...)
-	r.Datapath = append(r.Datapath, part.Datapath...)
-	r.Skipped = append(r.Skipped, part.Skipped...)
-	if part.Count.Calls > 0 {
-		r.Count = part.Count
+// runs collects several times, insists that what has ended is removed, and puts it back.
+func (m *gcMaps) runs(n int, collect func() (gcRun, error)) (sum gcRun, err error) {
+	want := m.expired()
+	for range n {
+		r, err := collect()
+		if err != nil {
+			return sum, err
+		}
+		// A pass may leave out neighbors of what it removes.
+		if r.removed > want || r.removed < want*98/100 || r.scanned < m.entries*98/100 {
+			return sum, fmt.Errorf("%d connections were looked at, not %d, and %d removed, not %d", r.scanned, m.entries, r.removed, want)
+		}
+		sum.cpu, sum.longest, sum.method = sum.cpu+r.cpu, max(sum.longest, r.longest), r.method
+		if err := m.age(m.percent); err != nil {
+			return sum, err
+		}
 	}
+	return sum, nil
 }

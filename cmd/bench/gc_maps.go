@@ -5,8 +5,6 @@ package main
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -51,15 +49,15 @@ type gcMaps struct {
 }
 
 // newGCMaps makes maps and fills them.
-func newGCMaps(entries, room int, pairs bool) (*gcMaps, error) {
-	m := &gcMaps{entries: entries}
-	ct, err := ctmap.Create(ctmap.CT4TCP, uint32(room))
+func newGCMaps(c gcCase) (*gcMaps, error) {
+	m := &gcMaps{entries: c.entries}
+	ct, err := ctmap.Create(ctmap.CT4TCP, uint32(c.room))
 	if err != nil {
 		return nil, err
 	}
 	m.CT4TCP = ct.Kernel()
-	if pairs {
-		nat, err := natmap.Create(natmap.Name4, uint32(2*room))
+	if c.pairs {
+		nat, err := natmap.Create(natmap.Name4, uint32(2*c.room))
 		if err != nil {
 			m.close()
 			return nil, err
@@ -166,29 +164,4 @@ func (b *batch[K, V]) flush() error {
 	}
 	b.keys, b.values = b.keys[:0], b.values[:0]
 	return nil
-}
-
-// gcMemory is about how many bytes the maps for so many connections take: an
-// entry has 48 bytes before its key, and a bucket 16.
-func gcMemory(entries int, pairs bool) int {
-	const connection, translation = 48 + 16 + 72 + 16, 48 + 16 + 40 + 16
-	bytes := 2 * entries * connection
-	if pairs {
-		bytes += 4 * entries * translation
-	}
-	return bytes
-}
-
-// freeMemory returns how many bytes the machine has for them.
-func freeMemory() (int, error) {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(string(b), "MemAvailable:")
-	var kB int
-	if _, err := fmt.Sscan(rest, &kB); err != nil {
-		return 0, fmt.Errorf("read what memory is free: %w", err)
-	}
-	return kB << 10, nil
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -12,46 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf/ctmap"
-	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/bpf/natmap"
 )
-
-// gcRun is one run of a method: a pass through the connections, and where there
-// are any one through the translations.
-type gcRun struct {
-	method   gc.Method // by what it was done in the end
-	scanned  int       // connections
-	removed  int
-	longest  time.Duration
-	cpu      time.Duration // of the pass through the connections
-	wall     time.Duration
-	wholeCPU time.Duration // of both
-}
-
-// collect runs a method of package gc.
-func collect(ctx context.Context, c *gc.Collector, f gc.Filter) (r gcRun, err error) {
-	begun := threadTime()
-	passes, err := c.Run(ctx, f)
-	r.wholeCPU = threadTime() - begun
-	if err != nil {
-		return r, err
-	}
-	var total time.Duration
-	for _, p := range passes {
-		total += p.Duration
-	}
-	first := passes[0]
-	r.method, r.longest, r.wall = first.Method, first.LongestRun, first.Duration
-	r.scanned, r.removed = int(first.Scanned), int(first.Expired)
-	// The collector does not tell what CPU time each of the passes took.
-	r.cpu = time.Duration(float64(r.wholeCPU) * float64(first.Duration) / float64(total))
-	for _, p := range passes {
-		if p.Failed > 0 || p.Deferred > 0 {
-			return r, fmt.Errorf("map %s: %d entries could not be removed, %d not be told of", p.Map, p.Failed, p.Deferred)
-		}
-	}
-	return r, nil
-}
 
 // seedBatch is how many entries the seed system reads at once.
 const seedBatch = 1024
@@ -59,8 +20,7 @@ const seedBatch = 1024
 // collectSeed goes through a map of connections, and one of translations if there
 // is one, in the way of the seed system.
 func collectSeed(ct, nat *ebpf.Map, now uint32) (r gcRun, err error) {
-	r.method = methodSeed
-	begun, wall := threadTime(), time.Now()
+	begun := threadTime()
 	err = eachBatched(ct, &r.longest, func(k *ctmap.Key4, e *ctmap.Entry) error {
 		r.scanned++
 		if e.Lifetime >= now {
@@ -75,11 +35,10 @@ func collectSeed(ct, nat *ebpf.Map, now uint32) (r gcRun, err error) {
 		}
 		return forgetSeed(nat, k)
 	})
-	r.cpu, r.wall = threadTime()-begun, time.Since(wall)
 	if err == nil && nat != nil {
 		err = eachBatched(nat, &r.longest, func(k *natmap.Key4, e *natmap.Entry4) error { return orphanSeed(ct, nat, k, e) })
 	}
-	r.wholeCPU = threadTime() - begun
+	r.cpu = threadTime() - begun
 	return r, err
 }
 

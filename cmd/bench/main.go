@@ -1,31 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Bench measures the agent's control plane: from the change of a base table to
-// the kernel's map, at several sizes, with the rows and writes that each event
-// cost beside its time. Objects have no source: the benchmark writes their
-// tables itself. The results are printed as a table, and as JSON on request.
+// Bench measures Sluice in parts, each of which prints a table:
 //
-// As root all of it runs in a network and a mount namespace of its own, where the
-// agent attaches its programs too; else the maps are in memory.
+//	control   the agent with egress policies, from the change of a table to the kernel's map
+//	policy    the same with network policies, beside another policy engine if one is given
+//	programs  what each BPF program costs a packet, over an empty program
+//	gc        removal of connections that have ended, beside the seed's way
 //
-// The same is measured of network policy, at the sizes at which other engines were.
+// The benchmark writes the agent's base tables itself, in the place of sources. As root it runs
+// in a network and a mount namespace of its own; otherwise it measures only control and
+// policy, with maps in memory.
 //
-// Then it measures the datapath: what each program costs a packet, by test runs
-// over an empty program; and throughput and latency in clusters of network
-// namespaces, with Sluice, without it, and with the kernel's own means in its place.
-// And what it costs to remove connections that have ended, beside the seed's way.
-//
-// Times depend on the machine and on what else it does. Compare them within one
-// run, with the floor that the run measures too: a bare write to a map.
+// Times depend on the machine and on what else it does. Compare them within one run.
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime/pprof"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf/rlimit"
@@ -33,11 +30,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/cmd/lab"
 )
 
 func main() {
-	lab.AgentMain(os.Args) // of the clusters in which traffic is measured
 	if !isolated() {
 		code, err := isolate()
 		if err == nil {
@@ -51,22 +46,70 @@ func main() {
 	}
 }
 
+// Parts of the benchmark.
+const (
+	partControl  = "control"
+	partPolicy   = "policy"
+	partPrograms = "programs"
+	partGC       = "gc"
+)
+
+var allParts = []string{partControl, partPolicy, partPrograms, partGC}
+
+// options are those of all parts.
+type options struct {
+	parts   []string
+	short   bool
+	mode    string
+	profile string
+
+	control  controlOptions
+	policy   *policyOptions
+	programs programOptions
+	gc       *gcOptions
+}
+
+func (o *options) flags(flags *pflag.FlagSet) {
+	flags.StringSliceVar(&o.parts, "parts", allParts, "what is measured; all but control and policy need root")
+	flags.BoolVar(&o.short, "short", false, "measure policy, programs and gc just long enough to see that this works; the figures mean little")
+	flags.StringVar(&o.mode, "bpf", "auto", "where the maps are: auto, kernel, memory")
+	flags.StringVar(&o.profile, "cpuprofile", "", "file to which a CPU profile is written")
+	flags.IntSliceVar(&o.control.endpoints, "endpoints", []int{1000, 10000, 50000}, "numbers of endpoints with egress policies")
+	flags.IntSliceVar(&o.control.policies, "policies", []int{6, 10, 100}, "numbers of egress policies")
+	flags.IntVar(&o.control.samples, "samples", 200, "how often each event is measured with egress policies")
+	flags.IntVar(&o.programs.flows, "program-flows", 100_000, "number of flows of each program's way, beside the one hot flow")
+	flags.IntVar(&o.programs.packets, "program-packets", 200_000, "packets by which each program's way is measured in a round")
+	flags.IntVar(&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs")
+	o.policy, o.gc = policyFlags(flags), gcFlags(flags)
+}
+
+// complete checks the options, and shortens what is to be short.
+func (o *options) complete() error {
+	for _, part := range o.parts {
+		if !slices.Contains(allParts, part) {
+			return fmt.Errorf("unknown part %q: want %s", part, strings.Join(allParts, ", "))
+		}
+	}
+	if min(o.control.samples, o.programs.flows, o.programs.packets, o.programs.rounds) < 1 {
+		return errors.New("samples, flows, packets and rounds must be positive")
+	}
+	if o.short {
+		o.programs = programOptions{min(o.programs.flows, 1000), min(o.programs.packets, 5000), 1}
+	}
+	return errors.Join(o.policy.complete(o.short), o.gc.complete(o.short))
+}
+
+func (o *options) has(part string) bool { return slices.Contains(o.parts, part) }
+
 func run() error {
-	var (
-		endpoints = pflag.IntSlice("endpoints", []int{1000, 10000, 50000}, "numbers of endpoints")
-		policies  = pflag.IntSlice("policies", []int{6, 10, 100}, "numbers of policies")
-		samples   = pflag.Int("samples", 200, "how often each event is measured")
-		mode      = pflag.String("bpf", "auto", "where the maps are: auto, kernel, memory")
-		jsonFile  = pflag.String("json", "", "file to which the results are written as JSON")
-		profile   = pflag.String("cpuprofile", "", "file to which a CPU profile is written")
-		datapath  = datapathFlags(pflag.CommandLine)
-	)
+	var o options
+	o.flags(pflag.CommandLine)
 	pflag.Parse()
-	if err := datapath.complete(); err != nil {
+	if err := o.complete(); err != nil {
 		return err
 	}
-	if *profile != "" {
-		f, err := os.Create(*profile)
+	if o.profile != "" {
+		f, err := os.Create(o.profile)
 		if err != nil {
 			return err
 		}
@@ -87,15 +130,15 @@ func run() error {
 	}
 	defer os.RemoveAll(dir)
 	// A BPF file system of its own, which the back end mounts.
-	bpffs := filepath.Join(dir, "bpffs")
-	defer unix.Unmount(bpffs, unix.MNT_DETACH)
-	if *mode == "auto" {
-		*mode = "memory"
-		if isolated() && bpf.Probe(bpffs) == nil {
-			*mode = "kernel"
+	site := site{mode: o.mode, bpffs: filepath.Join(dir, "bpffs"), dir: dir}
+	defer unix.Unmount(site.bpffs, unix.MNT_DETACH)
+	if site.mode == "auto" {
+		site.mode = "memory"
+		if isolated() && bpf.Probe(site.bpffs) == nil {
+			site.mode = "kernel"
 		}
 	}
-	if *mode == "kernel" {
+	if site.mode == "kernel" {
 		if !isolated() {
 			return errors.New("--bpf=kernel needs root, for a network namespace of its own")
 		}
@@ -103,56 +146,34 @@ func run() error {
 			return err
 		}
 	}
-	if !datapath.has(partControl) {
-		*endpoints = nil
-	} else {
-		fmt.Printf("maps in %s; each event measured %d times\n", *mode, *samples)
-	}
-	var all results
-	for _, e := range *endpoints {
-		for _, p := range *policies {
-			results, err := measure(*mode, bpffs, dir, size{e, p}, *samples)
-			if err != nil {
-				return fmt.Errorf("%d endpoints, %d policies: %w", e, p, err)
-			}
-			print(size{e, p}, results)
-			all.Control = append(all.Control, results...)
-		}
-	}
-	if datapath.has(partPolicy) {
-		if all.Policy, err = measurePolicies(os.Stdout, *mode, bpffs, dir, datapath.policy); err != nil {
-			return fmt.Errorf("measure policies: %w", err)
-		}
-	}
-	if all.datapathResults, err = datapath.measure(); err != nil {
-		return err
-	}
-	if *jsonFile == "" {
-		return nil
-	}
-	b, err := json.MarshalIndent(all, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(*jsonFile, append(b, '\n'), 0o644)
+	// So that an interrupted run removes its files; the rest the kernel does.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	return o.measure(ctx, site)
 }
 
-// results are what --json writes.
-type results struct {
-	Control []result       `json:"control,omitempty"`
-	Policy  []policyResult `json:"policy,omitempty"`
-	datapathResults
-}
-
-func print(s size, results []result) {
-	fmt.Printf("\n%d endpoints x %d policies\n", s.endpoints, s.policies)
-	fmt.Printf("  %-34s %10s %10s %10s %8s %8s %8s\n", "event", "p50", "p99", "max", "rows", "writes", "deletes")
-	for _, r := range results {
-		note := ""
-		if r.Note != "" {
-			note = "  " + r.Note
+// measure measures the parts that are asked for, and prints the results.
+func (o *options) measure(ctx context.Context, p site) error {
+	for _, part := range []struct {
+		name string
+		root bool
+		do   func() error
+	}{
+		{partControl, false, func() error { return measureControl(os.Stdout, p, o.control) }},
+		{partPolicy, false, func() error { _, err := measurePolicies(os.Stdout, p, o.policy); return err }},
+		{partPrograms, true, func() error { return measurePrograms(ctx, os.Stdout, o.programs) }},
+		{partGC, true, func() error { return measureGC(ctx, os.Stdout, o.gc) }},
+	} {
+		if !o.has(part.name) {
+			continue
 		}
-		fmt.Println(strings.TrimRight(fmt.Sprintf("  %-34s %10s %10s %10s %8.1f %8.1f %8.1f%s",
-			r.Event, r.P50, r.P99, r.Max, r.Rows, r.Writes, r.Deletes, note), " "))
+		if part.root && !isolated() {
+			fmt.Printf("\n%s is not measured: that needs root\n", part.name)
+			continue
+		}
+		if err := part.do(); err != nil {
+			return fmt.Errorf("measure %s: %w", part.name, err)
+		}
 	}
+	return nil
 }

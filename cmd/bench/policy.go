@@ -20,7 +20,7 @@ type policyOptions struct {
 	local     int
 	peer      string
 	samples   int
-	prefixes  int
+	prefixes  int // of one more policy, which comes last
 
 	parsed []policyScenario
 }
@@ -30,7 +30,7 @@ func policyFlags(flags *pflag.FlagSet) *policyOptions {
 	flags.StringSliceVar(&o.scenarios, "policy-scenarios", []string{"10000x2000", "50000x10000", "10000xall"},
 		"label sets, each of one pod, and policies among them; all is one policy by which all pods may reach all")
 	flags.IntVar(&o.local, "policy-local", 100, "pods of the measured node, of those")
-	flags.IntVar(&o.prefixes, "policy-prefixes", 0, "prefixes of one more policy, which comes last; none: it does not come")
+	flags.IntVar(&o.prefixes, "policy-prefixes", 16000, "prefixes of one more policy, which comes last; 0: it does not come")
 	flags.IntVar(&o.samples, "policy-samples", 200, "how often each event is measured with policies, a change of the whole cluster a tenth as often")
 	flags.StringVar(&o.peer, "policy-peer", "", "program that measures another policy engine on the same label sets, policies and pods, by these three arguments; it runs after each scenario that it knows")
 	return o
@@ -40,7 +40,7 @@ func policyFlags(flags *pflag.FlagSet) *policyOptions {
 func (o *policyOptions) complete(short bool) error {
 	if short {
 		o.samples, o.local = min(o.samples, 20), min(o.local, 20)
-		o.scenarios = []string{"2000x400", "500xall"}
+		o.scenarios, o.prefixes = []string{"2000x400", "500xall"}, min(o.prefixes, 100)
 	}
 	if o.samples < 1 || o.local < 1 {
 		return errors.New("samples and pods with policies must be positive")
@@ -54,7 +54,7 @@ func (o *policyOptions) complete(short bool) error {
 		if err != nil {
 			return err
 		}
-		s.local, s.prefixes = o.local, o.prefixes
+		s.local = o.local
 		if s.identities < s.local {
 			return fmt.Errorf("scenario %s has fewer label sets than the node has pods, %d", text, s.local)
 		}
@@ -78,22 +78,24 @@ func parsePolicyScenario(text string) (s policyScenario, err error) {
 	return s, nil
 }
 
-// measurePolicies measures all scenarios, and prints what came of each.
-func measurePolicies(w io.Writer, mode, bpffs, dir string, o *policyOptions) (all []policyResult, err error) {
-	printPolicyHead(w, mode, o)
+// measurePolicies measures all scenarios, prints and returns what came of each.
+func measurePolicies(w io.Writer, p site, o *policyOptions) (all [][]result, err error) {
+	fmt.Fprintf(w, "\npolicy: network policies, maps in %s; %d pods of the node; each event measured %d times\n", p.mode, o.local, o.samples)
+	fmt.Fprintln(w, "  From the change of a table to the kernel's map. Entries for identities are computed: one for each pod,")
+	fmt.Fprintln(w, "  peer identity and port, where each set of labels is an identity.")
 	for _, s := range o.parsed {
-		r, err := measurePolicy(mode, bpffs, dir, s, o.samples)
+		results, err := s.measure(w, p, o)
 		if err != nil {
 			return all, fmt.Errorf("scenario %s: %w", s, err)
 		}
-		printPolicy(w, r)
-		if r.Peer, err = runPeer(o.peer, s); err != nil {
+		all = append(all, results)
+		peer, err := runPeer(o.peer, s)
+		if err != nil {
 			return all, err
 		}
-		for _, line := range r.Peer {
+		for _, line := range peer {
 			fmt.Fprintln(w, "  peer:", line)
 		}
-		all = append(all, *r)
 	}
 	return all, nil
 }

@@ -5,11 +5,8 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/sluice-net/sluice/bpf"
 )
 
 // The scenarios are those of which the published figures are: as many entries.
@@ -38,54 +35,44 @@ func TestPolicyScenarios(t *testing.T) {
 	}
 }
 
-// A policy of all pods has come when all of them are under it, also those that no policy
-// was about.
-func TestPolicyOfAllPods(t *testing.T) {
-	s := policyScenario{identities: 2000, policies: 400, local: 20}
-	require.NoError(t, withPolicyWorld("memory", t.TempDir(), t.TempDir(), s, 1, func(w *policyWorld) error {
-		b := &policyBench{bench: bench{world: w.world, samples: 1}, w: w, r: &policyResult{}}
-		w.fillPolicies(s.allPolicies())
-		w.fillPods(s.pods())
-		b.lastChange(time.Now(), w.complete)
-		require.Less(t, len(w.isolated()), len(w.allLocal()))
-		_, err := b.clusterwide(true)(0)
-		require.NoError(t, err)
-		for _, pod := range w.allLocal() {
-			allowed, err := w.allowed(pod, w.peerOf(0, 0), bpf.DirectionIngress, noPort)
-			require.NoError(t, err)
-			require.False(t, allowed, pod)
-		}
-		return nil
-	}))
-}
-
 // What the maps say is compared with what the policies do, and each event waits
 // for its effect: a measurement that comes to an end is one.
 func TestMeasurePolicies(t *testing.T) {
 	o := &policyOptions{scenarios: []string{"2000x400", "100xall"}, local: 20, samples: 4, prefixes: 10}
 	require.NoError(t, o.complete(false))
 	var out strings.Builder
-	results, err := measurePolicies(&out, "memory", t.TempDir(), t.TempDir(), o)
+	all, err := measurePolicies(&out, site{"memory", t.TempDir(), t.TempDir()}, o)
 	require.NoError(t, err)
-	require.Len(t, results, 2)
+	require.Len(t, all, 2)
 	require.NoError(t, awaitMemory(), "the next scenario begins with nothing of these")
-	for _, r := range results {
-		require.Positive(t, r.Entries, r.Scenario)
-		require.Less(t, r.Peers, r.Identities, r.Scenario)
-		require.Contains(t, out.String(), "policy "+r.Scenario)
-		events := map[string]policyEvent{}
-		for _, e := range r.Events {
-			events[e.Event] = e
-			require.Positive(t, e.P50, e.Event)
+	for i, results := range all {
+		scenario := o.scenarios[i]
+		require.Contains(t, out.String(), "policy "+scenario)
+		events := map[string]*result{}
+		for _, r := range results {
+			events[r.event] = &r
+			require.Positive(t, r.p50, r.event)
 		}
-		require.Equal(t, 1.0, events["pod with new labels, known class"].Writes, r.Scenario)
-		require.Zero(t, events["change without effect"].Writes, r.Scenario)
-		require.Contains(t, events, "floor: 5 rows, one after another")
-		require.Equal(t, 1.0*wavePods, events["500 such pods come at once"].Writes, r.Scenario)
-		require.Equal(t, 1.0*wavePods, events["500 go at once"].Deletes, r.Scenario)
-		require.GreaterOrEqual(t, events["policy of 10 prefixes comes"].Writes, 3*10.0, "a number, an address and a verdict of each")
-		require.GreaterOrEqual(t, events["as many others in their place"].Writes, 3*10.0, "and of the others")
-		require.Equal(t, 400, r.Explain.Questions, r.Scenario)
-		require.Positive(t, r.Explain.PerSecond, r.Scenario)
+		writes := func(event string) float64 {
+			require.Contains(t, events, event, scenario)
+			return events[event].each(events[event].writes)
+		}
+		// What was still to follow of the event before may be counted too.
+		require.InDelta(t, 1, writes("pod with new labels, known class"), 0.5, scenario)
+		require.InDelta(t, wavePods, writes("500 such pods come at once"), 2, scenario)
+		require.Zero(t, writes("policy comes again, and says the same"), scenario)
+		if i == 0 {
+			require.Contains(t, events, "policy of one pod meanwhile")
+			require.GreaterOrEqual(t, writes("policy of 10 prefixes comes"), 2*10.0, "an address and a verdict of each")
+		}
 	}
+}
+
+// A cluster with egress policies is measured to the end, too.
+func TestMeasureControl(t *testing.T) {
+	var out strings.Builder
+	p := site{"memory", t.TempDir(), t.TempDir()}
+	require.NoError(t, measureControl(&out, p, controlOptions{[]int{100}, []int{2}, 4}))
+	require.Regexp(t, `new endpoint, known class .* 2\.[0-4] +0.0\n`, out.String(), "as on a gateway")
+	require.Regexp(t, `gateway not ready, or ready again`, out.String())
 }

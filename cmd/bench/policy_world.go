@@ -4,15 +4,13 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
-	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -20,7 +18,7 @@ import (
 // many as there would be identities. The policies are those that the figures of
 // other engines were measured with.
 type policyScenario struct {
-	identities, policies, local, prefixes int
+	identities, policies, local int
 
 	allPods bool // one policy by which all pods may reach all others
 }
@@ -59,14 +57,6 @@ func namespaceName(i int) string { return fmt.Sprintf("ns-%d", i) }
 // localPod is the i-th pod of the measured node: they are spread over all places.
 func (s policyScenario) localPod(i int) int { return i * 7919 % s.identities }
 
-func (s policyScenario) locals() map[int]bool {
-	m := map[int]bool{}
-	for i := range s.local {
-		m[s.localPod(i)] = true
-	}
-	return m
-}
-
 // labelledPod is the i-th pod, alone with its labels.
 func labelledPod(i int, node string) *tables.Endpoint {
 	p := placeOf(i)
@@ -83,9 +73,7 @@ func labelledPod(i int, node string) *tables.Endpoint {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
-// subjectOf and peerOf are whom the i-th policy is about, and whom it allows.
-func subjectOf(i int) place { return placeOf(i) }
-
+// peers are the pods that a policy allows.
 type peers struct{ team, tier int }
 
 func peersOf(i int) peers { return peers{i / 7 % policyTeams, i / 3 % policyTiers} }
@@ -118,7 +106,7 @@ const protocolTCP = 6
 // selectivePolicy is the i-th policy: of pods in one place, with peers of
 // several namespaces, on one port each way.
 func selectivePolicy(i int) *tables.NetworkPolicy {
-	at, peer := subjectOf(i), peersOf(i).selector()
+	at, peer := placeOf(i), peersOf(i).selector()
 	return &tables.NetworkPolicy{
 		Kind:    tables.PolicyCilium,
 		Name:    tables.Name{Namespace: namespaceName(at.namespace), Name: fmt.Sprintf("p-%d", i)},
@@ -145,11 +133,10 @@ func clusterwidePolicy(i int) *tables.NetworkPolicy {
 // maxPrefixes is how many there are of the prefixes that [prefixesPolicy] may have.
 const maxPrefixes = 1 << 16
 
-// prefixesPolicy lets pods in one place reach prefixes outside the cluster, from a
-// number on.
-func prefixesPolicy(at place, from, to int) *tables.NetworkPolicy {
+// prefixesPolicy lets pods in one place reach prefixes outside the cluster.
+func prefixesPolicy(at place, n int) *tables.NetworkPolicy {
 	traffic := tables.PolicyTraffic{Field: "spec.egress[0]"}
-	for i := from; i < to; i++ {
+	for i := range n {
 		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 24)
 		traffic.Peers = append(traffic.Peers, tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefix}})
 	}
@@ -222,39 +209,12 @@ func (s policyScenario) perIdentity() (entries int) {
 	return entries
 }
 
-// policyTables are what is looked at of network policy.
-type policyTables struct {
-	cell.In
-
-	Members statedb.Table[*tables.ClassMember]
-	Rules   statedb.Table[*tables.EnforcedPolicy]
-	Entries statedb.Table[*tables.PolicyEntry]
-	Status  statedb.Table[*tables.NetworkPolicyStatus]
-	Pods    statedb.Table[*tables.PodEntry]
-	Locals  statedb.Table[*tables.LocalEndpoint]
-	IPCache statedb.Table[*tables.IPCacheEntry]
-	Desired statedb.Table[*tables.IPCache]
-	Policy  statedb.Table[*tables.PolicyMapEntry]
-}
-
-// policyWorld is a world with network policies.
-type policyWorld struct {
-	*world
-	scenario policyScenario
-	tables   policyTables
-	socket   string // of the agent's API
-}
-
-func newPolicyWorld(mode, bpffs, dir string, s policyScenario, samples int) (*policyWorld, error) {
-	w := &policyWorld{scenario: s}
-	var err error
-	w.world, err = newWorld(mode, bpffs, dir, size{s.identities + 2*samples + s.prefixes, s.policies}, api.ListenCell, api.Cell, cell.Invoke(func(t policyTables, s *api.Server) { w.tables, w.socket = t, s.Socket() }))
-	return w, err
-}
-
 // pods are those of the cluster, each at its node.
 func (s policyScenario) pods() []*tables.Endpoint {
-	local := s.locals()
+	local := map[int]bool{}
+	for i := range s.local {
+		local[s.localPod(i)] = true
+	}
 	out := make([]*tables.Endpoint, s.identities)
 	for i := range out {
 		node := nodeName(remoteNode + i%(nodes-1))
@@ -266,53 +226,30 @@ func (s policyScenario) pods() []*tables.Endpoint {
 	return out
 }
 
-// fillPods writes all pods, in one transaction for each table.
-func (w *policyWorld) fillPods(pods []*tables.Endpoint) {
-	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints)
-	defer wtxn.Abort()
-	w.fillNodes(wtxn)
-	for i := range policyNamespaces {
-		w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: namespaceName(i), Labels: labels.Set{"team": fmt.Sprintf("team-%d", i%policyTeams)}})
-	}
-	for _, pod := range pods {
-		w.base.Endpoints.Insert(wtxn, pod)
-	}
-	w.ready(wtxn)
-	wtxn.Commit()
-}
-
-// fillPolicies writes policies. As from any source, the first are all that there are
-// at the start, and nothing is derived of policies before.
-func (w *policyWorld) fillPolicies(policies []*tables.NetworkPolicy) {
-	wtxn := w.db.WriteTxn(w.base.NetworkPolicies)
-	defer wtxn.Abort()
-	for _, p := range policies {
-		w.base.NetworkPolicies.Insert(wtxn, p)
-	}
-	w.policiesReady(wtxn)
-	wtxn.Commit()
-}
-
-// allowed looks a packet up as the programs do, in the maps that they have.
-func (w *policyWorld) allowed(pod, peer int, d bpf.Direction, port uint16) (bool, error) {
-	subject, found, err := bpf.Lookup(w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))})
-	if err != nil || !found || subject.SubjectClass == bpf.NoSubjectClass {
-		return found && subject.Flags&bpf.PodPolicyUnknown == 0, err
-	}
-	at, _, err := bpf.Lookup(w.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(peer), 32)))
-	if err != nil {
-		return false, err
-	}
-	var best bpf.PolicyValue
-	decided := false
-	for _, class := range []uint32{at.PeerClass, bpf.AnyPeerClass} {
-		v, found, err := bpf.Lookup(w.maps.Policy, bpf.PolicyKeyOf(subject.SubjectClass, class, d, protocolTCP, port, 16))
-		if err != nil {
-			return false, err
-		}
-		if found && (!decided || v.Precedence > best.Precedence || v.Precedence == best.Precedence && v.Deny > best.Deny) {
-			best, decided = v, true
+// peerOf returns a pod that a policy allows, from a number on; or that number's
+// pod if there is none.
+func (s policyScenario) peerOf(policy, from int) int {
+	for i := range s.identities {
+		if pod := (from + i) % s.identities; peersOf(policy).has(pod) {
+			return pod
 		}
 	}
-	return decided && best.Deny == 0, nil
+	return from
+}
+
+// packet returns a random packet to a pod of the measured node, on a port that one of its
+// policies names, and whether policies allow it. If they are to, that is looked for.
+func (s policyScenario) packet(random *rand.Rand, allowed bool) (pod, peer int, port uint16, is bool) {
+	pod, peer = s.localPod(random.IntN(s.local)), random.IntN(s.identities)
+	at := s.policiesAt(placeOf(pod))
+	if s.allPods || len(at) == 0 {
+		return pod, peer, 80, true
+	}
+	p := at[random.IntN(len(at))]
+	port = ingressPort(p)
+	if allowed {
+		peer = s.peerOf(p, random.IntN(s.identities))
+	}
+	is = slices.ContainsFunc(at, func(p int) bool { return port == ingressPort(p) && peersOf(p).has(peer) })
+	return pod, peer, port, is
 }

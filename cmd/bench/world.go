@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"runtime"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
@@ -49,24 +51,24 @@ type base struct {
 	NetworkPolicies statedb.RWTable[*tables.NetworkPolicy]
 }
 
+// site is where an agent has its maps and files.
+type site struct {
+	mode       string // kernel or memory
+	bpffs, dir string
+}
+
 // world is an agent without sources, and the cluster that it sees.
 type world struct {
 	hive *hive.Hive
 	log  *slog.Logger
 
-	db    *statedb.DB
-	base  base
-	ready func(statedb.WriteTxn) // marks the pods complete
-
-	policiesReady func(statedb.WriteTxn) // marks the network policies complete
-	maps          *bpf.Maps
-	writes        writes
-	control       *bpfmap.Control
-	derived       *derive.Metrics
-	ipcache       statedb.Table[*tables.IPCacheEntry]
-	sources       statedb.Table[*tables.SourceEntry]
-	rules         statedb.Table[*tables.EgressEntry]
-	gateways      statedb.Table[*tables.GatewayEntry]
+	db      *statedb.DB
+	base    base
+	ready   []func(statedb.WriteTxn) // marks pods and network policies complete
+	writes  writes
+	maps    *bpf.Maps
+	control *bpfmap.Control
+	derived *derive.Metrics
 }
 
 // uplink is the one device of the measured node.
@@ -87,12 +89,46 @@ addresses: [{addr: %s, device: %s}]
 	return netlink.FakeCellOf(fake), err
 }
 
-func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*world, error) {
+// withWorld has an agent without a cluster, of so many pods at most, for as long as do takes.
+func withWorld(p site, pods int, takes any, do func(*world) error) error {
+	w, err := newWorld(p, pods, takes)
+	if err != nil {
+		return err
+	}
+	defer p.cleanUp()
+	defer w.stop() // also what was started before a failure
+	if err := w.hive.Start(w.log, context.Background()); err != nil {
+		return err
+	}
+	return do(w)
+}
+
+func (w *world) stop() {
+	if err := w.hive.Stop(w.log, context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: stop the agent:", err)
+	}
+}
+
+// cleanUp takes from the kernel what the agent leaves there: the next one begins
+// where this one did.
+func (p site) cleanUp() {
+	if p.mode != "kernel" {
+		return
+	}
+	_, err1 := bpf.CleanupLinks(p.bpffs)
+	_, err2 := attach.CleanupOverlay()
+	_, err3 := bpf.Cleanup(p.bpffs)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: clean up:", err)
+	}
+}
+
+func newWorld(p site, pods int, takes any) (*world, error) {
 	if err := awaitMemory(); err != nil {
 		return nil, err
 	}
 	w := &world{log: slog.New(slog.DiscardHandler)}
-	network, err := network(mode)
+	network, err := network(p.mode)
 	if err != nil {
 		return nil, err
 	}
@@ -112,76 +148,71 @@ func newWorld(mode, bpffs, stateDir string, size size, more ...cell.Cell) (*worl
 			cell.Invoke(w.takeBase, w.watchWrites)),
 		network,
 		agent.Dataflow,
-		cell.Invoke(w.takeKernel),
-		cell.Group(more...),
+		cell.Invoke(w.takeKernel, takes),
 	)
 	flags := w.hive.Viper()
 	flags.Set("node-name", localNode)
-	flags.Set("bpf", mode)
-	flags.Set("bpffs", bpffs)
-	flags.Set("state-dir", stateDir)
+	flags.Set("bpf", p.mode)
+	flags.Set("bpffs", p.bpffs)
+	flags.Set("state-dir", p.dir)
 	flags.Set("audit-interval", "0")
 	flags.Set("api-listen", "")
-	flags.Set("socket", filepath.Join(stateDir, "api.sock"))
+	flags.Set("socket", filepath.Join(p.dir, "api.sock"))
 	// Connections have nothing to do with what is measured.
 	for _, name := range []string{"ct-tcp", "ct-any", "nat", "fragments"} {
 		flags.Set("map-size-"+name, 4096)
 	}
-	flags.Set("map-size-ipcache", 2*size.endpoints+4096)
-	flags.Set("map-size-sources", 2*size.endpoints+4096)
+	flags.Set("map-size-ipcache", 2*pods+4096)
+	flags.Set("map-size-sources", 2*pods+4096)
 	return w, w.hive.Populate(w.log)
 }
 
 func (w *world) takeBase(db *statedb.DB, b base) {
 	w.db, w.base = db, b
 	wtxn := db.WriteTxn(b.Endpoints, b.NetworkPolicies)
-	w.ready = b.Endpoints.RegisterInitializer(wtxn, "bench")
-	w.policiesReady = b.NetworkPolicies.RegisterInitializer(wtxn, "bench")
+	w.ready = append(w.ready, b.Endpoints.RegisterInitializer(wtxn, "bench"), b.NetworkPolicies.RegisterInitializer(wtxn, "bench"))
 	wtxn.Commit()
 }
 
-type kernelIn struct {
-	cell.In
-
-	Maps     *bpf.Maps
-	Control  *bpfmap.Control
-	Derived  *derive.Metrics
-	IPCache  statedb.Table[*tables.IPCacheEntry]
-	Sources  statedb.Table[*tables.SourceEntry]
-	Rules    statedb.Table[*tables.EgressEntry]
-	Gateways statedb.Table[*tables.GatewayEntry]
+func (w *world) takeKernel(maps *bpf.Maps, control *bpfmap.Control, derived *derive.Metrics) {
+	w.maps, w.control, w.derived = maps, control, derived
 }
-
-func (w *world) takeKernel(k kernelIn) {
-	w.maps, w.control, w.derived = k.Maps, k.Control, k.Derived
-	w.ipcache, w.sources, w.rules, w.gateways = k.IPCache, k.Sources, k.Rules, k.Gateways
-}
-
-func (w *world) start() error { return w.hive.Start(w.log, context.Background()) }
-func (w *world) stop() error  { return w.hive.Stop(w.log, context.Background()) }
-
-// size of a cluster.
-type size struct{ endpoints, policies int }
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// fill writes a cluster in one transaction for each table. Each policy chooses
-// every pod, for a destination of its own: as many entries as there can be for
-// a system that has one per pod and destination.
-func (w *world) fill(s size) {
-	wtxn := w.db.WriteTxn(w.base.Nodes, w.base.Namespaces, w.base.Endpoints, w.base.Policies, w.base.NetworkPolicies)
+// commit writes rows of a table in one transaction, and returns when that began.
+func commit[Row any](w *world, table statedb.RWTable[Row], rows ...Row) (start time.Time) {
+	start = time.Now()
+	wtxn := w.db.WriteTxn(table)
 	defer wtxn.Abort()
-	w.fillNodes(wtxn)
-	w.base.Namespaces.Insert(wtxn, &tables.Namespace{Name: "prod"})
-	for i := range s.endpoints {
-		w.base.Endpoints.Insert(wtxn, endpoint(i, i/podsPerApp))
+	for _, row := range rows {
+		table.Insert(wtxn, row)
 	}
-	for i := range s.policies {
-		w.base.Policies.Insert(wtxn, policy(i, 0))
-	}
-	w.ready(wtxn)
-	w.policiesReady(wtxn)
 	wtxn.Commit()
+	return start
+}
+
+// remove is [commit] that deletes.
+func remove[Row any](w *world, table statedb.RWTable[Row], rows ...Row) (start time.Time) {
+	start = time.Now()
+	wtxn := w.db.WriteTxn(table)
+	defer wtxn.Abort()
+	for _, row := range rows {
+		table.Delete(wtxn, row)
+	}
+	wtxn.Commit()
+	return start
+}
+
+// complete says that the base tables have all that they will have at the start.
+func (w *world) complete() {
+	wtxn := w.db.WriteTxn(w.base.Endpoints, w.base.NetworkPolicies)
+	defer wtxn.Abort()
+	for _, ready := range w.ready {
+		ready(wtxn)
+	}
+	wtxn.Commit()
+	w.ready = nil
 }
 
 // inMemory counts the worlds that have not been collected.
@@ -189,14 +220,14 @@ var inMemory atomic.Int32
 
 // fillNodes writes all nodes. The last one, which no event changes, is there for as
 // long as any of the tables is.
-func (w *world) fillNodes(wtxn statedb.WriteTxn) {
-	var n *tables.Node
-	for i := range nodes {
-		n = node(i, true)
-		w.base.Nodes.Insert(wtxn, n)
+func (w *world) fillNodes() {
+	all := make([]*tables.Node, nodes)
+	for i := range all {
+		all[i] = node(i, true)
 	}
 	inMemory.Add(1)
-	runtime.AddCleanup(n, func(count *atomic.Int32) { count.Add(-1) }, &inMemory)
+	runtime.AddCleanup(all[nodes-1], func(count *atomic.Int32) { count.Add(-1) }, &inMemory)
+	commit(w, w.base.Nodes, all...)
 }
 
 // awaitMemory waits until no former world is in memory, which would count for the

@@ -10,15 +10,15 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// writes have it asked after each write to a map whether the maps are as somebody waits
-// for: by who has written, as those who wait may have to wait for their turn, too.
+// writes ask after each write to a map whether the maps are as an event has to make them.
+// The writer asks: another goroutine would have to be scheduled first, which takes time.
 type writes struct {
 	mu    sync.Mutex
-	asked afterWrite // nil when nobody waits
+	asked afterWrite // nil while no event is measured
 	seen  chan seen
 }
 
-// afterWrite says whether the maps are as somebody waits for, after a write of some keys.
+// afterWrite says whether the maps are as they are to be, after a write of some keys.
 type afterWrite func(written any) (bool, error)
 
 // hasKey reports whether a key is among those written.
@@ -27,13 +27,13 @@ func hasKey[K comparable](written any, key K) bool {
 	return ok && slices.Contains(keys, key)
 }
 
-// seen is after which write the maps were as is waited for, or why that is not known.
+// seen is when the maps were as they are to be, or why that is not known.
 type seen struct {
 	at  time.Time
 	err error
 }
 
-// await returns what comes of what is asked after each write from now on.
+// await asks after each write from now on, until the answer is yes.
 func (w *writes) await(asked afterWrite) <-chan seen {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,8 +55,11 @@ func (w *writes) ask(written any) {
 	}
 }
 
-// watchWrites has the agent's writes to the maps of network policy noticed.
+// watchWrites has the agent's writes to maps noticed.
 func (w *world) watchWrites(maps *bpf.Maps) {
+	maps.Sources = asking[bpf.SourceKey, bpf.SourceValue]{maps.Sources, &w.writes}
+	maps.Egress = asking[bpf.EgressKey, bpf.EgressValue]{maps.Egress, &w.writes}
+	maps.Gateways = asking[bpf.GatewayKey, bpf.GatewayValue]{maps.Gateways, &w.writes}
 	maps.Pods = asking[bpf.PodKey, bpf.PodValue]{maps.Pods, &w.writes}
 	maps.IPCache = asking[bpf.IPCacheKey, bpf.IPCacheValue]{maps.IPCache, &w.writes}
 	maps.Policy = asking[bpf.PolicyKey, bpf.PolicyValue]{maps.Policy, &w.writes}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+)
+
+// bench measures events in a world.
+type bench struct {
+	*world
+	results []result
+}
+
+// cost is the work of events.
+type cost struct {
+	rows            int // computed in derived tables
+	writes, deletes int // of entries of maps
+}
+
+func (c cost) since(before cost) cost {
+	return cost{c.rows - before.rows, c.writes - before.writes, c.deletes - before.deletes}
+}
+
+// cost returns the work so far.
+func (b *bench) cost() (c cost) {
+	for _, s := range b.derived.All() {
+		c.rows += s.Counts().Rows
+	}
+	for _, name := range b.maps.Names() {
+		writes, deletes := b.control.Counts(name)
+		c.writes += int(writes)
+		c.deletes += int(deletes)
+	}
+	return c
+}
+
+// Times for which nothing may change before an event, and all that was written at once, are
+// said to be done.
+const (
+	restTime   = 30 * time.Millisecond
+	settleTime = 300 * time.Millisecond
+)
+
+// settle waits until all is there and nothing has changed for some time. It returns when
+// something last did, and the work so far.
+func (b *bench) settle(still time.Duration, complete func() bool) (time.Time, cost) {
+	last, at := b.cost(), time.Now()
+	for time.Since(at) < still || complete != nil && !complete() {
+		time.Sleep(time.Millisecond)
+		if c := b.cost(); c != last {
+			last, at = c, time.Now()
+		}
+	}
+	return at, last
+}
+
+func (b *bench) rest() cost {
+	_, c := b.settle(restTime, nil)
+	return c
+}
+
+// event measures something that is done again and again. do returns how long it took.
+func (b *bench) event(name string, samples int, do func(i int) (time.Duration, error)) error {
+	before := b.rest()
+	times := make([]time.Duration, samples)
+	for i := range times {
+		var err error
+		if times[i], err = do(i); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if i%20 == 19 {
+			b.rest() // so that what follows an event does not pile up behind it
+		}
+	}
+	b.results = append(b.results, resultOf(name, times, b.rest().since(before)))
+	return nil
+}
+
+// atOnce measures a change until nothing follows of it any more.
+func (b *bench) atOnce(name string, change func(), complete func() bool) {
+	before, start := b.rest(), time.Now()
+	change()
+	last, after := b.settle(settleTime, complete)
+	b.results = append(b.results, resultOf(name, []time.Duration{last.Sub(start)}, after.since(before)))
+}
+
+// eventTimeout is for one event to have its effect in the kernel.
+const eventTimeout = time.Minute
+
+// await returns how long it is from a change until the maps are as is asked for. The
+// change returns when it began.
+func (b *bench) await(change func() (start time.Time), asked afterWrite) (time.Duration, error) {
+	answer := b.writes.await(asked)
+	start := change()
+	select {
+	case seen := <-answer:
+		return seen.at.Sub(start), seen.err
+	case <-time.After(eventTimeout):
+		return 0, fmt.Errorf("the maps are not as they are to be after %s", eventTimeout)
+	}
+}
+
+// heap is what is in use. What has a finalizer, and what that holds, goes with a later
+// collection than the first that finds it, when the finalizer has run.
+func heap() uint64 {
+	for range 4 {
+		runtime.GC()
+		time.Sleep(50 * time.Millisecond)
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
