@@ -9,8 +9,7 @@ ARGS    ?=
 # Time for each fuzzer and each benchmark.
 FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
-# Arguments of cmd/bench, such as BENCHARGS="--endpoints=1000 --json=bench.json", or
-# BENCHARGS=--parts=policy.
+# Arguments of cmd/bench, such as BENCHARGS="--parts=policy --policy-samples=50".
 BENCHARGS ?=
 
 # With CI=true tests that need privileges fail instead of being skipped.

@@ -28,12 +28,6 @@ func TestGCFlowsDiffer(t *testing.T) {
 	require.Len(t, egress, 9)
 }
 
-func TestShareOfConnectionsThatEnded(t *testing.T) {
-	for _, percent := range []int{0, 10, 100} {
-		require.Equal(t, 10*percent, (&gcMaps{entries: 1000, percent: percent}).expired())
-	}
-}
-
 func requireRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		require.NotEqual(t, "1", os.Getenv("SLUICE_REQUIRE_PRIVILEGED"), "needs root")
@@ -85,5 +79,5 @@ func TestMeasureGC(t *testing.T) {
 	require.NoError(t, o.complete(true))
 	require.NoError(t, measureGC(t.Context(), out, o))
 	require.Contains(t, out.String(), "4096 of 8192, translated")
-	require.Regexp(t, `16 of 65536 +0 % keys`, out.String())
+	require.Regexp(t, `16 of 65536 +0 % +keys`, out.String())
 }

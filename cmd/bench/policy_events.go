@@ -19,15 +19,14 @@ func (b *policyBench) makePods(n int) {
 	}
 }
 
-// comesAndGoes returns how long it takes until the maps have pods as is asked for. Then the pods
-// go again.
-func (b *policyBench) comesAndGoes(asked afterWrite, pods ...*tables.Endpoint) (time.Duration, error) {
-	took, err := b.await(func() time.Time { return commit(b.world, b.base.Endpoints, pods...) }, asked)
-	if err != nil {
-		return 0, err
-	}
-	_, err = b.await(func() time.Time { return remove(b.world, b.base.Endpoints, pods...) }, allWritten(pods))
-	return took, err
+// podsCome returns how long it takes until the maps have pods as is asked for.
+func (b *policyBench) podsCome(asked afterWrite, pods ...*tables.Endpoint) (time.Duration, error) {
+	return b.await(func() time.Time { return commit(b.world, b.base.Endpoints, pods...) }, asked)
+}
+
+// podsGo returns how long it takes until the addresses of pods are gone.
+func (b *policyBench) podsGo(pods ...*tables.Endpoint) (time.Duration, error) {
+	return b.await(func() time.Time { return remove(b.world, b.base.Endpoints, pods...) }, allWritten(pods))
 }
 
 // allWritten asks whether the addresses of all pods have been written, or deleted.
@@ -69,7 +68,7 @@ func (b *policyBench) newPod(i int) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	return b.comesAndGoes(func(written any) (bool, error) {
+	return b.podsCome(func(written any) (bool, error) {
 		if !hasKey(written, addrKey(podAddr(pod))) {
 			return false, nil
 		}
@@ -82,24 +81,35 @@ func (b *policyBench) newPod(i int) (time.Duration, error) {
 const wavePods = 500
 
 // Pods of another node, each as that of [policyBench.newPod]: a write of each one's address.
-func (b *policyBench) wave(i int) (time.Duration, error) {
-	pods := b.coming[len(b.coming)-(i+1)*wavePods:][:wavePods]
-	return b.comesAndGoes(allWritten(pods), pods...)
+func (b *policyBench) waveComes(i int) (time.Duration, error) {
+	pods := b.wave(i)
+	return b.podsCome(allWritten(pods), pods...)
+}
+
+// wave is the i-th of those that come at once, of the pods that are to come.
+func (b *policyBench) wave(i int) []*tables.Endpoint {
+	return b.coming[len(b.coming)-(i+1)*wavePods:][:wavePods]
+}
+
+// likeLocalPod is a pod that is not there, as policies see one that is here: with
+// labels of its own, in the same place.
+func (b *policyBench) likeLocalPod(i int) (pod, like int) {
+	like = b.localPod(i % b.local)
+	rounds := (b.identities+len(b.coming))/places + 2 + i/b.local
+	return like%places + places*rounds, like
 }
 
 // A pod of this node with labels that no pod has had, where another one is that
 // policies see alike: its address as a peer, and as a subject.
 func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
-	like := b.localPod(i % b.local)
-	rounds := (b.identities+len(b.coming))/places + 2 + i/b.local
-	pod := like%places + places*rounds
+	pod, like := b.likeLocalPod(i)
 	want, _, subjectErr := b.subjectClass(like)
 	wantPeer, peerErr := b.peerClass(like)
 	if err := errors.Join(subjectErr, peerErr); err != nil {
 		return 0, err
 	}
 	placed := false
-	return b.comesAndGoes(func(written any) (bool, error) {
+	return b.podsCome(func(written any) (bool, error) {
 		placed = placed || hasKey(written, addrKey(podAddr(pod)))
 		class, known, err := b.subjectClass(pod)
 		if err != nil || !placed || !known || class != want {
@@ -159,35 +169,36 @@ func (b *policyBench) changing(p *tables.NetworkPolicy, comes bool) func() time.
 	return func() time.Time { return remove(b.world, b.base.NetworkPolicies, p) }
 }
 
-// clusterwide has a policy of all pods come, and go again: all pods of this node accept
+// clusterwide has a policy of all pods come, or go: all pods of this node accept
 // another port, or no more.
-func (b *policyBench) clusterwide(i int) (time.Duration, error) {
-	number, comes := i/2, i%2 == 0
-	p, peer := clusterwidePolicy(number), b.peerOf(number, 0)
-	change := b.changing(p, comes)
-	var pods []int // whose verdicts tell whether it is enforced
-	for i := range b.local {
-		pod := b.localPod(i)
-		if comes || len(b.policiesAt(placeOf(pod))) > 0 {
-			pods = append(pods, pod)
-		}
-	}
-	if b.allPods || len(pods) == 0 {
-		return b.awaitTables(change(), func() bool { return b.applied(p) == comes && b.removed(p) != comes })
-	}
-	return b.await(change, func(any) (bool, error) {
-		for _, pod := range pods {
-			allowed, err := b.allowed(pod, peer, clusterwidePort(number))
-			if err != nil || allowed != comes {
-				return false, err
-			}
-			other, err := b.allowed(pod, peer, noPort)
-			if err != nil || other {
-				return false, err // as before any policy selected it
+func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error) {
+	return func(i int) (time.Duration, error) {
+		p, peer := clusterwidePolicy(i), b.peerOf(i, 0)
+		change := b.changing(p, comes)
+		var pods []int // whose verdicts tell whether it is enforced
+		for n := range b.local {
+			pod := b.localPod(n)
+			if comes || len(b.policiesAt(placeOf(pod))) > 0 {
+				pods = append(pods, pod)
 			}
 		}
-		return true, nil
-	})
+		if b.allPods || len(pods) == 0 {
+			return b.awaitTables(change(), func() bool { return b.applied(p) == comes && b.removed(p) != comes })
+		}
+		return b.await(change, func(any) (bool, error) {
+			for _, pod := range pods {
+				allowed, err := b.allowed(pod, peer, clusterwidePort(i))
+				if err != nil || allowed != comes {
+					return false, err
+				}
+				other, err := b.allowed(pod, peer, noPort)
+				if err != nil || other {
+					return false, err // as before any policy selected it
+				}
+			}
+			return true, nil
+		})
+	}
 }
 
 // A policy of all pods is applied again with a new generation, and says what it

@@ -56,11 +56,18 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 		b.makePods(coming)
 		err = errors.Join(
 			b.event("pod with new labels, known class", o.samples, b.newPod),
-			b.event(fmt.Sprintf("%d such pods come at once", wavePods), tenth, b.wave),
+			b.event("that pod goes again", o.samples, func(i int) (time.Duration, error) { return b.podsGo(b.coming[i]) }),
+			b.event(fmt.Sprintf("%d such pods come at once", wavePods), tenth, b.waveComes),
+			b.event(fmt.Sprintf("%d go at once", wavePods), tenth, func(i int) (time.Duration, error) { return b.podsGo(b.wave(i)...) }),
 			b.event("pod of this node with new labels", o.samples, b.newLocalPod),
+			b.event("that pod goes again, too", o.samples, func(i int) (time.Duration, error) {
+				pod, _ := b.likeLocalPod(i)
+				return b.podsGo(labelledPod(pod, localNode))
+			}),
 			b.onePolicy(o.samples),
-			b.event("policy of all pods comes, or goes", 2*tenth, b.clusterwide),
+			b.event("policy of all pods comes", tenth, b.clusterwide(true)),
 			b.event("policy comes again, and says the same", tenth, b.withoutEffect),
+			b.event("policy of all pods goes", tenth, b.clusterwide(false)),
 			b.manyPrefixes(o.prefixes),
 		)
 		if err != nil {

@@ -57,8 +57,7 @@ func TestMeasurePolicies(t *testing.T) {
 			require.Contains(t, events, event, scenario)
 			return events[event].each(events[event].writes)
 		}
-		// What was still to follow of the event before may be counted too.
-		require.InDelta(t, 1, writes("pod with new labels, known class"), 0.5, scenario)
+		require.Equal(t, 1.0, writes("pod with new labels, known class"), scenario)
 		require.InDelta(t, wavePods, writes("500 such pods come at once"), 2, scenario)
 		require.Zero(t, writes("policy comes again, and says the same"), scenario)
 		if i == 0 {
