@@ -74,11 +74,10 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 			return err
 		}
 		b.coming = nil
-		with := heap()
 		b.atOnce("all policies go", func() { remove(world, b.base.NetworkPolicies, policies...) }, b.withoutPolicies)
 		fmt.Fprintf(w, "\npolicy %s\n", s)
 		fmt.Fprintf(w, "  %d identities, %d entries for them: here %d entries; heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
-			s.identities, s.perIdentity(), entries, float64(used)/1e6, used/uint64(s.identities), (float64(with)-float64(heap()))/1e6)
+			s.identities, s.perIdentity(), entries, float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(heap()))/1e6)
 		printResults(w, b.results)
 		return nil
 	})
