@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -94,38 +95,45 @@ func (m *gcMaps) expired() (n int) {
 
 // fill writes the connections that are chosen.
 func (m *gcMaps) fill(chosen func(i int) bool) error {
-	connections := newBatch[ctmap.Key4, ctmap.Entry](m.CT4TCP)
-	translations := newBatch[natmap.Key4, natmap.Entry4](m.NAT4)
+	var flows, tuples []ctmap.Tuple
+	var connections []ctmap.Entry
+	var translations []natmap.Entry4
 	used := m.now - gcEnded
 	for i := range m.entries {
 		if !chosen(i) {
 			continue
 		}
-		flow := gcFlow(i)
 		e := ctmap.Entry{Lifetime: m.now + gcAlive, Packets: 10, Bytes: 1000, Created: m.now - gcEnded}
 		if endedAt(i, m.percent) {
 			e.Lifetime = m.now - gcEnded
 		}
-		if err := connections.put(ctmap.NewKey4(flow), e); err != nil {
-			return err
-		}
+		flows, connections = append(flows, gcFlow(i)), append(connections, e)
 		if m.NAT4 == nil {
 			continue
 		}
-		for _, t := range []struct {
-			ctmap.Tuple
-			to netip.AddrPort
-		}{{flow, gcEgress(i)}, {gcReplies(i), flow.Source}} {
-			n := natmap.Entry4{Created: uint64(used) * 1e9, NeedsCT: 1, Used: used, Addr: t.to.Addr().As4(), Port: ctmap.PortFrom(t.to.Port())}
-			if err := translations.put(natmap.NewKey4(t.Tuple), n); err != nil {
-				return err
-			}
+		tuples = append(tuples, gcFlow(i), gcReplies(i))
+		for _, to := range []netip.AddrPort{gcEgress(i), gcFlow(i).Source} {
+			translations = append(translations, natmap.Entry4{
+				Created: uint64(used) * 1e9, NeedsCT: 1, Used: used, Addr: to.Addr().As4(), Port: ctmap.PortFrom(to.Port()),
+			})
 		}
 	}
-	if err := connections.flush(); err != nil || m.NAT4 == nil {
-		return err
+	return errors.Join(put(m.CT4TCP, flows, ctmap.NewKey4, connections), put(m.NAT4, tuples, natmap.NewKey4, translations))
+}
+
+// put writes entries of a map at once.
+func put[K, V any](m *ebpf.Map, tuples []ctmap.Tuple, keyOf func(ctmap.Tuple) K, values []V) error {
+	if len(tuples) == 0 {
+		return nil
 	}
-	return translations.flush()
+	keys := make([]K, len(tuples))
+	for i, t := range tuples {
+		keys[i] = keyOf(t)
+	}
+	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+		return fmt.Errorf("fill map: %w", err)
+	}
+	return nil
 }
 
 // age has so many in a hundred of the connections end, and all others be alive.
@@ -133,35 +141,4 @@ func (m *gcMaps) age(percent int) error {
 	touched := max(m.percent, percent)
 	m.percent = percent
 	return m.fill(func(i int) bool { return endedAt(i, touched) })
-}
-
-// batch writes entries of a map, many at once.
-type batch[K, V any] struct {
-	m      *ebpf.Map
-	keys   []K
-	values []V
-}
-
-func newBatch[K, V any](m *ebpf.Map) *batch[K, V] {
-	const size = 16 << 10
-	return &batch[K, V]{m, make([]K, 0, size), make([]V, 0, size)}
-}
-
-func (b *batch[K, V]) put(k K, v V) error {
-	b.keys, b.values = append(b.keys, k), append(b.values, v)
-	if len(b.keys) < cap(b.keys) {
-		return nil
-	}
-	return b.flush()
-}
-
-func (b *batch[K, V]) flush() error {
-	if len(b.keys) == 0 {
-		return nil
-	}
-	if _, err := b.m.BatchUpdate(b.keys, b.values, nil); err != nil {
-		return fmt.Errorf("fill map: %w", err)
-	}
-	b.keys, b.values = b.keys[:0], b.values[:0]
-	return nil
 }

@@ -38,16 +38,30 @@ type policyBench struct {
 	coming []*tables.Endpoint // pods of another node that are yet to come
 }
 
+// inWorld has an agent without a cluster, of so many pods at most, for as long as do takes.
+func (s policyScenario) inWorld(p site, pods int, do func(*policyBench) error) error {
+	b := &policyBench{policyScenario: s}
+	return withWorld(p, pods, func(t policyTables) { b.tables = t }, func(w *world) error {
+		b.world = w
+		return do(b)
+	})
+}
+
 // measure measures a scenario, and prints what came of it.
 func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results []result, err error) {
-	b := &policyBench{policyScenario: s}
+	var without uint64
+	err = s.inWorld(p, s.identities, func(b *policyBench) error {
+		b.coldStart(nil)
+		without = heap()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
 	tenth := max(1, o.samples/10)
 	coming := o.samples + tenth*wavePods
-	take := func(t policyTables) { b.tables = t }
-	err = withWorld(p, s.identities+coming+o.samples+o.prefixes, take, func(world *world) error {
-		b.world = world
-		policies := s.allPolicies()
-		b.coldStart(policies)
+	err = s.inWorld(p, s.identities+coming+o.samples+o.prefixes, func(b *policyBench) error {
+		b.coldStart(s.allPolicies())
 		entries, err := b.verify()
 		if err != nil {
 			return err
@@ -70,18 +84,14 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 			b.event("policy of all pods goes", tenth, b.clusterwide(false)),
 			b.manyPrefixes(o.prefixes),
 		)
-		if err != nil {
-			return err
-		}
-		b.coming = nil
-		b.atOnce("all policies go", func() { remove(world, b.base.NetworkPolicies, policies...) }, b.withoutPolicies)
+		results = b.results
 		fmt.Fprintf(w, "\npolicy %s\n", s)
 		fmt.Fprintf(w, "  %d identities, %d entries for them: here %d entries; heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
-			s.identities, s.perIdentity(), entries, float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(heap()))/1e6)
-		printResults(w, b.results)
-		return nil
+			s.identities, s.perIdentity(), entries, float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(without))/1e6)
+		printResults(w, results)
+		return err
 	})
-	return b.results, err
+	return results, err
 }
 
 // coldStart has pods and policies come at once, as rows: to decode objects is no part
@@ -119,8 +129,6 @@ func (b *policyBench) inKernel() bool {
 	}
 	return true
 }
-
-func (b *policyBench) withoutPolicies() bool { return b.tables.Rules.NumObjects(b.db.ReadTxn()) == 0 }
 
 // applied reports whether the kernel has what the policy's row says now.
 func (b *policyBench) applied(p *tables.NetworkPolicy) bool {
