@@ -45,12 +45,15 @@ func Open(maps Maps) (*Collector, error) {
 			continue
 		}
 		program := c.programs.Programs[programName(iteratorPrefix, i)]
-		if c.iterators[i], err = link.AttachIter(link.IterOptions{Program: program, Map: m}); err != nil {
-			return nil, errors.Join(fmt.Errorf("attach iterator to map %s: %w", names[i], err), c.Close())
+		c.iterators[i], err = link.AttachIter(link.IterOptions{Program: program, Map: m})
+		if err != nil {
+			c.Close()
+			return nil, fmt.Errorf("attach iterator to map %s: %w", names[i], err)
 		}
 	}
 	if c.events, err = ringbuf.NewReader(c.programs.Maps[eventsMap]); err != nil {
-		return nil, errors.Join(fmt.Errorf("open events of removals: %w", err), c.Close())
+		c.Close()
+		return nil, fmt.Errorf("open events of removals: %w", err)
 	}
 	c.events.SetDeadline(time.Unix(1, 0)) // reads return what there is
 	return c, nil

@@ -76,7 +76,9 @@ func (f *flushed) connect(t ctmap.Tuple, to string) {
 	require.NoError(f.t, nat.Update(in, natmap.Translation{NeedsCT: 1, Used: 9, To: t.Source}))
 }
 
-func (f *flushed) flush(ctx context.Context, chosen func(gc.Entry) bool, removed func(gc.Entry)) ([]gc.Pass, error) {
+func (f *flushed) flush(
+	ctx context.Context, chosen func(gc.Entry) bool, removed func(gc.Entry),
+) ([]gc.Pass, error) {
 	c, err := gc.Open(f.set)
 	require.NoError(f.t, err)
 	defer c.Close()

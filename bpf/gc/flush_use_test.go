@@ -16,11 +16,14 @@ import (
 func TestFlushWhileInUse(t *testing.T) {
 	a := lossArm{flows: 64, family: 4, protocol: unix.IPPROTO_TCP, refreshes: 1}
 	f := newFixtureOf(t, "", lossMapRoom, a.needs)
-	g := newGateway(t, f, gctest.Options{Flows: a.flows, Family: a.family, Protocol: a.protocol, Translates: true})
+	g := newGateway(t, f, gctest.Options{
+		Flows: a.flows, Family: a.family, Protocol: a.protocol, Translates: true,
+	})
 	var chosen, flushed, removed uint64
 	var revived atomic.Uint64
 	a.run(t, g, &revived, func() error {
-		passes, err := f.Flush(t.Context(), func(Entry) bool { chosen++; return true }, func(e Entry) {
+		choose := func(Entry) bool { chosen++; return true }
+		passes, err := f.Flush(t.Context(), choose, func(e Entry) {
 			if e.CT != nil {
 				removed++
 			}
@@ -31,7 +34,7 @@ func TestFlushWhileInUse(t *testing.T) {
 		}
 		return err
 	})
-	t.Logf("%d connections were chosen, %d of them refreshed just when they were to be removed", chosen, revived.Load())
+	t.Logf("%d connections chosen, %d refreshed at that moment", chosen, revived.Load())
 	require.NotZero(t, chosen)
 	require.Equal(t, chosen, flushed)
 	require.Equal(t, chosen, removed)

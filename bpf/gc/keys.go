@@ -22,7 +22,9 @@ import (
 // entry that is removed, of connections and translations, with its final value.
 //
 // To remove all connections, or those of some addresses, [Collector.Run] is faster.
-func (c *Collector) Flush(ctx context.Context, chosen func(Entry) bool, removed func(Entry)) (passes []Pass, err error) {
+func (c *Collector) Flush(
+	ctx context.Context, chosen func(Entry) bool, removed func(Entry),
+) (passes []Pass, err error) {
 	f := Filter{All: true, Removed: removed}
 	if err := c.prepare(f); err != nil {
 		return nil, err
@@ -89,16 +91,16 @@ func (c *Collector) flush(ctx context.Context, index int, f Filter, chosen func(
 
 // byKey reads a map in batches, and has the program look at one entry after another.
 func (c *Collector) byKey(ctx context.Context, index int, p *Pass, f Filter) error {
-	m := c.maps[index]
+	m, look := c.maps[index], func(key []byte) error { return c.look(index, key, f) }
 	switch index {
 	case indexCT4TCP, indexCT4Any:
-		return eachEntry(ctx, m, p, func(k ctmap.Key4, _ ctmap.Entry) error { return c.look(index, bytesOf(&k), f) })
+		return eachEntry(ctx, m, p, func(k ctmap.Key4, _ ctmap.Entry) error { return look(bytesOf(&k)) })
 	case indexCT6TCP, indexCT6Any:
-		return eachEntry(ctx, m, p, func(k ctmap.Key6, _ ctmap.Entry) error { return c.look(index, bytesOf(&k), f) })
+		return eachEntry(ctx, m, p, func(k ctmap.Key6, _ ctmap.Entry) error { return look(bytesOf(&k)) })
 	case indexNAT4:
-		return eachEntry(ctx, m, p, func(k natmap.Key4, _ natmap.Entry4) error { return c.look(index, bytesOf(&k), f) })
+		return eachEntry(ctx, m, p, func(k natmap.Key4, _ natmap.Entry4) error { return look(bytesOf(&k)) })
 	}
-	return eachEntry(ctx, m, p, func(k natmap.Key6, _ natmap.Entry6) error { return c.look(index, bytesOf(&k), f) })
+	return eachEntry(ctx, m, p, func(k natmap.Key6, _ natmap.Entry6) error { return look(bytesOf(&k)) })
 }
 
 // look has the program look at one entry.
@@ -117,7 +119,9 @@ func (c *Collector) look(index int, key []byte, f Filter) error {
 }
 
 // bytesOf returns the memory of a struct without pointers.
-func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
+func bytesOf[T any](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
+}
 
 // batch is how many entries are read at once: more than a bucket of the kernel's
 // hash table ever has.

@@ -74,9 +74,11 @@ func measureGC(ctx context.Context, w io.Writer, o *gcOptions) error {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest), both ways by turns\n", o.rounds)
-	fmt.Fprintln(w, "  CPU time for each connection of the map, removed or not. Seed: reads batches, and deletes each that had expired.")
-	fmt.Fprintf(w, "  %-30s %8s  %-10s %24s %24s %18s %20s\n", "connections, room", "expired", "method", "ns", "seed ns", "times less", "longest run, us")
+	fmt.Fprintf(w, "\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest)\n", o.rounds)
+	fmt.Fprintln(w, "  CPU time for each connection of the map, removed or not. Both ways have their turn in each round.")
+	fmt.Fprintln(w, "  Seed: reads batches, and deletes each that had expired.")
+	fmt.Fprintf(w, "  %-30s %8s  %-10s %24s %24s %18s %20s\n",
+		"connections, room", "expired", "method", "ns", "seed ns", "times less", "longest run, us")
 	for _, pairs := range []bool{false, true} {
 		for _, entries := range o.sizes {
 			if err := o.compare(ctx, w, gcCase{entries: entries, room: 2 * entries, pairs: pairs}, 0, 10, 100); err != nil {
@@ -125,8 +127,8 @@ func (o *gcOptions) compare(ctx context.Context, w io.Writer, c gcCase, percents
 			ratio = append(ratio, float64(b.cpu)/float64(a.cpu))
 			longest, method = append(longest, a.longest.Seconds()*1e6), a.method
 		}
-		fmt.Fprintf(w, "  %-30s %6d %%  %-10s %24s %24s %18s %20s\n",
-			c, c.percent, method, spreadOf(own).text(0), spreadOf(seed).text(0), spreadOf(ratio).text(1), spreadOf(longest).text(0))
+		fmt.Fprintf(w, "  %-30s %6d %%  %-10s %24s %24s %18s %20s\n", c, c.percent, method,
+			spreadOf(own).text(0), spreadOf(seed).text(0), spreadOf(ratio).text(1), spreadOf(longest).text(0))
 	}
 	return nil
 }

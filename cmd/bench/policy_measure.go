@@ -70,9 +70,13 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 		b.makePods(coming)
 		err = errors.Join(
 			b.event("pod with new labels, known class", o.samples, b.newPod),
-			b.event("that pod goes again", o.samples, func(i int) (time.Duration, error) { return b.podsGo(b.coming[i]) }),
+			b.event("that pod goes again", o.samples, func(i int) (time.Duration, error) {
+				return b.podsGo(b.coming[i])
+			}),
 			b.event(fmt.Sprintf("%d such pods come at once", wavePods), tenth, b.waveComes),
-			b.event(fmt.Sprintf("%d go at once", wavePods), tenth, func(i int) (time.Duration, error) { return b.podsGo(b.wave(i)...) }),
+			b.event(fmt.Sprintf("%d go at once", wavePods), tenth, func(i int) (time.Duration, error) {
+				return b.podsGo(b.wave(i)...)
+			}),
 			b.event("pod of this node with new labels", o.samples, b.newLocalPod),
 			b.event("that pod goes again, too", o.samples, func(i int) (time.Duration, error) {
 				pod, _ := b.likeLocalPod(i)
@@ -86,8 +90,9 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 		)
 		results = b.results
 		fmt.Fprintf(w, "\npolicy %s\n", s)
-		fmt.Fprintf(w, "  %d identities, %d entries for them: here %d entries; heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
-			s.identities, s.perIdentity(), entries, float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(without))/1e6)
+		fmt.Fprintf(w, "  %d identities, %d entries for them: here %d entries\n", s.identities, s.perIdentity(), entries)
+		fmt.Fprintf(w, "  heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
+			float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(without))/1e6)
 		printResults(w, results)
 		return err
 	})
@@ -99,7 +104,8 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 func (b *policyBench) coldStart(policies []*tables.NetworkPolicy) {
 	pods, namespaces := b.pods(), make([]*tables.Namespace, policyNamespaces)
 	for i := range namespaces {
-		namespaces[i] = &tables.Namespace{Name: namespaceName(i), Labels: labels.Set{"team": fmt.Sprintf("team-%d", i%policyTeams)}}
+		team := fmt.Sprintf("team-%d", i%policyTeams)
+		namespaces[i] = &tables.Namespace{Name: namespaceName(i), Labels: labels.Set{"team": team}}
 	}
 	b.atOnce("cold start", func() {
 		b.fillNodes()

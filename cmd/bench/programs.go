@@ -63,7 +63,8 @@ func measurePrograms(ctx context.Context, w io.Writer, o programOptions) error {
 		if way.repeated {
 			repeated = " *"
 		}
-		fmt.Fprintf(w, "  %-32s %-13s %8d  %22s %20s%s\n", way.name, way.program, way.flows, spreadOf(way.over).text(0), spreadOf(way.ratio).text(1), repeated)
+		fmt.Fprintf(w, "  %-32s %-13s %8d  %22s %20s%s\n", way.name, way.program, way.flows,
+			spreadOf(way.over).text(0), spreadOf(way.ratio).text(1), repeated)
 	}
 	return nil
 }

@@ -52,7 +52,8 @@ var DefaultConfig = Config{CTGCMaxInterval: 30 * time.Minute}
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections, 5s at least; 0: by the share that has expired")
 	flags.Duration("ct-gc-max-interval", c.CTGCMaxInterval, "Most time between these passes, while any may have expired")
-	flags.String("ct-gc-method", c.CTGCMethod, "Ignored, and removed with the next release: the agent chooses how it removes expired connections")
+	flags.String("ct-gc-method", c.CTGCMethod,
+		"Ignored, and removed with the next release: the agent chooses how it removes expired connections")
 }
 
 func (c Config) validate() error {
@@ -68,7 +69,8 @@ func (c Config) validate() error {
 // warn names the flag of a former version that has no effect any more.
 func (c Config) warn(log *slog.Logger) {
 	if c.CTGCMethod != "" {
-		log.Warn("The agent ignores --ct-gc-method: it chooses how it removes expired connections", "value", c.CTGCMethod)
+		log.Warn("The agent ignores --ct-gc-method: it chooses how it removes expired connections",
+			"value", c.CTGCMethod)
 	}
 }
 

@@ -190,7 +190,8 @@ func (l *loop) observe(s *set) (*observation, error) {
 		s.uncounted = fmt.Errorf("count entries of the %s maps: %w", s.name, s.uncounted)
 		return o, s.uncounted
 	}
-	if err := l.reporter.show(s, o.counts.Entries); err != nil { // which keeps no pass from being made
+	// An error here keeps no pass from being made.
+	if err := l.reporter.show(s, o.counts.Entries); err != nil {
 		s.uncounted = fmt.Errorf("show how full the %s maps are: %w", s.name, err)
 	}
 	return o, nil
