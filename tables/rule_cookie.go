@@ -53,9 +53,22 @@ var (
 	ruleCookieIndex = UniqueIndex("cookie", Uint32Keys,
 		func(c *RuleCookie) uint32 { return c.Cookie })
 
+	ruleCookiePolicyIndex = IndexEach("policy", PolicyKeys,
+		func(c *RuleCookie) (policies []PolicyID) {
+			for i, id := range c.Rules { // which are in order of policy
+				if i == 0 || id.Policy != c.Rules[i-1].Policy {
+					policies = append(policies, id.Policy)
+				}
+			}
+			return policies
+		})
+
 	// RuleCookieByNumber queries what a cookie stands for.
 	RuleCookieByNumber = ruleCookieIndex.Query
+
+	// RuleCookiesByPolicy queries the cookies of rules of a policy, alone or with others.
+	RuleCookiesByPolicy = ruleCookiePolicyIndex.Query
 )
 
 // NewRuleCookieTable creates the table of cookies.
-var NewRuleCookieTable = Declare("rule-cookies", ruleCookieIndex)
+var NewRuleCookieTable = Declare("rule-cookies", ruleCookieIndex, ruleCookiePolicyIndex)

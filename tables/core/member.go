@@ -214,6 +214,15 @@ func (c *Class) Selects(selector uint32) bool {
 	return found
 }
 
+// PortNames returns the names of ports that the class has numbers for, in the form http/tcp.
+func (c *Class) PortNames() []string {
+	var names []string
+	for _, p := range c.Ports {
+		names = append(names, tables.PolicyPort{Name: p.Name, Protocol: p.Protocol}.String())
+	}
+	return slices.Compact(names) // which are in order
+}
+
 var (
 	classNumber = statedb.Index[*Class, uint32]{
 		Name: "number", Unique: true, FromKey: index.Uint32, FromString: index.Uint32String,
@@ -229,13 +238,7 @@ var (
 	}
 	classPort = statedb.Index[*Class, string]{
 		Name: "port", FromKey: index.String, FromString: index.FromString,
-		FromObject: func(c *Class) index.KeySet {
-			var keys []index.Key
-			for _, p := range c.Ports {
-				keys = append(keys, index.String(tables.PolicyPort{Name: p.Name, Protocol: p.Protocol}.String()))
-			}
-			return index.NewKeySet(keys...)
-		},
+		FromObject: func(c *Class) index.KeySet { return index.StringSlice(c.PortNames()) },
 	}
 	classRefused = statedb.Index[*Class, bool]{
 		Name: "refused", FromKey: index.Bool, FromString: index.BoolString,

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// precedence decides among contributions: the highest wins.
+type precedence uint8
+
+const (
+	byDefault precedence = iota
+	byAllow
+	byDeny
+)
+
+// contribution is what one rule says of the traffic under a key.
+type contribution struct {
+	precedence precedence
+	deny       bool
+	rule       tables.RuleID
+	anonymous  bool // of no rule: a default
+}
+
+// contributions are all that is said of a class in a direction, by keys without set.
+type contributions map[core.VerdictKey][]contribution
+
+// anyTraffic is the key of all traffic.
+var anyTraffic = core.VerdictKeyOf(0, 0, 0, 0)
+
+// add has a rule contribute, with the numbers that the peer has for names of ports.
+func (c contributions) add(st *statement, ports []tables.NamedPort) {
+	for _, key := range st.keys {
+		c.addTo(key, st)
+	}
+	c.addNamed(st, ports)
+}
+
+// addNamed has a rule contribute by the names of ports only.
+func (c contributions) addNamed(st *statement, ports []tables.NamedPort) {
+	for _, p := range ports {
+		if st.names(p) {
+			c.addTo(core.VerdictKeyOf(0, p.Protocol, p.Port, 16), st)
+		}
+	}
+}
+
+func (c contributions) addTo(key core.VerdictKey, st *statement) {
+	// Clones of the map share slices: they must not append to the same place.
+	c[key] = append(slices.Clip(c[key]), st.contribution)
+}
+
+// content is what a verdict set says.
+type content struct {
+	verdicts []core.Verdict // in order of key, without set
+	digest   bpf.Digest
+}
+
+// content returns the fewest verdicts by which the longest key around some traffic says
+// what the contributions of the highest precedence around it do. The result does not depend
+// on the order of contributions.
+func (c contributions) content() *content {
+	keys := slices.SortedFunc(maps.Keys(c), compareKeys)
+	says := &content{verdicts: make([]core.Verdict, 0, len(keys))}
+	emitted := make(map[core.VerdictKey]int, len(keys))
+	for _, key := range keys { // shorter ones come first
+		v := c.decide(key)
+		if at, found := nearest(emitted, key); found && says.verdicts[at].Value == v.Value &&
+			slices.Equal(says.verdicts[at].Rules, v.Rules) {
+			continue
+		}
+		emitted[key] = len(says.verdicts)
+		says.verdicts = append(says.verdicts, v)
+	}
+	says.digest = digest(says.verdicts)
+	return says
+}
+
+// decide returns the verdict of a key, whether or not it is needed.
+func (c contributions) decide(key core.VerdictKey) core.Verdict {
+	v, best := core.Verdict{Key: key}, byDefault
+	for around := range Around(key) {
+		for _, by := range c[around] {
+			if by.precedence > best {
+				best, v.Rules = by.precedence, nil
+			}
+			if by.precedence < best {
+				continue
+			}
+			v.Value.Deny = asByte(by.deny)
+			if !by.anonymous {
+				v.Rules = append(v.Rules, by.rule)
+			}
+		}
+	}
+	v.Value.Default = asByte(best == byDefault)
+	slices.SortFunc(v.Rules, tables.RuleID.Compare)
+	v.Rules = slices.Compact(v.Rules)
+	v.Value.Cookie = tables.CookieOf(v.Rules)
+	return v
+}
+
+func asByte(is bool) uint8 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// nearest returns what was emitted under the longest key around another.
+func nearest(emitted map[core.VerdictKey]int, key core.VerdictKey) (at int, found bool) {
+	for around := range Around(key) {
+		if at, found = emitted[around]; found {
+			return at, true
+		}
+	}
+	return 0, false
+}
+
+// compareKeys orders keys of a set as the table does.
+func compareKeys(a, b core.VerdictKey) int {
+	return cmp.Or(
+		cmp.Compare(a.PrefixLen, b.PrefixLen),
+		cmp.Compare(a.Protocol, b.Protocol),
+		bytes.Compare(a.Port[:], b.Port[:]),
+	)
+}
+
+// digest identifies verdicts, with the rules that decide.
+func digest(verdicts []core.Verdict) bpf.Digest {
+	var b []byte
+	for _, v := range verdicts {
+		b = append(b, byte(v.Key.PrefixLen), v.Key.Protocol, v.Key.Port[0], v.Key.Port[1])
+		b = append(b, v.Value.Deny, v.Value.Default)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(v.Rules)))
+		for _, id := range v.Rules {
+			b = append(append(b, id.Policy.Key()...), 0)
+			b = binary.BigEndian.AppendUint32(b, uint32(id.Rule))
+			b = append(b, byte(id.Direction))
+			b = binary.BigEndian.AppendUint32(b, uint32(id.Item))
+		}
+	}
+	sum := sha256.Sum256(b)
+	return bpf.Digest(sum[:16])
+}

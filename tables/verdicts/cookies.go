@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+type cookieParams struct {
+	cell.In
+
+	Rulesets statedb.Table[*core.Ruleset]
+	Verdicts statedb.Table[*core.Verdict]
+	Kernel   statedb.Table[*core.VerdictMirror]
+
+	Output statedb.RWTable[*tables.RuleCookie]
+}
+
+// deriveCookies keeps what cookies stand for while a verdict is desired that has them, and
+// then until the kernel has none: the reconciler deletes verdicts after a grace period.
+func deriveCookies(p transform.Params, c cookieParams) error {
+	return transform.Register(p, c.declare())
+}
+
+func (c cookieParams) declare() transform.Rule[uint32] {
+	return transform.Rule[uint32]{
+		Name:    "rule-cookies",
+		Outputs: []statedb.TableMeta{c.Output},
+		Inputs: []transform.Input[uint32]{
+			transform.From(c.Verdicts, markCookie),
+			transform.From(c.Rulesets, c.markMoved),
+			transform.Feedback(transform.From(c.Kernel, markDeleted)),
+		},
+		Compute: c.compute,
+	}
+}
+
+// markCookie marks cookies of verdicts that are inserted or deleted: they do not change.
+func markCookie(_ statedb.ReadTxn, old, new *core.Verdict, mark func(uint32)) {
+	switch {
+	case old == nil && new.Value.Cookie != 0:
+		mark(new.Value.Cookie)
+	case new == nil && old.Value.Cookie != 0:
+		mark(old.Value.Cookie)
+	}
+}
+
+// markDeleted marks the cookie of a verdict that the kernel does not have any more.
+func markDeleted(_ statedb.ReadTxn, old, new *core.VerdictMirror, mark func(uint32)) {
+	if old == nil {
+		return
+	}
+	for _, v := range old.Values() {
+		if new == nil || !slices.Contains(new.Values(), v) {
+			mark(v.Cookie)
+		}
+	}
+}
+
+// markMoved marks the cookies of rules that are elsewhere in their object now.
+func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *core.Ruleset, mark func(uint32)) {
+	if ruleset == nil || ruleset.Undesired {
+		return
+	}
+	for _, id := range ruleset.Policies() {
+		for row := range c.Output.List(now, tables.RuleCookiesByPolicy(id)) {
+			for i, of := range row.Rules {
+				if field := fieldIn(ruleset, of); field != "" && field != row.Fields[i] {
+					mark(row.Cookie)
+				}
+			}
+		}
+	}
+}
+
+func (c cookieParams) compute(in statedb.ReadTxn, out statedb.WriteTxn, cookies []uint32, _ func(uint32)) error {
+	for _, cookie := range cookies {
+		if err := c.update(in, out, cookie); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie uint32) (err error) {
+	former, _, known := c.Output.Get(out, tables.RuleCookieByNumber(cookie))
+	row := &tables.RuleCookie{Cookie: cookie}
+	for v := range c.Verdicts.List(in, core.VerdictsByCookie(cookie)) {
+		if slices.Equal(row.Rules, v.Rules) {
+			continue
+		}
+		// Otherwise it is the first one, or digests collide.
+		row.Rules = append(row.Rules, v.Rules...)
+		slices.SortFunc(row.Rules, tables.RuleID.Compare)
+		row.Rules = slices.Compact(row.Rules)
+	}
+	if len(row.Rules) == 0 {
+		_, _, inKernel := c.Kernel.Get(in, core.MirrorsTo[core.VerdictKey, core.VerdictValue](cookie))
+		if known && !inKernel {
+			_, _, err = c.Output.Delete(out, former)
+		}
+		return err
+	}
+	for _, id := range row.Rules {
+		row.Fields = append(row.Fields, c.field(in, id, former))
+	}
+	if !known || !former.Equal(row) {
+		_, _, err = c.Output.Insert(out, row)
+	}
+	return err
+}
+
+// field returns where in its object a rule is, as far as that is still known.
+func (c cookieParams) field(txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie) (field string) {
+	for r := range c.Rulesets.List(txn, core.RulesetsByPolicy(id.Policy)) { // later ones come last
+		if in := fieldIn(r, id); in != "" && (field == "" || !r.Undesired) {
+			field = in
+		}
+	}
+	if field == "" && former != nil {
+		if at := slices.Index(former.Rules, id); at >= 0 {
+			field = former.Fields[at]
+		}
+	}
+	return field
+}
+
+// fieldIn returns where a rule is in its object by a ruleset, empty if it has no such rule.
+func fieldIn(r *core.Ruleset, id tables.RuleID) string {
+	at := slices.IndexFunc(r.Rules, func(rule *core.Rule) bool { return rule.RuleID == id })
+	if at < 0 {
+		return ""
+	}
+	return r.Rules[at].Field
+}

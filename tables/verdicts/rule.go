@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+var directions = [bpf.Directions]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress}
+
+// maxWork is how many pairs and rows one transaction looks at and writes, apart from the
+// last verdict set, which it writes as a whole.
+const maxWork = 4000
+
+type params struct {
+	cell.In
+
+	Rulesets statedb.Table[*core.Ruleset]
+	Classes  statedb.Table[*core.Class]
+
+	Entries  statedb.RWTable[*core.PolicyEntry]
+	Compiled statedb.RWTable[*core.Compiled]
+	Sets     statedb.RWTable[*core.VerdictSet]
+	Verdicts statedb.RWTable[*core.Verdict]
+}
+
+// key is a ruleset with all classes, or a class with all rulesets: those with numbers
+// greater than one.
+//
+// A ruleset that was computed up to a class needs none with a smaller number: such a class
+// was there in the same snapshot, as later ones have greater numbers. So the transaction
+// that computes the last piece of a ruleset has all pairs with the classes of its snapshot.
+type key struct {
+	core.Compiled
+	after uint32
+}
+
+// rule has the only state of the derivation: the last number of a set.
+type rule struct {
+	params
+	lastSet uint32
+	maxWork int
+}
+
+func deriveVerdicts(p transform.Params, tables params) error {
+	return transform.Register(p, (&rule{params: tables, maxWork: maxWork}).declare())
+}
+
+func (r *rule) declare() transform.Rule[key] {
+	return transform.Rule[key]{
+		Name:    "verdicts",
+		Outputs: []statedb.TableMeta{r.Entries, r.Compiled, r.Sets, r.Verdicts},
+		Inputs: []transform.Input[key]{
+			transform.From(r.Rulesets, comesAndGoes[*core.Ruleset](core.CompiledRuleset)),
+			transform.From(r.Classes, comesAndGoes[*core.Class](core.CompiledClass)),
+		},
+		Compute: r.compute,
+	}
+}
+
+// object is a row of rulesets or of classes.
+type object interface {
+	comparable
+	GetLife() core.Life
+}
+
+// comesAndGoes marks the keys of rows that are inserted or deleted.
+func comesAndGoes[Row object](role core.CompiledRole) func(statedb.ReadTxn, Row, Row, func(key)) {
+	return func(_ statedb.ReadTxn, old, new Row, mark func(key)) {
+		var none Row
+		switch {
+		case old == none:
+			mark(key{Compiled: core.Compiled{Role: role, Number: new.GetLife().Number}})
+		case new == none:
+			mark(key{Compiled: core.Compiled{Role: role, Number: old.GetLife().Number}})
+		}
+	}
+}
+
+// transaction computes some keys.
+type transaction struct {
+	*rule
+	in    statedb.ReadTxn
+	out   statedb.WriteTxn
+	views map[uint32]*view // of rulesets
+	work  int              // pairs and rows so far
+	err   error            // the first one
+}
+
+func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
+	t := &transaction{rule: r, in: in, out: out, views: map[uint32]*view{}}
+	for _, k := range keys {
+		if t.isFull() {
+			mark(k)
+		} else if next, more := t.computeKey(k); more {
+			mark(next)
+		}
+	}
+	return t.err
+}
+
+func (t *transaction) isFull() bool { return t.work >= t.maxWork }
+
+// computeKey computes a key, or a piece of it: then it returns the rest.
+func (t *transaction) computeKey(k key) (rest key, more bool) {
+	if k.Role == core.CompiledRuleset {
+		ruleset, _, found := t.Rulesets.Get(t.in, core.RulesetByNumber(k.Number))
+		if !found {
+			return k, t.forget(k, t.Entries.Prefix(t.out, core.PolicyEntriesOfRuleset(k.Number)))
+		}
+		v := t.view(ruleset)
+		if k.after == 0 {
+			for _, d := range directions {
+				t.putEntry(ruleset, core.AnyClass, d, v[d].any)
+			}
+		}
+		return each(t, k, t.classes(ruleset), func(c *core.Class) { t.computePair(ruleset, c) })
+	}
+	class, _, found := t.Classes.Get(t.in, core.ClassByNumber(k.Number))
+	if !found {
+		return k, t.forget(k, t.Entries.List(t.out, core.PolicyEntriesByClass(k.Number)))
+	}
+	return each(t, k, t.rulesets(class), func(r *core.Ruleset) { t.computePair(r, class) })
+}
+
+// each computes pairs of an object with others, and then says that it is compiled.
+func each[Row object](t *transaction, k key, others []Row, compute func(Row)) (rest key, more bool) {
+	slices.SortFunc(others, func(a, b Row) int {
+		return cmp.Compare(a.GetLife().Number, b.GetLife().Number)
+	})
+	for _, other := range slices.Compact(others) {
+		number := other.GetLife().Number
+		if number <= k.after {
+			continue
+		}
+		if t.isFull() {
+			return k, true
+		}
+		compute(other)
+		t.work++
+		k.after = number
+	}
+	put(t, t.Compiled, &k.Compiled)
+	return k, false
+}
+
+// classes returns the classes of which a ruleset may say something special: all, and few
+// others.
+func (t *transaction) classes(r *core.Ruleset) []*core.Class {
+	classes := statedb.Collect(t.Classes.List(t.in, core.ClassesRefused(true)))
+	for _, selector := range r.Selectors() {
+		for c := range t.Classes.List(t.in, core.ClassesBySelector(selector)) {
+			classes = append(classes, c)
+		}
+	}
+	for _, port := range t.view(r)[bpf.DirectionEgress].anyPeerPorts() {
+		for c := range t.Classes.List(t.in, core.ClassesByPort(port)) {
+			classes = append(classes, c)
+		}
+	}
+	return classes
+}
+
+// rulesets returns the rulesets that may say something special of a class: all, and few
+// others.
+func (t *transaction) rulesets(c *core.Class) []*core.Ruleset {
+	if c.Refused {
+		return statedb.Collect(t.Rulesets.All(t.in))
+	}
+	var rulesets []*core.Ruleset
+	for _, selector := range c.Selectors {
+		for r := range t.Rulesets.List(t.in, core.RulesetsBySelector(selector)) {
+			rulesets = append(rulesets, r)
+		}
+	}
+	for _, name := range c.PortNames() {
+		for r := range t.Rulesets.List(t.in, core.RulesetsByPort(name)) {
+			rulesets = append(rulesets, r)
+		}
+	}
+	return rulesets
+}
+
+func (t *transaction) view(r *core.Ruleset) *view {
+	v := t.views[r.Number]
+	if v == nil {
+		v = newView(r)
+		t.views[r.Number] = v
+	}
+	return v
+}
+
+// computePair writes what a ruleset says specially of a class.
+func (t *transaction) computePair(r *core.Ruleset, c *core.Class) {
+	v := t.view(r)
+	for _, d := range directions {
+		if says := v[d].of(c); says.digest != v[d].any.digest {
+			t.putEntry(r, c.Number, d, says)
+		}
+	}
+}
+
+// putEntry writes the entry of a pair, with its set, unless it is there: then it says the
+// same.
+func (t *transaction) putEntry(r *core.Ruleset, class uint32, d bpf.Direction, says *content) {
+	e := &core.PolicyEntry{
+		Ruleset: r.Number, Class: class, Direction: d, Status: reconciler.StatusPending(),
+	}
+	if _, _, found := t.Entries.Get(t.out, core.PolicyEntryByKey(e.MapKey())); !found {
+		e.Set = t.set(says)
+		put(t, t.Entries, e)
+	}
+}
+
+// set returns the number of the set with a content, which is made if there is none.
+func (t *transaction) set(says *content) uint32 {
+	if s, _, found := t.Sets.Get(t.out, core.VerdictSetByDigest(says.digest)); found {
+		return s.Number
+	}
+	t.lastSet++
+	put(t, t.Sets, &core.VerdictSet{Number: t.lastSet, Digest: says.digest, Entries: len(says.verdicts)})
+	for _, v := range says.verdicts {
+		v.Key.Set, v.Status = t.lastSet, reconciler.StatusPending()
+		put(t, t.Verdicts, &v)
+	}
+	return t.lastSet
+}
+
+// forget deletes what is said of a pair with an object that is gone, and reports whether
+// there is more.
+func (t *transaction) forget(k key, entries func(func(*core.PolicyEntry, statedb.Revision) bool)) (more bool) {
+	remove(t, t.Compiled, &k.Compiled)
+	room := max(1, t.maxWork-t.work)
+	var some []*core.PolicyEntry // as what is iterated over must not change
+	for e := range entries {
+		if more = len(some) == room; more {
+			break
+		}
+		some = append(some, e)
+	}
+	for _, e := range some {
+		remove(t, t.Entries, e)
+		t.release(e.Set)
+	}
+	return more
+}
+
+// release deletes a set if no entry refers to it.
+func (t *transaction) release(set uint32) {
+	if _, _, found := t.Entries.Get(t.out, core.PolicyEntriesBySet(set)); found {
+		return
+	}
+	remove(t, t.Sets, &core.VerdictSet{Number: set})
+	for _, v := range statedb.Collect(t.Verdicts.Prefix(t.out, core.VerdictsOfSet(set))) {
+		remove(t, t.Verdicts, v)
+	}
+}
+
+func put[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
+	_, _, err := table.Insert(t.out, row)
+	t.wrote(err)
+}
+
+func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
+	_, _, err := table.Delete(t.out, row)
+	t.wrote(err)
+}
+
+func (t *transaction) wrote(err error) {
+	t.work++
+	t.err = cmp.Or(t.err, err)
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// Counts tell how many classes there are, as far as the size of a ruleset depends on them.
+type Counts struct {
+	// Selector returns how many classes a selector selects.
+	Selector func(number uint32) int
+
+	// Port returns how many numbers classes have for a name of a port, in the form http/tcp:
+	// one of each class, if none has several.
+	Port func(name string) int
+}
+
+// Size returns upper bounds of how many policy entries and verdicts rules come to. It does
+// not need the ruleset to exist, and takes time in proportion to its ports and peers.
+//
+// Two selectors of a rule may select the same class, and two rulesets may say the same, so
+// there may be much fewer.
+func Size(rules []*core.Rule, counts Counts) (pairs, verdicts int) {
+	for _, d := range directions {
+		p, v := sizeOf(rules, d, counts)
+		pairs, verdicts = pairs+p, verdicts+v
+	}
+	return pairs, verdicts
+}
+
+// maxVariants is more than there are classes.
+const maxVariants = 1 << 30
+
+func sizeOf(rules []*core.Rule, d bpf.Direction, counts Counts) (pairs, verdicts int) {
+	anyPeer := 1 // the default
+	special := 0 // classes of which something special is said
+	named := 0   // verdicts by names of ports
+	hasNames := false
+	type peers struct{ keys, classes int }
+	var ofPeers []peers
+	for _, r := range rules {
+		if r.Direction != d || r.NoPorts || r.DefaultDeny {
+			continue
+		}
+		st := newStatement(0, r)
+		numbers := 0
+		for _, p := range st.named {
+			numbers += counts.Port(p.String())
+		}
+		named += numbers
+		hasNames = hasNames || numbers > 0
+		if r.AnyPeer {
+			anyPeer += len(st.keys)
+			special += numbers
+			continue
+		}
+		classes := 0
+		for _, selector := range r.Peers {
+			classes += counts.Selector(selector)
+		}
+		special += classes
+		ofPeers = append(ofPeers, peers{len(st.keys), classes})
+	}
+
+	// Classes that the same rules select have one set, if no numbers of ports differ.
+	variants := maxVariants
+	if !hasNames && len(ofPeers) < 30 {
+		variants = 1 << len(ofPeers)
+	}
+	verdicts = 1 + anyPeer*(1+min(special, variants-1)) + named // 1 of refused classes
+	for _, p := range ofPeers {
+		verdicts += p.keys * min(p.classes, variants/2)
+	}
+	return 2 + special, verdicts // of any class, and of refused ones
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"cmp"
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// view is a ruleset, prepared to tell what it says of many classes.
+type view [bpf.Directions]*side
+
+// side is what a ruleset says in a direction.
+type side struct {
+	base     contributions // of any peer, and the default
+	anyNamed []*statement  // of any peer, with names of the peer's ports
+	byPeer   map[uint32][]*statement
+	any      *content // of classes of which it says nothing special
+
+	// contents are those of classes, by what applies to them: a ruleset says the same of
+	// most classes that it selects.
+	contents map[string]*content
+}
+
+// statement is what a rule says about traffic.
+type statement struct {
+	contribution
+	place uint32              // in the ruleset
+	keys  []core.VerdictKey   // without set
+	named []tables.PolicyPort // by names of the peer's ports
+}
+
+// refused is what every ruleset says of refused classes.
+var refused = contributions{anyTraffic: {{deny: true, anonymous: true}}}.content()
+
+func newView(r *core.Ruleset) *view {
+	v := &view{}
+	for _, d := range directions {
+		v[d] = newSide(r, d)
+	}
+	return v
+}
+
+func newSide(r *core.Ruleset, d bpf.Direction) *side {
+	s := &side{
+		base: contributions{}, byPeer: map[uint32][]*statement{}, contents: map[string]*content{},
+	}
+	hasDefault := false
+	for place, rule := range r.Rules {
+		if rule.Direction != d || rule.NoPorts {
+			continue
+		}
+		st := newStatement(uint32(place), rule)
+		switch {
+		case rule.DefaultDeny:
+			hasDefault = true
+			s.base.add(st, nil)
+		case rule.AnyPeer:
+			s.base.add(st, nil)
+			if len(st.named) > 0 {
+				s.anyNamed = append(s.anyNamed, st)
+			}
+		default:
+			for _, peer := range rule.Peers {
+				s.byPeer[peer] = append(s.byPeer[peer], st)
+			}
+		}
+	}
+	if !hasDefault {
+		s.base[anyTraffic] = append(s.base[anyTraffic], contribution{deny: r.AlwaysDeny, anonymous: true})
+	}
+	s.any = s.base.content()
+	return s
+}
+
+func newStatement(place uint32, r *core.Rule) *statement {
+	st := &statement{place: place, contribution: contribution{rule: r.RuleID, precedence: byAllow}}
+	switch {
+	case r.DefaultDeny:
+		st.precedence, st.deny = byDefault, true
+	case r.Deny:
+		st.precedence, st.deny = byDeny, true
+	}
+	if len(r.Ports) == 0 {
+		st.keys = []core.VerdictKey{anyTraffic}
+	}
+	for _, p := range r.Ports {
+		if p.Name != "" {
+			st.named = append(st.named, p)
+			continue
+		}
+		for _, prefix := range PortPrefixes(p.First, p.Last) {
+			st.keys = append(st.keys, core.VerdictKeyOf(0, p.Protocol, prefix.Port, prefix.Bits))
+		}
+	}
+	return st
+}
+
+// names reports whether the rule is about a port by its name.
+func (s *statement) names(port tables.NamedPort) bool {
+	return slices.ContainsFunc(s.named, func(p tables.PolicyPort) bool {
+		return p.Name == port.Name && p.Protocol == port.Protocol
+	})
+}
+
+// anyPeerPorts returns the names of ports of which the rules of any peer say something, in
+// the form http/tcp.
+func (s *side) anyPeerPorts() []string {
+	var names []string
+	for _, st := range s.anyNamed {
+		for _, p := range st.named {
+			names = append(names, p.String())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// of returns what is said of a class.
+func (s *side) of(c *core.Class) *content {
+	if c.Refused {
+		return refused
+	}
+	var special []*statement
+	for _, selector := range c.Selectors {
+		special = append(special, s.byPeer[selector]...)
+	}
+	slices.SortFunc(special, func(a, b *statement) int { return cmp.Compare(a.place, b.place) })
+	special = slices.Compact(special)
+
+	var ports []tables.NamedPort
+	for _, p := range c.Ports {
+		names := func(st *statement) bool { return st.names(p) }
+		if slices.ContainsFunc(special, names) || slices.ContainsFunc(s.anyNamed, names) {
+			ports = append(ports, p)
+		}
+	}
+	if len(special)+len(ports) == 0 {
+		return s.any
+	}
+	by := whatApplies(special, ports)
+	says := s.contents[by]
+	if says == nil {
+		all := maps.Clone(s.base)
+		for _, st := range special {
+			all.add(st, ports)
+		}
+		for _, st := range s.anyNamed {
+			all.addNamed(st, ports)
+		}
+		says = all.content()
+		s.contents[by] = says
+	}
+	return says
+}
+
+// whatApplies identifies statements of a side, and the numbers of ports that they name.
+func whatApplies(statements []*statement, ports []tables.NamedPort) string {
+	b := binary.BigEndian.AppendUint32(nil, uint32(len(statements)))
+	for _, st := range statements {
+		b = binary.BigEndian.AppendUint32(b, st.place)
+	}
+	for _, p := range ports {
+		b = append(append(b, p.String()...), 0)
+	}
+	return string(b)
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world has the inputs of the rule, and the rule, which runs by steps.
+type world struct {
+	testing.TB
+	db       *statedb.DB
+	rulesets statedb.RWTable[*core.Ruleset]
+	classes  statedb.RWTable[*core.Class]
+	rule     *rule
+	stepper  *transform.Stepper[key]
+}
+
+func newWorld(t testing.TB) *world {
+	w := &world{TB: t, db: statedb.New()}
+	w.rulesets = must(core.NewRulesetTable(w.db))(t)
+	w.classes = must(core.NewClassTable(w.db))(t)
+	w.rule = &rule{maxWork: maxWork, params: params{
+		Rulesets: w.rulesets, Classes: w.classes,
+		Entries:  must(core.NewPolicyEntryTable(w.db))(t),
+		Compiled: must(core.NewCompiledTable(w.db))(t),
+		Sets:     must(core.NewVerdictSetTable(w.db))(t),
+		Verdicts: must(core.NewVerdictTable(w.db))(t),
+	}}
+	w.stepper = must(transform.NewStepper(w.db, w.rule.declare()))(t)
+	w.work()
+	return w
+}
+
+func must[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		require.NoError(t, err)
+		return value
+	}
+}
+
+func (w *world) work() { require.NoError(w, w.stepper.Work(w.Context())) }
+
+func (w *world) step() (more bool) {
+	more, err := w.stepper.Step()
+	require.NoError(w, err)
+	return more
+}
+
+// put inserts rulesets and classes in one transaction.
+func (w *world) put(rows ...any) { w.write(rows, false) }
+
+func (w *world) remove(rows ...any) { w.write(rows, true) }
+
+func (w *world) write(rows []any, isDelete bool) {
+	wtxn := w.db.WriteTxn(w.rulesets, w.classes)
+	defer wtxn.Commit()
+	for _, row := range rows {
+		var err error
+		switch row := row.(type) {
+		case *core.Ruleset:
+			err = writeRow(wtxn, w.rulesets, row, isDelete)
+		case *core.Class:
+			err = writeRow(wtxn, w.classes, row, isDelete)
+		}
+		require.NoError(w, err)
+	}
+}
+
+func writeRow[Row any](wtxn statedb.WriteTxn, table statedb.RWTable[Row], row Row, isDelete bool) (err error) {
+	if isDelete {
+		_, _, err = table.Delete(wtxn, row)
+	} else {
+		_, _, err = table.Insert(wtxn, row)
+	}
+	return err
+}
+
+func (w *world) desired() Maps { return Desired(w.db.ReadTxn(), w.rule.Entries, w.rule.Verdicts) }
+
+// revisions returns those of the outputs: they count writes.
+func (w *world) revisions() (entries, compiled, sets, verdicts int) {
+	txn := w.db.ReadTxn()
+	return int(w.rule.Entries.Revision(txn)), int(w.rule.Compiled.Revision(txn)),
+		int(w.rule.Sets.Revision(txn)), int(w.rule.Verdicts.Revision(txn))
+}
+
+// contents returns what each set says.
+func (w *world) contents() map[uint32]*content {
+	contents := map[uint32]*content{}
+	txn := w.db.ReadTxn()
+	for s := range w.rule.Sets.All(txn) {
+		says := &content{}
+		for v := range w.rule.Verdicts.Prefix(txn, core.VerdictsOfSet(s.Number)) {
+			row := *v
+			row.Key.Set = 0
+			says.verdicts = append(says.verdicts, row)
+		}
+		says.digest = digest(says.verdicts)
+		require.Equal(w, s.Digest, says.digest)
+		require.Len(w, says.verdicts, s.Entries)
+		contents[s.Number] = says
+	}
+	total := 0
+	for _, says := range contents {
+		total += len(says.verdicts)
+	}
+	require.Equal(w, total, w.rule.Verdicts.NumObjects(txn), "there are no verdicts without set")
+	return contents
+}
+
+// entries returns what the set of each entry says.
+func (w *world) entries() map[core.PolicyKey]bpf.Digest {
+	entries, referred, contents := map[core.PolicyKey]bpf.Digest{}, map[uint32]bool{}, w.contents()
+	for e := range w.rule.Entries.All(w.db.ReadTxn()) {
+		require.Contains(w, contents, e.Set)
+		entries[e.MapKey()] = contents[e.Set].digest
+		referred[e.Set] = true
+	}
+	require.Len(w, referred, len(contents), "there are no sets without entries")
+	return entries
+}
+
+// wanted returns what the set of each entry has to say, by looking at all pairs.
+func (w *world) wanted() map[core.PolicyKey]bpf.Digest {
+	entries := map[core.PolicyKey]bpf.Digest{}
+	txn := w.db.ReadTxn()
+	for r := range w.rulesets.All(txn) {
+		for _, d := range directions {
+			s := newSide(r, d)
+			k := core.PolicyKey{Ruleset: r.Number, Direction: d}
+			entries[k] = s.any.digest
+			for c := range w.classes.All(txn) {
+				if says := newSide(r, d).of(c); says.digest != s.any.digest {
+					k.Class = c.Number
+					entries[k] = says.digest
+				}
+			}
+		}
+	}
+	return entries
+}
+
+func ruleset(number uint32, rules ...*core.Rule) *core.Ruleset {
+	slices.SortFunc(rules, func(a, b *core.Rule) int { return a.RuleID.Compare(b.RuleID) })
+	return &core.Ruleset{
+		Life: core.Life{Number: number}, Digest: bpf.Digest{byte(number), byte(number >> 8)}, Rules: rules,
+	}
+}
+
+func class(number uint32, selectors []uint32, ports ...tables.NamedPort) *core.Class {
+	slices.Sort(selectors)
+	slices.SortFunc(ports, tables.NamedPort.Compare)
+	ports = slices.Compact(ports)
+	c := &core.Class{Life: core.Life{Number: number}, Selectors: selectors, Ports: ports}
+	c.Digest = bpf.Digest{byte(number), byte(number >> 8), byte(number >> 16)}
+	return c
+}
+
+func refusedClass(number uint32) *core.Class {
+	c := class(number, nil)
+	c.Refused = true
+	return c
+}
+
+// ruleAt is an item of a policy, without peers.
+func ruleAt(policy string, d bpf.Direction, item int) *core.Rule {
+	name := tables.Name{Namespace: "default", Name: policy}
+	id := tables.RuleID{
+		Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: name}, Direction: d, Item: int32(item),
+	}
+	return &core.Rule{RuleID: id, Field: fmt.Sprintf("spec.%s[%d]", d, item)}
+}
+
+func tcp(first, last uint16) tables.PolicyPort {
+	return tables.PolicyPort{Protocol: 6, First: first, Last: last}
+}
+
+func namedTCP(name string) tables.PolicyPort { return tables.PolicyPort{Protocol: 6, Name: name} }
