@@ -41,7 +41,7 @@ var anyTraffic = core.VerdictKeyOf(0, 0, 0, 0)
 // add has a rule contribute, with the numbers that the peer has for names of ports.
 func (c contributions) add(st *statement, ports []tables.NamedPort) {
 	for _, key := range st.keys {
-		c.addTo(key, st)
+		c[key] = append(c[key], st.contribution)
 	}
 	c.addNamed(st, ports)
 }
@@ -50,14 +50,19 @@ func (c contributions) add(st *statement, ports []tables.NamedPort) {
 func (c contributions) addNamed(st *statement, ports []tables.NamedPort) {
 	for _, p := range ports {
 		if st.names(p) {
-			c.addTo(core.VerdictKeyOf(0, p.Protocol, p.Port, 16), st)
+			key := core.VerdictKeyOf(0, p.Protocol, p.Port, 16)
+			c[key] = append(c[key], st.contribution)
 		}
 	}
 }
 
-func (c contributions) addTo(key core.VerdictKey, st *statement) {
-	// Clones of the map share slices: they must not append to the same place.
-	c[key] = append(slices.Clip(c[key]), st.contribution)
+// clone returns a copy to which others do not add.
+func (c contributions) clone() contributions {
+	d := make(contributions, len(c))
+	for key, by := range c {
+		d[key] = slices.Clip(by)
+	}
+	return d
 }
 
 // content is what a verdict set says.

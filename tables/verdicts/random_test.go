@@ -224,12 +224,13 @@ func checkRest(w *world) {
 						q := Question{r.Number, c.Number, d, protocol, port}
 						deny, isDefault, by := judge(r, c, q)
 						a, found := maps.Lookup(q)
-						require.True(w, found, "%v", q)
+						if !found {
+							w.Fatalf("nothing found for %v", q)
+						}
 						v, _, _ := w.rule.Verdicts.Get(txn, core.VerdictByKey(a.Key))
-						require.Equal(w, asByte(deny), a.Verdict.Deny, "%v", q)
-						require.Equal(w, asByte(isDefault), a.Verdict.Default, "%v", q)
-						require.Equal(w, by, v.Rules, "%v", q)
-						require.Equal(w, tables.CookieOf(by), a.Verdict.Cookie)
+						if want := valueOf(deny, isDefault, by); a.Verdict != want || !slices.Equal(by, v.Rules) {
+							w.Fatalf("%v: want %s by %v, got %s by %v", q, want, by, a.Verdict, v.Rules)
+						}
 					}
 				}
 			}
@@ -238,6 +239,10 @@ func checkRest(w *world) {
 	for _, says := range w.contents() {
 		checkMinimal(w, says)
 	}
+}
+
+func valueOf(deny, isDefault bool, by []tables.RuleID) core.VerdictValue {
+	return core.VerdictValue{Cookie: tables.CookieOf(by), Deny: asByte(deny), Default: asByte(isDefault)}
 }
 
 // checkMinimal checks that no verdict says what a shorter one of its set does.
@@ -263,7 +268,7 @@ func checkMinimal(t testing.TB, says *content) {
 // No mark is early, nothing that is there is wrong, and at rest the tables are those of a
 // computation from scratch, and say what the rules say.
 func TestRandom(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			w, h := newWorld(t), newHistory()

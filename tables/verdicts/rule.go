@@ -98,12 +98,16 @@ type transaction struct {
 
 func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
 	t := &transaction{rule: r, in: in, out: out, views: map[uint32]*view{}}
+	var rests []key
 	for _, k := range keys {
 		if t.isFull() {
 			mark(k)
-		} else if next, more := t.computeKey(k); more {
-			mark(next)
+		} else if rest, more := t.computeKey(k); more {
+			rests = append(rests, rest)
 		}
+	}
+	for _, rest := range rests { // behind others, which have not had a turn
+		mark(rest)
 	}
 	return t.err
 }

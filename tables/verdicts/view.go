@@ -5,7 +5,6 @@ package verdicts
 import (
 	"cmp"
 	"encoding/binary"
-	"maps"
 	"slices"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -147,7 +146,7 @@ func (s *side) of(c *core.Class) *content {
 	by := whatApplies(special, ports)
 	says := s.contents[by]
 	if says == nil {
-		all := maps.Clone(s.base)
+		all := s.base.clone()
 		for _, st := range special {
 			all.add(st, ports)
 		}

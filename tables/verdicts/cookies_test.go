@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdicts
+
+import (
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// cookieWorld is a world with the derivation of cookies, and the mirror of verdicts.
+type cookieWorld struct {
+	*world
+	params  cookieParams
+	kernel  statedb.RWTable[*core.VerdictMirror]
+	cookies *transform.Stepper[uint32]
+}
+
+func newCookieWorld(t *testing.T) *cookieWorld {
+	w := &cookieWorld{world: newWorld(t)}
+	w.kernel = must(core.NewVerdictMirrorTable(w.db))(t)
+	w.params = cookieParams{
+		Rulesets: w.rulesets, Verdicts: w.rule.Verdicts, Kernel: w.kernel,
+		Output: must(tables.NewRuleCookieTable(w.db))(t),
+	}
+	w.cookies = must(transform.NewStepper(w.db, w.params.declare()))(t)
+	return w
+}
+
+func (w *cookieWorld) derive() {
+	w.work()
+	require.NoError(w, w.cookies.Work(w.Context()))
+}
+
+// program has the kernel, by its mirror, be as desired.
+func (w *cookieWorld) program() {
+	wtxn := w.db.WriteTxn(w.kernel)
+	defer wtxn.Commit()
+	require.NoError(w, w.kernel.DeleteAll(wtxn))
+	for v := range w.rule.Verdicts.All(wtxn) {
+		m := &core.VerdictMirror{Key: v.Key, Value: v.Value, Present: true}
+		_, _, err := w.kernel.Insert(wtxn, m)
+		require.NoError(w, err)
+	}
+}
+
+// rows returns what cookies stand for: for each, its rules as fields of objects.
+func (w *cookieWorld) rows() (rows [][]string) {
+	for c := range w.params.Output.All(w.db.ReadTxn()) {
+		require.Equal(w, tables.CookieOf(c.Rules), c.Cookie)
+		rows = append(rows, c.Fields)
+	}
+	return rows
+}
+
+// A cookie is known while a verdict is desired that has it, and as long as the kernel has
+// one.
+func TestCookies(t *testing.T) {
+	w := newCookieWorld(t)
+	w.put(class(1, []uint32{1}), allowing(1, nil, 1))
+	w.derive()
+	known := [][]string{{"spec.ingress[-1]"}, {"spec.ingress[0]"}}
+	require.ElementsMatch(t, known, w.rows())
+	w.program()
+
+	w.remove(allowing(1, nil, 1))
+	w.derive()
+	require.Zero(t, w.rule.Verdicts.NumObjects(w.db.ReadTxn()))
+	require.ElementsMatch(t, known, w.rows(), "packets may still meet it")
+	w.program()
+	w.derive()
+	require.Empty(t, w.rows())
+}
+
+// A rule that is elsewhere in its object now keeps its cookie.
+func TestRuleMoves(t *testing.T) {
+	w := newCookieWorld(t)
+	before := allowing(1, nil, 1)
+	w.put(class(1, []uint32{1}), before)
+	w.derive()
+	after := allowing(2, nil, 1)
+	after.Rules[1].Field = "specs[0].ingress[0]"
+	w.put(after)
+	undesired := *before
+	undesired.Undesired = true
+	w.put(&undesired)
+	w.derive()
+	require.ElementsMatch(t, [][]string{{"spec.ingress[-1]"}, {"specs[0].ingress[0]"}}, w.rows())
+
+	// What was desired again has its field back.
+	undesired = *after
+	undesired.Undesired = true
+	w.put(before, &undesired)
+	w.derive()
+	require.ElementsMatch(t, [][]string{{"spec.ingress[-1]"}, {"spec.ingress[0]"}}, w.rows())
+}
+
+// If digests collide, both sets of rules are named.
+func TestCookiesCollide(t *testing.T) {
+	w := newCookieWorld(t)
+	a, b := ruleAt("a", bpf.DirectionIngress, 0), ruleAt("b", bpf.DirectionIngress, 0)
+	w.put(ruleset(1, a, b))
+	wtxn := w.db.WriteTxn(w.rule.Verdicts)
+	for i, rules := range [][]tables.RuleID{{a.RuleID}, {b.RuleID}, {a.RuleID, b.RuleID}} {
+		v := &core.Verdict{
+			Key: core.VerdictKeyOf(uint32(100+i), 0, 0, 0), Value: core.VerdictValue{Cookie: 7}, Rules: rules,
+		}
+		_, _, err := w.rule.Verdicts.Insert(wtxn, v)
+		require.NoError(t, err)
+	}
+	wtxn.Commit()
+	w.derive()
+	row, _, found := w.params.Output.Get(w.db.ReadTxn(), tables.RuleCookieByNumber(7))
+	require.True(t, found)
+	require.Equal(t, []tables.RuleID{a.RuleID, b.RuleID}, row.Rules)
+	require.Equal(t, []string{a.Field, b.Field}, row.Fields)
+}
