@@ -24,7 +24,8 @@ func TestCases(t *testing.T) {
 		return r
 	}
 	defaultDeny := func(r *core.Rule) { r.DefaultDeny, r.Item = true, -1 }
-	web := []tables.PolicyPort{namedTCP("web")}
+	at80 := []tables.PolicyPort{tcp(80, 80)}
+	web, dns := []tables.PolicyPort{namedTCP("web")}, []tables.PolicyPort{namedTCP("dns")}
 	open := []string{"egress any any: default allow", "ingress any any: default allow"}
 	for _, test := range []struct {
 		name    string
@@ -51,15 +52,16 @@ func TestCases(t *testing.T) {
 		{
 			name: "an allow without default deny",
 			rules: []*core.Rule{item(in, 0, func(r *core.Rule) {
-				r.Peers, r.Ports = []uint32{peer}, []tables.PolicyPort{tcp(80, 80)}
+				r.Peers, r.Ports = []uint32{peer}, at80
 			})},
-			want: append(slices.Clone(open), "ingress 1 80/tcp: allow [0]", "ingress 1 any: default allow"),
+			want: append(slices.Clone(open),
+				"ingress 1 80/tcp: allow [0]", "ingress 1 any: default allow"),
 		},
 		{
 			name: "no peers select nothing",
 			rules: []*core.Rule{
 				item(in, 0, defaultDeny),
-				item(in, 1, func(r *core.Rule) { r.Ports = []tables.PolicyPort{tcp(80, 80)} }),
+				item(in, 1, func(r *core.Rule) { r.Ports = at80 }),
 			},
 			want: []string{"egress any any: default allow", "ingress any any: default deny [-1]"},
 		},
@@ -68,12 +70,13 @@ func TestCases(t *testing.T) {
 			rules: []*core.Rule{item(out, 0, func(r *core.Rule) {
 				r.AnyPeer, r.Ports = true, []tables.PolicyPort{tcp(80, 82)}
 			})},
-			want: append(slices.Clone(open), "egress any 80-81/tcp: allow [0]", "egress any 82/tcp: allow [0]"),
+			want: append(slices.Clone(open),
+				"egress any 80-81/tcp: allow [0]", "egress any 82/tcp: allow [0]"),
 		},
 		{
 			name: "a denial covers an allow",
 			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.Peers, r.Ports = []uint32{peer}, []tables.PolicyPort{tcp(80, 80)} }),
+				item(in, 0, func(r *core.Rule) { r.Peers, r.Ports = []uint32{peer}, at80 }),
 				item(in, 1, func(r *core.Rule) { r.Peers, r.Deny = []uint32{peer}, true }),
 			},
 			want: append(slices.Clone(open), "ingress 1 any: deny [1]"),
@@ -83,17 +86,18 @@ func TestCases(t *testing.T) {
 			rules: []*core.Rule{
 				item(in, 0, func(r *core.Rule) { r.Peers = []uint32{peer} }),
 				item(in, 1, func(r *core.Rule) {
-					r.Peers, r.Deny, r.Ports = []uint32{peer}, true, []tables.PolicyPort{tcp(80, 80)}
+					r.Peers, r.Deny, r.Ports = []uint32{peer}, true, at80
 				}),
 			},
-			want: append(slices.Clone(open), "ingress 1 80/tcp: deny [1]", "ingress 1 any: allow [0]"),
+			want: append(slices.Clone(open),
+				"ingress 1 80/tcp: deny [1]", "ingress 1 any: allow [0]"),
 		},
 		{
 			name: "a denial of any peer is in the set of each",
 			rules: []*core.Rule{
 				item(in, 0, func(r *core.Rule) { r.Peers = []uint32{peer} }),
 				item(in, 1, func(r *core.Rule) {
-					r.AnyPeer, r.Deny, r.Ports = true, true, []tables.PolicyPort{tcp(80, 80)}
+					r.AnyPeer, r.Deny, r.Ports = true, true, at80
 				}),
 			},
 			want: append(slices.Clone(open), "ingress any 80/tcp: deny [1]",
@@ -102,7 +106,7 @@ func TestCases(t *testing.T) {
 		{
 			name: "rules that decide together",
 			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, []tables.PolicyPort{tcp(80, 80)} }),
+				item(in, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, at80 }),
 				item(in, 1, func(r *core.Rule) { r.Peers = []uint32{peer} }),
 			},
 			want: append(slices.Clone(open), "ingress any 80/tcp: allow [0]",
@@ -117,7 +121,9 @@ func TestCases(t *testing.T) {
 			name: "a named port of the subject, which has none of the name",
 			rules: []*core.Rule{
 				item(in, 0, func(r *core.Rule) { r.AnyPeer, r.NoPorts = true, true }),
-				item(in, 1, func(r *core.Rule) { r.Peers, r.NoPorts, r.Deny = []uint32{peer}, true, true }),
+				item(in, 1, func(r *core.Rule) {
+					r.Peers, r.NoPorts, r.Deny = []uint32{peer}, true, true
+				}),
 			},
 			want: open,
 		},
@@ -127,29 +133,33 @@ func TestCases(t *testing.T) {
 				item(out, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, web }),
 				item(out, 1, func(r *core.Rule) { r.Peers, r.Ports = []uint32{other}, web }),
 			},
-			want: append(slices.Clone(open), "egress 1 9090/tcp: allow [0]", "egress 1 any: default allow"),
+			want: append(slices.Clone(open),
+				"egress 1 9090/tcp: allow [0]", "egress 1 any: default allow"),
 		},
 		{
 			name: "a name that the peer has no number for",
 			rules: []*core.Rule{
-				item(out, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, []tables.PolicyPort{namedTCP("dns")} }),
-				item(out, 1, func(r *core.Rule) { r.Peers, r.Ports = []uint32{peer}, []tables.PolicyPort{namedTCP("dns")} }),
+				item(out, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, dns }),
+				item(out, 1, func(r *core.Rule) { r.Peers, r.Ports = []uint32{peer}, dns }),
 			},
 			want: open,
 		},
 		{
 			name: "a type of ICMP",
 			rules: []*core.Rule{item(in, 0, func(r *core.Rule) {
-				r.Peers, r.Ports = []uint32{peer}, []tables.PolicyPort{{Protocol: 1, First: 8, Last: 8}}
+				r.Peers = []uint32{peer}
+				r.Ports = []tables.PolicyPort{{Protocol: 1, First: 8, Last: 8}}
 			})},
-			want: append(slices.Clone(open), "ingress 1 any: default allow", "ingress 1 type 8/icmp: allow [0]"),
+			want: append(slices.Clone(open),
+				"ingress 1 any: default allow", "ingress 1 type 8/icmp: allow [0]"),
 		},
 		{
 			name: "all ports of a protocol",
 			rules: []*core.Rule{item(in, 0, func(r *core.Rule) {
 				r.Peers, r.Ports = []uint32{peer}, []tables.PolicyPort{{Protocol: 132, Last: 65535}}
 			})},
-			want: append(slices.Clone(open), "ingress 1 all/sctp: allow [0]", "ingress 1 any: default allow"),
+			want: append(slices.Clone(open),
+				"ingress 1 all/sctp: allow [0]", "ingress 1 any: default allow"),
 		},
 		{
 			name: "a refused class", refused: true,

@@ -28,8 +28,7 @@ const (
 type contribution struct {
 	precedence precedence
 	deny       bool
-	rule       tables.RuleID
-	anonymous  bool // of no rule: a default
+	rule       tables.RuleID // zero of a default that is of no rule
 }
 
 // contributions are all that is said of a class in a direction, by keys without set.
@@ -103,7 +102,7 @@ func (c contributions) decide(key core.VerdictKey) core.Verdict {
 				continue
 			}
 			v.Value.Deny = asByte(by.deny)
-			if !by.anonymous {
+			if by.rule != (tables.RuleID{}) {
 				v.Rules = append(v.Rules, by.rule)
 			}
 		}

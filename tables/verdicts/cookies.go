@@ -80,7 +80,9 @@ func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *core.Ruleset, m
 	}
 }
 
-func (c cookieParams) compute(in statedb.ReadTxn, out statedb.WriteTxn, cookies []uint32, _ func(uint32)) error {
+func (c cookieParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, cookies []uint32, _ func(uint32),
+) error {
 	for _, cookie := range cookies {
 		if err := c.update(in, out, cookie); err != nil {
 			return err
@@ -102,8 +104,8 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 		row.Rules = slices.Compact(row.Rules)
 	}
 	if len(row.Rules) == 0 {
-		_, _, inKernel := c.Kernel.Get(in, core.MirrorsTo[core.VerdictKey, core.VerdictValue](cookie))
-		if known && !inKernel {
+		inKernel := core.MirrorsTo[core.VerdictKey, core.VerdictValue](cookie)
+		if _, _, found := c.Kernel.Get(in, inKernel); known && !found {
 			_, _, err = c.Output.Delete(out, former)
 		}
 		return err
@@ -118,8 +120,11 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 }
 
 // field returns where in its object a rule is, as far as that is still known.
-func (c cookieParams) field(txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie) (field string) {
-	for r := range c.Rulesets.List(txn, core.RulesetsByPolicy(id.Policy)) { // later ones come last
+func (c cookieParams) field(
+	txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie,
+) (field string) {
+	// Later ones come last.
+	for r := range c.Rulesets.List(txn, core.RulesetsByPolicy(id.Policy)) {
 		if in := fieldIn(r, id); in != "" && (field == "" || !r.Undesired) {
 			field = in
 		}

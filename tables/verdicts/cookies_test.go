@@ -3,6 +3,8 @@
 package verdicts
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/cilium/statedb"
@@ -109,7 +111,8 @@ func TestCookiesCollide(t *testing.T) {
 	wtxn := w.db.WriteTxn(w.rule.Verdicts)
 	for i, rules := range [][]tables.RuleID{{a.RuleID}, {b.RuleID}, {a.RuleID, b.RuleID}} {
 		v := &core.Verdict{
-			Key: core.VerdictKeyOf(uint32(100+i), 0, 0, 0), Value: core.VerdictValue{Cookie: 7}, Rules: rules,
+			Key:   core.VerdictKeyOf(uint32(100+i), 0, 0, 0),
+			Value: core.VerdictValue{Cookie: 7}, Rules: rules,
 		}
 		_, _, err := w.rule.Verdicts.Insert(wtxn, v)
 		require.NoError(t, err)
@@ -120,4 +123,48 @@ func TestCookiesCollide(t *testing.T) {
 	require.True(t, found)
 	require.Equal(t, []tables.RuleID{a.RuleID, b.RuleID}, row.Rules)
 	require.Equal(t, []string{a.Field, b.Field}, row.Fields)
+}
+
+// At rest cookies are those of the verdicts that are desired or in the kernel.
+func TestRandomCookies(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		w := newCookieWorld(t)
+		var live []any
+		for number := range uint32(40) {
+			if random.IntN(3) == 0 && len(live) > 3 {
+				w.remove(live[0])
+				live = live[1:]
+			} else {
+				row := any(randomRuleset(random, number+1))
+				if random.IntN(2) == 0 {
+					row = randomClass(random, number+1)
+				}
+				w.put(row)
+				live = append(live, row)
+			}
+			if random.IntN(3) == 0 {
+				w.program()
+			}
+			if random.IntN(3) > 0 {
+				continue
+			}
+			w.derive()
+			txn := w.db.ReadTxn()
+			want, got := map[uint32]bool{}, map[uint32]bool{}
+			for v := range w.rule.Verdicts.All(txn) {
+				want[v.Value.Cookie] = true
+			}
+			for m := range w.kernel.All(txn) {
+				want[m.Value.Cookie] = true
+			}
+			delete(want, 0)
+			for c := range w.params.Output.All(txn) {
+				got[c.Cookie] = true
+				require.Equal(t, tables.CookieOf(c.Rules), c.Cookie)
+				require.NotContains(t, c.Fields, "")
+			}
+			require.Equal(t, want, got, fmt.Sprint("seed ", seed))
+		}
+	}
 }

@@ -54,7 +54,8 @@ func TestCosts(t *testing.T) {
 		RuleID: ruleAt("p", bpf.DirectionEgress, 0).RuleID, Peers: []uint32{1, 2}, Deny: true,
 	})
 	require.Equal(t, cost{3*n + 2, 1, 1, 1}, w.cost(func() { w.put(both) }), "of both directions")
-	require.Equal(t, cost{entries: 3, compiled: 1}, w.cost(func() { w.put(class(102, []uint32{1, 88})) }),
+	selected := class(102, []uint32{1, 88})
+	require.Equal(t, cost{entries: 3, compiled: 1}, w.cost(func() { w.put(selected) }),
 		"a class that rulesets select: one in a direction, one in both")
 	require.Equal(t, cost{3*n + 4, 1, 1, 1}, w.cost(func() { w.remove(both) }))
 	undesired := allowing(2, nil, 1)
@@ -91,12 +92,14 @@ func TestManyClasses(t *testing.T) {
 	w := newWorld(t)
 	var rows []any
 	for i := range uint32(50_000) {
-		rows = append(rows, class(i+1, []uint32{1, 1000 + i}, tables.NamedPort{Name: "web", Protocol: 6, Port: 80}))
+		web := tables.NamedPort{Name: "web", Protocol: 6, Port: 80}
+		rows = append(rows, class(i+1, []uint32{1, 1000 + i}, web))
 	}
 	w.put(rows...)
 	w.work()
 	few := ruleset(1, ruleAt("p", bpf.DirectionEgress, 0))
-	few.Rules[0].Peers, few.Rules[0].Ports = []uint32{1001, 1002, 1003}, []tables.PolicyPort{namedTCP("web")}
+	few.Rules[0].Peers = []uint32{1001, 1002, 1003}
+	few.Rules[0].Ports = []tables.PolicyPort{namedTCP("web")}
 	txn := &transaction{rule: w.rule, in: w.db.ReadTxn(), views: map[uint32]*view{}}
 	require.Len(t, txn.classes(few), 3)
 	require.Equal(t, 5, w.cost(func() { w.put(few) }).entries)

@@ -18,7 +18,8 @@ type Maps struct {
 
 // Desired returns what is desired in the maps.
 func Desired(
-	txn statedb.ReadTxn, entries statedb.Table[*core.PolicyEntry], verdicts statedb.Table[*core.Verdict],
+	txn statedb.ReadTxn,
+	entries statedb.Table[*core.PolicyEntry], verdicts statedb.Table[*core.Verdict],
 ) Maps {
 	return Maps{
 		Policy: func(k core.PolicyKey) (value core.PolicyValue, found bool) {

@@ -28,8 +28,14 @@ func TestLookup(t *testing.T) {
 		core.VerdictKeyOf(2, 17, 53, 16):  {Cookie: 5, Deny: 1},
 	}
 	maps := Maps{
-		Policy:  func(k core.PolicyKey) (v core.PolicyValue, found bool) { v, found = entries[k]; return },
-		Verdict: func(k core.VerdictKey) (v core.VerdictValue, found bool) { v, found = verdicts[k]; return },
+		Policy: func(k core.PolicyKey) (core.PolicyValue, bool) {
+			v, found := entries[k]
+			return v, found
+		},
+		Verdict: func(k core.VerdictKey) (core.VerdictValue, bool) {
+			v, found := verdicts[k]
+			return v, found
+		},
 	}
 	for _, test := range []struct {
 		name     string
@@ -49,7 +55,8 @@ func TestLookup(t *testing.T) {
 	} {
 		a, found := maps.Lookup(Question{ruleset, test.class, in, test.protocol, test.port})
 		require.True(t, found, test.name)
-		require.Equal(t, core.PolicyKey{Ruleset: ruleset, Class: test.entry, Direction: in}, a.Entry, test.name)
+		entry := core.PolicyKey{Ruleset: ruleset, Class: test.entry, Direction: in}
+		require.Equal(t, entry, a.Entry, test.name)
 		require.Equal(t, test.want, a.Key, test.name)
 		require.Equal(t, verdicts[test.want], a.Verdict, test.name)
 	}

@@ -60,8 +60,8 @@ func isAt(rule *core.Rule, c *core.Class, q Question) bool {
 	}
 	return len(rule.Ports) == 0 || slices.ContainsFunc(rule.Ports, func(p tables.PolicyPort) bool {
 		if p.Name != "" {
-			return p.Protocol == q.Protocol &&
-				slices.Contains(c.Ports, tables.NamedPort{Name: p.Name, Protocol: p.Protocol, Port: q.Port})
+			named := tables.NamedPort{Name: p.Name, Protocol: p.Protocol, Port: q.Port}
+			return p.Protocol == q.Protocol && slices.Contains(c.Ports, named)
 		}
 		return p.Protocol == q.Protocol && p.First <= q.Port && q.Port <= p.Last
 	})
@@ -137,7 +137,7 @@ func randomClass(random *rand.Rand, number uint32) *core.Class {
 // history is what steps must not contradict.
 type history struct {
 	compiled map[core.Compiled]bool
-	owed     map[[2]uint32]bool    // rulesets and classes of which a mark says that they are computed
+	owed     map[[2]uint32]bool    // pairs of which a mark says that they are computed
 	digests  map[uint32]bpf.Digest // of all sets ever
 	gone     map[uint32]bool       // sets that were deleted
 	rows     map[core.PolicyKey]*core.PolicyEntry
@@ -213,7 +213,8 @@ func (h *history) check(w *world) {
 func checkRest(w *world) {
 	txn := w.db.ReadTxn()
 	require.Equal(w, w.wanted(), w.entries())
-	require.Equal(w, w.rulesets.NumObjects(txn)+w.classes.NumObjects(txn), w.rule.Compiled.NumObjects(txn))
+	objects := w.rulesets.NumObjects(txn) + w.classes.NumObjects(txn)
+	require.Equal(w, objects, w.rule.Compiled.NumObjects(txn))
 	maps := w.desired()
 	classes := append(statedb.Collect(w.classes.All(txn)), &core.Class{})
 	for r := range w.rulesets.All(txn) {
@@ -228,8 +229,9 @@ func checkRest(w *world) {
 							w.Fatalf("nothing found for %v", q)
 						}
 						v, _, _ := w.rule.Verdicts.Get(txn, core.VerdictByKey(a.Key))
-						if want := valueOf(deny, isDefault, by); a.Verdict != want || !slices.Equal(by, v.Rules) {
-							w.Fatalf("%v: want %s by %v, got %s by %v", q, want, by, a.Verdict, v.Rules)
+						want := valueOf(deny, isDefault, by)
+						if a.Verdict != want || !slices.Equal(by, v.Rules) {
+							w.Fatalf("%v: want %s by %v: %s by %v", q, want, by, a.Verdict, v.Rules)
 						}
 					}
 				}
@@ -242,7 +244,9 @@ func checkRest(w *world) {
 }
 
 func valueOf(deny, isDefault bool, by []tables.RuleID) core.VerdictValue {
-	return core.VerdictValue{Cookie: tables.CookieOf(by), Deny: asByte(deny), Default: asByte(isDefault)}
+	return core.VerdictValue{
+		Cookie: tables.CookieOf(by), Deny: asByte(deny), Default: asByte(isDefault),
+	}
 }
 
 // checkMinimal checks that no verdict says what a shorter one of its set does.
@@ -276,15 +280,15 @@ func TestRandom(t *testing.T) {
 			var live []any
 			number := uint32(0)
 			for range 12 {
-				var come, go_ []any
+				var come, leave []any
 				for range 1 + random.IntN(4) {
 					number++
-					switch at := random.IntN(3); {
-					case at == 0 && len(live) > 4:
+					switch what := random.IntN(3); {
+					case what == 0 && len(live) > 4:
 						at := random.IntN(len(live))
-						go_ = append(go_, live[at])
+						leave = append(leave, live[at])
 						live = slices.Delete(live, at, at+1)
-					case at == 1:
+					case what == 1:
 						come = append(come, randomRuleset(random, number))
 					default:
 						come = append(come, randomClass(random, number))
@@ -292,7 +296,7 @@ func TestRandom(t *testing.T) {
 				}
 				live = append(live, come...)
 				w.put(come...)
-				w.remove(go_...)
+				w.remove(leave...)
 				for more := true; more && random.IntN(6) > 0; {
 					more = w.step()
 					h.check(w)
@@ -320,9 +324,9 @@ func TestRandom(t *testing.T) {
 
 // program gives all rows the status of what the kernel has.
 func (w *world) program() {
-	txn := w.db.ReadTxn()
-	require.NoError(w, tables.SetStatus(w.db, tables.NewDesired(w.rule.Entries), reconciler.StatusDone(),
+	txn, done := w.db.ReadTxn(), reconciler.StatusDone()
+	require.NoError(w, tables.SetStatus(w.db, tables.NewDesired(w.rule.Entries), done,
 		statedb.Collect(w.rule.Entries.All(txn))...))
-	require.NoError(w, tables.SetStatus(w.db, tables.NewDesired(w.rule.Verdicts), reconciler.StatusDone(),
+	require.NoError(w, tables.SetStatus(w.db, tables.NewDesired(w.rule.Verdicts), done,
 		statedb.Collect(w.rule.Verdicts.All(txn))...))
 }

@@ -4,6 +4,7 @@ package verdicts
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
 	"github.com/cilium/hive/cell"
@@ -74,7 +75,9 @@ type object interface {
 }
 
 // comesAndGoes marks the keys of rows that are inserted or deleted.
-func comesAndGoes[Row object](role core.CompiledRole) func(statedb.ReadTxn, Row, Row, func(key)) {
+func comesAndGoes[Row object](
+	role core.CompiledRole,
+) func(now statedb.ReadTxn, old, new Row, mark func(key)) {
 	return func(_ statedb.ReadTxn, old, new Row, mark func(key)) {
 		var none Row
 		switch {
@@ -137,7 +140,9 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 }
 
 // each computes pairs of an object with others, and then says that it is compiled.
-func each[Row object](t *transaction, k key, others []Row, compute func(Row)) (rest key, more bool) {
+func each[Row object](
+	t *transaction, k key, others []Row, compute func(Row),
+) (rest key, more bool) {
 	slices.SortFunc(others, func(a, b Row) int {
 		return cmp.Compare(a.GetLife().Number, b.GetLife().Number)
 	})
@@ -231,7 +236,9 @@ func (t *transaction) set(says *content) uint32 {
 		return s.Number
 	}
 	t.lastSet++
-	put(t, t.Sets, &core.VerdictSet{Number: t.lastSet, Digest: says.digest, Entries: len(says.verdicts)})
+	put(t, t.Sets, &core.VerdictSet{
+		Number: t.lastSet, Digest: says.digest, Entries: len(says.verdicts),
+	})
 	for _, v := range says.verdicts {
 		v.Key.Set, v.Status = t.lastSet, reconciler.StatusPending()
 		put(t, t.Verdicts, &v)
@@ -241,7 +248,9 @@ func (t *transaction) set(says *content) uint32 {
 
 // forget deletes what is said of a pair with an object that is gone, and reports whether
 // there is more.
-func (t *transaction) forget(k key, entries func(func(*core.PolicyEntry, statedb.Revision) bool)) (more bool) {
+func (t *transaction) forget(
+	k key, entries iter.Seq2[*core.PolicyEntry, statedb.Revision],
+) (more bool) {
 	remove(t, t.Compiled, &k.Compiled)
 	room := max(1, t.maxWork-t.work)
 	var some []*core.PolicyEntry // as what is iterated over must not change

@@ -36,7 +36,7 @@ type statement struct {
 }
 
 // refused is what every ruleset says of refused classes.
-var refused = contributions{anyTraffic: {{deny: true, anonymous: true}}}.content()
+var refused = contributions{anyTraffic: {{deny: true}}}.content()
 
 func newView(r *core.Ruleset) *view {
 	v := &view{}
@@ -72,7 +72,7 @@ func newSide(r *core.Ruleset, d bpf.Direction) *side {
 		}
 	}
 	if !hasDefault {
-		s.base[anyTraffic] = append(s.base[anyTraffic], contribution{deny: r.AlwaysDeny, anonymous: true})
+		s.base[anyTraffic] = append(s.base[anyTraffic], contribution{deny: r.AlwaysDeny})
 	}
 	s.any = s.base.content()
 	return s

@@ -81,7 +81,9 @@ func (w *world) write(rows []any, isDelete bool) {
 	}
 }
 
-func writeRow[Row any](wtxn statedb.WriteTxn, table statedb.RWTable[Row], row Row, isDelete bool) (err error) {
+func writeRow[Row any](
+	wtxn statedb.WriteTxn, table statedb.RWTable[Row], row Row, isDelete bool,
+) (err error) {
 	if isDelete {
 		_, _, err = table.Delete(wtxn, row)
 	} else {
@@ -157,9 +159,9 @@ func (w *world) wanted() map[core.PolicyKey]bpf.Digest {
 
 func ruleset(number uint32, rules ...*core.Rule) *core.Ruleset {
 	slices.SortFunc(rules, func(a, b *core.Rule) int { return a.RuleID.Compare(b.RuleID) })
-	return &core.Ruleset{
-		Life: core.Life{Number: number}, Digest: bpf.Digest{byte(number), byte(number >> 8)}, Rules: rules,
-	}
+	r := &core.Ruleset{Life: core.Life{Number: number}, Rules: rules}
+	r.Digest = bpf.Digest{byte(number), byte(number >> 8)}
+	return r
 }
 
 func class(number uint32, selectors []uint32, ports ...tables.NamedPort) *core.Class {
@@ -180,9 +182,8 @@ func refusedClass(number uint32) *core.Class {
 // ruleAt is an item of a policy, without peers.
 func ruleAt(policy string, d bpf.Direction, item int) *core.Rule {
 	name := tables.Name{Namespace: "default", Name: policy}
-	id := tables.RuleID{
-		Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: name}, Direction: d, Item: int32(item),
-	}
+	id := tables.RuleID{Direction: d, Item: int32(item)}
+	id.Policy = tables.PolicyID{Kind: tables.PolicyCilium, Name: name}
 	return &core.Rule{RuleID: id, Field: fmt.Sprintf("spec.%s[%d]", d, item)}
 }
 
