@@ -109,7 +109,7 @@ func TestCookiesCollide(t *testing.T) {
 	a, b := ruleAt("a", bpf.DirectionIngress, 0), ruleAt("b", bpf.DirectionIngress, 0)
 	w.put(ruleset(1, a, b))
 	wtxn := w.db.WriteTxn(w.rule.Verdicts)
-	for i, rules := range [][]tables.RuleID{{a.RuleID}, {b.RuleID}, {a.RuleID, b.RuleID}} {
+	for i, rules := range [][]tables.RuleID{{a.RuleID}, {b.RuleID}} {
 		v := &core.Verdict{
 			Key:   core.VerdictKeyOf(uint32(100+i), 0, 0, 0),
 			Value: core.VerdictValue{Cookie: 7}, Rules: rules,
