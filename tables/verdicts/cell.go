@@ -12,7 +12,6 @@ package verdicts
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/core"
@@ -23,23 +22,11 @@ var Cell = cell.Module(
 	"verdicts",
 	"Verdicts of rulesets on classes of peers",
 
-	cell.ProvidePrivate(
-		core.NewPolicyEntryTable,
-		core.NewCompiledTable,
-		core.NewVerdictSetTable,
-		core.NewVerdictTable,
-		tables.NewRuleCookieTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*core.PolicyEntry].ToTable,
-		statedb.RWTable[*core.Compiled].ToTable,
-		statedb.RWTable[*core.VerdictSet].ToTable,
-		statedb.RWTable[*core.Verdict].ToTable,
-		statedb.RWTable[*tables.RuleCookie].ToTable,
-
-		tables.NewDesired[*core.PolicyEntry],
-		tables.NewDesired[*core.Verdict],
-	),
+	tables.OwnDesired(core.NewPolicyEntryTable),
+	tables.Own(core.NewCompiledTable),
+	tables.Own(core.NewVerdictSetTable),
+	tables.OwnDesired(core.NewVerdictTable),
+	tables.Own(tables.NewRuleCookieTable),
 	cell.Invoke(
 		deriveVerdicts,
 		deriveCookies,

@@ -91,7 +91,7 @@ func (c cookieParams) compute(
 	return nil
 }
 
-func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie uint32) (err error) {
+func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie uint32) error {
 	former, _, known := c.Output.Get(out, tables.RuleCookieByNumber(cookie))
 	row := &tables.RuleCookie{Cookie: cookie}
 	for v := range c.Verdicts.List(in, core.VerdictsByCookie(cookie)) {
@@ -106,17 +106,17 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 	if len(row.Rules) == 0 {
 		inKernel := core.MirrorsTo[core.VerdictKey, core.VerdictValue](cookie)
 		if _, _, found := c.Kernel.Get(in, inKernel); known && !found {
-			_, _, err = c.Output.Delete(out, former)
+			return transform.Delete(out, c.Output, former)
 		}
-		return err
+		return nil
 	}
 	for _, id := range row.Rules {
 		row.Fields = append(row.Fields, c.field(in, id, former))
 	}
-	if !known || !former.Equal(row) {
-		_, _, err = c.Output.Insert(out, row)
+	if known && former.Equal(row) {
+		return nil
 	}
-	return err
+	return transform.Insert(out, c.Output, row)
 }
 
 // field returns where in its object a rule is, as far as that is still known.

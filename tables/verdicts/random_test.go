@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 const (
@@ -324,9 +325,16 @@ func TestRandom(t *testing.T) {
 
 // program gives all rows the status of what the kernel has.
 func (w *world) program() {
-	txn, done := w.db.ReadTxn(), reconciler.StatusDone()
-	require.NoError(w, tables.SetStatus(w.db, tables.NewDesired(w.rule.Entries), done,
-		statedb.Collect(w.rule.Entries.All(txn))...))
-	require.NoError(w, tables.SetStatus(w.db, tables.NewDesired(w.rule.Verdicts), done,
-		statedb.Collect(w.rule.Verdicts.All(txn))...))
+	wtxn := w.db.WriteTxn(w.rule.Entries, w.rule.Verdicts)
+	defer wtxn.Commit()
+	for _, e := range statedb.Collect(w.rule.Entries.All(wtxn)) {
+		row := *e
+		row.Status = reconciler.StatusDone()
+		require.NoError(w, transform.Insert(wtxn, w.rule.Entries, &row))
+	}
+	for _, v := range statedb.Collect(w.rule.Verdicts.All(wtxn)) {
+		row := *v
+		row.Status = reconciler.StatusDone()
+		require.NoError(w, transform.Insert(wtxn, w.rule.Verdicts, &row))
+	}
 }

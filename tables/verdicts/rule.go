@@ -221,11 +221,9 @@ func (t *transaction) computePair(r *core.Ruleset, c *core.Class) {
 // putEntry writes the entry of a pair, with its set, unless it is there: then it says the
 // same.
 func (t *transaction) putEntry(r *core.Ruleset, class uint32, d bpf.Direction, says *content) {
-	e := &core.PolicyEntry{
-		Ruleset: r.Number, Class: class, Direction: d, Status: reconciler.StatusPending(),
-	}
+	e := &core.PolicyEntry{Ruleset: r.Number, Class: class, Direction: d}
 	if _, _, found := t.Entries.Get(t.out, core.PolicyEntryByKey(e.MapKey())); !found {
-		e.Set = t.set(says)
+		e.Set, e.Status = t.set(says), reconciler.StatusPending()
 		put(t, t.Entries, e)
 	}
 }
@@ -279,13 +277,11 @@ func (t *transaction) release(set uint32) {
 }
 
 func put[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	_, _, err := table.Insert(t.out, row)
-	t.wrote(err)
+	t.wrote(transform.Insert(t.out, table, row))
 }
 
 func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	_, _, err := table.Delete(t.out, row)
-	t.wrote(err)
+	t.wrote(transform.Delete(t.out, table, row))
 }
 
 func (t *transaction) wrote(err error) {

@@ -70,26 +70,22 @@ func (w *world) write(rows []any, isDelete bool) {
 	wtxn := w.db.WriteTxn(w.rulesets, w.classes)
 	defer wtxn.Commit()
 	for _, row := range rows {
-		var err error
 		switch row := row.(type) {
 		case *core.Ruleset:
-			err = writeRow(wtxn, w.rulesets, row, isDelete)
+			require.NoError(w, writeRow(wtxn, w.rulesets, row, isDelete))
 		case *core.Class:
-			err = writeRow(wtxn, w.classes, row, isDelete)
+			require.NoError(w, writeRow(wtxn, w.classes, row, isDelete))
 		}
-		require.NoError(w, err)
 	}
 }
 
 func writeRow[Row any](
 	wtxn statedb.WriteTxn, table statedb.RWTable[Row], row Row, isDelete bool,
-) (err error) {
+) error {
 	if isDelete {
-		_, _, err = table.Delete(wtxn, row)
-	} else {
-		_, _, err = table.Insert(wtxn, row)
+		return transform.Delete(wtxn, table, row)
 	}
-	return err
+	return transform.Insert(wtxn, table, row)
 }
 
 func (w *world) desired() Maps { return Desired(w.db.ReadTxn(), w.rule.Entries, w.rule.Verdicts) }
