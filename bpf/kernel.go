@@ -121,37 +121,14 @@ func (t *kernelMap[K, V]) deleteSome(keys []K) (done int, err error) {
 	return len(keys), nil
 }
 
-// dumpBatch is how many entries are read at once. It is more than a bucket of
-// a hash map ever has, which the kernel reads whole.
-const dumpBatch = 4096
-
-func (t *kernelMap[K, V]) Dump() ([]Entry[K, V], error) {
-	var (
-		cursor  ebpf.MapBatchCursor
-		keys    = make([]K, dumpBatch)
-		values  = make([]V, dumpBatch)
-		entries []Entry[K, V]
-		zero    V
-	)
-	for {
-		n, err := t.m.BatchLookup(&cursor, keys, values, nil)
-		last := errors.Is(err, ebpf.ErrKeyNotExist)
-		if err != nil && !last {
-			return nil, fmt.Errorf("dump map %s: %w", t.spec.Name, err)
+func (t *kernelMap[K, V]) Dump() (entries []Entry[K, V], err error) {
+	for piece, err := range t.Walk() {
+		if err != nil {
+			return nil, err
 		}
-		for i := range n {
-			switch {
-			case t.spec.Type == TypeArray && values[i] == zero:
-				continue
-			case t.spec.Type == TypeLPM:
-				keys[i] = Masked(keys[i])
-			}
-			entries = append(entries, Entry[K, V]{keys[i], values[i]})
-		}
-		if last {
-			return entries, nil
-		}
+		entries = append(entries, piece...)
 	}
+	return entries, nil
 }
 
 // error makes an error of the kernel one of this package. Only the cause is

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"unsafe"
@@ -67,6 +68,11 @@ type Map[K, V comparable] interface {
 	// Dump returns all entries in no particular order; the keys of a prefix
 	// map have zeros behind their prefix.
 	Dump() ([]Entry[K, V], error)
+
+	// Walk yields the entries in pieces, each as it is when it is asked for. What is
+	// there all the time comes at least once, whatever is written meanwhile. Keys are
+	// as of Dump.
+	Walk() iter.Seq2[[]Entry[K, V], error]
 }
 
 // Backend is what holds maps: a [*Kernel] or a [*Memory].

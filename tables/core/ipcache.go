@@ -96,6 +96,10 @@ var (
 		Name: "member", FromKey: index.Uint32, FromString: index.Uint32String,
 		FromObject: func(c *IPCache) index.KeySet { return index.NewKeySet(index.Uint32(c.Member)) },
 	}
+	ipcachePending = statedb.Index[*IPCache, bool]{
+		Name: "pending", FromKey: index.Bool, FromString: index.BoolString,
+		FromObject: func(c *IPCache) index.KeySet { return marked(!isDone(c.Status)) },
+	}
 	// Pods and nodes, which are many, have members by their labels.
 	ipcacheWithin = statedb.NetIPPrefixIndex[*IPCache]{
 		Name: "within", Unique: true,
@@ -113,6 +117,9 @@ var (
 
 	// IPCacheByMember queries the addresses and prefixes of a member.
 	IPCacheByMember = ipcacheMember.Query
+
+	// IPCachePending queries, by true, what the kernel does not have yet.
+	IPCachePending = ipcachePending.Query
 )
 
 // IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods nor
@@ -124,7 +131,7 @@ func IPCacheWithin(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix ne
 
 // NewIPCacheTable creates the table of what is known of addresses.
 func NewIPCacheTable(db *statedb.DB) (statedb.RWTable[*IPCache], error) {
-	return statedb.NewTable(db, "ipcache", ipcachePrefix, ipcacheMember, ipcacheWithin)
+	return statedb.NewTable(db, "ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin)
 }
 
 // PeerPrefix is a prefix that selectors in use name, or that tells what is inside the

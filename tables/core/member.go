@@ -143,6 +143,11 @@ var (
 		FromObject: func(m *Member) index.KeySet { return marked(m.Undesired) },
 	}
 
+	memberPending = statedb.Index[*Member, bool]{
+		Name: "pending", FromKey: index.Bool, FromString: index.BoolString,
+		FromObject: func(m *Member) index.KeySet { return marked(!isDone(m.Status)) },
+	}
+
 	// MemberByNumber queries a member by its number.
 	MemberByNumber = memberNumber.Query
 
@@ -157,12 +162,15 @@ var (
 
 	// MembersUndesired queries, by true, the members that no address is desired in.
 	MembersUndesired = memberUndesired.Query
+
+	// MembersPending queries, by true, the members whose class the kernel does not have yet.
+	MembersPending = memberPending.Query
 )
 
 // NewMemberTable creates the table of members.
 func NewMemberTable(db *statedb.DB) (statedb.RWTable[*Member], error) {
 	return statedb.NewTable(db, "members", memberNumber, memberDigest, memberClass,
-		memberNamespace, memberUndesired)
+		memberNamespace, memberUndesired, memberPending)
 }
 
 // Class is a set of members that the rulesets in use cannot tell apart: the same selectors

@@ -89,9 +89,22 @@ type (
 )
 
 const (
-	mirrorKeyName      = "key"
-	mirrorRefersToName = "refers-to"
+	mirrorKeyName       = "key"
+	mirrorRefersToName  = "refers-to"
+	mirrorUndesiredName = "undesired"
 )
+
+func mirrorUndesired[K, V tables.MapPart]() statedb.Index[*Mirror[K, V], bool] {
+	return statedb.Index[*Mirror[K, V], bool]{
+		Name: mirrorUndesiredName, FromKey: index.Bool, FromString: index.BoolString,
+		FromObject: func(m *Mirror[K, V]) index.KeySet { return marked(!m.Desired) },
+	}
+}
+
+// MirrorsUndesired queries the entries that wait to be deleted.
+func MirrorsUndesired[K, V tables.MapPart]() statedb.Query[*Mirror[K, V]] {
+	return statedb.Index[*Mirror[K, V], bool]{Name: mirrorUndesiredName}.QueryFromKey(index.Bool(true))
+}
 
 func mirrorKey[K, V tables.MapPart]() statedb.Index[*Mirror[K, V], K] {
 	return statedb.Index[*Mirror[K, V], K]{
@@ -131,7 +144,7 @@ func NewMirrorTable[K, V tables.MapPart](
 			},
 		})
 	}
-	return statedb.NewTable(db, name, mirrorKey[K, V](), secondary...)
+	return statedb.NewTable(db, name, mirrorKey[K, V](), append(secondary, mirrorUndesired[K, V]())...)
 }
 
 // keyBytes returns a copy of the bytes of a key as the kernel sees them.

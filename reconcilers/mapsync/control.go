@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapsync
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/script"
+	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell provides what the reconcilers of all maps share: their [Control], which [Register]
+// needs, and the table bpf-maps.
+var Cell = cell.Module(
+	"mapsync",
+	"Reconciliation of BPF maps",
+
+	cell.Config(DefaultOptions),
+	cell.ProvidePrivate(tables.NewBPFMapTable),
+	cell.Provide(
+		newControl,
+		statedb.RWTable[*tables.BPFMap].ToTable,
+		func(maps statedb.RWTable[*tables.BPFMap]) tables.SourceOut { return tables.NewSourceOut("maps", maps) },
+		commands,
+	),
+)
+
+// Options are the flags of all reconcilers.
+type Options struct {
+	RetryMin      time.Duration
+	RetryMax      time.Duration
+	AuditInterval time.Duration
+}
+
+// DefaultOptions are the defaults of the flags.
+var DefaultOptions = Options{RetryMin: 20 * time.Millisecond, RetryMax: 30 * time.Second, AuditInterval: 5 * time.Minute}
+
+// Flags implements [cell.Flagger].
+func (o Options) Flags(flags *pflag.FlagSet) {
+	flags.Duration("retry-min", o.RetryMin, "Time until a failed write to a map is tried again; it doubles with each attempt")
+	flags.Duration("retry-max", o.RetryMax, "Most time between attempts to write to a map")
+	flags.Duration("audit-interval", o.AuditInterval, "Time between comparisons of the maps with what was written to them; 0 is never")
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.RetryMin <= 0:
+		return fmt.Errorf("--retry-min %s is not positive", o.RetryMin)
+	case o.RetryMax < o.RetryMin:
+		return fmt.Errorf("--retry-max %s is less than --retry-min %s", o.RetryMax, o.RetryMin)
+	case o.AuditInterval < 0:
+		return fmt.Errorf("--audit-interval %s is negative", o.AuditInterval)
+	}
+	return nil
+}
+
+// retries are the bounds of the delays between attempts.
+type retries struct{ min, max time.Duration }
+
+// delay returns how long to wait after a failed attempt, counted from 0.
+func (r retries) delay(attempt int) time.Duration {
+	if attempt > 62 || r.min > r.max>>attempt {
+		return r.max
+	}
+	return r.min << attempt
+}
+
+// Control knows the reconcilers of all maps.
+type Control struct {
+	retries  retries
+	interval time.Duration
+	table    statedb.RWTable[*tables.BPFMap]
+	metrics  *metrics
+
+	mu      sync.Mutex
+	reports map[string]*report
+	shown   map[string]tables.BPFMap // see Show
+}
+
+type controlParams struct {
+	cell.In
+
+	Options    Options
+	Table      statedb.RWTable[*tables.BPFMap]
+	Registerer prometheus.Registerer `optional:"true"`
+}
+
+func newControl(p controlParams) (*Control, error) {
+	if err := p.Options.validate(); err != nil {
+		return nil, err
+	}
+	c := &Control{
+		retries:  retries{p.Options.RetryMin, p.Options.RetryMax},
+		interval: p.Options.AuditInterval,
+		table:    p.Table,
+		metrics:  newMetrics(),
+		reports:  map[string]*report{},
+		shown:    map[string]tables.BPFMap{},
+	}
+	if p.Registerer != nil {
+		if err := c.metrics.register(p.Registerer); err != nil {
+			return nil, fmt.Errorf("register metrics of maps: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// add makes the report of one map.
+func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.reports[spec.Name]; ok {
+		return nil, errors.New("it has one already")
+	}
+	wtxn := db.WriteTxn(c.table)
+	defer wtxn.Abort()
+	r := &report{
+		flow:     flow,
+		db:       db,
+		table:    c.table,
+		ready:    c.table.RegisterInitializer(wtxn, spec.Name),
+		metrics:  c.metrics.of(spec.Name),
+		interval: c.interval,
+		audits:   make(chan chan<- auditReply),
+	}
+	wtxn.Commit()
+	c.reports[spec.Name] = r
+	return r, nil
+}
+
+// Flow says between which tables a map is.
+type Flow struct {
+	Map     string
+	Desired string // the table of what it shall hold
+	Mirror  string // the table of what it holds
+}
+
+// Flows returns the flow of each map that has a reconciler, in order of the maps.
+func (c *Control) Flows() []Flow {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var flows []Flow
+	for _, name := range slices.Sorted(maps.Keys(c.reports)) {
+		flows = append(flows, c.reports[name].flow)
+	}
+	return flows
+}
+
+func (c *Control) find(name string) (*report, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, ok := c.reports[name]; ok {
+		return r, nil
+	}
+	return nil, fmt.Errorf("no reconciler of map %q: there are %v", name, slices.Sorted(maps.Keys(c.reports)))
+}
+
+// Audit has the named map compared with what was written to it, and repaired. It returns
+// when that is done.
+func (c *Control) Audit(ctx context.Context, name string) (AuditResult, error) {
+	r, err := c.find(name)
+	if err != nil {
+		return AuditResult{}, err
+	}
+	reply := make(chan auditReply, 1)
+	select {
+	case r.audits <- reply:
+		select {
+		case answer := <-reply:
+			return answer.result, answer.err
+		case <-ctx.Done():
+		}
+	case <-ctx.Done():
+	}
+	return AuditResult{}, fmt.Errorf("audit map %s: %w", name, ctx.Err())
+}
+
+// Counts returns how many entries of the named map were written and deleted since the
+// start, to this moment.
+func (c *Control) Counts(name string) (writes, deletes uint64) {
+	r, err := c.find(name)
+	if err != nil {
+		return 0, 0
+	}
+	return r.writes.Load(), r.deletes.Load()
+}
+
+func commands(c *Control) hive.ScriptCmdOut {
+	return hive.NewScriptCmd("map/audit", script.Command(
+		script.CmdUsage{Summary: "Compare a map with what was written to it, and repair it", Args: "NAME"},
+		func(s *script.State, args ...string) (script.WaitFunc, error) {
+			if len(args) != 1 {
+				return nil, script.ErrUsage
+			}
+			result, err := c.Audit(s.Context(), args[0])
+			if err != nil {
+				return nil, err
+			}
+			return func(*script.State) (stdout, stderr string, err error) { return result.String() + "\n", "", nil }, nil
+		},
+	))
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapsync
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"time"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// loop reconciles one map. All of it but report runs in one goroutine.
+type loop[R Row[R, K, V], K, V tables.MapPart] struct {
+	Config[R, K, V]
+	name    string
+	db      *statedb.DB
+	log     *slog.Logger
+	now     func() time.Time
+	retries retries
+
+	changes statedb.ChangeIterator[R]
+	queue   *queue[K]
+	flushes []flush[K] // in order of time
+	passed  bool       // everything was tried that was desired at the start
+
+	report    *report
+	audit     *audit[K]
+	nextAudit time.Time
+}
+
+// flush are keys whose connections have to be removed at a time.
+type flush[K comparable] struct {
+	due  time.Time
+	keys []K
+}
+
+func newLoop[R Row[R, K, V], K, V tables.MapPart](
+	db *statedb.DB, log *slog.Logger, control *Control, cfg Config[R, K, V],
+) (*loop[R, K, V], error) {
+	spec := cfg.Map.Spec()
+	l := &loop[R, K, V]{
+		Config: cfg, name: spec.Name, db: db, log: log.With("map", spec.Name), now: time.Now,
+		retries: control.retries, queue: newQueue[K](),
+	}
+	var err error
+	if l.changes, err = tables.Follow(db, cfg.Desired.ToTable()); err != nil {
+		return nil, err
+	}
+	l.report, err = control.add(db, spec, Flow{spec.Name, cfg.Desired.Name(), cfg.Mirror.Name()})
+	return l, err
+}
+
+// run implements [job.OneShotFunc].
+func (l *loop[R, K, V]) run(ctx context.Context, health cell.Health) error {
+	l.report.health = health
+	if !l.awaitDesired(ctx) {
+		return nil
+	}
+	defer l.stopAudit()
+	l.scheduleAudit(l.now())
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		watches, err := l.round()
+		if err != nil {
+			return err
+		}
+		if err := l.elapsed(l.now()); err != nil {
+			return err
+		}
+		timer.Reset(time.Until(l.nextTimer()))
+		cases := []reflect.SelectCase{
+			{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(l.report.audits)},
+			{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)},
+			{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())},
+		}
+		for _, watch := range watches {
+			cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(watch)})
+		}
+		if chosen, request, _ := reflect.Select(cases); chosen == 0 {
+			l.startAudit(request.Interface().(chan<- auditReply))
+		}
+	}
+	return nil
+}
+
+// awaitDesired waits until the desired table is initialized. The channel must be seen closed
+// before the snapshot is taken that its changes are asked of, or that snapshot could be
+// complete with its changes not delivered yet.
+func (l *loop[R, K, V]) awaitDesired(ctx context.Context) bool {
+	l.report.health.OK("Waiting for what is desired")
+	_, initialized := l.Desired.Initialized(l.db.ReadTxn())
+	for {
+		select {
+		case <-initialized:
+			return true
+		case <-ctx.Done():
+			return false
+		case request := <-l.report.audits:
+			request <- auditReply{err: fmt.Errorf("audit map %s: what is desired is not known yet", l.name)}
+		}
+	}
+}
+
+// elapsed does what time has come for, beside rounds.
+func (l *loop[R, K, V]) elapsed(now time.Time) error {
+	for len(l.flushes) > 0 && !l.flushes[0].due.After(now) {
+		l.Flush(l.flushes[0].keys)
+		l.flushes = l.flushes[1:]
+	}
+	if l.audit == nil && !l.nextAudit.IsZero() && !now.Before(l.nextAudit) {
+		l.startAudit()
+	}
+	if l.audit != nil {
+		if err := l.continueAudit(); err != nil {
+			return err
+		}
+	}
+	l.maybeReport(now)
+	return nil
+}
+
+// nextTimer returns when there is something to do without an event.
+func (l *loop[R, K, V]) nextTimer() time.Time {
+	if l.audit != nil {
+		return time.Time{}
+	}
+	next := l.now().Add(time.Hour)
+	earlier := func(t time.Time) {
+		if !t.IsZero() && t.Before(next) {
+			next = t
+		}
+	}
+	earlier(l.nextAudit)
+	earlier(l.report.due)
+	if len(l.queue.timers) > 0 {
+		earlier(l.queue.timers[0].due)
+	}
+	if len(l.flushes) > 0 {
+		earlier(l.flushes[0].due)
+	}
+	return next
+}
+
+// maxRound is how many entries one round tries, so that it takes some tens of milliseconds.
+const maxRound = 4096
+
+// round tries what is due, and returns channels that close when the tables have more.
+func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
+	txn := l.db.ReadTxn()
+	now := l.now() // after the snapshot: what is gone there was gone before
+	asked := txn
+	desired, txn, err := l.collect(txn, now)
+	if err != nil {
+		return nil, err
+	}
+	looked := newLook(txn)
+	l.queue.wake(looked, now)
+	if work := l.queue.take(now, maxRound); len(work) > 0 {
+		if err := l.reconcile(work, looked, now); err != nil {
+			return nil, err
+		}
+		l.report.touch(now)
+	}
+	l.passed = l.passed || !l.queue.isDue(now)
+	watches = append(watches, desired)
+	for _, watched := range l.waitedFor() {
+		watches = append(watches, watched(asked))
+	}
+	return watches, nil
+}
+
+// waitedFor returns the tables by which what waits is answered.
+func (l *loop[R, K, V]) waitedFor() (watched []Watched) {
+	seen := map[*Dependency]bool{}
+	for r := range l.queue.waiting {
+		if seen[r.To] {
+			continue
+		}
+		seen[r.To] = true
+		for _, c := range r.To.conditions {
+			watched = append(watched, c.Tables...)
+		}
+	}
+	return watched
+}
+
+// collect has rows tried that others have changed. It says in the mirror which entries are
+// not desired any more, and returns a snapshot that has it.
+func (l *loop[R, K, V]) collect(
+	txn statedb.ReadTxn, now time.Time,
+) (watch <-chan struct{}, after statedb.ReadTxn, err error) {
+	var gone []K
+	changes, watch := l.changes.Next(txn)
+	for change, revision := range changes {
+		key := l.key(change.Object)
+		it := l.queue.byKey[key]
+		done := change.Object.GetStatus().Kind == reconciler.StatusKindDone
+		if !change.Deleted && (it == nil && done || it != nil && it.own == revision) {
+			continue // the loop's own status
+		}
+		it = l.queue.get(key)
+		it.attempts, it.gone = 0, time.Time{}
+		if change.Deleted {
+			it.gone = now
+			gone = append(gone, key)
+		}
+		l.queue.schedule(it, now)
+	}
+	if len(gone) == 0 {
+		return watch, txn, nil
+	}
+	wtxn := l.db.WriteTxn(l.Mirror)
+	defer wtxn.Abort()
+	for _, key := range gone {
+		m, _, found := l.Mirror.Get(wtxn, core.MirrorByKey[K, V](key))
+		if !found {
+			continue
+		}
+		marked := *m
+		marked.Desired = false
+		if _, _, err := l.Mirror.Insert(wtxn, &marked); err != nil {
+			return nil, nil, fmt.Errorf("write %s: %w", l.Mirror.Name(), err)
+		}
+	}
+	return watch, wtxn.Commit(), nil
+}
+
+// key returns the key of a row as the map gives it back: without bits behind the prefix.
+func (l *loop[R, K, V]) key(row R) K {
+	key := row.MapKey()
+	if l.Map.Spec().Type == bpf.TypeLPM {
+		return bpf.Masked(key)
+	}
+	return key
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapsync
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+)
+
+// state of an item between rounds.
+type state uint8
+
+const (
+	statePending state = iota // not tried yet, or to be deleted later
+	stateWaiting              // for what it refers to
+	stateFailed
+	states
+)
+
+// item is a key of which the map is not known to hold what is desired.
+type item[K comparable] struct {
+	key      K
+	seq      uint64 // order of becoming one
+	state    state
+	due      time.Time        // if it has a timer
+	timer    int              // its place among the timers, -1 if it has none
+	waits    Reference        // in stateWaiting
+	gone     time.Time        // since when there is no desired row; zero if there is one
+	own      statedb.Revision // of the desired row, if the loop gave it a status
+	attempts int
+	err      error
+	full     bool // was refused for room
+}
+
+// queue has the items of a map. One that is not being tried has a timer, or waits.
+type queue[K comparable] struct {
+	byKey   map[K]*item[K]
+	timers  timers[K]
+	waiting map[Reference]map[*item[K]]struct{}
+	full    map[*item[K]]struct{}
+	counts  [states]int
+	nextSeq uint64
+}
+
+func newQueue[K comparable]() *queue[K] {
+	return &queue[K]{
+		byKey: map[K]*item[K]{}, waiting: map[Reference]map[*item[K]]struct{}{}, full: map[*item[K]]struct{}{},
+	}
+}
+
+// get returns the item of a key, which is made if there is none.
+func (q *queue[K]) get(key K) *item[K] {
+	it, ok := q.byKey[key]
+	if !ok {
+		q.nextSeq++
+		it = &item[K]{key: key, seq: q.nextSeq, timer: -1}
+		q.byKey[key] = it
+		q.counts[statePending]++
+	}
+	return it
+}
+
+// remove forgets an item: the map holds what is desired.
+func (q *queue[K]) remove(it *item[K]) {
+	q.park(it)
+	q.counts[statePending]--
+	if delete(q.byKey, it.key); len(q.byKey) == 0 {
+		q.byKey, q.timers = map[K]*item[K]{}, nil // neither shrinks
+	}
+}
+
+// park has an item neither wait nor be due.
+func (q *queue[K]) park(it *item[K]) {
+	if it.timer >= 0 {
+		heap.Remove(&q.timers, it.timer)
+	}
+	if waiting := q.waiting[it.waits]; it.state == stateWaiting {
+		if delete(waiting, it); len(waiting) == 0 {
+			delete(q.waiting, it.waits)
+		}
+	}
+	delete(q.full, it)
+	q.setState(it, statePending)
+}
+
+func (q *queue[K]) setState(it *item[K], s state) {
+	q.counts[it.state]--
+	q.counts[s]++
+	it.state = s
+}
+
+// schedule has an item tried at a time, and not before.
+func (q *queue[K]) schedule(it *item[K], due time.Time) {
+	q.park(it)
+	it.due = due
+	heap.Push(&q.timers, it)
+}
+
+// wait has an item tried when what it refers to is complete.
+func (q *queue[K]) wait(it *item[K], r Reference) {
+	q.park(it)
+	q.setState(it, stateWaiting)
+	it.waits = r
+	if q.waiting[r] == nil {
+		q.waiting[r] = map[*item[K]]struct{}{}
+	}
+	q.waiting[r][it] = struct{}{}
+}
+
+// fail has an item that failed tried again at a time, or when there is room.
+func (q *queue[K]) fail(it *item[K], due time.Time, full bool) {
+	q.schedule(it, due)
+	q.setState(it, stateFailed)
+	if full {
+		q.full[it] = struct{}{}
+	}
+}
+
+// wake has those tried that wait for what is complete now.
+func (q *queue[K]) wake(l *look, now time.Time) {
+	for r, items := range q.waiting {
+		if l.missing(r) == "" {
+			for it := range items {
+				q.schedule(it, now)
+			}
+		}
+	}
+}
+
+// giveRoom has the first n items tried that were refused for room.
+func (q *queue[K]) giveRoom(n int, now time.Time) {
+	if n == 0 || len(q.full) == 0 {
+		return
+	}
+	var full []*item[K]
+	for it := range q.full {
+		full = append(full, it)
+	}
+	slices.SortFunc(full, func(a, b *item[K]) int { return cmp.Compare(a.seq, b.seq) })
+	for _, it := range full[:min(n, len(full))] {
+		q.schedule(it, now)
+		q.setState(it, stateFailed)
+	}
+}
+
+// take returns items that are due, n at most, in the order of becoming due. The caller has
+// them due, waiting or removed again.
+func (q *queue[K]) take(now time.Time, n int) (work []*item[K]) {
+	for len(work) < n && q.isDue(now) {
+		work = append(work, heap.Pop(&q.timers).(*item[K]))
+	}
+	return work
+}
+
+func (q *queue[K]) isDue(now time.Time) bool { return len(q.timers) > 0 && !q.timers[0].due.After(now) }
+
+// timers is a heap of items by the time they are due.
+type timers[K comparable] []*item[K]
+
+func (t timers[K]) Len() int { return len(t) }
+func (t timers[K]) Less(i, j int) bool {
+	return cmp.Or(t[i].due.Compare(t[j].due), cmp.Compare(t[i].seq, t[j].seq)) < 0
+}
+func (t timers[K]) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].timer, t[j].timer = i, j
+}
+
+// Push implements [heap.Interface].
+func (t *timers[K]) Push(x any) {
+	it := x.(*item[K])
+	it.timer = len(*t)
+	*t = append(*t, it)
+}
+
+// Pop implements [heap.Interface].
+func (t *timers[K]) Pop() any {
+	last := len(*t) - 1
+	it := (*t)[last]
+	(*t)[last], it.timer = nil, -1
+	*t = (*t)[:last]
+	return it
+}

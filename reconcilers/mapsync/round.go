@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapsync
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/former"
+)
+
+// fate is what becomes of an item in a round.
+type fate uint8
+
+const (
+	fateDone  fate = iota // the map has what is desired
+	fateWrite             // the row's value, or a deletion if there is no row
+	fateWait              // for a reference, because of text
+	fateLater             // due
+	fateFailed
+)
+
+// try is an item in a round.
+type try[R any, K, V tables.MapPart] struct {
+	*item[K]
+	fate     fate
+	row      R
+	revision statedb.Revision
+	wanted   bool // reports whether there is a row
+	value    V    // of the row
+
+	kernel *V     // what the map has, nil for nothing
+	made   uint64 // of kernel
+
+	refers Reference
+	text   string
+	due    time.Time
+	wrote  bool
+}
+
+// reconcile makes the map hold what is desired of the items' keys, as far as it is possible,
+// and says in the tables what came of it.
+func (l *loop[R, K, V]) reconcile(work []*item[K], looked *look, now time.Time) error {
+	tries := make([]*try[R, K, V], len(work))
+	var writes []*try[R, K, V]
+	for i, it := range work {
+		t := &try[R, K, V]{item: it}
+		if m, _, found := l.Mirror.Get(looked.txn, core.MirrorByKey[K, V](it.key)); found {
+			t.kernel, t.made = &m.Value, m.Made
+		}
+		if tries[i] = t; l.plan(t, looked, now) == fateWrite {
+			writes = append(writes, t)
+		}
+	}
+	if l.Announce && len(writes) > 0 {
+		txn, err := l.announce(writes)
+		if err != nil {
+			return err
+		}
+		looked = newLook(txn)
+		writes = slices.DeleteFunc(writes, func(t *try[R, K, V]) bool {
+			wanted, value := t.wanted, t.value
+			if l.plan(t, looked, now) == fateWrite && (t.wanted != wanted || t.value != value) {
+				t.fate, t.due = fateLater, now
+			}
+			return t.fate != fateWrite
+		})
+	}
+	deleted := l.write(writes)
+	if err := l.confirm(tries); err != nil {
+		return err
+	}
+	for _, t := range tries {
+		switch t.fate {
+		case fateDone:
+			l.queue.remove(t.item)
+		case fateWait:
+			l.queue.wait(t.item, t.refers)
+		case fateLater:
+			l.queue.schedule(t.item, t.due)
+		case fateFailed:
+			due := now.Add(l.retries.delay(t.attempts))
+			t.attempts++
+			l.queue.fail(t.item, due, errors.Is(t.err, bpf.ErrMapFull))
+		}
+	}
+	l.queue.giveRoom(deleted, now)
+	return nil
+}
+
+// plan says what is to become of a try, as far as it is known before the write.
+func (l *loop[R, K, V]) plan(t *try[R, K, V], looked *look, now time.Time) fate {
+	t.row, t.revision, t.wanted = l.Desired.Get(looked.txn, l.ByKey(t.key))
+	var refers []Reference
+	if t.wanted {
+		t.gone, t.value = time.Time{}, t.row.MapValue()
+		if t.kernel != nil && *t.kernel == t.value {
+			t.made = l.madeOf(t.row)
+			return t.set(fateDone)
+		}
+		if l.Refers != nil {
+			refers = l.Refers(t.row, t.kernel)
+		}
+	} else {
+		if t.gone.IsZero() {
+			t.gone = now
+		}
+		if t.kernel == nil {
+			return t.set(fateDone)
+		}
+		if t.due = t.gone.Add(l.DeleteAfter); t.due.After(now) {
+			return t.set(fateLater)
+		}
+		if l.Releases != nil {
+			refers = l.Releases(t.key)
+		}
+	}
+	r, missing := looked.first(refers)
+	if missing != "" {
+		t.refers, t.text = r, fmt.Sprintf("waiting for %s: %s", r, missing)
+		return t.set(fateWait)
+	}
+	return t.set(fateWrite)
+}
+
+func (t *try[R, K, V]) set(f fate) fate {
+	t.fate = f
+	return f
+}
+
+func (l *loop[R, K, V]) madeOf(row R) uint64 {
+	if l.Made == nil {
+		return 0
+	}
+	return l.Made(row)
+}
+
+// announce says in the mirror what the kernel may have from now on, and returns a snapshot
+// that has it.
+func (l *loop[R, K, V]) announce(writes []*try[R, K, V]) (statedb.ReadTxn, error) {
+	wtxn := l.db.WriteTxn(l.Mirror)
+	defer wtxn.Abort()
+	for _, t := range writes {
+		m := t.mirror()
+		m.Busy, m.Writing, m.Deleting = true, t.value, !t.wanted
+		if _, _, err := l.Mirror.Insert(wtxn, m); err != nil {
+			return nil, fmt.Errorf("write %s: %w", l.Mirror.Name(), err)
+		}
+	}
+	return wtxn.Commit(), nil
+}
+
+// mirror returns the mirror of what the map has.
+func (t *try[R, K, V]) mirror() *core.Mirror[K, V] {
+	m := &core.Mirror[K, V]{Key: t.key, Desired: t.wanted, Made: t.made}
+	if t.kernel != nil {
+		m.Value, m.Present = *t.kernel, true
+	}
+	if !t.wanted { // there is no row that could say it
+		m.Error = t.text
+	}
+	return m
+}
+
+// write makes the writes, in an order in which entries of a prefix map that are next to each
+// other replace one another, and returns how many it deleted.
+func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
+	isLPM := l.Map.Spec().Type == bpf.TypeLPM
+	rank := func(t *try[R, K, V]) int { // longest first, then shortest first
+		switch {
+		case !isLPM && t.wanted:
+			return 0
+		case !isLPM:
+			return 1
+		case t.wanted:
+			return -bpf.PrefixLen(t.key)
+		}
+		return 1 + bpf.PrefixLen(t.key)
+	}
+	slices.SortStableFunc(writes, func(a, b *try[R, K, V]) int { return cmp.Compare(rank(a), rank(b)) })
+	revises, flushed := false, []K(nil)
+	for rest := writes; len(rest) > 0; {
+		n := slices.IndexFunc(rest, func(t *try[R, K, V]) bool { return t.wanted != rest[0].wanted })
+		if n < 0 {
+			n = len(rest)
+		}
+		done, err := l.writeBatch(rest[:n])
+		for _, t := range rest[:done] {
+			old := t.kernel
+			if t.fate, t.wrote, t.kernel, t.made = fateDone, true, nil, 0; t.wanted {
+				t.kernel, t.made = &t.value, l.madeOf(t.row)
+			} else {
+				deleted++
+			}
+			revises = revises || l.Revises != nil && l.Revises(old, t.kernel)
+			if l.Flushes != nil && l.Flushes(old, t.kernel) {
+				flushed = append(flushed, t.key)
+			}
+		}
+		if rest = rest[done:]; err != nil {
+			rest[0].fate, rest[0].err, rest[0].text = fateFailed, err, l.errorText(err)
+			rest = rest[1:]
+		}
+	}
+	if revises {
+		l.Raise()
+	}
+	if len(flushed) > 0 {
+		l.flushes = append(l.flushes, flush[K]{l.now().Add(Grace), flushed})
+	}
+	return deleted
+}
+
+// writeBatch writes or deletes entries up to the first that fails.
+func (l *loop[R, K, V]) writeBatch(batch []*try[R, K, V]) (done int, err error) {
+	keys, values := make([]K, len(batch)), make([]V, len(batch))
+	for i, t := range batch {
+		keys[i], values[i] = t.key, t.value
+	}
+	op := bpf.OpDelete
+	if batch[0].wanted {
+		op = bpf.OpUpdate
+		done, err = l.Map.Update(keys, values)
+	} else {
+		done, err = l.Map.Delete(keys)
+	}
+	l.report.count(op, done, err)
+	return done, err
+}
+
+// errorText returns the text of an error for status columns.
+func (l *loop[R, K, V]) errorText(err error) string {
+	if errors.Is(err, bpf.ErrMapFull) && !errors.Is(err, unix.ENOMEM) {
+		return fmt.Sprintf("map full (%d entries)", l.Map.Spec().MaxEntries)
+	}
+	return err.Error()
+}
+
+// confirm says in the tables what came of a round.
+func (l *loop[R, K, V]) confirm(tries []*try[R, K, V]) error {
+	wtxn := l.db.WriteTxn(l.Desired.RWTable, l.Mirror)
+	defer wtxn.Abort()
+	for _, t := range tries {
+		if err := cmp.Or(l.confirmMirror(wtxn, t), l.confirmStatus(wtxn, t)); err != nil {
+			return err
+		}
+	}
+	wtxn.Commit()
+	return errors.Join(former.Forget(l.db, l.Desired.RWTable, len(tries)), former.Forget(l.db, l.Mirror, len(tries)))
+}
+
+func (l *loop[R, K, V]) confirmMirror(wtxn statedb.WriteTxn, t *try[R, K, V]) (err error) {
+	m, _, found := l.Mirror.Get(wtxn, core.MirrorByKey[K, V](t.key))
+	switch now := t.mirror(); {
+	case now.Present && (!found || *m != *now):
+		_, _, err = l.Mirror.Insert(wtxn, now)
+	case !now.Present && found:
+		_, _, err = l.Mirror.Delete(wtxn, m)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", l.Mirror.Name(), err)
+	}
+	return nil
+}
+
+// confirmStatus gives a row its status. A row that somebody changed meanwhile keeps its own.
+func (l *loop[R, K, V]) confirmStatus(wtxn statedb.WriteTxn, t *try[R, K, V]) error {
+	if !t.wanted || t.fate == fateLater {
+		return nil
+	}
+	kind, text := reconciler.StatusKindDone, ""
+	switch t.fate {
+	case fateWait:
+		kind, text = reconciler.StatusKindPending, t.text
+	case fateFailed:
+		kind, text = reconciler.StatusKindError, t.text
+	}
+	former := t.row.GetStatus()
+	if t.wrote && former.IsPendingOrRefreshing() {
+		l.report.metrics.latency.Observe(l.now().Sub(former.UpdatedAt).Seconds())
+	}
+	if former.Kind == kind && former.GetError() == text {
+		return nil
+	}
+	status := reconciler.StatusDone() // for its time and number
+	if status.Kind = kind; text != "" {
+		status.Error = &text
+	}
+	_, _, err := l.Desired.CompareAndSwap(wtxn, t.revision, t.row.Clone().SetStatus(status))
+	switch {
+	case err == nil:
+		t.own = l.Desired.Revision(wtxn)
+	case !errors.Is(err, statedb.ErrRevisionNotEqual) && !errors.Is(err, statedb.ErrObjectNotFound):
+		return fmt.Errorf("write status of a row of %s: %w", l.Desired.Name(), err)
+	}
+	return nil
+}
