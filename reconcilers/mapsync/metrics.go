@@ -41,7 +41,9 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) register(registerer prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{} {
+	for _, c := range []prometheus.Collector{
+		m.entries, m.maxEntries, m.pressure, m.pending, m.waiting, m.failed, m.operations, m.repairs, m.latency,
+	} {
 		if err := registerer.Register(c); err != nil {
 			return err
 		}

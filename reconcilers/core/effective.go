@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// lookEffective asks whether each selector of a ruleset is effective. Else a ruleset could
+// be entered that allows what a selector selects, while members that it selects are in
+// classes without it: these were allowed, would be denied for a moment, and allowed again.
+func (p *params) lookEffective(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	e := effective{params: p, txn: txn, answers: map[uint32]string{}}
+	return func(r mapsync.Reference) string {
+		ruleset, _, found := p.Rulesets.Get(txn, core.RulesetByNumber(r.Number))
+		if !found {
+			return "it is not in " + p.Rulesets.Name()
+		}
+		for _, selector := range ruleset.Selectors() {
+			answer, known := e.answers[selector]
+			if !known {
+				answer = e.missing(selector)
+				e.answers[selector] = answer
+			}
+			if answer != "" {
+				return fmt.Sprintf("selector %d: %s", selector, answer)
+			}
+		}
+		return ""
+	}
+}
+
+// effective is a look at selectors.
+type effective struct {
+	*params
+	txn     statedb.ReadTxn
+	answers map[uint32]string
+
+	// What was made before is in the kernel as desired.
+	known             bool
+	members, prefixes uint64
+}
+
+// missing says why a selector is not effective, empty if it is: it is evaluated, and what
+// the kernel had before is as desired now, whether or not the selector selects it. What the
+// kernel has not yet holds up nothing, but for the prefixes that the selector names.
+func (e *effective) missing(selector uint32) string {
+	match, _, found := e.Matches.Get(e.txn, core.SelectorMatchByNumber(selector))
+	if !found {
+		return "it is not in " + e.Matches.Name()
+	}
+	if !e.known {
+		e.members = oldest(e.txn, e.Members, core.MembersPending, memberByKey, e.PeerMirror)
+		e.prefixes = oldest(e.txn, e.IPCache, core.IPCachePending, ipcacheByKey, e.IPCacheMirror)
+		e.known = true
+	}
+	if e.members < match.Made {
+		return e.Members.Name()
+	}
+	s, _, found := e.Selectors.Get(e.txn, core.SelectorByNumber(selector))
+	switch named := s.Prefixes; {
+	case !found:
+		return "it is not in " + e.Selectors.Name()
+	case len(named()) == 0:
+		return ""
+	case e.prefixes < match.Made:
+		return e.IPCache.Name()
+	case slices.ContainsFunc(named(), func(p netip.Prefix) bool { return e.isNew(e.txn, p) }):
+		return "prefixes that it names"
+	}
+	return ""
+}
+
+// isNew reports whether a prefix is desired and not in the kernel.
+func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	key := bpf.IPCacheKeyFrom(prefix)
+	m, _, found := p.IPCacheMirror.Get(txn, core.MirrorByKey[bpf.IPCacheKey, core.IPCacheValue](key))
+	if found && m.Present {
+		return false
+	}
+	_, _, found = p.IPCache.Get(txn, core.IPCacheByPrefix(prefix))
+	return found
+}
+
+// oldest returns the least Made of the entries that the kernel has otherwise than desired.
+func oldest[R mapsync.Row[R, K, V], K, V tables.MapPart](
+	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
+	byKey func(K) statedb.Query[R], mirror statedb.RWTable[*core.Mirror[K, V]],
+) uint64 {
+	least := uint64(math.MaxUint64)
+	noticed := differing(txn, desired, pending, byKey, mirror, func(_ K, m *core.Mirror[K, V]) {
+		if m != nil && m.Present {
+			least = min(least, m.Made)
+		}
+	})
+	if !noticed {
+		return 0
+	}
+	return least
+}
+
+// differing calls found for entries that the kernel has otherwise than desired: m is nil of
+// those that it has not. It returns false if rows have gone and the mirror does not say so
+// yet: then it misses the entries of these.
+func differing[R mapsync.Row[R, K, V], K, V tables.MapPart](
+	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
+	byKey func(K) statedb.Query[R], mirror statedb.RWTable[*core.Mirror[K, V]],
+	found func(key K, m *core.Mirror[K, V]),
+) bool {
+	entries := desired.NumObjects(txn)
+	for row := range desired.List(txn, pending(true)) {
+		key := row.MapKey()
+		m, _, has := mirror.Get(txn, core.MirrorByKey[K, V](key))
+		switch {
+		case !has:
+			entries--
+			found(key, nil)
+		case !m.Present, m.Busy, m.Value != row.MapValue():
+			found(key, m)
+		}
+	}
+	for m := range mirror.List(txn, core.MirrorsUndesired[K, V]()) {
+		if _, _, wanted := desired.Get(txn, byKey(m.Key)); !wanted {
+			entries++
+			found(m.Key, m)
+		}
+	}
+	return entries == mirror.NumObjects(txn)
+}
+
+// lookInside asks whether the kernel has all prefixes that selectors name inside a prefix.
+func (p *params) lookInside(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	return func(r mapsync.Reference) string {
+		for inside := range core.PeerPrefixesInside(txn, p.PeerPrefixes, r.Prefix) {
+			if inside.Prefix != r.Prefix && len(inside.Named) > 0 && p.isNew(txn, inside.Prefix) {
+				return inside.Prefix.String()
+			}
+		}
+		return ""
+	}
+}
+
+// lookAround asks whether the kernel has all prefixes around a prefix as desired.
+func (p *params) lookAround(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	var unsettled map[netip.Prefix]bool
+	return func(r mapsync.Reference) string {
+		if unsettled == nil {
+			unsettled = map[netip.Prefix]bool{}
+			differing(txn, p.IPCache, core.IPCachePending, ipcacheByKey, p.IPCacheMirror,
+				func(key bpf.IPCacheKey, _ *core.IPCacheMirror) {
+					if prefix := key.Prefix(); !prefix.IsSingleIP() {
+						unsettled[prefix] = true
+					}
+				})
+		}
+		for bits := r.Prefix.Bits() - 1; bits >= 0 && len(unsettled) > 0; bits-- {
+			if around := netip.PrefixFrom(r.Prefix.Addr(), bits).Masked(); unsettled[around] {
+				return around.String()
+			}
+		}
+		return ""
+	}
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// gates are what entries refer to.
+type gates struct {
+	device, subject, member, class, ruleset *mapsync.Dependency
+	verdictSet, egressRuleset, group        *mapsync.Dependency
+	prefixesInside, prefixesAround          *mapsync.Dependency
+}
+
+func newGates(p *params) *gates {
+	effective := mapsync.Condition{
+		Look: p.lookEffective,
+		Tables: []mapsync.Watched{
+			mapsync.Watch(p.Rulesets), mapsync.Watch(p.Selectors), mapsync.Watch(p.Matches),
+			mapsync.Watch(p.Members.ToTable()), mapsync.Watch(p.PeerMirror.ToTable()),
+			mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable()),
+		},
+	}
+	return &gates{
+		device: mapsync.NewDependency("device", mapsync.Condition{
+			Look: p.lookDevice, Tables: []mapsync.Watched{mapsync.Watch(p.Attachments)},
+		}),
+		subject: mapsync.NewDependency("subject",
+			mapsync.IsDone(p.Subjects.ToTable(), core.SubjectByNumber),
+			mapsync.Condition{
+				Look:   p.lookRoute,
+				Tables: []mapsync.Watched{mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable())},
+			}),
+		member: mapsync.NewDependency("member",
+			mapsync.Exists(p.Members.ToTable(), core.MemberByNumber),
+			mapsync.Condition{Look: p.lookPeer, Tables: []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())}}),
+		class: mapsync.NewDependency("class",
+			compiled(p.Compiled, core.CompiledClass),
+			mapsync.NonePending(p.PolicyEntries.ToTable(), core.PolicyEntriesPendingOfClass)),
+		ruleset: mapsync.NewDependency("ruleset",
+			compiled(p.Compiled, core.CompiledRuleset),
+			mapsync.NonePending(p.PolicyEntries.ToTable(), core.PolicyEntriesPendingOfRuleset),
+			effective),
+		verdictSet: mapsync.NewDependency("verdict set",
+			mapsync.Exists(p.VerdictSets, core.VerdictSetByNumber),
+			mapsync.NonePending(p.Verdicts.ToTable(), core.VerdictsPending)),
+		egressRuleset: mapsync.NewDependency("egress ruleset",
+			mapsync.Exists(p.EgressRulesets, core.EgressRulesetByNumber),
+			mapsync.NonePending(p.EgressRules.ToTable(), core.EgressRulesPending)),
+		group: mapsync.NewDependency("gateway group", mapsync.Condition{
+			Look: p.lookGroup, Tables: []mapsync.Watched{mapsync.Watch(p.Gateways.ToTable())},
+		}),
+		prefixesInside: mapsync.NewDependency("prefixes inside", mapsync.Condition{
+			Look: p.lookInside,
+			Tables: []mapsync.Watched{
+				mapsync.Watch(p.PeerPrefixes), mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable()),
+			},
+		}),
+		prefixesAround: mapsync.NewDependency("prefixes around", mapsync.Condition{
+			Look:   p.lookAround,
+			Tables: []mapsync.Watched{mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable())},
+		}),
+	}
+}
+
+// compiled is met if policy-entries has all that is desired of a ruleset or class: else that
+// none is pending would be true of one of which nothing was computed yet.
+func compiled(table statedb.Table[*core.Compiled], role core.CompiledRole) mapsync.Condition {
+	return mapsync.Exists(table, func(number uint32) statedb.Query[*core.Compiled] {
+		return core.CompiledByKey(core.Compiled{Role: role, Number: number})
+	})
+}
+
+// lookDevice asks whether the programs run at a pod's device that judge what it sends and
+// gets.
+func (p *params) lookDevice(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	return func(r mapsync.Reference) string {
+		return tables.Unattached(txn, p.Attachments, r.Number, bpf.ProgramFromPod, bpf.ProgramToPod)
+	}
+}
+
+// lookRoute asks whether the kernel has the route of a subject, or none if it has none.
+func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	return func(r mapsync.Reference) string {
+		route, _, found := p.Routes.Get(txn, core.RouteBySubject(r.Number))
+		if found && route.Status.Kind == reconciler.StatusKindDone {
+			return ""
+		}
+		key := core.SubjectKey{Subject: r.Number}
+		if _, _, present := p.RouteMirror.Get(txn, core.MirrorByKey[core.SubjectKey, core.RouteValue](key)); found || present {
+			return p.Routes.Name()
+		}
+		return ""
+	}
+}
+
+// lookPeer asks whether the kernel has some class of a member, and is not about to lose it.
+// It matters not which: a class that changes is complete before and after.
+func (p *params) lookPeer(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	return func(r mapsync.Reference) string {
+		key := core.PeerKey{Member: r.Number}
+		m, _, found := p.PeerMirror.Get(txn, core.MirrorByKey[core.PeerKey, core.PeerValue](key))
+		if !found || !m.Present || m.Busy && m.Deleting {
+			return p.Members.Name()
+		}
+		return ""
+	}
+}
+
+// lookGroup asks whether the kernel has all buckets of a gateway group.
+func (p *params) lookGroup(txn statedb.ReadTxn) func(mapsync.Reference) string {
+	return func(r mapsync.Reference) string {
+		done := 0
+		for g := range p.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(r.Number)) {
+			if g.Status.Kind == reconciler.StatusKindDone {
+				done++
+			}
+		}
+		if done < bpf.GatewayBuckets {
+			return p.Gateways.Name()
+		}
+		return ""
+	}
+}
