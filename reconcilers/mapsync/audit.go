@@ -79,11 +79,11 @@ func (l *loop[R, K, V]) stopAudit() {
 
 // continueAudit compares the next piece, and reports when there are no more. What it found
 // was repaired by the rounds since.
-func (l *loop[R, K, V]) continueAudit() error {
+func (l *loop[R, K, V]) continueAudit() {
 	a, r := l.audit, l.report
 	err, more := a.next()
 	if more && err == nil {
-		return nil
+		return
 	}
 	l.stopAudit()
 	l.scheduleAudit(l.now())
@@ -106,7 +106,6 @@ func (l *loop[R, K, V]) continueAudit() error {
 	for _, reply := range a.replies {
 		reply <- auditReply{a.result, err}
 	}
-	return nil
 }
 
 // pieceRows is how many rows of the mirror are one piece.

@@ -74,9 +74,7 @@ func (l *loop[R, K, V]) run(ctx context.Context, health cell.Health) error {
 		if err != nil {
 			return err
 		}
-		if err := l.elapsed(l.now()); err != nil {
-			return err
-		}
+		l.elapsed(l.now())
 		timer.Reset(time.Until(l.nextTimer()))
 		cases := []reflect.SelectCase{
 			{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(l.report.audits)},
@@ -112,7 +110,7 @@ func (l *loop[R, K, V]) awaitDesired(ctx context.Context) bool {
 }
 
 // elapsed does what time has come for, beside rounds.
-func (l *loop[R, K, V]) elapsed(now time.Time) error {
+func (l *loop[R, K, V]) elapsed(now time.Time) {
 	for len(l.flushes) > 0 && !l.flushes[0].due.After(now) {
 		l.Flush(l.flushes[0].keys)
 		l.flushes = l.flushes[1:]
@@ -121,12 +119,9 @@ func (l *loop[R, K, V]) elapsed(now time.Time) error {
 		l.startAudit()
 	}
 	if l.audit != nil {
-		if err := l.continueAudit(); err != nil {
-			return err
-		}
+		l.continueAudit()
 	}
 	l.maybeReport(now)
-	return nil
 }
 
 // nextTimer returns when there is something to do without an event.
