@@ -40,15 +40,21 @@ type item[K comparable] struct {
 type queue[K comparable] struct {
 	byKey   map[K]*item[K]
 	timers  timers[K]
-	waiting map[Reference]map[*item[K]]struct{}
+	waiting map[Reference]*waiters[K]
 	full    map[*item[K]]struct{}
 	counts  [states]int
 	nextSeq uint64
 }
 
+// waiters are the items that wait for the same.
+type waiters[K comparable] struct {
+	missing string // of what they wait for, when they were tried
+	items   map[*item[K]]struct{}
+}
+
 func newQueue[K comparable]() *queue[K] {
 	return &queue[K]{
-		byKey: map[K]*item[K]{}, waiting: map[Reference]map[*item[K]]struct{}{}, full: map[*item[K]]struct{}{},
+		byKey: map[K]*item[K]{}, waiting: map[Reference]*waiters[K]{}, full: map[*item[K]]struct{}{},
 	}
 }
 
@@ -78,8 +84,8 @@ func (q *queue[K]) park(it *item[K]) {
 	if it.timer >= 0 {
 		heap.Remove(&q.timers, it.timer)
 	}
-	if waiting := q.waiting[it.waits]; it.state == stateWaiting {
-		if delete(waiting, it); len(waiting) == 0 {
+	if w := q.waiting[it.waits]; it.state == stateWaiting {
+		if delete(w.items, it); len(w.items) == 0 {
 			delete(q.waiting, it.waits)
 		}
 	}
@@ -100,15 +106,16 @@ func (q *queue[K]) schedule(it *item[K], due time.Time) {
 	heap.Push(&q.timers, it)
 }
 
-// wait has an item tried when what it refers to is complete.
-func (q *queue[K]) wait(it *item[K], r Reference) {
+// wait has an item tried when something else is missing of what it refers to, or nothing.
+func (q *queue[K]) wait(it *item[K], r Reference, missing string) {
 	q.park(it)
 	q.setState(it, stateWaiting)
 	it.waits = r
 	if q.waiting[r] == nil {
-		q.waiting[r] = map[*item[K]]struct{}{}
+		q.waiting[r] = &waiters[K]{items: map[*item[K]]struct{}{}}
 	}
-	q.waiting[r][it] = struct{}{}
+	q.waiting[r].missing = missing
+	q.waiting[r].items[it] = struct{}{}
 }
 
 // fail has an item that failed tried again at a time, or when there is room.
@@ -120,13 +127,14 @@ func (q *queue[K]) fail(it *item[K], due time.Time, full bool) {
 	}
 }
 
-// wake has those tried that wait for what is complete now.
+// wake has those tried that need not wait any more, or whose rows have to say something else.
 func (q *queue[K]) wake(l *look, now time.Time) {
-	for r, items := range q.waiting {
-		if l.missing(r) == "" {
-			for it := range items {
-				q.schedule(it, now)
-			}
+	for r, w := range q.waiting {
+		if l.missing(r) == w.missing {
+			continue
+		}
+		for it := range w.items {
+			q.schedule(it, now)
 		}
 	}
 }

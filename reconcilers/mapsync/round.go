@@ -42,10 +42,11 @@ type try[R any, K, V tables.MapPart] struct {
 	kernel *V     // what the map has, nil for nothing
 	made   uint64 // of kernel
 
-	refers Reference
-	text   string
-	due    time.Time
-	wrote  bool
+	refers  Reference // in fateWait, and what is missing
+	missing string
+	text    string // why it is not done
+	due     time.Time
+	wrote   bool
 }
 
 // reconcile makes the map hold what is desired of the items' keys, as far as it is possible,
@@ -85,7 +86,7 @@ func (l *loop[R, K, V]) reconcile(work []*item[K], looked *look, now time.Time) 
 		case fateDone:
 			l.queue.remove(t.item)
 		case fateWait:
-			l.queue.wait(t.item, t.refers)
+			l.queue.wait(t.item, t.refers, t.missing)
 		case fateLater:
 			l.queue.schedule(t.item, t.due)
 		case fateFailed:
@@ -127,7 +128,7 @@ func (l *loop[R, K, V]) plan(t *try[R, K, V], looked *look, now time.Time) fate 
 	}
 	r, missing := looked.first(refers)
 	if missing != "" {
-		t.refers, t.text = r, fmt.Sprintf("waiting for %s: %s", r, missing)
+		t.refers, t.missing, t.text = r, missing, fmt.Sprintf("waiting for %s: %s", r, missing)
 		return t.set(fateWait)
 	}
 	return t.set(fateWrite)

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/testdata/await"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world has the tables, the maps in memory, and, if it runs, their reconcilers.
+type world struct {
+	params
+	t      testing.TB
+	gates  *gates
+	memory *bpf.Memory
+
+	attachments    statedb.RWTable[*tables.Attachment]
+	rulesets       statedb.RWTable[*core.Ruleset]
+	egressRulesets statedb.RWTable[*core.EgressRuleset]
+	verdictSets    statedb.RWTable[*core.VerdictSet]
+	compiled       statedb.RWTable[*core.Compiled]
+	selectors      statedb.RWTable[*core.Selector]
+	matches        statedb.RWTable[*core.SelectorMatch]
+	peerPrefixes   statedb.RWTable[*core.PeerPrefix]
+
+	mu      sync.Mutex
+	raised  int
+	flushed map[netip.Addr]int
+}
+
+type source struct {
+	cell.In
+
+	Attachments    statedb.RWTable[*tables.Attachment]
+	Rulesets       statedb.RWTable[*core.Ruleset]
+	EgressRulesets statedb.RWTable[*core.EgressRuleset]
+	VerdictSets    statedb.RWTable[*core.VerdictSet]
+	Compiled       statedb.RWTable[*core.Compiled]
+	Selectors      statedb.RWTable[*core.Selector]
+	Matches        statedb.RWTable[*core.SelectorMatch]
+	PeerPrefixes   statedb.RWTable[*core.PeerPrefix]
+}
+
+func newWorld(t testing.TB, runs bool) *world {
+	w := &world{t: t, memory: bpf.NewMemory(), flushed: map[netip.Addr]int{}}
+	opts := hive.DefaultOptions()
+	opts.LogThreshold = time.Minute
+	opts.ModulePrivateProviders = cell.ModulePrivateProviders{
+		func(r job.Registry, h cell.Health, id cell.ModuleID, log *slog.Logger) job.Group {
+			return r.NewGroup(h.NewScope(string(id)), job.WithLogger(log))
+		},
+	}
+	h := hive.NewWithOptions(opts,
+		statedb.Cell, job.Cell, cell.SimpleHealthCell, mapsync.Cell,
+		cell.Provide(
+			core.NewPodTable, tables.NewDesired[*core.Pod],
+			core.NewIPCacheTable, tables.NewDesired[*core.IPCache],
+			core.NewSubjectTable, tables.NewDesired[*core.Subject],
+			core.NewRouteTable, tables.NewDesired[*core.Route],
+			core.NewMemberTable, tables.NewDesired[*core.Member],
+			core.NewPolicyEntryTable, tables.NewDesired[*core.PolicyEntry],
+			core.NewVerdictTable, tables.NewDesired[*core.Verdict],
+			core.NewEgressRuleTable, tables.NewDesired[*core.EgressRule],
+			tables.NewEgressGatewayTable, tables.NewDesired[*tables.EgressGateway],
+			core.NewPodMirrorTable, core.NewIPCacheMirrorTable, core.NewSubjectMirrorTable,
+			core.NewRouteMirrorTable, core.NewPeerMirrorTable, core.NewPolicyMirrorTable,
+			core.NewVerdictMirrorTable, core.NewEgressMirrorTable, core.NewGatewayMirrorTable,
+			tables.NewAttachmentTable, statedb.RWTable[*tables.Attachment].ToTable,
+			core.NewRulesetTable, statedb.RWTable[*core.Ruleset].ToTable,
+			core.NewEgressRulesetTable, statedb.RWTable[*core.EgressRuleset].ToTable,
+			core.NewVerdictSetTable, statedb.RWTable[*core.VerdictSet].ToTable,
+			core.NewCompiledTable, statedb.RWTable[*core.Compiled].ToTable,
+			core.NewSelectorTable, statedb.RWTable[*core.Selector].ToTable,
+			core.NewSelectorMatchTable, statedb.RWTable[*core.SelectorMatch].ToTable,
+			core.NewPeerPrefixTable, statedb.RWTable[*core.PeerPrefix].ToTable,
+			func() (Maps, error) { return openMaps(w.memory) },
+			func() Verdicts { return Verdicts{w.raise, w.flush} },
+		),
+		cell.Module("test", "Test", cell.Invoke(func(p params, s source) error {
+			w.params, w.gates = p, newGates(&p)
+			w.attachments, w.rulesets, w.egressRulesets, w.verdictSets = s.Attachments, s.Rulesets, s.EgressRulesets, s.VerdictSets
+			w.compiled, w.selectors, w.matches, w.peerPrefixes = s.Compiled, s.Selectors, s.Matches, s.PeerPrefixes
+			if runs {
+				return register(p)
+			}
+			return nil
+		})),
+	)
+	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
+	require.NoError(t, h.Start(log, context.Background()))
+	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
+	return w
+}
+
+func openMaps(memory *bpf.Memory) (m Maps, err error) {
+	open(&m.Pods, &err, memory, "sluice_pods", bpf.TypeHash)
+	open(&m.IPCache, &err, memory, "sluice_ipcache", bpf.TypeLPM)
+	open(&m.Subjects, &err, memory, "sluice_subjects", bpf.TypeHash)
+	open(&m.Routes, &err, memory, "sluice_routes", bpf.TypeHash)
+	open(&m.Peers, &err, memory, "sluice_peers", bpf.TypeHash)
+	open(&m.Policy, &err, memory, "sluice_policy", bpf.TypeHash)
+	open(&m.Verdicts, &err, memory, "sluice_verdicts", bpf.TypeLPM)
+	open(&m.Egress, &err, memory, "sluice_egress", bpf.TypeLPM)
+	open(&m.Gateways, &err, memory, "sluice_gateways", bpf.TypeHash)
+	return m, err
+}
+
+func open[K, V comparable](m *bpf.Map[K, V], err *error, memory *bpf.Memory, name string, typ bpf.Type) {
+	if *err == nil {
+		*m, *err = bpf.Open[K, V](memory, bpf.Spec{Name: name, Type: typ, MaxEntries: 10000})
+	}
+}
+
+func (w *world) raise() { w.mu.Lock(); defer w.mu.Unlock(); w.raised++ }
+
+func (w *world) flush(addrs []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range addrs {
+		w.flushed[a]++
+	}
+}
+
+// insert inserts rows in one transaction, those of desired tables as pending.
+func insert[R any](w *world, table statedb.RWTable[R], rows ...R) {
+	w.t.Helper()
+	wtxn := w.DB.WriteTxn(table)
+	defer wtxn.Abort()
+	for _, row := range rows {
+		if r, ok := any(row).(interface {
+			SetStatus(reconciler.Status) R
+			GetStatus() reconciler.Status
+		}); ok && r.GetStatus().Kind == reconciler.StatusKindUnset {
+			row = r.SetStatus(reconciler.StatusPending())
+		}
+		_, _, err := table.Insert(wtxn, row)
+		require.NoError(w.t, err)
+	}
+	wtxn.Commit()
+}
+
+func remove[R any](w *world, table statedb.RWTable[R], rows ...R) {
+	w.t.Helper()
+	wtxn := w.DB.WriteTxn(table)
+	defer wtxn.Abort()
+	for _, row := range rows {
+		_, _, err := table.Delete(wtxn, row)
+		require.NoError(w.t, err)
+	}
+	wtxn.Commit()
+}
+
+// awaitStatus waits until a row, given by its primary key, has a status.
+func awaitStatus[R interface{ GetStatus() reconciler.Status }](w *world, table statedb.Table[R], row R, status string) {
+	w.t.Helper()
+	await.True(w.t, func() bool {
+		now, _, found := table.Get(w.DB.ReadTxn(), table.PrimaryIndexer().QueryFromObject(row))
+		require.True(w.t, found)
+		is := strings.TrimSpace(now.GetStatus().Kind.String() + " " + now.GetStatus().GetError())
+		if is == "Done" {
+			require.Equal(w.t, status, is)
+		}
+		return is == status
+	}, status)
+}
+
+const waiting = "Pending waiting for "
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
+
+func life(n uint32) core.Life { return core.Life{Number: n} }
+
+func done() reconciler.Status    { return reconciler.StatusDone() }
+func pending() reconciler.Status { return reconciler.StatusPending() }
