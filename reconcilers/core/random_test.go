@@ -1,0 +1,481 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package core
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/testdata/await"
+)
+
+// kind is a kind of numbered objects.
+type kind int
+
+const (
+	aSet kind = iota
+	aRuleset
+	aClass
+	aMember
+	aSubject
+	anEgressRuleset
+	aGroup
+	kinds
+)
+
+// derivation makes random desired rows as the rules would: objects are complete in the
+// transaction that makes them, never change, and live until a transaction after they were
+// marked finds no reference to them in the mirrors.
+type derivation struct {
+	*world
+	rnd  *rand.Rand
+	next uint32
+	made uint64
+	txn  statedb.WriteTxn
+
+	marked    [kinds]map[uint32]bool // of all objects: is not desired
+	pods      map[netip.Addr]uint32
+	addresses map[netip.Prefix]uint32
+	classOf   map[uint32]uint32    // of members
+	roles     map[uint32][2]uint32 // of subjects: ruleset, egress ruleset or 0
+	entries   map[core.PolicyKey]uint32
+	rules     map[core.EgressRuleKey]uint32
+
+	lock   sync.Mutex
+	size   map[uint32]int                          // entries of verdict sets and egress rulesets
+	speaks map[[2]uint32]map[core.PolicyKey]uint32 // what a ruleset says specially of a class
+}
+
+func newDerivation(t testing.TB, seed uint64) *derivation {
+	d := &derivation{
+		world: newWorld(t, true), rnd: rand.New(rand.NewPCG(seed, 1)),
+		pods: map[netip.Addr]uint32{}, addresses: map[netip.Prefix]uint32{}, classOf: map[uint32]uint32{},
+		roles: map[uint32][2]uint32{}, entries: map[core.PolicyKey]uint32{}, rules: map[core.EgressRuleKey]uint32{},
+		size: map[uint32]int{}, speaks: map[[2]uint32]map[core.PolicyKey]uint32{},
+	}
+	for k := range d.marked {
+		d.marked[k] = map[uint32]bool{}
+	}
+	return d
+}
+
+func put[R any](d *derivation, table statedb.RWTable[R], row R) {
+	if r, ok := any(row).(interface{ SetStatus(reconciler.Status) R }); ok {
+		row = r.SetStatus(pending())
+	}
+	_, _, err := table.Insert(d.txn, row)
+	require.NoError(d.t, err)
+}
+
+func drop[R any](d *derivation, table statedb.RWTable[R], row R) {
+	_, _, err := table.Delete(d.txn, row)
+	require.NoError(d.t, err)
+}
+
+// object returns a desired object of a kind, or makes one.
+func (d *derivation) object(k kind) uint32 {
+	var live []uint32
+	for _, n := range slices.Sorted(maps.Keys(d.marked[k])) {
+		if !d.marked[k][n] {
+			live = append(live, n)
+		}
+	}
+	if len(live) > 0 && (len(live) > 4 || d.rnd.IntN(3) > 0) {
+		return live[d.rnd.IntN(len(live))]
+	}
+	if k == aGroup && len(live) > 0 {
+		return live[0]
+	}
+	d.next++
+	n := d.next
+	switch k {
+	case aSet:
+		put(d, d.verdictSets, &core.VerdictSet{Life: life(n), Digest: digest(n)})
+		ports := 1 + d.rnd.IntN(3)
+		for port := range ports {
+			put(d, d.Verdicts.RWTable, &core.Verdict{Key: core.VerdictKeyOf(n, 6, uint16(port), 16)})
+		}
+		d.remember(n, ports)
+	case aRuleset:
+		put(d, d.rulesets, &core.Ruleset{Life: life(n), Digest: digest(n)})
+		for _, class := range append(slices.Sorted(maps.Keys(d.marked[aClass])), core.AnyClass) {
+			d.speak(n, class)
+		}
+		put(d, d.compiled, &core.Compiled{Role: core.CompiledRuleset, Number: n})
+	case aClass:
+		for _, ruleset := range slices.Sorted(maps.Keys(d.marked[aRuleset])) {
+			d.speak(ruleset, n)
+		}
+		put(d, d.compiled, &core.Compiled{Role: core.CompiledClass, Number: n})
+	case aMember:
+		d.marked[k][n] = false
+		d.setClass(n, d.object(aClass))
+	case aSubject:
+		d.marked[k][n] = false
+		d.setRoles(n)
+	case anEgressRuleset:
+		put(d, d.egressRulesets, &core.EgressRuleset{Life: life(n), Digest: digest(n)})
+		prefixes := 1 + d.rnd.IntN(3)
+		for i := range prefixes {
+			key := core.EgressRuleKey{Ruleset: n, Destination: netip.PrefixFrom(addr("192.0.2.0"), 24+i)}
+			if d.rules[key] = bpf.GroupExcluded; d.rnd.IntN(2) == 0 {
+				d.rules[key] = d.object(aGroup)
+			}
+			put(d, d.EgressRules.RWTable, &core.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]})
+		}
+		d.remember(n, prefixes)
+	case aGroup:
+		for bucket := range uint32(bpf.GatewayBuckets) {
+			put(d, d.Gateways.RWTable, d.bucket(n, bucket))
+		}
+	}
+	d.marked[k][n] = false
+	return n
+}
+
+func digest(n uint32) bpf.Digest { return bpf.Digest{byte(n), byte(n >> 8)} }
+
+func (d *derivation) bucket(group, n uint32) *tables.EgressGateway {
+	return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: group, Bucket: n}, Addr: addr("10.9.0.1")}
+}
+
+func (d *derivation) remember(n uint32, size int) {
+	d.lock.Lock()
+	defer d.lock.Unlock()
+	d.size[n] = size
+}
+
+// speak has a ruleset say something of a class, or not.
+func (d *derivation) speak(ruleset, class uint32) {
+	said := map[core.PolicyKey]uint32{}
+	for _, direction := range []bpf.Direction{0, 1} {
+		if class != core.AnyClass && d.rnd.IntN(2) == 0 {
+			continue
+		}
+		key := core.PolicyKey{Ruleset: ruleset, Class: class, Direction: direction}
+		said[key] = d.object(aSet)
+		d.entries[key] = said[key]
+		put(d, d.PolicyEntries.RWTable, &core.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: said[key]})
+	}
+	d.lock.Lock()
+	defer d.lock.Unlock()
+	d.speaks[[2]uint32{ruleset, class}] = said
+}
+
+func (d *derivation) setClass(member, class uint32) {
+	d.classOf[member] = class
+	put(d, d.Members.RWTable, &core.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made})
+}
+
+func (d *derivation) setRoles(subject uint32) {
+	roles := [2]uint32{d.object(aRuleset)}
+	put(d, d.Subjects.RWTable, &core.Subject{Life: life(subject), Ruleset: roles[0]})
+	if d.rnd.IntN(2) == 0 {
+		roles[1] = d.object(anEgressRuleset)
+		put(d, d.Routes.RWTable, &core.Route{Subject: subject, EgressRuleset: roles[1]})
+	} else if d.roles[subject][1] != 0 {
+		drop(d, d.Routes.RWTable, &core.Route{Subject: subject})
+	}
+	d.roles[subject] = roles
+}
+
+// step makes some changes, and collects garbage.
+func (d *derivation) step(changes int) {
+	mirrors := d.DB.ReadTxn()
+	d.txn = d.DB.WriteTxn(d.Pods, d.IPCache, d.Subjects, d.Routes, d.Members, d.PolicyEntries, d.Verdicts,
+		d.EgressRules, d.Gateways, d.rulesets, d.egressRulesets, d.verdictSets, d.compiled)
+	defer d.txn.Abort()
+	d.made++
+	for range changes {
+		switch d.rnd.IntN(10) {
+		case 0, 1, 2:
+			a := netip.AddrFrom4([4]byte{10, 0, 0, byte(d.rnd.IntN(6))})
+			if d.rnd.IntN(3) == 0 {
+				delete(d.pods, a)
+				drop(d, d.Pods.RWTable, &core.Pod{Addr: a})
+				continue
+			}
+			d.pods[a] = d.object(aSubject)
+			put(d, d.Pods.RWTable, &core.Pod{Addr: a, Subject: d.pods[a]})
+		case 3, 4, 5, 6:
+			p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(d.rnd.IntN(2)), byte(d.rnd.IntN(3))}), 8*(1+d.rnd.IntN(4))).Masked()
+			row := &core.IPCache{Prefix: p, Made: d.made}
+			if d.rnd.IntN(3) == 0 {
+				delete(d.addresses, p)
+				drop(d, d.IPCache.RWTable, row)
+				continue
+			}
+			d.addresses[p] = d.object(aMember)
+			row.Member = d.addresses[p]
+			put(d, d.IPCache.RWTable, row)
+		case 7, 8:
+			d.setClass(d.object(aMember), d.object(aClass))
+		case 9:
+			d.setRoles(d.object(aSubject))
+		}
+	}
+	d.collect(mirrors)
+	d.txn.Commit()
+}
+
+// collect marks what is not desired any more, and deletes what was marked in a former
+// transaction and is not referred to in the mirrors.
+func (d *derivation) collect(mirrors statedb.ReadTxn) {
+	var desired [kinds]map[uint32]bool
+	desired[aSubject], desired[aMember] = values(d.pods), values(d.addresses)
+	desired[aClass], desired[aSet], desired[aGroup] = values(d.classOf), values(d.entries), values(d.rules)
+	desired[aRuleset], desired[anEgressRuleset] = map[uint32]bool{}, map[uint32]bool{}
+	for _, roles := range d.roles {
+		desired[aRuleset][roles[0]], desired[anEgressRuleset][roles[1]] = true, true
+	}
+	for k := range kinds {
+		for _, n := range slices.Sorted(maps.Keys(d.marked[k])) {
+			if !desired[k][n] && d.marked[k][n] && !d.isReferred(mirrors, k, n) {
+				d.delete(k, n)
+				delete(d.marked[k], n)
+				continue
+			}
+			d.marked[k][n] = !desired[k][n]
+		}
+	}
+}
+
+func values[K comparable](m map[K]uint32) map[uint32]bool {
+	set := map[uint32]bool{}
+	for _, v := range m {
+		set[v] = true
+	}
+	return set
+}
+
+func (d *derivation) isReferred(txn statedb.ReadTxn, k kind, n uint32) bool {
+	switch k {
+	case aSet:
+		return some(d.PolicyMirror.List(txn, core.MirrorsTo[core.PolicyKey, core.PolicyValue](n)))
+	case aRuleset:
+		return some(d.SubjectMirror.List(txn, core.MirrorsTo[core.SubjectKey, core.SubjectValue](n)))
+	case aClass:
+		return some(d.PeerMirror.List(txn, core.MirrorsTo[core.PeerKey, core.PeerValue](n)))
+	case aMember:
+		return some(d.IPCacheMirror.List(txn, core.MirrorsTo[bpf.IPCacheKey, core.IPCacheValue](n)))
+	case aSubject:
+		return some(d.PodMirror.List(txn, core.MirrorsTo[bpf.PodKey, core.PodValue](n)))
+	case anEgressRuleset:
+		return some(d.RouteMirror.List(txn, core.MirrorsTo[core.SubjectKey, core.RouteValue](n)))
+	}
+	return some(d.EgressMirror.List(txn, core.MirrorsTo[core.EgressKey, bpf.EgressValue](n)))
+}
+
+func some[R any](rows func(func(R, statedb.Revision) bool)) bool {
+	for range rows {
+		return true
+	}
+	return false
+}
+
+func (d *derivation) delete(k kind, n uint32) {
+	switch k {
+	case aSet:
+		drop(d, d.verdictSets, &core.VerdictSet{Life: life(n)})
+		for port := range uint16(3) {
+			drop(d, d.Verdicts.RWTable, &core.Verdict{Key: core.VerdictKeyOf(n, 6, port, 16)})
+		}
+	case aRuleset, aClass:
+		for key := range d.entries {
+			if k == aRuleset && key.Ruleset == n || k == aClass && key.Class == n {
+				delete(d.entries, key)
+				drop(d, d.PolicyEntries.RWTable, &core.PolicyEntry{Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction})
+			}
+		}
+		role := core.CompiledClass
+		if k == aRuleset {
+			role = core.CompiledRuleset
+			drop(d, d.rulesets, &core.Ruleset{Life: life(n)})
+		}
+		drop(d, d.compiled, &core.Compiled{Role: role, Number: n})
+	case aMember:
+		delete(d.classOf, n)
+		drop(d, d.Members.RWTable, &core.Member{Life: life(n)})
+	case aSubject:
+		delete(d.roles, n)
+		drop(d, d.Subjects.RWTable, &core.Subject{Life: life(n)})
+		drop(d, d.Routes.RWTable, &core.Route{Subject: n})
+	case anEgressRuleset:
+		drop(d, d.egressRulesets, &core.EgressRuleset{Life: life(n)})
+		for key := range d.rules {
+			if key.Ruleset == n {
+				delete(d.rules, key)
+				drop(d, d.EgressRules.RWTable, &core.EgressRule{Ruleset: n, Destination: key.Destination})
+			}
+		}
+	case aGroup:
+		for bucket := range uint32(bpf.GatewayBuckets) {
+			drop(d, d.Gateways.RWTable, d.bucket(n, bucket))
+		}
+	}
+}
+
+// check returns what is wrong in the kernel: an entry refers to what is not complete there,
+// or a mirror does not tell of one.
+func (d *derivation) check(r bpf.Reader) string {
+	subjects := maps.Collect(bpf.All[core.SubjectKey, core.SubjectValue](r, "sluice_subjects"))
+	peers := maps.Collect(bpf.All[core.PeerKey, core.PeerValue](r, "sluice_peers"))
+	policy := maps.Collect(bpf.All[core.PolicyKey, core.PolicyValue](r, "sluice_policy"))
+	size := map[uint32]int{}
+	for key := range bpf.All[core.VerdictKey, core.VerdictValue](r, "sluice_verdicts") {
+		size[key.Set]++
+	}
+	for key, v := range bpf.All[core.EgressKey, bpf.EgressValue](r, "sluice_egress") {
+		size[key.Ruleset]++
+		if _, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: v.Group, Bucket: 255}); v.Group != 0 && !found {
+			return fmt.Sprintf("%v leads to group %d, which is not complete", key, v.Group)
+		}
+	}
+	for key, v := range bpf.All[bpf.PodKey, core.PodValue](r, "sluice_pods") {
+		if _, found := subjects[core.SubjectKey{Subject: v.Subject}]; !found {
+			return fmt.Sprintf("%v has no entry of its subject %d", key, v.Subject)
+		}
+	}
+	for key, v := range bpf.All[bpf.IPCacheKey, core.IPCacheValue](r, "sluice_ipcache") {
+		if _, found := peers[core.PeerKey{Member: v.Member}]; !found {
+			return fmt.Sprintf("%v has no entry of its member %d", key, v.Member)
+		}
+	}
+	d.lock.Lock()
+	defer d.lock.Unlock()
+	for key, v := range policy {
+		if size[v.Set] != d.size[v.Set] {
+			return fmt.Sprintf("%v leads to verdict set %d with %d of %d entries", key, v.Set, size[v.Set], d.size[v.Set])
+		}
+	}
+	for key, v := range bpf.All[core.SubjectKey, core.RouteValue](r, "sluice_routes") {
+		if n := v.EgressRuleset; size[n] != d.size[n] {
+			return fmt.Sprintf("%v leads to egress ruleset %d with %d of %d entries", key, n, size[n], d.size[n])
+		}
+	}
+	for _, s := range subjects {
+		for _, class := range append(slices.Collect(maps.Values(peers)), core.PeerValue{}) {
+			for key, set := range d.speaks[[2]uint32{s.Ruleset, class.Class}] {
+				if v, found := policy[key]; !found || v.Set != set {
+					return fmt.Sprintf("%v is in use and not in the kernel", key)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// unmirrored returns an entry that the kernel has and its mirror does not tell of.
+func unmirrored[K, V tables.MapPart](txn statedb.ReadTxn, r bpf.Reader, name string, mirror statedb.RWTable[*core.Mirror[K, V]]) string {
+	for key, v := range bpf.All[K, V](r, name) {
+		if m, _, found := mirror.Get(txn, core.MirrorByKey[K, V](key)); !found || !slices.Contains(m.Values(), v) {
+			return fmt.Sprintf("%s: the mirror does not tell of %v -> %v", name, key, v)
+		}
+	}
+	return ""
+}
+
+func settled[R interface{ GetStatus() reconciler.Status }, K, V tables.MapPart](txn statedb.ReadTxn, desired statedb.RWTable[R], mirror statedb.RWTable[*core.Mirror[K, V]]) bool {
+	for row := range desired.All(txn) {
+		if row.GetStatus().Kind != reconciler.StatusKindDone {
+			return false
+		}
+	}
+	return desired.NumObjects(txn) == mirror.NumObjects(txn)
+}
+
+// After every write to any map, while writes fail and maps are full at times, everything
+// that an entry refers to is complete in the kernel, and the mirrors tell of all that the
+// kernel has. When the faults stop, the kernel gets what is desired, and no garbage stays.
+func TestRandom(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			randomRun(t, seed)
+		})
+	}
+}
+
+func randomRun(t *testing.T, seed uint64) {
+	d := newDerivation(t, seed)
+	var wrong []string
+	d.memory.OnWrite(func(w bpf.Write, r bpf.Reader) {
+		if len(wrong) > 0 {
+			return
+		}
+		txn := d.DB.ReadTxn()
+		for _, what := range []string{
+			d.check(r),
+			unmirrored(txn, r, "sluice_pods", d.PodMirror), unmirrored(txn, r, "sluice_ipcache", d.IPCacheMirror),
+			unmirrored(txn, r, "sluice_subjects", d.SubjectMirror), unmirrored(txn, r, "sluice_routes", d.RouteMirror),
+			unmirrored(txn, r, "sluice_peers", d.PeerMirror), unmirrored(txn, r, "sluice_policy", d.PolicyMirror),
+			unmirrored(txn, r, "sluice_egress", d.EgressMirror),
+		} {
+			if what != "" {
+				wrong = append(wrong, fmt.Sprintf("after %v: %s", w, what))
+			}
+		}
+	})
+	// Called with the lock of the maps held.
+	faults, faulty := rand.New(rand.NewPCG(seed, 2)), true
+	d.memory.Inject(func(string, bpf.Op) error {
+		switch n := faults.IntN(20); {
+		case faulty && n == 0:
+			return unix.EPERM
+		case faulty && n == 1:
+			return unix.ENOMEM
+		}
+		return nil
+	})
+	for range 200 {
+		d.step(1 + d.rnd.IntN(3))
+		if d.rnd.IntN(4) == 0 {
+			time.Sleep(time.Duration(d.rnd.IntN(20)) * time.Millisecond) // have the loops come to all stages
+		}
+	}
+	d.memory.Read(func(bpf.Reader) { faulty = false })
+	await.True(t, func() bool {
+		time.Sleep(10 * time.Millisecond)
+		d.step(0)
+		txn := d.DB.ReadTxn()
+		return !d.garbage() &&
+			settled(txn, d.Pods.RWTable, d.PodMirror) && settled(txn, d.IPCache.RWTable, d.IPCacheMirror) &&
+			settled(txn, d.Subjects.RWTable, d.SubjectMirror) && settled(txn, d.Routes.RWTable, d.RouteMirror) &&
+			settled(txn, d.Members.RWTable, d.PeerMirror) && settled(txn, d.PolicyEntries.RWTable, d.PolicyMirror) &&
+			settled(txn, d.Verdicts.RWTable, d.VerdictMirror) && settled(txn, d.EgressRules.RWTable, d.EgressMirror) &&
+			settled(txn, d.Gateways.RWTable, d.GatewayMirror)
+	})
+	d.memory.Read(func(r bpf.Reader) {
+		require.Empty(t, wrong)
+		kernel := map[netip.Prefix]uint32{}
+		for key, v := range bpf.All[bpf.IPCacheKey, core.IPCacheValue](r, "sluice_ipcache") {
+			kernel[key.Prefix()] = v.Member
+		}
+		require.Equal(t, d.addresses, kernel)
+	})
+}
+
+func (d *derivation) garbage() bool {
+	for _, marked := range d.marked {
+		for _, is := range marked {
+			if is {
+				return true
+			}
+		}
+	}
+	return false
+}
