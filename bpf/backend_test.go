@@ -140,6 +140,48 @@ func TestKernelLarge(t *testing.T) {
 	}
 }
 
+// What is there all the time comes, whatever is written between the pieces; and what comes
+// is what the map has at that moment.
+func TestWalk(t *testing.T) {
+	kernel := testKernel(t, testBPFFS(t))
+	defer kernel.Close()
+	for _, backend := range []Backend{kernel, NewMemory()} {
+		for _, typ := range []Type{TypeHash, TypeLPM} {
+			m, err := Open[prefix, value](backend, Spec{"walk", typ, 20000})
+			require.NoError(t, err)
+			keys, values := manyKeys(20000)
+			_, err = m.Update(keys[:10000], values[:10000])
+			require.NoError(t, err)
+			seen, pieces := map[prefix]bool{}, 0
+			for entries, err := range m.Walk() {
+				require.NoError(t, err)
+				for _, e := range entries {
+					seen[e.Key] = true
+					require.False(t, e.Value.A < 10000 && e.Key.Bits[3]%2 == 0 && e.Key.Bits[3] < byte(pieces), "%s %s: %v is gone", backend.Name(), typ, e)
+				}
+				var gone []prefix
+				for _, k := range keys[:10000] {
+					if k.Bits[3]%2 == 0 && k.Bits[3] == byte(pieces) {
+						gone = append(gone, k)
+					}
+				}
+				_, err = m.Delete(gone)
+				require.NoError(t, err)
+				at := 10000 + 500*(pieces%20)
+				_, err = m.Update(keys[at:at+500], values[at:at+500])
+				require.NoError(t, err)
+				pieces++
+			}
+			require.Greater(t, pieces, 2)
+			for i, k := range keys[:10000] {
+				require.True(t, k.Bits[3]%2 == 0 || seen[k], "%s %s: entry %d", backend.Name(), typ, i)
+			}
+			_, err = m.Delete(keys)
+			require.NoError(t, err)
+		}
+	}
+}
+
 func manyKeys(n int) ([]prefix, []value) {
 	keys, values := make([]prefix, n), make([]value, n)
 	for i := range keys {

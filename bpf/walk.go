@@ -26,7 +26,7 @@ func (t *kernelMap[K, V]) Walk() iter.Seq2[[]Entry[K, V], error] {
 			n, err := t.m.BatchLookup(&cursor, keys, values, nil)
 			last = errors.Is(err, ebpf.ErrKeyNotExist)
 			if err != nil && !last {
-				yield(nil, fmt.Errorf("read map %s: %w", t.spec.Name, err))
+				yield(nil, fmt.Errorf("dump map %s: %w", t.spec.Name, err))
 				return
 			}
 			entries := make([]Entry[K, V], 0, n)
