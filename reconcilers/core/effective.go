@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/statedb"
 
@@ -46,7 +45,7 @@ type effective struct {
 	txn     statedb.ReadTxn
 	answers map[uint32]string
 
-	// What was made before is in the kernel as desired.
+	// Of what the kernel has otherwise than desired, the transaction that made the oldest.
 	known             bool
 	members, prefixes uint64
 }
@@ -60,25 +59,51 @@ func (e *effective) missing(selector uint32) string {
 		return "it is not in " + e.Matches.Name()
 	}
 	if !e.known {
-		e.members = oldest(e.txn, e.Members, core.MembersPending, memberByKey, e.PeerMirror)
-		e.prefixes = oldest(e.txn, e.IPCache, core.IPCachePending, ipcacheByKey, e.IPCacheMirror)
-		e.known = true
+		e.known, e.members, e.prefixes = true, e.oldestMember(e.txn), e.oldestPrefix(e.txn)
 	}
 	if e.members < match.Made {
 		return e.Members.Name()
 	}
 	s, _, found := e.Selectors.Get(e.txn, core.SelectorByNumber(selector))
-	switch named := s.Prefixes; {
-	case !found:
+	if !found {
 		return "it is not in " + e.Selectors.Name()
-	case len(named()) == 0:
-		return ""
-	case e.prefixes < match.Made:
+	}
+	named := s.Prefixes()
+	if len(named) > 0 && e.prefixes < match.Made {
 		return e.IPCache.Name()
-	case slices.ContainsFunc(named(), func(p netip.Prefix) bool { return e.isNew(e.txn, p) }):
-		return "prefixes that it names"
+	}
+	for _, p := range named {
+		if e.isNew(e.txn, p) {
+			return p.String()
+		}
 	}
 	return ""
+}
+
+// oldestMember looks at members that change. One that goes matters no more: no address is
+// in it when its row goes.
+func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
+	oldest := uint64(math.MaxUint64)
+	changing(txn, p.Members, core.MembersPending, p.PeerMirror, func(_ core.PeerKey, m *core.PeerMirror) {
+		if m != nil && m.Present {
+			oldest = min(oldest, m.Made)
+		}
+	})
+	return oldest
+}
+
+// oldestPrefix looks at addresses and prefixes that change or go.
+func (p *params) oldestPrefix(txn statedb.ReadTxn) uint64 {
+	oldest := uint64(math.MaxUint64)
+	complete := p.unsettled(txn, func(_ bpf.IPCacheKey, m *core.IPCacheMirror) {
+		if m != nil && m.Present {
+			oldest = min(oldest, m.Made)
+		}
+	})
+	if !complete {
+		return 0
+	}
+	return oldest
 }
 
 // isNew reports whether a prefix is desired and not in the kernel.
@@ -92,50 +117,39 @@ func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	return found
 }
 
-// oldest returns the least Made of the entries that the kernel has otherwise than desired.
-func oldest[R mapsync.Row[R, K, V], K, V tables.MapPart](
+// changing calls found for desired entries that the kernel does not have, or not so: m is nil
+// of those of which it has nothing. It returns how many these are.
+func changing[R mapsync.Row[R, K, V], K, V tables.MapPart](
 	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
-	byKey func(K) statedb.Query[R], mirror statedb.RWTable[*core.Mirror[K, V]],
-) uint64 {
-	least := uint64(math.MaxUint64)
-	noticed := differing(txn, desired, pending, byKey, mirror, func(_ K, m *core.Mirror[K, V]) {
-		if m != nil && m.Present {
-			least = min(least, m.Made)
-		}
-	})
-	if !noticed {
-		return 0
-	}
-	return least
-}
-
-// differing calls found for entries that the kernel has otherwise than desired: m is nil of
-// those that it has not. It returns false if rows have gone and the mirror does not say so
-// yet: then it misses the entries of these.
-func differing[R mapsync.Row[R, K, V], K, V tables.MapPart](
-	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
-	byKey func(K) statedb.Query[R], mirror statedb.RWTable[*core.Mirror[K, V]],
-	found func(key K, m *core.Mirror[K, V]),
-) bool {
-	entries := desired.NumObjects(txn)
+	mirror statedb.RWTable[*core.Mirror[K, V]], found func(key K, m *core.Mirror[K, V]),
+) (absent int) {
 	for row := range desired.List(txn, pending(true)) {
 		key := row.MapKey()
 		m, _, has := mirror.Get(txn, core.MirrorByKey[K, V](key))
 		switch {
 		case !has:
-			entries--
+			absent++
 			found(key, nil)
 		case !m.Present, m.Busy, m.Value != row.MapValue():
 			found(key, m)
 		}
 	}
-	for m := range mirror.List(txn, core.MirrorsUndesired[K, V]()) {
-		if _, _, wanted := desired.Get(txn, byKey(m.Key)); !wanted {
+	return absent
+}
+
+// unsettled is changing for addresses and prefixes, and for those that go, too. It returns
+// false if it misses some, as their rows have gone and the mirror does not say so yet.
+func (p *params) unsettled(
+	txn statedb.ReadTxn, found func(bpf.IPCacheKey, *core.IPCacheMirror),
+) (complete bool) {
+	entries := p.IPCache.NumObjects(txn) - changing(txn, p.IPCache, core.IPCachePending, p.IPCacheMirror, found)
+	for m := range p.IPCacheMirror.List(txn, core.MirrorsUndesired[bpf.IPCacheKey, core.IPCacheValue]()) {
+		if _, _, wanted := p.IPCache.Get(txn, ipcacheByKey(m.Key)); !wanted {
 			entries++
 			found(m.Key, m)
 		}
 	}
-	return entries == mirror.NumObjects(txn)
+	return entries == p.IPCacheMirror.NumObjects(txn)
 }
 
 // lookInside asks whether the kernel has all prefixes that selectors name inside a prefix.
@@ -156,12 +170,11 @@ func (p *params) lookAround(txn statedb.ReadTxn) func(mapsync.Reference) string 
 	return func(r mapsync.Reference) string {
 		if unsettled == nil {
 			unsettled = map[netip.Prefix]bool{}
-			differing(txn, p.IPCache, core.IPCachePending, ipcacheByKey, p.IPCacheMirror,
-				func(key bpf.IPCacheKey, _ *core.IPCacheMirror) {
-					if prefix := key.Prefix(); !prefix.IsSingleIP() {
-						unsettled[prefix] = true
-					}
-				})
+			p.unsettled(txn, func(key bpf.IPCacheKey, _ *core.IPCacheMirror) {
+				if prefix := key.Prefix(); !prefix.IsSingleIP() {
+					unsettled[prefix] = true
+				}
+			})
 		}
 		for bits := r.Prefix.Bits() - 1; bits >= 0 && len(unsettled) > 0; bits-- {
 			if around := netip.PrefixFrom(r.Prefix.Addr(), bits).Masked(); unsettled[around] {

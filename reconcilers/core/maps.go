@@ -122,12 +122,10 @@ func routes(p *params, g *gates) mapsync.Config[*core.Route, core.SubjectKey, co
 	}
 }
 
-func memberByKey(k core.PeerKey) statedb.Query[*core.Member] { return core.MemberByNumber(k.Member) }
-
 func peers(p *params, g *gates) mapsync.Config[*core.Member, core.PeerKey, core.PeerValue] {
 	return mapsync.Config[*core.Member, core.PeerKey, core.PeerValue]{
 		Map: p.Maps.Peers, Desired: p.Members, Mirror: p.PeerMirror, Announce: true,
-		ByKey: memberByKey,
+		ByKey: func(k core.PeerKey) statedb.Query[*core.Member] { return core.MemberByNumber(k.Member) },
 		Refers: func(row *core.Member, _ *core.PeerValue) []mapsync.Reference {
 			return []mapsync.Reference{g.class.On(row.Class)}
 		},

@@ -251,10 +251,14 @@ func (l *loop[R, K, V]) errorText(err error) string {
 func (l *loop[R, K, V]) confirm(tries []*try[R, K, V]) error {
 	wtxn := l.db.WriteTxn(l.Desired.RWTable, l.Mirror)
 	defer wtxn.Abort()
+	desired, mirror := l.Desired.Revision(wtxn), l.Mirror.Revision(wtxn)
 	for _, t := range tries {
 		if err := cmp.Or(l.confirmMirror(wtxn, t), l.confirmStatus(wtxn, t)); err != nil {
 			return err
 		}
+	}
+	if desired == l.Desired.Revision(wtxn) && mirror == l.Mirror.Revision(wtxn) {
+		return nil // a commit would wake others
 	}
 	wtxn.Commit()
 	return errors.Join(former.Forget(l.db, l.Desired.RWTable, len(tries)), former.Forget(l.db, l.Mirror, len(tries)))
