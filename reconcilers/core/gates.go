@@ -35,8 +35,10 @@ func newGates(p *params) *gates {
 		subject: mapsync.NewDependency("subject",
 			mapsync.IsDone(p.Subjects.ToTable(), core.SubjectByNumber),
 			mapsync.Condition{
-				Look:   p.lookRoute,
-				Tables: []mapsync.Watched{mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable())},
+				Look: p.lookRoute,
+				Tables: []mapsync.Watched{
+					mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable()),
+				},
 			}),
 		member: mapsync.NewDependency("member",
 			mapsync.Exists(p.Members.ToTable(), core.MemberByNumber),
@@ -94,7 +96,8 @@ func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 			return ""
 		}
 		key := core.SubjectKey{Subject: r.Number}
-		if _, _, present := p.RouteMirror.Get(txn, core.MirrorByKey[core.SubjectKey, core.RouteValue](key)); found || present {
+		_, _, present := p.RouteMirror.Get(txn, core.MirrorByKey[core.SubjectKey, core.RouteValue](key))
+		if found || present {
 			return p.Routes.Name()
 		}
 		return ""

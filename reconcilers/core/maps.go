@@ -42,7 +42,9 @@ func pods(p *params, g *gates) mapsync.Config[*core.Pod, bpf.PodKey, core.PodVal
 			}
 			return refers
 		},
-		Revises: func(old, new *core.PodValue) bool { return old != nil && new != nil && old.Subject != new.Subject },
+		Revises: func(old, new *core.PodValue) bool {
+			return old != nil && new != nil && old.Subject != new.Subject
+		},
 		Raise:   p.Kept.Raise,
 		Flushes: func(old, new *core.PodValue) bool { return old == nil || new == nil },
 		Flush: func(keys []bpf.PodKey) {
@@ -83,8 +85,10 @@ func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, 
 			}
 			return old.Member != new.Member || old.Flags != new.Flags
 		},
-		Raise:   p.Kept.Raise,
-		Flushes: func(old, new *core.IPCacheValue) bool { return old == nil && isPod(new) || new == nil && isPod(old) },
+		Raise: p.Kept.Raise,
+		Flushes: func(old, new *core.IPCacheValue) bool {
+			return old == nil && isPod(new) || new == nil && isPod(old)
+		},
 		Flush: func(keys []bpf.IPCacheKey) {
 			addrs := make([]netip.Addr, len(keys))
 			for i, k := range keys {

@@ -77,7 +77,7 @@ func (c *Config[R, K, V]) validate() error {
 	case c.Map == nil, c.Desired.RWTable == nil, c.ByKey == nil, c.Mirror == nil:
 		return errors.New("a map, its desired table and its mirror are needed")
 	case (c.Revises == nil) != (c.Raise == nil), (c.Flushes == nil) != (c.Flush == nil):
-		return errors.New("Revises goes with Raise, and Flushes with Flush")
+		return errors.New("raising goes with Revises, and flushing with Flushes")
 	}
 	return nil
 }

@@ -46,13 +46,18 @@ type Options struct {
 }
 
 // DefaultOptions are the defaults of the flags.
-var DefaultOptions = Options{RetryMin: 20 * time.Millisecond, RetryMax: 30 * time.Second, AuditInterval: 5 * time.Minute}
+var DefaultOptions = Options{
+	RetryMin: 20 * time.Millisecond, RetryMax: 30 * time.Second, AuditInterval: 5 * time.Minute,
+}
 
 // Flags implements [cell.Flagger].
 func (o Options) Flags(flags *pflag.FlagSet) {
-	flags.Duration("retry-min", o.RetryMin, "Time until a failed write to a map is tried again; it doubles with each attempt")
-	flags.Duration("retry-max", o.RetryMax, "Most time between attempts to write to a map")
-	flags.Duration("audit-interval", o.AuditInterval, "Time between comparisons of the maps with what was written to them; 0 is never")
+	flags.Duration("retry-min", o.RetryMin,
+		"Time until a failed write to a map is tried again; it doubles with each attempt")
+	flags.Duration("retry-max", o.RetryMax,
+		"Most time between attempts to write to a map")
+	flags.Duration("audit-interval", o.AuditInterval,
+		"Time between comparisons of the maps with what was written to them; 0 is never")
 }
 
 func (o Options) validate() error {

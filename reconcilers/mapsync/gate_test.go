@@ -103,8 +103,7 @@ func TestReleases(t *testing.T) {
 
 // Conditions of a dependency have to be met together.
 func TestConditions(t *testing.T) {
-	var l *testLoop
-	l = newTestLoop(t, bpf.Spec{}, gated)
+	l := newTestLoop(t, bpf.Spec{}, gated)
 	rows := l.rows.ToTable()
 	l.needs.conditions = append(l.needs.conditions,
 		IsDone(rows, func(n uint32) statedb.Query[*testRow] { return testRowIndex.Query(key(32, byte(n))) }))

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -303,8 +302,4 @@ func key(length uint32, addr ...byte) prefixKey {
 
 func row(k prefixKey, value number) *testRow {
 	return &testRow{Key: k, Value: value, Status: reconciler.StatusPending()}
-}
-
-func sortedKeys(m map[prefixKey]number) []prefixKey {
-	return slices.SortedFunc(maps.Keys(m), func(a, b prefixKey) int { return strings.Compare(a.String(), b.String()) })
 }

@@ -33,7 +33,6 @@ type item[K comparable] struct {
 	own      statedb.Revision // of the desired row, if the loop gave it a status
 	attempts int
 	err      error
-	full     bool // was refused for room
 }
 
 // queue has the items of a map. One that is not being tried has a timer, or waits.
@@ -164,7 +163,10 @@ func (q *queue[K]) take(now time.Time, n int) (work []*item[K]) {
 	return work
 }
 
-func (q *queue[K]) isDue(now time.Time) bool { return len(q.timers) > 0 && !q.timers[0].due.After(now) }
+// isDue reports whether there is something to take.
+func (q *queue[K]) isDue(now time.Time) bool {
+	return len(q.timers) > 0 && !q.timers[0].due.After(now)
+}
 
 // timers is a heap of items by the time they are due.
 type timers[K comparable] []*item[K]

@@ -261,7 +261,9 @@ func (l *loop[R, K, V]) confirm(tries []*try[R, K, V]) error {
 		return nil // a commit would wake others
 	}
 	wtxn.Commit()
-	return errors.Join(former.Forget(l.db, l.Desired.RWTable, len(tries)), former.Forget(l.db, l.Mirror, len(tries)))
+	return errors.Join(
+		former.Forget(l.db, l.Desired.RWTable, len(tries)),
+		former.Forget(l.db, l.Mirror, len(tries)))
 }
 
 func (l *loop[R, K, V]) confirmMirror(wtxn statedb.WriteTxn, t *try[R, K, V]) (err error) {
