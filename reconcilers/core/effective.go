@@ -119,7 +119,7 @@ func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 
 // changing calls found for desired entries that the kernel does not have, or not so: m is nil
 // of those of which it has nothing. It returns how many these are.
-func changing[R mapsync.Row[R, K, V], K, V tables.MapPart](
+func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
 	mirror statedb.RWTable[*core.Mirror[K, V]], found func(key K, m *core.Mirror[K, V]),
 ) (absent int) {

@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
-// A pod waits for its subject, whose route waits for the egress ruleset, whose rule waits
+// A subject in the empty ruleset waits for nothing, and a pod for its subject, whose route waits for the egress ruleset, whose rule waits
 // for all buckets of its group. A rule that excludes waits for nothing.
 func TestEgressChain(t *testing.T) {
 	w := newWorld(t, true)
 	pod := &core.Pod{Addr: addr("10.0.0.1"), Subject: 1}
-	subject := &core.Subject{Life: life(1)}
+	subject := &core.Subject{Life: life(1), Ruleset: core.EmptyRuleset}
 	route := &core.Route{Subject: 1, EgressRuleset: 5}
 	rule := &core.EgressRule{Ruleset: 5, Destination: prefix("192.0.2.0/24"), Group: 3}
 	excluded := &core.EgressRule{Ruleset: 5, Destination: prefix("192.0.2.7/32"), Group: bpf.GroupExcluded}
@@ -38,7 +38,7 @@ func TestEgressChain(t *testing.T) {
 	awaitStatus(w, w.EgressRules.ToTable(), rule, waiting+"gateway group 3: egress-gateways")
 	awaitStatus(w, w.Routes.ToTable(), route, waiting+"egress ruleset 5: egress-rules")
 	bucket := func(n uint32) *tables.EgressGateway {
-		return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 3, Bucket: n}, Addr: addr("10.9.0.1")}
+		return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 3, Bucket: n}, Addr: addr("10.9.0.1"), Reconciled: tables.Pending()}
 	}
 	for n := range uint32(bpf.GatewayBuckets - 1) {
 		insert(w, w.Gateways.RWTable, bucket(n))
@@ -70,7 +70,7 @@ func TestPodDevice(t *testing.T) {
 	}
 	attach := func(ifIndex int, programs ...bpf.Program) {
 		for _, program := range programs {
-			insert(w, w.attachments, &tables.Attachment{IfIndex: ifIndex, Program: program, Status: done()})
+			insert(w, w.attachments, &tables.Attachment{IfIndex: ifIndex, Program: program, Reconciled: tables.Reconciled{Status: done()}})
 		}
 	}
 	insert(w, w.Subjects.RWTable, &core.Subject{Life: life(1)})
@@ -119,7 +119,7 @@ func TestPolicyChain(t *testing.T) {
 	awaitStatus(w, w.Members.ToTable(), member, waiting+"class 8: policy-entries")
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: policy-entries")
 	insert(w, w.Verdicts.RWTable, verdict)
-	insert(w, w.verdictSets, &core.VerdictSet{Life: life(2)})
+	insert(w, w.verdictSets, &core.VerdictSet{Number: 2})
 	awaitStatus(w, w.Verdicts.ToTable(), verdict, "Error operation not permitted")
 	other := &core.PolicyEntry{Ruleset: 6, Set: 2}
 	insert(w, w.PolicyEntries.RWTable, other)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
@@ -29,10 +30,19 @@ func register(p params) error {
 	)
 }
 
+// withStatus returns a copy of a row with another status.
+func withStatus[R interface {
+	Clone() R
+	SetStatus(reconciler.Status) R
+}](row R, status reconciler.Status) R {
+	return row.Clone().SetStatus(status)
+}
+
 func pods(p *params, g *gates) mapsync.Config[*core.Pod, bpf.PodKey, core.PodValue] {
 	return mapsync.Config[*core.Pod, bpf.PodKey, core.PodValue]{
 		Map: p.Maps.Pods, Desired: p.Pods, Mirror: p.PodMirror, Announce: true,
-		ByKey: func(k bpf.PodKey) statedb.Query[*core.Pod] { return core.PodByAddr(k.Addr.Addr()) },
+		WithStatus: withStatus[*core.Pod],
+		ByKey:      func(k bpf.PodKey) statedb.Query[*core.Pod] { return core.PodByAddr(k.Addr.Addr()) },
 		Refers: func(row *core.Pod, kernel *core.PodValue) (refers []mapsync.Reference) {
 			if kernel == nil || kernel.Subject != row.Subject {
 				refers = append(refers, g.subject.On(row.Subject))
@@ -65,7 +75,8 @@ func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, 
 	isPod := func(v *core.IPCacheValue) bool { return v != nil && v.Flags&bpf.IPCachePod != 0 }
 	return mapsync.Config[*core.IPCache, bpf.IPCacheKey, core.IPCacheValue]{
 		Map: p.Maps.IPCache, Desired: p.IPCache, Mirror: p.IPCacheMirror, Announce: true,
-		ByKey: ipcacheByKey,
+		WithStatus: withStatus[*core.IPCache],
+		ByKey:      ipcacheByKey,
 		Refers: func(row *core.IPCache, kernel *core.IPCacheValue) []mapsync.Reference {
 			switch {
 			case kernel != nil && kernel.Member == row.Member:
@@ -102,10 +113,11 @@ func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, 
 func subjects(p *params, g *gates) mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue] {
 	return mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue]{
 		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, Announce: true,
-		ByKey: func(k core.SubjectKey) statedb.Query[*core.Subject] { return core.SubjectByNumber(k.Subject) },
+		WithStatus: withStatus[*core.Subject],
+		ByKey:      func(k core.SubjectKey) statedb.Query[*core.Subject] { return core.SubjectByNumber(k.Subject) },
 		Refers: func(row *core.Subject, _ *core.SubjectValue) []mapsync.Reference {
-			if row.Ruleset == 0 {
-				return nil
+			if row.Ruleset <= core.EmptyRuleset {
+				return nil // they have no entries
 			}
 			return []mapsync.Reference{g.ruleset.On(row.Ruleset)}
 		},
@@ -118,7 +130,8 @@ func subjects(p *params, g *gates) mapsync.Config[*core.Subject, core.SubjectKey
 func routes(p *params, g *gates) mapsync.Config[*core.Route, core.SubjectKey, core.RouteValue] {
 	return mapsync.Config[*core.Route, core.SubjectKey, core.RouteValue]{
 		Map: p.Maps.Routes, Desired: p.Routes, Mirror: p.RouteMirror, Announce: true,
-		ByKey: func(k core.SubjectKey) statedb.Query[*core.Route] { return core.RouteBySubject(k.Subject) },
+		WithStatus: withStatus[*core.Route],
+		ByKey:      func(k core.SubjectKey) statedb.Query[*core.Route] { return core.RouteBySubject(k.Subject) },
 		Refers: func(row *core.Route, _ *core.RouteValue) []mapsync.Reference {
 			return []mapsync.Reference{g.egressRuleset.On(row.EgressRuleset)}
 		},
@@ -129,7 +142,8 @@ func routes(p *params, g *gates) mapsync.Config[*core.Route, core.SubjectKey, co
 func peers(p *params, g *gates) mapsync.Config[*core.Member, core.PeerKey, core.PeerValue] {
 	return mapsync.Config[*core.Member, core.PeerKey, core.PeerValue]{
 		Map: p.Maps.Peers, Desired: p.Members, Mirror: p.PeerMirror, Announce: true,
-		ByKey: func(k core.PeerKey) statedb.Query[*core.Member] { return core.MemberByNumber(k.Member) },
+		WithStatus: withStatus[*core.Member],
+		ByKey:      func(k core.PeerKey) statedb.Query[*core.Member] { return core.MemberByNumber(k.Member) },
 		Refers: func(row *core.Member, _ *core.PeerValue) []mapsync.Reference {
 			return []mapsync.Reference{g.class.On(row.Class)}
 		},
@@ -140,10 +154,13 @@ func peers(p *params, g *gates) mapsync.Config[*core.Member, core.PeerKey, core.
 	}
 }
 
+// policy announces nothing: an entry is only deleted when its ruleset or its class is, to
+// which nothing in the kernel refers then, so it keeps no verdict set alive.
 func policy(p *params, g *gates) mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue] {
 	return mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue]{
-		Map: p.Maps.Policy, Desired: p.PolicyEntries, Mirror: p.PolicyMirror, Announce: true,
-		ByKey: core.PolicyEntryByKey,
+		Map: p.Maps.Policy, Desired: p.PolicyEntries, Mirror: p.PolicyMirror,
+		WithStatus: withStatus[*core.PolicyEntry],
+		ByKey:      core.PolicyEntryByKey,
 		Refers: func(row *core.PolicyEntry, _ *core.PolicyValue) []mapsync.Reference {
 			return []mapsync.Reference{g.verdictSet.On(row.Set)}
 		},
@@ -154,13 +171,15 @@ func policy(p *params, g *gates) mapsync.Config[*core.PolicyEntry, core.PolicyKe
 func verdicts(p *params) mapsync.Config[*core.Verdict, core.VerdictKey, core.VerdictValue] {
 	return mapsync.Config[*core.Verdict, core.VerdictKey, core.VerdictValue]{
 		Map: p.Maps.Verdicts, Desired: p.Verdicts, Mirror: p.VerdictMirror,
-		ByKey: core.VerdictByKey, DeleteAfter: mapsync.Grace,
+		WithStatus: withStatus[*core.Verdict],
+		ByKey:      core.VerdictByKey, DeleteAfter: mapsync.Grace,
 	}
 }
 
 func egress(p *params, g *gates) mapsync.Config[*core.EgressRule, core.EgressKey, bpf.EgressValue] {
 	return mapsync.Config[*core.EgressRule, core.EgressKey, bpf.EgressValue]{
 		Map: p.Maps.Egress, Desired: p.EgressRules, Mirror: p.EgressMirror, Announce: true,
+		WithStatus: withStatus[*core.EgressRule],
 		ByKey: func(k core.EgressKey) statedb.Query[*core.EgressRule] {
 			return core.EgressRuleByKey(core.EgressRuleKey{Ruleset: k.Ruleset, Destination: k.Prefix()})
 		},
@@ -177,6 +196,7 @@ func egress(p *params, g *gates) mapsync.Config[*core.EgressRule, core.EgressKey
 func gateways(p *params) mapsync.Config[*tables.EgressGateway, bpf.GatewayKey, bpf.GatewayValue] {
 	return mapsync.Config[*tables.EgressGateway, bpf.GatewayKey, bpf.GatewayValue]{
 		Map: p.Maps.Gateways, Desired: p.Gateways, Mirror: p.GatewayMirror,
-		ByKey: tables.EgressGatewayByKey, DeleteAfter: mapsync.Grace,
+		WithStatus: tables.WithStatus[tables.EgressGateway],
+		ByKey:      tables.EgressGatewayByKey, DeleteAfter: mapsync.Grace,
 	}
 }

@@ -62,6 +62,7 @@ type derivation struct {
 
 func newDerivation(t testing.TB, seed uint64) *derivation {
 	d := &derivation{
+		next:  core.EmptyRuleset,
 		world: newWorld(t, true), rnd: rand.New(rand.NewPCG(seed, 1)),
 		pods: map[netip.Addr]uint32{}, addresses: map[netip.Prefix]uint32{}, classOf: map[uint32]uint32{},
 		roles: map[uint32][2]uint32{}, entries: map[core.PolicyKey]uint32{}, rules: map[core.EgressRuleKey]uint32{},
@@ -104,7 +105,7 @@ func (d *derivation) object(k kind) uint32 {
 	n := d.next
 	switch k {
 	case aSet:
-		put(d, d.verdictSets, &core.VerdictSet{Life: life(n), Digest: digest(n)})
+		put(d, d.verdictSets, &core.VerdictSet{Number: n, Digest: digest(n)})
 		ports := 1 + d.rnd.IntN(3)
 		for port := range ports {
 			put(d, d.Verdicts.RWTable, &core.Verdict{Key: core.VerdictKeyOf(n, 6, uint16(port), 16)})
@@ -150,7 +151,7 @@ func (d *derivation) object(k kind) uint32 {
 func digest(n uint32) bpf.Digest { return bpf.Digest{byte(n), byte(n >> 8)} }
 
 func (d *derivation) bucket(group, n uint32) *tables.EgressGateway {
-	return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: group, Bucket: n}, Addr: addr("10.9.0.1")}
+	return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: group, Bucket: n}, Addr: addr("10.9.0.1"), Reconciled: tables.Pending()}
 }
 
 func (d *derivation) remember(n uint32, size int) {
@@ -265,7 +266,7 @@ func values[K comparable](m map[K]uint32) map[uint32]bool {
 func (d *derivation) isReferred(txn statedb.ReadTxn, k kind, n uint32) bool {
 	switch k {
 	case aSet:
-		return some(d.PolicyMirror.List(txn, core.MirrorsTo[core.PolicyKey, core.PolicyValue](n)))
+		return false // it lives only while it is desired
 	case aRuleset:
 		return some(d.SubjectMirror.List(txn, core.MirrorsTo[core.SubjectKey, core.SubjectValue](n)))
 	case aClass:
@@ -290,7 +291,7 @@ func some[R any](rows func(func(R, statedb.Revision) bool)) bool {
 func (d *derivation) delete(k kind, n uint32) {
 	switch k {
 	case aSet:
-		drop(d, d.verdictSets, &core.VerdictSet{Life: life(n)})
+		drop(d, d.verdictSets, &core.VerdictSet{Number: n})
 		for port := range uint16(3) {
 			drop(d, d.Verdicts.RWTable, &core.Verdict{Key: core.VerdictKeyOf(n, 6, port, 16)})
 		}
@@ -357,11 +358,6 @@ func (d *derivation) check(r bpf.Reader) string {
 	}
 	d.lock.Lock()
 	defer d.lock.Unlock()
-	for key, v := range policy {
-		if size[v.Set] != d.size[v.Set] {
-			return fmt.Sprintf("%v leads to verdict set %d with %d of %d entries", key, v.Set, size[v.Set], d.size[v.Set])
-		}
-	}
 	for key, v := range bpf.All[core.SubjectKey, core.RouteValue](r, "sluice_routes") {
 		if n := v.EgressRuleset; size[n] != d.size[n] {
 			return fmt.Sprintf("%v leads to egress ruleset %d with %d of %d entries", key, n, size[n], d.size[n])
@@ -372,6 +368,9 @@ func (d *derivation) check(r bpf.Reader) string {
 			for key, set := range d.speaks[[2]uint32{s.Ruleset, class.Class}] {
 				if v, found := policy[key]; !found || v.Set != set {
 					return fmt.Sprintf("%v is in use and not in the kernel", key)
+				}
+				if size[set] != d.size[set] {
+					return fmt.Sprintf("%v leads to verdict set %d with %d of %d entries", key, set, size[set], d.size[set])
 				}
 			}
 		}
@@ -422,8 +421,7 @@ func randomRun(t *testing.T, seed uint64) {
 			d.check(r),
 			unmirrored(txn, r, "sluice_pods", d.PodMirror), unmirrored(txn, r, "sluice_ipcache", d.IPCacheMirror),
 			unmirrored(txn, r, "sluice_subjects", d.SubjectMirror), unmirrored(txn, r, "sluice_routes", d.RouteMirror),
-			unmirrored(txn, r, "sluice_peers", d.PeerMirror), unmirrored(txn, r, "sluice_policy", d.PolicyMirror),
-			unmirrored(txn, r, "sluice_egress", d.EgressMirror),
+			unmirrored(txn, r, "sluice_peers", d.PeerMirror), unmirrored(txn, r, "sluice_egress", d.EgressMirror),
 		} {
 			if what != "" {
 				wrong = append(wrong, fmt.Sprintf("after %v: %s", w, what))

@@ -195,7 +195,7 @@ func (l *loop[R, K, V]) repair(damaged map[K]*V) error {
 		if !t.wanted || t.row.GetStatus().Kind != reconciler.StatusKindDone {
 			continue
 		}
-		row := t.row.Clone().SetStatus(reconciler.StatusPending()) // it is not complete any more
+		row := l.WithStatus(t.row, reconciler.StatusPending()) // it is not complete any more
 		if _, _, err := l.Desired.Insert(wtxn, row); err != nil {
 			return fmt.Errorf("write %s: %w", l.Desired.Name(), err)
 		}

@@ -25,21 +25,21 @@ const Grace = 100 * time.Millisecond
 // [reconciler.StatusPending] when it is new or wants something else. It becomes Done when
 // the map has it, Error when the map refused it, and stays Pending, with a reason in Error,
 // while it waits for what it refers to.
-type Row[R any, K, V tables.MapPart] interface {
+type Row[K, V tables.MapPart] interface {
 	comparable
 	MapKey() K // a function of the row's primary key, and of no other row
 	MapValue() V
-	Clone() R
-	SetStatus(reconciler.Status) R
 	GetStatus() reconciler.Status
 }
 
 // Config describes the reconciliation of one map.
-type Config[R Row[R, K, V], K, V tables.MapPart] struct {
+type Config[R Row[K, V], K, V tables.MapPart] struct {
 	Map     bpf.Map[K, V]
 	Desired tables.Desired[R]
-	ByKey   func(K) statedb.Query[R] // of Desired
 	Mirror  statedb.RWTable[*core.Mirror[K, V]]
+
+	ByKey      func(K) statedb.Query[R]     // of Desired
+	WithStatus func(R, reconciler.Status) R // returns a copy
 
 	// Announce says that something lives while this mirror refers to it: writes are
 	// announced before they happen.
@@ -74,8 +74,8 @@ type Config[R Row[R, K, V], K, V tables.MapPart] struct {
 
 func (c *Config[R, K, V]) validate() error {
 	switch {
-	case c.Map == nil, c.Desired.RWTable == nil, c.ByKey == nil, c.Mirror == nil:
-		return errors.New("a map, its desired table and its mirror are needed")
+	case c.Map == nil, c.Desired.RWTable == nil, c.Mirror == nil, c.ByKey == nil, c.WithStatus == nil:
+		return errors.New("a map, its desired table, its mirror and accessors are needed")
 	case (c.Revises == nil) != (c.Raise == nil), (c.Flushes == nil) != (c.Flush == nil):
 		return errors.New("raising goes with Revises, and flushing with Flushes")
 	}
@@ -95,7 +95,7 @@ type Params struct {
 // Register has a map reconciled for as long as the agent runs. Nothing is written before
 // the desired table is initialized. The map's row of bpf-maps is initialized once everything
 // that was desired at the start was tried.
-func Register[R Row[R, K, V], K, V tables.MapPart](p Params, cfg Config[R, K, V]) error {
+func Register[R Row[K, V], K, V tables.MapPart](p Params, cfg Config[R, K, V]) error {
 	if err := cfg.validate(); err != nil {
 		return fmt.Errorf("register map reconciler: %w", err)
 	}

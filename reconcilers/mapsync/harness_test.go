@@ -42,21 +42,18 @@ func (n number) String() string { return fmt.Sprint(uint32(n)) }
 
 // testRow is a row of a desired table: an entry that refers to the object of its value.
 type testRow struct {
-	Key    prefixKey
-	Value  number
-	Made   uint64
-	Status reconciler.Status
+	Key   prefixKey
+	Value number
+	Made  uint64
+	tables.Reconciled
 }
 
 func (*testRow) TableHeader() []string { return []string{"Key", "Value", "Status"} }
 func (r *testRow) TableRow() []string {
 	return []string{r.Key.String(), r.Value.String(), r.Status.Kind.String()}
 }
-func (r *testRow) MapKey() prefixKey                      { return r.Key }
-func (r *testRow) MapValue() number                       { return r.Value }
-func (r *testRow) Clone() *testRow                        { c := *r; return &c }
-func (r *testRow) SetStatus(s reconciler.Status) *testRow { r.Status = s; return r }
-func (r *testRow) GetStatus() reconciler.Status           { return r.Status }
+func (r *testRow) MapKey() prefixKey { return r.Key }
+func (r *testRow) MapValue() number  { return r.Value }
 
 var testRowIndex = statedb.Index[*testRow, prefixKey]{
 	Name: "key", Unique: true, FromString: index.FromString, FromKey: testRowKey,
@@ -130,8 +127,8 @@ func newTestLoop(t testing.TB, spec bpf.Spec, configure ...func(*testLoop, *test
 	require.NoError(t, err)
 	cfg := testConfig{
 		Map: target, Desired: tables.NewDesired(l.rows), Mirror: mirror, Announce: true,
-		ByKey: testRowIndex.Query,
-		Made:  func(r *testRow) uint64 { return r.Made },
+		ByKey: testRowIndex.Query, WithStatus: tables.WithStatus[testRow, *testRow],
+		Made: func(r *testRow) uint64 { return r.Made },
 	}
 	for _, f := range configure {
 		f(l, &cfg)
@@ -301,5 +298,5 @@ func key(length uint32, addr ...byte) prefixKey {
 }
 
 func row(k prefixKey, value number) *testRow {
-	return &testRow{Key: k, Value: value, Status: reconciler.StatusPending()}
+	return &testRow{Key: k, Value: value, Reconciled: tables.Pending()}
 }

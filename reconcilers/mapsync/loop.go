@@ -19,7 +19,7 @@ import (
 )
 
 // loop reconciles one map. All of it but report runs in one goroutine.
-type loop[R Row[R, K, V], K, V tables.MapPart] struct {
+type loop[R Row[K, V], K, V tables.MapPart] struct {
 	Config[R, K, V]
 	name    string
 	db      *statedb.DB
@@ -43,7 +43,7 @@ type flush[K comparable] struct {
 	keys []K
 }
 
-func newLoop[R Row[R, K, V], K, V tables.MapPart](
+func newLoop[R Row[K, V], K, V tables.MapPart](
 	db *statedb.DB, log *slog.Logger, control *Control, cfg Config[R, K, V],
 ) (*loop[R, K, V], error) {
 	spec := cfg.Map.Spec()

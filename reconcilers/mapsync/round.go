@@ -303,7 +303,7 @@ func (l *loop[R, K, V]) confirmStatus(wtxn statedb.WriteTxn, t *try[R, K, V]) er
 	if status.Kind = kind; text != "" {
 		status.Error = &text
 	}
-	_, _, err := l.Desired.CompareAndSwap(wtxn, t.revision, t.row.Clone().SetStatus(status))
+	_, _, err := l.Desired.CompareAndSwap(wtxn, t.revision, l.WithStatus(t.row, status))
 	switch {
 	case err == nil:
 		t.own = l.Desired.Revision(wtxn)
