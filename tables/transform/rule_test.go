@@ -73,6 +73,7 @@ func newFixture(t *testing.T) *fixture {
 			FromRow(f.items, func(old, new *item) bool { return *old != *new },
 				func(_ statedb.ReadTxn, i *item, mark func(string)) { mark(i.Group) }),
 		},
+		Last:    func(group string) bool { return group == "end" },
 		Compute: f.compute,
 	})
 	require.NoError(t, err)
