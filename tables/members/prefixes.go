@@ -31,7 +31,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 	_, _, ofPods := t.Nodes.Get(t.in, tables.NodesByPodCIDR(prefix))
 	own := ofPods || slices.Contains(t.Cluster, prefix)
 	row.Cluster = parent.Cluster || own
-	t.fill(row, parent)
+	t.fill(row, slices.Concat(selectorsAt(parent), selectorsAt(before), row.Named))
 
 	switch {
 	case !own && len(row.Named) == 0 && prefix.Bits() > 0 && isSame(row, parent):
@@ -68,10 +68,11 @@ func (t *transaction) named(prefix netip.Prefix, former []uint32, selector uint3
 	return former
 }
 
-// fill fills in which selectors select addresses of a prefix: of those that select what is
-// around it, or name it.
-func (t *transaction) fill(row, parent *core.PeerPrefix) {
-	numbers := slices.Concat(parent.Outside, parent.Pods, parent.Nodes, row.Named)
+func selectorsAt(p *core.PeerPrefix) []uint32 { return slices.Concat(p.Outside, p.Pods, p.Nodes) }
+
+// fill fills in which of some selectors select addresses of a prefix: of those that select
+// what is around it, or select it so far, or name it. What is around it may come behind.
+func (t *transaction) fill(row *core.PeerPrefix, numbers []uint32) {
 	slices.Sort(numbers)
 	for _, n := range slices.Compact(numbers) {
 		s, _, used := t.Selectors.Get(t.in, core.SelectorByNumber(n))

@@ -70,6 +70,8 @@ type runner[Key comparable] struct {
 	initialized []func(statedb.WriteTxn) // nil after the first time
 	former      statedb.ReadTxn          // up to which changes were told
 	watches     []<-chan struct{}
+	maxKeys     int // see the constants
+	manyKeys    int
 	few, many   *queue[Key] // a key of which there is work in both may wait in both
 }
 
@@ -86,7 +88,7 @@ func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], er
 	var entries uint64
 	r := &runner[Key]{
 		Rule: rule, db: db, watches: make([]<-chan struct{}, len(rule.Inputs)),
-		few: newQueue[Key](&entries), many: newQueue[Key](&entries),
+		few: newQueue[Key](&entries), many: newQueue[Key](&entries), maxKeys: maxKeys, manyKeys: manyKeys,
 	}
 	for _, key := range rule.Seed {
 		r.few.push(key)
@@ -173,7 +175,7 @@ func (r *runner[Key]) enqueue(marks func(mark func(Key))) {
 	var keys []Key
 	marks(func(key Key) { keys = append(keys, key) })
 	for _, key := range keys {
-		r.push(key, len(keys) > manyKeys)
+		r.push(key, len(keys) > r.manyKeys)
 	}
 }
 
@@ -208,7 +210,7 @@ func (r *runner[Key]) transact() error {
 		if q == r.many {
 			before = r.few.oldest()
 		}
-		keys := q.take(maxKeys, before)
+		keys := q.take(r.maxKeys, before)
 		if len(keys) == 0 {
 			continue
 		}
@@ -217,7 +219,7 @@ func (r *runner[Key]) transact() error {
 			return err
 		}
 		for _, key := range more {
-			r.push(key, q == r.many || len(more) > manyKeys)
+			r.push(key, q == r.many || len(more) > r.manyKeys)
 		}
 	}
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {
