@@ -55,24 +55,17 @@ func sameMembers(a, b *core.Selector) bool {
 func (r *rule) candidates(txn statedb.ReadTxn, s *core.Selector) iter.Seq[*core.Member] {
 	anchors := s.Anchors()
 	if len(anchors) == 0 && s.Family == 0 && s.Entity == "" && s.Peers[0].Kind != tables.PeerNodes {
-		return func(func(*core.Member) bool) {}
+		return func(func(*core.Member) bool) {} // by prefixes alone
+	}
+	members := r.Members.All(txn)
+	if namespace, is := strings.CutPrefix(strings.Join(anchors, " "), tables.NamespaceAnchor("")); is && len(anchors) == 1 {
+		members = r.Members.List(txn, core.MembersByNamespace(namespace))
 	}
 	return func(yield func(*core.Member) bool) {
-		ofNamespace := tables.NamespaceAnchor("")
-		if len(anchors) == 0 || !slices.ContainsFunc(anchors, func(a string) bool { return !strings.HasPrefix(a, ofNamespace) }) {
-			for _, anchor := range anchors {
-				name, _ := strings.CutPrefix(anchor, ofNamespace)
-				for m := range r.Members.List(txn, core.MembersByNamespace(name)) {
-					if !yield(m) {
-						return
-					}
-				}
+		for m := range members {
+			if len(anchors) > 0 && (m.Labels == nil || !slices.ContainsFunc(anchors, m.Labels.HasAnchor)) {
+				continue
 			}
-			if len(anchors) > 0 {
-				return
-			}
-		}
-		for m := range r.Members.All(txn) {
 			if !yield(m) {
 				return
 			}
