@@ -58,8 +58,10 @@ func (r *rule) candidates(txn statedb.ReadTxn, s *core.Selector) iter.Seq[*core.
 		return func(func(*core.Member) bool) {} // by prefixes alone
 	}
 	members := r.Members.All(txn)
-	if namespace, is := strings.CutPrefix(strings.Join(anchors, " "), tables.NamespaceAnchor("")); is && len(anchors) == 1 {
-		members = r.Members.List(txn, core.MembersByNamespace(namespace))
+	if len(anchors) == 1 {
+		if namespace, is := strings.CutPrefix(anchors[0], tables.NamespaceAnchor("")); is {
+			members = r.Members.List(txn, core.MembersByNamespace(namespace))
+		}
 	}
 	return func(yield func(*core.Member) bool) {
 		for m := range members {
