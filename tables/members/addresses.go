@@ -5,6 +5,7 @@ package members
 import (
 	"net/netip"
 
+	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -117,13 +118,17 @@ func (t *transaction) member(number uint32) {
 	if m.Undesired {
 		if was, _, found := t.Members.Get(t.in, core.MemberByNumber(number)); !found || !was.Undesired {
 			t.mark(memberKey(number)) // of this transaction
-		} else if _, _, refers := t.IPCacheMirror.Get(t.in, core.MirrorsTo[bpf.IPCacheKey, core.IPCacheValue](number)); !refers {
+		} else if _, _, refers := t.IPCacheMirror.Get(t.in, mirrorsToMember(number)); !refers {
 			remove(t, t.Members, m)
 			t.leftClass(m.Class)
 			return
 		}
 	}
 	t.classify(m.Clone(), m)
+}
+
+func mirrorsToMember(number uint32) statedb.Query[*core.IPCacheMirror] {
+	return core.MirrorsTo[bpf.IPCacheKey, core.IPCacheValue](number)
 }
 
 // isOfNode reports whether an address is of a node.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
@@ -94,4 +95,25 @@ func BenchmarkManyPrefixes(b *testing.B) {
 		h.work()
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/many, "µs/prefix")
+}
+
+// BenchmarkPause reports the longest transaction while a block comes into use that selects
+// half of all pods.
+func BenchmarkPause(b *testing.B) {
+	h := largeWorld(b)
+	h.work()
+	var longest time.Duration
+	i := 0
+	for b.Loop() {
+		i++
+		h.use(cidr("0.0.0.0/0", true, "10.1.128.0/17", fmt.Sprintf("198.51.100.%d/32", i)))
+		for more := true; more; {
+			start := time.Now()
+			var err error
+			more, err = h.stepper.Step()
+			require.NoError(b, err)
+			longest = max(longest, time.Since(start))
+		}
+	}
+	b.ReportMetric(float64(longest.Microseconds())/1000, "ms/longest")
 }

@@ -67,7 +67,9 @@ type Config struct {
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
-	flags.StringSlice("cluster-cidrs", c.ClusterCIDRs, "Prefixes inside the cluster: never redirected to an egress gateway, whether or not an object has the address")
+	flags.StringSlice("cluster-cidrs", c.ClusterCIDRs,
+		"Prefixes inside the cluster: never redirected to an egress gateway, "+
+			"whether or not an object has the address")
 }
 
 func (c Config) clusterPrefixes() (tables.ClusterPrefixes, error) {

@@ -128,7 +128,11 @@ func (t *transaction) class(number uint32) {
 		t.mark(classKey(number)) // of this transaction
 		return
 	}
-	if _, _, refers := t.PeerMirror.Get(t.in, core.MirrorsTo[core.PeerKey, core.PeerValue](number)); !refers {
+	if _, _, refers := t.PeerMirror.Get(t.in, mirrorsToClass(number)); !refers {
 		remove(t, t.Classes, class)
 	}
+}
+
+func mirrorsToClass(number uint32) statedb.Query[*core.PeerMirror] {
+	return core.MirrorsTo[core.PeerKey, core.PeerValue](number)
 }

@@ -18,13 +18,11 @@ import (
 // need not be marked, as all keys are computed from the newest snapshot.
 func (r *rule) inputs() []transform.Input[key] {
 	return []transform.Input[key]{
-		transform.FromRow(r.Endpoints, movesPeer, func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(key)) {
-			markAll(e.Addrs, mark)
-		}),
+		transform.FromRow(r.Endpoints, movesPeer,
+			func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(key)) { markAll(e.Addrs, mark) }),
 		transform.From(r.Nodes, r.nodeChanged),
-		transform.FromRow(r.CiliumNodes, nil, func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) {
-			markAll(n.Addrs, mark)
-		}),
+		transform.FromRow(r.CiliumNodes, nil,
+			func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) { markAll(n.Addrs, mark) }),
 		transform.FromRow(r.Services,
 			func(old, new *tables.Service) bool { return !slices.Equal(old.Addrs, new.Addrs) },
 			func(_ statedb.ReadTxn, s *tables.Service, mark func(key)) { markAll(s.Addrs, mark) }),
@@ -34,15 +32,17 @@ func (r *rule) inputs() []transform.Input[key] {
 					markAll(b.Addrs, mark)
 				}
 			}),
-		transform.FromRow(r.Addresses, nil, func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(key)) {
-			mark(addressKey(single(a.Addr)))
-		}),
-		transform.FromRow(r.Routes, nil, func(txn statedb.ReadTxn, route *tables.Route, mark func(key)) {
-			if route.Table == tables.RouteTableLocal {
-				mark(addressKey(route.Destination.Masked()))
-				r.markHeirs(txn, route.Destination, mark)
-			}
-		}),
+		transform.FromRow(r.Addresses, nil,
+			func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(key)) {
+				mark(addressKey(single(a.Addr)))
+			}),
+		transform.FromRow(r.Routes, nil,
+			func(txn statedb.ReadTxn, route *tables.Route, mark func(key)) {
+				if route.Table == tables.RouteTableLocal {
+					mark(addressKey(route.Destination.Masked()))
+					r.markHeirs(txn, route.Destination, mark)
+				}
+			}),
 		transform.FromRow(r.Namespaces,
 			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {

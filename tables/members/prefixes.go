@@ -97,8 +97,8 @@ func (t *transaction) fill(row *core.PeerPrefix, numbers []uint32) {
 
 // isSame reports whether two rows say the same of the addresses inside.
 func isSame(a, b *core.PeerPrefix) bool {
-	return a.Cluster == b.Cluster && slices.Equal(a.Outside, b.Outside) && slices.Equal(a.Pods, b.Pods) &&
-		slices.Equal(a.Nodes, b.Nodes)
+	return a.Cluster == b.Cluster && slices.Equal(a.Outside, b.Outside) &&
+		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.Nodes, b.Nodes)
 }
 
 // markInside marks the addresses that belong to a prefix, as far as it has changed for them.
