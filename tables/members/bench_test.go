@@ -17,7 +17,7 @@ import (
 const manyLabelSets = 50_000
 
 // largeWorld has a pod of each of many label sets, and selectors that select some.
-func largeWorld(b *testing.B) *harness {
+func largeWorld(b testing.TB) *harness {
 	h := newHarness(b)
 	var endpoints []*tables.Endpoint
 	for i := range manyLabelSets {

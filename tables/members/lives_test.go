@@ -45,6 +45,13 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 	for row := range h.IPCache.All(now) {
 		require.Contains(h, members, row.Member, row.TableRow())
 	}
+	for p := range h.PeerPrefixes.All(now) {
+		row, _, found := h.IPCache.Get(now, core.IPCacheByPrefix(p.Prefix))
+		require.True(h, found, "no row of %s", p.Prefix)
+		if m, _, _ := h.Members.Get(now, core.MemberByNumber(row.Member)); row.Inherits {
+			require.Equal(h, p.Outside, m.CIDRs, "%s comes behind", p.Prefix)
+		}
+	}
 	h.checkNumbers(h.seen.members, members)
 	h.checkNumbers(h.seen.classes, classes)
 	for m := range h.Members.All(before) {
