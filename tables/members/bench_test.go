@@ -24,16 +24,20 @@ func largeWorld(b testing.TB) *harness {
 		namespace := fmt.Sprint("ns-", i%500)
 		endpoints = append(endpoints, pod(fmt.Sprintf("%s/pod-%d", namespace, i), fmt.Sprint("node-", i%1000),
 			netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(),
-			labels.Set{"app": fmt.Sprint("app-", i), "tier": fmt.Sprint("tier-", i%10), "team": fmt.Sprint(i % 50)}))
+			labels.Set{
+				"app": fmt.Sprint("app-", i), "tier": fmt.Sprint("tier-", i%10), "team": fmt.Sprint(i % 50),
+			}))
 	}
 	for i := range 500 {
-		put(h, h.inputs.Namespaces, &tables.Namespace{Name: fmt.Sprint("ns-", i), Labels: labels.Set{"kind": fmt.Sprint(i % 3)}})
+		put(h, h.inputs.Namespaces, &tables.Namespace{
+			Name: fmt.Sprint("ns-", i), Labels: labels.Set{"kind": fmt.Sprint(i % 3)},
+		})
 	}
 	for i := range 200 {
 		h.use(pods(fmt.Sprintf("app=app-%d", i)), pods(fmt.Sprintf("tier=tier-%d,team=%d", i%10, i%50)),
-			tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: "kubernetes.io/metadata.name=ns-" + fmt.Sprint(i)}})
+			podsOf(fmt.Sprint("kubernetes.io/metadata.name=ns-", i)))
 	}
-	h.use(tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: "kind=1"}})
+	h.use(podsOf("kind=1"))
 	put(h, h.inputs.Endpoints, endpoints...)
 	return h
 }

@@ -114,7 +114,8 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 	newer.Created = older.Created.Add(time.Second)
 	put(h, h.inputs.Endpoints, older, newer, pod("prod/strange", "there", "192.0.2.2", nil))
 	put(h, h.inputs.Services, &tables.Service{
-		Name: tables.Name{Namespace: "prod", Name: "s"}, Addrs: []netip.Addr{addr("192.0.2.2"), addr("10.3.0.1"), addr("198.51.100.1")},
+		Name:  tables.Name{Namespace: "prod", Name: "s"},
+		Addrs: []netip.Addr{addr("192.0.2.2"), addr("10.3.0.1"), addr("198.51.100.1")},
 	})
 	h.settle()
 
@@ -144,7 +145,9 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 // concerns its own pods and no others, and anything else that changes of it none.
 func TestNodesThatMove(t *testing.T) {
 	h := newHarness(t)
-	for name, at := range map[string]string{"10.0.1.1": "one", "10.0.1.2": "one", "10.0.2.1": "two", "10.0.3.1": "three"} {
+	for name, at := range map[string]string{
+		"10.0.1.1": "one", "10.0.1.2": "one", "10.0.2.1": "two", "10.0.3.1": "three",
+	} {
 		put(h, h.inputs.Endpoints, pod("prod/"+name, at, name, nil))
 	}
 	node := func(name string, addrs ...string) *tables.Node {

@@ -55,7 +55,9 @@ type harness struct {
 
 var clusterCIDR = netip.MustParsePrefix("10.0.0.0/12")
 
-func table[Row any](t testing.TB, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error)) statedb.RWTable[Row] {
+func table[Row any](
+	t testing.TB, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error),
+) statedb.RWTable[Row] {
 	created, err := create(db)
 	require.NoError(t, err)
 	return created
@@ -152,8 +154,15 @@ func pods(selector string) tables.PolicyPeer {
 	return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: selector}}
 }
 
+// podsOf are the pods of some namespaces.
+func podsOf(namespaces string) tables.PolicyPeer {
+	return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: namespaces}}
+}
+
 func cidr(block string, matchesPods bool, except ...string) tables.PolicyPeer {
-	p := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefix(block), MatchesPods: matchesPods}}
+	p := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{
+		CIDR: prefix(block), MatchesPods: matchesPods,
+	}}
 	for _, e := range except {
 		p.Except = append(p.Except, prefix(e))
 	}
@@ -199,7 +208,8 @@ func (h *harness) resolve(of core.Selector) *core.Selector {
 				backends(tables.KubernetesAPIService)
 			}
 		case tables.PeerCIDR:
-			if s.MatchesPods, s.MatchesNodes = p.MatchesPods, p.MatchesPods; p.CIDR.Bits() == 0 && len(p.Except) == 0 {
+			s.MatchesPods, s.MatchesNodes = p.MatchesPods, p.MatchesPods
+			if p.CIDR.Bits() == 0 && len(p.Except) == 0 {
 				s.Family = map[bool]uint8{true: bpf.FamilyIPv4, false: bpf.FamilyIPv6}[p.CIDR.Addr().Is4()]
 			} else {
 				s.Blocks = append(s.Blocks, core.Block{Prefix: p.CIDR, Except: p.Except})
@@ -221,7 +231,8 @@ func (h *harness) resolve(of core.Selector) *core.Selector {
 				backends(service.Name)
 			default:
 				s.Pods = append(s.Pods, tables.EgressSelector{
-					Namespaces: "kubernetes.io/metadata.name=" + service.Namespace, Pods: labels.SelectorFromSet(service.Selector).String(),
+					Namespaces: "kubernetes.io/metadata.name=" + service.Namespace,
+					Pods:       labels.SelectorFromSet(service.Selector).String(),
 				})
 			}
 		}

@@ -105,19 +105,22 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *core.SelectorMatch) {
 		require.LessOrEqual(h, m.Made, match.Made+1) // a transaction calls compute once for each queue
 		class, _, _ := h.Classes.Get(now, core.ClassByNumber(m.Class))
 		if r.selects(now, s, m, r.namespaceOf(now, m)) {
-			require.True(h, class.Selects(s.Number), "%q selects %s, which is not in such a class", s.Text, m.MemberDef.String())
+			require.True(h, class.Selects(s.Number),
+				"%q selects %s, which is not in such a class", s.Text, m.MemberDef.String())
 		}
 	}
 	for row := range h.IPCache.All(now) {
 		require.LessOrEqual(h, row.Made, match.Made+1)
 		m, _, _ := h.Members.Get(now, core.MemberByNumber(row.Member))
 		outside := m.Scope == core.ScopeWorld || m.Scope == core.ScopeCluster
-		if around := core.PeerPrefixAround(now, h.PeerPrefixes, row.Prefix); outside && around.Cluster != (m.Scope == core.ScopeCluster) {
+		around := core.PeerPrefixAround(now, h.PeerPrefixes, row.Prefix)
+		if outside && around.Cluster != (m.Scope == core.ScopeCluster) {
 			continue // what the address is, not what selects it, has changed
 		}
 		class, _, _ := h.Classes.Get(now, core.ClassByNumber(m.Class))
 		if s.Contains(row.Prefix) && reaches(s, m.Scope) {
-			require.True(h, class.Selects(s.Number), "%q selects %s, which is not in such a class", s.Text, row.Prefix)
+			require.True(h, class.Selects(s.Number),
+				"%q selects %s, which is not in such a class", s.Text, row.Prefix)
 		}
 	}
 }

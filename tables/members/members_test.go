@@ -22,6 +22,8 @@ import (
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
+type counts = map[string]int // by table
+
 // counter counts the rows of outputs that are written.
 type counter struct {
 	*harness
@@ -52,15 +54,15 @@ func newCounter(h *harness) *counter {
 }
 
 // written returns how many rows were written since the last time, where any were.
-func (c *counter) written() map[string]int {
+func (c *counter) written() counts {
 	c.settle()
-	counts := map[string]int{}
+	written := counts{}
 	for name, count := range c.outputs {
 		if n := count(c.db.ReadTxn()); n > 0 {
-			counts[name] = n
+			written[name] = n
 		}
 	}
-	return counts
+	return written
 }
 
 // Work is in proportion to what changes.
@@ -69,38 +71,44 @@ func TestWrites(t *testing.T) {
 	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a"})
 	h.use(pods("app=web"), cidr("10.8.0.0/16", true, "10.8.1.0/24"))
 	for i := range 30 {
-		put(h, h.inputs.Endpoints, pod(fmt.Sprint("a/pod", i), "there", fmt.Sprintf("10.1.0.%d", i), labels.Set{"app": "web", "n": fmt.Sprint(i % 10)}))
+		put(h, h.inputs.Endpoints, pod(fmt.Sprint("a/pod", i), "there", fmt.Sprintf("10.1.0.%d", i),
+			labels.Set{"app": "web", "n": fmt.Sprint(i % 10)}))
 	}
 	c := newCounter(h)
 	kernel := newKernel(h, nil)
 
 	put(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.1.1", labels.Set{"app": "web", "n": "3"}))
-	require.Equal(t, map[string]int{"ipcache": 1}, c.written(), "a pod with known labels")
+	require.Equal(t, counts{"ipcache": 1}, c.written(), "a pod with known labels")
 	put(h, h.inputs.Endpoints, pod("a/other", "there", "10.1.1.2", labels.Set{"app": "web", "n": "11"}))
-	require.Equal(t, map[string]int{"ipcache": 1, "members": 1}, c.written(), "a pod with new labels")
+	require.Equal(t, counts{"ipcache": 1, "members": 1}, c.written(), "a pod with new labels")
 	drop(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.1.1", labels.Set{}))
-	require.Equal(t, map[string]int{"ipcache": 1}, c.written(), "a pod that goes")
+	require.Equal(t, counts{"ipcache": 1}, c.written(), "a pod that goes")
 
 	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "red"}})
 	require.Empty(t, c.written(), "a namespace with labels that no selector looks at")
-	h.use(tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: "team=red"}})
+	h.use(podsOf("team=red"))
 	kernel.everything(h.db.ReadTxn())
-	require.Equal(t, map[string]int{"members": 11, "classes": 2, "matches": 1}, c.written(), "a new selector of 11 label sets")
+	require.Equal(t, counts{"members": 11, "classes": 2, "matches": 1}, c.written(),
+		"a new selector of 11 label sets")
 	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "blue"}})
-	require.Equal(t, map[string]int{"members": 11, "classes": 2}, c.written(), "a namespace that is relabeled")
+	require.Equal(t, counts{"members": 11, "classes": 2}, c.written(), "a namespace that is relabeled")
 
 	h.use(pods("app=none"))
-	require.Equal(t, map[string]int{"matches": 1}, c.written(), "a selector that selects nothing")
+	require.Equal(t, counts{"matches": 1}, c.written(), "a selector that selects nothing")
 	h.use(cidr("0.0.0.0/0", false))
-	require.Equal(t, map[string]int{"members": 1, "classes": 1, "matches": 1}, c.written(), "what is outside the cluster, of IPv4")
+	require.Equal(t, counts{"members": 1, "classes": 1, "matches": 1}, c.written(),
+		"what is outside the cluster, of IPv4")
 	h.use(cidr("0.0.0.0/0", true))
 	require.Equal(t, 1, c.written()["matches"])
 	h.use(cidr("198.51.100.0/24", false, "198.51.100.7/32"))
-	require.Equal(t, map[string]int{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1}, c.written(), "a block with an exception")
+	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1}, c.written(),
+		"a block with an exception")
 	h.use(cidr("198.51.100.0/28", false))
-	require.Equal(t, map[string]int{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1}, c.written(), "a block in it, around the exception")
+	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1}, c.written(),
+		"a block in it, around the exception")
 	h.use(cidr("10.1.0.0/28", true))
-	require.Equal(t, map[string]int{"ipcache": 17, "prefixes": 1, "members": 11, "classes": 2, "matches": 1}, c.written(), "a block with 16 pods of 10 label sets")
+	require.Equal(t, counts{"ipcache": 17, "prefixes": 1, "members": 11, "classes": 2, "matches": 1}, c.written(),
+		"a block with 16 pods of 10 label sets")
 }
 
 // A small change does not wait for a selector of many prefixes, which does not overtake it.
@@ -140,7 +148,9 @@ func TestManyPrefixes(t *testing.T) {
 	n := steps(func() bool { return evaluated(list) })
 	require.Greater(t, n, many/1000-5)
 	require.Less(t, n, many/1000+10)
-	for a, is := range map[string]bool{"10.1.2.3": true, "10.1.9.9": true, "10.0.0.9": true, "10.1.3.1": false, "10.3.0.1": false} {
+	for a, is := range map[string]bool{
+		"10.1.2.3": true, "10.1.9.9": true, "10.0.0.9": true, "10.1.3.1": false, "10.3.0.1": false,
+	} {
 		require.Equal(t, is, h.class(addr(a)).Selects(list.Number), a)
 	}
 
@@ -149,9 +159,9 @@ func TestManyPrefixes(t *testing.T) {
 	s.Peers, s.Text = s.Peers[1:], s.Text[1:]
 	c := newCounter(h)
 	put(h, h.inputs.Selectors, h.resolve(s))
-	counts := c.written()
-	require.Equal(t, 1, counts["prefixes"])
-	require.Equal(t, 1, counts["ipcache"])
+	written := c.written()
+	require.Equal(t, 1, written["prefixes"])
+	require.Equal(t, 1, written["ipcache"])
 }
 
 // What is not desired any more keeps what it was while the kernel may have it, and learns
@@ -159,7 +169,7 @@ func TestManyPrefixes(t *testing.T) {
 func TestUndesiredMember(t *testing.T) {
 	h := newHarness(t)
 	k := newKernel(h, nil)
-	red := h.use(tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: "team=red"}})[0]
+	red := h.use(podsOf("team=red"))[0]
 	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "red"}})
 	e := pod("a/web", here, "10.1.0.1", labels.Set{"app": "web"})
 	put(h, h.inputs.Endpoints, e)
@@ -182,7 +192,8 @@ func TestUndesiredMember(t *testing.T) {
 	require.True(t, member().Undesired)
 	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "blue"}})
 	h.settle()
-	require.Equal(t, []uint32{red.Number}, class().Selectors, "its pods were never in the namespace as it is now")
+	require.Equal(t, []uint32{red.Number}, class().Selectors,
+		"its pods were never in the namespace as it is now")
 	web := h.use(pods("app=web"))[0]
 	h.settle()
 	require.Equal(t, []uint32{red.Number, web.Number}, class().Selectors)
@@ -209,7 +220,8 @@ func TestUndesiredMember(t *testing.T) {
 func TestPorts(t *testing.T) {
 	h := newHarness(t)
 	put(h, h.inputs.Endpoints, pod("a/web", "there", "10.1.0.1", nil,
-		tables.NamedPort{Name: "http", Protocol: 6, Port: 80}, tables.NamedPort{Name: "http", Protocol: 17, Port: 80}))
+		tables.NamedPort{Name: "http", Protocol: 6, Port: 80},
+		tables.NamedPort{Name: "http", Protocol: 17, Port: 80}))
 	h.settle()
 	require.Empty(t, h.says(addr("10.1.0.1")))
 	first, second := h.ruleset("http"), h.ruleset("http")
@@ -229,7 +241,8 @@ func TestCell(t *testing.T) {
 	var endpoints statedb.RWTable[*tables.Endpoint]
 	var rows statedb.Table[*core.IPCache]
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
-	hv := hive.NewWithOptions(hive.Options{ModulePrivateProviders: cell.ModulePrivateProviders{job.Registry.NewGroup}},
+	jobs := cell.ModulePrivateProviders{job.Registry.NewGroup}
+	hv := hive.NewWithOptions(hive.Options{ModulePrivateProviders: jobs},
 		statedb.Cell, job.Cell, cell.SimpleHealthCell, Cell,
 		cell.Provide(
 			func() tables.LocalNode { return tables.LocalNode{Name: here} },
@@ -239,9 +252,12 @@ func TestCell(t *testing.T) {
 		provide(tables.NewBackendSliceTable), provide(tables.NewNodeAddressTable), provide(tables.NewRouteTable),
 		provide(tables.NewNamespaceTable), provide(core.NewSelectorTable), provide(core.NewRulesetTable),
 		provide(core.NewIPCacheMirrorTable), provide(core.NewPeerMirrorTable),
-		cell.Invoke(func(d *statedb.DB, e statedb.RWTable[*tables.Endpoint], r statedb.Table[*core.IPCache],
-			desired tables.Desired[*core.IPCache], _ tables.Desired[*core.Member], _ statedb.Table[*core.Class],
-			_ statedb.Table[*core.PeerPrefix], _ statedb.Table[*core.SelectorMatch]) {
+		cell.Invoke(func(
+			d *statedb.DB, e statedb.RWTable[*tables.Endpoint], r statedb.Table[*core.IPCache],
+			_ tables.Desired[*core.IPCache], _ tables.Desired[*core.Member],
+			_ statedb.Table[*core.Class], _ statedb.Table[*core.PeerPrefix],
+			_ statedb.Table[*core.SelectorMatch],
+		) {
 			db, endpoints, rows = d, e, r
 		}))
 	require.NoError(t, hv.Start(log, t.Context()))

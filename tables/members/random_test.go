@@ -32,7 +32,10 @@ var randomAddrs = func() (addrs []netip.Addr) {
 			addrs = append(addrs, addr(fmt.Sprintf(text, i)))
 		}
 	}
-	return append(addrs, addr("192.0.2.1"), addr("192.0.2.2"), addr("192.0.2.3"), addr("192.0.2.4"), addr("169.254.169.254"))
+	for _, text := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "169.254.169.254"} {
+		addrs = append(addrs, addr(text))
+	}
+	return addrs
 }()
 
 func (w *randomWorld) addr() netip.Addr { return randomAddrs[w.IntN(len(randomAddrs))] }
@@ -55,7 +58,7 @@ func (w *randomWorld) exceptions(n int) (except []netip.Prefix) {
 
 // block has exceptions inside it.
 func (w *randomWorld) block(matchesPods bool) tables.PolicyPeer {
-	peer := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: w.prefix(), MatchesPods: matchesPods}}
+	peer := cidr(w.prefix().String(), matchesPods)
 	for _, e := range w.exceptions(4) {
 		if peer.CIDR.Bits() < e.Bits() && peer.CIDR.Contains(e.Addr()) {
 			peer.Except = append(peer.Except, e)
@@ -65,7 +68,8 @@ func (w *randomWorld) block(matchesPods bool) tables.PolicyPeer {
 }
 
 func (w *randomWorld) labelSelector() string {
-	return w.pick("", "app=web", "app=db", "app in (web,db)", "n=1", "n!=2", "app", "io.cilium.k8s.namespace.labels.team=red")
+	return w.pick("", "app=web", "app=db", "app in (web,db)", "n=1", "n!=2", "app",
+		"io.cilium.k8s.namespace.labels.team=red")
 }
 
 // peers are those of one rule.
@@ -78,7 +82,8 @@ func (w *randomWorld) peers() []tables.PolicyPeer {
 		return one(pods(w.labelSelector()))
 	case 2:
 		return one(tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{
-			Namespaces: w.pick("team=red", "team!=red", "team=blue", "kubernetes.io/metadata.name=a"), Pods: w.pick("", "app=web"),
+			Namespaces: w.pick("team=red", "team!=red", "team=blue", "kubernetes.io/metadata.name=a"),
+			Pods:       w.pick("", "app=web"),
 		}})
 	case 3:
 		return one(tables.PolicyPeer{Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{
@@ -86,10 +91,13 @@ func (w *randomWorld) peers() []tables.PolicyPeer {
 		}})
 	case 4:
 		return one(entity(tables.EntityWorld), entity(tables.EntityWorldIPv4), entity(tables.EntityWorldIPv6),
-			entity(tables.EntityCluster), entity(tables.EntityHost), entity(tables.EntityRemoteNode), entity(tables.EntityKubeAPIServer))
+			entity(tables.EntityCluster), entity(tables.EntityHost), entity(tables.EntityRemoteNode),
+			entity(tables.EntityKubeAPIServer))
 	case 5:
 		return one(tables.PolicyPeer{Kind: tables.PeerNodes, Labels: w.pick("", "zone=x")},
-			tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{Service: tables.Name{Namespace: w.pick("a", "b"), Name: "s"}}},
+			tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{
+				Service: tables.Name{Namespace: w.pick("a", "b"), Name: "s"},
+			}},
 			cidr(w.pick("0.0.0.0/0", "::/0"), w.IntN(2) == 0))
 	}
 	matchesPods := w.IntN(2) == 0
@@ -187,15 +195,22 @@ func (w *randomWorld) change() {
 }
 
 func (w *randomWorld) service() {
-	s := &tables.Service{Name: tables.Name{Namespace: w.pick("a", "b"), Name: "s"}, Addrs: []netip.Addr{addr(w.pick("198.51.100.3", "10.3.0.1"))}}
+	s := &tables.Service{
+		Name:  tables.Name{Namespace: w.pick("a", "b"), Name: "s"},
+		Addrs: []netip.Addr{addr(w.pick("198.51.100.3", "10.3.0.1"))},
+	}
 	if w.IntN(2) == 0 {
 		s.Selector = labels.Set{"app": w.pick("web", "db")}
 	}
 	if put(w.harness, w.inputs.Services, s); w.IntN(4) == 0 {
 		drop(w.harness, w.inputs.Services, s)
 	}
-	put(w.harness, w.inputs.Backends, &tables.BackendSlice{Name: s.Name, Service: s.Name, Addrs: []netip.Addr{w.addr()}},
-		&tables.BackendSlice{Name: tables.Name{Namespace: "default", Name: "k"}, Service: tables.KubernetesAPIService, Addrs: []netip.Addr{w.addr()}})
+	put(w.harness, w.inputs.Backends,
+		&tables.BackendSlice{Name: s.Name, Service: s.Name, Addrs: []netip.Addr{w.addr()}},
+		&tables.BackendSlice{
+			Name:    tables.Name{Namespace: "default", Name: "k"},
+			Service: tables.KubernetesAPIService, Addrs: []netip.Addr{w.addr()},
+		})
 }
 
 func (w *randomWorld) node() {
@@ -204,7 +219,8 @@ func (w *randomWorld) node() {
 		n.InternalIPs = append(n.InternalIPs, addr(w.pick("192.0.2.2", "192.0.2.3")))
 	}
 	for range w.IntN(3) {
-		n.PodCIDRs = append(n.PodCIDRs, prefix(w.pick("10.2.0.0/16", "198.51.100.0/29", "fd00::/64", "198.51.100.4/30")))
+		n.PodCIDRs = append(n.PodCIDRs,
+			prefix(w.pick("10.2.0.0/16", "198.51.100.0/29", "fd00::/64", "198.51.100.4/30")))
 	}
 	for range w.IntN(2) {
 		n.TunnelIPs = append(n.TunnelIPs, addr(w.pick("10.2.0.0", "198.51.100.5")))
@@ -225,7 +241,10 @@ func (w *randomWorld) local() {
 		func() { put(w.harness, w.inputs.Addresses, a) }, func() { drop(w.harness, w.inputs.Addresses, a) },
 		func() { put(w.harness, w.inputs.Routes, route) }, func() { drop(w.harness, w.inputs.Routes, route) },
 		func() {
-			put(w.harness, w.inputs.Nodes, &tables.Node{Name: here, Labels: labels.Set{"zone": w.pick("x", "y")}, PodCIDRs: []netip.Prefix{prefix("10.1.0.0/24")}})
+			put(w.harness, w.inputs.Nodes, &tables.Node{
+				Name: here, Labels: labels.Set{"zone": w.pick("x", "y")},
+				PodCIDRs: []netip.Prefix{prefix("10.1.0.0/24")},
+			})
 		},
 	} {
 		if w.IntN(3) == 0 {
@@ -334,7 +353,8 @@ func (h *harness) checkSelections(may map[selection]map[bool]bool) {
 		for match := range h.Matches.All(txn) {
 			if allowed, known := may[selection{a, match.Selector}]; known {
 				s, _, _ := h.inputs.Selectors.Get(txn, core.SelectorByNumber(match.Selector))
-				require.True(h, s == nil || allowed[class.Selects(match.Selector)], "%v selects %s: %v", s, a, class.Selects(match.Selector))
+				is := class.Selects(match.Selector)
+				require.True(h, s == nil || allowed[is], "%v selects %s: %v", s, a, is)
 			}
 		}
 	}

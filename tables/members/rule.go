@@ -54,7 +54,7 @@ type kind uint8
 const (
 	ofAddress    kind = iota // prefix: the row of ipcache
 	ofPods                   // node: it is reached by another address, so are its pods
-	ofPeerPrefix             // prefix, and the number of a selector that may have begun or ceased to name it
+	ofPeerPrefix             // prefix, and a selector that may have begun or ceased to name it
 	ofMember                 // number: its class, and its end
 	ofClass                  // number: its end
 	ofSelector               // number: it is evaluated when all keys before it are computed

@@ -84,7 +84,9 @@ func (r *rule) namespaceOf(txn statedb.ReadTxn, m *core.Member) *tables.Namespac
 }
 
 // selects reports whether a selector selects a member by what it is, not by its prefixes.
-func (r *rule) selects(txn statedb.ReadTxn, s *core.Selector, m *core.Member, namespace *tables.Namespace) bool {
+func (r *rule) selects(
+	txn statedb.ReadTxn, s *core.Selector, m *core.Member, namespace *tables.Namespace,
+) bool {
 	switch s.Peers[0].Kind {
 	case tables.PeerCIDR:
 		return s.Family == m.Family && reaches(s, m.Scope)
@@ -154,12 +156,15 @@ func changedPrefixes(old, new *core.Selector) []netip.Prefix {
 // changedBlocks returns the prefixes of the blocks that only one of two lists has.
 func changedBlocks(old, new []core.Block) map[netip.Prefix]bool {
 	changed := map[netip.Prefix]bool{}
+	compare := func(b core.Block, p netip.Prefix) int { return b.Prefix.Compare(p) }
 	only := func(a, b []core.Block) {
 		for _, block := range a {
-			at, _ := slices.BinarySearchFunc(b, block.Prefix, func(b core.Block, p netip.Prefix) int { return b.Prefix.Compare(p) })
-			for ; at < len(b) && b[at].Prefix == block.Prefix && !slices.Equal(b[at].Except, block.Except); at++ {
+			at, same := slices.BinarySearchFunc(b, block.Prefix, compare)
+			for same && !slices.Equal(b[at].Except, block.Except) {
+				at++
+				same = at < len(b) && b[at].Prefix == block.Prefix
 			}
-			if at == len(b) || b[at].Prefix != block.Prefix {
+			if !same {
 				changed[block.Prefix] = true
 			}
 		}
