@@ -55,8 +55,8 @@ var Cell = cell.Module(
 		tables.NewDesired[*core.IPCache],
 		tables.NewDesired[*core.Member],
 	),
-	cell.Invoke(func(p transform.Params, tables ruleTables) error {
-		return transform.Register(p, newRule(tables))
+	cell.Invoke(func(p transform.Params, all ruleTables) error {
+		return transform.Register(p, newRule(all))
 	}),
 )
 

@@ -77,7 +77,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 type rule struct {
 	ruleTables
 	number uint32 // of a member or class
-	made   uint64 // of a transaction
+	made   uint64 // of a transaction, which may have two: one for each queue
 }
 
 // world are the prefixes that all others are inside of.
@@ -96,8 +96,8 @@ var localScope = []netip.Prefix{
 	netip.MustParsePrefix("ff00::/8"),
 }
 
-func newRule(tables ruleTables) transform.Rule[key] {
-	r := &rule{ruleTables: tables}
+func newRule(all ruleTables) transform.Rule[key] {
+	r := &rule{ruleTables: all}
 	var seed []key
 	for _, p := range slices.Concat(world, r.Cluster) {
 		seed = append(seed, prefixKey(p, 0))
