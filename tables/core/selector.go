@@ -140,9 +140,6 @@ func (s *Selector) MatchesLabels(set *tables.LabelSet, namespace *tables.Namespa
 	return slices.ContainsFunc(s.matchers, func(m *tables.PodMatcher) bool { return m.Matches(set, namespace) })
 }
 
-// Anchors are those of [tables.Selector.Anchors]: none if no pods are selected by labels.
-func (s *Selector) Anchors() []string { return s.labels.Anchors() }
-
 // MatchesNode reports whether the selector selects nodes by labels, and this one.
 func (s *Selector) MatchesNode(n *tables.Node) bool {
 	return s.nodes != nil && s.nodes.Matches(n.Labels)

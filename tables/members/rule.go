@@ -155,15 +155,15 @@ type transaction struct {
 	err   error           // the first one
 }
 
-// insert and remove are those of a table of which the rule is the only writer.
+// insert and remove write a row of an output.
 func insert[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	if _, _, err := table.Insert(t.out, row); err != nil && t.err == nil {
+	if err := transform.Insert(t.out, table, row); err != nil && t.err == nil {
 		t.err = err
 	}
 }
 
 func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	if _, _, err := table.Delete(t.out, row); err != nil && t.err == nil {
+	if err := transform.Delete(t.out, table, row); err != nil && t.err == nil {
 		t.err = err
 	}
 }

@@ -17,10 +17,12 @@ import (
 )
 
 // selectorChanged marks the members that a selector selects or selected, the prefixes that
-// it tells apart in another way than before, and behind all of these the selector.
+// it begins or ceases to name, and behind all of these the selector. Of a selector in use
+// only the pods of services and the prefixes of groups and services change: all these
+// prefixes have the same exceptions.
 func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *core.Selector, mark func(key)) {
 	number := cmp.Or(new, old).Number
-	if old == nil || new == nil || !sameMembers(old, new) {
+	if old == nil || new == nil || !slices.Equal(old.Pods, new.Pods) {
 		if old != nil {
 			for class := range r.Classes.List(txn, core.ClassesBySelector(number)) {
 				r.markClass(txn, class.Number, mark)
@@ -34,21 +36,30 @@ func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *core.Selector, mar
 			}
 		}
 	}
-	// A prefix comes into force behind what is excepted from it.
-	prefixes := changedPrefixes(old, new)
-	slices.SortStableFunc(prefixes, func(a, b netip.Prefix) int { return cmp.Compare(b.Bits(), a.Bits()) })
-	for _, prefix := range prefixes {
+	for _, prefix := range changedPrefixes(old, new) {
 		mark(prefixKey(prefix, number))
 	}
 	mark(selectorKey(number))
 }
 
-// sameMembers reports whether two values of a selector select the same members by what
-// these are, not by their prefixes.
-func sameMembers(a, b *core.Selector) bool {
-	sameKinds := a.MatchesPods == b.MatchesPods && a.MatchesNodes == b.MatchesNodes
-	return slices.Equal(a.Pods, b.Pods) && a.Entity == b.Entity && a.Family == b.Family &&
-		(a.Family == 0 || sameKinds)
+// changedPrefixes returns the prefixes that only one of two values of a selector names,
+// exceptions too. The longest come first, so that a prefix comes behind what is excepted
+// from it.
+func changedPrefixes(old, new *core.Selector) (changed []netip.Prefix) {
+	only := func(a, b *core.Selector) {
+		if a == nil {
+			return
+		}
+		for _, p := range a.Prefixes() {
+			if b == nil || !b.Names(p) {
+				changed = append(changed, p)
+			}
+		}
+	}
+	only(old, new)
+	only(new, old)
+	slices.SortStableFunc(changed, func(a, b netip.Prefix) int { return cmp.Compare(b.Bits(), a.Bits()) })
+	return changed
 }
 
 // candidates yields all members that a selector may select by what they are.
@@ -128,57 +139,6 @@ func (r *rule) isEntity(m *core.Member, entity tables.PolicyEntity) bool {
 		return m.Scope == core.ScopeNode && m.Node == r.LocalNode.Name
 	case tables.EntityRemoteNode:
 		return m.Scope == core.ScopeNode && m.Node != r.LocalNode.Name
-	}
-	return false
-}
-
-// changedPrefixes returns the prefixes that a selector names of which not the same is true
-// by two values of it, whether it is named or what it selects.
-func changedPrefixes(old, new *core.Selector) []netip.Prefix {
-	switch {
-	case old == nil:
-		return slices.Clone(new.Prefixes())
-	case new == nil:
-		return slices.Clone(old.Prefixes())
-	}
-	all := slices.Concat(old.Prefixes(), new.Prefixes())
-	slices.SortFunc(all, netip.Prefix.Compare)
-	all = slices.Compact(all)
-	if old.MatchesPods != new.MatchesPods || old.MatchesNodes != new.MatchesNodes {
-		return all
-	}
-	blocks := changedBlocks(old.Blocks, new.Blocks)
-	return slices.DeleteFunc(all, func(p netip.Prefix) bool {
-		return old.Names(p) == new.Names(p) && !isInside(p, blocks)
-	})
-}
-
-// changedBlocks returns the prefixes of the blocks that only one of two lists has.
-func changedBlocks(old, new []core.Block) map[netip.Prefix]bool {
-	changed := map[netip.Prefix]bool{}
-	compare := func(b core.Block, p netip.Prefix) int { return b.Prefix.Compare(p) }
-	only := func(a, b []core.Block) {
-		for _, block := range a {
-			at, same := slices.BinarySearchFunc(b, block.Prefix, compare)
-			for same && !slices.Equal(b[at].Except, block.Except) {
-				at++
-				same = at < len(b) && b[at].Prefix == block.Prefix
-			}
-			if !same {
-				changed[block.Prefix] = true
-			}
-		}
-	}
-	only(old, new)
-	only(new, old)
-	return changed
-}
-
-func isInside(p netip.Prefix, blocks map[netip.Prefix]bool) bool {
-	for bits := p.Bits(); bits >= 0 && len(blocks) > 0; bits-- {
-		if blocks[netip.PrefixFrom(p.Addr(), bits).Masked()] {
-			return true
-		}
 	}
 	return false
 }
