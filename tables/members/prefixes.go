@@ -51,7 +51,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 		}
 	}
 	t.markInside(before, row)
-	t.markSelectors(before, row)
+	t.expectSelectors(before, row)
 }
 
 // named returns which selectors name a prefix, of which one may have begun or ceased to.
@@ -126,16 +126,16 @@ func (t *transaction) markInside(before, now *core.PeerPrefix) {
 	}
 }
 
-// markSelectors marks the selectors that have come to select addresses of a prefix, behind
-// these: they are evaluated later.
-func (t *transaction) markSelectors(before, now *core.PeerPrefix) {
+// expectSelectors has the selectors that have come to select addresses of a prefix evaluated
+// behind these.
+func (t *transaction) expectSelectors(before, now *core.PeerPrefix) {
 	came := func(before, now []uint32) {
 		for _, n := range now {
-			if _, had := slices.BinarySearch(before, n); had {
+			if _, had := slices.BinarySearch(before, n); had || t.later[n] {
 				continue
 			}
 			if _, _, evaluated := t.Matches.Get(t.out, core.SelectorMatchByNumber(n)); !evaluated {
-				t.mark(selectorKey(n))
+				t.later[n] = true
 			}
 		}
 	}

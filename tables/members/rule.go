@@ -3,6 +3,7 @@
 package members
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -117,12 +118,8 @@ func newRule(all ruleTables) transform.Rule[key] {
 
 func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
 	r.made++
-	t := &transaction{rule: r, in: in, out: out, later: map[uint32]bool{}, moved: map[string]bool{}}
-	t.mark = func(k key) {
-		if k.kind == ofSelector {
-			t.later[k.number] = true
-		}
-		mark(k)
+	t := &transaction{
+		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
 	}
 	for _, k := range keys {
 		switch k.kind {
@@ -141,6 +138,9 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 		}
 	}
 	t.markPods()
+	for _, n := range slices.Sorted(maps.Keys(t.later)) {
+		mark(selectorKey(n))
+	}
 	return t.err
 }
 
@@ -150,7 +150,7 @@ type transaction struct {
 	in    statedb.ReadTxn
 	out   statedb.WriteTxn
 	mark  func(key)
-	later map[uint32]bool // selectors that the call has marked
+	later map[uint32]bool // selectors to be evaluated behind all keys that the call marks
 	moved map[string]bool // nodes that are reached by another address
 	err   error           // the first one
 }
