@@ -51,6 +51,10 @@ type harness struct {
 	stepper *transform.Stepper[key]
 	last    uint32 // number of a selector or ruleset
 	seen    seen
+
+	// Nodes and namespaces that have changed since the rule was up to date: what it says of
+	// them may be new or old.
+	changed map[string]bool
 }
 
 var clusterCIDR = netip.MustParsePrefix("10.0.0.0/12")
@@ -65,7 +69,7 @@ func table[Row any](
 
 func newHarness(t testing.TB) *harness {
 	db := statedb.New()
-	h := &harness{TB: t, db: db, seen: newSeen()}
+	h := &harness{TB: t, db: db, seen: newSeen(), changed: map[string]bool{}}
 	local := tables.LocalNode{Name: here}
 	endpoints := func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
 		return tables.NewEndpointTable(db, local)
@@ -114,6 +118,7 @@ func (h *harness) settle() {
 	h.Helper()
 	for h.step() {
 	}
+	clear(h.changed)
 }
 
 // put writes rows into a table, one commit for all.

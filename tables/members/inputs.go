@@ -43,6 +43,15 @@ func (r *rule) inputs() []transform.Input[key] {
 					r.markHeirs(txn, route.Destination, mark)
 				}
 			}),
+
+		// An address leaves a member before the labels of that change.
+		transform.FromRow(r.Nodes,
+			func(old, new *tables.Node) bool { return !maps.Equal(old.Labels, new.Labels) },
+			func(txn statedb.ReadTxn, n *tables.Node, mark func(key)) {
+				for m := range r.Members.List(txn, core.MembersByNode(n.Name)) {
+					mark(memberKey(m.Number))
+				}
+			}),
 		transform.FromRow(r.Namespaces,
 			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {
@@ -98,15 +107,12 @@ func movesPeer(old, new *tables.Endpoint) bool {
 // nodeChanged marks the node's own addresses and prefixes, and those of its pods if they
 // are reached by another address of it.
 func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
-	if old != nil && new != nil && !movesNode(old, new) && maps.Equal(old.Labels, new.Labels) {
+	if old != nil && new != nil && !movesNode(old, new) {
 		return
 	}
 	reached := func(n *tables.Node) (by netip.Addr) {
 		if n == nil {
 			return by
-		}
-		for m := range r.Members.List(txn, core.MembersByNode(n.Name)) {
-			mark(memberKey(m.Number))
 		}
 		markAll(slices.Concat(n.InternalIPs, n.OtherIPs, n.TunnelIPs), mark)
 		for _, p := range n.PodCIDRs {

@@ -5,6 +5,8 @@ package members
 import (
 	"maps"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
@@ -83,6 +85,15 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 	}
 }
 
+func (h *harness) isInCluster(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	contains := func(p netip.Prefix) bool { return p.Bits() <= prefix.Bits() && p.Contains(prefix.Addr()) }
+	is := contains(clusterCIDR)
+	for n := range h.inputs.Nodes.All(txn) {
+		is = is || slices.ContainsFunc(n.PodCIDRs, contains)
+	}
+	return is
+}
+
 func (h *harness) checkNumbers(seen, now map[uint32]bpf.Digest) {
 	h.Helper()
 	for n, digest := range now {
@@ -104,7 +115,7 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *core.SelectorMatch) {
 	for m := range h.Members.All(now) {
 		require.LessOrEqual(h, m.Made, match.Made+1) // a transaction calls compute once for each queue
 		class, _, _ := h.Classes.Get(now, core.ClassByNumber(m.Class))
-		if r.selects(now, s, m, r.namespaceOf(now, m)) {
+		if !h.changed[m.Node] && !h.changed[m.Namespace] && r.selects(now, s, m, r.namespaceOf(now, m)) {
 			require.True(h, class.Selects(s.Number),
 				"%q selects %s, which is not in such a class", s.Text, m.MemberDef.String())
 		}
@@ -113,8 +124,7 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *core.SelectorMatch) {
 		require.LessOrEqual(h, row.Made, match.Made+1)
 		m, _, _ := h.Members.Get(now, core.MemberByNumber(row.Member))
 		outside := m.Scope == core.ScopeWorld || m.Scope == core.ScopeCluster
-		around := core.PeerPrefixAround(now, h.PeerPrefixes, row.Prefix)
-		if outside && around.Cluster != (m.Scope == core.ScopeCluster) {
+		if outside && h.isInCluster(now, row.Prefix) != (m.Scope == core.ScopeCluster) {
 			continue // what the address is, not what selects it, has changed
 		}
 		class, _, _ := h.Classes.Get(now, core.ClassByNumber(m.Class))
