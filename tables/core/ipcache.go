@@ -129,6 +129,12 @@ func IPCacheWithin(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix ne
 	return tables.Inside(prefix, rows, func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
 }
 
+// IPCacheInside yields all addresses and prefixes in a prefix.
+func IPCacheInside(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix) iter.Seq[*IPCache] {
+	return tables.Inside(prefix, table.LowerBound(txn, IPCacheByPrefix(prefix)),
+		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
+}
+
 // NewIPCacheTable creates the table of what is known of addresses.
 func NewIPCacheTable(db *statedb.DB) (statedb.RWTable[*IPCache], error) {
 	return statedb.NewTable(db, "ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin)

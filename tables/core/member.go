@@ -74,6 +74,9 @@ type Member struct {
 	Digest    bpf.Digest `json:"digest"`
 	Namespace string     `json:"namespace,omitempty"` // of the label set
 
+	// Labels is the label set of ScopePods. No pod may have it any more.
+	Labels *tables.LabelSet `json:"-" yaml:"-"`
+
 	Class uint32 `json:"class"`
 
 	// Made is the number of the transaction that gave the member its class: see
@@ -138,6 +141,15 @@ var (
 			return index.NewKeySet(index.String(m.Namespace))
 		},
 	}
+	memberNode = statedb.Index[*Member, string]{
+		Name: "node", FromKey: index.String, FromString: index.FromString,
+		FromObject: func(m *Member) index.KeySet {
+			if m.Node == "" {
+				return index.NewKeySet()
+			}
+			return index.NewKeySet(index.String(m.Node))
+		},
+	}
 	memberUndesired = statedb.Index[*Member, bool]{
 		Name: "undesired", FromKey: index.Bool, FromString: index.BoolString,
 		FromObject: func(m *Member) index.KeySet { return marked(m.Undesired) },
@@ -160,6 +172,9 @@ var (
 	// MembersByNamespace queries the members with label sets of a namespace.
 	MembersByNamespace = memberNamespace.Query
 
+	// MembersByNode queries the members that are a node.
+	MembersByNode = memberNode.Query
+
 	// MembersUndesired queries, by true, the members that no address is desired in.
 	MembersUndesired = memberUndesired.Query
 
@@ -170,7 +185,7 @@ var (
 // NewMemberTable creates the table of members.
 func NewMemberTable(db *statedb.DB) (statedb.RWTable[*Member], error) {
 	return statedb.NewTable(db, "members", memberNumber, memberDigest, memberClass,
-		memberNamespace, memberUndesired, memberPending)
+		memberNamespace, memberNode, memberUndesired, memberPending)
 }
 
 // Class is a set of members that the rulesets in use cannot tell apart: the same selectors

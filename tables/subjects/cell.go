@@ -128,6 +128,7 @@ func (r *rule) declare() transform.Rule[key] {
 			transform.Feedback(transform.OnChange(r.RouteMirrors, r.markUndesired)),
 			transform.Feedback(transform.OnChange(r.EgressMirrors, r.markUndesired)),
 		},
+		Last:    func(k key) bool { return k.kind == ofPolicy },
 		Compute: r.compute,
 	}
 }

@@ -12,9 +12,13 @@
 //     changes that the snapshot has were marked before. Nothing but the outputs is locked.
 //   - Each changed row is told once, with its former and its present value.
 //   - Keys are computed in the order in which they were marked. A key that is marked again
-//     while it waits moves to the end: so a key marked behind others is computed after them.
+//     while it waits keeps its place.
 //   - A change that marks many keys does not hold up others: such keys wait in a queue of
-//     their own, of which each transaction computes a part.
+//     their own, of which each transaction computes a part. It may be overtaken, but does
+//     not overtake.
+//   - A key of [Rule.Last] is computed after all that the same change or computation marked
+//     before it, and moves to the end when it is marked again. If a computation marks one
+//     that it is yet to come to, it leaves it for later.
 //   - A rule starts when its inputs are initialized, and its outputs are initialized when it
 //     has computed everything once. A [Feedback], which follows from the outputs, is not
 //     waited for.

@@ -5,6 +5,7 @@ package transform
 import (
 	"context"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"time"
@@ -20,6 +21,11 @@ type Rule[Key comparable] struct {
 	Outputs []statedb.TableMeta // of which the rule is the only writer, but for status columns
 	Inputs  []Input[Key]
 	Seed    []Key // keys that exist whatever the inputs are
+
+	// Last tells the keys that are computed after all keys that were marked before them by
+	// the same change or computation: they move to the end when they are marked again. Other
+	// keys keep their place. Nil: there are none.
+	Last func(Key) bool
 
 	// Compute brings the outputs up to date for some keys, in their order. It reads inputs
 	// from a snapshot, in which outputs are as they were before the transaction. What it
@@ -64,7 +70,9 @@ type runner[Key comparable] struct {
 	initialized []func(statedb.WriteTxn) // nil after the first time
 	former      statedb.ReadTxn          // up to which changes were told
 	watches     []<-chan struct{}
-	few, many   *queue[Key]
+	maxKeys     int // see the constants
+	manyKeys    int
+	few, many   *queue[Key] // a key of which there is work in both may wait in both
 }
 
 // initializer is the part of [statedb.RWTable] that does not depend on rows.
@@ -77,9 +85,10 @@ type revisioned interface {
 }
 
 func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], error) {
+	var entries uint64
 	r := &runner[Key]{
 		Rule: rule, db: db, watches: make([]<-chan struct{}, len(rule.Inputs)),
-		few: newQueue[Key](), many: newQueue[Key](),
+		few: newQueue[Key](&entries), many: newQueue[Key](&entries), maxKeys: maxKeys, manyKeys: manyKeys,
 	}
 	for _, key := range rule.Seed {
 		r.few.push(key)
@@ -166,29 +175,42 @@ func (r *runner[Key]) enqueue(marks func(mark func(Key))) {
 	var keys []Key
 	marks(func(key Key) { keys = append(keys, key) })
 	for _, key := range keys {
-		r.push(key, len(keys) > manyKeys)
+		r.push(key, len(keys) > r.manyKeys)
 	}
 }
 
-// push has a key wait behind all that were marked before it, in one queue.
+// push has a key wait in a queue. One that is computed last waits in the queue of many if
+// any mark put it there, as there may be keys that it has to wait for.
 func (r *runner[Key]) push(key Key, isOfMany bool) {
-	if isOfMany || r.many.has(key) {
+	queue := r.few
+	if isOfMany {
+		queue = r.many
+	}
+	switch {
+	case r.Last == nil || !r.Last(key):
+		queue.add(key)
+	case isOfMany || r.many.has(key):
 		r.few.drop(key)
 		r.many.push(key)
-	} else {
+	default:
 		r.few.push(key)
 	}
 }
 
-// transact computes some keys of each queue in one transaction.
+// transact computes some keys of each queue in one transaction. Those of many do not
+// overtake the others.
 func (r *runner[Key]) transact() error {
 	out := r.db.WriteTxn(r.Outputs...)
 	defer out.Abort()
 	in := r.db.ReadTxn() // with the outputs locked, it has them as the transaction has
 	r.collect(in)
-	before := r.revisions(out)
+	revisions := r.revisions(out)
 	for _, q := range []*queue[Key]{r.few, r.many} {
-		keys := q.take(maxKeys)
+		before := uint64(math.MaxUint64)
+		if q == r.many {
+			before = r.few.oldest()
+		}
+		keys := q.take(r.maxKeys, before)
 		if len(keys) == 0 {
 			continue
 		}
@@ -197,7 +219,7 @@ func (r *runner[Key]) transact() error {
 			return err
 		}
 		for _, key := range more {
-			r.push(key, q == r.many || len(more) > manyKeys)
+			r.push(key, q == r.many || len(more) > r.manyKeys)
 		}
 	}
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {
@@ -205,7 +227,7 @@ func (r *runner[Key]) transact() error {
 			done(out)
 		}
 		r.initialized = nil
-	} else if slices.Equal(before, r.revisions(out)) {
+	} else if slices.Equal(revisions, r.revisions(out)) {
 		return nil // a commit would wake readers
 	}
 	out.Commit()

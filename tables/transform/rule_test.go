@@ -73,6 +73,7 @@ func newFixture(t *testing.T) *fixture {
 			FromRow(f.items, func(old, new *item) bool { return *old != *new },
 				func(_ statedb.ReadTxn, i *item, mark func(string)) { mark(i.Group) }),
 		},
+		Last:    func(group string) bool { return group == "end" },
 		Compute: f.compute,
 	})
 	require.NoError(t, err)
@@ -203,6 +204,55 @@ func TestOrder(t *testing.T) {
 	require.Less(t, slices.Index(f.computed, "other"), maxKeys, "it does not wait for the list")
 	require.Equal(t, "end", f.computed[len(f.computed)-1])
 	require.Equal(t, 1, len(f.computed)-many+maxKeys-1, "each once, with another")
+	f.check()
+}
+
+// A key that waits keeps its place, but one of many that a small change marks does not wait
+// with the others. A key of Last is computed after all that was marked before it.
+func TestPlaces(t *testing.T) {
+	f := newFixture(t)
+	f.work()
+	f.runner.maxKeys, f.runner.manyKeys = 2, 3
+	f.then = func(key string, mark func(string)) {
+		if key == "list" {
+			for i := range 20 {
+				mark(fmt.Sprint("of-list-", i))
+			}
+			mark("end")
+		}
+	}
+	insert := func(id int, group string) {
+		f.write(func(wtxn statedb.WriteTxn) { f.items.Insert(wtxn, &item{id, group, 1}) })
+		f.runner.collect(f.db.ReadTxn())
+	}
+	transact := func() { require.NoError(t, f.runner.transact()) }
+	f.computed = nil
+	insert(0, "list")
+	transact()
+	for i := range 6 {
+		insert(1+i, fmt.Sprint("few-", i)) // younger than the list
+	}
+	insert(7, "of-list-19")
+	insert(8, "before-end")
+	insert(8, "end") // and before-end
+	insert(1, "few-0-again")
+	for range 4 {
+		transact()
+	}
+	require.Contains(t, f.computed, "of-list-19", "it has overtaken")
+	require.NotContains(t, f.computed, "of-list-18")
+	require.NotContains(t, f.computed, "end")
+	f.work()
+	require.Less(t, slices.Index(f.computed, "few-0"), slices.Index(f.computed, "few-1"))
+	require.Equal(t, "end", f.computed[len(f.computed)-1])
+
+	f.computed = nil
+	for i := range 6 {
+		insert(10+i, fmt.Sprint("few-", i)) // older than the list
+	}
+	f.runner.enqueue(func(mark func(string)) { f.then("list", mark) })
+	f.work()
+	require.Equal(t, "few-5", f.computed[5], "nothing of the list overtakes")
 	f.check()
 }
 

@@ -17,6 +17,10 @@ func NewStepper[Key comparable](db *statedb.DB, rule Rule[Key]) (*Stepper[Key], 
 	return &Stepper[Key]{r}, err
 }
 
+// Limit has each transaction compute so many keys of each queue at most, and so many keys
+// marked at once count as many, so that a test can look at each piece of the work.
+func (s *Stepper[Key]) Limit(keys, many int) { s.r.maxKeys, s.r.manyKeys = keys, many }
+
 // Step runs one transaction. It reports whether there is more to compute.
 func (s *Stepper[Key]) Step() (more bool, err error) {
 	if err := s.r.transact(); err != nil {

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package members derives what each address is as a peer of network policies.
+//
+//	endpoints, nodes, services, ... ──► ipcache        address or prefix ──► member
+//	selectors in use ─────────────────► peer-prefixes  by which addresses are told apart
+//	namespaces, port names in use ────► members        member ──► class
+//	                                    peer-classes   the selectors that select it
+//	                                    selector-matches
+//
+// All of it is one rule, so that one snapshot answers whether all members that a selector
+// selects are in classes that have it. The work goes by label sets: a pod with known labels
+// is one row of ipcache.
+//
+// Selectors of label sets, nodes and entities select members. Selectors of prefixes select
+// addresses, so they are part of what a member is. The longest row of peer-prefixes around
+// an address says which: each row has all selectors that select its addresses. A prefix
+// comes with its exceptions before it, so that an address never has a selector that neither
+// the former nor the present blocks give it.
+package members
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// Cell derives the members, and the addresses that belong to them.
+var Cell = cell.Module(
+	"members",
+	"What each address is as a peer",
+
+	cell.Config(Config{}),
+	cell.ProvidePrivate(
+		core.NewIPCacheTable,
+		core.NewPeerPrefixTable,
+		core.NewMemberTable,
+		core.NewClassTable,
+		core.NewSelectorMatchTable,
+	),
+	cell.Provide(
+		Config.clusterPrefixes,
+		statedb.RWTable[*core.IPCache].ToTable,
+		statedb.RWTable[*core.PeerPrefix].ToTable,
+		statedb.RWTable[*core.Member].ToTable,
+		statedb.RWTable[*core.Class].ToTable,
+		statedb.RWTable[*core.SelectorMatch].ToTable,
+		tables.NewDesired[*core.IPCache],
+		tables.NewDesired[*core.Member],
+	),
+	cell.Invoke(func(p transform.Params, all ruleTables) error {
+		return transform.Register(p, newRule(all))
+	}),
+)
+
+// Config says which addresses are inside the cluster, beside those that objects tell.
+type Config struct {
+	ClusterCIDRs []string `mapstructure:"cluster-cidrs"`
+}
+
+// Flags implements [cell.Flagger].
+func (c Config) Flags(flags *pflag.FlagSet) {
+	flags.StringSlice("cluster-cidrs", c.ClusterCIDRs,
+		"Prefixes inside the cluster: never redirected to an egress gateway, "+
+			"whether or not an object has the address")
+}
+
+func (c Config) clusterPrefixes() (tables.ClusterPrefixes, error) {
+	var prefixes tables.ClusterPrefixes
+	for _, text := range c.ClusterCIDRs {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("parse --cluster-cidrs: %w", err)
+		}
+		prefixes = append(prefixes, p.Masked())
+	}
+	return prefixes, nil
+}

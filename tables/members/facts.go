@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package members
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// facts is all that any object says of a prefix, together. Where objects disagree about the
+// tunnel, the first that has one decides: this node, another node, a pod, a node's pod
+// prefix.
+type facts struct {
+	flags     bpf.IPCacheFlags
+	tunnel    netip.Addr
+	origins   []string
+	conflicts []string         // other pods that claim the address
+	node      string           // the node that has it: this one, if several have
+	pod       *tables.Endpoint // the pod that has it
+}
+
+func (f *facts) add(flags bpf.IPCacheFlags, origin string) {
+	f.flags |= flags
+	if !slices.Contains(f.origins, origin) {
+		f.origins = append(f.origins, origin)
+	}
+}
+
+func (f *facts) isOfNode() bool { return f.flags&(bpf.IPCacheHost|bpf.IPCacheNode) != 0 }
+
+func (r *rule) facts(txn statedb.ReadTxn, prefix netip.Prefix) *facts {
+	f := &facts{}
+	if prefix.IsSingleIP() {
+		addr := prefix.Addr()
+		for a := range tables.Rare(txn, r.Addresses, tables.NodeAddressesByAddr(addr)) {
+			f.add(bpf.IPCacheHost|bpf.IPCacheInCluster, "device "+a.Device)
+			r.addNode(f, r.LocalNode.Name)
+		}
+		r.addNodes(txn, f, addr)
+		r.addPod(txn, f, addr)
+		r.addServices(txn, f, addr)
+	}
+	r.addPrefix(txn, f, prefix)
+	return f
+}
+
+func (r *rule) addNode(f *facts, name string) {
+	if f.node == "" || name == r.LocalNode.Name {
+		f.node = name
+	}
+}
+
+func (r *rule) addNodes(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
+	add := func(name string) {
+		flags := bpf.IPCacheNode | bpf.IPCacheInCluster
+		if name == r.LocalNode.Name {
+			flags |= bpf.IPCacheHost
+		}
+		f.add(flags, "node "+name)
+		r.addNode(f, name)
+	}
+	for n := range tables.Rare(txn, r.Nodes, tables.NodesByAddr(addr)) {
+		add(n.Name)
+	}
+	for n := range tables.Rare(txn, r.CiliumNodes, tables.CiliumNodesByAddr(addr)) {
+		add(n.Name)
+	}
+}
+
+func (r *rule) addPod(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
+	owner, others := tables.AddrOwner(txn, r.Endpoints, addr)
+	if owner == nil {
+		// It may be in the pod prefix of another node, and is no pod of that one.
+		for n := range tables.Rare(txn, r.Nodes, tables.NodesByTunnelAddr(addr)) {
+			f.add(bpf.IPCacheInCluster, "tunnel of node "+n.Name)
+		}
+		return
+	}
+	f.add(bpf.IPCachePod|bpf.IPCacheInCluster|r.localPods(owner.Node), "pod "+owner.Name.String())
+	if !f.isOfNode() {
+		f.tunnel = r.tunnelTo(txn, owner.Node)
+	}
+	for _, e := range others {
+		f.conflicts = append(f.conflicts, e.Name.String())
+	}
+	slices.Sort(f.conflicts)
+	f.pod = owner
+}
+
+// localPods is the flag of what the pods of this node have, or get, addresses of: none
+// of another node's.
+func (r *rule) localPods(node string) bpf.IPCacheFlags {
+	if node != r.LocalNode.Name {
+		return 0
+	}
+	return bpf.IPCacheLocalPods
+}
+
+// tunnelTo returns the address to encapsulate to for pods on a node, invalid
+// if it is this node or not known.
+func (r *rule) tunnelTo(txn statedb.ReadTxn, node string) netip.Addr {
+	n, _, found := r.Nodes.Get(txn, tables.NodeByName(node))
+	if !found || node == r.LocalNode.Name {
+		return netip.Addr{}
+	}
+	return n.UnderlayIP()
+}
+
+func (r *rule) addServices(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
+	for s := range tables.Rare(txn, r.Services, tables.ServicesByAddr(addr)) {
+		f.add(bpf.IPCacheService|bpf.IPCacheInCluster, "service "+s.Name.String())
+	}
+	for b := range tables.Rare(txn, r.Backends, tables.BackendSlicesByAddr(addr)) {
+		if isOfAPIServer(b) {
+			f.add(bpf.IPCacheAPIServer|bpf.IPCacheInCluster, "backend of "+b.Service.String())
+		}
+	}
+}
+
+// addPrefix adds what is said of the very prefix.
+func (r *rule) addPrefix(txn statedb.ReadTxn, f *facts, prefix netip.Prefix) {
+	for n := range tables.Rare(txn, r.Nodes, tables.NodesByPodCIDR(prefix)) {
+		f.add(bpf.IPCacheInCluster|r.localPods(n.Name), "pod prefix of node "+n.Name)
+		if !f.tunnel.IsValid() && !f.isOfNode() {
+			f.tunnel = r.tunnelTo(txn, n.Name)
+		}
+	}
+	if slices.Contains(r.Cluster, prefix) {
+		f.add(bpf.IPCacheInCluster, "--cluster-cidrs")
+	}
+	if slices.Contains(localScope, prefix) {
+		f.add(bpf.IPCacheLocalScope, "local scope")
+	}
+	for route := range tables.Rare(txn, r.Routes, tables.RoutesByDestination(prefix)) {
+		if route.Table != tables.RouteTableLocal {
+			continue
+		}
+		switch route.Type {
+		case "local", "anycast":
+			f.add(bpf.IPCacheHost|bpf.IPCacheInCluster, "local route")
+			r.addNode(f, r.LocalNode.Name)
+		case "broadcast", "multicast":
+			f.add(bpf.IPCacheLocalScope, route.Type+" route")
+		}
+	}
+}
+
+// inherited is what is known of a prefix of which no object says anything: what is known of
+// the longest one around it. A look-up finds the longest prefix alone, and must not find
+// less than it did.
+func (r *rule) inherited(txn statedb.ReadTxn, prefix netip.Prefix) (f facts) {
+	f.add(0, "peer prefix")
+	for bits := prefix.Bits() - 1; bits >= 0; bits-- {
+		around := netip.PrefixFrom(prefix.Addr(), bits).Masked()
+		if of := r.facts(txn, around); of.flags != 0 {
+			f.tunnel = of.tunnel
+			f.add(of.flags, "inside "+around.String())
+			break
+		}
+	}
+	return f
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package members
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/policy/policytest"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const here = "here" // the local node
+
+// inputs are the tables that the rule reads; the test writes them.
+type inputs struct {
+	Endpoints     statedb.RWTable[*tables.Endpoint]
+	Nodes         statedb.RWTable[*tables.Node]
+	CiliumNodes   statedb.RWTable[*tables.CiliumNode]
+	Services      statedb.RWTable[*tables.Service]
+	Backends      statedb.RWTable[*tables.BackendSlice]
+	Addresses     statedb.RWTable[*tables.NodeAddress]
+	Routes        statedb.RWTable[*tables.Route]
+	Namespaces    statedb.RWTable[*tables.Namespace]
+	Groups        statedb.RWTable[*tables.CIDRGroup]
+	Policies      statedb.RWTable[*tables.NetworkPolicy] // for a naive evaluation; none
+	Selectors     statedb.RWTable[*core.Selector]
+	Rulesets      statedb.RWTable[*core.Ruleset]
+	IPCacheMirror statedb.RWTable[*core.IPCacheMirror]
+	PeerMirror    statedb.RWTable[*core.PeerMirror]
+}
+
+type harness struct {
+	testing.TB
+	db *statedb.DB
+	inputs
+	ruleTables
+	stepper *transform.Stepper[key]
+	last    uint32 // number of a selector or ruleset
+	seen    seen
+
+	// Nodes and namespaces that have changed since the rule was up to date: what it says of
+	// them may be new or old.
+	changed map[string]bool
+}
+
+var clusterCIDR = netip.MustParsePrefix("10.0.0.0/12")
+
+func table[Row any](
+	t testing.TB, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error),
+) statedb.RWTable[Row] {
+	created, err := create(db)
+	require.NoError(t, err)
+	return created
+}
+
+func newHarness(t testing.TB) *harness {
+	db := statedb.New()
+	h := &harness{TB: t, db: db, seen: newSeen(), changed: map[string]bool{}}
+	local := tables.LocalNode{Name: here}
+	endpoints := func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
+		return tables.NewEndpointTable(db, local)
+	}
+	i := &h.inputs
+	i.Endpoints = table(t, db, endpoints)
+	i.Nodes = table(t, db, tables.NewNodeTable)
+	i.CiliumNodes = table(t, db, tables.NewCiliumNodeTable)
+	i.Services = table(t, db, tables.NewServiceTable)
+	i.Backends = table(t, db, tables.NewBackendSliceTable)
+	i.Addresses = table(t, db, tables.NewNodeAddressTable)
+	i.Routes = table(t, db, tables.NewRouteTable)
+	i.Namespaces = table(t, db, tables.NewNamespaceTable)
+	i.Groups = table(t, db, tables.NewCIDRGroupTable)
+	i.Policies = table(t, db, tables.NewNetworkPolicyTable)
+	i.Selectors = table(t, db, core.NewSelectorTable)
+	i.Rulesets = table(t, db, core.NewRulesetTable)
+	i.IPCacheMirror = table(t, db, core.NewIPCacheMirrorTable)
+	i.PeerMirror = table(t, db, core.NewPeerMirrorTable)
+	h.ruleTables = ruleTables{
+		IPCache: table(t, db, core.NewIPCacheTable), PeerPrefixes: table(t, db, core.NewPeerPrefixTable),
+		Members: table(t, db, core.NewMemberTable), Classes: table(t, db, core.NewClassTable),
+		Matches: table(t, db, core.NewSelectorMatchTable), Endpoints: i.Endpoints, Nodes: i.Nodes,
+		CiliumNodes: i.CiliumNodes, Services: i.Services, Backends: i.Backends, Addresses: i.Addresses,
+		Routes: i.Routes, Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
+		LocalNode: local, Selectors: i.Selectors, Rulesets: i.Rulesets,
+		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror,
+	}
+	var err error
+	h.stepper, err = transform.NewStepper(db, newRule(h.ruleTables))
+	require.NoError(t, err)
+	return h
+}
+
+// step runs one transaction, checks what it has done, and reports whether there is more.
+func (h *harness) step() bool {
+	h.Helper()
+	before := h.db.ReadTxn()
+	more, err := h.stepper.Step()
+	require.NoError(h, err)
+	h.checkStep(before, h.db.ReadTxn())
+	return more
+}
+
+func (h *harness) settle() {
+	h.Helper()
+	for h.step() {
+	}
+	clear(h.changed)
+}
+
+// put writes rows into a table, one commit for all.
+func put[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
+	wtxn := h.db.WriteTxn(table)
+	for _, row := range rows {
+		_, _, err := table.Insert(wtxn, row)
+		require.NoError(h, err)
+	}
+	wtxn.Commit()
+}
+
+func drop[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
+	wtxn := h.db.WriteTxn(table)
+	for _, row := range rows {
+		_, _, err := table.Delete(wtxn, row)
+		require.NoError(h, err)
+	}
+	wtxn.Commit()
+}
+
+func addr(text string) netip.Addr     { return netip.MustParseAddr(text) }
+func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
+
+func pod(name, node, addrs string, set labels.Set, ports ...tables.NamedPort) *tables.Endpoint {
+	namespace, base, _ := strings.Cut(name, "/")
+	e := &tables.Endpoint{
+		Name: tables.Name{Namespace: namespace, Name: base}, Node: node,
+		LabelSet: tables.NewLabelSet(namespace, "", set, ports),
+	}
+	for a := range strings.SplitSeq(addrs, ",") {
+		e.Addrs = append(e.Addrs, addr(a))
+	}
+	return e
+}
+
+func pods(selector string) tables.PolicyPeer {
+	return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: selector}}
+}
+
+// podsOf are the pods of some namespaces.
+func podsOf(namespaces string) tables.PolicyPeer {
+	return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: namespaces}}
+}
+
+func cidr(block string, matchesPods bool, except ...string) tables.PolicyPeer {
+	p := tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{
+		CIDR: prefix(block), MatchesPods: matchesPods,
+	}}
+	for _, e := range except {
+		p.Except = append(p.Except, prefix(e))
+	}
+	return p
+}
+
+func entity(e tables.PolicyEntity) tables.PolicyPeer {
+	return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: e}
+}
+
+// use brings the selectors of the peers of a rule into use, and returns them.
+func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*core.Selector) {
+	for _, spec := range core.SelectorSpecs(peers) {
+		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), core.SelectorByDigest(spec.Digest()))
+		if !found {
+			h.last++
+			s = h.resolve(core.Selector{SelectorSpec: spec, Life: core.Life{Number: h.last}})
+			put(h, h.inputs.Selectors, s)
+		}
+		selectors = append(selectors, s)
+	}
+	return selectors
+}
+
+// resolve fills in what a selector comes to.
+func (h *harness) resolve(of core.Selector) *core.Selector {
+	s := core.Selector{Life: of.Life, SelectorSpec: of.SelectorSpec}
+	txn := h.db.ReadTxn()
+	backends := func(service tables.Name) {
+		for b := range h.inputs.Backends.List(txn, tables.BackendSlicesByService(service)) {
+			for _, a := range b.Addrs {
+				s.Blocks = append(s.Blocks, core.Block{Prefix: single(a)})
+			}
+		}
+		s.MatchesPods, s.MatchesNodes = true, true
+	}
+	for _, p := range s.Peers {
+		switch p.Kind {
+		case tables.PeerPods:
+			s.Pods = append(s.Pods, p.Pods)
+		case tables.PeerEntity:
+			if s.Entity = p.Entity; p.Entity == tables.EntityKubeAPIServer {
+				backends(tables.KubernetesAPIService)
+			}
+		case tables.PeerCIDR:
+			s.MatchesPods, s.MatchesNodes = p.MatchesPods, p.MatchesPods
+			if p.CIDR.Bits() == 0 && len(p.Except) == 0 {
+				s.Family = map[bool]uint8{true: bpf.FamilyIPv4, false: bpf.FamilyIPv6}[p.CIDR.Addr().Is4()]
+			} else {
+				s.Blocks = append(s.Blocks, core.Block{Prefix: p.CIDR, Except: p.Except})
+			}
+		case tables.PeerCIDRGroups:
+			s.MatchesPods, s.MatchesNodes = p.MatchesPods, p.MatchesPods
+			for g := range h.Groups.All(txn) {
+				for _, prefix := range g.Prefixes {
+					if g.Name == p.Group {
+						s.Blocks = append(s.Blocks, core.Block{Prefix: prefix, Except: p.Except})
+					}
+				}
+			}
+		case tables.PeerServices:
+			service, _, found := h.inputs.Services.Get(txn, tables.ServiceByName(p.Service))
+			switch {
+			case !found:
+			case len(service.Selector) == 0:
+				backends(service.Name)
+			default:
+				s.Pods = append(s.Pods, tables.EgressSelector{
+					Namespaces: "kubernetes.io/metadata.name=" + service.Namespace,
+					Pods:       labels.SelectorFromSet(service.Selector).String(),
+				})
+			}
+		}
+	}
+	slices.SortStableFunc(s.Blocks, func(a, b core.Block) int { return a.Prefix.Compare(b.Prefix) })
+	parsed, err := core.NewSelector(s)
+	require.NoError(h, err)
+	return parsed
+}
+
+// resolveAll has all selectors follow the objects that they name.
+func (h *harness) resolveAll() {
+	for s := range h.inputs.Selectors.All(h.db.ReadTxn()) {
+		if now := h.resolve(*s); fmt.Sprint(now) != fmt.Sprint(s) {
+			put(h, h.inputs.Selectors, now)
+		}
+	}
+}
+
+// ruleset has a live ruleset whose egress rules name a port.
+func (h *harness) ruleset(port string) *core.Ruleset {
+	h.last++
+	r := &core.Ruleset{
+		Life: core.Life{Number: h.last}, Digest: bpf.Digest{byte(h.last >> 8), byte(h.last)},
+		Rules: []*core.Rule{{AnyPeer: true, Ports: []tables.PolicyPort{{Name: port, Protocol: 6}}}},
+	}
+	put(h, h.inputs.Rulesets, r)
+	return r
+}
+
+// row returns what the longest prefix around an address is known as.
+func (h *harness) row(a netip.Addr) (longest *core.IPCache) {
+	for row := range h.IPCache.All(h.db.ReadTxn()) {
+		if row.Prefix.Contains(a) && (longest == nil || longest.Prefix.Bits() < row.Prefix.Bits()) {
+			longest = row
+		}
+	}
+	return longest
+}
+
+// class returns the class of an address.
+func (h *harness) class(a netip.Addr) *core.Class {
+	h.Helper()
+	row := h.row(a)
+	require.NotNil(h, row, a)
+	m, _, found := h.Members.Get(h.db.ReadTxn(), core.MemberByNumber(row.Member))
+	require.True(h, found)
+	c, _, found := h.Classes.Get(h.db.ReadTxn(), core.ClassByNumber(m.Class))
+	require.True(h, found)
+	return c
+}
+
+// says describes what selects an address, and its ports.
+func (h *harness) says(a netip.Addr) []string {
+	h.Helper()
+	c := h.class(a)
+	parts := []string{}
+	for _, n := range c.Selectors {
+		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), core.SelectorByNumber(n))
+		require.True(h, found, "selector %d", n)
+		parts = append(parts, s.Text)
+	}
+	for _, p := range c.Ports {
+		parts = append(parts, p.String())
+	}
+	slices.Sort(parts)
+	return parts
+}
+
+func (h *harness) base() policytest.Tables {
+	return policytest.Tables{
+		DB: h.db, Namespaces: h.inputs.Namespaces, Nodes: h.inputs.Nodes, Cilium: h.inputs.CiliumNodes,
+		Endpoints: h.inputs.Endpoints, Services: h.inputs.Services, Backends: h.inputs.Backends,
+		Groups: h.Groups, Policies: h.Policies, Addresses: h.inputs.Addresses, Routes: h.inputs.Routes,
+		LocalNode: tables.LocalNode{Name: here},
+	}
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package members
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+// inputs are the tables with what a change of them marks. Whatever is computed anew anyway
+// need not be marked, as all keys are computed from the newest snapshot.
+func (r *rule) inputs() []transform.Input[key] {
+	return []transform.Input[key]{
+		transform.FromRow(r.Endpoints, movesPeer,
+			func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(key)) { markAll(e.Addrs, mark) }),
+		transform.From(r.Nodes, r.nodeChanged),
+		transform.FromRow(r.CiliumNodes, nil,
+			func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) { markAll(n.Addrs, mark) }),
+		transform.FromRow(r.Services,
+			func(old, new *tables.Service) bool { return !slices.Equal(old.Addrs, new.Addrs) },
+			func(_ statedb.ReadTxn, s *tables.Service, mark func(key)) { markAll(s.Addrs, mark) }),
+		transform.FromRow(r.Backends, tables.DifferentBackends,
+			func(_ statedb.ReadTxn, b *tables.BackendSlice, mark func(key)) {
+				if isOfAPIServer(b) {
+					markAll(b.Addrs, mark)
+				}
+			}),
+		transform.FromRow(r.Addresses, nil,
+			func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(key)) {
+				mark(addressKey(single(a.Addr)))
+			}),
+		transform.FromRow(r.Routes, nil,
+			func(txn statedb.ReadTxn, route *tables.Route, mark func(key)) {
+				if route.Table == tables.RouteTableLocal {
+					mark(addressKey(route.Destination.Masked()))
+					r.markHeirs(txn, route.Destination, mark)
+				}
+			}),
+
+		// An address leaves a member before the labels of that change.
+		transform.FromRow(r.Nodes,
+			func(old, new *tables.Node) bool { return !maps.Equal(old.Labels, new.Labels) },
+			func(txn statedb.ReadTxn, n *tables.Node, mark func(key)) {
+				for m := range r.Members.List(txn, core.MembersByNode(n.Name)) {
+					mark(memberKey(m.Number))
+				}
+			}),
+		transform.FromRow(r.Namespaces,
+			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
+			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {
+				for m := range r.Members.List(txn, core.MembersByNamespace(n.Name)) {
+					mark(memberKey(m.Number))
+				}
+			}),
+		transform.From(r.Rulesets, r.rulesetChanged),
+		transform.From(r.Selectors, r.selectorChanged),
+
+		// What the kernel refers to no more may end.
+		transform.Feedback(transform.From(r.IPCacheMirror,
+			func(txn statedb.ReadTxn, old, _ *core.IPCacheMirror, mark func(key)) {
+				for _, v := range valuesOf(old) {
+					if m, _, found := r.Members.Get(txn, core.MemberByNumber(v.Member)); found && m.Undesired {
+						mark(memberKey(m.Number))
+					}
+				}
+			})),
+		transform.Feedback(transform.From(r.PeerMirror,
+			func(txn statedb.ReadTxn, old, _ *core.PeerMirror, mark func(key)) {
+				for _, v := range valuesOf(old) {
+					if c, _, found := r.Classes.Get(txn, core.ClassByNumber(v.Class)); found && c.Undesired {
+						mark(classKey(c.Number))
+					}
+				}
+			})),
+	}
+}
+
+// valuesOf returns what a mirror row refers to, if there is one.
+func valuesOf[K, V tables.MapPart](m *core.Mirror[K, V]) []V {
+	if m == nil {
+		return nil
+	}
+	return m.Values()
+}
+
+func markAll(addrs []netip.Addr, mark func(key)) {
+	for _, a := range addrs {
+		mark(addressKey(single(a)))
+	}
+}
+
+func isOfAPIServer(b *tables.BackendSlice) bool { return b.Service == tables.KubernetesAPIService }
+
+// movesPeer reports whether a change of an endpoint can change what an address
+// of it is as a peer.
+func movesPeer(old, new *tables.Endpoint) bool {
+	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
+}
+
+// nodeChanged marks the node's own addresses and prefixes, and those of its pods if they
+// are reached by another address of it.
+func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
+	if old != nil && new != nil && !movesNode(old, new) {
+		return
+	}
+	reached := func(n *tables.Node) (by netip.Addr) {
+		if n == nil {
+			return by
+		}
+		markAll(slices.Concat(n.InternalIPs, n.OtherIPs, n.TunnelIPs), mark)
+		for _, p := range n.PodCIDRs {
+			mark(prefixKey(p.Masked(), 0))
+			r.markHeirs(txn, p, mark)
+		}
+		return n.UnderlayIP()
+	}
+	if by := reached(new); reached(old) != by {
+		for _, n := range []*tables.Node{old, new} {
+			if n != nil {
+				mark(key{kind: ofPods, node: n.Name})
+			}
+		}
+	}
+}
+
+func movesNode(old, new *tables.Node) bool {
+	return !slices.Equal(old.InternalIPs, new.InternalIPs) ||
+		!slices.Equal(old.OtherIPs, new.OtherIPs) || !slices.Equal(old.PodCIDRs, new.PodCIDRs) ||
+		!slices.Equal(old.TunnelIPs, new.TunnelIPs)
+}
+
+// markHeirs marks the prefixes that inherit what is known of a prefix that they are in.
+func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key)) {
+	if prefix.IsSingleIP() {
+		return
+	}
+	for row := range core.IPCacheWithin(txn, r.IPCache, prefix) {
+		if row.Inherits {
+			mark(addressKey(row.Prefix))
+		}
+	}
+}
+
+// rulesetChanged marks the members with ports whose names come into use or go out of use.
+func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *core.Ruleset, mark func(key)) {
+	portsOf := func(ruleset *core.Ruleset) (names []string) {
+		if ruleset != nil {
+			names = ruleset.PeerPorts()
+		}
+		return names
+	}
+	before, now := portsOf(old), portsOf(new)
+	for _, name := range before {
+		if _, _, used := r.Rulesets.Get(txn, core.RulesetsByPort(name)); !used {
+			for class := range r.Classes.List(txn, core.ClassesByPort(name)) {
+				r.markClass(txn, class.Number, mark)
+			}
+		}
+	}
+	came := slices.DeleteFunc(now, func(name string) bool { return slices.Contains(before, name) })
+	if len(came) == 0 {
+		return
+	}
+	for m := range r.Members.All(txn) {
+		if m.Labels != nil && slices.ContainsFunc(m.Labels.NamedPorts, func(p tables.NamedPort) bool {
+			return slices.Contains(came, portName(p)) && !r.hasPort(txn, m, p)
+		}) {
+			mark(memberKey(m.Number))
+		}
+	}
+}
+
+func portName(p tables.NamedPort) string {
+	return tables.PolicyPort{Name: p.Name, Protocol: p.Protocol}.String()
+}
+
+func (r *rule) hasPort(txn statedb.ReadTxn, m *core.Member, port tables.NamedPort) bool {
+	class, _, found := r.Classes.Get(txn, core.ClassByNumber(m.Class))
+	return found && slices.Contains(class.Ports, port)
+}
+
+func (r *rule) markClass(txn statedb.ReadTxn, class uint32, mark func(key)) {
+	for m := range r.Members.List(txn, core.MembersByClass(class)) {
+		mark(memberKey(m.Number))
+	}
+}

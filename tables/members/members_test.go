@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package members
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/testdata/await"
+)
+
+type counts = map[string]int // by table
+
+// counter counts the rows of outputs that are written.
+type counter struct {
+	*harness
+	outputs map[string]func(statedb.ReadTxn) int
+}
+
+func watch[Row any](h *harness, table statedb.RWTable[Row]) func(statedb.ReadTxn) int {
+	wtxn := h.db.WriteTxn(table)
+	iterator, err := table.Changes(wtxn)
+	require.NoError(h, err)
+	wtxn.Commit()
+	return func(txn statedb.ReadTxn) (n int) {
+		changes, _ := iterator.Next(txn)
+		for range changes {
+			n++
+		}
+		return n
+	}
+}
+
+func newCounter(h *harness) *counter {
+	c := &counter{h, map[string]func(statedb.ReadTxn) int{
+		"ipcache": watch(h, h.IPCache), "prefixes": watch(h, h.PeerPrefixes), "members": watch(h, h.Members),
+		"classes": watch(h, h.Classes), "matches": watch(h, h.Matches),
+	}}
+	c.written()
+	return c
+}
+
+// written returns how many rows were written since the last time, where any were.
+func (c *counter) written() counts {
+	c.settle()
+	written := counts{}
+	for name, count := range c.outputs {
+		if n := count(c.db.ReadTxn()); n > 0 {
+			written[name] = n
+		}
+	}
+	return written
+}
+
+// Work is in proportion to what changes.
+func TestWrites(t *testing.T) {
+	h := newHarness(t)
+	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a"})
+	h.use(pods("app=web"), cidr("10.8.0.0/16", true, "10.8.1.0/24"))
+	for i := range 30 {
+		put(h, h.inputs.Endpoints, pod(fmt.Sprint("a/pod", i), "there", fmt.Sprintf("10.1.0.%d", i),
+			labels.Set{"app": "web", "n": fmt.Sprint(i % 10)}))
+	}
+	c := newCounter(h)
+	kernel := newKernel(h, nil)
+
+	put(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.1.1", labels.Set{"app": "web", "n": "3"}))
+	require.Equal(t, counts{"ipcache": 1}, c.written(), "a pod with known labels")
+	put(h, h.inputs.Endpoints, pod("a/other", "there", "10.1.1.2", labels.Set{"app": "web", "n": "11"}))
+	require.Equal(t, counts{"ipcache": 1, "members": 1}, c.written(), "a pod with new labels")
+	drop(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.1.1", labels.Set{}))
+	require.Equal(t, counts{"ipcache": 1}, c.written(), "a pod that goes")
+
+	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "red"}})
+	require.Empty(t, c.written(), "a namespace with labels that no selector looks at")
+	h.use(podsOf("team=red"))
+	kernel.everything(h.db.ReadTxn())
+	require.Equal(t, counts{"members": 11, "classes": 2, "matches": 1}, c.written(),
+		"a new selector of 11 label sets")
+	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "blue"}})
+	require.Equal(t, counts{"members": 11, "classes": 2}, c.written(), "a namespace that is relabeled")
+
+	h.use(pods("app=none"))
+	require.Equal(t, counts{"matches": 1}, c.written(), "a selector that selects nothing")
+	h.use(cidr("0.0.0.0/0", false))
+	require.Equal(t, counts{"members": 1, "classes": 1, "matches": 1}, c.written(),
+		"what is outside the cluster, of IPv4")
+	h.use(cidr("0.0.0.0/0", true))
+	require.Equal(t, 1, c.written()["matches"])
+	h.use(cidr("198.51.100.0/24", false, "198.51.100.7/32"))
+	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1}, c.written(),
+		"a block with an exception")
+	h.use(cidr("198.51.100.0/28", false))
+	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1}, c.written(),
+		"a block in it, around the exception")
+	h.use(cidr("10.1.0.0/28", true))
+	require.Equal(t, counts{"ipcache": 17, "prefixes": 1, "members": 11, "classes": 2, "matches": 1}, c.written(),
+		"a block with 16 pods of 10 label sets")
+}
+
+// A small change does not wait for a selector of many prefixes, which does not overtake it.
+func TestManyPrefixes(t *testing.T) {
+	const many = 16000
+	h := newHarness(t)
+	put(h, h.inputs.Endpoints, pod("a/inside", "there", "10.1.2.3", labels.Set{"app": "web"}))
+	h.settle()
+	var peers []tables.PolicyPeer
+	for i := range many {
+		peers = append(peers, cidr(fmt.Sprintf("10.%d.%d.%d/32", i/65536, i/256%256, i%256), true))
+	}
+	peers = append(peers, cidr("10.1.0.0/16", true, "10.1.3.0/24"))
+	list := h.use(peers...)[0]
+	evaluated := func(s *core.Selector) bool {
+		_, _, is := h.Matches.Get(h.db.ReadTxn(), core.SelectorMatchByNumber(s.Number))
+		return is
+	}
+	steps := func(until func() bool) (n int) {
+		for !until() {
+			_, err := h.stepper.Step()
+			require.NoError(t, err)
+			n++
+		}
+		return n
+	}
+	require.Equal(t, 1, steps(func() bool { return h.PeerPrefixes.NumObjects(h.db.ReadTxn()) > 500 }))
+
+	put(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.9.9", labels.Set{"app": "new"}))
+	require.LessOrEqual(t, steps(func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }), 1)
+	small := h.use(pods("app=new"), cidr("10.1.9.0/24", true))
+	require.LessOrEqual(t, steps(func() bool { return evaluated(small[0]) && evaluated(small[1]) }), 3)
+	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[0].Number)
+	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[1].Number)
+
+	require.False(t, evaluated(list))
+	n := steps(func() bool { return evaluated(list) })
+	require.Greater(t, n, many/1000-5)
+	require.Less(t, n, many/1000+10)
+	for a, is := range map[string]bool{
+		"10.1.2.3": true, "10.1.9.9": true, "10.0.0.9": true, "10.1.3.1": false, "10.3.0.1": false,
+	} {
+		require.Equal(t, is, h.class(addr(a)).Selects(list.Number), a)
+	}
+
+	// The list loses one prefix, and the rest is not looked at.
+	s := *list
+	s.Peers, s.Text = s.Peers[1:], s.Text[1:]
+	c := newCounter(h)
+	put(h, h.inputs.Selectors, h.resolve(s))
+	written := c.written()
+	require.Equal(t, 1, written["prefixes"])
+	require.Equal(t, 1, written["ipcache"])
+}
+
+// What is not desired any more keeps what it was while the kernel may have it, and learns
+// of selectors that come into use. It ends when the kernel does not refer to it.
+func TestUndesiredMember(t *testing.T) {
+	h := newHarness(t)
+	k := newKernel(h, nil)
+	red := h.use(podsOf("team=red"))[0]
+	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "red"}})
+	e := pod("a/web", here, "10.1.0.1", labels.Set{"app": "web"})
+	put(h, h.inputs.Endpoints, e)
+	h.settle()
+	k.everything(h.db.ReadTxn())
+	h.settle()
+	number := h.row(addr("10.1.0.1")).Member
+	member := func() *core.Member {
+		m, _, _ := h.Members.Get(h.db.ReadTxn(), core.MemberByNumber(number))
+		return m
+	}
+	class := func() *core.Class {
+		c, _, _ := h.Classes.Get(h.db.ReadTxn(), core.ClassByNumber(member().Class))
+		return c
+	}
+	require.Equal(t, []uint32{red.Number}, class().Selectors)
+
+	drop(h, h.inputs.Endpoints, e)
+	h.settle()
+	require.True(t, member().Undesired)
+	put(h, h.inputs.Namespaces, &tables.Namespace{Name: "a", Labels: labels.Set{"team": "blue"}})
+	h.settle()
+	require.Equal(t, []uint32{red.Number}, class().Selectors,
+		"its pods were never in the namespace as it is now")
+	web := h.use(pods("app=web"))[0]
+	h.settle()
+	require.Equal(t, []uint32{red.Number, web.Number}, class().Selectors)
+	drop(h, h.inputs.Selectors, red)
+	h.settle()
+	require.Equal(t, []uint32{red.Number, web.Number}, class().Selectors, "that goes by itself")
+
+	put(h, h.inputs.Endpoints, e)
+	h.settle()
+	require.Equal(t, number, h.row(addr("10.1.0.1")).Member, "the kernel has it")
+	require.False(t, member().Undesired)
+	require.Equal(t, []uint32{web.Number}, class().Selectors)
+
+	drop(h, h.inputs.Endpoints, e)
+	h.settle()
+	k.all()
+	require.Nil(t, member())
+	put(h, h.inputs.Endpoints, e)
+	h.settle()
+	require.Greater(t, h.row(addr("10.1.0.1")).Member, number)
+}
+
+// Ports are those of names that rulesets ask for.
+func TestPorts(t *testing.T) {
+	h := newHarness(t)
+	put(h, h.inputs.Endpoints, pod("a/web", "there", "10.1.0.1", nil,
+		tables.NamedPort{Name: "http", Protocol: 6, Port: 80},
+		tables.NamedPort{Name: "http", Protocol: 17, Port: 80}))
+	h.settle()
+	require.Empty(t, h.says(addr("10.1.0.1")))
+	first, second := h.ruleset("http"), h.ruleset("http")
+	h.settle()
+	require.Equal(t, []string{"http=80/6"}, h.says(addr("10.1.0.1")))
+	drop(h, h.inputs.Rulesets, first)
+	h.settle()
+	require.Equal(t, []string{"http=80/6"}, h.says(addr("10.1.0.1")))
+	drop(h, h.inputs.Rulesets, second)
+	h.settle()
+	require.Empty(t, h.says(addr("10.1.0.1")))
+}
+
+// The cell provides the tables, and runs the rule.
+func TestCell(t *testing.T) {
+	var db *statedb.DB
+	var endpoints statedb.RWTable[*tables.Endpoint]
+	var rows statedb.Table[*core.IPCache]
+	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
+	jobs := cell.ModulePrivateProviders{job.Registry.NewGroup}
+	hv := hive.NewWithOptions(hive.Options{ModulePrivateProviders: jobs},
+		statedb.Cell, job.Cell, cell.SimpleHealthCell, Cell,
+		cell.Provide(
+			func() tables.LocalNode { return tables.LocalNode{Name: here} },
+			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
+		),
+		provide(tables.NewNodeTable), provide(tables.NewCiliumNodeTable), provide(tables.NewServiceTable),
+		provide(tables.NewBackendSliceTable), provide(tables.NewNodeAddressTable), provide(tables.NewRouteTable),
+		provide(tables.NewNamespaceTable), provide(core.NewSelectorTable), provide(core.NewRulesetTable),
+		provide(core.NewIPCacheMirrorTable), provide(core.NewPeerMirrorTable),
+		cell.Invoke(func(
+			d *statedb.DB, e statedb.RWTable[*tables.Endpoint], r statedb.Table[*core.IPCache],
+			_ tables.Desired[*core.IPCache], _ tables.Desired[*core.Member],
+			_ statedb.Table[*core.Class], _ statedb.Table[*core.PeerPrefix],
+			_ statedb.Table[*core.SelectorMatch],
+		) {
+			db, endpoints, rows = d, e, r
+		}))
+	require.NoError(t, hv.Start(log, t.Context()))
+	defer func() { require.NoError(t, hv.Stop(log, t.Context())) }()
+	_, initialized := rows.Initialized(db.ReadTxn())
+	<-initialized
+	wtxn := db.WriteTxn(endpoints)
+	_, _, err := endpoints.Insert(wtxn, pod("a/web", here, "10.1.0.1", nil))
+	require.NoError(t, err)
+	wtxn.Commit()
+	await.True(t, func() bool {
+		_, _, found := rows.Get(db.ReadTxn(), core.IPCacheByPrefix(netip.MustParsePrefix("10.1.0.1/32")))
+		return found
+	})
+}
+
+func provide[Row any](create func(*statedb.DB) (statedb.RWTable[Row], error)) cell.Cell {
+	return cell.Provide(create, statedb.RWTable[Row].ToTable)
+}

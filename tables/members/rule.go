@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package members
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables/transform"
+)
+
+type ruleTables struct {
+	cell.In
+
+	IPCache      statedb.RWTable[*core.IPCache]
+	PeerPrefixes statedb.RWTable[*core.PeerPrefix]
+	Members      statedb.RWTable[*core.Member]
+	Classes      statedb.RWTable[*core.Class]
+	Matches      statedb.RWTable[*core.SelectorMatch]
+
+	Endpoints   statedb.Table[*tables.Endpoint]
+	Nodes       statedb.Table[*tables.Node]
+	CiliumNodes statedb.Table[*tables.CiliumNode]
+	Services    statedb.Table[*tables.Service]
+	Backends    statedb.Table[*tables.BackendSlice]
+	Addresses   statedb.Table[*tables.NodeAddress]
+	Routes      statedb.Table[*tables.Route]
+	Namespaces  statedb.Table[*tables.Namespace]
+	Cluster     tables.ClusterPrefixes
+	LocalNode   tables.LocalNode
+
+	Selectors statedb.Table[*core.Selector]
+	Rulesets  statedb.Table[*core.Ruleset]
+
+	IPCacheMirror statedb.Table[*core.IPCacheMirror]
+	PeerMirror    statedb.Table[*core.PeerMirror]
+}
+
+// key is a part of the work.
+type key struct {
+	kind   kind
+	prefix netip.Prefix
+	number uint32
+	node   string
+}
+
+type kind uint8
+
+const (
+	ofAddress    kind = iota // prefix: the row of ipcache
+	ofPods                   // node: it is reached by another address, so are its pods
+	ofPeerPrefix             // prefix, and a selector that may have begun or ceased to name it
+	ofMember                 // number: its class, and its end
+	ofClass                  // number: its end
+	ofSelector               // number: it is evaluated when all keys before it are computed
+)
+
+func addressKey(prefix netip.Prefix) key { return key{kind: ofAddress, prefix: prefix} }
+
+func prefixKey(prefix netip.Prefix, selector uint32) key {
+	return key{kind: ofPeerPrefix, prefix: prefix, number: selector}
+}
+
+func memberKey(number uint32) key   { return key{kind: ofMember, number: number} }
+func classKey(number uint32) key    { return key{kind: ofClass, number: number} }
+func selectorKey(number uint32) key { return key{kind: ofSelector, number: number} }
+
+// single is the prefix of one address.
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// rule has the tables, and the last numbers that it gave out.
+type rule struct {
+	ruleTables
+	number uint32 // of a member or class
+	made   uint64 // of a transaction, which may have two: one for each queue
+}
+
+// world are the prefixes that all others are inside of.
+var world = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// localScope are destinations that stay on the link or the node, whatever
+// policies say: link-local addresses with the metadata service and node-local
+// DNS, multicast, broadcast and loopback.
+var localScope = []netip.Prefix{
+	netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"),
+	netip.MustParsePrefix("224.0.0.0/4"),
+	netip.MustParsePrefix("255.255.255.255/32"),
+	netip.MustParsePrefix("::1/128"),
+	netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
+}
+
+func newRule(all ruleTables) transform.Rule[key] {
+	r := &rule{ruleTables: all}
+	var seed []key
+	for _, p := range slices.Concat(world, r.Cluster) {
+		seed = append(seed, prefixKey(p, 0))
+	}
+	for _, p := range localScope {
+		seed = append(seed, addressKey(p))
+	}
+	return transform.Rule[key]{
+		Name:    "members",
+		Outputs: []statedb.TableMeta{r.IPCache, r.PeerPrefixes, r.Members, r.Classes, r.Matches},
+		Inputs:  r.inputs(),
+		Seed:    seed,
+		Last:    func(k key) bool { return k.kind == ofSelector },
+		Compute: r.compute,
+	}
+}
+
+func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
+	r.made++
+	t := &transaction{
+		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
+	}
+	for _, k := range keys {
+		switch k.kind {
+		case ofAddress:
+			t.address(k.prefix)
+		case ofPods:
+			t.moved[k.node] = true
+		case ofPeerPrefix:
+			t.peerPrefix(k.prefix, k.number)
+		case ofMember:
+			t.member(k.number)
+		case ofClass:
+			t.class(k.number)
+		case ofSelector:
+			t.selector(k.number)
+		}
+	}
+	t.markPods()
+	for _, n := range slices.Sorted(maps.Keys(t.later)) {
+		mark(selectorKey(n))
+	}
+	return t.err
+}
+
+// transaction is a call of compute.
+type transaction struct {
+	*rule
+	in    statedb.ReadTxn
+	out   statedb.WriteTxn
+	mark  func(key)
+	later map[uint32]bool // selectors to be evaluated behind all keys that the call marks
+	moved map[string]bool // nodes that are reached by another address
+	err   error           // the first one
+}
+
+// insert and remove write a row of an output.
+func insert[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
+	if err := transform.Insert(t.out, table, row); err != nil && t.err == nil {
+		t.err = err
+	}
+}
+
+func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
+	if err := transform.Delete(t.out, table, row); err != nil && t.err == nil {
+		t.err = err
+	}
+}
+
+// markPods marks the addresses of pods of nodes that are reached by another address. All
+// of these in a call cost one look at all pods: nodes seldom move, and an index of pods by
+// their nodes is large.
+func (t *transaction) markPods() {
+	if len(t.moved) == 0 {
+		return
+	}
+	for e := range t.Endpoints.All(t.in) {
+		if t.moved[e.Node] {
+			for _, a := range e.Addrs {
+				t.mark(addressKey(single(a)))
+			}
+		}
+	}
+}
+
+// selector notes that a selector is evaluated, once, or that it is not in use any more.
+func (t *transaction) selector(number uint32) {
+	if t.later[number] {
+		return
+	}
+	match, _, evaluated := t.Matches.Get(t.out, core.SelectorMatchByNumber(number))
+	_, _, used := t.Selectors.Get(t.in, core.SelectorByNumber(number))
+	switch {
+	case used && !evaluated:
+		insert(t, t.Matches, &core.SelectorMatch{Selector: number, Made: t.made})
+	case evaluated && !used:
+		remove(t, t.Matches, match)
+	}
+}
