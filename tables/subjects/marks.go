@@ -243,7 +243,8 @@ func (r *rule) markEgressPolicy(in statedb.ReadTxn, old, new *tables.EgressPolic
 }
 
 // markSources marks the pods that an egress policy selects: of this node, and of others if
-// this node may be its gateway, or is one for them.
+// this node may be its gateway, or is one for them, or would be if it did not depend on labels
+// of a namespace that is not known whether the policy selects them.
 func (r *rule) markSources(in statedb.ReadTxn, p *tables.EgressPolicy, mark func(key)) {
 	matchers := matchersOf(slices.Clone(p.Selectors))
 	for addr := range r.localsOf(in, matchers) {
@@ -256,8 +257,9 @@ func (r *rule) markSources(in statedb.ReadTxn, p *tables.EgressPolicy, mark func
 		if e.Node == r.LocalNode.Name || !selected(e.LabelSet) {
 			continue
 		}
+		_, _, known := r.Namespaces.Get(in, tables.NamespaceByName(e.Namespace))
 		for _, addr := range e.Addrs {
-			if served || r.hasPod(in, addr) {
+			if served || !known || r.hasPod(in, addr) {
 				mark(addrKey(addr))
 			}
 		}
