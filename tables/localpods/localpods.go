@@ -89,11 +89,12 @@ func movesDevice(old, new *tables.Device) bool {
 }
 
 // markEndpoint marks the addresses of a local pod, and those of another node's that a local
-// one claims or had.
+// one claims, or had, or was given.
 func (l *params) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(netip.Addr)) {
 	for _, addr := range e.Addrs {
-		_, _, local := l.Output.Get(in, core.LocalEndpointByAddr(addr))
-		local = local || e.Node == l.LocalNode.Name
+		_, _, had := l.Output.Get(in, core.LocalEndpointByAddr(addr))
+		_, _, given := l.Attachments.Get(in, tables.CNIAttachmentsByAddr(addr))
+		local := had || given || e.Node == l.LocalNode.Name
 		for claimant := range l.Endpoints.List(in, tables.EndpointsByAddr(addr)) {
 			local = local || claimant.Node == l.LocalNode.Name
 		}
