@@ -119,8 +119,7 @@ func (r *rule) declare() transform.Rule[key] {
 			transform.FromRow(r.Endpoints, movesPod, r.markEndpoint),
 			transform.Later(transform.From(r.Namespaces, r.markNamespace)),
 			transform.Later(transform.From(r.Nodes, r.markNode)),
-			transform.Later(transform.From(r.NetworkPolicies, r.markNetworkPolicy)),
-			transform.FromRow(r.NetworkPolicies, nil, markCompiled),
+			transform.From(r.NetworkPolicies, r.markNetworkPolicy),
 			transform.Later(transform.From(r.EgressPolicies, r.markEgressPolicy)),
 			transform.Later(transform.From(r.CIDRGroups, r.markCIDRGroup)),
 			transform.Later(transform.From(r.Services, r.markService)),
@@ -130,6 +129,7 @@ func (r *rule) declare() transform.Rule[key] {
 			transform.Feedback(transform.OnChange(r.RouteMirrors, r.markUndesired)),
 			transform.Feedback(transform.OnChange(r.EgressMirrors, r.markUndesired)),
 		},
+		Last:    func(k key) bool { return k.kind == ofPolicy },
 		Compute: r.compute,
 	}
 }

@@ -185,6 +185,78 @@ func TestCountsOfNodes(t *testing.T) {
 	})
 }
 
+// A policy is compiled when the last pod that it selects has its rules, however the work is
+// cut into pieces, and whatever is marked again meanwhile.
+func TestCompiledLast(t *testing.T) {
+	h := smallNode(t)
+	h.step.Limit(2)
+	put(h, h.NetworkPolicies, allow("p", "", 80))
+	for more := true; more; {
+		var err error
+		more, err = h.step.Step()
+		require.NoError(t, err)
+		txn := h.db.ReadTxn()
+		if h.Compiled.NumObjects(txn) > 0 {
+			break
+		}
+		require.True(t, more)
+		put(h, h.Locals, localPod(h.Rulesets.NumObjects(txn), "d")) // marks one again
+	}
+	for p := range h.Pods.All(h.db.ReadTxn()) {
+		s, _, _ := h.Subjects.Get(h.db.ReadTxn(), core.SubjectByNumber(p.Subject))
+		require.NotEqual(t, core.EmptyRuleset, int(s.Ruleset), "%s", p.Addr)
+	}
+}
+
+// What a port is called may be what all ports are called.
+func TestPortNamedAll(t *testing.T) {
+	h := smallNode(t)
+	p := allow("p", "app=a", 80)
+	p.Rules[0].Egress, p.Rules[0].Ingress = p.Rules[0].Ingress, p.Rules[0].Egress
+	ports := &p.Rules[0].Egress.Traffic[0].Ports[0]
+	*ports = tables.PolicyPort{Protocol: 6, Name: "all"}
+	h.expect("subjects+1 rulesets+1 compiled-policies+1", func() { put(h, h.NetworkPolicies, p) })
+	q := *p
+	q.Rules = []tables.PolicyRule{p.Rules[0]}
+	q.Rules[0].Egress.Traffic = []tables.PolicyTraffic{p.Rules[0].Egress.Traffic[0]}
+	q.Rules[0].Egress.Traffic[0].Ports = []tables.PolicyPort{{Protocol: 6, First: 0, Last: 65535}}
+	h.expect("subjects+1 rulesets+1 rulesets-1 compiled-policies+1",
+		func() { put(h, h.NetworkPolicies, &q) })
+}
+
+// A pod whose object is gone follows the labels of its node, too.
+func TestNodeOfPodsWithoutObjects(t *testing.T) {
+	h := smallNode(t)
+	p := redirect("e", "app=a", "203.0.113.0/24", "zone=b")
+	p.Selectors[0].Nodes = "zone=c"
+	h.expect("", func() { put(h, h.EgressPolicies, p) })
+	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1 egress-groups+1",
+		func() { put(h, h.Nodes, node(here, labels.Set{"zone": "c"})) })
+}
+
+// A subject that was left before the kernel had any of its pods is deleted all the same.
+func TestForkOfUnwritten(t *testing.T) {
+	h := smallNode(t)
+	h.step.Limit(1)
+	step := func() {
+		_, err := h.step.Step()
+		require.NoError(t, err)
+	}
+	put(h, h.NetworkPolicies, allow("p", "app=a", 80))
+	step() // the first of three pods
+	put(h, h.NetworkPolicies, allow("p", "app=a", 81))
+	put(h, h.Locals, localPod(2, "b"))
+	step() // the second one, while the third has yet to leave
+	require.Equal(t, 4, h.Subjects.NumObjects(h.db.ReadTxn()))
+	left, _, found := h.Subjects.Get(h.db.ReadTxn(), core.SubjectsUndesired(true))
+	require.True(t, found)
+	_, _, desired := h.Pods.Get(h.db.ReadTxn(), core.PodsBySubject(left.Number))
+	require.True(t, desired, "the third pod")
+	h.work()
+	require.Equal(t, 3, h.Subjects.NumObjects(h.db.ReadTxn()))
+	(&oracle{h, h.db.ReadTxn()}).check()
+}
+
 // A subject that an address is leaving keeps what policies say of it: the others go to a new
 // one, and it is deleted when the address has left in the kernel.
 func TestFork(t *testing.T) {

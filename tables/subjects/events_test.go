@@ -68,7 +68,7 @@ func canonical(text string) string {
 
 func (e *events) selector(nodes bool) (s tables.EgressSelector) {
 	s.Pods, s.Namespaces = canonical(pick(e, podTexts)), canonical(pick(e, namespaceTexts))
-	if nodes && e.one(4) {
+	if nodes && e.one(2) {
 		s.Nodes = canonical(pick(e, nodeTexts))
 	}
 	return s

@@ -31,7 +31,7 @@ const (
 	ofAddr kind = iota + 1
 	ofSelector
 	ofGroup
-	ofPolicy    // a network policy
+	ofPolicy    // a network policy, behind the pods that it selects
 	ofUndesired // all objects that nothing desired refers to
 )
 
@@ -154,13 +154,12 @@ func serves(p *tables.EgressPolicy, n *tables.Node) bool {
 func (r *rule) markNetworkPolicy(
 	in statedb.ReadTxn, old, new *tables.NetworkPolicy, mark func(key),
 ) {
-	for addr := range r.localsOf(in, subjectsOf(old, new)) {
-		mark(addrKey(addr))
+	if r.Pods.NumObjects(in) > 0 { // else all pods of this node wait anyway
+		for addr := range r.localsOf(in, subjectsOf(old, new)) {
+			mark(addrKey(addr))
+		}
 	}
-}
-
-func markCompiled(_ statedb.ReadTxn, p *tables.NetworkPolicy, mark func(key)) {
-	mark(key{kind: ofPolicy, policy: p.ID()})
+	mark(key{kind: ofPolicy, policy: nameOf(old, new, (*tables.NetworkPolicy).ID)})
 }
 
 // subjectsOf returns the selectors of the pods that some policies select.

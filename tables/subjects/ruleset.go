@@ -85,18 +85,12 @@ func (c *round) networkPolicies(
 	return policies, unknown
 }
 
-// compiled has the rulesets of all label sets that a policy selects have its rules as they
-// are now, and notes it. Most do already, but a key that was marked again may be computed
-// behind those that were marked after it.
+// compiled notes that the rulesets of all label sets that a policy selects have its rules as
+// they are now: its key is computed after those of their pods.
 func (c *round) compiled(id tables.PolicyID) error {
 	p, revision, found := c.NetworkPolicies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
 		return transform.Delete(c.out, c.Compiled, &core.CompiledPolicy{Policy: id})
-	}
-	for addr := range c.localsOf(c.in, subjectsOf(p)) {
-		if err := c.pod(addr); err != nil {
-			return err
-		}
 	}
 	row := &core.CompiledPolicy{Policy: id, Generation: p.Generation, Revision: revision}
 	return transform.Insert(c.out, c.Compiled, row)

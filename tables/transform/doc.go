@@ -12,7 +12,8 @@
 //     changes that the snapshot has were marked before. Nothing but the outputs is locked.
 //   - Each changed row is told once, with its former and its present value.
 //   - Keys are computed in the order in which they were marked. A key that is marked again
-//     while it waits moves to the end: so a key marked behind others is computed after them.
+//     while it waits moves to the end: so a key marked behind others is computed after them,
+//     unless these are marked again. A rule that tells its last keys has that order always.
 //   - A change that marks many keys does not hold up others: such keys wait in a queue of
 //     their own, of which each transaction computes a part.
 //   - A rule starts when its inputs are initialized, and its outputs are initialized when it

@@ -21,6 +21,11 @@ type Rule[Key comparable] struct {
 	Inputs  []Input[Key]
 	Seed    []Key // keys that exist whatever the inputs are
 
+	// Last tells the keys that have to be computed after all that were marked before them:
+	// they move to the end when they are marked again, and others keep their place. If it is
+	// nil, all keys move.
+	Last func(Key) bool
+
 	// Compute brings the outputs up to date for some keys, in their order. It reads inputs
 	// from a snapshot, in which outputs are as they were before the transaction. What it
 	// marks is computed later, in the order of its marks.
@@ -65,6 +70,7 @@ type runner[Key comparable] struct {
 	former      statedb.ReadTxn          // up to which changes were told
 	watches     []<-chan struct{}
 	few, many   *queue[Key]
+	limit       int // maxKeys, or fewer in tests
 }
 
 // initializer is the part of [statedb.RWTable] that does not depend on rows.
@@ -79,7 +85,7 @@ type revisioned interface {
 func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], error) {
 	r := &runner[Key]{
 		Rule: rule, db: db, watches: make([]<-chan struct{}, len(rule.Inputs)),
-		few: newQueue[Key](), many: newQueue[Key](),
+		few: newQueue[Key](), many: newQueue[Key](), limit: maxKeys,
 	}
 	for _, key := range rule.Seed {
 		r.few.push(key)
@@ -166,12 +172,23 @@ func (r *runner[Key]) enqueue(marks func(mark func(Key))) {
 	var keys []Key
 	marks(func(key Key) { keys = append(keys, key) })
 	for _, key := range keys {
-		r.push(key, len(keys) > manyKeys)
+		r.push(key, len(keys) > min(manyKeys, r.limit))
 	}
 }
 
-// push has a key wait behind all that were marked before it, in one queue.
+// push has a key wait. In one queue it waits behind all that were marked before it, unless it
+// is not of the last: then it may wait in both, and keeps its place.
 func (r *runner[Key]) push(key Key, isOfMany bool) {
+	if r.Last != nil && !r.Last(key) {
+		q := r.few
+		if isOfMany {
+			q = r.many
+		}
+		if !q.has(key) {
+			q.push(key)
+		}
+		return
+	}
 	if isOfMany || r.many.has(key) {
 		r.few.drop(key)
 		r.many.push(key)
@@ -188,7 +205,10 @@ func (r *runner[Key]) transact() error {
 	r.collect(in)
 	before := r.revisions(out)
 	for _, q := range []*queue[Key]{r.few, r.many} {
-		keys := q.take(maxKeys)
+		if q == r.many && r.few.len() > 0 {
+			break // one of the last may wait among many for some of the few
+		}
+		keys := q.take(r.limit)
 		if len(keys) == 0 {
 			continue
 		}
@@ -197,7 +217,7 @@ func (r *runner[Key]) transact() error {
 			return err
 		}
 		for _, key := range more {
-			r.push(key, q == r.many || len(more) > manyKeys)
+			r.push(key, q == r.many || len(more) > min(manyKeys, r.limit))
 		}
 	}
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {

@@ -17,6 +17,10 @@ func NewStepper[Key comparable](db *statedb.DB, rule Rule[Key]) (*Stepper[Key], 
 	return &Stepper[Key]{r}, err
 }
 
+// Limit has a transaction compute few keys of each queue, so that work is cut into pieces that
+// a test would have too little of.
+func (s *Stepper[Key]) Limit(keys int) { s.r.limit = keys }
+
 // Step runs one transaction. It reports whether there is more to compute.
 func (s *Stepper[Key]) Step() (more bool, err error) {
 	if err := s.r.transact(); err != nil {
