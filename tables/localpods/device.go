@@ -139,7 +139,9 @@ func (l *params) findDevice(in statedb.ReadTxn, row, former *core.LocalEndpoint)
 // pod's own. That does not stand if the device is gone, has another name, or belongs to
 // another one. Devices that lead to more than a pod may have led to it by mistake, and never
 // stand.
-func (l *params) formerDevice(in statedb.ReadTxn, former *core.LocalEndpoint) (index int, stands bool) {
+func (l *params) formerDevice(
+	in statedb.ReadTxn, former *core.LocalEndpoint,
+) (index int, stands bool) {
 	if former == nil || former.IfIndex == 0 {
 		return 0, false
 	}

@@ -139,7 +139,8 @@ func attached(name, addr string, device *tables.Device, at int) *tables.CNIAttac
 	return &tables.CNIAttachment{
 		File: fmt.Sprintf("%s-%d", name, at), Pod: tables.Name{Namespace: "prod", Name: name},
 		UID: "uid-" + name, Device: device.Name, IfIndex: device.Index, MAC: "mac-" + name,
-		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Created: begin.Add(time.Duration(at) * time.Second),
+		Addrs:   []netip.Addr{netip.MustParseAddr(addr)},
+		Created: begin.Add(time.Duration(at) * time.Second),
 	}
 }
 

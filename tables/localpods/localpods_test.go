@@ -41,8 +41,8 @@ func (n network) with(change func(*network)) network {
 
 func twoPods(t *testing.T) *harness {
 	h := newHarness(t)
-	put(h, h.endpoints, pod("routed", "here", "10.0.1.1", "web"), pod("bridged", "here", "10.0.1.2", "web"),
-		pod("elsewhere", "there", "10.0.1.3", "web"))
+	put(h, h.endpoints, pod("routed", "here", "10.0.1.1", "web"),
+		pod("bridged", "here", "10.0.1.2", "web"), pod("elsewhere", "there", "10.0.1.3", "web"))
 	h.expect("10.0.1.1 routed app=web - - "+nothing, "10.0.1.2 bridged app=web - - "+nothing)
 	h.set(found)
 	h.expect("10.0.1.1 routed app=web vetha mac-1 -", "10.0.1.2 bridged app=web vethb mac-2 -")
@@ -187,7 +187,9 @@ func TestAttachment(t *testing.T) {
 // A file is left of the interface of a former pod. It counts while its device is there.
 func TestStaleAttachment(t *testing.T) {
 	h := newHarness(t)
-	h.set(network{devices: []*tables.Device{veth(8, "vethh")}, routes: []*tables.Route{route("10.0.1.1", 8)}})
+	h.set(network{
+		devices: []*tables.Device{veth(8, "vethh")}, routes: []*tables.Route{route("10.0.1.1", 8)},
+	})
 	put(h, h.attachments, attached("old", "10.0.1.1", vetha, 1))
 	put(h, h.endpoints, pod("web", "here", "10.0.1.1", "web"))
 	h.expect("10.0.1.1 web app=web vethh - -")

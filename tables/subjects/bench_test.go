@@ -31,7 +31,8 @@ func cluster(b *testing.B, pods, policies int) *harness {
 	}
 	put(h, h.Endpoints, endpoints...)
 	for i := range policies {
-		put(h, h.EgressPolicies, redirect(fmt.Sprint("e", i), fmt.Sprint("tenth=t", i%10), "203.0.113.0/24", "zone=a"))
+		tenth := fmt.Sprint("tenth=t", i%10)
+		put(h, h.EgressPolicies, redirect(fmt.Sprint("e", i), tenth, "203.0.113.0/24", "zone=a"))
 	}
 	return h
 }
@@ -101,7 +102,8 @@ func BenchmarkNetworkPolicyOfNobodyEdited(b *testing.B) {
 func BenchmarkEgressPolicyEdited(b *testing.B) {
 	h := cluster(b, 10_000, 10)
 	benchmarkEdits(b, h, func(n int) {
-		put(h, h.EgressPolicies, redirect("e0", "tenth=t0", fmt.Sprintf("203.0.113.%d/32", n%256), "zone=a"))
+		destination := fmt.Sprintf("203.0.113.%d/32", n%256)
+		put(h, h.EgressPolicies, redirect("e0", "tenth=t0", destination, "zone=a"))
 	})
 }
 

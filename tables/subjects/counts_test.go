@@ -65,7 +65,8 @@ func setOf(app string) *tables.LabelSet {
 func localPod(n int, app string) *core.LocalEndpoint {
 	return &core.LocalEndpoint{
 		Addr:     netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}),
-		Endpoint: tables.Name{Namespace: "n1", Name: fmt.Sprint("p", n)}, LabelSet: setOf(app), IfIndex: 7,
+		Endpoint: tables.Name{Namespace: "n1", Name: fmt.Sprint("p", n)},
+		LabelSet: setOf(app), IfIndex: 7,
 	}
 }
 
@@ -157,7 +158,9 @@ func TestCountsOfNetworkPolicies(t *testing.T) {
 	h.expect("subjects+2 rulesets+1 rulesets-2 selectors-1 compiled-policies-1", func() {
 		remove(h, h.NetworkPolicies, allow("q", "", 0))
 	})
-	h.expect("", func() { put(h, h.Namespaces, &tables.Namespace{Name: "n1", Labels: labels.Set{"x": "y"}}) })
+	h.expect("", func() {
+		put(h, h.Namespaces, &tables.Namespace{Name: "n1", Labels: labels.Set{"x": "y"}})
+	})
 }
 
 func TestCountsOfNodes(t *testing.T) {

@@ -227,7 +227,8 @@ func (e *events) event() {
 		change(e, e.Locals, row)
 	case 8, 9:
 		change(e, e.Namespaces, &tables.Namespace{
-			Name: pick(e, namespaceNames), Labels: pick(e, []labels.Set{nil, {"team": "blue"}, {"team": "red"}}),
+			Name:   pick(e, namespaceNames),
+			Labels: pick(e, []labels.Set{nil, {"team": "blue"}, {"team": "red"}}),
 		})
 	case 10, 11:
 		n := &tables.Node{Name: pick(e, nodeNames), Ready: !e.one(3), Labels: labels.Set{

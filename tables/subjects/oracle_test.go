@@ -11,7 +11,6 @@ import (
 
 	"github.com/cilium/statedb"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/core"
 )
@@ -23,9 +22,11 @@ type oracle struct {
 	txn statedb.ReadTxn
 }
 
-// holds evaluates a label selector. Requirements of labels of the namespace hold for none
-// while there is no object for it: ignored says to leave them out, and asks whether there were.
-func holds(text string, lookup func(key string) (string, bool), leaveOut func(string) bool) (is, left bool) {
+// holds evaluates a label selector without the requirements of some keys, and reports whether
+// there were any.
+func holds(
+	text string, lookup func(key string) (string, bool), leaveOut func(string) bool,
+) (is, left bool) {
 	is = true
 	for requirement := range strings.SplitSeq(text, ",") {
 		key, value, negative, exists := requirement, "", false, true
@@ -127,7 +128,8 @@ func (o *oracle) applies(set *tables.LabelSet, node string) (found []applying, u
 		}
 	}
 	slices.SortFunc(found, func(a, b applying) int {
-		return cmp.Or(a.policy.Created.Compare(b.policy.Created), cmp.Compare(a.policy.Name, b.policy.Name))
+		return cmp.Or(a.policy.Created.Compare(b.policy.Created),
+			cmp.Compare(a.policy.Name, b.policy.Name))
 	})
 	return found, unknown
 }
@@ -164,10 +166,12 @@ func (o *oracle) known(addr netip.Addr) (set *tables.LabelSet, node string) {
 		return nil, ""
 	}
 	policies, unknown := o.applies(e.LabelSet, e.Node)
-	if unknown || !slices.ContainsFunc(policies, func(a applying) bool { return o.gatewayOf(a.policy) }) {
-		return nil, ""
+	for _, a := range policies {
+		if !unknown && o.gatewayOf(a.policy) {
+			return e.LabelSet, e.Node
+		}
 	}
-	return e.LabelSet, e.Node
+	return nil, ""
 }
 
 // unknown reports whether it is not known what policies say of a label set of this node.
@@ -198,7 +202,8 @@ func (o *oracle) pods() map[netip.Addr]string {
 	for _, e := range all(o.txn, o.Endpoints) {
 		for _, addr := range e.Addrs {
 			if set, node := o.known(addr); set != nil && node != here {
-				pods[addr] = fmt.Sprintf("%s elsewhere\n%s", o.owner(addr).Name, o.egressRuleset(set, node))
+				said := o.egressRuleset(set, node)
+				pods[addr] = fmt.Sprintf("%s elsewhere\n%s", o.owner(addr).Name, said)
 			}
 		}
 	}
@@ -237,7 +242,8 @@ func (o *oracle) ruleset(set *tables.LabelSet) string {
 // direction renders the items of a direction; in ingress the names of ports are those of a
 // label set.
 func (o *oracle) direction(
-	p *tables.NetworkPolicy, rule int, name, field string, d tables.PolicyDirection, set *tables.LabelSet,
+	p *tables.NetworkPolicy, rule int, name, field string, d tables.PolicyDirection,
+	set *tables.LabelSet,
 ) (lines []string) {
 	id := fmt.Sprintf("%s %s[%d", p.ID(), name, rule)
 	if d.DefaultDeny {
@@ -265,19 +271,25 @@ func (o *oracle) direction(
 		var ports []string
 		for _, port := range t.Ports {
 			if port.Name == "" || set == nil {
-				ports = append(ports, fmt.Sprintf("%q %d %d %d", port.Name, port.Protocol, port.First, port.Last))
+				ports = append(ports, portText(port))
 				continue
 			}
 			for _, n := range set.NamedPorts {
 				if n.Name == port.Name && n.Protocol == port.Protocol {
-					ports = append(ports, fmt.Sprintf("%q %d %d %d", "", n.Protocol, n.Port, n.Port))
+					number := tables.PolicyPort{Protocol: n.Protocol, First: n.Port, Last: n.Port}
+					ports = append(ports, portText(number))
 				}
 			}
 		}
 		none := len(t.Ports) > 0 && len(ports) == 0
-		lines = append(lines, fmt.Sprintf("%s.%d] %s deny=%t none=%t %v %v\n", id, i, t.Field, t.Deny, none, sorted(peers), ports))
+		lines = append(lines, fmt.Sprintf("%s.%d] %s deny=%t none=%t %v %v\n",
+			id, i, t.Field, t.Deny, none, sorted(peers), ports))
 	}
 	return lines
+}
+
+func portText(p tables.PolicyPort) string {
+	return fmt.Sprintf("%q %d %d %d", p.Name, p.Protocol, p.First, p.Last)
 }
 
 func sorted(texts []string) []string {
@@ -315,7 +327,8 @@ func (o *oracle) egressRuleset(set *tables.LabelSet, node string) string {
 				overrides = append(overrides, a.policy.Name)
 			}
 		}
-		lines = append(lines, fmt.Sprintf("%s -> %s %s %s %v\n", prefix, group, by.policy.Name, by.selector, overrides))
+		lines = append(lines, fmt.Sprintf("%s -> %s %s %s %v\n",
+			prefix, group, by.policy.Name, by.selector, overrides))
 	}
 	if len(policies) == 0 {
 		return ""
@@ -361,13 +374,16 @@ func (o *oracle) election(specs []tables.GatewaySpec) string {
 
 // resolution says of a selector which of some label sets it selects by labels, and which
 // prefixes are in it.
-func (o *oracle) resolution(peers []tables.PolicyPeer, sets []*tables.LabelSet, prefixes []netip.Prefix) string {
+func (o *oracle) resolution(
+	peers []tables.PolicyPeer, sets []*tables.LabelSet, prefixes []netip.Prefix,
+) string {
 	var b strings.Builder
+	any := func(is func(tables.PolicyPeer) bool) { fmt.Fprint(&b, slices.ContainsFunc(peers, is), " ") }
 	for _, set := range sets {
-		fmt.Fprint(&b, slices.ContainsFunc(peers, func(p tables.PolicyPeer) bool { return o.peerIsPod(p, set) }), " ")
+		any(func(p tables.PolicyPeer) bool { return o.peerIsPod(p, set) })
 	}
 	for _, prefix := range prefixes {
-		fmt.Fprint(&b, slices.ContainsFunc(peers, func(p tables.PolicyPeer) bool { return o.peerHas(p, prefix) }), " ")
+		any(func(p tables.PolicyPeer) bool { return o.peerHas(p, prefix) })
 	}
 	return b.String()
 }
@@ -445,120 +461,4 @@ func (o *oracle) peerHas(p tables.PolicyPeer, prefix netip.Prefix) bool {
 		}
 	}
 	return covering(in, prefix) >= 0 && covering(except, prefix) < 0
-}
-
-// The same of the outputs.
-
-func (o *oracle) actualPods() map[netip.Addr]string {
-	pods := map[netip.Addr]string{}
-	for _, p := range all(o.txn, o.Pods) {
-		if !p.Local {
-			s, _, _ := o.Subjects.Get(o.txn, core.SubjectByNumber(p.Subject))
-			pods[p.Addr] = fmt.Sprintf("%s elsewhere\n%s", p.Endpoint, o.actualEgress(s.Number))
-			continue
-		}
-		said := "held"
-		if s, _, found := o.Subjects.Get(o.txn, core.SubjectByNumber(p.Subject)); found {
-			said = o.actualRuleset(s.Ruleset) + o.actualEgress(s.Number)
-		}
-		pods[p.Addr] = fmt.Sprintf("%s local %d %s\n%s", p.Endpoint, p.IfIndex, p.MAC, said)
-	}
-	return pods
-}
-
-func (o *oracle) actualRuleset(number uint32) string {
-	if number == core.EmptyRuleset {
-		return "empty\n"
-	}
-	r, _, found := o.Rulesets.Get(o.txn, core.RulesetByNumber(number))
-	if !found {
-		return fmt.Sprintf("there is no ruleset %d\n", number)
-	}
-	var b strings.Builder
-	if r.AlwaysDeny {
-		b.WriteString("always deny\n")
-	}
-	for _, rule := range r.Rules {
-		if rule.DefaultDeny {
-			fmt.Fprintf(&b, "%s %s default deny\n", rule.RuleID, rule.Field)
-			continue
-		}
-		var peers, ports []string
-		if rule.AnyPeer {
-			peers = []string{"any"}
-		}
-		for _, number := range rule.Peers {
-			s, _, found := o.Selectors.Get(o.txn, core.SelectorByNumber(number))
-			if !found {
-				return fmt.Sprintf("there is no selector %d\n", number)
-			}
-			for _, p := range s.Peers {
-				peers = append(peers, p.String())
-			}
-		}
-		for _, p := range rule.Ports {
-			ports = append(ports, fmt.Sprintf("%q %d %d %d", p.Name, p.Protocol, p.First, p.Last))
-		}
-		fmt.Fprintf(&b, "%s %s deny=%t none=%t %v %v\n", rule.RuleID, rule.Field, rule.Deny, rule.NoPorts, sorted(peers), ports)
-	}
-	return b.String()
-}
-
-func (o *oracle) actualEgress(subject uint32) string {
-	route, _, found := o.Routes.Get(o.txn, core.RouteBySubject(subject))
-	if !found {
-		return ""
-	}
-	return o.actualEgressRuleset(route.EgressRuleset)
-}
-
-func (o *oracle) actualEgressRuleset(number uint32) string {
-	r, _, found := o.EgressRulesets.Get(o.txn, core.EgressRulesetByNumber(number))
-	if !found {
-		return fmt.Sprintf("there is no egress ruleset %d", number)
-	}
-	var lines []string
-	for rule := range o.EgressRules.Prefix(o.txn, core.EgressRulesOfRuleset(number)) {
-		group := "excluded"
-		if rule.Group != bpf.GroupExcluded {
-			g, _, found := o.Groups.Get(o.txn, core.EgressGroupByNumber(rule.Group))
-			if !found {
-				return fmt.Sprintf("there is no group %d", rule.Group)
-			}
-			group = fmt.Sprint(specsOf(g))
-		}
-		lines = append(lines, fmt.Sprintf("%s -> %s %s %s %v\n", rule.Destination, group, rule.Policy, rule.Selector, rule.Overrides))
-	}
-	return fmt.Sprintln("egress", r.Policies) + strings.Join(sorted(lines), "")
-}
-
-func specsOf(g *core.EgressGroup) (specs []tables.GatewaySpec) {
-	for _, c := range g.Gateways {
-		specs = append(specs, c.Spec)
-	}
-	return specs
-}
-
-func actualElection(g *core.EgressGroup) string {
-	var choices []string
-	for _, c := range g.Gateways {
-		if c.Node == "" {
-			choices = append(choices, "none")
-		} else {
-			choices = append(choices, c.Node+" "+c.Addr.String())
-		}
-	}
-	return fmt.Sprint(choices, g.Local, g.Policies)
-}
-
-func (o *oracle) actualResolution(s *core.Selector, sets []*tables.LabelSet, prefixes []netip.Prefix) string {
-	var b strings.Builder
-	for _, set := range sets {
-		namespace, _, _ := o.Namespaces.Get(o.txn, tables.NamespaceByName(set.Namespace))
-		fmt.Fprint(&b, s.MatchesLabels(set, namespace), " ")
-	}
-	for _, prefix := range prefixes {
-		fmt.Fprint(&b, s.Contains(prefix), " ")
-	}
-	return b.String()
 }

@@ -205,7 +205,7 @@ func (r *runner[Key]) transact() error {
 	r.collect(in)
 	before := r.revisions(out)
 	for _, q := range []*queue[Key]{r.few, r.many} {
-		if q == r.many && r.few.len() > 0 {
+		if r.Last != nil && q == r.many && r.few.len() > 0 {
 			break // one of the last may wait among many for some of the few
 		}
 		keys := q.take(r.limit)
