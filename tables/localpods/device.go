@@ -15,7 +15,9 @@ import (
 // row computes the row of an address, nil if no pod of this node has it. former is the row
 // as it was, nil if there was none: the kernel forgets neighbors of pods that are silent, and
 // the API server forgets pods before their devices are gone.
-func (l *params) row(in statedb.ReadTxn, addr netip.Addr, former *core.LocalEndpoint) *core.LocalEndpoint {
+func (l *params) row(
+	in statedb.ReadTxn, addr netip.Addr, former *core.LocalEndpoint,
+) *core.LocalEndpoint {
 	owner, _ := tables.AddrOwner(in, l.Endpoints, addr)
 	attachment := l.attachmentAt(in, addr, owner)
 	row := &core.LocalEndpoint{Addr: addr}
@@ -42,19 +44,22 @@ func (l *params) row(in statedb.ReadTxn, addr netip.Addr, former *core.LocalEndp
 	return row
 }
 
-// isThere reports whether the device of a pod is there whose object is gone.
+// isThere reports whether the device of a pod is there whose object is gone. Only a veth goes
+// with its pod.
 func (l *params) isThere(in statedb.ReadTxn, former *core.LocalEndpoint) bool {
 	if former == nil || former.IfIndex == 0 {
 		return false
 	}
 	device, _, found := l.Devices.Get(in, tables.DeviceByIndex(int(former.IfIndex)))
-	return found && device.Name == former.Device
+	return found && device.Name == former.Device && device.Type == "veth"
 }
 
 // attachmentAt returns the interface that was given an address last, nil if none is known to
 // have it. That of another pod than the owner counts only while its device is there: the
 // runtime may never tell of the end of an interface.
-func (l *params) attachmentAt(in statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint) (last *tables.CNIAttachment) {
+func (l *params) attachmentAt(
+	in statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint,
+) (last *tables.CNIAttachment) {
 	for a := range tables.Rare(in, l.Attachments, tables.CNIAttachmentsByAddr(addr)) {
 		if last != nil && !a.Created.After(last.Created) {
 			continue
@@ -78,7 +83,9 @@ func (l *params) attachedDevice(in statedb.ReadTxn, a *tables.CNIAttachment) *ta
 
 // findAttached fills in the device of which the CNI plugin told, and reports whether that is
 // known to be there.
-func (l *params) findAttached(in statedb.ReadTxn, row *core.LocalEndpoint, a *tables.CNIAttachment) bool {
+func (l *params) findAttached(
+	in statedb.ReadTxn, row *core.LocalEndpoint, a *tables.CNIAttachment,
+) bool {
 	if a == nil {
 		return false
 	}
@@ -86,7 +93,8 @@ func (l *params) findAttached(in statedb.ReadTxn, row *core.LocalEndpoint, a *ta
 	if device == nil {
 		return false
 	}
-	row.IfIndex, row.Device, row.Master, row.MAC = uint32(device.Index), device.Name, device.MasterIndex, a.MAC
+	row.IfIndex, row.Device = uint32(device.Index), device.Name
+	row.Master, row.MAC = device.MasterIndex, a.MAC
 	return true
 }
 
@@ -131,7 +139,9 @@ func (l *params) findDevice(in statedb.ReadTxn, row, former *core.LocalEndpoint)
 // pod's own. That does not stand if the device is gone, has another name, or belongs to
 // another one. Devices that lead to more than a pod may have led to it by mistake, and never
 // stand.
-func (l *params) formerDevice(in statedb.ReadTxn, former *core.LocalEndpoint) (index int, stands bool) {
+func (l *params) formerDevice(
+	in statedb.ReadTxn, former *core.LocalEndpoint,
+) (index int, stands bool) {
 	if former == nil || former.IfIndex == 0 {
 		return 0, false
 	}
@@ -139,7 +149,8 @@ func (l *params) formerDevice(in statedb.ReadTxn, former *core.LocalEndpoint) (i
 	if !found || device.Name != former.Device || device.MasterIndex != former.Master {
 		return 0, false
 	}
-	if master, _, found := l.Devices.Get(in, tables.DeviceByIndex(former.Master)); found && master.Type == "bridge" {
+	master, _, found := l.Devices.Get(in, tables.DeviceByIndex(former.Master))
+	if found && master.Type == "bridge" {
 		return master.Index, true
 	}
 	return device.Index, device.Type == "veth"
@@ -147,8 +158,12 @@ func (l *params) formerDevice(in statedb.ReadTxn, former *core.LocalEndpoint) (i
 
 func (l *params) routeTo(in statedb.ReadTxn, addr netip.Addr) (index int) {
 	var best *tables.Route
-	for r := range l.Routes.List(in, tables.RoutesByDestination(netip.PrefixFrom(addr, addr.BitLen()))) {
-		if r.Table == tables.RouteTableMain && r.DeviceIndex != 0 && (best == nil || r.Priority < best.Priority) {
+	single := netip.PrefixFrom(addr, addr.BitLen())
+	for r := range l.Routes.List(in, tables.RoutesByDestination(single)) {
+		if r.Table != tables.RouteTableMain || r.DeviceIndex == 0 {
+			continue
+		}
+		if best == nil || r.Priority < best.Priority {
 			best, index = r, r.DeviceIndex
 		}
 	}
@@ -157,7 +172,9 @@ func (l *params) routeTo(in statedb.ReadTxn, addr netip.Addr) (index int) {
 
 func (l *params) bridgePort(in statedb.ReadTxn, bridge int, mac string) *tables.Device {
 	ports := statedb.Collect(statedb.Filter(l.Bridges.List(in, tables.BridgeEntriesByMAC(mac)),
-		func(b *tables.BridgeEntry) bool { return b.BridgeIndex == bridge && b.DeviceIndex != bridge }))
+		func(b *tables.BridgeEntry) bool {
+			return b.BridgeIndex == bridge && b.DeviceIndex != bridge
+		}))
 	slices.SortFunc(ports, func(a, b *tables.BridgeEntry) int { return a.DeviceIndex - b.DeviceIndex })
 	for _, port := range ports {
 		if d, _, found := l.Devices.Get(in, tables.DeviceByIndex(port.DeviceIndex)); found {

@@ -43,8 +43,10 @@ type params struct {
 	LocalNode   tables.LocalNode
 }
 
-func register(p transform.Params, l params) error {
-	return transform.Register(p, transform.Rule[netip.Addr]{
+func register(p transform.Params, l params) error { return transform.Register(p, l.declare()) }
+
+func (l *params) declare() transform.Rule[netip.Addr] {
+	return transform.Rule[netip.Addr]{
 		Name:    l.Output.Name(),
 		Outputs: []statedb.TableMeta{l.Output},
 		Inputs: []transform.Input[netip.Addr]{
@@ -55,21 +57,26 @@ func register(p transform.Params, l params) error {
 			transform.FromRow(l.Bridges, nil, l.markBridge),
 			transform.FromRow(l.Devices, movesDevice, l.markDevice),
 		},
-		Compute: func(in statedb.ReadTxn, out statedb.WriteTxn, addrs []netip.Addr, _ func(netip.Addr)) error {
-			for _, addr := range addrs {
-				existing := l.Output.List(out, core.LocalEndpointByAddr(addr))
-				former, _, _ := l.Output.Get(out, core.LocalEndpointByAddr(addr))
-				var rows []*core.LocalEndpoint
-				if row := l.row(in, addr, former); row != nil {
-					rows = append(rows, row)
-				}
-				if err := transform.Replace(out, l.Output, (*core.LocalEndpoint).Equal, existing, rows...); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	})
+		Compute: l.compute,
+	}
+}
+
+func (l *params) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, addrs []netip.Addr, _ func(netip.Addr),
+) error {
+	for _, addr := range addrs {
+		existing := l.Output.List(out, core.LocalEndpointByAddr(addr))
+		former, _, _ := l.Output.Get(out, core.LocalEndpointByAddr(addr))
+		var rows []*core.LocalEndpoint
+		if row := l.row(in, addr, former); row != nil {
+			rows = append(rows, row)
+		}
+		err := transform.Replace(out, l.Output, (*core.LocalEndpoint).Equal, existing, rows...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // movesPod reports whether a change of an endpoint matters here.
@@ -82,11 +89,12 @@ func movesDevice(old, new *tables.Device) bool {
 }
 
 // markEndpoint marks the addresses of a local pod, and those of another node's that a local
-// one claims or had.
+// one claims, or had, or was given.
 func (l *params) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(netip.Addr)) {
 	for _, addr := range e.Addrs {
-		_, _, local := l.Output.Get(in, core.LocalEndpointByAddr(addr))
-		local = local || e.Node == l.LocalNode.Name
+		_, _, had := l.Output.Get(in, core.LocalEndpointByAddr(addr))
+		_, _, given := l.Attachments.Get(in, tables.CNIAttachmentsByAddr(addr))
+		local := had || given || e.Node == l.LocalNode.Name
 		for claimant := range l.Endpoints.List(in, tables.EndpointsByAddr(addr)) {
 			local = local || claimant.Node == l.LocalNode.Name
 		}

@@ -3,9 +3,9 @@
 // Package subjects derives what policies say of pods: of those of this node, and of those
 // that it may be the gateway of.
 //
-//	local-endpoints, endpoints ───► pods ──► subjects ──┬─► rulesets ──► selectors
-//	network-policies, namespaces ─────────────▲         └─► subject-routes ──► egress-rulesets
-//	egress-policies, nodes ───────────────────┘              ──► egress-rules ──► egress-groups
+//	local-endpoints, endpoints ─► pods ─► subjects ─┬─► rulesets ─► selectors
+//	network-policies, namespaces ────────────▲      └─► subject-routes ─► egress-rulesets
+//	egress-policies, nodes ──────────────────┘            ─► egress-rules ─► egress-groups
 //
 // A subject is a label set of pods. Its ruleset is everything that network policies say of
 // these pods; its egress ruleset is everything that egress policies do. Both never change: a
@@ -110,19 +110,20 @@ func (r *rule) declare() transform.Rule[key] {
 	return transform.Rule[key]{
 		Name: "subjects",
 		Outputs: []statedb.TableMeta{
-			r.Pods, r.Subjects, r.Routes, r.Rulesets, r.Selectors, r.EgressRulesets, r.EgressRules, r.Groups,
-			r.Compiled,
+			r.Pods, r.Subjects, r.Routes, r.Rulesets, r.Selectors, r.EgressRulesets,
+			r.EgressRules, r.Groups, r.Compiled,
 		},
+		// At first all addresses are computed, and with them whatever they come to.
 		Inputs: []transform.Input[key]{
 			transform.FromRow(r.Locals, nil, markLocal),
 			transform.FromRow(r.Endpoints, movesPod, r.markEndpoint),
-			transform.From(r.Namespaces, r.markNamespace),
-			transform.From(r.Nodes, r.markNode),
+			transform.Later(transform.From(r.Namespaces, r.markNamespace)),
+			transform.Later(transform.From(r.Nodes, r.markNode)),
 			transform.From(r.NetworkPolicies, r.markNetworkPolicy),
-			transform.From(r.EgressPolicies, r.markEgressPolicy),
-			transform.From(r.CIDRGroups, r.markCIDRGroup),
-			transform.From(r.Services, r.markService),
-			transform.FromRow(r.Backends, tables.DifferentBackends, r.markBackends),
+			transform.Later(transform.From(r.EgressPolicies, r.markEgressPolicy)),
+			transform.Later(transform.From(r.CIDRGroups, r.markCIDRGroup)),
+			transform.Later(transform.From(r.Services, r.markService)),
+			transform.Later(transform.FromRow(r.Backends, tables.DifferentBackends, r.markBackends)),
 			transform.Feedback(transform.OnChange(r.PodMirrors, r.markUndesired)),
 			transform.Feedback(transform.OnChange(r.SubjectMirrors, r.markUndesired)),
 			transform.Feedback(transform.OnChange(r.RouteMirrors, r.markUndesired)),
@@ -133,18 +134,29 @@ func (r *rule) declare() transform.Rule[key] {
 	}
 }
 
-// round is one call of Compute.
+// round is one call of Compute, and what it has found out so far, which the snapshot tells.
 type round struct {
 	*rule
 	in   statedb.ReadTxn
 	out  statedb.WriteTxn
 	mark func(key)
 
-	matchers map[tables.EgressSelector]*tables.PodMatcher // those parsed in the round
+	matchers map[tables.EgressSelector]*tables.PodMatcher // those parsed
+	serves   map[*tables.EgressPolicy]bool                // see isServedHere
+	served   map[core.SubjectDef]bool                     // of pods of other nodes
+	subjects map[core.SubjectDef]uint32                   // those brought up to date
 }
 
-func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
-	c := &round{rule: r, in: in, out: out, mark: mark, matchers: map[tables.EgressSelector]*tables.PodMatcher{}}
+func (r *rule) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key),
+) error {
+	c := &round{
+		rule: r, in: in, out: out, mark: mark,
+		matchers: map[tables.EgressSelector]*tables.PodMatcher{},
+		serves:   map[*tables.EgressPolicy]bool{},
+		served:   map[core.SubjectDef]bool{},
+		subjects: map[core.SubjectDef]uint32{},
+	}
 	for _, k := range keys {
 		if err := c.computeKey(k); err != nil {
 			return err
@@ -157,8 +169,6 @@ func (c *round) computeKey(k key) error {
 	switch k.kind {
 	case ofAddr:
 		return c.pod(k.addr)
-	case ofSubject:
-		return c.updateSubjects(k.subject)
 	case ofSelector:
 		return c.updateSelector(k.digest)
 	case ofGroup:
@@ -169,7 +179,7 @@ func (c *round) computeKey(k key) error {
 	return c.sweep()
 }
 
-// matcher parses a selector, once in a round.
+// matcher parses a selector, once.
 func (c *round) matcher(s tables.EgressSelector) *tables.PodMatcher {
 	m, parsed := c.matchers[s]
 	if !parsed {

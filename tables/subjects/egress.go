@@ -25,7 +25,9 @@ type applying struct {
 // egressPolicies returns the policies that select pods with a label set on a node, in the
 // order in which they win, and whether others may, by labels of the namespace, which has no
 // object.
-func (c *round) egressPolicies(set *tables.LabelSet, nodeName string) (policies []applying, unknown bool) {
+func (c *round) egressPolicies(
+	set *tables.LabelSet, nodeName string,
+) (policies []applying, unknown bool) {
 	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
 	node, _, _ := c.Nodes.Get(c.in, tables.NodeByName(nodeName))
 	seen := map[*tables.EgressPolicy]bool{}
@@ -39,7 +41,10 @@ func (c *round) egressPolicies(set *tables.LabelSet, nodeName string) (policies 
 			for _, s := range p.Selectors {
 				m := c.matcher(s)
 				unknown = unknown || namespace == nil && m.MayMatch(set)
-				if text := s.String(); m.Matches(set, namespace) && m.MatchesNode(node) && (a.selector == "" || text < a.selector) {
+				if !m.Matches(set, namespace) || !m.MatchesNode(node) {
+					continue
+				}
+				if text := s.String(); a.selector == "" || text < a.selector {
 					a.selector = text
 				}
 			}
@@ -65,7 +70,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 		return 0, nil
 	}
 	rules := egressRules(policies)
-	digest := digestOfEgress(rules)
+	digest := digestOfEgress(policies, rules)
 	if r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByDigest(digest)); found {
 		if !r.Undesired {
 			return r.Number, nil
@@ -125,7 +130,8 @@ func decide(policies []applying, prefix netip.Prefix) egressRule {
 	}}
 	best := -1
 	for _, a := range policies {
-		destination, excluded := longest(a.policy.Destinations, prefix), longest(a.policy.Excluded, prefix)
+		destination := longest(a.policy.Destinations, prefix)
+		excluded := longest(a.policy.Excluded, prefix)
 		switch {
 		case destination < 0 && excluded < 0:
 		case excluded >= destination:
@@ -155,8 +161,11 @@ func longest(prefixes []netip.Prefix, contained netip.Prefix) int {
 }
 
 // digestOfEgress identifies the content of an egress ruleset.
-func digestOfEgress(rules []egressRule) bpf.Digest {
+func digestOfEgress(policies []applying, rules []egressRule) bpf.Digest {
 	h := sha256.New()
+	for _, a := range policies {
+		fmt.Fprintf(h, "%q ", a.policy.Name)
+	}
 	for _, r := range rules {
 		group := "excluded"
 		if r.gateways != nil {
@@ -202,7 +211,9 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 
 // elect chooses a node for each item of a list of gateways: the first by name that is ready,
 // selected by the item, and has an address; so that all nodes of the cluster elect alike.
-func (c *round) elect(life core.Life, digest bpf.Digest, specs []tables.GatewaySpec) *core.EgressGroup {
+func (c *round) elect(
+	life core.Life, digest bpf.Digest, specs []tables.GatewaySpec,
+) *core.EgressGroup {
 	g := &core.EgressGroup{Life: life, Digest: digest}
 	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
 		g.Policies = append(g.Policies, p.Name)

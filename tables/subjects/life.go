@@ -6,6 +6,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
@@ -18,15 +19,15 @@ type podKey = bpf.PodKey
 
 func (c *round) releaseSubject(number uint32) error {
 	s, _, found := c.Subjects.Get(c.out, core.SubjectByNumber(number))
-	if !found || s.Undesired {
+	if _, _, used := c.Pods.Get(c.out, core.PodsBySubject(number)); !found || used {
 		return nil
 	}
-	if _, _, used := c.Pods.Get(c.out, core.PodsBySubject(number)); used {
+	c.mark(key{kind: ofUndesired})
+	if s.Undesired { // since a fork, when the last pods had yet to leave it
 		return nil
 	}
 	undesired := s.Clone()
 	undesired.Undesired = true
-	c.mark(key{kind: ofUndesired})
 	return transform.Insert(c.out, c.Subjects, undesired)
 }
 
@@ -85,10 +86,20 @@ func (c *round) sweep() error {
 	return nil
 }
 
+// refersTo reports whether a mirror has an entry that refers to an object.
+func refersTo[K, V tables.MapPart](
+	in statedb.ReadTxn, mirrors statedb.Table[*core.Mirror[K, V]], number uint32,
+) bool {
+	_, _, refers := mirrors.Get(in, core.MirrorsTo[K, V](number))
+	return refers
+}
+
 func (c *round) sweepSubjects() error {
-	for _, marked := range statedb.Collect(c.Subjects.List(c.in, core.SubjectsUndesired(true))) {
+	for marked := range c.Subjects.List(c.in, core.SubjectsUndesired(true)) {
 		s, _, found := c.Subjects.Get(c.out, core.SubjectByNumber(marked.Number))
-		if _, _, used := c.PodMirrors.Get(c.in, core.MirrorsTo[podKey, core.PodValue](marked.Number)); !found || used {
+		_, _, desired := c.Pods.Get(c.in, core.PodsBySubject(marked.Number))
+		used := refersTo(c.in, c.PodMirrors, marked.Number)
+		if !found || desired || used {
 			continue
 		}
 		if err := transform.Delete(c.out, c.Subjects, s); err != nil {
@@ -112,9 +123,9 @@ func (c *round) sweepSubjects() error {
 }
 
 func (c *round) sweepRulesets() error {
-	for _, marked := range statedb.Collect(c.Rulesets.List(c.in, core.RulesetsUndesired(true))) {
+	for marked := range c.Rulesets.List(c.in, core.RulesetsUndesired(true)) {
 		r, _, found := c.Rulesets.Get(c.out, core.RulesetByNumber(marked.Number))
-		_, _, used := c.SubjectMirrors.Get(c.in, core.MirrorsTo[core.SubjectKey, core.SubjectValue](marked.Number))
+		used := refersTo(c.in, c.SubjectMirrors, marked.Number)
 		if !found || !r.Undesired || used {
 			continue
 		}
@@ -136,9 +147,9 @@ func (c *round) sweepRulesets() error {
 }
 
 func (c *round) sweepEgressRulesets() error {
-	for _, marked := range statedb.Collect(c.EgressRulesets.List(c.in, core.EgressRulesetsUndesired(true))) {
+	for marked := range c.EgressRulesets.List(c.in, core.EgressRulesetsUndesired(true)) {
 		r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByNumber(marked.Number))
-		_, _, used := c.RouteMirrors.Get(c.in, core.MirrorsTo[core.SubjectKey, core.RouteValue](marked.Number))
+		used := refersTo(c.in, c.RouteMirrors, marked.Number)
 		if !found || !r.Undesired || used {
 			continue
 		}
@@ -161,9 +172,9 @@ func (c *round) sweepEgressRulesets() error {
 }
 
 func (c *round) sweepGroups() error {
-	for _, marked := range statedb.Collect(c.Groups.List(c.in, core.EgressGroupsUndesired(true))) {
+	for marked := range c.Groups.List(c.in, core.EgressGroupsUndesired(true)) {
 		g, _, found := c.Groups.Get(c.out, core.EgressGroupByNumber(marked.Number))
-		_, _, used := c.EgressMirrors.Get(c.in, core.MirrorsTo[core.EgressKey, bpf.EgressValue](marked.Number))
+		used := refersTo(c.in, c.EgressMirrors, marked.Number)
 		if !found || !g.Undesired || used {
 			continue
 		}

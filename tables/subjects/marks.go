@@ -4,6 +4,7 @@ package subjects
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -18,27 +19,23 @@ import (
 
 // key is what the work is divided by.
 type key struct {
-	kind    kind
-	addr    netip.Addr        // of a pod
-	subject tables.LabelSetID // the subjects of a label set
-	digest  bpf.Digest        // of a selector or a group
-	policy  tables.PolicyID
+	kind   kind
+	addr   netip.Addr // of a pod
+	digest bpf.Digest // of a selector or a group
+	policy tables.PolicyID
 }
 
 type kind uint8
 
 const (
 	ofAddr kind = iota + 1
-	ofSubject
 	ofSelector
 	ofGroup
-	ofPolicy    // behind all label sets that a network policy selects
+	ofPolicy    // a network policy, behind the pods that it selects
 	ofUndesired // all objects that nothing desired refers to
 )
 
 func addrKey(addr netip.Addr) key { return key{kind: ofAddr, addr: addr} }
-
-func subjectKey(set tables.LabelSetID) key { return key{kind: ofSubject, subject: set} }
 
 func markLocal(_ statedb.ReadTxn, e *core.LocalEndpoint, mark func(key)) { mark(addrKey(e.Addr)) }
 
@@ -51,32 +48,28 @@ func movesPod(old, new *tables.Endpoint) bool {
 func (r *rule) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(key)) {
 	served := r.EgressPolicies.NumObjects(in) > 0
 	for _, addr := range e.Addrs {
-		if _, _, known := r.Pods.Get(in, core.PodByAddr(addr)); known || served {
+		if served || r.hasPod(in, addr) {
 			mark(addrKey(addr))
 		}
 	}
 }
 
-// markNamespace marks the label sets of a namespace whose labels have changed.
+func (r *rule) hasPod(in statedb.ReadTxn, addr netip.Addr) bool {
+	_, _, found := r.Pods.Get(in, core.PodByAddr(addr))
+	return found
+}
+
+// markNamespace marks the pods of a namespace whose labels have changed.
 func (r *rule) markNamespace(in statedb.ReadTxn, old, new *tables.Namespace, mark func(key)) {
 	if old != nil && new != nil && maps.Equal(old.Labels, new.Labels) {
 		return
 	}
 	name := nameOf(old, new, func(n *tables.Namespace) string { return n.Name })
 	for e := range r.Locals.List(in, core.LocalEndpointsByNamespace(name)) {
-		mark(addrKey(e.Addr)) // it may have waited for the namespace
-		if e.LabelSet != nil {
-			mark(subjectKey(e.LabelSet.ID))
-		}
-	}
-	if r.EgressPolicies.NumObjects(in) == 0 {
-		return
+		mark(addrKey(e.Addr))
 	}
 	for e := range r.Endpoints.Prefix(in, tables.EndpointsOfNamespace(name)) {
-		mark(subjectKey(e.LabelSet.ID))
-		for _, addr := range e.Addrs {
-			mark(addrKey(addr))
-		}
+		r.markEndpoint(in, e, mark)
 	}
 }
 
@@ -87,15 +80,17 @@ func nameOf[Row, Name any](old, new *Row, name func(*Row) Name) Name {
 	return name(old)
 }
 
-// markNode marks the groups that may elect a node, and what policies that select nodes by
-// labels say of its pods.
+// markNode marks the groups that may elect a node, and its pods if policies that select nodes
+// by labels select others now.
 func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
 	sameLabels := old != nil && new != nil && maps.Equal(old.Labels, new.Labels)
 	if sameLabels && old.Ready == new.Ready && old.UnderlayIP() == new.UnderlayIP() {
 		return
 	}
 	for g := range r.Groups.All(in) {
-		if selectsNode(g.Gateways, old) || selectsNode(g.Gateways, new) {
+		if slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool {
+			return isCandidate(c.Spec, old) || isCandidate(c.Spec, new)
+		}) {
 			mark(key{kind: ofGroup, digest: g.Digest})
 		}
 	}
@@ -104,57 +99,92 @@ func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key
 	}
 	name := nameOf(old, new, func(n *tables.Node) string { return n.Name })
 	if name == r.LocalNode.Name {
-		for p := range r.EgressPolicies.All(in) { // this node may be a gateway, or no more
-			r.markSources(in, p, mark)
+		for p := range r.EgressPolicies.All(in) {
+			if serves(p, old) != serves(p, new) {
+				r.markSources(in, p, mark)
+			}
 		}
 	}
-	if _, _, found := r.EgressPolicies.Get(in, tables.EgressPoliciesOfNodes(true)); !found {
+	if !r.tellsApart(in, old, new) {
 		return
 	}
 	for e := range r.Endpoints.All(in) {
 		if e.Node == name {
-			mark(subjectKey(e.LabelSet.ID))
-			for _, addr := range e.Addrs {
-				mark(addrKey(addr))
-			}
+			r.markEndpoint(in, e, mark)
+		}
+	}
+	if name == r.LocalNode.Name {
+		for e := range r.Locals.All(in) {
+			mark(addrKey(e.Addr))
 		}
 	}
 }
 
-func selectsNode(gateways []tables.GatewayChoice, n *tables.Node) bool {
-	return n != nil && slices.ContainsFunc(gateways, func(c tables.GatewayChoice) bool {
-		return isCandidate(c.Spec, n)
-	})
+// tellsApart reports whether an egress policy selects one of two versions of a node, but not
+// the other one.
+func (r *rule) tellsApart(in statedb.ReadTxn, old, new *tables.Node) bool {
+	for p := range r.EgressPolicies.List(in, tables.EgressPoliciesOfNodes(true)) {
+		for _, m := range matchersOf(slices.Clone(p.Selectors)) {
+			if m.MatchesNode(old) != m.MatchesNode(new) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // isCandidate reports whether a node may be elected for an item of a list of gateways.
 func isCandidate(spec tables.GatewaySpec, n *tables.Node) bool {
+	if n == nil || spec.Error != "" {
+		return false
+	}
 	selector, err := labels.Parse(spec.Nodes)
-	return err == nil && spec.Error == "" && selector.Matches(n.Labels)
+	return err == nil && selector.Matches(n.Labels)
 }
 
-// markNetworkPolicy marks the label sets of this node that a policy selects or selected.
-func (r *rule) markNetworkPolicy(in statedb.ReadTxn, old, new *tables.NetworkPolicy, mark func(key)) {
+// serves reports whether a node may be a gateway of a policy.
+func serves(p *tables.EgressPolicy, n *tables.Node) bool {
+	return slices.ContainsFunc(p.Gateways, func(g tables.GatewaySpec) bool {
+		return isCandidate(g, n)
+	})
+}
+
+// markNetworkPolicy marks the pods of this node that a policy selects or selected, or for
+// whose namespace they may wait.
+func (r *rule) markNetworkPolicy(
+	in statedb.ReadTxn, old, new *tables.NetworkPolicy, mark func(key),
+) {
+	if r.Pods.NumObjects(in) > 0 { // else all pods of this node wait anyway
+		for addr := range r.localsOf(in, subjectsOf(old, new)) {
+			mark(addrKey(addr))
+		}
+	}
+	mark(key{kind: ofPolicy, policy: nameOf(old, new, (*tables.NetworkPolicy).ID)})
+}
+
+// subjectsOf returns the selectors of the pods that some policies select.
+func subjectsOf(policies ...*tables.NetworkPolicy) []*tables.PodMatcher {
 	var subjects []tables.EgressSelector
-	for _, p := range []*tables.NetworkPolicy{old, new} {
+	for _, p := range policies {
 		if p != nil {
 			for _, rule := range p.Rules {
 				subjects = append(subjects, rule.Subject)
 			}
 		}
 	}
-	matchers := matchersOf(subjects)
-	for s := range r.Subjects.List(in, core.SubjectsLocal(true)) {
-		e, _, found := r.Locals.Get(in, core.LocalEndpointsByLabelSet(s.LabelSet))
-		if found && r.mayMatch(in, matchers, e.LabelSet) {
-			mark(subjectKey(s.LabelSet))
-			// It may be the policy for which pods of a namespace that is not known wait.
-			for e := range r.Locals.List(in, core.LocalEndpointsByLabelSet(s.LabelSet)) {
-				mark(addrKey(e.Addr))
+	return matchersOf(subjects)
+}
+
+// localsOf yields the addresses of pods of this node that some selectors select, or may.
+func (r *rule) localsOf(in statedb.ReadTxn, selectors []*tables.PodMatcher) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		selected := r.selecting(in, selectors)
+		for e := range r.Locals.All(in) {
+			if e.LabelSet != nil && selected(e.LabelSet) && !yield(e.Addr) {
+				return
 			}
 		}
 	}
-	mark(key{kind: ofPolicy, policy: nameOf(old, new, func(p *tables.NetworkPolicy) tables.PolicyID { return p.ID() })})
 }
 
 func matchersOf(selectors []tables.EgressSelector) []*tables.PodMatcher {
@@ -170,21 +200,33 @@ func matchersOf(selectors []tables.EgressSelector) []*tables.PodMatcher {
 	return matchers
 }
 
-// mayMatch reports whether one of some selectors selects a label set, or would if its
-// namespace were known.
-func (r *rule) mayMatch(in statedb.ReadTxn, matchers []*tables.PodMatcher, set *tables.LabelSet) bool {
-	namespace, _, _ := r.Namespaces.Get(in, tables.NamespaceByName(set.Namespace))
-	return slices.ContainsFunc(matchers, func(m *tables.PodMatcher) bool {
-		return m.Matches(set, namespace) || namespace == nil && m.MayMatch(set)
-	})
+// selecting returns a function that reports whether one of some selectors selects a label
+// set, or would if its namespace were known. It looks at each label set once.
+func (r *rule) selecting(
+	in statedb.ReadTxn, selectors []*tables.PodMatcher,
+) func(*tables.LabelSet) bool {
+	looked := map[tables.LabelSetID]bool{}
+	return func(set *tables.LabelSet) bool {
+		selected, known := looked[set.ID]
+		if !known {
+			namespace, _, _ := r.Namespaces.Get(in, tables.NamespaceByName(set.Namespace))
+			selected = slices.ContainsFunc(selectors, func(m *tables.PodMatcher) bool {
+				return m.Matches(set, namespace) || namespace == nil && m.MayMatch(set)
+			})
+			looked[set.ID] = selected
+		}
+		return selected
+	}
 }
 
 // markEgressPolicy marks the pods that a policy selects or selected.
 func (r *rule) markEgressPolicy(in statedb.ReadTxn, old, new *tables.EgressPolicy, mark func(key)) {
 	ofNodes := func(p *tables.EgressPolicy) bool {
-		return p != nil && slices.ContainsFunc(p.Selectors, func(s tables.EgressSelector) bool { return s.Nodes != "" })
+		return p != nil && slices.ContainsFunc(p.Selectors, func(s tables.EgressSelector) bool {
+			return s.Nodes != ""
+		})
 	}
-	if ofNodes(old) != ofNodes(new) { // the subjects of other nodes may be told apart by nodes, or no more
+	if ofNodes(old) != ofNodes(new) { // subjects may be told apart by nodes, or no more
 		for p := range r.Pods.All(in) {
 			if !p.Local {
 				mark(addrKey(p.Addr))
@@ -199,44 +241,28 @@ func (r *rule) markEgressPolicy(in statedb.ReadTxn, old, new *tables.EgressPolic
 	}
 }
 
-// markSources marks the label sets that an egress policy selects, here, and elsewhere if
-// this node may be its gateway.
+// markSources marks the pods that an egress policy selects: of this node, and of others if
+// this node may be its gateway, or is one for them, or would be if it did not depend on labels
+// of a namespace that is not known whether the policy selects them.
 func (r *rule) markSources(in statedb.ReadTxn, p *tables.EgressPolicy, mark func(key)) {
 	matchers := matchersOf(slices.Clone(p.Selectors))
-	for s := range r.Subjects.All(in) {
-		if set := tables.LabelSetByID(in, r.Endpoints, s.LabelSet); set != nil && r.mayMatch(in, matchers, set) {
-			mark(subjectKey(s.LabelSet))
-		}
+	for addr := range r.localsOf(in, matchers) {
+		mark(addrKey(addr))
 	}
-	for e := range r.Locals.All(in) {
-		if e.LabelSet != nil && r.mayMatch(in, matchers, e.LabelSet) {
-			mark(subjectKey(e.LabelSet.ID))
-			mark(addrKey(e.Addr))
-		}
-	}
-	if !r.serves(in, p) && !r.served(in, p) {
-		return
-	}
+	node, _, _ := r.Nodes.Get(in, tables.NodeByName(r.LocalNode.Name))
+	served := serves(p, node)
+	selected := r.selecting(in, matchers)
 	for e := range r.Endpoints.All(in) {
-		if r.mayMatch(in, matchers, e.LabelSet) {
-			for _, addr := range e.Addrs {
+		if e.Node == r.LocalNode.Name || !selected(e.LabelSet) {
+			continue
+		}
+		_, _, known := r.Namespaces.Get(in, tables.NamespaceByName(e.Namespace))
+		for _, addr := range e.Addrs {
+			if served || !known || r.hasPod(in, addr) {
 				mark(addrKey(addr))
 			}
 		}
 	}
-}
-
-// serves reports whether this node may be a gateway of a policy.
-func (r *rule) serves(in statedb.ReadTxn, p *tables.EgressPolicy) bool {
-	node, _, found := r.Nodes.Get(in, tables.NodeByName(r.LocalNode.Name))
-	return found && slices.ContainsFunc(p.Gateways, func(g tables.GatewaySpec) bool { return isCandidate(g, node) })
-}
-
-// served reports whether this node might be a gateway of a policy when its group was
-// computed last.
-func (r *rule) served(in statedb.ReadTxn, p *tables.EgressPolicy) bool {
-	g, _, found := r.Groups.Get(in, core.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
-	return found && g.Local
 }
 
 // markUndesired marks the objects that nothing desired refers to, if there are some: the

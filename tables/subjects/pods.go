@@ -16,11 +16,11 @@ import (
 
 // pod brings the row of an address up to date.
 func (c *round) pod(addr netip.Addr) error {
-	former, _, had := c.Pods.Get(c.out, core.PodByAddr(addr))
-	row, err := c.podRow(addr, former)
+	row, err := c.podRow(addr)
 	if err != nil {
 		return err
 	}
+	former, _, had := c.Pods.Get(c.out, core.PodByAddr(addr)) // a fork may have moved it
 	switch {
 	case row != nil && had && row.Equal(former):
 		return nil
@@ -35,47 +35,67 @@ func (c *round) pod(addr netip.Addr) error {
 	return c.releaseSubject(former.Subject)
 }
 
-// podRow returns the row of an address, nil if this node has nothing to do with it.
-func (c *round) podRow(addr netip.Addr, former *core.Pod) (*core.Pod, error) {
-	if e, _, found := c.Locals.Get(c.in, core.LocalEndpointByAddr(addr)); found {
-		return c.localPod(e, former)
+// podRow returns the row of an address, nil if this node has nothing to do with it. A pod of
+// this node that belongs to no subject is held.
+func (c *round) podRow(addr netip.Addr) (row *core.Pod, err error) {
+	row = &core.Pod{Addr: addr, Status: reconciler.StatusPending()}
+	e, _, local := c.Locals.Get(c.in, core.LocalEndpointByAddr(addr))
+	def, set, endpoint := c.belongsTo(addr)
+	switch {
+	case local:
+		row.Endpoint, row.Local, row.IfIndex, row.MAC = e.Endpoint, true, e.IfIndex, e.MAC
+	case set == nil:
+		return nil, nil
+	default:
+		row.Endpoint = endpoint
+	}
+	if set != nil {
+		row.Subject, err = c.subjectOf(def, set)
+	}
+	return row, err
+}
+
+// belongsTo returns which subject an address belongs to, with its label set, and as which
+// endpoint: a pod of this node, or of another one that some egress policy selects whose
+// gateway this node may be. The label set is nil if it belongs to none; so it is where
+// policies may select the pod by labels of its namespace, which has no object.
+func (c *round) belongsTo(
+	addr netip.Addr,
+) (def core.SubjectDef, set *tables.LabelSet, endpoint tables.Name) {
+	if e, _, local := c.Locals.Get(c.in, core.LocalEndpointByAddr(addr)); local {
+		if e.LabelSet == nil || c.isUnknown(e.LabelSet) {
+			return def, nil, endpoint
+		}
+		return core.SubjectDef{LabelSet: e.LabelSet.ID, Local: true}, e.LabelSet, e.Endpoint
 	}
 	owner, _ := tables.AddrOwner(c.in, c.Endpoints, addr)
-	if owner == nil || owner.Node == c.LocalNode.Name {
-		return nil, nil
+	if owner == nil || owner.Node == c.LocalNode.Name || !c.isServedHere(owner) {
+		return def, nil, endpoint
 	}
-	def := core.SubjectDef{LabelSet: owner.LabelSet.ID}
+	def.LabelSet = owner.LabelSet.ID
 	if _, _, found := c.EgressPolicies.Get(c.in, tables.EgressPoliciesOfNodes(true)); found {
 		def.Node = owner.Node
 	}
-	policies, _ := c.egressPolicies(owner.LabelSet, owner.Node)
-	if !slices.ContainsFunc(policies, func(a applying) bool { return c.serves(c.in, a.policy) }) {
-		return nil, nil
-	}
-	subject, err := c.subjectOf(def, owner.LabelSet)
-	return &core.Pod{
-		Addr: addr, Endpoint: owner.Name, Subject: subject, Status: reconciler.StatusPending(),
-	}, err
+	return def, owner.LabelSet, owner.Name
 }
 
-// localPod returns the row of a pod of this node. A pod of which it is not known what
-// policies say has no subject: it is held. One of a namespace without an object, by whose
-// labels policies may select it, keeps the subject that it has.
-func (c *round) localPod(e *core.LocalEndpoint, former *core.Pod) (row *core.Pod, err error) {
-	row = &core.Pod{
-		Addr: e.Addr, Endpoint: e.Endpoint, Local: true, IfIndex: e.IfIndex, MAC: e.MAC,
-		Status: reconciler.StatusPending(),
+// isServedHere reports whether this node may be the gateway of a pod of another one.
+func (c *round) isServedHere(e *tables.Endpoint) bool {
+	key := core.SubjectDef{LabelSet: e.LabelSet.ID, Node: e.Node}
+	if served, known := c.served[key]; known {
+		return served
 	}
-	switch {
-	case e.LabelSet == nil:
-	case c.isUnknown(e.LabelSet):
-		if former != nil && former.Endpoint == e.Endpoint {
-			row.Subject = former.Subject
+	policies, unknown := c.egressPolicies(e.LabelSet, e.Node)
+	c.served[key] = !unknown && slices.ContainsFunc(policies, func(a applying) bool {
+		serving, known := c.serves[a.policy]
+		if !known {
+			node, _, _ := c.Nodes.Get(c.in, tables.NodeByName(c.LocalNode.Name))
+			serving = serves(a.policy, node)
+			c.serves[a.policy] = serving
 		}
-	default:
-		row.Subject, err = c.subjectOf(core.SubjectDef{LabelSet: e.LabelSet.ID, Local: true}, e.LabelSet)
-	}
-	return row, err
+		return serving
+	})
+	return c.served[key]
 }
 
 // isUnknown reports whether it depends on the labels of a namespace that has no object which
@@ -92,40 +112,28 @@ func (c *round) isUnknown(set *tables.LabelSet) bool {
 	return unknown
 }
 
-// definition returns what an address belongs to as a subject now.
-func (c *round) definition(addr netip.Addr) (def core.SubjectDef, found bool) {
-	if e, _, local := c.Locals.Get(c.in, core.LocalEndpointByAddr(addr)); local {
-		if e.LabelSet == nil || c.isUnknown(e.LabelSet) {
-			return def, false
-		}
-		return core.SubjectDef{LabelSet: e.LabelSet.ID, Local: true}, true
+// subjectOf returns the number of a subject, which is made if there is none. It is brought up
+// to date: a pod that comes to it must not meet a combination of its labels with former
+// policies.
+func (c *round) subjectOf(def core.SubjectDef, set *tables.LabelSet) (number uint32, err error) {
+	if number, known := c.subjects[def]; known {
+		return number, nil
 	}
-	owner, _ := tables.AddrOwner(c.in, c.Endpoints, addr)
-	if owner == nil {
-		return def, false
-	}
-	def.LabelSet = owner.LabelSet.ID
-	if _, _, ofNodes := c.EgressPolicies.Get(c.in, tables.EgressPoliciesOfNodes(true)); ofNodes {
-		def.Node = owner.Node
-	}
-	return def, true
-}
-
-// subjectOf returns the number of a subject, which is made if there is none.
-func (c *round) subjectOf(def core.SubjectDef, set *tables.LabelSet) (uint32, error) {
-	if s := c.desiredSubject(def); s != nil {
-		return s.Number, nil
-	}
-	s := &core.Subject{Life: core.Life{Number: c.number()}, SubjectDef: def, Status: reconciler.StatusPending()}
-	roles, err := c.roles(def, set)
+	now, err := c.roles(def, set)
 	if err != nil {
 		return 0, err
 	}
-	return s.Number, c.insertSubject(s, roles)
+	if s := c.desiredSubject(def); s != nil {
+		number, err = c.updateSubject(s, now)
+	} else {
+		number, err = c.makeSubject(def, now)
+	}
+	c.subjects[def] = number
+	return number, err
 }
 
-// desiredSubject returns the subject of a definition that new pods belong to, nil if there
-// is none. One that pods have left belongs to its definition again.
+// desiredSubject returns the subject of a definition that pods belong to, nil if there is
+// none. One that is undesired stays so: its roles are former ones.
 func (c *round) desiredSubject(def core.SubjectDef) *core.Subject {
 	for s := range c.Subjects.List(c.out, core.SubjectsByLabelSet(def.LabelSet)) {
 		if s.SubjectDef == def && !s.Undesired {
@@ -133,6 +141,13 @@ func (c *round) desiredSubject(def core.SubjectDef) *core.Subject {
 		}
 	}
 	return nil
+}
+
+func (c *round) makeSubject(def core.SubjectDef, now roles) (number uint32, err error) {
+	s := &core.Subject{
+		Life: core.Life{Number: c.number()}, SubjectDef: def, Status: reconciler.StatusPending(),
+	}
+	return s.Number, c.setRoles(s, roles{}, now)
 }
 
 // roles are what policies say of a subject.
@@ -153,129 +168,97 @@ func (c *round) roles(def core.SubjectDef, set *tables.LabelSet) (r roles, err e
 	return r, err
 }
 
-func (c *round) insertSubject(s *core.Subject, r roles) error {
-	s.Ruleset = r.ruleset
-	if err := transform.Insert(c.out, c.Subjects, s); err != nil || r.egress == 0 {
-		return err
-	}
-	return transform.Insert(c.out, c.Routes, &core.Route{
-		Subject: s.Number, EgressRuleset: r.egress, Status: reconciler.StatusPending(),
-	})
-}
-
-// updateSubjects brings the subjects of a label set up to date with policies.
-func (c *round) updateSubjects(id tables.LabelSetID) error {
-	set := c.labelSet(id)
-	if set == nil {
-		return nil
-	}
-	for _, s := range statedb.Collect(c.Subjects.List(c.out, core.SubjectsByLabelSet(id))) {
-		if s.Undesired {
-			continue // it keeps its roles
+// setRoles writes what has changed of a subject's roles.
+func (c *round) setRoles(s *core.Subject, before, now roles) error {
+	if now.ruleset != before.ruleset || before == (roles{}) {
+		changed := s.Clone().SetStatus(reconciler.StatusPending())
+		changed.Ruleset = now.ruleset
+		if err := transform.Insert(c.out, c.Subjects, changed); err != nil {
+			return err
 		}
-		if s.Local && c.isUnknown(set) {
-			continue
-		}
-		if err := c.updateSubject(s, set); err != nil {
+		if err := c.releaseRuleset(before.ruleset); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func (c *round) labelSet(id tables.LabelSetID) *tables.LabelSet {
-	if e, _, found := c.Locals.Get(c.in, core.LocalEndpointsByLabelSet(id)); found {
-		return e.LabelSet
+	if now.egress == before.egress {
+		return nil
 	}
-	return tables.LabelSetByID(c.in, c.Endpoints, id)
+	route := &core.Route{
+		Subject: s.Number, EgressRuleset: now.egress, Status: reconciler.StatusPending(),
+	}
+	write := transform.Insert[*core.Route]
+	if now.egress == 0 {
+		write = transform.Delete
+	}
+	if err := write(c.out, c.Routes, route); err != nil {
+		return err
+	}
+	return c.releaseEgressRuleset(before.egress)
 }
 
 // updateSubject gives a subject other roles, or its label set another subject: an address
 // that leaves it must not meet a combination of its former labels with later policies.
-func (c *round) updateSubject(s *core.Subject, set *tables.LabelSet) error {
-	now, err := c.roles(s.SubjectDef, set)
-	if err != nil {
-		return err
-	}
+func (c *round) updateSubject(s *core.Subject, now roles) (number uint32, err error) {
 	before := roles{ruleset: s.Ruleset}
-	route, _, routed := c.Routes.Get(c.out, core.RouteBySubject(s.Number))
-	if routed {
+	if route, _, routed := c.Routes.Get(c.out, core.RouteBySubject(s.Number)); routed {
 		before.egress = route.EgressRuleset
 	}
 	switch {
 	case now == before:
-		return nil
+		return s.Number, nil
 	case c.isLeft(s):
 		return c.fork(s, now)
 	}
-	changed := s.Clone().SetStatus(reconciler.StatusPending())
-	if now.ruleset == before.ruleset {
-		changed.Status = s.Status
-	}
-	if now.egress == 0 && routed {
-		err = transform.Delete(c.out, c.Routes, route)
-	} else if now.egress == before.egress {
-		now.egress = 0 // its route stays
-	}
-	if err == nil {
-		err = c.insertSubject(changed, now)
-	}
-	if err != nil {
-		return err
-	}
-	if now.ruleset != before.ruleset {
-		err = c.releaseRuleset(before.ruleset)
-	}
-	if err == nil && routed {
-		err = c.releaseEgressRuleset(before.egress)
-	}
-	return err
+	return s.Number, c.setRoles(s, before, now)
 }
 
 // isLeft reports whether an address is leaving a subject: it is in it, in the kernel or as
-// desired so far, and is to be in another one, or in none.
+// desired before this transaction, and is to be in another one, or in none.
 func (c *round) isLeft(s *core.Subject) bool {
-	stays := func(addr netip.Addr) bool {
-		def, found := c.definition(addr)
-		return found && def == s.SubjectDef
-	}
-	for p := range c.Pods.List(c.out, core.PodsBySubject(s.Number)) {
-		if !stays(p.Addr) {
+	for p := range c.Pods.List(c.in, core.PodsBySubject(s.Number)) {
+		if !c.stays(p.Addr, s) {
 			return true
 		}
 	}
 	for m := range c.PodMirrors.List(c.in, core.MirrorsTo[podKey, core.PodValue](s.Number)) {
-		addr := m.Key.Addr.Addr()
-		if p, _, found := c.Pods.Get(c.out, core.PodByAddr(addr)); !found || p.Subject != s.Number || !stays(addr) {
+		if !c.stays(m.Key.Addr.Addr(), s) {
 			return true
 		}
 	}
 	return false
 }
 
-// fork makes another subject of the same definition, to which all pods go that stay.
-func (c *round) fork(s *core.Subject, now roles) error {
+// stays reports whether an address is desired in a subject, and belongs to it.
+func (c *round) stays(addr netip.Addr, s *core.Subject) bool {
+	p, _, found := c.Pods.Get(c.out, core.PodByAddr(addr))
+	if !found || p.Subject != s.Number {
+		return false
+	}
+	def, set, _ := c.belongsTo(addr)
+	return set != nil && def == s.SubjectDef
+}
+
+// fork makes another subject of the same definition, to which all pods go that stay. The
+// others go as their keys are computed, which are marked.
+func (c *round) fork(s *core.Subject, now roles) (number uint32, err error) {
 	undesired := s.Clone()
 	undesired.Undesired = true
 	if err := transform.Insert(c.out, c.Subjects, undesired); err != nil {
-		return err
+		return 0, err
 	}
-	forked := &core.Subject{
-		Life: core.Life{Number: c.number()}, SubjectDef: s.SubjectDef, Status: reconciler.StatusPending(),
-	}
-	if err := c.insertSubject(forked, now); err != nil {
-		return err
+	if number, err = c.makeSubject(s.SubjectDef, now); err != nil {
+		return 0, err
 	}
 	for _, p := range statedb.Collect(c.Pods.List(c.out, core.PodsBySubject(s.Number))) {
-		if def, found := c.definition(p.Addr); !found || def != s.SubjectDef {
-			continue // its own key is marked
+		if !c.stays(p.Addr, s) {
+			continue
 		}
 		moved := p.Clone().SetStatus(reconciler.StatusPending())
-		moved.Subject = forked.Number
+		moved.Subject = number
 		if err := transform.Insert(c.out, c.Pods, moved); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	c.mark(key{kind: ofUndesired})
-	return nil
+	return number, nil
 }

@@ -21,17 +21,17 @@ type said struct {
 
 // ruleset returns the number of everything that network policies say of a label set.
 func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
-	policies, _ := c.networkPolicies(set)
 	if c.Enforcement == tables.EnforcementNever {
-		policies = nil
-	}
-	alwaysDeny := c.Enforcement == tables.EnforcementAlways
-	if len(policies) == 0 && !alwaysDeny {
 		return core.EmptyRuleset, nil
 	}
 	var all []said
+	policies, _ := c.networkPolicies(set)
 	for _, p := range policies {
 		all = append(all, c.rulesOf(p, set)...)
+	}
+	alwaysDeny := c.Enforcement == tables.EnforcementAlways
+	if len(all) == 0 && !alwaysDeny {
+		return core.EmptyRuleset, nil
 	}
 	digest := digestOf(all, alwaysDeny)
 	if r, _, found := c.Rulesets.Get(c.out, core.RulesetByDigest(digest)); found {
@@ -59,7 +59,9 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 
 // networkPolicies returns the policies with a rule about a label set of this node, in order,
 // and whether others may have one, by labels of the namespace, which has no object.
-func (c *round) networkPolicies(set *tables.LabelSet) (policies []*tables.NetworkPolicy, unknown bool) {
+func (c *round) networkPolicies(
+	set *tables.LabelSet,
+) (policies []*tables.NetworkPolicy, unknown bool) {
 	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
 	seen := map[*tables.NetworkPolicy]bool{}
 	for anchor := range set.Anchors {
@@ -84,7 +86,7 @@ func (c *round) networkPolicies(set *tables.LabelSet) (policies []*tables.Networ
 }
 
 // compiled notes that the rulesets of all label sets that a policy selects have its rules as
-// they are now.
+// they are now: its key is computed after those of their pods.
 func (c *round) compiled(id tables.PolicyID) error {
 	p, revision, found := c.NetworkPolicies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
@@ -111,7 +113,8 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 			}
 			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
 			if direction.DefaultDeny {
-				rules = append(rules, said{Rule: &core.Rule{RuleID: id, Field: rule.Field + "." + d.String(), DefaultDeny: true}})
+				field := rule.Field + "." + d.String()
+				rules = append(rules, said{Rule: &core.Rule{RuleID: id, Field: field, DefaultDeny: true}})
 			}
 			for j, traffic := range direction.Traffic {
 				id.Item = int32(j)
@@ -126,7 +129,9 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 
 // itemOf returns what an item of a policy says of a label set. It has no effect if it has no
 // peers.
-func itemOf(id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet) (s said, hasEffect bool) {
+func itemOf(
+	id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet,
+) (s said, hasEffect bool) {
 	r := &core.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
 	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.Anyone)
 	s.Rule = r
@@ -153,7 +158,8 @@ func resolved(ports []tables.PolicyPort, named []tables.NamedPort) []tables.Poli
 		}
 		for _, n := range named {
 			if n.Name == p.Name && n.Protocol == p.Protocol {
-				numbers = append(numbers, tables.PolicyPort{Protocol: p.Protocol, First: n.Port, Last: n.Port})
+				numbers = append(numbers,
+					tables.PolicyPort{Protocol: p.Protocol, First: n.Port, Last: n.Port})
 			}
 		}
 	}
@@ -165,7 +171,11 @@ func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
 	h := sha256.New()
 	fmt.Fprintln(h, alwaysDeny)
 	for _, r := range rules {
-		fmt.Fprintf(h, "%s %q %t %t %t %t %v\n", r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts, r.Ports)
+		fmt.Fprintf(h, "%s %q %t %t %t %t\n",
+			r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)
+		for _, p := range r.Ports { // its text does not tell a port of the name all from all ports
+			fmt.Fprintf(h, "%d %d %d %q\n", p.Protocol, p.First, p.Last, p.Name)
+		}
 		for _, s := range r.selectors {
 			fmt.Fprintf(h, "%q\n", s.Text)
 		}

@@ -50,7 +50,8 @@ func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, err
 		case tables.PeerPods:
 			s.Pods = append(s.Pods, peer.Pods)
 		case tables.PeerCIDR:
-			s.MatchesPods, s.MatchesNodes = r.CIDRMatch.Pods || peer.MatchesPods, r.CIDRMatch.Nodes || peer.MatchesPods
+			s.MatchesPods = r.CIDRMatch.Pods || peer.MatchesPods
+			s.MatchesNodes = r.CIDRMatch.Nodes || peer.MatchesPods
 			if core.IsFamily(peer) {
 				s.Family = bpf.FamilyIPv4
 				if peer.CIDR.Addr().Is6() {
@@ -60,12 +61,15 @@ func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, err
 			}
 			s.Blocks = append(s.Blocks, core.Block{Prefix: peer.CIDR, Except: ordered(peer.Except)})
 		case tables.PeerCIDRGroups:
-			s.MatchesPods, s.MatchesNodes = r.CIDRMatch.Pods || peer.MatchesPods, r.CIDRMatch.Nodes || peer.MatchesPods
+			s.MatchesPods = r.CIDRMatch.Pods || peer.MatchesPods
+			s.MatchesNodes = r.CIDRMatch.Nodes || peer.MatchesPods
+			except := ordered(peer.Except)
 			for g := range r.CIDRGroups.All(in) {
-				if namesGroup(peer, g) {
-					for _, prefix := range g.Prefixes {
-						s.Blocks = append(s.Blocks, core.Block{Prefix: prefix, Except: ordered(peer.Except)})
-					}
+				if !namesGroup(peer, g) {
+					continue
+				}
+				for _, prefix := range g.Prefixes {
+					s.Blocks = append(s.Blocks, core.Block{Prefix: prefix, Except: except})
 				}
 			}
 		case tables.PeerServices:
@@ -101,16 +105,19 @@ func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *co
 		case len(service.Selector) == 0:
 			s.Blocks = append(s.Blocks, r.backendsOf(in, service.Name)...)
 		case len(service.Churning) == 0 || peer.Wide:
-			s.Pods = append(s.Pods, podsOf(service))
+			pods := podsOf(service)
+			if _, err := tables.NewPodMatcher(pods); err == nil { // no pod has such labels
+				s.Pods = append(s.Pods, pods)
+			}
 		}
 	}
 }
 
 // podsOf is the selector of the pods that serve a service, or may.
 func podsOf(s *tables.Service) tables.EgressSelector {
+	text := func(set labels.Set) string { return labels.SelectorFromSet(set).String() }
 	return tables.EgressSelector{
-		Namespaces: labels.SelectorFromSet(labels.Set{corev1.LabelMetadataName: s.Namespace}).String(),
-		Pods:       labels.SelectorFromSet(s.Kept()).String(),
+		Namespaces: text(labels.Set{corev1.LabelMetadataName: s.Namespace}), Pods: text(s.Kept()),
 	}
 }
 
@@ -151,7 +158,9 @@ func namesService(peer tables.PolicyPeer, s *tables.Service) bool {
 }
 
 // markSelectors marks the selectors in use of a kind that name something.
-func (r *rule) markSelectors(in statedb.ReadTxn, kind tables.PeerKind, names func(tables.PolicyPeer) bool, mark func(key)) {
+func (r *rule) markSelectors(
+	in statedb.ReadTxn, kind tables.PeerKind, names func(tables.PolicyPeer) bool, mark func(key),
+) {
 	for s := range r.Selectors.List(in, core.SelectorsByKind(kind)) {
 		if slices.ContainsFunc(s.Peers, names) {
 			mark(key{kind: ofSelector, digest: s.Digest()})
@@ -166,8 +175,8 @@ func (r *rule) markCIDRGroup(in statedb.ReadTxn, old, new *tables.CIDRGroup, mar
 }
 
 func (r *rule) markService(in statedb.ReadTxn, old, new *tables.Service, mark func(key)) {
-	if old != nil && new != nil && maps.Equal(old.Labels, new.Labels) && maps.Equal(old.Selector, new.Selector) &&
-		slices.Equal(old.Churning, new.Churning) {
+	if old != nil && new != nil && maps.Equal(old.Labels, new.Labels) &&
+		maps.Equal(old.Selector, new.Selector) && slices.Equal(old.Churning, new.Churning) {
 		return
 	}
 	r.markSelectors(in, tables.PeerServices, func(p tables.PolicyPeer) bool {
@@ -177,9 +186,13 @@ func (r *rule) markService(in statedb.ReadTxn, old, new *tables.Service, mark fu
 
 func (r *rule) markBackends(in statedb.ReadTxn, b *tables.BackendSlice, mark func(key)) {
 	if b.Service == tables.KubernetesAPIService {
-		r.markSelectors(in, tables.PeerEntity, func(p tables.PolicyPeer) bool { return p.Entity == tables.EntityKubeAPIServer }, mark)
+		r.markSelectors(in, tables.PeerEntity, func(p tables.PolicyPeer) bool {
+			return p.Entity == tables.EntityKubeAPIServer
+		}, mark)
 	}
 	if s, _, found := r.Services.Get(in, tables.ServiceByName(b.Service)); found {
-		r.markSelectors(in, tables.PeerServices, func(p tables.PolicyPeer) bool { return namesService(p, s) }, mark)
+		r.markSelectors(in, tables.PeerServices, func(p tables.PolicyPeer) bool {
+			return namesService(p, s)
+		}, mark)
 	}
 }

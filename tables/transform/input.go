@@ -63,6 +63,21 @@ type feedback[Key comparable] struct{ Input[Key] }
 
 func (feedback[Key]) isFeedback() bool { return true }
 
+// Later is an input whose rows of the first snapshot mark nothing: what they say is taken in
+// with the keys that other inputs mark then.
+func Later[Key comparable](in Input[Key]) Input[Key] { return later[Key]{in} }
+
+type later[Key comparable] struct{ Input[Key] }
+
+func (l later[Key]) changes(
+	former, now statedb.ReadTxn, changed func(func(func(Key))),
+) <-chan struct{} {
+	if former == nil {
+		changed = func(func(func(Key))) {}
+	}
+	return l.Input.changes(former, now, changed)
+}
+
 type input[Row any, Key comparable] struct {
 	table    statedb.Table[Row]
 	marks    func(now statedb.ReadTxn, old, new Row, mark func(Key))

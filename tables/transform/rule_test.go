@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/cilium/statedb"
@@ -254,6 +255,58 @@ func TestPlaces(t *testing.T) {
 	f.work()
 	require.Equal(t, "few-5", f.computed[5], "nothing of the list overtakes")
 	f.check()
+}
+
+// The last keys are computed after all that were marked before them, whatever is marked again
+// meanwhile, by changes of few keys and of many.
+func TestLast(t *testing.T) {
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		f := newFixture(t)
+		f.work()
+		f.runner.Last = func(key string) bool { return strings.HasPrefix(key, "end") }
+		waiting := map[string]map[string]bool{} // what the last keys have to be computed after
+		f.then = func(key string, _ func(string)) {
+			require.Empty(t, waiting[key], "%s is too early", key)
+			for _, before := range waiting {
+				delete(before, key)
+			}
+		}
+		for range 200 {
+			if random.IntN(3) == 0 {
+				require.NoError(t, f.runner.transact())
+				continue
+			}
+			end := fmt.Sprint("end-", random.IntN(2))
+			n := []int{1, 1, 1500}[random.IntN(3)]
+			f.runner.enqueue(func(mark func(string)) {
+				for range n {
+					key := fmt.Sprint(random.IntN(4000))
+					if waiting[end] == nil {
+						waiting[end] = map[string]bool{}
+					}
+					waiting[end][key] = true
+					mark(key)
+				}
+				mark(end)
+			})
+		}
+		f.work()
+	}
+}
+
+// A later input marks nothing of the first snapshot, and everything after it.
+func TestLater(t *testing.T) {
+	f := newFixture(t)
+	f.runner.Inputs[0] = Later(f.runner.Inputs[0])
+	insert := func(i *item) { f.write(func(wtxn statedb.WriteTxn) { f.items.Insert(wtxn, i) }) }
+	insert(&item{1, "a", 1})
+	f.work()
+	require.Empty(t, f.computed)
+	insert(&item{2, "b", 1})
+	insert(&item{1, "c", 1})
+	f.work()
+	require.ElementsMatch(t, []string{"a", "b", "c"}, f.computed)
 }
 
 // Outputs are initialized when all keys of the first snapshot are computed.
