@@ -378,7 +378,9 @@ func (o *oracle) resolution(
 	peers []tables.PolicyPeer, sets []*tables.LabelSet, prefixes []netip.Prefix,
 ) string {
 	var b strings.Builder
-	any := func(is func(tables.PolicyPeer) bool) { fmt.Fprint(&b, slices.ContainsFunc(peers, is), " ") }
+	any := func(is func(tables.PolicyPeer) bool) {
+		fmt.Fprint(&b, slices.ContainsFunc(peers, is), " ")
+	}
 	for _, set := range sets {
 		any(func(p tables.PolicyPeer) bool { return o.peerIsPod(p, set) })
 	}

@@ -172,7 +172,7 @@ func (r *runner[Key]) enqueue(marks func(mark func(Key))) {
 	var keys []Key
 	marks(func(key Key) { keys = append(keys, key) })
 	for _, key := range keys {
-		r.push(key, len(keys) > min(manyKeys, r.limit))
+		r.push(key, len(keys) > min(manyKeys, 2*r.limit))
 	}
 }
 
@@ -217,7 +217,7 @@ func (r *runner[Key]) transact() error {
 			return err
 		}
 		for _, key := range more {
-			r.push(key, q == r.many || len(more) > min(manyKeys, r.limit))
+			r.push(key, q == r.many || len(more) > min(manyKeys, 2*r.limit))
 		}
 	}
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {
