@@ -227,6 +227,19 @@ func TestPortNamedAll(t *testing.T) {
 		func() { put(h, h.NetworkPolicies, &q) })
 }
 
+// A pod elsewhere of which it is not known whether a policy selects it concerns this node when
+// that policy goes, though this node was no gateway of it.
+func TestUnknownElsewhere(t *testing.T) {
+	h := smallNode(t)
+	remove(h, h.Namespaces, &tables.Namespace{Name: "n1"})
+	other := redirect("other", "", "203.0.113.0/24", "zone=b")
+	other.Selectors[0].Namespaces = "team=blue"
+	put(h, h.EgressPolicies, other, redirect("served", "app=a", "203.0.113.0/24", "zone=a"))
+	h.work()
+	h.expect("pods+12 subjects+4 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups+1",
+		func() { remove(h, h.EgressPolicies, other) })
+}
+
 // A pod whose object is gone follows the labels of its node, too.
 func TestNodeOfPodsWithoutObjects(t *testing.T) {
 	h := smallNode(t)
@@ -237,26 +250,38 @@ func TestNodeOfPodsWithoutObjects(t *testing.T) {
 		func() { put(h, h.Nodes, node(here, labels.Set{"zone": "c"})) })
 }
 
-// A subject that was left before the kernel had any of its pods is deleted all the same.
+// A subject that the kernel never had is deleted when the last pod has left it, not before.
 func TestForkOfUnwritten(t *testing.T) {
 	h := smallNode(t)
-	h.step.Limit(1, 1)
+	put(h, h.Locals, localPod(20, "x"))
+	h.work()
+	pod, _, _ := h.Pods.Get(h.db.ReadTxn(), core.PodByAddr(localPod(20, "x").Addr))
+	mirror := &core.PodMirror{Key: pod.MapKey(), Value: pod.MapValue(), Present: true}
+	put(h, h.PodMirrors, mirror)
+	remove(h, h.Locals, localPod(20, "x"))
+	h.work()
+
 	step := func() {
 		_, err := h.step.Step()
 		require.NoError(t, err)
 	}
+	h.step.Limit(1, 1)
+	put(h, h.Locals, localPod(6, "d"), localPod(0, "a")) // both wait, and a sweep behind them
+	again := *mirror
+	put(h, h.PodMirrors, &again)
+	step()
 	put(h, h.NetworkPolicies, allow("p", "app=a", 80))
-	step() // the first of three pods
-	put(h, h.NetworkPolicies, allow("p", "app=a", 81))
-	put(h, h.Locals, localPod(2, "b"))
-	step() // the second one, while the third has yet to leave
-	require.Equal(t, 4, h.Subjects.NumObjects(h.db.ReadTxn()))
-	left, _, found := h.Subjects.Get(h.db.ReadTxn(), core.SubjectsUndesired(true))
+	put(h, h.Locals, localPod(2, "b")) // waits behind the sweep
+	step()
+	step()
+	before := h.db.ReadTxn()
+	p, _, _ := h.Pods.Get(before, core.PodByAddr(localPod(2, "a").Addr))
+	left, _, found := h.Subjects.Get(before, core.SubjectByNumber(p.Subject))
 	require.True(t, found)
-	_, _, desired := h.Pods.Get(h.db.ReadTxn(), core.PodsBySubject(left.Number))
-	require.True(t, desired, "the third pod")
+	require.True(t, left.Undesired, "by a fork")
 	h.work()
-	require.Equal(t, 3, h.Subjects.NumObjects(h.db.ReadTxn()))
+	_, _, found = h.Subjects.Get(h.db.ReadTxn(), core.SubjectByNumber(left.Number))
+	require.False(t, found)
 	(&oracle{h, h.db.ReadTxn()}).check()
 }
 

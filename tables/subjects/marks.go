@@ -221,18 +221,6 @@ func (r *rule) selecting(
 
 // markEgressPolicy marks the pods that a policy selects or selected.
 func (r *rule) markEgressPolicy(in statedb.ReadTxn, old, new *tables.EgressPolicy, mark func(key)) {
-	ofNodes := func(p *tables.EgressPolicy) bool {
-		return p != nil && slices.ContainsFunc(p.Selectors, func(s tables.EgressSelector) bool {
-			return s.Nodes != ""
-		})
-	}
-	if ofNodes(old) != ofNodes(new) { // subjects may be told apart by nodes, or no more
-		for p := range r.Pods.All(in) {
-			if !p.Local {
-				mark(addrKey(p.Addr))
-			}
-		}
-	}
 	for _, p := range []*tables.EgressPolicy{old, new} {
 		if p != nil {
 			mark(key{kind: ofGroup, digest: tables.GroupDigest(p.Gateways)})
