@@ -84,7 +84,7 @@ func (c *coreCluster) construct() {
 			func() corereconcilers.Verdicts {
 				return corereconcilers.Verdicts{Raise: func() {}, Flush: func([]netip.Addr) {}}
 			},
-			tables.NewEgressGatewayTable, tables.NewDesired[*tables.EgressGateway],
+			newDeriveMetrics, tables.NewEgressGatewayTable, tables.NewDesired[*tables.EgressGateway],
 			tables.NewAttachmentTable, statedb.RWTable[*tables.Attachment].ToTable,
 		),
 		cell.Invoke(func(b policytest.Tables) { c.base = b }),
