@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/tables/core"
 )
 
@@ -176,7 +174,7 @@ func (l *loop[R, K, V]) repair(damaged map[K]*V) error {
 	if len(damaged) == 0 {
 		return nil
 	}
-	wtxn := l.db.WriteTxn(l.Desired.RWTable, l.Mirror)
+	wtxn := l.db.WriteTxn(l.Mirror)
 	defer wtxn.Abort()
 	now := l.now()
 	for key, value := range damaged {
@@ -191,13 +189,6 @@ func (l *loop[R, K, V]) repair(damaged map[K]*V) error {
 		l.queue.schedule(t.item, now)
 		if err := l.confirmMirror(wtxn, t); err != nil {
 			return err
-		}
-		if !t.wanted || t.row.GetStatus().Kind != reconciler.StatusKindDone {
-			continue
-		}
-		row := l.WithStatus(t.row, reconciler.StatusPending()) // it is not complete any more
-		if _, _, err := l.Desired.Insert(wtxn, row); err != nil {
-			return fmt.Errorf("write %s: %w", l.Desired.Name(), err)
 		}
 	}
 	wtxn.Commit()

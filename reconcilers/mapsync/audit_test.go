@@ -40,7 +40,7 @@ func TestAudit(t *testing.T) {
 	require.Equal(t, "3 entries", l.health.Status)
 }
 
-// What is damaged is not complete until it is repaired, by way of its gate.
+// What is damaged is repaired by way of its gate, and says so until then.
 func TestAuditGated(t *testing.T) {
 	l := newTestLoop(t, bpf.Spec{}, gated)
 	a := key(32, 10)

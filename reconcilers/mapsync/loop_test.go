@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -209,7 +210,7 @@ func TestOrder(t *testing.T) {
 	l.change(row(key(8, 10), 1), row(key(32, 10, 1, 1, 1), 1))
 	l.rounds()
 	l.writes(&seq)
-	l.change(row(key(8, 10), 0), row(key(32, 10, 1, 1, 1), 0), row(key(16, 10, 1), 2), row(key(24, 10, 1, 1), 3))
+	l.change(row(key(32, 10, 1, 1, 1), 0), row(key(8, 10), 0), row(key(16, 10, 1), 2), row(key(24, 10, 1, 1), 3))
 	l.rounds()
 	require.Equal(t, []string{
 		"update 10.1.1.0/24 -> 3", "update 10.1.0.0/16 -> 2", "delete 10.0.0.0/8", "delete 10.1.1.1/32",
@@ -324,6 +325,15 @@ func TestBounded(t *testing.T) {
 	require.True(t, l.passed)
 	l.rounds()
 	l.requireSettled()
+
+	for _, r := range rows {
+		r.Value = 0
+	}
+	l.change(rows...)
+	_, err = l.round()
+	require.NoError(t, err)
+	left := statedb.Collect(l.Mirror.List(l.db.ReadTxn(), core.MirrorsUndesired[prefixKey, number]()))
+	require.Len(t, left, maxRound+1, "the mirror says at once what is not desired any more")
 }
 
 // Numbers come to the table a moment after the writes that they are of.
