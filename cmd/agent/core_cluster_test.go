@@ -166,16 +166,10 @@ func (c *coreCluster) world() *policytest.World {
 
 // rest waits until nothing changes any more, and compares.
 func (c *coreCluster) rest(ctx context.Context) error {
-	deadline := time.Now().Add(settleTimeout)
-	for {
-		if err := c.quiet(ctx, deadline); err != nil {
-			return err
-		}
-		err := c.compare()
-		if err == nil || time.Now().After(deadline) {
-			return errors.Join(err, c.policies.rest(c.world()))
-		}
+	if err := c.quiet(ctx, time.Now().Add(settleTimeout)); err != nil {
+		return err
 	}
+	return errors.Join(c.compare(), c.policies.rest(c.world()))
 }
 
 // quiet waits until neither tables nor maps have changed for longer than a grace period.
@@ -196,10 +190,23 @@ func (c *coreCluster) quiet(ctx context.Context, deadline time.Time) error {
 			return ctx.Err()
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("not at rest after %s", settleTimeout)
+			return fmt.Errorf("not at rest after %s: %s changes", settleTimeout, c.restless())
 		}
 	}
 	return nil
+}
+
+// restless returns the tables that change.
+func (c *coreCluster) restless() (names []string) {
+	before := c.base.DB.ReadTxn()
+	time.Sleep(time.Second)
+	now := c.base.DB.ReadTxn()
+	for _, table := range c.base.DB.GetTables(now) {
+		if changes := table.Revision(now) - table.Revision(before); changes > 0 {
+			names = append(names, fmt.Sprintf("%s (%d)", table.Name(), changes))
+		}
+	}
+	return append(names, c.api.Pending())
 }
 
 // compare says where the maps make something else of packets than the policies do.

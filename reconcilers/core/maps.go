@@ -44,7 +44,8 @@ func pods(p *params, g *gates) mapsync.Config[*core.Pod, bpf.PodKey, core.PodVal
 		WithStatus: withStatus[*core.Pod],
 		ByKey:      func(k bpf.PodKey) statedb.Query[*core.Pod] { return core.PodByAddr(k.Addr.Addr()) },
 		Refers: func(row *core.Pod, kernel *core.PodValue) (refers []mapsync.Reference) {
-			if kernel == nil || kernel.Subject != row.Subject {
+			// A pod without a subject is held.
+			if row.Subject != 0 && (kernel == nil || kernel.Subject != row.Subject) {
 				refers = append(refers, g.subject.On(row.Subject))
 			}
 			if row.IfIndex != 0 && (kernel == nil || kernel.IfIndex != row.IfIndex) {
