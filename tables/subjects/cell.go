@@ -26,9 +26,10 @@ var Cell = cell.Module(
 	"subjects",
 	"What policies say of pods",
 
-	cell.Config(Config{Enforcement: string(tables.EnforcementDefault)}),
+	cell.Config(DefaultConfig),
 	cell.ProvidePrivate(
 		Config.cidrMatch,
+		Config.maxEntries,
 		core.NewPodTable,
 		core.NewSubjectTable,
 		core.NewRouteTable,
@@ -90,6 +91,7 @@ type params struct {
 	LocalNode   tables.LocalNode
 	Enforcement tables.Enforcement
 	CIDRMatch   CIDRMatch
+	MaxEntries  MaxEntries
 }
 
 // CIDRMatch is what the prefixes of Cilium's policies select inside the cluster.

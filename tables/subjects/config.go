@@ -15,7 +15,14 @@ import (
 type Config struct {
 	Enforcement     string   `mapstructure:"enforcement"`
 	PolicyCIDRMatch []string `mapstructure:"policy-cidr-match"`
+
+	// MaxRulesetEntries bounds the entries that what all policies say of a pod may come to.
+	MaxRulesetEntries int `mapstructure:"max-ruleset-entries"`
 }
+
+// DefaultConfig enforces the policies that select a pod. A ruleset may take an eighth of the
+// default size of the maps.
+var DefaultConfig = Config{Enforcement: string(tables.EnforcementDefault), MaxRulesetEntries: 16384}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
@@ -25,6 +32,9 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.StringSlice("policy-cidr-match", c.PolicyCIDRMatch,
 		"What CIDR rules of Cilium's policies select inside the cluster: pods, nodes, or both "+
 			"(none if empty). Those of Kubernetes always select both")
+	flags.Int("max-ruleset-entries", c.MaxRulesetEntries,
+		"Entries of maps that the network policies of a pod may come to: a pod whose policies are "+
+			"larger is isolated in the directions that they are about")
 }
 
 func (c Config) enforcement() (tables.Enforcement, error) {
@@ -33,6 +43,16 @@ func (c Config) enforcement() (tables.Enforcement, error) {
 		return e, nil
 	}
 	return "", fmt.Errorf("parse --enforcement %q: want default, always or never", c.Enforcement)
+}
+
+// MaxEntries is --max-ruleset-entries.
+type MaxEntries int
+
+func (c Config) maxEntries() (MaxEntries, error) {
+	if c.MaxRulesetEntries < 1 {
+		return 0, fmt.Errorf("--max-ruleset-entries %d: want at least 1", c.MaxRulesetEntries)
+	}
+	return MaxEntries(c.MaxRulesetEntries), nil
 }
 
 func (c Config) cidrMatch() (CIDRMatch, error) {

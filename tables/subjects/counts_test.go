@@ -265,7 +265,7 @@ func TestForkOfUnwritten(t *testing.T) {
 		_, err := h.step.Step()
 		require.NoError(t, err)
 	}
-	h.step.Limit(1, 1)
+	h.step.Limit(1, 200)
 	put(h, h.Locals, localPod(6, "d"), localPod(0, "a")) // both wait, and a sweep behind them
 	again := *mirror
 	put(h, h.PodMirrors, &again)

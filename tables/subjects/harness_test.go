@@ -65,6 +65,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 		PodMirrors: h.PodMirrors, SubjectMirrors: h.SubjectMirrors,
 		RouteMirrors: h.RouteMirrors, EgressMirrors: h.EgressMirrors,
 		LocalNode: tables.LocalNode{Name: here}, Enforcement: enforcement, CIDRMatch: match,
+		MaxEntries: MaxEntries(DefaultConfig.MaxRulesetEntries),
 	}
 	fill(h, &p.Pods, core.NewPodTable)
 	fill(h, &p.Subjects, core.NewSubjectTable)

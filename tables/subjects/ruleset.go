@@ -42,7 +42,12 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		desired.Undesired = false
 		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
 	}
-	r := &core.Ruleset{Life: core.Life{Number: c.number()}, Digest: digest, AlwaysDeny: alwaysDeny}
+	r := &core.Ruleset{
+		Life: core.Life{Number: c.number()}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
+	}
+	if r.TooLarge != "" {
+		all = isolation(all)
+	}
 	for _, s := range all {
 		for _, spec := range s.selectors {
 			number, err := c.selector(spec)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/core"
+)
+
+// blocks are peers by n prefixes.
+func blocks(from, n int) (peers []tables.PolicyPeer) {
+	for i := from; i < from+n; i++ {
+		prefix := netip.MustParsePrefix(fmt.Sprintf("203.%d.%d.0/24", i/256, i%256))
+		peers = append(peers, tables.PolicyPeer{
+			Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefix},
+		})
+	}
+	return peers
+}
+
+func ports(n int) (ports []tables.PolicyPort) {
+	for i := range n {
+		port := uint16(1000 + 2*i)
+		ports = append(ports, tables.PolicyPort{Protocol: 6, First: port, Last: port})
+	}
+	return ports
+}
+
+func allowing(name string, items ...tables.PolicyTraffic) *tables.NetworkPolicy {
+	return &tables.NetworkPolicy{
+		Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "n1", Name: name},
+		Rules: []tables.PolicyRule{{
+			Field: "spec", Subject: inN1("app=a"),
+			Ingress: tables.PolicyDirection{DefaultDeny: true, Traffic: items},
+		}},
+	}
+}
+
+func (h *harness) rulesetOf(addr netip.Addr) *core.Ruleset {
+	txn := h.db.ReadTxn()
+	pod, _, _ := h.Pods.Get(txn, core.PodByAddr(addr))
+	subject, _, _ := h.Subjects.Get(txn, core.SubjectByNumber(pod.Subject))
+	r, _, _ := h.Rulesets.Get(txn, core.RulesetByNumber(subject.Ruleset))
+	return r
+}
+
+// A rule of 800 prefixes and 800 ports is small, as its prefixes are one selector. As many
+// rules of a prefix and 800 ports each are too large: the pod is isolated in their direction,
+// the row names the figure and the biggest rule, and other pods have what they had.
+func TestTooLarge(t *testing.T) {
+	h := smallNode(t)
+	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
+	put(h, h.NetworkPolicies, allow("other", "app=b", 80),
+		allowing("large", tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 800), Ports: ports(800)}))
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+	require.Len(t, h.rulesetOf(a).Rules, 2)
+
+	var items []tables.PolicyTraffic
+	for i := range 800 {
+		items = append(items, tables.PolicyTraffic{
+			Field: fmt.Sprintf("spec.ingress[%d]", i), Peers: blocks(i, 1), Ports: ports(800),
+		})
+	}
+	items[3].Ports = ports(900)
+	before := h.rulesetOf(b)
+	put(h, h.NetworkPolicies, allowing("large", items...))
+	h.work()
+	r := h.rulesetOf(a)
+	require.Regexp(t,
+		`^64\d{4} entries, more than --max-ruleset-entries=16384; `+
+			`the biggest rule is NetworkPolicy/n1/large spec.ingress\[3\] with 91\d$`, r.TooLarge)
+	require.Len(t, r.Rules, 1)
+	require.True(t, r.Rules[0].DefaultDeny)
+	require.Equal(t, bpf.DirectionIngress, r.Rules[0].Direction)
+	require.Equal(t, before, h.rulesetOf(b))
+
+	put(h, h.NetworkPolicies, allowing("large", items[:10]...))
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+	require.Len(t, h.rulesetOf(a).Rules, 11)
+}
