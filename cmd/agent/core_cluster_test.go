@@ -276,3 +276,35 @@ func TestCoreEvents(t *testing.T) {
 		})
 	}
 }
+
+// Many events at once, with writes that fail. When these stop, the maps make of packets what
+// the policies ask for, with no new event; and no packet ever meets an object that is not
+// complete.
+func TestCoreStorms(t *testing.T) {
+	for seed := range randomSeeds(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			c := newCoreCluster(t, 1000+seed)
+			c.start()
+			for i := range 8 {
+				random := rand.New(rand.NewPCG(c.Uint64(), 0))
+				c.memory.Inject(func(string, bpf.Op) error {
+					if random.IntN(5) == 0 {
+						return errFault
+					}
+					return nil
+				})
+				var storm []string
+				for range 1 + c.IntN(6) {
+					storm = append(storm, c.change().String())
+				}
+				time.Sleep(20 * settledPause)
+				c.memory.Inject(nil)
+				require.NoError(t, c.quiet(t.Context(), time.Now().Add(settleTimeout)))
+				require.NoError(t, c.compare(), "storm %d: %s", i, storm)
+				require.NoError(t, c.policies.withoutVerdicts(), "storm %d: %s", i, storm)
+				c.look()
+			}
+		})
+	}
+}
