@@ -52,8 +52,10 @@ func newCoreCluster(t *testing.T, seed uint64) *coreCluster {
 	random := policytest.NewGenerator(seed)
 	c := &coreCluster{
 		Generator: random, t: t,
-		args: append([]string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"}, policyFlags(random)...),
-		api:  kubernetes.NewFakeAPI(), netlink: netlink.NewFake(), memory: bpf.NewMemory(),
+		args: append(
+			[]string{"--node-name=" + policytest.LocalNode, "--retry-min=2ms", "--retry-max=20ms"},
+			policyFlags(random)...),
+		api: kubernetes.NewFakeAPI(), netlink: netlink.NewFake(), memory: bpf.NewMemory(),
 	}
 	c.cluster.args = c.args
 	hostAllowed := c.cluster.policyOptions().HostAllowed
@@ -98,9 +100,14 @@ func (c *coreCluster) construct() {
 // coreMaps are the maps of the core in memory.
 func coreMaps(m *bpf.Memory) (maps corereconcilers.Maps, err error) {
 	return corereconcilers.Maps{
-		Pods:     openMemory[bpf.PodKey, core.PodValue](m, "sluice_pods", bpf.TypeHash, &err),
-		IPCache:  openMemory[bpf.IPCacheKey, core.IPCacheValue](m, "sluice_ipcache", bpf.TypeLPM, &err),
-		Subjects: openMemory[core.SubjectKey, core.SubjectValue](m, "sluice_subjects", bpf.TypeHash, &err),
+		Pods:    openMemory[bpf.PodKey, core.PodValue](m, "sluice_pods", bpf.TypeHash, &err),
+		IPCache: openMemory[bpf.IPCacheKey, core.IPCacheValue](m, "sluice_ipcache", bpf.TypeLPM, &err),
+		Subjects: openMemory[core.SubjectKey, core.SubjectValue](
+			m,
+			"sluice_subjects",
+			bpf.TypeHash,
+			&err,
+		),
 		Routes:   openMemory[core.SubjectKey, core.RouteValue](m, "sluice_routes", bpf.TypeHash, &err),
 		Peers:    openMemory[core.PeerKey, core.PeerValue](m, "sluice_peers", bpf.TypeHash, &err),
 		Policy:   openMemory[core.PolicyKey, core.PolicyValue](m, "sluice_policy", bpf.TypeHash, &err),
@@ -118,7 +125,11 @@ func openMemory[K, V comparable](m *bpf.Memory, name string, t bpf.Type, err *er
 
 // coreVerdict is what the maps make of a packet, in the order of the programs' lookups.
 func coreVerdict(r bpf.Reader, p policytest.Packet, hostAllowed bool) string {
-	pod, found := bpf.Get[bpf.PodKey, core.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)})
+	pod, found := bpf.Get[bpf.PodKey, core.PodValue](
+		r,
+		"sluice_pods",
+		bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)},
+	)
 	if !found || pod.Flags&core.PodLocal == 0 {
 		return notHere
 	}
@@ -130,14 +141,22 @@ func coreVerdict(r bpf.Reader, p policytest.Packet, hostAllowed bool) string {
 	if pod.Subject == 0 {
 		return heldNew
 	}
-	subject, found := bpf.Get[core.SubjectKey, core.SubjectValue](r, "sluice_subjects", core.SubjectKey{Subject: pod.Subject})
+	subject, found := bpf.Get[core.SubjectKey, core.SubjectValue](
+		r,
+		"sluice_subjects",
+		core.SubjectKey{Subject: pod.Subject},
+	)
 	if !found {
 		return noMatch
 	}
 	if subject.Ruleset == core.EmptyRuleset {
 		return allowed
 	}
-	peer, found := bpf.Get[core.PeerKey, core.PeerValue](r, "sluice_peers", core.PeerKey{Member: known.Value.Member})
+	peer, found := bpf.Get[core.PeerKey, core.PeerValue](
+		r,
+		"sluice_peers",
+		core.PeerKey{Member: known.Value.Member},
+	)
 	if !found {
 		return noMatch
 	}
@@ -212,7 +231,10 @@ func (c *coreCluster) restless() (names []string) {
 // compare says where the maps make something else of packets than the policies do.
 func (c *coreCluster) compare() (err error) {
 	w := c.world()
-	packets := w.Packets(rand.New(rand.NewPCG(uint64(len(w.Policies)), uint64(len(w.Endpoints)))), comparedPackets)
+	packets := w.Packets(
+		rand.New(rand.NewPCG(uint64(len(w.Policies)), uint64(len(w.Endpoints)))),
+		comparedPackets,
+	)
 	c.memory.Read(func(r bpf.Reader) {
 		for _, p := range packets {
 			want, why := w.Verdict(p)
@@ -221,7 +243,10 @@ func (c *coreCluster) compare() (err error) {
 				text = heldNew
 			}
 			if got := coreVerdict(r, p, w.HostAllowed); got != text {
-				err = errors.Join(err, fmt.Errorf("%s: by the maps %s, by the policies %s, %s", p, got, text, why))
+				err = errors.Join(
+					err,
+					fmt.Errorf("%s: by the maps %s, by the policies %s, %s", p, got, text, why),
+				)
 			}
 		}
 	})

@@ -84,7 +84,10 @@ func (b *bench) atOnce(name string, change func(), complete func() bool) {
 	before, start := b.rest(), time.Now()
 	change()
 	last, after := b.settle(settleTime, complete)
-	b.results = append(b.results, resultOf(name, []time.Duration{last.Sub(start)}, after.since(before)))
+	b.results = append(
+		b.results,
+		resultOf(name, []time.Duration{last.Sub(start)}, after.since(before)),
+	)
 }
 
 // eventTimeout is for one event to have its effect in the kernel.

@@ -35,7 +35,12 @@ type controlTables struct {
 }
 
 func measureControl(w io.Writer, p site, o controlOptions) error {
-	fmt.Fprintf(w, "control: egress policies, maps in %s; each event measured %d times\n", p.mode, o.samples)
+	fmt.Fprintf(
+		w,
+		"control: egress policies, maps in %s; each event measured %d times\n",
+		p.mode,
+		o.samples,
+	)
 	for _, endpoints := range o.endpoints {
 		for _, policies := range o.policies {
 			var mirrors controlTables
@@ -83,7 +88,8 @@ func (b *controlBench) coldStart(mirrors controlTables) uint64 {
 		b.complete()
 	}, func() bool {
 		txn := b.db.ReadTxn()
-		return mirrors.sources.NumObjects(txn) >= b.endpoints && mirrors.ipcache.NumObjects(txn) >= b.endpoints
+		return mirrors.sources.NumObjects(txn) >= b.endpoints &&
+			mirrors.ipcache.NumObjects(txn) >= b.endpoints
 	})
 	return heap()
 }
@@ -101,15 +107,22 @@ func (b *controlBench) bareWrite(int) (time.Duration, error) {
 }
 
 // endpointComes waits until the kernel selects the pod, or does not any more.
-func (b *controlBench) endpointComes(i int, e *tables.Endpoint, selected bool) (time.Duration, error) {
+func (b *controlBench) endpointComes(
+	i int,
+	e *tables.Endpoint,
+	selected bool,
+) (time.Duration, error) {
 	key := sourceKey(i)
-	return b.await(func() time.Time { return commit(b.world, b.base.Endpoints, e) }, func(written any) (bool, error) {
-		if !hasKey(written, key) {
-			return false, nil
-		}
-		_, found, err := bpf.Lookup(b.maps.Sources, key)
-		return found == selected, err
-	})
+	return b.await(
+		func() time.Time { return commit(b.world, b.base.Endpoints, e) },
+		func(written any) (bool, error) {
+			if !hasKey(written, key) {
+				return false, nil
+			}
+			_, found, err := bpf.Lookup(b.maps.Sources, key)
+			return found == selected, err
+		},
+	)
 }
 
 // A pod of a known application on another node: two writes on this gateway
@@ -138,16 +151,19 @@ func (b *controlBench) relabel(i int) (time.Duration, error) {
 // The destination of a policy that selects every pod.
 func (b *controlBench) changePolicy(i int) (time.Duration, error) {
 	p := policy(0, i%2+1)
-	return b.await(func() time.Time { return commit(b.world, b.base.Policies, p) }, func(written any) (bool, error) {
-		keys, _ := written.([]bpf.EgressKey)
-		for _, key := range keys {
-			if key.Prefix() == p.Destinations[0] {
-				_, found, err := bpf.Lookup(b.maps.Egress, key)
-				return found, err
+	return b.await(
+		func() time.Time { return commit(b.world, b.base.Policies, p) },
+		func(written any) (bool, error) {
+			keys, _ := written.([]bpf.EgressKey)
+			for _, key := range keys {
+				if key.Prefix() == p.Destinations[0] {
+					_, found, err := bpf.Lookup(b.maps.Egress, key)
+					return found, err
+				}
 			}
-		}
-		return false, nil
-	})
+			return false, nil
+		},
+	)
 }
 
 // The elected gateway turns not ready or ready again: its buckets are rewritten.
@@ -167,15 +183,18 @@ func (b *controlBench) changeGateway(i int) (time.Duration, error) {
 			others[e.Key] = true
 		}
 	}
-	return b.await(func() time.Time { return commit(b.world, b.base.Nodes, node(0, ready)) }, func(written any) (bool, error) {
-		keys, _ := written.([]bpf.GatewayKey)
-		for _, key := range keys {
-			if v, _, err := bpf.Lookup(b.maps.Gateways, key); err != nil {
-				return false, err
-			} else if v.Gateway == want {
-				delete(others, key)
+	return b.await(
+		func() time.Time { return commit(b.world, b.base.Nodes, node(0, ready)) },
+		func(written any) (bool, error) {
+			keys, _ := written.([]bpf.GatewayKey)
+			for _, key := range keys {
+				if v, _, err := bpf.Lookup(b.maps.Gateways, key); err != nil {
+					return false, err
+				} else if v.Gateway == want {
+					delete(others, key)
+				}
 			}
-		}
-		return len(keys) > 0 && len(others) == 0, nil
-	})
+			return len(keys) > 0 && len(others) == 0, nil
+		},
+	)
 }

@@ -25,9 +25,18 @@ type gcOptions struct {
 
 func gcFlags(flags *pflag.FlagSet) *gcOptions {
 	o := &gcOptions{volume: 128 << 10, sparse: 512 << 10}
-	flags.IntSliceVar(&o.sizes, "gc-sizes", []int{8 << 10, 512 << 10},
-		"numbers of connections, in maps with room for twice as many; each takes some 300 bytes, with translations 750")
-	flags.IntVar(&o.rounds, "gc-rounds", 5, "rounds of measuring garbage collection; in each both ways have their turn")
+	flags.IntSliceVar(
+		&o.sizes,
+		"gc-sizes",
+		[]int{8 << 10, 512 << 10},
+		"numbers of connections, in maps with room for twice as many; each takes some 300 bytes, with translations 750",
+	)
+	flags.IntVar(
+		&o.rounds,
+		"gc-rounds",
+		5,
+		"rounds of measuring garbage collection; in each both ways have their turn",
+	)
 	return o
 }
 
@@ -74,8 +83,15 @@ func measureGC(ctx context.Context, w io.Writer, o *gcOptions) error {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest)\n", o.rounds)
-	fmt.Fprintln(w, "  CPU time for each connection of the map, removed or not. Both ways have their turn in each round.")
+	fmt.Fprintf(
+		w,
+		"\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest)\n",
+		o.rounds,
+	)
+	fmt.Fprintln(
+		w,
+		"  CPU time for each connection of the map, removed or not. Both ways have their turn in each round.",
+	)
 	fmt.Fprintln(w, "  Seed: reads batches, and deletes each that had expired.")
 	fmt.Fprintf(w, "  %-30s %8s  %-10s %24s %24s %18s %20s\n",
 		"connections, room", "expired", "method", "ns", "seed ns", "times less", "longest run, us")
@@ -127,8 +143,19 @@ func (o *gcOptions) compare(ctx context.Context, w io.Writer, c gcCase, percents
 			ratio = append(ratio, float64(b.cpu)/float64(a.cpu))
 			longest, method = append(longest, a.longest.Seconds()*1e6), a.method
 		}
-		fmt.Fprintf(w, "  %-30s %6d %%  %-10s %24s %24s %18s %20s\n", c, c.percent, method,
-			spreadOf(own).text(0), spreadOf(seed).text(0), spreadOf(ratio).text(1), spreadOf(longest).text(0))
+		fmt.Fprintf(
+			w,
+			"  %-30s %6d %%  %-10s %24s %24s %18s %20s\n",
+			c,
+			c.percent,
+			method,
+			spreadOf(
+				own,
+			).text(0),
+			spreadOf(seed).text(0),
+			spreadOf(ratio).text(1),
+			spreadOf(longest).text(0),
+		)
 	}
 	return nil
 }
@@ -145,7 +172,12 @@ func collect(ctx context.Context, c *gc.Collector, orphans bool) (r gcRun, err e
 	for _, p := range passes {
 		r.longest = max(r.longest, p.LongestRun)
 		if p.Failed > 0 || p.Deferred > 0 {
-			return r, fmt.Errorf("map %s: %d entries could not be removed, %d not be told of", p.Map, p.Failed, p.Deferred)
+			return r, fmt.Errorf(
+				"map %s: %d entries could not be removed, %d not be told of",
+				p.Map,
+				p.Failed,
+				p.Deferred,
+			)
 		}
 	}
 	return r, nil
@@ -161,7 +193,13 @@ func (m *gcMaps) runs(n int, collect func() (gcRun, error)) (sum gcRun, err erro
 		}
 		// A pass may leave out neighbors of what it removes.
 		if r.removed > want || r.removed < want*98/100 || r.scanned < m.entries*98/100 {
-			return sum, fmt.Errorf("%d connections were looked at, not %d, and %d removed, not %d", r.scanned, m.entries, r.removed, want)
+			return sum, fmt.Errorf(
+				"%d connections were looked at, not %d, and %d removed, not %d",
+				r.scanned,
+				m.entries,
+				r.removed,
+				want,
+			)
 		}
 		sum.cpu, sum.longest, sum.method = sum.cpu+r.cpu, max(sum.longest, r.longest), r.method
 		if err := m.age(m.percent); err != nil {

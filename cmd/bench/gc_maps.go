@@ -24,7 +24,10 @@ const (
 // gcFlow is one of 16 million TCP connections.
 func gcFlow(i int) ctmap.Tuple {
 	return ctmap.Tuple{
-		Source:      netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 40000),
+		Source: netip.AddrPortFrom(
+			netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}),
+			40000,
+		),
 		Destination: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 1}), 80),
 		Protocol:    unix.IPPROTO_TCP,
 	}
@@ -32,13 +35,21 @@ func gcFlow(i int) ctmap.Tuple {
 
 // gcEgress is what it leaves with.
 func gcEgress(i int) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 22), byte(i >> 14)}), uint16(1024+i&(1<<14-1)))
+	return netip.AddrPortFrom(
+		netip.AddrFrom4([4]byte{198, 18, byte(i >> 22), byte(i >> 14)}),
+		uint16(1024+i&(1<<14-1)),
+	)
 }
 
 // gcReplies is the tuple of the replies to it.
 func gcReplies(i int) ctmap.Tuple {
 	t := gcFlow(i)
-	return ctmap.Tuple{Source: t.Destination, Destination: gcEgress(i), Protocol: t.Protocol, Flags: ctmap.In}
+	return ctmap.Tuple{
+		Source:      t.Destination,
+		Destination: gcEgress(i),
+		Protocol:    t.Protocol,
+		Flags:       ctmap.In,
+	}
 }
 
 // gcMaps are maps of connections, and of their translations where they have any.
@@ -114,11 +125,16 @@ func (m *gcMaps) fill(chosen func(i int) bool) error {
 		tuples = append(tuples, gcFlow(i), gcReplies(i))
 		for _, to := range []netip.AddrPort{gcEgress(i), gcFlow(i).Source} {
 			translations = append(translations, natmap.Entry4{
-				Created: uint64(used) * 1e9, NeedsCT: 1, Used: used, Addr: to.Addr().As4(), Port: ctmap.PortFrom(to.Port()),
+				Created: uint64(
+					used,
+				) * 1e9, NeedsCT: 1, Used: used, Addr: to.Addr().As4(), Port: ctmap.PortFrom(to.Port()),
 			})
 		}
 	}
-	return errors.Join(put(m.CT4TCP, flows, ctmap.NewKey4, connections), put(m.NAT4, tuples, natmap.NewKey4, translations))
+	return errors.Join(
+		put(m.CT4TCP, flows, ctmap.NewKey4, connections),
+		put(m.NAT4, tuples, natmap.NewKey4, translations),
+	)
 }
 
 // put writes entries of a map at once.

@@ -36,7 +36,11 @@ func collectSeed(ct, nat *ebpf.Map, now uint32) (r gcRun, err error) {
 		return forgetSeed(nat, k)
 	})
 	if err == nil && nat != nil {
-		err = eachBatched(nat, &r.longest, func(k *natmap.Key4, e *natmap.Entry4) error { return orphanSeed(ct, nat, k, e) })
+		err = eachBatched(
+			nat,
+			&r.longest,
+			func(k *natmap.Key4, e *natmap.Entry4) error { return orphanSeed(ct, nat, k, e) },
+		)
 	}
 	r.cpu = threadTime() - begun
 	return r, err
@@ -45,7 +49,13 @@ func collectSeed(ct, nat *ebpf.Map, now uint32) (r gcRun, err error) {
 // forgetSeed removes both translations of a connection. Its key has the addresses
 // in the other order.
 func forgetSeed(nat *ebpf.Map, ct *ctmap.Key4) error {
-	key := natmap.Key4{DestAddr: ct.SourceAddr, SourceAddr: ct.DestAddr, DestPort: ct.DestPort, SourcePort: ct.SourcePort, Protocol: ct.Protocol}
+	key := natmap.Key4{
+		DestAddr:   ct.SourceAddr,
+		SourceAddr: ct.DestAddr,
+		DestPort:   ct.DestPort,
+		SourcePort: ct.SourcePort,
+		Protocol:   ct.Protocol,
+	}
 	var to natmap.Entry4
 	if err := nat.Lookup(&key, &to); err != nil {
 		return gone(err)
@@ -66,7 +76,13 @@ func orphanSeed(ct, nat *ebpf.Map, k *natmap.Key4, e *natmap.Entry4) error {
 		DestAddr: k.SourceAddr, SourceAddr: k.DestAddr, DestPort: k.DestPort, SourcePort: k.SourcePort, Protocol: k.Protocol,
 	}
 	if k.Flags&ctmap.In != 0 {
-		flow = ctmap.Key4{DestAddr: e.Addr, SourceAddr: k.SourceAddr, DestPort: k.SourcePort, SourcePort: e.Port, Protocol: k.Protocol}
+		flow = ctmap.Key4{
+			DestAddr:   e.Addr,
+			SourceAddr: k.SourceAddr,
+			DestPort:   k.SourcePort,
+			SourcePort: e.Port,
+			Protocol:   k.Protocol,
+		}
 	}
 	var found ctmap.Entry
 	err := ct.Lookup(&flow, &found)

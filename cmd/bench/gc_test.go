@@ -60,13 +60,23 @@ func TestGCWaysRemoveTheSame(t *testing.T) {
 			run, err := maps.runs(1, way)
 			require.NoError(t, err)
 			require.Positive(t, run.cpu)
-			require.Equal(t, map[string]int{ctmap.CT4TCP: 2000, natmap.Name4: 4000}, entries(), "it is put back")
+			require.Equal(
+				t,
+				map[string]int{ctmap.CT4TCP: 2000, natmap.Name4: 4000},
+				entries(),
+				"it is put back",
+			)
 		}
 	}
 	require.NoError(t, maps.age(100))
 	_, err = seeds()
 	require.NoError(t, err)
-	require.Equal(t, map[string]int{ctmap.CT4TCP: 0, natmap.Name4: 0}, entries(), "the seed's way takes translations along")
+	require.Equal(
+		t,
+		map[string]int{ctmap.CT4TCP: 0, natmap.Name4: 0},
+		entries(),
+		"the seed's way takes translations along",
+	)
 
 	maps.percent = 50
 	_, err = maps.runs(1, ours)

@@ -26,7 +26,10 @@ func (b *policyBench) podsCome(asked afterWrite, pods ...*tables.Endpoint) (time
 
 // podsGo returns how long it takes until the addresses of pods are gone.
 func (b *policyBench) podsGo(pods ...*tables.Endpoint) (time.Duration, error) {
-	return b.await(func() time.Time { return remove(b.world, b.base.Endpoints, pods...) }, allWritten(pods))
+	return b.await(
+		func() time.Time { return remove(b.world, b.base.Endpoints, pods...) },
+		allWritten(pods),
+	)
 }
 
 // allWritten asks whether the addresses of all pods have been written, or deleted.
@@ -44,7 +47,11 @@ func allWritten(pods []*tables.Endpoint) afterWrite {
 	}
 }
 
-func addrKey(addr netip.Addr) bpf.IPCacheKey { return bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, 32)) }
+func addrKey(
+	addr netip.Addr,
+) bpf.IPCacheKey {
+	return bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, 32))
+}
 
 // peerClass returns the class that the kernel has an address in.
 func (b *policyBench) peerClass(pod int) (uint32, error) {
@@ -156,9 +163,13 @@ func (b *policyBench) onePolicy(samples int) error {
 	if len(all) == 0 {
 		return nil
 	}
-	return b.event("policy of one pod goes, or comes", samples+samples%2, func(i int) (time.Duration, error) {
-		return b.changePolicyOfPod(all[i/2%len(all)], i%2 == 1)
-	})
+	return b.event(
+		"policy of one pod goes, or comes",
+		samples+samples%2,
+		func(i int) (time.Duration, error) {
+			return b.changePolicyOfPod(all[i/2%len(all)], i%2 == 1)
+		},
+	)
 }
 
 // changing returns what has a policy come, or go.
@@ -183,7 +194,10 @@ func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error)
 			}
 		}
 		if b.allPods || len(pods) == 0 {
-			return b.awaitTables(change(), func() bool { return b.applied(p) == comes && b.removed(p) != comes })
+			return b.awaitTables(
+				change(),
+				func() bool { return b.applied(p) == comes && b.removed(p) != comes },
+			)
 		}
 		return b.await(change, func(any) (bool, error) {
 			for _, pod := range pods {
@@ -228,6 +242,10 @@ func (b *policyBench) manyPrefixes(n int) (err error) {
 		}
 	}, func() bool { return b.applied(huge) && b.inKernel() })
 	b.results = append(b.results, resultOf("policy of one pod meanwhile", meanwhile, cost{}))
-	b.atOnce("policy of prefixes goes", func() { remove(b.world, b.base.NetworkPolicies, huge) }, func() bool { return b.removed(huge) })
+	b.atOnce(
+		"policy of prefixes goes",
+		func() { remove(b.world, b.base.NetworkPolicies, huge) },
+		func() bool { return b.removed(huge) },
+	)
 	return err
 }

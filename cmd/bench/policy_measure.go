@@ -48,7 +48,11 @@ func (s policyScenario) inWorld(p site, pods int, do func(*policyBench) error) e
 }
 
 // measure measures a scenario, and prints what came of it.
-func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results []result, err error) {
+func (s policyScenario) measure(
+	w io.Writer,
+	p site,
+	o *policyOptions,
+) (results []result, err error) {
 	var without uint64
 	err = s.inWorld(p, s.identities, func(b *policyBench) error {
 		b.coldStart(nil)
@@ -90,7 +94,13 @@ func (s policyScenario) measure(w io.Writer, p site, o *policyOptions) (results 
 		)
 		results = b.results
 		fmt.Fprintf(w, "\npolicy %s\n", s)
-		fmt.Fprintf(w, "  %d identities, %d entries for them: here %d entries\n", s.identities, s.perIdentity(), entries)
+		fmt.Fprintf(
+			w,
+			"  %d identities, %d entries for them: here %d entries\n",
+			s.identities,
+			s.perIdentity(),
+			entries,
+		)
 		fmt.Fprintf(w, "  heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
 			float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(without))/1e6)
 		printResults(w, results)
@@ -185,7 +195,14 @@ func (b *policyBench) verify() (entries int, err error) {
 			return 0, err
 		}
 		if got != want {
-			return 0, fmt.Errorf("pod %d from pod %d, port %d: allowed %t, want %t", pod, peer, port, got, want)
+			return 0, fmt.Errorf(
+				"pod %d from pod %d, port %d: allowed %t, want %t",
+				pod,
+				peer,
+				port,
+				got,
+				want,
+			)
 		}
 	}
 	return len(all), nil
@@ -204,11 +221,15 @@ func (w *world) allowed(pod, peer int, port uint16) (bool, error) {
 	var best bpf.PolicyValue
 	decided := false
 	for _, class := range []uint32{at.PeerClass, bpf.AnyPeerClass} {
-		v, found, err := bpf.Lookup(w.maps.Policy, bpf.PolicyKeyOf(subject.SubjectClass, class, bpf.DirectionIngress, protocolTCP, port, 16))
+		v, found, err := bpf.Lookup(
+			w.maps.Policy,
+			bpf.PolicyKeyOf(subject.SubjectClass, class, bpf.DirectionIngress, protocolTCP, port, 16),
+		)
 		if err != nil {
 			return false, err
 		}
-		if found && (!decided || v.Precedence > best.Precedence || v.Precedence == best.Precedence && v.Deny > best.Deny) {
+		if found &&
+			(!decided || v.Precedence > best.Precedence || v.Precedence == best.Precedence && v.Deny > best.Deny) {
 			best, decided = v, true
 		}
 	}

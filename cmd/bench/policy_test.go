@@ -38,7 +38,12 @@ func TestPolicyScenarios(t *testing.T) {
 // What the maps say is compared with what the policies do, and each event waits
 // for its effect: a measurement that comes to an end is one.
 func TestMeasurePolicies(t *testing.T) {
-	o := &policyOptions{scenarios: []string{"2000x400", "100xall"}, local: 20, samples: 4, prefixes: 10}
+	o := &policyOptions{
+		scenarios: []string{"2000x400", "100xall"},
+		local:     20,
+		samples:   4,
+		prefixes:  10,
+	}
 	require.NoError(t, o.complete(false))
 	var out strings.Builder
 	all, err := measurePolicies(&out, site{"memory", t.TempDir(), t.TempDir()}, o)
@@ -62,7 +67,12 @@ func TestMeasurePolicies(t *testing.T) {
 		require.Zero(t, writes("policy comes again, and says the same"), scenario)
 		if i == 0 {
 			require.Contains(t, events, "policy of one pod meanwhile")
-			require.GreaterOrEqual(t, writes("policy of 10 prefixes comes"), 2*10.0, "an address and a verdict of each")
+			require.GreaterOrEqual(
+				t,
+				writes("policy of 10 prefixes comes"),
+				2*10.0,
+				"an address and a verdict of each",
+			)
 		}
 	}
 }

@@ -126,7 +126,9 @@ func clusterwidePolicy(i int) *tables.NetworkPolicy {
 		Kind:    tables.PolicyCiliumClusterwide,
 		Name:    tables.Name{Name: fmt.Sprintf("cc-%d", i)},
 		Created: epoch,
-		Rules:   []tables.PolicyRule{{Field: "spec", Ingress: allow("spec.ingress[0]", peersOf(i).selector(), clusterwidePort(i))}},
+		Rules: []tables.PolicyRule{
+			{Field: "spec", Ingress: allow("spec.ingress[0]", peersOf(i).selector(), clusterwidePort(i))},
+		},
 	}
 }
 
@@ -138,7 +140,10 @@ func prefixesPolicy(at place, n int) *tables.NetworkPolicy {
 	traffic := tables.PolicyTraffic{Field: "spec.egress[0]"}
 	for i := range n {
 		prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 24)
-		traffic.Peers = append(traffic.Peers, tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefix}})
+		traffic.Peers = append(
+			traffic.Peers,
+			tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: prefix}},
+		)
 	}
 	return &tables.NetworkPolicy{
 		Kind:    tables.PolicyCilium,
@@ -153,7 +158,13 @@ func prefixesPolicy(at place, n int) *tables.NetworkPolicy {
 }
 
 func subjectSelector(at place) tables.EgressSelector {
-	return tables.EgressSelector{Pods: fmt.Sprintf("io.kubernetes.pod.namespace=%s,tier=tier-%d", namespaceName(at.namespace), at.tier)}
+	return tables.EgressSelector{
+		Pods: fmt.Sprintf(
+			"io.kubernetes.pod.namespace=%s,tier=tier-%d",
+			namespaceName(at.namespace),
+			at.tier,
+		),
+	}
 }
 
 func clusterwidePort(i int) uint16 { return uint16(40000 + i) }
@@ -239,7 +250,10 @@ func (s policyScenario) peerOf(policy, from int) int {
 
 // packet returns a random packet to a pod of the measured node, on a port that one of its
 // policies names, and whether policies allow it. If they are to, that is looked for.
-func (s policyScenario) packet(random *rand.Rand, allowed bool) (pod, peer int, port uint16, is bool) {
+func (s policyScenario) packet(
+	random *rand.Rand,
+	allowed bool,
+) (pod, peer int, port uint16, is bool) {
 	pod, peer = s.localPod(random.IntN(s.local)), random.IntN(s.identities)
 	at := s.policiesAt(placeOf(pod))
 	if s.allPods || len(at) == 0 {
@@ -250,6 +264,9 @@ func (s policyScenario) packet(random *rand.Rand, allowed bool) (pod, peer int, 
 	if allowed {
 		peer = s.peerOf(p, random.IntN(s.identities))
 	}
-	is = slices.ContainsFunc(at, func(p int) bool { return port == ingressPort(p) && peersOf(p).has(peer) })
+	is = slices.ContainsFunc(
+		at,
+		func(p int) bool { return port == ingressPort(p) && peersOf(p).has(peer) },
+	)
 	return pod, peer, port, is
 }

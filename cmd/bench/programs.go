@@ -55,9 +55,24 @@ func measurePrograms(ctx context.Context, w io.Writer, o programOptions) error {
 			way.ratio = append(way.ratio, float64(cost.Program)/float64(max(cost.Empty, 1)))
 		}
 	}
-	fmt.Fprintf(w, "\nprograms: ns per packet over an empty program, medians of %d rounds (lowest..highest)\n", o.rounds)
-	fmt.Fprintln(w, "  * The kernel repeats one packet. All else is run by one system call a packet, in which each run begins with colder caches.")
-	fmt.Fprintf(w, "  %-32s %-13s %8s  %22s %20s\n", "path", "program", "flows", "ns over empty", "times empty")
+	fmt.Fprintf(
+		w,
+		"\nprograms: ns per packet over an empty program, medians of %d rounds (lowest..highest)\n",
+		o.rounds,
+	)
+	fmt.Fprintln(
+		w,
+		"  * The kernel repeats one packet. All else is run by one system call a packet, in which each run begins with colder caches.",
+	)
+	fmt.Fprintf(
+		w,
+		"  %-32s %-13s %8s  %22s %20s\n",
+		"path",
+		"program",
+		"flows",
+		"ns over empty",
+		"times empty",
+	)
 	for _, way := range ways {
 		repeated := ""
 		if way.repeated {
@@ -76,8 +91,11 @@ func programWays(n *packettest.Node, o programOptions) (all []*programWay) {
 		if m.Fresh {
 			packets = min(packets, m.Flows)
 		}
-		all = append(all, &programWay{name: m.Name, program: m.Program, flows: m.Flows, repeated: m.Repeatable,
-			measure: func() (packettest.Cost, error) { return n.Measure(m, packets) }})
+		all = append(
+			all,
+			&programWay{name: m.Name, program: m.Program, flows: m.Flows, repeated: m.Repeatable,
+				measure: func() (packettest.Cost, error) { return n.Measure(m, packets) }},
+		)
 	}
 	for _, flows := range []int{1, o.flows} {
 		all = append(all, &programWay{name: "overlay/translated", program: "from_overlay", flows: flows,
@@ -97,18 +115,35 @@ func measureOverlay(n *packettest.Node, flows, packets int) (cost packettest.Cos
 	}
 	w, quiet := packettest.World4, n.Config
 	quiet.Flags &^= bpf.ConfigFlowEvents // nothing reads them
-	err = errors.Join(n.SetConfig(quiet), n.Select(w, n.Here(w.Egress)), n.SetSource(w.RemotePod, packettest.Class))
+	err = errors.Join(
+		n.SetConfig(quiet),
+		n.Select(w, n.Here(w.Egress)),
+		n.SetSource(w.RemotePod, packettest.Class),
+	)
 	if err != nil {
 		return cost, err
 	}
 	inputs := make([][]byte, flows)
 	for flow := range inputs {
-		inputs[flow] = packettest.Build(packettest.Ethernet{Dst: n.MAC(packettest.OverlayDevice), Src: packettest.RouterMAC},
-			packettest.IPv4{Src: w.RemotePod, Dst: w.Server}, packettest.UDP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000)},
-			packettest.Pattern(100))
+		inputs[flow] = packettest.Build(
+			packettest.Ethernet{Dst: n.MAC(packettest.OverlayDevice), Src: packettest.RouterMAC},
+			packettest.IPv4{
+				Src: w.RemotePod,
+				Dst: w.Server,
+			},
+			packettest.UDP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000)},
+			packettest.Pattern(100),
+		)
 	}
 	// This leaves the tunnel key in place for what follows.
-	first, err := n.Run(packettest.Input{Program: "from_overlay", Device: packettest.OverlayDevice, Packet: inputs[0], Overlay: w.SecondNode})
+	first, err := n.Run(
+		packettest.Input{
+			Program: "from_overlay",
+			Device:  packettest.OverlayDevice,
+			Packet:  inputs[0],
+			Overlay: w.SecondNode,
+		},
+	)
 	if err != nil {
 		return cost, err
 	}

@@ -43,7 +43,17 @@ func resultOf(event string, times []time.Duration, c cost) result {
 func (r *result) each(n int) float64 { return float64(n) / float64(r.samples) }
 
 func printResults(w io.Writer, results []result) {
-	fmt.Fprintf(w, "  %-38s %10s %10s %10s %8s %8s %8s\n", "event", "p50", "p99", "max", "rows", "writes", "deletes")
+	fmt.Fprintf(
+		w,
+		"  %-38s %10s %10s %10s %8s %8s %8s\n",
+		"event",
+		"p50",
+		"p99",
+		"max",
+		"rows",
+		"writes",
+		"deletes",
+	)
 	for _, r := range results {
 		fmt.Fprintf(w, "  %-38s %10s %10s %10s %8.1f %8.1f %8.1f\n", r.event,
 			short(r.p50), short(r.p99), short(r.max), r.each(r.rows), r.each(r.writes), r.each(r.deletes))

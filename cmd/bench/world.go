@@ -170,7 +170,11 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 func (w *world) takeBase(db *statedb.DB, b base) {
 	w.db, w.base = db, b
 	wtxn := db.WriteTxn(b.Endpoints, b.NetworkPolicies)
-	w.ready = append(w.ready, b.Endpoints.RegisterInitializer(wtxn, "bench"), b.NetworkPolicies.RegisterInitializer(wtxn, "bench"))
+	w.ready = append(
+		w.ready,
+		b.Endpoints.RegisterInitializer(wtxn, "bench"),
+		b.NetworkPolicies.RegisterInitializer(wtxn, "bench"),
+	)
 	wtxn.Commit()
 }
 
@@ -243,11 +247,20 @@ func awaitMemory() error {
 	return nil
 }
 
-func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i + 1)}) }
+func nodeAddr(
+	i int,
+) netip.Addr {
+	return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i + 1)})
+}
 
 // node is the i-th node; the first two are gateways.
 func node(i int, ready bool) *tables.Node {
-	n := &tables.Node{Name: fmt.Sprintf("node-%03d", i), Labels: labels.Set{}, InternalIPs: []netip.Addr{nodeAddr(i)}, Ready: ready}
+	n := &tables.Node{
+		Name:        fmt.Sprintf("node-%03d", i),
+		Labels:      labels.Set{},
+		InternalIPs: []netip.Addr{nodeAddr(i)},
+		Ready:       ready,
+	}
 	if i < 2 {
 		n.Labels["egress"] = "yes"
 	}
@@ -274,10 +287,12 @@ func endpoint(i, app int) *tables.Endpoint {
 // policy is the i-th policy, whose destination can be one or another.
 func policy(i, variant int) *tables.EgressPolicy {
 	return &tables.EgressPolicy{
-		Name:         fmt.Sprintf("policy-%d", i),
-		Created:      epoch.Add(time.Duration(i) * time.Second),
-		Selectors:    []tables.EgressSelector{{Pods: "team=blue"}},
-		Destinations: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, byte(variant), byte(i), 0}), 24)},
-		Gateways:     []tables.GatewaySpec{{Nodes: "egress=yes", Interface: uplink}},
+		Name:      fmt.Sprintf("policy-%d", i),
+		Created:   epoch.Add(time.Duration(i) * time.Second),
+		Selectors: []tables.EgressSelector{{Pods: "team=blue"}},
+		Destinations: []netip.Prefix{
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{203, byte(variant), byte(i), 0}), 24),
+		},
+		Gateways: []tables.GatewaySpec{{Nodes: "egress=yes", Interface: uplink}},
 	}
 }

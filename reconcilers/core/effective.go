@@ -84,11 +84,17 @@ func (e *effective) missing(selector uint32) string {
 // in it when its row goes.
 func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
 	oldest := uint64(math.MaxUint64)
-	changing(txn, p.Members, core.MembersPending, p.PeerMirror, func(_ core.PeerKey, m *core.PeerMirror) {
-		if m != nil && m.Present {
-			oldest = min(oldest, m.Made)
-		}
-	})
+	changing(
+		txn,
+		p.Members,
+		core.MembersPending,
+		p.PeerMirror,
+		func(_ core.PeerKey, m *core.PeerMirror) {
+			if m != nil && m.Present {
+				oldest = min(oldest, m.Made)
+			}
+		},
+	)
 	return oldest
 }
 
@@ -142,7 +148,15 @@ func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 func (p *params) unsettled(
 	txn statedb.ReadTxn, found func(bpf.IPCacheKey, *core.IPCacheMirror),
 ) (complete bool) {
-	entries := p.IPCache.NumObjects(txn) - changing(txn, p.IPCache, core.IPCachePending, p.IPCacheMirror, found)
+	entries := p.IPCache.NumObjects(
+		txn,
+	) - changing(
+		txn,
+		p.IPCache,
+		core.IPCachePending,
+		p.IPCacheMirror,
+		found,
+	)
 	for m := range p.IPCacheMirror.List(txn, core.MirrorsUndesired[bpf.IPCacheKey, core.IPCacheValue]()) {
 		if _, _, wanted := p.IPCache.Get(txn, ipcacheByKey(m.Key)); !wanted {
 			entries++

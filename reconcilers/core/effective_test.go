@@ -16,7 +16,13 @@ import (
 // The kernel's side, as the reconcilers would write it.
 
 func (w *world) member(number, class uint32, made uint64) *core.Member {
-	return &core.Member{Life: life(number), Digest: bpf.Digest{byte(number)}, Class: class, Made: made, Status: done()}
+	return &core.Member{
+		Life:   life(number),
+		Digest: bpf.Digest{byte(number)},
+		Class:  class,
+		Made:   made,
+		Status: done(),
+	}
 }
 
 func (w *world) address(p string, member uint32, made uint64) *core.IPCache {
@@ -24,11 +30,23 @@ func (w *world) address(p string, member uint32, made uint64) *core.IPCache {
 }
 
 func (w *world) mirrorMember(m *core.Member) *core.PeerMirror {
-	return &core.PeerMirror{Key: m.MapKey(), Value: m.MapValue(), Present: true, Desired: true, Made: m.Made}
+	return &core.PeerMirror{
+		Key:     m.MapKey(),
+		Value:   m.MapValue(),
+		Present: true,
+		Desired: true,
+		Made:    m.Made,
+	}
 }
 
 func (w *world) mirrorAddress(c *core.IPCache) *core.IPCacheMirror {
-	return &core.IPCacheMirror{Key: c.MapKey(), Value: c.MapValue(), Present: true, Desired: true, Made: c.Made}
+	return &core.IPCacheMirror{
+		Key:     c.MapKey(),
+		Value:   c.MapValue(),
+		Present: true,
+		Desired: true,
+		Made:    c.Made,
+	}
 }
 
 func (w *world) selector(number uint32, blocks ...core.Block) *core.Selector {
@@ -38,7 +56,10 @@ func (w *world) selector(number uint32, blocks ...core.Block) *core.Selector {
 	}
 	s, err := core.NewSelector(core.Selector{
 		Life: life(number), Blocks: blocks,
-		SelectorSpec: core.SelectorSpec{Text: number2text(number), Peers: []tables.PolicyPeer{{Kind: kind}}},
+		SelectorSpec: core.SelectorSpec{
+			Text:  number2text(number),
+			Peers: []tables.PolicyPeer{{Kind: kind}},
+		},
 	})
 	require.NoError(w.t, err)
 	return s
@@ -247,7 +268,11 @@ func TestPrefixReferences(t *testing.T) {
 	require.Equal(t, []any{member, inside}, anys(config.Refers(p, &core.IPCacheValue{Member: 5})))
 	require.Empty(t, config.Refers(p, &core.IPCacheValue{Member: 4, Flags: bpf.IPCachePod}))
 	require.Equal(t, []any{member}, anys(config.Refers(a, nil)))
-	require.Equal(t, []any{inside, w.gates.prefixesAround.OnPrefix(p.Prefix)}, anys(config.Releases(p.MapKey())))
+	require.Equal(
+		t,
+		[]any{inside, w.gates.prefixesAround.OnPrefix(p.Prefix)},
+		anys(config.Releases(p.MapKey())),
+	)
 }
 
 func anys[T any](list []T) (all []any) {

@@ -40,9 +40,14 @@ func newGates(p *params) *gates {
 					mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable()),
 				},
 			}),
-		member: mapsync.NewDependency("member",
+		member: mapsync.NewDependency(
+			"member",
 			mapsync.Exists(p.Members.ToTable(), core.MemberByNumber),
-			mapsync.Condition{Look: p.lookPeer, Tables: []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())}}),
+			mapsync.Condition{
+				Look:   p.lookPeer,
+				Tables: []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
+			},
+		),
 		class: mapsync.NewDependency("class",
 			compiled(p.Compiled, core.CompiledClass),
 			mapsync.NonePending(p.PolicyEntries.ToTable(), core.PolicyEntriesPendingOfClass)),
@@ -62,12 +67,17 @@ func newGates(p *params) *gates {
 		prefixesInside: mapsync.NewDependency("prefixes inside", mapsync.Condition{
 			Look: p.lookInside,
 			Tables: []mapsync.Watched{
-				mapsync.Watch(p.PeerPrefixes), mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable()),
+				mapsync.Watch(
+					p.PeerPrefixes,
+				), mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable()),
 			},
 		}),
 		prefixesAround: mapsync.NewDependency("prefixes around", mapsync.Condition{
-			Look:   p.lookAround,
-			Tables: []mapsync.Watched{mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable())},
+			Look: p.lookAround,
+			Tables: []mapsync.Watched{
+				mapsync.Watch(p.IPCache.ToTable()),
+				mapsync.Watch(p.IPCacheMirror.ToTable()),
+			},
 		}),
 	}
 }

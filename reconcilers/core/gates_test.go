@@ -22,7 +22,11 @@ func TestEgressChain(t *testing.T) {
 	subject := &core.Subject{Life: life(1), Ruleset: core.EmptyRuleset}
 	route := &core.Route{Subject: 1, EgressRuleset: 5}
 	rule := &core.EgressRule{Ruleset: 5, Destination: prefix("192.0.2.0/24"), Group: 3}
-	excluded := &core.EgressRule{Ruleset: 5, Destination: prefix("192.0.2.7/32"), Group: bpf.GroupExcluded}
+	excluded := &core.EgressRule{
+		Ruleset:     5,
+		Destination: prefix("192.0.2.7/32"),
+		Group:       bpf.GroupExcluded,
+	}
 
 	insert(w, w.Pods.RWTable, pod)
 	awaitStatus(w, w.Pods.ToTable(), pod, waiting+"subject 1: subjects")
@@ -38,7 +42,11 @@ func TestEgressChain(t *testing.T) {
 	awaitStatus(w, w.EgressRules.ToTable(), rule, waiting+"gateway group 3: egress-gateways")
 	awaitStatus(w, w.Routes.ToTable(), route, waiting+"egress ruleset 5: egress-rules")
 	bucket := func(n uint32) *tables.EgressGateway {
-		return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 3, Bucket: n}, Addr: addr("10.9.0.1"), Reconciled: tables.Pending()}
+		return &tables.EgressGateway{
+			GatewayKey: bpf.GatewayKey{Group: 3, Bucket: n},
+			Addr:       addr("10.9.0.1"),
+			Reconciled: tables.Pending(),
+		}
 	}
 	for n := range uint32(bpf.GatewayBuckets - 1) {
 		insert(w, w.Gateways.RWTable, bucket(n))
@@ -70,26 +78,52 @@ func TestPodDevice(t *testing.T) {
 	}
 	attach := func(ifIndex int, programs ...bpf.Program) {
 		for _, program := range programs {
-			insert(w, w.attachments, &tables.Attachment{IfIndex: ifIndex, Program: program, Reconciled: tables.Reconciled{Status: done()}})
+			insert(
+				w,
+				w.attachments,
+				&tables.Attachment{
+					IfIndex:    ifIndex,
+					Program:    program,
+					Reconciled: tables.Reconciled{Status: done()},
+				},
+			)
 		}
 	}
 	insert(w, w.Subjects.RWTable, &core.Subject{Life: life(1)})
 	insert(w, w.Pods.RWTable, pod(7, 1))
-	awaitStatus(w, w.Pods.ToTable(), pod(7, 1), waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7")
+	awaitStatus(
+		w,
+		w.Pods.ToTable(),
+		pod(7, 1),
+		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7",
+	)
 	attach(7, bpf.ProgramFromPod)
-	awaitStatus(w, w.Pods.ToTable(), pod(7, 1), waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7")
+	awaitStatus(
+		w,
+		w.Pods.ToTable(),
+		pod(7, 1),
+		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7",
+	)
 	attach(7, bpf.ProgramToPod)
 	awaitStatus(w, w.Pods.ToTable(), pod(7, 1), "Done")
 
 	// Its subject is not complete any more, but it stays in it.
 	attach(8, bpf.ProgramFromPod, bpf.ProgramToPod)
 	insert(w, w.Subjects.RWTable, &core.Subject{Life: life(1), Ruleset: 99})
-	awaitStatus(w, w.Subjects.ToTable(), &core.Subject{Life: life(1)}, waiting+"ruleset 99: it is not in compiled")
+	awaitStatus(
+		w,
+		w.Subjects.ToTable(),
+		&core.Subject{Life: life(1)},
+		waiting+"ruleset 99: it is not in compiled",
+	)
 	insert(w, w.Pods.RWTable, pod(8, 1))
 	awaitStatus(w, w.Pods.ToTable(), pod(8, 1), "Done")
 	insert(w, w.Pods.RWTable, pod(8, 2))
 	awaitStatus(w, w.Pods.ToTable(), pod(8, 2), waiting+"subject 2: subjects")
-	await.True(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.flushed[addr("10.0.0.1")] == 1 })
+	await.True(
+		t,
+		func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.flushed[addr("10.0.0.1")] == 1 },
+	)
 	require.Zero(t, w.raised)
 }
 
@@ -114,8 +148,18 @@ func TestPolicyChain(t *testing.T) {
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: it is not in compiled")
 
 	insert(w, w.PolicyEntries.RWTable, entry)
-	awaitStatus(w, w.PolicyEntries.ToTable(), entry, waiting+"verdict set 2: it is not in verdict-sets")
-	insert(w, w.compiled, &core.Compiled{Role: core.CompiledClass, Number: 8}, &core.Compiled{Role: core.CompiledRuleset, Number: 6})
+	awaitStatus(
+		w,
+		w.PolicyEntries.ToTable(),
+		entry,
+		waiting+"verdict set 2: it is not in verdict-sets",
+	)
+	insert(
+		w,
+		w.compiled,
+		&core.Compiled{Role: core.CompiledClass, Number: 8},
+		&core.Compiled{Role: core.CompiledRuleset, Number: 6},
+	)
 	awaitStatus(w, w.Members.ToTable(), member, waiting+"class 8: policy-entries")
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: policy-entries")
 	insert(w, w.Verdicts.RWTable, verdict)
@@ -129,16 +173,29 @@ func TestPolicyChain(t *testing.T) {
 	awaitStatus(w, w.IPCache.ToTable(), address, "Done")
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: it is not in rulesets")
 	insert(w, w.rulesets, &core.Ruleset{Life: life(6), Rules: []*core.Rule{{Peers: []uint32{3}}}})
-	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: selector 3: it is not in selector-matches")
+	awaitStatus(
+		w,
+		w.Subjects.ToTable(),
+		subject,
+		waiting+"ruleset 6: selector 3: it is not in selector-matches",
+	)
 	insert(w, w.matches, &core.SelectorMatch{Selector: 3})
-	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: selector 3: it is not in selectors")
+	awaitStatus(
+		w,
+		w.Subjects.ToTable(),
+		subject,
+		waiting+"ruleset 6: selector 3: it is not in selectors",
+	)
 	selector, err := core.NewSelector(core.Selector{Life: life(3), SelectorSpec: core.SelectorSpec{
 		Text: "all", Peers: []tables.PolicyPeer{{Kind: tables.PeerEntity}},
 	}})
 	require.NoError(t, err)
 	insert(w, w.selectors, selector)
 	awaitStatus(w, w.Subjects.ToTable(), subject, "Done")
-	await.True(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.flushed[addr("10.0.0.9")] == 1 })
+	await.True(
+		t,
+		func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.flushed[addr("10.0.0.9")] == 1 },
+	)
 }
 
 // Every key of a map leads back to its row.

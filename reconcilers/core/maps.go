@@ -88,7 +88,10 @@ func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, 
 			return []mapsync.Reference{g.member.On(row.Member), g.prefixesInside.OnPrefix(row.Prefix)}
 		},
 		Releases: func(k bpf.IPCacheKey) []mapsync.Reference {
-			return []mapsync.Reference{g.prefixesInside.OnPrefix(k.Prefix()), g.prefixesAround.OnPrefix(k.Prefix())}
+			return []mapsync.Reference{
+				g.prefixesInside.OnPrefix(k.Prefix()),
+				g.prefixesAround.OnPrefix(k.Prefix()),
+			}
 		},
 		Made: func(row *core.IPCache) uint64 { return row.Made },
 		Revises: func(old, new *core.IPCacheValue) bool {
@@ -111,7 +114,10 @@ func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, 
 	}
 }
 
-func subjects(p *params, g *gates) mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue] {
+func subjects(
+	p *params,
+	g *gates,
+) mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue] {
 	return mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue]{
 		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, Announce: true,
 		WithStatus: withStatus[*core.Subject],
@@ -157,7 +163,10 @@ func peers(p *params, g *gates) mapsync.Config[*core.Member, core.PeerKey, core.
 
 // policy announces nothing: an entry is only deleted when its ruleset or its class is, to
 // which nothing in the kernel refers then, so it keeps no verdict set alive.
-func policy(p *params, g *gates) mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue] {
+func policy(
+	p *params,
+	g *gates,
+) mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue] {
 	return mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue]{
 		Map: p.Maps.Policy, Desired: p.PolicyEntries, Mirror: p.PolicyMirror,
 		WithStatus: withStatus[*core.PolicyEntry],

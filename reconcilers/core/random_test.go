@@ -136,7 +136,11 @@ func (d *derivation) object(k kind) uint32 {
 			if d.rules[key] = bpf.GroupExcluded; d.rnd.IntN(2) == 0 {
 				d.rules[key] = d.object(aGroup)
 			}
-			put(d, d.EgressRules.RWTable, &core.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]})
+			put(
+				d,
+				d.EgressRules.RWTable,
+				&core.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]},
+			)
 		}
 		d.remember(n, prefixes)
 	case aGroup:
@@ -151,7 +155,11 @@ func (d *derivation) object(k kind) uint32 {
 func digest(n uint32) bpf.Digest { return bpf.Digest{byte(n), byte(n >> 8)} }
 
 func (d *derivation) bucket(group, n uint32) *tables.EgressGateway {
-	return &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: group, Bucket: n}, Addr: addr("10.9.0.1"), Reconciled: tables.Pending()}
+	return &tables.EgressGateway{
+		GatewayKey: bpf.GatewayKey{Group: group, Bucket: n},
+		Addr:       addr("10.9.0.1"),
+		Reconciled: tables.Pending(),
+	}
 }
 
 func (d *derivation) remember(n uint32, size int) {
@@ -170,7 +178,11 @@ func (d *derivation) speak(ruleset, class uint32) {
 		key := core.PolicyKey{Ruleset: ruleset, Class: class, Direction: direction}
 		said[key] = d.object(aSet)
 		d.entries[key] = said[key]
-		put(d, d.PolicyEntries.RWTable, &core.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: said[key]})
+		put(
+			d,
+			d.PolicyEntries.RWTable,
+			&core.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: said[key]},
+		)
 	}
 	d.lock.Lock()
 	defer d.lock.Unlock()
@@ -179,7 +191,11 @@ func (d *derivation) speak(ruleset, class uint32) {
 
 func (d *derivation) setClass(member, class uint32) {
 	d.classOf[member] = class
-	put(d, d.Members.RWTable, &core.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made})
+	put(
+		d,
+		d.Members.RWTable,
+		&core.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made},
+	)
 }
 
 func (d *derivation) setRoles(subject uint32) {
@@ -197,8 +213,21 @@ func (d *derivation) setRoles(subject uint32) {
 // step makes some changes, and collects garbage.
 func (d *derivation) step(changes int) {
 	mirrors := d.DB.ReadTxn()
-	d.txn = d.DB.WriteTxn(d.Pods, d.IPCache, d.Subjects, d.Routes, d.Members, d.PolicyEntries, d.Verdicts,
-		d.EgressRules, d.Gateways, d.rulesets, d.egressRulesets, d.verdictSets, d.compiled)
+	d.txn = d.DB.WriteTxn(
+		d.Pods,
+		d.IPCache,
+		d.Subjects,
+		d.Routes,
+		d.Members,
+		d.PolicyEntries,
+		d.Verdicts,
+		d.EgressRules,
+		d.Gateways,
+		d.rulesets,
+		d.egressRulesets,
+		d.verdictSets,
+		d.compiled,
+	)
 	defer d.txn.Abort()
 	d.made++
 	for range changes {
@@ -213,7 +242,8 @@ func (d *derivation) step(changes int) {
 			d.pods[a] = d.object(aSubject)
 			put(d, d.Pods.RWTable, &core.Pod{Addr: a, Subject: d.pods[a]})
 		case 3, 4, 5, 6:
-			p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(d.rnd.IntN(2)), byte(d.rnd.IntN(3))}), 8*(1+d.rnd.IntN(4))).Masked()
+			p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(d.rnd.IntN(2)), byte(d.rnd.IntN(3))}), 8*(1+d.rnd.IntN(4))).
+				Masked()
 			row := &core.IPCache{Prefix: p, Made: d.made}
 			if d.rnd.IntN(3) == 0 {
 				delete(d.addresses, p)
@@ -238,7 +268,13 @@ func (d *derivation) step(changes int) {
 func (d *derivation) collect(mirrors statedb.ReadTxn) {
 	var desired [kinds]map[uint32]bool
 	desired[aSubject], desired[aMember] = values(d.pods), values(d.addresses)
-	desired[aClass], desired[aSet], desired[aGroup] = values(d.classOf), values(d.entries), values(d.rules)
+	desired[aClass], desired[aSet], desired[aGroup] = values(
+		d.classOf,
+	), values(
+		d.entries,
+	), values(
+		d.rules,
+	)
 	desired[aRuleset], desired[anEgressRuleset] = map[uint32]bool{}, map[uint32]bool{}
 	for _, roles := range d.roles {
 		desired[aRuleset][roles[0]], desired[anEgressRuleset][roles[1]] = true, true
@@ -299,7 +335,11 @@ func (d *derivation) delete(k kind, n uint32) {
 		for key := range d.entries {
 			if k == aRuleset && key.Ruleset == n || k == aClass && key.Class == n {
 				delete(d.entries, key)
-				drop(d, d.PolicyEntries.RWTable, &core.PolicyEntry{Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction})
+				drop(
+					d,
+					d.PolicyEntries.RWTable,
+					&core.PolicyEntry{Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction},
+				)
 			}
 		}
 		role := core.CompiledClass
@@ -342,7 +382,8 @@ func (d *derivation) check(r bpf.Reader) string {
 	}
 	for key, v := range bpf.All[core.EgressKey, bpf.EgressValue](r, "sluice_egress") {
 		size[key.Ruleset]++
-		if _, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: v.Group, Bucket: 255}); v.Group != 0 && !found {
+		if _, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: v.Group, Bucket: 255}); v.Group != 0 &&
+			!found {
 			return fmt.Sprintf("%v leads to group %d, which is not complete", key, v.Group)
 		}
 	}
@@ -360,7 +401,13 @@ func (d *derivation) check(r bpf.Reader) string {
 	defer d.lock.Unlock()
 	for key, v := range bpf.All[core.SubjectKey, core.RouteValue](r, "sluice_routes") {
 		if n := v.EgressRuleset; size[n] != d.size[n] {
-			return fmt.Sprintf("%v leads to egress ruleset %d with %d of %d entries", key, n, size[n], d.size[n])
+			return fmt.Sprintf(
+				"%v leads to egress ruleset %d with %d of %d entries",
+				key,
+				n,
+				size[n],
+				d.size[n],
+			)
 		}
 	}
 	for _, s := range subjects {
@@ -370,7 +417,13 @@ func (d *derivation) check(r bpf.Reader) string {
 					return fmt.Sprintf("%v is in use and not in the kernel", key)
 				}
 				if size[set] != d.size[set] {
-					return fmt.Sprintf("%v leads to verdict set %d with %d of %d entries", key, set, size[set], d.size[set])
+					return fmt.Sprintf(
+						"%v leads to verdict set %d with %d of %d entries",
+						key,
+						set,
+						size[set],
+						d.size[set],
+					)
 				}
 			}
 		}
@@ -379,16 +432,26 @@ func (d *derivation) check(r bpf.Reader) string {
 }
 
 // unmirrored returns an entry that the kernel has and its mirror does not tell of.
-func unmirrored[K, V tables.MapPart](txn statedb.ReadTxn, r bpf.Reader, name string, mirror statedb.RWTable[*core.Mirror[K, V]]) string {
+func unmirrored[K, V tables.MapPart](
+	txn statedb.ReadTxn,
+	r bpf.Reader,
+	name string,
+	mirror statedb.RWTable[*core.Mirror[K, V]],
+) string {
 	for key, v := range bpf.All[K, V](r, name) {
-		if m, _, found := mirror.Get(txn, core.MirrorByKey[K, V](key)); !found || !slices.Contains(m.Values(), v) {
+		if m, _, found := mirror.Get(txn, core.MirrorByKey[K, V](key)); !found ||
+			!slices.Contains(m.Values(), v) {
 			return fmt.Sprintf("%s: the mirror does not tell of %v -> %v", name, key, v)
 		}
 	}
 	return ""
 }
 
-func settled[R interface{ GetStatus() reconciler.Status }, K, V tables.MapPart](txn statedb.ReadTxn, desired statedb.RWTable[R], mirror statedb.RWTable[*core.Mirror[K, V]]) bool {
+func settled[R interface{ GetStatus() reconciler.Status }, K, V tables.MapPart](
+	txn statedb.ReadTxn,
+	desired statedb.RWTable[R],
+	mirror statedb.RWTable[*core.Mirror[K, V]],
+) bool {
 	for row := range desired.All(txn) {
 		if row.GetStatus().Kind != reconciler.StatusKindDone {
 			return false
@@ -452,9 +515,21 @@ func randomRun(t *testing.T, seed uint64) {
 		txn := d.DB.ReadTxn()
 		return !d.garbage() &&
 			settled(txn, d.Pods.RWTable, d.PodMirror) && settled(txn, d.IPCache.RWTable, d.IPCacheMirror) &&
-			settled(txn, d.Subjects.RWTable, d.SubjectMirror) && settled(txn, d.Routes.RWTable, d.RouteMirror) &&
-			settled(txn, d.Members.RWTable, d.PeerMirror) && settled(txn, d.PolicyEntries.RWTable, d.PolicyMirror) &&
-			settled(txn, d.Verdicts.RWTable, d.VerdictMirror) && settled(txn, d.EgressRules.RWTable, d.EgressMirror) &&
+			settled(
+				txn,
+				d.Subjects.RWTable,
+				d.SubjectMirror,
+			) && settled(txn, d.Routes.RWTable, d.RouteMirror) &&
+			settled(
+				txn,
+				d.Members.RWTable,
+				d.PeerMirror,
+			) && settled(txn, d.PolicyEntries.RWTable, d.PolicyMirror) &&
+			settled(
+				txn,
+				d.Verdicts.RWTable,
+				d.VerdictMirror,
+			) && settled(txn, d.EgressRules.RWTable, d.EgressMirror) &&
 			settled(txn, d.Gateways.RWTable, d.GatewayMirror)
 	})
 	d.memory.Read(func(r bpf.Reader) {

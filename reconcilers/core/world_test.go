@@ -127,7 +127,13 @@ func openMaps(memory *bpf.Memory) (m Maps, err error) {
 	return m, err
 }
 
-func open[K, V comparable](m *bpf.Map[K, V], err *error, memory *bpf.Memory, name string, typ bpf.Type) {
+func open[K, V comparable](
+	m *bpf.Map[K, V],
+	err *error,
+	memory *bpf.Memory,
+	name string,
+	typ bpf.Type,
+) {
 	if *err == nil {
 		*m, *err = bpf.Open[K, V](memory, bpf.Spec{Name: name, Type: typ, MaxEntries: 10000})
 	}
@@ -173,7 +179,12 @@ func remove[R any](w *world, table statedb.RWTable[R], rows ...R) {
 }
 
 // awaitStatus waits until a row, given by its primary key, has a status.
-func awaitStatus[R interface{ GetStatus() reconciler.Status }](w *world, table statedb.Table[R], row R, status string) {
+func awaitStatus[R interface{ GetStatus() reconciler.Status }](
+	w *world,
+	table statedb.Table[R],
+	row R,
+	status string,
+) {
 	w.t.Helper()
 	await.True(w.t, func() bool {
 		now, _, found := table.Get(w.DB.ReadTxn(), table.PrimaryIndexer().QueryFromObject(row))

@@ -57,33 +57,45 @@ func newAgent(t testing.TB, entries uint32, args ...string) *agent {
 			return r.NewGroup(h.NewScope(string(id)), job.WithLogger(log))
 		},
 	}
-	a.Hive = hive.NewWithOptions(opts, statedb.Cell, job.Cell, cell.SimpleHealthCell, Cell,
+	a.Hive = hive.NewWithOptions(
+		opts,
+		statedb.Cell,
+		job.Cell,
+		cell.SimpleHealthCell,
+		Cell,
 		cell.Provide(func() prometheus.Registerer { return a.metrics }),
-		cell.Module("test", "Test", cell.Invoke(func(p Params, table statedb.Table[*tables.BPFMap]) (err error) {
-			a.db, a.control, a.table = p.DB, p.Control, table
-			if a.rows, err = statedb.NewTable(p.DB, "rows", testRowIndex); err != nil {
-				return err
-			}
-			if a.objects, err = statedb.NewTable(p.DB, "objects", testObjectIndex); err != nil {
-				return err
-			}
-			if a.mirror, err = core.NewMirrorTable[prefixKey, number](p.DB, "map-test", nil); err != nil {
-				return err
-			}
-			a.target, err = bpf.Open[prefixKey, number](a.memory, bpf.Spec{Name: "test", Type: bpf.TypeHash, MaxEntries: entries})
-			if err != nil {
-				return err
-			}
-			wtxn := p.DB.WriteTxn(a.rows)
-			a.initialized = a.rows.RegisterInitializer(wtxn, "test")
-			wtxn.Commit()
-			object := NewDependency("object", Exists(a.objects.ToTable(), testObjectIndex.Query))
-			return Register(p, testConfig{
-				Map: a.target, Desired: tables.NewDesired(a.rows), Mirror: a.mirror, Announce: true,
-				ByKey: testRowIndex.Query, WithStatus: tables.WithStatus[testRow, *testRow],
-				Refers: func(r *testRow, _ *number) []Reference { return []Reference{object.On(uint32(r.Value))} },
-			})
-		})),
+		cell.Module(
+			"test",
+			"Test",
+			cell.Invoke(func(p Params, table statedb.Table[*tables.BPFMap]) (err error) {
+				a.db, a.control, a.table = p.DB, p.Control, table
+				if a.rows, err = statedb.NewTable(p.DB, "rows", testRowIndex); err != nil {
+					return err
+				}
+				if a.objects, err = statedb.NewTable(p.DB, "objects", testObjectIndex); err != nil {
+					return err
+				}
+				if a.mirror, err = core.NewMirrorTable[prefixKey, number](p.DB, "map-test", nil); err != nil {
+					return err
+				}
+				a.target, err = bpf.Open[prefixKey, number](
+					a.memory,
+					bpf.Spec{Name: "test", Type: bpf.TypeHash, MaxEntries: entries},
+				)
+				if err != nil {
+					return err
+				}
+				wtxn := p.DB.WriteTxn(a.rows)
+				a.initialized = a.rows.RegisterInitializer(wtxn, "test")
+				wtxn.Commit()
+				object := NewDependency("object", Exists(a.objects.ToTable(), testObjectIndex.Query))
+				return Register(p, testConfig{
+					Map: a.target, Desired: tables.NewDesired(a.rows), Mirror: a.mirror, Announce: true,
+					ByKey: testRowIndex.Query, WithStatus: tables.WithStatus[testRow, *testRow],
+					Refers: func(r *testRow, _ *number) []Reference { return []Reference{object.On(uint32(r.Value))} },
+				})
+			}),
+		),
 	)
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	a.RegisterFlags(flags)
@@ -271,7 +283,13 @@ func TestShow(t *testing.T) {
 		require.True(t, found)
 		return revision
 	}
-	one := tables.BPFMap{Name: "sluice_one", Type: tables.TypeLRU, Backend: "kernel", MaxEntries: 10, Entries: 4}
+	one := tables.BPFMap{
+		Name:       "sluice_one",
+		Type:       tables.TypeLRU,
+		Backend:    "kernel",
+		MaxEntries: 10,
+		Entries:    4,
+	}
 	two := one
 	two.Name = "sluice_two"
 	require.NoError(t, a.control.Show(a.db, two, one))
@@ -285,7 +303,11 @@ func TestShow(t *testing.T) {
 	require.Equal(t, first, revision("sluice_one"))
 	require.Greater(t, revision("sluice_two"), second)
 
-	require.ErrorContains(t, a.control.Show(a.db, tables.BPFMap{Name: "test", Entries: 7}), "it has a reconciler")
+	require.ErrorContains(
+		t,
+		a.control.Show(a.db, tables.BPFMap{Name: "test", Entries: 7}),
+		"it has a reconciler",
+	)
 	require.NoError(t, a.control.Hide(a.db, "sluice_one", "unknown"))
 	_, _, found = a.table.Get(a.db.ReadTxn(), tables.BPFMapByName("sluice_one"))
 	require.False(t, found)

@@ -170,7 +170,11 @@ func (c *Control) find(name string) (*report, error) {
 	if r, ok := c.reports[name]; ok {
 		return r, nil
 	}
-	return nil, fmt.Errorf("no reconciler of map %q: there are %v", name, slices.Sorted(maps.Keys(c.reports)))
+	return nil, fmt.Errorf(
+		"no reconciler of map %q: there are %v",
+		name,
+		slices.Sorted(maps.Keys(c.reports)),
+	)
 }
 
 // Audit has the named map compared with what was written to it, and repaired. It returns
@@ -205,7 +209,10 @@ func (c *Control) Counts(name string) (writes, deletes uint64) {
 
 func commands(c *Control) hive.ScriptCmdOut {
 	return hive.NewScriptCmd("map/audit", script.Command(
-		script.CmdUsage{Summary: "Compare a map with what was written to it, and repair it", Args: "NAME"},
+		script.CmdUsage{
+			Summary: "Compare a map with what was written to it, and repair it",
+			Args:    "NAME",
+		},
 		func(s *script.State, args ...string) (script.WaitFunc, error) {
 			if len(args) != 1 {
 				return nil, script.ErrUsage

@@ -116,7 +116,11 @@ func newTestLoop(t testing.TB, spec bpf.Spec, configure ...func(*testLoop, *test
 		return func(r Reference) string { l.asked++; return missing(r) }
 	}
 	l.needs = NewDependency("object", exists)
-	mirror, err := core.NewMirrorTable[prefixKey](db, "map-test", func(n number) uint32 { return uint32(n) })
+	mirror, err := core.NewMirrorTable[prefixKey](
+		db,
+		"map-test",
+		func(n number) uint32 { return uint32(n) },
+	)
 	require.NoError(t, err)
 	table, err := tables.NewBPFMapTable(db)
 	require.NoError(t, err)
@@ -263,11 +267,23 @@ func (l *testLoop) requireSettled(msg ...any) {
 	want, mirror := map[prefixKey]number{}, map[prefixKey]number{}
 	for row := range l.rows.All(txn) {
 		want[bpf.Masked(row.Key)] = row.Value
-		require.Equal(l.t, reconciler.StatusKindDone, row.Status.Kind, "%v: %s %v", row.Key, row.Status, msg)
+		require.Equal(
+			l.t,
+			reconciler.StatusKindDone,
+			row.Status.Kind,
+			"%v: %s %v",
+			row.Key,
+			row.Status,
+			msg,
+		)
 	}
 	for m := range l.Mirror.All(txn) {
 		mirror[m.Key] = m.Value
-		require.Equal(l.t, testMirror{Key: m.Key, Value: m.Value, Present: true, Desired: true, Made: m.Made}, *m, msg...)
+		require.Equal(
+			l.t,
+			testMirror{Key: m.Key, Value: m.Value, Present: true, Desired: true, Made: m.Made},
+			*m,
+			msg...)
 	}
 	require.Equal(l.t, want, l.held(), msg...)
 	require.Equal(l.t, want, mirror, msg...)

@@ -18,10 +18,16 @@ type metrics struct {
 
 func newMetrics() *metrics {
 	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sluice_map_" + name, Help: help}, []string{"map"})
+		return prometheus.NewGaugeVec(
+			prometheus.GaugeOpts{Name: "sluice_map_" + name, Help: help},
+			[]string{"map"},
+		)
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sluice_map_" + name, Help: help}, append([]string{"map"}, labels...))
+		return prometheus.NewCounterVec(
+			prometheus.CounterOpts{Name: "sluice_map_" + name, Help: help},
+			append([]string{"map"}, labels...),
+		)
 	}
 	return &metrics{
 		entries:    gauge("entries", "Entries in the map."),
@@ -31,7 +37,11 @@ func newMetrics() *metrics {
 		waiting:    gauge("waiting", "Entries and removals waiting for another map."),
 		failed:     gauge("failed", "Entries and removals that failed and will be retried."),
 		operations: counter("operations_total", "Entries written and deleted.", "operation", "outcome"),
-		repairs:    counter("audit_repairs_total", "Differences between the map and what was written to it.", "kind"),
+		repairs: counter(
+			"audit_repairs_total",
+			"Differences between the map and what was written to it.",
+			"kind",
+		),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "sluice_map_latency_seconds",
 			Help:    "Time from a row becoming pending to its entry being in the map.",

@@ -17,7 +17,10 @@ import (
 func (c *Control) Show(db *statedb.DB, rows ...tables.BPFMap) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	rows = slices.DeleteFunc(slices.Clone(rows), func(row tables.BPFMap) bool { return c.shown[row.Name] == row })
+	rows = slices.DeleteFunc(
+		slices.Clone(rows),
+		func(row tables.BPFMap) bool { return c.shown[row.Name] == row },
+	)
 	if len(rows) == 0 {
 		return nil
 	}

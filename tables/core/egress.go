@@ -113,7 +113,16 @@ func (r *EgressRule) GetStatus() reconciler.Status { return r.Status }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressRule) TableHeader() []string {
-	return []string{"Ruleset", "Destination", "Gateways", "Policy", "Selector", "Overrides", "Status", "Error"}
+	return []string{
+		"Ruleset",
+		"Destination",
+		"Gateways",
+		"Policy",
+		"Selector",
+		"Overrides",
+		"Status",
+		"Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -182,7 +191,14 @@ func EgressRulesOfRuleset(ruleset uint32) statedb.Query[*EgressRule] {
 
 // NewEgressRuleTable creates the table of egress rules.
 func NewEgressRuleTable(db *statedb.DB) (statedb.RWTable[*EgressRule], error) {
-	return statedb.NewTable(db, "egress-rules", egressRuleKey, egressRulePolicy, egressRuleGroup, egressRulePending)
+	return statedb.NewTable(
+		db,
+		"egress-rules",
+		egressRuleKey,
+		egressRulePolicy,
+		egressRuleGroup,
+		egressRulePending,
+	)
 }
 
 // EgressGroup is a group of gateways among which the sources of policies are spread.
@@ -248,5 +264,11 @@ var (
 
 // NewEgressGroupTable creates the table of gateway groups.
 func NewEgressGroupTable(db *statedb.DB) (statedb.RWTable[*EgressGroup], error) {
-	return statedb.NewTable(db, "egress-groups", egressGroupNumber, egressGroupDigest, egressGroupUndesired)
+	return statedb.NewTable(
+		db,
+		"egress-groups",
+		egressGroupNumber,
+		egressGroupDigest,
+		egressGroupUndesired,
+	)
 }

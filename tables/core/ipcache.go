@@ -124,13 +124,25 @@ var (
 
 // IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods nor
 // of nodes.
-func IPCacheWithin(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix) iter.Seq[*IPCache] {
+func IPCacheWithin(
+	txn statedb.ReadTxn,
+	table statedb.Table[*IPCache],
+	prefix netip.Prefix,
+) iter.Seq[*IPCache] {
 	rows := table.Prefix(txn, ipcacheWithin.QueryPrefix(prefix))
-	return tables.Inside(prefix, rows, func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
+	return tables.Inside(
+		prefix,
+		rows,
+		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} },
+	)
 }
 
 // IPCacheInside yields all addresses and prefixes in a prefix.
-func IPCacheInside(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix) iter.Seq[*IPCache] {
+func IPCacheInside(
+	txn statedb.ReadTxn,
+	table statedb.Table[*IPCache],
+	prefix netip.Prefix,
+) iter.Seq[*IPCache] {
 	return tables.Inside(prefix, table.LowerBound(txn, IPCacheByPrefix(prefix)),
 		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
 }
@@ -160,7 +172,8 @@ type PeerPrefix struct {
 // Equal reports whether two rows say the same.
 func (p *PeerPrefix) Equal(o *PeerPrefix) bool {
 	return p.Prefix == o.Prefix && p.Cluster == o.Cluster && slices.Equal(p.Named, o.Named) && slices.Equal(p.Outside, o.Outside) &&
-		slices.Equal(p.Pods, o.Pods) && slices.Equal(p.Nodes, o.Nodes)
+		slices.Equal(p.Pods, o.Pods) &&
+		slices.Equal(p.Nodes, o.Nodes)
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -173,7 +186,13 @@ func (p *PeerPrefix) TableRow() []string {
 	list := func(numbers []uint32) string {
 		return tables.OrDash(strings.Trim(fmt.Sprint(numbers), "[]"))
 	}
-	return []string{p.Prefix.String(), fmt.Sprint(p.Cluster), list(p.Outside), list(p.Pods), list(p.Nodes)}
+	return []string{
+		p.Prefix.String(),
+		fmt.Sprint(p.Cluster),
+		list(p.Outside),
+		list(p.Pods),
+		list(p.Nodes),
+	}
 }
 
 var (
@@ -193,7 +212,11 @@ var (
 // PeerPrefixAround returns the longest prefix that a prefix is, or is inside of; nil if
 // there is none. StateDB's index is good for addresses only, and has prefixes of IPv6
 // around addresses of IPv4, which it holds as what they are mapped to.
-func PeerPrefixAround(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) *PeerPrefix {
+func PeerPrefixAround(
+	txn statedb.ReadTxn,
+	table statedb.Table[*PeerPrefix],
+	prefix netip.Prefix,
+) *PeerPrefix {
 	if prefix.IsSingleIP() {
 		p, _, found := table.Get(txn, peerPrefixLongest.QueryPrefix(prefix))
 		if found && p.Prefix.Addr().Is4() == prefix.Addr().Is4() {
@@ -211,7 +234,11 @@ func PeerPrefixAround(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], pre
 }
 
 // PeerPrefixesInside yields a prefix and those inside it, as far as they are in the table.
-func PeerPrefixesInside(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) iter.Seq[*PeerPrefix] {
+func PeerPrefixesInside(
+	txn statedb.ReadTxn,
+	table statedb.Table[*PeerPrefix],
+	prefix netip.Prefix,
+) iter.Seq[*PeerPrefix] {
 	rows := tables.Inside(prefix, table.LowerBound(txn, PeerPrefixByPrefix(prefix)),
 		func(p *PeerPrefix) []netip.Addr { return []netip.Addr{p.Prefix.Addr()} })
 	return func(yield func(*PeerPrefix) bool) {

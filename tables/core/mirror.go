@@ -122,7 +122,11 @@ func MirrorByKey[K, V tables.MapPart](key K) statedb.Query[*Mirror[K, V]] {
 // MirrorsTo queries the entries that refer to a numbered object, in the kernel or by a write
 // under way, in a table that was created with a function that tells to which.
 func MirrorsTo[K, V tables.MapPart](number uint32) statedb.Query[*Mirror[K, V]] {
-	return statedb.Index[*Mirror[K, V], uint32]{Name: mirrorRefersToName}.QueryFromKey(index.Uint32(number))
+	return statedb.Index[*Mirror[K, V], uint32]{
+		Name: mirrorRefersToName,
+	}.QueryFromKey(
+		index.Uint32(number),
+	)
 }
 
 // NewMirrorTable creates the mirror of a map, of which refersTo, unless it is nil, tells the
@@ -161,17 +165,29 @@ func NewPodMirrorTable(db *statedb.DB) (statedb.RWTable[*PodMirror], error) {
 
 // NewIPCacheMirrorTable creates the mirror of sluice_ipcache.
 func NewIPCacheMirrorTable(db *statedb.DB) (statedb.RWTable[*IPCacheMirror], error) {
-	return NewMirrorTable[bpf.IPCacheKey](db, "map-ipcache", func(v IPCacheValue) uint32 { return v.Member })
+	return NewMirrorTable[bpf.IPCacheKey](
+		db,
+		"map-ipcache",
+		func(v IPCacheValue) uint32 { return v.Member },
+	)
 }
 
 // NewSubjectMirrorTable creates the mirror of sluice_subjects.
 func NewSubjectMirrorTable(db *statedb.DB) (statedb.RWTable[*SubjectMirror], error) {
-	return NewMirrorTable[SubjectKey](db, "map-subjects", func(v SubjectValue) uint32 { return v.Ruleset })
+	return NewMirrorTable[SubjectKey](
+		db,
+		"map-subjects",
+		func(v SubjectValue) uint32 { return v.Ruleset },
+	)
 }
 
 // NewRouteMirrorTable creates the mirror of sluice_routes.
 func NewRouteMirrorTable(db *statedb.DB) (statedb.RWTable[*RouteMirror], error) {
-	return NewMirrorTable[SubjectKey](db, "map-routes", func(v RouteValue) uint32 { return v.EgressRuleset })
+	return NewMirrorTable[SubjectKey](
+		db,
+		"map-routes",
+		func(v RouteValue) uint32 { return v.EgressRuleset },
+	)
 }
 
 // NewPeerMirrorTable creates the mirror of sluice_peers.
@@ -186,12 +202,20 @@ func NewPolicyMirrorTable(db *statedb.DB) (statedb.RWTable[*PolicyMirror], error
 
 // NewVerdictMirrorTable creates the mirror of sluice_verdicts. Its entries refer to cookies.
 func NewVerdictMirrorTable(db *statedb.DB) (statedb.RWTable[*VerdictMirror], error) {
-	return NewMirrorTable[VerdictKey](db, "map-verdicts", func(v VerdictValue) uint32 { return v.Cookie })
+	return NewMirrorTable[VerdictKey](
+		db,
+		"map-verdicts",
+		func(v VerdictValue) uint32 { return v.Cookie },
+	)
 }
 
 // NewEgressMirrorTable creates the mirror of sluice_egress.
 func NewEgressMirrorTable(db *statedb.DB) (statedb.RWTable[*EgressMirror], error) {
-	return NewMirrorTable[EgressKey](db, "map-egress", func(v bpf.EgressValue) uint32 { return v.Group })
+	return NewMirrorTable[EgressKey](
+		db,
+		"map-egress",
+		func(v bpf.EgressValue) uint32 { return v.Group },
+	)
 }
 
 // NewGatewayMirrorTable creates the mirror of sluice_gateways.

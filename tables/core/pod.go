@@ -154,7 +154,9 @@ func (*Subject) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (s *Subject) TableRow() []string {
 	return []string{
-		number(s.Number), s.LabelSet.String()[:8], fmt.Sprint(s.Local), tables.OrDash(s.Node), number(s.Ruleset),
+		number(
+			s.Number,
+		), s.LabelSet.String()[:8], fmt.Sprint(s.Local), tables.OrDash(s.Node), number(s.Ruleset),
 		trueOrDash(s.Undesired), s.Status.Kind.String(), tables.OrDash(s.Status.GetError()),
 	}
 }

@@ -26,12 +26,16 @@ type Block struct {
 
 // Contains reports whether a prefix is inside the block, and in none of its exceptions.
 func (b Block) Contains(p netip.Prefix) bool {
-	return contains(b.Prefix, p) && !slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return contains(e, p) })
+	return contains(b.Prefix, p) &&
+		!slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return contains(e, p) })
 }
 
 // Compare orders blocks by prefix, then by exceptions.
 func (b Block) Compare(o Block) int {
-	return cmp.Or(b.Prefix.Compare(o.Prefix), slices.CompareFunc(b.Except, o.Except, netip.Prefix.Compare))
+	return cmp.Or(
+		b.Prefix.Compare(o.Prefix),
+		slices.CompareFunc(b.Except, o.Except, netip.Prefix.Compare),
+	)
 }
 
 // Equal reports whether two blocks are the same.
@@ -77,8 +81,14 @@ func SelectorSpecs(peers []tables.PolicyPeer) []SelectorSpec {
 		}
 	}
 	if len(cidrs) > 0 {
-		slices.SortFunc(cidrs, func(a, b tables.PolicyPeer) int { return strings.Compare(a.String(), b.String()) })
-		cidrs = slices.CompactFunc(cidrs, func(a, b tables.PolicyPeer) bool { return a.String() == b.String() })
+		slices.SortFunc(
+			cidrs,
+			func(a, b tables.PolicyPeer) int { return strings.Compare(a.String(), b.String()) },
+		)
+		cidrs = slices.CompactFunc(
+			cidrs,
+			func(a, b tables.PolicyPeer) bool { return a.String() == b.String() },
+		)
 		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
 	}
 	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
@@ -137,7 +147,10 @@ func NewSelector(s Selector) (*Selector, error) {
 // MatchesLabels reports whether the selector selects pods with a label set. The namespace is
 // nil while there is no object for it.
 func (s *Selector) MatchesLabels(set *tables.LabelSet, namespace *tables.Namespace) bool {
-	return slices.ContainsFunc(s.matchers, func(m *tables.PodMatcher) bool { return m.Matches(set, namespace) })
+	return slices.ContainsFunc(
+		s.matchers,
+		func(m *tables.PodMatcher) bool { return m.Matches(set, namespace) },
+	)
 }
 
 // MatchesNode reports whether the selector selects nodes by labels, and this one.
@@ -188,7 +201,11 @@ func prefixesOf(blocks []Block) []netip.Prefix {
 func (s *Selector) Contains(p netip.Prefix) bool {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		around := netip.PrefixFrom(p.Addr(), bits).Masked()
-		at, found := slices.BinarySearchFunc(s.Blocks, around, func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) })
+		at, found := slices.BinarySearchFunc(
+			s.Blocks,
+			around,
+			func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) },
+		)
 		for ; found && at < len(s.Blocks) && s.Blocks[at].Prefix == around; at++ {
 			if s.Blocks[at].Contains(p) {
 				return true
@@ -251,5 +268,12 @@ var (
 
 // NewSelectorTable creates the table of selectors in use.
 func NewSelectorTable(db *statedb.DB) (statedb.RWTable[*Selector], error) {
-	return statedb.NewTable(db, "selectors", selectorNumber, selectorDigest, selectorAnchor, selectorKind)
+	return statedb.NewTable(
+		db,
+		"selectors",
+		selectorNumber,
+		selectorDigest,
+		selectorAnchor,
+		selectorKind,
+	)
 }

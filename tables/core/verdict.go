@@ -269,7 +269,9 @@ func (v *Verdict) TableRow() []string {
 		rules[i] = id.String()
 	}
 	return []string{
-		number(v.Key.Set), v.Traffic(), strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie)),
+		number(
+			v.Key.Set,
+		), v.Traffic(), strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie)),
 		tables.ListColumn(rules, ", "), v.Status.Kind.String(), tables.OrDash(v.Status.GetError()),
 	}
 }

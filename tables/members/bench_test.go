@@ -22,11 +22,14 @@ func largeWorld(b testing.TB) *harness {
 	var endpoints []*tables.Endpoint
 	for i := range manyLabelSets {
 		namespace := fmt.Sprint("ns-", i%500)
-		endpoints = append(endpoints, pod(fmt.Sprintf("%s/pod-%d", namespace, i), fmt.Sprint("node-", i%1000),
-			netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(),
-			labels.Set{
-				"app": fmt.Sprint("app-", i), "tier": fmt.Sprint("tier-", i%10), "team": fmt.Sprint(i % 50),
-			}))
+		endpoints = append(
+			endpoints,
+			pod(fmt.Sprintf("%s/pod-%d", namespace, i), fmt.Sprint("node-", i%1000),
+				netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(),
+				labels.Set{
+					"app": fmt.Sprint("app-", i), "tier": fmt.Sprint("tier-", i%10), "team": fmt.Sprint(i % 50),
+				}),
+		)
 	}
 	for i := range 500 {
 		put(h, h.inputs.Namespaces, &tables.Namespace{
@@ -70,17 +73,30 @@ func BenchmarkChange(b *testing.B) {
 	}
 	change("pod with known labels", func(i int) {
 		e := pod("ns-1/new", "node-1", fmt.Sprintf("10.2.%d.%d", i>>8%256, i%256), nil)
-		e.LabelSet = tables.NewLabelSet("ns-1", "", labels.Set{"app": "app-1", "tier": "tier-1", "team": "1"}, nil)
+		e.LabelSet = tables.NewLabelSet(
+			"ns-1",
+			"",
+			labels.Set{"app": "app-1", "tier": "tier-1", "team": "1"},
+			nil,
+		)
 		put(h, h.inputs.Endpoints, e)
 	})
 	change("pod with new labels", func(i int) {
-		put(h, h.inputs.Endpoints, pod("ns-1/new", "node-1", "10.2.0.1", labels.Set{"app": fmt.Sprint("new-", i)}))
+		put(
+			h,
+			h.inputs.Endpoints,
+			pod("ns-1/new", "node-1", "10.2.0.1", labels.Set{"app": fmt.Sprint("new-", i)}),
+		)
 	})
 	change("selector of one label set", func(i int) {
 		h.use(pods(fmt.Sprintf("app=app-%d,n notin (%d)", i%manyLabelSets, i)))
 	})
 	change("namespace of 100 label sets", func(i int) {
-		put(h, h.inputs.Namespaces, &tables.Namespace{Name: "ns-2", Labels: labels.Set{"kind": fmt.Sprint(i % 2)}})
+		put(
+			h,
+			h.inputs.Namespaces,
+			&tables.Namespace{Name: "ns-2", Labels: labels.Set{"kind": fmt.Sprint(i % 2)}},
+		)
 	})
 }
 

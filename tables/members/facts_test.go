@@ -91,7 +91,11 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 	one := h.use(cidr("10.2.3.4/32", true))[0]
 	h.settle()
 	require.False(t, h.exact("10.2.3.4/32").Inherits)
-	require.Equal(t, bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods, h.exact("10.2.3.4/32").Flags)
+	require.Equal(
+		t,
+		bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods,
+		h.exact("10.2.3.4/32").Flags,
+	)
 	drop(h, h.inputs.Endpoints, web)
 	h.settle()
 	require.Equal(t, []string{"peer prefix", "inside 10.2.0.0/16"}, h.exact("10.2.3.4/32").Origins)
@@ -110,7 +114,17 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 			Name: "there", InternalIPs: []netip.Addr{addr("192.0.2.2"), addr("192.0.2.7")},
 			TunnelIPs: []netip.Addr{addr("10.2.0.1"), addr("10.2.0.2")},
 		})
-	older, newer := pod("prod/older", "there", "10.2.0.1", nil), pod("prod/newer", "there", "10.2.0.1", nil)
+	older, newer := pod(
+		"prod/older",
+		"there",
+		"10.2.0.1",
+		nil,
+	), pod(
+		"prod/newer",
+		"there",
+		"10.2.0.1",
+		nil,
+	)
 	newer.Created = older.Created.Add(time.Second)
 	put(h, h.inputs.Endpoints, older, newer, pod("prod/strange", "there", "192.0.2.2", nil))
 	put(h, h.inputs.Services, &tables.Service{
@@ -125,7 +139,11 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 	require.Equal(t, here, host.Node)
 
 	strange := h.exact("192.0.2.2/32")
-	require.Equal(t, bpf.IPCacheNode|bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheService, strange.Flags)
+	require.Equal(
+		t,
+		bpf.IPCacheNode|bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheService,
+		strange.Flags,
+	)
 	require.False(t, strange.Tunnel.IsValid())
 	require.Equal(t, core.ScopeNode, h.scope("192.0.2.2/32"))
 
@@ -176,5 +194,12 @@ func TestNodesThatMove(t *testing.T) {
 	written(1, outside)
 	written(2, node("one", "192.168.0.1", "192.168.0.9"), "192.168.0.1", "192.168.0.1")
 	written(2, node("one", "192.168.0.9", "192.168.0.1"), "192.168.0.9", "192.168.0.9")
-	written(2, node("three", "192.168.0.3"), "192.168.0.9", "192.168.0.9", "192.168.0.2", "192.168.0.3")
+	written(
+		2,
+		node("three", "192.168.0.3"),
+		"192.168.0.9",
+		"192.168.0.9",
+		"192.168.0.2",
+		"192.168.0.3",
+	)
 }

@@ -161,7 +161,10 @@ func pods(selector string) tables.PolicyPeer {
 
 // podsOf are the pods of some namespaces.
 func podsOf(namespaces string) tables.PolicyPeer {
-	return tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{Namespaces: namespaces}}
+	return tables.PolicyPeer{
+		Kind: tables.PeerPods,
+		Pods: tables.EgressSelector{Namespaces: namespaces},
+	}
 }
 
 func cidr(block string, matchesPods bool, except ...string) tables.PolicyPeer {

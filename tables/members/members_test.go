@@ -46,7 +46,10 @@ func watch[Row any](h *harness, table statedb.RWTable[Row]) func(statedb.ReadTxn
 
 func newCounter(h *harness) *counter {
 	c := &counter{h, map[string]func(statedb.ReadTxn) int{
-		"ipcache": watch(h, h.IPCache), "prefixes": watch(h, h.PeerPrefixes), "members": watch(h, h.Members),
+		"ipcache": watch(
+			h,
+			h.IPCache,
+		), "prefixes": watch(h, h.PeerPrefixes), "members": watch(h, h.Members),
 		"classes": watch(h, h.Classes), "matches": watch(h, h.Matches),
 	}}
 	c.written()
@@ -79,7 +82,11 @@ func TestWrites(t *testing.T) {
 
 	put(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.1.1", labels.Set{"app": "web", "n": "3"}))
 	require.Equal(t, counts{"ipcache": 1}, c.written(), "a pod with known labels")
-	put(h, h.inputs.Endpoints, pod("a/other", "there", "10.1.1.2", labels.Set{"app": "web", "n": "11"}))
+	put(
+		h,
+		h.inputs.Endpoints,
+		pod("a/other", "there", "10.1.1.2", labels.Set{"app": "web", "n": "11"}),
+	)
 	require.Equal(t, counts{"ipcache": 1, "members": 1}, c.written(), "a pod with new labels")
 	drop(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.1.1", labels.Set{}))
 	require.Equal(t, counts{"ipcache": 1}, c.written(), "a pod that goes")
@@ -101,14 +108,26 @@ func TestWrites(t *testing.T) {
 	h.use(cidr("0.0.0.0/0", true))
 	require.Equal(t, 1, c.written()["matches"])
 	h.use(cidr("198.51.100.0/24", false, "198.51.100.7/32"))
-	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1}, c.written(),
-		"a block with an exception")
+	require.Equal(
+		t,
+		counts{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1},
+		c.written(),
+		"a block with an exception",
+	)
 	h.use(cidr("198.51.100.0/28", false))
-	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1}, c.written(),
-		"a block in it, around the exception")
+	require.Equal(
+		t,
+		counts{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1},
+		c.written(),
+		"a block in it, around the exception",
+	)
 	h.use(cidr("10.1.0.0/28", true))
-	require.Equal(t, counts{"ipcache": 17, "prefixes": 1, "members": 11, "classes": 2, "matches": 1}, c.written(),
-		"a block with 16 pods of 10 label sets")
+	require.Equal(
+		t,
+		counts{"ipcache": 17, "prefixes": 1, "members": 11, "classes": 2, "matches": 1},
+		c.written(),
+		"a block with 16 pods of 10 label sets",
+	)
 }
 
 // A small change does not wait for a selector of many prefixes, which does not overtake it.
@@ -138,7 +157,11 @@ func TestManyPrefixes(t *testing.T) {
 	require.Equal(t, 1, steps(func() bool { return h.PeerPrefixes.NumObjects(h.db.ReadTxn()) > 500 }))
 
 	put(h, h.inputs.Endpoints, pod("a/new", "there", "10.1.9.9", labels.Set{"app": "new"}))
-	require.LessOrEqual(t, steps(func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }), 1)
+	require.LessOrEqual(
+		t,
+		steps(func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }),
+		1,
+	)
 	small := h.use(pods("app=new"), cidr("10.1.9.0/24", true))
 	require.LessOrEqual(t, steps(func() bool { return evaluated(small[0]) && evaluated(small[1]) }), 3)
 	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[0].Number)
@@ -242,16 +265,29 @@ func TestCell(t *testing.T) {
 	var rows statedb.Table[*core.IPCache]
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	jobs := cell.ModulePrivateProviders{job.Registry.NewGroup}
-	hv := hive.NewWithOptions(hive.Options{ModulePrivateProviders: jobs},
-		statedb.Cell, job.Cell, cell.SimpleHealthCell, Cell,
+	hv := hive.NewWithOptions(
+		hive.Options{ModulePrivateProviders: jobs},
+		statedb.Cell,
+		job.Cell,
+		cell.SimpleHealthCell,
+		Cell,
 		cell.Provide(
 			func() tables.LocalNode { return tables.LocalNode{Name: here} },
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 		),
-		provide(tables.NewNodeTable), provide(tables.NewCiliumNodeTable), provide(tables.NewServiceTable),
-		provide(tables.NewBackendSliceTable), provide(tables.NewNodeAddressTable), provide(tables.NewRouteTable),
-		provide(tables.NewNamespaceTable), provide(core.NewSelectorTable), provide(core.NewRulesetTable),
-		provide(core.NewIPCacheMirrorTable), provide(core.NewPeerMirrorTable),
+		provide(tables.NewNodeTable),
+		provide(tables.NewCiliumNodeTable),
+		provide(tables.NewServiceTable),
+		provide(
+			tables.NewBackendSliceTable,
+		),
+		provide(tables.NewNodeAddressTable),
+		provide(tables.NewRouteTable),
+		provide(tables.NewNamespaceTable),
+		provide(core.NewSelectorTable),
+		provide(core.NewRulesetTable),
+		provide(core.NewIPCacheMirrorTable),
+		provide(core.NewPeerMirrorTable),
 		cell.Invoke(func(
 			d *statedb.DB, e statedb.RWTable[*tables.Endpoint], r statedb.Table[*core.IPCache],
 			_ tables.Desired[*core.IPCache], _ tables.Desired[*core.Member],
@@ -259,7 +295,8 @@ func TestCell(t *testing.T) {
 			_ statedb.Table[*core.SelectorMatch],
 		) {
 			db, endpoints, rows = d, e, r
-		}))
+		}),
+	)
 	require.NoError(t, hv.Start(log, t.Context()))
 	defer func() { require.NoError(t, hv.Stop(log, t.Context())) }()
 	_, initialized := rows.Initialized(db.ReadTxn())

@@ -46,7 +46,10 @@ func (h *harness) should(w *policytest.World, a netip.Addr) []string {
 		if s.Peers[0].Kind == tables.PeerNodes && !h.isOfObject(txn, w, a) {
 			continue
 		}
-		if slices.ContainsFunc(s.Peers, func(p tables.PolicyPeer) bool { return slices.Contains(signature, p.String()) }) {
+		if slices.ContainsFunc(
+			s.Peers,
+			func(p tables.PolicyPeer) bool { return slices.Contains(signature, p.String()) },
+		) {
 			parts = append(parts, s.Text)
 		}
 	}

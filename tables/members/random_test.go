@@ -92,9 +92,15 @@ func (w *randomWorld) peers() []tables.PolicyPeer {
 			Group: w.pick("g", "h"), MatchesPods: w.IntN(2) == 0, Except: w.exceptions(2),
 		}})
 	case 4:
-		return one(entity(tables.EntityWorld), entity(tables.EntityWorldIPv4), entity(tables.EntityWorldIPv6),
-			entity(tables.EntityCluster), entity(tables.EntityHost), entity(tables.EntityRemoteNode),
-			entity(tables.EntityKubeAPIServer))
+		return one(
+			entity(tables.EntityWorld),
+			entity(tables.EntityWorldIPv4),
+			entity(tables.EntityWorldIPv6),
+			entity(tables.EntityCluster),
+			entity(tables.EntityHost),
+			entity(tables.EntityRemoteNode),
+			entity(tables.EntityKubeAPIServer),
+		)
 	case 5:
 		return one(tables.PolicyPeer{Kind: tables.PeerNodes, Labels: w.pick("", "zone=x")},
 			tables.PolicyPeer{Kind: tables.PeerServices, PeerService: &tables.PeerService{
@@ -114,7 +120,10 @@ func (w *randomWorld) pod() *tables.Endpoint {
 	i := w.IntN(6)
 	var ports []tables.NamedPort
 	for range w.IntN(3) {
-		ports = append(ports, tables.NamedPort{Name: w.pick("http", "https"), Protocol: 6, Port: uint16(80 + w.IntN(2))})
+		ports = append(
+			ports,
+			tables.NamedPort{Name: w.pick("http", "https"), Protocol: 6, Port: uint16(80 + w.IntN(2))},
+		)
 	}
 	node, addrs := here, fmt.Sprintf("10.1.0.%d,fd00::%d", i, i)
 	if w.IntN(2) == 0 {
@@ -152,7 +161,8 @@ func (w *randomWorld) change() {
 		e := w.pod()
 		// One endpoint has an address at a time: which owns it is another test.
 		for _, a := range e.Addrs {
-			if owner, _ := tables.AddrOwner(w.db.ReadTxn(), in.Endpoints, a); owner != nil && owner.Name != e.Name {
+			if owner, _ := tables.AddrOwner(w.db.ReadTxn(), in.Endpoints, a); owner != nil &&
+				owner.Name != e.Name {
 				drop(w.harness, in.Endpoints, owner)
 			}
 		}
@@ -184,7 +194,10 @@ func (w *randomWorld) change() {
 	case 16:
 		w.local()
 	case 17:
-		cilium := &tables.CiliumNode{Name: "there", Addrs: []netip.Addr{addr(w.pick("192.0.2.2", "192.0.2.3"))}}
+		cilium := &tables.CiliumNode{
+			Name:  "there",
+			Addrs: []netip.Addr{addr(w.pick("192.0.2.2", "192.0.2.3"))},
+		}
 		if w.IntN(2) == 0 {
 			cilium = &tables.CiliumNode{Name: here, Addrs: []netip.Addr{addr("192.0.2.4")}}
 		}
@@ -371,7 +384,10 @@ func kindOf(w *policytest.World, a netip.Addr) string {
 	return "cluster"
 }
 
-func (h *harness) checkSelections(may map[selection]map[bool]bool, was map[netip.Addr]map[string]bool) {
+func (h *harness) checkSelections(
+	may map[selection]map[bool]bool,
+	was map[netip.Addr]map[string]bool,
+) {
 	h.Helper()
 	txn := h.db.ReadTxn()
 	for _, a := range randomAddrs {

@@ -51,8 +51,14 @@ func (r *rule) tooLarge(rules []said) string {
 			biggest, most = i, n
 		}
 	}
-	return fmt.Sprintf("%d entries, more than --max-ruleset-entries=%d; the biggest rule is %s %s with %d",
-		entries, r.MaxEntries, rules[biggest].Policy, rules[biggest].Field, most)
+	return fmt.Sprintf(
+		"%d entries, more than --max-ruleset-entries=%d; the biggest rule is %s %s with %d",
+		entries,
+		r.MaxEntries,
+		rules[biggest].Policy,
+		rules[biggest].Field,
+		most,
+	)
 }
 
 // isolation returns the rules that deny everything in the directions that others are about.
@@ -64,7 +70,10 @@ func isolation(rules []said) (isolating []said) {
 			}
 			id := r.RuleID
 			id.Item = -1
-			isolating = append(isolating, said{Rule: &core.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}})
+			isolating = append(
+				isolating,
+				said{Rule: &core.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}},
+			)
 			break
 		}
 	}

@@ -57,8 +57,15 @@ func (h *harness) rulesetOf(addr netip.Addr) *core.Ruleset {
 func TestTooLarge(t *testing.T) {
 	h := smallNode(t)
 	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
-	put(h, h.NetworkPolicies, allow("other", "app=b", 80),
-		allowing("large", tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 800), Ports: ports(800)}))
+	put(
+		h,
+		h.NetworkPolicies,
+		allow("other", "app=b", 80),
+		allowing(
+			"large",
+			tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 800), Ports: ports(800)},
+		),
+	)
 	h.work()
 	require.Empty(t, h.rulesetOf(a).TooLarge)
 	require.Len(t, h.rulesetOf(a).Rules, 2)

@@ -43,7 +43,9 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
 	}
 	r := &core.Ruleset{
-		Life: core.Life{Number: c.number()}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
+		Life: core.Life{
+			Number: c.number(),
+		}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
 	}
 	if r.TooLarge != "" {
 		all = isolation(all)

@@ -81,7 +81,12 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-func (f *fixture) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []string, mark func(string)) error {
+func (f *fixture) compute(
+	in statedb.ReadTxn,
+	out statedb.WriteTxn,
+	keys []string,
+	mark func(string),
+) error {
 	for _, group := range keys {
 		f.computed = append(f.computed, group)
 		if f.then != nil {
