@@ -27,7 +27,8 @@ var (
 	// prompt or sudo, as what kubectl executes, or by its path.
 	shownLine = regexp.MustCompile(`(?:^|[$#] |sudo | -- |bin/)sluice ([a-z-][^|;)]*?)(?: +#.*|&&.*)?$`)
 
-	foreignFlags = []string{"set", "multus-master-cni-file-name"} // Helm and Multus have them
+	// Of Helm, Multus and cmd/bench.
+	foreignFlags = []string{"set", "multus-master-cni-file-name", "policy-prefixes"}
 )
 
 // documented is a command line of ours in a document: either a line of code, or a
