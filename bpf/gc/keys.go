@@ -56,8 +56,11 @@ func (c *Collector) flush(ctx context.Context, index int, f Filter, chosen func(
 			return nil
 		}
 		// A packet that refreshes the connection at the same moment keeps the program from
-		// removing it. That happens once a second at most.
-		for range thorough {
+		// removing it: then it is tried again.
+		for {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			before, err := c.counts()
 			if err != nil {
 				return err
@@ -70,7 +73,6 @@ func (c *Collector) flush(ctx context.Context, index int, f Filter, chosen func(
 				return err
 			}
 		}
-		return nil
 	}
 	var err error
 	m := c.maps[index]
