@@ -41,7 +41,7 @@ type Config struct {
 	MapSizeSources  uint32
 	MapSizeEgress   uint32
 	MapSizeGateways uint32
-	MapSizeClasses  uint32
+	MapSizeClasses  uint32 // ignored
 	MapSizeExits    uint32
 	MapSizeCovered  uint32
 	MapSizeNodes    uint32
@@ -58,7 +58,6 @@ var DefaultConfig = Config{
 	MapSizeSources:  262144,
 	MapSizeEgress:   131072,
 	MapSizeGateways: 131072,
-	MapSizeClasses:  65536,
 	MapSizeExits:    1024,
 	MapSizeCovered:  65536,
 	MapSizeNodes:    16384,
@@ -72,6 +71,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	for _, size := range c.sizes() {
 		flags.Uint32(size.flag, *size.value, "Room for entries in the map sluice_"+strings.TrimPrefix(size.flag, "map-size-"))
 	}
+	flags.Uint32("map-size-classes", c.MapSizeClasses, "Ignored: there is no such map any more")
 }
 
 // maxMapSize bounds the sizes of maps: the next power of two makes the kernel's
@@ -91,7 +91,6 @@ func (c *Config) sizes() []sizeFlag {
 		{"map-size-sources", &c.MapSizeSources, 1},
 		{"map-size-egress", &c.MapSizeEgress, 1},
 		{"map-size-gateways", &c.MapSizeGateways, GatewayBuckets}, // at least one group
-		{"map-size-classes", &c.MapSizeClasses, 1},
 		{"map-size-exits", &c.MapSizeExits, 1},
 		{"map-size-covered", &c.MapSizeCovered, 1},
 		{"map-size-nodes", &c.MapSizeNodes, 1},
@@ -141,7 +140,10 @@ func provideMaps(p mapsParams) (*Maps, error) {
 				}
 				own = backend
 			}
-			err := openMaps(maps, backend, p.Log)
+			if p.Config.MapSizeClasses != 0 {
+				p.Log.Warn("A flag is ignored, and will be removed: there is no such map any more", "flag", "--map-size-classes")
+			}
+			err := maps.open(backend)
 			if err != nil && own != nil {
 				own.Close() // a failed start hook is not stopped
 			}
@@ -156,17 +158,6 @@ func provideMaps(p mapsParams) (*Maps, error) {
 		},
 	})
 	return maps, nil
-}
-
-func openMaps(maps *Maps, backend Backend, log *slog.Logger) error {
-	swept, err := maps.open(backend)
-	if err != nil {
-		return err
-	}
-	if len(swept) > 0 {
-		log.Info("Removed pins of former versions", "pins", swept)
-	}
-	return nil
 }
 
 // openBackend opens the back end that the configuration asks for, and says which.

@@ -67,6 +67,9 @@ func TestScriptCommands(t *testing.T) {
 	memory := NewMemory()
 	var observed []string
 	memory.OnWrite(func(w Write, r Reader) {
+		if w.Map != "sluice_sources" {
+			return
+		}
 		v, found := Get[SourceKey, SourceValue](r, w.Map, w.Key.(SourceKey))
 		observed = append(observed, strings.TrimSpace(v.String()+map[bool]string{false: " absent"}[found]))
 	})
@@ -74,6 +77,7 @@ func TestScriptCommands(t *testing.T) {
 	h.must("map/fail sluice_sources update full 1") // before the start
 	h.must("map/size sluice_sources 2")
 	require.NoError(t, h.Start(h.log, context.Background()))
+	require.NoError(t, h.maps.Flip())
 
 	keys := []SourceKey{{Address{15: 1}}, {Address{15: 2}}, {Address{15: 3}}}
 	values := []SourceValue{{1}, {2}, {3}}
@@ -132,12 +136,27 @@ sluice_sources delete ::1
 	require.NoError(t, err)
 	require.NoError(t, h.Stop(h.log, context.Background()))
 
-	// The maps, their sizes and what was shown survive the agent.
+	// What packets meet, the sizes of maps and what was shown survive the agent. The next
+	// one fills maps of its own, and packets meet these after the flip.
 	again := newTestHive(t, memory)
 	require.NoError(t, again.Start(again.log, context.Background()))
 	require.EqualValues(t, 2, again.maps.Sources.Spec().MaxEntries)
-	require.Equal(t, "::1 -> class=1\n", again.must("map/dump sluice_sources"))
-	require.Equal(t, "sluice_sources update ::1 -> class=1\n", again.must("map/log"))
+	require.Empty(t, again.must("map/dump sluice_sources"))
+	inForce := func() (class uint32) {
+		memory.Read(func(r Reader) {
+			v, _ := Get[SourceKey, SourceValue](r, "sluice_sources", keys[0])
+			class = v.Class
+		})
+		return class
+	}
+	_, err = again.maps.Sources.Update(keys[:1], values[1:2])
+	require.NoError(t, err)
+	require.EqualValues(t, 1, inForce())
+	require.NoError(t, again.maps.Flip())
+	require.EqualValues(t, 2, inForce())
+	require.NoError(t, again.maps.Release())
+	require.EqualValues(t, 2, inForce())
+	require.Equal(t, "sluice_sources update ::1 -> class=1\nsluice_sources update ::1 -> class=2\nsluice_state update 0 -> 0\n", again.must("map/log"))
 	again.must("map/reset-log")
 	require.NoError(t, again.Stop(again.log, context.Background()))
 }
@@ -181,11 +200,67 @@ func TestKernelMode(t *testing.T) {
 		_, err = h.script("map/log")
 		require.ErrorContains(t, err, "not in memory")
 		require.Equal(t, "wrote ::1 -> class=250\n", h.must("map/corrupt sluice_sources change"))
+		require.NoError(t, h.maps.Flip())
 
 		second := newTestHive(t, nil, "--bpffs="+bpffs)
 		require.ErrorIs(t, second.Start(second.log, context.Background()), ErrInUse)
 	})
-	run(func(h *testHive) { require.Equal(t, "::1 -> class=250\n", h.must("map/dump sluice_sources")) })
+	sources := func(h *testHive) string {
+		m, err := OpenInForce(MapsDir(bpffs), "sluice_sources")
+		require.NoError(t, err)
+		defer m.Close()
+		entries, err := DumpKernel[SourceKey, SourceValue](m)
+		require.NoError(t, err)
+		return strings.Join(Lines(entries), "\n")
+	}
+	// An agent that fills its slot is killed, again and again. What was in force stays, until
+	// one flips.
+	for run := range 3 {
+		h := newTestHive(t, nil, "--bpffs="+bpffs)
+		require.NoError(t, h.Start(h.log, context.Background()))
+		inForce, own, err := h.maps.Slot()
+		require.NoError(t, err)
+		require.Equal(t, []uint32{1, 0}, []uint32{inForce, own}, "run %d", run)
+		require.Empty(t, h.must("map/dump sluice_sources"))
+		_, err = h.maps.Sources.Update([]SourceKey{{Address{15: 2}}}, []SourceValue{{6}})
+		require.NoError(t, err)
+		require.Equal(t, "::1 -> class=250", sources(h))
+		if run == 2 {
+			require.NoError(t, h.maps.Flip())
+			require.Equal(t, "::2 -> class=6", sources(h))
+			require.NoError(t, h.maps.Release())
+			require.NoDirExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "")))
+		}
+		require.NoError(t, h.Stop(h.log, context.Background()))
+	}
+}
+
+// The maps of another version stay until nothing uses them, and then go; the last epoch of
+// its pods is known.
+func TestFormerLayout(t *testing.T) {
+	bpffs := testBPFFS(t)
+	k := testKernel(t, bpffs)
+	former, err := Open[PodKey, PodValue](k, Spec{"sluice_pods", TypeHash, 16})
+	require.NoError(t, err)
+	_, err = former.Update([]PodKey{{Address{15: 1}}, {Address{15: 2}}}, []PodValue{{Epoch: 7}, {Epoch: 5}})
+	require.NoError(t, err)
+	_, err = Open[ClassKey, ClassValue](k, Spec{"sluice_classes", TypeHash, 16})
+	require.NoError(t, err)
+	require.NoError(t, k.Close())
+
+	h := newTestHive(t, nil, "--bpffs="+bpffs, "--map-size-classes=100")
+	require.NoError(t, h.Start(h.log, context.Background()))
+	require.Contains(t, h.logged.String(), "A flag is ignored")
+	require.EqualValues(t, 7, h.maps.FormerEpoch())
+	require.Empty(t, h.must("map/dump sluice_pods"))
+	require.FileExists(t, filepath.Join(MapsDir(bpffs), "sluice_pods"))
+	require.NoError(t, h.maps.Flip())
+	require.NoError(t, h.maps.Release())
+	removed, err := h.maps.Sweep()
+	require.NoError(t, err)
+	require.Equal(t, []string{"sluice_classes", "sluice_pods"}, removed)
+	require.FileExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "sluice_pods")))
+	require.NoError(t, h.Stop(h.log, context.Background()))
 }
 
 // Writes are remembered in a bounded number.

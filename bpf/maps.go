@@ -3,6 +3,8 @@
 package bpf
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -17,21 +19,25 @@ type Maps struct {
 	Sources  Map[SourceKey, SourceValue]   // egress class of a pod
 	Egress   Map[EgressKey, EgressValue]   // gateway group of a class's destinations
 	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
-	Classes  Map[ClassKey, ClassValue]     // what numbers stand for
 	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
 	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
 	Policy   Map[PolicyKey, PolicyValue]   // verdicts of network policies
 	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
+	State    Map[StateKey, StateValue]     // which slot is in force
 
-	all     []opener
-	backend atomic.Pointer[Backend]
+	all         []opener
+	backend     atomic.Pointer[Backend]
+	own         atomic.Uint32 // the slot that is written to
+	formerEpoch uint32
 }
 
 // opener is a [handle] of any types.
 type opener interface {
 	Spec() Spec
-	open(Backend) error
+	open(Backend) error // unless it is in slots
+	openSlot(backend Backend, slot uint32) error
+	release(slot uint32) error
 	close()
 	kernel() *ebpf.Map
 	lines() ([]string, error)
@@ -46,17 +52,18 @@ func newMaps(cfg Config) *Maps {
 	m.Sources = add[SourceKey, SourceValue](m, Spec{"sluice_sources", TypeHash, cfg.MapSizeSources})
 	m.Egress = add[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
 	m.Gateways = add[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
-	m.Classes = add[ClassKey, ClassValue](m, Spec{"sluice_classes", TypeHash, cfg.MapSizeClasses})
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
 	m.Policy = add[PolicyKey, PolicyValue](m, Spec{"sluice_policy", TypeLPM, cfg.MapSizePolicy})
 	m.Config = add[ConfigKey, ConfigValue](m, Spec{"sluice_config", TypeArray, 1})
+	m.State = add[StateKey, StateValue](m, Spec{StateMap, TypeArray, StateSize})
 	return m
 }
 
+// add adds a map. What is an array is not in slots.
 func add[K, V comparable](m *Maps, spec Spec) Map[K, V] {
-	h := &handle[K, V]{spec: spec}
+	h := &handle[K, V]{spec: spec, inSlots: spec.Type != TypeArray}
 	m.all = append(m.all, h)
 	return h
 }
@@ -70,8 +77,9 @@ func (m *Maps) Names() []string {
 	return names
 }
 
-// Kernel returns the maps of the kernel by name, none unless they are open and
-// in the kernel. They stay the back end's: they must not be closed.
+// Kernel returns the maps of the kernel by name as programs refer to them, those in slots
+// as arrays of maps; none unless they are open and in the kernel. They stay the back end's:
+// they must not be closed.
 func (m *Maps) Kernel() map[string]*ebpf.Map {
 	maps := map[string]*ebpf.Map{}
 	for _, h := range m.all {
@@ -108,15 +116,18 @@ func (m *Maps) find(name string) (opener, error) {
 	return nil, fmt.Errorf("no map %q: the maps are %v", name, m.Names())
 }
 
-// open opens all maps in a back end and sweeps what is left in it by others.
-func (m *Maps) open(backend Backend) (swept []string, err error) {
+// open opens all maps in a back end.
+func (m *Maps) open(backend Backend) error {
 	for _, h := range m.all {
 		if err := h.open(backend); err != nil {
-			return nil, err
+			return err
 		}
 	}
+	if err := m.openSlots(backend); err != nil {
+		return err
+	}
 	m.backend.Store(&backend)
-	return backend.Sweep(slices.Concat(m.Names(), programMaps, []string{linksDir, programsDir})...)
+	return nil
 }
 
 func (m *Maps) close() {
@@ -128,11 +139,15 @@ func (m *Maps) close() {
 
 // handle is a map that is there before its back end is.
 type handle[K, V comparable] struct {
-	spec  Spec
-	inner atomic.Pointer[Map[K, V]]
+	spec    Spec
+	inSlots bool
+	inner   atomic.Pointer[Map[K, V]]
 }
 
 func (h *handle[K, V]) open(backend Backend) error {
+	if h.inSlots {
+		return nil
+	}
 	m, err := Open[K, V](backend, h.spec)
 	if err != nil {
 		return err
@@ -141,12 +156,36 @@ func (h *handle[K, V]) open(backend Backend) error {
 	return nil
 }
 
+func (h *handle[K, V]) openSlot(backend Backend, slot uint32) error {
+	if !h.inSlots {
+		return nil
+	}
+	m, err := openSlot[K, V](backend, h.spec, slot)
+	if err != nil {
+		return err
+	}
+	h.inner.Store(&m)
+	return nil
+}
+
+// release takes the map of a slot out of it.
+func (h *handle[K, V]) release(slot uint32) error {
+	slots := h.kernel()
+	if !h.inSlots || slots == nil {
+		return nil
+	}
+	if err := slots.Delete(slot); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("take map %s out of slot %d: %w", h.spec.Name, slot, err)
+	}
+	return nil
+}
+
 func (h *handle[K, V]) close() { h.inner.Store(nil) }
 
 func (h *handle[K, V]) kernel() *ebpf.Map {
 	if m := h.inner.Load(); m != nil {
 		if t, ok := (*m).(*kernelMap[K, V]); ok {
-			return t.m
+			return cmp.Or(t.slots, t.m)
 		}
 	}
 	return nil

@@ -245,10 +245,10 @@ func (v GatewayValue) String() string {
 	return fmt.Sprintf("gateway=%s egress4=%s egress6=%s ifindex=%d", v.Gateway, egress4, v.Egress6, v.IfIndex)
 }
 
-// Role is what a persistent number stands for.
+// Role is what a number stands for.
 type Role uint32
 
-// The roles, as written to sluice_classes: values never change their meaning.
+// The roles.
 const (
 	RoleEgress       Role = 1 // egress class
 	RolePeer         Role = 2 // peer class
@@ -279,7 +279,7 @@ func (r *Role) UnmarshalText(text []byte) error {
 	return fmt.Errorf("parse role: unknown %q", text)
 }
 
-// ClassKey is the key of sluice_classes: a number given out under a role.
+// ClassKey is a number given out under a role.
 type ClassKey struct {
 	Role   Role
 	Number uint32
@@ -305,7 +305,7 @@ func (d *Digest) UnmarshalText(text []byte) error {
 	return err
 }
 
-// ClassValue is the value of sluice_classes.
+// ClassValue is what a number stands for.
 type ClassValue struct{ Digest Digest }
 
 func (v ClassValue) String() string { return v.Digest.String() }

@@ -111,9 +111,12 @@ func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifI
 }
 
 // AllAttached reports whether it has been tried to attach all programs: those of the pods
-// that there are when maps are written a first time come with the backstop.
+// that there are when the maps are in force come with the backstop.
 func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bool {
-	_, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+	found, _ := attachments.Initialized(txn)
+	if found {
+		_, _, found = attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+	}
 	for a := range attachments.All(txn) {
 		found = found && a.Status.Kind != reconciler.StatusKindPending
 	}

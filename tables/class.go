@@ -9,8 +9,8 @@ import (
 )
 
 // Class is a number given out under a role, and what it stands for: the
-// selectors of a class, or the gateways of a group. It is an entry of
-// sluice_classes, so that after a restart the number means the same.
+// selectors of a class, or the gateways of a group. It is recorded, in map-classes, when
+// nothing is in the kernel under the number that is to leave it first.
 type Class struct {
 	bpf.ClassKey `yaml:",inline"`
 
@@ -25,10 +25,10 @@ func (c *Class) Equal(o *Class) bool {
 	return c.ClassKey == o.ClassKey && c.Digest == o.Digest && slices.Equal(c.Selectors, o.Selectors)
 }
 
-// MapKey is the key in sluice_classes.
+// MapKey is the key of the record.
 func (c *Class) MapKey() bpf.ClassKey { return c.ClassKey }
 
-// MapValue is the value in sluice_classes.
+// MapValue is what is recorded.
 func (c *Class) MapValue() bpf.ClassValue { return bpf.ClassValue{Digest: c.Digest} }
 
 // TableHeader implements [statedb.TableWritable].

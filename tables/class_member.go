@@ -34,11 +34,6 @@ type ClassMember struct {
 	Role    bpf.Role `json:"role"`
 	OfClass bool     `json:"ofClass,omitempty"`
 
-	// Stuck is of a class of unknown meaning that cannot be left, as the kernel takes
-	// none of the writes, or that had ended when somebody came to it by a late one.
-	// Nobody waits for it any more.
-	Stuck bool `json:"stuck,omitempty"`
-
 	// Class is the number of the class; 0 is the class of those that no
 	// selector chooses.
 	Class uint32 `json:"class"`
@@ -75,11 +70,6 @@ type ClassMember struct {
 	// addresses and prefixes, in order, and where they belong.
 	Leaving []SelectorID `json:"leaving,omitempty"`
 	Leavers []Leaver     `json:"leavers,omitempty"`
-
-	// Continues is of a row of a class: the class of unknown meaning whose verdicts
-	// are its own too, until the old subjects have got theirs. Those in that one who
-	// have this signature go here.
-	Continues uint32 `json:"continues,omitempty"`
 }
 
 // Leaver is an address or prefix that is still in a class while it belongs to
@@ -89,11 +79,9 @@ type Leaver struct {
 	To     uint32       `json:"to"`
 }
 
-// MeaningUnknown reports whether the row is of a class that the kernel has
-// addresses in, from before a restart, that do not all have one signature now; or by a
-// late write, after the class had ended. Its verdicts stay as the kernel has them until
-// all have left but those of its members.
-func (m *ClassMember) MeaningUnknown() bool { return m.OfClass && len(m.Selectors) == 0 }
+// Ended reports whether the row is of a class that has ended, but that somebody has come to
+// by a write that was under way. Its verdicts stay as the kernel has them until he has left.
+func (m *ClassMember) Ended() bool { return m.OfClass && len(m.Selectors) == 0 }
 
 // SignatureDigest returns the digest of a sorted signature.
 func SignatureDigest(selectors []SelectorID, ports []NamedPort) bpf.Digest {
@@ -121,7 +109,7 @@ func (m *ClassMember) Equal(o *ClassMember) bool {
 	return m.Key() == o.Key() && m.Class == o.Class && slices.Equal(m.Selectors, o.Selectors) && slices.Equal(m.Ports, o.Ports) &&
 		slices.Equal(m.Former, o.Former) && slices.Equal(m.Leaving, o.Leaving) &&
 		slices.Equal(m.Leavers, o.Leavers) && m.Digest == o.Digest && m.Version == o.Version &&
-		m.Continues == o.Continues && m.Stuck == o.Stuck && m.NamespaceUnknown == o.NamespaceUnknown
+		m.NamespaceUnknown == o.NamespaceUnknown
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -72,15 +72,10 @@ var (
 
 	classMemberOfClassIndex = classRowIndex("of-class", (*ClassMember).IsClass)
 	classMemberLeavingIndex = classRowIndex("leaving", func(m *ClassMember) bool { return len(m.Leavers) > 0 })
-	classMemberUnknownIndex = classRowIndex("unknown", func(m *ClassMember) bool { return m.MeaningUnknown() && !m.Stuck })
+	classMemberEndedIndex   = classRowIndex("ended", (*ClassMember).Ended)
 
 	// Only rows that are not of members as peers: those are many.
 	classMemberNoPeerIndex = classRowIndex("no-peer", func(m *ClassMember) bool { return m.Role != bpf.RolePeer || !m.IsMember() })
-
-	classMemberContinuesIndex = IndexIf("continues", classKeys,
-		func(m *ClassMember) (bpf.ClassKey, bool) {
-			return bpf.ClassKey{Role: m.Role, Number: m.Continues}, m.Continues != 0
-		})
 
 	// ClassRowsBySelector queries the rows of classes with a selector in their
 	// signature.
@@ -99,12 +94,8 @@ var (
 	// leaving, also such to whom they apply alike, by whom Leaving is not longer.
 	ClassRowsLeaving = classMemberLeavingIndex.Query
 
-	// ClassRowsUnknown queries the rows of the classes of a role whose meaning is
-	// unknown, other than those that are stuck.
-	ClassRowsUnknown = classMemberUnknownIndex.Query
-
-	// ClassRowsContinuing queries the rows of the classes that continue one.
-	ClassRowsContinuing = classMemberContinuesIndex.Query
+	// ClassRowsEnded queries the rows of the classes of a role that have ended.
+	ClassRowsEnded = classMemberEndedIndex.Query
 
 	// ClassMembersByPrefix queries the members of a role at a prefix.
 	ClassMembersByPrefix = classMemberPrefixIndex.Query
@@ -150,26 +141,6 @@ func ClassRow(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.
 	return m
 }
 
-// ClassesKnown reports whether it is known of all classes of a role what they stand
-// for. Where it is not, agents have come and gone in the middle of changes, or
-// something has changed meanwhile, see [ClassMember.MeaningUnknown]. This ends soon
-// after the start and does not come again.
-func ClassesKnown(txn statedb.ReadTxn, members statedb.Table[*ClassMember], role bpf.Role) bool {
-	_, _, unknown := members.Get(txn, ClassRowsUnknown(role))
-	return !unknown
-}
-
-// ClassContinuing returns the row of the class that continues another one for those
-// with a signature, nil if there is none.
-func ClassContinuing(txn statedb.ReadTxn, members statedb.Table[*ClassMember], key bpf.ClassKey, digest bpf.Digest) *ClassMember {
-	for row := range members.List(txn, ClassRowsContinuing(key)) {
-		if row.Digest == digest {
-			return row
-		}
-	}
-	return nil
-}
-
 // classRowIndex indexes some rows by role.
 func classRowIndex(
 	name string, indexed func(*ClassMember) bool,
@@ -212,5 +183,5 @@ var NewClassMemberTable = Declare(
 	"class-members", classMemberKeyIndex, classMemberClassIndex, classMemberFormerIndex,
 	classMemberDigestIndex, classMemberNodeIndex, classMemberSelectorIndex,
 	classMemberOfClassIndex, classMemberLeavingIndex, classMemberPrefixIndex,
-	classMemberUnknownIndex, classMemberNoPeerIndex, classMemberContinuesIndex,
+	classMemberEndedIndex, classMemberNoPeerIndex,
 )

@@ -20,7 +20,7 @@ type ClassReadiness struct {
 
 	Wanted     bool       `json:"wanted"`     // there is such a class or group
 	Digest     bpf.Digest `json:"digest"`     // what it stands for, as far as this row knows
-	Registered bool       `json:"registered"` // sluice_classes has the digest
+	Registered bool       `json:"registered"` // map-classes has the digest
 	Complete   bool       `json:"complete"`   // the entries desired of it are those that it is to have
 	Of         uint64     `json:"of"`         // revision of the class's row that all this is of: in egress-classes, or in class-members
 	RowsWanted int        `json:"rowsWanted"` // entries desired of it

@@ -24,7 +24,7 @@ type Holding struct {
 	cell.In
 
 	DB            *statedb.DB
-	Maps          statedb.Table[*BPFMap]
+	Slots         statedb.Table[*Slot]
 	Attachments   statedb.Table[*Attachment]
 	ConfigEntries statedb.Table[*ConfigEntry]
 	Policies      statedb.Table[*NetworkPolicy]
@@ -48,13 +48,13 @@ func ConfigHolds(
 		(entry.Value.Flags&bpf.ConfigNetworkPolicies != 0 || !HoldsByPolicy(txn, policies, mode))
 }
 
-// Await returns when pods that start are held until they are known: the maps have been
-// written a first time, it has been tried to attach all programs, and the configuration
-// says so. It reports false if the context ends before.
+// Await returns when pods that start are held until they are known: what this agent has
+// written is in force, it has been tried to attach all programs, and the configuration says
+// so. It reports false if the context ends before.
 func (h *Holding) Await(ctx context.Context) bool {
-	_, written := h.Maps.Initialized(h.DB.ReadTxn())
+	_, flipped := h.Slots.Initialized(h.DB.ReadTxn())
 	select {
-	case <-written:
+	case <-flipped:
 	case <-ctx.Done():
 		return false
 	}

@@ -3,7 +3,6 @@
 package tables
 
 import (
-	"encoding/binary"
 	"net"
 	"net/netip"
 	"strconv"
@@ -42,15 +41,6 @@ type LocalEndpoint struct {
 	Judged      bpf.Digest `json:"judged"`
 	Held        uint64     `json:"held,omitempty"`
 
-	// Verdicts is a digest of the verdicts that the kernel had of the subject
-	// class when the epoch was given, or the class.
-	Verdicts uint16 `json:"verdicts,omitempty"`
-
-	// Mark is of Verdicts and the beginning of Judged, or for a held address of
-	// what that is about to be. The kernel keeps it, so that it can be told after
-	// a restart whether rules were changed after the epoch.
-	Mark uint16 `json:"mark,omitempty"`
-
 	Reason string `json:"reason,omitempty"` // why there is no device
 
 	Reconciled `yaml:",inline"`
@@ -68,9 +58,7 @@ func (e *LocalEndpoint) MapKey() bpf.PodKey { return bpf.PodKey{Addr: bpf.Addres
 
 // MapValue is the value in sluice_pods.
 func (e *LocalEndpoint) MapValue() bpf.PodValue {
-	v := bpf.PodValue{IfIndex: e.IfIndex, SubjectClass: e.SubjectClass, Epoch: e.Epoch, Flags: e.Flags, MAC: macBytes(e.MAC)}
-	binary.NativeEndian.PutUint16(v.Pad[:], e.Mark) // the programs do not look at it
-	return v
+	return bpf.PodValue{IfIndex: e.IfIndex, SubjectClass: e.SubjectClass, Epoch: e.Epoch, Flags: e.Flags, MAC: macBytes(e.MAC)}
 }
 
 func macBytes(text string) (mac [6]byte) {

@@ -169,7 +169,7 @@ var (
 	GatewayEntriesByGroup = gatewayEntryGroupIndex.Query
 )
 
-// NewClassEntryTable creates the mirror of sluice_classes.
+// NewClassEntryTable creates the table of what numbers stand for, as recorded.
 var NewClassEntryTable = DeclareMirror("map-classes", classEntryDigestIndex)
 
 // NewPodEntryTable creates the mirror of sluice_pods.

@@ -17,16 +17,12 @@ type PolicyReadiness struct {
 	bpf.ClassKey `yaml:",inline"`
 
 	Digest     bpf.Digest `json:"digest"`     // what the class stands for, as far as this row knows
-	Registered bool       `json:"registered"` // sluice_classes has the digest
+	Registered bool       `json:"registered"` // map-classes has the digest
 
 	// Ready is set when the class is registered and the kernel has had all its
 	// verdicts at once. It stays while the digest does: verdicts that change later
 	// do so for all addresses in the class alike.
 	Ready bool `json:"ready"`
-
-	// Copied is what Ready is of a class that continues another one, while there are
-	// classes of unknown meaning: the kernel has copies of all verdicts of that one.
-	Copied bool `json:"copied,omitempty"`
 
 	RowsWanted int `json:"rowsWanted"` // verdicts that the rules in force ask for
 	RowsReady  int `json:"rowsReady"`  // of these, the kernel has as wanted
@@ -65,13 +61,6 @@ func ClassIsReady(txn statedb.ReadTxn, readiness statedb.Table[*PolicyReadiness]
 	}
 	r, _, found := readiness.Get(txn, PolicyReadinessByKey(key))
 	return found && r.Ready && r.Digest == digest
-}
-
-// ClassIsCopied reports whether addresses may be put into a class by those of the
-// class of unknown meaning that it continues.
-func ClassIsCopied(txn statedb.ReadTxn, readiness statedb.Table[*PolicyReadiness], key bpf.ClassKey) bool {
-	r, _, found := readiness.Get(txn, PolicyReadinessByKey(key))
-	return found && r.Copied
 }
 
 // NewPolicyReadinessTable creates the table of what the kernel has of each class

@@ -118,6 +118,7 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_slots":    {uint32(0), bpf.RuleKey{}},
 		"sluice_decided":  {uint32(0), bpf.Metric{}},
 		"sluice_config":   {bpf.ConfigKey{}, bpf.ConfigValue{}},
+		"sluice_state":    {bpf.StateKey{}, bpf.StateValue{}},
 		"sluice_ct4_tcp":  {ctmap.Key4{}, ctmap.Entry{}},
 		"sluice_ct4_any":  {ctmap.Key4{}, ctmap.Entry{}},
 		"sluice_ct6_tcp":  {ctmap.Key6{}, ctmap.Entry{}},
@@ -133,6 +134,9 @@ func TestMapsOfBothSides(t *testing.T) {
 			continue
 		}
 		require.LessOrEqual(t, len(name), 15, "the kernel cuts %s", name)
+		if m.InnerMap != nil {
+			m = m.InnerMap
+		}
 		want, ok := sizes[name]
 		if !ok {
 			t.Errorf("map %s is not compared with anything", name)
@@ -193,6 +197,7 @@ var constants = map[string]uint64{
 	"DIRECTION_EGRESS": uint64(bpf.DirectionEgress), "DIRECTION_INGRESS": uint64(bpf.DirectionIngress), "DIRECTIONS": bpf.Directions,
 	"EVENT_DROP": uint64(bpf.EventDrop), "EVENT_FLOW": uint64(bpf.EventFlow),
 	// Of the mark nothing but the programs knows the bits.
+	"SLOTS": bpf.Slots, "STATE_SLOT": uint64(bpf.StateSlot.Index), "STATE_SIZE": bpf.StateSize,
 	"MARK_CHECKED": 1, "MARK_TRANSLATED": 2, "MARK_SERVICE": 3,
 }
 

@@ -45,11 +45,6 @@ type programsConfigValue struct {
 	Pad2 uint32
 }
 
-type programsCoveredValue struct {
-	_       structs.HostLayout
-	Covered uint32
-}
-
 type programsCtEntry struct {
 	_       structs.HostLayout
 	Gateway struct {
@@ -71,34 +66,6 @@ type programsCtEntry struct {
 	Cookie           uint32
 	Created          uint32
 	Reserved         uint32
-}
-
-type programsEgressKey struct {
-	_           structs.HostLayout
-	PrefixLen   uint32
-	EgressClass uint32
-	Family      uint8
-	Pad         [3]uint8
-	Addr        [16]uint8
-}
-
-type programsEgressValue struct {
-	_     structs.HostLayout
-	Group uint32
-}
-
-type programsExitKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsExitValue struct {
-	_       structs.HostLayout
-	Ifindex uint32
-	Flags   uint32
 }
 
 type programsFrag4Key struct {
@@ -129,36 +96,6 @@ type programsFragValue struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
-}
-
-type programsGatewayKey struct {
-	_      structs.HostLayout
-	Group  uint32
-	Bucket uint32
-}
-
-type programsGatewayValue struct {
-	_       structs.HostLayout
-	Gateway struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	Egress4 uint32
-	Ifindex uint32
-	Egress6 struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsIpcacheValue struct {
-	_         structs.HostLayout
-	PeerClass uint32
-	Flags     uint32
-	Tunnel    struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
 }
 
 type programsMetric struct {
@@ -198,79 +135,9 @@ type programsNat6Entry struct {
 	Pad  [3]uint16
 }
 
-type programsNodeKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsNodeValue struct {
-	_     structs.HostLayout
-	Flags uint32
-}
-
-type programsPodKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsPodValue struct {
-	_            structs.HostLayout
-	Ifindex      uint32
-	SubjectClass uint32
-	Epoch        uint32
-	Flags        uint32
-	Mac          [6]uint8
-	Pad          [2]uint8
-}
-
-type programsPolicyKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Subject   uint32
-	Peer      uint32
-	Direction uint8
-	Protocol  uint8
-	Port      uint16
-}
-
-type programsPolicyValue struct {
-	_          structs.HostLayout
-	Precedence uint32
-	Cookie     uint32
-	Deny       uint8
-	Pad        [3]uint8
-}
-
-type programsPrefixKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Family    uint8
-	Pad       [3]uint8
-	Addr      [16]uint8
-}
-
 type programsRuleKey struct {
 	_      structs.HostLayout
 	Cookie uint32
-}
-
-type programsSourceKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsSourceValue struct {
-	_           structs.HostLayout
-	EgressClass uint32
 }
 
 type programsTuple4Key struct {
@@ -321,6 +188,7 @@ const (
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceSlots    = "sluice_slots"
 	programsMapSluiceSources  = "sluice_sources"
+	programsMapSluiceState    = "sluice_state"
 	programsProgBackstop      = "backstop"
 	programsProgFromNetdev    = "from_netdev"
 	programsProgFromOverlay   = "from_overlay"
@@ -407,6 +275,7 @@ type programsMapSpecs struct {
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
+	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 }
 
 // programsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -459,6 +328,7 @@ type programsMaps struct {
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
+	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 }
 
 func (m *programsMaps) Close() error {
@@ -487,6 +357,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceRules,
 		m.SluiceSlots,
 		m.SluiceSources,
+		m.SluiceState,
 	)
 }
 

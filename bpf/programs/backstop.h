@@ -156,13 +156,13 @@ static __noinline int read_packet(struct bpf_nf_ctx *ctx, struct packet *p, bool
 }
 
 /* Reports whether an address may be that of a pod of this node. */
-static __always_inline bool may_be_local_pod(const struct tuple *t)
+static __always_inline bool may_be_local_pod(const struct tuple *t, __u32 slot)
 {
 	struct prefix_key key;
 	const struct ipcache_value *known;
 
 	prefix_of(&key, t, &t->saddr);
-	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	known = in_slot(sluice_ipcache, slot, &key);
 	return known && known->flags & IPCACHE_IN_CLUSTER && !(known->flags & (IPCACHE_HOST | IPCACHE_NODE)) &&
 	       no_address(&known->tunnel);
 }
@@ -214,7 +214,7 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 		return 0;
 	if (!read_packet(ctx, p, true))
 		return REASON_MALFORMED;
-	pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.saddr);
+	pod = in_slot(sluice_pods, d->slot, &p->flow.saddr);
 	/* What is not known was held when it began. */
 	if (!pod || !pod->subject_class || pod->flags & POD_POLICY_UNKNOWN || same_address(&p->flow.saddr, &p->flow.daddr))
 		return 0;
@@ -279,7 +279,8 @@ static __noinline int discovers_neighbours(struct bpf_nf_ctx *ctx, const struct 
 /* Returns, as a WHAT, why a packet is held for network policies: what has no mark
  * from_pod has not seen, and what goes to an address of a pod without device to_pod will
  * not see. Returns 0 if it is not held. */
-static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, const struct config_value *cfg, __u32 mark)
+static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, const struct config_value *cfg, __u32 mark,
+			     __u32 slot)
 {
 	bool here = ctx->state->hook == NF_INET_LOCAL_IN;
 	const struct pod_value *pod;
@@ -287,17 +288,17 @@ static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, con
 	if (to_many(&p->flow) || discovers_neighbours(ctx, p))
 		return 0;
 	if (!mark) {
-		pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.saddr);
+		pod = in_slot(sluice_pods, slot, &p->flow.saddr);
 		/* The host reaches its pods, so they answer it. */
-		if (pod || of_local_pods(&p->flow, &p->flow.saddr))
+		if (pod || of_local_pods(&p->flow, &p->flow.saddr, slot))
 			return here && cfg->flags & CONFIG_ALLOW_LOCALHOST && host_tracks(ctx, NFCT_REPLY) ? 0 :
 			       WHAT(pod && pod->ifindex ? REASON_NOT_CHECKED : REASON_POD_NOT_READY, PROGRAM_BACKSTOP,
 				    DIRECTION_EGRESS);
 	}
 	if (here)
 		return 0;
-	pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.daddr);
-	if (pod ? pod->ifindex : !of_local_pods(&p->flow, &p->flow.daddr))
+	pod = in_slot(sluice_pods, slot, &p->flow.daddr);
+	if (pod ? pod->ifindex : !of_local_pods(&p->flow, &p->flow.daddr, slot))
 		return 0;
 	return WHAT(REASON_POD_NOT_READY, PROGRAM_BACKSTOP, DIRECTION_INGRESS);
 }
@@ -315,7 +316,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 {
 	const struct config_value *cfg = config();
 	struct packet p = {};
-	struct decision d = {};
+	struct decision d = {.slot = slot_in_force()};
 	const struct source_value *source;
 	__u32 mark, reason;
 
@@ -332,17 +333,18 @@ int backstop(struct bpf_nf_ctx *ctx)
 	if (!(cfg->flags & CONFIG_BACKSTOP))
 		return NF_ACCEPT;
 	if (cfg->flags & CONFIG_NETWORK_POLICIES && !seen(ctx, mark) && read_packet(ctx, &p, false)) {
-		reason = hold(ctx, &p, cfg, mark);
+		reason = hold(ctx, &p, cfg, mark, d.slot);
 		if (reason)
 			return drop_held(ctx, &p, &d, reason);
 	}
 	if (ctx->state->hook == NF_INET_LOCAL_IN)
 		return NF_ACCEPT;
-	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) || destination_flags(&p.flow))
+	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow, d.slot) ||
+	    destination_flags(&p.flow, d.slot))
 		return NF_ACCEPT;
-	if (!bpf_map_lookup_elem(&sluice_pods, &p.flow.saddr) && !may_be_local_pod(&p.flow))
+	if (!in_slot(sluice_pods, d.slot, &p.flow.saddr) && !may_be_local_pod(&p.flow, d.slot))
 		return NF_ACCEPT;
-	source = mark ? bpf_map_lookup_elem(&sluice_sources, &p.flow.saddr) : NULL;
+	source = mark ? in_slot(sluice_sources, d.slot, &p.flow.saddr) : NULL;
 	if (source) { /* what a service led to is asked as if the pod had sent it there */
 		d.egress_class = source->egress_class;
 		find_gateway(&p.flow, &d);

@@ -15,6 +15,16 @@ static __always_inline const struct config_value *config(void)
 	return cfg && cfg->lifetime_tcp ? cfg : NULL;
 }
 
+/* Reads which slot is in force. A packet reads it once, before its first lookup, and
+ * finds all that it asks for in that slot: the agent that starts fills the other one. */
+static __always_inline __u32 slot_in_force(void)
+{
+	__u32 index = STATE_SLOT;
+	const volatile __u64 *slot = bpf_map_lookup_elem(&sluice_state, &index);
+
+	return slot ? *slot : 0;
+}
+
 static __always_inline void prefix_of(struct prefix_key *key, const struct tuple *t, const struct address *addr)
 {
 	__builtin_memset(key, 0, sizeof(*key));
@@ -29,24 +39,24 @@ static __always_inline void prefix_of(struct prefix_key *key, const struct tuple
 }
 
 /* Returns what is known of the destination, a row's flags; 0 if it is outside. */
-static __always_inline __u32 known_of_destination(const struct tuple *t)
+static __always_inline __u32 known_of_destination(const struct tuple *t, __u32 slot)
 {
 	const struct ipcache_value *known;
 	struct prefix_key key;
 
 	prefix_of(&key, t, &t->daddr);
-	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	known = in_slot(sluice_ipcache, slot, &key);
 	return known ? known->flags : 0;
 }
 
-SUBPROGRAM __u32 destination_flags(const struct tuple *t)
+SUBPROGRAM __u32 destination_flags(const struct tuple *t, __u32 slot)
 {
-	return t ? known_of_destination(t) : 0;
+	return t ? known_of_destination(t, slot) : 0;
 }
 
 /* Reports whether an address is of a pod of this node, or may be of one that is not
  * known yet. */
-SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr)
+SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr, __u32 slot)
 {
 	const struct ipcache_value *known;
 	struct prefix_key key;
@@ -54,18 +64,18 @@ SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr)
 	if (!t || !addr)
 		return 0;
 	prefix_of(&key, t, addr);
-	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	known = in_slot(sluice_ipcache, slot, &key);
 	return known && known->flags & IPCACHE_LOCAL_PODS && !(known->flags & (IPCACHE_HOST | IPCACHE_NODE));
 }
 
-SUBPROGRAM int covered(const struct tuple *t)
+SUBPROGRAM int covered(const struct tuple *t, __u32 slot)
 {
 	struct prefix_key key;
 
 	if (!t)
 		return 0;
 	prefix_of(&key, t, &t->daddr);
-	return bpf_map_lookup_elem(&sluice_covered, &key) != NULL;
+	return in_slot(sluice_covered, slot, &key) != NULL;
 }
 
 /* FNV-1a. Every node spreads the sources of a group alike. */
@@ -93,13 +103,13 @@ static __always_inline const struct gateway_value *find_gateway(const struct tup
 		key.prefix_len = 64 + 128;
 		__builtin_memcpy(key.addr, &t->daddr, 16);
 	}
-	rule = bpf_map_lookup_elem(&sluice_egress, &key);
+	rule = in_slot(sluice_egress, d->slot, &key);
 	if (!rule || rule->group == GROUP_EXCLUDED)
 		return NULL;
 	d->group = rule->group;
 	bucket.group = rule->group;
 	bucket.bucket = bucket_of(&t->saddr);
-	return bpf_map_lookup_elem(&sluice_gateways, &bucket);
+	return in_slot(sluice_gateways, d->slot, &bucket);
 }
 
 /* Copies the egress address of the flow's family out of a row; none if there is none. */
@@ -121,7 +131,7 @@ SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *po
 
 	if (!t || !pod || !d)
 		return REASON_MALFORMED;
-	flags = destination_flags(t);
+	flags = destination_flags(t, d->slot);
 	pod_flags = pod->flags;
 	if (flags) {
 		/* Where a service's endpoint is gets known after kube-proxy. */
@@ -129,9 +139,9 @@ SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *po
 			d->flags |= CT_SERVICE;
 		return REASON_PASSED;
 	}
-	source = bpf_map_lookup_elem(&sluice_sources, &t->saddr);
+	source = in_slot(sluice_sources, d->slot, &t->saddr);
 	if (pod_flags & POD_EGRESS_UNKNOWN || (pod_flags & POD_EGRESS_SELECTED && !source))
-		return covered(t) ? REASON_POD_NOT_READY : REASON_PASSED;
+		return covered(t, d->slot) ? REASON_POD_NOT_READY : REASON_PASSED;
 	if (!source)
 		return REASON_PASSED;
 	d->egress_class = source->egress_class;
@@ -154,8 +164,8 @@ SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 
 	if (!t || !d)
 		return REASON_MALFORMED;
-	source = bpf_map_lookup_elem(&sluice_sources, &t->saddr);
-	if (!source || known_of_destination(t))
+	source = in_slot(sluice_sources, d->slot, &t->saddr);
+	if (!source || known_of_destination(t, d->slot))
 		return REASON_NO_RULE;
 	d->egress_class = source->egress_class;
 	row = find_gateway(t, d);
@@ -166,9 +176,9 @@ SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 }
 
 /* Reports whether a gateway that a connection is pinned to still serves. */
-static __always_inline bool serves(const struct address *gateway)
+static __always_inline bool serves(const struct address *gateway, __u32 slot)
 {
-	const struct node_value *node = bpf_map_lookup_elem(&sluice_nodes, gateway);
+	const struct node_value *node = in_slot(sluice_nodes, slot, gateway);
 
 	return node && node->flags & NODE_ALIVE;
 }

@@ -21,6 +21,13 @@ struct address {
 
 enum family { FAMILY_IPV4 = 4, FAMILY_IPV6 = 6 };
 
+/* The maps by which packets are decided about are there twice, in two slots of maps of
+ * maps: sluice_state has at STATE_SLOT the number of the one that is in force. */
+
+#define SLOTS 2
+
+enum state { STATE_SLOT = 0, STATE_SIZE = 2 };
+
 /* sluice_pods: pods of this node. */
 
 enum pod_flags {

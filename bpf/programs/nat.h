@@ -175,6 +175,13 @@ static __always_inline int fits(struct __sk_buff *ctx, const struct packet *p, s
 	return ret > 0 && p->shape != SHAPE_ICMP_ERROR ? -REASON_TOO_BIG : 0;
 }
 
+/* Looks up an egress address of this node. It is a function of its own for the stack, as
+ * connected is. */
+static __noinline const struct exit_value *exit_of(const struct address *addr, __u32 slot)
+{
+	return in_slot(sluice_exits, slot, addr);
+}
+
 /* Takes a port of the egress address d->egress for a flow, puts it in
  * d->egress_port, and records both directions. A flow of the host keeps any port
  * that is free, and gets another one only if it is not. Returns 0, or why not. */
@@ -189,7 +196,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 
 	if (!flow || !d || !cfg || !tunnel)
 		return REASON_NAT_FAILED;
-	exit = no_address(&d->egress) ? NULL : bpf_map_lookup_elem(&sluice_exits, &d->egress);
+	exit = no_address(&d->egress) ? NULL : exit_of(&d->egress, d->slot);
 	if (!exit)
 		return REASON_NO_EGRESS_IP;
 	d->exit = exit->ifindex;
@@ -247,7 +254,7 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 		/* A record that outlived its connection is not for the next one. */
 		bool stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
 
-		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
+		exit = exit_of(&to.addr, d->slot);
 		if (exit && !stale && nat_complete(&p->flow, &to, tunnel, p->time)) {
 			d->egress = to.addr;
 			d->egress_port = to.port;

@@ -23,7 +23,7 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 
 	d->gateway = cfg->underlay;
 	if (no_address(&to->tunnel)) {
-		pod = bpf_map_lookup_elem(&sluice_pods, &to->addr);
+		pod = in_slot(sluice_pods, d->slot, &to->addr);
 		if (!pod)
 			return -REASON_NO_RULE;
 		d->epoch = pod->epoch;
@@ -51,7 +51,7 @@ int from_netdev(struct __sk_buff *ctx)
 	const struct config_value *cfg = config();
 	struct translation to = {};
 	struct packet p = {};
-	struct decision d = {};
+	struct decision d = {.slot = slot_in_force()};
 	__u32 reason;
 
 	if (!cfg)
@@ -79,14 +79,14 @@ int to_netdev(struct __sk_buff *ctx)
 	const struct config_value *cfg = config();
 	const struct address none = {};
 	struct packet p = {};
-	struct decision d = {.of_host = 1};
+	struct decision d = {.of_host = 1, .slot = slot_in_force()};
 	int err;
 
 	if (!cfg || get_mark(ctx->mark, cfg) == MARK_TRANSLATED)
 		return TCX_NEXT;
 	parse(ctx, &p);
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
-	    !bpf_map_lookup_elem(&sluice_exits, &p.source))
+	    !in_slot(sluice_exits, d.slot, &p.source))
 		return TCX_NEXT;
 
 	/* The host's own use of an egress address: its replies must not be taken

@@ -59,7 +59,7 @@ int from_overlay(struct __sk_buff *ctx)
 {
 	const struct config_value *cfg = config();
 	struct packet p = {};
-	struct decision d = {};
+	struct decision d = {.slot = slot_in_force()};
 	struct address node = {};
 	const struct pod_value *pod;
 	__u32 what;
@@ -69,14 +69,14 @@ int from_overlay(struct __sk_buff *ctx)
 	if (!cfg || p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, cfg ? REASON_MALFORMED : REASON_NOT_CONFIGURED, PROGRAM_FROM_OVERLAY,
 			    DIRECTION_EGRESS);
-	if (overlay_source(ctx, cfg, &node) || !bpf_map_lookup_elem(&sluice_nodes, &node)) {
+	if (overlay_source(ctx, cfg, &node) || !in_slot(sluice_nodes, d.slot, &node)) {
 		d.gateway = node;
 		return drop(ctx, &p, &d, REASON_UNKNOWN_NODE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 	}
 	/* Nodes send nothing else over the overlay than what follows. */
 	if (p.shape == SHAPE_UNTOUCHED)
 		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
-	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
+	pod = in_slot(sluice_pods, d.slot, &p.flow.daddr);
 	if (pod) {
 		d.gateway = node;
 		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);

@@ -121,7 +121,7 @@ static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet 
 static __noinline __u32 route_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
 				    const struct config_value *cfg, struct decision *d)
 {
-	bool serving = !no_address(&e->gateway) && serves(&e->gateway);
+	bool serving = !no_address(&e->gateway) && serves(&e->gateway, d->slot);
 
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return 0;
@@ -203,7 +203,7 @@ int from_pod(struct __sk_buff *ctx)
 {
 	const struct config_value *cfg = config();
 	struct packet p = {};
-	struct decision d = {};
+	struct decision d = {.slot = slot_in_force()};
 	const struct pod_value *pod;
 	struct ct_entry *ours = NULL, *theirs = NULL;
 	bool theirs_first, begins = false, cut = false;
@@ -219,7 +219,7 @@ int from_pod(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 	if (!cfg)
-		return covered(&p.flow) && !destination_flags(&p.flow)
+		return covered(&p.flow, d.slot) && !destination_flags(&p.flow, d.slot)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
 
@@ -227,19 +227,19 @@ int from_pod(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))
 		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
-	pod = bpf_map_lookup_elem(&sluice_pods, &p.source);
+	pod = in_slot(sluice_pods, d.slot, &p.source);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (of_the_link(&p))
 			return to_stack(ctx, &d, cfg);
-		if (unplaced(&p, pod, &p.source)) {
-			if (held_at_source(&p, cfg))
+		if (unplaced(&p, pod, &p.source, d.slot)) {
+			if (held_at_source(&p, cfg, d.slot))
 				return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 			count(REASON_PASSED, DIRECTION_EGRESS, ctx->len);
 			return TCX_NEXT; /* unmarked: the backstop sees where services lead */
 		}
 		if (cfg->flags & CONFIG_STRICT_SOURCE)
 			return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
-		if (!pod && covered(&p.flow) && !destination_flags(&p.flow))
+		if (!pod && covered(&p.flow, d.slot) && !destination_flags(&p.flow, d.slot))
 			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 		if (!pod)
 			return to_stack(ctx, &d, cfg);
@@ -315,7 +315,7 @@ int to_pod(struct __sk_buff *ctx)
 {
 	const struct config_value *cfg = config();
 	struct packet p = {};
-	struct decision d = {};
+	struct decision d = {.slot = slot_in_force()};
 	const struct pod_value *pod;
 	struct ct_entry *e;
 	__u32 reason, how;
@@ -328,11 +328,11 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
-	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
+	pod = in_slot(sluice_pods, d.slot, &p.flow.daddr);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (cfg->flags & CONFIG_STRICT_SOURCE && at_the_link(&p))
 			return drop(ctx, &p, &d, REASON_UNKNOWN_DESTINATION, PROGRAM_TO_POD, DIRECTION_INGRESS);
-		if (held_at_destination(ctx, &p, cfg) && unplaced(&p, pod, &p.flow.daddr))
+		if (held_at_destination(ctx, &p, cfg) && unplaced(&p, pod, &p.flow.daddr, d.slot))
 			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		return TCX_NEXT;
 	}
@@ -373,7 +373,7 @@ int to_pod(struct __sk_buff *ctx)
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
-		if (!doubtful(&p) || (!is_subject(pod) && destination_flags(&peer))) {
+		if (!doubtful(&p) || (!is_subject(pod) && destination_flags(&peer, d.slot))) {
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 			report_flow(ctx, &p, &d, cfg, WHAT(REASON_PASSED, PROGRAM_TO_POD, DIRECTION_INGRESS));
 		}

@@ -130,7 +130,7 @@ SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, stru
 		return REASON_MALFORMED;
 	d->cookie = 0;
 	prefix_of(&prefix, &p->flow, peer_of(p, how));
-	known = bpf_map_lookup_elem(&sluice_ipcache, &prefix);
+	known = in_slot(sluice_ipcache, d->slot, &prefix);
 	if (known) {
 		peer_class = known->peer_class;
 		flags = known->flags;
@@ -148,10 +148,10 @@ SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, stru
 	key.direction = how & JUDGE_INGRESS;
 	if (!traffic_of(&key, p, how))
 		return REASON_UNKNOWN_FRAGMENT;
-	any = bpf_map_lookup_elem(&sluice_policy, &key);
+	any = in_slot(sluice_policy, d->slot, &key);
 	if (peer_class != ANY_PEER_CLASS) {
 		key.peer = peer_class;
-		special = bpf_map_lookup_elem(&sluice_policy, &key);
+		special = in_slot(sluice_policy, d->slot, &key);
 	}
 	if (!decides(any, special))
 		any = special;

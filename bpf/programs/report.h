@@ -17,8 +17,9 @@ struct decision {
 	__u32 epoch; /* of the pod, read before anything was looked up */
 	__u32 exit;  /* device by which it leaves this node */
 	__u32 mtu;   /* that the packet exceeds */
-	__u16 of_host; /* it is not a pod's, but the host's own */
-	__u16 live;    /* its connection is tracked */
+	__u8 of_host;  /* it is not a pod's, but the host's own */
+	__u8 live;     /* its connection is tracked */
+	__u16 slot;    /* that was in force when the packet came: all is looked up there */
 	__u32 cookie;  /* of the rules of network policies that decided */
 	__u64 time;    /* when the packet came */
 };

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/egress"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
 	"github.com/sluice-net/sluice/reconcilers/policy"
+	"github.com/sluice-net/sluice/reconcilers/slots"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
@@ -84,6 +85,9 @@ var Dataflow = cell.Group(
 
 	// Programs at devices, and the overlay device.
 	attach.Cell,
+
+	// When what all of them have written is in force: slots.
+	slots.Cell,
 
 	// Connections that have ended: ct-gc-runs.
 	cell.Provide(

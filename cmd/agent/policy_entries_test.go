@@ -41,7 +41,7 @@ func (c *cluster) compareEntries(txn statedb.ReadTxn) (err error) {
 	classes := func(role bpf.Role) (numbers []uint32) {
 		for row := range c.policy.Compute.Members.List(txn, tables.ClassRowsOfRole(role)) {
 			numbers = append(numbers, row.Class)
-			if row.MeaningUnknown() || len(row.Leaving) > 0 {
+			if row.Ended() || len(row.Leaving) > 0 {
 				differ("at rest somebody is leaving %s/%d, or nobody knows what it is", role, row.Class)
 			}
 			if r, _, found := c.policy.Readiness.Get(txn, tables.PolicyReadinessByKey(bpf.ClassKey{Role: role, Number: row.Class})); !found || !r.Ready || !r.Settled() {

@@ -182,10 +182,16 @@ type desiredTables struct {
 	Nodes    statedb.Table[*tables.ClusterNode]
 	Configs  statedb.Table[*tables.DatapathConfig]
 	Verdicts statedb.Table[*tables.PolicyEntry]
+
+	Slots statedb.Table[*tables.Slot]
 }
 
-// undone returns rows that are not in the kernel yet, one of each table.
+// undone returns rows that are not in the kernel yet, one of each table, or that what is
+// there is not in force yet.
 func (d *desiredTables) undone(txn statedb.ReadTxn) string {
+	if flipped, _ := d.Slots.Initialized(txn); !flipped {
+		return "the slots have not flipped\n"
+	}
 	return undone(txn, d.Classes) + undone(txn, d.Gateways) + undone(txn, d.Rules) + undone(txn, d.Sources) +
 		undone(txn, d.IPCache) + undone(txn, d.Locals) + undone(txn, d.Sysctls) +
 		undone(txn, d.Exits) + undone(txn, d.Covered) + undone(txn, d.Nodes) + undone(txn, d.Verdicts) + d.undoneConfig(txn)

@@ -20,7 +20,7 @@ import (
 
 // While the tables fill, little of what is allocated is garbage, but the collector goes
 // through all of it each time that there is twice as much: a sixth of the CPU of a
-// start. So nothing is collected before all maps have had their first round, or the
+// start. So nothing is collected before the maps are in force, or the
 // agent has taken this many bytes, or a quarter of what it may take.
 const uncollected = 512 << 20
 
@@ -36,13 +36,13 @@ var startupCell = cell.Module(
 	"startup",
 	"Garbage collection at the start",
 
-	cell.Invoke(func(jobs job.Group, db *statedb.DB, maps statedb.Table[*tables.BPFMap]) {
+	cell.Invoke(func(jobs job.Group, db *statedb.DB, slots statedb.Table[*tables.Slot]) {
 		if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 			return
 		}
 		jobs.Add(job.OneShot("put-off-garbage-collection", func(ctx context.Context, _ cell.Health) error {
-			_, written := maps.Initialized(db.ReadTxn())
-			putOffCollection(ctx, written, uncollectedOf(memoryMax))
+			_, flipped := slots.Initialized(db.ReadTxn())
+			putOffCollection(ctx, flipped, uncollectedOf(memoryMax))
 			return nil
 		}))
 	}),

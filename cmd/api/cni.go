@@ -47,6 +47,7 @@ type cniTables struct {
 
 	DB             *statedb.DB
 	Plugin         tables.CNIPlugin                     `optional:"true"`
+	Slots          statedb.Table[*tables.Slot]          `optional:"true"`
 	CNIAttachments statedb.Table[*tables.CNIAttachment] `optional:"true"`
 	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
 	Attachments    statedb.Table[*tables.Attachment]    `optional:"true"`
@@ -61,7 +62,7 @@ type cniTables struct {
 
 // newCNIWaiter returns nil if the agent lacks a table, as in tests of this package.
 func newCNIWaiter(t cniTables) *cniWaiter {
-	if t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
+	if t.Slots == nil || t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
 		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil ||
 		t.ConfigEntries == nil || t.Policies == nil {
 		return nil
@@ -143,6 +144,10 @@ func lookUp[Row any](l *cniLook, table statedb.Table[Row], query statedb.Query[R
 // look says what an interface waits for, and if for nothing why its pod is held.
 // Both are empty if the pod is in force.
 func (l *cniLook) look(file string) (waitsFor, unknown string) {
+	flipped, inForce := l.Slots.Initialized(l.txn)
+	if l.watch.Add(inForce); !flipped {
+		return "the agent fills its maps, which are not in force yet", ""
+	}
 	a, found := lookUp(l, l.CNIAttachments, tables.CNIAttachmentByFile(file))
 	switch {
 	case !found:

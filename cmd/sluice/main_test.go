@@ -125,7 +125,6 @@ clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}], contexts: [{nam
 		{"--map-size-sources=0", "want 1 to 67108864"},
 		{"--map-size-egress=0", "want 1 to 67108864"},
 		{"--map-size-gateways=255", "want 256 to 67108864"},
-		{"--map-size-classes=0", "want 1 to 67108864"},
 		{"--map-size-exits=0", "want 1 to 67108864"},
 		{"--map-size-covered=0", "want 1 to 67108864"},
 		{"--map-size-nodes=0", "want 1 to 67108864"},

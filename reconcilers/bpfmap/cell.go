@@ -127,7 +127,7 @@ func newControl(p controlParams) (*Control, error) {
 }
 
 // add makes the report of one map.
-func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error) {
+func (c *Control) add(db *statedb.DB, unsettled func(statedb.ReadTxn) string, spec bpf.Spec, flow Flow) (*report, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, ok := c.reports[spec.Name]; ok {
@@ -136,14 +136,16 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error)
 	wtxn := db.WriteTxn(c.table)
 	defer wtxn.Abort()
 	r := &report{
-		name:     spec.Name,
-		flow:     flow,
-		db:       db,
-		table:    c.table,
-		ready:    c.table.RegisterInitializer(wtxn, spec.Name),
-		metrics:  c.metrics.of(spec.Name),
-		interval: c.interval,
-		audits:   make(chan chan<- auditReply),
+		name:  spec.Name,
+		flow:  flow,
+		db:    db,
+		table: c.table,
+		ready: c.table.RegisterInitializer(wtxn, spec.Name),
+
+		unsettled: unsettled,
+		metrics:   c.metrics.of(spec.Name),
+		interval:  c.interval,
+		audits:    make(chan chan<- auditReply),
 	}
 	wtxn.Commit()
 	c.reports[spec.Name] = r

@@ -29,7 +29,7 @@
 // refused for room is retried at once when something was deleted. What waits for
 // its gate is looked at with such delays too, lest it miss that this has opened.
 //
-// Nothing is written before the desired table is initialized. The map itself is
-// all that is trusted at the start: it is read into the mirror, entries that are
-// as desired are not touched, and those that nobody desires are removed.
+// Nothing is written before the desired table is initialized. The map of a slot is new
+// then, and no packet looks into it until all maps have what is desired: see package
+// slots, which asks [Control.Unsettled].
 package bpfmap

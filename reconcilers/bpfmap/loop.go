@@ -31,7 +31,11 @@ type loop[Row any, K, V tables.MapPart] struct {
 	items  *items[Row, K, V]
 	own    revisions // of the desired table
 	rounds uint64
-	pruned bool // the first round has been
+	begun  bool // the first round has been
+
+	taken    sync.Mutex       // held while changes are taken in, until what comes of them is committed
+	revision statedb.Revision // of the desired table, up to which changes were taken in
+	watch    <-chan struct{}  // closes when there are more
 
 	order    *sync.Mutex // of all maps but independent ones
 	report   *report
@@ -63,7 +67,7 @@ func newLoop[Row any, K, V tables.MapPart](db *statedb.DB, log *slog.Logger, con
 		return l, fmt.Errorf("follow %s: %w", cfg.Desired.Name(), err)
 	}
 	wtxn.Commit()
-	l.report, err = control.add(db, spec, Flow{Map: spec.Name, Desired: cfg.Desired.Name(), Entries: cfg.Entries.Name()})
+	l.report, err = control.add(db, l.unsettled, spec, Flow{Map: spec.Name, Desired: cfg.Desired.Name(), Entries: cfg.Entries.Name()})
 	return l, err
 }
 
@@ -105,7 +109,8 @@ func (l *loop[Row, K, V]) run(ctx context.Context, health cell.Health) error {
 	return nil
 }
 
-// load reads the map into the mirror until it succeeds, and reports whether it did.
+// load reads the map into the mirror until it succeeds, and reports whether it did. The
+// maps of a slot are new; what is in no slot an earlier agent may have written.
 func (l *loop[Row, K, V]) load(ctx context.Context) bool {
 	for attempt := 0; ; attempt++ {
 		err := l.loadOnce()

@@ -14,50 +14,44 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Nothing is written or deleted before the desired table is initialized, and a
-// restart on a map that is as desired writes nothing at all.
-func TestRestart(t *testing.T) {
-	memory := bpf.NewMemory()
-	a, b, c := key(8, 10), key(16, 10, 1), key(32, 10, 1, 2, 3)
-	old := newTestLoop(t, testConfig{memory: memory})
-	old.start()
-	old.change(row(a, 1), row(b, 2), row(c, 3))
-	old.round()
-	old.requireSettled()
-
-	l := newTestLoop(t, testConfig{memory: memory})
+// Nothing is written before the desired table is initialized. Until all is written, and
+// again when there is something new, the map is not settled; what it has no room for does
+// not count, and what fails otherwise does.
+func TestStart(t *testing.T) {
+	l := newTestLoop(t, testConfig{spec: bpf.Spec{Name: "test", Type: bpf.TypeLPM, MaxEntries: 2}})
+	unsettled := func() string { return l.unsettled(l.db.ReadTxn()) }
 	var seq uint64
 	l.writes(&seq)
 	require.NoError(t, l.loadOnce())
-	require.Equal(t, "1 same", l.entry(a))
 	initialized, _ := l.Entries.Initialized(l.db.ReadTxn())
 	require.True(t, initialized)
+	a, b, c := key(8, 10), key(16, 10, 1), key(32, 11, 1, 2, 3)
 	l.change(row(a, 1), row(b, 5))
+	require.Equal(t, "rows is not complete", unsettled())
 	// run would still be in awaitDesired here.
-	select {
-	case <-func() <-chan struct{} { _, w := l.rows.Initialized(l.db.ReadTxn()); return w }():
-		t.Fatal("initialized")
-	default:
-	}
 	wtxn := l.db.WriteTxn(l.rows)
 	l.ready(wtxn)
 	wtxn.Commit()
+	require.Equal(t, "about to be written", unsettled())
 	l.round()
 	l.requireSettled()
-	require.Equal(t, []string{
-		"update 10.1.0.0/16 -> 5",
-		"delete 10.1.2.3/32",
-	}, l.writes(&seq))
+	require.Empty(t, unsettled())
+	require.Equal(t, []string{"update 10.1.0.0/16 -> 5", "update 10.0.0.0/8 -> 1"}, l.writes(&seq))
 	ready, _ := l.report.table.Initialized(l.db.ReadTxn())
 	require.True(t, ready)
 
-	again := newTestLoop(t, testConfig{memory: memory})
-	again.start()
-	again.change(row(a, 1), row(b, 5))
-	again.round()
-	again.requireSettled()
-	require.Empty(t, again.writes(&seq))
-	require.Equal(t, "Done", again.status(a))
+	l.change(row(c, 1))
+	require.Equal(t, "about to be written", unsettled())
+	l.round()
+	require.Equal(t, "Error map full (2 entries)", l.status(c))
+	require.Empty(t, unsettled())
+
+	l.memory.Fail("test", bpf.OpUpdate, unix.EIO, 1)
+	l.change(row(a, 2))
+	l.round()
+	require.Equal(t, "10.0.0.0/8: "+unix.EIO.Error(), unsettled())
+	l.wait(time.Minute)
+	require.Empty(t, unsettled())
 }
 
 // A failed write is retried with growing delays, without an event, and its own

@@ -14,6 +14,8 @@ import (
 type Opener interface {
 	// follow starts to track the changes of the table.
 	follow(db *statedb.DB) error
+	// behind reports whether a snapshot has changes that have not been asked for.
+	behind(txn statedb.ReadTxn) bool
 	// changes calls wake with what the rows that have changed since the last
 	// call are waited for as, and returns a channel that closes when there are more.
 	changes(txn statedb.ReadTxn, wake func(waitFor any)) <-chan struct{}
@@ -41,6 +43,8 @@ type opener[Row any, WaitFor comparable] struct {
 	table    statedb.Table[Row]
 	opens    func(txn statedb.ReadTxn, row Row, wake func(WaitFor))
 	iterator statedb.ChangeIterator[Row]
+	revision statedb.Revision // up to which changes were asked for
+	watch    <-chan struct{}  // closes when there are more
 }
 
 func (o *opener[Row, WaitFor]) follow(db *statedb.DB) (err error) {
@@ -48,10 +52,20 @@ func (o *opener[Row, WaitFor]) follow(db *statedb.DB) (err error) {
 	return err
 }
 
+func (o *opener[Row, WaitFor]) behind(txn statedb.ReadTxn) bool {
+	return o.table.Revision(txn) != o.revision
+}
+
 func (o *opener[Row, WaitFor]) changes(txn statedb.ReadTxn, wake func(waitFor any)) <-chan struct{} {
-	changes, watch := o.iterator.Next(txn)
+	revision := o.table.Revision(txn)
+	if o.watch != nil && revision != o.revision {
+		<-o.watch // as in changed
+	}
+	changes, _ := o.iterator.Next(txn)
 	for change := range changes {
 		o.opens(txn, change.Object, func(waitFor WaitFor) { wake(waitFor) })
 	}
-	return watch
+	_, o.watch = o.iterator.Next(txn)
+	o.revision = revision
+	return o.watch
 }

@@ -70,20 +70,9 @@ func randomRun(t *testing.T, seed uint64, spec bpf.Spec, plan Plan[prefixKey, nu
 			}
 		}
 	})
-	restart := func() {
-		l = newTestLoop(t, config)
-		l.beforeStep = func() { atStart = l.held() }
-		l.start()
-		var all []*testRow
-		for _, k := range sortedKeys(rows) {
-			all = append(all, row(k, rows[k]))
-		}
-		l.change(all...)
-		for class, ready := range classes {
-			setReady(class, ready)
-		}
-	}
-	restart()
+	l = newTestLoop(t, config)
+	l.beforeStep = func() { atStart = l.held() }
+	l.start()
 	for range 60 {
 		switch n := rnd.IntN(20); {
 		case n < 13:
@@ -106,8 +95,6 @@ func randomRun(t *testing.T, seed uint64, spec bpf.Spec, plan Plan[prefixKey, nu
 			if tight {
 				memory.Resize(spec.Name, 1+rnd.Uint32N(16))
 			}
-		case n < 17:
-			restart()
 		case n < 18: // something else meddles
 			faulty, meddling = false, true
 			if k := key(32, 10, 0, 0, byte(rnd.IntN(3))); rnd.IntN(2) == 0 {

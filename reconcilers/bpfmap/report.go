@@ -32,6 +32,8 @@ type report struct {
 
 	interval time.Duration // between audits, 0 for none
 
+	unsettled func(statedb.ReadTxn) string // see Control.Unsettled
+
 	writes, deletes atomic.Uint64 // entries
 
 	due       time.Time // of the next publication, zero if nothing has changed
@@ -89,9 +91,9 @@ func (l *loop[Row, K, V]) maybeReport(now time.Time) {
 		Writes:     r.writes.Load(),
 		Deletes:    r.deletes.Load(),
 		LastAudit:  r.lastAudit,
-	}, l.pruned)
+	}, l.begun)
 	r.metrics.set(r.row)
-	if l.pruned {
+	if l.begun {
 		l.reportHealth()
 	}
 }

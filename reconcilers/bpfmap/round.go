@@ -17,6 +17,8 @@ import (
 // the channels that close when the tables have more: of the opener none while
 // nothing waits for it.
 func (l *loop[Row, K, V]) step(now time.Time) (desired, opens <-chan struct{}, err error) {
+	l.taken.Lock()
+	defer l.taken.Unlock()
 	l.rounds++
 	txn := l.db.ReadTxn()
 	work, desired := l.changed(txn)
@@ -25,10 +27,7 @@ func (l *loop[Row, K, V]) step(now time.Time) (desired, opens <-chan struct{}, e
 		woken, opens = l.woken(txn)
 		work = append(work, woken...)
 	}
-	if !l.pruned {
-		work = append(work, l.undesired(txn)...)
-		l.pruned = true
-	}
+	l.begun = true
 	work = append(work, l.due(now)...)
 	if len(work) > 0 {
 		err = l.reconcile(txn, l.withTied(work), now)
@@ -51,7 +50,11 @@ func (l *loop[Row, K, V]) take(work []*item[Row, K, V], it *item[Row, K, V]) []*
 
 // changed returns the items of rows that others have changed.
 func (l *loop[Row, K, V]) changed(txn statedb.ReadTxn) (work []*item[Row, K, V], watch <-chan struct{}) {
-	changes, watch := l.desired.Next(txn)
+	revision := l.Desired.Revision(txn)
+	if l.watch != nil && revision != l.revision {
+		<-l.watch // a commit is in snapshots a moment before it closes channels: Next tells nothing until then
+	}
+	changes, _ := l.desired.Next(txn)
 	var last statedb.Revision
 	for change, revision := range changes {
 		last = revision
@@ -66,7 +69,10 @@ func (l *loop[Row, K, V]) changed(txn statedb.ReadTxn) (work []*item[Row, K, V],
 		work = l.take(work, it)
 	}
 	l.own.forget(last)
-	return work, watch
+	// The channel was a closed one, to ask for what is left: nothing.
+	_, l.watch = l.desired.Next(txn)
+	l.revision = revision
+	return work, l.watch
 }
 
 // woken returns the items that wait for what has changed.
@@ -80,16 +86,6 @@ func (l *loop[Row, K, V]) woken(txn statedb.ReadTxn) (work []*item[Row, K, V], w
 		slices.SortFunc(work[first:], func(a, b *item[Row, K, V]) int { return cmp.Compare(a.seq, b.seq) })
 	})
 	return work, watch
-}
-
-// undesired returns items of the map's entries for which there is no row.
-func (l *loop[Row, K, V]) undesired(txn statedb.ReadTxn) (work []*item[Row, K, V]) {
-	for entry := range l.Entries.All(txn) {
-		if _, ok := l.items.byKey[entry.Key]; !ok {
-			work = l.take(work, l.items.get(entry.Key))
-		}
-	}
-	return work
 }
 
 // due returns the items that it is time to try again.

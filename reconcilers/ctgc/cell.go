@@ -133,20 +133,11 @@ type jobs struct {
 	DB        *statedb.DB
 	Endpoints statedb.Table[*tables.Endpoint]
 	Nodes     statedb.Table[*tables.Node]
-	Pods      statedb.Table[*tables.PodEntry]    `optional:"true"`
-	Sources   statedb.Table[*tables.SourceEntry] `optional:"true"`
-	Exhausted Exhausted                          `optional:"true"`
+	Exhausted Exhausted `optional:"true"`
 }
 
 func register(j jobs) error {
 	w := newWatcher(j.Runner, j.DB, j.Endpoints, j.Nodes)
-	if j.Pods != nil && j.Sources != nil {
-		f, err := newFormer(w, j.Pods, j.Sources)
-		if err != nil {
-			return fmt.Errorf("follow the addresses in maps: %w", err)
-		}
-		j.Jobs.Add(job.OneShot("find-former-endpoints", f.run))
-	}
 	j.Jobs.Add(
 		job.OneShot("collect", j.Runner.run),
 		job.OneShot("follow-endpoints", w.run),

@@ -3,7 +3,7 @@
 // Package egress keeps the maps of the egress gateway equal to their tables,
 // and says what has to be in the kernel before what:
 //
-//	sluice_classes ◄── sluice_gateways ◄── sluice_egress ◄── sluice_sources
+//	classes ◄── sluice_gateways ◄── sluice_egress ◄── sluice_sources
 //
 // An entry on the right is written when those on its left that it leads to are
 // in the kernel: a number when it is recorded what it stands for, a rule when
@@ -63,7 +63,7 @@ type params struct {
 }
 
 func registerClasses(p params, desired tables.Desired[*tables.Class], mirror statedb.RWTable[*tables.ClassEntry]) error {
-	cfg := bpfmap.ConfigOf(p.Maps.Classes, desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
+	cfg := bpfmap.ConfigOf(bpf.Map[bpf.ClassKey, bpf.ClassValue](newRecord()), desired, mirror, bpfmap.PlanAny[bpf.ClassKey, bpf.ClassValue]())
 	cfg.Opener = bpfmap.OpenedByReadiness(p.Readiness)
 	cfg.Gate = func(txn statedb.ReadTxn) bpfmap.Gate[bpf.ClassKey, bpf.ClassValue] { return p.look(txn).class }
 	return bpfmap.Register(p.Params, cfg)

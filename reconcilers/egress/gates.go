@@ -40,7 +40,7 @@ func gatewayGroup(number uint32) bpf.ClassKey {
 	return bpf.ClassKey{Role: bpf.RoleGatewayGroup, Number: number}
 }
 
-// class is the gate of sluice_classes.
+// class is the gate of the record of what numbers stand for.
 func (l *look) class(op bpfmap.Op[bpf.ClassKey, bpf.ClassValue]) (waitFor any, reason string) {
 	if op.Delete() || op.Old == nil {
 		return op.Key, ""

@@ -4,7 +4,6 @@ package addresses
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"net/netip"
 	"time"
 
@@ -27,6 +26,7 @@ type epochParams struct {
 	EgressEntries  statedb.Table[*tables.EgressEntry]
 	CoveredEntries statedb.Table[*tables.CoveredEntry]
 	Floor          *EpochFloor `optional:"true"`
+	Maps           *bpf.Maps   `optional:"true"`
 }
 
 // epochs gives out the epochs of local endpoints. A connection keeps the verdict
@@ -37,8 +37,7 @@ type epochs struct {
 	*epochParams
 	verdicts *verdicts
 
-	last  uint32
-	begun bool // the first round, which continues what the kernel has, is over
+	last uint32
 }
 
 // EpochFloor is what all epochs of a run are greater than, and those of earlier
@@ -47,14 +46,14 @@ type epochs struct {
 // those of addresses that are gone, while their connections are remembered.
 type EpochFloor uint32
 
-// begin continues after the epochs that the kernel has.
-func (e *epochs) begin(txn statedb.ReadTxn) {
+// begin continues after the epochs that the former agent's pods have.
+func (e *epochs) begin() {
 	e.last = uint32(time.Now().Unix())
 	if e.Floor != nil {
 		e.last = uint32(*e.Floor)
 	}
-	for entry := range e.PodEntries.All(txn) {
-		e.last = max(e.last, entry.Value.Epoch)
+	if e.Maps != nil {
+		e.last = max(e.last, e.Maps.FormerEpoch())
 	}
 }
 
@@ -81,8 +80,7 @@ func (e *epochs) round(txn statedb.ReadTxn, inUse func(statedb.ReadTxn, uint32) 
 		epochs: e, txn: txn, digests: map[uint32]bpf.Digest{}, revision: e.CoveredEntries.Revision(txn) + 1,
 		flips: map[flip]bool{},
 	}
-	// What the first round takes in is how things are, not what was changed.
-	r.revoked = e.verdicts.turn(func(class uint32) bool { return e.begun && inUse(txn, class) })
+	r.revoked = e.verdicts.turn(func(class uint32) bool { return inUse(txn, class) })
 	return r
 }
 
@@ -96,30 +94,17 @@ func (r *round) fill(row, existing *tables.LocalEndpoint) {
 		row.SourceClass, chosen = source.Value.Class, r.chosen(source.Value.Class)
 	}
 	egress := row.Flags & egressFlags
-	pod, unmarked := r.podInKernel(row.Addr), false
+	pod := r.podInKernel(row.Addr)
 	switch {
 	case existing != nil && existing.Endpoint == row.Endpoint:
 		row.Epoch, row.Judged, row.Held = existing.Epoch, existing.Judged, existing.Held
-	case pod != nil && !r.begun && pod.Value.Epoch != 0:
-		row.Epoch = pod.Value.Epoch
-		if unmarked = !r.marked(pod, chosen); !unmarked {
-			row.Judged = chosen
-		}
 	case existing == nil && pod == nil && !inClass && egress != 0:
 		row.Epoch, row.Held = r.next(), r.revision
 	default:
 		row.Epoch, row.Judged = r.next(), chosen
 	}
 	r.judge(row, inClass, chosen)
-	r.judgePolicy(row, existing, pod, unmarked)
-	row.Mark = row.Verdicts
-	switch {
-	case egress&bpf.PodEgressSelected == 0:
-	case row.Held != 0:
-		row.Mark ^= markOf(r.chosen(row.EgressClass))
-	default:
-		row.Mark ^= markOf(row.Judged)
-	}
+	r.judgePolicy(row, existing, pod)
 }
 
 // judge raises the epoch of a row if connections that are alive with it may be
@@ -163,14 +148,6 @@ func (r *round) chosen(class uint32) bpf.Digest {
 	}
 	r.digests[class] = digest
 	return digest
-}
-
-// markOf returns the mark of a digest, 0 for the zero digest alone.
-func markOf(d bpf.Digest) uint16 {
-	if d == (bpf.Digest{}) {
-		return 0
-	}
-	return max(1, binary.BigEndian.Uint16(d[:]))
 }
 
 // covered reports whether the kernel holds pods for all destinations that it

@@ -66,7 +66,6 @@ type ipcache struct {
 	moved map[string]struct{}
 
 	remaining map[netip.Prefix]struct{} // of the rows that Remain
-	resumes   bool                      // see resuming, in the last round
 }
 
 func newIPCache(params *ipcacheParams) *ipcache {
@@ -94,7 +93,6 @@ func deriveIPCache(p derive.Params, params ipcacheParams) error {
 			return c.IPCache.List(txn, tables.IPCacheByPrefix(prefix))
 		},
 		Plan: func(txn statedb.ReadTxn, prefixes []netip.Prefix) ([]netip.Prefix, func(netip.Prefix) []*tables.IPCache) {
-			c.resumes = c.resuming(txn)
 			return c.withMoved(txn, prefixes), func(prefix netip.Prefix) []*tables.IPCache { return c.rows(txn, prefix) }
 		},
 		Equal: (*tables.IPCache).Equal,
@@ -137,7 +135,7 @@ func (c *ipcache) inputs() []derive.Input[netip.Prefix] {
 			}),
 		derive.Joined(derive.Where(func(m *tables.ClassMember) bool { return !m.IsOfEgress() }, derive.FromChange(c.Members, c.memberChanged))),
 		derive.From(c.Readiness, c.affectedByReadiness),
-		derive.While(c.followsKernel, derive.FromKey(c.Entries, c.affectedByEntry)),
+		derive.While(c.somethingRemains, derive.FromKey(c.Entries, c.affectedByEntry)),
 	}
 }
 

@@ -200,11 +200,6 @@ func TestFirstRoundAwaitsClasses(t *testing.T) {
 	leaving.Leavers = []tables.Leaver{{Prefix: netip.MustParsePrefix("10.0.0.1/32"), To: 3}}
 	insert(w, w.Members, &leaving)
 	require.True(t, ready())
-
-	// Nothing is known of the class: it is to be left, too.
-	left.Selectors = nil
-	insert(w, w.Members, &left)
-	require.True(t, ready())
 }
 
 // Later a class is waited for that many are to go to, not one for a few.

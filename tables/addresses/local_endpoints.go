@@ -36,7 +36,8 @@ type localParams struct {
 
 // deriveLocalEndpoints keeps the addresses of this node's pods, with the device
 // that leads to each. The device depends on history, by the former output: what
-// the kernel once knew of a pod, and has forgotten since, is still so.
+// the kernel once knew of a pod, and has forgotten since, is still so. An agent that
+// starts has the kernel asked for it anew.
 func deriveLocalEndpoints(p derive.Params, l localParams) error {
 	v := newVerdicts()
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.LocalEndpoint]{
@@ -99,12 +100,10 @@ func (l *localParams) affectedBySource(txn statedb.ReadTxn, e *tables.SourceEntr
 // out epochs.
 func (l *localParams) planner(v *verdicts) func(statedb.ReadTxn, []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
 	e := &epochs{epochParams: &l.Epochs, verdicts: v}
-	first := true
 	return func(txn statedb.ReadTxn, addrs []netip.Addr) ([]netip.Addr, func(netip.Addr) []*tables.LocalEndpoint) {
-		if first {
-			e.begin(txn)
+		if e.last == 0 {
+			e.begin()
 		}
-		e.begun, first = !first, false
 		r := e.round(txn, l.inUse)
 		addrs = l.affectedByRevocation(txn, r, addrs)
 		return addrs, func(addr netip.Addr) []*tables.LocalEndpoint { return l.rows(txn, r, addr) }
@@ -228,9 +227,9 @@ func (l *localParams) rows(txn statedb.ReadTxn, r *round, addr netip.Addr) []*ta
 		row.EgressClass = m.Class
 		row.Flags |= bpf.PodEgressSelected
 	}
-	member := l.findSubjectClass(txn, r, row, existing, owner)
+	member := l.findSubjectClass(txn, row, existing, owner)
 	if !l.findAttached(txn, row, attachment) {
-		l.findDevice(txn, row, l.former(txn, r, row, existing))
+		l.findDevice(txn, row, found(row, existing))
 	}
 	if row.Reason == "" && (namespaceUnknown || member != nil && member.NamespaceUnknown) {
 		row.Reason = fmt.Sprintf("there is no Namespace %s, whose labels policies look at", owner.Namespace)

@@ -19,9 +19,6 @@ import (
 // It returns false of a pod or node that is new: of whom it is not even known yet
 // where he belongs, which will be in a moment, nothing is written before.
 func (c *ipcache) classify(txn statedb.ReadTxn, row *tables.IPCache, member *tables.ClassMember) bool {
-	if c.resumes && c.resume(txn, row, member) {
-		return true
-	}
 	if member != nil && c.ready(txn, member) {
 		row.PeerClass = member.Class
 		return true
@@ -65,9 +62,6 @@ const manyLeave = 1000
 // that each address goes to its own at once: they are ready a moment after they are
 // known.
 func (c *ipcacheParams) classesReady(txn statedb.ReadTxn) (ready bool, changed []<-chan struct{}) {
-	if c.resuming(txn) {
-		return true, nil
-	}
 	for _, class := range c.classesOfMany(txn) {
 		if !c.ready(txn, class) {
 			_, membersChanged := c.Members.ListWatch(txn, tables.ClassRowsOfRole(bpf.RolePeer))
@@ -109,7 +103,7 @@ func (c *ipcacheParams) classesOfMany(txn statedb.ReadTxn) (classes []*tables.Cl
 // affectedByReadiness are those that wait for the class. Who is in it stays,
 // whatever becomes of its readiness.
 func (c *ipcacheParams) affectedByReadiness(txn statedb.ReadTxn, r *tables.PolicyReadiness, affect func(netip.Prefix)) {
-	if (r.Ready || r.Copied) && r.Role == bpf.RolePeer {
+	if r.Ready && r.Role == bpf.RolePeer {
 		c.affectedByClass(txn, r.Number, affect)
 	}
 }
@@ -124,7 +118,6 @@ func (c *ipcacheParams) affectedByClass(txn statedb.ReadTxn, class uint32, affec
 // whose class changes its meaning those that wait for it: it may be that by which
 // it is ready again.
 func (c *ipcacheParams) memberChanged(txn statedb.ReadTxn, old, new *tables.ClassMember, affect func(netip.Prefix)) {
-	c.affectedByResumption(txn, old, new, affect)
 	switch {
 	case old == nil:
 		c.affectedByMember(txn, new, affect)

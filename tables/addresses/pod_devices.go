@@ -3,7 +3,6 @@
 package addresses
 
 import (
-	"net"
 	"net/netip"
 	"slices"
 
@@ -54,28 +53,12 @@ func (l *localParams) findDevice(txn statedb.ReadTxn, row, former *tables.LocalE
 	row.IfIndex, row.Device, row.Reason = uint32(device.Index), device.Name, ""
 }
 
-// former returns where the pod was found before: what the row says, or, as this
-// run begins, what an earlier one wrote to the kernel. It is nil if it was not.
-func (l *localParams) former(txn statedb.ReadTxn, r *round, row, existing *tables.LocalEndpoint) *tables.LocalEndpoint {
-	switch {
-	case existing != nil && existing.Endpoint == row.Endpoint && existing.IfIndex != 0:
+// found returns the row that there was of a pod, if that says where it was found, else nil.
+func found(row, existing *tables.LocalEndpoint) *tables.LocalEndpoint {
+	if existing != nil && existing.Endpoint == row.Endpoint && existing.IfIndex != 0 {
 		return existing
-	case existing != nil || r.begun:
-		return nil
 	}
-	pod, _, _ := r.PodEntries.Get(txn, tables.MapEntryByKey[bpf.PodKey, bpf.PodValue](row.MapKey()))
-	if pod == nil || pod.Value.IfIndex == 0 {
-		return nil
-	}
-	device, _, found := l.Devices.Get(txn, tables.DeviceByIndex(int(pod.Value.IfIndex)))
-	if !found {
-		return nil
-	}
-	former := &tables.LocalEndpoint{IfIndex: pod.Value.IfIndex, Device: device.Name, Master: device.MasterIndex}
-	if pod.Value.MAC != [6]byte{} {
-		former.MAC = net.HardwareAddr(pod.Value.MAC[:]).String()
-	}
-	return former
+	return nil
 }
 
 // ledBy returns which device led to a pod that was found before: the bridge, or
@@ -158,18 +141,13 @@ func (l *localParams) findAttached(txn statedb.ReadTxn, row *tables.LocalEndpoin
 }
 
 // unknownPod is the row of an interface whose pod is not known: its object has not
-// been read yet, or is gone. It is held. As this run begins, what an earlier one
-// knew of the same interface still holds.
+// been read yet, or is gone. It is held.
 func (l *localParams) unknownPod(txn statedb.ReadTxn, r *round, addr netip.Addr, a *tables.CNIAttachment, existing *tables.LocalEndpoint) []*tables.LocalEndpoint {
 	row := &tables.LocalEndpoint{Addr: addr, Endpoint: a.Pod, Reconciled: tables.Pending()}
 	l.findAttached(txn, row, a)
-	if pod := r.podInKernel(addr); !r.begun && pod != nil && pod.Value.IfIndex == row.IfIndex {
-		row.SubjectClass, row.Flags = pod.Value.SubjectClass, pod.Value.Flags
-	} else {
-		row.Flags = bpf.PodEgressUnknown
-		if l.Enforcement != tables.EnforcementNever {
-			row.Flags |= bpf.PodPolicyUnknown
-		}
+	row.Flags = bpf.PodEgressUnknown
+	if l.Enforcement != tables.EnforcementNever {
+		row.Flags |= bpf.PodPolicyUnknown
 	}
 	r.fill(row, existing)
 	return []*tables.LocalEndpoint{row}

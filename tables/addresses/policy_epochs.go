@@ -3,7 +3,6 @@
 package addresses
 
 import (
-	"encoding/binary"
 	"net/netip"
 
 	"github.com/cilium/statedb"
@@ -19,7 +18,7 @@ const egressFlags = bpf.PodEgressSelected | bpf.PodEgressUnknown
 // policies, and returns the member that the pod is of. A pod whose class is not ready stays in the one that it has, and one
 // that has none yet is held; so is one of a namespace that is not known, if policies
 // look at its labels.
-func (l *localParams) findSubjectClass(txn statedb.ReadTxn, r *round, row, existing *tables.LocalEndpoint, owner *tables.Endpoint) (member *tables.ClassMember) {
+func (l *localParams) findSubjectClass(txn statedb.ReadTxn, row, existing *tables.LocalEndpoint, owner *tables.Endpoint) (member *tables.ClassMember) {
 	member = tables.MemberOf(txn, l.Members, bpf.RoleSubject, owner)
 	if member == nil && l.Enforcement == tables.EnforcementNever {
 		return nil
@@ -34,14 +33,10 @@ func (l *localParams) findSubjectClass(txn statedb.ReadTxn, r *round, row, exist
 			return member
 		}
 	}
-	pod := r.podInKernel(row.Addr)
 	switch {
 	case existing != nil && existing.Endpoint == row.Endpoint:
 		row.SubjectClass = existing.SubjectClass
 		row.Flags |= existing.Flags & bpf.PodPolicyUnknown
-	case !r.begun && pod != nil:
-		row.SubjectClass = pod.Value.SubjectClass
-		row.Flags |= pod.Value.Flags & bpf.PodPolicyUnknown
 	default:
 		row.Flags |= bpf.PodPolicyUnknown
 	}
@@ -120,26 +115,15 @@ func (r *round) podInKernel(addr netip.Addr) *tables.PodEntry {
 // judgePolicy raises the epoch of a row, unless that is done, if connections
 // that are alive with it may be forbidden now and were not before. What is alive
 // without a verdict, as the class was not known, was not allowed.
-func (r *round) judgePolicy(row, existing *tables.LocalEndpoint, pod *tables.PodEntry, unmarked bool) {
-	var former uint32 // epoch
-	var revoked, unknown bool
-	f := flip{to: row.SubjectClass}
-	switch {
-	case existing != nil && existing.Endpoint == row.Endpoint:
-		former, f.from, unknown = existing.Epoch, existing.SubjectClass, existing.Flags&bpf.PodPolicyUnknown != 0
-		revoked = r.revoked[existing.SubjectClass] || pod != nil && r.revoked[pod.Value.SubjectClass] ||
-			!unknown && row.Flags&bpf.PodPolicyUnknown != 0
-	case pod != nil && !r.begun && pod.Value.Epoch != 0:
-		former, f.from, unknown = pod.Value.Epoch, pod.Value.SubjectClass, pod.Value.Flags&bpf.PodPolicyUnknown != 0
-		revoked = unmarked && pod.Value.SubjectClass != bpf.NoSubjectClass
+func (r *round) judgePolicy(row, existing *tables.LocalEndpoint, pod *tables.PodEntry) {
+	if existing == nil || existing.Endpoint != row.Endpoint || existing.Epoch != row.Epoch {
+		return
 	}
-	if former != 0 && former == row.Epoch && (revoked || !unknown && r.flipRevokes(f)) {
+	unknown := existing.Flags&bpf.PodPolicyUnknown != 0
+	revoked := r.revoked[existing.SubjectClass] || pod != nil && r.revoked[pod.Value.SubjectClass] ||
+		!unknown && row.Flags&bpf.PodPolicyUnknown != 0
+	if revoked || !unknown && r.flipRevokes(flip{existing.SubjectClass, row.SubjectClass}) {
 		row.Epoch = r.next()
-	}
-	if existing != nil && existing.Epoch == row.Epoch && existing.SubjectClass == row.SubjectClass {
-		row.Verdicts = existing.Verdicts
-	} else {
-		row.Verdicts = r.verdicts.mark(row.SubjectClass)
 	}
 }
 
@@ -151,11 +135,4 @@ func (r *round) flipRevokes(f flip) bool {
 		r.flips[f] = revokes
 	}
 	return revokes
-}
-
-// marked reports whether an entry of an earlier run was written with what the
-// kernel chooses for its pod, and decides about it, now.
-func (r *round) marked(pod *tables.PodEntry, chosen bpf.Digest) bool {
-	mark := markOf(chosen) ^ r.verdicts.mark(pod.Value.SubjectClass)
-	return mark == binary.NativeEndian.Uint16(pod.Value.Pad[:])
 }

@@ -232,7 +232,6 @@ func TestSubjectGoesToAnotherClass(t *testing.T) {
 			require.EqualValues(t, 8, row.SubjectClass)
 			require.Zero(t, row.WaitsFor)
 			require.Equal(t, test.raised, row.Epoch > before.Epoch)
-			require.NotEqual(t, before.Mark, row.Mark)
 
 			// No policy chooses it any more: all is allowed.
 			w.member(bpf.RoleSubject, "free", "", 0)
@@ -240,7 +239,6 @@ func TestSubjectGoesToAnotherClass(t *testing.T) {
 			w.settle()
 			require.Zero(t, w.local("10.0.0.1").SubjectClass)
 			require.Equal(t, row.Epoch, w.local("10.0.0.1").Epoch)
-			require.Zero(t, w.local("10.0.0.1").Mark)
 
 			// One does again.
 			w.pod("a", "10.0.0.1", "one")
@@ -280,59 +278,6 @@ func TestPodIsHeldUntilItsClassIsReady(t *testing.T) {
 	require.Equal(t, bpf.PodPolicyUnknown, w.local("10.0.0.9").Flags)
 	require.Zero(t, w.local("10.0.0.9").SubjectClass)
 	require.Greater(t, w.local("10.0.0.9").Epoch, row.Epoch)
-}
-
-// After a restart epochs go on, unless a verdict may have changed after they were given.
-func TestPolicyEpochsAfterRestart(t *testing.T) {
-	former := enforced(t)
-	one, two := former.local("10.0.0.1").MapValue(), former.local("10.0.0.3").MapValue()
-	require.NotEqual(t, [2]byte{}, one.Pad)
-	for _, test := range []struct {
-		name   string
-		raised bool
-		change func(w *world)
-	}{
-		{"as it was", false, func(*world) {}},
-		{"other rules say the same", false, func(w *world) {
-			v := allowed
-			v.Cookie = 77
-			w.verdict(v, 1, 5)
-		}},
-		{"an allowance less", true, func(w *world) { w.noVerdict(1, 5) }},
-		{"the class is not ready yet", false, func(w *world) {
-			remove(w, w.Readiness, &tables.PolicyReadiness{ClassKey: bpf.ClassKey{Role: bpf.RoleSubject, Number: 1}})
-		}},
-		{"another class with less", true, func(w *world) { w.member(bpf.RoleSubject, "one", "", 3) }},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			w := newWorld(t)
-			for entry := range former.Policy.All(former.DB.ReadTxn()) {
-				insert(w, w.Policy, entry)
-			}
-			for entry := range former.PeerEntries.All(former.DB.ReadTxn()) {
-				insert(w, w.PeerEntries, entry)
-			}
-			insert(w, w.PodEntries,
-				&tables.PodEntry{Key: bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.0.0.1"))}, Value: one},
-				&tables.PodEntry{Key: bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.0.0.3"))}, Value: two})
-			for class := uint32(1); class <= 3; class++ {
-				w.ready(bpf.RoleSubject, class)
-			}
-			w.member(bpf.RoleSubject, "one", "", 1)
-			w.member(bpf.RoleSubject, "two", "", 2)
-			w.member(bpf.RoleSubject, "marker", "", 0)
-			w.pod("a", "10.0.0.1", "one")
-			w.pod("c", "10.0.0.3", "two")
-			test.change(w)
-			w.start()
-			if row := w.local("10.0.0.1"); test.raised {
-				require.Greater(t, row.Epoch, one.Epoch)
-			} else {
-				require.Equal(t, one, row.MapValue())
-			}
-			require.Equal(t, two, w.local("10.0.0.3").MapValue())
-		})
-	}
 }
 
 // What peers lose by going from one class to another is remembered from round to

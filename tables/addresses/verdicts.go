@@ -3,8 +3,6 @@
 package addresses
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"net/netip"
 
 	"github.com/cilium/statedb"
@@ -36,7 +34,6 @@ type verdicts struct {
 // subjectVerdicts are the verdicts of a subject class by direction and peer class.
 type subjectVerdicts struct {
 	peers [bpf.Directions]map[uint32]traffic
-	sum   uint64 // of the digests of all entries
 }
 
 // traffic are verdicts of a pair of classes. The keys are of no class.
@@ -93,11 +90,9 @@ func (v *verdicts) policyChanged(_ statedb.ReadTxn, old, new *tables.PolicyMapEn
 		}
 	}
 	if had {
-		s.sum -= digestOf(pair, key, was)
 		delete(entries, key)
 	}
 	if new != nil {
-		s.sum += digestOf(pair, key, new.Value)
 		entries[key] = new.Value
 	}
 	affect(verdictsChanged)
@@ -303,21 +298,4 @@ func (v *verdicts) was(pair tables.PolicyPair) traffic {
 		}
 	}
 	return was
-}
-
-// mark is a digest of the verdicts of a subject class, 0 if there are none.
-func (v *verdicts) mark(subject uint32) uint16 {
-	s := v.subjects[subject]
-	if subject == bpf.NoSubjectClass || s == nil || s.sum == 0 {
-		return 0
-	}
-	return max(1, uint16(s.sum>>48))
-}
-
-// digestOf is of what an entry decides, whatever the rules it comes from.
-func digestOf(pair tables.PolicyPair, key bpf.PolicyKey, value bpf.PolicyValue) uint64 {
-	key.Subject, key.Peer, key.Direction = pair.Subject, pair.Peer, pair.Direction
-	value.Cookie = 0
-	sum := sha256.Sum256([]byte(key.String() + " " + value.String()))
-	return binary.BigEndian.Uint64(sum[:])
 }

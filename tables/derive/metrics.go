@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -71,6 +72,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 type Stats struct {
 	table  string
 	inputs []InputOf
+	atRest func(statedb.ReadTxn) bool // of the rule
 
 	mu    sync.Mutex
 	total Counts

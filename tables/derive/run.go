@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -36,6 +37,7 @@ func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*Stats, e
 	if err != nil {
 		return nil, fmt.Errorf("derive table %s: %w", rule.Output.Name(), err)
 	}
+	r.stats.atRest = r.atRest
 	p.Jobs.Add(job.OneShot("derive-"+rule.Output.Name(), r.run, job.WithShutdown()))
 	return r.stats, nil
 }
@@ -52,6 +54,8 @@ type runner[Key comparable, Out any] struct {
 	inVain      bool          // what Await asks for did not come in time
 	first       affected[Key] // keys of the first round
 	told        int           // changes of inputs since the last commit
+
+	mu sync.Mutex // held while changes are taken in, until what comes of them is committed
 }
 
 func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
@@ -81,7 +85,9 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 		return nil
 	}
 	if r.Await != nil {
+		r.mu.Lock()
 		r.takeIn(r.db.ReadTxn(), &r.first) // while it waits
+		r.mu.Unlock()
 	}
 	reported := -1 // rows, in health
 	for r.awaitMore(ctx) {
@@ -107,14 +113,8 @@ func (r *runner[Key, Out]) run(ctx context.Context, health cell.Health) error {
 // [statedb.Table.Initialized] may be true of a snapshot whose changes Next does
 // not deliver yet, since a commit is visible a moment before it closes channels.
 func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) bool {
-	tables := append([]statedb.TableMeta{}, r.After...)
-	for _, in := range r.Inputs {
-		if in.awaited() {
-			tables = append(tables, in.meta())
-		}
-	}
 	txn := r.db.ReadTxn()
-	for _, t := range tables {
+	for _, t := range r.awaited() {
 		_, watch := t.Initialized(txn)
 		select {
 		case <-watch:
@@ -131,6 +131,17 @@ func (r *runner[Key, Out]) awaitInputs(ctx context.Context, health cell.Health) 
 	return true
 }
 
+// awaited are the tables that have to be initialized before the rule starts.
+func (r *runner[Key, Out]) awaited() []statedb.TableMeta {
+	tables := append([]statedb.TableMeta{}, r.After...)
+	for _, in := range r.Inputs {
+		if in.awaited() {
+			tables = append(tables, in.meta())
+		}
+	}
+	return tables
+}
+
 // overlookedFor is for how long changes that do not wake a rule are overlooked: until
 // it has been told of a row that was deleted, StateDB keeps that.
 const overlookedFor = time.Minute
@@ -141,11 +152,13 @@ func (r *runner[Key, Out]) awaitChange(ctx context.Context, watches []<-chan str
 		return r.wait.any(ctx, watches)
 	}
 	txn := r.db.ReadTxn()
+	r.mu.Lock()
 	for i, in := range r.Inputs {
 		if in.sleeps(txn) {
 			watches[i] = nil // what it goes by wakes the rule
 		}
 	}
+	r.mu.Unlock()
 	return r.wait.anyFor(ctx, overlookedFor, watches)
 }
 
@@ -174,6 +187,8 @@ func (r *runner[Key, Out]) awaitMore(ctx context.Context) bool {
 // one closes when there are more. Most of what wakes a rule affects no key: that is
 // found out without a transaction, unless it may depend on a table that is exclusive.
 func (r *runner[Key, Out]) round() ([]<-chan struct{}, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	keys := r.first
 	if r.initialized == nil && len(r.Exclusive) == 0 {
 		if r.takeIn(r.db.ReadTxn(), &keys); len(keys.list) == 0 {

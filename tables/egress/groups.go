@@ -42,8 +42,6 @@ func deriveGroups(p derive.Params, g groupParams) error {
 				}
 			}),
 		},
-		// Numbers are continued from what the maps hold.
-		After: []statedb.TableMeta{g.ClassEntries, g.GatewayEntries, g.EgressEntries},
 		Existing: func(txn statedb.ReadTxn, digest bpf.Digest) iter.Seq2[*tables.EgressGroup, statedb.Revision] {
 			return g.Groups.List(txn, tables.EgressGroupByDigest(digest))
 		},
@@ -69,7 +67,7 @@ func (g *groupParams) plan(txn statedb.ReadTxn, digests []bpf.Digest) ([]bpf.Dig
 		if existing, _, exists := g.Groups.Get(txn, tables.EgressGroupByDigest(digest)); exists {
 			row.Number = existing.Number
 		} else {
-			row.Number = g.number(txn, digest, taken)
+			row.Number = g.number(txn, taken)
 			taken[row.Number] = true
 		}
 		return []*tables.EgressGroup{row}
@@ -127,20 +125,11 @@ func (g *groupParams) electNode(txn statedb.ReadTxn, selector labels.Selector, c
 	return local
 }
 
-// number returns the number that the kernel's maps knew a list of gateways by
-// before a restart, else one that nothing names.
-func (g *groupParams) number(txn statedb.ReadTxn, digest bpf.Digest, taken map[uint32]bool) uint32 {
-	unused := func(number uint32) bool {
-		_, _, found := g.Groups.Get(txn, tables.EgressGroupByNumber(number))
-		return !found && !taken[number]
-	}
-	for e := range g.ClassEntries.List(txn, tables.ClassEntriesByDigest(tables.RoleDigest{Role: bpf.RoleGatewayGroup, Digest: digest})) {
-		if unused(e.Key.Number) {
-			return e.Key.Number
-		}
-	}
+// number returns a number that nothing names.
+func (g *groupParams) number(txn statedb.ReadTxn, taken map[uint32]bool) uint32 {
 	for number := uint32(1); ; number++ {
-		if unused(number) && !g.known(txn, number) {
+		_, _, used := g.Groups.Get(txn, tables.EgressGroupByNumber(number))
+		if !used && !taken[number] && !g.known(txn, number) {
 			return number
 		}
 	}

@@ -23,8 +23,7 @@ type sourceParams struct {
 	Classes   statedb.Table[*tables.EgressClass]
 	LocalNode tables.LocalNode
 
-	PodEntries    statedb.Table[*tables.PodEntry]
-	SourceEntries statedb.Table[*tables.SourceEntry]
+	PodEntries statedb.Table[*tables.PodEntry]
 }
 
 // sources derives egress-sources.
@@ -69,7 +68,6 @@ func deriveSources(p derive.Params, params sourceParams) error {
 				func(old, new *tables.PodEntry) bool { return old.Value.Flags != new.Value.Flags },
 				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(netip.Addr)) { affect(e.Key.Addr.Addr()) }),
 		},
-		After: []statedb.TableMeta{s.SourceEntries},
 		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.EgressSource, statedb.Revision] {
 			return s.Sources.List(txn, tables.EgressSourceByAddr(addr))
 		},
@@ -191,17 +189,7 @@ func (s *sources) retiring(txn statedb.ReadTxn, addr netip.Addr, owner *tables.E
 	if !local || !found || pod.Value.Flags&bpf.PodEgressSelected == 0 {
 		return nil
 	}
-	if rows := s.existing(txn, addr, owner); rows != nil {
-		return rows
-	}
-	// After a restart there is no row yet, but what the kernel has.
-	entry, _, found := s.SourceEntries.Get(txn, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](bpf.SourceKey{Addr: bpf.AddressFrom(addr)}))
-	if !found {
-		return nil
-	}
-	return []*tables.EgressSource{{
-		Addr: addr, Class: entry.Value.Class, Endpoint: owner.Name, Node: owner.Node, Reconciled: tables.Pending(),
-	}}
+	return s.existing(txn, addr, owner)
 }
 
 // existing is the row as it is, if it is of the endpoint.

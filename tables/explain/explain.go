@@ -38,6 +38,8 @@ type Tables struct {
 	Backends      statedb.Table[*tables.BackendSlice]
 	Cluster       tables.ClusterPrefixes
 
+	Slots statedb.Table[*tables.Slot] // of maps: which is in force
+
 	// What is wanted in the kernel.
 	Locals      statedb.Table[*tables.LocalEndpoint]
 	IPCache     statedb.Table[*tables.IPCache]

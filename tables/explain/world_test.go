@@ -48,7 +48,7 @@ func newEndpoints(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
 func newTables(t testing.TB) Tables {
 	db := statedb.New()
 	return Tables{
-		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
+		DB: db, LocalNode: tables.LocalNode{Name: "node-1"}, Slots: table(t, db, tables.NewSlotTable),
 		Endpoints: table(t, db, newEndpoints),
 		Nodes:     table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
 		Services: table(t, db, tables.NewServiceTable), Backends: table(t, db, tables.NewBackendSliceTable),

@@ -26,7 +26,7 @@ type attachmentParams struct {
 	Exits         statedb.Table[*tables.EgressExit]
 	ExitEntries   statedb.Table[*tables.ExitEntry]
 	ConfigEntries statedb.Table[*tables.ConfigEntry]
-	BPFMaps       statedb.Table[*tables.BPFMap]
+	Slots         statedb.Table[*tables.Slot]
 }
 
 // nowhere is the interface index of programs that run at no device.
@@ -35,9 +35,9 @@ const nowhere = 0
 // deriveAttachments keeps where programs have to run: at devices of pods and of
 // egress addresses by what is desired, and for as long as the kernel has an entry
 // with the device. What a pod sends by a device without programs would not be judged,
-// and what leaves with an egress address would get no replies. It waits for all maps
-// to be as desired a first time, as far as that does not need programs: one that ran
-// before it finds its entries would drop what it must not.
+// and what leaves with an egress address would get no replies. It waits for the maps of
+// this agent to be in force: a program that ran before it finds its entries would drop what
+// it must not.
 func deriveAttachments(p derive.Params, a attachmentParams) error {
 	_, err := derive.Register(p, derive.Rule[int, *tables.Attachment]{
 		Output: a.Attachments,
@@ -66,7 +66,7 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 					}
 				}),
 		},
-		After: []statedb.TableMeta{a.BPFMaps},
+		After: []statedb.TableMeta{a.Slots},
 		Existing: func(txn statedb.ReadTxn, index int) iter.Seq2[*tables.Attachment, statedb.Revision] {
 			return a.Attachments.List(txn, tables.AttachmentsByDevice(index))
 		},

@@ -24,13 +24,12 @@ type exitParams struct {
 	Devices   statedb.Table[*tables.Device]
 	Routes    statedb.Table[*tables.Route]
 	Nodes     statedb.Table[*tables.Node]
-	Entries   statedb.Table[*tables.ExitEntry]
 	LocalNode tables.LocalNode
 }
 
 // deriveExits keeps the addresses that pods' traffic leaves this node with. One
-// that no gateway uses any more stays while the node has it: connections with it
-// end by themselves.
+// that no gateway uses any more stays while the node has it, and this agent runs:
+// connections with it end by themselves.
 func deriveExits(p derive.Params, e exitParams) error {
 	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressExit]{
 		Output: e.Exits,
@@ -65,12 +64,6 @@ func deriveExits(p derive.Params, e exitParams) error {
 							affect(addr)
 						}
 					}
-				}),
-			// What an earlier run has left in the kernel lingers too.
-			derive.FromIf(e.Entries,
-				func(old, new *tables.ExitEntry) bool { return old.Value != new.Value },
-				func(_ statedb.ReadTxn, entry *tables.ExitEntry, affect func(netip.Addr)) {
-					affect(entry.Key.Addr.Addr())
 				}),
 		},
 		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.EgressExit, statedb.Revision] {
@@ -111,18 +104,13 @@ func (e *exitParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Egress
 // linger fills in the device of an exit that no gateway uses, by which it was
 // or which has come to have the address, and reports whether it is to stay.
 func (e *exitParams) linger(txn statedb.ReadTxn, row *tables.EgressExit) bool {
-	former := uint32(0)
-	if existing, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(row.Addr)); found {
-		former = existing.IfIndex
-	} else if entry, _, found := e.Entries.Get(txn, tables.MapEntryByKey[bpf.ExitKey, bpf.ExitValue](row.MapKey())); found {
-		former = entry.Value.IfIndex
-	}
-	if former == 0 {
+	existing, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(row.Addr))
+	if !found {
 		return false
 	}
 	for a := range e.Addresses.List(txn, tables.NodeAddressesByAddr(row.Addr)) {
 		device, _, found := e.Devices.Get(txn, tables.DeviceByIndex(a.DeviceIndex))
-		if found && (row.IfIndex == 0 || a.DeviceIndex == int(former)) {
+		if found && (row.IfIndex == 0 || a.DeviceIndex == int(existing.IfIndex)) {
 			row.IfIndex, row.Device, row.Lingering = uint32(device.Index), device.Name, true
 		}
 	}

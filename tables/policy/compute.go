@@ -48,19 +48,25 @@ func (c *Computer) Entries(txn statedb.ReadTxn, pair tables.PolicyPair) []*table
 		peer = tables.ClassRow(txn, c.Members, bpf.ClassKey{Role: bpf.RolePeer, Number: pair.Peer})
 	}
 	switch {
-	case c.asBefore(txn, subject):
-		if peer != nil && peer.Continues != 0 {
-			return c.asInKernel(txn, pair, peer.Continues)
-		}
-		return c.asInKernel(txn, pair, pair.Peer)
+	case subject.Ended():
+		return c.asInKernel(txn, pair)
 	case pair.Peer == bpf.AnyPeerClass:
 		return c.view(txn, subject, pair.Direction).anyPeer(pair, c.Enforcement).entries()
 	case peer == nil:
 		return nil
-	case peer.MeaningUnknown(): // and stuck
-		return c.asInKernel(txn, pair, pair.Peer)
+	case peer.Ended():
+		return c.asInKernel(txn, pair)
 	}
 	return c.view(txn, subject, pair.Direction).ofPeer(pair, peer).entries()
+}
+
+// asInKernel returns the kernel's entries of a pair.
+func (c *Computer) asInKernel(txn statedb.ReadTxn, pair tables.PolicyPair) (entries []*tables.PolicyEntry) {
+	for e := range c.Kernel.List(txn, tables.PolicyMapEntriesOfPair(pair)) {
+		entries = append(entries, &tables.PolicyEntry{Key: e.Key, Value: e.Value, Reconciled: tables.Pending()})
+	}
+	slices.SortFunc(entries, func(a, b *tables.PolicyEntry) int { return compareKeys(a.Key, b.Key) })
+	return entries
 }
 
 // view has the rules in force about a subject class in a direction.

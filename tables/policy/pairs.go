@@ -117,11 +117,9 @@ func (p *pairs) byClass(txn statedb.ReadTxn, old, new *tables.ClassMember, f fun
 	if !row.OfClass || row.Role != bpf.RoleSubject && row.Role != bpf.RolePeer {
 		return
 	}
-	if old == nil || new == nil || old.MeaningUnknown() != new.MeaningUnknown() {
+	if old == nil || new == nil || old.Ended() != new.Ended() {
 		p.ofNumber(txn, row.Role, row.Class, f)
-		p.ofContinuing(txn, row, f)
 	}
-	p.becomesKnown(txn, old, new, f)
 	ids, names := signatureChange(old, new)
 	if old != nil && new != nil {
 		p.byLoss(txn, old, new, f)
@@ -141,7 +139,6 @@ func (p *pairs) byFirstClass(txn statedb.ReadTxn, row *tables.ClassMember, f fun
 		return
 	}
 	p.ofNumber(txn, row.Role, row.Class, f)
-	p.ofContinuing(txn, row, f)
 }
 
 // ofNumber calls f with all pairs of a class that have entries, and with those

@@ -118,9 +118,6 @@ func (r *readiness) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMemb
 		return
 	}
 	affect(bpf.ClassKey{Role: row.Role, Number: row.Class})
-	if isUnknown(old) && !isUnknown(new) {
-		r.affectedByKnown(txn, affect)
-	}
 	r.unsettled.touchClass(old, new, affect)
 	r.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { r.look(pair, affect) })
 }
@@ -220,8 +217,8 @@ func (r *readiness) rows(txn statedb.ReadTxn, key bpf.ClassKey) []*tables.Policy
 		RowsWanted: t.wanted, RowsReady: t.same, RowsExtra: t.kernel - t.same,
 	}
 	former, _, found := r.Output.Get(txn, tables.PolicyReadinessByKey(key))
-	row.Ready = found && former.Ready && former.Digest == row.Digest || row.Registered && !r.unsettled.waits(key)
-	r.whileUnknown(txn, class, row)
+	row.Ready = !class.Ended() &&
+		(found && former.Ready && former.Digest == row.Digest || row.Registered && !r.unsettled.waits(key))
 	return []*tables.PolicyReadiness{row}
 }
 

@@ -58,7 +58,7 @@ func (s *settlement[Owner]) touch(pair tables.PolicyPair, affected func(Owner)) 
 // more. Who is leaving it is no matter.
 func (s *settlement[Owner]) touchClass(old, new *tables.ClassMember, affected func(Owner)) {
 	if old == nil || new != nil && old.Digest == new.Digest && slices.Equal(old.Selectors, new.Selectors) &&
-		slices.Equal(old.Ports, new.Ports) && old.Continues == new.Continues && old.Stuck == new.Stuck {
+		slices.Equal(old.Ports, new.Ports) {
 		return
 	}
 	for _, pair := range s.ofClass(bpf.ClassKey{Role: old.Role, Number: old.Class}) {

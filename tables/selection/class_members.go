@@ -109,12 +109,11 @@ func deriveClassMembers(p derive.Params, params memberParams) error {
 		// by a round that has yet to see that: so the number may be used again. And
 		// nothing comes into force while it is not known who has to leave for it.
 		Exclusive: []statedb.TableMeta{params.IPCache, params.Locals, params.Rules},
-		// Numbers are continued from what the maps hold.
-		After:    []statedb.TableMeta{params.SourceEntries, params.EgressEntries, params.PolicyEntries},
-		Seed:     []memberKey{{role: bpf.RolePeer, node: params.Places.LocalNode.Name}},
-		Existing: m.existing,
-		Plan:     m.plan,
-		Equal:    (*tables.ClassMember).Equal,
+		After:     []statedb.TableMeta{params.SourceEntries, params.EgressEntries, params.PolicyEntries},
+		Seed:      []memberKey{{role: bpf.RolePeer, node: params.Places.LocalNode.Name}},
+		Existing:  m.existing,
+		Plan:      m.plan,
+		Equal:     (*tables.ClassMember).Equal,
 	})
 	return err
 }

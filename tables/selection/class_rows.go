@@ -28,17 +28,8 @@ func (s *policyScope) finish(r *round) {
 		r.touch(number, netip.Prefix{})
 	}
 	s.touchLeftTowards(r, resigned)
-	s.touchContinuing(r)
-	numbers := slices.Sorted(maps.Keys(r.touched))
-	for _, number := range numbers {
+	for _, number := range slices.Sorted(maps.Keys(r.touched)) {
 		r.classRows[number] = s.classRow(r, number, r.touched[number])
-	}
-	s.continueClasses(r)
-	// Whether one goes on that continues another one depends on that one.
-	for _, number := range numbers {
-		if row := r.classRows[number]; row != nil && row.Continues != 0 && !s.peopled(r, number) && !s.used(number) && !s.continues(r, row) {
-			r.classRows[number] = nil
-		}
 	}
 	s.takeLeaving(r)
 }
@@ -124,7 +115,7 @@ func (r *round) part(m *tables.ClassMember) {
 // lookInside notes what is stale inside prefixes that came, went or changed class, to be
 // looked at.
 func (s *policyScope) lookInside(r *round) {
-	if r.resuming || len(r.parted) == 0 {
+	if len(r.parted) == 0 {
 		return
 	}
 	for prefix := range s.stale {
@@ -150,11 +141,6 @@ func (r *round) isParted(prefix netip.Prefix) bool {
 		}
 	}
 	return false
-}
-
-func (s *policyScope) peopled(r *round, number uint32) bool {
-	m, _ := s.meaningOf(r, number)
-	return m != nil
 }
 
 func (r *round) touch(number uint32, prefix netip.Prefix) {
@@ -247,23 +233,21 @@ func (s *policyScope) meaningOf(r *round, number uint32) (m, former *tables.Clas
 func (s *policyScope) classRow(r *round, number uint32, changed []netip.Prefix) *tables.ClassMember {
 	m, former := s.meaningOf(r, number)
 	row := &tables.ClassMember{Role: s.role, OfClass: true, Class: number}
-	if former != nil {
-		row.Continues = former.Continues
-	}
 	leavers := s.leavers(r, number, former, changed)
 	switch {
 	case m != nil:
 		row.Selectors, row.Ports, row.Digest = m.Selectors, m.Ports, m.Digest
-	case !s.used(number) && len(leavers) == 0 && row.Continues == 0:
+	case !s.used(number) && len(leavers) == 0:
 		return nil
 	case former != nil:
 		row.Selectors, row.Ports, row.Digest = former.Selectors, former.Ports, former.Digest
-	}
-	if m == nil && former == nil && r.resuming {
-		s.resumeMeaning(r, row, leavers)
+	default: // it has ended, and somebody comes by a write that was under way, only to leave
+		key := tables.MapEntryByKey[bpf.ClassKey, bpf.ClassValue](bpf.ClassKey{Role: s.role, Number: number})
+		if e, _, found := s.ClassEntries.Get(r.txn, key); found {
+			row.Digest = e.Value.Digest
+		}
 	}
 	s.fillLeaving(r, row, leavers)
-	s.keepUnknown(r, row, former)
 	return row
 }
 

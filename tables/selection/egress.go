@@ -79,8 +79,6 @@ func (*egressScope) reusable(*round, uint32) bool { return true }
 
 func (*egressScope) mayKeep(*round, uint32, *tables.ClassMember) bool { return true }
 
-func (*egressScope) resume(*round) {}
-
 func (e *egressScope) free(txn statedb.ReadTxn, number uint32) bool {
 	if _, _, used := e.SourceEntries.Get(txn, tables.SourceEntriesByClass(number)); used {
 		return false

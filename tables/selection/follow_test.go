@@ -12,24 +12,6 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// target returns the class that a prefix may be put into: while there are classes of
-// unknown meaning, only one that continues the kernel's.
-func (h *harness) target(txn statedb.ReadTxn, p netip.Prefix, m *tables.ClassMember) uint32 {
-	kernel, _ := (&peerPlace{&members{memberParams: h.params()}}).classes(txn, p)
-	if kernel == 0 || tables.ClassesKnown(txn, h.members, bpf.RolePeer) && tables.ClassesKnown(txn, h.members, bpf.RoleSubject) {
-		return m.Class
-	}
-	key := bpf.ClassKey{Role: bpf.RolePeer, Number: kernel}
-	row := tables.ClassRow(txn, h.members, key)
-	if row == nil || !row.MeaningUnknown() || m.Class == kernel {
-		return kernel
-	}
-	if continuing := tables.ClassContinuing(txn, h.members, key, m.Digest); continuing != nil {
-		return continuing.Class
-	}
-	return kernel
-}
-
 // follow does what comes after the classes, as far as allowed says: it puts into the
 // kernel what was desired, has addresses desired in the class that they belong to,
 // and records what numbers stand for.
@@ -100,7 +82,7 @@ func (h *harness) followPeers(allowed func() bool) {
 	}
 	for p, row := range wanted {
 		if m := h.places.Member(txn, p); m != nil {
-			row.PeerClass = h.target(txn, p, m)
+			row.PeerClass = m.Class
 			if row.PeerClass != m.Class {
 				row.WaitsFor = m.Class
 			}

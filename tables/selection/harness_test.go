@@ -308,17 +308,13 @@ func (h *harness) inconsistent(txn statedb.ReadTxn) string {
 		switch {
 		case row == nil:
 			return "no row of class " + key.String()
-		case row.MeaningUnknown():
-			if len(row.Leaving) == 0 {
-				return "nobody leaves class " + key.String() + ", and its meaning is unknown"
-			}
 		case row.Digest != m.Digest || !slices.Equal(row.Selectors, m.Selectors) || !slices.Equal(row.Ports, m.Ports):
 			return fmt.Sprintf("class %s stands for %q, not for its member %v with %q", key, h.signature(txn, row), m.TableRow(), h.signature(txn, m))
 		}
 	}
 	for role := range h.members.List(txn, tables.ClassRowsOfRole(bpf.RolePeer)) {
 		key := bpf.ClassKey{Role: role.Role, Number: role.Class}
-		if !peopled[key] && len(role.Leavers) == 0 && role.Continues == 0 && !h.used(txn, role.Class) {
+		if !peopled[key] && len(role.Leavers) == 0 && !h.used(txn, role.Class) {
 			return "a row of class " + key.String() + " that nobody is in"
 		}
 	}

@@ -20,7 +20,7 @@ import (
 // their class.
 //
 // A number may change its meaning only when the kernel has nobody in it that
-// ought to have left: the reconciler of sluice_classes waits for that. Those
+// ought to have left: it is recorded only then. Those
 // who wait must never wait for each other, in a circle. Hence who changes class
 // goes to a new number or to one that waits for nobody, see [round.target]: the
 // youngest edge of a circle would have to lead to a class that already waits.
@@ -52,8 +52,6 @@ type scope interface {
 	mayKeep(r *round, number uint32, m *tables.ClassMember) bool
 	// reusable reports whether a class that the kernel knows may have members again.
 	reusable(r *round, number uint32) bool
-	// resume chooses numbers that the kernel has some undecided members in.
-	resume(r *round)
 	// free reports whether nothing but what all roles look at has a number in use.
 	free(txn statedb.ReadTxn, number uint32) bool
 	// finish does what follows when all classes are known.
@@ -269,8 +267,8 @@ func (r *round) join() {
 }
 
 // target returns the class that members with a signature join: one that stands
-// for it and waits for nobody, else the number that the kernel's maps knew it
-// by before a restart, else a new number.
+// for it and waits for nobody, else a number that is known to have stood for it, else a
+// new one.
 func (r *round) target(digest bpf.Digest) uint32 {
 	candidates := r.standingFor(digest)
 	if m := r.memberWith(r.txn, digest); m != nil {
@@ -334,7 +332,7 @@ func (p *partition) memberWith(txn statedb.ReadTxn, digest bpf.Digest) *tables.C
 		}
 		return nil
 	}
-	return cmp.Or(among(tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: digest})), among(tables.ClassRowsUnknown(p.role)))
+	return cmp.Or(among(tables.ClassMembersByDigest(tables.RoleDigest{Role: p.role, Digest: digest})), among(tables.ClassRowsEnded(p.role)))
 }
 
 // standingFor returns the classes that the kernel knows by a signature and that stand
@@ -365,7 +363,7 @@ func (r *round) waitsForNobody(number uint32, digest bpf.Digest) bool {
 }
 
 // free reports whether neither a table nor the kernel has the number in use.
-// Numbers that maps name without sluice_classes knowing them are in use.
+// Numbers that maps name and that are not recorded are in use.
 func (r *round) free(number uint32) bool {
 	key := bpf.ClassKey{Role: r.role, Number: number}
 	if r.roster.any(number) != nil {

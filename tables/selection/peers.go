@@ -213,16 +213,6 @@ func (p *peerPlace) heirs(txn statedb.ReadTxn, prefix netip.Prefix) iter.Seq[net
 	}
 }
 
-func (p *peerPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
-	return func(yield func(netip.Prefix, uint32) bool) {
-		for e := range p.IPCacheEntries.All(txn) {
-			if !yield(e.Key.Prefix(), e.Value.PeerClass) {
-				return
-			}
-		}
-	}
-}
-
 func (p *peerPlace) pending(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	c, _, found := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
 	return found && isPending(c.Status)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -162,3 +163,9 @@ func (s *policyScope) affectedAsMover(txn statedb.ReadTxn, prefix netip.Prefix, 
 		}
 	})
 }
+
+// isPending reports whether what is desired of a row is yet to be tried.
+func isPending(s reconciler.Status) bool { return s.Kind == reconciler.StatusKindPending }
+
+// isFailed reports whether what is desired of a row was tried in vain.
+func isFailed(s reconciler.Status) bool { return s.Kind == reconciler.StatusKindError }

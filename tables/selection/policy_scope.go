@@ -53,8 +53,6 @@ type place interface {
 	classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel, desired uint32)
 	// named reports whether the kernel has verdicts for a class.
 	named(txn statedb.ReadTxn, number uint32) bool
-	// kernel yields what the kernel has in classes.
-	kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32]
 	// pending reports whether a write of the class that is or was desired may be under way.
 	pending(txn statedb.ReadTxn, prefix netip.Prefix) bool
 	// failed reports whether the kernel does not take the class that is desired of a prefix.
@@ -137,12 +135,9 @@ func (s *policyScope) free(txn statedb.ReadTxn, number uint32) bool {
 	return !known && tables.ClassRow(txn, s.Output, key) == nil && !s.used(number) && !s.place.named(txn, number)
 }
 
-// reusable is a class at the start, when its verdicts are from before, and later one
-// of which nothing is left: who comes must not take it for what it was, while its
-// verdicts go.
-func (s *policyScope) reusable(r *round, number uint32) bool {
-	return r.resuming || s.free(r.txn, number)
-}
+// reusable is a class of which nothing is left: who comes must not take it for what it
+// was, while its verdicts go.
+func (s *policyScope) reusable(r *round, number uint32) bool { return s.free(r.txn, number) }
 
 // settled reports whether the kernel and the desired table have a prefix nowhere
 // but where it belongs.

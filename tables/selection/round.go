@@ -40,8 +40,6 @@ type round struct {
 	classRows map[uint32]*tables.ClassMember
 	signed    map[uint32]*tables.ClassMember // a wanted member of each class, when all have one
 	force     map[tables.SelectorID]bool     // whether rules in force name a selector
-	resuming  bool                           // no class has a row yet
-	beginning bool                           // no rules are in force yet
 }
 
 // evaluation is what came of a key: its members as they were, and as they are wanted.
@@ -104,8 +102,6 @@ func (p *partition) newRound(txn statedb.ReadTxn, keys []memberKey) *round {
 		standings: map[netip.Prefix]standing{}, parted: map[netip.Prefix]bool{},
 	}
 	p.chooser.begin(txn)
-	begun, _ := p.Rules.Initialized(txn)
-	r.beginning = !begun
 	r.together = r.empty && !p.tellsPodsApart(txn)
 	r.signer.known = func(d bpf.Digest) *tables.ClassMember { return p.memberWith(txn, d) }
 	return r
@@ -134,7 +130,6 @@ func (p *partition) plan(txn statedb.ReadTxn, keys []memberKey) *round {
 	}
 	r.evaluateDoubles()
 	r.merge()
-	p.scope.resume(r)
 	r.join()
 	p.scope.finish(r)
 	p.chooser.end()

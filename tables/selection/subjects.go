@@ -115,16 +115,6 @@ func (s *subjectPlace) classes(txn statedb.ReadTxn, prefix netip.Prefix) (kernel
 	return kernel, desired
 }
 
-func (s *subjectPlace) kernel(txn statedb.ReadTxn) iter.Seq2[netip.Prefix, uint32] {
-	return func(yield func(netip.Prefix, uint32) bool) {
-		for e := range s.PodEntries.All(txn) {
-			if !yield(single(e.Key.Addr.Addr()), e.Value.SubjectClass) {
-				return
-			}
-		}
-	}
-}
-
 func (s *subjectPlace) pending(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	e, _, found := s.Locals.Get(txn, tables.LocalEndpointByAddr(prefix.Addr()))
 	return found && isPending(e.Status)

@@ -19,6 +19,7 @@ import (
 // with one system call. What connections and translations say is not asked.
 type Judge struct {
 	programs           *ebpf.Collection
+	slot               map[string]*ebpf.Map // of its own
 	questions, answers *ebpf.Memory
 	loaded             PolicyWorld
 }
@@ -57,8 +58,8 @@ type PolicyWorld struct {
 const judgedEntries = 1 << 20
 
 // NewJudge loads the program. The maps are those that it is to look into, by name:
-// sluice_pods, sluice_ipcache and sluice_policy, such as [bpf.Maps.Kernel] returns. Those
-// that are missing are its own, and empty.
+// sluice_state, sluice_pods, sluice_ipcache and sluice_policy, such as [bpf.Maps.Kernel]
+// returns. Without any it has its own, which are empty.
 func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
@@ -73,15 +74,23 @@ func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 		if given := maps[name]; given != nil {
 			replacements[name] = given
 			m.MaxEntries = given.MaxEntries()
-		} else if m.MaxEntries == 1 && (m.Type == ebpf.Hash || m.Type == ebpf.LPMTrie) {
-			m.MaxEntries = judgedEntries
 		}
 	}
 	j := &Judge{}
+	if len(maps) == 0 {
+		if j.slot, err = newSlot(spec, judgedEntries); err != nil {
+			return nil, err
+		}
+	}
 	if j.programs, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
+		closeSlot(j.slot)
 		return nil, fmt.Errorf("load program: %w", err)
 	}
-	if j.questions, err = j.programs.Maps["questions"].Memory(); err == nil {
+	err = putSlot(j.programs, slotInForce, j.slot)
+	if err == nil {
+		j.questions, err = j.programs.Maps["questions"].Memory()
+	}
+	if err == nil {
 		j.answers, err = j.programs.Maps["answers"].Memory()
 	}
 	if err != nil {
@@ -95,10 +104,13 @@ func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 func (n *Node) NewJudge() (*Judge, error) { return NewJudge(n.programs.Maps) }
 
 // Close releases the program, and maps of its own.
-func (j *Judge) Close() { j.programs.Close() }
+func (j *Judge) Close() {
+	j.programs.Close()
+	closeSlot(j.slot)
+}
 
-// Map returns a map that the program looks into.
-func (j *Judge) Map(name string) *ebpf.Map { return j.programs.Maps[name] }
+// Map returns a map of the judge's own that the program looks into.
+func (j *Judge) Map(name string) *ebpf.Map { return j.slot[name] }
 
 // Load has the maps hold a world, of which it writes what differs from the one that was
 // loaded before. Maps that others write are not for it.

@@ -53,11 +53,6 @@ type judgeConfigValue struct {
 	Pad2 uint32
 }
 
-type judgeCoveredValue struct {
-	_       structs.HostLayout
-	Covered uint32
-}
-
 type judgeCtEntry struct {
 	_       structs.HostLayout
 	Gateway struct {
@@ -79,34 +74,6 @@ type judgeCtEntry struct {
 	Cookie           uint32
 	Created          uint32
 	Reserved         uint32
-}
-
-type judgeEgressKey struct {
-	_           structs.HostLayout
-	PrefixLen   uint32
-	EgressClass uint32
-	Family      uint8
-	Pad         [3]uint8
-	Addr        [16]uint8
-}
-
-type judgeEgressValue struct {
-	_     structs.HostLayout
-	Group uint32
-}
-
-type judgeExitKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgeExitValue struct {
-	_       structs.HostLayout
-	Ifindex uint32
-	Flags   uint32
 }
 
 type judgeFrag4Key struct {
@@ -137,36 +104,6 @@ type judgeFragValue struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
-}
-
-type judgeGatewayKey struct {
-	_      structs.HostLayout
-	Group  uint32
-	Bucket uint32
-}
-
-type judgeGatewayValue struct {
-	_       structs.HostLayout
-	Gateway struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	Egress4 uint32
-	Ifindex uint32
-	Egress6 struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgeIpcacheValue struct {
-	_         structs.HostLayout
-	PeerClass uint32
-	Flags     uint32
-	Tunnel    struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
 }
 
 type judgeMetric struct {
@@ -206,63 +143,6 @@ type judgeNat6Entry struct {
 	Pad  [3]uint16
 }
 
-type judgeNodeKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgeNodeValue struct {
-	_     structs.HostLayout
-	Flags uint32
-}
-
-type judgePodKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgePodValue struct {
-	_            structs.HostLayout
-	Ifindex      uint32
-	SubjectClass uint32
-	Epoch        uint32
-	Flags        uint32
-	Mac          [6]uint8
-	Pad          [2]uint8
-}
-
-type judgePolicyKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Subject   uint32
-	Peer      uint32
-	Direction uint8
-	Protocol  uint8
-	Port      uint16
-}
-
-type judgePolicyValue struct {
-	_          structs.HostLayout
-	Precedence uint32
-	Cookie     uint32
-	Deny       uint8
-	Pad        [3]uint8
-}
-
-type judgePrefixKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Family    uint8
-	Pad       [3]uint8
-	Addr      [16]uint8
-}
-
 type judgeQuestion struct {
 	_     structs.HostLayout
 	Saddr struct {
@@ -284,19 +164,6 @@ type judgeQuestion struct {
 type judgeRuleKey struct {
 	_      structs.HostLayout
 	Cookie uint32
-}
-
-type judgeSourceKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgeSourceValue struct {
-	_           structs.HostLayout
-	EgressClass uint32
 }
 
 type judgeTuple4Key struct {
@@ -349,6 +216,7 @@ const (
 	judgeMapSluiceRules    = "sluice_rules"
 	judgeMapSluiceSlots    = "sluice_slots"
 	judgeMapSluiceSources  = "sluice_sources"
+	judgeMapSluiceState    = "sluice_state"
 	judgeProgAnswerAll     = "answer_all"
 	judgeVarAsked          = "asked"
 )
@@ -428,6 +296,7 @@ type judgeMapSpecs struct {
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
+	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 }
 
 // judgeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -483,6 +352,7 @@ type judgeMaps struct {
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
 	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
+	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 }
 
 func (m *judgeMaps) Close() error {
@@ -513,6 +383,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceRules,
 		m.SluiceSlots,
 		m.SluiceSources,
+		m.SluiceState,
 	)
 }
 

@@ -3,6 +3,7 @@
 package packettest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -38,6 +39,9 @@ const (
 type Node struct {
 	*namespace
 	programs *ebpf.Collection
+	spec     *ebpf.CollectionSpec
+	slots    [bpf.Slots]map[string]*ebpf.Map // by the names of the maps that they are in
+	slot     map[string]*ebpf.Map            // that is in force
 	events   *ringbuf.Reader
 	out      []byte
 	Config   bpf.ConfigValue // as last written
@@ -82,6 +86,10 @@ func (n *Node) load(spec *ebpf.CollectionSpec) (err error) {
 	if n.programs, err = ebpf.NewCollection(spec); err != nil {
 		return fmt.Errorf("load programs: %w", err)
 	}
+	n.spec = spec
+	if err := n.UseSlot(slotInForce); err != nil {
+		return err
+	}
 	if n.events, err = ringbuf.NewReader(n.Map("sluice_events")); err != nil {
 		return fmt.Errorf("open events: %w", err)
 	}
@@ -96,11 +104,17 @@ func (n *Node) Close() {
 	if n.programs != nil {
 		n.programs.Close()
 	}
+	for _, slot := range n.slots {
+		closeSlot(slot)
+	}
 	n.namespace.close()
 }
 
-// Map returns a map of the programs.
+// Map returns a map of the programs; of those in slots that of the slot in force.
 func (n *Node) Map(name string) *ebpf.Map {
+	if m := n.slot[name]; m != nil {
+		return m
+	}
 	m := n.programs.Maps[name]
 	if m == nil {
 		panic("no map " + name)
@@ -123,10 +137,11 @@ func (n *Node) Within(f func() error) error { return n.do(f) }
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
-	if err := n.forgetDecided(); err != nil {
+	if err := errors.Join(n.UseSlot(slotInForce), n.forgetDecided()); err != nil {
 		return err
 	}
-	for name, m := range n.programs.Maps {
+	for name := range n.programs.Maps {
+		m := n.Map(name)
 		if name == bpf.RuleSlotsMap || name == bpf.DecidedMap {
 			continue // large, and nearly empty
 		}

@@ -67,14 +67,14 @@ static long answer_one(__u32 index, void *unused)
 	const struct question *q = bpf_map_lookup_elem(&questions, &index);
 	struct answer *a = bpf_map_lookup_elem(&answers, &index);
 	const struct pod_value *pod;
-	struct decision d = {};
+	struct decision d = {.slot = slot_in_force()};
 	struct packet p = {};
 
 	(void)unused;
 	if (!q || !a)
 		return 1;
 	packet_of(&p, q);
-	pod = bpf_map_lookup_elem(&sluice_pods, q->direction == DIRECTION_EGRESS ? &p.flow.saddr : &p.flow.daddr);
+	pod = in_slot(sluice_pods, d.slot, q->direction == DIRECTION_EGRESS ? &p.flow.saddr : &p.flow.daddr);
 	a->reason = pod ? allowed(&p, pod, &d, q->direction | q->how) : REASON_UNKNOWN_SOURCE;
 	a->cookie = d.cookie;
 	a->postponed = d.flags & CT_SERVICE;

@@ -16,7 +16,7 @@ import (
 // Policies change while no agent runs, so that pods that were alike are to be told
 // apart on both sides, and a prefix is no more named, which lies in one that is. What
 // was allowed and is stays so after each write, and what was forbidden and is does too,
-// also when the agent is killed on the way, any number of times.
+// also when the agent is killed while it fills its slot, any number of times.
 func TestPolicyChangesWithoutAgent(t *testing.T) {
 	before := []string{
 		allowPolicy("web", "app: web", "podSelector: {matchLabels: {app: api}}", "ipBlock: {cidr: 198.51.100.0/24}"),
