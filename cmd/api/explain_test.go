@@ -54,7 +54,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		}
 	}
 	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{
-		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
+		DB: db, LocalNode: tables.LocalNode{Name: "node-1"}, Slots: newTable(t, db, tables.NewSlotTable),
 		Endpoints: newTable(t, db, newEndpoints, &tables.Endpoint{
 			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr}, LabelSet: &tables.LabelSet{},
 		}),
