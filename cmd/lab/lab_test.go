@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // topologies are the ways in which a cluster can be built.
