@@ -34,7 +34,12 @@ func (a *agent) converge(c *cluster.Cluster, k *kernel) *world {
 
 // compare says where the maps differ from what is asked for.
 func (w *world) compare(k *kernel) error {
-	c, err := k.dump()
+	v, err := k.view()
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	c, err := v.dump()
 	if err != nil {
 		return err
 	}
@@ -50,9 +55,8 @@ func (w *world) compare(k *kernel) error {
 		different("sluice_pods", w.pods(), withoutEpochs(c.Pods)),
 		different("sluice_sources", w.sources(), sources),
 		different("sluice_ipcache", w.ipcache(), withoutClasses(c.IPCache)),
-		compareClasses(c),
 		w.compareNumbers(c, len(groups)),
-		w.compareDecisions(k, groups),
+		w.compareDecisions(v, groups),
 		different("sluice_covered", w.covered(), c.Covered),
 		different("sluice_nodes", w.aliveNodes(), c.Nodes),
 		w.compareExits(c),
@@ -84,53 +88,25 @@ func withoutClasses(ipcache map[bpf.IPCacheKey]bpf.IPCacheValue) map[bpf.IPCache
 	return rest
 }
 
-// compareClasses says which addresses are in no class of peers, or in one that is
-// not recorded.
-func compareClasses(c contents) (err error) {
-	for key, value := range c.IPCache {
-		class := bpf.ClassKey{Role: bpf.RolePeer, Number: value.PeerClass}
-		if _, found := c.Classes[class]; !found {
-			err = errors.Join(err, fmt.Errorf("%s is in class %s, which is not recorded", key, class))
-		}
-	}
-	return err
-}
-
-// compareNumbers says whether there are too many or too few classes and groups,
-// or entries of none.
+// compareNumbers says whether there are rules of more classes than there are, or too many
+// or too few groups.
 func (w *world) compareNumbers(c contents, groups int) (err error) {
-	numbers := map[bpf.Role]int{}
-	for key := range c.Classes {
-		numbers[key.Role]++
-	}
-	for _, n := range []struct {
-		what      string
-		want, got int
-	}{
-		{"egress classes", len(w.signatures()), numbers[bpf.RoleEgress]},
-		{"recorded gateway groups", len(w.groups()), numbers[bpf.RoleGatewayGroup]},
-		{"gateway groups", len(w.groups()), groups},
-	} {
-		if n.want != n.got {
-			err = errors.Join(err, fmt.Errorf("%d %s, instead of %d", n.got, n.what, n.want))
-		}
-	}
-	for _, source := range c.Sources {
-		if _, found := c.Classes[bpf.ClassKey{Role: bpf.RoleEgress, Number: source.Class}]; !found {
-			err = errors.Join(err, fmt.Errorf("source of class %d, which is not recorded", source.Class))
-		}
-	}
+	classes := map[uint32]bool{}
 	for rule := range c.Egress {
-		if _, found := c.Classes[bpf.ClassKey{Role: bpf.RoleEgress, Number: rule.Class}]; !found {
-			err = errors.Join(err, fmt.Errorf("rule of class %d, which is not recorded", rule.Class))
-		}
+		classes[rule.Class] = true
+	}
+	if want := len(w.signatures()); len(classes) > want {
+		err = fmt.Errorf("rules of %d egress classes, instead of %d", len(classes), want)
+	}
+	if want := len(w.groups()); groups != want {
+		err = errors.Join(err, fmt.Errorf("%d gateway groups, instead of %d", groups, want))
 	}
 	return err
 }
 
 // compareDecisions looks at packets from every address that an endpoint has to
 // the ends of every prefix that a policy names, and some others.
-func (w *world) compareDecisions(k *kernel, groups map[uint32]ways) (err error) {
+func (w *world) compareDecisions(v *view, groups map[uint32]ways) (err error) {
 	destinations := w.destinations()
 	for src := range w.addresses() {
 		for _, dst := range destinations {
@@ -138,7 +114,7 @@ func (w *world) compareDecisions(k *kernel, groups map[uint32]ways) (err error) 
 				continue
 			}
 			want := w.decide(src, dst)
-			if got, lookupErr := k.decision(src, dst, groups); lookupErr != nil || got != want {
+			if got, lookupErr := v.decision(src, dst, groups); lookupErr != nil || got != want {
 				err = errors.Join(err, lookupErr, fmt.Errorf("%s to %s: %v, instead of %v", src, dst, got, want))
 			}
 		}
@@ -210,7 +186,6 @@ func (a *agent) requireUnchanged(k *kernel, before contents) {
 		different("sluice_sources", before.Sources, after.Sources),
 		different("sluice_egress", before.Egress, after.Egress),
 		different("sluice_gateways", before.Gateways, after.Gateways),
-		different("sluice_classes", before.Classes, after.Classes),
 		different("sluice_exits", before.Exits, after.Exits),
 		different("sluice_covered", before.Covered, after.Covered),
 		different("sluice_nodes", before.Nodes, after.Nodes),

@@ -8,55 +8,92 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
+// layoutDir is where maps in slots are pinned.
+const layoutDir = "layout_2"
+
+// kernel is where the agent pins maps and links. It is there while agents come and go.
+type kernel struct {
+	a     *agent
+	links string // directory of pinned links
+}
+
+func (a *agent) kernel() *kernel { return &kernel{a: a, links: a.pin("links")} }
+
 // kernelMap is a pinned map, read by system calls.
 type kernelMap[K comparable, V any] struct{ m *ebpf.Map }
 
-// kernel are the agent's maps. They stay open while agents come and go.
-type kernel struct {
+// view are the maps that packets looked into when it was opened: all of one slot.
+type view struct {
 	pods     kernelMap[bpf.PodKey, bpf.PodValue]
 	ipcache  kernelMap[bpf.IPCacheKey, bpf.IPCacheValue]
 	sources  kernelMap[bpf.SourceKey, bpf.SourceValue]
 	egress   kernelMap[bpf.EgressKey, bpf.EgressValue]
 	gateways kernelMap[bpf.GatewayKey, bpf.GatewayValue]
-	classes  kernelMap[bpf.ClassKey, bpf.ClassValue]
 	exits    kernelMap[bpf.ExitKey, bpf.ExitValue]
 	covered  kernelMap[bpf.CoveredKey, bpf.CoveredValue]
 	nodes    kernelMap[bpf.NodeKey, bpf.NodeValue]
 	config   kernelMap[bpf.ConfigKey, bpf.ConfigValue]
-	links    string // directory of pinned links
 }
 
-// kernel opens the maps that the agent has pinned.
-func (a *agent) kernel() *kernel {
-	a.t.Helper()
-	return &kernel{
-		pods:     open[bpf.PodKey, bpf.PodValue](a, "sluice_pods"),
-		ipcache:  open[bpf.IPCacheKey, bpf.IPCacheValue](a, "sluice_ipcache"),
-		sources:  open[bpf.SourceKey, bpf.SourceValue](a, "sluice_sources"),
-		egress:   open[bpf.EgressKey, bpf.EgressValue](a, "sluice_egress"),
-		gateways: open[bpf.GatewayKey, bpf.GatewayValue](a, "sluice_gateways"),
-		classes:  open[bpf.ClassKey, bpf.ClassValue](a, "sluice_classes"),
-		exits:    open[bpf.ExitKey, bpf.ExitValue](a, "sluice_exits"),
-		covered:  open[bpf.CoveredKey, bpf.CoveredValue](a, "sluice_covered"),
-		nodes:    open[bpf.NodeKey, bpf.NodeValue](a, "sluice_nodes"),
-		config:   open[bpf.ConfigKey, bpf.ConfigValue](a, "sluice_config"),
-		links:    a.pin("links"),
+// views is how often in a row the slots may flip while maps are opened.
+const views = 3
+
+// view opens the maps of the slot in force.
+func (k *kernel) view() (v *view, err error) {
+	for range views {
+		var before, after uint64
+		if before, err = k.slot(); err != nil {
+			return nil, err
+		}
+		v, err = k.open()
+		if after, _ = k.slot(); err == nil && after == before {
+			return v, nil
+		}
+		v.close()
 	}
+	return nil, errors.Join(errors.New("the maps in force cannot be opened"), err)
 }
 
-func open[K comparable, V any](a *agent, name string) kernelMap[K, V] {
-	a.t.Helper()
-	m, err := ebpf.LoadPinnedMap(a.pin(name), &ebpf.LoadPinOptions{ReadOnly: true})
-	require.NoError(a.t, err)
-	a.t.Cleanup(func() { m.Close() })
-	return kernelMap[K, V]{m}
+// slot reads which slot is in force.
+func (k *kernel) slot() (slot uint64, err error) {
+	m, err := ebpf.LoadPinnedMap(k.a.pin(filepath.Join(layoutDir, bpf.StateMap)), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	return slot, m.Lookup(bpf.StateSlot.Index, &slot)
+}
+
+// open opens all maps; what it returns is to be closed even if there is an error.
+func (k *kernel) open() (v *view, err error) {
+	v = &view{}
+	for name, m := range map[string]**ebpf.Map{
+		"sluice_pods": &v.pods.m, "sluice_ipcache": &v.ipcache.m, "sluice_sources": &v.sources.m,
+		"sluice_egress": &v.egress.m, "sluice_gateways": &v.gateways.m, "sluice_exits": &v.exits.m,
+		"sluice_covered": &v.covered.m, "sluice_nodes": &v.nodes.m,
+	} {
+		var openErr error
+		*m, openErr = bpf.OpenInForce(k.a.pin("."), name)
+		err = errors.Join(err, openErr)
+	}
+	var openErr error
+	v.config.m, openErr = ebpf.LoadPinnedMap(k.a.pin("sluice_config"), &ebpf.LoadPinOptions{ReadOnly: true})
+	return v, errors.Join(err, openErr)
+}
+
+func (v *view) close() {
+	for _, m := range []*ebpf.Map{
+		v.pods.m, v.ipcache.m, v.sources.m, v.egress.m, v.gateways.m, v.exits.m, v.covered.m, v.nodes.m, v.config.m,
+	} {
+		m.Close()
+	}
 }
 
 // lookup finds what the kernel finds: in a prefix map the longest match.
@@ -87,42 +124,50 @@ type contents struct {
 	Sources  map[bpf.SourceKey]bpf.SourceValue
 	Egress   map[bpf.EgressKey]bpf.EgressValue
 	Gateways map[bpf.GatewayKey]bpf.GatewayValue
-	Classes  map[bpf.ClassKey]bpf.ClassValue
 	Exits    map[bpf.ExitKey]bpf.ExitValue
 	Covered  map[bpf.CoveredKey]bpf.CoveredValue
 	Nodes    map[bpf.NodeKey]bpf.NodeValue
 	Config   map[bpf.ConfigKey]bpf.ConfigValue
 }
 
+// dump returns all entries of the maps in force.
+func (k *kernel) dump() (contents, error) {
+	v, err := k.view()
+	if err != nil {
+		return contents{}, err
+	}
+	defer v.close()
+	return v.dump()
+}
+
 // dump returns all entries of all maps. It fails if one changes meanwhile.
-func (k *kernel) dump() (c contents, err error) {
-	var errs [10]error
-	c.Pods, errs[0] = k.pods.dump()
-	c.IPCache, errs[1] = k.ipcache.dump()
-	c.Sources, errs[2] = k.sources.dump()
-	c.Egress, errs[3] = k.egress.dump()
-	c.Gateways, errs[4] = k.gateways.dump()
-	c.Classes, errs[5] = k.classes.dump()
-	c.Exits, errs[6] = k.exits.dump()
-	c.Covered, errs[7] = k.covered.dump()
-	c.Nodes, errs[8] = k.nodes.dump()
-	c.Config, errs[9] = k.config.dump()
+func (v *view) dump() (c contents, err error) {
+	var errs [9]error
+	c.Pods, errs[0] = v.pods.dump()
+	c.IPCache, errs[1] = v.ipcache.dump()
+	c.Sources, errs[2] = v.sources.dump()
+	c.Egress, errs[3] = v.egress.dump()
+	c.Gateways, errs[4] = v.gateways.dump()
+	c.Exits, errs[5] = v.exits.dump()
+	c.Covered, errs[6] = v.covered.dump()
+	c.Nodes, errs[7] = v.nodes.dump()
+	c.Config, errs[8] = v.config.dump()
 	return c, errors.Join(errs[:]...)
 }
 
 // decision is what the maps make of packets from src to dst, in any bucket.
-func (k *kernel) decision(src, dst netip.Addr, groups map[uint32]ways) (decision, error) {
+func (v *view) decision(src, dst netip.Addr, groups map[uint32]ways) (decision, error) {
 	source := bpf.AddressFrom(src)
-	pod, local, err := k.pods.lookup(bpf.PodKey{Addr: source})
+	pod, local, err := v.pods.lookup(bpf.PodKey{Addr: source})
 	if err != nil {
 		return decision{}, err
 	}
-	class, chosen, err := k.sources.lookup(bpf.SourceKey{Addr: source})
+	class, chosen, err := v.sources.lookup(bpf.SourceKey{Addr: source})
 	switch {
 	case err != nil:
 		return decision{}, err
 	case !chosen && local && pod.Flags != 0:
-		_, covered, err := k.covered.lookup(bpf.CoveredKeyFrom(netip.PrefixFrom(dst, dst.BitLen())))
+		_, covered, err := v.covered.lookup(bpf.CoveredKeyFrom(netip.PrefixFrom(dst, dst.BitLen())))
 		if err == nil && covered {
 			return decision{kind: held}, nil
 		}
@@ -132,7 +177,7 @@ func (k *kernel) decision(src, dst netip.Addr, groups map[uint32]ways) (decision
 	case !chosen:
 		return decision{kind: unknown}, nil
 	}
-	rule, found, err := k.egress.lookup(bpf.EgressKeyFrom(class.Class, netip.PrefixFrom(dst, dst.BitLen())))
+	rule, found, err := v.egress.lookup(bpf.EgressKeyFrom(class.Class, netip.PrefixFrom(dst, dst.BitLen())))
 	switch {
 	case err != nil:
 		return decision{}, err

@@ -36,6 +36,9 @@ func TestLatency(t *testing.T) {
 	a.startReady()
 	k := a.kernel()
 	a.converge(c, k)
+	v, err := k.view()
+	require.NoError(t, err)
+	defer v.close()
 
 	var call, ipcache, sources []time.Duration
 	for i := range samples {
@@ -50,7 +53,7 @@ func TestLatency(t *testing.T) {
 		_, err = pods.UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 		require.NoError(t, err)
 		returned := time.Now()
-		known, chosen := a.awaitEntries(k, addr)
+		known, chosen := a.awaitEntries(v, addr)
 		call = append(call, returned.Sub(began))
 		ipcache = append(ipcache, max(0, known.Sub(returned)))
 		sources = append(sources, max(0, chosen.Sub(returned)))
@@ -63,18 +66,18 @@ func TestLatency(t *testing.T) {
 }
 
 // awaitEntries returns when the maps have an address, and its class.
-func (a *agent) awaitEntries(k *kernel, addr netip.Addr) (known, chosen time.Time) {
+func (a *agent) awaitEntries(v *view, addr netip.Addr) (known, chosen time.Time) {
 	a.t.Helper()
 	single := netip.PrefixFrom(addr, addr.BitLen())
 	pause := unix.NsecToTimespec(int64(pollEvery))
 	for deadline := time.Now().Add(timeout); known.IsZero() || chosen.IsZero(); {
 		// A map looks up the longest prefix: that of the node's pods is there anyway.
-		value, found, err := k.ipcache.lookup(bpf.IPCacheKeyFrom(single))
+		value, found, err := v.ipcache.lookup(bpf.IPCacheKeyFrom(single))
 		require.NoError(a.t, err)
 		if known.IsZero() && found && value.Flags&bpf.IPCachePod != 0 {
 			known = time.Now()
 		}
-		_, found, err = k.sources.lookup(bpf.SourceKey{Addr: bpf.AddressFrom(addr)})
+		_, found, err = v.sources.lookup(bpf.SourceKey{Addr: bpf.AddressFrom(addr)})
 		require.NoError(a.t, err)
 		if chosen.IsZero() && found {
 			chosen = time.Now()
