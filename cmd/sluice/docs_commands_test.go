@@ -27,7 +27,7 @@ var (
 	// prompt or sudo, as what kubectl executes, or by its path.
 	shownLine = regexp.MustCompile(`(?:^|[$#] |sudo | -- |bin/)sluice ([a-z-][^|;)]*?)(?: +#.*|&&.*)?$`)
 
-	foreignFlags = []string{"set", "multus-master-cni-file-name"} // Helm and Multus have them
+	foreignFlags = []string{"set", "multus-master-cni-file-name", "policy-prefixes"} // of Helm, Multus, and cmd/bench
 )
 
 // documented is a command line of ours in a document: either a line of code, or a
