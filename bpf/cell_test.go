@@ -235,14 +235,18 @@ func TestKernelMode(t *testing.T) {
 	}
 }
 
-// The maps of another version stay until nothing uses them, and then go; the last epoch of
-// its pods is known.
+// The maps of another version stay until nothing uses them, and then go; the last epoch
+// and the addresses of its pods are known.
 func TestFormerLayout(t *testing.T) {
 	bpffs := testBPFFS(t)
 	k := testKernel(t, bpffs)
 	former, err := Open[PodKey, PodValue](k, Spec{"sluice_pods", TypeHash, 16})
 	require.NoError(t, err)
 	_, err = former.Update([]PodKey{{Address{15: 1}}, {Address{15: 2}}}, []PodValue{{Epoch: 7}, {Epoch: 5}})
+	require.NoError(t, err)
+	sources, err := Open[SourceKey, SourceValue](k, Spec{"sluice_sources", TypeHash, 16})
+	require.NoError(t, err)
+	_, err = sources.Update([]SourceKey{{Address{15: 3}}}, []SourceValue{{1}})
 	require.NoError(t, err)
 	_, err = Open[ClassKey, ClassValue](k, Spec{"sluice_classes", TypeHash, 16})
 	require.NoError(t, err)
@@ -251,14 +255,19 @@ func TestFormerLayout(t *testing.T) {
 	h := newTestHive(t, nil, "--bpffs="+bpffs, "--map-size-classes=100")
 	require.NoError(t, h.Start(h.log, context.Background()))
 	require.Contains(t, h.logged.String(), "A flag is ignored")
-	require.EqualValues(t, 7, h.maps.FormerEpoch())
+	require.EqualValues(t, 7, h.maps.Former().Epoch)
+	var addrs []string
+	for _, a := range h.maps.Former().Addrs {
+		addrs = append(addrs, a.String())
+	}
+	require.ElementsMatch(t, []string{"::1", "::2", "::3"}, addrs)
 	require.Empty(t, h.must("map/dump sluice_pods"))
 	require.FileExists(t, filepath.Join(MapsDir(bpffs), "sluice_pods"))
 	require.NoError(t, h.maps.Flip())
 	require.NoError(t, h.maps.Release())
 	removed, err := h.maps.Sweep()
 	require.NoError(t, err)
-	require.Equal(t, []string{"sluice_classes", "sluice_pods"}, removed)
+	require.Equal(t, []string{"sluice_classes", "sluice_pods", "sluice_sources"}, removed)
 	require.FileExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "sluice_pods")))
 	require.NoError(t, h.Stop(h.log, context.Background()))
 }

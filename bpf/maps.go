@@ -26,10 +26,10 @@ type Maps struct {
 	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
 	State    Map[StateKey, StateValue]     // which slot is in force
 
-	all         []opener
-	backend     atomic.Pointer[Backend]
-	own         atomic.Uint32 // the slot that is written to
-	formerEpoch uint32
+	all     []opener
+	backend atomic.Pointer[Backend]
+	own     atomic.Uint32 // the slot that is written to
+	former  Former
 }
 
 // opener is a [handle] of any types.
@@ -49,7 +49,7 @@ func newMaps(cfg Config) *Maps {
 	m := &Maps{}
 	m.Pods = add[PodKey, PodValue](m, Spec{"sluice_pods", TypeHash, cfg.MapSizePods})
 	m.IPCache = add[IPCacheKey, IPCacheValue](m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache})
-	m.Sources = add[SourceKey, SourceValue](m, Spec{"sluice_sources", TypeHash, cfg.MapSizeSources})
+	m.Sources = add[SourceKey, SourceValue](m, Spec{sourcesMap, TypeHash, cfg.MapSizeSources})
 	m.Egress = add[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
 	m.Gateways = add[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})

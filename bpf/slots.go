@@ -5,6 +5,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path"
 	"strconv"
 	"time"
@@ -18,6 +19,8 @@ const Slots = 2
 // SlotGrace is how long a slot that is no longer in force stays: packets that have read
 // its number may still look into it.
 const SlotGrace = 100 * time.Millisecond
+
+const sourcesMap = "sluice_sources"
 
 // StateMap is the map that says which slot is in force.
 const StateMap = "sluice_state"
@@ -71,7 +74,7 @@ func (m *Maps) openSlots(backend Backend) error {
 	if err != nil {
 		return err
 	}
-	if m.formerEpoch, err = lastEpoch(backend, inForce); err != nil {
+	if m.former, err = readFormer(backend, inForce); err != nil {
 		return err
 	}
 	own := (inForce + 1) % Slots
@@ -87,35 +90,48 @@ func (m *Maps) openSlots(backend Backend) error {
 	return nil
 }
 
-// FormerEpoch is the last epoch of the pods in the slot that was in force when the maps
-// were opened, or of those of a former layout.
-func (m *Maps) FormerEpoch() uint32 { return m.formerEpoch }
+// Former is what is known of the pods of the agent before.
+type Former struct {
+	Epoch uint32       // the last one of its node's pods
+	Addrs []netip.Addr // of its node's pods, and of pods that policies selected
+}
 
-// lastEpoch returns the last epoch of the pods in a slot, or if that is empty, of those
-// that a former layout has.
-func lastEpoch(backend Backend, slot uint32) (last uint32, err error) {
-	for _, path := range []string{slotPath(slot, podsMap), podsMap} {
-		pods, err := dumpPods(backend, path)
+// Former is what the slot in force had when the maps were opened, or if that was empty,
+// what the maps of a former layout had.
+func (m *Maps) Former() Former { return m.former }
+
+func readFormer(backend Backend, slot uint32) (f Former, err error) {
+	for _, dir := range []string{slotPath(slot, ""), ""} {
+		pods, err := dumpAt[PodKey, PodValue](backend, path.Join(dir, podsMap))
 		if err != nil {
-			return 0, err
+			return Former{}, err
+		}
+		sources, err := dumpAt[SourceKey, SourceValue](backend, path.Join(dir, sourcesMap))
+		if err != nil {
+			return Former{}, err
 		}
 		for _, e := range pods {
-			last = max(last, e.Value.Epoch)
+			f.Epoch = max(f.Epoch, e.Value.Epoch)
+			f.Addrs = append(f.Addrs, e.Key.Addr.Addr())
 		}
-		if len(pods) > 0 {
+		for _, e := range sources {
+			f.Addrs = append(f.Addrs, e.Key.Addr.Addr())
+		}
+		if len(f.Addrs) > 0 {
 			break
 		}
 	}
-	return last, nil
+	return f, nil
 }
 
-func dumpPods(backend Backend, path string) ([]Entry[PodKey, PodValue], error) {
+// dumpAt returns the entries of a map, none if there is no such map.
+func dumpAt[K, V comparable](backend Backend, path string) ([]Entry[K, V], error) {
 	switch backend := backend.(type) {
 	case *Kernel:
-		return dumpPinned[PodKey, PodValue](backend, path)
+		return dumpPinned[K, V](backend, path)
 	case *Memory:
 		backend.mu.Lock()
-		t, found := backend.maps[path].(*memoryMap[PodKey, PodValue])
+		t, found := backend.maps[path].(*memoryMap[K, V])
 		backend.mu.Unlock()
 		if found {
 			return t.Dump()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -133,11 +134,15 @@ type jobs struct {
 	DB        *statedb.DB
 	Endpoints statedb.Table[*tables.Endpoint]
 	Nodes     statedb.Table[*tables.Node]
+	Maps      *bpf.Maps `optional:"true"`
 	Exhausted Exhausted `optional:"true"`
 }
 
 func register(j jobs) error {
 	w := newWatcher(j.Runner, j.DB, j.Endpoints, j.Nodes)
+	if j.Maps != nil {
+		w.former = func() []netip.Addr { return j.Maps.Former().Addrs }
+	}
 	j.Jobs.Add(
 		job.OneShot("collect", j.Runner.run),
 		job.OneShot("follow-endpoints", w.run),

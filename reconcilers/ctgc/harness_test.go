@@ -149,6 +149,7 @@ type world struct {
 	t         *testing.T
 	runner    *Runner
 	db        *statedb.DB
+	former    []netip.Addr // addresses of pods when the agent before ended
 	endpoints statedb.RWTable[*tables.Endpoint]
 	nodes     statedb.RWTable[*tables.Node]
 	runs      statedb.RWTable[*tables.CTGCRun]
@@ -218,6 +219,7 @@ func newWorld(t *testing.T, cfg Config, opening error) *world {
 	ctx, stop := context.WithCancel(t.Context())
 	w.stop = stop
 	watcher := newWatcher(r, w.db, w.endpoints, w.nodes)
+	watcher.former = func() []netip.Addr { return w.former }
 	go r.run(ctx, w.health)
 	go watcher.run(ctx, &fakeHealth{})
 	return w

@@ -66,10 +66,17 @@ type watcher struct {
 	// known has each endpoint as it was: what a changed row had before is not to be
 	// learnt otherwise.
 	known *remembered.Rows[*tables.Endpoint]
+
+	// former returns the addresses that pods had when the agent before ended: some of them
+	// may have gone since, and no row tells of that.
+	former func() []netip.Addr
 }
 
 func newWatcher(r *Runner, db *statedb.DB, endpoints statedb.Table[*tables.Endpoint], nodes statedb.Table[*tables.Node]) *watcher {
-	w := &watcher{r, db, endpoints, nodes, remembered.NewRows(endpoints.PrimaryIndexer())}
+	w := &watcher{
+		runner: r, db: db, endpoints: endpoints, nodes: nodes, known: remembered.NewRows(endpoints.PrimaryIndexer()),
+		former: func() []netip.Addr { return nil },
+	}
 	r.owned = w.owned
 	return w
 }
@@ -106,6 +113,7 @@ func (w *watcher) run(ctx context.Context, health cell.Health) error {
 	}
 	defer changes.Close()
 	w.known.Reserve(w.endpoints.NumObjects(w.db.ReadTxn()))
+	w.runner.scrubs.add(slices.DeleteFunc(slices.Clone(w.former()), w.owned)...)
 	w.runner.Enable()
 	health.OK("Following endpoints")
 	for {

@@ -53,7 +53,7 @@ func (e *epochs) begin() {
 		e.last = uint32(*e.Floor)
 	}
 	if e.Maps != nil {
-		e.last = max(e.last, e.Maps.FormerEpoch())
+		e.last = max(e.last, e.Maps.Former().Epoch)
 	}
 }
 
