@@ -148,16 +148,10 @@ func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 func (p *params) unsettled(
 	txn statedb.ReadTxn, found func(bpf.IPCacheKey, *core.IPCacheMirror),
 ) (complete bool) {
-	entries := p.IPCache.NumObjects(
-		txn,
-	) - changing(
-		txn,
-		p.IPCache,
-		core.IPCachePending,
-		p.IPCacheMirror,
-		found,
-	)
-	for m := range p.IPCacheMirror.List(txn, core.MirrorsUndesired[bpf.IPCacheKey, core.IPCacheValue]()) {
+	absent := changing(txn, p.IPCache, core.IPCachePending, p.IPCacheMirror, found)
+	entries := p.IPCache.NumObjects(txn) - absent
+	undesired := core.MirrorsUndesired[bpf.IPCacheKey, core.IPCacheValue]()
+	for m := range p.IPCacheMirror.List(txn, undesired) {
 		if _, _, wanted := p.IPCache.Get(txn, ipcacheByKey(m.Key)); !wanted {
 			entries++
 			found(m.Key, m)

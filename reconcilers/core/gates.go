@@ -67,9 +67,9 @@ func newGates(p *params) *gates {
 		prefixesInside: mapsync.NewDependency("prefixes inside", mapsync.Condition{
 			Look: p.lookInside,
 			Tables: []mapsync.Watched{
-				mapsync.Watch(
-					p.PeerPrefixes,
-				), mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable()),
+				mapsync.Watch(p.PeerPrefixes),
+				mapsync.Watch(p.IPCache.ToTable()),
+				mapsync.Watch(p.IPCacheMirror.ToTable()),
 			},
 		}),
 		prefixesAround: mapsync.NewDependency("prefixes around", mapsync.Condition{

@@ -283,7 +283,7 @@ func (l *loop[R, K, V]) confirmMirror(wtxn statedb.WriteTxn, t *try[R, K, V]) (e
 	return nil
 }
 
-// confirmStatus gives a row its status. A row that somebody changed meanwhile keeps its own.
+// confirmStatus gives a row its status. A row that changed meanwhile keeps its own.
 func (l *loop[R, K, V]) confirmStatus(wtxn statedb.WriteTxn, t *try[R, K, V]) error {
 	if !t.wanted || t.fate == fateLater {
 		return nil

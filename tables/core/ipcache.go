@@ -171,7 +171,8 @@ type PeerPrefix struct {
 
 // Equal reports whether two rows say the same.
 func (p *PeerPrefix) Equal(o *PeerPrefix) bool {
-	return p.Prefix == o.Prefix && p.Cluster == o.Cluster && slices.Equal(p.Named, o.Named) && slices.Equal(p.Outside, o.Outside) &&
+	return p.Prefix == o.Prefix && p.Cluster == o.Cluster && slices.Equal(p.Named, o.Named) &&
+		slices.Equal(p.Outside, o.Outside) &&
 		slices.Equal(p.Pods, o.Pods) &&
 		slices.Equal(p.Nodes, o.Nodes)
 }

@@ -80,10 +80,6 @@ type initializer interface {
 	RegisterInitializer(txn statedb.WriteTxn, name string) func(statedb.WriteTxn)
 }
 
-type revisioned interface {
-	Revision(txn statedb.ReadTxn) statedb.Revision
-}
-
 func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], error) {
 	var entries uint64
 	r := &runner[Key]{
@@ -238,7 +234,7 @@ func (r *runner[Key]) transact() error {
 func (r *runner[Key]) revisions(txn statedb.ReadTxn) []statedb.Revision {
 	revisions := make([]statedb.Revision, len(r.Outputs))
 	for i, table := range r.Outputs {
-		revisions[i] = table.(revisioned).Revision(txn)
+		revisions[i] = table.Revision(txn)
 	}
 	return revisions
 }
