@@ -38,14 +38,19 @@ type Config struct {
 
 	MapSizePods     uint32
 	MapSizeIPCache  uint32
-	MapSizeSources  uint32
+	MapSizeSubjects uint32
+	MapSizePeers    uint32
 	MapSizeEgress   uint32
 	MapSizeGateways uint32
-	MapSizeClasses  uint32
 	MapSizeExits    uint32
 	MapSizeCovered  uint32
 	MapSizeNodes    uint32
 	MapSizePolicy   uint32
+	MapSizeVerdicts uint32
+
+	// Ignored: there are no such maps any more.
+	MapSizeSources uint32
+	MapSizeClasses uint32
 }
 
 // DefaultConfig has room for 100,000 pods with two addresses each.
@@ -53,16 +58,17 @@ var DefaultConfig = Config{
 	BPF:   ModeAuto,
 	BPFFS: "/sys/fs/bpf",
 
-	MapSizePods:     4096,
+	MapSizePods:     262144,
 	MapSizeIPCache:  524288,
-	MapSizeSources:  262144,
+	MapSizeSubjects: 65536,
+	MapSizePeers:    131072,
 	MapSizeEgress:   131072,
 	MapSizeGateways: 131072,
-	MapSizeClasses:  65536,
 	MapSizeExits:    1024,
 	MapSizeCovered:  65536,
 	MapSizeNodes:    16384,
 	MapSizePolicy:   131072,
+	MapSizeVerdicts: 131072,
 }
 
 // Flags implements [cell.Flagger].
@@ -71,6 +77,9 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("bpffs", c.BPFFS, "BPF file system in which the maps are pinned")
 	for _, size := range c.sizes() {
 		flags.Uint32(size.flag, *size.value, "Room for entries in the map sluice_"+strings.TrimPrefix(size.flag, "map-size-"))
+	}
+	for flag, value := range c.ignored() {
+		flags.Uint32(flag, value, "Ignored: there is no such map any more")
 	}
 }
 
@@ -88,15 +97,21 @@ func (c *Config) sizes() []sizeFlag {
 	return []sizeFlag{
 		{"map-size-pods", &c.MapSizePods, 1},
 		{"map-size-ipcache", &c.MapSizeIPCache, 1},
-		{"map-size-sources", &c.MapSizeSources, 1},
+		{"map-size-subjects", &c.MapSizeSubjects, 1},
+		{"map-size-peers", &c.MapSizePeers, 1},
 		{"map-size-egress", &c.MapSizeEgress, 1},
 		{"map-size-gateways", &c.MapSizeGateways, GatewayBuckets}, // at least one group
-		{"map-size-classes", &c.MapSizeClasses, 1},
 		{"map-size-exits", &c.MapSizeExits, 1},
 		{"map-size-covered", &c.MapSizeCovered, 1},
 		{"map-size-nodes", &c.MapSizeNodes, 1},
 		{"map-size-policy", &c.MapSizePolicy, 1},
+		{"map-size-verdicts", &c.MapSizeVerdicts, 1},
 	}
+}
+
+// ignored returns the flags that have no meaning any more, and what they were given.
+func (c *Config) ignored() map[string]uint32 {
+	return map[string]uint32{"map-size-sources": c.MapSizeSources, "map-size-classes": c.MapSizeClasses}
 }
 
 func (c *Config) validate() error {
@@ -141,7 +156,12 @@ func provideMaps(p mapsParams) (*Maps, error) {
 				}
 				own = backend
 			}
-			err := openMaps(maps, backend, p.Log)
+			for flag, value := range p.Config.ignored() {
+				if value != 0 {
+					p.Log.Warn("A flag is ignored, and will be removed: there is no such map any more", "flag", "--"+flag)
+				}
+			}
+			err := maps.open(backend)
 			if err != nil && own != nil {
 				own.Close() // a failed start hook is not stopped
 			}
@@ -156,17 +176,6 @@ func provideMaps(p mapsParams) (*Maps, error) {
 		},
 	})
 	return maps, nil
-}
-
-func openMaps(maps *Maps, backend Backend, log *slog.Logger) error {
-	swept, err := maps.open(backend)
-	if err != nil {
-		return err
-	}
-	if len(swept) > 0 {
-		log.Info("Removed pins of former versions", "pins", swept)
-	}
-	return nil
 }
 
 // openBackend opens the back end that the configuration asks for, and says which.

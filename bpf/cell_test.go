@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,51 +69,55 @@ func TestScriptCommands(t *testing.T) {
 	memory := NewMemory()
 	var observed []string
 	memory.OnWrite(func(w Write, r Reader) {
-		v, found := Get[SourceKey, SourceValue](r, w.Map, w.Key.(SourceKey))
+		if w.Map != "sluice_subjects" {
+			return
+		}
+		v, found := Get[SubjectKey, SubjectValue](r, w.Map, w.Key.(SubjectKey))
 		observed = append(observed, strings.TrimSpace(v.String()+map[bool]string{false: " absent"}[found]))
 	})
 	h := newTestHive(t, memory)
-	h.must("map/fail sluice_sources update full 1") // before the start
-	h.must("map/size sluice_sources 2")
+	h.must("map/fail sluice_subjects update full 1") // before the start
+	h.must("map/size sluice_subjects 2")
 	require.NoError(t, h.Start(h.log, context.Background()))
+	require.NoError(t, h.maps.Flip())
 
-	keys := []SourceKey{{Address{15: 1}}, {Address{15: 2}}, {Address{15: 3}}}
-	values := []SourceValue{{1}, {2}, {3}}
-	done, err := h.maps.Sources.Update(keys, values)
+	keys := []SubjectKey{{1}, {2}, {3}}
+	values := []SubjectValue{{1}, {2}, {3}}
+	done, err := h.maps.Subjects.Update(keys, values)
 	require.Zero(t, done)
 	require.ErrorIs(t, err, ErrMapFull)
-	done, err = h.maps.Sources.Update(keys, values)
+	done, err = h.maps.Subjects.Update(keys, values)
 	require.Equal(t, 2, done)
 	require.ErrorIs(t, err, ErrMapFull)
-	h.must("map/fail sluice_sources delete eperm -1")
-	_, err = h.maps.Sources.Delete(keys[:1])
+	h.must("map/fail sluice_subjects delete eperm -1")
+	_, err = h.maps.Subjects.Delete(keys[:1])
 	require.ErrorIs(t, err, unix.EPERM)
-	_, err = h.maps.Sources.Delete(keys[:1])
+	_, err = h.maps.Subjects.Delete(keys[:1])
 	require.ErrorIs(t, err, unix.EPERM)
-	h.must("map/fail sluice_sources any eperm 0")
-	_, err = h.maps.Sources.Delete(keys[:1])
+	h.must("map/fail sluice_subjects any eperm 0")
+	_, err = h.maps.Subjects.Delete(keys[:1])
 	require.NoError(t, err)
 
-	require.Equal(t, "::2 -> class=2\n", h.must("map/dump sluice_sources"))
+	require.Equal(t, "subject=2 -> ruleset=2\n", h.must("map/dump sluice_subjects"))
 	require.Empty(t, h.must("map/dump sluice_pods"))
-	want := `sluice_sources update ::1 -> class=1 (argument list too long)
-sluice_sources update ::1 -> class=1
-sluice_sources update ::2 -> class=2
-sluice_sources update ::3 -> class=3 (argument list too long)
-sluice_sources delete ::1 (operation not permitted)
-sluice_sources delete ::1 (operation not permitted)
-sluice_sources delete ::1
+	want := `sluice_subjects update subject=1 -> ruleset=1 (argument list too long)
+sluice_subjects update subject=1 -> ruleset=1
+sluice_subjects update subject=2 -> ruleset=2
+sluice_subjects update subject=3 -> ruleset=3 (argument list too long)
+sluice_subjects delete subject=1 (operation not permitted)
+sluice_subjects delete subject=1 (operation not permitted)
+sluice_subjects delete subject=1
 `
-	require.Equal(t, want, h.must("map/log sluice_sources"))
+	require.Equal(t, want, h.must("map/log sluice_subjects"))
 	require.Empty(t, h.must("map/log"))
 	require.Equal(t, []string{
-		"class=0 absent", "class=1", "class=2", "class=0 absent", "class=1", "class=1", "class=0 absent",
+		"ruleset=0 absent", "ruleset=1", "ruleset=2", "ruleset=0 absent", "ruleset=1", "ruleset=1", "ruleset=0 absent",
 	}, observed)
 
-	require.Equal(t, "wrote ::2 -> class=253\n", h.must("map/corrupt sluice_sources change"))
-	require.Equal(t, "removed ::2\n", h.must("map/corrupt sluice_sources remove"))
+	require.Equal(t, "wrote subject=2 -> ruleset=253\n", h.must("map/corrupt sluice_subjects change"))
+	require.Equal(t, "removed subject=2\n", h.must("map/corrupt sluice_subjects remove"))
 	h.must("map/corrupt sluice_egress add")
-	require.Contains(t, h.must("map/dump sluice_egress"), "class=4008636142")
+	require.Contains(t, h.must("map/dump sluice_egress"), "ruleset=4008636142")
 	require.Empty(t, h.must("map/log"), "nobody saw that")
 
 	for line, want := range map[string]string{
@@ -128,16 +134,34 @@ sluice_sources delete ::1
 		_, err := h.script(line)
 		require.ErrorContains(t, err, want, line)
 	}
-	_, err = h.maps.Sources.Update(keys[:1], values[:1])
+	_, err = h.maps.Subjects.Update(keys[:1], values[:1])
 	require.NoError(t, err)
 	require.NoError(t, h.Stop(h.log, context.Background()))
 
-	// The maps, their sizes and what was shown survive the agent.
+	// What packets meet, the sizes of maps and what was shown survive the agent. The next
+	// one fills maps of its own, and packets meet these after the flip.
 	again := newTestHive(t, memory)
 	require.NoError(t, again.Start(again.log, context.Background()))
-	require.EqualValues(t, 2, again.maps.Sources.Spec().MaxEntries)
-	require.Equal(t, "::1 -> class=1\n", again.must("map/dump sluice_sources"))
-	require.Equal(t, "sluice_sources update ::1 -> class=1\n", again.must("map/log"))
+	require.EqualValues(t, 2, again.maps.Subjects.Spec().MaxEntries)
+	require.Empty(t, again.must("map/dump sluice_subjects"))
+	inForce := func() (ruleset uint32) {
+		memory.Read(func(r Reader) {
+			v, _ := Get[SubjectKey, SubjectValue](r, "sluice_subjects", keys[0])
+			ruleset = v.Ruleset
+		})
+		return ruleset
+	}
+	_, err = again.maps.Subjects.Update(keys[:1], values[1:2])
+	require.NoError(t, err)
+	require.EqualValues(t, 1, inForce())
+	require.NoError(t, again.maps.Flip())
+	require.EqualValues(t, 2, inForce())
+	require.NoError(t, again.maps.Release())
+	require.EqualValues(t, 2, inForce())
+	require.Equal(t, `sluice_subjects update subject=1 -> ruleset=1
+sluice_subjects update subject=1 -> ruleset=2
+sluice_state update 0 -> slot=0 generation=2147483650
+`, again.must("map/log"))
 	again.must("map/reset-log")
 	require.NoError(t, again.Stop(again.log, context.Background()))
 }
@@ -176,25 +200,155 @@ func TestKernelMode(t *testing.T) {
 	}
 	run(func(h *testHive) {
 		require.Contains(t, h.logged.String(), "Maps are kept in the kernel")
-		_, err := h.maps.Sources.Update([]SourceKey{{Address{15: 1}}}, []SourceValue{{5}})
+		_, err := h.maps.Subjects.Update([]SubjectKey{{1}}, []SubjectValue{{5}})
 		require.NoError(t, err)
 		_, err = h.script("map/log")
 		require.ErrorContains(t, err, "not in memory")
-		require.Equal(t, "wrote ::1 -> class=250\n", h.must("map/corrupt sluice_sources change"))
+		require.Equal(t, "wrote subject=1 -> ruleset=250\n", h.must("map/corrupt sluice_subjects change"))
+		require.NoError(t, h.maps.Flip())
 
 		second := newTestHive(t, nil, "--bpffs="+bpffs)
 		require.ErrorIs(t, second.Start(second.log, context.Background()), ErrInUse)
 	})
-	run(func(h *testHive) { require.Equal(t, "::1 -> class=250\n", h.must("map/dump sluice_sources")) })
+	sources := func(h *testHive) string {
+		m, err := OpenInForce(MapsDir(bpffs), "sluice_subjects")
+		require.NoError(t, err)
+		defer m.Close()
+		entries, err := DumpKernel[SubjectKey, SubjectValue](m)
+		require.NoError(t, err)
+		return strings.Join(Lines(entries), "\n")
+	}
+	// An agent that fills its slot is killed, again and again. What was in force stays, until
+	// one flips.
+	for run := range 3 {
+		h := newTestHive(t, nil, "--bpffs="+bpffs)
+		require.NoError(t, h.Start(h.log, context.Background()))
+		inForce, own, err := h.maps.Slot()
+		require.NoError(t, err)
+		require.Equal(t, []uint32{1, 0}, []uint32{inForce, own}, "run %d", run)
+		require.Empty(t, h.must("map/dump sluice_subjects"))
+		_, err = h.maps.Subjects.Update([]SubjectKey{{2}}, []SubjectValue{{6}})
+		require.NoError(t, err)
+		require.Equal(t, "subject=1 -> ruleset=250", sources(h))
+		if run == 2 {
+			require.NoError(t, h.maps.Flip())
+			require.Equal(t, "subject=2 -> ruleset=6", sources(h))
+			require.NoError(t, h.maps.Release())
+			require.NoDirExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "")))
+		}
+		require.NoError(t, h.Stop(h.log, context.Background()))
+	}
+}
+
+// The maps of another version stay until nothing uses them, and then go; the addresses of
+// its pods are known.
+func TestFormerLayout(t *testing.T) {
+	type (
+		formerPod    struct{ Fields [7]uint32 }
+		formerSource struct{ Class uint32 }
+	)
+	bpffs := testBPFFS(t)
+	k := testKernel(t, bpffs)
+	former, err := Open[PodKey, formerPod](k, Spec{"sluice_pods", TypeHash, 16})
+	require.NoError(t, err)
+	_, err = former.Update([]PodKey{{Address{15: 1}}, {Address{15: 2}}}, make([]formerPod, 2))
+	require.NoError(t, err)
+	sources, err := Open[PodKey, formerSource](k, Spec{"sluice_sources", TypeHash, 16})
+	require.NoError(t, err)
+	_, err = sources.Update([]PodKey{{Address{15: 2}}, {Address{15: 3}}}, make([]formerSource, 2))
+	require.NoError(t, err)
+	exits, err := Open[ExitKey, ExitValue](k, Spec{"sluice_exits", TypeHash, 16})
+	require.NoError(t, err)
+	_, err = exits.Update([]ExitKey{{Address{15: 5}}}, []ExitValue{{IfIndex: 7}})
+	require.NoError(t, err)
+	for _, name := range []string{"sluice_classes", "sluice_slots", "sluice_decided"} {
+		_, err = Open[PodKey, formerSource](k, Spec{name, TypeHash, 16})
+		require.NoError(t, err)
+	}
+	require.NoError(t, k.Close())
+
+	h := newTestHive(t, nil, "--bpffs="+bpffs, "--map-size-classes=100", "--map-size-sources=7")
+	require.NoError(t, h.Start(h.log, context.Background()))
+	require.Equal(t, 2, strings.Count(h.logged.String(), "A flag is ignored"))
+	require.Equal(t, []string{"::1", "::2", "::3"}, addrsOf(h.maps.Former()))
+	require.Empty(t, h.must("map/dump sluice_pods"))
+	require.FileExists(t, filepath.Join(MapsDir(bpffs), "sluice_pods"))
+	_, err = h.maps.Exits.Update([]ExitKey{{Address{15: 6}}}, []ExitValue{{IfIndex: 8}})
+	require.NoError(t, err)
+	_, err = h.maps.Pods.Update([]PodKey{{Address{15: 4}}}, []PodValue{{Flags: PodLocal}})
+	require.NoError(t, err)
+	require.NoError(t, h.maps.Flip())
+	require.NoError(t, h.maps.Release())
+	removed, err := h.maps.Sweep()
+	require.NoError(t, err)
+	require.Equal(t, []string{"sluice_classes", "sluice_decided", "sluice_pods", "sluice_slots", "sluice_sources"}, removed)
+	require.FileExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "sluice_pods")))
+	require.NoError(t, h.Stop(h.log, context.Background()))
+
+	// From then on it is the slot that tells.
+	h = newTestHive(t, nil, "--bpffs="+bpffs)
+	require.NoError(t, h.Start(h.log, context.Background()))
+	require.Equal(t, []string{"::4"}, addrsOf(h.maps.Former()))
+	require.NoError(t, h.Stop(h.log, context.Background()))
+}
+
+func addrsOf(f Former) (addrs []string) {
+	for _, a := range f.Addrs {
+		addrs = append(addrs, a.String())
+	}
+	slices.Sort(addrs)
+	return addrs
+}
+
+// Each flip and each raise begins a generation. It is never one that the version
+// before could have had for an epoch, nor 0.
+func TestGenerations(t *testing.T) {
+	for _, mode := range []string{ModeMemory, ModeKernel} {
+		t.Run(mode, func(t *testing.T) {
+			var backend Backend = NewMemory()
+			if mode == ModeKernel {
+				k := testKernel(t, testBPFFS(t))
+				defer k.Close()
+				backend = k
+			}
+			maps := newMaps(DefaultConfig)
+			require.ErrorIs(t, maps.Raise(), ErrNotOpen)
+			require.NoError(t, maps.open(backend))
+			require.NoError(t, maps.Flip())
+			generation := func() uint32 {
+				g, err := maps.Generation()
+				require.NoError(t, err)
+				require.NotZero(t, g&firstGeneration)
+				return g
+			}
+			first := generation()
+			require.NoError(t, maps.Raise())
+			require.Equal(t, first+1, generation())
+			maps.close()
+			require.NoError(t, maps.open(backend))
+			require.NoError(t, maps.Raise())
+			require.Equal(t, first+1, generation(), "packets look into the other slot")
+			require.NoError(t, maps.Flip())
+			require.Equal(t, first+2, generation())
+
+			_, own, err := maps.Slot()
+			require.NoError(t, err)
+			last := StateValue{Slot: own, Generation: math.MaxUint32}
+			_, err = maps.State.Update([]StateKey{{}}, []StateValue{last})
+			require.NoError(t, err)
+			require.NoError(t, maps.Raise())
+			require.EqualValues(t, firstGeneration, generation())
+		})
+	}
 }
 
 // Writes are remembered in a bounded number.
 func TestMemoryForgets(t *testing.T) {
 	memory := NewMemory()
-	m, err := Open[SourceKey, SourceValue](memory, Spec{"sources", TypeHash, 1})
+	m, err := Open[SubjectKey, SubjectValue](memory, Spec{"sources", TypeHash, 1})
 	require.NoError(t, err)
 	for range 5 * recordedWrites / 2 {
-		_, err := m.Update([]SourceKey{{}}, []SourceValue{{}})
+		_, err := m.Update([]SubjectKey{{}}, []SubjectValue{{}})
 		require.NoError(t, err)
 	}
 	writes, lost := memory.Writes(10)

@@ -158,28 +158,29 @@ const (
 
 // Event is a record of sluice_events. Ports are in network order.
 type Event struct {
-	Time        uint64 // nanoseconds of CLOCK_MONOTONIC
-	Kind        EventKind
-	Reason      Reason
-	Program     Program
-	Direction   Direction
-	Family      uint8 // FamilyIPv4 or FamilyIPv6
-	Protocol    uint8 // as in the IP header
-	TCPFlags    uint8
-	ICMPType    uint8
-	Source      Address // of the packet; of an ICMP error, of the flow that it is about, reversed
-	Destination Address
-	SourcePort  [2]byte
-	DestPort    [2]byte
-	Length      uint32 // bytes, with the Ethernet header
-	IfIndex     uint32
-	EgressClass uint32  // 0 if none was looked up
-	Group       uint32  // gateway group, 0 if none was looked up
-	Cookie      uint32  // of the rules of network policies that decided, 0 for none
-	Gateway     Address // of a flow: the gateway that it is pinned to
-	Egress      Address // of a flow on its gateway: the address that it leaves with
-	EgressPort  [2]byte
-	Pad         [6]byte
+	Time          uint64 // nanoseconds of CLOCK_MONOTONIC
+	Kind          EventKind
+	Reason        Reason
+	Program       Program
+	Direction     Direction
+	Family        uint8 // FamilyIPv4 or FamilyIPv6
+	Protocol      uint8 // as in the IP header
+	TCPFlags      uint8
+	ICMPType      uint8
+	Source        Address // of the packet; of an ICMP error, of the flow that it is about, reversed
+	Destination   Address
+	SourcePort    [2]byte
+	DestPort      [2]byte
+	Length        uint32 // bytes, with the Ethernet header
+	IfIndex       uint32
+	EgressRuleset uint32  // 0 if none was looked up
+	Group         uint32  // gateway group, 0 if none was looked up
+	Cookie        uint32  // of the rules of network policies that decided, 0 for none
+	Gateway       Address // of a flow: the gateway that it is pinned to
+	Egress        Address // of a flow on its gateway: the address that it leaves with
+	EgressPort    [2]byte
+	Slot          uint8 // of the maps that were looked into: numbers mean something in one only
+	Pad           [5]byte
 }
 
 // Metric is the counter of one reason and direction, on one CPU.

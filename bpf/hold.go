@@ -18,14 +18,14 @@ import (
 // podsMap is the name of the map of this node's pods.
 const podsMap = "sluice_pods"
 
-// heldFlags are those of a pod of which nothing is known.
-const heldFlags = PodEgressUnknown | PodPolicyUnknown
+// heldFlags are those of a pod of which nothing is known: it has no subject either.
+const heldFlags = PodLocal
 
 // Holder holds new pods without an agent, by what the last one has pinned.
 type Holder struct {
+	mapsDir  string
 	linksDir string
 	programs map[Program]*ebpf.Program
-	pods     *ebpf.Map
 }
 
 // ErrNothingPinned says that no agent has run since the node booted, or not long
@@ -36,7 +36,7 @@ var ErrNothingPinned = errors.New("no agent has pinned programs and maps")
 // the programs use another map of pods than is pinned, as while agents of two
 // versions change over: an entry would be one that nothing looks at.
 func OpenHolder(bpffs string) (*Holder, error) {
-	h := &Holder{linksDir: LinksDir(bpffs), programs: map[Program]*ebpf.Program{}}
+	h := &Holder{mapsDir: MapsDir(bpffs), linksDir: LinksDir(bpffs), programs: map[Program]*ebpf.Program{}}
 	if err := h.open(bpffs); err != nil {
 		h.Close()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -48,14 +48,17 @@ func OpenHolder(bpffs string) (*Holder, error) {
 }
 
 func (h *Holder) open(bpffs string) (err error) {
-	if h.pods, err = ebpf.LoadPinnedMap(filepath.Join(MapsDir(bpffs), podsMap), nil); err != nil {
-		return fmt.Errorf("open map %s: %w", podsMap, err)
+	slots, pods, _, err := openSlotInForce(h.mapsDir, podsMap)
+	if err != nil {
+		return err
 	}
-	if h.pods.KeySize() != uint32(unsafe.Sizeof(PodKey{})) ||
-		h.pods.ValueSize() != uint32(unsafe.Sizeof(PodValue{})) {
+	defer slots.Close()
+	defer pods.Close()
+	if pods.KeySize() != uint32(unsafe.Sizeof(PodKey{})) ||
+		pods.ValueSize() != uint32(unsafe.Sizeof(PodValue{})) {
 		return fmt.Errorf("open map %s: it has the layout of another version", podsMap)
 	}
-	info, err := h.pods.Info()
+	info, err := slots.Info()
 	if err != nil {
 		return fmt.Errorf("look at map %s: %w", podsMap, err)
 	}
@@ -82,7 +85,6 @@ func (h *Holder) Close() {
 	for _, p := range h.programs {
 		p.Close()
 	}
-	h.pods.Close()
 }
 
 // Hold has new flows of a pod dropped, as far as a policy could concern them: the
@@ -106,31 +108,51 @@ func (h *Holder) Hold(ifIndex int, mac net.HardwareAddr, addrs []netip.Addr) err
 	}
 	value := PodValue{IfIndex: uint32(ifIndex), Flags: heldFlags}
 	copy(value.MAC[:], mac)
-	for _, addr := range addrs {
-		if err := h.put(PodKey{Addr: AddressFrom(addr)}, value); err != nil {
-			return fmt.Errorf("hold %s: %w", addr, err)
+	for {
+		slot, err := h.putAll(addrs, value)
+		if err != nil {
+			return err
+		}
+		// An agent that starts may not know of the pod yet.
+		if now, err := readSlotInForce(h.mapsDir); err != nil || now == slot {
+			return err
 		}
 	}
-	return nil
 }
 
-// put writes an entry, unless there is one of the same device. That of a former pod's
+// putAll writes the entries of addresses, and returns the slot that they are in.
+func (h *Holder) putAll(addrs []netip.Addr, value PodValue) (uint32, error) {
+	slots, pods, slot, err := openSlotInForce(h.mapsDir, podsMap)
+	if err != nil {
+		return 0, err
+	}
+	defer slots.Close()
+	defer pods.Close()
+	for _, addr := range addrs {
+		if err := putPod(pods, PodKey{Addr: AddressFrom(addr)}, value); err != nil {
+			return 0, fmt.Errorf("hold %s: %w", addr, err)
+		}
+	}
+	return slot, nil
+}
+
+// putPod writes an entry, unless there is one of the same device. That of a former pod's
 // goes first: an agent that writes an entry meanwhile knows more.
-func (h *Holder) put(key PodKey, value PodValue) error {
+func putPod(pods *ebpf.Map, key PodKey, value PodValue) error {
 	var is PodValue
-	err := h.pods.Lookup(unsafe.Pointer(&key), unsafe.Pointer(&is))
+	err := pods.Lookup(unsafe.Pointer(&key), unsafe.Pointer(&is))
 	switch {
 	case err == nil && is.IfIndex == value.IfIndex:
 		return nil
 	case err == nil:
-		if err := h.pods.Delete(unsafe.Pointer(&key)); err != nil &&
+		if err := pods.Delete(unsafe.Pointer(&key)); err != nil &&
 			!errors.Is(err, ebpf.ErrKeyNotExist) {
 			return mapError(err)
 		}
 	case !errors.Is(err, ebpf.ErrKeyNotExist):
 		return mapError(err)
 	}
-	err = h.pods.Update(unsafe.Pointer(&key), unsafe.Pointer(&value), ebpf.UpdateNoExist)
+	err = pods.Update(unsafe.Pointer(&key), unsafe.Pointer(&value), ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return mapError(err)
 	}

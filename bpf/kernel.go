@@ -20,8 +20,9 @@ const mapFlags = unix.BPF_F_NO_PREALLOC
 // kernel says how many entries it had done (hash maps and tries alike, tried on
 // 6.18), so an error is known to be that of the next.
 type kernelMap[K, V comparable] struct {
-	spec Spec
-	m    *ebpf.Map
+	spec  Spec
+	m     *ebpf.Map
+	slots *ebpf.Map // that it is in, nil if it is in none
 }
 
 // kernelSpec returns the description of a map to the kernel.
@@ -66,7 +67,7 @@ func kernelType(m *ebpf.Map) Spec {
 
 // DumpKernel returns all entries of a map of the kernel, in no particular order.
 func DumpKernel[K, V comparable](m *ebpf.Map) ([]Entry[K, V], error) {
-	return (&kernelMap[K, V]{kernelType(m), m}).Dump()
+	return (&kernelMap[K, V]{spec: kernelType(m), m: m}).Dump()
 }
 
 func (t *kernelMap[K, V]) Spec() Spec { return t.spec }

@@ -36,7 +36,7 @@ func Lookup[K, V comparable](m Map[K, V], key K) (value V, found bool, err error
 	case *memoryMap[K, V]:
 		t.memory.mu.Lock()
 		defer t.memory.mu.Unlock()
-		e, found := Match[K, V](Reader{t.memory}, t.spec.Name, key)
+		e, found := t.match(key)
 		return e.Value, found, nil
 	}
 	return value, false, fmt.Errorf("look up in map %s: unknown back end %T", m.Spec().Name, m)

@@ -80,12 +80,19 @@ type Backend interface {
 	// Name returns the name of the back end as --bpf has it.
 	Name() string
 
-	// Sweep removes all maps but the named ones, as former versions may have
-	// left some, and returns the names of those removed.
+	// Sweep removes all maps but the named ones, and those in directories with such
+	// a name, as other versions may have left some. It returns the names of those
+	// removed.
 	Sweep(keep ...string) (removed []string, err error)
 
 	// Close releases the back end; the maps keep their entries.
 	Close() error
+
+	// hasSlot reports whether there are maps in a slot.
+	hasSlot(slot uint32) bool
+
+	// dropSlot forgets the maps of a slot.
+	dropSlot(slot uint32) error
 }
 
 // Open opens a map of a back end, which is created if there is none. A map of

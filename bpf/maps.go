@@ -3,8 +3,11 @@
 package bpf
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -12,26 +15,35 @@ import (
 
 // Maps are the maps of the agent. They are open while it runs.
 type Maps struct {
-	Pods     Map[PodKey, PodValue]         // pods of this node
+	Pods     Map[PodKey, PodValue]         // pods of this node, and those it may be the gateway of
 	IPCache  Map[IPCacheKey, IPCacheValue] // what is known of an address or prefix
-	Sources  Map[SourceKey, SourceValue]   // egress class of a pod
-	Egress   Map[EgressKey, EgressValue]   // gateway group of a class's destinations
+	Subjects Map[SubjectKey, SubjectValue] // ruleset of a subject
+	Routes   Map[SubjectKey, RouteValue]   // egress ruleset of a subject
+	Peers    Map[PeerKey, PeerValue]       // class of a member
+	Policy   Map[PolicyKey, PolicyValue]   // verdict set of a ruleset and a class
+	Verdicts Map[VerdictKey, VerdictValue] // verdicts of a verdict set
+	Egress   Map[EgressKey, EgressValue]   // gateway group of an egress ruleset's destinations
 	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
-	Classes  Map[ClassKey, ClassValue]     // what numbers stand for
 	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
 	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
-	Policy   Map[PolicyKey, PolicyValue]   // verdicts of network policies
 	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
+	State    Map[StateKey, StateValue]     // which slot is in force, and which generation
 
 	all     []opener
 	backend atomic.Pointer[Backend]
+	own     atomic.Uint32 // the slot that is written to
+	raising sync.Mutex    // of the generation
+	former  Former
 }
 
 // opener is a [handle] of any types.
 type opener interface {
 	Spec() Spec
-	open(Backend) error
+	isInSlots() bool
+	open(Backend) error // unless it is in slots
+	openSlot(backend Backend, slot uint32) error
+	release(slot uint32) error
 	close()
 	kernel() *ebpf.Map
 	lines() ([]string, error)
@@ -41,22 +53,33 @@ type opener interface {
 // newMaps returns the maps, not open yet.
 func newMaps(cfg Config) *Maps {
 	m := &Maps{}
-	m.Pods = add[PodKey, PodValue](m, Spec{"sluice_pods", TypeHash, cfg.MapSizePods})
-	m.IPCache = add[IPCacheKey, IPCacheValue](m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache})
-	m.Sources = add[SourceKey, SourceValue](m, Spec{"sluice_sources", TypeHash, cfg.MapSizeSources})
-	m.Egress = add[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
-	m.Gateways = add[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
-	m.Classes = add[ClassKey, ClassValue](m, Spec{"sluice_classes", TypeHash, cfg.MapSizeClasses})
+	m.Pods = addInSlots[PodKey, PodValue](m, Spec{podsMap, TypeHash, cfg.MapSizePods})
+	m.IPCache = addInSlots[IPCacheKey, IPCacheValue](m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache})
+	m.Subjects = addInSlots[SubjectKey, SubjectValue](m, Spec{"sluice_subjects", TypeHash, cfg.MapSizeSubjects})
+	m.Routes = addInSlots[SubjectKey, RouteValue](m, Spec{"sluice_routes", TypeHash, cfg.MapSizeSubjects})
+	m.Peers = addInSlots[PeerKey, PeerValue](m, Spec{"sluice_peers", TypeHash, cfg.MapSizePeers})
+	m.Policy = addInSlots[PolicyKey, PolicyValue](m, Spec{"sluice_policy", TypeHash, cfg.MapSizePolicy})
+	m.Verdicts = addInSlots[VerdictKey, VerdictValue](m, Spec{"sluice_verdicts", TypeLPM, cfg.MapSizeVerdicts})
+	m.Egress = addInSlots[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
+	m.Gateways = addInSlots[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
-	m.Policy = add[PolicyKey, PolicyValue](m, Spec{"sluice_policy", TypeLPM, cfg.MapSizePolicy})
 	m.Config = add[ConfigKey, ConfigValue](m, Spec{"sluice_config", TypeArray, 1})
+	m.State = add[StateKey, StateValue](m, Spec{StateMap, TypeArray, 1})
 	return m
 }
 
+// add adds a map of which there is one: its keys and values never change their meaning.
 func add[K, V comparable](m *Maps, spec Spec) Map[K, V] {
 	h := &handle[K, V]{spec: spec}
+	m.all = append(m.all, h)
+	return h
+}
+
+// addInSlots adds a map of which each agent fills another one, as its numbers are its own.
+func addInSlots[K, V comparable](m *Maps, spec Spec) Map[K, V] {
+	h := &handle[K, V]{spec: spec, inSlots: true}
 	m.all = append(m.all, h)
 	return h
 }
@@ -70,8 +93,9 @@ func (m *Maps) Names() []string {
 	return names
 }
 
-// Kernel returns the maps of the kernel by name, none unless they are open and
-// in the kernel. They stay the back end's: they must not be closed.
+// Kernel returns the maps of the kernel by name as programs refer to them, those in slots
+// as arrays of maps; none unless they are open and in the kernel. They stay the back end's:
+// they must not be closed.
 func (m *Maps) Kernel() map[string]*ebpf.Map {
 	maps := map[string]*ebpf.Map{}
 	for _, h := range m.all {
@@ -108,15 +132,18 @@ func (m *Maps) find(name string) (opener, error) {
 	return nil, fmt.Errorf("no map %q: the maps are %v", name, m.Names())
 }
 
-// open opens all maps in a back end and sweeps what is left in it by others.
-func (m *Maps) open(backend Backend) (swept []string, err error) {
+// open opens all maps in a back end.
+func (m *Maps) open(backend Backend) error {
 	for _, h := range m.all {
 		if err := h.open(backend); err != nil {
-			return nil, err
+			return err
 		}
 	}
+	if err := m.openSlots(backend); err != nil {
+		return err
+	}
 	m.backend.Store(&backend)
-	return backend.Sweep(slices.Concat(m.Names(), programMaps, []string{linksDir, programsDir})...)
+	return nil
 }
 
 func (m *Maps) close() {
@@ -128,11 +155,17 @@ func (m *Maps) close() {
 
 // handle is a map that is there before its back end is.
 type handle[K, V comparable] struct {
-	spec  Spec
-	inner atomic.Pointer[Map[K, V]]
+	spec    Spec
+	inSlots bool
+	inner   atomic.Pointer[Map[K, V]]
 }
 
+func (h *handle[K, V]) isInSlots() bool { return h.inSlots }
+
 func (h *handle[K, V]) open(backend Backend) error {
+	if h.inSlots {
+		return nil
+	}
 	m, err := Open[K, V](backend, h.spec)
 	if err != nil {
 		return err
@@ -141,12 +174,36 @@ func (h *handle[K, V]) open(backend Backend) error {
 	return nil
 }
 
+func (h *handle[K, V]) openSlot(backend Backend, slot uint32) error {
+	if !h.inSlots {
+		return nil
+	}
+	m, err := openSlot[K, V](backend, h.spec, slot)
+	if err != nil {
+		return err
+	}
+	h.inner.Store(&m)
+	return nil
+}
+
+// release takes the map of a slot out of it.
+func (h *handle[K, V]) release(slot uint32) error {
+	slots := h.kernel()
+	if !h.inSlots || slots == nil {
+		return nil
+	}
+	if err := slots.Delete(slot); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("take map %s out of slot %d: %w", h.spec.Name, slot, err)
+	}
+	return nil
+}
+
 func (h *handle[K, V]) close() { h.inner.Store(nil) }
 
 func (h *handle[K, V]) kernel() *ebpf.Map {
 	if m := h.inner.Load(); m != nil {
 		if t, ok := (*m).(*kernelMap[K, V]); ok {
-			return t.m
+			return cmp.Or(t.slots, t.m)
 		}
 	}
 	return nil

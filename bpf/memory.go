@@ -4,7 +4,10 @@ package bpf
 
 import (
 	"fmt"
+	"maps"
+	"path"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -48,14 +51,15 @@ const recordedWrites = 1 << 15
 // together, fails writes on demand, and calls observers after each one.
 type Memory struct {
 	mu        sync.Mutex
-	maps      map[string]memoryStore
-	sizes     map[string]uint32 // overrides that of the map's Spec
+	maps      map[string]memoryStore // by where the kernel would have them pinned
+	sizes     map[string]uint32      // overrides that of the map's Spec
 	faults    []fault
 	inject    func(name string, op Op) error
 	sequence  uint64
 	record    []Write
 	observers []func(Write, Reader)
 	seen      uint64 // last write that unseen returned
+	links     map[string]struct{}
 }
 
 // memoryStore is a map of any types.
@@ -72,13 +76,42 @@ type fault struct {
 
 // NewMemory returns a back end without maps.
 func NewMemory() *Memory {
-	return &Memory{maps: map[string]memoryStore{}, sizes: map[string]uint32{}}
+	return &Memory{maps: map[string]memoryStore{}, sizes: map[string]uint32{}, links: map[string]struct{}{}}
 }
 
 var _ Backend = (*Memory)(nil)
 
 // Name implements [Backend].
 func (m *Memory) Name() string { return "memory" }
+
+// Link notes that a program would run at a device, by the name of the link, until Unlink:
+// as links do, that outlives the agent.
+func (m *Memory) Link(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.links[name] = struct{}{}
+}
+
+// Unlink is the end of what Link noted.
+func (m *Memory) Unlink(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.links, name)
+}
+
+// Links returns the names that Link noted, in order.
+func (m *Memory) Links() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.links))
+}
+
+// Maps returns where the kernel would have the maps pinned, in order.
+func (m *Memory) Maps() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.maps))
+}
 
 // Close implements [Backend]. The maps stay for the next agent.
 func (m *Memory) Close() error { return nil }
@@ -88,7 +121,8 @@ func (m *Memory) Sweep(keep ...string) (removed []string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name := range m.maps {
-		if !slices.Contains(keep, name) {
+		first, _, _ := strings.Cut(name, "/")
+		if !slices.Contains(keep, first) {
 			delete(m.maps, name)
 			removed = append(removed, name)
 		}
@@ -97,9 +131,45 @@ func (m *Memory) Sweep(keep ...string) (removed []string, err error) {
 	return removed, nil
 }
 
+// hasSlot implements [Backend].
+func (m *Memory) hasSlot(slot uint32) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at := range m.maps {
+		if strings.HasPrefix(at, slotPath(slot, "")+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// dropSlot implements [Backend].
+func (m *Memory) dropSlot(slot uint32) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at := range m.maps {
+		if strings.HasPrefix(at, slotPath(slot, "")+"/") {
+			delete(m.maps, at)
+		}
+	}
+	return nil
+}
+
+// inForce returns the map of a name that packets look into, nil if there is none.
+func (m *Memory) inForce(name string) memoryStore {
+	if store, found := m.maps[name]; found {
+		return store
+	}
+	slot := uint32(0)
+	if state, ok := m.maps[path.Join(layoutDir, StateMap)].(*memoryMap[StateKey, StateValue]); ok {
+		slot = state.entries[StateKey{}].Value.Slot % Slots
+	}
+	return m.maps[slotPath(slot, name)]
+}
+
 // OnWrite has f called after every single write, also a failed one, before the
-// next can happen. f reads the maps through the reader it gets, and must not
-// call the back end itself.
+// next can happen. f reads the maps, of those in slots the ones in force, through the
+// reader it gets, and must not call the back end itself.
 func (m *Memory) OnWrite(f func(Write, Reader)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,8 +210,10 @@ func (m *Memory) Resize(name string, maxEntries uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sizes[name] = maxEntries
-	if store, ok := m.maps[name]; ok {
-		store.resize(maxEntries)
+	for at, store := range m.maps {
+		if path.Base(at) == name {
+			store.resize(maxEntries)
+		}
 	}
 }
 

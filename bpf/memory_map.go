@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"iter"
+	"path"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,15 +25,31 @@ func openMemoryMap[K, V comparable](m *Memory, spec Spec) (*memoryMap[K, V], err
 		spec.MaxEntries = size
 	}
 	t := &memoryMap[K, V]{memory: m, spec: spec, entries: map[K]Entry[K, V]{}, lengths: map[int]int{}}
-	if old, ok := m.maps[spec.Name].(*memoryMap[K, V]); ok && old.spec.Type == spec.Type {
+	at := spec.Name
+	if at == StateMap {
+		at = path.Join(layoutDir, at)
+	}
+	if old, ok := m.maps[at].(*memoryMap[K, V]); ok && old.spec.Type == spec.Type {
 		for _, e := range old.entries {
 			if len(t.entries) < int(spec.MaxEntries) {
 				t.set(e.Key, e.Value)
 			}
 		}
 	}
-	m.maps[spec.Name] = t
+	m.maps[at] = t
 	return t, nil
+}
+
+// openMemorySlot puts a new map into a slot.
+func openMemorySlot[K, V comparable](m *Memory, spec Spec, slot uint32) *memoryMap[K, V] {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if size, ok := m.sizes[spec.Name]; ok {
+		spec.MaxEntries = size
+	}
+	t := &memoryMap[K, V]{memory: m, spec: spec, entries: map[K]Entry[K, V]{}, lengths: map[int]int{}}
+	m.maps[slotPath(slot, spec.Name)] = t
+	return t
 }
 
 func (t *memoryMap[K, V]) Spec() Spec {
@@ -165,15 +182,15 @@ func (t *memoryMap[K, V]) unset(key K) {
 	}
 }
 
-// Reader reads the maps of a [Memory] at one moment: see [Get], [Match] and [All].
+// Reader reads the maps of a [Memory] as packets do at one moment, those in slots in the
+// slot in force: see [Get], [Match] and [All].
 type Reader struct{ memory *Memory }
 
 func storeOf[K, V comparable](r Reader, name string) *memoryMap[K, V] {
-	store, ok := r.memory.maps[name]
-	if !ok {
-		return &memoryMap[K, V]{}
+	if store, ok := r.memory.inForce(name).(*memoryMap[K, V]); ok {
+		return store
 	}
-	return store.(*memoryMap[K, V])
+	return &memoryMap[K, V]{}
 }
 
 // Get returns the value under exactly this key. A map that was not opened is empty.
@@ -186,7 +203,10 @@ func Get[K, V comparable](r Reader, name string, key K) (value V, found bool) {
 // Match returns the entry that a lookup of the key finds, which in a prefix map
 // is the one with the longest prefix that covers the key's.
 func Match[K, V comparable](r Reader, name string, key K) (entry Entry[K, V], found bool) {
-	t := storeOf[K, V](r, name)
+	return storeOf[K, V](r, name).match(key)
+}
+
+func (t *memoryMap[K, V]) match(key K) (entry Entry[K, V], found bool) {
 	if t.spec.Type != TypeLPM {
 		entry, found = t.entries[key]
 		return entry, found

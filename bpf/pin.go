@@ -167,12 +167,16 @@ func Cleanup(bpffs string) (removed []string, err error) {
 // openKernelMap opens the pinned map of a name if it is as described, and
 // otherwise puts a new one in its place.
 func openKernelMap[K, V comparable](k *Kernel, spec Spec) (Map[K, V], error) {
-	m, err := OpenPinned(k.Dir(), kernelSpec[K, V](spec), CopyEntries[K, V], k.log)
+	dir := k.Dir()
+	if spec.Name == StateMap {
+		dir = filepath.Join(dir, layoutDir)
+	}
+	m, err := OpenPinned(dir, kernelSpec[K, V](spec), CopyEntries[K, V], k.log)
 	if err != nil {
 		return nil, err
 	}
 	k.maps = append(k.maps, m)
-	return &kernelMap[K, V]{spec, m}, nil
+	return &kernelMap[K, V]{spec: spec, m: m}, nil
 }
 
 // Copier writes the entries of one map into another, as far as there is room,
@@ -202,6 +206,10 @@ func OpenPinned(dir string, want *ebpf.MapSpec, copier Copier, log *slog.Logger)
 	m, err := ebpf.NewMap(unpinned)
 	if err != nil {
 		return nil, fmt.Errorf("create map %s: %w", want.Name, err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("create directory of pinned maps: %w", err)
 	}
 	if err := takeOver(m, old, want, copier, log); err != nil {
 		m.Close()
@@ -263,7 +271,7 @@ func CopyEntries[K, V comparable](from, to *ebpf.Map) (kept, lost int, err error
 	for i, e := range entries {
 		keys[i], values[i] = e.Key, e.Value
 	}
-	kept, err = (&kernelMap[K, V]{kernelType(to), to}).Update(keys, values)
+	kept, err = (&kernelMap[K, V]{spec: kernelType(to), m: to}).Update(keys, values)
 	if errors.Is(err, ErrMapFull) {
 		err = nil
 	}

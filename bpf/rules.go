@@ -15,13 +15,13 @@ import (
 // RulesMap, which takes a packet longer.
 const (
 	RulesMap     = "sluice_rules"
-	RuleSlotsMap = "sluice_slots"
-	DecidedMap   = "sluice_decided"
+	RuleSlotsMap = "sluice_ruleslot"
+	DecidedMap   = "sluice_rulehits"
 	RuleSlots    = 4096
 )
 
 // RuleKey is the key of sluice_rules, whose value is a [Metric] per CPU: what the rules
-// with a cookie have decided. It is also the value of sluice_slots, 0 for nobody's.
+// with a cookie have decided. It is also the value of sluice_ruleslot, 0 for nobody's.
 type RuleKey struct{ Cookie uint32 }
 
 func (k RuleKey) String() string { return fmt.Sprintf("cookie=%d", k.Cookie) }

@@ -68,40 +68,6 @@ type PodKey struct{ Addr Address }
 
 func (k PodKey) String() string { return k.Addr.String() }
 
-// PodFlags are the flags of a [PodValue].
-type PodFlags uint32
-
-const (
-	// PodEgressSelected says that some egress policy chooses the pod: its
-	// traffic is dropped while sluice_sources does not have it.
-	PodEgressSelected PodFlags = 1 << iota
-	// PodEgressUnknown says that it is not known yet whether an egress policy
-	// chooses the pod: traffic to destinations outside the cluster is dropped.
-	PodEgressUnknown
-	// PodPolicyUnknown says that it is not known yet what network policies say
-	// about the pod: its new flows are dropped.
-	PodPolicyUnknown
-)
-
-// PodValue is the value of sluice_pods.
-type PodValue struct {
-	IfIndex      uint32 // host side of the pod's veth
-	SubjectClass uint32 // class of the pod as the subject of network policies
-	Epoch        uint32 // raised when something allowed to the pod is revoked
-	Flags        PodFlags
-	MAC          [6]byte // of the pod's own interface
-	Pad          [2]byte
-}
-
-func (v PodValue) String() string {
-	return fmt.Sprintf("ifindex=%d subject=%d epoch=%d flags=%s mac=%s",
-		v.IfIndex, v.SubjectClass, v.Epoch, v.Flags, macString(v.MAC))
-}
-
-func macString(mac [6]byte) string {
-	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5])
-}
-
 // IPCacheKey is the key of sluice_ipcache, a longest-prefix-match map.
 type IPCacheKey struct {
 	PrefixLen uint32 // bits of what follows that count: 32 for the family, then the prefix's own
@@ -159,48 +125,6 @@ func (f *IPCacheFlags) UnmarshalText(text []byte) error {
 
 func (f IPCacheFlags) String() string { return flagsString(uint32(f), ipcacheFlagNames) }
 
-// IPCacheValue is the value of sluice_ipcache.
-type IPCacheValue struct {
-	PeerClass uint32
-	Flags     IPCacheFlags
-	Tunnel    Address // node to encapsulate to; zero if directly reachable or outside
-}
-
-func (v IPCacheValue) String() string {
-	return fmt.Sprintf("peer=%d flags=%s tunnel=%s", v.PeerClass, v.Flags, v.Tunnel)
-}
-
-// SourceKey is the key of sluice_sources: the address of a pod.
-type SourceKey struct{ Addr Address }
-
-func (k SourceKey) String() string { return k.Addr.String() }
-
-// SourceValue is the value of sluice_sources.
-type SourceValue struct{ Class uint32 }
-
-func (v SourceValue) String() string { return fmt.Sprintf("class=%d", v.Class) }
-
-// EgressKey is the key of sluice_egress, a longest-prefix-match map.
-type EgressKey struct {
-	PrefixLen uint32 // bits that count: 64 for class and family, then the prefix's own
-	Class     uint32 // egress class of the source
-	Family    uint8  // FamilyIPv4 or FamilyIPv6
-	Pad       [3]byte
-	Addr      [16]byte // network order; IPv4 in the first four bytes
-}
-
-// EgressKeyFrom returns the key of a class's destination prefix.
-func EgressKeyFrom(class uint32, p netip.Prefix) EgressKey {
-	k := EgressKey{PrefixLen: 64 + uint32(p.Bits()), Class: class}
-	k.Family, k.Addr = familyAndBytes(p.Addr())
-	return k
-}
-
-// Prefix returns the destination prefix of the key.
-func (k EgressKey) Prefix() netip.Prefix { return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-64) }
-
-func (k EgressKey) String() string { return fmt.Sprintf("class=%d %s", k.Class, k.Prefix()) }
-
 // GroupExcluded is the gateway group of destinations that a policy leaves out:
 // traffic to them goes its ordinary way.
 const GroupExcluded uint32 = 0
@@ -245,48 +169,6 @@ func (v GatewayValue) String() string {
 	return fmt.Sprintf("gateway=%s egress4=%s egress6=%s ifindex=%d", v.Gateway, egress4, v.Egress6, v.IfIndex)
 }
 
-// Role is what a persistent number stands for.
-type Role uint32
-
-// The roles, as written to sluice_classes: values never change their meaning.
-const (
-	RoleEgress       Role = 1 // egress class
-	RolePeer         Role = 2 // peer class
-	RoleSubject      Role = 3 // subject class
-	RoleGatewayGroup Role = 4 // gateway group
-)
-
-var roleNames = map[Role]string{RoleEgress: "egress", RolePeer: "peer", RoleSubject: "subject", RoleGatewayGroup: "gateway-group"}
-
-func (r Role) String() string {
-	if name, ok := roleNames[r]; ok {
-		return name
-	}
-	return fmt.Sprintf("role-%d", uint32(r))
-}
-
-// MarshalText implements [encoding.TextMarshaler], for dumps.
-func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (r *Role) UnmarshalText(text []byte) error {
-	for role, name := range roleNames {
-		if name == string(text) {
-			*r = role
-			return nil
-		}
-	}
-	return fmt.Errorf("parse role: unknown %q", text)
-}
-
-// ClassKey is the key of sluice_classes: a number given out under a role.
-type ClassKey struct {
-	Role   Role
-	Number uint32
-}
-
-func (k ClassKey) String() string { return fmt.Sprintf("%s/%d", k.Role, k.Number) }
-
 // Digest identifies what a number stands for: a hash of the canonical text of
 // a class's signature, or of a gateway group's specification.
 type Digest [16]byte
@@ -305,11 +187,6 @@ func (d *Digest) UnmarshalText(text []byte) error {
 	return err
 }
 
-// ClassValue is the value of sluice_classes.
-type ClassValue struct{ Digest Digest }
-
-func (v ClassValue) String() string { return v.Digest.String() }
-
 func familyAndBytes(a netip.Addr) (family uint8, b [16]byte) {
 	if a.Is4() {
 		a4 := a.As4()
@@ -325,20 +202,6 @@ func prefixFrom(family uint8, b [16]byte, bits int) netip.Prefix {
 	}
 	return netip.PrefixFrom(netip.AddrFrom16(b), bits)
 }
-
-var podFlagNames = []string{"egress-selected", "egress-unknown", "policy-unknown"}
-
-// MarshalText implements [encoding.TextMarshaler], for dumps.
-func (f PodFlags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (f *PodFlags) UnmarshalText(text []byte) error {
-	flags, err := parseFlags(string(text), podFlagNames)
-	*f = PodFlags(flags)
-	return err
-}
-
-func (f PodFlags) String() string { return flagsString(uint32(f), podFlagNames) }
 
 func flagsString(flags uint32, names []string) string {
 	var set []string

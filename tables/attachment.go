@@ -30,6 +30,9 @@ type Attachment struct {
 	Reconciled `yaml:",inline"`
 }
 
+// FormerAttachment is the origin of attachments that there were when the agent started.
+const FormerAttachment = "a former agent, or the CNI plugin"
+
 // AttachmentID is the primary key of an [Attachment].
 type AttachmentID struct {
 	IfIndex int
@@ -111,11 +114,14 @@ func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifI
 }
 
 // AllAttached reports whether it has been tried to attach all programs: those of the pods
-// that there are when maps are written a first time come with the backstop.
+// that there are when the maps are in force come with the backstop.
 func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bool {
-	_, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+	found, _ := attachments.Initialized(txn)
+	if found {
+		_, _, found = attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+	}
 	for a := range attachments.All(txn) {
-		found = found && a.Status.Kind != reconciler.StatusKindPending
+		found = found && !a.Status.IsPendingOrRefreshing()
 	}
 	return found
 }

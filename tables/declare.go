@@ -62,6 +62,12 @@ func IndexIf[Row, Key any](
 	})
 }
 
+// FlagIndex is an index, by true, of the rows of which something is so: it is as small as
+// these are few.
+func FlagIndex[Row any](name string, is func(Row) bool) statedb.Index[Row, bool] {
+	return IndexIf(name, BoolKeys, func(row Row) (bool, bool) { return true, is(row) })
+}
+
 // IndexEach is an index by any number of keys of each row.
 func IndexEach[Row, Key any](
 	name string, keys Keys[Key], of func(Row) []Key,

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/cilium/statedb"
 )
 
 // EgressPolicyStatus answers, for an egress policy on this node: is it valid,
@@ -14,15 +16,23 @@ type EgressPolicyStatus struct {
 	Policy     string   `json:"policy"`
 	Gateways   []string `json:"gateways,omitempty"` // elected nodes, or why none
 	Rules      int      `json:"rules"`              // that it decides
-	Programmed int      `json:"programmed"`         // of these, in the kernel
-	Failed     int      `json:"failed"`             // of these, refused by the kernel
+	Programmed int      `json:"programmed"`         // of these, in force for all pods that have them
+	Failed     int      `json:"failed"`             // of these, of which the kernel refused something
 	Conflicts  []string `json:"conflicts,omitempty"`
 	Errors     []string `json:"errors,omitempty"`
 
 	UID        string   `json:"uid,omitempty"`
 	Generation int64    `json:"generation,omitempty"`
 	LosesTo    []string `json:"losesTo,omitempty"` // of Conflicts, those that it loses
-	Refused    string   `json:"refused,omitempty"` // why the kernel refused one of its rules
+	Refused    string   `json:"refused,omitempty"` // why the kernel refused something of a rule
+
+	// Pending says why it is not in force, or not only what it says now, although all of its
+	// rules are programmed.
+	Pending string `json:"pending,omitempty"`
+
+	// Settled is the revision of the policy's row of which all was in force, and nothing
+	// more, at some time; 0 if there is none.
+	Settled statedb.Revision `json:"-" yaml:"-"`
 }
 
 // EgressState is how an egress policy fares on this node.
@@ -47,7 +57,7 @@ func (s *EgressPolicyStatus) State() EgressState {
 	switch {
 	case s.Failed > 0:
 		return EgressFailed
-	case s.Programmed < s.Rules:
+	case s.Programmed < s.Rules || s.Pending != "":
 		return EgressPending
 	case !slices.ContainsFunc(s.Gateways, elected):
 		return EgressNoGateway
@@ -64,7 +74,8 @@ func (s *EgressPolicyStatus) State() EgressState {
 func (s *EgressPolicyStatus) Equal(o *EgressPolicyStatus) bool {
 	return s.Policy == o.Policy && s.Rules == o.Rules && s.Programmed == o.Programmed && s.Failed == o.Failed &&
 		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) && slices.Equal(s.Errors, o.Errors) &&
-		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) && s.Refused == o.Refused
+		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) && s.Refused == o.Refused &&
+		s.Pending == o.Pending && s.Settled == o.Settled
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -45,11 +45,11 @@ type Event struct {
 	ICMPType    *uint8    `json:"icmpType,omitempty"` // nil unless the protocol is ICMP
 	Length      uint32    `json:"length,omitempty"`   // bytes of the frame
 
-	Pod         string       `json:"pod,omitempty"`         // that the packet is of: namespace/name
-	EgressClass uint32       `json:"egressClass,omitempty"` // of the pod, 0 if none was looked up
-	Group       uint32       `json:"group,omitempty"`       // gateway group, 0 if none was looked up
-	Policy      string       `json:"policy,omitempty"`      // that decides for the class and the destination
-	Rule        netip.Prefix `json:"rule,omitzero"`         // destination prefix by which it does
+	Pod           string       `json:"pod,omitempty"`           // that the packet is of: namespace/name
+	EgressRuleset uint32       `json:"egressRuleset,omitempty"` // of the pod, 0 if none was looked up
+	Group         uint32       `json:"group,omitempty"`         // gateway group, 0 if none was looked up
+	Policy        string       `json:"policy,omitempty"`        // that decides for the pod and the destination
+	Rule          netip.Prefix `json:"rule,omitzero"`           // destination prefix by which it does
 
 	Cookie uint32   `json:"cookie,omitempty"`      // of the rules of network policies that decided, 0 if none did
 	Rules  []string `json:"policyRules,omitempty"` // these, such as "NetworkPolicy/shop/web spec.ingress[0]"
@@ -160,13 +160,15 @@ func (e *Event) String() string {
 	return line + e.Reason + ": " + strings.Join(parts, ", ")
 }
 
-// EgressRuleFor returns the rule of a class that decides for a destination: the
+// EgressRuleFor returns the rule of an egress ruleset that decides for a destination: the
 // one with the longest prefix, nil if there is none.
-func EgressRuleFor(txn statedb.ReadTxn, rules statedb.Table[*EgressRule], class uint32, destination netip.Addr) *EgressRule {
+func EgressRuleFor(
+	txn statedb.ReadTxn, rules statedb.Table[*EgressRule], ruleset uint32, destination netip.Addr,
+) *EgressRule {
 	for bits := destination.BitLen(); bits >= 0; bits-- {
 		prefix := netip.PrefixFrom(destination, bits).Masked()
-		query := EgressRuleByKey(class, prefix)
-		if rule, _, ok := rules.Get(txn, query); ok {
+		rule, _, found := rules.Get(txn, EgressRuleByKey(EgressRuleKey{ruleset, prefix}))
+		if found {
 			return rule
 		}
 	}

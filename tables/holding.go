@@ -24,23 +24,23 @@ type Holding struct {
 	cell.In
 
 	DB            *statedb.DB
-	Maps          statedb.Table[*BPFMap]
+	Slots         statedb.Table[*Slot]
 	Attachments   statedb.Table[*Attachment]
-	ConfigEntries statedb.Table[*ConfigEntry]
+	ConfigEntries statedb.Table[*ConfigMirror]
 	Policies      statedb.Table[*NetworkPolicy]
 	Enforcement   Enforcement
 }
 
 // ConfigEntryOf returns what the kernel has of the configuration, nil if nothing.
-func ConfigEntryOf(txn statedb.ReadTxn, entries statedb.Table[*ConfigEntry]) *ConfigEntry {
-	entry, _, _ := entries.Get(txn, MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{}))
+func ConfigEntryOf(txn statedb.ReadTxn, entries statedb.Table[*ConfigMirror]) *ConfigMirror {
+	entry, _, _ := entries.Get(txn, MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{}))
 	return entry
 }
 
 // ConfigHolds reports whether the kernel's configuration has the programs hold pods, if
 // they are to.
 func ConfigHolds(
-	txn statedb.ReadTxn, entries statedb.Table[*ConfigEntry],
+	txn statedb.ReadTxn, entries statedb.Table[*ConfigMirror],
 	policies statedb.Table[*NetworkPolicy], mode Enforcement,
 ) bool {
 	entry := ConfigEntryOf(txn, entries)
@@ -48,13 +48,13 @@ func ConfigHolds(
 		(entry.Value.Flags&bpf.ConfigNetworkPolicies != 0 || !HoldsByPolicy(txn, policies, mode))
 }
 
-// Await returns when pods that start are held until they are known: the maps have been
-// written a first time, it has been tried to attach all programs, and the configuration
-// says so. It reports false if the context ends before.
+// Await returns when pods that start are held until they are known: what this agent has
+// written is in force, it has been tried to attach all programs, and the configuration says
+// so. It reports false if the context ends before.
 func (h *Holding) Await(ctx context.Context) bool {
-	_, written := h.Maps.Initialized(h.DB.ReadTxn())
+	_, flipped := h.Slots.Initialized(h.DB.ReadTxn())
 	select {
-	case <-written:
+	case <-flipped:
 	case <-ctx.Done():
 		return false
 	}

@@ -45,16 +45,3 @@ func bounds(p netip.Prefix) (first, last [16]byte) {
 	}
 	return first, last
 }
-
-// PeerPrefixesInside yields a prefix and those that are inside it, as far as they
-// are in the table.
-func PeerPrefixesInside(txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix) iter.Seq[*PeerPrefix] {
-	rows := Inside(prefix, table.LowerBound(txn, PeerPrefixByPrefix(prefix)), func(p *PeerPrefix) []netip.Addr { return []netip.Addr{p.Prefix.Addr()} })
-	return func(yield func(*PeerPrefix) bool) {
-		for p := range rows {
-			if p.Prefix.Bits() >= prefix.Bits() && !yield(p) {
-				return
-			}
-		}
-	}
-}

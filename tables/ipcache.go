@@ -3,43 +3,48 @@
 package tables
 
 import (
+	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
-	"strconv"
+	"strings"
 
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// IPCache is what is known of an address or prefix as a peer. An entry of
-// sluice_ipcache: the longest prefix decides.
-//
-// PeerClass is the class that it belongs to, if that is ready. Else it is what
-// the address has had so far, and WaitsFor is that class.
+// IPCache is what is known of an address or prefix as a peer. An entry of sluice_ipcache:
+// the longest prefix decides.
 type IPCache struct {
-	Prefix    netip.Prefix     `json:"prefix"`
-	PeerClass uint32           `json:"peerClass"`
-	WaitsFor  uint32           `json:"waitsFor,omitempty"`
-	Flags     bpf.IPCacheFlags `json:"flags"`
-	Tunnel    netip.Addr       `json:"tunnel,omitzero"`     // node to encapsulate to
-	Inherits  bool             `json:"inherits,omitempty"`  // no object says anything of it: flags and tunnel are those of the prefix that it is in
-	Remains   bool             `json:"remains,omitempty"`   // nothing names it any more, and it stays until what is around it has its class
-	Origins   []string         `json:"origins"`             // the objects it is from, the deciding one first
-	Conflicts []string         `json:"conflicts,omitempty"` // endpoints that claim the address and do not get it
+	Prefix netip.Prefix     `json:"prefix"`
+	Member uint32           `json:"member"`
+	Flags  bpf.IPCacheFlags `json:"flags"`
+	Tunnel netip.Addr       `json:"tunnel,omitzero"` // node to encapsulate to; invalid: none
+
+	// Inherits is set for a prefix that only selectors name: flags and tunnel are those of
+	// the prefix around it.
+	Inherits bool `json:"inherits,omitempty"`
+
+	Origins   []string `json:"origins"`             // what it is known from, such as "pod default/web-1"
+	Conflicts []string `json:"conflicts,omitempty"` // other pods that claim the address
+
+	// Made is the number of the transaction that gave the prefix its member: see
+	// [SelectorMatch].
+	Made uint64 `json:"made"`
 
 	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
 func (c *IPCache) Equal(o *IPCache) bool {
-	return c.Prefix == o.Prefix && c.PeerClass == o.PeerClass && c.WaitsFor == o.WaitsFor && c.Flags == o.Flags &&
-		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && c.Remains == o.Remains && slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
+	return c.Prefix == o.Prefix && c.Member == o.Member && c.Flags == o.Flags &&
+		c.Tunnel == o.Tunnel && c.Inherits == o.Inherits && c.Made == o.Made &&
+		slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
 }
 
-// IsOutside reports whether the row is of an address or prefix that is neither of pods
-// nor of nodes.
+// IsOutside reports whether the row is of an address or prefix that is neither of a pod
+// nor of a node.
 func (c *IPCache) IsOutside() bool {
 	return c.Inherits || c.Flags&(bpf.IPCachePod|bpf.IPCacheNode|bpf.IPCacheHost) == 0
 }
@@ -49,32 +54,36 @@ func (c *IPCache) MapKey() bpf.IPCacheKey { return bpf.IPCacheKeyFrom(c.Prefix) 
 
 // MapValue is the value in sluice_ipcache.
 func (c *IPCache) MapValue() bpf.IPCacheValue {
-	return bpf.IPCacheValue{PeerClass: c.PeerClass, Flags: c.Flags, Tunnel: bpf.AddressFrom(c.Tunnel)}
+	return bpf.IPCacheValue{Member: c.Member, Flags: c.Flags, Tunnel: bpf.AddressFrom(c.Tunnel)}
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*IPCache) TableHeader() []string {
-	return []string{"Prefix", "PeerClass", "WaitsFor", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
+	return []string{"Prefix", "Member", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (c *IPCache) TableRow() []string {
+	tunnel := ""
+	if c.Tunnel.IsValid() {
+		tunnel = c.Tunnel.String()
+	}
 	return []string{
-		c.Prefix.String(), strconv.FormatUint(uint64(c.PeerClass), 10), numberColumn(c.WaitsFor), c.Flags.String(), addrColumn(c.Tunnel),
-		listColumn(c.Origins, ", "), listColumn(c.Conflicts, ", "), c.Status.Kind.String(), orDash(c.Status.GetError()),
+		c.Prefix.String(), number(c.Member), c.Flags.String(), orDash(tunnel),
+		listColumn(c.Origins, ", "), listColumn(c.Conflicts, ", "),
+		c.Status.Kind.String(), orDash(c.Status.GetError()),
 	}
 }
 
 var (
-	ipcachePrefixIndex = UniqueIndex("prefix", ShortPrefixKeys,
+	ipcachePrefix = UniqueIndex("prefix", ShortPrefixKeys,
 		func(c *IPCache) netip.Prefix { return c.Prefix })
-
-	ipcacheWaitsForIndex = IndexIf("waits-for", Uint32Keys,
-		func(c *IPCache) (uint32, bool) { return c.WaitsFor, c.WaitsFor != 0 })
-
-	// Pods and nodes have members of their own, and are many.
-	ipcacheWithinIndex = statedb.NetIPPrefixIndex[*IPCache]{
-		Name: "within",
+	ipcacheMember = Index("member", Uint32Keys,
+		func(c *IPCache) uint32 { return c.Member })
+	ipcachePending = FlagIndex("pending", func(c *IPCache) bool { return !isDone(c.Status) })
+	// Pods and nodes, which are many, have members by their labels.
+	ipcacheWithin = statedb.NetIPPrefixIndex[*IPCache]{
+		Name: "within", Unique: true,
 		FromObject: func(c *IPCache) iter.Seq[netip.Prefix] {
 			return func(yield func(netip.Prefix) bool) {
 				if c.IsOutside() {
@@ -82,47 +91,170 @@ var (
 				}
 			}
 		},
-		Unique: true,
 	}
 
 	// IPCacheByPrefix queries what is known of one very prefix.
-	IPCacheByPrefix = ipcachePrefixIndex.Query
+	IPCacheByPrefix = ipcachePrefix.Query
 
-	// IPCacheWaitingFor queries what is to be in a peer class when that is ready.
-	IPCacheWaitingFor = ipcacheWaitsForIndex.Query
+	// IPCacheByMember queries the addresses and prefixes of a member.
+	IPCacheByMember = ipcacheMember.Query
+
+	// IPCachePending queries, by true, what the kernel does not have yet.
+	IPCachePending = ipcachePending.Query
 )
 
-// IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods
-// nor of nodes. If there are none, StateDB goes on with all that is beside it.
-func IPCacheWithin(txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix) iter.Seq[*IPCache] {
-	rows := table.Prefix(txn, ipcacheWithinIndex.QueryPrefix(prefix))
-	return Inside(prefix, rows, func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
+// IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods nor
+// of nodes.
+func IPCacheWithin(
+	txn statedb.ReadTxn,
+	table statedb.Table[*IPCache],
+	prefix netip.Prefix,
+) iter.Seq[*IPCache] {
+	rows := table.Prefix(txn, ipcacheWithin.QueryPrefix(prefix))
+	return Inside(
+		prefix,
+		rows,
+		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} },
+	)
 }
 
-// PeerClassInKernel returns the class that the kernel finds for an address or
-// prefix, its own or that of what is around it.
-func PeerClassInKernel(txn statedb.ReadTxn, entries statedb.Table[*IPCacheEntry], prefix netip.Prefix) (class uint32, found bool) {
-	if entries.NumObjects(txn) == 0 {
-		return 0, false // as at the start on a new node, when all are asked for
-	}
-	for bits := prefix.Bits(); bits >= 0; bits-- {
-		key := bpf.IPCacheKeyFrom(netip.PrefixFrom(prefix.Addr(), bits).Masked())
-		if e, _, found := entries.Get(txn, MapEntryByKey[bpf.IPCacheKey, bpf.IPCacheValue](key)); found {
-			return e.Value.PeerClass, true
-		}
-	}
-	return 0, false
-}
-
-// numberColumn renders a number of which 0 is none.
-func numberColumn(n uint32) string {
-	if n == 0 {
-		return "-"
-	}
-	return strconv.FormatUint(uint64(n), 10)
+// IPCacheInside yields all addresses and prefixes in a prefix.
+func IPCacheInside(
+	txn statedb.ReadTxn,
+	table statedb.Table[*IPCache],
+	prefix netip.Prefix,
+) iter.Seq[*IPCache] {
+	return Inside(prefix, table.LowerBound(txn, IPCacheByPrefix(prefix)),
+		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
 }
 
 // NewIPCacheTable creates the table of what is known of addresses.
-var NewIPCacheTable = Declare(
-	"ipcache", ipcachePrefixIndex, ipcacheWaitsForIndex, ipcacheWithinIndex,
+var NewIPCacheTable = Declare("ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin)
+
+// PeerPrefix is a prefix that selectors in use name, or that tells what is inside the
+// cluster. An address belongs to the longest one around it.
+type PeerPrefix struct {
+	Prefix  netip.Prefix `json:"prefix"`
+	Cluster bool         `json:"cluster"` // is inside a prefix of the cluster
+
+	// Named are the numbers of the selectors in use that name the prefix in a block or as an
+	// exception, in order.
+	Named []uint32 `json:"named,omitempty"`
+
+	// The numbers of the selectors in use that select addresses here, in order: what is
+	// neither of a pod nor of a node, pods, and nodes.
+	Outside []uint32 `json:"outside,omitempty"`
+	Pods    []uint32 `json:"pods,omitempty"`
+	Nodes   []uint32 `json:"nodes,omitempty"`
+}
+
+// Equal reports whether two rows say the same.
+func (p *PeerPrefix) Equal(o *PeerPrefix) bool {
+	return p.Prefix == o.Prefix && p.Cluster == o.Cluster && slices.Equal(p.Named, o.Named) &&
+		slices.Equal(p.Outside, o.Outside) &&
+		slices.Equal(p.Pods, o.Pods) &&
+		slices.Equal(p.Nodes, o.Nodes)
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*PeerPrefix) TableHeader() []string {
+	return []string{"Prefix", "Cluster", "Outside", "Pods", "Nodes"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (p *PeerPrefix) TableRow() []string {
+	list := func(numbers []uint32) string {
+		return orDash(strings.Trim(fmt.Sprint(numbers), "[]"))
+	}
+	return []string{
+		p.Prefix.String(),
+		fmt.Sprint(p.Cluster),
+		list(p.Outside),
+		list(p.Pods),
+		list(p.Nodes),
+	}
+}
+
+var (
+	peerPrefixPrefix = UniqueIndex("prefix", ShortPrefixKeys,
+		func(p *PeerPrefix) netip.Prefix { return p.Prefix })
+	peerPrefixLongest = statedb.NetIPPrefixIndex[*PeerPrefix]{
+		Name: "lpm", Unique: true,
+		FromObject: func(p *PeerPrefix) iter.Seq[netip.Prefix] { return statedb.Just(p.Prefix) },
+	}
+
+	// PeerPrefixByPrefix queries one very prefix.
+	PeerPrefixByPrefix = peerPrefixPrefix.Query
 )
+
+// PeerPrefixAround returns the longest prefix that a prefix is, or is inside of; nil if
+// there is none. StateDB's index is good for addresses only, and has prefixes of IPv6
+// around addresses of IPv4, which it holds as what they are mapped to.
+func PeerPrefixAround(
+	txn statedb.ReadTxn,
+	table statedb.Table[*PeerPrefix],
+	prefix netip.Prefix,
+) *PeerPrefix {
+	if prefix.IsSingleIP() {
+		p, _, found := table.Get(txn, peerPrefixLongest.QueryPrefix(prefix))
+		if found && p.Prefix.Addr().Is4() == prefix.Addr().Is4() {
+			return p
+		}
+		return nil
+	}
+	for bits := prefix.Bits(); bits >= 0; bits-- {
+		around := netip.PrefixFrom(prefix.Addr(), bits).Masked()
+		if p, _, found := table.Get(txn, PeerPrefixByPrefix(around)); found {
+			return p
+		}
+	}
+	return nil
+}
+
+// PeerPrefixesInside yields a prefix and those inside it, as far as they are in the table.
+func PeerPrefixesInside(
+	txn statedb.ReadTxn,
+	table statedb.Table[*PeerPrefix],
+	prefix netip.Prefix,
+) iter.Seq[*PeerPrefix] {
+	rows := Inside(prefix, table.LowerBound(txn, PeerPrefixByPrefix(prefix)),
+		func(p *PeerPrefix) []netip.Addr { return []netip.Addr{p.Prefix.Addr()} })
+	return func(yield func(*PeerPrefix) bool) {
+		for p := range rows {
+			if p.Prefix.Bits() >= prefix.Bits() && !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+// NewPeerPrefixTable creates the table of the prefixes that peers are told apart by.
+var NewPeerPrefixTable = Declare("peer-prefixes", peerPrefixPrefix, peerPrefixLongest)
+
+// SelectorMatch says that all members are told apart by a selector in use.
+//
+// A ruleset that names the selector may be entered when the kernel has what this says: all
+// members and prefixes that it had before the transaction Made are as desired now.
+type SelectorMatch struct {
+	Selector uint32 `json:"selector"` // number of the selector
+	Made     uint64 `json:"made"`     // number of the transaction that evaluated it
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*SelectorMatch) TableHeader() []string { return []string{"Selector", "Made"} }
+
+// TableRow implements [statedb.TableWritable].
+func (m *SelectorMatch) TableRow() []string {
+	return []string{number(m.Selector), fmt.Sprint(m.Made)}
+}
+
+var (
+	selectorMatchNumber = UniqueIndex("selector", Uint32Keys,
+		func(m *SelectorMatch) uint32 { return m.Selector })
+
+	// SelectorMatchByNumber queries whether a selector is evaluated.
+	SelectorMatchByNumber = selectorMatchNumber.Query
+)
+
+// NewSelectorMatchTable creates the table of selectors that are evaluated.
+var NewSelectorMatchTable = Declare("selector-matches", selectorMatchNumber)

@@ -3,142 +3,93 @@
 package tables
 
 import (
-	"encoding/binary"
-	"net"
 	"net/netip"
-	"strconv"
-
-	"github.com/cilium/statedb/reconciler"
-
-	"github.com/sluice-net/sluice/bpf"
 )
 
-// LocalEndpoint is an address of a pod on this node. An entry of sluice_pods.
-//
-// SubjectClass is the class that the pod belongs to as the subject of network
-// policies, if that is ready. Else it is the one that it has had so far, and
-// WaitsFor is that class; a pod that has had none has the flag policy-unknown.
+// LocalEndpoint is an address of a pod of this node, and the device that leads to it. The
+// row stays until the device is gone, whatever becomes of the pod's object.
 type LocalEndpoint struct {
-	Addr         netip.Addr   `json:"addr"`
-	Endpoint     Name         `json:"endpoint"`
-	IfIndex      uint32       `json:"ifIndex"` // host side of the pod's veth, 0 while not known
-	Device       string       `json:"device,omitempty"`
-	Master       int          `json:"master,omitempty"` // interface index of the bridge, bond or VRF of the device, 0 if none
-	MAC          string       `json:"mac,omitempty"`    // of the pod's own interface
-	SubjectClass uint32       `json:"subjectClass"`
-	WaitsFor     uint32       `json:"waitsFor,omitempty"`
-	EgressClass  uint32       `json:"egressClass"`
-	Flags        bpf.PodFlags `json:"flags"`
-	Epoch        uint32       `json:"epoch"` // raised when the kernel comes to choose or forbid traffic of the address that it did not
+	Addr     netip.Addr `json:"addr"`
+	Endpoint Name       `json:"endpoint"`
 
-	// What the epoch was given for. SourceClass is the egress class that the
-	// kernel has of the address, 0 for none. Judged is of the destinations that
-	// its rules send to gateways, zero for none: connections that are alive with
-	// this epoch may go to all others by their ordinary way. Held is not zero
-	// while there are none yet to any destination of a policy, since the address
-	// was held from its beginning: then it is one more than the revision of
-	// map-covered, by which the kernel holds it.
-	SourceClass uint32     `json:"sourceClass,omitempty"`
-	Judged      bpf.Digest `json:"judged"`
-	Held        uint64     `json:"held,omitempty"`
+	// LabelSet is the last that is known of the pod; nil if none ever was: the CNI plugin
+	// told of the interface, and the object has not been read.
+	LabelSet *LabelSet `json:"labelSet,omitempty"`
 
-	// Verdicts is a digest of the verdicts that the kernel had of the subject
-	// class when the epoch was given, or the class.
-	Verdicts uint16 `json:"verdicts,omitempty"`
-
-	// Mark is of Verdicts and the beginning of Judged, or for a held address of
-	// what that is about to be. The kernel keeps it, so that it can be told after
-	// a restart whether rules were changed after the epoch.
-	Mark uint16 `json:"mark,omitempty"`
+	IfIndex uint32 `json:"ifIndex"` // host side of the pod's veth, 0 while not known
+	Device  string `json:"device,omitempty"`
+	Master  int    `json:"master,omitempty"` // interface index of the bridge, bond or VRF of the device, 0 if none
+	MAC     string `json:"mac,omitempty"`    // of the pod's own interface
 
 	Reason string `json:"reason,omitempty"` // why there is no device
-
-	Reconciled `yaml:",inline"`
 }
 
-// Equal reports whether two rows want the same, whatever their status.
+// Equal reports whether two rows say the same.
 func (e *LocalEndpoint) Equal(o *LocalEndpoint) bool {
 	a, b := *e, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
+	a.LabelSet, b.LabelSet = nil, nil
+	return a == b && e.LabelSetID() == o.LabelSetID()
 }
 
-// MapKey is the key in sluice_pods.
-func (e *LocalEndpoint) MapKey() bpf.PodKey { return bpf.PodKey{Addr: bpf.AddressFrom(e.Addr)} }
-
-// MapValue is the value in sluice_pods.
-func (e *LocalEndpoint) MapValue() bpf.PodValue {
-	v := bpf.PodValue{IfIndex: e.IfIndex, SubjectClass: e.SubjectClass, Epoch: e.Epoch, Flags: e.Flags, MAC: macBytes(e.MAC)}
-	binary.NativeEndian.PutUint16(v.Pad[:], e.Mark) // the programs do not look at it
-	return v
-}
-
-func macBytes(text string) (mac [6]byte) {
-	if hw, err := net.ParseMAC(text); err == nil && len(hw) == len(mac) {
-		copy(mac[:], hw)
+// LabelSetID returns the identity of the label set, the zero one if it is not known.
+func (e *LocalEndpoint) LabelSetID() LabelSetID {
+	if e.LabelSet == nil {
+		return LabelSetID{}
 	}
-	return mac
+	return e.LabelSet.ID
+}
+
+// devices returns the interface indexes of the device and of what it is behind.
+func (e *LocalEndpoint) devices() []int {
+	switch {
+	case e.IfIndex == 0:
+		return nil
+	case e.Master == 0:
+		return []int{int(e.IfIndex)}
+	}
+	return []int{int(e.IfIndex), e.Master}
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*LocalEndpoint) TableHeader() []string {
-	return []string{"Address", "Endpoint", "Device", "MAC", "SubjectClass", "WaitsFor", "EgressClass", "Flags", "Epoch", "Reason", "Status", "Error"}
+	return []string{"Address", "Endpoint", "LabelSet", "Device", "MAC", "Reason"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (e *LocalEndpoint) TableRow() []string {
+	set := "-"
+	if e.LabelSet != nil {
+		set = e.LabelSet.ID.String()[:8]
+	}
 	return []string{
-		e.Addr.String(), e.Endpoint.String(), orDash(e.Device), orDash(e.MAC),
-		strconv.FormatUint(uint64(e.SubjectClass), 10), numberColumn(e.WaitsFor),
-		strconv.FormatUint(uint64(e.EgressClass), 10), e.Flags.String(), strconv.FormatUint(uint64(e.Epoch), 10), orDash(e.Reason), e.Status.Kind.String(), orDash(e.Status.GetError()),
+		e.Addr.String(), e.Endpoint.String(), set, orDash(e.Device), orDash(e.MAC),
+		orDash(e.Reason),
 	}
 }
 
 var (
-	localEndpointAddrIndex = UniqueIndex("addr", AddrKeys,
+	localEndpointAddr = UniqueIndex("addr", AddrKeys,
 		func(e *LocalEndpoint) netip.Addr { return e.Addr })
+	localEndpointLabelSet = IndexIf("label-set", DigestKeys,
+		func(e *LocalEndpoint) (LabelSetID, bool) { return e.LabelSetID(), e.LabelSet != nil })
+	localEndpointNamespace = Index("namespace", StringKeys,
+		func(e *LocalEndpoint) string { return e.Endpoint.Namespace })
+	localEndpointDevice = IndexEach("device", IntKeys, (*LocalEndpoint).devices)
 
-	localEndpointSourceClassIndex = IndexIf("source-class", Uint32Keys,
-		func(e *LocalEndpoint) (uint32, bool) { return e.SourceClass, e.SourceClass != 0 })
+	// LocalEndpointByAddr queries the local pod with an address.
+	LocalEndpointByAddr = localEndpointAddr.Query
 
-	localEndpointSubjectClassIndex = IndexIf("subject-class", Uint32Keys,
-		func(e *LocalEndpoint) (uint32, bool) { return e.SubjectClass, e.SubjectClass != 0 })
+	// LocalEndpointsByLabelSet queries the addresses of local pods with a label set.
+	LocalEndpointsByLabelSet = localEndpointLabelSet.Query
 
-	localEndpointWaitsForIndex = IndexIf("waits-for", Uint32Keys,
-		func(e *LocalEndpoint) (uint32, bool) { return e.WaitsFor, e.WaitsFor != 0 })
+	// LocalEndpointsByNamespace queries the addresses of local pods of a namespace.
+	LocalEndpointsByNamespace = localEndpointNamespace.Query
 
-	localEndpointDeviceIndex = IndexEach("device", IntKeys, func(e *LocalEndpoint) []int {
-		switch {
-		case e.IfIndex == 0:
-			return nil
-		case e.Master == 0:
-			return []int{int(e.IfIndex)}
-		}
-		return []int{int(e.IfIndex), e.Master}
-	})
-
-	// LocalEndpointsBySourceClass queries the local pods that the kernel has in
-	// an egress class.
-	LocalEndpointsBySourceClass = localEndpointSourceClassIndex.Query
-
-	// LocalEndpointsBySubjectClass queries the local pods that are to be in a
-	// subject class, for now at least. It does not find those in none, 0.
-	LocalEndpointsBySubjectClass = localEndpointSubjectClassIndex.Query
-
-	// LocalEndpointsWaitingFor queries the local pods that are to be in a subject
-	// class when that is ready.
-	LocalEndpointsWaitingFor = localEndpointWaitsForIndex.Query
-
-	// LocalEndpointsByDevice queries the local pods to which a device leads, or
-	// behind a bridge, by its interface index.
-	LocalEndpointsByDevice = localEndpointDeviceIndex.Query
-
-	// LocalEndpointByAddr queries the local pod that has an address.
-	LocalEndpointByAddr = localEndpointAddrIndex.Query
+	// LocalEndpointsByDevice queries the local pods to which a device leads, or behind a
+	// bridge, by its interface index.
+	LocalEndpointsByDevice = localEndpointDevice.Query
 )
 
-// NewLocalEndpointTable creates the table of local pods by address.
-var NewLocalEndpointTable = Declare(
-	"local-endpoints", localEndpointAddrIndex, localEndpointSourceClassIndex,
-	localEndpointSubjectClassIndex, localEndpointWaitsForIndex, localEndpointDeviceIndex,
-)
+// NewLocalEndpointTable creates the table of addresses of local pods.
+var NewLocalEndpointTable = Declare("local-endpoints", localEndpointAddr, localEndpointLabelSet,
+	localEndpointNamespace, localEndpointDevice)

@@ -46,15 +46,6 @@ func listColumn[T ~[]string](items T, separator string) string {
 	return strings.Join(items, separator)
 }
 
-// selectorColumn renders selectors by the names that they are given.
-func selectorColumn(ids []SelectorID, name func(SelectorID) string) string {
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = name(id)
-	}
-	return listColumn(names, " | ") // expressions have commas
-}
-
 // stringsOf renders each item of a list.
 func stringsOf[T interface{ String() string }](items []T) []string {
 	out := make([]string, len(items))

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/statedb/index"
-
-	"github.com/sluice-net/sluice/bpf"
 )
 
 // PolicyKind is the kind of a policy object. It is a number, as each rule and index
@@ -155,51 +153,6 @@ func ParsePolicyID(text string) (PolicyID, error) {
 
 // ID returns the key of the policy.
 func (p *NetworkPolicy) ID() PolicyID { return PolicyID{p.Kind, p.Name} }
-
-// Selectors returns all selectors that the policy names, each once: of its
-// subjects, peers and names of ports. For whatever peer there is none, nor for
-// entities that are nobody.
-func (p *NetworkPolicy) Selectors() []SelectorSpec {
-	var specs []SelectorSpec
-	seen := map[SelectorID]bool{}
-	add := func(s SelectorSpec) {
-		if id := s.ID(); !seen[id] {
-			seen[id] = true
-			specs = append(specs, s)
-		}
-	}
-	for _, r := range p.Rules {
-		add(PodSelector(bpf.RoleSubject, r.Subject))
-		for _, d := range []struct {
-			direction bpf.Direction
-			PolicyDirection
-		}{{bpf.DirectionIngress, r.Ingress}, {bpf.DirectionEgress, r.Egress}} {
-			for _, t := range d.Traffic {
-				for _, peer := range t.Peers {
-					if !peer.Anyone() && !peer.Nobody() {
-						add(PeerSelector(peer))
-					}
-				}
-				for _, port := range t.Ports {
-					if port.Name != "" {
-						add(PortSelector(NamedPortRole(d.direction), port.Name, port.Protocol))
-					}
-				}
-			}
-		}
-	}
-	return specs
-}
-
-// SelectorIDs returns the identities of [NetworkPolicy.Selectors].
-func (p *NetworkPolicy) SelectorIDs() []SelectorID {
-	specs := p.Selectors()
-	ids := make([]SelectorID, len(specs))
-	for i, s := range specs {
-		ids[i] = s.ID()
-	}
-	return ids
-}
 
 // TableHeader implements [statedb.TableWritable].
 func (*NetworkPolicy) TableHeader() []string {

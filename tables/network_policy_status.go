@@ -17,11 +17,12 @@ type PolicyState string
 
 // The states of a network policy; of those that apply it is the first.
 const (
+	PolicyTooLarge    PolicyState = "too large"   // pods that it selects are isolated instead
 	PolicyInvalid     PolicyState = "invalid"     // a part of it cannot be used
 	PolicyUnsupported PolicyState = "unsupported" // a part of it needs what the agent does not have
-	PolicyFailed      PolicyState = "failed"      // the kernel refused an entry, or a pod of its class
-	PolicyPending     PolicyState = "pending"     // the kernel does not have all of it yet, or not only it, or not all its pods in their classes
-	PolicyNotHere     PolicyState = "not here"    // it chooses no pod on this node
+	PolicyFailed      PolicyState = "failed"      // the kernel refused something of it, or a pod
+	PolicyPending     PolicyState = "pending"     // the kernel has not all of it yet, or more
+	PolicyNotHere     PolicyState = "not here"    // it selects no pod on this node
 	PolicyInForce     PolicyState = "in force"
 )
 
@@ -34,23 +35,24 @@ type NetworkPolicyStatus struct {
 	Errors      []string `json:"errors,omitempty"`
 	Unsupported []string `json:"unsupported,omitempty"`
 
-	// Wanted is the revision of the policy's row, InForce that of which the rules
-	// in force are; 0 if there are none yet.
+	// Wanted is the revision of the policy's row, InForce that of which the rulesets of all
+	// label sets that it selects are; 0 if there are none yet. Whether the kernel has them is
+	// said by Settled.
 	Generation int64            `json:"generation,omitempty"`
 	Wanted     statedb.Revision `json:"wanted" yaml:"-"`
 	InForce    statedb.Revision `json:"inForce" yaml:"-"`
 
-	EntriesWanted int `json:"entriesWanted"` // that it decides, alone or with others
-	Programmed    int `json:"programmed"`    // of these, in the kernel
-	Failed        int `json:"failed"`        // of these, refused by the kernel
+	// EntriesWanted counts the label sets of pods of this node that it selects, each of which
+	// is an entry of sluice_subjects.
+	EntriesWanted int    `json:"entriesWanted"`
+	Programmed    int    `json:"programmed"`         // of these, for which the kernel has what it says now
+	Failed        int    `json:"failed"`             // of these, for which the kernel refused something
+	Refused       string `json:"refused,omitempty"`  // why, for one of them
+	TooLarge      string `json:"tooLarge,omitempty"` // why pods that it selects are isolated instead
 
-	// Settled is set when the kernel has what can be enforced of the policy, and
-	// nothing more of what it said before.
+	// Settled is set when the kernel has what can be enforced of the policy for all pods that
+	// it selects, and nothing more of what it said before. It never is if that is too large.
 	Settled bool `json:"settled"`
-
-	// Written is set when the kernel has, or refuses, all that the rules in force say,
-	// whether or not these are those that are wanted.
-	Written bool `json:"-" yaml:"-"`
 
 	// Since is when the wanted revision was first seen, Done when it was first
 	// settled; zero until then.
@@ -62,12 +64,13 @@ type NetworkPolicyStatus struct {
 func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
 	return s.Policy == o.Policy && s.State == o.State && slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
 		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce && s.EntriesWanted == o.EntriesWanted &&
-		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Settled == o.Settled && s.Written == o.Written && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
+		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Refused == o.Refused && s.TooLarge == o.TooLarge &&
+		s.Settled == o.Settled && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*NetworkPolicyStatus) TableHeader() []string {
-	return []string{"Kind", "Name", "State", "Programmed", "Failed", "Unsupported", "Errors"}
+	return []string{"Kind", "Name", "State", "Programmed", "Failed", "TooLarge", "Unsupported", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -75,7 +78,7 @@ func (s *NetworkPolicyStatus) TableRow() []string {
 	return []string{
 		s.Policy.Kind.String(), strings.TrimPrefix(s.Policy.Name.String(), "/"), string(s.State),
 		fmt.Sprintf("%d/%d", s.Programmed, s.EntriesWanted), strconv.Itoa(s.Failed),
-		listColumn(s.Unsupported, "; "), listColumn(s.Errors, "; "),
+		orDash(s.TooLarge), listColumn(s.Unsupported, "; "), listColumn(s.Errors, "; "),
 	}
 }
 

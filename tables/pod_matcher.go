@@ -9,6 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
+// AnyAnchor is the anchor of selectors that require nothing in particular.
+const AnyAnchor = "*"
+
 // PodMatcher is an [EgressSelector], parsed: it selects pods by their labels, and those of
 // their namespaces and nodes.
 type PodMatcher struct{ labelSelectors }

@@ -19,7 +19,7 @@ type ReportedPolicy struct {
 	Wanted     int    `json:"wanted,omitempty"`     // entries that the policy decides on the node
 	Programmed int    `json:"programmed,omitempty"` // of these, in the kernel
 	Failed     int    `json:"failed,omitempty"`     // refused by the kernel
-	Error      string `json:"error,omitempty"`      // why, for one of them
+	Error      string `json:"error,omitempty"`      // why it is not in force
 
 	LosesTo []string `json:"losesTo,omitempty"` // destinations that older policies have
 

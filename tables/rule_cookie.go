@@ -37,6 +37,14 @@ func (c *RuleCookie) Equal(o *RuleCookie) bool {
 	return c.Cookie == o.Cookie && slices.Equal(c.Rules, o.Rules) && slices.Equal(c.Fields, o.Fields)
 }
 
+// Field returns where in its object a rule is, empty if it is none of the cookie.
+func (c *RuleCookie) Field(id RuleID) string {
+	if at := slices.Index(c.Rules, id); at >= 0 {
+		return c.Fields[at]
+	}
+	return ""
+}
+
 // TableHeader implements [statedb.TableWritable].
 func (*RuleCookie) TableHeader() []string { return []string{"Cookie", "Rules"} }
 

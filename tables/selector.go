@@ -3,300 +3,266 @@
 package tables
 
 import (
+	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
+	"strings"
 
+	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// SelectorID identifies a [Selector]: a digest of its role and canonical text,
-// so that it is the same on every node and after every restart.
-type SelectorID uint64
-
-// NewSelectorID returns the identity of the selector with a canonical text.
-func NewSelectorID(role bpf.Role, text string) SelectorID {
-	sum := sha256.Sum256([]byte(role.String() + " " + text))
-	return SelectorID(binary.BigEndian.Uint64(sum[:]))
+// Block is a prefix without some others inside it.
+type Block struct {
+	Prefix netip.Prefix   `json:"prefix"`
+	Except []netip.Prefix `json:"except,omitempty"` // in order
 }
 
-// SubjectSelectorID returns the identity of the selector of a rule's subject.
-func SubjectSelectorID(subject EgressSelector) SelectorID {
-	return PodSelector(bpf.RoleSubject, subject).ID()
+// Contains reports whether a prefix is inside the block, and in none of its exceptions.
+func (b Block) Contains(p netip.Prefix) bool {
+	return contains(b.Prefix, p) &&
+		!slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return contains(e, p) })
 }
 
-// PeerSelectorID returns the identity of the selector that a peer stands for.
-func PeerSelectorID(peer PolicyPeer) SelectorID { return PeerSelector(peer).ID() }
-
-// PortSelectorID returns the identity of the selector of those that have a port
-// of a name: see [NamedPortRole].
-func PortSelectorID(role bpf.Role, name string, protocol uint8) SelectorID {
-	return PortSelector(role, name, protocol).ID()
+// Compare orders blocks by prefix, then by exceptions.
+func (b Block) Compare(o Block) int {
+	return cmp.Or(
+		b.Prefix.Compare(o.Prefix),
+		slices.CompareFunc(b.Except, o.Except, netip.Prefix.Compare),
+	)
 }
 
-func (id SelectorID) String() string { return fmt.Sprintf("%016x", uint64(id)) }
+// Equal reports whether two blocks are the same.
+func (b Block) Equal(o Block) bool { return b.Compare(o) == 0 }
 
-// MarshalText implements [encoding.TextMarshaler]: JavaScript cannot hold 64 bits in a number.
-func (id SelectorID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (id *SelectorID) UnmarshalText(text []byte) error {
-	n, err := strconv.ParseUint(string(text), 16, 64)
-	*id = SelectorID(n)
-	return err
+func contains(around, p netip.Prefix) bool {
+	return around.Bits() <= p.Bits() && around.Contains(p.Addr())
 }
 
-// SelectorSpec is what a policy says of a selector.
+// SelectorSpec is what a rule says of its peers: one selector is all its prefixes, and each
+// other peer is one of its own.
 type SelectorSpec struct {
-	Role bpf.Role `json:"role"`
-	Text string   `json:"text"` // canonical: selectors of a role with the same text are one
+	Text string `json:"text"` // canonical: selectors with the same text are one
 
-	// Peer is whom it means. Subjects and sources of egress gateways are pods
-	// too. It is zero for the name of a port, which Port is.
-	Peer PolicyPeer `json:"peer,omitzero"`
-	Port PolicyPort `json:"port,omitzero"`
+	// Peers are several only if all are of [PeerCIDR].
+	Peers []PolicyPeer `json:"peers"`
 }
 
-// ID returns the identity of the selector.
-func (s SelectorSpec) ID() SelectorID { return NewSelectorID(s.Role, s.Text) }
-
-// PodSelector is the selector of pods under a role that is not that of peers.
-func PodSelector(role bpf.Role, pods EgressSelector) SelectorSpec {
-	return SelectorSpec{Role: role, Text: pods.String(), Peer: PolicyPeer{Kind: PeerPods, Pods: pods}}
+// IsFamily reports whether a peer is all addresses of a family: it tells no addresses of
+// a member apart.
+func IsFamily(p PolicyPeer) bool {
+	return p.Kind == PeerCIDR && p.CIDR.Bits() == 0 && len(p.Except) == 0
 }
 
-// PeerSelector is the selector that a peer stands for.
-func PeerSelector(peer PolicyPeer) SelectorSpec {
-	return SelectorSpec{Role: bpf.RolePeer, Text: peer.String(), Peer: peer}
+// Digest identifies the selector.
+func (s SelectorSpec) Digest() bpf.Digest {
+	sum := sha256.Sum256([]byte(s.Text))
+	return bpf.Digest(sum[:16])
 }
 
-// EntitySelector is the selector of an entity.
-func EntitySelector(entity PolicyEntity) SelectorSpec {
-	return PeerSelector(PolicyPeer{Kind: PeerEntity, Entity: entity})
+// SelectorSpecs returns the selectors that peers of one rule stand for, each once, in order
+// of text. Peers that are anyone or no one stand for none.
+func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
+	var specs []SelectorSpec
+	var cidrs []PolicyPeer
+	for _, p := range peers {
+		switch {
+		case p.Anyone() || p.Nobody():
+		case p.Kind == PeerCIDR && !IsFamily(p):
+			cidrs = append(cidrs, p)
+		default:
+			specs = append(specs, SelectorSpec{Text: p.String(), Peers: []PolicyPeer{p}})
+		}
+	}
+	if len(cidrs) > 0 {
+		slices.SortFunc(
+			cidrs,
+			func(a, b PolicyPeer) int { return strings.Compare(a.String(), b.String()) },
+		)
+		cidrs = slices.CompactFunc(
+			cidrs,
+			func(a, b PolicyPeer) bool { return a.String() == b.String() },
+		)
+		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
+	}
+	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
+	return slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
 }
 
-// PortSelector is the selector of those that have a port of a name: see [NamedPortRole].
-func PortSelector(role bpf.Role, name string, protocol uint8) SelectorSpec {
-	port := PolicyPort{Protocol: protocol, Name: name}
-	return SelectorSpec{Role: role, Text: "port " + port.String(), Port: port}
+func texts(peers []PolicyPeer) []string {
+	list := make([]string, len(peers))
+	for i, p := range peers {
+		list[i] = p.String()
+	}
+	return list
 }
 
-// Resolution is what a selector comes to, with the objects that it names as they
-// are now: pods by labels and whoever is at some addresses.
-type Resolution struct {
-	Pods []EgressSelector `json:"pods,omitempty"` // chosen by any of them
+// Selector is an expression by which live rulesets select peers, however many do. It has a
+// new number when it is in use again after it was not.
+type Selector struct {
+	Life         `yaml:",inline"`
+	SelectorSpec `yaml:",inline"`
 
-	// What is inside one of Prefixes and in none of Except; both are in order.
-	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
-	Except   []netip.Prefix `json:"except,omitempty"`
+	// What the peers come to, with the objects that they name as they are now: pods by any
+	// of some labels, addresses in any of some blocks, an entity, or nodes by labels.
+	Pods   []EgressSelector `json:"pods,omitempty"`
+	Blocks []Block          `json:"blocks,omitempty"` // in order of prefix
+	Entity PolicyEntity     `json:"entity,omitempty"`
+	Family uint8            `json:"family,omitempty"` // of a prefix of all its addresses
 
-	// Whether the prefixes mean pods and nodes that are there, not only what is
-	// outside the cluster.
+	// Whether blocks or family select addresses of pods and of nodes, too.
 	MatchesPods  bool `json:"matchesPods,omitempty"`
 	MatchesNodes bool `json:"matchesNodes,omitempty"`
+
+	matchers []*PodMatcher   // of Pods
+	nodes    labels.Selector // of nodes
+	prefixes []netip.Prefix  // of Blocks
 }
 
-// Equal reports whether two resolutions are the same.
-func (r *Resolution) Equal(o *Resolution) bool {
-	return r.MatchesPods == o.MatchesPods && r.MatchesNodes == o.MatchesNodes && slices.Equal(r.Pods, o.Pods) &&
-		slices.Equal(r.Prefixes, o.Prefixes) && slices.Equal(r.Except, o.Except)
-}
-
-// Contains reports whether a prefix is among those that the selector means.
-func (r *Resolution) Contains(p netip.Prefix) bool {
-	return isInside(p, r.Prefixes) && !isInside(p, r.Except)
-}
-
-// isInside reports whether a prefix is one of some in order, or inside one.
-func isInside(p netip.Prefix, ordered []netip.Prefix) bool {
-	if len(ordered) == 0 {
-		return false
-	}
-	for bits := p.Bits(); bits >= 0; bits-- {
-		if _, found := slices.BinarySearchFunc(ordered, netip.PrefixFrom(p.Addr(), bits).Masked(), netip.Prefix.Compare); found {
-			return true
-		}
-	}
-	return false
-}
-
-// Selector is an expression by which policies choose pods, nodes, addresses or
-// those that have a port of a name; interned: however many policies use it, it is
-// evaluated once. Which do is told by the indexes of their tables, so that one that
-// comes or goes changes nothing here while there are others.
-type Selector struct {
-	ID           SelectorID `json:"id"`
-	SelectorSpec `yaml:",inline"`
-	Resolution   `yaml:",inline"`
-
-	// Version is another one whenever the resolution is, and when the selector
-	// was away meanwhile: see [SelectorIsCurrent].
-	Version uint64 `json:"-" yaml:"-"`
-
-	alternatives []labelSelectors // of Pods
-	nodes        labels.Selector  // of a selector of nodes
-}
-
-// NewSelector parses the canonical texts of what a selector comes to.
-func NewSelector(spec SelectorSpec, resolved Resolution) (*Selector, error) {
-	s := &Selector{ID: spec.ID(), SelectorSpec: spec, Resolution: resolved}
+// NewSelector returns a selector in use. It fails if a label selector does not parse.
+func NewSelector(s Selector) (*Selector, error) {
 	for _, pods := range s.Pods {
-		var a labelSelectors
-		for _, part := range []struct {
-			text string
-			into *labels.Selector
-		}{{pods.Namespaces, &a.namespaces}, {pods.Pods, &a.pods}, {pods.Nodes, &a.nodes}} {
-			var err error
-			if *part.into, err = labels.Parse(part.text); err != nil {
-				return nil, fmt.Errorf("parse selector %q: %w", part.text, err)
-			}
+		m, err := NewPodMatcher(pods)
+		if err != nil {
+			return nil, err
 		}
-		a.rest = a.withoutNamespaceLabels()
-		s.alternatives = append(s.alternatives, a)
+		s.matchers = append(s.matchers, m)
 	}
-	if spec.Peer.Kind == PeerNodes {
+	if peer := s.Peers[0]; peer.Kind == PeerNodes {
 		var err error
-		if s.nodes, err = labels.Parse(spec.Peer.Labels); err != nil {
-			return nil, fmt.Errorf("parse selector %q: %w", spec.Peer.Labels, err)
+		if s.nodes, err = labels.Parse(peer.Labels); err != nil {
+			return nil, fmt.Errorf("parse selector %q: %w", peer.Labels, err)
 		}
 	}
-	return s, nil
+	s.prefixes = prefixesOf(s.Blocks)
+	return &s, nil
 }
 
-// MatchesLabels reports whether the selector chooses a label set in a
-// namespace, as far as pods and namespaces are concerned: see also [Selector.MatchesNode].
-// The namespace is nil while there is no object for it: what requires something of
-// its labels, even that there is none, does not match then. See [Selector.MayMatch].
+// MatchesLabels reports whether the selector selects pods with a label set. The namespace is
+// nil while there is no object for it.
 func (s *Selector) MatchesLabels(set *LabelSet, namespace *Namespace) bool {
-	for _, a := range s.alternatives {
-		if (namespace != nil || a.rest == nil) && a.matches(set, namespace) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(
+		s.matchers,
+		func(m *PodMatcher) bool { return m.Matches(set, namespace) },
+	)
 }
 
-// MayMatch reports whether it depends on the labels of the namespace, for which there is no
-// object, whether the selector chooses a label set.
-func (s *Selector) MayMatch(set *LabelSet) bool {
-	return !s.MatchesLabels(set, nil) && slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool {
-		return a.rest != nil && a.rest.matches(set, nil)
-	})
+// MatchesNode reports whether the selector selects nodes by labels, and this one.
+func (s *Selector) MatchesNode(n *Node) bool {
+	return s.nodes != nil && s.nodes.Matches(n.Labels)
 }
 
-// ChoosesNode reports whether a selector of nodes chooses one.
-func (s *Selector) ChoosesNode(node labels.Set) bool { return s.nodes != nil && s.nodes.Matches(node) }
-
-// NodeDependent reports whether the node that a pod is on matters.
-func (s *Selector) NodeDependent() bool {
-	return slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool { return !a.nodes.Empty() })
+// SameResolution reports whether two versions of a selector come to the same.
+func (s *Selector) SameResolution(o *Selector) bool {
+	return slices.Equal(s.Pods, o.Pods) && slices.EqualFunc(s.Blocks, o.Blocks, Block.Equal) &&
+		s.Entity == o.Entity && s.Family == o.Family &&
+		s.MatchesPods == o.MatchesPods && s.MatchesNodes == o.MatchesNodes
 }
 
-// MatchesNode reports whether the selector chooses pods on a node, nil if the
-// node is not known.
-func (s *Selector) MatchesNode(node *Node) bool {
-	return slices.ContainsFunc(s.alternatives, func(a labelSelectors) bool {
-		return a.nodes.Empty() || node != nil && a.nodes.Matches(node.Labels)
-	})
-}
-
-// AnyAnchor is the anchor of selectors that require nothing in particular.
-const AnyAnchor = "*"
-
-// Anchors are, for each alternative, something that every label set must have
-// to be chosen by it, the most selective: its namespace, or else one of its
-// labels. It is [AnyAnchor] if the alternative requires neither.
+// Anchors returns what label sets must have one of to be selected: see
+// [LabelSet.Anchors].
 func (s *Selector) Anchors() []string {
 	var anchors []string
-	for _, a := range s.alternatives {
-		if anchor := a.anchor(); !slices.Contains(anchors, anchor) {
-			anchors = append(anchors, anchor)
+	for _, m := range s.matchers {
+		if a := m.Anchor(); !slices.Contains(anchors, a) {
+			anchors = append(anchors, a)
 		}
 	}
 	return anchors
 }
 
+// Prefixes returns the prefixes that the blocks name, exceptions too, each once and in
+// order: the selector tells addresses apart by no others.
+func (s *Selector) Prefixes() []netip.Prefix { return s.prefixes }
+
+// Names reports whether a prefix is among [Selector.Prefixes].
+func (s *Selector) Names(p netip.Prefix) bool {
+	_, found := slices.BinarySearchFunc(s.prefixes, p, netip.Prefix.Compare)
+	return found
+}
+
+func prefixesOf(blocks []Block) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for _, b := range blocks {
+		prefixes = append(append(prefixes, b.Prefix), b.Except...)
+	}
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	return slices.Compact(prefixes)
+}
+
+// Contains reports whether a prefix is in one of the blocks. It looks only at blocks whose
+// prefix is around it, of which there are few.
+func (s *Selector) Contains(p netip.Prefix) bool {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		around := netip.PrefixFrom(p.Addr(), bits).Masked()
+		at, found := slices.BinarySearchFunc(
+			s.Blocks,
+			around,
+			func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) },
+		)
+		for ; found && at < len(s.Blocks) && s.Blocks[at].Prefix == around; at++ {
+			if s.Blocks[at].Contains(p) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // TableHeader implements [statedb.TableWritable].
-func (*Selector) TableHeader() []string { return []string{"ID", "Role", "Expression"} }
+func (*Selector) TableHeader() []string { return []string{"Number", "Expression", "Undesired"} }
 
 // TableRow implements [statedb.TableWritable].
 func (s *Selector) TableRow() []string {
-	return []string{s.ID.String(), s.Role.String(), s.Text}
+	return []string{number(s.Number), s.Text, trueOrDash(s.Undesired)}
 }
-
-// RoleAnchor is the index key of the selectors of a role that have an anchor.
-type RoleAnchor struct {
-	Role   bpf.Role
-	Anchor string
-}
-
-func (a RoleAnchor) key() index.Key { return append(index.Uint32(uint32(a.Role)), a.Anchor...) }
 
 var (
-	selectorIDIndex = UniqueIndex("id", selectorIDKeys,
-		func(s *Selector) SelectorID { return s.ID })
-
-	selectorAnchorIndex = IndexEach("anchor", KeysOf(RoleAnchor.key, egressAnchorFromString),
-		func(s *Selector) []RoleAnchor {
-			var anchors []RoleAnchor
-			for _, anchor := range s.Anchors() {
-				anchors = append(anchors, RoleAnchor{s.Role, anchor})
+	selectorNumber = UniqueIndex("number", Uint32Keys,
+		func(s *Selector) uint32 { return s.Number })
+	selectorDigest = UniqueIndex("digest", DigestKeys,
+		func(s *Selector) bpf.Digest { return s.Digest() })
+	// Something that each label set must have to be selected: see [LabelSet.Anchors].
+	selectorAnchor = IndexEach("anchor", StringKeys,
+		func(s *Selector) []string { return s.Anchors() })
+	// Of peers that are found by none of the other indexes, or not by them alone.
+	selectorKind = statedb.Index[*Selector, PeerKind]{
+		Name:       "kind",
+		FromKey:    func(k PeerKind) index.Key { return index.String(string(k)) },
+		FromString: index.FromString,
+		FromObject: func(s *Selector) index.KeySet {
+			kind := s.Peers[0].Kind
+			if kind == PeerPods || kind == PeerCIDR && s.Family == 0 {
+				return index.NewKeySet()
 			}
-			return anchors
-		})
+			return index.NewKeySet(index.String(string(kind)))
+		},
+	}
 
-	selectorPrefixIndex = IndexEach("prefix", PrefixKeys,
-		func(s *Selector) []netip.Prefix { return append(slices.Clone(s.Prefixes), s.Except...) })
+	// SelectorByNumber queries a selector in use by its number.
+	SelectorByNumber = selectorNumber.Query
 
-	// Only of peers that are found by none of the other indexes.
-	selectorKindIndex = IndexIf("kind", KeysOf(peerKindKey, index.FromString),
-		func(s *Selector) (PeerKind, bool) {
-			switch s.Peer.Kind {
-			case PeerCIDRGroups, PeerServices, PeerNodes:
-				return s.Peer.Kind, true
-			}
-			return "", false
-		})
+	// SelectorByDigest queries the selector in use with a text.
+	SelectorByDigest = selectorDigest.Query
 
-	// SelectorsByPrefix queries the selectors that name exactly a prefix, or except it.
-	SelectorsByPrefix = selectorPrefixIndex.Query
+	// SelectorsByAnchor queries the selectors that require something of label sets, or
+	// [AnyAnchor].
+	SelectorsByAnchor = selectorAnchor.Query
 
-	// SelectorsByKind queries the selectors of [PeerCIDRGroups], [PeerServices]
-	// or [PeerNodes].
-	SelectorsByKind = selectorKindIndex.Query
-
-	// SelectorByID queries a selector by its digest.
-	SelectorByID = selectorIDIndex.Query
-
-	// SelectorsByAnchor queries the selectors that require something, or [AnyAnchor].
-	SelectorsByAnchor = selectorAnchorIndex.Query
+	// SelectorsByKind queries the selectors of CIDR groups, services, nodes, entities, or, by
+	// [PeerCIDR], of whole families.
+	SelectorsByKind = selectorKind.Query
 )
 
-var selectorIDKeys = KeysOf(selectorIDKey, selectorIDFromString)
-
-func egressAnchorFromString(text string) (index.Key, error) {
-	return RoleAnchor{bpf.RoleEgress, text}.key(), nil
-}
-
-func peerKindKey(k PeerKind) index.Key { return index.String(string(k)) }
-
-func selectorIDKey(id SelectorID) index.Key { return index.Uint64(uint64(id)) }
-
-func selectorIDFromString(s string) (index.Key, error) {
-	var id SelectorID
-	if err := id.UnmarshalText([]byte(s)); err != nil {
-		return nil, err
-	}
-	return selectorIDKey(id), nil
-}
-
-// NewSelectorTable creates the table of selectors.
-var NewSelectorTable = Declare(
-	"selectors", selectorIDIndex, selectorAnchorIndex, selectorPrefixIndex, selectorKindIndex,
+// NewSelectorTable creates the table of selectors in use.
+var NewSelectorTable = Declare("selectors",
+	selectorNumber,
+	selectorDigest,
+	selectorAnchor,
+	selectorKind,
 )

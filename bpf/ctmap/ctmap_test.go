@@ -48,7 +48,7 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "in,service,0x40", (In | Service | 0x40).String())
 	require.Equal(t, "seen-non-syn,0x8000", (SeenNonSYN | 0x8000).String())
 	require.Equal(t, "-", EntryFlags(0).String())
-	require.Equal(t, "gateway=- epoch=7 flags=tx-closing packets=1 bytes=60 lifetime=9",
-		Entry{Epoch: 7, Flags: TxClosing, Packets: 1, Bytes: 60, Lifetime: 9}.String())
+	require.Equal(t, "gateway=- generation=7 flags=tx-closing packets=1 bytes=60 lifetime=9",
+		Entry{Generation: 7, Flags: TxClosing, Packets: 1, Bytes: 60, Lifetime: 9}.String())
 	require.Equal(t, "protocol-47 10.0.0.1:0 -> 10.0.0.2:0 out", tuple(47, "10.0.0.1:0", "10.0.0.2:0", Out).String())
 }

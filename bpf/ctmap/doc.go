@@ -61,7 +61,7 @@
 //	    44    4 host    SourceSecurityID  not used: 0
 //	    48    4 host    LastTxReport      seconds: when a packet from who began it was last noted, coarse
 //	    52    4 host    LastRxReport      seconds: the same towards it
-//	    56    4 host    Epoch             of the pod when the verdict was made
+//	    56    4 host    Generation        under which the verdict was made; 0: it has to be made
 //	    60    4 host    Cookie            of the rule that allowed it
 //	    64    4 host    Created           seconds: when it was made, or made anew; 0: not known
 //	    68    4 -       Reserved          0

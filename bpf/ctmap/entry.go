@@ -46,15 +46,15 @@ type Entry struct {
 	SourceSecurityID uint32
 	LastTxReport     uint32 // seconds
 	LastRxReport     uint32
-	Epoch            uint32 // of the pod when the verdict was made
+	Generation       uint32 // under which the verdict was made; 0: it has to be made
 	Cookie           uint32 // of the rule that allowed it
 	Created          uint32 // when it was made, or made anew for another connection; seconds
 	Reserved         uint32
 }
 
 func (e Entry) String() string {
-	return fmt.Sprintf("gateway=%s epoch=%d flags=%s packets=%d bytes=%d lifetime=%d",
-		e.Gateway, e.Epoch, e.Flags, e.Packets, e.Bytes, e.Lifetime)
+	return fmt.Sprintf("gateway=%s generation=%d flags=%s packets=%d bytes=%d lifetime=%d",
+		e.Gateway, e.Generation, e.Flags, e.Packets, e.Bytes, e.Lifetime)
 }
 
 // FragKey4 is the key of sluice_frag4: an IPv4 datagram that came in fragments.

@@ -44,16 +44,16 @@ func TestStates(t *testing.T) {
 func exampleRecord() Record {
 	return NewRecord(CT4TCP, tuple(unix.IPPROTO_TCP, "10.0.0.1:258", "192.0.2.7:772", Out), Entry{
 		Gateway: bpf.AddressFrom(netip.MustParseAddr("10.9.9.9")), Packets: 3, Bytes: 180, Lifetime: 8095,
-		Flags: SeenNonSYN | ToService, Epoch: 7, Cookie: 11, Created: 95,
+		Flags: SeenNonSYN | ToService, Generation: 7, Cookie: 11, Created: 95,
 	}, 100)
 }
 
 func TestRecordAsText(t *testing.T) {
 	require.Equal(t, "tcp 10.0.0.1:258 -> 192.0.2.7:772 out established age=5s expires=7995s packets=3 bytes=180 "+
-		"gateway=10.9.9.9 epoch=7 cookie=11 flags=seen-non-syn,service", exampleRecord().String())
+		"gateway=10.9.9.9 generation=7 cookie=11 flags=seen-non-syn,service", exampleRecord().String())
 	expired := NewRecord(CT6Any, tuple(unix.IPPROTO_UDP, "[2001:db8::1]:53", "[2001:db8::2]:53", In|Related), Entry{Lifetime: 97}, 100)
 	require.Equal(t, "udp [2001:db8::1]:53 -> [2001:db8::2]:53 in,related expired age=- expires=-3s packets=0 bytes=0 "+
-		"gateway=- epoch=0 cookie=0 flags=-", expired.String())
+		"gateway=- generation=0 cookie=0 flags=-", expired.String())
 	require.True(t, expired.Expired())
 	example := exampleRecord()
 	condemned := NewRecord(CT4TCP, example.Tuple(), Entry{Created: 105}, 100)
@@ -68,14 +68,14 @@ func TestRecordAsJSON(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, `{"map":"sluice_ct4_tcp","source":"10.0.0.1:258","destination":"192.0.2.7:772","protocol":"tcp",
 		"direction":"out","state":"established","flags":["seen-non-syn","service"],"packets":3,"bytes":180,
-		"gateway":"10.9.9.9","epoch":7,"cookie":11,"ageSeconds":5,"expiresInSeconds":7995}`, string(b))
+		"gateway":"10.9.9.9","generation":7,"cookie":11,"ageSeconds":5,"expiresInSeconds":7995}`, string(b))
 
 	r = NewRecord(CT6Any, tuple(47, "[2001:db8::1]:0", "[2001:db8::2]:0", In|Related|0x40), Entry{Lifetime: 90}, 100)
 	b, err = json.Marshal(r)
 	require.NoError(t, err)
 	require.JSONEq(t, `{"map":"sluice_ct6_any","source":"[2001:db8::1]:0","destination":"[2001:db8::2]:0","protocol":"protocol-47",
 		"direction":"in","tupleFlags":["related","0x40"],"state":"expired","packets":0,"bytes":0,
-		"epoch":0,"cookie":0,"ageSeconds":-1,"expiresInSeconds":-10}`, string(b))
+		"generation":0,"cookie":0,"ageSeconds":-1,"expiresInSeconds":-10}`, string(b))
 	var back Record
 	require.NoError(t, json.Unmarshal(b, &back))
 	require.Equal(t, r, back)

@@ -29,7 +29,7 @@ func eachPolicedServer(t *testing.T, test func(f *fixture)) {
 func (f *fixture) revoke() {
 	f.Helper()
 	f.policy(peerClass, bpf.DirectionIngress, 0, 0, 0, denyRule)
-	f.subject(subjectClass, packettest.Epoch+1, 0)
+	f.subject(judgedPod, packettest.Generation+1)
 }
 
 // TestLostConnectionOfPeer: a connection of the other side whose entry was lost goes on
@@ -132,14 +132,14 @@ func TestRevokedDatagrams(t *testing.T) {
 // which was allowed before and after; but not the rest of a connection of the pod.
 func TestBothBegin(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
 		f.policy(0, bpf.DirectionIngress, 0, 0, 0, allowRule)
 		f.passed(f.fromPod(udp(f.Pod, f.Server, 7946, 7946)...))
 		f.passed(f.toPod(udp(f.Server, f.Pod, 7946, 7946)...))
 		f.passed(f.fromPod(tcp(f.Pod, f.Server, 7946, 7946, packettest.SYN)...))
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyRule)
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		for range 2 {
 			f.passed(f.toPod(udp(f.Server, f.Pod, 7946, 7946)...))
 			f.dropped(f.fromPod(udp(f.Pod, f.Server, 7946, 7946)...), bpf.ReasonPolicyRule)

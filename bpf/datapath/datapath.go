@@ -57,8 +57,8 @@ var copiers = map[string]bpf.Copier{
 
 // Options say what to load the programs with.
 type Options struct {
-	// Maps are the agent's maps by name. Those that are missing are created with
-	// room for a few thousand entries, which nobody but the programs sees.
+	// Maps are the agent's maps by name. Those that are missing are created, and are
+	// empty.
 	Maps map[string]*ebpf.Map
 
 	// Dir is the directory where the programs' own maps are pinned; empty: they
@@ -104,9 +104,6 @@ func (d *Datapath) load(opts Options) error {
 	return closeAll(own) // the collection has its own references
 }
 
-// roomOfMissing is the size of maps of the agent's that it does not have.
-const roomOfMissing = 4096
-
 // prepareMaps sets the sizes of the maps in a description of the programs, and
 // returns those that exist already: the agent's, and its own, which it opens.
 func prepareMaps(spec *ebpf.CollectionSpec, opts Options) (replacements map[string]*ebpf.Map, own []*ebpf.Map, err error) {
@@ -119,8 +116,6 @@ func prepareMaps(spec *ebpf.CollectionSpec, opts Options) (replacements map[stri
 			if given := opts.Maps[name]; given != nil {
 				replacements[name] = given
 				m.MaxEntries = given.MaxEntries()
-			} else if m.MaxEntries == 1 && m.Type != ebpf.Array {
-				m.MaxEntries = roomOfMissing
 			}
 			continue
 		}

@@ -62,28 +62,18 @@ func TestWithoutAddress(t *testing.T) {
 // TestNotReady: a pod that may be under a policy is held, but only where some
 // policy covers the destination.
 func TestNotReady(t *testing.T) {
-	for name, prepare := range map[string]func(f *fixture){
-		"unknown": func(f *fixture) {
-			require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: 6, Flags: bpf.PodEgressUnknown, MAC: packettest.PodMAC}))
-			require.NoError(f, f.RemoveSource(f.Pod))
-		},
-		"selected, without class": func(f *fixture) { require.NoError(f, f.RemoveSource(f.Pod)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			eachTransport(t, func(f *fixture, transport string) {
-				f.selected(f.Here(f.Egress))
-				prepare(f)
-				f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonPodNotReady)
-				f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonPodNotReady)
-				f.checked(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
-				f.checked(f.fromPod(request(transport, f.Pod, f.RemotePod)...))
+	eachTransport(t, func(f *fixture, transport string) {
+		f.selected(f.Here(f.Egress))
+		require.NoError(f, f.SetPod(f.Pod, f.LocalPod(0)))
+		f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonPodNotReady)
+		f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonPodNotReady)
+		f.checked(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
+		f.checked(f.fromPod(request(transport, f.Pod, f.RemotePod)...))
 
-				// Once it is ready, the same flow is served.
-				f.selected(f.Here(f.Egress))
-				f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
-			})
-		})
-	}
+		// Once it is ready, the same flow is served.
+		f.selected(f.Here(f.Egress))
+		f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
+	})
 }
 
 // TestPredatesPolicy: a connection that was alive without an egress address is cut
@@ -121,26 +111,27 @@ func TestPinned(t *testing.T) {
 			}
 			return f.fromPod(request(transport, f.Pod, f.Server)...)
 		}
-		epoch := uint32(packettest.Epoch + 1)
-		raise := func(flags bpf.PodFlags) {
-			epoch++
-			require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: epoch, Flags: flags, MAC: packettest.PodMAC}))
+		generation := uint32(packettest.Generation + 1)
+		raise := func(subject uint32) {
+			generation++
+			require.NoError(f, f.SetPod(f.Pod, f.LocalPod(subject)))
+			require.NoError(f, f.SetGeneration(generation))
 		}
 		f.selected(f.remote(second()))
 		f.toGateway(f.fromPod(request(transport, f.Pod, f.Server)...), second())
 
 		require.NoError(f, f.SetGateway(packettest.Group, f.remote(third())))
 		f.toGateway(next(), second())
-		raise(bpf.PodEgressSelected)
+		raise(packettest.Routed)
 		f.toGateway(next(), second())
-		require.Equal(f, epoch, f.connection(connectionOf(transport, f.Pod, f.Server)).Epoch)
+		require.Equal(f, generation, f.connection(connectionOf(transport, f.Pod, f.Server)).Generation)
 
 		// The policy goes: live connections end by themselves.
-		require.NoError(f, f.RemoveSource(f.Pod))
-		raise(0)
+		require.NoError(f, f.RemoveRoute(packettest.Routed))
+		raise(packettest.Plain)
 		f.toGateway(next(), second())
-		require.NoError(f, f.SetSource(f.Pod, packettest.Class))
-		raise(bpf.PodEgressSelected)
+		require.NoError(f, f.SetRoute(packettest.Routed, packettest.EgressRuleset))
+		raise(packettest.Routed)
 		f.toGateway(next(), second())
 
 		require.NoError(f, f.SetNode(second(), 0))
@@ -174,9 +165,9 @@ func TestPolicyRemoved(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.selected(f.Here(f.Egress))
 		port := f.translated(f.fromPod(request("TCP", f.Pod, f.Server)...), f.Egress).SrcPort
-		require.NoError(f, f.RemoveSource(f.Pod))
-		require.NoError(f, f.RemoveEgress(packettest.Class, f.Covered))
-		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: packettest.Epoch + 2, MAC: packettest.PodMAC}))
+		require.NoError(f, f.RemoveRoute(packettest.Routed))
+		require.NoError(f, f.RemoveEgress(packettest.EgressRuleset, f.Covered))
+		f.subject(packettest.Plain, packettest.Generation+2)
 		f.delivered(f.fromNetdev(response("TCP", f.Server, f.Egress, port)...))
 		p := f.translated(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...), f.Egress)
 		require.Equal(f, port, p.SrcPort)
@@ -332,8 +323,8 @@ func TestAddressOfAnotherPod(t *testing.T) {
 		f.passed(f.toPod(answer...))
 		f.toGateway(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...), second())
 
-		require.NoError(f, f.RemoveSource(f.Pod))
-		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: packettest.Epoch + 50, MAC: packettest.PodMAC}))
+		require.NoError(f, f.RemoveRoute(packettest.Routed))
+		f.subject(packettest.Plain, packettest.Generation+50)
 		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.SYN)...))
 		f.checked(f.fromPod(tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)...))
 		c := f.connection(connectionOf("TCP", f.Pod, f.Server))

@@ -116,7 +116,7 @@ func TestPodWithoutPolicy(t *testing.T) {
 			f.requireLifetime(c, packettest.LifetimeAny)
 		}
 		require.EqualValues(f, 3, c.Packets)
-		require.EqualValues(f, packettest.Epoch, c.Epoch)
+		require.EqualValues(f, packettest.Generation, c.Generation)
 		require.Equal(f, bpf.Address{}, c.Gateway)
 		require.Zero(f, c.Flags&(packettest.RxClosing|packettest.TxClosing|packettest.SeenNonSYN))
 	})
@@ -180,8 +180,8 @@ func TestIncomingConnection(t *testing.T) {
 		require.Equal(f, packet, res.Out)
 
 		// The same when the policy first chooses the pod only then.
-		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: packettest.Epoch + 9,
-			Flags: bpf.PodEgressSelected, MAC: packettest.PodMAC}))
+		f.selected(f.Here(f.Egress))
+		require.NoError(f, f.SetGeneration(packettest.Generation+9))
 		f.checked(f.run(packettest.Input{Program: "from_pod", Device: packettest.PodDevice, Packet: packet}))
 	})
 }
@@ -193,7 +193,7 @@ func TestNeverRedirected(t *testing.T) {
 		f.selected(f.Here(f.Egress))
 		everything := netip.PrefixFrom(f.Pod, 0).Masked()
 		require.NoError(f, f.Cover(everything))
-		require.NoError(f, f.SetEgress(packettest.Class, everything, packettest.Group))
+		require.NoError(f, f.SetEgress(packettest.EgressRuleset, everything, packettest.Group))
 		for name, to := range map[string]netip.Addr{
 			"pod here": f.OtherPod, "pod elsewhere": f.RemotePod, "address of nobody in the cluster": f.UnassignedPod,
 			"this node": f.NodeIP, "another node": f.SecondNode, "service": f.Service, "address of the host": f.SharedEgress,
@@ -246,7 +246,7 @@ func TestToGateway(t *testing.T) {
 		c := f.connection(connectionOf(transport, f.Pod, f.Server))
 		require.NotNil(f, c)
 		require.Equal(f, bpf.AddressFrom(second()), c.Gateway)
-		require.EqualValues(f, packettest.Epoch+1, c.Epoch)
+		require.EqualValues(f, packettest.Generation+1, c.Generation)
 		f.flowReported(res, second(), netip.Addr{})
 
 		// The next packet is of the same connection, and no flow anew.
@@ -265,7 +265,7 @@ func (f *fixture) flowReported(res *packettest.Result, gateway, egress netip.Add
 		}
 		require.Equal(f, gateway, e.Gateway.Addr(), "gateway of the event")
 		require.Equal(f, egress, e.Egress.Addr(), "egress address of the event")
-		require.EqualValues(f, packettest.Class, e.EgressClass)
+		require.EqualValues(f, packettest.EgressRuleset, e.EgressRuleset)
 		require.EqualValues(f, packettest.Group, e.Group)
 		require.Equal(f, f.Pod, e.Source.Addr())
 		require.Equal(f, f.Server, e.Destination.Addr())
@@ -306,7 +306,7 @@ func TestNoGateway(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(bpf.GatewayValue{})
 		f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonNoGateway)
-		require.NoError(f, f.SetEgress(packettest.Class, f.Covered, packettest.Group+1))
+		require.NoError(f, f.SetEgress(packettest.EgressRuleset, f.Covered, packettest.Group+1))
 		f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonNoGateway)
 		f.checked(f.fromPod(request(transport, f.Pod, f.Excluded)...))
 	})
@@ -321,7 +321,7 @@ func TestNoEgressAddress(t *testing.T) {
 		}
 		f.selected(f.Here(other.Egress))
 		f.dropped(f.fromPod(request(transport, f.Pod, f.Server)...), bpf.ReasonNoEgressIP)
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		f.dropped(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), bpf.ReasonNoEgressIP)
 	})
 }

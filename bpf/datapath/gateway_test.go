@@ -85,7 +85,7 @@ func TestGatewayHere(t *testing.T) {
 func TestGatewayForAnother(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		key := connectionOf(transport, f.RemotePod, f.Server)
 		for range 2 {
 			p := f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
@@ -108,7 +108,7 @@ func TestGatewayForAnother(t *testing.T) {
 		// Without the policy, and with another gateway, it goes on.
 		require.NoError(f, f.SetGateway(packettest.Group, f.remote(third())))
 		f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
-		require.NoError(f, f.RemoveSource(f.RemotePod))
+		require.NoError(f, f.RemovePod(f.RemotePod))
 		f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
 		f.toGateway(f.fromNetdev(response(transport, f.Server, f.Egress, key.Sport)...), second())
 	})
@@ -121,7 +121,7 @@ func TestGatewayNotChosen(t *testing.T) {
 		row := f.Here(f.Egress)
 		row.Gateway = bpf.AddressFrom(third())
 		f.selected(row)
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		f.translated(f.fromOverlay(second(), request("TCP", f.RemotePod, f.Server)...), f.Egress)
 	})
 }
@@ -148,7 +148,7 @@ func TestReplyByOverlay(t *testing.T) {
 func TestFromOverlayRefused(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		f.dropped(f.fromOverlay(netip.MustParseAddr("172.16.0.77"), request(transport, f.RemotePod, f.Server)...), bpf.ReasonUnknownNode)
 		f.dropped(f.fromOverlay(second(), request(transport, f.RemotePod, f.Uncovered)...), bpf.ReasonNoRule)
 		f.dropped(f.fromOverlay(second(), request(transport, f.RemotePod, f.Excluded)...), bpf.ReasonNoRule)

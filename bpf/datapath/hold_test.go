@@ -30,7 +30,7 @@ func (f *fixture) unplace(entry bool) {
 	local := bpf.IPCacheInCluster | bpf.IPCachePod | bpf.IPCacheLocalPods
 	require.NoError(f, f.SetIPCache(netip.PrefixFrom(f.Pod, f.Pod.BitLen()), local, netip.Addr{}))
 	if entry {
-		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{Epoch: packettest.Epoch}))
+		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{Subject: packettest.Plain, Flags: bpf.PodLocal}))
 	} else {
 		require.NoError(f, f.RemovePod(f.Pod))
 	}
@@ -115,11 +115,11 @@ func TestHostAmongPods(t *testing.T) {
 // its network if there are none, and what has begun so is judged when they are known.
 func TestUnknownWithoutPolicies(t *testing.T) {
 	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
-		f.subject(0, packettest.Epoch+1, bpf.PodPolicyUnknown)
+		f.subject(0, packettest.Generation+1)
 		for range 2 {
 			f.passed(f.begin(transport, d, f.Server))
 			f.passed(f.answer(transport, d, f.Server))
-			require.Zero(f, f.tracked(transport, d, f.Server).Epoch, "it is still to be judged")
+			require.Zero(f, f.tracked(transport, d, f.Server).Generation, "it is still to be judged")
 		}
 		f.passed(f.begin(transport, d, f.Uncovered))
 
@@ -130,11 +130,11 @@ func TestUnknownWithoutPolicies(t *testing.T) {
 
 		f.policy(0, d, 0, 0, 0, denyDefault)
 		f.policy(peerClass, d, 0, 0, 0, allowRule)
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		f.dropped(f.begin(transport, d, f.Uncovered), bpf.ReasonPolicyDenied)
 		f.dropped(f.answer(transport, d, f.Uncovered), bpf.ReasonPolicyDenied)
 		f.passed(f.begin(transport, d, f.Server))
-		require.EqualValues(f, packettest.Epoch+1, f.tracked(transport, d, f.Server).Epoch)
+		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, d, f.Server).Generation)
 		require.Equal(f, allowRule.Cookie, f.tracked(transport, d, f.Server).Cookie)
 	})
 }
@@ -273,7 +273,7 @@ func TestServiceToUnplaced(t *testing.T) {
 				}
 			}
 			require.NotZero(t, drops)
-			require.NoError(t, tr.SetPod(tr.OtherPod, bpf.PodValue{IfIndex: tr.Index(packettest.OtherPodDevice), Epoch: packettest.Epoch, MAC: packettest.OtherPodMAC}))
+			require.NoError(t, tr.SetPod(tr.OtherPod, bpf.PodValue{Subject: packettest.Plain, IfIndex: tr.Index(packettest.OtherPodDevice), Flags: bpf.PodLocal, MAC: packettest.OtherPodMAC}))
 			require.Eventually(t, reached, soon, never/10)
 		})
 	}

@@ -41,7 +41,7 @@ func TestFragments(t *testing.T) {
 		t.Run(transport, func(t *testing.T) {
 			eachFamily(t, func(f *fixture) {
 				f.selected(f.Here(f.Egress))
-				require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+				require.NoError(f, f.SetRemotePod(f.RemotePod))
 				f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
 				layers := request(transport, f.Pod, f.Server)
 				whole := f.podFrame(layers[0], layers[1], packettest.Pattern(2999))
@@ -352,7 +352,7 @@ func TestUDPWithoutChecksum(t *testing.T) {
 func TestMappedAddresses(t *testing.T) {
 	f := newFixture(t, packettest.World4)
 	f.selected(f.Here(f.Egress))
-	require.NoError(t, f.SetSource(f.RemotePod, packettest.Class))
+	require.NoError(t, f.SetRemotePod(f.RemotePod))
 	mapped := func(a netip.Addr) netip.Addr { return netip.AddrFrom16(a.As16()) }
 	for _, transport := range []string{"TCP", "UDP"} {
 		port := f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress).SrcPort

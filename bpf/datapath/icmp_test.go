@@ -53,7 +53,7 @@ func least(f *fixture) int {
 func TestICMPErrorToPod(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		// Another pod has the port, so that this one is given another.
 		f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
 		sent := f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
@@ -100,7 +100,7 @@ func TestICMPErrorToPod(t *testing.T) {
 func TestICMPErrorFromPod(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
 		given := portOf(f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport)
 		own := connectionOf(transport, f.Pod, f.Server).Sport
@@ -162,7 +162,7 @@ func TestICMPErrorAboutNothing(t *testing.T) {
 func TestICMPErrorAboutOthers(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		f.translated(f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress)
 		port := connectionOf(transport, f.RemotePod, f.Server).Sport
 		forge := func(to, other netip.Addr) {
@@ -205,7 +205,7 @@ func (f *fixture) answered(res *packettest.Result, device string, reason bpf.Rea
 func TestTimeExceeded(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		expected := uint8(11)
 		if f.Pod.Is6() {
 			expected = 3
@@ -280,7 +280,7 @@ func TestTooBig(t *testing.T) {
 
 		// The gateway tells the server.
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		port := f.translated(f.fromOverlay(second(), request("TCP", f.RemotePod, f.Server)...), f.Egress).SrcPort
 		f.toGateway(f.fromNetdev(segment(f.Server, f.Egress, serverPort, port, overlayMTU-headers)...), second())
 		p = f.answered(f.fromNetdev(segment(f.Server, f.Egress, serverPort, port, overlayMTU-headers+1)...), packettest.EgressDevice, bpf.ReasonTooBig, f.Server)
@@ -294,7 +294,7 @@ func TestTooBig(t *testing.T) {
 func TestSegmentSizeOfReplies(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		port := f.translated(f.fromOverlay(second(), request("TCP", f.RemotePod, f.Server)...), f.Egress).SrcPort
 		most := uint16(1450 - 20 - 20)
 		if f.Pod.Is6() {

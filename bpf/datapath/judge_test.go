@@ -14,30 +14,52 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
-// judgedWorld is one of few classes, prefixes and ports, so that many verdicts meet.
+// judgedWorld is one of few numbers, prefixes and ports, so that many verdicts meet. Some of
+// what numbers refer to is missing.
 func judgedWorld(r *rand.Rand, w packettest.Addresses) packettest.PolicyWorld {
 	world := packettest.PolicyWorld{
-		Pods:    map[bpf.PodKey]bpf.PodValue{},
-		IPCache: map[bpf.IPCacheKey]bpf.IPCacheValue{},
-		Policy:  map[bpf.PolicyKey]bpf.PolicyValue{},
+		Pods:     map[bpf.PodKey]bpf.PodValue{},
+		IPCache:  map[bpf.IPCacheKey]bpf.IPCacheValue{},
+		Subjects: map[bpf.SubjectKey]bpf.SubjectValue{},
+		Peers:    map[bpf.PeerKey]bpf.PeerValue{},
+		Policy:   map[bpf.PolicyKey]bpf.PolicyValue{},
+		Verdicts: map[bpf.VerdictKey]bpf.VerdictValue{},
 	}
-	for i, pod := range []netip.Addr{w.Pod, w.OtherPod} {
-		world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(pod)}] = bpf.PodValue{SubjectClass: uint32(i) + r.Uint32N(2)}
+	for _, pod := range []netip.Addr{w.Pod, w.OtherPod} {
+		flags := bpf.PodLocal
+		if r.IntN(10) == 0 {
+			flags = 0
+		}
+		world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(pod)}] = bpf.PodValue{Subject: 1 + r.Uint32N(4), Flags: flags}
 	}
+	for subject := range uint32(3) {
+		world.Subjects[bpf.SubjectKey{Subject: 1 + subject}] = bpf.SubjectValue{Ruleset: bpf.EmptyRuleset + r.Uint32N(3)}
+	}
+	all := netip.PrefixFrom(w.Pod, 0).Masked()
 	for _, p := range []netip.Prefix{
-		netip.PrefixFrom(w.Pod, 0).Masked(), w.Cluster, w.Covered, w.CoveredExclusion,
+		all, w.Cluster, w.Covered, w.CoveredExclusion,
 		netip.PrefixFrom(w.Server, w.Server.BitLen()), netip.PrefixFrom(w.RemotePod, w.Pod.BitLen()),
 	} {
-		world.IPCache[bpf.IPCacheKeyFrom(p)] = bpf.IPCacheValue{PeerClass: r.Uint32N(4)}
+		if p == all && r.IntN(4) == 0 {
+			continue
+		}
+		world.IPCache[bpf.IPCacheKeyFrom(p)] = bpf.IPCacheValue{Member: r.Uint32N(5)}
 	}
-	world.IPCache[bpf.IPCacheKeyFrom(w.Services)] = bpf.IPCacheValue{PeerClass: r.Uint32N(4), Flags: bpf.IPCacheService}
+	world.IPCache[bpf.IPCacheKeyFrom(w.Services)] = bpf.IPCacheValue{Member: r.Uint32N(5), Flags: bpf.IPCacheService}
+	for member := range uint32(4) {
+		world.Peers[bpf.PeerKey{Member: member}] = bpf.PeerValue{Class: r.Uint32N(4)}
+	}
+	for range 14 {
+		k := bpf.PolicyKey{Ruleset: bpf.EmptyRuleset + 1 + r.Uint32N(2), Class: r.Uint32N(4), Direction: bpf.Direction(r.IntN(2))}
+		world.Policy[k] = bpf.PolicyValue{Set: r.Uint32N(5)}
+	}
 	for range 60 {
 		var protocol uint8
 		if r.IntN(4) > 0 {
 			protocol = judgedProtocols[r.IntN(len(judgedProtocols))]
 		}
-		k := bpf.PolicyKeyOf(r.Uint32N(3), r.Uint32N(4), bpf.Direction(r.IntN(2)), protocol, uint16(r.IntN(256)), []int{0, 8, 12, 15, 16}[r.IntN(5)])
-		world.Policy[k] = bpf.PolicyValue{Precedence: r.Uint32N(3), Cookie: 1 + r.Uint32N(1000), Deny: uint8(r.IntN(2))}
+		k := bpf.VerdictKeyOf(r.Uint32N(4), protocol, uint16(r.IntN(256)), []int{0, 8, 12, 15, 16}[r.IntN(5)])
+		world.Verdicts[k] = bpf.VerdictValue{Default: uint8(r.IntN(2)), Cookie: 1 + r.Uint32N(1000), Deny: uint8(r.IntN(2))}
 	}
 	return world
 }
@@ -51,10 +73,11 @@ func verdict(w packettest.PolicyWorld, q packettest.Question) packettest.Answer 
 		own, peer = peer, own
 	}
 	pod, ok := w.Pods[bpf.PodKey{Addr: bpf.AddressFrom(own)}]
-	switch {
-	case !ok:
+	if !ok || pod.Flags&bpf.PodLocal == 0 {
 		return packettest.Answer{Reason: bpf.ReasonUnknownSource}
-	case pod.SubjectClass == 0:
+	}
+	ruleset := w.Subjects[bpf.SubjectKey{Subject: pod.Subject}].Ruleset
+	if ruleset == bpf.EmptyRuleset {
 		return packettest.Answer{}
 	}
 	var known bpf.IPCacheValue
@@ -67,30 +90,36 @@ func verdict(w packettest.PolicyWorld, q packettest.Question) packettest.Answer 
 	if known.Flags&bpf.IPCacheService != 0 && q.Direction == bpf.DirectionEgress && !q.Backend {
 		return packettest.Answer{Postponed: true}
 	}
+	nothing := packettest.Answer{Reason: bpf.ReasonPolicyDenied}
+	peerValue, found := w.Peers[bpf.PeerKey{Member: known.Member}]
+	if longest < 0 || !found {
+		return nothing
+	}
+	policy, found := w.Policy[bpf.PolicyKey{Ruleset: ruleset, Class: peerValue.Class, Direction: q.Direction}]
+	if !found {
+		policy, found = w.Policy[bpf.PolicyKey{Ruleset: ruleset, Direction: q.Direction}]
+	}
+	if !found {
+		return nothing
+	}
 	hasPort := q.Protocol != unix.IPPROTO_GRE && (q.Protocol != unix.IPPROTO_ICMP || own.Is4()) && (q.Protocol != unix.IPPROTO_ICMPV6 || own.Is6())
-	var best *bpf.PolicyValue
-	for _, class := range []uint32{known.PeerClass, bpf.AnyPeerClass} {
-		var found *bpf.PolicyValue
-		bits := uint32(0)
-		for k, v := range w.Policy {
-			packet := bpf.PolicyKeyOf(pod.SubjectClass, class, q.Direction, q.Protocol, q.Port, 16)
-			if !hasPort {
-				packet = bpf.PolicyKeyOf(pod.SubjectClass, class, q.Direction, q.Protocol, 0, 0)
-			}
-			if k.Covers(packet) && k.PrefixLen > bits {
-				found, bits = &v, k.PrefixLen
-			}
-		}
-		if found != nil && (best == nil || found.Precedence > best.Precedence || found.Precedence == best.Precedence && found.Deny > best.Deny) {
-			best = found
+	var best bpf.VerdictValue
+	most := -1
+	for k, v := range w.Verdicts {
+		protocol, port, bits := k.Traffic()
+		switch {
+		case k.Set != policy.Set, int(k.PrefixLen) <= most:
+		case protocol == 0, protocol == q.Protocol && bits == 0,
+			protocol == q.Protocol && hasPort && (q.Port^port)>>(16-bits) == 0:
+			best, most = v, int(k.PrefixLen)
 		}
 	}
 	switch {
-	case best == nil:
-		return packettest.Answer{Reason: bpf.ReasonPolicyDenied}
+	case most < 0:
+		return nothing
 	case best.Deny == 0:
 		return packettest.Answer{Cookie: best.Cookie}
-	case best.Precedence == bpf.PrecedenceDefault:
+	case best.Default != 0:
 		return packettest.Answer{Reason: bpf.ReasonPolicyDenied, Cookie: best.Cookie}
 	}
 	return packettest.Answer{Reason: bpf.ReasonPolicyRule, Cookie: best.Cookie}
@@ -129,7 +158,7 @@ func TestVerdictsOfRandomWorlds(t *testing.T) {
 			seen[packettest.Answer{Reason: want.Reason, Postponed: want.Postponed}] = true
 		}
 	}
-	require.Len(t, seen, 4, "all kinds of verdicts were met")
+	require.Len(t, seen, 5, "all kinds of verdicts were met")
 }
 
 // BenchmarkJudge measures verdicts, with the work in the language of the tests.
@@ -140,7 +169,8 @@ func BenchmarkJudge(b *testing.B) {
 	defer j.Close()
 	r := rand.New(rand.NewPCG(1, 2))
 	world := judgedWorld(r, packettest.World4)
-	world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(packettest.World4.Pod)}] = bpf.PodValue{SubjectClass: 1}
+	world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(packettest.World4.Pod)}] = bpf.PodValue{Subject: 1, Flags: bpf.PodLocal}
+	world.Subjects[bpf.SubjectKey{Subject: 1}] = bpf.SubjectValue{Ruleset: bpf.EmptyRuleset + 1}
 	require.NoError(b, j.Load(world))
 	questions := make([]packettest.Question, b.N)
 	for i := range questions {

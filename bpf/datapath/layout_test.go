@@ -33,9 +33,12 @@ var layouts = []struct {
 	{c: "prefix_key", goType: bpf.CoveredKey{}},
 	{c: "ipcache_value", goType: bpf.IPCacheValue{}},
 	{c: "covered_value", goType: bpf.CoveredValue{}},
-	{c: "source_key", goType: bpf.SourceKey{}},
-	{c: "source_value", goType: bpf.SourceValue{}, aliases: map[string]string{"egress_class": "Class"}},
-	{c: "egress_key", goType: bpf.EgressKey{}, aliases: map[string]string{"egress_class": "Class"}},
+	{c: "subject_key", goType: bpf.SubjectKey{}},
+	{c: "subject_value", goType: bpf.SubjectValue{}},
+	{c: "route_value", goType: bpf.RouteValue{}},
+	{c: "peer_key", goType: bpf.PeerKey{}},
+	{c: "peer_value", goType: bpf.PeerValue{}},
+	{c: "egress_key", goType: bpf.EgressKey{}},
 	{c: "egress_value", goType: bpf.EgressValue{}},
 	{c: "gateway_key", goType: bpf.GatewayKey{}},
 	{c: "gateway_value", goType: bpf.GatewayValue{}},
@@ -43,6 +46,8 @@ var layouts = []struct {
 	{c: "exit_value", goType: bpf.ExitValue{}},
 	{c: "policy_key", goType: bpf.PolicyKey{}},
 	{c: "policy_value", goType: bpf.PolicyValue{}},
+	{c: "verdict_key", goType: bpf.VerdictKey{}},
+	{c: "verdict_value", goType: bpf.VerdictValue{}, aliases: map[string]string{"is_default": "Default"}},
 	{c: "rule_key", goType: bpf.RuleKey{}},
 	{c: "node_key", goType: bpf.NodeKey{}},
 	{c: "node_value", goType: bpf.NodeValue{}},
@@ -107,17 +112,21 @@ func TestMapsOfBothSides(t *testing.T) {
 	sizes := map[string]struct{ key, value any }{
 		"sluice_pods":     {bpf.PodKey{}, bpf.PodValue{}},
 		"sluice_ipcache":  {bpf.IPCacheKey{}, bpf.IPCacheValue{}},
-		"sluice_sources":  {bpf.SourceKey{}, bpf.SourceValue{}},
+		"sluice_subjects": {bpf.SubjectKey{}, bpf.SubjectValue{}},
+		"sluice_routes":   {bpf.SubjectKey{}, bpf.RouteValue{}},
+		"sluice_peers":    {bpf.PeerKey{}, bpf.PeerValue{}},
 		"sluice_egress":   {bpf.EgressKey{}, bpf.EgressValue{}},
 		"sluice_gateways": {bpf.GatewayKey{}, bpf.GatewayValue{}},
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
 		"sluice_policy":   {bpf.PolicyKey{}, bpf.PolicyValue{}},
+		"sluice_verdicts": {bpf.VerdictKey{}, bpf.VerdictValue{}},
 		"sluice_rules":    {bpf.RuleKey{}, bpf.Metric{}},
-		"sluice_slots":    {uint32(0), bpf.RuleKey{}},
-		"sluice_decided":  {uint32(0), bpf.Metric{}},
+		bpf.RuleSlotsMap:  {uint32(0), bpf.RuleKey{}},
+		bpf.DecidedMap:    {uint32(0), bpf.Metric{}},
 		"sluice_config":   {bpf.ConfigKey{}, bpf.ConfigValue{}},
+		"sluice_state":    {bpf.StateKey{}, bpf.StateValue{}},
 		"sluice_ct4_tcp":  {ctmap.Key4{}, ctmap.Entry{}},
 		"sluice_ct4_any":  {ctmap.Key4{}, ctmap.Entry{}},
 		"sluice_ct6_tcp":  {ctmap.Key6{}, ctmap.Entry{}},
@@ -133,6 +142,9 @@ func TestMapsOfBothSides(t *testing.T) {
 			continue
 		}
 		require.LessOrEqual(t, len(name), 15, "the kernel cuts %s", name)
+		if m.InnerMap != nil {
+			m = m.InnerMap
+		}
 		want, ok := sizes[name]
 		if !ok {
 			t.Errorf("map %s is not compared with anything", name)
@@ -144,16 +156,14 @@ func TestMapsOfBothSides(t *testing.T) {
 	}
 	require.Empty(t, sizes, "the programs do not have these maps")
 	require.EqualValues(t, uint32(bpf.ReasonCount)*bpf.Directions, spec.Maps["sluice_metrics"].MaxEntries)
-	require.EqualValues(t, bpf.RuleSlots, spec.Maps["sluice_slots"].MaxEntries)
-	require.EqualValues(t, bpf.RuleSlots, spec.Maps["sluice_decided"].MaxEntries)
+	require.EqualValues(t, bpf.RuleSlots, spec.Maps[bpf.RuleSlotsMap].MaxEntries)
+	require.EqualValues(t, bpf.RuleSlots, spec.Maps[bpf.DecidedMap].MaxEntries)
 }
 
 // constants are those of layout.h and event.h that Go has under another name.
 var constants = map[string]uint64{
 	"FAMILY_IPV4": uint64(bpf.FamilyIPv4), "FAMILY_IPV6": uint64(bpf.FamilyIPv6),
-	"POD_EGRESS_SELECTED": uint64(bpf.PodEgressSelected), "POD_EGRESS_UNKNOWN": uint64(bpf.PodEgressUnknown),
-	"POD_POLICY_UNKNOWN": uint64(bpf.PodPolicyUnknown), "ANY_PEER_CLASS": uint64(bpf.AnyPeerClass), "NO_SUBJECT_CLASS": uint64(bpf.NoSubjectClass),
-	"PRECEDENCE_DEFAULT": uint64(bpf.PrecedenceDefault), "PRECEDENCE_ALLOW": uint64(bpf.PrecedenceAllow), "PRECEDENCE_DENY": uint64(bpf.PrecedenceDeny),
+	"POD_LOCAL": uint64(bpf.PodLocal), "EMPTY_RULESET": bpf.EmptyRuleset, "ANY_CLASS": bpf.AnyClass,
 	"RULE_SLOTS":         bpf.RuleSlots,
 	"IPCACHE_IN_CLUSTER": uint64(bpf.IPCacheInCluster), "IPCACHE_HOST": uint64(bpf.IPCacheHost),
 	"IPCACHE_NODE": uint64(bpf.IPCacheNode), "IPCACHE_SERVICE": uint64(bpf.IPCacheService),
@@ -192,6 +202,7 @@ var constants = map[string]uint64{
 	"PROGRAM_TO_NETDEV": uint64(bpf.ProgramToNetdev), "PROGRAM_BACKSTOP": uint64(bpf.ProgramBackstop),
 	"DIRECTION_EGRESS": uint64(bpf.DirectionEgress), "DIRECTION_INGRESS": uint64(bpf.DirectionIngress), "DIRECTIONS": bpf.Directions,
 	"EVENT_DROP": uint64(bpf.EventDrop), "EVENT_FLOW": uint64(bpf.EventFlow),
+	"SLOTS": bpf.Slots,
 	// Of the mark nothing but the programs knows the bits.
 	"MARK_CHECKED": 1, "MARK_TRANSLATED": 2, "MARK_SERVICE": 3,
 }

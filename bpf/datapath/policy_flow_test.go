@@ -29,8 +29,8 @@ func TestRepliesPass(t *testing.T) {
 		require.NoError(f, err)
 		require.EqualValues(f, 2, counted.Packets, "of the original direction, the second on the fast path")
 
-		// A reply is judged by the port that the flow has, should the epoch be another.
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		// A reply is judged by the port that the flow has, should the generation be another.
+		f.subject(judgedPod, packettest.Generation+1)
 		f.passed(f.answer(transport, d, f.Server))
 
 		// An error about the flow, from a router on the way; then one about another.
@@ -57,7 +57,7 @@ func unreachable(from, to netip.Addr, about []packettest.Layer) []packettest.Lay
 	return []packettest.Layer{packettest.IP(from, to), kind, packettest.Payload(packettest.Build(about...))}
 }
 
-// TestRevoked: a change of the epoch has a live flow judged anew, in both directions;
+// TestRevoked: another generation has a live flow judged anew, in both directions;
 // what is allowed again goes on.
 func TestRevoked(t *testing.T) {
 	eachSubject(t, func(f *fixture, transport string, d bpf.Direction) {
@@ -66,10 +66,10 @@ func TestRevoked(t *testing.T) {
 		f.passed(f.begin(transport, d, f.Server))
 		f.passed(f.answer(transport, d, f.Server))
 
-		// Without a new epoch the verdict stands.
-		require.NoError(f, f.RemovePolicy(bpf.PolicyKeyOf(subjectClass, peerClass, d, 0, 0, 0)))
+		// Without a new generation the verdict stands.
+		f.unpolicy(peerClass, d)
 		f.passed(f.begin(transport, d, f.Server))
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		before := *f.tracked(transport, d, f.Server)
 		f.dropped(f.answer(transport, d, f.Server), bpf.ReasonPolicyDenied)
 		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPolicyDenied)
@@ -80,13 +80,13 @@ func TestRevoked(t *testing.T) {
 		f.passed(f.answer(transport, d, f.Server))
 		f.passed(f.begin(transport, d, f.Server))
 		c := f.tracked(transport, d, f.Server)
-		require.EqualValues(f, packettest.Epoch+1, c.Epoch)
+		require.EqualValues(f, packettest.Generation+1, c.Generation)
 		require.Equal(f, allowOther.Cookie, c.Cookie)
-		require.NoError(f, f.RemovePolicy(bpf.PolicyKeyOf(subjectClass, peerClass, d, 0, 0, 0)))
+		f.unpolicy(peerClass, d)
 		f.passed(f.begin(transport, d, f.Server))
 
 		// Of a pod that policies do not choose any more everything passes.
-		f.subject(0, packettest.Epoch+2, 0)
+		f.subject(packettest.Plain, packettest.Generation+2)
 		f.passed(f.begin(transport, d, f.Server))
 		require.Zero(f, f.tracked(transport, d, f.Server).Cookie)
 	})
@@ -99,7 +99,7 @@ func TestPolicyUnknown(t *testing.T) {
 		f.policy(0, d, 0, 0, 0, allowRule)
 		f.passed(f.begin(transport, d, f.Server))
 		require.NoError(f, f.AddFlags(bpf.ConfigNetworkPolicies))
-		f.subject(0, packettest.Epoch+1, bpf.PodPolicyUnknown)
+		f.subject(0, packettest.Generation+1)
 		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPodNotReady)
 		f.dropped(f.answer(transport, d, f.Server), bpf.ReasonPodNotReady)
 
@@ -109,16 +109,16 @@ func TestPolicyUnknown(t *testing.T) {
 			key.Flags = packettest.In
 		}
 		c := *f.connection(key)
-		c.Epoch = 0 // as of a flow that began before there were programs
+		c.Generation = 0 // as of a flow that began before there were programs
 		require.NoError(f, f.SetConnection(key, c))
 		f.passed(f.begin(transport, d, f.Server))
 		f.passed(f.answer(transport, d, f.Server))
-		require.Zero(f, f.tracked(transport, d, f.Server).Epoch, "it is still to be judged")
+		require.Zero(f, f.tracked(transport, d, f.Server).Generation, "it is still to be judged")
 		f.dropped(f.begin(transport, d, f.Uncovered), bpf.ReasonPodNotReady)
 		f.dropped(f.begin(transport, d, f.OtherPod), bpf.ReasonPodNotReady)
 
 		f.policy(0, d, 0, 0, 0, denyDefault)
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		f.dropped(f.begin(transport, d, f.Server), bpf.ReasonPolicyDenied)
 	})
 }

@@ -26,7 +26,7 @@ func icmpTypes(of netip.Addr) (version, protocol, question, answer, other uint8)
 func TestTypesOfICMP(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		version, protocol, question, answer, other := icmpTypes(f.Pod)
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)
 		f.policy(0, bpf.DirectionEgress, protocol, uint16(question), 16, allowRule)
@@ -48,7 +48,7 @@ func TestTypesOfICMP(t *testing.T) {
 
 		// The same the other way round.
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
-		require.NoError(f, f.RemovePolicy(bpf.PolicyKeyOf(subjectClass, 0, bpf.DirectionEgress, protocol, uint16(question), 16)))
+		require.NoError(f, f.RemoveVerdict(bpf.VerdictKeyOf(setOf(0, bpf.DirectionEgress), protocol, uint16(question), 16)))
 		f.policy(0, bpf.DirectionIngress, protocol, uint16(question), 16, allowRule)
 		f.passed(f.toPod(message(f.Server2, f.Pod, question)...))
 		f.dropped(f.toPod(message(f.Server2, f.Pod, other)...), bpf.ReasonPolicyDenied)
@@ -144,7 +144,7 @@ func TestProtocolsUnderPolicy(t *testing.T) {
 // gone, does not begin again as one of the other side.
 func TestRestOfForbiddenConnection(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 		f.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
 		for range 2 {
@@ -157,14 +157,14 @@ func TestRestOfForbiddenConnection(t *testing.T) {
 // TestErrorsOfPods: what a pod tells of its own flows and those to it passes.
 func TestErrorsOfPods(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 		f.policy(0, bpf.DirectionIngress, unix.IPPROTO_UDP, serverPort, 16, allowRule)
 		received := udp(f.Server, f.Pod, podPort, serverPort)
 		f.dropped(f.fromPod(unreachable(f.Pod, f.Server, received)...), bpf.ReasonPolicyDenied)
 		f.passed(f.toPod(received...))
 		f.checked(f.fromPod(unreachable(f.Pod, f.Server, received)...))
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		f.checked(f.fromPod(unreachable(f.Pod, f.Server, received)...))
 	})
 }
@@ -177,7 +177,7 @@ func TestErrorsOfNoFlow(t *testing.T) {
 		if f.Pod.Is6() {
 			protocol, kind = unix.IPPROTO_ICMPV6, 1
 		}
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.peer(f.Uncovered, peerClass, 0)
 		f.policy(peerClass, bpf.DirectionIngress, protocol, kind, 16, allowRule)
 		about := tcp(f.Pod, f.Server, podPort, serverPort, packettest.ACK)

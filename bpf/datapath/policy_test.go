@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,25 +16,31 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
-// Classes of the tests.
+// Numbers of the tests.
 const (
-	subjectClass = 11
+	judgedPod    = 11 // subject
+	judgedRouted = 12 // the same, that an egress policy chooses
+	judgedRules  = 31 // ruleset of both
 	peerClass    = 21
 )
 
-// subject has policies choose the pod, at an epoch, with further flags.
-func (f *fixture) subject(class, epoch uint32, flags bpf.PodFlags) {
+// subject has the pod be of a subject, and begins a generation.
+func (f *fixture) subject(subject, generation uint32) {
 	f.Helper()
-	require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{
-		IfIndex: f.Index(packettest.PodDevice), SubjectClass: class, Epoch: epoch, Flags: flags, MAC: packettest.PodMAC,
-	}))
+	require.NoError(f, errors.Join(
+		f.SetSubject(judgedPod, judgedRules),
+		f.SetSubject(judgedRouted, judgedRules),
+		f.SetRoute(judgedRouted, packettest.EgressRuleset),
+		f.SetPod(f.Pod, f.LocalPod(subject)),
+		f.SetGeneration(generation),
+	))
 }
 
 // newSubject returns the node with a pod that policies choose, and a peer outside of a
 // class of its own.
 func newSubject(t testing.TB, w packettest.Addresses) *fixture {
 	f := newFixture(t, w)
-	f.subject(subjectClass, packettest.Epoch, 0)
+	f.subject(judgedPod, packettest.Generation)
 	f.peer(f.Server, peerClass, 0)
 	return f
 }
@@ -56,19 +63,34 @@ func (f *fixture) peer(a netip.Addr, class uint32, flags bpf.IPCacheFlags) {
 	require.NoError(f, f.SetPeer(netip.PrefixFrom(a, a.BitLen()), class, flags))
 }
 
-// policy writes a verdict of the pod's class. Protocol 0 is any traffic.
-func (f *fixture) policy(peer uint32, d bpf.Direction, protocol uint8, port uint16, bits int, v bpf.PolicyValue) {
+// setOf is the verdict set of the pod's ruleset and a class.
+func setOf(class uint32, d bpf.Direction) uint32 { return 100 + 2*class + uint32(d) }
+
+func policyOf(class uint32, d bpf.Direction) bpf.PolicyKey {
+	return bpf.PolicyKey{Ruleset: judgedRules, Class: class, Direction: d}
+}
+
+// policy writes a verdict of the pod's ruleset. Protocol 0 is any traffic.
+func (f *fixture) policy(class uint32, d bpf.Direction, protocol uint8, port uint16, bits int, v bpf.VerdictValue) {
 	f.Helper()
-	require.NoError(f, f.SetPolicy(bpf.PolicyKeyOf(subjectClass, peer, d, protocol, port, bits), v))
+	set := setOf(class, d)
+	require.NoError(f, f.SetVerdict(bpf.VerdictKeyOf(set, protocol, port, bits), v))
+	require.NoError(f, f.SetPolicy(policyOf(class, d), set))
+}
+
+// unpolicy has the pod's ruleset say nothing special of a class.
+func (f *fixture) unpolicy(class uint32, d bpf.Direction) {
+	f.Helper()
+	require.NoError(f, f.RemovePolicy(policyOf(class, d)))
 }
 
 // Verdicts of the tests, each by a rule of its own.
 var (
-	denyDefault  = bpf.PolicyValue{Precedence: bpf.PrecedenceDefault, Cookie: 100, Deny: 1}
-	allowDefault = bpf.PolicyValue{Precedence: bpf.PrecedenceDefault}
-	allowRule    = bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 101}
-	allowOther   = bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 102}
-	denyRule     = bpf.PolicyValue{Precedence: bpf.PrecedenceDeny, Cookie: 103, Deny: 1}
+	denyDefault  = bpf.VerdictValue{Default: 1, Cookie: 100, Deny: 1}
+	allowDefault = bpf.VerdictValue{Default: 1}
+	allowRule    = bpf.VerdictValue{Cookie: 101}
+	allowOther   = bpf.VerdictValue{Cookie: 102}
+	denyRule     = bpf.VerdictValue{Cookie: 103, Deny: 1}
 )
 
 // begin has a flow begin between the pod and a peer, in a direction.
@@ -135,7 +157,7 @@ func TestVerdicts(t *testing.T) {
 	type entry struct {
 		peer  uint32
 		key   string // any, protocol, port, other port, other protocol
-		value bpf.PolicyValue
+		value bpf.VerdictValue
 	}
 	for name, test := range map[string]struct {
 		entries []entry
@@ -147,17 +169,16 @@ func TestVerdicts(t *testing.T) {
 		"default allow":                  {[]entry{{0, "any", allowDefault}}, 0, 0},
 		"allowed":                        {[]entry{{0, "any", denyDefault}, {peerClass, "port", allowRule}}, 0, allowRule.Cookie},
 		"allowed to all":                 {[]entry{{0, "any", denyDefault}, {0, "port", allowRule}}, 0, allowRule.Cookie},
-		"another port":                   {[]entry{{0, "any", denyDefault}, {peerClass, "other port", allowRule}}, bpf.ReasonPolicyDenied, denyDefault.Cookie},
-		"another protocol":               {[]entry{{0, "any", denyDefault}, {peerClass, "other protocol", allowRule}}, bpf.ReasonPolicyDenied, denyDefault.Cookie},
+		"another port":                   {[]entry{{peerClass, "any", denyDefault}, {peerClass, "other port", allowRule}}, bpf.ReasonPolicyDenied, denyDefault.Cookie},
+		"another protocol":               {[]entry{{peerClass, "any", denyDefault}, {peerClass, "other protocol", allowRule}}, bpf.ReasonPolicyDenied, denyDefault.Cookie},
 		"another peer":                   {[]entry{{0, "any", denyDefault}, {peerClass + 1, "any", allowRule}}, bpf.ReasonPolicyDenied, denyDefault.Cookie},
 		"protocol":                       {[]entry{{0, "any", denyDefault}, {peerClass, "protocol", allowRule}}, 0, allowRule.Cookie},
 		"range of ports":                 {[]entry{{0, "any", denyDefault}, {peerClass, "range", allowRule}}, 0, allowRule.Cookie},
 		"denied by a rule":               {[]entry{{0, "any", allowDefault}, {peerClass, "port", denyRule}}, bpf.ReasonPolicyRule, denyRule.Cookie},
-		"all denied by a rule":           {[]entry{{0, "any", denyRule}, {peerClass, "port", allowRule}}, bpf.ReasonPolicyRule, denyRule.Cookie},
-		"deny of the peer over allow":    {[]entry{{0, "port", allowRule}, {peerClass, "any", denyRule}}, bpf.ReasonPolicyRule, denyRule.Cookie},
-		"longest in a pair":              {[]entry{{peerClass, "any", denyRule}, {peerClass, "port", allowRule}}, 0, allowRule.Cookie},
-		"equal precedence, one denies":   {[]entry{{0, "any", allowRule}, {peerClass, "any", bpf.PolicyValue{Precedence: 1, Cookie: 7, Deny: 1}}}, bpf.ReasonPolicyRule, 7},
-		"equal precedence, other denies": {[]entry{{0, "any", bpf.PolicyValue{Precedence: 1, Cookie: 7, Deny: 1}}, {peerClass, "any", allowRule}}, bpf.ReasonPolicyRule, 7},
+		"what is said of a class is all": {[]entry{{0, "any", allowRule}, {peerClass, "other port", allowOther}}, bpf.ReasonPolicyDenied, 0},
+		"it allows what all may not":     {[]entry{{0, "any", denyRule}, {peerClass, "port", allowRule}}, 0, allowRule.Cookie},
+		"it denies what all may":         {[]entry{{0, "port", allowRule}, {peerClass, "any", denyRule}}, bpf.ReasonPolicyRule, denyRule.Cookie},
+		"longest of a set":               {[]entry{{peerClass, "any", denyRule}, {peerClass, "port", allowRule}}, 0, allowRule.Cookie},
 		"alike, the peer's own":          {[]entry{{0, "any", allowOther}, {peerClass, "any", allowRule}}, 0, allowRule.Cookie},
 		"of the peer alone":              {[]entry{{peerClass, "any", allowRule}}, 0, allowRule.Cookie},
 	} {
@@ -233,13 +254,13 @@ func TestHostReachesItsPods(t *testing.T) {
 					request(transport, f.SecondNode, f.Pod)...)...)
 				f.dropped(f.run(other), bpf.ReasonPolicyDenied)
 
-				// A new epoch takes nothing from it, whoever of both is next.
-				f.subject(subjectClass, packettest.Epoch+1, 0)
+				// A new generation takes nothing from it, whoever of both is next.
+				f.subject(judgedPod, packettest.Generation+1)
 				f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
 				f.dropped(f.run(forwarded), bpf.ReasonPolicyDenied)
 				f.passed(f.run(own))
 
-				f.subject(0, packettest.Epoch+1, bpf.PodPolicyUnknown)
+				f.subject(0, packettest.Generation+1)
 				require.NoError(f, f.Clear("sluice_ct4_tcp"))
 				f.passed(f.run(own))
 			})
@@ -252,7 +273,7 @@ func TestPolicyWithGateway(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.remote(second()))
 		f.peer(f.Uncovered, 0, 0)
-		f.subject(subjectClass, packettest.Epoch, bpf.PodEgressSelected)
+		f.subject(judgedRouted, packettest.Generation)
 		require.NoError(f, f.SetPeer(f.Covered, peerClass, 0))
 		// What ipcache has a row of without flags is outside.
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
@@ -265,11 +286,11 @@ func TestPolicyWithGateway(t *testing.T) {
 		f.toGateway(f.begin(transport, bpf.DirectionEgress, f.Server), second())
 
 		f.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, denyRule)
-		f.subject(subjectClass, packettest.Epoch+1, bpf.PodEgressSelected)
+		f.subject(judgedRouted, packettest.Generation+1)
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.Server), bpf.ReasonPolicyRule)
 		f.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, allowOther)
 		f.toGateway(f.begin(transport, bpf.DirectionEgress, f.Server), second())
-		require.EqualValues(f, packettest.Epoch+1, f.tracked(transport, bpf.DirectionEgress, f.Server).Epoch)
+		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, bpf.DirectionEgress, f.Server).Generation)
 	})
 }
 
@@ -277,7 +298,7 @@ func TestPolicyWithGateway(t *testing.T) {
 // that policies are asked of.
 func TestServiceIsPostponed(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 		for range 2 {
 			res := f.begin(transport, bpf.DirectionEgress, f.Service)
@@ -285,7 +306,7 @@ func TestServiceIsPostponed(t *testing.T) {
 			require.EqualValues(f, packettest.MarkService, res.Mark&packettest.MarkMask)
 		}
 		f.passed(f.answer(transport, bpf.DirectionEgress, f.Service))
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		f.passed(f.answer(transport, bpf.DirectionEgress, f.Service))
 		res := f.begin(transport, bpf.DirectionEgress, f.Service)
 		f.passed(res)
@@ -295,10 +316,10 @@ func TestServiceIsPostponed(t *testing.T) {
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.OtherPod))
 		// A flow that was there before policies chose the pod goes their way too.
-		f.subject(0, packettest.Epoch, 0)
+		f.subject(packettest.Plain, packettest.Generation)
 		require.NoError(f, f.Reset())
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.Service))
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		res = f.begin(transport, bpf.DirectionEgress, f.Service)
 		require.EqualValues(f, packettest.MarkService, res.Mark&packettest.MarkMask)
 	})
@@ -311,7 +332,7 @@ func TestLinkLocal(t *testing.T) {
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
 		require.Nil(f, f.tracked(transport, bpf.DirectionEgress, f.LinkLocal), "as ever, of a pod without policies")
 
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.LinkLocal), bpf.ReasonPolicyDenied)
@@ -321,11 +342,11 @@ func TestLinkLocal(t *testing.T) {
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
 		f.passed(f.answer(transport, bpf.DirectionEgress, f.LinkLocal))
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
-		require.EqualValues(f, packettest.Epoch+1, f.tracked(transport, bpf.DirectionEgress, f.LinkLocal).Epoch)
+		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, bpf.DirectionEgress, f.LinkLocal).Generation)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyRule)
-		f.subject(subjectClass, packettest.Epoch+2, 0)
+		f.subject(judgedPod, packettest.Generation+2)
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.LinkLocal), bpf.ReasonPolicyRule)
 		// Nor is it a way out with an address that is not the pod's.
 		f.dropped(f.fromPod(request(transport, f.UnassignedPod, f.LinkLocal)...), bpf.ReasonUnknownSource)
@@ -336,7 +357,7 @@ func TestLinkLocal(t *testing.T) {
 // and its replies are not, when policies forbid it; nor does the host make it so.
 func TestRepliesToMasqueraded(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
-		f.subject(subjectClass, packettest.Epoch, 0)
+		f.subject(judgedPod, packettest.Generation)
 		config := f.Config
 		config.Flags |= bpf.ConfigAllowLocalhost
 		require.NoError(f, f.SetConfig(config))
@@ -345,7 +366,7 @@ func TestRepliesToMasqueraded(t *testing.T) {
 		f.passed(f.begin(transport, bpf.DirectionIngress, f.NodeIP))
 		f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
 		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyRule)
-		f.subject(subjectClass, packettest.Epoch+1, 0)
+		f.subject(judgedPod, packettest.Generation+1)
 		require.Equal(f, packettest.Drop, f.answer(transport, bpf.DirectionIngress, f.NodeIP).Verdict)
 		f.dropped(f.begin(transport, bpf.DirectionIngress, f.NodeIP), bpf.ReasonPolicyRule)
 
@@ -353,7 +374,7 @@ func TestRepliesToMasqueraded(t *testing.T) {
 		f.passed(f.run(packettest.Input{Program: "to_pod", Device: packettest.PodDevice,
 			Packet: packettest.Build(append([]packettest.Layer{packettest.Ethernet{Dst: packettest.PodMAC, Src: f.MAC(packettest.PodDevice)}},
 				request(transport, f.NodeIP, f.Pod)...)...)}))
-		f.subject(subjectClass, packettest.Epoch+2, 0)
+		f.subject(judgedPod, packettest.Generation+2)
 		f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
 	})
 }

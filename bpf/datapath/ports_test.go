@@ -21,7 +21,7 @@ import (
 func TestPorts(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.selected(f.Here(f.Egress))
-		require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
 		send := func(sport uint16) uint16 {
 			return f.translated(f.fromPod(udp(f.Pod, f.Server, sport, 53)...), f.Egress).SrcPort
 		}

@@ -67,24 +67,10 @@ type programsCtEntry struct {
 	SourceSecurityId uint32
 	LastTxReport     uint32
 	LastRxReport     uint32
-	Epoch            uint32
+	Generation       uint32
 	Cookie           uint32
 	Created          uint32
 	Reserved         uint32
-}
-
-type programsEgressKey struct {
-	_           structs.HostLayout
-	PrefixLen   uint32
-	EgressClass uint32
-	Family      uint8
-	Pad         [3]uint8
-	Addr        [16]uint8
-}
-
-type programsEgressValue struct {
-	_     structs.HostLayout
-	Group uint32
 }
 
 type programsExitKey struct {
@@ -129,36 +115,6 @@ type programsFragValue struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
-}
-
-type programsGatewayKey struct {
-	_      structs.HostLayout
-	Group  uint32
-	Bucket uint32
-}
-
-type programsGatewayValue struct {
-	_       structs.HostLayout
-	Gateway struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	Egress4 uint32
-	Ifindex uint32
-	Egress6 struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsIpcacheValue struct {
-	_         structs.HostLayout
-	PeerClass uint32
-	Flags     uint32
-	Tunnel    struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
 }
 
 type programsMetric struct {
@@ -211,42 +167,6 @@ type programsNodeValue struct {
 	Flags uint32
 }
 
-type programsPodKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsPodValue struct {
-	_            structs.HostLayout
-	Ifindex      uint32
-	SubjectClass uint32
-	Epoch        uint32
-	Flags        uint32
-	Mac          [6]uint8
-	Pad          [2]uint8
-}
-
-type programsPolicyKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Subject   uint32
-	Peer      uint32
-	Direction uint8
-	Protocol  uint8
-	Port      uint16
-}
-
-type programsPolicyValue struct {
-	_          structs.HostLayout
-	Precedence uint32
-	Cookie     uint32
-	Deny       uint8
-	Pad        [3]uint8
-}
-
 type programsPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -260,17 +180,10 @@ type programsRuleKey struct {
 	Cookie uint32
 }
 
-type programsSourceKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type programsSourceValue struct {
-	_           structs.HostLayout
-	EgressClass uint32
+type programsStateValue struct {
+	_          structs.HostLayout
+	Slot       uint32
+	Generation uint32
 }
 
 type programsTuple4Key struct {
@@ -304,7 +217,6 @@ const (
 	programsMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	programsMapSluiceCt6Any   = "sluice_ct6_any"
 	programsMapSluiceCt6Tcp   = "sluice_ct6_tcp"
-	programsMapSluiceDecided  = "sluice_decided"
 	programsMapSluiceEgress   = "sluice_egress"
 	programsMapSluiceEvents   = "sluice_events"
 	programsMapSluiceExits    = "sluice_exits"
@@ -316,11 +228,16 @@ const (
 	programsMapSluiceNat4     = "sluice_nat4"
 	programsMapSluiceNat6     = "sluice_nat6"
 	programsMapSluiceNodes    = "sluice_nodes"
+	programsMapSluicePeers    = "sluice_peers"
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluicePolicy   = "sluice_policy"
+	programsMapSluiceRoutes   = "sluice_routes"
+	programsMapSluiceRulehits = "sluice_rulehits"
 	programsMapSluiceRules    = "sluice_rules"
-	programsMapSluiceSlots    = "sluice_slots"
-	programsMapSluiceSources  = "sluice_sources"
+	programsMapSluiceRuleslot = "sluice_ruleslot"
+	programsMapSluiceState    = "sluice_state"
+	programsMapSluiceSubjects = "sluice_subjects"
+	programsMapSluiceVerdicts = "sluice_verdicts"
 	programsProgBackstop      = "backstop"
 	programsProgFromNetdev    = "from_netdev"
 	programsProgFromOverlay   = "from_overlay"
@@ -390,7 +307,6 @@ type programsMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
-	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -402,11 +318,16 @@ type programsMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
+	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
-	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
-	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
+	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
+	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
 // programsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -442,7 +363,6 @@ type programsMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
-	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -454,11 +374,16 @@ type programsMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
+	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
-	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
-	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
+	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
+	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
 func (m *programsMaps) Close() error {
@@ -470,7 +395,6 @@ func (m *programsMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
-		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -482,11 +406,16 @@ func (m *programsMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluiceRoutes,
+		m.SluiceRulehits,
 		m.SluiceRules,
-		m.SluiceSlots,
-		m.SluiceSources,
+		m.SluiceRuleslot,
+		m.SluiceState,
+		m.SluiceSubjects,
+		m.SluiceVerdicts,
 	)
 }
 

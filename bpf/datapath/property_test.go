@@ -28,10 +28,9 @@ type policyState struct {
 	addresses packettest.Addresses
 	ipcache   map[netip.Prefix]bpf.IPCacheFlags
 	covered   map[netip.Prefix]bool
-	egress    map[netip.Prefix]uint32 // of packettest.Class
+	egress    map[netip.Prefix]uint32 // of packettest.EgressRuleset
 	gateways  map[uint32]bpf.GatewayValue
-	source    bool // the pod has its class
-	flags     bpf.PodFlags
+	subject   uint32 // packettest.Routed, packettest.Plain, or 0
 	underlay  bpf.Address
 }
 
@@ -52,13 +51,13 @@ func (s *policyState) decide(to netip.Addr, translatable bpf.Reason) outcome {
 	if flags, _ := longest(s.ipcache, to); flags != 0 {
 		return pass
 	}
-	if s.flags&bpf.PodEgressUnknown != 0 || s.flags&bpf.PodEgressSelected != 0 && !s.source {
+	if s.subject == 0 {
 		if _, covered := longest(s.covered, to); covered {
 			return drop(bpf.ReasonPodNotReady)
 		}
 		return pass
 	}
-	if !s.source {
+	if s.subject == packettest.Plain {
 		return pass
 	}
 	group, _ := longest(s.egress, to)
@@ -107,8 +106,7 @@ func randomState(f *fixture, random *rand.Rand) *policyState {
 			s.gateways[group] = rows[i]
 		}
 	}
-	s.flags = bpf.PodFlags([]int{0, 1, 1, 1, 2, 3}[random.IntN(6)])
-	s.source = s.flags&bpf.PodEgressSelected != 0 && random.IntN(5) != 0
+	s.subject = []uint32{0, packettest.Plain, packettest.Routed, packettest.Routed}[random.IntN(4)]
 	return s
 }
 
@@ -129,7 +127,7 @@ func randomDestination(f *fixture, random *rand.Rand) netip.Addr {
 }
 
 // write puts the state into the maps.
-func (s *policyState) write(f *fixture, epoch uint32) {
+func (s *policyState) write(f *fixture, generation uint32) {
 	f.Helper()
 	for p, flags := range s.ipcache {
 		require.NoError(f, f.SetIPCache(p, flags, netip.Addr{}))
@@ -138,15 +136,14 @@ func (s *policyState) write(f *fixture, epoch uint32) {
 		require.NoError(f, f.Cover(p))
 	}
 	for p, group := range s.egress {
-		require.NoError(f, f.SetEgress(packettest.Class, p, group))
+		require.NoError(f, f.SetEgress(packettest.EgressRuleset, p, group))
 	}
 	for group, row := range s.gateways {
 		require.NoError(f, f.SetBucket(group, packettest.Bucket(f.Pod), row))
 	}
-	if s.source {
-		require.NoError(f, f.SetSource(f.Pod, packettest.Class))
-	}
-	require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: f.Index(packettest.PodDevice), Epoch: epoch, Flags: s.flags, MAC: packettest.PodMAC}))
+	require.NoError(f, f.SetRoute(packettest.Routed, packettest.EgressRuleset))
+	require.NoError(f, f.SetPod(f.Pod, f.LocalPod(s.subject)))
+	require.NoError(f, f.SetGeneration(generation))
 }
 
 // randomFirst returns the first packet of a flow, and why it cannot be translated.
@@ -188,7 +185,7 @@ func TestDecision(t *testing.T) {
 				f := newFixture(t, w)
 				s := randomState(f, random)
 				s.ipcache[netip.PrefixFrom(f.RemotePod, f.RemotePod.BitLen())] = bpf.IPCachePod
-				s.write(f, packettest.Epoch+1)
+				s.write(f, packettest.Generation+1)
 				for range 30 {
 					to := randomDestination(f, random)
 					packet, translatable := randomFirst(f, random, to)
@@ -237,12 +234,12 @@ func neverPastPolicy(t *testing.T, w packettest.Addresses, random *rand.Rand, se
 	destinations := []netip.Addr{f.Server, f.Server2, f.Excluded, f.Uncovered}
 	known := map[bpf.Address]bool{bpf.AddressFrom(second()): true, bpf.AddressFrom(third()): true, f.Config.Underlay: true}
 	for step := range 6 {
-		for _, name := range []string{"sluice_egress", "sluice_sources", "sluice_covered", "sluice_gateways"} {
+		for _, name := range []string{"sluice_egress", "sluice_routes", "sluice_covered", "sluice_gateways"} {
 			require.NoError(f, f.Clear(name))
 		}
 		s := randomState(f, random)
 		s.ipcache = map[netip.Prefix]bpf.IPCacheFlags{}
-		s.write(f, uint32(packettest.Epoch+1+step))
+		s.write(f, uint32(packettest.Generation+1+step))
 		require.NoError(f, f.SetNode(second(), bpf.NodeFlags(random.IntN(2))))
 		for range 25 {
 			to := destinations[random.IntN(len(destinations))]

@@ -20,11 +20,13 @@ func TestRulesOfOneSlot(t *testing.T) {
 	cookieOf := func(rule int) uint32 { return uint32(5 + rule*bpf.RuleSlots) }
 	f := newSubject(t, packettest.World4)
 	// Without a context packets come from the loopback device.
-	require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{IfIndex: loopback, SubjectClass: subjectClass, Epoch: packettest.Epoch, MAC: packettest.PodMAC}))
+	pod := f.LocalPod(judgedPod)
+	pod.IfIndex = loopback
+	require.NoError(f, f.SetPod(f.Pod, pod))
 	var inputs [][]byte
 	for rule := range rules {
 		f.policy(peerClass, bpf.DirectionEgress, unix.IPPROTO_UDP, uint16(firstPort+rule), 16,
-			bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: cookieOf(rule)})
+			bpf.VerdictValue{Cookie: cookieOf(rule)})
 		inputs = append(inputs, packettest.Build(packettest.Ethernet{Dst: f.MAC(packettest.PodDevice), Src: packettest.PodMAC},
 			packettest.IPv4{Src: f.Pod, Dst: f.Server}, packettest.UDP{Src: podPort, Dst: uint16(firstPort + rule)}, packettest.Pattern(100)))
 	}

@@ -106,7 +106,7 @@ func (p *pushed) replyDrop(cookie uint32, protocol uint8, service netip.AddrPort
 // policies forbid the pod to reach the backend, also while the pod goes on trying.
 func TestRepliesOfServices(t *testing.T) {
 	eachBackend(t, 82, func(tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend) {
-		tr.subject(subjectClass, packettest.Epoch, 0)
+		tr.subject(judgedPod, packettest.Generation)
 		tr.peer(b.to.Addr(), peerClass, bpf.IPCacheInCluster)
 		tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
 		tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
@@ -130,7 +130,7 @@ func TestRepliesOfServiceThatIsGone(t *testing.T) {
 			require.NoError(t, tr.Reset())
 			service, backend := netip.AddrPortFrom(w.Service, 85), netip.AddrPortFrom(w.OtherPod, 8085)
 			tr.translate(w, service.Port(), backend)
-			tr.subject(subjectClass, packettest.Epoch, 0)
+			tr.subject(judgedPod, packettest.Generation)
 			tr.peer(backend.Addr(), peerClass, bpf.IPCacheInCluster)
 			tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
 			tr.policy(0, bpf.DirectionEgress, 0, 0, 0, allowDefault)
@@ -140,7 +140,7 @@ func TestRepliesOfServiceThatIsGone(t *testing.T) {
 
 			tr.peer(service.Addr(), peerClass+1, 0)
 			tr.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, denyRule)
-			tr.subject(subjectClass, packettest.Epoch+1, 0)
+			tr.subject(judgedPod, packettest.Generation+1)
 			p.push([]byte("2"))
 			require.False(t, p.gets('2', never))
 			p.replyDrop(denyRule.Cookie, unix.IPPROTO_UDP, service)
@@ -159,12 +159,12 @@ func TestRepliesOfOneself(t *testing.T) {
 			service, backend := netip.AddrPortFrom(w.Service, 84), netip.AddrPortFrom(w.Pod, 8084)
 			tr.translate(w, service.Port(), backend)
 			tr.masquerade(w.Pod)
-			tr.subject(subjectClass, packettest.Epoch, 0)
+			tr.subject(judgedPod, packettest.Generation)
 			tr.policy(0, bpf.DirectionIngress, 0, 0, 0, allowDefault)
 			tr.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 			p := tr.pushUDP(tr.inPod(packettest.PodDevice), service, backend)
 			for i := range uint32(3) {
-				tr.subject(subjectClass, packettest.Epoch+i, 0)
+				tr.subject(judgedPod, packettest.Generation+i)
 				p.push([]byte("1"))
 				require.True(t, p.gets('1', soon))
 			}
@@ -206,28 +206,28 @@ func (p *pushed) testRevocation(protocol uint8, service, backend netip.AddrPort)
 	require.True(p, p.gets('1', soon))
 
 	// Something else is revoked: all goes on, and is judged once.
-	p.subject(subjectClass, packettest.Epoch+1, 0)
+	p.subject(judgedPod, packettest.Generation+1)
 	p.push([]byte("2"))
 	require.True(p, p.gets('2', soon))
 	_, err := p.pod.Write([]byte("on"))
 	require.NoError(p, err)
-	await.True(p, func() bool { return p.connection(key).Epoch == packettest.Epoch+1 })
+	await.True(p, func() bool { return p.connection(key).Generation == packettest.Generation+1 })
 
 	p.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, denyRule)
-	p.subject(subjectClass, packettest.Epoch+2, 0)
+	p.subject(judgedPod, packettest.Generation+2)
 	for range 2 {
 		_, err := p.Events()
 		require.NoError(p, err)
 		p.push([]byte("3"))
 		require.False(p, p.gets('3', never))
 		p.replyDrop(denyRule.Cookie, protocol, service)
-		require.EqualValues(p, packettest.Epoch+1, p.connection(key).Epoch, "it is still to be judged")
+		require.EqualValues(p, packettest.Generation+1, p.connection(key).Generation, "it is still to be judged")
 		_, err = p.pod.Write([]byte("on")) // which the backstop drops
 		require.NoError(p, err)
 	}
 
 	p.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, allowOther)
-	p.subject(subjectClass, packettest.Epoch+3, 0)
+	p.subject(judgedPod, packettest.Generation+3)
 	if protocol == unix.IPPROTO_TCP { // it has kept what was dropped
 		require.True(p, p.gets('3', soon))
 		require.True(p, p.gets('3', soon))

@@ -95,10 +95,10 @@ func eachBackend(t *testing.T, port uint16, do func(tr *traffic, network string,
 }
 
 func (tr *traffic) testService(network string, protocol uint8, service, backend netip.AddrPort) {
-	allow := func(v bpf.PolicyValue) {
+	allow := func(v bpf.VerdictValue) {
 		tr.policy(peerClass, bpf.DirectionEgress, protocol, backend.Port(), 16, v)
 	}
-	tr.subject(subjectClass, packettest.Epoch, 0)
+	tr.subject(judgedPod, packettest.Generation)
 	known := bpf.IPCacheInCluster
 	if backend.Addr() == tr.NodeIP {
 		known |= bpf.IPCacheNode | bpf.IPCacheHost
@@ -134,7 +134,7 @@ func (tr *traffic) testService(network string, protocol uint8, service, backend 
 	}
 	entries := tr.serviceEntries()
 	require.Len(tr, entries, 1)
-	require.EqualValues(tr, packettest.Epoch, entries[0].Epoch)
+	require.EqualValues(tr, packettest.Generation, entries[0].Generation)
 	require.Equal(tr, allowRule.Cookie, entries[0].Cookie)
 	require.GreaterOrEqual(tr, entries[0].Packets, uint64(3))
 	// Acknowledgements may still be on their way.
@@ -156,7 +156,7 @@ func (tr *traffic) testService(network string, protocol uint8, service, backend 
 	_, err = tr.Events()
 	require.NoError(tr, err)
 	allow(denyRule)
-	tr.subject(subjectClass, packettest.Epoch+1, 0)
+	tr.subject(judgedPod, packettest.Generation+1)
 	require.False(tr, tr.echoed(c, 10, never))
 	tr.backendDrop(bpf.ReasonPolicyRule, denyRule.Cookie, protocol, backend)
 	allow(allowOther)
@@ -167,11 +167,11 @@ func (tr *traffic) testService(network string, protocol uint8, service, backend 
 	}
 	entries = tr.serviceEntries()
 	require.Len(tr, entries, 1)
-	require.EqualValues(tr, packettest.Epoch+1, entries[0].Epoch)
+	require.EqualValues(tr, packettest.Generation+1, entries[0].Generation)
 	require.Equal(tr, allowOther.Cookie, entries[0].Cookie)
 
 	// While it is not known what policies say, it goes on too.
-	tr.subject(0, packettest.Epoch+2, bpf.PodPolicyUnknown)
+	tr.subject(0, packettest.Generation+2)
 	require.True(tr, tr.echoed(c, 10, soon))
 }
 
@@ -195,7 +195,7 @@ func TestFragmentsToServices(t *testing.T) {
 		tr.onNode(func() { tr.routeTo(w.Service, packettest.OtherPodDevice, packettest.OtherPodMAC) })
 		at := netip.AddrPortFrom(w.Service, 9000)
 		tr.echoUDP(tr.inPod(packettest.OtherPodDevice), at)
-		tr.subject(subjectClass, packettest.Epoch, 0)
+		tr.subject(judgedPod, packettest.Generation)
 		tr.policy(0, bpf.DirectionEgress, unix.IPPROTO_UDP, 9000, 16, allowRule)
 		config := tr.Config
 		config.Flags &^= bpf.ConfigStrictSource // the backend answers with the service's address
@@ -210,4 +210,32 @@ func TestFragmentsToServices(t *testing.T) {
 		require.False(t, tr.echoed(c, 4000, never))
 		tr.backendDrop(bpf.ReasonUnknownFragment, 0, unix.IPPROTO_UDP, netip.AddrPortFrom(w.Service, 0))
 	}
+}
+
+// TestServiceOutside: what a service leads out of the cluster is dropped if an egress rule of
+// the pod covers the destination, and passes if that is a rule of others.
+func TestServiceOutside(t *testing.T) {
+	eachBackend(t, 84, func(tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend) {
+		if network != "udp" || b.to.Addr() != tr.OtherPod {
+			return
+		}
+		tr.echoUDP(b.open, b.to)
+		outside := netip.PrefixFrom(b.to.Addr(), b.to.Addr().BitLen())
+		require.NoError(t, tr.SetIPCache(outside, 0, netip.Addr{}))
+		require.NoError(t, tr.Cover(outside))
+		require.NoError(t, tr.SetEgress(packettest.EgressRuleset, outside, packettest.Group))
+		tr.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
+		tr.subject(judgedPod, packettest.Generation)
+		c, err := tr.dial(network, tr.Pod, service, soon)
+		require.NoError(t, err)
+		defer c.Close()
+		require.True(t, tr.echoed(c, 100, soon))
+
+		tr.subject(judgedRouted, packettest.Generation+1)
+		require.False(t, tr.echoed(c, 100, never))
+		tr.backendDrop(bpf.ReasonServiceOutside, allowRule.Cookie, protocol, b.to)
+
+		require.NoError(t, tr.SetEgress(packettest.EgressRuleset, outside, bpf.GroupExcluded))
+		require.True(t, tr.echoed(c, 100, soon))
+	})
 }

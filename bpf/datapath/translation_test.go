@@ -27,7 +27,7 @@ func eachGatewayOf(t *testing.T, test func(g gatewayOf)) {
 		t.Run(where, func(t *testing.T) {
 			eachTransport(t, func(f *fixture, transport string) {
 				f.selected(f.Here(f.Egress))
-				require.NoError(f, f.SetSource(f.RemotePod, packettest.Class))
+				require.NoError(f, f.SetRemotePod(f.RemotePod))
 				g := gatewayOf{f, transport, f.Pod}
 				if where == "elsewhere" {
 					g.pod = f.RemotePod
@@ -113,12 +113,12 @@ func TestTranslationOfBeforeWithoutPolicy(t *testing.T) {
 		g.translated(g.first(), g.Egress)
 		g.age(10)
 		g.expire()
-		require.NoError(g, g.RemoveSource(g.pod))
 		if g.pod == g.RemotePod {
+			require.NoError(g, g.RemovePod(g.pod))
 			g.dropped(g.first(), bpf.ReasonNoRule)
 			return
 		}
-		require.NoError(g, g.SetPod(g.Pod, bpf.PodValue{IfIndex: g.Index(packettest.PodDevice), Epoch: packettest.Epoch + 2, MAC: packettest.PodMAC}))
+		g.subject(packettest.Plain, packettest.Generation+2)
 		g.checked(g.first())
 	})
 }

@@ -156,13 +156,13 @@ static __noinline int read_packet(struct bpf_nf_ctx *ctx, struct packet *p, bool
 }
 
 /* Reports whether an address may be that of a pod of this node. */
-static __always_inline bool may_be_local_pod(const struct tuple *t)
+static __always_inline bool may_be_local_pod(const struct tuple *t, __u32 slot)
 {
 	struct prefix_key key;
 	const struct ipcache_value *known;
 
 	prefix_of(&key, t, &t->saddr);
-	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	known = in_slot(sluice_ipcache, slot, &key);
 	return known && known->flags & IPCACHE_IN_CLUSTER && !(known->flags & (IPCACHE_HOST | IPCACHE_NODE)) &&
 	       no_address(&known->tunnel);
 }
@@ -197,6 +197,7 @@ static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct pack
 	e->dport = p->flow.dport;
 	e->length = ctx->skb->len;
 	e->cookie = d->cookie;
+	e->slot = d->slot;
 	bpf_ringbuf_submit(e, 0);
 }
 
@@ -214,14 +215,14 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 		return 0;
 	if (!read_packet(ctx, p, true))
 		return REASON_MALFORMED;
-	pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.saddr);
+	pod = local_pod(&p->flow.saddr, d->slot);
 	/* What is not known was held when it began. */
-	if (!pod || !pod->subject_class || pod->flags & POD_POLICY_UNKNOWN || same_address(&p->flow.saddr, &p->flow.daddr))
+	if (!pod || !pod->subject || same_address(&p->flow.saddr, &p->flow.daddr) || !is_subject(pod, d))
 		return 0;
 	/* An error has passed from_pod because of the flow that it is about. */
 	if (is_icmp(p->flow.protocol) && !p->unknown_fragment && icmp_error(p->flow.family, p->icmp_type))
 		return 0;
-	d->epoch = pod->epoch;
+	judge_for(d, pod);
 	p->time = bpf_ktime_get_ns(); /* here there is no coarse clock */
 	e = p->unknown_fragment ? NULL : ct_find_original(p, how);
 	reason = e ? allowed_again(p, pod, e, d, DIRECTION_EGRESS | JUDGE_BACKEND)
@@ -229,8 +230,8 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 	count_rule(d->cookie, length);
 	if (reason)
 		return reason;
-	if (e && e->epoch != d->epoch)
-		e->epoch = d->epoch;
+	if (e && e->generation != d->generation)
+		e->generation = d->generation;
 	if (p->unknown_fragment || (e && ct_note(length, e, p, cfg, true)))
 		return 0;
 	ct_create(length, p, d, cfg, how);
@@ -279,7 +280,8 @@ static __noinline int discovers_neighbours(struct bpf_nf_ctx *ctx, const struct 
 /* Returns, as a WHAT, why a packet is held for network policies: what has no mark
  * from_pod has not seen, and what goes to an address of a pod without device to_pod will
  * not see. Returns 0 if it is not held. */
-static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, const struct config_value *cfg, __u32 mark)
+static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, const struct config_value *cfg, __u32 mark,
+			     __u32 slot)
 {
 	bool here = ctx->state->hook == NF_INET_LOCAL_IN;
 	const struct pod_value *pod;
@@ -287,17 +289,17 @@ static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, con
 	if (to_many(&p->flow) || discovers_neighbours(ctx, p))
 		return 0;
 	if (!mark) {
-		pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.saddr);
+		pod = local_pod(&p->flow.saddr, slot);
 		/* The host reaches its pods, so they answer it. */
-		if (pod || of_local_pods(&p->flow, &p->flow.saddr))
+		if (pod || of_local_pods(&p->flow, &p->flow.saddr, slot))
 			return here && cfg->flags & CONFIG_ALLOW_LOCALHOST && host_tracks(ctx, NFCT_REPLY) ? 0 :
 			       WHAT(pod && pod->ifindex ? REASON_NOT_CHECKED : REASON_POD_NOT_READY, PROGRAM_BACKSTOP,
 				    DIRECTION_EGRESS);
 	}
 	if (here)
 		return 0;
-	pod = bpf_map_lookup_elem(&sluice_pods, &p->flow.daddr);
-	if (pod ? pod->ifindex : !of_local_pods(&p->flow, &p->flow.daddr))
+	pod = local_pod(&p->flow.daddr, slot);
+	if (pod ? pod->ifindex : !of_local_pods(&p->flow, &p->flow.daddr, slot))
 		return 0;
 	return WHAT(REASON_POD_NOT_READY, PROGRAM_BACKSTOP, DIRECTION_INGRESS);
 }
@@ -316,9 +318,11 @@ int backstop(struct bpf_nf_ctx *ctx)
 	const struct config_value *cfg = config();
 	struct packet p = {};
 	struct decision d = {};
-	const struct source_value *source;
+	const struct route_value *route;
+	const struct pod_value *pod;
 	__u32 mark, reason;
 
+	look_at_state(&d);
 	if (!cfg)
 		return NF_ACCEPT;
 	mark = get_mark(ctx->skb->mark, cfg);
@@ -332,19 +336,23 @@ int backstop(struct bpf_nf_ctx *ctx)
 	if (!(cfg->flags & CONFIG_BACKSTOP))
 		return NF_ACCEPT;
 	if (cfg->flags & CONFIG_NETWORK_POLICIES && !seen(ctx, mark) && read_packet(ctx, &p, false)) {
-		reason = hold(ctx, &p, cfg, mark);
+		reason = hold(ctx, &p, cfg, mark, d.slot);
 		if (reason)
 			return drop_held(ctx, &p, &d, reason);
 	}
 	if (ctx->state->hook == NF_INET_LOCAL_IN)
 		return NF_ACCEPT;
-	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) || destination_flags(&p.flow))
+	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
+	    destination_flags(&p.flow, d.slot))
 		return NF_ACCEPT;
-	if (!bpf_map_lookup_elem(&sluice_pods, &p.flow.saddr) && !may_be_local_pod(&p.flow))
+	pod = local_pod(&p.flow.saddr, d.slot);
+	if (!pod && !may_be_local_pod(&p.flow, d.slot))
 		return NF_ACCEPT;
-	source = mark ? bpf_map_lookup_elem(&sluice_sources, &p.flow.saddr) : NULL;
-	if (source) { /* what a service led to is asked as if the pod had sent it there */
-		d.egress_class = source->egress_class;
+	if (mark && pod && pod->subject) { /* what a service led to is asked as if the pod had sent it there */
+		route = route_of(pod, d.slot);
+		if (!route)
+			return NF_ACCEPT;
+		d.egress_ruleset = route->egress_ruleset;
 		find_gateway(&p.flow, &d);
 		if (!d.group)
 			return NF_ACCEPT;

@@ -225,7 +225,7 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
 	e->flags = new->flags;
 	e->tx_flags_seen = new->tx_flags_seen;
 	e->rx_flags_seen = new->rx_flags_seen;
-	e->epoch = new->epoch;
+	e->generation = new->generation;
 	e->cookie = new->cookie;
 	e->created = new->created;
 	return true;
@@ -250,7 +250,7 @@ SUBPROGRAM int ct_create(__u32 length, const struct packet *p, const struct deci
 	new.packets = 1;
 	new.bytes = length;
 	new.flags = d->flags | ct_flags_of(p, tx);
-	new.epoch = d->epoch;
+	new.generation = d->generation;
 	new.cookie = d->cookie;
 	new.created = now;
 	if (tx) {

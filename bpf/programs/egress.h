@@ -15,6 +15,42 @@ static __always_inline const struct config_value *config(void)
 	return cfg && cfg->lifetime_tcp ? cfg : NULL;
 }
 
+/* Reads which slot to look into, and the generation. A packet does so before its first lookup,
+ * and finds all that it asks for in that slot: the agent that starts fills the other one. */
+static __always_inline void look_at_state(struct decision *d)
+{
+	__u32 index = 0;
+	const volatile __u64 *state = bpf_map_lookup_elem(&sluice_state, &index);
+	__u64 now = state ? *state : 0; /* a struct state_value */
+
+	d->slot = now;
+	d->generation = now >> 32;
+}
+
+/* Returns the entry of a pod, of this node or another one. */
+static __always_inline const struct pod_value *any_pod(const struct address *addr, __u32 slot)
+{
+	return in_slot(sluice_pods, slot, addr);
+}
+
+/* Returns the entry of a pod of this node. */
+static __always_inline const struct pod_value *local_pod(const struct address *addr, __u32 slot)
+{
+	const struct pod_value *pod = any_pod(addr, slot);
+
+	return pod && pod->flags & POD_LOCAL ? pod : NULL;
+}
+
+/* Says which pod of this node the packet is judged for, or that it is for none. A connection
+ * that is judged for nobody has a generation that is never in force: neither is it one that
+ * a pod may go on with which gets the address later. Nor has that of a pod of which nothing
+ * is known, and those of a pod that had the address before are not its own. */
+static __always_inline void judge_for(struct decision *d, const struct pod_value *pod)
+{
+	if (!pod || !pod->subject)
+		d->generation = 0;
+}
+
 static __always_inline void prefix_of(struct prefix_key *key, const struct tuple *t, const struct address *addr)
 {
 	__builtin_memset(key, 0, sizeof(*key));
@@ -29,24 +65,24 @@ static __always_inline void prefix_of(struct prefix_key *key, const struct tuple
 }
 
 /* Returns what is known of the destination, a row's flags; 0 if it is outside. */
-static __always_inline __u32 known_of_destination(const struct tuple *t)
+static __always_inline __u32 known_of_destination(const struct tuple *t, __u32 slot)
 {
 	const struct ipcache_value *known;
 	struct prefix_key key;
 
 	prefix_of(&key, t, &t->daddr);
-	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	known = in_slot(sluice_ipcache, slot, &key);
 	return known ? known->flags : 0;
 }
 
-SUBPROGRAM __u32 destination_flags(const struct tuple *t)
+SUBPROGRAM __u32 destination_flags(const struct tuple *t, __u32 slot)
 {
-	return t ? known_of_destination(t) : 0;
+	return t ? known_of_destination(t, slot) : 0;
 }
 
 /* Reports whether an address is of a pod of this node, or may be of one that is not
  * known yet. */
-SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr)
+SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr, __u32 slot)
 {
 	const struct ipcache_value *known;
 	struct prefix_key key;
@@ -54,7 +90,7 @@ SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr)
 	if (!t || !addr)
 		return 0;
 	prefix_of(&key, t, addr);
-	known = bpf_map_lookup_elem(&sluice_ipcache, &key);
+	known = in_slot(sluice_ipcache, slot, &key);
 	return known && known->flags & IPCACHE_LOCAL_PODS && !(known->flags & (IPCACHE_HOST | IPCACHE_NODE));
 }
 
@@ -78,11 +114,11 @@ static __always_inline __u32 bucket_of(const struct address *source)
 	return hash % GATEWAY_BUCKETS;
 }
 
-/* Looks up the rule of a source's class for the destination, and the row of the
+/* Looks up the rule of an egress ruleset for the destination, and the row of the
  * source's bucket. Returns NULL if there is none; d->group says how far it got. */
 static __always_inline const struct gateway_value *find_gateway(const struct tuple *t, struct decision *d)
 {
-	struct egress_key key = {.egress_class = d->egress_class, .family = t->family};
+	struct egress_key key = {.ruleset = d->egress_ruleset, .family = t->family};
 	const struct egress_value *rule;
 	struct gateway_key bucket;
 
@@ -93,13 +129,13 @@ static __always_inline const struct gateway_value *find_gateway(const struct tup
 		key.prefix_len = 64 + 128;
 		__builtin_memcpy(key.addr, &t->daddr, 16);
 	}
-	rule = bpf_map_lookup_elem(&sluice_egress, &key);
+	rule = in_slot(sluice_egress, d->slot, &key);
 	if (!rule || rule->group == GROUP_EXCLUDED)
 		return NULL;
 	d->group = rule->group;
 	bucket.group = rule->group;
 	bucket.bucket = bucket_of(&t->saddr);
-	return bpf_map_lookup_elem(&sluice_gateways, &bucket);
+	return in_slot(sluice_gateways, d->slot, &bucket);
 }
 
 /* Copies the egress address of the flow's family out of a row; none if there is none. */
@@ -111,30 +147,43 @@ static __always_inline void set_egress(struct decision *d, const struct tuple *t
 		d->egress = mapped(row->egress4);
 }
 
+/* Returns the egress ruleset of a pod, NULL if no egress policy chooses it. */
+static __always_inline const struct route_value *route_of(const struct pod_value *pod, __u32 slot)
+{
+	struct subject_key key = {.subject = pod->subject};
+
+	return in_slot(sluice_routes, slot, &key);
+}
+
+/* Reports whether an egress policy chooses a pod, as far as that is known. */
+SUBPROGRAM int routed(const struct pod_value *pod, __u32 slot)
+{
+	return pod && (!pod->subject || route_of(pod, slot));
+}
+
 /* Decides on a flow that a local pod begins: REASON_PASSED, REASON_TO_GATEWAY
  * with d->gateway set, or why it is dropped. */
 SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *pod, struct decision *d)
 {
 	const struct gateway_value *row;
-	const struct source_value *source;
-	__u32 flags, pod_flags;
+	const struct route_value *route;
+	__u32 flags;
 
 	if (!t || !pod || !d)
 		return REASON_MALFORMED;
-	flags = destination_flags(t);
-	pod_flags = pod->flags;
+	flags = destination_flags(t, d->slot);
 	if (flags) {
 		/* Where a service's endpoint is gets known after kube-proxy. */
-		if (flags & IPCACHE_SERVICE && pod_flags & (POD_EGRESS_SELECTED | POD_EGRESS_UNKNOWN))
+		if (flags & IPCACHE_SERVICE && routed(pod, d->slot))
 			d->flags |= CT_SERVICE;
 		return REASON_PASSED;
 	}
-	source = bpf_map_lookup_elem(&sluice_sources, &t->saddr);
-	if (pod_flags & POD_EGRESS_UNKNOWN || (pod_flags & POD_EGRESS_SELECTED && !source))
+	if (!pod->subject)
 		return covered(t) ? REASON_POD_NOT_READY : REASON_PASSED;
-	if (!source)
+	route = route_of(pod, d->slot);
+	if (!route)
 		return REASON_PASSED;
-	d->egress_class = source->egress_class;
+	d->egress_ruleset = route->egress_ruleset;
 	row = find_gateway(t, d);
 	if (!d->group)
 		return REASON_PASSED;
@@ -150,14 +199,16 @@ SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *po
 SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 {
 	const struct gateway_value *row;
-	const struct source_value *source;
+	const struct route_value *route;
+	const struct pod_value *pod;
 
 	if (!t || !d)
 		return REASON_MALFORMED;
-	source = bpf_map_lookup_elem(&sluice_sources, &t->saddr);
-	if (!source || known_of_destination(t))
+	pod = any_pod(&t->saddr, d->slot);
+	route = pod ? route_of(pod, d->slot) : NULL;
+	if (!route || known_of_destination(t, d->slot))
 		return REASON_NO_RULE;
-	d->egress_class = source->egress_class;
+	d->egress_ruleset = route->egress_ruleset;
 	row = find_gateway(t, d);
 	if (!d->group || !row)
 		return REASON_NO_RULE;

@@ -80,11 +80,12 @@ struct event {
 	__be16 dport;
 	__u32 length; /* bytes, with the Ethernet header */
 	__u32 ifindex;
-	__u32 egress_class; /* 0 if none was looked up */
+	__u32 egress_ruleset; /* 0 if none was looked up */
 	__u32 group;
 	__u32 cookie;
 	struct address gateway; /* flow: where it is pinned to */
 	struct address egress;	/* flow on the gateway: what it leaves with */
 	__be16 egress_port;
-	__u16 pad[3];
+	__u8 slot; /* of the maps that were looked into: numbers mean something in one only */
+	__u8 pad[5];
 };

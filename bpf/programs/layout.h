@@ -21,12 +21,22 @@ struct address {
 
 enum family { FAMILY_IPV4 = 4, FAMILY_IPV6 = 6 };
 
-/* sluice_pods: pods of this node. */
+/* The maps by which packets are decided about are there twice, in two slots of maps of
+ * maps. */
+
+#define SLOTS 2
+
+/* sluice_state: one entry, under index 0, that is written and read in one step. */
+struct state_value {
+	__u32 slot;	  /* that packets look into */
+	__u32 generation; /* never 0, and another one after each change by which verdicts may be others:
+			   * connections keep theirs while it is the same */
+};
+
+/* sluice_pods: pods of this node, and those that it may be the gateway of. */
 
 enum pod_flags {
-	POD_EGRESS_SELECTED = 1 << 0, /* chosen by an egress policy: held while sluice_sources does not have it */
-	POD_EGRESS_UNKNOWN = 1 << 1,  /* it is not known whether one chooses it: held */
-	POD_POLICY_UNKNOWN = 1 << 2,  /* it is not known what network policies say: new flows are held */
+	POD_LOCAL = 1 << 0, /* of this node: packets are delivered to it, and judged for it */
 };
 
 struct pod_key {
@@ -34,9 +44,8 @@ struct pod_key {
 };
 
 struct pod_value {
+	__u32 subject; /* 0: it is not known what policies say, new flows are held */
 	__u32 ifindex; /* host side of the pod's veth */
-	__u32 subject_class;
-	__u32 epoch; /* verdicts of another epoch have to be made anew */
 	__u32 flags;
 	__u8 mac[6]; /* of the pod's own interface, zero if not known */
 	__u8 pad[2];
@@ -64,28 +73,45 @@ struct prefix_key {
 };
 
 struct ipcache_value {
-	__u32 peer_class;
+	__u32 member;
 	__u32 flags;
 	struct address tunnel; /* node to encapsulate to */
 };
 
-/* sluice_sources: egress class of pods, local ones and those that this node may be gateway for. */
+/* sluice_subjects: the ruleset of a subject. sluice_routes: its egress ruleset; it has none
+ * unless an egress policy chooses it. */
 
-struct source_key {
-	struct address addr;
+#define EMPTY_RULESET 1 /* of pods that no network policy chooses: all is allowed to them */
+
+struct subject_key {
+	__u32 subject;
 };
 
-struct source_value {
-	__u32 egress_class;
+struct subject_value {
+	__u32 ruleset;
 };
 
-/* sluice_egress: gateway group of a class's destinations. */
+struct route_value {
+	__u32 egress_ruleset;
+};
+
+/* sluice_peers: the class of a member. */
+
+struct peer_key {
+	__u32 member;
+};
+
+struct peer_value {
+	__u32 class;
+};
+
+/* sluice_egress: gateway group of an egress ruleset's destinations. */
 
 #define GROUP_EXCLUDED 0
 
 struct egress_key {
 	__u32 prefix_len; /* 64 for what precedes the address, then the prefix's own */
-	__u32 egress_class;
+	__u32 ruleset;	  /* an egress ruleset */
 	__u8 family;
 	__u8 pad[3];
 	__u8 addr[16];
@@ -132,32 +158,41 @@ struct covered_value {
 	__u32 covered; /* 1 */
 };
 
-/* sluice_policy: verdicts of network policies, by longest prefix. A packet is looked
- * up by the class of its peer and by ANY_PEER_CLASS: the higher precedence decides. */
+/* sluice_policy: the verdict set of a ruleset and a class of peers. Of a class without an
+ * entry what there is of ANY_CLASS says all. */
 
-#define ANY_PEER_CLASS 0   /* also of peers that no policy names */
-#define NO_SUBJECT_CLASS 0 /* of pods that no policy chooses: all is allowed to them */
+#define ANY_CLASS 0
 
 struct policy_key {
-	__u32 prefix_len; /* 72 for any traffic, 80 for a protocol, then the bits of the port */
-	__u32 subject;	  /* class of the pod */
-	__u32 peer;
+	__u32 ruleset;
+	__u32 class;
 	__u8 direction;
-	__u8 protocol;
-	__be16 port; /* of the destination; of ICMP the type */
-};
-
-enum precedence { PRECEDENCE_DEFAULT = 0, PRECEDENCE_ALLOW = 1, PRECEDENCE_DENY = 2 };
-
-struct policy_value {
-	__u32 precedence;
-	__u32 cookie; /* names the rules that it comes from, 0 for none */
-	__u8 deny;
 	__u8 pad[3];
 };
 
+struct policy_value {
+	__u32 set;
+};
+
+/* sluice_verdicts: the verdicts of a set, by longest prefix. */
+
+struct verdict_key {
+	__u32 prefix_len; /* 32 for any traffic, 48 for a protocol, then the bits of the port */
+	__u32 set;
+	__u8 protocol;
+	__u8 pad;
+	__be16 port; /* of the destination; of ICMP the type */
+};
+
+struct verdict_value {
+	__u32 cookie; /* names the rules that it comes from, 0 for none */
+	__u8 deny;
+	__u8 is_default; /* no rule decides, but what holds where none does */
+	__u8 pad[2];
+};
+
 /* Packets that rules decided, in the direction of their flows, as metrics. Rules count
- * in a slot of sluice_decided by their cookie, modulo RULE_SLOTS, if sluice_slots says
+ * in a slot of sluice_rulehits by their cookie, modulo RULE_SLOTS, if sluice_ruleslot says
  * that it is theirs: it is of those that came first. The others count in sluice_rules. */
 
 #define RULE_SLOTS 4096
@@ -269,7 +304,7 @@ struct ct_entry {
 	__u32 source_security_id;
 	__u32 last_tx_report;
 	__u32 last_rx_report;
-	__u32 epoch; /* of the pod when the verdict was made */
+	__u32 generation; /* under which the verdict was made; 0: it is not known what policies say */
 	__u32 cookie; /* of the rules that allowed it */
 	__u32 created; /* when it was made, or made anew for another connection; seconds */
 	__u32 reserved;

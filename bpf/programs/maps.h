@@ -2,13 +2,48 @@
 
 /* The maps. Those that the agent writes are created by it, and put in the place
  * of what is declared here when the programs are loaded; the sizes of the others
- * are set then too. */
+ * are set then too. A map in slots is an array of two of them. */
 
 #pragma once
 
 #include "event.h"
 #include "kernel.h"
 
+#define IN_SLOTS(name, map_type, key_type, value_type)                                                         \
+	struct {                                                                                                       \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                              \
+		__uint(max_entries, SLOTS);                                                                            \
+		__type(key, __u32);                                                                                    \
+		__array(                                                                                               \
+			values, struct {                                                                               \
+				__uint(type, map_type);                                                                \
+				__uint(map_flags, BPF_F_NO_PREALLOC);                                                  \
+				__uint(max_entries, 1);                                                                \
+				__uint(key_size, sizeof(key_type)); /* clang leaves types out that are so deep */      \
+				__uint(value_size, sizeof(value_type));                                                \
+			});                                                                                            \
+	} name SEC(".maps")
+
+/* Looks a key up in a map of a slot. A slot that is empty has no entries. */
+#define in_slot(map, slot, key)                                                                                        \
+	({                                                                                                             \
+		__u32 index_of_slot = slot;                                                                            \
+		void *map_of_slot = bpf_map_lookup_elem(&map, &index_of_slot);                                         \
+                                                                                                                       \
+		map_of_slot ? bpf_map_lookup_elem(map_of_slot, key) : NULL;                                            \
+	})
+
+IN_SLOTS(sluice_pods, BPF_MAP_TYPE_HASH, struct pod_key, struct pod_value);
+IN_SLOTS(sluice_ipcache, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct ipcache_value);
+IN_SLOTS(sluice_subjects, BPF_MAP_TYPE_HASH, struct subject_key, struct subject_value);
+IN_SLOTS(sluice_routes, BPF_MAP_TYPE_HASH, struct subject_key, struct route_value);
+IN_SLOTS(sluice_peers, BPF_MAP_TYPE_HASH, struct peer_key, struct peer_value);
+IN_SLOTS(sluice_egress, BPF_MAP_TYPE_LPM_TRIE, struct egress_key, struct egress_value);
+IN_SLOTS(sluice_gateways, BPF_MAP_TYPE_HASH, struct gateway_key, struct gateway_value);
+IN_SLOTS(sluice_policy, BPF_MAP_TYPE_HASH, struct policy_key, struct policy_value);
+IN_SLOTS(sluice_verdicts, BPF_MAP_TYPE_LPM_TRIE, struct verdict_key, struct verdict_value);
+
+/* Of addresses and prefixes alone, whose meaning never changes: there is one of each. */
 #define WRITTEN_BY_AGENT(name, map_type, key_type, value_type)                                                         \
 	struct {                                                                                                       \
 		__uint(type, map_type);                                                                                \
@@ -18,15 +53,16 @@
 		__type(value, value_type);                                                                             \
 	} name SEC(".maps")
 
-WRITTEN_BY_AGENT(sluice_pods, BPF_MAP_TYPE_HASH, struct pod_key, struct pod_value);
-WRITTEN_BY_AGENT(sluice_ipcache, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct ipcache_value);
-WRITTEN_BY_AGENT(sluice_sources, BPF_MAP_TYPE_HASH, struct source_key, struct source_value);
-WRITTEN_BY_AGENT(sluice_egress, BPF_MAP_TYPE_LPM_TRIE, struct egress_key, struct egress_value);
-WRITTEN_BY_AGENT(sluice_gateways, BPF_MAP_TYPE_HASH, struct gateway_key, struct gateway_value);
 WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
 WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct covered_value);
-WRITTEN_BY_AGENT(sluice_policy, BPF_MAP_TYPE_LPM_TRIE, struct policy_key, struct policy_value);
 WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct state_value);
+} sluice_state SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -70,7 +106,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, __u32);
 	__type(value, __u32); /* the cookie, 0: nobody's */
-} sluice_slots SEC(".maps");
+} sluice_ruleslot SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -78,7 +114,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, __u32);
 	__type(value, struct metric);
-} sluice_decided SEC(".maps");
+} sluice_rulehits SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);

@@ -23,13 +23,13 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 
 	d->gateway = cfg->underlay;
 	if (no_address(&to->tunnel)) {
-		pod = bpf_map_lookup_elem(&sluice_pods, &to->addr);
+		pod = local_pod(&to->addr, d->slot);
 		if (!pod)
 			return -REASON_NO_RULE;
-		d->epoch = pod->epoch;
 	} else {
 		d->flags = CT_FROM_TUNNEL;
 	}
+	judge_for(d, pod);
 	err = fits(ctx, p, d, pod ? pod->ifindex : cfg->overlay_ifindex) ?: hop(ctx, p);
 	if (err)
 		return err;
@@ -54,6 +54,7 @@ int from_netdev(struct __sk_buff *ctx)
 	struct decision d = {};
 	__u32 reason;
 
+	look_at_state(&d);
 	if (!cfg)
 		return TCX_NEXT;
 	parse(ctx, &p);
@@ -82,6 +83,7 @@ int to_netdev(struct __sk_buff *ctx)
 	struct decision d = {.of_host = 1};
 	int err;
 
+	look_at_state(&d);
 	if (!cfg || get_mark(ctx->mark, cfg) == MARK_TRANSLATED)
 		return TCX_NEXT;
 	parse(ctx, &p);
@@ -97,6 +99,7 @@ int to_netdev(struct __sk_buff *ctx)
 	     (p.flow.protocol == IPPROTO_TCP && (p.tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))))
 		return TCX_NEXT;
 	d.egress = p.flow.saddr;
+	judge_for(&d, NULL);
 	d.live = tracked(&p);
 	err = translate(ctx, &p, &d, cfg, &none);
 	if (err)

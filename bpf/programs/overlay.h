@@ -30,7 +30,7 @@ SUBPROGRAM int overlay_source(struct __sk_buff *ctx, const struct config_value *
 static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
 					  const struct config_value *cfg, const struct pod_value *pod)
 {
-	d->epoch = pod->epoch;
+	judge_for(d, pod);
 	track_returned(ctx, p, d, cfg, true);
 	return fits(ctx, p, d, pod->ifindex) ?: to_local_pod(ctx, pod);
 }
@@ -44,6 +44,7 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 	err = hop(ctx, p);
 	if (err)
 		return err;
+	judge_for(d, NULL);
 	d->live = tracked(p);
 	err = translate(ctx, p, d, cfg, node);
 	if (err)
@@ -65,6 +66,7 @@ int from_overlay(struct __sk_buff *ctx)
 	__u32 what;
 	int ret;
 
+	look_at_state(&d);
 	parse(ctx, &p);
 	if (!cfg || p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, cfg ? REASON_MALFORMED : REASON_NOT_CONFIGURED, PROGRAM_FROM_OVERLAY,
@@ -76,7 +78,7 @@ int from_overlay(struct __sk_buff *ctx)
 	/* Nodes send nothing else over the overlay than what follows. */
 	if (p.shape == SHAPE_UNTOUCHED)
 		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
-	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
+	pod = local_pod(&p.flow.daddr, d.slot);
 	if (pod) {
 		d.gateway = node;
 		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);

@@ -62,7 +62,7 @@ static __noinline __u32 reroute(const struct packet *p, const struct pod_value *
 	if (d->flags)
 		ct_set_flags(e, d->flags);
 	e->gateway = d->gateway;
-	e->epoch = d->epoch;
+	e->generation = d->generation;
 	/* From here on it is a flow by the gateway, and who sent it has to
 	 * begin anew. */
 	return !pinned && reason == REASON_TO_GATEWAY && !opens(p) ? REASON_PREDATES_POLICY : 0;
@@ -79,7 +79,7 @@ static __noinline __u32 judge_led(struct __sk_buff *ctx, const struct packet *p,
 
 	if (reply)
 		led.flow = reversed(&p->flow);
-	if (!is_subject(pod) || !translated_by_host(ctx, &led.flow) || same_address(&led.flow.saddr, &led.flow.daddr))
+	if (!is_subject(pod, d) || !translated_by_host(ctx, &led.flow) || same_address(&led.flow.saddr, &led.flow.daddr))
 		return 0;
 	reason = judge(&led, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | JUDGE_BACKEND);
 	if (!reason)
@@ -96,7 +96,7 @@ static __noinline __u32 judge_known(struct __sk_buff *ctx, const struct packet *
 	__u32 reason = allowed_again(p, pod, e, d, DIRECTION_EGRESS);
 
 	if (!reason && d->flags & CT_SERVICE && judge_led(ctx, p, pod, d, false)) {
-		d->epoch = e->epoch;
+		d->generation = e->generation;
 		d->cookie = 0;
 	}
 	return reason;
@@ -127,7 +127,7 @@ static __noinline __u32 route_known(const struct packet *p, const struct pod_val
 		return 0;
 	if ((!serving || unanswered(p, e, cfg)) && !link_local(&p->flow))
 		return reroute(p, pod, e, d);
-	e->epoch = d->epoch;
+	e->generation = d->generation;
 	return 0;
 }
 
@@ -136,7 +136,7 @@ static __noinline __u32 route_known(const struct packet *p, const struct pod_val
 static __always_inline __u32 still_allowed(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
 					   struct ct_entry *e, const struct config_value *cfg, struct decision *d)
 {
-	bool stale = e->epoch != d->epoch;
+	bool stale = !stands(e, d);
 	__u32 reason;
 
 	d->gateway = e->gateway;
@@ -210,6 +210,7 @@ int from_pod(struct __sk_buff *ctx)
 	__u32 reason = 0;
 	int ret;
 
+	look_at_state(&d);
 	parse(ctx, &p);
 	/* The kernel would take tags off, and what is in them past this program. */
 	if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
@@ -219,7 +220,7 @@ int from_pod(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 	if (!cfg)
-		return covered(&p.flow) && !destination_flags(&p.flow)
+		return covered(&p.flow) && !destination_flags(&p.flow, d.slot)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
 
@@ -227,29 +228,29 @@ int from_pod(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))
 		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
-	pod = bpf_map_lookup_elem(&sluice_pods, &p.source);
+	pod = local_pod(&p.source, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (of_the_link(&p))
 			return to_stack(ctx, &d, cfg);
-		if (unplaced(&p, pod, &p.source)) {
-			if (held_at_source(&p, cfg))
+		if (unplaced(&p, pod, &p.source, d.slot)) {
+			if (held_at_source(&p, cfg, d.slot))
 				return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 			count(REASON_PASSED, DIRECTION_EGRESS, ctx->len);
 			return TCX_NEXT; /* unmarked: the backstop sees where services lead */
 		}
 		if (cfg->flags & CONFIG_STRICT_SOURCE)
 			return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
-		if (!pod && covered(&p.flow) && !destination_flags(&p.flow))
+		if (!pod && covered(&p.flow) && !destination_flags(&p.flow, d.slot))
 			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 		if (!pod)
 			return to_stack(ctx, &d, cfg);
 	}
-	d.epoch = pod->epoch;
+	judge_for(&d, pod);
 
 	/* A flow of the pod, or a reply to one of the other side? Of a pod that a
 	 * policy chooses its own come first: should there be both, it must not
 	 * leave by the ordinary way. Else the lower port is most often the server's. */
-	theirs_first = !pod->flags && bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport);
+	theirs_first = bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport) && !routed(pod, d.slot);
 	if (theirs_first)
 		theirs = answered(&p);
 	if (!theirs)
@@ -261,7 +262,7 @@ int from_pod(struct __sk_buff *ctx)
 		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg, theirs->flags));
 		cut = reason && !doubtful(&p);
 		if (!reason) {
-			d.epoch = theirs->epoch;
+			d.generation = theirs->generation;
 			if (!ct_note(ctx->len, theirs, &p, cfg, false))
 				ct_create(ctx->len, &p, &d, cfg, TUPLE_IN | CT_REVERSE);
 			return to_stack(ctx, &d, cfg);
@@ -273,10 +274,10 @@ int from_pod(struct __sk_buff *ctx)
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
 	}
 	/* What policies have cut of the other side the pod may send by itself. */
-	if (cut || (!theirs && !ours && (is_subject(pod) ? !to_many(&p.flow) : !link_local(&p.flow)))) {
+	if (cut || (!theirs && !ours && (is_subject(pod, &d) ? !to_many(&p.flow) : !link_local(&p.flow)))) {
 		reason = judge_new(&p, pod, &d);
 		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment &&
-			 !(is_subject(pod) && (doubtful(&p) || revives(&p, pod, &d, cfg)));
+			 !(is_subject(pod, &d) && (doubtful(&p) || revives(&p, pod, &d, cfg)));
 	}
 	count_rule(d.cookie, ctx->len);
 	if (reason)
@@ -303,7 +304,7 @@ static __always_inline int reply_to_pod(struct __sk_buff *ctx, const struct pack
 {
 	d->gateway = e->gateway;
 	d->flags = e->flags & CT_SERVICE;
-	d->epoch = e->epoch;
+	d->generation = e->generation;
 	if (!ct_note(ctx->len, e, p, cfg, false))
 		ct_create(ctx->len, p, d, cfg, TUPLE_OUT | CT_REVERSE);
 	count(REASON_PASSED, DIRECTION_INGRESS, ctx->len);
@@ -321,6 +322,7 @@ int to_pod(struct __sk_buff *ctx)
 	__u32 reason, how;
 	bool known = false; /* a flow of the pod, which the packet is no reply to, has its ports */
 
+	look_at_state(&d);
 	if (!cfg)
 		return TCX_NEXT;
 	parse(ctx, &p);
@@ -328,23 +330,23 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
-	pod = bpf_map_lookup_elem(&sluice_pods, &p.flow.daddr);
+	pod = local_pod(&p.flow.daddr, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (cfg->flags & CONFIG_STRICT_SOURCE && at_the_link(&p))
 			return drop(ctx, &p, &d, REASON_UNKNOWN_DESTINATION, PROGRAM_TO_POD, DIRECTION_INGRESS);
-		if (held_at_destination(ctx, &p, cfg) && unplaced(&p, pod, &p.flow.daddr))
+		if (held_at_destination(ctx, &p, cfg) && unplaced(&p, pod, &p.flow.daddr, d.slot))
 			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		return TCX_NEXT;
 	}
-	d.epoch = pod->epoch;
+	judge_for(&d, pod);
 
 	e = asks(&p) ? NULL : ct_find_replied(&p);
-	if (e && is_subject(pod) && ct_long_expired(e, p.time)) {
+	if (e && ct_long_expired(e, p.time) && is_subject(pod, &d)) {
 		/* Of a pod with egress policies it remains what tells whose flow it is. */
-		known = pod->flags;
+		known = routed(pod, d.slot);
 	} else if (e) {
 		d.cookie = e->cookie;
-		reason = e->epoch == d.epoch ? 0 : judge_answer(ctx, &p, pod, e, &d);
+		reason = stands(e, &d) ? 0 : judge_answer(ctx, &p, pod, e, &d);
 		if (!reason)
 			return reply_to_pod(ctx, &p, &d, cfg, e);
 		/* What its policies have cut the other side may send by itself; but not
@@ -364,8 +366,8 @@ int to_pod(struct __sk_buff *ctx)
 	if (reason)
 		return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
 	if (e) {
-		if (e->epoch != d.epoch)
-			e->epoch = d.epoch;
+		if (e->generation != d.generation)
+			e->generation = d.generation;
 		if (d.flags && !(e->flags & CT_OF_HOST))
 			ct_set_flags(e, CT_OF_HOST); /* it was there before this looked */
 		if (!ct_note(ctx->len, e, &p, cfg, true))
@@ -373,7 +375,7 @@ int to_pod(struct __sk_buff *ctx)
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
-		if (!doubtful(&p) || (!is_subject(pod) && destination_flags(&peer))) {
+		if (!doubtful(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) {
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 			report_flow(ctx, &p, &d, cfg, WHAT(REASON_PASSED, PROGRAM_TO_POD, DIRECTION_INGRESS));
 		}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
 /* What network policies say of a packet. They are asked of a flow's first packet, and
- * again when the pod's epoch has changed; in between its connection answers. */
+ * again when the generation has changed; in between its connection answers. */
 
 #pragma once
 
@@ -46,19 +46,30 @@ static __always_inline bool asks(const struct packet *p)
 	return unidentified(p) && no_reply(p);
 }
 
-/* Reports whether policies have a say in what a pod sends and gets. */
-static __always_inline bool is_subject(const struct pod_value *pod)
+#define NO_RULESET 0xffffffff /* is no ruleset's number */
+
+/* Reports whether policies have a say in what a pod sends and gets. d->ruleset is its
+ * ruleset from here on: that is known before the class of a peer, as the class of before
+ * says nothing to a ruleset of now. */
+static __noinline int is_subject(const struct pod_value *pod, struct decision *d)
 {
-	return pod->subject_class || pod->flags & POD_POLICY_UNKNOWN;
+	struct subject_key key = {.subject = pod->subject};
+	const struct subject_value *subject;
+
+	if (!d->ruleset) {
+		subject = key.subject ? in_slot(sluice_subjects, d->slot, &key) : NULL;
+		d->ruleset = subject ? subject->ruleset : NO_RULESET;
+	}
+	return d->ruleset != EMPTY_RULESET;
 }
 
-/* Sets what of a policy's key is the packet's: protocol, and port or type. Returns
+/* Sets what of a verdict's key is the packet's: protocol, and port or type. Returns
  * false if its fragment does not tell. */
-static __always_inline bool traffic_of(struct policy_key *key, const struct packet *p, __u32 how)
+static __always_inline bool traffic_of(struct verdict_key *key, const struct packet *p, __u32 how)
 {
 	bool later = p->shape == SHAPE_LATER_FRAGMENT;
 
-	key->prefix_len = 96;
+	key->prefix_len = 64;
 	if (p->shape == SHAPE_ICMP_ERROR) { /* of no flow that is known */
 		key->protocol = p->header_protocol;
 		key->port = bpf_htons(p->icmp_type);
@@ -81,17 +92,8 @@ static __always_inline bool traffic_of(struct policy_key *key, const struct pack
 			key->port = bpf_htons(p->icmp_type);
 		return !later || how & JUDGE_REPLY;
 	}
-	key->prefix_len = 80; /* it has no ports */
+	key->prefix_len = 48; /* it has no ports */
 	return true;
-}
-
-/* Reports whether one verdict decides over another: by its precedence, and among
- * equals it denies. */
-static __always_inline bool decides(const struct policy_value *v, const struct policy_value *other)
-{
-	if (!v || !other)
-		return v;
-	return v->precedence == other->precedence ? v->deny > other->deny : v->precedence > other->precedence;
 }
 
 /* The peer's address, in the packet. */
@@ -103,16 +105,36 @@ static __always_inline const struct address *peer_of(const struct packet *p, __u
 }
 
 /* Returns what becomes of a new flow of a pod whose policies are not known: it is held
- * if there are any. What is let through is judged when they are known, as its entry gets
- * an epoch that the pod never has. */
-static __noinline __u32 judge_unknown(struct decision *d)
+ * if there are any. What is let through is judged when they are known, as its entry has
+ * no generation. */
+static __noinline __u32 judge_unknown(void)
 {
 	const struct config_value *cfg = config();
 
-	if (!cfg || cfg->flags & CONFIG_NETWORK_POLICIES)
-		return REASON_POD_NOT_READY;
-	d->epoch = 0;
-	return 0;
+	return !cfg || cfg->flags & CONFIG_NETWORK_POLICIES ? REASON_POD_NOT_READY : 0;
+}
+
+/* Returns the verdict of a ruleset on a peer's traffic, NULL if there is none. */
+static __always_inline const struct verdict_value *find_verdict(const struct ipcache_value *known, __u8 direction,
+								struct verdict_key *traffic, const struct decision *d)
+{
+	struct policy_key key = {.ruleset = d->ruleset, .direction = direction};
+	struct peer_key member = {.member = known->member};
+	const struct peer_value *peer = in_slot(sluice_peers, d->slot, &member);
+	const struct policy_value *policy;
+
+	if (!peer)
+		return NULL;
+	key.class = peer->class;
+	policy = in_slot(sluice_policy, d->slot, &key);
+	if (!policy) {
+		key.class = ANY_CLASS;
+		policy = in_slot(sluice_policy, d->slot, &key);
+	}
+	if (!policy)
+		return NULL;
+	traffic->set = policy->set;
+	return in_slot(sluice_verdicts, d->slot, traffic);
 }
 
 /* Returns what the policies say of a packet between a pod and its peer: 0, or why it is
@@ -120,73 +142,70 @@ static __noinline __u32 judge_unknown(struct decision *d)
  * judged later: then d->flags has CT_SERVICE. how is of enum judge_how. */
 SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how)
 {
-	struct policy_key key = {.peer = ANY_PEER_CLASS};
-	const struct policy_value *any, *special = NULL;
+	const struct verdict_value *verdict;
 	const struct ipcache_value *known;
+	struct verdict_key traffic = {};
 	struct prefix_key prefix;
-	__u32 peer_class = ANY_PEER_CLASS, flags = 0;
+	__u32 flags;
 
 	if (!p || !pod || !d)
 		return REASON_MALFORMED;
 	d->cookie = 0;
+	if (!is_subject(pod, d))
+		return 0;
 	prefix_of(&prefix, &p->flow, peer_of(p, how));
-	known = bpf_map_lookup_elem(&sluice_ipcache, &prefix);
-	if (known) {
-		peer_class = known->peer_class;
-		flags = known->flags;
-	}
+	known = in_slot(sluice_ipcache, d->slot, &prefix);
+	flags = known ? known->flags : 0;
 	if (how & JUDGE_HOST && flags & IPCACHE_HOST)
 		return 0;
-	if (pod->flags & POD_POLICY_UNKNOWN)
-		return how & JUDGE_KNOWN ? 0 : judge_unknown(d);
+	if (!pod->subject)
+		return how & JUDGE_KNOWN ? 0 : judge_unknown();
 	if (flags & IPCACHE_SERVICE && !(how & (JUDGE_INGRESS | JUDGE_BACKEND)) && p->shape != SHAPE_ICMP_ERROR) {
 		d->flags |= CT_SERVICE;
 		return 0;
 	}
-
-	key.subject = pod->subject_class;
-	key.direction = how & JUDGE_INGRESS;
-	if (!traffic_of(&key, p, how))
+	if (!traffic_of(&traffic, p, how))
 		return REASON_UNKNOWN_FRAGMENT;
-	any = bpf_map_lookup_elem(&sluice_policy, &key);
-	if (peer_class != ANY_PEER_CLASS) {
-		key.peer = peer_class;
-		special = bpf_map_lookup_elem(&sluice_policy, &key);
-	}
-	if (!decides(any, special))
-		any = special;
-	if (!any)
+	verdict = known ? find_verdict(known, how & JUDGE_INGRESS, &traffic, d) : NULL;
+	if (!verdict)
 		return REASON_POLICY_DENIED;
-	d->cookie = any->cookie;
-	if (!any->deny)
+	d->cookie = verdict->cookie;
+	if (!verdict->deny)
 		return 0;
-	return any->precedence == PRECEDENCE_DEFAULT ? REASON_POLICY_DENIED : REASON_POLICY_RULE;
+	return verdict->is_default ? REASON_POLICY_DENIED : REASON_POLICY_RULE;
 }
 
 /* The same, of a pod that policies may have nothing to say of. */
 static __always_inline __u32 allowed(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how)
 {
 	d->cookie = 0;
-	return is_subject(pod) ? judge(p, pod, d, how) : 0;
+	return is_subject(pod, d) ? judge(p, pod, d, how) : 0;
+}
+
+/* Reports whether the verdict that let a flow through stands. That of one which was judged
+ * for nobody never does. */
+static __always_inline bool stands(const struct ct_entry *e, const struct decision *d)
+{
+	return e->generation == d->generation && e->generation;
 }
 
 /* Reports, as JUDGE_KNOWN, whether the pod has had a flow already. While its policies are
  * not known a pod is new, and so are its flows: they have not been judged. One that has is
  * of another pod, that had the address before. */
-static __always_inline __u32 known_of(const struct pod_value *pod, const struct ct_entry *e)
+static __always_inline __u32 known_of(const struct ct_entry *e)
 {
-	return !e->epoch || e->epoch == pod->epoch ? JUDGE_KNOWN : 0;
+	return e->generation ? 0 : JUDGE_KNOWN;
 }
 
 static __noinline __u32 judge_again(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
 				    struct decision *d, __u32 how)
 {
-	__u32 reason = allowed(p, pod, d, how | known_of(pod, e));
+	__u32 reason = allowed(p, pod, d, how | known_of(e));
 
 	if (reason)
 		return reason;
-	if (pod->flags & POD_POLICY_UNKNOWN)
-		d->epoch = e->epoch;
+	if (!pod->subject)
+		d->generation = e->generation;
 	else
 		e->cookie = d->cookie;
 	return 0;
@@ -198,7 +217,7 @@ static __always_inline __u32 allowed_again(const struct packet *p, const struct 
 					   struct decision *d, __u32 how)
 {
 	d->cookie = e->cookie;
-	if (p->shape == SHAPE_ICMP_ERROR || (e->epoch == d->epoch && !unidentified(p)))
+	if (p->shape == SHAPE_ICMP_ERROR || (stands(e, d) && !unidentified(p)))
 		return 0;
 	return judge_again(p, pod, e, d, how);
 }
@@ -210,7 +229,7 @@ static __noinline __u32 judge_reply(const struct packet *p, const struct pod_val
 
 	if (p->shape == SHAPE_ICMP_ERROR || unidentified(p))
 		return 0;
-	reason = allowed(p, pod, d, how | JUDGE_REPLY | known_of(pod, e));
+	reason = allowed(p, pod, d, how | JUDGE_REPLY | known_of(e));
 	if (!reason)
 		d->cookie = e->cookie;
 	return reason;
@@ -222,7 +241,7 @@ static __always_inline __u32 allowed_reply(const struct packet *p, const struct 
 					   struct decision *d, __u32 how)
 {
 	d->cookie = e->cookie;
-	return e->epoch == d->epoch ? 0 : judge_reply(p, pod, e, d, how);
+	return stands(e, d) ? 0 : judge_reply(p, pod, e, d, how);
 }
 
 /* Whether this host reaches its pods, for how: by flows with these flags, not by what

@@ -8,17 +8,21 @@
 
 /* What was decided of a flow, as far as it got. */
 struct decision {
-	__u32 egress_class;
+	__u32 egress_ruleset;
 	__u32 group;
 	struct address gateway; /* where the flow is pinned to */
 	struct address egress;	/* what it leaves this node with */
 	__be16 egress_port;
 	__u16 flags; /* of its connection: enum ct_flags */
-	__u32 epoch; /* of the pod, read before anything was looked up */
+	__u32 generation; /* under which its connection is judged: see judge_for */
 	__u32 exit;  /* device by which it leaves this node */
-	__u32 mtu;   /* that the packet exceeds */
-	__u16 of_host; /* it is not a pod's, but the host's own */
-	__u16 live;    /* its connection is tracked */
+	union { /* policies are asked before it is sent */
+		__u32 ruleset; /* of the pod, 0 until it was looked up */
+		__u32 mtu;     /* that the packet exceeds */
+	};
+	__u8 of_host;  /* it is not a pod's, but the host's own */
+	__u8 live;     /* its connection is tracked */
+	__u16 slot;    /* that was in force when the packet came: all is looked up there */
 	__u32 cookie;  /* of the rules of network policies that decided */
 	__u64 time;    /* when the packet came */
 };
@@ -67,8 +71,8 @@ static __noinline void count_decided(__u32 cookie, __u64 bytes)
 	struct metric *m;
 	__u32 *slot;
 
-	slot = bpf_map_lookup_elem(&sluice_slots, &index);
-	m = bpf_map_lookup_elem(&sluice_decided, &index);
+	slot = bpf_map_lookup_elem(&sluice_ruleslot, &index);
+	m = bpf_map_lookup_elem(&sluice_rulehits, &index);
 	if (!slot || !m)
 		return;
 	if (*slot != cookie && !take_slot(slot, cookie)) {
@@ -116,12 +120,13 @@ SUBPROGRAM int report(struct __sk_buff *ctx, const struct packet *p, const struc
 	e->dport = p->flow.dport;
 	e->length = ctx->len;
 	e->ifindex = ctx->ifindex;
-	e->egress_class = d->egress_class;
+	e->egress_ruleset = d->egress_ruleset;
 	e->group = d->group;
 	e->cookie = d->cookie;
 	e->gateway = d->gateway;
 	e->egress = d->egress;
 	e->egress_port = d->egress_port;
+	e->slot = d->slot;
 	bpf_ringbuf_submit(e, 0);
 	return 0;
 }

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/addresses"
+	"github.com/sluice-net/sluice/tables/members"
 )
 
 // configCell has the flags that concern the whole agent.
@@ -64,7 +64,7 @@ func localNode(c Config) (tables.LocalNode, error) {
 
 // checkClusterCIDRs refuses what would turn egress gateways off: destinations
 // inside the cluster are never redirected.
-func checkClusterCIDRs(c addresses.Config) error {
+func checkClusterCIDRs(c members.Config) error {
 	for _, text := range c.ClusterCIDRs {
 		if p, err := netip.ParsePrefix(text); err == nil && p.Bits() == 0 {
 			return fmt.Errorf("--cluster-cidrs %s: all addresses would be inside the cluster, and nothing ever redirected to an egress gateway", text)

@@ -10,22 +10,24 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/core"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
-	"github.com/sluice-net/sluice/reconcilers/egress"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
-	"github.com/sluice-net/sluice/reconcilers/policy"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/reconcilers/slots"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/addresses"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
 	"github.com/sluice-net/sluice/tables/explain"
 	forwardingtables "github.com/sluice-net/sluice/tables/forwarding"
+	"github.com/sluice-net/sluice/tables/localpods"
+	"github.com/sluice-net/sluice/tables/members"
 	policytables "github.com/sluice-net/sluice/tables/policy"
-	"github.com/sluice-net/sluice/tables/selection"
 	"github.com/sluice-net/sluice/tables/story"
+	"github.com/sluice-net/sluice/tables/subjects"
+	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
 // Dataflow has the modules from the base tables to the kernel: all that does
@@ -34,20 +36,25 @@ var Dataflow = cell.Group(
 	// The rule engine's counts of rows.
 	cell.Provide(newDeriveMetrics),
 
-	// Which selectors choose which endpoints: selectors, peer-prefixes,
-	// class-members, classes.
-	selection.Cell,
+	// Where the pods of this node are: local-endpoints.
+	localpods.Cell,
 
-	// What network policies want: policy-rules, -entries, -readiness,
-	// rule-cookies, network-policy-status.
-	policytables.Cell,
+	// What policies say of pods: pods, subjects, rulesets, selectors, subject-routes,
+	// egress-rulesets, egress-rules, egress-groups, compiled-policies.
+	subjects.Cell,
 
-	// What is known of addresses: ipcache, local-endpoints.
-	addresses.Cell,
+	// What each address is as a peer: ipcache, peer-prefixes, members, peer-classes,
+	// selector-matches.
+	members.Cell,
 	cell.Invoke(checkClusterCIDRs),
 
-	// What egress policies want: egress-classes, -groups, -gateways, -rules,
-	// -sources, -policy-status, class-readiness, sysctls.
+	// What rulesets say of classes: policy-entries, verdict-sets, verdicts, rule-cookies.
+	verdicts.Cell,
+
+	// network-policy-status.
+	policytables.Cell,
+
+	// Where egress traffic leaves: egress-gateways, egress-policy-status, sysctls.
 	egresstables.Cell,
 
 	// What the programs know beside the policies, and where they run:
@@ -63,12 +70,15 @@ var Dataflow = cell.Group(
 	datapath.Cell,
 
 	// What all reconcilers of maps share, and the table bpf-maps.
-	bpfmap.Cell,
+	mapsync.Cell,
 
 	// The maps' reconcilers, with the tables map-*: what the kernel holds.
-	egress.Cell,
+	cell.Provide(mapsOf, keptVerdicts),
+	core.Cell,
 	forwarding.Cell,
-	policy.Cell,
+
+	// Which slot of maps packets meet.
+	slots.Cell,
 
 	// What the programs report: drops, monitors.
 	cell.Provide(func(d *datapath.Datapath) events.Datapath { return d }),
@@ -99,6 +109,20 @@ var Dataflow = cell.Group(
 	// The garbage collector, which waits until the tables are filled.
 	startupCell,
 )
+
+// mapsOf are the maps of policies.
+func mapsOf(m *bpf.Maps) core.Maps {
+	return core.Maps{
+		Pods: m.Pods, IPCache: m.IPCache, Subjects: m.Subjects, Routes: m.Routes,
+		Peers: m.Peers, Policy: m.Policy, Verdicts: m.Verdicts,
+		Egress: m.Egress, Gateways: m.Gateways,
+	}
+}
+
+// keptVerdicts says what happens to verdicts that connections keep.
+func keptVerdicts(g *slots.Generation, r *ctgc.Runner) core.Verdicts {
+	return core.Verdicts{Raise: g.Raise, RaiseSoon: g.RaiseSoon, Flush: r.Scrub}
+}
 
 func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {
 	m := derive.NewMetrics()

@@ -23,7 +23,7 @@ func onlyText(s string) string {
 
 // What docs/adding-a-table.md shows is the example that the tests run.
 func TestDocumentedExample(t *testing.T) {
-	source, err := os.ReadFile(filepath.Join(repository, "reconcilers/bpfmap/example_test.go"))
+	source, err := os.ReadFile(filepath.Join(repository, "reconcilers/mapsync/example_test.go"))
 	require.NoError(t, err)
 	blocks := codeBlock.FindAllStringSubmatch(documents(t)["docs/adding-a-table.md"], -1)
 	require.Greater(t, len(blocks), 10)

@@ -14,12 +14,14 @@ import (
 var (
 	tableSection = regexp.MustCompile(`(?ms)^### ([a-z-]+)\n(.*?)^\|`)
 	fromSentence = regexp.MustCompile(`From\s([^.]*)\.`)
+	writtenWith  = regexp.MustCompile("Written with\\s`([a-z-]+)`")
 )
 
 // The text about a derived table in docs/tables.md names the tables that it is
-// from, which are those of its rule.
+// from, which are those of its rule, or another table that the same rule writes.
 func TestDocumentedInputs(t *testing.T) {
 	documented := map[string][]string{}
+	with := map[string]string{}
 	for _, section := range tableSection.FindAllStringSubmatch(documents(t)["docs/tables.md"], -1) {
 		for _, sentence := range fromSentence.FindAllStringSubmatch(section[2], -1) {
 			for _, span := range codeSpan.FindAllString(sentence[1], -1) {
@@ -28,6 +30,14 @@ func TestDocumentedInputs(t *testing.T) {
 				}
 			}
 		}
+		if match := writtenWith.FindStringSubmatch(section[2]); match != nil {
+			with[section[1]] = match[1]
+		}
+	}
+	for table, other := range with {
+		require.Empty(t, documented[table], table)
+		require.NotEmpty(t, documented[other], table)
+		documented[table] = documented[other]
 	}
 	p, _ := populate(t)
 	rules := p.Rules.All()

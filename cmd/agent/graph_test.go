@@ -62,20 +62,18 @@ func TestGraph(t *testing.T) {
 		case api.KindMap:
 			require.Len(t, into[name], 1, name)
 			require.Equal(t, "map-"+strings.TrimPrefix(name, "sluice_"), from[name][0].To)
-			if name != "sluice_classes" { // which is for the next agent
-				require.Greater(t, len(from[name]), 1, "%s is looked up by no program", name)
-			}
+			require.Greater(t, len(from[name]), 1, "%s is looked up by no program", name)
 		case api.KindProgram:
 			require.NotEmpty(t, into[name], name)
 		}
 	}
 	for _, e := range []api.GraphEdge{
 		{From: "kubernetes", To: "endpoints", By: "pods"},
-		{From: "egress-classes", To: "egress-rules", By: "derive"},
-		{From: "egress-rules", To: "sluice_egress", By: "bpfmap"},
+		{From: "egress-policies", To: "egress-rules", By: "derive"},
+		{From: "egress-rules", To: "sluice_egress", By: "mapsync"},
 		{From: "sluice_egress", To: "from_pod", By: "load"},
 		{From: "attachments", To: "from_pod", By: "attach"},
-		{From: "policy-rules", To: "selectors", By: "derive", Feedback: true},
+		{From: "map-subjects", To: "rulesets", By: "derive", Feedback: true},
 	} {
 		require.True(t, slices.Contains(g.Edges, e), e)
 	}

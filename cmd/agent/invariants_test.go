@@ -36,12 +36,7 @@ type history struct {
 	decisions []string
 	writes    []string // that led to each
 
-	// The epoch of the source as a pod of this node, 0 if it is none, and the
-	// last one with which a connection could begin that needs no gateway.
-	epoch, open uint32
-
 	device, atRest uint32 // by which the pod is reached, and at the last rest
-	letGo          bool   // the pod is reached, and it is known whether a policy selects it
 }
 
 func newChecker(m *bpf.Memory) *checker {
@@ -61,16 +56,10 @@ func (c *checker) written(w bpf.Write, r bpf.Reader) {
 
 func (c *checker) take(p probe, h *history, write string, r bpf.Reader) {
 	decision, err := inKernel(r, p.src, p.dst, false)
-	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.src)})
-	class, inClass := bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: bpf.AddressFrom(p.src)})
-	letGo := pod.IfIndex != 0 && pod.Flags&bpf.PodEgressUnknown == 0
-	if letGo && (!h.letGo || h.device != pod.IfIndex) && inClass && pod.Flags&bpf.PodEgressSelected == 0 && !c.disturbed {
-		c.violations = append(c.violations, fmt.Sprintf("after %s: %s is let go in class %d, and no policy selects it", write, p.src, class.Class))
-	}
-	h.device, h.letGo = pod.IfIndex, letGo
-	if h.epoch = pod.Epoch; local && decision == plain {
-		h.open = max(h.open, pod.Epoch)
-	}
+	pod, found := bpf.Get[bpf.PodKey, bpf.PodValue](
+		r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.src)})
+	local := found && pod.Flags&bpf.PodLocal != 0
+	h.device = pod.IfIndex
 	if !local && strings.HasPrefix(decision, "gateways ") && !strings.Contains(decision, localUnderlay) {
 		decision = unknown // another node's pod and another gateway: what comes here nevertheless is dropped
 	}
@@ -159,26 +148,7 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 		h.decisions, h.writes, h.atRest = []string{last}, []string{"the last rest"}, h.device
 	}
 	c.disturbed = false
-	return report(append(violations, c.stale()...))
-}
-
-// outlived says which connections that began without a gateway go on so,
-// though a policy has come to choose them.
-func (c *checker) outlived() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return report(c.stale())
-}
-
-func (c *checker) stale() (violations []string) {
-	for p, h := range c.probes {
-		n := len(h.decisions)
-		if n > 0 && strings.HasPrefix(h.decisions[n-1], "gateways ") && h.epoch != 0 && h.epoch <= h.open {
-			violations = append(violations, fmt.Sprintf("%s to %s: %s, but connections of epoch %d had no gateway, and it is %d",
-				p.src, p.dst, h.decisions[n-1], h.open, h.epoch))
-		}
-	}
-	return violations
+	return report(violations)
 }
 
 func report(violations []string) error {

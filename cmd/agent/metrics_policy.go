@@ -28,10 +28,10 @@ type policyMetrics struct {
 type policyMetricTables struct {
 	cell.In
 
-	DB      *statedb.DB
-	Status  statedb.Table[*tables.NetworkPolicyStatus]
-	Entries statedb.Table[*tables.PolicyEntry]
-	Kernel  statedb.Table[*tables.PolicyMapEntry]
+	DB       *statedb.DB
+	Status   statedb.Table[*tables.NetworkPolicyStatus]
+	Verdicts statedb.Table[*tables.Verdict]
+	Kernel   statedb.Table[*tables.VerdictMirror]
 }
 
 func registerPolicyMetrics(r prometheus.Registerer, t policyMetricTables, jobs job.Group) error {
@@ -55,7 +55,7 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 }
 
 var policyStates = []tables.PolicyState{
-	tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed, tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
+	tables.PolicyTooLarge, tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed, tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
 }
 
 // Describe implements [prometheus.Collector].
@@ -75,7 +75,7 @@ func (m *policyMetrics) Collect(to chan<- prometheus.Metric) {
 		counts[row.State]++
 	}
 	sendCounts(to, m.policies, counts, policyStates...)
-	send(m.entries, m.Entries.NumObjects(txn), "tables")
+	send(m.entries, m.Verdicts.NumObjects(txn), "tables")
 	send(m.entries, m.Kernel.NumObjects(txn), "kernel")
 }
 

@@ -20,11 +20,11 @@ func TestPolicyMetrics(t *testing.T) {
 	db := statedb.New()
 	status, err := tables.NewNetworkPolicyStatusTable(db)
 	require.NoError(t, err)
-	entries, err := tables.NewPolicyEntryTable(db)
+	verdicts, err := tables.NewVerdictTable(db)
 	require.NoError(t, err)
-	kernel, err := tables.NewPolicyMapEntryTable(db)
+	kernel, err := tables.NewVerdictMirrorTable(db)
 	require.NoError(t, err)
-	m := newPolicyMetrics(policyMetricTables{DB: db, Status: status, Entries: entries, Kernel: kernel})
+	m := newPolicyMetrics(policyMetricTables{DB: db, Status: status, Verdicts: verdicts, Kernel: kernel})
 	registry := prometheus.NewPedanticRegistry()
 	require.NoError(t, register(registry, m, m.delay))
 
@@ -67,12 +67,13 @@ func TestPolicyMetrics(t *testing.T) {
 	}
 	insert("web", tables.PolicyPending, 1, 0)
 	insert("db", tables.PolicyInvalid, 2, 2*time.Second)
-	wtxn := db.WriteTxn(entries, kernel)
-	for port := range uint16(3) {
-		_, _, err = entries.Insert(wtxn, &tables.PolicyEntry{Key: bpf.PolicyKeyOf(1, 2, 0, 6, port, 16)})
+	insert("large", tables.PolicyTooLarge, 4, 0)
+	wtxn := db.WriteTxn(verdicts, kernel)
+	for set := range uint32(3) {
+		_, _, err = verdicts.Insert(wtxn, &tables.Verdict{Key: bpf.VerdictKey{Set: set + 1}})
 		require.NoError(t, err)
 	}
-	_, _, err = kernel.Insert(wtxn, &tables.PolicyMapEntry{Key: bpf.PolicyKeyOf(1, 2, 0, 6, 1, 16)})
+	_, _, err = kernel.Insert(wtxn, &tables.VerdictMirror{Key: bpf.VerdictKey{Set: 1}, Present: true})
 	require.NoError(t, err)
 	wtxn.Commit()
 
@@ -80,6 +81,7 @@ func TestPolicyMetrics(t *testing.T) {
 	got := values()
 	require.Equal(t, 1.0, got["sluice_policies pending"])
 	require.Equal(t, 1.0, got["sluice_policies invalid"])
+	require.Equal(t, 1.0, got["sluice_policies too large"])
 	require.Equal(t, 0.0, got["sluice_policies in force"])
 	require.Equal(t, 3.0, got["sluice_policy_entries tables"])
 	require.Equal(t, 1.0, got["sluice_policy_entries kernel"])

@@ -360,19 +360,20 @@ func sortedKeys(set map[string]bool) string {
 // each: the decision is that of the source's, or with anyBucket of all.
 func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error) {
 	source := bpf.AddressFrom(src)
-	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: source})
-	class, found := bpf.Get[bpf.SourceKey, bpf.SourceValue](r, "sluice_sources", bpf.SourceKey{Addr: source})
+	pod, found := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: source})
+	local := found && pod.Flags&bpf.PodLocal != 0
+	route, routed := bpf.Get[bpf.SubjectKey, bpf.RouteValue](
+		r, "sluice_routes", bpf.SubjectKey{Subject: pod.Subject})
 	switch {
-	case local && pod.Flags&bpf.PodEgressUnknown != 0 && coveredByKernel(r, dst):
+	case local && pod.Subject == 0 && coveredByKernel(r, dst):
 		return held, nil
-	case !found && local && pod.Flags != 0 && coveredByKernel(r, dst):
-		return held, nil
-	case !found && local:
+	case local && !routed:
 		return plain, nil
-	case !found:
+	case !routed:
 		return unknown, nil
 	}
-	rule, found := bpf.Match[bpf.EgressKey, bpf.EgressValue](r, "sluice_egress", bpf.EgressKeyFrom(class.Class, netip.PrefixFrom(dst, dst.BitLen())))
+	rule, found := bpf.Match[bpf.EgressKey, bpf.EgressValue](r, "sluice_egress",
+		bpf.EgressKeyFrom(route.EgressRuleset, netip.PrefixFrom(dst, dst.BitLen())))
 	switch {
 	case found && rule.Value.Group != bpf.GroupExcluded:
 	case local:
@@ -384,7 +385,8 @@ func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error)
 	for bucket := range uint32(bpf.GatewayBuckets) {
 		v, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: rule.Value.Group, Bucket: bucket})
 		if !found {
-			return "", fmt.Errorf("%s to %s: class %d, group %d, but no bucket %d", src, dst, class.Class, rule.Value.Group, bucket)
+			return "", fmt.Errorf("%s to %s: egress ruleset %d, group %d, but no bucket %d",
+				src, dst, route.EgressRuleset, rule.Value.Group, bucket)
 		}
 		if octets := src.As16(); anyBucket || uint32(octets[15]) == bucket {
 			ways[v.String()] = true

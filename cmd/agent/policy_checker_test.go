@@ -20,10 +20,6 @@ type policyChecker struct {
 	mu      sync.Mutex
 	verdict func(bpf.Reader, policytest.Packet) string
 
-	// concerned returns which packets of a pod a write may change the verdict on, nil for
-	// none.
-	concerned func(bpf.Write, bpf.Reader, netip.Addr) func(policytest.Packet) bool
-
 	probes     map[netip.Addr][]*policyProbe // by subject
 	identities map[netip.Addr]identity       // at the last rest
 	violations []string
@@ -40,33 +36,15 @@ type policyProbe struct {
 type identity struct{ name, labels string }
 
 func newPolicyChecker(m *bpf.Memory, hostAllowed bool) *policyChecker {
-	return watchPolicies(m, &policyChecker{
-		verdict:   func(r bpf.Reader, p policytest.Packet) string { return policyInKernel(r, p, hostAllowed) },
-		concerned: concernedByWrite,
-	})
-}
-
-// watchPolicies has a checker called after every write.
-func watchPolicies(m *bpf.Memory, c *policyChecker) *policyChecker {
-	c.probes = map[netip.Addr][]*policyProbe{}
+	c := &policyChecker{
+		verdict: func(r bpf.Reader, p policytest.Packet) string {
+			verdict, _ := policyInKernel(r, p, hostAllowed)
+			return verdict
+		},
+		probes: map[netip.Addr][]*policyProbe{},
+	}
 	m.OnWrite(c.written)
 	return c
-}
-
-func concernedByWrite(w bpf.Write, r bpf.Reader, subject netip.Addr) func(policytest.Packet) bool {
-	switch key := w.Key.(type) {
-	case bpf.PodKey:
-		return func(policytest.Packet) bool { return key.Addr.Addr() == subject }
-	case bpf.IPCacheKey:
-		prefix := key.Prefix()
-		return func(p policytest.Packet) bool { return prefix.Contains(p.Peer) }
-	case bpf.PolicyKey:
-		pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(subject)})
-		return func(p policytest.Packet) bool {
-			return local && pod.SubjectClass == key.Subject && p.Direction == key.Direction
-		}
-	}
-	return nil
 }
 
 // written takes in the verdicts that a write may have changed.
@@ -76,15 +54,9 @@ func (c *policyChecker) written(w bpf.Write, r bpf.Reader) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for subject, probes := range c.probes {
-		concerned := c.concerned(w, r, subject)
-		if concerned == nil {
-			return
-		}
+	for _, probes := range c.probes {
 		for _, p := range probes {
-			if concerned(p.packet) {
-				c.take(p, w.String(), r)
-			}
+			c.take(p, w.String(), r)
 		}
 	}
 }
@@ -96,7 +68,7 @@ func (c *policyChecker) take(p *policyProbe, write string, r bpf.Reader) {
 		p.writes = append(p.writes, write)
 	}
 	if verdict == noMatch {
-		c.violations = append(c.violations, fmt.Sprintf("%s: in a class without verdicts, by %s", p.packet, write))
+		c.violations = append(c.violations, fmt.Sprintf("%s: no verdict, by %s", p.packet, write))
 	}
 }
 
@@ -187,24 +159,9 @@ func (c *policyChecker) rest(w *policytest.World) error {
 	return report(violations)
 }
 
-// withoutVerdicts says who was in a class without verdicts since the last rest.
+// withoutVerdicts says which packets had no verdict since the last rest.
 func (c *policyChecker) withoutVerdicts() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return report(c.violations)
-}
-
-// inClassWithoutVerdicts says who is in a class of pods that has no default of its
-// own, which is there if the class was ever programmed.
-func inClassWithoutVerdicts(r bpf.Reader) error {
-	var violations []string
-	for pod, v := range bpf.All[bpf.PodKey, bpf.PodValue](r, "sluice_pods") {
-		for _, direction := range []bpf.Direction{bpf.DirectionIngress, bpf.DirectionEgress} {
-			key := bpf.PolicyKeyOf(v.SubjectClass, bpf.AnyPeerClass, direction, 0, 0, 0)
-			if _, found := bpf.Get[bpf.PolicyKey, bpf.PolicyValue](r, "sluice_policy", key); !found && v.SubjectClass != bpf.NoSubjectClass {
-				violations = append(violations, fmt.Sprintf("%s is in subject class %d, without a default of %s", pod, v.SubjectClass, direction))
-			}
-		}
-	}
-	return report(violations)
 }

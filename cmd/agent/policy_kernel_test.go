@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
@@ -24,37 +26,51 @@ const (
 	noMatch = "no match"
 )
 
-// policyInKernel is what the maps make of a packet, by look-ups as the programs do
-// them.
-func policyInKernel(r bpf.Reader, p policytest.Packet, hostAllowed bool) string {
-	pod, local := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)})
-	peer, _ := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(p.Peer, p.Peer.BitLen())))
-	switch {
-	case !local:
-		return notHere
-	case hostAllowed && p.Direction == bpf.DirectionIngress && peer.Value.Flags&bpf.IPCacheHost != 0:
-		return allowed
-	case pod.Flags&bpf.PodPolicyUnknown != 0:
-		return heldNew
-	case pod.SubjectClass == bpf.NoSubjectClass:
-		return allowed
+// policyInKernel is what the maps make of a packet, by look-ups as the programs do them, and
+// the verdict that decides, if one does.
+func policyInKernel(r bpf.Reader, p policytest.Packet, hostAllowed bool) (string, bpf.VerdictValue) {
+	pod, found := bpf.Get[bpf.PodKey, bpf.PodValue](
+		r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)})
+	if !found || pod.Flags&bpf.PodLocal == 0 {
+		return notHere, bpf.VerdictValue{}
 	}
-	match := func(class uint32) (bpf.PolicyValue, bool) {
-		key := bpf.PolicyKeyOf(pod.SubjectClass, class, p.Direction, p.Protocol, p.Port, 16)
-		e, found := bpf.Match[bpf.PolicyKey, bpf.PolicyValue](r, "sluice_policy", key)
-		return e.Value, found
+	peer, found := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](
+		r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(p.Peer, p.Peer.BitLen())))
+	if hostAllowed && p.Direction == bpf.DirectionIngress && peer.Value.Flags&bpf.IPCacheHost != 0 {
+		return allowed, bpf.VerdictValue{}
 	}
-	verdict, found := match(bpf.AnyPeerClass)
+	if pod.Subject == 0 {
+		config, _ := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](r, "sluice_config", bpf.ConfigKey{})
+		if config.Flags&bpf.ConfigNetworkPolicies == 0 {
+			return allowed, bpf.VerdictValue{}
+		}
+		return heldNew, bpf.VerdictValue{}
+	}
+	subject, known := bpf.Get[bpf.SubjectKey, bpf.SubjectValue](
+		r, "sluice_subjects", bpf.SubjectKey{Subject: pod.Subject})
+	if known && subject.Ruleset == bpf.EmptyRuleset {
+		return allowed, bpf.VerdictValue{}
+	}
+	class, inClass := bpf.Get[bpf.PeerKey, bpf.PeerValue](
+		r, "sluice_peers", bpf.PeerKey{Member: peer.Value.Member})
+	if !known || !found || !inClass {
+		return noMatch, bpf.VerdictValue{}
+	}
+	key := bpf.PolicyKey{Ruleset: subject.Ruleset, Class: class.Class, Direction: p.Direction}
+	entry, found := bpf.Get[bpf.PolicyKey, bpf.PolicyValue](r, "sluice_policy", key)
 	if !found {
-		return noMatch // there is a default for all traffic
+		key.Class = bpf.AnyClass
+		entry, found = bpf.Get[bpf.PolicyKey, bpf.PolicyValue](r, "sluice_policy", key)
 	}
-	if own, found := match(peer.Value.PeerClass); found && (own.Precedence > verdict.Precedence || own.Precedence == verdict.Precedence && own.Deny != 0) {
-		verdict = own
+	verdict, matches := bpf.Match[bpf.VerdictKey, bpf.VerdictValue](
+		r, "sluice_verdicts", bpf.VerdictKeyOf(entry.Set, p.Protocol, p.Port, 16))
+	switch {
+	case !found || !matches:
+		return noMatch, bpf.VerdictValue{}
+	case verdict.Value.Deny != 0:
+		return denied, verdict.Value
 	}
-	if verdict.Deny != 0 {
-		return denied
-	}
-	return allowed
+	return allowed, verdict.Value
 }
 
 // policyOptions are what the flags of the agent say of verdicts.
@@ -98,12 +114,37 @@ func (c *cluster) comparePolicies(txn statedb.ReadTxn) (err error) {
 			if !want && w.IsHeld(p.Subject) {
 				text = heldNew
 			}
-			if got := policyInKernel(r, p, w.HostAllowed); got != text {
+			got, verdict := policyInKernel(r, p, w.HostAllowed)
+			if got != text {
 				err = errors.Join(err, fmt.Errorf("%s: by the maps %s, by the policies %s, %s", p, got, text, why))
+			} else if rules := c.rules(txn, verdict.Cookie); isRule(why) && !slices.Contains(rules, why) {
+				err = errors.Join(err, fmt.Errorf("%s: decided by %v, by the policies %s, %s", p, rules, text, why))
 			}
 		}
 	})
 	return err
+}
+
+// rules are those for which a cookie stands.
+func (c *cluster) rules(txn statedb.ReadTxn, cookie uint32) (texts []string) {
+	row, _, found := c.cookies.Get(txn, tables.RuleCookieByNumber(cookie))
+	if !found {
+		return nil
+	}
+	for i, rule := range row.Rules {
+		texts = append(texts, rule.Policy.String()+" "+row.Fields[i])
+	}
+	return texts
+}
+
+// isRule reports whether a reason is an item of a policy, not a default.
+func isRule(why string) bool {
+	kinds := []tables.PolicyKind{
+		tables.PolicyKubernetes, tables.PolicyCilium, tables.PolicyCiliumClusterwide,
+	}
+	return slices.ContainsFunc(kinds, func(k tables.PolicyKind) bool {
+		return strings.HasPrefix(why, k.String()+"/")
+	})
 }
 
 func verdictText(allow bool) string {

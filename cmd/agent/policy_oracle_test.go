@@ -12,44 +12,52 @@ import (
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
-// comparePartition says where addresses that are alike to all policies are in
-// different classes in the kernel, or others in the same.
+// comparePartition says where addresses that are alike to all policies have different
+// rulesets or classes in the kernel. Others may have the same: classes are told apart by what
+// is in use on this node only.
 func comparePartition(w *policytest.World, r bpf.Reader) error {
-	var subjects, peers partition
+	subjects, peers := newPartition("ruleset"), newPartition("class")
 	for _, addr := range w.Subjects() {
-		pod, found := bpf.Get[bpf.PodKey, bpf.PodValue](r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(addr)})
-		if found {
-			subjects.add(addr, w.SubjectSignature(addr), pod.SubjectClass)
+		pod, found := bpf.Get[bpf.PodKey, bpf.PodValue](
+			r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(addr)})
+		subject, known := bpf.Get[bpf.SubjectKey, bpf.SubjectValue](
+			r, "sluice_subjects", bpf.SubjectKey{Subject: pod.Subject})
+		if found && known {
+			subjects.add(addr, w.SubjectSignature(addr), subject.Ruleset)
 		}
 	}
 	if w.Enforcement == "never" {
 		return subjects.err
 	}
 	for _, addr := range w.Peers() {
-		e, _ := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, addr.BitLen())))
-		peers.add(addr, w.PeerSignature(addr), e.Value.PeerClass)
+		e, _ := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](
+			r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, addr.BitLen())))
+		peer, found := bpf.Get[bpf.PeerKey, bpf.PeerValue](
+			r, "sluice_peers", bpf.PeerKey{Member: e.Value.Member})
+		if found {
+			peers.add(addr, w.PeerSignature(addr), peer.Class)
+		}
 	}
 	return errors.Join(subjects.err, peers.err)
 }
 
-// partition is a one-to-one relation between signatures and classes.
+// partition has the number of each signature.
 type partition struct {
-	classes    map[string]uint32
-	signatures map[uint32]string
-	err        error
+	of      string
+	numbers map[string]uint32
+	err     error
 }
 
-func (p *partition) add(addr netip.Addr, signature string, class uint32) {
-	if p.classes == nil {
-		p.classes, p.signatures = map[string]uint32{"": 0}, map[uint32]string{0: ""}
+func newPartition(of string) *partition {
+	return &partition{of: of, numbers: map[string]uint32{}}
+}
+
+func (p *partition) add(addr netip.Addr, signature string, number uint32) {
+	if other, known := p.numbers[signature]; known && other != number {
+		p.err = errors.Join(p.err, fmt.Errorf("%s has %s %d, others alike %d: %s",
+			addr, p.of, number, other, signature))
 	}
-	if other, known := p.classes[signature]; known && other != class {
-		p.err = errors.Join(p.err, fmt.Errorf("%s is in class %d, others alike in %d: %s", addr, class, other, signature))
-	}
-	if other, known := p.signatures[class]; known && other != signature {
-		p.err = errors.Join(p.err, fmt.Errorf("%s is in class %d of %q, but has %q", addr, class, other, signature))
-	}
-	p.classes[signature], p.signatures[class] = class, signature
+	p.numbers[signature] = number
 }
 
 // agreesOnPolicies waits until nothing changes any more, and compares.
@@ -57,8 +65,8 @@ func (c *cluster) agreesOnPolicies(ctx context.Context) error {
 	compare := func() (err error) {
 		txn := c.base.DB.ReadTxn()
 		w := c.world(txn)
-		err = errors.Join(c.comparePolicies(txn), c.compareEntries(txn))
-		c.memory.Read(func(r bpf.Reader) { err = errors.Join(err, comparePartition(w, r), inClassWithoutVerdicts(r)) })
+		err = c.comparePolicies(txn)
+		c.memory.Read(func(r bpf.Reader) { err = errors.Join(err, comparePartition(w, r)) })
 		return err
 	}
 	if err := c.quietFor(ctx, settled); err != nil || compare() == nil {

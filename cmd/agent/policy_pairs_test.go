@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
-	"github.com/sluice-net/sluice/tables/policy"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
@@ -74,10 +72,24 @@ func TestMillionPairs(t *testing.T) {
 // judge has the packets judged in the three ways.
 func (g *policyGenerator) judge(judge *packettest.Judge, w *policytest.World, packets []policytest.Packet) error {
 	var kernel packettest.PolicyWorld
+	type lookup struct {
+		verdict string
+		cookie  uint32
+	}
+	lookups := make([]lookup, len(packets))
 	g.memory.Read(func(r bpf.Reader) {
 		kernel.Pods = maps.Collect(bpf.All[bpf.PodKey, bpf.PodValue](r, "sluice_pods"))
 		kernel.IPCache = maps.Collect(bpf.All[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache"))
+		kernel.Subjects = maps.Collect(
+			bpf.All[bpf.SubjectKey, bpf.SubjectValue](r, "sluice_subjects"))
+		kernel.Peers = maps.Collect(bpf.All[bpf.PeerKey, bpf.PeerValue](r, "sluice_peers"))
 		kernel.Policy = maps.Collect(bpf.All[bpf.PolicyKey, bpf.PolicyValue](r, "sluice_policy"))
+		kernel.Verdicts = maps.Collect(
+			bpf.All[bpf.VerdictKey, bpf.VerdictValue](r, "sluice_verdicts"))
+		for i, p := range packets {
+			verdict, decides := policyInKernel(r, p, w.HostAllowed)
+			lookups[i] = lookup{verdict, decides.Cookie}
+		}
 	})
 	if err := judge.Load(kernel); err != nil {
 		return err
@@ -94,10 +106,12 @@ func (g *policyGenerator) judge(judge *packettest.Judge, w *policytest.World, pa
 	for i, p := range packets {
 		allow, why := w.Verdict(p)
 		byKernel := answers[i].Reason == bpf.ReasonPassed
-		lookup, cookie := lookUp(kernel, w, p)
-		if lookup != allow || byKernel != allow || cookie != answers[i].Cookie {
-			violations = append(violations, fmt.Sprintf("%s: %s, %s; by the entries %s (cookie %d), by the program %s (cookie %d)",
-				p, verdictText(allow), why, verdictText(lookup), cookie, answers[i].Reason, answers[i].Cookie))
+		found := lookups[i]
+		if (found.verdict == allowed) != allow || byKernel != allow ||
+			found.cookie != answers[i].Cookie {
+			violations = append(violations, fmt.Sprintf(
+				"%s: %s, %s; by the entries %s (cookie %d), by the program %s (cookie %d)",
+				p, verdictText(allow), why, found.verdict, found.cookie, answers[i].Reason, answers[i].Cookie))
 		}
 	}
 	return report(violations)
@@ -112,30 +126,4 @@ func question(w *policytest.World, p policytest.Packet) packettest.Question {
 	}
 	q.Source, q.Destination, q.FromHost = p.Peer, p.Subject, w.HostAllowed && w.IsHost(p.Peer)
 	return q
-}
-
-// lookUp does in Go what the program does: the verdict, and the cookie of the
-// rules that decide.
-func lookUp(kernel packettest.PolicyWorld, w *policytest.World, p policytest.Packet) (allow bool, cookie uint32) {
-	pod, local := kernel.Pods[bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)}]
-	var peer bpf.IPCacheValue
-	for bits := p.Peer.BitLen(); bits >= 0; bits-- {
-		prefix := netip.PrefixFrom(p.Peer, bits).Masked()
-		if v, found := kernel.IPCache[bpf.IPCacheKeyFrom(prefix)]; found {
-			peer = v
-			break
-		}
-	}
-	fromHost := w.HostAllowed && p.Direction == bpf.DirectionIngress && peer.Flags&bpf.IPCacheHost != 0
-	switch {
-	case !local || pod.Flags&bpf.PodPolicyUnknown != 0 && !fromHost:
-		return false, 0
-	case fromHost, pod.SubjectClass == bpf.NoSubjectClass:
-		return true, 0
-	}
-	v, _, found := policy.Lookup(func(k bpf.PolicyKey) (bpf.PolicyValue, bool) {
-		v, found := kernel.Policy[k]
-		return v, found
-	}, pod.SubjectClass, peer.PeerClass, p.Direction, p.Protocol, p.Port)
-	return found && v.Deny == 0, v.Cookie
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -22,7 +21,7 @@ import (
 )
 
 // After any sequence of events the maps make of packets what the policies ask
-// for, and classes are no finer than the policies. Event by event, a verdict
+// for, and rulesets and classes are no finer than the policies. Event by event, a verdict
 // changes once at most.
 func TestRandomPolicyEvents(t *testing.T) {
 	for seed := range randomSeeds(12) {
@@ -53,7 +52,7 @@ func TestRandomPolicyEventsAndFaults(t *testing.T) {
 }
 
 // Many events at once, with faults. When these stop, all is mended with no new
-// event, and meanwhile nobody is in a class without verdicts.
+// event, and meanwhile every packet has a verdict.
 func TestRandomPolicyStorms(t *testing.T) {
 	for seed := range randomSeeds(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -87,7 +86,7 @@ func TestPolicyMapFull(t *testing.T) {
 			g := newPolicyGenerator(t, 5000+seed)
 			g.policies.failClosed = true
 			for i := range 15 {
-				entries := len(statedb.Collect(g.policy.Entries.All(g.base.DB.ReadTxn())))
+				entries := g.desire.Entries.NumObjects(g.base.DB.ReadTxn())
 				g.memory.Resize("sluice_policy", uint32(max(1, entries+g.IntN(4))))
 				change := g.change()
 				g.pause(func() bool { return false })
@@ -187,7 +186,7 @@ func policyFlags(g *policytest.Generator) (flags []string) {
 }
 
 // watchedPackets is how many packets are looked at after each write.
-const watchedPackets = 1500
+const watchedPackets = 300
 
 // look has other packets looked at from now on. Some are about addresses that
 // are to come.

@@ -53,7 +53,8 @@ func TestPolicyChangesWithoutAgent(t *testing.T) {
 			var changed []string
 			g.memory.Read(func(r bpf.Reader) {
 				for _, p := range packets {
-					changed = append(changed, fmt.Sprint(p.Subject, " ", p.Peer, " ", policyInKernel(r, p, true)))
+					verdict, _ := policyInKernel(r, p, true)
+					changed = append(changed, fmt.Sprint(p.Subject, " ", p.Peer, " ", verdict))
 				}
 			})
 			require.Equal(t, []string{

@@ -25,11 +25,11 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/reconcilers/announce"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/addresses"
 	"github.com/sluice-net/sluice/tables/cnifile"
 	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
@@ -66,16 +66,15 @@ type cluster struct {
 	checker *checker
 	writer  *fakeWriter
 	state   string
-	runs    int // agents constructed
 	plugin  cniFiles
 
-	hive   *hive.Hive
-	agent  map[string]script.Cmd // commands of the agent
-	oracle oracle
-	desire desiredTables
-	base   policytest.Tables
-	policy policyTables
-	work   *derive.Metrics
+	hive    *hive.Hive
+	agent   map[string]script.Cmd // commands of the agent
+	oracle  oracle
+	desire  desiredTables
+	base    policytest.Tables
+	cookies statedb.Table[*tables.RuleCookie]
+	work    *derive.Metrics
 
 	attachments statedb.Table[*tables.Attachment]
 }
@@ -94,13 +93,11 @@ func newCluster(t testing.TB, args []string) *cluster {
 
 // construct makes a new agent in the same cluster.
 func (c *cluster) construct() {
-	floor := addresses.EpochFloor(10000 * c.runs)
-	c.runs++
 	c.hive = New(
 		cell.Provide(
-			func() *addresses.EpochFloor { return &floor },
 			func() *kubernetes.FakeAPI { return c.api },
 			func() bpf.Backend { return c.memory },
+			func() *mapsync.Timing { return &mapsync.Timing{Grace: testGrace} },
 		),
 		sources.FakeCell,
 		netlink.FakeCellOf(c.netlink),
@@ -113,7 +110,9 @@ func (c *cluster) construct() {
 			c.oracle, c.desire, c.attachments = o, d, a
 		}),
 		cell.Invoke(func(f cniFiles) { c.plugin = f }),
-		cell.Invoke(func(b policytest.Tables, p policyTables, m *derive.Metrics) { c.base, c.policy, c.work = b, p, m }),
+		cell.Invoke(func(b policytest.Tables, t statedb.Table[*tables.RuleCookie], m *derive.Metrics) {
+			c.base, c.cookies, c.work = b, t, m
+		}),
 	)
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	c.hive.RegisterFlags(flags)
@@ -141,7 +140,7 @@ func (c *cluster) commands() map[string]script.Cmd {
 		}),
 	}
 	cmds["k8s/status"], cmds["k8s/events"] = c.writer.statusCommand(), c.writer.eventsCommand()
-	cmds["verdicts"], cmds["entries"] = c.verdicts(), c.entries()
+	cmds["verdicts"], cmds["routes"] = c.verdicts(), c.routes()
 	cmds["agent/flags"] = script.Command(
 		script.CmdUsage{Summary: "Construct the agent with more flags, before it is started", Args: "flag..."},
 		func(_ *script.State, args ...string) (script.WaitFunc, error) {
@@ -170,25 +169,59 @@ func command(summary string, do func(context.Context) error) script.Cmd {
 type desiredTables struct {
 	cell.In
 
-	Classes  statedb.Table[*tables.Class]
-	Gateways statedb.Table[*tables.EgressGateway]
-	Rules    statedb.Table[*tables.EgressRule]
-	Sources  statedb.Table[*tables.EgressSource]
-	IPCache  statedb.Table[*tables.IPCache]
+	Pods     statedb.Table[*tables.Pod]
 	Locals   statedb.Table[*tables.LocalEndpoint]
+	Subjects statedb.Table[*tables.Subject]
+	Routes   statedb.Table[*tables.SubjectRoute]
+	IPCache  statedb.Table[*tables.IPCache]
+	Members  statedb.Table[*tables.Member]
+	Entries  statedb.Table[*tables.PolicyEntry]
+	Verdicts statedb.Table[*tables.Verdict]
+	Rules    statedb.Table[*tables.EgressRule]
+	Gateways statedb.Table[*tables.EgressGateway]
 	Sysctls  statedb.Table[*tables.Sysctl]
 	Exits    statedb.Table[*tables.EgressExit]
 	Covered  statedb.Table[*tables.CoveredPrefix]
 	Nodes    statedb.Table[*tables.ClusterNode]
 	Configs  statedb.Table[*tables.DatapathConfig]
-	Verdicts statedb.Table[*tables.PolicyEntry]
+	Slots    statedb.Table[*tables.Slot]
+
+	Rulesets       statedb.Table[*tables.Ruleset]
+	Classes        statedb.Table[*tables.Class]
+	EgressRulesets statedb.Table[*tables.EgressRuleset]
+	Groups         statedb.Table[*tables.EgressGroup]
 }
 
 // undone returns rows that are not in the kernel yet, one of each table.
 func (d *desiredTables) undone(txn statedb.ReadTxn) string {
-	return undone(txn, d.Classes) + undone(txn, d.Gateways) + undone(txn, d.Rules) + undone(txn, d.Sources) +
-		undone(txn, d.IPCache) + undone(txn, d.Locals) + undone(txn, d.Sysctls) +
-		undone(txn, d.Exits) + undone(txn, d.Covered) + undone(txn, d.Nodes) + undone(txn, d.Verdicts) + d.undoneConfig(txn)
+	text := ""
+	if flipped, _ := d.Slots.Initialized(txn); !flipped {
+		text = "the slots have not flipped\n"
+	}
+	return text + d.dying(txn) + undone(txn, d.Pods) + undone(txn, d.Subjects) + undone(txn, d.Routes) +
+		undone(txn, d.IPCache) + undone(txn, d.Members) + undone(txn, d.Entries) +
+		undone(txn, d.Verdicts) + undone(txn, d.Rules) + undone(txn, d.Gateways) +
+		undone(txn, d.Sysctls) + undone(txn, d.Exits) + undone(txn, d.Covered) +
+		undone(txn, d.Nodes) + d.undoneConfig(txn)
+}
+
+// dying returns objects that nothing desires, and that are not gone yet.
+func (d *desiredTables) dying(txn statedb.ReadTxn) string {
+	return dying(txn, d.Subjects, tables.SubjectsUndesired) +
+		dying(txn, d.Rulesets, tables.RulesetsUndesired) +
+		dying(txn, d.Members, tables.MembersUndesired) +
+		dying(txn, d.Classes, tables.ClassesUndesired) +
+		dying(txn, d.EgressRulesets, tables.EgressRulesetsUndesired) +
+		dying(txn, d.Groups, tables.EgressGroupsUndesired)
+}
+
+func dying[Row interface{ TableRow() []string }](
+	txn statedb.ReadTxn, table statedb.Table[Row], undesired func(bool) statedb.Query[Row],
+) string {
+	for row := range table.List(txn, undesired(true)) {
+		return fmt.Sprintf("%s %v is undesired\n", table.Name(), row.TableRow())
+	}
+	return ""
 }
 
 // undoneConfig is undone for the configuration, which nobody writes while the
@@ -215,6 +248,9 @@ func undone[Row interface {
 	return ""
 }
 
+// testGrace is the grace period, as no packets are under way.
+const testGrace = 5 * time.Millisecond
+
 const (
 	// For how long nothing may change: so often it is looked. What counts is the
 	// looks, as a process that was not scheduled has had the time but not the turn.
@@ -224,7 +260,7 @@ const (
 	// take in what has happened.
 	surelySettled = 500
 
-	settleTimeout = 3 * time.Minute
+	settleTimeout = 20 * time.Second
 )
 
 // settle waits until nothing changes any more, and checks what came of it.

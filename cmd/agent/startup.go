@@ -36,7 +36,7 @@ var startupCell = cell.Module(
 	"startup",
 	"Garbage collection at the start",
 
-	cell.Invoke(func(jobs job.Group, db *statedb.DB, maps statedb.Table[*tables.BPFMap]) {
+	cell.Invoke(func(jobs job.Group, db *statedb.DB, maps statedb.Table[*tables.Slot]) {
 		if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 			return
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -150,9 +150,9 @@ type params struct {
 
 	CNI *cniWaiter `optional:"true"`
 
-	Sources []tables.Source `group:"sources"`
-	Rules   *derive.Metrics `optional:"true"`
-	Control *bpfmap.Control `optional:"true"`
+	Sources []tables.Source  `group:"sources"`
+	Rules   *derive.Metrics  `optional:"true"`
+	Control *mapsync.Control `optional:"true"`
 }
 
 // handle gives the server its handlers.

@@ -48,22 +48,29 @@ type cniTables struct {
 	DB             *statedb.DB
 	Plugin         tables.CNIPlugin                     `optional:"true"`
 	CNIAttachments statedb.Table[*tables.CNIAttachment] `optional:"true"`
-	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
 	Attachments    statedb.Table[*tables.Attachment]    `optional:"true"`
+	Pods           statedb.Table[*tables.Pod]           `optional:"true"`
+	Subjects       statedb.Table[*tables.Subject]       `optional:"true"`
+	Routes         statedb.Table[*tables.SubjectRoute]  `optional:"true"`
 	IPCache        statedb.Table[*tables.IPCache]       `optional:"true"`
-	PodEntries     statedb.Table[*tables.PodEntry]      `optional:"true"`
-	SourceEntries  statedb.Table[*tables.SourceEntry]   `optional:"true"`
-	IPCacheEntries statedb.Table[*tables.IPCacheEntry]  `optional:"true"`
-	ConfigEntries  statedb.Table[*tables.ConfigEntry]   `optional:"true"`
+	Members        statedb.Table[*tables.Member]        `optional:"true"`
+	PodMirror      statedb.Table[*tables.PodMirror]     `optional:"true"`
+	SubjectMirror  statedb.Table[*tables.SubjectMirror] `optional:"true"`
+	RouteMirror    statedb.Table[*tables.RouteMirror]   `optional:"true"`
+	IPCacheMirror  statedb.Table[*tables.IPCacheMirror] `optional:"true"`
+	PeerMirror     statedb.Table[*tables.PeerMirror]    `optional:"true"`
+	ConfigMirror   statedb.Table[*tables.ConfigMirror]  `optional:"true"`
+	Slots          statedb.Table[*tables.Slot]          `optional:"true"`
 	Policies       statedb.Table[*tables.NetworkPolicy] `optional:"true"`
 	Enforcement    tables.Enforcement                   `optional:"true"`
 }
 
 // newCNIWaiter returns nil if the agent lacks a table, as in tests of this package.
 func newCNIWaiter(t cniTables) *cniWaiter {
-	if t.CNIAttachments == nil || t.Locals == nil || t.Attachments == nil || t.IPCache == nil ||
-		t.PodEntries == nil || t.SourceEntries == nil || t.IPCacheEntries == nil ||
-		t.ConfigEntries == nil || t.Policies == nil {
+	if t.CNIAttachments == nil || t.Attachments == nil || t.Pods == nil || t.Subjects == nil ||
+		t.Routes == nil || t.IPCache == nil || t.Members == nil || t.PodMirror == nil ||
+		t.SubjectMirror == nil || t.RouteMirror == nil || t.IPCacheMirror == nil ||
+		t.PeerMirror == nil || t.ConfigMirror == nil || t.Slots == nil || t.Policies == nil {
 		return nil
 	}
 	return &cniWaiter{tables: t}
@@ -150,6 +157,10 @@ func (l *cniLook) look(file string) (waitsFor, unknown string) {
 	case len(a.Addrs) == 0 || a.IfIndex == 0:
 		return file + ": " + a.Error, ""
 	}
+	if flipped, watch := l.Slots.Initialized(l.txn); !flipped {
+		l.watch.Add(watch)
+		return "the maps of this agent are not in force yet", ""
+	}
 	for _, program := range []bpf.Program{bpf.ProgramFromPod, bpf.ProgramToPod} {
 		if reason := l.program(a, program); reason != "" {
 			return reason, ""
@@ -172,9 +183,9 @@ func (l *cniLook) look(file string) (waitsFor, unknown string) {
 
 // holds reports whether a pod of which nothing is known is held.
 func (l *cniLook) holds() bool {
-	_, entries := l.ConfigEntries.AllWatch(l.txn)
+	_, entries := l.ConfigMirror.AllWatch(l.txn)
 	l.watch.Add(entries)
-	return tables.ConfigHolds(l.txn, l.ConfigEntries, l.Policies, l.Enforcement)
+	return tables.ConfigHolds(l.txn, l.ConfigMirror, l.Policies, l.Enforcement)
 }
 
 func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {
@@ -194,42 +205,54 @@ func (l *cniLook) program(a *tables.CNIAttachment, program bpf.Program) string {
 
 // address says what an address of an interface waits for, or why it is held.
 func (l *cniLook) address(a *tables.CNIAttachment, addr netip.Addr) (waitsFor, held string) {
-	row, found := lookUp(l, l.Locals, tables.LocalEndpointByAddr(addr))
+	pod, found := lookUp(l, l.Pods, tables.PodByAddr(addr))
 	switch {
-	case !found || row.Endpoint != a.Pod || int(row.IfIndex) != a.IfIndex:
+	case !found || !pod.Local || pod.Endpoint != a.Pod || int(pod.IfIndex) != a.IfIndex:
 		return fmt.Sprintf("%s is not known to be of %s yet", addr, a.Device), ""
-	case !inKernel(l, l.PodEntries, row.MapKey(), row.MapValue()):
+	case !inKernel(l, l.PodMirror, pod.MapKey(), pod.MapValue()):
 		return fmt.Sprintf("%s is not in sluice_pods yet", addr), ""
-	case row.Flags&(bpf.PodEgressUnknown|bpf.PodPolicyUnknown) != 0:
+	case pod.Subject == 0:
 		return "", fmt.Sprintf("%s is held: it is not known yet what policies say of pod %s", addr,
-			row.Endpoint)
-	case row.WaitsFor != 0:
-		return fmt.Sprintf("%s waits for class %d", addr, row.WaitsFor), ""
-	case row.Flags&bpf.PodEgressSelected != 0 &&
-		!inKernel(l, l.SourceEntries, bpf.SourceKey{Addr: bpf.AddressFrom(addr)},
-			bpf.SourceValue{Class: row.EgressClass}):
-		return fmt.Sprintf("%s is not in sluice_sources yet", addr), ""
-	case row.Flags&bpf.PodEgressSelected == 0 && l.hasSource(addr):
-		return fmt.Sprintf("%s is in sluice_sources still", addr), ""
+			pod.Endpoint)
+	}
+	if waitsFor := l.subject(pod.Subject); waitsFor != "" {
+		return fmt.Sprintf("%s: %s", addr, waitsFor), ""
 	}
 	peer, found := lookUp(l, l.IPCache, tables.IPCacheByPrefix(netip.PrefixFrom(addr, addr.BitLen())))
-	if !found || peer.WaitsFor != 0 || !inKernel(l, l.IPCacheEntries, peer.MapKey(), peer.MapValue()) {
+	if !found || !inKernel(l, l.IPCacheMirror, peer.MapKey(), peer.MapValue()) {
 		return fmt.Sprintf("%s is not in sluice_ipcache yet", addr), ""
+	}
+	member, found := lookUp(l, l.Members, tables.MemberByNumber(peer.Member))
+	if !found || !inKernel(l, l.PeerMirror, member.MapKey(), member.MapValue()) {
+		return fmt.Sprintf("%s: the class of member %d is not in sluice_peers yet", addr, peer.Member), ""
 	}
 	return "", ""
 }
 
-// hasSource reports whether the kernel has an egress class of an address.
-func (l *cniLook) hasSource(addr netip.Addr) bool {
-	key := bpf.SourceKey{Addr: bpf.AddressFrom(addr)}
-	_, found := lookUp(l, l.SourceEntries, tables.MapEntryByKey[bpf.SourceKey, bpf.SourceValue](key))
-	return found
+// subject says what the kernel does not have of a subject as it is wanted.
+func (l *cniLook) subject(number uint32) (waitsFor string) {
+	subject, found := lookUp(l, l.Subjects, tables.SubjectByNumber(number))
+	if !found || !inKernel(l, l.SubjectMirror, subject.MapKey(), subject.MapValue()) {
+		return fmt.Sprintf("the ruleset of subject %d is not in sluice_subjects yet", number)
+	}
+	route, found := lookUp(l, l.Routes, tables.RouteBySubject(number))
+	if found {
+		if !inKernel(l, l.RouteMirror, route.MapKey(), route.MapValue()) {
+			return fmt.Sprintf("the route of subject %d is not in sluice_routes yet", number)
+		}
+		return ""
+	}
+	key := bpf.SubjectKey{Subject: number}
+	if _, found := lookUp(l, l.RouteMirror, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key)); found {
+		return fmt.Sprintf("a route of subject %d is in sluice_routes still", number)
+	}
+	return ""
 }
 
-// inKernel reports whether the kernel has an entry with a value.
+// inKernel reports whether the kernel has an entry with a value, and is about to have no other.
 func inKernel[K, V tables.MapPart](
-	l *cniLook, mirror statedb.Table[*tables.MapEntry[K, V]], key K, value V,
+	l *cniLook, mirror statedb.Table[*tables.Mirror[K, V]], key K, value V,
 ) bool {
-	entry, found := lookUp(l, mirror, tables.MapEntryByKey[K, V](key))
-	return found && entry.Value == value
+	entry, found := lookUp(l, mirror, tables.MirrorByKey[K, V](key))
+	return found && entry.Present && !entry.Busy && entry.Value == value
 }

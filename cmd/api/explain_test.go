@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -44,14 +43,11 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	health, err := tables.NewHealthTable(db)
 	require.NoError(t, err)
 	addr := netip.MustParseAddr("10.1.0.5")
-	allow := &tables.EnforcedRule{
-		RuleID: tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Direction: bpf.DirectionIngress},
-		Field:  "spec.ingress[0]", AnyPeer: true,
+	allow := tables.RuleID{
+		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Direction: bpf.DirectionIngress,
 	}
-	entry := func(protocol uint8, port uint16, bits int, v bpf.PolicyValue, rules ...tables.RuleID) *tables.PolicyEntry {
-		return &tables.PolicyEntry{
-			Key: bpf.PolicyKeyOf(1, 0, bpf.DirectionIngress, protocol, port, bits), Value: v, Rules: rules, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
-		}
+	verdict := func(protocol uint8, port uint16, bits int, v bpf.VerdictValue, rules ...tables.RuleID) *tables.Verdict {
+		return &tables.Verdict{Key: bpf.VerdictKeyOf(4, protocol, port, bits), Value: v, Rules: rules, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 	}
 	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
@@ -60,16 +56,23 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		}),
 		Nodes:         newTable(t, db, tables.NewNodeTable),
 		NodeAddresses: newTable(t, db, tables.NewNodeAddressTable), Services: newTable(t, db, tables.NewServiceTable),
-		Backends: newTable(t, db, tables.NewBackendSliceTable), IPCache: newTable(t, db, tables.NewIPCacheTable),
-		Locals:  newTable(t, db, tables.NewLocalEndpointTable, &tables.LocalEndpoint{Addr: addr, SubjectClass: 1}),
-		Configs: newTable(t, db, tables.NewDatapathConfigTable), Sources: newTable(t, db, tables.NewEgressSourceTable),
+		Backends: newTable(t, db, tables.NewBackendSliceTable), IPCache: newTable(t, db, tables.NewIPCacheTable,
+			&tables.IPCache{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Member: 3}),
+		Pods:     newTable(t, db, tables.NewPodTable, &tables.Pod{Addr: addr, Subject: 1, Local: true}),
+		Subjects: newTable(t, db, tables.NewSubjectTable, &tables.Subject{Life: tables.Life{Number: 1}, Ruleset: 2}),
+		Routes:   newTable(t, db, tables.NewSubjectRouteTable),
+		Members:  newTable(t, db, tables.NewMemberTable, &tables.Member{Life: tables.Life{Number: 3}, Class: 3}),
+		Entries:  newTable(t, db, tables.NewPolicyEntryTable, &tables.PolicyEntry{Ruleset: 2, Direction: bpf.DirectionIngress, Set: 4}),
+		Verdicts: newTable(t, db, tables.NewVerdictTable,
+			verdict(6, 80, 16, bpf.VerdictValue{}, allow), verdict(0, 0, 0, bpf.VerdictValue{Deny: 1, Default: 1})),
+		Configs:     newTable(t, db, tables.NewDatapathConfigTable),
 		EgressRules: newTable(t, db, tables.NewEgressRuleTable), Gateways: newTable(t, db, tables.NewEgressGatewayTable),
-		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Members: newTable(t, db, tables.NewClassMemberTable),
-		Selectors: newTable(t, db, tables.NewSelectorTable), Rules: newTable(t, db, tables.NewEnforcedPolicyTable, &tables.EnforcedPolicy{Policy: allow.Policy, Rules: []*tables.EnforcedRule{allow}}),
-		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressClasses: newTable(t, db, tables.NewEgressClassTable),
-		Entries: newTable(t, db, tables.NewPolicyEntryTable,
-			entry(6, 80, 16, bpf.PolicyValue{Precedence: bpf.PrecedenceAllow}, allow.RuleID),
-			entry(0, 0, 0, bpf.PolicyValue{Deny: 1})),
+		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Classes: newTable(t, db, tables.NewClassTable),
+		Selectors: newTable(t, db, tables.NewSelectorTable),
+		Rulesets: newTable(t, db, tables.NewRulesetTable, &tables.Ruleset{
+			Life: tables.Life{Number: 2}, Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
+		}),
+		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressRulesets: newTable(t, db, tables.NewEgressRulesetTable),
 	}, live)}
 }
 
@@ -147,7 +150,10 @@ type emptyMaps struct{ explain.Live }
 
 func (emptyMaps) Backend() string                                                 { return "kernel" }
 func (emptyMaps) Pod(bpf.PodKey) (v bpf.PodValue, ok bool, err error)             { return }
-func (emptyMaps) Source(bpf.SourceKey) (v bpf.SourceValue, ok bool, err error)    { return }
+func (emptyMaps) Slot() (inForce, own uint32, err error)                          { return }
+func (emptyMaps) Subject(bpf.SubjectKey) (v bpf.SubjectValue, ok bool, err error) { return }
+func (emptyMaps) Route(bpf.SubjectKey) (v bpf.RouteValue, ok bool, err error)     { return }
+func (emptyMaps) Peer(bpf.PeerKey) (v bpf.PeerValue, ok bool, err error)          { return }
 func (emptyMaps) IPCache(bpf.IPCacheKey) (v bpf.IPCacheValue, ok bool, err error) { return }
 
 // A table of network policies says how each stands.
@@ -170,48 +176,22 @@ func TestNetworkPolicies(t *testing.T) {
 	require.Regexp(t, `^Kind +Name +State +Programmed +Failed `, body)
 }
 
-// The rules in force, classes and their members name selectors by ID: people see what these are.
-func TestPolicyRules(t *testing.T) {
+// Classes name selectors by number: people see what these are.
+func TestClasses(t *testing.T) {
 	db := statedb.New()
-	web := tables.PodSelector(bpf.RoleSubject, tables.EgressSelector{Pods: "app=web"})
-	office := tables.PeerSelector(tables.PolicyPeer{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}})
-	const gone = tables.SelectorID(1)
-	newTable(t, db, tables.NewEnforcedPolicyTable, &tables.EnforcedPolicy{
-		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}},
-		Rules: []*tables.EnforcedRule{
-			{Field: "spec.ingress", Subject: web.ID(), DefaultDeny: true},
-			{Field: "spec.ingress[0]", Subject: web.ID(), Peers: []tables.SelectorID{office.ID(), 2}},
-			{Field: "spec.ingress[1]", Subject: web.ID(), Peers: []tables.SelectorID{gone}},
-		},
-	})
+	office := tables.SelectorSpecs([]tables.PolicyPeer{
+		{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}},
+	})[0]
+	newTable(t, db, tables.NewClassTable,
+		&tables.Class{Life: tables.Life{Number: 7}, Digest: bpf.Digest{7}, Selectors: []uint32{4, 5}},
+		&tables.Class{Life: tables.Life{Number: 8}, Digest: bpf.Digest{8}, Refused: true})
 	h := &handlers{db: db, limits: newLimits()}
-	rule := func(name func(tables.SelectorSpec) string) string {
-		return regexp.QuoteMeta(name(web)) + ` +spec.ingress: default deny; spec.ingress\[0\]: allow ` +
-			regexp.QuoteMeta(name(office)) + ` \+1; spec.ingress\[1\]: allow 0000000000000001 +0`
-	}
-	_, body := h.ask("/tables/policy-rules")
-	require.Regexp(t, rule(func(s tables.SelectorSpec) string { return s.ID().String() }), body)
-
-	h.tables.Selectors = newTable(t, db, tables.NewSelectorTable,
-		&tables.Selector{ID: web.ID(), SelectorSpec: web}, &tables.Selector{ID: office.ID(), SelectorSpec: office})
-	_, body = h.ask("/tables/policy-rules")
-	require.Regexp(t, rule(func(s tables.SelectorSpec) string { return s.Text }), body)
-	require.Contains(t, body, "203.0.113.0/24 +1")
-
-	newTable(t, db, tables.NewClassTable, &tables.Class{
-		ClassKey: bpf.ClassKey{Role: bpf.RolePeer, Number: 7}, Selectors: []tables.SelectorID{office.ID(), gone},
-	})
-	_, body = h.ask("/tables/classes")
-	require.Contains(t, body, "203.0.113.0/24 | 0000000000000001 ")
-
-	newTable(t, db, tables.NewClassMemberTable,
-		&tables.ClassMember{Role: bpf.RolePeer, Evaluated: web.ID()},
-		&tables.ClassMember{
-			Role: bpf.RolePeer, OfClass: true, Class: 7, Selectors: []tables.SelectorID{office.ID(), gone}, Leaving: []tables.SelectorID{web.ID()},
-		})
-	_, body = h.ask("/tables/class-members")
-	require.Regexp(t, `peer( +-){3} +7 +203\.0\.113\.0/24 \| 0000000000000001 +- +- +`+regexp.QuoteMeta(web.Text), body)
-	require.Regexp(t, `peer( +-){6} +`+regexp.QuoteMeta(web.Text), body)
+	_, body := h.ask("/tables/peer-classes")
+	require.Regexp(t, `(?m)^7 +4 \| 5 `, body)
+	h.tables.Selectors = newTable(t, db, tables.NewSelectorTable, &tables.Selector{Life: tables.Life{Number: 4}, SelectorSpec: office})
+	_, body = h.ask("/tables/peer-classes")
+	require.Regexp(t, `(?m)^7 +203\.0\.113\.0/24 \| 5 `, body)
+	require.Regexp(t, `(?m)^8 +refused `, body)
 }
 
 // What a question costs over HTTP, without the connection.

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf/datapath"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -57,7 +57,7 @@ type GraphNode struct {
 type GraphEdge struct {
 	From string `json:"from"`
 	To   string `json:"to"`
-	By   string `json:"by"` // by what: derive, bpfmap, load, attach, or what is read
+	By   string `json:"by"` // by what: derive, mapsync, load, attach, or what is read
 
 	// Feedback says that From follows from To: what the kernel has decides what may
 	// come next.
@@ -66,10 +66,10 @@ type GraphEdge struct {
 
 // What moves data along an edge, if it is no source.
 const (
-	byDerive = "derive" // a rule
-	byBPFMap = "bpfmap" // the reconciler of the map
-	byLoad   = "load"   // the program looks up
-	byAttach = "attach" // the reconciler of attachments
+	byDerive  = "derive"  // a rule
+	byMapsync = "mapsync" // the reconciler of the map
+	byLoad    = "load"    // the program looks up
+	byAttach  = "attach"  // the reconciler of attachments
 )
 
 // dataflow knows how data flows in this agent: from the modules that say what they
@@ -77,7 +77,7 @@ const (
 type dataflow struct {
 	sources  []tables.Source
 	rules    *derive.Metrics                   // nil if the agent has none
-	control  *bpfmap.Control                   // nil if the agent has none
+	control  *mapsync.Control                  // nil if the agent has none
 	bpfMaps  statedb.Table[*tables.BPFMap]     // nil if the agent has none
 	attached statedb.Table[*tables.Attachment] // nil if the agent has none
 	uses     map[string][]string               // maps by program
@@ -173,7 +173,7 @@ func (g *Graph) addSource(s tables.Source, nodes map[string]GraphNode) {
 }
 
 // addMap adds a map, between what it shall hold and what it holds.
-func (g *Graph) addMap(txn statedb.ReadTxn, flow bpfmap.Flow, bpfMaps statedb.Table[*tables.BPFMap]) {
+func (g *Graph) addMap(txn statedb.ReadTxn, flow mapsync.Flow, bpfMaps statedb.Table[*tables.BPFMap]) {
 	node := GraphNode{Name: flow.Map, Kind: KindMap, Table: bpfMaps.Name()}
 	if row, _, found := bpfMaps.Get(txn, tables.BPFMapByName(flow.Map)); found {
 		node.Rows, node.Pending, node.Errors = row.Entries, row.Pending+row.Waiting, row.Failed
@@ -184,7 +184,7 @@ func (g *Graph) addMap(txn statedb.ReadTxn, flow bpfmap.Flow, bpfMaps statedb.Ta
 	}
 	g.Nodes = append(g.Nodes, node)
 	g.Edges = append(g.Edges,
-		GraphEdge{From: flow.Desired, To: flow.Map, By: byBPFMap}, GraphEdge{From: flow.Map, To: flow.Entries, By: byBPFMap})
+		GraphEdge{From: flow.Desired, To: flow.Map, By: byMapsync}, GraphEdge{From: flow.Map, To: flow.Mirror, By: byMapsync})
 }
 
 // addProgram adds a program, which looks up in some maps and runs where it is attached.

@@ -57,11 +57,13 @@ func startObserved(t *testing.T) *observed {
 			tables.NewHealthTable, statedb.RWTable[*tables.Health].ToTable,
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
-			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,
+			tables.NewPodTable, statedb.RWTable[*tables.Pod].ToTable,
+			tables.NewSubjectRouteTable, statedb.RWTable[*tables.SubjectRoute].ToTable,
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
-			tables.NewPolicyEntryTable, statedb.RWTable[*tables.PolicyEntry].ToTable,
-			tables.NewEnforcedPolicyTable, statedb.RWTable[*tables.EnforcedPolicy].ToTable,
+			tables.NewVerdictTable, statedb.RWTable[*tables.Verdict].ToTable,
+			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
+			tables.NewSlotTable, statedb.RWTable[*tables.Slot].ToTable,
 			func() (prometheus.Gatherer, prometheus.Registerer) {
 				r := prometheus.NewRegistry()
 				return r, r

@@ -3,9 +3,11 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cilium/statedb"
 
@@ -23,14 +25,8 @@ func (h *handlers) header(table statedb.AnyTable) []string {
 	return h.joined(table, table.TableHeader(), joinedColumns)
 }
 
-// namesSelectors is a row that names selectors by ID, and shows them by other names
-// as well.
-type namesSelectors interface {
-	Row(name func(tables.SelectorID) string) []string
-}
-
 // row returns a row for people, with what other tables say of it: whether a network
-// policy is in force, and what the selectors are of which a row only has the IDs.
+// policy is in force, and what the selectors are of which a class only has the numbers.
 func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []string {
 	cells := slices.Repeat([]string{"-"}, len(joinedColumns))
 	switch row := row.(type) {
@@ -44,20 +40,37 @@ func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []s
 				strconv.Itoa(status.Failed), fmt.Sprintf("%d/%d", status.InForce, status.Wanted),
 			}
 		}
-	case namesSelectors:
-		return row.Row(func(id tables.SelectorID) string { return h.selector(txn, id) })
+	case *tables.Class:
+		return h.class(txn, row)
 	}
 	return h.joined(table, table.TableRow(row), cells)
 }
 
-// selector returns the expression of a selector, its ID if that is not known.
-func (h *handlers) selector(txn statedb.ReadTxn, id tables.SelectorID) string {
+// class returns the row of a class, with the expressions of its selectors.
+func (h *handlers) class(txn statedb.ReadTxn, class *tables.Class) []string {
+	cells := class.TableRow()
+	if class.Refused {
+		return cells
+	}
+	texts := make([]string, len(class.Selectors))
+	for i, number := range class.Selectors {
+		texts[i] = h.selector(txn, number)
+	}
+	cells[selectorsColumn] = cmp.Or(strings.Join(texts, " | "), "-")
+	return cells
+}
+
+// selectorsColumn is where the table of classes has the selectors.
+const selectorsColumn = 1
+
+// selector returns the expression of a selector, its number if that is not known.
+func (h *handlers) selector(txn statedb.ReadTxn, number uint32) string {
 	if h.tables.Selectors != nil {
-		if s, _, ok := h.tables.Selectors.Get(txn, tables.SelectorByID(id)); ok {
+		if s, _, ok := h.tables.Selectors.Get(txn, tables.SelectorByNumber(number)); ok {
 			return s.Text
 		}
 	}
-	return id.String()
+	return strconv.FormatUint(uint64(number), 10)
 }
 
 func (h *handlers) joined(table statedb.AnyTable, cells, more []string) []string {

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"runtime"
+	"strings"
 	"time"
 )
 
@@ -16,7 +18,7 @@ type bench struct {
 
 // cost is the work of events.
 type cost struct {
-	rows            int // computed in derived tables
+	rows            int // written in tables: of the change itself, and of what follows from it
 	writes, deletes int // of entries of maps
 }
 
@@ -24,10 +26,18 @@ func (c cost) since(before cost) cost {
 	return cost{c.rows - before.rows, c.writes - before.writes, c.deletes - before.deletes}
 }
 
+// isReport reports whether a table says how maps and jobs fare.
+func isReport(table string) bool {
+	return strings.HasPrefix(table, "map-") || table == "bpf-maps" || table == "health"
+}
+
 // cost returns the work so far.
 func (b *bench) cost() (c cost) {
-	for _, s := range b.derived.All() {
-		c.rows += s.Counts().Rows
+	txn := b.db.ReadTxn()
+	for _, table := range b.db.GetTables(txn) {
+		if !isReport(table.Name()) {
+			c.rows += int(table.Revision(txn))
+		}
 	}
 	for _, name := range b.maps.Names() {
 		writes, deletes := b.control.Counts(name)
@@ -37,8 +47,8 @@ func (b *bench) cost() (c cost) {
 	return c
 }
 
-// Times for which nothing may change before an event, and all that was written at once, are
-// said to be done.
+// Times for which nothing may change while an event is measured again and again, and before
+// and after it: what nothing refers to any more is deleted a grace period later.
 const (
 	restTime   = 30 * time.Millisecond
 	settleTime = 300 * time.Millisecond
@@ -58,7 +68,7 @@ func (b *bench) settle(still time.Duration, complete func() bool) (time.Time, co
 }
 
 func (b *bench) rest() cost {
-	_, c := b.settle(restTime, nil)
+	_, c := b.settle(settleTime, nil)
 	return c
 }
 
@@ -72,7 +82,7 @@ func (b *bench) event(name string, samples int, do func(i int) (time.Duration, e
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		if i%20 == 19 {
-			b.rest() // so that what follows an event does not pile up behind it
+			b.settle(restTime, nil) // so that what follows an event does not pile up behind it
 		}
 	}
 	b.results = append(b.results, resultOf(name, times, b.rest().since(before)))
@@ -88,6 +98,19 @@ func (b *bench) atOnce(name string, change func(), complete func() bool) {
 		b.results,
 		resultOf(name, []time.Duration{last.Sub(start)}, after.since(before)),
 	)
+}
+
+// awaitFlip waits until packets would meet what the agent has written.
+func (b *bench) awaitFlip() error {
+	ctx, stop := context.WithTimeout(context.Background(), eventTimeout)
+	defer stop()
+	_, flipped := b.slots.Initialized(b.db.ReadTxn())
+	select {
+	case <-flipped:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the slots of maps have not flipped after %s", eventTimeout)
+	}
 }
 
 // eventTimeout is for one event to have its effect in the kernel.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -30,8 +31,8 @@ type controlBench struct {
 
 // controlTables mirror the maps that have an entry for each pod.
 type controlTables struct {
-	ipcache statedb.Table[*tables.IPCacheEntry]
-	sources statedb.Table[*tables.SourceEntry]
+	ipcache statedb.Table[*tables.IPCacheMirror]
+	pods    statedb.Table[*tables.PodMirror]
 }
 
 func measureControl(w io.Writer, p site, o controlOptions) error {
@@ -44,13 +45,14 @@ func measureControl(w io.Writer, p site, o controlOptions) error {
 	for _, endpoints := range o.endpoints {
 		for _, policies := range o.policies {
 			var mirrors controlTables
-			take := func(i statedb.Table[*tables.IPCacheEntry], s statedb.Table[*tables.SourceEntry]) {
-				mirrors = controlTables{i, s}
+			take := func(i statedb.Table[*tables.IPCacheMirror], p statedb.Table[*tables.PodMirror]) {
+				mirrors = controlTables{i, p}
 			}
 			err := withWorld(p, endpoints+2*o.samples, take, func(world *world) error {
 				b := &controlBench{bench{world: world}, endpoints, policies, o.samples}
 				used := b.coldStart(mirrors)
 				err := errors.Join(
+					b.awaitFlip(),
 					b.event("floor: one bare map write", o.samples, b.bareWrite),
 					b.event("new endpoint, known class", o.samples, b.newEndpoint),
 					b.event("endpoint with new labels", o.samples, b.newLabels),
@@ -88,45 +90,50 @@ func (b *controlBench) coldStart(mirrors controlTables) uint64 {
 		b.complete()
 	}, func() bool {
 		txn := b.db.ReadTxn()
-		return mirrors.sources.NumObjects(txn) >= b.endpoints &&
+		return mirrors.pods.NumObjects(txn) >= b.endpoints &&
 			mirrors.ipcache.NumObjects(txn) >= b.endpoints
 	})
 	return heap()
 }
 
-// sourceKey is that of a pod in the map of pods that egress policies select.
-func sourceKey(pod int) bpf.SourceKey { return bpf.SourceKey{Addr: bpf.AddressFrom(podAddr(pod))} }
+func podKey(pod int) bpf.PodKey { return bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))} }
 
 func (b *controlBench) bareWrite(int) (time.Duration, error) {
-	keys := []bpf.SourceKey{sourceKey(1<<addressBits - 1)}
+	keys := []bpf.PodKey{podKey(1<<addressBits - 1)}
 	start := time.Now()
-	_, err := b.maps.Sources.Update(keys, []bpf.SourceValue{{Class: 1}})
+	_, err := b.maps.Pods.Update(keys, []bpf.PodValue{{Subject: 1}})
 	took := time.Since(start)
-	_, gone := b.maps.Sources.Delete(keys)
+	_, gone := b.maps.Pods.Delete(keys)
 	return took, errors.Join(err, gone)
 }
 
-// endpointComes waits until the kernel selects the pod, or does not any more.
+// routed reports whether the kernel has an egress ruleset for a pod.
+func (b *controlBench) routed(pod int) (bool, error) {
+	at, found, err := bpf.Lookup(b.maps.Pods, podKey(pod))
+	if err != nil || !found {
+		return false, err
+	}
+	_, found, err = bpf.Lookup(b.maps.Routes, bpf.SubjectKey{Subject: at.Subject})
+	return found, err
+}
+
+// endpointComes waits until the kernel routes the pod, or does not any more.
 func (b *controlBench) endpointComes(
 	i int,
 	e *tables.Endpoint,
-	selected bool,
+	routed bool,
 ) (time.Duration, error) {
-	key := sourceKey(i)
 	return b.await(
 		func() time.Time { return commit(b.world, b.base.Endpoints, e) },
-		func(written any) (bool, error) {
-			if !hasKey(written, key) {
-				return false, nil
-			}
-			_, found, err := bpf.Lookup(b.maps.Sources, key)
-			return found == selected, err
+		func(any) (bool, error) {
+			is, err := b.routed(i)
+			return is == routed, err
 		},
 	)
 }
 
 // A pod of a known application on another node: two writes on this gateway
-// node, the ipcache and its class; one on any other.
+// node, of its address as a pod and as a peer; one on any other.
 func (b *controlBench) newEndpoint(i int) (time.Duration, error) {
 	n := b.endpoints + i
 	return b.endpointComes(n, endpoint(n, 0), true)
@@ -148,22 +155,43 @@ func (b *controlBench) relabel(i int) (time.Duration, error) {
 	return b.endpointComes(n, e, back)
 }
 
-// The destination of a policy that selects every pod.
+// The destination of a policy that selects every pod: until each label set has it.
 func (b *controlBench) changePolicy(i int) (time.Duration, error) {
 	p := policy(0, i%2+1)
+	all, err := b.maps.Routes.Dump()
+	if err != nil {
+		return 0, err
+	}
+	former := map[bpf.SubjectKey]bool{}
+	for _, e := range all {
+		former[e.Key] = true
+	}
 	return b.await(
 		func() time.Time { return commit(b.world, b.base.Policies, p) },
 		func(written any) (bool, error) {
-			keys, _ := written.([]bpf.EgressKey)
+			keys, _ := written.([]bpf.SubjectKey)
 			for _, key := range keys {
-				if key.Prefix() == p.Destinations[0] {
-					_, found, err := bpf.Lookup(b.maps.Egress, key)
-					return found, err
+				is, err := b.leadsTo(key, p.Destinations[0])
+				if err != nil {
+					return false, err
+				}
+				if is {
+					delete(former, key)
 				}
 			}
-			return false, nil
+			return len(former) == 0, nil
 		},
 	)
+}
+
+// leadsTo reports whether the kernel has a destination for a subject, or no subject any more.
+func (b *controlBench) leadsTo(key bpf.SubjectKey, destination netip.Prefix) (bool, error) {
+	route, found, err := bpf.Lookup(b.maps.Routes, key)
+	if err != nil || !found {
+		return err == nil, err
+	}
+	_, found, err = bpf.Lookup(b.maps.Egress, bpf.EgressKeyFrom(route.EgressRuleset, destination))
+	return found, err
 }
 
 // The elected gateway turns not ready or ready again: its buckets are rewritten.

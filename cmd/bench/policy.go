@@ -59,7 +59,7 @@ func policyFlags(flags *pflag.FlagSet) *policyOptions {
 func (o *policyOptions) complete(short bool) error {
 	if short {
 		o.samples, o.local = min(o.samples, 20), min(o.local, 20)
-		o.scenarios, o.prefixes = []string{"2000x400", "500xall"}, min(o.prefixes, 100)
+		o.scenarios, o.prefixes = []string{"2000x1000", "500xall"}, min(o.prefixes, 100)
 	}
 	if o.samples < 1 || o.local < 1 {
 		return errors.New("samples and pods with policies must be positive")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -53,25 +54,12 @@ func addrKey(
 	return bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, 32))
 }
 
-// peerClass returns the class that the kernel has an address in.
-func (b *policyBench) peerClass(pod int) (uint32, error) {
-	v, _, err := bpf.Lookup(b.maps.IPCache, addrKey(podAddr(pod)))
-	return v.PeerClass, err
-}
-
-// subjectClass returns the class that the kernel has a pod of this node in, if it
-// knows what policies say of it.
-func (b *policyBench) subjectClass(pod int) (class uint32, known bool, err error) {
-	v, found, err := bpf.Lookup(b.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))})
-	return v.SubjectClass, found && v.Flags&bpf.PodPolicyUnknown == 0, err
-}
-
 // A pod of another node, with labels that no pod has had, which all policies see
-// as they see those of its place: one write, of its address.
+// as they see those of its place: two writes, of its label set and of its address.
 func (b *policyBench) newPod(i int) (time.Duration, error) {
 	pod := b.identities + i
 	isAlike := pod%places < b.identities // a small cluster has no pods in some places
-	like, err := b.peerClass(pod % places)
+	like, _, err := b.class(pod % places)
 	if err != nil {
 		return 0, err
 	}
@@ -79,7 +67,7 @@ func (b *policyBench) newPod(i int) (time.Duration, error) {
 		if !hasKey(written, addrKey(podAddr(pod))) {
 			return false, nil
 		}
-		class, err := b.peerClass(pod)
+		class, _, err := b.class(pod)
 		return class == like || !isAlike, err
 	}, b.coming[i])
 }
@@ -87,7 +75,7 @@ func (b *policyBench) newPod(i int) (time.Duration, error) {
 // wavePods is how many pods come at once, as when workloads start anew.
 const wavePods = 500
 
-// Pods of another node, each as that of [policyBench.newPod]: a write of each one's address.
+// Pods of another node, each as that of [policyBench.newPod]: the writes of each.
 func (b *policyBench) waveComes(i int) (time.Duration, error) {
 	pods := b.wave(i)
 	return b.podsCome(allWritten(pods), pods...)
@@ -110,20 +98,20 @@ func (b *policyBench) likeLocalPod(i int) (pod, like int) {
 // policies see alike: its address as a peer, and as a subject.
 func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 	pod, like := b.likeLocalPod(i)
-	want, _, subjectErr := b.subjectClass(like)
-	wantPeer, peerErr := b.peerClass(like)
-	if err := errors.Join(subjectErr, peerErr); err != nil {
+	want, _, rulesetErr := b.ruleset(like)
+	wantClass, _, classErr := b.class(like)
+	if err := errors.Join(rulesetErr, classErr); err != nil {
 		return 0, err
 	}
 	placed := false
 	return b.podsCome(func(written any) (bool, error) {
 		placed = placed || hasKey(written, addrKey(podAddr(pod)))
-		class, known, err := b.subjectClass(pod)
-		if err != nil || !placed || !known || class != want {
+		ruleset, known, err := b.ruleset(pod)
+		if err != nil || !placed || !known || ruleset != want {
 			return false, err
 		}
-		peer, err := b.peerClass(pod)
-		return peer == wantPeer, err
+		class, _, err := b.class(pod)
+		return class == wantClass, err
 	}, labelledPod(pod, localNode))
 }
 
@@ -225,13 +213,15 @@ func (b *policyBench) withoutEffect(i int) (time.Duration, error) {
 }
 
 // manyPrefixes has a policy of many prefixes come, and until it is applied one of a single pod
-// go and come again: a huge policy must not delay a small one.
+// go and come again, which the other is not about: a huge policy must not delay a small one
+// of other pods.
 func (b *policyBench) manyPrefixes(n int) (err error) {
-	small := b.policiesOfPods()
+	at := placeOf(b.localPod(0))
+	small := slices.DeleteFunc(b.policiesOfPods(), func(c policyOfPod) bool { return placeOf(c.pod) == at })
 	if n == 0 || len(small) == 0 {
 		return nil
 	}
-	huge := prefixesPolicy(placeOf(b.localPod(0)), n)
+	huge := prefixesPolicy(at, n)
 	var meanwhile []time.Duration
 	b.atOnce(fmt.Sprintf("policy of %d prefixes comes", n), func() {
 		commit(b.world, b.base.NetworkPolicies, huge)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/netip"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -24,10 +23,11 @@ import (
 type policyTables struct {
 	cell.In
 
-	Rules   statedb.Table[*tables.EnforcedPolicy]
-	Status  statedb.Table[*tables.NetworkPolicyStatus]
-	IPCache statedb.Table[*tables.IPCacheEntry]
-	Desired statedb.Table[*tables.IPCache]
+	Rulesets statedb.Table[*tables.Ruleset]
+	Subjects statedb.Table[*tables.SubjectMirror]
+	Status   statedb.Table[*tables.NetworkPolicyStatus]
+	IPCache  statedb.Table[*tables.IPCacheMirror]
+	Desired  statedb.Table[*tables.IPCache]
 }
 
 // policyBench measures a cluster with network policies.
@@ -67,7 +67,7 @@ func (s policyScenario) measure(
 	err = s.inWorld(p, s.identities+coming+o.samples+o.prefixes, func(b *policyBench) error {
 		b.coldStart(s.allPolicies())
 		entries, err := b.verify()
-		if err != nil {
+		if err := errors.Join(err, b.awaitFlip()); err != nil {
 			return err
 		}
 		used := heap()
@@ -139,7 +139,7 @@ func (b *policyBench) inKernel() bool {
 		}
 	}
 	for row := range b.tables.Desired.All(txn) {
-		if row.WaitsFor != 0 || row.Status.Kind != reconciler.StatusKindDone {
+		if row.Status.Kind != reconciler.StatusKindDone {
 			return false
 		}
 	}
@@ -154,10 +154,15 @@ func (b *policyBench) applied(p *tables.NetworkPolicy) bool {
 	return found && s.InForce >= revision && s.Settled
 }
 
-// removed reports whether the kernel has nothing left of a policy that was deleted.
+// removed reports whether the kernel judges nothing any more by a policy that was deleted.
 func (b *policyBench) removed(p *tables.NetworkPolicy) bool {
-	_, _, found := b.tables.Rules.Get(b.db.ReadTxn(), tables.EnforcedPolicyByID(p.ID()))
-	return !found
+	txn := b.db.ReadTxn()
+	for r := range b.tables.Rulesets.List(txn, tables.RulesetsByPolicy(p.ID())) {
+		for range b.tables.Subjects.List(txn, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number)) {
+			return false
+		}
+	}
+	return true
 }
 
 // awaitTables returns how long it is from start until tables say of policies what is
@@ -168,12 +173,12 @@ func (b *policyBench) awaitTables(start time.Time, done func() bool) (time.Durat
 	for {
 		txn := b.db.ReadTxn()
 		_, status := b.tables.Status.AllWatch(txn)
-		_, rules := b.tables.Rules.AllWatch(txn)
+		_, subjects := b.tables.Subjects.AllWatch(txn)
 		if done() {
 			return time.Since(start), nil
 		}
 		changed := statedb.NewWatchSet()
-		changed.Add(status, rules)
+		changed.Add(status, subjects)
 		if _, err := changed.Wait(ctx, 0); err != nil {
 			return 0, err
 		}
@@ -183,7 +188,11 @@ func (b *policyBench) awaitTables(start time.Time, done func() bool) (time.Durat
 // verify compares what the maps say with what the policies do, so that what is
 // measured is the whole work. It returns how many entries that took.
 func (b *policyBench) verify() (entries int, err error) {
-	all, err := b.maps.Policy.Dump()
+	pairs, err := b.maps.Policy.Dump()
+	if err != nil {
+		return 0, err
+	}
+	verdicts, err := b.maps.Verdicts.Dump()
 	if err != nil {
 		return 0, err
 	}
@@ -205,33 +214,50 @@ func (b *policyBench) verify() (entries int, err error) {
 			)
 		}
 	}
-	return len(all), nil
+	return len(pairs) + len(verdicts), nil
 }
 
 // allowed looks up a packet to a pod of the measured node as the programs do, in their maps.
 func (w *world) allowed(pod, peer int, port uint16) (bool, error) {
-	subject, found, err := bpf.Lookup(w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(podAddr(pod))})
-	if err != nil || !found || subject.SubjectClass == bpf.NoSubjectClass {
-		return found && subject.Flags&bpf.PodPolicyUnknown == 0, err
+	ruleset, known, err := w.ruleset(pod)
+	if err != nil || !known || ruleset == bpf.EmptyRuleset {
+		return known, err
 	}
-	at, _, err := bpf.Lookup(w.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(podAddr(peer), 32)))
-	if err != nil {
+	class, known, err := w.class(peer)
+	if err != nil || !known {
 		return false, err
 	}
-	var best bpf.PolicyValue
-	decided := false
-	for _, class := range []uint32{at.PeerClass, bpf.AnyPeerClass} {
-		v, found, err := bpf.Lookup(
-			w.maps.Policy,
-			bpf.PolicyKeyOf(subject.SubjectClass, class, bpf.DirectionIngress, protocolTCP, port, 16),
-		)
+	for _, c := range []uint32{class, bpf.AnyClass} {
+		key := bpf.PolicyKey{Ruleset: ruleset, Class: c, Direction: bpf.DirectionIngress}
+		entry, found, err := bpf.Lookup(w.maps.Policy, key)
 		if err != nil {
 			return false, err
 		}
-		if found &&
-			(!decided || v.Precedence > best.Precedence || v.Precedence == best.Precedence && v.Deny > best.Deny) {
-			best, decided = v, true
+		if found {
+			v, found, err := bpf.Lookup(w.maps.Verdicts, bpf.VerdictKeyOf(entry.Set, protocolTCP, port, 16))
+			return found && v.Deny == 0, err
 		}
 	}
-	return decided && best.Deny == 0, nil
+	return false, nil
+}
+
+// ruleset returns the ruleset that the kernel has for a pod of this node, if it knows what
+// policies say of it.
+func (w *world) ruleset(pod int) (ruleset uint32, known bool, err error) {
+	at, found, err := bpf.Lookup(w.maps.Pods, podKey(pod))
+	if err != nil || !found {
+		return 0, false, err
+	}
+	subject, found, err := bpf.Lookup(w.maps.Subjects, bpf.SubjectKey{Subject: at.Subject})
+	return subject.Ruleset, found, err
+}
+
+// class returns the class that the kernel has an address in, if any.
+func (w *world) class(pod int) (class uint32, known bool, err error) {
+	at, found, err := bpf.Lookup(w.maps.IPCache, addrKey(podAddr(pod)))
+	if err != nil || !found {
+		return 0, false, err
+	}
+	peer, found, err := bpf.Lookup(w.maps.Peers, bpf.PeerKey{Member: at.Member})
+	return peer.Class, found, err
 }

@@ -118,7 +118,7 @@ func measureOverlay(n *packettest.Node, flows, packets int) (cost packettest.Cos
 	err = errors.Join(
 		n.SetConfig(quiet),
 		n.Select(w, n.Here(w.Egress)),
-		n.SetSource(w.RemotePod, packettest.Class),
+		n.SetRemotePod(w.RemotePod),
 	)
 	if err != nil {
 		return cost, err

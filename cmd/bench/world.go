@@ -22,10 +22,9 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/reconcilers/attach"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // localNode is the node that the measured agent runs on. It is a gateway node,
@@ -67,8 +66,8 @@ type world struct {
 	ready   []func(statedb.WriteTxn) // marks pods and network policies complete
 	writes  writes
 	maps    *bpf.Maps
-	control *bpfmap.Control
-	derived *derive.Metrics
+	control *mapsync.Control
+	slots   statedb.Table[*tables.Slot]
 }
 
 // uplink is the one device of the measured node.
@@ -163,7 +162,8 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 		flags.Set("map-size-"+name, 4096)
 	}
 	flags.Set("map-size-ipcache", 2*pods+4096)
-	flags.Set("map-size-sources", 2*pods+4096)
+	flags.Set("map-size-pods", 2*pods+4096)
+	flags.Set("max-ruleset-entries", 2*maxPrefixes)
 	return w, w.hive.Populate(w.log)
 }
 
@@ -178,8 +178,8 @@ func (w *world) takeBase(db *statedb.DB, b base) {
 	wtxn.Commit()
 }
 
-func (w *world) takeKernel(maps *bpf.Maps, control *bpfmap.Control, derived *derive.Metrics) {
-	w.maps, w.control, w.derived = maps, control, derived
+func (w *world) takeKernel(maps *bpf.Maps, control *mapsync.Control, slots statedb.Table[*tables.Slot]) {
+	w.maps, w.control, w.slots = maps, control, slots
 }
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -57,7 +57,9 @@ func (w *writes) ask(written any) {
 
 // watchWrites has the agent's writes to maps noticed.
 func (w *world) watchWrites(maps *bpf.Maps) {
-	maps.Sources = asking[bpf.SourceKey, bpf.SourceValue]{maps.Sources, &w.writes}
+	maps.Subjects = asking[bpf.SubjectKey, bpf.SubjectValue]{maps.Subjects, &w.writes}
+	maps.Routes = asking[bpf.SubjectKey, bpf.RouteValue]{maps.Routes, &w.writes}
+	maps.Peers = asking[bpf.PeerKey, bpf.PeerValue]{maps.Peers, &w.writes}
 	maps.Egress = asking[bpf.EgressKey, bpf.EgressValue]{maps.Egress, &w.writes}
 	maps.Gateways = asking[bpf.GatewayKey, bpf.GatewayValue]{maps.Gateways, &w.writes}
 	maps.Pods = asking[bpf.PodKey, bpf.PodValue]{maps.Pods, &w.writes}

@@ -34,7 +34,12 @@ func (a *agent) converge(c *cluster.Cluster, k *kernel) *world {
 
 // compare says where the maps differ from what is asked for.
 func (w *world) compare(k *kernel) error {
-	c, err := k.dump()
+	v, err := k.view()
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	c, err := v.dump()
 	if err != nil {
 		return err
 	}
@@ -42,17 +47,12 @@ func (w *world) compare(k *kernel) error {
 	if err != nil {
 		return err
 	}
-	sources := map[bpf.SourceKey]bool{}
-	for key := range c.Sources {
-		sources[key] = true
-	}
 	return errors.Join(
-		different("sluice_pods", w.pods(), withoutEpochs(c.Pods)),
-		different("sluice_sources", w.sources(), sources),
-		different("sluice_ipcache", w.ipcache(), withoutClasses(c.IPCache)),
-		compareClasses(c),
+		different("sluice_pods", w.pods(), withoutSubjects(c.Pods)),
+		different("sluice_ipcache", w.ipcache(), withoutMembers(c.IPCache)),
 		w.compareNumbers(c, len(groups)),
-		w.compareDecisions(k, groups),
+		c.compareReferences(),
+		w.compareDecisions(v, groups),
 		different("sluice_covered", w.covered(), c.Covered),
 		different("sluice_nodes", w.aliveNodes(), c.Nodes),
 		w.compareExits(c),
@@ -61,22 +61,25 @@ func (w *world) compare(k *kernel) error {
 	)
 }
 
-// withoutEpochs leaves out what follows from the history of a pod.
-func withoutEpochs(pods map[bpf.PodKey]bpf.PodValue) map[bpf.PodKey]bpf.PodValue {
+// known stands for any subject of a pod of which is known what policies say.
+const known = 1
+
+// withoutSubjects has one number for all subjects.
+func withoutSubjects(pods map[bpf.PodKey]bpf.PodValue) map[bpf.PodKey]bpf.PodValue {
 	rest := map[bpf.PodKey]bpf.PodValue{}
 	for key, value := range pods {
-		value.Epoch, value.Pad = 0, [2]byte{}
+		value.Subject = min(value.Subject, known)
 		rest[key] = value
 	}
 	return rest
 }
 
-// withoutClasses leaves out what addresses are as peers of network policies, and
+// withoutMembers leaves out what addresses are as peers of network policies, and
 // the rows of all addresses that nothing else is known of.
-func withoutClasses(ipcache map[bpf.IPCacheKey]bpf.IPCacheValue) map[bpf.IPCacheKey]bpf.IPCacheValue {
+func withoutMembers(ipcache map[bpf.IPCacheKey]bpf.IPCacheValue) map[bpf.IPCacheKey]bpf.IPCacheValue {
 	rest := map[bpf.IPCacheKey]bpf.IPCacheValue{}
 	for key, value := range ipcache {
-		value.PeerClass = 0
+		value.Member = 0
 		if key.Prefix().Bits() > 0 || value != (bpf.IPCacheValue{}) {
 			rest[key] = value
 		}
@@ -84,45 +87,72 @@ func withoutClasses(ipcache map[bpf.IPCacheKey]bpf.IPCacheValue) map[bpf.IPCache
 	return rest
 }
 
-// compareClasses says which addresses are in no class of peers, or in one that is
-// not recorded.
-func compareClasses(c contents) (err error) {
-	for key, value := range c.IPCache {
-		class := bpf.ClassKey{Role: bpf.RolePeer, Number: value.PeerClass}
-		if _, found := c.Classes[class]; !found {
-			err = errors.Join(err, fmt.Errorf("%s is in class %s, which is not recorded", key, class))
-		}
+// compareNumbers says whether there are too many egress rulesets, or too many or too few
+// groups.
+func (w *world) compareNumbers(c contents, groups int) (err error) {
+	rulesets := map[uint32]bool{}
+	for rule := range c.Egress {
+		rulesets[rule.Ruleset] = true
+	}
+	if want := len(w.signatures()); len(rulesets) > want {
+		err = fmt.Errorf("rules of %d egress rulesets, instead of %d", len(rulesets), want)
+	}
+	if want := len(w.groups()); groups != want {
+		err = errors.Join(err, fmt.Errorf("%d gateway groups, instead of %d", groups, want))
 	}
 	return err
 }
 
-// compareNumbers says whether there are too many or too few classes and groups,
-// or entries of none.
-func (w *world) compareNumbers(c contents, groups int) (err error) {
-	numbers := map[bpf.Role]int{}
-	for key := range c.Classes {
-		numbers[key.Role]++
+// compareReferences says which entries refer to what is not there, and what is there
+// though nothing refers to it.
+func (c contents) compareReferences() error {
+	subjects, members := map[uint32]bool{0: true}, map[uint32]bool{}
+	for _, pod := range c.Pods {
+		subjects[pod.Subject] = true
 	}
-	for _, n := range []struct {
-		what      string
-		want, got int
-	}{
-		{"egress classes", len(w.signatures()), numbers[bpf.RoleEgress]},
-		{"recorded gateway groups", len(w.groups()), numbers[bpf.RoleGatewayGroup]},
-		{"gateway groups", len(w.groups()), groups},
-	} {
-		if n.want != n.got {
-			err = errors.Join(err, fmt.Errorf("%d %s, instead of %d", n.got, n.what, n.want))
-		}
+	for _, value := range c.IPCache {
+		members[value.Member] = true
 	}
-	for _, source := range c.Sources {
-		if _, found := c.Classes[bpf.ClassKey{Role: bpf.RoleEgress, Number: source.Class}]; !found {
-			err = errors.Join(err, fmt.Errorf("source of class %d, which is not recorded", source.Class))
-		}
+	rulesets, egressRulesets := map[uint32]bool{0: true, bpf.EmptyRuleset: true}, map[uint32]bool{}
+	subjectsThere, routesThere := map[uint32]bool{0: true}, map[uint32]bool{}
+	for key, value := range c.Subjects {
+		subjectsThere[key.Subject], rulesets[value.Ruleset] = true, true
 	}
-	for rule := range c.Egress {
-		if _, found := c.Classes[bpf.ClassKey{Role: bpf.RoleEgress, Number: rule.Class}]; !found {
-			err = errors.Join(err, fmt.Errorf("rule of class %d, which is not recorded", rule.Class))
+	for key, value := range c.Routes {
+		routesThere[key.Subject], egressRulesets[value.EgressRuleset] = true, true
+	}
+	classes, peersThere := map[uint32]bool{bpf.AnyClass: true}, map[uint32]bool{}
+	for key, value := range c.Peers {
+		peersThere[key.Member], classes[value.Class] = true, true
+	}
+	sets, rulesetsThere := map[uint32]bool{}, map[uint32]bool{0: true, bpf.EmptyRuleset: true}
+	classesOfRules, setsThere := map[uint32]bool{}, map[uint32]bool{}
+	for key, value := range c.Policy {
+		rulesetsThere[key.Ruleset], classesOfRules[key.Class], sets[value.Set] = true, true, true
+	}
+	for key := range c.Verdicts {
+		setsThere[key.Set] = true
+	}
+	egressThere := map[uint32]bool{}
+	for key := range c.Egress {
+		egressThere[key.Ruleset] = true
+	}
+	return errors.Join(
+		different("subjects of pods", subjects, subjectsThere),
+		different("members of addresses", members, peersThere),
+		different("rulesets of subjects", rulesets, rulesetsThere),
+		different("verdict sets of rulesets", sets, setsThere),
+		different("egress rulesets of routes", egressRulesets, egressThere),
+		within("subjects of routes", routesThere, subjects),
+		within("classes of rulesets", classesOfRules, classes),
+	)
+}
+
+// within lists the numbers that are not among others.
+func within(what string, numbers, others map[uint32]bool) (err error) {
+	for number := range numbers {
+		if !others[number] {
+			err = errors.Join(err, fmt.Errorf("%s: nothing refers to %d", what, number))
 		}
 	}
 	return err
@@ -130,7 +160,7 @@ func (w *world) compareNumbers(c contents, groups int) (err error) {
 
 // compareDecisions looks at packets from every address that an endpoint has to
 // the ends of every prefix that a policy names, and some others.
-func (w *world) compareDecisions(k *kernel, groups map[uint32]ways) (err error) {
+func (w *world) compareDecisions(v *view, groups map[uint32]ways) (err error) {
 	destinations := w.destinations()
 	for src := range w.addresses() {
 		for _, dst := range destinations {
@@ -138,7 +168,7 @@ func (w *world) compareDecisions(k *kernel, groups map[uint32]ways) (err error) 
 				continue
 			}
 			want := w.decide(src, dst)
-			if got, lookupErr := k.decision(src, dst, groups); lookupErr != nil || got != want {
+			if got, lookupErr := v.decision(src, dst, groups); lookupErr != nil || got != want {
 				err = errors.Join(err, lookupErr, fmt.Errorf("%s to %s: %v, instead of %v", src, dst, got, want))
 			}
 		}
@@ -207,10 +237,13 @@ func (a *agent) requireUnchanged(k *kernel, before contents) {
 	require.NoError(a.t, errors.Join(
 		different("sluice_pods", before.Pods, after.Pods),
 		different("sluice_ipcache", before.IPCache, after.IPCache),
-		different("sluice_sources", before.Sources, after.Sources),
+		different("sluice_subjects", before.Subjects, after.Subjects),
+		different("sluice_routes", before.Routes, after.Routes),
+		different("sluice_peers", before.Peers, after.Peers),
+		different("sluice_policy", before.Policy, after.Policy),
+		different("sluice_verdicts", before.Verdicts, after.Verdicts),
 		different("sluice_egress", before.Egress, after.Egress),
 		different("sluice_gateways", before.Gateways, after.Gateways),
-		different("sluice_classes", before.Classes, after.Classes),
 		different("sluice_exits", before.Exits, after.Exits),
 		different("sluice_covered", before.Covered, after.Covered),
 		different("sluice_nodes", before.Nodes, after.Nodes),

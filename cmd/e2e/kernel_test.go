@@ -8,55 +8,114 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
 )
 
+// layoutDir is where maps in slots are pinned.
+const layoutDir = "layout_2"
+
+// kernel is where the agent pins maps and links. It is there while agents come and go.
+type kernel struct {
+	a     *agent
+	links string // directory of pinned links
+}
+
+func (a *agent) kernel() *kernel { return &kernel{a: a, links: a.pin("links")} }
+
 // kernelMap is a pinned map, read by system calls.
 type kernelMap[K comparable, V any] struct{ m *ebpf.Map }
 
-// kernel are the agent's maps. They stay open while agents come and go.
-type kernel struct {
+// view are the maps that packets looked into when it was opened: all of one slot.
+type view struct {
 	pods     kernelMap[bpf.PodKey, bpf.PodValue]
 	ipcache  kernelMap[bpf.IPCacheKey, bpf.IPCacheValue]
-	sources  kernelMap[bpf.SourceKey, bpf.SourceValue]
+	subjects kernelMap[bpf.SubjectKey, bpf.SubjectValue]
+	routes   kernelMap[bpf.SubjectKey, bpf.RouteValue]
+	peers    kernelMap[bpf.PeerKey, bpf.PeerValue]
+	policy   kernelMap[bpf.PolicyKey, bpf.PolicyValue]
+	verdicts kernelMap[bpf.VerdictKey, bpf.VerdictValue]
 	egress   kernelMap[bpf.EgressKey, bpf.EgressValue]
 	gateways kernelMap[bpf.GatewayKey, bpf.GatewayValue]
-	classes  kernelMap[bpf.ClassKey, bpf.ClassValue]
 	exits    kernelMap[bpf.ExitKey, bpf.ExitValue]
 	covered  kernelMap[bpf.CoveredKey, bpf.CoveredValue]
 	nodes    kernelMap[bpf.NodeKey, bpf.NodeValue]
 	config   kernelMap[bpf.ConfigKey, bpf.ConfigValue]
-	links    string // directory of pinned links
 }
 
-// kernel opens the maps that the agent has pinned.
-func (a *agent) kernel() *kernel {
-	a.t.Helper()
-	return &kernel{
-		pods:     open[bpf.PodKey, bpf.PodValue](a, "sluice_pods"),
-		ipcache:  open[bpf.IPCacheKey, bpf.IPCacheValue](a, "sluice_ipcache"),
-		sources:  open[bpf.SourceKey, bpf.SourceValue](a, "sluice_sources"),
-		egress:   open[bpf.EgressKey, bpf.EgressValue](a, "sluice_egress"),
-		gateways: open[bpf.GatewayKey, bpf.GatewayValue](a, "sluice_gateways"),
-		classes:  open[bpf.ClassKey, bpf.ClassValue](a, "sluice_classes"),
-		exits:    open[bpf.ExitKey, bpf.ExitValue](a, "sluice_exits"),
-		covered:  open[bpf.CoveredKey, bpf.CoveredValue](a, "sluice_covered"),
-		nodes:    open[bpf.NodeKey, bpf.NodeValue](a, "sluice_nodes"),
-		config:   open[bpf.ConfigKey, bpf.ConfigValue](a, "sluice_config"),
-		links:    a.pin("links"),
+// inSlots are the maps of a view of which each agent fills others.
+func (v *view) inSlots() map[string]**ebpf.Map {
+	return map[string]**ebpf.Map{
+		"sluice_pods": &v.pods.m, "sluice_ipcache": &v.ipcache.m, "sluice_subjects": &v.subjects.m,
+		"sluice_routes": &v.routes.m, "sluice_peers": &v.peers.m, "sluice_policy": &v.policy.m,
+		"sluice_verdicts": &v.verdicts.m, "sluice_egress": &v.egress.m, "sluice_gateways": &v.gateways.m,
 	}
 }
 
-func open[K comparable, V any](a *agent, name string) kernelMap[K, V] {
-	a.t.Helper()
-	m, err := ebpf.LoadPinnedMap(a.pin(name), &ebpf.LoadPinOptions{ReadOnly: true})
-	require.NoError(a.t, err)
-	a.t.Cleanup(func() { m.Close() })
-	return kernelMap[K, V]{m}
+// inNoSlot are the other maps of a view.
+func (v *view) inNoSlot() map[string]**ebpf.Map {
+	return map[string]**ebpf.Map{
+		"sluice_exits": &v.exits.m, "sluice_covered": &v.covered.m, "sluice_nodes": &v.nodes.m,
+		"sluice_config": &v.config.m,
+	}
+}
+
+// views is how often in a row the slots may flip while maps are opened.
+const views = 3
+
+// view opens the maps of the slot in force.
+func (k *kernel) view() (v *view, err error) {
+	for range views {
+		var before, after bpf.StateValue
+		if before, err = k.state(); err != nil {
+			return nil, err
+		}
+		v, err = k.open()
+		if after, _ = k.state(); err == nil && after.Slot == before.Slot {
+			return v, nil
+		}
+		v.close()
+	}
+	return nil, errors.Join(errors.New("the maps in force cannot be opened"), err)
+}
+
+// state reads which slot is in force, and which generation.
+func (k *kernel) state() (state bpf.StateValue, err error) {
+	path := k.a.pin(filepath.Join(layoutDir, bpf.StateMap))
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return state, err
+	}
+	defer m.Close()
+	return state, m.Lookup(bpf.StateKey{}, &state)
+}
+
+// open opens all maps; what it returns is to be closed even if there is an error.
+func (k *kernel) open() (v *view, err error) {
+	v = &view{}
+	open := func(to **ebpf.Map, m *ebpf.Map, openErr error) {
+		*to, err = m, errors.Join(err, openErr)
+	}
+	for name, to := range v.inSlots() {
+		m, openErr := bpf.OpenInForce(k.a.pin("."), name)
+		open(to, m, openErr)
+	}
+	for name, to := range v.inNoSlot() {
+		m, openErr := ebpf.LoadPinnedMap(k.a.pin(name), &ebpf.LoadPinOptions{ReadOnly: true})
+		open(to, m, openErr)
+	}
+	return v, err
+}
+
+func (v *view) close() {
+	for _, maps := range []map[string]**ebpf.Map{v.inSlots(), v.inNoSlot()} {
+		for _, m := range maps {
+			(*m).Close()
+		}
+	}
 }
 
 // lookup finds what the kernel finds: in a prefix map the longest match.
@@ -84,62 +143,77 @@ func (m kernelMap[K, V]) dump() (map[K]V, error) {
 type contents struct {
 	Pods     map[bpf.PodKey]bpf.PodValue
 	IPCache  map[bpf.IPCacheKey]bpf.IPCacheValue
-	Sources  map[bpf.SourceKey]bpf.SourceValue
+	Subjects map[bpf.SubjectKey]bpf.SubjectValue
+	Routes   map[bpf.SubjectKey]bpf.RouteValue
+	Peers    map[bpf.PeerKey]bpf.PeerValue
+	Policy   map[bpf.PolicyKey]bpf.PolicyValue
+	Verdicts map[bpf.VerdictKey]bpf.VerdictValue
 	Egress   map[bpf.EgressKey]bpf.EgressValue
 	Gateways map[bpf.GatewayKey]bpf.GatewayValue
-	Classes  map[bpf.ClassKey]bpf.ClassValue
 	Exits    map[bpf.ExitKey]bpf.ExitValue
 	Covered  map[bpf.CoveredKey]bpf.CoveredValue
 	Nodes    map[bpf.NodeKey]bpf.NodeValue
 	Config   map[bpf.ConfigKey]bpf.ConfigValue
 }
 
+// dump returns all entries of the maps in force.
+func (k *kernel) dump() (contents, error) {
+	v, err := k.view()
+	if err != nil {
+		return contents{}, err
+	}
+	defer v.close()
+	return v.dump()
+}
+
 // dump returns all entries of all maps. It fails if one changes meanwhile.
-func (k *kernel) dump() (c contents, err error) {
-	var errs [10]error
-	c.Pods, errs[0] = k.pods.dump()
-	c.IPCache, errs[1] = k.ipcache.dump()
-	c.Sources, errs[2] = k.sources.dump()
-	c.Egress, errs[3] = k.egress.dump()
-	c.Gateways, errs[4] = k.gateways.dump()
-	c.Classes, errs[5] = k.classes.dump()
-	c.Exits, errs[6] = k.exits.dump()
-	c.Covered, errs[7] = k.covered.dump()
-	c.Nodes, errs[8] = k.nodes.dump()
-	c.Config, errs[9] = k.config.dump()
+func (v *view) dump() (c contents, err error) {
+	var errs [13]error
+	c.Pods, errs[0] = v.pods.dump()
+	c.IPCache, errs[1] = v.ipcache.dump()
+	c.Subjects, errs[2] = v.subjects.dump()
+	c.Routes, errs[3] = v.routes.dump()
+	c.Peers, errs[4] = v.peers.dump()
+	c.Policy, errs[5] = v.policy.dump()
+	c.Verdicts, errs[6] = v.verdicts.dump()
+	c.Egress, errs[7] = v.egress.dump()
+	c.Gateways, errs[8] = v.gateways.dump()
+	c.Exits, errs[9] = v.exits.dump()
+	c.Covered, errs[10] = v.covered.dump()
+	c.Nodes, errs[11] = v.nodes.dump()
+	c.Config, errs[12] = v.config.dump()
 	return c, errors.Join(errs[:]...)
 }
 
 // decision is what the maps make of packets from src to dst, in any bucket.
-func (k *kernel) decision(src, dst netip.Addr, groups map[uint32]ways) (decision, error) {
-	source := bpf.AddressFrom(src)
-	pod, local, err := k.pods.lookup(bpf.PodKey{Addr: source})
-	if err != nil {
-		return decision{}, err
-	}
-	class, chosen, err := k.sources.lookup(bpf.SourceKey{Addr: source})
+func (v *view) decision(src, dst netip.Addr, groups map[uint32]ways) (decision, error) {
+	pod, found, err := v.pods.lookup(bpf.PodKey{Addr: bpf.AddressFrom(src)})
 	switch {
 	case err != nil:
 		return decision{}, err
-	case !chosen && local && pod.Flags != 0:
-		_, covered, err := k.covered.lookup(bpf.CoveredKeyFrom(netip.PrefixFrom(dst, dst.BitLen())))
+	case !found:
+		return decision{kind: unknown}, nil
+	case pod.Subject == 0:
+		_, covered, err := v.covered.lookup(bpf.CoveredKeyFrom(netip.PrefixFrom(dst, dst.BitLen())))
 		if err == nil && covered {
 			return decision{kind: held}, nil
 		}
 		return decision{kind: plain}, err
-	case !chosen && local:
-		return decision{kind: plain}, nil
-	case !chosen:
-		return decision{kind: unknown}, nil
 	}
-	rule, found, err := k.egress.lookup(bpf.EgressKeyFrom(class.Class, netip.PrefixFrom(dst, dst.BitLen())))
+	route, selected, err := v.routes.lookup(bpf.SubjectKey{Subject: pod.Subject})
+	if err != nil || !selected {
+		return decision{kind: plain}, err
+	}
+	rule, found, err := v.egress.lookup(
+		bpf.EgressKeyFrom(route.EgressRuleset, netip.PrefixFrom(dst, dst.BitLen())))
 	switch {
 	case err != nil:
 		return decision{}, err
 	case !found || rule.Group == bpf.GroupExcluded:
 		return decision{kind: plain}, nil
 	case groups[rule.Group] == nil:
-		return decision{}, fmt.Errorf("%s to %s: class %d leads to group %d, which has no buckets", src, dst, class.Class, rule.Group)
+		return decision{}, fmt.Errorf("%s to %s: ruleset %d leads to group %d, which has no buckets",
+			src, dst, route.EgressRuleset, rule.Group)
 	}
 	return decision{kind: redirected, ways: groups[rule.Group].String()}, nil
 }

@@ -26,8 +26,8 @@ const (
 )
 
 // TestLatency measures from an API call to the map entry that follows from it:
-// pods get their address one at a time, and a policy of a known class chooses
-// them. It fails only if an entry never comes.
+// pods get their address one at a time, and a policy that chooses others with
+// their labels chooses them. It fails only if an entry never comes.
 func TestLatency(t *testing.T) {
 	c := startCluster(t)
 	populate(c)
@@ -36,8 +36,11 @@ func TestLatency(t *testing.T) {
 	a.startReady()
 	k := a.kernel()
 	a.converge(c, k)
+	v, err := k.view()
+	require.NoError(t, err)
+	defer v.close()
 
-	var call, ipcache, sources []time.Duration
+	var call, ipcache, selected []time.Duration
 	for i := range samples {
 		name, addr := fmt.Sprintf("latency-%d", i), netip.AddrFrom4([4]byte{10, 1, 1, byte(i)})
 		c.CreatePod(cluster.Pod{Namespace: "prod", Name: name, Node: localNode, Labels: map[string]string{"app": "web"}})
@@ -50,31 +53,33 @@ func TestLatency(t *testing.T) {
 		_, err = pods.UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
 		require.NoError(t, err)
 		returned := time.Now()
-		known, chosen := a.awaitEntries(k, addr)
+		known, chosen := a.awaitEntries(v, addr)
 		call = append(call, returned.Sub(began))
 		ipcache = append(ipcache, max(0, known.Sub(returned)))
-		sources = append(sources, max(0, chosen.Sub(returned)))
+		selected = append(selected, max(0, chosen.Sub(returned)))
 	}
 	// An entry that was there when the call returned counts as 0.
 	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_ipcache: %s", samples, percentiles(ipcache))
-	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_sources: %s", samples, percentiles(sources))
+	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_pods: %s", samples, percentiles(selected))
 	t.Logf("the API calls themselves took: %s", percentiles(call))
 	a.converge(c, k)
 }
 
-// awaitEntries returns when the maps have an address, and its class.
-func (a *agent) awaitEntries(k *kernel, addr netip.Addr) (known, chosen time.Time) {
+// awaitEntries returns when the maps have an address, and its egress ruleset.
+func (a *agent) awaitEntries(v *view, addr netip.Addr) (known, chosen time.Time) {
 	a.t.Helper()
 	single := netip.PrefixFrom(addr, addr.BitLen())
 	pause := unix.NsecToTimespec(int64(pollEvery))
 	for deadline := time.Now().Add(timeout); known.IsZero() || chosen.IsZero(); {
 		// A map looks up the longest prefix: that of the node's pods is there anyway.
-		value, found, err := k.ipcache.lookup(bpf.IPCacheKeyFrom(single))
+		value, found, err := v.ipcache.lookup(bpf.IPCacheKeyFrom(single))
 		require.NoError(a.t, err)
 		if known.IsZero() && found && value.Flags&bpf.IPCachePod != 0 {
 			known = time.Now()
 		}
-		_, found, err = k.sources.lookup(bpf.SourceKey{Addr: bpf.AddressFrom(addr)})
+		pod, _, err := v.pods.lookup(bpf.PodKey{Addr: bpf.AddressFrom(addr)})
+		require.NoError(a.t, err)
+		_, found, err = v.routes.lookup(bpf.SubjectKey{Subject: pod.Subject})
 		require.NoError(a.t, err)
 		if chosen.IsZero() && found {
 			chosen = time.Now()

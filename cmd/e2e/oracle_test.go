@@ -228,27 +228,35 @@ func (n *network) defaultDevice() (index int) {
 	return index
 }
 
-// pods is what sluice_pods is to hold, but for epochs.
+// pods is what sluice_pods is to hold, with one number for all subjects.
 func (w *world) pods() map[bpf.PodKey]bpf.PodValue {
 	pods := map[bpf.PodKey]bpf.PodValue{}
 	for addr := range w.addresses() {
 		owner := w.owner(addr)
-		if owner.node != localNode {
-			continue
+		switch {
+		case owner.node == localNode:
+			pods[bpf.PodKey{Addr: bpf.AddressFrom(addr)}] = w.localPod(addr)
+		case slices.ContainsFunc(w.choosing(owner), w.mayServe):
+			pods[bpf.PodKey{Addr: bpf.AddressFrom(addr)}] = bpf.PodValue{Subject: known}
 		}
-		var value bpf.PodValue
-		if len(w.choosing(owner)) > 0 {
-			value.Flags = bpf.PodEgressSelected
-		}
-		for _, r := range w.net.main {
-			if r.destination == netip.PrefixFrom(addr, addr.BitLen()) {
-				value.IfIndex = uint32(r.device)
-				copy(value.MAC[:], w.net.macs[macKey{addr, r.device}])
-			}
-		}
-		pods[bpf.PodKey{Addr: bpf.AddressFrom(addr)}] = value
+	}
+	// The pod with a device stays when its object is gone: until the device is gone too.
+	if w.owner(localPod) == nil {
+		pods[bpf.PodKey{Addr: bpf.AddressFrom(localPod)}] = w.localPod(localPod)
 	}
 	return pods
+}
+
+// localPod is what sluice_pods is to hold of an address of a pod of the agent's node.
+func (w *world) localPod(addr netip.Addr) bpf.PodValue {
+	value := bpf.PodValue{Subject: known, Flags: bpf.PodLocal}
+	for _, r := range w.net.main {
+		if r.destination == netip.PrefixFrom(addr, addr.BitLen()) {
+			value.IfIndex = uint32(r.device)
+			copy(value.MAC[:], w.net.macs[macKey{addr, r.device}])
+		}
+	}
+	return value
 }
 
 // addresses are all that some endpoint claims.
@@ -262,21 +270,8 @@ func (w *world) addresses() map[netip.Addr]bool {
 	return all
 }
 
-// sources are the addresses that sluice_sources is to hold.
-func (w *world) sources() map[bpf.SourceKey]bool {
-	sources := map[bpf.SourceKey]bool{}
-	for addr := range w.addresses() {
-		owner := w.owner(addr)
-		chosen := w.choosing(owner)
-		if len(chosen) > 0 && (owner.node == localNode || slices.ContainsFunc(chosen, w.mayServe)) {
-			sources[bpf.SourceKey{Addr: bpf.AddressFrom(addr)}] = true
-		}
-	}
-	return sources
-}
-
 // signatures are the distinct sets of selectors by which endpoints are chosen,
-// each of which is a class.
+// each of which has an egress ruleset at most.
 func (w *world) signatures() map[string]bool {
 	signatures := map[string]bool{}
 	for i := range w.endpoints {

@@ -24,8 +24,8 @@ var pagesShown = map[string]string{
 	"#/tables":             bodyRows + " > 50",
 	"#/table/egress-rules": bodyRows + " === 7",
 	"#/graph":              `document.querySelectorAll("a.node").length > 50 && ` + bodyRows + " > 50",
-	"#/policy/CiliumEgressGatewayPolicy/partner": `document.querySelectorAll(".chain li").length === 10 && ` + bodyRows + " > 100",
-	"#/policy/NetworkPolicy/shop/web":            `document.querySelectorAll(".chain li").length === 8 && ` + bodyRows + " > 10",
+	"#/policy/CiliumEgressGatewayPolicy/partner": `document.querySelectorAll(".chain li").length === 11 && ` + bodyRows + " > 100",
+	"#/policy/NetworkPolicy/shop/web":            `document.querySelectorAll(".chain li").length === 13 && ` + bodyRows + " > 10",
 	"#/connections":                              `document.querySelectorAll(".plots svg").length === 3`,
 }
 

@@ -105,7 +105,7 @@ func (p *page) testTable(b *inBrowser) {
 	b.open("#/table/egress-rules")
 	await(b, "7 rows", shown)
 	require.Equal(b.t, "egress-rules · Sluice", eval[string](b, "document.title"))
-	require.Equal(b.t, "ClassDestinationGatewaysPolicySelectorOverridesStatusError", eval[string](b,
+	require.Equal(b.t, "RulesetDestinationGatewaysPolicySelectorOverridesStatusError", eval[string](b,
 		`[...document.querySelectorAll("th button")].map((th) => th.textContent).join("")`))
 
 	b.do(chromedp.SendKeys("input[type=search]", "FINANCE 198.51", chromedp.ByQuery))
@@ -189,7 +189,7 @@ func (p *page) testGraph(b *inBrowser) {
 	b.do(chromedp.Focus("a.node[data-name=sluice_egress]", chromedp.ByQuery))
 	await(b, true, `document.querySelector(".about").textContent.startsWith("sluice_egress: from egress-rules; to map-egress, ")`)
 	await(b, fmt.Sprint(len(g.Nodes), " rows"), shown)
-	b.do(chromedp.SendKeys("input[type=search]", "map sluice_egress egress-rules", chromedp.ByQuery))
+	b.do(chromedp.SendKeys("input[type=search]", "map sluice_egress egress-rules from_pod", chromedp.ByQuery))
 	await(b, "sluice_egress", column(1))
 	b.do(chromedp.Focus("a.node[data-name=egress-rules]", chromedp.ByQuery), chromedp.KeyEvent(kb.Enter))
 	await(b, "egress-rules", heading)
@@ -201,17 +201,17 @@ func (p *page) testStory(b *inBrowser) {
 	b.do(chromedp.Click(`//a[text()="finance"]`))
 	await(b, "finance", heading)
 	await(b, "All of it is as it should be", `document.querySelector(".verdict").textContent`)
-	require.Equal(b.t, "egress-policies,egress-policy-status,selectors,egress-classes,egress-groups,egress-gateways,egress-rules,map-gateways,map-egress,map-sources",
+	require.Equal(b.t, "egress-policies,egress-policy-status,egress-rulesets,egress-rules,map-egress,egress-groups,egress-gateways,map-gateways,subject-routes,map-routes,pods",
 		eval[string](b, `[...document.querySelectorAll(".chain .name")].map((e) => e.textContent).join()`))
-	await(b, true, `document.getElementById("step-map-egress").parentElement.textContent.includes("class=2 198.51.100.128/25")`)
-	b.do(chromedp.Click(".chain li:nth-child(7) button", chromedp.ByQuery))
+	await(b, true, `/ruleset=\d+ 198\.51\.100\.128\/25/.test(document.getElementById("step-map-egress").parentElement.textContent)`)
+	b.do(chromedp.Click(".chain li:nth-child(4) button", chromedp.ByQuery))
 	await(b, "step-egress-rules", "document.activeElement.id")
 
 	b.open("#/policy/CiliumEgressGatewayPolicy/partner")
 	await(b, true, `document.querySelector(".verdict")?.textContent.startsWith("Something is wrong")`)
 	require.Equal(b.t, "error", eval[string](b, `document.querySelector(".chain li").className`))
 	b.open("#/policy/NetworkPolicy/shop/web")
-	await(b, "network-policies,network-policy-status,selectors,policy-rules,classes,policy-entries,local-endpoints,map-policy",
+	await(b, "network-policies,network-policy-status,compiled-policies,rulesets,selectors,selector-matches,policy-entries,map-policy,verdicts,map-verdicts,subjects,map-subjects,pods",
 		`[...document.querySelectorAll(".chain .name")].map((e) => e.textContent).join()`)
 }
 
@@ -247,7 +247,7 @@ func (p *page) testPlot(b *inBrowser) {
 func (p *page) testManyRows(b *inBrowser) {
 	const many = 50000
 	var text strings.Builder
-	text.WriteString(`{"columns":["Prefix","PeerClass","Flags","Status","Error"]}` + "\n")
+	text.WriteString(`{"columns":["Prefix","Member","Flags","Status","Error"]}` + "\n")
 	for i := range many {
 		fmt.Fprintf(&text, `{"key":"%08x","cells":["10.%d.%d.%d/32","%d","in-cluster, pod","Done","-"]}`+"\n", i, i>>16, i>>8&255, i&255, i%97)
 	}
@@ -260,7 +260,7 @@ func (p *page) testManyRows(b *inBrowser) {
 	require.Equal(b.t, 100, eval[int](b, bodyRows))
 	b.do(chromedp.Click(`//button[text()="Next"]`))
 	await(b, "10.0.0.100/32", `document.querySelector("tbody td:nth-child(2)").textContent`)
-	b.do(chromedp.Click(`//th/button[text()="PeerClass"]`), chromedp.Click(`//th/button[text()="Prefix"]`), chromedp.Click(`//th/button[text()="Prefix"]`))
+	b.do(chromedp.Click(`//th/button[text()="Member"]`), chromedp.Click(`//th/button[text()="Prefix"]`), chromedp.Click(`//th/button[text()="Prefix"]`))
 	await(b, "10.0.195.79/32", `document.querySelector("tbody td:nth-child(2)").textContent`)
 	b.do(chromedp.SendKeys("input[type=search]", "10.0.100.7/32", chromedp.ByQuery))
 	await(b, "1 of 50,000 rows", shown)
@@ -274,7 +274,7 @@ func (p *page) testCauses(b *inBrowser) {
 		reasons = append(reasons, fmt.Sprintf(`"sources.kubernetes.job-reflect-%s: cannot follow %s: connection refused"`, kind, kind))
 	}
 	b.replace("/healthz", fmt.Sprintf(`{"status":"degraded","reasons":[%s],"modules":[]}`, strings.Join(reasons, ",")))
-	b.replace("/readyz", `{"ready":false,"pending":["table endpoints: waits for pods","table classes: waits for derive","table bpf-maps: waits for sluice_egress"]}`)
+	b.replace("/readyz", `{"ready":false,"pending":["table endpoints: waits for pods","table members: waits for derive","table bpf-maps: waits for sluice_egress"]}`)
 	defer b.restore("/healthz", "/readyz")
 	b.open("")
 	await(b, "Degraded: 4 problems", heading)

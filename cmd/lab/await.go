@@ -33,12 +33,14 @@ func (a *Agent) AwaitPolicy(ctx context.Context, policy string) error {
 	})
 }
 
-// AwaitSources waits until the kernel has, or with chosen=false has not, egress
-// classes for pods, on their own nodes and on the other nodes given.
-func (c *Cluster) AwaitSources(ctx context.Context, chosen bool, gateways []*Node, pods ...*Pod) error {
+// AwaitSources waits until the kernel has, or with selected=false has not, routes for pods, on
+// their own nodes and on the other nodes given.
+func (c *Cluster) AwaitSources(
+	ctx context.Context, selected bool, gateways []*Node, pods ...*Pod,
+) error {
 	for _, p := range pods {
 		for _, n := range append([]*Node{p.Node}, gateways...) {
-			if err := n.Agent.awaitSource(ctx, p, chosen); err != nil {
+			if err := n.Agent.awaitRoute(ctx, p, selected); err != nil {
 				return err
 			}
 		}
@@ -46,15 +48,26 @@ func (c *Cluster) AwaitSources(ctx context.Context, chosen bool, gateways []*Nod
 	return nil
 }
 
-func (a *Agent) awaitSource(ctx context.Context, p *Pod, chosen bool) error {
-	return AwaitRows(ctx, a, "map-sources", func(rows []MapRow) error {
-		found := map[string]bool{}
-		for _, r := range rows {
-			found[fmt.Sprint(r.Key["Addr"])] = true
+func (a *Agent) awaitRoute(ctx context.Context, p *Pod, selected bool) error {
+	return a.Await(ctx, "the route of "+p.Name, func(ctx context.Context) error {
+		routes, err := Rows[MapRow](ctx, a, "map-routes")
+		if err != nil {
+			return err
+		}
+		pods, err := Rows[MapRow](ctx, a, "map-pods")
+		if err != nil {
+			return err
+		}
+		routed, found := map[uint32]bool{}, map[string]bool{}
+		for _, r := range routes {
+			routed[number(r.Key["Subject"])] = true
+		}
+		for _, r := range pods {
+			found[fmt.Sprint(r.Key["Addr"])] = routed[number(r.Value["Subject"])]
 		}
 		for _, addr := range []string{p.IPv4.String(), p.IPv6.String()} {
-			if found[addr] != chosen {
-				return fmt.Errorf("the kernel has a class for %s: %t", addr, found[addr])
+			if found[addr] != selected {
+				return fmt.Errorf("the kernel has a route for %s: %t", addr, found[addr])
 			}
 		}
 		return nil
@@ -63,10 +76,10 @@ func (a *Agent) awaitSource(ctx context.Context, p *Pod, chosen bool) error {
 
 // MapRow is an entry of a kernel map: a row of a table map-*.
 type MapRow struct {
-	Key    map[string]any `json:"key"`
-	Value  map[string]any `json:"value"`
-	Wanted tables.Wanted  `json:"wanted"`
-	Error  string         `json:"error"`
+	Key     map[string]any `json:"key"`
+	Value   map[string]any `json:"value"`
+	Desired bool           `json:"desired"`
+	Error   string         `json:"error"`
 }
 
 // number is a number of a row.
@@ -135,7 +148,7 @@ func (a *Agent) AwaitAttached(ctx context.Context, pods ...*Pod) error {
 	if err := AwaitRows(ctx, a, "map-pods", func(rows []MapRow) error {
 		known := map[string]bool{}
 		for _, r := range rows {
-			known[fmt.Sprint(r.Key["Addr"])] = true
+			known[fmt.Sprint(r.Key["Addr"])] = number(r.Value["IfIndex"]) != 0
 		}
 		for _, p := range pods {
 			if !known[p.IPv4.String()] || !known[p.IPv6.String()] {
@@ -172,13 +185,18 @@ type attachment struct {
 
 // settling are the tables whose rows say themselves whether the kernel has them.
 var settling = []string{
-	"classes", "cluster-nodes", "covered-prefixes", "datapath-config", "egress-exits", "egress-gateways",
-	"egress-rules", "egress-sources", "ipcache", "local-endpoints", "policy-entries",
+	"cluster-nodes", "covered-prefixes", "datapath-config", "egress-exits", "egress-gateways",
+	"egress-rules", "ipcache", "members", "pods", "policy-entries", "subject-routes", "subjects",
+	"verdicts",
 }
 
 // AwaitSettled waits until nothing waits for the kernel, and nothing failed.
 func (a *Agent) AwaitSettled(ctx context.Context) error {
-	for _, table := range settling { // the numbers of bpf-maps are a moment older
+	tables := settling // the numbers of bpf-maps are a moment older
+	if len(a.node.cluster.options.Agent) > 0 {
+		tables = nil // another version has others
+	}
+	for _, table := range tables {
 		err := AwaitRows(ctx, a, table, func(rows []struct {
 			Status reconciler.Status `json:"status"`
 		}) error {

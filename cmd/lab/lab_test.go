@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // topologies are the ways in which a cluster can be built.
@@ -171,7 +173,9 @@ func TestAgents(t *testing.T) {
 
 	gateway.Kill()
 	require.False(t, gateway.Running())
-	require.FileExists(t, gateway.BPFFS()+"/sluice/sluice_sources") // outlives it
+	sources, err := bpf.OpenInForce(bpf.MapsDir(gateway.BPFFS()), "sluice_pods")
+	require.NoError(t, err, "it outlives the agent")
+	require.NoError(t, sources.Close())
 	require.ErrorContains(t, gateway.AwaitReady(ctx), "ended")
 	require.NoError(t, gateway.Start())
 	require.ErrorContains(t, gateway.Start(), "runs already")

@@ -5,6 +5,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -75,12 +76,6 @@ func (o Object) policy() (tables.PolicyID, bool) {
 	return tables.PolicyID{Kind: kind, Name: tables.Name{Namespace: id.namespace, Name: id.name}}, err == nil && kind != tables.PolicyEgress
 }
 
-// ruleRow is a row of table policy-rules.
-type ruleRow struct {
-	Policy  tables.PolicyID        `json:"policy"`
-	Retired []*tables.EnforcedRule `json:"retired"`
-}
-
 // awaitNetworkPolicy waits until the rules of a generation of a policy are in force.
 func (a *Agent) awaitNetworkPolicy(ctx context.Context, id tables.PolicyID, generation int64) error {
 	ctx, cancel := context.WithTimeout(ctx, await.Bound)
@@ -121,10 +116,10 @@ func (a *Agent) awaitNoNetworkPolicy(ctx context.Context, id tables.PolicyID) er
 	}); err != nil {
 		return err
 	}
-	return AwaitRows(ctx, a, "policy-rules", func(rows []ruleRow) error {
+	return AwaitRows(ctx, a, "rulesets", func(rows []tables.Ruleset) error {
 		for _, r := range rows {
-			if r.Policy == id {
-				return fmt.Errorf("there are rules of policy %s, %d of them retired", id, len(r.Retired))
+			if slices.Contains(r.Policies(), id) {
+				return fmt.Errorf("ruleset %d has rules of policy %s", r.Number, id)
 			}
 		}
 		return nil

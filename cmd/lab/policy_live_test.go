@@ -272,13 +272,17 @@ other    server-2 udp/80 ingress
 	require.Equal(p.t, before, p.entries())
 }
 
-// entries are the verdicts that the kernels have.
+// entries are the entries of sluice_policy that are desired and that the kernels have.
 func (p *policyTest) entries() (all []string) {
 	p.t.Helper()
 	for _, n := range p.Nodes {
-		text, err := n.Agent.Table(p.ctx, "map-policy")
+		rows, err := Rows[MapRow](p.ctx, n.Agent, "map-policy")
 		require.NoError(p.t, err)
-		all = append(all, text)
+		for _, r := range rows {
+			if r.Desired {
+				all = append(all, fmt.Sprint(n.Name, r.Key, r.Value))
+			}
+		}
 	}
 	return all
 }

@@ -33,9 +33,9 @@ type steady struct {
 
 // beginSteady builds the cluster. It is not to be beside other tests: it is the
 // machine's limit that would be tested.
-func beginSteady(t *testing.T) *steady {
+func beginSteady(t *testing.T, options Options) *steady {
 	t.Helper()
-	s := &steady{policyTest: newPolicyTest(t, Options{})}
+	s := &steady{policyTest: newPolicyTest(t, options)}
 	decoys := s.addPods(
 		PodSpec{Node: s.Nodes[0], Namespace: "shop", Name: "decoy-1", Labels: map[string]string{"app": "decoy"}},
 		PodSpec{Node: s.Nodes[1], Namespace: "shop", Name: "decoy-2", Labels: map[string]string{"app": "decoy"}},
@@ -118,7 +118,7 @@ func (s *steady) moment(format string, args ...any) {
 
 // Policies and labels change, and nobody notices.
 func TestPolicyChurn(t *testing.T) {
-	s := beginSteady(t)
+	s := beginSteady(t, Options{})
 	const changes = 200
 	s.eventually("there are some changes", func() error {
 		if n := s.churn.done(); n < changes {
@@ -140,7 +140,7 @@ func TestPolicyChurn(t *testing.T) {
 // Agents are killed again and again meanwhile, also while they start.
 func TestPolicyRestart(t *testing.T) {
 	const rounds = 10
-	s := beginSteady(t)
+	s := beginSteady(t, Options{})
 	s.policyTest.drops.close() // it would end with the agents
 	random := rand.New(rand.NewPCG(5, 5))
 	for round := range rounds {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -12,7 +13,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -23,26 +27,31 @@ import (
 
 var podKey = bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.7"))}
 
-// pin pins what an agent does, which is then gone. The map is the one of the programs.
+// pin pins what an agent does, which is then gone. The map is the one of the programs, in the
+// slot in force.
 func (n *node) pin() *ebpf.Map {
 	require.NoError(n.t, bpf.Probe(n.bpfs))
 	n.t.Cleanup(func() { require.NoError(n.t, unix.Unmount(n.bpfs, unix.MNT_DETACH)) })
-	kernel, err := bpf.OpenKernel(n.bpfs, slog.New(slog.DiscardHandler))
-	require.NoError(n.t, err)
-	_, err = bpf.Open[bpf.PodKey, bpf.PodValue](kernel,
-		bpf.Spec{Name: "sluice_pods", Type: bpf.TypeHash, MaxEntries: 16})
-	require.NoError(n.t, err)
-	pods, err := ebpf.LoadPinnedMap(filepath.Join(kernel.Dir(), "sluice_pods"), nil)
+	log := slog.New(slog.DiscardHandler)
+	h := hive.New(bpf.Cell, datapath.Cell, cell.Invoke(func(m *bpf.Maps, d *datapath.Datapath, l cell.Lifecycle) {
+		l.Append(cell.Hook{OnStart: func(cell.HookContext) error {
+			errs := []error{m.Flip()}
+			for _, p := range bpf.PinnedPrograms {
+				errs = append(errs, bpf.PinProgram(bpf.ProgramsDir(n.bpfs), p, d.Program(p)))
+			}
+			return errors.Join(errs...)
+		}})
+	}))
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	h.RegisterFlags(flags)
+	require.NoError(n.t, flags.Parse([]string{
+		"--bpffs=" + n.bpfs, "--map-size-ct-tcp=16", "--map-size-ct-any=16", "--map-size-nat=16", "--map-size-fragments=16",
+	}))
+	require.NoError(n.t, h.Start(log, n.t.Context()))
+	require.NoError(n.t, h.Stop(log, n.t.Context()))
+	pods, err := bpf.OpenInForce(bpf.MapsDir(n.bpfs), "sluice_pods")
 	require.NoError(n.t, err)
 	n.t.Cleanup(func() { pods.Close() })
-	d, err := datapath.Load(datapath.Options{Maps: map[string]*ebpf.Map{"sluice_pods": pods},
-		Log: slog.New(slog.DiscardHandler)})
-	require.NoError(n.t, err)
-	for _, p := range bpf.PinnedPrograms {
-		require.NoError(n.t, bpf.PinProgram(kernel.ProgramsDir(), p, d.Program(p)))
-	}
-	require.NoError(n.t, d.Close())
-	require.NoError(n.t, kernel.Close())
 	return pods
 }
 
@@ -72,13 +81,14 @@ func TestHold(t *testing.T) {
 	require.JSONEq(t, n.result(), n.must("ADD"))
 	links, entry := n.links(), n.entry(pods)
 	require.EqualValues(t, n.device.Attrs().Index, entry.IfIndex)
-	require.Equal(t, bpf.PodEgressUnknown|bpf.PodPolicyUnknown, entry.Flags)
+	require.Equal(t, bpf.PodLocal, entry.Flags)
+	require.Zero(t, entry.Subject)
 	require.NotZero(t, entry.MAC)
 	n.told() // for the next agent
 
 	// Once more: what is there stays, as it may be an agent's by then.
 	known := entry
-	known.Flags, known.Epoch = 0, 7
+	known.Subject = 7
 	require.NoError(t, pods.Put(&podKey, &known))
 	n.must("ADD")
 	require.Equal(t, links, n.links())
@@ -144,19 +154,21 @@ func TestCannotHold(t *testing.T) {
 	n := newNode(t)
 	n.timeout = "300ms"
 	n.pin()
-	path := filepath.Join(bpf.MapsDir(n.bpfs), "sluice_pods")
+	slots := filepath.Join(bpf.MapsDir(n.bpfs), "layout_2", "sluice_pods")
+	inSlot := filepath.Join(bpf.MapsDir(n.bpfs), "layout_2", "1", "sluice_pods")
 	for _, tc := range []struct {
+		path      string
 		valueSize uint32
 		err       string
 	}{
-		{24, "program from_pod does not use the map sluice_pods that is pinned"},
-		{32, "it has the layout of another version"},
+		{slots, 20, "program from_pod does not use the map sluice_pods that is pinned"},
+		{inSlot, 32, "it has the layout of another version"},
 	} {
-		require.NoError(t, os.Remove(path))
+		require.NoError(t, os.Remove(tc.path))
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: tc.valueSize,
 			MaxEntries: 1})
 		require.NoError(t, err)
-		require.NoError(t, m.Pin(path))
+		require.NoError(t, m.Pin(tc.path))
 		m.Close()
 		_, failed := n.call("ADD")
 		require.NotNil(t, failed)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -88,6 +89,9 @@ func TestCTOfAgent(t *testing.T) {
 	require.Zero(t, connections+translations)
 }
 
+// ownInForce matches the table slots when what the agent has written is in force.
+var ownInForce = regexp.MustCompile(`(?m)^\d +in force +true `)
+
 // A pod that went while no agent ran leaves no connections to who gets its address.
 func TestCTOfFormerPod(t *testing.T) {
 	n := newTracked(t)
@@ -99,8 +103,8 @@ func TestCTOfFormerPod(t *testing.T) {
 	}
 	p := startAgent(t, flags...)
 	await.True(t, func() bool {
-		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11")
-	}, "the pod is in the map")
+		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11") && ownInForce.MatchString(sluice(t, "get", "slots").stdout)
+	}, "the pod is in the map in force")
 	p.stop(t, syscall.SIGKILL)
 	n.track(unix.IPPROTO_TCP, "10.1.1.10:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "")
 	n.track(unix.IPPROTO_TCP, "10.1.1.11:40001", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "203.0.113.102:40001")

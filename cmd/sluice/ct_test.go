@@ -231,7 +231,7 @@ func TestCTListJSON(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.JSONEq(t, `[{"map": "sluice_ct4_any", "source": "10.1.0.5:5353", "sourcePod": "shop/web-1", "destination": "198.51.100.53:53",
 		"protocol": "udp", "direction": "out", "state": "expired", "packets": 12, "bytes": 3456, "gateway": "192.168.50.12",
-		"gatewayNode": "node-2", "epoch": 0, "cookie": 0, "ageSeconds": 100, "expiresInSeconds": -30}]`, n.sameSecond(r.stdout))
+		"gatewayNode": "node-2", "generation": 0, "cookie": 0, "ageSeconds": 100, "expiresInSeconds": -30}]`, n.sameSecond(r.stdout))
 	r = n.run("nat", "list", "-o", "json", "--port=53", "--direction=in")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.JSONEq(t, `[{"map": "sluice_nat4", "source": "198.51.100.53:53", "destination": "203.0.113.102:5353", "protocol": "udp",

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/cmd/lab"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -86,9 +87,11 @@ func (d *demo) withoutNetworkPolicy(ctx context.Context, server *lab.Pod) error 
 	if err := d.Delete(policy...); err != nil {
 		return err
 	}
-	if err := lab.AwaitRows(ctx, server.Node.Agent, "policy-rules", func(rows []tables.EnforcedRule) error {
-		if len(rows) > 0 {
-			return fmt.Errorf("there are %d rules", len(rows))
+	if err := lab.AwaitRows(ctx, server.Node.Agent, "map-subjects", func(rows []tables.SubjectMirror) error {
+		for _, r := range rows {
+			if r.Value.Ruleset > bpf.EmptyRuleset {
+				return fmt.Errorf("%s has %s", r.Key, r.Value)
+			}
 		}
 		return nil
 	}); err != nil {

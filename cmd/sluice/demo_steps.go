@@ -88,7 +88,7 @@ func showPolicy(ctx context.Context, d *demo) error {
 		observation{d.other, "tcp", lab.ServerIPv4, []netip.Addr{d.other.Node.OutsideIPv4}},
 	)
 	d.say("\n  The agent of %s tells what it wants, and that the kernel has it:\n", first.Name)
-	return d.showTables(ctx, first, "egress-policy-status", "egress-rules", "egress-sources")
+	return d.showTables(ctx, first, "egress-policy-status", "egress-rules", "subject-routes")
 }
 
 func showExclusion(ctx context.Context, d *demo) error {

@@ -130,7 +130,7 @@ func TestExplainAndWait(t *testing.T) {
 
 	r := sluice(t, "wait", "policy", "shop/web", "--generation", "3")
 	require.Equal(t, exitOK, r.code, r.stderr)
-	require.Regexp(t, `^NetworkPolicy/shop/web: in force, (\d+) of (\d+) entries\n$`, r.stdout)
+	require.Regexp(t, `^NetworkPolicy/shop/web: in force, (\d+) of (\d+) label sets\n$`, r.stdout)
 	r = sluice(t, "wait", "policy", "NetworkPolicy/shop/web")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	r = sluice(t, "wait", "policy", "web")
@@ -213,7 +213,7 @@ func TestExplainAndWait(t *testing.T) {
 	})
 }
 
-var numbers = regexp.MustCompile(`(class |class=|subject=|peer=|cookie=|group |group=|bucket |class +)[1-9]\d*`)
+var numbers = regexp.MustCompile(`(subject |member |class |group |bucket |ruleset +|ruleset=|class=|set=|cookie=|group=)[1-9]\d*`)
 
 // shown is an answer without numbers that are given out.
 func shown(r result) string { return numbers.ReplaceAllString(r.stdout, "${1}N") }
@@ -223,14 +223,15 @@ func testExplainPolicy(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, `ALLOWED: allowed by rule NetworkPolicy/shop/web spec.ingress[0]
   from      shop/client = 10.2.0.5 on node-2
-            peer class N: cluster, pods(app=client,io.kubernetes.pod.namespace=shop)
+            member N (pods), class N: pods(app=client,io.kubernetes.pod.namespace=shop)
   to        shop/web = 10.1.0.5 on node-1
-            subject class N: pods(app=web,io.kubernetes.pod.namespace=shop)
-            peer class N: cluster
+            subject N, ruleset N: CiliumNetworkPolicy/shop/broken, NetworkPolicy/shop/web
+            member N (pods), class N: no selector
   traffic   80/tcp
   ingress   allowed: allowed by rule
     rule      NetworkPolicy/shop/web spec.ingress[0]: allow
-    entry     sluice_policy: subject=N peer=N ingress protocol=6 port=80 -> allow precedence=1 cookie=N
+    entry     sluice_policy: ruleset=N class=N ingress -> set=N
+    entry     sluice_verdicts: set=N protocol=6 port=80/16 -> allow cookie=N
   maps      in memory: the same
 `, shown(r))
 
@@ -238,15 +239,16 @@ func testExplainPolicy(t *testing.T) {
 	require.Equal(t, exitOK, r.code, "denied is an answer: %s", r.stderr)
 	require.Equal(t, `DENIED: default deny CiliumNetworkPolicy/shop/broken spec.ingress, NetworkPolicy/shop/web spec.ingress
   from      world = 0.0.0.0/0
-            peer class N: world, world-ipv4
+            member N (world), class N: no selector
   to        shop/web = 10.1.0.5 on node-1
-            subject class N: pods(app=web,io.kubernetes.pod.namespace=shop)
-            peer class N: cluster
+            subject N, ruleset N: CiliumNetworkPolicy/shop/broken, NetworkPolicy/shop/web
+            member N (pods), class N: no selector
   traffic   80/tcp
   ingress   denied: default deny
     rule      CiliumNetworkPolicy/shop/broken spec.ingress: default deny
     rule      NetworkPolicy/shop/web spec.ingress: default deny
-    entry     sluice_policy: subject=N peer=0 ingress any -> deny precedence=0 cookie=N
+    entry     sluice_policy: ruleset=N class=0 ingress -> set=N
+    entry     sluice_verdicts: set=N any -> default deny cookie=N
   maps      in memory: the same
 `, shown(r))
 
@@ -271,14 +273,14 @@ func testExplainEgress(t *testing.T) {
 	require.Equal(t, `DENIED: no egress gateway bank (198.51.100.0/24)
   because   no node matches
   from      shop/web = 10.1.0.5 on node-1
-            subject class N: pods(app=web,io.kubernetes.pod.namespace=shop)
-            peer class N: cluster
+            subject N, ruleset N: CiliumNetworkPolicy/shop/broken, NetworkPolicy/shop/web
+            member N (pods), class N: no selector
   to        198.51.100.10
-            peer class N: world, world-ipv4
-  class     N: chosen by bank
+            member N (world), class N: no selector
+  ruleset   N of subject N: bank
   policy    bank: redirect 198.51.100.0/24
   gateways  group N, bucket N
-  entry     sluice_egress: class=N 198.51.100.0/24 -> group=N
+  entry     sluice_egress: ruleset=N 198.51.100.0/24 -> group=N
   maps      in memory: the same
 `, shown(r))
 	r = sluice(t, "explain", "egress", "shop/web", "8.8.8.8", "-o", "yaml")

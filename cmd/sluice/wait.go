@@ -40,7 +40,8 @@ that the policy says now, and nothing more of what it said before. Without KIND,
 NAMESPACE, it is any of that name; if there are several, all of them. A policy that chooses
 no pod of this node is in force here as soon as it is known. The exit code is 1 if
 the time is up, and if a part of the policy is invalid or unsupported; the rest of it
-is in force then.
+is in force then. It is 1, too, if the policy is too large: the pods that it chooses
+are isolated instead.
 
 A policy that was just applied may not have reached the agent yet: give the
 generation that the API server has told, and the agent is waited for.`,
@@ -152,7 +153,7 @@ func (p policyWait) run(ctx context.Context, timeout time.Duration) error {
 // look reports whether it is done, and how it stands. What will not get better
 // by waiting is an error.
 func (p policyWait) look(ctx context.Context) (done bool, text string, err error) {
-	var texts, wrong []string
+	var texts, wrong, tooLarge []string
 	ids := p.ids
 	if len(ids) == 0 {
 		if ids, err = p.named(ctx); err != nil {
@@ -180,13 +181,19 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 		}
 		texts = append(texts, id.String()+": "+text)
 		done = done && settled
-		if settled && len(status.obj.Errors)+len(status.obj.Unsupported) > 0 {
+		switch {
+		case !settled:
+		case status.obj.State == tables.PolicyTooLarge:
+			tooLarge = append(tooLarge, text)
+		case len(status.obj.Errors)+len(status.obj.Unsupported) > 0:
 			wrong = append(wrong, text)
 		}
 	}
 	switch {
 	case len(texts) == 0:
 		return false, p.noSuchPolicy(), nil
+	case done && len(tooLarge) > 0:
+		return false, "", fmt.Errorf("policy %s isolates pods instead: %s", p.name, strings.Join(tooLarge, "; "))
 	case done && len(wrong) > 0:
 		return false, "", fmt.Errorf("policy %s is in force in part: %s", p.name, strings.Join(wrong, "; "))
 	}
@@ -222,7 +229,7 @@ func (p policyWait) named(ctx context.Context) (ids []tables.PolicyID, err error
 }
 
 // standing reports whether the kernel has what a policy says, of the generation that is
-// waited for.
+// waited for, or will not have it as that is too large.
 func (p policyWait) standing(status *remote[tables.NetworkPolicyStatus]) (settled bool, text string) {
 	if status == nil {
 		return false, beingTakenIn
@@ -231,14 +238,16 @@ func (p policyWait) standing(status *remote[tables.NetworkPolicyStatus]) (settle
 	if s.Generation < p.generation {
 		return false, fmt.Sprintf("the agent has generation %d", s.Generation)
 	}
-	text = fmt.Sprintf("%s, %d of %d entries", s.State, s.Programmed, s.EntriesWanted)
+	text = fmt.Sprintf("%s, %d of %d label sets", s.State, s.Programmed, s.EntriesWanted)
 	if s.Failed > 0 {
 		text += fmt.Sprintf(", %d refused", s.Failed)
 	}
-	for _, reason := range slices.Concat(s.Errors, s.Unsupported) {
-		text += ", " + reason
+	for _, reason := range slices.Concat([]string{s.TooLarge, s.Refused}, s.Errors, s.Unsupported) {
+		if reason != "" {
+			text += ", " + reason
+		}
 	}
-	return s.Settled, text
+	return s.Settled || s.State == tables.PolicyTooLarge, text
 }
 
 // remote is a row of the agent.

@@ -22,9 +22,11 @@ import (
 // there is nothing to do.
 type attachments struct {
 	datapath *datapath.Datapath
-	links    func() links      // asked each time: the agent chooses its maps when it starts
+	links    func() links // asked each time: the agent chooses its maps when it starts
+	memory   func() *bpf.Memory
 	seed     func(ifIndex int) // makes flows known that began before a device has a program
 	table    statedb.Table[*tables.Attachment]
+	slots    statedb.Table[*tables.Slot]
 
 	// told returns the devices of the interfaces that there are files of, by the CNI
 	// plugin: it may have attached programs by itself.
@@ -35,6 +37,12 @@ var _ reconciler.Operations[*tables.Attachment] = &attachments{}
 
 // Update implements [reconciler.Operations].
 func (o *attachments) Update(_ context.Context, txn statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment) error {
+	if flipped, _ := o.slots.Initialized(txn); !flipped {
+		return nil // what is attached goes on with what there was before
+	}
+	if memory := o.memory(); memory != nil {
+		memory.Link(pinName(row.IfIndex, row.Program))
+	}
 	if !o.datapath.Loaded() {
 		return nil
 	}
@@ -78,6 +86,9 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 
 // Delete implements [reconciler.Operations].
 func (o *attachments) Delete(_ context.Context, _ statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment) error {
+	if memory := o.memory(); memory != nil {
+		memory.Unlink(pinName(row.IfIndex, row.Program))
+	}
 	if !o.datapath.Loaded() {
 		return nil
 	}

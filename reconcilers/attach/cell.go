@@ -8,8 +8,8 @@
 //	devices ─────────► attachments of a device that was replaced are made anew
 //	local-endpoints ─► neighbours that the kernel asks for, where the device of a pod is not known
 //
-// Links outlive the agent, and the next one replaces their programs in place: no
-// packet passes unseen. Before the first program is attached to a pod's device,
+// Links outlive the agent, and the next one replaces their programs in place when its
+// maps are in force: no packet passes unseen. Before the first program is attached to a pod's device,
 // the connections that the pod has are taken over from the kernel's conntrack
 // table. Without programs (--bpf=memory) the rows are done as they come.
 package attach
@@ -38,7 +38,8 @@ var Cell = cell.Module(
 	"attach",
 	"Programs at devices and the overlay device",
 
-	cell.Invoke(registerOverlayDevices, registerAttachments, registerPins),
+	cell.Provide(newLinks),
+	cell.Invoke(registerOverlayDevices, registerAttachments, registerLinks, registerPins),
 )
 
 type params struct {
@@ -51,10 +52,12 @@ type params struct {
 	Datapath   *datapath.Datapath
 	Maps       *bpf.Maps
 
+	Slots          statedb.Table[*tables.Slot]
 	Attachments    tables.Desired[*tables.Attachment]
 	OverlayDevices tables.Desired[*tables.OverlayDevice]
 	Devices        statedb.Table[*tables.Device]        `optional:"true"`
 	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
+	Pods           statedb.Table[*tables.Pod]           `optional:"true"`
 
 	CNIPlugin tables.CNIPlugin `optional:"true"`
 
@@ -77,11 +80,13 @@ const (
 const roundSize = 8
 
 func registerAttachments(p params) error {
-	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.Maps, p.toldDevices)
+	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.toldDevices)
 	if p.Locals != nil {
 		f := &finder{db: p.DB, locals: p.Locals, datapath: p.Datapath, ask: namespace(p.Namespace).askFor}
 		p.Jobs.Add(job.OneShot("find-devices", f.run))
-		s.desired = func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision] { return p.Locals.All(p.DB.ReadTxn()) }
+	}
+	if p.Pods != nil {
+		s.pods = func() iter.Seq2[*tables.Pod, statedb.Revision] { return p.Pods.All(p.DB.ReadTxn()) }
 	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
 	_, err := reconciler.Register(
@@ -90,7 +95,7 @@ func registerAttachments(p params) error {
 		tables.Clone[tables.Attachment],
 		tables.WithStatus[tables.Attachment],
 		(*tables.Attachment).GetStatus,
-		&attachments{datapath: p.Datapath, links: p.links, seed: s.beforeAttach, table: p.Attachments, told: p.toldDevices},
+		&attachments{datapath: p.Datapath, links: p.links, memory: p.memory, seed: s.beforeAttach, table: p.Attachments, slots: p.Slots, told: p.toldDevices},
 		nil, // no batch operations
 		reconciler.WithName("attachments"),
 		reconciler.WithRetry(retryFirst, retryLast),
@@ -120,6 +125,12 @@ func (p params) links() links {
 		return links{}
 	}
 	return links{dir: filepath.Clean(kernel.LinksDir()), programs: filepath.Clean(kernel.ProgramsDir()), ns: namespace(p.Namespace)}
+}
+
+// memory is the back end in which the maps are now, nil if they are in the kernel.
+func (p params) memory() *bpf.Memory {
+	memory, _ := p.Maps.Backend().(*bpf.Memory)
+	return memory
 }
 
 func registerPins(p params, holding tables.Holding) {

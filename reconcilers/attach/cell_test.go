@@ -34,8 +34,9 @@ type agent struct {
 	attachments statedb.RWTable[*tables.Attachment]
 	overlays    statedb.RWTable[*tables.OverlayDevice]
 	devices     statedb.RWTable[*tables.Device]
-	config      statedb.RWTable[*tables.ConfigEntry]
+	config      statedb.RWTable[*tables.ConfigMirror]
 	policies    statedb.RWTable[*tables.NetworkPolicy]
+	pods        statedb.RWTable[*tables.Pod]
 	complete    []func(statedb.WriteTxn)
 }
 
@@ -52,8 +53,9 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 		cell.SimpleHealthCell,
 		cell.Provide(
 			tables.NewAttachmentTable, tables.NewOverlayDeviceTable, tables.NewDeviceTable,
-			tables.NewBPFMapTable, tables.NewConfigEntryTable, tables.NewNetworkPolicyTable,
-			statedb.RWTable[*tables.BPFMap].ToTable, statedb.RWTable[*tables.ConfigEntry].ToTable,
+			tables.NewSlotTable, tables.NewConfigMirrorTable, tables.NewNetworkPolicyTable,
+			tables.NewPodTable, statedb.RWTable[*tables.Pod].ToTable,
+			statedb.RWTable[*tables.Slot].ToTable, statedb.RWTable[*tables.ConfigMirror].ToTable,
 			statedb.RWTable[*tables.NetworkPolicy].ToTable, statedb.RWTable[*tables.Attachment].ToTable,
 			func() tables.Enforcement { return tables.EnforcementDefault },
 			statedb.RWTable[*tables.Device].ToTable,
@@ -63,9 +65,10 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 		Cell,
 		cell.Invoke(func(db *statedb.DB, d *datapath.Datapath, m *bpf.Maps, attachments statedb.RWTable[*tables.Attachment],
 			overlays statedb.RWTable[*tables.OverlayDevice], devices statedb.RWTable[*tables.Device],
-			config statedb.RWTable[*tables.ConfigEntry], policies statedb.RWTable[*tables.NetworkPolicy],
+			config statedb.RWTable[*tables.ConfigMirror], policies statedb.RWTable[*tables.NetworkPolicy],
+			pods statedb.RWTable[*tables.Pod],
 		) {
-			a.config, a.policies = config, policies
+			a.config, a.policies, a.pods = config, policies, pods
 			a.db, a.datapath, a.maps, a.attachments, a.overlays, a.devices = db, d, m, attachments, overlays, devices
 			wtxn := db.WriteTxn(attachments, overlays)
 			a.complete = []func(statedb.WriteTxn){
@@ -80,6 +83,7 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 		"--map-size-ct-tcp=1000", "--map-size-ct-any=1000", "--map-size-nat=1000", "--map-size-ipcache=1000",
 	}, args...)))
 	require.NoError(t, a.hive.Start(testLog(t), context.Background()))
+	require.NoError(t, a.maps.Flip())
 	return a
 }
 
@@ -158,6 +162,17 @@ func TestAgents(t *testing.T) {
 	a.attach(first, bpf.ProgramFromPod)
 	require.Equal(t, link, a.await(first, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID)
 	require.Len(t, n.running(second, ebpf.AttachTCXIngress), 1)
+	// What there was is among the rows, for the rule that keeps them to remove.
+	former := a.await(second, bpf.ProgramFromPod, func(row *tables.Attachment) bool { return row.Origin == tables.FormerAttachment })
+	require.Equal(t, reconciler.StatusKindDone, former.Status.Kind)
+	wtxn := a.db.WriteTxn(a.attachments)
+	for _, row := range statedb.Collect(a.attachments.All(wtxn)) {
+		if row.Origin == tables.FormerAttachment {
+			_, _, err := a.attachments.Delete(wtxn, row)
+			require.NoError(t, err)
+		}
+	}
+	wtxn.Commit()
 	a.initialized()
 	await.True(t, func() bool {
 		return len(n.running(second, ebpf.AttachTCXIngress)) == 0 && len(n.running(first, ebpf.AttachTCXEgress)) == 0

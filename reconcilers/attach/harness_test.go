@@ -158,11 +158,15 @@ func (s *setup) restart() {
 	s.db = statedb.New()
 	table, err := tables.NewAttachmentTable(s.db)
 	require.NoError(s.t, err)
+	slots, err := tables.NewSlotTable(s.db) // initialized: they have flipped
+	require.NoError(s.t, err)
 	s.attachments = &attachments{
 		datapath: loadPrograms(s.t),
 		links:    func() links { return links{dir: s.dir, programs: s.pinned, ns: namespace(s.ns)} },
 		seed:     func(int) { s.seeded++ },
 		table:    table,
+		slots:    slots,
+		memory:   func() *bpf.Memory { return nil },
 		told:     func() (map[int]time.Time, error) { return s.told, nil },
 	}
 	s.programs = s.attachments.datapath.Program

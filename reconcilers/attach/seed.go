@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -38,11 +37,10 @@ type seeder struct {
 	log      *slog.Logger
 	ns       namespace
 	datapath *datapath.Datapath
-	maps     *bpf.Maps
 	again    chan struct{} // something was attached since the table was read
 
-	// desired are the pods that the kernel is to have when their devices have programs.
-	desired func() iter.Seq2[*tables.LocalEndpoint, statedb.Revision]
+	// pods are those that the kernel is to have when their devices have programs.
+	pods func() iter.Seq2[*tables.Pod, statedb.Revision]
 
 	// told returns when the CNI plugin told of devices.
 	told  func() (map[int]time.Time, error)
@@ -55,11 +53,11 @@ type seeder struct {
 }
 
 func newSeeder(
-	log *slog.Logger, ns namespace, d *datapath.Datapath, maps *bpf.Maps,
+	log *slog.Logger, ns namespace, d *datapath.Datapath,
 	told func() (map[int]time.Time, error),
 ) *seeder {
 	return &seeder{
-		log: log, ns: ns, datapath: d, maps: maps, told: told, began: time.Now(),
+		log: log, ns: ns, datapath: d, told: told, began: time.Now(),
 		bare: map[int]bool{}, again: make(chan struct{}, 1),
 	}
 }
@@ -125,7 +123,7 @@ func (s *seeder) write() (seeded int, err error) {
 	if !s.datapath.Loaded() {
 		return 0, nil
 	}
-	pods, err := s.pods()
+	pods, err := s.concerned()
 	if err != nil || len(pods) == 0 {
 		return 0, err
 	}
@@ -147,30 +145,18 @@ func (s *seeder) write() (seeded int, err error) {
 	return w.written, errors.Join(err, w.err)
 }
 
-// pods are those that the kernel has, and those that it will have when they have
-// programs.
-func (s *seeder) pods() (map[netip.Addr]bpf.PodValue, error) {
+// concerned are the local pods whose connections may have begun before they had programs.
+func (s *seeder) concerned() (map[netip.Addr]*tables.Pod, error) {
 	told, err := s.told()
-	if err != nil {
+	if err != nil || s.pods == nil {
 		return nil, err
 	}
-	pods := map[netip.Addr]bpf.PodValue{}
-	if s.desired != nil {
-		for row := range s.desired() {
-			pods[row.Addr] = row.MapValue()
+	pods := map[netip.Addr]*tables.Pod{}
+	for row := range s.pods() {
+		if index := int(row.IfIndex); row.Local && (told[index].IsZero() || s.bare[index]) {
+			pods[row.Addr] = row
 		}
 	}
-	entries, err := s.maps.Pods.Dump()
-	if err != nil {
-		return nil, fmt.Errorf("read pods: %w", err)
-	}
-	for _, e := range entries {
-		pods[e.Key.Addr.Addr()] = e.Value
-	}
-	maps.DeleteFunc(pods, func(_ netip.Addr, pod bpf.PodValue) bool {
-		ifIndex := int(pod.IfIndex)
-		return !told[ifIndex].IsZero() && !s.bare[ifIndex]
-	})
 	return pods, nil
 }
 
@@ -199,9 +185,10 @@ func newEntryWriter(d *datapath.Datapath) (*entryWriter, error) {
 
 const configMap = "sluice_config"
 
-// add writes the entry of a connection as seen by a pod.
-func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, pod bpf.PodValue) {
-	if pod.Flags&bpf.PodPolicyUnknown != 0 && w.config.Flags&bpf.ConfigNetworkPolicies != 0 {
+// add writes the entry of a connection as seen by a pod. It is of no generation: whether the
+// connection may go on is judged at its next packet.
+func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, pod *tables.Pod) {
+	if pod.Subject == 0 && w.config.Flags&bpf.ConfigNetworkPolicies != 0 {
 		return // held: the host knows flows that to_pod drops, and an entry would let them go on
 	}
 	entry, live := w.entry(c, t)
@@ -209,15 +196,8 @@ func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, p
 		return
 	}
 	t.Flags = flags
-	entry.Epoch = pod.Epoch
 	if flags == ctmap.In && w.own[c.near.Source.Addr()] { // and not one that it masquerades
 		entry.Flags |= ctmap.OfHost
-	}
-	subject := pod.SubjectClass != bpf.NoSubjectClass || pod.Flags&bpf.PodPolicyUnknown != 0
-	if subject || flags == ctmap.Out && pod.Flags != 0 {
-		// A policy chooses the pod, or may: whether this connection may go on
-		// is judged at its next packet.
-		entry.Epoch = 0
 	}
 	m := w.datapath.Map(ctmap.CTName(t.Is6(), t.Protocol))
 	if t.Is6() {
@@ -227,7 +207,7 @@ func (w *entryWriter) add(c connection, t ctmap.Tuple, flags ctmap.TupleFlags, p
 	}
 }
 
-// entry returns the entry of a connection but for its epoch. It is not live if
+// entry returns the entry of a connection. It is not live if
 // both sides have closed it.
 func (w *entryWriter) entry(c connection, t ctmap.Tuple) (e ctmap.Entry, live bool) {
 	switch {

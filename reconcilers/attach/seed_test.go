@@ -6,103 +6,17 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/stretchr/testify/require"
-	vn "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
+	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/testdata/await"
 )
-
-// node is a node with one pod behind it and one client before it.
-type node struct {
-	*network
-	pod, client *network
-	podDevice   int
-}
-
-func newNode(t *testing.T) *node {
-	n := &node{network: newNetwork(t), pod: newNetwork(t), client: newNetwork(t)}
-	for _, network := range []*network{n.network, n.pod, n.client} {
-		network.do(func() { // addresses are there at once
-			for _, name := range []string{"all", "default"} {
-				require.NoError(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/accept_dad", []byte("0"), 0))
-			}
-		})
-	}
-	n.podDevice = n.connect("pod0", n.pod, "10.1.0.", "2001:db8:1::")
-	n.connect("out0", n.client, "192.0.2.", "2001:db8:2::")
-	n.do(func() {
-		for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-			require.NoError(t, os.WriteFile("/proc/sys/"+name, []byte("1"), 0))
-		}
-	})
-	// The kernel tracks connections where a rule asks for it.
-	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
-	require.NoError(t, err)
-	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "test"})
-	chain := c.AddChain(&nftables.Chain{Name: "forward", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}}})
-	require.NoError(t, c.Flush())
-	return n
-}
-
-// connect makes a link to another network, whose default route it becomes, and
-// returns the index of its near end.
-func (n *node) connect(name string, to *network, prefixes ...string) int {
-	attrs := vn.NewLinkAttrs()
-	attrs.Name = name
-	require.NoError(n.t, n.LinkAdd(&vn.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: vn.NsFd(to.ns)}))
-	for _, end := range []struct {
-		*network
-		device, host string
-	}{{n.network, name, "1"}, {to, "eth0", "2"}} {
-		for _, prefix := range prefixes {
-			mask := "/24"
-			if strings.Contains(prefix, ":") {
-				mask = "/64"
-			}
-			addr, err := vn.ParseAddr(prefix + end.host + mask)
-			require.NoError(n.t, err)
-			addr.Flags = unix.IFA_F_NODAD
-			require.NoError(n.t, end.AddrAdd(end.link(end.device), addr))
-		}
-		require.NoError(n.t, end.LinkSetUp(end.link(end.device)))
-	}
-	for _, prefix := range prefixes {
-		require.NoError(n.t, to.RouteAdd(&vn.Route{Gw: net.ParseIP(prefix + "1")}))
-	}
-	return n.link(name).Attrs().Index
-}
-
-// dial connects from one network to another and returns both ends.
-func dial(t *testing.T, from, to *network, addr string) (near, far net.Conn) {
-	var listener net.Listener
-	to.do(func() {
-		var err error
-		listener, err = net.Listen("tcp", net.JoinHostPort(addr, "0"))
-		require.NoError(t, err)
-	})
-	defer listener.Close()
-	from.do(func() {
-		var err error
-		near, err = net.DialTimeout("tcp", listener.Addr().String(), patience)
-		require.NoError(t, err)
-	})
-	far, err := listener.Accept()
-	require.NoError(t, err)
-	t.Cleanup(func() { near.Close(); far.Close() })
-	return near, far
-}
 
 const (
 	patience = await.Bound // for what must come
@@ -118,28 +32,6 @@ func passes(t *testing.T, from, to net.Conn, in time.Duration) bool {
 	return err == nil && n == 1
 }
 
-// writeMaps makes the node one whose pod a policy chooses for all destinations,
-// without a gateway: new connections are dropped. Or one that none chooses.
-func (a *agent) writeMaps(t *testing.T, podDevice int, chosen bool, pods ...string) {
-	must := func(_ int, err error) { t.Helper(); require.NoError(t, err) }
-	must(a.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{{
-		MarkMask: 0x3000, MarkShift: 12, LifetimeTCP: 8000, LifetimeAny: 60, LifetimeSYN: 60, LifetimeClosing: 10,
-		ReportInterval: 5, Flags: bpf.ConfigStrictSource,
-	}}))
-	for _, prefix := range []string{"0.0.0.0/0", "::/0"} {
-		must(a.maps.Egress.Update([]bpf.EgressKey{bpf.EgressKeyFrom(1, netip.MustParsePrefix(prefix))}, []bpf.EgressValue{{Group: 1}}))
-	}
-	for _, pod := range pods {
-		key := bpf.AddressFrom(netip.MustParseAddr(pod))
-		value := bpf.PodValue{IfIndex: uint32(podDevice), Epoch: 7}
-		if chosen {
-			value.Flags = bpf.PodEgressSelected
-			must(a.maps.Sources.Update([]bpf.SourceKey{{Addr: key}}, []bpf.SourceValue{{Class: 1}}))
-		}
-		must(a.maps.Pods.Update([]bpf.PodKey{{Addr: key}}, []bpf.PodValue{value}))
-	}
-}
-
 func TestLiveConnections(t *testing.T) {
 	for name, addrs := range map[string]struct{ pod, client string }{
 		"ipv4": {"10.1.0.2", "192.0.2.2"},
@@ -152,7 +44,7 @@ func TestLiveConnections(t *testing.T) {
 				outPod, out := dial(t, n.pod, n.client, addrs.client)
 				a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 				defer a.stop()
-				a.writeMaps(t, n.podDevice, chosen, addrs.pod)
+				a.writeMaps(n.podDevice, map[bool]uint32{true: routed, false: free}[chosen], addrs.pod)
 				a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)
 
 				require.True(t, passes(t, inPod, in, patience), "what a client began goes on, with the pod's data first")
@@ -176,17 +68,14 @@ func TestLiveConnectionsUnderPolicy(t *testing.T) {
 			outPod, out := dial(t, n.pod, n.client, "192.0.2.2")
 			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 			defer a.stop()
-			a.writeMaps(t, n.podDevice, false, "10.1.0.2")
-			key := bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.2"))}
-			_, err := a.maps.Pods.Update([]bpf.PodKey{key}, []bpf.PodValue{{IfIndex: uint32(n.podDevice), Epoch: 7, SubjectClass: 5}})
-			require.NoError(t, err)
-			for _, d := range []bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} {
-				verdict := bpf.PolicyValue{}
+			a.writeMaps(n.podDevice, judged, "10.1.0.2")
+			for set, d := range []bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} {
+				verdict := bpf.VerdictValue{}
 				if !allowed {
 					verdict.Deny = 1
 				}
-				_, err := a.maps.Policy.Update([]bpf.PolicyKey{bpf.PolicyKeyOf(5, bpf.AnyPeerClass, d, 0, 0, 0)}, []bpf.PolicyValue{verdict})
-				require.NoError(t, err)
+				put(a, a.maps.Policy, bpf.PolicyKey{Ruleset: judgedRuleset, Direction: d}, bpf.PolicyValue{Set: uint32(set)})
+				put(a, a.maps.Verdicts, bpf.VerdictKeyOf(uint32(set), 0, 0, 0), verdict)
 			}
 			a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)
 
@@ -205,25 +94,31 @@ func TestHeldPodsAreNotSeeded(t *testing.T) {
 	dial(t, n.client, n.pod, "10.1.0.2")
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
-	a.writeMaps(t, n.podDevice, false, "10.1.0.2")
-	key := bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.2"))}
-	unknown := bpf.PodValue{IfIndex: uint32(n.podDevice), Epoch: 7, Flags: bpf.PodPolicyUnknown}
-	_, err := a.maps.Pods.Update([]bpf.PodKey{key}, []bpf.PodValue{unknown})
-	require.NoError(t, err)
-	config, err := a.maps.Config.Dump()
-	require.NoError(t, err)
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldNone)
+	a.writeMaps(n.podDevice, unknown, "10.1.0.2")
+	s := a.newSeeder(namespace(n.ns), nil)
 	for _, tc := range []struct {
 		flags  bpf.ConfigFlags
 		seeded int
 	}{{bpf.ConfigNetworkPolicies, 0}, {0, 1}} {
-		config[0].Value.Flags = tc.flags
-		_, err := a.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{config[0].Value})
-		require.NoError(t, err)
+		a.setFlags(tc.flags)
 		seeded, err := s.write()
 		require.NoError(t, err)
 		require.Equal(t, tc.seeded, seeded)
 	}
+}
+
+// A pod of another node has its connections there.
+func TestPodsOfOtherNodesAreNotSeeded(t *testing.T) {
+	n := newNode(t)
+	dial(t, n.client, n.pod, "10.1.0.2")
+	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
+	defer a.stop()
+	a.writeMaps(n.podDevice, routed)
+	insert(a, a.pods, &tables.Pod{Addr: netip.MustParseAddr("10.1.0.2"), Subject: routed})
+	s := a.newSeeder(namespace(n.ns), nil)
+	seeded, err := s.write()
+	require.NoError(t, err)
+	require.Zero(t, seeded)
 }
 
 // A pod that the CNI plugin told of while the agent ran gets no entries: the host knows flows
@@ -238,10 +133,9 @@ func TestPodsOfPluginAreNotSeeded(t *testing.T) {
 			dial(t, n.client, n.pod, "10.1.0.2")
 			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 			defer a.stop()
-			a.writeMaps(t, n.podDevice, true, "10.1.0.2")
+			a.writeMaps(n.podDevice, routed, "10.1.0.2")
 			told := map[int]time.Time{n.podDevice: time.Now().Add(-tc.age)}
-			s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps,
-				func() (map[int]time.Time, error) { return told, nil })
+			s := a.newSeeder(namespace(n.ns), told)
 			seeded, err := s.write()
 			require.NoError(t, err)
 			require.Zero(t, seeded, "it may have programs")
@@ -254,8 +148,6 @@ func TestPodsOfPluginAreNotSeeded(t *testing.T) {
 		})
 	}
 }
-
-func toldNone() (map[int]time.Time, error) { return nil, nil }
 
 // TestLiveConnectionsOfHost: what this host began with its pod goes on, whatever policies
 // say, with the pod's data first too. What it only forwards with its own address does not.
@@ -275,17 +167,11 @@ func TestLiveConnectionsOfHost(t *testing.T) {
 			}
 			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 			defer a.stop()
-			a.writeMaps(t, n.podDevice, false, addrs.pod)
-			must := func(_ int, err error) { t.Helper(); require.NoError(t, err) }
-			must(a.maps.Pods.Update([]bpf.PodKey{{Addr: bpf.AddressFrom(netip.MustParseAddr(addrs.pod))}},
-				[]bpf.PodValue{{IfIndex: uint32(n.podDevice), Epoch: 7, SubjectClass: 5}}))
+			a.writeMaps(n.podDevice, judged, addrs.pod)
 			node := netip.MustParseAddr(addrs.node)
-			must(a.maps.IPCache.Update([]bpf.IPCacheKey{bpf.IPCacheKeyFrom(netip.PrefixFrom(node, node.BitLen()))},
-				[]bpf.IPCacheValue{{Flags: bpf.IPCacheHost | bpf.IPCacheInCluster}}))
-			config, err := a.maps.Config.Dump()
-			require.NoError(t, err)
-			config[0].Value.Flags |= bpf.ConfigAllowLocalhost
-			must(a.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{config[0].Value}))
+			put(a, a.maps.IPCache, bpf.IPCacheKeyFrom(netip.PrefixFrom(node, node.BitLen())),
+				bpf.IPCacheValue{Member: 1, Flags: bpf.IPCacheHost | bpf.IPCacheInCluster})
+			a.setFlags(bpf.ConfigStrictSource | bpf.ConfigAllowLocalhost)
 			a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod) // nothing is allowed
 
 			require.True(t, passes(t, probed, probe, patience), "the pod's data first")
@@ -293,24 +179,6 @@ func TestLiveConnectionsOfHost(t *testing.T) {
 			require.False(t, passes(t, served, client, silence), "of a client that the host masquerades")
 		})
 	}
-}
-
-// masquerade has what the node sends by a device have its own address.
-func (n *node) masquerade(device string) {
-	n.t.Helper()
-	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
-	require.NoError(n.t, err)
-	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "masquerade"})
-	chain := c.AddChain(&nftables.Chain{Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, device)
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
-		&expr.Masq{},
-	}})
-	require.NoError(n.t, c.Flush())
 }
 
 // Entries are those that the programs would have made.
@@ -330,8 +198,8 @@ func TestSeededEntries(t *testing.T) {
 
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
-	a.writeMaps(t, n.podDevice, false, "10.1.0.2", "2001:db8:1::2")
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldNone)
+	a.writeMaps(n.podDevice, free, "10.1.0.2", "2001:db8:1::2")
+	s := a.newSeeder(namespace(n.ns), nil)
 	before, err := ctmap.Now()
 	require.NoError(t, err)
 	seeded, err := s.write()
@@ -348,7 +216,7 @@ func TestSeededEntries(t *testing.T) {
 		require.NoError(t, a.datapath.Map(name).Lookup(key, &entry), "%s", key)
 		require.GreaterOrEqual(t, entry.Lifetime, before+lifetime)
 		require.LessOrEqual(t, entry.Lifetime, after+lifetime)
-		require.EqualValues(t, 7, entry.Epoch)
+		require.Zero(t, entry.Generation, "it is judged at its next packet")
 		require.Equal(t, flags, entry.Flags)
 		require.Zero(t, entry.Gateway)
 	}
@@ -403,9 +271,8 @@ func TestFailureIsSaidOnce(t *testing.T) {
 	n := newNetwork(t)
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
-	s := newSeeder(testLog(t), namespace(n.ns), a.datapath, a.maps, toldNone)
-	_, err := s.maps.Pods.Update([]bpf.PodKey{{Addr: bpf.Address{1}}}, []bpf.PodValue{{}})
-	require.NoError(t, err)
+	insert(a, a.pods, &tables.Pod{Addr: netip.MustParseAddr("10.1.0.2"), Local: true})
+	s := a.newSeeder(namespace(n.ns), nil)
 	s.beforeAttach(1) // sluice_config is not written
 	require.True(t, s.warned)
 	s.last = time.Now().Add(time.Hour) // however long this takes

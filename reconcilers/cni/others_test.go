@@ -148,9 +148,9 @@ func (n *testNode) runInMemory(plugin bool) (rows []*tables.CNIConfig) {
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, Cell,
 		cell.Provide(func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) }),
-		cell.Provide(tables.NewBPFMapTable, statedb.RWTable[*tables.BPFMap].ToTable),
+		cell.Provide(tables.NewSlotTable, statedb.RWTable[*tables.Slot].ToTable),
 		cell.Provide(tables.NewAttachmentTable, statedb.RWTable[*tables.Attachment].ToTable),
-		cell.Provide(tables.NewConfigEntryTable, statedb.RWTable[*tables.ConfigEntry].ToTable),
+		cell.Provide(tables.NewConfigMirrorTable, statedb.RWTable[*tables.ConfigMirror].ToTable),
 		cell.Provide(tables.NewNetworkPolicyTable, statedb.RWTable[*tables.NetworkPolicy].ToTable),
 		cell.Provide(func() tables.Enforcement { return tables.EnforcementDefault }),
 		cell.Provide(tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable),

@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // Cell reconciles the maps of network policy and egress gateways.
@@ -19,41 +18,28 @@ var Cell = cell.Module(
 	"core-maps",
 	"Maps of network policy and egress gateways",
 
-	cell.ProvidePrivate(
-		core.NewPodMirrorTable,
-		core.NewIPCacheMirrorTable,
-		core.NewSubjectMirrorTable,
-		core.NewRouteMirrorTable,
-		core.NewPeerMirrorTable,
-		core.NewPolicyMirrorTable,
-		core.NewVerdictMirrorTable,
-		core.NewEgressMirrorTable,
-		core.NewGatewayMirrorTable,
-	),
-	cell.Provide(
-		statedb.RWTable[*core.PodMirror].ToTable,
-		statedb.RWTable[*core.IPCacheMirror].ToTable,
-		statedb.RWTable[*core.SubjectMirror].ToTable,
-		statedb.RWTable[*core.RouteMirror].ToTable,
-		statedb.RWTable[*core.PeerMirror].ToTable,
-		statedb.RWTable[*core.PolicyMirror].ToTable,
-		statedb.RWTable[*core.VerdictMirror].ToTable,
-		statedb.RWTable[*core.EgressMirror].ToTable,
-		statedb.RWTable[*core.GatewayMirror].ToTable,
-	),
+	tables.Own(tables.NewPodMirrorTable),
+	tables.Own(tables.NewIPCacheMirrorTable),
+	tables.Own(tables.NewSubjectMirrorTable),
+	tables.Own(tables.NewRouteMirrorTable),
+	tables.Own(tables.NewPeerMirrorTable),
+	tables.Own(tables.NewPolicyMirrorTable),
+	tables.Own(tables.NewVerdictMirrorTable),
+	tables.Own(tables.NewEgressMirrorTable),
+	tables.Own(tables.NewGatewayMirrorTable),
 	cell.Invoke(register),
 )
 
 // Maps are the maps that this package writes.
 type Maps struct {
-	Pods     bpf.Map[bpf.PodKey, core.PodValue]
-	IPCache  bpf.Map[bpf.IPCacheKey, core.IPCacheValue]
-	Subjects bpf.Map[core.SubjectKey, core.SubjectValue]
-	Routes   bpf.Map[core.SubjectKey, core.RouteValue]
-	Peers    bpf.Map[core.PeerKey, core.PeerValue]
-	Policy   bpf.Map[core.PolicyKey, core.PolicyValue]
-	Verdicts bpf.Map[core.VerdictKey, core.VerdictValue]
-	Egress   bpf.Map[core.EgressKey, bpf.EgressValue]
+	Pods     bpf.Map[bpf.PodKey, bpf.PodValue]
+	IPCache  bpf.Map[bpf.IPCacheKey, bpf.IPCacheValue]
+	Subjects bpf.Map[bpf.SubjectKey, bpf.SubjectValue]
+	Routes   bpf.Map[bpf.SubjectKey, bpf.RouteValue]
+	Peers    bpf.Map[bpf.PeerKey, bpf.PeerValue]
+	Policy   bpf.Map[bpf.PolicyKey, bpf.PolicyValue]
+	Verdicts bpf.Map[bpf.VerdictKey, bpf.VerdictValue]
+	Egress   bpf.Map[bpf.EgressKey, bpf.EgressValue]
 	Gateways bpf.Map[bpf.GatewayKey, bpf.GatewayValue]
 }
 
@@ -63,7 +49,10 @@ type Verdicts struct {
 	// Raise raises the generation: the next packet of each connection is judged again.
 	Raise func()
 
-	// Flush removes the connections of addresses of pods that have come or gone.
+	// RaiseSoon does so too, once for several calls within a second.
+	RaiseSoon func()
+
+	// Flush removes the connections of addresses of pods that have gone.
 	Flush func([]netip.Addr)
 }
 
@@ -74,32 +63,32 @@ type params struct {
 	Maps Maps
 	Kept Verdicts
 
-	Pods          tables.Desired[*core.Pod]
-	IPCache       tables.Desired[*core.IPCache]
-	Subjects      tables.Desired[*core.Subject]
-	Routes        tables.Desired[*core.Route]
-	Members       tables.Desired[*core.Member]
-	PolicyEntries tables.Desired[*core.PolicyEntry]
-	Verdicts      tables.Desired[*core.Verdict]
-	EgressRules   tables.Desired[*core.EgressRule]
+	Pods          tables.Desired[*tables.Pod]
+	IPCache       tables.Desired[*tables.IPCache]
+	Subjects      tables.Desired[*tables.Subject]
+	Routes        tables.Desired[*tables.SubjectRoute]
+	Members       tables.Desired[*tables.Member]
+	PolicyEntries tables.Desired[*tables.PolicyEntry]
+	Verdicts      tables.Desired[*tables.Verdict]
+	EgressRules   tables.Desired[*tables.EgressRule]
 	Gateways      tables.Desired[*tables.EgressGateway]
 
-	PodMirror     statedb.RWTable[*core.PodMirror]
-	IPCacheMirror statedb.RWTable[*core.IPCacheMirror]
-	SubjectMirror statedb.RWTable[*core.SubjectMirror]
-	RouteMirror   statedb.RWTable[*core.RouteMirror]
-	PeerMirror    statedb.RWTable[*core.PeerMirror]
-	PolicyMirror  statedb.RWTable[*core.PolicyMirror]
-	VerdictMirror statedb.RWTable[*core.VerdictMirror]
-	EgressMirror  statedb.RWTable[*core.EgressMirror]
-	GatewayMirror statedb.RWTable[*core.GatewayMirror]
+	PodMirror     statedb.RWTable[*tables.PodMirror]
+	IPCacheMirror statedb.RWTable[*tables.IPCacheMirror]
+	SubjectMirror statedb.RWTable[*tables.SubjectMirror]
+	RouteMirror   statedb.RWTable[*tables.RouteMirror]
+	PeerMirror    statedb.RWTable[*tables.PeerMirror]
+	PolicyMirror  statedb.RWTable[*tables.PolicyMirror]
+	VerdictMirror statedb.RWTable[*tables.VerdictMirror]
+	EgressMirror  statedb.RWTable[*tables.EgressMirror]
+	GatewayMirror statedb.RWTable[*tables.GatewayMirror]
 
 	Attachments    statedb.Table[*tables.Attachment]
-	Rulesets       statedb.Table[*core.Ruleset]
-	EgressRulesets statedb.Table[*core.EgressRuleset]
-	VerdictSets    statedb.Table[*core.VerdictSet]
-	Compiled       statedb.Table[*core.Compiled]
-	Selectors      statedb.Table[*core.Selector]
-	Matches        statedb.Table[*core.SelectorMatch]
-	PeerPrefixes   statedb.Table[*core.PeerPrefix]
+	Rulesets       statedb.Table[*tables.Ruleset]
+	EgressRulesets statedb.Table[*tables.EgressRuleset]
+	VerdictSets    statedb.Table[*tables.VerdictSet]
+	Compiled       statedb.Table[*tables.Compiled]
+	Selectors      statedb.Table[*tables.Selector]
+	Matches        statedb.Table[*tables.SelectorMatch]
+	PeerPrefixes   statedb.Table[*tables.PeerPrefix]
 }

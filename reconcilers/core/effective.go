@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // lookEffective asks whether each selector of a ruleset is effective. Else a ruleset could
@@ -21,7 +20,7 @@ import (
 func (p *params) lookEffective(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	e := effective{params: p, txn: txn, answers: map[uint32]string{}}
 	return func(r mapsync.Reference) string {
-		ruleset, _, found := p.Rulesets.Get(txn, core.RulesetByNumber(r.Number))
+		ruleset, _, found := p.Rulesets.Get(txn, tables.RulesetByNumber(r.Number))
 		if !found {
 			return "it is not in " + p.Rulesets.Name()
 		}
@@ -54,7 +53,7 @@ type effective struct {
 // the kernel had before is as desired now, whether or not the selector selects it. What the
 // kernel has not yet holds up nothing, but for the prefixes that the selector names.
 func (e *effective) missing(selector uint32) string {
-	match, _, found := e.Matches.Get(e.txn, core.SelectorMatchByNumber(selector))
+	match, _, found := e.Matches.Get(e.txn, tables.SelectorMatchByNumber(selector))
 	if !found {
 		return "it is not in " + e.Matches.Name()
 	}
@@ -64,7 +63,7 @@ func (e *effective) missing(selector uint32) string {
 	if e.members < match.Made {
 		return e.Members.Name()
 	}
-	s, _, found := e.Selectors.Get(e.txn, core.SelectorByNumber(selector))
+	s, _, found := e.Selectors.Get(e.txn, tables.SelectorByNumber(selector))
 	if !found {
 		return "it is not in " + e.Selectors.Name()
 	}
@@ -87,9 +86,9 @@ func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
 	changing(
 		txn,
 		p.Members,
-		core.MembersPending,
+		tables.MembersPending,
 		p.PeerMirror,
-		func(_ core.PeerKey, m *core.PeerMirror) {
+		func(_ bpf.PeerKey, m *tables.PeerMirror) {
 			if m != nil && m.Present {
 				oldest = min(oldest, m.Made)
 			}
@@ -101,7 +100,7 @@ func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
 // oldestPrefix looks at addresses and prefixes that change or go.
 func (p *params) oldestPrefix(txn statedb.ReadTxn) uint64 {
 	oldest := uint64(math.MaxUint64)
-	complete := p.unsettled(txn, func(_ bpf.IPCacheKey, m *core.IPCacheMirror) {
+	complete := p.unsettled(txn, func(_ bpf.IPCacheKey, m *tables.IPCacheMirror) {
 		if m != nil && m.Present {
 			oldest = min(oldest, m.Made)
 		}
@@ -115,11 +114,11 @@ func (p *params) oldestPrefix(txn statedb.ReadTxn) uint64 {
 // isNew reports whether a prefix is desired and not in the kernel.
 func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	key := bpf.IPCacheKeyFrom(prefix)
-	m, _, found := p.IPCacheMirror.Get(txn, core.MirrorByKey[bpf.IPCacheKey, core.IPCacheValue](key))
+	m, _, found := p.IPCacheMirror.Get(txn, tables.MirrorByKey[bpf.IPCacheKey, bpf.IPCacheValue](key))
 	if found && m.Present {
 		return false
 	}
-	_, _, found = p.IPCache.Get(txn, core.IPCacheByPrefix(prefix))
+	_, _, found = p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
 	return found
 }
 
@@ -127,11 +126,11 @@ func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 // of those of which it has nothing. It returns how many these are.
 func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
-	mirror statedb.RWTable[*core.Mirror[K, V]], found func(key K, m *core.Mirror[K, V]),
+	mirror statedb.RWTable[*tables.Mirror[K, V]], found func(key K, m *tables.Mirror[K, V]),
 ) (absent int) {
 	for row := range desired.List(txn, pending(true)) {
 		key := row.MapKey()
-		m, _, has := mirror.Get(txn, core.MirrorByKey[K, V](key))
+		m, _, has := mirror.Get(txn, tables.MirrorByKey[K, V](key))
 		switch {
 		case !has:
 			absent++
@@ -146,11 +145,11 @@ func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 // unsettled is changing for addresses and prefixes, and for those that go, too. It returns
 // false if it misses some, as their rows have gone and the mirror does not say so yet.
 func (p *params) unsettled(
-	txn statedb.ReadTxn, found func(bpf.IPCacheKey, *core.IPCacheMirror),
+	txn statedb.ReadTxn, found func(bpf.IPCacheKey, *tables.IPCacheMirror),
 ) (complete bool) {
-	absent := changing(txn, p.IPCache, core.IPCachePending, p.IPCacheMirror, found)
+	absent := changing(txn, p.IPCache, tables.IPCachePending, p.IPCacheMirror, found)
 	entries := p.IPCache.NumObjects(txn) - absent
-	undesired := core.MirrorsUndesired[bpf.IPCacheKey, core.IPCacheValue]()
+	undesired := tables.MirrorsUndesired[bpf.IPCacheKey, bpf.IPCacheValue]()
 	for m := range p.IPCacheMirror.List(txn, undesired) {
 		if _, _, wanted := p.IPCache.Get(txn, ipcacheByKey(m.Key)); !wanted {
 			entries++
@@ -163,7 +162,7 @@ func (p *params) unsettled(
 // lookInside asks whether the kernel has all prefixes that selectors name inside a prefix.
 func (p *params) lookInside(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
-		for inside := range core.PeerPrefixesInside(txn, p.PeerPrefixes, r.Prefix) {
+		for inside := range tables.PeerPrefixesInside(txn, p.PeerPrefixes, r.Prefix) {
 			if inside.Prefix != r.Prefix && len(inside.Named) > 0 && p.isNew(txn, inside.Prefix) {
 				return inside.Prefix.String()
 			}
@@ -178,7 +177,7 @@ func (p *params) lookAround(txn statedb.ReadTxn) func(mapsync.Reference) string 
 	return func(r mapsync.Reference) string {
 		if unsettled == nil {
 			unsettled = map[netip.Prefix]bool{}
-			p.unsettled(txn, func(key bpf.IPCacheKey, _ *core.IPCacheMirror) {
+			p.unsettled(txn, func(key bpf.IPCacheKey, _ *tables.IPCacheMirror) {
 				if prefix := key.Prefix(); !prefix.IsSingleIP() {
 					unsettled[prefix] = true
 				}

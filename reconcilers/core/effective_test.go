@@ -10,27 +10,26 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // The kernel's side, as the reconcilers would write it.
 
-func (w *world) member(number, class uint32, made uint64) *core.Member {
-	return &core.Member{
-		Life:   life(number),
-		Digest: bpf.Digest{byte(number)},
-		Class:  class,
-		Made:   made,
-		Status: done(),
+func (w *world) member(number, class uint32, made uint64) *tables.Member {
+	return &tables.Member{
+		Life:       life(number),
+		Digest:     bpf.Digest{byte(number)},
+		Class:      class,
+		Made:       made,
+		Reconciled: tables.Reconciled{Status: done()},
 	}
 }
 
-func (w *world) address(p string, member uint32, made uint64) *core.IPCache {
-	return &core.IPCache{Prefix: prefix(p), Member: member, Made: made, Status: done()}
+func (w *world) address(p string, member uint32, made uint64) *tables.IPCache {
+	return &tables.IPCache{Prefix: prefix(p), Member: member, Made: made, Reconciled: tables.Reconciled{Status: done()}}
 }
 
-func (w *world) mirrorMember(m *core.Member) *core.PeerMirror {
-	return &core.PeerMirror{
+func (w *world) mirrorMember(m *tables.Member) *tables.PeerMirror {
+	return &tables.PeerMirror{
 		Key:     m.MapKey(),
 		Value:   m.MapValue(),
 		Present: true,
@@ -39,8 +38,8 @@ func (w *world) mirrorMember(m *core.Member) *core.PeerMirror {
 	}
 }
 
-func (w *world) mirrorAddress(c *core.IPCache) *core.IPCacheMirror {
-	return &core.IPCacheMirror{
+func (w *world) mirrorAddress(c *tables.IPCache) *tables.IPCacheMirror {
+	return &tables.IPCacheMirror{
 		Key:     c.MapKey(),
 		Value:   c.MapValue(),
 		Present: true,
@@ -49,14 +48,14 @@ func (w *world) mirrorAddress(c *core.IPCache) *core.IPCacheMirror {
 	}
 }
 
-func (w *world) selector(number uint32, blocks ...core.Block) *core.Selector {
+func (w *world) selector(number uint32, blocks ...tables.Block) *tables.Selector {
 	kind := tables.PeerEntity
 	if len(blocks) > 0 {
 		kind = tables.PeerCIDR
 	}
-	s, err := core.NewSelector(core.Selector{
+	s, err := tables.NewSelector(tables.Selector{
 		Life: life(number), Blocks: blocks,
-		SelectorSpec: core.SelectorSpec{
+		SelectorSpec: tables.SelectorSpec{
 			Text:  number2text(number),
 			Peers: []tables.PolicyPeer{{Kind: kind}},
 		},
@@ -65,19 +64,19 @@ func (w *world) selector(number uint32, blocks ...core.Block) *core.Selector {
 	return s
 }
 
-func number2text(n uint32) string { return core.PeerKey{Member: n}.String() }
+func number2text(n uint32) string { return bpf.PeerKey{Member: n}.String() }
 
 // effectiveWorld has selector 1 of labels and selector 2 of the prefix 10.1.0.0/16 without
 // 10.1.2.0/24, evaluated by transaction 5, in ruleset 1 and 2; members and addresses that
 // the kernel has as desired, made by transaction 3.
 func effectiveWorld(t *testing.T) *world {
 	w := newWorld(t, false)
-	block := core.Block{Prefix: prefix("10.1.0.0/16"), Except: []netip.Prefix{prefix("10.1.2.0/24")}}
+	block := tables.Block{Prefix: prefix("10.1.0.0/16"), Except: []netip.Prefix{prefix("10.1.2.0/24")}}
 	insert(w, w.selectors, w.selector(1), w.selector(2, block))
 	for n := range uint32(2) {
-		insert(w, w.matches, &core.SelectorMatch{Selector: n + 1, Made: 5})
-		insert(w, w.rulesets, &core.Ruleset{
-			Life: life(n + 1), Digest: bpf.Digest{byte(n)}, Rules: []*core.Rule{{Peers: []uint32{n + 1}}},
+		insert(w, w.matches, &tables.SelectorMatch{Selector: n + 1, Made: 5})
+		insert(w, w.rulesets, &tables.Ruleset{
+			Life: life(n + 1), Digest: bpf.Digest{byte(n)}, Rules: []*tables.Rule{{Peers: []uint32{n + 1}}},
 		})
 	}
 	for n := range uint32(3) {
@@ -91,7 +90,7 @@ func effectiveWorld(t *testing.T) *world {
 		insert(w, w.IPCacheMirror, w.mirrorAddress(c))
 	}
 	for _, p := range []string{"10.1.0.0/16", "10.1.2.0/24"} {
-		insert(w, w.peerPrefixes, &core.PeerPrefix{Prefix: prefix(p), Named: []uint32{2}})
+		insert(w, w.peerPrefixes, &tables.PeerPrefix{Prefix: prefix(p), Named: []uint32{2}})
 	}
 	return w
 }
@@ -103,7 +102,7 @@ func (w *world) effective(ruleset uint32) string {
 
 func TestEffective(t *testing.T) {
 	const byMembers, byPrefixes = "members", "ipcache"
-	withStatus := func(c *core.IPCache) *core.IPCache { return c.Clone().SetStatus(pending()) }
+	withStatus := func(c *tables.IPCache) *tables.IPCache { return tables.WithStatus(c, pending()) }
 	for _, tt := range []struct {
 		name             string
 		change           func(w *world)
@@ -111,27 +110,27 @@ func TestEffective(t *testing.T) {
 	}{
 		{"at rest", func(*world) {}, "", ""},
 		{"a selector is not evaluated", func(w *world) {
-			remove(w, w.matches, &core.SelectorMatch{Selector: 1})
+			remove(w, w.matches, &tables.SelectorMatch{Selector: 1})
 		}, "it is not in selector-matches", ""},
 		{"a member changes", func(w *world) {
-			insert(w, w.Members.RWTable, w.member(2, 9, 5).SetStatus(pending()))
+			insert(w, w.Members.RWTable, tables.WithStatus(w.member(2, 9, 5), pending()))
 		}, byMembers, byMembers},
 		{"a member is announced", func(w *world) {
 			m := w.member(2, 1, 5)
 			mirror := w.mirrorMember(w.member(2, 1, 3))
 			mirror.Busy, mirror.Writing.Class = true, 9
-			insert(w, w.Members.RWTable, m.SetStatus(pending()))
+			insert(w, w.Members.RWTable, tables.WithStatus(m, pending()))
 			insert(w, w.PeerMirror, mirror)
 		}, byMembers, byMembers},
 		{"a member is pending and as it was", func(w *world) {
-			insert(w, w.Members.RWTable, w.member(2, 1, 5).SetStatus(pending()))
+			insert(w, w.Members.RWTable, tables.WithStatus(w.member(2, 1, 5), pending()))
 		}, "", ""},
 		{"a member changes that was written after", func(w *world) {
-			insert(w, w.Members.RWTable, w.member(2, 9, 7).SetStatus(pending()))
+			insert(w, w.Members.RWTable, tables.WithStatus(w.member(2, 9, 7), pending()))
 			insert(w, w.PeerMirror, w.mirrorMember(w.member(2, 1, 5)))
 		}, "", ""},
 		{"a member comes", func(w *world) {
-			insert(w, w.Members.RWTable, w.member(7, 9, 5).SetStatus(pending()))
+			insert(w, w.Members.RWTable, tables.WithStatus(w.member(7, 9, 5), pending()))
 		}, "", ""},
 		{"a member goes", func(w *world) {
 			m := w.mirrorMember(w.member(2, 1, 3))
@@ -204,9 +203,9 @@ func TestInside(t *testing.T) {
 		return w.lookInside(w.DB.ReadTxn())(w.gates.prefixesInside.OnPrefix(prefix(p)))
 	}
 	comes := func(p string, named bool) {
-		insert(w, w.IPCache.RWTable, w.address(p, 1, 5).SetStatus(pending()))
+		insert(w, w.IPCache.RWTable, tables.WithStatus(w.address(p, 1, 5), pending()))
 		if named {
-			insert(w, w.peerPrefixes, &core.PeerPrefix{Prefix: prefix(p), Named: []uint32{2}})
+			insert(w, w.peerPrefixes, &tables.PeerPrefix{Prefix: prefix(p), Named: []uint32{2}})
 		}
 	}
 	require.Empty(t, inside("10.0.0.0/8"))
@@ -230,10 +229,10 @@ func TestAround(t *testing.T) {
 	}{
 		{"at rest", func(*world) {}, ""},
 		{"one changes", func(w *world) {
-			insert(w, w.IPCache.RWTable, w.address("10.1.0.0/16", 7, 5).SetStatus(pending()))
+			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.0.0/16", 7, 5), pending()))
 		}, "10.1.0.0/16"},
 		{"one comes", func(w *world) {
-			insert(w, w.IPCache.RWTable, w.address("10.1.2.0/23", 7, 5).SetStatus(pending()))
+			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/23", 7, 5), pending()))
 		}, "10.1.2.0/23"},
 		{"one goes", func(w *world) {
 			m := w.mirrorAddress(w.address("10.0.0.0/8", 1, 3))
@@ -242,10 +241,10 @@ func TestAround(t *testing.T) {
 			remove(w, w.IPCache.RWTable, w.address("10.0.0.0/8", 1, 3))
 		}, "10.0.0.0/8"},
 		{"one beside it changes", func(w *world) {
-			insert(w, w.IPCache.RWTable, w.address("10.9.0.1/32", 7, 5).SetStatus(pending()))
+			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.9.0.1/32", 7, 5), pending()))
 		}, ""},
 		{"itself", func(w *world) {
-			insert(w, w.IPCache.RWTable, w.address("10.1.2.0/24", 7, 5).SetStatus(pending()))
+			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/24", 7, 5), pending()))
 		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -265,8 +264,8 @@ func TestPrefixReferences(t *testing.T) {
 	p, a := w.address("10.0.0.0/8", 4, 0), w.address("10.0.0.1/32", 4, 0)
 	member, inside := w.gates.member.On(4), w.gates.prefixesInside.OnPrefix(p.Prefix)
 	require.Equal(t, []any{member, inside}, anys(config.Refers(p, nil)))
-	require.Equal(t, []any{member, inside}, anys(config.Refers(p, &core.IPCacheValue{Member: 5})))
-	require.Empty(t, config.Refers(p, &core.IPCacheValue{Member: 4, Flags: bpf.IPCachePod}))
+	require.Equal(t, []any{member, inside}, anys(config.Refers(p, &bpf.IPCacheValue{Member: 5})))
+	require.Empty(t, config.Refers(p, &bpf.IPCacheValue{Member: 4, Flags: bpf.IPCachePod}))
 	require.Equal(t, []any{member}, anys(config.Refers(a, nil)))
 	require.Equal(
 		t,
@@ -285,32 +284,32 @@ func anys[T any](list []T) (all []any) {
 // What a member's entry is: present, and not about to go.
 func TestPeer(t *testing.T) {
 	w := newWorld(t, false)
-	missing := func(m core.PeerMirror) bool {
+	missing := func(m tables.PeerMirror) bool {
 		m.Key.Member = 4
 		insert(w, w.PeerMirror, &m)
 		return w.lookPeer(w.DB.ReadTxn())(w.gates.member.On(4)) != ""
 	}
 	require.NotEmpty(t, w.lookPeer(w.DB.ReadTxn())(w.gates.member.On(4)))
-	require.True(t, missing(core.PeerMirror{Busy: true}), "announced")
-	require.False(t, missing(core.PeerMirror{Present: true}))
-	require.False(t, missing(core.PeerMirror{Present: true, Busy: true}), "changing")
-	require.True(t, missing(core.PeerMirror{Present: true, Busy: true, Deleting: true}))
+	require.True(t, missing(tables.PeerMirror{Busy: true}), "announced")
+	require.False(t, missing(tables.PeerMirror{Present: true}))
+	require.False(t, missing(tables.PeerMirror{Present: true, Busy: true}), "changing")
+	require.True(t, missing(tables.PeerMirror{Present: true, Busy: true, Deleting: true}))
 }
 
 // What cached verdicts are judged again for, and whose connections are removed.
 func TestKeptVerdicts(t *testing.T) {
 	w := newWorld(t, false)
 	pod, address := pods(&w.params, w.gates), ipcache(&w.params, w.gates)
-	require.True(t, pod.Revises(&core.PodValue{Subject: 1}, &core.PodValue{Subject: 2}))
-	require.False(t, pod.Revises(&core.PodValue{Subject: 1}, &core.PodValue{Subject: 1, IfIndex: 4}))
-	require.False(t, pod.Revises(nil, &core.PodValue{Subject: 1}))
-	require.True(t, pod.Flushes(nil, &core.PodValue{}))
-	require.True(t, pod.Flushes(&core.PodValue{}, nil))
-	require.False(t, pod.Flushes(&core.PodValue{}, &core.PodValue{}))
+	require.True(t, pod.Revises(&bpf.PodValue{Subject: 1}, &bpf.PodValue{Subject: 2}))
+	require.False(t, pod.Revises(&bpf.PodValue{Subject: 1}, &bpf.PodValue{Subject: 1, IfIndex: 4}))
+	require.False(t, pod.Revises(nil, &bpf.PodValue{Subject: 1}))
+	require.False(t, pod.Flushes(nil, &bpf.PodValue{}))
+	require.True(t, pod.Flushes(&bpf.PodValue{}, nil))
+	require.False(t, pod.Flushes(&bpf.PodValue{}, &bpf.PodValue{}))
 
-	ofPod, outside := &core.IPCacheValue{Flags: bpf.IPCachePod}, &core.IPCacheValue{Member: 3}
+	ofPod, outside := &bpf.IPCacheValue{Flags: bpf.IPCachePod}, &bpf.IPCacheValue{Member: 3}
 	for _, tt := range []struct {
-		old, new       *core.IPCacheValue
+		old, new       *bpf.IPCacheValue
 		revises, flush bool
 	}{
 		{nil, ofPod, false, true},
@@ -318,8 +317,8 @@ func TestKeptVerdicts(t *testing.T) {
 		{nil, outside, true, false},
 		{outside, nil, true, false},
 		{outside, ofPod, true, false},
-		{outside, &core.IPCacheValue{Member: 4}, true, false},
-		{outside, &core.IPCacheValue{Member: 3, Tunnel: bpf.Address{1}}, false, false},
+		{outside, &bpf.IPCacheValue{Member: 4}, true, false},
+		{outside, &bpf.IPCacheValue{Member: 3, Tunnel: bpf.Address{1}}, false, false},
 	} {
 		require.Equal(t, tt.revises, address.Revises(tt.old, tt.new), "%v %v", tt.old, tt.new)
 		require.Equal(t, tt.flush, address.Flushes(tt.old, tt.new), "%v %v", tt.old, tt.new)

@@ -9,7 +9,6 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // gates are what entries refer to.
@@ -29,11 +28,11 @@ func newGates(p *params) *gates {
 		},
 	}
 	return &gates{
-		device: mapsync.NewDependency("device", mapsync.Condition{
-			Look: p.lookDevice, Tables: []mapsync.Watched{mapsync.Watch(p.Attachments)},
-		}),
+		// Programs are attached when the maps are complete.
+		device: mapsync.NewDependency("device", mapsync.Attached(
+			p.Attachments, bpf.ProgramFromPod, bpf.ProgramToPod)).Outside(),
 		subject: mapsync.NewDependency("subject",
-			mapsync.IsDone(p.Subjects.ToTable(), core.SubjectByNumber),
+			mapsync.IsDone(p.Subjects.ToTable(), tables.SubjectByNumber),
 			mapsync.Condition{
 				Look: p.lookRoute,
 				Tables: []mapsync.Watched{
@@ -42,25 +41,25 @@ func newGates(p *params) *gates {
 			}),
 		member: mapsync.NewDependency(
 			"member",
-			mapsync.Exists(p.Members.ToTable(), core.MemberByNumber),
+			mapsync.Exists(p.Members.ToTable(), tables.MemberByNumber),
 			mapsync.Condition{
 				Look:   p.lookPeer,
 				Tables: []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
 			},
 		),
 		class: mapsync.NewDependency("class",
-			compiled(p.Compiled, core.CompiledClass),
-			mapsync.NonePending(p.PolicyEntries.ToTable(), core.PolicyEntriesPendingOfClass)),
+			compiled(p.Compiled, tables.CompiledClass),
+			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfClass)),
 		ruleset: mapsync.NewDependency("ruleset",
-			compiled(p.Compiled, core.CompiledRuleset),
-			mapsync.NonePending(p.PolicyEntries.ToTable(), core.PolicyEntriesPendingOfRuleset),
+			compiled(p.Compiled, tables.CompiledRuleset),
+			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfRuleset),
 			effective),
 		verdictSet: mapsync.NewDependency("verdict set",
-			mapsync.Exists(p.VerdictSets, core.VerdictSetByNumber),
-			mapsync.NonePending(p.Verdicts.ToTable(), core.VerdictsPending)),
+			mapsync.Exists(p.VerdictSets, tables.VerdictSetByNumber),
+			mapsync.NonePending(p.Verdicts.ToTable(), tables.VerdictsPending)),
 		egressRuleset: mapsync.NewDependency("egress ruleset",
-			mapsync.Exists(p.EgressRulesets, core.EgressRulesetByNumber),
-			mapsync.NonePending(p.EgressRules.ToTable(), core.EgressRulesPending)),
+			mapsync.Exists(p.EgressRulesets, tables.EgressRulesetByNumber),
+			mapsync.NonePending(p.EgressRules.ToTable(), tables.EgressRulesPending)),
 		group: mapsync.NewDependency("gateway group", mapsync.Condition{
 			Look: p.lookGroup, Tables: []mapsync.Watched{mapsync.Watch(p.Gateways.ToTable())},
 		}),
@@ -84,29 +83,21 @@ func newGates(p *params) *gates {
 
 // compiled is met if policy-entries has all that is desired of a ruleset or class: else that
 // none is pending would be true of one of which nothing was computed yet.
-func compiled(table statedb.Table[*core.Compiled], role core.CompiledRole) mapsync.Condition {
-	return mapsync.Exists(table, func(number uint32) statedb.Query[*core.Compiled] {
-		return core.CompiledByKey(core.Compiled{Role: role, Number: number})
+func compiled(table statedb.Table[*tables.Compiled], role tables.CompiledRole) mapsync.Condition {
+	return mapsync.Exists(table, func(number uint32) statedb.Query[*tables.Compiled] {
+		return tables.CompiledByKey(tables.Compiled{Role: role, Number: number})
 	})
-}
-
-// lookDevice asks whether the programs run at a pod's device that judge what it sends and
-// gets.
-func (p *params) lookDevice(txn statedb.ReadTxn) func(mapsync.Reference) string {
-	return func(r mapsync.Reference) string {
-		return tables.Unattached(txn, p.Attachments, r.Number, bpf.ProgramFromPod, bpf.ProgramToPod)
-	}
 }
 
 // lookRoute asks whether the kernel has the route of a subject, or none if it has none.
 func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
-		route, _, found := p.Routes.Get(txn, core.RouteBySubject(r.Number))
+		route, _, found := p.Routes.Get(txn, tables.RouteBySubject(r.Number))
 		if found && route.Status.Kind == reconciler.StatusKindDone {
 			return ""
 		}
-		key := core.SubjectKey{Subject: r.Number}
-		_, _, present := p.RouteMirror.Get(txn, core.MirrorByKey[core.SubjectKey, core.RouteValue](key))
+		key := bpf.SubjectKey{Subject: r.Number}
+		_, _, present := p.RouteMirror.Get(txn, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key))
 		if found || present {
 			return p.Routes.Name()
 		}
@@ -118,8 +109,8 @@ func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 // It matters not which: a class that changes is complete before and after.
 func (p *params) lookPeer(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
-		key := core.PeerKey{Member: r.Number}
-		m, _, found := p.PeerMirror.Get(txn, core.MirrorByKey[core.PeerKey, core.PeerValue](key))
+		key := bpf.PeerKey{Member: r.Number}
+		m, _, found := p.PeerMirror.Get(txn, tables.MirrorByKey[bpf.PeerKey, bpf.PeerValue](key))
 		if !found || !m.Present || m.Busy && m.Deleting {
 			return p.Members.Name()
 		}

@@ -7,12 +7,10 @@ import (
 	"net/netip"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 func register(p params) error {
@@ -30,20 +28,12 @@ func register(p params) error {
 	)
 }
 
-// withStatus returns a copy of a row with another status.
-func withStatus[R interface {
-	Clone() R
-	SetStatus(reconciler.Status) R
-}](row R, status reconciler.Status) R {
-	return row.Clone().SetStatus(status)
-}
-
-func pods(p *params, g *gates) mapsync.Config[*core.Pod, bpf.PodKey, core.PodValue] {
-	return mapsync.Config[*core.Pod, bpf.PodKey, core.PodValue]{
+func pods(p *params, g *gates) mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodValue] {
+	return mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodValue]{
 		Map: p.Maps.Pods, Desired: p.Pods, Mirror: p.PodMirror, Announce: true,
-		WithStatus: withStatus[*core.Pod],
-		ByKey:      func(k bpf.PodKey) statedb.Query[*core.Pod] { return core.PodByAddr(k.Addr.Addr()) },
-		Refers: func(row *core.Pod, kernel *core.PodValue) (refers []mapsync.Reference) {
+		WithStatus: tables.WithStatus[tables.Pod],
+		ByKey:      func(k bpf.PodKey) statedb.Query[*tables.Pod] { return tables.PodByAddr(k.Addr.Addr()) },
+		Refers: func(row *tables.Pod, kernel *bpf.PodValue) (refers []mapsync.Reference) {
 			// A pod without a subject is held.
 			if row.Subject != 0 && (kernel == nil || kernel.Subject != row.Subject) {
 				refers = append(refers, g.subject.On(row.Subject))
@@ -53,11 +43,15 @@ func pods(p *params, g *gates) mapsync.Config[*core.Pod, bpf.PodKey, core.PodVal
 			}
 			return refers
 		},
-		Revises: func(old, new *core.PodValue) bool {
+		// Programs do not run at the device that the pod has come to: it is held meanwhile.
+		Vacate: func(row *tables.Pod, kernel bpf.PodValue) bool {
+			return kernel.IfIndex != 0 && kernel.IfIndex != row.IfIndex
+		},
+		Revises: func(old, new *bpf.PodValue) bool {
 			return old != nil && new != nil && old.Subject != new.Subject
 		},
 		Raise:   p.Kept.Raise,
-		Flushes: func(old, new *core.PodValue) bool { return old == nil || new == nil },
+		Flushes: func(_, new *bpf.PodValue) bool { return new == nil },
 		Flush: func(keys []bpf.PodKey) {
 			addrs := make([]netip.Addr, len(keys))
 			for i, k := range keys {
@@ -68,17 +62,17 @@ func pods(p *params, g *gates) mapsync.Config[*core.Pod, bpf.PodKey, core.PodVal
 	}
 }
 
-func ipcacheByKey(k bpf.IPCacheKey) statedb.Query[*core.IPCache] {
-	return core.IPCacheByPrefix(k.Prefix())
+func ipcacheByKey(k bpf.IPCacheKey) statedb.Query[*tables.IPCache] {
+	return tables.IPCacheByPrefix(k.Prefix())
 }
 
-func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, core.IPCacheValue] {
-	isPod := func(v *core.IPCacheValue) bool { return v != nil && v.Flags&bpf.IPCachePod != 0 }
-	return mapsync.Config[*core.IPCache, bpf.IPCacheKey, core.IPCacheValue]{
+func ipcache(p *params, g *gates) mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue] {
+	isPod := func(v *bpf.IPCacheValue) bool { return v != nil && v.Flags&bpf.IPCachePod != 0 }
+	return mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue]{
 		Map: p.Maps.IPCache, Desired: p.IPCache, Mirror: p.IPCacheMirror, Announce: true,
-		WithStatus: withStatus[*core.IPCache],
+		WithStatus: tables.WithStatus[tables.IPCache],
 		ByKey:      ipcacheByKey,
-		Refers: func(row *core.IPCache, kernel *core.IPCacheValue) []mapsync.Reference {
+		Refers: func(row *tables.IPCache, kernel *bpf.IPCacheValue) []mapsync.Reference {
 			switch {
 			case kernel != nil && kernel.Member == row.Member:
 				return nil
@@ -93,70 +87,84 @@ func ipcache(p *params, g *gates) mapsync.Config[*core.IPCache, bpf.IPCacheKey, 
 				g.prefixesAround.OnPrefix(k.Prefix()),
 			}
 		},
-		Made: func(row *core.IPCache) uint64 { return row.Made },
-		Revises: func(old, new *core.IPCacheValue) bool {
+		Made: func(row *tables.IPCache) uint64 { return row.Made },
+		Revises: func(old, new *bpf.IPCacheValue) bool {
 			if old == nil || new == nil {
 				return !isPod(old) && !isPod(new)
 			}
 			return old.Member != new.Member || old.Flags != new.Flags
 		},
 		Raise: p.Kept.Raise,
-		Flushes: func(old, new *core.IPCacheValue) bool {
+		Flushes: func(old, new *bpf.IPCacheValue) bool {
 			return old == nil && isPod(new) || new == nil && isPod(old)
 		},
-		Flush: func(keys []bpf.IPCacheKey) {
-			addrs := make([]netip.Addr, len(keys))
-			for i, k := range keys {
-				addrs[i] = k.Prefix().Addr()
-			}
-			p.Kept.Flush(addrs)
-		},
+		Flush: p.flushPods,
+	}
+}
+
+// flushPods has connections of pods that have gone removed. Those of pods that were not known
+// until now were judged as those of an address outside of the cluster: they are judged again.
+func (p *params) flushPods(keys []bpf.IPCacheKey) {
+	var gone []netip.Addr
+	txn := p.DB.ReadTxn()
+	for _, k := range keys {
+		key := tables.MirrorByKey[bpf.IPCacheKey, bpf.IPCacheValue](k)
+		if _, _, found := p.IPCacheMirror.Get(txn, key); !found {
+			gone = append(gone, k.Prefix().Addr())
+		}
+	}
+	p.Kept.Flush(gone)
+	if len(gone) < len(keys) {
+		p.Kept.RaiseSoon()
 	}
 }
 
 func subjects(
 	p *params,
 	g *gates,
-) mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue] {
-	return mapsync.Config[*core.Subject, core.SubjectKey, core.SubjectValue]{
+) mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue] {
+	return mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue]{
 		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, Announce: true,
-		WithStatus: withStatus[*core.Subject],
-		ByKey:      func(k core.SubjectKey) statedb.Query[*core.Subject] { return core.SubjectByNumber(k.Subject) },
-		Refers: func(row *core.Subject, _ *core.SubjectValue) []mapsync.Reference {
-			if row.Ruleset <= core.EmptyRuleset {
+		WithStatus: tables.WithStatus[tables.Subject],
+		ByKey:      func(k bpf.SubjectKey) statedb.Query[*tables.Subject] { return tables.SubjectByNumber(k.Subject) },
+		Refers: func(row *tables.Subject, _ *bpf.SubjectValue) []mapsync.Reference {
+			if row.Ruleset <= bpf.EmptyRuleset {
 				return nil // they have no entries
 			}
 			return []mapsync.Reference{g.ruleset.On(row.Ruleset)}
 		},
-		DeleteAfter: mapsync.Grace,
-		Revises:     func(old, new *core.SubjectValue) bool { return old != nil && new != nil },
+		DeleteAfter: p.Control.Grace(),
+		Revises:     func(old, new *bpf.SubjectValue) bool { return old != nil && new != nil },
 		Raise:       p.Kept.Raise,
 	}
 }
 
-func routes(p *params, g *gates) mapsync.Config[*core.Route, core.SubjectKey, core.RouteValue] {
-	return mapsync.Config[*core.Route, core.SubjectKey, core.RouteValue]{
+func routes(p *params, g *gates) mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue] {
+	return mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue]{
 		Map: p.Maps.Routes, Desired: p.Routes, Mirror: p.RouteMirror, Announce: true,
-		WithStatus: withStatus[*core.Route],
-		ByKey:      func(k core.SubjectKey) statedb.Query[*core.Route] { return core.RouteBySubject(k.Subject) },
-		Refers: func(row *core.Route, _ *core.RouteValue) []mapsync.Reference {
+		WithStatus: tables.WithStatus[tables.SubjectRoute],
+		ByKey:      func(k bpf.SubjectKey) statedb.Query[*tables.SubjectRoute] { return tables.RouteBySubject(k.Subject) },
+		Refers: func(row *tables.SubjectRoute, _ *bpf.RouteValue) []mapsync.Reference {
 			return []mapsync.Reference{g.egressRuleset.On(row.EgressRuleset)}
 		},
-		DeleteAfter: mapsync.Grace,
+		DeleteAfter: p.Control.Grace(),
+		// A pod that an egress policy comes to select may have connections without a gateway.
+		Revises: func(_, _ *bpf.RouteValue) bool { return true },
+		Raise:   p.Kept.Raise,
 	}
 }
 
-func peers(p *params, g *gates) mapsync.Config[*core.Member, core.PeerKey, core.PeerValue] {
-	return mapsync.Config[*core.Member, core.PeerKey, core.PeerValue]{
+func peers(p *params, g *gates) mapsync.Config[*tables.Member, bpf.PeerKey, bpf.PeerValue] {
+	return mapsync.Config[*tables.Member, bpf.PeerKey, bpf.PeerValue]{
 		Map: p.Maps.Peers, Desired: p.Members, Mirror: p.PeerMirror, Announce: true,
-		WithStatus: withStatus[*core.Member],
-		ByKey:      func(k core.PeerKey) statedb.Query[*core.Member] { return core.MemberByNumber(k.Member) },
-		Refers: func(row *core.Member, _ *core.PeerValue) []mapsync.Reference {
+		WithStatus: tables.WithStatus[tables.Member],
+		ByKey:      func(k bpf.PeerKey) statedb.Query[*tables.Member] { return tables.MemberByNumber(k.Member) },
+		Refers: func(row *tables.Member, _ *bpf.PeerValue) []mapsync.Reference {
 			return []mapsync.Reference{g.class.On(row.Class)}
 		},
-		Made:        func(row *core.Member) uint64 { return row.Made },
-		DeleteAfter: mapsync.Grace,
-		Revises:     func(old, new *core.PeerValue) bool { return old != nil && new != nil },
+		Made:        func(row *tables.Member) uint64 { return row.Made },
+		DeleteAfter: p.Control.Grace(),
+		Revises:     func(old, new *bpf.PeerValue) bool { return old != nil && new != nil },
 		Raise:       p.Kept.Raise,
 	}
 }
@@ -166,40 +174,40 @@ func peers(p *params, g *gates) mapsync.Config[*core.Member, core.PeerKey, core.
 func policy(
 	p *params,
 	g *gates,
-) mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue] {
-	return mapsync.Config[*core.PolicyEntry, core.PolicyKey, core.PolicyValue]{
+) mapsync.Config[*tables.PolicyEntry, bpf.PolicyKey, bpf.PolicyValue] {
+	return mapsync.Config[*tables.PolicyEntry, bpf.PolicyKey, bpf.PolicyValue]{
 		Map: p.Maps.Policy, Desired: p.PolicyEntries, Mirror: p.PolicyMirror,
-		WithStatus: withStatus[*core.PolicyEntry],
-		ByKey:      core.PolicyEntryByKey,
-		Refers: func(row *core.PolicyEntry, _ *core.PolicyValue) []mapsync.Reference {
+		WithStatus: tables.WithStatus[tables.PolicyEntry],
+		ByKey:      tables.PolicyEntryByKey,
+		Refers: func(row *tables.PolicyEntry, _ *bpf.PolicyValue) []mapsync.Reference {
 			return []mapsync.Reference{g.verdictSet.On(row.Set)}
 		},
-		DeleteAfter: mapsync.Grace,
+		DeleteAfter: p.Control.Grace(),
 	}
 }
 
-func verdicts(p *params) mapsync.Config[*core.Verdict, core.VerdictKey, core.VerdictValue] {
-	return mapsync.Config[*core.Verdict, core.VerdictKey, core.VerdictValue]{
+func verdicts(p *params) mapsync.Config[*tables.Verdict, bpf.VerdictKey, bpf.VerdictValue] {
+	return mapsync.Config[*tables.Verdict, bpf.VerdictKey, bpf.VerdictValue]{
 		Map: p.Maps.Verdicts, Desired: p.Verdicts, Mirror: p.VerdictMirror,
-		WithStatus: withStatus[*core.Verdict],
-		ByKey:      core.VerdictByKey, DeleteAfter: mapsync.Grace,
+		WithStatus: tables.WithStatus[tables.Verdict],
+		ByKey:      tables.VerdictByKey, DeleteAfter: p.Control.Grace(),
 	}
 }
 
-func egress(p *params, g *gates) mapsync.Config[*core.EgressRule, core.EgressKey, bpf.EgressValue] {
-	return mapsync.Config[*core.EgressRule, core.EgressKey, bpf.EgressValue]{
+func egress(p *params, g *gates) mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue] {
+	return mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue]{
 		Map: p.Maps.Egress, Desired: p.EgressRules, Mirror: p.EgressMirror, Announce: true,
-		WithStatus: withStatus[*core.EgressRule],
-		ByKey: func(k core.EgressKey) statedb.Query[*core.EgressRule] {
-			return core.EgressRuleByKey(core.EgressRuleKey{Ruleset: k.Ruleset, Destination: k.Prefix()})
+		WithStatus: tables.WithStatus[tables.EgressRule],
+		ByKey: func(k bpf.EgressKey) statedb.Query[*tables.EgressRule] {
+			return tables.EgressRuleByKey(tables.EgressRuleKey{Ruleset: k.Ruleset, Destination: k.Prefix()})
 		},
-		Refers: func(row *core.EgressRule, _ *bpf.EgressValue) []mapsync.Reference {
+		Refers: func(row *tables.EgressRule, _ *bpf.EgressValue) []mapsync.Reference {
 			if row.Group == bpf.GroupExcluded {
 				return nil
 			}
 			return []mapsync.Reference{g.group.On(row.Group)}
 		},
-		DeleteAfter: mapsync.Grace,
+		DeleteAfter: p.Control.Grace(),
 	}
 }
 
@@ -207,6 +215,6 @@ func gateways(p *params) mapsync.Config[*tables.EgressGateway, bpf.GatewayKey, b
 	return mapsync.Config[*tables.EgressGateway, bpf.GatewayKey, bpf.GatewayValue]{
 		Map: p.Maps.Gateways, Desired: p.Gateways, Mirror: p.GatewayMirror,
 		WithStatus: tables.WithStatus[tables.EgressGateway],
-		ByKey:      tables.EgressGatewayByKey, DeleteAfter: mapsync.Grace,
+		ByKey:      tables.EgressGatewayByKey, DeleteAfter: p.Control.Grace(),
 	}
 }

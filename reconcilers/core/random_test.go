@@ -19,7 +19,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -52,21 +51,21 @@ type derivation struct {
 	addresses map[netip.Prefix]uint32
 	classOf   map[uint32]uint32    // of members
 	roles     map[uint32][2]uint32 // of subjects: ruleset, egress ruleset or 0
-	entries   map[core.PolicyKey]uint32
-	rules     map[core.EgressRuleKey]uint32
+	entries   map[bpf.PolicyKey]uint32
+	rules     map[tables.EgressRuleKey]uint32
 
 	lock   sync.Mutex
-	size   map[uint32]int                          // entries of verdict sets and egress rulesets
-	speaks map[[2]uint32]map[core.PolicyKey]uint32 // what a ruleset says specially of a class
+	size   map[uint32]int                         // entries of verdict sets and egress rulesets
+	speaks map[[2]uint32]map[bpf.PolicyKey]uint32 // what a ruleset says specially of a class
 }
 
 func newDerivation(t testing.TB, seed uint64) *derivation {
 	d := &derivation{
-		next:  core.EmptyRuleset,
+		next:  bpf.EmptyRuleset,
 		world: newWorld(t, true), rnd: rand.New(rand.NewPCG(seed, 1)),
 		pods: map[netip.Addr]uint32{}, addresses: map[netip.Prefix]uint32{}, classOf: map[uint32]uint32{},
-		roles: map[uint32][2]uint32{}, entries: map[core.PolicyKey]uint32{}, rules: map[core.EgressRuleKey]uint32{},
-		size: map[uint32]int{}, speaks: map[[2]uint32]map[core.PolicyKey]uint32{},
+		roles: map[uint32][2]uint32{}, entries: map[bpf.PolicyKey]uint32{}, rules: map[tables.EgressRuleKey]uint32{},
+		size: map[uint32]int{}, speaks: map[[2]uint32]map[bpf.PolicyKey]uint32{},
 	}
 	for k := range d.marked {
 		d.marked[k] = map[uint32]bool{}
@@ -75,9 +74,7 @@ func newDerivation(t testing.TB, seed uint64) *derivation {
 }
 
 func put[R any](d *derivation, table statedb.RWTable[R], row R) {
-	if r, ok := any(row).(interface{ SetStatus(reconciler.Status) R }); ok {
-		row = r.SetStatus(pending())
-	}
+	setPending(row)
 	_, _, err := table.Insert(d.txn, row)
 	require.NoError(d.t, err)
 }
@@ -105,23 +102,23 @@ func (d *derivation) object(k kind) uint32 {
 	n := d.next
 	switch k {
 	case aSet:
-		put(d, d.verdictSets, &core.VerdictSet{Number: n, Digest: digest(n)})
+		put(d, d.verdictSets, &tables.VerdictSet{Number: n, Digest: digest(n)})
 		ports := 1 + d.rnd.IntN(3)
 		for port := range ports {
-			put(d, d.Verdicts.RWTable, &core.Verdict{Key: core.VerdictKeyOf(n, 6, uint16(port), 16)})
+			put(d, d.Verdicts.RWTable, &tables.Verdict{Key: bpf.VerdictKeyOf(n, 6, uint16(port), 16)})
 		}
 		d.remember(n, ports)
 	case aRuleset:
-		put(d, d.rulesets, &core.Ruleset{Life: life(n), Digest: digest(n)})
-		for _, class := range append(slices.Sorted(maps.Keys(d.marked[aClass])), core.AnyClass) {
+		put(d, d.rulesets, &tables.Ruleset{Life: life(n), Digest: digest(n)})
+		for _, class := range append(slices.Sorted(maps.Keys(d.marked[aClass])), bpf.AnyClass) {
 			d.speak(n, class)
 		}
-		put(d, d.compiled, &core.Compiled{Role: core.CompiledRuleset, Number: n})
+		put(d, d.compiled, &tables.Compiled{Role: tables.CompiledRuleset, Number: n})
 	case aClass:
 		for _, ruleset := range slices.Sorted(maps.Keys(d.marked[aRuleset])) {
 			d.speak(ruleset, n)
 		}
-		put(d, d.compiled, &core.Compiled{Role: core.CompiledClass, Number: n})
+		put(d, d.compiled, &tables.Compiled{Role: tables.CompiledClass, Number: n})
 	case aMember:
 		d.marked[k][n] = false
 		d.setClass(n, d.object(aClass))
@@ -129,17 +126,17 @@ func (d *derivation) object(k kind) uint32 {
 		d.marked[k][n] = false
 		d.setRoles(n)
 	case anEgressRuleset:
-		put(d, d.egressRulesets, &core.EgressRuleset{Life: life(n), Digest: digest(n)})
+		put(d, d.egressRulesets, &tables.EgressRuleset{Life: life(n), Digest: digest(n)})
 		prefixes := 1 + d.rnd.IntN(3)
 		for i := range prefixes {
-			key := core.EgressRuleKey{Ruleset: n, Destination: netip.PrefixFrom(addr("192.0.2.0"), 24+i)}
+			key := tables.EgressRuleKey{Ruleset: n, Destination: netip.PrefixFrom(addr("192.0.2.0"), 24+i)}
 			if d.rules[key] = bpf.GroupExcluded; d.rnd.IntN(2) == 0 {
 				d.rules[key] = d.object(aGroup)
 			}
 			put(
 				d,
 				d.EgressRules.RWTable,
-				&core.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]},
+				&tables.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]},
 			)
 		}
 		d.remember(n, prefixes)
@@ -170,18 +167,18 @@ func (d *derivation) remember(n uint32, size int) {
 
 // speak has a ruleset say something of a class, or not.
 func (d *derivation) speak(ruleset, class uint32) {
-	said := map[core.PolicyKey]uint32{}
+	said := map[bpf.PolicyKey]uint32{}
 	for _, direction := range []bpf.Direction{0, 1} {
-		if class != core.AnyClass && d.rnd.IntN(2) == 0 {
+		if class != bpf.AnyClass && d.rnd.IntN(2) == 0 {
 			continue
 		}
-		key := core.PolicyKey{Ruleset: ruleset, Class: class, Direction: direction}
+		key := bpf.PolicyKey{Ruleset: ruleset, Class: class, Direction: direction}
 		said[key] = d.object(aSet)
 		d.entries[key] = said[key]
 		put(
 			d,
 			d.PolicyEntries.RWTable,
-			&core.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: said[key]},
+			&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: said[key]},
 		)
 	}
 	d.lock.Lock()
@@ -194,18 +191,18 @@ func (d *derivation) setClass(member, class uint32) {
 	put(
 		d,
 		d.Members.RWTable,
-		&core.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made},
+		&tables.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made},
 	)
 }
 
 func (d *derivation) setRoles(subject uint32) {
 	roles := [2]uint32{d.object(aRuleset)}
-	put(d, d.Subjects.RWTable, &core.Subject{Life: life(subject), Ruleset: roles[0]})
+	put(d, d.Subjects.RWTable, &tables.Subject{Life: life(subject), Ruleset: roles[0]})
 	if d.rnd.IntN(2) == 0 {
 		roles[1] = d.object(anEgressRuleset)
-		put(d, d.Routes.RWTable, &core.Route{Subject: subject, EgressRuleset: roles[1]})
+		put(d, d.Routes.RWTable, &tables.SubjectRoute{Subject: subject, EgressRuleset: roles[1]})
 	} else if d.roles[subject][1] != 0 {
-		drop(d, d.Routes.RWTable, &core.Route{Subject: subject})
+		drop(d, d.Routes.RWTable, &tables.SubjectRoute{Subject: subject})
 	}
 	d.roles[subject] = roles
 }
@@ -236,15 +233,15 @@ func (d *derivation) step(changes int) {
 			a := netip.AddrFrom4([4]byte{10, 0, 0, byte(d.rnd.IntN(6))})
 			if d.rnd.IntN(3) == 0 {
 				delete(d.pods, a)
-				drop(d, d.Pods.RWTable, &core.Pod{Addr: a})
+				drop(d, d.Pods.RWTable, &tables.Pod{Addr: a})
 				continue
 			}
 			d.pods[a] = d.object(aSubject)
-			put(d, d.Pods.RWTable, &core.Pod{Addr: a, Subject: d.pods[a]})
+			put(d, d.Pods.RWTable, &tables.Pod{Addr: a, Subject: d.pods[a]})
 		case 3, 4, 5, 6:
 			p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(d.rnd.IntN(2)), byte(d.rnd.IntN(3))}), 8*(1+d.rnd.IntN(4))).
 				Masked()
-			row := &core.IPCache{Prefix: p, Made: d.made}
+			row := &tables.IPCache{Prefix: p, Made: d.made}
 			if d.rnd.IntN(3) == 0 {
 				delete(d.addresses, p)
 				drop(d, d.IPCache.RWTable, row)
@@ -304,17 +301,17 @@ func (d *derivation) isReferred(txn statedb.ReadTxn, k kind, n uint32) bool {
 	case aSet:
 		return false // it lives only while it is desired
 	case aRuleset:
-		return some(d.SubjectMirror.List(txn, core.MirrorsTo[core.SubjectKey, core.SubjectValue](n)))
+		return some(d.SubjectMirror.List(txn, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](n)))
 	case aClass:
-		return some(d.PeerMirror.List(txn, core.MirrorsTo[core.PeerKey, core.PeerValue](n)))
+		return some(d.PeerMirror.List(txn, tables.MirrorsTo[bpf.PeerKey, bpf.PeerValue](n)))
 	case aMember:
-		return some(d.IPCacheMirror.List(txn, core.MirrorsTo[bpf.IPCacheKey, core.IPCacheValue](n)))
+		return some(d.IPCacheMirror.List(txn, tables.MirrorsTo[bpf.IPCacheKey, bpf.IPCacheValue](n)))
 	case aSubject:
-		return some(d.PodMirror.List(txn, core.MirrorsTo[bpf.PodKey, core.PodValue](n)))
+		return some(d.PodMirror.List(txn, tables.MirrorsTo[bpf.PodKey, bpf.PodValue](n)))
 	case anEgressRuleset:
-		return some(d.RouteMirror.List(txn, core.MirrorsTo[core.SubjectKey, core.RouteValue](n)))
+		return some(d.RouteMirror.List(txn, tables.MirrorsTo[bpf.SubjectKey, bpf.RouteValue](n)))
 	}
-	return some(d.EgressMirror.List(txn, core.MirrorsTo[core.EgressKey, bpf.EgressValue](n)))
+	return some(d.EgressMirror.List(txn, tables.MirrorsTo[bpf.EgressKey, bpf.EgressValue](n)))
 }
 
 func some[R any](rows func(func(R, statedb.Revision) bool)) bool {
@@ -327,9 +324,9 @@ func some[R any](rows func(func(R, statedb.Revision) bool)) bool {
 func (d *derivation) delete(k kind, n uint32) {
 	switch k {
 	case aSet:
-		drop(d, d.verdictSets, &core.VerdictSet{Number: n})
+		drop(d, d.verdictSets, &tables.VerdictSet{Number: n})
 		for port := range uint16(3) {
-			drop(d, d.Verdicts.RWTable, &core.Verdict{Key: core.VerdictKeyOf(n, 6, port, 16)})
+			drop(d, d.Verdicts.RWTable, &tables.Verdict{Key: bpf.VerdictKeyOf(n, 6, port, 16)})
 		}
 	case aRuleset, aClass:
 		for key := range d.entries {
@@ -338,29 +335,29 @@ func (d *derivation) delete(k kind, n uint32) {
 				drop(
 					d,
 					d.PolicyEntries.RWTable,
-					&core.PolicyEntry{Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction},
+					&tables.PolicyEntry{Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction},
 				)
 			}
 		}
-		role := core.CompiledClass
+		role := tables.CompiledClass
 		if k == aRuleset {
-			role = core.CompiledRuleset
-			drop(d, d.rulesets, &core.Ruleset{Life: life(n)})
+			role = tables.CompiledRuleset
+			drop(d, d.rulesets, &tables.Ruleset{Life: life(n)})
 		}
-		drop(d, d.compiled, &core.Compiled{Role: role, Number: n})
+		drop(d, d.compiled, &tables.Compiled{Role: role, Number: n})
 	case aMember:
 		delete(d.classOf, n)
-		drop(d, d.Members.RWTable, &core.Member{Life: life(n)})
+		drop(d, d.Members.RWTable, &tables.Member{Life: life(n)})
 	case aSubject:
 		delete(d.roles, n)
-		drop(d, d.Subjects.RWTable, &core.Subject{Life: life(n)})
-		drop(d, d.Routes.RWTable, &core.Route{Subject: n})
+		drop(d, d.Subjects.RWTable, &tables.Subject{Life: life(n)})
+		drop(d, d.Routes.RWTable, &tables.SubjectRoute{Subject: n})
 	case anEgressRuleset:
-		drop(d, d.egressRulesets, &core.EgressRuleset{Life: life(n)})
+		drop(d, d.egressRulesets, &tables.EgressRuleset{Life: life(n)})
 		for key := range d.rules {
 			if key.Ruleset == n {
 				delete(d.rules, key)
-				drop(d, d.EgressRules.RWTable, &core.EgressRule{Ruleset: n, Destination: key.Destination})
+				drop(d, d.EgressRules.RWTable, &tables.EgressRule{Ruleset: n, Destination: key.Destination})
 			}
 		}
 	case aGroup:
@@ -373,33 +370,33 @@ func (d *derivation) delete(k kind, n uint32) {
 // check returns what is wrong in the kernel: an entry refers to what is not complete there,
 // or a mirror does not tell of one.
 func (d *derivation) check(r bpf.Reader) string {
-	subjects := maps.Collect(bpf.All[core.SubjectKey, core.SubjectValue](r, "sluice_subjects"))
-	peers := maps.Collect(bpf.All[core.PeerKey, core.PeerValue](r, "sluice_peers"))
-	policy := maps.Collect(bpf.All[core.PolicyKey, core.PolicyValue](r, "sluice_policy"))
+	subjects := maps.Collect(bpf.All[bpf.SubjectKey, bpf.SubjectValue](r, "sluice_subjects"))
+	peers := maps.Collect(bpf.All[bpf.PeerKey, bpf.PeerValue](r, "sluice_peers"))
+	policy := maps.Collect(bpf.All[bpf.PolicyKey, bpf.PolicyValue](r, "sluice_policy"))
 	size := map[uint32]int{}
-	for key := range bpf.All[core.VerdictKey, core.VerdictValue](r, "sluice_verdicts") {
+	for key := range bpf.All[bpf.VerdictKey, bpf.VerdictValue](r, "sluice_verdicts") {
 		size[key.Set]++
 	}
-	for key, v := range bpf.All[core.EgressKey, bpf.EgressValue](r, "sluice_egress") {
+	for key, v := range bpf.All[bpf.EgressKey, bpf.EgressValue](r, "sluice_egress") {
 		size[key.Ruleset]++
 		if _, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: v.Group, Bucket: 255}); v.Group != 0 &&
 			!found {
 			return fmt.Sprintf("%v leads to group %d, which is not complete", key, v.Group)
 		}
 	}
-	for key, v := range bpf.All[bpf.PodKey, core.PodValue](r, "sluice_pods") {
-		if _, found := subjects[core.SubjectKey{Subject: v.Subject}]; !found {
+	for key, v := range bpf.All[bpf.PodKey, bpf.PodValue](r, "sluice_pods") {
+		if _, found := subjects[bpf.SubjectKey{Subject: v.Subject}]; !found {
 			return fmt.Sprintf("%v has no entry of its subject %d", key, v.Subject)
 		}
 	}
-	for key, v := range bpf.All[bpf.IPCacheKey, core.IPCacheValue](r, "sluice_ipcache") {
-		if _, found := peers[core.PeerKey{Member: v.Member}]; !found {
+	for key, v := range bpf.All[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache") {
+		if _, found := peers[bpf.PeerKey{Member: v.Member}]; !found {
 			return fmt.Sprintf("%v has no entry of its member %d", key, v.Member)
 		}
 	}
 	d.lock.Lock()
 	defer d.lock.Unlock()
-	for key, v := range bpf.All[core.SubjectKey, core.RouteValue](r, "sluice_routes") {
+	for key, v := range bpf.All[bpf.SubjectKey, bpf.RouteValue](r, "sluice_routes") {
 		if n := v.EgressRuleset; size[n] != d.size[n] {
 			return fmt.Sprintf(
 				"%v leads to egress ruleset %d with %d of %d entries",
@@ -411,7 +408,7 @@ func (d *derivation) check(r bpf.Reader) string {
 		}
 	}
 	for _, s := range subjects {
-		for _, class := range append(slices.Collect(maps.Values(peers)), core.PeerValue{}) {
+		for _, class := range append(slices.Collect(maps.Values(peers)), bpf.PeerValue{}) {
 			for key, set := range d.speaks[[2]uint32{s.Ruleset, class.Class}] {
 				if v, found := policy[key]; !found || v.Set != set {
 					return fmt.Sprintf("%v is in use and not in the kernel", key)
@@ -436,10 +433,10 @@ func unmirrored[K, V tables.MapPart](
 	txn statedb.ReadTxn,
 	r bpf.Reader,
 	name string,
-	mirror statedb.RWTable[*core.Mirror[K, V]],
+	mirror statedb.RWTable[*tables.Mirror[K, V]],
 ) string {
 	for key, v := range bpf.All[K, V](r, name) {
-		if m, _, found := mirror.Get(txn, core.MirrorByKey[K, V](key)); !found ||
+		if m, _, found := mirror.Get(txn, tables.MirrorByKey[K, V](key)); !found ||
 			!slices.Contains(m.Values(), v) {
 			return fmt.Sprintf("%s: the mirror does not tell of %v -> %v", name, key, v)
 		}
@@ -450,7 +447,7 @@ func unmirrored[K, V tables.MapPart](
 func settled[R interface{ GetStatus() reconciler.Status }, K, V tables.MapPart](
 	txn statedb.ReadTxn,
 	desired statedb.RWTable[R],
-	mirror statedb.RWTable[*core.Mirror[K, V]],
+	mirror statedb.RWTable[*tables.Mirror[K, V]],
 ) bool {
 	for row := range desired.All(txn) {
 		if row.GetStatus().Kind != reconciler.StatusKindDone {
@@ -535,7 +532,7 @@ func randomRun(t *testing.T, seed uint64) {
 	d.memory.Read(func(r bpf.Reader) {
 		require.Empty(t, wrong)
 		kernel := map[netip.Prefix]uint32{}
-		for key, v := range bpf.All[bpf.IPCacheKey, core.IPCacheValue](r, "sluice_ipcache") {
+		for key, v := range bpf.All[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache") {
 			kernel[key.Prefix()] = v.Member
 		}
 		require.Equal(t, d.addresses, kernel)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -23,7 +24,6 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -37,30 +37,30 @@ type world struct {
 	memory *bpf.Memory
 
 	attachments    statedb.RWTable[*tables.Attachment]
-	rulesets       statedb.RWTable[*core.Ruleset]
-	egressRulesets statedb.RWTable[*core.EgressRuleset]
-	verdictSets    statedb.RWTable[*core.VerdictSet]
-	compiled       statedb.RWTable[*core.Compiled]
-	selectors      statedb.RWTable[*core.Selector]
-	matches        statedb.RWTable[*core.SelectorMatch]
-	peerPrefixes   statedb.RWTable[*core.PeerPrefix]
+	rulesets       statedb.RWTable[*tables.Ruleset]
+	egressRulesets statedb.RWTable[*tables.EgressRuleset]
+	verdictSets    statedb.RWTable[*tables.VerdictSet]
+	compiled       statedb.RWTable[*tables.Compiled]
+	selectors      statedb.RWTable[*tables.Selector]
+	matches        statedb.RWTable[*tables.SelectorMatch]
+	peerPrefixes   statedb.RWTable[*tables.PeerPrefix]
 
-	mu      sync.Mutex
-	raised  int
-	flushed map[netip.Addr]int
+	mu                 sync.Mutex
+	raised, raisedSoon int
+	flushed            map[netip.Addr]int
 }
 
 type source struct {
 	cell.In
 
 	Attachments    statedb.RWTable[*tables.Attachment]
-	Rulesets       statedb.RWTable[*core.Ruleset]
-	EgressRulesets statedb.RWTable[*core.EgressRuleset]
-	VerdictSets    statedb.RWTable[*core.VerdictSet]
-	Compiled       statedb.RWTable[*core.Compiled]
-	Selectors      statedb.RWTable[*core.Selector]
-	Matches        statedb.RWTable[*core.SelectorMatch]
-	PeerPrefixes   statedb.RWTable[*core.PeerPrefix]
+	Rulesets       statedb.RWTable[*tables.Ruleset]
+	EgressRulesets statedb.RWTable[*tables.EgressRuleset]
+	VerdictSets    statedb.RWTable[*tables.VerdictSet]
+	Compiled       statedb.RWTable[*tables.Compiled]
+	Selectors      statedb.RWTable[*tables.Selector]
+	Matches        statedb.RWTable[*tables.SelectorMatch]
+	PeerPrefixes   statedb.RWTable[*tables.PeerPrefix]
 }
 
 func newWorld(t testing.TB, runs bool) *world {
@@ -75,28 +75,28 @@ func newWorld(t testing.TB, runs bool) *world {
 	h := hive.NewWithOptions(opts,
 		statedb.Cell, job.Cell, cell.SimpleHealthCell, mapsync.Cell,
 		cell.Provide(
-			core.NewPodTable, tables.NewDesired[*core.Pod],
-			core.NewIPCacheTable, tables.NewDesired[*core.IPCache],
-			core.NewSubjectTable, tables.NewDesired[*core.Subject],
-			core.NewRouteTable, tables.NewDesired[*core.Route],
-			core.NewMemberTable, tables.NewDesired[*core.Member],
-			core.NewPolicyEntryTable, tables.NewDesired[*core.PolicyEntry],
-			core.NewVerdictTable, tables.NewDesired[*core.Verdict],
-			core.NewEgressRuleTable, tables.NewDesired[*core.EgressRule],
+			tables.NewPodTable, tables.NewDesired[*tables.Pod],
+			tables.NewIPCacheTable, tables.NewDesired[*tables.IPCache],
+			tables.NewSubjectTable, tables.NewDesired[*tables.Subject],
+			tables.NewSubjectRouteTable, tables.NewDesired[*tables.SubjectRoute],
+			tables.NewMemberTable, tables.NewDesired[*tables.Member],
+			tables.NewPolicyEntryTable, tables.NewDesired[*tables.PolicyEntry],
+			tables.NewVerdictTable, tables.NewDesired[*tables.Verdict],
+			tables.NewEgressRuleTable, tables.NewDesired[*tables.EgressRule],
 			tables.NewEgressGatewayTable, tables.NewDesired[*tables.EgressGateway],
-			core.NewPodMirrorTable, core.NewIPCacheMirrorTable, core.NewSubjectMirrorTable,
-			core.NewRouteMirrorTable, core.NewPeerMirrorTable, core.NewPolicyMirrorTable,
-			core.NewVerdictMirrorTable, core.NewEgressMirrorTable, core.NewGatewayMirrorTable,
+			tables.NewPodMirrorTable, tables.NewIPCacheMirrorTable, tables.NewSubjectMirrorTable,
+			tables.NewRouteMirrorTable, tables.NewPeerMirrorTable, tables.NewPolicyMirrorTable,
+			tables.NewVerdictMirrorTable, tables.NewEgressMirrorTable, tables.NewGatewayMirrorTable,
 			tables.NewAttachmentTable, statedb.RWTable[*tables.Attachment].ToTable,
-			core.NewRulesetTable, statedb.RWTable[*core.Ruleset].ToTable,
-			core.NewEgressRulesetTable, statedb.RWTable[*core.EgressRuleset].ToTable,
-			core.NewVerdictSetTable, statedb.RWTable[*core.VerdictSet].ToTable,
-			core.NewCompiledTable, statedb.RWTable[*core.Compiled].ToTable,
-			core.NewSelectorTable, statedb.RWTable[*core.Selector].ToTable,
-			core.NewSelectorMatchTable, statedb.RWTable[*core.SelectorMatch].ToTable,
-			core.NewPeerPrefixTable, statedb.RWTable[*core.PeerPrefix].ToTable,
+			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
+			tables.NewEgressRulesetTable, statedb.RWTable[*tables.EgressRuleset].ToTable,
+			tables.NewVerdictSetTable, statedb.RWTable[*tables.VerdictSet].ToTable,
+			tables.NewCompiledTable, statedb.RWTable[*tables.Compiled].ToTable,
+			tables.NewSelectorTable, statedb.RWTable[*tables.Selector].ToTable,
+			tables.NewSelectorMatchTable, statedb.RWTable[*tables.SelectorMatch].ToTable,
+			tables.NewPeerPrefixTable, statedb.RWTable[*tables.PeerPrefix].ToTable,
 			func() (Maps, error) { return openMaps(w.memory) },
-			func() Verdicts { return Verdicts{w.raise, w.flush} },
+			func() Verdicts { return Verdicts{Raise: w.raise, RaiseSoon: w.raiseSoon, Flush: w.flush} },
 		),
 		cell.Module("test", "Test", cell.Invoke(func(p params, s source) error {
 			w.params, w.gates = p, newGates(&p)
@@ -141,11 +141,20 @@ func open[K, V comparable](
 
 func (w *world) raise() { w.mu.Lock(); defer w.mu.Unlock(); w.raised++ }
 
+func (w *world) raiseSoon() { w.mu.Lock(); defer w.mu.Unlock(); w.raisedSoon++ }
+
 func (w *world) flush(addrs []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, a := range addrs {
 		w.flushed[a]++
+	}
+}
+
+// setPending makes a new row pending, if it is reconciled.
+func setPending(row any) {
+	if f := reflect.ValueOf(row).Elem().FieldByName("Reconciled"); f.IsValid() {
+		f.Set(reflect.ValueOf(tables.Pending()))
 	}
 }
 
@@ -155,11 +164,9 @@ func insert[R any](w *world, table statedb.RWTable[R], rows ...R) {
 	wtxn := w.DB.WriteTxn(table)
 	defer wtxn.Abort()
 	for _, row := range rows {
-		if r, ok := any(row).(interface {
-			SetStatus(reconciler.Status) R
-			GetStatus() reconciler.Status
-		}); ok && r.GetStatus().Kind == reconciler.StatusKindUnset {
-			row = r.SetStatus(reconciler.StatusPending())
+		r, ok := any(row).(interface{ GetStatus() reconciler.Status })
+		if ok && r.GetStatus().Kind == reconciler.StatusKindUnset {
+			setPending(row)
 		}
 		_, _, err := table.Insert(wtxn, row)
 		require.NoError(w.t, err)
@@ -202,7 +209,7 @@ const waiting = "Pending waiting for "
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 
-func life(n uint32) core.Life { return core.Life{Number: n} }
+func life(n uint32) tables.Life { return tables.Life{Number: n} }
 
 func done() reconciler.Status    { return reconciler.StatusDone() }
 func pending() reconciler.Status { return reconciler.StatusPending() }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -16,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -86,7 +87,7 @@ type params struct {
 	DB         *statedb.DB
 	Datapath   Datapath
 	Maps       *bpf.Maps
-	Control    *bpfmap.Control
+	Control    *mapsync.Control
 	Runs       statedb.RWTable[*tables.CTGCRun]
 	Registerer prometheus.Registerer `optional:"true"`
 }
@@ -133,19 +134,14 @@ type jobs struct {
 	DB        *statedb.DB
 	Endpoints statedb.Table[*tables.Endpoint]
 	Nodes     statedb.Table[*tables.Node]
-	Pods      statedb.Table[*tables.PodEntry]    `optional:"true"`
-	Sources   statedb.Table[*tables.SourceEntry] `optional:"true"`
-	Exhausted Exhausted                          `optional:"true"`
+	Maps      *bpf.Maps `optional:"true"`
+	Exhausted Exhausted `optional:"true"`
 }
 
 func register(j jobs) error {
 	w := newWatcher(j.Runner, j.DB, j.Endpoints, j.Nodes)
-	if j.Pods != nil && j.Sources != nil {
-		f, err := newFormer(w, j.Pods, j.Sources)
-		if err != nil {
-			return fmt.Errorf("follow the addresses in maps: %w", err)
-		}
-		j.Jobs.Add(job.OneShot("find-former-endpoints", f.run))
+	if j.Maps != nil {
+		w.former = func() []netip.Addr { return j.Maps.Former().Addrs }
 	}
 	j.Jobs.Add(
 		job.OneShot("collect", j.Runner.run),

@@ -149,6 +149,7 @@ type world struct {
 	t         *testing.T
 	runner    *Runner
 	db        *statedb.DB
+	former    []netip.Addr // addresses of pods when the agent before ended
 	endpoints statedb.RWTable[*tables.Endpoint]
 	nodes     statedb.RWTable[*tables.Node]
 	runs      statedb.RWTable[*tables.CTGCRun]
@@ -218,6 +219,7 @@ func newWorld(t *testing.T, cfg Config, opening error) *world {
 	ctx, stop := context.WithCancel(t.Context())
 	w.stop = stop
 	watcher := newWatcher(r, w.db, w.endpoints, w.nodes)
+	watcher.former = func() []netip.Addr { return w.former }
 	go r.run(ctx, w.health)
 	go watcher.run(ctx, &fakeHealth{})
 	return w
@@ -280,14 +282,21 @@ func (w *world) pod(n int, addrs ...string) {
 	for _, a := range addrs {
 		e.Addrs = append(e.Addrs, netip.MustParseAddr(a))
 	}
+	var before *tables.Endpoint
+	var had bool
 	var err error
 	if len(addrs) == 0 {
-		_, _, err = w.endpoints.Delete(wtxn, e)
+		before, had, err = w.endpoints.Delete(wtxn, e)
 	} else {
-		_, _, err = w.endpoints.Insert(wtxn, e)
+		before, had, err = w.endpoints.Insert(wtxn, e)
 	}
 	require.NoError(w.t, err)
 	wtxn.Commit()
+	if had {
+		w.runner.Scrub(slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
+			return slices.Contains(e.Addrs, a)
+		}))
+	}
 }
 
 // metric returns the sum of a counter or gauge whose labels have some values.

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/ctmap/percluster"
 	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/bpf/natmap"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/testdata/await"
 )
@@ -106,7 +106,7 @@ func (a *agent) hive(kernel *bpf.Kernel) *hive.Hive {
 	}
 	timing := &Timing{Poll: 5 * time.Millisecond, Look: 5 * time.Millisecond, Coalesce: 5 * time.Millisecond, Ports: time.Millisecond}
 	return hive.NewWithOptions(opts,
-		statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, bpfmap.Cell, Cell,
+		statedb.Cell, job.Cell, cell.SimpleHealthCell, bpf.Cell, mapsync.Cell, Cell,
 		cell.Provide(
 			func() bpf.Backend { return kernel },
 			func() Datapath { return a.maps },
@@ -189,6 +189,7 @@ func TestKernel(t *testing.T) {
 	_, _, err = a.endpoints.Delete(wtxn, pod)
 	require.NoError(t, err)
 	wtxn.Commit()
+	a.runner.Scrub(pod.Addrs)
 	want["sluice_ct4_tcp 10.0.0.2:2"] = gc.Scrubbed
 	a.eventually(func() bool { return len(a.removals()) == len(want) }, "the pod's connections")
 	require.Equal(t, want, a.removals())

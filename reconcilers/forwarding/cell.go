@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package forwarding keeps the maps equal to their tables by which the programs
-// know this node and its neighbours: sluice_exits, sluice_covered, sluice_nodes
-// and sluice_config. They wait for no other maps, and those not for them.
+// Package forwarding keeps the maps equal to their tables by which the programs know this
+// node and its neighbors: sluice_exits, sluice_covered, sluice_nodes and sluice_config. They
+// are in no slot: their keys are addresses and prefixes, whose meaning never changes, so what
+// the agent before has left stays until it is known what is desired.
 //
-// An egress address is in sluice_exits only while the programs are attached to
-// its device by which replies come back: without them the node would take the
-// first replies for its own, and reset the connections. Until then what is to
-// leave with it is dropped, for want of an egress address, and its row says why.
-//
-// Nothing waits for sluice_covered, as waiting would hold nobody: a pod that has no
-// entry or no programs yet is held by what is covered, as one is whose class is not
-// known. What begins before the prefixes of a new policy are there goes on until
-// the kernel knows its class; then the pod's epoch is raised, and it is cut.
+// An egress address is in sluice_exits only while the programs are attached to its device by
+// which replies come back: without them the node would take the first replies for its own,
+// and reset the connections. Until then traffic with it is dropped, for want of an egress
+// address, and its row says why.
 package forwarding
 
 import (
@@ -20,7 +16,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/reconcilers/bpfmap"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -29,10 +25,10 @@ var Cell = cell.Module(
 	"forwarding-maps",
 	"Maps of forwarding",
 
-	tables.Own(tables.NewExitEntryTable),
-	tables.Own(tables.NewCoveredEntryTable),
-	tables.Own(tables.NewNodeEntryTable),
-	tables.Own(tables.NewConfigEntryTable),
+	tables.Own(tables.NewExitMirrorTable),
+	tables.Own(tables.NewCoveredMirrorTable),
+	tables.Own(tables.NewNodeMirrorTable),
+	tables.Own(tables.NewConfigMirrorTable),
 	cell.Invoke(
 		registerExits,
 		registerCovered,
@@ -41,51 +37,87 @@ var Cell = cell.Module(
 	),
 )
 
-func registerExits(p bpfmap.Params, maps *bpf.Maps, attachments statedb.Table[*tables.Attachment], desired tables.Desired[*tables.EgressExit], mirror statedb.RWTable[*tables.ExitEntry]) error {
-	cfg := bpfmap.ConfigOf(maps.Exits, desired, mirror, bpfmap.PlanAny[bpf.ExitKey, bpf.ExitValue]())
-	cfg.Opener = bpfmap.OpenedBy(attachments, func(a *tables.Attachment) uint32 { return uint32(a.IfIndex) })
-	// Attachments stay for as long as the mirror has an address of their device.
-	cfg.Held = []statedb.TableMeta{attachments}
-	moves := func(op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) bool {
-		return op.Old == nil || op.Old.IfIndex != op.Value.IfIndex
-	}
-	cfg.Gate = func(txn statedb.ReadTxn) bpfmap.Gate[bpf.ExitKey, bpf.ExitValue] {
-		return func(op bpfmap.Op[bpf.ExitKey, bpf.ExitValue]) (waitFor any, reason string) {
-			if op.Delete() || !moves(op) {
-				return nil, ""
+func registerExits(
+	p mapsync.Params, maps *bpf.Maps, attachments statedb.Table[*tables.Attachment],
+	desired tables.Desired[*tables.EgressExit], mirror statedb.RWTable[*tables.ExitMirror],
+) error {
+	device := mapsync.NewDependency("device", mapsync.Attached(attachments,
+		bpf.ProgramFromNetdev, bpf.ProgramToNetdev)).Outside()
+	return mapsync.Register(p, mapsync.Config[*tables.EgressExit, bpf.ExitKey, bpf.ExitValue]{
+		Map: maps.Exits, Desired: desired, Mirror: mirror,
+		Announce:   true, // programs stay at the devices of announced entries
+		WithStatus: tables.WithStatus[tables.EgressExit],
+		ByKey: func(k bpf.ExitKey) statedb.Query[*tables.EgressExit] {
+			return tables.EgressExitByAddr(k.Addr.Addr())
+		},
+		Refers: func(row *tables.EgressExit, kernel *bpf.ExitValue) []mapsync.Reference {
+			if kernel != nil && kernel.IfIndex == row.IfIndex {
+				return nil
 			}
-			return op.Value.IfIndex, tables.Unattached(txn, attachments, op.Value.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
-		}
-	}
-	cfg.Vacate = moves // replies come by the new device already
-	return bpfmap.Register(p, cfg)
+			return []mapsync.Reference{device.On(row.IfIndex)}
+		},
+		// Replies come by the new device already.
+		Vacate: func(row *tables.EgressExit, kernel bpf.ExitValue) bool {
+			return kernel.IfIndex != row.IfIndex
+		},
+	})
 }
 
-// registerCovered has it announced what is about to go: local-endpoints relies on
-// what holds pods.
-func registerCovered(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tables.CoveredPrefix], mirror statedb.RWTable[*tables.CoveredEntry]) error {
-	cfg := bpfmap.ConfigOf(maps.Covered, desired, mirror, bpfmap.PlanPrefixUnsqueezed[bpf.CoveredKey, bpf.CoveredValue]())
-	return bpfmap.Register(p, cfg)
+func registerCovered(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.CoveredPrefix],
+	mirror statedb.RWTable[*tables.CoveredMirror],
+) error {
+	return mapsync.Register(p,
+		mapsync.Config[*tables.CoveredPrefix, bpf.CoveredKey, bpf.CoveredValue]{
+			Map: maps.Covered, Desired: desired, Mirror: mirror,
+			WithStatus: tables.WithStatus[tables.CoveredPrefix],
+			ByKey: func(k bpf.CoveredKey) statedb.Query[*tables.CoveredPrefix] {
+				return tables.CoveredPrefixByPrefix(k.Prefix())
+			},
+		})
 }
 
-func registerNodes(p bpfmap.Params, maps *bpf.Maps, desired tables.Desired[*tables.ClusterNode], mirror statedb.RWTable[*tables.NodeEntry]) error {
-	cfg := bpfmap.ConfigOf(maps.Nodes, desired, mirror, bpfmap.PlanAny[bpf.NodeKey, bpf.NodeValue]())
-	cfg.Independent = true
-	return bpfmap.Register(p, cfg)
+func registerNodes(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.ClusterNode],
+	mirror statedb.RWTable[*tables.NodeMirror],
+) error {
+	return mapsync.Register(p, mapsync.Config[*tables.ClusterNode, bpf.NodeKey, bpf.NodeValue]{
+		Map: maps.Nodes, Desired: desired, Mirror: mirror,
+		WithStatus: tables.WithStatus[tables.ClusterNode],
+		ByKey: func(k bpf.NodeKey) statedb.Query[*tables.ClusterNode] {
+			return tables.ClusterNodeByAddr(k.Addr.Addr())
+		},
+	})
 }
 
-// registerConfig has nothing written without an address of this node: that the
-// map has an entry is what programs are attached by. The row says why.
-func registerConfig(p bpfmap.Params, maps *bpf.Maps, readiness statedb.Table[*tables.ClassReadiness], desired tables.Desired[*tables.DatapathConfig], mirror statedb.RWTable[*tables.ConfigEntry]) error {
-	cfg := bpfmap.ConfigOf(maps.Config, desired, mirror, bpfmap.PlanAny[bpf.ConfigKey, bpf.ConfigValue]())
-	cfg.Opener = bpfmap.OpenedByReadiness(readiness) // of no class: what opens the gate is another row
-	cfg.Gate = func(statedb.ReadTxn) bpfmap.Gate[bpf.ConfigKey, bpf.ConfigValue] {
-		return func(op bpfmap.Op[bpf.ConfigKey, bpf.ConfigValue]) (waitFor any, reason string) {
-			if !op.Delete() && op.Value.Underlay == (bpf.Address{}) {
-				reason = "the address of this node"
+// registerConfig has nothing written without an address of this node: that the map has an
+// entry is what programs are attached by. The row says why.
+func registerConfig(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.DatapathConfig],
+	mirror statedb.RWTable[*tables.ConfigMirror],
+) error {
+	underlay := mapsync.NewDependency("the address of this node", mapsync.Condition{
+		Look: func(txn statedb.ReadTxn) func(mapsync.Reference) string {
+			return func(mapsync.Reference) string {
+				for row := range desired.All(txn) {
+					if row.Underlay.IsValid() {
+						return ""
+					}
+				}
+				return "its Node has none"
 			}
-			return waitFor, reason
-		}
-	}
-	return bpfmap.Register(p, cfg)
+		},
+		Tables: []mapsync.Watched{mapsync.Watch(desired.ToTable())},
+	}).Outside()
+	return mapsync.Register(p,
+		mapsync.Config[*tables.DatapathConfig, bpf.ConfigKey, bpf.ConfigValue]{
+			Map: maps.Config, Desired: desired, Mirror: mirror,
+			WithStatus: tables.WithStatus[tables.DatapathConfig],
+			ByKey: func(bpf.ConfigKey) statedb.Query[*tables.DatapathConfig] {
+				return tables.DatapathConfigByIndex(0)
+			},
+			Refers: func(*tables.DatapathConfig, *bpf.ConfigValue) []mapsync.Reference {
+				return []mapsync.Reference{underlay.On(0)}
+			},
+		})
 }

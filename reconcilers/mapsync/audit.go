@@ -4,12 +4,11 @@ package mapsync
 
 import (
 	"fmt"
+	"github.com/sluice-net/sluice/tables"
 	"hash/maphash"
 	"iter"
 	"slices"
 	"time"
-
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // AuditResult is how a map differed from what was written to it.
@@ -125,7 +124,7 @@ func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 			damaged, now := map[K]*V{}, l.db.ReadTxn()
 			for _, e := range entries {
 				seen = append(seen, maphash.Comparable(seed, e.Key))
-				m, _, found := l.Mirror.Get(now, core.MirrorByKey[K, V](e.Key))
+				m, _, found := l.Mirror.Get(now, tables.MirrorByKey[K, V](e.Key))
 				switch {
 				case !found:
 					a.found(&a.result.Foreign, e.Key, "%v is foreign: %v", e.Key, e.Value)
@@ -152,7 +151,7 @@ func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 			if _, found := slices.BinarySearch(seen, maphash.Comparable(seed, m.Key)); found {
 				continue
 			}
-			if now, _, _ := l.Mirror.Get(l.db.ReadTxn(), core.MirrorByKey[K, V](m.Key)); now == m {
+			if now, _, _ := l.Mirror.Get(l.db.ReadTxn(), tables.MirrorByKey[K, V](m.Key)); now == m {
 				a.found(&a.result.Missing, m.Key, "%v is missing", m.Key)
 				damaged[m.Key] = nil
 			}
@@ -179,7 +178,7 @@ func (l *loop[R, K, V]) repair(damaged map[K]*V) error {
 	now := l.now()
 	for key, value := range damaged {
 		t := &try[R, K, V]{item: l.queue.get(key), kernel: value}
-		if m, _, found := l.Mirror.Get(wtxn, core.MirrorByKey[K, V](key)); found {
+		if m, _, found := l.Mirror.Get(wtxn, tables.MirrorByKey[K, V](key)); found {
 			t.made = m.Made
 		}
 		t.row, _, t.wanted = l.Desired.Get(wtxn, l.ByKey(key))

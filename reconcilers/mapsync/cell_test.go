@@ -25,7 +25,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -75,7 +74,7 @@ func newAgent(t testing.TB, entries uint32, args ...string) *agent {
 				if a.objects, err = statedb.NewTable(p.DB, "objects", testObjectIndex); err != nil {
 					return err
 				}
-				if a.mirror, err = core.NewMirrorTable[prefixKey, number](p.DB, "map-test", nil); err != nil {
+				if a.mirror, err = tables.NewMirrorTable[prefixKey, number]("map-test", nil)(p.DB); err != nil {
 					return err
 				}
 				a.target, err = bpf.Open[prefixKey, number](

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // Grace is longer than a packet takes from its first lookup to its last.
@@ -36,7 +35,7 @@ type Row[K, V tables.MapPart] interface {
 type Config[R Row[K, V], K, V tables.MapPart] struct {
 	Map     bpf.Map[K, V]
 	Desired tables.Desired[R]
-	Mirror  statedb.RWTable[*core.Mirror[K, V]]
+	Mirror  statedb.RWTable[*tables.Mirror[K, V]]
 
 	ByKey      func(K) statedb.Query[R]     // of Desired
 	WithStatus func(R, reconciler.Status) R // returns a copy
@@ -49,6 +48,10 @@ type Config[R Row[K, V], K, V tables.MapPart] struct {
 	// written. kernel is what the map has under the key, nil for nothing: what that refers
 	// to need not be asked again.
 	Refers func(row R, kernel *V) []Reference
+
+	// Vacate, if not nil, says whether what the map has under the key is removed while the
+	// row waits: it is worse than nothing.
+	Vacate func(row R, kernel V) bool
 
 	// Releases, if not nil, is Refers for a deletion.
 	Releases func(key K) []Reference

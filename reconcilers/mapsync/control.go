@@ -83,8 +83,12 @@ func (r retries) delay(attempt int) time.Duration {
 	return r.min << attempt
 }
 
+// Timing is for tests without packets, which need no [Grace].
+type Timing struct{ Grace time.Duration }
+
 // Control knows the reconcilers of all maps.
 type Control struct {
+	grace    time.Duration
 	retries  retries
 	interval time.Duration
 	table    statedb.RWTable[*tables.BPFMap]
@@ -101,6 +105,7 @@ type controlParams struct {
 	Options    Options
 	Table      statedb.RWTable[*tables.BPFMap]
 	Registerer prometheus.Registerer `optional:"true"`
+	Timing     *Timing               `optional:"true"`
 }
 
 func newControl(p controlParams) (*Control, error) {
@@ -108,12 +113,16 @@ func newControl(p controlParams) (*Control, error) {
 		return nil, err
 	}
 	c := &Control{
+		grace:    Grace,
 		retries:  retries{p.Options.RetryMin, p.Options.RetryMax},
 		interval: p.Options.AuditInterval,
 		table:    p.Table,
 		metrics:  newMetrics(),
 		reports:  map[string]*report{},
 		shown:    map[string]tables.BPFMap{},
+	}
+	if p.Timing != nil {
+		c.grace = p.Timing.Grace
 	}
 	if p.Registerer != nil {
 		if err := c.metrics.register(p.Registerer); err != nil {
@@ -122,6 +131,9 @@ func newControl(p controlParams) (*Control, error) {
 	}
 	return c, nil
 }
+
+// Grace is how long after a write what it replaced may still be in use by a packet.
+func (c *Control) Grace() time.Duration { return c.grace }
 
 // add makes the report of one map.
 func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error) {
@@ -142,8 +154,34 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error)
 		audits:   make(chan chan<- auditReply),
 	}
 	wtxn.Commit()
+	r.first.Store(unknown)
 	c.reports[spec.Name] = r
 	return r, nil
+}
+
+// unknown is the count of what is not written of a map of which it is not known yet what is
+// desired.
+const unknown = -1
+
+// Unwritten returns how many entries are not written yet that were desired when the desired
+// tables of all maps had been filled a first time, and a map of which there are some. Of a
+// map of which it is not known yet what is desired, known is false.
+//
+// An entry counts until the map has what is desired of it, whatever that is by then, or
+// nothing is desired. Later ones do not count.
+func (c *Control) Unwritten() (entries int64, mapName string, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(c.reports)) {
+		n := c.reports[name].first.Load()
+		if n == unknown {
+			return 0, name, false
+		}
+		if entries += n; n > 0 {
+			mapName = name
+		}
+	}
+	return entries, mapName, true
 }
 
 // Flow says between which tables a map is.

@@ -4,7 +4,7 @@
 // its own.
 //
 //	desired table ──┐                    ┌─► map
-//	gates (tables) ─┼─► loop (one round) ┼─► mirror (core.Mirror)
+//	gates (tables) ─┼─► loop (one round) ┼─► mirror ([tables.Mirror])
 //	timers, audit ──┘                    └─► status of the desired rows
 //
 // A round takes what is due, some thousand entries in the order of becoming due:
@@ -24,5 +24,5 @@
 // What waits is asked again when a table changes that the answer is from: answers depend on
 // a snapshot only, so no change is missed.
 //
-// A map is empty when its loop starts.
+// What a map holds when its loop starts is in the mirror before the first round.
 package mapsync

@@ -9,6 +9,9 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 )
 
 // Reference names something that has to be complete in the kernel before a write. Number or
@@ -23,6 +26,9 @@ func (r Reference) String() string {
 	if r.Prefix.IsValid() {
 		return fmt.Sprintf("%s %s", r.To.name, r.Prefix)
 	}
+	if r.Number == 0 { // there is only one
+		return r.To.name
+	}
 	return fmt.Sprintf("%s %d", r.To.name, r.Number)
 }
 
@@ -31,11 +37,19 @@ func (r Reference) String() string {
 type Dependency struct {
 	name       string
 	conditions []Condition
+	outside    bool
 }
 
 // NewDependency returns a dependency. Statuses say "waiting for", the name, and which.
 func NewDependency(name string, conditions ...Condition) *Dependency {
-	return &Dependency{name, conditions}
+	return &Dependency{name: name, conditions: conditions}
+}
+
+// Outside says that the dependency is on something that may come only after everything else
+// is written, such as a program at a device: see [Control.Unwritten].
+func (d *Dependency) Outside() *Dependency {
+	d.outside = true
+	return d
 }
 
 // On is a reference to a numbered object.
@@ -108,6 +122,21 @@ func NonePending[R any](table statedb.Table[R], pending func(uint32) statedb.Que
 					return table.Name()
 				}
 				return ""
+			}
+		},
+	}
+}
+
+// Attached is met if programs are attached to the device whose interface index the number
+// is.
+func Attached(
+	attachments statedb.Table[*tables.Attachment], programs ...bpf.Program,
+) Condition {
+	return Condition{
+		Tables: []Watched{Watch(attachments)},
+		Look: func(txn statedb.ReadTxn) func(Reference) string {
+			return func(r Reference) string {
+				return tables.Unattached(txn, attachments, r.Number, programs...)
 			}
 		},
 	}

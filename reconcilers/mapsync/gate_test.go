@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -98,6 +99,31 @@ func TestReleases(t *testing.T) {
 	require.Equal(t, "1 - - waiting for object 4: it is not in objects", l.entry(a))
 	l.complete(4, true)
 	l.rounds()
+	l.requireSettled()
+}
+
+// What must not stay while the row waits is removed, as soon as the map does not refuse it.
+func TestVacate(t *testing.T) {
+	l := newTestLoop(t, bpf.Spec{}, gated, func(_ *testLoop, cfg *testConfig) {
+		cfg.Vacate = func(_ *testRow, kernel number) bool { return kernel > 9 }
+	})
+	a, b := key(32, 10), key(32, 11)
+	l.complete(1, true)
+	l.complete(10, true)
+	l.change(row(a, 1), row(b, 10))
+	l.rounds()
+	l.memory.Fail("test", bpf.OpDelete, unix.EPERM, 1)
+	l.change(row(a, 2), row(b, 2))
+	l.rounds()
+	require.Equal(t, map[prefixKey]number{a: 1, b: 10}, l.held())
+	require.Equal(t, "Error operation not permitted", l.status(b))
+	l.wait(time.Minute)
+	l.rounds()
+	require.Equal(t, map[prefixKey]number{a: 1}, l.held())
+	require.Equal(t, "Pending waiting for object 2: it is not in objects", l.status(b))
+	l.complete(2, true)
+	l.rounds()
+	require.Equal(t, map[prefixKey]number{a: 2, b: 2}, l.held())
 	l.requireSettled()
 }
 

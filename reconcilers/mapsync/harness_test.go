@@ -21,7 +21,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,7 +77,7 @@ var testObjectIndex = statedb.Index[*testObject, uint32]{
 
 type (
 	testConfig = Config[*testRow, prefixKey, number]
-	testMirror = core.Mirror[prefixKey, number]
+	testMirror = tables.Mirror[prefixKey, number]
 )
 
 // testLoop is a reconciler driven round by round, at a time of its own.
@@ -116,11 +115,8 @@ func newTestLoop(t testing.TB, spec bpf.Spec, configure ...func(*testLoop, *test
 		return func(r Reference) string { l.asked++; return missing(r) }
 	}
 	l.needs = NewDependency("object", exists)
-	mirror, err := core.NewMirrorTable[prefixKey](
-		db,
-		"map-test",
-		func(n number) uint32 { return uint32(n) },
-	)
+	mirror, err := tables.NewMirrorTable[prefixKey]("map-test",
+		func(n number) uint32 { return uint32(n) })(db)
 	require.NoError(t, err)
 	table, err := tables.NewBPFMapTable(db)
 	require.NoError(t, err)
@@ -253,7 +249,7 @@ func (l *testLoop) status(key prefixKey) string {
 
 // entry returns a row of the mirror in words.
 func (l *testLoop) entry(key prefixKey) string {
-	m, _, found := l.Mirror.Get(l.db.ReadTxn(), core.MirrorByKey[prefixKey, number](key))
+	m, _, found := l.Mirror.Get(l.db.ReadTxn(), tables.MirrorByKey[prefixKey, number](key))
 	if !found {
 		return ""
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // loop reconciles one map. All of it but report runs in one goroutine.
@@ -26,11 +25,14 @@ type loop[R Row[K, V], K, V tables.MapPart] struct {
 	log     *slog.Logger
 	now     func() time.Time
 	retries retries
+	grace   time.Duration
 
+	adopted func(statedb.WriteTxn) // marks the mirror initialized
 	changes statedb.ChangeIterator[R]
 	queue   *queue[K]
-	flushes []flush[K] // in order of time
-	passed  bool       // everything was tried that was desired at the start
+	flushes []flush[K]     // in order of time
+	first   map[K]struct{} // keys desired at the start that the map does not hold yet
+	passed  bool           // everything was tried that was desired at the start
 
 	report    *report
 	audit     *audit[K]
@@ -49,12 +51,15 @@ func newLoop[R Row[K, V], K, V tables.MapPart](
 	spec := cfg.Map.Spec()
 	l := &loop[R, K, V]{
 		Config: cfg, name: spec.Name, db: db, log: log.With("map", spec.Name), now: time.Now,
-		retries: control.retries, queue: newQueue[K](),
+		retries: control.retries, grace: control.grace, queue: newQueue[K](),
 	}
 	var err error
 	if l.changes, err = tables.Follow(db, cfg.Desired.ToTable()); err != nil {
 		return nil, err
 	}
+	wtxn := db.WriteTxn(cfg.Mirror)
+	l.adopted = cfg.Mirror.RegisterInitializer(wtxn, l.name)
+	wtxn.Commit()
 	l.report, err = control.add(db, spec, Flow{spec.Name, cfg.Desired.Name(), cfg.Mirror.Name()})
 	return l, err
 }
@@ -62,6 +67,9 @@ func newLoop[R Row[K, V], K, V tables.MapPart](
 // run implements [job.OneShotFunc].
 func (l *loop[R, K, V]) run(ctx context.Context, health cell.Health) error {
 	l.report.health = health
+	if err := l.adopt(); err != nil {
+		return err
+	}
 	if !l.awaitDesired(ctx) {
 		return nil
 	}
@@ -107,6 +115,28 @@ func (l *loop[R, K, V]) awaitDesired(ctx context.Context) bool {
 			request <- auditReply{err: fmt.Errorf("audit map %s: what is desired is not known yet", l.name)}
 		}
 	}
+}
+
+// adopt has the mirror say what the map holds already. A map of a slot is empty; the others
+// are those that the agent before has left.
+func (l *loop[R, K, V]) adopt() error {
+	entries, err := l.Map.Dump()
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", l.name, err)
+	}
+	wtxn := l.db.WriteTxn(l.Mirror)
+	defer wtxn.Abort()
+	now := l.now()
+	for _, e := range entries {
+		l.queue.schedule(l.queue.get(e.Key), now)
+		m := &tables.Mirror[K, V]{Key: e.Key, Value: e.Value, Present: true}
+		if _, _, err := l.Mirror.Insert(wtxn, m); err != nil {
+			return fmt.Errorf("write %s: %w", l.Mirror.Name(), err)
+		}
+	}
+	l.adopted(wtxn)
+	wtxn.Commit()
+	return nil
 }
 
 // elapsed does what time has come for, beside rounds.
@@ -159,6 +189,12 @@ func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 		return nil, err
 	}
 	looked := newLook(txn)
+	if l.first == nil {
+		l.first = map[K]struct{}{}
+		for key := range l.queue.byKey {
+			l.first[key] = struct{}{}
+		}
+	}
 	l.queue.wake(looked, now)
 	if work := l.queue.take(now, maxRound); len(work) > 0 {
 		if err := l.reconcile(work, looked, now); err != nil {
@@ -167,11 +203,28 @@ func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 		l.report.touch(now)
 	}
 	l.passed = l.passed || !l.queue.isDue(now)
+	l.countFirst()
 	watches = append(watches, desired)
 	for _, watched := range l.waitedFor() {
 		watches = append(watches, watched(asked))
 	}
 	return watches, nil
+}
+
+// countFirst counts what of the start is not written yet. What waits for something outside
+// of the tables, such as a program, does not count: see [Dependency.Outside].
+func (l *loop[R, K, V]) countFirst() {
+	n := int64(0)
+	for key := range l.first {
+		it, ok := l.queue.byKey[key]
+		switch {
+		case !ok:
+			delete(l.first, key)
+		case it.state != stateWaiting || !it.waits.To.outside:
+			n++
+		}
+	}
+	l.report.first.Store(n)
 }
 
 // waitedFor returns the tables by which what waits is answered.
@@ -217,7 +270,7 @@ func (l *loop[R, K, V]) collect(
 	wtxn := l.db.WriteTxn(l.Mirror)
 	defer wtxn.Abort()
 	for _, key := range gone {
-		m, _, found := l.Mirror.Get(wtxn, core.MirrorByKey[K, V](key))
+		m, _, found := l.Mirror.Get(wtxn, tables.MirrorByKey[K, V](key))
 		if !found {
 			continue
 		}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // A failed write is retried with growing delays, without an event, and its own status
@@ -251,7 +250,7 @@ func TestChangedMeanwhile(t *testing.T) {
 func TestMade(t *testing.T) {
 	l := newTestLoop(t, bpf.Spec{})
 	made := func() uint64 {
-		m, _, _ := l.Mirror.Get(l.db.ReadTxn(), core.MirrorByKey[prefixKey, number](key(8, 10)))
+		m, _, _ := l.Mirror.Get(l.db.ReadTxn(), tables.MirrorByKey[prefixKey, number](key(8, 10)))
 		return m.Made
 	}
 	var seq uint64
@@ -352,7 +351,7 @@ func TestBounded(t *testing.T) {
 	l.change(rows...)
 	_, err = l.round()
 	require.NoError(t, err)
-	left := statedb.Collect(l.Mirror.List(l.db.ReadTxn(), core.MirrorsUndesired[prefixKey, number]()))
+	left := statedb.Collect(l.Mirror.List(l.db.ReadTxn(), tables.MirrorsUndesired[prefixKey, number]()))
 	require.Len(t, left, maxRound+1, "the mirror says at once what is not desired any more")
 }
 

@@ -4,6 +4,7 @@ package mapsync
 
 import (
 	"fmt"
+	"github.com/sluice-net/sluice/tables"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -12,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // randomRun drives a reconciler through random events, while writes fail and, if it is a
@@ -47,12 +47,12 @@ func randomRun(t *testing.T, seed uint64, typ bpf.Type, after time.Duration, tig
 		}
 		txn := l.db.ReadTxn()
 		for k, v := range bpf.All[prefixKey, number](r, "test") {
-			m, _, found := l.Mirror.Get(txn, core.MirrorByKey[prefixKey, number](k))
+			m, _, found := l.Mirror.Get(txn, tables.MirrorByKey[prefixKey, number](k))
 			require.True(t, found, "seed %d: %v: no mirror of %v", seed, w, k)
 			require.Contains(t, m.Values(), v, "seed %d: %v", seed, w)
 		}
 		if k := w.Key.(prefixKey); w.Value == nil && w.Err == nil {
-			m, _, found := l.Mirror.Get(txn, core.MirrorByKey[prefixKey, number](k))
+			m, _, found := l.Mirror.Get(txn, tables.MirrorByKey[prefixKey, number](k))
 			require.True(t, found && m.Busy && m.Deleting, "seed %d: %v", seed, w)
 		}
 	})

@@ -32,6 +32,7 @@ type report struct {
 	interval time.Duration // between audits, 0 for none
 
 	writes, deletes atomic.Uint64 // entries
+	first           atomic.Int64  // what of the start is not written yet, see countFirst
 
 	due       time.Time // of the next publication, zero if nothing has changed
 	row       tables.BPFMap

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/former"
 )
 
@@ -53,14 +52,16 @@ type try[R any, K, V tables.MapPart] struct {
 // and says in the tables what came of it.
 func (l *loop[R, K, V]) reconcile(work []*item[K], looked *look, now time.Time) error {
 	tries := make([]*try[R, K, V], len(work))
-	var writes []*try[R, K, V]
+	var writes, vacated []*try[R, K, V]
 	for i, it := range work {
 		t := &try[R, K, V]{item: it}
-		if m, _, found := l.Mirror.Get(looked.txn, core.MirrorByKey[K, V](it.key)); found {
+		if m, _, found := l.Mirror.Get(looked.txn, tables.MirrorByKey[K, V](it.key)); found {
 			t.kernel, t.made = &m.Value, m.Made
 		}
 		if tries[i] = t; l.plan(t, looked, now) == fateWrite {
 			writes = append(writes, t)
+		} else if l.vacates(t) {
+			vacated = append(vacated, t)
 		}
 	}
 	if l.Announce && len(writes) > 0 {
@@ -74,10 +75,13 @@ func (l *loop[R, K, V]) reconcile(work []*item[K], looked *look, now time.Time) 
 			if l.plan(t, looked, now) == fateWrite && (t.wanted != wanted || t.value != value) {
 				t.fate, t.due = fateLater, now
 			}
+			if l.vacates(t) {
+				vacated = append(vacated, t)
+			}
 			return t.fate != fateWrite
 		})
 	}
-	deleted := l.write(writes)
+	deleted := l.write(writes) + l.vacate(vacated)
 	if err := l.confirm(tries); err != nil {
 		return err
 	}
@@ -162,8 +166,8 @@ func (l *loop[R, K, V]) announce(writes []*try[R, K, V]) (statedb.ReadTxn, error
 }
 
 // mirror returns the mirror of what the map has.
-func (t *try[R, K, V]) mirror() *core.Mirror[K, V] {
-	m := &core.Mirror[K, V]{Key: t.key, Desired: t.wanted, Made: t.made}
+func (t *try[R, K, V]) mirror() *tables.Mirror[K, V] {
+	m := &tables.Mirror[K, V]{Key: t.key, Desired: t.wanted, Made: t.made}
 	if t.kernel != nil {
 		m.Value, m.Present = *t.kernel, true
 	}
@@ -220,7 +224,35 @@ func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
 		l.Raise()
 	}
 	if len(flushed) > 0 {
-		l.flushes = append(l.flushes, flush[K]{l.now().Add(Grace), flushed})
+		l.flushes = append(l.flushes, flush[K]{l.now().Add(l.grace), flushed})
+	}
+	return deleted
+}
+
+// vacates reports whether the map has what must go before the row can be written.
+func (l *loop[R, K, V]) vacates(t *try[R, K, V]) bool {
+	return t.fate == fateWait && t.wanted && t.kernel != nil && l.Vacate != nil &&
+		l.Vacate(t.row, *t.kernel)
+}
+
+// vacate removes what the map has under the keys of rows that wait, and returns how many
+// entries it removed.
+func (l *loop[R, K, V]) vacate(vacated []*try[R, K, V]) (deleted int) {
+	if len(vacated) == 0 {
+		return 0
+	}
+	keys := make([]K, len(vacated))
+	for i, t := range vacated {
+		keys[i] = t.key
+	}
+	deleted, err := l.Map.Delete(keys)
+	l.report.count(bpf.OpDelete, deleted, err)
+	for i, t := range vacated {
+		if i < deleted {
+			t.kernel, t.made = nil, 0
+		} else {
+			t.fate, t.err, t.text = fateFailed, err, l.errorText(err)
+		}
 	}
 	return deleted
 }
@@ -270,7 +302,7 @@ func (l *loop[R, K, V]) confirm(tries []*try[R, K, V]) error {
 }
 
 func (l *loop[R, K, V]) confirmMirror(wtxn statedb.WriteTxn, t *try[R, K, V]) (err error) {
-	m, _, found := l.Mirror.Get(wtxn, core.MirrorByKey[K, V](t.key))
+	m, _, found := l.Mirror.Get(wtxn, tables.MirrorByKey[K, V](t.key))
 	switch now := t.mirror(); {
 	case now.Present && (!found || *m != *now):
 		_, _, err = l.Mirror.Insert(wtxn, now)

@@ -31,9 +31,9 @@ type world struct {
 	t           *testing.T
 	client      *fake.FakeDynamicClient
 	nodes       statedb.RWTable[*tables.Node]
-	maps        statedb.RWTable[*tables.BPFMap]
+	slots       statedb.RWTable[*tables.Slot]
 	attachments statedb.RWTable[*tables.Attachment]
-	config      statedb.RWTable[*tables.ConfigEntry]
+	config      statedb.RWTable[*tables.ConfigMirror]
 	policies    statedb.RWTable[*tables.NetworkPolicy]
 	written     func(statedb.WriteTxn)
 }
@@ -59,22 +59,22 @@ func in(t *testing.T, test func(w *world)) {
 		var err error
 		w.nodes, err = tables.NewNodeTable(db)
 		require.NoError(t, err)
-		w.maps, err = tables.NewBPFMapTable(db)
+		w.slots, err = tables.NewSlotTable(db)
 		require.NoError(t, err)
 		w.attachments, err = tables.NewAttachmentTable(db)
 		require.NoError(t, err)
-		w.config, err = tables.NewConfigEntryTable(db)
+		w.config, err = tables.NewConfigMirrorTable(db)
 		require.NoError(t, err)
 		w.policies, err = tables.NewNetworkPolicyTable(db)
 		require.NoError(t, err)
-		wtxn := db.WriteTxn(w.maps)
-		w.written = w.maps.RegisterInitializer(wtxn, "test")
+		wtxn := db.WriteTxn(w.slots)
+		w.written = w.slots.RegisterInitializer(wtxn, "test")
 		wtxn.Commit()
 		w.remover = &remover{params{
 			Log: slog.New(slog.DiscardHandler), DB: db, Client: w.client, Nodes: w.nodes,
 			LocalNode: tables.LocalNode{Name: "node-1"},
 			Holding: tables.Holding{
-				DB: db, Maps: w.maps, Attachments: w.attachments, ConfigEntries: w.config, Policies: w.policies,
+				DB: db, Slots: w.slots, Attachments: w.attachments, ConfigEntries: w.config, Policies: w.policies,
 				Enforcement: tables.EnforcementDefault,
 			},
 		}}
@@ -112,14 +112,14 @@ func (w *world) attach(program bpf.Program, ifIndex int, status reconciler.Statu
 
 func (w *world) configure(flags bpf.ConfigFlags) {
 	wtxn := w.DB.WriteTxn(w.config)
-	_, _, err := w.config.Insert(wtxn, &tables.ConfigEntry{Value: bpf.ConfigValue{Flags: flags}})
+	_, _, err := w.config.Insert(wtxn, &tables.ConfigMirror{Value: bpf.ConfigValue{Flags: flags}})
 	require.NoError(w.t, err)
 	wtxn.Commit()
 }
 
 func (w *world) ready() {
 	w.configure(0)
-	wtxn := w.DB.WriteTxn(w.maps)
+	wtxn := w.DB.WriteTxn(w.slots)
 	w.written(wtxn)
 	wtxn.Commit()
 	w.attach(bpf.ProgramBackstop, 0, reconciler.StatusDone())
@@ -131,7 +131,7 @@ var all = []string{Key, "example.com/other", Key}
 func TestRemoved(t *testing.T) {
 	in(t, func(w *world) {
 		require.Equal(t, all, w.of("node-1"))
-		wtxn := w.DB.WriteTxn(w.maps)
+		wtxn := w.DB.WriteTxn(w.slots)
 		w.written(wtxn)
 		wtxn.Commit()
 		require.Equal(t, all, w.of("node-1"), "nothing is attached yet")

@@ -25,11 +25,13 @@ type views struct {
 	DB        *statedb.DB
 	Endpoints statedb.Table[*tables.Endpoint]
 	Nodes     statedb.Table[*tables.Node]
-	Locals    statedb.Table[*tables.LocalEndpoint]
+	Pods      statedb.Table[*tables.Pod]
+	Routes    statedb.Table[*tables.SubjectRoute]
 	Rules     statedb.Table[*tables.EgressRule]
 	Cookies   statedb.Table[*tables.RuleCookie]
-	Entries   statedb.Table[*tables.PolicyEntry]
-	Enforced  statedb.Table[*tables.EnforcedPolicy]
+	Verdicts  statedb.Table[*tables.Verdict]
+	Rulesets  statedb.Table[*tables.Ruleset]
+	Slots     statedb.Table[*tables.Slot]
 }
 
 // enricher adds to events what the tables know. What would take a scan it keeps
@@ -38,12 +40,10 @@ type enricher struct {
 	views
 	wallTime func(monotonic uint64) time.Time
 
-	mu        sync.Mutex
-	devicesAt statedb.Revision
-	devices   map[uint32]string // pod by device
-	rulesAt   statedb.Revision
-	rules     map[ruleKey]*tables.EgressRule // nil: none
-	named     map[uint32][]string            // rules of network policies by cookie
+	mu      sync.Mutex
+	rulesAt statedb.Revision
+	rules   map[ruleKey]*tables.EgressRule // nil: none
+	named   map[uint32][]string            // rules of network policies by cookie
 }
 
 func newEnricher(v views) *enricher {
@@ -56,20 +56,20 @@ func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
 	defer e.mu.Unlock()
 	txn := e.DB.ReadTxn()
 	event := &tables.Event{
-		Kind:        kindOf(raw.Kind),
-		Time:        e.wallTime(raw.Time),
-		Reason:      raw.Reason.String(),
-		Program:     raw.Program.String(),
-		Direction:   raw.Direction.String(),
-		IfIndex:     raw.IfIndex,
-		Source:      e.peer(txn, raw.Source, raw.SourcePort),
-		Destination: e.peer(txn, raw.Destination, raw.DestPort),
-		Protocol:    protocolName(raw.Protocol),
-		Length:      raw.Length,
-		EgressClass: raw.EgressClass,
-		Group:       raw.Group,
-		Cookie:      raw.Cookie,
-		Rules:       e.names(txn, raw),
+		Kind:          kindOf(raw.Kind),
+		Time:          e.wallTime(raw.Time),
+		Reason:        raw.Reason.String(),
+		Program:       raw.Program.String(),
+		Direction:     raw.Direction.String(),
+		IfIndex:       raw.IfIndex,
+		Source:        e.peer(txn, raw.Source, raw.SourcePort),
+		Destination:   e.peer(txn, raw.Destination, raw.DestPort),
+		Protocol:      protocolName(raw.Protocol),
+		Length:        raw.Length,
+		EgressRuleset: raw.EgressRuleset,
+		Group:         raw.Group,
+		Cookie:        raw.Cookie,
+		Rules:         e.names(txn, raw),
 	}
 	switch raw.Protocol {
 	case unix.IPPROTO_TCP:
@@ -85,7 +85,7 @@ func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
 	if event.Pod == "" {
 		event.Pod = e.podOfDevice(txn, raw.IfIndex)
 	}
-	if rule := e.rule(txn, raw.EgressClass, remote.Addr); rule != nil {
+	if rule := e.rule(txn, e.egressRuleset(txn, raw, own.Addr), remote.Addr); rule != nil {
 		event.Policy, event.Rule = rule.Policy, rule.Destination
 	}
 	if gateway := raw.Gateway.Addr(); gateway.IsValid() {
@@ -116,38 +116,58 @@ func (e *enricher) peer(txn statedb.ReadTxn, address bpf.Address, port [2]byte) 
 // podOfDevice returns the pod behind a device: the one to tell of when a packet
 // has an address that is nobody's.
 func (e *enricher) podOfDevice(txn statedb.ReadTxn, ifIndex uint32) string {
-	if revision := e.Locals.Revision(txn); e.devices == nil || revision != e.devicesAt {
-		e.devicesAt, e.devices = revision, map[uint32]string{}
-		for row := range e.Locals.All(txn) {
-			if row.IfIndex != 0 {
-				e.devices[row.IfIndex] = row.Endpoint.String()
-			}
-		}
+	pod, _, found := e.Pods.Get(txn, tables.PodsByIfIndex(ifIndex))
+	if !found {
+		return ""
 	}
-	return e.devices[ifIndex]
+	return pod.Endpoint.String()
+}
+
+// egressRuleset returns the egress ruleset of an event's pod, 0 if none was looked up. Its
+// number means something only in the slot of maps that this agent writes to; of another one
+// it is that which is wanted for the pod now.
+func (e *enricher) egressRuleset(txn statedb.ReadTxn, raw *bpf.Event, pod netip.Addr) uint32 {
+	if raw.EgressRuleset == 0 || e.isOwn(txn, raw.Slot) {
+		return raw.EgressRuleset
+	}
+	row, _, found := e.Pods.Get(txn, tables.PodByAddr(pod))
+	if !found {
+		return 0
+	}
+	route, _, found := e.Routes.Get(txn, tables.RouteBySubject(row.Subject))
+	if !found {
+		return 0
+	}
+	return route.EgressRuleset
+}
+
+// isOwn reports whether this agent writes to a slot.
+func (e *enricher) isOwn(txn statedb.ReadTxn, slot uint8) bool {
+	row, _, found := e.Slots.Get(txn, tables.SlotByNumber(uint32(slot)))
+	return found && row.Own
 }
 
 type ruleKey struct {
-	class       uint32
+	ruleset     uint32
 	destination netip.Addr
 }
 
 // maxRules bounds the destinations whose rule is kept.
 const maxRules = 4096
 
-// rule returns the rule of a class that decides for a destination, nil if none.
-func (e *enricher) rule(txn statedb.ReadTxn, class uint32, destination netip.Addr) *tables.EgressRule {
-	if class == 0 || !destination.IsValid() {
+// rule returns the rule of an egress ruleset that decides for a destination, nil if none.
+func (e *enricher) rule(txn statedb.ReadTxn, ruleset uint32, destination netip.Addr) *tables.EgressRule {
+	if ruleset == 0 || !destination.IsValid() {
 		return nil
 	}
 	revision := e.Rules.Revision(txn)
 	if e.rules == nil || revision != e.rulesAt || len(e.rules) >= maxRules {
 		e.rulesAt, e.rules = revision, map[ruleKey]*tables.EgressRule{}
 	}
-	key := ruleKey{class, destination}
+	key := ruleKey{ruleset, destination}
 	rule, ok := e.rules[key]
 	if !ok {
-		rule = tables.EgressRuleFor(txn, e.Rules, class, destination)
+		rule = tables.EgressRuleFor(txn, e.Rules, ruleset, destination)
 		e.rules[key] = rule
 	}
 	return rule

@@ -59,7 +59,7 @@ func TestEnrich(t *testing.T) {
 		{"drop", rawDrop(), `{"kind":"drop","time":"1970-01-01T00:00:01Z","reason":"no egress gateway","program":"from_pod",
 			"direction":"egress","ifIndex":12,"source":{"addr":"10.1.0.5","port":43210,"pod":"shop/web-1","node":"node-1"},
 			"destination":{"addr":"203.0.113.9","port":443},"protocol":"TCP","tcpFlags":"S","length":74,"pod":"shop/web-1",
-			"egressClass":3,"group":1,"policy":"partner","rule":"203.0.113.0/24"}`,
+			"egressRuleset":3,"group":1,"policy":"partner","rule":"203.0.113.0/24"}`,
 			"DROP no egress gateway: shop/web-1:43210 -> 203.0.113.9:443 TCP S, policy partner (203.0.113.0/24), 74 bytes"},
 		{"flow", rawDrop(func(e *bpf.Event) {
 			e.Kind, e.Reason, e.Gateway = bpf.EventFlow, bpf.ReasonToGateway, address("192.168.0.2")
@@ -67,7 +67,7 @@ func TestEnrich(t *testing.T) {
 		}), `{"kind":"flow","time":"1970-01-01T00:00:01Z","reason":"to gateway","program":"from_pod",
 			"direction":"egress","ifIndex":12,"source":{"addr":"10.1.0.5","port":43210,"pod":"shop/web-1","node":"node-1"},
 			"destination":{"addr":"8.8.8.8","port":443},"protocol":"TCP","tcpFlags":"S","length":74,"pod":"shop/web-1",
-			"egressClass":3,"group":1,"policy":"all","rule":"0.0.0.0/0","gateway":{"addr":"192.168.0.2","node":"node-2"},
+			"egressRuleset":3,"group":1,"policy":"all","rule":"0.0.0.0/0","gateway":{"addr":"192.168.0.2","node":"node-2"},
 			"egress":"198.51.100.7:43210"}`,
 			"FLOW to gateway: shop/web-1:43210 -> 8.8.8.8:443 TCP S, policy all (0.0.0.0/0), gateway node-2 (192.168.0.2), egress 198.51.100.7:43210, 74 bytes"},
 		{"ingress from an unknown node, ICMP echo of IPv6", rawDrop(func(e *bpf.Event) {
@@ -78,10 +78,10 @@ func TestEnrich(t *testing.T) {
 		}), `{"kind":"drop","time":"1970-01-01T00:00:01Z","reason":"unknown overlay source","program":"from_overlay",
 			"direction":"ingress","ifIndex":3,"source":{"addr":"2001:db8::1","port":9},
 			"destination":{"addr":"fd00::5","pod":"shop/web-1","node":"node-1"},"protocol":"ICMPv6","icmpType":128,"length":74,
-			"pod":"shop/web-1","egressClass":3,"policy":"all-6","rule":"::/0","gateway":{"addr":"192.0.2.9"}}`,
+			"pod":"shop/web-1","egressRuleset":3,"policy":"all-6","rule":"::/0","gateway":{"addr":"192.0.2.9"}}`,
 			"DROP unknown overlay source: 2001:db8::1 -> shop/web-1 ICMPv6 echo request id 9, policy all-6 (::/0), sender 192.0.2.9, 74 bytes"},
 		{"an address that is not the pod's", rawDrop(func(e *bpf.Event) {
-			e.Reason, e.Source, e.EgressClass, e.Group = bpf.ReasonUnknownSource, address("10.9.9.9"), 0, 0
+			e.Reason, e.Source, e.EgressRuleset, e.Group = bpf.ReasonUnknownSource, address("10.9.9.9"), 0, 0
 			e.Protocol, e.TCPFlags, e.SourcePort, e.DestPort = 99, 0, [2]byte{}, [2]byte{}
 		}), `{"kind":"drop","time":"1970-01-01T00:00:01Z","reason":"unknown source address","program":"from_pod",
 			"direction":"egress","ifIndex":12,"source":{"addr":"10.9.9.9"},"destination":{"addr":"203.0.113.9"},
@@ -92,7 +92,7 @@ func TestEnrich(t *testing.T) {
 		}), `{"kind":"drop","time":"1970-01-01T00:00:01Z","reason":"predates policy","program":"from_pod",
 			"direction":"egress","ifIndex":12,"source":{"addr":"10.1.0.5","port":43210,"pod":"shop/web-1","node":"node-1"},
 			"destination":{"addr":"203.0.113.9","port":443},"protocol":"ICMP","icmpType":3,"length":74,"pod":"shop/web-1",
-			"egressClass":3,"group":1,"policy":"partner","rule":"203.0.113.0/24"}`,
+			"egressRuleset":3,"group":1,"policy":"partner","rule":"203.0.113.0/24"}`,
 			"DROP predates policy: shop/web-1:43210 -> 203.0.113.9:443 ICMP unreachable, policy partner (203.0.113.0/24), 74 bytes"},
 		{"no addresses, unknown numbers", &bpf.Event{Kind: bpf.EventDrop, Reason: 39, Program: 9},
 			`{"kind":"drop","time":"1970-01-01T00:00:00Z","reason":"reason-39","program":"program-9","direction":"egress",
@@ -117,10 +117,18 @@ func TestEnrich(t *testing.T) {
 
 	// A change of the tables is seen at once.
 	insert(t, w, w.RuleRows, rule(3, "203.0.113.9/32", "new"))
-	insert(t, w, w.LocalRows, &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.1.0.6"), Endpoint: tables.Name{Namespace: "shop", Name: "late"}, IfIndex: 13})
+	insert(t, w, w.PodRows, &tables.Pod{Addr: netip.MustParseAddr("10.1.0.6"), Endpoint: tables.Name{Namespace: "shop", Name: "late"}, IfIndex: 13})
 	event := w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Source, e.IfIndex = address("10.9.9.9"), 13 }))
 	require.Equal(t, "new", event.Policy)
 	require.Equal(t, "shop/late", event.Pod)
+
+	// Numbers of another slot are not those of the tables.
+	event = w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Slot = 1 }))
+	require.Equal(t, "other", event.Policy, "that of the ruleset which the pod has now")
+	event = w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Slot, e.EgressRuleset = 1, 0 }))
+	require.Empty(t, event.Policy, "none was looked up")
+	event = w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Slot, e.Source = 1, address("10.2.0.5") }))
+	require.Empty(t, event.Policy, "the pod has none now")
 }
 
 func TestWallTime(t *testing.T) {
@@ -141,14 +149,14 @@ func TestWallTime(t *testing.T) {
 func TestEgressRuleFor(t *testing.T) {
 	w := start(t, noPrograms{})
 	for _, tc := range []struct {
-		class       uint32
+		ruleset     uint32
 		destination string
 		want        string // "": none
 	}{
 		{3, "203.0.113.9", "partner"}, {3, "203.0.114.9", "all"}, {4, "203.0.113.9", "other"}, {4, "203.0.113.8", ""},
 		{5, "203.0.113.9", ""}, {3, "2001:db8::1", "all-6"}, {3, "0.0.0.0", "all"}, {3, "::", "all-6"}, {4, "::", ""},
 	} {
-		got := tables.EgressRuleFor(w.DB.ReadTxn(), w.Rules, tc.class, netip.MustParseAddr(tc.destination))
+		got := tables.EgressRuleFor(w.DB.ReadTxn(), w.Rules, tc.ruleset, netip.MustParseAddr(tc.destination))
 		if tc.want == "" {
 			require.Nil(t, got, "%v", tc)
 			continue
@@ -327,7 +335,7 @@ func TestDrops(t *testing.T) {
 	}
 	w.handle(rawDrop(func(e *bpf.Event) { e.Kind = bpf.EventFlow })) // is none
 	w.handle(rawDrop(func(e *bpf.Event) {
-		e.Direction, e.Source, e.Destination, e.EgressClass = bpf.DirectionIngress, address("203.0.113.9"), address("10.2.0.5"), 0
+		e.Direction, e.Source, e.Destination, e.EgressRuleset = bpf.DirectionIngress, address("203.0.113.9"), address("10.2.0.5"), 0
 	}))
 	w.handle(rawDrop(func(e *bpf.Event) { e.Source, e.IfIndex, e.Reason = address("192.0.2.1"), 0, bpf.ReasonUnknownNode }))
 	await.True(t, func() bool { return len(rows()) == 3 })

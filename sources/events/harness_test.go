@@ -37,11 +37,13 @@ type world struct {
 
 	EndpointRows statedb.RWTable[*tables.Endpoint]
 	NodeRows     statedb.RWTable[*tables.Node]
-	LocalRows    statedb.RWTable[*tables.LocalEndpoint]
+	PodRows      statedb.RWTable[*tables.Pod]
+	RouteRows    statedb.RWTable[*tables.SubjectRoute]
 	RuleRows     statedb.RWTable[*tables.EgressRule]
 	CookieRows   statedb.RWTable[*tables.RuleCookie]
-	EntryRows    statedb.RWTable[*tables.PolicyEntry]
-	EnforcedRows statedb.RWTable[*tables.EnforcedPolicy]
+	VerdictRows  statedb.RWTable[*tables.Verdict]
+	RulesetRows  statedb.RWTable[*tables.Ruleset]
+	SlotRows     statedb.RWTable[*tables.Slot]
 	Drops        statedb.Table[*tables.Drop]
 	Monitors     statedb.Table[*tables.Monitor]
 }
@@ -56,21 +58,26 @@ func start(t testing.TB, d Datapath) *world {
 			func() tables.LocalNode { return tables.LocalNode{} },
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
-			tables.NewLocalEndpointTable, statedb.RWTable[*tables.LocalEndpoint].ToTable,
+			tables.NewPodTable, statedb.RWTable[*tables.Pod].ToTable,
+			tables.NewSubjectRouteTable, statedb.RWTable[*tables.SubjectRoute].ToTable,
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
-			tables.NewPolicyEntryTable, statedb.RWTable[*tables.PolicyEntry].ToTable,
-			tables.NewEnforcedPolicyTable, statedb.RWTable[*tables.EnforcedPolicy].ToTable,
+			tables.NewVerdictTable, statedb.RWTable[*tables.Verdict].ToTable,
+			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
+			tables.NewSlotTable, statedb.RWTable[*tables.Slot].ToTable,
 			func() Datapath { return d },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
 		),
 		Cell,
 		cell.Invoke(func(
 			v views, s *Source, e statedb.RWTable[*tables.Endpoint], n statedb.RWTable[*tables.Node],
-			l statedb.RWTable[*tables.LocalEndpoint], r statedb.RWTable[*tables.EgressRule],
-			c statedb.RWTable[*tables.RuleCookie], pe statedb.RWTable[*tables.PolicyEntry], er statedb.RWTable[*tables.EnforcedPolicy], drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
+			p statedb.RWTable[*tables.Pod], route statedb.RWTable[*tables.SubjectRoute],
+			r statedb.RWTable[*tables.EgressRule], c statedb.RWTable[*tables.RuleCookie],
+			verdict statedb.RWTable[*tables.Verdict], ruleset statedb.RWTable[*tables.Ruleset],
+			slot statedb.RWTable[*tables.Slot],
+			drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
 		) {
-			*w = world{v, s, e, n, l, r, c, pe, er, drops, monitors}
+			*w = world{v, s, e, n, p, route, r, c, verdict, ruleset, slot, drops, monitors}
 		}),
 	)
 	log := hivetest.Logger(t)
@@ -84,16 +91,19 @@ func start(t testing.TB, d Datapath) *world {
 	insert(t, w, w.EndpointRows,
 		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{addr("10.1.0.5"), addr("fd00::5")}, LabelSet: &tables.LabelSet{}},
 		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "db-1"}, Node: "node-2", Addrs: []netip.Addr{addr("10.2.0.5")}, LabelSet: &tables.LabelSet{}})
-	insert(t, w, w.LocalRows,
-		&tables.LocalEndpoint{Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, IfIndex: 12})
+	insert(t, w, w.PodRows, &tables.Pod{
+		Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, IfIndex: 12, Subject: 2, Local: true,
+	})
+	insert(t, w, w.RouteRows, &tables.SubjectRoute{Subject: 2, EgressRuleset: 4})
+	insert(t, w, w.SlotRows, &tables.Slot{Use: tables.SlotInForce, Own: true}, &tables.Slot{Number: 1, Use: tables.SlotSpare})
 	insert(t, w, w.RuleRows,
 		rule(3, "0.0.0.0/0", "all"), rule(3, "203.0.113.0/24", "partner"), rule(3, "::/0", "all-6"), rule(4, "203.0.113.9/32", "other"))
 	return w
 }
 
-func rule(class uint32, destination, policy string) *tables.EgressRule {
+func rule(ruleset uint32, destination, policy string) *tables.EgressRule {
 	return &tables.EgressRule{
-		Class: class, Destination: netip.MustParsePrefix(destination), Policy: policy, Reconciled: tables.Pending(),
+		Ruleset: ruleset, Destination: netip.MustParsePrefix(destination), Policy: policy,
 	}
 }
 
@@ -113,7 +123,7 @@ func rawDrop(change ...func(*bpf.Event)) *bpf.Event {
 	e := &bpf.Event{
 		Time: uint64(time.Second), Kind: bpf.EventDrop, Reason: bpf.ReasonNoGateway, Program: bpf.ProgramFromPod, Family: bpf.FamilyIPv4,
 		Protocol: 6, TCPFlags: 2, Source: address("10.1.0.5"), Destination: address("203.0.113.9"),
-		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12, EgressClass: 3, Group: 1,
+		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12, EgressRuleset: 3, Group: 1,
 	}
 	for _, c := range change {
 		c(e)

@@ -27,7 +27,7 @@ func commands(s *Source) hive.ScriptCmdsOut {
 				Detail: []string{
 					"The YAML file is a list. An event has source and destination: address or address:port,",
 					"and may have kind (drop, flow), reason, direction (egress, ingress), protocol, tcpFlags,",
-					"icmpType, length, ifIndex, class, group, cookie, gateway, egress (address:port), and count.",
+					"icmpType, length, ifIndex, ruleset, group, cookie, gateway, egress (address:port), and count.",
 				},
 			},
 			func(state *script.State, args ...string) (script.WaitFunc, error) {
@@ -63,10 +63,22 @@ func (s *Source) inject(data []byte) error {
 			raws = append(raws, raw)
 		}
 	}
+	slot := s.enricher.ownSlot()
 	for i := range raws {
+		raws[i].Slot = slot
 		s.handle(&raws[i])
 	}
 	return nil
+}
+
+// ownSlot returns the slot that this agent writes to, whose numbers the file has.
+func (e *enricher) ownSlot() uint8 {
+	for row := range e.Slots.All(e.DB.ReadTxn()) {
+		if row.Own {
+			return uint8(row.Number)
+		}
+	}
+	return 0
 }
 
 // injected is an event in a file.
@@ -81,7 +93,7 @@ type injected struct {
 	ICMPType    uint8  `json:"icmpType"`
 	Length      uint32 `json:"length"`
 	IfIndex     uint32 `json:"ifIndex"`
-	Class       uint32 `json:"class"`
+	Ruleset     uint32 `json:"ruleset"`
 	Group       uint32 `json:"group"`
 	Cookie      uint32 `json:"cookie"`
 	Gateway     string `json:"gateway"`
@@ -92,7 +104,7 @@ type injected struct {
 func (i *injected) event() (e bpf.Event, err error) {
 	e = bpf.Event{
 		Kind: bpf.EventDrop, Program: bpf.ProgramFromPod, Protocol: unix.IPPROTO_TCP, ICMPType: i.ICMPType,
-		Length: i.Length, IfIndex: i.IfIndex, EgressClass: i.Class, Group: i.Group, Cookie: i.Cookie,
+		Length: i.Length, IfIndex: i.IfIndex, EgressRuleset: i.Ruleset, Group: i.Group, Cookie: i.Cookie,
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

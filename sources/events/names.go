@@ -36,31 +36,15 @@ func (e *enricher) lookUpNames(txn statedb.ReadTxn, raw *bpf.Event) []string {
 	if names := e.named[raw.Cookie]; names != nil {
 		return names
 	}
-	// The kernel may decide by an entry before the cookie has its row, but not
-	// before the entry has.
-	own := raw.Source
-	if raw.Direction == bpf.DirectionIngress {
-		own = raw.Destination
-	}
-	pod, _, found := e.Locals.Get(txn, tables.LocalEndpointByAddr(own.Addr()))
+	// The kernel may decide by a verdict before its cookie has a row, but not before it has
+	// one itself.
+	verdict, _, found := e.Verdicts.Get(txn, tables.VerdictsByCookie(raw.Cookie))
 	if !found {
 		return nil
 	}
-	for entry := range e.Entries.Prefix(txn, tables.PolicyEntriesOfSubject(pod.SubjectClass)) {
-		if entry.Value.Cookie == raw.Cookie {
-			return e.namesOf(txn, entry.Rules)
-		}
-	}
-	return nil
-}
-
-func (e *enricher) namesOf(txn statedb.ReadTxn, ids []tables.RuleID) []string {
-	names := make([]string, len(ids))
-	for i, id := range ids {
-		names[i] = id.String()
-		if rule := tables.EnforcedRuleByID(txn, e.Enforced, id); rule != nil {
-			names[i] = rule.String()
-		}
+	names := make([]string, len(verdict.Rules))
+	for i, id := range verdict.Rules {
+		names[i] = nameOf(id, tables.RuleField(txn, e.Rulesets, id))
 	}
 	return names
 }

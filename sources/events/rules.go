@@ -46,12 +46,17 @@ func (s *Source) RuleCounters() ([]RuleCounter, error) {
 func rulesOf(row *tables.RuleCookie) []string {
 	names := make([]string, len(row.Rules))
 	for i, id := range row.Rules {
-		names[i] = id.Policy.String()
-		if i < len(row.Fields) {
-			names[i] += " " + row.Fields[i]
-		}
+		names[i] = nameOf(id, row.Fields[i])
 	}
 	return names
+}
+
+// nameOf names a rule by where it is in its object, as far as that is known.
+func nameOf(id tables.RuleID, field string) string {
+	if field == "" {
+		return id.String()
+	}
+	return id.Policy.String() + " " + field
 }
 
 // ruleCounters reads the counters of rules, and removes those of rules that there

@@ -3,7 +3,6 @@
 package events
 
 import (
-	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -31,7 +30,7 @@ func TestRulesOfEvents(t *testing.T) {
 	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.egress[0]", "spec.egress[1]"))
 	denied := func(cookie uint32) *bpf.Event {
 		return rawDrop(func(e *bpf.Event) {
-			e.Reason, e.Cookie, e.EgressClass, e.Group = bpf.ReasonPolicyRule, cookie, 0, 0
+			e.Reason, e.Cookie, e.EgressRuleset, e.Group = bpf.ReasonPolicyRule, cookie, 0, 0
 		})
 	}
 	for _, tc := range []struct {
@@ -62,20 +61,19 @@ func TestRulesOfEvents(t *testing.T) {
 func TestRulesThatComeAndGo(t *testing.T) {
 	w := start(t, noPrograms{})
 	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
-	pod := &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, SubjectClass: 5}
-	entry := &tables.PolicyEntry{
-		Key: bpf.PolicyKeyOf(5, 0, bpf.DirectionEgress, 0, 0, 0), Value: bpf.PolicyValue{Cookie: 7}, Rules: []tables.RuleID{id}, Reconciled: tables.Pending(),
-	}
-	insert(t, w, w.LocalRows, pod)
-	insert(t, w, w.EntryRows, entry)
-	insert(t, w, w.EnforcedRows, &tables.EnforcedPolicy{Policy: id.Policy, Rules: []*tables.EnforcedRule{{RuleID: id, Field: "spec.egress[2]"}}})
+	insert(t, w, w.VerdictRows, &tables.Verdict{
+		Key: bpf.VerdictKeyOf(5, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 7}, Rules: []tables.RuleID{id},
+	})
+	insert(t, w, w.RulesetRows, &tables.Ruleset{
+		Life: tables.Life{Number: 5}, Rules: []*tables.Rule{{RuleID: id, Field: "spec.egress[2]"}},
+	})
 	event := rawDrop(func(e *bpf.Event) { e.Cookie = 7 })
 	names := []string{"NetworkPolicy/shop/web spec.egress[2]"}
 	w.enricher.remember(event)
 	require.Equal(t, names, w.enricher.enrich(event).Rules)
 
-	wtxn := w.DB.WriteTxn(w.EntryRows)
-	require.NoError(t, w.EntryRows.DeleteAll(wtxn))
+	wtxn := w.DB.WriteTxn(w.VerdictRows)
+	require.NoError(t, w.VerdictRows.DeleteAll(wtxn))
 	wtxn.Commit()
 	require.Equal(t, names, w.enricher.enrich(event).Rules)
 	require.Nil(t, w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Cookie = 8 })).Rules)

@@ -48,7 +48,7 @@ func Of(row any) Condition {
 	case interface{ GetStatus() reconciler.Status }:
 		return ofStatus(r.GetStatus().Kind)
 	case *tables.EgressPolicyStatus:
-		return first(len(r.Errors) > 0 || r.Failed > 0, r.Programmed < r.Rules)
+		return first(len(r.Errors) > 0 || r.Failed > 0, r.Programmed < r.Rules || r.Pending != "")
 	case *tables.NetworkPolicyStatus:
 		return ofState(r.State)
 	case *tables.BPFMap:
@@ -89,12 +89,12 @@ func ofState(state tables.PolicyState) Condition {
 }
 
 // fields are where rows of a type tell what is wrong with them, nil if they do not.
-type fields struct{ errors, err, wanted []int }
+type fields struct{ errors, err, desired []int }
 
 var fieldsOf sync.Map // by type of row
 
 // ofFields looks at what many types of rows have: the mistakes of their object, or
-// the error of the last attempt; and what the kernel has, whether it is wanted.
+// the error of the last attempt; and what the kernel has, whether it is desired.
 func ofFields(row any) Condition {
 	v := reflect.Indirect(reflect.ValueOf(row))
 	if v.Kind() != reflect.Struct {
@@ -102,8 +102,8 @@ func ofFields(row any) Condition {
 	}
 	f := lookUp(v.Type())
 	switch {
-	case f.wanted != nil:
-		return first(false, v.FieldByIndex(f.wanted).String() != string(tables.WantedSame))
+	case f.desired != nil:
+		return first(f.err != nil && v.FieldByIndex(f.err).Len() > 0, !v.FieldByIndex(f.desired).Bool())
 	case f.errors != nil:
 		return first(v.FieldByIndex(f.errors).Len() > 0, false)
 	case f.err != nil:
@@ -123,9 +123,9 @@ func lookUp(row reflect.Type) fields {
 		return nil
 	}
 	f := fields{
-		errors: field("Errors", reflect.Slice),
-		err:    field("Error", reflect.String),
-		wanted: field("Wanted", reflect.String),
+		errors:  field("Errors", reflect.Slice),
+		err:     field("Error", reflect.String),
+		desired: field("Desired", reflect.Bool),
 	}
 	fieldsOf.Store(row, f)
 	return f

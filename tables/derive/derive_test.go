@@ -97,7 +97,7 @@ func newFixture(t testing.TB, changes ...func(*fixture, *Rule[string, *shown])) 
 		change(f, &rule)
 	}
 	var err error
-	f.runner, err = newRunner(f.db, rule, NewMetrics().stats("shown"))
+	f.runner, err = newRunner(f.db, rule, NewMetrics().Add("shown"))
 	require.NoError(t, err)
 	return f
 }
@@ -292,7 +292,7 @@ func TestRowMovesBetweenKeys(t *testing.T) {
 	rule.Existing = func(txn statedb.ReadTxn, group string) iter.Seq2[*shown, statedb.Revision] {
 		return output.List(txn, shownGroup.Query(group))
 	}
-	r, err := newRunner(f.db, rule, NewMetrics().stats("by-id"))
+	r, err := newRunner(f.db, rule, NewMetrics().Add("by-id"))
 	require.NoError(t, err)
 	for _, group := range []string{"b", "a", "c", "a", "b"} {
 		f.insert(&member{1, group, 1})

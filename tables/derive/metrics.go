@@ -28,7 +28,8 @@ func (m *Metrics) All() []*Stats {
 	return rules
 }
 
-func (m *Metrics) stats(table string, inputs ...InputOf) *Stats {
+// Add has a rule counted that derives a table from others.
+func (m *Metrics) Add(table string, inputs ...InputOf) *Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := &Stats{table: table, inputs: inputs}
@@ -104,7 +105,8 @@ func (s *Stats) Counts() Counts {
 	return s.total
 }
 
-func (s *Stats) add(c Counts) {
+// Add counts work.
+func (s *Stats) Add(c Counts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.total.Rounds += c.Rounds

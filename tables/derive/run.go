@@ -32,7 +32,7 @@ func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*Stats, e
 			inputs = append(inputs, of) // a table may be an input twice
 		}
 	}
-	r, err := newRunner(p.DB, rule, p.Metrics.stats(rule.Output.Name(), inputs...))
+	r, err := newRunner(p.DB, rule, p.Metrics.Add(rule.Output.Name(), inputs...))
 	if err != nil {
 		return nil, fmt.Errorf("derive table %s: %w", rule.Output.Name(), err)
 	}
@@ -288,6 +288,6 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changes in
 			return 0, err
 		}
 	}
-	r.stats.add(round)
+	r.stats.Add(round)
 	return round.Inserted + round.Deleted, nil
 }

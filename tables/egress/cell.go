@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress derives what the kernel has to know for egress gateways.
+// Package egress derives how traffic of egress policies leaves the cluster, and how these
+// policies fare on this node.
 //
-//	classes, selectors, egress-policies ──► egress-classes ──► egress-rules ──► sluice_egress
-//	egress-policies, nodes ───────────────► egress-groups ──────────▲
-//	devices, addresses, routes ──────────────────┴──► egress-gateways ────────► sluice_gateways
-//	endpoints, class-members, egress-classes ───────► egress-sources ─────────► sluice_sources
-//	egress-exits, devices ──────────────────────────► sysctls
-//	class and map tables ───────────────────────────► class-readiness
-//	policies, rules, groups ────────────────────────► egress-policy-status
+//	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
+//	egress-exits, devices ───────────────────────────► sysctls
+//	egress-policies, egress-groups, egress-gateways ─┐
+//	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
+//	subjects, pods, map-routes, map-pods ────────────┘
+//
+// Groups and rules come from tables/subjects.
 package egress
 
 import (
@@ -20,24 +21,14 @@ import (
 // Cell derives the tables of the egress gateway.
 var Cell = cell.Module(
 	"egress",
-	"What egress policies want of the kernel",
+	"How traffic of egress policies leaves",
 
-	tables.Own(tables.NewEgressClassTable),
-	tables.Own(tables.NewEgressGroupTable),
 	tables.OwnDesired(tables.NewEgressGatewayTable),
-	tables.OwnDesired(tables.NewEgressRuleTable),
-	tables.OwnDesired(tables.NewEgressSourceTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	tables.Own(tables.NewClassReadinessTable),
 	cell.Invoke(
-		deriveClasses,
-		deriveGroups,
 		deriveGateways,
-		deriveRules,
-		deriveSources,
 		derivePolicyStatus,
 		deriveSysctls,
-		deriveReadiness,
 	),
 )

@@ -3,7 +3,6 @@
 package egress
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -13,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type gatewayParams struct {
@@ -27,40 +26,78 @@ type gatewayParams struct {
 	LocalNode tables.LocalNode
 }
 
-// deriveGateways spreads the buckets of each group over its elected gateways,
-// and finds out what traffic leaves this node with where it is one of them.
-func deriveGateways(p derive.Params, g gatewayParams) error {
-	_, err := derive.Register(p, derive.Rule[uint32, *tables.EgressGateway]{
-		Output: g.Gateways,
-		Inputs: []derive.Input[uint32]{
-			derive.FromIf(g.Groups,
-				func(old, new *tables.EgressGroup) bool {
-					return old.Number != new.Number || !slices.Equal(old.Gateways, new.Gateways)
-				},
-				func(_ statedb.ReadTxn, group *tables.EgressGroup, affect func(uint32)) { affect(group.Number) }),
-			derive.FromIf(g.Devices,
-				func(old, new *tables.Device) bool {
-					return old.Name != new.Name || !slices.Equal(old.AltNames, new.AltNames)
-				},
-				func(txn statedb.ReadTxn, d *tables.Device, affect func(uint32)) {
-					g.leavingBy(txn, d.Index, append([]string{d.Name}, d.AltNames...), netip.Addr{}, affect)
-				}),
-			derive.From(g.Addresses, func(txn statedb.ReadTxn, a *tables.NodeAddress, affect func(uint32)) {
-				g.leavingBy(txn, a.DeviceIndex, nil, a.Addr, affect)
-			}),
-			derive.From(g.Routes, func(txn statedb.ReadTxn, r *tables.Route, affect func(uint32)) {
-				if isDefault(r) {
-					g.electedHere(txn, func(group uint32, _ tables.GatewaySpec) { affect(group) })
-				}
-			}),
+func deriveGateways(p transform.Params, g gatewayParams) error {
+	return transform.Register(p, g.declare())
+}
+
+// declare is the rule that spreads the buckets of each group over its elected gateways, and
+// finds out what traffic leaves this node with where it is one of them. A group has buckets
+// for as long as it has a row: until no rule in the kernel leads to it.
+func (g *gatewayParams) declare() transform.Rule[uint32] {
+	return transform.Rule[uint32]{
+		Name:    g.Gateways.Name(),
+		Outputs: []statedb.TableMeta{g.Gateways},
+		Inputs: []transform.Input[uint32]{
+			transform.FromRow(g.Groups, electsOthers, markGroup),
+			transform.FromRow(g.Devices, hasOtherNames, g.markDevice),
+			transform.FromRow(g.Addresses, nil, g.markAddress),
+			transform.FromRow(g.Routes, nil, g.markRoute),
 		},
-		Existing: func(txn statedb.ReadTxn, number uint32) iter.Seq2[*tables.EgressGateway, statedb.Revision] {
-			return g.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(number))
-		},
-		Rows:  g.rows,
-		Equal: (*tables.EgressGateway).Equal,
-	})
-	return err
+		Compute: g.compute,
+	}
+}
+
+func electsOthers(old, new *tables.EgressGroup) bool {
+	return !slices.Equal(old.Gateways, new.Gateways)
+}
+
+func markGroup(_ statedb.ReadTxn, group *tables.EgressGroup, mark func(uint32)) { mark(group.Number) }
+
+func hasOtherNames(old, new *tables.Device) bool {
+	return old.Name != new.Name || !slices.Equal(old.AltNames, new.AltNames)
+}
+
+func (g *gatewayParams) markDevice(in statedb.ReadTxn, d *tables.Device, mark func(uint32)) {
+	g.leavingBy(in, d.Index, append([]string{d.Name}, d.AltNames...), netip.Addr{}, mark)
+}
+
+func (g *gatewayParams) markAddress(in statedb.ReadTxn, a *tables.NodeAddress, mark func(uint32)) {
+	g.leavingBy(in, a.DeviceIndex, nil, a.Addr, mark)
+}
+
+func (g *gatewayParams) markRoute(in statedb.ReadTxn, r *tables.Route, mark func(uint32)) {
+	if isDefault(r) {
+		g.electedHere(in, func(group uint32, _ tables.GatewaySpec) { mark(group) })
+	}
+}
+
+// compute brings the buckets of groups up to date. Those that stay as they are keep their
+// status.
+func (g *gatewayParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, groups []uint32, _ func(uint32),
+) error {
+	for _, number := range groups {
+		rows := g.rows(in, number)
+		for _, row := range rows {
+			former, _, found := g.Gateways.Get(out, tables.EgressGatewayByKey(row.GatewayKey))
+			if found && row.Equal(former) {
+				continue
+			}
+			if err := transform.Insert(out, g.Gateways, row); err != nil {
+				return err
+			}
+		}
+		if len(rows) > 0 {
+			continue
+		}
+		gone := statedb.Collect(g.Gateways.Prefix(out, tables.EgressGatewaysOfGroup(number)))
+		for _, row := range gone {
+			if err := transform.Delete(out, g.Gateways, row); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // electedHere calls f with the groups and items for which this node is elected.
@@ -74,14 +111,18 @@ func (g *gatewayParams) electedHere(txn statedb.ReadTxn, f func(group uint32, sp
 	}
 }
 
-// leavingBy affects the groups whose traffic leaves this node by a device, or
+// leavingBy marks the groups whose traffic leaves this node by a device, or
 // that name one of its names or an address. Pods' devices come and go often.
-func (g *gatewayParams) leavingBy(txn statedb.ReadTxn, index int, names []string, addr netip.Addr, affect func(uint32)) {
+func (g *gatewayParams) leavingBy(
+	txn statedb.ReadTxn, index int, names []string, addr netip.Addr, mark func(uint32),
+) {
 	g.electedHere(txn, func(group uint32, spec tables.GatewaySpec) {
 		exit, err := g.exit(txn, spec)
-		if slices.Contains(names, spec.Interface) || addr.IsValid() && spec.EgressIP == addr ||
-			exit.device != nil && exit.device.Index == index || err != nil && spec.Interface == "" && !spec.EgressIP.IsValid() {
-			affect(group)
+		isNamed := slices.Contains(names, spec.Interface) || addr.IsValid() && spec.EgressIP == addr
+		isByDefault := spec.Interface == "" && !spec.EgressIP.IsValid()
+		leavesByIt := exit.device != nil && exit.device.Index == index
+		if isNamed || leavesByIt || err != nil && isByDefault {
+			mark(group)
 		}
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -44,4 +46,143 @@ func TestOwnShare(t *testing.T) {
 	require.Greater(t, both[addr(2)], bpf.GatewayBuckets/4)
 	require.Equal(t, map[netip.Addr]int{addr(1): bpf.GatewayBuckets}, share([]tables.GatewayChoice{other, first}, otherRow, firstRow))
 	require.Equal(t, map[netip.Addr]int{{}: bpf.GatewayBuckets}, share([]tables.GatewayChoice{other, broken}, otherRow, brokenRow))
+}
+
+type gatewayWorld struct {
+	*base[uint32]
+	rule      gatewayParams
+	groups    statedb.RWTable[*tables.EgressGroup]
+	devices   statedb.RWTable[*tables.Device]
+	addresses statedb.RWTable[*tables.NodeAddress]
+	routes    statedb.RWTable[*tables.Route]
+}
+
+const here = "here"
+
+// newGatewayWorld has the device eth0 with the addresses 192.0.2.1 and 192.0.2.2.
+func newGatewayWorld(t *testing.T) *gatewayWorld {
+	w := &gatewayWorld{base: newBase[uint32](t)}
+	fill(w.base, &w.groups, tables.NewEgressGroupTable)
+	fill(w.base, &w.devices, tables.NewDeviceTable)
+	fill(w.base, &w.addresses, tables.NewNodeAddressTable)
+	fill(w.base, &w.routes, tables.NewRouteTable)
+	w.rule = gatewayParams{
+		Groups: w.groups, Devices: w.devices, Addresses: w.addresses, Routes: w.routes,
+		LocalNode: tables.LocalNode{Name: here},
+	}
+	fill(w.base, &w.rule.Gateways, tables.NewEgressGatewayTable)
+	w.start(w.rule.declare())
+	put(w.base, w.devices, device("eth0", 2))
+	put(w.base, w.addresses, address(1, 2), address(2, 2))
+	return w
+}
+
+func device(name string, index int) *tables.Device { return &tables.Device{Name: name, Index: index} }
+
+func address(last byte, device int) *tables.NodeAddress {
+	return &tables.NodeAddress{
+		Addr: egressIP(last), DeviceIndex: device, Scope: "global", Order: int(last),
+	}
+}
+
+func egressIP(last byte) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, last}) }
+
+func group(number uint32, choices ...tables.GatewayChoice) *tables.EgressGroup {
+	return &tables.EgressGroup{
+		Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)}, Gateways: choices,
+	}
+}
+
+func choice(node string, spec tables.GatewaySpec) tables.GatewayChoice {
+	return tables.GatewayChoice{Node: node, Spec: spec}
+}
+
+// buckets counts those of a group by what is in them.
+func (w *gatewayWorld) buckets(number uint32) map[string]int {
+	w.work()
+	counts := map[string]int{}
+	for g := range w.rule.Gateways.Prefix(w.db.ReadTxn(), tables.EgressGatewaysOfGroup(number)) {
+		says := g.Node
+		if g.EgressIPv4.IsValid() {
+			says += " " + g.EgressIPv4.String() + " " + g.Device
+		}
+		if g.Reason != "" {
+			says += " " + g.Reason
+		}
+		counts[says]++
+	}
+	return counts
+}
+
+func all(says string) map[string]int { return map[string]int{says: bpf.GatewayBuckets} }
+
+// What a gateway sends with follows the devices, addresses and routes of the node.
+func TestGatewaysFollowTheNode(t *testing.T) {
+	w := newGatewayWorld(t)
+	put(w.base, w.groups,
+		group(1, choice(here, tables.GatewaySpec{Interface: "eth0"})),
+		group(2, choice(here, tables.GatewaySpec{EgressIP: egressIP(2)})),
+		group(3, choice(here, tables.GatewaySpec{})),
+		group(4, choice("there", tables.GatewaySpec{})))
+	require.Equal(t, all("here 192.0.2.1 eth0"), w.buckets(1))
+	require.Equal(t, all("here 192.0.2.2 eth0"), w.buckets(2))
+	require.Equal(t, all("here no default route"), w.buckets(3))
+	require.Equal(t, all("there"), w.buckets(4))
+
+	route := &tables.Route{
+		Table: tables.RouteTableMain, Type: "unicast", DeviceIndex: 2,
+		Destination: netip.MustParsePrefix("0.0.0.0/0"),
+	}
+	put(w.base, w.routes, route)
+	require.Equal(t, all("here 192.0.2.1 eth0"), w.buckets(3))
+
+	remove(w.base, w.addresses, address(1, 2))
+	require.Equal(t, all("here 192.0.2.2 eth0"), w.buckets(1))
+	require.Equal(t, all("here 192.0.2.2 eth0"), w.buckets(3))
+
+	put(w.base, w.devices, device("wan", 2))
+	require.Equal(t, all("here no interface eth0"), w.buckets(1))
+	require.Equal(t, all("here 192.0.2.2 wan"), w.buckets(2))
+
+	remove(w.base, w.addresses, address(2, 2))
+	require.Equal(t, all("here no interface has the egress IP 192.0.2.2"), w.buckets(2))
+	remove(w.base, w.routes, route)
+	require.Equal(t, all("here no default route"), w.buckets(3))
+}
+
+// A group has buckets, which follow elections, until its row is gone. What stays of them
+// keeps its status.
+func TestGatewaysOfUndesiredGroup(t *testing.T) {
+	w := newGatewayWorld(t)
+	spec := tables.GatewaySpec{Interface: "eth0"}
+	g := group(1, choice("there", spec), choice("elsewhere", spec))
+	put(w.base, w.groups, g)
+	w.work()
+	for row := range w.rule.Gateways.All(w.db.ReadTxn()) {
+		put(w.base, w.rule.Gateways, tables.WithStatus(row, reconciler.StatusDone()))
+	}
+	undesired := *g
+	undesired.Undesired = true
+	put(w.base, w.groups, &undesired)
+	require.Len(t, w.buckets(1), 2)
+
+	elected := *g
+	elected.Undesired = true
+	elected.Gateways = []tables.GatewayChoice{choice("there", spec), {Reason: "no node matches"}}
+	put(w.base, w.groups, &elected)
+	require.Equal(t, all("there"), w.buckets(1))
+	statuses := map[reconciler.StatusKind]int{}
+	for row := range w.rule.Gateways.All(w.db.ReadTxn()) {
+		statuses[row.Status.Kind]++
+	}
+	require.Greater(t, statuses[reconciler.StatusKindDone], bpf.GatewayBuckets/4)
+	require.Greater(t, statuses[reconciler.StatusKindPending], bpf.GatewayBuckets/4)
+
+	nobody := *g
+	nobody.Gateways = []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "not ready"}}
+	put(w.base, w.groups, &nobody)
+	require.Equal(t, all(" no node matches; not ready"), w.buckets(1))
+
+	remove(w.base, w.groups, g)
+	require.Empty(t, w.buckets(1))
 }

@@ -5,7 +5,6 @@ package egress
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"slices"
 
 	"github.com/cilium/hive/cell"
@@ -14,7 +13,8 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/policy"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type policyStatusParams struct {
@@ -22,66 +22,164 @@ type policyStatusParams struct {
 
 	Output   statedb.RWTable[*tables.EgressPolicyStatus]
 	Policies statedb.Table[*tables.EgressPolicy]
-	Rules    statedb.Table[*tables.EgressRule]
+	Compiled statedb.Table[*tables.CompiledPolicy]
 	Groups   statedb.Table[*tables.EgressGroup]
+	Gateways statedb.Table[*tables.EgressGateway]
+	Rulesets statedb.Table[*tables.EgressRuleset]
+	Rules    statedb.Table[*tables.EgressRule]
+	Routes   statedb.Table[*tables.SubjectRoute]
+	Subjects statedb.Table[*tables.Subject]
+	Mirrors  statedb.Table[*tables.RouteMirror]
+
+	policy.Placement
 }
 
-// derivePolicyStatus keeps how each policy fares on this node.
-func derivePolicyStatus(p derive.Params, s policyStatusParams) error {
-	_, err := derive.Register(p, derive.Rule[string, *tables.EgressPolicyStatus]{
-		Output: s.Output,
-		Inputs: []derive.Input[string]{
-			derive.From(s.Policies, func(_ statedb.ReadTxn, p *tables.EgressPolicy, affect func(string)) { affect(p.Name) }),
-			derive.From(s.Rules, func(_ statedb.ReadTxn, r *tables.EgressRule, affect func(string)) {
-				affect(r.Policy)
-				for _, name := range r.Overrides {
-					affect(name)
-				}
-			}),
-			derive.From(s.Groups, func(_ statedb.ReadTxn, g *tables.EgressGroup, affect func(string)) {
-				for _, name := range g.Policies {
-					affect(name)
-				}
-			}),
-		},
-		Existing: func(txn statedb.ReadTxn, policy string) iter.Seq2[*tables.EgressPolicyStatus, statedb.Revision] {
-			return s.Output.List(txn, tables.EgressPolicyStatusByPolicy(policy))
-		},
-		Rows:  s.rows,
-		Equal: (*tables.EgressPolicyStatus).Equal,
-	})
-	return err
+// derivePolicyStatus has nothing said to be in force before packets meet what the agent has
+// written.
+func derivePolicyStatus(
+	p transform.Params, s policyStatusParams, slots statedb.Table[*tables.Slot],
+) error {
+	rule := s.declare()
+	rule.After = []statedb.TableMeta{slots}
+	return transform.Register(p, rule)
 }
 
-func (s *policyStatusParams) rows(txn statedb.ReadTxn, name string) []*tables.EgressPolicyStatus {
-	p, _, found := s.Policies.Get(txn, tables.EgressPolicyByName(name))
+// declare is the rule that keeps how each policy fares on this node. Its keys are names of
+// policies.
+func (s *policyStatusParams) declare() transform.Rule[string] {
+	return transform.Rule[string]{
+		Name:    s.Output.Name(),
+		Outputs: []statedb.TableMeta{s.Output},
+		Inputs: []transform.Input[string]{
+			transform.FromRow(s.Policies, nil, markPolicy),
+			transform.FromRow(s.Compiled, nil, markCompiled),
+			transform.FromRow(s.Groups, nil, markUsers),
+			transform.FromRow(s.Gateways, faresOtherwise, s.markGateway),
+			transform.FromRow(s.Rulesets, nil, markRuleset),
+			transform.FromRow(s.Rules, nil, markRule),
+			transform.FromRow(s.Routes, nil, s.markRoute),
+			transform.FromRow(s.Subjects, isDesiredOtherwise, s.markSubject),
+			transform.FromRow(s.Mirrors, nil, s.markMirror),
+			transform.FromRow(s.Pods, policy.MovesPod, s.markPod),
+			transform.FromRow(s.PodMirrors, policy.MovesPodMirror, s.markPodMirror),
+		},
+		Compute: s.compute,
+	}
+}
+
+// statusRound is one call of compute, and what it has found out so far.
+type statusRound struct {
+	*policyStatusParams
+	in       statedb.ReadTxn
+	rulesets map[uint32]standing
+	groups   map[uint32]standing
+	moving   map[uint32]bool // subjects that pods go to from one that is undesired
+}
+
+// standing is how much of a ruleset or group the kernel has.
+type standing struct {
+	isDesired bool
+	isDone    bool
+	isOutside bool   // a pod has yet to come to it
+	refused   string // what the kernel refused, empty if nothing
+}
+
+func (s *policyStatusParams) newRound(in statedb.ReadTxn) *statusRound {
+	c := &statusRound{
+		policyStatusParams: s, in: in, rulesets: map[uint32]standing{}, groups: map[uint32]standing{},
+		moving: map[uint32]bool{},
+	}
+	for left := range s.Subjects.List(in, tables.SubjectsUndesired(true)) {
+		mirrors := s.PodMirrors.List(in, tables.MirrorsTo[bpf.PodKey, bpf.PodValue](left.Number))
+		for m := range mirrors {
+			pod, _, found := s.Pods.Get(in, tables.PodByAddr(m.Key.Addr.Addr()))
+			if found && pod.Subject != left.Number {
+				c.moving[pod.Subject] = true
+			}
+		}
+	}
+	return c
+}
+
+func (s *policyStatusParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, names []string, _ func(string),
+) error {
+	c := s.newRound(in)
+	for _, name := range names {
+		var rows []*tables.EgressPolicyStatus
+		if row := c.row(name); row != nil {
+			rows = append(rows, row)
+		}
+		existing := s.Output.List(out, tables.EgressPolicyStatusByPolicy(name))
+		err := transform.Replace(out, s.Output, (*tables.EgressPolicyStatus).Equal, existing, rows...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// row returns how a policy fares, nil if there is none.
+func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
+	p, revision, found := c.Policies.Get(c.in, tables.EgressPolicyByName(name))
 	if !found {
 		return nil
 	}
 	row := &tables.EgressPolicyStatus{Policy: name, UID: p.UID, Generation: p.Generation}
+	if former, _, found := c.Output.Get(c.in, tables.EgressPolicyStatusByPolicy(name)); found {
+		row.Settled = former.Settled
+	}
 	for _, e := range p.Errors {
 		row.Errors = append(row.Errors, e.Error())
 	}
-	if g, _, found := s.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways))); found {
-		for _, c := range g.Gateways {
-			row.Gateways = append(row.Gateways, c.String())
+	digest := tables.GroupDigest(p.Gateways)
+	if g, _, found := c.Groups.Get(c.in, tables.EgressGroupByDigest(digest)); found {
+		for _, choice := range g.Gateways {
+			row.Gateways = append(row.Gateways, choice.String())
 		}
 	}
-	for r := range s.Rules.List(txn, tables.EgressRulesByPolicy(name)) {
-		if r.Policy != name {
+	c.addRules(row)
+	compiled, _, found := c.Compiled.Get(c.in, tables.CompiledPolicyByID(tables.EgressPolicyID(name)))
+	switch {
+	case !found || compiled.Revision != revision:
+		row.Pending = "its rules have yet to be made"
+	case c.hasFormer(name, row.Settled != revision):
+		row.Pending = "the kernel has yet to lose what it said before"
+	case c.isOutside(name):
+		row.Pending = "pods have yet to move to its rules"
+	case row.Programmed == row.Rules:
+		row.Settled = revision
+	}
+	return row
+}
+
+// addRules fills in what becomes of the destinations of a policy, in the rulesets that some
+// subject is to have.
+func (c *statusRound) addRules(row *tables.EgressPolicyStatus) {
+	for r := range c.Rules.List(c.in, tables.EgressRulesByPolicy(row.Policy)) {
+		ruleset := c.ruleset(r.Ruleset)
+		if !ruleset.isDesired {
+			continue
+		}
+		if r.Policy != row.Policy {
 			row.LosesTo = append(row.LosesTo, fmt.Sprintf("%s goes to policy %s", r.Destination, r.Policy))
 			continue
 		}
 		if len(r.Overrides) > 0 && r.Group != bpf.GroupExcluded {
-			row.Conflicts = append(row.Conflicts, fmt.Sprintf("%s is also wanted by %v", r.Destination, r.Overrides))
+			row.Conflicts = append(row.Conflicts,
+				fmt.Sprintf("%s is also wanted by %v", r.Destination, r.Overrides))
+		}
+		group := standing{isDone: true}
+		if r.Group != bpf.GroupExcluded {
+			group = c.group(r.Group)
 		}
 		row.Rules++
-		switch r.Status.Kind {
-		case reconciler.StatusKindDone:
-			row.Programmed++
-		case reconciler.StatusKindError:
+		if refused := cmp.Or(refusedOf(r), group.refused, ruleset.refused); refused != "" {
 			row.Failed++
-			row.Refused = cmp.Or(row.Refused, fmt.Sprintf("%s: %s", r.Destination, r.Status.GetError()))
+			row.Refused = cmp.Or(row.Refused, refused)
+		}
+		if isDone(r.Status) && group.isDone && ruleset.isDone {
+			row.Programmed++
 		}
 	}
 	slices.Sort(row.LosesTo)
@@ -89,5 +187,93 @@ func (s *policyStatusParams) rows(txn statedb.ReadTxn, name string) []*tables.Eg
 	row.Conflicts = append(row.Conflicts, row.LosesTo...)
 	slices.Sort(row.Conflicts)
 	row.Conflicts = slices.Compact(row.Conflicts)
-	return []*tables.EgressPolicyStatus{row}
+}
+
+func isDone(s reconciler.Status) bool { return s.Kind == reconciler.StatusKindDone }
+
+func refusedOf(r *tables.EgressRule) string {
+	if !policy.IsRefused(r.Status) {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s", r.Destination, r.Status.GetError())
+}
+
+// ruleset returns whether some subject is to have a ruleset, and the kernel has the route of
+// each that is. Pods are looked at where they are of this node: those that it is the gateway
+// of are too many to look at all for a change of one.
+func (c *statusRound) ruleset(number uint32) standing {
+	if s, known := c.rulesets[number]; known {
+		return s
+	}
+	s := standing{isDone: true}
+	for route := range c.Routes.List(c.in, tables.RoutesByRuleset(number)) {
+		subject, _, found := c.Subjects.Get(c.in, tables.SubjectByNumber(route.Subject))
+		if !found || subject.Undesired {
+			continue
+		}
+		s.isDesired = true
+		s.isDone = s.isDone && isDone(route.Status) &&
+			policy.InKernel(c.in, c.Mirrors, route.MapKey(), route.MapValue())
+		if policy.IsRefused(route.Status) {
+			s.refused = cmp.Or(s.refused, route.Status.GetError())
+		}
+		s.isOutside = s.isOutside || c.moving[subject.Number]
+		if subject.Local {
+			s.isOutside = s.isOutside || c.Outside(c.in, subject.Number)
+			s.refused = cmp.Or(s.refused, c.Refused(c.in, subject.Number))
+		}
+	}
+	c.rulesets[number] = s
+	return s
+}
+
+// group returns whether the kernel has all buckets of a group.
+func (c *statusRound) group(number uint32) standing {
+	if s, known := c.groups[number]; known {
+		return s
+	}
+	var s standing
+	done := 0
+	for bucket := range c.Gateways.Prefix(c.in, tables.EgressGatewaysOfGroup(number)) {
+		if isDone(bucket.Status) {
+			done++
+		}
+		if policy.IsRefused(bucket.Status) {
+			s.refused = cmp.Or(s.refused, bucket.Status.GetError())
+		}
+	}
+	s.isDone = done == bpf.GatewayBuckets
+	c.groups[number] = s
+	return s
+}
+
+// isOutside reports whether the kernel has a pod elsewhere that is to have rules of a policy.
+func (c *statusRound) isOutside(name string) bool {
+	for r := range c.Rulesets.List(c.in, tables.EgressRulesetsByPolicy(name)) {
+		if c.ruleset(r.Number).isOutside {
+			return true
+		}
+	}
+	return false
+}
+
+// hasFormer reports whether the kernel has more of a policy than it says now: a subject with
+// a ruleset that it is to lose; or, if the policy as it is now was not settled yet, pods in a
+// subject that they leave, which keeps the rules that it had.
+func (c *statusRound) hasFormer(name string, countsLeaving bool) bool {
+	for r := range c.Rulesets.List(c.in, tables.EgressRulesetsByPolicy(name)) {
+		mirrors := c.Mirrors.List(c.in, tables.MirrorsTo[bpf.SubjectKey, bpf.RouteValue](r.Number))
+		for m := range mirrors {
+			subject, _, found := c.Subjects.Get(c.in, tables.SubjectByNumber(m.Key.Subject))
+			route, _, routed := c.Routes.Get(c.in, tables.RouteBySubject(m.Key.Subject))
+			switch {
+			case !found: // no pod is in it any more
+			case !routed || route.EgressRuleset != r.Number:
+				return true
+			case subject.Undesired && countsLeaving && c.Has(c.in, subject.Number):
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -3,13 +3,13 @@
 package egress
 
 import (
-	"iter"
 	"strings"
 
+	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // looseReversePath is the value of rp_filter that accepts packets whose source
@@ -19,48 +19,72 @@ import (
 // greater of the device's value and that of conf/all, which strict is 1 of.
 const looseReversePath = "2"
 
-// deriveSysctls has the reverse path filter loosened of the devices by which
-// pods' traffic leaves, for as long as connections may use them, and of the
-// overlay device once it is there.
-func deriveSysctls(p derive.Params, sysctls statedb.RWTable[*tables.Sysctl], exits statedb.Table[*tables.EgressExit], devices statedb.Table[*tables.Device]) error {
-	_, err := derive.Register(p, derive.Rule[string, *tables.Sysctl]{
-		Output: sysctls,
-		Inputs: []derive.Input[string]{
-			derive.FromIf(exits,
+type sysctlParams struct {
+	cell.In
+
+	Sysctls statedb.RWTable[*tables.Sysctl]
+	Exits   statedb.Table[*tables.EgressExit]
+	Devices statedb.Table[*tables.Device]
+}
+
+func deriveSysctls(p transform.Params, s sysctlParams) error {
+	return transform.Register(p, s.declare())
+}
+
+// declare is the rule that has the reverse path filter loosened of the devices by which
+// pods' traffic leaves, for as long as connections may use them, and of the overlay device
+// once it is there. Its keys are names of devices.
+func (s *sysctlParams) declare() transform.Rule[string] {
+	return transform.Rule[string]{
+		Name:    s.Sysctls.Name(),
+		Outputs: []statedb.TableMeta{s.Sysctls},
+		Inputs: []transform.Input[string]{
+			transform.FromRow(s.Exits,
 				func(old, new *tables.EgressExit) bool { return old.Device != new.Device },
-				func(_ statedb.ReadTxn, e *tables.EgressExit, affect func(string)) { affect(e.Device) }),
-			derive.FromIf(devices,
+				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(string)) { mark(e.Device) }),
+			transform.FromRow(s.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
-				func(_ statedb.ReadTxn, d *tables.Device, affect func(string)) {
+				func(_ statedb.ReadTxn, d *tables.Device, mark func(string)) {
 					if d.Name == tables.OverlayDeviceName {
-						affect(d.Name)
+						mark(d.Name)
 					}
 				}),
 		},
-		Existing: func(txn statedb.ReadTxn, device string) iter.Seq2[*tables.Sysctl, statedb.Revision] {
-			return sysctls.List(txn, tables.SysctlByName(reversePathFilter(device)))
-		},
-		Rows: func(txn statedb.ReadTxn, device string) []*tables.Sysctl {
-			origin := ""
-			if _, _, used := exits.Get(txn, tables.EgressExitsByDevice(device)); used {
-				origin = "egress gateway on " + device
-			}
-			if _, _, there := devices.Get(txn, tables.DevicesByName(device)); there && device == tables.OverlayDeviceName {
-				origin = "overlay"
-			}
-			if origin == "" {
-				return nil
-			}
-			return []*tables.Sysctl{{
-				Name:       reversePathFilter(device),
-				Value:      looseReversePath,
-				Origin:     origin,
-				Reconciled: tables.Pending(),
-			}}
-		},
-		Equal: (*tables.Sysctl).Equal,
-	})
-	return err
+		Compute: s.compute,
+	}
+}
+
+func (s *sysctlParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, devices []string, _ func(string),
+) error {
+	for _, device := range devices {
+		var rows []*tables.Sysctl
+		name := reversePathFilter(device)
+		if origin := s.origin(in, device); origin != "" {
+			rows = append(rows, &tables.Sysctl{
+				Name: name, Value: looseReversePath, Origin: origin, Reconciled: tables.Pending(),
+			})
+		}
+		existing := s.Sysctls.List(out, tables.SysctlByName(name))
+		err := transform.Replace(out, s.Sysctls, (*tables.Sysctl).Equal, existing, rows...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// origin says what needs the filter of a device loosened, empty if nothing.
+func (s *sysctlParams) origin(in statedb.ReadTxn, device string) string {
+	if device == tables.OverlayDeviceName {
+		if _, _, there := s.Devices.Get(in, tables.DevicesByName(device)); there {
+			return "overlay"
+		}
+	}
+	if _, _, used := s.Exits.Get(in, tables.EgressExitsByDevice(device)); used {
+		return "egress gateway on " + device
+	}
+	return ""
 }
 
 // reversePathFilter is the path of a device's rp_filter. A dot in a device's

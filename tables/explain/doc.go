@@ -4,9 +4,9 @@
 // tables, which are what the agent wants, and beside it by the live maps, which
 // are what packets meet.
 //
-//	ipcache, local-endpoints, policy-entries, ... ──► decide ──┐
-//	                                                           ├──► difference ──► JSON, text
-//	sluice_ipcache, sluice_pods, sluice_policy, ... ► decide ──┘
+//	pods, subjects, ipcache, members, policy-entries, verdicts, ... ──► decide ──┐
+//	                                                                             ├──► difference ──► JSON, text
+//	sluice_pods, sluice_subjects, sluice_ipcache, sluice_peers, ... ──► decide ──┘
 //
 // The same function decides from both, in the steps in which the programs do.
 // A question costs look-ups only, however large the tables are.

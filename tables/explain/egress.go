@@ -45,7 +45,7 @@ func (e *Explainer) egress(from, to string) (*Egress, error) {
 		return answer, nil
 	}
 	maps := &present{Explainer: e, txn: txn}
-	answer.Kernel = &EgressInKernel{Backend: backend, Way: wayOf(maps, a, b)}
+	answer.Kernel = &EgressInKernel{Backend: backend, Slots: maps.slots(), Way: wayOf(maps, a, b)}
 	answer.Kernel.Detail, answer.Kernel.Rules = "", e.kernelRules(tablesView, answer, b)
 	answer.Differences = answer.differences()
 	return answer, maps.failed()
@@ -54,35 +54,38 @@ func (e *Explainer) egress(from, to string) (*Egress, error) {
 // wayOf decides as the programs at the pod's device and at the overlay do.
 func wayOf(v view, from, to Party) Way {
 	way := Way{Verdict: Allowed, Reason: bpf.ReasonPassed.String(), Rules: []Rule{}}
-	pod, here := v.pod(from.Address)
-	source, chosen := v.source(from.Address)
-	peer, _ := v.peer(to.place())
+	pod, known := v.pod(from.Address)
+	here := known && pod.Flags&bpf.PodLocal != 0
+	way.Subject = pod.Subject
+	route, chosen := v.route(pod.Subject)
+	chosen = known && chosen
+	way.Ruleset = route.EgressRuleset
+	peer, _ := v.known(to.place())
+	source, _ := v.known(from.place())
 	switch {
+	case !known && source.Flags&bpf.IPCacheLocalPods != 0 && peer.Flags == 0 && v.covered(to.place()):
+		return way.dropped(bpf.ReasonPodNotReady, "the pod is not in the kernel yet")
 	case !here && !chosen:
 		way.Detail = "not a pod of this node, nor one that this node may be the gateway of"
-		return way
 	case peer.Flags != 0 && here:
 		way.Detail = "the destination is no business of egress policies: " + peer.Flags.String()
-		return way
 	case peer.Flags != 0:
 		return way.dropped(bpf.ReasonNoRule, "the destination is no business of egress policies: "+peer.Flags.String())
-	case here && (pod.Flags&bpf.PodEgressUnknown != 0 || pod.Flags&bpf.PodEgressSelected != 0 && !chosen):
-		if v.covered(to.place()) {
-			return way.dropped(bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet")
-		}
+	case pod.Subject == 0 && v.covered(to.place()):
+		return way.dropped(bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet")
+	case pod.Subject == 0:
 		way.Detail = "no egress policy names the destination"
-		return way
 	case !chosen:
 		way.Detail = "no egress policy chooses the pod"
-		return way
+	default:
+		return way.byRule(v, from, to, here)
 	}
-	way.Class = source.Class
-	return way.byRule(v, from, to, here)
+	return way
 }
 
-// byRule follows the rule of the class that covers the destination.
+// byRule follows the rule of the egress ruleset that covers the destination.
 func (w Way) byRule(v view, from, to Party, here bool) Way {
-	rule, entry, ok := v.egress(w.Class, to.place())
+	rule, entry, ok := v.egress(w.Ruleset, to.place())
 	w.Entry = entry
 	switch {
 	case ok && rule.Group != bpf.GroupExcluded:
@@ -140,12 +143,10 @@ func bucketOf(addr netip.Addr) uint32 {
 
 // tell adds what only the tables know: names, and why.
 func (e *Explainer) tell(txn statedb.ReadTxn, v *wanted, answer *Egress) {
-	if class, _, ok := e.t.EgressClasses.Get(txn, tables.EgressClassByNumber(answer.Class)); ok && answer.Class != 0 {
-		for _, p := range class.Policies {
-			answer.Policies = append(answer.Policies, p.Policy)
-		}
+	if ruleset, _, ok := e.t.EgressRulesets.Get(txn, tables.EgressRulesetByNumber(answer.Ruleset)); ok {
+		answer.Policies = append(answer.Policies, ruleset.Policies...)
 	}
-	if row := v.egressRule(answer.Class, answer.To.place()); row != nil && answer.Entry != nil {
+	if row := v.egressRule(answer.Ruleset, answer.To.place()); row != nil && answer.Entry != nil {
 		answer.Destination, answer.Overrides = row.Destination, row.Overrides
 		answer.Rules = []Rule{egressRule(row)}
 	}
@@ -178,7 +179,7 @@ func (e *Explainer) kernelRules(v *wanted, answer *Egress, to Party) []Rule {
 	if entry == nil {
 		return rules
 	}
-	if row := v.egressRule(answer.Kernel.Class, to.place()); row != nil && row.MapKey().String() == entry.Key {
+	if row := v.egressRule(answer.Kernel.Ruleset, to.place()); row != nil && row.MapKey().String() == entry.Key {
 		rules = append(rules, egressRule(row))
 	}
 	return rules
@@ -194,7 +195,7 @@ func (a *Egress) differences() []string {
 	}
 	want, got := a.Way, a.Kernel.Way
 	differ("it is", want.Reason, got.Reason)
-	differ("class", want.Class, got.Class)
+	differ("egress ruleset", want.Ruleset, got.Ruleset)
 	differ("group", want.Group, got.Group)
 	differ("gateway", want.Gateway, got.Gateway)
 	differ("egress address", want.EgressIP, got.EgressIP)

@@ -39,21 +39,24 @@ type Tables struct {
 	Cluster       tables.ClusterPrefixes
 
 	// What is wanted in the kernel.
-	Locals      statedb.Table[*tables.LocalEndpoint]
+	Pods        statedb.Table[*tables.Pod]
+	Subjects    statedb.Table[*tables.Subject]
+	Routes      statedb.Table[*tables.SubjectRoute]
 	IPCache     statedb.Table[*tables.IPCache]
+	Members     statedb.Table[*tables.Member]
 	Entries     statedb.Table[*tables.PolicyEntry]
+	Verdicts    statedb.Table[*tables.Verdict]
 	Configs     statedb.Table[*tables.DatapathConfig]
-	Sources     statedb.Table[*tables.EgressSource]
 	EgressRules statedb.Table[*tables.EgressRule]
 	Gateways    statedb.Table[*tables.EgressGateway]
 	Covered     statedb.Table[*tables.CoveredPrefix]
 
 	// What it is from.
-	Members       statedb.Table[*tables.ClassMember]
-	Selectors     statedb.Table[*tables.Selector]
-	Rules         statedb.Table[*tables.EnforcedPolicy]
-	Cookies       statedb.Table[*tables.RuleCookie]
-	EgressClasses statedb.Table[*tables.EgressClass]
+	Classes        statedb.Table[*tables.Class]
+	Selectors      statedb.Table[*tables.Selector]
+	Rulesets       statedb.Table[*tables.Ruleset]
+	Cookies        statedb.Table[*tables.RuleCookie]
+	EgressRulesets statedb.Table[*tables.EgressRuleset]
 }
 
 // Explainer answers questions. It may be used by many goroutines.
@@ -160,7 +163,7 @@ func (e *Explainer) answer(txn statedb.ReadTxn, from, to Party, traffic Traffic,
 		return answer, nil
 	}
 	maps := &present{Explainer: e, txn: txn}
-	answer.Kernel = &InKernel{Backend: held, Judged: judge(maps, p)}
+	answer.Kernel = &InKernel{Backend: held, Slots: maps.slots(), Judged: judge(maps, p)}
 	answer.Differences = differences(answer.Judged, answer.Kernel.Judged)
 	return answer, maps.failed()
 }

@@ -4,17 +4,19 @@ package explain
 
 import (
 	"encoding/json"
+	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/policy"
+	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
 // forMaps runs a test with maps in memory, and in the kernel if there may be any.
@@ -107,12 +109,16 @@ egress allowed: service: judged after translation`},
 
 func TestPolicyJSON(t *testing.T) {
 	w := newWorld(t, inMemory(t))
-	selector, err := tables.NewSelector(tables.PeerSelector(tables.PolicyPeer{
-		Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "app=client"},
-	}), tables.Resolution{})
-	require.NoError(t, err)
+	selector := &tables.Selector{
+		Life: tables.Life{Number: 3},
+		SelectorSpec: tables.SelectorSpecs([]tables.PolicyPeer{
+			{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "app=client"}},
+		})[0],
+	}
 	insert(w, w.Selectors, selector)
-	insert(w, w.Members, &tables.ClassMember{Role: bpf.RolePeer, OfClass: true, Class: peerClient, Selectors: []tables.SelectorID{selector.ID}})
+	insert(w, w.Classes, &tables.Class{
+		Life: tables.Life{Number: classClient}, Digest: bpf.Digest{classClient}, Selectors: []uint32{3},
+	})
 	answer, err := w.Policy("shop/client", "shop/web", "80", "tcp")
 	require.NoError(t, err)
 	text, err := json.Marshal(answer)
@@ -122,12 +128,21 @@ func TestPolicyJSON(t *testing.T) {
 	require.Equal(t, "allowed", got["verdict"])
 	require.Equal(t, "allowed by rule", got["reason"])
 	require.Equal(t, []any{map[string]any{"policy": "NetworkPolicy/shop/web", "field": "spec.ingress[0]", "verdict": "allow"}}, got["rules"])
-	require.Equal(t, "subject=1 peer=12 ingress protocol=6 port=80", got["entry"].(map[string]any)["key"])
+	require.Equal(t, "ruleset=5 class=12 ingress", got["pair"].(map[string]any)["key"])
+	require.Equal(t, "set=3", got["pair"].(map[string]any)["value"])
+	require.Equal(t, "set=3 protocol=6 port=80/16", got["entry"].(map[string]any)["key"])
 	require.Equal(t, "Done", got["entry"].(map[string]any)["status"])
 	require.Equal(t, []any{selector.Text}, got["from"].(map[string]any)["peerSelectors"])
 	require.Equal(t, "10.1.0.6", got["from"].(map[string]any)["address"])
+	require.EqualValues(t, memberOf(classClient), got["from"].(map[string]any)["member"])
+	require.EqualValues(t, classClient, got["from"].(map[string]any)["class"])
+	to := got["to"].(map[string]any)
+	require.EqualValues(t, subjectWeb, to["subject"])
+	require.EqualValues(t, rulesetWeb, to["ruleset"])
+	require.Equal(t, []any{"CiliumNetworkPolicy/shop/no-db", "NetworkPolicy/shop/web"}, to["policies"])
 	kernel := got["kernel"].(map[string]any)
 	require.Equal(t, "memory", kernel["backend"])
+	require.Equal(t, kernel["slotInForce"], kernel["slotOwn"])
 	for _, field := range []string{"verdict", "reason", "rules"} {
 		require.Equal(t, got[field], kernel[field], field)
 	}
@@ -151,31 +166,102 @@ func TestDifferences(t *testing.T) {
 			require.Equal(t, want, answer.AllDifferences())
 			require.Contains(t, answer.Lines(), "kernel: "+want[0])
 		}
-		key := bpf.PolicyKeyOf(subjectWeb, peerClient, bpf.DirectionIngress, 6, 80, 16)
-		_, err := w.maps.Policy.Update([]bpf.PolicyKey{key}, []bpf.PolicyValue{{Precedence: bpf.PrecedenceDeny, Deny: 1, Cookie: 99}})
-		require.NoError(t, err)
-		says("shop/client shop/web 80",
-			"ingress: by the tables allowed (allowed by rule NetworkPolicy/shop/web spec.ingress[0]), by the maps denied (denied by rule unknown cookie 99)")
-		_, err = w.maps.Policy.Delete([]bpf.PolicyKey{key})
-		require.NoError(t, err)
-		says("shop/client shop/web 80",
-			"ingress: by the tables allowed (allowed by rule NetworkPolicy/shop/web spec.ingress[0]), by the maps denied (default deny NetworkPolicy/shop/web spec.ingress)")
-		_, err = w.maps.Policy.Delete([]bpf.PolicyKey{bpf.PolicyKeyOf(subjectWeb, 0, bpf.DirectionIngress, 0, 0, 0)})
-		require.NoError(t, err)
+		allowed := "ingress: by the tables allowed (allowed by rule NetworkPolicy/shop/web spec.ingress[0]), by the maps denied "
+		key := bpf.VerdictKeyOf(3, 6, 80, 16)
+		update(t, w.maps.Verdicts, key, bpf.VerdictValue{Deny: 1, Cookie: 99})
+		says("shop/client shop/web 80", allowed+"(denied by rule unknown cookie 99)")
+		remove(t, w.maps.Verdicts, key)
+		says("shop/client shop/web 80", allowed+"(default deny NetworkPolicy/shop/web spec.ingress)")
+		remove(t, w.maps.Verdicts, bpf.VerdictKeyOf(3, 0, 0, 0))
+		says("shop/client shop/web 80", allowed+"(no entry)")
+		remove(t, w.maps.Policy, bpf.PolicyKey{Ruleset: rulesetWeb, Direction: bpf.DirectionIngress})
 		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
-		insert(w, w.IPCache, &tables.IPCache{Prefix: prefix("203.0.113.9/32"), PeerClass: peerDB, Reconciled: tables.Pending()})
+		insert(w, w.IPCache, &tables.IPCache{Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB)})
 		says("203.0.113.9 shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
-			"ingress: by the tables peer class 13, by the maps 10")
-		_, err = w.maps.Pods.Delete([]bpf.PodKey{{Addr: bpf.AddressFrom(addr("10.1.0.6"))}})
-		require.NoError(t, err)
+			"ingress: by the tables member 113, by the maps 110",
+			"ingress: by the tables class 13, by the maps 10")
+		remove(t, w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))})
 		says("shop/web 10.96.0.11 5432",
 			"backend 10.1.0.6:15432: ingress: by the tables allowed (no policy chooses the pod), by the maps not judged: the pod is not in sluice_pods")
-		_, err = w.maps.Config.Update([]bpf.ConfigKey{{}}, []bpf.ConfigValue{{VNI: 7}})
-		require.NoError(t, err)
-		says("host shop/web 80", "ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)")
+		remove(t, w.maps.Peers, bpf.PeerKey{Member: memberOf(classDB)})
+		says("shop/db shop/web 80",
+			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
+			"ingress: by the tables class 13, by the maps 0")
+		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{Ruleset: bpf.EmptyRuleset})
+		says("10.2.0.6 shop/web 80",
+			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps allowed (no policy chooses the pod)",
+			"ingress: by the tables ruleset 5, by the maps 1")
+		remove(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb})
+		update(t, w.maps.Config, bpf.ConfigKey{}, bpf.ConfigValue{VNI: 7})
+		says("host shop/web 80", "ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)",
+			"ingress: by the tables ruleset 5, by the maps 0")
 	})
+}
+
+func update[K, V comparable](t *testing.T, m bpf.Map[K, V], key K, value V) {
+	_, err := m.Update([]K{key}, []V{value})
+	require.NoError(t, err)
+}
+
+func remove[K, V comparable](t *testing.T, m bpf.Map[K, V], key K) {
+	_, err := m.Delete([]K{key})
+	require.NoError(t, err)
+}
+
+// What the kernel does not have yet is said of the party that it concerns, with what it
+// waits for.
+func TestWaits(t *testing.T) {
+	w := newWorld(t, inMemory(t))
+	text := "waiting for ruleset 5: selector 3: members"
+	status := reconciler.StatusPending()
+	status.Error = &text
+	insert(w, w.Subjects, &tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Reconciled{Status: status}})
+	insert(w, w.Members, &tables.Member{
+		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient}, Class: classClient,
+		MemberDef: tables.MemberDef{Scope: tables.ScopePods}, Reconciled: tables.Pending(),
+	})
+	answer, err := w.Policy("shop/client", "shop/web", "80", "")
+	require.NoError(t, err)
+	require.Equal(t, []string{"member 112: not written yet"}, answer.From.Waits)
+	require.Equal(t, []string{"subject 1: " + text}, answer.To.Waits)
+	var page strings.Builder
+	require.NoError(t, answer.Print(&page))
+	require.Contains(t, page.String(), "\n            subject 1, ruleset 5: CiliumNetworkPolicy/shop/no-db, NetworkPolicy/shop/web\n")
+	require.Contains(t, page.String(), "\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
+	require.Contains(t, page.String(), "\n            waits: subject 1: "+text+"\n")
+}
+
+// An agent that starts fills maps that packets do not meet yet, and says so.
+func TestSlots(t *testing.T) {
+	forMaps(t, func(t *testing.T, w *world) {
+		lines := func() (texts []string) {
+			policy, err := w.Policy("shop/client", "shop/web", "80", "")
+			require.NoError(t, err)
+			egress, err := w.Egress("shop/client", "198.51.100.10")
+			require.NoError(t, err)
+			require.Equal(t, policy.Kernel.Slots, egress.Kernel.Slots)
+			return append(policy.Lines(), egress.Lines()...)
+		}
+		require.NotContains(t, strings.Join(lines(), "\n"), "NOT IN FORCE")
+		inForce, own, err := w.maps.Slot()
+		require.NoError(t, err)
+		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - inForce})
+		text := fmt.Sprintf("kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d", own, 1-inForce)
+		got := lines()
+		require.Equal(t, []string{text, "kernel: same"}, got[3:5])
+		require.Equal(t, []string{text, "kernel: same"}, got[7:])
+	})
+}
+
+// A pod of which it is not known what policies say is held only if there are any.
+func TestNoPolicies(t *testing.T) {
+	w := newWorld(t, inMemory(t))
+	both(w, w.Configs, w.maps.Config, &tables.DatapathConfig{Underlay: addr("192.168.0.1")})
+	answer, err := w.Policy("world-ipv6", "shop/web", "80", "")
+	require.NoError(t, err)
+	require.Equal(t, []string{"verdict: allowed", "ingress allowed: there are no policies", "kernel: same"}, answer.Lines())
 }
 
 func TestEgress(t *testing.T) {
@@ -216,8 +302,14 @@ func TestEgress(t *testing.T) {
 		require.Equal(t, []string{"partner"}, answer.Overrides)
 		require.Equal(t, answer.Entry.Key, answer.Kernel.Entry.Key)
 
-		_, err = w.maps.Sources.Delete([]bpf.SourceKey{{Addr: bpf.AddressFrom(addr("10.1.0.6"))}})
+		remove(t, w.maps.Routes, bpf.SubjectKey{Subject: subjectClient})
+		answer, err = w.Egress("shop/client", "198.51.100.10")
 		require.NoError(t, err)
+		require.Contains(t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps passed")
+		require.Contains(t, answer.Lines(), "kernel: by the tables egress ruleset 7, by the maps 0")
+
+		pod := bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))}
+		update(t, w.maps.Pods, pod, bpf.PodValue{IfIndex: 12, Flags: bpf.PodLocal})
 		answer, err = w.Egress("shop/client", "198.51.100.10")
 		require.NoError(t, err)
 		require.Equal(t, "pod not ready", answer.Kernel.Reason)
@@ -225,6 +317,34 @@ func TestEgress(t *testing.T) {
 		answer, err = w.Egress("shop/client", "203.0.113.9")
 		require.NoError(t, err)
 		require.Equal(t, "passed", answer.Kernel.Reason, "it is not covered")
+	})
+}
+
+// Of a pod of another node this node decides as its gateway only, and network policies are
+// not judged here.
+func TestEgressOfOthers(t *testing.T) {
+	forMaps(t, func(t *testing.T, w *world) {
+		both(w, w.Pods, w.maps.Pods, &tables.Pod{Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8, Reconciled: tables.Reconciled{Status: done()}})
+		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{Life: tables.Life{Number: 8}, Reconciled: tables.Reconciled{Status: done()}})
+		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: 8, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
+		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
+			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))}, Node: "node-1",
+			Addr: addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2, Device: "eth0",
+		})
+		for to, want := range map[string]string{
+			"203.0.113.9": "allowed translated partner (203.0.113.0/24)",
+			"8.8.8.8":     "denied no egress rule",
+			"10.96.0.10":  "denied no egress rule",
+		} {
+			answer, err := w.Egress("shop/db", to)
+			require.NoError(t, err)
+			require.Equal(t, want, string(answer.Verdict)+" "+answer.why(), to)
+			require.Empty(t, answer.Differences, to)
+		}
+		answer, err := w.Policy("shop/db", "other/web", "80", "")
+		require.NoError(t, err)
+		require.Equal(t, ReasonNotHere, answer.Reason)
+		require.False(t, answer.From.Here)
 	})
 }
 
@@ -250,7 +370,7 @@ func BenchmarkPolicy(b *testing.B) {
 			for i := range 50_000 {
 				a := addr("10.128.0.0").As4()
 				a[1], a[2], a[3] = byte(128+i>>16), byte(i>>8), byte(i)
-				rows = append(rows, &tables.IPCache{Prefix: single(netip.AddrFrom4(a))[0], PeerClass: uint32(i % 200)})
+				rows = append(rows, &tables.IPCache{Prefix: single(netip.AddrFrom4(a))[0], Member: uint32(1000 + i%200)})
 			}
 			both(w, w.IPCache, w.maps.IPCache, rows...)
 			for _, question := range []string{"shop/client shop/web 80", "world shop/web 443"} {
@@ -268,54 +388,62 @@ func BenchmarkPolicy(b *testing.B) {
 	}
 }
 
-// Whatever the entries, this package finds the verdict that [policy.Lookup]
-// says the programs find, in the tables and in the maps.
+// Whatever the entries, this package finds the verdict that [verdicts.Maps.Lookup] says the
+// programs find, in the tables and in the maps.
 func TestLookUp(t *testing.T) {
-	for _, maps := range []struct {
-		name string
-		open func(testing.TB) *bpf.Maps
-	}{{"memory", inMemory}, {"kernel", inKernel}} {
-		t.Run(maps.name, func(t *testing.T) {
-			w := newWorld(t, maps.open(t))
-			rnd := rand.New(rand.NewPCG(1, 2))
-			entries := map[bpf.PolicyKey]bpf.PolicyValue{}
-			for range 200 {
-				bits := rnd.IntN(17)
-				protocol := []uint8{0, 1, 6, 17, 47}[rnd.IntN(5)]
-				if protocol == 47 {
-					bits = 0
-				}
-				key := bpf.PolicyKeyOf(9, rnd.Uint32N(3), bpf.Direction(rnd.IntN(2)), protocol, uint16(rnd.UintN(1<<16)), bits)
-				value := bpf.PolicyValue{Precedence: rnd.Uint32N(3), Deny: uint8(rnd.IntN(2)), Cookie: rnd.Uint32()}
-				entries[key] = value
-				both(w, w.Entries, w.maps.Policy, &tables.PolicyEntry{Key: key, Value: value})
+	forMaps(t, func(t *testing.T, w *world) {
+		rnd := rand.New(rand.NewPCG(1, 2))
+		pairs, entries := map[bpf.PolicyKey]bpf.PolicyValue{}, map[bpf.VerdictKey]bpf.VerdictValue{}
+		for range 4 {
+			row := &tables.PolicyEntry{
+				Ruleset: 9, Class: rnd.Uint32N(3), Direction: bpf.Direction(rnd.IntN(2)), Set: 90 + rnd.Uint32N(4),
 			}
-			get := func(k bpf.PolicyKey) (v bpf.PolicyValue, ok bool) { v, ok = entries[k]; return v, ok }
-			hits := 0
-			for range 3000 {
-				peer, direction := rnd.Uint32N(3), bpf.Direction(rnd.IntN(2))
-				traffic := Traffic{Protocol: []uint8{1, 6, 17, 47, 132}[rnd.IntN(5)], Port: uint16(rnd.UintN(1 << 16))}
-				if traffic.Protocol == 47 {
-					traffic.Port = 0
-				}
-				value, key, found := policy.Lookup(get, 9, peer, direction, traffic.Protocol, traffic.Port)
-				txn := w.DB.ReadTxn()
-				maps := &present{Explainer: w.Explainer, txn: txn}
-				for _, v := range []view{&wanted{w.Explainer, txn}, maps} {
-					d := lookUp(v, 9, peer, direction, traffic)
-					require.Equal(t, found, d.Entry != nil)
-					if !found {
-						require.Equal(t, Denied, d.Verdict)
-						continue
-					}
-					hits++
-					require.Equal(t, value.Deny != 0, d.Verdict == Denied)
-					require.Equal(t, value.String(), d.Entry.Value)
-					require.Equal(t, key.String(), d.Entry.Key)
-				}
-				require.NoError(t, maps.failed())
+			both(w, w.Entries, w.maps.Policy, row)
+			pairs[row.MapKey()] = row.MapValue()
+		}
+		for range 200 {
+			bits := rnd.IntN(17)
+			protocol := []uint8{0, 1, 6, 17, 47}[rnd.IntN(5)]
+			if protocol == 47 {
+				bits = 0
 			}
-			require.Greater(t, hits, 1000)
-		})
-	}
+			key := bpf.VerdictKeyOf(90+rnd.Uint32N(4), protocol, uint16(rnd.UintN(1<<16)), bits)
+			entries[key] = bpf.VerdictValue{Deny: uint8(rnd.IntN(2)), Cookie: rnd.Uint32()}
+			both(w, w.Verdicts, w.maps.Verdicts, &tables.Verdict{Key: key, Value: entries[key]})
+		}
+		oracle := verdicts.Maps{
+			Policy:  func(k bpf.PolicyKey) (v bpf.PolicyValue, ok bool) { v, ok = pairs[k]; return v, ok },
+			Verdict: func(k bpf.VerdictKey) (v bpf.VerdictValue, ok bool) { v, ok = entries[k]; return v, ok },
+		}
+		hits, misses := 0, 0
+		for range 3000 {
+			q := verdicts.Question{
+				Ruleset: 9, Class: rnd.Uint32N(3), Direction: bpf.Direction(rnd.IntN(2)),
+				Protocol: []uint8{1, 6, 17, 47, 132}[rnd.IntN(5)], Port: uint16(rnd.UintN(1 << 16)),
+			}
+			if q.Protocol == 47 {
+				q.Port = 0
+			}
+			want, found := oracle.Lookup(q)
+			txn := w.DB.ReadTxn()
+			maps := &present{Explainer: w.Explainer, txn: txn}
+			for _, v := range []view{&wanted{w.Explainer, txn}, maps} {
+				d := lookUp(v, 9, q.Class, q.Direction, Traffic{Protocol: q.Protocol, Port: q.Port})
+				require.Equal(t, found, d.Entry != nil)
+				if !found {
+					require.Equal(t, Denied, d.Verdict)
+					misses++
+					continue
+				}
+				hits++
+				require.Equal(t, want.Verdict.Deny != 0, d.Verdict == Denied)
+				require.Equal(t, want.Entry.String(), d.Pair.Key)
+				require.Equal(t, want.Verdict.String(), d.Entry.Value)
+				require.Equal(t, want.Key.String(), d.Entry.Key)
+			}
+			require.NoError(t, maps.failed())
+		}
+		require.Greater(t, hits, 1000)
+		require.Greater(t, misses, 100)
+	})
 }

@@ -6,7 +6,11 @@ import "net/netip"
 
 // Lines are the answer in few words, as the script command explain prints it.
 func (p *Policy) Lines() []string {
-	return kernelLines(append([]string{"verdict: " + string(p.Verdict)}, p.lines()...), p.AllDifferences())
+	lines := append([]string{"verdict: " + string(p.Verdict)}, p.lines()...)
+	if p.Kernel != nil {
+		lines = p.Kernel.line(lines)
+	}
+	return kernelLines(lines, p.AllDifferences())
 }
 
 // asBackend is as in "backend 10.1.0.5:8080".
@@ -32,7 +36,19 @@ func (p *Policy) lines() (lines []string) {
 
 // Lines are the answer in few words, as the script command explain prints it.
 func (a *Egress) Lines() []string {
-	return kernelLines([]string{"verdict: " + string(a.Verdict), a.why()}, a.Differences)
+	lines := []string{"verdict: " + string(a.Verdict), a.why()}
+	if a.Kernel != nil {
+		lines = a.Kernel.line(lines)
+	}
+	return kernelLines(lines, a.Differences)
+}
+
+// line adds that packets do not meet the maps that were asked, if that is so.
+func (s Slots) line(lines []string) []string {
+	if text := s.notYet(); text != "" {
+		lines = append(lines, "kernel: "+text)
+	}
+	return lines
 }
 
 func kernelLines(lines, differences []string) []string {

@@ -9,8 +9,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/policy"
+	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
 // Live reads the maps that packets meet. Its methods look up as the programs do.
@@ -18,11 +17,17 @@ type Live interface {
 	// Backend names what holds the maps: kernel or memory; empty if they are not open.
 	Backend() string
 
+	// Slot returns the slot of maps in force, and the one that the other methods read.
+	Slot() (inForce, own uint32, err error)
+
 	Pod(bpf.PodKey) (bpf.PodValue, bool, error)
+	Subject(bpf.SubjectKey) (bpf.SubjectValue, bool, error)
+	Route(bpf.SubjectKey) (bpf.RouteValue, bool, error)
 	IPCache(bpf.IPCacheKey) (bpf.IPCacheValue, bool, error)
+	Peer(bpf.PeerKey) (bpf.PeerValue, bool, error)
 	Policy(bpf.PolicyKey) (bpf.PolicyValue, bool, error)
+	Verdict(bpf.VerdictKey) (bpf.VerdictValue, bool, error)
 	Config() (bpf.ConfigValue, bool, error)
-	Source(bpf.SourceKey) (bpf.SourceValue, bool, error)
 	Egress(bpf.EgressKey) (bpf.EgressValue, bool, error)
 	Gateway(bpf.GatewayKey) (bpf.GatewayValue, bool, error)
 	Covered(bpf.CoveredKey) (bpf.CoveredValue, bool, error)
@@ -37,6 +42,29 @@ func (m LiveMaps) Backend() string {
 		return b.Name()
 	}
 	return ""
+}
+
+// Slot implements [Live].
+func (m LiveMaps) Slot() (inForce, own uint32, err error) { return m.Maps.Slot() }
+
+// Subject implements [Live].
+func (m LiveMaps) Subject(k bpf.SubjectKey) (bpf.SubjectValue, bool, error) {
+	return bpf.Lookup(m.Maps.Subjects, k)
+}
+
+// Route implements [Live].
+func (m LiveMaps) Route(k bpf.SubjectKey) (bpf.RouteValue, bool, error) {
+	return bpf.Lookup(m.Maps.Routes, k)
+}
+
+// Peer implements [Live].
+func (m LiveMaps) Peer(k bpf.PeerKey) (bpf.PeerValue, bool, error) {
+	return bpf.Lookup(m.Maps.Peers, k)
+}
+
+// Verdict implements [Live].
+func (m LiveMaps) Verdict(k bpf.VerdictKey) (bpf.VerdictValue, bool, error) {
+	return bpf.Lookup(m.Maps.Verdicts, k)
 }
 
 // Pod implements [Live].
@@ -55,11 +83,6 @@ func (m LiveMaps) Policy(k bpf.PolicyKey) (bpf.PolicyValue, bool, error) {
 // Config implements [Live].
 func (m LiveMaps) Config() (bpf.ConfigValue, bool, error) {
 	return bpf.Lookup(m.Maps.Config, bpf.ConfigKey{})
-}
-
-// Source implements [Live].
-func (m LiveMaps) Source(k bpf.SourceKey) (bpf.SourceValue, bool, error) {
-	return bpf.Lookup(m.Maps.Sources, k)
 }
 
 // Egress implements [Live].
@@ -98,26 +121,54 @@ func (p *present) pod(addr netip.Addr) (bpf.PodValue, bool) {
 	return note(p, v, ok, err)
 }
 
-func (p *present) peer(prefix netip.Prefix) (bpf.IPCacheValue, bool) {
+func (p *present) slots() Slots {
+	inForce, own, err := p.Live.Slot()
+	p.err = errors.Join(p.err, err)
+	return Slots{inForce, own}
+}
+
+func (p *present) subject(number uint32) (bpf.SubjectValue, bool) {
+	v, ok, err := p.Live.Subject(bpf.SubjectKey{Subject: number})
+	return note(p, v, ok, err)
+}
+
+func (p *present) route(subject uint32) (bpf.RouteValue, bool) {
+	v, ok, err := p.Live.Route(bpf.SubjectKey{Subject: subject})
+	return note(p, v, ok, err)
+}
+
+func (p *present) known(prefix netip.Prefix) (bpf.IPCacheValue, bool) {
 	v, ok, err := p.Live.IPCache(bpf.IPCacheKeyFrom(prefix))
 	return note(p, v, ok, err)
 }
 
-func (p *present) policy(key bpf.PolicyKey) (*found, bool) {
+func (p *present) peer(member uint32) (bpf.PeerValue, bool) {
+	v, ok, err := p.Live.Peer(bpf.PeerKey{Member: member})
+	return note(p, v, ok, err)
+}
+
+func (p *present) policy(key bpf.PolicyKey) (bpf.PolicyValue, *Entry, bool) {
 	v, ok, err := p.Live.Policy(key)
-	if _, ok = note(p, v, ok, err); !ok {
+	if v, ok = note(p, v, ok, err); !ok {
+		return v, nil, false
+	}
+	return v, &Entry{Map: mapPolicy, Key: key.String(), Value: v.String()}, true
+}
+
+func (p *present) verdict(key bpf.VerdictKey) (*found, bool) {
+	v, ok, err := p.Live.Verdict(key)
+	if v, ok = note(p, v, ok, err); !ok {
 		return nil, false
 	}
-	return &found{v, func() ([]Rule, *Entry) {
-		return p.rulesOfCookie(p.txn, v), &Entry{Map: mapPolicy, Key: p.matched(key, v).String(), Value: v.String()}
-	}}, true
+	entry := &Entry{Map: mapVerdicts, Key: p.matched(key, v).String(), Value: v.String()}
+	return &found{v, p.rulesOfCookie(p.txn, v), entry}, true
 }
 
 // matched returns the key of the entry with which a look-up was answered, which
 // the kernel does not tell: the shortest that is answered so too.
-func (p *present) matched(key bpf.PolicyKey, v bpf.PolicyValue) bpf.PolicyKey {
-	for shorter := range policy.Covering(key) {
-		if other, ok, err := p.Live.Policy(shorter); err != nil || !ok || other != v {
+func (p *present) matched(key bpf.VerdictKey, v bpf.VerdictValue) bpf.VerdictKey {
+	for shorter := range verdicts.Around(key) {
+		if other, ok, err := p.Live.Verdict(shorter); err != nil || !ok || other != v {
 			break
 		}
 		key = shorter
@@ -131,19 +182,18 @@ func (p *present) config() bpf.ConfigValue {
 	return v
 }
 
-func (p *present) source(addr netip.Addr) (bpf.SourceValue, bool) {
-	v, ok, err := p.Live.Source(bpf.SourceKey{Addr: bpf.AddressFrom(addr)})
-	return note(p, v, ok, err)
-}
-
-func (p *present) egress(class uint32, destination netip.Prefix) (bpf.EgressValue, *Entry, bool) {
-	key := bpf.EgressKeyFrom(class, destination)
+func (p *present) egress(ruleset uint32, destination netip.Prefix) (bpf.EgressValue, *Entry, bool) {
+	key := bpf.EgressKeyFrom(ruleset, destination)
 	v, ok, err := p.Live.Egress(key)
 	if v, ok = note(p, v, ok, err); !ok {
 		return v, nil, false
 	}
-	for bits := destination.Bits() - 1; bits >= 0; bits-- {
-		shorter := bpf.EgressKeyFrom(class, netip.PrefixFrom(destination.Addr(), bits).Masked())
+	shortest := 0 // of nested entries with one value the kernel does not say which one it found
+	if row := (&wanted{p.Explainer, p.txn}).egressRule(ruleset, destination); row != nil {
+		shortest = row.Destination.Bits()
+	}
+	for bits := destination.Bits() - 1; bits >= shortest; bits-- {
+		shorter := bpf.EgressKeyFrom(ruleset, netip.PrefixFrom(destination.Addr(), bits).Masked())
 		if other, ok, err := p.Live.Egress(shorter); err != nil || !ok || other != v {
 			break
 		}
@@ -161,46 +211,4 @@ func (p *present) covered(prefix netip.Prefix) bool {
 	v, ok, err := p.Live.Covered(bpf.CoveredKeyFrom(prefix))
 	_, ok = note(p, v, ok, err)
 	return ok
-}
-
-// rulesOf returns the rules of an entry that is wanted.
-func (e *Explainer) rulesOf(txn statedb.ReadTxn, entry *tables.PolicyEntry) []Rule {
-	rules := make([]Rule, 0, len(entry.Rules))
-	for i, id := range entry.Rules {
-		rule := Rule{Policy: id.Policy.String(), Verdict: verdictOf(entry.Value)}
-		if r := tables.EnforcedRuleByID(txn, e.t.Rules, id); r != nil {
-			rule.Field, rule.Verdict = r.Field, r.Verdict()
-		} else if c, _, ok := e.t.Cookies.Get(txn, tables.RuleCookieByNumber(entry.Value.Cookie)); ok && i < len(c.Fields) {
-			rule.Field = c.Fields[i]
-		}
-		rules = append(rules, rule)
-	}
-	return rules
-}
-
-// rulesOfCookie returns the rules of an entry of the kernel.
-func (e *Explainer) rulesOfCookie(txn statedb.ReadTxn, v bpf.PolicyValue) []Rule {
-	if v.Cookie == 0 {
-		return []Rule{}
-	}
-	row, _, ok := e.t.Cookies.Get(txn, tables.RuleCookieByNumber(v.Cookie))
-	if !ok {
-		return []Rule{{Policy: "unknown", Field: "cookie " + utoa(v.Cookie), Verdict: verdictOf(v)}}
-	}
-	rules := make([]Rule, 0, len(row.Rules))
-	for i, id := range row.Rules {
-		rules = append(rules, Rule{Policy: id.Policy.String(), Field: row.Fields[i], Verdict: verdictOf(v)})
-	}
-	return rules
-}
-
-// verdictOf is in the words of [tables.EnforcedRule.Verdict].
-func verdictOf(v bpf.PolicyValue) string {
-	switch {
-	case v.Deny == 0:
-		return "allow"
-	case v.Precedence == bpf.PrecedenceDefault:
-		return "default deny"
-	}
-	return "deny"
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/statedb"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -149,13 +148,10 @@ func (e *Explainer) slices(txn statedb.ReadTxn, service tables.Name) (addrs []ne
 	return addrs
 }
 
-// describe says whose a place is, and in which classes the tables want it.
+// describe says whose a place is, and what the tables want for it.
 func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefix) Party {
 	p := Party{Name: text, Prefix: place, PeerSelectors: []string{}}
-	if peer := longest(txn, e.t.IPCache, tables.IPCacheByPrefix, place); peer != nil {
-		p.PeerClass, p.PeerWaitsFor = peer.PeerClass, peer.WaitsFor
-		p.PeerSelectors = e.selectorsOf(txn, bpf.ClassKey{Role: bpf.RolePeer, Number: peer.PeerClass})
-	}
+	e.asPeer(txn, &p)
 	if !place.IsSingleIP() {
 		return p
 	}
@@ -168,10 +164,7 @@ func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefi
 	for s := range e.t.Services.List(txn, tables.ServicesByAddr(p.Address)) {
 		p.Services = append(p.Services, s.Name.String())
 	}
-	if pod, _, ok := e.t.Locals.Get(txn, tables.LocalEndpointByAddr(p.Address)); ok {
-		p.Here, p.SubjectClass, p.SubjectWaitsFor = true, &pod.SubjectClass, pod.WaitsFor
-		p.SubjectSelectors = e.selectorsOf(txn, bpf.ClassKey{Role: bpf.RoleSubject, Number: pod.SubjectClass})
-	}
+	e.asPod(txn, &p)
 	return p
 }
 
@@ -183,25 +176,6 @@ func (e *Explainer) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
 		return e.t.LocalNode.Name
 	}
 	return ""
-}
-
-// selectorsOf returns what a class stands for, in words.
-func (e *Explainer) selectorsOf(txn statedb.ReadTxn, key bpf.ClassKey) []string {
-	texts := []string{}
-	if key.Number == 0 {
-		return texts
-	}
-	row := tables.ClassRow(txn, e.t.Members, key)
-	if row == nil {
-		return texts
-	}
-	for _, id := range row.Selectors {
-		if s, _, ok := e.t.Selectors.Get(txn, tables.SelectorByID(id)); ok {
-			texts = append(texts, s.Text)
-		}
-	}
-	slices.Sort(texts)
-	return texts
 }
 
 // resolve replaces the name of a port by its number: that of the ports of services

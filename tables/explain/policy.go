@@ -20,14 +20,9 @@ type packet struct {
 	backend  bool // the receiver is what a service led to
 }
 
-// keyOf returns the key that a single packet is looked up by: the longest that
-// its protocol has.
-func keyOf(subject, peer uint32, direction bpf.Direction, traffic Traffic) bpf.PolicyKey {
-	bits := 0
-	if traffic.hasPorts() || traffic.isICMP() {
-		bits = 16
-	}
-	return bpf.PolicyKeyOf(subject, peer, direction, traffic.Protocol, traffic.Port, bits)
+// keyOf returns the key by which the traffic of a single packet is looked up in a verdict set.
+func keyOf(set uint32, traffic Traffic) bpf.VerdictKey {
+	return bpf.VerdictKeyOf(set, traffic.Protocol, traffic.Port, 16)
 }
 
 // judge decides as the programs at the devices of both pods do.
@@ -38,27 +33,22 @@ func judge(v view, p packet) Judged {
 		return judged
 	}
 	if pod, ok := podOf(v, p.from); ok {
-		judged.add(judgeEgress(v, p, pod))
+		judged.Directions = append(judged.Directions, judgeEgress(v, p, pod))
 	}
 	if pod, ok := podOf(v, p.to); ok {
-		judged.add(judgeIngress(v, p, pod))
+		judged.Directions = append(judged.Directions, judgeIngress(v, p, pod))
 	}
 	judged.Decision = together(judged.Directions)
 	return judged
 }
 
-func (j *Judged) add(direction bpf.Direction, subject, peer uint32, d Decision) {
-	if d.Rules == nil {
-		d.Rules = []Rule{}
-	}
-	j.Directions = append(j.Directions, Judgement{direction.String(), d, subject, peer})
-}
-
+// podOf returns the pod of this node at a place.
 func podOf(v view, p netip.Prefix) (bpf.PodValue, bool) {
 	if !p.IsSingleIP() {
 		return bpf.PodValue{}, false
 	}
-	return v.pod(p.Addr())
+	pod, ok := v.pod(p.Addr())
+	return pod, ok && pod.Flags&bpf.PodLocal != 0
 }
 
 // together is the decision of all directions: the first that denies, or else
@@ -70,52 +60,61 @@ func together(directions []Judgement) Decision {
 			return j.Decision
 		}
 		if d.Entry == nil || j.Entry != nil && len(j.Rules) > 0 {
-			d.Reason, d.Entry = j.Reason, j.Entry
+			d.Reason, d.Pair, d.Entry = j.Reason, j.Pair, j.Entry
 		}
 		d.Rules = append(d.Rules, j.Rules...)
 	}
 	return d
 }
 
-func judgeEgress(v view, p packet, pod bpf.PodValue) (bpf.Direction, uint32, uint32, Decision) {
-	peer, _ := v.peer(p.to)
-	d := decided(pod, func() (Decision, bool) {
+func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
+	return judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, func(peer bpf.IPCacheValue) (Decision, bool) {
 		switch {
 		case isMulticast(p.to.Addr()):
 			return Decision{Verdict: Allowed, Reason: ReasonUnjudged}, true
-		case peer.Flags&bpf.IPCacheService != 0 && !p.backend && !unknown(pod):
+		case peer.Flags&bpf.IPCacheService != 0 && !p.backend && pod.Subject != 0:
 			return Decision{Verdict: Allowed, Reason: ReasonService}, true
 		}
 		return Decision{}, false
-	}, func() Decision { return lookUp(v, pod.SubjectClass, peer.PeerClass, bpf.DirectionEgress, p.traffic) })
-	return bpf.DirectionEgress, pod.SubjectClass, peer.PeerClass, d
+	})
 }
 
-func judgeIngress(v view, p packet, pod bpf.PodValue) (bpf.Direction, uint32, uint32, Decision) {
-	peer, _ := v.peer(p.from)
-	d := decided(pod, func() (Decision, bool) {
-		if peer.Flags&bpf.IPCacheHost != 0 && v.config().Flags&bpf.ConfigAllowLocalhost != 0 {
-			return Decision{Verdict: Allowed, Reason: ReasonHost}, true
-		}
-		return Decision{}, false
-	}, func() Decision { return lookUp(v, pod.SubjectClass, peer.PeerClass, bpf.DirectionIngress, p.traffic) })
-	return bpf.DirectionIngress, pod.SubjectClass, peer.PeerClass, d
+func judgeIngress(v view, p packet, pod bpf.PodValue) Judgement {
+	return judgeOf(v, pod, bpf.DirectionIngress, p.from, p.traffic, func(peer bpf.IPCacheValue) (Decision, bool) {
+		host := peer.Flags&bpf.IPCacheHost != 0 && v.config().Flags&bpf.ConfigAllowLocalhost != 0
+		return Decision{Verdict: Allowed, Reason: ReasonHost}, host
+	})
 }
 
-func unknown(pod bpf.PodValue) bool { return pod.Flags&bpf.PodPolicyUnknown != 0 }
-
-// decided is what both directions have in common: exempt says what is not looked up.
-func decided(pod bpf.PodValue, exempt func() (Decision, bool), lookUp func() Decision) Decision {
-	if pod.SubjectClass == bpf.NoSubjectClass && !unknown(pod) {
-		return Decision{Verdict: Allowed, Reason: ReasonNoPolicy}
+// judgeOf is what both directions have in common: exempt says what is not looked up.
+func judgeOf(
+	v view, pod bpf.PodValue, direction bpf.Direction, place netip.Prefix, traffic Traffic,
+	exempt func(bpf.IPCacheValue) (Decision, bool),
+) Judgement {
+	j := Judgement{Direction: direction.String(), Subject: pod.Subject}
+	subject, complete := v.subject(pod.Subject)
+	j.Ruleset = subject.Ruleset
+	known, _ := v.known(place)
+	peer, found := v.peer(known.Member)
+	j.Member, j.Class = known.Member, peer.Class
+	switch d, ok := exempt(known); {
+	case j.Ruleset == bpf.EmptyRuleset:
+		j.Decision = Decision{Verdict: Allowed, Reason: ReasonNoPolicy}
+	case ok:
+		j.Decision = d
+	case pod.Subject == 0 && v.config().Flags&bpf.ConfigNetworkPolicies == 0:
+		j.Decision = Decision{Verdict: Allowed, Reason: ReasonNoPolicies}
+	case pod.Subject == 0:
+		j.Decision = Decision{Verdict: Denied, Reason: ReasonNotReady}
+	case !complete || !found:
+		j.Decision = Decision{Verdict: Denied, Reason: ReasonNoEntry}
+	default:
+		j.Decision = lookUp(v, j.Ruleset, j.Class, direction, traffic)
 	}
-	if d, ok := exempt(); ok {
-		return d
+	if j.Rules == nil {
+		j.Rules = []Rule{}
 	}
-	if unknown(pod) {
-		return Decision{Verdict: Denied, Reason: ReasonNotReady}
-	}
-	return lookUp()
+	return j
 }
 
 // isMulticast reports whether the programs let everybody send to an address.
@@ -123,32 +122,35 @@ func isMulticast(a netip.Addr) bool {
 	return a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// lookUp finds the verdict on the peer's class and that on any peer. The higher
-// precedence decides, and of the same a deny.
-func lookUp(v view, subject, peer uint32, direction bpf.Direction, traffic Traffic) Decision {
-	var best *found
-	for _, class := range []uint32{peer, bpf.AnyPeerClass} {
-		f, ok := v.policy(keyOf(subject, class, direction, traffic))
-		if ok && (best == nil || f.value.Precedence > best.value.Precedence ||
-			f.value.Precedence == best.value.Precedence && f.value.Deny > best.value.Deny) {
-			best = f
-		}
-		if peer == bpf.AnyPeerClass {
-			break
-		}
+// lookUp finds the verdict set of a class, or else that of any class, and what that says of
+// the traffic.
+func lookUp(v view, ruleset, class uint32, direction bpf.Direction, traffic Traffic) Decision {
+	d := Decision{Verdict: Denied, Reason: ReasonNoEntry}
+	key := bpf.PolicyKey{Ruleset: ruleset, Class: class, Direction: direction}
+	pair, entry, ok := v.policy(key)
+	if !ok && class != bpf.AnyClass {
+		key.Class = bpf.AnyClass
+		pair, entry, ok = v.policy(key)
 	}
-	if best == nil {
-		return Decision{Verdict: Denied, Reason: ReasonNoEntry}
+	d.Pair = entry
+	if !ok {
+		return d
 	}
-	d := Decision{Verdict: Allowed}
-	d.Rules, d.Entry = best.explain()
-	if best.value.Deny != 0 {
-		d.Verdict = Denied
+	f, ok := v.verdict(keyOf(pair.Set, traffic))
+	if !ok {
+		return d
 	}
-	d.Reason = map[bool]map[bool]string{
-		false: {false: ReasonAllowRule, true: ReasonDefaultAllow},
-		true:  {false: ReasonDenyRule, true: ReasonDefaultDeny},
-	}[best.value.Deny != 0][best.value.Precedence == bpf.PrecedenceDefault]
+	d.Rules, d.Entry = f.rules, f.entry
+	switch byDefault := f.value.Default != 0; {
+	case f.value.Deny == 0 && byDefault:
+		d.Verdict, d.Reason = Allowed, ReasonDefaultAllow
+	case f.value.Deny == 0:
+		d.Verdict, d.Reason = Allowed, ReasonAllowRule
+	case byDefault:
+		d.Reason = ReasonDefaultDeny
+	default:
+		d.Reason = ReasonDenyRule
+	}
 	return d
 }
 
@@ -175,11 +177,17 @@ func (w Judgement) differences(g Judgement) (texts []string) {
 	if w.text() != g.text() {
 		texts = append(texts, fmt.Sprintf("%s: by the tables %s, by the maps %s", w.Direction, w.text(), g.text()))
 	}
-	if w.SubjectClass != g.SubjectClass {
-		texts = append(texts, fmt.Sprintf("%s: by the tables subject class %d, by the maps %d", w.Direction, w.SubjectClass, g.SubjectClass))
-	}
-	if w.PeerClass != g.PeerClass {
-		texts = append(texts, fmt.Sprintf("%s: by the tables peer class %d, by the maps %d", w.Direction, w.PeerClass, g.PeerClass))
+	for _, number := range []struct {
+		of        string
+		want, got uint32
+	}{
+		{"subject", w.Subject, g.Subject}, {"ruleset", w.Ruleset, g.Ruleset},
+		{"member", w.Member, g.Member}, {"class", w.Class, g.Class},
+	} {
+		if number.want != number.got {
+			texts = append(texts, fmt.Sprintf("%s: by the tables %s %d, by the maps %d",
+				w.Direction, number.of, number.want, number.got))
+		}
 	}
 	return texts
 }

@@ -76,18 +76,18 @@ func TestSeveralPortsOfAName(t *testing.T) {
 
 func TestNotReady(t *testing.T) {
 	w := newWorld(t, inMemory(t))
-	wtxn := w.DB.WriteTxn(w.Locals, w.IPCache)
-	locals := w.Locals.(statedb.RWTable[*tables.LocalEndpoint]).RegisterInitializer(wtxn, "test")
+	wtxn := w.DB.WriteTxn(w.Pods, w.IPCache)
+	pods := w.Pods.(statedb.RWTable[*tables.Pod]).RegisterInitializer(wtxn, "test")
 	ipcache := w.IPCache.(statedb.RWTable[*tables.IPCache]).RegisterInitializer(wtxn, "test")
 	wtxn.Commit()
-	const reason = "the agent is not ready: not complete yet: ipcache, local-endpoints"
+	const reason = "the agent is not ready: not complete yet: ipcache, pods"
 	_, err := w.Policy("shop/client", "shop/web", "80", "")
 	require.ErrorIs(t, err, ErrNotReady)
 	require.EqualError(t, err, reason)
 	_, err = w.Egress("shop/client", "203.0.113.9")
 	require.EqualError(t, err, reason)
-	wtxn = w.DB.WriteTxn(w.Locals, w.IPCache)
-	locals(wtxn)
+	wtxn = w.DB.WriteTxn(w.Pods, w.IPCache)
+	pods(wtxn)
 	ipcache(wtxn)
 	wtxn.Commit()
 	_, err = w.Policy("shop/client", "shop/web", "80", "")

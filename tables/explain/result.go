@@ -20,6 +20,7 @@ const (
 	ReasonDefaultDeny  = "default deny"  // no rule allows it, and some policy denies the rest
 	ReasonDefaultAllow = "default allow" // policies choose the pod, none denies the rest of the direction
 	ReasonNoPolicy     = "no policy chooses the pod"
+	ReasonNoPolicies   = "there are no policies" // what is to be said of the pod is not known yet: nothing can be
 	ReasonNoEntry      = "no entry"              // the map has nothing that covers the packet: it is dropped
 	ReasonNotReady     = "pod not ready"         // what policies say of the pod is not known yet: new flows are dropped
 	ReasonHost         = "host reaches its pods" // see --allow-localhost
@@ -43,14 +44,19 @@ type Party struct {
 	Prefix  netip.Prefix `json:"prefix,omitzero"`  // what stands for an entity, if that is no single address
 	Here    bool         `json:"here"`             // a pod of this node: its policies are judged here
 
-	PeerClass     uint32   `json:"peerClass"`
-	PeerSelectors []string `json:"peerSelectors"` // that choose it as a peer
-	// PeerWaitsFor is the class that it is to be in when the kernel has all of that.
-	PeerWaitsFor uint32 `json:"peerWaitsFor,omitempty"`
+	Scope         string   `json:"scope,omitempty"`   // of the member: pods, node, cluster, world
+	Member        uint32   `json:"member"`            // as a peer
+	Class         uint32   `json:"class"`             // of the member
+	PeerSelectors []string `json:"peerSelectors"`     // that choose it as a peer
+	Refused       bool     `json:"refused,omitempty"` // its namespace has no room: all that are judged drop it
 
-	SubjectClass     *uint32  `json:"subjectClass,omitempty"` // of a pod of this node
-	SubjectSelectors []string `json:"subjectSelectors,omitempty"`
-	SubjectWaitsFor  uint32   `json:"subjectWaitsFor,omitempty"` // as PeerWaitsFor
+	Subject  *uint32  `json:"subject,omitempty"`  // of a pod of this node; 0: what policies say is not known
+	Ruleset  uint32   `json:"ruleset,omitempty"`  // of the subject
+	Policies []string `json:"policies,omitempty"` // of which the ruleset has rules
+	TooLarge string   `json:"tooLarge,omitempty"` // why it is isolated instead
+
+	// Waits are the entries that the kernel does not have yet, and what for.
+	Waits []string `json:"waits,omitempty"`
 }
 
 // Rule is a rule of a policy that decides.
@@ -82,7 +88,8 @@ type Decision struct {
 	Verdict Verdict `json:"verdict"`
 	Reason  string  `json:"reason"`
 	Rules   []Rule  `json:"rules"`
-	Entry   *Entry  `json:"entry"`
+	Pair    *Entry  `json:"pair,omitempty"` // of sluice_policy, which leads to Entry
+	Entry   *Entry  `json:"entry"`          // of sluice_verdicts
 }
 
 // Judgement is the decision in one direction: egress of the sender, or ingress
@@ -91,8 +98,10 @@ type Judgement struct {
 	Direction string `json:"direction"`
 	Decision
 
-	SubjectClass uint32 `json:"subjectClass"`
-	PeerClass    uint32 `json:"peerClass"`
+	Subject uint32 `json:"subject"`
+	Ruleset uint32 `json:"ruleset"`
+	Member  uint32 `json:"member"`
+	Class   uint32 `json:"class"`
 }
 
 // Judged is a decision, and those of the directions that make it.
@@ -124,7 +133,15 @@ type Policy struct {
 // InKernel is what the live maps make of it.
 type InKernel struct {
 	Backend string `json:"backend"` // kernel or memory
+	Slots
 	Judged
+}
+
+// Slots are the slots of maps by which packets are decided about, and of those that
+// this agent writes to, which were asked. They differ while the agent starts.
+type Slots struct {
+	InForce uint32 `json:"slotInForce"`
+	Own     uint32 `json:"slotOwn"`
 }
 
 // Way is what egress policies say of a packet.
@@ -135,9 +152,10 @@ type Way struct {
 	Rules   []Rule  `json:"rules"`            // the policy that decides
 	Entry   *Entry  `json:"entry"`            // of sluice_egress
 
-	Class  uint32 `json:"class"`  // 0: no egress policy chooses the sender
-	Group  uint32 `json:"group"`  // of gateways, 0 if none was looked up
-	Bucket uint32 `json:"bucket"` // of the sender in the group
+	Subject uint32 `json:"subject"` // of the sender
+	Ruleset uint32 `json:"ruleset"` // for egress; 0: no egress policy chooses the sender
+	Group   uint32 `json:"group"`   // of gateways, 0 if none was looked up
+	Bucket  uint32 `json:"bucket"`  // of the sender in the group
 
 	Gateway netip.Addr `json:"gateway,omitzero"`
 	// EgressIP is what the packet leaves the gateway with. Only the gateway knows.
@@ -152,7 +170,7 @@ type Egress struct {
 
 	Way
 
-	Policies    []string     `json:"policies"`              // that choose the class, the one that wins first
+	Policies    []string     `json:"policies"`              // that choose the sender, the one that wins first
 	Destination netip.Prefix `json:"destination,omitzero"`  // of the rule that decides
 	Overrides   []string     `json:"overrides,omitempty"`   // policies that name it too and lose
 	GatewayNode string       `json:"gatewayNode,omitempty"` // name of the gateway
@@ -165,5 +183,6 @@ type Egress struct {
 // EgressInKernel is what the live maps make of it.
 type EgressInKernel struct {
 	Backend string `json:"backend"`
+	Slots
 	Way
 }

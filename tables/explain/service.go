@@ -70,15 +70,15 @@ func ofBackends(d Decision, answers []*Policy, of func(*Policy) Decision) Decisi
 	case d.Verdict == Denied:
 		return d
 	case len(answers) == 0:
-		return Decision{Allowed, ReasonNoBackend, d.Rules, d.Entry}
+		return Decision{Allowed, ReasonNoBackend, d.Rules, d.Pair, d.Entry}
 	}
 	for _, a := range answers {
 		if got := of(a); got.Verdict == Allowed {
-			return Decision{Allowed, ReasonService, got.Rules, got.Entry}
+			return Decision{Allowed, ReasonService, got.Rules, got.Pair, got.Entry}
 		}
 	}
 	first := of(answers[0])
-	return Decision{Denied, ReasonService, first.Rules, first.Entry}
+	return Decision{Denied, ReasonService, first.Rules, first.Pair, first.Entry}
 }
 
 // backendsOf returns where ports of the services at an address lead, in the family of

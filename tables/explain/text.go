@@ -29,11 +29,11 @@ func (p *Policy) Print(w io.Writer) error {
 		text.line(1, "backend", "%s%s: %s", b.destination(), owner(&b.To), b.text())
 		text.judged(2, b.Judged)
 	}
-	backend := ""
-	if p.Kernel != nil {
-		backend = p.Kernel.Backend
+	if p.Kernel == nil {
+		text.noMaps()
+	} else {
+		text.maps(p.Kernel.Backend, p.Kernel.Slots, p.AllDifferences())
 	}
-	text.maps(backend, p.AllDifferences())
 	_, err := io.WriteString(w, text.String())
 	return err
 }
@@ -61,8 +61,8 @@ func (a *Egress) Print(w io.Writer) error {
 	}
 	text.party("from", &a.From)
 	text.party("to", &a.To)
-	if a.Class != 0 {
-		text.line(1, "class", "%d: chosen by %s", a.Class, strings.Join(a.Policies, ", "))
+	if a.Ruleset != 0 {
+		text.line(1, "ruleset", "%d of subject %d: %s", a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
 	}
 	for _, r := range a.Rules {
 		text.line(1, "policy", "%s: %s %s%s", r.Policy, r.Verdict, r.Field, overriding(a.Overrides))
@@ -79,11 +79,11 @@ func (a *Egress) Print(w io.Writer) error {
 		}
 	}
 	text.entry(1, a.Entry)
-	backend := ""
-	if a.Kernel != nil {
-		backend = a.Kernel.Backend
+	if a.Kernel == nil {
+		text.noMaps()
+	} else {
+		text.maps(a.Kernel.Backend, a.Kernel.Slots, a.Differences)
 	}
-	text.maps(backend, a.Differences)
 	_, err := io.WriteString(w, text.String())
 	return err
 }
@@ -124,18 +124,24 @@ func (t *page) party(label string, p *Party) {
 		text += ", service " + s
 	}
 	t.line(1, label, "%s", text)
-	if p.SubjectClass != nil {
-		t.class("subject", *p.SubjectClass, p.SubjectWaitsFor, p.SubjectSelectors)
+	switch {
+	case p.Subject == nil:
+	case *p.Subject == 0:
+		t.line(1, "", "subject unknown: its new flows are held if policies could concern them")
+	default:
+		t.line(1, "", "subject %d, ruleset %d: %s", *p.Subject, p.Ruleset, orNone(p.Policies, "no policy"))
 	}
-	t.class("peer", p.PeerClass, p.PeerWaitsFor, p.PeerSelectors)
-}
-
-func (t *page) class(role string, number, waitsFor uint32, selectors []string) {
-	if number != 0 {
-		t.line(1, "", "%s class %d: %s", role, number, orNone(selectors, "no selector that is known"))
+	if p.TooLarge != "" {
+		t.line(1, "", "TOO LARGE: %s", p.TooLarge)
 	}
-	if waitsFor != 0 {
-		t.line(1, "", "%s class %d is to be its, when the kernel has all of that", role, waitsFor)
+	switch {
+	case p.Refused:
+		t.line(1, "", "member %d (%s), class %d: refused, its namespace has no room", p.Member, p.Scope, p.Class)
+	case p.Member != 0:
+		t.line(1, "", "member %d (%s), class %d: %s", p.Member, p.Scope, p.Class, orNone(p.PeerSelectors, "no selector"))
+	}
+	for _, w := range p.Waits {
+		t.line(1, "", "waits: %s", w)
 	}
 }
 
@@ -156,6 +162,7 @@ func (t *page) judged(indent int, j Judged) {
 		for _, r := range d.Rules {
 			t.line(indent+1, "rule", "%s: %s", r, r.Verdict)
 		}
+		t.entry(indent+1, d.Pair)
 		t.entry(indent+1, d.Entry)
 	}
 }
@@ -174,15 +181,16 @@ func (t *page) entry(indent int, e *Entry) {
 	t.line(indent, "entry", "%s: %s -> %s%s", e.Map, e.Key, e.Value, status)
 }
 
-// maps says how the maps that a backend holds differ, if there is one.
-func (t *page) maps(backend string, differences []string) {
+func (t *page) noMaps() { t.line(1, "kernel", "there are no maps to compare with") }
+
+// maps says how the maps that a backend holds differ.
+func (t *page) maps(backend string, slots Slots, differences []string) {
 	label, where := "kernel", ""
-	switch {
-	case backend == "":
-		t.line(1, label, "there are no maps to compare with")
-		return
-	case backend != label:
+	if backend != label {
 		label, where = "maps", "in "+backend+": "
+	}
+	if text := slots.notYet(); text != "" {
+		t.line(1, label, "%s%s", where, text)
 	}
 	if len(differences) == 0 {
 		t.line(1, label, "%sthe same", where)
@@ -190,4 +198,12 @@ func (t *page) maps(backend string, differences []string) {
 	for _, d := range differences {
 		t.line(1, label, "%sDIFFERS: %s", where, d)
 	}
+}
+
+// notYet says that packets do not meet the maps that were asked, empty if they do.
+func (s Slots) notYet() string {
+	if s.InForce == s.Own {
+		return ""
+	}
+	return fmt.Sprintf("NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d", s.Own, s.InForce)
 }

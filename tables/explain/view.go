@@ -3,34 +3,39 @@
 package explain
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/policy"
+	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
 // view is what decisions are looked up in. Each method does what a look-up of
 // the programs does. A view that cannot be read says so in failed, and finds nothing.
 type view interface {
 	pod(netip.Addr) (bpf.PodValue, bool)
-	peer(netip.Prefix) (bpf.IPCacheValue, bool)
-	policy(bpf.PolicyKey) (found *found, ok bool)
+	subject(number uint32) (bpf.SubjectValue, bool)
+	route(subject uint32) (bpf.RouteValue, bool)
+	known(netip.Prefix) (bpf.IPCacheValue, bool)
+	peer(member uint32) (bpf.PeerValue, bool)
+	policy(bpf.PolicyKey) (bpf.PolicyValue, *Entry, bool)
+	verdict(bpf.VerdictKey) (found *found, ok bool)
 	config() bpf.ConfigValue
-	source(netip.Addr) (bpf.SourceValue, bool)
-	egress(class uint32, destination netip.Prefix) (bpf.EgressValue, *Entry, bool)
+	egress(ruleset uint32, destination netip.Prefix) (bpf.EgressValue, *Entry, bool)
 	gateway(bpf.GatewayKey) (bpf.GatewayValue, bool)
 	covered(netip.Prefix) bool
 	failed() error
 }
 
-// found is an entry of the map of policies. What it stands for is asked of the
-// one that decides only.
+// found is an entry of the map of verdicts.
 type found struct {
-	value   bpf.PolicyValue
-	explain func() ([]Rule, *Entry)
+	value bpf.VerdictValue
+	rules []Rule
+	entry *Entry
 }
 
 // wanted is the view of the tables.
@@ -41,20 +46,54 @@ type wanted struct {
 
 func (w *wanted) failed() error { return nil }
 
-func (w *wanted) pod(addr netip.Addr) (v bpf.PodValue, ok bool) {
-	row, _, ok := w.t.Locals.Get(w.txn, tables.LocalEndpointByAddr(addr))
+// row is what is wanted in a map under a key.
+type row[K, V any] interface {
+	comparable
+	MapKey() K
+	MapValue() V
+	GetStatus() reconciler.Status
+}
+
+// valueOf returns what the row of a query wants in its map.
+func valueOf[K, V any, R row[K, V]](w *wanted, table statedb.Table[R], query statedb.Query[R]) (v V, ok bool) {
+	r, _, ok := table.Get(w.txn, query)
 	if ok {
-		v = row.MapValue()
+		v = r.MapValue()
 	}
 	return v, ok
 }
 
-func (w *wanted) peer(prefix netip.Prefix) (v bpf.IPCacheValue, ok bool) {
+// entryOf is the entry that a row wants.
+func entryOf[K, V fmt.Stringer, R row[K, V]](name string, r R) *Entry {
+	status := r.GetStatus()
+	return &Entry{
+		Map: name, Key: r.MapKey().String(), Value: r.MapValue().String(),
+		Status: status.Kind.String(), Error: status.GetError(),
+	}
+}
+
+func (w *wanted) pod(addr netip.Addr) (bpf.PodValue, bool) {
+	return valueOf[bpf.PodKey, bpf.PodValue](w, w.t.Pods, tables.PodByAddr(addr))
+}
+
+func (w *wanted) subject(number uint32) (bpf.SubjectValue, bool) {
+	return valueOf[bpf.SubjectKey, bpf.SubjectValue](w, w.t.Subjects, tables.SubjectByNumber(number))
+}
+
+func (w *wanted) route(subject uint32) (bpf.RouteValue, bool) {
+	return valueOf[bpf.SubjectKey, bpf.RouteValue](w, w.t.Routes, tables.RouteBySubject(subject))
+}
+
+func (w *wanted) known(prefix netip.Prefix) (v bpf.IPCacheValue, ok bool) {
 	row := longest(w.txn, w.t.IPCache, tables.IPCacheByPrefix, prefix)
 	if row == nil {
 		return v, false
 	}
 	return row.MapValue(), true
+}
+
+func (w *wanted) peer(member uint32) (bpf.PeerValue, bool) {
+	return valueOf[bpf.PeerKey, bpf.PeerValue](w, w.t.Members, tables.MemberByNumber(member))
 }
 
 // longest returns the row of the longest prefix that covers one.
@@ -67,23 +106,29 @@ func longest[Row comparable](txn statedb.ReadTxn, table statedb.Table[Row], quer
 	return none
 }
 
-func (w *wanted) policy(key bpf.PolicyKey) (*found, bool) {
-	for cover := range policy.Covering(key) {
-		if row, _, ok := w.t.Entries.Get(w.txn, tables.PolicyEntryByKey(cover)); ok {
-			return &found{row.Value, func() ([]Rule, *Entry) {
-				return w.rulesOf(w.txn, row), &Entry{
-					Map: mapPolicy, Key: row.Key.String(), Value: row.Value.String(),
-					Status: row.Status.Kind.String(), Error: row.Status.GetError(),
-				}
-			}}, true
+func (w *wanted) policy(key bpf.PolicyKey) (v bpf.PolicyValue, e *Entry, ok bool) {
+	row, _, ok := w.t.Entries.Get(w.txn, tables.PolicyEntryByKey(key))
+	if !ok {
+		return v, nil, false
+	}
+	return row.MapValue(), entryOf[bpf.PolicyKey, bpf.PolicyValue](mapPolicy, row), true
+}
+
+func (w *wanted) verdict(key bpf.VerdictKey) (*found, bool) {
+	for around := range verdicts.Around(key) {
+		if row, _, ok := w.t.Verdicts.Get(w.txn, tables.VerdictByKey(around)); ok {
+			return &found{
+				row.Value, w.rulesOf(w.txn, row), entryOf[bpf.VerdictKey, bpf.VerdictValue](mapVerdicts, row),
+			}, true
 		}
 	}
 	return nil, false
 }
 
 const (
-	mapPolicy = "sluice_policy"
-	mapEgress = "sluice_egress"
+	mapPolicy   = "sluice_policy"
+	mapVerdicts = "sluice_verdicts"
+	mapEgress   = "sluice_egress"
 )
 
 func (w *wanted) config() (v bpf.ConfigValue) {
@@ -93,41 +138,22 @@ func (w *wanted) config() (v bpf.ConfigValue) {
 	return v
 }
 
-func (w *wanted) source(addr netip.Addr) (v bpf.SourceValue, ok bool) {
-	row, _, ok := w.t.Sources.Get(w.txn, tables.EgressSourceByAddr(addr))
-	if ok {
-		v = row.MapValue()
-	}
-	return v, ok
-}
-
-func (w *wanted) egress(class uint32, destination netip.Prefix) (v bpf.EgressValue, e *Entry, ok bool) {
-	row := w.egressRule(class, destination)
+func (w *wanted) egress(ruleset uint32, destination netip.Prefix) (v bpf.EgressValue, e *Entry, ok bool) {
+	row := w.egressRule(ruleset, destination)
 	if row == nil {
 		return v, nil, false
 	}
-	return row.MapValue(), &Entry{
-		Map: mapEgress, Key: row.MapKey().String(), Value: row.MapValue().String(),
-		Status: row.Status.Kind.String(), Error: row.Status.GetError(),
-	}, true
+	return row.MapValue(), entryOf[bpf.EgressKey, bpf.EgressValue](mapEgress, row), true
 }
 
-func (w *wanted) egressRule(class uint32, destination netip.Prefix) *tables.EgressRule {
-	for bits := destination.Bits(); bits >= 0; bits-- {
-		row, _, ok := w.t.EgressRules.Get(w.txn, tables.EgressRuleByKey(class, netip.PrefixFrom(destination.Addr(), bits).Masked()))
-		if ok {
-			return row
-		}
-	}
-	return nil
+func (w *wanted) egressRule(ruleset uint32, destination netip.Prefix) *tables.EgressRule {
+	return longest(w.txn, w.t.EgressRules, func(p netip.Prefix) statedb.Query[*tables.EgressRule] {
+		return tables.EgressRuleByKey(tables.EgressRuleKey{Ruleset: ruleset, Destination: p})
+	}, destination)
 }
 
-func (w *wanted) gateway(key bpf.GatewayKey) (v bpf.GatewayValue, ok bool) {
-	row, _, ok := w.t.Gateways.Get(w.txn, tables.EgressGatewayByKey(key))
-	if ok {
-		v = row.MapValue()
-	}
-	return v, ok
+func (w *wanted) gateway(key bpf.GatewayKey) (bpf.GatewayValue, bool) {
+	return valueOf[bpf.GatewayKey, bpf.GatewayValue](w, w.t.Gateways, tables.EgressGatewayByKey(key))
 }
 
 func (w *wanted) covered(prefix netip.Prefix) bool {

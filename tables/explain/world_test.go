@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/cilium/hive"
@@ -52,13 +51,14 @@ func newTables(t testing.TB) Tables {
 		Endpoints: table(t, db, newEndpoints),
 		Nodes:     table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
 		Services: table(t, db, tables.NewServiceTable), Backends: table(t, db, tables.NewBackendSliceTable),
-		Locals: table(t, db, tables.NewLocalEndpointTable), IPCache: table(t, db, tables.NewIPCacheTable),
-		Entries: table(t, db, tables.NewPolicyEntryTable), Configs: table(t, db, tables.NewDatapathConfigTable),
-		Sources: table(t, db, tables.NewEgressSourceTable), EgressRules: table(t, db, tables.NewEgressRuleTable),
-		Gateways: table(t, db, tables.NewEgressGatewayTable), Covered: table(t, db, tables.NewCoveredPrefixTable),
-		Members: table(t, db, tables.NewClassMemberTable), Selectors: table(t, db, tables.NewSelectorTable),
-		Rules: table(t, db, tables.NewEnforcedPolicyTable), Cookies: table(t, db, tables.NewRuleCookieTable),
-		EgressClasses: table(t, db, tables.NewEgressClassTable),
+		Pods: table(t, db, tables.NewPodTable), Subjects: table(t, db, tables.NewSubjectTable),
+		Routes: table(t, db, tables.NewSubjectRouteTable), IPCache: table(t, db, tables.NewIPCacheTable),
+		Members: table(t, db, tables.NewMemberTable), Entries: table(t, db, tables.NewPolicyEntryTable),
+		Verdicts: table(t, db, tables.NewVerdictTable), Configs: table(t, db, tables.NewDatapathConfigTable),
+		EgressRules: table(t, db, tables.NewEgressRuleTable), Gateways: table(t, db, tables.NewEgressGatewayTable),
+		Covered: table(t, db, tables.NewCoveredPrefixTable), Classes: table(t, db, tables.NewClassTable),
+		Selectors: table(t, db, tables.NewSelectorTable), Rulesets: table(t, db, tables.NewRulesetTable),
+		Cookies: table(t, db, tables.NewRuleCookieTable), EgressRulesets: table(t, db, tables.NewEgressRulesetTable),
 	}
 }
 
@@ -92,6 +92,7 @@ func openMaps(t testing.TB, args []string, cells ...cell.Cell) (maps *bpf.Maps) 
 }
 
 func newWorld(t testing.TB, maps *bpf.Maps) *world {
+	require.NoError(t, maps.Flip())
 	w := &world{t: t, maps: maps, Tables: newTables(t)}
 	w.Explainer = New(w.Tables, LiveMaps{maps})
 	w.fill()
@@ -130,43 +131,59 @@ func name(text string) tables.Name {
 	return id.Name
 }
 
-// Classes of the world.
+// Subjects, rulesets, and classes of the world. There is a member for each class, with a
+// number of its own.
 const (
-	subjectWeb  = 1
-	subjectNone = 0
-	peerWorld   = 10
-	peerHost    = 11
-	peerClient  = 12
-	peerDB      = 13
-	peerNode    = 14
+	subjectWeb    = 1
+	subjectClient = 2
+
+	rulesetWeb = 5
+
+	classOther  = 9
+	classWorld  = 10
+	classHost   = 11
+	classClient = 12
+	classDB     = 13
+	classNode   = 14
 )
+
+func memberOf(class uint32) uint32 { return 100 + class }
 
 var (
 	policyWeb  = tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}
 	policyDeny = tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "shop", Name: "no-db"}}
 )
 
-// entry is a row of policy-entries about traffic that key says, with the rules that decide.
-func entry(peer uint32, direction bpf.Direction, protocol uint8, port uint16, bits int, precedence uint32, deny uint8, rules ...*tables.EnforcedRule) *tables.PolicyEntry {
-	e := &tables.PolicyEntry{Key: bpf.PolicyKeyOf(subjectWeb, peer, direction, protocol, port, bits), Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
-	for _, r := range rules {
-		e.Rules = append(e.Rules, r.RuleID)
-	}
-	e.Value = bpf.PolicyValue{Precedence: precedence, Deny: deny, Cookie: tables.CookieOf(e.Rules)}
-	return e
+func done() reconciler.Status { return reconciler.StatusDone() }
+
+// pair has a ruleset lead to a verdict set.
+func (w *world) pair(ruleset, class uint32, direction bpf.Direction, set uint32) {
+	both(w, w.Entries, w.maps.Policy,
+		&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: set, Reconciled: tables.Reconciled{Status: done()}})
 }
 
-func (w *world) rule(policy tables.PolicyID, direction bpf.Direction, item int, field string, defaultDeny, deny bool) *tables.EnforcedRule {
-	r := &tables.EnforcedRule{
-		RuleID: tables.RuleID{Policy: policy, Direction: direction, Item: int32(item)}, Field: field, DefaultDeny: defaultDeny, Deny: deny,
+func allow() bpf.VerdictValue        { return bpf.VerdictValue{} }
+func deny() bpf.VerdictValue         { return bpf.VerdictValue{Deny: 1} }
+func defaultAllow() bpf.VerdictValue { return bpf.VerdictValue{Default: 1} }
+func defaultDeny() bpf.VerdictValue  { return bpf.VerdictValue{Default: 1, Deny: 1} }
+
+// verdict has a set say something of traffic, by rules.
+func (w *world) verdict(key bpf.VerdictKey, value bpf.VerdictValue, rules ...*tables.Rule) {
+	v := &tables.Verdict{Key: key, Value: value, Reconciled: tables.Reconciled{Status: done()}}
+	for _, r := range rules {
+		v.Rules = append(v.Rules, r.RuleID)
 	}
-	row := &tables.EnforcedPolicy{Policy: policy, Rules: []*tables.EnforcedRule{r}}
-	if former, _, found := w.Rules.Get(w.DB.ReadTxn(), tables.EnforcedPolicyByID(policy)); found {
-		row.Rules = append(slices.Clone(former.Rules), r)
-		slices.SortFunc(row.Rules, func(a, b *tables.EnforcedRule) int { return a.Compare(b.RuleID) })
+	v.Value.Cookie = tables.CookieOf(v.Rules)
+	both(w, w.Verdicts, w.maps.Verdicts, v)
+}
+
+func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rule {
+	r := &tables.Rule{
+		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)}, Field: field,
 	}
-	insert(w, w.Rules, row)
-	insert(w, w.Cookies, &tables.RuleCookie{Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field}})
+	insert(w, w.Cookies, &tables.RuleCookie{
+		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field},
+	})
 	return r
 }
 
@@ -201,49 +218,78 @@ func (w *world) fill() {
 		&tables.BackendSlice{Name: name("shop/db-2-abc"), Service: name("shop/db-2"), Addrs: []netip.Addr{addr("10.9.9.9")}},
 		&tables.BackendSlice{Name: name("default/kubernetes"), Service: tables.KubernetesAPIService, Addrs: []netip.Addr{addr("192.168.0.2")}})
 
-	both(w, w.Configs, w.maps.Config, &tables.DatapathConfig{Underlay: addr("192.168.0.1"), Flags: bpf.ConfigAllowLocalhost})
+	both(w, w.Configs, w.maps.Config, &tables.DatapathConfig{
+		Underlay: addr("192.168.0.1"), Flags: bpf.ConfigAllowLocalhost | bpf.ConfigNetworkPolicies,
+	})
+	for class := uint32(classOther); class <= classNode; class++ {
+		insert(w, w.Classes, &tables.Class{Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)}})
+		both(w, w.Members, w.maps.Peers, &tables.Member{
+			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)}, Class: class, Reconciled: tables.Reconciled{Status: done()},
+		})
+	}
 	cached := func(p string, class uint32, flags bpf.IPCacheFlags) *tables.IPCache {
-		return &tables.IPCache{Prefix: prefix(p), PeerClass: class, Flags: flags}
+		return &tables.IPCache{Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Reconciled{Status: done()}}
 	}
 	inside := bpf.IPCacheInCluster
 	both(w, w.IPCache, w.maps.IPCache,
-		cached("0.0.0.0/0", peerWorld, 0), cached("::/0", peerWorld, 0),
-		cached("192.168.0.1/32", peerHost, inside|bpf.IPCacheHost|bpf.IPCacheNode), cached("192.168.0.2/32", peerNode, inside|bpf.IPCacheNode),
-		cached("10.1.0.0/24", 0, inside), cached("10.1.0.5/32", 0, inside|bpf.IPCachePod), cached("fd00::5/128", 0, inside|bpf.IPCachePod),
-		cached("10.1.0.6/32", peerClient, inside|bpf.IPCachePod), cached("10.2.0.5/32", peerDB, inside|bpf.IPCachePod),
-		cached("10.96.0.10/32", 0, inside|bpf.IPCacheService), cached("10.96.0.11/32", 0, inside|bpf.IPCacheService),
-		cached("10.96.0.12/32", 0, inside|bpf.IPCacheService), cached("169.254.0.0/16", peerWorld, bpf.IPCacheLocalScope))
-	local := func(a, pod string, subject uint32, flags bpf.PodFlags) *tables.LocalEndpoint {
-		return &tables.LocalEndpoint{Addr: addr(a), Endpoint: name(pod), IfIndex: 12, SubjectClass: subject, Flags: flags, Epoch: 1}
+		cached("0.0.0.0/0", classWorld, 0), cached("::/0", classWorld, 0),
+		cached("192.168.0.1/32", classHost, inside|bpf.IPCacheHost|bpf.IPCacheNode),
+		cached("192.168.0.2/32", classNode, inside|bpf.IPCacheNode),
+		cached("10.1.0.0/24", classOther, inside), cached("10.1.0.5/32", classOther, inside|bpf.IPCachePod),
+		cached("fd00::5/128", classOther, inside|bpf.IPCachePod),
+		cached("10.1.0.6/32", classClient, inside|bpf.IPCachePod), cached("10.2.0.5/32", classDB, inside|bpf.IPCachePod),
+		cached("10.96.0.10/32", classOther, inside|bpf.IPCacheService),
+		cached("10.96.0.11/32", classOther, inside|bpf.IPCacheService),
+		cached("10.96.0.12/32", classOther, inside|bpf.IPCacheService),
+		cached("169.254.0.0/16", classWorld, bpf.IPCacheLocalScope))
+	both(w, w.Subjects, w.maps.Subjects,
+		&tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Reconciled{Status: done()}},
+		&tables.Subject{Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset, Reconciled: tables.Reconciled{Status: done()}})
+	local := func(a, pod string, subject uint32) *tables.Pod {
+		return &tables.Pod{
+			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true, Reconciled: tables.Reconciled{Status: done()},
+		}
 	}
-	both(w, w.Locals, w.maps.Pods,
-		local("10.1.0.5", "shop/web", subjectWeb, 0), local("fd00::5", "shop/web", subjectWeb, bpf.PodPolicyUnknown),
-		local("10.1.0.6", "shop/client", subjectNone, bpf.PodEgressSelected))
-
-	deny := w.rule(policyWeb, bpf.DirectionIngress, -1, "spec.ingress", true, false)
-	http := w.rule(policyWeb, bpf.DirectionIngress, 0, "spec.ingress[0]", false, false)
-	ranges := w.rule(policyWeb, bpf.DirectionIngress, 1, "spec.ingress[1]", false, false)
-	db := w.rule(policyDeny, bpf.DirectionIngress, 0, "spec.ingressDeny[0]", false, true)
-	both(w, w.Entries, w.maps.Policy,
-		entry(0, bpf.DirectionEgress, 0, 0, 0, bpf.PrecedenceDefault, 0),
-		entry(0, bpf.DirectionIngress, 0, 0, 0, bpf.PrecedenceDefault, 1, deny),
-		entry(0, bpf.DirectionIngress, 1, 8, 16, bpf.PrecedenceAllow, 0, http),
-		entry(peerClient, bpf.DirectionIngress, 6, 80, 16, bpf.PrecedenceAllow, 0, http),
-		entry(peerClient, bpf.DirectionIngress, 6, 8000, 13, bpf.PrecedenceAllow, 0, ranges),
-		entry(peerDB, bpf.DirectionIngress, 0, 0, 0, bpf.PrecedenceDeny, 1, db))
+	both(w, w.Pods, w.maps.Pods, local("10.1.0.5", "shop/web", subjectWeb), local("fd00::5", "shop/web", 0),
+		local("10.1.0.6", "shop/client", subjectClient))
+	w.fillPolicy()
 	w.fillEgress()
+}
+
+// fillPolicy makes the ruleset of shop/web.
+func (w *world) fillPolicy() {
+	rest := w.rule(policyWeb, -1, "spec.ingress")
+	http := w.rule(policyWeb, 0, "spec.ingress[0]")
+	ranges := w.rule(policyWeb, 1, "spec.ingress[1]")
+	db := w.rule(policyDeny, 0, "spec.ingressDeny[0]")
+	insert(w, w.Rulesets, &tables.Ruleset{
+		Life: tables.Life{Number: rulesetWeb}, Digest: bpf.Digest{rulesetWeb}, Rules: []*tables.Rule{db, rest, http, ranges},
+	})
+	const setEgress, setAny, setClient, setDB = 1, 2, 3, 4
+	w.verdict(bpf.VerdictKeyOf(setEgress, 0, 0, 0), defaultAllow())
+	for _, set := range []uint32{setAny, setClient} {
+		w.verdict(bpf.VerdictKeyOf(set, 0, 0, 0), defaultDeny(), rest)
+		w.verdict(bpf.VerdictKeyOf(set, 1, 8, 16), allow(), http)
+	}
+	w.verdict(bpf.VerdictKeyOf(setClient, 6, 80, 16), allow(), http)
+	w.verdict(bpf.VerdictKeyOf(setClient, 6, 8000, 13), allow(), ranges)
+	w.verdict(bpf.VerdictKeyOf(setDB, 0, 0, 0), deny(), db)
+	w.pair(rulesetWeb, bpf.AnyClass, bpf.DirectionEgress, setEgress)
+	w.pair(rulesetWeb, bpf.AnyClass, bpf.DirectionIngress, setAny)
+	w.pair(rulesetWeb, classClient, bpf.DirectionIngress, setClient)
+	w.pair(rulesetWeb, classDB, bpf.DirectionIngress, setDB)
 }
 
 // fillEgress has shop/client leave by node-2 to one prefix, by this node to
 // another, and by nobody to a third.
 func (w *world) fillEgress() {
-	both(w, w.Sources, w.maps.Sources, &tables.EgressSource{Addr: addr("10.1.0.6"), Class: 7, Endpoint: name("shop/client"), Node: "node-1"})
-	insert(w, w.EgressClasses, &tables.EgressClass{Number: 7, Policies: []tables.PolicyChoice{{Policy: "bank"}, {Policy: "partner"}}})
+	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
+	insert(w, w.EgressRulesets, &tables.EgressRuleset{Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"}})
 	both(w, w.EgressRules, w.maps.Egress,
-		&tables.EgressRule{Class: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank", Overrides: []string{"partner"}},
-		&tables.EgressRule{Class: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded, Policy: "bank"},
-		&tables.EgressRule{Class: 7, Destination: prefix("203.0.113.0/24"), Group: 2, Policy: "partner"},
-		&tables.EgressRule{Class: 7, Destination: prefix("192.0.2.0/24"), Group: 3, Policy: "partner"})
+		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank", Overrides: []string{"partner"}},
+		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded, Policy: "bank"},
+		&tables.EgressRule{Ruleset: 7, Destination: prefix("203.0.113.0/24"), Group: 2, Policy: "partner"},
+		&tables.EgressRule{Ruleset: 7, Destination: prefix("192.0.2.0/24"), Group: 3, Policy: "partner"})
 	bucket := bucketOf(addr("10.1.0.6"))
 	both(w, w.Gateways, w.maps.Gateways,
 		&tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 1, Bucket: bucket}, Node: "node-2", Addr: addr("192.168.0.2")},

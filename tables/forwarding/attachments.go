@@ -6,6 +6,7 @@ import (
 	"errors"
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -22,11 +23,11 @@ type attachmentParams struct {
 	Attachments   statedb.RWTable[*tables.Attachment]
 	Devices       statedb.Table[*tables.Device]
 	Locals        statedb.Table[*tables.LocalEndpoint]
-	PodEntries    statedb.Table[*tables.PodEntry]
+	PodEntries    statedb.Table[*tables.PodMirror]
 	Exits         statedb.Table[*tables.EgressExit]
-	ExitEntries   statedb.Table[*tables.ExitEntry]
-	ConfigEntries statedb.Table[*tables.ConfigEntry]
-	BPFMaps       statedb.Table[*tables.BPFMap]
+	ExitEntries   statedb.Table[*tables.ExitMirror]
+	ConfigEntries statedb.Table[*tables.ConfigMirror]
+	Slots         statedb.Table[*tables.Slot]
 }
 
 // nowhere is the interface index of programs that run at no device.
@@ -35,9 +36,9 @@ const nowhere = 0
 // deriveAttachments keeps where programs have to run: at devices of pods and of
 // egress addresses by what is desired, and for as long as the kernel has an entry
 // with the device. What a pod sends by a device without programs would not be judged,
-// and what leaves with an egress address would get no replies. It waits for all maps
-// to be as desired a first time, as far as that does not need programs: one that ran
-// before it finds its entries would drop what it must not.
+// and what leaves with an egress address would get no replies. It waits for the maps of
+// this agent to be in force: a program that ran before it finds its entries would drop what
+// it must not.
 func deriveAttachments(p derive.Params, a attachmentParams) error {
 	_, err := derive.Register(p, derive.Rule[int, *tables.Attachment]{
 		Output: a.Attachments,
@@ -49,24 +50,32 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 				func(old, new *tables.LocalEndpoint) bool { return old.IfIndex != new.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.LocalEndpoint, affect func(int)) { affect(int(e.IfIndex)) }),
 			derive.FromIf(a.PodEntries,
-				func(old, new *tables.PodEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
-				func(_ statedb.ReadTxn, e *tables.PodEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
+				func(old, new *tables.PodMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
+				func(_ statedb.ReadTxn, m *tables.PodMirror, affect func(int)) {
+					for _, v := range m.Values() {
+						affect(int(v.IfIndex))
+					}
+				}),
 			derive.FromIf(a.Exits,
 				func(old, new *tables.EgressExit) bool { return old.IfIndex != new.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.EgressExit, affect func(int)) { affect(int(e.IfIndex)) }),
 			derive.FromIf(a.ExitEntries,
-				func(old, new *tables.ExitEntry) bool { return old.Value.IfIndex != new.Value.IfIndex },
-				func(_ statedb.ReadTxn, e *tables.ExitEntry, affect func(int)) { affect(int(e.Value.IfIndex)) }),
+				func(old, new *tables.ExitMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
+				func(_ statedb.ReadTxn, m *tables.ExitMirror, affect func(int)) {
+					for _, v := range m.Values() {
+						affect(int(v.IfIndex))
+					}
+				}),
 			derive.FromIf(a.ConfigEntries,
-				func(_, _ *tables.ConfigEntry) bool { return false }, // that there is one is what matters
-				func(txn statedb.ReadTxn, _ *tables.ConfigEntry, affect func(int)) {
+				func(_, _ *tables.ConfigMirror) bool { return false }, // that there is one is what matters
+				func(txn statedb.ReadTxn, _ *tables.ConfigMirror, affect func(int)) {
 					affect(nowhere)
 					for d := range a.Devices.All(txn) {
 						affect(d.Index)
 					}
 				}),
 		},
-		After: []statedb.TableMeta{a.BPFMaps},
+		After: []statedb.TableMeta{a.Slots},
 		Existing: func(txn statedb.ReadTxn, index int) iter.Seq2[*tables.Attachment, statedb.Revision] {
 			return a.Attachments.List(txn, tables.AttachmentsByDevice(index))
 		},
@@ -85,7 +94,7 @@ var errNoHeader = errors.New("the device has no Ethernet header")
 func hasHeader(row *tables.Attachment) bool { return row.Status.GetError() != errNoHeader.Error() }
 
 func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.Attachment) {
-	if _, _, configured := a.ConfigEntries.Get(txn, tables.MapEntryByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); !configured {
+	if _, _, configured := a.ConfigEntries.Get(txn, tables.MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); !configured {
 		return nil
 	}
 	if index == nowhere {
@@ -100,6 +109,8 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 			row := &tables.Attachment{IfIndex: index, Program: program, Device: device.Name, Origin: origin, Reconciled: tables.Pending()}
 			if device.MAC == "" {
 				row.Status = reconciler.StatusError(errNoHeader)
+			} else if former := a.running(txn, row); former != nil { // only for another reason
+				row.Status, row.LinkID = reconciler.StatusRefreshing(), former.LinkID
 			}
 			rows = append(rows, row)
 		}
@@ -116,6 +127,20 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 	return rows
 }
 
+// running returns the row of a program that this agent has attached to the device already, nil
+// if it has not.
+func (a *attachmentParams) running(txn statedb.ReadTxn, row *tables.Attachment) *tables.Attachment {
+	former, _, found := a.Attachments.Get(txn, tables.AttachmentByID(row.ID()))
+	if !found || former.Device != row.Device || former.Origin == tables.FormerAttachment {
+		return nil
+	}
+	switch former.Status.Kind {
+	case reconciler.StatusKindDone, reconciler.StatusKindRefreshing:
+		return former
+	}
+	return nil
+}
+
 // pod returns an address of a pod at a device, desired or still in the kernel.
 func (a *attachmentParams) pod(txn statedb.ReadTxn, index int) (addr netip.Addr, found bool) {
 	for e := range a.Locals.List(txn, tables.LocalEndpointsByDevice(index)) {
@@ -123,7 +148,7 @@ func (a *attachmentParams) pod(txn statedb.ReadTxn, index int) (addr netip.Addr,
 			return e.Addr, true
 		}
 	}
-	entry, _, found := a.PodEntries.Get(txn, tables.PodEntriesByIfIndex(uint32(index)))
+	entry, _, found := a.PodEntries.Get(txn, tables.PodMirrorsByIfIndex(uint32(index)))
 	if found {
 		addr = entry.Key.Addr.Addr()
 	}
@@ -135,7 +160,7 @@ func (a *attachmentParams) exit(txn statedb.ReadTxn, index uint32) (addr netip.A
 	if exit, _, found := a.Exits.Get(txn, tables.EgressExitsByIfIndex(index)); found {
 		return exit.Addr, true
 	}
-	entry, _, found := a.ExitEntries.Get(txn, tables.ExitEntriesByIfIndex(index))
+	entry, _, found := a.ExitEntries.Get(txn, tables.ExitMirrorsByIfIndex(index))
 	if found {
 		addr = entry.Key.Addr.Addr()
 	}

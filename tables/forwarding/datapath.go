@@ -22,7 +22,7 @@ type configParams struct {
 	Nodes     statedb.Table[*tables.Node]
 	Devices   statedb.Table[*tables.Device]
 	Monitors  statedb.Table[*tables.Monitor]
-	Entries   statedb.Table[*tables.ConfigEntry]
+	Entries   statedb.Table[*tables.ConfigMirror]
 	LocalNode tables.LocalNode
 
 	Policies    statedb.Table[*tables.NetworkPolicy]

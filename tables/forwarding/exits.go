@@ -24,7 +24,7 @@ type exitParams struct {
 	Devices   statedb.Table[*tables.Device]
 	Routes    statedb.Table[*tables.Route]
 	Nodes     statedb.Table[*tables.Node]
-	Entries   statedb.Table[*tables.ExitEntry]
+	Entries   statedb.Table[*tables.ExitMirror]
 	LocalNode tables.LocalNode
 }
 
@@ -68,8 +68,8 @@ func deriveExits(p derive.Params, e exitParams) error {
 				}),
 			// What an earlier run has left in the kernel lingers too.
 			derive.FromIf(e.Entries,
-				func(old, new *tables.ExitEntry) bool { return old.Value != new.Value },
-				func(_ statedb.ReadTxn, entry *tables.ExitEntry, affect func(netip.Addr)) {
+				func(old, new *tables.ExitMirror) bool { return old.Value != new.Value },
+				func(_ statedb.ReadTxn, entry *tables.ExitMirror, affect func(netip.Addr)) {
 					affect(entry.Key.Addr.Addr())
 				}),
 		},
@@ -114,7 +114,7 @@ func (e *exitParams) linger(txn statedb.ReadTxn, row *tables.EgressExit) bool {
 	former := uint32(0)
 	if existing, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(row.Addr)); found {
 		former = existing.IfIndex
-	} else if entry, _, found := e.Entries.Get(txn, tables.MapEntryByKey[bpf.ExitKey, bpf.ExitValue](row.MapKey())); found {
+	} else if entry, _, found := e.Entries.Get(txn, tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](row.MapKey())); found {
 		former = entry.Value.IfIndex
 	}
 	if former == 0 {

@@ -9,18 +9,17 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // row computes the row of an address, nil if no pod of this node has it. former is the row
 // as it was, nil if there was none: the kernel forgets neighbors of pods that are silent, and
 // the API server forgets pods before their devices are gone.
 func (l *params) row(
-	in statedb.ReadTxn, addr netip.Addr, former *core.LocalEndpoint,
-) *core.LocalEndpoint {
+	in statedb.ReadTxn, addr netip.Addr, former *tables.LocalEndpoint,
+) *tables.LocalEndpoint {
 	owner, _ := tables.AddrOwner(in, l.Endpoints, addr)
 	attachment := l.attachmentAt(in, addr, owner)
-	row := &core.LocalEndpoint{Addr: addr}
+	row := &tables.LocalEndpoint{Addr: addr}
 	switch {
 	case attachment != nil && (owner == nil || !attachment.IsOf(owner)):
 		// The object of the interface's pod has not been read yet, or is gone.
@@ -46,7 +45,7 @@ func (l *params) row(
 
 // isThere reports whether the device of a pod is there whose object is gone. Only a veth goes
 // with its pod.
-func (l *params) isThere(in statedb.ReadTxn, former *core.LocalEndpoint) bool {
+func (l *params) isThere(in statedb.ReadTxn, former *tables.LocalEndpoint) bool {
 	if former == nil || former.IfIndex == 0 {
 		return false
 	}
@@ -84,7 +83,7 @@ func (l *params) attachedDevice(in statedb.ReadTxn, a *tables.CNIAttachment) *ta
 // findAttached fills in the device of which the CNI plugin told, and reports whether that is
 // known to be there.
 func (l *params) findAttached(
-	in statedb.ReadTxn, row *core.LocalEndpoint, a *tables.CNIAttachment,
+	in statedb.ReadTxn, row *tables.LocalEndpoint, a *tables.CNIAttachment,
 ) bool {
 	if a == nil {
 		return false
@@ -101,7 +100,7 @@ func (l *params) findAttached(
 // findDevice fills in the host side of the pod's veth: the device of a route to just the
 // address, or else of its neighbor entry; where that is a bridge, its port behind which the
 // MAC address is. Where nothing is known now, what was known before stays.
-func (l *params) findDevice(in statedb.ReadTxn, row, former *core.LocalEndpoint) {
+func (l *params) findDevice(in statedb.ReadTxn, row, former *tables.LocalEndpoint) {
 	row.Reason = "no route or neighbour leads to the address"
 	index := l.routeTo(in, row.Addr)
 	for n := range l.Neighbours.List(in, tables.NeighboursByAddr(row.Addr)) {
@@ -140,7 +139,7 @@ func (l *params) findDevice(in statedb.ReadTxn, row, former *core.LocalEndpoint)
 // another one. Devices that lead to more than a pod may have led to it by mistake, and never
 // stand.
 func (l *params) formerDevice(
-	in statedb.ReadTxn, former *core.LocalEndpoint,
+	in statedb.ReadTxn, former *tables.LocalEndpoint,
 ) (index int, stands bool) {
 	if former == nil || former.IfIndex == 0 {
 		return 0, false

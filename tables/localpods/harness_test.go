@@ -3,6 +3,7 @@
 package localpods
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -15,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -51,7 +51,7 @@ func newHarness(t testing.TB) *harness {
 		Endpoints: h.endpoints, Attachments: h.attachments, Devices: h.devices, Routes: h.routes,
 		Neighbours: h.neighbours, Bridges: h.bridges, LocalNode: local,
 	}
-	fill(h, &h.rule.Output, core.NewLocalEndpointTable)
+	fill(h, &h.rule.Output, tables.NewLocalEndpointTable)
 	var err error
 	h.step, err = transform.NewStepper(h.db, h.rule.declare())
 	require.NoError(t, err)
@@ -118,8 +118,8 @@ func (h *harness) expect(lines ...string) {
 			set = e.LabelSet.Labels.String()
 		}
 		got = append(got, strings.Join([]string{
-			e.Addr.String(), e.Endpoint.Name, set, tables.OrDash(e.Device), tables.OrDash(e.MAC),
-			tables.OrDash(e.Reason),
+			e.Addr.String(), e.Endpoint.Name, set, cmp.Or(e.Device, "-"), cmp.Or(e.MAC, "-"),
+			cmp.Or(e.Reason, "-"),
 		}, " "))
 	}
 	require.Equal(h, lines, got)

@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -25,15 +24,14 @@ var Cell = cell.Module(
 	"local-pods",
 	"Where the pods of this node are",
 
-	cell.ProvidePrivate(core.NewLocalEndpointTable),
-	cell.Provide(statedb.RWTable[*core.LocalEndpoint].ToTable),
+	tables.Own(tables.NewLocalEndpointTable),
 	cell.Invoke(register),
 )
 
 type params struct {
 	cell.In
 
-	Output      statedb.RWTable[*core.LocalEndpoint]
+	Output      statedb.RWTable[*tables.LocalEndpoint]
 	Endpoints   statedb.Table[*tables.Endpoint]
 	Attachments statedb.Table[*tables.CNIAttachment]
 	Devices     statedb.Table[*tables.Device]
@@ -65,13 +63,13 @@ func (l *params) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, addrs []netip.Addr, _ func(netip.Addr),
 ) error {
 	for _, addr := range addrs {
-		existing := l.Output.List(out, core.LocalEndpointByAddr(addr))
-		former, _, _ := l.Output.Get(out, core.LocalEndpointByAddr(addr))
-		var rows []*core.LocalEndpoint
+		existing := l.Output.List(out, tables.LocalEndpointByAddr(addr))
+		former, _, _ := l.Output.Get(out, tables.LocalEndpointByAddr(addr))
+		var rows []*tables.LocalEndpoint
 		if row := l.row(in, addr, former); row != nil {
 			rows = append(rows, row)
 		}
-		err := transform.Replace(out, l.Output, (*core.LocalEndpoint).Equal, existing, rows...)
+		err := transform.Replace(out, l.Output, (*tables.LocalEndpoint).Equal, existing, rows...)
 		if err != nil {
 			return err
 		}
@@ -92,7 +90,7 @@ func movesDevice(old, new *tables.Device) bool {
 // one claims, or had, or was given.
 func (l *params) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(netip.Addr)) {
 	for _, addr := range e.Addrs {
-		_, _, had := l.Output.Get(in, core.LocalEndpointByAddr(addr))
+		_, _, had := l.Output.Get(in, tables.LocalEndpointByAddr(addr))
 		_, _, given := l.Attachments.Get(in, tables.CNIAttachmentsByAddr(addr))
 		local := had || given || e.Node == l.LocalNode.Name
 		for claimant := range l.Endpoints.List(in, tables.EndpointsByAddr(addr)) {
@@ -126,7 +124,7 @@ func (l *params) markBridge(in statedb.ReadTxn, b *tables.BridgeEntry, mark func
 			mark(n.Addr)
 		}
 	}
-	for row := range l.Output.List(in, core.LocalEndpointsByDevice(b.BridgeIndex)) {
+	for row := range l.Output.List(in, tables.LocalEndpointsByDevice(b.BridgeIndex)) {
 		if row.MAC == b.MAC {
 			mark(row.Addr)
 		}
@@ -135,7 +133,7 @@ func (l *params) markBridge(in statedb.ReadTxn, b *tables.BridgeEntry, mark func
 
 // markDevice marks the addresses to which the device leads, or led.
 func (l *params) markDevice(in statedb.ReadTxn, d *tables.Device, mark func(netip.Addr)) {
-	for row := range l.Output.List(in, core.LocalEndpointsByDevice(d.Index)) {
+	for row := range l.Output.List(in, tables.LocalEndpointsByDevice(d.Index)) {
 		mark(row.Addr)
 	}
 	for r := range l.Routes.List(in, tables.RoutesByDevice(d.Index)) {

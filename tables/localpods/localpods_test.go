@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 const nothing = "no route or neighbour leads to the address"
@@ -298,7 +297,7 @@ func (h *harness) again(seed uint64) {
 	in := h.db.ReadTxn()
 	for last := range 4 {
 		addr := netip.AddrFrom4([4]byte{10, 0, 1, byte(last)})
-		former, _, _ := h.rule.Output.Get(in, core.LocalEndpointByAddr(addr))
+		former, _, _ := h.rule.Output.Get(in, tables.LocalEndpointByAddr(addr))
 		row := h.rule.row(in, addr, former)
 		require.True(h, row == nil && former == nil || row != nil && former != nil && row.Equal(former),
 			"seed %d, %s: %+v, not %+v", seed, addr, row, former)

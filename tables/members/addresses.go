@@ -5,20 +5,21 @@ package members
 import (
 	"net/netip"
 
+	"github.com/sluice-net/sluice/tables"
+
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // address brings the row of an address or prefix up to date, and with it the member that it
 // belongs to.
 func (t *transaction) address(prefix netip.Prefix) {
-	old, _, found := t.IPCache.Get(t.out, core.IPCacheByPrefix(prefix))
+	old, _, found := t.IPCache.Get(t.out, tables.IPCacheByPrefix(prefix))
 	f := t.facts(t.in, prefix)
 	around := t.around(prefix)
-	row := &core.IPCache{Prefix: prefix, Made: t.made, Status: reconciler.StatusPending()}
+	row := &tables.IPCache{Prefix: prefix, Made: t.made, Reconciled: tables.Pending()}
 	if f.flags == 0 {
 		if around.Prefix != prefix {
 			if found {
@@ -49,39 +50,39 @@ func (t *transaction) address(prefix netip.Prefix) {
 
 // around returns the longest row of peer-prefixes around an address or prefix. There is
 // none only while the first keys are computed.
-func (t *transaction) around(prefix netip.Prefix) *core.PeerPrefix {
-	if p := core.PeerPrefixAround(t.out, t.PeerPrefixes, prefix); p != nil {
+func (t *transaction) around(prefix netip.Prefix) *tables.PeerPrefix {
+	if p := tables.PeerPrefixAround(t.out, t.PeerPrefixes, prefix); p != nil {
 		return p
 	}
-	return &core.PeerPrefix{}
+	return &tables.PeerPrefix{}
 }
 
 // memberOf is where an address or prefix belongs. What a namespace has no room for will be
-// of [core.ScopeRefused].
-func memberOf(prefix netip.Prefix, f *facts, around *core.PeerPrefix) *core.Member {
-	m := &core.Member{}
+// of [tables.ScopeRefused].
+func memberOf(prefix netip.Prefix, f *facts, around *tables.PeerPrefix) *tables.Member {
+	m := &tables.Member{}
 	m.Family = bpf.FamilyIPv4
 	if prefix.Addr().Is6() {
 		m.Family = bpf.FamilyIPv6
 	}
 	switch {
 	case f.node != "":
-		m.Scope, m.Node, m.CIDRs = core.ScopeNode, f.node, around.Nodes
+		m.Scope, m.Node, m.CIDRs = tables.ScopeNode, f.node, around.Nodes
 	case f.pod != nil:
-		m.Scope, m.LabelSet, m.CIDRs = core.ScopePods, f.pod.LabelSet.ID, around.Pods
+		m.Scope, m.LabelSet, m.CIDRs = tables.ScopePods, f.pod.LabelSet.ID, around.Pods
 		m.Namespace, m.Labels = f.pod.LabelSet.Namespace, f.pod.LabelSet
 	case around.Cluster:
-		m.Scope, m.CIDRs = core.ScopeCluster, around.Outside
+		m.Scope, m.CIDRs = tables.ScopeCluster, around.Outside
 	default:
-		m.Scope, m.CIDRs = core.ScopeWorld, around.Outside
+		m.Scope, m.CIDRs = tables.ScopeWorld, around.Outside
 	}
 	m.Digest = m.MemberDef.Digest()
 	return m
 }
 
 // enter returns the number of a member, which is desired from now on.
-func (t *transaction) enter(m *core.Member) uint32 {
-	old, _, found := t.Members.Get(t.out, core.MemberByDigest(m.Digest))
+func (t *transaction) enter(m *tables.Member) uint32 {
+	old, _, found := t.Members.Get(t.out, tables.MemberByDigest(m.Digest))
 	switch {
 	case !found:
 		t.number++
@@ -89,7 +90,7 @@ func (t *transaction) enter(m *core.Member) uint32 {
 		t.classify(m, nil)
 		return m.Number
 	case old.Undesired:
-		now := old.Clone()
+		now := tables.Clone(old)
 		now.Undesired = false
 		t.classify(now, old)
 	}
@@ -98,11 +99,11 @@ func (t *transaction) enter(m *core.Member) uint32 {
 
 // left notes that an address or prefix has left a member.
 func (t *transaction) left(number uint32) {
-	if _, _, others := t.IPCache.Get(t.out, core.IPCacheByMember(number)); others {
+	if _, _, others := t.IPCache.Get(t.out, tables.IPCacheByMember(number)); others {
 		return
 	}
-	if m, _, found := t.Members.Get(t.out, core.MemberByNumber(number)); found && !m.Undesired {
-		now := m.Clone()
+	if m, _, found := t.Members.Get(t.out, tables.MemberByNumber(number)); found && !m.Undesired {
+		now := tables.Clone(m)
 		now.Undesired = true
 		insert(t, t.Members, now)
 		t.mark(memberKey(number))
@@ -111,12 +112,12 @@ func (t *transaction) left(number uint32) {
 
 // member brings the class of a member up to date, or ends the member.
 func (t *transaction) member(number uint32) {
-	m, _, found := t.Members.Get(t.out, core.MemberByNumber(number))
+	m, _, found := t.Members.Get(t.out, tables.MemberByNumber(number))
 	if !found {
 		return
 	}
 	if m.Undesired {
-		if was, _, found := t.Members.Get(t.in, core.MemberByNumber(number)); !found || !was.Undesired {
+		if was, _, found := t.Members.Get(t.in, tables.MemberByNumber(number)); !found || !was.Undesired {
 			t.mark(memberKey(number)) // of this transaction
 		} else if _, _, refers := t.IPCacheMirror.Get(t.in, mirrorsToMember(number)); !refers {
 			remove(t, t.Members, m)
@@ -124,14 +125,14 @@ func (t *transaction) member(number uint32) {
 			return
 		}
 	}
-	t.classify(m.Clone(), m)
+	t.classify(tables.Clone(m), m)
 }
 
-func mirrorsToMember(number uint32) statedb.Query[*core.IPCacheMirror] {
-	return core.MirrorsTo[bpf.IPCacheKey, core.IPCacheValue](number)
+func mirrorsToMember(number uint32) statedb.Query[*tables.IPCacheMirror] {
+	return tables.MirrorsTo[bpf.IPCacheKey, bpf.IPCacheValue](number)
 }
 
 // isOfNode reports whether an address is of a node.
-func isOfNode(row *core.IPCache) bool {
+func isOfNode(row *tables.IPCache) bool {
 	return !row.Inherits && row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) != 0
 }

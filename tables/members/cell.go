@@ -24,11 +24,9 @@ import (
 	"net/netip"
 
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -38,23 +36,12 @@ var Cell = cell.Module(
 	"What each address is as a peer",
 
 	cell.Config(Config{}),
-	cell.ProvidePrivate(
-		core.NewIPCacheTable,
-		core.NewPeerPrefixTable,
-		core.NewMemberTable,
-		core.NewClassTable,
-		core.NewSelectorMatchTable,
-	),
-	cell.Provide(
-		Config.clusterPrefixes,
-		statedb.RWTable[*core.IPCache].ToTable,
-		statedb.RWTable[*core.PeerPrefix].ToTable,
-		statedb.RWTable[*core.Member].ToTable,
-		statedb.RWTable[*core.Class].ToTable,
-		statedb.RWTable[*core.SelectorMatch].ToTable,
-		tables.NewDesired[*core.IPCache],
-		tables.NewDesired[*core.Member],
-	),
+	cell.Provide(Config.clusterPrefixes),
+	tables.OwnDesired(tables.NewIPCacheTable),
+	tables.Own(tables.NewPeerPrefixTable),
+	tables.OwnDesired(tables.NewMemberTable),
+	tables.Own(tables.NewClassTable),
+	tables.Own(tables.NewSelectorMatchTable),
 	cell.Invoke(func(p transform.Params, all ruleTables) error {
 		return transform.Register(p, newRule(all))
 	}),

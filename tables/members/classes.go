@@ -5,16 +5,17 @@ package members
 import (
 	"slices"
 
+	"github.com/sluice-net/sluice/bpf"
+
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // classify writes a member, with its class as it is now. The former row is nil if there
 // is none.
-func (t *transaction) classify(m, old *core.Member) {
+func (t *transaction) classify(m, old *tables.Member) {
 	m.Class = t.enterClass(t.selectorsOf(m), t.portsOf(m))
 	if old == nil || old.Class != m.Class {
 		m.Made, m.Status = t.made, reconciler.StatusPending()
@@ -33,14 +34,14 @@ func (t *transaction) classify(m, old *core.Member) {
 // One that is not desired keeps what was evaluated of it: its addresses were never in the
 // namespace as that is labeled now. Selectors that come into use meanwhile select it all
 // the same, as packets of its addresses may meet them.
-func (t *transaction) selectorsOf(m *core.Member) []uint32 {
+func (t *transaction) selectorsOf(m *tables.Member) []uint32 {
 	numbers := t.selecting(m)
 	if m.Undesired {
 		numbers = slices.DeleteFunc(numbers, func(n uint32) bool {
-			_, _, evaluated := t.Matches.Get(t.out, core.SelectorMatchByNumber(n))
+			_, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(n))
 			return evaluated
 		})
-		if class, _, found := t.Classes.Get(t.out, core.ClassByNumber(m.Class)); found {
+		if class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(m.Class)); found {
 			numbers = append(numbers, class.Selectors...)
 		}
 	}
@@ -48,38 +49,38 @@ func (t *transaction) selectorsOf(m *core.Member) []uint32 {
 	return slices.Compact(numbers)
 }
 
-func (t *transaction) selecting(m *core.Member) []uint32 {
+func (t *transaction) selecting(m *tables.Member) []uint32 {
 	numbers := slices.Clone(m.CIDRs)
 	namespace := t.namespaceOf(t.in, m)
-	add := func(query statedb.Query[*core.Selector]) {
+	add := func(query statedb.Query[*tables.Selector]) {
 		for s := range tables.Rare(t.in, t.Selectors, query) {
 			if t.selects(t.in, s, m, namespace) {
 				numbers = append(numbers, s.Number)
 			}
 		}
 	}
-	add(core.SelectorsByKind(tables.PeerEntity))
-	add(core.SelectorsByKind(tables.PeerCIDR)) // of families
+	add(tables.SelectorsByKind(tables.PeerEntity))
+	add(tables.SelectorsByKind(tables.PeerCIDR)) // of families
 	switch m.Scope {
-	case core.ScopeNode:
-		add(core.SelectorsByKind(tables.PeerNodes))
-	case core.ScopePods:
-		add(core.SelectorsByAnchor(tables.AnyAnchor))
-		add(core.SelectorsByAnchor(tables.NamespaceAnchor(m.Namespace)))
+	case tables.ScopeNode:
+		add(tables.SelectorsByKind(tables.PeerNodes))
+	case tables.ScopePods:
+		add(tables.SelectorsByAnchor(tables.AnyAnchor))
+		add(tables.SelectorsByAnchor(tables.NamespaceAnchor(m.Namespace)))
 		for _, label := range m.Labels.Labels {
-			add(core.SelectorsByAnchor(tables.LabelAnchor(label.Key, label.Value)))
+			add(tables.SelectorsByAnchor(tables.LabelAnchor(label.Key, label.Value)))
 		}
 	}
 	return numbers
 }
 
 // portsOf returns the ports of a member whose names rulesets ask for, in order.
-func (t *transaction) portsOf(m *core.Member) (ports []tables.NamedPort) {
+func (t *transaction) portsOf(m *tables.Member) (ports []tables.NamedPort) {
 	if m.Labels == nil {
 		return nil
 	}
 	for _, p := range m.Labels.NamedPorts {
-		if _, _, used := t.Rulesets.Get(t.in, core.RulesetsByPort(portName(p))); used {
+		if _, _, used := t.Rulesets.Get(t.in, tables.RulesetsByPort(portName(p))); used {
 			ports = append(ports, p)
 		}
 	}
@@ -89,12 +90,12 @@ func (t *transaction) portsOf(m *core.Member) (ports []tables.NamedPort) {
 
 // enterClass returns the number of a class, which is desired from now on.
 func (t *transaction) enterClass(selectors []uint32, ports []tables.NamedPort) uint32 {
-	digest := core.ClassDigest(selectors, ports, false)
-	class, _, found := t.Classes.Get(t.out, core.ClassByDigest(digest))
+	digest := tables.ClassDigest(selectors, ports, false)
+	class, _, found := t.Classes.Get(t.out, tables.ClassByDigest(digest))
 	switch {
 	case !found:
 		t.number++
-		class = &core.Class{Digest: digest, Selectors: selectors, Ports: ports}
+		class = &tables.Class{Digest: digest, Selectors: selectors, Ports: ports}
 		class.Number = t.number
 		insert(t, t.Classes, class)
 	case class.Undesired:
@@ -107,10 +108,10 @@ func (t *transaction) enterClass(selectors []uint32, ports []tables.NamedPort) u
 
 // leftClass notes that a member has left a class.
 func (t *transaction) leftClass(number uint32) {
-	if _, _, others := t.Members.Get(t.out, core.MembersByClass(number)); others {
+	if _, _, others := t.Members.Get(t.out, tables.MembersByClass(number)); others {
 		return
 	}
-	if class, _, found := t.Classes.Get(t.out, core.ClassByNumber(number)); found && !class.Undesired {
+	if class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(number)); found && !class.Undesired {
 		now := *class
 		now.Undesired = true
 		insert(t, t.Classes, &now)
@@ -120,11 +121,11 @@ func (t *transaction) leftClass(number uint32) {
 
 // class ends a class, if its time has come.
 func (t *transaction) class(number uint32) {
-	class, _, found := t.Classes.Get(t.out, core.ClassByNumber(number))
+	class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(number))
 	if !found || !class.Undesired {
 		return
 	}
-	if was, _, found := t.Classes.Get(t.in, core.ClassByNumber(number)); !found || !was.Undesired {
+	if was, _, found := t.Classes.Get(t.in, tables.ClassByNumber(number)); !found || !was.Undesired {
 		t.mark(classKey(number)) // of this transaction
 		return
 	}
@@ -133,6 +134,6 @@ func (t *transaction) class(number uint32) {
 	}
 }
 
-func mirrorsToClass(number uint32) statedb.Query[*core.PeerMirror] {
-	return core.MirrorsTo[core.PeerKey, core.PeerValue](number)
+func mirrorsToClass(number uint32) statedb.Query[*tables.PeerMirror] {
+	return tables.MirrorsTo[bpf.PeerKey, bpf.PeerValue](number)
 }

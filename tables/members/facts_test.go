@@ -11,16 +11,15 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
-func (h *harness) exact(text string) *core.IPCache {
-	row, _, _ := h.IPCache.Get(h.db.ReadTxn(), core.IPCacheByPrefix(prefix(text)))
+func (h *harness) exact(text string) *tables.IPCache {
+	row, _, _ := h.IPCache.Get(h.db.ReadTxn(), tables.IPCacheByPrefix(prefix(text)))
 	return row
 }
 
-func (h *harness) scope(text string) core.Scope {
-	m, _, _ := h.Members.Get(h.db.ReadTxn(), core.MemberByNumber(h.exact(text).Member))
+func (h *harness) scope(text string) tables.Scope {
+	m, _, _ := h.Members.Get(h.db.ReadTxn(), tables.MemberByNumber(h.exact(text).Member))
 	return m.Scope
 }
 
@@ -45,7 +44,7 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 	}
 	h.use(peers...)
 	h.settle()
-	for p, want := range map[string]core.IPCache{
+	for p, want := range map[string]tables.IPCache{
 		"0.0.0.0/0":     {Origins: []string{"peer prefix"}},
 		"::/0":          {Origins: []string{"peer prefix"}},
 		"10.0.0.0/7":    {Origins: []string{"peer prefix"}},
@@ -135,7 +134,7 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 
 	shared := h.exact("192.0.2.7/32")
 	require.Equal(t, bpf.IPCacheHost|bpf.IPCacheNode|bpf.IPCacheInCluster, shared.Flags)
-	host, _, _ := h.Members.Get(h.db.ReadTxn(), core.MemberByNumber(shared.Member))
+	host, _, _ := h.Members.Get(h.db.ReadTxn(), tables.MemberByNumber(shared.Member))
 	require.Equal(t, here, host.Node)
 
 	strange := h.exact("192.0.2.2/32")
@@ -145,18 +144,18 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 		strange.Flags,
 	)
 	require.False(t, strange.Tunnel.IsValid())
-	require.Equal(t, core.ScopeNode, h.scope("192.0.2.2/32"))
+	require.Equal(t, tables.ScopeNode, h.scope("192.0.2.2/32"))
 
 	row := h.exact("10.2.0.1/32")
 	require.Equal(t, []string{"pod prod/newer"}, row.Origins)
 	require.Equal(t, []string{"prod/older"}, row.Conflicts)
 	require.Equal(t, addr("192.0.2.2"), row.Tunnel)
-	require.Equal(t, core.ScopePods, h.scope("10.2.0.1/32"))
+	require.Equal(t, tables.ScopePods, h.scope("10.2.0.1/32"))
 
 	require.Equal(t, bpf.IPCacheInCluster, h.exact("10.2.0.2/32").Flags)
-	require.Equal(t, core.ScopeCluster, h.scope("10.2.0.2/32"))
-	require.Equal(t, core.ScopeCluster, h.scope("10.3.0.1/32"))
-	require.Equal(t, core.ScopeWorld, h.scope("198.51.100.1/32"), "no prefix of the cluster has it")
+	require.Equal(t, tables.ScopeCluster, h.scope("10.2.0.2/32"))
+	require.Equal(t, tables.ScopeCluster, h.scope("10.3.0.1/32"))
+	require.Equal(t, tables.ScopeWorld, h.scope("198.51.100.1/32"), "no prefix of the cluster has it")
 }
 
 // Pods are reached through their nodes: a node that comes, goes or gets another address

@@ -16,7 +16,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 	"github.com/sluice-net/sluice/tables/transform"
 )
@@ -36,11 +35,12 @@ type inputs struct {
 	Routes        statedb.RWTable[*tables.Route]
 	Namespaces    statedb.RWTable[*tables.Namespace]
 	Groups        statedb.RWTable[*tables.CIDRGroup]
-	Policies      statedb.RWTable[*tables.NetworkPolicy] // for a naive evaluation; none
-	Selectors     statedb.RWTable[*core.Selector]
-	Rulesets      statedb.RWTable[*core.Ruleset]
-	IPCacheMirror statedb.RWTable[*core.IPCacheMirror]
-	PeerMirror    statedb.RWTable[*core.PeerMirror]
+	Policies      statedb.RWTable[*tables.NetworkPolicy]
+	Egress        statedb.RWTable[*tables.EgressPolicy] // for a naive evaluation; none
+	Selectors     statedb.RWTable[*tables.Selector]
+	Rulesets      statedb.RWTable[*tables.Ruleset]
+	IPCacheMirror statedb.RWTable[*tables.IPCacheMirror]
+	PeerMirror    statedb.RWTable[*tables.PeerMirror]
 }
 
 type harness struct {
@@ -85,14 +85,15 @@ func newHarness(t testing.TB) *harness {
 	i.Namespaces = table(t, db, tables.NewNamespaceTable)
 	i.Groups = table(t, db, tables.NewCIDRGroupTable)
 	i.Policies = table(t, db, tables.NewNetworkPolicyTable)
-	i.Selectors = table(t, db, core.NewSelectorTable)
-	i.Rulesets = table(t, db, core.NewRulesetTable)
-	i.IPCacheMirror = table(t, db, core.NewIPCacheMirrorTable)
-	i.PeerMirror = table(t, db, core.NewPeerMirrorTable)
+	i.Egress = table(t, db, tables.NewEgressPolicyTable)
+	i.Selectors = table(t, db, tables.NewSelectorTable)
+	i.Rulesets = table(t, db, tables.NewRulesetTable)
+	i.IPCacheMirror = table(t, db, tables.NewIPCacheMirrorTable)
+	i.PeerMirror = table(t, db, tables.NewPeerMirrorTable)
 	h.ruleTables = ruleTables{
-		IPCache: table(t, db, core.NewIPCacheTable), PeerPrefixes: table(t, db, core.NewPeerPrefixTable),
-		Members: table(t, db, core.NewMemberTable), Classes: table(t, db, core.NewClassTable),
-		Matches: table(t, db, core.NewSelectorMatchTable), Endpoints: i.Endpoints, Nodes: i.Nodes,
+		IPCache: table(t, db, tables.NewIPCacheTable), PeerPrefixes: table(t, db, tables.NewPeerPrefixTable),
+		Members: table(t, db, tables.NewMemberTable), Classes: table(t, db, tables.NewClassTable),
+		Matches: table(t, db, tables.NewSelectorMatchTable), Endpoints: i.Endpoints, Nodes: i.Nodes,
 		CiliumNodes: i.CiliumNodes, Services: i.Services, Backends: i.Backends, Addresses: i.Addresses,
 		Routes: i.Routes, Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
 		LocalNode: local, Selectors: i.Selectors, Rulesets: i.Rulesets,
@@ -182,12 +183,12 @@ func entity(e tables.PolicyEntity) tables.PolicyPeer {
 }
 
 // use brings the selectors of the peers of a rule into use, and returns them.
-func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*core.Selector) {
-	for _, spec := range core.SelectorSpecs(peers) {
-		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), core.SelectorByDigest(spec.Digest()))
+func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*tables.Selector) {
+	for _, spec := range tables.SelectorSpecs(peers) {
+		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), tables.SelectorByDigest(spec.Digest()))
 		if !found {
 			h.last++
-			s = h.resolve(core.Selector{SelectorSpec: spec, Life: core.Life{Number: h.last}})
+			s = h.resolve(tables.Selector{SelectorSpec: spec, Life: tables.Life{Number: h.last}})
 			put(h, h.inputs.Selectors, s)
 		}
 		selectors = append(selectors, s)
@@ -196,13 +197,13 @@ func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*core.Selector) {
 }
 
 // resolve fills in what a selector comes to.
-func (h *harness) resolve(of core.Selector) *core.Selector {
-	s := core.Selector{Life: of.Life, SelectorSpec: of.SelectorSpec}
+func (h *harness) resolve(of tables.Selector) *tables.Selector {
+	s := tables.Selector{Life: of.Life, SelectorSpec: of.SelectorSpec}
 	txn := h.db.ReadTxn()
 	backends := func(service tables.Name) {
 		for b := range h.inputs.Backends.List(txn, tables.BackendSlicesByService(service)) {
 			for _, a := range b.Addrs {
-				s.Blocks = append(s.Blocks, core.Block{Prefix: single(a)})
+				s.Blocks = append(s.Blocks, tables.Block{Prefix: single(a)})
 			}
 		}
 		s.MatchesPods, s.MatchesNodes = true, true
@@ -220,14 +221,14 @@ func (h *harness) resolve(of core.Selector) *core.Selector {
 			if p.CIDR.Bits() == 0 && len(p.Except) == 0 {
 				s.Family = map[bool]uint8{true: bpf.FamilyIPv4, false: bpf.FamilyIPv6}[p.CIDR.Addr().Is4()]
 			} else {
-				s.Blocks = append(s.Blocks, core.Block{Prefix: p.CIDR, Except: p.Except})
+				s.Blocks = append(s.Blocks, tables.Block{Prefix: p.CIDR, Except: p.Except})
 			}
 		case tables.PeerCIDRGroups:
 			s.MatchesPods, s.MatchesNodes = p.MatchesPods, p.MatchesPods
 			for g := range h.Groups.All(txn) {
 				for _, prefix := range g.Prefixes {
 					if g.Name == p.Group {
-						s.Blocks = append(s.Blocks, core.Block{Prefix: prefix, Except: p.Except})
+						s.Blocks = append(s.Blocks, tables.Block{Prefix: prefix, Except: p.Except})
 					}
 				}
 			}
@@ -245,8 +246,8 @@ func (h *harness) resolve(of core.Selector) *core.Selector {
 			}
 		}
 	}
-	slices.SortStableFunc(s.Blocks, func(a, b core.Block) int { return a.Prefix.Compare(b.Prefix) })
-	parsed, err := core.NewSelector(s)
+	slices.SortStableFunc(s.Blocks, func(a, b tables.Block) int { return a.Prefix.Compare(b.Prefix) })
+	parsed, err := tables.NewSelector(s)
 	require.NoError(h, err)
 	return parsed
 }
@@ -261,18 +262,18 @@ func (h *harness) resolveAll() {
 }
 
 // ruleset has a live ruleset whose egress rules name a port.
-func (h *harness) ruleset(port string) *core.Ruleset {
+func (h *harness) ruleset(port string) *tables.Ruleset {
 	h.last++
-	r := &core.Ruleset{
-		Life: core.Life{Number: h.last}, Digest: bpf.Digest{byte(h.last >> 8), byte(h.last)},
-		Rules: []*core.Rule{{AnyPeer: true, Ports: []tables.PolicyPort{{Name: port, Protocol: 6}}}},
+	r := &tables.Ruleset{
+		Life: tables.Life{Number: h.last}, Digest: bpf.Digest{byte(h.last >> 8), byte(h.last)},
+		Rules: []*tables.Rule{{AnyPeer: true, Ports: []tables.PolicyPort{{Name: port, Protocol: 6}}}},
 	}
 	put(h, h.inputs.Rulesets, r)
 	return r
 }
 
 // row returns what the longest prefix around an address is known as.
-func (h *harness) row(a netip.Addr) (longest *core.IPCache) {
+func (h *harness) row(a netip.Addr) (longest *tables.IPCache) {
 	for row := range h.IPCache.All(h.db.ReadTxn()) {
 		if row.Prefix.Contains(a) && (longest == nil || longest.Prefix.Bits() < row.Prefix.Bits()) {
 			longest = row
@@ -282,13 +283,13 @@ func (h *harness) row(a netip.Addr) (longest *core.IPCache) {
 }
 
 // class returns the class of an address.
-func (h *harness) class(a netip.Addr) *core.Class {
+func (h *harness) class(a netip.Addr) *tables.Class {
 	h.Helper()
 	row := h.row(a)
 	require.NotNil(h, row, a)
-	m, _, found := h.Members.Get(h.db.ReadTxn(), core.MemberByNumber(row.Member))
+	m, _, found := h.Members.Get(h.db.ReadTxn(), tables.MemberByNumber(row.Member))
 	require.True(h, found)
-	c, _, found := h.Classes.Get(h.db.ReadTxn(), core.ClassByNumber(m.Class))
+	c, _, found := h.Classes.Get(h.db.ReadTxn(), tables.ClassByNumber(m.Class))
 	require.True(h, found)
 	return c
 }
@@ -299,7 +300,7 @@ func (h *harness) says(a netip.Addr) []string {
 	c := h.class(a)
 	parts := []string{}
 	for _, n := range c.Selectors {
-		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), core.SelectorByNumber(n))
+		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), tables.SelectorByNumber(n))
 		require.True(h, found, "selector %d", n)
 		parts = append(parts, s.Text)
 	}
@@ -314,7 +315,7 @@ func (h *harness) base() policytest.Tables {
 	return policytest.Tables{
 		DB: h.db, Namespaces: h.inputs.Namespaces, Nodes: h.inputs.Nodes, Cilium: h.inputs.CiliumNodes,
 		Endpoints: h.inputs.Endpoints, Services: h.inputs.Services, Backends: h.inputs.Backends,
-		Groups: h.Groups, Policies: h.Policies, Addresses: h.inputs.Addresses, Routes: h.inputs.Routes,
+		Groups: h.Groups, Policies: h.Policies, Egress: h.Egress, Addresses: h.inputs.Addresses, Routes: h.inputs.Routes,
 		LocalNode: tables.LocalNode{Name: here},
 	}
 }

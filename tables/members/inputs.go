@@ -10,7 +10,6 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -48,14 +47,14 @@ func (r *rule) inputs() []transform.Input[key] {
 		transform.FromRow(r.Nodes,
 			func(old, new *tables.Node) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Node, mark func(key)) {
-				for m := range r.Members.List(txn, core.MembersByNode(n.Name)) {
+				for m := range r.Members.List(txn, tables.MembersByNode(n.Name)) {
 					mark(memberKey(m.Number))
 				}
 			}),
 		transform.FromRow(r.Namespaces,
 			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {
-				for m := range r.Members.List(txn, core.MembersByNamespace(n.Name)) {
+				for m := range r.Members.List(txn, tables.MembersByNamespace(n.Name)) {
 					mark(memberKey(m.Number))
 				}
 			}),
@@ -64,17 +63,17 @@ func (r *rule) inputs() []transform.Input[key] {
 
 		// What the kernel refers to no more may end.
 		transform.Feedback(transform.From(r.IPCacheMirror,
-			func(txn statedb.ReadTxn, old, _ *core.IPCacheMirror, mark func(key)) {
+			func(txn statedb.ReadTxn, old, _ *tables.IPCacheMirror, mark func(key)) {
 				for _, v := range valuesOf(old) {
-					if m, _, found := r.Members.Get(txn, core.MemberByNumber(v.Member)); found && m.Undesired {
+					if m, _, found := r.Members.Get(txn, tables.MemberByNumber(v.Member)); found && m.Undesired {
 						mark(memberKey(m.Number))
 					}
 				}
 			})),
 		transform.Feedback(transform.From(r.PeerMirror,
-			func(txn statedb.ReadTxn, old, _ *core.PeerMirror, mark func(key)) {
+			func(txn statedb.ReadTxn, old, _ *tables.PeerMirror, mark func(key)) {
 				for _, v := range valuesOf(old) {
-					if c, _, found := r.Classes.Get(txn, core.ClassByNumber(v.Class)); found && c.Undesired {
+					if c, _, found := r.Classes.Get(txn, tables.ClassByNumber(v.Class)); found && c.Undesired {
 						mark(classKey(c.Number))
 					}
 				}
@@ -83,7 +82,7 @@ func (r *rule) inputs() []transform.Input[key] {
 }
 
 // valuesOf returns what a mirror row refers to, if there is one.
-func valuesOf[K, V tables.MapPart](m *core.Mirror[K, V]) []V {
+func valuesOf[K, V tables.MapPart](m *tables.Mirror[K, V]) []V {
 	if m == nil {
 		return nil
 	}
@@ -141,7 +140,7 @@ func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key
 	if prefix.IsSingleIP() {
 		return
 	}
-	for row := range core.IPCacheWithin(txn, r.IPCache, prefix) {
+	for row := range tables.IPCacheWithin(txn, r.IPCache, prefix) {
 		if row.Inherits {
 			mark(addressKey(row.Prefix))
 		}
@@ -149,8 +148,8 @@ func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key
 }
 
 // rulesetChanged marks the members with ports whose names come into use or go out of use.
-func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *core.Ruleset, mark func(key)) {
-	portsOf := func(ruleset *core.Ruleset) (names []string) {
+func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
+	portsOf := func(ruleset *tables.Ruleset) (names []string) {
 		if ruleset != nil {
 			names = ruleset.PeerPorts()
 		}
@@ -158,8 +157,8 @@ func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *core.Ruleset, mark 
 	}
 	before, now := portsOf(old), portsOf(new)
 	for _, name := range before {
-		if _, _, used := r.Rulesets.Get(txn, core.RulesetsByPort(name)); !used {
-			for class := range r.Classes.List(txn, core.ClassesByPort(name)) {
+		if _, _, used := r.Rulesets.Get(txn, tables.RulesetsByPort(name)); !used {
+			for class := range r.Classes.List(txn, tables.ClassesByPort(name)) {
 				r.markClass(txn, class.Number, mark)
 			}
 		}
@@ -181,13 +180,13 @@ func portName(p tables.NamedPort) string {
 	return tables.PolicyPort{Name: p.Name, Protocol: p.Protocol}.String()
 }
 
-func (r *rule) hasPort(txn statedb.ReadTxn, m *core.Member, port tables.NamedPort) bool {
-	class, _, found := r.Classes.Get(txn, core.ClassByNumber(m.Class))
+func (r *rule) hasPort(txn statedb.ReadTxn, m *tables.Member, port tables.NamedPort) bool {
+	class, _, found := r.Classes.Get(txn, tables.ClassByNumber(m.Class))
 	return found && slices.Contains(class.Ports, port)
 }
 
 func (r *rule) markClass(txn statedb.ReadTxn, class uint32, mark func(key)) {
-	for m := range r.Members.List(txn, core.MembersByClass(class)) {
+	for m := range r.Members.List(txn, tables.MembersByClass(class)) {
 		mark(memberKey(m.Number))
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // seen are the definitions of all numbers that there have been.
@@ -33,30 +32,30 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 	for m := range h.Members.All(now) {
 		require.Equal(h, m.Digest, m.MemberDef.Digest(), "member %d has changed", m.Number)
 		members[m.Number] = m.Digest
-		_, _, found := h.Classes.Get(now, core.ClassByNumber(m.Class))
+		_, _, found := h.Classes.Get(now, tables.ClassByNumber(m.Class))
 		require.True(h, found, "member %d is of class %d", m.Number, m.Class)
-		_, _, entered := h.IPCache.Get(now, core.IPCacheByMember(m.Number))
+		_, _, entered := h.IPCache.Get(now, tables.IPCacheByMember(m.Number))
 		require.Equal(h, entered, !m.Undesired, "member %d", m.Number)
 	}
 	for c := range h.Classes.All(now) {
 		require.Equal(
 			h,
 			c.Digest,
-			core.ClassDigest(c.Selectors, c.Ports, c.Refused),
+			tables.ClassDigest(c.Selectors, c.Ports, c.Refused),
 			"class %d has changed",
 			c.Number,
 		)
 		classes[c.Number] = c.Digest
-		_, _, entered := h.Members.Get(now, core.MembersByClass(c.Number))
+		_, _, entered := h.Members.Get(now, tables.MembersByClass(c.Number))
 		require.Equal(h, entered, !c.Undesired, "class %d", c.Number)
 	}
 	for row := range h.IPCache.All(now) {
 		require.Contains(h, members, row.Member, row.TableRow())
 	}
 	for p := range h.PeerPrefixes.All(now) {
-		row, _, found := h.IPCache.Get(now, core.IPCacheByPrefix(p.Prefix))
+		row, _, found := h.IPCache.Get(now, tables.IPCacheByPrefix(p.Prefix))
 		require.True(h, found, "no row of %s", p.Prefix)
-		if m, _, _ := h.Members.Get(now, core.MemberByNumber(row.Member)); row.Inherits {
+		if m, _, _ := h.Members.Get(now, tables.MemberByNumber(row.Member)); row.Inherits {
 			require.Equal(h, p.Outside, m.CIDRs, "%s comes behind", p.Prefix)
 		}
 	}
@@ -85,7 +84,7 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 		}
 	}
 	for match := range h.Matches.All(now) {
-		if _, _, was := h.Matches.Get(before, core.SelectorMatchByNumber(match.Selector)); !was {
+		if _, _, was := h.Matches.Get(before, tables.SelectorMatchByNumber(match.Selector)); !was {
 			h.checkMatch(now, match)
 		}
 	}
@@ -113,14 +112,14 @@ func (h *harness) checkNumbers(seen, now map[uint32]bpf.Digest) {
 
 // checkMatch checks that all members and addresses that a selector selects, by what they
 // are in the tables, are in classes that it selects, in the transaction that says so.
-func (h *harness) checkMatch(now statedb.ReadTxn, match *core.SelectorMatch) {
+func (h *harness) checkMatch(now statedb.ReadTxn, match *tables.SelectorMatch) {
 	h.Helper()
-	s, _, found := h.inputs.Selectors.Get(now, core.SelectorByNumber(match.Selector))
+	s, _, found := h.inputs.Selectors.Get(now, tables.SelectorByNumber(match.Selector))
 	require.True(h, found)
 	r := &rule{ruleTables: h.ruleTables}
 	for m := range h.Members.All(now) {
 		require.LessOrEqual(h, m.Made, match.Made+1) // a transaction calls compute once for each queue
-		class, _, _ := h.Classes.Get(now, core.ClassByNumber(m.Class))
+		class, _, _ := h.Classes.Get(now, tables.ClassByNumber(m.Class))
 		if !h.changed[m.Node] && !h.changed[m.Namespace] && r.selects(now, s, m, r.namespaceOf(now, m)) {
 			require.True(h, class.Selects(s.Number),
 				"%q selects %s, which is not in such a class", s.Text, m.MemberDef.String())
@@ -128,12 +127,12 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *core.SelectorMatch) {
 	}
 	for row := range h.IPCache.All(now) {
 		require.LessOrEqual(h, row.Made, match.Made+1)
-		m, _, _ := h.Members.Get(now, core.MemberByNumber(row.Member))
-		outside := m.Scope == core.ScopeWorld || m.Scope == core.ScopeCluster
-		if outside && h.isInCluster(now, row.Prefix) != (m.Scope == core.ScopeCluster) {
+		m, _, _ := h.Members.Get(now, tables.MemberByNumber(row.Member))
+		outside := m.Scope == tables.ScopeWorld || m.Scope == tables.ScopeCluster
+		if outside && h.isInCluster(now, row.Prefix) != (m.Scope == tables.ScopeCluster) {
 			continue // what the address is, not what selects it, has changed
 		}
-		class, _, _ := h.Classes.Get(now, core.ClassByNumber(m.Class))
+		class, _, _ := h.Classes.Get(now, tables.ClassByNumber(m.Class))
 		if s.Contains(row.Prefix) && reaches(s, m.Scope) {
 			require.True(h, class.Selects(s.Number),
 				"%q selects %s, which is not in such a class", s.Text, row.Prefix)
@@ -145,31 +144,31 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *core.SelectorMatch) {
 type kernel struct {
 	*harness
 	*rand.Rand
-	ipcache *writing[bpf.IPCacheKey, core.IPCacheValue]
-	peers   *writing[core.PeerKey, core.PeerValue]
+	ipcache *writing[bpf.IPCacheKey, bpf.IPCacheValue]
+	peers   *writing[bpf.PeerKey, bpf.PeerValue]
 }
 
 // writing is one write under way.
 type writing[K, V tables.MapPart] struct {
-	table   statedb.RWTable[*core.Mirror[K, V]]
+	table   statedb.RWTable[*tables.Mirror[K, V]]
 	desired func(statedb.ReadTxn, K) (V, bool)
-	mirror  *core.Mirror[K, V] // announced, nil if none
+	mirror  *tables.Mirror[K, V] // announced, nil if none
 }
 
 func newKernel(h *harness, r *rand.Rand) *kernel {
 	return &kernel{
 		h, r,
-		&writing[bpf.IPCacheKey, core.IPCacheValue]{table: h.inputs.IPCacheMirror,
-			desired: func(txn statedb.ReadTxn, k bpf.IPCacheKey) (v core.IPCacheValue, is bool) {
-				row, _, is := h.IPCache.Get(txn, core.IPCacheByPrefix(k.Prefix()))
+		&writing[bpf.IPCacheKey, bpf.IPCacheValue]{table: h.inputs.IPCacheMirror,
+			desired: func(txn statedb.ReadTxn, k bpf.IPCacheKey) (v bpf.IPCacheValue, is bool) {
+				row, _, is := h.IPCache.Get(txn, tables.IPCacheByPrefix(k.Prefix()))
 				if is {
 					v = row.MapValue()
 				}
 				return v, is
 			}},
-		&writing[core.PeerKey, core.PeerValue]{table: h.inputs.PeerMirror,
-			desired: func(txn statedb.ReadTxn, k core.PeerKey) (v core.PeerValue, is bool) {
-				row, _, is := h.Members.Get(txn, core.MemberByNumber(k.Member))
+		&writing[bpf.PeerKey, bpf.PeerValue]{table: h.inputs.PeerMirror,
+			desired: func(txn statedb.ReadTxn, k bpf.PeerKey) (v bpf.PeerValue, is bool) {
+				row, _, is := h.Members.Get(txn, tables.MemberByNumber(k.Member))
 				if is {
 					v = row.MapValue()
 				}
@@ -199,8 +198,8 @@ func (k *kernel) some() {
 // step goes on with the write under way, or announces one of a key.
 func step[K, V tables.MapPart](h *harness, w *writing[K, V], key K) {
 	if w.mirror == nil {
-		mirror, _, found := w.table.Get(h.db.ReadTxn(), core.MirrorByKey[K, V](key))
-		next := core.Mirror[K, V]{Key: key}
+		mirror, _, found := w.table.Get(h.db.ReadTxn(), tables.MirrorByKey[K, V](key))
+		next := tables.Mirror[K, V]{Key: key}
 		if found {
 			next = *mirror
 		}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -142,8 +141,8 @@ func TestManyPrefixes(t *testing.T) {
 	}
 	peers = append(peers, cidr("10.1.0.0/16", true, "10.1.3.0/24"))
 	list := h.use(peers...)[0]
-	evaluated := func(s *core.Selector) bool {
-		_, _, is := h.Matches.Get(h.db.ReadTxn(), core.SelectorMatchByNumber(s.Number))
+	evaluated := func(s *tables.Selector) bool {
+		_, _, is := h.Matches.Get(h.db.ReadTxn(), tables.SelectorMatchByNumber(s.Number))
 		return is
 	}
 	steps := func(until func() bool) (n int) {
@@ -200,12 +199,12 @@ func TestUndesiredMember(t *testing.T) {
 	k.everything(h.db.ReadTxn())
 	h.settle()
 	number := h.row(addr("10.1.0.1")).Member
-	member := func() *core.Member {
-		m, _, _ := h.Members.Get(h.db.ReadTxn(), core.MemberByNumber(number))
+	member := func() *tables.Member {
+		m, _, _ := h.Members.Get(h.db.ReadTxn(), tables.MemberByNumber(number))
 		return m
 	}
-	class := func() *core.Class {
-		c, _, _ := h.Classes.Get(h.db.ReadTxn(), core.ClassByNumber(member().Class))
+	class := func() *tables.Class {
+		c, _, _ := h.Classes.Get(h.db.ReadTxn(), tables.ClassByNumber(member().Class))
 		return c
 	}
 	require.Equal(t, []uint32{red.Number}, class().Selectors)
@@ -262,7 +261,7 @@ func TestPorts(t *testing.T) {
 func TestCell(t *testing.T) {
 	var db *statedb.DB
 	var endpoints statedb.RWTable[*tables.Endpoint]
-	var rows statedb.Table[*core.IPCache]
+	var rows statedb.Table[*tables.IPCache]
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	jobs := cell.ModulePrivateProviders{job.Registry.NewGroup}
 	hv := hive.NewWithOptions(
@@ -284,15 +283,15 @@ func TestCell(t *testing.T) {
 		provide(tables.NewNodeAddressTable),
 		provide(tables.NewRouteTable),
 		provide(tables.NewNamespaceTable),
-		provide(core.NewSelectorTable),
-		provide(core.NewRulesetTable),
-		provide(core.NewIPCacheMirrorTable),
-		provide(core.NewPeerMirrorTable),
+		provide(tables.NewSelectorTable),
+		provide(tables.NewRulesetTable),
+		provide(tables.NewIPCacheMirrorTable),
+		provide(tables.NewPeerMirrorTable),
 		cell.Invoke(func(
-			d *statedb.DB, e statedb.RWTable[*tables.Endpoint], r statedb.Table[*core.IPCache],
-			_ tables.Desired[*core.IPCache], _ tables.Desired[*core.Member],
-			_ statedb.Table[*core.Class], _ statedb.Table[*core.PeerPrefix],
-			_ statedb.Table[*core.SelectorMatch],
+			d *statedb.DB, e statedb.RWTable[*tables.Endpoint], r statedb.Table[*tables.IPCache],
+			_ tables.Desired[*tables.IPCache], _ tables.Desired[*tables.Member],
+			_ statedb.Table[*tables.Class], _ statedb.Table[*tables.PeerPrefix],
+			_ statedb.Table[*tables.SelectorMatch],
 		) {
 			db, endpoints, rows = d, e, r
 		}),
@@ -306,7 +305,7 @@ func TestCell(t *testing.T) {
 	require.NoError(t, err)
 	wtxn.Commit()
 	await.True(t, func() bool {
-		_, _, found := rows.Get(db.ReadTxn(), core.IPCacheByPrefix(netip.MustParsePrefix("10.1.0.1/32")))
+		_, _, found := rows.Get(db.ReadTxn(), tables.IPCacheByPrefix(netip.MustParsePrefix("10.1.0.1/32")))
 		return found
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
@@ -197,7 +196,7 @@ func (h *harness) check(addrs []netip.Addr) {
 		require.True(h, is || named[row.Prefix], "no reason for %v", row.TableRow())
 		require.Equal(h, !is, row.Inherits, row.TableRow())
 		delete(all, row.Prefix)
-		if member, _, _ := h.Members.Get(txn, core.MemberByNumber(row.Member)); member.Undesired {
+		if member, _, _ := h.Members.Get(txn, tables.MemberByNumber(row.Member)); member.Undesired {
 			require.Fail(h, "undesired", row.TableRow())
 		}
 	}
@@ -206,13 +205,13 @@ func (h *harness) check(addrs []netip.Addr) {
 		require.True(h, named[p.Prefix], "no reason for %v", p.TableRow())
 		delete(named, p.Prefix)
 		for _, n := range p.Named {
-			s, _, found := h.inputs.Selectors.Get(txn, core.SelectorByNumber(n))
+			s, _, found := h.inputs.Selectors.Get(txn, tables.SelectorByNumber(n))
 			require.True(h, found && s.Names(p.Prefix), "%d does not name %s", n, p.Prefix)
 		}
 	}
 	require.Empty(h, named, "no rows")
 	for s := range h.inputs.Selectors.All(txn) {
-		_, _, evaluated := h.Matches.Get(txn, core.SelectorMatchByNumber(s.Number))
+		_, _, evaluated := h.Matches.Get(txn, tables.SelectorMatchByNumber(s.Number))
 		require.True(h, evaluated, s.Text)
 	}
 	require.Equal(h, h.inputs.Selectors.NumObjects(txn), h.Matches.NumObjects(txn))

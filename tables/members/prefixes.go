@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // peerPrefix brings the row of a prefix that addresses are told apart by up to date, after
@@ -17,13 +16,13 @@ import (
 // inside. The prefix's own row of ipcache changes with it, so that the kernel never has a
 // prefix without what is excepted from it.
 func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
-	old, _, found := t.PeerPrefixes.Get(t.out, core.PeerPrefixByPrefix(prefix))
-	parent := &core.PeerPrefix{}
+	old, _, found := t.PeerPrefixes.Get(t.out, tables.PeerPrefixByPrefix(prefix))
+	parent := &tables.PeerPrefix{}
 	if prefix.Bits() > 0 {
 		parent = t.around(netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked())
 	}
 	before := parent
-	row := &core.PeerPrefix{Prefix: prefix}
+	row := &tables.PeerPrefix{Prefix: prefix}
 	if found {
 		before, row.Named = old, old.Named
 	}
@@ -45,7 +44,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 	if isSame(row, before) {
 		return
 	}
-	for inside := range core.PeerPrefixesInside(t.out, t.PeerPrefixes, prefix) {
+	for inside := range tables.PeerPrefixesInside(t.out, t.PeerPrefixes, prefix) {
 		if inside.Prefix != prefix {
 			t.mark(prefixKey(inside.Prefix, 0))
 		}
@@ -56,7 +55,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 
 // named returns which selectors name a prefix, of which one may have begun or ceased to.
 func (t *transaction) named(prefix netip.Prefix, former []uint32, selector uint32) []uint32 {
-	s, _, used := t.Selectors.Get(t.in, core.SelectorByNumber(selector))
+	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(selector))
 	names := used && s.Names(prefix)
 	at, named := slices.BinarySearch(former, selector)
 	switch {
@@ -68,47 +67,47 @@ func (t *transaction) named(prefix netip.Prefix, former []uint32, selector uint3
 	return former
 }
 
-func selectorsAt(p *core.PeerPrefix) []uint32 { return slices.Concat(p.Outside, p.Pods, p.Nodes) }
+func selectorsAt(p *tables.PeerPrefix) []uint32 { return slices.Concat(p.Outside, p.Pods, p.Nodes) }
 
 // fill fills in which of some selectors select addresses of a prefix: of those that select
 // what is around it, or select it so far, or name it. What is around it may come behind.
-func (t *transaction) fill(row *core.PeerPrefix, numbers []uint32) {
+func (t *transaction) fill(row *tables.PeerPrefix, numbers []uint32) {
 	slices.Sort(numbers)
 	for _, n := range slices.Compact(numbers) {
-		s, _, used := t.Selectors.Get(t.in, core.SelectorByNumber(n))
+		s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(n))
 		if !used || !s.Contains(row.Prefix) {
 			continue
 		}
-		outside := core.ScopeWorld
+		outside := tables.ScopeWorld
 		if row.Cluster {
-			outside = core.ScopeCluster
+			outside = tables.ScopeCluster
 		}
 		if reaches(s, outside) {
 			row.Outside = append(row.Outside, n)
 		}
-		if reaches(s, core.ScopePods) {
+		if reaches(s, tables.ScopePods) {
 			row.Pods = append(row.Pods, n)
 		}
-		if reaches(s, core.ScopeNode) {
+		if reaches(s, tables.ScopeNode) {
 			row.Nodes = append(row.Nodes, n)
 		}
 	}
 }
 
 // isSame reports whether two rows say the same of the addresses inside.
-func isSame(a, b *core.PeerPrefix) bool {
+func isSame(a, b *tables.PeerPrefix) bool {
 	return a.Cluster == b.Cluster && slices.Equal(a.Outside, b.Outside) &&
 		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.Nodes, b.Nodes)
 }
 
 // markInside marks the addresses that belong to a prefix, as far as it has changed for them.
-func (t *transaction) markInside(before, now *core.PeerPrefix) {
+func (t *transaction) markInside(before, now *tables.PeerPrefix) {
 	outside := before.Cluster != now.Cluster || !slices.Equal(before.Outside, now.Outside)
 	pods := !slices.Equal(before.Pods, now.Pods)
 	nodes := !slices.Equal(before.Nodes, now.Nodes)
-	rows := core.IPCacheWithin(t.out, t.IPCache, now.Prefix)
+	rows := tables.IPCacheWithin(t.out, t.IPCache, now.Prefix)
 	if pods || nodes {
-		rows = core.IPCacheInside(t.out, t.IPCache, now.Prefix)
+		rows = tables.IPCacheInside(t.out, t.IPCache, now.Prefix)
 	}
 	for row := range rows {
 		changed := pods
@@ -128,13 +127,13 @@ func (t *transaction) markInside(before, now *core.PeerPrefix) {
 
 // expectSelectors has the selectors that have come to select addresses of a prefix evaluated
 // behind these.
-func (t *transaction) expectSelectors(before, now *core.PeerPrefix) {
+func (t *transaction) expectSelectors(before, now *tables.PeerPrefix) {
 	came := func(before, now []uint32) {
 		for _, n := range now {
 			if _, had := slices.BinarySearch(before, n); had || t.later[n] {
 				continue
 			}
-			if _, _, evaluated := t.Matches.Get(t.out, core.SelectorMatchByNumber(n)); !evaluated {
+			if _, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(n)); !evaluated {
 				t.later[n] = true
 			}
 		}

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
@@ -397,7 +396,7 @@ func (h *harness) checkSelections(
 		}
 		for match := range h.Matches.All(txn) {
 			if allowed, known := may[selection{a, match.Selector}]; known {
-				s, _, _ := h.inputs.Selectors.Get(txn, core.SelectorByNumber(match.Selector))
+				s, _, _ := h.inputs.Selectors.Get(txn, tables.SelectorByNumber(match.Selector))
 				is := class.Selects(match.Selector)
 				byPrefix := s != nil && len(s.Prefixes()) > 0
 				require.True(h, !byPrefix || allowed[is], "%v selects %s: %v", s, a, is)

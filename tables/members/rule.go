@@ -11,18 +11,17 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type ruleTables struct {
 	cell.In
 
-	IPCache      statedb.RWTable[*core.IPCache]
-	PeerPrefixes statedb.RWTable[*core.PeerPrefix]
-	Members      statedb.RWTable[*core.Member]
-	Classes      statedb.RWTable[*core.Class]
-	Matches      statedb.RWTable[*core.SelectorMatch]
+	IPCache      statedb.RWTable[*tables.IPCache]
+	PeerPrefixes statedb.RWTable[*tables.PeerPrefix]
+	Members      statedb.RWTable[*tables.Member]
+	Classes      statedb.RWTable[*tables.Class]
+	Matches      statedb.RWTable[*tables.SelectorMatch]
 
 	Endpoints   statedb.Table[*tables.Endpoint]
 	Nodes       statedb.Table[*tables.Node]
@@ -35,11 +34,11 @@ type ruleTables struct {
 	Cluster     tables.ClusterPrefixes
 	LocalNode   tables.LocalNode
 
-	Selectors statedb.Table[*core.Selector]
-	Rulesets  statedb.Table[*core.Ruleset]
+	Selectors statedb.Table[*tables.Selector]
+	Rulesets  statedb.Table[*tables.Ruleset]
 
-	IPCacheMirror statedb.Table[*core.IPCacheMirror]
-	PeerMirror    statedb.Table[*core.PeerMirror]
+	IPCacheMirror statedb.Table[*tables.IPCacheMirror]
+	PeerMirror    statedb.Table[*tables.PeerMirror]
 }
 
 // key is a part of the work.
@@ -189,11 +188,11 @@ func (t *transaction) selector(number uint32) {
 	if t.later[number] {
 		return
 	}
-	match, _, evaluated := t.Matches.Get(t.out, core.SelectorMatchByNumber(number))
-	_, _, used := t.Selectors.Get(t.in, core.SelectorByNumber(number))
+	match, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(number))
+	_, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(number))
 	switch {
 	case used && !evaluated:
-		insert(t, t.Matches, &core.SelectorMatch{Selector: number, Made: t.made})
+		insert(t, t.Matches, &tables.SelectorMatch{Selector: number, Made: t.made})
 	case evaluated && !used:
 		remove(t, t.Matches, match)
 	}

@@ -13,18 +13,17 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // selectorChanged marks the members that a selector selects or selected, the prefixes that
 // it begins or ceases to name, and behind all of these the selector. Of a selector in use
 // only the pods of services and the prefixes of groups and services change: all these
 // prefixes have the same exceptions.
-func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *core.Selector, mark func(key)) {
+func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *tables.Selector, mark func(key)) {
 	number := cmp.Or(new, old).Number
 	if old == nil || new == nil || !slices.Equal(old.Pods, new.Pods) {
 		if old != nil {
-			for class := range r.Classes.List(txn, core.ClassesBySelector(number)) {
+			for class := range r.Classes.List(txn, tables.ClassesBySelector(number)) {
 				r.markClass(txn, class.Number, mark)
 			}
 		}
@@ -45,8 +44,8 @@ func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *core.Selector, mar
 // changedPrefixes returns the prefixes that only one of two values of a selector names,
 // exceptions too. The longest come first, so that a prefix comes behind what is excepted
 // from it.
-func changedPrefixes(old, new *core.Selector) (changed []netip.Prefix) {
-	only := func(a, b *core.Selector) {
+func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
+	only := func(a, b *tables.Selector) {
 		if a == nil {
 			return
 		}
@@ -66,18 +65,18 @@ func changedPrefixes(old, new *core.Selector) (changed []netip.Prefix) {
 }
 
 // candidates yields all members that a selector may select by what they are.
-func (r *rule) candidates(txn statedb.ReadTxn, s *core.Selector) iter.Seq[*core.Member] {
+func (r *rule) candidates(txn statedb.ReadTxn, s *tables.Selector) iter.Seq[*tables.Member] {
 	anchors := s.Anchors()
 	if len(anchors) == 0 && s.Family == 0 && s.Entity == "" && s.Peers[0].Kind != tables.PeerNodes {
-		return func(func(*core.Member) bool) {} // by prefixes alone
+		return func(func(*tables.Member) bool) {} // by prefixes alone
 	}
 	members := r.Members.All(txn)
 	if len(anchors) == 1 {
 		if namespace, is := strings.CutPrefix(anchors[0], tables.NamespaceAnchor("")); is {
-			members = r.Members.List(txn, core.MembersByNamespace(namespace))
+			members = r.Members.List(txn, tables.MembersByNamespace(namespace))
 		}
 	}
-	return func(yield func(*core.Member) bool) {
+	return func(yield func(*tables.Member) bool) {
 		for m := range members {
 			if len(anchors) > 0 && (m.Labels == nil || !slices.ContainsFunc(anchors, m.Labels.HasAnchor)) {
 				continue
@@ -89,7 +88,7 @@ func (r *rule) candidates(txn statedb.ReadTxn, s *core.Selector) iter.Seq[*core.
 	}
 }
 
-func (r *rule) namespaceOf(txn statedb.ReadTxn, m *core.Member) *tables.Namespace {
+func (r *rule) namespaceOf(txn statedb.ReadTxn, m *tables.Member) *tables.Namespace {
 	if m.Namespace == "" {
 		return nil
 	}
@@ -99,7 +98,7 @@ func (r *rule) namespaceOf(txn statedb.ReadTxn, m *core.Member) *tables.Namespac
 
 // selects reports whether a selector selects a member by what it is, not by its prefixes.
 func (r *rule) selects(
-	txn statedb.ReadTxn, s *core.Selector, m *core.Member, namespace *tables.Namespace,
+	txn statedb.ReadTxn, s *tables.Selector, m *tables.Member, namespace *tables.Namespace,
 ) bool {
 	switch s.Peers[0].Kind {
 	case tables.PeerCIDR:
@@ -107,41 +106,41 @@ func (r *rule) selects(
 	case tables.PeerEntity:
 		return r.isEntity(m, s.Entity)
 	case tables.PeerNodes:
-		if m.Scope != core.ScopeNode {
+		if m.Scope != tables.ScopeNode {
 			return false
 		}
 		n, _, found := r.Nodes.Get(txn, tables.NodeByName(m.Node))
 		return found && s.MatchesNode(n)
 	}
-	return m.Scope == core.ScopePods && s.MatchesLabels(m.Labels, namespace)
+	return m.Scope == tables.ScopePods && s.MatchesLabels(m.Labels, namespace)
 }
 
 // reaches reports whether prefixes of a selector select addresses of a scope. An address of
 // the cluster that no pod has counts as one of a pod.
-func reaches(s *core.Selector, scope core.Scope) bool {
+func reaches(s *tables.Selector, scope tables.Scope) bool {
 	switch scope {
-	case core.ScopePods, core.ScopeCluster:
+	case tables.ScopePods, tables.ScopeCluster:
 		return s.MatchesPods
-	case core.ScopeNode:
+	case tables.ScopeNode:
 		return s.MatchesNodes
 	}
 	return true
 }
 
-func (r *rule) isEntity(m *core.Member, entity tables.PolicyEntity) bool {
+func (r *rule) isEntity(m *tables.Member, entity tables.PolicyEntity) bool {
 	switch entity {
 	case tables.EntityWorld:
-		return m.Scope == core.ScopeWorld
+		return m.Scope == tables.ScopeWorld
 	case tables.EntityWorldIPv4:
-		return m.Scope == core.ScopeWorld && m.Family == bpf.FamilyIPv4
+		return m.Scope == tables.ScopeWorld && m.Family == bpf.FamilyIPv4
 	case tables.EntityWorldIPv6:
-		return m.Scope == core.ScopeWorld && m.Family == bpf.FamilyIPv6
+		return m.Scope == tables.ScopeWorld && m.Family == bpf.FamilyIPv6
 	case tables.EntityCluster:
-		return m.Scope != core.ScopeWorld
+		return m.Scope != tables.ScopeWorld
 	case tables.EntityHost:
-		return m.Scope == core.ScopeNode && m.Node == r.LocalNode.Name
+		return m.Scope == tables.ScopeNode && m.Node == r.LocalNode.Name
 	case tables.EntityRemoteNode:
-		return m.Scope == core.ScopeNode && m.Node != r.LocalNode.Name
+		return m.Scope == tables.ScopeNode && m.Node != r.LocalNode.Name
 	}
 	return false
 }

@@ -4,17 +4,14 @@ package objectstatus
 
 import (
 	"cmp"
-	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type reportParams struct {
@@ -29,59 +26,69 @@ type reportParams struct {
 	Policies statedb.Table[*tables.EgressPolicy]
 	Groups   statedb.Table[*tables.EgressGroup]
 	Gateways statedb.Table[*tables.EgressGateway]
-	Classes  statedb.Table[*tables.EgressClass]
-	Sources  statedb.Table[*tables.EgressSource]
-	Entries  statedb.Table[*tables.PolicyEntry]
-}
-
-// report derives node-report. Addresses that the kernel refused are remembered by
-// their class, as they are few beside all there are.
-type report struct {
-	reportParams
-	refused map[uint32]map[netip.Addr]string // why
 }
 
 // deriveReport keeps what this node tells of policies: of all egress policies, and
 // of the network policies that are not in force.
-func deriveReport(p derive.Params, params reportParams) error {
-	if !params.Reporting.Enabled {
+func deriveReport(p transform.Params, r reportParams) error {
+	if !r.Reporting.Enabled {
 		return nil
 	}
-	r := &report{reportParams: params, refused: map[uint32]map[netip.Addr]string{}}
-	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.PolicyReport]{
-		Output: r.Output,
-		Inputs: []derive.Input[tables.PolicyID]{
-			derive.From(r.Egress, func(_ statedb.ReadTxn, s *tables.EgressPolicyStatus, affect func(tables.PolicyID)) {
-				affect(tables.EgressPolicyID(s.Policy))
-			}),
-			derive.FromIf(r.Groups,
-				func(old, new *tables.EgressGroup) bool {
-					return old.Number != new.Number || !slices.Equal(old.Policies, new.Policies)
-				},
-				func(_ statedb.ReadTxn, g *tables.EgressGroup, affect func(tables.PolicyID)) { usersOf(g, affect) }),
-			derive.Where(func(g *tables.EgressGateway) bool { return g.Node == r.LocalNode.Name },
-				derive.FromIf(r.Gateways, leavesOtherwise, r.gatewayChanged)),
-			derive.Where(func(s *tables.EgressSource) bool { return s.Status.Kind == reconciler.StatusKindError },
-				derive.FromChange(r.Sources, r.sourceRefused)),
-			derive.FromIf(r.Network,
-				func(old, new *tables.NetworkPolicyStatus) bool {
-					return old.State != new.State || old.Generation != new.Generation || old.Failed != new.Failed
-				},
-				func(_ statedb.ReadTxn, s *tables.NetworkPolicyStatus, affect func(tables.PolicyID)) { affect(s.Policy) }),
+	return transform.Register(p, r.declare())
+}
+
+func (r *reportParams) declare() transform.Rule[tables.PolicyID] {
+	return transform.Rule[tables.PolicyID]{
+		Name:    r.Output.Name(),
+		Outputs: []statedb.TableMeta{r.Output},
+		Inputs: []transform.Input[tables.PolicyID]{
+			transform.FromRow(r.Egress, nil, markEgress),
+			transform.FromRow(r.Groups,
+				func(old, new *tables.EgressGroup) bool { return !slices.Equal(old.Policies, new.Policies) },
+				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) { usersOf(g, mark) }),
+			transform.FromRow(r.Gateways, leavesOtherwise, r.markGateway),
+			transform.FromRow(r.Network, faresOtherwise, markNetwork),
 		},
-		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.PolicyReport, statedb.Revision] {
-			return r.Output.List(txn, tables.PolicyReportByPolicy(id))
-		},
-		Rows: func(txn statedb.ReadTxn, id tables.PolicyID) []*tables.PolicyReport {
-			row := &tables.PolicyReport{ReportedPolicy: tables.ReportedPolicy{Policy: id}, Reconciled: tables.Pending()}
-			if id.Kind == tables.PolicyEgress && r.egress(txn, row) || id.Kind != tables.PolicyEgress && r.network(txn, row) {
-				return []*tables.PolicyReport{row}
-			}
-			return nil
-		},
-		Equal: (*tables.PolicyReport).Equal,
-	})
-	return err
+		Compute: r.compute,
+	}
+}
+
+func markEgress(_ statedb.ReadTxn, s *tables.EgressPolicyStatus, mark func(tables.PolicyID)) {
+	mark(tables.EgressPolicyID(s.Policy))
+}
+
+func markNetwork(_ statedb.ReadTxn, s *tables.NetworkPolicyStatus, mark func(tables.PolicyID)) {
+	mark(s.Policy)
+}
+
+// faresOtherwise reports whether other nodes may be told something else of a policy.
+func faresOtherwise(old, new *tables.NetworkPolicyStatus) bool {
+	return old.State != new.State || old.Generation != new.Generation || old.Failed != new.Failed ||
+		old.Refused != new.Refused || old.TooLarge != new.TooLarge
+}
+
+func (r *reportParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, ids []tables.PolicyID, _ func(tables.PolicyID),
+) error {
+	for _, id := range ids {
+		fill := r.network
+		if id.Kind == tables.PolicyEgress {
+			fill = r.egress
+		}
+		row := &tables.PolicyReport{
+			ReportedPolicy: tables.ReportedPolicy{Policy: id}, Reconciled: tables.Pending(),
+		}
+		var rows []*tables.PolicyReport
+		if fill(in, row) {
+			rows = append(rows, row)
+		}
+		existing := r.Output.List(out, tables.PolicyReportByPolicy(id))
+		err := transform.Replace(out, r.Output, (*tables.PolicyReport).Equal, existing, rows...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // usersOf affects the policies that use a group.
@@ -92,66 +99,38 @@ func usersOf(g *tables.EgressGroup, affect func(tables.PolicyID)) {
 }
 
 func leavesOtherwise(old, new *tables.EgressGateway) bool {
-	return old.EgressIPv4 != new.EgressIPv4 || old.EgressIPv6 != new.EgressIPv6 || old.Reason != new.Reason
+	return old.Node != new.Node || old.EgressIPv4 != new.EgressIPv4 ||
+		old.EgressIPv6 != new.EgressIPv6 || old.Reason != new.Reason
 }
 
-func (r *report) gatewayChanged(txn statedb.ReadTxn, g *tables.EgressGateway, affect func(tables.PolicyID)) {
-	if group, _, found := r.Groups.Get(txn, tables.EgressGroupByNumber(g.Group)); found {
-		usersOf(group, affect)
+// markGateway marks the policies that use a bucket of this node.
+func (r *reportParams) markGateway(
+	in statedb.ReadTxn, bucket *tables.EgressGateway, mark func(tables.PolicyID),
+) {
+	if bucket.Node != r.LocalNode.Name {
+		return
 	}
-}
-
-// sourceRefused affects the policies that choose an address, when the kernel refuses
-// the address and when it does not any more.
-func (r *report) sourceRefused(txn statedb.ReadTxn, old, new *tables.EgressSource, affect func(tables.PolicyID)) {
-	for _, row := range []*tables.EgressSource{old, new} {
-		if row == nil {
-			continue
-		}
-		delete(r.refused[row.Class], row.Addr)
-		if len(r.refused[row.Class]) == 0 {
-			delete(r.refused, row.Class)
-		}
-		if c, _, found := r.Classes.Get(txn, tables.EgressClassByNumber(row.Class)); found {
-			for _, choice := range c.Policies {
-				affect(tables.EgressPolicyID(choice.Policy))
-			}
-		}
-	}
-	if new != nil {
-		if r.refused[new.Class] == nil {
-			r.refused[new.Class] = map[netip.Addr]string{}
-		}
-		r.refused[new.Class][new.Addr] = new.Status.GetError()
+	if group, _, found := r.Groups.Get(in, tables.EgressGroupByNumber(bucket.Group)); found {
+		usersOf(group, mark)
 	}
 }
 
 // egress fills in how an egress policy fares, and reports whether there is one.
-func (r *report) egress(txn statedb.ReadTxn, row *tables.PolicyReport) bool {
+func (r *reportParams) egress(txn statedb.ReadTxn, row *tables.PolicyReport) bool {
 	s, _, found := r.Egress.Get(txn, tables.EgressPolicyStatusByPolicy(row.Policy.Name.Name))
 	if !found {
 		return false
 	}
 	row.UID, row.Generation = s.UID, s.Generation
-	row.Wanted, row.Programmed, row.Failed, row.Error = s.Rules, s.Programmed, s.Failed, s.Refused
-	row.LosesTo = s.LosesTo
-	if len(r.refused) > 0 {
-		for c := range r.Classes.List(txn, tables.EgressClassesByPolicy(s.Policy)) {
-			for addr, why := range r.refused[c.Number] {
-				row.Failed++
-				if text := fmt.Sprintf("%s: %s", addr, why); row.Error == "" || s.Refused == "" && text < row.Error {
-					row.Error = text // whatever the order of the map
-				}
-			}
-		}
-	}
+	row.Wanted, row.Programmed, row.Failed = s.Rules, s.Programmed, s.Failed
+	row.Error, row.LosesTo = cmp.Or(s.Refused, s.Pending), s.LosesTo
 	r.gateway(txn, row)
 	return true
 }
 
 // gateway fills in what the traffic of a policy leaves this node with, in the
 // buckets of its group that are this node's.
-func (r *report) gateway(txn statedb.ReadTxn, row *tables.PolicyReport) {
+func (r *reportParams) gateway(txn statedb.ReadTxn, row *tables.PolicyReport) {
 	p, _, found := r.Policies.Get(txn, tables.EgressPolicyByName(row.Policy.Name.Name))
 	if !found {
 		return
@@ -176,30 +155,23 @@ func (r *report) gateway(txn statedb.ReadTxn, row *tables.PolicyReport) {
 
 // network fills in how a network policy fares, and reports whether there is one of
 // which the kernel does not have all.
-func (r *report) network(txn statedb.ReadTxn, row *tables.PolicyReport) bool {
+func (r *reportParams) network(txn statedb.ReadTxn, row *tables.PolicyReport) bool {
 	s, _, found := r.Network.Get(txn, tables.NetworkPolicyStatusByPolicy(row.Policy))
-	if !found || s.State != tables.PolicyFailed && s.State != tables.PolicyPending {
+	if !found {
 		return false
 	}
 	// How many entries there are is left out: it changes with the pods.
 	row.Generation, row.Failed = s.Generation, s.Failed
-	switch {
-	case s.State == tables.PolicyPending:
+	switch s.State {
+	case tables.PolicyTooLarge:
+		row.Failed = max(row.Failed, 1) // or it would be said to be on its way
+		row.Error = "TooLarge, its pods are isolated: " + s.TooLarge
+	case tables.PolicyFailed:
+		row.Error = s.Refused
+	case tables.PolicyPending:
 		row.Error = "not in force yet"
-	case s.Failed > 0:
-		row.Error = r.refusedEntry(txn, s.Policy)
 	default:
-		row.Error = "the kernel refused an address of a pod that it chooses"
+		return false
 	}
 	return true
-}
-
-// refusedEntry returns why the kernel refused an entry of a policy.
-func (r *report) refusedEntry(txn statedb.ReadTxn, id tables.PolicyID) string {
-	for e := range r.Entries.List(txn, tables.PolicyEntriesByPolicy(id)) {
-		if e.Status.Kind == reconciler.StatusKindError {
-			return e.Status.GetError()
-		}
-	}
-	return "the kernel refused an entry"
 }

@@ -1,50 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy derives the verdicts of network policies.
+// Package policy derives how network policies fare on this node.
 //
-//	network-policies, class-members ──► policy-rules ──► policy-entries ──► sluice_policy
-//	              class-members ─────────────────────────────▲ │
-//	                                                           ├──► rule-cookies
-//	              map-policy, map-classes ─────────────────────┴──► policy-readiness
-//	network-policies, policy-rules, policy-entries, map-policy ───► network-policy-status
+//	network-policies, compiled-policies ──┐
+//	rulesets, subjects, pods ─────────────┼─► network-policy-status
+//	policy-entries, verdicts, compiled ───┤
+//	map-subjects, map-pods ───────────────┘
 //
-// Verdicts are those on pairs of a subject class and a peer class, or any peer.
-// They are a function of what both classes stand for, and of the rules in force,
-// of nothing else: see [Computer.Entries]. A change of a class or of a rule has the pairs
-// computed anew that it may concern, which is few beside all there are.
-//
-// What a policy goes through:
-//
-//   - It is new, or has changed. Its selectors are taken into the classes, which
-//     changes no verdict, as no rule in force names them yet. Meanwhile what it said
-//     before stays in force.
-//   - All its selectors are settled: each address is in a class that tells whether
-//     it is chosen. Its rules are replaced all at once, and then the entries.
-//   - A rule that is no more in force is retired, and keeps its selectors alive
-//     until the kernel has nothing left that comes of it.
+// A policy is in force when its present content is in the rulesets of all label sets that it
+// selects, the kernel has each of these label sets in its ruleset, and each of their pods in
+// its label set. That the kernel has all of a ruleset is what the reconcilers wait for before
+// they write that something is in it.
 package policy
 
 import (
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
-// Cell derives the tables of network policies.
+// Cell derives network-policy-status.
 var Cell = cell.Module(
 	"policy",
-	"What network policies want of the kernel",
+	"How network policies fare",
 
-	tables.Own(tables.NewEnforcedPolicyTable),
-	tables.OwnDesired(tables.NewPolicyEntryTable),
-	tables.Own(tables.NewRuleCookieTable),
-	tables.Own(tables.NewPolicyReadinessTable),
 	tables.Own(tables.NewNetworkPolicyStatusTable),
-	cell.Invoke(
-		deriveRules,
-		deriveEntries,
-		deriveCookies,
-		deriveReadiness,
-		deriveStatus,
-	),
+	cell.Invoke(register),
 )
+
+type params struct {
+	cell.In
+
+	Output   statedb.RWTable[*tables.NetworkPolicyStatus]
+	Policies statedb.Table[*tables.NetworkPolicy]
+	Compiled statedb.Table[*tables.CompiledPolicy]
+	Rulesets statedb.Table[*tables.Ruleset]
+	Subjects statedb.Table[*tables.Subject]
+	Entries  statedb.Table[*tables.PolicyEntry]
+	Verdicts statedb.Table[*tables.Verdict]
+	Complete statedb.Table[*tables.Compiled] // rulesets that all entries are known of
+	Mirrors  statedb.Table[*tables.SubjectMirror]
+
+	Placement
+
+	// By these it is known which policies select a label set whose ruleset is too large.
+	Locals     statedb.Table[*tables.LocalEndpoint]
+	Namespaces statedb.Table[*tables.Namespace]
+}
+
+// register has nothing said to be in force before packets meet what the agent has written.
+func register(p transform.Params, s params, slots statedb.Table[*tables.Slot]) error {
+	rule := s.declare()
+	rule.After = []statedb.TableMeta{slots}
+	return transform.Register(p, rule)
+}
+
+func (s *params) declare() transform.Rule[tables.PolicyID] {
+	return transform.Rule[tables.PolicyID]{
+		Name:    s.Output.Name(),
+		Outputs: []statedb.TableMeta{s.Output},
+		Inputs: []transform.Input[tables.PolicyID]{
+			transform.FromRow(s.Policies, nil, markPolicy),
+			transform.FromRow(s.Compiled, nil, markCompiled),
+			transform.FromRow(s.Rulesets, nil, s.markRuleset),
+			transform.FromRow(s.Subjects, movesSubject, s.markSubject),
+			transform.FromRow(s.Complete, nil, s.markComplete),
+			transform.From(s.Entries, s.markEntry),
+			transform.From(s.Verdicts, s.markVerdict),
+			transform.FromRow(s.Mirrors, nil, s.markMirror),
+			transform.FromRow(s.Pods, MovesPod, s.markPod),
+			transform.FromRow(s.PodMirrors, MovesPodMirror, s.markPodMirror),
+		},
+		Compute: s.compute,
+	}
+}

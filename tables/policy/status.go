@@ -3,279 +3,236 @@
 package policy
 
 import (
-	"iter"
+	"cmp"
 	"slices"
 	"time"
 
-	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
-type statusParams struct {
-	cell.In
-
-	Tables
-	Output   statedb.RWTable[*tables.NetworkPolicyStatus]
-	Policies statedb.Table[*tables.NetworkPolicy]
-	Entries  statedb.Table[*tables.PolicyEntry]
-	Pods     statedb.Table[*tables.LocalEndpoint]
+// round is one call of compute, and what it has found out so far.
+type round struct {
+	*params
+	in       statedb.ReadTxn
+	looked   bool
+	isolated []*tables.Subject // the subjects of this node whose ruleset is too large
+	refusals map[uint32]string // what the kernel refused of a ruleset
+	matchers map[tables.EgressSelector]*tables.PodMatcher
 }
 
-// status derives network-policy-status. The entries of a policy are counted as
-// they come and go, and pairs of classes are watched from a change of the policy
-// until they are settled: a policy may be about many of both.
-type status struct {
-	statusParams
-	pairs    pairs
-	computer *Computer
-
-	unsettled *settlement[tables.PolicyID]
-	counts    map[tables.PolicyID]entryCounts
-}
-
-type entryCounts struct{ wanted, programmed, failed int }
-
-// deriveStatus keeps how each policy fares on this node.
-func deriveStatus(p derive.Params, params statusParams) error {
-	s := &status{
-		statusParams: params,
-		pairs:        pairs{Tables: params.Tables, Entries: params.Entries},
-		computer:     NewComputer(params.Tables),
-		unsettled:    newSettlement[tables.PolicyID](),
-		counts:       map[tables.PolicyID]entryCounts{},
+func (s *params) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, ids []tables.PolicyID, _ func(tables.PolicyID),
+) error {
+	c := &round{
+		params: s, in: in, refusals: map[uint32]string{},
+		matchers: map[tables.EgressSelector]*tables.PodMatcher{},
 	}
-	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.NetworkPolicyStatus]{
-		Output: s.Output,
-		Inputs: []derive.Input[tables.PolicyID]{
-			derive.FromKey(s.Policies, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
-			derive.FromChange(s.Rules, s.policyChanged),
-			fromClasses(s.Members, s.classChanged),
-			derive.FromChange(s.Entries, s.entryChanged),
-			derive.FromChange(s.Pods, s.podChanged),
-			derive.FromChange(s.Kernel, func(_ statedb.ReadTxn, old, new *tables.PolicyMapEntry, affect func(tables.PolicyID)) {
-				if old == nil || new == nil || old.Value != new.Value {
-					s.unsettled.touch(pairOfEitherInKernel(old, new), affect)
-				}
-			}),
-		},
-		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.NetworkPolicyStatus, statedb.Revision] {
-			return s.Output.List(txn, tables.NetworkPolicyStatusByPolicy(id))
-		},
-		Plan: func(txn statedb.ReadTxn, ids []tables.PolicyID) ([]tables.PolicyID, func(tables.PolicyID) []*tables.NetworkPolicyStatus) {
-			s.unsettled.check(func(pair tables.PolicyPair) bool { return s.pairs.settled(txn, s.computer, pair) })
-			return ids, func(id tables.PolicyID) []*tables.NetworkPolicyStatus { return s.rows(txn, id) }
-		},
-		Equal: (*tables.NetworkPolicyStatus).Equal,
-	})
-	return err
-}
-
-// policyChanged affects a policy, which is not settled before the pairs are that
-// its rules are about.
-func (s *status) policyChanged(txn statedb.ReadTxn, old, new *tables.EnforcedPolicy, affect func(tables.PolicyID)) {
-	row := new
-	if row == nil {
-		row = old
-	}
-	affect(row.Policy)
-	s.pairs.byPolicy(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.add(pair, row.Policy) })
-}
-
-// classChanged affects the policies of which it may now matter whether they
-// choose somebody here.
-func (s *status) classChanged(txn statedb.ReadTxn, old, new *tables.ClassMember, affect func(tables.PolicyID)) {
-	row := new
-	if row == nil {
-		row = old
-	}
-	if !row.OfClass || !ofPolicies(row.Role) {
-		return
-	}
-	// What waits for the classes as they were may have nothing to wait for now.
-	s.unsettled.touchClass(old, new, affect)
-	if !s.unsettled.empty() {
-		s.pairs.byClass(txn, old, new, func(pair tables.PolicyPair) { s.unsettled.touch(pair, affect) })
-	}
-	if row.Role != bpf.RoleSubject {
-		return
-	}
-	ids, _ := signatureChange(old, new)
-	s.choosing(txn, ids, affect)
-}
-
-// choosing affects the policies that have rules about some selectors' pods.
-func (s *status) choosing(txn statedb.ReadTxn, ids []tables.SelectorID, affect func(tables.PolicyID)) {
 	for _, id := range ids {
-		for r := range tables.EnforcedRulesBySubject(txn, s.Rules, id) {
-			affect(r.Policy)
+		existing := s.Output.List(out, tables.NetworkPolicyStatusByPolicy(id))
+		var rows []*tables.NetworkPolicyStatus
+		if row := c.row(id); row != nil {
+			rows = append(rows, row)
+		}
+		err := transform.Replace(out, s.Output, (*tables.NetworkPolicyStatus).Equal, existing, rows...)
+		if err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// podChanged affects the policies that choose a pod, if it matters to them whether
-// the kernel has it in its class.
-func (s *status) podChanged(txn statedb.ReadTxn, old, new *tables.LocalEndpoint, affect func(tables.PolicyID)) {
-	if old != nil && new != nil && old.SubjectClass == new.SubjectClass && old.WaitsFor == new.WaitsFor && old.Status.Kind == new.Status.Kind {
-		return
-	}
-	for _, row := range []*tables.LocalEndpoint{old, new} {
-		if row == nil {
-			continue
-		}
-		for _, class := range [...]uint32{row.SubjectClass, row.WaitsFor} {
-			if c := tables.ClassRow(txn, s.Members, bpf.ClassKey{Role: bpf.RoleSubject, Number: class}); c != nil {
-				s.choosing(txn, c.Selectors, affect)
-			}
-		}
-	}
-}
-
-// pods counts the pods of a selector that the kernel does not have in their class,
-// and those of them that it refused.
-func (s *status) pods(txn statedb.ReadTxn, subject tables.SelectorID) (outside, refused int) {
-	for c := range s.Members.List(txn, tables.ClassRowsBySelector(subject)) {
-		for range s.Pods.List(txn, tables.LocalEndpointsWaitingFor(c.Class)) {
-			outside++
-		}
-		for pod := range s.Pods.List(txn, tables.LocalEndpointsBySubjectClass(c.Class)) {
-			switch pod.Status.Kind {
-			case reconciler.StatusKindDone, reconciler.StatusKindRefreshing:
-			case reconciler.StatusKindError:
-				refused++
-				outside++
-			default:
-				outside++
-			}
-		}
-	}
-	return outside, refused
-}
-
-func (s *status) entryChanged(_ statedb.ReadTxn, old, new *tables.PolicyEntry, affect func(tables.PolicyID)) {
-	pair := pairOfEither(old, new)
-	for id := range policiesOf(old) {
-		s.count(old, id, -1)
-		affect(id)
-		if new == nil || !old.Equal(new) {
-			s.unsettled.add(pair, id)
-		}
-	}
-	for id := range policiesOf(new) {
-		s.count(new, id, 1)
-		affect(id)
-	}
-	if old == nil || new == nil || !old.Equal(new) {
-		s.unsettled.touch(pair, affect)
-	}
-}
-
-// policiesOf yields the policies that decide an entry, each once.
-func policiesOf(e *tables.PolicyEntry) iter.Seq[tables.PolicyID] {
-	return func(yield func(tables.PolicyID) bool) {
-		if e == nil {
-			return
-		}
-		for i, id := range e.Rules {
-			if i > 0 && id.Policy == e.Rules[i-1].Policy {
-				continue
-			}
-			if !yield(id.Policy) {
-				return
-			}
-		}
-	}
-}
-
-// count counts an entry of a policy n times.
-func (s *status) count(e *tables.PolicyEntry, id tables.PolicyID, n int) {
-	c := s.counts[id]
-	c.wanted += n
-	switch e.Status.Kind {
-	case reconciler.StatusKindDone, reconciler.StatusKindRefreshing:
-		c.programmed += n
-	case reconciler.StatusKindError:
-		c.failed += n
-	}
-	if s.counts[id] = c; c == (entryCounts{}) {
-		delete(s.counts, id)
-	}
-}
-
-func (s *status) rows(txn statedb.ReadTxn, id tables.PolicyID) []*tables.NetworkPolicyStatus {
-	p, revision, found := s.Policies.Get(txn, tables.NetworkPolicyByID(id))
+// row returns how a policy fares, nil if there is none.
+func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
+	p, revision, found := c.Policies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
 		return nil
 	}
-	c := s.counts[id]
 	row := &tables.NetworkPolicyStatus{
-		Policy: id, Errors: texts(p.Errors), Unsupported: texts(p.Unsupported), Generation: p.Generation, Wanted: revision,
-		EntriesWanted: c.wanted, Programmed: c.programmed, Failed: c.failed,
+		Policy: id, Errors: texts(p.Errors), Unsupported: texts(p.Unsupported),
+		Generation: p.Generation, Wanted: revision,
 	}
-	here, outside, refused := s.inForce(txn, p, row)
-	row.Settled = row.InForce == row.Wanted && c.programmed == c.wanted && outside == 0 && !s.unsettled.waits(id)
-	row.Written = c.failed > 0 || !s.unsettled.waits(id)
-	s.times(txn, row)
+	if compiled, _, found := c.Compiled.Get(c.in, tables.CompiledPolicyByID(id)); found {
+		row.InForce = compiled.Revision
+	}
+	isCompiled := row.InForce == row.Wanted
+	c.times(row)
+	outside, isolating := false, false
+	for _, subject := range c.selected(p) {
+		row.EntriesWanted++
+		outside = outside || c.Outside(c.in, subject.Number)
+		if refused := c.refused(subject); refused != "" {
+			row.Failed++
+			row.Refused = cmp.Or(row.Refused, refused)
+		}
+		isProgrammed := c.isProgrammed(subject)
+		switch tooLarge := c.tooLarge(subject); {
+		case tooLarge == "" && isCompiled && isProgrammed:
+			row.Programmed++
+		case tooLarge != "":
+			isolating = isolating || !isProgrammed
+			if row.TooLarge == "" || tooLarge < row.TooLarge { // whatever the numbers
+				row.TooLarge = tooLarge
+			}
+		}
+	}
+	row.Settled = isCompiled && row.Programmed == row.EntriesWanted && !outside &&
+		!c.hasFormer(id, row.Done.IsZero())
+	if row.Settled && row.Done.IsZero() {
+		row.Done = time.Now()
+	}
+	isIsolated := row.TooLarge != "" && isCompiled && !isolating && !outside
+	row.State = state(row, isIsolated)
+	return row
+}
+
+func state(row *tables.NetworkPolicyStatus, isIsolated bool) tables.PolicyState {
 	switch {
+	case isIsolated:
+		return tables.PolicyTooLarge
 	case len(row.Errors) > 0:
-		row.State = tables.PolicyInvalid
+		return tables.PolicyInvalid
 	case len(row.Unsupported) > 0:
-		row.State = tables.PolicyUnsupported
-	case row.Failed > 0 || refused > 0:
-		row.State = tables.PolicyFailed
+		return tables.PolicyUnsupported
+	case row.Failed > 0:
+		return tables.PolicyFailed
 	case !row.Settled:
-		row.State = tables.PolicyPending
-	case !here:
-		row.State = tables.PolicyNotHere
-	default:
-		row.State = tables.PolicyInForce
+		return tables.PolicyPending
+	case row.EntriesWanted == 0:
+		return tables.PolicyNotHere
 	}
-	return []*tables.NetworkPolicyStatus{row}
+	return tables.PolicyInForce
 }
 
-// inForce fills in which revision of a policy is in force, and reports whether it
-// chooses somebody on this node, and of how many of these the kernel does not know
-// it, or refused to.
-func (s *status) inForce(txn statedb.ReadTxn, p *tables.NetworkPolicy, row *tables.NetworkPolicyStatus) (here bool, outside, refused int) {
-	var last tables.SelectorID
-	enforced, _, found := s.Rules.Get(txn, tables.EnforcedPolicyByID(row.Policy))
-	if !found {
-		enforced = &tables.EnforcedPolicy{}
-	}
-	if len(enforced.Rules) > 0 {
-		row.InForce = enforced.Revision
-	} else if saysNothing(p) {
-		row.InForce = row.Wanted // there is nothing to wait for
-	}
-	for _, r := range enforced.Rules {
-		if r.Subject == last {
-			continue
-		}
-		last = r.Subject
-		if _, _, found := s.Members.Get(txn, tables.ClassRowsBySelector(r.Subject)); found {
-			here = true
-			o, n := s.pods(txn, r.Subject)
-			outside, refused = outside+o, refused+n
-		}
-	}
-	return here, outside, refused
-}
-
-// times fills in since when the revision is wanted, and since when it is settled.
-func (s *status) times(txn statedb.ReadTxn, row *tables.NetworkPolicyStatus) {
-	former, _, found := s.Output.Get(txn, tables.NetworkPolicyStatusByPolicy(row.Policy))
+// times fills in since when the revision is wanted, and since when it is settled if it was.
+func (c *round) times(row *tables.NetworkPolicyStatus) {
+	former, _, found := c.Output.Get(c.in, tables.NetworkPolicyStatusByPolicy(row.Policy))
 	if found && former.Wanted == row.Wanted {
 		row.Since, row.Done = former.Since, former.Done
 	} else {
 		row.Since = time.Now()
 	}
-	if row.Settled && row.Done.IsZero() {
-		row.Done = time.Now()
+}
+
+// selected returns the subjects of this node whose rulesets have rules of a policy, or would
+// if they were not too large.
+func (c *round) selected(p *tables.NetworkPolicy) (selected []*tables.Subject) {
+	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(p.ID())) {
+		if r.TooLarge != "" { // which has rules of some policies only
+			continue
+		}
+		for s := range c.Subjects.List(c.in, tables.SubjectsByRuleset(r.Number)) {
+			if !s.Undesired {
+				selected = append(selected, s)
+			}
+		}
 	}
+	for _, s := range c.isolatedSubjects() {
+		if c.selects(p, s) {
+			selected = append(selected, s)
+		}
+	}
+	return selected
+}
+
+// isolatedSubjects returns the subjects of this node whose rulesets are too large.
+func (c *round) isolatedSubjects() []*tables.Subject {
+	if c.looked {
+		return c.isolated
+	}
+	c.looked = true
+	for s := range c.Subjects.List(c.in, tables.SubjectsLocal(true)) {
+		if c.tooLarge(s) != "" {
+			c.isolated = append(c.isolated, s)
+		}
+	}
+	return c.isolated
+}
+
+// tooLarge says why the ruleset of a subject is not what its policies say, empty if it is.
+func (c *round) tooLarge(s *tables.Subject) string {
+	r, _, found := c.Rulesets.Get(c.in, tables.RulesetByNumber(s.Ruleset))
+	if !found {
+		return ""
+	}
+	return r.TooLarge
+}
+
+// selects reports whether a policy selects the label set of a subject of this node.
+func (c *round) selects(p *tables.NetworkPolicy, s *tables.Subject) bool {
+	set := c.labelSet(c.in, s)
+	if set == nil {
+		return false
+	}
+	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
+	return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
+		m, parsed := c.matchers[r.Subject]
+		if !parsed {
+			m, _ = tables.NewPodMatcher(r.Subject) // its text is canonical
+			c.matchers[r.Subject] = m
+		}
+		return m.Matches(set, namespace)
+	})
+}
+
+// isProgrammed reports whether the kernel has a subject in the ruleset that it is to be in.
+func (c *round) isProgrammed(s *tables.Subject) bool {
+	return isDone(s) && InKernel(c.in, c.Mirrors, s.MapKey(), s.MapValue())
+}
+
+// refused says what the kernel refused of what a subject needs, empty if nothing.
+func (c *round) refused(s *tables.Subject) string {
+	if IsRefused(s.Status) {
+		return s.Status.GetError()
+	}
+	if refused := c.Refused(c.in, s.Number); refused != "" {
+		return refused
+	}
+	refused, known := c.refusals[s.Ruleset]
+	if !known {
+		refused = c.refusedOf(s.Ruleset)
+		c.refusals[s.Ruleset] = refused
+	}
+	return refused
+}
+
+// refusedOf says what the kernel refused of a ruleset: an entry, or a verdict that an entry
+// waits for.
+func (c *round) refusedOf(ruleset uint32) string {
+	for e := range c.Entries.List(c.in, tables.PolicyEntriesPendingOfRuleset(ruleset)) {
+		if IsRefused(e.Status) {
+			return e.Status.GetError()
+		}
+		for v := range tables.Rare(c.in, c.Verdicts, tables.VerdictsPending(e.Set)) {
+			if IsRefused(v.Status) {
+				return v.Status.GetError()
+			}
+		}
+	}
+	return ""
+}
+
+// hasFormer reports whether the kernel has more of a policy than it says now: a subject in a
+// ruleset that it is to leave; or, if the policy as it is now was not settled yet, pods in a
+// subject that they leave, which keeps the rules that it had. Once it was settled, all
+// rulesets have its present rules.
+func (c *round) hasFormer(id tables.PolicyID, countsLeaving bool) bool {
+	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
+		for m := range c.Mirrors.List(c.in, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number)) {
+			s, _, found := c.Subjects.Get(c.in, tables.SubjectByNumber(m.Key.Subject))
+			switch {
+			case !found: // no pod is in it any more
+			case s.Ruleset != r.Number:
+				return true
+			case s.Undesired && countsLeaving && c.Has(c.in, s.Number):
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func texts(errors []tables.FieldError) []string {

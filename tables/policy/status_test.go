@@ -3,8 +3,6 @@
 package policy
 
 import (
-	"errors"
-	"net/netip"
 	"testing"
 
 	"github.com/cilium/statedb/reconciler"
@@ -14,198 +12,360 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-func TestStatus(t *testing.T) {
-	a := settledWorld(t)
-	a.program()
-	p := ingressPolicy("p", "web", allow("a"))
-	p.Generation = 3
-	a.put(p)
-	s := a.status("p")
-	require.Equal(t, tables.PolicyPending, s.State)
-	require.False(t, s.Settled)
-	require.EqualValues(t, 3, s.Generation)
-	require.Equal(t, 2, s.EntriesWanted) // the default, and what is allowed
-	require.Zero(t, s.Programmed)
-	require.False(t, s.Since.IsZero())
-	require.Zero(t, s.Done)
+const (
+	tooLarge    = tables.PolicyTooLarge
+	invalid     = tables.PolicyInvalid
+	unsupported = tables.PolicyUnsupported
+	failed      = tables.PolicyFailed
+	pending     = tables.PolicyPending
+	notHere     = tables.PolicyNotHere
+	inForce     = tables.PolicyInForce
+)
 
-	a.program()
-	done := a.status("p")
-	require.Equal(t, tables.PolicyInForce, done.State)
-	require.Equal(t, 2, done.Programmed)
-	require.Equal(t, s.Since, done.Since)
-	require.False(t, done.Done.Before(done.Since) || done.Done.IsZero())
-
-	// Something else about its entries is nothing new to it.
-	a.put(ingressPolicy("q", "web", allow("a")))
-	require.Equal(t, tables.PolicyPending, a.status("p").State)
-	require.Equal(t, done.Done, a.status("p").Done)
-	a.remove(ingressPolicy("q", "web"))
-	a.program()
-	require.Equal(t, tables.PolicyInForce, a.status("p").State)
-
-	// What it allows no more is in the kernel still: it is not in force.
-	a.put(ingressPolicy("p", "web"))
-	s = a.status("p")
-	require.Equal(t, tables.PolicyPending, s.State)
-	require.Equal(t, 1, s.EntriesWanted)
-	require.Equal(t, 1, s.Programmed)
-	a.program()
-	require.Equal(t, tables.PolicyInForce, a.status("p").State)
-
-	// The kernel refuses an entry.
-	a.put(p)
-	wtxn := a.DB.WriteTxn(a.Entries.RWTable)
-	for e := range a.Entries.List(wtxn, tables.PolicyEntriesByPolicy(policyID("p"))) {
-		put(a, wtxn, a.Entries.RWTable, tables.WithStatus(e, reconciler.StatusError(errors.New("full"))))
-	}
-	wtxn.Commit()
-	a.quiet()
-	require.Equal(t, tables.PolicyFailed, a.status("p").State)
-	require.Equal(t, 2, a.status("p").Failed)
-	a.program()
-	require.Equal(t, tables.PolicyInForce, a.status("p").State)
-
-	// Nobody here is chosen any more, and then somebody is.
-	web := subjectRow(1, "web")
-	a.remove(web)
-	a.program()
-	require.Equal(t, tables.PolicyNotHere, a.status("p").State)
-	a.put(web)
-	require.Equal(t, tables.PolicyPending, a.status("p").State)
-	a.program()
-	require.Equal(t, tables.PolicyInForce, a.status("p").State)
-
-	a.remove(p)
-	require.Zero(t, a.Status.NumObjects(a.DB.ReadTxn()))
+// selected has a policy p that selects the label set a, of subject 2, and is compiled to the
+// ruleset 12. The kernel has nothing.
+func selected(t *testing.T) *harness {
+	h := newHarness(t)
+	put(h, h.policies, policy("p", "app=a"))
+	put(h, h.rulesets, ruleset(12, "p"))
+	put(h, h.subjects, subject(2, 12, "a"))
+	h.compile("p")
+	return h
 }
 
-// A policy is not in force while the kernel does not have its pods in their class.
-func TestStatusOfPods(t *testing.T) {
-	a := settledWorld(t)
-	a.put(ingressPolicy("p", "web"), ingressPolicy("other", "db"))
-	a.program()
-	pod := func(class, waitsFor uint32, status reconciler.Status) *tables.LocalEndpoint {
-		return &tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1"), SubjectClass: class, WaitsFor: waitsFor, Reconciled: tables.Reconciled{Status: status}}
+// enforced is selected, in the kernel, with a pod.
+func enforced(t *testing.T) *harness {
+	h := selected(t)
+	h.program(subject(2, 12, "a"))
+	put(h, h.pods, pod(1, 2))
+	h.programPod(1, 2)
+	return h
+}
+
+// A policy is in force when the kernel has its present content for each label set that it
+// selects, never before, and not held up by what it does not select.
+func TestStates(t *testing.T) {
+	type step struct {
+		what             string
+		do               func(*harness)
+		state            tables.PolicyState
+		programmed, want int
 	}
-	for _, tc := range []struct {
-		pod   *tables.LocalEndpoint
-		state tables.PolicyState
+	edit := func(h *harness) {
+		p := policy("p", "app=a")
+		p.Generation = 2
+		put(h, h.policies, p)
+	}
+	for name, tc := range map[string]struct {
+		from  func(*testing.T) *harness
+		steps []step
 	}{
-		{pod(0, 1, reconciler.StatusDone()), tables.PolicyPending},
-		{pod(1, 0, reconciler.StatusPending()), tables.PolicyPending},
-		{pod(1, 0, reconciler.StatusError(errors.New("refused"))), tables.PolicyFailed},
-		{pod(1, 0, reconciler.StatusDone()), tables.PolicyInForce},
-		{pod(1, 2, reconciler.StatusDone()), tables.PolicyInForce},
+		"comes into force": {func(t *testing.T) *harness { return newHarness(t) }, []step{
+			{"an object", func(h *harness) { put(h, h.policies, policy("p", "app=a")) }, pending, 0, 0},
+			{"its ruleset", func(h *harness) {
+				put(h, h.rulesets, ruleset(12, "p"))
+				put(h, h.subjects, subject(2, 12, "a"), subject(3, bpf.EmptyRuleset, "b"))
+			}, pending, 0, 1},
+			{"compiled", func(h *harness) { h.compile("p") }, pending, 0, 1},
+			{"announced", func(h *harness) {
+				s := subject(2, 12, "a")
+				put(h, h.mirrors, &tables.SubjectMirror{
+					Key: s.MapKey(), Busy: true, Writing: s.MapValue(), Desired: true,
+				})
+			}, pending, 0, 1},
+			{"the mirror has it, the row is not done", func(h *harness) {
+				s := subject(2, 12, "a")
+				put(h, h.mirrors, &tables.SubjectMirror{
+					Key: s.MapKey(), Value: s.MapValue(), Present: true, Desired: true,
+				})
+			}, pending, 0, 1},
+			{"both", func(h *harness) { h.program(subject(2, 12, "a")) }, inForce, 1, 1},
+			{"another label set", func(h *harness) { put(h, h.subjects, subject(4, 12, "c")) }, pending, 1, 2},
+			{"which the kernel has", func(h *harness) { h.program(subject(4, 12, "c")) }, inForce, 2, 2},
+			{"which goes", func(h *harness) { put(h, h.subjects, undesired(subject(4, 12, "c"))) }, inForce, 1, 1},
+		}},
+		"the row is done, the kernel has another value": {selected, []step{
+			{"done", func(h *harness) {
+				put(h, h.subjects, tables.WithStatus(subject(2, 12, "a"), reconciler.StatusDone()))
+			}, pending, 0, 1},
+			{"another ruleset", func(h *harness) {
+				s := subject(2, 11, "a")
+				put(h, h.mirrors, &tables.SubjectMirror{Key: s.MapKey(), Value: s.MapValue(), Present: true})
+			}, pending, 0, 1},
+		}},
+		"a write is under way": {enforced, []step{
+			{"another value", func(h *harness) {
+				s := subject(2, 12, "a")
+				put(h, h.mirrors, &tables.SubjectMirror{
+					Key: s.MapKey(), Value: s.MapValue(), Present: true, Desired: true,
+					Busy: true, Writing: bpf.SubjectValue{Ruleset: 11},
+				})
+			}, pending, 0, 1},
+			{"and back", func(h *harness) { h.program(subject(2, 12, "a")) }, inForce, 1, 1},
+		}},
+		"selects nothing here": {func(t *testing.T) *harness { return newHarness(t) }, []step{
+			{"an object", func(h *harness) {
+				put(h, h.policies, policy("p", "app=x"))
+				put(h, h.subjects, subject(2, bpf.EmptyRuleset, "a"))
+			}, pending, 0, 0},
+			{"compiled", func(h *harness) { h.compile("p") }, notHere, 0, 0},
+		}},
+		"selects pods of other nodes only": {func(t *testing.T) *harness { return newHarness(t) }, []step{
+			{"compiled", func(h *harness) {
+				put(h, h.policies, policy("p", "app=a"))
+				s := subject(2, 0, "a")
+				s.Local = false
+				put(h, h.subjects, s)
+				h.compile("p")
+			}, notHere, 0, 0},
+		}},
+		"edited": {enforced, []step{
+			{"in force", func(*harness) {}, inForce, 1, 1},
+			{"an object", edit, pending, 0, 1},
+			{"another ruleset", func(h *harness) {
+				put(h, h.rulesets, ruleset(13, "p"))
+				put(h, h.subjects, subject(2, 13, "a"))
+			}, pending, 0, 1},
+			{"compiled", func(h *harness) { h.compile("p") }, pending, 0, 1},
+			{"the kernel has it", func(h *harness) { h.program(subject(2, 13, "a")) }, inForce, 1, 1},
+			{"the former ruleset goes", func(h *harness) { remove(h, h.rulesets, ruleset(12, "p")) }, inForce, 1, 1},
+		}},
+		"edited, to the same rules": {enforced, []step{
+			{"an object", edit, pending, 0, 1},
+			{"compiled", func(h *harness) { h.compile("p") }, inForce, 1, 1},
+		}},
+		"edited, to select nothing": {enforced, []step{
+			{"compiled", func(h *harness) {
+				edit(h)
+				put(h, h.subjects, subject(2, bpf.EmptyRuleset, "a"))
+				h.compile("p")
+			}, pending, 0, 0},
+			{"the kernel has it", func(h *harness) { h.program(subject(2, bpf.EmptyRuleset, "a")) }, notHere, 0, 0},
+		}},
+		// Pods that stay move to another subject; what they leave keeps the former rules.
+		"edited while a pod leaves": {enforced, []step{
+			{"another subject", func(h *harness) {
+				edit(h)
+				put(h, h.rulesets, ruleset(13, "p"))
+				put(h, h.subjects, undesired(subject(2, 12, "a")), subject(3, 13, "a"))
+				put(h, h.pods, pod(1, 3))
+				h.compile("p")
+			}, pending, 0, 1},
+			{"which the kernel has", func(h *harness) { h.program(subject(3, 13, "a")) }, pending, 1, 1},
+			{"with the pod", func(h *harness) { h.programPod(1, 3) }, inForce, 1, 1},
+		}},
+		"edited to select nothing while a pod leaves": {enforced, []step{
+			{"another subject", func(h *harness) {
+				edit(h)
+				put(h, h.subjects, undesired(subject(2, 12, "a")), subject(3, bpf.EmptyRuleset, "a"))
+				h.program(subject(3, bpf.EmptyRuleset, "a"))
+				put(h, h.mirrors, &tables.SubjectMirror{
+					Key: bpf.SubjectKey{Subject: 2}, Value: bpf.SubjectValue{Ruleset: 12}, Present: true,
+				})
+				put(h, h.pods, pod(1, 3))
+				h.compile("p")
+			}, pending, 0, 0},
+			{"the kernel has the pod", func(h *harness) { h.programPod(1, 3) }, notHere, 0, 0},
+		}},
+		// It says what it did before: nobody has to wait for those that leave.
+		"its last pod goes": {enforced, []step{
+			{"in force", func(*harness) {}, inForce, 1, 1},
+			{"desired no more", func(h *harness) {
+				remove(h, h.pods, pod(1, 2))
+				s := undesired(subject(2, 12, "a"))
+				put(h, h.subjects, tables.WithStatus(s, reconciler.StatusDone()))
+			}, notHere, 0, 0},
+		}},
+		"a pod comes": {enforced, []step{
+			{"which the kernel does not have", func(h *harness) { put(h, h.pods, pod(2, 2)) }, inForce, 1, 1},
+			{"which it has with other labels", func(h *harness) { h.programPod(2, 9) }, pending, 1, 1},
+			{"which it has", func(h *harness) { h.programPod(2, 2) }, inForce, 1, 1},
+		}},
+		"another policy changes the ruleset": {enforced, []step{
+			{"in force", func(*harness) {}, inForce, 1, 1},
+			{"another ruleset", func(h *harness) {
+				put(h, h.rulesets, ruleset(13, "p", "q"))
+				put(h, h.subjects, subject(2, 13, "a"))
+			}, pending, 0, 1},
+			{"the kernel has it", func(h *harness) { h.program(subject(2, 13, "a")) }, inForce, 1, 1},
+		}},
+		"deleted, and made anew": {enforced, []step{
+			{"in force", func(*harness) {}, inForce, 1, 1},
+			{"anew", func(h *harness) {
+				remove(h, h.policies, policy("p", "app=a"))
+				put(h, h.policies, policy("p", "app=a"))
+			}, pending, 0, 1},
+		}},
+		"too large": {enforced, []step{
+			{"edited", func(h *harness) {
+				edit(h)
+				r := ruleset(13, "p")
+				r.TooLarge = "70000 entries"
+				put(h, h.locals, h.local(1, "a"))
+				put(h, h.rulesets, r)
+				put(h, h.subjects, subject(2, 13, "a"))
+				h.compile("p")
+			}, pending, 0, 1},
+			{"the pod is isolated", func(h *harness) { h.program(subject(2, 13, "a")) }, tooLarge, 0, 1},
+			{"and another label set", func(h *harness) {
+				put(h, h.rulesets, ruleset(14, "p"))
+				h.program(subject(3, 14, "b"))
+			}, tooLarge, 1, 2},
+			{"not any more", func(h *harness) {
+				put(h, h.rulesets, ruleset(15, "p"))
+				put(h, h.subjects, subject(2, 15, "a"))
+			}, pending, 1, 2},
+			{"the kernel has it", func(h *harness) { h.program(subject(2, 15, "a")) }, inForce, 2, 2},
+		}},
+		"the kernel refuses the subject": {selected, []step{
+			{"refused", func(h *harness) {
+				put(h, h.subjects, tables.WithStatus(subject(2, 12, "a"), reconciler.StatusError(errRefused)))
+			}, failed, 0, 1},
+			{"not any more", func(h *harness) { h.program(subject(2, 12, "a")) }, inForce, 1, 1},
+		}},
+		"the kernel refuses an entry": {selected, []step{
+			{"pending", func(h *harness) {
+				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
+			}, pending, 0, 1},
+			{"refused", func(h *harness) {
+				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
+			}, failed, 0, 1},
+			{"done", func(h *harness) {
+				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+			}, pending, 0, 1},
+		}},
+		"the kernel refuses a verdict": {selected, []step{
+			{"refused, of others", func(h *harness) {
+				put(h, h.verdicts, &tables.Verdict{
+					Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)},
+				})
+			}, pending, 0, 1},
+			{"the same set", func(h *harness) {
+				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
+				put(h, h.complete, &tables.Compiled{Role: tables.CompiledRuleset, Number: 12})
+			}, failed, 0, 1},
+			{"done", func(h *harness) {
+				put(h, h.verdicts, &tables.Verdict{Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+			}, pending, 0, 1},
+		}},
+		"the kernel refuses a pod": {enforced, []step{
+			{"refused", func(h *harness) {
+				put(h, h.pods, tables.WithStatus(pod(2, 2), reconciler.StatusError(errRefused)))
+			}, failed, 1, 1},
+			{"not any more", func(h *harness) { remove(h, h.pods, pod(2, 2)) }, inForce, 1, 1},
+		}},
 	} {
-		a.put(tc.pod)
-		require.Equal(t, tc.state, a.status("p").State, "%+v", tc.pod)
-		require.Equal(t, tc.state == tables.PolicyInForce, a.status("p").Settled)
+		t.Run(name, func(t *testing.T) {
+			h := tc.from(t)
+			for _, s := range tc.steps {
+				t.Log(s.what)
+				s.do(h)
+				h.requireState("p", s.state, s.programmed, s.want)
+			}
+			remove(h, h.policies, policy("p", ""))
+			require.Nil(t, h.status("p"), "it is deleted")
+		})
 	}
+}
+
+// A ruleset that is too large has rules of some of its policies only, and none of them is in
+// force for its pods.
+func TestTooLargeTogether(t *testing.T) {
+	h := newHarness(t)
+	put(h, h.namespaces, &tables.Namespace{Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"}})
+	put(h, h.policies, policy("p", "app=a"), policy("q", "app=a"), policy("other", "app=b"))
+	large := ruleset(12, "p")
+	large.TooLarge = "70000 entries; the biggest rule is spec.ingress[3]"
+	put(h, h.locals, h.local(1, "a"))
+	put(h, h.rulesets, large)
+	put(h, h.pods, pod(1, 2))
+	for _, name := range []string{"p", "q", "other"} {
+		h.compile(name)
+	}
+	h.program(subject(2, 12, "a"))
+	for _, name := range []string{"p", "q"} {
+		h.requireState(name, tooLarge, 0, 1)
+		require.Equal(t, large.TooLarge, h.status(name).TooLarge)
+		require.Zero(t, h.status(name).Done)
+		require.Contains(t, h.status(name).TableRow(), large.TooLarge)
+	}
+	h.requireState("other", notHere, 0, 0)
+
+	// What is too large is made smaller: the subject has another ruleset.
+	put(h, h.rulesets, ruleset(13, "p", "q"))
+	put(h, h.subjects, subject(2, 13, "a"))
+	h.requireState("q", pending, 0, 1)
+	h.program(subject(2, 13, "a"))
+	h.requireState("p", inForce, 1, 1)
+	h.requireState("q", inForce, 1, 1)
+	require.Empty(t, h.status("q").TooLarge)
+
+	// Whoever is too large again, and then selects the pod no more, while nobody looks.
+	h.program(subject(2, 12, "a"))
+	h.requireState("q", tooLarge, 0, 1)
+	h.program(subject(2, bpf.EmptyRuleset, "a"))
+	remove(h, h.locals, h.local(1, "a"))
+	remove(h, h.rulesets, large)
+	h.requireState("q", notHere, 0, 0)
 }
 
 func TestStatusOfMistakes(t *testing.T) {
-	a := settledWorld(t)
-	invalid := ingressPolicy("invalid", "web", allow("a"))
-	invalid.Errors = []tables.FieldError{{Field: "spec.ingress[1]", Reason: "what is wrong"}}
-	unsupported := ingressPolicy("unsupported", "web")
-	unsupported.Unsupported = []tables.FieldError{{Field: "spec.ingress[0]", Reason: "http"}}
-	none := ingressPolicy("none", "web")
-	none.Rules, none.Errors = nil, invalid.Errors
-	a.put(invalid, unsupported, none)
-	require.Equal(t, tables.PolicyInvalid, a.status("invalid").State)
-	require.False(t, a.status("invalid").Settled)
-	a.program()
-	for name, state := range map[string]tables.PolicyState{
-		"invalid": tables.PolicyInvalid, "unsupported": tables.PolicyUnsupported, "none": tables.PolicyInvalid,
+	mistake := []tables.FieldError{{Field: "spec.ingress[1]", Reason: "what is wrong"}}
+	for name, tc := range map[string]struct {
+		change func(*tables.NetworkPolicy)
+		state  tables.PolicyState
+	}{
+		"invalid":     {func(p *tables.NetworkPolicy) { p.Errors = mistake }, invalid},
+		"unsupported": {func(p *tables.NetworkPolicy) { p.Unsupported = mistake }, unsupported},
+		"both":        {func(p *tables.NetworkPolicy) { p.Errors, p.Unsupported = mistake, mistake }, invalid},
 	} {
-		s := a.status(name)
-		require.Equal(t, state, s.State)
-		require.True(t, s.Settled, name)
-		require.Equal(t, s.Wanted, s.InForce, name)
-		require.NotEmpty(t, append(s.Errors, s.Unsupported...))
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			p := policy("p", "app=a")
+			tc.change(p)
+			put(h, h.policies, p)
+			put(h, h.rulesets, ruleset(12, "p"))
+			put(h, h.subjects, subject(2, 12, "a"))
+			h.compile("p")
+			h.requireState("p", tc.state, 0, 1)
+			require.False(t, h.status("p").Settled)
+
+			// What can be used of it is in force all the same.
+			h.program(subject(2, 12, "a"))
+			h.requireState("p", tc.state, 1, 1)
+			s := h.status("p")
+			require.True(t, s.Settled)
+			require.Contains(t, append(s.Errors, s.Unsupported...), mistake[0].Error())
+		})
 	}
-	// What can be used of it is in force all the same.
-	require.Contains(t, a.entries(), "ingress 1 any: allow 1")
 }
 
-func TestReadiness(t *testing.T) {
-	a := settledWorld(t)
-	ready := func(role bpf.Role, class uint32) bool {
-		m := tables.ClassRow(a.DB.ReadTxn(), a.Members, bpf.ClassKey{Role: role, Number: class})
-		return tables.ClassIsReady(a.DB.ReadTxn(), a.Readiness, bpf.ClassKey{Role: role, Number: class}, m.Digest)
-	}
-	// Without rules a peer class has no verdicts, but a subject class has its
-	// defaults.
-	require.False(t, ready(bpf.RolePeer, 1))
-	a.register()
-	require.True(t, ready(bpf.RolePeer, 1))
-	require.False(t, ready(bpf.RoleSubject, 1))
-	a.program()
-	require.True(t, ready(bpf.RoleSubject, 1))
-
-	// Verdicts that change later do so for all in the class.
-	a.put(ingressPolicy("p", "web", allow("a")))
-	require.True(t, ready(bpf.RolePeer, 1))
-	require.True(t, ready(bpf.RoleSubject, 1))
-
-	// A new class with verdicts.
-	peer := peerRow(3, "a")
-	a.put(peer)
-	a.register()
-	require.False(t, ready(bpf.RolePeer, 3))
-	a.program()
-	require.True(t, ready(bpf.RolePeer, 3))
-
-	// It stands for something else, by which its verdicts are as they were.
-	a.put(peerRow(3, "a", "new"))
-	require.False(t, ready(bpf.RolePeer, 3))
-	a.register()
-	require.True(t, ready(bpf.RolePeer, 3))
-
-	// And once more, while somebody leaves and the record stays.
-	changed := left(peerRow(3, "a", "new", "newer"), "b")
-	a.put(changed)
-	require.True(t, ready(bpf.RolePeer, 3))
-
-	// It loses verdicts: it is ready when the kernel has them no more.
-	a.put(peerRow(3, "b"))
-	a.register()
-	require.False(t, ready(bpf.RolePeer, 3))
-	a.program()
-	require.True(t, ready(bpf.RolePeer, 3))
-
-	a.remove(peer)
-	require.False(t, tables.ClassIsReady(a.DB.ReadTxn(), a.Readiness, bpf.ClassKey{Role: bpf.RolePeer, Number: 3}, peer.Digest))
+// A revision is wanted since it was seen first, and done when it was settled first: what
+// happens to it later is nothing new.
+func TestTimes(t *testing.T) {
+	h := selected(t)
+	first := h.status("p")
+	require.False(t, first.Since.IsZero())
+	require.Zero(t, first.Done)
+	h.program(subject(2, 12, "a"))
+	done := h.status("p")
+	require.Equal(t, first.Since, done.Since)
+	require.False(t, done.Done.Before(done.Since))
+	put(h, h.subjects, subject(3, 12, "b"))
+	require.Equal(t, pending, h.status("p").State)
+	require.Equal(t, done.Done, h.status("p").Done)
+	put(h, h.policies, policy("p", "app=a"))
+	require.True(t, h.status("p").Since.After(done.Since))
+	require.Zero(t, h.status("p").Done)
 }
 
-func TestCookies(t *testing.T) {
-	a := settledWorld(t)
-	p := ingressPolicy("p", "web", allow("a"))
-	a.put(p)
-	rules := func() map[string]uint32 {
-		got := map[string]uint32{}
-		for c := range a.Cookies.All(a.DB.ReadTxn()) {
-			got[c.TableRow()[1]] = c.Cookie
-		}
-		return got
-	}
-	const id = "CiliumNetworkPolicy/default/p "
-	item := tables.CookieOf([]tables.RuleID{ruleID("p", bpf.DirectionIngress, 0)})
-	byDefault := tables.CookieOf([]tables.RuleID{ruleID("p", bpf.DirectionIngress, -1)})
-	require.Equal(t, map[string]uint32{id + "spec.ingress": byDefault, id + "spec.ingress[0]": item}, rules())
-
-	// In use for as long as the kernel has it, and by the name that it had.
-	a.program()
-	a.remove(p)
-	require.Equal(t, map[string]uint32{id + "spec.ingress": byDefault, id + "spec.ingress[0]": item}, rules())
-	a.program()
-	require.Empty(t, rules())
-
-	// The field of a rule follows its object.
-	a.put(p)
-	moved := ingressPolicy("p", "web", allow("a"))
-	moved.Rules[0].Ingress.Traffic[0].Field = "specs[0].ingress[0]"
-	a.put(moved)
-	require.Equal(t, item, rules()[id+"specs[0].ingress[0]"])
+// Why the kernel refused is told once for each label set.
+func TestRefused(t *testing.T) {
+	h := selected(t)
+	put(h, h.subjects, subject(3, 12, "b"))
+	h.program(subject(2, 12, "a"))
+	put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
+	s := h.status("p")
+	require.Equal(t, 2, s.Failed)
+	require.Equal(t, "map full", s.Refused)
 }

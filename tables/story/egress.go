@@ -26,38 +26,35 @@ func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	add(s, t.t.EgressPolicies, "what the agent makes of the object", slices.Values([]*tables.EgressPolicy{policy}))
 	add(s, t.t.EgressStatus, "how the policy fares on this node", one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 
-	var selectors []statedb.Query[*tables.Selector]
-	for _, selector := range policy.Selectors {
-		selectors = append(selectors, tables.SelectorByID(tables.NewSelectorID(bpf.RoleEgress, selector.String())))
-	}
-	add(s, t.t.Selectors, "its selectors", each(txn, selectors, t.t.Selectors.List))
-	classes := statedb.Collect(t.t.EgressClasses.List(txn, tables.EgressClassesByPolicy(name)))
-	add(s, t.t.EgressClasses, "classes of the pods that it chooses", slices.Values(classes))
+	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))
+	add(s, t.t.EgressRulesets, "rulesets of the pods that it selects", slices.Values(rulesets))
+	rules := statedb.Collect(t.t.EgressRules.List(txn, tables.EgressRulesByPolicy(name)))
+	add(s, t.t.EgressRules, "rules that it decides, or loses to another policy", slices.Values(rules))
+	add(s, t.t.EgressMirror, "its rules in the kernel", mirrors(txn, t.t.EgressMirror, rules))
 
 	group := tables.EgressGroupByDigest(tables.GroupDigest(policy.Gateways))
 	add(s, t.t.EgressGroups, "its group of gateways", one(txn, t.t.EgressGroups, group))
-	var buckets []statedb.Query[*tables.EgressGateway]
-	var bucketEntries []statedb.Query[*tables.GatewayEntry]
+	var buckets []*tables.EgressGateway
 	if g, _, found := t.t.EgressGroups.Get(txn, group); found {
-		buckets = append(buckets, tables.EgressGatewaysOfGroup(g.Number))
-		bucketEntries = append(bucketEntries, tables.GatewayEntriesByGroup(g.Number))
+		buckets = statedb.Collect(t.t.EgressGateways.Prefix(txn, tables.EgressGatewaysOfGroup(g.Number)))
 	}
-	addAs(s, t.t.EgressGateways.Name(), "buckets of the group, by gateway", shares(each(txn, buckets, t.t.EgressGateways.Prefix)))
+	addAs(s, t.t.EgressGateways.Name(), "buckets of the group, by gateway", shares(slices.Values(buckets)))
+	add(s, t.t.GatewayMirror, "buckets of the group in the kernel", mirrors(txn, t.t.GatewayMirror, buckets))
 
-	rules := statedb.Collect(t.t.EgressRules.List(txn, tables.EgressRulesByPolicy(name)))
-	add(s, t.t.EgressRules, "rules that it decides, or loses to another policy", slices.Values(rules))
-
-	add(s, t.t.GatewayEntries, "buckets of the group in the kernel", each(txn, bucketEntries, t.t.GatewayEntries.List))
-	var entries []statedb.Query[*tables.EgressEntry]
-	for _, rule := range rules {
-		entries = append(entries, tables.MapEntryByKey[bpf.EgressKey, bpf.EgressValue](rule.MapKey()))
+	var routesTo []statedb.Query[*tables.SubjectRoute]
+	var switched []statedb.Query[*tables.RouteMirror]
+	for _, r := range rulesets {
+		routesTo = append(routesTo, tables.RoutesByRuleset(r.Number))
+		switched = append(switched, tables.MirrorsTo[bpf.SubjectKey, bpf.RouteValue](r.Number))
 	}
-	add(s, t.t.EgressEntries, "its rules in the kernel", each(txn, entries, t.t.EgressEntries.List))
-	var sources []statedb.Query[*tables.SourceEntry]
-	for _, class := range classes {
-		sources = append(sources, tables.SourceEntriesByClass(class.Number))
+	routes := slices.Collect(each(txn, routesTo, t.t.Routes.List))
+	add(s, t.t.Routes, "label sets of pods with its rulesets", slices.Values(routes))
+	add(s, t.t.RouteMirror, "label sets that the kernel routes by its rulesets", each(txn, switched, t.t.RouteMirror.List))
+	var pods []statedb.Query[*tables.Pod]
+	for _, route := range routes {
+		pods = append(pods, tables.PodsBySubject(route.Subject))
 	}
-	add(s, t.t.SourceEntries, "addresses in the kernel that it chooses", each(txn, sources, t.t.SourceEntries.List))
+	add(s, t.t.Pods, "addresses that it is about", each(txn, pods, t.t.Pods.List))
 	return nil
 }
 

@@ -3,7 +3,6 @@
 package story
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -21,46 +20,55 @@ func (t *Teller) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) erro
 	add(s, t.t.NetworkPolicies, "what the agent makes of the object", slices.Values([]*tables.NetworkPolicy{policy}))
 	add(s, t.t.NetworkStatus, "how the policy fares on this node", one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
 
+	add(s, t.t.Compiled, "whether the rulesets of all pods that it selects have its rules",
+		one(txn, t.t.Compiled, tables.CompiledPolicyByID(id)))
+
+	rulesets := statedb.Collect(t.t.Rulesets.List(txn, tables.RulesetsByPolicy(id)))
+	add(s, t.t.Rulesets, "rulesets with its rules, alone or with others", slices.Values(rulesets))
 	var selectors []statedb.Query[*tables.Selector]
-	for _, selector := range policy.SelectorIDs() {
-		selectors = append(selectors, tables.SelectorByID(selector))
+	var matches []statedb.Query[*tables.SelectorMatch]
+	for _, number := range selectorsOf(rulesets, id) {
+		selectors = append(selectors, tables.SelectorByNumber(number))
+		matches = append(matches, tables.SelectorMatchByNumber(number))
 	}
-	add(s, t.t.Selectors, "its selectors, of subjects and of peers", each(txn, selectors, t.t.Selectors.List))
-	add(s, t.t.Rules, "what is in force of it", one(txn, t.t.Rules, tables.EnforcedPolicyByID(id)))
+	add(s, t.t.Selectors, "selectors by which its rules select peers", each(txn, selectors, t.t.Selectors.List))
+	add(s, t.t.Matches, "those by which all peers are told apart", each(txn, matches, t.t.Matches.List))
 
-	entries := statedb.Collect(t.t.Entries.List(txn, tables.PolicyEntriesByPolicy(id)))
-	classes := classesOf(entries)
-	var rows []statedb.Query[*tables.Class]
-	var pods []statedb.Query[*tables.LocalEndpoint]
-	for _, class := range classes {
-		rows = append(rows, tables.ClassByKey(class))
-		if class.Role == bpf.RoleSubject {
-			pods = append(pods, tables.LocalEndpointsBySubjectClass(class.Number))
-		}
+	var ofRuleset []statedb.Query[*tables.PolicyEntry]
+	var subjectsOf []statedb.Query[*tables.Subject]
+	var switched []statedb.Query[*tables.SubjectMirror]
+	for _, r := range rulesets {
+		ofRuleset = append(ofRuleset, tables.PolicyEntriesOfRuleset(r.Number))
+		subjectsOf = append(subjectsOf, tables.SubjectsByRuleset(r.Number))
+		switched = append(switched, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number))
 	}
-	add(s, t.t.Classes, "classes of subjects and peers that its entries name", each(txn, rows, t.t.Classes.List))
-	add(s, t.t.Entries, "verdicts that it decides, alone or with others", slices.Values(entries))
-	add(s, t.t.Locals, "pods of this node that it is about", each(txn, pods, t.t.Locals.List))
+	entries := slices.Collect(each(txn, ofRuleset, t.t.Entries.Prefix))
+	add(s, t.t.Entries, "what its rulesets say of classes of peers", slices.Values(entries))
+	add(s, t.t.PolicyMirror, "these in the kernel", mirrors(txn, t.t.PolicyMirror, entries))
+	verdicts := statedb.Collect(t.t.Verdicts.List(txn, tables.VerdictsByPolicy(id)))
+	add(s, t.t.Verdicts, "verdicts that it decides, alone or with others", slices.Values(verdicts))
+	add(s, t.t.VerdictMirror, "its verdicts in the kernel", mirrors(txn, t.t.VerdictMirror, verdicts))
 
-	var inKernel []statedb.Query[*tables.PolicyMapEntry]
-	for _, entry := range entries {
-		inKernel = append(inKernel, tables.MapEntryByKey[bpf.PolicyKey, bpf.PolicyValue](entry.MapKey()))
+	subjects := slices.Collect(each(txn, subjectsOf, t.t.Subjects.List))
+	add(s, t.t.Subjects, "label sets of pods with its rulesets", slices.Values(subjects))
+	add(s, t.t.SubjectMirror, "label sets that the kernel judges by its rulesets", each(txn, switched, t.t.SubjectMirror.List))
+	var pods []statedb.Query[*tables.Pod]
+	for _, subject := range subjects {
+		pods = append(pods, tables.PodsBySubject(subject.Number))
 	}
-	add(s, t.t.PolicyEntries, "its verdicts in the kernel", each(txn, inKernel, t.t.PolicyEntries.List))
+	add(s, t.t.Pods, "pods of this node that it is about", each(txn, pods, t.t.Pods.List))
 	return nil
 }
 
-// classesOf returns the classes that some entries name, each once: the subjects first.
-func classesOf(entries []*tables.PolicyEntry) []bpf.ClassKey {
-	var classes []bpf.ClassKey
-	for _, entry := range entries {
-		classes = append(classes, bpf.ClassKey{Role: bpf.RoleSubject, Number: entry.Key.Subject})
-		if entry.Key.Peer != bpf.AnyPeerClass {
-			classes = append(classes, bpf.ClassKey{Role: bpf.RolePeer, Number: entry.Key.Peer})
+// selectorsOf returns the selectors that the rules of a policy name, each once and in order.
+func selectorsOf(rulesets []*tables.Ruleset, id tables.PolicyID) (numbers []uint32) {
+	for _, ruleset := range rulesets {
+		for _, rule := range ruleset.Rules {
+			if rule.Policy == id {
+				numbers = append(numbers, rule.Peers...)
+			}
 		}
 	}
-	slices.SortFunc(classes, func(a, b bpf.ClassKey) int {
-		return cmp.Or(-cmp.Compare(a.Role, b.Role), cmp.Compare(a.Number, b.Number))
-	})
-	return slices.Compact(classes)
+	slices.Sort(numbers)
+	return slices.Compact(numbers)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/statedb"
 
+	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
 )
 
@@ -57,4 +58,15 @@ func each[Row any](txn statedb.ReadTxn, queries []statedb.Query[Row],
 			}
 		}
 	}
+}
+
+// mirrors yields what the kernel has under the keys of rows.
+func mirrors[K, V tables.MapPart, Row interface{ MapKey() K }](
+	txn statedb.ReadTxn, table statedb.Table[*tables.Mirror[K, V]], rows []Row,
+) iter.Seq[*tables.Mirror[K, V]] {
+	queries := make([]statedb.Query[*tables.Mirror[K, V]], len(rows))
+	for i, row := range rows {
+		queries[i] = tables.MirrorByKey[K, V](row.MapKey())
+	}
+	return each(txn, queries, table.List)
 }

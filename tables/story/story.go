@@ -3,10 +3,10 @@
 // Package story follows one policy from its object to the kernel: the rows that
 // come of it, table by table, and the entries of the maps.
 //
-//	CiliumEgressGatewayPolicy  egress-policies ─► status ─► selectors ─► egress-classes ─► egress-groups
-//	                           ─► egress-gateways ─► egress-rules ─► map-gateways ─► map-egress ─► map-sources
-//	network policies           network-policies ─► status ─► selectors ─► policy-rules ─► classes
-//	                           ─► policy-entries ─► local-endpoints ─► map-policy
+//	CiliumEgressGatewayPolicy  egress-policies ─► status ─► egress-rulesets ─► egress-rules ─► map-egress
+//	                           ─► egress-groups ─► egress-gateways ─► map-gateways ─► subject-routes ─► map-routes ─► pods
+//	network policies           network-policies ─► status ─► compiled-policies ─► rulesets ─► selectors ─► selector-matches
+//	                           ─► policy-entries ─► map-policy ─► verdicts ─► map-verdicts ─► subjects ─► map-subjects ─► pods
 //
 // All is looked up by indexes, so that a story costs in proportion to the policy,
 // however many others there are.
@@ -34,26 +34,32 @@ var Cell = cell.Module(
 type Tables struct {
 	cell.In
 
-	DB        *statedb.DB
-	Selectors statedb.Table[*tables.Selector]
-	Classes   statedb.Table[*tables.Class]
+	DB   *statedb.DB
+	Pods statedb.Table[*tables.Pod]
 
 	EgressPolicies statedb.Table[*tables.EgressPolicy]
 	EgressStatus   statedb.Table[*tables.EgressPolicyStatus]
-	EgressClasses  statedb.Table[*tables.EgressClass]
+	EgressRulesets statedb.Table[*tables.EgressRuleset]
+	EgressRules    statedb.Table[*tables.EgressRule]
+	EgressMirror   statedb.Table[*tables.EgressMirror]
 	EgressGroups   statedb.Table[*tables.EgressGroup]
 	EgressGateways statedb.Table[*tables.EgressGateway]
-	EgressRules    statedb.Table[*tables.EgressRule]
-	GatewayEntries statedb.Table[*tables.GatewayEntry]
-	EgressEntries  statedb.Table[*tables.EgressEntry]
-	SourceEntries  statedb.Table[*tables.SourceEntry]
+	GatewayMirror  statedb.Table[*tables.GatewayMirror]
+	Routes         statedb.Table[*tables.SubjectRoute]
+	RouteMirror    statedb.Table[*tables.RouteMirror]
 
 	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
 	NetworkStatus   statedb.Table[*tables.NetworkPolicyStatus]
-	Rules           statedb.Table[*tables.EnforcedPolicy]
+	Compiled        statedb.Table[*tables.CompiledPolicy]
+	Rulesets        statedb.Table[*tables.Ruleset]
+	Selectors       statedb.Table[*tables.Selector]
+	Matches         statedb.Table[*tables.SelectorMatch]
 	Entries         statedb.Table[*tables.PolicyEntry]
-	Locals          statedb.Table[*tables.LocalEndpoint]
-	PolicyEntries   statedb.Table[*tables.PolicyMapEntry]
+	PolicyMirror    statedb.Table[*tables.PolicyMirror]
+	Verdicts        statedb.Table[*tables.Verdict]
+	VerdictMirror   statedb.Table[*tables.VerdictMirror]
+	Subjects        statedb.Table[*tables.Subject]
+	SubjectMirror   statedb.Table[*tables.SubjectMirror]
 }
 
 // Teller tells stories. It may be used by many goroutines.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // What the outputs say, as the oracle renders what they must say.
@@ -18,12 +17,12 @@ func (o *oracle) actualPods() map[netip.Addr]string {
 	pods := map[netip.Addr]string{}
 	for _, p := range all(o.txn, o.Pods) {
 		if !p.Local {
-			s, _, _ := o.Subjects.Get(o.txn, core.SubjectByNumber(p.Subject))
+			s, _, _ := o.Subjects.Get(o.txn, tables.SubjectByNumber(p.Subject))
 			pods[p.Addr] = fmt.Sprintf("%s elsewhere\n%s", p.Endpoint, o.actualEgress(s.Number))
 			continue
 		}
 		said := "held"
-		if s, _, found := o.Subjects.Get(o.txn, core.SubjectByNumber(p.Subject)); found {
+		if s, _, found := o.Subjects.Get(o.txn, tables.SubjectByNumber(p.Subject)); found {
 			said = o.actualRuleset(s.Ruleset) + o.actualEgress(s.Number)
 		}
 		pods[p.Addr] = fmt.Sprintf("%s local %d %s\n%s", p.Endpoint, p.IfIndex, p.MAC, said)
@@ -32,10 +31,10 @@ func (o *oracle) actualPods() map[netip.Addr]string {
 }
 
 func (o *oracle) actualRuleset(number uint32) string {
-	if number == core.EmptyRuleset {
+	if number == bpf.EmptyRuleset {
 		return "empty\n"
 	}
-	r, _, found := o.Rulesets.Get(o.txn, core.RulesetByNumber(number))
+	r, _, found := o.Rulesets.Get(o.txn, tables.RulesetByNumber(number))
 	if !found {
 		return fmt.Sprintf("there is no ruleset %d\n", number)
 	}
@@ -53,7 +52,7 @@ func (o *oracle) actualRuleset(number uint32) string {
 			peers = []string{"any"}
 		}
 		for _, number := range rule.Peers {
-			s, _, found := o.Selectors.Get(o.txn, core.SelectorByNumber(number))
+			s, _, found := o.Selectors.Get(o.txn, tables.SelectorByNumber(number))
 			if !found {
 				return fmt.Sprintf("there is no selector %d\n", number)
 			}
@@ -71,7 +70,7 @@ func (o *oracle) actualRuleset(number uint32) string {
 }
 
 func (o *oracle) actualEgress(subject uint32) string {
-	route, _, found := o.Routes.Get(o.txn, core.RouteBySubject(subject))
+	route, _, found := o.Routes.Get(o.txn, tables.RouteBySubject(subject))
 	if !found {
 		return ""
 	}
@@ -79,15 +78,15 @@ func (o *oracle) actualEgress(subject uint32) string {
 }
 
 func (o *oracle) actualEgressRuleset(number uint32) string {
-	r, _, found := o.EgressRulesets.Get(o.txn, core.EgressRulesetByNumber(number))
+	r, _, found := o.EgressRulesets.Get(o.txn, tables.EgressRulesetByNumber(number))
 	if !found {
 		return fmt.Sprintf("there is no egress ruleset %d", number)
 	}
 	var lines []string
-	for rule := range o.EgressRules.Prefix(o.txn, core.EgressRulesOfRuleset(number)) {
+	for rule := range o.EgressRules.Prefix(o.txn, tables.EgressRulesOfRuleset(number)) {
 		group := "excluded"
 		if rule.Group != bpf.GroupExcluded {
-			g, _, found := o.Groups.Get(o.txn, core.EgressGroupByNumber(rule.Group))
+			g, _, found := o.Groups.Get(o.txn, tables.EgressGroupByNumber(rule.Group))
 			if !found {
 				return fmt.Sprintf("there is no group %d", rule.Group)
 			}
@@ -99,14 +98,14 @@ func (o *oracle) actualEgressRuleset(number uint32) string {
 	return fmt.Sprintln("egress", r.Policies) + strings.Join(sorted(lines), "")
 }
 
-func specsOf(g *core.EgressGroup) (specs []tables.GatewaySpec) {
+func specsOf(g *tables.EgressGroup) (specs []tables.GatewaySpec) {
 	for _, c := range g.Gateways {
 		specs = append(specs, c.Spec)
 	}
 	return specs
 }
 
-func actualElection(g *core.EgressGroup) string {
+func actualElection(g *tables.EgressGroup) string {
 	var choices []string
 	for _, c := range g.Gateways {
 		if c.Node == "" {
@@ -119,7 +118,7 @@ func actualElection(g *core.EgressGroup) string {
 }
 
 func (o *oracle) actualResolution(
-	s *core.Selector, sets []*tables.LabelSet, prefixes []netip.Prefix,
+	s *tables.Selector, sets []*tables.LabelSet, prefixes []netip.Prefix,
 ) string {
 	var b strings.Builder
 	for _, set := range sets {

@@ -16,8 +16,9 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
+	"github.com/sluice-net/sluice/bpf"
+
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -27,43 +28,24 @@ var Cell = cell.Module(
 	"What policies say of pods",
 
 	cell.Config(DefaultConfig),
-	cell.ProvidePrivate(
-		Config.cidrMatch,
-		Config.maxEntries,
-		core.NewPodTable,
-		core.NewSubjectTable,
-		core.NewRouteTable,
-		core.NewRulesetTable,
-		core.NewSelectorTable,
-		core.NewEgressRulesetTable,
-		core.NewEgressRuleTable,
-		core.NewEgressGroupTable,
-		core.NewCompiledPolicyTable,
-	),
-	cell.Provide(
-		Config.enforcement,
-		statedb.RWTable[*core.Pod].ToTable,
-		statedb.RWTable[*core.Subject].ToTable,
-		statedb.RWTable[*core.Route].ToTable,
-		statedb.RWTable[*core.Ruleset].ToTable,
-		statedb.RWTable[*core.Selector].ToTable,
-		statedb.RWTable[*core.EgressRuleset].ToTable,
-		statedb.RWTable[*core.EgressRule].ToTable,
-		statedb.RWTable[*core.EgressGroup].ToTable,
-		statedb.RWTable[*core.CompiledPolicy].ToTable,
-
-		tables.NewDesired[*core.Pod],
-		tables.NewDesired[*core.Subject],
-		tables.NewDesired[*core.Route],
-		tables.NewDesired[*core.EgressRule],
-	),
+	cell.ProvidePrivate(Config.cidrMatch, Config.maxEntries),
+	cell.Provide(Config.enforcement),
+	tables.OwnDesired(tables.NewPodTable),
+	tables.OwnDesired(tables.NewSubjectTable),
+	tables.OwnDesired(tables.NewSubjectRouteTable),
+	tables.Own(tables.NewRulesetTable),
+	tables.Own(tables.NewSelectorTable),
+	tables.Own(tables.NewEgressRulesetTable),
+	tables.OwnDesired(tables.NewEgressRuleTable),
+	tables.Own(tables.NewEgressGroupTable),
+	tables.Own(tables.NewCompiledPolicyTable),
 	cell.Invoke(register),
 )
 
 type params struct {
 	cell.In
 
-	Locals          statedb.Table[*core.LocalEndpoint]
+	Locals          statedb.Table[*tables.LocalEndpoint]
 	Endpoints       statedb.Table[*tables.Endpoint]
 	Namespaces      statedb.Table[*tables.Namespace]
 	Nodes           statedb.Table[*tables.Node]
@@ -73,20 +55,20 @@ type params struct {
 	Services        statedb.Table[*tables.Service]
 	Backends        statedb.Table[*tables.BackendSlice]
 
-	Pods           statedb.RWTable[*core.Pod]
-	Subjects       statedb.RWTable[*core.Subject]
-	Routes         statedb.RWTable[*core.Route]
-	Rulesets       statedb.RWTable[*core.Ruleset]
-	Selectors      statedb.RWTable[*core.Selector]
-	EgressRulesets statedb.RWTable[*core.EgressRuleset]
-	EgressRules    statedb.RWTable[*core.EgressRule]
-	Groups         statedb.RWTable[*core.EgressGroup]
-	Compiled       statedb.RWTable[*core.CompiledPolicy]
+	Pods           statedb.RWTable[*tables.Pod]
+	Subjects       statedb.RWTable[*tables.Subject]
+	Routes         statedb.RWTable[*tables.SubjectRoute]
+	Rulesets       statedb.RWTable[*tables.Ruleset]
+	Selectors      statedb.RWTable[*tables.Selector]
+	EgressRulesets statedb.RWTable[*tables.EgressRuleset]
+	EgressRules    statedb.RWTable[*tables.EgressRule]
+	Groups         statedb.RWTable[*tables.EgressGroup]
+	Compiled       statedb.RWTable[*tables.CompiledPolicy]
 
-	PodMirrors     statedb.Table[*core.PodMirror]
-	SubjectMirrors statedb.Table[*core.SubjectMirror]
-	RouteMirrors   statedb.Table[*core.RouteMirror]
-	EgressMirrors  statedb.Table[*core.EgressMirror]
+	PodMirrors     statedb.Table[*tables.PodMirror]
+	SubjectMirrors statedb.Table[*tables.SubjectMirror]
+	RouteMirrors   statedb.Table[*tables.RouteMirror]
+	EgressMirrors  statedb.Table[*tables.EgressMirror]
 
 	LocalNode   tables.LocalNode
 	Enforcement tables.Enforcement
@@ -104,7 +86,7 @@ type rule struct {
 }
 
 func register(p transform.Params, params params) error {
-	r := &rule{params: params, next: core.EmptyRuleset + 1}
+	r := &rule{params: params, next: bpf.EmptyRuleset + 1}
 	return transform.Register(p, r.declare())
 }
 
@@ -123,6 +105,7 @@ func (r *rule) declare() transform.Rule[key] {
 			transform.Later(transform.From(r.Nodes, r.markNode)),
 			transform.From(r.NetworkPolicies, r.markNetworkPolicy),
 			transform.Later(transform.From(r.EgressPolicies, r.markEgressPolicy)),
+			transform.From(r.EgressPolicies, markFirst),
 			transform.Later(transform.From(r.CIDRGroups, r.markCIDRGroup)),
 			transform.Later(transform.From(r.Services, r.markService)),
 			transform.Later(transform.FromRow(r.Backends, tables.DifferentBackends, r.markBackends)),
@@ -145,8 +128,8 @@ type round struct {
 
 	matchers map[tables.EgressSelector]*tables.PodMatcher // those parsed
 	serves   map[*tables.EgressPolicy]bool                // see isServedHere
-	served   map[core.SubjectDef]bool                     // of pods of other nodes
-	subjects map[core.SubjectDef]uint32                   // those brought up to date
+	served   map[tables.SubjectDef]bool                   // of pods of other nodes
+	subjects map[tables.SubjectDef]uint32                 // those brought up to date
 }
 
 func (r *rule) compute(
@@ -156,8 +139,8 @@ func (r *rule) compute(
 		rule: r, in: in, out: out, mark: mark,
 		matchers: map[tables.EgressSelector]*tables.PodMatcher{},
 		serves:   map[*tables.EgressPolicy]bool{},
-		served:   map[core.SubjectDef]bool{},
-		subjects: map[core.SubjectDef]uint32{},
+		served:   map[tables.SubjectDef]bool{},
+		subjects: map[tables.SubjectDef]uint32{},
 	}
 	for _, k := range keys {
 		if err := c.computeKey(k); err != nil {

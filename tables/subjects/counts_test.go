@@ -8,12 +8,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/bpf"
+
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // expect does something, has the rule work, and checks how many rows of which outputs it
@@ -62,8 +63,8 @@ func setOf(app string) *tables.LabelSet {
 	return tables.NewLabelSet("n1", "", labels.Set{"app": app}, nil)
 }
 
-func localPod(n int, app string) *core.LocalEndpoint {
-	return &core.LocalEndpoint{
+func localPod(n int, app string) *tables.LocalEndpoint {
+	return &tables.LocalEndpoint{
 		Addr:     netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}),
 		Endpoint: tables.Name{Namespace: "n1", Name: fmt.Sprint("p", n)},
 		LabelSet: setOf(app), IfIndex: 7,
@@ -134,11 +135,12 @@ func TestCountsOfPods(t *testing.T) {
 	h.expect("pods-1 subjects-1", func() { remove(h, h.Locals, localPod(21, "d")) })
 	h.expect("", func() { put(h, h.Endpoints, remotePod(20, "a", "a")) })
 
-	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1 egress-groups+1", func() {
+	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1 egress-groups+1 compiled-policies+1", func() {
 		put(h, h.EgressPolicies, redirect("e", "app=a", "203.0.113.0/24", "zone=b"))
 	})
 	h.expect("", func() { put(h, h.Endpoints, remotePod(21, "a", "a")) }) // not its gateway
-	h.expect("pods+3 subjects+1 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups+1",
+	h.expect("pods+3 subjects+1 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups+1 "+
+		"compiled-policies+1",
 		func() { put(h, h.EgressPolicies, redirect("f", "app=b", "203.0.113.0/24", "zone=a")) })
 }
 
@@ -183,7 +185,7 @@ func TestCountsOfNodes(t *testing.T) {
 	})
 	// An edit of the gateways moves one list, and the same list is one group.
 	h.expect("pods+3 subjects+1 subject-routes+2 egress-rulesets+1 egress-rulesets-1 "+
-		"egress-rules+1 egress-rules-1 egress-groups+1 egress-groups-1", func() {
+		"egress-rules+1 egress-rules-1 egress-groups+1 egress-groups-1 compiled-policies+1", func() {
 		put(h, h.EgressPolicies, redirect("f", "app=b", "203.0.113.0/24", "zone=a"))
 	})
 }
@@ -206,8 +208,8 @@ func TestCompiledLast(t *testing.T) {
 		put(h, h.Locals, localPod(h.Rulesets.NumObjects(txn), "d")) // marks one again
 	}
 	for p := range h.Pods.All(h.db.ReadTxn()) {
-		s, _, _ := h.Subjects.Get(h.db.ReadTxn(), core.SubjectByNumber(p.Subject))
-		require.NotEqual(t, core.EmptyRuleset, int(s.Ruleset), "%s", p.Addr)
+		s, _, _ := h.Subjects.Get(h.db.ReadTxn(), tables.SubjectByNumber(p.Subject))
+		require.NotEqual(t, bpf.EmptyRuleset, int(s.Ruleset), "%s", p.Addr)
 	}
 }
 
@@ -236,7 +238,8 @@ func TestUnknownElsewhere(t *testing.T) {
 	other.Selectors[0].Namespaces = "team=blue"
 	put(h, h.EgressPolicies, other, redirect("served", "app=a", "203.0.113.0/24", "zone=a"))
 	h.work()
-	h.expect("pods+12 subjects+4 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups+1",
+	h.expect("pods+12 subjects+4 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups-1 "+
+		"compiled-policies-1",
 		func() { remove(h, h.EgressPolicies, other) })
 }
 
@@ -245,8 +248,8 @@ func TestNodeOfPodsWithoutObjects(t *testing.T) {
 	h := smallNode(t)
 	p := redirect("e", "app=a", "203.0.113.0/24", "zone=b")
 	p.Selectors[0].Nodes = "zone=c"
-	h.expect("", func() { put(h, h.EgressPolicies, p) })
-	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1 egress-groups+1",
+	h.expect("egress-groups+1 compiled-policies+1", func() { put(h, h.EgressPolicies, p) })
+	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1",
 		func() { put(h, h.Nodes, node(here, labels.Set{"zone": "c"})) })
 }
 
@@ -255,8 +258,8 @@ func TestForkOfUnwritten(t *testing.T) {
 	h := smallNode(t)
 	put(h, h.Locals, localPod(20, "x"))
 	h.work()
-	pod, _, _ := h.Pods.Get(h.db.ReadTxn(), core.PodByAddr(localPod(20, "x").Addr))
-	mirror := &core.PodMirror{Key: pod.MapKey(), Value: pod.MapValue(), Present: true}
+	pod, _, _ := h.Pods.Get(h.db.ReadTxn(), tables.PodByAddr(localPod(20, "x").Addr))
+	mirror := &tables.PodMirror{Key: pod.MapKey(), Value: pod.MapValue(), Present: true}
 	put(h, h.PodMirrors, mirror)
 	remove(h, h.Locals, localPod(20, "x"))
 	h.work()
@@ -275,12 +278,12 @@ func TestForkOfUnwritten(t *testing.T) {
 	step()
 	step()
 	before := h.db.ReadTxn()
-	p, _, _ := h.Pods.Get(before, core.PodByAddr(localPod(2, "a").Addr))
-	left, _, found := h.Subjects.Get(before, core.SubjectByNumber(p.Subject))
+	p, _, _ := h.Pods.Get(before, tables.PodByAddr(localPod(2, "a").Addr))
+	left, _, found := h.Subjects.Get(before, tables.SubjectByNumber(p.Subject))
 	require.True(t, found)
 	require.True(t, left.Undesired, "by a fork")
 	h.work()
-	_, _, found = h.Subjects.Get(h.db.ReadTxn(), core.SubjectByNumber(left.Number))
+	_, _, found = h.Subjects.Get(h.db.ReadTxn(), tables.SubjectByNumber(left.Number))
 	require.False(t, found)
 	(&oracle{h, h.db.ReadTxn()}).check()
 }

@@ -8,11 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -71,7 +68,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 	}
 	rules := egressRules(policies)
 	digest := digestOfEgress(policies, rules)
-	if r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByDigest(digest)); found {
+	if r, _, found := c.EgressRulesets.Get(c.out, tables.EgressRulesetByDigest(digest)); found {
 		if !r.Undesired {
 			return r.Number, nil
 		}
@@ -79,7 +76,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 		desired.Undesired = false
 		return r.Number, transform.Insert(c.out, c.EgressRulesets, &desired)
 	}
-	r := &core.EgressRuleset{Life: core.Life{Number: c.number()}, Digest: digest}
+	r := &tables.EgressRuleset{Life: tables.Life{Number: c.number()}, Digest: digest}
 	for _, a := range policies {
 		r.Policies = append(r.Policies, a.policy.Name)
 	}
@@ -102,7 +99,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 // egressRule is a rule whose group is not a number yet: that of the policy's gateways, none
 // of an exclusion.
 type egressRule struct {
-	core.EgressRule
+	tables.EgressRule
 	gateways *tables.EgressPolicy
 }
 
@@ -125,8 +122,8 @@ func egressRules(policies []applying) []egressRule {
 // contain the destination: a destination, or an exclusion, by which it has no say. Of those
 // that have, the longest prefix wins, and then the order.
 func decide(policies []applying, prefix netip.Prefix) egressRule {
-	rule := egressRule{EgressRule: core.EgressRule{
-		Destination: prefix, Group: bpf.GroupExcluded, Status: reconciler.StatusPending(),
+	rule := egressRule{EgressRule: tables.EgressRule{
+		Destination: prefix, Group: bpf.GroupExcluded, Reconciled: tables.Pending(),
 	}}
 	best := -1
 	for _, a := range policies {
@@ -179,11 +176,11 @@ func digestOfEgress(policies []applying, rules []egressRule) bpf.Digest {
 // group returns the number of the group of a policy's gateways.
 func (c *round) group(p *tables.EgressPolicy) (uint32, error) {
 	digest := tables.GroupDigest(p.Gateways)
-	g, _, found := c.Groups.Get(c.out, core.EgressGroupByDigest(digest))
+	g, _, found := c.Groups.Get(c.out, tables.EgressGroupByDigest(digest))
 	if found && !g.Undesired {
 		return g.Number, nil
 	}
-	life := core.Life{}
+	life := tables.Life{}
 	if found {
 		life.Number = g.Number
 	} else {
@@ -192,29 +189,36 @@ func (c *round) group(p *tables.EgressPolicy) (uint32, error) {
 	return life.Number, transform.Insert(c.out, c.Groups, c.elect(life, digest, p.Gateways))
 }
 
-// updateGroup brings a group up to date with nodes and policies.
+// updateGroup brings a group up to date with nodes and policies. A policy has a group also
+// while it selects no pods, so that its gateways are ready when the first one comes.
 func (c *round) updateGroup(digest bpf.Digest) error {
-	former, _, found := c.Groups.Get(c.out, core.EgressGroupByDigest(digest))
-	if !found {
+	policy, _, named := c.EgressPolicies.Get(c.in, tables.EgressPoliciesByGroup(digest))
+	former, _, found := c.Groups.Get(c.out, tables.EgressGroupByDigest(digest))
+	switch {
+	case !found && !named:
 		return nil
+	case !found || former.Undesired && named:
+		_, err := c.group(policy)
+		return err
 	}
 	specs := make([]tables.GatewaySpec, len(former.Gateways))
 	for i, choice := range former.Gateways {
 		specs[i] = choice.Spec
 	}
-	g := c.elect(former.Life, digest, specs)
-	if g.Equal(former) {
-		return nil
+	if g := c.elect(former.Life, digest, specs); !g.Equal(former) {
+		if err := transform.Insert(c.out, c.Groups, g); err != nil {
+			return err
+		}
 	}
-	return transform.Insert(c.out, c.Groups, g)
+	return c.releaseGroup(former.Number)
 }
 
 // elect chooses a node for each item of a list of gateways: the first by name that is ready,
 // selected by the item, and has an address; so that all nodes of the cluster elect alike.
 func (c *round) elect(
-	life core.Life, digest bpf.Digest, specs []tables.GatewaySpec,
-) *core.EgressGroup {
-	g := &core.EgressGroup{Life: life, Digest: digest}
+	life tables.Life, digest bpf.Digest, specs []tables.GatewaySpec,
+) *tables.EgressGroup {
+	g := &tables.EgressGroup{Life: life, Digest: digest}
 	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
 		g.Policies = append(g.Policies, p.Name)
 	}

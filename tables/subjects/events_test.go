@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // events are random changes of the inputs of a harness.
@@ -220,7 +219,7 @@ func (e *events) event() {
 			put(e.harness, e.Endpoints, &pod)
 		}
 	case 4, 5, 6, 7:
-		row := &core.LocalEndpoint{Addr: e.addr(), Endpoint: e.podName(), IfIndex: uint32(e.IntN(3))}
+		row := &tables.LocalEndpoint{Addr: e.addr(), Endpoint: e.podName(), IfIndex: uint32(e.IntN(3))}
 		if !e.one(6) {
 			row.LabelSet = e.labelSet(row.Endpoint.Namespace)
 		}

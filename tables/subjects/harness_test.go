@@ -5,12 +5,13 @@ package subjects
 import (
 	"testing"
 
+	"github.com/sluice-net/sluice/bpf"
+
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -25,7 +26,7 @@ type harness struct {
 	*rule
 	step *transform.Stepper[key]
 
-	Locals          statedb.RWTable[*core.LocalEndpoint]
+	Locals          statedb.RWTable[*tables.LocalEndpoint]
 	Endpoints       statedb.RWTable[*tables.Endpoint]
 	Namespaces      statedb.RWTable[*tables.Namespace]
 	Nodes           statedb.RWTable[*tables.Node]
@@ -35,15 +36,15 @@ type harness struct {
 	Services        statedb.RWTable[*tables.Service]
 	Backends        statedb.RWTable[*tables.BackendSlice]
 
-	PodMirrors     statedb.RWTable[*core.PodMirror]
-	SubjectMirrors statedb.RWTable[*core.SubjectMirror]
-	RouteMirrors   statedb.RWTable[*core.RouteMirror]
-	EgressMirrors  statedb.RWTable[*core.EgressMirror]
+	PodMirrors     statedb.RWTable[*tables.PodMirror]
+	SubjectMirrors statedb.RWTable[*tables.SubjectMirror]
+	RouteMirrors   statedb.RWTable[*tables.RouteMirror]
+	EgressMirrors  statedb.RWTable[*tables.EgressMirror]
 }
 
 func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *harness {
 	h := &harness{TB: t, db: statedb.New()}
-	fill(h, &h.Locals, core.NewLocalEndpointTable)
+	fill(h, &h.Locals, tables.NewLocalEndpointTable)
 	fill(h, &h.Endpoints, func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
 		return tables.NewEndpointTable(db, tables.LocalNode{Name: here})
 	})
@@ -54,10 +55,10 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	fill(h, &h.CIDRGroups, tables.NewCIDRGroupTable)
 	fill(h, &h.Services, tables.NewServiceTable)
 	fill(h, &h.Backends, tables.NewBackendSliceTable)
-	fill(h, &h.PodMirrors, core.NewPodMirrorTable)
-	fill(h, &h.SubjectMirrors, core.NewSubjectMirrorTable)
-	fill(h, &h.RouteMirrors, core.NewRouteMirrorTable)
-	fill(h, &h.EgressMirrors, core.NewEgressMirrorTable)
+	fill(h, &h.PodMirrors, tables.NewPodMirrorTable)
+	fill(h, &h.SubjectMirrors, tables.NewSubjectMirrorTable)
+	fill(h, &h.RouteMirrors, tables.NewRouteMirrorTable)
+	fill(h, &h.EgressMirrors, tables.NewEgressMirrorTable)
 	p := params{
 		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes,
 		NetworkPolicies: h.NetworkPolicies, EgressPolicies: h.EgressPolicies,
@@ -67,16 +68,16 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 		LocalNode: tables.LocalNode{Name: here}, Enforcement: enforcement, CIDRMatch: match,
 		MaxEntries: MaxEntries(DefaultConfig.MaxRulesetEntries),
 	}
-	fill(h, &p.Pods, core.NewPodTable)
-	fill(h, &p.Subjects, core.NewSubjectTable)
-	fill(h, &p.Routes, core.NewRouteTable)
-	fill(h, &p.Rulesets, core.NewRulesetTable)
-	fill(h, &p.Selectors, core.NewSelectorTable)
-	fill(h, &p.EgressRulesets, core.NewEgressRulesetTable)
-	fill(h, &p.EgressRules, core.NewEgressRuleTable)
-	fill(h, &p.Groups, core.NewEgressGroupTable)
-	fill(h, &p.Compiled, core.NewCompiledPolicyTable)
-	h.rule = &rule{params: p, next: core.EmptyRuleset + 1}
+	fill(h, &p.Pods, tables.NewPodTable)
+	fill(h, &p.Subjects, tables.NewSubjectTable)
+	fill(h, &p.Routes, tables.NewSubjectRouteTable)
+	fill(h, &p.Rulesets, tables.NewRulesetTable)
+	fill(h, &p.Selectors, tables.NewSelectorTable)
+	fill(h, &p.EgressRulesets, tables.NewEgressRulesetTable)
+	fill(h, &p.EgressRules, tables.NewEgressRuleTable)
+	fill(h, &p.Groups, tables.NewEgressGroupTable)
+	fill(h, &p.Compiled, tables.NewCompiledPolicyTable)
+	h.rule = &rule{params: p, next: bpf.EmptyRuleset + 1}
 	var err error
 	h.step, err = transform.NewStepper(h.db, h.declare())
 	require.NoError(t, err)

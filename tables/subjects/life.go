@@ -7,7 +7,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -18,25 +17,25 @@ type podKey = bpf.PodKey
 // keeps what it says until then.
 
 func (c *round) releaseSubject(number uint32) error {
-	s, _, found := c.Subjects.Get(c.out, core.SubjectByNumber(number))
-	if _, _, used := c.Pods.Get(c.out, core.PodsBySubject(number)); !found || used {
+	s, _, found := c.Subjects.Get(c.out, tables.SubjectByNumber(number))
+	if _, _, used := c.Pods.Get(c.out, tables.PodsBySubject(number)); !found || used {
 		return nil
 	}
 	c.mark(key{kind: ofUndesired})
 	if s.Undesired { // since a fork, when the last pods had yet to leave it
 		return nil
 	}
-	undesired := s.Clone()
+	undesired := tables.Clone(s)
 	undesired.Undesired = true
 	return transform.Insert(c.out, c.Subjects, undesired)
 }
 
 func (c *round) releaseRuleset(number uint32) error {
-	r, _, found := c.Rulesets.Get(c.out, core.RulesetByNumber(number))
+	r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(number))
 	if !found || r.Undesired {
 		return nil
 	}
-	if _, _, used := c.Subjects.Get(c.out, core.SubjectsByRuleset(number)); used {
+	if _, _, used := c.Subjects.Get(c.out, tables.SubjectsByRuleset(number)); used {
 		return nil
 	}
 	undesired := *r
@@ -46,11 +45,11 @@ func (c *round) releaseRuleset(number uint32) error {
 }
 
 func (c *round) releaseEgressRuleset(number uint32) error {
-	r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByNumber(number))
+	r, _, found := c.EgressRulesets.Get(c.out, tables.EgressRulesetByNumber(number))
 	if !found || r.Undesired {
 		return nil
 	}
-	if _, _, used := c.Routes.Get(c.out, core.RoutesByRuleset(number)); used {
+	if _, _, used := c.Routes.Get(c.out, tables.RoutesByRuleset(number)); used {
 		return nil
 	}
 	undesired := *r
@@ -60,11 +59,13 @@ func (c *round) releaseEgressRuleset(number uint32) error {
 }
 
 func (c *round) releaseGroup(number uint32) error {
-	g, _, found := c.Groups.Get(c.out, core.EgressGroupByNumber(number))
+	g, _, found := c.Groups.Get(c.out, tables.EgressGroupByNumber(number))
 	if !found || g.Undesired {
 		return nil
 	}
-	if _, _, used := c.EgressRules.Get(c.out, core.EgressRulesByGroup(number)); used {
+	_, _, used := c.EgressRules.Get(c.out, tables.EgressRulesByGroup(number))
+	_, _, named := c.EgressPolicies.Get(c.in, tables.EgressPoliciesByGroup(g.Digest))
+	if used || named {
 		return nil
 	}
 	undesired := *g
@@ -88,16 +89,16 @@ func (c *round) sweep() error {
 
 // refersTo reports whether a mirror has an entry that refers to an object.
 func refersTo[K, V tables.MapPart](
-	in statedb.ReadTxn, mirrors statedb.Table[*core.Mirror[K, V]], number uint32,
+	in statedb.ReadTxn, mirrors statedb.Table[*tables.Mirror[K, V]], number uint32,
 ) bool {
-	_, _, refers := mirrors.Get(in, core.MirrorsTo[K, V](number))
+	_, _, refers := mirrors.Get(in, tables.MirrorsTo[K, V](number))
 	return refers
 }
 
 func (c *round) sweepSubjects() error {
-	for marked := range c.Subjects.List(c.in, core.SubjectsUndesired(true)) {
-		s, _, found := c.Subjects.Get(c.out, core.SubjectByNumber(marked.Number))
-		_, _, desired := c.Pods.Get(c.in, core.PodsBySubject(marked.Number))
+	for marked := range c.Subjects.List(c.in, tables.SubjectsUndesired(true)) {
+		s, _, found := c.Subjects.Get(c.out, tables.SubjectByNumber(marked.Number))
+		_, _, desired := c.Pods.Get(c.in, tables.PodsBySubject(marked.Number))
 		used := refersTo(c.in, c.PodMirrors, marked.Number)
 		if !found || desired || used {
 			continue
@@ -108,7 +109,7 @@ func (c *round) sweepSubjects() error {
 		if err := c.releaseRuleset(s.Ruleset); err != nil {
 			return err
 		}
-		route, _, routed := c.Routes.Get(c.out, core.RouteBySubject(s.Number))
+		route, _, routed := c.Routes.Get(c.out, tables.RouteBySubject(s.Number))
 		if !routed {
 			continue
 		}
@@ -123,8 +124,8 @@ func (c *round) sweepSubjects() error {
 }
 
 func (c *round) sweepRulesets() error {
-	for marked := range c.Rulesets.List(c.in, core.RulesetsUndesired(true)) {
-		r, _, found := c.Rulesets.Get(c.out, core.RulesetByNumber(marked.Number))
+	for marked := range c.Rulesets.List(c.in, tables.RulesetsUndesired(true)) {
+		r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(marked.Number))
 		used := refersTo(c.in, c.SubjectMirrors, marked.Number)
 		if !found || !r.Undesired || used {
 			continue
@@ -133,10 +134,10 @@ func (c *round) sweepRulesets() error {
 			return err
 		}
 		for _, number := range r.Selectors() {
-			if _, _, inUse := c.Rulesets.Get(c.out, core.RulesetsBySelector(number)); inUse {
+			if _, _, inUse := c.Rulesets.Get(c.out, tables.RulesetsBySelector(number)); inUse {
 				continue
 			}
-			if s, _, found := c.Selectors.Get(c.out, core.SelectorByNumber(number)); found {
+			if s, _, found := c.Selectors.Get(c.out, tables.SelectorByNumber(number)); found {
 				if err := transform.Delete(c.out, c.Selectors, s); err != nil {
 					return err
 				}
@@ -147,8 +148,8 @@ func (c *round) sweepRulesets() error {
 }
 
 func (c *round) sweepEgressRulesets() error {
-	for marked := range c.EgressRulesets.List(c.in, core.EgressRulesetsUndesired(true)) {
-		r, _, found := c.EgressRulesets.Get(c.out, core.EgressRulesetByNumber(marked.Number))
+	for marked := range c.EgressRulesets.List(c.in, tables.EgressRulesetsUndesired(true)) {
+		r, _, found := c.EgressRulesets.Get(c.out, tables.EgressRulesetByNumber(marked.Number))
 		used := refersTo(c.in, c.RouteMirrors, marked.Number)
 		if !found || !r.Undesired || used {
 			continue
@@ -156,7 +157,7 @@ func (c *round) sweepEgressRulesets() error {
 		if err := transform.Delete(c.out, c.EgressRulesets, r); err != nil {
 			return err
 		}
-		rules := statedb.Collect(c.EgressRules.Prefix(c.out, core.EgressRulesOfRuleset(r.Number)))
+		rules := statedb.Collect(c.EgressRules.Prefix(c.out, tables.EgressRulesOfRuleset(r.Number)))
 		for _, rule := range rules {
 			if err := transform.Delete(c.out, c.EgressRules, rule); err != nil {
 				return err
@@ -172,8 +173,8 @@ func (c *round) sweepEgressRulesets() error {
 }
 
 func (c *round) sweepGroups() error {
-	for marked := range c.Groups.List(c.in, core.EgressGroupsUndesired(true)) {
-		g, _, found := c.Groups.Get(c.out, core.EgressGroupByNumber(marked.Number))
+	for marked := range c.Groups.List(c.in, tables.EgressGroupsUndesired(true)) {
+		g, _, found := c.Groups.Get(c.out, tables.EgressGroupByNumber(marked.Number))
 		used := refersTo(c.in, c.EgressMirrors, marked.Number)
 		if !found || !g.Undesired || used {
 			continue

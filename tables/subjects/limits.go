@@ -5,7 +5,8 @@ package subjects
 import (
 	"fmt"
 
-	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables"
+
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
@@ -19,7 +20,7 @@ var asOneClass = verdicts.Counts{
 
 // entriesOf returns how many entries of maps some rules come to.
 func entriesOf(rules []said) int {
-	sized := make([]*core.Rule, len(rules))
+	sized := make([]*tables.Rule, len(rules))
 	for i, r := range rules {
 		rule := *r.Rule
 		rule.Peers = make([]uint32, len(r.selectors)) // which have no numbers yet
@@ -72,7 +73,7 @@ func isolation(rules []said) (isolating []said) {
 			id.Item = -1
 			isolating = append(
 				isolating,
-				said{Rule: &core.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}},
+				said{Rule: &tables.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}},
 			)
 			break
 		}

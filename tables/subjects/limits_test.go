@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // blocks are peers by n prefixes.
@@ -43,11 +42,11 @@ func allowing(name string, items ...tables.PolicyTraffic) *tables.NetworkPolicy 
 	}
 }
 
-func (h *harness) rulesetOf(addr netip.Addr) *core.Ruleset {
+func (h *harness) rulesetOf(addr netip.Addr) *tables.Ruleset {
 	txn := h.db.ReadTxn()
-	pod, _, _ := h.Pods.Get(txn, core.PodByAddr(addr))
-	subject, _, _ := h.Subjects.Get(txn, core.SubjectByNumber(pod.Subject))
-	r, _, _ := h.Rulesets.Get(txn, core.RulesetByNumber(subject.Ruleset))
+	pod, _, _ := h.Pods.Get(txn, tables.PodByAddr(addr))
+	subject, _, _ := h.Subjects.Get(txn, tables.SubjectByNumber(pod.Subject))
+	r, _, _ := h.Rulesets.Get(txn, tables.RulesetByNumber(subject.Ruleset))
 	return r
 }
 

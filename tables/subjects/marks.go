@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // key is what the work is divided by.
@@ -37,7 +36,7 @@ const (
 
 func addrKey(addr netip.Addr) key { return key{kind: ofAddr, addr: addr} }
 
-func markLocal(_ statedb.ReadTxn, e *core.LocalEndpoint, mark func(key)) { mark(addrKey(e.Addr)) }
+func markLocal(_ statedb.ReadTxn, e *tables.LocalEndpoint, mark func(key)) { mark(addrKey(e.Addr)) }
 
 func movesPod(old, new *tables.Endpoint) bool {
 	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
@@ -55,7 +54,7 @@ func (r *rule) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(ke
 }
 
 func (r *rule) hasPod(in statedb.ReadTxn, addr netip.Addr) bool {
-	_, _, found := r.Pods.Get(in, core.PodByAddr(addr))
+	_, _, found := r.Pods.Get(in, tables.PodByAddr(addr))
 	return found
 }
 
@@ -65,7 +64,7 @@ func (r *rule) markNamespace(in statedb.ReadTxn, old, new *tables.Namespace, mar
 		return
 	}
 	name := nameOf(old, new, func(n *tables.Namespace) string { return n.Name })
-	for e := range r.Locals.List(in, core.LocalEndpointsByNamespace(name)) {
+	for e := range r.Locals.List(in, tables.LocalEndpointsByNamespace(name)) {
 		mark(addrKey(e.Addr))
 	}
 	for e := range r.Endpoints.Prefix(in, tables.EndpointsOfNamespace(name)) {
@@ -227,6 +226,17 @@ func (r *rule) markEgressPolicy(in statedb.ReadTxn, old, new *tables.EgressPolic
 			r.markSources(in, p, mark)
 		}
 	}
+	name := nameOf(old, new, func(p *tables.EgressPolicy) string { return p.Name })
+	mark(key{kind: ofPolicy, policy: tables.EgressPolicyID(name)})
+}
+
+// markFirst marks the egress policies that there are at first, and their groups. Those that
+// come later wait for their pods already, behind which they stay.
+func markFirst(_ statedb.ReadTxn, old, new *tables.EgressPolicy, mark func(key)) {
+	if old == nil {
+		mark(key{kind: ofGroup, digest: tables.GroupDigest(new.Gateways)})
+		mark(key{kind: ofPolicy, policy: tables.EgressPolicyID(new.Name)})
+	}
 }
 
 // markSources marks the pods that an egress policy selects: of this node, and of others if
@@ -256,10 +266,10 @@ func (r *rule) markSources(in statedb.ReadTxn, p *tables.EgressPolicy, mark func
 // markUndesired marks the objects that nothing desired refers to, if there are some: the
 // kernel may not refer to them any more either.
 func (r *rule) markUndesired(in statedb.ReadTxn, mark func(key)) {
-	_, _, subjects := r.Subjects.Get(in, core.SubjectsUndesired(true))
-	_, _, rulesets := r.Rulesets.Get(in, core.RulesetsUndesired(true))
-	_, _, egress := r.EgressRulesets.Get(in, core.EgressRulesetsUndesired(true))
-	_, _, groups := r.Groups.Get(in, core.EgressGroupsUndesired(true))
+	_, _, subjects := r.Subjects.Get(in, tables.SubjectsUndesired(true))
+	_, _, rulesets := r.Rulesets.Get(in, tables.RulesetsUndesired(true))
+	_, _, egress := r.EgressRulesets.Get(in, tables.EgressRulesetsUndesired(true))
+	_, _, groups := r.Groups.Get(in, tables.EgressGroupsUndesired(true))
 	if subjects || rulesets || egress || groups {
 		mark(key{kind: ofUndesired})
 	}

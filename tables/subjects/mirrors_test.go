@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // player plays the reconciler of one map: it announces, looks again, writes and confirms,
@@ -21,7 +20,7 @@ type player interface {
 }
 
 type playing[K, V tables.MapPart] struct {
-	mirrors statedb.RWTable[*core.Mirror[K, V]]
+	mirrors statedb.RWTable[*tables.Mirror[K, V]]
 	desired func(txn statedb.ReadTxn, each func(K, V))
 	exists  func(txn statedb.ReadTxn, v V) bool // what a value refers to
 	looked  map[K]bool                          // writes that are past the second look
@@ -58,8 +57,8 @@ func (p *playing[K, V]) act(e *events) {
 func (p *playing[K, V]) actOn(
 	h *harness, now statedb.ReadTxn, k K, v V, wanted, fails bool,
 ) (changed bool) {
-	m := core.Mirror[K, V]{Key: k}
-	if row, _, found := p.mirrors.Get(now, core.MirrorByKey[K, V](k)); found {
+	m := tables.Mirror[K, V]{Key: k}
+	if row, _, found := p.mirrors.Get(now, tables.MirrorByKey[K, V](k)); found {
 		m = *row
 	}
 	present, is := p.wanted(now)[k]
@@ -109,51 +108,51 @@ func (p *playing[K, V]) settle(h *harness) (changed bool) {
 
 func (h *harness) reconcilers() []player {
 	return []player{
-		&playing[bpf.PodKey, core.PodValue]{
+		&playing[bpf.PodKey, bpf.PodValue]{
 			mirrors: h.PodMirrors, looked: map[bpf.PodKey]bool{},
-			desired: func(txn statedb.ReadTxn, each func(bpf.PodKey, core.PodValue)) {
+			desired: func(txn statedb.ReadTxn, each func(bpf.PodKey, bpf.PodValue)) {
 				for p := range h.Pods.All(txn) {
 					each(p.MapKey(), p.MapValue())
 				}
 			},
-			exists: func(txn statedb.ReadTxn, v core.PodValue) bool {
-				_, _, found := h.Subjects.Get(txn, core.SubjectByNumber(v.Subject))
+			exists: func(txn statedb.ReadTxn, v bpf.PodValue) bool {
+				_, _, found := h.Subjects.Get(txn, tables.SubjectByNumber(v.Subject))
 				return found || v.Subject == 0
 			},
 		},
-		&playing[core.SubjectKey, core.SubjectValue]{
-			mirrors: h.SubjectMirrors, looked: map[core.SubjectKey]bool{},
-			desired: func(txn statedb.ReadTxn, each func(core.SubjectKey, core.SubjectValue)) {
+		&playing[bpf.SubjectKey, bpf.SubjectValue]{
+			mirrors: h.SubjectMirrors, looked: map[bpf.SubjectKey]bool{},
+			desired: func(txn statedb.ReadTxn, each func(bpf.SubjectKey, bpf.SubjectValue)) {
 				for s := range h.Subjects.All(txn) {
 					each(s.MapKey(), s.MapValue())
 				}
 			},
-			exists: func(txn statedb.ReadTxn, v core.SubjectValue) bool {
-				_, _, found := h.Rulesets.Get(txn, core.RulesetByNumber(v.Ruleset))
-				return found || v.Ruleset <= core.EmptyRuleset
+			exists: func(txn statedb.ReadTxn, v bpf.SubjectValue) bool {
+				_, _, found := h.Rulesets.Get(txn, tables.RulesetByNumber(v.Ruleset))
+				return found || v.Ruleset <= bpf.EmptyRuleset
 			},
 		},
-		&playing[core.SubjectKey, core.RouteValue]{
-			mirrors: h.RouteMirrors, looked: map[core.SubjectKey]bool{},
-			desired: func(txn statedb.ReadTxn, each func(core.SubjectKey, core.RouteValue)) {
+		&playing[bpf.SubjectKey, bpf.RouteValue]{
+			mirrors: h.RouteMirrors, looked: map[bpf.SubjectKey]bool{},
+			desired: func(txn statedb.ReadTxn, each func(bpf.SubjectKey, bpf.RouteValue)) {
 				for r := range h.Routes.All(txn) {
 					each(r.MapKey(), r.MapValue())
 				}
 			},
-			exists: func(txn statedb.ReadTxn, v core.RouteValue) bool {
-				_, _, found := h.EgressRulesets.Get(txn, core.EgressRulesetByNumber(v.EgressRuleset))
+			exists: func(txn statedb.ReadTxn, v bpf.RouteValue) bool {
+				_, _, found := h.EgressRulesets.Get(txn, tables.EgressRulesetByNumber(v.EgressRuleset))
 				return found
 			},
 		},
-		&playing[core.EgressKey, bpf.EgressValue]{
-			mirrors: h.EgressMirrors, looked: map[core.EgressKey]bool{},
-			desired: func(txn statedb.ReadTxn, each func(core.EgressKey, bpf.EgressValue)) {
+		&playing[bpf.EgressKey, bpf.EgressValue]{
+			mirrors: h.EgressMirrors, looked: map[bpf.EgressKey]bool{},
+			desired: func(txn statedb.ReadTxn, each func(bpf.EgressKey, bpf.EgressValue)) {
 				for r := range h.EgressRules.All(txn) {
 					each(r.MapKey(), r.MapValue())
 				}
 			},
 			exists: func(txn statedb.ReadTxn, v bpf.EgressValue) bool {
-				_, _, found := h.Groups.Get(txn, core.EgressGroupByNumber(v.Group))
+				_, _, found := h.Groups.Get(txn, tables.EgressGroupByNumber(v.Group))
 				return found || v.Group == bpf.GroupExcluded
 			},
 		},
@@ -170,7 +169,7 @@ type object struct {
 
 func (o *oracle) objects() map[uint32]object {
 	objects := map[uint32]object{}
-	add := func(life core.Life, mirrored bool, text string) {
+	add := func(life tables.Life, mirrored bool, text string) {
 		_, twice := objects[life.Number]
 		require.False(o, twice, "number %d is of two objects", life.Number)
 		objects[life.Number] = object{text, life.Undesired, mirrored}

@@ -12,7 +12,6 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // oracle computes from the inputs what the outputs must say, without numbers, in the simplest
@@ -155,7 +154,7 @@ func (o *oracle) gatewayOf(p *tables.EgressPolicy) bool {
 // known returns the label set that an address has here, and on which node, nil if that is not
 // known, or it is none of a pod that concerns this node.
 func (o *oracle) known(addr netip.Addr) (set *tables.LabelSet, node string) {
-	if e, _, found := o.Locals.Get(o.txn, core.LocalEndpointByAddr(addr)); found {
+	if e, _, found := o.Locals.Get(o.txn, tables.LocalEndpointByAddr(addr)); found {
 		if e.LabelSet == nil || o.unknown(e.LabelSet) {
 			return nil, ""
 		}

@@ -3,14 +3,15 @@
 package subjects
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -20,7 +21,7 @@ func (c *round) pod(addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	former, _, had := c.Pods.Get(c.out, core.PodByAddr(addr)) // a fork may have moved it
+	former, _, had := c.Pods.Get(c.out, tables.PodByAddr(addr)) // a fork may have moved it
 	switch {
 	case row != nil && had && row.Equal(former):
 		return nil
@@ -37,9 +38,9 @@ func (c *round) pod(addr netip.Addr) error {
 
 // podRow returns the row of an address, nil if this node has nothing to do with it. A pod of
 // this node that belongs to no subject is held.
-func (c *round) podRow(addr netip.Addr) (row *core.Pod, err error) {
-	row = &core.Pod{Addr: addr, Status: reconciler.StatusPending()}
-	e, _, local := c.Locals.Get(c.in, core.LocalEndpointByAddr(addr))
+func (c *round) podRow(addr netip.Addr) (row *tables.Pod, err error) {
+	row = &tables.Pod{Addr: addr, Reconciled: tables.Pending()}
+	e, _, local := c.Locals.Get(c.in, tables.LocalEndpointByAddr(addr))
 	def, set, endpoint := c.belongsTo(addr)
 	switch {
 	case local:
@@ -49,8 +50,12 @@ func (c *round) podRow(addr netip.Addr) (row *core.Pod, err error) {
 	default:
 		row.Endpoint = endpoint
 	}
-	if set != nil {
+	switch {
+	case set != nil:
 		row.Subject, err = c.subjectOf(def, set)
+	case e.LabelSet != nil:
+		row.Reason = fmt.Sprintf(
+			"there is no Namespace %s, whose labels policies look at", e.Endpoint.Namespace)
 	}
 	return row, err
 }
@@ -61,12 +66,12 @@ func (c *round) podRow(addr netip.Addr) (row *core.Pod, err error) {
 // policies may select the pod by labels of its namespace, which has no object.
 func (c *round) belongsTo(
 	addr netip.Addr,
-) (def core.SubjectDef, set *tables.LabelSet, endpoint tables.Name) {
-	if e, _, local := c.Locals.Get(c.in, core.LocalEndpointByAddr(addr)); local {
+) (def tables.SubjectDef, set *tables.LabelSet, endpoint tables.Name) {
+	if e, _, local := c.Locals.Get(c.in, tables.LocalEndpointByAddr(addr)); local {
 		if e.LabelSet == nil || c.isUnknown(e.LabelSet) {
 			return def, nil, endpoint
 		}
-		return core.SubjectDef{LabelSet: e.LabelSet.ID, Local: true}, e.LabelSet, e.Endpoint
+		return tables.SubjectDef{LabelSet: e.LabelSet.ID, Local: true}, e.LabelSet, e.Endpoint
 	}
 	owner, _ := tables.AddrOwner(c.in, c.Endpoints, addr)
 	if owner == nil || owner.Node == c.LocalNode.Name || !c.isServedHere(owner) {
@@ -81,7 +86,7 @@ func (c *round) belongsTo(
 
 // isServedHere reports whether this node may be the gateway of a pod of another one.
 func (c *round) isServedHere(e *tables.Endpoint) bool {
-	key := core.SubjectDef{LabelSet: e.LabelSet.ID, Node: e.Node}
+	key := tables.SubjectDef{LabelSet: e.LabelSet.ID, Node: e.Node}
 	if served, known := c.served[key]; known {
 		return served
 	}
@@ -115,7 +120,7 @@ func (c *round) isUnknown(set *tables.LabelSet) bool {
 // subjectOf returns the number of a subject, which is made if there is none. It is brought up
 // to date: a pod that comes to it must not meet a combination of its labels with former
 // policies.
-func (c *round) subjectOf(def core.SubjectDef, set *tables.LabelSet) (number uint32, err error) {
+func (c *round) subjectOf(def tables.SubjectDef, set *tables.LabelSet) (number uint32, err error) {
 	if number, known := c.subjects[def]; known {
 		return number, nil
 	}
@@ -134,8 +139,8 @@ func (c *round) subjectOf(def core.SubjectDef, set *tables.LabelSet) (number uin
 
 // desiredSubject returns the subject of a definition that pods belong to, nil if there is
 // none. One that is undesired stays so: its roles are former ones.
-func (c *round) desiredSubject(def core.SubjectDef) *core.Subject {
-	for s := range c.Subjects.List(c.out, core.SubjectsByLabelSet(def.LabelSet)) {
+func (c *round) desiredSubject(def tables.SubjectDef) *tables.Subject {
+	for s := range c.Subjects.List(c.out, tables.SubjectsByLabelSet(def.LabelSet)) {
 		if s.SubjectDef == def && !s.Undesired {
 			return s
 		}
@@ -143,9 +148,9 @@ func (c *round) desiredSubject(def core.SubjectDef) *core.Subject {
 	return nil
 }
 
-func (c *round) makeSubject(def core.SubjectDef, now roles) (number uint32, err error) {
-	s := &core.Subject{
-		Life: core.Life{Number: c.number()}, SubjectDef: def, Status: reconciler.StatusPending(),
+func (c *round) makeSubject(def tables.SubjectDef, now roles) (number uint32, err error) {
+	s := &tables.Subject{
+		Life: tables.Life{Number: c.number()}, SubjectDef: def, Reconciled: tables.Pending(),
 	}
 	return s.Number, c.setRoles(s, roles{}, now)
 }
@@ -156,7 +161,7 @@ type roles struct {
 	egress  uint32 // egress ruleset, 0 for none
 }
 
-func (c *round) roles(def core.SubjectDef, set *tables.LabelSet) (r roles, err error) {
+func (c *round) roles(def tables.SubjectDef, set *tables.LabelSet) (r roles, err error) {
 	node := def.Node
 	if def.Local {
 		node = c.LocalNode.Name
@@ -169,9 +174,9 @@ func (c *round) roles(def core.SubjectDef, set *tables.LabelSet) (r roles, err e
 }
 
 // setRoles writes what has changed of a subject's roles.
-func (c *round) setRoles(s *core.Subject, before, now roles) error {
+func (c *round) setRoles(s *tables.Subject, before, now roles) error {
 	if now.ruleset != before.ruleset || before == (roles{}) {
-		changed := s.Clone().SetStatus(reconciler.StatusPending())
+		changed := tables.WithStatus(s, reconciler.StatusPending())
 		changed.Ruleset = now.ruleset
 		if err := transform.Insert(c.out, c.Subjects, changed); err != nil {
 			return err
@@ -183,10 +188,10 @@ func (c *round) setRoles(s *core.Subject, before, now roles) error {
 	if now.egress == before.egress {
 		return nil
 	}
-	route := &core.Route{
-		Subject: s.Number, EgressRuleset: now.egress, Status: reconciler.StatusPending(),
+	route := &tables.SubjectRoute{
+		Subject: s.Number, EgressRuleset: now.egress, Reconciled: tables.Pending(),
 	}
-	write := transform.Insert[*core.Route]
+	write := transform.Insert[*tables.SubjectRoute]
 	if now.egress == 0 {
 		write = transform.Delete
 	}
@@ -198,9 +203,9 @@ func (c *round) setRoles(s *core.Subject, before, now roles) error {
 
 // updateSubject gives a subject other roles, or its label set another subject: an address
 // that leaves it must not meet a combination of its former labels with later policies.
-func (c *round) updateSubject(s *core.Subject, now roles) (number uint32, err error) {
+func (c *round) updateSubject(s *tables.Subject, now roles) (number uint32, err error) {
 	before := roles{ruleset: s.Ruleset}
-	if route, _, routed := c.Routes.Get(c.out, core.RouteBySubject(s.Number)); routed {
+	if route, _, routed := c.Routes.Get(c.out, tables.RouteBySubject(s.Number)); routed {
 		before.egress = route.EgressRuleset
 	}
 	switch {
@@ -214,13 +219,13 @@ func (c *round) updateSubject(s *core.Subject, now roles) (number uint32, err er
 
 // isLeft reports whether an address is leaving a subject: it is in it, in the kernel or as
 // desired before this transaction, and is to be in another one, or in none.
-func (c *round) isLeft(s *core.Subject) bool {
-	for p := range c.Pods.List(c.in, core.PodsBySubject(s.Number)) {
+func (c *round) isLeft(s *tables.Subject) bool {
+	for p := range c.Pods.List(c.in, tables.PodsBySubject(s.Number)) {
 		if !c.stays(p.Addr, s) {
 			return true
 		}
 	}
-	for m := range c.PodMirrors.List(c.in, core.MirrorsTo[podKey, core.PodValue](s.Number)) {
+	for m := range c.PodMirrors.List(c.in, tables.MirrorsTo[podKey, bpf.PodValue](s.Number)) {
 		if !c.stays(m.Key.Addr.Addr(), s) {
 			return true
 		}
@@ -229,8 +234,8 @@ func (c *round) isLeft(s *core.Subject) bool {
 }
 
 // stays reports whether an address is desired in a subject, and belongs to it.
-func (c *round) stays(addr netip.Addr, s *core.Subject) bool {
-	p, _, found := c.Pods.Get(c.out, core.PodByAddr(addr))
+func (c *round) stays(addr netip.Addr, s *tables.Subject) bool {
+	p, _, found := c.Pods.Get(c.out, tables.PodByAddr(addr))
 	if !found || p.Subject != s.Number {
 		return false
 	}
@@ -240,8 +245,8 @@ func (c *round) stays(addr netip.Addr, s *core.Subject) bool {
 
 // fork makes another subject of the same definition, to which all pods go that stay. The
 // others go as their keys are computed, which are marked.
-func (c *round) fork(s *core.Subject, now roles) (number uint32, err error) {
-	undesired := s.Clone()
+func (c *round) fork(s *tables.Subject, now roles) (number uint32, err error) {
+	undesired := tables.Clone(s)
 	undesired.Undesired = true
 	if err := transform.Insert(c.out, c.Subjects, undesired); err != nil {
 		return 0, err
@@ -249,11 +254,11 @@ func (c *round) fork(s *core.Subject, now roles) (number uint32, err error) {
 	if number, err = c.makeSubject(s.SubjectDef, now); err != nil {
 		return 0, err
 	}
-	for _, p := range statedb.Collect(c.Pods.List(c.out, core.PodsBySubject(s.Number))) {
+	for _, p := range statedb.Collect(c.Pods.List(c.out, tables.PodsBySubject(s.Number))) {
 		if !c.stays(p.Addr, s) {
 			continue
 		}
-		moved := p.Clone().SetStatus(reconciler.StatusPending())
+		moved := tables.WithStatus(p, reconciler.StatusPending())
 		moved.Subject = number
 		if err := transform.Insert(c.out, c.Pods, moved); err != nil {
 			return 0, err

@@ -9,11 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/bpf"
+
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // checker looks at the outputs after each transaction.
@@ -51,6 +52,7 @@ func (c *checker) transact() (more bool) {
 	c.checkJoined(in, after)
 	if !c.pieces { // a label of a namespace may have pods selected that wait
 		c.checkCompiled(in, after)
+		c.checkEgressCompiled(in, after)
 	}
 	return more
 }
@@ -80,24 +82,24 @@ func (c *checker) checkLives(in, after *oracle) {
 // checkReferences checks that what rows refer to is there.
 func (c *checker) checkReferences(after *oracle) {
 	for p := range c.Pods.All(after.txn) {
-		_, _, found := c.Subjects.Get(after.txn, core.SubjectByNumber(p.Subject))
+		_, _, found := c.Subjects.Get(after.txn, tables.SubjectByNumber(p.Subject))
 		require.True(c, found || p.Local && p.Subject == 0, "%s: subject %d", p.Addr, p.Subject)
 	}
 	for s := range c.Subjects.All(after.txn) {
-		if s.Ruleset == core.EmptyRuleset || !s.Local {
+		if s.Ruleset == bpf.EmptyRuleset || !s.Local {
 			continue
 		}
-		r, _, found := c.Rulesets.Get(after.txn, core.RulesetByNumber(s.Ruleset))
+		r, _, found := c.Rulesets.Get(after.txn, tables.RulesetByNumber(s.Ruleset))
 		require.True(c, found && !r.Undesired, "subject %d: ruleset %d", s.Number, s.Ruleset)
 	}
 	for r := range c.Routes.All(after.txn) {
-		_, _, found := c.Subjects.Get(after.txn, core.SubjectByNumber(r.Subject))
+		_, _, found := c.Subjects.Get(after.txn, tables.SubjectByNumber(r.Subject))
 		require.True(c, found, "route of subject %d", r.Subject)
-		e, _, found := c.EgressRulesets.Get(after.txn, core.EgressRulesetByNumber(r.EgressRuleset))
+		e, _, found := c.EgressRulesets.Get(after.txn, tables.EgressRulesetByNumber(r.EgressRuleset))
 		require.True(c, found && !e.Undesired, "subject %d: %d", r.Subject, r.EgressRuleset)
 	}
 	for r := range c.EgressRules.All(after.txn) {
-		_, _, found := c.EgressRulesets.Get(after.txn, core.EgressRulesetByNumber(r.Ruleset))
+		_, _, found := c.EgressRulesets.Get(after.txn, tables.EgressRulesetByNumber(r.Ruleset))
 		require.True(c, found, "rule of egress ruleset %d", r.Ruleset)
 	}
 }
@@ -105,20 +107,20 @@ func (c *checker) checkReferences(after *oracle) {
 // checkForks checks that no address that leaves a subject sees it change.
 func (c *checker) checkForks(in, after *oracle) {
 	for old := range c.Subjects.All(in.txn) {
-		new, _, found := c.Subjects.Get(after.txn, core.SubjectByNumber(old.Number))
+		new, _, found := c.Subjects.Get(after.txn, tables.SubjectByNumber(old.Number))
 		if !found || old.Ruleset == new.Ruleset &&
 			in.actualEgress(old.Number) == after.actualEgress(old.Number) {
 			continue
 		}
 		stays := func(addr netip.Addr) {
-			p, _, found := c.Pods.Get(after.txn, core.PodByAddr(addr))
+			p, _, found := c.Pods.Get(after.txn, tables.PodByAddr(addr))
 			require.True(c, found && p.Subject == old.Number,
 				"%s leaves subject %d, which changes", addr, old.Number)
 			set, node := in.known(addr)
 			require.True(c, set != nil && set.ID == old.LabelSet && (node == here) == old.Local,
 				"%s is to leave subject %d, which changes", addr, old.Number)
 		}
-		for p := range c.Pods.List(in.txn, core.PodsBySubject(old.Number)) {
+		for p := range c.Pods.List(in.txn, tables.PodsBySubject(old.Number)) {
 			stays(p.Addr)
 		}
 		for _, m := range all(in.txn, c.PodMirrors) {
@@ -135,16 +137,35 @@ func (c *checker) checkForks(in, after *oracle) {
 // now.
 func (c *checker) checkJoined(in, after *oracle) {
 	for p := range c.Pods.All(after.txn) {
-		old, _, had := c.Pods.Get(in.txn, core.PodByAddr(p.Addr))
+		old, _, had := c.Pods.Get(in.txn, tables.PodByAddr(p.Addr))
 		if p.Subject == 0 || had && old.Subject == p.Subject {
 			continue
 		}
 		set, node := in.known(p.Addr)
 		require.NotNil(c, set, "%s", p.Addr)
 		require.Equal(c, in.egressRuleset(set, node), after.actualEgress(p.Subject))
-		if s, _, _ := c.Subjects.Get(after.txn, core.SubjectByNumber(p.Subject)); p.Local {
+		if s, _, _ := c.Subjects.Get(after.txn, tables.SubjectByNumber(p.Subject)); p.Local {
 			require.Equal(c, in.ruleset(set), after.actualRuleset(s.Ruleset))
 		}
+	}
+}
+
+// checkEgressCompiled checks that all egress policies are compiled only if all pods have their
+// rules: of pods that are neither held nor about to leave, and of others that are to be served.
+func (c *checker) checkEgressCompiled(in, after *oracle) {
+	for p, revision := range c.EgressPolicies.All(in.txn) {
+		row, _, found := c.Compiled.Get(after.txn, tables.CompiledPolicyByID(tables.EgressPolicyID(p.Name)))
+		if !found || row.Revision != revision {
+			return
+		}
+	}
+	for p := range c.Pods.All(after.txn) {
+		s, _, found := c.Subjects.Get(after.txn, tables.SubjectByNumber(p.Subject))
+		set, node := in.known(p.Addr)
+		if !found || set == nil || s.LabelSet != set.ID || s.Undesired {
+			continue
+		}
+		require.Equal(c, in.egressRuleset(set, node), after.actualEgress(p.Subject))
 	}
 }
 
@@ -152,17 +173,17 @@ func (c *checker) checkJoined(in, after *oracle) {
 // rules: of pods that are neither held nor about to leave, as others are of other versions.
 func (c *checker) checkCompiled(in, after *oracle) {
 	for p, revision := range c.NetworkPolicies.All(in.txn) {
-		row, _, found := c.Compiled.Get(after.txn, core.CompiledPolicyByID(p.ID()))
+		row, _, found := c.Compiled.Get(after.txn, tables.CompiledPolicyByID(p.ID()))
 		if !found || row.Revision != revision || c.Enforcement == tables.EnforcementNever {
 			continue
 		}
 		for _, e := range all(in.txn, c.Locals) {
-			pod, _, found := c.Pods.Get(after.txn, core.PodByAddr(e.Addr))
+			pod, _, found := c.Pods.Get(after.txn, tables.PodByAddr(e.Addr))
 			set, _ := in.known(e.Addr)
 			if set == nil || !found || pod.Subject == 0 {
 				continue
 			}
-			s, _, _ := c.Subjects.Get(after.txn, core.SubjectByNumber(pod.Subject))
+			s, _, _ := c.Subjects.Get(after.txn, tables.SubjectByNumber(pod.Subject))
 			if s.LabelSet != set.ID || s.Undesired {
 				continue
 			}
@@ -231,11 +252,16 @@ func (o *oracle) check() {
 		require.Equal(o, revision, compiled[p.ID()])
 		delete(compiled, p.ID())
 	}
+	for p, revision := range o.EgressPolicies.All(o.txn) {
+		id := tables.EgressPolicyID(p.Name)
+		require.Equal(o, revision, compiled[id])
+		delete(compiled, id)
+	}
 	require.Empty(o, compiled)
 }
 
 // checkMatches checks what of the cluster the prefixes of a selector mean.
-func (o *oracle) checkMatches(s *core.Selector) {
+func (o *oracle) checkMatches(s *tables.Selector) {
 	pods, nodes := false, false
 	switch p := s.Peers[0]; p.Kind {
 	case tables.PeerCIDR, tables.PeerCIDRGroups:

@@ -9,20 +9,19 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // said is a rule of a policy that selects a label set, with the selectors of its peers.
 type said struct {
-	*core.Rule
-	selectors []core.SelectorSpec
+	*tables.Rule
+	selectors []tables.SelectorSpec
 }
 
 // ruleset returns the number of everything that network policies say of a label set.
 func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	if c.Enforcement == tables.EnforcementNever {
-		return core.EmptyRuleset, nil
+		return bpf.EmptyRuleset, nil
 	}
 	var all []said
 	policies, _ := c.networkPolicies(set)
@@ -31,10 +30,10 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	}
 	alwaysDeny := c.Enforcement == tables.EnforcementAlways
 	if len(all) == 0 && !alwaysDeny {
-		return core.EmptyRuleset, nil
+		return bpf.EmptyRuleset, nil
 	}
 	digest := digestOf(all, alwaysDeny)
-	if r, _, found := c.Rulesets.Get(c.out, core.RulesetByDigest(digest)); found {
+	if r, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(digest)); found {
 		if !r.Undesired {
 			return r.Number, nil
 		}
@@ -42,8 +41,8 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		desired.Undesired = false
 		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
 	}
-	r := &core.Ruleset{
-		Life: core.Life{
+	r := &tables.Ruleset{
+		Life: tables.Life{
 			Number: c.number(),
 		}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
 	}
@@ -95,11 +94,20 @@ func (c *round) networkPolicies(
 // compiled notes that the rulesets of all label sets that a policy selects have its rules as
 // they are now: its key is computed after those of their pods.
 func (c *round) compiled(id tables.PolicyID) error {
+	row := &tables.CompiledPolicy{Policy: id}
+	if id.Kind == tables.PolicyEgress {
+		p, revision, found := c.EgressPolicies.Get(c.in, tables.EgressPolicyByName(id.Name.Name))
+		if !found {
+			return transform.Delete(c.out, c.Compiled, row)
+		}
+		row.Generation, row.Revision = p.Generation, revision
+		return transform.Insert(c.out, c.Compiled, row)
+	}
 	p, revision, found := c.NetworkPolicies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
-		return transform.Delete(c.out, c.Compiled, &core.CompiledPolicy{Policy: id})
+		return transform.Delete(c.out, c.Compiled, row)
 	}
-	row := &core.CompiledPolicy{Policy: id, Generation: p.Generation, Revision: revision}
+	row.Generation, row.Revision = p.Generation, revision
 	return transform.Insert(c.out, c.Compiled, row)
 }
 
@@ -121,7 +129,7 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
 			if direction.DefaultDeny {
 				field := rule.Field + "." + d.String()
-				rules = append(rules, said{Rule: &core.Rule{RuleID: id, Field: field, DefaultDeny: true}})
+				rules = append(rules, said{Rule: &tables.Rule{RuleID: id, Field: field, DefaultDeny: true}})
 			}
 			for j, traffic := range direction.Traffic {
 				id.Item = int32(j)
@@ -139,11 +147,11 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 func itemOf(
 	id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet,
 ) (s said, hasEffect bool) {
-	r := &core.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
+	r := &tables.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
 	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.Anyone)
 	s.Rule = r
 	if !r.AnyPeer {
-		s.selectors = core.SelectorSpecs(t.Peers)
+		s.selectors = tables.SelectorSpecs(t.Peers)
 	}
 	if id.Direction == bpf.DirectionIngress {
 		r.Ports = resolved(t.Ports, set.NamedPorts)

@@ -14,16 +14,15 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // selector returns the number of a selector, which comes into use if it is not.
-func (c *round) selector(spec core.SelectorSpec) (uint32, error) {
-	if s, _, found := c.Selectors.Get(c.out, core.SelectorByDigest(spec.Digest())); found {
+func (c *round) selector(spec tables.SelectorSpec) (uint32, error) {
+	if s, _, found := c.Selectors.Get(c.out, tables.SelectorByDigest(spec.Digest())); found {
 		return s.Number, nil
 	}
-	s, err := c.resolve(c.in, core.Selector{Life: core.Life{Number: c.number()}, SelectorSpec: spec})
+	s, err := c.resolve(c.in, tables.Selector{Life: tables.Life{Number: c.number()}, SelectorSpec: spec})
 	if err != nil {
 		return 0, err
 	}
@@ -32,11 +31,11 @@ func (c *round) selector(spec core.SelectorSpec) (uint32, error) {
 
 // updateSelector brings a selector in use up to date with the objects that it names.
 func (c *round) updateSelector(digest bpf.Digest) error {
-	former, _, found := c.Selectors.Get(c.out, core.SelectorByDigest(digest))
+	former, _, found := c.Selectors.Get(c.out, tables.SelectorByDigest(digest))
 	if !found {
 		return nil
 	}
-	s, err := c.resolve(c.in, core.Selector{Life: former.Life, SelectorSpec: former.SelectorSpec})
+	s, err := c.resolve(c.in, tables.Selector{Life: former.Life, SelectorSpec: former.SelectorSpec})
 	if err != nil || s.SameResolution(former) {
 		return err
 	}
@@ -44,7 +43,7 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 }
 
 // resolve fills in what a selector comes to, with the objects that it names as they are.
-func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, error) {
+func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector, error) {
 	for _, peer := range s.Peers {
 		switch peer.Kind {
 		case tables.PeerPods:
@@ -52,14 +51,14 @@ func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, err
 		case tables.PeerCIDR:
 			s.MatchesPods = r.CIDRMatch.Pods || peer.MatchesPods
 			s.MatchesNodes = r.CIDRMatch.Nodes || peer.MatchesPods
-			if core.IsFamily(peer) {
+			if tables.IsFamily(peer) {
 				s.Family = bpf.FamilyIPv4
 				if peer.CIDR.Addr().Is6() {
 					s.Family = bpf.FamilyIPv6
 				}
 				continue
 			}
-			s.Blocks = append(s.Blocks, core.Block{Prefix: peer.CIDR, Except: ordered(peer.Except)})
+			s.Blocks = append(s.Blocks, tables.Block{Prefix: peer.CIDR, Except: ordered(peer.Except)})
 		case tables.PeerCIDRGroups:
 			s.MatchesPods = r.CIDRMatch.Pods || peer.MatchesPods
 			s.MatchesNodes = r.CIDRMatch.Nodes || peer.MatchesPods
@@ -69,7 +68,7 @@ func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, err
 					continue
 				}
 				for _, prefix := range g.Prefixes {
-					s.Blocks = append(s.Blocks, core.Block{Prefix: prefix, Except: except})
+					s.Blocks = append(s.Blocks, tables.Block{Prefix: prefix, Except: except})
 				}
 			}
 		case tables.PeerServices:
@@ -82,9 +81,9 @@ func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, err
 			}
 		}
 	}
-	slices.SortFunc(s.Blocks, core.Block.Compare)
-	s.Blocks = slices.CompactFunc(s.Blocks, core.Block.Equal)
-	selector, err := core.NewSelector(s)
+	slices.SortFunc(s.Blocks, tables.Block.Compare)
+	s.Blocks = slices.CompactFunc(s.Blocks, tables.Block.Equal)
+	selector, err := tables.NewSelector(s)
 	if err != nil {
 		return nil, fmt.Errorf("resolve selector %s: %w", s.Text, err)
 	}
@@ -93,7 +92,7 @@ func (r *rule) resolve(in statedb.ReadTxn, s core.Selector) (*core.Selector, err
 
 // resolveServices adds the pods of services that select some, and the backends of those that
 // do not.
-func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *core.Selector) {
+func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *tables.Selector) {
 	services := r.Services.All(in)
 	if peer.Service.Name != "" {
 		services = r.Services.List(in, tables.ServiceByName(peer.Service))
@@ -121,10 +120,10 @@ func podsOf(s *tables.Service) tables.EgressSelector {
 	}
 }
 
-func (r *rule) backendsOf(in statedb.ReadTxn, service tables.Name) (blocks []core.Block) {
+func (r *rule) backendsOf(in statedb.ReadTxn, service tables.Name) (blocks []tables.Block) {
 	for b := range r.Backends.List(in, tables.BackendSlicesByService(service)) {
 		for _, a := range b.Addrs {
-			blocks = append(blocks, core.Block{Prefix: netip.PrefixFrom(a, a.BitLen())})
+			blocks = append(blocks, tables.Block{Prefix: netip.PrefixFrom(a, a.BitLen())})
 		}
 	}
 	return blocks
@@ -161,7 +160,7 @@ func namesService(peer tables.PolicyPeer, s *tables.Service) bool {
 func (r *rule) markSelectors(
 	in statedb.ReadTxn, kind tables.PeerKind, names func(tables.PolicyPeer) bool, mark func(key),
 ) {
-	for s := range r.Selectors.List(in, core.SelectorsByKind(kind)) {
+	for s := range r.Selectors.List(in, tables.SelectorsByKind(kind)) {
 		if slices.ContainsFunc(s.Peers, names) {
 			mark(key{kind: ofSelector, digest: s.Digest()})
 		}

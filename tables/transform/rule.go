@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Rule declares tables that are computed from others. Key is what the work is divided by.
@@ -21,6 +23,9 @@ type Rule[Key comparable] struct {
 	Outputs []statedb.TableMeta // of which the rule is the only writer, but for status columns
 	Inputs  []Input[Key]
 	Seed    []Key // keys that exist whatever the inputs are
+
+	// After are tables that are initialized before the rule starts, beside the inputs.
+	After []statedb.TableMeta
 
 	// Last tells the keys that are computed after all keys that were marked before them by
 	// the same change or computation: they move to the end when they are marked again. Other
@@ -37,8 +42,9 @@ type Rule[Key comparable] struct {
 type Params struct {
 	cell.In
 
-	DB   *statedb.DB
-	Jobs job.Group
+	DB      *statedb.DB
+	Jobs    job.Group
+	Metrics *derive.Metrics `optional:"true"` // which count the work of each output
 }
 
 // Register runs a rule for as long as the agent runs. To be called before the start.
@@ -46,6 +52,9 @@ func Register[Key comparable](p Params, rule Rule[Key]) error {
 	r, err := newRunner(p.DB, rule)
 	if err != nil {
 		return fmt.Errorf("register rule %s: %w", rule.Name, err)
+	}
+	if p.Metrics != nil {
+		r.count(p.Metrics)
 	}
 	p.Jobs.Add(job.OneShot("derive-"+rule.Name, r.run, job.WithShutdown()))
 	return nil
@@ -72,7 +81,35 @@ type runner[Key comparable] struct {
 	watches     []<-chan struct{}
 	maxKeys     int // see the constants
 	manyKeys    int
-	few, many   *queue[Key] // a key of which there is work in both may wait in both
+	stats       []*derive.Stats // of each output, none if nothing is counted
+	few, many   *queue[Key]     // a key of which there is work in both may wait in both
+}
+
+// count has the work of the rule counted, once for each output, with the inputs.
+func (r *runner[Key]) count(metrics *derive.Metrics) {
+	var inputs []derive.InputOf
+	for _, in := range r.Inputs {
+		input := derive.InputOf{Table: in.meta().Name(), Feedback: in.isFeedback()}
+		if !slices.Contains(inputs, input) {
+			inputs = append(inputs, input)
+		}
+	}
+	for _, table := range r.Outputs {
+		r.stats = append(r.stats, metrics.Add(table.Name(), inputs...))
+	}
+}
+
+// counted counts a transaction that computed some keys.
+func (r *runner[Key]) counted(out statedb.ReadTxn, before []statedb.Revision, keys int) {
+	if keys == 0 {
+		return
+	}
+	for i, now := range r.revisions(out) {
+		if i < len(r.stats) {
+			written := int(now - before[i])
+			r.stats[i].Add(derive.Counts{Rounds: 1, Keys: keys, Rows: written, Inserted: written})
+		}
+	}
 }
 
 // initializer is the part of [statedb.RWTable] that does not depend on rows.
@@ -127,12 +164,15 @@ func (r *runner[Key]) run(ctx context.Context, health cell.Health) error {
 // have a table initialized while Next does not tell of its rows yet.
 func (r *runner[Key]) awaitInputs(ctx context.Context, health cell.Health) bool {
 	txn := r.db.ReadTxn()
+	tables := slices.Clone(r.After)
 	for _, in := range r.Inputs {
-		if in.isFeedback() {
-			continue
+		if !in.isFeedback() {
+			tables = append(tables, in.meta())
 		}
-		_, watch := in.meta().Initialized(txn)
-		health.OK("Waiting for table " + in.meta().Name())
+	}
+	for _, table := range tables {
+		_, watch := table.Initialized(txn)
+		health.OK("Waiting for table " + table.Name())
 		select {
 		case <-watch:
 		case <-ctx.Done():
@@ -200,7 +240,7 @@ func (r *runner[Key]) transact() error {
 	defer out.Abort()
 	in := r.db.ReadTxn() // with the outputs locked, it has them as the transaction has
 	r.collect(in)
-	revisions := r.revisions(out)
+	revisions, computed := r.revisions(out), 0
 	for _, q := range []*queue[Key]{r.few, r.many} {
 		before := uint64(math.MaxUint64)
 		if q == r.many {
@@ -211,6 +251,7 @@ func (r *runner[Key]) transact() error {
 			continue
 		}
 		var more []Key
+		computed += len(keys)
 		if err := r.Compute(in, out, keys, func(key Key) { more = append(more, key) }); err != nil {
 			return err
 		}
@@ -218,6 +259,7 @@ func (r *runner[Key]) transact() error {
 			r.push(key, q == r.many || len(more) > r.manyKeys)
 		}
 	}
+	r.counted(out, revisions, computed)
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {
 		for _, done := range r.initialized {
 			done(out)

@@ -11,25 +11,24 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // TestCases shows what is said of a class by single policies.
 func TestCases(t *testing.T) {
 	const peer, other = 20, 21
 	in, out := bpf.DirectionIngress, bpf.DirectionEgress
-	item := func(d bpf.Direction, i int, change func(*core.Rule)) *core.Rule {
+	item := func(d bpf.Direction, i int, change func(*tables.Rule)) *tables.Rule {
 		r := ruleAt("p", d, i)
 		change(r)
 		return r
 	}
-	defaultDeny := func(r *core.Rule) { r.DefaultDeny, r.Item = true, -1 }
+	defaultDeny := func(r *tables.Rule) { r.DefaultDeny, r.Item = true, -1 }
 	at80 := []tables.PolicyPort{tcp(80, 80)}
 	web, dns := []tables.PolicyPort{namedTCP("web")}, []tables.PolicyPort{namedTCP("dns")}
 	open := []string{"egress any any: default allow", "ingress any any: default allow"}
 	for _, test := range []struct {
 		name    string
-		rules   []*core.Rule
+		rules   []*tables.Rule
 		always  bool
 		refused bool
 		want    []string
@@ -41,17 +40,17 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name:  "default deny of a direction",
-			rules: []*core.Rule{item(in, 0, defaultDeny)},
+			rules: []*tables.Rule{item(in, 0, defaultDeny)},
 			want:  []string{"egress any any: default allow", "ingress any any: default deny [-1]"},
 		},
 		{
 			name:  "default deny of a direction, and enforcement of all pods",
-			rules: []*core.Rule{item(in, 0, defaultDeny)}, always: true,
+			rules: []*tables.Rule{item(in, 0, defaultDeny)}, always: true,
 			want: []string{"egress any any: default deny", "ingress any any: default deny [-1]"},
 		},
 		{
 			name: "an allow without default deny",
-			rules: []*core.Rule{item(in, 0, func(r *core.Rule) {
+			rules: []*tables.Rule{item(in, 0, func(r *tables.Rule) {
 				r.Peers, r.Ports = []uint32{peer}, at80
 			})},
 			want: append(slices.Clone(open),
@@ -59,15 +58,15 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "no peers select nothing",
-			rules: []*core.Rule{
+			rules: []*tables.Rule{
 				item(in, 0, defaultDeny),
-				item(in, 1, func(r *core.Rule) { r.Ports = at80 }),
+				item(in, 1, func(r *tables.Rule) { r.Ports = at80 }),
 			},
 			want: []string{"egress any any: default allow", "ingress any any: default deny [-1]"},
 		},
 		{
 			name: "any peer at a range",
-			rules: []*core.Rule{item(out, 0, func(r *core.Rule) {
+			rules: []*tables.Rule{item(out, 0, func(r *tables.Rule) {
 				r.AnyPeer, r.Ports = true, []tables.PolicyPort{tcp(80, 82)}
 			})},
 			want: append(slices.Clone(open),
@@ -75,17 +74,17 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "a denial covers an allow",
-			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.Peers, r.Ports = []uint32{peer}, at80 }),
-				item(in, 1, func(r *core.Rule) { r.Peers, r.Deny = []uint32{peer}, true }),
+			rules: []*tables.Rule{
+				item(in, 0, func(r *tables.Rule) { r.Peers, r.Ports = []uint32{peer}, at80 }),
+				item(in, 1, func(r *tables.Rule) { r.Peers, r.Deny = []uint32{peer}, true }),
 			},
 			want: append(slices.Clone(open), "ingress 1 any: deny [1]"),
 		},
 		{
 			name: "a denial in an allow",
-			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.Peers = []uint32{peer} }),
-				item(in, 1, func(r *core.Rule) {
+			rules: []*tables.Rule{
+				item(in, 0, func(r *tables.Rule) { r.Peers = []uint32{peer} }),
+				item(in, 1, func(r *tables.Rule) {
 					r.Peers, r.Deny, r.Ports = []uint32{peer}, true, at80
 				}),
 			},
@@ -94,9 +93,9 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "a denial of any peer is in the set of each",
-			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.Peers = []uint32{peer} }),
-				item(in, 1, func(r *core.Rule) {
+			rules: []*tables.Rule{
+				item(in, 0, func(r *tables.Rule) { r.Peers = []uint32{peer} }),
+				item(in, 1, func(r *tables.Rule) {
 					r.AnyPeer, r.Deny, r.Ports = true, true, at80
 				}),
 			},
@@ -105,23 +104,23 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "rules that decide together",
-			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, at80 }),
-				item(in, 1, func(r *core.Rule) { r.Peers = []uint32{peer} }),
+			rules: []*tables.Rule{
+				item(in, 0, func(r *tables.Rule) { r.AnyPeer, r.Ports = true, at80 }),
+				item(in, 1, func(r *tables.Rule) { r.Peers = []uint32{peer} }),
 			},
 			want: append(slices.Clone(open), "ingress any 80/tcp: allow [0]",
 				"ingress 1 80/tcp: allow [0 1]", "ingress 1 any: allow [1]"),
 		},
 		{
 			name:  "another peer",
-			rules: []*core.Rule{item(in, 0, func(r *core.Rule) { r.Peers = []uint32{other} })},
+			rules: []*tables.Rule{item(in, 0, func(r *tables.Rule) { r.Peers = []uint32{other} })},
 			want:  open,
 		},
 		{
 			name: "a named port of the subject, which has none of the name",
-			rules: []*core.Rule{
-				item(in, 0, func(r *core.Rule) { r.AnyPeer, r.NoPorts = true, true }),
-				item(in, 1, func(r *core.Rule) {
+			rules: []*tables.Rule{
+				item(in, 0, func(r *tables.Rule) { r.AnyPeer, r.NoPorts = true, true }),
+				item(in, 1, func(r *tables.Rule) {
 					r.Peers, r.NoPorts, r.Deny = []uint32{peer}, true, true
 				}),
 			},
@@ -129,24 +128,24 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "a named port of the peer",
-			rules: []*core.Rule{
-				item(out, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, web }),
-				item(out, 1, func(r *core.Rule) { r.Peers, r.Ports = []uint32{other}, web }),
+			rules: []*tables.Rule{
+				item(out, 0, func(r *tables.Rule) { r.AnyPeer, r.Ports = true, web }),
+				item(out, 1, func(r *tables.Rule) { r.Peers, r.Ports = []uint32{other}, web }),
 			},
 			want: append(slices.Clone(open),
 				"egress 1 9090/tcp: allow [0]", "egress 1 any: default allow"),
 		},
 		{
 			name: "a name that the peer has no number for",
-			rules: []*core.Rule{
-				item(out, 0, func(r *core.Rule) { r.AnyPeer, r.Ports = true, dns }),
-				item(out, 1, func(r *core.Rule) { r.Peers, r.Ports = []uint32{peer}, dns }),
+			rules: []*tables.Rule{
+				item(out, 0, func(r *tables.Rule) { r.AnyPeer, r.Ports = true, dns }),
+				item(out, 1, func(r *tables.Rule) { r.Peers, r.Ports = []uint32{peer}, dns }),
 			},
 			want: open,
 		},
 		{
 			name: "a type of ICMP",
-			rules: []*core.Rule{item(in, 0, func(r *core.Rule) {
+			rules: []*tables.Rule{item(in, 0, func(r *tables.Rule) {
 				r.Peers = []uint32{peer}
 				r.Ports = []tables.PolicyPort{{Protocol: 1, First: 8, Last: 8}}
 			})},
@@ -155,7 +154,7 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "all ports of a protocol",
-			rules: []*core.Rule{item(in, 0, func(r *core.Rule) {
+			rules: []*tables.Rule{item(in, 0, func(r *tables.Rule) {
 				r.Peers, r.Ports = []uint32{peer}, []tables.PolicyPort{{Protocol: 132, Last: 65535}}
 			})},
 			want: append(slices.Clone(open),
@@ -163,7 +162,7 @@ func TestCases(t *testing.T) {
 		},
 		{
 			name: "a refused class", refused: true,
-			rules: []*core.Rule{item(in, 0, func(r *core.Rule) { r.AnyPeer = true })},
+			rules: []*tables.Rule{item(in, 0, func(r *tables.Rule) { r.AnyPeer = true })},
 			want: []string{
 				"egress any any: default allow", "egress 1 any: default deny",
 				"ingress any any: allow [0]", "ingress 1 any: default deny",
@@ -191,7 +190,7 @@ func (w *world) describe() (lines []string) {
 	txn := w.db.ReadTxn()
 	for e := range w.rule.Entries.All(txn) {
 		class := e.TableRow()[1]
-		for v := range w.rule.Verdicts.Prefix(txn, core.VerdictsOfSet(e.Set)) {
+		for v := range w.rule.Verdicts.Prefix(txn, tables.VerdictsOfSet(e.Set)) {
 			row := v.TableRow()
 			line := fmt.Sprintf("%s %s %s: %s", e.Direction, class, row[1], row[2])
 			var items []int32

@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/hive/cell"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // Cell derives the tables of verdicts.
@@ -22,10 +21,10 @@ var Cell = cell.Module(
 	"verdicts",
 	"Verdicts of rulesets on classes of peers",
 
-	tables.OwnDesired(core.NewPolicyEntryTable),
-	tables.Own(core.NewCompiledTable),
-	tables.Own(core.NewVerdictSetTable),
-	tables.OwnDesired(core.NewVerdictTable),
+	tables.OwnDesired(tables.NewPolicyEntryTable),
+	tables.Own(tables.NewCompiledTable),
+	tables.Own(tables.NewVerdictSetTable),
+	tables.OwnDesired(tables.NewVerdictTable),
 	tables.Own(tables.NewRuleCookieTable),
 	cell.Invoke(
 		deriveVerdicts,

@@ -15,19 +15,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 type cellTables struct {
 	cell.In
 
 	DB       *statedb.DB
-	Rulesets statedb.RWTable[*core.Ruleset]
-	Classes  statedb.RWTable[*core.Class]
+	Rulesets statedb.RWTable[*tables.Ruleset]
+	Classes  statedb.RWTable[*tables.Class]
 
-	Entries  tables.Desired[*core.PolicyEntry]
-	Verdicts tables.Desired[*core.Verdict]
-	Compiled statedb.Table[*core.Compiled]
+	Entries  tables.Desired[*tables.PolicyEntry]
+	Verdicts tables.Desired[*tables.Verdict]
+	Compiled statedb.Table[*tables.Compiled]
 	Cookies  statedb.Table[*tables.RuleCookie]
 }
 
@@ -38,9 +37,9 @@ func TestCell(t *testing.T) {
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Module("test", "Test",
 		cell.Provide(
 			job.Registry.NewGroup,
-			core.NewRulesetTable, statedb.RWTable[*core.Ruleset].ToTable,
-			core.NewClassTable, statedb.RWTable[*core.Class].ToTable,
-			core.NewVerdictMirrorTable, statedb.RWTable[*core.VerdictMirror].ToTable,
+			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
+			tables.NewClassTable, statedb.RWTable[*tables.Class].ToTable,
+			tables.NewVerdictMirrorTable, statedb.RWTable[*tables.VerdictMirror].ToTable,
 		),
 		Cell,
 		cell.Invoke(func(tables cellTables) {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // precedence decides among contributions: the highest wins.
@@ -32,10 +31,10 @@ type contribution struct {
 }
 
 // contributions are all that is said of a class in a direction, by keys without set.
-type contributions map[core.VerdictKey][]contribution
+type contributions map[bpf.VerdictKey][]contribution
 
 // anyTraffic is the key of all traffic.
-var anyTraffic = core.VerdictKeyOf(0, 0, 0, 0)
+var anyTraffic = bpf.VerdictKeyOf(0, 0, 0, 0)
 
 // add has a rule contribute, with the numbers that the peer has for names of ports.
 func (c contributions) add(st *statement, ports []tables.NamedPort) {
@@ -49,7 +48,7 @@ func (c contributions) add(st *statement, ports []tables.NamedPort) {
 func (c contributions) addNamed(st *statement, ports []tables.NamedPort) {
 	for _, p := range ports {
 		if st.names(p) {
-			key := core.VerdictKeyOf(0, p.Protocol, p.Port, 16)
+			key := bpf.VerdictKeyOf(0, p.Protocol, p.Port, 16)
 			c[key] = append(c[key], st.contribution)
 		}
 	}
@@ -66,7 +65,7 @@ func (c contributions) clone() contributions {
 
 // content is what a verdict set says.
 type content struct {
-	verdicts []core.Verdict // in order of key, without set
+	verdicts []tables.Verdict // in order of key, without set
 	digest   bpf.Digest
 }
 
@@ -75,8 +74,8 @@ type content struct {
 // on the order of contributions.
 func (c contributions) content() *content {
 	keys := slices.SortedFunc(maps.Keys(c), compareKeys)
-	says := &content{verdicts: make([]core.Verdict, 0, len(keys))}
-	emitted := make(map[core.VerdictKey]int, len(keys))
+	says := &content{verdicts: make([]tables.Verdict, 0, len(keys))}
+	emitted := make(map[bpf.VerdictKey]int, len(keys))
 	for _, key := range keys { // shorter ones come first
 		v := c.decide(key)
 		if at, found := nearest(emitted, key); found && says.verdicts[at].Value == v.Value &&
@@ -91,8 +90,8 @@ func (c contributions) content() *content {
 }
 
 // decide returns the verdict of a key, whether or not it is needed.
-func (c contributions) decide(key core.VerdictKey) core.Verdict {
-	v, best := core.Verdict{Key: key}, byDefault
+func (c contributions) decide(key bpf.VerdictKey) tables.Verdict {
+	v, best := tables.Verdict{Key: key}, byDefault
 	for around := range Around(key) {
 		for _, by := range c[around] {
 			if by.precedence > best {
@@ -122,7 +121,7 @@ func asByte(is bool) uint8 {
 }
 
 // nearest returns what was emitted under the longest key around another.
-func nearest(emitted map[core.VerdictKey]int, key core.VerdictKey) (at int, found bool) {
+func nearest(emitted map[bpf.VerdictKey]int, key bpf.VerdictKey) (at int, found bool) {
 	for around := range Around(key) {
 		if at, found = emitted[around]; found {
 			return at, true
@@ -132,7 +131,7 @@ func nearest(emitted map[core.VerdictKey]int, key core.VerdictKey) (at int, foun
 }
 
 // compareKeys orders keys of a set as the table does.
-func compareKeys(a, b core.VerdictKey) int {
+func compareKeys(a, b bpf.VerdictKey) int {
 	return cmp.Or(
 		cmp.Compare(a.PrefixLen, b.PrefixLen),
 		cmp.Compare(a.Protocol, b.Protocol),
@@ -141,7 +140,7 @@ func compareKeys(a, b core.VerdictKey) int {
 }
 
 // digest identifies verdicts, with the rules that decide.
-func digest(verdicts []core.Verdict) bpf.Digest {
+func digest(verdicts []tables.Verdict) bpf.Digest {
 	var b []byte
 	for _, v := range verdicts {
 		b = append(b, byte(v.Key.PrefixLen), v.Key.Protocol, v.Key.Port[0], v.Key.Port[1])

@@ -3,22 +3,22 @@
 package verdicts
 
 import (
+	"github.com/sluice-net/sluice/bpf"
 	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type cookieParams struct {
 	cell.In
 
-	Rulesets statedb.Table[*core.Ruleset]
-	Verdicts statedb.Table[*core.Verdict]
-	Kernel   statedb.Table[*core.VerdictMirror]
+	Rulesets statedb.Table[*tables.Ruleset]
+	Verdicts statedb.Table[*tables.Verdict]
+	Kernel   statedb.Table[*tables.VerdictMirror]
 
 	Output statedb.RWTable[*tables.RuleCookie]
 }
@@ -43,7 +43,7 @@ func (c cookieParams) declare() transform.Rule[uint32] {
 }
 
 // markCookie marks cookies of verdicts that are inserted or deleted: they do not change.
-func markCookie(_ statedb.ReadTxn, old, new *core.Verdict, mark func(uint32)) {
+func markCookie(_ statedb.ReadTxn, old, new *tables.Verdict, mark func(uint32)) {
 	switch {
 	case old == nil && new.Value.Cookie != 0:
 		mark(new.Value.Cookie)
@@ -53,7 +53,7 @@ func markCookie(_ statedb.ReadTxn, old, new *core.Verdict, mark func(uint32)) {
 }
 
 // markDeleted marks the cookie of a verdict that the kernel does not have any more.
-func markDeleted(_ statedb.ReadTxn, old, new *core.VerdictMirror, mark func(uint32)) {
+func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(uint32)) {
 	if old == nil {
 		return
 	}
@@ -65,7 +65,7 @@ func markDeleted(_ statedb.ReadTxn, old, new *core.VerdictMirror, mark func(uint
 }
 
 // markMoved marks the cookies of rules that are elsewhere in their object now.
-func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *core.Ruleset, mark func(uint32)) {
+func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32)) {
 	if ruleset == nil || ruleset.Undesired {
 		return
 	}
@@ -94,7 +94,7 @@ func (c cookieParams) compute(
 func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie uint32) error {
 	former, _, known := c.Output.Get(out, tables.RuleCookieByNumber(cookie))
 	row := &tables.RuleCookie{Cookie: cookie}
-	for v := range c.Verdicts.List(in, core.VerdictsByCookie(cookie)) {
+	for v := range c.Verdicts.List(in, tables.VerdictsByCookie(cookie)) {
 		if slices.Equal(row.Rules, v.Rules) {
 			continue
 		}
@@ -104,7 +104,7 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 		row.Rules = slices.Compact(row.Rules)
 	}
 	if len(row.Rules) == 0 {
-		inKernel := core.MirrorsTo[core.VerdictKey, core.VerdictValue](cookie)
+		inKernel := tables.MirrorsTo[bpf.VerdictKey, bpf.VerdictValue](cookie)
 		if _, _, found := c.Kernel.Get(in, inKernel); known && !found {
 			return transform.Delete(out, c.Output, former)
 		}
@@ -124,7 +124,7 @@ func (c cookieParams) field(
 	txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie,
 ) (field string) {
 	// Later ones come last.
-	for r := range c.Rulesets.List(txn, core.RulesetsByPolicy(id.Policy)) {
+	for r := range c.Rulesets.List(txn, tables.RulesetsByPolicy(id.Policy)) {
 		if in := fieldIn(r, id); in != "" && (field == "" || !r.Undesired) {
 			field = in
 		}
@@ -138,8 +138,8 @@ func (c cookieParams) field(
 }
 
 // fieldIn returns where a rule is in its object by a ruleset, empty if it has no such rule.
-func fieldIn(r *core.Ruleset, id tables.RuleID) string {
-	at := slices.IndexFunc(r.Rules, func(rule *core.Rule) bool { return rule.RuleID == id })
+func fieldIn(r *tables.Ruleset, id tables.RuleID) string {
+	at := slices.IndexFunc(r.Rules, func(rule *tables.Rule) bool { return rule.RuleID == id })
 	if at < 0 {
 		return ""
 	}

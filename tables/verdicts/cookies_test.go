@@ -12,7 +12,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -20,13 +19,13 @@ import (
 type cookieWorld struct {
 	*world
 	params  cookieParams
-	kernel  statedb.RWTable[*core.VerdictMirror]
+	kernel  statedb.RWTable[*tables.VerdictMirror]
 	cookies *transform.Stepper[uint32]
 }
 
 func newCookieWorld(t *testing.T) *cookieWorld {
 	w := &cookieWorld{world: newWorld(t)}
-	w.kernel = must(core.NewVerdictMirrorTable(w.db))(t)
+	w.kernel = must(tables.NewVerdictMirrorTable(w.db))(t)
 	w.params = cookieParams{
 		Rulesets: w.rulesets, Verdicts: w.rule.Verdicts, Kernel: w.kernel,
 		Output: must(tables.NewRuleCookieTable(w.db))(t),
@@ -46,7 +45,7 @@ func (w *cookieWorld) program() {
 	defer wtxn.Commit()
 	require.NoError(w, w.kernel.DeleteAll(wtxn))
 	for v := range w.rule.Verdicts.All(wtxn) {
-		m := &core.VerdictMirror{Key: v.Key, Value: v.Value, Present: true}
+		m := &tables.VerdictMirror{Key: v.Key, Value: v.Value, Present: true}
 		_, _, err := w.kernel.Insert(wtxn, m)
 		require.NoError(w, err)
 	}
@@ -110,9 +109,9 @@ func TestCookiesCollide(t *testing.T) {
 	w.put(ruleset(1, a, b))
 	wtxn := w.db.WriteTxn(w.rule.Verdicts)
 	for i, rules := range [][]tables.RuleID{{a.RuleID}, {b.RuleID}} {
-		v := &core.Verdict{
-			Key:   core.VerdictKeyOf(uint32(100+i), 0, 0, 0),
-			Value: core.VerdictValue{Cookie: 7}, Rules: rules,
+		v := &tables.Verdict{
+			Key:   bpf.VerdictKeyOf(uint32(100+i), 0, 0, 0),
+			Value: bpf.VerdictValue{Cookie: 7}, Rules: rules,
 		}
 		_, _, err := w.rule.Verdicts.Insert(wtxn, v)
 		require.NoError(t, err)

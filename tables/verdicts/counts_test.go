@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // cost is how often each output is written, by inserts and deletes.
@@ -26,7 +25,7 @@ func (w *world) cost(do func()) cost {
 }
 
 // allowing is a ruleset of ingress from peers that selectors select.
-func allowing(number uint32, ports []tables.PolicyPort, selectors ...uint32) *core.Ruleset {
+func allowing(number uint32, ports []tables.PolicyPort, selectors ...uint32) *tables.Ruleset {
 	deny := ruleAt("p", bpf.DirectionIngress, -1)
 	deny.DefaultDeny = true
 	allow := ruleAt("p", bpf.DirectionIngress, 0)
@@ -50,7 +49,7 @@ func TestCosts(t *testing.T) {
 		"a ruleset with a selector: its default sets are there")
 
 	both := allowing(3, nil, 1)
-	both.Rules = append(both.Rules, &core.Rule{
+	both.Rules = append(both.Rules, &tables.Rule{
 		RuleID: ruleAt("p", bpf.DirectionEgress, 0).RuleID, Peers: []uint32{1, 2}, Deny: true,
 	})
 	require.Equal(t, cost{3*n + 2, 1, 1, 1}, w.cost(func() { w.put(both) }), "of both directions")
@@ -116,8 +115,8 @@ func TestPieces(t *testing.T) {
 	w.put(rows...)
 	w.work()
 	compiled := func(number uint32) bool {
-		c := core.Compiled{Role: core.CompiledRuleset, Number: number}
-		_, _, found := w.rule.Compiled.Get(w.db.ReadTxn(), core.CompiledByKey(c))
+		c := tables.Compiled{Role: tables.CompiledRuleset, Number: number}
+		_, _, found := w.rule.Compiled.Get(w.db.ReadTxn(), tables.CompiledByKey(c))
 		return found
 	}
 	w.put(allowing(1, nil, 1))
@@ -151,13 +150,13 @@ func (w *world) counts() Counts {
 	txn := w.db.ReadTxn()
 	return Counts{
 		Selector: func(selector uint32) (n int) {
-			for range w.classes.List(txn, core.ClassesBySelector(selector)) {
+			for range w.classes.List(txn, tables.ClassesBySelector(selector)) {
 				n++
 			}
 			return n
 		},
 		Port: func(name string) (n int) {
-			for c := range w.classes.List(txn, core.ClassesByPort(name)) {
+			for c := range w.classes.List(txn, tables.ClassesByPort(name)) {
 				for _, p := range c.Ports {
 					if (tables.PolicyPort{Name: p.Name, Protocol: p.Protocol}).String() == name {
 						n++

@@ -3,10 +3,9 @@
 package verdicts
 
 import (
+	"github.com/sluice-net/sluice/bpf"
 	"iter"
 	"math/bits"
-
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // PortPrefix is the ports that have their first bits in common with Port.
@@ -29,15 +28,15 @@ func PortPrefixes(first, last uint16) []PortPrefix {
 
 // Around yields the keys of a verdict set that cover what a key covers, longest first and
 // beginning with the key itself.
-func Around(k core.VerdictKey) iter.Seq[core.VerdictKey] {
-	return func(yield func(core.VerdictKey) bool) {
+func Around(k bpf.VerdictKey) iter.Seq[bpf.VerdictKey] {
+	return func(yield func(bpf.VerdictKey) bool) {
 		if protocol, port, length := k.Traffic(); protocol != 0 {
 			for ; length >= 0; length-- {
-				if !yield(core.VerdictKeyOf(k.Set, protocol, port, length)) {
+				if !yield(bpf.VerdictKeyOf(k.Set, protocol, port, length)) {
 					return
 				}
 			}
 		}
-		yield(core.VerdictKeyOf(k.Set, 0, 0, 0))
+		yield(bpf.VerdictKeyOf(k.Set, 0, 0, 0))
 	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -27,7 +26,7 @@ const (
 var protocols = []uint8{1, 58, 6, 17, 132}
 
 // judge is the verdict from first principles: what a ruleset says of one packet.
-func judge(r *core.Ruleset, c *core.Class, q Question) (deny, isDefault bool, by []tables.RuleID) {
+func judge(r *tables.Ruleset, c *tables.Class, q Question) (deny, isDefault bool, by []tables.RuleID) {
 	if c.Refused {
 		return true, true, nil
 	}
@@ -55,7 +54,7 @@ func judge(r *core.Ruleset, c *core.Class, q Question) (deny, isDefault bool, by
 }
 
 // isAt reports whether a rule is about the ports of a packet.
-func isAt(rule *core.Rule, c *core.Class, q Question) bool {
+func isAt(rule *tables.Rule, c *tables.Class, q Question) bool {
 	if rule.NoPorts {
 		return false
 	}
@@ -77,8 +76,8 @@ func someOf(random *rand.Rand) (some []uint32) {
 	return some
 }
 
-func randomRuleset(random *rand.Rand, number uint32) *core.Ruleset {
-	var rules []*core.Rule
+func randomRuleset(random *rand.Rand, number uint32) *tables.Ruleset {
+	var rules []*tables.Rule
 	for i := range random.IntN(8) {
 		rule := ruleAt(fmt.Sprint("p", i%3), bpf.Direction(random.IntN(2)), i)
 		switch random.IntN(5) {
@@ -121,7 +120,7 @@ func randomPort(random *rand.Rand, d bpf.Direction) tables.PolicyPort {
 	return port
 }
 
-func randomClass(random *rand.Rand, number uint32) *core.Class {
+func randomClass(random *rand.Rand, number uint32) *tables.Class {
 	if random.IntN(6) == 0 {
 		return refusedClass(number)
 	}
@@ -137,16 +136,16 @@ func randomClass(random *rand.Rand, number uint32) *core.Class {
 
 // history is what steps must not contradict.
 type history struct {
-	compiled map[core.Compiled]bool
+	compiled map[tables.Compiled]bool
 	owed     map[[2]uint32]bool    // pairs of which a mark says that they are computed
 	digests  map[uint32]bpf.Digest // of all sets ever
 	gone     map[uint32]bool       // sets that were deleted
-	rows     map[core.PolicyKey]*core.PolicyEntry
+	rows     map[bpf.PolicyKey]*tables.PolicyEntry
 }
 
 func newHistory() *history {
 	return &history{
-		compiled: map[core.Compiled]bool{}, owed: map[[2]uint32]bool{},
+		compiled: map[tables.Compiled]bool{}, owed: map[[2]uint32]bool{},
 		digests: map[uint32]bpf.Digest{}, gone: map[uint32]bool{},
 	}
 }
@@ -158,14 +157,14 @@ func (h *history) check(w *world) {
 	entries, wanted := w.entries(), w.wanted()
 
 	// What is there is right. A mark is of all pairs with what there was in the snapshot.
-	compiled := map[core.Compiled]bool{}
+	compiled := map[tables.Compiled]bool{}
 	for c := range w.rule.Compiled.All(txn) {
 		compiled[*c] = true
 		if h.compiled[*c] {
 			continue
 		}
-		if c.Role == core.CompiledRuleset {
-			h.owed[[2]uint32{c.Number, core.AnyClass}] = true
+		if c.Role == tables.CompiledRuleset {
+			h.owed[[2]uint32{c.Number, bpf.AnyClass}] = true
 			for other := range w.classes.All(txn) {
 				h.owed[[2]uint32{c.Number, other.Number}] = true
 			}
@@ -198,7 +197,7 @@ func (h *history) check(w *world) {
 	}
 
 	// Rows stay, with their status, as long as both objects do.
-	rows := map[core.PolicyKey]*core.PolicyEntry{}
+	rows := map[bpf.PolicyKey]*tables.PolicyEntry{}
 	for e := range w.rule.Entries.All(txn) {
 		rows[e.MapKey()] = e
 	}
@@ -217,7 +216,7 @@ func checkRest(w *world) {
 	objects := w.rulesets.NumObjects(txn) + w.classes.NumObjects(txn)
 	require.Equal(w, objects, w.rule.Compiled.NumObjects(txn))
 	maps := w.desired()
-	classes := append(statedb.Collect(w.classes.All(txn)), &core.Class{})
+	classes := append(statedb.Collect(w.classes.All(txn)), &tables.Class{})
 	for r := range w.rulesets.All(txn) {
 		for _, c := range classes {
 			for _, d := range directions {
@@ -229,7 +228,7 @@ func checkRest(w *world) {
 						if !found {
 							w.Fatalf("nothing found for %v", q)
 						}
-						v, _, _ := w.rule.Verdicts.Get(txn, core.VerdictByKey(a.Key))
+						v, _, _ := w.rule.Verdicts.Get(txn, tables.VerdictByKey(a.Key))
 						want := valueOf(deny, isDefault, by)
 						if a.Verdict != want || !slices.Equal(by, v.Rules) {
 							w.Fatalf("%v: want %s by %v: %s by %v", q, want, by, a.Verdict, v.Rules)
@@ -244,15 +243,15 @@ func checkRest(w *world) {
 	}
 }
 
-func valueOf(deny, isDefault bool, by []tables.RuleID) core.VerdictValue {
-	return core.VerdictValue{
+func valueOf(deny, isDefault bool, by []tables.RuleID) bpf.VerdictValue {
+	return bpf.VerdictValue{
 		Cookie: tables.CookieOf(by), Deny: asByte(deny), Default: asByte(isDefault),
 	}
 }
 
 // checkMinimal checks that no verdict says what a shorter one of its set does.
 func checkMinimal(t testing.TB, says *content) {
-	byKey := map[core.VerdictKey]core.Verdict{}
+	byKey := map[bpf.VerdictKey]tables.Verdict{}
 	for _, v := range says.verdicts {
 		byKey[v.Key] = v
 	}

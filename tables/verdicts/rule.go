@@ -4,6 +4,7 @@ package verdicts
 
 import (
 	"cmp"
+	"github.com/sluice-net/sluice/tables"
 	"iter"
 	"slices"
 
@@ -12,7 +13,6 @@ import (
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -25,13 +25,13 @@ const maxWork = 4000
 type params struct {
 	cell.In
 
-	Rulesets statedb.Table[*core.Ruleset]
-	Classes  statedb.Table[*core.Class]
+	Rulesets statedb.Table[*tables.Ruleset]
+	Classes  statedb.Table[*tables.Class]
 
-	Entries  statedb.RWTable[*core.PolicyEntry]
-	Compiled statedb.RWTable[*core.Compiled]
-	Sets     statedb.RWTable[*core.VerdictSet]
-	Verdicts statedb.RWTable[*core.Verdict]
+	Entries  statedb.RWTable[*tables.PolicyEntry]
+	Compiled statedb.RWTable[*tables.Compiled]
+	Sets     statedb.RWTable[*tables.VerdictSet]
+	Verdicts statedb.RWTable[*tables.Verdict]
 }
 
 // key is a ruleset with all classes, or a class with all rulesets: those with numbers
@@ -41,7 +41,7 @@ type params struct {
 // was there in the same snapshot, as later ones have greater numbers. So the transaction
 // that computes the last piece of a ruleset has all pairs with the classes of its snapshot.
 type key struct {
-	core.Compiled
+	tables.Compiled
 	after uint32
 }
 
@@ -61,8 +61,8 @@ func (r *rule) declare() transform.Rule[key] {
 		Name:    "verdicts",
 		Outputs: []statedb.TableMeta{r.Entries, r.Compiled, r.Sets, r.Verdicts},
 		Inputs: []transform.Input[key]{
-			transform.From(r.Rulesets, comesAndGoes[*core.Ruleset](core.CompiledRuleset)),
-			transform.From(r.Classes, comesAndGoes[*core.Class](core.CompiledClass)),
+			transform.From(r.Rulesets, comesAndGoes[*tables.Ruleset](tables.CompiledRuleset)),
+			transform.From(r.Classes, comesAndGoes[*tables.Class](tables.CompiledClass)),
 		},
 		Compute: r.compute,
 	}
@@ -71,20 +71,20 @@ func (r *rule) declare() transform.Rule[key] {
 // object is a row of rulesets or of classes.
 type object interface {
 	comparable
-	GetLife() core.Life
+	GetLife() tables.Life
 }
 
 // comesAndGoes marks the keys of rows that are inserted or deleted.
 func comesAndGoes[Row object](
-	role core.CompiledRole,
+	role tables.CompiledRole,
 ) func(now statedb.ReadTxn, old, new Row, mark func(key)) {
 	return func(_ statedb.ReadTxn, old, new Row, mark func(key)) {
 		var none Row
 		switch {
 		case old == none:
-			mark(key{Compiled: core.Compiled{Role: role, Number: new.GetLife().Number}})
+			mark(key{Compiled: tables.Compiled{Role: role, Number: new.GetLife().Number}})
 		case new == none:
-			mark(key{Compiled: core.Compiled{Role: role, Number: old.GetLife().Number}})
+			mark(key{Compiled: tables.Compiled{Role: role, Number: old.GetLife().Number}})
 		}
 	}
 }
@@ -119,24 +119,24 @@ func (t *transaction) isFull() bool { return t.work >= t.maxWork }
 
 // computeKey computes a key, or a piece of it: then it returns the rest.
 func (t *transaction) computeKey(k key) (rest key, more bool) {
-	if k.Role == core.CompiledRuleset {
-		ruleset, _, found := t.Rulesets.Get(t.in, core.RulesetByNumber(k.Number))
+	if k.Role == tables.CompiledRuleset {
+		ruleset, _, found := t.Rulesets.Get(t.in, tables.RulesetByNumber(k.Number))
 		if !found {
-			return k, t.forget(k, t.Entries.Prefix(t.out, core.PolicyEntriesOfRuleset(k.Number)))
+			return k, t.forget(k, t.Entries.Prefix(t.out, tables.PolicyEntriesOfRuleset(k.Number)))
 		}
 		v := t.view(ruleset)
 		if k.after == 0 {
 			for _, d := range directions {
-				t.putEntry(ruleset, core.AnyClass, d, v[d].any)
+				t.putEntry(ruleset, bpf.AnyClass, d, v[d].any)
 			}
 		}
-		return each(t, k, t.classes(ruleset), func(c *core.Class) { t.computePair(ruleset, c) })
+		return each(t, k, t.classes(ruleset), func(c *tables.Class) { t.computePair(ruleset, c) })
 	}
-	class, _, found := t.Classes.Get(t.in, core.ClassByNumber(k.Number))
+	class, _, found := t.Classes.Get(t.in, tables.ClassByNumber(k.Number))
 	if !found {
-		return k, t.forget(k, t.Entries.List(t.out, core.PolicyEntriesByClass(k.Number)))
+		return k, t.forget(k, t.Entries.List(t.out, tables.PolicyEntriesByClass(k.Number)))
 	}
-	return each(t, k, t.rulesets(class), func(r *core.Ruleset) { t.computePair(r, class) })
+	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) { t.computePair(r, class) })
 }
 
 // each computes pairs of an object with others, and then says that it is compiled.
@@ -164,15 +164,15 @@ func each[Row object](
 
 // classes returns the classes of which a ruleset may say something special: all, and few
 // others.
-func (t *transaction) classes(r *core.Ruleset) []*core.Class {
-	classes := statedb.Collect(t.Classes.List(t.in, core.ClassesRefused(true)))
+func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
+	classes := statedb.Collect(t.Classes.List(t.in, tables.ClassesRefused(true)))
 	for _, selector := range r.Selectors() {
-		for c := range t.Classes.List(t.in, core.ClassesBySelector(selector)) {
+		for c := range t.Classes.List(t.in, tables.ClassesBySelector(selector)) {
 			classes = append(classes, c)
 		}
 	}
 	for _, port := range t.view(r)[bpf.DirectionEgress].anyPeerPorts() {
-		for c := range t.Classes.List(t.in, core.ClassesByPort(port)) {
+		for c := range t.Classes.List(t.in, tables.ClassesByPort(port)) {
 			classes = append(classes, c)
 		}
 	}
@@ -181,25 +181,25 @@ func (t *transaction) classes(r *core.Ruleset) []*core.Class {
 
 // rulesets returns the rulesets that may say something special of a class: all, and few
 // others.
-func (t *transaction) rulesets(c *core.Class) []*core.Ruleset {
+func (t *transaction) rulesets(c *tables.Class) []*tables.Ruleset {
 	if c.Refused {
 		return statedb.Collect(t.Rulesets.All(t.in))
 	}
-	var rulesets []*core.Ruleset
+	var rulesets []*tables.Ruleset
 	for _, selector := range c.Selectors {
-		for r := range t.Rulesets.List(t.in, core.RulesetsBySelector(selector)) {
+		for r := range t.Rulesets.List(t.in, tables.RulesetsBySelector(selector)) {
 			rulesets = append(rulesets, r)
 		}
 	}
 	for _, name := range c.PortNames() {
-		for r := range t.Rulesets.List(t.in, core.RulesetsByPort(name)) {
+		for r := range t.Rulesets.List(t.in, tables.RulesetsByPort(name)) {
 			rulesets = append(rulesets, r)
 		}
 	}
 	return rulesets
 }
 
-func (t *transaction) view(r *core.Ruleset) *view {
+func (t *transaction) view(r *tables.Ruleset) *view {
 	v := t.views[r.Number]
 	if v == nil {
 		v = newView(r)
@@ -209,7 +209,7 @@ func (t *transaction) view(r *core.Ruleset) *view {
 }
 
 // computePair writes what a ruleset says specially of a class.
-func (t *transaction) computePair(r *core.Ruleset, c *core.Class) {
+func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) {
 	v := t.view(r)
 	for _, d := range directions {
 		if says := v[d].of(c); says.digest != v[d].any.digest {
@@ -220,9 +220,9 @@ func (t *transaction) computePair(r *core.Ruleset, c *core.Class) {
 
 // putEntry writes the entry of a pair, with its set, unless it is there: then it says the
 // same.
-func (t *transaction) putEntry(r *core.Ruleset, class uint32, d bpf.Direction, says *content) {
-	e := &core.PolicyEntry{Ruleset: r.Number, Class: class, Direction: d}
-	if _, _, found := t.Entries.Get(t.out, core.PolicyEntryByKey(e.MapKey())); !found {
+func (t *transaction) putEntry(r *tables.Ruleset, class uint32, d bpf.Direction, says *content) {
+	e := &tables.PolicyEntry{Ruleset: r.Number, Class: class, Direction: d}
+	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(e.MapKey())); !found {
 		e.Set, e.Status = t.set(says), reconciler.StatusPending()
 		put(t, t.Entries, e)
 	}
@@ -230,11 +230,11 @@ func (t *transaction) putEntry(r *core.Ruleset, class uint32, d bpf.Direction, s
 
 // set returns the number of the set with a content, which is made if there is none.
 func (t *transaction) set(says *content) uint32 {
-	if s, _, found := t.Sets.Get(t.out, core.VerdictSetByDigest(says.digest)); found {
+	if s, _, found := t.Sets.Get(t.out, tables.VerdictSetByDigest(says.digest)); found {
 		return s.Number
 	}
 	t.lastSet++
-	put(t, t.Sets, &core.VerdictSet{
+	put(t, t.Sets, &tables.VerdictSet{
 		Number: t.lastSet, Digest: says.digest, Entries: len(says.verdicts),
 	})
 	for _, v := range says.verdicts {
@@ -247,11 +247,11 @@ func (t *transaction) set(says *content) uint32 {
 // forget deletes what is said of a pair with an object that is gone, and reports whether
 // there is more.
 func (t *transaction) forget(
-	k key, entries iter.Seq2[*core.PolicyEntry, statedb.Revision],
+	k key, entries iter.Seq2[*tables.PolicyEntry, statedb.Revision],
 ) (more bool) {
 	remove(t, t.Compiled, &k.Compiled)
 	room := max(1, t.maxWork-t.work)
-	var some []*core.PolicyEntry // as what is iterated over must not change
+	var some []*tables.PolicyEntry // as what is iterated over must not change
 	for e := range entries {
 		if more = len(some) == room; more {
 			break
@@ -267,11 +267,11 @@ func (t *transaction) forget(
 
 // release deletes a set if no entry refers to it.
 func (t *transaction) release(set uint32) {
-	if _, _, found := t.Entries.Get(t.out, core.PolicyEntriesBySet(set)); found {
+	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntriesBySet(set)); found {
 		return
 	}
-	remove(t, t.Sets, &core.VerdictSet{Number: set})
-	for _, v := range statedb.Collect(t.Verdicts.Prefix(t.out, core.VerdictsOfSet(set))) {
+	remove(t, t.Sets, &tables.VerdictSet{Number: set})
+	for _, v := range statedb.Collect(t.Verdicts.Prefix(t.out, tables.VerdictsOfSet(set))) {
 		remove(t, t.Verdicts, v)
 	}
 }

@@ -4,7 +4,7 @@ package verdicts
 
 import (
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables/core"
+	"github.com/sluice-net/sluice/tables"
 )
 
 // Counts tell how many classes there are, as far as the size of a ruleset depends on them.
@@ -22,7 +22,7 @@ type Counts struct {
 //
 // Two selectors of a rule may select the same class, and two rulesets may say the same, so
 // there may be much fewer.
-func Size(rules []*core.Rule, counts Counts) (pairs, verdicts int) {
+func Size(rules []*tables.Rule, counts Counts) (pairs, verdicts int) {
 	for _, d := range directions {
 		p, v := sizeOf(rules, d, counts)
 		pairs, verdicts = pairs+p, verdicts+v
@@ -33,7 +33,7 @@ func Size(rules []*core.Rule, counts Counts) (pairs, verdicts int) {
 // maxVariants is more than there are classes.
 const maxVariants = 1 << 30
 
-func sizeOf(rules []*core.Rule, d bpf.Direction, counts Counts) (pairs, verdicts int) {
+func sizeOf(rules []*tables.Rule, d bpf.Direction, counts Counts) (pairs, verdicts int) {
 	anyPeer := 1 // the default
 	special := 0 // classes of which something special is said
 	named := 0   // verdicts by names of ports

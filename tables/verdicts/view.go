@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 )
 
 // view is a ruleset, prepared to tell what it says of many classes.
@@ -31,14 +30,14 @@ type side struct {
 type statement struct {
 	contribution
 	place uint32              // in the ruleset
-	keys  []core.VerdictKey   // without set
+	keys  []bpf.VerdictKey    // without set
 	named []tables.PolicyPort // by names of the peer's ports
 }
 
 // refused is what every ruleset says of refused classes.
 var refused = contributions{anyTraffic: {{deny: true}}}.content()
 
-func newView(r *core.Ruleset) *view {
+func newView(r *tables.Ruleset) *view {
 	v := &view{}
 	for _, d := range directions {
 		v[d] = newSide(r, d)
@@ -46,7 +45,7 @@ func newView(r *core.Ruleset) *view {
 	return v
 }
 
-func newSide(r *core.Ruleset, d bpf.Direction) *side {
+func newSide(r *tables.Ruleset, d bpf.Direction) *side {
 	s := &side{
 		base: contributions{}, byPeer: map[uint32][]*statement{}, contents: map[string]*content{},
 	}
@@ -78,7 +77,7 @@ func newSide(r *core.Ruleset, d bpf.Direction) *side {
 	return s
 }
 
-func newStatement(place uint32, r *core.Rule) *statement {
+func newStatement(place uint32, r *tables.Rule) *statement {
 	st := &statement{place: place, contribution: contribution{rule: r.RuleID, precedence: byAllow}}
 	switch {
 	case r.DefaultDeny:
@@ -87,7 +86,7 @@ func newStatement(place uint32, r *core.Rule) *statement {
 		st.precedence, st.deny = byDeny, true
 	}
 	if len(r.Ports) == 0 {
-		st.keys = []core.VerdictKey{anyTraffic}
+		st.keys = []bpf.VerdictKey{anyTraffic}
 	}
 	for _, p := range r.Ports {
 		if p.Name != "" {
@@ -95,7 +94,7 @@ func newStatement(place uint32, r *core.Rule) *statement {
 			continue
 		}
 		for _, prefix := range PortPrefixes(p.First, p.Last) {
-			st.keys = append(st.keys, core.VerdictKeyOf(0, p.Protocol, prefix.Port, prefix.Bits))
+			st.keys = append(st.keys, bpf.VerdictKeyOf(0, p.Protocol, prefix.Port, prefix.Bits))
 		}
 	}
 	return st
@@ -122,7 +121,7 @@ func (s *side) anyPeerPorts() []string {
 }
 
 // of returns what is said of a class.
-func (s *side) of(c *core.Class) *content {
+func (s *side) of(c *tables.Class) *content {
 	if c.Refused {
 		return refused
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/core"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -23,22 +22,22 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type world struct {
 	testing.TB
 	db       *statedb.DB
-	rulesets statedb.RWTable[*core.Ruleset]
-	classes  statedb.RWTable[*core.Class]
+	rulesets statedb.RWTable[*tables.Ruleset]
+	classes  statedb.RWTable[*tables.Class]
 	rule     *rule
 	stepper  *transform.Stepper[key]
 }
 
 func newWorld(t testing.TB) *world {
 	w := &world{TB: t, db: statedb.New()}
-	w.rulesets = must(core.NewRulesetTable(w.db))(t)
-	w.classes = must(core.NewClassTable(w.db))(t)
+	w.rulesets = must(tables.NewRulesetTable(w.db))(t)
+	w.classes = must(tables.NewClassTable(w.db))(t)
 	w.rule = &rule{maxWork: maxWork, params: params{
 		Rulesets: w.rulesets, Classes: w.classes,
-		Entries:  must(core.NewPolicyEntryTable(w.db))(t),
-		Compiled: must(core.NewCompiledTable(w.db))(t),
-		Sets:     must(core.NewVerdictSetTable(w.db))(t),
-		Verdicts: must(core.NewVerdictTable(w.db))(t),
+		Entries:  must(tables.NewPolicyEntryTable(w.db))(t),
+		Compiled: must(tables.NewCompiledTable(w.db))(t),
+		Sets:     must(tables.NewVerdictSetTable(w.db))(t),
+		Verdicts: must(tables.NewVerdictTable(w.db))(t),
 	}}
 	w.stepper = must(transform.NewStepper(w.db, w.rule.declare()))(t)
 	w.work()
@@ -71,9 +70,9 @@ func (w *world) write(rows []any, isDelete bool) {
 	defer wtxn.Commit()
 	for _, row := range rows {
 		switch row := row.(type) {
-		case *core.Ruleset:
+		case *tables.Ruleset:
 			require.NoError(w, writeRow(wtxn, w.rulesets, row, isDelete))
-		case *core.Class:
+		case *tables.Class:
 			require.NoError(w, writeRow(wtxn, w.classes, row, isDelete))
 		}
 	}
@@ -103,7 +102,7 @@ func (w *world) contents() map[uint32]*content {
 	txn := w.db.ReadTxn()
 	for s := range w.rule.Sets.All(txn) {
 		says := &content{}
-		for v := range w.rule.Verdicts.Prefix(txn, core.VerdictsOfSet(s.Number)) {
+		for v := range w.rule.Verdicts.Prefix(txn, tables.VerdictsOfSet(s.Number)) {
 			row := *v
 			row.Key.Set = 0
 			says.verdicts = append(says.verdicts, row)
@@ -122,8 +121,8 @@ func (w *world) contents() map[uint32]*content {
 }
 
 // entries returns what the set of each entry says.
-func (w *world) entries() map[core.PolicyKey]bpf.Digest {
-	entries, referred, contents := map[core.PolicyKey]bpf.Digest{}, map[uint32]bool{}, w.contents()
+func (w *world) entries() map[bpf.PolicyKey]bpf.Digest {
+	entries, referred, contents := map[bpf.PolicyKey]bpf.Digest{}, map[uint32]bool{}, w.contents()
 	for e := range w.rule.Entries.All(w.db.ReadTxn()) {
 		require.Contains(w, contents, e.Set)
 		entries[e.MapKey()] = contents[e.Set].digest
@@ -134,13 +133,13 @@ func (w *world) entries() map[core.PolicyKey]bpf.Digest {
 }
 
 // wanted returns what the set of each entry has to say, by looking at all pairs.
-func (w *world) wanted() map[core.PolicyKey]bpf.Digest {
-	entries := map[core.PolicyKey]bpf.Digest{}
+func (w *world) wanted() map[bpf.PolicyKey]bpf.Digest {
+	entries := map[bpf.PolicyKey]bpf.Digest{}
 	txn := w.db.ReadTxn()
 	for r := range w.rulesets.All(txn) {
 		for _, d := range directions {
 			s := newSide(r, d)
-			k := core.PolicyKey{Ruleset: r.Number, Direction: d}
+			k := bpf.PolicyKey{Ruleset: r.Number, Direction: d}
 			entries[k] = s.any.digest
 			for c := range w.classes.All(txn) {
 				if says := newSide(r, d).of(c); says.digest != s.any.digest {
@@ -153,34 +152,34 @@ func (w *world) wanted() map[core.PolicyKey]bpf.Digest {
 	return entries
 }
 
-func ruleset(number uint32, rules ...*core.Rule) *core.Ruleset {
-	slices.SortFunc(rules, func(a, b *core.Rule) int { return a.RuleID.Compare(b.RuleID) })
-	r := &core.Ruleset{Life: core.Life{Number: number}, Rules: rules}
+func ruleset(number uint32, rules ...*tables.Rule) *tables.Ruleset {
+	slices.SortFunc(rules, func(a, b *tables.Rule) int { return a.RuleID.Compare(b.RuleID) })
+	r := &tables.Ruleset{Life: tables.Life{Number: number}, Rules: rules}
 	r.Digest = bpf.Digest{byte(number), byte(number >> 8)}
 	return r
 }
 
-func class(number uint32, selectors []uint32, ports ...tables.NamedPort) *core.Class {
+func class(number uint32, selectors []uint32, ports ...tables.NamedPort) *tables.Class {
 	slices.Sort(selectors)
 	slices.SortFunc(ports, tables.NamedPort.Compare)
 	ports = slices.Compact(ports)
-	c := &core.Class{Life: core.Life{Number: number}, Selectors: selectors, Ports: ports}
+	c := &tables.Class{Life: tables.Life{Number: number}, Selectors: selectors, Ports: ports}
 	c.Digest = bpf.Digest{byte(number), byte(number >> 8), byte(number >> 16)}
 	return c
 }
 
-func refusedClass(number uint32) *core.Class {
+func refusedClass(number uint32) *tables.Class {
 	c := class(number, nil)
 	c.Refused = true
 	return c
 }
 
 // ruleAt is an item of a policy, without peers.
-func ruleAt(policy string, d bpf.Direction, item int) *core.Rule {
+func ruleAt(policy string, d bpf.Direction, item int) *tables.Rule {
 	name := tables.Name{Namespace: "default", Name: policy}
 	id := tables.RuleID{Direction: d, Item: int32(item)}
 	id.Policy = tables.PolicyID{Kind: tables.PolicyCilium, Name: name}
-	return &core.Rule{RuleID: id, Field: fmt.Sprintf("spec.%s[%d]", d, item)}
+	return &tables.Rule{RuleID: id, Field: fmt.Sprintf("spec.%s[%d]", d, item)}
 }
 
 func tcp(first, last uint16) tables.PolicyPort {

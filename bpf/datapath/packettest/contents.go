@@ -33,12 +33,22 @@ func (n *Node) put(name string, key, value any) error {
 	return whileNoMemory(func() error { return n.Map(name).Put(key, value) })
 }
 
-// SetPod writes a pod of the node.
+// SetPod writes a pod: one of the node if its flags say so.
 func (n *Node) SetPod(a netip.Addr, v bpf.PodValue) error {
 	return n.put("sluice_pods", &bpf.PodKey{Addr: bpf.AddressFrom(a)}, &v)
 }
 
-// RemovePod removes a pod of the node.
+// LocalPod returns what is written of the pod at [PodDevice].
+func (n *Node) LocalPod(subject uint32) bpf.PodValue {
+	return bpf.PodValue{Subject: subject, IfIndex: n.Index(PodDevice), Flags: bpf.PodLocal, MAC: PodMAC}
+}
+
+// SetRemotePod writes a pod of another node, that an egress policy chooses.
+func (n *Node) SetRemotePod(a netip.Addr) error {
+	return errors.Join(n.SetRoute(Routed, EgressRuleset), n.SetPod(a, bpf.PodValue{Subject: Routed}))
+}
+
+// RemovePod removes a pod.
 func (n *Node) RemovePod(a netip.Addr) error {
 	return n.Map("sluice_pods").Delete(bpf.PodKey{Addr: bpf.AddressFrom(a)})
 }
@@ -46,7 +56,7 @@ func (n *Node) RemovePod(a netip.Addr) error {
 // SetIPCache writes what is known of a prefix.
 func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.Addr) error {
 	key := bpf.IPCacheKeyFrom(p)
-	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
+	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Member: Anybody, Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
 }
 
 // SetNode writes a node of the cluster.
@@ -65,25 +75,30 @@ func (n *Node) Cover(p netip.Prefix) error {
 	return n.put("sluice_covered", &key, &bpf.CoveredValue{Covered: 1})
 }
 
-// SetSource writes the egress class of a pod.
-func (n *Node) SetSource(a netip.Addr, class uint32) error {
-	return n.put("sluice_sources", &bpf.SourceKey{Addr: bpf.AddressFrom(a)}, &bpf.SourceValue{Class: class})
+// SetSubject writes the ruleset of a subject.
+func (n *Node) SetSubject(subject, ruleset uint32) error {
+	return n.put("sluice_subjects", &bpf.SubjectKey{Subject: subject}, &bpf.SubjectValue{Ruleset: ruleset})
 }
 
-// RemoveSource takes a pod's egress class away.
-func (n *Node) RemoveSource(a netip.Addr) error {
-	return absent(n.Map("sluice_sources").Delete(&bpf.SourceKey{Addr: bpf.AddressFrom(a)}))
+// SetRoute writes the egress ruleset of a subject.
+func (n *Node) SetRoute(subject, ruleset uint32) error {
+	return n.put("sluice_routes", &bpf.SubjectKey{Subject: subject}, &bpf.RouteValue{EgressRuleset: ruleset})
 }
 
-// SetEgress writes the gateway group of a destination of a class.
-func (n *Node) SetEgress(class uint32, p netip.Prefix, group uint32) error {
-	key := bpf.EgressKeyFrom(class, p)
+// RemoveRoute takes a subject's egress ruleset away.
+func (n *Node) RemoveRoute(subject uint32) error {
+	return absent(n.Map("sluice_routes").Delete(&bpf.SubjectKey{Subject: subject}))
+}
+
+// SetEgress writes the gateway group of a destination of an egress ruleset.
+func (n *Node) SetEgress(ruleset uint32, p netip.Prefix, group uint32) error {
+	key := bpf.EgressKeyFrom(ruleset, p)
 	return n.put("sluice_egress", &key, &bpf.EgressValue{Group: group})
 }
 
-// RemoveEgress takes a destination of a class away.
-func (n *Node) RemoveEgress(class uint32, p netip.Prefix) error {
-	key := bpf.EgressKeyFrom(class, p)
+// RemoveEgress takes a destination of an egress ruleset away.
+func (n *Node) RemoveEgress(ruleset uint32, p netip.Prefix) error {
+	key := bpf.EgressKeyFrom(ruleset, p)
 	return absent(n.Map("sluice_egress").Delete(&key))
 }
 
@@ -127,11 +142,12 @@ func (n *Node) Here(egress ...netip.Addr) bpf.GatewayValue {
 func (n *Node) Select(w Addresses, v bpf.GatewayValue) error {
 	return errors.Join(
 		n.Cover(w.Covered),
-		n.SetEgress(Class, w.Covered, Group),
-		n.SetEgress(Class, w.CoveredExclusion, bpf.GroupExcluded),
+		n.SetEgress(EgressRuleset, w.Covered, Group),
+		n.SetEgress(EgressRuleset, w.CoveredExclusion, bpf.GroupExcluded),
 		n.SetGateway(Group, v),
-		n.SetSource(w.Pod, Class),
-		n.SetPod(w.Pod, bpf.PodValue{IfIndex: n.Index(PodDevice), Epoch: Epoch + 1, Flags: bpf.PodEgressSelected, MAC: PodMAC}),
+		n.SetRoute(Routed, EgressRuleset),
+		n.SetPod(w.Pod, n.LocalPod(Routed)),
+		n.SetGeneration(Generation+1),
 	)
 }
 
@@ -201,20 +217,41 @@ func lastOf(keys [][]byte) any {
 	return keys[len(keys)-1]
 }
 
-// SetPeer writes what is known of a prefix, with a peer class.
+// memberOf is the number of a member of a class: classes and members are not the same.
+func memberOf(class uint32) uint32 { return 1000 + class }
+
+// SetPeer writes what is known of a prefix, with a class of its own.
 func (n *Node) SetPeer(p netip.Prefix, class uint32, flags bpf.IPCacheFlags) error {
 	key := bpf.IPCacheKeyFrom(p)
-	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{PeerClass: class, Flags: flags})
+	return errors.Join(
+		n.SetMember(memberOf(class), class),
+		n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Member: memberOf(class), Flags: flags}),
+	)
 }
 
-// SetPolicy writes a verdict of network policies.
-func (n *Node) SetPolicy(k bpf.PolicyKey, v bpf.PolicyValue) error {
-	return n.put("sluice_policy", &k, &v)
+// SetMember writes the class of a member.
+func (n *Node) SetMember(member, class uint32) error {
+	return n.put("sluice_peers", &bpf.PeerKey{Member: member}, &bpf.PeerValue{Class: class})
 }
 
-// RemovePolicy takes a verdict away.
+// SetPolicy writes the verdict set of a ruleset and a class.
+func (n *Node) SetPolicy(k bpf.PolicyKey, set uint32) error {
+	return n.put("sluice_policy", &k, &bpf.PolicyValue{Set: set})
+}
+
+// RemovePolicy takes such an entry away.
 func (n *Node) RemovePolicy(k bpf.PolicyKey) error {
 	return absent(n.Map("sluice_policy").Delete(&k))
+}
+
+// SetVerdict writes a verdict of a set.
+func (n *Node) SetVerdict(k bpf.VerdictKey, v bpf.VerdictValue) error {
+	return n.put("sluice_verdicts", &k, &v)
+}
+
+// RemoveVerdict takes a verdict away.
+func (n *Node) RemoveVerdict(k bpf.VerdictKey) error {
+	return absent(n.Map("sluice_verdicts").Delete(&k))
 }
 
 // forgetDecided removes the counters of all rules.

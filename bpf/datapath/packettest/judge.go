@@ -19,6 +19,7 @@ import (
 // with one system call. What connections and translations say is not asked.
 type Judge struct {
 	programs           *ebpf.Collection
+	slot               map[string]*ebpf.Map // of its own
 	questions, answers *ebpf.Memory
 	loaded             PolicyWorld
 }
@@ -48,17 +49,19 @@ type Answer struct {
 
 // PolicyWorld is all that verdicts depend on.
 type PolicyWorld struct {
-	Pods    map[bpf.PodKey]bpf.PodValue
-	IPCache map[bpf.IPCacheKey]bpf.IPCacheValue
-	Policy  map[bpf.PolicyKey]bpf.PolicyValue
+	Pods     map[bpf.PodKey]bpf.PodValue
+	IPCache  map[bpf.IPCacheKey]bpf.IPCacheValue
+	Subjects map[bpf.SubjectKey]bpf.SubjectValue
+	Peers    map[bpf.PeerKey]bpf.PeerValue
+	Policy   map[bpf.PolicyKey]bpf.PolicyValue
+	Verdicts map[bpf.VerdictKey]bpf.VerdictValue
 }
 
 // judgedEntries is the room in maps of a judge's own.
 const judgedEntries = 1 << 20
 
 // NewJudge loads the program. The maps are those that it is to look into, by name:
-// sluice_pods, sluice_ipcache and sluice_policy, such as [bpf.Maps.Kernel] returns. Those
-// that are missing are its own, and empty.
+// sluice_state and those of a [PolicyWorld], such as [bpf.Maps.Kernel] returns. Without any it has its own, which are empty.
 func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
@@ -73,15 +76,23 @@ func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 		if given := maps[name]; given != nil {
 			replacements[name] = given
 			m.MaxEntries = given.MaxEntries()
-		} else if m.MaxEntries == 1 && (m.Type == ebpf.Hash || m.Type == ebpf.LPMTrie) {
-			m.MaxEntries = judgedEntries
 		}
 	}
 	j := &Judge{}
+	if len(maps) == 0 {
+		if j.slot, err = newSlot(spec, judgedEntries); err != nil {
+			return nil, err
+		}
+	}
 	if j.programs, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
+		closeSlot(j.slot)
 		return nil, fmt.Errorf("load program: %w", err)
 	}
-	if j.questions, err = j.programs.Maps["questions"].Memory(); err == nil {
+	err = putSlot(j.programs, slotInForce, j.slot)
+	if err == nil {
+		j.questions, err = j.programs.Maps["questions"].Memory()
+	}
+	if err == nil {
 		j.answers, err = j.programs.Maps["answers"].Memory()
 	}
 	if err != nil {
@@ -95,10 +106,13 @@ func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 func (n *Node) NewJudge() (*Judge, error) { return NewJudge(n.programs.Maps) }
 
 // Close releases the program, and maps of its own.
-func (j *Judge) Close() { j.programs.Close() }
+func (j *Judge) Close() {
+	j.programs.Close()
+	closeSlot(j.slot)
+}
 
-// Map returns a map that the program looks into.
-func (j *Judge) Map(name string) *ebpf.Map { return j.programs.Maps[name] }
+// Map returns a map of the judge's own that the program looks into.
+func (j *Judge) Map(name string) *ebpf.Map { return j.slot[name] }
 
 // Load has the maps hold a world, of which it writes what differs from the one that was
 // loaded before. Maps that others write are not for it.
@@ -106,7 +120,10 @@ func (j *Judge) Load(w PolicyWorld) error {
 	err := errors.Join(
 		replace(j.Map("sluice_pods"), j.loaded.Pods, w.Pods),
 		replace(j.Map("sluice_ipcache"), j.loaded.IPCache, w.IPCache),
+		replace(j.Map("sluice_subjects"), j.loaded.Subjects, w.Subjects),
+		replace(j.Map("sluice_peers"), j.loaded.Peers, w.Peers),
 		replace(j.Map("sluice_policy"), j.loaded.Policy, w.Policy),
+		replace(j.Map("sluice_verdicts"), j.loaded.Verdicts, w.Verdicts),
 	)
 	j.loaded = w
 	return err

@@ -75,24 +75,10 @@ type judgeCtEntry struct {
 	SourceSecurityId uint32
 	LastTxReport     uint32
 	LastRxReport     uint32
-	Epoch            uint32
+	Generation       uint32
 	Cookie           uint32
 	Created          uint32
 	Reserved         uint32
-}
-
-type judgeEgressKey struct {
-	_           structs.HostLayout
-	PrefixLen   uint32
-	EgressClass uint32
-	Family      uint8
-	Pad         [3]uint8
-	Addr        [16]uint8
-}
-
-type judgeEgressValue struct {
-	_     structs.HostLayout
-	Group uint32
 }
 
 type judgeExitKey struct {
@@ -137,36 +123,6 @@ type judgeFragValue struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
-}
-
-type judgeGatewayKey struct {
-	_      structs.HostLayout
-	Group  uint32
-	Bucket uint32
-}
-
-type judgeGatewayValue struct {
-	_       structs.HostLayout
-	Gateway struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	Egress4 uint32
-	Ifindex uint32
-	Egress6 struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgeIpcacheValue struct {
-	_         structs.HostLayout
-	PeerClass uint32
-	Flags     uint32
-	Tunnel    struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
 }
 
 type judgeMetric struct {
@@ -219,42 +175,6 @@ type judgeNodeValue struct {
 	Flags uint32
 }
 
-type judgePodKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgePodValue struct {
-	_            structs.HostLayout
-	Ifindex      uint32
-	SubjectClass uint32
-	Epoch        uint32
-	Flags        uint32
-	Mac          [6]uint8
-	Pad          [2]uint8
-}
-
-type judgePolicyKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Subject   uint32
-	Peer      uint32
-	Direction uint8
-	Protocol  uint8
-	Port      uint16
-}
-
-type judgePolicyValue struct {
-	_          structs.HostLayout
-	Precedence uint32
-	Cookie     uint32
-	Deny       uint8
-	Pad        [3]uint8
-}
-
 type judgePrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -286,17 +206,10 @@ type judgeRuleKey struct {
 	Cookie uint32
 }
 
-type judgeSourceKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type judgeSourceValue struct {
-	_           structs.HostLayout
-	EgressClass uint32
+type judgeStateValue struct {
+	_          structs.HostLayout
+	Slot       uint32
+	Generation uint32
 }
 
 type judgeTuple4Key struct {
@@ -332,7 +245,6 @@ const (
 	judgeMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	judgeMapSluiceCt6Any   = "sluice_ct6_any"
 	judgeMapSluiceCt6Tcp   = "sluice_ct6_tcp"
-	judgeMapSluiceDecided  = "sluice_decided"
 	judgeMapSluiceEgress   = "sluice_egress"
 	judgeMapSluiceEvents   = "sluice_events"
 	judgeMapSluiceExits    = "sluice_exits"
@@ -344,11 +256,16 @@ const (
 	judgeMapSluiceNat4     = "sluice_nat4"
 	judgeMapSluiceNat6     = "sluice_nat6"
 	judgeMapSluiceNodes    = "sluice_nodes"
+	judgeMapSluicePeers    = "sluice_peers"
 	judgeMapSluicePods     = "sluice_pods"
 	judgeMapSluicePolicy   = "sluice_policy"
+	judgeMapSluiceRoutes   = "sluice_routes"
+	judgeMapSluiceRulehits = "sluice_rulehits"
 	judgeMapSluiceRules    = "sluice_rules"
-	judgeMapSluiceSlots    = "sluice_slots"
-	judgeMapSluiceSources  = "sluice_sources"
+	judgeMapSluiceRuleslot = "sluice_ruleslot"
+	judgeMapSluiceState    = "sluice_state"
+	judgeMapSluiceSubjects = "sluice_subjects"
+	judgeMapSluiceVerdicts = "sluice_verdicts"
 	judgeProgAnswerAll     = "answer_all"
 	judgeVarAsked          = "asked"
 )
@@ -411,7 +328,6 @@ type judgeMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
-	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -423,11 +339,16 @@ type judgeMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
+	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
-	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
-	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
+	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
+	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
 // judgeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -466,7 +387,6 @@ type judgeMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
-	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -478,11 +398,16 @@ type judgeMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
+	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
-	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
-	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
+	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
+	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
 func (m *judgeMaps) Close() error {
@@ -496,7 +421,6 @@ func (m *judgeMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
-		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -508,11 +432,16 @@ func (m *judgeMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluiceRoutes,
+		m.SluiceRulehits,
 		m.SluiceRules,
-		m.SluiceSlots,
-		m.SluiceSources,
+		m.SluiceRuleslot,
+		m.SluiceState,
+		m.SluiceSubjects,
+		m.SluiceVerdicts,
 	)
 }
 

@@ -95,30 +95,44 @@ func Measurements(flows int) []Measurement {
 		Measurement{Name: "pod/new-under-policy", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: subject})
 }
 
-// Classes of measurements: of the pod, and of all that it sends to.
-const measuredSubject, measuredPeer = 5, 6
+// Numbers of measurements: of the pod, and of all that it sends to.
+const (
+	measuredSubject = 5
+	measuredRuleset = 15
+	measuredPeer    = 6
+	measuredSet     = 25
+)
 
-// underPolicy has policies choose the pod, that allow it everything by a rule. Their map
-// has as many verdicts for others as a large cluster's.
+// underPolicy has policies choose the pod, that allow it everything by a rule. Their maps
+// have as many verdicts for others as a large cluster's.
 func (n *Node) underPolicy(w Addresses) error {
-	const subject, peer, others = measuredSubject, measuredPeer, 10_000
+	const others = 10_000
+	pod := n.LocalPod(measuredSubject)
+	pod.IfIndex = loopback
+	key := bpf.PolicyKey{Ruleset: measuredRuleset, Direction: bpf.DirectionEgress}
 	err := errors.Join(
-		n.SetPod(w.Pod, bpf.PodValue{IfIndex: loopback, SubjectClass: subject, Epoch: Epoch, MAC: PodMAC}),
-		n.SetPeer(netip.PrefixFrom(w.Pod, 0).Masked(), peer, 0),
-		n.SetPolicy(bpf.PolicyKeyOf(subject, bpf.AnyPeerClass, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Deny: 1, Cookie: 9}),
-		n.SetPolicy(bpf.PolicyKeyOf(subject, peer, bpf.DirectionEgress, 0, 0, 0), bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 7}),
+		n.SetSubject(measuredSubject, measuredRuleset),
+		n.SetPod(w.Pod, pod),
+		n.SetPeer(netip.PrefixFrom(w.Pod, 0).Masked(), measuredPeer, 0),
+		n.SetPolicy(key, measuredSet+1),
+		n.SetVerdict(bpf.VerdictKeyOf(measuredSet+1, 0, 0, 0), bpf.VerdictValue{Deny: 1, Default: 1, Cookie: 9}),
+		n.SetPolicy(measuredKey(), measuredSet),
+		n.SetVerdict(bpf.VerdictKeyOf(measuredSet, 0, 0, 0), bpf.VerdictValue{Cookie: 7}),
 	)
 	for i := range uint32(others) {
-		key := bpf.PolicyKeyOf(subject+1+i%100, i/100, bpf.DirectionEgress, TCPProtocol, 443, 16)
-		err = errors.Join(err, n.SetPolicy(key, bpf.PolicyValue{Precedence: bpf.PrecedenceAllow, Cookie: 8}))
+		key.Ruleset, key.Class = measuredRuleset+1+i%100, i/100
+		err = errors.Join(err, n.SetPolicy(key, measuredSet+2+i),
+			n.SetVerdict(bpf.VerdictKeyOf(measuredSet+2+i, TCPProtocol, 443, 16), bpf.VerdictValue{Cookie: 8}))
 	}
 	return err
 }
 
-// forbid takes away what underPolicy allows.
-func (n *Node) forbid() error {
-	return n.RemovePolicy(bpf.PolicyKeyOf(measuredSubject, measuredPeer, bpf.DirectionEgress, 0, 0, 0))
+func measuredKey() bpf.PolicyKey {
+	return bpf.PolicyKey{Ruleset: measuredRuleset, Class: measuredPeer, Direction: bpf.DirectionEgress}
 }
+
+// forbid takes away what underPolicy allows.
+func (n *Node) forbid() error { return n.RemovePolicy(measuredKey()) }
 
 func toPodPacket(n *Node, flow int) []byte {
 	return Build(Ethernet{Src: n.MAC(PodDevice), Dst: PodMAC}, IPv4{Src: World4.Server, Dst: World4.Pod},

@@ -3,6 +3,7 @@
 package packettest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -15,7 +16,10 @@ import (
 
 // Numbers of the world of a [Node].
 const (
-	Class          = 7 // egress class of Addresses.Pod when it is selected
+	Plain          = 1 // subject of pods that no policy chooses
+	Routed         = 2 // subject of those that an egress policy chooses
+	Anybody        = 1 // member and class of those of whom no policy says anything special
+	EgressRuleset  = 7 // of subject Routed
 	Group          = 3 // gateway group of the policy
 	VNI            = 7
 	MarkShift      = 12
@@ -23,7 +27,7 @@ const (
 	MarkChecked    = 1 << MarkShift
 	MarkTranslated = 2 << MarkShift
 	MarkService    = 3 << MarkShift
-	Epoch          = 5 // of the pods
+	Generation     = 1<<31 + 5
 	SharedFirst    = 20000
 	SharedLast     = 20031
 	LifetimeTCP    = 8000
@@ -38,6 +42,9 @@ const (
 type Node struct {
 	*namespace
 	programs *ebpf.Collection
+	spec     *ebpf.CollectionSpec
+	slots    [bpf.Slots]map[string]*ebpf.Map // by the names of the maps that they are in
+	slot     map[string]*ebpf.Map            // that is in force
 	events   *ringbuf.Reader
 	out      []byte
 	Config   bpf.ConfigValue // as last written
@@ -82,6 +89,10 @@ func (n *Node) load(spec *ebpf.CollectionSpec) (err error) {
 	if n.programs, err = ebpf.NewCollection(spec); err != nil {
 		return fmt.Errorf("load programs: %w", err)
 	}
+	n.spec = spec
+	if err := n.UseSlot(slotInForce); err != nil {
+		return err
+	}
 	if n.events, err = ringbuf.NewReader(n.Map("sluice_events")); err != nil {
 		return fmt.Errorf("open events: %w", err)
 	}
@@ -96,11 +107,17 @@ func (n *Node) Close() {
 	if n.programs != nil {
 		n.programs.Close()
 	}
+	for _, slot := range n.slots {
+		closeSlot(slot)
+	}
 	n.namespace.close()
 }
 
-// Map returns a map of the programs.
+// Map returns a map of the programs; of those in slots that of the slot in force.
 func (n *Node) Map(name string) *ebpf.Map {
+	if m := n.slot[name]; m != nil {
+		return m
+	}
 	m := n.programs.Maps[name]
 	if m == nil {
 		panic("no map " + name)
@@ -123,10 +140,11 @@ func (n *Node) Within(f func() error) error { return n.do(f) }
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
-	if err := n.forgetDecided(); err != nil {
+	if err := errors.Join(n.UseSlot(slotInForce), n.emptySlots(), n.forgetDecided()); err != nil {
 		return err
 	}
-	for name, m := range n.programs.Maps {
+	for name := range n.programs.Maps {
+		m := n.Map(name)
 		if name == bpf.RuleSlotsMap || name == bpf.DecidedMap {
 			continue // large, and nearly empty
 		}
@@ -140,12 +158,25 @@ func (n *Node) Reset() error {
 	if err := n.SetConfig(n.defaultConfig()); err != nil {
 		return err
 	}
+	if err := n.SetGeneration(Generation); err != nil {
+		return err
+	}
 	for _, w := range []Addresses{World4, World6} {
 		if err := n.fill(w); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// SetGeneration begins a generation.
+func (n *Node) SetGeneration(generation uint32) error {
+	var state bpf.StateValue
+	if err := n.Map(bpf.StateMap).Lookup(bpf.StateKey{}, &state); err != nil {
+		return err
+	}
+	state.Generation = generation
+	return n.Map(bpf.StateMap).Put(bpf.StateKey{}, state)
 }
 
 func (n *Node) defaultConfig() bpf.ConfigValue {
@@ -175,8 +206,11 @@ func (n *Node) SetConfig(c bpf.ConfigValue) error {
 
 func (n *Node) fill(w Addresses) error {
 	steps := []error{
-		n.SetPod(w.Pod, bpf.PodValue{IfIndex: n.Index(PodDevice), Epoch: Epoch, MAC: PodMAC}),
-		n.SetPod(w.OtherPod, bpf.PodValue{IfIndex: n.Index(OtherPodDevice), Epoch: Epoch, MAC: OtherPodMAC}),
+		n.SetSubject(Plain, bpf.EmptyRuleset), n.SetSubject(Routed, bpf.EmptyRuleset),
+		n.SetMember(Anybody, Anybody),
+		n.SetPod(w.Pod, n.LocalPod(Plain)),
+		n.SetPod(w.OtherPod, bpf.PodValue{Subject: Plain, IfIndex: n.Index(OtherPodDevice), Flags: bpf.PodLocal, MAC: OtherPodMAC}),
+		n.SetIPCache(netip.PrefixFrom(w.Pod, 0).Masked(), 0, netip.Addr{}),
 		n.SetIPCache(w.Cluster, bpf.IPCacheInCluster, netip.Addr{}),
 		n.SetIPCache(w.Services, bpf.IPCacheInCluster|bpf.IPCacheService, netip.Addr{}),
 		n.SetIPCache(host(w.Pod), bpf.IPCacheInCluster|bpf.IPCachePod, netip.Addr{}),

@@ -57,7 +57,7 @@ type Connection struct {
 	TxSeen, RxSeen   uint8
 	SourceSecurityID uint32
 	LastTx, LastRx   uint32
-	Epoch            uint32
+	Generation       uint32
 	Cookie           uint32
 	Created          uint32
 	Reserved         uint32

@@ -72,17 +72,17 @@ type gatewayCtEntry struct {
 	SourceSecurityId uint32
 	LastTxReport     uint32
 	LastRxReport     uint32
-	Epoch            uint32
+	Generation       uint32
 	Cookie           uint32
 	Created          uint32
 	Reserved         uint32
 }
 
 type gatewayDecision struct {
-	_           structs.HostLayout
-	EgressClass uint32
-	Group       uint32
-	Gateway     struct {
+	_             structs.HostLayout
+	EgressRuleset uint32
+	Group         uint32
+	Gateway       struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
@@ -92,27 +92,14 @@ type gatewayDecision struct {
 	}
 	EgressPort uint16
 	Flags      uint16
-	Epoch      uint32
+	Generation uint32
 	Exit       uint32
-	Mtu        uint32
-	OfHost     uint16
-	Live       uint16
+	Ruleset    uint32
+	OfHost     uint8
+	Live       uint8
+	Slot       uint16
 	Cookie     uint32
 	Time       uint64
-}
-
-type gatewayEgressKey struct {
-	_           structs.HostLayout
-	PrefixLen   uint32
-	EgressClass uint32
-	Family      uint8
-	Pad         [3]uint8
-	Addr        [16]uint8
-}
-
-type gatewayEgressValue struct {
-	_     structs.HostLayout
-	Group uint32
 }
 
 type gatewayExitKey struct {
@@ -181,12 +168,6 @@ type gatewayGatewayFlow struct {
 	Packets    uint64
 }
 
-type gatewayGatewayKey struct {
-	_      structs.HostLayout
-	Group  uint32
-	Bucket uint32
-}
-
 type gatewayGatewaySetup struct {
 	_        structs.HostLayout
 	Now      uint64
@@ -197,30 +178,6 @@ type gatewayGatewaySetup struct {
 	Protocol uint16
 	Flags    uint32
 	_        [4]byte
-}
-
-type gatewayGatewayValue struct {
-	_       structs.HostLayout
-	Gateway struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-	Egress4 uint32
-	Ifindex uint32
-	Egress6 struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type gatewayIpcacheValue struct {
-	_         structs.HostLayout
-	PeerClass uint32
-	Flags     uint32
-	Tunnel    struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
 }
 
 type gatewayMetric struct {
@@ -308,42 +265,6 @@ type gatewayPacket struct {
 	Time            uint64
 }
 
-type gatewayPodKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type gatewayPodValue struct {
-	_            structs.HostLayout
-	Ifindex      uint32
-	SubjectClass uint32
-	Epoch        uint32
-	Flags        uint32
-	Mac          [6]uint8
-	Pad          [2]uint8
-}
-
-type gatewayPolicyKey struct {
-	_         structs.HostLayout
-	PrefixLen uint32
-	Subject   uint32
-	Peer      uint32
-	Direction uint8
-	Protocol  uint8
-	Port      uint16
-}
-
-type gatewayPolicyValue struct {
-	_          structs.HostLayout
-	Precedence uint32
-	Cookie     uint32
-	Deny       uint8
-	Pad        [3]uint8
-}
-
 type gatewayPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -365,17 +286,10 @@ type gatewayRuleKey struct {
 	Cookie uint32
 }
 
-type gatewaySourceKey struct {
-	_    structs.HostLayout
-	Addr struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
-	}
-}
-
-type gatewaySourceValue struct {
-	_           structs.HostLayout
-	EgressClass uint32
+type gatewayStateValue struct {
+	_          structs.HostLayout
+	Slot       uint32
+	Generation uint32
 }
 
 type gatewayTranslation struct {
@@ -444,7 +358,6 @@ const (
 	gatewayMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	gatewayMapSluiceCt6Any   = "sluice_ct6_any"
 	gatewayMapSluiceCt6Tcp   = "sluice_ct6_tcp"
-	gatewayMapSluiceDecided  = "sluice_decided"
 	gatewayMapSluiceEgress   = "sluice_egress"
 	gatewayMapSluiceEvents   = "sluice_events"
 	gatewayMapSluiceExits    = "sluice_exits"
@@ -456,11 +369,16 @@ const (
 	gatewayMapSluiceNat4     = "sluice_nat4"
 	gatewayMapSluiceNat6     = "sluice_nat6"
 	gatewayMapSluiceNodes    = "sluice_nodes"
+	gatewayMapSluicePeers    = "sluice_peers"
 	gatewayMapSluicePods     = "sluice_pods"
 	gatewayMapSluicePolicy   = "sluice_policy"
+	gatewayMapSluiceRoutes   = "sluice_routes"
+	gatewayMapSluiceRulehits = "sluice_rulehits"
 	gatewayMapSluiceRules    = "sluice_rules"
-	gatewayMapSluiceSlots    = "sluice_slots"
-	gatewayMapSluiceSources  = "sluice_sources"
+	gatewayMapSluiceRuleslot = "sluice_ruleslot"
+	gatewayMapSluiceState    = "sluice_state"
+	gatewayMapSluiceSubjects = "sluice_subjects"
+	gatewayMapSluiceVerdicts = "sluice_verdicts"
 	gatewayProgCheckFlows    = "check_flows"
 	gatewayProgStartPulse    = "start_pulse"
 	gatewayProgStepFlows     = "step_flows"
@@ -538,7 +456,6 @@ type gatewayMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
-	SluiceDecided  *ebpf.MapSpec `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -550,11 +467,16 @@ type gatewayMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
+	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
-	SluiceSlots    *ebpf.MapSpec `ebpf:"sluice_slots"`
-	SluiceSources  *ebpf.MapSpec `ebpf:"sluice_sources"`
+	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
+	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
 // gatewayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -604,7 +526,6 @@ type gatewayMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
-	SluiceDecided  *ebpf.Map `ebpf:"sluice_decided"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -616,11 +537,16 @@ type gatewayMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
+	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
-	SluiceSlots    *ebpf.Map `ebpf:"sluice_slots"`
-	SluiceSources  *ebpf.Map `ebpf:"sluice_sources"`
+	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
+	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
 func (m *gatewayMaps) Close() error {
@@ -633,7 +559,6 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
-		m.SluiceDecided,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
@@ -645,11 +570,16 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluiceRoutes,
+		m.SluiceRulehits,
 		m.SluiceRules,
-		m.SluiceSlots,
-		m.SluiceSources,
+		m.SluiceRuleslot,
+		m.SluiceState,
+		m.SluiceSubjects,
+		m.SluiceVerdicts,
 	)
 }
 

@@ -22,6 +22,7 @@ type Tables struct {
 	Backends   statedb.Table[*tables.BackendSlice]
 	Groups     statedb.Table[*tables.CIDRGroup]
 	Policies   statedb.Table[*tables.NetworkPolicy]
+	Egress     statedb.Table[*tables.EgressPolicy]
 	Addresses  statedb.Table[*tables.NodeAddress]
 	Routes     statedb.Table[*tables.Route]
 	LocalNode  tables.LocalNode
@@ -35,6 +36,7 @@ func (t *Tables) World(txn statedb.ReadTxn, o Options) *World {
 		Endpoints: statedb.Collect(t.Endpoints.All(txn)), Services: statedb.Collect(t.Services.All(txn)),
 		Backends: statedb.Collect(t.Backends.All(txn)), Groups: statedb.Collect(t.Groups.All(txn)),
 		Policies: statedb.Collect(t.Policies.All(txn)), Cilium: statedb.Collect(t.Cilium.All(txn)),
+		Egress: statedb.Collect(t.Egress.All(txn)),
 	}
 	for a := range t.Addresses.All(txn) {
 		w.HostAddrs = append(w.HostAddrs, a.Addr)

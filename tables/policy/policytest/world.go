@@ -25,7 +25,8 @@ type World struct {
 	Backends   []*tables.BackendSlice
 	Groups     []*tables.CIDRGroup
 	Policies   []*tables.NetworkPolicy
-	HostAddrs  []netip.Addr // that this node has, as its devices and routes say
+	Egress     []*tables.EgressPolicy // which hold pods too
+	HostAddrs  []netip.Addr           // that this node has, as its devices and routes say
 
 	memo memo
 }
@@ -156,7 +157,8 @@ func isOfNamespace(key, prefix string) bool {
 }
 
 // IsHeld reports whether a pod's new connections are dropped: its namespace is not known, and
-// the subjects of some policy depend on the labels of that.
+// whom some policy is about depends on the labels of that. Where network policies are of no
+// concern no pod is held by them.
 func (w *World) IsHeld(addr netip.Addr) bool {
 	pod := w.Pod(addr)
 	if pod == nil || w.Enforcement == "never" {
@@ -170,10 +172,16 @@ func (w *World) IsHeld(addr netip.Addr) bool {
 			return !isOfNamespace(r.Key(), prefix) && !r.Matches(map[string]labels.Set{"": set.namespace, namespaceLabels: set.pod}[prefix])
 		})
 	}
-	return !set.known && slices.ContainsFunc(w.Policies, func(p *tables.NetworkPolicy) bool {
-		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
-			return !w.chosen(r.Subject, pod) && rest(r.Subject.Namespaces, "") && rest(r.Subject.Pods, namespaceLabels)
-		})
+	depends := func(s tables.EgressSelector) bool {
+		return !w.chosen(s, pod) && rest(s.Namespaces, "") && rest(s.Pods, namespaceLabels)
+	}
+	if set.known || len(w.Policies) == 0 && w.Enforcement != "always" {
+		return false
+	}
+	return slices.ContainsFunc(w.Policies, func(p *tables.NetworkPolicy) bool {
+		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool { return depends(r.Subject) })
+	}) || slices.ContainsFunc(w.Egress, func(p *tables.EgressPolicy) bool {
+		return slices.ContainsFunc(p.Selectors, depends)
 	})
 }
 

@@ -73,8 +73,9 @@ static long answer_one(__u32 index, void *unused)
 	(void)unused;
 	if (!q || !a)
 		return 1;
+	look_at_state(&d);
 	packet_of(&p, q);
-	pod = bpf_map_lookup_elem(&sluice_pods, q->direction == DIRECTION_EGRESS ? &p.flow.saddr : &p.flow.daddr);
+	pod = local_pod(q->direction == DIRECTION_EGRESS ? &p.flow.saddr : &p.flow.daddr, d.slot);
 	a->reason = pod ? allowed(&p, pod, &d, q->direction | q->how) : REASON_UNKNOWN_SOURCE;
 	a->cookie = d.cookie;
 	a->postponed = d.flags & CT_SERVICE;

@@ -31,6 +31,38 @@ struct arrival {
 	__u32 flags;
 };
 
+/* Keys and values of the maps in slots, whose types the maps themselves do not have. */
+struct in_slots {
+	struct pod_key pod_key;
+	struct pod_value pod_value;
+	struct prefix_key prefix_key;
+	struct ipcache_value ipcache_value;
+	struct covered_value covered_value;
+	struct subject_key subject_key;
+	struct subject_value subject_value;
+	struct route_value route_value;
+	struct peer_key peer_key;
+	struct peer_value peer_value;
+	struct egress_key egress_key;
+	struct egress_value egress_value;
+	struct gateway_key gateway_key;
+	struct gateway_value gateway_value;
+	struct exit_key exit_key;
+	struct exit_value exit_value;
+	struct policy_key policy_key;
+	struct policy_value policy_value;
+	struct verdict_key verdict_key;
+	struct verdict_value verdict_value;
+	struct node_key node_key;
+	struct node_value node_value;
+};
+
+/* Has these types in the object. Nothing calls it. */
+int types_in_slots(const struct in_slots *types)
+{
+	return !types;
+}
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"time"
+)
+
+// Slots is how many of each of the maps there are by which packets are decided about,
+// but for sluice_config: packets look into those of the slot in force, and an agent that
+// starts fills those of the other one.
+const Slots = 2
+
+// SlotGrace is how long a slot that is no longer in force stays: packets that have read
+// its number may still look into it.
+const SlotGrace = 100 * time.Millisecond
+
+// StateMap is the map that says which slot packets look into, and the generation.
+const StateMap = "sluice_state"
+
+// StateKey is the key of sluice_state, an array of one entry.
+type StateKey struct{ Index uint32 }
+
+func (k StateKey) String() string { return strconv.FormatUint(uint64(k.Index), 10) }
+
+// StateValue is the value of sluice_state. It is written in one step.
+type StateValue struct {
+	Slot uint32 // that packets look into
+
+	// Generation is that of verdicts: a connection keeps its verdict while this is the one
+	// under which it was judged.
+	Generation uint32
+}
+
+func (v StateValue) String() string {
+	return fmt.Sprintf("slot=%d generation=%d", v.Slot, v.Generation)
+}
+
+// firstGeneration is a bit that all generations have. The numbers that the version before
+// kept in its place in connections do not have it, nor does 0, the generation of what has
+// not been judged.
+const firstGeneration = 1 << 31
+
+// layoutDir is where maps in slots are pinned, and sluice_state. The number is another
+// one when keys, values or types of the maps become others: so an agent never takes the
+// maps of another layout for its own, and what is attached goes on with those that it was
+// attached with.
+const layoutDir = "layout_2"
+
+// slotPath is where a map of a slot is, in the directory of all pins.
+func slotPath(slot uint32, name string) string {
+	return path.Join(layoutDir, strconv.FormatUint(uint64(slot), 10), name)
+}
+
+// Slot returns the slot in force, and the one that this agent writes to. They are the same
+// from the flip on.
+func (m *Maps) Slot() (inForce, own uint32, err error) {
+	inForce, err = m.slotInForce()
+	return inForce, m.own.Load(), err
+}
+
+func (m *Maps) slotInForce() (uint32, error) {
+	state, _, err := Lookup(m.State, StateKey{})
+	return state.Slot % Slots, err
+}
+
+// openSlots opens a new map for each of those in slots, in the slot that is not in force.
+// An agent that was killed may have filled that before, or have left it a moment ago.
+func (m *Maps) openSlots(backend Backend) error {
+	inForce, err := m.slotInForce()
+	if err != nil {
+		return err
+	}
+	if m.former, err = readFormer(backend, inForce); err != nil {
+		return err
+	}
+	own := (inForce + 1) % Slots
+	m.own.Store(own)
+	if backend.hasSlot(own) {
+		time.Sleep(SlotGrace)
+	}
+	for _, h := range m.all {
+		if err := h.openSlot(backend, own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Flip has packets look into the slot that this agent has filled, and has their connections
+// judged by that.
+func (m *Maps) Flip() error { return m.setState(m.own.Load()) }
+
+// Generation returns the generation in force.
+func (m *Maps) Generation() (uint32, error) {
+	state, _, err := Lookup(m.State, StateKey{})
+	return state.Generation, err
+}
+
+// Raise begins a new generation: the next packet of each connection is judged anew. It may
+// be called by several goroutines. Before the flip it does nothing: packets look into what
+// the agent before has left.
+func (m *Maps) Raise() error {
+	inForce, err := m.slotInForce()
+	if err != nil || inForce != m.own.Load() {
+		return err
+	}
+	return m.setState(inForce)
+}
+
+// setState begins a new generation, in a slot.
+func (m *Maps) setState(slot uint32) error {
+	m.raising.Lock()
+	defer m.raising.Unlock()
+	now, err := m.Generation()
+	if err != nil {
+		return err
+	}
+	next := StateValue{Slot: slot, Generation: (now + 1) | firstGeneration}
+	if _, err := m.State.Update([]StateKey{{}}, []StateValue{next}); err != nil {
+		return fmt.Errorf("begin generation %d in slot %d: %w", next.Generation, slot, err)
+	}
+	return nil
+}
+
+// Release gives up the maps of the slot that this agent does not write to. That is to be
+// done when no packet looks into them any more: [SlotGrace] after the flip.
+func (m *Maps) Release() error {
+	backend := m.Backend()
+	if backend == nil {
+		return ErrNotOpen
+	}
+	spare := (m.own.Load() + 1) % Slots
+	var errs []error
+	for _, h := range m.all {
+		errs = append(errs, h.release(spare))
+	}
+	return errors.Join(append(errs, backend.dropSlot(spare))...)
+}
+
+// Sweep removes what no agent of this version has made: the maps of others, which they
+// left. It returns their names. What is attached goes on with them.
+func (m *Maps) Sweep() (removed []string, err error) {
+	backend := m.Backend()
+	if backend == nil {
+		return nil, ErrNotOpen
+	}
+	keep := append([]string{layoutDir, linksDir, programsDir}, programMaps...)
+	for _, h := range m.all {
+		if !h.isInSlots() {
+			keep = append(keep, h.Spec().Name)
+		}
+	}
+	return backend.Sweep(keep...)
+}
+
+// openSlot opens a new map in a slot of a back end.
+func openSlot[K, V comparable](backend Backend, spec Spec, slot uint32) (Map[K, V], error) {
+	if err := checkSpec[K, V](spec); err != nil {
+		return nil, err
+	}
+	switch backend := backend.(type) {
+	case *Kernel:
+		return openKernelSlot[K, V](backend, spec, slot)
+	case *Memory:
+		return openMemorySlot[K, V](backend, spec, slot), nil
+	default:
+		return nil, fmt.Errorf("open map %s: unknown back end %T", spec.Name, backend)
+	}
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package slots has packets meet what an agent has written, with one write.
+//
+//	maps written, devices found ──► slots ──► sluice_state
+//
+// An agent that starts fills the slot of maps that packets do not look into: see [bpf.Maps].
+// When that has everything that was desired when the tables were filled, the slots flip. A
+// grace period later the former slot is given up.
+//
+// The flip does not wait for pods whose devices have no programs: these are attached after
+// it. Nor does it wait for ever for what the kernel refuses: when nothing was written for
+// some time, it flips, and what is missing is dropped.
+package slots
+
+import (
+	"log/slog"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/job"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/attach"
+	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Cell flips the slots, and has the table slots.
+var Cell = cell.Module(
+	"slots",
+	"Which slot of maps packets meet",
+
+	cell.ProvidePrivate(tables.NewSlotTable),
+	cell.Provide(
+		statedb.RWTable[*tables.Slot].ToTable,
+		func(slots statedb.RWTable[*tables.Slot]) tables.SourceOut {
+			return tables.NewSourceOut("flip", slots)
+		},
+	),
+	cell.Provide(newGeneration),
+	cell.Invoke(register),
+)
+
+type params struct {
+	cell.In
+
+	Log         *slog.Logger
+	DB          *statedb.DB
+	Jobs        job.Group
+	Maps        *bpf.Maps
+	Control     *mapsync.Control
+	Slots       statedb.RWTable[*tables.Slot]
+	Links       attach.Links
+	Attachments statedb.Table[*tables.Attachment]
+	Locals      statedb.Table[*tables.LocalEndpoint]
+	Pods        statedb.Table[*tables.Pod]
+}
+
+func register(p params) {
+	p.Jobs.Add(job.OneShot("flip", newFlipper(p).run, job.WithShutdown()))
+}

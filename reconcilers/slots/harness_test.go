@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slots
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a node in a bubble of time, whose maps are in memory. No time passes but that
+// which somebody waits for.
+type world struct {
+	t      *testing.T
+	memory *bpf.Memory
+}
+
+func inBubble(t *testing.T, test func(*world)) {
+	synctest.Test(t, func(t *testing.T) { test(&world{t, bpf.NewMemory()}) })
+}
+
+// agent is one with maps, and with what this package does.
+type agent struct {
+	*world
+	*flipper
+	links      chan struct{} // closed when the links are known
+	generation *Generation
+	slots      statedb.RWTable[*tables.Slot]
+	locals     statedb.RWTable[*tables.LocalEndpoint]
+	pods       statedb.RWTable[*tables.Pod]
+	attached   statedb.RWTable[*tables.Attachment]
+	health     *cell.SimpleHealth
+	finds      bool // devices
+	stop       func()
+
+	mu      sync.Mutex
+	logged  bytes.Buffer
+	entries int64
+	mapName string
+	known   bool
+}
+
+// start starts an agent that knows the links, and not yet what is desired.
+func (w *world) start() *agent {
+	a := &agent{world: w, links: make(chan struct{})}
+	log := slog.New(slog.NewTextHandler(a, nil))
+	var maps *bpf.Maps
+	h := hive.New(bpf.Cell, cell.Provide(func() bpf.Backend { return w.memory }),
+		cell.Invoke(func(m *bpf.Maps) { maps = m }))
+	require.NoError(w.t, h.Start(log, w.t.Context()))
+
+	db := statedb.New()
+	var err error
+	a.slots, err = tables.NewSlotTable(db)
+	require.NoError(w.t, err)
+	a.locals, err = tables.NewLocalEndpointTable(db)
+	require.NoError(w.t, err)
+	a.pods, err = tables.NewPodTable(db)
+	require.NoError(w.t, err)
+	a.attached, err = tables.NewAttachmentTable(db)
+	require.NoError(w.t, err)
+	wtxn := db.WriteTxn(a.slots)
+	a.flipper = &flipper{
+		params: params{
+			Log: log, DB: db, Maps: maps, Slots: a.slots, Attachments: a.attached,
+			Locals: a.locals, Pods: a.pods,
+		},
+		linksKnown:   a.links,
+		unwritten:    a.left,
+		findsDevices: func() bool { return a.finds },
+		flipped:      a.slots.RegisterInitializer(wtxn, "test"),
+	}
+	wtxn.Commit()
+	a.generation = &Generation{maps: maps, retry: make(chan struct{}, 1), later: make(chan struct{}, 1)}
+
+	health, simple := cell.NewSimpleHealth()
+	a.health = simple
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var jobs sync.WaitGroup
+	for name, run := range map[string]func(context.Context, cell.Health) error{
+		"flip": a.run, "raise": a.generation.run,
+	} {
+		jobs.Go(func() {
+			if err := run(ctx, health.NewScope(name)); err != nil {
+				w.t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	a.stop = sync.OnceFunc(func() {
+		cancel()
+		jobs.Wait()
+		require.NoError(w.t, h.Stop(log, context.Background()))
+	})
+	w.t.Cleanup(a.stop)
+	return a
+}
+
+// startFlipped starts an agent whose slot is in force.
+func (w *world) startFlipped() *agent {
+	a := w.start()
+	close(a.links)
+	a.leaves(0, "", true)
+	a.pass(time.Second)
+	a.requireFlipped()
+	return a
+}
+
+// leaves says what is not written yet.
+func (a *agent) leaves(entries int64, mapName string, known bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.entries, a.mapName, a.known = entries, mapName, known
+}
+
+func (a *agent) left() (int64, string, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.entries, a.mapName, a.known
+}
+
+// Write implements [io.Writer], for the log.
+func (a *agent) Write(line []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.logged.Write(line)
+}
+
+// log returns what the agent has logged.
+func (a *agent) log() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.logged.String()
+}
+
+// failure returns why a job is degraded, nil if it is not.
+func (a *agent) failure(job string) error {
+	h := a.health.GetChild(job)
+	h.Lock()
+	defer h.Unlock()
+	return h.Error
+}
+
+// pass lets time pass.
+func (w *world) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// requireFlipped asserts that the agent's slot is in force, and that the table says so.
+func (a *agent) requireFlipped() {
+	a.t.Helper()
+	inForce, own, err := a.Maps.Slot()
+	require.NoError(a.t, err)
+	require.Equal(a.t, own, inForce)
+	txn := a.DB.ReadTxn()
+	initialized, _ := a.slots.Initialized(txn)
+	require.True(a.t, initialized)
+	row, _, _ := a.slots.Get(txn, tables.SlotByNumber(own))
+	require.Equal(a.t, &tables.Slot{Number: own, Use: tables.SlotInForce, Own: true}, row)
+}
+
+// requireWaits asserts that the agent's slot is not in force, and what the table says that
+// it waits for.
+func (a *agent) requireWaits(what string) {
+	a.t.Helper()
+	inForce, own, err := a.Maps.Slot()
+	require.NoError(a.t, err)
+	require.NotEqual(a.t, own, inForce)
+	txn := a.DB.ReadTxn()
+	initialized, _ := a.slots.Initialized(txn)
+	require.False(a.t, initialized)
+	row, _, _ := a.slots.Get(txn, tables.SlotByNumber(own))
+	require.Equal(a.t, &tables.Slot{Number: own, Use: tables.SlotFilled, Own: true, WaitsFor: what}, row)
+	row, _, _ = a.slots.Get(txn, tables.SlotByNumber(inForce))
+	require.Equal(a.t, &tables.Slot{Number: inForce, Use: tables.SlotInForce}, row)
+}
+
+// current returns the generation.
+func (a *agent) current() uint32 {
+	a.t.Helper()
+	generation, err := a.Maps.Generation()
+	require.NoError(a.t, err)
+	return generation
+}
+
+func insert[Row any](a *agent, table statedb.RWTable[Row], row Row) {
+	a.t.Helper()
+	wtxn := a.DB.WriteTxn(table)
+	defer wtxn.Abort()
+	_, _, err := table.Insert(wtxn, row)
+	require.NoError(a.t, err)
+	wtxn.Commit()
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/policy"
+)
+
+type statusWorld struct {
+	*base[string]
+	rule       policyStatusParams
+	policies   statedb.RWTable[*tables.EgressPolicy]
+	compiled   statedb.RWTable[*tables.CompiledPolicy]
+	groups     statedb.RWTable[*tables.EgressGroup]
+	gateways   statedb.RWTable[*tables.EgressGateway]
+	rulesets   statedb.RWTable[*tables.EgressRuleset]
+	rules      statedb.RWTable[*tables.EgressRule]
+	routes     statedb.RWTable[*tables.SubjectRoute]
+	subjects   statedb.RWTable[*tables.Subject]
+	mirrors    statedb.RWTable[*tables.RouteMirror]
+	pods       statedb.RWTable[*tables.Pod]
+	podMirrors statedb.RWTable[*tables.PodMirror]
+}
+
+const (
+	theGroup = 5
+	toWorld  = "0.0.0.0/0"
+)
+
+// newStatusWorld has a policy p that selects the label set of subject 2 of this node, compiled
+// to egress ruleset 12 with a rule to group 5, of which the kernel has the buckets.
+func newStatusWorld(t *testing.T) *statusWorld {
+	w := &statusWorld{base: newBase[string](t)}
+	fill(w.base, &w.policies, tables.NewEgressPolicyTable)
+	fill(w.base, &w.compiled, tables.NewCompiledPolicyTable)
+	fill(w.base, &w.groups, tables.NewEgressGroupTable)
+	fill(w.base, &w.gateways, tables.NewEgressGatewayTable)
+	fill(w.base, &w.rulesets, tables.NewEgressRulesetTable)
+	fill(w.base, &w.rules, tables.NewEgressRuleTable)
+	fill(w.base, &w.routes, tables.NewSubjectRouteTable)
+	fill(w.base, &w.subjects, tables.NewSubjectTable)
+	fill(w.base, &w.mirrors, tables.NewRouteMirrorTable)
+	fill(w.base, &w.pods, tables.NewPodTable)
+	fill(w.base, &w.podMirrors, tables.NewPodMirrorTable)
+	w.rule = policyStatusParams{
+		Policies: w.policies, Compiled: w.compiled, Groups: w.groups, Gateways: w.gateways,
+		Rulesets: w.rulesets, Rules: w.rules, Routes: w.routes, Subjects: w.subjects,
+		Mirrors: w.mirrors, Placement: policy.Placement{Pods: w.pods, PodMirrors: w.podMirrors},
+	}
+	fill(w.base, &w.rule.Output, tables.NewEgressPolicyStatusTable)
+	w.start(w.rule.declare())
+
+	w.edit(1)
+	w.compile()
+	g := group(theGroup, choice("there", tables.GatewaySpec{}))
+	g.Digest, g.Policies = tables.GroupDigest(nil), []string{"p"}
+	put(w.base, w.groups, g)
+	for bucket := range uint32(bpf.GatewayBuckets) {
+		w.bucket(bucket, reconciler.StatusDone())
+	}
+	w.ruleset(12, "p")
+	put(w.base, w.rules, rule(12, toWorld, reconciler.StatusPending()))
+	put(w.base, w.subjects, subject(2, true))
+	put(w.base, w.routes, route(2, 12, reconciler.StatusPending()))
+	return w
+}
+
+func (w *statusWorld) edit(generation int64) {
+	put(w.base, w.policies, &tables.EgressPolicy{Name: "p", UID: "uid", Generation: generation})
+}
+
+func (w *statusWorld) compile() {
+	_, revision, found := w.policies.Get(w.db.ReadTxn(), tables.EgressPolicyByName("p"))
+	require.True(w, found)
+	put(w.base, w.compiled, &tables.CompiledPolicy{
+		Policy: tables.EgressPolicyID("p"), Revision: revision,
+	})
+}
+
+func (w *statusWorld) bucket(bucket uint32, status reconciler.Status) {
+	put(w.base, w.gateways, &tables.EgressGateway{
+		GatewayKey: bpf.GatewayKey{Group: theGroup, Bucket: bucket}, Node: "there",
+		Reconciled: tables.Reconciled{Status: status},
+	})
+}
+
+func (w *statusWorld) ruleset(number uint32, policies ...string) {
+	put(w.base, w.rulesets, &tables.EgressRuleset{
+		Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)}, Policies: policies,
+	})
+}
+
+func rule(ruleset uint32, destination string, status reconciler.Status) *tables.EgressRule {
+	return &tables.EgressRule{
+		Ruleset: ruleset, Destination: netip.MustParsePrefix(destination), Group: theGroup,
+		Policy: "p", Reconciled: tables.Reconciled{Status: status},
+	}
+}
+
+func subject(number uint32, local bool) *tables.Subject {
+	return &tables.Subject{
+		Life:       tables.Life{Number: number},
+		SubjectDef: tables.SubjectDef{LabelSet: tables.LabelSetID{1}, Local: local},
+	}
+}
+
+func (w *statusWorld) release(number uint32) {
+	s := subject(number, true)
+	s.Undesired = true
+	put(w.base, w.subjects, s)
+}
+
+func route(subject, ruleset uint32, status reconciler.Status) *tables.SubjectRoute {
+	return &tables.SubjectRoute{Subject: subject, EgressRuleset: ruleset, Reconciled: tables.Reconciled{Status: status}}
+}
+
+// program has the kernel have a subject with its ruleset, and the rule of that.
+func (w *statusWorld) program(subject, ruleset uint32) {
+	put(w.base, w.rules, rule(ruleset, toWorld, reconciler.StatusDone()))
+	w.programRoute(subject, ruleset)
+	put(w.base, w.routes, route(subject, ruleset, reconciler.StatusDone()))
+}
+
+func (w *statusWorld) programRoute(subject, ruleset uint32) {
+	r := route(subject, ruleset, reconciler.StatusDone())
+	put(w.base, w.mirrors, &tables.RouteMirror{
+		Key: r.MapKey(), Value: r.MapValue(), Present: true, Desired: true,
+	})
+}
+
+func pod(subject uint32, local bool) *tables.Pod {
+	return &tables.Pod{
+		Addr: netip.MustParseAddr("10.0.0.1"), Subject: subject, Local: local,
+		Reconciled: tables.Pending(),
+	}
+}
+
+func (w *statusWorld) programPod(subject uint32, local bool) {
+	p := pod(subject, local)
+	put(w.base, w.podMirrors, &tables.PodMirror{
+		Key: p.MapKey(), Value: p.MapValue(), Present: true, Desired: true,
+	})
+}
+
+// status returns how the policy fares. The row is the one that a computation from nothing has.
+func (w *statusWorld) status() *tables.EgressPolicyStatus {
+	w.work()
+	txn := w.db.ReadTxn()
+	row, _, found := w.rule.Output.Get(txn, tables.EgressPolicyStatusByPolicy("p"))
+	if !found {
+		return nil
+	}
+	require.True(w, row.Equal(w.rule.newRound(txn).row("p")), "%+v is not marked", row)
+	return row
+}
+
+// A policy is in force when the kernel has what it says now for all pods that it selects,
+// never before.
+func TestEgressStates(t *testing.T) {
+	refused := reconciler.StatusError(errors.New("map full"))
+	type step struct {
+		what                string
+		do                  func(*statusWorld)
+		state               tables.EgressState
+		programmed, ofRules int
+	}
+	nothing := func(*statusWorld) {}
+	enforce := step{"enforced", func(w *statusWorld) {
+		w.program(2, 12)
+		put(w.base, w.pods, pod(2, true))
+		w.programPod(2, true)
+	}, tables.EgressInForce, 1, 1}
+	const pending, inForce, failed = tables.EgressPending, tables.EgressInForce, tables.EgressFailed
+	for name, steps := range map[string][]step{
+		"comes into force": {
+			{"wanted", nothing, pending, 0, 1},
+			{"the rule", func(w *statusWorld) {
+				put(w.base, w.rules, rule(12, toWorld, reconciler.StatusDone()))
+			}, pending, 0, 1},
+			{"the mirror has the route, the row is not done", func(w *statusWorld) {
+				w.programRoute(2, 12)
+			}, pending, 0, 1},
+			{"both", func(w *statusWorld) { w.program(2, 12) }, inForce, 1, 1},
+			{"another label set", func(w *statusWorld) {
+				put(w.base, w.subjects, subject(3, false))
+				put(w.base, w.routes, route(3, 12, reconciler.StatusPending()))
+			}, pending, 0, 1},
+			{"which the kernel has", func(w *statusWorld) { w.program(3, 12) }, inForce, 1, 1},
+			{"a bucket changes", func(w *statusWorld) { w.bucket(7, reconciler.StatusPending()) }, pending, 0, 1},
+			{"and is there", func(w *statusWorld) { w.bucket(7, reconciler.StatusDone()) }, inForce, 1, 1},
+		},
+		"selects nothing here": {
+			{"not compiled", func(w *statusWorld) {
+				remove(w.base, w.routes, route(2, 12, reconciler.StatusPending()))
+				w.edit(2)
+			}, pending, 0, 0},
+			{"compiled", func(w *statusWorld) { w.compile() }, inForce, 0, 0},
+		},
+		"edited": {
+			enforce,
+			{"an object", func(w *statusWorld) { w.edit(2) }, pending, 1, 1},
+			{"another ruleset", func(w *statusWorld) {
+				w.ruleset(13, "p")
+				put(w.base, w.rules, rule(13, toWorld, reconciler.StatusPending()))
+				put(w.base, w.routes, route(2, 13, reconciler.StatusPending()))
+				w.compile()
+			}, pending, 0, 1},
+			{"the kernel has it", func(w *statusWorld) { w.program(2, 13) }, inForce, 1, 1},
+		},
+		"edited, to select nothing": {
+			enforce,
+			{"no route", func(w *statusWorld) {
+				w.edit(2)
+				remove(w.base, w.routes, route(2, 12, reconciler.StatusPending()))
+				w.compile()
+			}, pending, 0, 0},
+			{"the kernel has none", func(w *statusWorld) {
+				remove(w.base, w.mirrors, &tables.RouteMirror{Key: bpf.SubjectKey{Subject: 2}})
+			}, inForce, 0, 0},
+		},
+		"edited while a pod leaves": {
+			enforce,
+			{"another subject", func(w *statusWorld) {
+				w.edit(2)
+				w.ruleset(13, "p")
+				w.release(2)
+				put(w.base, w.subjects, subject(3, true))
+				w.program(3, 13)
+				put(w.base, w.pods, pod(3, true))
+				w.compile()
+			}, pending, 1, 1},
+			{"the kernel has the pod", func(w *statusWorld) { w.programPod(3, true) }, inForce, 1, 1},
+		},
+		"its last pod goes": {
+			enforce,
+			{"desired no more", func(w *statusWorld) {
+				remove(w.base, w.pods, pod(2, true))
+				w.release(2)
+			}, inForce, 0, 0},
+		},
+		"a pod of another node moves": {
+			enforce,
+			{"in another subject", func(w *statusWorld) {
+				w.release(7)
+				put(w.base, w.subjects, subject(3, false))
+				w.program(3, 12)
+				put(w.base, w.pods, pod(3, false))
+				w.programPod(7, false)
+			}, pending, 1, 1},
+			{"it has moved", func(w *statusWorld) { w.programPod(3, false) }, inForce, 1, 1},
+		},
+		"a pod of this node moves": {
+			enforce,
+			{"in another subject", func(w *statusWorld) { w.programPod(9, true) }, pending, 1, 1},
+			{"it has moved", func(w *statusWorld) { w.programPod(2, true) }, inForce, 1, 1},
+		},
+		"the kernel refuses a rule": {
+			{"refused", func(w *statusWorld) { put(w.base, w.rules, rule(12, toWorld, refused)) }, failed, 0, 1},
+			enforce,
+		},
+		"the kernel refuses a route": {
+			{"refused", func(w *statusWorld) { put(w.base, w.routes, route(2, 12, refused)) }, failed, 0, 1},
+			enforce,
+		},
+		"the kernel refuses a bucket": {
+			{"refused", func(w *statusWorld) { w.bucket(7, refused) }, failed, 0, 1},
+			{"not any more", func(w *statusWorld) { w.bucket(7, reconciler.StatusDone()) }, pending, 0, 1},
+		},
+		"the kernel refuses a pod of this node": {
+			enforce,
+			{"refused", func(w *statusWorld) {
+				put(w.base, w.pods, tables.WithStatus(pod(2, true), refused))
+			}, failed, 1, 1},
+			{"not any more", func(w *statusWorld) {
+				put(w.base, w.pods, tables.WithStatus(pod(2, true), reconciler.StatusDone()))
+			}, inForce, 1, 1},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newStatusWorld(t)
+			for _, s := range steps {
+				t.Log(s.what)
+				s.do(w)
+				got := w.status()
+				require.Equal(t, s.state, got.State(), "%+v", got)
+				require.Equal(t, [2]int{s.programmed, s.ofRules}, [2]int{got.Programmed, got.Rules})
+				require.Equal(t, s.state == failed, got.Refused != "")
+			}
+			remove(w.base, w.policies, &tables.EgressPolicy{Name: "p"})
+			require.Nil(t, w.status(), "it is deleted")
+		})
+	}
+}
+
+// What a policy wins and loses is told of rulesets that some subject is to have, and once.
+func TestConflicts(t *testing.T) {
+	w := newStatusWorld(t)
+	w.program(2, 12)
+	wins := rule(12, "192.0.2.0/24", reconciler.StatusDone())
+	wins.Overrides = []string{"q"}
+	loses := rule(12, "198.51.100.0/24", reconciler.StatusDone())
+	loses.Policy, loses.Overrides = "o", []string{"p"}
+	again := rule(13, "198.51.100.0/24", reconciler.StatusDone())
+	again.Policy, again.Overrides = "o", []string{"p"}
+	former := rule(14, "203.0.113.0/24", reconciler.StatusDone())
+	former.Policy, former.Overrides = "o", []string{"p"}
+	w.ruleset(13, "o", "p")
+	put(w.base, w.subjects, subject(3, true))
+	w.programRoute(3, 13)
+	put(w.base, w.routes, route(3, 13, reconciler.StatusDone()))
+	put(w.base, w.rules, wins, loses, again, former)
+	s := w.status()
+	require.Equal(t, []string{"198.51.100.0/24 goes to policy o"}, s.LosesTo)
+	require.Equal(t, []string{"192.0.2.0/24 is also wanted by [q]", "198.51.100.0/24 goes to policy o"}, s.Conflicts)
+	require.Equal(t, 2, s.Rules)
+	require.Equal(t, tables.EgressConflicted, s.State())
+	require.Equal(t, []string{"there (invalid IP)"}, s.Gateways)
+}
+
+func TestStatusWithoutGateway(t *testing.T) {
+	w := newStatusWorld(t)
+	w.program(2, 12)
+	g := group(theGroup, tables.GatewayChoice{Reason: "no node matches"})
+	g.Digest = tables.GroupDigest(nil)
+	put(w.base, w.groups, g)
+	require.Equal(t, tables.EgressNoGateway, w.status().State())
+	require.Equal(t, []string{"none: no node matches"}, w.status().Gateways)
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// Rule is what one item of a policy says of one direction, as part of a [Ruleset].
+type Rule struct {
+	RuleID `yaml:",inline"`
+
+	Field string `json:"field"` // of the object, such as spec.ingress[1]
+
+	// DefaultDeny is set in the rule about the default of a direction, which says nothing
+	// else.
+	DefaultDeny bool `json:"defaultDeny,omitempty"`
+
+	Deny    bool     `json:"deny,omitempty"`
+	AnyPeer bool     `json:"anyPeer,omitempty"`
+	Peers   []uint32 `json:"peers,omitempty"` // numbers of selectors, in order
+
+	// Ports are those of the destination; none are all, of every protocol. Names of ports
+	// of the subject itself, in ingress rules, are resolved; those of peers, in egress rules,
+	// are not.
+	Ports []PolicyPort `json:"ports,omitempty"`
+
+	// NoPorts is set if the rule is about ports, and the subject has none of their names.
+	NoPorts bool `json:"noPorts,omitempty"`
+}
+
+// Ruleset is the whole compiled network policy of a subject.
+type Ruleset struct {
+	Life   `yaml:",inline"`
+	Digest bpf.Digest `json:"digest"`
+
+	Rules []*Rule `json:"rules,omitempty"` // in order of policy and place
+
+	// AlwaysDeny is set if what no rule allows is denied in both directions, as
+	// --enforcement=always has it.
+	AlwaysDeny bool `json:"alwaysDeny,omitempty"`
+
+	// TooLarge says why the policies of the subject are not enforced: it is isolated in the
+	// directions that they are about instead.
+	TooLarge string `json:"tooLarge,omitempty"`
+}
+
+// Policies returns the policies that the rules are of, each once and in order.
+func (r *Ruleset) Policies() []PolicyID {
+	var ids []PolicyID
+	for _, rule := range r.Rules {
+		if n := len(ids); n == 0 || ids[n-1] != rule.Policy {
+			ids = append(ids, rule.Policy)
+		}
+	}
+	return ids
+}
+
+// Selectors returns the numbers of the selectors that the rules name, each once and in
+// order.
+func (r *Ruleset) Selectors() []uint32 {
+	var numbers []uint32
+	for _, rule := range r.Rules {
+		numbers = append(numbers, rule.Peers...)
+	}
+	slices.Sort(numbers)
+	return slices.Compact(numbers)
+}
+
+// PeerPorts returns the names of ports that egress rules name, in the form http/tcp.
+func (r *Ruleset) PeerPorts() []string {
+	var names []string
+	for _, rule := range r.Rules {
+		for _, p := range rule.Ports {
+			if name := p.String(); p.Name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*Ruleset) TableHeader() []string {
+	return []string{"Number", "Policies", "Rules", "TooLarge", "Undesired"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (r *Ruleset) TableRow() []string {
+	var policies []string
+	for _, id := range r.Policies() {
+		policies = append(policies, id.String())
+	}
+	return []string{
+		number(r.Number), listColumn(policies, ", "), fmt.Sprint(len(r.Rules)),
+		orDash(r.TooLarge), trueOrDash(r.Undesired),
+	}
+}
+
+var (
+	rulesetNumber = UniqueIndex("number", Uint32Keys,
+		func(r *Ruleset) uint32 { return r.Number })
+	rulesetDigest = UniqueIndex("digest", DigestKeys,
+		func(r *Ruleset) bpf.Digest { return r.Digest })
+	rulesetSelector = IndexEach("selector", Uint32Keys,
+		func(r *Ruleset) []uint32 { return r.Selectors() })
+	rulesetPort = IndexEach("port", StringKeys,
+		func(r *Ruleset) []string { return r.PeerPorts() })
+	rulesetPolicy = IndexEach("policy", PolicyKeys,
+		func(r *Ruleset) []PolicyID { return r.Policies() })
+	rulesetUndesired = FlagIndex("undesired", func(r *Ruleset) bool { return r.Undesired })
+
+	// RulesetByNumber queries a ruleset by its number.
+	RulesetByNumber = rulesetNumber.Query
+
+	// RulesetByDigest queries the ruleset with a content.
+	RulesetByDigest = rulesetDigest.Query
+
+	// RulesetsBySelector queries the rulesets that name a selector.
+	RulesetsBySelector = rulesetSelector.Query
+
+	// RulesetsByPort queries the rulesets that name a port of peers, in the form http/tcp.
+	RulesetsByPort = rulesetPort.Query
+
+	// RulesetsByPolicy queries the rulesets with rules of a policy.
+	RulesetsByPolicy = rulesetPolicy.Query
+
+	// RulesetsUndesired queries, by true, the rulesets that no subject is desired in.
+	RulesetsUndesired = rulesetUndesired.Query
+)
+
+// NewRulesetTable creates the table of rulesets.
+var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector, rulesetPort,
+	rulesetPolicy, rulesetUndesired)
+
+// CompiledPolicy says that the rulesets of all label sets that a network policy, or an egress
+// policy, selects have its rules.
+type CompiledPolicy struct {
+	Policy     PolicyID         `json:"policy"`
+	Generation int64            `json:"generation,omitempty"` // of the object
+	Revision   statedb.Revision `json:"revision" yaml:"-"`    // of its row in network-policies
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*CompiledPolicy) TableHeader() []string { return []string{"Policy", "Generation"} }
+
+// TableRow implements [statedb.TableWritable].
+func (p *CompiledPolicy) TableRow() []string {
+	return []string{p.Policy.String(), fmt.Sprint(p.Generation)}
+}
+
+var (
+	compiledPolicyID = UniqueIndex("policy", PolicyKeys,
+		func(p *CompiledPolicy) PolicyID { return p.Policy })
+
+	// CompiledPolicyByID queries whether a policy is compiled.
+	CompiledPolicyByID = compiledPolicyID.Query
+)
+
+// NewCompiledPolicyTable creates the table of policies that are compiled.
+var NewCompiledPolicyTable = Declare("compiled-policies", compiledPolicyID)
