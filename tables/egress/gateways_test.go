@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // What another node's buckets bring here is spread over this node's own items,
@@ -49,31 +50,32 @@ func TestOwnShare(t *testing.T) {
 }
 
 type gatewayWorld struct {
-	*base[uint32]
-	rule      gatewayParams
-	groups    statedb.RWTable[*tables.EgressGroup]
-	devices   statedb.RWTable[*tables.Device]
-	addresses statedb.RWTable[*tables.NodeAddress]
-	routes    statedb.RWTable[*tables.Route]
+	db        *statedb.DB
+	step      *tablestest.Rule[uint32]
+	groups    tablestest.Table[*tables.EgressGroup]
+	devices   tablestest.Table[*tables.Device]
+	addresses tablestest.Table[*tables.NodeAddress]
+	routes    tablestest.Table[*tables.Route]
+	gateways  tablestest.Table[*tables.EgressGateway]
 }
 
 const here = "here"
 
 // newGatewayWorld has the device eth0 with the addresses 192.0.2.1 and 192.0.2.2.
 func newGatewayWorld(t *testing.T) *gatewayWorld {
-	w := &gatewayWorld{base: newBase[uint32](t)}
-	fill(w.base, &w.groups, tables.NewEgressGroupTable)
-	fill(w.base, &w.devices, tables.NewDeviceTable)
-	fill(w.base, &w.addresses, tables.NewNodeAddressTable)
-	fill(w.base, &w.routes, tables.NewRouteTable)
-	w.rule = gatewayParams{
+	w := &gatewayWorld{db: statedb.New()}
+	w.groups = tablestest.Open(t, w.db, tables.NewEgressGroupTable)
+	w.devices = tablestest.Open(t, w.db, tables.NewDeviceTable)
+	w.addresses = tablestest.Open(t, w.db, tables.NewNodeAddressTable)
+	w.routes = tablestest.Open(t, w.db, tables.NewRouteTable)
+	w.gateways = tablestest.Open(t, w.db, tables.NewEgressGatewayTable)
+	rule := gatewayParams{
 		Groups: w.groups, Devices: w.devices, Addresses: w.addresses, Routes: w.routes,
-		LocalNode: tables.LocalNode{Name: here},
+		Gateways: w.gateways, LocalNode: tables.LocalNode{Name: here},
 	}
-	fill(w.base, &w.rule.Gateways, tables.NewEgressGatewayTable)
-	w.start(w.rule.declare())
-	put(w.base, w.devices, device("eth0", 2))
-	put(w.base, w.addresses, address(1, 2), address(2, 2))
+	w.step = tablestest.NewRule(t, w.db, rule.declare())
+	w.devices.Put(device("eth0", 2))
+	w.addresses.Put(address(1, 2), address(2, 2))
 	return w
 }
 
@@ -99,9 +101,9 @@ func choice(node string, spec tables.GatewaySpec) tables.GatewayChoice {
 
 // buckets counts those of a group by what is in them.
 func (w *gatewayWorld) buckets(number uint32) map[string]int {
-	w.work()
+	w.step.Work()
 	counts := map[string]int{}
-	for g := range w.rule.Gateways.Prefix(w.db.ReadTxn(), tables.EgressGatewaysOfGroup(number)) {
+	for g := range w.gateways.Prefix(w.db.ReadTxn(), tables.EgressGatewaysOfGroup(number)) {
 		says := g.Node
 		if g.EgressIPv4.IsValid() {
 			says += " " + g.EgressIPv4.String() + " " + g.Device
@@ -119,7 +121,7 @@ func all(says string) map[string]int { return map[string]int{says: bpf.GatewayBu
 // What a gateway sends with follows the devices, addresses and routes of the node.
 func TestGatewaysFollowTheNode(t *testing.T) {
 	w := newGatewayWorld(t)
-	put(w.base, w.groups,
+	w.groups.Put(
 		group(1, choice(here, tables.GatewaySpec{Interface: "eth0"})),
 		group(2, choice(here, tables.GatewaySpec{EgressIP: egressIP(2)})),
 		group(3, choice(here, tables.GatewaySpec{})),
@@ -133,20 +135,20 @@ func TestGatewaysFollowTheNode(t *testing.T) {
 		Table: tables.RouteTableMain, Type: "unicast", DeviceIndex: 2,
 		Destination: netip.MustParsePrefix("0.0.0.0/0"),
 	}
-	put(w.base, w.routes, route)
+	w.routes.Put(route)
 	require.Equal(t, all("here 192.0.2.1 eth0"), w.buckets(3))
 
-	remove(w.base, w.addresses, address(1, 2))
+	w.addresses.Remove(address(1, 2))
 	require.Equal(t, all("here 192.0.2.2 eth0"), w.buckets(1))
 	require.Equal(t, all("here 192.0.2.2 eth0"), w.buckets(3))
 
-	put(w.base, w.devices, device("wan", 2))
+	w.devices.Put(device("wan", 2))
 	require.Equal(t, all("here no interface eth0"), w.buckets(1))
 	require.Equal(t, all("here 192.0.2.2 wan"), w.buckets(2))
 
-	remove(w.base, w.addresses, address(2, 2))
+	w.addresses.Remove(address(2, 2))
 	require.Equal(t, all("here no interface has the egress IP 192.0.2.2"), w.buckets(2))
-	remove(w.base, w.routes, route)
+	w.routes.Remove(route)
 	require.Equal(t, all("here no default route"), w.buckets(3))
 }
 
@@ -156,23 +158,23 @@ func TestGatewaysOfUndesiredGroup(t *testing.T) {
 	w := newGatewayWorld(t)
 	spec := tables.GatewaySpec{Interface: "eth0"}
 	g := group(1, choice("there", spec), choice("elsewhere", spec))
-	put(w.base, w.groups, g)
-	w.work()
-	for row := range w.rule.Gateways.All(w.db.ReadTxn()) {
-		put(w.base, w.rule.Gateways, tables.WithStatus(row, reconciler.StatusDone()))
+	w.groups.Put(g)
+	w.step.Work()
+	for row := range w.gateways.All(w.db.ReadTxn()) {
+		w.gateways.Put(tables.WithStatus(row, reconciler.StatusDone()))
 	}
 	undesired := *g
 	undesired.Undesired = true
-	put(w.base, w.groups, &undesired)
+	w.groups.Put(&undesired)
 	require.Len(t, w.buckets(1), 2)
 
 	elected := *g
 	elected.Undesired = true
 	elected.Gateways = []tables.GatewayChoice{choice("there", spec), {Reason: "no node matches"}}
-	put(w.base, w.groups, &elected)
+	w.groups.Put(&elected)
 	require.Equal(t, all("there"), w.buckets(1))
 	statuses := map[reconciler.StatusKind]int{}
-	for row := range w.rule.Gateways.All(w.db.ReadTxn()) {
+	for row := range w.gateways.All(w.db.ReadTxn()) {
 		statuses[row.Status.Kind]++
 	}
 	require.Greater(t, statuses[reconciler.StatusKindDone], bpf.GatewayBuckets/4)
@@ -180,9 +182,9 @@ func TestGatewaysOfUndesiredGroup(t *testing.T) {
 
 	nobody := *g
 	nobody.Gateways = []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "not ready"}}
-	put(w.base, w.groups, &nobody)
+	w.groups.Put(&nobody)
 	require.Equal(t, all(" no node matches; not ready"), w.buckets(1))
 
-	remove(w.base, w.groups, g)
+	w.groups.Remove(g)
 	require.Empty(t, w.buckets(1))
 }

@@ -14,22 +14,25 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/policy"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 type statusWorld struct {
-	*base[string]
+	testing.TB
+	db         *statedb.DB
+	step       *tablestest.Rule[string]
 	rule       policyStatusParams
-	policies   statedb.RWTable[*tables.EgressPolicy]
-	compiled   statedb.RWTable[*tables.CompiledPolicy]
-	groups     statedb.RWTable[*tables.EgressGroup]
-	gateways   statedb.RWTable[*tables.EgressGateway]
-	rulesets   statedb.RWTable[*tables.EgressRuleset]
-	rules      statedb.RWTable[*tables.EgressRule]
-	routes     statedb.RWTable[*tables.SubjectRoute]
-	subjects   statedb.RWTable[*tables.Subject]
-	mirrors    statedb.RWTable[*tables.RouteMirror]
-	pods       statedb.RWTable[*tables.Pod]
-	podMirrors statedb.RWTable[*tables.PodMirror]
+	policies   tablestest.Table[*tables.EgressPolicy]
+	compiled   tablestest.Table[*tables.CompiledPolicy]
+	groups     tablestest.Table[*tables.EgressGroup]
+	gateways   tablestest.Table[*tables.EgressGateway]
+	rulesets   tablestest.Table[*tables.EgressRuleset]
+	rules      tablestest.Table[*tables.EgressRule]
+	routes     tablestest.Table[*tables.SubjectRoute]
+	subjects   tablestest.Table[*tables.Subject]
+	mirrors    tablestest.Table[*tables.RouteMirror]
+	pods       tablestest.Table[*tables.Pod]
+	podMirrors tablestest.Table[*tables.PodMirror]
 }
 
 const (
@@ -40,62 +43,62 @@ const (
 // newStatusWorld has a policy p that selects the label set of subject 2 of this node, compiled
 // to egress ruleset 12 with a rule to group 5, of which the kernel has the buckets.
 func newStatusWorld(t *testing.T) *statusWorld {
-	w := &statusWorld{base: newBase[string](t)}
-	fill(w.base, &w.policies, tables.NewEgressPolicyTable)
-	fill(w.base, &w.compiled, tables.NewCompiledPolicyTable)
-	fill(w.base, &w.groups, tables.NewEgressGroupTable)
-	fill(w.base, &w.gateways, tables.NewEgressGatewayTable)
-	fill(w.base, &w.rulesets, tables.NewEgressRulesetTable)
-	fill(w.base, &w.rules, tables.NewEgressRuleTable)
-	fill(w.base, &w.routes, tables.NewSubjectRouteTable)
-	fill(w.base, &w.subjects, tables.NewSubjectTable)
-	fill(w.base, &w.mirrors, tables.NewRouteMirrorTable)
-	fill(w.base, &w.pods, tables.NewPodTable)
-	fill(w.base, &w.podMirrors, tables.NewPodMirrorTable)
+	w := &statusWorld{TB: t, db: statedb.New()}
+	w.policies = tablestest.Open(t, w.db, tables.NewEgressPolicyTable)
+	w.compiled = tablestest.Open(t, w.db, tables.NewCompiledPolicyTable)
+	w.groups = tablestest.Open(t, w.db, tables.NewEgressGroupTable)
+	w.gateways = tablestest.Open(t, w.db, tables.NewEgressGatewayTable)
+	w.rulesets = tablestest.Open(t, w.db, tables.NewEgressRulesetTable)
+	w.rules = tablestest.Open(t, w.db, tables.NewEgressRuleTable)
+	w.routes = tablestest.Open(t, w.db, tables.NewSubjectRouteTable)
+	w.subjects = tablestest.Open(t, w.db, tables.NewSubjectTable)
+	w.mirrors = tablestest.Open(t, w.db, tables.NewRouteMirrorTable)
+	w.pods = tablestest.Open(t, w.db, tables.NewPodTable)
+	w.podMirrors = tablestest.Open(t, w.db, tables.NewPodMirrorTable)
 	w.rule = policyStatusParams{
 		Policies: w.policies, Compiled: w.compiled, Groups: w.groups, Gateways: w.gateways,
 		Rulesets: w.rulesets, Rules: w.rules, Routes: w.routes, Subjects: w.subjects,
 		Mirrors: w.mirrors, Placement: policy.Placement{Pods: w.pods, PodMirrors: w.podMirrors},
 	}
-	fill(w.base, &w.rule.Output, tables.NewEgressPolicyStatusTable)
-	w.start(w.rule.declare())
+	w.rule.Output = tablestest.Open(t, w.db, tables.NewEgressPolicyStatusTable)
+	w.step = tablestest.NewRule(t, w.db, w.rule.declare())
 
 	w.edit(1)
 	w.compile()
 	g := group(theGroup, choice("there", tables.GatewaySpec{}))
 	g.Digest, g.Policies = tables.GroupDigest(nil), []string{"p"}
-	put(w.base, w.groups, g)
+	w.groups.Put(g)
 	for bucket := range uint32(bpf.GatewayBuckets) {
 		w.bucket(bucket, reconciler.StatusDone())
 	}
 	w.ruleset(12, "p")
-	put(w.base, w.rules, rule(12, toWorld, reconciler.StatusPending()))
-	put(w.base, w.subjects, subject(2, true))
-	put(w.base, w.routes, route(2, 12, reconciler.StatusPending()))
+	w.rules.Put(rule(12, toWorld, reconciler.StatusPending()))
+	w.subjects.Put(subject(2, true))
+	w.routes.Put(route(2, 12, reconciler.StatusPending()))
 	return w
 }
 
 func (w *statusWorld) edit(generation int64) {
-	put(w.base, w.policies, &tables.EgressPolicy{Name: "p", UID: "uid", Generation: generation})
+	w.policies.Put(&tables.EgressPolicy{Name: "p", UID: "uid", Generation: generation})
 }
 
 func (w *statusWorld) compile() {
 	_, revision, found := w.policies.Get(w.db.ReadTxn(), tables.EgressPolicyByName("p"))
 	require.True(w, found)
-	put(w.base, w.compiled, &tables.CompiledPolicy{
+	w.compiled.Put(&tables.CompiledPolicy{
 		Policy: tables.EgressPolicyID("p"), Revision: revision,
 	})
 }
 
 func (w *statusWorld) bucket(bucket uint32, status reconciler.Status) {
-	put(w.base, w.gateways, &tables.EgressGateway{
+	w.gateways.Put(&tables.EgressGateway{
 		GatewayKey: bpf.GatewayKey{Group: theGroup, Bucket: bucket}, Node: "there",
 		Reconciled: tables.Reconciled{Status: status},
 	})
 }
 
 func (w *statusWorld) ruleset(number uint32, policies ...string) {
-	put(w.base, w.rulesets, &tables.EgressRuleset{
+	w.rulesets.Put(&tables.EgressRuleset{
 		Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)}, Policies: policies,
 	})
 }
@@ -117,7 +120,7 @@ func subject(number uint32, local bool) *tables.Subject {
 func (w *statusWorld) release(number uint32) {
 	s := subject(number, true)
 	s.Undesired = true
-	put(w.base, w.subjects, s)
+	w.subjects.Put(s)
 }
 
 func route(subject, ruleset uint32, status reconciler.Status) *tables.SubjectRoute {
@@ -126,14 +129,14 @@ func route(subject, ruleset uint32, status reconciler.Status) *tables.SubjectRou
 
 // program has the kernel have a subject with its ruleset, and the rule of that.
 func (w *statusWorld) program(subject, ruleset uint32) {
-	put(w.base, w.rules, rule(ruleset, toWorld, reconciler.StatusDone()))
+	w.rules.Put(rule(ruleset, toWorld, reconciler.StatusDone()))
 	w.programRoute(subject, ruleset)
-	put(w.base, w.routes, route(subject, ruleset, reconciler.StatusDone()))
+	w.routes.Put(route(subject, ruleset, reconciler.StatusDone()))
 }
 
 func (w *statusWorld) programRoute(subject, ruleset uint32) {
 	r := route(subject, ruleset, reconciler.StatusDone())
-	put(w.base, w.mirrors, &tables.RouteMirror{
+	w.mirrors.Put(&tables.RouteMirror{
 		Key: r.MapKey(), Value: r.MapValue(), Present: true, Desired: true,
 	})
 }
@@ -147,14 +150,14 @@ func pod(subject uint32, local bool) *tables.Pod {
 
 func (w *statusWorld) programPod(subject uint32, local bool) {
 	p := pod(subject, local)
-	put(w.base, w.podMirrors, &tables.PodMirror{
+	w.podMirrors.Put(&tables.PodMirror{
 		Key: p.MapKey(), Value: p.MapValue(), Present: true, Desired: true,
 	})
 }
 
 // status returns how the policy fares. The row is the one that a computation from nothing has.
 func (w *statusWorld) status() *tables.EgressPolicyStatus {
-	w.work()
+	w.step.Work()
 	txn := w.db.ReadTxn()
 	row, _, found := w.rule.Output.Get(txn, tables.EgressPolicyStatusByPolicy("p"))
 	if !found {
@@ -177,7 +180,7 @@ func TestEgressStates(t *testing.T) {
 	nothing := func(*statusWorld) {}
 	enforce := step{"enforced", func(w *statusWorld) {
 		w.program(2, 12)
-		put(w.base, w.pods, pod(2, true))
+		w.pods.Put(pod(2, true))
 		w.programPod(2, true)
 	}, tables.EgressInForce, 1, 1}
 	const pending, inForce, failed = tables.EgressPending, tables.EgressInForce, tables.EgressFailed
@@ -185,15 +188,15 @@ func TestEgressStates(t *testing.T) {
 		"comes into force": {
 			{"wanted", nothing, pending, 0, 1},
 			{"the rule", func(w *statusWorld) {
-				put(w.base, w.rules, rule(12, toWorld, reconciler.StatusDone()))
+				w.rules.Put(rule(12, toWorld, reconciler.StatusDone()))
 			}, pending, 0, 1},
 			{"the mirror has the route, the row is not done", func(w *statusWorld) {
 				w.programRoute(2, 12)
 			}, pending, 0, 1},
 			{"both", func(w *statusWorld) { w.program(2, 12) }, inForce, 1, 1},
 			{"another label set", func(w *statusWorld) {
-				put(w.base, w.subjects, subject(3, false))
-				put(w.base, w.routes, route(3, 12, reconciler.StatusPending()))
+				w.subjects.Put(subject(3, false))
+				w.routes.Put(route(3, 12, reconciler.StatusPending()))
 			}, pending, 0, 1},
 			{"which the kernel has", func(w *statusWorld) { w.program(3, 12) }, inForce, 1, 1},
 			{"a bucket changes", func(w *statusWorld) { w.bucket(7, reconciler.StatusPending()) }, pending, 0, 1},
@@ -201,7 +204,7 @@ func TestEgressStates(t *testing.T) {
 		},
 		"selects nothing here": {
 			{"not compiled", func(w *statusWorld) {
-				remove(w.base, w.routes, route(2, 12, reconciler.StatusPending()))
+				w.routes.Remove(route(2, 12, reconciler.StatusPending()))
 				w.edit(2)
 			}, pending, 0, 0},
 			{"compiled", func(w *statusWorld) { w.compile() }, inForce, 0, 0},
@@ -211,8 +214,8 @@ func TestEgressStates(t *testing.T) {
 			{"an object", func(w *statusWorld) { w.edit(2) }, pending, 1, 1},
 			{"another ruleset", func(w *statusWorld) {
 				w.ruleset(13, "p")
-				put(w.base, w.rules, rule(13, toWorld, reconciler.StatusPending()))
-				put(w.base, w.routes, route(2, 13, reconciler.StatusPending()))
+				w.rules.Put(rule(13, toWorld, reconciler.StatusPending()))
+				w.routes.Put(route(2, 13, reconciler.StatusPending()))
 				w.compile()
 			}, pending, 0, 1},
 			{"the kernel has it", func(w *statusWorld) { w.program(2, 13) }, inForce, 1, 1},
@@ -221,11 +224,11 @@ func TestEgressStates(t *testing.T) {
 			enforce,
 			{"no route", func(w *statusWorld) {
 				w.edit(2)
-				remove(w.base, w.routes, route(2, 12, reconciler.StatusPending()))
+				w.routes.Remove(route(2, 12, reconciler.StatusPending()))
 				w.compile()
 			}, pending, 0, 0},
 			{"the kernel has none", func(w *statusWorld) {
-				remove(w.base, w.mirrors, &tables.RouteMirror{Key: bpf.SubjectKey{Subject: 2}})
+				w.mirrors.Remove(&tables.RouteMirror{Key: bpf.SubjectKey{Subject: 2}})
 			}, inForce, 0, 0},
 		},
 		"edited while a pod leaves": {
@@ -234,9 +237,9 @@ func TestEgressStates(t *testing.T) {
 				w.edit(2)
 				w.ruleset(13, "p")
 				w.release(2)
-				put(w.base, w.subjects, subject(3, true))
+				w.subjects.Put(subject(3, true))
 				w.program(3, 13)
-				put(w.base, w.pods, pod(3, true))
+				w.pods.Put(pod(3, true))
 				w.compile()
 			}, pending, 1, 1},
 			{"the kernel has the pod", func(w *statusWorld) { w.programPod(3, true) }, inForce, 1, 1},
@@ -244,7 +247,7 @@ func TestEgressStates(t *testing.T) {
 		"its last pod goes": {
 			enforce,
 			{"desired no more", func(w *statusWorld) {
-				remove(w.base, w.pods, pod(2, true))
+				w.pods.Remove(pod(2, true))
 				w.release(2)
 			}, inForce, 0, 0},
 		},
@@ -252,9 +255,9 @@ func TestEgressStates(t *testing.T) {
 			enforce,
 			{"in another subject", func(w *statusWorld) {
 				w.release(7)
-				put(w.base, w.subjects, subject(3, false))
+				w.subjects.Put(subject(3, false))
 				w.program(3, 12)
-				put(w.base, w.pods, pod(3, false))
+				w.pods.Put(pod(3, false))
 				w.programPod(7, false)
 			}, pending, 1, 1},
 			{"it has moved", func(w *statusWorld) { w.programPod(3, false) }, inForce, 1, 1},
@@ -265,11 +268,11 @@ func TestEgressStates(t *testing.T) {
 			{"it has moved", func(w *statusWorld) { w.programPod(2, true) }, inForce, 1, 1},
 		},
 		"the kernel refuses a rule": {
-			{"refused", func(w *statusWorld) { put(w.base, w.rules, rule(12, toWorld, refused)) }, failed, 0, 1},
+			{"refused", func(w *statusWorld) { w.rules.Put(rule(12, toWorld, refused)) }, failed, 0, 1},
 			enforce,
 		},
 		"the kernel refuses a route": {
-			{"refused", func(w *statusWorld) { put(w.base, w.routes, route(2, 12, refused)) }, failed, 0, 1},
+			{"refused", func(w *statusWorld) { w.routes.Put(route(2, 12, refused)) }, failed, 0, 1},
 			enforce,
 		},
 		"the kernel refuses a bucket": {
@@ -279,10 +282,10 @@ func TestEgressStates(t *testing.T) {
 		"the kernel refuses a pod of this node": {
 			enforce,
 			{"refused", func(w *statusWorld) {
-				put(w.base, w.pods, tables.WithStatus(pod(2, true), refused))
+				w.pods.Put(tables.WithStatus(pod(2, true), refused))
 			}, failed, 1, 1},
 			{"not any more", func(w *statusWorld) {
-				put(w.base, w.pods, tables.WithStatus(pod(2, true), reconciler.StatusDone()))
+				w.pods.Put(tables.WithStatus(pod(2, true), reconciler.StatusDone()))
 			}, inForce, 1, 1},
 		},
 	} {
@@ -296,7 +299,7 @@ func TestEgressStates(t *testing.T) {
 				require.Equal(t, [2]int{s.programmed, s.ofRules}, [2]int{got.Programmed, got.Rules})
 				require.Equal(t, s.state == failed, got.Refused != "")
 			}
-			remove(w.base, w.policies, &tables.EgressPolicy{Name: "p"})
+			w.policies.Remove(&tables.EgressPolicy{Name: "p"})
 			require.Nil(t, w.status(), "it is deleted")
 		})
 	}
@@ -315,10 +318,10 @@ func TestConflicts(t *testing.T) {
 	former := rule(14, "203.0.113.0/24", reconciler.StatusDone())
 	former.Policy, former.Overrides = "o", []string{"p"}
 	w.ruleset(13, "o", "p")
-	put(w.base, w.subjects, subject(3, true))
+	w.subjects.Put(subject(3, true))
 	w.programRoute(3, 13)
-	put(w.base, w.routes, route(3, 13, reconciler.StatusDone()))
-	put(w.base, w.rules, wins, loses, again, former)
+	w.routes.Put(route(3, 13, reconciler.StatusDone()))
+	w.rules.Put(wins, loses, again, former)
 	s := w.status()
 	require.Equal(t, []string{"198.51.100.0/24 goes to policy o"}, s.LosesTo)
 	require.Equal(t, []string{"192.0.2.0/24 is also wanted by [q]", "198.51.100.0/24 goes to policy o"}, s.Conflicts)
@@ -332,7 +335,7 @@ func TestStatusWithoutGateway(t *testing.T) {
 	w.program(2, 12)
 	g := group(theGroup, tables.GatewayChoice{Reason: "no node matches"})
 	g.Digest = tables.GroupDigest(nil)
-	put(w.base, w.groups, g)
+	w.groups.Put(g)
 	require.Equal(t, tables.EgressNoGateway, w.status().State())
 	require.Equal(t, []string{"none: no node matches"}, w.status().Gateways)
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -25,63 +26,32 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type harness struct {
 	testing.TB
 	db   *statedb.DB
-	step *transform.Stepper[netip.Addr]
+	step *tablestest.Rule[netip.Addr]
 	rule params
 
-	endpoints   statedb.RWTable[*tables.Endpoint]
-	attachments statedb.RWTable[*tables.CNIAttachment]
-	devices     statedb.RWTable[*tables.Device]
-	routes      statedb.RWTable[*tables.Route]
-	neighbours  statedb.RWTable[*tables.Neighbour]
-	bridges     statedb.RWTable[*tables.BridgeEntry]
+	endpoints   tablestest.Table[*tables.Endpoint]
+	attachments tablestest.Table[*tables.CNIAttachment]
+	devices     tablestest.Table[*tables.Device]
+	routes      tablestest.Table[*tables.Route]
+	neighbours  tablestest.Table[*tables.Neighbour]
+	bridges     tablestest.Table[*tables.BridgeEntry]
 }
 
 func newHarness(t testing.TB) *harness {
 	h := &harness{TB: t, db: statedb.New()}
-	local := tables.LocalNode{Name: "here"}
-	fill(h, &h.endpoints, func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
-		return tables.NewEndpointTable(db, local)
-	})
-	fill(h, &h.attachments, tables.NewCNIAttachmentTable)
-	fill(h, &h.devices, tables.NewDeviceTable)
-	fill(h, &h.routes, tables.NewRouteTable)
-	fill(h, &h.neighbours, tables.NewNeighbourTable)
-	fill(h, &h.bridges, tables.NewBridgeEntryTable)
+	h.endpoints = tablestest.OpenEndpoints(t, h.db, "here")
+	h.attachments = tablestest.Open(t, h.db, tables.NewCNIAttachmentTable)
+	h.devices = tablestest.Open(t, h.db, tables.NewDeviceTable)
+	h.routes = tablestest.Open(t, h.db, tables.NewRouteTable)
+	h.neighbours = tablestest.Open(t, h.db, tables.NewNeighbourTable)
+	h.bridges = tablestest.Open(t, h.db, tables.NewBridgeEntryTable)
 	h.rule = params{
 		Endpoints: h.endpoints, Attachments: h.attachments, Devices: h.devices, Routes: h.routes,
-		Neighbours: h.neighbours, Bridges: h.bridges, LocalNode: local,
+		Neighbours: h.neighbours, Bridges: h.bridges, LocalNode: tables.LocalNode{Name: "here"},
 	}
-	fill(h, &h.rule.Output, tables.NewLocalEndpointTable)
-	var err error
-	h.step, err = transform.NewStepper(h.db, h.rule.declare())
-	require.NoError(t, err)
+	h.rule.Output = tablestest.Open(t, h.db, tables.NewLocalEndpointTable)
+	h.step = tablestest.NewRule(t, h.db, h.rule.declare())
 	return h
-}
-
-func fill[Row any](
-	h *harness, table *statedb.RWTable[Row], create func(*statedb.DB) (statedb.RWTable[Row], error),
-) {
-	var err error
-	*table, err = create(h.db)
-	require.NoError(h, err)
-}
-
-func put[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := h.db.WriteTxn(table)
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(h, err)
-	}
-	wtxn.Commit()
-}
-
-func remove[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := h.db.WriteTxn(table)
-	for _, row := range rows {
-		_, _, err := table.Delete(wtxn, row)
-		require.NoError(h, err)
-	}
-	wtxn.Commit()
 }
 
 // network is everything that the kernel tells of devices.
@@ -110,7 +80,7 @@ func replace[Row any](h *harness, wtxn statedb.WriteTxn, table statedb.RWTable[R
 // expect works, and checks which pods there are.
 func (h *harness) expect(lines ...string) {
 	h.Helper()
-	require.NoError(h, h.step.Work(h.Context()))
+	h.step.Work()
 	var got []string
 	for e := range h.rule.Output.All(h.db.ReadTxn()) {
 		set := "-"

@@ -30,8 +30,8 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 	node := &tables.Node{
 		Name: "there", InternalIPs: []netip.Addr{there}, PodCIDRs: []netip.Prefix{prefix("10.2.0.0/16")},
 	}
-	put(h, h.inputs.Nodes, node)
-	put(h, h.inputs.Routes, &tables.Route{
+	h.inputs.Nodes.Put(node)
+	h.inputs.Routes.Put(&tables.Route{
 		Table: tables.RouteTableLocal, Type: "local", Destination: prefix("192.168.9.0/24"), DeviceIndex: 1,
 	})
 	named := []string{
@@ -74,19 +74,19 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 	}
 
 	// What is around them goes away, and comes back with another tunnel.
-	drop(h, h.inputs.Nodes, node)
+	h.inputs.Nodes.Remove(node)
 	h.settle()
 	require.Equal(t, []string{"peer prefix", "inside 10.0.0.0/12"}, h.exact("10.2.3.0/24").Origins)
 	require.Equal(t, netip.Addr{}, h.exact("10.2.3.0/24").Tunnel)
 	moved := *node
 	moved.InternalIPs = []netip.Addr{addr("192.168.0.3")}
-	put(h, h.inputs.Nodes, &moved)
+	h.inputs.Nodes.Put(&moved)
 	h.settle()
 	require.Equal(t, moved.InternalIPs[0], h.exact("10.2.3.0/24").Tunnel)
 
 	// A pod in it has its own row, and so has the prefix when the pod is gone.
 	web := pod("prod/web", here, "10.2.3.4", nil)
-	put(h, h.inputs.Endpoints, web)
+	h.inputs.Endpoints.Put(web)
 	one := h.use(cidr("10.2.3.4/32", true))[0]
 	h.settle()
 	require.False(t, h.exact("10.2.3.4/32").Inherits)
@@ -95,10 +95,10 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 		bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods,
 		h.exact("10.2.3.4/32").Flags,
 	)
-	drop(h, h.inputs.Endpoints, web)
+	h.inputs.Endpoints.Remove(web)
 	h.settle()
 	require.Equal(t, []string{"peer prefix", "inside 10.2.0.0/16"}, h.exact("10.2.3.4/32").Origins)
-	drop(h, h.inputs.Selectors, one)
+	h.inputs.Selectors.Remove(one)
 	h.settle()
 	require.Nil(t, h.exact("10.2.3.4/32"))
 }
@@ -107,7 +107,7 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 // that applies. Of several pods it is that of the newest.
 func TestAddressesThatSeveralHave(t *testing.T) {
 	h := newHarness(t)
-	put(h, h.inputs.Nodes,
+	h.inputs.Nodes.Put(
 		&tables.Node{Name: here, InternalIPs: []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}},
 		&tables.Node{
 			Name: "there", InternalIPs: []netip.Addr{addr("192.0.2.2"), addr("192.0.2.7")},
@@ -125,8 +125,8 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 		nil,
 	)
 	newer.Created = older.Created.Add(time.Second)
-	put(h, h.inputs.Endpoints, older, newer, pod("prod/strange", "there", "192.0.2.2", nil))
-	put(h, h.inputs.Services, &tables.Service{
+	h.inputs.Endpoints.Put(older, newer, pod("prod/strange", "there", "192.0.2.2", nil))
+	h.inputs.Services.Put(&tables.Service{
 		Name:  tables.Name{Namespace: "prod", Name: "s"},
 		Addrs: []netip.Addr{addr("192.0.2.2"), addr("10.3.0.1"), addr("198.51.100.1")},
 	})
@@ -165,7 +165,7 @@ func TestNodesThatMove(t *testing.T) {
 	for name, at := range map[string]string{
 		"10.0.1.1": "one", "10.0.1.2": "one", "10.0.2.1": "two", "10.0.3.1": "three",
 	} {
-		put(h, h.inputs.Endpoints, pod("prod/"+name, at, name, nil))
+		h.inputs.Endpoints.Put(pod("prod/"+name, at, name, nil))
 	}
 	node := func(name string, addrs ...string) *tables.Node {
 		n := &tables.Node{Name: name}
@@ -177,7 +177,7 @@ func TestNodesThatMove(t *testing.T) {
 	c := newCounter(h)
 	written := func(rows int, change *tables.Node, tunnels ...string) {
 		t.Helper()
-		put(h, h.inputs.Nodes, change)
+		h.inputs.Nodes.Put(change)
 		require.Equal(t, rows, c.written()["ipcache"])
 		for i, pod := range []string{"10.0.1.1/32", "10.0.1.2/32", "10.0.2.1/32", "10.0.3.1/32"}[:len(tunnels)] {
 			require.Equal(t, tunnels[i], h.exact(pod).Tunnel.String())

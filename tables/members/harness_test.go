@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,21 +26,21 @@ const here = "here" // the local node
 
 // inputs are the tables that the rule reads; the test writes them.
 type inputs struct {
-	Endpoints     statedb.RWTable[*tables.Endpoint]
-	Nodes         statedb.RWTable[*tables.Node]
-	CiliumNodes   statedb.RWTable[*tables.CiliumNode]
-	Services      statedb.RWTable[*tables.Service]
-	Backends      statedb.RWTable[*tables.BackendSlice]
-	Addresses     statedb.RWTable[*tables.NodeAddress]
-	Routes        statedb.RWTable[*tables.Route]
-	Namespaces    statedb.RWTable[*tables.Namespace]
-	Groups        statedb.RWTable[*tables.CIDRGroup]
-	Policies      statedb.RWTable[*tables.NetworkPolicy]
-	Egress        statedb.RWTable[*tables.EgressPolicy] // for a naive evaluation; none
-	Selectors     statedb.RWTable[*tables.Selector]
-	Rulesets      statedb.RWTable[*tables.Ruleset]
-	IPCacheMirror statedb.RWTable[*tables.IPCacheMirror]
-	PeerMirror    statedb.RWTable[*tables.PeerMirror]
+	Endpoints     tablestest.Table[*tables.Endpoint]
+	Nodes         tablestest.Table[*tables.Node]
+	CiliumNodes   tablestest.Table[*tables.CiliumNode]
+	Services      tablestest.Table[*tables.Service]
+	Backends      tablestest.Table[*tables.BackendSlice]
+	Addresses     tablestest.Table[*tables.NodeAddress]
+	Routes        tablestest.Table[*tables.Route]
+	Namespaces    tablestest.Table[*tables.Namespace]
+	Groups        tablestest.Table[*tables.CIDRGroup]
+	Policies      tablestest.Table[*tables.NetworkPolicy]
+	Egress        tablestest.Table[*tables.EgressPolicy] // for a naive evaluation; none
+	Selectors     tablestest.Table[*tables.Selector]
+	Rulesets      tablestest.Table[*tables.Ruleset]
+	IPCacheMirror tablestest.Table[*tables.IPCacheMirror]
+	PeerMirror    tablestest.Table[*tables.PeerMirror]
 }
 
 type harness struct {
@@ -48,7 +48,7 @@ type harness struct {
 	db *statedb.DB
 	inputs
 	ruleTables
-	stepper *transform.Stepper[key]
+	stepper *tablestest.Rule[key]
 	last    uint32 // number of a selector or ruleset
 	seen    seen
 
@@ -59,49 +59,38 @@ type harness struct {
 
 var clusterCIDR = netip.MustParsePrefix("10.0.0.0/12")
 
-func table[Row any](
-	t testing.TB, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error),
-) statedb.RWTable[Row] {
-	created, err := create(db)
-	require.NoError(t, err)
-	return created
-}
-
 func newHarness(t testing.TB) *harness {
 	db := statedb.New()
 	h := &harness{TB: t, db: db, seen: newSeen(), changed: map[string]bool{}}
-	local := tables.LocalNode{Name: here}
-	endpoints := func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
-		return tables.NewEndpointTable(db, local)
-	}
 	i := &h.inputs
-	i.Endpoints = table(t, db, endpoints)
-	i.Nodes = table(t, db, tables.NewNodeTable)
-	i.CiliumNodes = table(t, db, tables.NewCiliumNodeTable)
-	i.Services = table(t, db, tables.NewServiceTable)
-	i.Backends = table(t, db, tables.NewBackendSliceTable)
-	i.Addresses = table(t, db, tables.NewNodeAddressTable)
-	i.Routes = table(t, db, tables.NewRouteTable)
-	i.Namespaces = table(t, db, tables.NewNamespaceTable)
-	i.Groups = table(t, db, tables.NewCIDRGroupTable)
-	i.Policies = table(t, db, tables.NewNetworkPolicyTable)
-	i.Egress = table(t, db, tables.NewEgressPolicyTable)
-	i.Selectors = table(t, db, tables.NewSelectorTable)
-	i.Rulesets = table(t, db, tables.NewRulesetTable)
-	i.IPCacheMirror = table(t, db, tables.NewIPCacheMirrorTable)
-	i.PeerMirror = table(t, db, tables.NewPeerMirrorTable)
+	i.Endpoints = tablestest.OpenEndpoints(t, db, here)
+	i.Nodes = tablestest.Open(t, db, tables.NewNodeTable)
+	i.CiliumNodes = tablestest.Open(t, db, tables.NewCiliumNodeTable)
+	i.Services = tablestest.Open(t, db, tables.NewServiceTable)
+	i.Backends = tablestest.Open(t, db, tables.NewBackendSliceTable)
+	i.Addresses = tablestest.Open(t, db, tables.NewNodeAddressTable)
+	i.Routes = tablestest.Open(t, db, tables.NewRouteTable)
+	i.Namespaces = tablestest.Open(t, db, tables.NewNamespaceTable)
+	i.Groups = tablestest.Open(t, db, tables.NewCIDRGroupTable)
+	i.Policies = tablestest.Open(t, db, tables.NewNetworkPolicyTable)
+	i.Egress = tablestest.Open(t, db, tables.NewEgressPolicyTable)
+	i.Selectors = tablestest.Open(t, db, tables.NewSelectorTable)
+	i.Rulesets = tablestest.Open(t, db, tables.NewRulesetTable)
+	i.IPCacheMirror = tablestest.Open(t, db, tables.NewIPCacheMirrorTable)
+	i.PeerMirror = tablestest.Open(t, db, tables.NewPeerMirrorTable)
 	h.ruleTables = ruleTables{
-		IPCache: table(t, db, tables.NewIPCacheTable), PeerPrefixes: table(t, db, tables.NewPeerPrefixTable),
-		Members: table(t, db, tables.NewMemberTable), Classes: table(t, db, tables.NewClassTable),
-		Matches: table(t, db, tables.NewSelectorMatchTable), Endpoints: i.Endpoints, Nodes: i.Nodes,
-		CiliumNodes: i.CiliumNodes, Services: i.Services, Backends: i.Backends, Addresses: i.Addresses,
-		Routes: i.Routes, Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
-		LocalNode: local, Selectors: i.Selectors, Rulesets: i.Rulesets,
+		IPCache:      tablestest.Open(t, db, tables.NewIPCacheTable),
+		PeerPrefixes: tablestest.Open(t, db, tables.NewPeerPrefixTable),
+		Members:      tablestest.Open(t, db, tables.NewMemberTable),
+		Classes:      tablestest.Open(t, db, tables.NewClassTable),
+		Matches:      tablestest.Open(t, db, tables.NewSelectorMatchTable),
+		Endpoints:    i.Endpoints, Nodes: i.Nodes, CiliumNodes: i.CiliumNodes,
+		Services: i.Services, Backends: i.Backends, Addresses: i.Addresses, Routes: i.Routes,
+		Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
+		LocalNode: tables.LocalNode{Name: here}, Selectors: i.Selectors, Rulesets: i.Rulesets,
 		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror,
 	}
-	var err error
-	h.stepper, err = transform.NewStepper(db, newRule(h.ruleTables))
-	require.NoError(t, err)
+	h.stepper = tablestest.NewRule(t, db, newRule(h.ruleTables))
 	return h
 }
 
@@ -109,8 +98,7 @@ func newHarness(t testing.TB) *harness {
 func (h *harness) step() bool {
 	h.Helper()
 	before := h.db.ReadTxn()
-	more, err := h.stepper.Step()
-	require.NoError(h, err)
+	more := h.stepper.Step()
 	h.checkStep(before, h.db.ReadTxn())
 	return more
 }
@@ -120,25 +108,6 @@ func (h *harness) settle() {
 	for h.step() {
 	}
 	clear(h.changed)
-}
-
-// put writes rows into a table, one commit for all.
-func put[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := h.db.WriteTxn(table)
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(h, err)
-	}
-	wtxn.Commit()
-}
-
-func drop[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := h.db.WriteTxn(table)
-	for _, row := range rows {
-		_, _, err := table.Delete(wtxn, row)
-		require.NoError(h, err)
-	}
-	wtxn.Commit()
 }
 
 func addr(text string) netip.Addr     { return netip.MustParseAddr(text) }
@@ -189,7 +158,7 @@ func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*tables.Selector)
 		if !found {
 			h.last++
 			s = h.resolve(tables.Selector{SelectorSpec: spec, Life: tables.Life{Number: h.last}})
-			put(h, h.inputs.Selectors, s)
+			h.inputs.Selectors.Put(s)
 		}
 		selectors = append(selectors, s)
 	}
@@ -256,7 +225,7 @@ func (h *harness) resolve(of tables.Selector) *tables.Selector {
 func (h *harness) resolveAll() {
 	for s := range h.inputs.Selectors.All(h.db.ReadTxn()) {
 		if now := h.resolve(*s); fmt.Sprint(now) != fmt.Sprint(s) {
-			put(h, h.inputs.Selectors, now)
+			h.inputs.Selectors.Put(now)
 		}
 	}
 }
@@ -268,7 +237,7 @@ func (h *harness) ruleset(port string) *tables.Ruleset {
 		Life: tables.Life{Number: h.last}, Digest: bpf.Digest{byte(h.last >> 8), byte(h.last)},
 		Rules: []*tables.Rule{{AnyPeer: true, Ports: []tables.PolicyPort{{Name: port, Protocol: 6}}}},
 	}
-	put(h, h.inputs.Rulesets, r)
+	h.inputs.Rulesets.Put(r)
 	return r
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // seen are the definitions of all numbers that there have been.
@@ -150,7 +151,7 @@ type kernel struct {
 
 // writing is one write under way.
 type writing[K, V tables.MapPart] struct {
-	table   statedb.RWTable[*tables.Mirror[K, V]]
+	table   tablestest.Table[*tables.Mirror[K, V]]
 	desired func(statedb.ReadTxn, K) (V, bool)
 	mirror  *tables.Mirror[K, V] // announced, nil if none
 }
@@ -209,7 +210,7 @@ func step[K, V tables.MapPart](h *harness, w *writing[K, V], key K) {
 		}
 		next.Busy, next.Writing, next.Deleting = true, value, !is
 		w.mirror = &next
-		put(h, w.table, w.mirror)
+		w.table.Put(w.mirror)
 		return
 	}
 	// In one go, so that the second look is the last.
@@ -222,10 +223,10 @@ func step[K, V tables.MapPart](h *harness, w *writing[K, V], key K) {
 		next.Present = false
 	}
 	if !next.Present {
-		drop(h, w.table, &next)
+		w.table.Remove(&next)
 		return
 	}
-	put(h, w.table, &next)
+	w.table.Put(&next)
 }
 
 // all has the kernel get all that is desired, and all that is not ends.

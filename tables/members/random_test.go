@@ -148,13 +148,13 @@ func (w *randomWorld) change() {
 		w.use(w.peers()...)
 	case 4, 5:
 		if s, found := anyOf(w, in.Selectors); found {
-			drop(w.harness, in.Selectors, s)
+			in.Selectors.Remove(s)
 		}
 	case 6:
 		if s, found := anyOf(w, in.Selectors); found {
 			now := *s
 			now.Undesired = !now.Undesired
-			put(w.harness, in.Selectors, w.resolve(now))
+			in.Selectors.Put(w.resolve(now))
 		}
 	case 7, 8, 9:
 		e := w.pod()
@@ -162,31 +162,31 @@ func (w *randomWorld) change() {
 		for _, a := range e.Addrs {
 			if owner, _ := tables.AddrOwner(w.db.ReadTxn(), in.Endpoints, a); owner != nil &&
 				owner.Name != e.Name {
-				drop(w.harness, in.Endpoints, owner)
+				in.Endpoints.Remove(owner)
 			}
 		}
-		put(w.harness, in.Endpoints, e)
+		in.Endpoints.Put(e)
 	case 10:
 		if e, found := anyOf(w, in.Endpoints); found {
-			drop(w.harness, in.Endpoints, e)
+			in.Endpoints.Remove(e)
 		}
 	case 11:
 		n := &tables.Namespace{Name: w.pick("a", "b"), Labels: labels.Set{"team": w.pick("red", "blue")}}
 		w.changed[n.Name] = true
 		if w.IntN(3) > 0 {
-			put(w.harness, in.Namespaces, n)
+			in.Namespaces.Put(n)
 		} else {
-			drop(w.harness, in.Namespaces, n)
+			in.Namespaces.Remove(n)
 		}
 	case 12:
-		put(w.harness, w.Groups, &tables.CIDRGroup{Name: w.pick("g", "h"), Prefixes: w.exceptions(4)})
+		w.Groups.Put(&tables.CIDRGroup{Name: w.pick("g", "h"), Prefixes: w.exceptions(4)})
 	case 13:
 		w.service()
 	case 14:
 		w.node()
 	case 15:
 		if r, found := anyOf(w, in.Rulesets); found && w.IntN(2) == 0 {
-			drop(w.harness, in.Rulesets, r)
+			in.Rulesets.Remove(r)
 		} else if in.Rulesets.NumObjects(w.db.ReadTxn()) < 3 {
 			w.ruleset(w.pick("http", "https"))
 		}
@@ -201,9 +201,9 @@ func (w *randomWorld) change() {
 			cilium = &tables.CiliumNode{Name: here, Addrs: []netip.Addr{addr("192.0.2.4")}}
 		}
 		if w.IntN(2) == 0 {
-			put(w.harness, in.CiliumNodes, cilium)
+			in.CiliumNodes.Put(cilium)
 		} else {
-			drop(w.harness, in.CiliumNodes, cilium)
+			in.CiliumNodes.Remove(cilium)
 		}
 	}
 	w.resolveAll()
@@ -217,10 +217,10 @@ func (w *randomWorld) service() {
 	if w.IntN(2) == 0 {
 		s.Selector = labels.Set{"app": w.pick("web", "db")}
 	}
-	if put(w.harness, w.inputs.Services, s); w.IntN(4) == 0 {
-		drop(w.harness, w.inputs.Services, s)
+	if w.inputs.Services.Put(s); w.IntN(4) == 0 {
+		w.inputs.Services.Remove(s)
 	}
-	put(w.harness, w.inputs.Backends,
+	w.inputs.Backends.Put(
 		&tables.BackendSlice{Name: s.Name, Service: s.Name, Addrs: []netip.Addr{w.addr()}},
 		&tables.BackendSlice{
 			Name:    tables.Name{Namespace: "default", Name: "k"},
@@ -241,8 +241,8 @@ func (w *randomWorld) node() {
 	for range w.IntN(2) {
 		n.TunnelIPs = append(n.TunnelIPs, addr(w.pick("10.2.0.0", "198.51.100.5")))
 	}
-	if put(w.harness, w.inputs.Nodes, n); w.IntN(5) == 0 {
-		drop(w.harness, w.inputs.Nodes, n)
+	if w.inputs.Nodes.Put(n); w.IntN(5) == 0 {
+		w.inputs.Nodes.Remove(n)
 	}
 }
 
@@ -255,10 +255,10 @@ func (w *randomWorld) local() {
 		Destination: prefix(w.pick("192.0.2.1/32", "198.51.100.2/32")),
 	}
 	for _, do := range []func(){
-		func() { put(w.harness, w.inputs.Addresses, a) }, func() { drop(w.harness, w.inputs.Addresses, a) },
-		func() { put(w.harness, w.inputs.Routes, route) }, func() { drop(w.harness, w.inputs.Routes, route) },
+		func() { w.inputs.Addresses.Put(a) }, func() { w.inputs.Addresses.Remove(a) },
+		func() { w.inputs.Routes.Put(route) }, func() { w.inputs.Routes.Remove(route) },
 		func() {
-			put(w.harness, w.inputs.Nodes, &tables.Node{
+			w.inputs.Nodes.Put(&tables.Node{
 				Name: here, Labels: labels.Set{"zone": w.pick("x", "y")},
 				PodCIDRs: []netip.Prefix{prefix("10.1.0.0/24")},
 			})
@@ -304,7 +304,7 @@ func TestRandomChanges(t *testing.T) {
 				}
 			}
 			for s := range h.inputs.Selectors.All(h.db.ReadTxn()) {
-				drop(h, h.inputs.Selectors, s)
+				h.inputs.Selectors.Remove(s)
 			}
 			w.settle()
 			w.all()

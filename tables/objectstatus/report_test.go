@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // reporting has the inputs of the report, and the rule, which runs by hand.
@@ -19,52 +19,34 @@ type reporting struct {
 	*testing.T
 	db   *statedb.DB
 	rule reportParams
-	step *transform.Stepper[tables.PolicyID]
+	step *tablestest.Rule[tables.PolicyID]
 
-	egress   statedb.RWTable[*tables.EgressPolicyStatus]
-	network  statedb.RWTable[*tables.NetworkPolicyStatus]
-	policies statedb.RWTable[*tables.EgressPolicy]
-	groups   statedb.RWTable[*tables.EgressGroup]
-	gateways statedb.RWTable[*tables.EgressGateway]
+	egress   tablestest.Table[*tables.EgressPolicyStatus]
+	network  tablestest.Table[*tables.NetworkPolicyStatus]
+	policies tablestest.Table[*tables.EgressPolicy]
+	groups   tablestest.Table[*tables.EgressGroup]
+	gateways tablestest.Table[*tables.EgressGateway]
 }
 
 func newReporting(t *testing.T) *reporting {
 	r := &reporting{T: t, db: statedb.New()}
-	fill(r, &r.egress, tables.NewEgressPolicyStatusTable)
-	fill(r, &r.network, tables.NewNetworkPolicyStatusTable)
-	fill(r, &r.policies, tables.NewEgressPolicyTable)
-	fill(r, &r.groups, tables.NewEgressGroupTable)
-	fill(r, &r.gateways, tables.NewEgressGatewayTable)
+	r.egress = tablestest.Open(t, r.db, tables.NewEgressPolicyStatusTable)
+	r.network = tablestest.Open(t, r.db, tables.NewNetworkPolicyStatusTable)
+	r.policies = tablestest.Open(t, r.db, tables.NewEgressPolicyTable)
+	r.groups = tablestest.Open(t, r.db, tables.NewEgressGroupTable)
+	r.gateways = tablestest.Open(t, r.db, tables.NewEgressGatewayTable)
 	r.rule = reportParams{
 		Egress: r.egress, Network: r.network, Policies: r.policies, Groups: r.groups,
 		Gateways: r.gateways, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
-	fill(r, &r.rule.Output, tables.NewPolicyReportTable)
-	var err error
-	r.step, err = transform.NewStepper(r.db, r.rule.declare())
-	require.NoError(t, err)
+	r.rule.Output = tablestest.Open(t, r.db, tables.NewPolicyReportTable)
+	r.step = tablestest.NewRule(t, r.db, r.rule.declare())
 	return r
-}
-
-func fill[Row any](
-	r *reporting, table *statedb.RWTable[Row], create func(*statedb.DB) (statedb.RWTable[Row], error),
-) {
-	var err error
-	*table, err = create(r.db)
-	require.NoError(r, err)
-}
-
-func set[Row any](r *reporting, table statedb.RWTable[Row], row Row) {
-	wtxn := r.db.WriteTxn(table)
-	defer wtxn.Abort()
-	_, _, err := table.Insert(wtxn, row)
-	require.NoError(r, err)
-	wtxn.Commit()
 }
 
 // report returns what is told of a policy, nil if nothing.
 func (r *reporting) report(id tables.PolicyID) *tables.ReportedPolicy {
-	require.NoError(r, r.step.Work(r.Context()))
+	r.step.Work()
 	row, _, found := r.rule.Output.Get(r.db.ReadTxn(), tables.PolicyReportByPolicy(id))
 	if !found {
 		return nil
@@ -93,7 +75,7 @@ func TestReportOfNetworkPolicy(t *testing.T) {
 	} {
 		row := tc.status
 		row.Policy, row.Generation = networkPolicy, 3
-		set(r, r.network, &row)
+		r.network.Put(&row)
 		said := r.report(networkPolicy)
 		if tc.error == "" {
 			require.Nil(t, said, "%+v", tc.status)
@@ -125,7 +107,7 @@ func TestReportOfEgressPolicy(t *testing.T) {
 			Policy: "web", UID: "uid", Generation: 2, Rules: 2, Programmed: 2, LosesTo: []string{"db"},
 		}
 		tc.change(s)
-		set(r, r.egress, s)
+		r.egress.Put(s)
 		said := r.report(id)
 		require.Equal(t, tc.inForce, said.InForce(), "%+v", said)
 		require.Equal(t, tc.error, said.Error)
@@ -140,9 +122,9 @@ func TestReportOfEgressPolicy(t *testing.T) {
 func TestReportOfGateway(t *testing.T) {
 	r := newReporting(t)
 	id := tables.EgressPolicyID("web")
-	set(r, r.egress, &tables.EgressPolicyStatus{Policy: "web"})
-	set(r, r.policies, &tables.EgressPolicy{Name: "web"})
-	set(r, r.groups, &tables.EgressGroup{
+	r.egress.Put(&tables.EgressPolicyStatus{Policy: "web"})
+	r.policies.Put(&tables.EgressPolicy{Name: "web"})
+	r.groups.Put(&tables.EgressGroup{
 		Life: tables.Life{Number: 5}, Digest: tables.GroupDigest(nil), Policies: []string{"web"},
 		Gateways: []tables.GatewayChoice{{Node: "node-1"}, {Node: "node-2"}},
 	})
@@ -153,7 +135,7 @@ func TestReportOfGateway(t *testing.T) {
 		if addr != "" {
 			row.EgressIPv4 = netip.MustParseAddr(addr)
 		}
-		set(r, r.gateways, row)
+		r.gateways.Put(row)
 	}
 	bucket(0, "node-1", "192.0.2.2", "")
 	bucket(1, "node-1", "192.0.2.1", "")

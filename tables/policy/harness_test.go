@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,73 +25,45 @@ type harness struct {
 	testing.TB
 	db   *statedb.DB
 	rule params
-	step *transform.Stepper[tables.PolicyID]
+	step *tablestest.Rule[tables.PolicyID]
 
-	policies   statedb.RWTable[*tables.NetworkPolicy]
-	compiled   statedb.RWTable[*tables.CompiledPolicy]
-	rulesets   statedb.RWTable[*tables.Ruleset]
-	subjects   statedb.RWTable[*tables.Subject]
-	entries    statedb.RWTable[*tables.PolicyEntry]
-	verdicts   statedb.RWTable[*tables.Verdict]
-	complete   statedb.RWTable[*tables.Compiled]
-	mirrors    statedb.RWTable[*tables.SubjectMirror]
-	pods       statedb.RWTable[*tables.Pod]
-	podMirrors statedb.RWTable[*tables.PodMirror]
-	locals     statedb.RWTable[*tables.LocalEndpoint]
-	namespaces statedb.RWTable[*tables.Namespace]
+	policies   tablestest.Table[*tables.NetworkPolicy]
+	compiled   tablestest.Table[*tables.CompiledPolicy]
+	rulesets   tablestest.Table[*tables.Ruleset]
+	subjects   tablestest.Table[*tables.Subject]
+	entries    tablestest.Table[*tables.PolicyEntry]
+	verdicts   tablestest.Table[*tables.Verdict]
+	complete   tablestest.Table[*tables.Compiled]
+	mirrors    tablestest.Table[*tables.SubjectMirror]
+	pods       tablestest.Table[*tables.Pod]
+	podMirrors tablestest.Table[*tables.PodMirror]
+	locals     tablestest.Table[*tables.LocalEndpoint]
+	namespaces tablestest.Table[*tables.Namespace]
 }
 
 func newHarness(t testing.TB) *harness {
 	h := &harness{TB: t, db: statedb.New()}
-	fill(h, &h.policies, tables.NewNetworkPolicyTable)
-	fill(h, &h.compiled, tables.NewCompiledPolicyTable)
-	fill(h, &h.rulesets, tables.NewRulesetTable)
-	fill(h, &h.subjects, tables.NewSubjectTable)
-	fill(h, &h.entries, tables.NewPolicyEntryTable)
-	fill(h, &h.verdicts, tables.NewVerdictTable)
-	fill(h, &h.complete, tables.NewCompiledTable)
-	fill(h, &h.mirrors, tables.NewSubjectMirrorTable)
-	fill(h, &h.pods, tables.NewPodTable)
-	fill(h, &h.podMirrors, tables.NewPodMirrorTable)
-	fill(h, &h.locals, tables.NewLocalEndpointTable)
-	fill(h, &h.namespaces, tables.NewNamespaceTable)
+	h.policies = tablestest.Open(t, h.db, tables.NewNetworkPolicyTable)
+	h.compiled = tablestest.Open(t, h.db, tables.NewCompiledPolicyTable)
+	h.rulesets = tablestest.Open(t, h.db, tables.NewRulesetTable)
+	h.subjects = tablestest.Open(t, h.db, tables.NewSubjectTable)
+	h.entries = tablestest.Open(t, h.db, tables.NewPolicyEntryTable)
+	h.verdicts = tablestest.Open(t, h.db, tables.NewVerdictTable)
+	h.complete = tablestest.Open(t, h.db, tables.NewCompiledTable)
+	h.mirrors = tablestest.Open(t, h.db, tables.NewSubjectMirrorTable)
+	h.pods = tablestest.Open(t, h.db, tables.NewPodTable)
+	h.podMirrors = tablestest.Open(t, h.db, tables.NewPodMirrorTable)
+	h.locals = tablestest.Open(t, h.db, tables.NewLocalEndpointTable)
+	h.namespaces = tablestest.Open(t, h.db, tables.NewNamespaceTable)
 	h.rule = params{
 		Policies: h.policies, Compiled: h.compiled, Rulesets: h.rulesets, Subjects: h.subjects,
 		Entries: h.entries, Verdicts: h.verdicts, Complete: h.complete, Mirrors: h.mirrors,
 		Placement: Placement{Pods: h.pods, PodMirrors: h.podMirrors},
 		Locals:    h.locals, Namespaces: h.namespaces,
 	}
-	fill(h, &h.rule.Output, tables.NewNetworkPolicyStatusTable)
-	var err error
-	h.step, err = transform.NewStepper(h.db, h.rule.declare())
-	require.NoError(t, err)
+	h.rule.Output = tablestest.Open(t, h.db, tables.NewNetworkPolicyStatusTable)
+	h.step = tablestest.NewRule(t, h.db, h.rule.declare())
 	return h
-}
-
-func fill[Row any](
-	h *harness, table *statedb.RWTable[Row], create func(*statedb.DB) (statedb.RWTable[Row], error),
-) {
-	var err error
-	*table, err = create(h.db)
-	require.NoError(h, err)
-}
-
-func put[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := h.db.WriteTxn(table)
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(h, err)
-	}
-	wtxn.Commit()
-}
-
-func remove[Row any](h *harness, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := h.db.WriteTxn(table)
-	for _, row := range rows {
-		_, _, err := table.Delete(wtxn, row)
-		require.NoError(h, err)
-	}
-	wtxn.Commit()
 }
 
 func policyID(name string) tables.PolicyID {
@@ -117,7 +89,7 @@ func policy(name, pods string) *tables.NetworkPolicy {
 func (h *harness) compile(name string) {
 	p, revision, found := h.policies.Get(h.db.ReadTxn(), tables.NetworkPolicyByID(policyID(name)))
 	require.True(h, found)
-	put(h, h.compiled, &tables.CompiledPolicy{
+	h.compiled.Put(&tables.CompiledPolicy{
 		Policy: p.ID(), Generation: p.Generation, Revision: revision,
 	})
 }
@@ -153,10 +125,10 @@ func undesired(s *tables.Subject) *tables.Subject {
 
 // program has the kernel have a subject in its ruleset.
 func (h *harness) program(s *tables.Subject) {
-	put(h, h.mirrors, &tables.SubjectMirror{
+	h.mirrors.Put(&tables.SubjectMirror{
 		Key: s.MapKey(), Value: s.MapValue(), Present: true, Desired: !s.Undesired,
 	})
-	put(h, h.subjects, tables.WithStatus(s, reconciler.StatusDone()))
+	h.subjects.Put(tables.WithStatus(s, reconciler.StatusDone()))
 }
 
 var errRefused = errors.New("map full")
@@ -171,7 +143,7 @@ func pod(last byte, subject uint32) *tables.Pod {
 // programPod has the kernel have a pod in a subject, which need not be the one it is to be in.
 func (h *harness) programPod(last byte, subject uint32) {
 	p := pod(last, subject)
-	put(h, h.podMirrors, &tables.PodMirror{
+	h.podMirrors.Put(&tables.PodMirror{
 		Key: p.MapKey(), Value: p.MapValue(), Present: true, Desired: true,
 	})
 }
@@ -184,7 +156,7 @@ func (h *harness) local(last byte, app string) *tables.LocalEndpoint {
 // than a computation from nothing has, but for times.
 func (h *harness) status(name string) *tables.NetworkPolicyStatus {
 	h.Helper()
-	require.NoError(h, h.step.Work(h.Context()))
+	h.step.Work()
 	txn := h.db.ReadTxn()
 	row, _, _ := h.rule.Output.Get(txn, tables.NetworkPolicyStatusByPolicy(policyID(name)))
 	for former := range h.rule.Output.All(txn) {

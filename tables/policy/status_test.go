@@ -26,9 +26,9 @@ const (
 // ruleset 12. The kernel has nothing.
 func selected(t *testing.T) *harness {
 	h := newHarness(t)
-	put(h, h.policies, policy("p", "app=a"))
-	put(h, h.rulesets, ruleset(12, "p"))
-	put(h, h.subjects, subject(2, 12, "a"))
+	h.policies.Put(policy("p", "app=a"))
+	h.rulesets.Put(ruleset(12, "p"))
+	h.subjects.Put(subject(2, 12, "a"))
 	h.compile("p")
 	return h
 }
@@ -37,7 +37,7 @@ func selected(t *testing.T) *harness {
 func enforced(t *testing.T) *harness {
 	h := selected(t)
 	h.program(subject(2, 12, "a"))
-	put(h, h.pods, pod(1, 2))
+	h.pods.Put(pod(1, 2))
 	h.programPod(1, 2)
 	return h
 }
@@ -54,49 +54,49 @@ func TestStates(t *testing.T) {
 	edit := func(h *harness) {
 		p := policy("p", "app=a")
 		p.Generation = 2
-		put(h, h.policies, p)
+		h.policies.Put(p)
 	}
 	for name, tc := range map[string]struct {
 		from  func(*testing.T) *harness
 		steps []step
 	}{
 		"comes into force": {func(t *testing.T) *harness { return newHarness(t) }, []step{
-			{"an object", func(h *harness) { put(h, h.policies, policy("p", "app=a")) }, pending, 0, 0},
+			{"an object", func(h *harness) { h.policies.Put(policy("p", "app=a")) }, pending, 0, 0},
 			{"its ruleset", func(h *harness) {
-				put(h, h.rulesets, ruleset(12, "p"))
-				put(h, h.subjects, subject(2, 12, "a"), subject(3, bpf.EmptyRuleset, "b"))
+				h.rulesets.Put(ruleset(12, "p"))
+				h.subjects.Put(subject(2, 12, "a"), subject(3, bpf.EmptyRuleset, "b"))
 			}, pending, 0, 1},
 			{"compiled", func(h *harness) { h.compile("p") }, pending, 0, 1},
 			{"announced", func(h *harness) {
 				s := subject(2, 12, "a")
-				put(h, h.mirrors, &tables.SubjectMirror{
+				h.mirrors.Put(&tables.SubjectMirror{
 					Key: s.MapKey(), Busy: true, Writing: s.MapValue(), Desired: true,
 				})
 			}, pending, 0, 1},
 			{"the mirror has it, the row is not done", func(h *harness) {
 				s := subject(2, 12, "a")
-				put(h, h.mirrors, &tables.SubjectMirror{
+				h.mirrors.Put(&tables.SubjectMirror{
 					Key: s.MapKey(), Value: s.MapValue(), Present: true, Desired: true,
 				})
 			}, pending, 0, 1},
 			{"both", func(h *harness) { h.program(subject(2, 12, "a")) }, inForce, 1, 1},
-			{"another label set", func(h *harness) { put(h, h.subjects, subject(4, 12, "c")) }, pending, 1, 2},
+			{"another label set", func(h *harness) { h.subjects.Put(subject(4, 12, "c")) }, pending, 1, 2},
 			{"which the kernel has", func(h *harness) { h.program(subject(4, 12, "c")) }, inForce, 2, 2},
-			{"which goes", func(h *harness) { put(h, h.subjects, undesired(subject(4, 12, "c"))) }, inForce, 1, 1},
+			{"which goes", func(h *harness) { h.subjects.Put(undesired(subject(4, 12, "c"))) }, inForce, 1, 1},
 		}},
 		"the row is done, the kernel has another value": {selected, []step{
 			{"done", func(h *harness) {
-				put(h, h.subjects, tables.WithStatus(subject(2, 12, "a"), reconciler.StatusDone()))
+				h.subjects.Put(tables.WithStatus(subject(2, 12, "a"), reconciler.StatusDone()))
 			}, pending, 0, 1},
 			{"another ruleset", func(h *harness) {
 				s := subject(2, 11, "a")
-				put(h, h.mirrors, &tables.SubjectMirror{Key: s.MapKey(), Value: s.MapValue(), Present: true})
+				h.mirrors.Put(&tables.SubjectMirror{Key: s.MapKey(), Value: s.MapValue(), Present: true})
 			}, pending, 0, 1},
 		}},
 		"a write is under way": {enforced, []step{
 			{"another value", func(h *harness) {
 				s := subject(2, 12, "a")
-				put(h, h.mirrors, &tables.SubjectMirror{
+				h.mirrors.Put(&tables.SubjectMirror{
 					Key: s.MapKey(), Value: s.MapValue(), Present: true, Desired: true,
 					Busy: true, Writing: bpf.SubjectValue{Ruleset: 11},
 				})
@@ -105,17 +105,17 @@ func TestStates(t *testing.T) {
 		}},
 		"selects nothing here": {func(t *testing.T) *harness { return newHarness(t) }, []step{
 			{"an object", func(h *harness) {
-				put(h, h.policies, policy("p", "app=x"))
-				put(h, h.subjects, subject(2, bpf.EmptyRuleset, "a"))
+				h.policies.Put(policy("p", "app=x"))
+				h.subjects.Put(subject(2, bpf.EmptyRuleset, "a"))
 			}, pending, 0, 0},
 			{"compiled", func(h *harness) { h.compile("p") }, notHere, 0, 0},
 		}},
 		"selects pods of other nodes only": {func(t *testing.T) *harness { return newHarness(t) }, []step{
 			{"compiled", func(h *harness) {
-				put(h, h.policies, policy("p", "app=a"))
+				h.policies.Put(policy("p", "app=a"))
 				s := subject(2, 0, "a")
 				s.Local = false
-				put(h, h.subjects, s)
+				h.subjects.Put(s)
 				h.compile("p")
 			}, notHere, 0, 0},
 		}},
@@ -123,12 +123,12 @@ func TestStates(t *testing.T) {
 			{"in force", func(*harness) {}, inForce, 1, 1},
 			{"an object", edit, pending, 0, 1},
 			{"another ruleset", func(h *harness) {
-				put(h, h.rulesets, ruleset(13, "p"))
-				put(h, h.subjects, subject(2, 13, "a"))
+				h.rulesets.Put(ruleset(13, "p"))
+				h.subjects.Put(subject(2, 13, "a"))
 			}, pending, 0, 1},
 			{"compiled", func(h *harness) { h.compile("p") }, pending, 0, 1},
 			{"the kernel has it", func(h *harness) { h.program(subject(2, 13, "a")) }, inForce, 1, 1},
-			{"the former ruleset goes", func(h *harness) { remove(h, h.rulesets, ruleset(12, "p")) }, inForce, 1, 1},
+			{"the former ruleset goes", func(h *harness) { h.rulesets.Remove(ruleset(12, "p")) }, inForce, 1, 1},
 		}},
 		"edited, to the same rules": {enforced, []step{
 			{"an object", edit, pending, 0, 1},
@@ -137,7 +137,7 @@ func TestStates(t *testing.T) {
 		"edited, to select nothing": {enforced, []step{
 			{"compiled", func(h *harness) {
 				edit(h)
-				put(h, h.subjects, subject(2, bpf.EmptyRuleset, "a"))
+				h.subjects.Put(subject(2, bpf.EmptyRuleset, "a"))
 				h.compile("p")
 			}, pending, 0, 0},
 			{"the kernel has it", func(h *harness) { h.program(subject(2, bpf.EmptyRuleset, "a")) }, notHere, 0, 0},
@@ -146,9 +146,9 @@ func TestStates(t *testing.T) {
 		"edited while a pod leaves": {enforced, []step{
 			{"another subject", func(h *harness) {
 				edit(h)
-				put(h, h.rulesets, ruleset(13, "p"))
-				put(h, h.subjects, undesired(subject(2, 12, "a")), subject(3, 13, "a"))
-				put(h, h.pods, pod(1, 3))
+				h.rulesets.Put(ruleset(13, "p"))
+				h.subjects.Put(undesired(subject(2, 12, "a")), subject(3, 13, "a"))
+				h.pods.Put(pod(1, 3))
 				h.compile("p")
 			}, pending, 0, 1},
 			{"which the kernel has", func(h *harness) { h.program(subject(3, 13, "a")) }, pending, 1, 1},
@@ -157,12 +157,12 @@ func TestStates(t *testing.T) {
 		"edited to select nothing while a pod leaves": {enforced, []step{
 			{"another subject", func(h *harness) {
 				edit(h)
-				put(h, h.subjects, undesired(subject(2, 12, "a")), subject(3, bpf.EmptyRuleset, "a"))
+				h.subjects.Put(undesired(subject(2, 12, "a")), subject(3, bpf.EmptyRuleset, "a"))
 				h.program(subject(3, bpf.EmptyRuleset, "a"))
-				put(h, h.mirrors, &tables.SubjectMirror{
+				h.mirrors.Put(&tables.SubjectMirror{
 					Key: bpf.SubjectKey{Subject: 2}, Value: bpf.SubjectValue{Ruleset: 12}, Present: true,
 				})
-				put(h, h.pods, pod(1, 3))
+				h.pods.Put(pod(1, 3))
 				h.compile("p")
 			}, pending, 0, 0},
 			{"the kernel has the pod", func(h *harness) { h.programPod(1, 3) }, notHere, 0, 0},
@@ -171,29 +171,29 @@ func TestStates(t *testing.T) {
 		"its last pod goes": {enforced, []step{
 			{"in force", func(*harness) {}, inForce, 1, 1},
 			{"desired no more", func(h *harness) {
-				remove(h, h.pods, pod(1, 2))
+				h.pods.Remove(pod(1, 2))
 				s := undesired(subject(2, 12, "a"))
-				put(h, h.subjects, tables.WithStatus(s, reconciler.StatusDone()))
+				h.subjects.Put(tables.WithStatus(s, reconciler.StatusDone()))
 			}, notHere, 0, 0},
 		}},
 		"a pod comes": {enforced, []step{
-			{"which the kernel does not have", func(h *harness) { put(h, h.pods, pod(2, 2)) }, inForce, 1, 1},
+			{"which the kernel does not have", func(h *harness) { h.pods.Put(pod(2, 2)) }, inForce, 1, 1},
 			{"which it has with other labels", func(h *harness) { h.programPod(2, 9) }, pending, 1, 1},
 			{"which it has", func(h *harness) { h.programPod(2, 2) }, inForce, 1, 1},
 		}},
 		"another policy changes the ruleset": {enforced, []step{
 			{"in force", func(*harness) {}, inForce, 1, 1},
 			{"another ruleset", func(h *harness) {
-				put(h, h.rulesets, ruleset(13, "p", "q"))
-				put(h, h.subjects, subject(2, 13, "a"))
+				h.rulesets.Put(ruleset(13, "p", "q"))
+				h.subjects.Put(subject(2, 13, "a"))
 			}, pending, 0, 1},
 			{"the kernel has it", func(h *harness) { h.program(subject(2, 13, "a")) }, inForce, 1, 1},
 		}},
 		"deleted, and made anew": {enforced, []step{
 			{"in force", func(*harness) {}, inForce, 1, 1},
 			{"anew", func(h *harness) {
-				remove(h, h.policies, policy("p", "app=a"))
-				put(h, h.policies, policy("p", "app=a"))
+				h.policies.Remove(policy("p", "app=a"))
+				h.policies.Put(policy("p", "app=a"))
 			}, pending, 0, 1},
 		}},
 		"too large": {enforced, []step{
@@ -201,58 +201,58 @@ func TestStates(t *testing.T) {
 				edit(h)
 				r := ruleset(13, "p")
 				r.TooLarge = "70000 entries"
-				put(h, h.locals, h.local(1, "a"))
-				put(h, h.rulesets, r)
-				put(h, h.subjects, subject(2, 13, "a"))
+				h.locals.Put(h.local(1, "a"))
+				h.rulesets.Put(r)
+				h.subjects.Put(subject(2, 13, "a"))
 				h.compile("p")
 			}, pending, 0, 1},
 			{"the pod is isolated", func(h *harness) { h.program(subject(2, 13, "a")) }, tooLarge, 0, 1},
 			{"and another label set", func(h *harness) {
-				put(h, h.rulesets, ruleset(14, "p"))
+				h.rulesets.Put(ruleset(14, "p"))
 				h.program(subject(3, 14, "b"))
 			}, tooLarge, 1, 2},
 			{"not any more", func(h *harness) {
-				put(h, h.rulesets, ruleset(15, "p"))
-				put(h, h.subjects, subject(2, 15, "a"))
+				h.rulesets.Put(ruleset(15, "p"))
+				h.subjects.Put(subject(2, 15, "a"))
 			}, pending, 1, 2},
 			{"the kernel has it", func(h *harness) { h.program(subject(2, 15, "a")) }, inForce, 2, 2},
 		}},
 		"the kernel refuses the subject": {selected, []step{
 			{"refused", func(h *harness) {
-				put(h, h.subjects, tables.WithStatus(subject(2, 12, "a"), reconciler.StatusError(errRefused)))
+				h.subjects.Put(tables.WithStatus(subject(2, 12, "a"), reconciler.StatusError(errRefused)))
 			}, failed, 0, 1},
 			{"not any more", func(h *harness) { h.program(subject(2, 12, "a")) }, inForce, 1, 1},
 		}},
 		"the kernel refuses an entry": {selected, []step{
 			{"pending", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
+				h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
 			}, pending, 0, 1},
 			{"refused", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
+				h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
 			}, failed, 0, 1},
 			{"done", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+				h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
 			}, pending, 0, 1},
 		}},
 		"the kernel refuses a verdict": {selected, []step{
 			{"refused, of others", func(h *harness) {
-				put(h, h.verdicts, &tables.Verdict{
+				h.verdicts.Put(&tables.Verdict{
 					Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)},
 				})
 			}, pending, 0, 1},
 			{"the same set", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
-				put(h, h.complete, &tables.Compiled{Role: tables.CompiledRuleset, Number: 12})
+				h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
+				h.complete.Put(&tables.Compiled{Role: tables.CompiledRuleset, Number: 12})
 			}, failed, 0, 1},
 			{"done", func(h *harness) {
-				put(h, h.verdicts, &tables.Verdict{Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+				h.verdicts.Put(&tables.Verdict{Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
 			}, pending, 0, 1},
 		}},
 		"the kernel refuses a pod": {enforced, []step{
 			{"refused", func(h *harness) {
-				put(h, h.pods, tables.WithStatus(pod(2, 2), reconciler.StatusError(errRefused)))
+				h.pods.Put(tables.WithStatus(pod(2, 2), reconciler.StatusError(errRefused)))
 			}, failed, 1, 1},
-			{"not any more", func(h *harness) { remove(h, h.pods, pod(2, 2)) }, inForce, 1, 1},
+			{"not any more", func(h *harness) { h.pods.Remove(pod(2, 2)) }, inForce, 1, 1},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -262,7 +262,7 @@ func TestStates(t *testing.T) {
 				s.do(h)
 				h.requireState("p", s.state, s.programmed, s.want)
 			}
-			remove(h, h.policies, policy("p", ""))
+			h.policies.Remove(policy("p", ""))
 			require.Nil(t, h.status("p"), "it is deleted")
 		})
 	}
@@ -272,13 +272,13 @@ func TestStates(t *testing.T) {
 // force for its pods.
 func TestTooLargeTogether(t *testing.T) {
 	h := newHarness(t)
-	put(h, h.namespaces, &tables.Namespace{Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"}})
-	put(h, h.policies, policy("p", "app=a"), policy("q", "app=a"), policy("other", "app=b"))
+	h.namespaces.Put(&tables.Namespace{Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"}})
+	h.policies.Put(policy("p", "app=a"), policy("q", "app=a"), policy("other", "app=b"))
 	large := ruleset(12, "p")
 	large.TooLarge = "70000 entries; the biggest rule is spec.ingress[3]"
-	put(h, h.locals, h.local(1, "a"))
-	put(h, h.rulesets, large)
-	put(h, h.pods, pod(1, 2))
+	h.locals.Put(h.local(1, "a"))
+	h.rulesets.Put(large)
+	h.pods.Put(pod(1, 2))
 	for _, name := range []string{"p", "q", "other"} {
 		h.compile(name)
 	}
@@ -292,8 +292,8 @@ func TestTooLargeTogether(t *testing.T) {
 	h.requireState("other", notHere, 0, 0)
 
 	// What is too large is made smaller: the subject has another ruleset.
-	put(h, h.rulesets, ruleset(13, "p", "q"))
-	put(h, h.subjects, subject(2, 13, "a"))
+	h.rulesets.Put(ruleset(13, "p", "q"))
+	h.subjects.Put(subject(2, 13, "a"))
 	h.requireState("q", pending, 0, 1)
 	h.program(subject(2, 13, "a"))
 	h.requireState("p", inForce, 1, 1)
@@ -304,8 +304,8 @@ func TestTooLargeTogether(t *testing.T) {
 	h.program(subject(2, 12, "a"))
 	h.requireState("q", tooLarge, 0, 1)
 	h.program(subject(2, bpf.EmptyRuleset, "a"))
-	remove(h, h.locals, h.local(1, "a"))
-	remove(h, h.rulesets, large)
+	h.locals.Remove(h.local(1, "a"))
+	h.rulesets.Remove(large)
 	h.requireState("q", notHere, 0, 0)
 }
 
@@ -323,9 +323,9 @@ func TestStatusOfMistakes(t *testing.T) {
 			h := newHarness(t)
 			p := policy("p", "app=a")
 			tc.change(p)
-			put(h, h.policies, p)
-			put(h, h.rulesets, ruleset(12, "p"))
-			put(h, h.subjects, subject(2, 12, "a"))
+			h.policies.Put(p)
+			h.rulesets.Put(ruleset(12, "p"))
+			h.subjects.Put(subject(2, 12, "a"))
 			h.compile("p")
 			h.requireState("p", tc.state, 0, 1)
 			require.False(t, h.status("p").Settled)
@@ -351,10 +351,10 @@ func TestTimes(t *testing.T) {
 	done := h.status("p")
 	require.Equal(t, first.Since, done.Since)
 	require.False(t, done.Done.Before(done.Since))
-	put(h, h.subjects, subject(3, 12, "b"))
+	h.subjects.Put(subject(3, 12, "b"))
 	require.Equal(t, pending, h.status("p").State)
 	require.Equal(t, done.Done, h.status("p").Done)
-	put(h, h.policies, policy("p", "app=a"))
+	h.policies.Put(policy("p", "app=a"))
 	require.True(t, h.status("p").Since.After(done.Since))
 	require.Zero(t, h.status("p").Done)
 }
@@ -362,9 +362,9 @@ func TestTimes(t *testing.T) {
 // Why the kernel refused is told once for each label set.
 func TestRefused(t *testing.T) {
 	h := selected(t)
-	put(h, h.subjects, subject(3, 12, "b"))
+	h.subjects.Put(subject(3, 12, "b"))
 	h.program(subject(2, 12, "a"))
-	put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
+	h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
 	s := h.status("p")
 	require.Equal(t, 2, s.Failed)
 	require.Equal(t, "map full", s.Refused)

@@ -15,10 +15,10 @@ import (
 // may be the gateway of, each of which selects a tenth of them.
 func cluster(b *testing.B, pods, policies int) *harness {
 	h := newHarness(b, tables.EnforcementDefault, CIDRMatch{})
-	put(h, h.Namespaces, &tables.Namespace{Name: "n1"})
-	put(h, h.Nodes, node(here, labels.Set{"zone": "a"}))
+	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
+	h.Nodes.Put(node(here, labels.Set{"zone": "a"}))
 	for i := range 100 {
-		put(h, h.Nodes, node(fmt.Sprint("node-", i), labels.Set{"zone": "b"}))
+		h.Nodes.Put(node(fmt.Sprint("node-", i), labels.Set{"zone": "b"}))
 	}
 	var endpoints []*tables.Endpoint
 	for i := range pods {
@@ -29,10 +29,10 @@ func cluster(b *testing.B, pods, policies int) *harness {
 		e.Addrs[0] = e.Addrs[0].Next()
 		endpoints = append(endpoints, e)
 	}
-	put(h, h.Endpoints, endpoints...)
+	h.Endpoints.Put(endpoints...)
 	for i := range policies {
 		tenth := fmt.Sprint("tenth=t", i%10)
-		put(h, h.EgressPolicies, redirect(fmt.Sprint("e", i), tenth, "203.0.113.0/24", "zone=a"))
+		h.EgressPolicies.Put(redirect(fmt.Sprint("e", i), tenth, "203.0.113.0/24", "zone=a"))
 	}
 	return h
 }
@@ -57,13 +57,13 @@ func BenchmarkColdRemotePods(b *testing.B) {
 // busyNode has 200 pods of 100 label sets, each of which as many network policies select.
 func busyNode(b *testing.B, policies int) *harness {
 	h := newHarness(b, tables.EnforcementDefault, CIDRMatch{})
-	put(h, h.Namespaces, &tables.Namespace{Name: "n1"})
-	put(h, h.Nodes, node(here, nil))
+	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
+	h.Nodes.Put(node(here, nil))
 	for i := range 200 {
-		put(h, h.Locals, localPod(i, fmt.Sprint("app-", i%100)))
+		h.Locals.Put(localPod(i, fmt.Sprint("app-", i%100)))
 	}
 	for i := range policies {
-		put(h, h.NetworkPolicies, numbered(i, 80))
+		h.NetworkPolicies.Put(numbered(i, 80))
 	}
 	return h
 }
@@ -89,13 +89,13 @@ func benchmarkEdits(b *testing.B, h *harness, edit func(n int)) {
 
 func BenchmarkNetworkPolicyEdited(b *testing.B) {
 	h := busyNode(b, 10_000)
-	benchmarkEdits(b, h, func(n int) { put(h, h.NetworkPolicies, numbered(0, uint16(n))) })
+	benchmarkEdits(b, h, func(n int) { h.NetworkPolicies.Put(numbered(0, uint16(n))) })
 }
 
 func BenchmarkNetworkPolicyOfNobodyEdited(b *testing.B) {
 	h := busyNode(b, 10_000)
 	benchmarkEdits(b, h, func(n int) {
-		put(h, h.NetworkPolicies, allow("p", "app=nobody", uint16(n)))
+		h.NetworkPolicies.Put(allow("p", "app=nobody", uint16(n)))
 	})
 }
 
@@ -103,7 +103,7 @@ func BenchmarkEgressPolicyEdited(b *testing.B) {
 	h := cluster(b, 10_000, 10)
 	benchmarkEdits(b, h, func(n int) {
 		destination := fmt.Sprintf("203.0.113.%d/32", n%256)
-		put(h, h.EgressPolicies, redirect("e0", "tenth=t0", destination, "zone=a"))
+		h.EgressPolicies.Put(redirect("e0", "tenth=t0", destination, "zone=a"))
 	})
 }
 
@@ -111,9 +111,9 @@ func BenchmarkPodComesAndGoes(b *testing.B) {
 	h := busyNode(b, 10_000)
 	benchmarkEdits(b, h, func(n int) {
 		if n%2 == 0 {
-			put(h, h.Locals, localPod(250, "app-0"))
+			h.Locals.Put(localPod(250, "app-0"))
 		} else {
-			remove(h, h.Locals, localPod(250, "app-0"))
+			h.Locals.Remove(localPod(250, "app-0"))
 		}
 	})
 }
@@ -122,9 +122,9 @@ func BenchmarkLabelSetComesAndGoes(b *testing.B) {
 	h := busyNode(b, 10_000)
 	benchmarkEdits(b, h, func(n int) {
 		if n%2 == 0 {
-			put(h, h.Locals, localPod(250, "other"))
+			h.Locals.Put(localPod(250, "other"))
 		} else {
-			remove(h, h.Locals, localPod(250, "other"))
+			h.Locals.Remove(localPod(250, "other"))
 		}
 	})
 }
@@ -132,6 +132,6 @@ func BenchmarkLabelSetComesAndGoes(b *testing.B) {
 func BenchmarkNodeRelabelled(b *testing.B) {
 	h := cluster(b, 10_000, 10)
 	benchmarkEdits(b, h, func(n int) {
-		put(h, h.Nodes, node("node-1", labels.Set{"zone": "b", "n": fmt.Sprint(n)}))
+		h.Nodes.Put(node("node-1", labels.Set{"zone": "b", "n": fmt.Sprint(n)}))
 	})
 }

@@ -114,13 +114,13 @@ func redirect(name, pods, destination string, gateways ...string) *tables.Egress
 // smallNode has pods of three label sets, three of each, and as many elsewhere.
 func smallNode(t testing.TB) *harness {
 	h := newHarness(t, tables.EnforcementDefault, CIDRMatch{})
-	put(h, h.Namespaces, &tables.Namespace{Name: "n1"})
-	put(h, h.Nodes, node(here, labels.Set{"zone": "a"}), node("a", labels.Set{"zone": "a"}),
+	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
+	h.Nodes.Put(node(here, labels.Set{"zone": "a"}), node("a", labels.Set{"zone": "a"}),
 		node("b", labels.Set{"zone": "b"}))
 	for i := range 9 {
 		app := string(rune('a' + i/3))
-		put(h, h.Locals, localPod(i, app))
-		put(h, h.Endpoints, remotePod(i, "a", app))
+		h.Locals.Put(localPod(i, app))
+		h.Endpoints.Put(remotePod(i, "a", app))
 	}
 	h.work()
 	return h
@@ -128,65 +128,65 @@ func smallNode(t testing.TB) *harness {
 
 func TestCountsOfPods(t *testing.T) {
 	h := smallNode(t)
-	h.expect("pods+1", func() { put(h, h.Locals, localPod(20, "a")) })
-	h.expect("pods+1 subjects+1", func() { put(h, h.Locals, localPod(21, "d")) })
-	h.expect("pods+1", func() { put(h, h.Locals, localPod(20, "b")) })
-	h.expect("pods-1", func() { remove(h, h.Locals, localPod(20, "b")) })
-	h.expect("pods-1 subjects-1", func() { remove(h, h.Locals, localPod(21, "d")) })
-	h.expect("", func() { put(h, h.Endpoints, remotePod(20, "a", "a")) })
+	h.expect("pods+1", func() { h.Locals.Put(localPod(20, "a")) })
+	h.expect("pods+1 subjects+1", func() { h.Locals.Put(localPod(21, "d")) })
+	h.expect("pods+1", func() { h.Locals.Put(localPod(20, "b")) })
+	h.expect("pods-1", func() { h.Locals.Remove(localPod(20, "b")) })
+	h.expect("pods-1 subjects-1", func() { h.Locals.Remove(localPod(21, "d")) })
+	h.expect("", func() { h.Endpoints.Put(remotePod(20, "a", "a")) })
 
 	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1 egress-groups+1 compiled-policies+1", func() {
-		put(h, h.EgressPolicies, redirect("e", "app=a", "203.0.113.0/24", "zone=b"))
+		h.EgressPolicies.Put(redirect("e", "app=a", "203.0.113.0/24", "zone=b"))
 	})
-	h.expect("", func() { put(h, h.Endpoints, remotePod(21, "a", "a")) }) // not its gateway
+	h.expect("", func() { h.Endpoints.Put(remotePod(21, "a", "a")) }) // not its gateway
 	h.expect("pods+3 subjects+1 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups+1 "+
 		"compiled-policies+1",
-		func() { put(h, h.EgressPolicies, redirect("f", "app=b", "203.0.113.0/24", "zone=a")) })
+		func() { h.EgressPolicies.Put(redirect("f", "app=b", "203.0.113.0/24", "zone=a")) })
 }
 
 func TestCountsOfNetworkPolicies(t *testing.T) {
 	h := smallNode(t)
 	peer := tables.PolicyPeer{Kind: tables.PeerPods, Pods: inN1("app=c")}
 	h.expect("subjects+1 rulesets+1 compiled-policies+1",
-		func() { put(h, h.NetworkPolicies, allow("p", "app=a", 80)) })
+		func() { h.NetworkPolicies.Put(allow("p", "app=a", 80)) })
 	h.expect("subjects+2 rulesets+2 rulesets-1 selectors+1 compiled-policies+1",
-		func() { put(h, h.NetworkPolicies, allow("q", "app!=c", 80, peer)) })
+		func() { h.NetworkPolicies.Put(allow("q", "app!=c", 80, peer)) })
 	h.expect("subjects+2 rulesets+2 rulesets-2 compiled-policies+1",
-		func() { put(h, h.NetworkPolicies, allow("q", "app!=c", 81, peer)) })
+		func() { h.NetworkPolicies.Put(allow("q", "app!=c", 81, peer)) })
 	h.expect("compiled-policies+1",
-		func() { put(h, h.NetworkPolicies, allow("nobody", "app=x", 80, peer)) })
+		func() { h.NetworkPolicies.Put(allow("nobody", "app=x", 80, peer)) })
 	h.expect("compiled-policies+1", // the same again, as when the status of the object changes
-		func() { put(h, h.NetworkPolicies, allow("q", "app!=c", 81, peer)) })
+		func() { h.NetworkPolicies.Put(allow("q", "app!=c", 81, peer)) })
 	h.expect("subjects+2 rulesets+1 rulesets-2 selectors-1 compiled-policies-1", func() {
-		remove(h, h.NetworkPolicies, allow("q", "", 0))
+		h.NetworkPolicies.Remove(allow("q", "", 0))
 	})
 	h.expect("", func() {
-		put(h, h.Namespaces, &tables.Namespace{Name: "n1", Labels: labels.Set{"x": "y"}})
+		h.Namespaces.Put(&tables.Namespace{Name: "n1", Labels: labels.Set{"x": "y"}})
 	})
 }
 
 func TestCountsOfNodes(t *testing.T) {
 	h := smallNode(t)
-	put(h, h.EgressPolicies, redirect("e", "app=a", "203.0.113.0/24", "zone=a"),
+	h.EgressPolicies.Put(redirect("e", "app=a", "203.0.113.0/24", "zone=a"),
 		redirect("f", "app=b", "203.0.113.0/24", "zone=b"))
 	h.work()
 	down := node("b", labels.Set{"zone": "b"})
 	down.Ready = false
-	h.expect("egress-groups+1", func() { put(h, h.Nodes, down) })
-	h.expect("egress-groups+1", func() { put(h, h.Nodes, node("b", labels.Set{"zone": "b"})) })
-	h.expect("", func() { put(h, h.Nodes, node("c", labels.Set{"zone": "c"})) })
-	h.expect("", func() { put(h, h.Nodes, node("b", labels.Set{"zone": "b", "x": "y"})) })
+	h.expect("egress-groups+1", func() { h.Nodes.Put(down) })
+	h.expect("egress-groups+1", func() { h.Nodes.Put(node("b", labels.Set{"zone": "b"})) })
+	h.expect("", func() { h.Nodes.Put(node("c", labels.Set{"zone": "c"})) })
+	h.expect("", func() { h.Nodes.Put(node("b", labels.Set{"zone": "b", "x": "y"})) })
 	// This node is no gateway any more.
 	h.expect("pods-3 subjects-1 subject-routes-1 egress-groups+1", func() {
-		put(h, h.Nodes, node(here, labels.Set{"zone": "c"}))
+		h.Nodes.Put(node(here, labels.Set{"zone": "c"}))
 	})
 	h.expect("pods+3 subjects+1 subject-routes+1 egress-groups+1", func() {
-		put(h, h.Nodes, node(here, labels.Set{"zone": "a"}))
+		h.Nodes.Put(node(here, labels.Set{"zone": "a"}))
 	})
 	// An edit of the gateways moves one list, and the same list is one group.
 	h.expect("pods+3 subjects+1 subject-routes+2 egress-rulesets+1 egress-rulesets-1 "+
 		"egress-rules+1 egress-rules-1 egress-groups+1 egress-groups-1 compiled-policies+1", func() {
-		put(h, h.EgressPolicies, redirect("f", "app=b", "203.0.113.0/24", "zone=a"))
+		h.EgressPolicies.Put(redirect("f", "app=b", "203.0.113.0/24", "zone=a"))
 	})
 }
 
@@ -195,17 +195,15 @@ func TestCountsOfNodes(t *testing.T) {
 func TestCompiledLast(t *testing.T) {
 	h := smallNode(t)
 	h.step.Limit(2, 2)
-	put(h, h.NetworkPolicies, allow("p", "", 80))
+	h.NetworkPolicies.Put(allow("p", "", 80))
 	for more := true; more; {
-		var err error
-		more, err = h.step.Step()
-		require.NoError(t, err)
+		more = h.step.Step()
 		txn := h.db.ReadTxn()
 		if h.Compiled.NumObjects(txn) > 0 {
 			break
 		}
 		require.True(t, more)
-		put(h, h.Locals, localPod(h.Rulesets.NumObjects(txn), "d")) // marks one again
+		h.Locals.Put(localPod(h.Rulesets.NumObjects(txn), "d")) // marks one again
 	}
 	for p := range h.Pods.All(h.db.ReadTxn()) {
 		s, _, _ := h.Subjects.Get(h.db.ReadTxn(), tables.SubjectByNumber(p.Subject))
@@ -220,27 +218,27 @@ func TestPortNamedAll(t *testing.T) {
 	p.Rules[0].Egress, p.Rules[0].Ingress = p.Rules[0].Ingress, p.Rules[0].Egress
 	ports := &p.Rules[0].Egress.Traffic[0].Ports[0]
 	*ports = tables.PolicyPort{Protocol: 6, Name: "all"}
-	h.expect("subjects+1 rulesets+1 compiled-policies+1", func() { put(h, h.NetworkPolicies, p) })
+	h.expect("subjects+1 rulesets+1 compiled-policies+1", func() { h.NetworkPolicies.Put(p) })
 	q := *p
 	q.Rules = []tables.PolicyRule{p.Rules[0]}
 	q.Rules[0].Egress.Traffic = []tables.PolicyTraffic{p.Rules[0].Egress.Traffic[0]}
 	q.Rules[0].Egress.Traffic[0].Ports = []tables.PolicyPort{{Protocol: 6, First: 0, Last: 65535}}
 	h.expect("subjects+1 rulesets+1 rulesets-1 compiled-policies+1",
-		func() { put(h, h.NetworkPolicies, &q) })
+		func() { h.NetworkPolicies.Put(&q) })
 }
 
 // A pod elsewhere of which it is not known whether a policy selects it concerns this node when
 // that policy goes, though this node was no gateway of it.
 func TestUnknownElsewhere(t *testing.T) {
 	h := smallNode(t)
-	remove(h, h.Namespaces, &tables.Namespace{Name: "n1"})
+	h.Namespaces.Remove(&tables.Namespace{Name: "n1"})
 	other := redirect("other", "", "203.0.113.0/24", "zone=b")
 	other.Selectors[0].Namespaces = "team=blue"
-	put(h, h.EgressPolicies, other, redirect("served", "app=a", "203.0.113.0/24", "zone=a"))
+	h.EgressPolicies.Put(other, redirect("served", "app=a", "203.0.113.0/24", "zone=a"))
 	h.work()
 	h.expect("pods+12 subjects+4 subject-routes+2 egress-rulesets+1 egress-rules+1 egress-groups-1 "+
 		"compiled-policies-1",
-		func() { remove(h, h.EgressPolicies, other) })
+		func() { h.EgressPolicies.Remove(other) })
 }
 
 // A pod whose object is gone follows the labels of its node, too.
@@ -248,35 +246,31 @@ func TestNodeOfPodsWithoutObjects(t *testing.T) {
 	h := smallNode(t)
 	p := redirect("e", "app=a", "203.0.113.0/24", "zone=b")
 	p.Selectors[0].Nodes = "zone=c"
-	h.expect("egress-groups+1 compiled-policies+1", func() { put(h, h.EgressPolicies, p) })
+	h.expect("egress-groups+1 compiled-policies+1", func() { h.EgressPolicies.Put(p) })
 	h.expect("subject-routes+1 egress-rulesets+1 egress-rules+1",
-		func() { put(h, h.Nodes, node(here, labels.Set{"zone": "c"})) })
+		func() { h.Nodes.Put(node(here, labels.Set{"zone": "c"})) })
 }
 
 // A subject that the kernel never had is deleted when the last pod has left it, not before.
 func TestForkOfUnwritten(t *testing.T) {
 	h := smallNode(t)
-	put(h, h.Locals, localPod(20, "x"))
+	h.Locals.Put(localPod(20, "x"))
 	h.work()
 	pod, _, _ := h.Pods.Get(h.db.ReadTxn(), tables.PodByAddr(localPod(20, "x").Addr))
 	mirror := &tables.PodMirror{Key: pod.MapKey(), Value: pod.MapValue(), Present: true}
-	put(h, h.PodMirrors, mirror)
-	remove(h, h.Locals, localPod(20, "x"))
+	h.PodMirrors.Put(mirror)
+	h.Locals.Remove(localPod(20, "x"))
 	h.work()
 
-	step := func() {
-		_, err := h.step.Step()
-		require.NoError(t, err)
-	}
 	h.step.Limit(1, 200)
-	put(h, h.Locals, localPod(6, "d"), localPod(0, "a")) // both wait, and a sweep behind them
+	h.Locals.Put(localPod(6, "d"), localPod(0, "a")) // both wait, and a sweep behind them
 	again := *mirror
-	put(h, h.PodMirrors, &again)
-	step()
-	put(h, h.NetworkPolicies, allow("p", "app=a", 80))
-	put(h, h.Locals, localPod(2, "b")) // waits behind the sweep
-	step()
-	step()
+	h.PodMirrors.Put(&again)
+	h.step.Step()
+	h.NetworkPolicies.Put(allow("p", "app=a", 80))
+	h.Locals.Put(localPod(2, "b")) // waits behind the sweep
+	h.step.Step()
+	h.step.Step()
 	before := h.db.ReadTxn()
 	p, _, _ := h.Pods.Get(before, tables.PodByAddr(localPod(2, "a").Addr))
 	left, _, found := h.Subjects.Get(before, tables.SubjectByNumber(p.Subject))
@@ -296,9 +290,9 @@ func TestFork(t *testing.T) {
 	for _, k := range kernel {
 		k.settle(h)
 	}
-	h.expect("pods+1", func() { put(h, h.Locals, localPod(0, "b")) }) // the kernel has it in a
+	h.expect("pods+1", func() { h.Locals.Put(localPod(0, "b")) }) // the kernel has it in a
 	h.expect("pods+2 subjects+2 rulesets+1 compiled-policies+1",
-		func() { put(h, h.NetworkPolicies, allow("p", "app=a", 80)) })
+		func() { h.NetworkPolicies.Put(allow("p", "app=a", 80)) })
 	for _, k := range kernel {
 		k.settle(h)
 	}

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/statedb"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // events are random changes of the inputs of a harness.
@@ -216,7 +216,7 @@ func (e *events) event() {
 			} else {
 				pod.LabelSet = e.labelSet(pod.Namespace)
 			}
-			put(e.harness, e.Endpoints, &pod)
+			e.Endpoints.Put(&pod)
 		}
 	case 4, 5, 6, 7:
 		row := &tables.LocalEndpoint{Addr: e.addr(), Endpoint: e.podName(), IfIndex: uint32(e.IntN(3))}
@@ -274,10 +274,10 @@ func (e *events) event() {
 }
 
 // change inserts a row, or deletes the one that it would replace.
-func change[Row any](e *events, table statedb.RWTable[Row], row Row) {
+func change[Row any](e *events, table tablestest.Table[Row], row Row) {
 	if e.one(4) {
-		remove(e.harness, table, row)
+		table.Remove(row)
 	} else {
-		put(e.harness, table, row)
+		table.Put(row)
 	}
 }

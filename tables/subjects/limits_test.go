@@ -56,15 +56,8 @@ func (h *harness) rulesetOf(addr netip.Addr) *tables.Ruleset {
 func TestTooLarge(t *testing.T) {
 	h := smallNode(t)
 	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
-	put(
-		h,
-		h.NetworkPolicies,
-		allow("other", "app=b", 80),
-		allowing(
-			"large",
-			tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 800), Ports: ports(800)},
-		),
-	)
+	large := tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 800), Ports: ports(800)}
+	h.NetworkPolicies.Put(allow("other", "app=b", 80), allowing("large", large))
 	h.work()
 	require.Empty(t, h.rulesetOf(a).TooLarge)
 	require.Len(t, h.rulesetOf(a).Rules, 2)
@@ -77,7 +70,7 @@ func TestTooLarge(t *testing.T) {
 	}
 	items[3].Ports = ports(900)
 	before := h.rulesetOf(b)
-	put(h, h.NetworkPolicies, allowing("large", items...))
+	h.NetworkPolicies.Put(allowing("large", items...))
 	h.work()
 	r := h.rulesetOf(a)
 	require.Regexp(t,
@@ -88,7 +81,7 @@ func TestTooLarge(t *testing.T) {
 	require.Equal(t, bpf.DirectionIngress, r.Rules[0].Direction)
 	require.Equal(t, before, h.rulesetOf(b))
 
-	put(h, h.NetworkPolicies, allowing("large", items[:10]...))
+	h.NetworkPolicies.Put(allowing("large", items[:10]...))
 	h.work()
 	require.Empty(t, h.rulesetOf(a).TooLarge)
 	require.Len(t, h.rulesetOf(a).Rules, 11)

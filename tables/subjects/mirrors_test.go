@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // player plays the reconciler of one map: it announces, looks again, writes and confirms,
@@ -20,7 +21,7 @@ type player interface {
 }
 
 type playing[K, V tables.MapPart] struct {
-	mirrors statedb.RWTable[*tables.Mirror[K, V]]
+	mirrors tablestest.Table[*tables.Mirror[K, V]]
 	desired func(txn statedb.ReadTxn, each func(K, V))
 	exists  func(txn statedb.ReadTxn, v V) bool // what a value refers to
 	looked  map[K]bool                          // writes that are past the second look
@@ -82,9 +83,9 @@ func (p *playing[K, V]) actOn(
 		m.Busy, m.Deleting = false, false
 	}
 	if m.Present || m.Busy {
-		put(h, p.mirrors, &m)
+		p.mirrors.Put(&m)
 	} else {
-		remove(h, p.mirrors, &m)
+		p.mirrors.Remove(&m)
 	}
 	return true
 }

@@ -7,36 +7,35 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // cookieWorld is a world with the derivation of cookies, and the mirror of verdicts.
 type cookieWorld struct {
 	*world
 	params  cookieParams
-	kernel  statedb.RWTable[*tables.VerdictMirror]
-	cookies *transform.Stepper[uint32]
+	kernel  tablestest.Table[*tables.VerdictMirror]
+	cookies *tablestest.Rule[uint32]
 }
 
 func newCookieWorld(t *testing.T) *cookieWorld {
 	w := &cookieWorld{world: newWorld(t)}
-	w.kernel = must(tables.NewVerdictMirrorTable(w.db))(t)
+	w.kernel = tablestest.Open(t, w.db, tables.NewVerdictMirrorTable)
 	w.params = cookieParams{
 		Rulesets: w.rulesets, Verdicts: w.rule.Verdicts, Kernel: w.kernel,
-		Output: must(tables.NewRuleCookieTable(w.db))(t),
+		Output: tablestest.Open(t, w.db, tables.NewRuleCookieTable),
 	}
-	w.cookies = must(transform.NewStepper(w.db, w.params.declare()))(t)
+	w.cookies = tablestest.NewRule(t, w.db, w.params.declare())
 	return w
 }
 
 func (w *cookieWorld) derive() {
 	w.work()
-	require.NoError(w, w.cookies.Work(w.Context()))
+	w.cookies.Work()
 }
 
 // program has the kernel, by its mirror, be as desired.

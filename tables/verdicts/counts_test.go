@@ -120,12 +120,12 @@ func TestPieces(t *testing.T) {
 		return found
 	}
 	w.put(allowing(1, nil, 1))
-	require.True(t, w.step())
+	require.True(t, w.stepper.Step())
 	w.put(allowing(2, nil, 2))
 	steps := 1
 	for ; !compiled(1); steps++ {
 		before := w.rule.Entries.NumObjects(w.db.ReadTxn())
-		w.step()
+		w.stepper.Step()
 		require.LessOrEqual(t, w.rule.Entries.NumObjects(w.db.ReadTxn())-before, w.rule.maxWork)
 		if steps >= 3 {
 			require.True(t, compiled(2))
@@ -138,7 +138,7 @@ func TestPieces(t *testing.T) {
 	w.remove(allowing(1, nil, 1))
 	for more := true; more; {
 		before := w.rule.Entries.NumObjects(w.db.ReadTxn())
-		more = w.step()
+		more = w.stepper.Step()
 		require.False(t, compiled(1))
 		require.LessOrEqual(t, before-w.rule.Entries.NumObjects(w.db.ReadTxn()), w.rule.maxWork)
 	}

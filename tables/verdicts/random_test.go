@@ -298,7 +298,7 @@ func TestRandom(t *testing.T) {
 				w.put(come...)
 				w.remove(leave...)
 				for more := true; more && random.IntN(6) > 0; {
-					more = w.step()
+					more = w.stepper.Step()
 					h.check(w)
 				}
 				if random.IntN(3) == 0 {

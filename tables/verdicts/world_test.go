@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
@@ -22,43 +23,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type world struct {
 	testing.TB
 	db       *statedb.DB
-	rulesets statedb.RWTable[*tables.Ruleset]
-	classes  statedb.RWTable[*tables.Class]
+	rulesets tablestest.Table[*tables.Ruleset]
+	classes  tablestest.Table[*tables.Class]
 	rule     *rule
-	stepper  *transform.Stepper[key]
+	stepper  *tablestest.Rule[key]
 }
 
 func newWorld(t testing.TB) *world {
 	w := &world{TB: t, db: statedb.New()}
-	w.rulesets = must(tables.NewRulesetTable(w.db))(t)
-	w.classes = must(tables.NewClassTable(w.db))(t)
+	w.rulesets = tablestest.Open(t, w.db, tables.NewRulesetTable)
+	w.classes = tablestest.Open(t, w.db, tables.NewClassTable)
 	w.rule = &rule{maxWork: maxWork, params: params{
 		Rulesets: w.rulesets, Classes: w.classes,
-		Entries:  must(tables.NewPolicyEntryTable(w.db))(t),
-		Compiled: must(tables.NewCompiledTable(w.db))(t),
-		Sets:     must(tables.NewVerdictSetTable(w.db))(t),
-		Verdicts: must(tables.NewVerdictTable(w.db))(t),
+		Entries:  tablestest.Open(t, w.db, tables.NewPolicyEntryTable),
+		Compiled: tablestest.Open(t, w.db, tables.NewCompiledTable),
+		Sets:     tablestest.Open(t, w.db, tables.NewVerdictSetTable),
+		Verdicts: tablestest.Open(t, w.db, tables.NewVerdictTable),
 	}}
-	w.stepper = must(transform.NewStepper(w.db, w.rule.declare()))(t)
+	w.stepper = tablestest.NewRule(t, w.db, w.rule.declare())
 	w.work()
 	return w
 }
 
-func must[T any](value T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		require.NoError(t, err)
-		return value
-	}
-}
-
-func (w *world) work() { require.NoError(w, w.stepper.Work(w.Context())) }
-
-func (w *world) step() (more bool) {
-	more, err := w.stepper.Step()
-	require.NoError(w, err)
-	return more
-}
+func (w *world) work() { w.stepper.Work() }
 
 // put inserts rulesets and classes in one transaction.
 func (w *world) put(rows ...any) { w.write(rows, false) }
