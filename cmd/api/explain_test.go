@@ -18,24 +18,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/explain"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
-
-func newTable[Row any](t testing.TB, db *statedb.DB, construct func(*statedb.DB) (statedb.RWTable[Row], error), rows ...Row) statedb.Table[Row] {
-	table, err := construct(db)
-	require.NoError(t, err)
-	wtxn := db.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(t, err)
-	}
-	wtxn.Commit()
-	return table
-}
-
-func newEndpoints(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
-	return tables.NewEndpointTable(db, tables.LocalNode{Name: "node-1"})
-}
 
 // explainable is an API that knows one pod of its node, which lets in nobody but on 80/tcp.
 func explainable(t testing.TB, live explain.Live) *handlers {
@@ -51,28 +35,37 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	}
 	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
-		Endpoints: newTable(t, db, newEndpoints, &tables.Endpoint{
+		Endpoints: tablestest.OpenEndpoints(t, db, "node-1", &tables.Endpoint{
 			Name: tables.Name{Namespace: "shop", Name: "web"}, Node: "node-1", Addrs: []netip.Addr{addr}, LabelSet: &tables.LabelSet{},
 		}),
-		Nodes:         newTable(t, db, tables.NewNodeTable),
-		NodeAddresses: newTable(t, db, tables.NewNodeAddressTable), Services: newTable(t, db, tables.NewServiceTable),
-		Backends: newTable(t, db, tables.NewBackendSliceTable), IPCache: newTable(t, db, tables.NewIPCacheTable,
+		Nodes:         tablestest.Open(t, db, tables.NewNodeTable),
+		NodeAddresses: tablestest.Open(t, db, tables.NewNodeAddressTable),
+		Services:      tablestest.Open(t, db, tables.NewServiceTable),
+		Backends:      tablestest.Open(t, db, tables.NewBackendSliceTable),
+		IPCache: tablestest.Open(t, db, tables.NewIPCacheTable,
 			&tables.IPCache{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Member: 3}),
-		Pods:     newTable(t, db, tables.NewPodTable, &tables.Pod{Addr: addr, Subject: 1, Local: true}),
-		Subjects: newTable(t, db, tables.NewSubjectTable, &tables.Subject{Life: tables.Life{Number: 1}, Ruleset: 2}),
-		Routes:   newTable(t, db, tables.NewSubjectRouteTable),
-		Members:  newTable(t, db, tables.NewMemberTable, &tables.Member{Life: tables.Life{Number: 3}, Class: 3}),
-		Entries:  newTable(t, db, tables.NewPolicyEntryTable, &tables.PolicyEntry{Ruleset: 2, Direction: bpf.DirectionIngress, Set: 4}),
-		Verdicts: newTable(t, db, tables.NewVerdictTable,
+		Pods: tablestest.Open(t, db, tables.NewPodTable,
+			&tables.Pod{Addr: addr, Subject: 1, Local: true}),
+		Subjects: tablestest.Open(t, db, tables.NewSubjectTable,
+			&tables.Subject{Life: tables.Life{Number: 1}, Ruleset: 2}),
+		Routes: tablestest.Open(t, db, tables.NewSubjectRouteTable),
+		Members: tablestest.Open(t, db, tables.NewMemberTable,
+			&tables.Member{Life: tables.Life{Number: 3}, Class: 3}),
+		Entries: tablestest.Open(t, db, tables.NewPolicyEntryTable,
+			&tables.PolicyEntry{Ruleset: 2, Direction: bpf.DirectionIngress, Set: 4}),
+		Verdicts: tablestest.Open(t, db, tables.NewVerdictTable,
 			verdict(6, 80, 16, bpf.VerdictValue{}, allow), verdict(0, 0, 0, bpf.VerdictValue{Deny: 1, Default: 1})),
-		Configs:     newTable(t, db, tables.NewDatapathConfigTable),
-		EgressRules: newTable(t, db, tables.NewEgressRuleTable), Gateways: newTable(t, db, tables.NewEgressGatewayTable),
-		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Classes: newTable(t, db, tables.NewClassTable),
-		Selectors: newTable(t, db, tables.NewSelectorTable),
-		Rulesets: newTable(t, db, tables.NewRulesetTable, &tables.Ruleset{
+		Configs:     tablestest.Open(t, db, tables.NewDatapathConfigTable),
+		EgressRules: tablestest.Open(t, db, tables.NewEgressRuleTable),
+		Gateways:    tablestest.Open(t, db, tables.NewEgressGatewayTable),
+		Covered:     tablestest.Open(t, db, tables.NewCoveredPrefixTable),
+		Classes:     tablestest.Open(t, db, tables.NewClassTable),
+		Selectors:   tablestest.Open(t, db, tables.NewSelectorTable),
+		Rulesets: tablestest.Open(t, db, tables.NewRulesetTable, &tables.Ruleset{
 			Life: tables.Life{Number: 2}, Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
 		}),
-		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressRulesets: newTable(t, db, tables.NewEgressRulesetTable),
+		Cookies:        tablestest.Open(t, db, tables.NewRuleCookieTable),
+		EgressRulesets: tablestest.Open(t, db, tables.NewEgressRulesetTable),
 	}, live)}
 }
 
@@ -160,14 +153,17 @@ func (emptyMaps) IPCache(bpf.IPCacheKey) (v bpf.IPCacheValue, ok bool, err error
 func TestNetworkPolicies(t *testing.T) {
 	db := statedb.New()
 	name := func(text string) tables.Name { return tables.Name{Namespace: "shop", Name: text} }
-	newTable(t, db, tables.NewNetworkPolicyTable,
+	tablestest.Open(t, db, tables.NewNetworkPolicyTable,
 		&tables.NetworkPolicy{Kind: tables.PolicyKubernetes, Name: name("web")}, &tables.NetworkPolicy{Kind: tables.PolicyKubernetes, Name: name("new")})
 	h := &handlers{db: db, limits: newLimits()}
 	_, body := h.ask("/tables/network-policies")
 	require.Regexp(t, `^Kind +Name +Subjects `, body)
-	h.tables.Network = newTable(t, db, tables.NewNetworkPolicyStatusTable, &tables.NetworkPolicyStatus{
-		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")}, State: tables.PolicyFailed, Wanted: 9, InForce: 7, EntriesWanted: 5, Programmed: 3, Failed: 2,
-	})
+	h.tables.Network = tablestest.Open(t, db, tables.NewNetworkPolicyStatusTable,
+		&tables.NetworkPolicyStatus{
+			Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")},
+			State:  tables.PolicyFailed, Wanted: 9, InForce: 7, EntriesWanted: 5, Programmed: 3,
+			Failed: 2,
+		})
 	_, body = h.ask("/tables/network-policies")
 	require.Regexp(t, `^Kind +Name +State +Programmed +Failed +Revision +Subjects `, body)
 	require.Regexp(t, `(?m)^NetworkPolicy +shop/web +failed +3/5 +2 +7/9 +-`, body)
@@ -182,13 +178,15 @@ func TestClasses(t *testing.T) {
 	office := tables.SelectorSpecs([]tables.PolicyPeer{
 		{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}},
 	})[0]
-	newTable(t, db, tables.NewClassTable,
+	tablestest.Open(t, db, tables.NewClassTable,
 		&tables.Class{Life: tables.Life{Number: 7}, Digest: bpf.Digest{7}, Selectors: []uint32{4, 5}},
 		&tables.Class{Life: tables.Life{Number: 8}, Digest: bpf.Digest{8}, Refused: true})
 	h := &handlers{db: db, limits: newLimits()}
 	_, body := h.ask("/tables/peer-classes")
 	require.Regexp(t, `(?m)^7 +4 \| 5 `, body)
-	h.tables.Selectors = newTable(t, db, tables.NewSelectorTable, &tables.Selector{Life: tables.Life{Number: 4}, SelectorSpec: office})
+	h.tables.Selectors = tablestest.Open(t, db, tables.NewSelectorTable, &tables.Selector{
+		Life: tables.Life{Number: 4}, SelectorSpec: office,
+	})
 	_, body = h.ask("/tables/peer-classes")
 	require.Regexp(t, `(?m)^7 +203\.0\.113\.0/24 \| 5 `, body)
 	require.Regexp(t, `(?m)^8 +refused `, body)

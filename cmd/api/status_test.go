@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func (f *fixture) status(t *testing.T) (s Status) {
@@ -58,7 +59,7 @@ func TestStatusProblems(t *testing.T) {
 	f := newFixture(t)
 	f.complete()
 	failed := reconciler.StatusError(errors.New("no such device"))
-	f.tables.Attachments = newTable(t, f.db, tables.NewAttachmentTable,
+	f.tables.Attachments = tablestest.Open(t, f.db, tables.NewAttachmentTable,
 		&tables.Attachment{IfIndex: 1, Device: "eth0", Program: bpf.ProgramFromPod, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}},
 		&tables.Attachment{IfIndex: 2, Device: "eth1", Program: bpf.ProgramFromPod, Reconciled: tables.Reconciled{Status: failed}},
 		&tables.Attachment{IfIndex: 3, Device: "eth2", Program: bpf.ProgramFromPod, Reconciled: tables.Pending()},
@@ -79,7 +80,7 @@ func TestStatusOfPolicies(t *testing.T) {
 		change(s)
 		return s
 	}
-	f.tables.Egress = newTable(t, f.db, tables.NewEgressPolicyStatusTable,
+	f.tables.Egress = tablestest.Open(t, f.db, tables.NewEgressPolicyStatusTable,
 		row("a", func(*tables.EgressPolicyStatus) {}),
 		row("b", func(s *tables.EgressPolicyStatus) { s.Programmed = 1 }),
 		row("c", func(s *tables.EgressPolicyStatus) { s.Programmed, s.Failed = 1, 1 }),
@@ -88,9 +89,11 @@ func TestStatusOfPolicies(t *testing.T) {
 		row("f", func(s *tables.EgressPolicyStatus) { s.Conflicts = []string{"it has what g wants"} }),
 		row("g", func(s *tables.EgressPolicyStatus) { s.Conflicts, s.LosesTo = []string{"f has it"}, []string{"f"} }),
 	)
-	f.tables.Leaders = newTable(t, f.db, tables.NewLeadershipTable, &tables.Leadership{Lease: "x/sluice", Holder: "node-1", Leading: true})
+	f.tables.Leaders = tablestest.Open(t, f.db, tables.NewLeadershipTable, &tables.Leadership{
+		Lease: "x/sluice", Holder: "node-1", Leading: true,
+	})
 	require.Equal(t, []*tables.Leadership{{Lease: "x/sluice", Holder: "node-1", Leading: true}}, f.status(t).Leaders)
-	f.tables.Network = newTable(t, f.db, tables.NewNetworkPolicyStatusTable,
+	f.tables.Network = tablestest.Open(t, f.db, tables.NewNetworkPolicyStatusTable,
 		&tables.NetworkPolicyStatus{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Name: "x"}}, State: tables.PolicyInForce},
 	)
 	require.Equal(t, PoliciesStatus{
@@ -108,7 +111,7 @@ func TestStatusOfCollections(t *testing.T) {
 			Scanned: 10, Expired: expired, Translations: 1, NextRun: at.Add(5 * time.Minute),
 		}
 	}
-	f.tables.Runs = newTable(t, f.db, tables.NewCTGCRunTable,
+	f.tables.Runs = tablestest.Open(t, f.db, tables.NewCTGCRunTable,
 		run(1, 1, "global", 100), run(2, 2, "global", 3), run(3, 2, "global", 4), run(4, 3, "cluster 1", 0))
 	require.Equal(t, []GCStatus{
 		{Set: "cluster 1", Reason: "interval", Started: at, Duration: time.Second, Scanned: 10, Removed: 1, NextRun: at.Add(5 * time.Minute), IntervalSeconds: 300},
@@ -125,7 +128,7 @@ func TestStatusOfDrops(t *testing.T) {
 	rows = append(rows,
 		&tables.Drop{Pod: "shop/web", Reason: "reason 6", Direction: "egress", Count: 1, Last: time.Unix(1, 0), Packet: "last"},
 		&tables.Drop{Pod: "shop/web", Reason: "reason 6", Direction: "ingress", Count: 1})
-	f.tables.Drops = newTable(t, f.db, tables.NewDropTable, rows...)
+	f.tables.Drops = tablestest.Open(t, f.db, tables.NewDropTable, rows...)
 	s := f.status(t).Drops
 	require.EqualValues(t, 23, s.Packets)
 	require.Equal(t, 2, s.Others)

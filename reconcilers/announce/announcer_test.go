@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // server stands for the API server: it keeps what is written to it.
@@ -67,27 +68,8 @@ func (s *server) Patch(
 type world struct {
 	*testing.T
 	*announcer
-	server      *server
-	endpoints   statedb.RWTable[*tables.Endpoint]
-	attachments statedb.RWTable[*tables.CNIAttachment]
-	health      *cell.SimpleHealth
-}
-
-func table[Row any](
-	t *testing.T, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error),
-) statedb.RWTable[Row] {
-	created, err := create(db)
-	require.NoError(t, err)
-	return created
-}
-
-func put[Row any](w *world, table statedb.Table[Row], row Row) {
-	rw := table.(statedb.RWTable[Row])
-	wtxn := w.DB.WriteTxn(rw)
-	defer wtxn.Abort()
-	_, _, err := rw.Insert(wtxn, row)
-	require.NoError(w, err)
-	wtxn.Commit()
+	server *server
+	health *cell.SimpleHealth
 }
 
 // in runs a test with an announcer, in a time of its own. The former agent has left
@@ -96,22 +78,21 @@ func in(t *testing.T, left []tables.PodAddrs, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		db, local := statedb.New(), tables.LocalNode{Name: "node-1"}
 		w := &world{T: t, server: &server{}}
-		w.endpoints = table(t, db, func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
-			return tables.NewEndpointTable(db, local)
-		})
-		w.attachments = table(t, db, tables.NewCNIAttachmentTable)
 		w.announcer = newAnnouncer(params{
-			DB: db, Client: w.server, Namespace: "agents", LocalNode: local, Endpoints: w.endpoints,
-			Attachments: w.attachments,
-			Backends:    table(t, db, tables.NewBackendSliceTable), Nodes: table(t, db, tables.NewNodeTable),
-			EgressPolicies:  table(t, db, tables.NewEgressPolicyTable),
-			NetworkPolicies: table(t, db, tables.NewNetworkPolicyTable),
-			Announcements:   table(t, db, tables.NewPodAnnouncementTable),
+			DB: db, Client: w.server, Namespace: "agents", LocalNode: local,
+			Endpoints:       tablestest.OpenEndpoints(t, db, local.Name),
+			Attachments:     tablestest.Open(t, db, tables.NewCNIAttachmentTable),
+			Backends:        tablestest.Open(t, db, tables.NewBackendSliceTable),
+			Nodes:           tablestest.Open(t, db, tables.NewNodeTable),
+			EgressPolicies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
+			NetworkPolicies: tablestest.Open(t, db, tables.NewNetworkPolicyTable),
+			Announcements:   tablestest.Open(t, db, tables.NewPodAnnouncementTable),
 		}, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes"}, []string{"outcome"}))
-		put(w, w.Nodes, &tables.Node{Name: "node-1", UID: "n1"})
-		put(w, w.EgressPolicies, &tables.EgressPolicy{Name: "web"})
-		put(w, w.Backends, &tables.BackendSlice{Name: tables.Name{Namespace: "agents",
-			Name: "sluice-node-1-ipv4"}, Pods: left})
+		tablestest.Insert(w.T, w.DB, w.Nodes, &tables.Node{Name: "node-1", UID: "n1"})
+		tablestest.Insert(w.T, w.DB, w.EgressPolicies, &tables.EgressPolicy{Name: "web"})
+		tablestest.Insert(w.T, w.DB, w.Backends, &tables.BackendSlice{
+			Name: tables.Name{Namespace: "agents", Name: "sluice-node-1-ipv4"}, Pods: left,
+		})
 
 		var health cell.Health
 		health, w.health = cell.NewSimpleHealth()
@@ -130,24 +111,23 @@ func ipv4(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8)
 
 // pod has the API server tell of a pod, with the addresses of its status.
 func (w *world) pod(i int, node string, status ...netip.Addr) {
-	put(w, w.Endpoints, &tables.Endpoint{Name: name(i), UID: fmt.Sprint("u", i), Node: node,
-		Addrs: status, LabelSet: &tables.LabelSet{}})
+	tablestest.Insert(w.T, w.DB, w.Endpoints, &tables.Endpoint{
+		Name: name(i), UID: fmt.Sprint("u", i), Node: node, Addrs: status,
+		LabelSet: &tables.LabelSet{},
+	})
 }
 
 // attach has the CNI plugin tell of the interface of a pod.
 func (w *world) attach(i int, addrs ...netip.Addr) {
-	put(w, w.Attachments, &tables.CNIAttachment{
+	tablestest.Insert(w.T, w.DB, w.Attachments, &tables.CNIAttachment{
 		File: fmt.Sprint("c", i), Pod: name(i), UID: fmt.Sprint("u", i), Addrs: addrs,
 		Created: time.Now(),
 	})
 }
 
 func (w *world) detach(i int) {
-	wtxn := w.DB.WriteTxn(w.attachments)
-	defer wtxn.Abort()
-	_, _, err := w.attachments.Delete(wtxn, &tables.CNIAttachment{File: fmt.Sprint("c", i)})
-	require.NoError(w, err)
-	wtxn.Commit()
+	row := &tables.CNIAttachment{File: fmt.Sprint("c", i)}
+	tablestest.Delete(w.T, w.DB, w.Attachments, row)
 }
 
 // written returns what was written so far, after some time.

@@ -192,12 +192,12 @@ func TestProgramsArePinned(t *testing.T) {
 	require.NoError(t, m.Pin(filepath.Join(dir, "from_pod"))) // no program, and replaced
 	for range 2 {
 		a := startAgent(t, n.ns, "--bpffs="+bpffs)
-		insert(a, a.policies, &tables.NetworkPolicy{})
+		a.policies.Put(&tables.NetworkPolicy{})
 		a.initialized()
 		a.attach(0, bpf.ProgramBackstop)
-		insert(a, a.config, &tables.ConfigMirror{})
+		a.config.Put(&tables.ConfigMirror{})
 		require.False(t, a.pinned(dir, bpf.ProgramFromPod), "pods are not held by policies yet")
-		insert(a, a.config, &tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigNetworkPolicies}})
+		a.config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigNetworkPolicies}})
 		for _, p := range bpf.PinnedPrograms {
 			await.True(t, func() bool { return a.pinned(dir, p) })
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -31,12 +32,12 @@ type agent struct {
 	db          *statedb.DB
 	datapath    *datapath.Datapath
 	maps        *bpf.Maps
-	attachments statedb.RWTable[*tables.Attachment]
-	overlays    statedb.RWTable[*tables.OverlayDevice]
-	devices     statedb.RWTable[*tables.Device]
-	config      statedb.RWTable[*tables.ConfigMirror]
-	policies    statedb.RWTable[*tables.NetworkPolicy]
-	pods        statedb.RWTable[*tables.Pod]
+	attachments tablestest.Table[*tables.Attachment]
+	overlays    tablestest.Table[*tables.OverlayDevice]
+	devices     tablestest.Table[*tables.Device]
+	config      tablestest.Table[*tables.ConfigMirror]
+	policies    tablestest.Table[*tables.NetworkPolicy]
+	pods        tablestest.Table[*tables.Pod]
 	complete    []func(statedb.WriteTxn)
 }
 
@@ -68,8 +69,13 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 			config statedb.RWTable[*tables.ConfigMirror], policies statedb.RWTable[*tables.NetworkPolicy],
 			pods statedb.RWTable[*tables.Pod],
 		) {
-			a.config, a.policies, a.pods = config, policies, pods
-			a.db, a.datapath, a.maps, a.attachments, a.overlays, a.devices = db, d, m, attachments, overlays, devices
+			a.db, a.datapath, a.maps = db, d, m
+			a.attachments = tablestest.Of(t, db, attachments)
+			a.overlays = tablestest.Of(t, db, overlays)
+			a.devices = tablestest.Of(t, db, devices)
+			a.config = tablestest.Of(t, db, config)
+			a.policies = tablestest.Of(t, db, policies)
+			a.pods = tablestest.Of(t, db, pods)
 			wtxn := db.WriteTxn(attachments, overlays)
 			a.complete = []func(statedb.WriteTxn){
 				attachments.RegisterInitializer(wtxn, "test"), overlays.RegisterInitializer(wtxn, "test"),
@@ -89,17 +95,6 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 
 func (a *agent) stop() { require.NoError(a.t, a.hive.Stop(testLog(a.t), context.Background())) }
 
-func insert[Row any](a *agent, table statedb.RWTable[Row], rows ...Row) {
-	a.t.Helper()
-	wtxn := a.db.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(a.t, err)
-	}
-	wtxn.Commit()
-}
-
 func (a *agent) initialized() {
 	wtxn := a.db.WriteTxn(a.attachments, a.overlays)
 	for _, done := range a.complete {
@@ -112,7 +107,9 @@ func (a *agent) initialized() {
 func (a *agent) attach(ifIndex int, programs ...bpf.Program) {
 	a.t.Helper()
 	for _, p := range programs {
-		insert(a, a.attachments, &tables.Attachment{IfIndex: ifIndex, Program: p, Reconciled: tables.Pending()})
+		a.attachments.Put(&tables.Attachment{
+			IfIndex: ifIndex, Program: p, Reconciled: tables.Pending(),
+		})
 	}
 	for _, p := range programs {
 		a.await(ifIndex, p, func(row *tables.Attachment) bool { return row.Status.Kind == reconciler.StatusKindDone })
@@ -133,10 +130,10 @@ func TestMemoryModeDoesNothing(t *testing.T) {
 	defer a.stop()
 	a.initialized()
 	a.attach(4242, bpf.ProgramFromPod)
-	insert(a, a.overlays, overlayRow("192.0.2.1"))
+	a.overlays.Put(overlayRow("192.0.2.1"))
 	wanted := overlayRow("192.0.2.1")
 	wanted.Status = reconciler.StatusPending()
-	insert(a, a.overlays, wanted)
+	a.overlays.Put(wanted)
 	await.True(t, func() bool {
 		row, _, _ := a.overlays.Get(a.db.ReadTxn(), tables.OverlayDeviceByName(overlayName))
 		return row.Status.Kind == reconciler.StatusKindDone
@@ -192,13 +189,13 @@ func TestDeviceReturns(t *testing.T) {
 	a := startAgent(t, n.ns, "--bpffs="+bpffs)
 	defer a.stop()
 	a.initialized()
-	insert(a, a.devices, &tables.Device{Index: index, Name: "pod0", MAC: "02:00:00:00:00:01"})
+	a.devices.Put(&tables.Device{Index: index, Name: "pod0", MAC: "02:00:00:00:00:01"})
 	a.attach(index, bpf.ProgramFromPod)
 	before := a.await(index, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID
 
 	n.removeDevice("pod0")
 	n.addVeth("pod0", "eth0", index)
-	insert(a, a.devices, &tables.Device{Index: index, Name: "pod0", MAC: "02:00:00:00:00:02"})
+	a.devices.Put(&tables.Device{Index: index, Name: "pod0", MAC: "02:00:00:00:00:02"})
 	a.await(index, bpf.ProgramFromPod, func(row *tables.Attachment) bool {
 		return row.Status.Kind == reconciler.StatusKindDone && row.LinkID != before
 	})

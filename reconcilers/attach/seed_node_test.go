@@ -132,7 +132,7 @@ func (a *agent) writeMaps(podDevice int, subject uint32, pods ...string) {
 	put(a, a.maps.Routes, bpf.SubjectKey{Subject: routed}, bpf.RouteValue{EgressRuleset: 1})
 	for _, pod := range pods {
 		row := &tables.Pod{Addr: netip.MustParseAddr(pod), Subject: subject, Local: true, IfIndex: uint32(podDevice)}
-		insert(a, a.pods, row)
+		a.pods.Put(row)
 		put(a, a.maps.Pods, row.MapKey(), row.MapValue())
 	}
 }

@@ -114,7 +114,7 @@ func TestPodsOfOtherNodesAreNotSeeded(t *testing.T) {
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
 	a.writeMaps(n.podDevice, routed)
-	insert(a, a.pods, &tables.Pod{Addr: netip.MustParseAddr("10.1.0.2"), Subject: routed})
+	a.pods.Put(&tables.Pod{Addr: netip.MustParseAddr("10.1.0.2"), Subject: routed})
 	s := a.newSeeder(namespace(n.ns), nil)
 	seeded, err := s.write()
 	require.NoError(t, err)
@@ -271,7 +271,7 @@ func TestFailureIsSaidOnce(t *testing.T) {
 	n := newNetwork(t)
 	a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 	defer a.stop()
-	insert(a, a.pods, &tables.Pod{Addr: netip.MustParseAddr("10.1.0.2"), Local: true})
+	a.pods.Put(&tables.Pod{Addr: netip.MustParseAddr("10.1.0.2"), Local: true})
 	s := a.newSeeder(namespace(n.ns), nil)
 	s.beforeAttach(1) // sluice_config is not written
 	require.True(t, s.warned)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // The kernel's side, as the reconcilers would write it.
@@ -110,7 +111,7 @@ func TestEffective(t *testing.T) {
 	}{
 		{"at rest", func(*world) {}, "", ""},
 		{"a selector is not evaluated", func(w *world) {
-			remove(w, w.matches, &tables.SelectorMatch{Selector: 1})
+			tablestest.Delete(w.t, w.DB, w.matches, &tables.SelectorMatch{Selector: 1})
 		}, "it is not in selector-matches", ""},
 		{"a member changes", func(w *world) {
 			insert(w, w.Members.RWTable, tables.WithStatus(w.member(2, 9, 5), pending()))
@@ -135,7 +136,7 @@ func TestEffective(t *testing.T) {
 		{"a member goes", func(w *world) {
 			m := w.mirrorMember(w.member(2, 1, 3))
 			m.Desired = false
-			remove(w, w.Members.RWTable, w.member(2, 1, 3))
+			tablestest.Delete(w.t, w.DB, w.Members.RWTable, w.member(2, 1, 3))
 			insert(w, w.PeerMirror, m)
 		}, "", ""},
 		{"an address changes that no selector selects", func(w *world) {
@@ -144,31 +145,33 @@ func TestEffective(t *testing.T) {
 		{"an address goes", func(w *world) {
 			m := w.mirrorAddress(w.address("10.9.0.1/32", 1, 3))
 			m.Desired = false
-			remove(w, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
 			insert(w, w.IPCacheMirror, m)
 		}, "", byPrefixes},
 		{"an address goes and its reconciler has not heard of it", func(w *world) {
-			remove(w, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
 		}, "", byPrefixes},
 		{"an address goes as another one comes, and its reconciler has not heard of it", func(w *world) {
-			remove(w, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
 			insert(w, w.IPCache.RWTable, withStatus(w.address("10.9.0.2/32", 1, 5)))
 		}, "", byPrefixes},
 		{"an address went and is gone", func(w *world) {
-			remove(w, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
-			remove(w, w.IPCacheMirror, w.mirrorAddress(w.address("10.9.0.1/32", 1, 3)))
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
+			mirror := w.mirrorAddress(w.address("10.9.0.1/32", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCacheMirror, mirror)
 		}, "", ""},
 		{"an address goes that was written after", func(w *world) {
 			m := w.mirrorAddress(w.address("10.9.0.1/32", 1, 5))
 			m.Desired = false
-			remove(w, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.9.0.1/32", 1, 3))
 			insert(w, w.IPCacheMirror, m)
 		}, "", ""},
 		{"an address comes", func(w *world) {
 			insert(w, w.IPCache.RWTable, withStatus(w.address("10.1.0.1/32", 2, 5)))
 		}, "", ""},
 		{"a prefix comes that the selector names", func(w *world) {
-			remove(w, w.IPCacheMirror, w.mirrorAddress(w.address("10.1.0.0/16", 1, 3)))
+			mirror := w.mirrorAddress(w.address("10.1.0.0/16", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCacheMirror, mirror)
 			insert(w, w.IPCache.RWTable, withStatus(w.address("10.1.0.0/16", 1, 5)))
 		}, "", "10.1.0.0/16"},
 		{"an exception comes, and is announced", func(w *world) {
@@ -178,8 +181,9 @@ func TestEffective(t *testing.T) {
 			insert(w, w.IPCache.RWTable, withStatus(w.address("10.1.2.0/24", 1, 5)))
 		}, "", "10.1.2.0/24"},
 		{"a prefix is not in ipcache yet", func(w *world) {
-			remove(w, w.IPCacheMirror, w.mirrorAddress(w.address("10.1.0.0/16", 1, 3)))
-			remove(w, w.IPCache.RWTable, w.address("10.1.0.0/16", 1, 3))
+			mirror := w.mirrorAddress(w.address("10.1.0.0/16", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCacheMirror, mirror)
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.1.0.0/16", 1, 3))
 		}, "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -238,7 +242,7 @@ func TestAround(t *testing.T) {
 			m := w.mirrorAddress(w.address("10.0.0.0/8", 1, 3))
 			m.Desired = false
 			insert(w, w.IPCacheMirror, m)
-			remove(w, w.IPCache.RWTable, w.address("10.0.0.0/8", 1, 3))
+			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.0.0.0/8", 1, 3))
 		}, "10.0.0.0/8"},
 		{"one beside it changes", func(w *world) {
 			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.9.0.1/32", 7, 5), pending()))

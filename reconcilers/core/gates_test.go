@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -61,7 +62,7 @@ func TestEgressChain(t *testing.T) {
 
 	// A route that has to go holds up a pod that comes.
 	w.memory.Fail("sluice_routes", bpf.OpDelete, unix.EPERM, -1)
-	remove(w, w.Routes.RWTable, route)
+	tablestest.Delete(w.t, w.DB, w.Routes.RWTable, route)
 	next := &tables.Pod{Addr: addr("10.0.0.2"), Subject: 1}
 	insert(w, w.Pods.RWTable, next)
 	awaitStatus(w, w.Pods.ToTable(), next, waiting+"subject 1: subject-routes")

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -161,28 +162,13 @@ func setPending(row any) {
 // insert inserts rows in one transaction, those of desired tables as pending.
 func insert[R any](w *world, table statedb.RWTable[R], rows ...R) {
 	w.t.Helper()
-	wtxn := w.DB.WriteTxn(table)
-	defer wtxn.Abort()
 	for _, row := range rows {
 		r, ok := any(row).(interface{ GetStatus() reconciler.Status })
 		if ok && r.GetStatus().Kind == reconciler.StatusKindUnset {
 			setPending(row)
 		}
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(w.t, err)
 	}
-	wtxn.Commit()
-}
-
-func remove[R any](w *world, table statedb.RWTable[R], rows ...R) {
-	w.t.Helper()
-	wtxn := w.DB.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.Delete(wtxn, row)
-		require.NoError(w.t, err)
-	}
-	wtxn.Commit()
+	tablestest.Insert(w.t, w.DB, table, rows...)
 }
 
 // awaitStatus waits until a row, given by its primary key, has a status.

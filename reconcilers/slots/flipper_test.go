@@ -77,16 +77,16 @@ func TestDevices(t *testing.T) {
 			a.requireWaits("the device of 10.0.0.1")
 			found := pod
 			found.IfIndex = 7
-			insert(a, a.locals, &found)
+			a.locals.Put(&found)
 			a.pass(pollInterval)
 			a.requireWaits("the entry of 10.0.0.1")
 			entry := tables.Pod{Addr: pod.Addr, IfIndex: 7, Reconciled: tables.Pending()}
-			insert(a, a.pods, &entry)
+			a.pods.Put(&entry)
 			a.pass(pollInterval)
 			a.requireWaits("the entry of 10.0.0.1")
 			written := entry
 			written.Status = reconciler.StatusDone()
-			insert(a, a.pods, &written)
+			a.pods.Put(&written)
 			a.pass(pollInterval)
 		}},
 		"not found": {true, func(a *agent) {
@@ -98,7 +98,7 @@ func TestDevices(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a := w.start()
 				a.finds = test.finds
-				insert(a, a.locals, &pod)
+				a.locals.Put(&pod)
 				a.leaves(0, "", true)
 				close(a.links)
 				a.pass(findMost / 2)
@@ -169,12 +169,12 @@ func TestSweep(t *testing.T) {
 		require.Contains(t, w.memory.Maps(), old, "nothing is attached yet")
 		backstop := tables.Attachment{Program: bpf.ProgramBackstop, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 		device := tables.Attachment{IfIndex: 1, Program: bpf.ProgramFromPod, Reconciled: tables.Pending()}
-		insert(a, a.attached, &device)
-		insert(a, a.attached, &backstop)
+		a.attached.Put(&device)
+		a.attached.Put(&backstop)
 		a.pass(time.Minute)
 		require.Contains(t, w.memory.Maps(), old, "a device has another version's program")
 		device.Status = reconciler.StatusDone()
-		insert(a, a.attached, tables.Clone(&device))
+		a.attached.Put(tables.Clone(&device))
 		a.pass(0)
 		require.NotContains(t, w.memory.Maps(), old)
 		require.Contains(t, a.log(), old)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,10 +41,10 @@ type agent struct {
 	*flipper
 	links      chan struct{} // closed when the links are known
 	generation *Generation
-	slots      statedb.RWTable[*tables.Slot]
-	locals     statedb.RWTable[*tables.LocalEndpoint]
-	pods       statedb.RWTable[*tables.Pod]
-	attached   statedb.RWTable[*tables.Attachment]
+	slots      tablestest.Table[*tables.Slot]
+	locals     tablestest.Table[*tables.LocalEndpoint]
+	pods       tablestest.Table[*tables.Pod]
+	attached   tablestest.Table[*tables.Attachment]
 	health     *cell.SimpleHealth
 	finds      bool // devices
 	stop       func()
@@ -65,15 +66,10 @@ func (w *world) start() *agent {
 	require.NoError(w.t, h.Start(log, w.t.Context()))
 
 	db := statedb.New()
-	var err error
-	a.slots, err = tables.NewSlotTable(db)
-	require.NoError(w.t, err)
-	a.locals, err = tables.NewLocalEndpointTable(db)
-	require.NoError(w.t, err)
-	a.pods, err = tables.NewPodTable(db)
-	require.NoError(w.t, err)
-	a.attached, err = tables.NewAttachmentTable(db)
-	require.NoError(w.t, err)
+	a.slots = tablestest.Open(w.t, db, tables.NewSlotTable)
+	a.locals = tablestest.Open(w.t, db, tables.NewLocalEndpointTable)
+	a.pods = tablestest.Open(w.t, db, tables.NewPodTable)
+	a.attached = tablestest.Open(w.t, db, tables.NewAttachmentTable)
 	wtxn := db.WriteTxn(a.slots)
 	a.flipper = &flipper{
 		params: params{
@@ -164,30 +160,34 @@ func (w *world) pass(d time.Duration) {
 // requireFlipped asserts that the agent's slot is in force, and that the table says so.
 func (a *agent) requireFlipped() {
 	a.t.Helper()
-	inForce, own, err := a.Maps.Slot()
-	require.NoError(a.t, err)
-	require.Equal(a.t, own, inForce)
-	txn := a.DB.ReadTxn()
-	initialized, _ := a.slots.Initialized(txn)
-	require.True(a.t, initialized)
-	row, _, _ := a.slots.Get(txn, tables.SlotByNumber(own))
-	require.Equal(a.t, &tables.Slot{Number: own, Use: tables.SlotInForce, Own: true}, row)
+	own, _ := a.requireOwnSlot(true)
+	a.requireRow(&tables.Slot{Number: own, Use: tables.SlotInForce, Own: true})
 }
 
 // requireWaits asserts that the agent's slot is not in force, and what the table says that
 // it waits for.
 func (a *agent) requireWaits(what string) {
 	a.t.Helper()
+	own, inForce := a.requireOwnSlot(false)
+	a.requireRow(&tables.Slot{Number: own, Use: tables.SlotFilled, Own: true, WaitsFor: what})
+	a.requireRow(&tables.Slot{Number: inForce, Use: tables.SlotInForce})
+}
+
+// requireOwnSlot asserts whether the agent's slot is in force; the table is initialized if so.
+func (a *agent) requireOwnSlot(isInForce bool) (own, inForce uint32) {
+	a.t.Helper()
 	inForce, own, err := a.Maps.Slot()
 	require.NoError(a.t, err)
-	require.NotEqual(a.t, own, inForce)
-	txn := a.DB.ReadTxn()
-	initialized, _ := a.slots.Initialized(txn)
-	require.False(a.t, initialized)
-	row, _, _ := a.slots.Get(txn, tables.SlotByNumber(own))
-	require.Equal(a.t, &tables.Slot{Number: own, Use: tables.SlotFilled, Own: true, WaitsFor: what}, row)
-	row, _, _ = a.slots.Get(txn, tables.SlotByNumber(inForce))
-	require.Equal(a.t, &tables.Slot{Number: inForce, Use: tables.SlotInForce}, row)
+	require.Equal(a.t, isInForce, own == inForce)
+	initialized, _ := a.slots.Initialized(a.DB.ReadTxn())
+	require.Equal(a.t, isInForce, initialized)
+	return own, inForce
+}
+
+func (a *agent) requireRow(want *tables.Slot) {
+	a.t.Helper()
+	row, _, _ := a.slots.Get(a.DB.ReadTxn(), tables.SlotByNumber(want.Number))
+	require.Equal(a.t, want, row)
 }
 
 // current returns the generation.
@@ -196,13 +196,4 @@ func (a *agent) current() uint32 {
 	generation, err := a.Maps.Generation()
 	require.NoError(a.t, err)
 	return generation
-}
-
-func insert[Row any](a *agent, table statedb.RWTable[Row], row Row) {
-	a.t.Helper()
-	wtxn := a.DB.WriteTxn(table)
-	defer wtxn.Abort()
-	_, _, err := table.Insert(wtxn, row)
-	require.NoError(a.t, err)
-	wtxn.Commit()
 }

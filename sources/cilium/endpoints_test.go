@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -32,6 +33,11 @@ type fixture struct {
 	t      *testing.T
 	db     *statedb.DB
 	tables objects.Tables
+
+	ciliumEndpoints tablestest.Table[*tables.CiliumEndpoint]
+	ciliumNodes     tablestest.Table[*tables.CiliumNode]
+	identities      tablestest.Table[*tables.Identity]
+	nodes           tablestest.Table[*tables.Node]
 }
 
 // newFixture runs the rule over tables that the test writes.
@@ -46,30 +52,16 @@ func newFixture(t *testing.T) *fixture {
 				if f.tables, err = objects.NewTables(p.DB, tables.LocalNode{}); err != nil {
 					return err
 				}
+				f.ciliumEndpoints = tablestest.Of(t, f.db, f.tables.CiliumEndpoints)
+				f.ciliumNodes = tablestest.Of(t, f.db, f.tables.CiliumNodes)
+				f.identities = tablestest.Of(t, f.db, f.tables.Identities)
+				f.nodes = tablestest.Of(t, f.db, f.tables.Nodes)
 				return register(objects.Config{EndpointSource: objects.EndpointsCilium}, p, f.tables)
 			})))
 	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))
 	require.NoError(t, h.Start(log, t.Context()))
 	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
 	return f
-}
-
-func put[Row any](f *fixture, table statedb.RWTable[Row], rows ...Row) {
-	wtxn := f.db.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(f.t, err)
-	}
-	wtxn.Commit()
-}
-
-func remove[Row any](f *fixture, table statedb.RWTable[Row], row Row) {
-	wtxn := f.db.WriteTxn(table)
-	defer wtxn.Abort()
-	_, _, err := table.Delete(wtxn, row)
-	require.NoError(f.t, err)
-	wtxn.Commit()
 }
 
 // is waits until the endpoints are as wanted: name, node, addresses, labels and
@@ -115,35 +107,35 @@ func node(name string, ip netip.Addr) *tables.Node {
 
 func TestEndpoints(t *testing.T) {
 	f := newFixture(t)
-	put(f, f.tables.CiliumEndpoints, web(nil))
+	f.ciliumEndpoints.Put(web(nil))
 	f.is(`web  []  [networking.node: 192.0.2.1 is the address of no node identity: there is no CiliumIdentity 7]`)
-	put(f, f.tables.Nodes, node("node-1", nodeIP))
-	put(f, f.tables.Identities, identity(7, "web"))
+	f.nodes.Put(node("node-1", nodeIP))
+	f.identities.Put(identity(7, "web"))
 	f.is(`web node-1 [10.0.0.1] app=web []`)
 
-	put(f, f.tables.Identities, identity(7, "other"), identity(8, "db")) // relabelled by its identity
+	f.identities.Put(identity(7, "other"), identity(8, "db")) // relabelled by its identity
 	f.is(`web node-1 [10.0.0.1] app=other []`)
-	put(f, f.tables.CiliumEndpoints, web(func(e *tables.CiliumEndpoint) { e.Identity = 8 }))
+	f.ciliumEndpoints.Put(web(func(e *tables.CiliumEndpoint) { e.Identity = 8 }))
 	f.is(`web node-1 [10.0.0.1] app=db []`)
-	put(f, f.tables.Nodes, node("node-1", otherIP)) // the node has another address
+	f.nodes.Put(node("node-1", otherIP)) // the node has another address
 	f.is(`web  [10.0.0.1] app=db [networking.node: 192.0.2.1 is the address of no node]`)
-	put(f, f.tables.CiliumNodes, &tables.CiliumNode{Name: "node-2", Addrs: []netip.Addr{nodeIP}})
+	f.ciliumNodes.Put(&tables.CiliumNode{Name: "node-2", Addrs: []netip.Addr{nodeIP}})
 	f.is(`web node-2 [10.0.0.1] app=db []`)
 
 	wrong := identity(8, "db")
 	wrong.Namespace = "reports"
-	put(f, f.tables.Identities, wrong)
+	f.identities.Put(wrong)
 	f.is(`web node-2 []  [identity: CiliumIdentity 8 is of namespace reports]`)
 	wrong = identity(8, "db")
 	wrong.Errors = []tables.FieldError{{Field: "security-labels", Reason: "bad"}}
-	put(f, f.tables.Identities, wrong)
+	f.identities.Put(wrong)
 	f.is(`web node-2 []  [identity: CiliumIdentity 8: security-labels: bad]`)
-	put(f, f.tables.Identities, identity(8, "db"))
-	put(f, f.tables.CiliumEndpoints, web(func(e *tables.CiliumEndpoint) {
+	f.identities.Put(identity(8, "db"))
+	f.ciliumEndpoints.Put(web(func(e *tables.CiliumEndpoint) {
 		e.Identity, e.UID, e.Errors = 8, "", []tables.FieldError{{Field: "metadata.uid", Reason: "required"}}
 	}))
 	f.is(`web node-2 []  [metadata.uid: required]`)
-	remove(f, f.tables.CiliumEndpoints, web(nil))
+	f.ciliumEndpoints.Remove(web(nil))
 	f.is()
 }
 
@@ -151,20 +143,20 @@ func TestEndpoints(t *testing.T) {
 // can be used, or else as the first slice that can.
 func TestEndpointToldTwice(t *testing.T) {
 	f := newFixture(t)
-	put(f, f.tables.Nodes, node("node-1", nodeIP))
-	put(f, f.tables.Identities, identity(7, "web"), identity(8, "db"), identity(9, "old"))
+	f.nodes.Put(node("node-1", nodeIP))
+	f.identities.Put(identity(7, "web"), identity(8, "db"), identity(9, "old"))
 	slice := func(s string, id uint32) *tables.CiliumEndpoint {
 		return web(func(e *tables.CiliumEndpoint) { e.Slice, e.UID, e.Identity = s, "", id })
 	}
-	put(f, f.tables.CiliumEndpoints, slice("b", 8))
+	f.ciliumEndpoints.Put(slice("b", 8))
 	f.is(`web node-1 [10.0.0.1] app=db []`)
-	put(f, f.tables.CiliumEndpoints, slice("a", 9))
+	f.ciliumEndpoints.Put(slice("a", 9))
 	f.is(`web node-1 [10.0.0.1] app=old []`)
-	put(f, f.tables.CiliumEndpoints, web(nil))
+	f.ciliumEndpoints.Put(web(nil))
 	f.is(`web node-1 [10.0.0.1] app=web []`)
-	put(f, f.tables.CiliumEndpoints, web(func(e *tables.CiliumEndpoint) { e.Addrs = nil }))
+	f.ciliumEndpoints.Put(web(func(e *tables.CiliumEndpoint) { e.Addrs = nil }))
 	f.is(`web node-1 [10.0.0.1] app=old []`)
-	remove(f, f.tables.CiliumEndpoints, slice("a", 9))
+	f.ciliumEndpoints.Remove(slice("a", 9))
 	f.is(`web node-1 [10.0.0.1] app=db []`)
 }
 
@@ -177,17 +169,21 @@ func TestEndpointsIncremental(t *testing.T) {
 	for range 300 {
 		switch rnd.IntN(6) {
 		case 0:
-			put(f, f.tables.Nodes, node([]string{"node-1", "node-2"}[rnd.IntN(2)], pick(nodeIP, otherIP)))
+			f.nodes.Put(node([]string{"node-1", "node-2"}[rnd.IntN(2)], pick(nodeIP, otherIP)))
 		case 1:
-			put(f, f.tables.Identities, identity(uint32(7+rnd.IntN(3)), []string{"a", "b"}[rnd.IntN(2)]))
+			f.identities.Put(identity(uint32(7+rnd.IntN(3)), []string{"a", "b"}[rnd.IntN(2)]))
 		case 2:
-			remove(f, f.tables.Identities, identity(uint32(7+rnd.IntN(3)), ""))
+			f.identities.Remove(identity(uint32(7+rnd.IntN(3)), ""))
 		case 3:
-			remove(f, f.tables.CiliumEndpoints, web(func(e *tables.CiliumEndpoint) { e.Slice = []string{"", "s"}[rnd.IntN(2)] }))
+			f.ciliumEndpoints.Remove(web(func(e *tables.CiliumEndpoint) {
+				e.Slice = []string{"", "s"}[rnd.IntN(2)]
+			}))
 		case 4:
-			put(f, f.tables.CiliumNodes, &tables.CiliumNode{Name: "node-3", Addrs: []netip.Addr{pick(nodeIP, otherIP)}})
+			f.ciliumNodes.Put(&tables.CiliumNode{
+				Name: "node-3", Addrs: []netip.Addr{pick(nodeIP, otherIP)},
+			})
 		default:
-			put(f, f.tables.CiliumEndpoints, web(func(e *tables.CiliumEndpoint) {
+			f.ciliumEndpoints.Put(web(func(e *tables.CiliumEndpoint) {
 				e.Slice, e.Identity, e.NodeIP = []string{"", "s"}[rnd.IntN(2)], uint32(6+rnd.IntN(4)), pick(nodeIP, otherIP)
 			}))
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -116,8 +117,11 @@ func TestEnrich(t *testing.T) {
 	}
 
 	// A change of the tables is seen at once.
-	insert(t, w, w.RuleRows, rule(3, "203.0.113.9/32", "new"))
-	insert(t, w, w.PodRows, &tables.Pod{Addr: netip.MustParseAddr("10.1.0.6"), Endpoint: tables.Name{Namespace: "shop", Name: "late"}, IfIndex: 13})
+	tablestest.Insert(t, w.DB, w.RuleRows, rule(3, "203.0.113.9/32", "new"))
+	tablestest.Insert(t, w.DB, w.PodRows, &tables.Pod{
+		Addr: netip.MustParseAddr("10.1.0.6"), IfIndex: 13,
+		Endpoint: tables.Name{Namespace: "shop", Name: "late"},
+	})
 	event := w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Source, e.IfIndex = address("10.9.9.9"), 13 }))
 	require.Equal(t, "new", event.Policy)
 	require.Equal(t, "shop/late", event.Pod)

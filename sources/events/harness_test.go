@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -85,18 +86,20 @@ func start(t testing.TB, d Datapath) *world {
 	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
 
 	addr := netip.MustParseAddr
-	insert(t, w, w.NodeRows,
+	tablestest.Insert(t, w.DB, w.NodeRows,
 		&tables.Node{Name: "node-1", InternalIPs: []netip.Addr{addr("192.168.0.1")}},
 		&tables.Node{Name: "node-2", InternalIPs: []netip.Addr{addr("192.168.0.2")}})
-	insert(t, w, w.EndpointRows,
+	tablestest.Insert(t, w.DB, w.EndpointRows,
 		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{addr("10.1.0.5"), addr("fd00::5")}, LabelSet: &tables.LabelSet{}},
 		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "db-1"}, Node: "node-2", Addrs: []netip.Addr{addr("10.2.0.5")}, LabelSet: &tables.LabelSet{}})
-	insert(t, w, w.PodRows, &tables.Pod{
+	tablestest.Insert(t, w.DB, w.PodRows, &tables.Pod{
 		Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, IfIndex: 12, Subject: 2, Local: true,
 	})
-	insert(t, w, w.RouteRows, &tables.SubjectRoute{Subject: 2, EgressRuleset: 4})
-	insert(t, w, w.SlotRows, &tables.Slot{Use: tables.SlotInForce, Own: true}, &tables.Slot{Number: 1, Use: tables.SlotSpare})
-	insert(t, w, w.RuleRows,
+	tablestest.Insert(t, w.DB, w.RouteRows, &tables.SubjectRoute{Subject: 2, EgressRuleset: 4})
+	tablestest.Insert(t, w.DB, w.SlotRows,
+		&tables.Slot{Use: tables.SlotInForce, Own: true},
+		&tables.Slot{Number: 1, Use: tables.SlotSpare})
+	tablestest.Insert(t, w.DB, w.RuleRows,
 		rule(3, "0.0.0.0/0", "all"), rule(3, "203.0.113.0/24", "partner"), rule(3, "::/0", "all-6"), rule(4, "203.0.113.9/32", "other"))
 	return w
 }
@@ -105,17 +108,6 @@ func rule(ruleset uint32, destination, policy string) *tables.EgressRule {
 	return &tables.EgressRule{
 		Ruleset: ruleset, Destination: netip.MustParsePrefix(destination), Policy: policy,
 	}
-}
-
-func insert[Row any](t testing.TB, w *world, table statedb.RWTable[Row], rows ...Row) {
-	t.Helper()
-	wtxn := w.DB.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.Insert(wtxn, row)
-		require.NoError(t, err)
-	}
-	wtxn.Commit()
 }
 
 // rawDrop is a drop of a TCP SYN from web-1 to a partner.

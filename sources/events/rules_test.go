@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -27,7 +28,8 @@ func cookieRow(cookie uint32, fields ...string) *tables.RuleCookie {
 // Events and drops name the rules of network policies that decided.
 func TestRulesOfEvents(t *testing.T) {
 	w := start(t, noPrograms{})
-	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.egress[0]", "spec.egress[1]"))
+	tablestest.Insert(t, w.DB, w.CookieRows,
+		cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.egress[0]", "spec.egress[1]"))
 	denied := func(cookie uint32) *bpf.Event {
 		return rawDrop(func(e *bpf.Event) {
 			e.Reason, e.Cookie, e.EgressRuleset, e.Group = bpf.ReasonPolicyRule, cookie, 0, 0
@@ -61,10 +63,10 @@ func TestRulesOfEvents(t *testing.T) {
 func TestRulesThatComeAndGo(t *testing.T) {
 	w := start(t, noPrograms{})
 	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
-	insert(t, w, w.VerdictRows, &tables.Verdict{
+	tablestest.Insert(t, w.DB, w.VerdictRows, &tables.Verdict{
 		Key: bpf.VerdictKeyOf(5, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 7}, Rules: []tables.RuleID{id},
 	})
-	insert(t, w, w.RulesetRows, &tables.Ruleset{
+	tablestest.Insert(t, w.DB, w.RulesetRows, &tables.Ruleset{
 		Life: tables.Life{Number: 5}, Rules: []*tables.Rule{{RuleID: id, Field: "spec.egress[2]"}},
 	})
 	event := rawDrop(func(e *bpf.Event) { e.Cookie = 7 })
@@ -108,7 +110,7 @@ func newCounting(t *testing.T) counting {
 
 func TestRuleCounters(t *testing.T) {
 	w := start(t, noPrograms{})
-	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"))
+	tablestest.Insert(t, w.DB, w.CookieRows, cookieRow(7, "spec.ingress[0]"))
 	counters, err := w.RuleCounters()
 	require.NoError(t, err)
 	require.Equal(t, []RuleCounter{{Cookie: 7, Rules: []string{"NetworkPolicy/shop/web spec.ingress[0]"}}}, counters, "without programs")
@@ -132,7 +134,9 @@ func TestRuleCounters(t *testing.T) {
 	count(99)
 
 	w = start(t, c)
-	insert(t, w, w.CookieRows, cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.ingress[1]"), cookieRow(7+bpf.RuleSlots, "spec.ingress[2]"))
+	tablestest.Insert(t, w.DB, w.CookieRows,
+		cookieRow(7, "spec.ingress[0]"), cookieRow(8, "spec.ingress[1]"),
+		cookieRow(7+bpf.RuleSlots, "spec.ingress[2]"))
 	counters, err = w.RuleCounters()
 	require.NoError(t, err)
 	require.Equal(t, []RuleCounter{
@@ -156,7 +160,7 @@ func TestRuleCounters(t *testing.T) {
 	require.NoError(t, w.rules.sweep(t.Context()))
 	require.False(t, has(99))
 	require.True(t, has(100))
-	insert(t, w, w.CookieRows, cookieRow(100, "spec.ingress[2]"))
+	tablestest.Insert(t, w.DB, w.CookieRows, cookieRow(100, "spec.ingress[2]"))
 	require.NoError(t, w.rules.sweep(t.Context()))
 	require.True(t, has(100))
 	require.True(t, has(7))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
@@ -115,8 +116,8 @@ func TestPolicyJSON(t *testing.T) {
 			{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "app=client"}},
 		})[0],
 	}
-	insert(w, w.Selectors, selector)
-	insert(w, w.Classes, &tables.Class{
+	tablestest.Insert(w.t, w.DB, w.Selectors, selector)
+	tablestest.Insert(w.t, w.DB, w.Classes, &tables.Class{
 		Life: tables.Life{Number: classClient}, Digest: bpf.Digest{classClient}, Selectors: []uint32{3},
 	})
 	answer, err := w.Policy("shop/client", "shop/web", "80", "tcp")
@@ -177,7 +178,9 @@ func TestDifferences(t *testing.T) {
 		remove(t, w.maps.Policy, bpf.PolicyKey{Ruleset: rulesetWeb, Direction: bpf.DirectionIngress})
 		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
-		insert(w, w.IPCache, &tables.IPCache{Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB)})
+		tablestest.Insert(w.t, w.DB, w.IPCache, &tables.IPCache{
+			Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB),
+		})
 		says("203.0.113.9 shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables member 113, by the maps 110",
@@ -217,8 +220,11 @@ func TestWaits(t *testing.T) {
 	text := "waiting for ruleset 5: selector 3: members"
 	status := reconciler.StatusPending()
 	status.Error = &text
-	insert(w, w.Subjects, &tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Reconciled{Status: status}})
-	insert(w, w.Members, &tables.Member{
+	tablestest.Insert(w.t, w.DB, w.Subjects, &tables.Subject{
+		Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb,
+		Reconciled: tables.Reconciled{Status: status},
+	})
+	tablestest.Insert(w.t, w.DB, w.Members, &tables.Member{
 		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient}, Class: classClient,
 		MemberDef: tables.MemberDef{Scope: tables.ScopePods}, Reconciled: tables.Pending(),
 	})

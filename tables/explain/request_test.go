@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func TestErrors(t *testing.T) {
@@ -67,7 +68,7 @@ func TestSeveralPortsOfAName(t *testing.T) {
 	set := *pod.LabelSet
 	set.NamedPorts = append(slices.Clone(set.NamedPorts), tables.NamedPort{Name: "http", Protocol: 6, Port: 8080})
 	both.LabelSet = &set
-	insert(w, w.Endpoints, &both)
+	tablestest.Insert(w.t, w.DB, w.Endpoints, &both)
 	_, err := w.Policy("shop/client", "shop/web", "http", "")
 	require.EqualError(t, err, `port: shop/web has several ports named "http" for tcp: ask for one of 80, 8080`)
 	_, err = w.Policy("shop/client", "shop/web", "8080", "")

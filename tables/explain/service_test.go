@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func tcp(name string, port, target uint16) tables.ServicePort {
@@ -28,11 +29,11 @@ func (w *world) serve(app string, ports []tables.ServicePort, backends ...*table
 	if app != "" {
 		s.Selector = map[string]string{"app": app}
 	}
-	insert(w, w.Services, s)
+	tablestest.Insert(w.t, w.DB, w.Services, s)
 	for i, b := range backends {
 		b.Name, b.Service = name("shop/api-"+string(rune('a'+i))), s.Name
 	}
-	insert(w, w.Backends, backends...)
+	tablestest.Insert(w.t, w.DB, w.Backends, backends...)
 }
 
 // destinations are where an answer says that a service leads.
@@ -93,7 +94,7 @@ func TestServicePorts(t *testing.T) {
 func TestServicePortErrors(t *testing.T) {
 	w := newWorld(t, inMemory(t))
 	shared := []netip.Addr{addr("198.51.100.7")}
-	insert(w, w.Services,
+	tablestest.Insert(w.t, w.DB, w.Services,
 		&tables.Service{Name: name("shop/a"), Addrs: shared, Ports: []tables.ServicePort{tcp("http", 81, 81)}},
 		&tables.Service{Name: name("shop/b"), Addrs: shared, Ports: []tables.ServicePort{tcp("http", 82, 82)}},
 		&tables.Service{Name: name("shop/c"), Addrs: shared})
@@ -122,8 +123,13 @@ func TestServiceAtANode(t *testing.T) {
 		require.Equal(t, want, destinations(answer), port)
 	}
 	onDevice := addr("192.168.7.7") // as of a load balancer on the node
-	insert(w, w.NodeAddresses, &tables.NodeAddress{Addr: onDevice, Device: "eth0"})
-	insert(w, w.Services, &tables.Service{Name: name("shop/balanced"), Addrs: []netip.Addr{onDevice}, Ports: []tables.ServicePort{tcp("http", 80, 80)}})
+	tablestest.Insert(w.t, w.DB, w.NodeAddresses, &tables.NodeAddress{
+		Addr: onDevice, Device: "eth0",
+	})
+	tablestest.Insert(w.t, w.DB, w.Services, &tables.Service{
+		Name: name("shop/balanced"), Addrs: []netip.Addr{onDevice},
+		Ports: []tables.ServicePort{tcp("http", 80, 80)},
+	})
 	answer, err := w.Policy("shop/client", onDevice.String(), "22", "")
 	require.NoError(t, err)
 	require.Empty(t, answer.Backends)
@@ -135,7 +141,7 @@ func TestServiceAtANode(t *testing.T) {
 func TestServicesAtAnAddress(t *testing.T) {
 	w := newWorld(t, inMemory(t))
 	w.serve("web", []tables.ServicePort{tcp("http", 80, 8080)})
-	insert(w, w.Services,
+	tablestest.Insert(w.t, w.DB, w.Services,
 		&tables.Service{Name: name("shop/other"), Selector: map[string]string{"app": "client"}, Addrs: []netip.Addr{addr("10.96.0.20")},
 			Ports: []tables.ServicePort{tcp("", 80, 81), tcp("more", 82, 82)}})
 	for port, want := range map[string][]string{"80": {"10.1.0.5:8080", "10.1.0.6:81"}, "82": {"10.1.0.6:82"}, "http": {"10.1.0.5:8080"}} {
@@ -152,7 +158,7 @@ func TestTargetOfSeveralPorts(t *testing.T) {
 	both, set := *pod, *pod.LabelSet
 	set.NamedPorts = append(slices.Clone(set.NamedPorts), tables.NamedPort{Name: "http", Protocol: 6, Port: 8080})
 	both.LabelSet = &set
-	insert(w, w.Endpoints, &both)
+	tablestest.Insert(w.t, w.DB, w.Endpoints, &both)
 	leads := func(want ...string) {
 		t.Helper()
 		answer, err := w.Policy("shop/client", "10.96.0.20", "443", "")

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,31 +35,31 @@ type world struct {
 	maps *bpf.Maps
 }
 
-func table[Row any](t testing.TB, db *statedb.DB, construct func(*statedb.DB) (statedb.RWTable[Row], error)) statedb.Table[Row] {
-	rw, err := construct(db)
-	require.NoError(t, err)
-	return rw
-}
-
-func newEndpoints(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
-	return tables.NewEndpointTable(db, tables.LocalNode{Name: "node-1"})
-}
-
 func newTables(t testing.TB) Tables {
 	db := statedb.New()
 	return Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
-		Endpoints: table(t, db, newEndpoints),
-		Nodes:     table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
-		Services: table(t, db, tables.NewServiceTable), Backends: table(t, db, tables.NewBackendSliceTable),
-		Pods: table(t, db, tables.NewPodTable), Subjects: table(t, db, tables.NewSubjectTable),
-		Routes: table(t, db, tables.NewSubjectRouteTable), IPCache: table(t, db, tables.NewIPCacheTable),
-		Members: table(t, db, tables.NewMemberTable), Entries: table(t, db, tables.NewPolicyEntryTable),
-		Verdicts: table(t, db, tables.NewVerdictTable), Configs: table(t, db, tables.NewDatapathConfigTable),
-		EgressRules: table(t, db, tables.NewEgressRuleTable), Gateways: table(t, db, tables.NewEgressGatewayTable),
-		Covered: table(t, db, tables.NewCoveredPrefixTable), Classes: table(t, db, tables.NewClassTable),
-		Selectors: table(t, db, tables.NewSelectorTable), Rulesets: table(t, db, tables.NewRulesetTable),
-		Cookies: table(t, db, tables.NewRuleCookieTable), EgressRulesets: table(t, db, tables.NewEgressRulesetTable),
+		Endpoints:      tablestest.OpenEndpoints(t, db, "node-1"),
+		Nodes:          tablestest.Open(t, db, tables.NewNodeTable),
+		NodeAddresses:  tablestest.Open(t, db, tables.NewNodeAddressTable),
+		Services:       tablestest.Open(t, db, tables.NewServiceTable),
+		Backends:       tablestest.Open(t, db, tables.NewBackendSliceTable),
+		Pods:           tablestest.Open(t, db, tables.NewPodTable),
+		Subjects:       tablestest.Open(t, db, tables.NewSubjectTable),
+		Routes:         tablestest.Open(t, db, tables.NewSubjectRouteTable),
+		IPCache:        tablestest.Open(t, db, tables.NewIPCacheTable),
+		Members:        tablestest.Open(t, db, tables.NewMemberTable),
+		Entries:        tablestest.Open(t, db, tables.NewPolicyEntryTable),
+		Verdicts:       tablestest.Open(t, db, tables.NewVerdictTable),
+		Configs:        tablestest.Open(t, db, tables.NewDatapathConfigTable),
+		EgressRules:    tablestest.Open(t, db, tables.NewEgressRuleTable),
+		Gateways:       tablestest.Open(t, db, tables.NewEgressGatewayTable),
+		Covered:        tablestest.Open(t, db, tables.NewCoveredPrefixTable),
+		Classes:        tablestest.Open(t, db, tables.NewClassTable),
+		Selectors:      tablestest.Open(t, db, tables.NewSelectorTable),
+		Rulesets:       tablestest.Open(t, db, tables.NewRulesetTable),
+		Cookies:        tablestest.Open(t, db, tables.NewRuleCookieTable),
+		EgressRulesets: tablestest.Open(t, db, tables.NewEgressRulesetTable),
 	}
 }
 
@@ -99,22 +100,12 @@ func newWorld(t testing.TB, maps *bpf.Maps) *world {
 	return w
 }
 
-func insert[Row any](w *world, table statedb.Table[Row], rows ...Row) {
-	wtxn := w.DB.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.(statedb.RWTable[Row]).Insert(wtxn, row)
-		require.NoError(w.t, err)
-	}
-	wtxn.Commit()
-}
-
 // both inserts rows, and the entries that they want.
 func both[K, V comparable, Row interface {
 	MapKey() K
 	MapValue() V
 }](w *world, table statedb.Table[Row], m bpf.Map[K, V], rows ...Row) {
-	insert(w, table, rows...)
+	tablestest.Insert(w.t, w.DB, table, rows...)
 	for _, row := range rows {
 		_, err := m.Update([]K{row.MapKey()}, []V{row.MapValue()})
 		require.NoError(w.t, err)
@@ -181,7 +172,7 @@ func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rul
 	r := &tables.Rule{
 		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)}, Field: field,
 	}
-	insert(w, w.Cookies, &tables.RuleCookie{
+	tablestest.Insert(w.t, w.DB, w.Cookies, &tables.RuleCookie{
 		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field},
 	})
 	return r
@@ -193,24 +184,28 @@ func (w *world) fill() {
 	ports := []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}}
 	pod := func(id, node string, labels map[string]string, addrs ...netip.Addr) {
 		set := tables.NewLabelSet(name(id).Namespace, "", labels, ports)
-		insert(w, w.Endpoints, &tables.Endpoint{Name: name(id), Node: node, Addrs: addrs, LabelSet: set})
+		tablestest.Insert(w.t, w.DB, w.Endpoints, &tables.Endpoint{
+			Name: name(id), Node: node, Addrs: addrs, LabelSet: set,
+		})
 	}
 	pod("shop/web", "node-1", map[string]string{"app": "web"}, addr("10.1.0.5"), addr("fd00::5"))
 	pod("shop/client", "node-1", map[string]string{"app": "client"}, addr("10.1.0.6"))
 	pod("shop/db", "node-2", map[string]string{"app": "db"}, addr("10.2.0.5"))
 	pod("other/web", "node-2", map[string]string{"app": "web"}, addr("10.2.0.6"))
-	insert(w, w.Endpoints, &tables.Endpoint{Name: name("shop/pending"), Node: "node-1", LabelSet: &tables.LabelSet{}})
-	insert(w, w.Nodes,
+	tablestest.Insert(w.t, w.DB, w.Endpoints, &tables.Endpoint{
+		Name: name("shop/pending"), Node: "node-1", LabelSet: &tables.LabelSet{},
+	})
+	tablestest.Insert(w.t, w.DB, w.Nodes,
 		&tables.Node{Name: "node-1", InternalIPs: []netip.Addr{addr("192.168.0.1")}, PodCIDRs: []netip.Prefix{prefix("10.1.0.0/24")}},
 		&tables.Node{Name: "node-2", InternalIPs: []netip.Addr{addr("192.168.0.2")}, PodCIDRs: []netip.Prefix{prefix("10.2.0.0/24")}})
-	insert(w, w.Services,
+	tablestest.Insert(w.t, w.DB, w.Services,
 		&tables.Service{
 			Name: name("shop/web"), Selector: map[string]string{"app": "web"}, Addrs: []netip.Addr{addr("10.96.0.10")},
 			Ports: []tables.ServicePort{{Name: "https", Protocol: 6, Port: 443, TargetName: "http"}, {Name: "admin", Protocol: 6, Port: 80, TargetPort: 8007}},
 		},
 		&tables.Service{Name: name("shop/db"), Addrs: []netip.Addr{addr("10.96.0.11")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 5432, TargetPort: 5432}}},
 		&tables.Service{Name: name("shop/nobody"), Addrs: []netip.Addr{addr("10.96.0.12")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 80}}})
-	insert(w, w.Backends,
+	tablestest.Insert(w.t, w.DB, w.Backends,
 		&tables.BackendSlice{
 			Name: name("shop/db-abc"), Service: name("shop/db"), Addrs: []netip.Addr{addr("10.2.0.5"), addr("10.1.0.6")},
 			Ports: []tables.BackendPort{{Protocol: 6, Port: 15432}},
@@ -222,7 +217,9 @@ func (w *world) fill() {
 		Underlay: addr("192.168.0.1"), Flags: bpf.ConfigAllowLocalhost | bpf.ConfigNetworkPolicies,
 	})
 	for class := uint32(classOther); class <= classNode; class++ {
-		insert(w, w.Classes, &tables.Class{Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)}})
+		tablestest.Insert(w.t, w.DB, w.Classes, &tables.Class{
+			Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)},
+		})
 		both(w, w.Members, w.maps.Peers, &tables.Member{
 			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)}, Class: class, Reconciled: tables.Reconciled{Status: done()},
 		})
@@ -262,7 +259,7 @@ func (w *world) fillPolicy() {
 	http := w.rule(policyWeb, 0, "spec.ingress[0]")
 	ranges := w.rule(policyWeb, 1, "spec.ingress[1]")
 	db := w.rule(policyDeny, 0, "spec.ingressDeny[0]")
-	insert(w, w.Rulesets, &tables.Ruleset{
+	tablestest.Insert(w.t, w.DB, w.Rulesets, &tables.Ruleset{
 		Life: tables.Life{Number: rulesetWeb}, Digest: bpf.Digest{rulesetWeb}, Rules: []*tables.Rule{db, rest, http, ranges},
 	})
 	const setEgress, setAny, setClient, setDB = 1, 2, 3, 4
@@ -284,7 +281,9 @@ func (w *world) fillPolicy() {
 // another, and by nobody to a third.
 func (w *world) fillEgress() {
 	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
-	insert(w, w.EgressRulesets, &tables.EgressRuleset{Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"}})
+	tablestest.Insert(w.t, w.DB, w.EgressRulesets, &tables.EgressRuleset{
+		Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"},
+	})
 	both(w, w.EgressRules, w.maps.Egress,
 		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank", Overrides: []string{"partner"}},
 		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded, Policy: "bank"},

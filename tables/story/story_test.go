@@ -15,49 +15,47 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
-
-func table[Row any](t testing.TB, db *statedb.DB, construct func(*statedb.DB) (statedb.RWTable[Row], error)) statedb.Table[Row] {
-	rw, err := construct(db)
-	require.NoError(t, err)
-	return rw
-}
 
 func newTables(t testing.TB) Tables {
 	db := statedb.New()
 	return Tables{
-		DB: db, Pods: table(t, db, tables.NewPodTable),
-		EgressPolicies: table(t, db, tables.NewEgressPolicyTable), EgressStatus: table(t, db, tables.NewEgressPolicyStatusTable),
-		EgressRulesets: table(t, db, tables.NewEgressRulesetTable), EgressRules: table(t, db, tables.NewEgressRuleTable),
-		EgressMirror: table(t, db, tables.NewEgressMirrorTable), EgressGroups: table(t, db, tables.NewEgressGroupTable),
-		EgressGateways: table(t, db, tables.NewEgressGatewayTable), GatewayMirror: table(t, db, tables.NewGatewayMirrorTable),
-		Routes: table(t, db, tables.NewSubjectRouteTable), RouteMirror: table(t, db, tables.NewRouteMirrorTable),
-		NetworkPolicies: table(t, db, tables.NewNetworkPolicyTable), NetworkStatus: table(t, db, tables.NewNetworkPolicyStatusTable),
-		Compiled: table(t, db, tables.NewCompiledPolicyTable), Rulesets: table(t, db, tables.NewRulesetTable),
-		Selectors: table(t, db, tables.NewSelectorTable), Matches: table(t, db, tables.NewSelectorMatchTable),
-		Entries: table(t, db, tables.NewPolicyEntryTable), PolicyMirror: table(t, db, tables.NewPolicyMirrorTable),
-		Verdicts: table(t, db, tables.NewVerdictTable), VerdictMirror: table(t, db, tables.NewVerdictMirrorTable),
-		Subjects: table(t, db, tables.NewSubjectTable), SubjectMirror: table(t, db, tables.NewSubjectMirrorTable),
+		DB: db, Pods: tablestest.Open(t, db, tables.NewPodTable),
+		EgressPolicies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
+		EgressStatus:    tablestest.Open(t, db, tables.NewEgressPolicyStatusTable),
+		EgressRulesets:  tablestest.Open(t, db, tables.NewEgressRulesetTable),
+		EgressRules:     tablestest.Open(t, db, tables.NewEgressRuleTable),
+		EgressMirror:    tablestest.Open(t, db, tables.NewEgressMirrorTable),
+		EgressGroups:    tablestest.Open(t, db, tables.NewEgressGroupTable),
+		EgressGateways:  tablestest.Open(t, db, tables.NewEgressGatewayTable),
+		GatewayMirror:   tablestest.Open(t, db, tables.NewGatewayMirrorTable),
+		Routes:          tablestest.Open(t, db, tables.NewSubjectRouteTable),
+		RouteMirror:     tablestest.Open(t, db, tables.NewRouteMirrorTable),
+		NetworkPolicies: tablestest.Open(t, db, tables.NewNetworkPolicyTable),
+		NetworkStatus:   tablestest.Open(t, db, tables.NewNetworkPolicyStatusTable),
+		Compiled:        tablestest.Open(t, db, tables.NewCompiledPolicyTable),
+		Rulesets:        tablestest.Open(t, db, tables.NewRulesetTable),
+		Selectors:       tablestest.Open(t, db, tables.NewSelectorTable),
+		Matches:         tablestest.Open(t, db, tables.NewSelectorMatchTable),
+		Entries:         tablestest.Open(t, db, tables.NewPolicyEntryTable),
+		PolicyMirror:    tablestest.Open(t, db, tables.NewPolicyMirrorTable),
+		Verdicts:        tablestest.Open(t, db, tables.NewVerdictTable),
+		VerdictMirror:   tablestest.Open(t, db, tables.NewVerdictMirrorTable),
+		Subjects:        tablestest.Open(t, db, tables.NewSubjectTable),
+		SubjectMirror:   tablestest.Open(t, db, tables.NewSubjectMirrorTable),
 	}
-}
-
-func insert[Row any](t testing.TB, db *statedb.DB, table statedb.Table[Row], rows ...Row) {
-	wtxn := db.WriteTxn(table)
-	defer wtxn.Abort()
-	for _, row := range rows {
-		_, _, err := table.(statedb.RWTable[Row]).Insert(wtxn, row)
-		require.NoError(t, err)
-	}
-	wtxn.Commit()
 }
 
 // addEgress adds an egress policy with rules of a ruleset of its own, of which the kernel
 // refuses some.
 func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 	name := fmt.Sprint("policy-", number)
-	insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: name})
-	insert(t, in.DB, in.EgressStatus, &tables.EgressPolicyStatus{Policy: name, Rules: rules, Programmed: rules - refused, Failed: refused})
-	insert(t, in.DB, in.EgressRulesets, &tables.EgressRuleset{
+	tablestest.Insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: name})
+	tablestest.Insert(t, in.DB, in.EgressStatus, &tables.EgressPolicyStatus{
+		Policy: name, Rules: rules, Programmed: rules - refused, Failed: refused,
+	})
+	tablestest.Insert(t, in.DB, in.EgressRulesets, &tables.EgressRuleset{
 		Life: tables.Life{Number: uint32(number)}, Digest: bpf.Digest{byte(number >> 8), byte(number)}, Policies: []string{name},
 	})
 	for i := range rules {
@@ -68,11 +66,11 @@ func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 		if i >= rules-refused {
 			rule.Status = reconciler.StatusError(errors.New("map full"))
 		} else {
-			insert(t, in.DB, in.EgressMirror, &tables.EgressMirror{
+			tablestest.Insert(t, in.DB, in.EgressMirror, &tables.EgressMirror{
 				Key: rule.MapKey(), Value: rule.MapValue(), Present: true, Desired: true,
 			})
 		}
-		insert(t, in.DB, in.EgressRules, rule)
+		tablestest.Insert(t, in.DB, in.EgressRules, rule)
 	}
 	return "CiliumEgressGatewayPolicy/" + name
 }
@@ -132,8 +130,12 @@ func TestCost(t *testing.T) {
 func TestShares(t *testing.T) {
 	in := newTables(t)
 	gateways := []tables.GatewaySpec{{Nodes: "egress=yes"}}
-	insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: "a", Gateways: gateways})
-	insert(t, in.DB, in.EgressGroups, &tables.EgressGroup{Life: tables.Life{Number: 7}, Digest: tables.GroupDigest(gateways)})
+	tablestest.Insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{
+		Name: "a", Gateways: gateways,
+	})
+	tablestest.Insert(t, in.DB, in.EgressGroups, &tables.EgressGroup{
+		Life: tables.Life{Number: 7}, Digest: tables.GroupDigest(gateways),
+	})
 	for bucket := range uint32(256) {
 		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
 		if bucket%4 == 3 {
@@ -142,9 +144,11 @@ func TestShares(t *testing.T) {
 		if bucket == 255 {
 			g.Status = reconciler.StatusPending()
 		}
-		insert(t, in.DB, in.EgressGateways, g)
+		tablestest.Insert(t, in.DB, in.EgressGateways, g)
 	}
-	insert(t, in.DB, in.EgressGateways, &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 8}, Node: "node-3"})
+	tablestest.Insert(t, in.DB, in.EgressGateways, &tables.EgressGateway{
+		GatewayKey: bpf.GatewayKey{Group: 8}, Node: "node-3",
+	})
 	s, err := New(in).Tell("CiliumEgressGatewayPolicy/a")
 	require.NoError(t, err)
 	require.Equal(t, condition.Pending, s.Condition)
@@ -163,10 +167,14 @@ func TestNetwork(t *testing.T) {
 	id := tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}
 	other := tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "x"}}
 	rule := &tables.Rule{RuleID: tables.RuleID{Policy: id, Direction: bpf.DirectionIngress}, Peers: []uint32{4}}
-	insert(t, in.DB, in.NetworkPolicies, &tables.NetworkPolicy{Kind: id.Kind, Name: id.Name}, &tables.NetworkPolicy{Kind: other.Kind, Name: other.Name})
-	insert(t, in.DB, in.NetworkStatus, &tables.NetworkPolicyStatus{Policy: id, State: tables.PolicyInForce})
-	insert(t, in.DB, in.Compiled, &tables.CompiledPolicy{Policy: id})
-	insert(t, in.DB, in.Rulesets,
+	tablestest.Insert(t, in.DB, in.NetworkPolicies,
+		&tables.NetworkPolicy{Kind: id.Kind, Name: id.Name},
+		&tables.NetworkPolicy{Kind: other.Kind, Name: other.Name})
+	tablestest.Insert(t, in.DB, in.NetworkStatus, &tables.NetworkPolicyStatus{
+		Policy: id, State: tables.PolicyInForce,
+	})
+	tablestest.Insert(t, in.DB, in.Compiled, &tables.CompiledPolicy{Policy: id})
+	tablestest.Insert(t, in.DB, in.Rulesets,
 		&tables.Ruleset{Life: tables.Life{Number: 2}, Digest: bpf.Digest{2}, Rules: []*tables.Rule{
 			rule, {RuleID: tables.RuleID{Policy: other}, Peers: []uint32{5}},
 		}},
@@ -174,22 +182,27 @@ func TestNetwork(t *testing.T) {
 	peer := func(labels string) tables.SelectorSpec {
 		return tables.SelectorSpecs([]tables.PolicyPeer{{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: labels}}})[0]
 	}
-	insert(t, in.DB, in.Selectors,
+	tablestest.Insert(t, in.DB, in.Selectors,
 		&tables.Selector{Life: tables.Life{Number: 4}, SelectorSpec: peer("app=client")},
 		&tables.Selector{Life: tables.Life{Number: 5}, SelectorSpec: peer("app=other")})
-	insert(t, in.DB, in.Matches, &tables.SelectorMatch{Selector: 4}, &tables.SelectorMatch{Selector: 5})
+	tablestest.Insert(t, in.DB, in.Matches,
+		&tables.SelectorMatch{Selector: 4}, &tables.SelectorMatch{Selector: 5})
 	verdict := &tables.Verdict{
 		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9}, Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 	}
-	insert(t, in.DB, in.Verdicts, verdict)
-	insert(t, in.DB, in.VerdictMirror, &tables.VerdictMirror{Key: verdict.Key, Value: verdict.Value, Present: true, Desired: true})
+	tablestest.Insert(t, in.DB, in.Verdicts, verdict)
+	tablestest.Insert(t, in.DB, in.VerdictMirror, &tables.VerdictMirror{
+		Key: verdict.Key, Value: verdict.Value, Present: true, Desired: true,
+	})
 	for _, ruleset := range []uint32{2, 3} {
 		entry := &tables.PolicyEntry{Ruleset: ruleset, Direction: bpf.DirectionIngress, Set: 6, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
-		insert(t, in.DB, in.Entries, entry)
-		insert(t, in.DB, in.PolicyMirror, &tables.PolicyMirror{Key: entry.MapKey(), Value: entry.MapValue(), Present: true, Desired: true})
+		tablestest.Insert(t, in.DB, in.Entries, entry)
+		tablestest.Insert(t, in.DB, in.PolicyMirror, &tables.PolicyMirror{
+			Key: entry.MapKey(), Value: entry.MapValue(), Present: true, Desired: true,
+		})
 		subject := &tables.Subject{Life: tables.Life{Number: 10 + ruleset}, Ruleset: ruleset, Reconciled: tables.Pending()}
-		insert(t, in.DB, in.Subjects, subject)
-		insert(t, in.DB, in.Pods, &tables.Pod{
+		tablestest.Insert(t, in.DB, in.Subjects, subject)
+		tablestest.Insert(t, in.DB, in.Pods, &tables.Pod{
 			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(ruleset)}), Subject: subject.Number, Local: true, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 		})
 	}
@@ -211,8 +224,11 @@ func TestNetwork(t *testing.T) {
 	require.Equal(t, fmt.Sprintf(steps, 0), text)
 	require.Equal(t, condition.Pending, c)
 
-	insert(t, in.DB, in.Subjects, &tables.Subject{Life: tables.Life{Number: 12}, Ruleset: 2, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
-	insert(t, in.DB, in.SubjectMirror, &tables.SubjectMirror{
+	tablestest.Insert(t, in.DB, in.Subjects, &tables.Subject{
+		Life: tables.Life{Number: 12}, Ruleset: 2,
+		Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+	})
+	tablestest.Insert(t, in.DB, in.SubjectMirror, &tables.SubjectMirror{
 		Key: bpf.SubjectKey{Subject: 12}, Value: bpf.SubjectValue{Ruleset: 2}, Present: true, Desired: true,
 	})
 	text, c = counts()
@@ -227,9 +243,11 @@ func TestRoutes(t *testing.T) {
 	addEgress(t, in, 2, 1, 0)
 	for _, number := range []uint32{1, 2} {
 		route := &tables.SubjectRoute{Subject: 10 + number, EgressRuleset: number, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
-		insert(t, in.DB, in.Routes, route)
-		insert(t, in.DB, in.RouteMirror, &tables.RouteMirror{Key: route.MapKey(), Value: route.MapValue(), Present: true, Desired: true})
-		insert(t, in.DB, in.Pods, &tables.Pod{
+		tablestest.Insert(t, in.DB, in.Routes, route)
+		tablestest.Insert(t, in.DB, in.RouteMirror, &tables.RouteMirror{
+			Key: route.MapKey(), Value: route.MapValue(), Present: true, Desired: true,
+		})
+		tablestest.Insert(t, in.DB, in.Pods, &tables.Pod{
 			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 		})
 	}

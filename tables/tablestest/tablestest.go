@@ -21,25 +21,31 @@ type Table[Row any] struct {
 	db *statedb.DB
 }
 
-// Open adds an empty table to a database.
+// Open adds a table with some rows to a database.
 func Open[Row any](
 	t testing.TB, db *statedb.DB, create func(*statedb.DB) (statedb.RWTable[Row], error),
+	rows ...Row,
 ) Table[Row] {
 	t.Helper()
-	table, err := create(db)
+	created, err := create(db)
 	require.NoError(t, err)
-	return Table[Row]{table, t, db}
+	table := Of(t, db, created)
+	table.Put(rows...)
+	return table
 }
 
-// OpenEndpoints adds an empty table of endpoints to the database of a node.
-func OpenEndpoints(t testing.TB, db *statedb.DB, node string) Table[*tables.Endpoint] {
+// OpenEndpoints adds a table with some endpoints to the database of a node.
+func OpenEndpoints(
+	t testing.TB, db *statedb.DB, node string, rows ...*tables.Endpoint,
+) Table[*tables.Endpoint] {
 	t.Helper()
-	return Open(t, db, func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
+	create := func(db *statedb.DB) (statedb.RWTable[*tables.Endpoint], error) {
 		return tables.NewEndpointTable(db, tables.LocalNode{Name: node})
-	})
+	}
+	return Open(t, db, create, rows...)
 }
 
-// Of lets a test write a table that is open already, even if others may only read it.
+// Of lets a test write a table that is open already, even one that others may only read.
 func Of[Row any](t testing.TB, db *statedb.DB, table statedb.Table[Row]) Table[Row] {
 	return Table[Row]{table.(statedb.RWTable[Row]), t, db}
 }
@@ -67,6 +73,18 @@ func (t Table[Row]) write(
 		require.NoError(t.t, err)
 	}
 	wtxn.Commit()
+}
+
+// Insert is [Table.Put] of a table that is open already.
+func Insert[Row any](t testing.TB, db *statedb.DB, table statedb.Table[Row], rows ...Row) {
+	t.Helper()
+	Of(t, db, table).Put(rows...)
+}
+
+// Delete is [Table.Remove] of a table that is open already.
+func Delete[Row any](t testing.TB, db *statedb.DB, table statedb.Table[Row], rows ...Row) {
+	t.Helper()
+	Of(t, db, table).Remove(rows...)
 }
 
 // Rule is a rule that a test runs.
