@@ -110,15 +110,16 @@ type present struct {
 
 func (p *present) failed() error { return p.err }
 
-// note keeps an error for later: what cannot be read is as if it were not there.
-func note[V any](p *present, v V, ok bool, err error) (V, bool) {
+// read looks up in a map. It keeps an error for later: what cannot be read is as if it were
+// not there.
+func read[K, V any](p *present, lookup func(K) (V, bool, error), key K) (V, bool) {
+	v, ok, err := lookup(key)
 	p.err = errors.Join(p.err, err)
 	return v, ok && err == nil
 }
 
 func (p *present) pod(addr netip.Addr) (bpf.PodValue, bool) {
-	v, ok, err := p.Live.Pod(bpf.PodKey{Addr: bpf.AddressFrom(addr)})
-	return note(p, v, ok, err)
+	return read(p, p.Live.Pod, bpf.PodKey{Addr: bpf.AddressFrom(addr)})
 }
 
 func (p *present) slots() Slots {
@@ -128,36 +129,32 @@ func (p *present) slots() Slots {
 }
 
 func (p *present) subject(number uint32) (bpf.SubjectValue, bool) {
-	v, ok, err := p.Live.Subject(bpf.SubjectKey{Subject: number})
-	return note(p, v, ok, err)
+	return read(p, p.Live.Subject, bpf.SubjectKey{Subject: number})
 }
 
 func (p *present) route(subject uint32) (bpf.RouteValue, bool) {
-	v, ok, err := p.Live.Route(bpf.SubjectKey{Subject: subject})
-	return note(p, v, ok, err)
+	return read(p, p.Live.Route, bpf.SubjectKey{Subject: subject})
 }
 
 func (p *present) known(prefix netip.Prefix) (bpf.IPCacheValue, bool) {
-	v, ok, err := p.Live.IPCache(bpf.IPCacheKeyFrom(prefix))
-	return note(p, v, ok, err)
+	return read(p, p.Live.IPCache, bpf.IPCacheKeyFrom(prefix))
 }
 
 func (p *present) peer(member uint32) (bpf.PeerValue, bool) {
-	v, ok, err := p.Live.Peer(bpf.PeerKey{Member: member})
-	return note(p, v, ok, err)
+	return read(p, p.Live.Peer, bpf.PeerKey{Member: member})
 }
 
 func (p *present) policy(key bpf.PolicyKey) (bpf.PolicyValue, *Entry, bool) {
-	v, ok, err := p.Live.Policy(key)
-	if v, ok = note(p, v, ok, err); !ok {
+	v, ok := read(p, p.Live.Policy, key)
+	if !ok {
 		return v, nil, false
 	}
 	return v, &Entry{Map: mapPolicy, Key: key.String(), Value: v.String()}, true
 }
 
 func (p *present) verdict(key bpf.VerdictKey) (*found, bool) {
-	v, ok, err := p.Live.Verdict(key)
-	if v, ok = note(p, v, ok, err); !ok {
+	v, ok := read(p, p.Live.Verdict, key)
+	if !ok {
 		return nil, false
 	}
 	entry := &Entry{Map: mapVerdicts, Key: p.matched(key, v).String(), Value: v.String()}
@@ -177,15 +174,15 @@ func (p *present) matched(key bpf.VerdictKey, v bpf.VerdictValue) bpf.VerdictKey
 }
 
 func (p *present) config() bpf.ConfigValue {
-	v, ok, err := p.Live.Config()
-	v, _ = note(p, v, ok, err)
+	v, _, err := p.Live.Config()
+	p.err = errors.Join(p.err, err)
 	return v
 }
 
 func (p *present) egress(ruleset uint32, destination netip.Prefix) (bpf.EgressValue, *Entry, bool) {
 	key := bpf.EgressKeyFrom(ruleset, destination)
-	v, ok, err := p.Live.Egress(key)
-	if v, ok = note(p, v, ok, err); !ok {
+	v, ok := read(p, p.Live.Egress, key)
+	if !ok {
 		return v, nil, false
 	}
 	shortest := 0 // of nested entries with one value the kernel does not say which one it found
@@ -203,12 +200,10 @@ func (p *present) egress(ruleset uint32, destination netip.Prefix) (bpf.EgressVa
 }
 
 func (p *present) gateway(key bpf.GatewayKey) (bpf.GatewayValue, bool) {
-	v, ok, err := p.Live.Gateway(key)
-	return note(p, v, ok, err)
+	return read(p, p.Live.Gateway, key)
 }
 
 func (p *present) covered(prefix netip.Prefix) bool {
-	v, ok, err := p.Live.Covered(bpf.CoveredKeyFrom(prefix))
-	_, ok = note(p, v, ok, err)
+	_, ok := read(p, p.Live.Covered, bpf.CoveredKeyFrom(prefix))
 	return ok
 }

@@ -23,8 +23,10 @@ func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	if !found {
 		return absent(s.Policy)
 	}
-	add(s, t.t.EgressPolicies, "what the agent makes of the object", slices.Values([]*tables.EgressPolicy{policy}))
-	add(s, t.t.EgressStatus, "how the policy fares on this node", one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
+	add(s, t.t.EgressPolicies, "what the agent makes of the object",
+		slices.Values([]*tables.EgressPolicy{policy}))
+	add(s, t.t.EgressStatus, "how the policy fares on this node",
+		one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 
 	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))
 	add(s, t.t.EgressRulesets, "rulesets of the pods that it selects", slices.Values(rulesets))
@@ -36,25 +38,23 @@ func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	add(s, t.t.EgressGroups, "its group of gateways", one(txn, t.t.EgressGroups, group))
 	var buckets []*tables.EgressGateway
 	if g, _, found := t.t.EgressGroups.Get(txn, group); found {
-		buckets = statedb.Collect(t.t.EgressGateways.Prefix(txn, tables.EgressGatewaysOfGroup(g.Number)))
+		ofGroup := tables.EgressGatewaysOfGroup(g.Number)
+		buckets = statedb.Collect(t.t.EgressGateways.Prefix(txn, ofGroup))
 	}
-	addAs(s, t.t.EgressGateways.Name(), "buckets of the group, by gateway", shares(slices.Values(buckets)))
-	add(s, t.t.GatewayMirror, "buckets of the group in the kernel", mirrors(txn, t.t.GatewayMirror, buckets))
+	addAs(s, t.t.EgressGateways.Name(), "buckets of the group, by gateway",
+		shares(slices.Values(buckets)))
+	add(s, t.t.GatewayMirror, "buckets of the group in the kernel",
+		mirrors(txn, t.t.GatewayMirror, buckets))
 
-	var routesTo []statedb.Query[*tables.SubjectRoute]
-	var switched []statedb.Query[*tables.RouteMirror]
-	for _, r := range rulesets {
-		routesTo = append(routesTo, tables.RoutesByRuleset(r.Number))
-		switched = append(switched, tables.MirrorsTo[bpf.SubjectKey, bpf.RouteValue](r.Number))
-	}
-	routes := slices.Collect(each(txn, routesTo, t.t.Routes.List))
+	to := numbers(rulesets)
+	routes := slices.Collect(each(txn, to, tables.RoutesByRuleset, t.t.Routes.List))
 	add(s, t.t.Routes, "label sets of pods with its rulesets", slices.Values(routes))
-	add(s, t.t.RouteMirror, "label sets that the kernel routes by its rulesets", each(txn, switched, t.t.RouteMirror.List))
-	var pods []statedb.Query[*tables.Pod]
-	for _, route := range routes {
-		pods = append(pods, tables.PodsBySubject(route.Subject))
+	add(s, t.t.RouteMirror, "label sets that the kernel routes by its rulesets",
+		each(txn, to, tables.MirrorsTo[bpf.SubjectKey, bpf.RouteValue], t.t.RouteMirror.List))
+	pods := func(r *tables.SubjectRoute) statedb.Query[*tables.Pod] {
+		return tables.PodsBySubject(r.Subject)
 	}
-	add(s, t.t.Pods, "addresses that it is about", each(txn, pods, t.t.Pods.List))
+	add(s, t.t.Pods, "addresses that it is about", each(txn, routes, pods, t.t.Pods.List))
 	return nil
 }
 
@@ -91,5 +91,6 @@ func shares(buckets iter.Seq[*tables.EgressGateway]) iter.Seq[*share] {
 		}
 		byText[text].buckets++
 	}
-	return slices.Values(slices.SortedFunc(maps.Values(byText), func(a, b *share) int { return cmp.Compare(a.Bucket, b.Bucket) }))
+	byBucket := func(a, b *share) int { return cmp.Compare(a.Bucket, b.Bucket) }
+	return slices.Values(slices.SortedFunc(maps.Values(byText), byBucket))
 }

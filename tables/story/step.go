@@ -12,14 +12,19 @@ import (
 )
 
 // add tells of the rows of a table in a step.
-func add[Row statedb.TableWritable](s *Story, table statedb.Table[Row], meaning string, rows iter.Seq[Row]) {
+func add[Row statedb.TableWritable](
+	s *Story, table statedb.Table[Row], meaning string, rows iter.Seq[Row],
+) {
 	addAs(s, table.Name(), meaning, rows)
 }
 
 // addAs is add for rows that sum up those of the table.
 func addAs[Row statedb.TableWritable](s *Story, table, meaning string, rows iter.Seq[Row]) {
 	var header Row
-	step := Step{Table: table, Meaning: meaning, Columns: header.TableHeader(), Rows: [][]string{}, Conditions: []condition.Condition{}}
+	step := Step{
+		Table: table, Meaning: meaning, Columns: header.TableHeader(),
+		Rows: [][]string{}, Conditions: []condition.Condition{},
+	}
 	var fine []Row // as many as may be told
 	for row := range rows {
 		step.Total++
@@ -41,17 +46,20 @@ func addAs[Row statedb.TableWritable](s *Story, table, meaning string, rows iter
 }
 
 // one yields the row that a query finds, if any.
-func one[Row any](txn statedb.ReadTxn, table statedb.Table[Row], query statedb.Query[Row]) iter.Seq[Row] {
-	return each(txn, []statedb.Query[Row]{query}, table.List)
+func one[Row any](
+	txn statedb.ReadTxn, table statedb.Table[Row], query statedb.Query[Row],
+) iter.Seq[Row] {
+	return statedb.ToSeq(table.List(txn, query))
 }
 
-// each yields what some queries find.
-func each[Row any](txn statedb.ReadTxn, queries []statedb.Query[Row],
+// each yields what the queries by some keys find.
+func each[Key, Row any](
+	txn statedb.ReadTxn, keys []Key, query func(Key) statedb.Query[Row],
 	find func(statedb.ReadTxn, statedb.Query[Row]) iter.Seq2[Row, statedb.Revision],
 ) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
-		for _, query := range queries {
-			for row := range find(txn, query) {
+		for _, key := range keys {
+			for row := range find(txn, query(key)) {
 				if !yield(row) {
 					return
 				}
@@ -60,13 +68,20 @@ func each[Row any](txn statedb.ReadTxn, queries []statedb.Query[Row],
 	}
 }
 
+// numbers returns those of rows.
+func numbers[Row interface{ GetLife() tables.Life }](rows []Row) []uint32 {
+	numbers := make([]uint32, len(rows))
+	for i, row := range rows {
+		numbers[i] = row.GetLife().Number
+	}
+	return numbers
+}
+
 // mirrors yields what the kernel has under the keys of rows.
 func mirrors[K, V tables.MapPart, Row interface{ MapKey() K }](
 	txn statedb.ReadTxn, table statedb.Table[*tables.Mirror[K, V]], rows []Row,
 ) iter.Seq[*tables.Mirror[K, V]] {
-	queries := make([]statedb.Query[*tables.Mirror[K, V]], len(rows))
-	for i, row := range rows {
-		queries[i] = tables.MirrorByKey[K, V](row.MapKey())
-	}
-	return each(txn, queries, table.List)
+	return each(txn, rows, func(row Row) statedb.Query[*tables.Mirror[K, V]] {
+		return tables.MirrorByKey[K, V](row.MapKey())
+	}, table.List)
 }
