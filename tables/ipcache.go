@@ -106,23 +106,16 @@ var (
 // IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods nor
 // of nodes.
 func IPCacheWithin(
-	txn statedb.ReadTxn,
-	table statedb.Table[*IPCache],
-	prefix netip.Prefix,
+	txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix,
 ) iter.Seq[*IPCache] {
 	rows := table.Prefix(txn, ipcacheWithin.QueryPrefix(prefix))
-	return Inside(
-		prefix,
-		rows,
-		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} },
-	)
+	return Inside(prefix, rows,
+		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
 }
 
 // IPCacheInside yields all addresses and prefixes in a prefix.
 func IPCacheInside(
-	txn statedb.ReadTxn,
-	table statedb.Table[*IPCache],
-	prefix netip.Prefix,
+	txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix,
 ) iter.Seq[*IPCache] {
 	return Inside(prefix, table.LowerBound(txn, IPCacheByPrefix(prefix)),
 		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
@@ -191,9 +184,7 @@ var (
 // there is none. StateDB's index is good for addresses only, and has prefixes of IPv6
 // around addresses of IPv4, which it holds as what they are mapped to.
 func PeerPrefixAround(
-	txn statedb.ReadTxn,
-	table statedb.Table[*PeerPrefix],
-	prefix netip.Prefix,
+	txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix,
 ) *PeerPrefix {
 	if prefix.IsSingleIP() {
 		p, _, found := table.Get(txn, peerPrefixLongest.QueryPrefix(prefix))
@@ -213,9 +204,7 @@ func PeerPrefixAround(
 
 // PeerPrefixesInside yields a prefix and those inside it, as far as they are in the table.
 func PeerPrefixesInside(
-	txn statedb.ReadTxn,
-	table statedb.Table[*PeerPrefix],
-	prefix netip.Prefix,
+	txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix,
 ) iter.Seq[*PeerPrefix] {
 	rows := Inside(prefix, table.LowerBound(txn, PeerPrefixByPrefix(prefix)),
 		func(p *PeerPrefix) []netip.Addr { return []netip.Addr{p.Prefix.Addr()} })

@@ -122,10 +122,8 @@ func (*Subject) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (s *Subject) TableRow() []string {
 	return []string{
-		number(
-			s.Number,
-		), s.LabelSet.String()[:8], fmt.Sprint(s.Local), orDash(s.Node), number(s.Ruleset),
-		trueOrDash(s.Undesired), s.Status.Kind.String(), orDash(s.Status.GetError()),
+		number(s.Number), s.LabelSet.String()[:8], fmt.Sprint(s.Local), orDash(s.Node),
+		number(s.Ruleset), trueOrDash(s.Undesired), s.Status.Kind.String(), orDash(s.Status.GetError()),
 	}
 }
 

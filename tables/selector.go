@@ -80,14 +80,10 @@ func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 		}
 	}
 	if len(cidrs) > 0 {
-		slices.SortFunc(
-			cidrs,
-			func(a, b PolicyPeer) int { return strings.Compare(a.String(), b.String()) },
-		)
-		cidrs = slices.CompactFunc(
-			cidrs,
-			func(a, b PolicyPeer) bool { return a.String() == b.String() },
-		)
+		slices.SortFunc(cidrs,
+			func(a, b PolicyPeer) int { return strings.Compare(a.String(), b.String()) })
+		cidrs = slices.CompactFunc(cidrs,
+			func(a, b PolicyPeer) bool { return a.String() == b.String() })
 		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
 	}
 	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
@@ -146,10 +142,8 @@ func NewSelector(s Selector) (*Selector, error) {
 // MatchesLabels reports whether the selector selects pods with a label set. The namespace is
 // nil while there is no object for it.
 func (s *Selector) MatchesLabels(set *LabelSet, namespace *Namespace) bool {
-	return slices.ContainsFunc(
-		s.matchers,
-		func(m *PodMatcher) bool { return m.Matches(set, namespace) },
-	)
+	return slices.ContainsFunc(s.matchers,
+		func(m *PodMatcher) bool { return m.Matches(set, namespace) })
 }
 
 // MatchesNode reports whether the selector selects nodes by labels, and this one.
@@ -200,11 +194,8 @@ func prefixesOf(blocks []Block) []netip.Prefix {
 func (s *Selector) Contains(p netip.Prefix) bool {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		around := netip.PrefixFrom(p.Addr(), bits).Masked()
-		at, found := slices.BinarySearchFunc(
-			s.Blocks,
-			around,
-			func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) },
-		)
+		at, found := slices.BinarySearchFunc(s.Blocks, around,
+			func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) })
 		for ; found && at < len(s.Blocks) && s.Blocks[at].Prefix == around; at++ {
 			if s.Blocks[at].Contains(p) {
 				return true

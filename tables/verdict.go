@@ -228,11 +228,10 @@ func (v *Verdict) TableRow() []string {
 	for i, id := range v.Rules {
 		rules[i] = id.String()
 	}
+	verdict := strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie))
 	return []string{
-		number(
-			v.Key.Set,
-		), v.Traffic(), strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie)),
-		listColumn(rules, ", "), v.Status.Kind.String(), orDash(v.Status.GetError()),
+		number(v.Key.Set), v.Traffic(), verdict, listColumn(rules, ", "),
+		v.Status.Kind.String(), orDash(v.Status.GetError()),
 	}
 }
 

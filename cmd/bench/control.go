@@ -119,9 +119,7 @@ func (b *controlBench) routed(pod int) (bool, error) {
 
 // endpointComes waits until the kernel routes the pod, or does not any more.
 func (b *controlBench) endpointComes(
-	i int,
-	e *tables.Endpoint,
-	routed bool,
+	i int, e *tables.Endpoint, routed bool,
 ) (time.Duration, error) {
 	return b.await(
 		func() time.Time { return commit(b.world, b.base.Endpoints, e) },

@@ -67,12 +67,8 @@ func TestMeasurePolicies(t *testing.T) {
 		require.Zero(t, writes("policy comes again, and says the same"), scenario)
 		if i == 0 {
 			require.Contains(t, events, "policy of one pod meanwhile")
-			require.GreaterOrEqual(
-				t,
-				writes("policy of 10 prefixes comes"),
-				10.0,
-				"an address of each",
-			)
+			require.GreaterOrEqual(t, writes("policy of 10 prefixes comes"), 10.0,
+				"an address of each")
 		}
 	}
 }

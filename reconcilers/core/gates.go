@@ -29,8 +29,8 @@ func newGates(p *params) *gates {
 	}
 	return &gates{
 		// Programs are attached when the maps are complete.
-		device: mapsync.NewDependency("device", mapsync.Attached(
-			p.Attachments, bpf.ProgramFromPod, bpf.ProgramToPod)).Outside(),
+		device: mapsync.NewDependency("device",
+			mapsync.Attached(p.Attachments, bpf.ProgramFromPod, bpf.ProgramToPod)).Outside(),
 		subject: mapsync.NewDependency("subject",
 			mapsync.IsDone(p.Subjects.ToTable(), tables.SubjectByNumber),
 			mapsync.Condition{

@@ -110,12 +110,8 @@ func TestPodDevice(t *testing.T) {
 	// Its subject is not complete any more, but it stays in it.
 	attach(8, bpf.ProgramFromPod, bpf.ProgramToPod)
 	insert(w, w.Subjects.RWTable, &tables.Subject{Life: life(1), Ruleset: 99})
-	awaitStatus(
-		w,
-		w.Subjects.ToTable(),
-		&tables.Subject{Life: life(1)},
-		waiting+"ruleset 99: it is not in compiled",
-	)
+	awaitStatus(w, w.Subjects.ToTable(), &tables.Subject{Life: life(1)},
+		waiting+"ruleset 99: it is not in compiled")
 	insert(w, w.Pods.RWTable, pod(8, 1))
 	awaitStatus(w, w.Pods.ToTable(), pod(8, 1), "Done")
 	insert(w, w.Pods.RWTable, pod(8, 2))
@@ -150,12 +146,8 @@ func TestPolicyChain(t *testing.T) {
 		entry,
 		waiting+"verdict set 2: it is not in verdict-sets",
 	)
-	insert(
-		w,
-		w.compiled,
-		&tables.Compiled{Role: tables.CompiledClass, Number: 8},
-		&tables.Compiled{Role: tables.CompiledRuleset, Number: 6},
-	)
+	insert(w, w.compiled, &tables.Compiled{Role: tables.CompiledClass, Number: 8},
+		&tables.Compiled{Role: tables.CompiledRuleset, Number: 6})
 	awaitStatus(w, w.Members.ToTable(), member, waiting+"class 8: policy-entries")
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: policy-entries")
 	insert(w, w.Verdicts.RWTable, verdict)

@@ -120,8 +120,7 @@ func (p *params) flushPods(keys []bpf.IPCacheKey) {
 }
 
 func subjects(
-	p *params,
-	g *gates,
+	p *params, g *gates,
 ) mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue] {
 	return mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue]{
 		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, Announce: true,
@@ -172,8 +171,7 @@ func peers(p *params, g *gates) mapsync.Config[*tables.Member, bpf.PeerKey, bpf.
 // policy announces nothing: an entry is only deleted when its ruleset or its class is, to
 // which nothing in the kernel refers then, so it keeps no verdict set alive.
 func policy(
-	p *params,
-	g *gates,
+	p *params, g *gates,
 ) mapsync.Config[*tables.PolicyEntry, bpf.PolicyKey, bpf.PolicyValue] {
 	return mapsync.Config[*tables.PolicyEntry, bpf.PolicyKey, bpf.PolicyValue]{
 		Map: p.Maps.Policy, Desired: p.PolicyEntries, Mirror: p.PolicyMirror,

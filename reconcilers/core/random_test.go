@@ -133,11 +133,8 @@ func (d *derivation) object(k kind) uint32 {
 			if d.rules[key] = bpf.GroupExcluded; d.rnd.IntN(2) == 0 {
 				d.rules[key] = d.object(aGroup)
 			}
-			put(
-				d,
-				d.EgressRules.RWTable,
-				&tables.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]},
-			)
+			put(d, d.EgressRules.RWTable,
+				&tables.EgressRule{Ruleset: n, Destination: key.Destination, Group: d.rules[key]})
 		}
 		d.remember(n, prefixes)
 	case aGroup:
@@ -188,11 +185,8 @@ func (d *derivation) speak(ruleset, class uint32) {
 
 func (d *derivation) setClass(member, class uint32) {
 	d.classOf[member] = class
-	put(
-		d,
-		d.Members.RWTable,
-		&tables.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made},
-	)
+	put(d, d.Members.RWTable,
+		&tables.Member{Life: life(member), Digest: digest(member), Class: class, Made: d.made})
 }
 
 func (d *derivation) setRoles(subject uint32) {
@@ -430,10 +424,7 @@ func (d *derivation) check(r bpf.Reader) string {
 
 // unmirrored returns an entry that the kernel has and its mirror does not tell of.
 func unmirrored[K, V tables.MapPart](
-	txn statedb.ReadTxn,
-	r bpf.Reader,
-	name string,
-	mirror statedb.RWTable[*tables.Mirror[K, V]],
+	txn statedb.ReadTxn, r bpf.Reader, name string, mirror statedb.RWTable[*tables.Mirror[K, V]],
 ) string {
 	for key, v := range bpf.All[K, V](r, name) {
 		if m, _, found := mirror.Get(txn, tables.MirrorByKey[K, V](key)); !found ||
@@ -445,9 +436,7 @@ func unmirrored[K, V tables.MapPart](
 }
 
 func settled[R interface{ GetStatus() reconciler.Status }, K, V tables.MapPart](
-	txn statedb.ReadTxn,
-	desired statedb.RWTable[R],
-	mirror statedb.RWTable[*tables.Mirror[K, V]],
+	txn statedb.ReadTxn, desired statedb.RWTable[R], mirror statedb.RWTable[*tables.Mirror[K, V]],
 ) bool {
 	for row := range desired.All(txn) {
 		if row.GetStatus().Kind != reconciler.StatusKindDone {

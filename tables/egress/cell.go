@@ -26,9 +26,5 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewEgressGatewayTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(
-		deriveGateways,
-		derivePolicyStatus,
-		deriveSysctls,
-	),
+	cell.Invoke(deriveGateways, derivePolicyStatus, deriveSysctls),
 )

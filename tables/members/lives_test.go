@@ -39,13 +39,8 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 		require.Equal(h, entered, !m.Undesired, "member %d", m.Number)
 	}
 	for c := range h.Classes.All(now) {
-		require.Equal(
-			h,
-			c.Digest,
-			tables.ClassDigest(c.Selectors, c.Ports, c.Refused),
-			"class %d has changed",
-			c.Number,
-		)
+		require.Equal(h, c.Digest, tables.ClassDigest(c.Selectors, c.Ports, c.Refused),
+			"class %d has changed", c.Number)
 		classes[c.Number] = c.Digest
 		_, _, entered := h.Members.Get(now, tables.MembersByClass(c.Number))
 		require.Equal(h, entered, !c.Undesired, "class %d", c.Number)

@@ -71,10 +71,8 @@ func isolation(rules []said) (isolating []said) {
 			}
 			id := r.RuleID
 			id.Item = -1
-			isolating = append(
-				isolating,
-				said{Rule: &tables.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}},
-			)
+			isolating = append(isolating,
+				said{Rule: &tables.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}})
 			break
 		}
 	}

@@ -54,8 +54,8 @@ func (c *round) podRow(addr netip.Addr) (row *tables.Pod, err error) {
 	case set != nil:
 		row.Subject, err = c.subjectOf(def, set)
 	case e.LabelSet != nil:
-		row.Reason = fmt.Sprintf(
-			"there is no Namespace %s, whose labels policies look at", e.Endpoint.Namespace)
+		row.Reason = fmt.Sprintf("there is no Namespace %s, whose labels policies look at",
+			e.Endpoint.Namespace)
 	}
 	return row, err
 }

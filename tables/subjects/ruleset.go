@@ -42,9 +42,7 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
 	}
 	r := &tables.Ruleset{
-		Life: tables.Life{
-			Number: c.number(),
-		}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
+		Life: tables.Life{Number: c.number()}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
 	}
 	if r.TooLarge != "" {
 		all = isolation(all)

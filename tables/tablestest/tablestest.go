@@ -94,9 +94,7 @@ type Rule[Key comparable] struct {
 }
 
 // NewRule returns a rule that has run nothing yet.
-func NewRule[Key comparable](
-	t testing.TB, db *statedb.DB, rule transform.Rule[Key],
-) *Rule[Key] {
+func NewRule[Key comparable](t testing.TB, db *statedb.DB, rule transform.Rule[Key]) *Rule[Key] {
 	t.Helper()
 	stepper, err := transform.NewStepper(db, rule)
 	require.NoError(t, err)
