@@ -21,10 +21,7 @@ func Declare[Row statedb.TableWritable](
 // Own constructs a table in the module that writes it: only this module can have the
 // [statedb.RWTable], and all modules can have the [statedb.Table].
 func Own[Row any](create func(*statedb.DB) (statedb.RWTable[Row], error)) cell.Cell {
-	return cell.Group(
-		cell.ProvidePrivate(create),
-		cell.Provide(statedb.RWTable[Row].ToTable),
-	)
+	return cell.Group(cell.ProvidePrivate(create), cell.Provide(statedb.RWTable[Row].ToTable))
 }
 
 // OwnDesired is [Own] for a table that has a reconciler in another module, which gets

@@ -18,10 +18,7 @@ import (
 )
 
 // configCell has the flags that concern the whole agent.
-var configCell = cell.Group(
-	cell.Config(DefaultConfig),
-	cell.Provide(localNode),
-)
+var configCell = cell.Group(cell.Config(DefaultConfig), cell.Provide(localNode))
 
 // Config has the flags that concern the whole agent.
 type Config struct {

@@ -96,10 +96,7 @@ var Dataflow = cell.Group(
 	attach.Cell,
 
 	// Connections that have ended: ct-gc-runs.
-	cell.Provide(
-		func(d *datapath.Datapath) ctgc.Datapath { return d },
-		portsExhausted,
-	),
+	cell.Provide(func(d *datapath.Datapath) ctgc.Datapath { return d }, portsExhausted),
 	ctgc.Cell,
 
 	// Kernel parameters.

@@ -94,10 +94,8 @@ func (b *bench) atOnce(name string, change func(), complete func() bool) {
 	before, start := b.rest(), time.Now()
 	change()
 	last, after := b.settle(settleTime, complete)
-	b.results = append(
-		b.results,
-		resultOf(name, []time.Duration{last.Sub(start)}, after.since(before)),
-	)
+	took := []time.Duration{last.Sub(start)}
+	b.results = append(b.results, resultOf(name, took, after.since(before)))
 }
 
 // awaitFlip waits until packets would meet what the agent has written.

@@ -36,12 +36,8 @@ type controlTables struct {
 }
 
 func measureControl(w io.Writer, p site, o controlOptions) error {
-	fmt.Fprintf(
-		w,
-		"control: egress policies, maps in %s; each event measured %d times\n",
-		p.mode,
-		o.samples,
-	)
+	fmt.Fprintf(w, "control: egress policies, maps in %s; each event measured %d times\n",
+		p.mode, o.samples)
 	for _, endpoints := range o.endpoints {
 		for _, policies := range o.policies {
 			var mirrors controlTables

@@ -27,31 +27,19 @@ type policyOptions struct {
 
 func policyFlags(flags *pflag.FlagSet) *policyOptions {
 	o := &policyOptions{}
-	flags.StringSliceVar(
-		&o.scenarios,
-		"policy-scenarios",
+	flags.StringSliceVar(&o.scenarios, "policy-scenarios",
 		[]string{"10000x2000", "50000x10000", "10000xall"},
-		"label sets, each of one pod, and policies among them; all is one policy by which all pods may reach all",
-	)
+		"label sets, each of one pod, and policies among them; "+
+			"all is one policy by which all pods may reach all")
 	flags.IntVar(&o.local, "policy-local", 100, "pods of the measured node, of those")
-	flags.IntVar(
-		&o.prefixes,
-		"policy-prefixes",
-		16000,
-		"prefixes of one more policy, which comes last; 0: it does not come",
-	)
-	flags.IntVar(
-		&o.samples,
-		"policy-samples",
-		200,
-		"how often each event is measured with policies, a change of the whole cluster a tenth as often",
-	)
-	flags.StringVar(
-		&o.peer,
-		"policy-peer",
-		"",
-		"program that measures another policy engine on the same label sets, policies and pods, by these three arguments; it runs after each scenario that it knows",
-	)
+	flags.IntVar(&o.prefixes, "policy-prefixes", 16000,
+		"prefixes of one more policy, which comes last; 0: it does not come")
+	flags.IntVar(&o.samples, "policy-samples", 200,
+		"how often each event is measured with policies, "+
+			"a change of the whole cluster a tenth as often")
+	flags.StringVar(&o.peer, "policy-peer", "",
+		"program that measures another policy engine on the same label sets, policies and pods, "+
+			"by these three arguments; it runs after each scenario that it knows")
 	return o
 }
 
@@ -99,17 +87,11 @@ func parsePolicyScenario(text string) (s policyScenario, err error) {
 
 // measurePolicies measures all scenarios, prints and returns what came of each.
 func measurePolicies(w io.Writer, p site, o *policyOptions) (all [][]result, err error) {
-	fmt.Fprintf(
-		w,
+	fmt.Fprintf(w,
 		"\npolicy: network policies, maps in %s; %d pods of the node; each event measured %d times\n",
-		p.mode,
-		o.local,
-		o.samples,
-	)
-	fmt.Fprintln(
-		w,
-		"  From the change of a table to the kernel's map. Entries for identities are computed: one for each pod,",
-	)
+		p.mode, o.local, o.samples)
+	fmt.Fprintln(w, "  From the change of a table to the kernel's map. "+
+		"Entries for identities are computed: one for each pod,")
 	fmt.Fprintln(w, "  peer identity and port, where each set of labels is an identity.")
 	for _, s := range o.parsed {
 		results, err := s.measure(w, p, o)
@@ -133,12 +115,8 @@ func runPeer(program string, s policyScenario) (lines []string, err error) {
 	if program == "" || s.allPods {
 		return nil, nil
 	}
-	cmd := exec.Command(
-		program,
-		strconv.Itoa(s.identities),
-		strconv.Itoa(s.policies),
-		strconv.Itoa(s.local),
-	)
+	cmd := exec.Command(program,
+		strconv.Itoa(s.identities), strconv.Itoa(s.policies), strconv.Itoa(s.local))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -27,10 +27,8 @@ func (b *policyBench) podsCome(asked afterWrite, pods ...*tables.Endpoint) (time
 
 // podsGo returns how long it takes until the addresses of pods are gone.
 func (b *policyBench) podsGo(pods ...*tables.Endpoint) (time.Duration, error) {
-	return b.await(
-		func() time.Time { return remove(b.world, b.base.Endpoints, pods...) },
-		allWritten(pods),
-	)
+	goes := func() time.Time { return remove(b.world, b.base.Endpoints, pods...) }
+	return b.await(goes, allWritten(pods))
 }
 
 // allWritten asks whether the addresses of all pods have been written, or deleted.
@@ -48,9 +46,7 @@ func allWritten(pods []*tables.Endpoint) afterWrite {
 	}
 }
 
-func addrKey(
-	addr netip.Addr,
-) bpf.IPCacheKey {
+func addrKey(addr netip.Addr) bpf.IPCacheKey {
 	return bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, 32))
 }
 
@@ -182,10 +178,8 @@ func (b *policyBench) clusterwide(comes bool) func(i int) (time.Duration, error)
 			}
 		}
 		if b.allPods || len(pods) == 0 {
-			return b.awaitTables(
-				change(),
-				func() bool { return b.applied(p) == comes && b.removed(p) != comes },
-			)
+			return b.awaitTables(change(),
+				func() bool { return b.applied(p) == comes && b.removed(p) != comes })
 		}
 		return b.await(change, func(any) (bool, error) {
 			for _, pod := range pods {
@@ -232,10 +226,8 @@ func (b *policyBench) manyPrefixes(n int) (err error) {
 		}
 	}, func() bool { return b.applied(huge) && b.inKernel() })
 	b.results = append(b.results, resultOf("policy of one pod meanwhile", meanwhile, cost{}))
-	b.atOnce(
-		"policy of prefixes goes",
+	b.atOnce("policy of prefixes goes",
 		func() { remove(b.world, b.base.NetworkPolicies, huge) },
-		func() bool { return b.removed(huge) },
-	)
+		func() bool { return b.removed(huge) })
 	return err
 }

@@ -49,9 +49,7 @@ func (s policyScenario) inWorld(p site, pods int, do func(*policyBench) error) e
 
 // measure measures a scenario, and prints what came of it.
 func (s policyScenario) measure(
-	w io.Writer,
-	p site,
-	o *policyOptions,
+	w io.Writer, p site, o *policyOptions,
 ) (results []result, err error) {
 	var without uint64
 	err = s.inWorld(p, s.identities, func(b *policyBench) error {
@@ -94,13 +92,8 @@ func (s policyScenario) measure(
 		)
 		results = b.results
 		fmt.Fprintf(w, "\npolicy %s\n", s)
-		fmt.Fprintf(
-			w,
-			"  %d identities, %d entries for them: here %d entries\n",
-			s.identities,
-			s.perIdentity(),
-			entries,
-		)
+		fmt.Fprintf(w, "  %d identities, %d entries for them: here %d entries\n",
+			s.identities, s.perIdentity(), entries)
 		fmt.Fprintf(w, "  heap %.1f MB, %d bytes a pod; of policies %.1f MB\n",
 			float64(used)/1e6, used/uint64(s.identities), (float64(used)-float64(without))/1e6)
 		printResults(w, results)

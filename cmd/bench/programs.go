@@ -55,24 +55,13 @@ func measurePrograms(ctx context.Context, w io.Writer, o programOptions) error {
 			way.ratio = append(way.ratio, float64(cost.Program)/float64(max(cost.Empty, 1)))
 		}
 	}
-	fmt.Fprintf(
-		w,
+	fmt.Fprintf(w,
 		"\nprograms: ns per packet over an empty program, medians of %d rounds (lowest..highest)\n",
-		o.rounds,
-	)
-	fmt.Fprintln(
-		w,
-		"  * The kernel repeats one packet. All else is run by one system call a packet, in which each run begins with colder caches.",
-	)
-	fmt.Fprintf(
-		w,
-		"  %-32s %-13s %8s  %22s %20s\n",
-		"path",
-		"program",
-		"flows",
-		"ns over empty",
-		"times empty",
-	)
+		o.rounds)
+	fmt.Fprintln(w, "  * The kernel repeats one packet. All else is run by one system call a "+
+		"packet, in which each run begins with colder caches.")
+	fmt.Fprintf(w, "  %-32s %-13s %8s  %22s %20s\n",
+		"path", "program", "flows", "ns over empty", "times empty")
 	for _, way := range ways {
 		repeated := ""
 		if way.repeated {
@@ -91,11 +80,10 @@ func programWays(n *packettest.Node, o programOptions) (all []*programWay) {
 		if m.Fresh {
 			packets = min(packets, m.Flows)
 		}
-		all = append(
-			all,
-			&programWay{name: m.Name, program: m.Program, flows: m.Flows, repeated: m.Repeatable,
-				measure: func() (packettest.Cost, error) { return n.Measure(m, packets) }},
-		)
+		all = append(all, &programWay{
+			name: m.Name, program: m.Program, flows: m.Flows, repeated: m.Repeatable,
+			measure: func() (packettest.Cost, error) { return n.Measure(m, packets) },
+		})
 	}
 	for _, flows := range []int{1, o.flows} {
 		all = append(all, &programWay{name: "overlay/translated", program: "from_overlay", flows: flows,
@@ -136,14 +124,12 @@ func measureOverlay(n *packettest.Node, flows, packets int) (cost packettest.Cos
 		)
 	}
 	// This leaves the tunnel key in place for what follows.
-	first, err := n.Run(
-		packettest.Input{
-			Program: "from_overlay",
-			Device:  packettest.OverlayDevice,
-			Packet:  inputs[0],
-			Overlay: w.SecondNode,
-		},
-	)
+	first, err := n.Run(packettest.Input{
+		Program: "from_overlay",
+		Device:  packettest.OverlayDevice,
+		Packet:  inputs[0],
+		Overlay: w.SecondNode,
+	})
 	if err != nil {
 		return cost, err
 	}

@@ -170,11 +170,9 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 func (w *world) takeBase(db *statedb.DB, b base) {
 	w.db, w.base = db, b
 	wtxn := db.WriteTxn(b.Endpoints, b.NetworkPolicies)
-	w.ready = append(
-		w.ready,
+	w.ready = append(w.ready,
 		b.Endpoints.RegisterInitializer(wtxn, "bench"),
-		b.NetworkPolicies.RegisterInitializer(wtxn, "bench"),
-	)
+		b.NetworkPolicies.RegisterInitializer(wtxn, "bench"))
 	wtxn.Commit()
 }
 
@@ -247,9 +245,7 @@ func awaitMemory() error {
 	return nil
 }
 
-func nodeAddr(
-	i int,
-) netip.Addr {
+func nodeAddr(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i + 1)})
 }
 

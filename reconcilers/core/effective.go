@@ -83,17 +83,12 @@ func (e *effective) missing(selector uint32) string {
 // in it when its row goes.
 func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
 	oldest := uint64(math.MaxUint64)
-	changing(
-		txn,
-		p.Members,
-		tables.MembersPending,
-		p.PeerMirror,
-		func(_ bpf.PeerKey, m *tables.PeerMirror) {
-			if m != nil && m.Present {
-				oldest = min(oldest, m.Made)
-			}
-		},
-	)
+	found := func(_ bpf.PeerKey, m *tables.PeerMirror) {
+		if m != nil && m.Present {
+			oldest = min(oldest, m.Made)
+		}
+	}
+	changing(txn, p.Members, tables.MembersPending, p.PeerMirror, found)
 	return oldest
 }
 

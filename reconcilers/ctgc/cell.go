@@ -143,10 +143,7 @@ func register(j jobs) error {
 	if j.Maps != nil {
 		w.former = func() []netip.Addr { return j.Maps.Former().Addrs }
 	}
-	j.Jobs.Add(
-		job.OneShot("collect", j.Runner.run),
-		job.OneShot("follow-endpoints", w.run),
-	)
+	j.Jobs.Add(job.OneShot("collect", j.Runner.run), job.OneShot("follow-endpoints", w.run))
 	if j.Exhausted != nil {
 		j.Jobs.Add(job.Observer("follow-ports", func(context.Context, struct{}) error {
 			j.Runner.portsExhausted()

@@ -29,12 +29,7 @@ var Cell = cell.Module(
 	tables.Own(tables.NewCoveredMirrorTable),
 	tables.Own(tables.NewNodeMirrorTable),
 	tables.Own(tables.NewConfigMirrorTable),
-	cell.Invoke(
-		registerExits,
-		registerCovered,
-		registerNodes,
-		registerConfig,
-	),
+	cell.Invoke(registerExits, registerCovered, registerNodes, registerConfig),
 )
 
 func registerExits(

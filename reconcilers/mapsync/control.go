@@ -208,11 +208,8 @@ func (c *Control) find(name string) (*report, error) {
 	if r, ok := c.reports[name]; ok {
 		return r, nil
 	}
-	return nil, fmt.Errorf(
-		"no reconciler of map %q: there are %v",
-		name,
-		slices.Sorted(maps.Keys(c.reports)),
-	)
+	return nil, fmt.Errorf("no reconciler of map %q: there are %v",
+		name, slices.Sorted(maps.Keys(c.reports)))
 }
 
 // Audit has the named map compared with what was written to it, and repaired. It returns

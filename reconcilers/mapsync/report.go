@@ -124,12 +124,8 @@ func (l *loop[R, K, V]) reportHealth() {
 	}
 	switch failed := l.firstFailed(); {
 	case failed != nil:
-		text = fmt.Sprintf(
-			"%s; %d could not be written or removed, such as %v",
-			text,
-			r.row.Failed,
-			failed.key,
-		)
+		text = fmt.Sprintf("%s; %d could not be written or removed, such as %v",
+			text, r.row.Failed, failed.key)
 		r.health.Degraded(text, errors.New(l.errorText(failed.err)))
 	case r.auditErr != nil:
 		r.health.Degraded(text+"; the map cannot be read back", r.auditErr)

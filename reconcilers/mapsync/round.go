@@ -192,10 +192,8 @@ func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
 		}
 		return 1 + bpf.PrefixLen(t.key)
 	}
-	slices.SortStableFunc(
-		writes,
-		func(a, b *try[R, K, V]) int { return cmp.Compare(rank(a), rank(b)) },
-	)
+	slices.SortStableFunc(writes,
+		func(a, b *try[R, K, V]) int { return cmp.Compare(rank(a), rank(b)) })
 	revises, flushed := false, []K(nil)
 	for rest := writes; len(rest) > 0; {
 		n := slices.IndexFunc(rest, func(t *try[R, K, V]) bool { return t.wanted != rest[0].wanted })

@@ -18,9 +18,7 @@ var Cell = cell.Module(
 	"explain",
 	"What becomes of a packet and why",
 
-	cell.Provide(
-		func(t Tables, maps *bpf.Maps) *Explainer { return New(t, LiveMaps{maps}) },
-	),
+	cell.Provide(func(t Tables, maps *bpf.Maps) *Explainer { return New(t, LiveMaps{maps}) }),
 )
 
 // Tables are those that questions are answered from.

@@ -57,10 +57,8 @@ func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
 	}
 	only(old, new)
 	only(new, old)
-	slices.SortStableFunc(
-		changed,
-		func(a, b netip.Prefix) int { return cmp.Compare(b.Bits(), a.Bits()) },
-	)
+	slices.SortStableFunc(changed,
+		func(a, b netip.Prefix) int { return cmp.Compare(b.Bits(), a.Bits()) })
 	return changed
 }
 

@@ -26,8 +26,5 @@ var Cell = cell.Module(
 	tables.Own(tables.NewVerdictSetTable),
 	tables.OwnDesired(tables.NewVerdictTable),
 	tables.Own(tables.NewRuleCookieTable),
-	cell.Invoke(
-		deriveVerdicts,
-		deriveCookies,
-	),
+	cell.Invoke(deriveVerdicts, deriveCookies),
 )
