@@ -78,32 +78,18 @@ func TestPodDevice(t *testing.T) {
 	}
 	attach := func(ifIndex int, programs ...bpf.Program) {
 		for _, program := range programs {
-			insert(
-				w,
-				w.attachments,
-				&tables.Attachment{
-					IfIndex:    ifIndex,
-					Program:    program,
-					Reconciled: tables.Reconciled{Status: done()},
-				},
-			)
+			insert(w, w.attachments, &tables.Attachment{
+				IfIndex: ifIndex, Program: program, Reconciled: tables.Reconciled{Status: done()},
+			})
 		}
 	}
 	insert(w, w.Subjects.RWTable, &tables.Subject{Life: life(1)})
 	insert(w, w.Pods.RWTable, pod(7, 1))
-	awaitStatus(
-		w,
-		w.Pods.ToTable(),
-		pod(7, 1),
-		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7",
-	)
+	awaitStatus(w, w.Pods.ToTable(), pod(7, 1),
+		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7")
 	attach(7, bpf.ProgramFromPod)
-	awaitStatus(
-		w,
-		w.Pods.ToTable(),
-		pod(7, 1),
-		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7",
-	)
+	awaitStatus(w, w.Pods.ToTable(), pod(7, 1),
+		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7")
 	attach(7, bpf.ProgramToPod)
 	awaitStatus(w, w.Pods.ToTable(), pod(7, 1), "Done")
 
@@ -140,12 +126,8 @@ func TestPolicyChain(t *testing.T) {
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: it is not in compiled")
 
 	insert(w, w.PolicyEntries.RWTable, entry)
-	awaitStatus(
-		w,
-		w.PolicyEntries.ToTable(),
-		entry,
-		waiting+"verdict set 2: it is not in verdict-sets",
-	)
+	awaitStatus(w, w.PolicyEntries.ToTable(), entry,
+		waiting+"verdict set 2: it is not in verdict-sets")
 	insert(w, w.compiled, &tables.Compiled{Role: tables.CompiledClass, Number: 8},
 		&tables.Compiled{Role: tables.CompiledRuleset, Number: 6})
 	awaitStatus(w, w.Members.ToTable(), member, waiting+"class 8: policy-entries")
@@ -161,19 +143,11 @@ func TestPolicyChain(t *testing.T) {
 	awaitStatus(w, w.IPCache.ToTable(), address, "Done")
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: it is not in rulesets")
 	insert(w, w.rulesets, &tables.Ruleset{Life: life(6), Rules: []*tables.Rule{{Peers: []uint32{3}}}})
-	awaitStatus(
-		w,
-		w.Subjects.ToTable(),
-		subject,
-		waiting+"ruleset 6: selector 3: it is not in selector-matches",
-	)
+	awaitStatus(w, w.Subjects.ToTable(), subject,
+		waiting+"ruleset 6: selector 3: it is not in selector-matches")
 	insert(w, w.matches, &tables.SelectorMatch{Selector: 3})
-	awaitStatus(
-		w,
-		w.Subjects.ToTable(),
-		subject,
-		waiting+"ruleset 6: selector 3: it is not in selectors",
-	)
+	awaitStatus(w, w.Subjects.ToTable(), subject,
+		waiting+"ruleset 6: selector 3: it is not in selectors")
 	selector, err := tables.NewSelector(tables.Selector{Life: life(3), SelectorSpec: tables.SelectorSpec{
 		Text: "all", Peers: []tables.PolicyPeer{{Kind: tables.PeerEntity}},
 	}})

@@ -172,11 +172,9 @@ func (d *derivation) speak(ruleset, class uint32) {
 		key := bpf.PolicyKey{Ruleset: ruleset, Class: class, Direction: direction}
 		said[key] = d.object(aSet)
 		d.entries[key] = said[key]
-		put(
-			d,
-			d.PolicyEntries.RWTable,
-			&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: said[key]},
-		)
+		put(d, d.PolicyEntries.RWTable, &tables.PolicyEntry{
+			Ruleset: ruleset, Class: class, Direction: direction, Set: said[key],
+		})
 	}
 	d.lock.Lock()
 	defer d.lock.Unlock()
@@ -204,21 +202,9 @@ func (d *derivation) setRoles(subject uint32) {
 // step makes some changes, and collects garbage.
 func (d *derivation) step(changes int) {
 	mirrors := d.DB.ReadTxn()
-	d.txn = d.DB.WriteTxn(
-		d.Pods,
-		d.IPCache,
-		d.Subjects,
-		d.Routes,
-		d.Members,
-		d.PolicyEntries,
-		d.Verdicts,
-		d.EgressRules,
-		d.Gateways,
-		d.rulesets,
-		d.egressRulesets,
-		d.verdictSets,
-		d.compiled,
-	)
+	d.txn = d.DB.WriteTxn(d.Pods, d.IPCache, d.Subjects, d.Routes, d.Members, d.PolicyEntries,
+		d.Verdicts, d.EgressRules, d.Gateways,
+		d.rulesets, d.egressRulesets, d.verdictSets, d.compiled)
 	defer d.txn.Abort()
 	d.made++
 	for range changes {
@@ -259,13 +245,8 @@ func (d *derivation) step(changes int) {
 func (d *derivation) collect(mirrors statedb.ReadTxn) {
 	var desired [kinds]map[uint32]bool
 	desired[aSubject], desired[aMember] = values(d.pods), values(d.addresses)
-	desired[aClass], desired[aSet], desired[aGroup] = values(
-		d.classOf,
-	), values(
-		d.entries,
-	), values(
-		d.rules,
-	)
+	desired[aClass], desired[aSet] = values(d.classOf), values(d.entries)
+	desired[aGroup] = values(d.rules)
 	desired[aRuleset], desired[anEgressRuleset] = map[uint32]bool{}, map[uint32]bool{}
 	for _, roles := range d.roles {
 		desired[aRuleset][roles[0]], desired[anEgressRuleset][roles[1]] = true, true
@@ -326,11 +307,9 @@ func (d *derivation) delete(k kind, n uint32) {
 		for key := range d.entries {
 			if k == aRuleset && key.Ruleset == n || k == aClass && key.Class == n {
 				delete(d.entries, key)
-				drop(
-					d,
-					d.PolicyEntries.RWTable,
-					&tables.PolicyEntry{Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction},
-				)
+				drop(d, d.PolicyEntries.RWTable, &tables.PolicyEntry{
+					Ruleset: key.Ruleset, Class: key.Class, Direction: key.Direction,
+				})
 			}
 		}
 		role := tables.CompiledClass
@@ -392,13 +371,8 @@ func (d *derivation) check(r bpf.Reader) string {
 	defer d.lock.Unlock()
 	for key, v := range bpf.All[bpf.SubjectKey, bpf.RouteValue](r, "sluice_routes") {
 		if n := v.EgressRuleset; size[n] != d.size[n] {
-			return fmt.Sprintf(
-				"%v leads to egress ruleset %d with %d of %d entries",
-				key,
-				n,
-				size[n],
-				d.size[n],
-			)
+			return fmt.Sprintf("%v leads to egress ruleset %d with %d of %d entries",
+				key, n, size[n], d.size[n])
 		}
 	}
 	for _, s := range subjects {
@@ -408,13 +382,8 @@ func (d *derivation) check(r bpf.Reader) string {
 					return fmt.Sprintf("%v is in use and not in the kernel", key)
 				}
 				if size[set] != d.size[set] {
-					return fmt.Sprintf(
-						"%v leads to verdict set %d with %d of %d entries",
-						key,
-						set,
-						size[set],
-						d.size[set],
-					)
+					return fmt.Sprintf("%v leads to verdict set %d with %d of %d entries",
+						key, set, size[set], d.size[set])
 				}
 			}
 		}
@@ -500,22 +469,14 @@ func randomRun(t *testing.T, seed uint64) {
 		d.step(0)
 		txn := d.DB.ReadTxn()
 		return !d.garbage() &&
-			settled(txn, d.Pods.RWTable, d.PodMirror) && settled(txn, d.IPCache.RWTable, d.IPCacheMirror) &&
-			settled(
-				txn,
-				d.Subjects.RWTable,
-				d.SubjectMirror,
-			) && settled(txn, d.Routes.RWTable, d.RouteMirror) &&
-			settled(
-				txn,
-				d.Members.RWTable,
-				d.PeerMirror,
-			) && settled(txn, d.PolicyEntries.RWTable, d.PolicyMirror) &&
-			settled(
-				txn,
-				d.Verdicts.RWTable,
-				d.VerdictMirror,
-			) && settled(txn, d.EgressRules.RWTable, d.EgressMirror) &&
+			settled(txn, d.Pods.RWTable, d.PodMirror) &&
+			settled(txn, d.IPCache.RWTable, d.IPCacheMirror) &&
+			settled(txn, d.Subjects.RWTable, d.SubjectMirror) &&
+			settled(txn, d.Routes.RWTable, d.RouteMirror) &&
+			settled(txn, d.Members.RWTable, d.PeerMirror) &&
+			settled(txn, d.PolicyEntries.RWTable, d.PolicyMirror) &&
+			settled(txn, d.Verdicts.RWTable, d.VerdictMirror) &&
+			settled(txn, d.EgressRules.RWTable, d.EgressMirror) &&
 			settled(txn, d.Gateways.RWTable, d.GatewayMirror)
 	})
 	d.memory.Read(func(r bpf.Reader) {

@@ -129,11 +129,7 @@ func openMaps(memory *bpf.Memory) (m Maps, err error) {
 }
 
 func open[K, V comparable](
-	m *bpf.Map[K, V],
-	err *error,
-	memory *bpf.Memory,
-	name string,
-	typ bpf.Type,
+	m *bpf.Map[K, V], err *error, memory *bpf.Memory, name string, typ bpf.Type,
 ) {
 	if *err == nil {
 		*m, *err = bpf.Open[K, V](memory, bpf.Spec{Name: name, Type: typ, MaxEntries: 10000})
@@ -173,10 +169,7 @@ func insert[R any](w *world, table statedb.RWTable[R], rows ...R) {
 
 // awaitStatus waits until a row, given by its primary key, has a status.
 func awaitStatus[R interface{ GetStatus() reconciler.Status }](
-	w *world,
-	table statedb.Table[R],
-	row R,
-	status string,
+	w *world, table statedb.Table[R], row R, status string,
 ) {
 	w.t.Helper()
 	await.True(w.t, func() bool {

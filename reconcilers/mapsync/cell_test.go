@@ -77,10 +77,8 @@ func newAgent(t testing.TB, entries uint32, args ...string) *agent {
 				if a.mirror, err = tables.NewMirrorTable[prefixKey, number]("map-test", nil)(p.DB); err != nil {
 					return err
 				}
-				a.target, err = bpf.Open[prefixKey, number](
-					a.memory,
-					bpf.Spec{Name: "test", Type: bpf.TypeHash, MaxEntries: entries},
-				)
+				a.target, err = bpf.Open[prefixKey, number](a.memory,
+					bpf.Spec{Name: "test", Type: bpf.TypeHash, MaxEntries: entries})
 				if err != nil {
 					return err
 				}
@@ -302,11 +300,8 @@ func TestShow(t *testing.T) {
 	require.Equal(t, first, revision("sluice_one"))
 	require.Greater(t, revision("sluice_two"), second)
 
-	require.ErrorContains(
-		t,
-		a.control.Show(a.db, tables.BPFMap{Name: "test", Entries: 7}),
-		"it has a reconciler",
-	)
+	require.ErrorContains(t, a.control.Show(a.db, tables.BPFMap{Name: "test", Entries: 7}),
+		"it has a reconciler")
 	require.NoError(t, a.control.Hide(a.db, "sluice_one", "unknown"))
 	_, _, found = a.table.Get(a.db.ReadTxn(), tables.BPFMapByName("sluice_one"))
 	require.False(t, found)

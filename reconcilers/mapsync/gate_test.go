@@ -131,13 +131,8 @@ func TestVacate(t *testing.T) {
 func TestConditions(t *testing.T) {
 	l := newTestLoop(t, bpf.Spec{}, gated)
 	rows := l.rows.ToTable()
-	l.needs.conditions = append(
-		l.needs.conditions,
-		IsDone(
-			rows,
-			func(n uint32) statedb.Query[*testRow] { return testRowIndex.Query(key(32, byte(n))) },
-		),
-	)
+	query := func(n uint32) statedb.Query[*testRow] { return testRowIndex.Query(key(32, byte(n))) }
+	l.needs.conditions = append(l.needs.conditions, IsDone(rows, query))
 	l.change(row(key(32, 10), 11), row(key(32, 11), 12))
 	l.complete(11, true)
 	l.rounds()

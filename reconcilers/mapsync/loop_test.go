@@ -113,9 +113,9 @@ func TestAnnounced(t *testing.T) {
 	l.change(row(a, 1), row(b, 1))
 	l.rounds()
 	var seen []string
-	l.memory.OnWrite(
-		func(w bpf.Write, _ bpf.Reader) { seen = append(seen, l.entry(w.Key.(prefixKey))) },
-	)
+	l.memory.OnWrite(func(w bpf.Write, _ bpf.Reader) {
+		seen = append(seen, l.entry(w.Key.(prefixKey)))
+	})
 	l.change(row(a, 2), row(b, 0), row(key(32, 12), 1))
 	l.rounds()
 	require.Equal(t, []string{"1 2 true -", "- 1 true -", "1 delete - -"}, seen)
@@ -211,12 +211,8 @@ func TestOrder(t *testing.T) {
 	l.change(row(key(8, 10), 1), row(key(32, 10, 1, 1, 1), 1))
 	l.rounds()
 	l.writes(&seq)
-	l.change(
-		row(key(32, 10, 1, 1, 1), 0),
-		row(key(8, 10), 0),
-		row(key(16, 10, 1), 2),
-		row(key(24, 10, 1, 1), 3),
-	)
+	l.change(row(key(32, 10, 1, 1, 1), 0), row(key(8, 10), 0),
+		row(key(16, 10, 1), 2), row(key(24, 10, 1, 1), 3))
 	l.rounds()
 	require.Equal(t, []string{
 		"update 10.1.1.0/24 -> 3", "update 10.1.0.0/16 -> 2", "delete 10.0.0.0/8", "delete 10.1.1.1/32",
@@ -302,24 +298,14 @@ func TestRaiseAndFlush(t *testing.T) {
 		return events
 	}
 	a, b, c := key(32, 10), key(32, 11), key(32, 12)
-	require.Equal(
-		t,
-		[]string{"write", "write", "grace", "flush 10.0.0.0/32", "flush 11.0.0.0/32"},
-		step(row(a, 1), row(b, 1)),
-	)
+	require.Equal(t, []string{"write", "write", "grace", "flush 10.0.0.0/32", "flush 11.0.0.0/32"},
+		step(row(a, 1), row(b, 1)))
 	require.Equal(t, []string{"write", "write", "raise", "grace"}, step(row(a, 2), row(b, 2)))
 	l.memory.Fail("test", bpf.OpUpdate, unix.EPERM, 1)
-	require.Equal(
-		t,
-		[]string{"write", "write", "grace", "flush 12.0.0.0/32"},
-		step(row(c, 2)),
-		"a write that failed is none",
-	)
-	require.Equal(
-		t,
-		[]string{"write", "grace", "flush 11.0.0.0/32"},
-		step(row(b, 0), row(a, 2), row(c, 2)),
-	)
+	require.Equal(t, []string{"write", "write", "grace", "flush 12.0.0.0/32"},
+		step(row(c, 2)), "a write that failed is none")
+	require.Equal(t, []string{"write", "grace", "flush 11.0.0.0/32"},
+		step(row(b, 0), row(a, 2), row(c, 2)))
 }
 
 // A round is of some thousand entries: who comes later does not wait for all of a great

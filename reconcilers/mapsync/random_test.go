@@ -62,10 +62,8 @@ func randomRun(t *testing.T, seed uint64, typ bpf.Type, after time.Duration, tig
 			var batch []*testRow
 			for range 1 + rnd.IntN(4) {
 				length := []uint32{0, 8, 16, 24, 32}[rnd.IntN(5)]
-				k := bpf.Truncated(
-					key(32, 10, byte(rnd.IntN(2)), byte(rnd.IntN(2)), byte(rnd.IntN(3))),
-					int(length),
-				)
+				k := key(32, 10, byte(rnd.IntN(2)), byte(rnd.IntN(2)), byte(rnd.IntN(3)))
+				k = bpf.Truncated(k, int(length))
 				value := number(rnd.IntN(6))
 				if rows[k] = value; value == 0 {
 					delete(rows, k)

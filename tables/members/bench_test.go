@@ -21,14 +21,13 @@ func largeWorld(b testing.TB) *harness {
 	var endpoints []*tables.Endpoint
 	for i := range manyLabelSets {
 		namespace := fmt.Sprint("ns-", i%500)
-		endpoints = append(
-			endpoints,
-			pod(fmt.Sprintf("%s/pod-%d", namespace, i), fmt.Sprint("node-", i%1000),
-				netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String(),
-				labels.Set{
-					"app": fmt.Sprint("app-", i), "tier": fmt.Sprint("tier-", i%10), "team": fmt.Sprint(i % 50),
-				}),
-		)
+		addr := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String()
+		set := labels.Set{
+			"app": fmt.Sprint("app-", i), "tier": fmt.Sprint("tier-", i%10),
+			"team": fmt.Sprint(i % 50),
+		}
+		name, node := fmt.Sprintf("%s/pod-%d", namespace, i), fmt.Sprint("node-", i%1000)
+		endpoints = append(endpoints, pod(name, node, addr, set))
 	}
 	for i := range 500 {
 		h.inputs.Namespaces.Put(&tables.Namespace{
@@ -72,12 +71,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 	change("pod with known labels", func(i int) {
 		e := pod("ns-1/new", "node-1", fmt.Sprintf("10.2.%d.%d", i>>8%256, i%256), nil)
-		e.LabelSet = tables.NewLabelSet(
-			"ns-1",
-			"",
-			labels.Set{"app": "app-1", "tier": "tier-1", "team": "1"},
-			nil,
-		)
+		set := labels.Set{"app": "app-1", "tier": "tier-1", "team": "1"}
+		e.LabelSet = tables.NewLabelSet("ns-1", "", set, nil)
 		h.inputs.Endpoints.Put(e)
 	})
 	change("pod with new labels", func(i int) {

@@ -90,11 +90,8 @@ func TestPrefixesOfPoliciesInheritWhatIsKnown(t *testing.T) {
 	one := h.use(cidr("10.2.3.4/32", true))[0]
 	h.settle()
 	require.False(t, h.exact("10.2.3.4/32").Inherits)
-	require.Equal(
-		t,
-		bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods,
-		h.exact("10.2.3.4/32").Flags,
-	)
+	require.Equal(t, bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheLocalPods,
+		h.exact("10.2.3.4/32").Flags)
 	h.inputs.Endpoints.Remove(web)
 	h.settle()
 	require.Equal(t, []string{"peer prefix", "inside 10.2.0.0/16"}, h.exact("10.2.3.4/32").Origins)
@@ -113,17 +110,8 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 			Name: "there", InternalIPs: []netip.Addr{addr("192.0.2.2"), addr("192.0.2.7")},
 			TunnelIPs: []netip.Addr{addr("10.2.0.1"), addr("10.2.0.2")},
 		})
-	older, newer := pod(
-		"prod/older",
-		"there",
-		"10.2.0.1",
-		nil,
-	), pod(
-		"prod/newer",
-		"there",
-		"10.2.0.1",
-		nil,
-	)
+	older := pod("prod/older", "there", "10.2.0.1", nil)
+	newer := pod("prod/newer", "there", "10.2.0.1", nil)
 	newer.Created = older.Created.Add(time.Second)
 	h.inputs.Endpoints.Put(older, newer, pod("prod/strange", "there", "192.0.2.2", nil))
 	h.inputs.Services.Put(&tables.Service{
@@ -138,11 +126,8 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 	require.Equal(t, here, host.Node)
 
 	strange := h.exact("192.0.2.2/32")
-	require.Equal(
-		t,
-		bpf.IPCacheNode|bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheService,
-		strange.Flags,
-	)
+	require.Equal(t, bpf.IPCacheNode|bpf.IPCacheInCluster|bpf.IPCachePod|bpf.IPCacheService,
+		strange.Flags)
 	require.False(t, strange.Tunnel.IsValid())
 	require.Equal(t, tables.ScopeNode, h.scope("192.0.2.2/32"))
 
@@ -193,12 +178,6 @@ func TestNodesThatMove(t *testing.T) {
 	written(1, outside)
 	written(2, node("one", "192.168.0.1", "192.168.0.9"), "192.168.0.1", "192.168.0.1")
 	written(2, node("one", "192.168.0.9", "192.168.0.1"), "192.168.0.9", "192.168.0.9")
-	written(
-		2,
-		node("three", "192.168.0.3"),
-		"192.168.0.9",
-		"192.168.0.9",
-		"192.168.0.2",
-		"192.168.0.3",
-	)
+	written(2, node("three", "192.168.0.3"),
+		"192.168.0.9", "192.168.0.9", "192.168.0.2", "192.168.0.3")
 }

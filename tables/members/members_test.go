@@ -45,11 +45,9 @@ func watch[Row any](h *harness, table statedb.RWTable[Row]) func(statedb.ReadTxn
 
 func newCounter(h *harness) *counter {
 	c := &counter{h, map[string]func(statedb.ReadTxn) int{
-		"ipcache": watch(
-			h,
-			h.IPCache,
-		), "prefixes": watch(h, h.PeerPrefixes), "members": watch(h, h.Members),
-		"classes": watch(h, h.Classes), "matches": watch(h, h.Matches),
+		"ipcache": watch(h, h.IPCache), "prefixes": watch(h, h.PeerPrefixes),
+		"members": watch(h, h.Members), "classes": watch(h, h.Classes),
+		"matches": watch(h, h.Matches),
 	}}
 	c.written()
 	return c
@@ -103,26 +101,15 @@ func TestWrites(t *testing.T) {
 	h.use(cidr("0.0.0.0/0", true))
 	require.Equal(t, 1, c.written()["matches"])
 	h.use(cidr("198.51.100.0/24", false, "198.51.100.7/32"))
-	require.Equal(
-		t,
-		counts{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1},
-		c.written(),
-		"a block with an exception",
-	)
+	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 1, "classes": 1, "matches": 1},
+		c.written(), "a block with an exception")
 	h.use(cidr("198.51.100.0/28", false))
-	require.Equal(
-		t,
-		counts{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1},
-		c.written(),
-		"a block in it, around the exception",
-	)
+	require.Equal(t, counts{"ipcache": 2, "prefixes": 2, "members": 2, "classes": 2, "matches": 1},
+		c.written(), "a block in it, around the exception")
 	h.use(cidr("10.1.0.0/28", true))
-	require.Equal(
-		t,
+	require.Equal(t,
 		counts{"ipcache": 17, "prefixes": 1, "members": 11, "classes": 2, "matches": 1},
-		c.written(),
-		"a block with 16 pods of 10 label sets",
-	)
+		c.written(), "a block with 16 pods of 10 label sets")
 }
 
 // A small change does not wait for a selector of many prefixes, which does not overtake it.
@@ -151,11 +138,8 @@ func TestManyPrefixes(t *testing.T) {
 	require.Equal(t, 1, steps(func() bool { return h.PeerPrefixes.NumObjects(h.db.ReadTxn()) > 500 }))
 
 	h.inputs.Endpoints.Put(pod("a/new", "there", "10.1.9.9", labels.Set{"app": "new"}))
-	require.LessOrEqual(
-		t,
-		steps(func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }),
-		1,
-	)
+	isPod := func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }
+	require.LessOrEqual(t, steps(isPod), 1)
 	small := h.use(pods("app=new"), cidr("10.1.9.0/24", true))
 	require.LessOrEqual(t, steps(func() bool { return evaluated(small[0]) && evaluated(small[1]) }), 3)
 	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[0].Number)
@@ -272,9 +256,7 @@ func TestCell(t *testing.T) {
 		provide(tables.NewNodeTable),
 		provide(tables.NewCiliumNodeTable),
 		provide(tables.NewServiceTable),
-		provide(
-			tables.NewBackendSliceTable,
-		),
+		provide(tables.NewBackendSliceTable),
 		provide(tables.NewNodeAddressTable),
 		provide(tables.NewRouteTable),
 		provide(tables.NewNamespaceTable),

@@ -45,10 +45,8 @@ func (h *harness) should(w *policytest.World, a netip.Addr) []string {
 		if s.Peers[0].Kind == tables.PeerNodes && !h.isOfObject(txn, w, a) {
 			continue
 		}
-		if slices.ContainsFunc(
-			s.Peers,
-			func(p tables.PolicyPeer) bool { return slices.Contains(signature, p.String()) },
-		) {
+		signed := func(p tables.PolicyPeer) bool { return slices.Contains(signature, p.String()) }
+		if slices.ContainsFunc(s.Peers, signed) {
 			parts = append(parts, s.Text)
 		}
 	}

@@ -119,10 +119,9 @@ func (w *randomWorld) pod() *tables.Endpoint {
 	i := w.IntN(6)
 	var ports []tables.NamedPort
 	for range w.IntN(3) {
-		ports = append(
-			ports,
-			tables.NamedPort{Name: w.pick("http", "https"), Protocol: 6, Port: uint16(80 + w.IntN(2))},
-		)
+		ports = append(ports, tables.NamedPort{
+			Name: w.pick("http", "https"), Protocol: 6, Port: uint16(80 + w.IntN(2)),
+		})
 	}
 	node, addrs := here, fmt.Sprintf("10.1.0.%d,fd00::%d", i, i)
 	if w.IntN(2) == 0 {
@@ -384,8 +383,7 @@ func kindOf(w *policytest.World, a netip.Addr) string {
 }
 
 func (h *harness) checkSelections(
-	may map[selection]map[bool]bool,
-	was map[netip.Addr]map[string]bool,
+	may map[selection]map[bool]bool, was map[netip.Addr]map[string]bool,
 ) {
 	h.Helper()
 	txn := h.db.ReadTxn()
