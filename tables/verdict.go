@@ -206,17 +206,6 @@ func (v *Verdict) MapKey() bpf.VerdictKey { return v.Key }
 // MapValue is the value in sluice_verdicts.
 func (v *Verdict) MapValue() bpf.VerdictValue { return v.Value }
 
-// Policies returns the policies that decide, each once and in order.
-func (v *Verdict) Policies() []PolicyID {
-	var ids []PolicyID
-	for _, rule := range v.Rules { // which are in order of policy
-		if n := len(ids); n == 0 || ids[n-1] != rule.Policy {
-			ids = append(ids, rule.Policy)
-		}
-	}
-	return ids
-}
-
 // TableHeader implements [statedb.TableWritable].
 func (*Verdict) TableHeader() []string {
 	return []string{"Set", "Traffic", "Verdict", "Rules", "Status", "Error"}
@@ -257,7 +246,7 @@ var (
 	verdictPending = IndexIf("pending", Uint32Keys,
 		func(v *Verdict) (uint32, bool) { return v.Key.Set, !isDone(v.Status) })
 	verdictPolicy = IndexEach("policy", PolicyKeys,
-		func(v *Verdict) []PolicyID { return v.Policies() })
+		func(v *Verdict) []PolicyID { return PoliciesOf(v.Rules) })
 	verdictCookie = IndexIf("cookie", Uint32Keys,
 		func(v *Verdict) (uint32, bool) { return v.Value.Cookie, v.Value.Cookie != 0 })
 

@@ -70,7 +70,8 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Classes: newTable(t, db, tables.NewClassTable),
 		Selectors: newTable(t, db, tables.NewSelectorTable),
 		Rulesets: newTable(t, db, tables.NewRulesetTable, &tables.Ruleset{
-			Life: tables.Life{Number: 2}, Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
+			Life: tables.Life{Number: 2}, Policies: []tables.PolicyID{allow.Policy},
+			Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
 		}),
 		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressRulesets: newTable(t, db, tables.NewEgressRulesetTable),
 	}, live)}

@@ -61,7 +61,7 @@ func (e *Explainer) asPod(txn statedb.ReadTxn, p *Party) {
 	p.waits(fmt.Sprintf("subject %d", pod.Subject), subject.Status)
 	if ruleset, _, ok := e.t.Rulesets.Get(txn, tables.RulesetByNumber(p.Ruleset)); ok {
 		p.TooLarge = ruleset.TooLarge
-		for _, id := range ruleset.Policies() {
+		for _, id := range ruleset.Policies {
 			p.Policies = append(p.Policies, id.String())
 		}
 	}

@@ -37,8 +37,6 @@ type harness struct {
 	mirrors    statedb.RWTable[*tables.SubjectMirror]
 	pods       statedb.RWTable[*tables.Pod]
 	podMirrors statedb.RWTable[*tables.PodMirror]
-	locals     statedb.RWTable[*tables.LocalEndpoint]
-	namespaces statedb.RWTable[*tables.Namespace]
 }
 
 func newHarness(t testing.TB) *harness {
@@ -53,13 +51,10 @@ func newHarness(t testing.TB) *harness {
 	fill(h, &h.mirrors, tables.NewSubjectMirrorTable)
 	fill(h, &h.pods, tables.NewPodTable)
 	fill(h, &h.podMirrors, tables.NewPodMirrorTable)
-	fill(h, &h.locals, tables.NewLocalEndpointTable)
-	fill(h, &h.namespaces, tables.NewNamespaceTable)
 	h.rule = params{
 		Policies: h.policies, Compiled: h.compiled, Rulesets: h.rulesets, Subjects: h.subjects,
 		Entries: h.entries, Verdicts: h.verdicts, Complete: h.complete, Mirrors: h.mirrors,
 		Placement: Placement{Pods: h.pods, PodMirrors: h.podMirrors},
-		Locals:    h.locals, Namespaces: h.namespaces,
 	}
 	fill(h, &h.rule.Output, tables.NewNetworkPolicyStatusTable)
 	var err error
@@ -126,6 +121,7 @@ func (h *harness) compile(name string) {
 func ruleset(number uint32, policies ...string) *tables.Ruleset {
 	r := &tables.Ruleset{Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)}}
 	for _, name := range policies {
+		r.Policies = append(r.Policies, policyID(name))
 		r.Rules = append(r.Rules, &tables.Rule{
 			RuleID: tables.RuleID{Policy: policyID(name), Item: -1}, DefaultDeny: true,
 		})
@@ -176,22 +172,15 @@ func (h *harness) programPod(last byte, subject uint32) {
 	})
 }
 
-func (h *harness) local(last byte, app string) *tables.LocalEndpoint {
-	return &tables.LocalEndpoint{Addr: pod(last, 0).Addr, LabelSet: labelSet(app)}
-}
-
-// status returns how a policy fares, nil if there is no row. The table has no others rows
-// than a computation from nothing has, but for times.
+// status returns the status of a policy, nil if there is no row. All rows are those that a
+// computation from nothing has, but for what was settled before.
 func (h *harness) status(name string) *tables.NetworkPolicyStatus {
 	h.Helper()
 	require.NoError(h, h.step.Work(h.Context()))
 	txn := h.db.ReadTxn()
 	row, _, _ := h.rule.Output.Get(txn, tables.NetworkPolicyStatusByPolicy(policyID(name)))
 	for former := range h.rule.Output.All(txn) {
-		c := &round{
-			params: &h.rule, in: txn, refusals: map[uint32]string{},
-			matchers: map[tables.EgressSelector]*tables.PodMatcher{},
-		}
+		c := &round{params: &h.rule, in: txn, refusals: map[uint32]string{}}
 		require.True(h, former.Equal(c.row(former.Policy)), "%+v is not marked", former)
 	}
 	return row
@@ -206,7 +195,7 @@ func (h *harness) requireState(name string, state tables.PolicyState, programmed
 	if state == tables.PolicyInForce || state == tables.PolicyNotHere {
 		require.True(h, s.Settled)
 		require.Equal(h, s.Wanted, s.InForce)
-		require.False(h, s.Done.IsZero())
+		require.True(h, s.WasSettled)
 	}
 	if state == tables.PolicyPending || state == tables.PolicyTooLarge {
 		require.False(h, s.Settled)

@@ -201,7 +201,6 @@ func TestStates(t *testing.T) {
 				edit(h)
 				r := ruleset(13, "p")
 				r.TooLarge = "70000 entries"
-				put(h, h.locals, h.local(1, "a"))
 				put(h, h.rulesets, r)
 				put(h, h.subjects, subject(2, 13, "a"))
 				h.compile("p")
@@ -268,15 +267,12 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A ruleset that is too large has rules of some of its policies only, and none of them is in
-// force for its pods.
+// None of the policies of a ruleset that is too large is in force for its pods.
 func TestTooLargeTogether(t *testing.T) {
 	h := newHarness(t)
-	put(h, h.namespaces, &tables.Namespace{Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"}})
 	put(h, h.policies, policy("p", "app=a"), policy("q", "app=a"), policy("other", "app=b"))
-	large := ruleset(12, "p")
+	large := ruleset(12, "p", "q")
 	large.TooLarge = "70000 entries; the biggest rule is spec.ingress[3]"
-	put(h, h.locals, h.local(1, "a"))
 	put(h, h.rulesets, large)
 	put(h, h.pods, pod(1, 2))
 	for _, name := range []string{"p", "q", "other"} {
@@ -286,7 +282,7 @@ func TestTooLargeTogether(t *testing.T) {
 	for _, name := range []string{"p", "q"} {
 		h.requireState(name, tooLarge, 0, 1)
 		require.Equal(t, large.TooLarge, h.status(name).TooLarge)
-		require.Zero(t, h.status(name).Done)
+		require.False(t, h.status(name).WasSettled)
 		require.Contains(t, h.status(name).TableRow(), large.TooLarge)
 	}
 	h.requireState("other", notHere, 0, 0)
@@ -300,11 +296,10 @@ func TestTooLargeTogether(t *testing.T) {
 	h.requireState("q", inForce, 1, 1)
 	require.Empty(t, h.status("q").TooLarge)
 
-	// Whoever is too large again, and then selects the pod no more, while nobody looks.
+	// They are too large again, and then select the pod no more, between two computations.
 	h.program(subject(2, 12, "a"))
 	h.requireState("q", tooLarge, 0, 1)
 	h.program(subject(2, bpf.EmptyRuleset, "a"))
-	remove(h, h.locals, h.local(1, "a"))
 	remove(h, h.rulesets, large)
 	h.requireState("q", notHere, 0, 0)
 }
@@ -340,23 +335,17 @@ func TestStatusOfMistakes(t *testing.T) {
 	}
 }
 
-// A revision is wanted since it was seen first, and done when it was settled first: what
-// happens to it later is nothing new.
-func TestTimes(t *testing.T) {
+// A revision stays settled once it was: what happens to it later is not new.
+func TestWasSettled(t *testing.T) {
 	h := selected(t)
-	first := h.status("p")
-	require.False(t, first.Since.IsZero())
-	require.Zero(t, first.Done)
+	require.False(t, h.status("p").WasSettled)
 	h.program(subject(2, 12, "a"))
-	done := h.status("p")
-	require.Equal(t, first.Since, done.Since)
-	require.False(t, done.Done.Before(done.Since))
+	require.True(t, h.status("p").WasSettled)
 	put(h, h.subjects, subject(3, 12, "b"))
 	require.Equal(t, pending, h.status("p").State)
-	require.Equal(t, done.Done, h.status("p").Done)
+	require.True(t, h.status("p").WasSettled)
 	put(h, h.policies, policy("p", "app=a"))
-	require.True(t, h.status("p").Since.After(done.Since))
-	require.Zero(t, h.status("p").Done)
+	require.False(t, h.status("p").WasSettled)
 }
 
 // Why the kernel refused is told once for each label set.

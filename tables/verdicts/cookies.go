@@ -69,7 +69,7 @@ func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *tables.Ruleset,
 	if ruleset == nil || ruleset.Undesired {
 		return
 	}
-	for _, id := range ruleset.Policies() {
+	for _, id := range ruleset.Policies {
 		for row := range c.Output.List(now, tables.RuleCookiesByPolicy(id)) {
 			for i, of := range row.Rules {
 				if field := fieldIn(ruleset, of); field != "" && field != row.Fields[i] {

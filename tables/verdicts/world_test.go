@@ -156,6 +156,10 @@ func ruleset(number uint32, rules ...*tables.Rule) *tables.Ruleset {
 	slices.SortFunc(rules, func(a, b *tables.Rule) int { return a.RuleID.Compare(b.RuleID) })
 	r := &tables.Ruleset{Life: tables.Life{Number: number}, Rules: rules}
 	r.Digest = bpf.Digest{byte(number), byte(number >> 8)}
+	for _, rule := range rules {
+		r.Policies = append(r.Policies, rule.Policy)
+	}
+	r.Policies = slices.Compact(r.Policies)
 	return r
 }
 
