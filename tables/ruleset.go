@@ -53,6 +53,17 @@ type Ruleset struct {
 	TooLarge string `json:"tooLarge,omitempty"`
 }
 
+// Namespace returns the namespace of the policies that are not cluster-wide, empty if all are:
+// the pods of a ruleset with such a policy are in its namespace.
+func (r *Ruleset) Namespace() string {
+	for _, id := range r.Policies {
+		if id.Name.Namespace != "" {
+			return id.Name.Namespace
+		}
+	}
+	return ""
+}
+
 // PoliciesOf returns the policies of rules, which are in order, each once.
 func PoliciesOf(rules []RuleID) (policies []PolicyID) {
 	for _, rule := range rules {

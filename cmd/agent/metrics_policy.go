@@ -50,7 +50,7 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 16),
 		}),
 		policies: prometheus.NewDesc("sluice_policies", "Network policies by how they fare on this node.", []string{"state"}, nil),
-		entries:  prometheus.NewDesc("sluice_policy_entries", "Verdicts of network policies: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
+		entries:  prometheus.NewDesc("sluice_policy_entries", "Entries of sluice_verdicts: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
 	}
 }
 

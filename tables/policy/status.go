@@ -122,7 +122,7 @@ func (c *round) tooLarge(s *tables.Subject) string {
 	if !found {
 		return ""
 	}
-	return r.TooLarge
+	return cmp.Or(r.TooLarge, tables.ClosedBy(c.in, c.Entries, s.Ruleset))
 }
 
 // isProgrammed reports whether the kernel has a subject in the ruleset that it is to be in.

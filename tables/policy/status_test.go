@@ -233,6 +233,16 @@ func TestStates(t *testing.T) {
 				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
 			}, pending, 0, 1},
 		}},
+		"the maps have no room": {enforced, []step{
+			{"closed", func(h *harness) { put(h, h.entries, closed) }, tooLarge, 0, 1},
+			{"opened", func(h *harness) {
+				opened := tables.Clone(closed)
+				opened.Closed = 0
+				put(h, h.entries, opened)
+			}, inForce, 1, 1},
+			{"closed again", func(h *harness) { put(h, h.entries, closed) }, tooLarge, 0, 1},
+			{"deleted", func(h *harness) { remove(h, h.entries, closed) }, inForce, 1, 1},
+		}},
 		"the kernel refuses a verdict": {selected, []step{
 			{"refused, of others", func(h *harness) {
 				put(h, h.verdicts, &tables.Verdict{
@@ -266,6 +276,9 @@ func TestStates(t *testing.T) {
 		})
 	}
 }
+
+// closed is the entry of any class of a ruleset that is closed for ingress.
+var closed = &tables.PolicyEntry{Ruleset: 12, Direction: bpf.DirectionIngress, Closed: 3}
 
 // None of the policies of a ruleset that is too large is in force for its pods.
 func TestTooLargeTogether(t *testing.T) {

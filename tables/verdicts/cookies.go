@@ -3,8 +3,9 @@
 package verdicts
 
 import (
-	"github.com/sluice-net/sluice/bpf"
 	"slices"
+
+	"github.com/sluice-net/sluice/bpf"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"

@@ -38,6 +38,8 @@ func newWorld(t testing.TB) *world {
 		Compiled: must(tables.NewCompiledTable(w.db))(t),
 		Sets:     must(tables.NewVerdictSetTable(w.db))(t),
 		Verdicts: must(tables.NewVerdictTable(w.db))(t),
+		Usage:    must(tables.NewPolicyUsageTable(w.db))(t),
+		Room:     roomOf(bpf.DefaultConfig),
 	}}
 	w.stepper = must(transform.NewStepper(w.db, w.rule.declare()))(t)
 	w.work()
