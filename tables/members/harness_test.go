@@ -67,7 +67,10 @@ func table[Row any](
 	return created
 }
 
-func newHarness(t testing.TB) *harness {
+func newHarness(t testing.TB) *harness { return newHarnessWith(t, shareOf(bpf.DefaultConfig)) }
+
+// newHarnessWith is for namespaces with a share of classes.
+func newHarnessWith(t testing.TB, share Share) *harness {
 	db := statedb.New()
 	h := &harness{TB: t, db: db, seen: newSeen(), changed: map[string]bool{}}
 	local := tables.LocalNode{Name: here}
@@ -97,7 +100,7 @@ func newHarness(t testing.TB) *harness {
 		CiliumNodes: i.CiliumNodes, Services: i.Services, Backends: i.Backends, Addresses: i.Addresses,
 		Routes: i.Routes, Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
 		LocalNode: local, Selectors: i.Selectors, Rulesets: i.Rulesets,
-		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror,
+		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror, Share: share,
 	}
 	var err error
 	h.stepper, err = transform.NewStepper(db, newRule(h.ruleTables))
