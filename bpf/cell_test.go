@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"math"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -270,7 +271,7 @@ func TestFormerLayout(t *testing.T) {
 	h := newTestHive(t, nil, "--bpffs="+bpffs, "--map-size-classes=100", "--map-size-sources=7")
 	require.NoError(t, h.Start(h.log, context.Background()))
 	require.Equal(t, 2, strings.Count(h.logged.String(), "A flag is ignored"))
-	require.Equal(t, []string{"::1", "::2", "::3"}, addrsOf(h.maps.Former()))
+	require.Equal(t, []string{"::1", "::2", "::3"}, textsOf(h.maps.FormerPods()))
 	require.Empty(t, h.must("map/dump sluice_pods"))
 	require.FileExists(t, filepath.Join(MapsDir(bpffs), "sluice_pods"))
 	_, err = h.maps.Exits.Update([]ExitKey{{Address{15: 6}}}, []ExitValue{{IfIndex: 8}})
@@ -288,12 +289,12 @@ func TestFormerLayout(t *testing.T) {
 	// From then on it is the slot that tells.
 	h = newTestHive(t, nil, "--bpffs="+bpffs)
 	require.NoError(t, h.Start(h.log, context.Background()))
-	require.Equal(t, []string{"::4"}, addrsOf(h.maps.Former()))
+	require.Equal(t, []string{"::4"}, textsOf(h.maps.FormerPods()))
 	require.NoError(t, h.Stop(h.log, context.Background()))
 }
 
-func addrsOf(f Former) (addrs []string) {
-	for _, a := range f.Addrs {
+func textsOf(pods []netip.Addr) (addrs []string) {
+	for _, a := range pods {
 		addrs = append(addrs, a.String())
 	}
 	slices.Sort(addrs)

@@ -18,30 +18,25 @@ import (
 // formerSources is a map of the layout before, of the pods that its agent routed.
 const formerSources = "sluice_sources"
 
-// Former is what is known of the pods of the agent before.
-type Former struct {
-	Addrs []netip.Addr // of pods that it knew on its node, or that it was the gateway of
-}
+// FormerPods returns the addresses of pods that the agent before had on its node, or was the
+// gateway of: those that the slot in force had when the maps were opened, or if that was
+// empty, those that the maps of the layout before had.
+func (m *Maps) FormerPods() []netip.Addr { return m.formerPods }
 
-// Former is what the slot in force had when the maps were opened, or if that was empty,
-// what the maps of the layout before had.
-func (m *Maps) Former() Former { return m.former }
-
-func readFormer(backend Backend, slot uint32) (f Former, err error) {
-	f.Addrs, err = addrsIn(backend, slotPath(slot, podsMap))
-	if err != nil || len(f.Addrs) > 0 {
-		return f, err
+func readFormerPods(backend Backend, slot uint32) ([]netip.Addr, error) {
+	pods, err := addrsIn(backend, slotPath(slot, podsMap))
+	if err != nil || len(pods) > 0 {
+		return pods, err
 	}
 	for _, name := range []string{podsMap, formerSources} {
 		addrs, err := addrsIn(backend, name)
 		if err != nil {
-			return Former{}, err
+			return nil, err
 		}
-		f.Addrs = append(f.Addrs, addrs...)
+		pods = append(pods, addrs...)
 	}
-	slices.SortFunc(f.Addrs, netip.Addr.Compare)
-	f.Addrs = slices.Compact(f.Addrs)
-	return f, nil
+	slices.SortFunc(pods, netip.Addr.Compare)
+	return slices.Compact(pods), nil
 }
 
 // addrsIn returns the keys of a map of pods, whatever its values are; none if there is no

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -30,11 +31,11 @@ type Maps struct {
 	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
 	State    Map[StateKey, StateValue]     // which slot is in force, and which generation
 
-	all     []opener
-	backend atomic.Pointer[Backend]
-	own     atomic.Uint32 // the slot that is written to
-	raising sync.Mutex    // of the generation
-	former  Former
+	all        []opener
+	backend    atomic.Pointer[Backend]
+	own        atomic.Uint32 // the slot that is written to
+	raising    sync.Mutex    // of the generation
+	formerPods []netip.Addr
 }
 
 // opener is a [handle] of any types.

@@ -75,7 +75,7 @@ func (m *Maps) openSlots(backend Backend) error {
 	if err != nil {
 		return err
 	}
-	if m.former, err = readFormer(backend, inForce); err != nil {
+	if m.formerPods, err = readFormerPods(backend, inForce); err != nil {
 		return err
 	}
 	own := (inForce + 1) % Slots

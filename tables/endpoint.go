@@ -167,15 +167,6 @@ func NewEndpointTable(db *statedb.DB, local LocalNode) (statedb.RWTable[*Endpoin
 	return statedb.NewTable(db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex, endpointHereIndex(local))
 }
 
-// LabelSetByID returns the label set with an ID, nil if no endpoint has it.
-func LabelSetByID(txn statedb.ReadTxn, endpoints statedb.Table[*Endpoint], id LabelSetID) *LabelSet {
-	e, _, found := endpoints.Get(txn, EndpointsByLabelSet(id))
-	if !found {
-		return nil
-	}
-	return e.LabelSet
-}
-
 // AddrOwner returns the endpoint that an address belongs to, nil if none, and
 // the others that claim it.
 func AddrOwner(txn statedb.ReadTxn, endpoints statedb.Table[*Endpoint], addr netip.Addr) (owner *Endpoint, others []*Endpoint) {

@@ -85,8 +85,7 @@ func NamespaceAnchor(namespace string) string { return "@" + namespace }
 // LabelAnchor is the anchor of everything that has a label.
 func LabelAnchor(key, value string) string { return key + "=" + value }
 
-// HasAnchor reports whether the set has an anchor other than that of a port, or
-// whether that is [AnyAnchor].
+// HasAnchor reports whether the set has an anchor, or whether that is [AnyAnchor].
 func (s *LabelSet) HasAnchor(anchor string) bool {
 	if namespace, is := strings.CutPrefix(anchor, NamespaceAnchor("")); is {
 		return namespace == s.Namespace
@@ -94,16 +93,6 @@ func (s *LabelSet) HasAnchor(anchor string) bool {
 	key, value, _ := strings.Cut(anchor, "=")
 	has, found := s.Labels.Lookup(key)
 	return anchor == AnyAnchor || found && has == value
-}
-
-// AppendLabelAnchor appends what [LabelAnchor] returns.
-func AppendLabelAnchor(b []byte, key, value string) []byte {
-	return append(append(append(b, key...), '='), value...)
-}
-
-// PortAnchor is the anchor of everything that has a port of a name and protocol.
-func PortAnchor(name string, protocol uint8) string {
-	return ":" + PolicyPort{Name: name, Protocol: protocol}.String()
 }
 
 // DigestKeys are keys of indexes by a digest.

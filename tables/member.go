@@ -20,7 +20,6 @@ const (
 	ScopeNode    Scope = "node"    // a node
 	ScopeCluster Scope = "cluster" // inside the cluster, and nothing more is known
 	ScopeWorld   Scope = "world"   // outside the cluster
-	ScopeRefused Scope = "refused" // what a namespace has no room for: every ruleset drops it
 )
 
 // MemberDef is what a member stands for.
@@ -155,6 +154,9 @@ type Class struct {
 	Selectors []uint32    `json:"selectors,omitempty"` // numbers of selectors in use, in order
 	Ports     []NamedPort `json:"ports,omitempty"`     // in order
 	Refused   bool        `json:"refused,omitempty"`   // every ruleset drops it
+
+	// Namespace is that of the pods that the class was made for: it counts for its share.
+	Namespace string `json:"namespace,omitempty"`
 }
 
 // ClassDigest identifies a class.
@@ -213,6 +215,8 @@ var (
 		func(c *Class) []uint32 { return c.Selectors })
 	classPort = IndexEach("port", StringKeys,
 		func(c *Class) []string { return c.PortNames() })
+	classNamespace = IndexIf("namespace", StringKeys,
+		func(c *Class) (string, bool) { return c.Namespace, c.Namespace != "" })
 	classRefused   = FlagIndex("refused", func(c *Class) bool { return c.Refused })
 	classUndesired = FlagIndex("undesired", func(c *Class) bool { return c.Undesired })
 
@@ -228,6 +232,9 @@ var (
 	// ClassesByPort queries the classes with a number for a port, in the form http/tcp.
 	ClassesByPort = classPort.Query
 
+	// ClassesByNamespace queries the classes that were made for pods of a namespace.
+	ClassesByNamespace = classNamespace.Query
+
 	// ClassesRefused queries, by true, the classes that every ruleset drops.
 	ClassesRefused = classRefused.Query
 
@@ -237,4 +244,4 @@ var (
 
 // NewClassTable creates the table of classes.
 var NewClassTable = Declare("peer-classes", classNumber, classDigest, classSelector, classPort,
-	classRefused, classUndesired)
+	classNamespace, classRefused, classUndesired)

@@ -7,12 +7,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cilium/statedb"
 )
 
-// PolicyState says in a word how a network policy fares on this node.
+// PolicyState is the state of a network policy on this node, in a word.
 type PolicyState string
 
 // The states of a network policy; of those that apply it is the first.
@@ -54,18 +53,18 @@ type NetworkPolicyStatus struct {
 	// it selects, and nothing more of what it said before. It never is if that is too large.
 	Settled bool `json:"settled"`
 
-	// Since is when the wanted revision was first seen, Done when it was first
-	// settled; zero until then.
-	Since time.Time `json:"since" yaml:"-"`
-	Done  time.Time `json:"done,omitzero" yaml:"-"`
+	// WasSettled is set once the wanted revision has been settled.
+	WasSettled bool `json:"wasSettled"`
 }
 
 // Equal reports whether two rows say the same.
 func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
-	return s.Policy == o.Policy && s.State == o.State && slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
-		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce && s.EntriesWanted == o.EntriesWanted &&
-		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Refused == o.Refused && s.TooLarge == o.TooLarge &&
-		s.Settled == o.Settled && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
+	return s.Policy == o.Policy && s.State == o.State &&
+		slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
+		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce &&
+		s.EntriesWanted == o.EntriesWanted && s.Programmed == o.Programmed &&
+		s.Failed == o.Failed && s.Refused == o.Refused && s.TooLarge == o.TooLarge &&
+		s.Settled == o.Settled && s.WasSettled == o.WasSettled
 }
 
 // TableHeader implements [statedb.TableWritable].

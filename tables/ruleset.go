@@ -39,26 +39,39 @@ type Ruleset struct {
 	Life   `yaml:",inline"`
 	Digest bpf.Digest `json:"digest"`
 
+	// Policies are those that have rules about the subject, in order.
+	Policies []PolicyID `json:"policies,omitempty"`
+
 	Rules []*Rule `json:"rules,omitempty"` // in order of policy and place
 
 	// AlwaysDeny is set if what no rule allows is denied in both directions, as
 	// --enforcement=always has it.
 	AlwaysDeny bool `json:"alwaysDeny,omitempty"`
 
-	// TooLarge says why the policies of the subject are not enforced: it is isolated in the
-	// directions that they are about instead.
+	// TooLarge says why the policies are not enforced: the rules isolate the subject instead,
+	// in the directions that the policies are about.
 	TooLarge string `json:"tooLarge,omitempty"`
 }
 
-// Policies returns the policies that the rules are of, each once and in order.
-func (r *Ruleset) Policies() []PolicyID {
-	var ids []PolicyID
-	for _, rule := range r.Rules {
-		if n := len(ids); n == 0 || ids[n-1] != rule.Policy {
-			ids = append(ids, rule.Policy)
+// Namespace returns the namespace of the policies that are not cluster-wide, empty if all are:
+// the pods of a ruleset with such a policy are in its namespace.
+func (r *Ruleset) Namespace() string {
+	for _, id := range r.Policies {
+		if id.Name.Namespace != "" {
+			return id.Name.Namespace
 		}
 	}
-	return ids
+	return ""
+}
+
+// PoliciesOf returns the policies of rules, which are in order, each once.
+func PoliciesOf(rules []RuleID) (policies []PolicyID) {
+	for _, rule := range rules {
+		if n := len(policies); n == 0 || policies[n-1] != rule.Policy {
+			policies = append(policies, rule.Policy)
+		}
+	}
+	return policies
 }
 
 // Selectors returns the numbers of the selectors that the rules name, each once and in
@@ -93,7 +106,7 @@ func (*Ruleset) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (r *Ruleset) TableRow() []string {
 	var policies []string
-	for _, id := range r.Policies() {
+	for _, id := range r.Policies {
 		policies = append(policies, id.String())
 	}
 	return []string{
@@ -112,7 +125,7 @@ var (
 	rulesetPort = IndexEach("port", StringKeys,
 		func(r *Ruleset) []string { return r.PeerPorts() })
 	rulesetPolicy = IndexEach("policy", PolicyKeys,
-		func(r *Ruleset) []PolicyID { return r.Policies() })
+		func(r *Ruleset) []PolicyID { return r.Policies })
 	rulesetUndesired = FlagIndex("undesired", func(r *Ruleset) bool { return r.Undesired })
 
 	// RulesetByNumber queries a ruleset by its number.

@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -16,17 +17,26 @@ import (
 // PolicyEntry is what a ruleset says of a class in a direction. An entry of sluice_policy.
 // There is one for each class of which the ruleset says something special, and one for
 // [bpf.AnyClass].
+//
+// A direction of a ruleset is closed if the maps have no room for what it says of more
+// classes: then the entry of any class denies, so that the classes without an entry of their
+// own are denied. The other entries stay.
 type PolicyEntry struct {
-	Ruleset    uint32        `json:"ruleset"`
-	Class      uint32        `json:"class"`
-	Direction  bpf.Direction `json:"direction"`
-	Set        uint32        `json:"set"`
+	Ruleset   uint32        `json:"ruleset"`
+	Class     uint32        `json:"class"`
+	Direction bpf.Direction `json:"direction"`
+	Set       uint32        `json:"set"`
+	Closed    uint32        `json:"closed,omitempty"` // the set in force instead, that denies
+
+	// Namespace is the one whose usage the entry counts for: see [PolicyUsage].
+	Namespace string `json:"namespace,omitempty"`
+
 	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
 func (e *PolicyEntry) Equal(o *PolicyEntry) bool {
-	return e.MapKey() == o.MapKey() && e.Set == o.Set
+	return e.MapKey() == o.MapKey() && e.Set == o.Set && e.Closed == o.Closed
 }
 
 // MapKey is the key in sluice_policy.
@@ -35,7 +45,17 @@ func (e *PolicyEntry) MapKey() bpf.PolicyKey {
 }
 
 // MapValue is the value in sluice_policy.
-func (e *PolicyEntry) MapValue() bpf.PolicyValue { return bpf.PolicyValue{Set: e.Set} }
+func (e *PolicyEntry) MapValue() bpf.PolicyValue {
+	return bpf.PolicyValue{Set: cmp.Or(e.Closed, e.Set)}
+}
+
+// sets returns the sets that the entry refers to.
+func (e *PolicyEntry) sets() []uint32 {
+	if e.Closed == 0 || e.Closed == e.Set {
+		return []uint32{e.Set}
+	}
+	return []uint32{e.Set, e.Closed}
+}
 
 // isDone reports whether the kernel has what is desired.
 func isDone(s reconciler.Status) bool { return s.Kind == reconciler.StatusKindDone }
@@ -52,7 +72,7 @@ func (e *PolicyEntry) TableRow() []string {
 		class = number(e.Class)
 	}
 	return []string{
-		number(e.Ruleset), class, e.Direction.String(), number(e.Set),
+		number(e.Ruleset), class, e.Direction.String(), number(e.MapValue().Set),
 		e.Status.Kind.String(), orDash(e.Status.GetError()),
 	}
 }
@@ -67,8 +87,15 @@ var (
 		func(e *PolicyEntry) bpf.PolicyKey { return e.MapKey() })
 	policyEntryClass = IndexIf("class", Uint32Keys,
 		func(e *PolicyEntry) (uint32, bool) { return e.Class, e.Class != 0 })
-	policyEntrySet = Index("set", Uint32Keys,
-		func(e *PolicyEntry) uint32 { return e.Set })
+	policyEntrySet = IndexEach("set", Uint32Keys,
+		func(e *PolicyEntry) []uint32 { return e.sets() })
+	policyEntryClosed  = FlagIndex("closed", func(e *PolicyEntry) bool { return e.Closed != 0 })
+	policyEntryClosing = FlagIndex("closing",
+		func(e *PolicyEntry) bool { return e.Closed != 0 && !isDone(e.Status) })
+	policyEntryPendingSpecial = IndexIf("pending-special", Uint32Keys,
+		func(e *PolicyEntry) (uint32, bool) {
+			return e.Ruleset, e.Class != bpf.AnyClass && !isDone(e.Status)
+		})
 	policyEntryPendingRuleset = IndexIf("pending-ruleset", Uint32Keys,
 		func(e *PolicyEntry) (uint32, bool) { return e.Ruleset, !isDone(e.Status) })
 	policyEntryPendingClass = IndexIf("pending-class", Uint32Keys,
@@ -82,6 +109,16 @@ var (
 
 	// PolicyEntriesBySet queries the entries that refer to a verdict set.
 	PolicyEntriesBySet = policyEntrySet.Query
+
+	// PolicyEntriesClosed queries, by true, the entries of any class that are closed.
+	PolicyEntriesClosed = policyEntryClosed.Query
+
+	// PolicyEntriesClosing queries, by true, those of them that the kernel does not have yet.
+	PolicyEntriesClosing = policyEntryClosing.Query
+
+	// PolicyEntriesPendingSpecial queries the entries of a ruleset about classes that the
+	// kernel does not have yet.
+	PolicyEntriesPendingSpecial = policyEntryPendingSpecial.Query
 
 	// PolicyEntriesPendingOfRuleset queries the entries of a ruleset that the kernel does
 	// not have yet.
@@ -98,8 +135,9 @@ func PolicyEntriesOfRuleset(ruleset uint32) statedb.Query[*PolicyEntry] {
 }
 
 // NewPolicyEntryTable creates the table of policy entries.
-var NewPolicyEntryTable = Declare("policy-entries", policyEntryKey, policyEntryClass, policyEntrySet,
-	policyEntryPendingRuleset, policyEntryPendingClass)
+var NewPolicyEntryTable = Declare("policy-entries",
+	policyEntryKey, policyEntryClass, policyEntrySet, policyEntryClosed, policyEntryClosing,
+	policyEntryPendingSpecial, policyEntryPendingRuleset, policyEntryPendingClass)
 
 // Compiled says that policy-entries has all that is wanted of a ruleset with the classes
 // that there were, or of a class with the rulesets that there were, when it was computed.
@@ -159,6 +197,9 @@ type VerdictSet struct {
 	Number  uint32     `json:"number"`
 	Digest  bpf.Digest `json:"digest"`
 	Entries int        `json:"entries"` // of sluice_verdicts
+
+	// Namespace is the one whose usage the set counts for: the first that needed it.
+	Namespace string `json:"namespace,omitempty"`
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -206,17 +247,6 @@ func (v *Verdict) MapKey() bpf.VerdictKey { return v.Key }
 // MapValue is the value in sluice_verdicts.
 func (v *Verdict) MapValue() bpf.VerdictValue { return v.Value }
 
-// Policies returns the policies that decide, each once and in order.
-func (v *Verdict) Policies() []PolicyID {
-	var ids []PolicyID
-	for _, rule := range v.Rules { // which are in order of policy
-		if n := len(ids); n == 0 || ids[n-1] != rule.Policy {
-			ids = append(ids, rule.Policy)
-		}
-	}
-	return ids
-}
-
 // TableHeader implements [statedb.TableWritable].
 func (*Verdict) TableHeader() []string {
 	return []string{"Set", "Traffic", "Verdict", "Rules", "Status", "Error"}
@@ -256,7 +286,7 @@ var (
 	verdictPending = IndexIf("pending", Uint32Keys,
 		func(v *Verdict) (uint32, bool) { return v.Key.Set, !isDone(v.Status) })
 	verdictPolicy = IndexEach("policy", PolicyKeys,
-		func(v *Verdict) []PolicyID { return v.Policies() })
+		func(v *Verdict) []PolicyID { return PoliciesOf(v.Rules) })
 	verdictCookie = IndexIf("cookie", Uint32Keys,
 		func(v *Verdict) (uint32, bool) { return v.Value.Cookie, v.Value.Cookie != 0 })
 

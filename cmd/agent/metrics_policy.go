@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
@@ -11,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/former"
 )
 
 var policyMetricsCell = cell.Module("policy-metrics", "How network policies fare", cell.Invoke(registerPolicyMetrics))
@@ -50,7 +50,7 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 16),
 		}),
 		policies: prometheus.NewDesc("sluice_policies", "Network policies by how they fare on this node.", []string{"state"}, nil),
-		entries:  prometheus.NewDesc("sluice_policy_entries", "Verdicts of network policies: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
+		entries:  prometheus.NewDesc("sluice_policy_entries", "Entries of sluice_verdicts: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
 	}
 }
 
@@ -79,27 +79,37 @@ func (m *policyMetrics) Collect(to chan<- prometheus.Metric) {
 	send(m.entries, m.Kernel.NumObjects(txn), "kernel")
 }
 
-// observe measures each revision of each policy once, until the context ends.
+// observe measures each revision of each policy once, until the context ends: from when
+// its status is first seen to when it is settled.
 func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
 	changes, err := tables.Follow(m.DB, m.Status)
 	if err != nil {
 		return err
 	}
 	defer changes.Close()
-	seen := former.NewRows(m.Status.PrimaryIndexer())
+	type measured struct {
+		revision statedb.Revision
+		since    time.Time
+		settled  bool
+	}
+	policies := map[tables.PolicyID]measured{}
 	for {
 		rows, watch := changes.Next(m.DB.ReadTxn())
 		for change := range rows {
 			row := change.Object
 			if change.Deleted {
-				seen.Forget(row)
+				delete(policies, row.Policy)
 				continue
 			}
-			old, had := seen.Swap(row)
-			measured := had && !old.Done.IsZero() && old.Wanted == row.Wanted
-			if !row.Done.IsZero() && !measured {
-				m.delay.Observe(row.Done.Sub(row.Since).Seconds())
+			p := policies[row.Policy]
+			if p.revision != row.Wanted {
+				p = measured{revision: row.Wanted, since: time.Now()}
 			}
+			if row.WasSettled && !p.settled {
+				p.settled = true
+				m.delay.Observe(time.Since(p.since).Seconds())
+			}
+			policies[row.Policy] = p
 		}
 		select {
 		case <-ctx.Done():

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -13,10 +14,13 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/testdata/await"
 )
 
 func TestPolicyMetrics(t *testing.T) {
+	synctest.Test(t, testPolicyMetrics)
+}
+
+func testPolicyMetrics(t *testing.T) {
 	db := statedb.New()
 	status, err := tables.NewNetworkPolicyStatusTable(db)
 	require.NoError(t, err)
@@ -24,7 +28,9 @@ func TestPolicyMetrics(t *testing.T) {
 	require.NoError(t, err)
 	kernel, err := tables.NewVerdictMirrorTable(db)
 	require.NoError(t, err)
-	m := newPolicyMetrics(policyMetricTables{DB: db, Status: status, Verdicts: verdicts, Kernel: kernel})
+	m := newPolicyMetrics(policyMetricTables{
+		DB: db, Status: status, Verdicts: verdicts, Kernel: kernel,
+	})
 	registry := prometheus.NewPedanticRegistry()
 	require.NoError(t, register(registry, m, m.delay))
 
@@ -35,20 +41,22 @@ func TestPolicyMetrics(t *testing.T) {
 		cancel()
 		require.NoError(t, <-done)
 	}()
-	since := time.Now()
-	insert := func(name string, state tables.PolicyState, wanted statedb.Revision, took time.Duration) {
-		row := &tables.NetworkPolicyStatus{
-			Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: name}},
-			State:  state, Wanted: wanted, Since: since,
-		}
-		if took > 0 {
-			row.Done = since.Add(took)
-		}
+	synctest.Wait()
+	// insert inserts a status, which the metrics have seen when it returns.
+	insert := func(
+		name string, state tables.PolicyState, revision statedb.Revision, wasSettled bool,
+	) {
 		wtxn := db.WriteTxn(status)
 		defer wtxn.Abort()
-		_, _, err := status.Insert(wtxn, row)
+		_, _, err := status.Insert(wtxn, &tables.NetworkPolicyStatus{
+			Policy: tables.PolicyID{
+				Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: name},
+			},
+			State: state, Wanted: revision, WasSettled: wasSettled,
+		})
 		require.NoError(t, err)
 		wtxn.Commit()
+		synctest.Wait()
 	}
 	values := func() map[string]float64 {
 		families, err := registry.Gather()
@@ -65,20 +73,24 @@ func TestPolicyMetrics(t *testing.T) {
 		}
 		return values
 	}
-	insert("web", tables.PolicyPending, 1, 0)
-	insert("db", tables.PolicyInvalid, 2, 2*time.Second)
-	insert("large", tables.PolicyTooLarge, 4, 0)
+	insert("web", tables.PolicyPending, 1, false)
+	insert("db", tables.PolicyPending, 2, false)
+	insert("large", tables.PolicyTooLarge, 4, false)
+	time.Sleep(2 * time.Second)
+	insert("db", tables.PolicyInvalid, 2, true)
 	wtxn := db.WriteTxn(verdicts, kernel)
 	for set := range uint32(3) {
 		_, _, err = verdicts.Insert(wtxn, &tables.Verdict{Key: bpf.VerdictKey{Set: set + 1}})
 		require.NoError(t, err)
 	}
-	_, _, err = kernel.Insert(wtxn, &tables.VerdictMirror{Key: bpf.VerdictKey{Set: 1}, Present: true})
+	_, _, err = kernel.Insert(wtxn,
+		&tables.VerdictMirror{Key: bpf.VerdictKey{Set: 1}, Present: true})
 	require.NoError(t, err)
 	wtxn.Commit()
 
-	await.True(t, func() bool { return values()["count"] == 1 })
 	got := values()
+	require.Equal(t, 1.0, got["count"])
+	require.Equal(t, 2.0, got["sum"])
 	require.Equal(t, 1.0, got["sluice_policies pending"])
 	require.Equal(t, 1.0, got["sluice_policies invalid"])
 	require.Equal(t, 1.0, got["sluice_policies too large"])
@@ -86,10 +98,14 @@ func TestPolicyMetrics(t *testing.T) {
 	require.Equal(t, 3.0, got["sluice_policy_entries tables"])
 	require.Equal(t, 1.0, got["sluice_policy_entries kernel"])
 
-	insert("db", tables.PolicyInForce, 2, 2*time.Second) // of the same revision: not again
-	insert("web", tables.PolicyInForce, 1, time.Second)
-	await.True(t, func() bool { return values()["count"] == 2 })
-	require.InDelta(t, 3, values()["sum"], 1e-6)
-	insert("db", tables.PolicyInForce, 3, 4*time.Second)
-	await.True(t, func() bool { return values()["count"] == 3 })
+	time.Sleep(time.Second)
+	insert("db", tables.PolicyInForce, 2, true) // of the same revision: not again
+	insert("web", tables.PolicyInForce, 1, true)
+	require.Equal(t, 2.0, values()["count"])
+	require.Equal(t, 5.0, values()["sum"])
+	insert("db", tables.PolicyPending, 3, false)
+	time.Sleep(4 * time.Second)
+	insert("db", tables.PolicyInForce, 3, true)
+	require.Equal(t, 3.0, values()["count"])
+	require.Equal(t, 9.0, values()["sum"])
 }

@@ -62,7 +62,8 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		Classes:     tablestest.Open(t, db, tables.NewClassTable),
 		Selectors:   tablestest.Open(t, db, tables.NewSelectorTable),
 		Rulesets: tablestest.Open(t, db, tables.NewRulesetTable, &tables.Ruleset{
-			Life: tables.Life{Number: 2}, Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
+			Life: tables.Life{Number: 2}, Policies: []tables.PolicyID{allow.Policy},
+			Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
 		}),
 		Cookies:        tablestest.Open(t, db, tables.NewRuleCookieTable),
 		EgressRulesets: tablestest.Open(t, db, tables.NewEgressRulesetTable),

@@ -91,7 +91,7 @@ func (a *agent) cleanUpNode(k *kernel) {
 	require.NoError(a.t, err, "%s", out)
 	for _, pin := range pins {
 		if !pin.IsDir() {
-			require.Contains(a.t, string(out), "removed pinned map "+pin.Name()+"\n")
+			require.Contains(a.t, string(out), "removed pin "+pin.Name()+"\n")
 		}
 	}
 	for _, line := range []string{

@@ -118,7 +118,7 @@ func (a *Agent) awaitNoNetworkPolicy(ctx context.Context, id tables.PolicyID) er
 	}
 	return AwaitRows(ctx, a, "rulesets", func(rows []tables.Ruleset) error {
 		for _, r := range rows {
-			if slices.Contains(r.Policies(), id) {
+			if slices.Contains(r.Policies, id) {
 				return fmt.Errorf("ruleset %d has rules of policy %s", r.Number, id)
 			}
 		}

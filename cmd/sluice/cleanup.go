@@ -48,7 +48,7 @@ func (c *cleanup) steps() []cleanupStep {
 		{"removed pinned program", func() ([]string, error) { return bpf.CleanupPrograms(c.bpffs) }},
 		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
 		{"removed overlay device", c.removeOverlay},
-		{"removed pinned map", func() ([]string, error) { return bpf.Cleanup(c.bpffs) }},
+		{"removed pin", func() ([]string, error) { return bpf.Cleanup(c.bpffs) }},
 		{"removed socket", c.removeSockets},
 	}
 }

@@ -107,7 +107,7 @@ func TestCleanupOfKernel(t *testing.T) {
 	r = sluice(t, args...)
 	require.Equal(t, exitOK, r.code, r.stderr)
 	for _, line := range []string{
-		"removed CNI plugin " + conf, "removed CNI plugin " + binary, "removed pinned program from_pod", "detached program " + name, "removed overlay device sluice_vxlan", "removed pinned map sluice_ct4_tcp", "removed pinned map sluice_events",
+		"removed CNI plugin " + conf, "removed CNI plugin " + binary, "removed pinned program from_pod", "detached program " + name, "removed overlay device sluice_vxlan", "removed pin sluice_ct4_tcp", "removed pin sluice_events",
 	} {
 		require.Contains(t, r.stdout, line+"\n")
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -141,7 +140,7 @@ type jobs struct {
 func register(j jobs) error {
 	w := newWatcher(j.Runner, j.DB, j.Endpoints, j.Nodes)
 	if j.Maps != nil {
-		w.former = func() []netip.Addr { return j.Maps.Former().Addrs }
+		w.former = j.Maps.FormerPods
 	}
 	j.Jobs.Add(job.OneShot("collect", j.Runner.run), job.OneShot("follow-endpoints", w.run))
 	if j.Exhausted != nil {

@@ -67,7 +67,8 @@ func TestRulesThatComeAndGo(t *testing.T) {
 		Key: bpf.VerdictKeyOf(5, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 7}, Rules: []tables.RuleID{id},
 	})
 	tablestest.Insert(t, w.DB, w.RulesetRows, &tables.Ruleset{
-		Life: tables.Life{Number: 5}, Rules: []*tables.Rule{{RuleID: id, Field: "spec.egress[2]"}},
+		Life: tables.Life{Number: 5}, Policies: []tables.PolicyID{id.Policy},
+		Rules: []*tables.Rule{{RuleID: id, Field: "spec.egress[2]"}},
 	})
 	event := rawDrop(func(e *bpf.Event) { e.Cookie = 7 })
 	names := []string{"NetworkPolicy/shop/web spec.egress[2]"}

@@ -260,7 +260,9 @@ func (w *world) fillPolicy() {
 	ranges := w.rule(policyWeb, 1, "spec.ingress[1]")
 	db := w.rule(policyDeny, 0, "spec.ingressDeny[0]")
 	tablestest.Insert(w.t, w.DB, w.Rulesets, &tables.Ruleset{
-		Life: tables.Life{Number: rulesetWeb}, Digest: bpf.Digest{rulesetWeb}, Rules: []*tables.Rule{db, rest, http, ranges},
+		Life: tables.Life{Number: rulesetWeb}, Digest: bpf.Digest{rulesetWeb},
+		Policies: []tables.PolicyID{db.Policy, rest.Policy},
+		Rules:    []*tables.Rule{db, rest, http, ranges},
 	})
 	const setEgress, setAny, setClient, setDB = 1, 2, 3, 4
 	w.verdict(bpf.VerdictKeyOf(setEgress, 0, 0, 0), defaultAllow())

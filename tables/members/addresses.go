@@ -57,8 +57,7 @@ func (t *transaction) around(prefix netip.Prefix) *tables.PeerPrefix {
 	return &tables.PeerPrefix{}
 }
 
-// memberOf is where an address or prefix belongs. What a namespace has no room for will be
-// of [tables.ScopeRefused].
+// memberOf is where an address or prefix belongs.
 func memberOf(prefix netip.Prefix, f *facts, around *tables.PeerPrefix) *tables.Member {
 	m := &tables.Member{}
 	m.Family = bpf.FamilyIPv4

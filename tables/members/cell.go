@@ -26,6 +26,7 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/transform"
 )
@@ -37,6 +38,7 @@ var Cell = cell.Module(
 
 	cell.Config(Config{}),
 	cell.Provide(Config.clusterPrefixes),
+	cell.ProvidePrivate(shareOf),
 	tables.OwnDesired(tables.NewIPCacheTable),
 	tables.Own(tables.NewPeerPrefixTable),
 	tables.OwnDesired(tables.NewMemberTable),
@@ -46,6 +48,12 @@ var Cell = cell.Module(
 		return transform.Register(p, newRule(all))
 	}),
 )
+
+// Share is how many classes can be made for the pods of a namespace. Each ruleset that names
+// it may have two entries for a class.
+type Share int
+
+func shareOf(c bpf.Config) Share { return Share(max(1, c.MapSizePolicy/64)) }
 
 // Config says which addresses are inside the cluster, beside those that objects tell.
 type Config struct {

@@ -16,7 +16,7 @@ import (
 // classify writes a member, with its class as it is now. The former row is nil if there
 // is none.
 func (t *transaction) classify(m, old *tables.Member) {
-	m.Class = t.enterClass(t.selectorsOf(m), t.portsOf(m))
+	m.Class = t.enterClass(m.Namespace, t.selectorsOf(m), t.portsOf(m))
 	if old == nil || old.Class != m.Class {
 		m.Made, m.Status = t.made, reconciler.StatusPending()
 	}
@@ -88,15 +88,23 @@ func (t *transaction) portsOf(m *tables.Member) (ports []tables.NamedPort) {
 	return slices.Compact(ports)
 }
 
-// enterClass returns the number of a class, which is desired from now on.
-func (t *transaction) enterClass(selectors []uint32, ports []tables.NamedPort) uint32 {
-	digest := tables.ClassDigest(selectors, ports, false)
-	class, _, found := t.Classes.Get(t.out, tables.ClassByDigest(digest))
+// enterClass returns the number of a class, which is desired from now on: the refused one if
+// it would be new, and the namespace has used its share.
+func (t *transaction) enterClass(
+	namespace string, selectors []uint32, ports []tables.NamedPort,
+) uint32 {
+	class, found := t.classOf(selectors, ports, false)
+	if !found && t.room(namespace) <= 0 {
+		class, found = t.classOf(nil, nil, true)
+	}
 	switch {
 	case !found:
 		t.number++
-		class = &tables.Class{Digest: digest, Selectors: selectors, Ports: ports}
 		class.Number = t.number
+		if !class.Refused {
+			class.Namespace = namespace
+			t.classes[namespace]++
+		}
 		insert(t, t.Classes, class)
 	case class.Undesired:
 		now := *class
@@ -104,6 +112,53 @@ func (t *transaction) enterClass(selectors []uint32, ports []tables.NamedPort) u
 		insert(t, t.Classes, &now)
 	}
 	return class.Number
+}
+
+// classOf returns the class with a content, or what it would be.
+func (t *transaction) classOf(
+	selectors []uint32, ports []tables.NamedPort, refused bool,
+) (class *tables.Class, found bool) {
+	digest := tables.ClassDigest(selectors, ports, refused)
+	if class, _, found := t.Classes.Get(t.out, tables.ClassByDigest(digest)); found {
+		return class, true
+	}
+	return &tables.Class{
+		Digest: digest, Selectors: selectors, Ports: ports, Refused: refused,
+	}, false
+}
+
+// room returns how many more classes can be made for a namespace. The classes of nodes and of
+// addresses outside the cluster are of none.
+func (t *transaction) room(namespace string) int {
+	if namespace == "" {
+		return 1
+	}
+	n, counted := t.classes[namespace]
+	if !counted {
+		for range t.Classes.List(t.out, tables.ClassesByNamespace(namespace)) {
+			n++
+		}
+		t.classes[namespace] = n
+	}
+	return int(t.Share) - n
+}
+
+// markRefused marks members that the classes of their namespace have room for again.
+func (t *transaction) markRefused(namespace string) {
+	refused, found := t.classOf(nil, nil, true)
+	if namespace == "" || !found {
+		return
+	}
+	room := t.room(namespace)
+	for m := range t.Members.List(t.out, tables.MembersByClass(refused.Number)) {
+		if room <= 0 {
+			return
+		}
+		if m.Namespace == namespace {
+			t.mark(memberKey(m.Number))
+			room--
+		}
+	}
 }
 
 // leftClass notes that a member has left a class.
@@ -130,7 +185,10 @@ func (t *transaction) class(number uint32) {
 		return
 	}
 	if _, _, refers := t.PeerMirror.Get(t.in, mirrorsToClass(number)); !refers {
+		t.room(class.Namespace) // counts them
+		t.classes[class.Namespace]--
 		remove(t, t.Classes, class)
+		t.markRefused(class.Namespace)
 	}
 }
 

@@ -59,7 +59,10 @@ type harness struct {
 
 var clusterCIDR = netip.MustParsePrefix("10.0.0.0/12")
 
-func newHarness(t testing.TB) *harness {
+func newHarness(t testing.TB) *harness { return newHarnessWith(t, shareOf(bpf.DefaultConfig)) }
+
+// newHarnessWith is for namespaces with a share of classes.
+func newHarnessWith(t testing.TB, share Share) *harness {
 	db := statedb.New()
 	h := &harness{TB: t, db: db, seen: newSeen(), changed: map[string]bool{}}
 	i := &h.inputs
@@ -88,7 +91,7 @@ func newHarness(t testing.TB) *harness {
 		Services: i.Services, Backends: i.Backends, Addresses: i.Addresses, Routes: i.Routes,
 		Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
 		LocalNode: tables.LocalNode{Name: here}, Selectors: i.Selectors, Rulesets: i.Rulesets,
-		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror,
+		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror, Share: share,
 	}
 	h.stepper = tablestest.NewRule(t, db, newRule(h.ruleTables))
 	return h

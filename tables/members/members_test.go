@@ -251,6 +251,7 @@ func TestCell(t *testing.T) {
 		Cell,
 		cell.Provide(
 			func() tables.LocalNode { return tables.LocalNode{Name: here} },
+			func() bpf.Config { return bpf.DefaultConfig },
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 		),
 		provide(tables.NewNodeTable),

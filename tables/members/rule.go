@@ -33,6 +33,7 @@ type ruleTables struct {
 	Namespaces  statedb.Table[*tables.Namespace]
 	Cluster     tables.ClusterPrefixes
 	LocalNode   tables.LocalNode
+	Share       Share
 
 	Selectors statedb.Table[*tables.Selector]
 	Rulesets  statedb.Table[*tables.Ruleset]
@@ -119,6 +120,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
+		classes: map[string]int{},
 	}
 	for _, k := range keys {
 		switch k.kind {
@@ -152,6 +154,8 @@ type transaction struct {
 	later map[uint32]bool // selectors to be evaluated behind all keys that the call marks
 	moved map[string]bool // nodes that are reached by another address
 	err   error           // the first one
+
+	classes map[string]int // how many were made for a namespace, of those looked at
 }
 
 // insert and remove write a row of an output.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy derives how network policies fare on this node.
+// Package policy derives the status of network policies on this node.
 //
 //	network-policies, compiled-policies ──┐
 //	rulesets, subjects, pods ─────────────┼─► network-policy-status
@@ -24,7 +24,7 @@ import (
 // Cell derives network-policy-status.
 var Cell = cell.Module(
 	"policy",
-	"How network policies fare",
+	"The status of network policies",
 
 	tables.Own(tables.NewNetworkPolicyStatusTable),
 	cell.Invoke(register),
@@ -44,10 +44,6 @@ type params struct {
 	Mirrors  statedb.Table[*tables.SubjectMirror]
 
 	Placement
-
-	// By these it is known which policies select a label set whose ruleset is too large.
-	Locals     statedb.Table[*tables.LocalEndpoint]
-	Namespaces statedb.Table[*tables.Namespace]
 }
 
 // register has nothing said to be in force before packets meet what the agent has written.
@@ -64,7 +60,7 @@ func (s *params) declare() transform.Rule[tables.PolicyID] {
 		Inputs: []transform.Input[tables.PolicyID]{
 			transform.FromRow(s.Policies, nil, markPolicy),
 			transform.FromRow(s.Compiled, nil, markCompiled),
-			transform.FromRow(s.Rulesets, nil, s.markRuleset),
+			transform.FromRow(s.Rulesets, nil, markRuleset),
 			transform.FromRow(s.Subjects, movesSubject, s.markSubject),
 			transform.FromRow(s.Complete, nil, s.markComplete),
 			transform.From(s.Entries, s.markEntry),

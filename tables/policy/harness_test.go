@@ -59,7 +59,6 @@ func newHarness(t testing.TB) *harness {
 		Policies: h.policies, Compiled: h.compiled, Rulesets: h.rulesets, Subjects: h.subjects,
 		Entries: h.entries, Verdicts: h.verdicts, Complete: h.complete, Mirrors: h.mirrors,
 		Placement: Placement{Pods: h.pods, PodMirrors: h.podMirrors},
-		Locals:    h.locals, Namespaces: h.namespaces,
 	}
 	h.rule.Output = tablestest.Open(t, h.db, tables.NewNetworkPolicyStatusTable)
 	h.step = tablestest.NewRule(t, h.db, h.rule.declare())
@@ -98,6 +97,7 @@ func (h *harness) compile(name string) {
 func ruleset(number uint32, policies ...string) *tables.Ruleset {
 	r := &tables.Ruleset{Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)}}
 	for _, name := range policies {
+		r.Policies = append(r.Policies, policyID(name))
 		r.Rules = append(r.Rules, &tables.Rule{
 			RuleID: tables.RuleID{Policy: policyID(name), Item: -1}, DefaultDeny: true,
 		})
@@ -148,22 +148,15 @@ func (h *harness) programPod(last byte, subject uint32) {
 	})
 }
 
-func (h *harness) local(last byte, app string) *tables.LocalEndpoint {
-	return &tables.LocalEndpoint{Addr: pod(last, 0).Addr, LabelSet: labelSet(app)}
-}
-
-// status returns how a policy fares, nil if there is no row. The table has no others rows
-// than a computation from nothing has, but for times.
+// status returns the status of a policy, nil if there is no row. All rows are those that a
+// computation from nothing has, but for what was settled before.
 func (h *harness) status(name string) *tables.NetworkPolicyStatus {
 	h.Helper()
 	h.step.Work()
 	txn := h.db.ReadTxn()
 	row, _, _ := h.rule.Output.Get(txn, tables.NetworkPolicyStatusByPolicy(policyID(name)))
 	for former := range h.rule.Output.All(txn) {
-		c := &round{
-			params: &h.rule, in: txn, refusals: map[uint32]string{},
-			matchers: map[tables.EgressSelector]*tables.PodMatcher{},
-		}
+		c := &round{params: &h.rule, in: txn, refusals: map[uint32]string{}}
 		require.True(h, former.Equal(c.row(former.Policy)), "%+v is not marked", former)
 	}
 	return row
@@ -178,7 +171,7 @@ func (h *harness) requireState(name string, state tables.PolicyState, programmed
 	if state == tables.PolicyInForce || state == tables.PolicyNotHere {
 		require.True(h, s.Settled)
 		require.Equal(h, s.Wanted, s.InForce)
-		require.False(h, s.Done.IsZero())
+		require.True(h, s.WasSettled)
 	}
 	if state == tables.PolicyPending || state == tables.PolicyTooLarge {
 		require.False(h, s.Settled)

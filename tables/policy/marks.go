@@ -17,47 +17,10 @@ func markCompiled(_ statedb.ReadTxn, p *tables.CompiledPolicy, mark func(tables.
 	mark(p.Policy)
 }
 
-// markRuleset marks the policies that a ruleset has rules of. One that is too large does not
-// have rules of all that it is about: of these, those are marked that its subjects may have,
-// and those that had such a ruleset.
-func (s *params) markRuleset(in statedb.ReadTxn, r *tables.Ruleset, mark func(tables.PolicyID)) {
-	for _, id := range r.Policies() {
+func markRuleset(_ statedb.ReadTxn, r *tables.Ruleset, mark func(tables.PolicyID)) {
+	for _, id := range r.Policies {
 		mark(id)
 	}
-	if r.TooLarge == "" {
-		return
-	}
-	for subject := range s.Subjects.List(in, tables.SubjectsByRuleset(r.Number)) {
-		s.markSelecting(in, subject, mark)
-	}
-	for row := range s.Output.All(in) {
-		if row.TooLarge != "" {
-			mark(row.Policy)
-		}
-	}
-}
-
-// markSelecting marks the policies that may select the label set of a subject.
-func (s *params) markSelecting(
-	in statedb.ReadTxn, subject *tables.Subject, mark func(tables.PolicyID),
-) {
-	set := s.labelSet(in, subject)
-	if set == nil {
-		return
-	}
-	for anchor := range set.Anchors {
-		for p := range tables.Rare(in, s.Policies, tables.NetworkPoliciesBySubject(anchor)) {
-			mark(p.ID())
-		}
-	}
-}
-
-// labelSet returns the label set of a subject of this node, nil if no pod has it any more.
-func (s *params) labelSet(in statedb.ReadTxn, subject *tables.Subject) *tables.LabelSet {
-	for e := range s.Locals.List(in, tables.LocalEndpointsByLabelSet(subject.LabelSet)) {
-		return e.LabelSet
-	}
-	return nil
 }
 
 func movesSubject(old, new *tables.Subject) bool {
@@ -70,14 +33,7 @@ func isDone(s *tables.Subject) bool { return s.Status.Kind == reconciler.StatusK
 func (s *params) markSubject(
 	in statedb.ReadTxn, subject *tables.Subject, mark func(tables.PolicyID),
 ) {
-	r, _, found := s.Rulesets.Get(in, tables.RulesetByNumber(subject.Ruleset))
-	if !found {
-		return
-	}
-	s.markRuleset(in, r, mark)
-	if r.TooLarge != "" { // of which it may not be any more
-		s.markSelecting(in, subject, mark)
-	}
+	s.markRulesetNumber(in, subject.Ruleset, mark)
 }
 
 func (s *params) markSubjectNumber(in statedb.ReadTxn, number uint32, mark func(tables.PolicyID)) {
@@ -88,7 +44,7 @@ func (s *params) markSubjectNumber(in statedb.ReadTxn, number uint32, mark func(
 
 func (s *params) markRulesetNumber(in statedb.ReadTxn, number uint32, mark func(tables.PolicyID)) {
 	if r, _, found := s.Rulesets.Get(in, tables.RulesetByNumber(number)); found {
-		s.markRuleset(in, r, mark)
+		markRuleset(in, r, mark)
 	}
 }
 
@@ -129,13 +85,18 @@ func (s *params) markComplete(
 }
 
 // markEntry marks the policies of a ruleset of which the kernel refuses an entry, or does not
-// any more. That it has one is of no matter before it has the subjects in the ruleset.
+// any more, and of one that is closed or opened. That the kernel has an entry does not matter
+// before it has the subjects in the ruleset.
 func (s *params) markEntry(
 	in statedb.ReadTxn, old, new *tables.PolicyEntry, mark func(tables.PolicyID),
 ) {
-	was := old != nil && IsRefused(old.Status)
-	is := new != nil && IsRefused(new.Status)
-	if was != is {
+	is := func(e *tables.PolicyEntry) [2]bool {
+		if e == nil {
+			return [2]bool{}
+		}
+		return [2]bool{IsRefused(e.Status), e.Closed != 0}
+	}
+	if is(old) != is(new) {
 		entry := new
 		if new == nil {
 			entry = old

@@ -5,7 +5,6 @@ package policy
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/cilium/statedb"
 
@@ -18,19 +17,13 @@ import (
 type round struct {
 	*params
 	in       statedb.ReadTxn
-	looked   bool
-	isolated []*tables.Subject // the subjects of this node whose ruleset is too large
 	refusals map[uint32]string // what the kernel refused of a ruleset
-	matchers map[tables.EgressSelector]*tables.PodMatcher
 }
 
 func (s *params) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, ids []tables.PolicyID, _ func(tables.PolicyID),
 ) error {
-	c := &round{
-		params: s, in: in, refusals: map[uint32]string{},
-		matchers: map[tables.EgressSelector]*tables.PodMatcher{},
-	}
+	c := &round{params: s, in: in, refusals: map[uint32]string{}}
 	for _, id := range ids {
 		existing := s.Output.List(out, tables.NetworkPolicyStatusByPolicy(id))
 		var rows []*tables.NetworkPolicyStatus
@@ -45,7 +38,7 @@ func (s *params) compute(
 	return nil
 }
 
-// row returns how a policy fares, nil if there is none.
+// row returns the status of a policy, nil if there is no such policy.
 func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 	p, revision, found := c.Policies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
@@ -59,9 +52,9 @@ func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 		row.InForce = compiled.Revision
 	}
 	isCompiled := row.InForce == row.Wanted
-	c.times(row)
+	row.WasSettled = c.wasSettled(row)
 	outside, isolating := false, false
-	for _, subject := range c.selected(p) {
+	for _, subject := range c.selected(id) {
 		row.EntriesWanted++
 		outside = outside || c.Outside(c.in, subject.Number)
 		if refused := c.refused(subject); refused != "" {
@@ -80,10 +73,8 @@ func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 		}
 	}
 	row.Settled = isCompiled && row.Programmed == row.EntriesWanted && !outside &&
-		!c.hasFormer(id, row.Done.IsZero())
-	if row.Settled && row.Done.IsZero() {
-		row.Done = time.Now()
-	}
+		!c.hasFormer(id, !row.WasSettled)
+	row.WasSettled = row.WasSettled || row.Settled
 	isIsolated := row.TooLarge != "" && isCompiled && !isolating && !outside
 	row.State = state(row, isIsolated)
 	return row
@@ -107,49 +98,22 @@ func state(row *tables.NetworkPolicyStatus, isIsolated bool) tables.PolicyState 
 	return tables.PolicyInForce
 }
 
-// times fills in since when the revision is wanted, and since when it is settled if it was.
-func (c *round) times(row *tables.NetworkPolicyStatus) {
+// wasSettled reports whether the revision that is wanted has been settled before.
+func (c *round) wasSettled(row *tables.NetworkPolicyStatus) bool {
 	former, _, found := c.Output.Get(c.in, tables.NetworkPolicyStatusByPolicy(row.Policy))
-	if found && former.Wanted == row.Wanted {
-		row.Since, row.Done = former.Since, former.Done
-	} else {
-		row.Since = time.Now()
-	}
+	return found && former.Wanted == row.Wanted && former.WasSettled
 }
 
-// selected returns the subjects of this node whose rulesets have rules of a policy, or would
-// if they were not too large.
-func (c *round) selected(p *tables.NetworkPolicy) (selected []*tables.Subject) {
-	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(p.ID())) {
-		if r.TooLarge != "" { // which has rules of some policies only
-			continue
-		}
+// selected returns the subjects of this node whose rulesets a policy is part of.
+func (c *round) selected(id tables.PolicyID) (selected []*tables.Subject) {
+	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
 		for s := range c.Subjects.List(c.in, tables.SubjectsByRuleset(r.Number)) {
 			if !s.Undesired {
 				selected = append(selected, s)
 			}
 		}
 	}
-	for _, s := range c.isolatedSubjects() {
-		if c.selects(p, s) {
-			selected = append(selected, s)
-		}
-	}
 	return selected
-}
-
-// isolatedSubjects returns the subjects of this node whose rulesets are too large.
-func (c *round) isolatedSubjects() []*tables.Subject {
-	if c.looked {
-		return c.isolated
-	}
-	c.looked = true
-	for s := range c.Subjects.List(c.in, tables.SubjectsLocal(true)) {
-		if c.tooLarge(s) != "" {
-			c.isolated = append(c.isolated, s)
-		}
-	}
-	return c.isolated
 }
 
 // tooLarge says why the ruleset of a subject is not what its policies say, empty if it is.
@@ -158,24 +122,7 @@ func (c *round) tooLarge(s *tables.Subject) string {
 	if !found {
 		return ""
 	}
-	return r.TooLarge
-}
-
-// selects reports whether a policy selects the label set of a subject of this node.
-func (c *round) selects(p *tables.NetworkPolicy, s *tables.Subject) bool {
-	set := c.labelSet(c.in, s)
-	if set == nil {
-		return false
-	}
-	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
-	return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
-		m, parsed := c.matchers[r.Subject]
-		if !parsed {
-			m, _ = tables.NewPodMatcher(r.Subject) // its text is canonical
-			c.matchers[r.Subject] = m
-		}
-		return m.Matches(set, namespace)
-	})
+	return cmp.Or(r.TooLarge, tables.ClosedBy(c.in, c.Entries, s.Ruleset))
 }
 
 // isProgrammed reports whether the kernel has a subject in the ruleset that it is to be in.

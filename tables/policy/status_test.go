@@ -201,7 +201,6 @@ func TestStates(t *testing.T) {
 				edit(h)
 				r := ruleset(13, "p")
 				r.TooLarge = "70000 entries"
-				h.locals.Put(h.local(1, "a"))
 				h.rulesets.Put(r)
 				h.subjects.Put(subject(2, 13, "a"))
 				h.compile("p")
@@ -233,6 +232,16 @@ func TestStates(t *testing.T) {
 			{"done", func(h *harness) {
 				h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
 			}, pending, 0, 1},
+		}},
+		"the maps have no room": {enforced, []step{
+			{"closed", func(h *harness) { h.entries.Put(closed) }, tooLarge, 0, 1},
+			{"opened", func(h *harness) {
+				opened := tables.Clone(closed)
+				opened.Closed = 0
+				h.entries.Put(opened)
+			}, inForce, 1, 1},
+			{"closed again", func(h *harness) { h.entries.Put(closed) }, tooLarge, 0, 1},
+			{"deleted", func(h *harness) { h.entries.Remove(closed) }, inForce, 1, 1},
 		}},
 		"the kernel refuses a verdict": {selected, []step{
 			{"refused, of others", func(h *harness) {
@@ -268,15 +277,15 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// A ruleset that is too large has rules of some of its policies only, and none of them is in
-// force for its pods.
+// closed is the entry of any class of a ruleset that is closed for ingress.
+var closed = &tables.PolicyEntry{Ruleset: 12, Direction: bpf.DirectionIngress, Closed: 3}
+
+// None of the policies of a ruleset that is too large is in force for its pods.
 func TestTooLargeTogether(t *testing.T) {
 	h := newHarness(t)
-	h.namespaces.Put(&tables.Namespace{Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"}})
 	h.policies.Put(policy("p", "app=a"), policy("q", "app=a"), policy("other", "app=b"))
-	large := ruleset(12, "p")
+	large := ruleset(12, "p", "q")
 	large.TooLarge = "70000 entries; the biggest rule is spec.ingress[3]"
-	h.locals.Put(h.local(1, "a"))
 	h.rulesets.Put(large)
 	h.pods.Put(pod(1, 2))
 	for _, name := range []string{"p", "q", "other"} {
@@ -286,7 +295,7 @@ func TestTooLargeTogether(t *testing.T) {
 	for _, name := range []string{"p", "q"} {
 		h.requireState(name, tooLarge, 0, 1)
 		require.Equal(t, large.TooLarge, h.status(name).TooLarge)
-		require.Zero(t, h.status(name).Done)
+		require.False(t, h.status(name).WasSettled)
 		require.Contains(t, h.status(name).TableRow(), large.TooLarge)
 	}
 	h.requireState("other", notHere, 0, 0)
@@ -300,11 +309,10 @@ func TestTooLargeTogether(t *testing.T) {
 	h.requireState("q", inForce, 1, 1)
 	require.Empty(t, h.status("q").TooLarge)
 
-	// Whoever is too large again, and then selects the pod no more, while nobody looks.
+	// They are too large again, and then select the pod no more, between two computations.
 	h.program(subject(2, 12, "a"))
 	h.requireState("q", tooLarge, 0, 1)
 	h.program(subject(2, bpf.EmptyRuleset, "a"))
-	h.locals.Remove(h.local(1, "a"))
 	h.rulesets.Remove(large)
 	h.requireState("q", notHere, 0, 0)
 }
@@ -340,23 +348,17 @@ func TestStatusOfMistakes(t *testing.T) {
 	}
 }
 
-// A revision is wanted since it was seen first, and done when it was settled first: what
-// happens to it later is nothing new.
-func TestTimes(t *testing.T) {
+// A revision stays settled once it was: what happens to it later is not new.
+func TestWasSettled(t *testing.T) {
 	h := selected(t)
-	first := h.status("p")
-	require.False(t, first.Since.IsZero())
-	require.Zero(t, first.Done)
+	require.False(t, h.status("p").WasSettled)
 	h.program(subject(2, 12, "a"))
-	done := h.status("p")
-	require.Equal(t, first.Since, done.Since)
-	require.False(t, done.Done.Before(done.Since))
+	require.True(t, h.status("p").WasSettled)
 	h.subjects.Put(subject(3, 12, "b"))
 	require.Equal(t, pending, h.status("p").State)
-	require.Equal(t, done.Done, h.status("p").Done)
+	require.True(t, h.status("p").WasSettled)
 	h.policies.Put(policy("p", "app=a"))
-	require.True(t, h.status("p").Since.After(done.Since))
-	require.Zero(t, h.status("p").Done)
+	require.False(t, h.status("p").WasSettled)
 }
 
 // Why the kernel refused is told once for each label set.

@@ -175,10 +175,16 @@ func TestNetwork(t *testing.T) {
 	})
 	tablestest.Insert(t, in.DB, in.Compiled, &tables.CompiledPolicy{Policy: id})
 	tablestest.Insert(t, in.DB, in.Rulesets,
-		&tables.Ruleset{Life: tables.Life{Number: 2}, Digest: bpf.Digest{2}, Rules: []*tables.Rule{
-			rule, {RuleID: tables.RuleID{Policy: other}, Peers: []uint32{5}},
-		}},
-		&tables.Ruleset{Life: tables.Life{Number: 3}, Digest: bpf.Digest{3}, Rules: []*tables.Rule{{RuleID: tables.RuleID{Policy: other}}}})
+		&tables.Ruleset{
+			Life: tables.Life{Number: 2}, Digest: bpf.Digest{2},
+			Policies: []tables.PolicyID{id, other},
+			Rules:    []*tables.Rule{rule, {RuleID: tables.RuleID{Policy: other}, Peers: []uint32{5}}},
+		},
+		&tables.Ruleset{
+			Life: tables.Life{Number: 3}, Digest: bpf.Digest{3},
+			Policies: []tables.PolicyID{other},
+			Rules:    []*tables.Rule{{RuleID: tables.RuleID{Policy: other}}},
+		})
 	peer := func(labels string) tables.SelectorSpec {
 		return tables.SelectorSpecs([]tables.PolicyPeer{{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: labels}}})[0]
 	}

@@ -42,7 +42,8 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
 	}
 	r := &tables.Ruleset{
-		Life: tables.Life{Number: c.number()}, Digest: digest, AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
+		Life: tables.Life{Number: c.number()}, Digest: digest,
+		Policies: tables.PoliciesOf(idsOf(all)), AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
 	}
 	if r.TooLarge != "" {
 		all = isolation(all)
@@ -59,6 +60,14 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		r.Rules = append(r.Rules, s.Rule)
 	}
 	return r.Number, transform.Insert(c.out, c.Rulesets, r)
+}
+
+func idsOf(rules []said) []tables.RuleID {
+	ids := make([]tables.RuleID, len(rules))
+	for i, r := range rules {
+		ids[i] = r.RuleID
+	}
+	return ids
 }
 
 // networkPolicies returns the policies with a rule about a label set of this node, in order,

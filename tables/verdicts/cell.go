@@ -3,11 +3,14 @@
 // Package verdicts derives what rulesets say of classes of peers.
 //
 //	rulesets, peer-classes ──► policy-entries ─► verdict-sets, verdicts
-//	                           compiled
+//	                           compiled, policy-usage
 //	rulesets, verdicts, map-verdicts ──► rule-cookies
 //
 // Neither rulesets nor classes change what they stand for. So what is said of a pair is
 // computed once, and is deleted when the ruleset or the class is.
+//
+// When the maps are nearly full, what namespaces that use much of them want more is refused:
+// a direction of a ruleset is closed instead, until the maps are half empty.
 package verdicts
 
 import (
@@ -26,5 +29,10 @@ var Cell = cell.Module(
 	tables.Own(tables.NewVerdictSetTable),
 	tables.OwnDesired(tables.NewVerdictTable),
 	tables.Own(tables.NewRuleCookieTable),
-	cell.Invoke(deriveVerdicts, deriveCookies),
+	tables.Own(tables.NewPolicyUsageTable),
+	cell.ProvidePrivate(roomOf),
+	cell.Invoke(
+		deriveVerdicts,
+		deriveCookies,
+	),
 )

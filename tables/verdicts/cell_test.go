@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -37,6 +38,7 @@ func TestCell(t *testing.T) {
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Module("test", "Test",
 		cell.Provide(
 			job.Registry.NewGroup,
+			func() bpf.Config { return bpf.DefaultConfig },
 			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
 			tables.NewClassTable, statedb.RWTable[*tables.Class].ToTable,
 			tables.NewVerdictMirrorTable, statedb.RWTable[*tables.VerdictMirror].ToTable,

@@ -3,8 +3,9 @@
 package verdicts
 
 import (
-	"github.com/sluice-net/sluice/bpf"
 	"slices"
+
+	"github.com/sluice-net/sluice/bpf"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -69,7 +70,7 @@ func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *tables.Ruleset,
 	if ruleset == nil || ruleset.Undesired {
 		return
 	}
-	for _, id := range ruleset.Policies() {
+	for _, id := range ruleset.Policies {
 		for row := range c.Output.List(now, tables.RuleCookiesByPolicy(id)) {
 			for i, of := range row.Rules {
 				if field := fieldIn(ruleset, of); field != "" && field != row.Fields[i] {

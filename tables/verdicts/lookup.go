@@ -4,6 +4,7 @@ package verdicts
 
 import (
 	"github.com/cilium/statedb"
+
 	"github.com/sluice-net/sluice/tables"
 
 	"github.com/sluice-net/sluice/bpf"

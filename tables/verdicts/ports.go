@@ -3,9 +3,10 @@
 package verdicts
 
 import (
-	"github.com/sluice-net/sluice/bpf"
 	"iter"
 	"math/bits"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // PortPrefix is the ports that have their first bits in common with Port.

@@ -4,13 +4,13 @@ package verdicts
 
 import (
 	"cmp"
-	"github.com/sluice-net/sluice/tables"
 	"iter"
 	"slices"
 
+	"github.com/sluice-net/sluice/tables"
+
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables/transform"
@@ -32,6 +32,9 @@ type params struct {
 	Compiled statedb.RWTable[*tables.Compiled]
 	Sets     statedb.RWTable[*tables.VerdictSet]
 	Verdicts statedb.RWTable[*tables.Verdict]
+	Usage    statedb.RWTable[*tables.PolicyUsage]
+
+	Room Room
 }
 
 // key is a ruleset with all classes, or a class with all rulesets: those with numbers
@@ -43,6 +46,7 @@ type params struct {
 type key struct {
 	tables.Compiled
 	after uint32
+	opens bool // a ruleset whose closed directions are opened behind the last piece
 }
 
 // rule has the only state of the derivation: the last number of a set.
@@ -59,7 +63,7 @@ func deriveVerdicts(p transform.Params, tables params) error {
 func (r *rule) declare() transform.Rule[key] {
 	return transform.Rule[key]{
 		Name:    "verdicts",
-		Outputs: []statedb.TableMeta{r.Entries, r.Compiled, r.Sets, r.Verdicts},
+		Outputs: []statedb.TableMeta{r.Entries, r.Compiled, r.Sets, r.Verdicts, r.Usage},
 		Inputs: []transform.Input[key]{
 			transform.From(r.Rulesets, comesAndGoes[*tables.Ruleset](tables.CompiledRuleset)),
 			transform.From(r.Classes, comesAndGoes[*tables.Class](tables.CompiledClass)),
@@ -95,12 +99,16 @@ type transaction struct {
 	in    statedb.ReadTxn
 	out   statedb.WriteTxn
 	views map[uint32]*view // of rulesets
-	work  int              // pairs and rows so far
-	err   error            // the first one
+	usage *usage
+	work  int   // pairs and rows so far
+	err   error // the first one
 }
 
 func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
-	t := &transaction{rule: r, in: in, out: out, views: map[uint32]*view{}}
+	t := &transaction{
+		rule: r, in: in, out: out, views: map[uint32]*view{},
+		usage: newUsage(r.Room, r.Usage, out),
+	}
 	var rests []key
 	for _, k := range keys {
 		if t.isFull() {
@@ -112,6 +120,14 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	for _, rest := range rests { // behind others, which have not had a turn
 		mark(rest)
 	}
+	if t.usage.freed && t.usage.total.Closed > 0 && t.usage.isHalfEmpty() {
+		for e := range t.Entries.List(out, tables.PolicyEntriesClosed(true)) {
+			k := key{Compiled: tables.Compiled{Role: tables.CompiledRuleset, Number: e.Ruleset}}
+			k.opens = true
+			mark(k)
+		}
+	}
+	t.writeUsage()
 	return t.err
 }
 
@@ -124,19 +140,24 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 		if !found {
 			return k, t.forget(k, t.Entries.Prefix(t.out, tables.PolicyEntriesOfRuleset(k.Number)))
 		}
-		v := t.view(ruleset)
 		if k.after == 0 {
-			for _, d := range directions {
-				t.putEntry(ruleset, bpf.AnyClass, d, v[d].any)
-			}
+			t.computeAny(ruleset)
 		}
-		return each(t, k, t.classes(ruleset), func(c *tables.Class) { t.computePair(ruleset, c) })
+		opens := k.opens
+		rest, more = each(t, k, t.classes(ruleset), func(c *tables.Class) {
+			opens = t.computePair(ruleset, c, opens) && opens
+		})
+		if opens && !more {
+			t.open(ruleset)
+		}
+		rest.opens = opens
+		return rest, more
 	}
 	class, _, found := t.Classes.Get(t.in, tables.ClassByNumber(k.Number))
 	if !found {
 		return k, t.forget(k, t.Entries.List(t.out, tables.PolicyEntriesByClass(k.Number)))
 	}
-	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) { t.computePair(r, class) })
+	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) { t.computePair(r, class, false) })
 }
 
 // each computes pairs of an object with others, and then says that it is compiled.
@@ -208,42 +229,6 @@ func (t *transaction) view(r *tables.Ruleset) *view {
 	return v
 }
 
-// computePair writes what a ruleset says specially of a class.
-func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) {
-	v := t.view(r)
-	for _, d := range directions {
-		if says := v[d].of(c); says.digest != v[d].any.digest {
-			t.putEntry(r, c.Number, d, says)
-		}
-	}
-}
-
-// putEntry writes the entry of a pair, with its set, unless it is there: then it says the
-// same.
-func (t *transaction) putEntry(r *tables.Ruleset, class uint32, d bpf.Direction, says *content) {
-	e := &tables.PolicyEntry{Ruleset: r.Number, Class: class, Direction: d}
-	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(e.MapKey())); !found {
-		e.Set, e.Status = t.set(says), reconciler.StatusPending()
-		put(t, t.Entries, e)
-	}
-}
-
-// set returns the number of the set with a content, which is made if there is none.
-func (t *transaction) set(says *content) uint32 {
-	if s, _, found := t.Sets.Get(t.out, tables.VerdictSetByDigest(says.digest)); found {
-		return s.Number
-	}
-	t.lastSet++
-	put(t, t.Sets, &tables.VerdictSet{
-		Number: t.lastSet, Digest: says.digest, Entries: len(says.verdicts),
-	})
-	for _, v := range says.verdicts {
-		v.Key.Set, v.Status = t.lastSet, reconciler.StatusPending()
-		put(t, t.Verdicts, &v)
-	}
-	return t.lastSet
-}
-
 // forget deletes what is said of a pair with an object that is gone, and reports whether
 // there is more.
 func (t *transaction) forget(
@@ -259,21 +244,9 @@ func (t *transaction) forget(
 		some = append(some, e)
 	}
 	for _, e := range some {
-		remove(t, t.Entries, e)
-		t.release(e.Set)
+		t.removeEntry(e)
 	}
 	return more
-}
-
-// release deletes a set if no entry refers to it.
-func (t *transaction) release(set uint32) {
-	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntriesBySet(set)); found {
-		return
-	}
-	remove(t, t.Sets, &tables.VerdictSet{Number: set})
-	for _, v := range statedb.Collect(t.Verdicts.Prefix(t.out, tables.VerdictsOfSet(set))) {
-		remove(t, t.Verdicts, v)
-	}
 }
 
 func put[Row any](t *transaction, table statedb.RWTable[Row], row Row) {

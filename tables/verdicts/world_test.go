@@ -39,6 +39,8 @@ func newWorld(t testing.TB) *world {
 		Compiled: tablestest.Open(t, w.db, tables.NewCompiledTable),
 		Sets:     tablestest.Open(t, w.db, tables.NewVerdictSetTable),
 		Verdicts: tablestest.Open(t, w.db, tables.NewVerdictTable),
+		Usage:    tablestest.Open(t, w.db, tables.NewPolicyUsageTable),
+		Room:     roomOf(bpf.DefaultConfig),
 	}}
 	w.stepper = tablestest.NewRule(t, w.db, w.rule.declare())
 	w.work()
@@ -143,6 +145,10 @@ func ruleset(number uint32, rules ...*tables.Rule) *tables.Ruleset {
 	slices.SortFunc(rules, func(a, b *tables.Rule) int { return a.RuleID.Compare(b.RuleID) })
 	r := &tables.Ruleset{Life: tables.Life{Number: number}, Rules: rules}
 	r.Digest = bpf.Digest{byte(number), byte(number >> 8)}
+	for _, rule := range rules {
+		r.Policies = append(r.Policies, rule.Policy)
+	}
+	r.Policies = slices.Compact(r.Policies)
 	return r
 }
 

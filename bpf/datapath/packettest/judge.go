@@ -234,13 +234,3 @@ func (j *Judge) ask(questions []Question, answers []Answer) ([]Answer, error) {
 func bytesOf[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
-
-// Verdicts returns the verdicts on packets by what the maps of a node hold.
-func Verdicts(n *Node, questions []Question) ([]Answer, error) {
-	j, err := n.NewJudge()
-	if err != nil {
-		return nil, err
-	}
-	defer j.Close()
-	return j.Ask(questions)
-}

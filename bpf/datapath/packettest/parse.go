@@ -49,12 +49,6 @@ func Parse(b []byte) (*Packet, error) {
 	return p, nil
 }
 
-// ParseIP reads a packet without an Ethernet header.
-func ParseIP(b []byte) (*Packet, error) {
-	p := &Packet{}
-	return p, p.parseIP(b)
-}
-
 func (p *Packet) parseIP(b []byte) error {
 	if len(b) == 0 {
 		return fmt.Errorf("parse packet: no IP header")
