@@ -126,6 +126,7 @@ var (
 		func(r *Ruleset) []string { return r.PeerPorts() })
 	rulesetPolicy = IndexEach("policy", PolicyKeys,
 		func(r *Ruleset) []PolicyID { return r.Policies })
+	rulesetTooLarge  = FlagIndex("too-large", func(r *Ruleset) bool { return r.TooLarge != "" })
 	rulesetUndesired = FlagIndex("undesired", func(r *Ruleset) bool { return r.Undesired })
 
 	// RulesetByNumber queries a ruleset by its number.
@@ -143,13 +144,17 @@ var (
 	// RulesetsByPolicy queries the rulesets with rules of a policy.
 	RulesetsByPolicy = rulesetPolicy.Query
 
+	// RulesetsTooLarge queries, by true, the rulesets that isolate pods as their policies are
+	// too large.
+	RulesetsTooLarge = rulesetTooLarge.Query
+
 	// RulesetsUndesired queries, by true, the rulesets that no subject is desired in.
 	RulesetsUndesired = rulesetUndesired.Query
 )
 
 // NewRulesetTable creates the table of rulesets.
 var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector, rulesetPort,
-	rulesetPolicy, rulesetUndesired)
+	rulesetPolicy, rulesetTooLarge, rulesetUndesired)
 
 // CompiledPolicy says that the rulesets of all label sets that a network policy, or an egress
 // policy, selects have its rules.

@@ -104,6 +104,10 @@ type Selector struct {
 	Life         `yaml:",inline"`
 	SelectorSpec `yaml:",inline"`
 
+	// Namespace is that of the ruleset that first needed the selector: its prefixes count for
+	// the namespace's share.
+	Namespace string `json:"namespace,omitempty"`
+
 	// What the peers come to, with the objects that they name as they are now: pods by any
 	// of some labels, addresses in any of some blocks, an entity, or nodes by labels.
 	Pods   []EgressSelector `json:"pods,omitempty"`

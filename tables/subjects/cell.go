@@ -28,7 +28,7 @@ var Cell = cell.Module(
 	"What policies say of pods",
 
 	cell.Config(DefaultConfig),
-	cell.ProvidePrivate(Config.cidrMatch, Config.maxEntries),
+	cell.ProvidePrivate(Config.cidrMatch, Config.maxEntries, roomOf),
 	cell.Provide(Config.enforcement),
 	tables.OwnDesired(tables.NewPodTable),
 	tables.OwnDesired(tables.NewSubjectTable),
@@ -74,6 +74,7 @@ type params struct {
 	Enforcement tables.Enforcement
 	CIDRMatch   CIDRMatch
 	MaxEntries  MaxEntries
+	Room        Room
 }
 
 // CIDRMatch is what the prefixes of Cilium's policies select inside the cluster.

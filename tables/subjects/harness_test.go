@@ -62,7 +62,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 		PodMirrors: h.PodMirrors, SubjectMirrors: h.SubjectMirrors,
 		RouteMirrors: h.RouteMirrors, EgressMirrors: h.EgressMirrors,
 		LocalNode: tables.LocalNode{Name: here}, Enforcement: enforcement, CIDRMatch: match,
-		MaxEntries: MaxEntries(DefaultConfig.MaxRulesetEntries),
+		MaxEntries: MaxEntries(DefaultConfig.MaxRulesetEntries), Room: roomOf(bpf.DefaultConfig),
 	}
 	p.Pods = tablestest.Open(t, h.db, tables.NewPodTable)
 	p.Subjects = tablestest.Open(t, h.db, tables.NewSubjectTable)

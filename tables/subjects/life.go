@@ -124,6 +124,7 @@ func (c *round) sweepSubjects() error {
 }
 
 func (c *round) sweepRulesets() error {
+	freed := false // prefixes
 	for marked := range c.Rulesets.List(c.in, tables.RulesetsUndesired(true)) {
 		r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(marked.Number))
 		used := refersTo(c.in, c.SubjectMirrors, marked.Number)
@@ -141,8 +142,12 @@ func (c *round) sweepRulesets() error {
 				if err := transform.Delete(c.out, c.Selectors, s); err != nil {
 					return err
 				}
+				freed = freed || len(s.Prefixes()) > 0
 			}
 		}
+	}
+	if freed {
+		c.markIsolated()
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package subjects
 import (
 	"fmt"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 
 	"github.com/sluice-net/sluice/tables/verdicts"
@@ -60,6 +61,71 @@ func (r *rule) tooLarge(rules []said) string {
 		rules[biggest].Field,
 		most,
 	)
+}
+
+// Room is how many prefixes there is room for: each may be a member.
+type Room int
+
+func roomOf(c bpf.Config) Room { return Room(c.MapSizePeers) }
+
+// noRoom says why some rules of a namespace are not enforced though they are not too large,
+// empty if they are: they name prefixes that no ruleset in use does, and there is no room for
+// these.
+func (c *round) noRoom(namespace string, rules []said) string {
+	more := map[bpf.Digest]int{}
+	for _, r := range rules {
+		for _, s := range r.selectors {
+			if n := prefixesIn(s); n > 0 {
+				more[s.Digest()] = n
+			}
+		}
+	}
+	if len(more) == 0 {
+		return ""
+	}
+	total, own, sum := 0, 0, 0
+	for s := range c.Selectors.All(c.out) {
+		n := len(s.Prefixes())
+		total += n
+		if s.Namespace == namespace {
+			own += n
+		}
+		delete(more, s.Digest())
+	}
+	for _, n := range more {
+		sum += n
+	}
+	if sum == 0 || verdicts.Fits(int(c.Room), total, own, sum) {
+		return ""
+	}
+	of := "of namespace " + namespace
+	if namespace == "" {
+		of = "of cluster-wide policies"
+	}
+	return fmt.Sprintf("%d more prefixes, beside %d %s and %d of others: "+
+		"more than --map-size-peers=%d has room for", sum, own, of, total-own, c.Room)
+}
+
+// prefixesIn returns how many prefixes a selector names itself.
+func prefixesIn(s tables.SelectorSpec) (n int) {
+	for _, peer := range s.Peers {
+		if peer.Kind == tables.PeerCIDR {
+			n += 1 + len(peer.Except)
+		}
+	}
+	return n
+}
+
+// markIsolated marks the pods of rulesets that are too large, as there may be room for these
+// now.
+func (c *round) markIsolated() {
+	for r := range c.Rulesets.List(c.out, tables.RulesetsTooLarge(true)) {
+		for s := range c.Subjects.List(c.out, tables.SubjectsByRuleset(r.Number)) {
+			for p := range c.Pods.List(c.out, tables.PodsBySubject(s.Number)) {
+				c.mark(addrKey(p.Addr))
+			}
+		}
+	}
 }
 
 // isolation returns the rules that deny everything in the directions that others are about.

@@ -87,3 +87,36 @@ func TestTooLarge(t *testing.T) {
 	require.Empty(t, h.rulesetOf(a).TooLarge)
 	require.Len(t, h.rulesetOf(a).Rules, 11)
 }
+
+// Prefixes that there is no room for isolate the pods of the policy that names them, until
+// there is. Prefixes that are in use already need no room.
+func TestNoRoom(t *testing.T) {
+	h := smallNode(t)
+	h.rule.Room = 100 // for 75 prefixes
+	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
+	policy := func(name, pods string, from, n int) *tables.NetworkPolicy {
+		p := allowing(name, tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(from, n)})
+		p.Rules[0].Subject = inN1(pods)
+		return p
+	}
+	first := policy("first", "app=a", 0, 60)
+	h.NetworkPolicies.Put(first)
+	h.work()
+	h.NetworkPolicies.Put(policy("same", "app=b", 0, 60))
+	h.work()
+	require.Empty(t, h.rulesetOf(b).TooLarge)
+	h.NetworkPolicies.Put(policy("same", "app=b", 0, 1))
+	h.work()
+	require.Empty(t, h.rulesetOf(b).TooLarge)
+	h.NetworkPolicies.Put(policy("same", "app=b", 100, 40))
+	h.work()
+	require.Equal(t, "40 more prefixes, beside 61 of namespace n1 and 0 of others: "+
+		"more than --map-size-peers=100 has room for", h.rulesetOf(b).TooLarge)
+	require.Len(t, h.rulesetOf(b).Rules, 1)
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+
+	h.NetworkPolicies.Remove(first)
+	h.work()
+	require.Empty(t, h.rulesetOf(b).TooLarge)
+	require.Len(t, h.rulesetOf(b).Rules, 2)
+}

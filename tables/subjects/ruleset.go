@@ -3,6 +3,7 @@
 package subjects
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -32,25 +33,25 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	if len(all) == 0 && !alwaysDeny {
 		return bpf.EmptyRuleset, nil
 	}
-	digest := digestOf(all, alwaysDeny)
-	if r, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(digest)); found {
-		if !r.Undesired {
-			return r.Number, nil
-		}
-		desired := *r
-		desired.Undesired = false
-		return r.Number, transform.Insert(c.out, c.Rulesets, &desired)
-	}
 	r := &tables.Ruleset{
-		Life: tables.Life{Number: c.number()}, Digest: digest,
-		Policies: tables.PoliciesOf(idsOf(all)), AlwaysDeny: alwaysDeny, TooLarge: c.tooLarge(all),
+		Digest: digestOf(all, alwaysDeny, false), AlwaysDeny: alwaysDeny,
+		Policies: tables.PoliciesOf(idsOf(all)),
 	}
-	if r.TooLarge != "" {
+	if number, found, err := c.desire(r.Digest); found {
+		return number, err
+	}
+	namespace := r.Namespace()
+	if r.TooLarge = cmp.Or(c.tooLarge(all), c.noRoom(namespace, all)); r.TooLarge != "" {
+		r.Digest = digestOf(all, alwaysDeny, true)
+		if number, found, err := c.desire(r.Digest); found {
+			return number, err
+		}
 		all = isolation(all)
 	}
+	r.Number = c.number()
 	for _, s := range all {
 		for _, spec := range s.selectors {
-			number, err := c.selector(spec)
+			number, err := c.selector(spec, namespace)
 			if err != nil {
 				return 0, err
 			}
@@ -60,6 +61,21 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		r.Rules = append(r.Rules, s.Rule)
 	}
 	return r.Number, transform.Insert(c.out, c.Rulesets, r)
+}
+
+// desire returns the number of the ruleset with a content, if there is one, which is desired
+// from now on.
+func (c *round) desire(digest bpf.Digest) (number uint32, found bool, err error) {
+	r, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(digest))
+	if !found || !r.Undesired {
+		if found {
+			number = r.Number
+		}
+		return number, found, nil
+	}
+	desired := *r
+	desired.Undesired = false
+	return r.Number, true, transform.Insert(c.out, c.Rulesets, &desired)
 }
 
 func idsOf(rules []said) []tables.RuleID {
@@ -188,10 +204,10 @@ func resolved(ports []tables.PolicyPort, named []tables.NamedPort) []tables.Poli
 	return numbers
 }
 
-// digestOf identifies the content of a ruleset.
-func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
+// digestOf identifies the content of a ruleset, or of one that isolates as that is too large.
+func digestOf(rules []said, alwaysDeny, tooLarge bool) bpf.Digest {
 	h := sha256.New()
-	fmt.Fprintln(h, alwaysDeny)
+	fmt.Fprintln(h, alwaysDeny, tooLarge)
 	for _, r := range rules {
 		fmt.Fprintf(h, "%s %q %t %t %t %t\n",
 			r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)

@@ -17,12 +17,15 @@ import (
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
-// selector returns the number of a selector, which comes into use if it is not.
-func (c *round) selector(spec tables.SelectorSpec) (uint32, error) {
+// selector returns the number of a selector, which comes into use for a namespace if it is
+// not in use yet.
+func (c *round) selector(spec tables.SelectorSpec, namespace string) (uint32, error) {
 	if s, _, found := c.Selectors.Get(c.out, tables.SelectorByDigest(spec.Digest())); found {
 		return s.Number, nil
 	}
-	s, err := c.resolve(c.in, tables.Selector{Life: tables.Life{Number: c.number()}, SelectorSpec: spec})
+	s, err := c.resolve(c.in, tables.Selector{
+		Life: tables.Life{Number: c.number()}, SelectorSpec: spec, Namespace: namespace,
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -35,7 +38,9 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	if !found {
 		return nil
 	}
-	s, err := c.resolve(c.in, tables.Selector{Life: former.Life, SelectorSpec: former.SelectorSpec})
+	s, err := c.resolve(c.in, tables.Selector{
+		Life: former.Life, SelectorSpec: former.SelectorSpec, Namespace: former.Namespace,
+	})
 	if err != nil || s.SameResolution(former) {
 		return err
 	}

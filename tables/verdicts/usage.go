@@ -18,9 +18,9 @@ func roomOf(c bpf.Config) Room { return Room{int(c.MapSizePolicy), int(c.MapSize
 // node has at most 110 pods by default, so not more than 128 namespaces that matter.
 const guaranteed = 4 * 128
 
-// fits reports whether a map has room for more entries of a namespace. Three quarters of it
+// Fits reports whether a map has room for more entries of a namespace. Three quarters of it
 // are for all, and the rest is for namespaces that use little.
-func fits(size, total, own, more int) bool {
+func Fits(size, total, own, more int) bool {
 	return total+more <= size-size/4 || own+more <= size/guaranteed
 }
 
@@ -53,8 +53,8 @@ func newUsage(
 // fits reports whether there is room for more entries of a namespace.
 func (u *usage) fits(namespace string, entries, verdicts int) bool {
 	row := u.rows[namespace]
-	return fits(u.room.Entries, u.total.Entries, row.Entries, entries) &&
-		fits(u.room.Verdicts, u.total.Verdicts, row.Verdicts, verdicts)
+	return Fits(u.room.Entries, u.total.Entries, row.Entries, entries) &&
+		Fits(u.room.Verdicts, u.total.Verdicts, row.Verdicts, verdicts)
 }
 
 // isHalfEmpty reports whether closed rulesets can be opened, without being closed again by
