@@ -5,6 +5,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path"
 	"strconv"
 	"time"
@@ -119,6 +120,11 @@ func (m *Maps) setState(slot uint32) error {
 	now, err := m.Generation()
 	if err != nil {
 		return err
+	}
+	if now == 0 {
+		// The map is new, but connections may be older: an agent of the version before
+		// removes the map and leaves them. None may have the generation that begins.
+		now = rand.Uint32()
 	}
 	next := StateValue{Slot: slot, Generation: (now + 1) | firstGeneration}
 	if _, err := m.State.Update([]StateKey{{}}, []StateValue{next}); err != nil {

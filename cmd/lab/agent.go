@@ -29,7 +29,9 @@ const stopTimeout = 30 * time.Second
 // Agent is the agent of a node: a process in the node's network namespace, that
 // dies with the lab. It may be stopped and started again.
 type Agent struct {
-	Flags []string // at the end of the command line, from the next start on
+	// From the next start on: the command line before its flags, which is of another
+	// version unless it is empty, and what comes after them.
+	Command, Flags []string
 
 	node   *Node
 	dir    string
@@ -49,7 +51,7 @@ func newAgent(n *Node) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{node: n, dir: dir, mounts: m}
+	a := &Agent{Command: n.cluster.options.Agent, node: n, dir: dir, mounts: m}
 	a.http = socketClient(a.Socket())
 	return a, nil
 }
@@ -67,7 +69,7 @@ func (a *Agent) BPFFS() string { return a.mounts.outside() }
 // arguments are the agent's command line.
 func (a *Agent) arguments() ([]string, error) {
 	options := &a.node.cluster.options
-	argv := options.Agent
+	argv := a.Command
 	if len(argv) == 0 {
 		self, err := os.Executable()
 		if err != nil {

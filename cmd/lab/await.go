@@ -193,7 +193,7 @@ var settling = []string{
 // AwaitSettled waits until nothing waits for the kernel, and nothing failed.
 func (a *Agent) AwaitSettled(ctx context.Context) error {
 	tables := settling // the numbers of bpf-maps are a moment older
-	if len(a.node.cluster.options.Agent) > 0 {
+	if len(a.Command) > 0 {
 		tables = nil // another version has others
 	}
 	for _, table := range tables {

@@ -24,6 +24,7 @@ type steady struct {
 	position int    // of the drops
 	before   uint64 // packets that policies had dropped
 	lost     uint64 // packets that the machine had lost
+	mayHold  bool   // pods may be held for a moment, as by agents of a former version
 
 	probes  *flowProbes
 	streams []*Stream
@@ -75,7 +76,24 @@ func (s *steady) denied() (total uint64) {
 	return total
 }
 
-func (s *steady) machine() uint64 { return machineDrops(s.t) - s.lost }
+// machine is how many packets may be missing.
+func (s *steady) machine() uint64 {
+	s.t.Helper()
+	missing := machineDrops(s.t) - s.lost
+	if s.mayHold {
+		missing += s.held()
+	}
+	return missing
+}
+
+// held is how many packets were dropped that are of pods without an entry, or for them.
+func (s *steady) held() (total uint64) {
+	s.t.Helper()
+	for _, n := range s.Nodes {
+		total += s.count(n, bpf.ReasonPodNotReady) + s.count(n, bpf.ReasonNoRule)
+	}
+	return total
+}
 
 // more waits until the streams have had further answers.
 func (s *steady) more() {
