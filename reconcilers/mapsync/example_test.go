@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // Listener is an observed row: a pod that has a port open.
@@ -133,7 +134,7 @@ func Example() {
 		}),
 		cell.Invoke(reconcilePorts))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, mapsync.Cell,
-		cell.Provide(job.Registry.NewGroup, derive.NewMetrics),
+		cell.Provide(job.Registry.NewGroup, transform.NewMetrics),
 		observed, derived, reconciled,
 		cell.Invoke(func(p statedb.Table[*OpenPort], m statedb.Table[*PortMirror]) { ports, mirror = p, m }))
 	log := slog.New(slog.DiscardHandler)

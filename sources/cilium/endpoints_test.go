@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -38,7 +39,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	f := &fixture{t: t}
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell,
-		cell.Provide(derive.NewMetrics),
+		cell.Provide(transform.NewMetrics),
 		cell.Module("test", "Test",
 			cell.ProvidePrivate(job.Registry.NewGroup),
 			cell.Invoke(func(p derive.Params) (err error) {

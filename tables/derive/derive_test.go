@@ -22,6 +22,8 @@ import (
 	"github.com/cilium/statedb/index"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -97,7 +99,7 @@ func newFixture(t testing.TB, changes ...func(*fixture, *Rule[string, *shown])) 
 		change(f, &rule)
 	}
 	var err error
-	f.runner, err = newRunner(f.db, rule, NewMetrics().Add("shown"))
+	f.runner, err = newRunner(f.db, rule, transform.NewMetrics().Add("shown"))
 	require.NoError(t, err)
 	return f
 }
@@ -139,15 +141,15 @@ func (f *fixture) insert(m *member) {
 }
 
 // settle runs rounds until there are no changes left.
-func (f *fixture) settle() Counts {
+func (f *fixture) settle() transform.Counts {
 	before := f.runner.stats.Counts()
 	for range 3 {
 		_, err := f.runner.round()
 		require.NoError(f.t, err)
 	}
 	after := f.runner.stats.Counts()
-	return Counts{after.Rounds - before.Rounds, after.Keys - before.Keys, after.Rows - before.Rows,
-		after.Inserted - before.Inserted, after.Deleted - before.Deleted}
+	return transform.Counts{Rounds: after.Rounds - before.Rounds, Keys: after.Keys - before.Keys, Rows: after.Rows - before.Rows,
+		Inserted: after.Inserted - before.Inserted, Deleted: after.Deleted - before.Deleted}
 }
 
 func (f *fixture) got() map[shown]bool {
@@ -241,20 +243,20 @@ func TestCounts(t *testing.T) {
 			f.members.Insert(wtxn, &member{i, string(rune('a' + i%3)), i})
 		}
 	})
-	require.Equal(t, Counts{Rounds: 1, Keys: 3, Rows: 30, Inserted: 30}, f.settle())
+	require.Equal(t, transform.Counts{Rounds: 1, Keys: 3, Rows: 30, Inserted: 30}, f.settle())
 
 	f.insert(&member{30, "a", 1})
-	require.Equal(t, Counts{Rounds: 1, Keys: 1, Rows: 11, Inserted: 1}, f.settle(), "one more in a group of ten")
+	require.Equal(t, transform.Counts{Rounds: 1, Keys: 1, Rows: 11, Inserted: 1}, f.settle(), "one more in a group of ten")
 
 	f.insert(&member{30, "b", 1})
-	require.Equal(t, Counts{Rounds: 1, Keys: 2, Rows: 21, Inserted: 1, Deleted: 1}, f.settle(), "the old and the new group")
+	require.Equal(t, transform.Counts{Rounds: 1, Keys: 2, Rows: 21, Inserted: 1, Deleted: 1}, f.settle(), "the old and the new group")
 
 	revision := f.shown.Revision(f.db.ReadTxn())
 	f.insert(&member{30, "b", 2})
-	require.Equal(t, Counts{Rounds: 1, Keys: 1, Rows: 11}, f.settle(), "a change that makes no difference")
+	require.Equal(t, transform.Counts{Rounds: 1, Keys: 1, Rows: 11}, f.settle(), "a change that makes no difference")
 	require.Equal(t, revision, f.shown.Revision(f.db.ReadTxn()))
 
-	require.Equal(t, Counts{}, f.settle(), "no change")
+	require.Equal(t, transform.Counts{}, f.settle(), "no change")
 }
 
 // Between values that make no difference an input affects nothing, but the next
@@ -292,7 +294,7 @@ func TestRowMovesBetweenKeys(t *testing.T) {
 	rule.Existing = func(txn statedb.ReadTxn, group string) iter.Seq2[*shown, statedb.Revision] {
 		return output.List(txn, shownGroup.Query(group))
 	}
-	r, err := newRunner(f.db, rule, NewMetrics().Add("by-id"))
+	r, err := newRunner(f.db, rule, transform.NewMetrics().Add("by-id"))
 	require.NoError(t, err)
 	for _, group := range []string{"b", "a", "c", "a", "b"} {
 		f.insert(&member{1, group, 1})
@@ -338,7 +340,7 @@ func TestInitialization(t *testing.T) {
 		complete func(statedb.WriteTxn)
 	)
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Module("test", "Test",
-		cell.Provide(job.Registry.NewGroup, NewMetrics),
+		cell.Provide(job.Registry.NewGroup, transform.NewMetrics),
 		cell.Invoke(func(p Params) error {
 			f := &fixture{db: p.DB}
 			f.members = statedb.MustNewTable(p.DB, "members", memberID, memberGroup)

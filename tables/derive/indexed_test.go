@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // newIndexedFixture has members of which only those matter that weigh anything.
@@ -70,7 +72,7 @@ func TestIndexed(t *testing.T) {
 	require.False(t, woken(insert(light)))
 	require.False(t, woken(remove(light)))
 	f.write(insert(light))
-	require.Equal(t, Counts{}, f.settle())
+	require.Equal(t, transform.Counts{}, f.settle())
 	require.True(t, woken(insert(&member{2, "a", 2})), "it comes into the index")
 	require.True(t, woken(insert(&member{2, "a", 3})))
 	require.True(t, woken(insert(light)), "it leaves the index")

@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // A change is told once, with what the row was and what it is, however many
@@ -138,7 +140,7 @@ func TestFeedback(t *testing.T) {
 	var f *fixture
 	var back statedb.RWTable[*limit]
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Module("test", "Test",
-		cell.Provide(job.Registry.NewGroup, NewMetrics),
+		cell.Provide(job.Registry.NewGroup, transform.NewMetrics),
 		cell.Invoke(func(p Params) error {
 			f = &fixture{db: p.DB}
 			f.members = statedb.MustNewTable(p.DB, "members", memberID, memberGroup)

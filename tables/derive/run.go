@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables/former"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // Params are what [Register] needs of the application.
@@ -21,14 +22,14 @@ type Params struct {
 
 	DB      *statedb.DB
 	Jobs    job.Group
-	Metrics *Metrics
+	Metrics *transform.Metrics
 }
 
 // Register has a rule kept up by a job. To be called before the start.
-func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*Stats, error) {
-	var inputs []InputOf
+func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*transform.Stats, error) {
+	var inputs []transform.InputOf
 	for _, in := range rule.Inputs {
-		if of := (InputOf{Table: in.meta().Name(), Feedback: !in.awaited()}); !slices.Contains(inputs, of) {
+		if of := (transform.InputOf{Table: in.meta().Name(), Feedback: !in.awaited()}); !slices.Contains(inputs, of) {
 			inputs = append(inputs, of) // a table may be an input twice
 		}
 	}
@@ -44,7 +45,7 @@ func Register[Key comparable, Out any](p Params, rule Rule[Key, Out]) (*Stats, e
 type runner[Key comparable, Out any] struct {
 	Rule[Key, Out]
 	db          *statedb.DB
-	stats       *Stats
+	stats       *transform.Stats
 	primary     statedb.Indexer[Out]
 	initialized func(statedb.WriteTxn) // nil after the first round
 	watches     []<-chan struct{}      // of the inputs, as of the last round
@@ -54,7 +55,7 @@ type runner[Key comparable, Out any] struct {
 	told        int           // changes of inputs since the last commit
 }
 
-func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *Stats) (*runner[Key, Out], error) {
+func newRunner[Key comparable, Out any](db *statedb.DB, rule Rule[Key, Out], stats *transform.Stats) (*runner[Key, Out], error) {
 	if rule.Plan == nil {
 		rows := rule.Rows
 		rule.Plan = func(txn statedb.ReadTxn, keys []Key) ([]Key, func(Key) []Out) {
@@ -246,7 +247,7 @@ func (r *runner[Key, Out]) update(wtxn statedb.WriteTxn, keys []Key) (changes in
 		return 0, nil
 	}
 	keys, rows := r.Plan(wtxn, keys)
-	round := Counts{Rounds: 1, Keys: len(keys)}
+	round := transform.Counts{Rounds: 1, Keys: len(keys)}
 	empty := r.Output.NumObjects(wtxn) == 0 // as in the first round
 	var unwanted []outputRow[Out]
 	for _, key := range keys {
