@@ -22,7 +22,6 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/transform"
 	"github.com/sluice-net/sluice/testdata/await"
 )
@@ -42,7 +41,7 @@ func newFixture(t *testing.T) *fixture {
 		cell.Provide(transform.NewMetrics),
 		cell.Module("test", "Test",
 			cell.ProvidePrivate(job.Registry.NewGroup),
-			cell.Invoke(func(p derive.Params) (err error) {
+			cell.Invoke(func(p transform.Params) (err error) {
 				f.db = p.DB
 				if f.tables, err = objects.NewTables(p.DB, tables.LocalNode{}); err != nil {
 					return err
@@ -194,12 +193,13 @@ func TestEndpointsIncremental(t *testing.T) {
 		}
 	}
 	var want []string
-	for _, e := range joiner(f.tables).rows(f.db.ReadTxn(), name("web")) {
+	txn := f.db.ReadTxn()
+	if e := joiner(f.tables).row(txn, txn, name("web")); e != nil {
 		want = append(want, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.LabelSet.Labels, " ", e.Errors))
 	}
 	f.is(want...)
 }
 
 func TestPodsAreTheEndpoints(t *testing.T) {
-	require.NoError(t, register(objects.Config{EndpointSource: objects.EndpointsKubernetes}, derive.Params{}, objects.Tables{}))
+	require.NoError(t, register(objects.Config{EndpointSource: objects.EndpointsKubernetes}, transform.Params{}, objects.Tables{}))
 }
