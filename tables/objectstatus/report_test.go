@@ -30,16 +30,16 @@ type reporting struct {
 
 func newReporting(t *testing.T) *reporting {
 	r := &reporting{T: t, db: statedb.New()}
-	fill(r, &r.egress, tables.NewEgressPolicyStatusTable)
-	fill(r, &r.network, tables.NewNetworkPolicyStatusTable)
-	fill(r, &r.policies, tables.NewEgressPolicyTable)
-	fill(r, &r.groups, tables.NewEgressGroupTable)
-	fill(r, &r.gateways, tables.NewEgressGatewayTable)
+	fill(r, r.db, &r.egress, tables.NewEgressPolicyStatusTable)
+	fill(r, r.db, &r.network, tables.NewNetworkPolicyStatusTable)
+	fill(r, r.db, &r.policies, tables.NewEgressPolicyTable)
+	fill(r, r.db, &r.groups, tables.NewEgressGroupTable)
+	fill(r, r.db, &r.gateways, tables.NewEgressGatewayTable)
 	r.rule = reportParams{
 		Egress: r.egress, Network: r.network, Policies: r.policies, Groups: r.groups,
 		Gateways: r.gateways, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
-	fill(r, &r.rule.Output, tables.NewPolicyReportTable)
+	fill(r, r.db, &r.rule.Output, tables.NewPolicyReportTable)
 	var err error
 	r.step, err = transform.NewStepper(r.db, r.rule.declare())
 	require.NoError(t, err)
@@ -47,18 +47,19 @@ func newReporting(t *testing.T) *reporting {
 }
 
 func fill[Row any](
-	r *reporting, table *statedb.RWTable[Row], create func(*statedb.DB) (statedb.RWTable[Row], error),
+	t require.TestingT, db *statedb.DB, table *statedb.RWTable[Row],
+	create func(*statedb.DB) (statedb.RWTable[Row], error),
 ) {
 	var err error
-	*table, err = create(r.db)
-	require.NoError(r, err)
+	*table, err = create(db)
+	require.NoError(t, err)
 }
 
-func set[Row any](r *reporting, table statedb.RWTable[Row], row Row) {
-	wtxn := r.db.WriteTxn(table)
+func set[Row any](t require.TestingT, db *statedb.DB, table statedb.RWTable[Row], row Row) {
+	wtxn := db.WriteTxn(table)
 	defer wtxn.Abort()
 	_, _, err := table.Insert(wtxn, row)
-	require.NoError(r, err)
+	require.NoError(t, err)
 	wtxn.Commit()
 }
 
@@ -93,7 +94,7 @@ func TestReportOfNetworkPolicy(t *testing.T) {
 	} {
 		row := tc.status
 		row.Policy, row.Generation = networkPolicy, 3
-		set(r, r.network, &row)
+		set(r, r.db, r.network, &row)
 		said := r.report(networkPolicy)
 		if tc.error == "" {
 			require.Nil(t, said, "%+v", tc.status)
@@ -125,7 +126,7 @@ func TestReportOfEgressPolicy(t *testing.T) {
 			Policy: "web", UID: "uid", Generation: 2, Rules: 2, Programmed: 2, LosesTo: []string{"db"},
 		}
 		tc.change(s)
-		set(r, r.egress, s)
+		set(r, r.db, r.egress, s)
 		said := r.report(id)
 		require.Equal(t, tc.inForce, said.InForce(), "%+v", said)
 		require.Equal(t, tc.error, said.Error)
@@ -140,9 +141,9 @@ func TestReportOfEgressPolicy(t *testing.T) {
 func TestReportOfGateway(t *testing.T) {
 	r := newReporting(t)
 	id := tables.EgressPolicyID("web")
-	set(r, r.egress, &tables.EgressPolicyStatus{Policy: "web"})
-	set(r, r.policies, &tables.EgressPolicy{Name: "web"})
-	set(r, r.groups, &tables.EgressGroup{
+	set(r, r.db, r.egress, &tables.EgressPolicyStatus{Policy: "web"})
+	set(r, r.db, r.policies, &tables.EgressPolicy{Name: "web"})
+	set(r, r.db, r.groups, &tables.EgressGroup{
 		Life: tables.Life{Number: 5}, Digest: tables.GroupDigest(nil), Policies: []string{"web"},
 		Gateways: []tables.GatewayChoice{{Node: "node-1"}, {Node: "node-2"}},
 	})
@@ -153,7 +154,7 @@ func TestReportOfGateway(t *testing.T) {
 		if addr != "" {
 			row.EgressIPv4 = netip.MustParseAddr(addr)
 		}
-		set(r, r.gateways, row)
+		set(r, r.db, r.gateways, row)
 	}
 	bucket(0, "node-1", "192.0.2.2", "")
 	bucket(1, "node-1", "192.0.2.1", "")
