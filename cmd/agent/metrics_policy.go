@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/former"
 )
 
 var policyMetricsCell = cell.Module("policy-metrics", "How network policies fare", cell.Invoke(registerPolicyMetrics))
@@ -86,18 +85,15 @@ func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
 		return err
 	}
 	defer changes.Close()
-	seen := former.NewRows(m.Status.PrimaryIndexer())
+	measured := map[tables.PolicyID]statedb.Revision{} // by policy, of what it wanted
 	for {
 		rows, watch := changes.Next(m.DB.ReadTxn())
 		for change := range rows {
-			row := change.Object
-			if change.Deleted {
-				seen.Forget(row)
-				continue
-			}
-			old, had := seen.Swap(row)
-			measured := had && !old.Done.IsZero() && old.Wanted == row.Wanted
-			if !row.Done.IsZero() && !measured {
+			switch row := change.Object; {
+			case change.Deleted:
+				delete(measured, row.Policy)
+			case !row.Done.IsZero() && measured[row.Policy] != row.Wanted:
+				measured[row.Policy] = row.Wanted
 				m.delay.Observe(row.Done.Sub(row.Since).Seconds())
 			}
 		}
