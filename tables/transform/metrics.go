@@ -29,8 +29,8 @@ func (m *Metrics) All() []*Stats {
 	return rules
 }
 
-// Add has a rule counted that derives a table from others.
-func (m *Metrics) Add(table string, inputs ...InputOf) *Stats {
+// add has a rule counted that derives a table from others.
+func (m *Metrics) add(table string, inputs ...InputOf) *Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := &Stats{table: table, inputs: inputs}
@@ -127,8 +127,8 @@ func (t *transaction) of(table string, keys int) Counts {
 	return t.counts[table].plus(Counts{Rounds: 1, Keys: keys})
 }
 
-// Add counts work.
-func (s *Stats) Add(c Counts) {
+// add counts work.
+func (s *Stats) add(c Counts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.total = s.total.plus(c)

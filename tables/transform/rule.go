@@ -116,7 +116,7 @@ func newRunner[Key comparable](
 			return nil, fmt.Errorf("table %s is not writable", table.Name())
 		}
 		r.initialized = append(r.initialized, t.RegisterInitializer(wtxn, rule.Name))
-		r.stats = append(r.stats, metrics.Add(table.Name(), inputs...))
+		r.stats = append(r.stats, metrics.add(table.Name(), inputs...))
 	}
 	wtxn.Commit()
 	return r, nil
@@ -149,8 +149,10 @@ func (r *runner[Key]) awaitInputs(ctx context.Context, health cell.Health) bool 
 		}
 	}
 	for _, table := range tables {
-		_, watch := table.Initialized(txn)
-		health.OK("Waiting for table " + table.Name())
+		initialized, watch := table.Initialized(txn)
+		if !initialized {
+			health.OK("Waiting for table " + table.Name())
+		}
 		select {
 		case <-watch:
 		case <-ctx.Done():
@@ -238,7 +240,7 @@ func (r *runner[Key]) transact() error {
 		}
 	}
 	for _, stats := range r.stats {
-		stats.Add(out.of(stats.table, computed))
+		stats.add(out.of(stats.table, computed))
 	}
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {
 		for _, done := range r.initialized {
