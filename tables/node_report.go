@@ -65,7 +65,20 @@ var (
 
 	// NodeReportByNode queries what a node has told.
 	NodeReportByNode = nodeReportNodeIndex.Query
+
+	nodeReportNetworkIndex = IndexEach("network-policy", PolicyKeys,
+		func(r *NodeReport) (ids []PolicyID) {
+			for i := range r.Policies {
+				if id := r.Policies[i].Policy; id.Kind != PolicyEgress {
+					ids = append(ids, id)
+				}
+			}
+			return ids
+		})
+
+	// NodeReportsByNetworkPolicy queries the reports that name a network policy, which few do.
+	NodeReportsByNetworkPolicy = nodeReportNetworkIndex.Query
 )
 
 // NewNodeReportTable creates the table of what nodes have told.
-var NewNodeReportTable = Declare("node-reports", nodeReportNodeIndex)
+var NewNodeReportTable = Declare("node-reports", nodeReportNodeIndex, nodeReportNetworkIndex)

@@ -70,6 +70,33 @@ type StatusNodes struct {
 
 func (n StatusNodes) String() string { return fmt.Sprintf("%d/%d", n.Programmed, n.Total) }
 
+// NodeFate is how an egress policy fares on a node.
+type NodeFate uint8
+
+// The fates of a policy on a node.
+const (
+	FateNone       NodeFate = iota // there is no such node, or no agent there
+	FateProgrammed                 // it has all of it
+	FateWaiting                    // it says that it does not have all of it yet
+	FateUnheard                    // it has said nothing of the object as it is now
+	FateSilent                     // its report has no room for it
+	FateFailed                     // it could not, and says why
+	FateNotReady                   // it does not have it, and it is not known when it will
+)
+
+// NodeException is a node of which there is more to say than that it has an egress policy.
+type NodeException struct {
+	Node    string
+	Fate    NodeFate
+	Error   string   // why it failed
+	LosesTo []string // what it says that the policy loses
+}
+
+func (e NodeException) equal(o NodeException) bool {
+	return e.Node == o.Node && e.Fate == o.Fate && e.Error == o.Error &&
+		slices.Equal(e.LosesTo, o.LosesTo)
+}
+
 // Problem is what an Event is about.
 type Problem struct {
 	Reason  string `json:"reason"`
@@ -91,6 +118,10 @@ type ObjectStatus struct {
 	Nodes      StatusNodes     `json:"nodes"` // of an egress policy
 	Problems   []Problem       `json:"problems,omitempty"`
 
+	// Exceptions are those of an egress policy, by node: what the conditions and counts are made
+	// of. They are no part of what the object says.
+	Exceptions []NodeException `json:"-" yaml:"-"`
+
 	Reconciled `yaml:",inline"`
 }
 
@@ -98,6 +129,11 @@ type ObjectStatus struct {
 func (s *ObjectStatus) Equal(o *ObjectStatus) bool {
 	return s.Policy == o.Policy && s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.Conditions, o.Conditions) &&
 		slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) && s.Nodes == o.Nodes && slices.Equal(s.Problems, o.Problems)
+}
+
+// SameExceptions reports whether two rows have the same exceptions.
+func (s *ObjectStatus) SameExceptions(o *ObjectStatus) bool {
+	return slices.EqualFunc(s.Exceptions, o.Exceptions, NodeException.equal)
 }
 
 func (g StatusGateway) equal(o StatusGateway) bool {

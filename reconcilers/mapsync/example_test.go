@@ -5,7 +5,6 @@ package mapsync_test
 import (
 	"context"
 	"fmt"
-	"iter"
 	"log/slog"
 
 	"github.com/cilium/hive"
@@ -19,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // Listener is an observed row: a pod that has a port open.
@@ -78,25 +77,25 @@ func (p Pods) String() string { return fmt.Sprint(uint32(p)) }
 
 var newPortMirrorTable = tables.NewMirrorTable[Port, Pods]("map-ports", nil)
 
-func derivePorts(p derive.Params, listeners statedb.Table[*Listener], ports statedb.RWTable[*OpenPort]) error {
-	_, err := derive.Register(p, derive.Rule[Port, *OpenPort]{
-		Output: ports,
-		Inputs: []derive.Input[Port]{
-			derive.From(listeners, func(_ statedb.ReadTxn, l *Listener, affect func(Port)) { affect(l.Port) }),
+func derivePorts(
+	p transform.Params, listeners statedb.Table[*Listener], ports statedb.RWTable[*OpenPort],
+) error {
+	equal := func(a, b *OpenPort) bool { return a.Pods == b.Pods }
+	return transform.Register(p, transform.Rule[Port]{
+		Outputs: []statedb.TableMeta{ports},
+		Inputs: []transform.Input[Port]{
+			transform.FromRow(listeners, nil,
+				func(_ statedb.ReadTxn, l *Listener, mark func(Port)) { mark(l.Port) }),
 		},
-		Existing: func(txn statedb.ReadTxn, port Port) iter.Seq2[*OpenPort, statedb.Revision] {
-			return ports.List(txn, openPortIndex.Query(port))
-		},
-		Rows: func(txn statedb.ReadTxn, port Port) []*OpenPort {
-			pods := statedb.Collect(listeners.List(txn, listenerPortIndex.Query(port)))
-			if len(pods) == 0 {
-				return nil
-			}
-			return []*OpenPort{{Port: port, Pods: Pods(len(pods)), Reconciled: tables.Pending()}}
-		},
-		Equal: func(a, b *OpenPort) bool { return a.Pods == b.Pods },
+		Compute: transform.Each(ports, openPortIndex.Query, equal,
+			func(in statedb.ReadTxn, port Port) *OpenPort {
+				pods := statedb.Collect(listeners.List(in, listenerPortIndex.Query(port)))
+				if len(pods) == 0 {
+					return nil
+				}
+				return &OpenPort{Port: port, Pods: Pods(len(pods)), Reconciled: tables.Pending()}
+			}),
 	})
-	return err
 }
 
 func reconcilePorts(
@@ -133,7 +132,7 @@ func Example() {
 		}),
 		cell.Invoke(reconcilePorts))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, mapsync.Cell,
-		cell.Provide(job.Registry.NewGroup, derive.NewMetrics),
+		cell.Provide(job.Registry.NewGroup, transform.NewMetrics),
 		observed, derived, reconciled,
 		cell.Invoke(func(p statedb.Table[*OpenPort], m statedb.Table[*PortMirror]) { ports, mirror = p, m }))
 	log := slog.New(slog.DiscardHandler)

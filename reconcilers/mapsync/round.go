@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/former"
 )
 
 // fate is what becomes of an item in a round.
@@ -294,9 +293,7 @@ func (l *loop[R, K, V]) confirm(tries []*try[R, K, V]) error {
 		return nil // a commit would wake others
 	}
 	wtxn.Commit()
-	return errors.Join(
-		former.Forget(l.db, l.Desired.RWTable, len(tries)),
-		former.Forget(l.db, l.Mirror, len(tries)))
+	return nil
 }
 
 func (l *loop[R, K, V]) confirmMirror(wtxn statedb.WriteTxn, t *try[R, K, V]) (err error) {

@@ -12,7 +12,6 @@ package cilium
 
 import (
 	"cmp"
-	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -22,65 +21,72 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // Cell derives the endpoints, if Cilium is their source.
 var Cell = cell.Module("cilium", "Endpoints told by Cilium", cell.Invoke(register))
 
-func register(cfg objects.Config, p derive.Params, t objects.Tables) error {
+func register(cfg objects.Config, p transform.Params, t objects.Tables) error {
 	if cfg.EndpointSource != objects.EndpointsCilium {
 		return nil
 	}
-	_, err := derive.Register(p, rule(t))
-	return err
+	return transform.Register(p, rule(t))
 }
 
-func rule(t objects.Tables) derive.Rule[tables.Name, *tables.Endpoint] {
+func rule(t objects.Tables) transform.Rule[tables.Name] {
 	j := joiner(t)
-	return derive.Rule[tables.Name, *tables.Endpoint]{
-		Output: t.Endpoints,
-		Inputs: []derive.Input[tables.Name]{
-			derive.From(t.CiliumEndpoints, func(_ statedb.ReadTxn, e *tables.CiliumEndpoint, affect func(tables.Name)) {
-				affect(e.Name)
-			}),
-			derive.From(t.Identities, func(txn statedb.ReadTxn, i *tables.Identity, affect func(tables.Name)) {
-				for e := range t.CiliumEndpoints.List(txn, tables.CiliumEndpointsByIdentity(i.ID)) {
-					affect(e.Name)
-				}
-			}),
-			derive.FromIf(t.Nodes, func(old, new *tables.Node) bool {
-				return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs)
-			}, func(txn statedb.ReadTxn, n *tables.Node, affect func(tables.Name)) {
-				j.onNode(txn, n.InternalIPs, affect)
-				j.onNode(txn, n.OtherIPs, affect)
-			}),
-			derive.From(t.CiliumNodes, func(txn statedb.ReadTxn, n *tables.CiliumNode, affect func(tables.Name)) {
-				j.onNode(txn, n.Addrs, affect)
-			}),
+	return transform.Rule[tables.Name]{
+		Outputs: []statedb.TableMeta{t.Endpoints},
+		Inputs: []transform.Input[tables.Name]{
+			transform.FromRow(t.CiliumEndpoints, nil,
+				func(_ statedb.ReadTxn, e *tables.CiliumEndpoint, mark func(tables.Name)) { mark(e.Name) }),
+			transform.FromRow(t.Identities, nil,
+				func(txn statedb.ReadTxn, i *tables.Identity, mark func(tables.Name)) {
+					for e := range t.CiliumEndpoints.List(txn, tables.CiliumEndpointsByIdentity(i.ID)) {
+						mark(e.Name)
+					}
+				}),
+			transform.FromRow(t.Nodes,
+				func(old, new *tables.Node) bool {
+					return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs)
+				},
+				func(txn statedb.ReadTxn, n *tables.Node, mark func(tables.Name)) {
+					j.onNode(txn, n.InternalIPs, mark)
+					j.onNode(txn, n.OtherIPs, mark)
+				}),
+			transform.FromRow(t.CiliumNodes, nil,
+				func(txn statedb.ReadTxn, n *tables.CiliumNode, mark func(tables.Name)) {
+					j.onNode(txn, n.Addrs, mark)
+				}),
 		},
-		Existing: func(txn statedb.ReadTxn, name tables.Name) iter.Seq2[*tables.Endpoint, statedb.Revision] {
-			return t.Endpoints.List(txn, tables.EndpointByName(name))
-		},
-		Rows:  j.rows,
-		Equal: objects.EqualEndpoints,
+		Compute: j.compute,
 	}
 }
 
 type joiner objects.Tables
 
-// onNode affects the endpoints that name one of a node's addresses.
-func (j joiner) onNode(txn statedb.ReadTxn, addrs []netip.Addr, affect func(tables.Name)) {
+// onNode marks the endpoints that name one of a node's addresses.
+func (j joiner) onNode(txn statedb.ReadTxn, addrs []netip.Addr, mark func(tables.Name)) {
 	for _, a := range addrs {
 		for e := range j.CiliumEndpoints.List(txn, tables.CiliumEndpointsByNodeIP(a)) {
-			affect(e.Name)
+			mark(e.Name)
 		}
 	}
 }
 
-// rows returns the endpoint with a name. One that cannot be used, or of which
-// the labels are not known, is a row that says so and claims no address.
-func (j joiner) rows(txn statedb.ReadTxn, name tables.Name) []*tables.Endpoint {
+func (j joiner) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, names []tables.Name, _ func(tables.Name),
+) error {
+	// Endpoints share the label sets of those that were written before them.
+	row := func(in statedb.ReadTxn, name tables.Name) *tables.Endpoint { return j.row(in, out, name) }
+	return transform.Each(j.Endpoints, tables.EndpointByName, objects.EqualEndpoints, row)(
+		in, out, names, nil)
+}
+
+// row returns the endpoint with a name, nil if there is none. One that cannot be used, or of
+// which the labels are not known, is a row that says so and claims no address.
+func (j joiner) row(txn, out statedb.ReadTxn, name tables.Name) *tables.Endpoint {
 	told := statedb.Collect(j.CiliumEndpoints.List(txn, tables.CiliumEndpointsByName(name)))
 	if len(told) == 0 {
 		return nil
@@ -115,14 +121,14 @@ func (j joiner) rows(txn statedb.ReadTxn, name tables.Name) []*tables.Endpoint {
 			set = tables.NewLabelSet(name.Namespace, identity.ServiceAccount, identity.Labels, best.NamedPorts)
 		}
 	}
-	e.LabelSet = j.shared(txn, set)
-	return []*tables.Endpoint{e}
+	e.LabelSet = j.shared(out, set)
+	return e
 }
 
 // shared returns the label set that other endpoints have in the place of another
 // one with the same contents.
-func (j joiner) shared(txn statedb.ReadTxn, set *tables.LabelSet) *tables.LabelSet {
-	if other, _, found := j.Endpoints.Get(txn, tables.EndpointsByLabelSet(set.ID)); found {
+func (j joiner) shared(out statedb.ReadTxn, set *tables.LabelSet) *tables.LabelSet {
+	if other, _, found := j.Endpoints.Get(out, tables.EndpointsByLabelSet(set.ID)); found {
 		return other.LabelSet
 	}
 	return set

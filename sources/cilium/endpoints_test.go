@@ -22,8 +22,8 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/tablestest"
+	"github.com/sluice-net/sluice/tables/transform"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -44,10 +44,10 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	f := &fixture{t: t}
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell,
-		cell.Provide(derive.NewMetrics),
+		cell.Provide(transform.NewMetrics),
 		cell.Module("test", "Test",
 			cell.ProvidePrivate(job.Registry.NewGroup),
-			cell.Invoke(func(p derive.Params) (err error) {
+			cell.Invoke(func(p transform.Params) (err error) {
 				f.db = p.DB
 				if f.tables, err = objects.NewTables(p.DB, tables.LocalNode{}); err != nil {
 					return err
@@ -189,12 +189,13 @@ func TestEndpointsIncremental(t *testing.T) {
 		}
 	}
 	var want []string
-	for _, e := range joiner(f.tables).rows(f.db.ReadTxn(), name("web")) {
+	txn := f.db.ReadTxn()
+	if e := joiner(f.tables).row(txn, txn, name("web")); e != nil {
 		want = append(want, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.LabelSet.Labels, " ", e.Errors))
 	}
 	f.is(want...)
 }
 
 func TestPodsAreTheEndpoints(t *testing.T) {
-	require.NoError(t, register(objects.Config{EndpointSource: objects.EndpointsKubernetes}, derive.Params{}, objects.Tables{}))
+	require.NoError(t, register(objects.Config{EndpointSource: objects.EndpointsKubernetes}, transform.Params{}, objects.Tables{}))
 }

@@ -35,7 +35,6 @@ func deriveGateways(p transform.Params, g gatewayParams) error {
 // for as long as it has a row: until no rule in the kernel leads to it.
 func (g *gatewayParams) declare() transform.Rule[uint32] {
 	return transform.Rule[uint32]{
-		Name:    g.Gateways.Name(),
 		Outputs: []statedb.TableMeta{g.Gateways},
 		Inputs: []transform.Input[uint32]{
 			transform.FromRow(g.Groups, electsOthers, markGroup),

@@ -48,7 +48,6 @@ func derivePolicyStatus(
 // policies.
 func (s *policyStatusParams) declare() transform.Rule[string] {
 	return transform.Rule[string]{
-		Name:    s.Output.Name(),
 		Outputs: []statedb.TableMeta{s.Output},
 		Inputs: []transform.Input[string]{
 			transform.FromRow(s.Policies, nil, markPolicy),
@@ -102,21 +101,12 @@ func (s *policyStatusParams) newRound(in statedb.ReadTxn) *statusRound {
 }
 
 func (s *policyStatusParams) compute(
-	in statedb.ReadTxn, out statedb.WriteTxn, names []string, _ func(string),
+	in statedb.ReadTxn, out statedb.WriteTxn, names []string, mark func(string),
 ) error {
 	c := s.newRound(in)
-	for _, name := range names {
-		var rows []*tables.EgressPolicyStatus
-		if row := c.row(name); row != nil {
-			rows = append(rows, row)
-		}
-		existing := s.Output.List(out, tables.EgressPolicyStatusByPolicy(name))
-		err := transform.Replace(out, s.Output, (*tables.EgressPolicyStatus).Equal, existing, rows...)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	row := func(_ statedb.ReadTxn, name string) *tables.EgressPolicyStatus { return c.row(name) }
+	return transform.Each(s.Output, tables.EgressPolicyStatusByPolicy,
+		(*tables.EgressPolicyStatus).Equal, row)(in, out, names, mark)
 }
 
 // row returns how a policy fares, nil if there is none.

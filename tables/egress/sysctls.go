@@ -36,7 +36,6 @@ func deriveSysctls(p transform.Params, s sysctlParams) error {
 // once it is there. Its keys are names of devices.
 func (s *sysctlParams) declare() transform.Rule[string] {
 	return transform.Rule[string]{
-		Name:    s.Sysctls.Name(),
 		Outputs: []statedb.TableMeta{s.Sysctls},
 		Inputs: []transform.Input[string]{
 			transform.FromRow(s.Exits,
@@ -50,28 +49,21 @@ func (s *sysctlParams) declare() transform.Rule[string] {
 					}
 				}),
 		},
-		Compute: s.compute,
+		Compute: transform.Each(s.Sysctls, func(device string) statedb.Query[*tables.Sysctl] {
+			return tables.SysctlByName(reversePathFilter(device))
+		}, (*tables.Sysctl).Equal, s.row),
 	}
 }
 
-func (s *sysctlParams) compute(
-	in statedb.ReadTxn, out statedb.WriteTxn, devices []string, _ func(string),
-) error {
-	for _, device := range devices {
-		var rows []*tables.Sysctl
-		name := reversePathFilter(device)
-		if origin := s.origin(in, device); origin != "" {
-			rows = append(rows, &tables.Sysctl{
-				Name: name, Value: looseReversePath, Origin: origin, Reconciled: tables.Pending(),
-			})
-		}
-		existing := s.Sysctls.List(out, tables.SysctlByName(name))
-		err := transform.Replace(out, s.Sysctls, (*tables.Sysctl).Equal, existing, rows...)
-		if err != nil {
-			return err
-		}
+func (s *sysctlParams) row(in statedb.ReadTxn, device string) *tables.Sysctl {
+	origin := s.origin(in, device)
+	if origin == "" {
+		return nil
 	}
-	return nil
+	return &tables.Sysctl{
+		Name: reversePathFilter(device), Value: looseReversePath, Origin: origin,
+		Reconciled: tables.Pending(),
+	}
 }
 
 // origin says what needs the filter of a device loosened, empty if nothing.

@@ -4,7 +4,6 @@ package forwarding
 
 import (
 	"errors"
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -14,7 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type attachmentParams struct {
@@ -39,52 +38,61 @@ const nowhere = 0
 // and what leaves with an egress address would get no replies. It waits for the maps of
 // this agent to be in force: a program that ran before it finds its entries would drop what
 // it must not.
-func deriveAttachments(p derive.Params, a attachmentParams) error {
-	_, err := derive.Register(p, derive.Rule[int, *tables.Attachment]{
-		Output: a.Attachments,
-		Inputs: []derive.Input[int]{
-			derive.FromIf(a.Devices,
+func deriveAttachments(p transform.Params, a attachmentParams) error {
+	return transform.Register(p, transform.Rule[int]{
+		Outputs: []statedb.TableMeta{a.Attachments},
+		Inputs: []transform.Input[int]{
+			transform.FromRow(a.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name || old.MAC != new.MAC },
-				func(_ statedb.ReadTxn, d *tables.Device, affect func(int)) { affect(d.Index) }),
-			derive.FromIf(a.Locals,
+				func(_ statedb.ReadTxn, d *tables.Device, mark func(int)) { mark(d.Index) }),
+			transform.FromRow(a.Locals,
 				func(old, new *tables.LocalEndpoint) bool { return old.IfIndex != new.IfIndex },
-				func(_ statedb.ReadTxn, e *tables.LocalEndpoint, affect func(int)) { affect(int(e.IfIndex)) }),
-			derive.FromIf(a.PodEntries,
+				func(_ statedb.ReadTxn, e *tables.LocalEndpoint, mark func(int)) { mark(int(e.IfIndex)) }),
+			transform.FromRow(a.PodEntries,
 				func(old, new *tables.PodMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
-				func(_ statedb.ReadTxn, m *tables.PodMirror, affect func(int)) {
+				func(_ statedb.ReadTxn, m *tables.PodMirror, mark func(int)) {
 					for _, v := range m.Values() {
-						affect(int(v.IfIndex))
+						mark(int(v.IfIndex))
 					}
 				}),
-			derive.FromIf(a.Exits,
+			transform.FromRow(a.Exits,
 				func(old, new *tables.EgressExit) bool { return old.IfIndex != new.IfIndex },
-				func(_ statedb.ReadTxn, e *tables.EgressExit, affect func(int)) { affect(int(e.IfIndex)) }),
-			derive.FromIf(a.ExitEntries,
+				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(int)) { mark(int(e.IfIndex)) }),
+			transform.FromRow(a.ExitEntries,
 				func(old, new *tables.ExitMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
-				func(_ statedb.ReadTxn, m *tables.ExitMirror, affect func(int)) {
+				func(_ statedb.ReadTxn, m *tables.ExitMirror, mark func(int)) {
 					for _, v := range m.Values() {
-						affect(int(v.IfIndex))
+						mark(int(v.IfIndex))
 					}
 				}),
-			derive.FromIf(a.ConfigEntries,
+			transform.FromRow(a.ConfigEntries,
 				func(_, _ *tables.ConfigMirror) bool { return false }, // that there is one is what matters
-				func(txn statedb.ReadTxn, _ *tables.ConfigMirror, affect func(int)) {
-					affect(nowhere)
+				func(txn statedb.ReadTxn, _ *tables.ConfigMirror, mark func(int)) {
+					mark(nowhere)
 					for d := range a.Devices.All(txn) {
-						affect(d.Index)
+						mark(d.Index)
 					}
 				}),
 		},
-		After: []statedb.TableMeta{a.Slots},
-		Existing: func(txn statedb.ReadTxn, index int) iter.Seq2[*tables.Attachment, statedb.Revision] {
-			return a.Attachments.List(txn, tables.AttachmentsByDevice(index))
-		},
-		Rows: a.rows,
-		Equal: func(a, b *tables.Attachment) bool {
-			return a.Equal(b) && hasHeader(a) == hasHeader(b)
-		},
+		After:   []statedb.TableMeta{a.Slots},
+		Compute: a.compute,
 	})
-	return err
+}
+
+func (a *attachmentParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, indices []int, _ func(int),
+) error {
+	equal := func(a, b *tables.Attachment) bool {
+		return a.Equal(b) && hasHeader(a) == hasHeader(b)
+	}
+	for _, index := range indices {
+		existing := a.Attachments.List(out, tables.AttachmentsByDevice(index))
+		err := transform.Replace(out, a.Attachments, equal, existing, a.rows(in, index)...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errNoHeader is of devices whose packets begin with their IP header: the

@@ -3,7 +3,6 @@
 package forwarding
 
 import (
-	"iter"
 	"net/netip"
 
 	"github.com/cilium/hive/cell"
@@ -11,7 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type configParams struct {
@@ -34,49 +33,40 @@ type configParams struct {
 const theConfig uint32 = 0
 
 // deriveConfig keeps what the programs have to know of this node.
-func deriveConfig(p derive.Params, c configParams) error {
-	_, err := derive.Register(p, derive.Rule[uint32, *tables.DatapathConfig]{
-		Output: c.Configs,
-		Inputs: []derive.Input[uint32]{
-			derive.FromIf(c.Nodes,
+func deriveConfig(p transform.Params, c configParams) error {
+	return transform.Register(p, transform.Rule[uint32]{
+		Outputs: []statedb.TableMeta{c.Configs},
+		Inputs: []transform.Input[uint32]{
+			transform.FromRow(c.Nodes,
 				func(old, new *tables.Node) bool { return old.UnderlayIP() != new.UnderlayIP() },
-				func(_ statedb.ReadTxn, n *tables.Node, affect func(uint32)) {
+				func(_ statedb.ReadTxn, n *tables.Node, mark func(uint32)) {
 					if n.Name == c.LocalNode.Name {
-						affect(theConfig)
+						mark(theConfig)
 					}
 				}),
-			derive.FromIf(c.Devices,
+			transform.FromRow(c.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
-				func(_ statedb.ReadTxn, d *tables.Device, affect func(uint32)) {
+				func(_ statedb.ReadTxn, d *tables.Device, mark func(uint32)) {
 					if d.Name == tables.OverlayDeviceName {
-						affect(theConfig)
+						mark(theConfig)
 					}
 				}),
-			derive.From(c.Monitors, func(_ statedb.ReadTxn, _ *tables.Monitor, affect func(uint32)) { affect(theConfig) }),
-			derive.FromIf(c.Policies,
+			transform.OnChange(c.Monitors, markConfig),
+			transform.FromRow(c.Policies,
 				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
-				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, affect func(uint32)) { affect(theConfig) }),
-			derive.Feedback(derive.While(c.waitsToHoldPods, derive.From(c.Attachments,
-				func(_ statedb.ReadTxn, _ *tables.Attachment, affect func(uint32)) { affect(theConfig) }))),
+				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, mark func(uint32)) { mark(theConfig) }),
+			transform.Feedback(transform.OnChange(c.Attachments, markConfig)),
 		},
 		After: []statedb.TableMeta{c.Entries},
 		Seed:  []uint32{theConfig},
-		Existing: func(txn statedb.ReadTxn, key uint32) iter.Seq2[*tables.DatapathConfig, statedb.Revision] {
-			return c.Configs.List(txn, tables.DatapathConfigByIndex(key))
-		},
-		Rows: func(txn statedb.ReadTxn, _ uint32) []*tables.DatapathConfig {
-			row := c.row(txn)
-			if c.holdsPods(txn) {
-				row.Flags |= bpf.ConfigNetworkPolicies
-			}
-			return []*tables.DatapathConfig{row}
-		},
-		Equal: (*tables.DatapathConfig).Equal,
+		Compute: transform.Each(
+			c.Configs, tables.DatapathConfigByIndex, (*tables.DatapathConfig).Equal, c.row),
 	})
-	return err
 }
 
-func (c *configParams) row(txn statedb.ReadTxn) *tables.DatapathConfig {
+func markConfig(_ statedb.ReadTxn, mark func(uint32)) { mark(theConfig) }
+
+func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig {
 	row := &tables.DatapathConfig{
 		OverlayPort: c.Settings.OverlayPort,
 		VNI:         c.Settings.OverlayVNI,
@@ -92,6 +82,9 @@ func (c *configParams) row(txn statedb.ReadTxn) *tables.DatapathConfig {
 	}
 	if c.Monitors.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigFlowEvents
+	}
+	if c.holdsPods(txn) {
+		row.Flags |= bpf.ConfigNetworkPolicies
 	}
 	return row
 }

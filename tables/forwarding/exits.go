@@ -3,7 +3,6 @@
 package forwarding
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -12,7 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type exitParams struct {
@@ -31,71 +30,67 @@ type exitParams struct {
 // deriveExits keeps the addresses that pods' traffic leaves this node with. One
 // that no gateway uses any more stays while the node has it: connections with it
 // end by themselves.
-func deriveExits(p derive.Params, e exitParams) error {
-	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.EgressExit]{
-		Output: e.Exits,
-		Inputs: []derive.Input[netip.Addr]{
-			derive.FromIf(e.Gateways, leavesOtherwise, func(_ statedb.ReadTxn, g *tables.EgressGateway, affect func(netip.Addr)) {
-				for _, addr := range []netip.Addr{g.EgressIPv4, g.EgressIPv6} {
-					if addr.IsValid() {
-						affect(addr)
+func deriveExits(p transform.Params, e exitParams) error {
+	return transform.Register(p, transform.Rule[netip.Addr]{
+		Outputs: []statedb.TableMeta{e.Exits},
+		Inputs: []transform.Input[netip.Addr]{
+			transform.FromRow(e.Gateways, leavesOtherwise,
+				func(_ statedb.ReadTxn, g *tables.EgressGateway, mark func(netip.Addr)) {
+					for _, addr := range []netip.Addr{g.EgressIPv4, g.EgressIPv6} {
+						if addr.IsValid() {
+							mark(addr)
+						}
 					}
-				}
-			}),
-			derive.From(e.Addresses, e.affectedByAddress),
-			derive.FromIf(e.Devices,
+				}),
+			transform.FromRow(e.Addresses, nil, e.markAddress),
+			transform.FromRow(e.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
-				func(txn statedb.ReadTxn, d *tables.Device, affect func(netip.Addr)) {
+				func(txn statedb.ReadTxn, d *tables.Device, mark func(netip.Addr)) {
 					for row := range e.Exits.List(txn, tables.EgressExitsByIfIndex(uint32(d.Index))) {
-						affect(row.Addr)
+						mark(row.Addr)
 					}
 				}),
-			derive.FromIf(e.Routes,
+			transform.FromRow(e.Routes,
 				func(old, new *tables.Route) bool { return old.Source != new.Source },
-				func(txn statedb.ReadTxn, r *tables.Route, affect func(netip.Addr)) {
+				func(txn statedb.ReadTxn, r *tables.Route, mark func(netip.Addr)) {
 					if _, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(r.Source)); found && r.Table != tables.RouteTableLocal {
-						affect(r.Source)
+						mark(r.Source)
 					}
 				}),
-			derive.FromIf(e.Nodes,
+			transform.FromRow(e.Nodes,
 				func(old, new *tables.Node) bool { return !slices.Equal(old.InternalIPs, new.InternalIPs) },
-				func(_ statedb.ReadTxn, n *tables.Node, affect func(netip.Addr)) {
+				func(_ statedb.ReadTxn, n *tables.Node, mark func(netip.Addr)) {
 					if n.Name == e.LocalNode.Name {
 						for _, addr := range n.InternalIPs {
-							affect(addr)
+							mark(addr)
 						}
 					}
 				}),
 			// What an earlier run has left in the kernel lingers too.
-			derive.FromIf(e.Entries,
+			transform.FromRow(e.Entries,
 				func(old, new *tables.ExitMirror) bool { return old.Value != new.Value },
-				func(_ statedb.ReadTxn, entry *tables.ExitMirror, affect func(netip.Addr)) {
-					affect(entry.Key.Addr.Addr())
+				func(_ statedb.ReadTxn, entry *tables.ExitMirror, mark func(netip.Addr)) {
+					mark(entry.Key.Addr.Addr())
 				}),
 		},
-		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.EgressExit, statedb.Revision] {
-			return e.Exits.List(txn, tables.EgressExitByAddr(addr))
-		},
-		Rows:  e.rows,
-		Equal: (*tables.EgressExit).Equal,
+		Compute: transform.Each(e.Exits, tables.EgressExitByAddr, (*tables.EgressExit).Equal, e.row),
 	})
-	return err
 }
 
 func leavesOtherwise(old, new *tables.EgressGateway) bool {
 	return old.EgressIPv4 != new.EgressIPv4 || old.EgressIPv6 != new.EgressIPv6 || old.IfIndex != new.IfIndex || old.Device != new.Device
 }
 
-// affectedByAddress are the address itself, and those of its device that may now
+// markAddress marks the address itself, and those of its device that may now
 // be the first or no longer.
-func (e *exitParams) affectedByAddress(txn statedb.ReadTxn, a *tables.NodeAddress, affect func(netip.Addr)) {
-	affect(a.Addr)
+func (e *exitParams) markAddress(txn statedb.ReadTxn, a *tables.NodeAddress, mark func(netip.Addr)) {
+	mark(a.Addr)
 	for row := range e.Exits.List(txn, tables.EgressExitsByIfIndex(uint32(a.DeviceIndex))) {
-		affect(row.Addr)
+		mark(row.Addr)
 	}
 }
 
-func (e *exitParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.EgressExit {
+func (e *exitParams) row(txn statedb.ReadTxn, addr netip.Addr) *tables.EgressExit {
 	row := &tables.EgressExit{Addr: addr, Reconciled: tables.Pending()}
 	if g, _, used := e.Gateways.Get(txn, tables.EgressGatewaysByEgress(addr)); used {
 		row.IfIndex, row.Device = g.IfIndex, g.Device
@@ -105,7 +100,7 @@ func (e *exitParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Egress
 	if e.shared(txn, row) {
 		row.Flags |= bpf.ExitShared
 	}
-	return []*tables.EgressExit{row}
+	return row
 }
 
 // linger fills in the device of an exit that no gateway uses, by which it was

@@ -20,11 +20,6 @@ func (c *configParams) holdsPods(txn statedb.ReadTxn) bool {
 		(c.heldBefore(txn) || tables.AllAttached(txn, c.Attachments))
 }
 
-// waitsToHoldPods reports whether pods are to be held once the programs are attached.
-func (c *configParams) waitsToHoldPods(txn statedb.ReadTxn) bool {
-	return tables.HoldsByPolicy(txn, c.Policies, c.Enforcement) && !c.heldBefore(txn)
-}
-
 // heldBefore reports whether the programs hold pods already, or are about to: by this
 // agent's row, or by what an earlier agent wrote.
 func (c *configParams) heldBefore(txn statedb.ReadTxn) bool {

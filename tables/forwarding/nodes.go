@@ -3,7 +3,6 @@
 package forwarding
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -11,7 +10,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type nodeParams struct {
@@ -24,38 +23,37 @@ type nodeParams struct {
 
 // deriveNodes keeps the addresses by which nodes reach one another, and whether
 // there is a node that is alive behind each.
-func deriveNodes(p derive.Params, n nodeParams) error {
-	_, err := derive.Register(p, derive.Rule[netip.Addr, *tables.ClusterNode]{
-		Output: n.ClusterNodes,
-		Inputs: []derive.Input[netip.Addr]{
-			derive.FromIf(n.Nodes,
+func deriveNodes(p transform.Params, n nodeParams) error {
+	return transform.Register(p, transform.Rule[netip.Addr]{
+		Outputs: []statedb.TableMeta{n.ClusterNodes},
+		Inputs: []transform.Input[netip.Addr]{
+			transform.FromRow(n.Nodes,
 				func(old, new *tables.Node) bool {
 					return old.Ready != new.Ready || !slices.Equal(old.InternalIPs, new.InternalIPs)
 				},
-				func(txn statedb.ReadTxn, node *tables.Node, affect func(netip.Addr)) {
-					each(node.InternalIPs, affect)
+				func(txn statedb.ReadTxn, node *tables.Node, mark func(netip.Addr)) {
+					each(node.InternalIPs, mark)
 					if c, _, found := n.CiliumNodes.Get(txn, tables.CiliumNodeByName(node.Name)); found {
-						each(c.Addrs, affect)
+						each(c.Addrs, mark)
 					}
 				}),
-			derive.From(n.CiliumNodes, func(_ statedb.ReadTxn, c *tables.CiliumNode, affect func(netip.Addr)) { each(c.Addrs, affect) }),
+			transform.FromRow(n.CiliumNodes, nil,
+				func(_ statedb.ReadTxn, c *tables.CiliumNode, mark func(netip.Addr)) {
+					each(c.Addrs, mark)
+				}),
 		},
-		Existing: func(txn statedb.ReadTxn, addr netip.Addr) iter.Seq2[*tables.ClusterNode, statedb.Revision] {
-			return n.ClusterNodes.List(txn, tables.ClusterNodeByAddr(addr))
-		},
-		Rows:  n.rows,
-		Equal: (*tables.ClusterNode).Equal,
+		Compute: transform.Each(
+			n.ClusterNodes, tables.ClusterNodeByAddr, (*tables.ClusterNode).Equal, n.row),
 	})
-	return err
 }
 
-func each(addrs []netip.Addr, affect func(netip.Addr)) {
+func each(addrs []netip.Addr, mark func(netip.Addr)) {
 	for _, addr := range addrs {
-		affect(addr)
+		mark(addr)
 	}
 }
 
-func (n *nodeParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.ClusterNode {
+func (n *nodeParams) row(txn statedb.ReadTxn, addr netip.Addr) *tables.ClusterNode {
 	row := &tables.ClusterNode{Addr: addr, Reconciled: tables.Pending()}
 	for node := range n.Nodes.List(txn, tables.NodesByAddr(addr)) {
 		if slices.Contains(node.InternalIPs, addr) {
@@ -73,5 +71,5 @@ func (n *nodeParams) rows(txn statedb.ReadTxn, addr netip.Addr) []*tables.Cluste
 	}
 	slices.Sort(row.Nodes)
 	row.Nodes = slices.Compact(row.Nodes)
-	return []*tables.ClusterNode{row}
+	return row
 }

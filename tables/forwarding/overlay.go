@@ -3,14 +3,13 @@
 package forwarding
 
 import (
-	"iter"
 	"net/netip"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type overlayParams struct {
@@ -31,35 +30,32 @@ const (
 
 // deriveOverlay keeps what the overlay device has to be like. There is none
 // while it is not known where its packets leave this node.
-func deriveOverlay(p derive.Params, o overlayParams) error {
-	_, err := derive.Register(p, derive.Rule[string, *tables.OverlayDevice]{
-		Output: o.Overlays,
-		Inputs: []derive.Input[string]{
-			derive.FromIf(o.Configs,
+func deriveOverlay(p transform.Params, o overlayParams) error {
+	return transform.Register(p, transform.Rule[string]{
+		Outputs: []statedb.TableMeta{o.Overlays},
+		Inputs: []transform.Input[string]{
+			transform.FromRow(o.Configs,
 				func(old, new *tables.DatapathConfig) bool { return old.Underlay != new.Underlay },
-				func(_ statedb.ReadTxn, _ *tables.DatapathConfig, affect func(string)) {
-					affect(tables.OverlayDeviceName)
+				func(_ statedb.ReadTxn, _ *tables.DatapathConfig, mark func(string)) {
+					mark(tables.OverlayDeviceName)
 				}),
-			derive.From(o.Addresses, func(txn statedb.ReadTxn, a *tables.NodeAddress, affect func(string)) {
-				if a.Addr == o.underlay(txn) {
-					affect(tables.OverlayDeviceName)
-				}
-			}),
-			derive.FromIf(o.Devices,
+			transform.FromRow(o.Addresses, nil,
+				func(txn statedb.ReadTxn, a *tables.NodeAddress, mark func(string)) {
+					if a.Addr == o.underlay(txn) {
+						mark(tables.OverlayDeviceName)
+					}
+				}),
+			transform.FromRow(o.Devices,
 				func(old, new *tables.Device) bool { return old.MTU != new.MTU },
-				func(txn statedb.ReadTxn, d *tables.Device, affect func(string)) {
+				func(txn statedb.ReadTxn, d *tables.Device, mark func(string)) {
 					if below := o.below(txn, o.underlay(txn)); below != nil && below.Index == d.Index {
-						affect(tables.OverlayDeviceName)
+						mark(tables.OverlayDeviceName)
 					}
 				}),
 		},
-		Existing: func(txn statedb.ReadTxn, name string) iter.Seq2[*tables.OverlayDevice, statedb.Revision] {
-			return o.Overlays.List(txn, tables.OverlayDeviceByName(name))
-		},
-		Rows:  o.rows,
-		Equal: (*tables.OverlayDevice).Equal,
+		Compute: transform.Each(
+			o.Overlays, tables.OverlayDeviceByName, (*tables.OverlayDevice).Equal, o.row),
 	})
-	return err
 }
 
 func (o *overlayParams) underlay(txn statedb.ReadTxn) netip.Addr {
@@ -79,7 +75,7 @@ func (o *overlayParams) below(txn statedb.ReadTxn, underlay netip.Addr) *tables.
 	return nil
 }
 
-func (o *overlayParams) rows(txn statedb.ReadTxn, name string) []*tables.OverlayDevice {
+func (o *overlayParams) row(txn statedb.ReadTxn, name string) *tables.OverlayDevice {
 	row := &tables.OverlayDevice{
 		Name:       name,
 		VNI:        o.Settings.OverlayVNI,
@@ -92,16 +88,17 @@ func (o *overlayParams) rows(txn statedb.ReadTxn, name string) []*tables.Overlay
 		return nil
 	}
 	if row.MTU != 0 {
-		return []*tables.OverlayDevice{row}
+		return row
 	}
 	below := o.below(txn, row.Local)
 	if below == nil {
 		// The device that there is stays: its packets may still find a way.
-		return statedb.Collect(o.Overlays.List(txn, tables.OverlayDeviceByName(name)))
+		former, _, _ := o.Overlays.Get(txn, tables.OverlayDeviceByName(name))
+		return former
 	}
 	row.MTU = below.MTU - overheadIPv4
 	if row.Local.Is6() {
 		row.MTU = below.MTU - overheadIPv6
 	}
-	return []*tables.OverlayDevice{row}
+	return row
 }

@@ -11,12 +11,11 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// row computes the row of an address, nil if no pod of this node has it. former is the row
-// as it was, nil if there was none: the kernel forgets neighbors of pods that are silent, and
-// the API server forgets pods before their devices are gone.
-func (l *params) row(
-	in statedb.ReadTxn, addr netip.Addr, former *tables.LocalEndpoint,
-) *tables.LocalEndpoint {
+// row computes the row of an address, nil if no pod of this node has it. It goes by the former
+// row too: the kernel forgets neighbors of pods that are silent, and the API server forgets
+// pods before their devices are gone.
+func (l *params) row(in statedb.ReadTxn, addr netip.Addr) *tables.LocalEndpoint {
+	former, _, _ := l.Output.Get(in, tables.LocalEndpointByAddr(addr))
 	owner, _ := tables.AddrOwner(in, l.Endpoints, addr)
 	attachment := l.attachmentAt(in, addr, owner)
 	row := &tables.LocalEndpoint{Addr: addr}

@@ -45,7 +45,6 @@ func register(p transform.Params, l params) error { return transform.Register(p,
 
 func (l *params) declare() transform.Rule[netip.Addr] {
 	return transform.Rule[netip.Addr]{
-		Name:    l.Output.Name(),
 		Outputs: []statedb.TableMeta{l.Output},
 		Inputs: []transform.Input[netip.Addr]{
 			transform.FromRow(l.Endpoints, movesPod, l.markEndpoint),
@@ -55,26 +54,9 @@ func (l *params) declare() transform.Rule[netip.Addr] {
 			transform.FromRow(l.Bridges, nil, l.markBridge),
 			transform.FromRow(l.Devices, movesDevice, l.markDevice),
 		},
-		Compute: l.compute,
+		Compute: transform.Each(
+			l.Output, tables.LocalEndpointByAddr, (*tables.LocalEndpoint).Equal, l.row),
 	}
-}
-
-func (l *params) compute(
-	in statedb.ReadTxn, out statedb.WriteTxn, addrs []netip.Addr, _ func(netip.Addr),
-) error {
-	for _, addr := range addrs {
-		existing := l.Output.List(out, tables.LocalEndpointByAddr(addr))
-		former, _, _ := l.Output.Get(out, tables.LocalEndpointByAddr(addr))
-		var rows []*tables.LocalEndpoint
-		if row := l.row(in, addr, former); row != nil {
-			rows = append(rows, row)
-		}
-		err := transform.Replace(out, l.Output, (*tables.LocalEndpoint).Equal, existing, rows...)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // movesPod reports whether a change of an endpoint matters here.

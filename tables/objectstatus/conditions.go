@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/statedb"
-
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -39,24 +37,25 @@ const messageValid = "Policy validation succeeded"
 
 // egress fills in what an egress policy's object shall say, and reports whether
 // there is one.
-func (s *status) egress(txn statedb.ReadTxn, row *tables.ObjectStatus, readable bool) bool {
-	p, _, found := s.Egress.Get(txn, tables.EgressPolicyByName(row.Policy.Name.Name))
+func (c *statusRound) egress(row, former *tables.ObjectStatus, changed []string) bool {
+	p, _, found := c.Egress.Get(c.in, tables.EgressPolicyByName(row.Policy.Name.Name))
 	if !found {
-		delete(s.standings, row.Policy)
 		return false
 	}
 	row.UID, row.Generation = p.UID, p.Generation
-	t := s.tally(txn, row)
+	row.Exceptions = c.exceptions(row, former, changed)
+	t := tallyOf(row.Exceptions, c.agents)
 	row.Nodes = tables.StatusNodes{Programmed: t.programmed, Total: t.total}
-	row.Gateways = s.gateways(txn, p, row)
+	row.Gateways = c.gateways(p, row)
 	row.Conditions = []tables.Condition{
 		validity(tables.ConditionAccepted, p.Errors, "Every field can be used"),
-		programmed(t, row.Gateways, readable),
+		programmed(t, row.Gateways, c.readable),
 		conflicted(t),
 	}
-	for _, c := range row.Conditions {
-		if isProblem(c) {
-			row.Problems = append(row.Problems, tables.Problem{Reason: c.Reason, Message: c.Message, Condition: c.Type})
+	for _, is := range row.Conditions {
+		if isProblem(is) {
+			row.Problems = append(row.Problems,
+				tables.Problem{Reason: is.Reason, Message: is.Message, Condition: is.Type})
 		}
 	}
 	return true
@@ -74,19 +73,19 @@ func isProblem(c tables.Condition) bool {
 
 // network fills in what a network policy's object shall say, and reports whether
 // that is anything.
-func (s *status) network(txn statedb.ReadTxn, row *tables.ObjectStatus) bool {
-	p, _, found := s.Network.Get(txn, tables.NetworkPolicyByID(row.Policy))
+func (c *statusRound) network(row *tables.ObjectStatus) bool {
+	p, _, found := c.Network.Get(c.in, tables.NetworkPolicyByID(row.Policy))
 	if !found {
 		return false
 	}
 	row.UID, row.Generation = p.UID, p.Generation
 	condition := ""
 	if p.Kind != tables.PolicyKubernetes { // which has no status
-		c := validity(tables.ConditionValid, p.Errors, messageValid)
-		if c.Status == tables.ConditionTrue {
-			c.Reason = "" // as Cilium's operator leaves it
+		is := validity(tables.ConditionValid, p.Errors, messageValid)
+		if is.Status == tables.ConditionTrue {
+			is.Reason = "" // as Cilium's operator leaves it
 		}
-		row.Conditions, condition = []tables.Condition{c}, c.Type
+		row.Conditions, condition = []tables.Condition{is}, is.Type
 	}
 	if len(p.Errors) > 0 {
 		row.Problems = append(row.Problems, tables.Problem{Reason: reasonInvalid, Message: fieldTexts(p.Errors), Condition: condition})
@@ -94,28 +93,30 @@ func (s *status) network(txn statedb.ReadTxn, row *tables.ObjectStatus) bool {
 	if len(p.Unsupported) > 0 {
 		row.Problems = append(row.Problems, tables.Problem{Reason: reasonUnsupported, Message: fieldTexts(p.Unsupported)})
 	}
-	if failed := s.refusals(txn, row); failed.count > 0 {
+	if failed := c.refusals(row); failed.count > 0 {
 		row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: failed.text("; ")})
 	}
 	return len(row.Conditions) > 0 || len(row.Problems) > 0
 }
 
 // gateways returns the gateways of a policy, each node once.
-func (s *status) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy, row *tables.ObjectStatus) (gateways []tables.StatusGateway) {
-	group, _, found := s.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
+func (c *statusRound) gateways(
+	p *tables.EgressPolicy, row *tables.ObjectStatus,
+) (gateways []tables.StatusGateway) {
+	group, _, found := c.Groups.Get(c.in, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
 	if !found {
 		return nil
 	}
-	for _, c := range group.Gateways {
-		if c.Node == "" {
-			gateways = append(gateways, tables.StatusGateway{Reason: c.Reason})
+	for _, choice := range group.Gateways {
+		if choice.Node == "" {
+			gateways = append(gateways, tables.StatusGateway{Reason: choice.Reason})
 			continue
 		}
-		if slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node == c.Node }) {
+		if slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node == choice.Node }) {
 			continue
 		}
-		g := tables.StatusGateway{Node: c.Node}
-		if said, _ := s.said(txn, row, c.Node); said != nil {
+		g := tables.StatusGateway{Node: choice.Node}
+		if said, _ := c.said(row, choice.Node); said != nil {
 			g.EgressIPs, g.Reason = said.EgressIPs, said.GatewayError
 		}
 		gateways = append(gateways, g)

@@ -67,12 +67,11 @@ func (w *world) status(t *testing.T) *tables.ObjectStatus {
 		r.Policies = []tables.ReportedPolicy{*p}
 		insert(reports, func(wtxn statedb.WriteTxn) error { _, _, err := reports.Insert(wtxn, r); return err })
 	}
-	s := newStatus(statusParams{Egress: egress, Groups: groups, Nodes: nodes, Reports: reports})
-	for _, n := range w.nodes {
-		s.nodeChanged(db.ReadTxn(), nil, n, func(tables.PolicyID) {})
-	}
+	s := &status{statusParams: statusParams{Egress: egress, Groups: groups, Nodes: nodes, Reports: reports}}
+	txn := db.ReadTxn()
+	c := &statusRound{s, txn, txn, !w.unserved, s.agents(txn)}
 	row := &tables.ObjectStatus{Policy: tables.EgressPolicyID("web")}
-	require.True(t, s.egress(db.ReadTxn(), row, !w.unserved))
+	require.True(t, c.egress(row, nil, nil))
 	return row
 }
 

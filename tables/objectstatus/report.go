@@ -39,7 +39,6 @@ func deriveReport(p transform.Params, r reportParams) error {
 
 func (r *reportParams) declare() transform.Rule[tables.PolicyID] {
 	return transform.Rule[tables.PolicyID]{
-		Name:    r.Output.Name(),
 		Outputs: []statedb.TableMeta{r.Output},
 		Inputs: []transform.Input[tables.PolicyID]{
 			transform.FromRow(r.Egress, nil, markEgress),
@@ -49,7 +48,8 @@ func (r *reportParams) declare() transform.Rule[tables.PolicyID] {
 			transform.FromRow(r.Gateways, leavesOtherwise, r.markGateway),
 			transform.FromRow(r.Network, faresOtherwise, markNetwork),
 		},
-		Compute: r.compute,
+		Compute: transform.Each(
+			r.Output, tables.PolicyReportByPolicy, (*tables.PolicyReport).Equal, r.row),
 	}
 }
 
@@ -67,28 +67,18 @@ func faresOtherwise(old, new *tables.NetworkPolicyStatus) bool {
 		old.Refused != new.Refused || old.TooLarge != new.TooLarge
 }
 
-func (r *reportParams) compute(
-	in statedb.ReadTxn, out statedb.WriteTxn, ids []tables.PolicyID, _ func(tables.PolicyID),
-) error {
-	for _, id := range ids {
-		fill := r.network
-		if id.Kind == tables.PolicyEgress {
-			fill = r.egress
-		}
-		row := &tables.PolicyReport{
-			ReportedPolicy: tables.ReportedPolicy{Policy: id}, Reconciled: tables.Pending(),
-		}
-		var rows []*tables.PolicyReport
-		if fill(in, row) {
-			rows = append(rows, row)
-		}
-		existing := r.Output.List(out, tables.PolicyReportByPolicy(id))
-		err := transform.Replace(out, r.Output, (*tables.PolicyReport).Equal, existing, rows...)
-		if err != nil {
-			return err
-		}
+func (r *reportParams) row(in statedb.ReadTxn, id tables.PolicyID) *tables.PolicyReport {
+	fill := r.network
+	if id.Kind == tables.PolicyEgress {
+		fill = r.egress
 	}
-	return nil
+	row := &tables.PolicyReport{
+		ReportedPolicy: tables.ReportedPolicy{Policy: id}, Reconciled: tables.Pending(),
+	}
+	if !fill(in, row) {
+		return nil
+	}
+	return row
 }
 
 // usersOf affects the policies that use a group.

@@ -6,53 +6,43 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"github.com/cilium/statedb"
+	"strings"
 
 	"github.com/sluice-net/sluice/tables"
 )
 
-// fate is how a policy fares on a node.
-type fate uint8
-
-const (
-	fateNone fate = iota // there is no such node, or no agent there
-	fateProgrammed
-	fateWaiting  // it says that it does not have all of it yet
-	fateUnheard  // it has said nothing of the object as it is now
-	fateSilent   // its report has no room for it
-	fateFailed   // it could not, and says why
-	fateNotReady // and without it: nobody knows when it will have it, or whether it is still there
-)
-
 // fate returns how the policy of a row fares on a node, and what the node says of the
 // object as it is now, nil if nothing.
-func (s *status) fate(txn statedb.ReadTxn, row *tables.ObjectStatus, node string) (fate, *tables.ReportedPolicy) {
-	s.looks++
-	n, _, found := s.Nodes.Get(txn, tables.NodeByName(node))
+func (c *statusRound) fate(
+	row *tables.ObjectStatus, node string,
+) (tables.NodeFate, *tables.ReportedPolicy) {
+	c.looks++
+	n, _, found := c.Nodes.Get(c.in, tables.NodeByName(node))
 	if !found || !runsAgent(n) {
-		return fateNone, nil
+		return tables.FateNone, nil
 	}
-	said, omitted := s.said(txn, row, node)
+	said, omitted := c.said(row, node)
 	switch {
 	case said != nil && said.InForce():
-		return fateProgrammed, said
+		return tables.FateProgrammed, said
 	case !n.Ready:
-		return fateNotReady, said
+		return tables.FateNotReady, said
 	case said != nil && said.Failed > 0:
-		return fateFailed, said
+		return tables.FateFailed, said
 	case omitted:
-		return fateSilent, said
+		return tables.FateSilent, said
 	case said == nil:
-		return fateUnheard, nil
+		return tables.FateUnheard, nil
 	}
-	return fateWaiting, said
+	return tables.FateWaiting, said
 }
 
 // said returns what a node says of the object of a row as it is now, nil if nothing,
 // and whether it has said nothing for want of room.
-func (s *status) said(txn statedb.ReadTxn, row *tables.ObjectStatus, node string) (said *tables.ReportedPolicy, omitted bool) {
-	r, _, found := s.Reports.Get(txn, tables.NodeReportByNode(node))
+func (c *statusRound) said(
+	row *tables.ObjectStatus, node string,
+) (said *tables.ReportedPolicy, omitted bool) {
+	r, _, found := c.Reports.Get(c.in, tables.NodeReportByNode(node))
 	if !found {
 		return nil, false
 	}
@@ -66,54 +56,50 @@ func (s *status) said(txn statedb.ReadTxn, row *tables.ObjectStatus, node string
 	return said, false
 }
 
-// standing is how an egress policy fares on all nodes. It is kept from one change to
-// the next, so that a change of a node is a look at that node. As there are many nodes
-// for each of many policies, a node is no more than a byte in it.
-type standing struct {
-	uid        string
-	generation int64 // of the object that nodes were asked for
-
-	fates   []fate              // of nodes, by their numbers
-	losesTo map[string][]string // what a node says that it loses
+// exception returns what there is to say of a node beside that it has the policy of a row,
+// and reports whether that is anything.
+func (c *statusRound) exception(
+	row *tables.ObjectStatus, node string,
+) (e tables.NodeException, is bool) {
+	fate, said := c.fate(row, node)
+	e = tables.NodeException{Node: node, Fate: fate}
+	if fate == tables.FateFailed {
+		e.Error = said.Error
+	}
+	if said != nil {
+		e.LosesTo = said.LosesTo
+	}
+	return e, fate > tables.FateProgrammed || len(e.LosesTo) > 0
 }
 
-// standing returns how the policy of a row fares, after a look at all nodes if that
-// is not known of its object as it is now.
-func (s *status) standing(txn statedb.ReadTxn, row *tables.ObjectStatus) *standing {
-	st := s.standings[row.Policy]
-	if st == nil || st.uid != row.UID || st.generation != row.Generation {
-		st = &standing{uid: row.UID, generation: row.Generation, losesTo: map[string][]string{}}
-		s.standings[row.Policy] = st
-		for n := range s.Nodes.All(txn) {
-			s.look(txn, row.Policy, n.Name)
+// exceptions are those of the policy of a row, which are the former ones but for the nodes that
+// have changed: all nodes are looked at only for an object that is new or has changed.
+func (c *statusRound) exceptions(
+	row, former *tables.ObjectStatus, changed []string,
+) (exceptions []tables.NodeException) {
+	if former == nil || former.UID != row.UID || former.Generation != row.Generation {
+		for n := range c.Nodes.All(c.in) {
+			if e, is := c.exception(row, n.Name); is {
+				exceptions = append(exceptions, e)
+			}
+		}
+		return exceptions
+	}
+	if len(changed) == 0 {
+		return former.Exceptions
+	}
+	exceptions = slices.Clone(former.Exceptions)
+	for _, node := range changed {
+		at, found := slices.BinarySearchFunc(exceptions, node,
+			func(e tables.NodeException, node string) int { return strings.Compare(e.Node, node) })
+		if found {
+			exceptions = slices.Delete(exceptions, at, at+1)
+		}
+		if e, is := c.exception(row, node); is {
+			exceptions = slices.Insert(exceptions, at, e)
 		}
 	}
-	return st
-}
-
-// lookAt takes in how all policies fare on a node of which that is known of others. A
-// policy that is gone for the moment may be back before its row is computed.
-func (s *status) lookAt(txn statedb.ReadTxn, node string) {
-	for id := range s.standings {
-		s.look(txn, id, node)
-	}
-}
-
-// look takes in how a policy fares on a node, if it is known how it does on others.
-func (s *status) look(txn statedb.ReadTxn, id tables.PolicyID, node string) {
-	st := s.standings[id]
-	if st == nil {
-		return
-	}
-	f, said := s.fate(txn, &tables.ObjectStatus{Policy: id, UID: st.uid, Generation: st.generation}, node)
-	if number, known := s.numbers.of[node]; known {
-		st.fates = append(st.fates, make([]fate, max(0, number+1-len(st.fates)))...)
-		st.fates[number] = f
-	}
-	delete(st.losesTo, node)
-	if said != nil && len(said.LosesTo) > 0 {
-		st.losesTo[node] = said.LosesTo
-	}
+	return exceptions
 }
 
 // tally is what the nodes say of an egress policy. One that is not ready counts only
@@ -128,69 +114,57 @@ type tally struct {
 }
 
 // someNodes are the nodes of which the same is said: how many, and the first few by
-// their names, which a message names. While a policy comes into force they are very
-// many, and it is said anew with each that has it.
+// their names, which a message names.
 type someNodes struct {
 	count int
 	first []string
 }
 
-func (n *someNodes) add(name string) {
-	n.count++
-	at, _ := slices.BinarySearch(n.first, name)
-	if at < maxNamed {
-		n.first = slices.Insert(n.first[:min(len(n.first), maxNamed-1)], at, name)
+// add adds the next node in the order of names.
+func (n *someNodes) add(text string) {
+	if n.count++; n.count <= maxNamed {
+		n.first = append(n.first, text)
 	}
 }
 
-func (s *status) tally(txn statedb.ReadTxn, row *tables.ObjectStatus) tally {
-	st := s.standing(txn, row)
-	var t tally
-	for number, f := range st.fates {
-		node := s.numbers.names[number]
-		switch f {
-		case fateNone, fateNotReady:
-			continue
-		case fateProgrammed:
-			t.programmed++
-		case fateWaiting:
-			t.waiting.add(node)
-		case fateUnheard:
-			t.unheard.add(node)
-		case fateSilent:
-			t.silent.add(node)
-		case fateFailed:
-			t.failed.add(node)
-		}
-		t.total++
-	}
-	s.explain(txn, row, t.failed.first)
+func (n *someNodes) addError(node, text string) { n.add(fmt.Sprintf("%s: %s", node, text)) }
+
+// tallyOf is what the exceptions come to, of so many nodes with an agent.
+func tallyOf(exceptions []tables.NodeException, agents int) (t tally) {
+	t.programmed, t.total = agents, agents
 	loses := map[string]struct{}{}
-	for _, destinations := range st.losesTo {
-		for _, d := range destinations {
-			loses[d] = struct{}{}
+	for _, e := range exceptions {
+		for _, destination := range e.LosesTo {
+			loses[destination] = struct{}{}
+		}
+		if e.Fate == tables.FateProgrammed {
+			continue
+		}
+		t.programmed--
+		switch e.Fate {
+		case tables.FateNotReady:
+			t.total--
+		case tables.FateWaiting:
+			t.waiting.add(e.Node)
+		case tables.FateUnheard:
+			t.unheard.add(e.Node)
+		case tables.FateSilent:
+			t.silent.add(e.Node)
+		case tables.FateFailed:
+			t.failed.addError(e.Node, e.Error)
 		}
 	}
 	t.losesTo = slices.Sorted(maps.Keys(loses))
 	return t
 }
 
-// explain adds to the names of nodes why these could not.
-func (s *status) explain(txn statedb.ReadTxn, row *tables.ObjectStatus, nodes []string) {
-	for i, node := range nodes {
-		said, _ := s.said(txn, row, node)
-		nodes[i] = fmt.Sprintf("%s: %s", node, said.Error)
-	}
-}
-
 // refusals are the nodes that could not have a network policy, and why.
-func (s *status) refusals(txn statedb.ReadTxn, row *tables.ObjectStatus) (failed someNodes) {
-	for node := range s.named[row.Policy] {
-		if f, _ := s.fate(txn, row, node); f == fateFailed {
-			failed.add(node)
+func (c *statusRound) refusals(row *tables.ObjectStatus) (failed someNodes) {
+	for r := range c.Reports.List(c.in, tables.NodeReportsByNetworkPolicy(row.Policy)) {
+		if fate, said := c.fate(row, r.Node); fate == tables.FateFailed {
+			failed.addError(r.Node, said.Error)
 		}
 	}
-	s.explain(txn, row, failed.first)
 	return failed
 }
 

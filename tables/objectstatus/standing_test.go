@@ -5,69 +5,92 @@ package objectstatus
 import (
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"testing"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
-// changing is what policies are judged by, and changes.
+// changing is what policies are judged by, and changes; and the rule, which runs by hand.
 type changing struct {
-	t       *testing.T
-	db      *statedb.DB
-	nodes   statedb.RWTable[*tables.Node]
-	reports statedb.RWTable[*tables.NodeReport]
-	egress  statedb.RWTable[*tables.EgressPolicy]
+	t  *testing.T
+	db *statedb.DB
 	*status
-	affected map[tables.PolicyID]bool
+	step *tablestest.Rule[statusKey]
+
+	nodes   tablestest.Table[*tables.Node]
+	reports tablestest.Table[*tables.NodeReport]
+	egress  tablestest.Table[*tables.EgressPolicy]
+	network tablestest.Table[*tables.NetworkPolicy]
 }
 
 func newChanging(t *testing.T) *changing {
-	c := &changing{t: t, db: statedb.New(), affected: map[tables.PolicyID]bool{}}
-	var err error
-	c.nodes, err = tables.NewNodeTable(c.db)
-	require.NoError(t, err)
-	c.reports, err = tables.NewNodeReportTable(c.db)
-	require.NoError(t, err)
-	c.egress, err = tables.NewEgressPolicyTable(c.db)
-	require.NoError(t, err)
+	c := &changing{t: t, db: statedb.New(), status: &status{}}
+	c.nodes = tablestest.Open(c.t, c.db, tables.NewNodeTable)
+	c.reports = tablestest.Open(c.t, c.db, tables.NewNodeReportTable)
+	c.egress = tablestest.Open(c.t, c.db, tables.NewEgressPolicyTable)
+	c.network = tablestest.Open(c.t, c.db, tables.NewNetworkPolicyTable)
+	c.Output = tablestest.Open(c.t, c.db, tables.NewObjectStatusTable)
+	c.Nodes, c.Reports, c.Egress, c.Network = c.nodes, c.reports, c.egress, c.network
+	groups := tablestest.Open(c.t, c.db, tables.NewEgressGroupTable)
+	origins := tablestest.Open(c.t, c.db, tables.NewObjectSourceTable)
+	leadership := tablestest.Open(c.t, c.db, tables.NewLeadershipTable)
+	c.Groups, c.Origins, c.Leadership = groups, origins, leadership
+	c.step = tablestest.NewRule(c.t, c.db, c.declare())
+
+	origins.Put(&tables.ObjectSource{Source: tables.NodeReportSource, State: tables.SourceSynced})
+	leadership.Put(&tables.Leadership{Leading: true})
 	for _, name := range []string{"web", "db"} {
-		c.policy(nil, &tables.EgressPolicy{Name: name})
+		c.egress.Put(&tables.EgressPolicy{Name: name, Generation: 1})
 	}
-	c.status = newStatus(statusParams{Nodes: c.nodes, Reports: c.reports, Egress: c.egress})
+	c.network.Put(&tables.NetworkPolicy{
+		Kind: networkPolicy.Kind, Name: networkPolicy.Name, Generation: 1,
+	})
+	c.work()
 	return c
 }
 
-// policy has an egress policy come or go.
-func (c *changing) policy(former, p *tables.EgressPolicy) {
-	wtxn := c.db.WriteTxn(c.egress)
-	defer wtxn.Abort()
-	put(c.t, wtxn, c.egress, former, p)
-	wtxn.Commit()
-}
+func (c *changing) work() { c.step.Work() }
 
-func (c *changing) affect(id tables.PolicyID) { c.affected[id] = true }
-
-// set has a node as it is given, and what it tells; nil of either has it go.
-func (c *changing) set(name string, n *tables.Node, r *tables.NodeReport) {
+// change has a node as it is given, and what it tells; nil of either has it go.
+func (c *changing) change(name string, n *tables.Node, r *tables.NodeReport) {
 	wtxn := c.db.WriteTxn(c.nodes, c.reports)
 	defer wtxn.Abort()
 	formerNode, _, _ := c.nodes.Get(wtxn, tables.NodeByName(name))
 	formerReport, _, _ := c.reports.Get(wtxn, tables.NodeReportByNode(name))
 	put(c.t, wtxn, c.nodes, formerNode, n)
 	put(c.t, wtxn, c.reports, formerReport, r)
-	txn := wtxn.Commit()
-	if formerReport != nil || r != nil {
-		c.reportChanged(txn, formerReport, r, c.affect)
+	wtxn.Commit()
+}
+
+func (c *changing) row(id tables.PolicyID) *tables.ObjectStatus {
+	row, _, found := c.Output.Get(c.db.ReadTxn(), tables.ObjectStatusByPolicy(id))
+	require.True(c.t, found, id)
+	return row
+}
+
+// check compares what is said of the policies with what asking all nodes comes to.
+func (c *changing) check(what ...any) {
+	c.t.Helper()
+	for _, name := range []string{"web", "db"} {
+		row := c.row(tables.EgressPolicyID(name))
+		want := c.naive(row)
+		require.Equal(c.t, want, tallyOf(row.Exceptions, c.agents(c.db.ReadTxn())), what...)
+		require.Equal(c.t, tables.StatusNodes{Programmed: want.programmed, Total: want.total}, row.Nodes)
+		require.Contains(c.t, row.Conditions, programmed(want, row.Gateways, true))
 	}
-	if formerNode != nil || n != nil {
-		c.nodeChanged(txn, formerNode, n, c.affect)
+	row := c.row(networkPolicy)
+	var problems []tables.Problem
+	if failed := c.naive(row).failed; failed.count > 0 {
+		problems = []tables.Problem{{Reason: reasonFailed, Message: failed.text("; ")}}
 	}
+	require.Equal(c.t, problems, row.Problems, what...)
 }
 
 func put[Row comparable](t *testing.T, wtxn statedb.WriteTxn, table statedb.RWTable[Row], former, row Row) {
@@ -170,40 +193,35 @@ func randomly(random *rand.Rand, name string) (n *tables.Node, r *tables.NodeRep
 	return n, reportOf(name, random.IntN(2), said...)
 }
 
-// Whatever changes, what nodes say of policies is what asking all of them comes to,
-// and who is concerned by the change is affected.
+// Whatever changes, what nodes say of policies is what asking all of them comes to.
 func TestStandings(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 0))
 	c := newChanging(t)
-	rows := []*tables.ObjectStatus{{Policy: tables.EgressPolicyID("web"), Generation: 1}, {Policy: tables.EgressPolicyID("db"), Generation: 1}}
-	network := &tables.ObjectStatus{Policy: networkPolicy, Generation: 1}
-	for range 3000 {
-		before := []tally{c.naive(rows[0]), c.naive(rows[1])}
-		clear(c.affected)
+	for i := range 3000 {
 		name := fmt.Sprint("node-", random.IntN(6))
 		n, r := randomly(random, name)
-		c.set(name, n, r)
-		for i, row := range rows {
-			want := c.naive(row)
-			require.Equal(t, want, c.tally(c.db.ReadTxn(), row))
-			if !reflect.DeepEqual(before[i], want) {
-				require.True(t, c.affected[row.Policy], "%s: %+v, and then %+v", row.Policy, before[i], want)
-			}
+		c.change(name, n, r)
+		if random.IntN(10) == 0 { // another version of the object
+			c.egress.Put(&tables.EgressPolicy{Name: "web", Generation: 1 + random.Int64N(2)})
 		}
-		require.Equal(t, c.naive(network).failed, c.refusals(c.db.ReadTxn(), network))
-		if random.IntN(10) == 0 {
-			rows[0].Generation = 1 + random.Int64N(2) // of another version of the object
+		switch random.IntN(3) {
+		case 0:
+			c.work()
+			c.check(i)
+		case 1:
+			c.step.Limit(1+random.IntN(3), 2)
+			c.step.Step()
 		}
 	}
 }
 
 // A policy may be gone in the snapshot that has a change of a node, and be back in the
-// one that the round is computed from.
+// one from which its row is computed.
 func TestPolicyAwayForAMoment(t *testing.T) {
 	c := newChanging(t)
-	web := &tables.EgressPolicy{Name: "web"}
-	row := &tables.ObjectStatus{Policy: tables.EgressPolicyID("web")}
-	has := tables.ReportedPolicy{Policy: row.Policy, Wanted: 1, Programmed: 1}
+	web := &tables.EgressPolicy{Name: "web", Generation: 1}
+	has := tables.ReportedPolicy{Policy: tables.EgressPolicyID("web"), Generation: 1, Wanted: 1, Programmed: 1}
+	c.step.Limit(1, 100) // so that another policy's row is computed meanwhile
 	for _, tell := range []struct {
 		what   string
 		node   *tables.Node
@@ -212,14 +230,19 @@ func TestPolicyAwayForAMoment(t *testing.T) {
 		{"there is one", node("node-1", true), nil},
 		{"its report comes", node("node-1", true), reportOf("node-1", 1)},
 		{"the report has room", node("node-1", true), reportOf("node-1", 0)},
+		{"it is not ready", node("node-1", false), reportOf("node-1", 0)},
 		{"it has the policy", node("node-1", true), reportOf("node-1", 0, has)},
-		{"it is not ready, and has it not", node("node-1", false), reportOf("node-1", 0)},
 		{"it is gone", nil, nil},
 	} {
-		c.policy(web, nil)
-		c.set("node-1", tell.node, tell.report)
-		c.policy(nil, web)
-		require.Equal(t, c.naive(row), c.tally(c.db.ReadTxn(), row), tell.what)
+		wtxn := c.db.WriteTxn(c.egress)
+		put(t, wtxn, c.egress, web, nil)
+		wtxn.Commit()
+		c.change("node-1", tell.node, tell.report)
+		c.egress.Put(&tables.EgressPolicy{Name: "db", Generation: 1})
+		c.step.Step()
+		c.egress.Put(web)
+		c.work()
+		c.check(tell.what)
 	}
 }
 
@@ -237,25 +260,41 @@ func TestLooksAtNodes(t *testing.T) {
 		return reportOf(name(i), 0, p, tables.ReportedPolicy{Policy: tables.EgressPolicyID("db"), Generation: 1})
 	}
 	for i := range nodes {
-		c.set(name(i), node(name(i), true), told(i, nil))
+		c.change(name(i), node(name(i), true), told(i, nil))
 	}
-	web, db := &tables.ObjectStatus{Policy: tables.EgressPolicyID("web"), Generation: 1}, &tables.ObjectStatus{Policy: tables.EgressPolicyID("db"), Generation: 1}
 	looks := func() (n int) {
-		txn := c.db.ReadTxn()
-		for _, row := range []*tables.ObjectStatus{web, db} {
-			require.Equal(t, c.naive(row), c.tally(txn, row))
-		}
+		c.work()
 		n, c.looks = c.looks, 0
+		c.check()
 		return n
 	}
-	require.Equal(t, 2*nodes, looks(), "at the start")
+	looks()
 	require.Zero(t, looks())
-	c.set(name(7), node(name(7), false), told(7, nil))
+	c.change(name(7), node(name(7), false), told(7, nil))
 	require.Equal(t, 2, looks(), "one of each policy: a node is not ready")
-	c.set(name(8), node(name(8), true), told(8, func(p *tables.ReportedPolicy) { p.Programmed = 0 }))
+	c.change(name(8), node(name(8), true), told(8, func(p *tables.ReportedPolicy) { p.Programmed = 0 }))
 	require.Equal(t, 1, looks(), "a node tells something else of one")
-	c.set(name(9), nil, nil)
-	require.Equal(t, 6, looks(), "a node goes, and its report, which had both policies")
-	web.Generation = 2
+	c.change(name(9), nil, nil)
+	require.Equal(t, 2, looks(), "a node goes, and its report, which had both policies")
+	c.egress.Put(&tables.EgressPolicy{Name: "web", Generation: 2})
 	require.Equal(t, nodes-1, looks(), "a policy has changed")
+}
+
+// What has not changed in what an object says is not written to it again.
+func TestExceptionsAlone(t *testing.T) {
+	c := newChanging(t)
+	for i := range 2 * maxNamed {
+		c.change(fmt.Sprint("node-", i), node(fmt.Sprint("node-", i), true), nil)
+	}
+	c.work()
+	before := tables.WithStatus(c.row(tables.EgressPolicyID("web")), reconciler.StatusDone())
+	c.Output.Put(before)
+	last := fmt.Sprint("node-", 2*maxNamed-1)
+	c.change(last, nil, nil)
+	c.change("node-9", node("node-9", true), nil)
+	c.work()
+	c.check()
+	after := c.row(tables.EgressPolicyID("web"))
+	require.False(t, before.SameExceptions(after))
+	require.Equal(t, before.Status, after.Status)
 }

@@ -4,14 +4,13 @@ package objectstatus
 
 import (
 	"cmp"
-	"iter"
 	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type statusParams struct {
@@ -31,70 +30,112 @@ type statusParams struct {
 // status derives object-status.
 type status struct {
 	statusParams
-
-	standings map[tables.PolicyID]*standing
-	numbers   numbers // of nodes, for the standings
-	looks     int     // at how a policy fares on a node, so far: what the work is
-
-	// named are the nodes whose reports name a network policy. Such policies are few
-	// beside all there are.
-	named map[tables.PolicyID]map[string]struct{}
+	looks int // at how a policy fares on a node, so far, for tests
 }
 
-func newStatus(params statusParams) *status {
-	return &status{
-		statusParams: params, standings: map[tables.PolicyID]*standing{}, numbers: numbers{of: map[string]int{}},
-		named: map[tables.PolicyID]map[string]struct{}{},
-	}
+// statusKey is a policy, and a node of which something has changed that concerns it; empty if
+// it is the policy itself.
+type statusKey struct {
+	policy tables.PolicyID
+	node   string
 }
 
 // deriveStatus keeps, while this agent leads and has read the reports, what the
 // object of each policy shall say.
-func deriveStatus(p derive.Params, params statusParams) error {
+func deriveStatus(p transform.Params, params statusParams) error {
 	if !params.Reporting.Enabled {
 		return nil
 	}
-	s := newStatus(params)
-	_, err := derive.Register(p, derive.Rule[tables.PolicyID, *tables.ObjectStatus]{
-		Output: s.Output,
-		Inputs: []derive.Input[tables.PolicyID]{
-			derive.FromIf(s.Leadership,
+	return transform.Register(p, (&status{statusParams: params}).declare())
+}
+
+func (s *status) declare() transform.Rule[statusKey] {
+	return transform.Rule[statusKey]{
+		Outputs: []statedb.TableMeta{s.Output},
+		Inputs: []transform.Input[statusKey]{
+			transform.FromRow(s.Leadership,
 				func(old, new *tables.Leadership) bool { return old.Leading != new.Leading },
-				func(txn statedb.ReadTxn, _ *tables.Leadership, affect func(tables.PolicyID)) { s.all(txn, affect) }),
-			derive.Where(func(o *tables.ObjectSource) bool { return o.Source == tables.NodeReportSource },
-				derive.FromIf(s.Origins,
-					func(old, new *tables.ObjectSource) bool { return old.State != new.State },
-					func(txn statedb.ReadTxn, _ *tables.ObjectSource, affect func(tables.PolicyID)) { s.all(txn, affect) })),
-			derive.FromChange(s.Reports, s.reportChanged),
-			derive.FromChange(s.Nodes, s.nodeChanged),
-			derive.FromKey(s.Egress, func(_ statedb.ReadTxn, p *tables.EgressPolicy, affect func(tables.PolicyID)) {
-				affect(tables.EgressPolicyID(p.Name))
-			}),
-			derive.FromIf(s.Groups,
+				func(now statedb.ReadTxn, _ *tables.Leadership, mark func(statusKey)) { s.markAll(now, mark) }),
+			transform.FromRow(s.Origins,
+				func(old, new *tables.ObjectSource) bool { return old.State != new.State },
+				func(now statedb.ReadTxn, o *tables.ObjectSource, mark func(statusKey)) {
+					if o.Source == tables.NodeReportSource {
+						s.markAll(now, mark)
+					}
+				}),
+			transform.From(s.Reports, s.markReport),
+			transform.From(s.Nodes, s.markNode),
+			transform.FromRow(s.Egress, nil,
+				func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(statusKey)) {
+					mark(statusKey{policy: tables.EgressPolicyID(p.Name)})
+				}),
+			transform.FromRow(s.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return !slices.Equal(old.Gateways, new.Gateways) || !slices.Equal(old.Policies, new.Policies)
 				},
-				func(_ statedb.ReadTxn, g *tables.EgressGroup, affect func(tables.PolicyID)) { usersOf(g, affect) }),
-			derive.FromKey(s.Network, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, affect func(tables.PolicyID)) { affect(p.ID()) }),
+				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(statusKey)) {
+					usersOf(g, func(id tables.PolicyID) { mark(statusKey{policy: id}) })
+				}),
+			transform.FromRow(s.Network, nil,
+				func(_ statedb.ReadTxn, p *tables.NetworkPolicy, mark func(statusKey)) {
+					mark(statusKey{policy: p.ID()})
+				}),
 		},
-		Existing: func(txn statedb.ReadTxn, id tables.PolicyID) iter.Seq2[*tables.ObjectStatus, statedb.Revision] {
-			return s.Output.List(txn, tables.ObjectStatusByPolicy(id))
-		},
-		Rows: func(txn statedb.ReadTxn, id tables.PolicyID) []*tables.ObjectStatus {
-			readable, active := s.active(txn)
-			if !active {
-				delete(s.standings, id)
-				return nil
-			}
-			row := &tables.ObjectStatus{Policy: id, Reconciled: tables.Pending()}
-			if id.Kind == tables.PolicyEgress && s.egress(txn, row, readable) || id.Kind != tables.PolicyEgress && s.network(txn, row) {
-				return []*tables.ObjectStatus{row}
-			}
+		Compute: s.compute,
+	}
+}
+
+// statusRound is one call of compute.
+type statusRound struct {
+	*status
+	in, out  statedb.ReadTxn
+	readable bool // nodes can tell
+	agents   int  // nodes that run one
+}
+
+func (s *status) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, keys []statusKey, _ func(statusKey),
+) error {
+	readable, active := s.active(in)
+	c := &statusRound{s, in, out, readable, s.agents(in)}
+	var ids []tables.PolicyID
+	nodes := map[tables.PolicyID][]string{}
+	for _, key := range keys {
+		changed, known := nodes[key.policy]
+		if !known {
+			ids = append(ids, key.policy)
+		}
+		if nodes[key.policy] = changed; key.node != "" {
+			nodes[key.policy] = append(changed, key.node)
+		}
+	}
+	row := func(_ statedb.ReadTxn, id tables.PolicyID) *tables.ObjectStatus {
+		if !active {
 			return nil
-		},
-		Equal: (*tables.ObjectStatus).Equal,
-	})
-	return err
+		}
+		return c.row(id, nodes[id])
+	}
+	same := func(a, b *tables.ObjectStatus) bool { return a.Equal(b) && a.SameExceptions(b) }
+	return transform.Each(s.Output, tables.ObjectStatusByPolicy, same, row)(in, out, ids, nil)
+}
+
+// row returns what the object of a policy shall say, nil if nothing.
+func (c *statusRound) row(id tables.PolicyID, changed []string) *tables.ObjectStatus {
+	former, _, _ := c.Output.Get(c.out, tables.ObjectStatusByPolicy(id))
+	row := &tables.ObjectStatus{Policy: id, Reconciled: tables.Pending()}
+	says := false
+	if id.Kind == tables.PolicyEgress {
+		says = c.egress(row, former, changed)
+	} else {
+		says = c.network(row)
+	}
+	if !says {
+		return nil
+	}
+	if former != nil && row.Equal(former) {
+		row.Reconciled = former.Reconciled
+	}
+	return row
 }
 
 // active reports whether it is for this agent to say something: it leads, and knows
@@ -114,60 +155,69 @@ func (s *status) active(txn statedb.ReadTxn) (readable, active bool) {
 	return true, s.Output.NumObjects(txn) > 0
 }
 
-func (s *status) all(txn statedb.ReadTxn, affect func(tables.PolicyID)) {
-	s.allEgress(txn, affect)
-	for p := range s.Network.All(txn) {
-		affect(p.ID())
+func (s *status) agents(in statedb.ReadTxn) (n int) {
+	for node := range s.Nodes.All(in) {
+		if runsAgent(node) {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *status) markAll(now statedb.ReadTxn, mark func(statusKey)) {
+	for p := range s.Egress.All(now) {
+		mark(statusKey{policy: tables.EgressPolicyID(p.Name)})
+	}
+	for p := range s.Network.All(now) {
+		mark(statusKey{policy: p.ID()})
 	}
 }
 
-func (s *status) allEgress(txn statedb.ReadTxn, affect func(tables.PolicyID)) {
-	for p := range s.Egress.All(txn) {
-		affect(tables.EgressPolicyID(p.Name))
+// markEgress marks all egress policies for a node. Those are the ones with a row: of another
+// one all nodes are looked at when its row is made.
+func (s *status) markEgress(now statedb.ReadTxn, node string, mark func(statusKey)) {
+	for row := range s.Output.All(now) {
+		if row.Policy.Kind == tables.PolicyEgress {
+			mark(statusKey{row.Policy, node})
+		}
 	}
 }
 
-// nodeChanged affects all egress policies, when there is another node of which it
-// matters whether it has them.
-func (s *status) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, affect func(tables.PolicyID)) {
+// markNode marks all egress policies, and the network policies that its report names, when a
+// node has changed so that it matters whether it has them.
+func (s *status) markNode(now statedb.ReadTxn, old, new *tables.Node, mark func(statusKey)) {
 	if old != nil && new != nil && old.Ready == new.Ready && runsAgent(old) == runsAgent(new) {
 		return
 	}
-	name := cmp.Or(new, old).Name
-	s.numbers.give(name)
-	s.lookAt(txn, name)
-	if new == nil {
-		s.numbers.free(name) // nobody has it any more
+	node := cmp.Or(new, old).Name
+	s.markEgress(now, node, mark)
+	if r, _, found := s.Reports.Get(now, tables.NodeReportByNode(node)); found {
+		for i := range r.Policies {
+			if id := r.Policies[i].Policy; id.Kind != tables.PolicyEgress {
+				mark(statusKey{id, node})
+			}
+		}
 	}
-	s.allEgress(txn, affect)
 }
 
-// reportChanged affects the policies of which a node says something else now. One
+// markReport marks the policies of which a node says something else now. One
 // whose policies do not all have room says less than it knows, so that all may be
 // concerned when that changes.
-func (s *status) reportChanged(txn statedb.ReadTxn, old, new *tables.NodeReport, affect func(tables.PolicyID)) {
+func (s *status) markReport(now statedb.ReadTxn, old, new *tables.NodeReport, mark func(statusKey)) {
 	before, after := contentsOf(old), contentsOf(new)
 	node := cmp.Or(new, old).Node
 	if (before.Omitted > 0) != (after.Omitted > 0) || old == nil || new == nil {
-		s.lookAt(txn, node)
-		s.allEgress(txn, affect)
-	}
-	says := func(id tables.PolicyID) {
-		s.look(txn, id, node)
-		affect(id)
+		s.markEgress(now, node, mark)
 	}
 	for i := range before.Policies {
 		p := &before.Policies[i]
-		s.name(p.Policy, node, false)
-		if now := after.Policy(p.Policy); now == nil || !now.Equal(p) {
-			says(p.Policy)
+		if is := after.Policy(p.Policy); is == nil || !is.Equal(p) {
+			mark(statusKey{p.Policy, node})
 		}
 	}
 	for i := range after.Policies {
-		p := &after.Policies[i]
-		s.name(p.Policy, node, true)
-		if before.Policy(p.Policy) == nil {
-			says(p.Policy)
+		if id := after.Policies[i].Policy; before.Policy(id) == nil {
+			mark(statusKey{id, node})
 		}
 	}
 }
@@ -177,22 +227,4 @@ func contentsOf(r *tables.NodeReport) *tables.ReportContents {
 		return &tables.ReportContents{}
 	}
 	return &r.ReportContents
-}
-
-// name notes whether the report of a node names a policy.
-func (s *status) name(id tables.PolicyID, node string, does bool) {
-	if id.Kind == tables.PolicyEgress {
-		return
-	}
-	nodes := s.named[id]
-	switch {
-	case !does:
-		if delete(nodes, node); len(nodes) == 0 {
-			delete(s.named, id)
-		}
-	case nodes == nil:
-		s.named[id] = map[string]struct{}{node: {}}
-	default:
-		nodes[node] = struct{}{}
-	}
 }

@@ -55,7 +55,6 @@ func register(p transform.Params, s params, slots statedb.Table[*tables.Slot]) e
 
 func (s *params) declare() transform.Rule[tables.PolicyID] {
 	return transform.Rule[tables.PolicyID]{
-		Name:    s.Output.Name(),
 		Outputs: []statedb.TableMeta{s.Output},
 		Inputs: []transform.Input[tables.PolicyID]{
 			transform.FromRow(s.Policies, nil, markPolicy),

@@ -21,21 +21,12 @@ type round struct {
 }
 
 func (s *params) compute(
-	in statedb.ReadTxn, out statedb.WriteTxn, ids []tables.PolicyID, _ func(tables.PolicyID),
+	in statedb.ReadTxn, out statedb.WriteTxn, ids []tables.PolicyID, mark func(tables.PolicyID),
 ) error {
 	c := &round{params: s, in: in, refusals: map[uint32]string{}}
-	for _, id := range ids {
-		existing := s.Output.List(out, tables.NetworkPolicyStatusByPolicy(id))
-		var rows []*tables.NetworkPolicyStatus
-		if row := c.row(id); row != nil {
-			rows = append(rows, row)
-		}
-		err := transform.Replace(out, s.Output, (*tables.NetworkPolicyStatus).Equal, existing, rows...)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	row := func(_ statedb.ReadTxn, id tables.PolicyID) *tables.NetworkPolicyStatus { return c.row(id) }
+	return transform.Each(s.Output, tables.NetworkPolicyStatusByPolicy,
+		(*tables.NetworkPolicyStatus).Equal, row)(in, out, ids, mark)
 }
 
 // row returns the status of a policy, nil if there is no such policy.

@@ -3,8 +3,6 @@
 package transform
 
 import (
-	"fmt"
-
 	"github.com/cilium/statedb"
 )
 
@@ -79,54 +77,25 @@ func (l later[Key]) changes(
 }
 
 type input[Row any, Key comparable] struct {
-	table    statedb.Table[Row]
-	marks    func(now statedb.ReadTxn, old, new Row, mark func(Key))
-	iterator statedb.ChangeIterator[Row]
-	watch    <-chan struct{}
+	table statedb.Table[Row]
+	marks func(now statedb.ReadTxn, old, new Row, mark func(Key))
+	rows  *changes[Row]
 }
 
 func (i *input[Row, Key]) meta() statedb.TableMeta { return i.table }
 func (i *input[Row, Key]) isFeedback() bool        { return false }
 
 func (i *input[Row, Key]) observe(db *statedb.DB) (err error) {
-	wtxn := db.WriteTxn(i.table)
-	defer wtxn.Abort()
-	if i.iterator, err = i.table.Changes(wtxn); err != nil {
-		return fmt.Errorf("follow %s: %w", i.table.Name(), err)
-	}
-	wtxn.Commit()
-	return nil
+	i.rows, err = newChanges(db, i.table)
+	return err
 }
 
 func (i *input[Row, Key]) changes(
 	former, now statedb.ReadTxn, changed func(func(func(Key))),
 ) <-chan struct{} {
-	if former != nil {
-		if i.table.Revision(former) == i.table.Revision(now) {
-			return i.watch
-		}
-		// StateDB publishes a commit before it closes watch channels, and Next tells of no
-		// change until then: wait for that, as the snapshot has the change.
-		<-i.watch
-	}
-	rows, _ := i.iterator.Next(now)
-	for change := range rows {
-		var old, new Row
-		had := false
-		if former != nil {
-			old, _, had = i.table.Get(former, i.table.PrimaryIndexer().QueryFromObject(change.Object))
-		}
-		if change.Deleted && !had {
-			continue // it came and went between two snapshots
-		}
-		if !change.Deleted {
-			new = change.Object
-		}
+	return i.rows.next(former, now, func(old, new Row) {
 		changed(func(mark func(Key)) { i.marks(now, old, new, mark) })
-	}
-	// Next returned a closed channel, which asks for what is left: nothing.
-	_, i.watch = i.iterator.Next(now)
-	return i.watch
+	})
 }
 
 type onChange[Row any, Key comparable] struct {

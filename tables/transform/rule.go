@@ -3,6 +3,7 @@
 package transform
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -13,13 +14,11 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
-
-	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Rule declares tables that are computed from others. Key is what the work is divided by.
 type Rule[Key comparable] struct {
-	Name    string
+	Name    string              // that of the first output if empty
 	Outputs []statedb.TableMeta // of which the rule is the only writer, but for status columns
 	Inputs  []Input[Key]
 	Seed    []Key // keys that exist whatever the inputs are
@@ -44,19 +43,16 @@ type Params struct {
 
 	DB      *statedb.DB
 	Jobs    job.Group
-	Metrics *derive.Metrics `optional:"true"` // which count the work of each output
+	Metrics *Metrics
 }
 
 // Register runs a rule for as long as the agent runs. To be called before the start.
 func Register[Key comparable](p Params, rule Rule[Key]) error {
-	r, err := newRunner(p.DB, rule)
+	r, err := newRunner(p.DB, rule, p.Metrics)
 	if err != nil {
 		return fmt.Errorf("register rule %s: %w", rule.Name, err)
 	}
-	if p.Metrics != nil {
-		r.count(p.Metrics)
-	}
-	p.Jobs.Add(job.OneShot("derive-"+rule.Name, r.run, job.WithShutdown()))
+	p.Jobs.Add(job.OneShot("derive-"+r.Name, r.run, job.WithShutdown()))
 	return nil
 }
 
@@ -81,35 +77,8 @@ type runner[Key comparable] struct {
 	watches     []<-chan struct{}
 	maxKeys     int // see the constants
 	manyKeys    int
-	stats       []*derive.Stats // of each output, none if nothing is counted
-	few, many   *queue[Key]     // a key of which there is work in both may wait in both
-}
-
-// count has the work of the rule counted, once for each output, with the inputs.
-func (r *runner[Key]) count(metrics *derive.Metrics) {
-	var inputs []derive.InputOf
-	for _, in := range r.Inputs {
-		input := derive.InputOf{Table: in.meta().Name(), Feedback: in.isFeedback()}
-		if !slices.Contains(inputs, input) {
-			inputs = append(inputs, input)
-		}
-	}
-	for _, table := range r.Outputs {
-		r.stats = append(r.stats, metrics.Add(table.Name(), inputs...))
-	}
-}
-
-// counted counts a transaction that computed some keys.
-func (r *runner[Key]) counted(out statedb.ReadTxn, before []statedb.Revision, keys int) {
-	if keys == 0 {
-		return
-	}
-	for i, now := range r.revisions(out) {
-		if i < len(r.stats) {
-			written := int(now - before[i])
-			r.stats[i].Add(derive.Counts{Rounds: 1, Keys: keys, Rows: written, Inserted: written})
-		}
-	}
+	stats       []*Stats    // of each output
+	few, many   *queue[Key] // a key of which there is work in both may wait in both
 }
 
 // initializer is the part of [statedb.RWTable] that does not depend on rows.
@@ -117,8 +86,11 @@ type initializer interface {
 	RegisterInitializer(txn statedb.WriteTxn, name string) func(statedb.WriteTxn)
 }
 
-func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], error) {
+func newRunner[Key comparable](
+	db *statedb.DB, rule Rule[Key], metrics *Metrics,
+) (*runner[Key], error) {
 	var entries uint64
+	rule.Name = cmp.Or(rule.Name, rule.Outputs[0].Name())
 	r := &runner[Key]{
 		Rule: rule, db: db, watches: make([]<-chan struct{}, len(rule.Inputs)),
 		few: newQueue[Key](&entries), many: newQueue[Key](&entries), maxKeys: maxKeys, manyKeys: manyKeys,
@@ -126,9 +98,14 @@ func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], er
 	for _, key := range rule.Seed {
 		r.few.push(key)
 	}
+	var inputs []InputOf
 	for _, in := range rule.Inputs {
 		if err := in.observe(db); err != nil {
 			return nil, err
+		}
+		of := InputOf{Table: in.meta().Name(), Feedback: in.isFeedback()}
+		if !slices.Contains(inputs, of) { // a table may be an input twice
+			inputs = append(inputs, of)
 		}
 	}
 	wtxn := db.WriteTxn(rule.Outputs...)
@@ -139,6 +116,7 @@ func newRunner[Key comparable](db *statedb.DB, rule Rule[Key]) (*runner[Key], er
 			return nil, fmt.Errorf("table %s is not writable", table.Name())
 		}
 		r.initialized = append(r.initialized, t.RegisterInitializer(wtxn, rule.Name))
+		r.stats = append(r.stats, metrics.add(table.Name(), inputs...))
 	}
 	wtxn.Commit()
 	return r, nil
@@ -171,8 +149,10 @@ func (r *runner[Key]) awaitInputs(ctx context.Context, health cell.Health) bool 
 		}
 	}
 	for _, table := range tables {
-		_, watch := table.Initialized(txn)
-		health.OK("Waiting for table " + table.Name())
+		initialized, watch := table.Initialized(txn)
+		if !initialized {
+			health.OK("Waiting for table " + table.Name())
+		}
 		select {
 		case <-watch:
 		case <-ctx.Done():
@@ -236,7 +216,7 @@ func (r *runner[Key]) push(key Key, isOfMany bool) {
 // transact computes some keys of each queue in one transaction. Those of many do not
 // overtake the others.
 func (r *runner[Key]) transact() error {
-	out := r.db.WriteTxn(r.Outputs...)
+	out := &transaction{r.db.WriteTxn(r.Outputs...), map[string]Counts{}}
 	defer out.Abort()
 	in := r.db.ReadTxn() // with the outputs locked, it has them as the transaction has
 	r.collect(in)
@@ -259,7 +239,9 @@ func (r *runner[Key]) transact() error {
 			r.push(key, q == r.many || len(more) > r.manyKeys)
 		}
 	}
-	r.counted(out, revisions, computed)
+	for _, stats := range r.stats {
+		stats.add(out.of(stats.table, computed))
+	}
 	if r.initialized != nil && r.few.len()+r.many.len() == 0 {
 		for _, done := range r.initialized {
 			done(out)

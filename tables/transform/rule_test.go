@@ -76,7 +76,7 @@ func newFixture(t *testing.T) *fixture {
 		},
 		Last:    func(group string) bool { return group == "end" },
 		Compute: f.compute,
-	})
+	}, NewMetrics())
 	require.NoError(t, err)
 	return f
 }

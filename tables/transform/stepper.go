@@ -13,7 +13,7 @@ type Stepper[Key comparable] struct{ r *runner[Key] }
 
 // NewStepper returns a stepper that has run nothing yet.
 func NewStepper[Key comparable](db *statedb.DB, rule Rule[Key]) (*Stepper[Key], error) {
-	r, err := newRunner(db, rule)
+	r, err := newRunner(db, rule, NewMetrics())
 	return &Stepper[Key]{r}, err
 }
 

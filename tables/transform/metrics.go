@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package derive
+package transform
 
 import (
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/cilium/statedb"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -28,8 +29,8 @@ func (m *Metrics) All() []*Stats {
 	return rules
 }
 
-// Add has a rule counted that derives a table from others.
-func (m *Metrics) Add(table string, inputs ...InputOf) *Stats {
+// add has a rule counted that derives a table from others.
+func (m *Metrics) add(table string, inputs ...InputOf) *Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := &Stats{table: table, inputs: inputs}
@@ -91,7 +92,7 @@ type InputOf struct {
 
 // Counts is the work of a rule since the start.
 type Counts struct {
-	Rounds   int // rounds with an affected key
+	Rounds   int // transactions that computed a key
 	Keys     int // keys computed
 	Rows     int // rows computed
 	Inserted int // rows written, new or changed
@@ -105,13 +106,37 @@ func (s *Stats) Counts() Counts {
 	return s.total
 }
 
-// Add counts work.
-func (s *Stats) Add(c Counts) {
+// transaction is that of a rule. It counts what is written to each output.
+type transaction struct {
+	statedb.WriteTxn
+	counts map[string]Counts // by table
+}
+
+// count counts rows in the transaction of a rule, and nothing in that of a test.
+func count(out statedb.WriteTxn, table string, work Counts) {
+	if t, ok := out.(*transaction); ok {
+		t.counts[table] = t.counts[table].plus(work)
+	}
+}
+
+// of is the work for an output, of a transaction that computed some keys.
+func (t *transaction) of(table string, keys int) Counts {
+	if keys == 0 {
+		return Counts{}
+	}
+	return t.counts[table].plus(Counts{Rounds: 1, Keys: keys})
+}
+
+// add counts work.
+func (s *Stats) add(c Counts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.total.Rounds += c.Rounds
-	s.total.Keys += c.Keys
-	s.total.Rows += c.Rows
-	s.total.Inserted += c.Inserted
-	s.total.Deleted += c.Deleted
+	s.total = s.total.plus(c)
+}
+
+func (c Counts) plus(o Counts) Counts {
+	return Counts{
+		Rounds: c.Rounds + o.Rounds, Keys: c.Keys + o.Keys, Rows: c.Rows + o.Rows,
+		Inserted: c.Inserted + o.Inserted, Deleted: c.Deleted + o.Deleted,
+	}
 }
