@@ -23,7 +23,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -55,7 +55,7 @@ func newHive(sources cell.Cell, more ...cell.Cell) *hive.Hive {
 				return r.NewGroup(h.NewScope(id.String()), job.WithLogger(log))
 			},
 		},
-	}, append([]cell.Cell{statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Provide(transform.NewMetrics, func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} }), sources}, more...)...)
+	}, append([]cell.Cell{statedb.Cell, job.Cell, cell.SimpleHealthCell, cell.Provide(derive.NewMetrics, func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} }), sources}, more...)...)
 }
 
 // start starts a hive with flags, and returns its tables. All of them become

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
 	"github.com/sluice-net/sluice/tables/explain"
 	forwardingtables "github.com/sluice-net/sluice/tables/forwarding"
@@ -26,7 +27,6 @@ import (
 	policytables "github.com/sluice-net/sluice/tables/policy"
 	"github.com/sluice-net/sluice/tables/story"
 	"github.com/sluice-net/sluice/tables/subjects"
-	"github.com/sluice-net/sluice/tables/transform"
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
@@ -121,8 +121,8 @@ func keptVerdicts(g *slots.Generation, r *ctgc.Runner) core.Verdicts {
 	return core.Verdicts{Raise: g.Raise, RaiseSoon: g.RaiseSoon, Flush: r.Scrub}
 }
 
-func newDeriveMetrics(r prometheus.Registerer) (*transform.Metrics, error) {
-	m := transform.NewMetrics()
+func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {
+	m := derive.NewMetrics()
 	return m, register(r, m)
 }
 

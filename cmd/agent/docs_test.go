@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // documents returns the text of the README and of docs by path.
@@ -45,7 +45,7 @@ type populated struct {
 
 	DB       *statedb.DB
 	Registry *prometheus.Registry
-	Rules    *transform.Metrics
+	Rules    *derive.Metrics
 }
 
 func populate(t *testing.T) (p populated, flags *pflag.FlagSet) {

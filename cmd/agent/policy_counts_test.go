@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // What events cost where there are network policies, exactly and whatever the size: writes to
@@ -99,14 +99,14 @@ func TestPolicyCosts(t *testing.T) {
 }
 
 // counts is the work that a rule has done so far.
-func (c *cluster) counts(table string) transform.Counts {
+func (c *cluster) counts(table string) derive.Counts {
 	for _, s := range c.work.All() {
 		if s.Table() == table {
 			return s.Counts()
 		}
 	}
 	c.t.Errorf("no rule derives %s", table)
-	return transform.Counts{}
+	return derive.Counts{}
 }
 
 func policyPod(i int, node, app string) string {

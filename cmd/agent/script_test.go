@@ -31,8 +31,8 @@ import (
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/cnifile"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
-	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // The scripts of testdata run the whole agent, with an API server and a kernel
@@ -74,7 +74,7 @@ type cluster struct {
 	desire  desiredTables
 	base    policytest.Tables
 	cookies statedb.Table[*tables.RuleCookie]
-	work    *transform.Metrics
+	work    *derive.Metrics
 
 	attachments statedb.Table[*tables.Attachment]
 }
@@ -110,7 +110,7 @@ func (c *cluster) construct() {
 			c.oracle, c.desire, c.attachments = o, d, a
 		}),
 		cell.Invoke(func(f cniFiles) { c.plugin = f }),
-		cell.Invoke(func(b policytest.Tables, t statedb.Table[*tables.RuleCookie], m *transform.Metrics) {
+		cell.Invoke(func(b policytest.Tables, t statedb.Table[*tables.RuleCookie], m *derive.Metrics) {
 			c.base, c.cookies, c.work = b, t, m
 		}),
 	)

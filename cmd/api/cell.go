@@ -23,9 +23,9 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/explain"
 	"github.com/sluice-net/sluice/tables/story"
-	"github.com/sluice-net/sluice/tables/transform"
 )
 
 // ListenCell provides the [Server] and has it listen before anything else starts: it
@@ -150,9 +150,9 @@ type params struct {
 
 	CNI *cniWaiter `optional:"true"`
 
-	Sources []tables.Source    `group:"sources"`
-	Rules   *transform.Metrics `optional:"true"`
-	Control *mapsync.Control   `optional:"true"`
+	Sources []tables.Source  `group:"sources"`
+	Rules   *derive.Metrics  `optional:"true"`
+	Control *mapsync.Control `optional:"true"`
 }
 
 // handle gives the server its handlers.

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // NodeKind says what a node of the [Graph] is.
@@ -76,7 +76,7 @@ const (
 // fill, the rules, the reconcilers of maps and the programs themselves.
 type dataflow struct {
 	sources  []tables.Source
-	rules    *transform.Metrics                // nil if the agent has none
+	rules    *derive.Metrics                   // nil if the agent has none
 	control  *mapsync.Control                  // nil if the agent has none
 	bpfMaps  statedb.Table[*tables.BPFMap]     // nil if the agent has none
 	attached statedb.Table[*tables.Attachment] // nil if the agent has none

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Listener is an observed row: a pod that has a port open.
@@ -78,16 +78,16 @@ func (p Pods) String() string { return fmt.Sprint(uint32(p)) }
 var newPortMirrorTable = tables.NewMirrorTable[Port, Pods]("map-ports", nil)
 
 func derivePorts(
-	p transform.Params, listeners statedb.Table[*Listener], ports statedb.RWTable[*OpenPort],
+	p derive.Params, listeners statedb.Table[*Listener], ports statedb.RWTable[*OpenPort],
 ) error {
 	equal := func(a, b *OpenPort) bool { return a.Pods == b.Pods }
-	return transform.Register(p, transform.Rule[Port]{
+	return derive.Register(p, derive.Rule[Port]{
 		Outputs: []statedb.TableMeta{ports},
-		Inputs: []transform.Input[Port]{
-			transform.FromRow(listeners, nil,
+		Inputs: []derive.Input[Port]{
+			derive.From(listeners,
 				func(_ statedb.ReadTxn, l *Listener, mark func(Port)) { mark(l.Port) }),
 		},
-		Compute: transform.Each(ports, openPortIndex.Query, equal,
+		Compute: derive.Each(ports, openPortIndex.Query, equal,
 			func(in statedb.ReadTxn, port Port) *OpenPort {
 				pods := statedb.Collect(listeners.List(in, listenerPortIndex.Query(port)))
 				if len(pods) == 0 {
@@ -132,7 +132,7 @@ func Example() {
 		}),
 		cell.Invoke(reconcilePorts))
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, mapsync.Cell,
-		cell.Provide(job.Registry.NewGroup, transform.NewMetrics),
+		cell.Provide(job.Registry.NewGroup, derive.NewMetrics),
 		observed, derived, reconciled,
 		cell.Invoke(func(p statedb.Table[*OpenPort], m statedb.Table[*PortMirror]) { ports, mirror = p, m }))
 	log := slog.New(slog.DiscardHandler)

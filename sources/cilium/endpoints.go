@@ -21,33 +21,31 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Cell derives the endpoints, if Cilium is their source.
 var Cell = cell.Module("cilium", "Endpoints told by Cilium", cell.Invoke(register))
 
-func register(cfg objects.Config, p transform.Params, t objects.Tables) error {
+func register(cfg objects.Config, p derive.Params, t objects.Tables) error {
 	if cfg.EndpointSource != objects.EndpointsCilium {
 		return nil
 	}
-	return transform.Register(p, rule(t))
+	return derive.Register(p, rule(t))
 }
 
-func rule(t objects.Tables) transform.Rule[tables.Name] {
+func rule(t objects.Tables) derive.Rule[tables.Name] {
 	j := joiner(t)
-	return transform.Rule[tables.Name]{
+	return derive.Rule[tables.Name]{
 		Outputs: []statedb.TableMeta{t.Endpoints},
-		Inputs: []transform.Input[tables.Name]{
-			transform.FromRow(t.CiliumEndpoints, nil,
-				func(_ statedb.ReadTxn, e *tables.CiliumEndpoint, mark func(tables.Name)) { mark(e.Name) }),
-			transform.FromRow(t.Identities, nil,
-				func(txn statedb.ReadTxn, i *tables.Identity, mark func(tables.Name)) {
-					for e := range t.CiliumEndpoints.List(txn, tables.CiliumEndpointsByIdentity(i.ID)) {
-						mark(e.Name)
-					}
-				}),
-			transform.FromRow(t.Nodes,
+		Inputs: []derive.Input[tables.Name]{
+			derive.From(t.CiliumEndpoints, func(_ statedb.ReadTxn, e *tables.CiliumEndpoint, mark func(tables.Name)) { mark(e.Name) }),
+			derive.From(t.Identities, func(txn statedb.ReadTxn, i *tables.Identity, mark func(tables.Name)) {
+				for e := range t.CiliumEndpoints.List(txn, tables.CiliumEndpointsByIdentity(i.ID)) {
+					mark(e.Name)
+				}
+			}),
+			derive.FromIf(t.Nodes,
 				func(old, new *tables.Node) bool {
 					return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs)
 				},
@@ -55,10 +53,9 @@ func rule(t objects.Tables) transform.Rule[tables.Name] {
 					j.onNode(txn, n.InternalIPs, mark)
 					j.onNode(txn, n.OtherIPs, mark)
 				}),
-			transform.FromRow(t.CiliumNodes, nil,
-				func(txn statedb.ReadTxn, n *tables.CiliumNode, mark func(tables.Name)) {
-					j.onNode(txn, n.Addrs, mark)
-				}),
+			derive.From(t.CiliumNodes, func(txn statedb.ReadTxn, n *tables.CiliumNode, mark func(tables.Name)) {
+				j.onNode(txn, n.Addrs, mark)
+			}),
 		},
 		Compute: j.compute,
 	}
@@ -80,7 +77,7 @@ func (j joiner) compute(
 ) error {
 	// Endpoints share the label sets of those that were written before them.
 	row := func(in statedb.ReadTxn, name tables.Name) *tables.Endpoint { return j.row(in, out, name) }
-	return transform.Each(j.Endpoints, tables.EndpointByName, objects.EqualEndpoints, row)(
+	return derive.Each(j.Endpoints, tables.EndpointByName, objects.EqualEndpoints, row)(
 		in, out, names, nil)
 }
 

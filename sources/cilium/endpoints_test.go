@@ -22,8 +22,8 @@ import (
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/tablestest"
-	"github.com/sluice-net/sluice/tables/transform"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -44,10 +44,10 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	f := &fixture{t: t}
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell,
-		cell.Provide(transform.NewMetrics),
+		cell.Provide(derive.NewMetrics),
 		cell.Module("test", "Test",
 			cell.ProvidePrivate(job.Registry.NewGroup),
-			cell.Invoke(func(p transform.Params) (err error) {
+			cell.Invoke(func(p derive.Params) (err error) {
 				f.db = p.DB
 				if f.tables, err = objects.NewTables(p.DB, tables.LocalNode{}); err != nil {
 					return err
@@ -197,5 +197,5 @@ func TestEndpointsIncremental(t *testing.T) {
 }
 
 func TestPodsAreTheEndpoints(t *testing.T) {
-	require.NoError(t, register(objects.Config{EndpointSource: objects.EndpointsKubernetes}, transform.Params{}, objects.Tables{}))
+	require.NoError(t, register(objects.Config{EndpointSource: objects.EndpointsKubernetes}, derive.Params{}, objects.Tables{}))
 }

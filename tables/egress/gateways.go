@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type gatewayParams struct {
@@ -26,21 +26,21 @@ type gatewayParams struct {
 	LocalNode tables.LocalNode
 }
 
-func deriveGateways(p transform.Params, g gatewayParams) error {
-	return transform.Register(p, g.declare())
+func deriveGateways(p derive.Params, g gatewayParams) error {
+	return derive.Register(p, g.declare())
 }
 
 // declare is the rule that spreads the buckets of each group over its elected gateways, and
 // finds out what traffic leaves this node with where it is one of them. A group has buckets
 // for as long as it has a row: until no rule in the kernel leads to it.
-func (g *gatewayParams) declare() transform.Rule[uint32] {
-	return transform.Rule[uint32]{
+func (g *gatewayParams) declare() derive.Rule[uint32] {
+	return derive.Rule[uint32]{
 		Outputs: []statedb.TableMeta{g.Gateways},
-		Inputs: []transform.Input[uint32]{
-			transform.FromRow(g.Groups, electsOthers, markGroup),
-			transform.FromRow(g.Devices, hasOtherNames, g.markDevice),
-			transform.FromRow(g.Addresses, nil, g.markAddress),
-			transform.FromRow(g.Routes, nil, g.markRoute),
+		Inputs: []derive.Input[uint32]{
+			derive.FromIf(g.Groups, electsOthers, markGroup),
+			derive.FromIf(g.Devices, hasOtherNames, g.markDevice),
+			derive.From(g.Addresses, g.markAddress),
+			derive.From(g.Routes, g.markRoute),
 		},
 		Compute: g.compute,
 	}
@@ -82,7 +82,7 @@ func (g *gatewayParams) compute(
 			if found && row.Equal(former) {
 				continue
 			}
-			if err := transform.Insert(out, g.Gateways, row); err != nil {
+			if err := derive.Insert(out, g.Gateways, row); err != nil {
 				return err
 			}
 		}
@@ -91,7 +91,7 @@ func (g *gatewayParams) compute(
 		}
 		gone := statedb.Collect(g.Gateways.Prefix(out, tables.EgressGatewaysOfGroup(number)))
 		for _, row := range gone {
-			if err := transform.Delete(out, g.Gateways, row); err != nil {
+			if err := derive.Delete(out, g.Gateways, row); err != nil {
 				return err
 			}
 		}

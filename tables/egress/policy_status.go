@@ -13,8 +13,8 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/policy"
-	"github.com/sluice-net/sluice/tables/transform"
 )
 
 type policyStatusParams struct {
@@ -37,30 +37,30 @@ type policyStatusParams struct {
 // derivePolicyStatus has nothing said to be in force before packets meet what the agent has
 // written.
 func derivePolicyStatus(
-	p transform.Params, s policyStatusParams, slots statedb.Table[*tables.Slot],
+	p derive.Params, s policyStatusParams, slots statedb.Table[*tables.Slot],
 ) error {
 	rule := s.declare()
 	rule.After = []statedb.TableMeta{slots}
-	return transform.Register(p, rule)
+	return derive.Register(p, rule)
 }
 
 // declare is the rule that keeps how each policy fares on this node. Its keys are names of
 // policies.
-func (s *policyStatusParams) declare() transform.Rule[string] {
-	return transform.Rule[string]{
+func (s *policyStatusParams) declare() derive.Rule[string] {
+	return derive.Rule[string]{
 		Outputs: []statedb.TableMeta{s.Output},
-		Inputs: []transform.Input[string]{
-			transform.FromRow(s.Policies, nil, markPolicy),
-			transform.FromRow(s.Compiled, nil, markCompiled),
-			transform.FromRow(s.Groups, nil, markUsers),
-			transform.FromRow(s.Gateways, faresOtherwise, s.markGateway),
-			transform.FromRow(s.Rulesets, nil, markRuleset),
-			transform.FromRow(s.Rules, nil, markRule),
-			transform.FromRow(s.Routes, nil, s.markRoute),
-			transform.FromRow(s.Subjects, isDesiredOtherwise, s.markSubject),
-			transform.FromRow(s.Mirrors, nil, s.markMirror),
-			transform.FromRow(s.Pods, policy.MovesPod, s.markPod),
-			transform.FromRow(s.PodMirrors, policy.MovesPodMirror, s.markPodMirror),
+		Inputs: []derive.Input[string]{
+			derive.From(s.Policies, markPolicy),
+			derive.From(s.Compiled, markCompiled),
+			derive.From(s.Groups, markUsers),
+			derive.FromIf(s.Gateways, faresOtherwise, s.markGateway),
+			derive.From(s.Rulesets, markRuleset),
+			derive.From(s.Rules, markRule),
+			derive.From(s.Routes, s.markRoute),
+			derive.FromIf(s.Subjects, isDesiredOtherwise, s.markSubject),
+			derive.From(s.Mirrors, s.markMirror),
+			derive.FromIf(s.Pods, policy.MovesPod, s.markPod),
+			derive.FromIf(s.PodMirrors, policy.MovesPodMirror, s.markPodMirror),
 		},
 		Compute: s.compute,
 	}
@@ -105,7 +105,7 @@ func (s *policyStatusParams) compute(
 ) error {
 	c := s.newRound(in)
 	row := func(_ statedb.ReadTxn, name string) *tables.EgressPolicyStatus { return c.row(name) }
-	return transform.Each(s.Output, tables.EgressPolicyStatusByPolicy,
+	return derive.Each(s.Output, tables.EgressPolicyStatusByPolicy,
 		(*tables.EgressPolicyStatus).Equal, row)(in, out, names, mark)
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // looseReversePath is the value of rp_filter that accepts packets whose source
@@ -27,21 +27,21 @@ type sysctlParams struct {
 	Devices statedb.Table[*tables.Device]
 }
 
-func deriveSysctls(p transform.Params, s sysctlParams) error {
-	return transform.Register(p, s.declare())
+func deriveSysctls(p derive.Params, s sysctlParams) error {
+	return derive.Register(p, s.declare())
 }
 
 // declare is the rule that has the reverse path filter loosened of the devices by which
 // pods' traffic leaves, for as long as connections may use them, and of the overlay device
 // once it is there. Its keys are names of devices.
-func (s *sysctlParams) declare() transform.Rule[string] {
-	return transform.Rule[string]{
+func (s *sysctlParams) declare() derive.Rule[string] {
+	return derive.Rule[string]{
 		Outputs: []statedb.TableMeta{s.Sysctls},
-		Inputs: []transform.Input[string]{
-			transform.FromRow(s.Exits,
+		Inputs: []derive.Input[string]{
+			derive.FromIf(s.Exits,
 				func(old, new *tables.EgressExit) bool { return old.Device != new.Device },
 				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(string)) { mark(e.Device) }),
-			transform.FromRow(s.Devices,
+			derive.FromIf(s.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
 				func(_ statedb.ReadTxn, d *tables.Device, mark func(string)) {
 					if d.Name == tables.OverlayDeviceName {
@@ -49,7 +49,7 @@ func (s *sysctlParams) declare() transform.Rule[string] {
 					}
 				}),
 		},
-		Compute: transform.Each(s.Sysctls, func(device string) statedb.Query[*tables.Sysctl] {
+		Compute: derive.Each(s.Sysctls, func(device string) statedb.Query[*tables.Sysctl] {
 			return tables.SysctlByName(reversePathFilter(device))
 		}, (*tables.Sysctl).Equal, s.row),
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type attachmentParams struct {
@@ -38,34 +38,34 @@ const nowhere = 0
 // and what leaves with an egress address would get no replies. It waits for the maps of
 // this agent to be in force: a program that ran before it finds its entries would drop what
 // it must not.
-func deriveAttachments(p transform.Params, a attachmentParams) error {
-	return transform.Register(p, transform.Rule[int]{
+func deriveAttachments(p derive.Params, a attachmentParams) error {
+	return derive.Register(p, derive.Rule[int]{
 		Outputs: []statedb.TableMeta{a.Attachments},
-		Inputs: []transform.Input[int]{
-			transform.FromRow(a.Devices,
+		Inputs: []derive.Input[int]{
+			derive.FromIf(a.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name || old.MAC != new.MAC },
 				func(_ statedb.ReadTxn, d *tables.Device, mark func(int)) { mark(d.Index) }),
-			transform.FromRow(a.Locals,
+			derive.FromIf(a.Locals,
 				func(old, new *tables.LocalEndpoint) bool { return old.IfIndex != new.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.LocalEndpoint, mark func(int)) { mark(int(e.IfIndex)) }),
-			transform.FromRow(a.PodEntries,
+			derive.FromIf(a.PodEntries,
 				func(old, new *tables.PodMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
 				func(_ statedb.ReadTxn, m *tables.PodMirror, mark func(int)) {
 					for _, v := range m.Values() {
 						mark(int(v.IfIndex))
 					}
 				}),
-			transform.FromRow(a.Exits,
+			derive.FromIf(a.Exits,
 				func(old, new *tables.EgressExit) bool { return old.IfIndex != new.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(int)) { mark(int(e.IfIndex)) }),
-			transform.FromRow(a.ExitEntries,
+			derive.FromIf(a.ExitEntries,
 				func(old, new *tables.ExitMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
 				func(_ statedb.ReadTxn, m *tables.ExitMirror, mark func(int)) {
 					for _, v := range m.Values() {
 						mark(int(v.IfIndex))
 					}
 				}),
-			transform.FromRow(a.ConfigEntries,
+			derive.FromIf(a.ConfigEntries,
 				func(_, _ *tables.ConfigMirror) bool { return false }, // that there is one is what matters
 				func(txn statedb.ReadTxn, _ *tables.ConfigMirror, mark func(int)) {
 					mark(nowhere)
@@ -87,7 +87,7 @@ func (a *attachmentParams) compute(
 	}
 	for _, index := range indices {
 		existing := a.Attachments.List(out, tables.AttachmentsByDevice(index))
-		err := transform.Replace(out, a.Attachments, equal, existing, a.rows(in, index)...)
+		err := derive.Replace(out, a.Attachments, equal, existing, a.rows(in, index)...)
 		if err != nil {
 			return err
 		}

@@ -9,19 +9,19 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // deriveCovered keeps the destinations of all policies, whoever they choose: a
 // pod that is not known yet may be chosen by any.
 func deriveCovered(
-	p transform.Params, covered statedb.RWTable[*tables.CoveredPrefix],
+	p derive.Params, covered statedb.RWTable[*tables.CoveredPrefix],
 	policies statedb.Table[*tables.EgressPolicy],
 ) error {
-	return transform.Register(p, transform.Rule[netip.Prefix]{
+	return derive.Register(p, derive.Rule[netip.Prefix]{
 		Outputs: []statedb.TableMeta{covered},
-		Inputs: []transform.Input[netip.Prefix]{
-			transform.FromRow(policies,
+		Inputs: []derive.Input[netip.Prefix]{
+			derive.FromIf(policies,
 				func(old, new *tables.EgressPolicy) bool { return !slices.Equal(old.Destinations, new.Destinations) },
 				func(_ statedb.ReadTxn, policy *tables.EgressPolicy, mark func(netip.Prefix)) {
 					for _, prefix := range policy.Destinations {
@@ -29,7 +29,7 @@ func deriveCovered(
 					}
 				}),
 		},
-		Compute: transform.Each(
+		Compute: derive.Each(
 			covered, tables.CoveredPrefixByPrefix, (*tables.CoveredPrefix).Equal,
 			func(txn statedb.ReadTxn, prefix netip.Prefix) *tables.CoveredPrefix {
 				row := &tables.CoveredPrefix{Prefix: prefix, Reconciled: tables.Pending()}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type configParams struct {
@@ -33,33 +33,33 @@ type configParams struct {
 const theConfig uint32 = 0
 
 // deriveConfig keeps what the programs have to know of this node.
-func deriveConfig(p transform.Params, c configParams) error {
-	return transform.Register(p, transform.Rule[uint32]{
+func deriveConfig(p derive.Params, c configParams) error {
+	return derive.Register(p, derive.Rule[uint32]{
 		Outputs: []statedb.TableMeta{c.Configs},
-		Inputs: []transform.Input[uint32]{
-			transform.FromRow(c.Nodes,
+		Inputs: []derive.Input[uint32]{
+			derive.FromIf(c.Nodes,
 				func(old, new *tables.Node) bool { return old.UnderlayIP() != new.UnderlayIP() },
 				func(_ statedb.ReadTxn, n *tables.Node, mark func(uint32)) {
 					if n.Name == c.LocalNode.Name {
 						mark(theConfig)
 					}
 				}),
-			transform.FromRow(c.Devices,
+			derive.FromIf(c.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
 				func(_ statedb.ReadTxn, d *tables.Device, mark func(uint32)) {
 					if d.Name == tables.OverlayDeviceName {
 						mark(theConfig)
 					}
 				}),
-			transform.OnChange(c.Monitors, markConfig),
-			transform.FromRow(c.Policies,
+			derive.OnChange(c.Monitors, markConfig),
+			derive.FromIf(c.Policies,
 				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
 				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, mark func(uint32)) { mark(theConfig) }),
-			transform.Feedback(transform.OnChange(c.Attachments, markConfig)),
+			derive.Feedback(derive.OnChange(c.Attachments, markConfig)),
 		},
 		After: []statedb.TableMeta{c.Entries},
 		Seed:  []uint32{theConfig},
-		Compute: transform.Each(
+		Compute: derive.Each(
 			c.Configs, tables.DatapathConfigByIndex, (*tables.DatapathConfig).Equal, c.row),
 	})
 }

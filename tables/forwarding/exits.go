@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type exitParams struct {
@@ -30,11 +30,11 @@ type exitParams struct {
 // deriveExits keeps the addresses that pods' traffic leaves this node with. One
 // that no gateway uses any more stays while the node has it: connections with it
 // end by themselves.
-func deriveExits(p transform.Params, e exitParams) error {
-	return transform.Register(p, transform.Rule[netip.Addr]{
+func deriveExits(p derive.Params, e exitParams) error {
+	return derive.Register(p, derive.Rule[netip.Addr]{
 		Outputs: []statedb.TableMeta{e.Exits},
-		Inputs: []transform.Input[netip.Addr]{
-			transform.FromRow(e.Gateways, leavesOtherwise,
+		Inputs: []derive.Input[netip.Addr]{
+			derive.FromIf(e.Gateways, leavesOtherwise,
 				func(_ statedb.ReadTxn, g *tables.EgressGateway, mark func(netip.Addr)) {
 					for _, addr := range []netip.Addr{g.EgressIPv4, g.EgressIPv6} {
 						if addr.IsValid() {
@@ -42,22 +42,22 @@ func deriveExits(p transform.Params, e exitParams) error {
 						}
 					}
 				}),
-			transform.FromRow(e.Addresses, nil, e.markAddress),
-			transform.FromRow(e.Devices,
+			derive.From(e.Addresses, e.markAddress),
+			derive.FromIf(e.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
 				func(txn statedb.ReadTxn, d *tables.Device, mark func(netip.Addr)) {
 					for row := range e.Exits.List(txn, tables.EgressExitsByIfIndex(uint32(d.Index))) {
 						mark(row.Addr)
 					}
 				}),
-			transform.FromRow(e.Routes,
+			derive.FromIf(e.Routes,
 				func(old, new *tables.Route) bool { return old.Source != new.Source },
 				func(txn statedb.ReadTxn, r *tables.Route, mark func(netip.Addr)) {
 					if _, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(r.Source)); found && r.Table != tables.RouteTableLocal {
 						mark(r.Source)
 					}
 				}),
-			transform.FromRow(e.Nodes,
+			derive.FromIf(e.Nodes,
 				func(old, new *tables.Node) bool { return !slices.Equal(old.InternalIPs, new.InternalIPs) },
 				func(_ statedb.ReadTxn, n *tables.Node, mark func(netip.Addr)) {
 					if n.Name == e.LocalNode.Name {
@@ -67,13 +67,13 @@ func deriveExits(p transform.Params, e exitParams) error {
 					}
 				}),
 			// What an earlier run has left in the kernel lingers too.
-			transform.FromRow(e.Entries,
+			derive.FromIf(e.Entries,
 				func(old, new *tables.ExitMirror) bool { return old.Value != new.Value },
 				func(_ statedb.ReadTxn, entry *tables.ExitMirror, mark func(netip.Addr)) {
 					mark(entry.Key.Addr.Addr())
 				}),
 		},
-		Compute: transform.Each(e.Exits, tables.EgressExitByAddr, (*tables.EgressExit).Equal, e.row),
+		Compute: derive.Each(e.Exits, tables.EgressExitByAddr, (*tables.EgressExit).Equal, e.row),
 	})
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type nodeParams struct {
@@ -23,11 +23,11 @@ type nodeParams struct {
 
 // deriveNodes keeps the addresses by which nodes reach one another, and whether
 // there is a node that is alive behind each.
-func deriveNodes(p transform.Params, n nodeParams) error {
-	return transform.Register(p, transform.Rule[netip.Addr]{
+func deriveNodes(p derive.Params, n nodeParams) error {
+	return derive.Register(p, derive.Rule[netip.Addr]{
 		Outputs: []statedb.TableMeta{n.ClusterNodes},
-		Inputs: []transform.Input[netip.Addr]{
-			transform.FromRow(n.Nodes,
+		Inputs: []derive.Input[netip.Addr]{
+			derive.FromIf(n.Nodes,
 				func(old, new *tables.Node) bool {
 					return old.Ready != new.Ready || !slices.Equal(old.InternalIPs, new.InternalIPs)
 				},
@@ -37,12 +37,11 @@ func deriveNodes(p transform.Params, n nodeParams) error {
 						each(c.Addrs, mark)
 					}
 				}),
-			transform.FromRow(n.CiliumNodes, nil,
-				func(_ statedb.ReadTxn, c *tables.CiliumNode, mark func(netip.Addr)) {
-					each(c.Addrs, mark)
-				}),
+			derive.From(n.CiliumNodes, func(_ statedb.ReadTxn, c *tables.CiliumNode, mark func(netip.Addr)) {
+				each(c.Addrs, mark)
+			}),
 		},
-		Compute: transform.Each(
+		Compute: derive.Each(
 			n.ClusterNodes, tables.ClusterNodeByAddr, (*tables.ClusterNode).Equal, n.row),
 	})
 }

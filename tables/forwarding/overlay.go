@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type overlayParams struct {
@@ -30,22 +30,21 @@ const (
 
 // deriveOverlay keeps what the overlay device has to be like. There is none
 // while it is not known where its packets leave this node.
-func deriveOverlay(p transform.Params, o overlayParams) error {
-	return transform.Register(p, transform.Rule[string]{
+func deriveOverlay(p derive.Params, o overlayParams) error {
+	return derive.Register(p, derive.Rule[string]{
 		Outputs: []statedb.TableMeta{o.Overlays},
-		Inputs: []transform.Input[string]{
-			transform.FromRow(o.Configs,
+		Inputs: []derive.Input[string]{
+			derive.FromIf(o.Configs,
 				func(old, new *tables.DatapathConfig) bool { return old.Underlay != new.Underlay },
 				func(_ statedb.ReadTxn, _ *tables.DatapathConfig, mark func(string)) {
 					mark(tables.OverlayDeviceName)
 				}),
-			transform.FromRow(o.Addresses, nil,
-				func(txn statedb.ReadTxn, a *tables.NodeAddress, mark func(string)) {
-					if a.Addr == o.underlay(txn) {
-						mark(tables.OverlayDeviceName)
-					}
-				}),
-			transform.FromRow(o.Devices,
+			derive.From(o.Addresses, func(txn statedb.ReadTxn, a *tables.NodeAddress, mark func(string)) {
+				if a.Addr == o.underlay(txn) {
+					mark(tables.OverlayDeviceName)
+				}
+			}),
+			derive.FromIf(o.Devices,
 				func(old, new *tables.Device) bool { return old.MTU != new.MTU },
 				func(txn statedb.ReadTxn, d *tables.Device, mark func(string)) {
 					if below := o.below(txn, o.underlay(txn)); below != nil && below.Index == d.Index {
@@ -53,7 +52,7 @@ func deriveOverlay(p transform.Params, o overlayParams) error {
 					}
 				}),
 		},
-		Compute: transform.Each(
+		Compute: derive.Each(
 			o.Overlays, tables.OverlayDeviceByName, (*tables.OverlayDevice).Equal, o.row),
 	})
 }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/tablestest"
-	"github.com/sluice-net/sluice/tables/transform"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -74,7 +74,7 @@ func (h *harness) set(n network) {
 
 func replace[Row any](h *harness, wtxn statedb.WriteTxn, table statedb.RWTable[Row], rows []Row) {
 	same := func(a, b Row) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
-	require.NoError(h, transform.Replace(wtxn, table, same, table.All(wtxn), rows...))
+	require.NoError(h, derive.Replace(wtxn, table, same, table.All(wtxn), rows...))
 }
 
 // expect works, and checks which pods there are.

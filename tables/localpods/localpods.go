@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Cell derives local-endpoints.
@@ -41,20 +41,20 @@ type params struct {
 	LocalNode   tables.LocalNode
 }
 
-func register(p transform.Params, l params) error { return transform.Register(p, l.declare()) }
+func register(p derive.Params, l params) error { return derive.Register(p, l.declare()) }
 
-func (l *params) declare() transform.Rule[netip.Addr] {
-	return transform.Rule[netip.Addr]{
+func (l *params) declare() derive.Rule[netip.Addr] {
+	return derive.Rule[netip.Addr]{
 		Outputs: []statedb.TableMeta{l.Output},
-		Inputs: []transform.Input[netip.Addr]{
-			transform.FromRow(l.Endpoints, movesPod, l.markEndpoint),
-			transform.FromRow(l.Attachments, nil, l.markAttachment),
-			transform.FromRow(l.Routes, nil, markRoute),
-			transform.FromRow(l.Neighbours, nil, markNeighbour),
-			transform.FromRow(l.Bridges, nil, l.markBridge),
-			transform.FromRow(l.Devices, movesDevice, l.markDevice),
+		Inputs: []derive.Input[netip.Addr]{
+			derive.FromIf(l.Endpoints, movesPod, l.markEndpoint),
+			derive.From(l.Attachments, l.markAttachment),
+			derive.From(l.Routes, markRoute),
+			derive.From(l.Neighbours, markNeighbour),
+			derive.From(l.Bridges, l.markBridge),
+			derive.FromIf(l.Devices, movesDevice, l.markDevice),
 		},
-		Compute: transform.Each(
+		Compute: derive.Each(
 			l.Output, tables.LocalEndpointByAddr, (*tables.LocalEndpoint).Equal, l.row),
 	}
 }

@@ -28,7 +28,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Cell derives the members, and the addresses that belong to them.
@@ -44,8 +44,8 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewMemberTable),
 	tables.Own(tables.NewClassTable),
 	tables.Own(tables.NewSelectorMatchTable),
-	cell.Invoke(func(p transform.Params, all ruleTables) error {
-		return transform.Register(p, newRule(all))
+	cell.Invoke(func(p derive.Params, all ruleTables) error {
+		return derive.Register(p, newRule(all))
 	}),
 )
 

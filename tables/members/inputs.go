@@ -10,59 +10,56 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // inputs are the tables with what a change of them marks. Whatever is computed anew anyway
 // need not be marked, as all keys are computed from the newest snapshot.
-func (r *rule) inputs() []transform.Input[key] {
-	return []transform.Input[key]{
-		transform.FromRow(r.Endpoints, movesPeer,
+func (r *rule) inputs() []derive.Input[key] {
+	return []derive.Input[key]{
+		derive.FromIf(r.Endpoints, movesPeer,
 			func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(key)) { markAll(e.Addrs, mark) }),
-		transform.From(r.Nodes, r.nodeChanged),
-		transform.FromRow(r.CiliumNodes, nil,
-			func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) { markAll(n.Addrs, mark) }),
-		transform.FromRow(r.Services,
+		derive.FromChange(r.Nodes, r.nodeChanged),
+		derive.From(r.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) { markAll(n.Addrs, mark) }),
+		derive.FromIf(r.Services,
 			func(old, new *tables.Service) bool { return !slices.Equal(old.Addrs, new.Addrs) },
 			func(_ statedb.ReadTxn, s *tables.Service, mark func(key)) { markAll(s.Addrs, mark) }),
-		transform.FromRow(r.Backends, tables.DifferentBackends,
+		derive.FromIf(r.Backends, tables.DifferentBackends,
 			func(_ statedb.ReadTxn, b *tables.BackendSlice, mark func(key)) {
 				if isOfAPIServer(b) {
 					markAll(b.Addrs, mark)
 				}
 			}),
-		transform.FromRow(r.Addresses, nil,
-			func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(key)) {
-				mark(addressKey(single(a.Addr)))
-			}),
-		transform.FromRow(r.Routes, nil,
-			func(txn statedb.ReadTxn, route *tables.Route, mark func(key)) {
-				if route.Table == tables.RouteTableLocal {
-					mark(addressKey(route.Destination.Masked()))
-					r.markHeirs(txn, route.Destination, mark)
-				}
-			}),
+		derive.From(r.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(key)) {
+			mark(addressKey(single(a.Addr)))
+		}),
+		derive.From(r.Routes, func(txn statedb.ReadTxn, route *tables.Route, mark func(key)) {
+			if route.Table == tables.RouteTableLocal {
+				mark(addressKey(route.Destination.Masked()))
+				r.markHeirs(txn, route.Destination, mark)
+			}
+		}),
 
 		// An address leaves a member before the labels of that change.
-		transform.FromRow(r.Nodes,
+		derive.FromIf(r.Nodes,
 			func(old, new *tables.Node) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Node, mark func(key)) {
 				for m := range r.Members.List(txn, tables.MembersByNode(n.Name)) {
 					mark(memberKey(m.Number))
 				}
 			}),
-		transform.FromRow(r.Namespaces,
+		derive.FromIf(r.Namespaces,
 			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {
 				for m := range r.Members.List(txn, tables.MembersByNamespace(n.Name)) {
 					mark(memberKey(m.Number))
 				}
 			}),
-		transform.From(r.Rulesets, r.rulesetChanged),
-		transform.From(r.Selectors, r.selectorChanged),
+		derive.FromChange(r.Rulesets, r.rulesetChanged),
+		derive.FromChange(r.Selectors, r.selectorChanged),
 
 		// What the kernel refers to no more may end.
-		transform.Feedback(transform.From(r.IPCacheMirror,
+		derive.Feedback(derive.FromChange(r.IPCacheMirror,
 			func(txn statedb.ReadTxn, old, _ *tables.IPCacheMirror, mark func(key)) {
 				for _, v := range valuesOf(old) {
 					if m, _, found := r.Members.Get(txn, tables.MemberByNumber(v.Member)); found && m.Undesired {
@@ -70,7 +67,7 @@ func (r *rule) inputs() []transform.Input[key] {
 					}
 				}
 			})),
-		transform.Feedback(transform.From(r.PeerMirror,
+		derive.Feedback(derive.FromChange(r.PeerMirror,
 			func(txn statedb.ReadTxn, old, _ *tables.PeerMirror, mark func(key)) {
 				for _, v := range valuesOf(old) {
 					if c, _, found := r.Classes.Get(txn, tables.ClassByNumber(v.Class)); found && c.Undesired {

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type ruleTables struct {
@@ -97,7 +97,7 @@ var localScope = []netip.Prefix{
 	netip.MustParsePrefix("ff00::/8"),
 }
 
-func newRule(all ruleTables) transform.Rule[key] {
+func newRule(all ruleTables) derive.Rule[key] {
 	r := &rule{ruleTables: all}
 	var seed []key
 	for _, p := range slices.Concat(world, r.Cluster) {
@@ -106,7 +106,7 @@ func newRule(all ruleTables) transform.Rule[key] {
 	for _, p := range localScope {
 		seed = append(seed, addressKey(p))
 	}
-	return transform.Rule[key]{
+	return derive.Rule[key]{
 		Name:    "members",
 		Outputs: []statedb.TableMeta{r.IPCache, r.PeerPrefixes, r.Members, r.Classes, r.Matches},
 		Inputs:  r.inputs(),
@@ -160,13 +160,13 @@ type transaction struct {
 
 // insert and remove write a row of an output.
 func insert[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	if err := transform.Insert(t.out, table, row); err != nil && t.err == nil {
+	if err := derive.Insert(t.out, table, row); err != nil && t.err == nil {
 		t.err = err
 	}
 }
 
 func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	if err := transform.Delete(t.out, table, row); err != nil && t.err == nil {
+	if err := derive.Delete(t.out, table, row); err != nil && t.err == nil {
 		t.err = err
 	}
 }

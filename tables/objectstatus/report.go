@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type reportParams struct {
@@ -30,25 +30,25 @@ type reportParams struct {
 
 // deriveReport keeps what this node tells of policies: of all egress policies, and
 // of the network policies that are not in force.
-func deriveReport(p transform.Params, r reportParams) error {
+func deriveReport(p derive.Params, r reportParams) error {
 	if !r.Reporting.Enabled {
 		return nil
 	}
-	return transform.Register(p, r.declare())
+	return derive.Register(p, r.declare())
 }
 
-func (r *reportParams) declare() transform.Rule[tables.PolicyID] {
-	return transform.Rule[tables.PolicyID]{
+func (r *reportParams) declare() derive.Rule[tables.PolicyID] {
+	return derive.Rule[tables.PolicyID]{
 		Outputs: []statedb.TableMeta{r.Output},
-		Inputs: []transform.Input[tables.PolicyID]{
-			transform.FromRow(r.Egress, nil, markEgress),
-			transform.FromRow(r.Groups,
+		Inputs: []derive.Input[tables.PolicyID]{
+			derive.From(r.Egress, markEgress),
+			derive.FromIf(r.Groups,
 				func(old, new *tables.EgressGroup) bool { return !slices.Equal(old.Policies, new.Policies) },
 				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) { usersOf(g, mark) }),
-			transform.FromRow(r.Gateways, leavesOtherwise, r.markGateway),
-			transform.FromRow(r.Network, faresOtherwise, markNetwork),
+			derive.FromIf(r.Gateways, leavesOtherwise, r.markGateway),
+			derive.FromIf(r.Network, faresOtherwise, markNetwork),
 		},
-		Compute: transform.Each(
+		Compute: derive.Each(
 			r.Output, tables.PolicyReportByPolicy, (*tables.PolicyReport).Equal, r.row),
 	}
 }

@@ -288,7 +288,7 @@ func TestExceptionsAlone(t *testing.T) {
 	}
 	c.work()
 	before := tables.WithStatus(c.row(tables.EgressPolicyID("web")), reconciler.StatusDone())
-	c.Output.Put(before)
+	tablestest.Insert(c.t, c.db, c.Output, before)
 	last := fmt.Sprint("node-", 2*maxNamed-1)
 	c.change(last, nil, nil)
 	c.change("node-9", node("node-9", true), nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type statusParams struct {
@@ -42,44 +42,42 @@ type statusKey struct {
 
 // deriveStatus keeps, while this agent leads and has read the reports, what the
 // object of each policy shall say.
-func deriveStatus(p transform.Params, params statusParams) error {
+func deriveStatus(p derive.Params, params statusParams) error {
 	if !params.Reporting.Enabled {
 		return nil
 	}
-	return transform.Register(p, (&status{statusParams: params}).declare())
+	return derive.Register(p, (&status{statusParams: params}).declare())
 }
 
-func (s *status) declare() transform.Rule[statusKey] {
-	return transform.Rule[statusKey]{
+func (s *status) declare() derive.Rule[statusKey] {
+	return derive.Rule[statusKey]{
 		Outputs: []statedb.TableMeta{s.Output},
-		Inputs: []transform.Input[statusKey]{
-			transform.FromRow(s.Leadership,
+		Inputs: []derive.Input[statusKey]{
+			derive.FromIf(s.Leadership,
 				func(old, new *tables.Leadership) bool { return old.Leading != new.Leading },
 				func(now statedb.ReadTxn, _ *tables.Leadership, mark func(statusKey)) { s.markAll(now, mark) }),
-			transform.FromRow(s.Origins,
+			derive.FromIf(s.Origins,
 				func(old, new *tables.ObjectSource) bool { return old.State != new.State },
 				func(now statedb.ReadTxn, o *tables.ObjectSource, mark func(statusKey)) {
 					if o.Source == tables.NodeReportSource {
 						s.markAll(now, mark)
 					}
 				}),
-			transform.From(s.Reports, s.markReport),
-			transform.From(s.Nodes, s.markNode),
-			transform.FromRow(s.Egress, nil,
-				func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(statusKey)) {
-					mark(statusKey{policy: tables.EgressPolicyID(p.Name)})
-				}),
-			transform.FromRow(s.Groups,
+			derive.FromChange(s.Reports, s.markReport),
+			derive.FromChange(s.Nodes, s.markNode),
+			derive.From(s.Egress, func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(statusKey)) {
+				mark(statusKey{policy: tables.EgressPolicyID(p.Name)})
+			}),
+			derive.FromIf(s.Groups,
 				func(old, new *tables.EgressGroup) bool {
 					return !slices.Equal(old.Gateways, new.Gateways) || !slices.Equal(old.Policies, new.Policies)
 				},
 				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(statusKey)) {
 					usersOf(g, func(id tables.PolicyID) { mark(statusKey{policy: id}) })
 				}),
-			transform.FromRow(s.Network, nil,
-				func(_ statedb.ReadTxn, p *tables.NetworkPolicy, mark func(statusKey)) {
-					mark(statusKey{policy: p.ID()})
-				}),
+			derive.From(s.Network, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, mark func(statusKey)) {
+				mark(statusKey{policy: p.ID()})
+			}),
 		},
 		Compute: s.compute,
 	}
@@ -116,7 +114,7 @@ func (s *status) compute(
 		return c.row(id, nodes[id])
 	}
 	same := func(a, b *tables.ObjectStatus) bool { return a.Equal(b) && a.SameExceptions(b) }
-	return transform.Each(s.Output, tables.ObjectStatusByPolicy, same, row)(in, out, ids, nil)
+	return derive.Each(s.Output, tables.ObjectStatusByPolicy, same, row)(in, out, ids, nil)
 }
 
 // row returns what the object of a policy shall say, nil if nothing.

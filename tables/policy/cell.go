@@ -18,7 +18,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Cell derives network-policy-status.
@@ -47,26 +47,26 @@ type params struct {
 }
 
 // register has nothing said to be in force before packets meet what the agent has written.
-func register(p transform.Params, s params, slots statedb.Table[*tables.Slot]) error {
+func register(p derive.Params, s params, slots statedb.Table[*tables.Slot]) error {
 	rule := s.declare()
 	rule.After = []statedb.TableMeta{slots}
-	return transform.Register(p, rule)
+	return derive.Register(p, rule)
 }
 
-func (s *params) declare() transform.Rule[tables.PolicyID] {
-	return transform.Rule[tables.PolicyID]{
+func (s *params) declare() derive.Rule[tables.PolicyID] {
+	return derive.Rule[tables.PolicyID]{
 		Outputs: []statedb.TableMeta{s.Output},
-		Inputs: []transform.Input[tables.PolicyID]{
-			transform.FromRow(s.Policies, nil, markPolicy),
-			transform.FromRow(s.Compiled, nil, markCompiled),
-			transform.FromRow(s.Rulesets, nil, markRuleset),
-			transform.FromRow(s.Subjects, movesSubject, s.markSubject),
-			transform.FromRow(s.Complete, nil, s.markComplete),
-			transform.From(s.Entries, s.markEntry),
-			transform.From(s.Verdicts, s.markVerdict),
-			transform.FromRow(s.Mirrors, nil, s.markMirror),
-			transform.FromRow(s.Pods, MovesPod, s.markPod),
-			transform.FromRow(s.PodMirrors, MovesPodMirror, s.markPodMirror),
+		Inputs: []derive.Input[tables.PolicyID]{
+			derive.From(s.Policies, markPolicy),
+			derive.From(s.Compiled, markCompiled),
+			derive.From(s.Rulesets, markRuleset),
+			derive.FromIf(s.Subjects, movesSubject, s.markSubject),
+			derive.From(s.Complete, s.markComplete),
+			derive.FromChange(s.Entries, s.markEntry),
+			derive.FromChange(s.Verdicts, s.markVerdict),
+			derive.From(s.Mirrors, s.markMirror),
+			derive.FromIf(s.Pods, MovesPod, s.markPod),
+			derive.FromIf(s.PodMirrors, MovesPodMirror, s.markPodMirror),
 		},
 		Compute: s.compute,
 	}

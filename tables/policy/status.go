@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // round is one call of compute, and what it has found out so far.
@@ -25,7 +25,7 @@ func (s *params) compute(
 ) error {
 	c := &round{params: s, in: in, refusals: map[uint32]string{}}
 	row := func(_ statedb.ReadTxn, id tables.PolicyID) *tables.NetworkPolicyStatus { return c.row(id) }
-	return transform.Each(s.Output, tables.NetworkPolicyStatusByPolicy,
+	return derive.Each(s.Output, tables.NetworkPolicyStatusByPolicy,
 		(*tables.NetworkPolicyStatus).Equal, row)(in, out, ids, mark)
 }
 

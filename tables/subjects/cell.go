@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Cell derives the tables of subjects.
@@ -86,34 +86,34 @@ type rule struct {
 	next uint32
 }
 
-func register(p transform.Params, params params) error {
+func register(p derive.Params, params params) error {
 	r := &rule{params: params, next: bpf.EmptyRuleset + 1}
-	return transform.Register(p, r.declare())
+	return derive.Register(p, r.declare())
 }
 
-func (r *rule) declare() transform.Rule[key] {
-	return transform.Rule[key]{
+func (r *rule) declare() derive.Rule[key] {
+	return derive.Rule[key]{
 		Name: "subjects",
 		Outputs: []statedb.TableMeta{
 			r.Pods, r.Subjects, r.Routes, r.Rulesets, r.Selectors, r.EgressRulesets,
 			r.EgressRules, r.Groups, r.Compiled,
 		},
 		// At first all addresses are computed, and with them whatever they come to.
-		Inputs: []transform.Input[key]{
-			transform.FromRow(r.Locals, nil, markLocal),
-			transform.FromRow(r.Endpoints, movesPod, r.markEndpoint),
-			transform.Later(transform.From(r.Namespaces, r.markNamespace)),
-			transform.Later(transform.From(r.Nodes, r.markNode)),
-			transform.From(r.NetworkPolicies, r.markNetworkPolicy),
-			transform.Later(transform.From(r.EgressPolicies, r.markEgressPolicy)),
-			transform.From(r.EgressPolicies, markFirst),
-			transform.Later(transform.From(r.CIDRGroups, r.markCIDRGroup)),
-			transform.Later(transform.From(r.Services, r.markService)),
-			transform.Later(transform.FromRow(r.Backends, tables.DifferentBackends, r.markBackends)),
-			transform.Feedback(transform.OnChange(r.PodMirrors, r.markUndesired)),
-			transform.Feedback(transform.OnChange(r.SubjectMirrors, r.markUndesired)),
-			transform.Feedback(transform.OnChange(r.RouteMirrors, r.markUndesired)),
-			transform.Feedback(transform.OnChange(r.EgressMirrors, r.markUndesired)),
+		Inputs: []derive.Input[key]{
+			derive.From(r.Locals, markLocal),
+			derive.FromIf(r.Endpoints, movesPod, r.markEndpoint),
+			derive.Later(derive.FromChange(r.Namespaces, r.markNamespace)),
+			derive.Later(derive.FromChange(r.Nodes, r.markNode)),
+			derive.FromChange(r.NetworkPolicies, r.markNetworkPolicy),
+			derive.Later(derive.FromChange(r.EgressPolicies, r.markEgressPolicy)),
+			derive.FromChange(r.EgressPolicies, markFirst),
+			derive.Later(derive.FromChange(r.CIDRGroups, r.markCIDRGroup)),
+			derive.Later(derive.FromChange(r.Services, r.markService)),
+			derive.Later(derive.FromIf(r.Backends, tables.DifferentBackends, r.markBackends)),
+			derive.Feedback(derive.OnChange(r.PodMirrors, r.markUndesired)),
+			derive.Feedback(derive.OnChange(r.SubjectMirrors, r.markUndesired)),
+			derive.Feedback(derive.OnChange(r.RouteMirrors, r.markUndesired)),
+			derive.Feedback(derive.OnChange(r.EgressMirrors, r.markUndesired)),
 		},
 		Last:    func(k key) bool { return k.kind == ofPolicy },
 		Compute: r.compute,

@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // applying is an egress policy that selects a label set, and by which of its selectors.
@@ -74,7 +74,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 		}
 		desired := *r
 		desired.Undesired = false
-		return r.Number, transform.Insert(c.out, c.EgressRulesets, &desired)
+		return r.Number, derive.Insert(c.out, c.EgressRulesets, &desired)
 	}
 	r := &tables.EgressRuleset{Life: tables.Life{Number: c.number()}, Digest: digest}
 	for _, a := range policies {
@@ -89,11 +89,11 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 				return 0, err
 			}
 		}
-		if err := transform.Insert(c.out, c.EgressRules, &row); err != nil {
+		if err := derive.Insert(c.out, c.EgressRules, &row); err != nil {
 			return 0, err
 		}
 	}
-	return r.Number, transform.Insert(c.out, c.EgressRulesets, r)
+	return r.Number, derive.Insert(c.out, c.EgressRulesets, r)
 }
 
 // egressRule is a rule whose group is not a number yet: that of the policy's gateways, none
@@ -186,7 +186,7 @@ func (c *round) group(p *tables.EgressPolicy) (uint32, error) {
 	} else {
 		life.Number = c.number()
 	}
-	return life.Number, transform.Insert(c.out, c.Groups, c.elect(life, digest, p.Gateways))
+	return life.Number, derive.Insert(c.out, c.Groups, c.elect(life, digest, p.Gateways))
 }
 
 // updateGroup brings a group up to date with nodes and policies. A policy has a group also
@@ -206,7 +206,7 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 		specs[i] = choice.Spec
 	}
 	if g := c.elect(former.Life, digest, specs); !g.Equal(former) {
-		if err := transform.Insert(c.out, c.Groups, g); err != nil {
+		if err := derive.Insert(c.out, c.Groups, g); err != nil {
 			return err
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type podKey = bpf.PodKey
@@ -27,7 +27,7 @@ func (c *round) releaseSubject(number uint32) error {
 	}
 	undesired := tables.Clone(s)
 	undesired.Undesired = true
-	return transform.Insert(c.out, c.Subjects, undesired)
+	return derive.Insert(c.out, c.Subjects, undesired)
 }
 
 func (c *round) releaseRuleset(number uint32) error {
@@ -41,7 +41,7 @@ func (c *round) releaseRuleset(number uint32) error {
 	undesired := *r
 	undesired.Undesired = true
 	c.mark(key{kind: ofUndesired})
-	return transform.Insert(c.out, c.Rulesets, &undesired)
+	return derive.Insert(c.out, c.Rulesets, &undesired)
 }
 
 func (c *round) releaseEgressRuleset(number uint32) error {
@@ -55,7 +55,7 @@ func (c *round) releaseEgressRuleset(number uint32) error {
 	undesired := *r
 	undesired.Undesired = true
 	c.mark(key{kind: ofUndesired})
-	return transform.Insert(c.out, c.EgressRulesets, &undesired)
+	return derive.Insert(c.out, c.EgressRulesets, &undesired)
 }
 
 func (c *round) releaseGroup(number uint32) error {
@@ -71,7 +71,7 @@ func (c *round) releaseGroup(number uint32) error {
 	undesired := *g
 	undesired.Undesired = true
 	c.mark(key{kind: ofUndesired})
-	return transform.Insert(c.out, c.Groups, &undesired)
+	return derive.Insert(c.out, c.Groups, &undesired)
 }
 
 // sweep deletes the objects that were marked before this transaction, and are still, to which
@@ -103,7 +103,7 @@ func (c *round) sweepSubjects() error {
 		if !found || desired || used {
 			continue
 		}
-		if err := transform.Delete(c.out, c.Subjects, s); err != nil {
+		if err := derive.Delete(c.out, c.Subjects, s); err != nil {
 			return err
 		}
 		if err := c.releaseRuleset(s.Ruleset); err != nil {
@@ -113,7 +113,7 @@ func (c *round) sweepSubjects() error {
 		if !routed {
 			continue
 		}
-		if err := transform.Delete(c.out, c.Routes, route); err != nil {
+		if err := derive.Delete(c.out, c.Routes, route); err != nil {
 			return err
 		}
 		if err := c.releaseEgressRuleset(route.EgressRuleset); err != nil {
@@ -131,7 +131,7 @@ func (c *round) sweepRulesets() error {
 		if !found || !r.Undesired || used {
 			continue
 		}
-		if err := transform.Delete(c.out, c.Rulesets, r); err != nil {
+		if err := derive.Delete(c.out, c.Rulesets, r); err != nil {
 			return err
 		}
 		for _, number := range r.Selectors() {
@@ -139,7 +139,7 @@ func (c *round) sweepRulesets() error {
 				continue
 			}
 			if s, _, found := c.Selectors.Get(c.out, tables.SelectorByNumber(number)); found {
-				if err := transform.Delete(c.out, c.Selectors, s); err != nil {
+				if err := derive.Delete(c.out, c.Selectors, s); err != nil {
 					return err
 				}
 				freed = freed || len(s.Prefixes()) > 0
@@ -159,12 +159,12 @@ func (c *round) sweepEgressRulesets() error {
 		if !found || !r.Undesired || used {
 			continue
 		}
-		if err := transform.Delete(c.out, c.EgressRulesets, r); err != nil {
+		if err := derive.Delete(c.out, c.EgressRulesets, r); err != nil {
 			return err
 		}
 		rules := statedb.Collect(c.EgressRules.Prefix(c.out, tables.EgressRulesOfRuleset(r.Number)))
 		for _, rule := range rules {
-			if err := transform.Delete(c.out, c.EgressRules, rule); err != nil {
+			if err := derive.Delete(c.out, c.EgressRules, rule); err != nil {
 				return err
 			}
 		}
@@ -184,7 +184,7 @@ func (c *round) sweepGroups() error {
 		if !found || !g.Undesired || used {
 			continue
 		}
-		if err := transform.Delete(c.out, c.Groups, g); err != nil {
+		if err := derive.Delete(c.out, c.Groups, g); err != nil {
 			return err
 		}
 	}

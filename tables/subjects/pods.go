@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // pod brings the row of an address up to date.
@@ -26,9 +26,9 @@ func (c *round) pod(addr netip.Addr) error {
 	case row != nil && had && row.Equal(former):
 		return nil
 	case row != nil:
-		err = transform.Insert(c.out, c.Pods, row)
+		err = derive.Insert(c.out, c.Pods, row)
 	case had:
-		err = transform.Delete(c.out, c.Pods, former)
+		err = derive.Delete(c.out, c.Pods, former)
 	}
 	if err != nil || !had || row != nil && row.Subject == former.Subject {
 		return err
@@ -178,7 +178,7 @@ func (c *round) setRoles(s *tables.Subject, before, now roles) error {
 	if now.ruleset != before.ruleset || before == (roles{}) {
 		changed := tables.WithStatus(s, reconciler.StatusPending())
 		changed.Ruleset = now.ruleset
-		if err := transform.Insert(c.out, c.Subjects, changed); err != nil {
+		if err := derive.Insert(c.out, c.Subjects, changed); err != nil {
 			return err
 		}
 		if err := c.releaseRuleset(before.ruleset); err != nil {
@@ -191,9 +191,9 @@ func (c *round) setRoles(s *tables.Subject, before, now roles) error {
 	route := &tables.SubjectRoute{
 		Subject: s.Number, EgressRuleset: now.egress, Reconciled: tables.Pending(),
 	}
-	write := transform.Insert[*tables.SubjectRoute]
+	write := derive.Insert[*tables.SubjectRoute]
 	if now.egress == 0 {
-		write = transform.Delete
+		write = derive.Delete
 	}
 	if err := write(c.out, c.Routes, route); err != nil {
 		return err
@@ -248,7 +248,7 @@ func (c *round) stays(addr netip.Addr, s *tables.Subject) bool {
 func (c *round) fork(s *tables.Subject, now roles) (number uint32, err error) {
 	undesired := tables.Clone(s)
 	undesired.Undesired = true
-	if err := transform.Insert(c.out, c.Subjects, undesired); err != nil {
+	if err := derive.Insert(c.out, c.Subjects, undesired); err != nil {
 		return 0, err
 	}
 	if number, err = c.makeSubject(s.SubjectDef, now); err != nil {
@@ -260,7 +260,7 @@ func (c *round) fork(s *tables.Subject, now roles) (number uint32, err error) {
 		}
 		moved := tables.WithStatus(p, reconciler.StatusPending())
 		moved.Subject = number
-		if err := transform.Insert(c.out, c.Pods, moved); err != nil {
+		if err := derive.Insert(c.out, c.Pods, moved); err != nil {
 			return 0, err
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // said is a rule of a policy that selects a label set, with the selectors of its peers.
@@ -60,7 +60,7 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		slices.Sort(s.Peers)
 		r.Rules = append(r.Rules, s.Rule)
 	}
-	return r.Number, transform.Insert(c.out, c.Rulesets, r)
+	return r.Number, derive.Insert(c.out, c.Rulesets, r)
 }
 
 // desire returns the number of the ruleset with a content, if there is one, which is desired
@@ -75,7 +75,7 @@ func (c *round) desire(digest bpf.Digest) (number uint32, found bool, err error)
 	}
 	desired := *r
 	desired.Undesired = false
-	return r.Number, true, transform.Insert(c.out, c.Rulesets, &desired)
+	return r.Number, true, derive.Insert(c.out, c.Rulesets, &desired)
 }
 
 func idsOf(rules []said) []tables.RuleID {
@@ -121,17 +121,17 @@ func (c *round) compiled(id tables.PolicyID) error {
 	if id.Kind == tables.PolicyEgress {
 		p, revision, found := c.EgressPolicies.Get(c.in, tables.EgressPolicyByName(id.Name.Name))
 		if !found {
-			return transform.Delete(c.out, c.Compiled, row)
+			return derive.Delete(c.out, c.Compiled, row)
 		}
 		row.Generation, row.Revision = p.Generation, revision
-		return transform.Insert(c.out, c.Compiled, row)
+		return derive.Insert(c.out, c.Compiled, row)
 	}
 	p, revision, found := c.NetworkPolicies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
-		return transform.Delete(c.out, c.Compiled, row)
+		return derive.Delete(c.out, c.Compiled, row)
 	}
 	row.Generation, row.Revision = p.Generation, revision
-	return transform.Insert(c.out, c.Compiled, row)
+	return derive.Insert(c.out, c.Compiled, row)
 }
 
 var directions = [...]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} // in order

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // selector returns the number of a selector, which comes into use for a namespace if it is
@@ -29,7 +29,7 @@ func (c *round) selector(spec tables.SelectorSpec, namespace string) (uint32, er
 	if err != nil {
 		return 0, err
 	}
-	return s.Number, transform.Insert(c.out, c.Selectors, s)
+	return s.Number, derive.Insert(c.out, c.Selectors, s)
 }
 
 // updateSelector brings a selector in use up to date with the objects that it names.
@@ -44,7 +44,7 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	if err != nil || s.SameResolution(former) {
 		return err
 	}
-	return transform.Insert(c.out, c.Selectors, s)
+	return derive.Insert(c.out, c.Selectors, s)
 }
 
 // resolve fills in what a selector comes to, with the objects that it names as they are.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // Table is a table that a test writes.
@@ -89,14 +89,14 @@ func Delete[Row any](t testing.TB, db *statedb.DB, table statedb.Table[Row], row
 
 // Rule is a rule that a test runs.
 type Rule[Key comparable] struct {
-	*transform.Stepper[Key]
+	*derive.Stepper[Key]
 	t testing.TB
 }
 
 // NewRule returns a rule that has run nothing yet.
-func NewRule[Key comparable](t testing.TB, db *statedb.DB, rule transform.Rule[Key]) *Rule[Key] {
+func NewRule[Key comparable](t testing.TB, db *statedb.DB, rule derive.Rule[Key]) *Rule[Key] {
 	t.Helper()
-	stepper, err := transform.NewStepper(db, rule)
+	stepper, err := derive.NewStepper(db, rule)
 	require.NoError(t, err)
 	return &Rule[Key]{stepper, t}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type cookieParams struct {
@@ -26,18 +26,18 @@ type cookieParams struct {
 
 // deriveCookies keeps what cookies stand for while a verdict is desired that has them, and
 // then until the kernel has none: the reconciler deletes verdicts after a grace period.
-func deriveCookies(p transform.Params, c cookieParams) error {
-	return transform.Register(p, c.declare())
+func deriveCookies(p derive.Params, c cookieParams) error {
+	return derive.Register(p, c.declare())
 }
 
-func (c cookieParams) declare() transform.Rule[uint32] {
-	return transform.Rule[uint32]{
+func (c cookieParams) declare() derive.Rule[uint32] {
+	return derive.Rule[uint32]{
 		Name:    "rule-cookies",
 		Outputs: []statedb.TableMeta{c.Output},
-		Inputs: []transform.Input[uint32]{
-			transform.From(c.Verdicts, markCookie),
-			transform.From(c.Rulesets, c.markMoved),
-			transform.Feedback(transform.From(c.Kernel, markDeleted)),
+		Inputs: []derive.Input[uint32]{
+			derive.FromChange(c.Verdicts, markCookie),
+			derive.FromChange(c.Rulesets, c.markMoved),
+			derive.Feedback(derive.FromChange(c.Kernel, markDeleted)),
 		},
 		Compute: c.compute,
 	}
@@ -107,7 +107,7 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 	if len(row.Rules) == 0 {
 		inKernel := tables.MirrorsTo[bpf.VerdictKey, bpf.VerdictValue](cookie)
 		if _, _, found := c.Kernel.Get(in, inKernel); known && !found {
-			return transform.Delete(out, c.Output, former)
+			return derive.Delete(out, c.Output, former)
 		}
 		return nil
 	}
@@ -117,7 +117,7 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 	if known && former.Equal(row) {
 		return nil
 	}
-	return transform.Insert(out, c.Output, row)
+	return derive.Insert(out, c.Output, row)
 }
 
 // field returns where in its object a rule is, as far as that is still known.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 const (
@@ -329,11 +329,11 @@ func (w *world) program() {
 	for _, e := range statedb.Collect(w.rule.Entries.All(wtxn)) {
 		row := *e
 		row.Status = reconciler.StatusDone()
-		require.NoError(w, transform.Insert(wtxn, w.rule.Entries, &row))
+		require.NoError(w, derive.Insert(wtxn, w.rule.Entries, &row))
 	}
 	for _, v := range statedb.Collect(w.rule.Verdicts.All(wtxn)) {
 		row := *v
 		row.Status = reconciler.StatusDone()
-		require.NoError(w, transform.Insert(wtxn, w.rule.Verdicts, &row))
+		require.NoError(w, derive.Insert(wtxn, w.rule.Verdicts, &row))
 	}
 }

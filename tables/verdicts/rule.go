@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables/transform"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 var directions = [bpf.Directions]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress}
@@ -56,17 +56,17 @@ type rule struct {
 	maxWork int
 }
 
-func deriveVerdicts(p transform.Params, tables params) error {
-	return transform.Register(p, (&rule{params: tables, maxWork: maxWork}).declare())
+func deriveVerdicts(p derive.Params, tables params) error {
+	return derive.Register(p, (&rule{params: tables, maxWork: maxWork}).declare())
 }
 
-func (r *rule) declare() transform.Rule[key] {
-	return transform.Rule[key]{
+func (r *rule) declare() derive.Rule[key] {
+	return derive.Rule[key]{
 		Name:    "verdicts",
 		Outputs: []statedb.TableMeta{r.Entries, r.Compiled, r.Sets, r.Verdicts, r.Usage},
-		Inputs: []transform.Input[key]{
-			transform.From(r.Rulesets, comesAndGoes[*tables.Ruleset](tables.CompiledRuleset)),
-			transform.From(r.Classes, comesAndGoes[*tables.Class](tables.CompiledClass)),
+		Inputs: []derive.Input[key]{
+			derive.FromChange(r.Rulesets, comesAndGoes[*tables.Ruleset](tables.CompiledRuleset)),
+			derive.FromChange(r.Classes, comesAndGoes[*tables.Class](tables.CompiledClass)),
 		},
 		Compute: r.compute,
 	}
@@ -250,11 +250,11 @@ func (t *transaction) forget(
 }
 
 func put[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	t.wrote(transform.Insert(t.out, table, row))
+	t.wrote(derive.Insert(t.out, table, row))
 }
 
 func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
-	t.wrote(transform.Delete(t.out, table, row))
+	t.wrote(derive.Delete(t.out, table, row))
 }
 
 func (t *transaction) wrote(err error) {

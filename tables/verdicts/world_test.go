@@ -13,8 +13,8 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/tablestest"
-	"github.com/sluice-net/sluice/tables/transform"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,9 +71,9 @@ func writeRow[Row any](
 	wtxn statedb.WriteTxn, table statedb.RWTable[Row], row Row, isDelete bool,
 ) error {
 	if isDelete {
-		return transform.Delete(wtxn, table, row)
+		return derive.Delete(wtxn, table, row)
 	}
-	return transform.Insert(wtxn, table, row)
+	return derive.Insert(wtxn, table, row)
 }
 
 func (w *world) desired() Maps { return Desired(w.db.ReadTxn(), w.rule.Entries, w.rule.Verdicts) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package transform
+package derive
 
 import (
 	"context"
@@ -80,7 +80,7 @@ func TestAwaitsInputs(t *testing.T) {
 		complete = append(complete,
 			from.RegisterInitializer(wtxn, "test"), after.RegisterInitializer(wtxn, "test"))
 		wtxn.Commit()
-		rule := copies(to, []Input[string]{FromRow(from, nil, markGroup)}, from)
+		rule := copies(to, []Input[string]{From(from, markGroup)}, from)
 		rule.After = []statedb.TableMeta{after}
 		return Register(p, rule)
 	})
@@ -109,11 +109,11 @@ func TestFeedback(t *testing.T) {
 		db = p.DB
 		from, there, back = totals(db, "from"), totals(db, "there"), totals(db, "back")
 		if err := Register(p, copies(there, []Input[string]{
-			FromRow(from, nil, markGroup), Feedback(FromRow(back, nil, markGroup)),
+			From(from, markGroup), Feedback(From(back, markGroup)),
 		}, from)); err != nil {
 			return err
 		}
-		return Register(p, copies(back, []Input[string]{FromRow(there, nil, markGroup)}, there))
+		return Register(p, copies(back, []Input[string]{From(there, markGroup)}, there))
 	})
 	_, watch := back.Initialized(db.ReadTxn())
 	<-watch

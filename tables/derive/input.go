@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package transform
+package derive
 
 import (
 	"github.com/cilium/statedb"
@@ -16,24 +16,23 @@ type Input[Key comparable] interface {
 	changes(former, now statedb.ReadTxn, changed func(mark func(mark func(Key)))) <-chan struct{}
 }
 
-// From is an input of which each changed row marks keys, with its former and its present
-// value: the zero value where there is none. The function may look up other rows in the
-// snapshot.
-func From[Row any, Key comparable](
-	table statedb.Table[Row], marks func(now statedb.ReadTxn, old, new Row, mark func(Key)),
+// From is an input of which each changed row marks keys: those of its former value and those of
+// its present one. The function may look up other rows in the snapshot.
+func From[Row comparable, Key comparable](
+	table statedb.Table[Row], marks func(now statedb.ReadTxn, row Row, mark func(Key)),
 ) Input[Key] {
-	return &input[Row, Key]{table: table, marks: marks}
+	return FromIf(table, func(_, _ Row) bool { return true }, marks)
 }
 
-// FromRow is [From] for a table of which the former and the present value mark keys alike.
-// An update marks nothing if differs, unless it is nil, says that the values are the same.
-func FromRow[Row comparable, Key comparable](
+// FromIf is [From] for a table of which only some updates matter: those between two values that
+// differ as a function says. Inserting and deleting a row always does.
+func FromIf[Row comparable, Key comparable](
 	table statedb.Table[Row], differs func(old, new Row) bool,
 	marks func(now statedb.ReadTxn, row Row, mark func(Key)),
 ) Input[Key] {
 	var none Row
-	return From(table, func(now statedb.ReadTxn, old, new Row, mark func(Key)) {
-		if old != none && new != none && differs != nil && !differs(old, new) {
+	return FromChange(table, func(now statedb.ReadTxn, old, new Row, mark func(Key)) {
+		if old != none && new != none && !differs(old, new) {
 			return
 		}
 		if old != none {
@@ -43,6 +42,14 @@ func FromRow[Row comparable, Key comparable](
 			marks(now, new, mark)
 		}
 	})
+}
+
+// FromChange is [From] for a table of which it matters what a row was and what it is: the
+// function is called once for each changed row, with the zero value where there is none.
+func FromChange[Row any, Key comparable](
+	table statedb.Table[Row], marks func(now statedb.ReadTxn, old, new Row, mark func(Key)),
+) Input[Key] {
+	return &input[Row, Key]{table: table, marks: marks}
 }
 
 // OnChange is an input of which it matters only that something has changed: the function is

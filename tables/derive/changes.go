@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package transform
+package derive
 
 import (
 	"github.com/cilium/statedb"

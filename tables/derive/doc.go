@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package transform keeps tables up to date that are computed from other tables, in
-// proportion to what changed. It replaces tables/derive.
+// Package derive keeps tables up to date that are computed from other tables, in
+// proportion to what changed.
 //
 //	input tables ──changes──► keys ──Compute──► output tables, in one transaction
 //
@@ -25,4 +25,4 @@
 //
 // And what a rule owes: the outputs are a function of the snapshot, and of what the outputs
 // were. A rule keeps no state of its own but the next number to give out.
-package transform
+package derive

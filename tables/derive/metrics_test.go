@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package transform
+package derive
 
 import (
 	"testing"
@@ -14,7 +14,7 @@ func TestCounts(t *testing.T) {
 	db, metrics := statedb.New(), NewMetrics()
 	a, b, to := totals(db, "a"), totals(db, "b"), totals(db, "to")
 	r, err := newRunner(db, copies(to, []Input[string]{
-		FromRow(a, nil, markGroup), Feedback(FromRow(b, nil, markGroup)), FromRow(a, nil, markGroup),
+		From(a, markGroup), Feedback(From(b, markGroup)), From(a, markGroup),
 	}, a, b), metrics)
 	require.NoError(t, err)
 	stats := metrics.All()[0]

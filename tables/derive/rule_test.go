@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package transform
+package derive
 
 import (
 	"fmt"
@@ -71,7 +71,7 @@ func newFixture(t *testing.T) *fixture {
 		Name:    "totals",
 		Outputs: []statedb.TableMeta{f.sums, f.sizes},
 		Inputs: []Input[string]{
-			FromRow(f.items, func(old, new *item) bool { return *old != *new },
+			FromIf(f.items, func(old, new *item) bool { return *old != *new },
 				func(_ statedb.ReadTxn, i *item, mark func(string)) { mark(i.Group) }),
 		},
 		Last:    func(group string) bool { return group == "end" },
