@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -252,6 +253,7 @@ func TestCell(t *testing.T) {
 		cell.Provide(
 			func() tables.LocalNode { return tables.LocalNode{Name: here} },
 			func() bpf.Config { return bpf.DefaultConfig },
+			derive.NewMetrics,
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,
 		),
 		provide(tables.NewNodeTable),

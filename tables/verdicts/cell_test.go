@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
 )
 
 type cellTables struct {
@@ -39,6 +40,7 @@ func TestCell(t *testing.T) {
 		cell.Provide(
 			job.Registry.NewGroup,
 			func() bpf.Config { return bpf.DefaultConfig },
+			derive.NewMetrics,
 			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
 			tables.NewClassTable, statedb.RWTable[*tables.Class].ToTable,
 			tables.NewVerdictMirrorTable, statedb.RWTable[*tables.VerdictMirror].ToTable,
