@@ -138,8 +138,8 @@ sluice_subjects delete subject=1
 	require.NoError(t, err)
 	require.NoError(t, h.Stop(h.log, context.Background()))
 
-	// What packets meet, the sizes of maps and what was shown survive the agent. The next
-	// one fills maps of its own, and packets meet these after the flip.
+	// What packets use, the sizes of maps and what was shown survive the agent. The next
+	// one fills maps of its own, and packets use these after the flip.
 	again := newTestHive(t, memory)
 	require.NoError(t, again.Start(again.log, context.Background()))
 	require.EqualValues(t, 2, again.maps.Subjects.Spec().MaxEntries)

@@ -66,13 +66,13 @@ func (s SelectorSpec) Digest() bpf.Digest {
 }
 
 // SelectorSpecs returns the selectors that peers of one rule stand for, each once, in order
-// of text. Peers that are anyone or no one stand for none.
+// of text. Peers that match everything or nothing stand for none.
 func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 	var specs []SelectorSpec
 	var cidrs []PolicyPeer
 	for _, p := range peers {
 		switch {
-		case p.Anyone() || p.Nobody():
+		case p.MatchesEverything() || p.MatchesNothing():
 		case p.Kind == PeerCIDR && !IsFamily(p):
 			cidrs = append(cidrs, p)
 		default:

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Links tells when attachments has the links that there were when the agent started.
+// Links says when attachments has the links that existed when the agent started.
 type Links struct{ known chan struct{} }
 
 func newLinks() Links { return Links{make(chan struct{})} }

@@ -80,7 +80,7 @@ const (
 const roundSize = 8
 
 func registerAttachments(p params) error {
-	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.toldDevices)
+	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.reportedDevices)
 	if p.Locals != nil {
 		f := &finder{db: p.DB, locals: p.Locals, datapath: p.Datapath, ask: namespace(p.Namespace).askFor}
 		p.Jobs.Add(job.OneShot("find-devices", f.run))
@@ -95,7 +95,7 @@ func registerAttachments(p params) error {
 		tables.Clone[tables.Attachment],
 		tables.WithStatus[tables.Attachment],
 		(*tables.Attachment).GetStatus,
-		&attachments{datapath: p.Datapath, links: p.links, memory: p.memory, seed: s.beforeAttach, table: p.Attachments, slots: p.Slots, told: p.toldDevices},
+		&attachments{datapath: p.Datapath, links: p.links, memory: p.memory, seed: s.beforeAttach, table: p.Attachments, slots: p.Slots, reported: p.reportedDevices},
 		nil, // no batch operations
 		reconciler.WithName("attachments"),
 		reconciler.WithRetry(retryFirst, retryLast),
@@ -110,8 +110,8 @@ func registerAttachments(p params) error {
 	return err
 }
 
-// toldDevices are the devices of which the CNI plugin has told.
-func (p params) toldDevices() (map[int]time.Time, error) {
+// reportedDevices returns when the CNI plugin reported each device.
+func (p params) reportedDevices() (map[int]time.Time, error) {
 	if !p.CNIPlugin.Enabled {
 		return nil, nil
 	}

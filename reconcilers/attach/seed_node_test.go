@@ -155,8 +155,8 @@ func (a *agent) setFlags(flags bpf.ConfigFlags) {
 }
 
 // newSeeder returns a seeder of the pods of an agent.
-func (a *agent) newSeeder(ns namespace, told map[int]time.Time) *seeder {
-	s := newSeeder(testLog(a.t), ns, a.datapath, func() (map[int]time.Time, error) { return told, nil })
+func (a *agent) newSeeder(ns namespace, reported map[int]time.Time) *seeder {
+	s := newSeeder(testLog(a.t), ns, a.datapath, func() (map[int]time.Time, error) { return reported, nil })
 	s.pods = func() iter.Seq2[*tables.Pod, statedb.Revision] { return a.pods.All(a.db.ReadTxn()) }
 	return s
 }

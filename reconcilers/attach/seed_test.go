@@ -121,7 +121,7 @@ func TestPodsOfOtherNodesAreNotSeeded(t *testing.T) {
 	require.Zero(t, seeded)
 }
 
-// A pod that the CNI plugin told of while the agent ran gets no entries: the host knows flows
+// A pod that the CNI plugin reported while the agent ran gets no entries: the host knows flows
 // of an earlier pod of its address. One that is older and has no programs gets them.
 func TestPodsOfPluginAreNotSeeded(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -134,8 +134,8 @@ func TestPodsOfPluginAreNotSeeded(t *testing.T) {
 			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 			defer a.stop()
 			a.writeMaps(n.podDevice, routed, "10.1.0.2")
-			told := map[int]time.Time{n.podDevice: time.Now().Add(-tc.age)}
-			s := a.newSeeder(namespace(n.ns), told)
+			reported := map[int]time.Time{n.podDevice: time.Now().Add(-tc.age)}
+			s := a.newSeeder(namespace(n.ns), reported)
 			seeded, err := s.write()
 			require.NoError(t, err)
 			require.Zero(t, seeded, "it may have programs")

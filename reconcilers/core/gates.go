@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// gates are what entries refer to.
+// gates are the objects that entries refer to.
 type gates struct {
 	device, subject, member, class, ruleset *mapsync.Dependency
 	verdictSet, egressRuleset, group        *mapsync.Dependency
@@ -20,7 +20,7 @@ type gates struct {
 
 func newGates(p *params) *gates {
 	effective := mapsync.Condition{
-		Look: p.lookEffective,
+		Evaluate: p.lookEffective,
 		Tables: []mapsync.Watched{
 			mapsync.Watch(p.Rulesets), mapsync.Watch(p.Selectors), mapsync.Watch(p.Matches),
 			mapsync.Watch(p.Members.ToTable()), mapsync.Watch(p.PeerMirror.ToTable()),
@@ -34,7 +34,7 @@ func newGates(p *params) *gates {
 		subject: mapsync.NewDependency("subject",
 			mapsync.IsDone(p.Subjects.ToTable(), tables.SubjectByNumber),
 			mapsync.Condition{
-				Look: p.lookRoute,
+				Evaluate: p.lookRoute,
 				Tables: []mapsync.Watched{
 					mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable()),
 				},
@@ -43,8 +43,8 @@ func newGates(p *params) *gates {
 			"member",
 			mapsync.Exists(p.Members.ToTable(), tables.MemberByNumber),
 			mapsync.Condition{
-				Look:   p.lookPeer,
-				Tables: []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
+				Evaluate: p.lookPeer,
+				Tables:   []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
 			},
 		),
 		class: mapsync.NewDependency("class",
@@ -61,10 +61,10 @@ func newGates(p *params) *gates {
 			mapsync.Exists(p.EgressRulesets, tables.EgressRulesetByNumber),
 			mapsync.NonePending(p.EgressRules.ToTable(), tables.EgressRulesPending)),
 		group: mapsync.NewDependency("gateway group", mapsync.Condition{
-			Look: p.lookGroup, Tables: []mapsync.Watched{mapsync.Watch(p.Gateways.ToTable())},
+			Evaluate: p.lookGroup, Tables: []mapsync.Watched{mapsync.Watch(p.Gateways.ToTable())},
 		}),
 		prefixesInside: mapsync.NewDependency("prefixes inside", mapsync.Condition{
-			Look: p.lookInside,
+			Evaluate: p.lookInside,
 			Tables: []mapsync.Watched{
 				mapsync.Watch(p.PeerPrefixes),
 				mapsync.Watch(p.IPCache.ToTable()),
@@ -72,7 +72,7 @@ func newGates(p *params) *gates {
 			},
 		}),
 		prefixesAround: mapsync.NewDependency("prefixes around", mapsync.Condition{
-			Look: p.lookAround,
+			Evaluate: p.lookAround,
 			Tables: []mapsync.Watched{
 				mapsync.Watch(p.IPCache.ToTable()),
 				mapsync.Watch(p.IPCacheMirror.ToTable()),
@@ -81,15 +81,15 @@ func newGates(p *params) *gates {
 	}
 }
 
-// compiled is met if policy-entries has all that is desired of a ruleset or class: else that
-// none is pending would be true of one of which nothing was computed yet.
+// compiled is met if policy-entries has every desired entry of a ruleset or class. Without it, "no
+// entry is pending" would also be true of a ruleset that has not been computed yet.
 func compiled(table statedb.Table[*tables.Compiled], role tables.CompiledRole) mapsync.Condition {
 	return mapsync.Exists(table, func(number uint32) statedb.Query[*tables.Compiled] {
 		return tables.CompiledByKey(tables.Compiled{Role: role, Number: number})
 	})
 }
 
-// lookRoute asks whether the kernel has the route of a subject, or none if it has none.
+// lookRoute checks that the kernel has the route of a subject, or none if the subject has none.
 func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		route, _, found := p.Routes.Get(txn, tables.RouteBySubject(r.Number))
@@ -105,8 +105,8 @@ func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	}
 }
 
-// lookPeer asks whether the kernel has some class of a member, and is not about to lose it.
-// It matters not which: a class that changes is complete before and after.
+// lookPeer checks that the kernel has a class for a member, and is not about to lose it. Any class
+// will do: if the member changes its class, both are complete.
 func (p *params) lookPeer(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		key := bpf.PeerKey{Member: r.Number}
@@ -118,7 +118,7 @@ func (p *params) lookPeer(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	}
 }
 
-// lookGroup asks whether the kernel has all buckets of a gateway group.
+// lookGroup checks that the kernel has all buckets of a gateway group.
 func (p *params) lookGroup(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		done := 0

@@ -24,8 +24,8 @@ func markUsers(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(string)) {
 	}
 }
 
-// faresOtherwise reports whether a change of a bucket matters: what is in it does not.
-func faresOtherwise(old, new *tables.EgressGateway) bool {
+// statusChanged reports whether the status of a bucket changed. Its gateway does not matter.
+func statusChanged(old, new *tables.EgressGateway) bool {
 	return isDone(old.Status) != isDone(new.Status) ||
 		policy.IsRefused(old.Status) != policy.IsRefused(new.Status)
 }

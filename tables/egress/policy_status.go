@@ -34,7 +34,7 @@ type policyStatusParams struct {
 	policy.Placement
 }
 
-// derivePolicyStatus has nothing said to be in force before packets meet what the agent has
+// derivePolicyStatus has nothing said to be in force before packets use what the agent has
 // written.
 func derivePolicyStatus(
 	p transform.Params, s policyStatusParams, slots statedb.Table[*tables.Slot],
@@ -54,7 +54,7 @@ func (s *policyStatusParams) declare() transform.Rule[string] {
 			transform.FromRow(s.Policies, nil, markPolicy),
 			transform.FromRow(s.Compiled, nil, markCompiled),
 			transform.FromRow(s.Groups, nil, markUsers),
-			transform.FromRow(s.Gateways, faresOtherwise, s.markGateway),
+			transform.FromRow(s.Gateways, statusChanged, s.markGateway),
 			transform.FromRow(s.Rulesets, nil, markRuleset),
 			transform.FromRow(s.Rules, nil, markRule),
 			transform.FromRow(s.Routes, nil, s.markRoute),

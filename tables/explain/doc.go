@@ -2,7 +2,7 @@
 
 // Package explain says what becomes of a packet on this node, and why: by the
 // tables, which are what the agent wants, and beside it by the live maps, which
-// are what packets meet.
+// are what packets use.
 //
 //	pods, subjects, ipcache, members, policy-entries, verdicts, ... ──► decide ──┐
 //	                                                                             ├──► difference ──► JSON, text

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
-// Live reads the maps that packets meet. Its methods look up as the programs do.
+// Live reads the maps that packets use. Its methods look up as the programs do.
 type Live interface {
 	// Backend names what holds the maps: kernel or memory; empty if they are not open.
 	Backend() string

@@ -26,9 +26,9 @@ func (e *Explainer) parties(txn statedb.ReadTxn, from, to string) (a, b Party, e
 	first, second := e.candidates(txn, from), e.candidates(txn, to)
 	switch {
 	case len(first) == 0:
-		return a, b, e.nobody(txn, FieldFrom, from)
+		return a, b, e.noAddress(txn, FieldFrom, from)
 	case len(second) == 0:
-		return a, b, e.nobody(txn, FieldTo, to)
+		return a, b, e.noAddress(txn, FieldTo, to)
 	}
 	for _, sender := range first {
 		for _, receiver := range second {
@@ -40,8 +40,8 @@ func (e *Explainer) parties(txn statedb.ReadTxn, from, to string) (a, b Party, e
 	return a, b, errorf(FieldTo, "%q has no address of the family of %q", to, from)
 }
 
-// nobody is the error for a text that stands for no address.
-func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
+// noAddress returns the error for a text that names no address.
+func (e *Explainer) noAddress(txn statedb.ReadTxn, field, text string) error {
 	namespace, name, isPod := strings.Cut(text, "/")
 	switch {
 	case text == "":
@@ -52,7 +52,7 @@ func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
 		}
 		return errorf(field, "there is no pod %s with an address of its own: the table endpoints has all", text)
 	case text == string(tables.EntityAll):
-		return errorf(field, "all is everybody: name one of them, such as world or a pod")
+		return errorf(field, "all matches everything: name a single party, such as world or a pod")
 	case slices.Contains(entities, tables.PolicyEntity(text)):
 		return errorf(field, "no address of the entity %s is known", text)
 	}

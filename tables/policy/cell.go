@@ -50,7 +50,7 @@ type params struct {
 	Namespaces statedb.Table[*tables.Namespace]
 }
 
-// register has nothing said to be in force before packets meet what the agent has written.
+// register has nothing said to be in force before packets use what the agent has written.
 func register(p transform.Params, s params, slots statedb.Table[*tables.Slot]) error {
 	rule := s.declare()
 	rule.After = []statedb.TableMeta{slots}

@@ -17,14 +17,14 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// egress tells the story of an egress policy.
-func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
+// egress builds the story of an egress policy.
+func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	policy, _, found := t.t.EgressPolicies.Get(txn, tables.EgressPolicyByName(name))
 	if !found {
 		return absent(s.Policy)
 	}
 	add(s, t.t.EgressPolicies, "what the agent makes of the object", slices.Values([]*tables.EgressPolicy{policy}))
-	add(s, t.t.EgressStatus, "how the policy fares on this node", one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
+	add(s, t.t.EgressStatus, "status of the policy on this node", one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 
 	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))
 	add(s, t.t.EgressRulesets, "rulesets of the pods that it selects", slices.Values(rulesets))
@@ -58,7 +58,7 @@ func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	return nil
 }
 
-// share sums up the buckets of a group that are alike but for their number.
+// share sums up the buckets of a group that differ only by their number.
 type share struct {
 	tables.EgressGateway // Bucket is the first of them
 	buckets              int

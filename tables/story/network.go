@@ -11,14 +11,14 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// network tells the story of a network policy.
-func (t *Teller) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) error {
+// network builds the story of a network policy.
+func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) error {
 	policy, _, found := t.t.NetworkPolicies.Get(txn, tables.NetworkPolicyByID(id))
 	if !found {
 		return absent(s.Policy)
 	}
 	add(s, t.t.NetworkPolicies, "what the agent makes of the object", slices.Values([]*tables.NetworkPolicy{policy}))
-	add(s, t.t.NetworkStatus, "how the policy fares on this node", one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
+	add(s, t.t.NetworkStatus, "status of the policy on this node", one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
 
 	add(s, t.t.Compiled, "whether the rulesets of all pods that it selects have its rules",
 		one(txn, t.t.Compiled, tables.CompiledPolicyByID(id)))
@@ -32,7 +32,7 @@ func (t *Teller) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) erro
 		matches = append(matches, tables.SelectorMatchByNumber(number))
 	}
 	add(s, t.t.Selectors, "selectors by which its rules select peers", each(txn, selectors, t.t.Selectors.List))
-	add(s, t.t.Matches, "those by which all peers are told apart", each(txn, matches, t.t.Matches.List))
+	add(s, t.t.Matches, "those that have been evaluated for all peers", each(txn, matches, t.t.Matches.List))
 
 	var ofRuleset []statedb.Query[*tables.PolicyEntry]
 	var subjectsOf []statedb.Query[*tables.Subject]

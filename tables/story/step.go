@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/tables/condition"
 )
 
-// add tells of the rows of a table in a step.
+// add adds a step with rows of a table.
 func add[Row statedb.TableWritable](s *Story, table statedb.Table[Row], meaning string, rows iter.Seq[Row]) {
 	addAs(s, table.Name(), meaning, rows)
 }
@@ -20,7 +20,7 @@ func add[Row statedb.TableWritable](s *Story, table statedb.Table[Row], meaning 
 func addAs[Row statedb.TableWritable](s *Story, table, meaning string, rows iter.Seq[Row]) {
 	var header Row
 	step := Step{Table: table, Meaning: meaning, Columns: header.TableHeader(), Rows: [][]string{}, Conditions: []condition.Condition{}}
-	var fine []Row // as many as may be told
+	var fine []Row // at most MaxRows
 	for row := range rows {
 		step.Total++
 		c := condition.Of(row)

@@ -87,11 +87,11 @@ func (s *Story) step(t testing.TB, table string) Step {
 	return Step{}
 }
 
-// Of many rows those that are not fine are told first, and none is lost from the counts.
+// Of many rows those with problems are shown first, and the counts include all.
 func TestProblemsFirst(t *testing.T) {
 	in := newTables(t)
 	policy := addEgress(t, in, 1, 250, 3)
-	s, err := New(in).Tell(policy)
+	s, err := New(in).Build(policy)
 	require.NoError(t, err)
 	require.Equal(t, condition.Error, s.Condition)
 	rules := s.step(t, "egress-rules")
@@ -103,8 +103,8 @@ func TestProblemsFirst(t *testing.T) {
 	require.Equal(t, "map full", rules.Rows[0][len(rules.Columns)-1])
 	require.Equal(t, 247, s.step(t, "map-egress").Total)
 
-	// Of as many problems as are told, no row that is fine is.
-	s, err = New(in).Tell(addEgress(t, in, 2, 200, 150))
+	// With MaxRows problems, no healthy row is shown.
+	s, err = New(in).Build(addEgress(t, in, 2, 200, 150))
 	require.NoError(t, err)
 	rules = s.step(t, "egress-rules")
 	require.Equal(t, 150, rules.Errors)
@@ -119,9 +119,9 @@ func TestCost(t *testing.T) {
 		for i := range others {
 			addEgress(t, in, 2+i, 5, 0)
 		}
-		teller := New(in)
+		builder := New(in)
 		return testing.AllocsPerRun(20, func() {
-			_, err := teller.Tell(policy)
+			_, err := builder.Build(policy)
 			require.NoError(t, err)
 		})
 	}
@@ -145,7 +145,7 @@ func TestShares(t *testing.T) {
 		insert(t, in.DB, in.EgressGateways, g)
 	}
 	insert(t, in.DB, in.EgressGateways, &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 8}, Node: "node-3"})
-	s, err := New(in).Tell("CiliumEgressGatewayPolicy/a")
+	s, err := New(in).Build("CiliumEgressGatewayPolicy/a")
 	require.NoError(t, err)
 	require.Equal(t, condition.Pending, s.Condition)
 	step := s.step(t, "egress-gateways")
@@ -195,9 +195,9 @@ func TestNetwork(t *testing.T) {
 	}
 
 	// The subject has yet to be switched.
-	teller := New(in)
+	builder := New(in)
 	counts := func() (string, condition.Condition) {
-		s, err := teller.Tell("NetworkPolicy/shop/web")
+		s, err := builder.Build("NetworkPolicy/shop/web")
 		require.NoError(t, err)
 		var text string
 		for _, step := range s.Steps {
@@ -233,7 +233,7 @@ func TestRoutes(t *testing.T) {
 			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 		})
 	}
-	s, err := New(in).Tell(policy)
+	s, err := New(in).Build(policy)
 	require.NoError(t, err)
 	require.Equal(t, condition.Fine, s.Condition)
 	for table, want := range map[string][]string{
@@ -249,7 +249,7 @@ func TestRoutes(t *testing.T) {
 }
 
 func TestNoSuchPolicy(t *testing.T) {
-	teller := New(newTables(t))
+	builder := New(newTables(t))
 	for policy, want := range map[string]Error{
 		"":                            {Reason: `parse policy "": want kind/namespace/name`},
 		"web":                         {Reason: `parse policy "web": want kind/namespace/name`},
@@ -258,7 +258,7 @@ func TestNoSuchPolicy(t *testing.T) {
 		"Pod/a/b": {Reason: `unknown kind "Pod": want CiliumClusterwideNetworkPolicy, CiliumEgressGatewayPolicy, ` +
 			"CiliumNetworkPolicy, NetworkPolicy"},
 	} {
-		_, err := teller.Tell(policy)
+		_, err := builder.Build(policy)
 		require.Equal(t, want, err, policy)
 	}
 }

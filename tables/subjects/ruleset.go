@@ -148,7 +148,7 @@ func itemOf(
 	id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet,
 ) (s said, hasEffect bool) {
 	r := &tables.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
-	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.Anyone)
+	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.MatchesEverything)
 	s.Rule = r
 	if !r.AnyPeer {
 		s.selectors = tables.SelectorSpecs(t.Peers)

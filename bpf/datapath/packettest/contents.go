@@ -56,7 +56,7 @@ func (n *Node) RemovePod(a netip.Addr) error {
 // SetIPCache writes what is known of a prefix.
 func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.Addr) error {
 	key := bpf.IPCacheKeyFrom(p)
-	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Member: Anybody, Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
+	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Member: NoSelector, Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
 }
 
 // SetNode writes a node of the cluster.

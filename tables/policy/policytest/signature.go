@@ -49,7 +49,7 @@ func (w *World) PeerSignature(addr netip.Addr) string {
 			rule := &policy.Rules[i]
 			for _, item := range slices.Concat(rule.Ingress.Traffic, rule.Egress.Traffic) {
 				for _, peer := range item.Peers {
-					if !peer.Anyone() && w.isPeer(&peer, addr) {
+					if !peer.MatchesEverything() && w.isPeer(&peer, addr) {
 						parts[peer.String()] = true
 					}
 				}
