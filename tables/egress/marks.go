@@ -95,8 +95,8 @@ func (s *policyStatusParams) markPod(in statedb.ReadTxn, p *tables.Pod, mark fun
 	}
 }
 
-// markPodMirror marks the policies of a pod of this node, and of one that leaves a subject:
-// of what it leaves, and of where it goes.
+// markPodMirror marks the policies of a pod of this node, and those of the subjects that a pod
+// leaves and enters.
 func (s *policyStatusParams) markPodMirror(
 	in statedb.ReadTxn, m *tables.PodMirror, mark func(string),
 ) {
@@ -108,7 +108,7 @@ func (s *policyStatusParams) markPodMirror(
 			s.markSubject(in, left, mark)
 			matters = true
 		}
-		if !found { // it has gone, now that no pod is in it
+		if !found { // it was removed, as no pod is in it any more
 			matters = true
 		}
 	}

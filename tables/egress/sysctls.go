@@ -31,9 +31,9 @@ func deriveSysctls(p transform.Params, s sysctlParams) error {
 	return transform.Register(p, s.declare())
 }
 
-// declare is the rule that has the reverse path filter loosened of the devices by which
-// pods' traffic leaves, for as long as connections may use them, and of the overlay device
-// once it is there. Its keys are names of devices.
+// declare returns the rule that loosens the reverse path filter of the devices by which pods'
+// traffic leaves, for as long as connections may use them, and of the overlay device. Its keys are
+// names of devices.
 func (s *sysctlParams) declare() transform.Rule[string] {
 	return transform.Rule[string]{
 		Name:    s.Sysctls.Name(),
@@ -74,7 +74,7 @@ func (s *sysctlParams) compute(
 	return nil
 }
 
-// origin says what needs the filter of a device loosened, empty if nothing.
+// origin says which gateways need the filter of a device loosened, empty if none.
 func (s *sysctlParams) origin(in statedb.ReadTxn, device string) string {
 	if device == tables.OverlayDeviceName {
 		if _, _, there := s.Devices.Get(in, tables.DevicesByName(device)); there {
@@ -87,8 +87,8 @@ func (s *sysctlParams) origin(in statedb.ReadTxn, device string) string {
 	return ""
 }
 
-// reversePathFilter is the path of a device's rp_filter. A dot in a device's
-// name is part of a directory's name, as the path is not in dotted form.
+// reversePathFilter returns the path of a device's rp_filter. A dot in a device's name is part of a
+// directory's name, as the path is not in dotted form.
 func reversePathFilter(device string) string {
 	return strings.Join([]string{"net", "ipv4", "conf", device, "rp_filter"}, "/")
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
-// inputs are the tables with what a change of them marks. Whatever is computed anew anyway
-// need not be marked, as all keys are computed from the newest snapshot.
+// inputs are the input tables, and what a change of each marks. All keys are computed from the
+// newest snapshot, so a key that is marked for another reason need not be marked again.
 func (r *rule) inputs() []transform.Input[key] {
 	return []transform.Input[key]{
 		transform.FromRow(r.Endpoints, movesPeer,
@@ -43,7 +43,7 @@ func (r *rule) inputs() []transform.Input[key] {
 				}
 			}),
 
-		// An address leaves a member before the labels of that change.
+		// An address leaves a member before the labels of that member change.
 		transform.FromRow(r.Nodes,
 			func(old, new *tables.Node) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Node, mark func(key)) {
@@ -61,7 +61,7 @@ func (r *rule) inputs() []transform.Input[key] {
 		transform.From(r.Rulesets, r.rulesetChanged),
 		transform.From(r.Selectors, r.selectorChanged),
 
-		// What the kernel refers to no more may end.
+		// Objects may be removed once the kernel no longer refers to them.
 		transform.Feedback(transform.From(r.IPCacheMirror,
 			func(txn statedb.ReadTxn, old, _ *tables.IPCacheMirror, mark func(key)) {
 				for _, v := range valuesOf(old) {
@@ -81,7 +81,7 @@ func (r *rule) inputs() []transform.Input[key] {
 	}
 }
 
-// valuesOf returns what a mirror row refers to, if there is one.
+// valuesOf returns what a mirror row refers to, nothing if there is no row.
 func valuesOf[K, V tables.MapPart](m *tables.Mirror[K, V]) []V {
 	if m == nil {
 		return nil
@@ -97,14 +97,13 @@ func markAll(addrs []netip.Addr, mark func(key)) {
 
 func isOfAPIServer(b *tables.BackendSlice) bool { return b.Service == tables.KubernetesAPIService }
 
-// movesPeer reports whether a change of an endpoint can change what an address
-// of it is as a peer.
+// movesPeer reports whether a change of an endpoint can change the row of its addresses.
 func movesPeer(old, new *tables.Endpoint) bool {
 	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
 }
 
-// nodeChanged marks the node's own addresses and prefixes, and those of its pods if they
-// are reached by another address of it.
+// nodeChanged marks the node's own addresses and prefixes, and the addresses of its pods if its
+// tunnel address changes.
 func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
 	if old != nil && new != nil && !movesNode(old, new) {
 		return
@@ -135,7 +134,7 @@ func movesNode(old, new *tables.Node) bool {
 		!slices.Equal(old.TunnelIPs, new.TunnelIPs)
 }
 
-// markHeirs marks the prefixes that inherit what is known of a prefix that they are in.
+// markHeirs marks the prefixes that inherit facts of a prefix around them.
 func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key)) {
 	if prefix.IsSingleIP() {
 		return
@@ -147,7 +146,7 @@ func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key
 	}
 }
 
-// rulesetChanged marks the members with ports whose names come into use or go out of use.
+// rulesetChanged marks the members with ports whose names rulesets begin or cease to use.
 func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
 	portsOf := func(ruleset *tables.Ruleset) (names []string) {
 		if ruleset != nil {

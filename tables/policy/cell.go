@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy derives how network policies fare on this node.
+// Package policy derives the status of network policies on this node.
 //
 //	network-policies, compiled-policies ──┐
 //	rulesets, subjects, pods ─────────────┼─► network-policy-status
@@ -9,8 +9,8 @@
 //
 // A policy is in force when its present content is in the rulesets of all label sets that it
 // selects, the kernel has each of these label sets in its ruleset, and each of their pods in
-// its label set. That the kernel has all of a ruleset is what the reconcilers wait for before
-// they write that something is in it.
+// its label set. The reconcilers write that a label set is in a ruleset only after all
+// entries of the ruleset.
 package policy
 
 import (
@@ -24,7 +24,7 @@ import (
 // Cell derives network-policy-status.
 var Cell = cell.Module(
 	"policy",
-	"How network policies fare",
+	"Status of network policies",
 
 	tables.Own(tables.NewNetworkPolicyStatusTable),
 	cell.Invoke(register),
@@ -40,17 +40,18 @@ type params struct {
 	Subjects statedb.Table[*tables.Subject]
 	Entries  statedb.Table[*tables.PolicyEntry]
 	Verdicts statedb.Table[*tables.Verdict]
-	Complete statedb.Table[*tables.Compiled] // rulesets that all entries are known of
+	Complete statedb.Table[*tables.Compiled] // rulesets with all entries computed
 	Mirrors  statedb.Table[*tables.SubjectMirror]
 
 	Placement
 
-	// By these it is known which policies select a label set whose ruleset is too large.
+	// These show which policies select a label set whose ruleset is too large.
 	Locals     statedb.Table[*tables.LocalEndpoint]
 	Namespaces statedb.Table[*tables.Namespace]
 }
 
-// register has nothing said to be in force before packets use what the agent has written.
+// register derives the table. It reports no policy as in force before packets use this agent's slot
+// of maps.
 func register(p transform.Params, s params, slots statedb.Table[*tables.Slot]) error {
 	rule := s.declare()
 	rule.After = []statedb.TableMeta{slots}

@@ -17,9 +17,9 @@ func markCompiled(_ statedb.ReadTxn, p *tables.CompiledPolicy, mark func(tables.
 	mark(p.Policy)
 }
 
-// markRuleset marks the policies that a ruleset has rules of. One that is too large does not
-// have rules of all that it is about: of these, those are marked that its subjects may have,
-// and those that had such a ruleset.
+// markRuleset marks the policies with rules in a ruleset. A ruleset that is too large lacks rules
+// of some of its policies: for such a ruleset it marks the policies that may select its subjects,
+// and those with a subject that was in such a ruleset.
 func (s *params) markRuleset(in statedb.ReadTxn, r *tables.Ruleset, mark func(tables.PolicyID)) {
 	for _, id := range r.Policies() {
 		mark(id)
@@ -52,7 +52,7 @@ func (s *params) markSelecting(
 	}
 }
 
-// labelSet returns the label set of a subject of this node, nil if no pod has it any more.
+// labelSet returns the label set of a subject of this node, nil if it has no pods any more.
 func (s *params) labelSet(in statedb.ReadTxn, subject *tables.Subject) *tables.LabelSet {
 	for e := range s.Locals.List(in, tables.LocalEndpointsByLabelSet(subject.LabelSet)) {
 		return e.LabelSet
@@ -75,7 +75,7 @@ func (s *params) markSubject(
 		return
 	}
 	s.markRuleset(in, r, mark)
-	if r.TooLarge != "" { // of which it may not be any more
+	if r.TooLarge != "" { // which it may no longer be
 		s.markSelecting(in, subject, mark)
 	}
 }
@@ -105,8 +105,8 @@ func (s *params) markPod(in statedb.ReadTxn, p *tables.Pod, mark func(tables.Pol
 	s.markSubjectNumber(in, p.Subject, mark)
 }
 
-// markPodMirror marks the policies of the subject that the kernel has a pod in, and of the
-// one that it is to be in.
+// markPodMirror marks the policies of the subject that the kernel has a pod in, and of the one
+// where it is desired.
 func (s *params) markPodMirror(
 	in statedb.ReadTxn, m *tables.PodMirror, mark func(tables.PolicyID),
 ) {
@@ -118,8 +118,8 @@ func (s *params) markPodMirror(
 	}
 }
 
-// markComplete marks the policies of a ruleset that comes to have all its entries: these may
-// refer to a verdict that the kernel has refused before.
+// markComplete marks the policies of a ruleset when all its entries are computed: these may refer
+// to a verdict that the kernel has refused before.
 func (s *params) markComplete(
 	in statedb.ReadTxn, row *tables.Compiled, mark func(tables.PolicyID),
 ) {
@@ -128,8 +128,8 @@ func (s *params) markComplete(
 	}
 }
 
-// markEntry marks the policies of a ruleset of which the kernel refuses an entry, or does not
-// any more. That it has one is of no matter before it has the subjects in the ruleset.
+// markEntry marks the policies of a ruleset when the kernel refuses one of its entries, or no
+// longer does. Success does not matter before the subjects are in the ruleset.
 func (s *params) markEntry(
 	in statedb.ReadTxn, old, new *tables.PolicyEntry, mark func(tables.PolicyID),
 ) {
@@ -144,8 +144,8 @@ func (s *params) markEntry(
 	}
 }
 
-// markVerdict marks the policies of the rulesets that have a verdict which the kernel refuses,
-// or does not any more.
+// markVerdict marks the policies of the rulesets with a verdict when the kernel refuses it, or no
+// longer does.
 func (s *params) markVerdict(
 	in statedb.ReadTxn, old, new *tables.Verdict, mark func(tables.PolicyID),
 ) {

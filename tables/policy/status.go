@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
-// round is one call of compute, and what it has found out so far.
+// round is one call of compute, with what it has computed so far.
 type round struct {
 	*params
 	in       statedb.ReadTxn
@@ -45,7 +45,7 @@ func (s *params) compute(
 	return nil
 }
 
-// row returns how a policy fares, nil if there is none.
+// row returns the status of a policy, nil if there is none.
 func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 	p, revision, found := c.Policies.Get(c.in, tables.NetworkPolicyByID(id))
 	if !found {
@@ -74,7 +74,7 @@ func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 			row.Programmed++
 		case tooLarge != "":
 			isolating = isolating || !isProgrammed
-			if row.TooLarge == "" || tooLarge < row.TooLarge { // whatever the numbers
+			if row.TooLarge == "" || tooLarge < row.TooLarge { // the same one in any order
 				row.TooLarge = tooLarge
 			}
 		}
@@ -107,7 +107,7 @@ func state(row *tables.NetworkPolicyStatus, isIsolated bool) tables.PolicyState 
 	return tables.PolicyInForce
 }
 
-// times fills in since when the revision is wanted, and since when it is settled if it was.
+// times fills in since when the revision is wanted, and since when it is settled if it is.
 func (c *round) times(row *tables.NetworkPolicyStatus) {
 	former, _, found := c.Output.Get(c.in, tables.NetworkPolicyStatusByPolicy(row.Policy))
 	if found && former.Wanted == row.Wanted {
@@ -121,7 +121,7 @@ func (c *round) times(row *tables.NetworkPolicyStatus) {
 // if they were not too large.
 func (c *round) selected(p *tables.NetworkPolicy) (selected []*tables.Subject) {
 	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(p.ID())) {
-		if r.TooLarge != "" { // which has rules of some policies only
+		if r.TooLarge != "" { // with rules of some policies only
 			continue
 		}
 		for s := range c.Subjects.List(c.in, tables.SubjectsByRuleset(r.Number)) {
@@ -152,7 +152,8 @@ func (c *round) isolatedSubjects() []*tables.Subject {
 	return c.isolated
 }
 
-// tooLarge says why the ruleset of a subject is not what its policies say, empty if it is.
+// tooLarge says why the ruleset of a subject does not have the rules of its policies, empty if it
+// does.
 func (c *round) tooLarge(s *tables.Subject) string {
 	r, _, found := c.Rulesets.Get(c.in, tables.RulesetByNumber(s.Ruleset))
 	if !found {
@@ -178,12 +179,12 @@ func (c *round) selects(p *tables.NetworkPolicy, s *tables.Subject) bool {
 	})
 }
 
-// isProgrammed reports whether the kernel has a subject in the ruleset that it is to be in.
+// isProgrammed reports whether the kernel has a subject in its desired ruleset.
 func (c *round) isProgrammed(s *tables.Subject) bool {
 	return isDone(s) && InKernel(c.in, c.Mirrors, s.MapKey(), s.MapValue())
 }
 
-// refused says what the kernel refused of what a subject needs, empty if nothing.
+// refused says which entry of those that a subject needs the kernel refused, empty if none.
 func (c *round) refused(s *tables.Subject) string {
 	if IsRefused(s.Status) {
 		return s.Status.GetError()
@@ -199,7 +200,7 @@ func (c *round) refused(s *tables.Subject) string {
 	return refused
 }
 
-// refusedOf says what the kernel refused of a ruleset: an entry, or a verdict that an entry
+// refusedOf says which entry of a ruleset the kernel refused: a policy entry, or a verdict that one
 // waits for.
 func (c *round) refusedOf(ruleset uint32) string {
 	for e := range c.Entries.List(c.in, tables.PolicyEntriesPendingOfRuleset(ruleset)) {
@@ -215,9 +216,9 @@ func (c *round) refusedOf(ruleset uint32) string {
 	return ""
 }
 
-// hasFormer reports whether the kernel has more of a policy than it says now: a subject in a
-// ruleset that it is to leave; or, if the policy as it is now was not settled yet, pods in a
-// subject that they leave, which keeps the rules that it had. Once it was settled, all
+// hasFormer reports whether the kernel still has former rules of a policy: in a subject that is
+// about to leave its ruleset; or, if the present policy has not been settled yet, in an undesired
+// subject that pods leave, which keeps the rules that it had. Once the policy was settled, all
 // rulesets have its present rules.
 func (c *round) hasFormer(id tables.PolicyID, countsLeaving bool) bool {
 	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {

@@ -23,7 +23,7 @@ func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	if !found {
 		return absent(s.Policy)
 	}
-	add(s, t.t.EgressPolicies, "what the agent makes of the object", slices.Values([]*tables.EgressPolicy{policy}))
+	add(s, t.t.EgressPolicies, "the object as the agent has read it", slices.Values([]*tables.EgressPolicy{policy}))
 	add(s, t.t.EgressStatus, "status of the policy on this node", one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 
 	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))
@@ -54,7 +54,7 @@ func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	for _, route := range routes {
 		pods = append(pods, tables.PodsBySubject(route.Subject))
 	}
-	add(s, t.t.Pods, "addresses that it is about", each(txn, pods, t.t.Pods.List))
+	add(s, t.t.Pods, "addresses of the pods that it selects", each(txn, pods, t.t.Pods.List))
 	return nil
 }
 

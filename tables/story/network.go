@@ -17,7 +17,7 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 	if !found {
 		return absent(s.Policy)
 	}
-	add(s, t.t.NetworkPolicies, "what the agent makes of the object", slices.Values([]*tables.NetworkPolicy{policy}))
+	add(s, t.t.NetworkPolicies, "the object as the agent has read it", slices.Values([]*tables.NetworkPolicy{policy}))
 	add(s, t.t.NetworkStatus, "status of the policy on this node", one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
 
 	add(s, t.t.Compiled, "whether the rulesets of all pods that it selects have its rules",
@@ -43,7 +43,7 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 		switched = append(switched, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number))
 	}
 	entries := slices.Collect(each(txn, ofRuleset, t.t.Entries.Prefix))
-	add(s, t.t.Entries, "what its rulesets say of classes of peers", slices.Values(entries))
+	add(s, t.t.Entries, "entries of its rulesets for classes of peers", slices.Values(entries))
 	add(s, t.t.PolicyMirror, "these in the kernel", mirrors(txn, t.t.PolicyMirror, entries))
 	verdicts := statedb.Collect(t.t.Verdicts.List(txn, tables.VerdictsByPolicy(id)))
 	add(s, t.t.Verdicts, "verdicts that it decides, alone or with others", slices.Values(verdicts))
@@ -56,7 +56,7 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 	for _, subject := range subjects {
 		pods = append(pods, tables.PodsBySubject(subject.Number))
 	}
-	add(s, t.t.Pods, "pods of this node that it is about", each(txn, pods, t.t.Pods.List))
+	add(s, t.t.Pods, "pods of this node that it selects", each(txn, pods, t.t.Pods.List))
 	return nil
 }
 

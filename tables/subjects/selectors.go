@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/tables/transform"
 )
 
-// selector returns the number of a selector, which comes into use if it is not.
+// selector returns the number of a selector, and creates it if it is not in use.
 func (c *round) selector(spec tables.SelectorSpec) (uint32, error) {
 	if s, _, found := c.Selectors.Get(c.out, tables.SelectorByDigest(spec.Digest())); found {
 		return s.Number, nil
@@ -42,7 +42,8 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	return transform.Insert(c.out, c.Selectors, s)
 }
 
-// resolve fills in what a selector comes to, with the objects that it names as they are.
+// resolve fills in the pods, prefixes, nodes or entity that a selector stands for, with the objects
+// that it names as they are.
 func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector, error) {
 	for _, peer := range s.Peers {
 		switch peer.Kind {
@@ -90,8 +91,7 @@ func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector,
 	return selector, nil
 }
 
-// resolveServices adds the pods of services that select some, and the backends of those that
-// do not.
+// resolveServices adds the pods of services that select pods, and the backends of other services.
 func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *tables.Selector) {
 	services := r.Services.All(in)
 	if peer.Service.Name != "" {
@@ -112,7 +112,7 @@ func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *ta
 	}
 }
 
-// podsOf is the selector of the pods that serve a service, or may.
+// podsOf returns the selector of the pods that serve a service, or may.
 func podsOf(s *tables.Service) tables.EgressSelector {
 	text := func(set labels.Set) string { return labels.SelectorFromSet(set).String() }
 	return tables.EgressSelector{

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package verdicts derives what rulesets say of classes of peers.
+// Package verdicts derives the verdicts of rulesets on classes of peers.
 //
 //	rulesets, peer-classes ──► policy-entries ─► verdict-sets, verdicts
 //	                           compiled
 //	rulesets, verdicts, map-verdicts ──► rule-cookies
 //
-// Neither rulesets nor classes change what they stand for. So what is said of a pair is
-// computed once, and is deleted when the ruleset or the class is.
+// Rulesets and classes never change their content. So the verdicts of a pair are computed
+// once, and deleted when the ruleset or the class is deleted.
 package verdicts
 
 import (

@@ -23,8 +23,8 @@ type cookieParams struct {
 	Output statedb.RWTable[*tables.RuleCookie]
 }
 
-// deriveCookies keeps what cookies stand for while a verdict is desired that has them, and
-// then until the kernel has none: the reconciler deletes verdicts after a grace period.
+// deriveCookies keeps the rules of each cookie while a desired verdict has it, and then until the
+// kernel has no such verdict: the reconciler deletes verdicts after a grace period.
 func deriveCookies(p transform.Params, c cookieParams) error {
 	return transform.Register(p, c.declare())
 }
@@ -42,7 +42,8 @@ func (c cookieParams) declare() transform.Rule[uint32] {
 	}
 }
 
-// markCookie marks cookies of verdicts that are inserted or deleted: they do not change.
+// markCookie marks cookies of verdicts that are inserted or deleted. The cookie of a verdict does
+// not change.
 func markCookie(_ statedb.ReadTxn, old, new *tables.Verdict, mark func(uint32)) {
 	switch {
 	case old == nil && new.Value.Cookie != 0:
@@ -52,7 +53,7 @@ func markCookie(_ statedb.ReadTxn, old, new *tables.Verdict, mark func(uint32)) 
 	}
 }
 
-// markDeleted marks the cookie of a verdict that the kernel does not have any more.
+// markDeleted marks the cookie of a verdict that the kernel no longer has.
 func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(uint32)) {
 	if old == nil {
 		return
@@ -64,7 +65,7 @@ func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(ui
 	}
 }
 
-// markMoved marks the cookies of rules that are elsewhere in their object now.
+// markMoved marks the cookies of rules whose position in their object changed.
 func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32)) {
 	if ruleset == nil || ruleset.Undesired {
 		return
@@ -119,7 +120,7 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 	return transform.Insert(out, c.Output, row)
 }
 
-// field returns where in its object a rule is, as far as that is still known.
+// field returns where in its object a rule is, if that is still known.
 func (c cookieParams) field(
 	txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie,
 ) (field string) {

@@ -18,8 +18,8 @@ import (
 
 var directions = [bpf.Directions]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress}
 
-// maxWork is how many pairs and rows one transaction looks at and writes, apart from the
-// last verdict set, which it writes as a whole.
+// maxWork is how many pairs and rows one transaction reads and writes, plus the last verdict set,
+// which it writes as a whole.
 const maxWork = 4000
 
 type params struct {
@@ -34,12 +34,11 @@ type params struct {
 	Verdicts statedb.RWTable[*tables.Verdict]
 }
 
-// key is a ruleset with all classes, or a class with all rulesets: those with numbers
-// greater than one.
+// key is a ruleset with all classes, or a class with all rulesets, in order of number.
 //
-// A ruleset that was computed up to a class needs none with a smaller number: such a class
-// was there in the same snapshot, as later ones have greater numbers. So the transaction
-// that computes the last piece of a ruleset has all pairs with the classes of its snapshot.
+// A ruleset that was computed up to a class needs none with a smaller number: such a class was in
+// the same snapshot, as later ones have greater numbers. So the transaction that computes the last
+// piece of a ruleset has all pairs with the classes of its snapshot.
 type key struct {
 	tables.Compiled
 	after uint32
@@ -109,7 +108,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			rests = append(rests, rest)
 		}
 	}
-	for _, rest := range rests { // behind others, which have not had a turn
+	for _, rest := range rests { // after keys that have not had a turn
 		mark(rest)
 	}
 	return t.err
@@ -139,7 +138,7 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) { t.computePair(r, class) })
 }
 
-// each computes pairs of an object with others, and then says that it is compiled.
+// each computes pairs of an object with others, and then marks it as compiled.
 func each[Row object](
 	t *transaction, k key, others []Row, compute func(Row),
 ) (rest key, more bool) {
@@ -162,8 +161,7 @@ func each[Row object](
 	return k, false
 }
 
-// classes returns the classes of which a ruleset may say something special: all, and few
-// others.
+// classes returns all classes that a ruleset may have special rules for, and few others.
 func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
 	classes := statedb.Collect(t.Classes.List(t.in, tables.ClassesRefused(true)))
 	for _, selector := range r.Selectors() {
@@ -179,8 +177,7 @@ func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
 	return classes
 }
 
-// rulesets returns the rulesets that may say something special of a class: all, and few
-// others.
+// rulesets returns all rulesets that may have special rules for a class, and few others.
 func (t *transaction) rulesets(c *tables.Class) []*tables.Ruleset {
 	if c.Refused {
 		return statedb.Collect(t.Rulesets.All(t.in))
@@ -208,7 +205,7 @@ func (t *transaction) view(r *tables.Ruleset) *view {
 	return v
 }
 
-// computePair writes what a ruleset says specially of a class.
+// computePair writes the entries for a ruleset's special rules for a class.
 func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) {
 	v := t.view(r)
 	for _, d := range directions {
@@ -218,8 +215,8 @@ func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) {
 	}
 }
 
-// putEntry writes the entry of a pair, with its set, unless it is there: then it says the
-// same.
+// putEntry writes the entry of a pair with its set, unless the pair has one: its content never
+// changes.
 func (t *transaction) putEntry(r *tables.Ruleset, class uint32, d bpf.Direction, says *content) {
 	e := &tables.PolicyEntry{Ruleset: r.Number, Class: class, Direction: d}
 	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(e.MapKey())); !found {
@@ -228,7 +225,7 @@ func (t *transaction) putEntry(r *tables.Ruleset, class uint32, d bpf.Direction,
 	}
 }
 
-// set returns the number of the set with a content, which is made if there is none.
+// set returns the number of the set with a content, and creates it if there is none.
 func (t *transaction) set(says *content) uint32 {
 	if s, _, found := t.Sets.Get(t.out, tables.VerdictSetByDigest(says.digest)); found {
 		return s.Number
@@ -244,14 +241,13 @@ func (t *transaction) set(says *content) uint32 {
 	return t.lastSet
 }
 
-// forget deletes what is said of a pair with an object that is gone, and reports whether
-// there is more.
+// forget deletes the entries of an object that is gone, and reports whether there are more.
 func (t *transaction) forget(
 	k key, entries iter.Seq2[*tables.PolicyEntry, statedb.Revision],
 ) (more bool) {
 	remove(t, t.Compiled, &k.Compiled)
 	room := max(1, t.maxWork-t.work)
-	var some []*tables.PolicyEntry // as what is iterated over must not change
+	var some []*tables.PolicyEntry // a copy, as the loop deletes
 	for e := range entries {
 		if more = len(some) == room; more {
 			break
