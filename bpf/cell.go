@@ -13,7 +13,7 @@ import (
 )
 
 // Cell provides the agent's [Maps] and opens them when it starts, in the back
-// end that somebody provides, or else in the one that --bpf asks for.
+// end that another module provides, or else in the one that --bpf selects.
 var Cell = cell.Module(
 	"bpf",
 	"BPF maps in the kernel or in memory",

@@ -118,7 +118,7 @@ sluice_subjects delete subject=1
 	require.Equal(t, "removed subject=2\n", h.must("map/corrupt sluice_subjects remove"))
 	h.must("map/corrupt sluice_egress add")
 	require.Contains(t, h.must("map/dump sluice_egress"), "ruleset=4008636142")
-	require.Empty(t, h.must("map/log"), "nobody saw that")
+	require.Empty(t, h.must("map/log"), "the log does not have it")
 
 	for line, want := range map[string]string{
 		"map/dump nosuch":                  `no map "nosuch": the maps are [sluice_pods `,
@@ -285,7 +285,7 @@ func TestFormerLayout(t *testing.T) {
 	require.FileExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "sluice_pods")))
 	require.NoError(t, h.Stop(h.log, context.Background()))
 
-	// From then on it is the slot that tells.
+	// From then on the slot decides.
 	h = newTestHive(t, nil, "--bpffs="+bpffs)
 	require.NoError(t, h.Start(h.log, context.Background()))
 	require.Equal(t, []string{"::4"}, addrsOf(h.maps.Former()))

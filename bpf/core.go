@@ -77,7 +77,7 @@ func (v PeerValue) String() string { return fmt.Sprintf("class=%d", v.Class) }
 // allowed to them.
 const EmptyRuleset = 1
 
-// AnyClass stands for all classes of which a ruleset says nothing special.
+// AnyClass stands for all classes for which a ruleset has no special rules.
 const AnyClass = 0
 
 // PolicyKey is the key of sluice_policy.

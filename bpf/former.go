@@ -15,16 +15,16 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// formerSources is a map of the layout before, of the pods that its agent routed.
+// formerSources is a map of the previous layout with the pods that its agent routed.
 const formerSources = "sluice_sources"
 
-// Former is what is known of the pods of the agent before.
+// Former is what is known of the previous agent's pods.
 type Former struct {
 	Addrs []netip.Addr // of pods that it knew on its node, or that it was the gateway of
 }
 
-// Former is what the slot in force had when the maps were opened, or if that was empty,
-// what the maps of the layout before had.
+// Former returns what the slot in force had when the maps were opened, or if that was empty, what
+// the maps of the previous layout had.
 func (m *Maps) Former() Former { return m.former }
 
 func readFormer(backend Backend, slot uint32) (f Former, err error) {

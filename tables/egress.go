@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// EgressRuleset is where the traffic goes of subjects that the same egress policies select,
+// EgressRuleset has the destinations and gateways of subjects that the same egress policies select,
 // with the same content.
 type EgressRuleset struct {
 	Life   `yaml:",inline"`

@@ -14,11 +14,10 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// EventKind says what an [Event] tells.
+// EventKind is the kind of an [Event].
 type EventKind string
 
-// The kinds of events: those that the kernel reports, and what a follower is
-// told beside them.
+// The kinds of events: those that the kernel reports, and others that a follower gets.
 const (
 	EventDrop   EventKind = "drop"   // a packet was dropped
 	EventFlow   EventKind = "flow"   // a flow began

@@ -20,10 +20,10 @@ const (
 	ScopeNode    Scope = "node"    // a node
 	ScopeCluster Scope = "cluster" // inside the cluster, and nothing more is known
 	ScopeWorld   Scope = "world"   // outside the cluster
-	ScopeRefused Scope = "refused" // what a namespace has no room for: every ruleset drops it
+	ScopeRefused Scope = "refused" // its namespace has no room for it: every ruleset drops it
 )
 
-// MemberDef is what a member stands for.
+// MemberDef identifies a member.
 type MemberDef struct {
 	Scope    Scope      `json:"scope"`
 	Family   uint8      `json:"family"`            // bpf.FamilyIPv4 or bpf.FamilyIPv6
@@ -61,7 +61,7 @@ func (d *MemberDef) String() string {
 	return text
 }
 
-// Member is a set of addresses that no policy can tell apart. An entry of sluice_peers.
+// Member is a set of addresses that all policies treat in the same way. An entry of sluice_peers.
 type Member struct {
 	Life `yaml:",inline"`
 
@@ -146,8 +146,8 @@ var (
 var NewMemberTable = Declare("members", memberNumber, memberDigest, memberClass,
 	memberNamespace, memberNode, memberUndesired, memberPending)
 
-// Class is a set of members that the rulesets in use cannot tell apart: the same selectors
-// in use select them, and they have the same numbers for the names of ports in use.
+// Class is a set of members that the rulesets in use treat in the same way: the same selectors in
+// use select them, and they have the same numbers for the names of ports in use.
 type Class struct {
 	Life `yaml:",inline"`
 

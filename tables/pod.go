@@ -83,18 +83,19 @@ var (
 // NewPodTable creates the table of pods by address.
 var NewPodTable = Declare("pods", podAddr, podSubject, podIfIndex)
 
-// SubjectDef is what a subject stands for: a label set of pods of this node, or of others.
+// SubjectDef identifies a subject: a label set of pods of this node, or of others.
 type SubjectDef struct {
 	LabelSet LabelSetID `json:"labelSet"`
 	Local    bool       `json:"local"`
 
-	// Node is that of pods of other nodes, where some egress policy selects nodes.
+	// Node is set for pods of other nodes, if some egress policy selects nodes.
 	Node string `json:"node,omitempty"`
 }
 
 // Subject is a label set of pods whose traffic is judged or routed here. An entry of
-// sluice_subjects, whose ruleset is 0 for pods of other nodes, which are not judged. If its ruleset or egress ruleset changes while an address leaves it, the
-// label set gets a new subject, and this one keeps what it has.
+// sluice_subjects, whose ruleset is 0 for pods of other nodes, which are not judged. If its ruleset
+// or egress ruleset changes while an address leaves it, the label set gets a new subject, and this
+// one keeps its rulesets.
 type Subject struct {
 	Life       `yaml:",inline"`
 	SubjectDef `yaml:",inline"`

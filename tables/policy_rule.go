@@ -63,8 +63,8 @@ const (
 	PeerServices   PeerKind = "services"    // PeerService: Service, or Labels of the service
 )
 
-// PolicyPeer is the other side of traffic. What only some kinds have is apart, as most
-// peers are pods.
+// PolicyPeer is the other side of traffic. Fields of rare kinds are in structs of their own, as
+// most peers are pods.
 type PolicyPeer struct {
 	Kind PeerKind `json:"kind"`
 
@@ -83,9 +83,9 @@ type PeerPrefixes struct {
 	CIDR   netip.Prefix   `json:"cidr,omitzero"`    // masked
 	Except []netip.Prefix `json:"except,omitempty"` // masked; inside CIDR, if that is given
 
-	// MatchesPods is set for prefixes that mean the addresses of pods and nodes
-	// too, as those of Kubernetes do; others mean what is outside the cluster.
-	// It is always in JSON, so that who reads a peer has its prefixes, not nil.
+	// MatchesPods is set for prefixes that include the addresses of pods and nodes, as those of
+	// Kubernetes do. Others match only outside the cluster. It is always in JSON, so that decoding
+	// creates PeerPrefixes.
 	MatchesPods bool `json:"matchesPods"`
 
 	Group string `json:"group,omitempty"` // name of a [CIDRGroup], which need not exist
@@ -93,9 +93,9 @@ type PeerPrefixes struct {
 
 // PeerService are the peers that services stand for.
 type PeerService struct {
-	// Wide is set for services that are denied: where it is not known which pods
-	// serve one, it stands for all that may. Otherwise it stands for none of them.
-	// It is always in JSON, so that who reads a peer has its service, not nil.
+	// Wide is set for services that are denied: where it is not known which pods serve one, it
+	// stands for all that may. Otherwise it stands for none of them. It is always in JSON, so that
+	// decoding creates PeerService.
 	Wide bool `json:"wide"`
 
 	// Service is by name, or if that is empty by Labels: in the namespace, or in

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// Block is a prefix without some others inside it.
+// Block is a prefix without its exceptions.
 type Block struct {
 	Prefix netip.Prefix   `json:"prefix"`
 	Except []netip.Prefix `json:"except,omitempty"` // in order
@@ -44,8 +44,8 @@ func contains(around, p netip.Prefix) bool {
 	return around.Bits() <= p.Bits() && around.Contains(p.Addr())
 }
 
-// SelectorSpec is what a rule says of its peers: one selector is all its prefixes, and each
-// other peer is one of its own.
+// SelectorSpec is a set of peers in a rule: all prefixes of a rule are one selector, and each other
+// peer is one of its own.
 type SelectorSpec struct {
 	Text string `json:"text"` // canonical: selectors with the same text are one
 
@@ -53,8 +53,8 @@ type SelectorSpec struct {
 	Peers []PolicyPeer `json:"peers"`
 }
 
-// IsFamily reports whether a peer is all addresses of a family: it tells no addresses of
-// a member apart.
+// IsFamily reports whether a peer is all addresses of a family, which all addresses of a member
+// match or none.
 func IsFamily(p PolicyPeer) bool {
 	return p.Kind == PeerCIDR && p.CIDR.Bits() == 0 && len(p.Except) == 0
 }
@@ -102,14 +102,14 @@ func texts(peers []PolicyPeer) []string {
 	return list
 }
 
-// Selector is an expression by which live rulesets select peers, however many do. It has a
-// new number when it is in use again after it was not.
+// Selector is an expression by which live rulesets select peers. It gets a new number each time
+// that it comes into use.
 type Selector struct {
 	Life         `yaml:",inline"`
 	SelectorSpec `yaml:",inline"`
 
-	// What the peers come to, with the objects that they name as they are now: pods by any
-	// of some labels, addresses in any of some blocks, an entity, or nodes by labels.
+	// What the peers stand for, with the present objects that they name: pods with label sets,
+	// addresses in blocks, an entity, or nodes by labels.
 	Pods   []EgressSelector `json:"pods,omitempty"`
 	Blocks []Block          `json:"blocks,omitempty"` // in order of prefix
 	Entity PolicyEntity     `json:"entity,omitempty"`
@@ -157,7 +157,7 @@ func (s *Selector) MatchesNode(n *Node) bool {
 	return s.nodes != nil && s.nodes.Matches(n.Labels)
 }
 
-// SameResolution reports whether two versions of a selector come to the same.
+// SameResolution reports whether two versions of a selector stand for the same peers.
 func (s *Selector) SameResolution(o *Selector) bool {
 	return slices.Equal(s.Pods, o.Pods) && slices.EqualFunc(s.Blocks, o.Blocks, Block.Equal) &&
 		s.Entity == o.Entity && s.Family == o.Family &&
@@ -176,8 +176,8 @@ func (s *Selector) Anchors() []string {
 	return anchors
 }
 
-// Prefixes returns the prefixes that the blocks name, exceptions too, each once and in
-// order: the selector tells addresses apart by no others.
+// Prefixes returns the prefixes that the blocks name, including exceptions, each once and in order:
+// addresses that are inside the same ones of these match alike.
 func (s *Selector) Prefixes() []netip.Prefix { return s.prefixes }
 
 // Names reports whether a prefix is among [Selector.Prefixes].
@@ -195,8 +195,8 @@ func prefixesOf(blocks []Block) []netip.Prefix {
 	return slices.Compact(prefixes)
 }
 
-// Contains reports whether a prefix is in one of the blocks. It looks only at blocks whose
-// prefix is around it, of which there are few.
+// Contains reports whether a prefix is in one of the blocks. It checks only blocks whose prefix
+// contains it, of which there are few.
 func (s *Selector) Contains(p netip.Prefix) bool {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		around := netip.PrefixFrom(p.Addr(), bits).Masked()
@@ -227,10 +227,10 @@ var (
 		func(s *Selector) uint32 { return s.Number })
 	selectorDigest = UniqueIndex("digest", DigestKeys,
 		func(s *Selector) bpf.Digest { return s.Digest() })
-	// Something that each label set must have to be selected: see [LabelSet.Anchors].
+	// What each label set must have to be selected: see [LabelSet.Anchors].
 	selectorAnchor = IndexEach("anchor", StringKeys,
 		func(s *Selector) []string { return s.Anchors() })
-	// Of peers that are found by none of the other indexes, or not by them alone.
+	// Kinds of peers that the other indexes do not find, or not completely.
 	selectorKind = statedb.Index[*Selector, PeerKind]{
 		Name:       "kind",
 		FromKey:    func(k PeerKind) index.Key { return index.String(string(k)) },

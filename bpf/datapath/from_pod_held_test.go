@@ -77,7 +77,7 @@ func TestNotReady(t *testing.T) {
 }
 
 // TestPredatesPolicy: a connection that was alive without an egress address is cut
-// when a policy chooses its pod, and begins anew with one.
+// when a policy selects its pod, and begins anew with one.
 func TestPredatesPolicy(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		next := func() *packettest.Result {
@@ -227,7 +227,7 @@ func (f *fixture) requireOnly(key packettest.Tuple) {
 }
 
 // TestLateReply: a reply that comes after the connection's entry expired is one
-// still. The connection remains the pod's own, and a policy that comes to choose it
+// still. The connection remains the pod's own, and a policy that comes to select it
 // holds for it.
 func TestLateReply(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {

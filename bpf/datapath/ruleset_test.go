@@ -203,7 +203,7 @@ func TestFlipOfLiveFlows(t *testing.T) {
 	})
 }
 
-// TestFlowsOfBothSides: of a pod that an egress policy chooses, or may, its own flow comes
+// TestFlowsOfBothSides: of a pod that an egress policy selects, or may, its own flow comes
 // first, should there be one of the other side with the same ports: it must not leave by the
 // ordinary way.
 func TestFlowsOfBothSides(t *testing.T) {

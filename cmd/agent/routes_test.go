@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// routes is the command that prints which egress policies choose which pods, without
+// routes is the command that prints which egress policies select which pods, without
 // the numbers that lead from the ones to the others.
 func (c *cluster) routes() script.Cmd {
 	return script.Command(
-		script.CmdUsage{Summary: "Print the addresses that egress policies choose, with the policies"},
+		script.CmdUsage{Summary: "Print the addresses that egress policies select, with the policies"},
 		func(*script.State, ...string) (script.WaitFunc, error) {
 			return func(*script.State) (string, string, error) { return c.chosenPods(), "", nil }, nil
 		})

@@ -112,7 +112,7 @@ func TestTrafficPortReused(t *testing.T) {
 }
 
 // A connection that was lost without a word, as the pod was killed, is none for who
-// connects from its port later, whom no policy chooses any more.
+// connects from its port later, whom no policy selects any more.
 func TestTrafficPortOfLost(t *testing.T) {
 	t.Parallel()
 	tr := newTraffic(t, Options{Nodes: 2})

@@ -50,9 +50,9 @@ func TestLiveConnections(t *testing.T) {
 				require.True(t, passes(t, inPod, in, patience), "what a client began goes on, with the pod's data first")
 				require.True(t, passes(t, in, inPod, patience))
 				if chosen {
-					require.False(t, passes(t, outPod, out, silence), "what the pod began is cut when a policy chooses it")
+					require.False(t, passes(t, outPod, out, silence), "what the pod began is cut when a policy selects it")
 				} else {
-					require.True(t, passes(t, outPod, out, patience), "what the pod began goes on unless a policy chooses it")
+					require.True(t, passes(t, outPod, out, patience), "what the pod began goes on unless a policy selects it")
 				}
 			})
 		}

@@ -29,19 +29,19 @@ func TestPolicy(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
 		for _, tc := range []struct{ question, answer string }{
 			{"shop/client shop/web 80", `verdict: allowed
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
 			{"shop/client shop/web http", `verdict: allowed
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
 			{"shop/client shop/web 8007/tcp", `verdict: allowed
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[1]`},
 			{"shop/client shop/web 8008/tcp", `verdict: denied
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
 			{"shop/client shop/web 80/udp", `verdict: denied
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
 			{"shop/db shop/web 80", `verdict: denied
 ingress denied: denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]`},
@@ -78,11 +78,11 @@ backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.in
 			{"shop/web 10.96.0.11 5432", `verdict: allowed
 egress allowed: service: judged after translation
 backend 10.1.0.6:15432: egress allowed: default allow
-backend 10.1.0.6:15432: ingress allowed: no policy chooses the pod
+backend 10.1.0.6:15432: ingress allowed: no policy selects the pod
 backend 10.2.0.5:15432: egress allowed: default allow`},
 			{"shop/client 10.96.0.10 443", `verdict: allowed
-egress allowed: no policy chooses the pod
-backend 10.1.0.5:80: egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
+backend 10.1.0.5:80: egress allowed: no policy selects the pod
 backend 10.1.0.5:80: ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
 			{"world 10.96.0.10 443", `verdict: denied
 backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
@@ -184,14 +184,14 @@ func TestDifferences(t *testing.T) {
 			"ingress: by the tables class 13, by the maps 10")
 		remove(t, w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))})
 		says("shop/web 10.96.0.11 5432",
-			"backend 10.1.0.6:15432: ingress: by the tables allowed (no policy chooses the pod), by the maps not judged: the pod is not in sluice_pods")
+			"backend 10.1.0.6:15432: ingress: by the tables allowed (no policy selects the pod), by the maps not judged: the pod is not in sluice_pods")
 		remove(t, w.maps.Peers, bpf.PeerKey{Member: memberOf(classDB)})
 		says("shop/db shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables class 13, by the maps 0")
 		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{Ruleset: bpf.EmptyRuleset})
 		says("10.2.0.6 shop/web 80",
-			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps allowed (no policy chooses the pod)",
+			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps allowed (no policy selects the pod)",
 			"ingress: by the tables ruleset 5, by the maps 1")
 		remove(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb})
 		update(t, w.maps.Config, bpf.ConfigKey{}, bpf.ConfigValue{VNI: 7})
@@ -275,10 +275,10 @@ func TestEgress(t *testing.T) {
 			{"shop/client", "198.51.100.130", "allowed passed bank (198.51.100.128/25)", "the policy excludes the destination"},
 			{"shop/client", "203.0.113.9", "allowed translated partner (203.0.113.0/24)", ""},
 			{"shop/client", "192.0.2.1", "denied no egress gateway partner (192.0.2.0/24)", "no node matches role=gateway"},
-			{"shop/client", "8.8.8.8", "allowed passed", "no policy that chooses the pod names the destination"},
-			{"shop/client", "shop/db", "allowed passed", "the destination is no business of egress policies: in-cluster,pod"},
-			{"shop/client", "10.96.0.10", "allowed passed", "the destination is no business of egress policies: in-cluster,service"},
-			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy chooses the pod"},
+			{"shop/client", "8.8.8.8", "allowed passed", "no policy that selects the pod names the destination"},
+			{"shop/client", "shop/db", "allowed passed", "egress policies do not apply to the destination: in-cluster,pod"},
+			{"shop/client", "10.96.0.10", "allowed passed", "egress policies do not apply to the destination: in-cluster,service"},
+			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy selects the pod"},
 			{"shop/db", "198.51.100.10", "allowed passed", "not a pod of this node, nor one that this node may be the gateway of"},
 		} {
 			answer, err := w.Egress(tc.from, tc.to)

@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// packet is what is decided on. Where an entity stands for many addresses, it
-// is a prefix that stands for all of them.
+// packet is the packet to decide on. For an entity with many addresses, it has a prefix that stands
+// for all of them.
 type packet struct {
 	from, to netip.Prefix
 	traffic  Traffic
-	backend  bool // the receiver is what a service led to
+	backend  bool // the receiver is the backend of a service
 }
 
 // keyOf returns the key by which the traffic of a single packet is looked up in a verdict set.
@@ -117,7 +117,7 @@ func judgeOf(
 	return j
 }
 
-// isMulticast reports whether the programs let everybody send to an address.
+// isMulticast reports whether the programs let all packets to an address pass.
 func isMulticast(a netip.Addr) bool {
 	return a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }

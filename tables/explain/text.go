@@ -95,7 +95,7 @@ func overriding(policies []string) string {
 	return ", before " + strings.Join(policies, ", ")
 }
 
-// place is an address with the name of whose it is.
+// place returns an address with the name of its owner.
 func place(p *Party) string {
 	text := p.place().String()
 	if p.Address.IsValid() {
@@ -104,7 +104,7 @@ func place(p *Party) string {
 	return text + owner(p)
 }
 
-// owner is the pod that has an address, unless it was asked for by its name.
+// owner returns the pod that has an address, unless it was asked for by its name.
 func owner(p *Party) string {
 	if p.Pod == "" || p.Pod == p.Name {
 		return ""
@@ -145,7 +145,7 @@ func (t *page) party(label string, p *Party) {
 	}
 }
 
-// orNone joins texts, or says what none of them means.
+// orNone joins texts, or returns none if there are none.
 func orNone(texts []string, none string) string {
 	if len(texts) == 0 {
 		return none
@@ -200,7 +200,7 @@ func (t *page) maps(backend string, slots Slots, differences []string) {
 	}
 }
 
-// notYet says that packets do not meet the maps that were asked, empty if they do.
+// notYet says that packets do not use the maps of the answer, empty if they do.
 func (s Slots) notYet() string {
 	if s.InForce == s.Own {
 		return ""

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
-// view is what decisions are looked up in. Each method does what a look-up of
-// the programs does. A view that cannot be read says so in failed, and finds nothing.
+// view is what decisions are looked up in. Each method does a lookup of the programs. A view that
+// cannot be read says so in failed, and finds nothing.
 type view interface {
 	pod(netip.Addr) (bpf.PodValue, bool)
 	subject(number uint32) (bpf.SubjectValue, bool)
@@ -46,7 +46,7 @@ type wanted struct {
 
 func (w *wanted) failed() error { return nil }
 
-// row is what is wanted in a map under a key.
+// row is the desired value of a map under a key.
 type row[K, V any] interface {
 	comparable
 	MapKey() K
@@ -54,7 +54,7 @@ type row[K, V any] interface {
 	GetStatus() reconciler.Status
 }
 
-// valueOf returns what the row of a query wants in its map.
+// valueOf returns the desired value of the row that a query finds.
 func valueOf[K, V any, R row[K, V]](w *wanted, table statedb.Table[R], query statedb.Query[R]) (v V, ok bool) {
 	r, _, ok := table.Get(w.txn, query)
 	if ok {
@@ -63,7 +63,7 @@ func valueOf[K, V any, R row[K, V]](w *wanted, table statedb.Table[R], query sta
 	return v, ok
 }
 
-// entryOf is the entry that a row wants.
+// entryOf returns the desired entry of a row.
 func entryOf[K, V fmt.Stringer, R row[K, V]](name string, r R) *Entry {
 	status := r.GetStatus()
 	return &Entry{

@@ -187,7 +187,7 @@ func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rul
 	return r
 }
 
-// fill makes a cluster: shop/web is chosen by policies for ingress, from clients
+// fill makes a cluster: shop/web is selected by policies for ingress, from clients
 // on 80/tcp and 8000-8007/tcp, from nobody else, and from databases never.
 func (w *world) fill() {
 	ports := []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}}

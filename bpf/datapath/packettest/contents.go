@@ -43,7 +43,7 @@ func (n *Node) LocalPod(subject uint32) bpf.PodValue {
 	return bpf.PodValue{Subject: subject, IfIndex: n.Index(PodDevice), Flags: bpf.PodLocal, MAC: PodMAC}
 }
 
-// SetRemotePod writes a pod of another node, that an egress policy chooses.
+// SetRemotePod writes a pod of another node, that an egress policy selects.
 func (n *Node) SetRemotePod(a netip.Addr) error {
 	return errors.Join(n.SetRoute(Routed, EgressRuleset), n.SetPod(a, bpf.PodValue{Subject: Routed}))
 }
@@ -138,7 +138,7 @@ func (n *Node) Here(egress ...netip.Addr) bpf.GatewayValue {
 	return v
 }
 
-// Select makes an egress policy choose the pod of a world, with a gateway.
+// Select makes an egress policy select the pod of a world, with a gateway.
 func (n *Node) Select(w Addresses, v bpf.GatewayValue) error {
 	return errors.Join(
 		n.Cover(w.Covered),

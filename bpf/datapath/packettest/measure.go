@@ -103,7 +103,7 @@ const (
 	measuredSet     = 25
 )
 
-// underPolicy has policies choose the pod, that allow it everything by a rule. Their maps
+// underPolicy has policies select the pod, that allow it everything by a rule. Their maps
 // have as many verdicts for others as a large cluster's.
 func (n *Node) underPolicy(w Addresses) error {
 	const others = 10_000
