@@ -49,7 +49,7 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 			// From 1 ms to 33 s.
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 16),
 		}),
-		policies: prometheus.NewDesc("sluice_policies", "Network policies by how they fare on this node.", []string{"state"}, nil),
+		policies: prometheus.NewDesc("sluice_policies", "Network policies by state on this node.", []string{"state"}, nil),
 		entries:  prometheus.NewDesc("sluice_policy_entries", "Verdicts of network policies: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
 	}
 }
