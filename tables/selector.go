@@ -177,7 +177,7 @@ func (s *Selector) Anchors() []string {
 }
 
 // Prefixes returns the prefixes that the blocks name, including exceptions, each once and in order:
-// addresses that are inside the same ones of these match alike.
+// addresses inside the same prefixes of these all match, or none does.
 func (s *Selector) Prefixes() []netip.Prefix { return s.prefixes }
 
 // Names reports whether a prefix is among [Selector.Prefixes].

@@ -227,8 +227,8 @@ func (f *fixture) requireOnly(key packettest.Tuple) {
 }
 
 // TestLateReply: a reply that comes after the connection's entry expired is one
-// still. The connection remains the pod's own, and a policy that comes to select it
-// holds for it.
+// still. The connection remains the pod's own, and a policy that selects the pod later
+// applies to it.
 func TestLateReply(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		next := func() *packettest.Result {

@@ -98,8 +98,8 @@ func TestPodOfAnotherNode(t *testing.T) {
 	})
 }
 
-// TestAddressComesHere: what a gateway has tracked for a pod of another node nobody has
-// judged: when a pod here gets the address, its policies do.
+// TestAddressComesHere: a gateway does not judge what it tracks for a pod of another node.
+// When a pod of this node gets the address, its policies judge that.
 func TestAddressComesHere(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))

@@ -271,8 +271,8 @@ func TestMade(t *testing.T) {
 	require.Len(t, l.writes(&seq), 3)
 }
 
-// What a round changes of cached verdicts is told once, after the writes and before others
-// can build on them. Connections of addresses are told of a grace period after.
+// A round that changes cached verdicts calls Raise once, after the writes and before they are
+// confirmed. It calls Flush for addresses a grace period later.
 func TestRaiseAndFlush(t *testing.T) {
 	var events []string
 	l := newTestLoop(t, bpf.Spec{}, func(l *testLoop, cfg *testConfig) {

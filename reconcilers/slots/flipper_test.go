@@ -64,15 +64,15 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestDevices: the flip waits for devices of pods where somebody looks for them, not for
-// ever.
+// TestDevices: the flip waits for devices of pods if the agent can find them, and only for
+// some time.
 func TestDevices(t *testing.T) {
 	pod := tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1")}
 	for name, test := range map[string]struct {
 		finds bool
 		then  func(*agent)
 	}{
-		"nobody looks": {false, func(*agent) {}},
+		"not searched": {false, func(*agent) {}},
 		"found": {true, func(a *agent) {
 			a.requireWaits("the device of 10.0.0.1")
 			found := pod

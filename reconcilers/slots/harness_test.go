@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a node in a bubble of time, whose maps are in memory. No time passes but that
-// which somebody waits for.
+// world is a node in a synctest bubble, whose maps are in memory. Time passes only while all
+// goroutines wait.
 type world struct {
 	t      *testing.T
 	memory *bpf.Memory

@@ -178,9 +178,9 @@ func TestGatewaysOfUndesiredGroup(t *testing.T) {
 	require.Greater(t, statuses[reconciler.StatusKindDone], bpf.GatewayBuckets/4)
 	require.Greater(t, statuses[reconciler.StatusKindPending], bpf.GatewayBuckets/4)
 
-	nobody := *g
-	nobody.Gateways = []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "not ready"}}
-	put(w.base, w.groups, &nobody)
+	none := *g
+	none.Gateways = []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "not ready"}}
+	put(w.base, w.groups, &none)
 	require.Equal(t, all(" no node matches; not ready"), w.buckets(1))
 
 	remove(w.base, w.groups, g)

@@ -152,7 +152,7 @@ func (w *statusWorld) programPod(subject uint32, local bool) {
 	})
 }
 
-// status returns how the policy fares. The row is the one that a computation from nothing has.
+// status returns the status of the policy, and checks it against a computation from nothing.
 func (w *statusWorld) status() *tables.EgressPolicyStatus {
 	w.work()
 	txn := w.db.ReadTxn()
@@ -302,7 +302,7 @@ func TestEgressStates(t *testing.T) {
 	}
 }
 
-// What a policy wins and loses is told of rulesets that some subject is to have, and once.
+// Conflicts are reported for rulesets that some subject is desired to have, each once.
 func TestConflicts(t *testing.T) {
 	w := newStatusWorld(t)
 	w.program(2, 12)

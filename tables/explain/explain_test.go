@@ -155,7 +155,7 @@ func TestPolicyJSON(t *testing.T) {
 	require.Equal(t, Allowed, answer.Verdict)
 }
 
-// What the maps have otherwise than the tables is told, whatever it is.
+// Every difference of the maps from the tables is reported.
 func TestDifferences(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
 		says := func(question string, want ...string) {

@@ -188,7 +188,7 @@ func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rul
 }
 
 // fill makes a cluster: shop/web is selected by policies for ingress, from clients
-// on 80/tcp and 8000-8007/tcp, from nobody else, and from databases never.
+// on 80/tcp and 8000-8007/tcp only, and never from databases.
 func (w *world) fill() {
 	ports := []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}}
 	pod := func(id, node string, labels map[string]string, addrs ...netip.Addr) {
@@ -209,7 +209,7 @@ func (w *world) fill() {
 			Ports: []tables.ServicePort{{Name: "https", Protocol: 6, Port: 443, TargetName: "http"}, {Name: "admin", Protocol: 6, Port: 80, TargetPort: 8007}},
 		},
 		&tables.Service{Name: name("shop/db"), Addrs: []netip.Addr{addr("10.96.0.11")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 5432, TargetPort: 5432}}},
-		&tables.Service{Name: name("shop/nobody"), Addrs: []netip.Addr{addr("10.96.0.12")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 80}}})
+		&tables.Service{Name: name("shop/empty"), Addrs: []netip.Addr{addr("10.96.0.12")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 80}}})
 	insert(w, w.Backends,
 		&tables.BackendSlice{
 			Name: name("shop/db-abc"), Service: name("shop/db"), Addrs: []netip.Addr{addr("10.2.0.5"), addr("10.1.0.6")},
@@ -281,7 +281,7 @@ func (w *world) fillPolicy() {
 }
 
 // fillEgress has shop/client leave by node-2 to one prefix, by this node to
-// another, and by nobody to a third.
+// another, and by no gateway to a third.
 func (w *world) fillEgress() {
 	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
 	insert(w, w.EgressRulesets, &tables.EgressRuleset{Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"}})

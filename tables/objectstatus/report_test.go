@@ -62,7 +62,7 @@ func set[Row any](r *reporting, table statedb.RWTable[Row], row Row) {
 	wtxn.Commit()
 }
 
-// report returns what is told of a policy, nil if nothing.
+// report returns the report about a policy, nil if there is none.
 func (r *reporting) report(id tables.PolicyID) *tables.ReportedPolicy {
 	require.NoError(r, r.step.Work(r.Context()))
 	row, _, found := r.rule.Output.Get(r.db.ReadTxn(), tables.PolicyReportByPolicy(id))
@@ -72,13 +72,13 @@ func (r *reporting) report(id tables.PolicyID) *tables.ReportedPolicy {
 	return &row.ReportedPolicy
 }
 
-// A network policy is told of while it is not in force, with the reason.
+// A network policy is reported while it is not in force, with the reason.
 func TestReportOfNetworkPolicy(t *testing.T) {
 	r := newReporting(t)
 	for _, tc := range []struct {
 		status tables.NetworkPolicyStatus
 		failed int
-		error  string // empty: nothing is told
+		error  string // empty: nothing is reported
 	}{
 		{tables.NetworkPolicyStatus{State: tables.PolicyPending}, 0, "not in force yet"},
 		{tables.NetworkPolicyStatus{State: tables.PolicyFailed, Failed: 2, Refused: "map full"}, 2, "map full"},
@@ -107,7 +107,7 @@ func TestReportOfNetworkPolicy(t *testing.T) {
 	}
 }
 
-// An egress policy is told of always, and in force only if its status says so.
+// An egress policy is always reported, as in force only if its status says so.
 func TestReportOfEgressPolicy(t *testing.T) {
 	r := newReporting(t)
 	id := tables.EgressPolicyID("web")
@@ -135,8 +135,8 @@ func TestReportOfEgressPolicy(t *testing.T) {
 	}
 }
 
-// What traffic leaves this node with is told of buckets that are this node's, and why it
-// does not.
+// The report has the egress addresses of buckets for which this node is elected, or why there
+// are none.
 func TestReportOfGateway(t *testing.T) {
 	r := newReporting(t)
 	id := tables.EgressPolicyID("web")

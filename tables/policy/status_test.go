@@ -167,7 +167,7 @@ func TestStates(t *testing.T) {
 			}, pending, 0, 0},
 			{"the kernel has the pod", func(h *harness) { h.programPod(1, 3) }, notHere, 0, 0},
 		}},
-		// It says what it did before: nobody has to wait for those that leave.
+		// The policy has not changed, so its status does not wait for pods that leave.
 		"its last pod goes": {enforced, []step{
 			{"in force", func(*harness) {}, inForce, 1, 1},
 			{"desired no more", func(h *harness) {
@@ -300,7 +300,7 @@ func TestTooLargeTogether(t *testing.T) {
 	h.requireState("q", inForce, 1, 1)
 	require.Empty(t, h.status("q").TooLarge)
 
-	// Whoever is too large again, and then selects the pod no more, while nobody looks.
+	// It is too large again, and then does not select the pod, all in one computation.
 	h.program(subject(2, 12, "a"))
 	h.requireState("q", tooLarge, 0, 1)
 	h.program(subject(2, bpf.EmptyRuleset, "a"))
@@ -359,7 +359,7 @@ func TestTimes(t *testing.T) {
 	require.Zero(t, h.status("p").Done)
 }
 
-// Why the kernel refused is told once for each label set.
+// The reason of a refusal is reported once for each label set.
 func TestRefused(t *testing.T) {
 	h := selected(t)
 	put(h, h.subjects, subject(3, 12, "b"))
