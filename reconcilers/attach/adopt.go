@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -102,7 +101,7 @@ func foundInMemory(memory *bpf.Memory) (rows []*tables.Attachment) {
 
 // attachmentOf returns the attachment with a name, nil if there is no such program.
 func attachmentOf(pin string) *tables.Attachment {
-	row := &tables.Attachment{Program: bpf.ProgramBackstop, Origin: tables.FormerAttachment, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+	row := &tables.Attachment{Program: bpf.ProgramBackstop, Origin: tables.FormerAttachment, Reconciled: tables.Done()}
 	if isBackstop(pin) {
 		return row
 	}

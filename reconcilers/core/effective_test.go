@@ -20,12 +20,12 @@ func (w *world) member(number, class uint32, made uint64) *tables.Member {
 		Digest:     bpf.Digest{byte(number)},
 		Class:      class,
 		Made:       made,
-		Reconciled: tables.Reconciled{Status: done()},
+		Reconciled: tables.Done(),
 	}
 }
 
 func (w *world) address(p string, member uint32, made uint64) *tables.IPCache {
-	return &tables.IPCache{Prefix: prefix(p), Member: member, Made: made, Reconciled: tables.Reconciled{Status: done()}}
+	return &tables.IPCache{Prefix: prefix(p), Member: member, Made: made, Reconciled: tables.Done()}
 }
 
 func (w *world) mirrorMember(m *tables.Member) *tables.PeerMirror {

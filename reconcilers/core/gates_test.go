@@ -83,7 +83,7 @@ func TestPodDevice(t *testing.T) {
 				&tables.Attachment{
 					IfIndex:    ifIndex,
 					Program:    program,
-					Reconciled: tables.Reconciled{Status: done()},
+					Reconciled: tables.Done(),
 				},
 			)
 		}

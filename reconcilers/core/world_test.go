@@ -211,5 +211,4 @@ func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 
 func life(n uint32) tables.Life { return tables.Life{Number: n} }
 
-func done() reconciler.Status    { return reconciler.StatusDone() }
 func pending() reconciler.Status { return reconciler.StatusPending() }

@@ -167,7 +167,7 @@ func TestSweep(t *testing.T) {
 		a := w.startFlipped()
 		a.pass(time.Minute)
 		require.Contains(t, w.memory.Maps(), old, "nothing is attached yet")
-		backstop := tables.Attachment{Program: bpf.ProgramBackstop, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+		backstop := tables.Attachment{Program: bpf.ProgramBackstop, Reconciled: tables.Done()}
 		device := tables.Attachment{IfIndex: 1, Program: bpf.ProgramFromPod, Reconciled: tables.Pending()}
 		insert(a, a.attached, &device)
 		insert(a, a.attached, &backstop)

@@ -324,9 +324,9 @@ func TestEgress(t *testing.T) {
 // not judged here.
 func TestEgressOfOthers(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
-		both(w, w.Pods, w.maps.Pods, &tables.Pod{Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8, Reconciled: tables.Reconciled{Status: done()}})
-		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{Life: tables.Life{Number: 8}, Reconciled: tables.Reconciled{Status: done()}})
-		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: 8, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
+		both(w, w.Pods, w.maps.Pods, &tables.Pod{Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8, Reconciled: tables.Done()})
+		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{Life: tables.Life{Number: 8}, Reconciled: tables.Done()})
+		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: 8, EgressRuleset: 7, Reconciled: tables.Done()})
 		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
 			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))}, Node: "node-1",
 			Addr: addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2, Device: "eth0",

@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -154,12 +153,10 @@ var (
 	policyDeny = tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "shop", Name: "no-db"}}
 )
 
-func done() reconciler.Status { return reconciler.StatusDone() }
-
 // pair has a ruleset lead to a verdict set.
 func (w *world) pair(ruleset, class uint32, direction bpf.Direction, set uint32) {
 	both(w, w.Entries, w.maps.Policy,
-		&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: set, Reconciled: tables.Reconciled{Status: done()}})
+		&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: set, Reconciled: tables.Done()})
 }
 
 func allow() bpf.VerdictValue        { return bpf.VerdictValue{} }
@@ -169,7 +166,7 @@ func defaultDeny() bpf.VerdictValue  { return bpf.VerdictValue{Default: 1, Deny:
 
 // verdict has a set say something of traffic, by rules.
 func (w *world) verdict(key bpf.VerdictKey, value bpf.VerdictValue, rules ...*tables.Rule) {
-	v := &tables.Verdict{Key: key, Value: value, Reconciled: tables.Reconciled{Status: done()}}
+	v := &tables.Verdict{Key: key, Value: value, Reconciled: tables.Done()}
 	for _, r := range rules {
 		v.Rules = append(v.Rules, r.RuleID)
 	}
@@ -224,11 +221,11 @@ func (w *world) fill() {
 	for class := uint32(classOther); class <= classNode; class++ {
 		insert(w, w.Classes, &tables.Class{Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)}})
 		both(w, w.Members, w.maps.Peers, &tables.Member{
-			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)}, Class: class, Reconciled: tables.Reconciled{Status: done()},
+			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)}, Class: class, Reconciled: tables.Done(),
 		})
 	}
 	cached := func(p string, class uint32, flags bpf.IPCacheFlags) *tables.IPCache {
-		return &tables.IPCache{Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Reconciled{Status: done()}}
+		return &tables.IPCache{Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Done()}
 	}
 	inside := bpf.IPCacheInCluster
 	both(w, w.IPCache, w.maps.IPCache,
@@ -243,11 +240,11 @@ func (w *world) fill() {
 		cached("10.96.0.12/32", classOther, inside|bpf.IPCacheService),
 		cached("169.254.0.0/16", classWorld, bpf.IPCacheLocalScope))
 	both(w, w.Subjects, w.maps.Subjects,
-		&tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Reconciled{Status: done()}},
-		&tables.Subject{Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset, Reconciled: tables.Reconciled{Status: done()}})
+		&tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Done()},
+		&tables.Subject{Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset, Reconciled: tables.Done()})
 	local := func(a, pod string, subject uint32) *tables.Pod {
 		return &tables.Pod{
-			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true, Reconciled: tables.Reconciled{Status: done()},
+			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true, Reconciled: tables.Done(),
 		}
 	}
 	both(w, w.Pods, w.maps.Pods, local("10.1.0.5", "shop/web", subjectWeb), local("fd00::5", "shop/web", 0),
@@ -283,7 +280,7 @@ func (w *world) fillPolicy() {
 // fillEgress has shop/client leave by node-2 to one prefix, by this node to
 // another, and by no gateway to a third.
 func (w *world) fillEgress() {
-	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
+	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Done()})
 	insert(w, w.EgressRulesets, &tables.EgressRuleset{Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"}})
 	both(w, w.EgressRules, w.maps.Egress,
 		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank", Overrides: []string{"partner"}},

@@ -231,7 +231,7 @@ func TestStates(t *testing.T) {
 				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
 			}, failed, 0, 1},
 			{"done", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Done()})
 			}, pending, 0, 1},
 		}},
 		"the kernel refuses a verdict": {selected, []step{
@@ -245,7 +245,7 @@ func TestStates(t *testing.T) {
 				put(h, h.complete, &tables.Compiled{Role: tables.CompiledRuleset, Number: 12})
 			}, failed, 0, 1},
 			{"done", func(h *harness) {
-				put(h, h.verdicts, &tables.Verdict{Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+				put(h, h.verdicts, &tables.Verdict{Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Done()})
 			}, pending, 0, 1},
 		}},
 		"the kernel refuses a pod": {enforced, []step{

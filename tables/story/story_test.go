@@ -63,7 +63,7 @@ func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 	for i := range rules {
 		rule := &tables.EgressRule{
 			Ruleset: uint32(number), Destination: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
-			Policy: name, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+			Policy: name, Reconciled: tables.Done(),
 		}
 		if i >= rules-refused {
 			rule.Status = reconciler.StatusError(errors.New("map full"))
@@ -135,7 +135,7 @@ func TestShares(t *testing.T) {
 	insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: "a", Gateways: gateways})
 	insert(t, in.DB, in.EgressGroups, &tables.EgressGroup{Life: tables.Life{Number: 7}, Digest: tables.GroupDigest(gateways)})
 	for bucket := range uint32(256) {
-		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Reconciled: tables.Done()}
 		if bucket%4 == 3 {
 			g.Node = "node-2"
 		}
@@ -179,18 +179,18 @@ func TestNetwork(t *testing.T) {
 		&tables.Selector{Life: tables.Life{Number: 5}, SelectorSpec: peer("app=other")})
 	insert(t, in.DB, in.Matches, &tables.SelectorMatch{Selector: 4}, &tables.SelectorMatch{Selector: 5})
 	verdict := &tables.Verdict{
-		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9}, Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9}, Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Done(),
 	}
 	insert(t, in.DB, in.Verdicts, verdict)
 	insert(t, in.DB, in.VerdictMirror, &tables.VerdictMirror{Key: verdict.Key, Value: verdict.Value, Present: true, Desired: true})
 	for _, ruleset := range []uint32{2, 3} {
-		entry := &tables.PolicyEntry{Ruleset: ruleset, Direction: bpf.DirectionIngress, Set: 6, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+		entry := &tables.PolicyEntry{Ruleset: ruleset, Direction: bpf.DirectionIngress, Set: 6, Reconciled: tables.Done()}
 		insert(t, in.DB, in.Entries, entry)
 		insert(t, in.DB, in.PolicyMirror, &tables.PolicyMirror{Key: entry.MapKey(), Value: entry.MapValue(), Present: true, Desired: true})
 		subject := &tables.Subject{Life: tables.Life{Number: 10 + ruleset}, Ruleset: ruleset, Reconciled: tables.Pending()}
 		insert(t, in.DB, in.Subjects, subject)
 		insert(t, in.DB, in.Pods, &tables.Pod{
-			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(ruleset)}), Subject: subject.Number, Local: true, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(ruleset)}), Subject: subject.Number, Local: true, Reconciled: tables.Done(),
 		})
 	}
 
@@ -211,7 +211,7 @@ func TestNetwork(t *testing.T) {
 	require.Equal(t, fmt.Sprintf(steps, 0), text)
 	require.Equal(t, condition.Pending, c)
 
-	insert(t, in.DB, in.Subjects, &tables.Subject{Life: tables.Life{Number: 12}, Ruleset: 2, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+	insert(t, in.DB, in.Subjects, &tables.Subject{Life: tables.Life{Number: 12}, Ruleset: 2, Reconciled: tables.Done()})
 	insert(t, in.DB, in.SubjectMirror, &tables.SubjectMirror{
 		Key: bpf.SubjectKey{Subject: 12}, Value: bpf.SubjectValue{Ruleset: 2}, Present: true, Desired: true,
 	})
@@ -226,11 +226,11 @@ func TestRoutes(t *testing.T) {
 	policy := addEgress(t, in, 1, 2, 0)
 	addEgress(t, in, 2, 1, 0)
 	for _, number := range []uint32{1, 2} {
-		route := &tables.SubjectRoute{Subject: 10 + number, EgressRuleset: number, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+		route := &tables.SubjectRoute{Subject: 10 + number, EgressRuleset: number, Reconciled: tables.Done()}
 		insert(t, in.DB, in.Routes, route)
 		insert(t, in.DB, in.RouteMirror, &tables.RouteMirror{Key: route.MapKey(), Value: route.MapValue(), Present: true, Desired: true})
 		insert(t, in.DB, in.Pods, &tables.Pod{
-			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject, Reconciled: tables.Done(),
 		})
 	}
 	s, err := New(in).Build(policy)
