@@ -111,10 +111,13 @@ sluice_subjects delete subject=1
 	require.Equal(t, want, h.must("map/log sluice_subjects"))
 	require.Empty(t, h.must("map/log"))
 	require.Equal(t, []string{
-		"ruleset=0 absent", "ruleset=1", "ruleset=2", "ruleset=0 absent", "ruleset=1", "ruleset=1", "ruleset=0 absent",
+		"ruleset=0 absent", "ruleset=1", "ruleset=2", "ruleset=0 absent", "ruleset=1", "ruleset=1",
+		"ruleset=0 absent",
 	}, observed)
 
-	require.Equal(t, "wrote subject=2 -> ruleset=253\n", h.must("map/corrupt sluice_subjects change"))
+	require.Equal(
+		t, "wrote subject=2 -> ruleset=253\n", h.must("map/corrupt sluice_subjects change"),
+	)
 	require.Equal(t, "removed subject=2\n", h.must("map/corrupt sluice_subjects remove"))
 	h.must("map/corrupt sluice_egress add")
 	require.Contains(t, h.must("map/dump sluice_egress"), "ruleset=4008636142")
@@ -204,7 +207,9 @@ func TestKernelMode(t *testing.T) {
 		require.NoError(t, err)
 		_, err = h.script("map/log")
 		require.ErrorContains(t, err, "not in memory")
-		require.Equal(t, "wrote subject=1 -> ruleset=250\n", h.must("map/corrupt sluice_subjects change"))
+		require.Equal(
+			t, "wrote subject=1 -> ruleset=250\n", h.must("map/corrupt sluice_subjects change"),
+		)
 		require.NoError(t, h.maps.Flip())
 
 		second := newTestHive(t, nil, "--bpffs="+bpffs)
@@ -281,7 +286,13 @@ func TestFormerLayout(t *testing.T) {
 	require.NoError(t, h.maps.Release())
 	removed, err := h.maps.Sweep()
 	require.NoError(t, err)
-	require.Equal(t, []string{"sluice_classes", "sluice_decided", "sluice_pods", "sluice_slots", "sluice_sources"}, removed)
+	require.Equal(
+		t,
+		[]string{
+			"sluice_classes", "sluice_decided", "sluice_pods", "sluice_slots", "sluice_sources",
+		},
+		removed,
+	)
 	require.FileExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "sluice_pods")))
 	require.NoError(t, h.Stop(h.log, context.Background()))
 

@@ -177,6 +177,8 @@ func EgressKeyFrom(ruleset uint32, p netip.Prefix) EgressKey {
 }
 
 // Prefix returns the destination prefix of the key.
-func (k EgressKey) Prefix() netip.Prefix { return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-64) }
+func (k EgressKey) Prefix() netip.Prefix {
+	return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-64)
+}
 
 func (k EgressKey) String() string { return fmt.Sprintf("ruleset=%d %s", k.Ruleset, k.Prefix()) }

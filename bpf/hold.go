@@ -36,7 +36,9 @@ var ErrNothingPinned = errors.New("no agent has pinned programs and maps")
 // the programs use another map of pods than is pinned, as while agents of two
 // versions change over: an entry would be one that nothing looks at.
 func OpenHolder(bpffs string) (*Holder, error) {
-	h := &Holder{mapsDir: MapsDir(bpffs), linksDir: LinksDir(bpffs), programs: map[Program]*ebpf.Program{}}
+	h := &Holder{
+		mapsDir: MapsDir(bpffs), linksDir: LinksDir(bpffs), programs: map[Program]*ebpf.Program{},
+	}
 	if err := h.open(bpffs); err != nil {
 		h.Close()
 		if errors.Is(err, fs.ErrNotExist) {

@@ -76,7 +76,9 @@ type fault struct {
 
 // NewMemory returns a back end without maps.
 func NewMemory() *Memory {
-	return &Memory{maps: map[string]memoryStore{}, sizes: map[string]uint32{}, links: map[string]struct{}{}}
+	return &Memory{
+		maps: map[string]memoryStore{}, sizes: map[string]uint32{}, links: map[string]struct{}{},
+	}
 }
 
 var _ Backend = (*Memory)(nil)

@@ -24,7 +24,8 @@ import (
 // slotsSpec returns the description of the array of a map.
 func slotsSpec(inner *ebpf.MapSpec) *ebpf.MapSpec {
 	return &ebpf.MapSpec{
-		Name: inner.Name, Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: Slots, InnerMap: inner,
+		Name: inner.Name, Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: Slots,
+		InnerMap: inner,
 	}
 }
 

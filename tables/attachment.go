@@ -118,7 +118,9 @@ func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifI
 func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bool {
 	found, _ := attachments.Initialized(txn)
 	if found {
-		_, _, found = attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+		_, _, found = attachments.Get(
+			txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}),
+		)
 	}
 	for a := range attachments.All(txn) {
 		found = found && !a.Status.IsPendingOrRefreshing()

@@ -25,7 +25,7 @@ type CNIAttachment struct {
 	Container string       `json:"container"`
 	IfName    string       `json:"ifName"` // inside the pod
 	Pod       Name         `json:"pod"`
-	UID       string       `json:"uid,omitempty"` // as the kubelet knows it, empty if the runtime did not pass it
+	UID       string       `json:"uid,omitempty"` // by the kubelet, empty if not passed on
 	Device    string       `json:"device,omitempty"`
 	IfIndex   int          `json:"ifIndex,omitempty"` // of the node's end, 0 if there is none
 	MAC       string       `json:"mac,omitempty"`     // of the pod's end

@@ -41,7 +41,9 @@ var (
 		func(r *EgressRuleset) bpf.Digest { return r.Digest })
 	egressRulesetPolicy = IndexEach("policy", StringKeys,
 		func(r *EgressRuleset) []string { return r.Policies })
-	egressRulesetUndesired = FlagIndex("undesired", func(r *EgressRuleset) bool { return r.Undesired })
+	egressRulesetUndesired = FlagIndex("undesired", func(r *EgressRuleset) bool {
+		return r.Undesired
+	})
 
 	// EgressRulesetByNumber queries an egress ruleset by its number.
 	EgressRulesetByNumber = egressRulesetNumber.Query

@@ -16,8 +16,8 @@ type EgressPolicyStatus struct {
 	Policy     string   `json:"policy"`
 	Gateways   []string `json:"gateways,omitempty"` // elected nodes, or why none
 	Rules      int      `json:"rules"`              // that it decides
-	Programmed int      `json:"programmed"`         // of these, in force for all pods that have them
-	Failed     int      `json:"failed"`             // of these, of which the kernel refused something
+	Programmed int      `json:"programmed"`         // of these, in force for all their pods
+	Failed     int      `json:"failed"`             // of these, refused by the kernel
 	Conflicts  []string `json:"conflicts,omitempty"`
 	Errors     []string `json:"errors,omitempty"`
 

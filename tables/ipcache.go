@@ -58,7 +58,9 @@ func (c *IPCache) MapValue() bpf.IPCacheValue {
 
 // TableHeader implements [statedb.TableWritable].
 func (*IPCache) TableHeader() []string {
-	return []string{"Prefix", "Member", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
+	return []string{
+		"Prefix", "Member", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -127,7 +129,9 @@ func IPCacheInside(
 }
 
 // NewIPCacheTable creates the table of what is known of addresses.
-var NewIPCacheTable = Declare("ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin)
+var NewIPCacheTable = Declare(
+	"ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin,
+)
 
 // PeerPrefix is a prefix that selectors in use name, or that bounds the cluster. An address belongs
 // to the longest one around it.

@@ -21,7 +21,7 @@ const (
 	PolicyInvalid     PolicyState = "invalid"     // a part of it cannot be used
 	PolicyUnsupported PolicyState = "unsupported" // a part of it needs what the agent does not have
 	PolicyFailed      PolicyState = "failed"      // the kernel refused some of it, or a pod
-	PolicyPending     PolicyState = "pending"     // the kernel does not have all of it yet, or still has a former version
+	PolicyPending     PolicyState = "pending"     // not in the kernel yet, or a former version still is
 	PolicyNotHere     PolicyState = "not here"    // it selects no pod on this node
 	PolicyInForce     PolicyState = "in force"
 )
@@ -45,10 +45,10 @@ type NetworkPolicyStatus struct {
 	// EntriesWanted counts the label sets of pods of this node that it selects, each of which
 	// is an entry of sluice_subjects.
 	EntriesWanted int    `json:"entriesWanted"`
-	Programmed    int    `json:"programmed"`         // of these, with the present version in the kernel
-	Failed        int    `json:"failed"`             // of these, with an entry that the kernel refused
+	Programmed    int    `json:"programmed"`         // of these, up to date in the kernel
+	Failed        int    `json:"failed"`             // of these, refused by the kernel
 	Refused       string `json:"refused,omitempty"`  // why, for one of them
-	TooLarge      string `json:"tooLarge,omitempty"` // why pods that it selects are isolated instead
+	TooLarge      string `json:"tooLarge,omitempty"` // why its pods are isolated instead
 
 	// Settled is set when the kernel has everything that can be enforced of the policy for all pods
 	// that it selects, and nothing of former versions. It is never set if that is too large.
@@ -64,13 +64,16 @@ type NetworkPolicyStatus struct {
 func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
 	return s.Policy == o.Policy && s.State == o.State && slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
 		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce && s.EntriesWanted == o.EntriesWanted &&
-		s.Programmed == o.Programmed && s.Failed == o.Failed && s.Refused == o.Refused && s.TooLarge == o.TooLarge &&
+		s.Programmed == o.Programmed && s.Failed == o.Failed &&
+		s.Refused == o.Refused && s.TooLarge == o.TooLarge &&
 		s.Settled == o.Settled && s.Since.Equal(o.Since) && s.Done.Equal(o.Done)
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*NetworkPolicyStatus) TableHeader() []string {
-	return []string{"Kind", "Name", "State", "Programmed", "Failed", "TooLarge", "Unsupported", "Errors"}
+	return []string{
+		"Kind", "Name", "State", "Programmed", "Failed", "TooLarge", "Unsupported", "Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].

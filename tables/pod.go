@@ -50,7 +50,9 @@ func (p *Pod) MapValue() bpf.PodValue {
 
 // TableHeader implements [statedb.TableWritable].
 func (*Pod) TableHeader() []string {
-	return []string{"Address", "Pod", "Subject", "Local", "IfIndex", "MAC", "Reason", "Status", "Error"}
+	return []string{
+		"Address", "Pod", "Subject", "Local", "IfIndex", "MAC", "Reason", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -117,7 +119,9 @@ func (s *Subject) MapValue() bpf.SubjectValue { return bpf.SubjectValue{Ruleset:
 
 // TableHeader implements [statedb.TableWritable].
 func (*Subject) TableHeader() []string {
-	return []string{"Number", "LabelSet", "Local", "Node", "Ruleset", "Undesired", "Status", "Error"}
+	return []string{
+		"Number", "LabelSet", "Local", "Node", "Ruleset", "Undesired", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].

@@ -47,7 +47,9 @@ func (id RuleID) Compare(o RuleID) int {
 // "NetworkPolicy/shop/web ingress[0.1]"; of a default "... ingress[0]".
 func (id RuleID) String() string {
 	var b strings.Builder
-	b.WriteString(id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(int(id.Rule)))
+	b.WriteString(
+		id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(int(id.Rule)),
+	)
 	if id.Item >= 0 {
 		b.WriteString("." + strconv.Itoa(int(id.Item)))
 	}

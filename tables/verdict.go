@@ -98,7 +98,8 @@ func PolicyEntriesOfRuleset(ruleset uint32) statedb.Query[*PolicyEntry] {
 }
 
 // NewPolicyEntryTable creates the table of policy entries.
-var NewPolicyEntryTable = Declare("policy-entries", policyEntryKey, policyEntryClass, policyEntrySet,
+var NewPolicyEntryTable = Declare("policy-entries",
+	policyEntryKey, policyEntryClass, policyEntrySet,
 	policyEntryPendingRuleset, policyEntryPendingClass)
 
 // Compiled says that policy-entries has all entries of a ruleset with the classes of the snapshot
@@ -231,7 +232,8 @@ func (v *Verdict) TableRow() []string {
 	return []string{
 		number(
 			v.Key.Set,
-		), v.Traffic(), strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie)),
+		), v.Traffic(),
+		strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie)),
 		listColumn(rules, ", "), v.Status.Kind.String(), orDash(v.Status.GetError()),
 	}
 }

@@ -124,7 +124,9 @@ func TestPinned(t *testing.T) {
 		f.toGateway(next(), second())
 		raise(packettest.Routed)
 		f.toGateway(next(), second())
-		require.Equal(f, generation, f.connection(connectionOf(transport, f.Pod, f.Server)).Generation)
+		require.Equal(
+			f, generation, f.connection(connectionOf(transport, f.Pod, f.Server)).Generation,
+		)
 
 		// The policy goes: live connections end by themselves.
 		require.NoError(f, f.RemoveRoute(packettest.Routed))

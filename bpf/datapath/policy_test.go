@@ -71,7 +71,9 @@ func policyOf(class uint32, d bpf.Direction) bpf.PolicyKey {
 }
 
 // policy writes a verdict of the pod's ruleset. Protocol 0 is any traffic.
-func (f *fixture) policy(class uint32, d bpf.Direction, protocol uint8, port uint16, bits int, v bpf.VerdictValue) {
+func (f *fixture) policy(
+	class uint32, d bpf.Direction, protocol uint8, port uint16, bits int, v bpf.VerdictValue,
+) {
 	f.Helper()
 	set := setOf(class, d)
 	require.NoError(f, f.SetVerdict(bpf.VerdictKeyOf(set, protocol, port, bits), v))
@@ -290,7 +292,10 @@ func TestPolicyWithGateway(t *testing.T) {
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.Server), bpf.ReasonPolicyRule)
 		f.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, allowOther)
 		f.toGateway(f.begin(transport, bpf.DirectionEgress, f.Server), second())
-		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, bpf.DirectionEgress, f.Server).Generation)
+		require.EqualValues(
+			f, packettest.Generation+1,
+			f.tracked(transport, bpf.DirectionEgress, f.Server).Generation,
+		)
 	})
 }
 
@@ -344,7 +349,10 @@ func TestLinkLocal(t *testing.T) {
 		f.passed(f.answer(transport, bpf.DirectionEgress, f.LinkLocal))
 		f.subject(judgedPod, packettest.Generation+1)
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
-		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, bpf.DirectionEgress, f.LinkLocal).Generation)
+		require.EqualValues(
+			f, packettest.Generation+1,
+			f.tracked(transport, bpf.DirectionEgress, f.LinkLocal).Generation,
+		)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyRule)
 		f.subject(judgedPod, packettest.Generation+2)
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.LinkLocal), bpf.ReasonPolicyRule)

@@ -72,7 +72,9 @@ func connectionMap(f *fixture, transport string) string {
 func TestPodOfAnotherNode(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		id := portOf(f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport)
+		id := portOf(
+			f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport,
+		)
 		f.delivered(f.fromNetdev(response(transport, f.Server, f.Egress, id)...))
 
 		// It has moved, and with it nothing but the flag is another.
@@ -190,7 +192,9 @@ func TestFlipOfLiveFlows(t *testing.T) {
 		require.NoError(f, f.UseSlot(1))
 		require.NoError(f, f.FillSlot(f.Addresses))
 		f.subject(judgedPod, packettest.Generation)
-		require.NoError(f, f.SetIPCache(netip.PrefixFrom(f.Server, f.Server.BitLen()), 0, netip.Addr{}))
+		require.NoError(
+			f, f.SetIPCache(netip.PrefixFrom(f.Server, f.Server.BitLen()), 0, netip.Addr{}),
+		)
 		f.policy(0, d, 0, 0, 0, denyDefault)
 		f.passed(f.begin(transport, d, f.Server))
 		res := f.begin(transport, d, f.Server2)

@@ -49,13 +49,16 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 			// From 1 ms to 33 s.
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 16),
 		}),
-		policies: prometheus.NewDesc("sluice_policies", "Network policies by state on this node.", []string{"state"}, nil),
-		entries:  prometheus.NewDesc("sluice_policy_entries", "Verdicts of network policies: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
+		policies: prometheus.NewDesc(
+			"sluice_policies", "Network policies by state on this node.", []string{"state"}, nil,
+		),
+		entries: prometheus.NewDesc("sluice_policy_entries", "Verdicts of network policies: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
 	}
 }
 
 var policyStates = []tables.PolicyState{
-	tables.PolicyTooLarge, tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed, tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
+	tables.PolicyTooLarge, tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed,
+	tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
 }
 
 // Describe implements [prometheus.Collector].

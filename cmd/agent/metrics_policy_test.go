@@ -24,7 +24,9 @@ func TestPolicyMetrics(t *testing.T) {
 	require.NoError(t, err)
 	kernel, err := tables.NewVerdictMirrorTable(db)
 	require.NoError(t, err)
-	m := newPolicyMetrics(policyMetricTables{DB: db, Status: status, Verdicts: verdicts, Kernel: kernel})
+	m := newPolicyMetrics(policyMetricTables{
+		DB: db, Status: status, Verdicts: verdicts, Kernel: kernel,
+	})
 	registry := prometheus.NewPedanticRegistry()
 	require.NoError(t, register(registry, m, m.delay))
 
@@ -73,7 +75,9 @@ func TestPolicyMetrics(t *testing.T) {
 		_, _, err = verdicts.Insert(wtxn, &tables.Verdict{Key: bpf.VerdictKey{Set: set + 1}})
 		require.NoError(t, err)
 	}
-	_, _, err = kernel.Insert(wtxn, &tables.VerdictMirror{Key: bpf.VerdictKey{Set: 1}, Present: true})
+	_, _, err = kernel.Insert(wtxn, &tables.VerdictMirror{
+		Key: bpf.VerdictKey{Set: 1}, Present: true,
+	})
 	require.NoError(t, err)
 	wtxn.Commit()
 

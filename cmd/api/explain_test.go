@@ -43,10 +43,18 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	require.NoError(t, err)
 	addr := netip.MustParseAddr("10.1.0.5")
 	allow := tables.RuleID{
-		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Direction: bpf.DirectionIngress,
+		Policy: tables.PolicyID{
+			Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"},
+		},
+		Direction: bpf.DirectionIngress,
 	}
-	verdict := func(protocol uint8, port uint16, bits int, v bpf.VerdictValue, rules ...tables.RuleID) *tables.Verdict {
-		return &tables.Verdict{Key: bpf.VerdictKeyOf(4, protocol, port, bits), Value: v, Rules: rules, Reconciled: tables.Done()}
+	verdict := func(
+		protocol uint8, port uint16, bits int, v bpf.VerdictValue, rules ...tables.RuleID,
+	) *tables.Verdict {
+		return &tables.Verdict{
+			Key: bpf.VerdictKeyOf(4, protocol, port, bits), Value: v, Rules: rules,
+			Reconciled: tables.Done(),
+		}
 	}
 	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},
@@ -55,23 +63,36 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		}),
 		Nodes:         newTable(t, db, tables.NewNodeTable),
 		NodeAddresses: newTable(t, db, tables.NewNodeAddressTable), Services: newTable(t, db, tables.NewServiceTable),
-		Backends: newTable(t, db, tables.NewBackendSliceTable), IPCache: newTable(t, db, tables.NewIPCacheTable,
+		Backends: newTable(t, db, tables.NewBackendSliceTable),
+		IPCache: newTable(t, db, tables.NewIPCacheTable,
 			&tables.IPCache{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Member: 3}),
-		Pods:     newTable(t, db, tables.NewPodTable, &tables.Pod{Addr: addr, Subject: 1, Local: true}),
-		Subjects: newTable(t, db, tables.NewSubjectTable, &tables.Subject{Life: tables.Life{Number: 1}, Ruleset: 2}),
-		Routes:   newTable(t, db, tables.NewSubjectRouteTable),
-		Members:  newTable(t, db, tables.NewMemberTable, &tables.Member{Life: tables.Life{Number: 3}, Class: 3}),
-		Entries:  newTable(t, db, tables.NewPolicyEntryTable, &tables.PolicyEntry{Ruleset: 2, Direction: bpf.DirectionIngress, Set: 4}),
+		Pods: newTable(t, db, tables.NewPodTable, &tables.Pod{
+			Addr: addr, Subject: 1, Local: true,
+		}),
+		Subjects: newTable(t, db, tables.NewSubjectTable, &tables.Subject{
+			Life: tables.Life{Number: 1}, Ruleset: 2,
+		}),
+		Routes: newTable(t, db, tables.NewSubjectRouteTable),
+		Members: newTable(t, db, tables.NewMemberTable, &tables.Member{
+			Life: tables.Life{Number: 3}, Class: 3,
+		}),
+		Entries: newTable(t, db, tables.NewPolicyEntryTable, &tables.PolicyEntry{
+			Ruleset: 2, Direction: bpf.DirectionIngress, Set: 4,
+		}),
 		Verdicts: newTable(t, db, tables.NewVerdictTable,
-			verdict(6, 80, 16, bpf.VerdictValue{}, allow), verdict(0, 0, 0, bpf.VerdictValue{Deny: 1, Default: 1})),
+			verdict(6, 80, 16, bpf.VerdictValue{}, allow),
+			verdict(0, 0, 0, bpf.VerdictValue{Deny: 1, Default: 1})),
 		Configs:     newTable(t, db, tables.NewDatapathConfigTable),
 		EgressRules: newTable(t, db, tables.NewEgressRuleTable), Gateways: newTable(t, db, tables.NewEgressGatewayTable),
-		Covered: newTable(t, db, tables.NewCoveredPrefixTable), Classes: newTable(t, db, tables.NewClassTable),
+		Covered:   newTable(t, db, tables.NewCoveredPrefixTable),
+		Classes:   newTable(t, db, tables.NewClassTable),
 		Selectors: newTable(t, db, tables.NewSelectorTable),
 		Rulesets: newTable(t, db, tables.NewRulesetTable, &tables.Ruleset{
-			Life: tables.Life{Number: 2}, Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
+			Life:  tables.Life{Number: 2},
+			Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
 		}),
-		Cookies: newTable(t, db, tables.NewRuleCookieTable), EgressRulesets: newTable(t, db, tables.NewEgressRulesetTable),
+		Cookies:        newTable(t, db, tables.NewRuleCookieTable),
+		EgressRulesets: newTable(t, db, tables.NewEgressRulesetTable),
 	}, live)}
 }
 
@@ -182,12 +203,16 @@ func TestClasses(t *testing.T) {
 		{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}},
 	})[0]
 	newTable(t, db, tables.NewClassTable,
-		&tables.Class{Life: tables.Life{Number: 7}, Digest: bpf.Digest{7}, Selectors: []uint32{4, 5}},
+		&tables.Class{
+			Life: tables.Life{Number: 7}, Digest: bpf.Digest{7}, Selectors: []uint32{4, 5},
+		},
 		&tables.Class{Life: tables.Life{Number: 8}, Digest: bpf.Digest{8}, Refused: true})
 	h := &handlers{db: db, limits: newLimits()}
 	_, body := h.ask("/tables/peer-classes")
 	require.Regexp(t, `(?m)^7 +4 \| 5 `, body)
-	h.tables.Selectors = newTable(t, db, tables.NewSelectorTable, &tables.Selector{Life: tables.Life{Number: 4}, SelectorSpec: office})
+	h.tables.Selectors = newTable(t, db, tables.NewSelectorTable, &tables.Selector{
+		Life: tables.Life{Number: 4}, SelectorSpec: office,
+	})
 	_, body = h.ask("/tables/peer-classes")
 	require.Regexp(t, `(?m)^7 +203\.0\.113\.0/24 \| 5 `, body)
 	require.Regexp(t, `(?m)^8 +refused `, body)

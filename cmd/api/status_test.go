@@ -59,7 +59,9 @@ func TestStatusProblems(t *testing.T) {
 	f.complete()
 	failed := reconciler.StatusError(errors.New("no such device"))
 	f.tables.Attachments = newTable(t, f.db, tables.NewAttachmentTable,
-		&tables.Attachment{IfIndex: 1, Device: "eth0", Program: bpf.ProgramFromPod, Reconciled: tables.Done()},
+		&tables.Attachment{
+			IfIndex: 1, Device: "eth0", Program: bpf.ProgramFromPod, Reconciled: tables.Done(),
+		},
 		&tables.Attachment{IfIndex: 2, Device: "eth1", Program: bpf.ProgramFromPod, Reconciled: tables.Reconciled{Status: failed}},
 		&tables.Attachment{IfIndex: 3, Device: "eth2", Program: bpf.ProgramFromPod, Reconciled: tables.Pending()},
 	)
@@ -146,7 +148,12 @@ func BenchmarkStatus_50000_Endpoints(b *testing.B) {
 	require.NoError(b, err)
 	wtxn := db.WriteTxn(table)
 	for i := range 50_000 {
-		_, _, err := table.Insert(wtxn, &tables.IPCache{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32), Reconciled: tables.Done()})
+		_, _, err := table.Insert(wtxn, &tables.IPCache{
+			Prefix: netip.PrefixFrom(
+				netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32,
+			),
+			Reconciled: tables.Done(),
+		})
 		require.NoError(b, err)
 	}
 	wtxn.Commit()

@@ -178,7 +178,9 @@ func (w *world) takeBase(db *statedb.DB, b base) {
 	wtxn.Commit()
 }
 
-func (w *world) takeKernel(maps *bpf.Maps, control *mapsync.Control, slots statedb.Table[*tables.Slot]) {
+func (w *world) takeKernel(
+	maps *bpf.Maps, control *mapsync.Control, slots statedb.Table[*tables.Slot],
+) {
 	w.maps, w.control, w.slots = maps, control, slots
 }
 

@@ -193,7 +193,9 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 	case len(texts) == 0:
 		return false, p.noSuchPolicy(), nil
 	case done && len(tooLarge) > 0:
-		return false, "", fmt.Errorf("policy %s isolates pods instead: %s", p.name, strings.Join(tooLarge, "; "))
+		return false, "", fmt.Errorf(
+			"policy %s isolates pods instead: %s", p.name, strings.Join(tooLarge, "; "),
+		)
 	case done && len(wrong) > 0:
 		return false, "", fmt.Errorf("policy %s is in force in part: %s", p.name, strings.Join(wrong, "; "))
 	}

@@ -101,7 +101,9 @@ func foundInMemory(memory *bpf.Memory) (rows []*tables.Attachment) {
 
 // attachmentOf returns the attachment with a name, nil if there is no such program.
 func attachmentOf(pin string) *tables.Attachment {
-	row := &tables.Attachment{Program: bpf.ProgramBackstop, Origin: tables.FormerAttachment, Reconciled: tables.Done()}
+	row := &tables.Attachment{
+		Program: bpf.ProgramBackstop, Origin: tables.FormerAttachment, Reconciled: tables.Done(),
+	}
 	if isBackstop(pin) {
 		return row
 	}

@@ -197,7 +197,9 @@ func TestProgramsArePinned(t *testing.T) {
 		a.attach(0, bpf.ProgramBackstop)
 		insert(a, a.config, &tables.ConfigMirror{})
 		require.False(t, a.pinned(dir, bpf.ProgramFromPod), "pods are not held by policies yet")
-		insert(a, a.config, &tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigNetworkPolicies}})
+		insert(a, a.config, &tables.ConfigMirror{
+			Value: bpf.ConfigValue{Flags: bpf.ConfigNetworkPolicies},
+		})
 		for _, p := range bpf.PinnedPrograms {
 			await.True(t, func() bool { return a.pinned(dir, p) })
 		}

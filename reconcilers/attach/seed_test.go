@@ -44,15 +44,23 @@ func TestLiveConnections(t *testing.T) {
 				outPod, out := dial(t, n.pod, n.client, addrs.client)
 				a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 				defer a.stop()
-				a.writeMaps(n.podDevice, map[bool]uint32{true: routed, false: free}[chosen], addrs.pod)
+				a.writeMaps(
+					n.podDevice, map[bool]uint32{true: routed, false: free}[chosen], addrs.pod,
+				)
 				a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)
 
 				require.True(t, passes(t, inPod, in, patience), "what a client began goes on, with the pod's data first")
 				require.True(t, passes(t, in, inPod, patience))
 				if chosen {
-					require.False(t, passes(t, outPod, out, silence), "what the pod began is cut when a policy selects it")
+					require.False(
+						t, passes(t, outPod, out, silence),
+						"what the pod began is cut when a policy selects it",
+					)
 				} else {
-					require.True(t, passes(t, outPod, out, patience), "what the pod began goes on unless a policy selects it")
+					require.True(
+						t, passes(t, outPod, out, patience),
+						"what the pod began goes on unless a policy selects it",
+					)
 				}
 			})
 		}
@@ -74,7 +82,10 @@ func TestLiveConnectionsUnderPolicy(t *testing.T) {
 				if !allowed {
 					verdict.Deny = 1
 				}
-				put(a, a.maps.Policy, bpf.PolicyKey{Ruleset: judgedRuleset, Direction: d}, bpf.PolicyValue{Set: uint32(set)})
+				put(
+					a, a.maps.Policy, bpf.PolicyKey{Ruleset: judgedRuleset, Direction: d},
+					bpf.PolicyValue{Set: uint32(set)},
+				)
 				put(a, a.maps.Verdicts, bpf.VerdictKeyOf(uint32(set), 0, 0, 0), verdict)
 			}
 			a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)

@@ -115,7 +115,9 @@ func (p *params) oldestPrefix(txn statedb.ReadTxn) uint64 {
 // isNew reports whether a prefix is desired and not in the kernel.
 func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	key := bpf.IPCacheKeyFrom(prefix)
-	m, _, found := p.IPCacheMirror.Get(txn, tables.MirrorByKey[bpf.IPCacheKey, bpf.IPCacheValue](key))
+	m, _, found := p.IPCacheMirror.Get(
+		txn, tables.MirrorByKey[bpf.IPCacheKey, bpf.IPCacheValue](key),
+	)
 	if found && m.Present {
 		return false
 	}

@@ -71,12 +71,15 @@ func number2text(n uint32) string { return bpf.PeerKey{Member: n}.String() }
 // the kernel has as desired, made by transaction 3.
 func effectiveWorld(t *testing.T) *world {
 	w := newWorld(t, false)
-	block := tables.Block{Prefix: prefix("10.1.0.0/16"), Except: []netip.Prefix{prefix("10.1.2.0/24")}}
+	block := tables.Block{
+		Prefix: prefix("10.1.0.0/16"), Except: []netip.Prefix{prefix("10.1.2.0/24")},
+	}
 	insert(w, w.selectors, w.selector(1), w.selector(2, block))
 	for n := range uint32(2) {
 		insert(w, w.matches, &tables.SelectorMatch{Selector: n + 1, Made: 5})
 		insert(w, w.rulesets, &tables.Ruleset{
-			Life: life(n + 1), Digest: bpf.Digest{byte(n)}, Rules: []*tables.Rule{{Peers: []uint32{n + 1}}},
+			Life: life(n + 1), Digest: bpf.Digest{byte(n)},
+			Rules: []*tables.Rule{{Peers: []uint32{n + 1}}},
 		})
 	}
 	for n := range uint32(3) {
@@ -229,10 +232,14 @@ func TestAround(t *testing.T) {
 	}{
 		{"at rest", func(*world) {}, ""},
 		{"one changes", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.0.0/16", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.0.0/16", 7, 5), pending()),
+			)
 		}, "10.1.0.0/16"},
 		{"one comes", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/23", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/23", 7, 5), pending()),
+			)
 		}, "10.1.2.0/23"},
 		{"one goes", func(w *world) {
 			m := w.mirrorAddress(w.address("10.0.0.0/8", 1, 3))
@@ -241,10 +248,14 @@ func TestAround(t *testing.T) {
 			remove(w, w.IPCache.RWTable, w.address("10.0.0.0/8", 1, 3))
 		}, "10.0.0.0/8"},
 		{"one beside it changes", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.9.0.1/32", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.9.0.1/32", 7, 5), pending()),
+			)
 		}, ""},
 		{"itself", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/24", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/24", 7, 5), pending()),
+			)
 		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

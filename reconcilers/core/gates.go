@@ -97,7 +97,9 @@ func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 			return ""
 		}
 		key := bpf.SubjectKey{Subject: r.Number}
-		_, _, present := p.RouteMirror.Get(txn, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key))
+		_, _, present := p.RouteMirror.Get(
+			txn, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key),
+		)
 		if found || present {
 			return p.Routes.Name()
 		}

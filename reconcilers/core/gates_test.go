@@ -167,7 +167,9 @@ func TestPolicyChain(t *testing.T) {
 	w.memory.Fail("sluice_verdicts", bpf.OpAny, nil, 0)
 	awaitStatus(w, w.IPCache.ToTable(), address, "Done")
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: it is not in rulesets")
-	insert(w, w.rulesets, &tables.Ruleset{Life: life(6), Rules: []*tables.Rule{{Peers: []uint32{3}}}})
+	insert(w, w.rulesets, &tables.Ruleset{
+		Life: life(6), Rules: []*tables.Rule{{Peers: []uint32{3}}},
+	})
 	awaitStatus(
 		w,
 		w.Subjects.ToTable(),

@@ -32,7 +32,9 @@ func pods(p *params, g *gates) mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodVa
 	return mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodValue]{
 		Map: p.Maps.Pods, Desired: p.Pods, Mirror: p.PodMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.Pod],
-		ByKey:      func(k bpf.PodKey) statedb.Query[*tables.Pod] { return tables.PodByAddr(k.Addr.Addr()) },
+		ByKey: func(k bpf.PodKey) statedb.Query[*tables.Pod] {
+			return tables.PodByAddr(k.Addr.Addr())
+		},
 		Refers: func(row *tables.Pod, kernel *bpf.PodValue) (refers []mapsync.Reference) {
 			// A pod without a subject is held.
 			if row.Subject != 0 && (kernel == nil || kernel.Subject != row.Subject) {
@@ -66,7 +68,9 @@ func ipcacheByKey(k bpf.IPCacheKey) statedb.Query[*tables.IPCache] {
 	return tables.IPCacheByPrefix(k.Prefix())
 }
 
-func ipcache(p *params, g *gates) mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue] {
+func ipcache(
+	p *params, g *gates,
+) mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue] {
 	isPod := func(v *bpf.IPCacheValue) bool { return v != nil && v.Flags&bpf.IPCachePod != 0 }
 	return mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue]{
 		Map: p.Maps.IPCache, Desired: p.IPCache, Mirror: p.IPCacheMirror, PublishIntent: true,
@@ -126,7 +130,9 @@ func subjects(
 	return mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue]{
 		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.Subject],
-		ByKey:      func(k bpf.SubjectKey) statedb.Query[*tables.Subject] { return tables.SubjectByNumber(k.Subject) },
+		ByKey: func(k bpf.SubjectKey) statedb.Query[*tables.Subject] {
+			return tables.SubjectByNumber(k.Subject)
+		},
 		Refers: func(row *tables.Subject, _ *bpf.SubjectValue) []mapsync.Reference {
 			if row.Ruleset <= bpf.EmptyRuleset {
 				return nil // they have no entries
@@ -139,11 +145,15 @@ func subjects(
 	}
 }
 
-func routes(p *params, g *gates) mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue] {
+func routes(
+	p *params, g *gates,
+) mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue] {
 	return mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue]{
 		Map: p.Maps.Routes, Desired: p.Routes, Mirror: p.RouteMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.SubjectRoute],
-		ByKey:      func(k bpf.SubjectKey) statedb.Query[*tables.SubjectRoute] { return tables.RouteBySubject(k.Subject) },
+		ByKey: func(k bpf.SubjectKey) statedb.Query[*tables.SubjectRoute] {
+			return tables.RouteBySubject(k.Subject)
+		},
 		Refers: func(row *tables.SubjectRoute, _ *bpf.RouteValue) []mapsync.Reference {
 			return []mapsync.Reference{g.egressRuleset.On(row.EgressRuleset)}
 		},
@@ -158,7 +168,9 @@ func peers(p *params, g *gates) mapsync.Config[*tables.Member, bpf.PeerKey, bpf.
 	return mapsync.Config[*tables.Member, bpf.PeerKey, bpf.PeerValue]{
 		Map: p.Maps.Peers, Desired: p.Members, Mirror: p.PeerMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.Member],
-		ByKey:      func(k bpf.PeerKey) statedb.Query[*tables.Member] { return tables.MemberByNumber(k.Member) },
+		ByKey: func(k bpf.PeerKey) statedb.Query[*tables.Member] {
+			return tables.MemberByNumber(k.Member)
+		},
 		Refers: func(row *tables.Member, _ *bpf.PeerValue) []mapsync.Reference {
 			return []mapsync.Reference{g.class.On(row.Class)}
 		},
@@ -194,12 +206,16 @@ func verdicts(p *params) mapsync.Config[*tables.Verdict, bpf.VerdictKey, bpf.Ver
 	}
 }
 
-func egress(p *params, g *gates) mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue] {
+func egress(
+	p *params, g *gates,
+) mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue] {
 	return mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue]{
 		Map: p.Maps.Egress, Desired: p.EgressRules, Mirror: p.EgressMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.EgressRule],
 		ByKey: func(k bpf.EgressKey) statedb.Query[*tables.EgressRule] {
-			return tables.EgressRuleByKey(tables.EgressRuleKey{Ruleset: k.Ruleset, Destination: k.Prefix()})
+			return tables.EgressRuleByKey(tables.EgressRuleKey{
+				Ruleset: k.Ruleset, Destination: k.Prefix(),
+			})
 		},
 		Refers: func(row *tables.EgressRule, _ *bpf.EgressValue) []mapsync.Reference {
 			if row.Group == bpf.GroupExcluded {

@@ -206,7 +206,9 @@ func TestFull(t *testing.T) {
 
 // Prefixes that replace one another: the longest is written first, and deleted last.
 func TestOrder(t *testing.T) {
-	l := newTestLoop(t, bpf.Spec{}, func(_ *testLoop, cfg *testConfig) { cfg.PublishIntent = false })
+	l := newTestLoop(t, bpf.Spec{}, func(_ *testLoop, cfg *testConfig) {
+		cfg.PublishIntent = false
+	})
 	var seq uint64
 	l.change(row(key(8, 10), 1), row(key(32, 10, 1, 1, 1), 1))
 	l.rounds()
@@ -351,7 +353,9 @@ func TestBounded(t *testing.T) {
 	l.change(rows...)
 	_, err = l.round()
 	require.NoError(t, err)
-	left := statedb.Collect(l.Mirror.List(l.db.ReadTxn(), tables.MirrorsUndesired[prefixKey, number]()))
+	left := statedb.Collect(
+		l.Mirror.List(l.db.ReadTxn(), tables.MirrorsUndesired[prefixKey, number]()),
+	)
 	require.Len(t, left, maxRound+1, "the mirror says at once what is not desired any more")
 }
 

@@ -81,7 +81,8 @@ func (f *flipper) run(ctx context.Context, health cell.Health) error {
 	if err := f.show("", f.flipped); err != nil {
 		return err
 	}
-	if !wait(ctx, bpf.SlotGrace) || !try(ctx, health, "Cannot give up the former slot of maps", f.Maps.Release) {
+	if !wait(ctx, bpf.SlotGrace) ||
+		!try(ctx, health, "Cannot release the former slot of maps", f.Maps.Release) {
 		return nil
 	}
 	if !f.awaitAttached(ctx) || !try(ctx, health, "Cannot remove pins of other versions", f.sweep) {

@@ -162,13 +162,17 @@ func (w *world) has(slot uint32) (there bool) {
 func TestSweep(t *testing.T) {
 	inBubble(t, func(w *world) {
 		const old = "sluice_of_old"
-		_, err := bpf.Open[bpf.PodKey, bpf.PodValue](w.memory, bpf.Spec{Name: old, Type: bpf.TypeHash, MaxEntries: 1})
+		_, err := bpf.Open[bpf.PodKey, bpf.PodValue](w.memory, bpf.Spec{
+			Name: old, Type: bpf.TypeHash, MaxEntries: 1,
+		})
 		require.NoError(t, err)
 		a := w.startFlipped()
 		a.pass(time.Minute)
 		require.Contains(t, w.memory.Maps(), old, "nothing is attached yet")
 		backstop := tables.Attachment{Program: bpf.ProgramBackstop, Reconciled: tables.Done()}
-		device := tables.Attachment{IfIndex: 1, Program: bpf.ProgramFromPod, Reconciled: tables.Pending()}
+		device := tables.Attachment{
+			IfIndex: 1, Program: bpf.ProgramFromPod, Reconciled: tables.Pending(),
+		}
 		insert(a, a.attached, &device)
 		insert(a, a.attached, &backstop)
 		a.pass(time.Minute)

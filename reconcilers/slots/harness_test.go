@@ -86,7 +86,9 @@ func (w *world) start() *agent {
 		flipped:      a.slots.RegisterInitializer(wtxn, "test"),
 	}
 	wtxn.Commit()
-	a.generation = &Generation{maps: maps, retry: make(chan struct{}, 1), later: make(chan struct{}, 1)}
+	a.generation = &Generation{
+		maps: maps, retry: make(chan struct{}, 1), later: make(chan struct{}, 1),
+	}
 
 	health, simple := cell.NewSimpleHealth()
 	a.health = simple
@@ -185,7 +187,9 @@ func (a *agent) requireWaits(what string) {
 	initialized, _ := a.slots.Initialized(txn)
 	require.False(a.t, initialized)
 	row, _, _ := a.slots.Get(txn, tables.SlotByNumber(own))
-	require.Equal(a.t, &tables.Slot{Number: own, Use: tables.SlotFilled, Own: true, WaitsFor: what}, row)
+	require.Equal(
+		a.t, &tables.Slot{Number: own, Use: tables.SlotFilled, Own: true, WaitsFor: what}, row,
+	)
 	row, _, _ = a.slots.Get(txn, tables.SlotByNumber(inForce))
 	require.Equal(a.t, &tables.Slot{Number: inForce, Use: tables.SlotInForce}, row)
 }

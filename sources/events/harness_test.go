@@ -92,10 +92,13 @@ func start(t testing.TB, d Datapath) *world {
 		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "web-1"}, Node: "node-1", Addrs: []netip.Addr{addr("10.1.0.5"), addr("fd00::5")}, LabelSet: &tables.LabelSet{}},
 		&tables.Endpoint{Name: tables.Name{Namespace: "shop", Name: "db-1"}, Node: "node-2", Addrs: []netip.Addr{addr("10.2.0.5")}, LabelSet: &tables.LabelSet{}})
 	insert(t, w, w.PodRows, &tables.Pod{
-		Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"}, IfIndex: 12, Subject: 2, Local: true,
+		Addr: addr("10.1.0.5"), Endpoint: tables.Name{Namespace: "shop", Name: "web-1"},
+		IfIndex: 12, Subject: 2, Local: true,
 	})
 	insert(t, w, w.RouteRows, &tables.SubjectRoute{Subject: 2, EgressRuleset: 4})
-	insert(t, w, w.SlotRows, &tables.Slot{Use: tables.SlotInForce, Own: true}, &tables.Slot{Number: 1, Use: tables.SlotSpare})
+	insert(t, w, w.SlotRows, &tables.Slot{Use: tables.SlotInForce, Own: true}, &tables.Slot{
+		Number: 1, Use: tables.SlotSpare,
+	})
 	insert(t, w, w.RuleRows,
 		rule(3, "0.0.0.0/0", "all"), rule(3, "203.0.113.0/24", "partner"), rule(3, "::/0", "all-6"), rule(4, "203.0.113.9/32", "other"))
 	return w
@@ -123,7 +126,8 @@ func rawDrop(change ...func(*bpf.Event)) *bpf.Event {
 	e := &bpf.Event{
 		Time: uint64(time.Second), Kind: bpf.EventDrop, Reason: bpf.ReasonNoGateway, Program: bpf.ProgramFromPod, Family: bpf.FamilyIPv4,
 		Protocol: 6, TCPFlags: 2, Source: address("10.1.0.5"), Destination: address("203.0.113.9"),
-		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12, EgressRuleset: 3, Group: 1,
+		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12,
+		EgressRuleset: 3, Group: 1,
 	}
 	for _, c := range change {
 		c(e)

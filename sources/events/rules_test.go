@@ -62,7 +62,8 @@ func TestRulesThatComeAndGo(t *testing.T) {
 	w := start(t, noPrograms{})
 	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
 	insert(t, w, w.VerdictRows, &tables.Verdict{
-		Key: bpf.VerdictKeyOf(5, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 7}, Rules: []tables.RuleID{id},
+		Key: bpf.VerdictKeyOf(5, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 7},
+		Rules: []tables.RuleID{id},
 	})
 	insert(t, w, w.RulesetRows, &tables.Ruleset{
 		Life: tables.Life{Number: 5}, Rules: []*tables.Rule{{RuleID: id, Field: "spec.egress[2]"}},

@@ -51,7 +51,9 @@ func electsOthers(old, new *tables.EgressGroup) bool {
 	return !slices.Equal(old.Gateways, new.Gateways)
 }
 
-func markGroup(_ statedb.ReadTxn, group *tables.EgressGroup, mark func(uint32)) { mark(group.Number) }
+func markGroup(_ statedb.ReadTxn, group *tables.EgressGroup, mark func(uint32)) {
+	mark(group.Number)
+}
 
 func hasOtherNames(old, new *tables.Device) bool {
 	return old.Name != new.Name || !slices.Equal(old.AltNames, new.AltNames)

@@ -84,7 +84,8 @@ type progress struct {
 
 func (s *policyStatusParams) newRound(in statedb.ReadTxn) *statusRound {
 	c := &statusRound{
-		policyStatusParams: s, in: in, rulesets: map[uint32]progress{}, groups: map[uint32]progress{},
+		policyStatusParams: s, in: in, rulesets: map[uint32]progress{},
+		groups: map[uint32]progress{},
 		moving: map[uint32]bool{},
 	}
 	for left := range s.Subjects.List(in, tables.SubjectsUndesired(true)) {
@@ -109,7 +110,9 @@ func (s *policyStatusParams) compute(
 			rows = append(rows, row)
 		}
 		existing := s.Output.List(out, tables.EgressPolicyStatusByPolicy(name))
-		err := transform.Replace(out, s.Output, (*tables.EgressPolicyStatus).Equal, existing, rows...)
+		err := transform.Replace(
+			out, s.Output, (*tables.EgressPolicyStatus).Equal, existing, rows...,
+		)
 		if err != nil {
 			return err
 		}
@@ -137,7 +140,9 @@ func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
 		}
 	}
 	c.addRules(row)
-	compiled, _, found := c.Compiled.Get(c.in, tables.CompiledPolicyByID(tables.EgressPolicyID(name)))
+	compiled, _, found := c.Compiled.Get(
+		c.in, tables.CompiledPolicyByID(tables.EgressPolicyID(name)),
+	)
 	switch {
 	case !found || compiled.Revision != revision:
 		row.Pending = "its rules have yet to be made"

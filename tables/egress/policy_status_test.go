@@ -121,7 +121,9 @@ func (w *statusWorld) release(number uint32) {
 }
 
 func route(subject, ruleset uint32, status reconciler.Status) *tables.SubjectRoute {
-	return &tables.SubjectRoute{Subject: subject, EgressRuleset: ruleset, Reconciled: tables.Reconciled{Status: status}}
+	return &tables.SubjectRoute{
+		Subject: subject, EgressRuleset: ruleset, Reconciled: tables.Reconciled{Status: status},
+	}
 }
 
 // program has the kernel have a subject with its ruleset, and the rule of that.
@@ -321,7 +323,10 @@ func TestConflicts(t *testing.T) {
 	put(w.base, w.rules, wins, loses, again, former)
 	s := w.status()
 	require.Equal(t, []string{"198.51.100.0/24 goes to policy o"}, s.LosesTo)
-	require.Equal(t, []string{"192.0.2.0/24 is also wanted by [q]", "198.51.100.0/24 goes to policy o"}, s.Conflicts)
+	require.Equal(
+		t, []string{"192.0.2.0/24 is also wanted by [q]", "198.51.100.0/24 goes to policy o"},
+		s.Conflicts,
+	)
 	require.Equal(t, 2, s.Rules)
 	require.Equal(t, tables.EgressConflicted, s.State())
 	require.Equal(t, []string{"there (invalid IP)"}, s.Gateways)

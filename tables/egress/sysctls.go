@@ -41,7 +41,9 @@ func (s *sysctlParams) declare() transform.Rule[string] {
 		Inputs: []transform.Input[string]{
 			transform.FromRow(s.Exits,
 				func(old, new *tables.EgressExit) bool { return old.Device != new.Device },
-				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(string)) { mark(e.Device) }),
+				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(string)) {
+					mark(e.Device)
+				}),
 			transform.FromRow(s.Devices,
 				func(old, new *tables.Device) bool { return old.Name != new.Name },
 				func(_ statedb.ReadTxn, d *tables.Device, mark func(string)) {

@@ -63,16 +63,22 @@ func wayOf(v view, from, to Party) Way {
 	peer, _ := v.known(to.place())
 	source, _ := v.known(from.place())
 	switch {
-	case !known && source.Flags&bpf.IPCacheLocalPods != 0 && peer.Flags == 0 && v.covered(to.place()):
+	case !known && source.Flags&bpf.IPCacheLocalPods != 0 && peer.Flags == 0 &&
+		v.covered(to.place()):
 		return way.dropped(bpf.ReasonPodNotReady, "the pod is not in the kernel yet")
 	case !here && !chosen:
 		way.Detail = "not a pod of this node, nor one that this node may be the gateway of"
 	case peer.Flags != 0 && here:
 		way.Detail = "egress policies do not apply to the destination: " + peer.Flags.String()
 	case peer.Flags != 0:
-		return way.dropped(bpf.ReasonNoRule, "egress policies do not apply to the destination: "+peer.Flags.String())
+		return way.dropped(
+			bpf.ReasonNoRule,
+			"egress policies do not apply to the destination: "+peer.Flags.String(),
+		)
 	case pod.Subject == 0 && v.covered(to.place()):
-		return way.dropped(bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet")
+		return way.dropped(
+			bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet",
+		)
 	case pod.Subject == 0:
 		way.Detail = "no egress policy names the destination"
 	case !chosen:

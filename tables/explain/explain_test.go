@@ -117,7 +117,8 @@ func TestPolicyJSON(t *testing.T) {
 	}
 	insert(w, w.Selectors, selector)
 	insert(w, w.Classes, &tables.Class{
-		Life: tables.Life{Number: classClient}, Digest: bpf.Digest{classClient}, Selectors: []uint32{3},
+		Life: tables.Life{Number: classClient}, Digest: bpf.Digest{classClient},
+		Selectors: []uint32{3},
 	})
 	answer, err := w.Policy("shop/client", "shop/web", "80", "tcp")
 	require.NoError(t, err)
@@ -139,7 +140,9 @@ func TestPolicyJSON(t *testing.T) {
 	to := got["to"].(map[string]any)
 	require.EqualValues(t, subjectWeb, to["subject"])
 	require.EqualValues(t, rulesetWeb, to["ruleset"])
-	require.Equal(t, []any{"CiliumNetworkPolicy/shop/no-db", "NetworkPolicy/shop/web"}, to["policies"])
+	require.Equal(
+		t, []any{"CiliumNetworkPolicy/shop/no-db", "NetworkPolicy/shop/web"}, to["policies"],
+	)
 	kernel := got["kernel"].(map[string]any)
 	require.Equal(t, "memory", kernel["backend"])
 	require.Equal(t, kernel["slotInForce"], kernel["slotOwn"])
@@ -171,13 +174,19 @@ func TestDifferences(t *testing.T) {
 		update(t, w.maps.Verdicts, key, bpf.VerdictValue{Deny: 1, Cookie: 99})
 		says("shop/client shop/web 80", allowed+"(denied by rule unknown cookie 99)")
 		remove(t, w.maps.Verdicts, key)
-		says("shop/client shop/web 80", allowed+"(default deny NetworkPolicy/shop/web spec.ingress)")
+		says(
+			"shop/client shop/web 80", allowed+"(default deny NetworkPolicy/shop/web spec.ingress)",
+		)
 		remove(t, w.maps.Verdicts, bpf.VerdictKeyOf(3, 0, 0, 0))
 		says("shop/client shop/web 80", allowed+"(no entry)")
-		remove(t, w.maps.Policy, bpf.PolicyKey{Ruleset: rulesetWeb, Direction: bpf.DirectionIngress})
+		remove(t, w.maps.Policy, bpf.PolicyKey{
+			Ruleset: rulesetWeb, Direction: bpf.DirectionIngress,
+		})
 		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
-		insert(w, w.IPCache, &tables.IPCache{Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB)})
+		insert(w, w.IPCache, &tables.IPCache{
+			Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB),
+		})
 		says("203.0.113.9 shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables member 113, by the maps 110",
@@ -189,7 +198,9 @@ func TestDifferences(t *testing.T) {
 		says("shop/db shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables class 13, by the maps 0")
-		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{Ruleset: bpf.EmptyRuleset})
+		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{
+			Ruleset: bpf.EmptyRuleset,
+		})
 		says("10.2.0.6 shop/web 80",
 			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps allowed (no policy selects the pod)",
 			"ingress: by the tables ruleset 5, by the maps 1")
@@ -217,9 +228,13 @@ func TestWaits(t *testing.T) {
 	text := "waiting for ruleset 5: selector 3: members"
 	status := reconciler.StatusPending()
 	status.Error = &text
-	insert(w, w.Subjects, &tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Reconciled{Status: status}})
+	insert(w, w.Subjects, &tables.Subject{
+		Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb,
+		Reconciled: tables.Reconciled{Status: status},
+	})
 	insert(w, w.Members, &tables.Member{
-		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient}, Class: classClient,
+		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient},
+		Class:     classClient,
 		MemberDef: tables.MemberDef{Scope: tables.ScopePods}, Reconciled: tables.Pending(),
 	})
 	answer, err := w.Policy("shop/client", "shop/web", "80", "")
@@ -248,7 +263,10 @@ func TestSlots(t *testing.T) {
 		inForce, own, err := w.maps.Slot()
 		require.NoError(t, err)
 		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - inForce})
-		text := fmt.Sprintf("kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d", own, 1-inForce)
+		text := fmt.Sprintf(
+			"kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d",
+			own, 1-inForce,
+		)
 		got := lines()
 		require.Equal(t, []string{text, "kernel: same"}, got[3:5])
 		require.Equal(t, []string{text, "kernel: same"}, got[7:])
@@ -261,7 +279,10 @@ func TestNoPolicies(t *testing.T) {
 	both(w, w.Configs, w.maps.Config, &tables.DatapathConfig{Underlay: addr("192.168.0.1")})
 	answer, err := w.Policy("world-ipv6", "shop/web", "80", "")
 	require.NoError(t, err)
-	require.Equal(t, []string{"verdict: allowed", "ingress allowed: there are no policies", "kernel: same"}, answer.Lines())
+	require.Equal(
+		t, []string{"verdict: allowed", "ingress allowed: there are no policies", "kernel: same"},
+		answer.Lines(),
+	)
 }
 
 func TestEgress(t *testing.T) {
@@ -305,7 +326,9 @@ func TestEgress(t *testing.T) {
 		remove(t, w.maps.Routes, bpf.SubjectKey{Subject: subjectClient})
 		answer, err = w.Egress("shop/client", "198.51.100.10")
 		require.NoError(t, err)
-		require.Contains(t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps passed")
+		require.Contains(
+			t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps passed",
+		)
 		require.Contains(t, answer.Lines(), "kernel: by the tables egress ruleset 7, by the maps 0")
 
 		pod := bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))}
@@ -324,12 +347,21 @@ func TestEgress(t *testing.T) {
 // not judged here.
 func TestEgressOfOthers(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
-		both(w, w.Pods, w.maps.Pods, &tables.Pod{Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8, Reconciled: tables.Done()})
-		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{Life: tables.Life{Number: 8}, Reconciled: tables.Done()})
-		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: 8, EgressRuleset: 7, Reconciled: tables.Done()})
+		both(w, w.Pods, w.maps.Pods, &tables.Pod{
+			Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8,
+			Reconciled: tables.Done(),
+		})
+		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{
+			Life: tables.Life{Number: 8}, Reconciled: tables.Done(),
+		})
+		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{
+			Subject: 8, EgressRuleset: 7, Reconciled: tables.Done(),
+		})
 		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
-			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))}, Node: "node-1",
-			Addr: addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2, Device: "eth0",
+			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))},
+			Node:       "node-1",
+			Addr:       addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2,
+			Device: "eth0",
 		})
 		for to, want := range map[string]string{
 			"203.0.113.9": "allowed translated partner (203.0.113.0/24)",
@@ -370,7 +402,9 @@ func BenchmarkPolicy(b *testing.B) {
 			for i := range 50_000 {
 				a := addr("10.128.0.0").As4()
 				a[1], a[2], a[3] = byte(128+i>>16), byte(i>>8), byte(i)
-				rows = append(rows, &tables.IPCache{Prefix: single(netip.AddrFrom4(a))[0], Member: uint32(1000 + i%200)})
+				rows = append(rows, &tables.IPCache{
+					Prefix: single(netip.AddrFrom4(a))[0], Member: uint32(1000 + i%200),
+				})
 			}
 			both(w, w.IPCache, w.maps.IPCache, rows...)
 			for _, question := range []string{"shop/client shop/web 80", "world shop/web 443"} {
@@ -396,7 +430,8 @@ func TestLookUp(t *testing.T) {
 		pairs, entries := map[bpf.PolicyKey]bpf.PolicyValue{}, map[bpf.VerdictKey]bpf.VerdictValue{}
 		for range 4 {
 			row := &tables.PolicyEntry{
-				Ruleset: 9, Class: rnd.Uint32N(3), Direction: bpf.Direction(rnd.IntN(2)), Set: 90 + rnd.Uint32N(4),
+				Ruleset: 9, Class: rnd.Uint32N(3), Direction: bpf.Direction(rnd.IntN(2)),
+				Set: 90 + rnd.Uint32N(4),
 			}
 			both(w, w.Entries, w.maps.Policy, row)
 			pairs[row.MapKey()] = row.MapValue()
@@ -412,8 +447,14 @@ func TestLookUp(t *testing.T) {
 			both(w, w.Verdicts, w.maps.Verdicts, &tables.Verdict{Key: key, Value: entries[key]})
 		}
 		oracle := verdicts.Maps{
-			Policy:  func(k bpf.PolicyKey) (v bpf.PolicyValue, ok bool) { v, ok = pairs[k]; return v, ok },
-			Verdict: func(k bpf.VerdictKey) (v bpf.VerdictValue, ok bool) { v, ok = entries[k]; return v, ok },
+			Policy: func(k bpf.PolicyKey) (v bpf.PolicyValue, ok bool) {
+				v, ok = pairs[k]
+				return v, ok
+			},
+			Verdict: func(k bpf.VerdictKey) (v bpf.VerdictValue, ok bool) {
+				v, ok = entries[k]
+				return v, ok
+			},
 		}
 		hits, misses := 0, 0
 		for range 3000 {

@@ -68,7 +68,7 @@ func together(directions []Judgement) Decision {
 }
 
 func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
-	return judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, func(peer bpf.IPCacheValue) (Decision, bool) {
+	exempt := func(peer bpf.IPCacheValue) (Decision, bool) {
 		switch {
 		case isMulticast(p.to.Addr()):
 			return Decision{Verdict: Allowed, Reason: ReasonUnjudged}, true
@@ -76,14 +76,16 @@ func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
 			return Decision{Verdict: Allowed, Reason: ReasonService}, true
 		}
 		return Decision{}, false
-	})
+	}
+	return judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, exempt)
 }
 
 func judgeIngress(v view, p packet, pod bpf.PodValue) Judgement {
-	return judgeOf(v, pod, bpf.DirectionIngress, p.from, p.traffic, func(peer bpf.IPCacheValue) (Decision, bool) {
+	exempt := func(peer bpf.IPCacheValue) (Decision, bool) {
 		host := peer.Flags&bpf.IPCacheHost != 0 && v.config().Flags&bpf.ConfigAllowLocalhost != 0
 		return Decision{Verdict: Allowed, Reason: ReasonHost}, host
-	})
+	}
+	return judgeOf(v, pod, bpf.DirectionIngress, p.from, p.traffic, exempt)
 }
 
 // judgeOf is what both directions have in common: exempt says what is not looked up.

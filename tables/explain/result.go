@@ -18,11 +18,11 @@ const (
 	ReasonAllowRule    = "allowed by rule"
 	ReasonDenyRule     = "denied by rule"
 	ReasonDefaultDeny  = "default deny"  // no rule allows it, and some policy denies the rest
-	ReasonDefaultAllow = "default allow" // policies select the pod, none denies the rest of the direction
+	ReasonDefaultAllow = "default allow" // policies select the pod, none has a default deny
 	ReasonNoPolicy     = "no policy selects the pod"
 	ReasonNoPolicies   = "there are no policies" // no policy has been read: none can decide
 	ReasonNoEntry      = "no entry"              // the map has nothing that covers the packet: it is dropped
-	ReasonNotReady     = "pod not ready"         // its ruleset is not known yet: new flows are dropped
+	ReasonNotReady     = "pod not ready"         // no ruleset yet: new flows are dropped
 	ReasonHost         = "host reaches its pods" // see --allow-localhost
 	ReasonService      = "service: judged after translation"
 	ReasonNoBackend    = "no backend of the service is known: nothing else is judged"
@@ -41,16 +41,16 @@ type Party struct {
 	Labels   map[string]string `json:"labels,omitempty"` // of the pod
 
 	Address netip.Addr   `json:"address,omitzero"` // of the packet
-	Prefix  netip.Prefix `json:"prefix,omitzero"`  // that an entity stands for, if it is no single address
-	Here    bool         `json:"here"`             // a pod of this node: its policies are enforced here
+	Prefix  netip.Prefix `json:"prefix,omitzero"`  // of an entity without a single address
+	Here    bool         `json:"here"`             // a pod of this node
 
 	Scope         string   `json:"scope,omitempty"`   // of the member: pods, node, cluster, world
 	Member        uint32   `json:"member"`            // as a peer
 	Class         uint32   `json:"class"`             // of the member
 	PeerSelectors []string `json:"peerSelectors"`     // that select it as a peer
-	Refused       bool     `json:"refused,omitempty"` // its namespace has no room: every ruleset drops it
+	Refused       bool     `json:"refused,omitempty"` // its namespace has no room: drop
 
-	Subject  *uint32  `json:"subject,omitempty"`  // of a pod of this node; 0: its ruleset is not known
+	Subject  *uint32  `json:"subject,omitempty"`  // of a local pod; 0: not known
 	Ruleset  uint32   `json:"ruleset,omitempty"`  // of the subject
 	Policies []string `json:"policies,omitempty"` // of which the ruleset has rules
 	TooLarge string   `json:"tooLarge,omitempty"` // why it is isolated instead
@@ -170,7 +170,7 @@ type Egress struct {
 
 	Way
 
-	Policies    []string     `json:"policies"`              // that select the sender, in order of precedence
+	Policies    []string     `json:"policies"`              // of the sender, in order of precedence
 	Destination netip.Prefix `json:"destination,omitzero"`  // of the rule that decides
 	Overrides   []string     `json:"overrides,omitempty"`   // policies that name it too and lose
 	GatewayNode string       `json:"gatewayNode,omitempty"` // name of the gateway

@@ -37,7 +37,9 @@ func (e *Explainer) rulesOfCookie(txn statedb.ReadTxn, v bpf.VerdictValue) []Rul
 	}
 	rules := make([]Rule, 0, len(row.Rules))
 	for i, id := range row.Rules {
-		rules = append(rules, Rule{Policy: id.Policy.String(), Field: row.Fields[i], Verdict: verdictOf(v)})
+		rules = append(rules, Rule{
+			Policy: id.Policy.String(), Field: row.Fields[i], Verdict: verdictOf(v),
+		})
 	}
 	return rules
 }

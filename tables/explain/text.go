@@ -62,7 +62,8 @@ func (a *Egress) Print(w io.Writer) error {
 	text.party("from", &a.From)
 	text.party("to", &a.To)
 	if a.Ruleset != 0 {
-		text.line(1, "ruleset", "%d of subject %d: %s", a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
+		text.line(1, "ruleset", "%d of subject %d: %s",
+			a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
 	}
 	for _, r := range a.Rules {
 		text.line(1, "policy", "%s: %s %s%s", r.Policy, r.Verdict, r.Field, overriding(a.Overrides))
@@ -129,16 +130,19 @@ func (t *page) party(label string, p *Party) {
 	case *p.Subject == 0:
 		t.line(1, "", "subject unknown: its new flows are held if policies could concern them")
 	default:
-		t.line(1, "", "subject %d, ruleset %d: %s", *p.Subject, p.Ruleset, orNone(p.Policies, "no policy"))
+		t.line(1, "", "subject %d, ruleset %d: %s",
+			*p.Subject, p.Ruleset, orNone(p.Policies, "no policy"))
 	}
 	if p.TooLarge != "" {
 		t.line(1, "", "TOO LARGE: %s", p.TooLarge)
 	}
 	switch {
 	case p.Refused:
-		t.line(1, "", "member %d (%s), class %d: refused, its namespace has no room", p.Member, p.Scope, p.Class)
+		t.line(1, "", "member %d (%s), class %d: refused, its namespace has no room",
+			p.Member, p.Scope, p.Class)
 	case p.Member != 0:
-		t.line(1, "", "member %d (%s), class %d: %s", p.Member, p.Scope, p.Class, orNone(p.PeerSelectors, "no selector"))
+		t.line(1, "", "member %d (%s), class %d: %s",
+			p.Member, p.Scope, p.Class, orNone(p.PeerSelectors, "no selector"))
 	}
 	for _, w := range p.Waits {
 		t.line(1, "", "waits: %s", w)
@@ -205,5 +209,6 @@ func (s Slots) notYet() string {
 	if s.InForce == s.Own {
 		return ""
 	}
-	return fmt.Sprintf("NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d", s.Own, s.InForce)
+	return fmt.Sprintf("NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d",
+		s.Own, s.InForce)
 }

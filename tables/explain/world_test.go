@@ -51,13 +51,20 @@ func newTables(t testing.TB) Tables {
 		Nodes:     table(t, db, tables.NewNodeTable), NodeAddresses: table(t, db, tables.NewNodeAddressTable),
 		Services: table(t, db, tables.NewServiceTable), Backends: table(t, db, tables.NewBackendSliceTable),
 		Pods: table(t, db, tables.NewPodTable), Subjects: table(t, db, tables.NewSubjectTable),
-		Routes: table(t, db, tables.NewSubjectRouteTable), IPCache: table(t, db, tables.NewIPCacheTable),
-		Members: table(t, db, tables.NewMemberTable), Entries: table(t, db, tables.NewPolicyEntryTable),
-		Verdicts: table(t, db, tables.NewVerdictTable), Configs: table(t, db, tables.NewDatapathConfigTable),
-		EgressRules: table(t, db, tables.NewEgressRuleTable), Gateways: table(t, db, tables.NewEgressGatewayTable),
-		Covered: table(t, db, tables.NewCoveredPrefixTable), Classes: table(t, db, tables.NewClassTable),
-		Selectors: table(t, db, tables.NewSelectorTable), Rulesets: table(t, db, tables.NewRulesetTable),
-		Cookies: table(t, db, tables.NewRuleCookieTable), EgressRulesets: table(t, db, tables.NewEgressRulesetTable),
+		Routes:         table(t, db, tables.NewSubjectRouteTable),
+		IPCache:        table(t, db, tables.NewIPCacheTable),
+		Members:        table(t, db, tables.NewMemberTable),
+		Entries:        table(t, db, tables.NewPolicyEntryTable),
+		Verdicts:       table(t, db, tables.NewVerdictTable),
+		Configs:        table(t, db, tables.NewDatapathConfigTable),
+		EgressRules:    table(t, db, tables.NewEgressRuleTable),
+		Gateways:       table(t, db, tables.NewEgressGatewayTable),
+		Covered:        table(t, db, tables.NewCoveredPrefixTable),
+		Classes:        table(t, db, tables.NewClassTable),
+		Selectors:      table(t, db, tables.NewSelectorTable),
+		Rulesets:       table(t, db, tables.NewRulesetTable),
+		Cookies:        table(t, db, tables.NewRuleCookieTable),
+		EgressRulesets: table(t, db, tables.NewEgressRulesetTable),
 	}
 }
 
@@ -156,7 +163,10 @@ var (
 // pair has a ruleset lead to a verdict set.
 func (w *world) pair(ruleset, class uint32, direction bpf.Direction, set uint32) {
 	both(w, w.Entries, w.maps.Policy,
-		&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: set, Reconciled: tables.Done()})
+		&tables.PolicyEntry{
+			Ruleset: ruleset, Class: class, Direction: direction, Set: set,
+			Reconciled: tables.Done(),
+		})
 }
 
 func allow() bpf.VerdictValue        { return bpf.VerdictValue{} }
@@ -176,10 +186,12 @@ func (w *world) verdict(key bpf.VerdictKey, value bpf.VerdictValue, rules ...*ta
 
 func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rule {
 	r := &tables.Rule{
-		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)}, Field: field,
+		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)},
+		Field:  field,
 	}
 	insert(w, w.Cookies, &tables.RuleCookie{
-		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field},
+		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID},
+		Fields: []string{field},
 	})
 	return r
 }
@@ -206,7 +218,10 @@ func (w *world) fill() {
 			Ports: []tables.ServicePort{{Name: "https", Protocol: 6, Port: 443, TargetName: "http"}, {Name: "admin", Protocol: 6, Port: 80, TargetPort: 8007}},
 		},
 		&tables.Service{Name: name("shop/db"), Addrs: []netip.Addr{addr("10.96.0.11")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 5432, TargetPort: 5432}}},
-		&tables.Service{Name: name("shop/empty"), Addrs: []netip.Addr{addr("10.96.0.12")}, Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 80}}})
+		&tables.Service{
+			Name: name("shop/empty"), Addrs: []netip.Addr{addr("10.96.0.12")},
+			Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 80}},
+		})
 	insert(w, w.Backends,
 		&tables.BackendSlice{
 			Name: name("shop/db-abc"), Service: name("shop/db"), Addrs: []netip.Addr{addr("10.2.0.5"), addr("10.1.0.6")},
@@ -219,35 +234,49 @@ func (w *world) fill() {
 		Underlay: addr("192.168.0.1"), Flags: bpf.ConfigAllowLocalhost | bpf.ConfigNetworkPolicies,
 	})
 	for class := uint32(classOther); class <= classNode; class++ {
-		insert(w, w.Classes, &tables.Class{Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)}})
+		insert(w, w.Classes, &tables.Class{
+			Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)},
+		})
 		both(w, w.Members, w.maps.Peers, &tables.Member{
-			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)}, Class: class, Reconciled: tables.Done(),
+			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)},
+			Class: class, Reconciled: tables.Done(),
 		})
 	}
 	cached := func(p string, class uint32, flags bpf.IPCacheFlags) *tables.IPCache {
-		return &tables.IPCache{Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Done()}
+		return &tables.IPCache{
+			Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Done(),
+		}
 	}
 	inside := bpf.IPCacheInCluster
 	both(w, w.IPCache, w.maps.IPCache,
 		cached("0.0.0.0/0", classWorld, 0), cached("::/0", classWorld, 0),
 		cached("192.168.0.1/32", classHost, inside|bpf.IPCacheHost|bpf.IPCacheNode),
 		cached("192.168.0.2/32", classNode, inside|bpf.IPCacheNode),
-		cached("10.1.0.0/24", classOther, inside), cached("10.1.0.5/32", classOther, inside|bpf.IPCachePod),
+		cached("10.1.0.0/24", classOther, inside),
+		cached("10.1.0.5/32", classOther, inside|bpf.IPCachePod),
 		cached("fd00::5/128", classOther, inside|bpf.IPCachePod),
-		cached("10.1.0.6/32", classClient, inside|bpf.IPCachePod), cached("10.2.0.5/32", classDB, inside|bpf.IPCachePod),
+		cached("10.1.0.6/32", classClient, inside|bpf.IPCachePod),
+		cached("10.2.0.5/32", classDB, inside|bpf.IPCachePod),
 		cached("10.96.0.10/32", classOther, inside|bpf.IPCacheService),
 		cached("10.96.0.11/32", classOther, inside|bpf.IPCacheService),
 		cached("10.96.0.12/32", classOther, inside|bpf.IPCacheService),
 		cached("169.254.0.0/16", classWorld, bpf.IPCacheLocalScope))
 	both(w, w.Subjects, w.maps.Subjects,
-		&tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Done()},
-		&tables.Subject{Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset, Reconciled: tables.Done()})
+		&tables.Subject{
+			Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Done(),
+		},
+		&tables.Subject{
+			Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset,
+			Reconciled: tables.Done(),
+		})
 	local := func(a, pod string, subject uint32) *tables.Pod {
 		return &tables.Pod{
-			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true, Reconciled: tables.Done(),
+			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true,
+			Reconciled: tables.Done(),
 		}
 	}
-	both(w, w.Pods, w.maps.Pods, local("10.1.0.5", "shop/web", subjectWeb), local("fd00::5", "shop/web", 0),
+	both(w, w.Pods, w.maps.Pods,
+		local("10.1.0.5", "shop/web", subjectWeb), local("fd00::5", "shop/web", 0),
 		local("10.1.0.6", "shop/client", subjectClient))
 	w.fillPolicy()
 	w.fillEgress()
@@ -260,7 +289,8 @@ func (w *world) fillPolicy() {
 	ranges := w.rule(policyWeb, 1, "spec.ingress[1]")
 	db := w.rule(policyDeny, 0, "spec.ingressDeny[0]")
 	insert(w, w.Rulesets, &tables.Ruleset{
-		Life: tables.Life{Number: rulesetWeb}, Digest: bpf.Digest{rulesetWeb}, Rules: []*tables.Rule{db, rest, http, ranges},
+		Life: tables.Life{Number: rulesetWeb}, Digest: bpf.Digest{rulesetWeb},
+		Rules: []*tables.Rule{db, rest, http, ranges},
 	})
 	const setEgress, setAny, setClient, setDB = 1, 2, 3, 4
 	w.verdict(bpf.VerdictKeyOf(setEgress, 0, 0, 0), defaultAllow())
@@ -280,13 +310,27 @@ func (w *world) fillPolicy() {
 // fillEgress has shop/client leave by node-2 to one prefix, by this node to
 // another, and by no gateway to a third.
 func (w *world) fillEgress() {
-	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Done()})
-	insert(w, w.EgressRulesets, &tables.EgressRuleset{Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"}})
+	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{
+		Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Done(),
+	})
+	insert(w, w.EgressRulesets, &tables.EgressRuleset{
+		Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"},
+	})
 	both(w, w.EgressRules, w.maps.Egress,
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank", Overrides: []string{"partner"}},
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded, Policy: "bank"},
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("203.0.113.0/24"), Group: 2, Policy: "partner"},
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("192.0.2.0/24"), Group: 3, Policy: "partner"})
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank",
+			Overrides: []string{"partner"},
+		},
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded,
+			Policy: "bank",
+		},
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("203.0.113.0/24"), Group: 2, Policy: "partner",
+		},
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("192.0.2.0/24"), Group: 3, Policy: "partner",
+		})
 	bucket := bucketOf(addr("10.1.0.6"))
 	both(w, w.Gateways, w.maps.Gateways,
 		&tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 1, Bucket: bucket}, Node: "node-2", Addr: addr("192.168.0.2")},

@@ -50,7 +50,9 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 				func(old, new *tables.LocalEndpoint) bool { return old.IfIndex != new.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.LocalEndpoint, affect func(int)) { affect(int(e.IfIndex)) }),
 			derive.FromIf(a.PodEntries,
-				func(old, new *tables.PodMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
+				func(old, new *tables.PodMirror) bool {
+					return !slices.Equal(old.Values(), new.Values())
+				},
 				func(_ statedb.ReadTxn, m *tables.PodMirror, affect func(int)) {
 					for _, v := range m.Values() {
 						affect(int(v.IfIndex))
@@ -60,7 +62,9 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 				func(old, new *tables.EgressExit) bool { return old.IfIndex != new.IfIndex },
 				func(_ statedb.ReadTxn, e *tables.EgressExit, affect func(int)) { affect(int(e.IfIndex)) }),
 			derive.FromIf(a.ExitEntries,
-				func(old, new *tables.ExitMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
+				func(old, new *tables.ExitMirror) bool {
+					return !slices.Equal(old.Values(), new.Values())
+				},
 				func(_ statedb.ReadTxn, m *tables.ExitMirror, affect func(int)) {
 					for _, v := range m.Values() {
 						affect(int(v.IfIndex))
@@ -94,7 +98,8 @@ var errNoHeader = errors.New("the device has no Ethernet header")
 func hasHeader(row *tables.Attachment) bool { return row.Status.GetError() != errNoHeader.Error() }
 
 func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.Attachment) {
-	if _, _, configured := a.ConfigEntries.Get(txn, tables.MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); !configured {
+	configEntry := tables.MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})
+	if _, _, configured := a.ConfigEntries.Get(txn, configEntry); !configured {
 		return nil
 	}
 	if index == nowhere {

@@ -44,8 +44,12 @@ func (r *reportParams) declare() transform.Rule[tables.PolicyID] {
 		Inputs: []transform.Input[tables.PolicyID]{
 			transform.FromRow(r.Egress, nil, markEgress),
 			transform.FromRow(r.Groups,
-				func(old, new *tables.EgressGroup) bool { return !slices.Equal(old.Policies, new.Policies) },
-				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) { usersOf(g, mark) }),
+				func(old, new *tables.EgressGroup) bool {
+					return !slices.Equal(old.Policies, new.Policies)
+				},
+				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) {
+					usersOf(g, mark)
+				}),
 			transform.FromRow(r.Gateways, leavesOtherwise, r.markGateway),
 			transform.FromRow(r.Network, reportChanged, markNetwork),
 		},

@@ -47,7 +47,8 @@ func newReporting(t *testing.T) *reporting {
 }
 
 func fill[Row any](
-	r *reporting, table *statedb.RWTable[Row], create func(*statedb.DB) (statedb.RWTable[Row], error),
+	r *reporting, table *statedb.RWTable[Row],
+	create func(*statedb.DB) (statedb.RWTable[Row], error),
 ) {
 	var err error
 	*table, err = create(r.db)
@@ -122,7 +123,8 @@ func TestReportOfEgressPolicy(t *testing.T) {
 		{func(s *tables.EgressPolicyStatus) { s.Failed, s.Refused = 1, "map full" }, false, "map full"},
 	} {
 		s := &tables.EgressPolicyStatus{
-			Policy: "web", UID: "uid", Generation: 2, Rules: 2, Programmed: 2, LosesTo: []string{"db"},
+			Policy: "web", UID: "uid", Generation: 2, Rules: 2, Programmed: 2,
+			LosesTo: []string{"db"},
 		}
 		tc.change(s)
 		set(r, r.egress, s)

@@ -37,7 +37,9 @@ func (s *params) compute(
 		if row := c.row(id); row != nil {
 			rows = append(rows, row)
 		}
-		err := transform.Replace(out, s.Output, (*tables.NetworkPolicyStatus).Equal, existing, rows...)
+		err := transform.Replace(
+			out, s.Output, (*tables.NetworkPolicyStatus).Equal, existing, rows...,
+		)
 		if err != nil {
 			return err
 		}

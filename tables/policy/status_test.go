@@ -90,7 +90,9 @@ func TestStates(t *testing.T) {
 			}, pending, 0, 1},
 			{"another ruleset", func(h *harness) {
 				s := subject(2, 11, "a")
-				put(h, h.mirrors, &tables.SubjectMirror{Key: s.MapKey(), Value: s.MapValue(), Present: true})
+				put(h, h.mirrors, &tables.SubjectMirror{
+					Key: s.MapKey(), Value: s.MapValue(), Present: true,
+				})
 			}, pending, 0, 1},
 		}},
 		"a write is under way": {enforced, []step{
@@ -157,10 +159,12 @@ func TestStates(t *testing.T) {
 		"edited to select nothing while a pod leaves": {enforced, []step{
 			{"another subject", func(h *harness) {
 				edit(h)
-				put(h, h.subjects, undesired(subject(2, 12, "a")), subject(3, bpf.EmptyRuleset, "a"))
+				put(h, h.subjects,
+					undesired(subject(2, 12, "a")), subject(3, bpf.EmptyRuleset, "a"))
 				h.program(subject(3, bpf.EmptyRuleset, "a"))
 				put(h, h.mirrors, &tables.SubjectMirror{
-					Key: bpf.SubjectKey{Subject: 2}, Value: bpf.SubjectValue{Ruleset: 12}, Present: true,
+					Key: bpf.SubjectKey{Subject: 2}, Value: bpf.SubjectValue{Ruleset: 12},
+					Present: true,
 				})
 				put(h, h.pods, pod(1, 3))
 				h.compile("p")
@@ -219,33 +223,47 @@ func TestStates(t *testing.T) {
 		}},
 		"the kernel refuses the subject": {selected, []step{
 			{"refused", func(h *harness) {
-				put(h, h.subjects, tables.WithStatus(subject(2, 12, "a"), reconciler.StatusError(errRefused)))
+				put(h, h.subjects, tables.WithStatus(
+					subject(2, 12, "a"), reconciler.StatusError(errRefused),
+				))
 			}, failed, 0, 1},
 			{"not any more", func(h *harness) { h.program(subject(2, 12, "a")) }, inForce, 1, 1},
 		}},
 		"the kernel refuses an entry": {selected, []step{
 			{"pending", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
+				put(h, h.entries, &tables.PolicyEntry{
+					Ruleset: 12, Set: 7, Reconciled: tables.Pending(),
+				})
 			}, pending, 0, 1},
 			{"refused", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
+				put(h, h.entries, &tables.PolicyEntry{
+					Ruleset: 12, Set: 7,
+					Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)},
+				})
 			}, failed, 0, 1},
 			{"done", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Done()})
+				put(h, h.entries, &tables.PolicyEntry{
+					Ruleset: 12, Set: 7, Reconciled: tables.Done(),
+				})
 			}, pending, 0, 1},
 		}},
 		"the kernel refuses a verdict": {selected, []step{
 			{"refused, of others", func(h *harness) {
 				put(h, h.verdicts, &tables.Verdict{
-					Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)},
+					Key:        bpf.VerdictKey{Set: 7},
+					Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)},
 				})
 			}, pending, 0, 1},
 			{"the same set", func(h *harness) {
-				put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Pending()})
+				put(h, h.entries, &tables.PolicyEntry{
+					Ruleset: 12, Set: 7, Reconciled: tables.Pending(),
+				})
 				put(h, h.complete, &tables.Compiled{Role: tables.CompiledRuleset, Number: 12})
 			}, failed, 0, 1},
 			{"done", func(h *harness) {
-				put(h, h.verdicts, &tables.Verdict{Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Done()})
+				put(h, h.verdicts, &tables.Verdict{
+					Key: bpf.VerdictKey{Set: 7}, Reconciled: tables.Done(),
+				})
 			}, pending, 0, 1},
 		}},
 		"the kernel refuses a pod": {enforced, []step{
@@ -272,7 +290,9 @@ func TestStates(t *testing.T) {
 // force for its pods.
 func TestTooLargeTogether(t *testing.T) {
 	h := newHarness(t)
-	put(h, h.namespaces, &tables.Namespace{Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"}})
+	put(h, h.namespaces, &tables.Namespace{
+		Name: "n1", Labels: map[string]string{"kubernetes.io/metadata.name": "n1"},
+	})
 	put(h, h.policies, policy("p", "app=a"), policy("q", "app=a"), policy("other", "app=b"))
 	large := ruleset(12, "p")
 	large.TooLarge = "70000 entries; the biggest rule is spec.ingress[3]"
@@ -364,7 +384,10 @@ func TestRefused(t *testing.T) {
 	h := selected(t)
 	put(h, h.subjects, subject(3, 12, "b"))
 	h.program(subject(2, 12, "a"))
-	put(h, h.entries, &tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)}})
+	put(h, h.entries, &tables.PolicyEntry{
+		Ruleset: 12, Set: 7,
+		Reconciled: tables.Reconciled{Status: reconciler.StatusError(errRefused)},
+	})
 	s := h.status("p")
 	require.Equal(t, 2, s.Failed)
 	require.Equal(t, "map full", s.Refused)

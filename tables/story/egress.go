@@ -23,23 +23,30 @@ func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	if !found {
 		return absent(s.Policy)
 	}
-	add(s, t.t.EgressPolicies, "the object as the agent has read it", slices.Values([]*tables.EgressPolicy{policy}))
-	add(s, t.t.EgressStatus, "status of the policy on this node", one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
+	add(s, t.t.EgressPolicies, "the object as the agent has read it",
+		slices.Values([]*tables.EgressPolicy{policy}))
+	add(s, t.t.EgressStatus, "status of the policy on this node",
+		one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 
 	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))
 	add(s, t.t.EgressRulesets, "rulesets of the pods that it selects", slices.Values(rulesets))
 	rules := statedb.Collect(t.t.EgressRules.List(txn, tables.EgressRulesByPolicy(name)))
-	add(s, t.t.EgressRules, "rules that it decides, or loses to another policy", slices.Values(rules))
+	add(s, t.t.EgressRules, "rules that it decides, or loses to another policy",
+		slices.Values(rules))
 	add(s, t.t.EgressMirror, "its rules in the kernel", mirrors(txn, t.t.EgressMirror, rules))
 
 	group := tables.EgressGroupByDigest(tables.GroupDigest(policy.Gateways))
 	add(s, t.t.EgressGroups, "its group of gateways", one(txn, t.t.EgressGroups, group))
 	var buckets []*tables.EgressGateway
 	if g, _, found := t.t.EgressGroups.Get(txn, group); found {
-		buckets = statedb.Collect(t.t.EgressGateways.Prefix(txn, tables.EgressGatewaysOfGroup(g.Number)))
+		buckets = statedb.Collect(
+			t.t.EgressGateways.Prefix(txn, tables.EgressGatewaysOfGroup(g.Number)),
+		)
 	}
-	addAs(s, t.t.EgressGateways.Name(), "buckets of the group, by gateway", shares(slices.Values(buckets)))
-	add(s, t.t.GatewayMirror, "buckets of the group in the kernel", mirrors(txn, t.t.GatewayMirror, buckets))
+	addAs(s, t.t.EgressGateways.Name(), "buckets of the group, by gateway",
+		shares(slices.Values(buckets)))
+	add(s, t.t.GatewayMirror, "buckets of the group in the kernel",
+		mirrors(txn, t.t.GatewayMirror, buckets))
 
 	var routesTo []statedb.Query[*tables.SubjectRoute]
 	var switched []statedb.Query[*tables.RouteMirror]
@@ -49,7 +56,8 @@ func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	}
 	routes := slices.Collect(each(txn, routesTo, t.t.Routes.List))
 	add(s, t.t.Routes, "label sets of pods with its rulesets", slices.Values(routes))
-	add(s, t.t.RouteMirror, "label sets that the kernel routes by its rulesets", each(txn, switched, t.t.RouteMirror.List))
+	add(s, t.t.RouteMirror, "label sets that the kernel routes by its rulesets",
+		each(txn, switched, t.t.RouteMirror.List))
 	var pods []statedb.Query[*tables.Pod]
 	for _, route := range routes {
 		pods = append(pods, tables.PodsBySubject(route.Subject))

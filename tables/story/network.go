@@ -17,8 +17,10 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 	if !found {
 		return absent(s.Policy)
 	}
-	add(s, t.t.NetworkPolicies, "the object as the agent has read it", slices.Values([]*tables.NetworkPolicy{policy}))
-	add(s, t.t.NetworkStatus, "status of the policy on this node", one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
+	add(s, t.t.NetworkPolicies, "the object as the agent has read it",
+		slices.Values([]*tables.NetworkPolicy{policy}))
+	add(s, t.t.NetworkStatus, "status of the policy on this node",
+		one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
 
 	add(s, t.t.Compiled, "whether the rulesets of all pods that it selects have its rules",
 		one(txn, t.t.Compiled, tables.CompiledPolicyByID(id)))
@@ -31,8 +33,10 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 		selectors = append(selectors, tables.SelectorByNumber(number))
 		matches = append(matches, tables.SelectorMatchByNumber(number))
 	}
-	add(s, t.t.Selectors, "selectors by which its rules select peers", each(txn, selectors, t.t.Selectors.List))
-	add(s, t.t.Matches, "those that have been evaluated for all peers", each(txn, matches, t.t.Matches.List))
+	add(s, t.t.Selectors, "selectors by which its rules select peers",
+		each(txn, selectors, t.t.Selectors.List))
+	add(s, t.t.Matches, "those that have been evaluated for all peers",
+		each(txn, matches, t.t.Matches.List))
 
 	var ofRuleset []statedb.Query[*tables.PolicyEntry]
 	var subjectsOf []statedb.Query[*tables.Subject]
@@ -47,11 +51,13 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 	add(s, t.t.PolicyMirror, "these in the kernel", mirrors(txn, t.t.PolicyMirror, entries))
 	verdicts := statedb.Collect(t.t.Verdicts.List(txn, tables.VerdictsByPolicy(id)))
 	add(s, t.t.Verdicts, "verdicts that it decides, alone or with others", slices.Values(verdicts))
-	add(s, t.t.VerdictMirror, "its verdicts in the kernel", mirrors(txn, t.t.VerdictMirror, verdicts))
+	add(s, t.t.VerdictMirror, "its verdicts in the kernel",
+		mirrors(txn, t.t.VerdictMirror, verdicts))
 
 	subjects := slices.Collect(each(txn, subjectsOf, t.t.Subjects.List))
 	add(s, t.t.Subjects, "label sets of pods with its rulesets", slices.Values(subjects))
-	add(s, t.t.SubjectMirror, "label sets that the kernel judges by its rulesets", each(txn, switched, t.t.SubjectMirror.List))
+	add(s, t.t.SubjectMirror, "label sets that the kernel judges by its rulesets",
+		each(txn, switched, t.t.SubjectMirror.List))
 	var pods []statedb.Query[*tables.Pod]
 	for _, subject := range subjects {
 		pods = append(pods, tables.PodsBySubject(subject.Number))

@@ -28,16 +28,26 @@ func newTables(t testing.TB) Tables {
 	return Tables{
 		DB: db, Pods: table(t, db, tables.NewPodTable),
 		EgressPolicies: table(t, db, tables.NewEgressPolicyTable), EgressStatus: table(t, db, tables.NewEgressPolicyStatusTable),
-		EgressRulesets: table(t, db, tables.NewEgressRulesetTable), EgressRules: table(t, db, tables.NewEgressRuleTable),
-		EgressMirror: table(t, db, tables.NewEgressMirrorTable), EgressGroups: table(t, db, tables.NewEgressGroupTable),
-		EgressGateways: table(t, db, tables.NewEgressGatewayTable), GatewayMirror: table(t, db, tables.NewGatewayMirrorTable),
-		Routes: table(t, db, tables.NewSubjectRouteTable), RouteMirror: table(t, db, tables.NewRouteMirrorTable),
-		NetworkPolicies: table(t, db, tables.NewNetworkPolicyTable), NetworkStatus: table(t, db, tables.NewNetworkPolicyStatusTable),
-		Compiled: table(t, db, tables.NewCompiledPolicyTable), Rulesets: table(t, db, tables.NewRulesetTable),
-		Selectors: table(t, db, tables.NewSelectorTable), Matches: table(t, db, tables.NewSelectorMatchTable),
-		Entries: table(t, db, tables.NewPolicyEntryTable), PolicyMirror: table(t, db, tables.NewPolicyMirrorTable),
-		Verdicts: table(t, db, tables.NewVerdictTable), VerdictMirror: table(t, db, tables.NewVerdictMirrorTable),
-		Subjects: table(t, db, tables.NewSubjectTable), SubjectMirror: table(t, db, tables.NewSubjectMirrorTable),
+		EgressRulesets:  table(t, db, tables.NewEgressRulesetTable),
+		EgressRules:     table(t, db, tables.NewEgressRuleTable),
+		EgressMirror:    table(t, db, tables.NewEgressMirrorTable),
+		EgressGroups:    table(t, db, tables.NewEgressGroupTable),
+		EgressGateways:  table(t, db, tables.NewEgressGatewayTable),
+		GatewayMirror:   table(t, db, tables.NewGatewayMirrorTable),
+		Routes:          table(t, db, tables.NewSubjectRouteTable),
+		RouteMirror:     table(t, db, tables.NewRouteMirrorTable),
+		NetworkPolicies: table(t, db, tables.NewNetworkPolicyTable),
+		NetworkStatus:   table(t, db, tables.NewNetworkPolicyStatusTable),
+		Compiled:        table(t, db, tables.NewCompiledPolicyTable),
+		Rulesets:        table(t, db, tables.NewRulesetTable),
+		Selectors:       table(t, db, tables.NewSelectorTable),
+		Matches:         table(t, db, tables.NewSelectorMatchTable),
+		Entries:         table(t, db, tables.NewPolicyEntryTable),
+		PolicyMirror:    table(t, db, tables.NewPolicyMirrorTable),
+		Verdicts:        table(t, db, tables.NewVerdictTable),
+		VerdictMirror:   table(t, db, tables.NewVerdictMirrorTable),
+		Subjects:        table(t, db, tables.NewSubjectTable),
+		SubjectMirror:   table(t, db, tables.NewSubjectMirrorTable),
 	}
 }
 
@@ -58,12 +68,14 @@ func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 	insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: name})
 	insert(t, in.DB, in.EgressStatus, &tables.EgressPolicyStatus{Policy: name, Rules: rules, Programmed: rules - refused, Failed: refused})
 	insert(t, in.DB, in.EgressRulesets, &tables.EgressRuleset{
-		Life: tables.Life{Number: uint32(number)}, Digest: bpf.Digest{byte(number >> 8), byte(number)}, Policies: []string{name},
+		Life:   tables.Life{Number: uint32(number)},
+		Digest: bpf.Digest{byte(number >> 8), byte(number)}, Policies: []string{name},
 	})
 	for i := range rules {
 		rule := &tables.EgressRule{
-			Ruleset: uint32(number), Destination: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
-			Policy: name, Reconciled: tables.Done(),
+			Ruleset:     uint32(number),
+			Destination: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
+			Policy:      name, Reconciled: tables.Done(),
 		}
 		if i >= rules-refused {
 			rule.Status = reconciler.StatusError(errors.New("map full"))
@@ -133,9 +145,14 @@ func TestShares(t *testing.T) {
 	in := newTables(t)
 	gateways := []tables.GatewaySpec{{Nodes: "egress=yes"}}
 	insert(t, in.DB, in.EgressPolicies, &tables.EgressPolicy{Name: "a", Gateways: gateways})
-	insert(t, in.DB, in.EgressGroups, &tables.EgressGroup{Life: tables.Life{Number: 7}, Digest: tables.GroupDigest(gateways)})
+	insert(t, in.DB, in.EgressGroups, &tables.EgressGroup{
+		Life: tables.Life{Number: 7}, Digest: tables.GroupDigest(gateways),
+	})
 	for bucket := range uint32(256) {
-		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Reconciled: tables.Done()}
+		g := &tables.EgressGateway{
+			GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1",
+			Reconciled: tables.Done(),
+		}
 		if bucket%4 == 3 {
 			g.Node = "node-2"
 		}
@@ -160,37 +177,62 @@ func TestShares(t *testing.T) {
 // What comes of a network policy is followed to the pods, with what the kernel has of it.
 func TestNetwork(t *testing.T) {
 	in := newTables(t)
-	id := tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}
-	other := tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "x"}}
-	rule := &tables.Rule{RuleID: tables.RuleID{Policy: id, Direction: bpf.DirectionIngress}, Peers: []uint32{4}}
-	insert(t, in.DB, in.NetworkPolicies, &tables.NetworkPolicy{Kind: id.Kind, Name: id.Name}, &tables.NetworkPolicy{Kind: other.Kind, Name: other.Name})
-	insert(t, in.DB, in.NetworkStatus, &tables.NetworkPolicyStatus{Policy: id, State: tables.PolicyInForce})
+	id := tables.PolicyID{
+		Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"},
+	}
+	other := tables.PolicyID{
+		Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "x"},
+	}
+	rule := &tables.Rule{
+		RuleID: tables.RuleID{Policy: id, Direction: bpf.DirectionIngress}, Peers: []uint32{4},
+	}
+	insert(
+		t, in.DB, in.NetworkPolicies, &tables.NetworkPolicy{Kind: id.Kind, Name: id.Name},
+		&tables.NetworkPolicy{Kind: other.Kind, Name: other.Name},
+	)
+	insert(t, in.DB, in.NetworkStatus, &tables.NetworkPolicyStatus{
+		Policy: id, State: tables.PolicyInForce,
+	})
 	insert(t, in.DB, in.Compiled, &tables.CompiledPolicy{Policy: id})
 	insert(t, in.DB, in.Rulesets,
 		&tables.Ruleset{Life: tables.Life{Number: 2}, Digest: bpf.Digest{2}, Rules: []*tables.Rule{
 			rule, {RuleID: tables.RuleID{Policy: other}, Peers: []uint32{5}},
 		}},
-		&tables.Ruleset{Life: tables.Life{Number: 3}, Digest: bpf.Digest{3}, Rules: []*tables.Rule{{RuleID: tables.RuleID{Policy: other}}}})
+		&tables.Ruleset{
+			Life: tables.Life{Number: 3}, Digest: bpf.Digest{3},
+			Rules: []*tables.Rule{{RuleID: tables.RuleID{Policy: other}}},
+		})
 	peer := func(labels string) tables.SelectorSpec {
 		return tables.SelectorSpecs([]tables.PolicyPeer{{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: labels}}})[0]
 	}
 	insert(t, in.DB, in.Selectors,
 		&tables.Selector{Life: tables.Life{Number: 4}, SelectorSpec: peer("app=client")},
 		&tables.Selector{Life: tables.Life{Number: 5}, SelectorSpec: peer("app=other")})
-	insert(t, in.DB, in.Matches, &tables.SelectorMatch{Selector: 4}, &tables.SelectorMatch{Selector: 5})
+	insert(t, in.DB, in.Matches,
+		&tables.SelectorMatch{Selector: 4}, &tables.SelectorMatch{Selector: 5})
 	verdict := &tables.Verdict{
-		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9}, Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Done(),
+		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9},
+		Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Done(),
 	}
 	insert(t, in.DB, in.Verdicts, verdict)
-	insert(t, in.DB, in.VerdictMirror, &tables.VerdictMirror{Key: verdict.Key, Value: verdict.Value, Present: true, Desired: true})
+	insert(t, in.DB, in.VerdictMirror, &tables.VerdictMirror{
+		Key: verdict.Key, Value: verdict.Value, Present: true, Desired: true,
+	})
 	for _, ruleset := range []uint32{2, 3} {
-		entry := &tables.PolicyEntry{Ruleset: ruleset, Direction: bpf.DirectionIngress, Set: 6, Reconciled: tables.Done()}
+		entry := &tables.PolicyEntry{
+			Ruleset: ruleset, Direction: bpf.DirectionIngress, Set: 6, Reconciled: tables.Done(),
+		}
 		insert(t, in.DB, in.Entries, entry)
-		insert(t, in.DB, in.PolicyMirror, &tables.PolicyMirror{Key: entry.MapKey(), Value: entry.MapValue(), Present: true, Desired: true})
-		subject := &tables.Subject{Life: tables.Life{Number: 10 + ruleset}, Ruleset: ruleset, Reconciled: tables.Pending()}
+		insert(t, in.DB, in.PolicyMirror, &tables.PolicyMirror{
+			Key: entry.MapKey(), Value: entry.MapValue(), Present: true, Desired: true,
+		})
+		subject := &tables.Subject{
+			Life: tables.Life{Number: 10 + ruleset}, Ruleset: ruleset, Reconciled: tables.Pending(),
+		}
 		insert(t, in.DB, in.Subjects, subject)
 		insert(t, in.DB, in.Pods, &tables.Pod{
-			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(ruleset)}), Subject: subject.Number, Local: true, Reconciled: tables.Done(),
+			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(ruleset)}), Subject: subject.Number,
+			Local: true, Reconciled: tables.Done(),
 		})
 	}
 
@@ -211,9 +253,12 @@ func TestNetwork(t *testing.T) {
 	require.Equal(t, fmt.Sprintf(steps, 0), text)
 	require.Equal(t, condition.Pending, c)
 
-	insert(t, in.DB, in.Subjects, &tables.Subject{Life: tables.Life{Number: 12}, Ruleset: 2, Reconciled: tables.Done()})
+	insert(t, in.DB, in.Subjects, &tables.Subject{
+		Life: tables.Life{Number: 12}, Ruleset: 2, Reconciled: tables.Done(),
+	})
 	insert(t, in.DB, in.SubjectMirror, &tables.SubjectMirror{
-		Key: bpf.SubjectKey{Subject: 12}, Value: bpf.SubjectValue{Ruleset: 2}, Present: true, Desired: true,
+		Key: bpf.SubjectKey{Subject: 12}, Value: bpf.SubjectValue{Ruleset: 2}, Present: true,
+		Desired: true,
 	})
 	text, c = counts()
 	require.Equal(t, fmt.Sprintf(steps, 1), text)
@@ -226,11 +271,16 @@ func TestRoutes(t *testing.T) {
 	policy := addEgress(t, in, 1, 2, 0)
 	addEgress(t, in, 2, 1, 0)
 	for _, number := range []uint32{1, 2} {
-		route := &tables.SubjectRoute{Subject: 10 + number, EgressRuleset: number, Reconciled: tables.Done()}
+		route := &tables.SubjectRoute{
+			Subject: 10 + number, EgressRuleset: number, Reconciled: tables.Done(),
+		}
 		insert(t, in.DB, in.Routes, route)
-		insert(t, in.DB, in.RouteMirror, &tables.RouteMirror{Key: route.MapKey(), Value: route.MapValue(), Present: true, Desired: true})
+		insert(t, in.DB, in.RouteMirror, &tables.RouteMirror{
+			Key: route.MapKey(), Value: route.MapValue(), Present: true, Desired: true,
+		})
 		insert(t, in.DB, in.Pods, &tables.Pod{
-			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject, Reconciled: tables.Done(),
+			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject,
+			Reconciled: tables.Done(),
 		})
 	}
 	s, err := New(in).Build(policy)

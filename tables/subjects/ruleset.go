@@ -129,7 +129,9 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
 			if direction.DefaultDeny {
 				field := rule.Field + "." + d.String()
-				rules = append(rules, said{Rule: &tables.Rule{RuleID: id, Field: field, DefaultDeny: true}})
+				rules = append(rules, said{Rule: &tables.Rule{
+					RuleID: id, Field: field, DefaultDeny: true,
+				}})
 			}
 			for j, traffic := range direction.Traffic {
 				id.Item = int32(j)
@@ -187,7 +189,7 @@ func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
 	for _, r := range rules {
 		fmt.Fprintf(h, "%s %q %t %t %t %t\n",
 			r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)
-		for _, p := range r.Ports { // the ruleset's text does not distinguish a port named all from all ports
+		for _, p := range r.Ports { // the text of a port does not distinguish the name all
 			fmt.Fprintf(h, "%d %d %d %q\n", p.Protocol, p.First, p.Last, p.Name)
 		}
 		for _, s := range r.selectors {

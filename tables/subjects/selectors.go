@@ -22,7 +22,9 @@ func (c *round) selector(spec tables.SelectorSpec) (uint32, error) {
 	if s, _, found := c.Selectors.Get(c.out, tables.SelectorByDigest(spec.Digest())); found {
 		return s.Number, nil
 	}
-	s, err := c.resolve(c.in, tables.Selector{Life: tables.Life{Number: c.number()}, SelectorSpec: spec})
+	s, err := c.resolve(c.in, tables.Selector{
+		Life: tables.Life{Number: c.number()}, SelectorSpec: spec,
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -59,7 +61,9 @@ func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector,
 				}
 				continue
 			}
-			s.Blocks = append(s.Blocks, tables.Block{Prefix: peer.CIDR, Except: ordered(peer.Except)})
+			s.Blocks = append(s.Blocks, tables.Block{
+				Prefix: peer.CIDR, Except: ordered(peer.Except),
+			})
 		case tables.PeerCIDRGroups:
 			s.MatchesPods = r.CIDRMatch.Pods || peer.MatchesPods
 			s.MatchesNodes = r.CIDRMatch.Nodes || peer.MatchesPods

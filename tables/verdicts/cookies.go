@@ -66,7 +66,9 @@ func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(ui
 }
 
 // markMoved marks the cookies of rules whose position in their object changed.
-func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32)) {
+func (c cookieParams) markMoved(
+	now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32),
+) {
 	if ruleset == nil || ruleset.Undesired {
 		return
 	}

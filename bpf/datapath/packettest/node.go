@@ -209,7 +209,9 @@ func (n *Node) fill(w Addresses) error {
 		n.SetSubject(Plain, bpf.EmptyRuleset), n.SetSubject(Routed, bpf.EmptyRuleset),
 		n.SetMember(NoSelector, NoSelector),
 		n.SetPod(w.Pod, n.LocalPod(Plain)),
-		n.SetPod(w.OtherPod, bpf.PodValue{Subject: Plain, IfIndex: n.Index(OtherPodDevice), Flags: bpf.PodLocal, MAC: OtherPodMAC}),
+		n.SetPod(w.OtherPod, bpf.PodValue{
+			Subject: Plain, IfIndex: n.Index(OtherPodDevice), Flags: bpf.PodLocal, MAC: OtherPodMAC,
+		}),
 		n.SetIPCache(netip.PrefixFrom(w.Pod, 0).Masked(), 0, netip.Addr{}),
 		n.SetIPCache(w.Cluster, bpf.IPCacheInCluster, netip.Addr{}),
 		n.SetIPCache(w.Services, bpf.IPCacheInCluster|bpf.IPCacheService, netip.Addr{}),

@@ -179,7 +179,9 @@ func (w *World) IsHeld(addr netip.Addr) bool {
 		return false
 	}
 	return slices.ContainsFunc(w.Policies, func(p *tables.NetworkPolicy) bool {
-		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool { return depends(r.Subject) })
+		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
+			return depends(r.Subject)
+		})
 	}) || slices.ContainsFunc(w.Egress, func(p *tables.EgressPolicy) bool {
 		return slices.ContainsFunc(p.Selectors, depends)
 	})
