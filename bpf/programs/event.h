@@ -26,7 +26,7 @@ enum reason {
 	REASON_NO_SNAT_PORT = 21,	 /* all ports of the egress address towards the destination are taken */
 	REASON_UNKNOWN_NODE = 22,	 /* came over the overlay from no node of the cluster */
 	REASON_NO_RULE = 23,		 /* came over the overlay, and nothing here is to be done with it */
-	REASON_PREDATES_POLICY = 24,	 /* of a connection that had no egress address when a policy selected its pod */
+	REASON_PREDATES_POLICY = 24,	 /* older than the policy: it had no egress address */
 	REASON_UNSUPPORTED_PROTOCOL = 25, /* under an egress rule, but cannot be translated */
 	REASON_UNKNOWN_FRAGMENT = 26,	 /* under a policy, but its first fragment was not seen, or dropped */
 	REASON_TOO_BIG = 27,		 /* answered with the MTU */

@@ -245,8 +245,8 @@ func (l *cniLook) subject(number uint32) (waitsFor string) {
 		return ""
 	}
 	key := bpf.SubjectKey{Subject: number}
-	route := tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key)
-	if _, found := lookUp(l, l.RouteMirror, route); found {
+	kernelRoute := tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key)
+	if _, found := lookUp(l, l.RouteMirror, kernelRoute); found {
 		return fmt.Sprintf("a route of subject %d is in sluice_routes still", number)
 	}
 	return ""

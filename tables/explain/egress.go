@@ -149,7 +149,8 @@ func bucketOf(addr netip.Addr) uint32 {
 
 // addNames adds what only the tables have: names and reasons.
 func (e *Explainer) addNames(txn statedb.ReadTxn, v *wanted, answer *Egress) {
-	if ruleset, _, ok := e.t.EgressRulesets.Get(txn, tables.EgressRulesetByNumber(answer.Ruleset)); ok {
+	query := tables.EgressRulesetByNumber(answer.Ruleset)
+	if ruleset, _, ok := e.t.EgressRulesets.Get(txn, query); ok {
 		answer.Policies = append(answer.Policies, ruleset.Policies...)
 	}
 	if row := v.egressRule(answer.Ruleset, answer.To.place()); row != nil && answer.Entry != nil {
@@ -185,7 +186,8 @@ func (e *Explainer) kernelRules(v *wanted, answer *Egress, to Party) []Rule {
 	if entry == nil {
 		return rules
 	}
-	if row := v.egressRule(answer.Kernel.Ruleset, to.place()); row != nil && row.MapKey().String() == entry.Key {
+	row := v.egressRule(answer.Kernel.Ruleset, to.place())
+	if row != nil && row.MapKey().String() == entry.Key {
 		rules = append(rules, egressRule(row))
 	}
 	return rules

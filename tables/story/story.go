@@ -3,10 +3,13 @@
 // Package story follows one policy from its object to the kernel: the rows that
 // come of it, table by table, and the entries of the maps.
 //
-//	CiliumEgressGatewayPolicy  egress-policies ─► status ─► egress-rulesets ─► egress-rules ─► map-egress
-//	                           ─► egress-groups ─► egress-gateways ─► map-gateways ─► subject-routes ─► map-routes ─► pods
-//	network policies           network-policies ─► status ─► compiled-policies ─► rulesets ─► selectors ─► selector-matches
-//	                           ─► policy-entries ─► map-policy ─► verdicts ─► map-verdicts ─► subjects ─► map-subjects ─► pods
+//	egress policies   egress-policies ─► status ─► egress-rulesets ─► egress-rules ─► map-egress
+//	                  ─► egress-groups ─► egress-gateways ─► map-gateways
+//	                  ─► subject-routes ─► map-routes ─► pods
+//	network policies  network-policies ─► status ─► compiled-policies ─► rulesets
+//	                  ─► selectors ─► selector-matches
+//	                  ─► policy-entries ─► map-policy ─► verdicts ─► map-verdicts
+//	                  ─► subjects ─► map-subjects ─► pods
 //
 // All is looked up by indexes, so that a story costs in proportion to the policy,
 // however many others there are.
