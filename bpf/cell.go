@@ -13,7 +13,7 @@ import (
 )
 
 // Cell provides the agent's [Maps] and opens them when it starts, in the back
-// end that somebody provides, or else in the one that --bpf asks for.
+// end that another module provides, or else in the one that --bpf selects.
 var Cell = cell.Module(
 	"bpf",
 	"BPF maps in the kernel or in memory",
@@ -111,7 +111,9 @@ func (c *Config) sizes() []sizeFlag {
 
 // ignored returns the flags that have no meaning any more, and what they were given.
 func (c *Config) ignored() map[string]uint32 {
-	return map[string]uint32{"map-size-sources": c.MapSizeSources, "map-size-classes": c.MapSizeClasses}
+	return map[string]uint32{
+		"map-size-sources": c.MapSizeSources, "map-size-classes": c.MapSizeClasses,
+	}
 }
 
 func (c *Config) validate() error {
@@ -158,7 +160,10 @@ func provideMaps(p mapsParams) (*Maps, error) {
 			}
 			for flag, value := range p.Config.ignored() {
 				if value != 0 {
-					p.Log.Warn("A flag is ignored, and will be removed: there is no such map any more", "flag", "--"+flag)
+					p.Log.Warn(
+						"A flag is ignored, and will be removed: there is no such map any more",
+						"flag", "--"+flag,
+					)
 				}
 			}
 			err := maps.open(backend)

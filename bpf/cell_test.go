@@ -112,14 +112,17 @@ sluice_subjects delete subject=1
 	require.Equal(t, want, h.must("map/log sluice_subjects"))
 	require.Empty(t, h.must("map/log"))
 	require.Equal(t, []string{
-		"ruleset=0 absent", "ruleset=1", "ruleset=2", "ruleset=0 absent", "ruleset=1", "ruleset=1", "ruleset=0 absent",
+		"ruleset=0 absent", "ruleset=1", "ruleset=2", "ruleset=0 absent", "ruleset=1", "ruleset=1",
+		"ruleset=0 absent",
 	}, observed)
 
-	require.Equal(t, "wrote subject=2 -> ruleset=253\n", h.must("map/corrupt sluice_subjects change"))
+	require.Equal(
+		t, "wrote subject=2 -> ruleset=253\n", h.must("map/corrupt sluice_subjects change"),
+	)
 	require.Equal(t, "removed subject=2\n", h.must("map/corrupt sluice_subjects remove"))
 	h.must("map/corrupt sluice_egress add")
 	require.Contains(t, h.must("map/dump sluice_egress"), "ruleset=4008636142")
-	require.Empty(t, h.must("map/log"), "nobody saw that")
+	require.Empty(t, h.must("map/log"), "the log does not have it")
 
 	for line, want := range map[string]string{
 		"map/dump nosuch":                  `no map "nosuch": the maps are [sluice_pods `,
@@ -139,8 +142,8 @@ sluice_subjects delete subject=1
 	require.NoError(t, err)
 	require.NoError(t, h.Stop(h.log, context.Background()))
 
-	// What packets meet, the sizes of maps and what was shown survive the agent. The next
-	// one fills maps of its own, and packets meet these after the flip.
+	// What packets use, the sizes of maps and what was shown survive the agent. The next
+	// one fills maps of its own, and packets use these after the flip.
 	again := newTestHive(t, memory)
 	require.NoError(t, again.Start(again.log, context.Background()))
 	require.EqualValues(t, 2, again.maps.Subjects.Spec().MaxEntries)
@@ -205,7 +208,9 @@ func TestKernelMode(t *testing.T) {
 		require.NoError(t, err)
 		_, err = h.script("map/log")
 		require.ErrorContains(t, err, "not in memory")
-		require.Equal(t, "wrote subject=1 -> ruleset=250\n", h.must("map/corrupt sluice_subjects change"))
+		require.Equal(
+			t, "wrote subject=1 -> ruleset=250\n", h.must("map/corrupt sluice_subjects change"),
+		)
 		require.NoError(t, h.maps.Flip())
 
 		second := newTestHive(t, nil, "--bpffs="+bpffs)
@@ -282,11 +287,17 @@ func TestFormerLayout(t *testing.T) {
 	require.NoError(t, h.maps.Release())
 	removed, err := h.maps.Sweep()
 	require.NoError(t, err)
-	require.Equal(t, []string{"sluice_classes", "sluice_decided", "sluice_pods", "sluice_slots", "sluice_sources"}, removed)
+	require.Equal(
+		t,
+		[]string{
+			"sluice_classes", "sluice_decided", "sluice_pods", "sluice_slots", "sluice_sources",
+		},
+		removed,
+	)
 	require.FileExists(t, filepath.Join(MapsDir(bpffs), slotPath(1, "sluice_pods")))
 	require.NoError(t, h.Stop(h.log, context.Background()))
 
-	// From then on it is the slot that tells.
+	// From then on the slot decides.
 	h = newTestHive(t, nil, "--bpffs="+bpffs)
 	require.NoError(t, h.Start(h.log, context.Background()))
 	require.Equal(t, []string{"::4"}, textsOf(h.maps.FormerPods()))

@@ -77,7 +77,7 @@ func (v PeerValue) String() string { return fmt.Sprintf("class=%d", v.Class) }
 // allowed to them.
 const EmptyRuleset = 1
 
-// AnyClass stands for all classes of which a ruleset says nothing special.
+// AnyClass stands for all classes for which a ruleset has no special rules.
 const AnyClass = 0
 
 // PolicyKey is the key of sluice_policy.
@@ -177,6 +177,8 @@ func EgressKeyFrom(ruleset uint32, p netip.Prefix) EgressKey {
 }
 
 // Prefix returns the destination prefix of the key.
-func (k EgressKey) Prefix() netip.Prefix { return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-64) }
+func (k EgressKey) Prefix() netip.Prefix {
+	return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-64)
+}
 
 func (k EgressKey) String() string { return fmt.Sprintf("ruleset=%d %s", k.Ruleset, k.Prefix()) }

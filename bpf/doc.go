@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bpf has the maps by which the agent tells the kernel what to do.
+// Package bpf has the maps that the agent writes and the programs read.
 //
 // In flow entries, in an order that matters and that reconcilers decide; out
 // come entries of BPF maps pinned under <bpffs>/sluice, or of maps in memory
@@ -10,5 +10,5 @@
 //	Map      one map: batches of updates and deletions, applied in their order
 //	Kernel   back end of pinned kernel maps, one user at a time
 //	Memory   back end in memory: records every write, fails on demand, can be watched
-//	Cell     opens the agent's maps in the back end that --bpf chooses
+//	Cell     opens the agent's maps in the back end that --bpf selects
 package bpf

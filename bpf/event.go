@@ -28,7 +28,7 @@ const (
 	ReasonNoSNATPort          Reason = 21 // all ports of the egress address towards the destination are taken
 	ReasonUnknownNode         Reason = 22 // came over the overlay from no node of the cluster
 	ReasonNoRule              Reason = 23 // came over the overlay, and nothing here is to be done with it
-	ReasonPredatesPolicy      Reason = 24 // of a connection that had no egress address when a policy chose its pod
+	ReasonPredatesPolicy      Reason = 24 // older than the policy: it had no egress address
 	ReasonUnsupportedProtocol Reason = 25 // under an egress rule, but cannot be translated
 	ReasonUnknownFragment     Reason = 26 // under a policy, but its first fragment was not seen
 	ReasonTooBig              Reason = 27 // answered with the MTU
@@ -38,7 +38,7 @@ const (
 	ReasonNATFailed           Reason = 31 // the translation could not be recorded
 	ReasonWriteFailed         Reason = 32 // the packet could not be changed
 	ReasonNotConfigured       Reason = 33 // sluice_config is empty
-	ReasonUnknownDestination  Reason = 34 // to a pod at an address of the link, which is nobody's that policies know
+	ReasonUnknownDestination  Reason = 34 // to a pod, at an address of the link without a known pod
 	ReasonPolicyDenied        Reason = 35 // no network policy allows it
 	ReasonPolicyRule          Reason = 36 // a rule of a network policy denies it
 

@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// formerSources is a map of the layout before, of the pods that its agent routed.
+// formerSources is a map of the previous layout with the pods that its agent routed.
 const formerSources = "sluice_sources"
 
 // FormerPods returns the addresses of pods that the agent before had on its node, or was the

@@ -21,7 +21,7 @@ const podsMap = "sluice_pods"
 // heldFlags are those of a pod of which nothing is known: it has no subject either.
 const heldFlags = PodLocal
 
-// Holder holds new pods without an agent, by what the last one has pinned.
+// Holder holds new pods while there is no agent, with what the last agent has pinned.
 type Holder struct {
 	mapsDir  string
 	linksDir string
@@ -36,7 +36,9 @@ var ErrNothingPinned = errors.New("no agent has pinned programs and maps")
 // the programs use another map of pods than is pinned, as while agents of two
 // versions change over: an entry would be one that nothing looks at.
 func OpenHolder(bpffs string) (*Holder, error) {
-	h := &Holder{mapsDir: MapsDir(bpffs), linksDir: LinksDir(bpffs), programs: map[Program]*ebpf.Program{}}
+	h := &Holder{
+		mapsDir: MapsDir(bpffs), linksDir: LinksDir(bpffs), programs: map[Program]*ebpf.Program{},
+	}
 	if err := h.open(bpffs); err != nil {
 		h.Close()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +82,7 @@ func (h *Holder) open(bpffs string) (err error) {
 	return nil
 }
 
-// Close lets go of programs and maps. What was attached stays.
+// Close closes programs and maps. What was attached stays.
 func (h *Holder) Close() {
 	for _, p := range h.programs {
 		p.Close()
@@ -91,7 +93,7 @@ func (h *Holder) Close() {
 // programs run at its device, of the calling thread's network namespace, and then its
 // addresses have entries. What an agent has done already stays as it is.
 func (h *Holder) Hold(ifIndex int, mac net.HardwareAddr, addrs []netip.Addr) error {
-	// Flows towards the pod are to be known before it answers them.
+	// Flows towards the pod must be known before it answers them.
 	for _, p := range []Program{ProgramToPod, ProgramFromPod} {
 		l, err := LoadDeviceLink(h.linksDir, ifIndex, p)
 		if err != nil {

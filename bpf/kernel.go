@@ -132,8 +132,8 @@ func (t *kernelMap[K, V]) Dump() (entries []Entry[K, V], err error) {
 	return entries, nil
 }
 
-// error makes an error of the kernel one of this package. Only the cause is
-// told: what was to be written to which map the caller knows.
+// error turns an error of the kernel into one of this package. It has only the cause: the caller
+// knows what was to be written to which map.
 func (t *kernelMap[K, V]) error(op Op, err error) error {
 	if err == nil {
 		return nil

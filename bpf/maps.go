@@ -28,7 +28,7 @@ type Maps struct {
 	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
 	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
-	Config   Map[ConfigKey, ConfigValue]   // what programs have to know of this node
+	Config   Map[ConfigKey, ConfigValue]   // what programs must know of this node
 	State    Map[StateKey, StateValue]     // which slot is in force, and which generation
 
 	all        []opener
@@ -71,14 +71,14 @@ func newMaps(cfg Config) *Maps {
 	return m
 }
 
-// add adds a map of which there is one: its keys and values never change their meaning.
+// add adds a map that is in no slot: its keys and values never change their meaning.
 func add[K, V comparable](m *Maps, spec Spec) Map[K, V] {
 	h := &handle[K, V]{spec: spec}
 	m.all = append(m.all, h)
 	return h
 }
 
-// addInSlots adds a map of which each agent fills another one, as its numbers are its own.
+// addInSlots adds a map that each agent fills anew, as its numbers are the agent's own.
 func addInSlots[K, V comparable](m *Maps, spec Spec) Map[K, V] {
 	h := &handle[K, V]{spec: spec, inSlots: true}
 	m.all = append(m.all, h)
@@ -154,7 +154,7 @@ func (m *Maps) close() {
 	m.backend.Store(nil)
 }
 
-// handle is a map that is there before its back end is.
+// handle is a map that exists before its back end does.
 type handle[K, V comparable] struct {
 	spec    Spec
 	inSlots bool

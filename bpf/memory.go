@@ -76,7 +76,9 @@ type fault struct {
 
 // NewMemory returns a back end without maps.
 func NewMemory() *Memory {
-	return &Memory{maps: map[string]memoryStore{}, sizes: map[string]uint32{}, links: map[string]struct{}{}}
+	return &Memory{
+		maps: map[string]memoryStore{}, sizes: map[string]uint32{}, links: map[string]struct{}{},
+	}
 }
 
 var _ Backend = (*Memory)(nil)
@@ -84,15 +86,15 @@ var _ Backend = (*Memory)(nil)
 // Name implements [Backend].
 func (m *Memory) Name() string { return "memory" }
 
-// Link notes that a program would run at a device, by the name of the link, until Unlink:
-// as links do, that outlives the agent.
+// Link notes that a program runs at a device, by the name of the link, until Unlink. As links do,
+// the note outlives the agent.
 func (m *Memory) Link(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.links[name] = struct{}{}
 }
 
-// Unlink is the end of what Link noted.
+// Unlink removes what Link noted.
 func (m *Memory) Unlink(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +157,7 @@ func (m *Memory) dropSlot(slot uint32) error {
 	return nil
 }
 
-// inForce returns the map of a name that packets look into, nil if there is none.
+// inForce returns the map of a name that packets use, nil if there is none.
 func (m *Memory) inForce(name string) memoryStore {
 	if store, found := m.maps[name]; found {
 		return store

@@ -47,7 +47,9 @@ func openMemorySlot[K, V comparable](m *Memory, spec Spec, slot uint32) *memoryM
 	if size, ok := m.sizes[spec.Name]; ok {
 		spec.MaxEntries = size
 	}
-	t := &memoryMap[K, V]{memory: m, spec: spec, entries: map[K]Entry[K, V]{}, lengths: map[int]int{}}
+	t := &memoryMap[K, V]{
+		memory: m, spec: spec, entries: map[K]Entry[K, V]{}, lengths: map[int]int{},
+	}
 	m.maps[slotPath(slot, spec.Name)] = t
 	return t
 }

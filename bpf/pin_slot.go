@@ -18,13 +18,14 @@ import (
 //	layout_2/0/sluice_pods, ...  what is in it
 //	layout_2/1/sluice_pods, ...
 //
-// To change such an array the kernel waits until no program looks into what was in it, so
-// what a slot had before goes when nothing uses it any more.
+// To change such an array the kernel waits until no program uses what was in it, so the former maps
+// of a slot are freed when nothing uses them any more.
 
-// slotsSpec is the description of the array of a map.
+// slotsSpec returns the description of the array of a map.
 func slotsSpec(inner *ebpf.MapSpec) *ebpf.MapSpec {
 	return &ebpf.MapSpec{
-		Name: inner.Name, Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: Slots, InnerMap: inner,
+		Name: inner.Name, Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: Slots,
+		InnerMap: inner,
 	}
 }
 
@@ -68,8 +69,8 @@ func (k *Kernel) dropSlot(slot uint32) error {
 	return nil
 }
 
-// openSlotInForce opens the map of a name that packets look into, and the array that
-// programs find it by.
+// openSlotInForce opens the map of a name that packets use, and the array by which programs find
+// it.
 func openSlotInForce(dir, name string) (slots, m *ebpf.Map, slot uint32, err error) {
 	if slot, err = readSlotInForce(dir); err != nil {
 		return nil, nil, 0, err
@@ -98,8 +99,7 @@ func readSlotInForce(dir string) (uint32, error) {
 	return now.Slot % Slots, nil
 }
 
-// OpenInForce opens the map of a name that packets look into, of a directory of pinned
-// maps ([MapsDir]).
+// OpenInForce opens the map of a name that packets use, of a directory of pinned maps ([MapsDir]).
 func OpenInForce(dir, name string) (*ebpf.Map, error) {
 	slots, m, _, err := openSlotInForce(dir, name)
 	if err != nil {

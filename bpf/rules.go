@@ -21,7 +21,7 @@ const (
 )
 
 // RuleKey is the key of sluice_rules, whose value is a [Metric] per CPU: what the rules
-// with a cookie have decided. It is also the value of sluice_ruleslot, 0 for nobody's.
+// with a cookie have decided. It is also the value of sluice_ruleslot, 0 for a free slot.
 type RuleKey struct{ Cookie uint32 }
 
 func (k RuleKey) String() string { return fmt.Sprintf("cookie=%d", k.Cookie) }

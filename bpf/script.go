@@ -58,7 +58,9 @@ func mapCommands(p mapsParams, maps *Maps) hive.ScriptCmdsOut {
 		"map/corrupt": script.Command(script.CmdUsage{
 			Summary: "Change an entry of a map behind the back of the agent",
 			Args:    "NAME remove|change|add",
-			Detail:  []string{"The first entry of the dump is removed or changed, or one is added that nobody wants."},
+			Detail: []string{
+				"The first entry of the dump is removed or changed, or an undesired one is added.",
+			},
 		}, c.corrupt),
 	})
 }

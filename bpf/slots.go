@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// Slots is how many of each of the maps there are by which packets are decided about,
-// but for sluice_config: packets look into those of the slot in force, and an agent that
-// starts fills those of the other one.
+// Slots is the number of slots. Each slot has one of each map that packets are judged by, except
+// sluice_config. Packets use the maps of the slot in force. An agent that starts fills the maps of
+// the other slot.
 const Slots = 2
 
-// SlotGrace is how long a slot that is no longer in force stays: packets that have read
-// its number may still look into it.
+// SlotGrace is how long a slot stays after it was in force: packets that have read its number may
+// still use it.
 const SlotGrace = 100 * time.Millisecond
 
-// StateMap is the map that says which slot packets look into, and the generation.
+// StateMap is the map with the slot that packets use, and the generation.
 const StateMap = "sluice_state"
 
 // StateKey is the key of sluice_state, an array of one entry.
@@ -30,10 +30,10 @@ func (k StateKey) String() string { return strconv.FormatUint(uint64(k.Index), 1
 
 // StateValue is the value of sluice_state. It is written in one step.
 type StateValue struct {
-	Slot uint32 // that packets look into
+	Slot uint32 // that packets use
 
-	// Generation is that of verdicts: a connection keeps its verdict while this is the one
-	// under which it was judged.
+	// Generation is that of verdicts: a connection keeps its verdict while it was judged under the
+	// generation in force.
 	Generation uint32
 }
 
@@ -41,24 +41,23 @@ func (v StateValue) String() string {
 	return fmt.Sprintf("slot=%d generation=%d", v.Slot, v.Generation)
 }
 
-// firstGeneration is a bit that all generations have. The numbers that the version before
-// kept in its place in connections do not have it, nor does 0, the generation of what has
+// firstGeneration is a bit that all generations have. The numbers that the previous version kept in
+// the same place in connections do not have it, nor does 0, the generation of connections that have
 // not been judged.
 const firstGeneration = 1 << 31
 
-// layoutDir is where maps in slots are pinned, and sluice_state. The number is another
-// one when keys, values or types of the maps become others: so an agent never takes the
-// maps of another layout for its own, and what is attached goes on with those that it was
-// attached with.
+// layoutDir is where maps in slots and sluice_state are pinned. Its number changes with keys,
+// values or types of the maps. So an agent never uses maps of another layout, and attached programs
+// keep the maps that they were attached with.
 const layoutDir = "layout_2"
 
-// slotPath is where a map of a slot is, in the directory of all pins.
+// slotPath returns where a map of a slot is pinned, relative to the directory of all pins.
 func slotPath(slot uint32, name string) string {
 	return path.Join(layoutDir, strconv.FormatUint(uint64(slot), 10), name)
 }
 
-// Slot returns the slot in force, and the one that this agent writes to. They are the same
-// from the flip on.
+// Slot returns the slot in force, and the one that this agent writes to. They are the same from the
+// flip on.
 func (m *Maps) Slot() (inForce, own uint32, err error) {
 	inForce, err = m.slotInForce()
 	return inForce, m.own.Load(), err
@@ -69,8 +68,8 @@ func (m *Maps) slotInForce() (uint32, error) {
 	return state.Slot % Slots, err
 }
 
-// openSlots opens a new map for each of those in slots, in the slot that is not in force.
-// An agent that was killed may have filled that before, or have left it a moment ago.
+// openSlots opens a new map for each map in slots, in the slot that is not in force. A killed agent
+// may have filled that slot before, or released it a moment ago.
 func (m *Maps) openSlots(backend Backend) error {
 	inForce, err := m.slotInForce()
 	if err != nil {
@@ -92,8 +91,8 @@ func (m *Maps) openSlots(backend Backend) error {
 	return nil
 }
 
-// Flip has packets look into the slot that this agent has filled, and has their connections
-// judged by that.
+// Flip switches packets to the slot that this agent has filled, and has their connections judged
+// again.
 func (m *Maps) Flip() error { return m.setState(m.own.Load()) }
 
 // Generation returns the generation in force.
@@ -102,9 +101,8 @@ func (m *Maps) Generation() (uint32, error) {
 	return state.Generation, err
 }
 
-// Raise begins a new generation: the next packet of each connection is judged anew. It may
-// be called by several goroutines. Before the flip it does nothing: packets look into what
-// the agent before has left.
+// Raise begins a new generation: the next packet of each connection is judged again. It is safe for
+// concurrent use. Before the flip it does nothing: packets use what the previous agent has left.
 func (m *Maps) Raise() error {
 	inForce, err := m.slotInForce()
 	if err != nil || inForce != m.own.Load() {
@@ -133,8 +131,8 @@ func (m *Maps) setState(slot uint32) error {
 	return nil
 }
 
-// Release gives up the maps of the slot that this agent does not write to. That is to be
-// done when no packet looks into them any more: [SlotGrace] after the flip.
+// Release releases the maps of the slot that this agent does not write to. The caller waits until
+// no packet uses them: [SlotGrace] after the flip.
 func (m *Maps) Release() error {
 	backend := m.Backend()
 	if backend == nil {
@@ -148,8 +146,7 @@ func (m *Maps) Release() error {
 	return errors.Join(append(errs, backend.dropSlot(spare))...)
 }
 
-// Sweep removes what no agent of this version has made: the maps of others, which they
-// left. It returns their names. What is attached goes on with them.
+// Sweep removes maps of other versions, and returns their names. Attached programs keep using them.
 func (m *Maps) Sweep() (removed []string, err error) {
 	backend := m.Backend()
 	if backend == nil {

@@ -30,7 +30,7 @@ type Attachment struct {
 	Reconciled `yaml:",inline"`
 }
 
-// FormerAttachment is the origin of attachments that there were when the agent started.
+// FormerAttachment is the origin of attachments that existed when the agent started.
 const FormerAttachment = "a former agent, or the CNI plugin"
 
 // AttachmentID is the primary key of an [Attachment].
@@ -95,8 +95,8 @@ var (
 	AttachmentsByDevice = attachmentDeviceIndex.Query
 )
 
-// Unattached says which of the programs that something needs at a device does not run
-// there, and why; empty if all do.
+// Unattached says which of the programs that a device needs does not run there, and why; empty if
+// all do.
 func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifIndex uint32, programs ...bpf.Program) string {
 	for _, program := range programs {
 		a, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{IfIndex: int(ifIndex), Program: program}))
@@ -113,12 +113,14 @@ func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifI
 	return ""
 }
 
-// AllAttached reports whether it has been tried to attach all programs: those of the pods
-// that there are when the maps are in force come with the backstop.
+// AllAttached reports whether the agent has tried to attach all programs: those of the pods that
+// exist when the maps come into force are attached together with the backstop.
 func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bool {
 	found, _ := attachments.Initialized(txn)
 	if found {
-		_, _, found = attachments.Get(txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}))
+		_, _, found = attachments.Get(
+			txn, AttachmentByID(AttachmentID{Program: bpf.ProgramBackstop}),
+		)
 	}
 	for a := range attachments.All(txn) {
 		found = found && !a.Status.IsPendingOrRefreshing()

@@ -10,10 +10,9 @@ import (
 	"github.com/cilium/statedb"
 )
 
-// CiliumEndpoint is an endpoint as a CiliumEndpoint or a CiliumEndpointSlice
-// tells it: its labels are those of its identity. With
-// --endpoint-source=cilium the endpoints are derived from these rows and the
-// identities.
+// CiliumEndpoint is an endpoint as a CiliumEndpoint or a CiliumEndpointSlice describes it: its
+// labels are those of its identity. With --endpoint-source=cilium the endpoints are derived from
+// these rows and the identities.
 type CiliumEndpoint struct {
 	Name `yaml:",inline"`
 
@@ -26,7 +25,7 @@ type CiliumEndpoint struct {
 	NodeIP     netip.Addr   `json:"nodeIP"` // address of the node that it is on
 	Addrs      []netip.Addr `json:"addrs"`
 	NamedPorts []NamedPort  `json:"namedPorts,omitempty"`
-	Created    time.Time    `json:"created"` // zero if told by a slice, which does not know
+	Created    time.Time    `json:"created"` // zero if from a slice, which does not have it
 	Errors     []FieldError `json:"errors,omitempty"`
 }
 
@@ -62,7 +61,7 @@ var (
 	ciliumEndpointNodeIndex = Index("node-ip", AddrKeys,
 		func(e *CiliumEndpoint) netip.Addr { return e.NodeIP })
 
-	// CiliumEndpointsByName queries what is said about an endpoint.
+	// CiliumEndpointsByName queries all rows of an endpoint.
 	CiliumEndpointsByName = ciliumEndpointNameIndex.Query
 
 	// CiliumEndpointsBySlice queries the endpoints of a CiliumEndpointSlice.
@@ -75,13 +74,12 @@ var (
 	CiliumEndpointsByNodeIP = ciliumEndpointNodeIndex.Query
 )
 
-// CiliumEndpointByName queries what one slice tells about an endpoint, or with
-// no slice its CiliumEndpoint.
+// CiliumEndpointByName queries an endpoint in one slice, or with no slice its CiliumEndpoint.
 func CiliumEndpointByName(name Name, slice string) statedb.Query[*CiliumEndpoint] {
 	return ciliumEndpointKeyIndex.Query(ciliumEndpointKey(name, slice))
 }
 
-// NewCiliumEndpointTable creates the table of endpoints as Cilium tells them.
+// NewCiliumEndpointTable creates the table of Cilium's endpoints.
 var NewCiliumEndpointTable = Declare(
 	"cilium-endpoints", ciliumEndpointKeyIndex, ciliumEndpointNameIndex, ciliumEndpointSliceIndex,
 	ciliumEndpointIdentityIndex, ciliumEndpointNodeIndex,

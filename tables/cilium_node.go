@@ -28,12 +28,12 @@ var (
 	ciliumNodeAddrIndex = IndexEach("addr", AddrKeys,
 		func(n *CiliumNode) []netip.Addr { return n.Addrs })
 
-	// CiliumNodeByName queries what Cilium tells about a node.
+	// CiliumNodeByName queries the CiliumNode of a node.
 	CiliumNodeByName = ciliumNodeNameIndex.Query
 
 	// CiliumNodesByAddr queries the nodes that have an address.
 	CiliumNodesByAddr = ciliumNodeAddrIndex.Query
 )
 
-// NewCiliumNodeTable creates the table of nodes as Cilium tells them.
+// NewCiliumNodeTable creates the table of Cilium's nodes.
 var NewCiliumNodeTable = Declare("cilium-nodes", ciliumNodeNameIndex, ciliumNodeAddrIndex)

@@ -4,6 +4,6 @@ package tables
 
 import "net/netip"
 
-// ClusterPrefixes are prefixes inside the cluster by configuration, whether or
-// not an object tells so; masked.
+// ClusterPrefixes are prefixes inside the cluster by configuration, whether or not an object names
+// them; masked.
 type ClusterPrefixes []netip.Prefix

@@ -11,22 +11,21 @@ import (
 	"github.com/cilium/statedb"
 )
 
-// CNIPlugin says whether the agent has a CNI plugin that tells it of pods before
-// they start, and where.
+// CNIPlugin says whether the agent has a CNI plugin that reports pods before they start, and where.
 type CNIPlugin struct {
 	Enabled bool
 	RunDir  string // has a file for each interface
 }
 
-// CNIAttachment is a network interface of a pod of this node, as the CNI plugin
-// has told when it was made: before the pod's first process. It is authoritative
-// about the device and the addresses.
+// CNIAttachment is a network interface of a pod of this node, as the CNI plugin reported it when it
+// was created: before the pod's first process. It is authoritative about the device and the
+// addresses.
 type CNIAttachment struct {
-	File      string       `json:"file"` // by which it was told
+	File      string       `json:"file"` // that has the report
 	Container string       `json:"container"`
 	IfName    string       `json:"ifName"` // inside the pod
 	Pod       Name         `json:"pod"`
-	UID       string       `json:"uid,omitempty"` // as the kubelet knows it, empty if the runtime did not tell
+	UID       string       `json:"uid,omitempty"` // by the kubelet, empty if not passed on
 	Device    string       `json:"device,omitempty"`
 	IfIndex   int          `json:"ifIndex,omitempty"` // of the node's end, 0 if there is none
 	MAC       string       `json:"mac,omitempty"`     // of the pod's end
@@ -49,9 +48,8 @@ func (a *CNIAttachment) TableRow() []string {
 	}
 }
 
-// IsOf reports whether the interface is of a pod: of its name and of its UID, as
-// far as both are told. The kubelet knows a static pod by another UID than the
-// API server.
+// IsOf reports whether the interface is of a pod: of its name and of its UID, as far as both are
+// known. The kubelet knows a static pod by another UID than the API server.
 func (a *CNIAttachment) IsOf(e *Endpoint) bool {
 	return a.Pod == e.Name && (a.UID == "" || e.UID == "" || a.UID == e.UID || a.UID == e.MirrorOf)
 }
@@ -74,8 +72,8 @@ var (
 	// CNIAttachmentsByPod queries the interfaces of a pod.
 	CNIAttachmentsByPod = cniAttachmentPodIndex.Query
 
-	// CNIAttachmentsByAddr queries the interfaces that were given an address. There
-	// are several while the runtime has not told of the end of a former one.
+	// CNIAttachmentsByAddr queries the interfaces that were given an address. There are several
+	// while the runtime has not reported the end of a former one.
 	CNIAttachmentsByAddr = cniAttachmentAddrIndex.Query
 
 	// CNIAttachmentsByDevice queries the interfaces to which a device leads, by its
@@ -83,7 +81,7 @@ var (
 	CNIAttachmentsByDevice = cniAttachmentDeviceIndex.Query
 )
 
-// NewCNIAttachmentTable creates the table of interfaces that the CNI plugin told of.
+// NewCNIAttachmentTable creates the table of interfaces that the CNI plugin reported.
 var NewCNIAttachmentTable = Declare(
 	"cni-attachments", cniAttachmentFileIndex, cniAttachmentPodIndex, cniAttachmentAddrIndex,
 	cniAttachmentDeviceIndex,

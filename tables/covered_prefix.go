@@ -9,9 +9,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// CoveredPrefix is a destination of some egress policy, whoever that chooses.
-// An entry of sluice_covered: what goes there from a pod that the kernel does
-// not know enough of is dropped.
+// CoveredPrefix is a destination of some egress policy, whichever pods that selects. An entry of
+// sluice_covered: the programs drop traffic there from pods that are not ready in the kernel.
 type CoveredPrefix struct {
 	Prefix   netip.Prefix `json:"prefix"`
 	Policies []string     `json:"policies"` // that name it, sorted

@@ -14,7 +14,7 @@ type CTGCRun struct {
 	Pass    uint64    `json:"pass"` // counts the passes: the rows of one share it
 	Started time.Time `json:"started"`
 	Set     string    `json:"set"`           // of maps: global, or that of a cluster
-	Map     string    `json:"map,omitempty"` // empty: the pass failed before it came to one
+	Map     string    `json:"map,omitempty"` // empty: the pass failed before the first map
 	Method  string    `json:"method,omitempty"`
 	Reason  string    `json:"reason"` // why there was a pass
 
@@ -24,8 +24,8 @@ type CTGCRun struct {
 	Translations uint64 `json:"translations"` // removed with their connections
 	Orphans      uint64 `json:"orphans"`      // translations without connection, removed
 	Scrubbed     uint64 `json:"scrubbed"`     // removed as one of their addresses is gone
-	Flushed      uint64 `json:"flushed"`      // removed as somebody asked for it
-	Condemned    uint64 `json:"condemned"`    // removed as somebody had begun to
+	Flushed      uint64 `json:"flushed"`      // removed on request
+	Condemned    uint64 `json:"condemned"`    // removed, as another run had begun to
 	Kept         uint64 `json:"kept"`         // expired, with time left for replies
 	Revived      uint64 `json:"revived"`      // used just when they were to be removed
 	Deferred     uint64 `json:"deferred"`     // left to the next pass

@@ -10,7 +10,7 @@
 //	                                            status   └──────────────────┤
 //	                                            map-*    ◄──────────────────┘
 //
-// A table is written by the module that constructs it and read by anyone: the
-// writer keeps the RWTable and provides the Table. Rows are immutable: to
-// change one is to insert a changed copy.
+// A table is written by the module that constructs it, and read by all others: the
+// writer keeps the RWTable and provides the Table. Rows are immutable: to change a row
+// is to insert a changed copy.
 package tables

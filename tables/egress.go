@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// EgressRuleset is where the traffic goes of subjects that the same egress policies select,
+// EgressRuleset has the destinations and gateways of subjects that the same egress policies select,
 // with the same content.
 type EgressRuleset struct {
 	Life   `yaml:",inline"`
@@ -41,7 +41,9 @@ var (
 		func(r *EgressRuleset) bpf.Digest { return r.Digest })
 	egressRulesetPolicy = IndexEach("policy", StringKeys,
 		func(r *EgressRuleset) []string { return r.Policies })
-	egressRulesetUndesired = FlagIndex("undesired", func(r *EgressRuleset) bool { return r.Undesired })
+	egressRulesetUndesired = FlagIndex("undesired", func(r *EgressRuleset) bool {
+		return r.Undesired
+	})
 
 	// EgressRulesetByNumber queries an egress ruleset by its number.
 	EgressRulesetByNumber = egressRulesetNumber.Query

@@ -25,8 +25,8 @@ type EgressPolicy struct {
 	Destinations []netip.Prefix   `json:"destinations,omitempty"` // masked
 	Excluded     []netip.Prefix   `json:"excluded,omitempty"`     // masked
 
-	// Gateways are the items of egressGateways, or the one egressGateway. An
-	// item that does not parse stays, with its Error, and elects nobody.
+	// Gateways are the items of egressGateways, or the one egressGateway. An item that does not
+	// parse stays, with its Error, and elects no gateway.
 	Gateways []GatewaySpec `json:"gateways,omitempty"`
 
 	Errors []FieldError `json:"errors,omitempty"`

@@ -10,14 +10,14 @@ import (
 	"github.com/cilium/statedb"
 )
 
-// EgressPolicyStatus answers, for an egress policy on this node: is it valid,
-// who is its gateway, what does it lose to other policies, is it in the kernel?
+// EgressPolicyStatus is the status of an egress policy on this node: whether it is valid, which
+// nodes are its gateways, what it loses to other policies, and whether the kernel has it.
 type EgressPolicyStatus struct {
 	Policy     string   `json:"policy"`
 	Gateways   []string `json:"gateways,omitempty"` // elected nodes, or why none
 	Rules      int      `json:"rules"`              // that it decides
-	Programmed int      `json:"programmed"`         // of these, in force for all pods that have them
-	Failed     int      `json:"failed"`             // of these, of which the kernel refused something
+	Programmed int      `json:"programmed"`         // of these, in force for all their pods
+	Failed     int      `json:"failed"`             // of these, refused by the kernel
 	Conflicts  []string `json:"conflicts,omitempty"`
 	Errors     []string `json:"errors,omitempty"`
 
@@ -26,16 +26,16 @@ type EgressPolicyStatus struct {
 	LosesTo    []string `json:"losesTo,omitempty"` // of Conflicts, those that it loses
 	Refused    string   `json:"refused,omitempty"` // why the kernel refused something of a rule
 
-	// Pending says why it is not in force, or not only what it says now, although all of its
-	// rules are programmed.
+	// Pending says why the policy is not in force, or why a former version still is, although all
+	// of its rules are programmed.
 	Pending string `json:"pending,omitempty"`
 
-	// Settled is the revision of the policy's row of which all was in force, and nothing
-	// more, at some time; 0 if there is none.
+	// Settled is the last revision of the policy's row that was in force, without former versions;
+	// 0 if there is none.
 	Settled statedb.Revision `json:"-" yaml:"-"`
 }
 
-// EgressState is how an egress policy fares on this node.
+// EgressState is the state of an egress policy on this node.
 type EgressState string
 
 // The states of egress policies, worst first.
@@ -95,9 +95,9 @@ var (
 	egressPolicyStatusIndex = UniqueIndex("policy", StringKeys,
 		func(s *EgressPolicyStatus) string { return s.Policy })
 
-	// EgressPolicyStatusByPolicy queries how a policy fares on this node.
+	// EgressPolicyStatusByPolicy queries the status of a policy on this node.
 	EgressPolicyStatusByPolicy = egressPolicyStatusIndex.Query
 )
 
-// NewEgressPolicyStatusTable creates the table of how each policy fares.
+// NewEgressPolicyStatusTable creates the table of the status of egress policies.
 var NewEgressPolicyStatusTable = Declare("egress-policy-status", egressPolicyStatusIndex)

@@ -29,10 +29,10 @@ type Endpoint struct {
 
 	Created time.Time `json:"created"`
 
-	// Attached is when the CNI plugin told of the pod's interface, zero if it did
-	// not. Announced is set if the agent of the pod's node, another one, announces its
-	// addresses. With either, Addrs are those of the interface, and StatusAddrs those of
-	// the object's status, which come later.
+	// Attached is when the CNI plugin reported the pod's interface, zero if it did not. Announced
+	// is set if the agent of the pod's node, another one, announces its addresses. With either,
+	// Addrs are those of the interface, and StatusAddrs those of the object's status, which come
+	// later.
 	Attached    time.Time    `json:"attached,omitzero"`
 	Announced   bool         `json:"announced,omitempty"`
 	StatusAddrs []netip.Addr `json:"statusAddrs,omitempty"`

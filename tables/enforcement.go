@@ -7,7 +7,7 @@ type Enforcement string
 
 // The modes of enforcement.
 const (
-	EnforcementDefault Enforcement = "default" // pods that a policy chooses
+	EnforcementDefault Enforcement = "default" // pods that a policy selects
 	EnforcementAlways  Enforcement = "always"  // all: what no policy allows is denied
 	EnforcementNever   Enforcement = "never"   // none: all is allowed
 )

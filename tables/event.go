@@ -14,11 +14,10 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// EventKind says what an [Event] tells.
+// EventKind is the kind of an [Event].
 type EventKind string
 
-// The kinds of events: those that the kernel reports, and what a follower is
-// told beside them.
+// The kinds of events: those that the kernel reports, and others that a follower gets.
 const (
 	EventDrop   EventKind = "drop"   // a packet was dropped
 	EventFlow   EventKind = "flow"   // a flow began
@@ -45,11 +44,11 @@ type Event struct {
 	ICMPType    *uint8    `json:"icmpType,omitempty"` // nil unless the protocol is ICMP
 	Length      uint32    `json:"length,omitempty"`   // bytes of the frame
 
-	Pod           string       `json:"pod,omitempty"`           // that the packet is of: namespace/name
-	EgressRuleset uint32       `json:"egressRuleset,omitempty"` // of the pod, 0 if none was looked up
-	Group         uint32       `json:"group,omitempty"`         // gateway group, 0 if none was looked up
-	Policy        string       `json:"policy,omitempty"`        // that decides for the pod and the destination
-	Rule          netip.Prefix `json:"rule,omitzero"`           // destination prefix by which it does
+	Pod           string       `json:"pod,omitempty"`           // of the packet: namespace/name
+	EgressRuleset uint32       `json:"egressRuleset,omitempty"` // 0 if none was looked up
+	Group         uint32       `json:"group,omitempty"`         // of gateways, 0: not looked up
+	Policy        string       `json:"policy,omitempty"`        // egress policy that decides
+	Rule          netip.Prefix `json:"rule,omitzero"`           // destination of its rule
 
 	Cookie uint32   `json:"cookie,omitempty"`      // of the rules of network policies that decided, 0 if none did
 	Rules  []string `json:"policyRules,omitempty"` // these, such as "NetworkPolicy/shop/web spec.ingress[0]"

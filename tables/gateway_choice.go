@@ -18,7 +18,7 @@ type GatewayChoice struct {
 	Reason string      `json:"reason,omitempty"` // why none is elected
 }
 
-// NoGateway begins what a choice that elected nobody is shown as.
+// NoGateway is the beginning of the text for a choice without an elected node.
 const NoGateway = "none: "
 
 func (c GatewayChoice) String() string {

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// IPCache is what is known of an address or prefix as a peer. An entry of sluice_ipcache:
-// the longest prefix decides.
+// IPCache is an address or prefix as a peer. An entry of sluice_ipcache: the longest prefix
+// decides.
 type IPCache struct {
 	Prefix netip.Prefix     `json:"prefix"`
 	Member uint32           `json:"member"`
@@ -26,7 +26,7 @@ type IPCache struct {
 	// the prefix around it.
 	Inherits bool `json:"inherits,omitempty"`
 
-	Origins   []string `json:"origins"`             // what it is known from, such as "pod default/web-1"
+	Origins   []string `json:"origins"`             // the objects, such as "pod default/web-1"
 	Conflicts []string `json:"conflicts,omitempty"` // other pods that claim the address
 
 	// Made is the number of the transaction that gave the prefix its member: see
@@ -43,8 +43,7 @@ func (c *IPCache) Equal(o *IPCache) bool {
 		slices.Equal(c.Origins, o.Origins) && slices.Equal(c.Conflicts, o.Conflicts)
 }
 
-// IsOutside reports whether the row is of an address or prefix that is neither of a pod
-// nor of a node.
+// IsOutside reports whether the row is of an address or prefix without a pod or node.
 func (c *IPCache) IsOutside() bool {
 	return c.Inherits || c.Flags&(bpf.IPCachePod|bpf.IPCacheNode|bpf.IPCacheHost) == 0
 }
@@ -59,7 +58,9 @@ func (c *IPCache) MapValue() bpf.IPCacheValue {
 
 // TableHeader implements [statedb.TableWritable].
 func (*IPCache) TableHeader() []string {
-	return []string{"Prefix", "Member", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error"}
+	return []string{
+		"Prefix", "Member", "Flags", "Tunnel", "Origins", "Conflicts", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -93,7 +94,7 @@ var (
 		},
 	}
 
-	// IPCacheByPrefix queries what is known of one very prefix.
+	// IPCacheByPrefix queries the row of exactly this prefix.
 	IPCacheByPrefix = ipcachePrefix.Query
 
 	// IPCacheByMember queries the addresses and prefixes of a member.
@@ -103,8 +104,7 @@ var (
 	IPCachePending = ipcachePending.Query
 )
 
-// IPCacheWithin yields the addresses and prefixes in a prefix that are neither of pods nor
-// of nodes.
+// IPCacheWithin yields the addresses and prefixes in a prefix without a pod or node.
 func IPCacheWithin(
 	txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix,
 ) iter.Seq[*IPCache] {
@@ -122,10 +122,12 @@ func IPCacheInside(
 }
 
 // NewIPCacheTable creates the table of what is known of addresses.
-var NewIPCacheTable = Declare("ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin)
+var NewIPCacheTable = Declare(
+	"ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin,
+)
 
-// PeerPrefix is a prefix that selectors in use name, or that tells what is inside the
-// cluster. An address belongs to the longest one around it.
+// PeerPrefix is a prefix that selectors in use name, or that bounds the cluster. An address belongs
+// to the longest one around it.
 type PeerPrefix struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Cluster bool         `json:"cluster"` // is inside a prefix of the cluster
@@ -134,8 +136,8 @@ type PeerPrefix struct {
 	// exception, in order.
 	Named []uint32 `json:"named,omitempty"`
 
-	// The numbers of the selectors in use that select addresses here, in order: what is
-	// neither of a pod nor of a node, pods, and nodes.
+	// The numbers of the selectors in use that select addresses here, in order: addresses without a
+	// pod or node, pods, and nodes.
 	Outside []uint32 `json:"outside,omitempty"`
 	Pods    []uint32 `json:"pods,omitempty"`
 	Nodes   []uint32 `json:"nodes,omitempty"`
@@ -176,13 +178,13 @@ var (
 		FromObject: func(p *PeerPrefix) iter.Seq[netip.Prefix] { return statedb.Just(p.Prefix) },
 	}
 
-	// PeerPrefixByPrefix queries one very prefix.
+	// PeerPrefixByPrefix queries exactly this prefix.
 	PeerPrefixByPrefix = peerPrefixPrefix.Query
 )
 
-// PeerPrefixAround returns the longest prefix that a prefix is, or is inside of; nil if
-// there is none. StateDB's index is good for addresses only, and has prefixes of IPv6
-// around addresses of IPv4, which it holds as what they are mapped to.
+// PeerPrefixAround returns the longest prefix that contains a prefix, or is equal to it; nil if
+// there is none. StateDB's own index works for addresses only, and confuses IPv4 addresses with the
+// IPv6 addresses to which they are mapped.
 func PeerPrefixAround(
 	txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix,
 ) *PeerPrefix {
@@ -202,7 +204,7 @@ func PeerPrefixAround(
 	return nil
 }
 
-// PeerPrefixesInside yields a prefix and those inside it, as far as they are in the table.
+// PeerPrefixesInside yields a prefix and those inside it that are in the table.
 func PeerPrefixesInside(
 	txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix,
 ) iter.Seq[*PeerPrefix] {
@@ -217,13 +219,13 @@ func PeerPrefixesInside(
 	}
 }
 
-// NewPeerPrefixTable creates the table of the prefixes that peers are told apart by.
+// NewPeerPrefixTable creates the table of peer prefixes.
 var NewPeerPrefixTable = Declare("peer-prefixes", peerPrefixPrefix, peerPrefixLongest)
 
-// SelectorMatch says that all members are told apart by a selector in use.
+// SelectorMatch says that a selector in use has been evaluated for all members.
 //
-// A ruleset that names the selector may be entered when the kernel has what this says: all
-// members and prefixes that it had before the transaction Made are as desired now.
+// A subject may enter a ruleset that names the selector when the kernel has the result: all members
+// and prefixes that the kernel had before the transaction Made are as desired now.
 type SelectorMatch struct {
 	Selector uint32 `json:"selector"` // number of the selector
 	Made     uint64 `json:"made"`     // number of the transaction that evaluated it
@@ -245,5 +247,5 @@ var (
 	SelectorMatchByNumber = selectorMatchNumber.Query
 )
 
-// NewSelectorMatchTable creates the table of selectors that are evaluated.
+// NewSelectorMatchTable creates the table of evaluated selectors.
 var NewSelectorMatchTable = Declare("selector-matches", selectorMatchNumber)

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// LabelSetID identifies a [LabelSet]: a digest of its contents, so that it can
-// be told from an endpoint alone.
+// LabelSetID identifies a [LabelSet]: a digest of its contents, which can be computed from an
+// endpoint alone.
 type LabelSetID = bpf.Digest
 
 // NamedPort is a container port with a name. A name may be that of several ports.
@@ -69,7 +69,7 @@ func NewLabelSetID(namespace, serviceAccount string, set Labels, ports []NamedPo
 		text(label.Key)
 		text(label.Value)
 	}
-	// Labels and ports are told apart: a label key is never empty.
+	// This separates labels from ports: a label key is never empty.
 	text("")
 	for _, p := range ports {
 		text(p.Name)

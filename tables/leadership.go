@@ -44,8 +44,8 @@ func Leads(txn statedb.ReadTxn, table statedb.Table[*Leadership]) bool {
 // NewLeadershipTable creates the table of who writes the status of objects.
 var NewLeadershipTable = Declare("leadership", leadershipLeaseIndex)
 
-// Reporting says whether this agent tells how policies fare, in its NodeReport, and
-// takes part in writing the status of objects.
+// Reporting says whether this agent reports the status of policies in its NodeReport, and takes
+// part in writing the status of objects.
 type Reporting struct{ Enabled bool }
 
 // NodeReportSource is what NodeReports are called in table object-sources, while

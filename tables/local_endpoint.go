@@ -12,8 +12,8 @@ type LocalEndpoint struct {
 	Addr     netip.Addr `json:"addr"`
 	Endpoint Name       `json:"endpoint"`
 
-	// LabelSet is the last that is known of the pod; nil if none ever was: the CNI plugin
-	// told of the interface, and the object has not been read.
+	// LabelSet is the last known one of the pod; nil if none was ever known: the CNI plugin
+	// reported the interface, and the object has not been read.
 	LabelSet *LabelSet `json:"labelSet,omitempty"`
 
 	IfIndex uint32 `json:"ifIndex"` // host side of the pod's veth, 0 while not known

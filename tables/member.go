@@ -22,7 +22,7 @@ const (
 	ScopeWorld   Scope = "world"   // outside the cluster
 )
 
-// MemberDef is what a member stands for.
+// MemberDef identifies a member.
 type MemberDef struct {
 	Scope    Scope      `json:"scope"`
 	Family   uint8      `json:"family"`            // bpf.FamilyIPv4 or bpf.FamilyIPv6
@@ -60,7 +60,7 @@ func (d *MemberDef) String() string {
 	return text
 }
 
-// Member is a set of addresses that no policy can tell apart. An entry of sluice_peers.
+// Member is a set of addresses that all policies treat in the same way. An entry of sluice_peers.
 type Member struct {
 	Life `yaml:",inline"`
 
@@ -145,8 +145,8 @@ var (
 var NewMemberTable = Declare("members", memberNumber, memberDigest, memberClass,
 	memberNamespace, memberNode, memberUndesired, memberPending)
 
-// Class is a set of members that the rulesets in use cannot tell apart: the same selectors
-// in use select them, and they have the same numbers for the names of ports in use.
+// Class is a set of members that the rulesets in use treat in the same way: the same selectors in
+// use select them, and they have the same numbers for the names of ports in use.
 type Class struct {
 	Life `yaml:",inline"`
 

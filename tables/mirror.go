@@ -24,8 +24,8 @@ type MapPart interface {
 // Mirror is one entry of a BPF map as its reconciler knows it. The tables of mirrors, one
 // for each map, have names that begin with "map-", and only reconcilers write them.
 //
-// A reconciler announces a write, looks at the tables once more, writes, and confirms: so
-// the kernel never has a value that the mirror does not tell of.
+// A reconciler announces a write, checks the tables again, writes, and confirms: so the kernel
+// never has a value that is not in the mirror.
 type Mirror[K, V MapPart] struct {
 	Key K `json:"key"`
 
@@ -144,14 +144,14 @@ func MirrorsUndesired[K, V MapPart]() statedb.Query[*Mirror[K, V]] {
 	return mirrorUndesired[K, V]().Query(true)
 }
 
-// MirrorsTo queries the entries that refer to a numbered object, in the kernel or by a write
-// under way, in a table that was created with a function that tells to which.
+// MirrorsTo queries the entries that refer to a numbered object, in the kernel or by a write under
+// way. The table must have been created with refersTo.
 func MirrorsTo[K, V MapPart](number uint32) statedb.Query[*Mirror[K, V]] {
 	return mirrorRefersTo[K, V](nil).Query(number)
 }
 
-// NewMirrorTable returns the constructor of the mirror of a map, of which refersTo, unless
-// it is nil, tells the number of the object that a value refers to, 0 for none.
+// NewMirrorTable returns the constructor of the mirror of a map. refersTo, unless it is nil,
+// returns the number of the object that a value refers to, 0 for none.
 func NewMirrorTable[K, V MapPart](
 	name string, refersTo func(V) uint32, secondary ...statedb.Indexer[*Mirror[K, V]],
 ) func(*statedb.DB) (statedb.RWTable[*Mirror[K, V]], error) {

@@ -68,8 +68,8 @@ func (k *PolicyKind) UnmarshalText(text []byte) (err error) {
 //   - a deny never denies less;
 //   - the default deny of a direction stays, whatever is wrong with its items;
 //     it is in force also if the field that might turn it off cannot be read;
-//   - a rule whose subject cannot be told is left out in full, as nobody can say
-//     whose traffic it is about: so is a rule about nodes, which is unsupported.
+//   - a rule with an invalid subject is left out in full, as it is not known which pods it
+//     selects. So is a rule about nodes, which is unsupported.
 type NetworkPolicy struct {
 	Kind       PolicyKind `json:"kind"`
 	Name       `yaml:",inline"`

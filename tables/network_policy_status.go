@@ -14,19 +14,19 @@ import (
 // PolicyState is the state of a network policy on this node, in a word.
 type PolicyState string
 
-// The states of a network policy; of those that apply it is the first.
+// The states of a network policy: the first that applies.
 const (
 	PolicyTooLarge    PolicyState = "too large"   // pods that it selects are isolated instead
 	PolicyInvalid     PolicyState = "invalid"     // a part of it cannot be used
 	PolicyUnsupported PolicyState = "unsupported" // a part of it needs what the agent does not have
-	PolicyFailed      PolicyState = "failed"      // the kernel refused something of it, or a pod
-	PolicyPending     PolicyState = "pending"     // the kernel has not all of it yet, or more
+	PolicyFailed      PolicyState = "failed"      // the kernel refused some of it, or a pod
+	PolicyPending     PolicyState = "pending"     // not in the kernel yet, or a former version still is
 	PolicyNotHere     PolicyState = "not here"    // it selects no pod on this node
 	PolicyInForce     PolicyState = "in force"
 )
 
-// NetworkPolicyStatus answers, for a network policy on this node: is it valid, is
-// what it says now in force, does the kernel have it?
+// NetworkPolicyStatus is the status of a network policy on this node: whether it is valid, and
+// whether its present version is in force.
 type NetworkPolicyStatus struct {
 	Policy PolicyID    `json:"policy"`
 	State  PolicyState `json:"state"`
@@ -34,9 +34,9 @@ type NetworkPolicyStatus struct {
 	Errors      []string `json:"errors,omitempty"`
 	Unsupported []string `json:"unsupported,omitempty"`
 
-	// Wanted is the revision of the policy's row, InForce that of which the rulesets of all
-	// label sets that it selects are; 0 if there are none yet. Whether the kernel has them is
-	// said by Settled.
+	// Wanted is the revision of the policy's row. InForce is the revision in the rulesets of all
+	// label sets that the policy selects, 0 if there are none yet. Settled says whether the kernel
+	// has these rulesets.
 	Generation int64            `json:"generation,omitempty"`
 	Wanted     statedb.Revision `json:"wanted" yaml:"-"`
 	InForce    statedb.Revision `json:"inForce" yaml:"-"`
@@ -44,13 +44,13 @@ type NetworkPolicyStatus struct {
 	// EntriesWanted counts the label sets of pods of this node that it selects, each of which
 	// is an entry of sluice_subjects.
 	EntriesWanted int    `json:"entriesWanted"`
-	Programmed    int    `json:"programmed"`         // of these, for which the kernel has what it says now
-	Failed        int    `json:"failed"`             // of these, for which the kernel refused something
+	Programmed    int    `json:"programmed"`         // of these, up to date in the kernel
+	Failed        int    `json:"failed"`             // of these, refused by the kernel
 	Refused       string `json:"refused,omitempty"`  // why, for one of them
-	TooLarge      string `json:"tooLarge,omitempty"` // why pods that it selects are isolated instead
+	TooLarge      string `json:"tooLarge,omitempty"` // why its pods are isolated instead
 
-	// Settled is set when the kernel has what can be enforced of the policy for all pods that
-	// it selects, and nothing more of what it said before. It never is if that is too large.
+	// Settled is set when the kernel has everything that can be enforced of the policy for all pods
+	// that it selects, and nothing of former versions. It is never set if that is too large.
 	Settled bool `json:"settled"`
 
 	// WasSettled is set once the wanted revision has been settled.
@@ -69,7 +69,9 @@ func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
 
 // TableHeader implements [statedb.TableWritable].
 func (*NetworkPolicyStatus) TableHeader() []string {
-	return []string{"Kind", "Name", "State", "Programmed", "Failed", "TooLarge", "Unsupported", "Errors"}
+	return []string{
+		"Kind", "Name", "State", "Programmed", "Failed", "TooLarge", "Unsupported", "Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -85,9 +87,9 @@ var (
 	networkPolicyStatusIndex = UniqueIndex("policy", PolicyKeys,
 		func(s *NetworkPolicyStatus) PolicyID { return s.Policy })
 
-	// NetworkPolicyStatusByPolicy queries how a policy fares on this node.
+	// NetworkPolicyStatusByPolicy queries the status of a policy on this node.
 	NetworkPolicyStatusByPolicy = networkPolicyStatusIndex.Query
 )
 
-// NewNetworkPolicyStatusTable creates the table of how each policy fares.
+// NewNetworkPolicyStatusTable creates the table of the status of network policies.
 var NewNetworkPolicyStatusTable = Declare("network-policy-status", networkPolicyStatusIndex)

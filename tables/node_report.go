@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// NodeReport is what a node has told, in the NodeReport of its name: see table
-// node-report of the agent there.
+// NodeReport is what a node has reported, in the NodeReport of its name: see table node-report of
+// the agent there.
 type NodeReport struct {
 	Node   string       `json:"node"`
 	Errors []FieldError `json:"errors,omitempty"`
@@ -31,7 +31,7 @@ type ReportSummary struct {
 	Failed int    `json:"failed"` // policies of which the kernel refused something
 }
 
-// Policy returns what the node says of a policy, nil if nothing.
+// Policy returns what the node reports about a policy, nil if nothing.
 func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
 	i, found := slices.BinarySearchFunc(c.Policies, id, func(p ReportedPolicy, id PolicyID) int { return p.Policy.Compare(id) })
 	if !found {
@@ -63,7 +63,7 @@ var (
 	nodeReportNodeIndex = UniqueIndex("node", StringKeys,
 		func(r *NodeReport) string { return r.Node })
 
-	// NodeReportByNode queries what a node has told.
+	// NodeReportByNode queries the report of a node.
 	NodeReportByNode = nodeReportNodeIndex.Query
 
 	nodeReportNetworkIndex = IndexEach("network-policy", PolicyKeys,

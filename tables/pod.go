@@ -50,7 +50,9 @@ func (p *Pod) MapValue() bpf.PodValue {
 
 // TableHeader implements [statedb.TableWritable].
 func (*Pod) TableHeader() []string {
-	return []string{"Address", "Pod", "Subject", "Local", "IfIndex", "MAC", "Reason", "Status", "Error"}
+	return []string{
+		"Address", "Pod", "Subject", "Local", "IfIndex", "MAC", "Reason", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -83,18 +85,19 @@ var (
 // NewPodTable creates the table of pods by address.
 var NewPodTable = Declare("pods", podAddr, podSubject, podIfIndex)
 
-// SubjectDef is what a subject stands for: a label set of pods of this node, or of others.
+// SubjectDef identifies a subject: a label set of pods of this node, or of others.
 type SubjectDef struct {
 	LabelSet LabelSetID `json:"labelSet"`
 	Local    bool       `json:"local"`
 
-	// Node is that of pods of other nodes, where some egress policy selects nodes.
+	// Node is set for pods of other nodes, if some egress policy selects nodes.
 	Node string `json:"node,omitempty"`
 }
 
 // Subject is a label set of pods whose traffic is judged or routed here. An entry of
-// sluice_subjects, whose ruleset is 0 for pods of other nodes, which are not judged. If its ruleset or egress ruleset changes while an address leaves it, the
-// label set gets a new subject, and this one keeps what it has.
+// sluice_subjects, whose ruleset is 0 for pods of other nodes, which are not judged. If its ruleset
+// or egress ruleset changes while an address leaves it, the label set gets a new subject, and this
+// one keeps its rulesets.
 type Subject struct {
 	Life       `yaml:",inline"`
 	SubjectDef `yaml:",inline"`
@@ -116,7 +119,9 @@ func (s *Subject) MapValue() bpf.SubjectValue { return bpf.SubjectValue{Ruleset:
 
 // TableHeader implements [statedb.TableWritable].
 func (*Subject) TableHeader() []string {
-	return []string{"Number", "LabelSet", "Local", "Node", "Ruleset", "Undesired", "Status", "Error"}
+	return []string{
+		"Number", "LabelSet", "Local", "Node", "Ruleset", "Undesired", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].

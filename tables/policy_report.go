@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// ReportedPolicy is what a node tells the others of a policy: of each egress policy,
-// and of those network policies that are not in force there.
+// ReportedPolicy is what a node reports to the others about a policy: about each egress policy, and
+// about those network policies that are not in force there.
 type ReportedPolicy struct {
 	Policy     PolicyID `json:"policy"`
 	UID        string   `json:"uid,omitempty"`
@@ -41,8 +41,8 @@ func (p *ReportedPolicy) Equal(o *ReportedPolicy) bool {
 		slices.Equal(p.EgressIPs, o.EgressIPs) && p.GatewayError == o.GatewayError
 }
 
-// PolicyReport is what this node has to tell of a policy. Its status is that of the
-// object NodeReport in which it does.
+// PolicyReport is what this node reports about a policy. Its status is that of the object
+// NodeReport with the report.
 type PolicyReport struct {
 	ReportedPolicy `yaml:",inline"`
 	Reconciled     `yaml:",inline"`
@@ -74,9 +74,9 @@ var (
 	policyReportIndex = UniqueIndex("policy", PolicyKeys,
 		func(r *PolicyReport) PolicyID { return r.Policy })
 
-	// PolicyReportByPolicy queries what this node has to tell of a policy.
+	// PolicyReportByPolicy queries what this node reports about a policy.
 	PolicyReportByPolicy = policyReportIndex.Query
 )
 
-// NewPolicyReportTable creates the table of what this node has to tell.
+// NewPolicyReportTable creates the table of what this node reports.
 var NewPolicyReportTable = Declare("node-report", policyReportIndex)

@@ -63,8 +63,8 @@ const (
 	PeerServices   PeerKind = "services"    // PeerService: Service, or Labels of the service
 )
 
-// PolicyPeer is the other side of traffic. What only some kinds have is apart, as most
-// peers are pods.
+// PolicyPeer is the other side of traffic. Fields of rare kinds are in structs of their own, as
+// most peers are pods.
 type PolicyPeer struct {
 	Kind PeerKind `json:"kind"`
 
@@ -83,9 +83,9 @@ type PeerPrefixes struct {
 	CIDR   netip.Prefix   `json:"cidr,omitzero"`    // masked
 	Except []netip.Prefix `json:"except,omitempty"` // masked; inside CIDR, if that is given
 
-	// MatchesPods is set for prefixes that mean the addresses of pods and nodes
-	// too, as those of Kubernetes do; others mean what is outside the cluster.
-	// It is always in JSON, so that who reads a peer has its prefixes, not nil.
+	// MatchesPods is set for prefixes that include the addresses of pods and nodes, as those of
+	// Kubernetes do. Others match only outside the cluster. It is always in JSON, so that decoding
+	// creates PeerPrefixes.
 	MatchesPods bool `json:"matchesPods"`
 
 	Group string `json:"group,omitempty"` // name of a [CIDRGroup], which need not exist
@@ -93,9 +93,9 @@ type PeerPrefixes struct {
 
 // PeerService are the peers that services stand for.
 type PeerService struct {
-	// Wide is set for services that are denied: where it is not known which pods
-	// serve one, it stands for all that may. Otherwise it stands for none of them.
-	// It is always in JSON, so that who reads a peer has its service, not nil.
+	// Wide is set for services that are denied: where it is not known which pods serve one, it
+	// stands for all that may. Otherwise it stands for none of them. It is always in JSON, so that
+	// decoding creates PeerService.
 	Wide bool `json:"wide"`
 
 	// Service is by name, or if that is empty by Labels: in the namespace, or in
@@ -104,7 +104,7 @@ type PeerService struct {
 	Service Name `json:"service,omitzero" yaml:",omitempty"`
 }
 
-// PolicyEntity is a name for peers that are not told apart by labels.
+// PolicyEntity is a name for a set of peers that labels do not describe.
 type PolicyEntity string
 
 // The entities.
@@ -121,7 +121,7 @@ const (
 	EntityHealth        PolicyEntity = "health"
 	EntityUnmanaged     PolicyEntity = "unmanaged"
 	EntityIngress       PolicyEntity = "ingress"
-	EntityNone          PolicyEntity = "none" // nobody
+	EntityNone          PolicyEntity = "none" // matches nothing
 )
 
 // PolicyPort is a range of destination ports of a protocol, or of ICMP types;
@@ -163,13 +163,14 @@ var protocolNames = map[uint8]string{
 	1: "icmp", 2: "igmp", 4: "ipip", 6: "tcp", 17: "udp", 41: "ipv6", 47: "gre", 50: "esp", 51: "ah", 58: "icmpv6", 112: "vrrp", 132: "sctp",
 }
 
-// Anyone reports whether the peer is everybody: no selector is needed for it.
-func (p PolicyPeer) Anyone() bool { return p.Kind == PeerEntity && p.Entity == EntityAll }
+// MatchesEverything reports whether the peer matches every address. It needs no selector.
+func (p PolicyPeer) MatchesEverything() bool {
+	return p.Kind == PeerEntity && p.Entity == EntityAll
+}
 
-// Nobody reports whether the peer is nobody whom the agent knows: neither are
-// there health endpoints, nor an ingress of its own, nor pods that are not
-// managed or only beginning.
-func (p PolicyPeer) Nobody() bool {
+// MatchesNothing reports whether no address has the peer's entity: the agent has no health
+// endpoints and no ingress of its own, and knows no unmanaged or initializing pods.
+func (p PolicyPeer) MatchesNothing() bool {
 	if p.Kind != PeerEntity {
 		return false
 	}

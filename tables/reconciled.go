@@ -4,14 +4,17 @@ package tables
 
 import "github.com/cilium/statedb/reconciler"
 
-// Reconciled is embedded by rows that are wanted in the kernel, or elsewhere: the status
-// says whether they are there.
+// Reconciled is embedded by rows that a reconciler writes to the kernel, or elsewhere: the
+// status says whether it has.
 type Reconciled struct {
 	Status reconciler.Status `json:"status"`
 }
 
-// Pending is the status of a row that is new, or that wants something else.
+// Pending is the status of a row that is new, or whose value has changed.
 func Pending() Reconciled { return Reconciled{reconciler.StatusPending()} }
+
+// Done is the status of a row whose value is written.
+func Done() Reconciled { return Reconciled{reconciler.StatusDone()} }
 
 // GetStatus returns the reconciliation status.
 func (r *Reconciled) GetStatus() reconciler.Status { return r.Status }

@@ -9,8 +9,7 @@ import (
 	"strconv"
 )
 
-// RuleCookie says for which rules a cookie of entries, events and counters
-// stands.
+// RuleCookie has the rules that a cookie in entries, events and counters stands for.
 type RuleCookie struct {
 	Cookie uint32   `json:"cookie"`
 	Rules  []RuleID `json:"rules"`
@@ -71,7 +70,7 @@ var (
 			return policies
 		})
 
-	// RuleCookieByNumber queries what a cookie stands for.
+	// RuleCookieByNumber queries the rules of a cookie.
 	RuleCookieByNumber = ruleCookieIndex.Query
 
 	// RuleCookiesByPolicy queries the cookies of rules of a policy, alone or with others.

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// RuleID identifies what one item of a policy says of one direction.
+// RuleID identifies one item of a policy in one direction.
 type RuleID struct {
 	Policy    PolicyID      `json:"policy"`
 	Rule      int32         `json:"rule"` // index of the policy's spec
@@ -21,8 +21,8 @@ type RuleID struct {
 	Item      int32         `json:"item"` // index of the traffic, -1 of the default
 }
 
-// digested is what the cookies of entries are a digest of. The zeros at its end keep cookies
-// those of the versions before, which counters and connections have over an upgrade.
+// digested returns what cookies are a digest of. The zeros at its end keep cookies equal to those
+// of previous versions, which counters and connections have across an upgrade.
 func (id RuleID) digested() []byte {
 	b := append(index.String(id.Policy.String()), 0)
 	b = append(b, index.Uint32(uint32(id.Rule))...)
@@ -47,7 +47,9 @@ func (id RuleID) Compare(o RuleID) int {
 // "NetworkPolicy/shop/web ingress[0.1]"; of a default "... ingress[0]".
 func (id RuleID) String() string {
 	var b strings.Builder
-	b.WriteString(id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(int(id.Rule)))
+	b.WriteString(
+		id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(int(id.Rule)),
+	)
 	if id.Item >= 0 {
 		b.WriteString("." + strconv.Itoa(int(id.Item)))
 	}
@@ -55,8 +57,8 @@ func (id RuleID) String() string {
 	return b.String()
 }
 
-// RuleField returns where in its object a rule is by the rulesets that there are, those that
-// are desired before others; empty if none has it.
+// RuleField returns where in its object a rule is, by the rulesets that there are, desired ones
+// first; empty if none has it.
 func RuleField(txn statedb.ReadTxn, rulesets statedb.Table[*Ruleset], id RuleID) (field string) {
 	for ruleset := range rulesets.List(txn, RulesetsByPolicy(id.Policy)) {
 		for _, rule := range ruleset.Rules {

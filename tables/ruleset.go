@@ -11,14 +11,13 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// Rule is what one item of a policy says of one direction, as part of a [Ruleset].
+// Rule is one item of a policy in one direction, as part of a [Ruleset].
 type Rule struct {
 	RuleID `yaml:",inline"`
 
 	Field string `json:"field"` // of the object, such as spec.ingress[1]
 
-	// DefaultDeny is set in the rule about the default of a direction, which says nothing
-	// else.
+	// DefaultDeny is set in the rule for the default of a direction, which has no peers or ports.
 	DefaultDeny bool `json:"defaultDeny,omitempty"`
 
 	Deny    bool     `json:"deny,omitempty"`
@@ -30,7 +29,7 @@ type Rule struct {
 	// are not.
 	Ports []PolicyPort `json:"ports,omitempty"`
 
-	// NoPorts is set if the rule is about ports, and the subject has none of their names.
+	// NoPorts is set if the rule names ports, and the subject has none of these names.
 	NoPorts bool `json:"noPorts,omitempty"`
 }
 
@@ -44,8 +43,8 @@ type Ruleset struct {
 
 	Rules []*Rule `json:"rules,omitempty"` // in order of policy and place
 
-	// AlwaysDeny is set if what no rule allows is denied in both directions, as
-	// --enforcement=always has it.
+	// AlwaysDeny denies everything that no rule allows in both directions, for
+	// --enforcement=always.
 	AlwaysDeny bool `json:"alwaysDeny,omitempty"`
 
 	// TooLarge says why the policies are not enforced: the rules isolate the subject instead,

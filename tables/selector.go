@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// Block is a prefix without some others inside it.
+// Block is a prefix without its exceptions.
 type Block struct {
 	Prefix netip.Prefix   `json:"prefix"`
 	Except []netip.Prefix `json:"except,omitempty"` // in order
@@ -44,8 +44,8 @@ func contains(around, p netip.Prefix) bool {
 	return around.Bits() <= p.Bits() && around.Contains(p.Addr())
 }
 
-// SelectorSpec is what a rule says of its peers: one selector is all its prefixes, and each
-// other peer is one of its own.
+// SelectorSpec is a set of peers in a rule: all prefixes of a rule are one selector, and each other
+// peer is one of its own.
 type SelectorSpec struct {
 	Text string `json:"text"` // canonical: selectors with the same text are one
 
@@ -53,8 +53,8 @@ type SelectorSpec struct {
 	Peers []PolicyPeer `json:"peers"`
 }
 
-// IsFamily reports whether a peer is all addresses of a family: it tells no addresses of
-// a member apart.
+// IsFamily reports whether a peer is all addresses of a family, which all addresses of a member
+// match or none.
 func IsFamily(p PolicyPeer) bool {
 	return p.Kind == PeerCIDR && p.CIDR.Bits() == 0 && len(p.Except) == 0
 }
@@ -66,13 +66,13 @@ func (s SelectorSpec) Digest() bpf.Digest {
 }
 
 // SelectorSpecs returns the selectors that peers of one rule stand for, each once, in order
-// of text. Peers that are anyone or no one stand for none.
+// of text. Peers that match everything or nothing stand for none.
 func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 	var specs []SelectorSpec
 	var cidrs []PolicyPeer
 	for _, p := range peers {
 		switch {
-		case p.Anyone() || p.Nobody():
+		case p.MatchesEverything() || p.MatchesNothing():
 		case p.Kind == PeerCIDR && !IsFamily(p):
 			cidrs = append(cidrs, p)
 		default:
@@ -98,8 +98,8 @@ func texts(peers []PolicyPeer) []string {
 	return list
 }
 
-// Selector is an expression by which live rulesets select peers, however many do. It has a
-// new number when it is in use again after it was not.
+// Selector is an expression by which live rulesets select peers. It gets a new number each time
+// that it comes into use.
 type Selector struct {
 	Life         `yaml:",inline"`
 	SelectorSpec `yaml:",inline"`
@@ -155,7 +155,7 @@ func (s *Selector) MatchesNode(n *Node) bool {
 	return s.nodes != nil && s.nodes.Matches(n.Labels)
 }
 
-// SameResolution reports whether two versions of a selector come to the same.
+// SameResolution reports whether two versions of a selector stand for the same peers.
 func (s *Selector) SameResolution(o *Selector) bool {
 	return slices.Equal(s.Pods, o.Pods) && slices.EqualFunc(s.Blocks, o.Blocks, Block.Equal) &&
 		s.Entity == o.Entity && s.Family == o.Family &&
@@ -174,8 +174,8 @@ func (s *Selector) Anchors() []string {
 	return anchors
 }
 
-// Prefixes returns the prefixes that the blocks name, exceptions too, each once and in
-// order: the selector tells addresses apart by no others.
+// Prefixes returns the prefixes that the blocks name, including exceptions, each once and in order:
+// addresses inside the same prefixes of these all match, or none does.
 func (s *Selector) Prefixes() []netip.Prefix { return s.prefixes }
 
 // Names reports whether a prefix is among [Selector.Prefixes].
@@ -193,8 +193,8 @@ func prefixesOf(blocks []Block) []netip.Prefix {
 	return slices.Compact(prefixes)
 }
 
-// Contains reports whether a prefix is in one of the blocks. It looks only at blocks whose
-// prefix is around it, of which there are few.
+// Contains reports whether a prefix is in one of the blocks. It checks only blocks whose prefix
+// contains it, of which there are few.
 func (s *Selector) Contains(p netip.Prefix) bool {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		around := netip.PrefixFrom(p.Addr(), bits).Masked()
@@ -222,10 +222,10 @@ var (
 		func(s *Selector) uint32 { return s.Number })
 	selectorDigest = UniqueIndex("digest", DigestKeys,
 		func(s *Selector) bpf.Digest { return s.Digest() })
-	// Something that each label set must have to be selected: see [LabelSet.Anchors].
+	// What each label set must have to be selected: see [LabelSet.Anchors].
 	selectorAnchor = IndexEach("anchor", StringKeys,
 		func(s *Selector) []string { return s.Anchors() })
-	// Of peers that are found by none of the other indexes, or not by them alone.
+	// Kinds of peers that the other indexes do not find, or not completely.
 	selectorKind = statedb.Index[*Selector, PeerKind]{
 		Name:       "kind",
 		FromKey:    func(k PeerKind) index.Key { return index.String(string(k)) },

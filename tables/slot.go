@@ -10,7 +10,7 @@ import (
 type SlotUse string
 
 const (
-	// SlotInForce is the slot that packets are decided about by.
+	// SlotInForce is the slot that packets use.
 	SlotInForce SlotUse = "in force"
 	// SlotFilled is the slot that this agent fills, and that will be in force.
 	SlotFilled SlotUse = "filled"
@@ -18,9 +18,9 @@ const (
 	SlotSpare SlotUse = "spare"
 )
 
-// Slot is one of the two slots of maps. An agent that starts fills the one that is not in
-// force from nothing. When that has all that is desired, as far as it can be written, it
-// comes into force, with one write: the flip.
+// Slot is one of the two slots of maps. An agent that starts fills the slot that is not in force.
+// When that has everything desired, except what the kernel refuses, one write brings it into force:
+// the flip.
 type Slot struct {
 	Number   uint32  `json:"number"`
 	Use      SlotUse `json:"use"`

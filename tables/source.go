@@ -7,9 +7,8 @@ import (
 	"github.com/cilium/statedb"
 )
 
-// Source is where rows come from that no rule derives. It is no table of the
-// agent's: whoever owns one says so by providing a [SourceOut], so that it can be
-// shown how data flows.
+// Source is where rows come from that no rule derives. It is no table: the module that has a source
+// declares it with [SourceOut], so that the data flow can be shown.
 type Source struct {
 	Name   string // in kebab case, and not that of a table
 	Tables []SourceTable

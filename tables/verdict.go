@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// PolicyEntry is what a ruleset says of a class in a direction. An entry of sluice_policy.
-// There is one for each class of which the ruleset says something special, and one for
+// PolicyEntry is the verdict set of a ruleset for a class in a direction. An entry of
+// sluice_policy. There is one for each class with special rules in the ruleset, and one for
 // [bpf.AnyClass].
 //
 // A direction of a ruleset is closed if the maps have no room for what it says of more
@@ -104,7 +104,7 @@ var (
 	// PolicyEntryByKey queries the entry under a key of the map.
 	PolicyEntryByKey = policyEntryKey.Query
 
-	// PolicyEntriesByClass queries what rulesets say specially of a class.
+	// PolicyEntriesByClass queries the entries with special rules for a class.
 	PolicyEntriesByClass = policyEntryClass.Query
 
 	// PolicyEntriesBySet queries the entries that refer to a verdict set.
@@ -139,14 +139,14 @@ var NewPolicyEntryTable = Declare("policy-entries",
 	policyEntryKey, policyEntryClass, policyEntrySet, policyEntryClosed, policyEntryClosing,
 	policyEntryPendingSpecial, policyEntryPendingRuleset, policyEntryPendingClass)
 
-// Compiled says that policy-entries has all that is wanted of a ruleset with the classes
-// that there were, or of a class with the rulesets that there were, when it was computed.
+// Compiled says that policy-entries has all entries of a ruleset with the classes of the snapshot
+// in which it was computed, or of a class with the rulesets of that.
 type Compiled struct {
 	Role   CompiledRole `json:"role"`
 	Number uint32       `json:"number"`
 }
 
-// CompiledRole says what a [Compiled] is about.
+// CompiledRole is the kind of object of a [Compiled].
 type CompiledRole uint8
 
 // The roles.
@@ -186,12 +186,12 @@ var (
 // NewCompiledTable creates the table of rulesets and classes that are compiled.
 var NewCompiledTable = Declare("compiled", compiledKey)
 
-// VerdictSet is everything that a ruleset says of a class in a direction, complete with
-// what it says of any peer. Equal ones are one.
+// VerdictSet has all verdicts of a ruleset for a class in a direction, including those for any
+// peer. Equal sets are one.
 //
-// It exists while a desired policy entry refers to it. An entry that only the kernel still
-// has does not keep it alive: entries never change, and one is only deleted when its ruleset
-// or its class is, to which nothing in the kernel refers then.
+// It exists while a desired policy entry refers to it. An entry that only the kernel still has does
+// not keep it alive: entries never change, and an entry is only deleted together with its ruleset
+// or class, when nothing in the kernel refers to that any more.
 type VerdictSet struct {
 	// Number names the set in the kernel. It is not 0, and never that of another set.
 	Number  uint32     `json:"number"`
@@ -226,8 +226,8 @@ var (
 // NewVerdictSetTable creates the table of verdict sets.
 var NewVerdictSetTable = Declare("verdict-sets", verdictSetNumber, verdictSetDigest)
 
-// Verdict is what a set says of some traffic. An entry of sluice_verdicts: the longest
-// prefix decides.
+// Verdict is the verdict of a set for some traffic. An entry of sluice_verdicts: the longest prefix
+// decides.
 type Verdict struct {
 	Key   bpf.VerdictKey   `json:"key"`
 	Value bpf.VerdictValue `json:"value"`

@@ -101,7 +101,8 @@ func NewRecord(mapName string, t Tuple, e Entry, now uint32) Record {
 		Map: mapName, Source: t.Source, Destination: t.Destination,
 		Protocol: Protocol(t.Protocol), Direction: t.Flags.Direction(), TupleFlags: t.Flags.Others(),
 		State: e.State(Protocol(t.Protocol), now), Flags: e.Flags.Names(),
-		Packets: e.Packets, Bytes: e.Bytes, Gateway: e.Gateway.Addr(), Generation: e.Generation, Cookie: e.Cookie,
+		Packets: e.Packets, Bytes: e.Bytes, Gateway: e.Gateway.Addr(), Generation: e.Generation,
+		Cookie:     e.Cookie,
 		AgeSeconds: NotKnown,
 	}
 	if e.Created != 0 {
@@ -131,8 +132,10 @@ func (r Record) String() string {
 	if r.Gateway.IsValid() {
 		gateway = r.Gateway.String()
 	}
-	return fmt.Sprintf("%s %s age=%s expires=%s packets=%d bytes=%d gateway=%s generation=%d cookie=%d flags=%s",
-		r.Tuple(), r.State, Seconds(r.AgeSeconds), r.expiry(), r.Packets, r.Bytes, gateway, r.Generation, r.Cookie, list(r.Flags))
+	return fmt.Sprintf("%s %s age=%s expires=%s packets=%d bytes=%d gateway=%s generation=%d"+
+		" cookie=%d flags=%s",
+		r.Tuple(), r.State, Seconds(r.AgeSeconds), r.expiry(), r.Packets, r.Bytes, gateway,
+		r.Generation, r.Cookie, list(r.Flags))
 }
 
 func (r Record) expiry() string {

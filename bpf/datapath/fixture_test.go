@@ -250,7 +250,7 @@ func (f *fixture) age(seconds int64) {
 	}
 }
 
-// selected makes the policy choose the pod, with a gateway.
+// selected makes the policy select the pod, with a gateway.
 func (f *fixture) selected(v bpf.GatewayValue) {
 	f.Helper()
 	require.NoError(f, f.Select(f.Addresses, v))

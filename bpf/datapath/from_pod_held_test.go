@@ -77,7 +77,7 @@ func TestNotReady(t *testing.T) {
 }
 
 // TestPredatesPolicy: a connection that was alive without an egress address is cut
-// when a policy chooses its pod, and begins anew with one.
+// when a policy selects its pod, and begins anew with one.
 func TestPredatesPolicy(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		next := func() *packettest.Result {
@@ -124,7 +124,9 @@ func TestPinned(t *testing.T) {
 		f.toGateway(next(), second())
 		raise(packettest.Routed)
 		f.toGateway(next(), second())
-		require.Equal(f, generation, f.connection(connectionOf(transport, f.Pod, f.Server)).Generation)
+		require.Equal(
+			f, generation, f.connection(connectionOf(transport, f.Pod, f.Server)).Generation,
+		)
 
 		// The policy goes: live connections end by themselves.
 		require.NoError(f, f.RemoveRoute(packettest.Routed))
@@ -227,8 +229,8 @@ func (f *fixture) requireOnly(key packettest.Tuple) {
 }
 
 // TestLateReply: a reply that comes after the connection's entry expired is one
-// still. The connection remains the pod's own, and a policy that comes to choose it
-// holds for it.
+// still. The connection remains the pod's own, and a policy that selects the pod later
+// applies to it.
 func TestLateReply(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		next := func() *packettest.Result {

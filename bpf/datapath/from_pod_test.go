@@ -99,7 +99,7 @@ func eachTransport(t *testing.T, test func(f *fixture, transport string)) {
 	}
 }
 
-// TestPodWithoutPolicy: what no policy chooses passes as it is, and is tracked.
+// TestPodWithoutPolicy: what no policy selects passes as it is, and is tracked.
 func TestPodWithoutPolicy(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		packet := f.podFrame(request(transport, f.Pod, f.Server)...)
@@ -179,7 +179,7 @@ func TestIncomingConnection(t *testing.T) {
 		f.checked(res)
 		require.Equal(f, packet, res.Out)
 
-		// The same when the policy first chooses the pod only then.
+		// The same when the policy first selects the pod only then.
 		f.selected(f.Here(f.Egress))
 		require.NoError(f, f.SetGeneration(packettest.Generation+9))
 		f.checked(f.run(packettest.Input{Program: "from_pod", Device: packettest.PodDevice, Packet: packet}))
@@ -224,7 +224,7 @@ func TestNotCovered(t *testing.T) {
 		f.selected(f.remote(second()))
 		f.checked(f.fromPod(request(transport, f.Pod, f.Excluded)...))
 		f.checked(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
-		// Nor is a pod concerned that the policy does not choose.
+		// Nor is a pod concerned that the policy does not select.
 		packet := packettest.Build(append([]packettest.Layer{packettest.Ethernet{Dst: f.MAC(packettest.OtherPodDevice), Src: packettest.OtherPodMAC}},
 			request(transport, f.OtherPod, f.Server)...)...)
 		f.checked(f.run(packettest.Input{Program: "from_pod", Device: packettest.OtherPodDevice, Packet: packet}))

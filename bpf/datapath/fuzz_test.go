@@ -24,7 +24,7 @@ var fuzzed = []packettest.Input{
 
 // FuzzPackets: whatever bytes come to a device, the program ends with a verdict; a
 // drop is counted once, with its event; what was a sound packet is one
-// afterwards; and none of a pod that a policy chooses leaves past the gateway.
+// afterwards; and none of a pod that a policy selects leaves past the gateway.
 func FuzzPackets(f *testing.F) {
 	for _, w := range both {
 		frame := func(layers ...packettest.Layer) []byte {

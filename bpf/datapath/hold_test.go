@@ -30,7 +30,9 @@ func (f *fixture) unplace(entry bool) {
 	local := bpf.IPCacheInCluster | bpf.IPCachePod | bpf.IPCacheLocalPods
 	require.NoError(f, f.SetIPCache(netip.PrefixFrom(f.Pod, f.Pod.BitLen()), local, netip.Addr{}))
 	if entry {
-		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{Subject: packettest.Plain, Flags: bpf.PodLocal}))
+		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{
+			Subject: packettest.Plain, Flags: bpf.PodLocal,
+		}))
 	} else {
 		require.NoError(f, f.RemovePod(f.Pod))
 	}
@@ -119,7 +121,9 @@ func TestUnknownWithoutPolicies(t *testing.T) {
 		for range 2 {
 			f.passed(f.begin(transport, d, f.Server))
 			f.passed(f.answer(transport, d, f.Server))
-			require.Zero(f, f.tracked(transport, d, f.Server).Generation, "it is still to be judged")
+			require.Zero(
+				f, f.tracked(transport, d, f.Server).Generation, "it is still to be judged",
+			)
 		}
 		f.passed(f.begin(transport, d, f.Uncovered))
 
@@ -134,7 +138,9 @@ func TestUnknownWithoutPolicies(t *testing.T) {
 		f.dropped(f.begin(transport, d, f.Uncovered), bpf.ReasonPolicyDenied)
 		f.dropped(f.answer(transport, d, f.Uncovered), bpf.ReasonPolicyDenied)
 		f.passed(f.begin(transport, d, f.Server))
-		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, d, f.Server).Generation)
+		require.EqualValues(
+			f, packettest.Generation+1, f.tracked(transport, d, f.Server).Generation,
+		)
 		require.Equal(f, allowRule.Cookie, f.tracked(transport, d, f.Server).Cookie)
 	})
 }
@@ -273,7 +279,10 @@ func TestServiceToUnplaced(t *testing.T) {
 				}
 			}
 			require.NotZero(t, drops)
-			require.NoError(t, tr.SetPod(tr.OtherPod, bpf.PodValue{Subject: packettest.Plain, IfIndex: tr.Index(packettest.OtherPodDevice), Flags: bpf.PodLocal, MAC: packettest.OtherPodMAC}))
+			require.NoError(t, tr.SetPod(tr.OtherPod, bpf.PodValue{
+				Subject: packettest.Plain, IfIndex: tr.Index(packettest.OtherPodDevice),
+				Flags: bpf.PodLocal, MAC: packettest.OtherPodMAC,
+			}))
 			require.Eventually(t, reached, soon, never/10)
 		})
 	}

@@ -157,7 +157,7 @@ func TestICMPErrorAboutNothing(t *testing.T) {
 }
 
 // TestICMPErrorAboutOthers: a pod tells of what it received itself, whether sources
-// are checked or not. What was sent to another pod, which no policy chooses or which
+// are checked or not. What was sent to another pod, which no policy selects or which
 // has a connection, is no way for it past its own policy.
 func TestICMPErrorAboutOthers(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {

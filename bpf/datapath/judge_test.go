@@ -30,10 +30,14 @@ func judgedWorld(r *rand.Rand, w packettest.Addresses) packettest.PolicyWorld {
 		if r.IntN(10) == 0 {
 			flags = 0
 		}
-		world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(pod)}] = bpf.PodValue{Subject: 1 + r.Uint32N(4), Flags: flags}
+		world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(pod)}] = bpf.PodValue{
+			Subject: 1 + r.Uint32N(4), Flags: flags,
+		}
 	}
 	for subject := range uint32(3) {
-		world.Subjects[bpf.SubjectKey{Subject: 1 + subject}] = bpf.SubjectValue{Ruleset: bpf.EmptyRuleset + r.Uint32N(3)}
+		world.Subjects[bpf.SubjectKey{Subject: 1 + subject}] = bpf.SubjectValue{
+			Ruleset: bpf.EmptyRuleset + r.Uint32N(3),
+		}
 	}
 	all := netip.PrefixFrom(w.Pod, 0).Masked()
 	for _, p := range []netip.Prefix{
@@ -45,12 +49,17 @@ func judgedWorld(r *rand.Rand, w packettest.Addresses) packettest.PolicyWorld {
 		}
 		world.IPCache[bpf.IPCacheKeyFrom(p)] = bpf.IPCacheValue{Member: r.Uint32N(5)}
 	}
-	world.IPCache[bpf.IPCacheKeyFrom(w.Services)] = bpf.IPCacheValue{Member: r.Uint32N(5), Flags: bpf.IPCacheService}
+	world.IPCache[bpf.IPCacheKeyFrom(w.Services)] = bpf.IPCacheValue{
+		Member: r.Uint32N(5), Flags: bpf.IPCacheService,
+	}
 	for member := range uint32(4) {
 		world.Peers[bpf.PeerKey{Member: member}] = bpf.PeerValue{Class: r.Uint32N(4)}
 	}
 	for range 14 {
-		k := bpf.PolicyKey{Ruleset: bpf.EmptyRuleset + 1 + r.Uint32N(2), Class: r.Uint32N(4), Direction: bpf.Direction(r.IntN(2))}
+		k := bpf.PolicyKey{
+			Ruleset: bpf.EmptyRuleset + 1 + r.Uint32N(2), Class: r.Uint32N(4),
+			Direction: bpf.Direction(r.IntN(2)),
+		}
 		world.Policy[k] = bpf.PolicyValue{Set: r.Uint32N(5)}
 	}
 	for range 60 {
@@ -58,8 +67,12 @@ func judgedWorld(r *rand.Rand, w packettest.Addresses) packettest.PolicyWorld {
 		if r.IntN(4) > 0 {
 			protocol = judgedProtocols[r.IntN(len(judgedProtocols))]
 		}
-		k := bpf.VerdictKeyOf(r.Uint32N(4), protocol, uint16(r.IntN(256)), []int{0, 8, 12, 15, 16}[r.IntN(5)])
-		world.Verdicts[k] = bpf.VerdictValue{Default: uint8(r.IntN(2)), Cookie: 1 + r.Uint32N(1000), Deny: uint8(r.IntN(2))}
+		k := bpf.VerdictKeyOf(
+			r.Uint32N(4), protocol, uint16(r.IntN(256)), []int{0, 8, 12, 15, 16}[r.IntN(5)],
+		)
+		world.Verdicts[k] = bpf.VerdictValue{
+			Default: uint8(r.IntN(2)), Cookie: 1 + r.Uint32N(1000), Deny: uint8(r.IntN(2)),
+		}
 	}
 	return world
 }
@@ -95,7 +108,9 @@ func verdict(w packettest.PolicyWorld, q packettest.Question) packettest.Answer 
 	if longest < 0 || !found {
 		return nothing
 	}
-	policy, found := w.Policy[bpf.PolicyKey{Ruleset: ruleset, Class: peerValue.Class, Direction: q.Direction}]
+	policy, found := w.Policy[bpf.PolicyKey{
+		Ruleset: ruleset, Class: peerValue.Class, Direction: q.Direction,
+	}]
 	if !found {
 		policy, found = w.Policy[bpf.PolicyKey{Ruleset: ruleset, Direction: q.Direction}]
 	}
@@ -169,7 +184,9 @@ func BenchmarkJudge(b *testing.B) {
 	defer j.Close()
 	r := rand.New(rand.NewPCG(1, 2))
 	world := judgedWorld(r, packettest.World4)
-	world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(packettest.World4.Pod)}] = bpf.PodValue{Subject: 1, Flags: bpf.PodLocal}
+	world.Pods[bpf.PodKey{Addr: bpf.AddressFrom(packettest.World4.Pod)}] = bpf.PodValue{
+		Subject: 1, Flags: bpf.PodLocal,
+	}
 	world.Subjects[bpf.SubjectKey{Subject: 1}] = bpf.SubjectValue{Ruleset: bpf.EmptyRuleset + 1}
 	require.NoError(b, j.Load(world))
 	questions := make([]packettest.Question, b.N)

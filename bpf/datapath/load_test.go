@@ -110,7 +110,9 @@ func TestMapsOutliveTheAgent(t *testing.T) {
 		require.NoError(t, h.datapath.Map(ctmap.CT4TCP).Put(tuple, ctmap.Entry{Packets: 7}))
 		// The programs see the agent's maps, not others of the name: what it writes is in
 		// force when the slot is.
-		_, err := h.maps.Pods.Update([]bpf.PodKey{{Addr: bpf.Address{1}}}, []bpf.PodValue{{Subject: 3}})
+		_, err := h.maps.Pods.Update(
+			[]bpf.PodKey{{Addr: bpf.Address{1}}}, []bpf.PodValue{{Subject: 3}},
+		)
 		require.NoError(t, err)
 		require.NoError(t, h.maps.Flip())
 		pods, err := bpf.OpenInForce(bpf.MapsDir(bpffs), "sluice_pods")

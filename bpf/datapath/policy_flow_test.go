@@ -85,7 +85,7 @@ func TestRevoked(t *testing.T) {
 		f.unpolicy(peerClass, d)
 		f.passed(f.begin(transport, d, f.Server))
 
-		// Of a pod that policies do not choose any more everything passes.
+		// Of a pod that policies do not select any more everything passes.
 		f.subject(packettest.Plain, packettest.Generation+2)
 		f.passed(f.begin(transport, d, f.Server))
 		require.Zero(f, f.tracked(transport, d, f.Server).Cookie)

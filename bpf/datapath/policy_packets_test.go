@@ -48,7 +48,9 @@ func TestTypesOfICMP(t *testing.T) {
 
 		// The same the other way round.
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
-		require.NoError(f, f.RemoveVerdict(bpf.VerdictKeyOf(setOf(0, bpf.DirectionEgress), protocol, uint16(question), 16)))
+		require.NoError(f, f.RemoveVerdict(
+			bpf.VerdictKeyOf(setOf(0, bpf.DirectionEgress), protocol, uint16(question), 16),
+		))
 		f.policy(0, bpf.DirectionIngress, protocol, uint16(question), 16, allowRule)
 		f.passed(f.toPod(message(f.Server2, f.Pod, question)...))
 		f.dropped(f.toPod(message(f.Server2, f.Pod, other)...), bpf.ReasonPolicyDenied)

@@ -19,7 +19,7 @@ import (
 // Numbers of the tests.
 const (
 	judgedPod    = 11 // subject
-	judgedRouted = 12 // the same, that an egress policy chooses
+	judgedRouted = 12 // the same, that an egress policy selects
 	judgedRules  = 31 // ruleset of both
 	peerClass    = 21
 )
@@ -36,7 +36,7 @@ func (f *fixture) subject(subject, generation uint32) {
 	))
 }
 
-// newSubject returns the node with a pod that policies choose, and a peer outside of a
+// newSubject returns the node with a pod that policies select, and a peer outside of a
 // class of its own.
 func newSubject(t testing.TB, w packettest.Addresses) *fixture {
 	f := newFixture(t, w)
@@ -71,7 +71,9 @@ func policyOf(class uint32, d bpf.Direction) bpf.PolicyKey {
 }
 
 // policy writes a verdict of the pod's ruleset. Protocol 0 is any traffic.
-func (f *fixture) policy(class uint32, d bpf.Direction, protocol uint8, port uint16, bits int, v bpf.VerdictValue) {
+func (f *fixture) policy(
+	class uint32, d bpf.Direction, protocol uint8, port uint16, bits int, v bpf.VerdictValue,
+) {
 	f.Helper()
 	set := setOf(class, d)
 	require.NoError(f, f.SetVerdict(bpf.VerdictKeyOf(set, protocol, port, bits), v))
@@ -254,7 +256,7 @@ func TestHostReachesItsPods(t *testing.T) {
 					request(transport, f.SecondNode, f.Pod)...)...)
 				f.dropped(f.run(other), bpf.ReasonPolicyDenied)
 
-				// A new generation takes nothing from it, whoever of both is next.
+				// A new generation changes nothing, whichever side sends next.
 				f.subject(judgedPod, packettest.Generation+1)
 				f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
 				f.dropped(f.run(forwarded), bpf.ReasonPolicyDenied)
@@ -290,7 +292,10 @@ func TestPolicyWithGateway(t *testing.T) {
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.Server), bpf.ReasonPolicyRule)
 		f.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, allowOther)
 		f.toGateway(f.begin(transport, bpf.DirectionEgress, f.Server), second())
-		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, bpf.DirectionEgress, f.Server).Generation)
+		require.EqualValues(
+			f, packettest.Generation+1,
+			f.tracked(transport, bpf.DirectionEgress, f.Server).Generation,
+		)
 	})
 }
 
@@ -315,7 +320,7 @@ func TestServiceIsPostponed(t *testing.T) {
 		// What no service has to do with it is marked as ever.
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.OtherPod))
-		// A flow that was there before policies chose the pod goes their way too.
+		// A flow that was there before policies selected the pod goes their way too.
 		f.subject(packettest.Plain, packettest.Generation)
 		require.NoError(f, f.Reset())
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.Service))
@@ -344,7 +349,10 @@ func TestLinkLocal(t *testing.T) {
 		f.passed(f.answer(transport, bpf.DirectionEgress, f.LinkLocal))
 		f.subject(judgedPod, packettest.Generation+1)
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
-		require.EqualValues(f, packettest.Generation+1, f.tracked(transport, bpf.DirectionEgress, f.LinkLocal).Generation)
+		require.EqualValues(
+			f, packettest.Generation+1,
+			f.tracked(transport, bpf.DirectionEgress, f.LinkLocal).Generation,
+		)
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyRule)
 		f.subject(judgedPod, packettest.Generation+2)
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.LinkLocal), bpf.ReasonPolicyRule)

@@ -72,7 +72,9 @@ func connectionMap(f *fixture, transport string) string {
 func TestPodOfAnotherNode(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
-		id := portOf(f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport)
+		id := portOf(
+			f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport,
+		)
 		f.delivered(f.fromNetdev(response(transport, f.Server, f.Egress, id)...))
 
 		// It has moved, and with it nothing but the flag is another.
@@ -98,8 +100,8 @@ func TestPodOfAnotherNode(t *testing.T) {
 	})
 }
 
-// TestAddressComesHere: what a gateway has tracked for a pod of another node nobody has
-// judged: when a pod here gets the address, its policies do.
+// TestAddressComesHere: a gateway does not judge what it tracks for a pod of another node.
+// When a pod of this node gets the address, its policies judge that.
 func TestAddressComesHere(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
@@ -190,7 +192,9 @@ func TestFlipOfLiveFlows(t *testing.T) {
 		require.NoError(f, f.UseSlot(1))
 		require.NoError(f, f.FillSlot(f.Addresses))
 		f.subject(judgedPod, packettest.Generation)
-		require.NoError(f, f.SetIPCache(netip.PrefixFrom(f.Server, f.Server.BitLen()), 0, netip.Addr{}))
+		require.NoError(
+			f, f.SetIPCache(netip.PrefixFrom(f.Server, f.Server.BitLen()), 0, netip.Addr{}),
+		)
 		f.policy(0, d, 0, 0, 0, denyDefault)
 		f.passed(f.begin(transport, d, f.Server))
 		res := f.begin(transport, d, f.Server2)
@@ -203,7 +207,7 @@ func TestFlipOfLiveFlows(t *testing.T) {
 	})
 }
 
-// TestFlowsOfBothSides: of a pod that an egress policy chooses, or may, its own flow comes
+// TestFlowsOfBothSides: of a pod that an egress policy selects, or may, its own flow comes
 // first, should there be one of the other side with the same ports: it must not leave by the
 // ordinary way.
 func TestFlowsOfBothSides(t *testing.T) {

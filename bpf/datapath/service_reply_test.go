@@ -221,7 +221,9 @@ func (p *pushed) testRevocation(protocol uint8, service, backend netip.AddrPort)
 		p.push([]byte("3"))
 		require.False(p, p.gets('3', never))
 		p.replyDrop(denyRule.Cookie, protocol, service)
-		require.EqualValues(p, packettest.Generation+1, p.connection(key).Generation, "it is still to be judged")
+		require.EqualValues(
+			p, packettest.Generation+1, p.connection(key).Generation, "it is still to be judged",
+		)
 		_, err = p.pod.Write([]byte("on")) // which the backstop drops
 		require.NoError(p, err)
 	}

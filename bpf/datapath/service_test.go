@@ -215,7 +215,9 @@ func TestFragmentsToServices(t *testing.T) {
 // TestServiceOutside: what a service leads out of the cluster is dropped if an egress rule of
 // the pod covers the destination, and passes if that is a rule of others.
 func TestServiceOutside(t *testing.T) {
-	eachBackend(t, 84, func(tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend) {
+	eachBackend(t, 84, func(
+		tr *traffic, network string, protocol uint8, service netip.AddrPort, b backend,
+	) {
 		if network != "udp" || b.to.Addr() != tr.OtherPod {
 			return
 		}

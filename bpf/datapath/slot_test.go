@@ -21,7 +21,7 @@ func TestSlotInForce(t *testing.T) {
 		}
 		f.toGateway(send(1000), second())
 
-		// The same pod in the other slot: no policy chooses it, and what goes is judged anew.
+		// The same pod in the other slot: no policy selects it, and what goes is judged anew.
 		require.NoError(t, f.UseSlot(1))
 		f.dropped(send(2000), bpf.ReasonUnknownSource) // nothing is in it
 		require.NoError(t, f.FillSlot(f.Addresses))

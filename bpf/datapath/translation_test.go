@@ -107,7 +107,7 @@ func TestTranslationOfBefore(t *testing.T) {
 }
 
 // TestTranslationOfBeforeWithoutPolicy: nor does the record of one that is over serve
-// a connection that no policy chooses any more.
+// a connection that no policy selects any more.
 func TestTranslationOfBeforeWithoutPolicy(t *testing.T) {
 	eachGatewayOf(t, func(g gatewayOf) {
 		g.translated(g.first(), g.Egress)

@@ -14,7 +14,10 @@ func TestMapsOf(t *testing.T) {
 	uses, err := MapsOf()
 	require.NoError(t, err)
 	require.Len(t, uses, 6)
-	require.Subset(t, uses["from_pod"], []string{"sluice_egress", "sluice_gateways", "sluice_policy", "sluice_pods", "sluice_routes", "sluice_subjects", "sluice_peers", "sluice_verdicts"})
+	require.Subset(t, uses["from_pod"], []string{
+		"sluice_egress", "sluice_gateways", "sluice_policy", "sluice_pods", "sluice_routes",
+		"sluice_subjects", "sluice_peers", "sluice_verdicts",
+	})
 	require.Contains(t, uses["to_pod"], "sluice_policy")
 	require.Contains(t, uses["to_netdev"], "sluice_exits")
 	for name, maps := range uses {

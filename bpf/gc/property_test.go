@@ -76,7 +76,10 @@ func (w world) fill(n int) {
 			if w.IntN(4) == 0 {
 				ct.Flags = []ctmap.TupleFlags{ctmap.In, ctmap.Related, ctmap.Service, ctmap.Related | ctmap.In}[w.IntN(4)]
 			}
-			w.connect(ct, ctmap.Entry{Lifetime: w.about(), Packets: w.Uint64(), Bytes: w.Uint64(), Generation: w.Uint32(), Cookie: w.Uint32(), Flags: ctmap.SeenNonSYN, Created: w.Uint32()})
+			w.connect(ct, ctmap.Entry{
+				Lifetime: w.about(), Packets: w.Uint64(), Bytes: w.Uint64(), Generation: w.Uint32(),
+				Cookie: w.Uint32(), Flags: ctmap.SeenNonSYN, Created: w.Uint32(),
+			})
 		}
 		if what != 1 && what != 2 {
 			w.translateMade(t, to, w.Uint64(), w.about(), needs)

@@ -217,7 +217,8 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 		return REASON_MALFORMED;
 	pod = local_pod(&p->flow.saddr, d->slot);
 	/* What is not known was held when it began. */
-	if (!pod || !pod->subject || same_address(&p->flow.saddr, &p->flow.daddr) || !is_subject(pod, d))
+	if (!pod || !pod->subject || same_address(&p->flow.saddr, &p->flow.daddr) ||
+	    !is_subject(pod, d))
 		return 0;
 	/* An error has passed from_pod because of the flow that it is about. */
 	if (is_icmp(p->flow.protocol) && !p->unknown_fragment && icmp_error(p->flow.family, p->icmp_type))
@@ -280,8 +281,8 @@ static __noinline int discovers_neighbours(struct bpf_nf_ctx *ctx, const struct 
 /* Returns, as a WHAT, why a packet is held for network policies: what has no mark
  * from_pod has not seen, and what goes to an address of a pod without device to_pod will
  * not see. Returns 0 if it is not held. */
-static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p, const struct config_value *cfg, __u32 mark,
-			     __u32 slot)
+static __noinline __u32 hold(struct bpf_nf_ctx *ctx, const struct packet *p,
+			     const struct config_value *cfg, __u32 mark, __u32 slot)
 {
 	bool here = ctx->state->hook == NF_INET_LOCAL_IN;
 	const struct pod_value *pod;
@@ -348,7 +349,8 @@ int backstop(struct bpf_nf_ctx *ctx)
 	pod = local_pod(&p.flow.saddr, d.slot);
 	if (!pod && !may_be_local_pod(&p.flow, d.slot))
 		return NF_ACCEPT;
-	if (mark && pod && pod->subject) { /* what a service led to is asked as if the pod had sent it there */
+	/* A packet to a backend is judged as if the pod had sent it there itself. */
+	if (mark && pod && pod->subject) {
 		route = route_of(pod, d.slot);
 		if (!route)
 			return NF_ACCEPT;

@@ -32,8 +32,8 @@ static __always_inline void count_reason(__u32 reason)
 	}
 }
 
-/* Removes one translation, if it was not used after a time in seconds, and tells of
- * it. Returns whether it did. */
+/* Removes and reports one translation, if it was not used after a time in seconds.
+ * Returns whether it did. */
 SUBPROGRAM int gc_translation(const struct tuple *t, __u32 flags, const struct translation *to, __u32 unused_since,
 			      __u32 reason)
 {
@@ -147,29 +147,29 @@ static __always_inline __u32 judge_connection(const struct tuple *flow, __u8 fla
 	return GC_REASON_EXPIRED;
 }
 
-static __always_inline void event_connection(struct gc_event *told, const struct tuple *flow, __u8 flags,
+static __always_inline void event_connection(struct gc_event *event, const struct tuple *flow, __u8 flags,
 					     const struct ct_entry *e, __u32 lifetime, __u32 reason)
 {
-	told->kind = GC_CONNECTION;
-	told->reason = reason;
-	event_key(told, flow, true, flags);
-	told->connection = *e;
-	told->connection.lifetime = lifetime;
+	event->kind = GC_CONNECTION;
+	event->reason = reason;
+	event_key(event, flow, true, flags);
+	event->connection = *e;
+	event->connection.lifetime = lifetime;
 }
 
 static __always_inline void connection_stays(const struct tuple *flow, __u8 flags, const struct ct_entry *e, __u32 lifetime)
 {
-	struct gc_event *told;
+	struct gc_event *event;
 
 	if (!counts.next_expiry || lifetime < counts.next_expiry)
 		counts.next_expiry = lifetime;
-	if (!event_begin(&told, GC_SURVIVORS)) {
+	if (!event_begin(&event, GC_SURVIVORS)) {
 		counts.deferred++;
 		return;
 	}
-	if (told)
-		event_connection(told, flow, flags, e, lifetime, GC_STAYS);
-	event_end(told, true);
+	if (event)
+		event_connection(event, flow, flags, e, lifetime, GC_STAYS);
+	event_end(event, true);
 }
 
 /* Looks at an entry of a map of connections. */
@@ -177,7 +177,7 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 {
 	__u32 lifetime = ct_lifetime_of(e), reason;
 	struct ct_entry *there;
-	struct gc_event *told;
+	struct gc_event *event;
 	union any_key key ALIGNED;
 	struct tuple flow;
 	__u8 flags;
@@ -196,18 +196,18 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 		connection_stays(&flow, flags, e, lifetime);
 		return;
 	}
-	if (!event_begin(&told, GC_REMOVALS)) {
+	if (!event_begin(&event, GC_REMOVALS)) {
 		counts.deferred++;
 		return;
 	}
 	if (lifetime && __sync_val_compare_and_swap(&e->lifetime, lifetime, 0) != lifetime) {
-		event_end(told, false);
+		event_end(event, false);
 		counts.revived++;
 		return;
 	}
-	if (told)
-		event_connection(told, &flow, flags, e, lifetime, reason);
-	/* While the connection is condemned nobody can begin another with its key,
+	if (event)
+		event_connection(event, &flow, flags, e, lifetime, reason);
+	/* While the connection is condemned no program can begin another with its key,
 	 * whose translations these might be. */
 	if (flags == TUPLE_OUT)
 		gc_translations(&flow, reason);
@@ -215,16 +215,16 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	there = bpf_map_lookup_elem(map, &key);
 	if (!there || ct_lifetime_of(there)) {
 		__sync_val_compare_and_swap(&e->lifetime, 0, lifetime); /* whose it may be now */
-		event_end(told, false);
+		event_end(event, false);
 		return;
 	}
 	if (bpf_map_delete_elem(map, &key)) {
 		__sync_val_compare_and_swap(&e->lifetime, 0, lifetime);
-		event_end(told, false);
+		event_end(event, false);
 		counts.failed++;
 		return;
 	}
-	event_end(told, true);
+	event_end(event, true);
 	count_reason(reason);
 }
 
@@ -285,7 +285,7 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 	struct nat4_entry *v4 = value;
 	struct nat6_entry *v6 = value;
 	struct translation to = {};
-	struct gc_event *told;
+	struct gc_event *event;
 	union any_key key ALIGNED;
 	__u32 reason;
 	struct tuple t;
@@ -308,14 +308,14 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 			counts.kept++;
 			return;
 		}
-		if (!event_begin(&told, GC_REMOVALS)) {
+		if (!event_begin(&event, GC_REMOVALS)) {
 			counts.deferred++;
 			return;
 		}
 		err = bpf_map_delete_elem(map, &key);
-		if (told && !err)
-			event_translation(told, &t, flags, &to, GC_REASON_CONDEMNED);
-		event_end(told, !err);
+		if (event && !err)
+			event_translation(event, &t, flags, &to, GC_REASON_CONDEMNED);
+		event_end(event, !err);
 		counts.failed += err != 0;
 		counts.condemned += !err;
 		return;
@@ -326,11 +326,11 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 			count_reason(reason);
 		return;
 	}
-	if (!event_begin(&told, GC_SURVIVORS)) {
+	if (!event_begin(&event, GC_SURVIVORS)) {
 		counts.deferred++;
 		return;
 	}
-	if (told)
-		event_translation(told, &t, flags, &to, GC_STAYS);
-	event_end(told, true);
+	if (event)
+		event_translation(event, &t, flags, &to, GC_STAYS);
+	event_end(event, true);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
 /* What the host's own connection tracking knows: where a service has led a flow.
- * Where that is a module which was not there when the programs were loaded, nobody
- * knows. */
+ * If that is a module which was not loaded before the programs, it is not known. */
 
 #pragma once
 
@@ -48,7 +47,7 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 extern void bpf_ct_release(struct nf_conn *connection) __ksym __weak;
 
 /* Makes the destination of a flow, in its original direction, that to which the host
- * translates it. Returns whether the host knows the flow; it tells of TCP and UDP. */
+ * translates it. Returns whether the host knows the flow; it knows TCP and UDP. */
 static __noinline int translated_by_host(struct __sk_buff *ctx, struct tuple *t)
 {
 	struct bpf_ct_opts opts = {.netns_id = BPF_F_CURRENT_NETNS, .l4proto = t->protocol};

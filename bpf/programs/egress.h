@@ -42,8 +42,8 @@ static __always_inline const struct pod_value *local_pod(const struct address *a
 }
 
 /* Says which pod of this node the packet is judged for, or that it is for none. A connection
- * that is judged for nobody has a generation that is never in force: neither is it one that
- * a pod may go on with which gets the address later. Nor has that of a pod of which nothing
+ * that is judged for no pod has a generation that is never in force: a pod that gets the
+ * address later cannot continue it. The same holds for a connection of a pod of which nothing
  * is known, and those of a pod that had the address before are not its own. */
 static __always_inline void judge_for(struct decision *d, const struct pod_value *pod)
 {
@@ -104,7 +104,7 @@ SUBPROGRAM int covered(const struct tuple *t)
 	return bpf_map_lookup_elem(&sluice_covered, &key) != NULL;
 }
 
-/* FNV-1a. Every node spreads the sources of a group alike. */
+/* FNV-1a. Every node spreads the sources of a group in the same way. */
 static __always_inline __u32 bucket_of(const struct address *source)
 {
 	__u32 hash = 2166136261;
@@ -147,7 +147,7 @@ static __always_inline void set_egress(struct decision *d, const struct tuple *t
 		d->egress = mapped(row->egress4);
 }
 
-/* Returns the egress ruleset of a pod, NULL if no egress policy chooses it. */
+/* Returns the egress ruleset of a pod, NULL if no egress policy selects it. */
 static __always_inline const struct route_value *route_of(const struct pod_value *pod, __u32 slot)
 {
 	struct subject_key key = {.subject = pod->subject};
@@ -155,7 +155,7 @@ static __always_inline const struct route_value *route_of(const struct pod_value
 	return in_slot(sluice_routes, slot, &key);
 }
 
-/* Reports whether an egress policy chooses a pod, as far as that is known. */
+/* Reports whether an egress policy selects a pod, as far as that is known. */
 SUBPROGRAM int routed(const struct pod_value *pod, __u32 slot)
 {
 	return pod && (!pod->subject || route_of(pod, slot));

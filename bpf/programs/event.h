@@ -26,7 +26,7 @@ enum reason {
 	REASON_NO_SNAT_PORT = 21,	 /* all ports of the egress address towards the destination are taken */
 	REASON_UNKNOWN_NODE = 22,	 /* came over the overlay from no node of the cluster */
 	REASON_NO_RULE = 23,		 /* came over the overlay, and nothing here is to be done with it */
-	REASON_PREDATES_POLICY = 24,	 /* of a connection that had no egress address when a policy chose its pod */
+	REASON_PREDATES_POLICY = 24,	 /* older than the policy: it had no egress address */
 	REASON_UNSUPPORTED_PROTOCOL = 25, /* under an egress rule, but cannot be translated */
 	REASON_UNKNOWN_FRAGMENT = 26,	 /* under a policy, but its first fragment was not seen, or dropped */
 	REASON_TOO_BIG = 27,		 /* answered with the MTU */
@@ -36,7 +36,7 @@ enum reason {
 	REASON_NAT_FAILED = 31,		 /* the translation could not be recorded */
 	REASON_WRITE_FAILED = 32,	 /* the packet could not be changed */
 	REASON_NOT_CONFIGURED = 33,	 /* sluice_config is empty */
-	REASON_UNKNOWN_DESTINATION = 34, /* to a pod at an address of the link, which is nobody's that policies know */
+	REASON_UNKNOWN_DESTINATION = 34, /* to a pod, at an address of the link without a known pod */
 	REASON_POLICY_DENIED = 35,	 /* no network policy allows it */
 	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
 	REASON_COUNT = 40,

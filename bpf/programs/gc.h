@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
 /* Garbage collection of connections and translations: what a pass is to do and has
- * done, what it tells of, and for how long the kernel is busy at a stretch. */
+ * done, what it reports, and for how long the kernel is busy at a stretch. */
 
 #pragma once
 
 #include "translation.h"
 
-/* One run of the kernel ends when it has looked at that many entries, told of that
+/* One run of the kernel ends when it has looked at that many entries, reported that
  * many removals, or worked for that long. The next begins where it ended. */
 #define GC_RUN_ENTRIES 1024
 #define GC_RUN_EVENTS 512
@@ -37,7 +37,7 @@ enum gc_reason {
 	GC_REASON_ORPHAN = 2,
 	GC_REASON_SCRUBBED = 3,
 	GC_REASON_FLUSHED = 4,
-	GC_REASON_CONDEMNED = 5, /* found as somebody had left it who was to remove it */
+	GC_REASON_CONDEMNED = 5, /* found condemned by a run that did not remove it */
 };
 
 struct gc_counts {
@@ -50,7 +50,7 @@ struct gc_counts {
 	__u64 condemned;
 	__u64 kept;	/* expired, but stays for replies, or was just used */
 	__u64 revived;	/* used just when it was to be removed: stays */
-	__u64 deferred; /* could not be told of: stays for the next pass */
+	__u64 deferred; /* could not be reported: stays for the next pass */
 	__u64 failed;	/* could not be deleted */
 	__u64 longest_run; /* nanoseconds */
 	__u32 next_expiry; /* earliest of the connections that stay, 0: none */

@@ -33,16 +33,18 @@ static __always_inline bool at_the_link(const struct packet *p)
 
 /* Reports whether a packet is of a pod that may be at this device without being known
  * there yet. */
-static __always_inline bool unplaced(const struct packet *p, const struct pod_value *pod, const struct address *addr,
-				     __u32 slot)
+static __always_inline bool unplaced(const struct packet *p, const struct pod_value *pod,
+				     const struct address *addr, __u32 slot)
 {
 	return (!pod || !pod->ifindex) && of_local_pods(&p->flow, addr, slot);
 }
 
 /* Reports whether what such a pod sends is held: a policy could concern it. */
-static __noinline int held_at_source(const struct packet *p, const struct config_value *cfg, __u32 slot)
+static __noinline int held_at_source(const struct packet *p, const struct config_value *cfg,
+				     __u32 slot)
 {
-	return cfg->flags & CONFIG_NETWORK_POLICIES || (covered(&p->flow) && !destination_flags(&p->flow, slot));
+	return cfg->flags & CONFIG_NETWORK_POLICIES ||
+	       (covered(&p->flow) && !destination_flags(&p->flow, slot));
 }
 
 /* The same for what it gets. */

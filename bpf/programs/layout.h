@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
 /* What the agent and the programs share: keys and values of all maps, and the
- * numbers in them; what is told of packets is in event.h. The Go side is in the
+ * numbers in them; what is reported of packets is in event.h. The Go side is in the
  * packages bpf and bpf/ctmap; a test compares sizes and offsets. Fields are in host
  * order unless they are __be. */
 
@@ -79,9 +79,9 @@ struct ipcache_value {
 };
 
 /* sluice_subjects: the ruleset of a subject. sluice_routes: its egress ruleset; it has none
- * unless an egress policy chooses it. */
+ * unless an egress policy selects it. */
 
-#define EMPTY_RULESET 1 /* of pods that no network policy chooses: all is allowed to them */
+#define EMPTY_RULESET 1 /* of pods that no network policy selects: all is allowed to them */
 
 struct subject_key {
 	__u32 subject;

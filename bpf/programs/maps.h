@@ -9,28 +9,29 @@
 #include "event.h"
 #include "kernel.h"
 
-#define IN_SLOTS(name, map_type, key_type, value_type)                                                         \
-	struct {                                                                                                       \
-		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                              \
-		__uint(max_entries, SLOTS);                                                                            \
-		__type(key, __u32);                                                                                    \
-		__array(                                                                                               \
-			values, struct {                                                                               \
-				__uint(type, map_type);                                                                \
-				__uint(map_flags, BPF_F_NO_PREALLOC);                                                  \
-				__uint(max_entries, 1);                                                                \
-				__uint(key_size, sizeof(key_type)); /* clang leaves types out that are so deep */      \
-				__uint(value_size, sizeof(value_type));                                                \
-			});                                                                                            \
+/* Key and value have sizes, not types, as clang leaves out types at this depth. */
+#define IN_SLOTS(name, map_type, key_type, value_type)			\
+	struct {							\
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);		\
+		__uint(max_entries, SLOTS);				\
+		__type(key, __u32);					\
+		__array(						\
+			values, struct {				\
+				__uint(type, map_type);			\
+				__uint(map_flags, BPF_F_NO_PREALLOC);	\
+				__uint(max_entries, 1);			\
+				__uint(key_size, sizeof(key_type));	\
+				__uint(value_size, sizeof(value_type));	\
+			});						\
 	} name SEC(".maps")
 
 /* Looks a key up in a map of a slot. A slot that is empty has no entries. */
-#define in_slot(map, slot, key)                                                                                        \
-	({                                                                                                             \
-		__u32 index_of_slot = slot;                                                                            \
-		void *map_of_slot = bpf_map_lookup_elem(&map, &index_of_slot);                                         \
-                                                                                                                       \
-		map_of_slot ? bpf_map_lookup_elem(map_of_slot, key) : NULL;                                            \
+#define in_slot(map, slot, key)							\
+	({									\
+		__u32 index_of_slot = slot;					\
+		void *map_of_slot = bpf_map_lookup_elem(&map, &index_of_slot);	\
+										\
+		map_of_slot ? bpf_map_lookup_elem(map_of_slot, key) : NULL;	\
 	})
 
 IN_SLOTS(sluice_pods, BPF_MAP_TYPE_HASH, struct pod_key, struct pod_value);
@@ -44,13 +45,13 @@ IN_SLOTS(sluice_policy, BPF_MAP_TYPE_HASH, struct policy_key, struct policy_valu
 IN_SLOTS(sluice_verdicts, BPF_MAP_TYPE_LPM_TRIE, struct verdict_key, struct verdict_value);
 
 /* Of addresses and prefixes alone, whose meaning never changes: there is one of each. */
-#define WRITTEN_BY_AGENT(name, map_type, key_type, value_type)                                                         \
-	struct {                                                                                                       \
-		__uint(type, map_type);                                                                                \
-		__uint(map_flags, BPF_F_NO_PREALLOC);                                                                  \
-		__uint(max_entries, 1);                                                                                \
-		__type(key, key_type);                                                                                 \
-		__type(value, value_type);                                                                             \
+#define WRITTEN_BY_AGENT(name, map_type, key_type, value_type)	\
+	struct {						\
+		__uint(type, map_type);				\
+		__uint(map_flags, BPF_F_NO_PREALLOC);		\
+		__uint(max_entries, 1);				\
+		__type(key, key_type);				\
+		__type(value, value_type);			\
 	} name SEC(".maps")
 
 WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
@@ -71,13 +72,13 @@ struct {
 	__type(value, struct config_value);
 } sluice_config SEC(".maps");
 
-#define WRITTEN_BY_PACKETS(name, key_type, value_type)                                                                 \
-	struct {                                                                                                       \
-		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                                                   \
-		__uint(max_entries, 1024);                                                                             \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);                                                                   \
-		__type(key, key_type);                                                                                 \
-		__type(value, value_type);                                                                             \
+#define WRITTEN_BY_PACKETS(name, key_type, value_type)	\
+	struct {					\
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);	\
+		__uint(max_entries, 1024);		\
+		__uint(pinning, LIBBPF_PIN_BY_NAME);	\
+		__type(key, key_type);			\
+		__type(value, value_type);		\
 	} name SEC(".maps")
 
 WRITTEN_BY_PACKETS(sluice_ct4_tcp, struct tuple4_key, struct ct_entry);
@@ -97,15 +98,15 @@ struct {
 	__type(value, struct metric);
 } sluice_metrics SEC(".maps");
 
-/* A rule's counter, or slot, is its own when the rule first decides; the agent removes
- * those of rules that there are no more. Slots are found without a search, which a packet
- * of a known flow would feel. */
+/* A rule gets a counter, or slot, when it first decides; the agent removes the counters of
+ * rules that no longer exist. Slots are found without a search, which would slow down
+ * packets of known flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, RULE_SLOTS);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, __u32);
-	__type(value, __u32); /* the cookie, 0: nobody's */
+	__type(value, __u32); /* the cookie, 0 if the slot is free */
 } sluice_ruleslot SEC(".maps");
 
 struct {

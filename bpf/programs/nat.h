@@ -43,7 +43,7 @@ static __noinline bool connected(const struct tuple *flow, __u64 time)
 	return e && ct_lifetime_of(e) * SECOND > time;
 }
 
-/* Reports whether nobody but the flow has the port that replies with a tuple come
+/* Reports whether no other flow has the port that replies with a tuple come
  * to. One whose connection has ended is taken from it. */
 SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, __u64 time)
 {

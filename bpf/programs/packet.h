@@ -120,7 +120,7 @@ static __always_inline struct tuple reversed(const struct tuple *t)
 	return r;
 }
 
-/* Reports whether the packet stays on the link or the node, whoever sends it: to one
+/* Reports whether the packet stays on the link or the node, whatever its source: to one
  * or to many. */
 static __always_inline bool to_many(const struct tuple *t)
 {

@@ -36,9 +36,8 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet
 	return err ?: to_outside(ctx, d, cfg);
 }
 
-/* Reports whether it is time to look again where a flow goes that nobody has answered
- * yet: its gateway may have ceased to be one just when the flow began, or never have
- * had an egress address. */
+/* Reports whether to decide again where a flow without replies goes: its gateway may have
+ * ceased to be one just when the flow began, or never have had an egress address. */
 static __always_inline bool unanswered(const struct packet *p, const struct ct_entry *e, const struct config_value *cfg)
 {
 	if (e->rx_flags_seen)
@@ -48,7 +47,7 @@ static __always_inline bool unanswered(const struct packet *p, const struct ct_e
 	return p->time / SECOND - e->last_tx_report >= cfg->report_interval;
 }
 
-/* Decides anew where a flow goes. Returns 0 with the gateway in its entry and in d, or
+/* Decides again where a flow goes. Returns 0 with the gateway in its entry and in d, or
  * why its packet is dropped. */
 static __noinline __u32 reroute(const struct packet *p, const struct pod_value *pod, struct ct_entry *e, struct decision *d)
 {
@@ -68,34 +67,34 @@ static __noinline __u32 reroute(const struct packet *p, const struct pod_value *
 	return !pinned && reason == REASON_TO_GATEWAY && !opens(p) ? REASON_PREDATES_POLICY : 0;
 }
 
-/* Judges a packet of a known flow to a service, or a reply, by where the service has led:
- * the backstop sees neither replies, nor what has not come to it yet. Where the host does
- * not know that, it is allowed; to the pod itself too. */
-static __noinline __u32 judge_led(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
+/* Judges a packet of a known flow to a service, or a reply, by its backend: the backstop
+ * does not see replies, nor packets that have not reached it yet. If the host does not know
+ * the backend, or it is the pod itself, the packet is allowed. */
+static __noinline __u32 judge_translated(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
 				  struct decision *d, bool reply)
 {
-	struct packet led = *p;
+	struct packet backend = *p;
 	__u32 reason;
 
 	if (reply)
-		led.flow = reversed(&p->flow);
-	if (!is_subject(pod, d) || !translated_by_host(ctx, &led.flow) || same_address(&led.flow.saddr, &led.flow.daddr))
+		backend.flow = reversed(&p->flow);
+	if (!is_subject(pod, d) || !translated_by_host(ctx, &backend.flow) ||
+	    same_address(&backend.flow.saddr, &backend.flow.daddr))
 		return 0;
-	reason = judge(&led, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | JUDGE_BACKEND);
+	reason = judge(&backend, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | JUDGE_BACKEND);
 	if (!reason)
-		d->cookie = 0; /* it is the backstop that counts for its rules */
+		d->cookie = 0; /* the backstop counts for its rules */
 	return reason;
 }
 
-/* Decides anew whether policies allow a flow. While they forbid where a service has led
- * it, which the backstop tells, its entry stays as old as it is, so that replies are
- * judged too. */
+/* Decides again whether policies allow a flow. While they deny its backend, which the
+ * backstop reports, the entry keeps its generation, so that replies are judged too. */
 static __noinline __u32 judge_known(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
 				    struct ct_entry *e, struct decision *d)
 {
 	__u32 reason = allowed_again(p, pod, e, d, DIRECTION_EGRESS);
 
-	if (!reason && d->flags & CT_SERVICE && judge_led(ctx, p, pod, d, false)) {
+	if (!reason && d->flags & CT_SERVICE && judge_translated(ctx, p, pod, d, false)) {
 		d->generation = e->generation;
 		d->cookie = 0;
 	}
@@ -113,7 +112,7 @@ static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet 
 		return reason;
 	d->flags |= e->flags & CT_SERVICE;
 	if (!reason && d->flags & CT_SERVICE)
-		reason = judge_led(ctx, p, pod, d, true);
+		reason = judge_translated(ctx, p, pod, d, true);
 	return reason;
 }
 
@@ -142,7 +141,7 @@ static __always_inline __u32 still_allowed(struct __sk_buff *ctx, const struct p
 	d->gateway = e->gateway;
 	d->flags = e->flags & CT_SERVICE;
 	d->cookie = e->cookie;
-	if (stale || unidentified(p)) {
+	if (stale || no_ports(p)) {
 		reason = judge_known(ctx, p, pod, e, d);
 		if (reason)
 			return reason;
@@ -163,19 +162,19 @@ static __noinline __u32 judge_new(const struct packet *p, const struct pod_value
 }
 
 /* Returns the live entry of the other side's flow to which a packet of the pod is a reply.
- * What is none is told behind the lookup: before it, all packets of new flows would
- * take longer. */
-static __noinline struct ct_entry *answered(const struct packet *p)
+ * It checks that the packet can be a reply only after the lookup: before it, all packets
+ * of new flows would take longer. */
+static __noinline struct ct_entry *find_reply_entry(const struct packet *p)
 {
 	struct ct_entry *e = ct_find(p, TUPLE_IN | CT_REVERSE);
 
 	return e && !asks(p) && !opens(p) ? e : NULL;
 }
 
-/* Reports whether a pod's datagram, taken for the beginning of a flow, would bring back
- * one of the other side that policies have cut. As long as the pod goes on sending,
- * the entry of that is kept, and tells. */
-SUBPROGRAM int revives(const struct packet *p, const struct pod_value *pod, struct decision *d,
+/* Reports whether a pod's datagram, if it began a flow, would resume a flow of the other
+ * side that policies have denied. That flow's entry is kept as long as the pod goes on
+ * sending. */
+SUBPROGRAM int resumes_denied_flow(const struct packet *p, const struct pod_value *pod, struct decision *d,
 		       const struct config_value *cfg)
 {
 	struct ct_entry *e;
@@ -224,7 +223,7 @@ int from_pod(struct __sk_buff *ctx)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
 
-	/* Nobody tells of another one's packets. */
+	/* A pod may only report errors about packets that were sent to it. */
 	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))
 		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
@@ -248,19 +247,19 @@ int from_pod(struct __sk_buff *ctx)
 	judge_for(&d, pod);
 
 	/* A flow of the pod, or a reply to one of the other side? Of a pod that a
-	 * policy chooses its own come first: should there be both, it must not
+	 * policy selects its own come first: should there be both, it must not
 	 * leave by the ordinary way. Else the lower port is most often the server's. */
 	theirs_first = bpf_ntohs(p.flow.sport) < bpf_ntohs(p.flow.dport) && !routed(pod, d.slot);
 	if (theirs_first)
-		theirs = answered(&p);
+		theirs = find_reply_entry(&p);
 	if (!theirs)
 		ours = ct_find_original(&p, TUPLE_OUT);
 	if (!ours && !theirs_first)
-		theirs = answered(&p);
+		theirs = find_reply_entry(&p);
 
 	if (theirs) {
 		reason = allowed_reply(&p, pod, theirs, &d, DIRECTION_INGRESS | host_reaches(cfg, theirs->flags));
-		cut = reason && !doubtful(&p);
+		cut = reason && !mid_stream(&p);
 		if (!reason) {
 			d.generation = theirs->generation;
 			if (!ct_note(ctx->len, theirs, &p, cfg, false))
@@ -273,11 +272,12 @@ int from_pod(struct __sk_buff *ctx)
 		if (!reason && !ct_note(ctx->len, ours, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
 	}
-	/* What policies have cut of the other side the pod may send by itself. */
-	if (cut || (!theirs && !ours && (is_subject(pod, &d) ? !to_many(&p.flow) : !link_local(&p.flow)))) {
+	/* Where policies have cut the other side's flow, the pod may begin one of its own. */
+	if (cut || (!theirs && !ours &&
+		    (is_subject(pod, &d) ? !to_many(&p.flow) : !link_local(&p.flow)))) {
 		reason = judge_new(&p, pod, &d);
 		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment &&
-			 !(is_subject(pod, &d) && (doubtful(&p) || revives(&p, pod, &d, cfg)));
+			 !(is_subject(pod, &d) && (mid_stream(&p) || resumes_denied_flow(&p, pod, &d, cfg)));
 	}
 	count_rule(d.cookie, ctx->len);
 	if (reason)
@@ -342,7 +342,7 @@ int to_pod(struct __sk_buff *ctx)
 
 	e = asks(&p) ? NULL : ct_find_replied(&p);
 	if (e && ct_long_expired(e, p.time) && is_subject(pod, &d)) {
-		/* Of a pod with egress policies it remains what tells whose flow it is. */
+		/* For a pod with egress policies the entry still says which side began. */
 		known = routed(pod, d.slot);
 	} else if (e) {
 		d.cookie = e->cookie;
@@ -351,7 +351,7 @@ int to_pod(struct __sk_buff *ctx)
 			return reply_to_pod(ctx, &p, &d, cfg, e);
 		/* What its policies have cut the other side may send by itself; but not
 		 * with a service's address. */
-		if (doubtful(&p) || d.flags & CT_SERVICE)
+		if (mid_stream(&p) || d.flags & CT_SERVICE)
 			return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		known = true;
 	}
@@ -375,7 +375,7 @@ int to_pod(struct __sk_buff *ctx)
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
-		if (!doubtful(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) {
+		if (!mid_stream(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) {
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 			report_flow(ctx, &p, &d, cfg, WHAT(REASON_PASSED, PROGRAM_TO_POD, DIRECTION_INGRESS));
 		}

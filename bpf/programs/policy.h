@@ -13,12 +13,12 @@ enum judge_how {
 	JUDGE_REPLY = 1 << 1,	/* the packet is a reply: asked is of the flow that it answers */
 	JUDGE_KNOWN = 1 << 2,	/* the pod's flow was let through before */
 	JUDGE_HOST = 1 << 3,	/* the peer may be this host itself, which reaches its pods */
-	JUDGE_BACKEND = 1 << 4, /* the destination is what a service led to */
+	JUDGE_BACKEND = 1 << 4, /* the destination is the backend of a service */
 };
 
-/* Reports whether the ports do not tell what ICMP it is: its connection says nothing
- * of the packet then. An echo's identifier may be 0 too. */
-static __always_inline bool unidentified(const struct packet *p)
+/* Reports whether it is ICMP without ports: its connection does not identify the packet
+ * then. An echo's identifier may be 0 too. */
+static __always_inline bool no_ports(const struct packet *p)
 {
 	return is_icmp(p->flow.protocol) && p->shape != SHAPE_ICMP_ERROR && !p->flow.sport && !p->flow.dport;
 }
@@ -31,11 +31,11 @@ static __noinline int no_reply(const struct packet *p)
 	return p->icmp_type != ICMP6_ECHO_REPLY && p->icmp_type != ICMP6_NODE_INFORMATION_REPLY;
 }
 
-/* Reports whether the packet is not one that begins a flow: the rest of a connection whose
- * beginning nobody saw, or an answer. It does not tell which side began. Taken for the
- * beginning, all that the other side sends would be replies, and pass whatever the
+/* Reports whether the packet does not begin a flow: it is mid-stream in a connection whose
+ * beginning was not seen, or a reply. It does not show which side began. If it counted as
+ * the beginning, everything from the other side would be a reply, and pass whatever the
  * policies of the other direction say. */
-static __always_inline bool doubtful(const struct packet *p)
+static __always_inline bool mid_stream(const struct packet *p)
 {
 	return p->flow.protocol == IPPROTO_TCP ? !opens(p) : is_echo_reply(p);
 }
@@ -43,7 +43,7 @@ static __always_inline bool doubtful(const struct packet *p)
 /* Reports whether it is ICMP that cannot be a reply, whatever connection it would fit. */
 static __always_inline bool asks(const struct packet *p)
 {
-	return unidentified(p) && no_reply(p);
+	return no_ports(p) && no_reply(p);
 }
 
 #define NO_RULESET 0xffffffff /* is no ruleset's number */
@@ -115,8 +115,9 @@ static __noinline __u32 judge_unknown(void)
 }
 
 /* Returns the verdict of a ruleset on a peer's traffic, NULL if there is none. */
-static __always_inline const struct verdict_value *find_verdict(const struct ipcache_value *known, __u8 direction,
-								struct verdict_key *traffic, const struct decision *d)
+static __always_inline const struct verdict_value *
+find_verdict(const struct ipcache_value *known, __u8 direction, struct verdict_key *traffic,
+	     const struct decision *d)
 {
 	struct policy_key key = {.ruleset = d->ruleset, .direction = direction};
 	struct peer_key member = {.member = known->member};
@@ -182,8 +183,8 @@ static __always_inline __u32 allowed(const struct packet *p, const struct pod_va
 	return is_subject(pod, d) ? judge(p, pod, d, how) : 0;
 }
 
-/* Reports whether the verdict that let a flow through stands. That of one which was judged
- * for nobody never does. */
+/* Reports whether the verdict that let a flow through is still valid. A flow that was judged
+ * for no pod has none. */
 static __always_inline bool stands(const struct ct_entry *e, const struct decision *d)
 {
 	return e->generation == d->generation && e->generation;
@@ -217,7 +218,7 @@ static __always_inline __u32 allowed_again(const struct packet *p, const struct 
 					   struct decision *d, __u32 how)
 {
 	d->cookie = e->cookie;
-	if (p->shape == SHAPE_ICMP_ERROR || (stands(e, d) && !unidentified(p)))
+	if (p->shape == SHAPE_ICMP_ERROR || (stands(e, d) && !no_ports(p)))
 		return 0;
 	return judge_again(p, pod, e, d, how);
 }
@@ -227,7 +228,7 @@ static __noinline __u32 judge_reply(const struct packet *p, const struct pod_val
 {
 	__u32 reason;
 
-	if (p->shape == SHAPE_ICMP_ERROR || unidentified(p))
+	if (p->shape == SHAPE_ICMP_ERROR || no_ports(p))
 		return 0;
 	reason = allowed(p, pod, d, how | JUDGE_REPLY | known_of(e));
 	if (!reason)

@@ -54,7 +54,7 @@ static __noinline void count_crowded(__u32 cookie, __u64 bytes)
 	m->bytes += bytes;
 }
 
-/* Takes a slot that is nobody's. Returns whether it is the cookie's now. */
+/* Takes a free slot. Returns whether it is the cookie's now. */
 static __noinline int take_slot(__u32 *slot, __u32 cookie)
 {
 	__u32 owner;
@@ -139,7 +139,7 @@ static __always_inline int drop(struct __sk_buff *ctx, const struct packet *p, c
 	return TCX_DROP;
 }
 
-/* Reports a new flow, if somebody wants to know. what is a WHAT. */
+/* Reports a new flow, if a client follows flows. what is a WHAT. */
 static __always_inline void report_flow(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
 					const struct config_value *cfg, __u32 what)
 {

@@ -31,10 +31,9 @@ SUBPROGRAM int track_translated(struct __sk_buff *ctx, const struct packet *p, c
 }
 
 /* Tracks a packet that comes back to a pod from a gateway. That of a local pod is
- * noted by to_pod; but should the entry be lost, it is made again: the pod's next
- * packet must not be taken for a reply, and what it is translated to must not be
- * taken for nobody's. What ends a connection does not begin it again for another
- * node's pod. */
+ * noted by to_pod. If the entry was lost, it is created again: the pod's next packet must
+ * not count as a reply, and its translation must not count as one without a connection.
+ * A packet that ends a connection does not create an entry for another node's pod. */
 SUBPROGRAM int track_returned(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
 			      const struct config_value *cfg, bool local)
 {

@@ -4,10 +4,10 @@
  * the egress address and port, and IN, from the tuple of its replies back to the
  * pod. To insert IN is to take the port.
  *
- * The programs that use a record say so in it, by cmpxchg(used, before -> now). Who
- * removes one condemns it first, by cmpxchg(used, before -> 0): so none goes that
- * is in use, and what is deleted is what was condemned, as nobody can insert
- * another in its place before. */
+ * The programs that use a record say so in it, by cmpxchg(used, before -> now). To remove
+ * a record, a program condemns it first, by cmpxchg(used, before -> 0). So no record in use
+ * is removed, and the deleted record is the condemned one, as no program can insert another
+ * in its place before. */
 
 #pragma once
 
@@ -129,7 +129,7 @@ SUBPROGRAM int nat_known(const struct tuple *flow)
 SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const struct address *addr, __u32 port,
 			  const struct address *tunnel)
 {
-	/* One place on the stack for both families, whose beginnings are alike. */
+	/* One place on the stack for both families: they begin with the same fields. */
 	union {
 		struct nat4_entry v4;
 		struct nat6_entry v6;
@@ -160,8 +160,8 @@ SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const str
 #define NAT_NEW (BPF_NOEXIST << 8)
 #define NAT_KNOWN (BPF_EXIST << 8)
 
-/* Removes a record, unless it was used after a time in seconds, or somebody else is
- * at it. Returns whether it did, or an error, negative, with the record as before. */
+/* Removes a record, unless it was used after a time in seconds, or another program is
+ * removing it. Returns whether it did, or a negative error, with the record as before. */
 SUBPROGRAM int nat_remove(const struct tuple *t, __u32 flags, __u32 unused_since)
 {
 	union {

@@ -44,7 +44,9 @@ func TestWritesPerEvent(t *testing.T) {
 				require.Equal(t, want, c.writes(before), event)
 			}
 			type counts = map[string]int
-			cost("a pod of another node", counts{"ipcache": 1}, func() { apply(countedPod(pods, "web")) })
+			cost("a pod of another node", counts{"ipcache": 1}, func() {
+				apply(countedPod(pods, "web"))
+			})
 			cost("a pod of this node", counts{"ipcache": 1, "pods": 1},
 				func() { local(pods+1, "web") })
 			cost("a pod that no policy selects", counts{"ipcache": 1, "pods": 1},
@@ -60,7 +62,9 @@ func TestWritesPerEvent(t *testing.T) {
 				require.NoError(t, c.api.Resume("pods"))
 			})
 			// The new rule, the switch, and the old rule; and what they cover.
-			cost("another destination of the policy", counts{"covered": 2, "egress": 2, "routes": 1},
+			cost("another destination of the policy", counts{
+				"covered": 2, "egress": 2, "routes": 1,
+			},
 				func() { apply(countedPolicy("198.51.100.0/24")) })
 			cost("the gateway is lost", counts{"gateways": 256, "nodes": 1},
 				func() { apply(countedNode(2, "False")) })

@@ -77,7 +77,7 @@ var Dataflow = cell.Group(
 	core.Cell,
 	forwarding.Cell,
 
-	// Which slot of maps packets meet.
+	// Which slot of maps packets use.
 	slots.Cell,
 
 	// What the programs report: drops, monitors.

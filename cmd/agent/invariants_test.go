@@ -139,7 +139,7 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 				// let go with the former's class is looked at with each write.
 			case c.election && strings.HasPrefix(d, "gateways "):
 				// A node's change concerns the election of gateways and, by node
-				// selectors, whom policies choose: one is known before the other.
+				// selectors, which pods policies select: one is known before the other.
 			default:
 				violations = append(violations, fmt.Sprintf("%s to %s: %s; by %s", p.src, p.dst,
 					strings.Join(h.decisions, " -> "), strings.Join(h.writes, "; ")))

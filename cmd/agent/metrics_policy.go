@@ -55,7 +55,8 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 }
 
 var policyStates = []tables.PolicyState{
-	tables.PolicyTooLarge, tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed, tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
+	tables.PolicyTooLarge, tables.PolicyInvalid, tables.PolicyUnsupported, tables.PolicyFailed,
+	tables.PolicyPending, tables.PolicyNotHere, tables.PolicyInForce,
 }
 
 // Describe implements [prometheus.Collector].

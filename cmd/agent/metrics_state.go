@@ -40,7 +40,9 @@ func newStateMetrics(t stateMetricTables) *stateMetrics {
 		build:             desc("build_info", "1, labelled with the version of the agent.", "version", "goversion"),
 		health:            desc("health_modules", "Parts of the agent by the health that they last reported.", "level"),
 		sources:           desc("object_sources", "Kinds of objects, or files, by how reading them fares.", "state"),
-		policies:          desc("egress_policies", "Egress policies by how they fare on this node.", "state"),
+		policies: desc(
+			"egress_policies", "Egress policies by state on this node.", "state",
+		),
 	}
 }
 

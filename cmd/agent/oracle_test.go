@@ -119,7 +119,7 @@ func (o *oracle) covers(txn statedb.ReadTxn, dst netip.Addr) (is bool) {
 	return is
 }
 
-// choosing returns the policies that choose an endpoint, the winning one first, and whether it
+// choosing returns the policies that select an endpoint, the winning one first, and whether it
 // depends on labels of its namespace, which is not known, if others do.
 func (o *oracle) choosing(txn statedb.ReadTxn, e *tables.Endpoint) (policies []*tables.EgressPolicy, undecided bool) {
 	namespace, known := labels.Set{"kubernetes.io/metadata.name": e.Namespace}, false

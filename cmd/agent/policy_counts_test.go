@@ -38,7 +38,10 @@ func TestPolicyCosts(t *testing.T) {
 			}
 			require.NoError(t, c.hive.Start(c.log, t.Context()))
 			require.NoError(t, c.agreesOnPolicies(t.Context()))
-			require.Less(t, c.counts("pods").Keys, 40, "pods elsewhere cost nothing that no egress policy selects")
+			require.Less(
+				t, c.counts("pods").Keys, 40,
+				"pods elsewhere cost nothing that no egress policy selects",
+			)
 
 			cost := func(event string, do func(), writes map[string]int) {
 				t.Helper()

@@ -28,7 +28,9 @@ const (
 
 // policyInKernel is what the maps make of a packet, by look-ups as the programs do them, and
 // the verdict that decides, if one does.
-func policyInKernel(r bpf.Reader, p policytest.Packet, hostAllowed bool) (string, bpf.VerdictValue) {
+func policyInKernel(
+	r bpf.Reader, p policytest.Packet, hostAllowed bool,
+) (string, bpf.VerdictValue) {
 	pod, found := bpf.Get[bpf.PodKey, bpf.PodValue](
 		r, "sluice_pods", bpf.PodKey{Addr: bpf.AddressFrom(p.Subject)})
 	if !found || pod.Flags&bpf.PodLocal == 0 {
@@ -118,7 +120,9 @@ func (c *cluster) comparePolicies(txn statedb.ReadTxn) (err error) {
 			if got != text {
 				err = errors.Join(err, fmt.Errorf("%s: by the maps %s, by the policies %s, %s", p, got, text, why))
 			} else if rules := c.rules(txn, verdict.Cookie); isRule(why) && !slices.Contains(rules, why) {
-				err = errors.Join(err, fmt.Errorf("%s: decided by %v, by the policies %s, %s", p, rules, text, why))
+				err = errors.Join(err, fmt.Errorf(
+					"%s: decided by %v, by the policies %s, %s", p, rules, text, why,
+				))
 			}
 		}
 	})

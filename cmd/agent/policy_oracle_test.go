@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
-// comparePartition says where addresses that are alike to all policies have different
-// rulesets or classes in the kernel. Others may have the same: classes are told apart by what
-// is in use on this node only.
+// comparePartition says where addresses that all policies treat in the same way have
+// different rulesets or classes in the kernel. Others may share them: classes depend only on
+// what is in use on this node.
 func comparePartition(w *policytest.World, r bpf.Reader) error {
 	subjects, peers := newPartition("ruleset"), newPartition("class")
 	for _, addr := range w.Subjects() {
@@ -54,7 +54,7 @@ func newPartition(of string) *partition {
 
 func (p *partition) add(addr netip.Addr, signature string, number uint32) {
 	if other, known := p.numbers[signature]; known && other != number {
-		p.err = errors.Join(p.err, fmt.Errorf("%s has %s %d, others alike %d: %s",
+		p.err = errors.Join(p.err, fmt.Errorf("%s has %s %d, others with its signature %d: %s",
 			addr, p.of, number, other, signature))
 	}
 	p.numbers[signature] = number

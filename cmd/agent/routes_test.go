@@ -12,11 +12,13 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// routes is the command that prints which egress policies choose which pods, without
+// routes is the command that prints which egress policies select which pods, without
 // the numbers that lead from the ones to the others.
 func (c *cluster) routes() script.Cmd {
 	return script.Command(
-		script.CmdUsage{Summary: "Print the addresses that egress policies choose, with the policies"},
+		script.CmdUsage{
+			Summary: "Print the addresses that egress policies select, with the policies",
+		},
 		func(*script.State, ...string) (script.WaitFunc, error) {
 			return func(*script.State) (string, string, error) { return c.chosenPods(), "", nil }, nil
 		})
@@ -32,8 +34,11 @@ func (c *cluster) chosenPods() string {
 		if !chosen {
 			continue
 		}
-		if rules, _, found := c.desire.EgressRulesets.Get(txn, tables.EgressRulesetByNumber(route.EgressRuleset)); found {
-			fmt.Fprintf(w, "%s\t%s\t%s\n", pod.Addr, pod.Endpoint, strings.Join(rules.Policies, ", "))
+		number := tables.EgressRulesetByNumber(route.EgressRuleset)
+		if rules, _, found := c.desire.EgressRulesets.Get(txn, number); found {
+			fmt.Fprintf(
+				w, "%s\t%s\t%s\n", pod.Addr, pod.Endpoint, strings.Join(rules.Policies, ", "),
+			)
 		}
 	}
 	w.Flush()

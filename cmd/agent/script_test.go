@@ -110,7 +110,9 @@ func (c *cluster) construct() {
 			c.oracle, c.desire, c.attachments = o, d, a
 		}),
 		cell.Invoke(func(f cniFiles) { c.plugin = f }),
-		cell.Invoke(func(b policytest.Tables, t statedb.Table[*tables.RuleCookie], m *derive.Metrics) {
+		cell.Invoke(func(
+			b policytest.Tables, t statedb.Table[*tables.RuleCookie], m *derive.Metrics,
+		) {
 			c.base, c.cookies, c.work = b, t, m
 		}),
 	)

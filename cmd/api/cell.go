@@ -146,7 +146,7 @@ type params struct {
 
 	Explain *explain.Explainer `optional:"true"`
 	Tables  statusTables
-	Story   *story.Teller `optional:"true"`
+	Story   *story.Builder `optional:"true"`
 
 	CNI *cniWaiter `optional:"true"`
 

@@ -224,7 +224,9 @@ func (l *cniLook) address(a *tables.CNIAttachment, addr netip.Addr) (waitsFor, h
 	}
 	member, found := lookUp(l, l.Members, tables.MemberByNumber(peer.Member))
 	if !found || !inKernel(l, l.PeerMirror, member.MapKey(), member.MapValue()) {
-		return fmt.Sprintf("%s: the class of member %d is not in sluice_peers yet", addr, peer.Member), ""
+		return fmt.Sprintf(
+			"%s: the class of member %d is not in sluice_peers yet", addr, peer.Member,
+		), ""
 	}
 	return "", ""
 }
@@ -243,7 +245,8 @@ func (l *cniLook) subject(number uint32) (waitsFor string) {
 		return ""
 	}
 	key := bpf.SubjectKey{Subject: number}
-	if _, found := lookUp(l, l.RouteMirror, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key)); found {
+	kernelRoute := tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key)
+	if _, found := lookUp(l, l.RouteMirror, kernelRoute); found {
 		return fmt.Sprintf("a route of subject %d is in sluice_routes still", number)
 	}
 	return ""

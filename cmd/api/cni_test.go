@@ -33,7 +33,9 @@ func TestCNIAddress(t *testing.T) {
 	}
 	addr := netip.MustParseAddr("10.1.0.5")
 	web := tables.Name{Namespace: "shop", Name: "web"}
-	attachment := &tables.CNIAttachment{Pod: web, IfIndex: 12, Device: "veth-web", Addrs: []netip.Addr{addr}}
+	attachment := &tables.CNIAttachment{
+		Pod: web, IfIndex: 12, Device: "veth-web", Addrs: []netip.Addr{addr},
+	}
 	says := func(waitsFor, held string) {
 		t.Helper()
 		l := &cniLook{cniTables: in, txn: db.ReadTxn(), watch: statedb.NewWatchSet()}

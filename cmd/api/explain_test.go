@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -28,10 +27,18 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	require.NoError(t, err)
 	addr := netip.MustParseAddr("10.1.0.5")
 	allow := tables.RuleID{
-		Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Direction: bpf.DirectionIngress,
+		Policy: tables.PolicyID{
+			Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"},
+		},
+		Direction: bpf.DirectionIngress,
 	}
-	verdict := func(protocol uint8, port uint16, bits int, v bpf.VerdictValue, rules ...tables.RuleID) *tables.Verdict {
-		return &tables.Verdict{Key: bpf.VerdictKeyOf(4, protocol, port, bits), Value: v, Rules: rules, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+	verdict := func(
+		protocol uint8, port uint16, bits int, v bpf.VerdictValue, rules ...tables.RuleID,
+	) *tables.Verdict {
+		return &tables.Verdict{
+			Key: bpf.VerdictKeyOf(4, protocol, port, bits), Value: v, Rules: rules,
+			Reconciled: tables.Done(),
+		}
 	}
 	return &handlers{db: db, health: health, limits: newLimits(), explain: explain.New(explain.Tables{
 		DB: db, LocalNode: tables.LocalNode{Name: "node-1"},

@@ -173,7 +173,9 @@ func (g *Graph) addSource(s tables.Source, nodes map[string]GraphNode) {
 }
 
 // addMap adds a map, between what it shall hold and what it holds.
-func (g *Graph) addMap(txn statedb.ReadTxn, flow mapsync.Flow, bpfMaps statedb.Table[*tables.BPFMap]) {
+func (g *Graph) addMap(
+	txn statedb.ReadTxn, flow mapsync.Flow, bpfMaps statedb.Table[*tables.BPFMap],
+) {
 	node := GraphNode{Name: flow.Map, Kind: KindMap, Table: bpfMaps.Name()}
 	if row, _, found := bpfMaps.Get(txn, tables.BPFMapByName(flow.Map)); found {
 		node.Rows, node.Pending, node.Errors = row.Entries, row.Pending+row.Waiting, row.Failed
@@ -184,7 +186,9 @@ func (g *Graph) addMap(txn statedb.ReadTxn, flow mapsync.Flow, bpfMaps statedb.T
 	}
 	g.Nodes = append(g.Nodes, node)
 	g.Edges = append(g.Edges,
-		GraphEdge{From: flow.Desired, To: flow.Map, By: byMapsync}, GraphEdge{From: flow.Map, To: flow.Mirror, By: byMapsync})
+		GraphEdge{From: flow.Desired, To: flow.Map, By: byMapsync}, GraphEdge{
+			From: flow.Map, To: flow.Mirror, By: byMapsync,
+		})
 }
 
 // addProgram adds a program, which looks up in some maps and runs where it is attached.

@@ -39,7 +39,7 @@ type handlers struct {
 	// begun closes when what the handlers use has started: until then they answer only
 	// probes. nil: it has.
 	begun chan struct{}
-	story *story.Teller // nil if the agent has none
+	story *story.Builder // nil if the agent has none
 	flow  *dataflow
 	cni   *cniWaiter // nil if the agent has none
 
@@ -73,7 +73,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 	question("GET /explain/policy", h.explainPolicy)
 	question("GET /explain/egress", h.explainEgress)
 	question("GET /graph", h.graph)
-	question("GET /story", h.tellStory)
+	question("GET /story", h.getStory)
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)

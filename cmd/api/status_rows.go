@@ -20,7 +20,7 @@ const (
 	shownDrops   = 5
 )
 
-// PoliciesStatus counts policies by how they fare on this node.
+// PoliciesStatus counts policies by state on this node.
 type PoliciesStatus struct {
 	Egress  map[tables.EgressState]int `json:"egress"`
 	Network map[tables.PolicyState]int `json:"network"`

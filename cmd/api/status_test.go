@@ -149,7 +149,12 @@ func BenchmarkStatus_50000_Endpoints(b *testing.B) {
 	require.NoError(b, err)
 	wtxn := db.WriteTxn(table)
 	for i := range 50_000 {
-		_, _, err := table.Insert(wtxn, &tables.IPCache{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32), Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+		_, _, err := table.Insert(wtxn, &tables.IPCache{
+			Prefix: netip.PrefixFrom(
+				netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32,
+			),
+			Reconciled: tables.Done(),
+		})
 		require.NoError(b, err)
 	}
 	wtxn.Commit()

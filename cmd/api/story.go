@@ -9,13 +9,13 @@ import (
 	"github.com/sluice-net/sluice/tables/story"
 )
 
-// tellStory answers what comes of the policy that the parameter policy names.
-func (h *handlers) tellStory(w http.ResponseWriter, r *http.Request) {
+// getStory serves the story of the policy that the parameter policy names.
+func (h *handlers) getStory(w http.ResponseWriter, r *http.Request) {
 	if h.story == nil {
 		writeError(w, http.StatusServiceUnavailable, "this agent has no policies")
 		return
 	}
-	told, err := h.story.Tell(r.URL.Query().Get("policy"))
+	built, err := h.story.Build(r.URL.Query().Get("policy"))
 	var cannot story.Error
 	switch {
 	case errors.As(err, &cannot) && cannot.Absent:
@@ -23,6 +23,6 @@ func (h *handlers) tellStory(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		writeField(w, "policy", err.Error())
 	default:
-		writeCompact(w, told)
+		writeCompact(w, built)
 	}
 }

@@ -26,7 +26,7 @@ func (c cost) since(before cost) cost {
 	return cost{c.rows - before.rows, c.writes - before.writes, c.deletes - before.deletes}
 }
 
-// isReport reports whether a table says how maps and jobs fare.
+// isReport reports whether a table has the state of maps and jobs.
 func isReport(table string) bool {
 	return strings.HasPrefix(table, "map-") || table == "bpf-maps" || table == "health"
 }

@@ -41,7 +41,9 @@ func measureControl(w io.Writer, p site, o controlOptions) error {
 	for _, endpoints := range o.endpoints {
 		for _, policies := range o.policies {
 			var mirrors controlTables
-			take := func(i statedb.Table[*tables.IPCacheMirror], p statedb.Table[*tables.PodMirror]) {
+			take := func(
+				i statedb.Table[*tables.IPCacheMirror], p statedb.Table[*tables.PodMirror],
+			) {
 				mirrors = controlTables{i, p}
 			}
 			err := withWorld(p, endpoints+2*o.samples, take, func(world *world) error {

@@ -211,7 +211,9 @@ func (b *policyBench) withoutEffect(i int) (time.Duration, error) {
 // of other pods.
 func (b *policyBench) manyPrefixes(n int) (err error) {
 	at := placeOf(b.localPod(0))
-	small := slices.DeleteFunc(b.policiesOfPods(), func(c policyOfPod) bool { return placeOf(c.pod) == at })
+	small := slices.DeleteFunc(b.policiesOfPods(), func(c policyOfPod) bool {
+		return placeOf(c.pod) == at
+	})
 	if n == 0 || len(small) == 0 {
 		return nil
 	}

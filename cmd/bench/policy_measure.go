@@ -227,7 +227,9 @@ func (w *world) allowed(pod, peer int, port uint16) (bool, error) {
 			return false, err
 		}
 		if found {
-			v, found, err := bpf.Lookup(w.maps.Verdicts, bpf.VerdictKeyOf(entry.Set, protocolTCP, port, 16))
+			v, found, err := bpf.Lookup(
+				w.maps.Verdicts, bpf.VerdictKeyOf(entry.Set, protocolTCP, port, 16),
+			)
 			return found && v.Deny == 0, err
 		}
 	}

@@ -28,7 +28,7 @@ import (
 )
 
 // localNode is the node that the measured agent runs on. It is a gateway node,
-// so it has to know every pod that a policy chooses: the most that a node does.
+// so it has to know every pod that a policy selects: the most that a node does.
 const localNode = "node-000"
 
 const (
@@ -176,7 +176,9 @@ func (w *world) takeBase(db *statedb.DB, b base) {
 	wtxn.Commit()
 }
 
-func (w *world) takeKernel(maps *bpf.Maps, control *mapsync.Control, slots statedb.Table[*tables.Slot]) {
+func (w *world) takeKernel(
+	maps *bpf.Maps, control *mapsync.Control, slots statedb.Table[*tables.Slot],
+) {
 	w.maps, w.control, w.slots = maps, control, slots
 }
 

@@ -76,7 +76,9 @@ func withoutSubjects(pods map[bpf.PodKey]bpf.PodValue) map[bpf.PodKey]bpf.PodVal
 
 // withoutMembers leaves out what addresses are as peers of network policies, and
 // the rows of all addresses that nothing else is known of.
-func withoutMembers(ipcache map[bpf.IPCacheKey]bpf.IPCacheValue) map[bpf.IPCacheKey]bpf.IPCacheValue {
+func withoutMembers(
+	ipcache map[bpf.IPCacheKey]bpf.IPCacheValue,
+) map[bpf.IPCacheKey]bpf.IPCacheValue {
 	rest := map[bpf.IPCacheKey]bpf.IPCacheValue{}
 	for key, value := range ipcache {
 		value.Member = 0

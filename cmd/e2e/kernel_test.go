@@ -51,7 +51,8 @@ func (v *view) inSlots() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		"sluice_pods": &v.pods.m, "sluice_ipcache": &v.ipcache.m, "sluice_subjects": &v.subjects.m,
 		"sluice_routes": &v.routes.m, "sluice_peers": &v.peers.m, "sluice_policy": &v.policy.m,
-		"sluice_verdicts": &v.verdicts.m, "sluice_egress": &v.egress.m, "sluice_gateways": &v.gateways.m,
+		"sluice_verdicts": &v.verdicts.m, "sluice_egress": &v.egress.m,
+		"sluice_gateways": &v.gateways.m,
 	}
 }
 

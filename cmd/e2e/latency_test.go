@@ -26,7 +26,7 @@ const (
 )
 
 // TestLatency measures from an API call to the map entry that follows from it:
-// pods get their address one at a time, and a policy that chooses others with
+// pods get their address one at a time, and a policy that selects others with
 // their labels chooses them. It fails only if an entry never comes.
 func TestLatency(t *testing.T) {
 	c := startCluster(t)
@@ -60,7 +60,10 @@ func TestLatency(t *testing.T) {
 	}
 	// An entry that was there when the call returned counts as 0.
 	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_ipcache: %s", samples, percentiles(ipcache))
-	t.Logf("latency of %d pods that get an address, from the API call's return to sluice_pods: %s", samples, percentiles(selected))
+	t.Logf(
+		"latency of %d pods that get an address, from the API call's return to sluice_pods: %s",
+		samples, percentiles(selected),
+	)
 	t.Logf("the API calls themselves took: %s", percentiles(call))
 	a.converge(c, k)
 }

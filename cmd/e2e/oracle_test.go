@@ -90,7 +90,7 @@ func (w *world) owner(addr netip.Addr) (owner *endpoint) {
 	return owner
 }
 
-// choosing are the policies that choose an endpoint, the winning one first.
+// choosing are the policies that select an endpoint, the winning one first.
 func (w *world) choosing(e *endpoint) (chosen []policy) {
 	for _, p := range w.policies {
 		if slices.ContainsFunc(p.selects, func(s selector) bool { return w.matches(s, e) }) {

@@ -189,7 +189,9 @@ func (p *page) testGraph(b *inBrowser) {
 	b.do(chromedp.Focus("a.node[data-name=sluice_egress]", chromedp.ByQuery))
 	await(b, true, `document.querySelector(".about").textContent.startsWith("sluice_egress: from egress-rules; to map-egress, ")`)
 	await(b, fmt.Sprint(len(g.Nodes), " rows"), shown)
-	b.do(chromedp.SendKeys("input[type=search]", "map sluice_egress egress-rules from_pod", chromedp.ByQuery))
+	b.do(chromedp.SendKeys(
+		"input[type=search]", "map sluice_egress egress-rules from_pod", chromedp.ByQuery,
+	))
 	await(b, "sluice_egress", column(1))
 	b.do(chromedp.Focus("a.node[data-name=egress-rules]", chromedp.ByQuery), chromedp.KeyEvent(kb.Enter))
 	await(b, "egress-rules", heading)
@@ -260,7 +262,11 @@ func (p *page) testManyRows(b *inBrowser) {
 	require.Equal(b.t, 100, eval[int](b, bodyRows))
 	b.do(chromedp.Click(`//button[text()="Next"]`))
 	await(b, "10.0.0.100/32", `document.querySelector("tbody td:nth-child(2)").textContent`)
-	b.do(chromedp.Click(`//th/button[text()="Member"]`), chromedp.Click(`//th/button[text()="Prefix"]`), chromedp.Click(`//th/button[text()="Prefix"]`))
+	b.do(
+		chromedp.Click(`//th/button[text()="Member"]`),
+		chromedp.Click(`//th/button[text()="Prefix"]`),
+		chromedp.Click(`//th/button[text()="Prefix"]`),
+	)
 	await(b, "10.0.195.79/32", `document.querySelector("tbody td:nth-child(2)").textContent`)
 	b.do(chromedp.SendKeys("input[type=search]", "10.0.100.7/32", chromedp.ByQuery))
 	await(b, "1 of 50,000 rows", shown)

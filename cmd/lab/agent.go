@@ -19,7 +19,8 @@ import (
 
 // smallMaps keep several agents on one machine from taking much memory.
 var smallMaps = []string{
-	"--map-size-ipcache=16384", "--map-size-pods=16384", "--map-size-egress=16384", "--map-size-gateways=16384",
+	"--map-size-ipcache=16384", "--map-size-pods=16384", "--map-size-egress=16384",
+	"--map-size-gateways=16384",
 	"--map-size-ct-tcp=65536", "--map-size-ct-any=65536", "--map-size-nat=131072", "--map-size-fragments=1024",
 }
 

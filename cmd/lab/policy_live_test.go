@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// A change of what policies say, or of what their selectors choose, holds for live
+// A change of what policies say, or of what their selectors select, holds for live
 // connections and for new ones.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
@@ -216,7 +216,7 @@ func (p *policyTest) removePods(pods ...*Pod) {
 	}
 }
 
-// A namespace gets other labels, by which a policy chooses its pods.
+// A namespace gets other labels, by which a policy selects its pods.
 func (p *policyTest) namespaceRelabelled() {
 	p.enforce(`
 apiVersion: networking.k8s.io/v1

@@ -95,7 +95,7 @@ func TestTrafficPolicyChange(t *testing.T) {
 	tr.noLeaks(append(tr.allOutside(), n2.EgressIPv4, n2.EgressIPv6, n3.EgressIPv4, n3.EgressIPv6)...)
 }
 
-// What a pod had open before a policy chose it is cut with a reason, and is not seen
+// What a pod had open before a policy selected it is cut with a reason, and is not seen
 // from the former source again.
 func TestTrafficPredatesPolicy(t *testing.T) {
 	t.Parallel()

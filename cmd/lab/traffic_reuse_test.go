@@ -111,8 +111,8 @@ func TestTrafficPortReused(t *testing.T) {
 	tr.noLeaks(n2.EgressIPv4, n2.OutsideIPv4)
 }
 
-// A connection that was lost without a word, as the pod was killed, is none for who
-// connects from its port later, whom no policy chooses any more.
+// A connection that was lost silently, as the pod was killed, does not matter for a pod that
+// connects from its port later, and that no policy selects any more.
 func TestTrafficPortOfLost(t *testing.T) {
 	t.Parallel()
 	tr := newTraffic(t, Options{Nodes: 2})

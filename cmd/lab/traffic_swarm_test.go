@@ -247,7 +247,7 @@ func (s *sender) end(t *testing.T) {
 	require.NoError(t, s.err)
 }
 
-// apps has three pods of four chosen by the policy.
+// apps has three pods of four selected by the policy.
 func apps(i int) string {
 	if i%4 == 0 {
 		return "none"
@@ -257,7 +257,7 @@ func apps(i int) string {
 
 // None of a thousand pods, which send from the first moment of their life, is ever
 // seen from another source than the egress IP, also while the agent is down; and
-// those that no policy chooses lose nothing.
+// those that no policy selects lose nothing.
 func TestTrafficTimeZero(t *testing.T) {
 	t.Parallel()
 	const perNode, later = 500, 100
@@ -350,7 +350,7 @@ func (v *swarmView) served(w *swarm) (pods int) {
 	return pods
 }
 
-// chosen is how many pods the policy chooses.
+// chosen is how many pods the policy selects.
 func (s *swarm) chosen() (pods int) {
 	for _, p := range s.pods {
 		if p.app == "chosen" {

@@ -33,7 +33,9 @@ func (n *node) pin() *ebpf.Map {
 	require.NoError(n.t, bpf.Probe(n.bpfs))
 	n.t.Cleanup(func() { require.NoError(n.t, unix.Unmount(n.bpfs, unix.MNT_DETACH)) })
 	log := slog.New(slog.DiscardHandler)
-	h := hive.New(bpf.Cell, datapath.Cell, cell.Invoke(func(m *bpf.Maps, d *datapath.Datapath, l cell.Lifecycle) {
+	h := hive.New(bpf.Cell, datapath.Cell, cell.Invoke(func(
+		m *bpf.Maps, d *datapath.Datapath, l cell.Lifecycle,
+	) {
 		l.Append(cell.Hook{OnStart: func(cell.HookContext) error {
 			errs := []error{m.Flip()}
 			for _, p := range bpf.PinnedPrograms {
@@ -45,7 +47,8 @@ func (n *node) pin() *ebpf.Map {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	h.RegisterFlags(flags)
 	require.NoError(n.t, flags.Parse([]string{
-		"--bpffs=" + n.bpfs, "--map-size-ct-tcp=16", "--map-size-ct-any=16", "--map-size-nat=16", "--map-size-fragments=16",
+		"--bpffs=" + n.bpfs, "--map-size-ct-tcp=16", "--map-size-ct-any=16", "--map-size-nat=16",
+		"--map-size-fragments=16",
 	}))
 	require.NoError(n.t, h.Start(log, n.t.Context()))
 	require.NoError(n.t, h.Stop(log, n.t.Context()))

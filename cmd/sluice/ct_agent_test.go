@@ -103,7 +103,8 @@ func TestCTOfFormerPod(t *testing.T) {
 	}
 	p := startAgent(t, flags...)
 	await.True(t, func() bool {
-		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11") && ownInForce.MatchString(sluice(t, "get", "slots").stdout)
+		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11") &&
+			ownInForce.MatchString(sluice(t, "get", "slots").stdout)
 	}, "the pod is in the map in force")
 	p.stop(t, syscall.SIGKILL)
 	n.track(unix.IPPROTO_TCP, "10.1.1.10:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "")

@@ -26,7 +26,7 @@ type demo struct {
 	wrong int           // observations that were not as expected
 
 	// A pod on a node that never is the gateway, one on the first gateway, and
-	// one that the policy does not choose.
+	// one that the policy does not select.
 	remote, local, other *lab.Pod
 }
 

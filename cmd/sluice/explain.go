@@ -18,7 +18,7 @@ import (
 
 func newExplainCommand() *cobra.Command {
 	cmd := group("explain", "Say what becomes of a packet on this node, and why", `Say what becomes of a packet on this node, and why: by the tables, which are what
-the agent wants, and by the maps, which are what packets meet. If these differ it
+the agent wants, and by the maps, which packets use. If these differ it
 is said, and the exit code is 1.
 
 FROM and TO are namespace/pod, an address, or an entity: host, remote-node, world,

@@ -37,7 +37,7 @@ func newWaitPolicyCommand() *cobra.Command {
 		Short: "Wait until a network policy is in force on this node",
 		Long: `Wait until a network policy is in force on this node: until the kernel has all
 that the policy says now, and nothing more of what it said before. Without KIND, or
-NAMESPACE, it is any of that name; if there are several, all of them. A policy that chooses
+NAMESPACE, it is any of that name; if there are several, all of them. A policy that selects
 no pod of this node is in force here as soon as it is known. The exit code is 1 if
 the time is up, and if a part of the policy is invalid or unsupported; the rest of it
 is in force then. It is 1, too, if the policy is too large: the pods that it chooses
@@ -193,7 +193,9 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 	case len(texts) == 0:
 		return false, p.noSuchPolicy(), nil
 	case done && len(tooLarge) > 0:
-		return false, "", fmt.Errorf("policy %s isolates pods instead: %s", p.name, strings.Join(tooLarge, "; "))
+		return false, "", fmt.Errorf(
+			"policy %s isolates pods instead: %s", p.name, strings.Join(tooLarge, "; "),
+		)
 	case done && len(wrong) > 0:
 		return false, "", fmt.Errorf("policy %s is in force in part: %s", p.name, strings.Join(wrong, "; "))
 	}

@@ -9,13 +9,12 @@ import (
 	"strings"
 
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Links tells when attachments has the links that there were when the agent started.
+// Links says when attachments has the links that existed when the agent started.
 type Links struct{ known chan struct{} }
 
 func newLinks() Links { return Links{make(chan struct{})} }
@@ -102,7 +101,9 @@ func foundInMemory(memory *bpf.Memory) (rows []*tables.Attachment) {
 
 // attachmentOf returns the attachment with a name, nil if there is no such program.
 func attachmentOf(pin string) *tables.Attachment {
-	row := &tables.Attachment{Program: bpf.ProgramBackstop, Origin: tables.FormerAttachment, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+	row := &tables.Attachment{
+		Program: bpf.ProgramBackstop, Origin: tables.FormerAttachment, Reconciled: tables.Done(),
+	}
 	if isBackstop(pin) {
 		return row
 	}

@@ -28,9 +28,9 @@ type attachments struct {
 	table    statedb.Table[*tables.Attachment]
 	slots    statedb.Table[*tables.Slot]
 
-	// told returns the devices of the interfaces that there are files of, by the CNI
+	// reported returns the devices of the interfaces that there are files of, by the CNI
 	// plugin: it may have attached programs by itself.
-	told func() (map[int]time.Time, error)
+	reported func() (map[int]time.Time, error)
 }
 
 var _ reconciler.Operations[*tables.Attachment] = &attachments{}
@@ -117,7 +117,7 @@ func (o *attachments) Prune(_ context.Context, _ statedb.ReadTxn, rows iter.Seq2
 	if err != nil {
 		return err
 	}
-	devices, err := o.told()
+	devices, err := o.reported()
 	if err != nil {
 		return err
 	}

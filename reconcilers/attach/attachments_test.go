@@ -136,10 +136,10 @@ func TestPrune(t *testing.T) {
 	require.Empty(t, s.running(second, ebpf.AttachTCXEgress))
 
 	// The CNI plugin may have attached what no row wants yet.
-	s.told = map[int]time.Time{first: time.Now()}
+	s.reported = map[int]time.Time{first: time.Now()}
 	require.NoError(t, s.Prune(t.Context(), nil, rowsOf[*tables.Attachment]()))
 	require.Equal(t, []string{pinName(first, bpf.ProgramFromPod)}, s.pins())
-	s.told = nil
+	s.reported = nil
 	require.NoError(t, s.Prune(t.Context(), nil, rowsOf[*tables.Attachment]()))
 	require.Empty(t, s.pins())
 }

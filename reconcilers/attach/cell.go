@@ -8,10 +8,10 @@
 //	devices ─────────► attachments of a device that was replaced are made anew
 //	local-endpoints ─► neighbours that the kernel asks for, where the device of a pod is not known
 //
-// Links outlive the agent, and the next one replaces their programs in place when its
-// maps are in force: no packet passes unseen. Before the first program is attached to a pod's device,
-// the connections that the pod has are taken over from the kernel's conntrack
-// table. Without programs (--bpf=memory) the rows are done as they come.
+// Links outlive the agent, and the next one replaces their programs in place when its maps are
+// in force: no packet passes unseen. Before the first program is attached to a pod's device,
+// the connections that the pod has are taken over from the kernel's conntrack table. Without
+// programs (--bpf=memory) the rows are done as they come.
 package attach
 
 import (
@@ -80,13 +80,15 @@ const (
 const roundSize = 8
 
 func registerAttachments(p params) error {
-	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.toldDevices)
+	s := newSeeder(p.Log, namespace(p.Namespace), p.Datapath, p.reportedDevices)
 	if p.Locals != nil {
 		f := &finder{db: p.DB, locals: p.Locals, datapath: p.Datapath, ask: namespace(p.Namespace).askFor}
 		p.Jobs.Add(job.OneShot("find-devices", f.run))
 	}
 	if p.Pods != nil {
-		s.pods = func() iter.Seq2[*tables.Pod, statedb.Revision] { return p.Pods.All(p.DB.ReadTxn()) }
+		s.pods = func() iter.Seq2[*tables.Pod, statedb.Revision] {
+			return p.Pods.All(p.DB.ReadTxn())
+		}
 	}
 	p.Jobs.Add(job.OneShot("seed-connections", s.run))
 	_, err := reconciler.Register(
@@ -95,7 +97,10 @@ func registerAttachments(p params) error {
 		tables.Clone[tables.Attachment],
 		tables.WithStatus[tables.Attachment],
 		(*tables.Attachment).GetStatus,
-		&attachments{datapath: p.Datapath, links: p.links, memory: p.memory, seed: s.beforeAttach, table: p.Attachments, slots: p.Slots, told: p.toldDevices},
+		&attachments{
+			datapath: p.Datapath, links: p.links, memory: p.memory, seed: s.beforeAttach,
+			table: p.Attachments, slots: p.Slots, reported: p.reportedDevices,
+		},
 		nil, // no batch operations
 		reconciler.WithName("attachments"),
 		reconciler.WithRetry(retryFirst, retryLast),
@@ -110,8 +115,8 @@ func registerAttachments(p params) error {
 	return err
 }
 
-// toldDevices are the devices of which the CNI plugin has told.
-func (p params) toldDevices() (map[int]time.Time, error) {
+// reportedDevices returns when the CNI plugin reported each device.
+func (p params) reportedDevices() (map[int]time.Time, error) {
 	if !p.CNIPlugin.Enabled {
 		return nil, nil
 	}

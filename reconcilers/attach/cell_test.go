@@ -66,7 +66,8 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 		Cell,
 		cell.Invoke(func(db *statedb.DB, d *datapath.Datapath, m *bpf.Maps, attachments statedb.RWTable[*tables.Attachment],
 			overlays statedb.RWTable[*tables.OverlayDevice], devices statedb.RWTable[*tables.Device],
-			config statedb.RWTable[*tables.ConfigMirror], policies statedb.RWTable[*tables.NetworkPolicy],
+			config statedb.RWTable[*tables.ConfigMirror],
+			policies statedb.RWTable[*tables.NetworkPolicy],
 			pods statedb.RWTable[*tables.Pod],
 		) {
 			a.db, a.datapath, a.maps = db, d, m
@@ -160,7 +161,9 @@ func TestAgents(t *testing.T) {
 	require.Equal(t, link, a.await(first, bpf.ProgramFromPod, func(*tables.Attachment) bool { return true }).LinkID)
 	require.Len(t, n.running(second, ebpf.AttachTCXIngress), 1)
 	// What there was is among the rows, for the rule that keeps them to remove.
-	former := a.await(second, bpf.ProgramFromPod, func(row *tables.Attachment) bool { return row.Origin == tables.FormerAttachment })
+	former := a.await(second, bpf.ProgramFromPod, func(row *tables.Attachment) bool {
+		return row.Origin == tables.FormerAttachment
+	})
 	require.Equal(t, reconciler.StatusKindDone, former.Status.Kind)
 	wtxn := a.db.WriteTxn(a.attachments)
 	for _, row := range statedb.Collect(a.attachments.All(wtxn)) {

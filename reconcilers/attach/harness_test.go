@@ -142,7 +142,7 @@ type setup struct {
 	programs func(bpf.Program) *ebpf.Program // of the present agent
 	dir      string
 	pinned   string            // directory of programs
-	told     map[int]time.Time // devices
+	reported map[int]time.Time // devices
 	seeded   int
 }
 
@@ -167,7 +167,7 @@ func (s *setup) restart() {
 		table:    table,
 		slots:    slots,
 		memory:   func() *bpf.Memory { return nil },
-		told:     func() (map[int]time.Time, error) { return s.told, nil },
+		reported: func() (map[int]time.Time, error) { return s.reported, nil },
 	}
 	s.programs = s.attachments.datapath.Program
 }

@@ -30,7 +30,7 @@ const seedInterval = time.Second
 // known to the programs: those that began before a pod's device had a program.
 // Else their replies would look like connections that the pod begins.
 //
-// It leaves out pods whose interface the CNI plugin told of while the agent ran: these have
+// It leaves out pods whose interface the CNI plugin reported while the agent ran: these have
 // had programs since before they sent anything, so what the kernel knows of their addresses
 // is of earlier pods. A pod that is older and has no programs has run without.
 type seeder struct {
@@ -42,22 +42,22 @@ type seeder struct {
 	// pods are those that the kernel is to have when their devices have programs.
 	pods func() iter.Seq2[*tables.Pod, statedb.Revision]
 
-	// told returns when the CNI plugin told of devices.
-	told  func() (map[int]time.Time, error)
-	began time.Time // of the agent
+	// reported returns when the CNI plugin reported each device.
+	reported func() (map[int]time.Time, error)
+	began    time.Time // of the agent
 
 	mu     sync.Mutex
-	bare   map[int]bool // devices that the plugin told of before, and that had no programs
+	bare   map[int]bool // devices that the plugin reported before, and that had no programs
 	last   time.Time
 	warned bool
 }
 
 func newSeeder(
 	log *slog.Logger, ns namespace, d *datapath.Datapath,
-	told func() (map[int]time.Time, error),
+	reported func() (map[int]time.Time, error),
 ) *seeder {
 	return &seeder{
-		log: log, ns: ns, datapath: d, told: told, began: time.Now(),
+		log: log, ns: ns, datapath: d, reported: reported, began: time.Now(),
 		bare: map[int]bool{}, again: make(chan struct{}, 1),
 	}
 }
@@ -67,8 +67,8 @@ func newSeeder(
 func (s *seeder) beforeAttach(ifIndex int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if told, err := s.told(); err == nil && !told[ifIndex].IsZero() {
-		if told[ifIndex].After(s.began) {
+	if reported, err := s.reported(); err == nil && !reported[ifIndex].IsZero() {
+		if reported[ifIndex].After(s.began) {
 			return
 		}
 		s.bare[ifIndex] = true
@@ -147,13 +147,13 @@ func (s *seeder) write() (seeded int, err error) {
 
 // concerned are the local pods whose connections may have begun before they had programs.
 func (s *seeder) concerned() (map[netip.Addr]*tables.Pod, error) {
-	told, err := s.told()
+	reported, err := s.reported()
 	if err != nil || s.pods == nil {
 		return nil, err
 	}
 	pods := map[netip.Addr]*tables.Pod{}
 	for row := range s.pods() {
-		if index := int(row.IfIndex); row.Local && (told[index].IsZero() || s.bare[index]) {
+		if index := int(row.IfIndex); row.Local && (reported[index].IsZero() || s.bare[index]) {
 			pods[row.Addr] = row
 		}
 	}

@@ -34,7 +34,9 @@ func newNode(t *testing.T) *node {
 	for _, network := range []*network{n.network, n.pod, n.client} {
 		network.do(func() { // addresses are there at once
 			for _, name := range []string{"all", "default"} {
-				require.NoError(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/accept_dad", []byte("0"), 0))
+				require.NoError(
+					t, os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/accept_dad", []byte("0"), 0),
+				)
 			}
 		})
 	}
@@ -51,7 +53,9 @@ func newNode(t *testing.T) *node {
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "test"})
 	chain := c.AddChain(&nftables.Chain{Name: "forward", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter})
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}}})
+	c.AddRule(&nftables.Rule{
+		Table: table, Chain: chain, Exprs: []expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}},
+	})
 	require.NoError(t, c.Flush())
 	return n
 }
@@ -61,7 +65,9 @@ func newNode(t *testing.T) *node {
 func (n *node) connect(name string, to *network, prefixes ...string) int {
 	attrs := vn.NewLinkAttrs()
 	attrs.Name = name
-	require.NoError(n.t, n.LinkAdd(&vn.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: vn.NsFd(to.ns)}))
+	require.NoError(n.t, n.LinkAdd(&vn.Veth{
+		LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: vn.NsFd(to.ns),
+	}))
 	for _, end := range []struct {
 		*network
 		device, host string
@@ -118,17 +124,28 @@ const judgedRuleset = 5
 func (a *agent) writeMaps(podDevice int, subject uint32, pods ...string) {
 	a.t.Helper()
 	put(a, a.maps.Config, bpf.ConfigKey{}, bpf.ConfigValue{
-		MarkMask: 0x3000, MarkShift: 12, LifetimeTCP: 8000, LifetimeAny: 60, LifetimeSYN: 60, LifetimeClosing: 10,
-		ReportInterval: 5, Flags: bpf.ConfigStrictSource,
+		MarkMask: 0x3000, MarkShift: 12, LifetimeTCP: 8000, LifetimeAny: 60, LifetimeSYN: 60,
+		LifetimeClosing: 10,
+		ReportInterval:  5, Flags: bpf.ConfigStrictSource,
 	})
 	for _, prefix := range []string{"0.0.0.0/0", "::/0"} {
-		put(a, a.maps.Egress, bpf.EgressKeyFrom(1, netip.MustParsePrefix(prefix)), bpf.EgressValue{Group: 1})
-		put(a, a.maps.IPCache, bpf.IPCacheKeyFrom(netip.MustParsePrefix(prefix)), bpf.IPCacheValue{Member: 1})
+		put(a, a.maps.Egress, bpf.EgressKeyFrom(1, netip.MustParsePrefix(prefix)), bpf.EgressValue{
+			Group: 1,
+		})
+		put(a, a.maps.IPCache, bpf.IPCacheKeyFrom(netip.MustParsePrefix(prefix)), bpf.IPCacheValue{
+			Member: 1,
+		})
 	}
 	put(a, a.maps.Peers, bpf.PeerKey{Member: 1}, bpf.PeerValue{Class: 1})
-	put(a, a.maps.Subjects, bpf.SubjectKey{Subject: free}, bpf.SubjectValue{Ruleset: bpf.EmptyRuleset})
-	put(a, a.maps.Subjects, bpf.SubjectKey{Subject: routed}, bpf.SubjectValue{Ruleset: bpf.EmptyRuleset})
-	put(a, a.maps.Subjects, bpf.SubjectKey{Subject: judged}, bpf.SubjectValue{Ruleset: judgedRuleset})
+	put(a, a.maps.Subjects, bpf.SubjectKey{Subject: free}, bpf.SubjectValue{
+		Ruleset: bpf.EmptyRuleset,
+	})
+	put(a, a.maps.Subjects, bpf.SubjectKey{Subject: routed}, bpf.SubjectValue{
+		Ruleset: bpf.EmptyRuleset,
+	})
+	put(a, a.maps.Subjects, bpf.SubjectKey{Subject: judged}, bpf.SubjectValue{
+		Ruleset: judgedRuleset,
+	})
 	put(a, a.maps.Routes, bpf.SubjectKey{Subject: routed}, bpf.RouteValue{EgressRuleset: 1})
 	for _, pod := range pods {
 		row := &tables.Pod{Addr: netip.MustParseAddr(pod), Subject: subject, Local: true, IfIndex: uint32(podDevice)}
@@ -155,8 +172,10 @@ func (a *agent) setFlags(flags bpf.ConfigFlags) {
 }
 
 // newSeeder returns a seeder of the pods of an agent.
-func (a *agent) newSeeder(ns namespace, told map[int]time.Time) *seeder {
-	s := newSeeder(testLog(a.t), ns, a.datapath, func() (map[int]time.Time, error) { return told, nil })
+func (a *agent) newSeeder(ns namespace, reported map[int]time.Time) *seeder {
+	s := newSeeder(testLog(a.t), ns, a.datapath, func() (map[int]time.Time, error) {
+		return reported, nil
+	})
 	s.pods = func() iter.Seq2[*tables.Pod, statedb.Revision] { return a.pods.All(a.db.ReadTxn()) }
 	return s
 }

@@ -44,15 +44,23 @@ func TestLiveConnections(t *testing.T) {
 				outPod, out := dial(t, n.pod, n.client, addrs.client)
 				a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 				defer a.stop()
-				a.writeMaps(n.podDevice, map[bool]uint32{true: routed, false: free}[chosen], addrs.pod)
+				a.writeMaps(
+					n.podDevice, map[bool]uint32{true: routed, false: free}[chosen], addrs.pod,
+				)
 				a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)
 
 				require.True(t, passes(t, inPod, in, patience), "what a client began goes on, with the pod's data first")
 				require.True(t, passes(t, in, inPod, patience))
 				if chosen {
-					require.False(t, passes(t, outPod, out, silence), "what the pod began is cut when a policy chooses it")
+					require.False(
+						t, passes(t, outPod, out, silence),
+						"what the pod began is cut when a policy selects it",
+					)
 				} else {
-					require.True(t, passes(t, outPod, out, patience), "what the pod began goes on unless a policy chooses it")
+					require.True(
+						t, passes(t, outPod, out, patience),
+						"what the pod began goes on unless a policy selects it",
+					)
 				}
 			})
 		}
@@ -74,7 +82,10 @@ func TestLiveConnectionsUnderPolicy(t *testing.T) {
 				if !allowed {
 					verdict.Deny = 1
 				}
-				put(a, a.maps.Policy, bpf.PolicyKey{Ruleset: judgedRuleset, Direction: d}, bpf.PolicyValue{Set: uint32(set)})
+				put(
+					a, a.maps.Policy, bpf.PolicyKey{Ruleset: judgedRuleset, Direction: d},
+					bpf.PolicyValue{Set: uint32(set)},
+				)
 				put(a, a.maps.Verdicts, bpf.VerdictKeyOf(uint32(set), 0, 0, 0), verdict)
 			}
 			a.attach(n.podDevice, bpf.ProgramFromPod, bpf.ProgramToPod)
@@ -121,7 +132,7 @@ func TestPodsOfOtherNodesAreNotSeeded(t *testing.T) {
 	require.Zero(t, seeded)
 }
 
-// A pod that the CNI plugin told of while the agent ran gets no entries: the host knows flows
+// A pod that the CNI plugin reported while the agent ran gets no entries: the host knows flows
 // of an earlier pod of its address. One that is older and has no programs gets them.
 func TestPodsOfPluginAreNotSeeded(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -134,8 +145,8 @@ func TestPodsOfPluginAreNotSeeded(t *testing.T) {
 			a := startAgent(t, n.ns, "--bpffs="+testBPFFS(t))
 			defer a.stop()
 			a.writeMaps(n.podDevice, routed, "10.1.0.2")
-			told := map[int]time.Time{n.podDevice: time.Now().Add(-tc.age)}
-			s := a.newSeeder(namespace(n.ns), told)
+			reported := map[int]time.Time{n.podDevice: time.Now().Add(-tc.age)}
+			s := a.newSeeder(namespace(n.ns), reported)
 			seeded, err := s.write()
 			require.NoError(t, err)
 			require.Zero(t, seeded, "it may have programs")

@@ -43,16 +43,17 @@ type Maps struct {
 	Gateways bpf.Map[bpf.GatewayKey, bpf.GatewayValue]
 }
 
-// Verdicts says what is to be done about the verdicts that connections keep. The functions
-// are called by the loops of several maps, must not block, and retry what fails.
+// Verdicts acts on the verdicts that connections have cached. Loops of several maps call these
+// functions. They must not block, and retry what fails.
 type Verdicts struct {
-	// Raise raises the generation: the next packet of each connection is judged again.
+	// Raise raises the generation: the agent's programs judge the next packet of each connection
+	// again.
 	Raise func()
 
-	// RaiseSoon does so too, once for several calls within a second.
+	// RaiseSoon does the same, once for several calls within a second.
 	RaiseSoon func()
 
-	// Flush removes the connections of addresses of pods that have gone.
+	// Flush removes the connections of addresses whose pods have gone.
 	Flush func([]netip.Addr)
 }
 

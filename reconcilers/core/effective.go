@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// lookEffective asks whether each selector of a ruleset is effective. Else a ruleset could
-// be entered that allows what a selector selects, while members that it selects are in
-// classes without it: these were allowed, would be denied for a moment, and allowed again.
+// lookEffective checks whether each selector of a ruleset is effective. Otherwise a subject could
+// enter a ruleset that allows what a selector selects, while selected members are still in classes
+// without the selector: these were allowed, would be denied for a moment, and allowed again.
 func (p *params) lookEffective(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	e := effective{params: p, txn: txn, answers: map[uint32]string{}}
 	return func(r mapsync.Reference) string {
@@ -38,20 +38,21 @@ func (p *params) lookEffective(txn statedb.ReadTxn) func(mapsync.Reference) stri
 	}
 }
 
-// effective is a look at selectors.
+// effective evaluates selectors on one snapshot.
 type effective struct {
 	*params
 	txn     statedb.ReadTxn
 	answers map[uint32]string
 
-	// Of what the kernel has otherwise than desired, the transaction that made the oldest.
+	// The transaction that made the oldest entry which the kernel does not have as desired.
 	known             bool
 	members, prefixes uint64
 }
 
-// missing says why a selector is not effective, empty if it is: it is evaluated, and what
-// the kernel had before is as desired now, whether or not the selector selects it. What the
-// kernel has not yet holds up nothing, but for the prefixes that the selector names.
+// missing says why a selector is not effective, empty if it is. It is effective if all members are
+// evaluated and what the kernel had before is as desired now, whether or not the selector selects
+// it. Entries that the kernel does not have yet do not delay it, except prefixes that the selector
+// names.
 func (e *effective) missing(selector uint32) string {
 	match, _, found := e.Matches.Get(e.txn, tables.SelectorMatchByNumber(selector))
 	if !found {
@@ -79,8 +80,8 @@ func (e *effective) missing(selector uint32) string {
 	return ""
 }
 
-// oldestMember looks at members that change. One that goes matters no more: no address is
-// in it when its row goes.
+// oldestMember checks members that change. A member that goes does not matter: it has no address
+// when its row goes.
 func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
 	oldest := uint64(math.MaxUint64)
 	found := func(_ bpf.PeerKey, m *tables.PeerMirror) {
@@ -92,7 +93,7 @@ func (p *params) oldestMember(txn statedb.ReadTxn) uint64 {
 	return oldest
 }
 
-// oldestPrefix looks at addresses and prefixes that change or go.
+// oldestPrefix checks addresses and prefixes that change or go.
 func (p *params) oldestPrefix(txn statedb.ReadTxn) uint64 {
 	oldest := uint64(math.MaxUint64)
 	complete := p.unsettled(txn, func(_ bpf.IPCacheKey, m *tables.IPCacheMirror) {
@@ -109,7 +110,9 @@ func (p *params) oldestPrefix(txn statedb.ReadTxn) uint64 {
 // isNew reports whether a prefix is desired and not in the kernel.
 func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	key := bpf.IPCacheKeyFrom(prefix)
-	m, _, found := p.IPCacheMirror.Get(txn, tables.MirrorByKey[bpf.IPCacheKey, bpf.IPCacheValue](key))
+	m, _, found := p.IPCacheMirror.Get(
+		txn, tables.MirrorByKey[bpf.IPCacheKey, bpf.IPCacheValue](key),
+	)
 	if found && m.Present {
 		return false
 	}
@@ -117,8 +120,8 @@ func (p *params) isNew(txn statedb.ReadTxn, prefix netip.Prefix) bool {
 	return found
 }
 
-// changing calls found for desired entries that the kernel does not have, or not so: m is nil
-// of those of which it has nothing. It returns how many these are.
+// changing calls found for each desired entry that the kernel does not have with this value. m is
+// nil if the kernel has no entry. It returns the number of those.
 func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 	txn statedb.ReadTxn, desired tables.Desired[R], pending func(bool) statedb.Query[R],
 	mirror statedb.RWTable[*tables.Mirror[K, V]], found func(key K, m *tables.Mirror[K, V]),
@@ -137,8 +140,8 @@ func changing[R mapsync.Row[K, V], K, V tables.MapPart](
 	return absent
 }
 
-// unsettled is changing for addresses and prefixes, and for those that go, too. It returns
-// false if it misses some, as their rows have gone and the mirror does not say so yet.
+// unsettled is changing for addresses and prefixes, including those that go. It returns false if
+// some rows have gone and the mirror does not say so yet.
 func (p *params) unsettled(
 	txn statedb.ReadTxn, found func(bpf.IPCacheKey, *tables.IPCacheMirror),
 ) (complete bool) {
@@ -154,7 +157,7 @@ func (p *params) unsettled(
 	return entries == p.IPCacheMirror.NumObjects(txn)
 }
 
-// lookInside asks whether the kernel has all prefixes that selectors name inside a prefix.
+// lookInside checks whether the kernel has all prefixes inside a prefix that selectors name.
 func (p *params) lookInside(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		for inside := range tables.PeerPrefixesInside(txn, p.PeerPrefixes, r.Prefix) {
@@ -166,7 +169,7 @@ func (p *params) lookInside(txn statedb.ReadTxn) func(mapsync.Reference) string 
 	}
 }
 
-// lookAround asks whether the kernel has all prefixes around a prefix as desired.
+// lookAround checks whether the kernel has all prefixes around a prefix as desired.
 func (p *params) lookAround(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	var unsettled map[netip.Prefix]bool
 	return func(r mapsync.Reference) string {

@@ -21,12 +21,12 @@ func (w *world) member(number, class uint32, made uint64) *tables.Member {
 		Digest:     bpf.Digest{byte(number)},
 		Class:      class,
 		Made:       made,
-		Reconciled: tables.Reconciled{Status: done()},
+		Reconciled: tables.Done(),
 	}
 }
 
 func (w *world) address(p string, member uint32, made uint64) *tables.IPCache {
-	return &tables.IPCache{Prefix: prefix(p), Member: member, Made: made, Reconciled: tables.Reconciled{Status: done()}}
+	return &tables.IPCache{Prefix: prefix(p), Member: member, Made: made, Reconciled: tables.Done()}
 }
 
 func (w *world) mirrorMember(m *tables.Member) *tables.PeerMirror {
@@ -72,12 +72,15 @@ func number2text(n uint32) string { return bpf.PeerKey{Member: n}.String() }
 // the kernel has as desired, made by transaction 3.
 func effectiveWorld(t *testing.T) *world {
 	w := newWorld(t, false)
-	block := tables.Block{Prefix: prefix("10.1.0.0/16"), Except: []netip.Prefix{prefix("10.1.2.0/24")}}
+	block := tables.Block{
+		Prefix: prefix("10.1.0.0/16"), Except: []netip.Prefix{prefix("10.1.2.0/24")},
+	}
 	insert(w, w.selectors, w.selector(1), w.selector(2, block))
 	for n := range uint32(2) {
 		insert(w, w.matches, &tables.SelectorMatch{Selector: n + 1, Made: 5})
 		insert(w, w.rulesets, &tables.Ruleset{
-			Life: life(n + 1), Digest: bpf.Digest{byte(n)}, Rules: []*tables.Rule{{Peers: []uint32{n + 1}}},
+			Life: life(n + 1), Digest: bpf.Digest{byte(n)},
+			Rules: []*tables.Rule{{Peers: []uint32{n + 1}}},
 		})
 	}
 	for n := range uint32(3) {
@@ -233,10 +236,14 @@ func TestAround(t *testing.T) {
 	}{
 		{"at rest", func(*world) {}, ""},
 		{"one changes", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.0.0/16", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.0.0/16", 7, 5), pending()),
+			)
 		}, "10.1.0.0/16"},
 		{"one comes", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/23", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/23", 7, 5), pending()),
+			)
 		}, "10.1.2.0/23"},
 		{"one goes", func(w *world) {
 			m := w.mirrorAddress(w.address("10.0.0.0/8", 1, 3))
@@ -245,10 +252,14 @@ func TestAround(t *testing.T) {
 			tablestest.Delete(w.t, w.DB, w.IPCache.RWTable, w.address("10.0.0.0/8", 1, 3))
 		}, "10.0.0.0/8"},
 		{"one beside it changes", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.9.0.1/32", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.9.0.1/32", 7, 5), pending()),
+			)
 		}, ""},
 		{"itself", func(w *world) {
-			insert(w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/24", 7, 5), pending()))
+			insert(
+				w, w.IPCache.RWTable, tables.WithStatus(w.address("10.1.2.0/24", 7, 5), pending()),
+			)
 		}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// gates are what entries refer to.
+// gates are the objects that entries refer to.
 type gates struct {
 	device, subject, member, class, ruleset *mapsync.Dependency
 	verdictSet, egressRuleset, group        *mapsync.Dependency
@@ -21,7 +21,7 @@ type gates struct {
 
 func newGates(p *params) *gates {
 	effective := mapsync.Condition{
-		Look: p.lookEffective,
+		Evaluate: p.lookEffective,
 		Tables: []mapsync.Watched{
 			mapsync.Watch(p.Rulesets), mapsync.Watch(p.Selectors), mapsync.Watch(p.Matches),
 			mapsync.Watch(p.Members.ToTable()), mapsync.Watch(p.PeerMirror.ToTable()),
@@ -35,7 +35,7 @@ func newGates(p *params) *gates {
 		subject: mapsync.NewDependency("subject",
 			mapsync.IsDone(p.Subjects.ToTable(), tables.SubjectByNumber),
 			mapsync.Condition{
-				Look: p.lookRoute,
+				Evaluate: p.lookRoute,
 				Tables: []mapsync.Watched{
 					mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable()),
 				},
@@ -44,8 +44,8 @@ func newGates(p *params) *gates {
 			"member",
 			mapsync.Exists(p.Members.ToTable(), tables.MemberByNumber),
 			mapsync.Condition{
-				Look:   p.lookPeer,
-				Tables: []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
+				Evaluate: p.lookPeer,
+				Tables:   []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
 			},
 		),
 		class: mapsync.NewDependency("class",
@@ -65,10 +65,10 @@ func newGates(p *params) *gates {
 			mapsync.Exists(p.EgressRulesets, tables.EgressRulesetByNumber),
 			mapsync.NonePending(p.EgressRules.ToTable(), tables.EgressRulesPending)),
 		group: mapsync.NewDependency("gateway group", mapsync.Condition{
-			Look: p.lookGroup, Tables: []mapsync.Watched{mapsync.Watch(p.Gateways.ToTable())},
+			Evaluate: p.lookGroup, Tables: []mapsync.Watched{mapsync.Watch(p.Gateways.ToTable())},
 		}),
 		prefixesInside: mapsync.NewDependency("prefixes inside", mapsync.Condition{
-			Look: p.lookInside,
+			Evaluate: p.lookInside,
 			Tables: []mapsync.Watched{
 				mapsync.Watch(p.PeerPrefixes),
 				mapsync.Watch(p.IPCache.ToTable()),
@@ -76,7 +76,7 @@ func newGates(p *params) *gates {
 			},
 		}),
 		prefixesAround: mapsync.NewDependency("prefixes around", mapsync.Condition{
-			Look: p.lookAround,
+			Evaluate: p.lookAround,
 			Tables: []mapsync.Watched{
 				mapsync.Watch(p.IPCache.ToTable()),
 				mapsync.Watch(p.IPCacheMirror.ToTable()),
@@ -97,7 +97,7 @@ func compiled(table statedb.Table[*tables.Compiled], role tables.CompiledRole) m
 	})
 }
 
-// lookRoute asks whether the kernel has the route of a subject, or none if it has none.
+// lookRoute checks that the kernel has the route of a subject, or none if the subject has none.
 func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		route, _, found := p.Routes.Get(txn, tables.RouteBySubject(r.Number))
@@ -105,7 +105,9 @@ func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 			return ""
 		}
 		key := bpf.SubjectKey{Subject: r.Number}
-		_, _, present := p.RouteMirror.Get(txn, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key))
+		_, _, present := p.RouteMirror.Get(
+			txn, tables.MirrorByKey[bpf.SubjectKey, bpf.RouteValue](key),
+		)
 		if found || present {
 			return p.Routes.Name()
 		}
@@ -113,8 +115,8 @@ func (p *params) lookRoute(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	}
 }
 
-// lookPeer asks whether the kernel has some class of a member, and is not about to lose it.
-// It matters not which: a class that changes is complete before and after.
+// lookPeer checks that the kernel has a class for a member, and is not about to lose it. Any class
+// will do: if the member changes its class, both are complete.
 func (p *params) lookPeer(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		key := bpf.PeerKey{Member: r.Number}
@@ -126,7 +128,7 @@ func (p *params) lookPeer(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	}
 }
 
-// lookGroup asks whether the kernel has all buckets of a gateway group.
+// lookGroup checks that the kernel has all buckets of a gateway group.
 func (p *params) lookGroup(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
 		done := 0

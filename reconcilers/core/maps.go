@@ -30,9 +30,11 @@ func register(p params) error {
 
 func pods(p *params, g *gates) mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodValue] {
 	return mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodValue]{
-		Map: p.Maps.Pods, Desired: p.Pods, Mirror: p.PodMirror, Announce: true,
+		Map: p.Maps.Pods, Desired: p.Pods, Mirror: p.PodMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.Pod],
-		ByKey:      func(k bpf.PodKey) statedb.Query[*tables.Pod] { return tables.PodByAddr(k.Addr.Addr()) },
+		ByKey: func(k bpf.PodKey) statedb.Query[*tables.Pod] {
+			return tables.PodByAddr(k.Addr.Addr())
+		},
 		Refers: func(row *tables.Pod, kernel *bpf.PodValue) (refers []mapsync.Reference) {
 			// A pod without a subject is held.
 			if row.Subject != 0 && (kernel == nil || kernel.Subject != row.Subject) {
@@ -43,8 +45,8 @@ func pods(p *params, g *gates) mapsync.Config[*tables.Pod, bpf.PodKey, bpf.PodVa
 			}
 			return refers
 		},
-		// Programs do not run at the device that the pod has come to: it is held meanwhile.
-		Vacate: func(row *tables.Pod, kernel bpf.PodValue) bool {
+		// No programs are attached to the pod's new device. The pod is held meanwhile.
+		DeleteWhileBlocked: func(row *tables.Pod, kernel bpf.PodValue) bool {
 			return kernel.IfIndex != 0 && kernel.IfIndex != row.IfIndex
 		},
 		Revises: func(old, new *bpf.PodValue) bool {
@@ -66,10 +68,12 @@ func ipcacheByKey(k bpf.IPCacheKey) statedb.Query[*tables.IPCache] {
 	return tables.IPCacheByPrefix(k.Prefix())
 }
 
-func ipcache(p *params, g *gates) mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue] {
+func ipcache(
+	p *params, g *gates,
+) mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue] {
 	isPod := func(v *bpf.IPCacheValue) bool { return v != nil && v.Flags&bpf.IPCachePod != 0 }
 	return mapsync.Config[*tables.IPCache, bpf.IPCacheKey, bpf.IPCacheValue]{
-		Map: p.Maps.IPCache, Desired: p.IPCache, Mirror: p.IPCacheMirror, Announce: true,
+		Map: p.Maps.IPCache, Desired: p.IPCache, Mirror: p.IPCacheMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.IPCache],
 		ByKey:      ipcacheByKey,
 		Refers: func(row *tables.IPCache, kernel *bpf.IPCacheValue) []mapsync.Reference {
@@ -102,7 +106,7 @@ func ipcache(p *params, g *gates) mapsync.Config[*tables.IPCache, bpf.IPCacheKey
 	}
 }
 
-// flushPods has connections of pods that have gone removed. Those of pods that were not known
+// flushPods removes the connections of pods that have gone. Connections of pods that were unknown
 // until now were judged as those of an address outside of the cluster: they are judged again.
 func (p *params) flushPods(keys []bpf.IPCacheKey) {
 	var gone []netip.Addr
@@ -123,9 +127,11 @@ func subjects(
 	p *params, g *gates,
 ) mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue] {
 	return mapsync.Config[*tables.Subject, bpf.SubjectKey, bpf.SubjectValue]{
-		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, Announce: true,
+		Map: p.Maps.Subjects, Desired: p.Subjects, Mirror: p.SubjectMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.Subject],
-		ByKey:      func(k bpf.SubjectKey) statedb.Query[*tables.Subject] { return tables.SubjectByNumber(k.Subject) },
+		ByKey: func(k bpf.SubjectKey) statedb.Query[*tables.Subject] {
+			return tables.SubjectByNumber(k.Subject)
+		},
 		Refers: func(row *tables.Subject, _ *bpf.SubjectValue) []mapsync.Reference {
 			if row.Ruleset <= bpf.EmptyRuleset {
 				return nil // they have no entries
@@ -138,16 +144,20 @@ func subjects(
 	}
 }
 
-func routes(p *params, g *gates) mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue] {
+func routes(
+	p *params, g *gates,
+) mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue] {
 	return mapsync.Config[*tables.SubjectRoute, bpf.SubjectKey, bpf.RouteValue]{
-		Map: p.Maps.Routes, Desired: p.Routes, Mirror: p.RouteMirror, Announce: true,
+		Map: p.Maps.Routes, Desired: p.Routes, Mirror: p.RouteMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.SubjectRoute],
-		ByKey:      func(k bpf.SubjectKey) statedb.Query[*tables.SubjectRoute] { return tables.RouteBySubject(k.Subject) },
+		ByKey: func(k bpf.SubjectKey) statedb.Query[*tables.SubjectRoute] {
+			return tables.RouteBySubject(k.Subject)
+		},
 		Refers: func(row *tables.SubjectRoute, _ *bpf.RouteValue) []mapsync.Reference {
 			return []mapsync.Reference{g.egressRuleset.On(row.EgressRuleset)}
 		},
 		DeleteAfter: p.Control.Grace(),
-		// A pod that an egress policy comes to select may have connections without a gateway.
+		// A pod that an egress policy newly selects may have connections without a gateway.
 		Revises: func(_, _ *bpf.RouteValue) bool { return true },
 		Raise:   p.Kept.Raise,
 	}
@@ -155,9 +165,11 @@ func routes(p *params, g *gates) mapsync.Config[*tables.SubjectRoute, bpf.Subjec
 
 func peers(p *params, g *gates) mapsync.Config[*tables.Member, bpf.PeerKey, bpf.PeerValue] {
 	return mapsync.Config[*tables.Member, bpf.PeerKey, bpf.PeerValue]{
-		Map: p.Maps.Peers, Desired: p.Members, Mirror: p.PeerMirror, Announce: true,
+		Map: p.Maps.Peers, Desired: p.Members, Mirror: p.PeerMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.Member],
-		ByKey:      func(k bpf.PeerKey) statedb.Query[*tables.Member] { return tables.MemberByNumber(k.Member) },
+		ByKey: func(k bpf.PeerKey) statedb.Query[*tables.Member] {
+			return tables.MemberByNumber(k.Member)
+		},
 		Refers: func(row *tables.Member, _ *bpf.PeerValue) []mapsync.Reference {
 			return []mapsync.Reference{g.class.On(row.Class)}
 		},
@@ -168,8 +180,8 @@ func peers(p *params, g *gates) mapsync.Config[*tables.Member, bpf.PeerKey, bpf.
 	}
 }
 
-// policy announces nothing: an entry is only deleted when its ruleset or its class is, to
-// which nothing in the kernel refers then, so it keeps no verdict set alive.
+// policy does not publish intents. An entry is only deleted together with its ruleset or class,
+// when nothing in the kernel refers to that any more, so it keeps no verdict set alive.
 func policy(
 	p *params, g *gates,
 ) mapsync.Config[*tables.PolicyEntry, bpf.PolicyKey, bpf.PolicyValue] {
@@ -196,12 +208,16 @@ func verdicts(p *params) mapsync.Config[*tables.Verdict, bpf.VerdictKey, bpf.Ver
 	}
 }
 
-func egress(p *params, g *gates) mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue] {
+func egress(
+	p *params, g *gates,
+) mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue] {
 	return mapsync.Config[*tables.EgressRule, bpf.EgressKey, bpf.EgressValue]{
-		Map: p.Maps.Egress, Desired: p.EgressRules, Mirror: p.EgressMirror, Announce: true,
+		Map: p.Maps.Egress, Desired: p.EgressRules, Mirror: p.EgressMirror, PublishIntent: true,
 		WithStatus: tables.WithStatus[tables.EgressRule],
 		ByKey: func(k bpf.EgressKey) statedb.Query[*tables.EgressRule] {
-			return tables.EgressRuleByKey(tables.EgressRuleKey{Ruleset: k.Ruleset, Destination: k.Prefix()})
+			return tables.EgressRuleByKey(tables.EgressRuleKey{
+				Ruleset: k.Ruleset, Destination: k.Prefix(),
+			})
 		},
 		Refers: func(row *tables.EgressRule, _ *bpf.EgressValue) []mapsync.Reference {
 			if row.Group == bpf.GroupExcluded {

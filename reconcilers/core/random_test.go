@@ -64,8 +64,9 @@ func newDerivation(t testing.TB, seed uint64) *derivation {
 		next:  bpf.EmptyRuleset,
 		world: newWorld(t, true), rnd: rand.New(rand.NewPCG(seed, 1)),
 		pods: map[netip.Addr]uint32{}, addresses: map[netip.Prefix]uint32{}, classOf: map[uint32]uint32{},
-		roles: map[uint32][2]uint32{}, entries: map[bpf.PolicyKey]uint32{}, rules: map[tables.EgressRuleKey]uint32{},
-		size: map[uint32]int{}, speaks: map[[2]uint32]map[bpf.PolicyKey]uint32{},
+		roles: map[uint32][2]uint32{}, entries: map[bpf.PolicyKey]uint32{},
+		rules: map[tables.EgressRuleKey]uint32{},
+		size:  map[uint32]int{}, speaks: map[[2]uint32]map[bpf.PolicyKey]uint32{},
 	}
 	for k := range d.marked {
 		d.marked[k] = map[uint32]bool{}
@@ -105,7 +106,9 @@ func (d *derivation) object(k kind) uint32 {
 		put(d, d.verdictSets, &tables.VerdictSet{Number: n, Digest: digest(n)})
 		ports := 1 + d.rnd.IntN(3)
 		for port := range ports {
-			put(d, d.Verdicts.RWTable, &tables.Verdict{Key: bpf.VerdictKeyOf(n, 6, uint16(port), 16)})
+			put(d, d.Verdicts.RWTable, &tables.Verdict{
+				Key: bpf.VerdictKeyOf(n, 6, uint16(port), 16),
+			})
 		}
 		d.remember(n, ports)
 	case aRuleset:
@@ -129,7 +132,9 @@ func (d *derivation) object(k kind) uint32 {
 		put(d, d.egressRulesets, &tables.EgressRuleset{Life: life(n), Digest: digest(n)})
 		prefixes := 1 + d.rnd.IntN(3)
 		for i := range prefixes {
-			key := tables.EgressRuleKey{Ruleset: n, Destination: netip.PrefixFrom(addr("192.0.2.0"), 24+i)}
+			key := tables.EgressRuleKey{
+				Ruleset: n, Destination: netip.PrefixFrom(addr("192.0.2.0"), 24+i),
+			}
 			if d.rules[key] = bpf.GroupExcluded; d.rnd.IntN(2) == 0 {
 				d.rules[key] = d.object(aGroup)
 			}
@@ -276,11 +281,15 @@ func (d *derivation) isReferred(txn statedb.ReadTxn, k kind, n uint32) bool {
 	case aSet:
 		return false // it lives only while it is desired
 	case aRuleset:
-		return some(d.SubjectMirror.List(txn, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](n)))
+		return some(
+			d.SubjectMirror.List(txn, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](n)),
+		)
 	case aClass:
 		return some(d.PeerMirror.List(txn, tables.MirrorsTo[bpf.PeerKey, bpf.PeerValue](n)))
 	case aMember:
-		return some(d.IPCacheMirror.List(txn, tables.MirrorsTo[bpf.IPCacheKey, bpf.IPCacheValue](n)))
+		return some(
+			d.IPCacheMirror.List(txn, tables.MirrorsTo[bpf.IPCacheKey, bpf.IPCacheValue](n)),
+		)
 	case aSubject:
 		return some(d.PodMirror.List(txn, tables.MirrorsTo[bpf.PodKey, bpf.PodValue](n)))
 	case anEgressRuleset:
@@ -330,7 +339,9 @@ func (d *derivation) delete(k kind, n uint32) {
 		for key := range d.rules {
 			if key.Ruleset == n {
 				delete(d.rules, key)
-				drop(d, d.EgressRules.RWTable, &tables.EgressRule{Ruleset: n, Destination: key.Destination})
+				drop(d, d.EgressRules.RWTable, &tables.EgressRule{
+					Ruleset: n, Destination: key.Destination,
+				})
 			}
 		}
 	case aGroup:

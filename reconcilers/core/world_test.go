@@ -97,7 +97,9 @@ func newWorld(t testing.TB, runs bool) *world {
 			tables.NewSelectorMatchTable, statedb.RWTable[*tables.SelectorMatch].ToTable,
 			tables.NewPeerPrefixTable, statedb.RWTable[*tables.PeerPrefix].ToTable,
 			func() (Maps, error) { return openMaps(w.memory) },
-			func() Verdicts { return Verdicts{Raise: w.raise, RaiseSoon: w.raiseSoon, Flush: w.flush} },
+			func() Verdicts {
+				return Verdicts{Raise: w.raise, RaiseSoon: w.raiseSoon, Flush: w.flush}
+			},
 		),
 		cell.Module("test", "Test", cell.Invoke(func(p params, s source) error {
 			w.params, w.gates = p, newGates(&p)
@@ -190,5 +192,4 @@ func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 
 func life(n uint32) tables.Life { return tables.Life{Number: n} }
 
-func done() reconciler.Status    { return reconciler.StatusDone() }
 func pending() reconciler.Status { return reconciler.StatusPending() }

@@ -64,8 +64,8 @@ type watcher struct {
 	endpoints statedb.Table[*tables.Endpoint]
 	nodes     statedb.Table[*tables.Node]
 
-	// former returns the addresses that pods had when the agent before ended: some of them
-	// may have gone since, and no row tells of that.
+	// former returns the addresses that pods had when the previous agent ended: some pods
+	// may have gone since, and no row shows that.
 	former func() []netip.Addr
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package forwarding keeps the maps equal to their tables by which the programs know this
-// node and its neighbors: sluice_exits, sluice_covered, sluice_nodes and sluice_config. They
-// are in no slot: their keys are addresses and prefixes, whose meaning never changes, so what
-// the agent before has left stays until it is known what is desired.
+// Package forwarding keeps the maps that describe this node and its neighbors equal to their
+// tables: sluice_exits, sluice_covered, sluice_nodes and sluice_config. They are in no slot: their
+// keys are addresses and prefixes, whose meaning never changes, so entries of the previous agent
+// stay until the desired ones are known.
 //
-// An egress address is in sluice_exits only while the programs are attached to its device by
-// which replies come back: without them the node would take the first replies for its own,
-// and reset the connections. Until then traffic with it is dropped, for want of an egress
-// address, and its row says why.
+// An egress address is in sluice_exits only while programs are attached to the device that receives
+// its replies. Without programs the node would take the first replies for its own connections, and
+// reset them. Until then traffic with that address is dropped with the reason "no egress address",
+// and its row says why.
 package forwarding
 
 import (
@@ -40,8 +40,8 @@ func registerExits(
 		bpf.ProgramFromNetdev, bpf.ProgramToNetdev)).Outside()
 	return mapsync.Register(p, mapsync.Config[*tables.EgressExit, bpf.ExitKey, bpf.ExitValue]{
 		Map: maps.Exits, Desired: desired, Mirror: mirror,
-		Announce:   true, // programs stay at the devices of announced entries
-		WithStatus: tables.WithStatus[tables.EgressExit],
+		PublishIntent: true, // programs stay at the devices of announced entries
+		WithStatus:    tables.WithStatus[tables.EgressExit],
 		ByKey: func(k bpf.ExitKey) statedb.Query[*tables.EgressExit] {
 			return tables.EgressExitByAddr(k.Addr.Addr())
 		},
@@ -51,8 +51,8 @@ func registerExits(
 			}
 			return []mapsync.Reference{device.On(row.IfIndex)}
 		},
-		// Replies come by the new device already.
-		Vacate: func(row *tables.EgressExit, kernel bpf.ExitValue) bool {
+		// Replies arrive at the new device already.
+		DeleteWhileBlocked: func(row *tables.EgressExit, kernel bpf.ExitValue) bool {
 			return kernel.IfIndex != row.IfIndex
 		},
 	})
@@ -85,14 +85,14 @@ func registerNodes(
 	})
 }
 
-// registerConfig has nothing written without an address of this node: that the map has an
-// entry is what programs are attached by. The row says why.
+// registerConfig writes nothing until this node has an address: programs are attached once the map
+// has an entry. The row says what it waits for.
 func registerConfig(
 	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.DatapathConfig],
 	mirror statedb.RWTable[*tables.ConfigMirror],
 ) error {
 	underlay := mapsync.NewDependency("the address of this node", mapsync.Condition{
-		Look: func(txn statedb.ReadTxn) func(mapsync.Reference) string {
+		Evaluate: func(txn statedb.ReadTxn) func(mapsync.Reference) string {
 			return func(mapsync.Reference) string {
 				for row := range desired.All(txn) {
 					if row.Underlay.IsValid() {

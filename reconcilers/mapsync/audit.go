@@ -55,8 +55,8 @@ func (l *loop[R, K, V]) scheduleAudit(now time.Time) {
 	}
 }
 
-// startAudit begins to compare the whole map, and replies when that is done. One under way
-// begins again: it may have passed what the request is about.
+// startAudit begins to compare the whole map, and replies when done. It restarts an audit under
+// way, which may have passed what the request is about.
 func (l *loop[R, K, V]) startAudit(replies ...chan<- auditReply) {
 	a := &audit[K]{replies: replies}
 	if old := l.audit; old != nil {
@@ -74,8 +74,8 @@ func (l *loop[R, K, V]) stopAudit() {
 	}
 }
 
-// continueAudit compares the next piece, and reports when there are no more. What it found
-// was repaired by the rounds since.
+// continueAudit compares the next piece, and reports after the last one. The rounds in between have
+// repaired what it found.
 func (l *loop[R, K, V]) continueAudit() {
 	a, r := l.audit, l.report
 	err, more := a.next()
@@ -108,10 +108,10 @@ func (l *loop[R, K, V]) continueAudit() {
 // pieceRows is how many rows of the mirror are one piece.
 const pieceRows = 4096
 
-// pieces compares one piece of the map after the other. In each, map and mirror are of the
-// same moment: the loop does nothing else meanwhile. What the map lacks is known in the
-// end, of what the mirror had all the time; as keys may come twice, it is remembered which
-// have come.
+// pieces compares the map piece by piece. In each piece, map and mirror are of the same moment, as
+// the loop does nothing else meanwhile. Missing keys are known only at the end: those that were in
+// the mirror all the time and were never read. Keys may be read twice, so the audit remembers which
+// ones it has seen.
 func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 	seed := maphash.MakeSeed()
 	return func(yield func(error) bool) {
@@ -168,7 +168,7 @@ func (a *audit[K]) found(count *int, key K, format string, args ...any) {
 	}
 }
 
-// repair corrects the mirror by the map, nil for nothing, and has rounds correct the map.
+// repair sets the mirror to what the map has, nil for nothing. The next rounds correct the map.
 func (l *loop[R, K, V]) repair(damaged map[K]*V) error {
 	if len(damaged) == 0 {
 		return nil
@@ -183,7 +183,7 @@ func (l *loop[R, K, V]) repair(damaged map[K]*V) error {
 		}
 		t.row, _, t.wanted = l.Desired.Get(wtxn, l.ByKey(key))
 		if t.attempts = 0; !t.wanted {
-			t.gone = time.Unix(0, 0) // it is not in use
+			t.gone = time.Unix(0, 0) // no packet uses it
 		}
 		l.queue.schedule(t.item, now)
 		if err := l.confirmMirror(wtxn, t); err != nil {

@@ -87,8 +87,9 @@ func newAgent(t testing.TB, entries uint32, args ...string) *agent {
 				wtxn.Commit()
 				object := NewDependency("object", Exists(a.objects.ToTable(), testObjectIndex.Query))
 				return Register(p, testConfig{
-					Map: a.target, Desired: tables.NewDesired(a.rows), Mirror: a.mirror, Announce: true,
-					ByKey: testRowIndex.Query, WithStatus: tables.WithStatus[testRow, *testRow],
+					Map: a.target, Desired: tables.NewDesired(a.rows), Mirror: a.mirror,
+					PublishIntent: true,
+					ByKey:         testRowIndex.Query, WithStatus: tables.WithStatus[testRow, *testRow],
 					Refers: func(r *testRow, _ *number) []Reference { return []Reference{object.On(uint32(r.Value))} },
 				})
 			}),

@@ -20,10 +20,10 @@ import (
 // Grace is longer than a packet takes from its first lookup to its last.
 const Grace = 100 * time.Millisecond
 
-// Row is a row that stands for one entry of a map. What derives it gives it
-// [reconciler.StatusPending] when it is new or wants something else. It becomes Done when
-// the map has it, Error when the map refused it, and stays Pending, with a reason in Error,
-// while it waits for what it refers to.
+// Row stands for one entry of a map. The rule that derives it sets [reconciler.StatusPending] when
+// the row is new or changes its value. The status becomes Done when the map has the value, and
+// Error when the map refused it. While the row waits for what it refers to it stays Pending, with a
+// reason in Error.
 type Row[K, V tables.MapPart] interface {
 	comparable
 	MapKey() K // a function of the row's primary key, and of no other row
@@ -40,18 +40,18 @@ type Config[R Row[K, V], K, V tables.MapPart] struct {
 	ByKey      func(K) statedb.Query[R]     // of Desired
 	WithStatus func(R, reconciler.Status) R // returns a copy
 
-	// Announce says that something lives while this mirror refers to it: writes are
-	// announced before they happen.
-	Announce bool
+	// PublishIntent says that the mirror announces writes before they happen, because the life of
+	// some objects depends on this mirror.
+	PublishIntent bool
 
-	// Refers, if not nil, returns what has to be complete in the kernel before the row is
-	// written. kernel is what the map has under the key, nil for nothing: what that refers
-	// to need not be asked again.
+	// Refers, if not nil, returns what must be complete in the kernel before the row is written.
+	// kernel is what the map has under the key, nil for nothing. What that value refers to is
+	// complete already.
 	Refers func(row R, kernel *V) []Reference
 
-	// Vacate, if not nil, says whether what the map has under the key is removed while the
-	// row waits: it is worse than nothing.
-	Vacate func(row R, kernel V) bool
+	// DeleteWhileBlocked, if not nil, reports whether to delete the entry while the row waits,
+	// because its present value is worse than none.
+	DeleteWhileBlocked func(row R, kernel V) bool
 
 	// Releases, if not nil, is Refers for a deletion.
 	Releases func(key K) []Reference
@@ -59,18 +59,17 @@ type Config[R Row[K, V], K, V tables.MapPart] struct {
 	// Made, if not nil, returns the number of the transaction that gave the row its value.
 	Made func(R) uint64
 
-	// DeleteAfter is how long an entry stays that is not desired any more. If it is desired
-	// again meanwhile, it was never away.
+	// DeleteAfter is how long an entry stays after it is no longer desired. If it is desired again
+	// meanwhile, it is not deleted.
 	DeleteAfter time.Duration
 
-	// Raise is called after the writes of a round, and before they are confirmed, if Revises
-	// is true of one: it changes what verdicts that connections keep stand for. nil is no
-	// entry.
+	// Revises reports whether a write changes verdicts that connections have cached. After such a
+	// write, and before the round is confirmed, the loop calls Raise. nil is no entry.
 	Revises func(old, new *V) bool
 	Raise   func()
 
-	// Flush is called with the keys of writes of which Flushes is true, a [Grace] period
-	// after them: connections of these addresses have to be removed.
+	// Flushes reports whether the connections of a key's address must be removed. The loop calls
+	// Flush with these keys a [Grace] period after the write.
 	Flushes func(old, new *V) bool
 	Flush   func([]K)
 }
@@ -80,7 +79,7 @@ func (c *Config[R, K, V]) validate() error {
 	case c.Map == nil, c.Desired.RWTable == nil, c.Mirror == nil, c.ByKey == nil, c.WithStatus == nil:
 		return errors.New("a map, its desired table, its mirror and accessors are needed")
 	case (c.Revises == nil) != (c.Raise == nil), (c.Flushes == nil) != (c.Flush == nil):
-		return errors.New("raising goes with Revises, and flushing with Flushes")
+		return errors.New("Raise needs Revises, and Flush needs Flushes")
 	}
 	return nil
 }
@@ -95,9 +94,9 @@ type Params struct {
 	Control *Control
 }
 
-// Register has a map reconciled for as long as the agent runs. Nothing is written before
-// the desired table is initialized. The map's row of bpf-maps is initialized once everything
-// that was desired at the start was tried.
+// Register starts the reconciler of a map. It writes nothing before the desired table is
+// initialized. It initializes the map's row of bpf-maps once it has tried everything that was
+// desired at the start.
 func Register[R Row[K, V], K, V tables.MapPart](p Params, cfg Config[R, K, V]) error {
 	if err := cfg.validate(); err != nil {
 		return fmt.Errorf("register map reconciler: %w", err)

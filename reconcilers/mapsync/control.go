@@ -132,10 +132,10 @@ func newControl(p controlParams) (*Control, error) {
 	return c, nil
 }
 
-// Grace is how long after a write what it replaced may still be in use by a packet.
+// Grace is how long after a write a packet may still use what was replaced.
 func (c *Control) Grace() time.Duration { return c.grace }
 
-// add makes the report of one map.
+// add creates the report of one map.
 func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,16 +159,15 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error)
 	return r, nil
 }
 
-// unknown is the count of what is not written of a map of which it is not known yet what is
-// desired.
+// unknown is the number of unwritten entries of a map whose desired table is not initialized.
 const unknown = -1
 
-// Unwritten returns how many entries are not written yet that were desired when the desired
-// tables of all maps had been filled a first time, and a map of which there are some. Of a
-// map of which it is not known yet what is desired, known is false.
+// Unwritten returns how many entries are still to be written of those that were desired when the
+// desired tables were initialized, and the name of a map that lacks some. known is false if the
+// desired table of that map is not initialized.
 //
-// An entry counts until the map has what is desired of it, whatever that is by then, or
-// nothing is desired. Later ones do not count.
+// An entry counts until the map has what is desired under its key at that time, or nothing is
+// desired. Entries that are desired later do not count.
 func (c *Control) Unwritten() (entries int64, mapName string, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,11 +183,11 @@ func (c *Control) Unwritten() (entries int64, mapName string, known bool) {
 	return entries, mapName, true
 }
 
-// Flow says between which tables a map is.
+// Flow names the tables on both sides of a map.
 type Flow struct {
 	Map     string
-	Desired string // the table of what it shall hold
-	Mirror  string // the table of what it holds
+	Desired string // the table of what the map shall hold
+	Mirror  string // the table of what the map holds
 }
 
 // Flows returns the flow of each map that has a reconciler, in order of the maps.
@@ -212,8 +211,8 @@ func (c *Control) find(name string) (*report, error) {
 		name, slices.Sorted(maps.Keys(c.reports)))
 }
 
-// Audit has the named map compared with what was written to it, and repaired. It returns
-// when that is done.
+// Audit compares the named map with what was written to it, and repairs it. It returns when that is
+// done.
 func (c *Control) Audit(ctx context.Context, name string) (AuditResult, error) {
 	r, err := c.find(name)
 	if err != nil {
@@ -232,8 +231,7 @@ func (c *Control) Audit(ctx context.Context, name string) (AuditResult, error) {
 	return AuditResult{}, fmt.Errorf("audit map %s: %w", name, ctx.Err())
 }
 
-// Counts returns how many entries of the named map were written and deleted since the
-// start, to this moment.
+// Counts returns how many entries of the named map were written and deleted since the start.
 func (c *Control) Counts(name string) (writes, deletes uint64) {
 	r, err := c.find(name)
 	if err != nil {

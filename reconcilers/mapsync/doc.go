@@ -7,22 +7,21 @@
 //	gates (tables) ─┼─► loop (one round) ┼─► mirror ([tables.Mirror])
 //	timers, audit ──┘                    └─► status of the desired rows
 //
-// A round takes what is due, some thousand entries in the order of becoming due:
+// A round takes entries that are due, some thousand at most, in the order of becoming due:
 //
-//  1. Of a snapshot, it asks what differs from the mirror, and whether everything that an
+//  1. In a snapshot, it finds what differs from the mirror, and checks that everything that an
 //     entry refers to is complete in the kernel: a [Reference] names an object, and a
 //     [Dependency] answers.
-//  2. It announces the writes in the mirror, if other maps' objects live by it.
-//  3. In a new snapshot it asks the same again: what is not desired any more, or refers to
-//     something that is not complete any more, is taken back.
+//  2. It announces the writes in the mirror, if the life of other objects depends on it.
+//  3. In a new snapshot it checks the same again. It withdraws writes that are not desired any
+//     more, or whose references are not complete any more.
 //  4. It writes: changes, then deletions.
 //  5. It confirms in one transaction: mirror and statuses. A row that changed meanwhile
 //     keeps its status, as its change is still to come.
 //
-// So the kernel never has an entry that the mirror does not tell of. A write that fails is
-// retried with growing delays; one that was refused for room, when something was deleted.
-// What waits is asked again when a table changes that the answer is from: answers depend on
-// a snapshot only, so no change is missed.
+// So the kernel never has an entry that is not in the mirror. A failed write is retried with
+// growing delays, or, if the map was full, after a deletion. An item that waits is checked again
+// when a table of its condition changes. Conditions read snapshots only, so no change is missed.
 //
-// What a map holds when its loop starts is in the mirror before the first round.
+// Before the first round the mirror has what the map holds.
 package mapsync

@@ -134,7 +134,9 @@ func Example() {
 	h := hive.New(statedb.Cell, job.Cell, cell.SimpleHealthCell, mapsync.Cell,
 		cell.Provide(job.Registry.NewGroup, derive.NewMetrics),
 		observed, derived, reconciled,
-		cell.Invoke(func(p statedb.Table[*OpenPort], m statedb.Table[*PortMirror]) { ports, mirror = p, m }))
+		cell.Invoke(func(p statedb.Table[*OpenPort], m statedb.Table[*PortMirror]) {
+			ports, mirror = p, m
+		}))
 	log := slog.New(slog.DiscardHandler)
 	if err := h.Start(log, context.Background()); err != nil {
 		panic(err)

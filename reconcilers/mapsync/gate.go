@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Reference names something that has to be complete in the kernel before a write. Number or
-// Prefix say which, as To has it.
+// Reference names something that must be complete in the kernel before a write. Number or Prefix
+// identifies it, depending on To.
 type Reference struct {
 	To     *Dependency
 	Number uint32
@@ -32,8 +32,8 @@ func (r Reference) String() string {
 	return fmt.Sprintf("%s %d", r.To.name, r.Number)
 }
 
-// Dependency is a kind of things that entries refer to. One is complete if all conditions
-// are met.
+// Dependency is a kind of object that entries refer to. An object is complete if all conditions are
+// met.
 type Dependency struct {
 	name       string
 	conditions []Condition
@@ -45,26 +45,26 @@ func NewDependency(name string, conditions ...Condition) *Dependency {
 	return &Dependency{name: name, conditions: conditions}
 }
 
-// Outside says that the dependency is on something that may come only after everything else
-// is written, such as a program at a device: see [Control.Unwritten].
+// Outside says that the dependency may be met only after everything else is written, as for a
+// program at a device: see [Control.Unwritten].
 func (d *Dependency) Outside() *Dependency {
 	d.outside = true
 	return d
 }
 
-// On is a reference to a numbered object.
+// On returns a reference to a numbered object.
 func (d *Dependency) On(number uint32) Reference { return Reference{To: d, Number: number} }
 
-// OnPrefix is a reference to a prefix.
+// OnPrefix returns a reference to a prefix.
 func (d *Dependency) OnPrefix(p netip.Prefix) Reference { return Reference{To: d, Prefix: p} }
 
-// Condition is answered from a snapshot of tables.
+// Condition is evaluated on a snapshot of tables.
 type Condition struct {
-	// Look begins a look at a snapshot. The function says what is missing of what is
-	// referred to, nothing if the condition is met. It reads no clock.
-	Look func(txn statedb.ReadTxn) func(Reference) (missing string)
+	// Evaluate prepares checks of one snapshot. The function that it returns says what the
+	// reference lacks, or returns an empty string if the condition is met. It reads no clock.
+	Evaluate func(txn statedb.ReadTxn) func(Reference) (missing string)
 
-	Tables []Watched // all that it reads
+	Tables []Watched // all tables that Evaluate reads
 }
 
 // Watched is a table that a condition reads.
@@ -78,11 +78,11 @@ func Watch[R any](table statedb.Table[R]) Watched {
 	}
 }
 
-// Exists is met if the table has a row of the number.
+// Exists is met if the table has a row with the number.
 func Exists[R any](table statedb.Table[R], byNumber func(uint32) statedb.Query[R]) Condition {
 	return Condition{
 		Tables: []Watched{Watch(table)},
-		Look: func(txn statedb.ReadTxn) func(Reference) string {
+		Evaluate: func(txn statedb.ReadTxn) func(Reference) string {
 			return func(r Reference) string {
 				if _, _, found := table.Get(txn, byNumber(r.Number)); !found {
 					return "it is not in " + table.Name()
@@ -93,13 +93,13 @@ func Exists[R any](table statedb.Table[R], byNumber func(uint32) statedb.Query[R
 	}
 }
 
-// IsDone is met if the table has a row of the number, and the kernel has it.
+// IsDone is met if the table has a row with the number, and the kernel has its value.
 func IsDone[R interface {
 	GetStatus() reconciler.Status
 }](table statedb.Table[R], byNumber func(uint32) statedb.Query[R]) Condition {
 	return Condition{
 		Tables: []Watched{Watch(table)},
-		Look: func(txn statedb.ReadTxn) func(Reference) string {
+		Evaluate: func(txn statedb.ReadTxn) func(Reference) string {
 			return func(r Reference) string {
 				row, _, found := table.Get(txn, byNumber(r.Number))
 				if !found || row.GetStatus().Kind != reconciler.StatusKindDone {
@@ -111,12 +111,12 @@ func IsDone[R interface {
 	}
 }
 
-// NonePending is met if an index of what the kernel does not have yet finds nothing of the
+// NonePending is met if an index of rows that the kernel does not have yet has none with the
 // number.
 func NonePending[R any](table statedb.Table[R], pending func(uint32) statedb.Query[R]) Condition {
 	return Condition{
 		Tables: []Watched{Watch(table)},
-		Look: func(txn statedb.ReadTxn) func(Reference) string {
+		Evaluate: func(txn statedb.ReadTxn) func(Reference) string {
 			return func(r Reference) string {
 				for range table.List(txn, pending(r.Number)) {
 					return table.Name()
@@ -127,14 +127,13 @@ func NonePending[R any](table statedb.Table[R], pending func(uint32) statedb.Que
 	}
 }
 
-// Attached is met if programs are attached to the device whose interface index the number
-// is.
+// Attached is met if programs are attached to the device with the number as interface index.
 func Attached(
 	attachments statedb.Table[*tables.Attachment], programs ...bpf.Program,
 ) Condition {
 	return Condition{
 		Tables: []Watched{Watch(attachments)},
-		Look: func(txn statedb.ReadTxn) func(Reference) string {
+		Evaluate: func(txn statedb.ReadTxn) func(Reference) string {
 			return func(r Reference) string {
 				return tables.Unattached(txn, attachments, r.Number, programs...)
 			}
@@ -142,19 +141,19 @@ func Attached(
 	}
 }
 
-// look answers references from one snapshot.
-type look struct {
+// gateView evaluates references on one snapshot.
+type gateView struct {
 	txn     statedb.ReadTxn
 	begun   map[*Dependency][]func(Reference) string
 	answers map[Reference]string
 }
 
-func newLook(txn statedb.ReadTxn) *look {
-	return &look{txn, map[*Dependency][]func(Reference) string{}, map[Reference]string{}}
+func newGateView(txn statedb.ReadTxn) *gateView {
+	return &gateView{txn, map[*Dependency][]func(Reference) string{}, map[Reference]string{}}
 }
 
-// missing says what is not complete of what is referred to, empty if nothing.
-func (l *look) missing(r Reference) string {
+// missing says what the object of a reference lacks, empty if nothing.
+func (l *gateView) missing(r Reference) string {
 	answer, ok := l.answers[r]
 	if ok {
 		return answer
@@ -162,7 +161,7 @@ func (l *look) missing(r Reference) string {
 	begun, ok := l.begun[r.To]
 	if !ok {
 		for _, c := range r.To.conditions {
-			begun = append(begun, c.Look(l.txn))
+			begun = append(begun, c.Evaluate(l.txn))
 		}
 		l.begun[r.To] = begun
 	}
@@ -176,8 +175,8 @@ func (l *look) missing(r Reference) string {
 	return answer
 }
 
-// first returns the first reference that is not complete, and what is missing.
-func (l *look) first(references []Reference) (r Reference, missing string) {
+// first returns the first reference that is not complete, and what it lacks.
+func (l *gateView) first(references []Reference) (r Reference, missing string) {
 	for _, r := range references {
 		if missing := l.missing(r); missing != "" {
 			return r, missing

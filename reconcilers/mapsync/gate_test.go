@@ -105,7 +105,7 @@ func TestReleases(t *testing.T) {
 // What must not stay while the row waits is removed, as soon as the map does not refuse it.
 func TestVacate(t *testing.T) {
 	l := newTestLoop(t, bpf.Spec{}, gated, func(_ *testLoop, cfg *testConfig) {
-		cfg.Vacate = func(_ *testRow, kernel number) bool { return kernel > 9 }
+		cfg.DeleteWhileBlocked = func(_ *testRow, kernel number) bool { return kernel > 9 }
 	})
 	a, b := key(32, 10), key(32, 11)
 	l.complete(1, true)

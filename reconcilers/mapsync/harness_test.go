@@ -109,8 +109,8 @@ func newTestLoop(t testing.TB, spec bpf.Spec, configure ...func(*testLoop, *test
 	l.objects, err = statedb.NewTable(db, "objects", testObjectIndex)
 	require.NoError(t, err)
 	exists := Exists(l.objects.ToTable(), testObjectIndex.Query)
-	looks := exists.Look
-	exists.Look = func(txn statedb.ReadTxn) func(Reference) string {
+	looks := exists.Evaluate
+	exists.Evaluate = func(txn statedb.ReadTxn) func(Reference) string {
 		missing := looks(txn)
 		return func(r Reference) string { l.asked++; return missing(r) }
 	}
@@ -126,7 +126,7 @@ func newTestLoop(t testing.TB, spec bpf.Spec, configure ...func(*testLoop, *test
 	control, err := newControl(controlParams{Options: DefaultOptions, Table: table})
 	require.NoError(t, err)
 	cfg := testConfig{
-		Map: target, Desired: tables.NewDesired(l.rows), Mirror: mirror, Announce: true,
+		Map: target, Desired: tables.NewDesired(l.rows), Mirror: mirror, PublishIntent: true,
 		ByKey: testRowIndex.Query, WithStatus: tables.WithStatus[testRow, *testRow],
 		Made: func(r *testRow) uint64 { return r.Made },
 	}

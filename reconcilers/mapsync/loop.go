@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// loop reconciles one map. All of it but report runs in one goroutine.
+// loop reconciles one map. All of it except report runs in one goroutine.
 type loop[R Row[K, V], K, V tables.MapPart] struct {
 	Config[R, K, V]
 	name    string
@@ -27,19 +27,19 @@ type loop[R Row[K, V], K, V tables.MapPart] struct {
 	retries retries
 	grace   time.Duration
 
-	adopted func(statedb.WriteTxn) // marks the mirror initialized
-	changes statedb.ChangeIterator[R]
-	queue   *queue[K]
-	flushes []flush[K]     // in order of time
-	first   map[K]struct{} // keys desired at the start that the map does not hold yet
-	passed  bool           // everything was tried that was desired at the start
+	mirrorLoaded func(statedb.WriteTxn) // marks the mirror initialized
+	changes      statedb.ChangeIterator[R]
+	queue        *queue[K]
+	flushes      []flush[K]     // in order of time
+	first        map[K]struct{} // keys desired at the start that the map does not hold yet
+	passed       bool           // everything that was desired at the start was tried
 
 	report    *report
 	audit     *audit[K]
 	nextAudit time.Time
 }
 
-// flush are keys whose connections have to be removed at a time.
+// flush has keys whose connections must be removed at a time.
 type flush[K comparable] struct {
 	due  time.Time
 	keys []K
@@ -58,7 +58,7 @@ func newLoop[R Row[K, V], K, V tables.MapPart](
 		return nil, err
 	}
 	wtxn := db.WriteTxn(cfg.Mirror)
-	l.adopted = cfg.Mirror.RegisterInitializer(wtxn, l.name)
+	l.mirrorLoaded = cfg.Mirror.RegisterInitializer(wtxn, l.name)
 	wtxn.Commit()
 	l.report, err = control.add(db, spec, Flow{spec.Name, cfg.Desired.Name(), cfg.Mirror.Name()})
 	return l, err
@@ -67,7 +67,7 @@ func newLoop[R Row[K, V], K, V tables.MapPart](
 // run implements [job.OneShotFunc].
 func (l *loop[R, K, V]) run(ctx context.Context, health cell.Health) error {
 	l.report.health = health
-	if err := l.adopt(); err != nil {
+	if err := l.loadMirror(); err != nil {
 		return err
 	}
 	if !l.awaitDesired(ctx) {
@@ -99,9 +99,9 @@ func (l *loop[R, K, V]) run(ctx context.Context, health cell.Health) error {
 	return nil
 }
 
-// awaitDesired waits until the desired table is initialized. The channel must be seen closed
-// before the snapshot is taken that its changes are asked of, or that snapshot could be
-// complete with its changes not delivered yet.
+// awaitDesired waits until the desired table is initialized. The loop must see the channel closed
+// before it takes the snapshot whose changes it reads. Otherwise that snapshot could be complete
+// although its changes are not delivered yet.
 func (l *loop[R, K, V]) awaitDesired(ctx context.Context) bool {
 	l.report.health.OK("Waiting for what is desired")
 	_, initialized := l.Desired.Initialized(l.db.ReadTxn())
@@ -117,9 +117,9 @@ func (l *loop[R, K, V]) awaitDesired(ctx context.Context) bool {
 	}
 }
 
-// adopt has the mirror say what the map holds already. A map of a slot is empty; the others
-// are those that the agent before has left.
-func (l *loop[R, K, V]) adopt() error {
+// loadMirror fills the mirror with what the map holds. A map in a slot is empty; other maps have
+// what the previous agent left.
+func (l *loop[R, K, V]) loadMirror() error {
 	entries, err := l.Map.Dump()
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", l.name, err)
@@ -134,12 +134,12 @@ func (l *loop[R, K, V]) adopt() error {
 			return fmt.Errorf("write %s: %w", l.Mirror.Name(), err)
 		}
 	}
-	l.adopted(wtxn)
+	l.mirrorLoaded(wtxn)
 	wtxn.Commit()
 	return nil
 }
 
-// elapsed does what time has come for, beside rounds.
+// elapsed handles timers other than those of rounds.
 func (l *loop[R, K, V]) elapsed(now time.Time) {
 	for len(l.flushes) > 0 && !l.flushes[0].due.After(now) {
 		l.Flush(l.flushes[0].keys)
@@ -154,7 +154,7 @@ func (l *loop[R, K, V]) elapsed(now time.Time) {
 	l.maybeReport(now)
 }
 
-// nextTimer returns when there is something to do without an event.
+// nextTimer returns when the loop must act without an event.
 func (l *loop[R, K, V]) nextTimer() time.Time {
 	if l.audit != nil {
 		return time.Time{}
@@ -182,22 +182,22 @@ const maxRound = 4096
 // round tries what is due, and returns channels that close when the tables have more.
 func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 	txn := l.db.ReadTxn()
-	now := l.now() // after the snapshot: what is gone there was gone before
+	now := l.now() // after the snapshot: what it lacks was gone before
 	asked := txn
 	desired, txn, err := l.collect(txn, now)
 	if err != nil {
 		return nil, err
 	}
-	looked := newLook(txn)
+	view := newGateView(txn)
 	if l.first == nil {
 		l.first = map[K]struct{}{}
 		for key := range l.queue.byKey {
 			l.first[key] = struct{}{}
 		}
 	}
-	l.queue.wake(looked, now)
+	l.queue.wake(view, now)
 	if work := l.queue.take(now, maxRound); len(work) > 0 {
-		if err := l.reconcile(work, looked, now); err != nil {
+		if err := l.reconcile(work, view, now); err != nil {
 			return nil, err
 		}
 		l.report.touch(now)
@@ -211,8 +211,8 @@ func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 	return watches, nil
 }
 
-// countFirst counts what of the start is not written yet. What waits for something outside
-// of the tables, such as a program, does not count: see [Dependency.Outside].
+// countFirst counts entries of the start that are not written yet. It leaves out what waits for
+// something outside of the tables, such as a program: see [Dependency.Outside].
 func (l *loop[R, K, V]) countFirst() {
 	n := int64(0)
 	for key := range l.first {
@@ -227,7 +227,7 @@ func (l *loop[R, K, V]) countFirst() {
 	l.report.first.Store(n)
 }
 
-// waitedFor returns the tables by which what waits is answered.
+// waitedFor returns the tables that the conditions of waiting items read.
 func (l *loop[R, K, V]) waitedFor() (watched []Watched) {
 	seen := map[*Dependency]bool{}
 	for r := range l.queue.waiting {
@@ -242,8 +242,8 @@ func (l *loop[R, K, V]) waitedFor() (watched []Watched) {
 	return watched
 }
 
-// collect has rows tried that others have changed. It says in the mirror which entries are
-// not desired any more, and returns a snapshot that has it.
+// collect schedules rows that other writers have changed. It marks entries in the mirror that are
+// no longer desired, and returns a snapshot with these marks.
 func (l *loop[R, K, V]) collect(
 	txn statedb.ReadTxn, now time.Time,
 ) (watch <-chan struct{}, after statedb.ReadTxn, err error) {
@@ -283,7 +283,7 @@ func (l *loop[R, K, V]) collect(
 	return watch, wtxn.Commit(), nil
 }
 
-// key returns the key of a row as the map gives it back: without bits behind the prefix.
+// key returns the key of a row as the map returns it: without bits behind the prefix.
 func (l *loop[R, K, V]) key(row R) K {
 	key := row.MapKey()
 	if l.Map.Spec().Type == bpf.TypeLPM {

@@ -121,7 +121,7 @@ func TestAnnounced(t *testing.T) {
 	require.Equal(t, []string{"1 2 true -", "- 1 true -", "1 delete - -"}, seen)
 	l.requireSettled()
 
-	l = newTestLoop(t, bpf.Spec{}, func(_ *testLoop, cfg *testConfig) { cfg.Announce = false })
+	l = newTestLoop(t, bpf.Spec{}, func(_ *testLoop, cfg *testConfig) { cfg.PublishIntent = false })
 	l.memory.OnWrite(func(w bpf.Write, _ bpf.Reader) { require.Empty(t, l.entry(w.Key.(prefixKey))) })
 	l.change(row(a, 1))
 	l.rounds()
@@ -139,7 +139,7 @@ func TestTakenBack(t *testing.T) {
 	}
 	for _, then := range []*testRow{row(a, 0), row(a, 3)} {
 		l.change(row(a, 2))
-		l.beforeAnnounce(func() { l.change(then) })
+		l.beforePublish(func() { l.change(then) })
 		_, err := l.round()
 		require.NoError(t, err)
 		require.Empty(t, l.writes(&seq), "%v", then)
@@ -152,7 +152,7 @@ func TestTakenBack(t *testing.T) {
 		l.writes(&seq)
 	}
 	l.change(row(a, 2))
-	l.beforeAnnounce(func() { l.complete(2, false) })
+	l.beforePublish(func() { l.complete(2, false) })
 	_, err := l.round()
 	require.NoError(t, err)
 	require.Empty(t, l.writes(&seq))
@@ -162,9 +162,9 @@ func TestTakenBack(t *testing.T) {
 	l.requireSettled()
 }
 
-// beforeAnnounce calls a function once, between the first look of a round and the
+// beforePublish calls a function once, between the first look of a round and the
 // announcement.
-func (l *testLoop) beforeAnnounce(f func()) {
+func (l *testLoop) beforePublish(f func()) {
 	refers := l.Refers
 	l.Refers = func(r *testRow, kernel *number) []Reference {
 		l.Refers = refers
@@ -206,7 +206,9 @@ func TestFull(t *testing.T) {
 
 // Prefixes that replace one another: the longest is written first, and deleted last.
 func TestOrder(t *testing.T) {
-	l := newTestLoop(t, bpf.Spec{}, func(_ *testLoop, cfg *testConfig) { cfg.Announce = false })
+	l := newTestLoop(t, bpf.Spec{}, func(_ *testLoop, cfg *testConfig) {
+		cfg.PublishIntent = false
+	})
 	var seq uint64
 	l.change(row(key(8, 10), 1), row(key(32, 10, 1, 1, 1), 1))
 	l.rounds()
@@ -267,8 +269,8 @@ func TestMade(t *testing.T) {
 	require.Len(t, l.writes(&seq), 3)
 }
 
-// What a round changes of cached verdicts is told once, after the writes and before others
-// can build on them. Connections of addresses are told of a grace period after.
+// A round that changes cached verdicts calls Raise once, after the writes and before they are
+// confirmed. It calls Flush for addresses a grace period later.
 func TestRaiseAndFlush(t *testing.T) {
 	var events []string
 	l := newTestLoop(t, bpf.Spec{}, func(l *testLoop, cfg *testConfig) {
@@ -337,7 +339,9 @@ func TestBounded(t *testing.T) {
 	l.change(rows...)
 	_, err = l.round()
 	require.NoError(t, err)
-	left := statedb.Collect(l.Mirror.List(l.db.ReadTxn(), tables.MirrorsUndesired[prefixKey, number]()))
+	left := statedb.Collect(
+		l.Mirror.List(l.db.ReadTxn(), tables.MirrorsUndesired[prefixKey, number]()),
+	)
 	require.Len(t, left, maxRound+1, "the mirror says at once what is not desired any more")
 }
 

@@ -94,7 +94,7 @@ func (m *metrics) of(name string) *mapMetrics {
 	}
 }
 
-// set sets what the row of bpf-maps says.
+// set sets the metrics to what the row of bpf-maps says.
 func (m *mapMetrics) set(row *tables.BPFMap) {
 	m.entries.Set(float64(row.Entries))
 	m.maxEntries.Set(float64(row.MaxEntries))
@@ -110,7 +110,7 @@ func (m *mapMetrics) audited(r AuditResult) {
 	m.foreign.Add(float64(r.Foreign))
 }
 
-// fill sets the metrics that a map has which no reconciler writes.
+// fill sets the metrics of a map that has no reconciler.
 func (m *metrics) fill(row *tables.BPFMap) {
 	m.entries.WithLabelValues(row.Name).Set(float64(row.Entries))
 	m.maxEntries.WithLabelValues(row.Name).Set(float64(row.MaxEntries))

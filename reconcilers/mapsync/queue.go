@@ -21,10 +21,10 @@ const (
 	states
 )
 
-// item is a key of which the map is not known to hold what is desired.
+// item is a key whose entry is not known to be as desired.
 type item[K comparable] struct {
 	key      K
-	seq      uint64 // order of becoming one
+	seq      uint64 // the order in which items were created
 	state    state
 	due      time.Time        // if it has a timer
 	timer    int              // its place among the timers, -1 if it has none
@@ -47,7 +47,7 @@ type queue[K comparable] struct {
 
 // waiters are the items that wait for the same.
 type waiters[K comparable] struct {
-	missing string // of what they wait for, when they were tried
+	missing string // what their reference lacked when they were tried
 	items   map[*item[K]]struct{}
 }
 
@@ -57,7 +57,7 @@ func newQueue[K comparable]() *queue[K] {
 	}
 }
 
-// get returns the item of a key, which is made if there is none.
+// get returns the item of a key, and creates it if there is none.
 func (q *queue[K]) get(key K) *item[K] {
 	it, ok := q.byKey[key]
 	if !ok {
@@ -78,7 +78,7 @@ func (q *queue[K]) remove(it *item[K]) {
 	}
 }
 
-// park has an item neither wait nor be due.
+// park removes an item from timers and waiters.
 func (q *queue[K]) park(it *item[K]) {
 	if it.timer >= 0 {
 		heap.Remove(&q.timers, it.timer)
@@ -98,14 +98,14 @@ func (q *queue[K]) setState(it *item[K], s state) {
 	it.state = s
 }
 
-// schedule has an item tried at a time, and not before.
+// schedule sets the only time at which an item is tried.
 func (q *queue[K]) schedule(it *item[K], due time.Time) {
 	q.park(it)
 	it.due = due
 	heap.Push(&q.timers, it)
 }
 
-// wait has an item tried when something else is missing of what it refers to, or nothing.
+// wait has an item tried when its reference lacks something else, or nothing.
 func (q *queue[K]) wait(it *item[K], r Reference, missing string) {
 	q.park(it)
 	q.setState(it, stateWaiting)
@@ -117,7 +117,7 @@ func (q *queue[K]) wait(it *item[K], r Reference, missing string) {
 	q.waiting[r].items[it] = struct{}{}
 }
 
-// fail has an item that failed tried again at a time, or when there is room.
+// fail has an item that failed tried again at a time, or when the map has room.
 func (q *queue[K]) fail(it *item[K], due time.Time, full bool) {
 	q.schedule(it, due)
 	q.setState(it, stateFailed)
@@ -126,8 +126,9 @@ func (q *queue[K]) fail(it *item[K], due time.Time, full bool) {
 	}
 }
 
-// wake has those tried that need not wait any more, or whose rows have to say something else.
-func (q *queue[K]) wake(l *look, now time.Time) {
+// wake schedules the items whose references now lack nothing, or something else that their rows
+// must say.
+func (q *queue[K]) wake(l *gateView, now time.Time) {
 	for r, w := range q.waiting {
 		if l.missing(r) == w.missing {
 			continue
@@ -138,8 +139,8 @@ func (q *queue[K]) wake(l *look, now time.Time) {
 	}
 }
 
-// giveRoom has the first n items tried that were refused for room.
-func (q *queue[K]) giveRoom(n int, now time.Time) {
+// retryAfterDelete schedules the first n items that failed because the map was full.
+func (q *queue[K]) retryAfterDelete(n int, now time.Time) {
 	if n == 0 || len(q.full) == 0 {
 		return
 	}
@@ -154,8 +155,8 @@ func (q *queue[K]) giveRoom(n int, now time.Time) {
 	}
 }
 
-// take returns items that are due, n at most, in the order of becoming due. The caller has
-// them due, waiting or removed again.
+// take returns at most n items that are due, in the order in which they became due. The caller must
+// schedule each, have it wait, or remove it.
 func (q *queue[K]) take(now time.Time, n int) (work []*item[K]) {
 	for len(work) < n && q.isDue(now) {
 		work = append(work, heap.Pop(&q.timers).(*item[K]))

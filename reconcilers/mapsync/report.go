@@ -15,11 +15,11 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// reportDelay is for how long changes of numbers are collected, so that a write to the map
-// does not also cost one of its row in bpf-maps.
+// reportDelay is for how long changes of counts are collected, so that not every write to the map
+// also costs a write of its row in bpf-maps.
 const reportDelay = 100 * time.Millisecond
 
-// report tells the world how a map is doing: by table, metrics and health.
+// report publishes the state of a map in a table, metrics and health.
 type report struct {
 	flow    Flow
 	db      *statedb.DB
@@ -32,11 +32,11 @@ type report struct {
 	interval time.Duration // between audits, 0 for none
 
 	writes, deletes atomic.Uint64 // entries
-	first           atomic.Int64  // what of the start is not written yet, see countFirst
+	first           atomic.Int64  // unwritten entries of the start, see countFirst
 
 	due       time.Time // of the next publication, zero if nothing has changed
 	row       tables.BPFMap
-	passed    bool // what was desired at the start is published as tried
+	passed    bool // the table says that everything desired at the start was tried
 	lastAudit string
 	repaired  bool // the last audit found differences
 	auditErr  error
@@ -68,8 +68,8 @@ func (r *report) touch(now time.Time) {
 	}
 }
 
-// maybeReport publishes the report if it is time to: at once when everything was tried a
-// first time.
+// maybeReport publishes the report if it is due, and at once when everything was tried a first
+// time.
 func (l *loop[R, K, V]) maybeReport(now time.Time) {
 	r := l.report
 	if r.passed == l.passed && (r.due.IsZero() || now.Before(r.due)) {
@@ -103,7 +103,7 @@ func (r *report) publish(row tables.BPFMap, passed bool) {
 	defer wtxn.Abort()
 	if r.row != row {
 		if _, _, err := r.table.Insert(wtxn, &row); err != nil {
-			return // the transaction is closed: not from here
+			return // the transaction is closed: nothing to publish
 		}
 	}
 	if passed {
@@ -134,7 +134,7 @@ func (l *loop[R, K, V]) reportHealth() {
 	}
 }
 
-// firstFailed returns the failed item that has been one longest, nil if none.
+// firstFailed returns the item that has been failing longest, nil if none is.
 func (l *loop[R, K, V]) firstFailed() (first *item[K]) {
 	if l.queue.counts[stateFailed] == 0 {
 		return nil

@@ -17,100 +17,100 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// fate is what becomes of an item in a round.
-type fate uint8
+// outcome is the result of an item in a round.
+type outcome uint8
 
 const (
-	fateDone  fate = iota // the map has what is desired
-	fateWrite             // the row's value, or a deletion if there is no row
-	fateWait              // for a reference, because of text
-	fateLater             // due
-	fateFailed
+	outcomeDone  outcome = iota // the map has what is desired
+	outcomeWrite                // write the row's value, or delete if there is no row
+	outcomeWait                 // wait for a reference, because of text
+	outcomeLater                // try again at due
+	outcomeFailed
 )
 
 // try is an item in a round.
 type try[R any, K, V tables.MapPart] struct {
 	*item[K]
-	fate     fate
+	outcome  outcome
 	row      R
 	revision statedb.Revision
-	wanted   bool // reports whether there is a row
+	wanted   bool // there is a row
 	value    V    // of the row
 
 	kernel *V     // what the map has, nil for nothing
 	made   uint64 // of kernel
 
-	refers  Reference // in fateWait, and what is missing
+	refers  Reference // in outcomeWait, and what it lacks
 	missing string
 	text    string // why it is not done
 	due     time.Time
 	wrote   bool
 }
 
-// reconcile makes the map hold what is desired of the items' keys, as far as it is possible,
-// and says in the tables what came of it.
-func (l *loop[R, K, V]) reconcile(work []*item[K], looked *look, now time.Time) error {
+// reconcile makes the map hold what is desired under the items' keys, as far as possible, and
+// writes the results to the tables.
+func (l *loop[R, K, V]) reconcile(work []*item[K], view *gateView, now time.Time) error {
 	tries := make([]*try[R, K, V], len(work))
-	var writes, vacated []*try[R, K, V]
+	var writes, blocked []*try[R, K, V]
 	for i, it := range work {
 		t := &try[R, K, V]{item: it}
-		if m, _, found := l.Mirror.Get(looked.txn, tables.MirrorByKey[K, V](it.key)); found {
+		if m, _, found := l.Mirror.Get(view.txn, tables.MirrorByKey[K, V](it.key)); found {
 			t.kernel, t.made = &m.Value, m.Made
 		}
-		if tries[i] = t; l.plan(t, looked, now) == fateWrite {
+		if tries[i] = t; l.plan(t, view, now) == outcomeWrite {
 			writes = append(writes, t)
-		} else if l.vacates(t) {
-			vacated = append(vacated, t)
+		} else if l.deletesWhileBlocked(t) {
+			blocked = append(blocked, t)
 		}
 	}
-	if l.Announce && len(writes) > 0 {
-		txn, err := l.announce(writes)
+	if l.PublishIntent && len(writes) > 0 {
+		txn, err := l.publishIntent(writes)
 		if err != nil {
 			return err
 		}
-		looked = newLook(txn)
+		view = newGateView(txn)
 		writes = slices.DeleteFunc(writes, func(t *try[R, K, V]) bool {
 			wanted, value := t.wanted, t.value
-			if l.plan(t, looked, now) == fateWrite && (t.wanted != wanted || t.value != value) {
-				t.fate, t.due = fateLater, now
+			if l.plan(t, view, now) == outcomeWrite && (t.wanted != wanted || t.value != value) {
+				t.outcome, t.due = outcomeLater, now
 			}
-			if l.vacates(t) {
-				vacated = append(vacated, t)
+			if l.deletesWhileBlocked(t) {
+				blocked = append(blocked, t)
 			}
-			return t.fate != fateWrite
+			return t.outcome != outcomeWrite
 		})
 	}
-	deleted := l.write(writes) + l.vacate(vacated)
+	deleted := l.write(writes) + l.deleteBlocked(blocked)
 	if err := l.confirm(tries); err != nil {
 		return err
 	}
 	for _, t := range tries {
-		switch t.fate {
-		case fateDone:
+		switch t.outcome {
+		case outcomeDone:
 			l.queue.remove(t.item)
-		case fateWait:
+		case outcomeWait:
 			l.queue.wait(t.item, t.refers, t.missing)
-		case fateLater:
+		case outcomeLater:
 			l.queue.schedule(t.item, t.due)
-		case fateFailed:
+		case outcomeFailed:
 			due := now.Add(l.retries.delay(t.attempts))
 			t.attempts++
 			l.queue.fail(t.item, due, errors.Is(t.err, bpf.ErrMapFull))
 		}
 	}
-	l.queue.giveRoom(deleted, now)
+	l.queue.retryAfterDelete(deleted, now)
 	return nil
 }
 
-// plan says what is to become of a try, as far as it is known before the write.
-func (l *loop[R, K, V]) plan(t *try[R, K, V], looked *look, now time.Time) fate {
-	t.row, t.revision, t.wanted = l.Desired.Get(looked.txn, l.ByKey(t.key))
+// plan decides the outcome of a try as far as it is known before the write.
+func (l *loop[R, K, V]) plan(t *try[R, K, V], view *gateView, now time.Time) outcome {
+	t.row, t.revision, t.wanted = l.Desired.Get(view.txn, l.ByKey(t.key))
 	var refers []Reference
 	if t.wanted {
 		t.gone, t.value = time.Time{}, t.row.MapValue()
 		if t.kernel != nil && *t.kernel == t.value {
 			t.made = l.madeOf(t.row)
-			return t.set(fateDone)
+			return t.set(outcomeDone)
 		}
 		if l.Refers != nil {
 			refers = l.Refers(t.row, t.kernel)
@@ -120,25 +120,25 @@ func (l *loop[R, K, V]) plan(t *try[R, K, V], looked *look, now time.Time) fate 
 			t.gone = now
 		}
 		if t.kernel == nil {
-			return t.set(fateDone)
+			return t.set(outcomeDone)
 		}
 		if t.due = t.gone.Add(l.DeleteAfter); t.due.After(now) {
-			return t.set(fateLater)
+			return t.set(outcomeLater)
 		}
 		if l.Releases != nil {
 			refers = l.Releases(t.key)
 		}
 	}
-	r, missing := looked.first(refers)
+	r, missing := view.first(refers)
 	if missing != "" {
 		t.refers, t.missing, t.text = r, missing, fmt.Sprintf("waiting for %s: %s", r, missing)
-		return t.set(fateWait)
+		return t.set(outcomeWait)
 	}
-	return t.set(fateWrite)
+	return t.set(outcomeWrite)
 }
 
-func (t *try[R, K, V]) set(f fate) fate {
-	t.fate = f
+func (t *try[R, K, V]) set(f outcome) outcome {
+	t.outcome = f
 	return f
 }
 
@@ -149,9 +149,9 @@ func (l *loop[R, K, V]) madeOf(row R) uint64 {
 	return l.Made(row)
 }
 
-// announce says in the mirror what the kernel may have from now on, and returns a snapshot
-// that has it.
-func (l *loop[R, K, V]) announce(writes []*try[R, K, V]) (statedb.ReadTxn, error) {
+// publishIntent says in the mirror what the kernel may have from now on, and returns a snapshot
+// with it.
+func (l *loop[R, K, V]) publishIntent(writes []*try[R, K, V]) (statedb.ReadTxn, error) {
 	wtxn := l.db.WriteTxn(l.Mirror)
 	defer wtxn.Abort()
 	for _, t := range writes {
@@ -164,20 +164,20 @@ func (l *loop[R, K, V]) announce(writes []*try[R, K, V]) (statedb.ReadTxn, error
 	return wtxn.Commit(), nil
 }
 
-// mirror returns the mirror of what the map has.
+// mirror returns the mirror row of what the map has.
 func (t *try[R, K, V]) mirror() *tables.Mirror[K, V] {
 	m := &tables.Mirror[K, V]{Key: t.key, Desired: t.wanted, Made: t.made}
 	if t.kernel != nil {
 		m.Value, m.Present = *t.kernel, true
 	}
-	if !t.wanted { // there is no row that could say it
+	if !t.wanted { // no row can say it
 		m.Error = t.text
 	}
 	return m
 }
 
-// write makes the writes, in an order in which entries of a prefix map that are next to each
-// other replace one another, and returns how many it deleted.
+// write makes the writes, and returns how many entries it deleted. It orders entries of a prefix
+// map so that neighboring prefixes replace each other.
 func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
 	isLPM := l.Map.Spec().Type == bpf.TypeLPM
 	rank := func(t *try[R, K, V]) int { // longest first, then shortest first
@@ -202,7 +202,7 @@ func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
 		done, err := l.writeBatch(rest[:n])
 		for _, t := range rest[:done] {
 			old := t.kernel
-			if t.fate, t.wrote, t.kernel, t.made = fateDone, true, nil, 0; t.wanted {
+			if t.outcome, t.wrote, t.kernel, t.made = outcomeDone, true, nil, 0; t.wanted {
 				t.kernel, t.made = &t.value, l.madeOf(t.row)
 			} else {
 				deleted++
@@ -213,7 +213,7 @@ func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
 			}
 		}
 		if rest = rest[done:]; err != nil {
-			rest[0].fate, rest[0].err, rest[0].text = fateFailed, err, l.errorText(err)
+			rest[0].outcome, rest[0].err, rest[0].text = outcomeFailed, err, l.errorText(err)
 			rest = rest[1:]
 		}
 	}
@@ -226,35 +226,34 @@ func (l *loop[R, K, V]) write(writes []*try[R, K, V]) (deleted int) {
 	return deleted
 }
 
-// vacates reports whether the map has what must go before the row can be written.
-func (l *loop[R, K, V]) vacates(t *try[R, K, V]) bool {
-	return t.fate == fateWait && t.wanted && t.kernel != nil && l.Vacate != nil &&
-		l.Vacate(t.row, *t.kernel)
+// deletesWhileBlocked reports whether to delete the present entry while the row waits.
+func (l *loop[R, K, V]) deletesWhileBlocked(t *try[R, K, V]) bool {
+	return t.outcome == outcomeWait && t.wanted && t.kernel != nil && l.DeleteWhileBlocked != nil &&
+		l.DeleteWhileBlocked(t.row, *t.kernel)
 }
 
-// vacate removes what the map has under the keys of rows that wait, and returns how many
-// entries it removed.
-func (l *loop[R, K, V]) vacate(vacated []*try[R, K, V]) (deleted int) {
-	if len(vacated) == 0 {
+// deleteBlocked deletes the entries of rows that wait, and returns how many.
+func (l *loop[R, K, V]) deleteBlocked(blocked []*try[R, K, V]) (deleted int) {
+	if len(blocked) == 0 {
 		return 0
 	}
-	keys := make([]K, len(vacated))
-	for i, t := range vacated {
+	keys := make([]K, len(blocked))
+	for i, t := range blocked {
 		keys[i] = t.key
 	}
 	deleted, err := l.Map.Delete(keys)
 	l.report.count(bpf.OpDelete, deleted, err)
-	for i, t := range vacated {
+	for i, t := range blocked {
 		if i < deleted {
 			t.kernel, t.made = nil, 0
 		} else {
-			t.fate, t.err, t.text = fateFailed, err, l.errorText(err)
+			t.outcome, t.err, t.text = outcomeFailed, err, l.errorText(err)
 		}
 	}
 	return deleted
 }
 
-// writeBatch writes or deletes entries up to the first that fails.
+// writeBatch writes or deletes entries up to the first failure.
 func (l *loop[R, K, V]) writeBatch(batch []*try[R, K, V]) (done int, err error) {
 	keys, values := make([]K, len(batch)), make([]V, len(batch))
 	for i, t := range batch {
@@ -279,7 +278,7 @@ func (l *loop[R, K, V]) errorText(err error) string {
 	return err.Error()
 }
 
-// confirm says in the tables what came of a round.
+// confirm writes the results of a round to the tables.
 func (l *loop[R, K, V]) confirm(tries []*try[R, K, V]) error {
 	wtxn := l.db.WriteTxn(l.Desired.RWTable, l.Mirror)
 	defer wtxn.Abort()
@@ -312,14 +311,14 @@ func (l *loop[R, K, V]) confirmMirror(wtxn statedb.WriteTxn, t *try[R, K, V]) (e
 
 // confirmStatus gives a row its status. A row that changed meanwhile keeps its own.
 func (l *loop[R, K, V]) confirmStatus(wtxn statedb.WriteTxn, t *try[R, K, V]) error {
-	if !t.wanted || t.fate == fateLater {
+	if !t.wanted || t.outcome == outcomeLater {
 		return nil
 	}
 	kind, text := reconciler.StatusKindDone, ""
-	switch t.fate {
-	case fateWait:
+	switch t.outcome {
+	case outcomeWait:
 		kind, text = reconciler.StatusKindPending, t.text
-	case fateFailed:
+	case outcomeFailed:
 		kind, text = reconciler.StatusKindError, t.text
 	}
 	former := t.row.GetStatus()

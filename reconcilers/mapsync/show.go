@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Show shows maps that no reconciler writes in the table bpf-maps and by the
-// metrics. What is shown already is not written again.
+// Show publishes maps without a reconciler in the table bpf-maps and in the metrics. It does not
+// write what is published already.
 func (c *Control) Show(db *statedb.DB, rows ...tables.BPFMap) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +43,7 @@ func (c *Control) Show(db *statedb.DB, rows ...tables.BPFMap) error {
 	return nil
 }
 
-// Hide ends that maps are shown.
+// Hide removes what Show published.
 func (c *Control) Hide(db *statedb.DB, names ...string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

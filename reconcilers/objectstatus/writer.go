@@ -156,7 +156,7 @@ func (w *writer) report(health cell.Health) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.failing) == 0 {
-		text := fmt.Sprintf("%d objects say how they fare", len(w.written))
+		text := fmt.Sprintf("%d objects have their status", len(w.written))
 		for _, kind := range slices.Sorted(maps.Keys(w.statusless)) {
 			text += fmt.Sprintf("; %s: %s", kind, errStatusless)
 		}

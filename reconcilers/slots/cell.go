@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package slots has packets meet what an agent has written, with one write.
+// Package slots switches packets to the maps that this agent has written, with one write.
 //
 //	maps written, devices found ──► slots ──► sluice_state
 //
-// An agent that starts fills the slot of maps that packets do not look into: see [bpf.Maps].
-// When that has everything that was desired when the tables were filled, the slots flip. A
-// grace period later the former slot is given up.
+// An agent that starts fills the slot of maps that packets do not use: see [bpf.Maps]. The
+// slots flip when this one has everything that was desired when the tables were initialized.
+// A grace period later the agent releases the former slot.
 //
 // The flip does not wait for pods whose devices have no programs: these are attached after
-// it. Nor does it wait for ever for what the kernel refuses: when nothing was written for
-// some time, it flips, and what is missing is dropped.
+// it. If nothing has been written for some time, because the kernel refuses the rest, the
+// slots flip too, and packets without an entry are dropped.
 package slots
 
 import (
@@ -29,7 +29,7 @@ import (
 // Cell flips the slots, and has the table slots.
 var Cell = cell.Module(
 	"slots",
-	"Which slot of maps packets meet",
+	"Which slot of maps packets use",
 
 	cell.ProvidePrivate(tables.NewSlotTable),
 	cell.Provide(

@@ -16,35 +16,34 @@ import (
 	"github.com/sluice-net/sluice/tables/pause"
 )
 
-// pollInterval is how often the flip looks whether everything is written.
+// pollInterval is how often the flipper checks whether everything is written.
 const pollInterval = 5 * time.Millisecond
 
-// patience is for how long the flip waits while nothing is written: then the kernel refuses
-// the rest.
+// patience is how long the flip waits while nothing is written: then the kernel refuses the rest.
 const patience = 10 * time.Second
 
-// findMost is for how long the flip waits for devices of pods that the kernel has forgotten,
-// and is asked for, when nothing else is missing.
+// findMost is how long the flip waits for the devices of pods that the agent has to ask the kernel
+// about, when nothing else is missing.
 const findMost = 2 * time.Second
 
-// How soon it is tried again to write which slot is in force, or to give one up.
+// Delays between attempts to write which slot is in force, or to release one.
 const (
 	retryFirst = 20 * time.Millisecond
 	retryLast  = 10 * time.Second
 )
 
-// flipper has packets meet the slot of this agent.
+// flipper switches packets to this agent's slot.
 type flipper struct {
 	params
 	linksKnown   <-chan struct{}
-	unwritten    func() (entries int64, mapName string, known bool) // of what is desired at the start
-	findsDevices func() bool                                        // reports whether devices are looked for
+	unwritten    func() (entries int64, mapName string, known bool) // entries desired at the start
+	findsDevices func() bool                                        // devices of pods are searched
 
 	flipped func(statedb.WriteTxn) // marks the table of slots initialized
-	shown   string                 // what the table says that is waited for
+	shown   string                 // what the table says the flip waits for
 }
 
-// newFlipper returns a flipper that the table of slots waits for.
+// newFlipper returns a flipper that initializes the table of slots.
 func newFlipper(p params) *flipper {
 	wtxn := p.DB.WriteTxn(p.Slots)
 	defer wtxn.Commit()
@@ -76,24 +75,25 @@ func (f *flipper) run(ctx context.Context, health cell.Health) error {
 	if !try(ctx, health, "Cannot flip the slots of maps", f.Maps.Flip) {
 		return nil
 	}
-	f.Log.Info("All maps are written: packets meet them from now on", "slot", own)
-	meets := fmt.Sprintf("Packets meet slot %d", own)
-	health.OK(meets + "; what others have left is kept until this agent's programs are attached")
+	f.Log.Info("All maps are written: packets use them from now on", "slot", own)
+	uses := fmt.Sprintf("Packets use slot %d", own)
+	health.OK(uses + "; what others have left is kept until this agent's programs are attached")
 	if err := f.show("", f.flipped); err != nil {
 		return err
 	}
-	if !wait(ctx, bpf.SlotGrace) || !try(ctx, health, "Cannot give up the former slot of maps", f.Maps.Release) {
+	if !wait(ctx, bpf.SlotGrace) ||
+		!try(ctx, health, "Cannot release the former slot of maps", f.Maps.Release) {
 		return nil
 	}
 	if !f.awaitAttached(ctx) || !try(ctx, health, "Cannot remove pins of other versions", f.sweep) {
 		return nil
 	}
-	health.OK(meets)
+	health.OK(uses)
 	return nil
 }
 
-// awaitWritten returns when everything is written that was desired at the start, or nothing
-// more of it for some time. It returns false if the agent stops.
+// awaitWritten waits until everything that was desired at the start is written, or nothing more of
+// it for some time. It returns false if the agent stops.
 func (f *flipper) awaitWritten(ctx context.Context, health cell.Health) bool {
 	fewest, since, known := int64(-1), time.Now(), false
 	for {
@@ -110,7 +110,7 @@ func (f *flipper) awaitWritten(ctx context.Context, health cell.Health) bool {
 			fewest, since, known = unwritten, time.Now(), all
 		}
 		if all && time.Since(since) > patience {
-			f.Log.Warn("Some entries cannot be written: packets meet the maps without them",
+			f.Log.Warn("Some entries cannot be written: packets use the maps without them",
 				"entries", unwritten, "map", name)
 			return true
 		}
@@ -120,8 +120,8 @@ func (f *flipper) awaitWritten(ctx context.Context, health cell.Health) bool {
 	}
 }
 
-// awaitDevices returns when the devices of all pods are found and written, or not for some
-// time. It returns false if the agent stops.
+// awaitDevices waits until the devices of all pods are found and written, or for some time. It
+// returns false if the agent stops.
 func (f *flipper) awaitDevices(ctx context.Context, health cell.Health) bool {
 	if !f.findsDevices() {
 		return true
@@ -139,8 +139,8 @@ func (f *flipper) awaitDevices(ctx context.Context, health cell.Health) bool {
 	return true
 }
 
-// unfound returns the device of a pod that is not known, or an entry that does not have it
-// yet and is about to; empty if there is none.
+// unfound returns what the flip waits for: the unknown device of a pod, or an entry that is about
+// to get its device. It is empty if there is none.
 func (f *flipper) unfound(txn statedb.ReadTxn) string {
 	for row := range f.Locals.All(txn) {
 		if row.IfIndex == 0 {
@@ -166,8 +166,8 @@ func (f *flipper) waitFor(health cell.Health, what string) {
 	}
 }
 
-// show writes the table: what the flip waits for, or that it has been, with what else is to
-// be in that commit.
+// show writes the table: what the flip waits for, or that the slots have flipped. also adds to the
+// same commit.
 func (f *flipper) show(waitsFor string, also func(statedb.WriteTxn)) error {
 	if also == nil && f.shown == waitsFor {
 		return nil
@@ -198,7 +198,7 @@ func (f *flipper) show(waitsFor string, also func(statedb.WriteTxn)) error {
 	return nil
 }
 
-// awaitAttached returns when it has been tried to attach this agent's programs everywhere,
+// awaitAttached waits until this agent has tried to attach its programs everywhere. It returns
 // false if the agent stops.
 func (f *flipper) awaitAttached(ctx context.Context) bool {
 	for {
@@ -215,7 +215,7 @@ func (f *flipper) awaitAttached(ctx context.Context) bool {
 	}
 }
 
-// sweep removes what other versions have pinned: none of their programs is attached any more.
+// sweep removes pins of other versions: none of their programs is attached any more.
 func (f *flipper) sweep() error {
 	swept, err := f.Maps.Sweep()
 	if len(swept) > 0 {
@@ -224,7 +224,7 @@ func (f *flipper) sweep() error {
 	return err
 }
 
-// try does something until it succeeds, and reports false if the agent stops before.
+// try repeats do until it succeeds, and returns false if the agent stops before.
 func try(ctx context.Context, health cell.Health, failure string, do func() error) bool {
 	retry := pause.NewBackoff(retryFirst, retryLast)
 	for {
@@ -239,7 +239,7 @@ func try(ctx context.Context, health cell.Health, failure string, do func() erro
 	}
 }
 
-// wait waits for some time, and reports false if the agent stops before.
+// wait waits for some time, and returns false if the agent stops before.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

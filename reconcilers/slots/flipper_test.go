@@ -64,15 +64,15 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestDevices: the flip waits for devices of pods where somebody looks for them, not for
-// ever.
+// TestDevices: the flip waits for devices of pods if the agent can find them, and only for
+// some time.
 func TestDevices(t *testing.T) {
 	pod := tables.LocalEndpoint{Addr: netip.MustParseAddr("10.0.0.1")}
 	for name, test := range map[string]struct {
 		finds bool
 		then  func(*agent)
 	}{
-		"nobody looks": {false, func(*agent) {}},
+		"not searched": {false, func(*agent) {}},
 		"found": {true, func(a *agent) {
 			a.requireWaits("the device of 10.0.0.1")
 			found := pod
@@ -162,7 +162,9 @@ func (w *world) has(slot uint32) (there bool) {
 func TestSweep(t *testing.T) {
 	inBubble(t, func(w *world) {
 		const old = "sluice_of_old"
-		_, err := bpf.Open[bpf.PodKey, bpf.PodValue](w.memory, bpf.Spec{Name: old, Type: bpf.TypeHash, MaxEntries: 1})
+		_, err := bpf.Open[bpf.PodKey, bpf.PodValue](w.memory, bpf.Spec{
+			Name: old, Type: bpf.TypeHash, MaxEntries: 1,
+		})
 		require.NoError(t, err)
 		a := w.startFlipped()
 		a.pass(time.Minute)

@@ -15,7 +15,7 @@ import (
 // soon is how long [Generation.RaiseSoon] waits for further calls.
 const soon = time.Second
 
-// Generation is under what connections keep their verdicts: see [bpf.Maps.Raise].
+// Generation raises the generation of cached verdicts: see [bpf.Maps.Raise].
 type Generation struct {
 	maps  *bpf.Maps
 	retry chan struct{}
@@ -28,8 +28,7 @@ func newGeneration(maps *bpf.Maps, jobs job.Group) *Generation {
 	return g
 }
 
-// Raise has the next packet of each connection judged again. It is tried again until it
-// succeeds.
+// Raise has the next packet of each connection judged again. It retries until it succeeds.
 func (g *Generation) Raise() {
 	if g.maps.Raise() != nil {
 		signal(g.retry)
@@ -55,13 +54,13 @@ func (g *Generation) run(ctx context.Context, health cell.Health) error {
 				return nil
 			}
 			select {
-			case <-g.later: // of the calls meanwhile
+			case <-g.later: // drop calls in the meantime
 			default:
 			}
 		case <-ctx.Done():
 			return nil
 		}
-		if !try(ctx, health, "Cannot have connections judged again", g.maps.Raise) {
+		if !try(ctx, health, "Cannot raise the generation", g.maps.Raise) {
 			return nil
 		}
 		health.OK("Connections are judged again when something changes for them")

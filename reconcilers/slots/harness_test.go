@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a node in a bubble of time, whose maps are in memory. No time passes but that
-// which somebody waits for.
+// world is a node in a synctest bubble, whose maps are in memory. Time passes only while all
+// goroutines wait.
 type world struct {
 	t      *testing.T
 	memory *bpf.Memory
@@ -82,7 +82,9 @@ func (w *world) start() *agent {
 		flipped:      a.slots.RegisterInitializer(wtxn, "test"),
 	}
 	wtxn.Commit()
-	a.generation = &Generation{maps: maps, retry: make(chan struct{}, 1), later: make(chan struct{}, 1)}
+	a.generation = &Generation{
+		maps: maps, retry: make(chan struct{}, 1), later: make(chan struct{}, 1),
+	}
 
 	health, simple := cell.NewSimpleHealth()
 	a.health = simple

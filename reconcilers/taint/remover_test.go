@@ -74,7 +74,8 @@ func in(t *testing.T, test func(w *world)) {
 			Log: slog.New(slog.DiscardHandler), DB: db, Client: w.client, Nodes: w.nodes,
 			LocalNode: tables.LocalNode{Name: "node-1"},
 			Holding: tables.Holding{
-				DB: db, Slots: w.slots, Attachments: w.attachments, ConfigEntries: w.config, Policies: w.policies,
+				DB: db, Slots: w.slots, Attachments: w.attachments, ConfigEntries: w.config,
+				Policies:    w.policies,
 				Enforcement: tables.EnforcementDefault,
 			},
 		}}

@@ -156,7 +156,9 @@ type ruleKey struct {
 const maxRules = 4096
 
 // rule returns the rule of an egress ruleset that decides for a destination, nil if none.
-func (e *enricher) rule(txn statedb.ReadTxn, ruleset uint32, destination netip.Addr) *tables.EgressRule {
+func (e *enricher) rule(
+	txn statedb.ReadTxn, ruleset uint32, destination netip.Addr,
+) *tables.EgressRule {
 	if ruleset == 0 || !destination.IsValid() {
 		return nil
 	}

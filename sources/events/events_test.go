@@ -68,7 +68,8 @@ func TestEnrich(t *testing.T) {
 		}), `{"kind":"flow","time":"1970-01-01T00:00:01Z","reason":"to gateway","program":"from_pod",
 			"direction":"egress","ifIndex":12,"source":{"addr":"10.1.0.5","port":43210,"pod":"shop/web-1","node":"node-1"},
 			"destination":{"addr":"8.8.8.8","port":443},"protocol":"TCP","tcpFlags":"S","length":74,"pod":"shop/web-1",
-			"egressRuleset":3,"group":1,"policy":"all","rule":"0.0.0.0/0","gateway":{"addr":"192.168.0.2","node":"node-2"},
+			"egressRuleset":3,"group":1,"policy":"all","rule":"0.0.0.0/0",
+			"gateway":{"addr":"192.168.0.2","node":"node-2"},
 			"egress":"198.51.100.7:43210"}`,
 			"FLOW to gateway: shop/web-1:43210 -> 8.8.8.8:443 TCP S, policy all (0.0.0.0/0), gateway node-2 (192.168.0.2), egress 198.51.100.7:43210, 74 bytes"},
 		{"ingress from an unknown node, ICMP echo of IPv6", rawDrop(func(e *bpf.Event) {
@@ -131,7 +132,9 @@ func TestEnrich(t *testing.T) {
 	require.Equal(t, "other", event.Policy, "that of the ruleset which the pod has now")
 	event = w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Slot, e.EgressRuleset = 1, 0 }))
 	require.Empty(t, event.Policy, "none was looked up")
-	event = w.enricher.enrich(rawDrop(func(e *bpf.Event) { e.Slot, e.Source = 1, address("10.2.0.5") }))
+	event = w.enricher.enrich(rawDrop(func(e *bpf.Event) {
+		e.Slot, e.Source = 1, address("10.2.0.5")
+	}))
 	require.Empty(t, event.Policy, "the pod has none now")
 }
 
@@ -160,7 +163,9 @@ func TestEgressRuleFor(t *testing.T) {
 		{3, "203.0.113.9", "partner"}, {3, "203.0.114.9", "all"}, {4, "203.0.113.9", "other"}, {4, "203.0.113.8", ""},
 		{5, "203.0.113.9", ""}, {3, "2001:db8::1", "all-6"}, {3, "0.0.0.0", "all"}, {3, "::", "all-6"}, {4, "::", ""},
 	} {
-		got := tables.EgressRuleFor(w.DB.ReadTxn(), w.Rules, tc.ruleset, netip.MustParseAddr(tc.destination))
+		got := tables.EgressRuleFor(
+			w.DB.ReadTxn(), w.Rules, tc.ruleset, netip.MustParseAddr(tc.destination),
+		)
 		if tc.want == "" {
 			require.Nil(t, got, "%v", tc)
 			continue
@@ -339,7 +344,8 @@ func TestDrops(t *testing.T) {
 	}
 	w.handle(rawDrop(func(e *bpf.Event) { e.Kind = bpf.EventFlow })) // is none
 	w.handle(rawDrop(func(e *bpf.Event) {
-		e.Direction, e.Source, e.Destination, e.EgressRuleset = bpf.DirectionIngress, address("203.0.113.9"), address("10.2.0.5"), 0
+		e.Direction, e.EgressRuleset = bpf.DirectionIngress, 0
+		e.Source, e.Destination = address("203.0.113.9"), address("10.2.0.5")
 	}))
 	w.handle(rawDrop(func(e *bpf.Event) { e.Source, e.IfIndex, e.Reason = address("192.0.2.1"), 0, bpf.ReasonUnknownNode }))
 	await.True(t, func() bool { return len(rows()) == 3 })

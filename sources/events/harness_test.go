@@ -115,7 +115,8 @@ func rawDrop(change ...func(*bpf.Event)) *bpf.Event {
 	e := &bpf.Event{
 		Time: uint64(time.Second), Kind: bpf.EventDrop, Reason: bpf.ReasonNoGateway, Program: bpf.ProgramFromPod, Family: bpf.FamilyIPv4,
 		Protocol: 6, TCPFlags: 2, Source: address("10.1.0.5"), Destination: address("203.0.113.9"),
-		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12, EgressRuleset: 3, Group: 1,
+		SourcePort: [2]byte{0xa8, 0xca}, DestPort: [2]byte{1, 0xbb}, Length: 74, IfIndex: 12,
+		EgressRuleset: 3, Group: 1,
 	}
 	for _, c := range change {
 		c(e)

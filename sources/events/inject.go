@@ -104,7 +104,8 @@ type injected struct {
 func (i *injected) event() (e bpf.Event, err error) {
 	e = bpf.Event{
 		Kind: bpf.EventDrop, Program: bpf.ProgramFromPod, Protocol: unix.IPPROTO_TCP, ICMPType: i.ICMPType,
-		Length: i.Length, IfIndex: i.IfIndex, EgressRuleset: i.Ruleset, Group: i.Group, Cookie: i.Cookie,
+		Length: i.Length, IfIndex: i.IfIndex, EgressRuleset: i.Ruleset, Group: i.Group,
+		Cookie: i.Cookie,
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

@@ -38,7 +38,7 @@ var DefaultConfig = Config{Source: SourceFiles, EndpointSource: EndpointsKuberne
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("source", c.Source, "where objects are read from: kubernetes or files")
 	flags.String("endpoint-source", c.EndpointSource, "what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)")
-	flags.Bool("object-status", c.ObjectStatus, "tell on the objects of policies how they fare, in conditions and Events; needs --source=kubernetes")
+	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in conditions and Events of their objects; needs --source=kubernetes")
 }
 
 // Reporting says whether the agent tells others how policies fare.

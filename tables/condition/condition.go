@@ -103,7 +103,9 @@ func ofFields(row any) Condition {
 	f := lookUp(v.Type())
 	switch {
 	case f.desired != nil:
-		return first(f.err != nil && v.FieldByIndex(f.err).Len() > 0, !v.FieldByIndex(f.desired).Bool())
+		return first(
+			f.err != nil && v.FieldByIndex(f.err).Len() > 0, !v.FieldByIndex(f.desired).Bool(),
+		)
 	case f.errors != nil:
 		return first(v.FieldByIndex(f.errors).Len() > 0, false)
 	case f.err != nil:

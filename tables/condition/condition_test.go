@@ -19,7 +19,7 @@ func TestOf(t *testing.T) {
 		row  any
 		want Condition
 	}{
-		"status done":            {&tables.EgressRule{Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}, Fine},
+		"status done":            {&tables.EgressRule{Reconciled: tables.Done()}, Fine},
 		"status refreshing":      {&tables.EgressRule{Reconciled: tables.Reconciled{Status: reconciler.StatusRefreshing()}}, Fine},
 		"status pending":         {&tables.EgressRule{Reconciled: tables.Pending()}, Pending},
 		"status error":           {&tables.PolicyEntry{Reconciled: tables.Reconciled{Status: reconciler.StatusError(errors.New("no space"))}}, Error},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress derives how traffic of egress policies leaves the cluster, and how these
-// policies fare on this node.
+// Package egress derives how traffic of egress policies leaves the cluster, and the status of these
+// policies on this node.
 //
 //	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
 //	egress-exits, devices ───────────────────────────► sysctls

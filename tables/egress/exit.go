@@ -17,9 +17,9 @@ type exit struct {
 	ipv4, ipv6 netip.Addr // invalid: none, traffic of the family is dropped
 }
 
-// exit finds the device and addresses that an item of a list of gateways
-// stands for on this node: those of the interface that it names; those of the
-// device that has its egress IP; or those of the device of the default route.
+// exit finds the device and addresses for an item of a list of gateways on this node: those of the
+// interface that it names; those of the device that has its egress IP; or those of the device of
+// the default route.
 func (g *gatewayParams) exit(txn statedb.ReadTxn, spec tables.GatewaySpec) (exit, error) {
 	switch {
 	case spec.Interface != "":
@@ -38,7 +38,7 @@ func (g *gatewayParams) exit(txn statedb.ReadTxn, spec tables.GatewaySpec) (exit
 		if !found {
 			return exit{}, fmt.Errorf("no interface has the egress IP %s", spec.EgressIP)
 		}
-		// The egress IP itself will do, should the device have no other address.
+		// The egress IP itself is enough, if the device has no other address.
 		e, _ := g.exitBy(txn, device)
 		if spec.EgressIP.Is4() {
 			e.ipv4 = spec.EgressIP
@@ -52,7 +52,7 @@ func (g *gatewayParams) exit(txn statedb.ReadTxn, spec tables.GatewaySpec) (exit
 	}
 }
 
-// exitBy is the exit by a device, with its first address of each family.
+// exitBy returns the exit by a device, with its first address of each family.
 func (g *gatewayParams) exitBy(txn statedb.ReadTxn, device *tables.Device) (exit, error) {
 	e := exit{device: device}
 	var first4, first6 *tables.NodeAddress
@@ -86,8 +86,8 @@ func isDefault(r *tables.Route) bool {
 	return r.Table == tables.RouteTableMain && r.Type == "unicast" && r.Destination.Bits() == 0
 }
 
-// exitByDefaultRoute is the exit by the device of the default routes, which
-// both families have to share.
+// exitByDefaultRoute returns the exit by the device of the default routes, which must be the same
+// for both families.
 func (g *gatewayParams) exitByDefaultRoute(txn statedb.ReadTxn) (exit, error) {
 	var device *tables.Device
 	for _, destination := range defaultRoutes {

@@ -50,7 +50,9 @@ func electsOthers(old, new *tables.EgressGroup) bool {
 	return !slices.Equal(old.Gateways, new.Gateways)
 }
 
-func markGroup(_ statedb.ReadTxn, group *tables.EgressGroup, mark func(uint32)) { mark(group.Number) }
+func markGroup(_ statedb.ReadTxn, group *tables.EgressGroup, mark func(uint32)) {
+	mark(group.Number)
+}
 
 func hasOtherNames(old, new *tables.Device) bool {
 	return old.Name != new.Name || !slices.Equal(old.AltNames, new.AltNames)
@@ -70,8 +72,7 @@ func (g *gatewayParams) markRoute(in statedb.ReadTxn, r *tables.Route, mark func
 	}
 }
 
-// compute brings the buckets of groups up to date. Those that stay as they are keep their
-// status.
+// compute brings the buckets of groups up to date. Unchanged buckets keep their status.
 func (g *gatewayParams) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, groups []uint32, _ func(uint32),
 ) error {
@@ -110,8 +111,8 @@ func (g *gatewayParams) electedHere(txn statedb.ReadTxn, f func(group uint32, sp
 	}
 }
 
-// leavingBy marks the groups whose traffic leaves this node by a device, or
-// that name one of its names or an address. Pods' devices come and go often.
+// leavingBy marks the groups whose traffic leaves this node by a device, or that name one of its
+// names or addresses. Devices of pods come and go often.
 func (g *gatewayParams) leavingBy(
 	txn statedb.ReadTxn, index int, names []string, addr netip.Addr, mark func(uint32),
 ) {
@@ -152,9 +153,9 @@ func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.Egres
 	return rows
 }
 
-// ownShare returns a function that fills in what this node gives to the traffic
-// of another node's bucket, should that be sent here nevertheless: what one of
-// its own items says, which are spread over the buckets as if there were no others.
+// ownShare returns a function that fills in how this node sends traffic of another node's bucket,
+// should it arrive here nevertheless: by one of this node's own items, which are spread over the
+// buckets as if there were no others.
 func ownShare(choices []tables.GatewayChoice, candidates []*tables.EgressGateway) func(bucket int, row *tables.EgressGateway) {
 	var own []*tables.EgressGateway
 	var items []tables.GatewayChoice

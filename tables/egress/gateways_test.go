@@ -79,7 +79,9 @@ func newGatewayWorld(t *testing.T) *gatewayWorld {
 	return w
 }
 
-func device(name string, index int) *tables.Device { return &tables.Device{Name: name, Index: index} }
+func device(name string, index int) *tables.Device {
+	return &tables.Device{Name: name, Index: index}
+}
 
 func address(last byte, device int) *tables.NodeAddress {
 	return &tables.NodeAddress{

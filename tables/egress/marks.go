@@ -24,8 +24,8 @@ func markUsers(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(string)) {
 	}
 }
 
-// faresOtherwise reports whether a change of a bucket matters: what is in it does not.
-func faresOtherwise(old, new *tables.EgressGateway) bool {
+// statusChanged reports whether the status of a bucket changed. Its gateway does not matter.
+func statusChanged(old, new *tables.EgressGateway) bool {
 	return isDone(old.Status) != isDone(new.Status) ||
 		policy.IsRefused(old.Status) != policy.IsRefused(new.Status)
 }
@@ -95,8 +95,8 @@ func (s *policyStatusParams) markPod(in statedb.ReadTxn, p *tables.Pod, mark fun
 	}
 }
 
-// markPodMirror marks the policies of a pod of this node, and of one that leaves a subject:
-// of what it leaves, and of where it goes.
+// markPodMirror marks the policies of a pod of this node, and those of the subjects that a pod
+// leaves and enters.
 func (s *policyStatusParams) markPodMirror(
 	in statedb.ReadTxn, m *tables.PodMirror, mark func(string),
 ) {
@@ -108,7 +108,7 @@ func (s *policyStatusParams) markPodMirror(
 			s.markSubject(in, left, mark)
 			matters = true
 		}
-		if !found { // it has gone, now that no pod is in it
+		if !found { // it was removed, as no pod is in it any more
 			matters = true
 		}
 	}

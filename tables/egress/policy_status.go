@@ -34,8 +34,7 @@ type policyStatusParams struct {
 	policy.Placement
 }
 
-// derivePolicyStatus has nothing said to be in force before packets meet what the agent has
-// written.
+// derivePolicyStatus reports no policy as in force before packets use this agent's slot of maps.
 func derivePolicyStatus(
 	p derive.Params, s policyStatusParams, slots statedb.Table[*tables.Slot],
 ) error {
@@ -66,26 +65,27 @@ func (s *policyStatusParams) declare() derive.Rule[string] {
 	}
 }
 
-// statusRound is one call of compute, and what it has found out so far.
+// statusRound is one call of compute, with what it has computed so far.
 type statusRound struct {
 	*policyStatusParams
 	in       statedb.ReadTxn
-	rulesets map[uint32]standing
-	groups   map[uint32]standing
-	moving   map[uint32]bool // subjects that pods go to from one that is undesired
+	rulesets map[uint32]progress
+	groups   map[uint32]progress
+	moving   map[uint32]bool // subjects with pods that come from an undesired one
 }
 
-// standing is how much of a ruleset or group the kernel has.
-type standing struct {
+// progress is how much of a ruleset or group the kernel has.
+type progress struct {
 	isDesired bool
 	isDone    bool
-	isOutside bool   // a pod has yet to come to it
+	isOutside bool   // a pod has not moved to it yet
 	refused   string // what the kernel refused, empty if nothing
 }
 
 func (s *policyStatusParams) newRound(in statedb.ReadTxn) *statusRound {
 	c := &statusRound{
-		policyStatusParams: s, in: in, rulesets: map[uint32]standing{}, groups: map[uint32]standing{},
+		policyStatusParams: s, in: in, rulesets: map[uint32]progress{},
+		groups: map[uint32]progress{},
 		moving: map[uint32]bool{},
 	}
 	for left := range s.Subjects.List(in, tables.SubjectsUndesired(true)) {
@@ -109,7 +109,7 @@ func (s *policyStatusParams) compute(
 		(*tables.EgressPolicyStatus).Equal, row)(in, out, names, mark)
 }
 
-// row returns how a policy fares, nil if there is none.
+// row returns the status of a policy, nil if there is none.
 func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
 	p, revision, found := c.Policies.Get(c.in, tables.EgressPolicyByName(name))
 	if !found {
@@ -129,7 +129,9 @@ func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
 		}
 	}
 	c.addRules(row)
-	compiled, _, found := c.Compiled.Get(c.in, tables.CompiledPolicyByID(tables.EgressPolicyID(name)))
+	compiled, _, found := c.Compiled.Get(
+		c.in, tables.CompiledPolicyByID(tables.EgressPolicyID(name)),
+	)
 	switch {
 	case !found || compiled.Revision != revision:
 		row.Pending = "its rules have yet to be made"
@@ -143,8 +145,8 @@ func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
 	return row
 }
 
-// addRules fills in what becomes of the destinations of a policy, in the rulesets that some
-// subject is to have.
+// addRules fills in the status of a policy's destinations, in the rulesets that subjects are
+// desired to have.
 func (c *statusRound) addRules(row *tables.EgressPolicyStatus) {
 	for r := range c.Rules.List(c.in, tables.EgressRulesByPolicy(row.Policy)) {
 		ruleset := c.ruleset(r.Ruleset)
@@ -159,7 +161,7 @@ func (c *statusRound) addRules(row *tables.EgressPolicyStatus) {
 			row.Conflicts = append(row.Conflicts,
 				fmt.Sprintf("%s is also wanted by %v", r.Destination, r.Overrides))
 		}
-		group := standing{isDone: true}
+		group := progress{isDone: true}
 		if r.Group != bpf.GroupExcluded {
 			group = c.group(r.Group)
 		}
@@ -188,14 +190,14 @@ func refusedOf(r *tables.EgressRule) string {
 	return fmt.Sprintf("%s: %s", r.Destination, r.Status.GetError())
 }
 
-// ruleset returns whether some subject is to have a ruleset, and the kernel has the route of
-// each that is. Pods are looked at where they are of this node: those that it is the gateway
-// of are too many to look at all for a change of one.
-func (c *statusRound) ruleset(number uint32) standing {
+// ruleset returns whether a subject is desired to have a ruleset, and whether the kernel has the
+// route of each such subject. It checks the pods of this node only: those that this node is the
+// gateway of are too many to check all for a change of one.
+func (c *statusRound) ruleset(number uint32) progress {
 	if s, known := c.rulesets[number]; known {
 		return s
 	}
-	s := standing{isDone: true}
+	s := progress{isDone: true}
 	for route := range c.Routes.List(c.in, tables.RoutesByRuleset(number)) {
 		subject, _, found := c.Subjects.Get(c.in, tables.SubjectByNumber(route.Subject))
 		if !found || subject.Undesired {
@@ -218,11 +220,11 @@ func (c *statusRound) ruleset(number uint32) standing {
 }
 
 // group returns whether the kernel has all buckets of a group.
-func (c *statusRound) group(number uint32) standing {
+func (c *statusRound) group(number uint32) progress {
 	if s, known := c.groups[number]; known {
 		return s
 	}
-	var s standing
+	var s progress
 	done := 0
 	for bucket := range c.Gateways.Prefix(c.in, tables.EgressGatewaysOfGroup(number)) {
 		if isDone(bucket.Status) {
@@ -237,7 +239,7 @@ func (c *statusRound) group(number uint32) standing {
 	return s
 }
 
-// isOutside reports whether the kernel has a pod elsewhere that is to have rules of a policy.
+// isOutside reports whether the kernel has a pod of a policy in another subject than desired.
 func (c *statusRound) isOutside(name string) bool {
 	for r := range c.Rulesets.List(c.in, tables.EgressRulesetsByPolicy(name)) {
 		if c.ruleset(r.Number).isOutside {
@@ -247,9 +249,9 @@ func (c *statusRound) isOutside(name string) bool {
 	return false
 }
 
-// hasFormer reports whether the kernel has more of a policy than it says now: a subject with
-// a ruleset that it is to lose; or, if the policy as it is now was not settled yet, pods in a
-// subject that they leave, which keeps the rules that it had.
+// hasFormer reports whether the kernel still has former rules of a policy: in a subject whose
+// ruleset is about to change; or, if the present policy has not been in force yet, in an undesired
+// subject that pods leave, which keeps the rules that it had.
 func (c *statusRound) hasFormer(name string, countsLeaving bool) bool {
 	for r := range c.Rulesets.List(c.in, tables.EgressRulesetsByPolicy(name)) {
 		mirrors := c.Mirrors.List(c.in, tables.MirrorsTo[bpf.SubjectKey, bpf.RouteValue](r.Number))

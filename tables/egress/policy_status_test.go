@@ -124,7 +124,9 @@ func (w *statusWorld) release(number uint32) {
 }
 
 func route(subject, ruleset uint32, status reconciler.Status) *tables.SubjectRoute {
-	return &tables.SubjectRoute{Subject: subject, EgressRuleset: ruleset, Reconciled: tables.Reconciled{Status: status}}
+	return &tables.SubjectRoute{
+		Subject: subject, EgressRuleset: ruleset, Reconciled: tables.Reconciled{Status: status},
+	}
 }
 
 // program has the kernel have a subject with its ruleset, and the rule of that.
@@ -155,7 +157,7 @@ func (w *statusWorld) programPod(subject uint32, local bool) {
 	})
 }
 
-// status returns how the policy fares. The row is the one that a computation from nothing has.
+// status returns the status of the policy, and checks it against a computation from nothing.
 func (w *statusWorld) status() *tables.EgressPolicyStatus {
 	w.step.Work()
 	txn := w.db.ReadTxn()
@@ -305,7 +307,7 @@ func TestEgressStates(t *testing.T) {
 	}
 }
 
-// What a policy wins and loses is told of rulesets that some subject is to have, and once.
+// Conflicts are reported for rulesets that some subject is desired to have, each once.
 func TestConflicts(t *testing.T) {
 	w := newStatusWorld(t)
 	w.program(2, 12)
@@ -324,7 +326,10 @@ func TestConflicts(t *testing.T) {
 	w.rules.Put(wins, loses, again, former)
 	s := w.status()
 	require.Equal(t, []string{"198.51.100.0/24 goes to policy o"}, s.LosesTo)
-	require.Equal(t, []string{"192.0.2.0/24 is also wanted by [q]", "198.51.100.0/24 goes to policy o"}, s.Conflicts)
+	require.Equal(
+		t, []string{"192.0.2.0/24 is also wanted by [q]", "198.51.100.0/24 goes to policy o"},
+		s.Conflicts,
+	)
 	require.Equal(t, 2, s.Rules)
 	require.Equal(t, tables.EgressConflicted, s.State())
 	require.Equal(t, []string{"there (invalid IP)"}, s.Gateways)

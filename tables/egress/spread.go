@@ -10,11 +10,10 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// spread assigns each bucket to one of the elected gateways, by its position,
-// -1 if none is elected. It does so by rendezvous hashing: each gateway has a
-// weight in each bucket that depends on nothing else, and the greatest wins.
-// Losing one of n gateways thus moves only its own buckets, and every node of
-// the cluster computes the same.
+// spread assigns each bucket to one of the elected gateways, by its position, -1 if none is
+// elected. It uses rendezvous hashing: each gateway has a weight in each bucket that depends on
+// nothing else, and the greatest wins. Losing one of n gateways moves only its own buckets, and
+// every node of the cluster computes the same.
 func spread(gateways []tables.GatewayChoice) [bpf.GatewayBuckets]int {
 	var chosen [bpf.GatewayBuckets]int
 	var greatest [bpf.GatewayBuckets]uint64
@@ -25,7 +24,7 @@ func spread(gateways []tables.GatewayChoice) [bpf.GatewayBuckets]int {
 		if g.Node == "" {
 			continue
 		}
-		// The node and how it sends are the gateway, not its place in the list.
+		// A gateway is a node and how it sends, not its place in the list.
 		sum := sha256.Sum256([]byte(g.Node + " " + g.Spec.Interface + " " + g.Spec.EgressIP.String()))
 		seed := binary.BigEndian.Uint64(sum[:])
 		for bucket := range chosen {

@@ -66,7 +66,7 @@ func (s *sysctlParams) row(in statedb.ReadTxn, device string) *tables.Sysctl {
 	}
 }
 
-// origin says what needs the filter of a device loosened, empty if nothing.
+// origin says which gateways need the filter of a device loosened, empty if none.
 func (s *sysctlParams) origin(in statedb.ReadTxn, device string) string {
 	if device == tables.OverlayDeviceName {
 		if _, _, there := s.Devices.Get(in, tables.DevicesByName(device)); there {
@@ -79,8 +79,8 @@ func (s *sysctlParams) origin(in statedb.ReadTxn, device string) string {
 	return ""
 }
 
-// reversePathFilter is the path of a device's rp_filter. A dot in a device's
-// name is part of a directory's name, as the path is not in dotted form.
+// reversePathFilter returns the path of a device's rp_filter. A dot in a device's name is part of a
+// directory's name, as the path is not in dotted form.
 func reversePathFilter(device string) string {
 	return strings.Join([]string{"net", "ipv4", "conf", device, "rp_filter"}, "/")
 }

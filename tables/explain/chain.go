@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// asPeer follows a party from its address to its class, and says what chooses that.
+// asPeer follows a party from its address to its class, and adds the selectors that select it.
 func (e *Explainer) asPeer(txn statedb.ReadTxn, p *Party) {
 	known := longest(txn, e.t.IPCache, tables.IPCacheByPrefix, p.place())
 	if known == nil {
@@ -40,7 +40,7 @@ func (e *Explainer) asPeer(txn statedb.ReadTxn, p *Party) {
 	slices.Sort(p.PeerSelectors)
 }
 
-// asPod follows a party from its address to its ruleset, and says of which policies that is.
+// asPod follows a party from its address to its ruleset, and adds the policies of that.
 func (e *Explainer) asPod(txn statedb.ReadTxn, p *Party) {
 	pod, _, found := e.t.Pods.Get(txn, tables.PodByAddr(p.Address))
 	if !found {
@@ -68,8 +68,8 @@ func (e *Explainer) asPod(txn statedb.ReadTxn, p *Party) {
 	}
 }
 
-// waits notes an entry that the kernel does not have as it is wanted. The status says what
-// it waits for, or why it was refused.
+// waits notes an entry that the kernel does not have as desired. The status says what it waits for,
+// or why it was refused.
 func (p *Party) waits(what string, s reconciler.Status) {
 	if s.Kind == reconciler.StatusKindDone || s.Kind == reconciler.StatusKindRefreshing {
 		return

@@ -39,7 +39,7 @@ func (e *Explainer) egress(from, to string) (*Egress, error) {
 	}
 	tablesView := &wanted{e, txn}
 	answer := &Egress{From: a, To: b, Way: wayOf(tablesView, a, b), Policies: []string{}, Differences: []string{}}
-	e.tell(txn, tablesView, answer)
+	e.addNames(txn, tablesView, answer)
 	backend := e.backend()
 	if backend == "" {
 		return answer, nil
@@ -63,20 +63,26 @@ func wayOf(v view, from, to Party) Way {
 	peer, _ := v.known(to.place())
 	source, _ := v.known(from.place())
 	switch {
-	case !known && source.Flags&bpf.IPCacheLocalPods != 0 && peer.Flags == 0 && v.covered(to.place()):
+	case !known && source.Flags&bpf.IPCacheLocalPods != 0 && peer.Flags == 0 &&
+		v.covered(to.place()):
 		return way.dropped(bpf.ReasonPodNotReady, "the pod is not in the kernel yet")
 	case !here && !chosen:
 		way.Detail = "not a pod of this node, nor one that this node may be the gateway of"
 	case peer.Flags != 0 && here:
-		way.Detail = "the destination is no business of egress policies: " + peer.Flags.String()
+		way.Detail = "egress policies do not apply to the destination: " + peer.Flags.String()
 	case peer.Flags != 0:
-		return way.dropped(bpf.ReasonNoRule, "the destination is no business of egress policies: "+peer.Flags.String())
+		return way.dropped(
+			bpf.ReasonNoRule,
+			"egress policies do not apply to the destination: "+peer.Flags.String(),
+		)
 	case pod.Subject == 0 && v.covered(to.place()):
-		return way.dropped(bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet")
+		return way.dropped(
+			bpf.ReasonPodNotReady, "what egress policies want of the pod is not in the kernel yet",
+		)
 	case pod.Subject == 0:
 		way.Detail = "no egress policy names the destination"
 	case !chosen:
-		way.Detail = "no egress policy chooses the pod"
+		way.Detail = "no egress policy selects the pod"
 	default:
 		return way.byRule(v, from, to, here)
 	}
@@ -95,7 +101,7 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 		w.Detail = "the policy excludes the destination"
 		return w
 	default:
-		w.Detail = "no policy that chooses the pod names the destination"
+		w.Detail = "no policy that selects the pod names the destination"
 		return w
 	}
 	w.Group, w.Bucket = rule.Group, bucketOf(from.Address)
@@ -121,7 +127,7 @@ func (w Way) dropped(reason bpf.Reason, detail string) Way {
 	return w
 }
 
-// egressOf is the address with which packets of a family leave a gateway.
+// egressOf returns the address with which packets of a family leave a gateway.
 func egressOf(v bpf.GatewayValue, destination netip.Addr) netip.Addr {
 	switch {
 	case !destination.Is4():
@@ -132,7 +138,7 @@ func egressOf(v bpf.GatewayValue, destination netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// bucketOf is the bucket of a sender: FNV-1a of its address, as the programs have it.
+// bucketOf returns the bucket of a sender: FNV-1a of its address, as in the programs.
 func bucketOf(addr netip.Addr) uint32 {
 	hash := uint32(2166136261)
 	for _, b := range bpf.AddressFrom(addr) {
@@ -141,9 +147,10 @@ func bucketOf(addr netip.Addr) uint32 {
 	return hash % bpf.GatewayBuckets
 }
 
-// tell adds what only the tables know: names, and why.
-func (e *Explainer) tell(txn statedb.ReadTxn, v *wanted, answer *Egress) {
-	if ruleset, _, ok := e.t.EgressRulesets.Get(txn, tables.EgressRulesetByNumber(answer.Ruleset)); ok {
+// addNames adds what only the tables have: names and reasons.
+func (e *Explainer) addNames(txn statedb.ReadTxn, v *wanted, answer *Egress) {
+	query := tables.EgressRulesetByNumber(answer.Ruleset)
+	if ruleset, _, ok := e.t.EgressRulesets.Get(txn, query); ok {
 		answer.Policies = append(answer.Policies, ruleset.Policies...)
 	}
 	if row := v.egressRule(answer.Ruleset, answer.To.place()); row != nil && answer.Entry != nil {
@@ -171,15 +178,16 @@ func egressRule(row *tables.EgressRule) Rule {
 	return Rule{Policy: row.Policy, Field: row.Destination.String(), Verdict: verdict}
 }
 
-// kernelRules are the rules that the kernel's entry is from: the maps do not
-// name policies, so it is the wanted row with its key.
+// kernelRules returns the rules of the kernel's entry: the maps do not name policies, so they are
+// those of the desired row with the same key.
 func (e *Explainer) kernelRules(v *wanted, answer *Egress, to Party) []Rule {
 	rules := []Rule{}
 	entry := answer.Kernel.Entry
 	if entry == nil {
 		return rules
 	}
-	if row := v.egressRule(answer.Kernel.Ruleset, to.place()); row != nil && row.MapKey().String() == entry.Key {
+	row := v.egressRule(answer.Kernel.Ruleset, to.place())
+	if row != nil && row.MapKey().String() == entry.Key {
 		rules = append(rules, egressRule(row))
 	}
 	return rules

@@ -21,14 +21,14 @@ var Cell = cell.Module(
 	cell.Provide(func(t Tables, maps *bpf.Maps) *Explainer { return New(t, LiveMaps{maps}) }),
 )
 
-// Tables are those that questions are answered from.
+// Tables are the inputs of answers.
 type Tables struct {
 	cell.In
 
 	DB        *statedb.DB
 	LocalNode tables.LocalNode
 
-	// Whose an address is.
+	// Who has an address.
 	Endpoints     statedb.Table[*tables.Endpoint]
 	Nodes         statedb.Table[*tables.Node]
 	NodeAddresses statedb.Table[*tables.NodeAddress]
@@ -36,7 +36,7 @@ type Tables struct {
 	Backends      statedb.Table[*tables.BackendSlice]
 	Cluster       tables.ClusterPrefixes
 
-	// What is wanted in the kernel.
+	// The desired entries.
 	Pods        statedb.Table[*tables.Pod]
 	Subjects    statedb.Table[*tables.Subject]
 	Routes      statedb.Table[*tables.SubjectRoute]
@@ -49,7 +49,7 @@ type Tables struct {
 	Gateways    statedb.Table[*tables.EgressGateway]
 	Covered     statedb.Table[*tables.CoveredPrefix]
 
-	// What it is from.
+	// What these entries come from.
 	Classes        statedb.Table[*tables.Class]
 	Selectors      statedb.Table[*tables.Selector]
 	Rulesets       statedb.Table[*tables.Ruleset]
@@ -57,14 +57,13 @@ type Tables struct {
 	EgressRulesets statedb.Table[*tables.EgressRuleset]
 }
 
-// Explainer answers questions. It may be used by many goroutines.
+// Explainer answers questions. It is safe for concurrent use.
 type Explainer struct {
 	t    Tables
 	Live Live
 }
 
-// New returns an [Explainer]. Without live maps, nil, there is nothing to
-// compare the tables with.
+// New returns an [Explainer]. live is nil if there are no maps to compare the tables with.
 func New(t Tables, live Live) *Explainer { return &Explainer{t, live} }
 
 // backend names what holds the live maps, empty if there are none.
@@ -75,27 +74,27 @@ func (e *Explainer) backend() string {
 	return e.Live.Backend()
 }
 
-// Tables and maps are not read at one moment: what is being written in between
-// is no difference. So it is looked again before one is told.
+// Tables and maps are not read at one moment, so a write in between may look like a difference. The
+// answer is computed again before a difference is reported.
 const (
-	looks     = 3
+	attempts  = 3
 	looksTime = 2 * time.Millisecond
 )
 
-// agreed has a question answered until tables and maps agree, at most a few times.
+// agreed repeats an answer until tables and maps agree, at most a few times.
 func agreed(answer func() (differences int)) {
-	for i := range looks {
+	for i := range attempts {
 		if answer() == 0 {
 			return
 		}
-		if i < looks-1 {
+		if i < attempts-1 {
 			time.Sleep(looksTime)
 		}
 	}
 }
 
-// Policy says what network policies say of a packet to a port, as [ParseTraffic]
-// has it. An error that is an [Error] is about the question.
+// Policy says what network policies decide on a packet to a port, as [ParseTraffic] has it. An
+// error that is an [Error] is about the question.
 func (e *Explainer) Policy(from, to, port, protocol string) (answer *Policy, err error) {
 	traffic, err := ParseTraffic(port, protocol)
 	if err != nil {

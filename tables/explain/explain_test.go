@@ -30,19 +30,19 @@ func TestPolicy(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
 		for _, tc := range []struct{ question, answer string }{
 			{"shop/client shop/web 80", `verdict: allowed
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
 			{"shop/client shop/web http", `verdict: allowed
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
 			{"shop/client shop/web 8007/tcp", `verdict: allowed
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[1]`},
 			{"shop/client shop/web 8008/tcp", `verdict: denied
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
 			{"shop/client shop/web 80/udp", `verdict: denied
-egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
 ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
 			{"shop/db shop/web 80", `verdict: denied
 ingress denied: denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]`},
@@ -79,11 +79,11 @@ backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.in
 			{"shop/web 10.96.0.11 5432", `verdict: allowed
 egress allowed: service: judged after translation
 backend 10.1.0.6:15432: egress allowed: default allow
-backend 10.1.0.6:15432: ingress allowed: no policy chooses the pod
+backend 10.1.0.6:15432: ingress allowed: no policy selects the pod
 backend 10.2.0.5:15432: egress allowed: default allow`},
 			{"shop/client 10.96.0.10 443", `verdict: allowed
-egress allowed: no policy chooses the pod
-backend 10.1.0.5:80: egress allowed: no policy chooses the pod
+egress allowed: no policy selects the pod
+backend 10.1.0.5:80: egress allowed: no policy selects the pod
 backend 10.1.0.5:80: ingress allowed: allowed by rule NetworkPolicy/shop/web spec.ingress[0]`},
 			{"world 10.96.0.10 443", `verdict: denied
 backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
@@ -140,7 +140,9 @@ func TestPolicyJSON(t *testing.T) {
 	to := got["to"].(map[string]any)
 	require.EqualValues(t, subjectWeb, to["subject"])
 	require.EqualValues(t, rulesetWeb, to["ruleset"])
-	require.Equal(t, []any{"CiliumNetworkPolicy/shop/no-db", "NetworkPolicy/shop/web"}, to["policies"])
+	require.Equal(
+		t, []any{"CiliumNetworkPolicy/shop/no-db", "NetworkPolicy/shop/web"}, to["policies"],
+	)
 	kernel := got["kernel"].(map[string]any)
 	require.Equal(t, "memory", kernel["backend"])
 	require.Equal(t, kernel["slotInForce"], kernel["slotOwn"])
@@ -156,7 +158,7 @@ func TestPolicyJSON(t *testing.T) {
 	require.Equal(t, Allowed, answer.Verdict)
 }
 
-// What the maps have otherwise than the tables is told, whatever it is.
+// Every difference of the maps from the tables is reported.
 func TestDifferences(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
 		says := func(question string, want ...string) {
@@ -172,29 +174,37 @@ func TestDifferences(t *testing.T) {
 		update(t, w.maps.Verdicts, key, bpf.VerdictValue{Deny: 1, Cookie: 99})
 		says("shop/client shop/web 80", allowed+"(denied by rule unknown cookie 99)")
 		remove(t, w.maps.Verdicts, key)
-		says("shop/client shop/web 80", allowed+"(default deny NetworkPolicy/shop/web spec.ingress)")
+		says(
+			"shop/client shop/web 80", allowed+"(default deny NetworkPolicy/shop/web spec.ingress)",
+		)
 		remove(t, w.maps.Verdicts, bpf.VerdictKeyOf(3, 0, 0, 0))
 		says("shop/client shop/web 80", allowed+"(no entry)")
-		remove(t, w.maps.Policy, bpf.PolicyKey{Ruleset: rulesetWeb, Direction: bpf.DirectionIngress})
+		remove(t, w.maps.Policy, bpf.PolicyKey{
+			Ruleset: rulesetWeb, Direction: bpf.DirectionIngress,
+		})
 		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
 		tablestest.Insert(w.t, w.DB, w.IPCache, &tables.IPCache{
 			Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB),
 		})
 		says("203.0.113.9 shop/web 80",
-			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
+			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db "+
+			"spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables member 113, by the maps 110",
 			"ingress: by the tables class 13, by the maps 10")
 		remove(t, w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))})
 		says("shop/web 10.96.0.11 5432",
-			"backend 10.1.0.6:15432: ingress: by the tables allowed (no policy chooses the pod), by the maps not judged: the pod is not in sluice_pods")
+			"backend 10.1.0.6:15432: ingress: by the tables allowed (no policy selects the pod), by the maps not judged: the pod is not in sluice_pods")
 		remove(t, w.maps.Peers, bpf.PeerKey{Member: memberOf(classDB)})
 		says("shop/db shop/web 80",
-			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db spec.ingressDeny[0]), by the maps denied (no entry)",
+			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db "+
+			"spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables class 13, by the maps 0")
-		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{Ruleset: bpf.EmptyRuleset})
+		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{
+			Ruleset: bpf.EmptyRuleset,
+		})
 		says("10.2.0.6 shop/web 80",
-			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps allowed (no policy chooses the pod)",
+			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps allowed (no policy selects the pod)",
 			"ingress: by the tables ruleset 5, by the maps 1")
 		remove(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb})
 		update(t, w.maps.Config, bpf.ConfigKey{}, bpf.ConfigValue{VNI: 7})
@@ -254,7 +264,10 @@ func TestSlots(t *testing.T) {
 		inForce, own, err := w.maps.Slot()
 		require.NoError(t, err)
 		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - inForce})
-		text := fmt.Sprintf("kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d", own, 1-inForce)
+		text := fmt.Sprintf(
+			"kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d",
+			own, 1-inForce,
+		)
 		got := lines()
 		require.Equal(t, []string{text, "kernel: same"}, got[3:5])
 		require.Equal(t, []string{text, "kernel: same"}, got[7:])
@@ -267,7 +280,10 @@ func TestNoPolicies(t *testing.T) {
 	both(w, w.Configs, w.maps.Config, &tables.DatapathConfig{Underlay: addr("192.168.0.1")})
 	answer, err := w.Policy("world-ipv6", "shop/web", "80", "")
 	require.NoError(t, err)
-	require.Equal(t, []string{"verdict: allowed", "ingress allowed: there are no policies", "kernel: same"}, answer.Lines())
+	require.Equal(
+		t, []string{"verdict: allowed", "ingress allowed: there are no policies", "kernel: same"},
+		answer.Lines(),
+	)
 }
 
 func TestEgress(t *testing.T) {
@@ -281,10 +297,10 @@ func TestEgress(t *testing.T) {
 			{"shop/client", "198.51.100.130", "allowed passed bank (198.51.100.128/25)", "the policy excludes the destination"},
 			{"shop/client", "203.0.113.9", "allowed translated partner (203.0.113.0/24)", ""},
 			{"shop/client", "192.0.2.1", "denied no egress gateway partner (192.0.2.0/24)", "no node matches role=gateway"},
-			{"shop/client", "8.8.8.8", "allowed passed", "no policy that chooses the pod names the destination"},
-			{"shop/client", "shop/db", "allowed passed", "the destination is no business of egress policies: in-cluster,pod"},
-			{"shop/client", "10.96.0.10", "allowed passed", "the destination is no business of egress policies: in-cluster,service"},
-			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy chooses the pod"},
+			{"shop/client", "8.8.8.8", "allowed passed", "no policy that selects the pod names the destination"},
+			{"shop/client", "shop/db", "allowed passed", "egress policies do not apply to the destination: in-cluster,pod"},
+			{"shop/client", "10.96.0.10", "allowed passed", "egress policies do not apply to the destination: in-cluster,service"},
+			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy selects the pod"},
 			{"shop/db", "198.51.100.10", "allowed passed", "not a pod of this node, nor one that this node may be the gateway of"},
 		} {
 			answer, err := w.Egress(tc.from, tc.to)
@@ -311,7 +327,9 @@ func TestEgress(t *testing.T) {
 		remove(t, w.maps.Routes, bpf.SubjectKey{Subject: subjectClient})
 		answer, err = w.Egress("shop/client", "198.51.100.10")
 		require.NoError(t, err)
-		require.Contains(t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps passed")
+		require.Contains(
+			t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps passed",
+		)
 		require.Contains(t, answer.Lines(), "kernel: by the tables egress ruleset 7, by the maps 0")
 
 		pod := bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))}
@@ -330,12 +348,21 @@ func TestEgress(t *testing.T) {
 // not judged here.
 func TestEgressOfOthers(t *testing.T) {
 	forMaps(t, func(t *testing.T, w *world) {
-		both(w, w.Pods, w.maps.Pods, &tables.Pod{Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8, Reconciled: tables.Reconciled{Status: done()}})
-		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{Life: tables.Life{Number: 8}, Reconciled: tables.Reconciled{Status: done()}})
-		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: 8, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
+		both(w, w.Pods, w.maps.Pods, &tables.Pod{
+			Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8,
+			Reconciled: tables.Done(),
+		})
+		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{
+			Life: tables.Life{Number: 8}, Reconciled: tables.Done(),
+		})
+		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{
+			Subject: 8, EgressRuleset: 7, Reconciled: tables.Done(),
+		})
 		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
-			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))}, Node: "node-1",
-			Addr: addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2, Device: "eth0",
+			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))},
+			Node:       "node-1",
+			Addr:       addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2,
+			Device: "eth0",
 		})
 		for to, want := range map[string]string{
 			"203.0.113.9": "allowed translated partner (203.0.113.0/24)",
@@ -376,7 +403,9 @@ func BenchmarkPolicy(b *testing.B) {
 			for i := range 50_000 {
 				a := addr("10.128.0.0").As4()
 				a[1], a[2], a[3] = byte(128+i>>16), byte(i>>8), byte(i)
-				rows = append(rows, &tables.IPCache{Prefix: single(netip.AddrFrom4(a))[0], Member: uint32(1000 + i%200)})
+				rows = append(rows, &tables.IPCache{
+					Prefix: single(netip.AddrFrom4(a))[0], Member: uint32(1000 + i%200),
+				})
 			}
 			both(w, w.IPCache, w.maps.IPCache, rows...)
 			for _, question := range []string{"shop/client shop/web 80", "world shop/web 443"} {
@@ -402,7 +431,8 @@ func TestLookUp(t *testing.T) {
 		pairs, entries := map[bpf.PolicyKey]bpf.PolicyValue{}, map[bpf.VerdictKey]bpf.VerdictValue{}
 		for range 4 {
 			row := &tables.PolicyEntry{
-				Ruleset: 9, Class: rnd.Uint32N(3), Direction: bpf.Direction(rnd.IntN(2)), Set: 90 + rnd.Uint32N(4),
+				Ruleset: 9, Class: rnd.Uint32N(3), Direction: bpf.Direction(rnd.IntN(2)),
+				Set: 90 + rnd.Uint32N(4),
 			}
 			both(w, w.Entries, w.maps.Policy, row)
 			pairs[row.MapKey()] = row.MapValue()
@@ -418,8 +448,14 @@ func TestLookUp(t *testing.T) {
 			both(w, w.Verdicts, w.maps.Verdicts, &tables.Verdict{Key: key, Value: entries[key]})
 		}
 		oracle := verdicts.Maps{
-			Policy:  func(k bpf.PolicyKey) (v bpf.PolicyValue, ok bool) { v, ok = pairs[k]; return v, ok },
-			Verdict: func(k bpf.VerdictKey) (v bpf.VerdictValue, ok bool) { v, ok = entries[k]; return v, ok },
+			Policy: func(k bpf.PolicyKey) (v bpf.PolicyValue, ok bool) {
+				v, ok = pairs[k]
+				return v, ok
+			},
+			Verdict: func(k bpf.VerdictKey) (v bpf.VerdictValue, ok bool) {
+				v, ok = entries[k]
+				return v, ok
+			},
 		}
 		hits, misses := 0, 0
 		for range 3000 {

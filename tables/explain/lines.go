@@ -43,7 +43,7 @@ func (a *Egress) Lines() []string {
 	return kernelLines(lines, a.Differences)
 }
 
-// line adds that packets do not meet the maps that were asked, if that is so.
+// line adds a line if packets do not use the maps of the answer.
 func (s Slots) line(lines []string) []string {
 	if text := s.notYet(); text != "" {
 		lines = append(lines, "kernel: "+text)

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
-// Live reads the maps that packets meet. Its methods look up as the programs do.
+// Live reads the maps that packets use. Its methods look up as the programs do.
 type Live interface {
 	// Backend names what holds the maps: kernel or memory; empty if they are not open.
 	Backend() string
@@ -100,8 +100,7 @@ func (m LiveMaps) Covered(k bpf.CoveredKey) (bpf.CoveredValue, bool, error) {
 	return bpf.Lookup(m.Maps.Covered, k)
 }
 
-// present is the view of the live maps. What rules a cookie stands for, the
-// maps do not have.
+// present is the view of the live maps. The maps do not have the rules of a cookie.
 type present struct {
 	*Explainer
 	txn statedb.ReadTxn
@@ -161,8 +160,8 @@ func (p *present) verdict(key bpf.VerdictKey) (*found, bool) {
 	return &found{v, p.rulesOfCookie(p.txn, v), entry}, true
 }
 
-// matched returns the key of the entry with which a look-up was answered, which
-// the kernel does not tell: the shortest that is answered so too.
+// matched returns the key of the entry that answered a lookup. The kernel does not return it: it is
+// the shortest key with the same answer.
 func (p *present) matched(key bpf.VerdictKey, v bpf.VerdictValue) bpf.VerdictKey {
 	for shorter := range verdicts.Around(key) {
 		if other, ok, err := p.Live.Verdict(shorter); err != nil || !ok || other != v {

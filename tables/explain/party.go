@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// place is what the party is looked up by.
+// place returns the address or prefix of the party for lookups.
 func (p *Party) place() netip.Prefix {
 	if p.Address.IsValid() {
 		return netip.PrefixFrom(p.Address, p.Address.BitLen())
@@ -26,9 +26,9 @@ func (e *Explainer) parties(txn statedb.ReadTxn, from, to string) (a, b Party, e
 	first, second := e.candidates(txn, from), e.candidates(txn, to)
 	switch {
 	case len(first) == 0:
-		return a, b, e.nobody(txn, FieldFrom, from)
+		return a, b, e.noAddress(txn, FieldFrom, from)
 	case len(second) == 0:
-		return a, b, e.nobody(txn, FieldTo, to)
+		return a, b, e.noAddress(txn, FieldTo, to)
 	}
 	for _, sender := range first {
 		for _, receiver := range second {
@@ -40,8 +40,8 @@ func (e *Explainer) parties(txn statedb.ReadTxn, from, to string) (a, b Party, e
 	return a, b, errorf(FieldTo, "%q has no address of the family of %q", to, from)
 }
 
-// nobody is the error for a text that stands for no address.
-func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
+// noAddress returns the error for a text that names no address.
+func (e *Explainer) noAddress(txn statedb.ReadTxn, field, text string) error {
 	namespace, name, isPod := strings.Cut(text, "/")
 	switch {
 	case text == "":
@@ -52,7 +52,7 @@ func (e *Explainer) nobody(txn statedb.ReadTxn, field, text string) error {
 		}
 		return errorf(field, "there is no pod %s with an address of its own: the table endpoints has all", text)
 	case text == string(tables.EntityAll):
-		return errorf(field, "all is everybody: name one of them, such as world or a pod")
+		return errorf(field, "all matches everything: name a single party, such as world or a pod")
 	case slices.Contains(entities, tables.PolicyEntity(text)):
 		return errorf(field, "no address of the entity %s is known", text)
 	}
@@ -64,7 +64,7 @@ var entities = []tables.PolicyEntity{
 	tables.EntityCluster, tables.EntityKubeAPIServer,
 }
 
-// Entities returns what may be asked about beside pods and addresses.
+// Entities returns the entities that may be asked about.
 func Entities() []string {
 	names := make([]string, len(entities))
 	for i, e := range entities {
@@ -73,13 +73,13 @@ func Entities() []string {
 	return names
 }
 
-// Of an entity that is no single address stands its outermost prefix.
+// The outermost prefixes of entities that are no single address.
 var (
 	everywhere4 = netip.MustParsePrefix("0.0.0.0/0")
 	everywhere6 = netip.MustParsePrefix("::/0")
 )
 
-// candidates returns the addresses of who is asked for, the primary one first.
+// candidates returns the addresses of a party, the primary one first.
 func (e *Explainer) candidates(txn statedb.ReadTxn, text string) (places []netip.Prefix) {
 	if namespace, name, isPod := strings.Cut(text, "/"); isPod {
 		pod, _, ok := e.t.Endpoints.Get(txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name}))
@@ -148,7 +148,7 @@ func (e *Explainer) slices(txn statedb.ReadTxn, service tables.Name) (addrs []ne
 	return addrs
 }
 
-// describe says whose a place is, and what the tables want for it.
+// describe returns a party with what the tables have for its address.
 func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefix) Party {
 	p := Party{Name: text, Prefix: place, PeerSelectors: []string{}}
 	e.asPeer(txn, &p)
@@ -178,9 +178,8 @@ func (e *Explainer) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
 	return ""
 }
 
-// resolve replaces the name of a port by its number: that of the ports of services
-// that have the name, or the one that the receiver gives it. If that is several, as
-// containers may have it, it has to be asked for one of them.
+// resolve replaces the name of a port by its number: that of the service's ports with the name, or
+// the receiver's. If the receiver has several, as containers may, the question must name one.
 func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party, ports []servicePort) (Traffic, error) {
 	if t.Name == "" {
 		return t, nil

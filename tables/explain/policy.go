@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// packet is what is decided on. Where an entity stands for many addresses, it
-// is a prefix that stands for all of them.
+// packet is the packet to decide on. For an entity with many addresses, it has a prefix that stands
+// for all of them.
 type packet struct {
 	from, to netip.Prefix
 	traffic  Traffic
-	backend  bool // the receiver is what a service led to
+	backend  bool // the receiver is the backend of a service
 }
 
 // keyOf returns the key by which the traffic of a single packet is looked up in a verdict set.
@@ -68,7 +68,7 @@ func together(directions []Judgement) Decision {
 }
 
 func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
-	return judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, func(peer bpf.IPCacheValue) (Decision, bool) {
+	exempt := func(peer bpf.IPCacheValue) (Decision, bool) {
 		switch {
 		case isMulticast(p.to.Addr()):
 			return Decision{Verdict: Allowed, Reason: ReasonUnjudged}, true
@@ -76,14 +76,16 @@ func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
 			return Decision{Verdict: Allowed, Reason: ReasonService}, true
 		}
 		return Decision{}, false
-	})
+	}
+	return judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, exempt)
 }
 
 func judgeIngress(v view, p packet, pod bpf.PodValue) Judgement {
-	return judgeOf(v, pod, bpf.DirectionIngress, p.from, p.traffic, func(peer bpf.IPCacheValue) (Decision, bool) {
+	exempt := func(peer bpf.IPCacheValue) (Decision, bool) {
 		host := peer.Flags&bpf.IPCacheHost != 0 && v.config().Flags&bpf.ConfigAllowLocalhost != 0
 		return Decision{Verdict: Allowed, Reason: ReasonHost}, host
-	})
+	}
+	return judgeOf(v, pod, bpf.DirectionIngress, p.from, p.traffic, exempt)
 }
 
 // judgeOf is what both directions have in common: exempt says what is not looked up.
@@ -117,7 +119,7 @@ func judgeOf(
 	return j
 }
 
-// isMulticast reports whether the programs let everybody send to an address.
+// isMulticast reports whether the programs let all packets to an address pass.
 func isMulticast(a netip.Addr) bool {
 	return a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }

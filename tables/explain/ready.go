@@ -15,8 +15,8 @@ import (
 // questions are answered from.
 var ErrNotReady = errors.New("the agent is not ready")
 
-// ready reports, as an error, which tables are not complete yet: what is missing
-// in them would be taken for nobody's.
+// ready reports, as an error, which tables are not complete yet: an address that is missing in them
+// would look as if no object had it.
 func (e *Explainer) ready(txn statedb.ReadTxn) error {
 	var missing []string
 	for _, table := range []statedb.TableMeta{

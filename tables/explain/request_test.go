@@ -20,7 +20,7 @@ func TestErrors(t *testing.T) {
 		{"shop/web", "shop/none", "80", "", "to: there is no pod shop/none with an address of its own: the table endpoints has all"},
 		{"shop/pending", "shop/web", "80", "", "from: pod shop/pending has no address"},
 		{"moon", "shop/web", "80", "", `from: "moon" is no namespace/pod, no address, and no entity: host, remote-node, world, `},
-		{"all", "shop/web", "80", "", "from: all is everybody: name one of them"},
+		{"all", "shop/web", "80", "", "from: all matches everything: name a single party"},
 		{"world-ipv6", "shop/db", "80", "", `to: "shop/db" has no address of the family of "world-ipv6"`},
 		{"world", "shop/web", "", "", "port: want a port, as in 80 or 53/udp"},
 		{"world", "shop/web", "65536", "", `port: "65536" is no port: want 0 to 65535`},

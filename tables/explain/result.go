@@ -18,11 +18,11 @@ const (
 	ReasonAllowRule    = "allowed by rule"
 	ReasonDenyRule     = "denied by rule"
 	ReasonDefaultDeny  = "default deny"  // no rule allows it, and some policy denies the rest
-	ReasonDefaultAllow = "default allow" // policies choose the pod, none denies the rest of the direction
-	ReasonNoPolicy     = "no policy chooses the pod"
-	ReasonNoPolicies   = "there are no policies" // what is to be said of the pod is not known yet: nothing can be
+	ReasonDefaultAllow = "default allow" // policies select the pod, none has a default deny
+	ReasonNoPolicy     = "no policy selects the pod"
+	ReasonNoPolicies   = "there are no policies" // no policy has been read: none can decide
 	ReasonNoEntry      = "no entry"              // the map has nothing that covers the packet: it is dropped
-	ReasonNotReady     = "pod not ready"         // what policies say of the pod is not known yet: new flows are dropped
+	ReasonNotReady     = "pod not ready"         // no ruleset yet: new flows are dropped
 	ReasonHost         = "host reaches its pods" // see --allow-localhost
 	ReasonService      = "service: judged after translation"
 	ReasonNoBackend    = "no backend of the service is known: nothing else is judged"
@@ -41,16 +41,16 @@ type Party struct {
 	Labels   map[string]string `json:"labels,omitempty"` // of the pod
 
 	Address netip.Addr   `json:"address,omitzero"` // of the packet
-	Prefix  netip.Prefix `json:"prefix,omitzero"`  // what stands for an entity, if that is no single address
-	Here    bool         `json:"here"`             // a pod of this node: its policies are judged here
+	Prefix  netip.Prefix `json:"prefix,omitzero"`  // of an entity without a single address
+	Here    bool         `json:"here"`             // a pod of this node
 
 	Scope         string   `json:"scope,omitempty"`   // of the member: pods, node, cluster, world
 	Member        uint32   `json:"member"`            // as a peer
 	Class         uint32   `json:"class"`             // of the member
-	PeerSelectors []string `json:"peerSelectors"`     // that choose it as a peer
-	Refused       bool     `json:"refused,omitempty"` // its namespace has no room: all that are judged drop it
+	PeerSelectors []string `json:"peerSelectors"`     // that select it as a peer
+	Refused       bool     `json:"refused,omitempty"` // its namespace has no room: drop
 
-	Subject  *uint32  `json:"subject,omitempty"`  // of a pod of this node; 0: what policies say is not known
+	Subject  *uint32  `json:"subject,omitempty"`  // of a local pod; 0: not known
 	Ruleset  uint32   `json:"ruleset,omitempty"`  // of the subject
 	Policies []string `json:"policies,omitempty"` // of which the ruleset has rules
 	TooLarge string   `json:"tooLarge,omitempty"` // why it is isolated instead
@@ -153,7 +153,7 @@ type Way struct {
 	Entry   *Entry  `json:"entry"`            // of sluice_egress
 
 	Subject uint32 `json:"subject"` // of the sender
-	Ruleset uint32 `json:"ruleset"` // for egress; 0: no egress policy chooses the sender
+	Ruleset uint32 `json:"ruleset"` // for egress; 0: no egress policy selects the sender
 	Group   uint32 `json:"group"`   // of gateways, 0 if none was looked up
 	Bucket  uint32 `json:"bucket"`  // of the sender in the group
 
@@ -170,7 +170,7 @@ type Egress struct {
 
 	Way
 
-	Policies    []string     `json:"policies"`              // that choose the sender, the one that wins first
+	Policies    []string     `json:"policies"`              // of the sender, in order of precedence
 	Destination netip.Prefix `json:"destination,omitzero"`  // of the rule that decides
 	Overrides   []string     `json:"overrides,omitempty"`   // policies that name it too and lose
 	GatewayNode string       `json:"gatewayNode,omitempty"` // name of the gateway

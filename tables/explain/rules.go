@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// rulesOf returns the rules of a verdict that is wanted. Its cookie, which tells where in
-// their objects they are, has a row a moment later.
+// rulesOf returns the rules of a desired verdict. Its cookie, which has their positions in their
+// objects, gets a row a moment later.
 func (e *Explainer) rulesOf(txn statedb.ReadTxn, v *tables.Verdict) []Rule {
 	rules := make([]Rule, 0, len(v.Rules))
 	cookie, _, known := e.t.Cookies.Get(txn, tables.RuleCookieByNumber(v.Value.Cookie))
@@ -37,7 +37,9 @@ func (e *Explainer) rulesOfCookie(txn statedb.ReadTxn, v bpf.VerdictValue) []Rul
 	}
 	rules := make([]Rule, 0, len(row.Rules))
 	for i, id := range row.Rules {
-		rules = append(rules, Rule{Policy: id.Policy.String(), Field: row.Fields[i], Verdict: verdictOf(v)})
+		rules = append(rules, Rule{
+			Policy: id.Policy.String(), Field: row.Fields[i], Verdict: verdictOf(v),
+		})
 	}
 	return rules
 }

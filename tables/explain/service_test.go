@@ -190,7 +190,9 @@ func TestServiceText(t *testing.T) {
 	require.Contains(t, text, "ALLOWED (by 1 of 2 backends): service: judged after translation\n")
 	require.Contains(t, text, "\n  traffic   80/tcp\n")
 	require.Contains(t, text, "\n  backend   10.1.0.5:8081 (shop/web): denied (default deny NetworkPolicy/shop/web spec.ingress)\n")
-	require.Contains(t, text, "\n  backend   10.1.0.6:8080 (shop/client): allowed (no policy chooses the pod)\n")
+	require.Contains(
+		t, text, "\n  backend   10.1.0.6:8080 (shop/client): allowed (no policy selects the pod)\n",
+	)
 	require.Contains(t, printed("host"), "ALLOWED: service", "by all")
 	w.serve("", ports, &tables.BackendSlice{Addrs: web, Ports: []tables.BackendPort{slicePort("http", 8081)}}, &tables.BackendSlice{})
 	require.Contains(t, printed("world"), "DENIED: service")

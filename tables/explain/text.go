@@ -62,7 +62,8 @@ func (a *Egress) Print(w io.Writer) error {
 	text.party("from", &a.From)
 	text.party("to", &a.To)
 	if a.Ruleset != 0 {
-		text.line(1, "ruleset", "%d of subject %d: %s", a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
+		text.line(1, "ruleset", "%d of subject %d: %s",
+			a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
 	}
 	for _, r := range a.Rules {
 		text.line(1, "policy", "%s: %s %s%s", r.Policy, r.Verdict, r.Field, overriding(a.Overrides))
@@ -95,7 +96,7 @@ func overriding(policies []string) string {
 	return ", before " + strings.Join(policies, ", ")
 }
 
-// place is an address with the name of whose it is.
+// place returns an address with the name of its owner.
 func place(p *Party) string {
 	text := p.place().String()
 	if p.Address.IsValid() {
@@ -104,7 +105,7 @@ func place(p *Party) string {
 	return text + owner(p)
 }
 
-// owner is the pod that has an address, unless it was asked for by its name.
+// owner returns the pod that has an address, unless it was asked for by its name.
 func owner(p *Party) string {
 	if p.Pod == "" || p.Pod == p.Name {
 		return ""
@@ -129,23 +130,26 @@ func (t *page) party(label string, p *Party) {
 	case *p.Subject == 0:
 		t.line(1, "", "subject unknown: its new flows are held if policies could concern them")
 	default:
-		t.line(1, "", "subject %d, ruleset %d: %s", *p.Subject, p.Ruleset, orNone(p.Policies, "no policy"))
+		t.line(1, "", "subject %d, ruleset %d: %s",
+			*p.Subject, p.Ruleset, orNone(p.Policies, "no policy"))
 	}
 	if p.TooLarge != "" {
 		t.line(1, "", "TOO LARGE: %s", p.TooLarge)
 	}
 	switch {
 	case p.Refused:
-		t.line(1, "", "member %d (%s), class %d: refused, its namespace has no room", p.Member, p.Scope, p.Class)
+		t.line(1, "", "member %d (%s), class %d: refused, its namespace has no room",
+			p.Member, p.Scope, p.Class)
 	case p.Member != 0:
-		t.line(1, "", "member %d (%s), class %d: %s", p.Member, p.Scope, p.Class, orNone(p.PeerSelectors, "no selector"))
+		t.line(1, "", "member %d (%s), class %d: %s",
+			p.Member, p.Scope, p.Class, orNone(p.PeerSelectors, "no selector"))
 	}
 	for _, w := range p.Waits {
 		t.line(1, "", "waits: %s", w)
 	}
 }
 
-// orNone joins texts, or says what none of them means.
+// orNone joins texts, or returns none if there are none.
 func orNone(texts []string, none string) string {
 	if len(texts) == 0 {
 		return none
@@ -200,10 +204,11 @@ func (t *page) maps(backend string, slots Slots, differences []string) {
 	}
 }
 
-// notYet says that packets do not meet the maps that were asked, empty if they do.
+// notYet says that packets do not use the maps of the answer, empty if they do.
 func (s Slots) notYet() string {
 	if s.InForce == s.Own {
 		return ""
 	}
-	return fmt.Sprintf("NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d", s.Own, s.InForce)
+	return fmt.Sprintf("NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d",
+		s.Own, s.InForce)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
-// view is what decisions are looked up in. Each method does what a look-up of
-// the programs does. A view that cannot be read says so in failed, and finds nothing.
+// view is what decisions are looked up in. Each method does a lookup of the programs. A view that
+// cannot be read says so in failed, and finds nothing.
 type view interface {
 	pod(netip.Addr) (bpf.PodValue, bool)
 	subject(number uint32) (bpf.SubjectValue, bool)
@@ -46,7 +46,7 @@ type wanted struct {
 
 func (w *wanted) failed() error { return nil }
 
-// row is what is wanted in a map under a key.
+// row is the desired value of a map under a key.
 type row[K, V any] interface {
 	comparable
 	MapKey() K
@@ -54,8 +54,10 @@ type row[K, V any] interface {
 	GetStatus() reconciler.Status
 }
 
-// valueOf returns what the row of a query wants in its map.
-func valueOf[K, V any, R row[K, V]](w *wanted, table statedb.Table[R], query statedb.Query[R]) (v V, ok bool) {
+// valueOf returns the desired value of the row that a query finds.
+func valueOf[K, V any, R row[K, V]](
+	w *wanted, table statedb.Table[R], query statedb.Query[R],
+) (v V, ok bool) {
 	r, _, ok := table.Get(w.txn, query)
 	if ok {
 		v = r.MapValue()
@@ -63,7 +65,7 @@ func valueOf[K, V any, R row[K, V]](w *wanted, table statedb.Table[R], query sta
 	return v, ok
 }
 
-// entryOf is the entry that a row wants.
+// entryOf returns the desired entry of a row.
 func entryOf[K, V fmt.Stringer, R row[K, V]](name string, r R) *Entry {
 	status := r.GetStatus()
 	return &Entry{
@@ -77,7 +79,9 @@ func (w *wanted) pod(addr netip.Addr) (bpf.PodValue, bool) {
 }
 
 func (w *wanted) subject(number uint32) (bpf.SubjectValue, bool) {
-	return valueOf[bpf.SubjectKey, bpf.SubjectValue](w, w.t.Subjects, tables.SubjectByNumber(number))
+	return valueOf[bpf.SubjectKey, bpf.SubjectValue](
+		w, w.t.Subjects, tables.SubjectByNumber(number),
+	)
 }
 
 func (w *wanted) route(subject uint32) (bpf.RouteValue, bool) {
@@ -118,7 +122,8 @@ func (w *wanted) verdict(key bpf.VerdictKey) (*found, bool) {
 	for around := range verdicts.Around(key) {
 		if row, _, ok := w.t.Verdicts.Get(w.txn, tables.VerdictByKey(around)); ok {
 			return &found{
-				row.Value, w.rulesOf(w.txn, row), entryOf[bpf.VerdictKey, bpf.VerdictValue](mapVerdicts, row),
+				row.Value, w.rulesOf(w.txn, row),
+				entryOf[bpf.VerdictKey, bpf.VerdictValue](mapVerdicts, row),
 			}, true
 		}
 	}
@@ -138,7 +143,9 @@ func (w *wanted) config() (v bpf.ConfigValue) {
 	return v
 }
 
-func (w *wanted) egress(ruleset uint32, destination netip.Prefix) (v bpf.EgressValue, e *Entry, ok bool) {
+func (w *wanted) egress(
+	ruleset uint32, destination netip.Prefix,
+) (v bpf.EgressValue, e *Entry, ok bool) {
 	row := w.egressRule(ruleset, destination)
 	if row == nil {
 		return v, nil, false
@@ -153,7 +160,9 @@ func (w *wanted) egressRule(ruleset uint32, destination netip.Prefix) *tables.Eg
 }
 
 func (w *wanted) gateway(key bpf.GatewayKey) (bpf.GatewayValue, bool) {
-	return valueOf[bpf.GatewayKey, bpf.GatewayValue](w, w.t.Gateways, tables.EgressGatewayByKey(key))
+	return valueOf[bpf.GatewayKey, bpf.GatewayValue](
+		w, w.t.Gateways, tables.EgressGatewayByKey(key),
+	)
 }
 
 func (w *wanted) covered(prefix netip.Prefix) bool {

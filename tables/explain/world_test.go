@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -145,12 +144,13 @@ var (
 	policyDeny = tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "shop", Name: "no-db"}}
 )
 
-func done() reconciler.Status { return reconciler.StatusDone() }
-
 // pair has a ruleset lead to a verdict set.
 func (w *world) pair(ruleset, class uint32, direction bpf.Direction, set uint32) {
 	both(w, w.Entries, w.maps.Policy,
-		&tables.PolicyEntry{Ruleset: ruleset, Class: class, Direction: direction, Set: set, Reconciled: tables.Reconciled{Status: done()}})
+		&tables.PolicyEntry{
+			Ruleset: ruleset, Class: class, Direction: direction, Set: set,
+			Reconciled: tables.Done(),
+		})
 }
 
 func allow() bpf.VerdictValue        { return bpf.VerdictValue{} }
@@ -160,7 +160,7 @@ func defaultDeny() bpf.VerdictValue  { return bpf.VerdictValue{Default: 1, Deny:
 
 // verdict has a set say something of traffic, by rules.
 func (w *world) verdict(key bpf.VerdictKey, value bpf.VerdictValue, rules ...*tables.Rule) {
-	v := &tables.Verdict{Key: key, Value: value, Reconciled: tables.Reconciled{Status: done()}}
+	v := &tables.Verdict{Key: key, Value: value, Reconciled: tables.Done()}
 	for _, r := range rules {
 		v.Rules = append(v.Rules, r.RuleID)
 	}
@@ -170,7 +170,8 @@ func (w *world) verdict(key bpf.VerdictKey, value bpf.VerdictValue, rules ...*ta
 
 func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rule {
 	r := &tables.Rule{
-		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)}, Field: field,
+		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)},
+		Field:  field,
 	}
 	tablestest.Insert(w.t, w.DB, w.Cookies, &tables.RuleCookie{
 		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field},
@@ -178,8 +179,8 @@ func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rul
 	return r
 }
 
-// fill makes a cluster: shop/web is chosen by policies for ingress, from clients
-// on 80/tcp and 8000-8007/tcp, from nobody else, and from databases never.
+// fill makes a cluster: shop/web is selected by policies for ingress, from clients
+// on 80/tcp and 8000-8007/tcp only, and never from databases.
 func (w *world) fill() {
 	ports := []tables.NamedPort{{Name: "http", Protocol: 6, Port: 80}}
 	pod := func(id, node string, labels map[string]string, addrs ...netip.Addr) {
@@ -221,33 +222,45 @@ func (w *world) fill() {
 			Life: tables.Life{Number: class}, Digest: bpf.Digest{byte(class)},
 		})
 		both(w, w.Members, w.maps.Peers, &tables.Member{
-			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)}, Class: class, Reconciled: tables.Reconciled{Status: done()},
+			Life: tables.Life{Number: memberOf(class)}, Digest: bpf.Digest{byte(class)},
+			Class: class, Reconciled: tables.Done(),
 		})
 	}
 	cached := func(p string, class uint32, flags bpf.IPCacheFlags) *tables.IPCache {
-		return &tables.IPCache{Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Reconciled{Status: done()}}
+		return &tables.IPCache{
+			Prefix: prefix(p), Member: memberOf(class), Flags: flags, Reconciled: tables.Done(),
+		}
 	}
 	inside := bpf.IPCacheInCluster
 	both(w, w.IPCache, w.maps.IPCache,
 		cached("0.0.0.0/0", classWorld, 0), cached("::/0", classWorld, 0),
 		cached("192.168.0.1/32", classHost, inside|bpf.IPCacheHost|bpf.IPCacheNode),
 		cached("192.168.0.2/32", classNode, inside|bpf.IPCacheNode),
-		cached("10.1.0.0/24", classOther, inside), cached("10.1.0.5/32", classOther, inside|bpf.IPCachePod),
+		cached("10.1.0.0/24", classOther, inside),
+		cached("10.1.0.5/32", classOther, inside|bpf.IPCachePod),
 		cached("fd00::5/128", classOther, inside|bpf.IPCachePod),
-		cached("10.1.0.6/32", classClient, inside|bpf.IPCachePod), cached("10.2.0.5/32", classDB, inside|bpf.IPCachePod),
+		cached("10.1.0.6/32", classClient, inside|bpf.IPCachePod),
+		cached("10.2.0.5/32", classDB, inside|bpf.IPCachePod),
 		cached("10.96.0.10/32", classOther, inside|bpf.IPCacheService),
 		cached("10.96.0.11/32", classOther, inside|bpf.IPCacheService),
 		cached("10.96.0.12/32", classOther, inside|bpf.IPCacheService),
 		cached("169.254.0.0/16", classWorld, bpf.IPCacheLocalScope))
 	both(w, w.Subjects, w.maps.Subjects,
-		&tables.Subject{Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Reconciled{Status: done()}},
-		&tables.Subject{Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset, Reconciled: tables.Reconciled{Status: done()}})
+		&tables.Subject{
+			Life: tables.Life{Number: subjectWeb}, Ruleset: rulesetWeb, Reconciled: tables.Done(),
+		},
+		&tables.Subject{
+			Life: tables.Life{Number: subjectClient}, Ruleset: bpf.EmptyRuleset,
+			Reconciled: tables.Done(),
+		})
 	local := func(a, pod string, subject uint32) *tables.Pod {
 		return &tables.Pod{
-			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true, Reconciled: tables.Reconciled{Status: done()},
+			Addr: addr(a), Endpoint: name(pod), IfIndex: 12, Subject: subject, Local: true,
+			Reconciled: tables.Done(),
 		}
 	}
-	both(w, w.Pods, w.maps.Pods, local("10.1.0.5", "shop/web", subjectWeb), local("fd00::5", "shop/web", 0),
+	both(w, w.Pods, w.maps.Pods,
+		local("10.1.0.5", "shop/web", subjectWeb), local("fd00::5", "shop/web", 0),
 		local("10.1.0.6", "shop/client", subjectClient))
 	w.fillPolicy()
 	w.fillEgress()
@@ -280,17 +293,27 @@ func (w *world) fillPolicy() {
 }
 
 // fillEgress has shop/client leave by node-2 to one prefix, by this node to
-// another, and by nobody to a third.
+// another, and by no gateway to a third.
 func (w *world) fillEgress() {
 	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
 	tablestest.Insert(w.t, w.DB, w.EgressRulesets, &tables.EgressRuleset{
 		Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"},
 	})
 	both(w, w.EgressRules, w.maps.Egress,
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank", Overrides: []string{"partner"}},
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded, Policy: "bank"},
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("203.0.113.0/24"), Group: 2, Policy: "partner"},
-		&tables.EgressRule{Ruleset: 7, Destination: prefix("192.0.2.0/24"), Group: 3, Policy: "partner"})
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("198.51.100.0/24"), Group: 1, Policy: "bank",
+			Overrides: []string{"partner"},
+		},
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("198.51.100.128/25"), Group: bpf.GroupExcluded,
+			Policy: "bank",
+		},
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("203.0.113.0/24"), Group: 2, Policy: "partner",
+		},
+		&tables.EgressRule{
+			Ruleset: 7, Destination: prefix("192.0.2.0/24"), Group: 3, Policy: "partner",
+		})
 	bucket := bucketOf(addr("10.1.0.6"))
 	both(w, w.Gateways, w.maps.Gateways,
 		&tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 1, Bucket: bucket}, Node: "node-2", Addr: addr("192.168.0.2")},

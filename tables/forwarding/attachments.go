@@ -102,7 +102,8 @@ var errNoHeader = errors.New("the device has no Ethernet header")
 func hasHeader(row *tables.Attachment) bool { return row.Status.GetError() != errNoHeader.Error() }
 
 func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.Attachment) {
-	if _, _, configured := a.ConfigEntries.Get(txn, tables.MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})); !configured {
+	configEntry := tables.MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})
+	if _, _, configured := a.ConfigEntries.Get(txn, configEntry); !configured {
 		return nil
 	}
 	if index == nowhere {

@@ -42,8 +42,8 @@ func (l *params) row(in statedb.ReadTxn, addr netip.Addr) *tables.LocalEndpoint 
 	return row
 }
 
-// isThere reports whether the device of a pod is there whose object is gone. Only a veth goes
-// with its pod.
+// isThere reports whether the device of a pod exists whose object is gone. Only a veth goes with
+// its pod.
 func (l *params) isThere(in statedb.ReadTxn, former *tables.LocalEndpoint) bool {
 	if former == nil || former.IfIndex == 0 {
 		return false
@@ -52,9 +52,9 @@ func (l *params) isThere(in statedb.ReadTxn, former *tables.LocalEndpoint) bool 
 	return found && device.Name == former.Device && device.Type == "veth"
 }
 
-// attachmentAt returns the interface that was given an address last, nil if none is known to
-// have it. That of another pod than the owner counts only while its device is there: the
-// runtime may never tell of the end of an interface.
+// attachmentAt returns the interface that was given an address last, nil if none is known to have
+// it. That of another pod than the owner counts only while its device exists: the runtime may never
+// report the end of an interface.
 func (l *params) attachmentAt(
 	in statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint,
 ) (last *tables.CNIAttachment) {
@@ -69,8 +69,8 @@ func (l *params) attachmentAt(
 	return last
 }
 
-// attachedDevice returns the device of which the CNI plugin told, nil if there is none of
-// that index and name.
+// attachedDevice returns the device that the CNI plugin reported, nil if there is none with that
+// index and name.
 func (l *params) attachedDevice(in statedb.ReadTxn, a *tables.CNIAttachment) *tables.Device {
 	device, _, found := l.Devices.Get(in, tables.DeviceByIndex(a.IfIndex))
 	if !found || device.Name != a.Device {
@@ -79,8 +79,8 @@ func (l *params) attachedDevice(in statedb.ReadTxn, a *tables.CNIAttachment) *ta
 	return device
 }
 
-// findAttached fills in the device of which the CNI plugin told, and reports whether that is
-// known to be there.
+// findAttached fills in the device that the CNI plugin reported, and reports whether it is known to
+// exist.
 func (l *params) findAttached(
 	in statedb.ReadTxn, row *tables.LocalEndpoint, a *tables.CNIAttachment,
 ) bool {
@@ -96,9 +96,9 @@ func (l *params) findAttached(
 	return true
 }
 
-// findDevice fills in the host side of the pod's veth: the device of a route to just the
-// address, or else of its neighbor entry; where that is a bridge, its port behind which the
-// MAC address is. Where nothing is known now, what was known before stays.
+// findDevice fills in the host side of the pod's veth: the device of a route to exactly the
+// address, or else of its neighbor entry. If that is a bridge, it is the port behind which the MAC
+// address is. If nothing is known now, the former device stays.
 func (l *params) findDevice(in statedb.ReadTxn, row, former *tables.LocalEndpoint) {
 	row.Reason = "no route or neighbour leads to the address"
 	index := l.routeTo(in, row.Addr)
@@ -133,10 +133,9 @@ func (l *params) findDevice(in statedb.ReadTxn, row, former *tables.LocalEndpoin
 	row.IfIndex, row.Device, row.Reason = uint32(device.Index), device.Name, ""
 }
 
-// formerDevice returns which device led to a pod that was found before: the bridge, or the
-// pod's own. That does not stand if the device is gone, has another name, or belongs to
-// another one. Devices that lead to more than a pod may have led to it by mistake, and never
-// stand.
+// formerDevice returns the device that led to the pod before: the bridge, or the pod's own device.
+// It does not count if the device is gone, has another name, or belongs to another pod. Devices
+// that lead to several pods may have led to it by mistake, and never count.
 func (l *params) formerDevice(
 	in statedb.ReadTxn, former *tables.LocalEndpoint,
 ) (index int, stands bool) {

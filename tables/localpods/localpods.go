@@ -5,7 +5,7 @@
 //	endpoints, cni-attachments ────────────────┐
 //	routes, neighbours, bridge-entries, devices ┴─► local-endpoints
 //
-// A pod's device is that of which the CNI plugin told, or the one to which a route or a
+// A pod's device is the one that the CNI plugin reported, or the one to which a route or a
 // neighbour entry leads.
 package localpods
 
@@ -68,8 +68,8 @@ func movesDevice(old, new *tables.Device) bool {
 	return old.Name != new.Name || old.Type != new.Type || old.MasterIndex != new.MasterIndex
 }
 
-// markEndpoint marks the addresses of a local pod, and those of another node's that a local
-// one claims, or had, or was given.
+// markEndpoint marks the addresses of a local pod, and those of another node's pod that a local pod
+// claims, had, or was given.
 func (l *params) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(netip.Addr)) {
 	for _, addr := range e.Addrs {
 		_, _, had := l.Output.Get(in, tables.LocalEndpointByAddr(addr))

@@ -154,7 +154,7 @@ func TestSharedDevice(t *testing.T) {
 	h.expect() // tun0 does not go with the pod
 }
 
-// The CNI plugin tells of a pod before its object is read; what it told counts before routes.
+// The CNI plugin reports a pod before its object is read; its report takes precedence over routes.
 func TestAttachment(t *testing.T) {
 	h := newHarness(t)
 	h.set(network{

@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// address brings the row of an address or prefix up to date, and with it the member that it
-// belongs to.
+// address brings the row of an address or prefix up to date, and with it its member.
 func (t *transaction) address(prefix netip.Prefix) {
 	old, _, found := t.IPCache.Get(t.out, tables.IPCacheByPrefix(prefix))
 	f := t.facts(t.in, prefix)
@@ -37,7 +36,7 @@ func (t *transaction) address(prefix netip.Prefix) {
 		row.Made = old.Made
 	}
 	if found && old.MapValue() == row.MapValue() {
-		row.Status = old.Status // nothing is to be written
+		row.Status = old.Status // the map does not change
 	}
 	if found && old.Equal(row) {
 		return
@@ -48,8 +47,8 @@ func (t *transaction) address(prefix netip.Prefix) {
 	}
 }
 
-// around returns the longest row of peer-prefixes around an address or prefix. There is
-// none only while the first keys are computed.
+// around returns the longest row of peer-prefixes around an address or prefix. There is none only
+// while the first keys are computed.
 func (t *transaction) around(prefix netip.Prefix) *tables.PeerPrefix {
 	if p := tables.PeerPrefixAround(t.out, t.PeerPrefixes, prefix); p != nil {
 		return p
@@ -79,7 +78,7 @@ func memberOf(prefix netip.Prefix, f *facts, around *tables.PeerPrefix) *tables.
 	return m
 }
 
-// enter returns the number of a member, which is desired from now on.
+// enter returns the number of a member, and marks it as desired.
 func (t *transaction) enter(m *tables.Member) uint32 {
 	old, _, found := t.Members.Get(t.out, tables.MemberByDigest(m.Digest))
 	switch {
@@ -109,7 +108,7 @@ func (t *transaction) left(number uint32) {
 	}
 }
 
-// member brings the class of a member up to date, or ends the member.
+// member brings the class of a member up to date, or removes the member.
 func (t *transaction) member(number uint32) {
 	m, _, found := t.Members.Get(t.out, tables.MemberByNumber(number))
 	if !found {

@@ -3,20 +3,20 @@
 // Package members derives what each address is as a peer of network policies.
 //
 //	endpoints, nodes, services, ... ──► ipcache        address or prefix ──► member
-//	selectors in use ─────────────────► peer-prefixes  by which addresses are told apart
+//	selectors in use ─────────────────► peer-prefixes  selectors of the addresses inside
 //	namespaces, port names in use ────► members        member ──► class
 //	                                    peer-classes   the selectors that select it
 //	                                    selector-matches
 //
 // All of it is one rule, so that one snapshot answers whether all members that a selector
-// selects are in classes that have it. The work goes by label sets: a pod with known labels
-// is one row of ipcache.
+// selects are in classes with the selector. Work is in proportion to label sets: a pod with
+// known labels is one row of ipcache.
 //
 // Selectors of label sets, nodes and entities select members. Selectors of prefixes select
-// addresses, so they are part of what a member is. The longest row of peer-prefixes around
-// an address says which: each row has all selectors that select its addresses. A prefix
-// comes with its exceptions before it, so that an address never has a selector that neither
-// the former nor the present blocks give it.
+// addresses, so they are part of a member's identity. Each row of peer-prefixes has all
+// selectors that select its addresses, and the longest row around an address decides. The
+// exceptions of a prefix are written before it, so that an address never has a selector that
+// neither the former nor the present blocks give it.
 package members
 
 import (

@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// classify writes a member, with its class as it is now. The former row is nil if there
-// is none.
+// classify writes a member with its present class. old is its former row, nil if there is none.
 func (t *transaction) classify(m, old *tables.Member) {
 	m.Class = t.enterClass(m.Namespace, t.selectorsOf(m), t.portsOf(m))
 	if old == nil || old.Class != m.Class {
@@ -31,9 +30,9 @@ func (t *transaction) classify(m, old *tables.Member) {
 
 // selectorsOf returns the numbers of the selectors in use that select a member, in order.
 //
-// One that is not desired keeps what was evaluated of it: its addresses were never in the
-// namespace as that is labeled now. Selectors that come into use meanwhile select it all
-// the same, as packets of its addresses may meet them.
+// An undesired member keeps its selectors: its addresses were never in a namespace with the present
+// labels. New selectors are evaluated for it all the same, as packets of its addresses may be
+// judged by them.
 func (t *transaction) selectorsOf(m *tables.Member) []uint32 {
 	numbers := t.selecting(m)
 	if m.Undesired {
@@ -74,7 +73,7 @@ func (t *transaction) selecting(m *tables.Member) []uint32 {
 	return numbers
 }
 
-// portsOf returns the ports of a member whose names rulesets ask for, in order.
+// portsOf returns the ports of a member whose names rulesets use, in order.
 func (t *transaction) portsOf(m *tables.Member) (ports []tables.NamedPort) {
 	if m.Labels == nil {
 		return nil
@@ -174,7 +173,7 @@ func (t *transaction) leftClass(number uint32) {
 	}
 }
 
-// class ends a class, if its time has come.
+// class removes a class if nothing refers to it any more.
 func (t *transaction) class(number uint32) {
 	class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(number))
 	if !found || !class.Undesired {

@@ -12,15 +12,14 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// facts is all that any object says of a prefix, together. Where objects disagree about the
-// tunnel, the first that has one decides: this node, another node, a pod, a node's pod
-// prefix.
+// facts is all that objects say about a prefix. If objects disagree about the tunnel, the first
+// source that has one decides: this node, another node, a pod, a node's pod prefix.
 type facts struct {
 	flags     bpf.IPCacheFlags
 	tunnel    netip.Addr
 	origins   []string
 	conflicts []string         // other pods that claim the address
-	node      string           // the node that has it: this one, if several have
+	node      string           // the node that has it: this node, if several have it
 	pod       *tables.Endpoint // the pod that has it
 }
 
@@ -75,7 +74,7 @@ func (r *rule) addNodes(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 func (r *rule) addPod(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 	owner, others := tables.AddrOwner(txn, r.Endpoints, addr)
 	if owner == nil {
-		// It may be in the pod prefix of another node, and is no pod of that one.
+		// The address may be in the pod prefix of another node without being one of its pods.
 		for n := range tables.Rare(txn, r.Nodes, tables.NodesByTunnelAddr(addr)) {
 			f.add(bpf.IPCacheInCluster, "tunnel of node "+n.Name)
 		}
@@ -92,8 +91,7 @@ func (r *rule) addPod(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 	f.pod = owner
 }
 
-// localPods is the flag of what the pods of this node have, or get, addresses of: none
-// of another node's.
+// localPods returns the flag of addresses for pods of this node, none for those of other nodes.
 func (r *rule) localPods(node string) bpf.IPCacheFlags {
 	if node != r.LocalNode.Name {
 		return 0
@@ -101,8 +99,8 @@ func (r *rule) localPods(node string) bpf.IPCacheFlags {
 	return bpf.IPCacheLocalPods
 }
 
-// tunnelTo returns the address to encapsulate to for pods on a node, invalid
-// if it is this node or not known.
+// tunnelTo returns the address to encapsulate to for pods on a node. It is invalid if that is this
+// node, or not known.
 func (r *rule) tunnelTo(txn statedb.ReadTxn, node string) netip.Addr {
 	n, _, found := r.Nodes.Get(txn, tables.NodeByName(node))
 	if !found || node == r.LocalNode.Name {
@@ -122,7 +120,7 @@ func (r *rule) addServices(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 	}
 }
 
-// addPrefix adds what is said of the very prefix.
+// addPrefix adds what objects say about exactly this prefix.
 func (r *rule) addPrefix(txn statedb.ReadTxn, f *facts, prefix netip.Prefix) {
 	for n := range tables.Rare(txn, r.Nodes, tables.NodesByPodCIDR(prefix)) {
 		f.add(bpf.IPCacheInCluster|r.localPods(n.Name), "pod prefix of node "+n.Name)
@@ -150,9 +148,8 @@ func (r *rule) addPrefix(txn statedb.ReadTxn, f *facts, prefix netip.Prefix) {
 	}
 }
 
-// inherited is what is known of a prefix of which no object says anything: what is known of
-// the longest one around it. A look-up finds the longest prefix alone, and must not find
-// less than it did.
+// inherited returns the facts of a prefix that no object names: those of the longest prefix around
+// it. A lookup finds only the longest prefix, and must not lose facts.
 func (r *rule) inherited(txn statedb.ReadTxn, prefix netip.Prefix) (f facts) {
 	f.add(0, "peer prefix")
 	for bits := prefix.Bits() - 1; bits >= 0; bits-- {

@@ -140,7 +140,9 @@ func TestAddressesThatSeveralHave(t *testing.T) {
 	require.Equal(t, bpf.IPCacheInCluster, h.exact("10.2.0.2/32").Flags)
 	require.Equal(t, tables.ScopeCluster, h.scope("10.2.0.2/32"))
 	require.Equal(t, tables.ScopeCluster, h.scope("10.3.0.1/32"))
-	require.Equal(t, tables.ScopeWorld, h.scope("198.51.100.1/32"), "no prefix of the cluster has it")
+	require.Equal(
+		t, tables.ScopeWorld, h.scope("198.51.100.1/32"), "no prefix of the cluster has it",
+	)
 }
 
 // Pods are reached through their nodes: a node that comes, goes or gets another address

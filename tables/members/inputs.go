@@ -78,7 +78,7 @@ func (r *rule) inputs() []derive.Input[key] {
 	}
 }
 
-// valuesOf returns what a mirror row refers to, if there is one.
+// valuesOf returns what a mirror row refers to, nothing if there is no row.
 func valuesOf[K, V tables.MapPart](m *tables.Mirror[K, V]) []V {
 	if m == nil {
 		return nil
@@ -94,14 +94,13 @@ func markAll(addrs []netip.Addr, mark func(key)) {
 
 func isOfAPIServer(b *tables.BackendSlice) bool { return b.Service == tables.KubernetesAPIService }
 
-// movesPeer reports whether a change of an endpoint can change what an address
-// of it is as a peer.
+// movesPeer reports whether a change of an endpoint can change the row of its addresses.
 func movesPeer(old, new *tables.Endpoint) bool {
 	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
 }
 
-// nodeChanged marks the node's own addresses and prefixes, and those of its pods if they
-// are reached by another address of it.
+// nodeChanged marks the node's own addresses and prefixes, and the addresses of its pods if its
+// tunnel address changes.
 func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
 	if old != nil && new != nil && !movesNode(old, new) {
 		return
@@ -132,7 +131,7 @@ func movesNode(old, new *tables.Node) bool {
 		!slices.Equal(old.TunnelIPs, new.TunnelIPs)
 }
 
-// markHeirs marks the prefixes that inherit what is known of a prefix that they are in.
+// markHeirs marks the prefixes that inherit facts of a prefix around them.
 func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key)) {
 	if prefix.IsSingleIP() {
 		return
@@ -144,7 +143,7 @@ func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key
 	}
 }
 
-// rulesetChanged marks the members with ports whose names come into use or go out of use.
+// rulesetChanged marks the members with ports whose names rulesets begin or cease to use.
 func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
 	portsOf := func(ruleset *tables.Ruleset) (names []string) {
 		if ruleset != nil {

@@ -285,7 +285,9 @@ func TestCell(t *testing.T) {
 	require.NoError(t, err)
 	wtxn.Commit()
 	await.True(t, func() bool {
-		_, _, found := rows.Get(db.ReadTxn(), tables.IPCacheByPrefix(netip.MustParsePrefix("10.1.0.1/32")))
+		_, _, found := rows.Get(
+			db.ReadTxn(), tables.IPCacheByPrefix(netip.MustParsePrefix("10.1.0.1/32")),
+		)
 		return found
 	})
 }

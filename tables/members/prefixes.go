@@ -9,12 +9,12 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// peerPrefix brings the row of a prefix that addresses are told apart by up to date, after
-// a selector may have begun or ceased to name it.
+// peerPrefix brings the row of a prefix in peer-prefixes up to date, after a selector may have
+// begun or ceased to name it.
 //
-// A row goes only when it is as the one around it: so it changes nothing for the addresses
-// inside. The prefix's own row of ipcache changes with it, so that the kernel never has a
-// prefix without what is excepted from it.
+// A row is only removed when it equals the row around it, so nothing changes for the addresses
+// inside. The prefix's own row of ipcache changes with it, so the kernel never has a prefix without
+// its exceptions.
 func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 	old, _, found := t.PeerPrefixes.Get(t.out, tables.PeerPrefixByPrefix(prefix))
 	parent := &tables.PeerPrefix{}
@@ -53,7 +53,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 	t.expectSelectors(before, row)
 }
 
-// named returns which selectors name a prefix, of which one may have begun or ceased to.
+// named returns the selectors that name a prefix. selector is one that may have begun or ceased to.
 func (t *transaction) named(prefix netip.Prefix, former []uint32, selector uint32) []uint32 {
 	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(selector))
 	names := used && s.Names(prefix)
@@ -69,8 +69,8 @@ func (t *transaction) named(prefix netip.Prefix, former []uint32, selector uint3
 
 func selectorsAt(p *tables.PeerPrefix) []uint32 { return slices.Concat(p.Outside, p.Pods, p.Nodes) }
 
-// fill fills in which of some selectors select addresses of a prefix: of those that select
-// what is around it, or select it so far, or name it. What is around it may come behind.
+// fill fills in which selectors select the addresses of a prefix, among those that select the
+// prefix around it, have selected it so far, or name it. The row around it may be updated later.
 func (t *transaction) fill(row *tables.PeerPrefix, numbers []uint32) {
 	slices.Sort(numbers)
 	for _, n := range slices.Compact(numbers) {
@@ -94,13 +94,13 @@ func (t *transaction) fill(row *tables.PeerPrefix, numbers []uint32) {
 	}
 }
 
-// isSame reports whether two rows say the same of the addresses inside.
+// isSame reports whether two rows have the same content for the addresses inside.
 func isSame(a, b *tables.PeerPrefix) bool {
 	return a.Cluster == b.Cluster && slices.Equal(a.Outside, b.Outside) &&
 		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.Nodes, b.Nodes)
 }
 
-// markInside marks the addresses that belong to a prefix, as far as it has changed for them.
+// markInside marks the addresses that belong to a prefix, if it has changed for them.
 func (t *transaction) markInside(before, now *tables.PeerPrefix) {
 	outside := before.Cluster != now.Cluster || !slices.Equal(before.Outside, now.Outside)
 	pods := !slices.Equal(before.Pods, now.Pods)
@@ -125,8 +125,8 @@ func (t *transaction) markInside(before, now *tables.PeerPrefix) {
 	}
 }
 
-// expectSelectors has the selectors that have come to select addresses of a prefix evaluated
-// behind these.
+// expectSelectors marks the selectors that newly select addresses of a prefix: they are evaluated
+// after these addresses.
 func (t *transaction) expectSelectors(before, now *tables.PeerPrefix) {
 	came := func(before, now []uint32) {
 		for _, n := range now {

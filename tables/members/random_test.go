@@ -25,8 +25,8 @@ type randomWorld struct {
 
 func (w *randomWorld) pick(options ...string) string { return options[w.IntN(len(options))] }
 
-// randomAddrs are those that anything may be about: of pods here and there, that are
-// nobody's inside and outside, and of IPv6.
+// randomAddrs are the addresses of objects and packets: of local and remote pods, without an
+// owner inside and outside of the cluster, and of IPv6.
 var randomAddrs = func() (addrs []netip.Addr) {
 	for _, text := range []string{"10.1.0.%d", "10.2.0.%d", "198.51.100.%d", "fd00::%d", "2001:db8::%d"} {
 		for i := range 6 {
@@ -368,7 +368,7 @@ type selection struct {
 	selector uint32
 }
 
-// kindOf tells what an address is.
+// kindOf returns what an address is.
 func kindOf(w *policytest.World, a netip.Addr) string {
 	signature := strings.Split(w.PeerSignature(a), "; ")
 	for _, e := range []tables.PolicyEntity{tables.EntityWorld, tables.EntityHost, tables.EntityRemoteNode} {

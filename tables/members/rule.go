@@ -42,7 +42,7 @@ type ruleTables struct {
 	PeerMirror    statedb.Table[*tables.PeerMirror]
 }
 
-// key is a part of the work.
+// key is a unit of work.
 type key struct {
 	kind   kind
 	prefix netip.Prefix
@@ -54,11 +54,11 @@ type kind uint8
 
 const (
 	ofAddress    kind = iota // prefix: the row of ipcache
-	ofPods                   // node: it is reached by another address, so are its pods
+	ofPods                   // node: its tunnel address changed, and so its pods'
 	ofPeerPrefix             // prefix, and a selector that may have begun or ceased to name it
-	ofMember                 // number: its class, and its end
-	ofClass                  // number: its end
-	ofSelector               // number: it is evaluated when all keys before it are computed
+	ofMember                 // number: its class, and its removal
+	ofClass                  // number: its removal
+	ofSelector               // number: it is evaluated after all keys before it are computed
 )
 
 func addressKey(prefix netip.Prefix) key { return key{kind: ofAddress, prefix: prefix} }
@@ -71,22 +71,21 @@ func memberKey(number uint32) key   { return key{kind: ofMember, number: number}
 func classKey(number uint32) key    { return key{kind: ofClass, number: number} }
 func selectorKey(number uint32) key { return key{kind: ofSelector, number: number} }
 
-// single is the prefix of one address.
+// single returns the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// rule has the tables, and the last numbers that it gave out.
+// rule has the tables, and the last numbers that it assigned.
 type rule struct {
 	ruleTables
 	number uint32 // of a member or class
 	made   uint64 // of a transaction, which may have two: one for each queue
 }
 
-// world are the prefixes that all others are inside of.
+// world has the prefixes that contain all others.
 var world = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
-// localScope are destinations that stay on the link or the node, whatever
-// policies say: link-local addresses with the metadata service and node-local
-// DNS, multicast, broadcast and loopback.
+// localScope are destinations that stay on the link or the node, whatever policies say: link-local
+// addresses with the metadata service and node-local DNS, multicast, broadcast and loopback.
 var localScope = []netip.Prefix{
 	netip.MustParsePrefix("127.0.0.0/8"),
 	netip.MustParsePrefix("169.254.0.0/16"),
@@ -145,14 +144,14 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	return t.err
 }
 
-// transaction is a call of compute.
+// transaction is one call of compute.
 type transaction struct {
 	*rule
 	in    statedb.ReadTxn
 	out   statedb.WriteTxn
 	mark  func(key)
-	later map[uint32]bool // selectors to be evaluated behind all keys that the call marks
-	moved map[string]bool // nodes that are reached by another address
+	later map[uint32]bool // selectors to evaluate after all keys that the call marks
+	moved map[string]bool // nodes whose tunnel address changed
 	err   error           // the first one
 
 	classes map[string]int // how many were made for a namespace, of those looked at
@@ -171,9 +170,8 @@ func remove[Row any](t *transaction, table statedb.RWTable[Row], row Row) {
 	}
 }
 
-// markPods marks the addresses of pods of nodes that are reached by another address. All
-// of these in a call cost one look at all pods: nodes seldom move, and an index of pods by
-// their nodes is large.
+// markPods marks the addresses of pods of nodes whose tunnel address changed. One call scans all
+// pods once: such changes are rare, and an index of pods by node is large.
 func (t *transaction) markPods() {
 	if len(t.moved) == 0 {
 		return
@@ -187,7 +185,7 @@ func (t *transaction) markPods() {
 	}
 }
 
-// selector notes that a selector is evaluated, once, or that it is not in use any more.
+// selector notes that a selector has been evaluated, or removes the note if it is not in use.
 func (t *transaction) selector(number uint32) {
 	if t.later[number] {
 		return

@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// selectorChanged marks the members that a selector selects or selected, the prefixes that
-// it begins or ceases to name, and behind all of these the selector. Of a selector in use
-// only the pods of services and the prefixes of groups and services change: all these
-// prefixes have the same exceptions.
+// selectorChanged marks the members that a selector selects or selected, the prefixes that it
+// begins or ceases to name, and after all of these the selector. While a selector is in use, only
+// the pods of services and the prefixes of groups and services can change: all these prefixes have
+// the same exceptions.
 func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *tables.Selector, mark func(key)) {
 	number := cmp.Or(new, old).Number
 	if old == nil || new == nil || !slices.Equal(old.Pods, new.Pods) {
@@ -41,9 +41,8 @@ func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *tables.Selector, m
 	mark(selectorKey(number))
 }
 
-// changedPrefixes returns the prefixes that only one of two values of a selector names,
-// exceptions too. The longest come first, so that a prefix comes behind what is excepted
-// from it.
+// changedPrefixes returns the prefixes that only one of two values of a selector names, including
+// exceptions. The longest come first, so that a prefix comes after its exceptions.
 func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
 	only := func(a, b *tables.Selector) {
 		if a == nil {
@@ -62,11 +61,11 @@ func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
 	return changed
 }
 
-// candidates yields all members that a selector may select by what they are.
+// candidates yields all members that a selector may select by labels, entity or node.
 func (r *rule) candidates(txn statedb.ReadTxn, s *tables.Selector) iter.Seq[*tables.Member] {
 	anchors := s.Anchors()
 	if len(anchors) == 0 && s.Family == 0 && s.Entity == "" && s.Peers[0].Kind != tables.PeerNodes {
-		return func(func(*tables.Member) bool) {} // by prefixes alone
+		return func(func(*tables.Member) bool) {} // prefixes select addresses, not members
 	}
 	members := r.Members.All(txn)
 	if len(anchors) == 1 {
@@ -94,7 +93,7 @@ func (r *rule) namespaceOf(txn statedb.ReadTxn, m *tables.Member) *tables.Namesp
 	return n
 }
 
-// selects reports whether a selector selects a member by what it is, not by its prefixes.
+// selects reports whether a selector selects a member by labels, entity or node, not by prefixes.
 func (r *rule) selects(
 	txn statedb.ReadTxn, s *tables.Selector, m *tables.Member, namespace *tables.Namespace,
 ) bool {
@@ -113,8 +112,8 @@ func (r *rule) selects(
 	return m.Scope == tables.ScopePods && s.MatchesLabels(m.Labels, namespace)
 }
 
-// reaches reports whether prefixes of a selector select addresses of a scope. An address of
-// the cluster that no pod has counts as one of a pod.
+// reaches reports whether prefixes of a selector select addresses of a scope. An address of the
+// cluster without a pod counts as one of a pod.
 func reaches(s *tables.Selector, scope tables.Scope) bool {
 	switch scope {
 	case tables.ScopePods, tables.ScopeCluster:

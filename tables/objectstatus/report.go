@@ -61,8 +61,8 @@ func markNetwork(_ statedb.ReadTxn, s *tables.NetworkPolicyStatus, mark func(tab
 	mark(s.Policy)
 }
 
-// faresOtherwise reports whether other nodes may be told something else of a policy.
-func faresOtherwise(old, new *tables.NetworkPolicyStatus) bool {
+// reportChanged reports whether what this node reports about a policy may change.
+func reportChanged(old, new *tables.NetworkPolicyStatus) bool {
 	return old.State != new.State || old.Generation != new.Generation || old.Failed != new.Failed ||
 		old.Refused != new.Refused || old.TooLarge != new.TooLarge
 }

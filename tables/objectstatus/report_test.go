@@ -54,13 +54,13 @@ func (r *reporting) report(id tables.PolicyID) *tables.ReportedPolicy {
 	return &row.ReportedPolicy
 }
 
-// A network policy is told of while it is not in force, with the reason.
+// A network policy is reported while it is not in force, with the reason.
 func TestReportOfNetworkPolicy(t *testing.T) {
 	r := newReporting(t)
 	for _, tc := range []struct {
 		status tables.NetworkPolicyStatus
 		failed int
-		error  string // empty: nothing is told
+		error  string // empty: nothing is reported
 	}{
 		{tables.NetworkPolicyStatus{State: tables.PolicyPending}, 0, "not in force yet"},
 		{tables.NetworkPolicyStatus{State: tables.PolicyFailed, Failed: 2, Refused: "map full"}, 2, "map full"},
@@ -89,7 +89,7 @@ func TestReportOfNetworkPolicy(t *testing.T) {
 	}
 }
 
-// An egress policy is told of always, and in force only if its status says so.
+// An egress policy is always reported, as in force only if its status says so.
 func TestReportOfEgressPolicy(t *testing.T) {
 	r := newReporting(t)
 	id := tables.EgressPolicyID("web")
@@ -104,7 +104,8 @@ func TestReportOfEgressPolicy(t *testing.T) {
 		{func(s *tables.EgressPolicyStatus) { s.Failed, s.Refused = 1, "map full" }, false, "map full"},
 	} {
 		s := &tables.EgressPolicyStatus{
-			Policy: "web", UID: "uid", Generation: 2, Rules: 2, Programmed: 2, LosesTo: []string{"db"},
+			Policy: "web", UID: "uid", Generation: 2, Rules: 2, Programmed: 2,
+			LosesTo: []string{"db"},
 		}
 		tc.change(s)
 		r.egress.Put(s)
@@ -117,8 +118,8 @@ func TestReportOfEgressPolicy(t *testing.T) {
 	}
 }
 
-// What traffic leaves this node with is told of buckets that are this node's, and why it
-// does not.
+// The report has the egress addresses of buckets for which this node is elected, or why there
+// are none.
 func TestReportOfGateway(t *testing.T) {
 	r := newReporting(t)
 	id := tables.EgressPolicyID("web")

@@ -9,8 +9,8 @@
 //
 // A policy is in force when its present content is in the rulesets of all label sets that it
 // selects, the kernel has each of these label sets in its ruleset, and each of their pods in
-// its label set. That the kernel has all of a ruleset is what the reconcilers wait for before
-// they write that something is in it.
+// its label set. The reconcilers write that a label set is in a ruleset only after all
+// entries of the ruleset.
 package policy
 
 import (
@@ -40,7 +40,7 @@ type params struct {
 	Subjects statedb.Table[*tables.Subject]
 	Entries  statedb.Table[*tables.PolicyEntry]
 	Verdicts statedb.Table[*tables.Verdict]
-	Complete statedb.Table[*tables.Compiled] // rulesets that all entries are known of
+	Complete statedb.Table[*tables.Compiled] // rulesets with all entries computed
 	Mirrors  statedb.Table[*tables.SubjectMirror]
 
 	Placement

@@ -61,8 +61,8 @@ func (s *params) markPod(in statedb.ReadTxn, p *tables.Pod, mark func(tables.Pol
 	s.markSubjectNumber(in, p.Subject, mark)
 }
 
-// markPodMirror marks the policies of the subject that the kernel has a pod in, and of the
-// one that it is to be in.
+// markPodMirror marks the policies of the subject that the kernel has a pod in, and of the one
+// where it is desired.
 func (s *params) markPodMirror(
 	in statedb.ReadTxn, m *tables.PodMirror, mark func(tables.PolicyID),
 ) {
@@ -74,8 +74,8 @@ func (s *params) markPodMirror(
 	}
 }
 
-// markComplete marks the policies of a ruleset that comes to have all its entries: these may
-// refer to a verdict that the kernel has refused before.
+// markComplete marks the policies of a ruleset when all its entries are computed: these may refer
+// to a verdict that the kernel has refused before.
 func (s *params) markComplete(
 	in statedb.ReadTxn, row *tables.Compiled, mark func(tables.PolicyID),
 ) {
@@ -105,8 +105,8 @@ func (s *params) markEntry(
 	}
 }
 
-// markVerdict marks the policies of the rulesets that have a verdict which the kernel refuses,
-// or does not any more.
+// markVerdict marks the policies of the rulesets with a verdict when the kernel refuses it, or no
+// longer does.
 func (s *params) markVerdict(
 	in statedb.ReadTxn, old, new *tables.Verdict, mark func(tables.PolicyID),
 ) {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Placement tells in which subjects the kernel has pods.
+// Placement says in which subjects the kernel has pods.
 type Placement struct {
 	cell.In
 
@@ -21,8 +21,8 @@ type Placement struct {
 	PodMirrors statedb.Table[*tables.PodMirror]
 }
 
-// Outside reports whether the kernel has a pod of a subject in another one. A pod that the
-// kernel does not have at all is under no policy, and holds up none.
+// Outside reports whether the kernel has a pod of a subject in another subject. A pod that the
+// kernel does not have delays nothing, as no policy applies to it yet.
 func (p *Placement) Outside(txn statedb.ReadTxn, subject uint32) bool {
 	for pod := range p.Pods.List(txn, tables.PodsBySubject(subject)) {
 		key := tables.MirrorByKey[bpf.PodKey, bpf.PodValue](pod.MapKey())
@@ -55,7 +55,7 @@ func MovesPod(old, new *tables.Pod) bool {
 	return old.Subject != new.Subject || IsRefused(old.Status) != IsRefused(new.Status)
 }
 
-// MovesPodMirror reports whether a change of what the kernel has does.
+// MovesPodMirror reports whether a change of what the kernel has matters to a Placement.
 func MovesPodMirror(old, new *tables.PodMirror) bool {
 	return old.Present != new.Present || old.Value.Subject != new.Value.Subject ||
 		old.Busy != new.Busy || old.Writing.Subject != new.Writing.Subject

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/tables/derive"
 )
 
-// round is one call of compute, and what it has found out so far.
+// round is one call of compute, with what it has computed so far.
 type round struct {
 	*params
 	in       statedb.ReadTxn
@@ -58,7 +58,7 @@ func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 			row.Programmed++
 		case tooLarge != "":
 			isolating = isolating || !isProgrammed
-			if row.TooLarge == "" || tooLarge < row.TooLarge { // whatever the numbers
+			if row.TooLarge == "" || tooLarge < row.TooLarge { // the same one in any order
 				row.TooLarge = tooLarge
 			}
 		}
@@ -116,12 +116,12 @@ func (c *round) tooLarge(s *tables.Subject) string {
 	return cmp.Or(r.TooLarge, tables.ClosedBy(c.in, c.Entries, s.Ruleset))
 }
 
-// isProgrammed reports whether the kernel has a subject in the ruleset that it is to be in.
+// isProgrammed reports whether the kernel has a subject in its desired ruleset.
 func (c *round) isProgrammed(s *tables.Subject) bool {
 	return isDone(s) && InKernel(c.in, c.Mirrors, s.MapKey(), s.MapValue())
 }
 
-// refused says what the kernel refused of what a subject needs, empty if nothing.
+// refused says which entry of those that a subject needs the kernel refused, empty if none.
 func (c *round) refused(s *tables.Subject) string {
 	if IsRefused(s.Status) {
 		return s.Status.GetError()
@@ -137,7 +137,7 @@ func (c *round) refused(s *tables.Subject) string {
 	return refused
 }
 
-// refusedOf says what the kernel refused of a ruleset: an entry, or a verdict that an entry
+// refusedOf says which entry of a ruleset the kernel refused: a policy entry, or a verdict that one
 // waits for.
 func (c *round) refusedOf(ruleset uint32) string {
 	for e := range c.Entries.List(c.in, tables.PolicyEntriesPendingOfRuleset(ruleset)) {
@@ -153,9 +153,9 @@ func (c *round) refusedOf(ruleset uint32) string {
 	return ""
 }
 
-// hasFormer reports whether the kernel has more of a policy than it says now: a subject in a
-// ruleset that it is to leave; or, if the policy as it is now was not settled yet, pods in a
-// subject that they leave, which keeps the rules that it had. Once it was settled, all
+// hasFormer reports whether the kernel still has former rules of a policy: in a subject that is
+// about to leave its ruleset; or, if the present policy has not been settled yet, in an undesired
+// subject that pods leave, which keeps the rules that it had. Once the policy was settled, all
 // rulesets have its present rules.
 func (c *round) hasFormer(id tables.PolicyID, countsLeaving bool) bool {
 	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {

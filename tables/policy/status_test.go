@@ -167,7 +167,7 @@ func TestStates(t *testing.T) {
 			}, pending, 0, 0},
 			{"the kernel has the pod", func(h *harness) { h.programPod(1, 3) }, notHere, 0, 0},
 		}},
-		// It says what it did before: nobody has to wait for those that leave.
+		// The policy has not changed, so its status does not wait for pods that leave.
 		"its last pod goes": {enforced, []step{
 			{"in force", func(*harness) {}, inForce, 1, 1},
 			{"desired no more", func(h *harness) {
@@ -361,7 +361,7 @@ func TestWasSettled(t *testing.T) {
 	require.False(t, h.status("p").WasSettled)
 }
 
-// Why the kernel refused is told once for each label set.
+// The reason of a refusal is reported once for each label set.
 func TestRefused(t *testing.T) {
 	h := selected(t)
 	h.subjects.Put(subject(3, 12, "b"))

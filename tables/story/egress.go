@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// egress tells the story of an egress policy.
-func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
+// egress builds the story of an egress policy.
+func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	policy, _, found := t.t.EgressPolicies.Get(txn, tables.EgressPolicyByName(name))
 	if !found {
 		return absent(s.Policy)
@@ -31,7 +31,8 @@ func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))
 	add(s, t.t.EgressRulesets, "rulesets of the pods that it selects", slices.Values(rulesets))
 	rules := statedb.Collect(t.t.EgressRules.List(txn, tables.EgressRulesByPolicy(name)))
-	add(s, t.t.EgressRules, "rules that it decides, or loses to another policy", slices.Values(rules))
+	add(s, t.t.EgressRules, "rules that it decides, or loses to another policy",
+		slices.Values(rules))
 	add(s, t.t.EgressMirror, "its rules in the kernel", mirrors(txn, t.t.EgressMirror, rules))
 
 	group := tables.EgressGroupByDigest(tables.GroupDigest(policy.Gateways))
@@ -58,7 +59,7 @@ func (t *Teller) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	return nil
 }
 
-// share sums up the buckets of a group that are alike but for their number.
+// share sums up the buckets of a group that differ only by their number.
 type share struct {
 	tables.EgressGateway // Bucket is the first of them
 	buckets              int

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// network tells the story of a network policy.
-func (t *Teller) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) error {
+// network builds the story of a network policy.
+func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) error {
 	policy, _, found := t.t.NetworkPolicies.Get(txn, tables.NetworkPolicyByID(id))
 	if !found {
 		return absent(s.Policy)
@@ -39,7 +39,8 @@ func (t *Teller) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) erro
 	add(s, t.t.PolicyMirror, "these in the kernel", mirrors(txn, t.t.PolicyMirror, entries))
 	verdicts := statedb.Collect(t.t.Verdicts.List(txn, tables.VerdictsByPolicy(id)))
 	add(s, t.t.Verdicts, "verdicts that it decides, alone or with others", slices.Values(verdicts))
-	add(s, t.t.VerdictMirror, "its verdicts in the kernel", mirrors(txn, t.t.VerdictMirror, verdicts))
+	add(s, t.t.VerdictMirror, "its verdicts in the kernel",
+		mirrors(txn, t.t.VerdictMirror, verdicts))
 
 	subjects := slices.Collect(each(txn, of, tables.SubjectsByRuleset, t.t.Subjects.List))
 	add(s, t.t.Subjects, "label sets of pods with its rulesets", slices.Values(subjects))

@@ -3,10 +3,13 @@
 // Package story follows one policy from its object to the kernel: the rows that
 // come of it, table by table, and the entries of the maps.
 //
-//	CiliumEgressGatewayPolicy  egress-policies ─► status ─► egress-rulesets ─► egress-rules ─► map-egress
-//	                           ─► egress-groups ─► egress-gateways ─► map-gateways ─► subject-routes ─► map-routes ─► pods
-//	network policies           network-policies ─► status ─► compiled-policies ─► rulesets ─► selectors ─► selector-matches
-//	                           ─► policy-entries ─► map-policy ─► verdicts ─► map-verdicts ─► subjects ─► map-subjects ─► pods
+//	egress policies   egress-policies ─► status ─► egress-rulesets ─► egress-rules ─► map-egress
+//	                  ─► egress-groups ─► egress-gateways ─► map-gateways
+//	                  ─► subject-routes ─► map-routes ─► pods
+//	network policies  network-policies ─► status ─► compiled-policies ─► rulesets
+//	                  ─► selectors ─► selector-matches
+//	                  ─► policy-entries ─► map-policy ─► verdicts ─► map-verdicts
+//	                  ─► subjects ─► map-subjects ─► pods
 //
 // All is looked up by indexes, so that a story costs in proportion to the policy,
 // however many others there are.
@@ -22,15 +25,15 @@ import (
 	"github.com/sluice-net/sluice/tables/condition"
 )
 
-// Cell provides the [Teller].
+// Cell provides the [Builder].
 var Cell = cell.Module(
 	"story",
-	"What comes of one policy",
+	"What follows from one policy",
 
 	cell.Provide(New),
 )
 
-// Tables are those that stories are told from.
+// Tables are the inputs of a story.
 type Tables struct {
 	cell.In
 
@@ -62,20 +65,20 @@ type Tables struct {
 	SubjectMirror   statedb.Table[*tables.SubjectMirror]
 }
 
-// Teller tells stories. It may be used by many goroutines.
-type Teller struct{ t Tables }
+// Builder builds stories. It is safe for concurrent use.
+type Builder struct{ t Tables }
 
-// New returns a [Teller].
-func New(t Tables) *Teller { return &Teller{t} }
+// New returns a [Builder].
+func New(t Tables) *Builder { return &Builder{t} }
 
-// Story is what comes of a policy, all of one moment.
+// Story has the rows that follow from a policy, all of one snapshot.
 type Story struct {
 	Policy    string              `json:"policy"` // kind/namespace/name, or kind/name
 	Condition condition.Condition `json:"condition,omitempty"`
 	Steps     []Step              `json:"steps"`
 }
 
-// Step are the rows of one table that come of the policy.
+// Step has the rows of one table that follow from the policy.
 type Step struct {
 	Table   string `json:"table"`
 	Meaning string `json:"meaning"` // of these rows for the policy
@@ -88,10 +91,10 @@ type Step struct {
 	condition.Counts
 }
 
-// MaxRows is how many rows of a step are told.
+// MaxRows is how many rows of a step are shown.
 const MaxRows = 100
 
-// Error says that a story cannot be told of a policy.
+// Error says why there is no story of a policy.
 type Error struct {
 	Reason string
 	Absent bool // there is no such policy
@@ -99,9 +102,9 @@ type Error struct {
 
 func (e Error) Error() string { return e.Reason }
 
-// Tell tells the story of a policy by its kind/namespace/name, or kind/name. An
+// Build builds the story of a policy by its kind/namespace/name, or kind/name. An
 // error is an [Error].
-func (t *Teller) Tell(policy string) (*Story, error) {
+func (t *Builder) Build(policy string) (*Story, error) {
 	id, err := tables.ParsePolicyID(policy)
 	if err != nil {
 		return nil, Error{Reason: err.Error()}

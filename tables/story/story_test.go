@@ -60,8 +60,9 @@ func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 	})
 	for i := range rules {
 		rule := &tables.EgressRule{
-			Ruleset: uint32(number), Destination: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
-			Policy: name, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+			Ruleset:     uint32(number),
+			Destination: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32),
+			Policy:      name, Reconciled: tables.Done(),
 		}
 		if i >= rules-refused {
 			rule.Status = reconciler.StatusError(errors.New("map full"))
@@ -85,11 +86,11 @@ func (s *Story) step(t testing.TB, table string) Step {
 	return Step{}
 }
 
-// Of many rows those that are not fine are told first, and none is lost from the counts.
+// Of many rows those with problems are shown first, and the counts include all.
 func TestProblemsFirst(t *testing.T) {
 	in := newTables(t)
 	policy := addEgress(t, in, 1, 250, 3)
-	s, err := New(in).Tell(policy)
+	s, err := New(in).Build(policy)
 	require.NoError(t, err)
 	require.Equal(t, condition.Error, s.Condition)
 	rules := s.step(t, "egress-rules")
@@ -101,8 +102,8 @@ func TestProblemsFirst(t *testing.T) {
 	require.Equal(t, "map full", rules.Rows[0][len(rules.Columns)-1])
 	require.Equal(t, 247, s.step(t, "map-egress").Total)
 
-	// Of as many problems as are told, no row that is fine is.
-	s, err = New(in).Tell(addEgress(t, in, 2, 200, 150))
+	// With MaxRows problems, no healthy row is shown.
+	s, err = New(in).Build(addEgress(t, in, 2, 200, 150))
 	require.NoError(t, err)
 	rules = s.step(t, "egress-rules")
 	require.Equal(t, 150, rules.Errors)
@@ -117,9 +118,9 @@ func TestCost(t *testing.T) {
 		for i := range others {
 			addEgress(t, in, 2+i, 5, 0)
 		}
-		teller := New(in)
+		builder := New(in)
 		return testing.AllocsPerRun(20, func() {
-			_, err := teller.Tell(policy)
+			_, err := builder.Build(policy)
 			require.NoError(t, err)
 		})
 	}
@@ -137,7 +138,10 @@ func TestShares(t *testing.T) {
 		Life: tables.Life{Number: 7}, Digest: tables.GroupDigest(gateways),
 	})
 	for bucket := range uint32(256) {
-		g := &tables.EgressGateway{GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1", Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}}
+		g := &tables.EgressGateway{
+			GatewayKey: bpf.GatewayKey{Group: 7, Bucket: bucket}, Node: "node-1",
+			Reconciled: tables.Done(),
+		}
 		if bucket%4 == 3 {
 			g.Node = "node-2"
 		}
@@ -194,7 +198,8 @@ func TestNetwork(t *testing.T) {
 	tablestest.Insert(t, in.DB, in.Matches,
 		&tables.SelectorMatch{Selector: 4}, &tables.SelectorMatch{Selector: 5})
 	verdict := &tables.Verdict{
-		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9}, Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
+		Key: bpf.VerdictKeyOf(6, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 9},
+		Rules: []tables.RuleID{rule.RuleID}, Reconciled: tables.Done(),
 	}
 	tablestest.Insert(t, in.DB, in.Verdicts, verdict)
 	tablestest.Insert(t, in.DB, in.VerdictMirror, &tables.VerdictMirror{
@@ -214,9 +219,9 @@ func TestNetwork(t *testing.T) {
 	}
 
 	// The subject has yet to be switched.
-	teller := New(in)
+	builder := New(in)
 	counts := func() (string, condition.Condition) {
-		s, err := teller.Tell("NetworkPolicy/shop/web")
+		s, err := builder.Build("NetworkPolicy/shop/web")
 		require.NoError(t, err)
 		var text string
 		for _, step := range s.Steps {
@@ -257,7 +262,7 @@ func TestRoutes(t *testing.T) {
 			Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(number)}), Subject: route.Subject, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()},
 		})
 	}
-	s, err := New(in).Tell(policy)
+	s, err := New(in).Build(policy)
 	require.NoError(t, err)
 	require.Equal(t, condition.Fine, s.Condition)
 	for table, want := range map[string][]string{
@@ -273,7 +278,7 @@ func TestRoutes(t *testing.T) {
 }
 
 func TestNoSuchPolicy(t *testing.T) {
-	teller := New(newTables(t))
+	builder := New(newTables(t))
 	for policy, want := range map[string]Error{
 		"":                            {Reason: `parse policy "": want kind/namespace/name`},
 		"web":                         {Reason: `parse policy "web": want kind/namespace/name`},
@@ -282,7 +287,7 @@ func TestNoSuchPolicy(t *testing.T) {
 		"Pod/a/b": {Reason: `unknown kind "Pod": want CiliumClusterwideNetworkPolicy, CiliumEgressGatewayPolicy, ` +
 			"CiliumNetworkPolicy, NetworkPolicy"},
 	} {
-		_, err := teller.Tell(policy)
+		_, err := builder.Build(policy)
 		require.Equal(t, want, err, policy)
 	}
 }

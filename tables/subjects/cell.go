@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package subjects derives what policies say of pods: of those of this node, and of those
-// that it may be the gateway of.
+// Package subjects derives the rulesets of pods: those of this node, and those that this node
+// may be the gateway of.
 //
 //	local-endpoints, endpoints ─► pods ─► subjects ─┬─► rulesets ─► selectors
 //	network-policies, namespaces ────────────▲      └─► subject-routes ─► egress-rulesets
 //	egress-policies, nodes ──────────────────┘            ─► egress-rules ─► egress-groups
 //
-// A subject is a label set of pods. Its ruleset is everything that network policies say of
-// these pods; its egress ruleset is everything that egress policies do. Both never change: a
-// policy that does gives the label sets that it selects others.
+// A subject is a label set of pods. Its ruleset has the rules of all network policies that
+// select these pods; its egress ruleset has those of all egress policies. Rulesets never
+// change: when a policy changes, the label sets that it selects get new ones.
 package subjects
 
 import (
@@ -25,7 +25,7 @@ import (
 // Cell derives the tables of subjects.
 var Cell = cell.Module(
 	"subjects",
-	"What policies say of pods",
+	"Rulesets of pods",
 
 	cell.Config(DefaultConfig),
 	cell.ProvidePrivate(Config.cidrMatch, Config.maxEntries, roomOf),
@@ -80,7 +80,7 @@ type params struct {
 // CIDRMatch is what the prefixes of Cilium's policies select inside the cluster.
 type CIDRMatch struct{ Pods, Nodes bool }
 
-// rule is the rule of subjects. It keeps no state but the next number.
+// rule derives subjects. Its only state is the last number that it assigned.
 type rule struct {
 	params
 	next uint32
@@ -120,7 +120,7 @@ func (r *rule) declare() derive.Rule[key] {
 	}
 }
 
-// round is one call of Compute, and what it has found out so far, which the snapshot tells.
+// round is one call of Compute, with what it has computed so far from its snapshot.
 type round struct {
 	*rule
 	in   statedb.ReadTxn
@@ -175,7 +175,7 @@ func (c *round) matcher(s tables.EgressSelector) *tables.PodMatcher {
 	return m
 }
 
-// number gives out a number that no object has had.
+// number returns a number that no object has had.
 func (r *rule) number() uint32 {
 	n := r.next
 	r.next++

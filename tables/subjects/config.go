@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Config says to which pods network policies apply, and what their prefixes select.
+// Config says which pods network policies apply to, and what their prefixes select.
 type Config struct {
 	Enforcement     string   `mapstructure:"enforcement"`
 	PolicyCIDRMatch []string `mapstructure:"policy-cidr-match"`
 
-	// MaxRulesetEntries bounds the entries that what all policies say of a pod may come to.
+	// MaxRulesetEntries limits the map entries for all policies of a pod.
 	MaxRulesetEntries int `mapstructure:"max-ruleset-entries"`
 }
 
@@ -33,8 +33,8 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"What CIDR rules of Cilium's policies select inside the cluster: pods, nodes, or both "+
 			"(none if empty). Those of Kubernetes always select both")
 	flags.Int("max-ruleset-entries", c.MaxRulesetEntries,
-		"Entries of maps that the network policies of a pod may come to: a pod whose policies are "+
-			"larger is isolated in the directions that they are about")
+		"Most map entries for the network policies of a pod: a pod whose policies need more is "+
+			"isolated in the directions that they are about")
 }
 
 func (c Config) enforcement() (tables.Enforcement, error) {

@@ -13,15 +13,14 @@ import (
 	"github.com/sluice-net/sluice/tables/derive"
 )
 
-// applying is an egress policy that selects a label set, and by which of its selectors.
+// applying is an egress policy that selects a label set, and the index of its selector.
 type applying struct {
 	policy   *tables.EgressPolicy
 	selector string
 }
 
-// egressPolicies returns the policies that select pods with a label set on a node, in the
-// order in which they win, and whether others may, by labels of the namespace, which has no
-// object.
+// egressPolicies returns the policies that select pods with a label set on a node, in order of
+// precedence. unknown says that others may select them, by labels of a namespace without an object.
 func (c *round) egressPolicies(
 	set *tables.LabelSet, nodeName string,
 ) (policies []applying, unknown bool) {
@@ -59,8 +58,8 @@ func (c *round) egressPolicies(
 	return policies, unknown
 }
 
-// egressRuleset returns the number of everything that egress policies say of pods with a
-// label set on a node, 0 if nothing.
+// egressRuleset returns the number of the egress ruleset of pods with a label set on a node, 0 if
+// there is none.
 func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error) {
 	policies, _ := c.egressPolicies(set, node)
 	if len(policies) == 0 {
@@ -96,8 +95,8 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 	return r.Number, derive.Insert(c.out, c.EgressRulesets, r)
 }
 
-// egressRule is a rule whose group is not a number yet: that of the policy's gateways, none
-// of an exclusion.
+// egressRule is a rule whose group has no number yet: that of the policy's gateways, none for an
+// exclusion.
 type egressRule struct {
 	tables.EgressRule
 	gateways *tables.EgressPolicy
@@ -117,10 +116,10 @@ func egressRules(policies []applying) []egressRule {
 	return rules
 }
 
-// decide returns the rule for destinations of which the prefix is the longest that any of
-// the policies, in order of precedence, names. Each has the longest of its own prefixes that
-// contain the destination: a destination, or an exclusion, by which it has no say. Of those
-// that have, the longest prefix wins, and then the order.
+// decide returns the rule for destinations whose longest prefix, of all those in the policies, is
+// this one. For each policy, the longest of its own prefixes that contain the destination counts: a
+// destination, or an exclusion, by which it does not match. Of those that match, the longest prefix
+// wins, and then the order of policies.
 func decide(policies []applying, prefix netip.Prefix) egressRule {
 	rule := egressRule{EgressRule: tables.EgressRule{
 		Destination: prefix, Group: bpf.GroupExcluded, Reconciled: tables.Pending(),
@@ -145,8 +144,7 @@ func decide(policies []applying, prefix netip.Prefix) egressRule {
 	return rule
 }
 
-// longest returns the length of the longest of some prefixes that contains another one, -1
-// if none does.
+// longest returns the length of the longest prefix that contains another prefix, -1 if none does.
 func longest(prefixes []netip.Prefix, contained netip.Prefix) int {
 	bits := -1
 	for _, p := range prefixes {
@@ -189,8 +187,8 @@ func (c *round) group(p *tables.EgressPolicy) (uint32, error) {
 	return life.Number, derive.Insert(c.out, c.Groups, c.elect(life, digest, p.Gateways))
 }
 
-// updateGroup brings a group up to date with nodes and policies. A policy has a group also
-// while it selects no pods, so that its gateways are ready when the first one comes.
+// updateGroup brings a group up to date with nodes and policies. A policy has a group even while it
+// selects no pods, so that its gateways are ready when the first one comes.
 func (c *round) updateGroup(digest bpf.Digest) error {
 	policy, _, named := c.EgressPolicies.Get(c.in, tables.EgressPoliciesByGroup(digest))
 	former, _, found := c.Groups.Get(c.out, tables.EgressGroupByDigest(digest))
@@ -213,8 +211,8 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 	return c.releaseGroup(former.Number)
 }
 
-// elect chooses a node for each item of a list of gateways: the first by name that is ready,
-// selected by the item, and has an address; so that all nodes of the cluster elect alike.
+// elect elects a node for each item of a list of gateways: the first by name that is ready, is
+// selected by the item, and has an address. All nodes of the cluster elect the same.
 func (c *round) elect(
 	life tables.Life, digest bpf.Digest, specs []tables.GatewaySpec,
 ) *tables.EgressGroup {

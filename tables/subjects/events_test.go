@@ -219,7 +219,9 @@ func (e *events) event() {
 			e.Endpoints.Put(&pod)
 		}
 	case 4, 5, 6, 7:
-		row := &tables.LocalEndpoint{Addr: e.addr(), Endpoint: e.podName(), IfIndex: uint32(e.IntN(3))}
+		row := &tables.LocalEndpoint{
+			Addr: e.addr(), Endpoint: e.podName(), IfIndex: uint32(e.IntN(3)),
+		}
 		if !e.one(6) {
 			row.LabelSet = e.labelSet(row.Endpoint.Namespace)
 		}

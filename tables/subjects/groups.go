@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// electNode returns the node that is elected for an item of a list of gateways, among nodes
-// in order of name, and whether the node that is local is a candidate.
+// electNode returns the node that is elected for an item of a list of gateways, among nodes in
+// order of name, and whether this node is a candidate.
 func electNode(
 	nodes iter.Seq2[*tables.Node, statedb.Revision], spec tables.GatewaySpec, localNode string,
 ) (choice tables.GatewayChoice, local bool) {

@@ -12,9 +12,9 @@ import (
 
 type podKey = bpf.PodKey
 
-// An object dies in two steps: when nothing desired refers to it any more, it is marked; a
-// later transaction, whose snapshot has the mark, deletes it if no mirror refers to it. It
-// keeps what it says until then.
+// An object is removed in two steps. When nothing desired refers to it any more, it is marked. A
+// later transaction, whose snapshot has the mark, deletes it if no mirror refers to it. Its content
+// does not change until then.
 
 func (c *round) releaseSubject(number uint32) error {
 	s, _, found := c.Subjects.Get(c.out, tables.SubjectByNumber(number))
@@ -22,7 +22,7 @@ func (c *round) releaseSubject(number uint32) error {
 		return nil
 	}
 	c.mark(key{kind: ofUndesired})
-	if s.Undesired { // since a fork, when the last pods had yet to leave it
+	if s.Undesired { // since a fork, when the last pods had not left it yet
 		return nil
 	}
 	undesired := tables.Clone(s)
@@ -74,8 +74,8 @@ func (c *round) releaseGroup(number uint32) error {
 	return derive.Insert(c.out, c.Groups, &undesired)
 }
 
-// sweep deletes the objects that were marked before this transaction, and are still, to which
-// no mirror refers: what refers to an object is swept before it.
+// sweep deletes the objects that were marked before this transaction, are still marked, and to
+// which no mirror refers. Objects that refer to others are swept before these.
 func (c *round) sweep() error {
 	for _, sweep := range []func() error{
 		c.sweepSubjects, c.sweepRulesets, c.sweepEgressRulesets, c.sweepGroups,

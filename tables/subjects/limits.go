@@ -11,20 +11,20 @@ import (
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
-// asOneClass counts each selector as one class, and each name of a port as one number: what
-// a ruleset's own text comes to. How many label sets a selector selects is no fault of the
-// policy that names it.
+// asOneClass counts each selector as one class, and each port name as one number: the size that
+// depends on the policies' own text. How many label sets a selector selects is not in the control
+// of the policy's author.
 var asOneClass = verdicts.Counts{
 	Selector: func(uint32) int { return 1 },
 	Port:     func(string) int { return 1 },
 }
 
-// entriesOf returns how many entries of maps some rules come to.
+// entriesOf returns how many map entries some rules need.
 func entriesOf(rules []said) int {
 	sized := make([]*tables.Rule, len(rules))
 	for i, r := range rules {
 		rule := *r.Rule
-		rule.Peers = make([]uint32, len(r.selectors)) // which have no numbers yet
+		rule.Peers = make([]uint32, len(r.selectors)) // selectors have no numbers yet
 		sized[i] = &rule
 	}
 	pairs, entries := verdicts.Size(sized, asOneClass)

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// key is what the work is divided by.
+// key is a unit of work.
 type key struct {
 	kind   kind
 	addr   netip.Addr // of a pod
@@ -30,8 +30,8 @@ const (
 	ofAddr kind = iota + 1
 	ofSelector
 	ofGroup
-	ofPolicy    // a network policy, behind the pods that it selects
-	ofUndesired // all objects that nothing desired refers to
+	ofPolicy    // a network policy, after the pods that it selects
+	ofUndesired // all undesired objects
 )
 
 func addrKey(addr netip.Addr) key { return key{kind: ofAddr, addr: addr} }
@@ -42,8 +42,8 @@ func movesPod(old, new *tables.Endpoint) bool {
 	return old.LabelSet.ID != new.LabelSet.ID || old.Node != new.Node || !old.SameClaim(new)
 }
 
-// markEndpoint marks the addresses of a pod, unless this node is not its gateway and was not:
-// addresses of its own pods are marked by their rows in local-endpoints.
+// markEndpoint marks the addresses of a pod, unless this node is not its gateway and was not.
+// Addresses of this node's pods are marked by their rows in local-endpoints.
 func (r *rule) markEndpoint(in statedb.ReadTxn, e *tables.Endpoint, mark func(key)) {
 	served := r.EgressPolicies.NumObjects(in) > 0
 	for _, addr := range e.Addrs {
@@ -79,8 +79,8 @@ func nameOf[Row, Name any](old, new *Row, name func(*Row) Name) Name {
 	return name(old)
 }
 
-// markNode marks the groups that may elect a node, and its pods if policies that select nodes
-// by labels select others now.
+// markNode marks the groups that may elect a node. It also marks the node's pods if policies with
+// node selectors now select another set of them.
 func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
 	sameLabels := old != nil && new != nil && maps.Equal(old.Labels, new.Labels)
 	if sameLabels && old.Ready == new.Ready && old.UnderlayIP() == new.UnderlayIP() {
@@ -104,7 +104,7 @@ func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key
 			}
 		}
 	}
-	if !r.tellsApart(in, old, new) {
+	if !r.selectsOneOf(in, old, new) {
 		return
 	}
 	for e := range r.Endpoints.All(in) {
@@ -119,9 +119,8 @@ func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key
 	}
 }
 
-// tellsApart reports whether an egress policy selects one of two versions of a node, but not
-// the other one.
-func (r *rule) tellsApart(in statedb.ReadTxn, old, new *tables.Node) bool {
+// selectsOneOf reports whether an egress policy selects only one of two versions of a node.
+func (r *rule) selectsOneOf(in statedb.ReadTxn, old, new *tables.Node) bool {
 	for p := range r.EgressPolicies.List(in, tables.EgressPoliciesOfNodes(true)) {
 		for _, m := range matchersOf(slices.Clone(p.Selectors)) {
 			if m.MatchesNode(old) != m.MatchesNode(new) {
@@ -148,8 +147,8 @@ func serves(p *tables.EgressPolicy, n *tables.Node) bool {
 	})
 }
 
-// markNetworkPolicy marks the pods of this node that a policy selects or selected, or for
-// whose namespace they may wait.
+// markNetworkPolicy marks the pods of this node that a policy selects or selected, or that may wait
+// for their namespace because of it.
 func (r *rule) markNetworkPolicy(
 	in statedb.ReadTxn, old, new *tables.NetworkPolicy, mark func(key),
 ) {
@@ -174,7 +173,7 @@ func subjectsOf(policies ...*tables.NetworkPolicy) []*tables.PodMatcher {
 	return matchersOf(subjects)
 }
 
-// localsOf yields the addresses of pods of this node that some selectors select, or may.
+// localsOf yields the addresses of pods of this node that some selectors select or may select.
 func (r *rule) localsOf(in statedb.ReadTxn, selectors []*tables.PodMatcher) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		selected := r.selecting(in, selectors)
@@ -199,8 +198,8 @@ func matchersOf(selectors []tables.EgressSelector) []*tables.PodMatcher {
 	return matchers
 }
 
-// selecting returns a function that reports whether one of some selectors selects a label
-// set, or would if its namespace were known. It looks at each label set once.
+// selecting returns a function that reports whether one of some selectors selects a label set, or
+// would if its namespace were known. It evaluates each label set once.
 func (r *rule) selecting(
 	in statedb.ReadTxn, selectors []*tables.PodMatcher,
 ) func(*tables.LabelSet) bool {
@@ -230,8 +229,8 @@ func (r *rule) markEgressPolicy(in statedb.ReadTxn, old, new *tables.EgressPolic
 	mark(key{kind: ofPolicy, policy: tables.EgressPolicyID(name)})
 }
 
-// markFirst marks the egress policies that there are at first, and their groups. Those that
-// come later wait for their pods already, behind which they stay.
+// markFirst marks the egress policies that exist at first, and their groups. Later ones are marked
+// after their pods.
 func markFirst(_ statedb.ReadTxn, old, new *tables.EgressPolicy, mark func(key)) {
 	if old == nil {
 		mark(key{kind: ofGroup, digest: tables.GroupDigest(new.Gateways)})
@@ -239,9 +238,9 @@ func markFirst(_ statedb.ReadTxn, old, new *tables.EgressPolicy, mark func(key))
 	}
 }
 
-// markSources marks the pods that an egress policy selects: of this node, and of others if
-// this node may be its gateway, or is one for them, or would be if it did not depend on labels
-// of a namespace that is not known whether the policy selects them.
+// markSources marks the pods that an egress policy selects or may select: those of this node, and
+// others if this node is or may be their gateway. It may select pods by labels of a namespace that
+// is not known yet.
 func (r *rule) markSources(in statedb.ReadTxn, p *tables.EgressPolicy, mark func(key)) {
 	matchers := matchersOf(slices.Clone(p.Selectors))
 	for addr := range r.localsOf(in, matchers) {
@@ -263,8 +262,8 @@ func (r *rule) markSources(in statedb.ReadTxn, p *tables.EgressPolicy, mark func
 	}
 }
 
-// markUndesired marks the objects that nothing desired refers to, if there are some: the
-// kernel may not refer to them any more either.
+// markUndesired marks the undesired objects if there are some: the kernel may no longer refer to
+// them.
 func (r *rule) markUndesired(in statedb.ReadTxn, mark func(key)) {
 	_, _, subjects := r.Subjects.Get(in, tables.SubjectsUndesired(true))
 	_, _, rulesets := r.Rulesets.Get(in, tables.RulesetsUndesired(true))

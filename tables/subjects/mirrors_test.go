@@ -141,7 +141,9 @@ func (h *harness) reconcilers() []player {
 				}
 			},
 			exists: func(txn statedb.ReadTxn, v bpf.RouteValue) bool {
-				_, _, found := h.EgressRulesets.Get(txn, tables.EgressRulesetByNumber(v.EgressRuleset))
+				_, _, found := h.EgressRulesets.Get(
+					txn, tables.EgressRulesetByNumber(v.EgressRuleset),
+				)
 				return found
 			},
 		},

@@ -21,7 +21,7 @@ func (c *round) pod(addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	former, _, had := c.Pods.Get(c.out, tables.PodByAddr(addr)) // a fork may have moved it
+	former, _, had := c.Pods.Get(c.out, tables.PodByAddr(addr)) // a fork may have changed it
 	switch {
 	case row != nil && had && row.Equal(former):
 		return nil
@@ -36,8 +36,8 @@ func (c *round) pod(addr netip.Addr) error {
 	return c.releaseSubject(former.Subject)
 }
 
-// podRow returns the row of an address, nil if this node has nothing to do with it. A pod of
-// this node that belongs to no subject is held.
+// podRow returns the row of an address, nil if the pod is neither of this node nor served by it. A
+// pod of this node without a subject is held.
 func (c *round) podRow(addr netip.Addr) (row *tables.Pod, err error) {
 	row = &tables.Pod{Addr: addr, Reconciled: tables.Pending()}
 	e, _, local := c.Locals.Get(c.in, tables.LocalEndpointByAddr(addr))
@@ -60,10 +60,10 @@ func (c *round) podRow(addr netip.Addr) (row *tables.Pod, err error) {
 	return row, err
 }
 
-// belongsTo returns which subject an address belongs to, with its label set, and as which
-// endpoint: a pod of this node, or of another one that some egress policy selects whose
-// gateway this node may be. The label set is nil if it belongs to none; so it is where
-// policies may select the pod by labels of its namespace, which has no object.
+// belongsTo returns the subject of an address with its label set, and the endpoint: a pod of this
+// node, or of another node if some egress policy selects it and this node may be its gateway. The
+// label set is nil if the address has no subject, or if policies may select the pod by labels of a
+// namespace without an object.
 func (c *round) belongsTo(
 	addr netip.Addr,
 ) (def tables.SubjectDef, set *tables.LabelSet, endpoint tables.Name) {
@@ -84,7 +84,7 @@ func (c *round) belongsTo(
 	return def, owner.LabelSet, owner.Name
 }
 
-// isServedHere reports whether this node may be the gateway of a pod of another one.
+// isServedHere reports whether this node may be the gateway of another node's pod.
 func (c *round) isServedHere(e *tables.Endpoint) bool {
 	key := tables.SubjectDef{LabelSet: e.LabelSet.ID, Node: e.Node}
 	if served, known := c.served[key]; known {
@@ -103,8 +103,8 @@ func (c *round) isServedHere(e *tables.Endpoint) bool {
 	return c.served[key]
 }
 
-// isUnknown reports whether it depends on the labels of a namespace that has no object which
-// policies select a label set of this node.
+// isUnknown reports whether it depends on labels of a namespace without an object which policies
+// select a label set of this node.
 func (c *round) isUnknown(set *tables.LabelSet) bool {
 	if _, _, found := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace)); found {
 		return false
@@ -117,9 +117,8 @@ func (c *round) isUnknown(set *tables.LabelSet) bool {
 	return unknown
 }
 
-// subjectOf returns the number of a subject, which is made if there is none. It is brought up
-// to date: a pod that comes to it must not meet a combination of its labels with former
-// policies.
+// subjectOf returns the number of a subject, and creates it if there is none. It brings the subject
+// up to date: a new pod of it must not meet a combination of its labels with former policies.
 func (c *round) subjectOf(def tables.SubjectDef, set *tables.LabelSet) (number uint32, err error) {
 	if number, known := c.subjects[def]; known {
 		return number, nil
@@ -137,8 +136,8 @@ func (c *round) subjectOf(def tables.SubjectDef, set *tables.LabelSet) (number u
 	return number, err
 }
 
-// desiredSubject returns the subject of a definition that pods belong to, nil if there is
-// none. One that is undesired stays so: its roles are former ones.
+// desiredSubject returns the desired subject of a definition, nil if there is none. An undesired
+// one stays so: its roles are former ones.
 func (c *round) desiredSubject(def tables.SubjectDef) *tables.Subject {
 	for s := range c.Subjects.List(c.out, tables.SubjectsByLabelSet(def.LabelSet)) {
 		if s.SubjectDef == def && !s.Undesired {
@@ -155,7 +154,7 @@ func (c *round) makeSubject(def tables.SubjectDef, now roles) (number uint32, er
 	return s.Number, c.setRoles(s, roles{}, now)
 }
 
-// roles are what policies say of a subject.
+// roles are the rulesets of a subject.
 type roles struct {
 	ruleset uint32
 	egress  uint32 // egress ruleset, 0 for none
@@ -173,7 +172,7 @@ func (c *round) roles(def tables.SubjectDef, set *tables.LabelSet) (r roles, err
 	return r, err
 }
 
-// setRoles writes what has changed of a subject's roles.
+// setRoles writes the changes of a subject's roles.
 func (c *round) setRoles(s *tables.Subject, before, now roles) error {
 	if now.ruleset != before.ruleset || before == (roles{}) {
 		changed := tables.WithStatus(s, reconciler.StatusPending())
@@ -201,8 +200,8 @@ func (c *round) setRoles(s *tables.Subject, before, now roles) error {
 	return c.releaseEgressRuleset(before.egress)
 }
 
-// updateSubject gives a subject other roles, or its label set another subject: an address
-// that leaves it must not meet a combination of its former labels with later policies.
+// updateSubject changes the roles of a subject, or gives its label set another subject: an address
+// that leaves the former one must not meet a combination of its former labels with later policies.
 func (c *round) updateSubject(s *tables.Subject, now roles) (number uint32, err error) {
 	before := roles{ruleset: s.Ruleset}
 	if route, _, routed := c.Routes.Get(c.out, tables.RouteBySubject(s.Number)); routed {
@@ -217,8 +216,8 @@ func (c *round) updateSubject(s *tables.Subject, now roles) (number uint32, err 
 	return s.Number, c.setRoles(s, before, now)
 }
 
-// isLeft reports whether an address is leaving a subject: it is in it, in the kernel or as
-// desired before this transaction, and is to be in another one, or in none.
+// isLeft reports whether an address is leaving a subject: the kernel or the previous transaction
+// has it there, and it is now desired in another subject or in none.
 func (c *round) isLeft(s *tables.Subject) bool {
 	for p := range c.Pods.List(c.in, tables.PodsBySubject(s.Number)) {
 		if !c.stays(p.Addr, s) {
@@ -243,8 +242,8 @@ func (c *round) stays(addr netip.Addr, s *tables.Subject) bool {
 	return set != nil && def == s.SubjectDef
 }
 
-// fork makes another subject of the same definition, to which all pods go that stay. The
-// others go as their keys are computed, which are marked.
+// fork creates another subject with the same definition, for all pods that stay. The others are
+// marked, and leave when their keys are computed.
 func (c *round) fork(s *tables.Subject, now roles) (number uint32, err error) {
 	undesired := tables.Clone(s)
 	undesired.Undesired = true

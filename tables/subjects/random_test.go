@@ -94,7 +94,9 @@ func (c *checker) checkReferences(after *oracle) {
 	for r := range c.Routes.All(after.txn) {
 		_, _, found := c.Subjects.Get(after.txn, tables.SubjectByNumber(r.Subject))
 		require.True(c, found, "route of subject %d", r.Subject)
-		e, _, found := c.EgressRulesets.Get(after.txn, tables.EgressRulesetByNumber(r.EgressRuleset))
+		e, _, found := c.EgressRulesets.Get(
+			after.txn, tables.EgressRulesetByNumber(r.EgressRuleset),
+		)
 		require.True(c, found && !e.Undesired, "subject %d: %d", r.Subject, r.EgressRuleset)
 	}
 	for r := range c.EgressRules.All(after.txn) {
@@ -153,7 +155,9 @@ func (c *checker) checkJoined(in, after *oracle) {
 // rules: of pods that are neither held nor about to leave, and of others that are to be served.
 func (c *checker) checkEgressCompiled(in, after *oracle) {
 	for p, revision := range c.EgressPolicies.All(in.txn) {
-		row, _, found := c.Compiled.Get(after.txn, tables.CompiledPolicyByID(tables.EgressPolicyID(p.Name)))
+		row, _, found := c.Compiled.Get(
+			after.txn, tables.CompiledPolicyByID(tables.EgressPolicyID(p.Name)),
+		)
 		if !found || row.Revision != revision {
 			return
 		}

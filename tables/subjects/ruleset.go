@@ -19,7 +19,7 @@ type said struct {
 	selectors []tables.SelectorSpec
 }
 
-// ruleset returns the number of everything that network policies say of a label set.
+// ruleset returns the number of the ruleset of a label set: the rules of all its network policies.
 func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	if c.Enforcement == tables.EnforcementNever {
 		return bpf.EmptyRuleset, nil
@@ -86,8 +86,8 @@ func idsOf(rules []said) []tables.RuleID {
 	return ids
 }
 
-// networkPolicies returns the policies with a rule about a label set of this node, in order,
-// and whether others may have one, by labels of the namespace, which has no object.
+// networkPolicies returns the policies with a rule about a label set of this node, in order.
+// unknown says that others may have one, by labels of a namespace without an object.
 func (c *round) networkPolicies(
 	set *tables.LabelSet,
 ) (policies []*tables.NetworkPolicy, unknown bool) {
@@ -114,8 +114,8 @@ func (c *round) networkPolicies(
 	return policies, unknown
 }
 
-// compiled notes that the rulesets of all label sets that a policy selects have its rules as
-// they are now: its key is computed after those of their pods.
+// compiled notes that the rulesets of all label sets that a policy selects have its present rules:
+// its key is computed after those of their pods.
 func (c *round) compiled(id tables.PolicyID) error {
 	row := &tables.CompiledPolicy{Policy: id}
 	if id.Kind == tables.PolicyEgress {
@@ -136,8 +136,8 @@ func (c *round) compiled(id tables.PolicyID) error {
 
 var directions = [...]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} // in order
 
-// rulesOf returns what a policy says of a label set, in order: for each direction a default
-// if that is to deny, and the items that can have an effect.
+// rulesOf returns the rules of a policy for a label set, in order: for each direction a default
+// deny if there is one, and the items that can have an effect.
 func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []said) {
 	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
 	for i, rule := range p.Rules {
@@ -152,7 +152,9 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
 			if direction.DefaultDeny {
 				field := rule.Field + "." + d.String()
-				rules = append(rules, said{Rule: &tables.Rule{RuleID: id, Field: field, DefaultDeny: true}})
+				rules = append(rules, said{Rule: &tables.Rule{
+					RuleID: id, Field: field, DefaultDeny: true,
+				}})
 			}
 			for j, traffic := range direction.Traffic {
 				id.Item = int32(j)
@@ -165,13 +167,12 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 	return rules
 }
 
-// itemOf returns what an item of a policy says of a label set. It has no effect if it has no
-// peers.
+// itemOf returns the rule of an item of a policy for a label set. It has no effect without peers.
 func itemOf(
 	id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet,
 ) (s said, hasEffect bool) {
 	r := &tables.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
-	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.Anyone)
+	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.MatchesEverything)
 	s.Rule = r
 	if !r.AnyPeer {
 		s.selectors = tables.SelectorSpecs(t.Peers)
@@ -183,7 +184,7 @@ func itemOf(
 	return s, r.AnyPeer || len(s.selectors) > 0
 }
 
-// resolved returns ports with the numbers that a label set has for their names.
+// resolved returns ports with the numbers of a label set for their names.
 func resolved(ports []tables.PolicyPort, named []tables.NamedPort) []tables.PolicyPort {
 	if !slices.ContainsFunc(ports, func(p tables.PolicyPort) bool { return p.Name != "" }) {
 		return ports
@@ -211,7 +212,7 @@ func digestOf(rules []said, alwaysDeny, tooLarge bool) bpf.Digest {
 	for _, r := range rules {
 		fmt.Fprintf(h, "%s %q %t %t %t %t\n",
 			r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)
-		for _, p := range r.Ports { // its text does not tell a port of the name all from all ports
+		for _, p := range r.Ports { // the text of a port does not distinguish the name all
 			fmt.Fprintf(h, "%d %d %d %q\n", p.Protocol, p.First, p.Last, p.Name)
 		}
 		for _, s := range r.selectors {

@@ -47,7 +47,8 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	return derive.Insert(c.out, c.Selectors, s)
 }
 
-// resolve fills in what a selector comes to, with the objects that it names as they are.
+// resolve fills in the pods, prefixes, nodes or entity that a selector stands for, with the objects
+// that it names as they are.
 func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector, error) {
 	for _, peer := range s.Peers {
 		switch peer.Kind {
@@ -63,7 +64,9 @@ func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector,
 				}
 				continue
 			}
-			s.Blocks = append(s.Blocks, tables.Block{Prefix: peer.CIDR, Except: ordered(peer.Except)})
+			s.Blocks = append(s.Blocks, tables.Block{
+				Prefix: peer.CIDR, Except: ordered(peer.Except),
+			})
 		case tables.PeerCIDRGroups:
 			s.MatchesPods = r.CIDRMatch.Pods || peer.MatchesPods
 			s.MatchesNodes = r.CIDRMatch.Nodes || peer.MatchesPods
@@ -95,8 +98,7 @@ func (r *rule) resolve(in statedb.ReadTxn, s tables.Selector) (*tables.Selector,
 	return selector, nil
 }
 
-// resolveServices adds the pods of services that select some, and the backends of those that
-// do not.
+// resolveServices adds the pods of services that select pods, and the backends of other services.
 func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *tables.Selector) {
 	services := r.Services.All(in)
 	if peer.Service.Name != "" {
@@ -117,7 +119,7 @@ func (r *rule) resolveServices(in statedb.ReadTxn, peer tables.PolicyPeer, s *ta
 	}
 }
 
-// podsOf is the selector of the pods that serve a service, or may.
+// podsOf returns the selector of the pods that serve a service, or may.
 func podsOf(s *tables.Service) tables.EgressSelector {
 	text := func(set labels.Set) string { return labels.SelectorFromSet(set).String() }
 	return tables.EgressSelector{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package verdicts derives what rulesets say of classes of peers.
+// Package verdicts derives the verdicts of rulesets on classes of peers.
 //
 //	rulesets, peer-classes ──► policy-entries ─► verdict-sets, verdicts
 //	                           compiled, policy-usage

@@ -27,16 +27,16 @@ const (
 type contribution struct {
 	precedence precedence
 	deny       bool
-	rule       tables.RuleID // zero of a default that is of no rule
+	rule       tables.RuleID // zero for a default without a rule
 }
 
-// contributions are all that is said of a class in a direction, by keys without set.
+// contributions are all that rules say about a class in a direction, by keys without set.
 type contributions map[bpf.VerdictKey][]contribution
 
 // anyTraffic is the key of all traffic.
 var anyTraffic = bpf.VerdictKeyOf(0, 0, 0, 0)
 
-// add has a rule contribute, with the numbers that the peer has for names of ports.
+// add adds a rule, with the peer's numbers for names of ports.
 func (c contributions) add(st *statement, ports []tables.NamedPort) {
 	for _, key := range st.keys {
 		c[key] = append(c[key], st.contribution)
@@ -44,7 +44,7 @@ func (c contributions) add(st *statement, ports []tables.NamedPort) {
 	c.addNamed(st, ports)
 }
 
-// addNamed has a rule contribute by the names of ports only.
+// addNamed adds only what a rule says about ports by name.
 func (c contributions) addNamed(st *statement, ports []tables.NamedPort) {
 	for _, p := range ports {
 		if st.names(p) {
@@ -54,7 +54,7 @@ func (c contributions) addNamed(st *statement, ports []tables.NamedPort) {
 	}
 }
 
-// clone returns a copy to which others do not add.
+// clone returns a copy that can be changed independently.
 func (c contributions) clone() contributions {
 	d := make(contributions, len(c))
 	for key, by := range c {
@@ -63,15 +63,15 @@ func (c contributions) clone() contributions {
 	return d
 }
 
-// content is what a verdict set says.
+// content is the content of a verdict set.
 type content struct {
 	verdicts []tables.Verdict // in order of key, without set
 	digest   bpf.Digest
 }
 
-// content returns the fewest verdicts by which the longest key around some traffic says
-// what the contributions of the highest precedence around it do. The result does not depend
-// on the order of contributions.
+// content returns the smallest list of verdicts in which the longest key around any traffic gives
+// the result of the contributions with the highest precedence. It does not depend on the order of
+// contributions.
 func (c contributions) content() *content {
 	keys := slices.SortedFunc(maps.Keys(c), compareKeys)
 	says := &content{verdicts: make([]tables.Verdict, 0, len(keys))}
@@ -89,7 +89,7 @@ func (c contributions) content() *content {
 	return says
 }
 
-// decide returns the verdict of a key, whether or not it is needed.
+// decide returns the verdict of a key, even if a shorter key already gives it.
 func (c contributions) decide(key bpf.VerdictKey) tables.Verdict {
 	v, best := tables.Verdict{Key: key}, byDefault
 	for around := range Around(key) {
@@ -120,7 +120,7 @@ func asByte(is bool) uint8 {
 	return 0
 }
 
-// nearest returns what was emitted under the longest key around another.
+// nearest returns the emitted verdict with the longest key around another.
 func nearest(emitted map[bpf.VerdictKey]int, key bpf.VerdictKey) (at int, found bool) {
 	for around := range Around(key) {
 		if at, found = emitted[around]; found {

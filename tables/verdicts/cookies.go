@@ -43,7 +43,8 @@ func (c cookieParams) declare() derive.Rule[uint32] {
 	}
 }
 
-// markCookie marks cookies of verdicts that are inserted or deleted: they do not change.
+// markCookie marks cookies of verdicts that are inserted or deleted. The cookie of a verdict does
+// not change.
 func markCookie(_ statedb.ReadTxn, old, new *tables.Verdict, mark func(uint32)) {
 	switch {
 	case old == nil && new.Value.Cookie != 0:
@@ -53,7 +54,7 @@ func markCookie(_ statedb.ReadTxn, old, new *tables.Verdict, mark func(uint32)) 
 	}
 }
 
-// markDeleted marks the cookie of a verdict that the kernel does not have any more.
+// markDeleted marks the cookie of a verdict that the kernel no longer has.
 func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(uint32)) {
 	if old == nil {
 		return
@@ -65,8 +66,10 @@ func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(ui
 	}
 }
 
-// markMoved marks the cookies of rules that are elsewhere in their object now.
-func (c cookieParams) markMoved(now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32)) {
+// markMoved marks the cookies of rules whose position in their object changed.
+func (c cookieParams) markMoved(
+	now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32),
+) {
 	if ruleset == nil || ruleset.Undesired {
 		return
 	}
@@ -120,7 +123,7 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 	return derive.Insert(out, c.Output, row)
 }
 
-// field returns where in its object a rule is, as far as that is still known.
+// field returns where in its object a rule is, if that is still known.
 func (c cookieParams) field(
 	txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie,
 ) (field string) {

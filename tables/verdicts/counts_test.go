@@ -145,7 +145,7 @@ func TestPieces(t *testing.T) {
 	require.Equal(t, w.wanted(), w.entries())
 }
 
-// counts tells of the classes that there are.
+// counts has the numbers of the present classes.
 func (w *world) counts() Counts {
 	txn := w.db.ReadTxn()
 	return Counts{

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// Maps are sluice_policy and sluice_verdicts, or the tables of what is desired in them, by
-// very keys.
+// Maps are sluice_policy and sluice_verdicts, or the tables of what is desired in them. They are
+// asked by exact key.
 type Maps struct {
 	Policy  func(bpf.PolicyKey) (bpf.PolicyValue, bool)
 	Verdict func(bpf.VerdictKey) (bpf.VerdictValue, bool)
@@ -40,8 +40,7 @@ func Desired(
 	}
 }
 
-// Question is the traffic of a pod with a peer. The port is that of the destination, or the
-// type of ICMP.
+// Question is the traffic of a pod with a peer. Port is the destination port, or the ICMP type.
 type Question struct {
 	Ruleset, Class uint32
 	Direction      bpf.Direction
@@ -49,16 +48,15 @@ type Question struct {
 	Port           uint16
 }
 
-// Answer is a verdict, with the entries that it was found by.
+// Answer is a verdict, with the entries that led to it.
 type Answer struct {
 	Entry   bpf.PolicyKey
 	Key     bpf.VerdictKey
 	Verdict bpf.VerdictValue
 }
 
-// Lookup does what the programs do to find a verdict: the entry of the class, or else that
-// of any class, names a set, in which the longest prefix decides. If nothing is found, the
-// packet is dropped.
+// Lookup finds a verdict as the programs do: the entry of the class, or else that of any class,
+// names a set, in which the longest prefix decides. If there is no entry, the packet is dropped.
 func (m Maps) Lookup(q Question) (a Answer, found bool) {
 	a.Entry = bpf.PolicyKey{Ruleset: q.Ruleset, Class: q.Class, Direction: q.Direction}
 	entry, found := m.Policy(a.Entry)

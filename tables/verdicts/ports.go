@@ -19,7 +19,7 @@ type PortPrefix struct {
 func PortPrefixes(first, last uint16) []PortPrefix {
 	var prefixes []PortPrefix
 	for next, end := uint32(first), uint32(last)+1; next < end; {
-		// As many ports as next is a multiple of, but no more than are left.
+		// The largest power of two that divides next, but no more ports than are left.
 		free := min(bits.TrailingZeros32(next|1<<16), bits.Len32(end-next)-1)
 		prefixes = append(prefixes, PortPrefix{uint16(next), 16 - free})
 		next += 1 << free
@@ -27,8 +27,8 @@ func PortPrefixes(first, last uint16) []PortPrefix {
 	return prefixes
 }
 
-// Around yields the keys of a verdict set that cover what a key covers, longest first and
-// beginning with the key itself.
+// Around yields the keys of a verdict set that cover a key, the longest first, beginning with the
+// key itself.
 func Around(k bpf.VerdictKey) iter.Seq[bpf.VerdictKey] {
 	return func(yield func(bpf.VerdictKey) bool) {
 		if protocol, port, length := k.Traffic(); protocol != 0 {

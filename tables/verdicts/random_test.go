@@ -26,7 +26,9 @@ const (
 var protocols = []uint8{1, 58, 6, 17, 132}
 
 // judge is the verdict from first principles: what a ruleset says of one packet.
-func judge(r *tables.Ruleset, c *tables.Class, q Question) (deny, isDefault bool, by []tables.RuleID) {
+func judge(
+	r *tables.Ruleset, c *tables.Class, q Question,
+) (deny, isDefault bool, by []tables.RuleID) {
 	if c.Refused {
 		return true, true, nil
 	}

@@ -18,8 +18,8 @@ import (
 
 var directions = [bpf.Directions]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress}
 
-// maxWork is how many pairs and rows one transaction looks at and writes, apart from the
-// last verdict set, which it writes as a whole.
+// maxWork is how many pairs and rows one transaction reads and writes, plus the last verdict set,
+// which it writes as a whole.
 const maxWork = 4000
 
 type params struct {
@@ -37,12 +37,11 @@ type params struct {
 	Room Room
 }
 
-// key is a ruleset with all classes, or a class with all rulesets: those with numbers
-// greater than one.
+// key is a ruleset with all classes, or a class with all rulesets, in order of number.
 //
-// A ruleset that was computed up to a class needs none with a smaller number: such a class
-// was there in the same snapshot, as later ones have greater numbers. So the transaction
-// that computes the last piece of a ruleset has all pairs with the classes of its snapshot.
+// A ruleset that was computed up to a class needs none with a smaller number: such a class was in
+// the same snapshot, as later ones have greater numbers. So the transaction that computes the last
+// piece of a ruleset has all pairs with the classes of its snapshot.
 type key struct {
 	tables.Compiled
 	after uint32
@@ -117,7 +116,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			rests = append(rests, rest)
 		}
 	}
-	for _, rest := range rests { // behind others, which have not had a turn
+	for _, rest := range rests { // after keys that have not had a turn
 		mark(rest)
 	}
 	if t.usage.freed && t.usage.total.Closed > 0 && t.usage.isHalfEmpty() {
@@ -160,7 +159,7 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) { t.computePair(r, class, false) })
 }
 
-// each computes pairs of an object with others, and then says that it is compiled.
+// each computes pairs of an object with others, and then marks it as compiled.
 func each[Row object](
 	t *transaction, k key, others []Row, compute func(Row),
 ) (rest key, more bool) {
@@ -183,8 +182,7 @@ func each[Row object](
 	return k, false
 }
 
-// classes returns the classes of which a ruleset may say something special: all, and few
-// others.
+// classes returns all classes that a ruleset may have special rules for, and few others.
 func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
 	classes := statedb.Collect(t.Classes.List(t.in, tables.ClassesRefused(true)))
 	for _, selector := range r.Selectors() {
@@ -200,8 +198,7 @@ func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
 	return classes
 }
 
-// rulesets returns the rulesets that may say something special of a class: all, and few
-// others.
+// rulesets returns all rulesets that may have special rules for a class, and few others.
 func (t *transaction) rulesets(c *tables.Class) []*tables.Ruleset {
 	if c.Refused {
 		return statedb.Collect(t.Rulesets.All(t.in))
@@ -236,7 +233,7 @@ func (t *transaction) forget(
 ) (more bool) {
 	remove(t, t.Compiled, &k.Compiled)
 	room := max(1, t.maxWork-t.work)
-	var some []*tables.PolicyEntry // as what is iterated over must not change
+	var some []*tables.PolicyEntry // a copy, as the loop deletes
 	for e := range entries {
 		if more = len(some) == room; more {
 			break

@@ -7,21 +7,21 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Counts tell how many classes there are, as far as the size of a ruleset depends on them.
+// Counts has the numbers of classes on which the size of a ruleset depends.
 type Counts struct {
 	// Selector returns how many classes a selector selects.
 	Selector func(number uint32) int
 
-	// Port returns how many numbers classes have for a name of a port, in the form http/tcp:
-	// one of each class, if none has several.
+	// Port returns how many numbers classes have for a port name in the form http/tcp, one for each
+	// class if none has several.
 	Port func(name string) int
 }
 
-// Size returns upper bounds of how many policy entries and verdicts rules come to. It does
-// not need the ruleset to exist, and takes time in proportion to its ports and peers.
+// Size returns upper bounds for the policy entries and verdicts of rules. It does not need the
+// ruleset to exist, and takes time in proportion to its ports and peers.
 //
-// Two selectors of a rule may select the same class, and two rulesets may say the same, so
-// there may be much fewer.
+// Two selectors of a rule may select the same class, and two rulesets may share verdict sets, so
+// the real numbers may be much smaller.
 func Size(rules []*tables.Rule, counts Counts) (pairs, verdicts int) {
 	for _, d := range directions {
 		p, v := sizeOf(rules, d, counts)
@@ -35,7 +35,7 @@ const maxVariants = 1 << 30
 
 func sizeOf(rules []*tables.Rule, d bpf.Direction, counts Counts) (pairs, verdicts int) {
 	anyPeer := 1 // the default
-	special := 0 // classes of which something special is said
+	special := 0 // classes with special rules
 	named := 0   // verdicts by names of ports
 	hasNames := false
 	type peers struct{ keys, classes int }
@@ -64,7 +64,7 @@ func sizeOf(rules []*tables.Rule, d bpf.Direction, counts Counts) (pairs, verdic
 		ofPeers = append(ofPeers, peers{len(st.keys), classes})
 	}
 
-	// Classes that the same rules select have one set, if no numbers of ports differ.
+	// Classes that the same rules select share one set, unless their port numbers differ.
 	variants := maxVariants
 	if !hasNames && len(ofPeers) < 30 {
 		variants = 1 << len(ofPeers)

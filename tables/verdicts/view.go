@@ -11,18 +11,18 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// view is a ruleset, prepared to tell what it says of many classes.
+// view is a ruleset, prepared to compute its content for many classes.
 type view [bpf.Directions]*side
 
-// side is what a ruleset says in a direction.
+// side is one direction of a ruleset.
 type side struct {
 	base     contributions // of any peer, and the default
-	anyNamed []*statement  // of any peer, with names of the peer's ports
+	anyNamed []*statement  // of any peer, by names of the peer's ports
 	byPeer   map[uint32][]*statement
-	any      *content // of classes of which it says nothing special
+	any      *content // of classes without special rules
 
-	// contents are those of classes, by what applies to them: a ruleset says the same of
-	// most classes that it selects.
+	// contents are those of classes, by the rules that apply to them: a ruleset has the same
+	// content for most classes that it selects.
 	contents map[string]*content
 }
 
@@ -34,7 +34,7 @@ type statement struct {
 	named []tables.PolicyPort // by names of the peer's ports
 }
 
-// refused is what every ruleset says of refused classes.
+// refused is the content of refused classes in every ruleset.
 var refused = contributions{anyTraffic: {{deny: true}}}.content()
 
 func newView(r *tables.Ruleset) *view {
@@ -100,15 +100,14 @@ func newStatement(place uint32, r *tables.Rule) *statement {
 	return st
 }
 
-// names reports whether the rule is about a port by its name.
+// names reports whether the rule names the port.
 func (s *statement) names(port tables.NamedPort) bool {
 	return slices.ContainsFunc(s.named, func(p tables.PolicyPort) bool {
 		return p.Name == port.Name && p.Protocol == port.Protocol
 	})
 }
 
-// anyPeerPorts returns the names of ports of which the rules of any peer say something, in
-// the form http/tcp.
+// anyPeerPorts returns the port names in rules for any peer, in the form http/tcp.
 func (s *side) anyPeerPorts() []string {
 	var names []string
 	for _, st := range s.anyNamed {
@@ -120,7 +119,7 @@ func (s *side) anyPeerPorts() []string {
 	return slices.Compact(names)
 }
 
-// of returns what is said of a class.
+// of returns the content for a class.
 func (s *side) of(c *tables.Class) *content {
 	if c.Refused {
 		return refused

@@ -40,12 +40,16 @@ func (n *Node) SetPod(a netip.Addr, v bpf.PodValue) error {
 
 // LocalPod returns what is written of the pod at [PodDevice].
 func (n *Node) LocalPod(subject uint32) bpf.PodValue {
-	return bpf.PodValue{Subject: subject, IfIndex: n.Index(PodDevice), Flags: bpf.PodLocal, MAC: PodMAC}
+	return bpf.PodValue{
+		Subject: subject, IfIndex: n.Index(PodDevice), Flags: bpf.PodLocal, MAC: PodMAC,
+	}
 }
 
-// SetRemotePod writes a pod of another node, that an egress policy chooses.
+// SetRemotePod writes a pod of another node, that an egress policy selects.
 func (n *Node) SetRemotePod(a netip.Addr) error {
-	return errors.Join(n.SetRoute(Routed, EgressRuleset), n.SetPod(a, bpf.PodValue{Subject: Routed}))
+	return errors.Join(
+		n.SetRoute(Routed, EgressRuleset), n.SetPod(a, bpf.PodValue{Subject: Routed}),
+	)
 }
 
 // RemovePod removes a pod.
@@ -56,7 +60,9 @@ func (n *Node) RemovePod(a netip.Addr) error {
 // SetIPCache writes what is known of a prefix.
 func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.Addr) error {
 	key := bpf.IPCacheKeyFrom(p)
-	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{Member: Anybody, Flags: flags, Tunnel: bpf.AddressFrom(tunnel)})
+	return n.put("sluice_ipcache", &key, &bpf.IPCacheValue{
+		Member: NoSelector, Flags: flags, Tunnel: bpf.AddressFrom(tunnel),
+	})
 }
 
 // SetNode writes a node of the cluster.
@@ -77,12 +83,16 @@ func (n *Node) Cover(p netip.Prefix) error {
 
 // SetSubject writes the ruleset of a subject.
 func (n *Node) SetSubject(subject, ruleset uint32) error {
-	return n.put("sluice_subjects", &bpf.SubjectKey{Subject: subject}, &bpf.SubjectValue{Ruleset: ruleset})
+	return n.put(
+		"sluice_subjects", &bpf.SubjectKey{Subject: subject}, &bpf.SubjectValue{Ruleset: ruleset},
+	)
 }
 
 // SetRoute writes the egress ruleset of a subject.
 func (n *Node) SetRoute(subject, ruleset uint32) error {
-	return n.put("sluice_routes", &bpf.SubjectKey{Subject: subject}, &bpf.RouteValue{EgressRuleset: ruleset})
+	return n.put(
+		"sluice_routes", &bpf.SubjectKey{Subject: subject}, &bpf.RouteValue{EgressRuleset: ruleset},
+	)
 }
 
 // RemoveRoute takes a subject's egress ruleset away.
@@ -138,7 +148,7 @@ func (n *Node) Here(egress ...netip.Addr) bpf.GatewayValue {
 	return v
 }
 
-// Select makes an egress policy choose the pod of a world, with a gateway.
+// Select makes an egress policy select the pod of a world, with a gateway.
 func (n *Node) Select(w Addresses, v bpf.GatewayValue) error {
 	return errors.Join(
 		n.Cover(w.Covered),

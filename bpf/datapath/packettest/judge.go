@@ -61,7 +61,8 @@ type PolicyWorld struct {
 const judgedEntries = 1 << 20
 
 // NewJudge loads the program. The maps are those that it is to look into, by name:
-// sluice_state and those of a [PolicyWorld], such as [bpf.Maps.Kernel] returns. Without any it has its own, which are empty.
+// sluice_state and those of a [PolicyWorld], such as [bpf.Maps.Kernel] returns. Without any it
+// has its own, which are empty.
 func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err

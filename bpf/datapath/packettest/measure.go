@@ -103,7 +103,7 @@ const (
 	measuredSet     = 25
 )
 
-// underPolicy has policies choose the pod, that allow it everything by a rule. Their maps
+// underPolicy has policies select the pod, that allow it everything by a rule. Their maps
 // have as many verdicts for others as a large cluster's.
 func (n *Node) underPolicy(w Addresses) error {
 	const others = 10_000
@@ -115,20 +115,26 @@ func (n *Node) underPolicy(w Addresses) error {
 		n.SetPod(w.Pod, pod),
 		n.SetPeer(netip.PrefixFrom(w.Pod, 0).Masked(), measuredPeer, 0),
 		n.SetPolicy(key, measuredSet+1),
-		n.SetVerdict(bpf.VerdictKeyOf(measuredSet+1, 0, 0, 0), bpf.VerdictValue{Deny: 1, Default: 1, Cookie: 9}),
+		n.SetVerdict(bpf.VerdictKeyOf(measuredSet+1, 0, 0, 0), bpf.VerdictValue{
+			Deny: 1, Default: 1, Cookie: 9,
+		}),
 		n.SetPolicy(measuredKey(), measuredSet),
 		n.SetVerdict(bpf.VerdictKeyOf(measuredSet, 0, 0, 0), bpf.VerdictValue{Cookie: 7}),
 	)
 	for i := range uint32(others) {
 		key.Ruleset, key.Class = measuredRuleset+1+i%100, i/100
 		err = errors.Join(err, n.SetPolicy(key, measuredSet+2+i),
-			n.SetVerdict(bpf.VerdictKeyOf(measuredSet+2+i, TCPProtocol, 443, 16), bpf.VerdictValue{Cookie: 8}))
+			n.SetVerdict(bpf.VerdictKeyOf(measuredSet+2+i, TCPProtocol, 443, 16), bpf.VerdictValue{
+				Cookie: 8,
+			}))
 	}
 	return err
 }
 
 func measuredKey() bpf.PolicyKey {
-	return bpf.PolicyKey{Ruleset: measuredRuleset, Class: measuredPeer, Direction: bpf.DirectionEgress}
+	return bpf.PolicyKey{
+		Ruleset: measuredRuleset, Class: measuredPeer, Direction: bpf.DirectionEgress,
+	}
 }
 
 // forbid takes away what underPolicy allows.

@@ -16,9 +16,9 @@ import (
 
 // Numbers of the world of a [Node].
 const (
-	Plain          = 1 // subject of pods that no policy chooses
-	Routed         = 2 // subject of those that an egress policy chooses
-	Anybody        = 1 // member and class of those of whom no policy says anything special
+	Plain          = 1 // subject of pods that no policy selects
+	Routed         = 2 // subject of pods that an egress policy selects
+	NoSelector     = 1 // member and class of addresses that no rule selects as peers
 	EgressRuleset  = 7 // of subject Routed
 	Group          = 3 // gateway group of the policy
 	VNI            = 7
@@ -207,9 +207,11 @@ func (n *Node) SetConfig(c bpf.ConfigValue) error {
 func (n *Node) fill(w Addresses) error {
 	steps := []error{
 		n.SetSubject(Plain, bpf.EmptyRuleset), n.SetSubject(Routed, bpf.EmptyRuleset),
-		n.SetMember(Anybody, Anybody),
+		n.SetMember(NoSelector, NoSelector),
 		n.SetPod(w.Pod, n.LocalPod(Plain)),
-		n.SetPod(w.OtherPod, bpf.PodValue{Subject: Plain, IfIndex: n.Index(OtherPodDevice), Flags: bpf.PodLocal, MAC: OtherPodMAC}),
+		n.SetPod(w.OtherPod, bpf.PodValue{
+			Subject: Plain, IfIndex: n.Index(OtherPodDevice), Flags: bpf.PodLocal, MAC: OtherPodMAC,
+		}),
 		n.SetIPCache(netip.PrefixFrom(w.Pod, 0).Masked(), 0, netip.Addr{}),
 		n.SetIPCache(w.Cluster, bpf.IPCacheInCluster, netip.Addr{}),
 		n.SetIPCache(w.Services, bpf.IPCacheInCluster|bpf.IPCacheService, netip.Addr{}),

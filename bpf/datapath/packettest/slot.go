@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// slotInForce is the one of programs that nobody has told of another.
+// slotInForce is the slot of programs that have not been given another one.
 const slotInForce uint32 = 0
 
 // newSlot makes one of each of the maps that programs have in slots, by the names of

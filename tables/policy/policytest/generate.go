@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// LocalNode is the node whose pods a [Generator] has most of.
+// LocalNode is the node that runs most pods of a [Generator].
 const LocalNode = "node-0"
 
-// Generator makes up objects of a small cluster, as manifests. Names and labels,
-// addresses and ports are few, so that they meet.
+// Generator generates objects of a small cluster, as manifests. Names, labels, addresses and ports
+// are few, so that objects match each other often.
 type Generator struct{ *rand.Rand }
 
-// NewGenerator returns a generator that makes the same objects for the same seed.
+// NewGenerator returns a generator that generates the same objects for the same seed.
 func NewGenerator(seed uint64) *Generator { return &Generator{rand.New(rand.NewPCG(seed, 5))} }
 
-// Kind is a kind of change, as far as invariants tell kinds apart.
+// Kind is a kind of change that invariants distinguish.
 type Kind string
 
 // The kinds of changes.
@@ -45,7 +45,7 @@ func (c Change) String() string {
 	return "apply" + c.Manifest
 }
 
-// Change makes up one change. The local node is never deleted.
+// Change generates one change. The local node is never deleted.
 func (g *Generator) Change() Change {
 	c := Change{Delete: g.IntN(4) == 0}
 	switch g.IntN(16) {
@@ -69,7 +69,7 @@ func (g *Generator) Change() Change {
 	return c
 }
 
-// World makes up the objects of a whole cluster.
+// World generates the objects of a whole cluster.
 func (g *Generator) World(pods, policies int) (manifests []string) {
 	for n := range 3 {
 		manifests = append(manifests, g.Node(n), g.Namespace())
@@ -88,7 +88,7 @@ func (g *Generator) World(pods, policies int) (manifests []string) {
 
 func (g *Generator) pick(options ...string) string { return options[g.IntN(len(options))] }
 
-// some returns at least as many of the options as said, at most two more.
+// some returns atLeast to atLeast+2 of the options.
 func (g *Generator) some(atLeast int, options func() string) string {
 	var picked []string
 	for range atLeast + g.IntN(3) {
@@ -97,11 +97,11 @@ func (g *Generator) some(atLeast int, options func() string) string {
 	return strings.Join(picked, ", ")
 }
 
-// pods is how many pods there can be. Half are of this node.
+// pods is the number of possible pods. Half are of this node.
 const pods = 12
 
-// Pod makes up a pod. Its place and its first address depend on its name, but now
-// and then it claims the address that another may have.
+// Pod generates a pod. Its node and its first address depend on its name, but sometimes it claims
+// an address that another pod may have.
 func (g *Generator) Pod() string {
 	n := g.IntN(pods)
 	node := []int{0, 0, 1, 0, 2, 1}[n%6]
@@ -110,7 +110,7 @@ func (g *Generator) Pod() string {
 		host++
 	}
 	ips := fmt.Sprintf("{ip: 10.0.%d.%d}, {ip: \"fd00:0:%d::%d\"}", node, host, node, host)
-	if n%5 == 4 { // of no node's prefix
+	if n%5 == 4 { // outside of the nodes' prefixes
 		ips = fmt.Sprintf("{ip: 172.20.0.%d}", host)
 	}
 	return fmt.Sprintf(`
@@ -126,7 +126,7 @@ status: {phase: %s, podIPs: [%s]}
 		g.pick("Running", "Running", "Running", "Running", "Failed"), ips)
 }
 
-// Namespace makes up a namespace.
+// Namespace generates a namespace.
 func (g *Generator) Namespace() string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -135,7 +135,7 @@ metadata: {name: ns-%d, labels: {team: %s}}
 `, g.IntN(3), g.pick("blue", "red"))
 }
 
-// Node makes up a node.
+// Node generates a node.
 func (g *Generator) Node(n int) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -148,7 +148,7 @@ status:
 `, n, g.pick("a", "b"), g.pick("ssd", "hdd"), n, n, n+1, n+1)
 }
 
-// Group makes up a group of prefixes.
+// Group generates a group of prefixes.
 func (g *Generator) Group() string {
 	return fmt.Sprintf(`
 apiVersion: cilium.io/v2
@@ -158,7 +158,7 @@ spec: {externalCIDRs: [%s]}
 `, g.IntN(2), g.pick("a", "b"), g.some(0, g.prefix))
 }
 
-// Service makes up a service, that selects pods or not.
+// Service generates a service that selects pods or not.
 func (g *Generator) Service() string {
 	switch name := g.pick("kubernetes", "plain", "other", "pods-0", "pods-1"); name {
 	case "kubernetes":
@@ -182,7 +182,7 @@ spec: {%s}
 `, metadata, g.pick("shop", "bank"), spec)
 }
 
-// Backends makes up some backends of a service that may select no pods.
+// Backends generates some backends of a service that may select no pods.
 func (g *Generator) Backends() string {
 	service := g.pick("name: kubernetes, namespace: default", "name: plain, namespace: ns-0", "name: other, namespace: ns-1")
 	name, _, _ := strings.Cut(strings.TrimPrefix(service, "name: "), ",")
@@ -197,13 +197,13 @@ endpoints: [%s]
 	}))
 }
 
-// prefix makes up a prefix. They nest, and some hold pods or nodes.
+// prefix generates a prefix. Prefixes nest, and some contain pods or nodes.
 func (g *Generator) prefix() string {
 	return g.pick("0.0.0.0/0", "\"::/0\"", "10.0.0.0/8", "10.0.0.0/24", "10.0.1.0/25", "10.0.1.3/32", "10.0.0.2/31", "172.20.0.0/16", "203.0.113.0/24",
 		"203.0.113.128/25", "198.51.100.7/32", "192.168.0.0/24", "192.168.0.2/32", "\"2001:db8::/32\"", "\"2001:db8::8/125\"", "\"fd00::/16\"", "\"fd00:0:1::/64\"")
 }
 
-// prefixAndExcept makes up a prefix with exceptions inside it.
+// prefixAndExcept generates a prefix with exceptions inside it.
 func (g *Generator) prefixAndExcept() string {
 	return g.pick(
 		"cidr: 0.0.0.0/0, except: [10.0.0.0/8, 203.0.113.0/25]", "cidr: 10.0.0.0/8, except: [10.0.1.0/24]", "cidr: 203.0.113.0/24, except: [203.0.113.128/25]",

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Policy makes up a network policy of one of the three kinds.
+// Policy generates a network policy of one of the three kinds.
 func (g *Generator) Policy() string {
 	switch g.IntN(5) {
 	case 0, 1:

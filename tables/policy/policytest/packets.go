@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// traffic is a protocol with the ports that policies of a [Generator] tell apart,
-// and some between.
+// traffic is a protocol with the ports that policies of a [Generator] distinguish, and some
+// between.
 var traffic = []struct {
 	protocol uint8
 	family   int // 0: both
@@ -38,8 +38,8 @@ func (w *World) Subjects() (addrs []netip.Addr) {
 	return sorted(addrs)
 }
 
-// Peers returns addresses of interest: of pods, of nodes, of backends, and at the
-// ends of all prefixes that policies and groups name, and beside them.
+// Peers returns addresses to test: those of pods, nodes and backends, and those at both ends of all
+// prefixes that policies and groups name, and next to them.
 func (w *World) Peers() (addrs []netip.Addr) {
 	for _, e := range w.Endpoints {
 		addrs = append(addrs, e.Addrs...)
@@ -86,7 +86,7 @@ func (w *World) prefixes() (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// Packets makes up packets of the pods of this node, or none if there are no pods.
+// Packets generates packets of the pods of this node, none if there are no pods.
 func (w *World) Packets(random *rand.Rand, count int) []Packet {
 	subjects, peers := w.Subjects(), w.Peers()
 	if len(subjects) == 0 {
@@ -99,8 +99,8 @@ func (w *World) Packets(random *rand.Rand, count int) []Packet {
 	return packets
 }
 
-// PacketsBetween makes up packets between a pod and a peer, of either direction;
-// none if they have no family in common.
+// PacketsBetween generates packets between a pod and a peer, in both directions; none if they have
+// no family in common.
 func PacketsBetween(random *rand.Rand, subject, peer netip.Addr, count int) (packets []Packet) {
 	for subject != peer && subject.BitLen() == peer.BitLen() && len(packets) < count {
 		if t := traffic[random.IntN(len(traffic))]; t.family == 0 || t.family == subject.BitLen() {

@@ -10,9 +10,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// SubjectSignature says by what the policies tell a pod from others as their
-// subject: two pods with the same one are the same to all policies. It is empty
-// if no policy chooses the pod.
+// SubjectSignature identifies the rules that apply to a pod as their subject: policies treat two
+// pods with the same signature in the same way. It is empty if no policy selects the pod.
 func (w *World) SubjectSignature(addr netip.Addr) string {
 	pod := w.Pod(addr)
 	if w.Enforcement == "never" {
@@ -24,7 +23,7 @@ func (w *World) SubjectSignature(addr netip.Addr) string {
 	}
 	for _, policy := range w.Policies {
 		for i := range policy.Rules {
-			if rule := &policy.Rules[i]; w.chosen(rule.Subject, pod) {
+			if rule := &policy.Rules[i]; w.selects(rule.Subject, pod) {
 				parts[rule.Subject.String()] = true
 			}
 		}
@@ -35,7 +34,8 @@ func (w *World) SubjectSignature(addr netip.Addr) string {
 	return join(parts)
 }
 
-// PeerSignature says by what the policies tell an address from others as a peer.
+// PeerSignature identifies the rules that match an address as a peer: policies treat two addresses
+// with the same signature in the same way.
 func (w *World) PeerSignature(addr netip.Addr) string {
 	at := w.party(addr)
 	parts := map[string]bool{}
@@ -49,7 +49,7 @@ func (w *World) PeerSignature(addr netip.Addr) string {
 			rule := &policy.Rules[i]
 			for _, item := range slices.Concat(rule.Ingress.Traffic, rule.Egress.Traffic) {
 				for _, peer := range item.Peers {
-					if !peer.Anyone() && w.isPeer(&peer, addr) {
+					if !peer.MatchesEverything() && w.isPeer(&peer, addr) {
 						parts[peer.String()] = true
 					}
 				}

@@ -28,7 +28,7 @@ type Tables struct {
 	LocalNode  tables.LocalNode
 }
 
-// World returns what the tables have.
+// World returns the content of the tables.
 func (t *Tables) World(txn statedb.ReadTxn, o Options) *World {
 	w := &World{
 		Options: o, LocalNode: t.LocalNode.Name,

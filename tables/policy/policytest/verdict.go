@@ -24,8 +24,8 @@ func (p Packet) String() string {
 	return fmt.Sprintf("%s of %s with %s, protocol %d port %d", p.Direction, p.Subject, p.Peer, p.Protocol, p.Port)
 }
 
-// Verdict says whether a packet is allowed, and why: the item of a policy, or
-// what stands for none. The subject has to be a pod of this node.
+// Verdict says whether a packet is allowed, and why: the item of a policy, or the reason if no item
+// decides. The subject must be a pod of this node.
 func (w *World) Verdict(p Packet) (allowed bool, why string) {
 	subject, peer := w.party(p.Subject), w.party(p.Peer)
 	switch {
@@ -46,7 +46,7 @@ func (w *World) Verdict(p Packet) (allowed bool, why string) {
 	for _, policy := range w.Policies {
 		for i := range policy.Rules {
 			rule := &policy.Rules[i]
-			if !w.chosen(rule.Subject, subject.pod) {
+			if !w.selects(rule.Subject, subject.pod) {
 				continue
 			}
 			direction := &rule.Ingress
@@ -77,7 +77,7 @@ func (w *World) Verdict(p Packet) (allowed bool, why string) {
 	return true, "no policy denies"
 }
 
-// concerns reports whether an item of a policy is about a packet.
+// concerns reports whether an item of a policy matches a packet.
 func (w *World) concerns(item *tables.PolicyTraffic, p Packet) bool {
 	if len(item.Ports) > 0 && !slices.ContainsFunc(item.Ports, func(port tables.PolicyPort) bool { return w.isPort(port, p) }) {
 		return false
@@ -85,8 +85,8 @@ func (w *World) concerns(item *tables.PolicyTraffic, p Packet) bool {
 	return item.AnyPeer || slices.ContainsFunc(item.Peers, func(peer tables.PolicyPeer) bool { return w.isPeer(&peer, p.Peer) })
 }
 
-// isPort reports whether a packet goes to a port. A name is looked up at the pod
-// that the packet goes to.
+// isPort reports whether a packet goes to a port. A name is looked up at the pod that the packet
+// goes to.
 func (w *World) isPort(port tables.PolicyPort, p Packet) bool {
 	if port.Protocol != p.Protocol {
 		return false
@@ -120,7 +120,7 @@ func (w *World) isPeerNow(peer *tables.PolicyPeer, addr netip.Addr) bool {
 	at := w.party(addr)
 	switch peer.Kind {
 	case tables.PeerPods:
-		return at.pod != nil && w.chosen(peer.Pods, at.pod)
+		return at.pod != nil && w.selects(peer.Pods, at.pod)
 	case tables.PeerNodes:
 		return at.node != nil && w.matches(peer.Labels, at.node.Labels)
 	case tables.PeerEntity:
@@ -148,8 +148,8 @@ func (w *World) isPeerNow(peer *tables.PolicyPeer, addr netip.Addr) bool {
 	return false
 }
 
-// mayMean reports whether prefixes are about an address, given who has it: one
-// outside the cluster always, others if they are meant.
+// mayMean reports whether prefixes can select an address: one outside the cluster always, others if
+// prefixes select addresses of that kind.
 func (w *World) mayMean(at party, matchesPods bool) bool {
 	switch {
 	case !at.cluster || matchesPods:
@@ -157,7 +157,7 @@ func (w *World) mayMean(at party, matchesPods bool) bool {
 	case at.node != nil || at.host:
 		return w.CIDRNodes
 	}
-	return w.CIDRPods // also where no pod is yet
+	return w.CIDRPods // also addresses without a pod
 }
 
 // serves reports whether an address is of a backend of a service, or may be.
@@ -201,5 +201,5 @@ func (w *World) isEntity(entity tables.PolicyEntity, at party, addr netip.Addr) 
 	case tables.EntityKubeAPIServer:
 		return w.isBackend(tables.Name{Namespace: "default", Name: "kubernetes"}, addr)
 	}
-	return false // there is nobody whom this agent would call so
+	return false // no address has this entity
 }

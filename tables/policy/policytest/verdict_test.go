@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Who tells what is right has to be right: verdicts that were thought out by hand.
+// The oracle itself must be right: these verdicts were worked out by hand.
 func TestVerdict(t *testing.T) {
 	const tcp, udp = 6, 17
 	pods := func(selector string) tables.PolicyPeer {
@@ -39,7 +39,7 @@ func TestVerdict(t *testing.T) {
 		t.Ports = ports
 		return t
 	}
-	everybody := tables.PolicyTraffic{Field: "everybody", AnyPeer: true}
+	anyPeer := tables.PolicyTraffic{Field: "anyPeer", AnyPeer: true}
 	closed := func(items ...tables.PolicyTraffic) tables.PolicyDirection {
 		return tables.PolicyDirection{DefaultDeny: true, Traffic: items}
 	}
@@ -62,23 +62,23 @@ func TestVerdict(t *testing.T) {
 		port      uint16
 		allowed   bool
 	}{
-		{name: "chosen by nobody", ingress: closed(), subject: db, peer: web, direction: bpf.DirectionIngress, allowed: true},
+		{name: "not selected", ingress: closed(), subject: db, peer: web, direction: bpf.DirectionIngress, allowed: true},
 		{name: "default deny", ingress: closed(), subject: web, peer: db, direction: bpf.DirectionIngress},
 		{name: "the other direction", ingress: closed(), subject: web, peer: db, direction: bpf.DirectionEgress, allowed: true},
 		{name: "pods", ingress: closed(allow(pods("app=db"))), subject: web, peer: db, direction: bpf.DirectionIngress, allowed: true},
 		{name: "other pods", ingress: closed(allow(pods("app=db"))), subject: web, peer: remote, direction: bpf.DirectionIngress},
-		{name: "deny beats allow", ingress: closed(everybody, deny(pods("app=db"))), subject: web, peer: db, direction: bpf.DirectionIngress},
-		{name: "deny beats allow, but for others", ingress: closed(everybody, deny(pods("app=db"))), subject: web, peer: remote, direction: bpf.DirectionIngress, allowed: true},
+		{name: "deny beats allow", ingress: closed(anyPeer, deny(pods("app=db"))), subject: web, peer: db, direction: bpf.DirectionIngress},
+		{name: "deny beats allow, but for others", ingress: closed(anyPeer, deny(pods("app=db"))), subject: web, peer: remote, direction: bpf.DirectionIngress, allowed: true},
 		{name: "deny without default deny", egress: open(deny(entity(tables.EntityWorld))), subject: web, peer: outside},
 		{name: "no default deny", egress: open(deny(entity(tables.EntityWorld))), subject: web, peer: remote, allowed: true},
 		{name: "no peers", egress: closed(allow()), subject: web, peer: remote},
-		{name: "port", egress: closed(at(everybody, tables.PolicyPort{Protocol: tcp, First: 80, Last: 90})), subject: web, peer: outside, protocol: tcp, port: 90, allowed: true},
-		{name: "port behind", egress: closed(at(everybody, tables.PolicyPort{Protocol: tcp, First: 80, Last: 90})), subject: web, peer: outside, protocol: tcp, port: 91},
-		{name: "protocol", egress: closed(at(everybody, tables.PolicyPort{Protocol: tcp, First: 80, Last: 90})), subject: web, peer: outside, protocol: udp, port: 80},
-		{name: "named port of the peer", egress: closed(at(everybody, http)), subject: web, peer: db, protocol: tcp, port: 8080, allowed: true},
-		{name: "named port of the peer, not the subject's", egress: closed(at(everybody, http)), subject: web, peer: db, protocol: tcp, port: 80},
-		{name: "named port of nobody", egress: closed(at(everybody, http)), subject: web, peer: outside, protocol: tcp, port: 80},
-		{name: "named port of the subject", ingress: closed(at(everybody, http)), subject: web, peer: db, protocol: tcp, port: 80, direction: bpf.DirectionIngress, allowed: true},
+		{name: "port", egress: closed(at(anyPeer, tables.PolicyPort{Protocol: tcp, First: 80, Last: 90})), subject: web, peer: outside, protocol: tcp, port: 90, allowed: true},
+		{name: "port behind", egress: closed(at(anyPeer, tables.PolicyPort{Protocol: tcp, First: 80, Last: 90})), subject: web, peer: outside, protocol: tcp, port: 91},
+		{name: "protocol", egress: closed(at(anyPeer, tables.PolicyPort{Protocol: tcp, First: 80, Last: 90})), subject: web, peer: outside, protocol: udp, port: 80},
+		{name: "named port of the peer", egress: closed(at(anyPeer, http)), subject: web, peer: db, protocol: tcp, port: 8080, allowed: true},
+		{name: "named port of the peer, not the subject's", egress: closed(at(anyPeer, http)), subject: web, peer: db, protocol: tcp, port: 80},
+		{name: "named port of an outsider", egress: closed(at(anyPeer, http)), subject: web, peer: outside, protocol: tcp, port: 80},
+		{name: "named port of the subject", ingress: closed(at(anyPeer, http)), subject: web, peer: db, protocol: tcp, port: 80, direction: bpf.DirectionIngress, allowed: true},
 		{name: "ipBlock means pods", egress: closed(allow(cidr("10.0.0.0/8", true))), subject: web, peer: remote, allowed: true},
 		{name: "except", egress: closed(allow(cidr("10.0.0.0/8", true, "10.0.1.0/24"))), subject: web, peer: remote},
 		{name: "Cilium's CIDR does not mean pods", egress: closed(allow(cidr("0.0.0.0/0", false))), subject: web, peer: remote},

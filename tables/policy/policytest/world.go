@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// World is everything that a verdict depends on, as base tables have it.
+// World is everything that a verdict depends on, as in the base tables.
 type World struct {
 	Options
 
@@ -25,8 +25,8 @@ type World struct {
 	Backends   []*tables.BackendSlice
 	Groups     []*tables.CIDRGroup
 	Policies   []*tables.NetworkPolicy
-	Egress     []*tables.EgressPolicy // which hold pods too
-	HostAddrs  []netip.Addr           // that this node has, as its devices and routes say
+	Egress     []*tables.EgressPolicy // which also hold pods
+	HostAddrs  []netip.Addr           // of this node, by its devices and routes
 
 	memo memo
 }
@@ -37,12 +37,12 @@ type Options struct {
 	HostAllowed  bool   // this node always reaches its pods
 	ClusterCIDRs []netip.Prefix
 
-	// Whether the prefixes of Cilium's policies mean pods and nodes too.
+	// Whether the prefixes of Cilium's policies select pods and nodes, too.
 	CIDRPods, CIDRNodes bool
 }
 
-// memo keeps what was found out, so that millions of packets can be judged. A
-// world must not be changed once it is asked.
+// memo caches results, so that a test can compute millions of verdicts. A world must not change
+// after its first use.
 type memo struct {
 	selectors map[string]labels.Selector
 	labels    map[*tables.Endpoint]subjectLabels
@@ -66,7 +66,7 @@ type peerKey struct {
 	addr netip.Addr
 }
 
-// party is who has an address: a pod, a node, or nobody whom the cluster knows.
+// party is what has an address: a pod, a node, or neither.
 type party struct {
 	pod     *tables.Endpoint
 	node    *tables.Node
@@ -74,7 +74,7 @@ type party struct {
 	cluster bool // inside the cluster
 }
 
-// party finds who has an address.
+// party finds what has an address.
 func (w *World) party(addr netip.Addr) (p party) {
 	if p, known := w.memo.parties[addr]; known {
 		return p
@@ -125,8 +125,8 @@ func (w *World) IsSubject(addr netip.Addr) bool {
 // IsHost reports whether an address is of this node itself.
 func (w *World) IsHost(addr netip.Addr) bool { return w.party(addr).host }
 
-// chosen reports whether a selector of pods chooses one.
-func (w *World) chosen(s tables.EgressSelector, pod *tables.Endpoint) bool {
+// selects reports whether a selector of pods selects a pod.
+func (w *World) selects(s tables.EgressSelector, pod *tables.Endpoint) bool {
 	key := matchKey{s, pod}
 	is, known := w.memo.matches[key]
 	if !known {
@@ -143,8 +143,8 @@ func (w *World) chosen(s tables.EgressSelector, pod *tables.Endpoint) bool {
 
 const namespaceLabels = "io.cilium.k8s.namespace.labels."
 
-// asksNamespace reports whether a selector requires something of labels with a prefix other
-// than the name of the namespace.
+// asksNamespace reports whether a selector requires labels with a prefix, other than the name of
+// the namespace.
 func (w *World) asksNamespace(selector, prefix string) bool {
 	w.matches(selector, nil)
 	requirements, _ := w.memo.selectors[selector].Requirements()
@@ -156,9 +156,9 @@ func isOfNamespace(key, prefix string) bool {
 	return is && label != "kubernetes.io/metadata.name"
 }
 
-// IsHeld reports whether a pod's new connections are dropped: its namespace is not known, and
-// whom some policy is about depends on the labels of that. Where network policies are of no
-// concern no pod is held by them.
+// IsHeld reports whether a pod's new connections are dropped because its namespace is not known,
+// and a policy may select it or not by the labels of that namespace. Pods are not held where
+// network policies are not enforced.
 func (w *World) IsHeld(addr netip.Addr) bool {
 	pod := w.Pod(addr)
 	if pod == nil || w.Enforcement == "never" {
@@ -173,19 +173,21 @@ func (w *World) IsHeld(addr netip.Addr) bool {
 		})
 	}
 	depends := func(s tables.EgressSelector) bool {
-		return !w.chosen(s, pod) && rest(s.Namespaces, "") && rest(s.Pods, namespaceLabels)
+		return !w.selects(s, pod) && rest(s.Namespaces, "") && rest(s.Pods, namespaceLabels)
 	}
 	if set.known || len(w.Policies) == 0 && w.Enforcement != "always" {
 		return false
 	}
 	return slices.ContainsFunc(w.Policies, func(p *tables.NetworkPolicy) bool {
-		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool { return depends(r.Subject) })
+		return slices.ContainsFunc(p.Rules, func(r tables.PolicyRule) bool {
+			return depends(r.Subject)
+		})
 	}) || slices.ContainsFunc(w.Egress, func(p *tables.EgressPolicy) bool {
 		return slices.ContainsFunc(p.Selectors, depends)
 	})
 }
 
-// labelsOf returns the labels that selectors see of a pod, and of its namespace.
+// labelsOf returns the labels of a pod, and of its namespace, that selectors see.
 func (w *World) labelsOf(pod *tables.Endpoint) subjectLabels {
 	if set, known := w.memo.labels[pod]; known {
 		return set
