@@ -79,7 +79,7 @@ func TestPodDevice(t *testing.T) {
 	attach := func(ifIndex int, programs ...bpf.Program) {
 		for _, program := range programs {
 			insert(w, w.attachments, &tables.Attachment{
-				IfIndex: ifIndex, Program: program, Reconciled: tables.Reconciled{Status: done()},
+				IfIndex: ifIndex, Program: program, Reconciled: tables.Done(),
 			})
 		}
 	}

@@ -52,7 +52,7 @@ func (s *policyStatusParams) declare() derive.Rule[string] {
 			derive.From(s.Policies, markPolicy),
 			derive.From(s.Compiled, markCompiled),
 			derive.From(s.Groups, markUsers),
-			derive.FromIf(s.Gateways, faresOtherwise, s.markGateway),
+			derive.FromIf(s.Gateways, statusChanged, s.markGateway),
 			derive.From(s.Rulesets, markRuleset),
 			derive.From(s.Rules, markRule),
 			derive.From(s.Routes, s.markRoute),

@@ -189,7 +189,7 @@ func TestDifferences(t *testing.T) {
 		})
 		says("203.0.113.9 shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db "+
-			"spec.ingressDeny[0]), by the maps denied (no entry)",
+				"spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables member 113, by the maps 110",
 			"ingress: by the tables class 13, by the maps 10")
 		remove(t, w.maps.Pods, bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))})
@@ -198,7 +198,7 @@ func TestDifferences(t *testing.T) {
 		remove(t, w.maps.Peers, bpf.PeerKey{Member: memberOf(classDB)})
 		says("shop/db shop/web 80",
 			"ingress: by the tables denied (denied by rule CiliumNetworkPolicy/shop/no-db "+
-			"spec.ingressDeny[0]), by the maps denied (no entry)",
+				"spec.ingressDeny[0]), by the maps denied (no entry)",
 			"ingress: by the tables class 13, by the maps 0")
 		update(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb}, bpf.SubjectValue{
 			Ruleset: bpf.EmptyRuleset,

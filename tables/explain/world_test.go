@@ -295,7 +295,7 @@ func (w *world) fillPolicy() {
 // fillEgress has shop/client leave by node-2 to one prefix, by this node to
 // another, and by no gateway to a third.
 func (w *world) fillEgress() {
-	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Reconciled{Status: done()}})
+	both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{Subject: subjectClient, EgressRuleset: 7, Reconciled: tables.Done()})
 	tablestest.Insert(w.t, w.DB, w.EgressRulesets, &tables.EgressRuleset{
 		Life: tables.Life{Number: 7}, Policies: []string{"bank", "partner"},
 	})

@@ -46,7 +46,7 @@ func (r *reportParams) declare() derive.Rule[tables.PolicyID] {
 				func(old, new *tables.EgressGroup) bool { return !slices.Equal(old.Policies, new.Policies) },
 				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) { usersOf(g, mark) }),
 			derive.FromIf(r.Gateways, leavesOtherwise, r.markGateway),
-			derive.FromIf(r.Network, faresOtherwise, markNetwork),
+			derive.FromIf(r.Network, reportChanged, markNetwork),
 		},
 		Compute: derive.Each(
 			r.Output, tables.PolicyReportByPolicy, (*tables.PolicyReport).Equal, r.row),

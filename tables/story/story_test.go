@@ -153,7 +153,7 @@ func TestShares(t *testing.T) {
 	tablestest.Insert(t, in.DB, in.EgressGateways, &tables.EgressGateway{
 		GatewayKey: bpf.GatewayKey{Group: 8}, Node: "node-3",
 	})
-	s, err := New(in).Tell("CiliumEgressGatewayPolicy/a")
+	s, err := New(in).Build("CiliumEgressGatewayPolicy/a")
 	require.NoError(t, err)
 	require.Equal(t, condition.Pending, s.Condition)
 	step := s.step(t, "egress-gateways")
