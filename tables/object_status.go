@@ -70,7 +70,7 @@ type StatusNodes struct {
 
 func (n StatusNodes) String() string { return fmt.Sprintf("%d/%d", n.Programmed, n.Total) }
 
-// NodeFate is how an egress policy fares on a node.
+// NodeFate is the status of an egress policy on a node.
 type NodeFate uint8
 
 // The fates of a policy on a node.

@@ -31,7 +31,7 @@ var Cell = cell.Group(
 	Dataflow,
 	cell.Provide(kernelPreflight),
 
-	// How policies fare, told on their objects: node-report, object-status.
+	// The status of policies, told on their objects: node-report, object-status.
 	ObjectStatus,
 	apiWritersCell,
 

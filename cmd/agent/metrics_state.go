@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// stateMetrics are how the agent as a whole, its sources and the egress policies
-// fare on this node, counted when they are asked for.
+// stateMetrics are the states of the agent as a whole, of its sources and of the egress
+// policies on this node, counted when they are asked for.
 type stateMetrics struct {
 	stateMetricTables
 	build, health, sources, policies *prometheus.Desc
@@ -39,7 +39,7 @@ func newStateMetrics(t stateMetricTables) *stateMetrics {
 		stateMetricTables: t,
 		build:             desc("build_info", "1, labelled with the version of the agent.", "version", "goversion"),
 		health:            desc("health_modules", "Parts of the agent by the health that they last reported.", "level"),
-		sources:           desc("object_sources", "Kinds of objects, or files, by how reading them fares.", "state"),
+		sources:           desc("object_sources", "Kinds of objects, or files, by the state of reading them.", "state"),
 		policies: desc(
 			"egress_policies", "Egress policies by state on this node.", "state",
 		),

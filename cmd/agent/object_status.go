@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/tables/objectstatus"
 )
 
-// ObjectStatus has the modules that tell how policies fare where users look. They
+// ObjectStatus has the modules that report the status of policies where users look. They
 // need somewhere to write to.
 var ObjectStatus = cell.Group(
 	// What this node tells, and what objects shall say: node-report, object-status.

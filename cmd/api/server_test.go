@@ -208,7 +208,7 @@ func TestStartFails(t *testing.T) {
 	require.NoFileExists(t, socket)
 }
 
-// Others than this machine may see how the agent fares, and none of its tables.
+// Others than this machine may see the state of the agent, and none of its tables.
 func TestMetricsListen(t *testing.T) {
 	s, err := startServer(t, "--api-listen=", "--metrics-listen=127.0.0.1:0", "--socket="+socketPath(t))
 	require.NoError(t, err)

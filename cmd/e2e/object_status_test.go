@@ -191,7 +191,7 @@ func awaitEvent(a *agent, c *cluster.Cluster, kind, name, reason, text string) {
 	})
 }
 
-// TestObjectStatus: objects say how policies fare on three nodes, and go on to after
+// TestObjectStatus: objects say the status of policies on three nodes, and go on to after
 // the agent that leads is killed; at rest next to nothing is asked of the API server.
 func TestObjectStatus(t *testing.T) {
 	const egressKind = "CiliumEgressGatewayPolicy"

@@ -76,7 +76,7 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 			return nil
 		case err != nil:
 			r.written.WithLabelValues("failed").Inc()
-			health.Degraded("Cannot tell others how policies fare here", err)
+			health.Degraded("Cannot report the status of policies", err)
 			if serr := r.mark(reconciler.StatusError(err)); serr != nil {
 				return serr
 			}

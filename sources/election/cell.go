@@ -31,7 +31,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Cell takes part in the election, if this agent tells others how policies fare.
+// Cell takes part in the election, if this agent reports the status of policies.
 var Cell = cell.Module(
 	"election",
 	"Which agent writes the status of objects",

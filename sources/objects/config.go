@@ -41,7 +41,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in conditions and Events of their objects; needs --source=kubernetes")
 }
 
-// Reporting says whether the agent tells others how policies fare.
+// Reporting says whether the agent reports the status of policies.
 func (c Config) Reporting() tables.Reporting {
 	return tables.Reporting{Enabled: c.ObjectStatus && c.Source == SourceKubernetes}
 }

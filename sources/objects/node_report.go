@@ -38,7 +38,7 @@ type reportedPolicy struct {
 	GatewayError string   `json:"gatewayError"`
 }
 
-// NodeReportKind returns the kind in which agents tell how policies fare. It is
+// NodeReportKind returns the kind in which agents report the status of policies. It is
 // read by the one that leads, beside [Kinds].
 func NodeReportKind() *Kind {
 	return &Kind{

@@ -43,7 +43,7 @@ func derivePolicyStatus(
 	return derive.Register(p, rule)
 }
 
-// declare is the rule that keeps how each policy fares on this node. Its keys are names of
+// declare is the rule that keeps the status of each policy on this node. Its keys are names of
 // policies.
 func (s *policyStatusParams) declare() derive.Rule[string] {
 	return derive.Rule[string]{

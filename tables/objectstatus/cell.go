@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package objectstatus derives what is told about policies where users look: on
-// their objects. Each agent tells how policies fare on its node, and the one that
+// their objects. Each agent reports the status of policies on its node, and the one that
 // leads says on the object what that comes to:
 //
 //	egress-policy-status, egress-gateways ─┐                        all agents
@@ -24,7 +24,7 @@ import (
 // Cell derives the tables of what is told.
 var Cell = cell.Module(
 	"object-status",
-	"How policies fare for others to see",
+	"The status of policies for others to see",
 
 	tables.OwnDesired(tables.NewPolicyReportTable),
 	tables.OwnDesired(tables.NewObjectStatusTable),

@@ -105,7 +105,7 @@ func (r *reportParams) markGateway(
 	}
 }
 
-// egress fills in how an egress policy fares, and reports whether there is one.
+// egress fills in the status of an egress policy, and reports whether there is one.
 func (r *reportParams) egress(txn statedb.ReadTxn, row *tables.PolicyReport) bool {
 	s, _, found := r.Egress.Get(txn, tables.EgressPolicyStatusByPolicy(row.Policy.Name.Name))
 	if !found {
@@ -143,7 +143,7 @@ func (r *reportParams) gateway(txn statedb.ReadTxn, row *tables.PolicyReport) {
 	slices.SortFunc(row.EgressIPs, netip.Addr.Compare)
 }
 
-// network fills in how a network policy fares, and reports whether there is one of
+// network fills in the status of a network policy, and reports whether there is one of
 // which the kernel does not have all.
 func (r *reportParams) network(txn statedb.ReadTxn, row *tables.PolicyReport) bool {
 	s, _, found := r.Network.Get(txn, tables.NetworkPolicyStatusByPolicy(row.Policy))

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// fate returns how the policy of a row fares on a node, and what the node says of the
+// fate returns the status of the policy of a row on a node, and what the node says of the
 // object as it is now, nil if nothing.
 func (c *statusRound) fate(
 	row *tables.ObjectStatus, node string,

@@ -30,7 +30,7 @@ type statusParams struct {
 // status derives object-status.
 type status struct {
 	statusParams
-	looks int // at how a policy fares on a node, so far, for tests
+	looks int // at the status of a policy on a node, so far, for tests
 }
 
 // statusKey is a policy, and a node of which something has changed that concerns it; empty if

@@ -25,7 +25,7 @@ func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
 	}
 	add(s, t.t.EgressPolicies, "what the agent makes of the object",
 		slices.Values([]*tables.EgressPolicy{policy}))
-	add(s, t.t.EgressStatus, "how the policy fares on this node",
+	add(s, t.t.EgressStatus, "the status of the policy on this node",
 		one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 
 	rulesets := statedb.Collect(t.t.EgressRulesets.List(txn, tables.EgressRulesetsByPolicy(name)))

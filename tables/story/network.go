@@ -19,7 +19,7 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) err
 	}
 	add(s, t.t.NetworkPolicies, "what the agent makes of the object",
 		slices.Values([]*tables.NetworkPolicy{policy}))
-	add(s, t.t.NetworkStatus, "how the policy fares on this node",
+	add(s, t.t.NetworkStatus, "the status of the policy on this node",
 		one(txn, t.t.NetworkStatus, tables.NetworkPolicyStatusByPolicy(id)))
 
 	add(s, t.t.Compiled, "whether the rulesets of all pods that it selects have its rules",

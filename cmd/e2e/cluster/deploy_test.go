@@ -166,7 +166,7 @@ func TestDefinitionsAreStructural(t *testing.T) {
 	}
 }
 
-// writes is all that the agent writes: how policies fare, and nothing that decides
+// writes is all that the agent writes: the status of policies, and nothing that decides
 // what becomes of traffic; and the taint of its node, which it removes.
 var writes = []string{
 	"/nodes patch",

@@ -76,7 +76,7 @@ port: {{ include "sluice.port" $address }}
   {{- end }}
 {{- end -}}
 
-{{- /* Whether agents tell on objects how policies fare, which is the default: a flag that is false is empty. */ -}}
+{{- /* Whether agents tell on objects the status of policies, which is the default: a flag that is false is empty. */ -}}
 {{- define "sluice.objectStatus" -}}
 {{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}
 {{- end -}}
