@@ -25,14 +25,14 @@ func (t *transaction) computeAny(r *tables.Ruleset) {
 	}
 }
 
-// computePair writes what a ruleset says specially of a class, and reports whether there is
-// room for it. If not, it closes the direction. Of a closed direction it writes nothing,
-// unless that is being opened.
+// computePair writes what a ruleset says specially of a class, unless it is there, and
+// reports whether there is room for it. If not, it closes the direction. Of a closed
+// direction it writes nothing, unless that is being opened.
 func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class, opens bool) (hasRoom bool) {
 	v := t.view(r)
 	hasRoom = true
 	for _, d := range directions {
-		if t.any(r, d).Closed != 0 && !opens {
+		if t.any(r, d).Closed != 0 && !opens || t.entry(r, c.Number, d) != nil {
 			continue
 		}
 		says := v[d].of(c)
@@ -48,13 +48,19 @@ func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class, opens bool
 	return hasRoom
 }
 
-// any returns the entry of any class.
+// any returns the entry of any class. A ruleset whose turn has not come yet gets it.
 func (t *transaction) any(r *tables.Ruleset, d bpf.Direction) *tables.PolicyEntry {
-	key := bpf.PolicyKey{Ruleset: r.Number, Class: bpf.AnyClass, Direction: d}
-	e, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(key))
-	if !found { // the ruleset was inserted after the class, and comes later
-		return &tables.PolicyEntry{}
+	if e := t.entry(r, bpf.AnyClass, d); e != nil {
+		return e
 	}
+	t.computeAny(r)
+	return t.entry(r, bpf.AnyClass, d)
+}
+
+// entry returns the entry of a pair, nil if there is none.
+func (t *transaction) entry(r *tables.Ruleset, class uint32, d bpf.Direction) *tables.PolicyEntry {
+	key := bpf.PolicyKey{Ruleset: r.Number, Class: class, Direction: d}
+	e, _, _ := t.Entries.Get(t.out, tables.PolicyEntryByKey(key))
 	return e
 }
 
@@ -70,14 +76,15 @@ func (t *transaction) hasRoom(r *tables.Ruleset, says *content) bool {
 // putEntry writes the entry of a pair, with its set, unless it is there: then it says the
 // same.
 func (t *transaction) putEntry(r *tables.Ruleset, class uint32, d bpf.Direction, says *content) {
-	e := &tables.PolicyEntry{
-		Ruleset: r.Number, Class: class, Direction: d, Namespace: r.Namespace(),
+	if t.entry(r, class, d) != nil {
+		return
 	}
-	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(e.MapKey())); !found {
-		e.Set, e.Status = t.set(e.Namespace, says), reconciler.StatusPending()
-		put(t, t.Entries, e)
-		t.usage.add(e.Namespace, 1, 0, 0)
-	}
+	namespace := r.Namespace()
+	put(t, t.Entries, &tables.PolicyEntry{
+		Ruleset: r.Number, Class: class, Direction: d, Namespace: namespace,
+		Set: t.set(namespace, says), Reconciled: tables.Pending(),
+	})
+	t.usage.add(namespace, 1, 0, 0)
 }
 
 // close has a direction of a ruleset deny all classes without an entry of their own.

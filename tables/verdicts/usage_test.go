@@ -50,6 +50,9 @@ func (w *world) checkUsage() (closed int) {
 	require.Equal(w, w.counted(txn), usage)
 
 	wanted, maps, contents := w.wanted(), w.desired(), w.contents()
+	for e := range w.rule.Entries.All(txn) {
+		require.Contains(w, wanted, e.MapKey())
+	}
 	for r := range w.rulesets.All(txn) {
 		for _, d := range directions {
 			anyKey := bpf.PolicyKey{Ruleset: r.Number, Direction: d}
@@ -174,6 +177,8 @@ func TestRandomUsage(t *testing.T) {
 				live = append(live, randomClass(random, number+1))
 				w.put(live[len(live)-1])
 			}
+			for random.IntN(3) > 0 && w.stepper.Step() {
+			}
 			if random.IntN(2) == 0 {
 				w.work()
 				closings += w.checkUsage()
@@ -197,4 +202,25 @@ func TestRandomUsage(t *testing.T) {
 		require.Zero(t, w.rule.Sets.NumObjects(w.db.ReadTxn()))
 	}
 	require.Greater(t, closings, 50)
+}
+
+// What is written already needs no room, and a class that comes in the same transaction as a
+// ruleset may be computed before it.
+func TestFullMaps(t *testing.T) {
+	w := newWorld(t)
+	peer := class(1, []uint32{1})
+	w.rule.Room = Room{Entries: 4, Verdicts: 400} // the common part is 3
+	w.put(peer, inNamespace("a", allowing(2, nil, 1)))
+	w.work()
+	require.Zero(t, w.checkUsage())
+	w.put(inNamespace("a", allowing(3, nil, 1)), class(4, []uint32{1}))
+	w.work()
+	require.Equal(t, 2, w.checkUsage(), "both rulesets")
+	for _, ruleset := range []uint32{2, 3} {
+		a, found := w.desired().Lookup(Question{ruleset, 4, bpf.DirectionIngress, 6, 80})
+		require.True(t, found)
+		require.EqualValues(t, 1, a.Verdict.Deny)
+	}
+	a, _ := w.desired().Lookup(Question{2, 1, bpf.DirectionIngress, 6, 80})
+	require.Zero(t, a.Verdict.Deny, "it stays")
 }
