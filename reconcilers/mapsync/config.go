@@ -79,7 +79,7 @@ func (c *Config[R, K, V]) validate() error {
 	case c.Map == nil, c.Desired.RWTable == nil, c.Mirror == nil, c.ByKey == nil, c.WithStatus == nil:
 		return errors.New("a map, its desired table, its mirror and accessors are needed")
 	case (c.Revises == nil) != (c.Raise == nil), (c.Flushes == nil) != (c.Flush == nil):
-		return errors.New("Raise needs Revises, and Flush needs Flushes")
+		return errors.New("one of Raise and Revises, or of Flush and Flushes, is missing")
 	}
 	return nil
 }

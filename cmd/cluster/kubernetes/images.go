@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path"
@@ -77,6 +78,21 @@ func (c *Cluster) writeImages(context.Context) error {
 func (c *Cluster) imagePath(image Image) string {
 	name := strings.NewReplacer("/", "-", ":", "-").Replace(image.Names[0])
 	return c.path(imagesDir, name+".tar")
+}
+
+// Import gives an image to all nodes while they run. It replaces one of the
+// same name, for pods that start later.
+func (c *Cluster) Import(ctx context.Context, image Image) error {
+	file := c.imagePath(image)
+	if err := image.write(file); err != nil {
+		return err
+	}
+	for _, node := range c.Nodes {
+		if _, err := node.Run(ctx, importCommand(file)...); err != nil {
+			return fmt.Errorf("import %s on %s: %w", image.Names[0], node.Name, err)
+		}
+	}
+	return nil
 }
 
 // importCommand is what imports an image, on a node.

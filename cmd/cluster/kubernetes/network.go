@@ -135,6 +135,15 @@ func (n *Node) disconnect(ctx context.Context) error {
 	})
 }
 
+// SetLink sets the node's link to the others up or down, as if its cable was pulled.
+func (n *Node) SetLink(up bool) error {
+	state := "down"
+	if up {
+		state = "up"
+	}
+	return runAll("ip link set " + n.Name + " " + state)
+}
+
 // AddAddress gives the node another address, as of an egress gateway.
 func (n *Node) AddAddress(ip string) error {
 	return runAll("ip -n " + n.Name + " addr replace " + ip + "/32 dev " + nodeDevice)
