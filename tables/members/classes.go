@@ -15,7 +15,12 @@ import (
 
 // classify writes a member with its present class. old is its former row, nil if there is none.
 func (t *transaction) classify(m, old *tables.Member) {
-	m.Class = t.enterClass(m.Namespace, t.selectorsOf(m), t.portsOf(m))
+	// What was refused stays so while the kernel may have it: its class has no selectors that it
+	// could keep.
+	refused, _ := t.classOf(nil, nil, true)
+	if !m.Undesired || old == nil || old.Class != refused.Number {
+		m.Class = t.enterClass(m.Namespace, t.selectorsOf(m), t.portsOf(m))
+	}
 	if old == nil || old.Class != m.Class {
 		m.Made, m.Status = t.made, reconciler.StatusPending()
 	}
@@ -101,6 +106,7 @@ func (t *transaction) enterClass(
 		t.number++
 		class.Number = t.number
 		if !class.Refused {
+			t.room(namespace) // counts the others
 			class.Namespace = namespace
 			t.classes[namespace]++
 		}
@@ -108,6 +114,8 @@ func (t *transaction) enterClass(
 	case class.Undesired:
 		now := *class
 		now.Undesired = false
+		t.room(class.Namespace) // counts the others
+		t.classes[class.Namespace]++
 		insert(t, t.Classes, &now)
 	}
 	return class.Number
@@ -126,36 +134,34 @@ func (t *transaction) classOf(
 	}, false
 }
 
-// room returns how many more classes can be made for a namespace. The classes of nodes and of
-// addresses outside the cluster are of none.
+// room returns how many more classes can be made for a namespace, beside those desired. The
+// classes of nodes and of addresses outside the cluster are of none.
 func (t *transaction) room(namespace string) int {
 	if namespace == "" {
 		return 1
 	}
 	n, counted := t.classes[namespace]
 	if !counted {
-		for range t.Classes.List(t.out, tables.ClassesByNamespace(namespace)) {
-			n++
+		for c := range t.Classes.List(t.out, tables.ClassesByNamespace(namespace)) {
+			if !c.Undesired {
+				n++
+			}
 		}
 		t.classes[namespace] = n
 	}
 	return int(t.Share) - n
 }
 
-// markRefused marks members that the classes of their namespace have room for again.
+// markRefused marks the refused members of a namespace that has room again: several may be of
+// one class.
 func (t *transaction) markRefused(namespace string) {
 	refused, found := t.classOf(nil, nil, true)
-	if namespace == "" || !found {
+	if namespace == "" || !found || t.room(namespace) <= 0 {
 		return
 	}
-	room := t.room(namespace)
-	for m := range t.Members.List(t.out, tables.MembersByClass(refused.Number)) {
-		if room <= 0 {
-			return
-		}
-		if m.Namespace == namespace {
+	for m := range t.Members.List(t.out, tables.MembersByNamespace(namespace)) {
+		if m.Class == refused.Number {
 			t.mark(memberKey(m.Number))
-			room--
 		}
 	}
 }
@@ -168,8 +174,11 @@ func (t *transaction) leftClass(number uint32) {
 	if class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(number)); found && !class.Undesired {
 		now := *class
 		now.Undesired = true
+		t.room(class.Namespace) // counts them
+		t.classes[class.Namespace]--
 		insert(t, t.Classes, &now)
 		t.mark(classKey(number))
+		t.markRefused(class.Namespace)
 	}
 }
 
@@ -184,10 +193,7 @@ func (t *transaction) class(number uint32) {
 		return
 	}
 	if _, _, refers := t.PeerMirror.Get(t.in, mirrorsToClass(number)); !refers {
-		t.room(class.Namespace) // counts them
-		t.classes[class.Namespace]--
 		remove(t, t.Classes, class)
-		t.markRefused(class.Namespace)
 	}
 }
 

@@ -64,6 +64,43 @@ func TestShare(t *testing.T) {
 	require.Zero(t, refused(0))
 }
 
+// What was refused is refused as long as the kernel may have it, and all members of a class
+// leave the refused one together.
+func TestRefusedMember(t *testing.T) {
+	h := newHarnessWith(t, 1)
+	k := newKernel(h, nil)
+	h.use(pods("app=x"))
+	h.use(pods("app=y"))
+	first := pod("a/first", "there", "10.1.0.1", labels.Set{"app": "x"})
+	second := pod("a/second", "there", "10.1.0.2", labels.Set{"app": "y", "n": "2"})
+	third := pod("a/third", "there", "10.1.0.3", labels.Set{"app": "y", "n": "3"})
+	for _, e := range []*tables.Endpoint{first, second, third} {
+		h.inputs.Endpoints.Put(e)
+		h.settle()
+	}
+	k.everything(h.db.ReadTxn())
+	h.settle()
+	require.True(t, h.class(addr("10.1.0.2")).Refused)
+	number := h.row(addr("10.1.0.2")).Member
+	h.inputs.Endpoints.Remove(second)
+	h.settle()
+	m, _, found := h.Members.Get(h.db.ReadTxn(), tables.MemberByNumber(number))
+	require.True(t, found)
+	require.True(t, m.Undesired)
+	c, _, found := h.Classes.Get(h.db.ReadTxn(), tables.ClassByNumber(m.Class))
+	require.True(t, found)
+	require.True(t, c.Refused)
+
+	h.inputs.Endpoints.Put(second)
+	h.settle()
+	h.inputs.Endpoints.Remove(first)
+	h.settle()
+	k.all()
+	h.settle()
+	require.False(t, h.class(addr("10.1.0.2")).Refused)
+	require.False(t, h.class(addr("10.1.0.3")).Refused)
+}
+
 // What is not in a namespace is never refused.
 func TestShareOfNone(t *testing.T) {
 	h := newHarnessWith(t, 0)

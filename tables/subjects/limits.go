@@ -75,8 +75,13 @@ func (c *round) noRoom(namespace string, rules []said) string {
 	more := map[bpf.Digest]int{}
 	for _, r := range rules {
 		for _, s := range r.selectors {
-			if n := prefixesIn(s); n > 0 {
-				more[s.Digest()] = n
+			n := prefixesIn(s)
+			if n == 0 {
+				continue
+			}
+			digest := s.Digest()
+			if _, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest)); !inUse {
+				more[digest] = n
 			}
 		}
 	}
@@ -90,7 +95,6 @@ func (c *round) noRoom(namespace string, rules []said) string {
 		if s.Namespace == namespace {
 			own += n
 		}
-		delete(more, s.Digest())
 	}
 	for _, n := range more {
 		sum += n

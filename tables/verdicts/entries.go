@@ -16,7 +16,7 @@ import (
 func (t *transaction) computeAny(r *tables.Ruleset) {
 	for _, d := range directions {
 		says := t.view(r)[d].any
-		if t.hasRoom(r, says) || len(says.verdicts) == 1 {
+		if t.entry(r, bpf.AnyClass, d) != nil || t.hasRoom(r, says) || len(says.verdicts) == 1 {
 			t.putEntry(r, bpf.AnyClass, d, says)
 			continue
 		}
