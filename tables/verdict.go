@@ -190,8 +190,8 @@ var NewCompiledTable = Declare("compiled", compiledKey)
 // peer. Equal sets are one.
 //
 // It exists while a desired policy entry refers to it. An entry that only the kernel still has does
-// not keep it alive: entries do not change, but for those that are closed, and an entry is only deleted together with its ruleset
-// or class, when nothing in the kernel refers to that any more.
+// not keep it alive: entries do not change, but for those that are closed, and an entry is only
+// deleted together with its ruleset or class, when nothing in the kernel refers to that any more.
 type VerdictSet struct {
 	// Number names the set in the kernel. It is not 0, and never that of another set.
 	Number  uint32     `json:"number"`
