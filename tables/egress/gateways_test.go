@@ -182,9 +182,9 @@ func TestGatewaysOfUndesiredGroup(t *testing.T) {
 	require.Greater(t, statuses[reconciler.StatusKindDone], bpf.GatewayBuckets/4)
 	require.Greater(t, statuses[reconciler.StatusKindPending], bpf.GatewayBuckets/4)
 
-	nobody := *g
-	nobody.Gateways = []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "not ready"}}
-	w.groups.Put(&nobody)
+	unready := *g
+	unready.Gateways = []tables.GatewayChoice{{Reason: "no node matches"}, {Reason: "not ready"}}
+	w.groups.Put(&unready)
 	require.Equal(t, all(" no node matches; not ready"), w.buckets(1))
 
 	w.groups.Remove(g)

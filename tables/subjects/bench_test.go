@@ -95,7 +95,7 @@ func BenchmarkNetworkPolicyEdited(b *testing.B) {
 func BenchmarkNetworkPolicyOfNobodyEdited(b *testing.B) {
 	h := busyNode(b, 10_000)
 	benchmarkEdits(b, h, func(n int) {
-		h.NetworkPolicies.Put(allow("p", "app=nobody", uint16(n)))
+		h.NetworkPolicies.Put(allow("p", "app=none", uint16(n)))
 	})
 }
 

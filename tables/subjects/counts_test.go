@@ -154,7 +154,7 @@ func TestCountsOfNetworkPolicies(t *testing.T) {
 	h.expect("subjects+2 rulesets+2 rulesets-2 compiled-policies+1",
 		func() { h.NetworkPolicies.Put(allow("q", "app!=c", 81, peer)) })
 	h.expect("compiled-policies+1",
-		func() { h.NetworkPolicies.Put(allow("nobody", "app=x", 80, peer)) })
+		func() { h.NetworkPolicies.Put(allow("unused", "app=x", 80, peer)) })
 	h.expect("compiled-policies+1", // the same again, as when the status of the object changes
 		func() { h.NetworkPolicies.Put(allow("q", "app!=c", 81, peer)) })
 	h.expect("subjects+2 rulesets+1 rulesets-2 selectors-1 compiled-policies-1", func() {
