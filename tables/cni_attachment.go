@@ -95,7 +95,7 @@ func CNIAddrsOf(
 ) (addrs []netip.Addr, made time.Time) {
 	var interfaces []*CNIAttachment
 	var last *CNIAttachment
-	for a := range Rare(txn, attachments, CNIAttachmentsByPod(e.Name)) {
+	for a := range ListIfAny(txn, attachments, CNIAttachmentsByPod(e.Name)) {
 		if !a.IsOf(e) || len(a.Addrs) == 0 {
 			continue
 		}

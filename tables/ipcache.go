@@ -110,7 +110,7 @@ func IPCacheWithin(
 ) iter.Seq[*IPCache] {
 	rows := table.Prefix(txn, ipcacheWithin.QueryPrefix(prefix))
 	return Inside(prefix, rows,
-		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
+		func(c *IPCache) netip.Addr { return c.Prefix.Addr() })
 }
 
 // IPCacheInside yields all addresses and prefixes in a prefix.
@@ -118,7 +118,7 @@ func IPCacheInside(
 	txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix,
 ) iter.Seq[*IPCache] {
 	return Inside(prefix, table.LowerBound(txn, IPCacheByPrefix(prefix)),
-		func(c *IPCache) []netip.Addr { return []netip.Addr{c.Prefix.Addr()} })
+		func(c *IPCache) netip.Addr { return c.Prefix.Addr() })
 }
 
 // NewIPCacheTable creates the table of what is known of addresses.
@@ -182,34 +182,12 @@ var (
 	PeerPrefixByPrefix = peerPrefixPrefix.Query
 )
 
-// PeerPrefixAround returns the longest prefix that contains a prefix, or is equal to it; nil if
-// there is none. StateDB's own index works for addresses only, and confuses IPv4 addresses with the
-// IPv6 addresses to which they are mapped.
-func PeerPrefixAround(
-	txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix,
-) *PeerPrefix {
-	if prefix.IsSingleIP() {
-		p, _, found := table.Get(txn, peerPrefixLongest.QueryPrefix(prefix))
-		if found && p.Prefix.Addr().Is4() == prefix.Addr().Is4() {
-			return p
-		}
-		return nil
-	}
-	for bits := prefix.Bits(); bits >= 0; bits-- {
-		around := netip.PrefixFrom(prefix.Addr(), bits).Masked()
-		if p, _, found := table.Get(txn, PeerPrefixByPrefix(around)); found {
-			return p
-		}
-	}
-	return nil
-}
-
 // PeerPrefixesInside yields a prefix and those inside it that are in the table.
 func PeerPrefixesInside(
 	txn statedb.ReadTxn, table statedb.Table[*PeerPrefix], prefix netip.Prefix,
 ) iter.Seq[*PeerPrefix] {
 	rows := Inside(prefix, table.LowerBound(txn, PeerPrefixByPrefix(prefix)),
-		func(p *PeerPrefix) []netip.Addr { return []netip.Addr{p.Prefix.Addr()} })
+		func(p *PeerPrefix) netip.Addr { return p.Prefix.Addr() })
 	return func(yield func(*PeerPrefix) bool) {
 		for p := range rows {
 			if p.Prefix.Bits() >= prefix.Bits() && !yield(p) {

@@ -66,7 +66,7 @@ func (p PodAddrs) isOf(e *Endpoint) bool {
 func AnnouncedAddrs(
 	txn statedb.ReadTxn, backends statedb.Table[*BackendSlice], agents AgentNamespace, e *Endpoint,
 ) (addrs []netip.Addr) {
-	for slice := range Rare(txn, backends, BackendSlicesByPod(e.Name)) {
+	for slice := range ListIfAny(txn, backends, BackendSlicesByPod(e.Name)) {
 		if slice.Namespace != string(agents) {
 			continue
 		}

@@ -43,6 +43,27 @@ func (f *following) remove(i *item) {
 	f.write(func(wtxn statedb.WriteTxn) { f.items.Delete(wtxn, i) })
 }
 
+// StateDB yields a deletion with a value that it did not yield before, and nothing of the value
+// that it did: if this fails, it is fixed.
+func TestChangesOfStateDB(t *testing.T) {
+	f := newFollowing(t)
+	yielded := func() (rows []statedb.Change[*item]) {
+		changes, _ := f.changes.iterator.Next(f.db.ReadTxn())
+		for change := range changes {
+			change.Revision = 0
+			rows = append(rows, change)
+		}
+		return rows
+	}
+	first, second := &item{1, "a", 1}, &item{1, "b", 1}
+	f.insert(first)
+	require.Equal(t, []statedb.Change[*item]{{Object: first}}, yielded())
+	require.Empty(t, yielded())
+	f.insert(second)
+	f.remove(second)
+	require.Equal(t, []statedb.Change[*item]{{Object: second, Deleted: true}}, yielded())
+}
+
 // A change is told once, with what the row was and what it is, however many changes of it
 // there were between two snapshots.
 func TestChanges(t *testing.T) {

@@ -58,7 +58,7 @@ func (l *params) isThere(in statedb.ReadTxn, former *tables.LocalEndpoint) bool 
 func (l *params) attachmentAt(
 	in statedb.ReadTxn, addr netip.Addr, owner *tables.Endpoint,
 ) (last *tables.CNIAttachment) {
-	for a := range tables.Rare(in, l.Attachments, tables.CNIAttachmentsByAddr(addr)) {
+	for a := range tables.ListIfAny(in, l.Attachments, tables.CNIAttachmentsByAddr(addr)) {
 		if last != nil && !a.Created.After(last.Created) {
 			continue
 		}

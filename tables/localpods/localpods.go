@@ -127,7 +127,7 @@ func (l *params) markDevice(in statedb.ReadTxn, d *tables.Device, mark func(neti
 	for b := range l.Bridges.List(in, tables.BridgeEntriesByDevice(d.Index)) {
 		l.markBridge(in, b, mark)
 	}
-	for a := range tables.Rare(in, l.Attachments, tables.CNIAttachmentsByDevice(d.Index)) {
+	for a := range tables.ListIfAny(in, l.Attachments, tables.CNIAttachmentsByDevice(d.Index)) {
 		l.markAttachment(in, a, mark)
 	}
 }

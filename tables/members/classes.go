@@ -57,7 +57,7 @@ func (t *transaction) selecting(m *tables.Member) []uint32 {
 	numbers := slices.Clone(m.CIDRs)
 	namespace := t.namespaceOf(t.in, m)
 	add := func(query statedb.Query[*tables.Selector]) {
-		for s := range tables.Rare(t.in, t.Selectors, query) {
+		for s := range tables.ListIfAny(t.in, t.Selectors, query) {
 			if t.selects(t.in, s, m, namespace) {
 				numbers = append(numbers, s.Number)
 			}

@@ -36,7 +36,7 @@ func (r *rule) facts(txn statedb.ReadTxn, prefix netip.Prefix) *facts {
 	f := &facts{}
 	if prefix.IsSingleIP() {
 		addr := prefix.Addr()
-		for a := range tables.Rare(txn, r.Addresses, tables.NodeAddressesByAddr(addr)) {
+		for a := range tables.ListIfAny(txn, r.Addresses, tables.NodeAddressesByAddr(addr)) {
 			f.add(bpf.IPCacheHost|bpf.IPCacheInCluster, "device "+a.Device)
 			r.addNode(f, r.LocalNode.Name)
 		}
@@ -63,10 +63,10 @@ func (r *rule) addNodes(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 		f.add(flags, "node "+name)
 		r.addNode(f, name)
 	}
-	for n := range tables.Rare(txn, r.Nodes, tables.NodesByAddr(addr)) {
+	for n := range tables.ListIfAny(txn, r.Nodes, tables.NodesByAddr(addr)) {
 		add(n.Name)
 	}
-	for n := range tables.Rare(txn, r.CiliumNodes, tables.CiliumNodesByAddr(addr)) {
+	for n := range tables.ListIfAny(txn, r.CiliumNodes, tables.CiliumNodesByAddr(addr)) {
 		add(n.Name)
 	}
 }
@@ -75,7 +75,7 @@ func (r *rule) addPod(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 	owner, others := tables.AddrOwner(txn, r.Endpoints, addr)
 	if owner == nil {
 		// The address may be in the pod prefix of another node without being one of its pods.
-		for n := range tables.Rare(txn, r.Nodes, tables.NodesByTunnelAddr(addr)) {
+		for n := range tables.ListIfAny(txn, r.Nodes, tables.NodesByTunnelAddr(addr)) {
 			f.add(bpf.IPCacheInCluster, "tunnel of node "+n.Name)
 		}
 		return
@@ -110,10 +110,10 @@ func (r *rule) tunnelTo(txn statedb.ReadTxn, node string) netip.Addr {
 }
 
 func (r *rule) addServices(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
-	for s := range tables.Rare(txn, r.Services, tables.ServicesByAddr(addr)) {
+	for s := range tables.ListIfAny(txn, r.Services, tables.ServicesByAddr(addr)) {
 		f.add(bpf.IPCacheService|bpf.IPCacheInCluster, "service "+s.Name.String())
 	}
-	for b := range tables.Rare(txn, r.Backends, tables.BackendSlicesByAddr(addr)) {
+	for b := range tables.ListIfAny(txn, r.Backends, tables.BackendSlicesByAddr(addr)) {
 		if isOfAPIServer(b) {
 			f.add(bpf.IPCacheAPIServer|bpf.IPCacheInCluster, "backend of "+b.Service.String())
 		}
@@ -122,7 +122,7 @@ func (r *rule) addServices(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 
 // addPrefix adds what objects say about exactly this prefix.
 func (r *rule) addPrefix(txn statedb.ReadTxn, f *facts, prefix netip.Prefix) {
-	for n := range tables.Rare(txn, r.Nodes, tables.NodesByPodCIDR(prefix)) {
+	for n := range tables.ListIfAny(txn, r.Nodes, tables.NodesByPodCIDR(prefix)) {
 		f.add(bpf.IPCacheInCluster|r.localPods(n.Name), "pod prefix of node "+n.Name)
 		if !f.tunnel.IsValid() && !f.isOfNode() {
 			f.tunnel = r.tunnelTo(txn, n.Name)
@@ -134,7 +134,7 @@ func (r *rule) addPrefix(txn statedb.ReadTxn, f *facts, prefix netip.Prefix) {
 	if slices.Contains(localScope, prefix) {
 		f.add(bpf.IPCacheLocalScope, "local scope")
 	}
-	for route := range tables.Rare(txn, r.Routes, tables.RoutesByDestination(prefix)) {
+	for route := range tables.ListIfAny(txn, r.Routes, tables.RoutesByDestination(prefix)) {
 		if route.Table != tables.RouteTableLocal {
 			continue
 		}

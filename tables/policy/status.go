@@ -97,7 +97,7 @@ func (c *round) wasSettled(row *tables.NetworkPolicyStatus) bool {
 
 // selected returns the subjects of this node whose rulesets a policy is part of.
 func (c *round) selected(id tables.PolicyID) (selected []*tables.Subject) {
-	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
+	for r := range tables.ListIfAny(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
 		for s := range c.Subjects.List(c.in, tables.SubjectsByRuleset(r.Number)) {
 			if !s.Undesired {
 				selected = append(selected, s)
@@ -144,7 +144,7 @@ func (c *round) refusedOf(ruleset uint32) string {
 		if IsRefused(e.Status) {
 			return e.Status.GetError()
 		}
-		for v := range tables.Rare(c.in, c.Verdicts, tables.VerdictsPending(e.Set)) {
+		for v := range tables.ListIfAny(c.in, c.Verdicts, tables.VerdictsPending(e.Set)) {
 			if IsRefused(v.Status) {
 				return v.Status.GetError()
 			}
@@ -158,7 +158,7 @@ func (c *round) refusedOf(ruleset uint32) string {
 // subject that pods leave, which keeps the rules that it had. Once the policy was settled, all
 // rulesets have its present rules.
 func (c *round) hasFormer(id tables.PolicyID, countsLeaving bool) bool {
-	for r := range tables.Rare(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
+	for r := range tables.ListIfAny(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
 		for m := range c.Mirrors.List(c.in, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number)) {
 			s, _, found := c.Subjects.Get(c.in, tables.SubjectByNumber(m.Key.Subject))
 			switch {

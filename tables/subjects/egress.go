@@ -28,7 +28,7 @@ func (c *round) egressPolicies(
 	node, _, _ := c.Nodes.Get(c.in, tables.NodeByName(nodeName))
 	seen := map[*tables.EgressPolicy]bool{}
 	for anchor := range set.Anchors {
-		for p := range tables.Rare(c.in, c.EgressPolicies, tables.EgressPoliciesBySource(anchor)) {
+		for p := range tables.ListIfAny(c.in, c.EgressPolicies, tables.EgressPoliciesBySource(anchor)) {
 			if seen[p] {
 				continue
 			}

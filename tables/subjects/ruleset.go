@@ -94,7 +94,7 @@ func (c *round) networkPolicies(
 	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
 	seen := map[*tables.NetworkPolicy]bool{}
 	for anchor := range set.Anchors {
-		for p := range tables.Rare(c.in, c.NetworkPolicies, tables.NetworkPoliciesBySubject(anchor)) {
+		for p := range tables.ListIfAny(c.in, c.NetworkPolicies, tables.NetworkPoliciesBySubject(anchor)) {
 			if seen[p] {
 				continue
 			}
