@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
-	"github.com/sluice-net/sluice/reconcilers/core"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/reconcilers/rulesets"
 	"github.com/sluice-net/sluice/reconcilers/slots"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/sources/events"
@@ -74,7 +74,7 @@ var Dataflow = cell.Group(
 
 	// The maps' reconcilers, with the tables map-*: what the kernel holds.
 	cell.Provide(mapsOf, keptVerdicts),
-	core.Cell,
+	rulesets.Cell,
 	forwarding.Cell,
 
 	// Which slot of maps packets use.
@@ -108,8 +108,8 @@ var Dataflow = cell.Group(
 )
 
 // mapsOf are the maps of policies.
-func mapsOf(m *bpf.Maps) core.Maps {
-	return core.Maps{
+func mapsOf(m *bpf.Maps) rulesets.Maps {
+	return rulesets.Maps{
 		Pods: m.Pods, IPCache: m.IPCache, Subjects: m.Subjects, Routes: m.Routes,
 		Peers: m.Peers, Policy: m.Policy, Verdicts: m.Verdicts,
 		Egress: m.Egress, Gateways: m.Gateways,
@@ -117,8 +117,8 @@ func mapsOf(m *bpf.Maps) core.Maps {
 }
 
 // keptVerdicts says what happens to verdicts that connections keep.
-func keptVerdicts(g *slots.Generation, r *ctgc.Runner) core.Verdicts {
-	return core.Verdicts{Raise: g.Raise, RaiseSoon: g.RaiseSoon, Flush: r.Scrub}
+func keptVerdicts(g *slots.Generation, r *ctgc.Runner) rulesets.Verdicts {
+	return rulesets.Verdicts{Raise: g.Raise, RaiseSoon: g.RaiseSoon, Flush: r.Scrub}
 }
 
 func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {

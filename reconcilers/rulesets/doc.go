@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package core keeps the maps of network policy and egress gateways equal to their tables. It says
-// what must be complete in the kernel before an entry is written:
+// Package rulesets keeps the maps of network policy and egress gateways equal to their tables. It
+// says what must be complete in the kernel before an entry is written:
 //
 //	sluice_pods     address ─► subject ─┬─► sluice_subjects  subject ─► ruleset ──┐
 //	                                    │                                         ├─► sluice_policy ─► verdict set
@@ -14,4 +14,4 @@
 // ruleset's selectors are effective: the kernel has every member that they select in a class
 // with the selector. Prefixes of sluice_ipcache replace each other in an order in which no
 // address falls back to a covering prefix with another meaning.
-package core
+package rulesets

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package core
+package rulesets
 
 import (
 	"net/netip"
@@ -15,7 +15,7 @@ import (
 
 // Cell reconciles the maps of network policy and egress gateways.
 var Cell = cell.Module(
-	"core-maps",
+	"ruleset-maps",
 	"Maps of network policy and egress gateways",
 
 	tables.Own(tables.NewPodMirrorTable),
