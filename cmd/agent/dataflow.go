@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/tables/localpods"
 	"github.com/sluice-net/sluice/tables/members"
 	policytables "github.com/sluice-net/sluice/tables/policy"
-	"github.com/sluice-net/sluice/tables/story"
 	"github.com/sluice-net/sluice/tables/subjects"
+	"github.com/sluice-net/sluice/tables/trace"
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
@@ -90,7 +90,7 @@ var Dataflow = cell.Group(
 	explain.Cell,
 
 	// What comes of one policy, from its object to the maps.
-	story.Cell,
+	trace.Cell,
 
 	// Programs at devices, and the overlay device.
 	attach.Cell,

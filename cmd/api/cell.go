@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/explain"
-	"github.com/sluice-net/sluice/tables/story"
+	"github.com/sluice-net/sluice/tables/trace"
 )
 
 // ListenCell provides the [Server] and has it listen before anything else starts: it
@@ -146,7 +146,7 @@ type params struct {
 
 	Explain *explain.Explainer `optional:"true"`
 	Tables  statusTables
-	Story   *story.Builder `optional:"true"`
+	Trace   *trace.Builder `optional:"true"`
 
 	CNI *cniWaiter `optional:"true"`
 
@@ -175,7 +175,7 @@ func handle(p params) error {
 		tables:  p.Tables,
 		started: time.Now(),
 		limits:  newLimits(),
-		story:   p.Story,
+		trace:   p.Trace,
 		flow:    flow,
 		cni:     p.CNI,
 		begun:   make(chan struct{}),

@@ -9,7 +9,7 @@
 //
 //	/              the page, for browsers; what else there is, for others
 //	/graph         how data flows from sources to programs, for the page
-//	/story         what comes of one policy, for the page
+//	/trace         what comes of one policy, for the page
 //	/statedb/...   the tables in StateDB's wire format, for its RemoteTable client
 //	/tables/...    the tables as text or JSON, for people and for sluice get
 //	/healthz       each module's health; fails when a loop of the agent has ended

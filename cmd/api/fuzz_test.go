@@ -50,7 +50,7 @@ func FuzzRequests(f *testing.F) {
 		{"GET", "/status", "", "", "localhost"},
 		{"GET", "/rules", "", "", "localhost"},
 		{"GET", "/graph", "", "", "localhost"},
-		{"GET", "/story", "policy=CiliumEgressGatewayPolicy/bank", "", "localhost"},
+		{"GET", "/trace", "policy=CiliumEgressGatewayPolicy/bank", "", "localhost"},
 		{"GET", "/web/page.js", "", "", "localhost"},
 		{"POST", "/gc", "", `{"match": {"ports": [80], "protocols": ["tcp"]}}`, "localhost"},
 		{"POST", "/gc", "", `{"all": true} {}`, "localhost"},

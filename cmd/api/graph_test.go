@@ -58,9 +58,9 @@ func TestGraph(t *testing.T) {
 	require.Contains(t, graph().Nodes, health)
 }
 
-func TestNoStory(t *testing.T) {
+func TestNoTrace(t *testing.T) {
 	f := newFixture(t)
-	status, body := f.get("/story?policy=NetworkPolicy/shop/web")
+	status, body := f.get("/trace?policy=NetworkPolicy/shop/web")
 	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.Contains(t, body, "has no policies")
 }

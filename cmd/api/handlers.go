@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/explain"
-	"github.com/sluice-net/sluice/tables/story"
+	"github.com/sluice-net/sluice/tables/trace"
 )
 
 // handlers answers the requests.
@@ -39,7 +39,7 @@ type handlers struct {
 	// begun closes when what the handlers use has started: until then they answer only
 	// probes. nil: it has.
 	begun chan struct{}
-	story *story.Builder // nil if the agent has none
+	trace *trace.Builder // nil if the agent has none
 	flow  *dataflow
 	cni   *cniWaiter // nil if the agent has none
 
@@ -73,7 +73,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 	question("GET /explain/policy", h.explainPolicy)
 	question("GET /explain/egress", h.explainEgress)
 	question("GET /graph", h.graph)
-	question("GET /story", h.getStory)
+	question("GET /trace", h.getTrace)
 
 	if owner {
 		mux.HandleFunc("POST /gc", h.gc)
@@ -159,7 +159,7 @@ func (h *handlers) index(w http.ResponseWriter, r *http.Request) {
 /monitor                  drops and new flows as they happen, a JSON object a line; ?kind=, ?reason=, ?pod=
 /explain/policy           what network policies say of a packet, and why; ?from=, ?to=, ?port=, ?protocol=
 /explain/egress           by which gateway a packet leaves, and why; ?from=, ?to=
-/story                    what comes of one policy, from the object to the maps; ?policy=KIND/NAMESPACE/NAME
+/trace                    what comes of one policy, from the object to the maps; ?policy=KIND/NAMESPACE/NAME
 /graph                    how data flows from sources through tables to maps and programs, and where it is stuck
 /rules                    rules of network policies in force, and how many packets they decided
 /gc                       POST: remove connections, on the socket only

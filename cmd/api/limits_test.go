@@ -235,7 +235,7 @@ func TestLimitsOfKinds(t *testing.T) {
 		"/statedb/dump": f.limits.dumps, "/statedb/dump/fruits": f.limits.dumps, "/tables/fruits": f.limits.dumps, "/tables/fruits?format=json": f.limits.dumps,
 		"/status": f.limits.questions, "/statedb/query": f.limits.questions, "/rules": f.limits.questions,
 		"/explain/policy": f.limits.questions, "/explain/egress": f.limits.questions,
-		"/graph": f.limits.questions, "/story": f.limits.questions, "/statedb/changes/fruits?cells=true": f.limits.streams,
+		"/graph": f.limits.questions, "/trace": f.limits.questions, "/statedb/changes/fruits?cells=true": f.limits.streams,
 		"/metrics": f.limits.scrapes, "/statedb/changes/fruits": f.limits.streams, "/tables/fruits?watch=true": f.limits.streams,
 	} {
 		for range cap(l.slots) {

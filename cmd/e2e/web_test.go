@@ -79,7 +79,7 @@ func TestPage(t *testing.T) {
 	run("changes appear", p.testLive)
 	run("text stays text", p.testHostile)
 	run("the graph has what the agent has", p.testGraph)
-	run("the story of a policy", p.testStory)
+	run("the trace of a policy", p.testTrace)
 	run("connections as a plot", p.testPlot)
 	run("many rows", p.testManyRows)
 	run("what has one cause is said once", p.testCauses)
@@ -197,7 +197,7 @@ func (p *page) testGraph(b *inBrowser) {
 	await(b, "egress-rules", heading)
 }
 
-func (p *page) testStory(b *inBrowser) {
+func (p *page) testTrace(b *inBrowser) {
 	b.open("#/policies")
 	await(b, "bank", `document.querySelector("tbody tr td:nth-child(2)")?.textContent`)
 	b.do(chromedp.Click(`//a[text()="finance"]`))

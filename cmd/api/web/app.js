@@ -7,7 +7,7 @@ import { get, onConnection } from "./net.js";
 import { showOverview } from "./overview.js";
 import { showTable, showTables } from "./tables.js";
 import { showGraph } from "./graph.js";
-import { showPolicies, showStory } from "./story.js";
+import { showPolicies, showTrace } from "./trace.js";
 import { showConnections } from "./connections.js";
 
 const main = document.getElementById("main");
@@ -16,7 +16,7 @@ const main = document.getElementById("main");
 // the rest of the address and its parameters, and returns the title.
 const views = [
   ["#/table/", showTable],
-  ["#/policy/", showStory],
+  ["#/policy/", showTrace],
   ["#/policies", showPolicies],
   ["#/tables", showTables],
   ["#/graph", showGraph],

@@ -72,23 +72,23 @@ export function compare(a, b) {
   return collator.compare(a, b);
 }
 
-// storyOf returns where the story of the policy is that a row is about, "" if it is
+// traceOf returns where the trace of the policy is that a row is about, "" if it is
 // about none, and the column that names it.
-export function storyOf(table, columns, cells) {
+export function traceOf(table, columns, cells) {
   const cell = (column) => cells[columns.indexOf(column)];
   switch (table) {
     case "egress-policies":
-      return { column: "Name", href: storyPath("CiliumEgressGatewayPolicy/" + cell("Name")) };
+      return { column: "Name", href: tracePath("CiliumEgressGatewayPolicy/" + cell("Name")) };
     case "egress-policy-status":
-      return { column: "Policy", href: storyPath("CiliumEgressGatewayPolicy/" + cell("Policy")) };
+      return { column: "Policy", href: tracePath("CiliumEgressGatewayPolicy/" + cell("Policy")) };
     case "network-policies":
     case "network-policy-status":
-      return { column: "Name", href: storyPath(cell("Kind") + "/" + cell("Name")) };
+      return { column: "Name", href: tracePath(cell("Kind") + "/" + cell("Name")) };
   }
   return { column: "", href: "" };
 }
 
-// storyPath returns where the story of a policy is.
-export function storyPath(policy) {
+// tracePath returns where the trace of a policy is.
+export function tracePath(policy) {
   return "#/policy/" + policy.split("/").map(encodeURIComponent).join("/");
 }

@@ -4,7 +4,7 @@
 
 import { announce, arrange, count, h, setAttribute, setText } from "./dom.js";
 import { get, poll } from "./net.js";
-import { storyOf } from "./cells.js";
+import { traceOf } from "./cells.js";
 import { conditionOf, tablePath } from "./tables.js";
 
 const mostPolicies = 12; // named
@@ -112,7 +112,7 @@ async function wrongPolicies(graph, signal) {
     const { columns, rows } = await get(`tables/${name}?format=json`, signal);
     const wrong = rows.map((cells) => ({ cells, problem: problemOf(columns, cells) })).filter(({ problem }) => problem);
     for (const { cells, problem } of wrong.slice(0, mostPolicies)) {
-      const { column, href } = storyOf(name, columns, cells);
+      const { column, href } = traceOf(name, columns, cells);
       const policy = cells[columns.indexOf(column)];
       entries.push({ key: name + policy + problem.text, condition: problem.condition,
         content: [h("a", { href }, policy), ": " + problem.text] });

@@ -4,7 +4,7 @@
 
 import { announce, count, h, setText } from "./dom.js";
 import { follow, get, poll } from "./net.js";
-import { storyOf } from "./cells.js";
+import { traceOf } from "./cells.js";
 import { Grid } from "./grid.js";
 
 // tablePath returns where a table is shown.
@@ -42,7 +42,7 @@ const quiet = 5000; // ms between two sentences about changes
 export function showTable(element, signal, name, parameters) {
   const grid = new Grid({
     label: name,
-    link: (cells) => storyOf(name, grid.columns, cells),
+    link: (cells) => traceOf(name, grid.columns, cells),
     filtered: (text, problemsOnly) => {
       const query = new URLSearchParams();
       if (text) query.set("q", text);

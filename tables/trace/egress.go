@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package story
+package trace
 
 import (
 	"cmp"
@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// egress builds the story of an egress policy.
-func (t *Builder) egress(txn statedb.ReadTxn, s *Story, name string) error {
+// egress builds the trace of an egress policy.
+func (t *Builder) egress(txn statedb.ReadTxn, s *Trace, name string) error {
 	policy, _, found := t.t.EgressPolicies.Get(txn, tables.EgressPolicyByName(name))
 	if !found {
 		return absent(s.Policy)

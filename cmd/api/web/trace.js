@@ -4,7 +4,7 @@
 
 import { announce, arrange, count, h, setAttribute, setText } from "./dom.js";
 import { get, poll } from "./net.js";
-import { storyPath } from "./cells.js";
+import { tracePath } from "./cells.js";
 import { Grid } from "./grid.js";
 import { conditionOf, followTable, tablePath } from "./tables.js";
 
@@ -21,10 +21,10 @@ export function showPolicies(element, signal) {
 }
 
 function policyGrid(label, column, policy) {
-  return new Grid({ label, link: (cells) => ({ column, href: storyPath(policy(cells)) }) });
+  return new Grid({ label, link: (cells) => ({ column, href: tracePath(policy(cells)) }) });
 }
 
-export function showStory(element, signal, policy) {
+export function showTrace(element, signal, policy) {
   const title = h("h1", {}, policy.split("/").slice(1).join("/"));
   const verdict = h("p", { class: "verdict small", role: "status" });
   const chain = h("ol", { class: "chain", "aria-label": "Steps from the object to the maps" });
@@ -34,12 +34,12 @@ export function showStory(element, signal, policy) {
   const views = new Map();
   const texts = { error: "Something is wrong: look at the steps that are marked", pending: "On its way: not all of it is in the kernel", "": "All of it is as it should be" };
   poll(2000, signal, async () => {
-    const story = await get("story?policy=" + encodeURIComponent(policy), signal);
-    const text = texts[story.condition ?? ""];
+    const trace = await get("trace?policy=" + encodeURIComponent(policy), signal);
+    const text = texts[trace.condition ?? ""];
     if (verdict.textContent !== text) announce(text);
     setText(verdict, text);
-    setAttribute(verdict, "class", "verdict small " + (story.condition ?? "ok"));
-    const shown = story.steps.map((step, i) => {
+    setAttribute(verdict, "class", "verdict small " + (trace.condition ?? "ok"));
+    const shown = trace.steps.map((step, i) => {
       if (!views.has(step.table)) views.set(step.table, new StepView(step, i));
       views.get(step.table).show(step);
       return views.get(step.table);

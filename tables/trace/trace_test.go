@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package story
+package trace
 
 import (
 	"errors"
@@ -76,7 +76,7 @@ func addEgress(t testing.TB, in Tables, number, rules, refused int) string {
 	return "CiliumEgressGatewayPolicy/" + name
 }
 
-func (s *Story) step(t testing.TB, table string) Step {
+func (s *Trace) step(t testing.TB, table string) Step {
 	for _, step := range s.Steps {
 		if step.Table == table {
 			return step

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package story
+package trace
 
 import (
 	"slices"
@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// network builds the story of a network policy.
-func (t *Builder) network(txn statedb.ReadTxn, s *Story, id tables.PolicyID) error {
+// network builds the trace of a network policy.
+func (t *Builder) network(txn statedb.ReadTxn, s *Trace, id tables.PolicyID) error {
 	policy, _, found := t.t.NetworkPolicies.Get(txn, tables.NetworkPolicyByID(id))
 	if !found {
 		return absent(s.Policy)

@@ -6,17 +6,17 @@ import (
 	"errors"
 	"net/http"
 
-	"github.com/sluice-net/sluice/tables/story"
+	"github.com/sluice-net/sluice/tables/trace"
 )
 
-// getStory serves the story of the policy that the parameter policy names.
-func (h *handlers) getStory(w http.ResponseWriter, r *http.Request) {
-	if h.story == nil {
+// getTrace serves the trace of the policy that the parameter policy names.
+func (h *handlers) getTrace(w http.ResponseWriter, r *http.Request) {
+	if h.trace == nil {
 		writeError(w, http.StatusServiceUnavailable, "this agent has no policies")
 		return
 	}
-	built, err := h.story.Build(r.URL.Query().Get("policy"))
-	var cannot story.Error
+	built, err := h.trace.Build(r.URL.Query().Get("policy"))
+	var cannot trace.Error
 	switch {
 	case errors.As(err, &cannot) && cannot.Absent:
 		writeError(w, http.StatusNotFound, "%v", err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package story follows one policy from its object to the kernel: the rows that
+// Package trace follows one policy from its object to the kernel: the rows that
 // come of it, table by table, and the entries of the maps.
 //
 //	egress policies   egress-policies ─► status ─► egress-rulesets ─► egress-rules ─► map-egress
@@ -11,9 +11,9 @@
 //	                  ─► policy-entries ─► map-policy ─► verdicts ─► map-verdicts
 //	                  ─► subjects ─► map-subjects ─► pods
 //
-// All is looked up by indexes, so that a story costs in proportion to the policy,
+// All is looked up by indexes, so that a trace costs in proportion to the policy,
 // however many others there are.
-package story
+package trace
 
 import (
 	"fmt"
@@ -27,13 +27,13 @@ import (
 
 // Cell provides the [Builder].
 var Cell = cell.Module(
-	"story",
+	"trace",
 	"What follows from one policy",
 
 	cell.Provide(New),
 )
 
-// Tables are the inputs of a story.
+// Tables are the inputs of a trace.
 type Tables struct {
 	cell.In
 
@@ -65,14 +65,14 @@ type Tables struct {
 	SubjectMirror   statedb.Table[*tables.SubjectMirror]
 }
 
-// Builder builds stories. It is safe for concurrent use.
+// Builder builds traces. It is safe for concurrent use.
 type Builder struct{ t Tables }
 
 // New returns a [Builder].
 func New(t Tables) *Builder { return &Builder{t} }
 
-// Story has the rows that follow from a policy, all of one snapshot.
-type Story struct {
+// Trace has the rows that follow from a policy, all of one snapshot.
+type Trace struct {
 	Policy    string              `json:"policy"` // kind/namespace/name, or kind/name
 	Condition condition.Condition `json:"condition,omitempty"`
 	Steps     []Step              `json:"steps"`
@@ -94,7 +94,7 @@ type Step struct {
 // MaxRows is how many rows of a step are shown.
 const MaxRows = 100
 
-// Error says why there is no story of a policy.
+// Error says why there is no trace of a policy.
 type Error struct {
 	Reason string
 	Absent bool // there is no such policy
@@ -102,15 +102,15 @@ type Error struct {
 
 func (e Error) Error() string { return e.Reason }
 
-// Build builds the story of a policy by its kind/namespace/name, or kind/name. An
+// Build builds the trace of a policy by its kind/namespace/name, or kind/name. An
 // error is an [Error].
-func (t *Builder) Build(policy string) (*Story, error) {
+func (t *Builder) Build(policy string) (*Trace, error) {
 	id, err := tables.ParsePolicyID(policy)
 	if err != nil {
 		return nil, Error{Reason: err.Error()}
 	}
 	txn := t.t.DB.ReadTxn()
-	s := &Story{Policy: policy}
+	s := &Trace{Policy: policy}
 	if id.Kind == tables.PolicyEgress {
 		err = t.egress(txn, s, id.Name.Name)
 	} else {
@@ -128,7 +128,7 @@ func absent(policy string) error {
 }
 
 // conclude sums up the steps.
-func (s *Story) conclude() {
+func (s *Trace) conclude() {
 	var all condition.Counts
 	for _, step := range s.Steps {
 		all.Pending += step.Pending

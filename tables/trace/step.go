@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package story
+package trace
 
 import (
 	"iter"
@@ -13,13 +13,13 @@ import (
 
 // add tells of the rows of a table in a step.
 func add[Row statedb.TableWritable](
-	s *Story, table statedb.Table[Row], meaning string, rows iter.Seq[Row],
+	s *Trace, table statedb.Table[Row], meaning string, rows iter.Seq[Row],
 ) {
 	addAs(s, table.Name(), meaning, rows)
 }
 
 // addAs is add for rows that sum up those of the table.
-func addAs[Row statedb.TableWritable](s *Story, table, meaning string, rows iter.Seq[Row]) {
+func addAs[Row statedb.TableWritable](s *Trace, table, meaning string, rows iter.Seq[Row]) {
 	var header Row
 	step := Step{
 		Table: table, Meaning: meaning, Columns: header.TableHeader(),
