@@ -16,7 +16,7 @@ type EgressPolicyStatus struct {
 	Policy     string   `json:"policy"`
 	Gateways   []string `json:"gateways,omitempty"` // elected nodes, or why none
 	Rules      int      `json:"rules"`              // that it decides
-	Programmed int      `json:"programmed"`         // of these, in force for all their pods
+	Programmed int      `json:"programmed"`         // of these, applied to all their pods
 	Failed     int      `json:"failed"`             // of these, refused by the kernel
 	Conflicts  []string `json:"conflicts,omitempty"`
 	Errors     []string `json:"errors,omitempty"`
@@ -26,13 +26,13 @@ type EgressPolicyStatus struct {
 	LosesTo    []string `json:"losesTo,omitempty"` // of Conflicts, those that it loses
 	Refused    string   `json:"refused,omitempty"` // why the kernel refused something of a rule
 
-	// Pending says why the policy is not in force, or why a former version still is, although all
+	// Pending says why the policy is not applied, or why a former version still is, although all
 	// of its rules are programmed.
 	Pending string `json:"pending,omitempty"`
 
-	// Settled is the last revision of the policy's row that was in force, without former versions;
+	// Applied is the last revision of the policy's row that was applied, without former versions;
 	// 0 if there is none.
-	Settled statedb.Revision `json:"-" yaml:"-"`
+	Applied statedb.Revision `json:"-" yaml:"-"`
 }
 
 // EgressState is the state of an egress policy on this node.
@@ -43,8 +43,8 @@ const (
 	EgressFailed     EgressState = "failed"     // the kernel refused some of it
 	EgressPending    EgressState = "pending"    // the kernel does not have all of it yet
 	EgressNoGateway  EgressState = "no gateway" // its traffic is dropped
-	EgressInvalid    EgressState = "invalid"    // in force but for what is wrong
-	EgressConflicted EgressState = "conflicted" // in force but for what it loses to older policies
+	EgressInvalid    EgressState = "invalid"    // applied, except what is wrong
+	EgressConflicted EgressState = "conflicted" // applied, except what it loses to older policies
 	EgressInForce    EgressState = "in force"
 )
 
@@ -75,7 +75,7 @@ func (s *EgressPolicyStatus) Equal(o *EgressPolicyStatus) bool {
 	return s.Policy == o.Policy && s.Rules == o.Rules && s.Programmed == o.Programmed && s.Failed == o.Failed &&
 		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) && slices.Equal(s.Errors, o.Errors) &&
 		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) && s.Refused == o.Refused &&
-		s.Pending == o.Pending && s.Settled == o.Settled
+		s.Pending == o.Pending && s.Applied == o.Applied
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -26,7 +26,7 @@ const (
 )
 
 // NetworkPolicyStatus is the status of a network policy on this node: whether it is valid, and
-// whether its present version is in force.
+// whether its present version is applied.
 type NetworkPolicyStatus struct {
 	Policy PolicyID    `json:"policy"`
 	State  PolicyState `json:"state"`
@@ -34,12 +34,12 @@ type NetworkPolicyStatus struct {
 	Errors      []string `json:"errors,omitempty"`
 	Unsupported []string `json:"unsupported,omitempty"`
 
-	// Wanted is the revision of the policy's row. InForce is the revision in the rulesets of all
-	// label sets that the policy selects, 0 if there are none yet. Settled says whether the kernel
+	// Wanted is the revision of the policy's row. Compiled is the revision in the rulesets of all
+	// label sets that the policy selects, 0 if there are none yet. Applied says whether the kernel
 	// has these rulesets.
 	Generation int64            `json:"generation,omitempty"`
 	Wanted     statedb.Revision `json:"wanted" yaml:"-"`
-	InForce    statedb.Revision `json:"inForce" yaml:"-"`
+	Compiled   statedb.Revision `json:"compiled" yaml:"-"`
 
 	// EntriesWanted counts the label sets of pods of this node that it selects, each of which
 	// is an entry of sluice_subjects.
@@ -49,22 +49,22 @@ type NetworkPolicyStatus struct {
 	Refused       string `json:"refused,omitempty"`  // why, for one of them
 	TooLarge      string `json:"tooLarge,omitempty"` // why its pods are isolated instead
 
-	// Settled is set when the kernel has everything that can be enforced of the policy for all pods
+	// Applied is set when the kernel has everything that can be enforced of the policy for all pods
 	// that it selects, and nothing of former versions. It is never set if that is too large.
-	Settled bool `json:"settled"`
+	Applied bool `json:"applied"`
 
-	// WasSettled is set once the wanted revision has been settled.
-	WasSettled bool `json:"wasSettled"`
+	// WasApplied is set once the wanted revision has been applied.
+	WasApplied bool `json:"wasApplied"`
 }
 
 // Equal reports whether two rows say the same.
 func (s *NetworkPolicyStatus) Equal(o *NetworkPolicyStatus) bool {
 	return s.Policy == o.Policy && s.State == o.State &&
 		slices.Equal(s.Errors, o.Errors) && slices.Equal(s.Unsupported, o.Unsupported) &&
-		s.Generation == o.Generation && s.Wanted == o.Wanted && s.InForce == o.InForce &&
+		s.Generation == o.Generation && s.Wanted == o.Wanted && s.Compiled == o.Compiled &&
 		s.EntriesWanted == o.EntriesWanted && s.Programmed == o.Programmed &&
 		s.Failed == o.Failed && s.Refused == o.Refused && s.TooLarge == o.TooLarge &&
-		s.Settled == o.Settled && s.WasSettled == o.WasSettled
+		s.Applied == o.Applied && s.WasApplied == o.WasApplied
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -49,7 +49,7 @@ func (*NodeReport) TableHeader() []string {
 func (r *NodeReport) TableRow() []string {
 	var problems []string
 	for i := range r.Policies {
-		if p := &r.Policies[i]; !p.InForce() {
+		if p := &r.Policies[i]; !p.Applied() {
 			problems = append(problems, fmt.Sprintf("%s %d/%d", p.Policy, p.Programmed, p.Wanted))
 		}
 	}

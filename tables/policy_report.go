@@ -10,7 +10,7 @@ import (
 )
 
 // ReportedPolicy is what a node reports to the others about a policy: about each egress policy, and
-// about those network policies that are not in force there.
+// about those network policies that are not applied there.
 type ReportedPolicy struct {
 	Policy     PolicyID `json:"policy"`
 	UID        string   `json:"uid,omitempty"`
@@ -19,7 +19,7 @@ type ReportedPolicy struct {
 	Wanted     int    `json:"wanted,omitempty"`     // entries that the policy decides on the node
 	Programmed int    `json:"programmed,omitempty"` // of these, in the kernel
 	Failed     int    `json:"failed,omitempty"`     // refused by the kernel
-	Error      string `json:"error,omitempty"`      // why it is not in force
+	Error      string `json:"error,omitempty"`      // why it is not applied
 
 	LosesTo []string `json:"losesTo,omitempty"` // destinations that older policies have
 
@@ -29,8 +29,8 @@ type ReportedPolicy struct {
 	GatewayError string       `json:"gatewayError,omitempty"`
 }
 
-// InForce reports whether the node's kernel has all that there is of the policy.
-func (p *ReportedPolicy) InForce() bool {
+// Applied reports whether the node's kernel has all that there is of the policy.
+func (p *ReportedPolicy) Applied() bool {
 	return p.Failed == 0 && p.Error == "" && p.Programmed == p.Wanted
 }
 

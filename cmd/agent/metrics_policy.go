@@ -81,7 +81,7 @@ func (m *policyMetrics) Collect(to chan<- prometheus.Metric) {
 }
 
 // observe measures each revision of each policy once, until the context ends: from when
-// its status is first seen to when it is settled.
+// its status is first seen to when it is applied.
 func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
 	changes, err := tables.Follow(m.DB, m.Status)
 	if err != nil {
@@ -91,7 +91,7 @@ func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
 	type measured struct {
 		revision statedb.Revision
 		since    time.Time
-		settled  bool
+		applied  bool
 	}
 	policies := map[tables.PolicyID]measured{}
 	for {
@@ -106,8 +106,8 @@ func (m *policyMetrics) observe(ctx context.Context, _ cell.Health) error {
 			if p.revision != row.Wanted {
 				p = measured{revision: row.Wanted, since: time.Now()}
 			}
-			if row.WasSettled && !p.settled {
-				p.settled = true
+			if row.WasApplied && !p.applied {
+				p.applied = true
 				m.delay.Observe(time.Since(p.since).Seconds())
 			}
 			policies[row.Policy] = p

@@ -44,7 +44,7 @@ func testPolicyMetrics(t *testing.T) {
 	synctest.Wait()
 	// insert inserts a status, which the metrics have seen when it returns.
 	insert := func(
-		name string, state tables.PolicyState, revision statedb.Revision, wasSettled bool,
+		name string, state tables.PolicyState, revision statedb.Revision, wasApplied bool,
 	) {
 		wtxn := db.WriteTxn(status)
 		defer wtxn.Abort()
@@ -52,7 +52,7 @@ func testPolicyMetrics(t *testing.T) {
 			Policy: tables.PolicyID{
 				Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: name},
 			},
-			State: state, Wanted: revision, WasSettled: wasSettled,
+			State: state, Wanted: revision, WasApplied: wasApplied,
 		})
 		require.NoError(t, err)
 		wtxn.Commit()

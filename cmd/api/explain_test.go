@@ -169,7 +169,7 @@ func TestNetworkPolicies(t *testing.T) {
 	h.tables.Network = tablestest.Open(t, db, tables.NewNetworkPolicyStatusTable,
 		&tables.NetworkPolicyStatus{
 			Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: name("web")},
-			State:  tables.PolicyFailed, Wanted: 9, InForce: 7, EntriesWanted: 5, Programmed: 3,
+			State:  tables.PolicyFailed, Wanted: 9, Compiled: 7, EntriesWanted: 5, Programmed: 3,
 			Failed: 2,
 		})
 	_, body = h.ask("/tables/network-policies")

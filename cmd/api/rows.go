@@ -37,7 +37,7 @@ func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []s
 		if status, _, ok := h.tables.Network.Get(txn, tables.NetworkPolicyStatusByPolicy(row.ID())); ok {
 			cells = []string{
 				string(status.State), fmt.Sprintf("%d/%d", status.Programmed, status.EntriesWanted),
-				strconv.Itoa(status.Failed), fmt.Sprintf("%d/%d", status.InForce, status.Wanted),
+				strconv.Itoa(status.Failed), fmt.Sprintf("%d/%d", status.Compiled, status.Wanted),
 			}
 		}
 	case *tables.Class:

@@ -127,7 +127,7 @@ func (b *policyBench) inKernel() bool {
 		return false
 	}
 	for s := range b.tables.Status.All(txn) {
-		if !s.Settled || s.InForce < s.Wanted {
+		if !s.Applied || s.Compiled < s.Wanted {
 			return false
 		}
 	}
@@ -144,7 +144,7 @@ func (b *policyBench) applied(p *tables.NetworkPolicy) bool {
 	txn := b.db.ReadTxn()
 	_, revision, _ := b.base.NetworkPolicies.Get(txn, tables.NetworkPolicyByID(p.ID()))
 	s, _, found := b.tables.Status.Get(txn, tables.NetworkPolicyStatusByPolicy(p.ID()))
-	return found && s.InForce >= revision && s.Settled
+	return found && s.Compiled >= revision && s.Applied
 }
 
 // removed reports whether the kernel judges nothing any more by a policy that was deleted.

@@ -85,7 +85,7 @@ func (a *Agent) awaitNetworkPolicy(ctx context.Context, id tables.PolicyID, gene
 			if r.Policy != id {
 				continue
 			}
-			if r.Generation != generation || !r.Settled || r.State != tables.PolicyInForce && r.State != tables.PolicyNotHere {
+			if r.Generation != generation || !r.Applied || r.State != tables.PolicyInForce && r.State != tables.PolicyNotHere {
 				return fmt.Errorf("policy %s is %+v, not settled with generation %d", id, r, generation)
 			}
 			return nil
@@ -99,7 +99,7 @@ type policyStatus struct {
 	Policy     tables.PolicyID    `json:"policy"`
 	Generation int64              `json:"generation"`
 	State      tables.PolicyState `json:"state"`
-	Settled    bool               `json:"settled"`
+	Applied    bool               `json:"applied"`
 }
 
 // awaitNoNetworkPolicy waits until a policy that is deleted has left nothing.

@@ -249,7 +249,7 @@ func (p policyWait) standing(status *remote[tables.NetworkPolicyStatus]) (settle
 			text += ", " + reason
 		}
 	}
-	return s.Settled || s.State == tables.PolicyTooLarge, text
+	return s.Applied || s.State == tables.PolicyTooLarge, text
 }
 
 // remote is a row of the agent.

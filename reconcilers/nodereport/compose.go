@@ -41,7 +41,7 @@ func compose(version string, rows iter.Seq2[*tables.PolicyReport, statedb.Revisi
 			continue
 		}
 		egress = append(egress, p)
-		if p.InForce() {
+		if p.Applied() {
 			inForce++
 		}
 	}
@@ -65,7 +65,7 @@ func urgency(p *tables.ReportedPolicy) int {
 	switch {
 	case p.Failed > 0:
 		return 2
-	case !p.InForce() || p.GatewayError != "" || len(p.LosesTo) > 0 || len(p.EgressIPs) > 0:
+	case !p.Applied() || p.GatewayError != "" || len(p.LosesTo) > 0 || len(p.EgressIPs) > 0:
 		return 1
 	}
 	return 0

@@ -43,7 +43,7 @@ func TestNodeReport(t *testing.T) {
 	}, r.Policy(tables.EgressPolicyID("web")))
 	failed := r.Policy(tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}})
 	require.NotNil(t, failed)
-	require.False(t, failed.InForce())
+	require.False(t, failed.Applied())
 	require.Nil(t, r.Policy(tables.EgressPolicyID("other")))
 }
 

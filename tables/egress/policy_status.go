@@ -117,7 +117,7 @@ func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
 	}
 	row := &tables.EgressPolicyStatus{Policy: name, UID: p.UID, Generation: p.Generation}
 	if former, _, found := c.Output.Get(c.in, tables.EgressPolicyStatusByPolicy(name)); found {
-		row.Settled = former.Settled
+		row.Applied = former.Applied
 	}
 	for _, e := range p.Errors {
 		row.Errors = append(row.Errors, e.Error())
@@ -135,12 +135,12 @@ func (c *statusRound) row(name string) *tables.EgressPolicyStatus {
 	switch {
 	case !found || compiled.Revision != revision:
 		row.Pending = "its rules have yet to be made"
-	case c.hasFormer(name, row.Settled != revision):
+	case c.hasFormer(name, row.Applied != revision):
 		row.Pending = "the kernel has yet to lose what it said before"
 	case c.isOutside(name):
 		row.Pending = "pods have yet to move to its rules"
 	case row.Programmed == row.Rules:
-		row.Settled = revision
+		row.Applied = revision
 	}
 	return row
 }

@@ -85,7 +85,7 @@ func TestReportOfNetworkPolicy(t *testing.T) {
 		require.Equal(t, tc.error, said.Error)
 		require.Equal(t, tc.failed, said.Failed)
 		require.EqualValues(t, 3, said.Generation)
-		require.False(t, said.InForce())
+		require.False(t, said.Applied())
 	}
 }
 
@@ -110,7 +110,7 @@ func TestReportOfEgressPolicy(t *testing.T) {
 		tc.change(s)
 		r.egress.Put(s)
 		said := r.report(id)
-		require.Equal(t, tc.inForce, said.InForce(), "%+v", said)
+		require.Equal(t, tc.inForce, said.Applied(), "%+v", said)
 		require.Equal(t, tc.error, said.Error)
 		require.Equal(t, s.State() == tables.EgressPending, !tc.inForce && said.Failed == 0)
 		require.Equal(t, "uid", said.UID)

@@ -23,7 +23,7 @@ func (c *statusRound) fate(
 	}
 	said, omitted := c.said(row, node)
 	switch {
-	case said != nil && said.InForce():
+	case said != nil && said.Applied():
 		return tables.FateProgrammed, said
 	case !n.Ready:
 		return tables.FateNotReady, said

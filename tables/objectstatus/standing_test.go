@@ -131,7 +131,7 @@ func (c *changing) naive(row *tables.ObjectStatus) (t tally) {
 		if said != nil {
 			t.losesTo = append(t.losesTo, said.LosesTo...)
 		}
-		inForce := said != nil && said.InForce()
+		inForce := said != nil && said.Applied()
 		if !n.Ready && !inForce {
 			continue
 		}

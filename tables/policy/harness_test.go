@@ -149,7 +149,7 @@ func (h *harness) programPod(last byte, subject uint32) {
 }
 
 // status returns the status of a policy, nil if there is no row. All rows are those that a
-// computation from nothing has, but for what was settled before.
+// computation from nothing has, but for what was applied before.
 func (h *harness) status(name string) *tables.NetworkPolicyStatus {
 	h.Helper()
 	h.step.Work()
@@ -169,11 +169,11 @@ func (h *harness) requireState(name string, state tables.PolicyState, programmed
 	require.Equal(h, state, s.State)
 	require.Equal(h, [2]int{programmed, wanted}, [2]int{s.Programmed, s.EntriesWanted})
 	if state == tables.PolicyInForce || state == tables.PolicyNotHere {
-		require.True(h, s.Settled)
-		require.Equal(h, s.Wanted, s.InForce)
-		require.True(h, s.WasSettled)
+		require.True(h, s.Applied)
+		require.Equal(h, s.Wanted, s.Compiled)
+		require.True(h, s.WasApplied)
 	}
 	if state == tables.PolicyPending || state == tables.PolicyTooLarge {
-		require.False(h, s.Settled)
+		require.False(h, s.Applied)
 	}
 }

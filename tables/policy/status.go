@@ -40,10 +40,10 @@ func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 		Generation: p.Generation, Wanted: revision,
 	}
 	if compiled, _, found := c.Compiled.Get(c.in, tables.CompiledPolicyByID(id)); found {
-		row.InForce = compiled.Revision
+		row.Compiled = compiled.Revision
 	}
-	isCompiled := row.InForce == row.Wanted
-	row.WasSettled = c.wasSettled(row)
+	isCompiled := row.Compiled == row.Wanted
+	row.WasApplied = c.wasApplied(row)
 	outside, isolating := false, false
 	for _, subject := range c.selected(id) {
 		row.EntriesWanted++
@@ -63,9 +63,9 @@ func (c *round) row(id tables.PolicyID) *tables.NetworkPolicyStatus {
 			}
 		}
 	}
-	row.Settled = isCompiled && row.Programmed == row.EntriesWanted && !outside &&
-		!c.hasFormer(id, !row.WasSettled)
-	row.WasSettled = row.WasSettled || row.Settled
+	row.Applied = isCompiled && row.Programmed == row.EntriesWanted && !outside &&
+		!c.hasFormer(id, !row.WasApplied)
+	row.WasApplied = row.WasApplied || row.Applied
 	isIsolated := row.TooLarge != "" && isCompiled && !isolating && !outside
 	row.State = state(row, isIsolated)
 	return row
@@ -81,7 +81,7 @@ func state(row *tables.NetworkPolicyStatus, isIsolated bool) tables.PolicyState 
 		return tables.PolicyUnsupported
 	case row.Failed > 0:
 		return tables.PolicyFailed
-	case !row.Settled:
+	case !row.Applied:
 		return tables.PolicyPending
 	case row.EntriesWanted == 0:
 		return tables.PolicyNotHere
@@ -89,10 +89,10 @@ func state(row *tables.NetworkPolicyStatus, isIsolated bool) tables.PolicyState 
 	return tables.PolicyInForce
 }
 
-// wasSettled reports whether the revision that is wanted has been settled before.
-func (c *round) wasSettled(row *tables.NetworkPolicyStatus) bool {
+// wasApplied reports whether the revision that is wanted has been applied before.
+func (c *round) wasApplied(row *tables.NetworkPolicyStatus) bool {
 	former, _, found := c.Output.Get(c.in, tables.NetworkPolicyStatusByPolicy(row.Policy))
-	return found && former.Wanted == row.Wanted && former.WasSettled
+	return found && former.Wanted == row.Wanted && former.WasApplied
 }
 
 // selected returns the subjects of this node whose rulesets a policy is part of.
@@ -154,8 +154,8 @@ func (c *round) refusedOf(ruleset uint32) string {
 }
 
 // hasFormer reports whether the kernel still has former rules of a policy: in a subject that is
-// about to leave its ruleset; or, if the present policy has not been settled yet, in an undesired
-// subject that pods leave, which keeps the rules that it had. Once the policy was settled, all
+// about to leave its ruleset; or, if the present policy has not been applied yet, in an undesired
+// subject that pods leave, which keeps the rules that it had. Once the policy was applied, all
 // rulesets have its present rules.
 func (c *round) hasFormer(id tables.PolicyID, countsLeaving bool) bool {
 	for r := range tables.ListIfAny(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {

@@ -295,7 +295,7 @@ func TestTooLargeTogether(t *testing.T) {
 	for _, name := range []string{"p", "q"} {
 		h.requireState(name, tooLarge, 0, 1)
 		require.Equal(t, large.TooLarge, h.status(name).TooLarge)
-		require.False(t, h.status(name).WasSettled)
+		require.False(t, h.status(name).WasApplied)
 		require.Contains(t, h.status(name).TableRow(), large.TooLarge)
 	}
 	h.requireState("other", notHere, 0, 0)
@@ -336,29 +336,29 @@ func TestStatusOfMistakes(t *testing.T) {
 			h.subjects.Put(subject(2, 12, "a"))
 			h.compile("p")
 			h.requireState("p", tc.state, 0, 1)
-			require.False(t, h.status("p").Settled)
+			require.False(t, h.status("p").Applied)
 
 			// What can be used of it is in force all the same.
 			h.program(subject(2, 12, "a"))
 			h.requireState("p", tc.state, 1, 1)
 			s := h.status("p")
-			require.True(t, s.Settled)
+			require.True(t, s.Applied)
 			require.Contains(t, append(s.Errors, s.Unsupported...), mistake[0].Error())
 		})
 	}
 }
 
-// A revision stays settled once it was: what happens to it later is not new.
-func TestWasSettled(t *testing.T) {
+// A revision stays applied once it was: what happens to it later is not new.
+func TestWasApplied(t *testing.T) {
 	h := selected(t)
-	require.False(t, h.status("p").WasSettled)
+	require.False(t, h.status("p").WasApplied)
 	h.program(subject(2, 12, "a"))
-	require.True(t, h.status("p").WasSettled)
+	require.True(t, h.status("p").WasApplied)
 	h.subjects.Put(subject(3, 12, "b"))
 	require.Equal(t, pending, h.status("p").State)
-	require.True(t, h.status("p").WasSettled)
+	require.True(t, h.status("p").WasApplied)
 	h.policies.Put(policy("p", "app=a"))
-	require.False(t, h.status("p").WasSettled)
+	require.False(t, h.status("p").WasApplied)
 }
 
 // The reason of a refusal is reported once for each label set.
