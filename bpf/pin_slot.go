@@ -11,7 +11,7 @@ import (
 )
 
 // The kernel has the maps of slots in arrays of maps, which the programs know. Both are
-// pinned: who finds the array may not read what is in it, without CAP_SYS_ADMIN.
+// pinned. To read the maps in an array needs CAP_SYS_ADMIN.
 //
 //	layout_2/sluice_state
 //	layout_2/sluice_pods, ...    the array

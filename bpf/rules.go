@@ -74,7 +74,7 @@ func (c RuleCounts) Remove(cookie uint32) error {
 	if owner.Cookie != cookie {
 		return nil
 	}
-	// In this order, as those who take the slot next begin with what is there.
+	// In this order, as the next owner of the slot begins with what is there.
 	if err := c.decided.Put(slot, make([]Metric, ebpf.MustPossibleCPU())); err != nil {
 		return fmt.Errorf("write %s: %w", DecidedMap, err)
 	}

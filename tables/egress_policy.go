@@ -13,7 +13,7 @@ import (
 
 // EgressPolicy is what the agent makes of a CiliumEgressGatewayPolicy. What
 // does not parse is left out of the row and named in Errors, so no older
-// version of the object stays in force.
+// version of the object stays applied.
 type EgressPolicy struct {
 	Name    string    `json:"name"`
 	UID     string    `json:"uid,omitempty"`

@@ -26,8 +26,8 @@ const (
 )
 
 // Event is what the programs report of a packet, with what the tables know of
-// it at that moment. It is no row: it is passed on and not kept. It is shared by
-// all who follow events, and not to be changed.
+// it at that moment. It is no row: it is passed on and not kept. All
+// followers of events share it, so it must not be changed.
 type Event struct {
 	Kind EventKind `json:"kind"`
 	Time time.Time `json:"time"`

@@ -29,7 +29,7 @@ var (
 	leadershipLeaseIndex = UniqueIndex("lease", StringKeys,
 		func(l *Leadership) string { return l.Lease })
 
-	// LeadershipByLease queries who holds a lease.
+	// LeadershipByLease queries the holder of a lease.
 	LeadershipByLease = leadershipLeaseIndex.Query
 )
 
@@ -41,7 +41,7 @@ func Leads(txn statedb.ReadTxn, table statedb.Table[*Leadership]) bool {
 	return false
 }
 
-// NewLeadershipTable creates the table of who writes the status of objects.
+// NewLeadershipTable creates the table of which agent writes the status of objects.
 var NewLeadershipTable = Declare("leadership", leadershipLeaseIndex)
 
 // Reporting says whether this agent reports the status of policies in its NodeReport, and takes

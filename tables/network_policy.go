@@ -61,13 +61,13 @@ func (k *PolicyKind) UnmarshalText(text []byte) (err error) {
 }
 
 // NetworkPolicy is what the agent makes of a policy object, whatever its kind.
-// No older version of the object stays in force. What cannot be used is named in
+// No older version of the object stays applied. What cannot be used is named in
 // Errors or Unsupported, and changes the meaning in the safe direction:
 //
 //   - an allow never lets more through than is written, see [PolicyTraffic];
 //   - a deny never denies less;
 //   - the default deny of a direction stays, whatever is wrong with its items;
-//     it is in force also if the field that might turn it off cannot be read;
+//     it applies also if the field that might turn it off cannot be read;
 //   - a rule with an invalid subject is left out in full, as it is not known which pods it
 //     selects. So is a rule about nodes, which is unsupported.
 type NetworkPolicy struct {

@@ -27,7 +27,7 @@ type ReportContents struct {
 
 // ReportSummary is what kubectl shows of a NodeReport.
 type ReportSummary struct {
-	Egress string `json:"egress"` // egress policies in force / all
+	Egress string `json:"egress"` // egress policies applied / all
 	Failed int    `json:"failed"` // policies of which the kernel refused something
 }
 
@@ -80,5 +80,5 @@ var (
 	NodeReportsByNetworkPolicy = nodeReportNetworkIndex.Query
 )
 
-// NewNodeReportTable creates the table of what nodes have told.
+// NewNodeReportTable creates the table of the reports of nodes.
 var NewNodeReportTable = Declare("node-reports", nodeReportNodeIndex, nodeReportNetworkIndex)

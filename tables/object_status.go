@@ -12,7 +12,7 @@ import (
 // Types of conditions.
 const (
 	ConditionAccepted   = "Accepted"   // of an egress policy: every field of it can be used
-	ConditionProgrammed = "Programmed" // of an egress policy: it is in force on all nodes
+	ConditionProgrammed = "Programmed" // of an egress policy: it is applied on all nodes
 	ConditionConflicted = "Conflicted" // of an egress policy: it loses destinations to others
 	ConditionValid      = "Valid"      // of a policy of Cilium: every field of it can be used
 )
@@ -62,7 +62,7 @@ func (g StatusGateway) String() string {
 	return g.Node
 }
 
-// StatusNodes says on how many nodes an egress policy is in force.
+// StatusNodes says on how many nodes an egress policy is applied.
 type StatusNodes struct {
 	Programmed int `json:"programmed"`
 	Total      int `json:"total"`

@@ -26,7 +26,7 @@ type PolicyEntry struct {
 	Class     uint32        `json:"class"`
 	Direction bpf.Direction `json:"direction"`
 	Set       uint32        `json:"set"`
-	Closed    uint32        `json:"closed,omitempty"` // the set in force instead, that denies
+	Closed    uint32        `json:"closed,omitempty"` // the set that applies instead, and denies
 
 	// Namespace is the one whose usage the entry counts for: see [PolicyUsage].
 	Namespace string `json:"namespace,omitempty"`

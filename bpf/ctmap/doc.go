@@ -9,7 +9,7 @@
 // garbage collection is package gc, and maps of other clusters are package
 // percluster. Which names of Cilium's packages have which counterpart is below.
 //
-//	Tuple    a connection: who began it, to whom, protocol, direction
+//	Tuple    a connection: client, server, protocol, direction
 //	Map      one of the four maps of connections: sluice_ct{4,6}_{tcp,any}
 //	Any      one of those or of the two of translations
 //	Typed    the generic handle under both: open, create, replace, read, write
@@ -29,20 +29,20 @@
 // the reply direction, the ports for the original one.
 //
 //	offset size order   field
-//	     0    4 network DestAddr          address of who began the connection
-//	     4    4 network SourceAddr        address of the other side
-//	     8    2 network DestPort          port of the other side; 0 if ICMP is asked
-//	    10    2 network SourcePort        port of who began it; identifier of an ICMP echo
+//	     0    4 network DestAddr          address of the client
+//	     4    4 network SourceAddr        address of the server
+//	     8    2 network DestPort          port of the server; 0 if ICMP is asked
+//	    10    2 network SourcePort        port of the client; identifier of an ICMP echo
 //	    12    1 -       Protocol          number of the IP header
 //	    13    1 -       Flags             TupleFlags: 0 out, 1 in, 2 related, 4 service
 //
 // Key6, 38 bytes, of sluice_ct6_tcp and sluice_ct6_any.
 //
 //	offset size order   field
-//	     0   16 network DestAddr          address of who began the connection
-//	    16   16 network SourceAddr        address of the other side
-//	    32    2 network DestPort          port of the other side
-//	    34    2 network SourcePort        port of who began it
+//	     0   16 network DestAddr          address of the client
+//	    16   16 network SourceAddr        address of the server
+//	    32    2 network DestPort          port of the server
+//	    34    2 network SourcePort        port of the client
 //	    36    1 -       Protocol          number of the IP header
 //	    37    1 -       Flags             TupleFlags
 //
@@ -56,10 +56,10 @@
 //	    36    2 host    Flags             EntryFlags: bits 0 rx-closing, 1 tx-closing, 4 seen-non-syn, 9 service, 10 from-tunnel, 11 host
 //	    38    2 network ReverseNATIndex   not used: 0
 //	    40    2 host    IfIndex           not used: 0
-//	    42    1 -       TxFlagsSeen       TCP flags from who began it; other protocols: 1 if there was a packet
+//	    42    1 -       TxFlagsSeen       TCP flags from the client; other protocols: 1 if there was a packet
 //	    43    1 -       RxFlagsSeen       the same towards it
 //	    44    4 host    SourceSecurityID  not used: 0
-//	    48    4 host    LastTxReport      seconds: when a packet from who began it was last noted, coarse
+//	    48    4 host    LastTxReport      seconds: when a packet from the client was last noted, coarse
 //	    52    4 host    LastRxReport      seconds: the same towards it
 //	    56    4 host    Generation        under which the verdict was made; 0: it has to be made
 //	    60    4 host    Cookie            of the rule that allowed it

@@ -13,8 +13,8 @@ type EntryFlags uint16
 
 // The flags, at the bits that the reference has them at.
 const (
-	RxClosing  EntryFlags = 1 << 0 // FIN or RST towards the one who began the connection
-	TxClosing  EntryFlags = 1 << 1 // FIN or RST from the one who began it
+	RxClosing  EntryFlags = 1 << 0 // FIN or RST to the client
+	TxClosing  EntryFlags = 1 << 1 // FIN or RST from the client
 	SeenNonSYN EntryFlags = 1 << 4 // established, so that the lifetime is the long one
 	ToService  EntryFlags = 1 << 9 // where it ends is for the backstop to check
 	FromTunnel EntryFlags = 1 << 10

@@ -16,12 +16,12 @@ type State string
 // The states. Condemned and expired come first: they hide the others.
 const (
 	Condemned   State = "condemned"   // about to be deleted, as good as absent
-	Expired     State = "expired"     // its time is over, and nobody has removed it yet
+	Expired     State = "expired"     // its time is over, and it is not removed yet
 	SYN         State = "syn"         // TCP: nothing but SYN was seen
 	Established State = "established" // TCP
 	Closing     State = "closing"     // TCP: one side has sent FIN
 	Closed      State = "closed"      // TCP: both sides have sent FIN, or one RST
-	Unreplied   State = "unreplied"   // other protocols: only packets of who began it
+	Unreplied   State = "unreplied"   // other protocols: only packets of the client
 	Replied     State = "replied"
 )
 
@@ -53,7 +53,7 @@ func (e Entry) State(protocol Protocol, now uint32) State {
 	return SYN
 }
 
-// Direction says who began a connection; of translations, which way the packet goes.
+// Direction says which side is the client; of translations, which way the packet goes.
 type Direction string
 
 // The directions, of [Out] and [In].
@@ -78,7 +78,7 @@ const NotKnown = -1
 // either family and as of some time. Numbers are in host order.
 type Record struct {
 	Map              string         `json:"map"`
-	Source           netip.AddrPort `json:"source"` // who began it
+	Source           netip.AddrPort `json:"source"` // the client
 	Destination      netip.AddrPort `json:"destination"`
 	Protocol         Protocol       `json:"protocol"`
 	Direction        Direction      `json:"direction"`

@@ -31,11 +31,11 @@ var Cell = cell.Group(
 	Dataflow,
 	cell.Provide(kernelPreflight),
 
-	// The status of policies, told on their objects: node-report, object-status.
+	// The status of policies, written to their objects: node-report, object-status.
 	ObjectStatus,
 	apiWritersCell,
 
-	// Addresses of new pods, told to other nodes: pod-announcements.
+	// Addresses of new pods, announced to other nodes: pod-announcements.
 	announce.Cell,
 
 	// That pods may be started here: the taint of this node goes.

@@ -37,7 +37,7 @@ var ObjectStatus = cell.Group(
 )
 
 // apiWritersCell provides what writes to the API server; nothing does if the agent
-// tells nobody.
+// reports to no server.
 var apiWritersCell = cell.Module(
 	"api-writers",
 	"Connections to write to the API server",

@@ -104,7 +104,7 @@ func (h *handlers) waitCNI(w http.ResponseWriter, r *http.Request) {
 	writeCompact(w, answer)
 }
 
-// wait returns when an interface is in force, or held for long enough.
+// wait returns when the policies of an interface are applied, or held for long enough.
 func (c *cniWaiter) wait(ctx context.Context, file string) (*CNIAnswer, error) {
 	var heldSince time.Time
 	for {
@@ -148,7 +148,7 @@ func lookUp[Row any](l *cniLook, table statedb.Table[Row], query statedb.Query[R
 }
 
 // look says what an interface waits for, and if for nothing why its pod is held.
-// Both are empty if the pod is in force.
+// Both are empty if the policies of the pod are applied.
 func (l *cniLook) look(file string) (waitsFor, unknown string) {
 	a, found := lookUp(l, l.CNIAttachments, tables.CNIAttachmentByFile(file))
 	switch {

@@ -89,7 +89,7 @@ func (h *handlers) mux(owner bool) http.Handler {
 	return guard(h.log, h.limits, mux)
 }
 
-// metricsMux returns the paths for those who watch over the agent from elsewhere: no
+// metricsMux returns the paths for monitoring from other machines: no
 // table, as these show the state of the cluster.
 func (h *handlers) metricsMux() http.Handler {
 	mux := http.NewServeMux()

@@ -26,7 +26,7 @@ func (h *handlers) header(table statedb.AnyTable) []string {
 }
 
 // row returns a row for people, with what other tables say of it: whether a network
-// policy is in force, and what the selectors are of which a class only has the numbers.
+// policy is applied, and what the selectors are of which a class only has the numbers.
 func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []string {
 	cells := slices.Repeat([]string{"-"}, len(joinedColumns))
 	switch row := row.(type) {

@@ -163,7 +163,7 @@ func (c *cleanup) removeState(lock *agent.Lock) (removed []string, err error) {
 }
 
 // removeCNI takes the plugin out of the node's CNI configuration, so that pods start
-// without it, and removes it. What it told of pods goes unless it may be called for their end.
+// without it, and removes it. Its records of pods go, unless it may still be called to delete one.
 func (c *cleanup) removeCNI() ([]string, error) {
 	if _, err := bpf.CheckUnused(c.bpffs); err != nil {
 		return nil, err // an agent runs

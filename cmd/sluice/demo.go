@@ -183,7 +183,7 @@ func (d *demo) wait(ctx context.Context) error {
 		return ctx.Err()
 	case err := <-read:
 		if errors.Is(err, io.EOF) {
-			d.in, err = nil, nil // nobody is there to press it
+			d.in, err = nil, nil // there is no terminal
 		}
 		return err
 	}

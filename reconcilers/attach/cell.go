@@ -66,8 +66,7 @@ type params struct {
 	Namespace netns.NsHandle `optional:"true"`
 }
 
-// What went wrong is tried again soon, and what was changed by others is mended
-// once in a while.
+// Failures are retried soon. Changes by other programs are repaired every few minutes.
 const (
 	retryFirst = 100 * time.Millisecond
 	retryLast  = 10 * time.Second

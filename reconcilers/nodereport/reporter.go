@@ -34,13 +34,12 @@ const (
 
 	retryMin = time.Second
 	retryMax = 5 * time.Minute
-	// retryRefused is the least time until something is tried again that fails until
-	// somebody gives a right, or installs the CRD.
+	// retryRefused is the least time until a retry of what fails until an operator grants a
+	// right or installs the CRD.
 	retryRefused = time.Minute
 
-	// repeat is how often a report is written that has not changed: it may be gone, as
-	// nobody but the agent that leads looks at it. To the API server it is no write if
-	// it is there.
+	// repeat is how often an unchanged report is written: it may have been deleted, and only
+	// the leader reads it. If it exists, the API server writes nothing.
 	repeat = time.Hour
 )
 

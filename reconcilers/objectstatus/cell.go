@@ -108,7 +108,7 @@ func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
 		writing:    rate.NewLimiter(writeRate, writeBurst),
 		written:    map[tables.PolicyID]written{},
 		pending:    map[tables.PolicyID]time.Time{},
-		told:       map[tables.PolicyID]told{},
+		reported:   map[tables.PolicyID]reported{},
 		failing:    map[tables.PolicyID]error{},
 		statusless: map[tables.PolicyKind]bool{},
 	}, nil

@@ -28,7 +28,7 @@ const (
 	requestTimeout = 30 * time.Second
 )
 
-// errStatusless is what cannot be mended by trying again.
+// errStatusless is an error that no retry fixes.
 var errStatusless = errors.New("the CRD has no status subresource, as Cilium's own: only Events tell")
 
 // writer writes the status of objects.
@@ -42,7 +42,7 @@ type writer struct {
 	mu         sync.Mutex
 	written    map[tables.PolicyID]written
 	pending    map[tables.PolicyID]time.Time // since when
-	told       map[tables.PolicyID]told      // by Events
+	reported   map[tables.PolicyID]reported  // by Events
 	failing    map[tables.PolicyID]error
 	statusless map[tables.PolicyKind]bool // kinds whose objects have no status
 }
@@ -53,9 +53,9 @@ type written struct {
 	at  time.Time
 }
 
-// told are the problems of an object that were told. One that is made again with its
-// name is another.
-type told struct {
+// reported are the problems of an object that Events have reported. An object that is created
+// again with its name is another.
+type reported struct {
 	uid      string
 	problems []tables.Problem
 }
@@ -114,7 +114,7 @@ func (w *writer) forget(id tables.PolicyID) {
 	defer w.mu.Unlock()
 	delete(w.written, id)
 	delete(w.pending, id)
-	delete(w.told, id)
+	delete(w.reported, id)
 	delete(w.failing, id)
 	clear(w.statusless) // its CRD may be another when this agent leads again
 	w.queue.Forget(id)
@@ -221,13 +221,13 @@ func (w *writer) finished(row *tables.ObjectStatus, err error) reconciler.Status
 	return reconciler.StatusError(err)
 }
 
-// tell tells of the problems that are new in Events. What the status of the object
-// has said before is told already, by the agent that led then.
+// tell reports new problems in Events. The former leader has reported those that the status of
+// the object has already.
 func (w *writer) tell(row *tables.ObjectStatus, former []tables.Condition) {
 	w.mu.Lock()
-	before, known := w.told[row.Policy]
+	before, known := w.reported[row.Policy]
 	known = known && before.uid == row.UID
-	w.told[row.Policy] = told{row.UID, row.Problems}
+	w.reported[row.Policy] = reported{row.UID, row.Problems}
 	w.mu.Unlock()
 	for _, p := range row.Problems {
 		if known && slices.Contains(before.problems, p) || !known && slices.ContainsFunc(former, func(c tables.Condition) bool {

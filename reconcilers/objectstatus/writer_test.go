@@ -323,7 +323,7 @@ func TestGoneWhileFailing(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		require.Empty(t, w.written)
-		require.Empty(t, w.told)
+		require.Empty(t, w.reported)
 	})
 }
 

@@ -84,13 +84,13 @@ func (j joiner) compute(
 // row returns the endpoint with a name, nil if there is none. One that cannot be used, or of
 // which the labels are not known, is a row that says so and claims no address.
 func (j joiner) row(txn, out statedb.ReadTxn, name tables.Name) *tables.Endpoint {
-	told := statedb.Collect(j.CiliumEndpoints.List(txn, tables.CiliumEndpointsByName(name)))
-	if len(told) == 0 {
+	found := statedb.Collect(j.CiliumEndpoints.List(txn, tables.CiliumEndpointsByName(name)))
+	if len(found) == 0 {
 		return nil
 	}
 	// While an endpoint moves between slices it is in two. The CiliumEndpoint
 	// says it first, having no slice.
-	best := slices.MinFunc(told, func(a, b *tables.CiliumEndpoint) int {
+	best := slices.MinFunc(found, func(a, b *tables.CiliumEndpoint) int {
 		if usable(a) != usable(b) {
 			if usable(a) {
 				return -1
@@ -131,7 +131,7 @@ func (j joiner) shared(out statedb.ReadTxn, set *tables.LabelSet) *tables.LabelS
 	return set
 }
 
-// usable reports whether an endpoint is told with all that it takes to be one.
+// usable reports whether Cilium has given all that an endpoint needs.
 // Slices leave the UID out.
 func usable(e *tables.CiliumEndpoint) bool {
 	return e.Identity != 0 && len(e.Addrs) > 0 && e.NodeIP.IsValid() && (e.UID != "" || e.Slice != "")

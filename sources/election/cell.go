@@ -10,7 +10,7 @@
 // the lease, and the more rarely the more others would find it free before: the
 // nodes that are ready are ranked, and that of rank r looks every 5 s x (1 + r), and
 // every 5 minutes at least. For N nodes that is about ln(N)/5 + N/300 requests a
-// second. Who finds it free campaigns for it, as client-go does.
+// second. An agent that finds it free campaigns for it, as client-go does.
 //
 // Nothing but the status of objects depends on there being a leader.
 package election

@@ -113,8 +113,8 @@ func (e *enricher) peer(txn statedb.ReadTxn, address bpf.Address, port [2]byte) 
 	return peer
 }
 
-// podOfDevice returns the pod behind a device: the one to tell of when a packet
-// has an address that is nobody's.
+// podOfDevice returns the pod behind a device, to report when a packet has an unknown
+// address.
 func (e *enricher) podOfDevice(txn statedb.ReadTxn, ifIndex uint32) string {
 	pod, _, found := e.Pods.Get(txn, tables.PodsByIfIndex(ifIndex))
 	if !found {

@@ -13,7 +13,7 @@ import (
 const maxNames = 4096
 
 // names returns the rules of network policies that an event's cookie stands for.
-// They are remembered, as rules may be gone when their last packets are told of.
+// They are remembered, as rules may be gone when their last packets are reported.
 func (e *enricher) names(txn statedb.ReadTxn, raw *bpf.Event) []string {
 	if raw.Cookie == 0 {
 		return nil
@@ -49,7 +49,7 @@ func (e *enricher) lookUpNames(txn statedb.ReadTxn, raw *bpf.Event) []string {
 	return names
 }
 
-// remember notes the rules of an event that is told of later.
+// remember notes the rules of an event that is reported later.
 func (e *enricher) remember(raw *bpf.Event) {
 	if raw.Cookie == 0 {
 		return

@@ -22,7 +22,7 @@ type RuleCounter struct {
 	Bytes   uint64   `json:"bytes"`
 }
 
-// RuleCounters are the counters of all rules in force, also of those that have
+// RuleCounters are the counters of all applied rules, also of those that have
 // not decided anything yet. Their counts are 0 if no programs are loaded, and
 // begin anew when a rule does.
 func (s *Source) RuleCounters() ([]RuleCounter, error) {

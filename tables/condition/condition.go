@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package condition says of a row of any table in a word whether it is as it
-// should be, for those who show tables without knowing their rows.
+// should be, for code that shows tables without knowing their rows.
 package condition
 
 import (
@@ -21,7 +21,7 @@ type Condition string
 const (
 	Fine    Condition = ""        // nothing is to be said of it
 	Pending Condition = "pending" // it is on its way, or waits for another
-	Error   Condition = "error"   // somebody has to do something about it
+	Error   Condition = "error"   // needs an action
 )
 
 // Counts are the rows of a table by condition.

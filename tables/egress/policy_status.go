@@ -34,7 +34,7 @@ type policyStatusParams struct {
 	policy.Placement
 }
 
-// derivePolicyStatus reports no policy as in force before packets use this agent's slot of maps.
+// derivePolicyStatus reports no policy as applied before packets use this agent's slot of maps.
 func derivePolicyStatus(
 	p derive.Params, s policyStatusParams, slots statedb.Table[*tables.Slot],
 ) error {
@@ -250,7 +250,7 @@ func (c *statusRound) isOutside(name string) bool {
 }
 
 // hasFormer reports whether the kernel still has former rules of a policy: in a subject whose
-// ruleset is about to change; or, if the present policy has not been in force yet, in an undesired
+// ruleset is about to change; or, if the present policy has not been applied yet, in an undesired
 // subject that pods leave, which keeps the rules that it had.
 func (c *statusRound) hasFormer(name string, countsLeaving bool) bool {
 	for r := range c.Rulesets.List(c.in, tables.EgressRulesetsByPolicy(name)) {

@@ -28,7 +28,7 @@ type Tables struct {
 	DB        *statedb.DB
 	LocalNode tables.LocalNode
 
-	// Who has an address.
+	// Which pod or node has an address.
 	Endpoints     statedb.Table[*tables.Endpoint]
 	Nodes         statedb.Table[*tables.Node]
 	NodeAddresses statedb.Table[*tables.NodeAddress]

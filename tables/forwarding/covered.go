@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/tables/derive"
 )
 
-// deriveCovered keeps the destinations of all policies, whoever they choose: a
-// pod that is not known yet may be chosen by any.
+// deriveCovered keeps the destinations of all policies, whatever pods they select:
+// any may select a pod that is not known yet.
 func deriveCovered(
 	p derive.Params, covered statedb.RWTable[*tables.CoveredPrefix],
 	policies statedb.Table[*tables.EgressPolicy],

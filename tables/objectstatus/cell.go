@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package objectstatus derives what is told about policies where users look: on
-// their objects. Each agent reports the status of policies on its node, and the one that
-// leads says on the object what that comes to:
+// Package objectstatus derives the status of policies on their objects, where users look. Each
+// agent reports the status of policies on its node, and the leader sums up the reports on the
+// object:
 //
 //	egress-policy-status, egress-gateways ─┐                        all agents
 //	network-policy-status ─────────────────┴─► node-report ──► NodeReport of the node
@@ -12,7 +12,7 @@
 //	leadership ─────────────────────┴─► object-status ──► status, Events
 //
 // Whether the fields of a policy can be used follows from the object alone, so no
-// node tells it.
+// node reports it.
 package objectstatus
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Cell derives the tables of what is told.
+// Cell derives the reports of nodes and the status of objects.
 var Cell = cell.Module(
 	"object-status",
 	"The status of policies for others to see",

@@ -132,7 +132,7 @@ func validity(condition string, errors []tables.FieldError, valid string) tables
 	return tables.Condition{Type: condition, Status: tables.ConditionFalse, Reason: reasonInvalid, Message: fieldTexts(errors)}
 }
 
-// programmed is the condition that an egress policy is in force everywhere.
+// programmed is the condition that an egress policy is applied everywhere.
 func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.Condition {
 	is := func(status tables.ConditionStatus, reason, message string) tables.Condition {
 		return tables.Condition{Type: tables.ConditionProgrammed, Status: status, Reason: reason, Message: bounded(message)}

@@ -29,7 +29,7 @@ type reportParams struct {
 }
 
 // deriveReport keeps what this node tells of policies: of all egress policies, and
-// of the network policies that are not in force.
+// of the network policies that are not applied.
 func deriveReport(p derive.Params, r reportParams) error {
 	if !r.Reporting.Enabled {
 		return nil

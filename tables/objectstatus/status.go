@@ -137,7 +137,7 @@ func (c *statusRound) row(id tables.PolicyID, changed []string) *tables.ObjectSt
 }
 
 // active reports whether it is for this agent to say something: it leads, and knows
-// what nodes have told, or that they cannot tell as there is no CRD.
+// the reports of nodes, or that there are none as there is no CRD.
 func (s *status) active(txn statedb.ReadTxn) (readable, active bool) {
 	origin, _, found := s.Origins.Get(txn, tables.ObjectSourceByName(tables.NodeReportSource))
 	if !found || !tables.Leads(txn, s.Leadership) {

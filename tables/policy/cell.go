@@ -7,7 +7,7 @@
 //	policy-entries, verdicts, compiled ───┤
 //	map-subjects, map-pods ───────────────┘
 //
-// A policy is in force when its present content is in the rulesets of all label sets that it
+// A policy is applied when its present content is in the rulesets of all label sets that it
 // selects, the kernel has each of these label sets in its ruleset, and each of their pods in
 // its label set. The reconcilers write that a label set is in a ruleset only after all
 // entries of the ruleset.
@@ -46,7 +46,7 @@ type params struct {
 	Placement
 }
 
-// register has nothing said to be in force before packets meet what the agent has written.
+// register reports no policy as applied before packets use the slot of maps that the agent writes.
 func register(p derive.Params, s params, slots statedb.Table[*tables.Slot]) error {
 	rule := s.declare()
 	rule.After = []statedb.TableMeta{slots}

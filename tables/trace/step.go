@@ -25,7 +25,7 @@ func addAs[Row statedb.TableWritable](s *Trace, table, meaning string, rows iter
 		Table: table, Meaning: meaning, Columns: header.TableHeader(),
 		Rows: [][]string{}, Conditions: []condition.Condition{},
 	}
-	var fine []Row // as many as may be told
+	var fine []Row // as many as may be shown
 	for row := range rows {
 		step.Total++
 		c := condition.Of(row)
