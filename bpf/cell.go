@@ -76,7 +76,10 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("bpf", c.BPF, "Where the maps are: "+strings.Join(modes, ", "))
 	flags.String("bpffs", c.BPFFS, "BPF file system in which the maps are pinned")
 	for _, size := range c.sizes() {
-		flags.Uint32(size.flag, *size.value, "Room for entries in the map sluice_"+strings.TrimPrefix(size.flag, "map-size-"))
+		flags.Uint32(
+			size.flag, *size.value,
+			"Room for entries in the map sluice_"+strings.TrimPrefix(size.flag, "map-size-"),
+		)
 	}
 	for flag, value := range c.ignored() {
 		flags.Uint32(flag, value, "Ignored: there is no such map any more")
@@ -127,7 +130,9 @@ func (c *Config) validate() error {
 	}
 	for _, size := range c.sizes() {
 		if *size.value < size.min || *size.value > maxMapSize {
-			return fmt.Errorf("--%s %d is out of bounds: want %d to %d", size.flag, *size.value, size.min, maxMapSize)
+			return fmt.Errorf(
+				"--%s %d is out of bounds: want %d to %d", size.flag, *size.value, size.min, maxMapSize,
+			)
 		}
 	}
 	return nil

@@ -19,28 +19,32 @@ const (
 
 	ReasonEventLost Reason = 15 // counts events that sluice_events had no room for
 
-	ReasonDrops               Reason = 16
-	ReasonMalformed           Reason = 16 // truncated, or its lengths contradict each other
-	ReasonUnknownSource       Reason = 17 // sent by a pod from an address that is not its own
-	ReasonPodNotReady         Reason = 18 // held: what policies want of the pod is not in the kernel yet
-	ReasonNoGateway           Reason = 19
-	ReasonNoEgressIP          Reason = 20
-	ReasonNoSNATPort          Reason = 21 // all ports of the egress address towards the destination are taken
-	ReasonUnknownNode         Reason = 22 // came over the overlay from no node of the cluster
-	ReasonNoRule              Reason = 23 // came over the overlay, and nothing here is to be done with it
+	ReasonDrops         Reason = 16
+	ReasonMalformed     Reason = 16 // truncated, or its lengths contradict each other
+	ReasonUnknownSource Reason = 17 // sent by a pod from an address that is not its own
+	// held: what policies want of the pod is not in the kernel yet
+	ReasonPodNotReady Reason = 18
+	ReasonNoGateway   Reason = 19
+	ReasonNoEgressIP  Reason = 20
+	// all ports of the egress address towards the destination are taken
+	ReasonNoSNATPort  Reason = 21
+	ReasonUnknownNode Reason = 22 // came over the overlay from no node of the cluster
+	// came over the overlay, and nothing here is to be done with it
+	ReasonNoRule              Reason = 23
 	ReasonPredatesPolicy      Reason = 24 // older than the policy: it had no egress address
 	ReasonUnsupportedProtocol Reason = 25 // under an egress rule, but cannot be translated
 	ReasonUnknownFragment     Reason = 26 // under a policy, but its first fragment was not seen
 	ReasonTooBig              Reason = 27 // answered with the MTU
 	ReasonTTLExceeded         Reason = 28
 	ReasonNotChecked          Reason = 29 // backstop: the pod's device has no program yet
-	ReasonServiceOutside      Reason = 30 // backstop: to a service whose endpoint is outside, under an egress rule
-	ReasonNATFailed           Reason = 31 // the translation could not be recorded
-	ReasonWriteFailed         Reason = 32 // the packet could not be changed
-	ReasonNotConfigured       Reason = 33 // sluice_config is empty
-	ReasonUnknownDestination  Reason = 34 // to a pod, at an address of the link without a known pod
-	ReasonPolicyDenied        Reason = 35 // no network policy allows it
-	ReasonPolicyRule          Reason = 36 // a rule of a network policy denies it
+	// backstop: to a service whose endpoint is outside, under an egress rule
+	ReasonServiceOutside     Reason = 30
+	ReasonNATFailed          Reason = 31 // the translation could not be recorded
+	ReasonWriteFailed        Reason = 32 // the packet could not be changed
+	ReasonNotConfigured      Reason = 33 // sluice_config is empty
+	ReasonUnknownDestination Reason = 34 // to a pod, at an address of the link without a known pod
+	ReasonPolicyDenied       Reason = 35 // no network policy allows it
+	ReasonPolicyRule         Reason = 36 // a rule of a network policy denies it
 
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 40

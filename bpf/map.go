@@ -127,7 +127,8 @@ func checkSpec[K, V comparable](spec Spec) error {
 		return fail("unknown type %q", spec.Type)
 	case spec.MaxEntries == 0:
 		return fail("size is 0")
-	case binary.Size(key) != int(unsafe.Sizeof(key)) || binary.Size(value) != int(unsafe.Sizeof(value)):
+	case binary.Size(key) != int(unsafe.Sizeof(key)) ||
+		binary.Size(value) != int(unsafe.Sizeof(value)):
 		return fail("%T or %T is not of fixed size without padding", key, value)
 	case spec.Type == TypeLPM && unsafe.Sizeof(key) < 5:
 		return fail("%T is too short for a prefix", key)

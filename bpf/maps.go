@@ -55,14 +55,26 @@ type opener interface {
 func newMaps(cfg Config) *Maps {
 	m := &Maps{}
 	m.Pods = addInSlots[PodKey, PodValue](m, Spec{podsMap, TypeHash, cfg.MapSizePods})
-	m.IPCache = addInSlots[IPCacheKey, IPCacheValue](m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache})
-	m.Subjects = addInSlots[SubjectKey, SubjectValue](m, Spec{"sluice_subjects", TypeHash, cfg.MapSizeSubjects})
-	m.Routes = addInSlots[SubjectKey, RouteValue](m, Spec{"sluice_routes", TypeHash, cfg.MapSizeSubjects})
+	m.IPCache = addInSlots[IPCacheKey, IPCacheValue](
+		m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache},
+	)
+	m.Subjects = addInSlots[SubjectKey, SubjectValue](
+		m, Spec{"sluice_subjects", TypeHash, cfg.MapSizeSubjects},
+	)
+	m.Routes = addInSlots[SubjectKey, RouteValue](
+		m, Spec{"sluice_routes", TypeHash, cfg.MapSizeSubjects},
+	)
 	m.Peers = addInSlots[PeerKey, PeerValue](m, Spec{"sluice_peers", TypeHash, cfg.MapSizePeers})
-	m.Policy = addInSlots[PolicyKey, PolicyValue](m, Spec{"sluice_policy", TypeHash, cfg.MapSizePolicy})
-	m.Verdicts = addInSlots[VerdictKey, VerdictValue](m, Spec{"sluice_verdicts", TypeLPM, cfg.MapSizeVerdicts})
+	m.Policy = addInSlots[PolicyKey, PolicyValue](
+		m, Spec{"sluice_policy", TypeHash, cfg.MapSizePolicy},
+	)
+	m.Verdicts = addInSlots[VerdictKey, VerdictValue](
+		m, Spec{"sluice_verdicts", TypeLPM, cfg.MapSizeVerdicts},
+	)
 	m.Egress = addInSlots[EgressKey, EgressValue](m, Spec{"sluice_egress", TypeLPM, cfg.MapSizeEgress})
-	m.Gateways = addInSlots[GatewayKey, GatewayValue](m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways})
+	m.Gateways = addInSlots[GatewayKey, GatewayValue](
+		m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways},
+	)
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})

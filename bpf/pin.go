@@ -29,10 +29,12 @@ const (
 // in the same directory, and package percluster those of clusters: arrays, and
 // a directory of the maps in them.
 var programMaps = []string{
-	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4", "sluice_nat6",
+	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4",
+	"sluice_nat6",
 	"sluice_frag4", "sluice_frag6", "sluice_metrics", "sluice_events",
 	RulesMap, RuleSlotsMap, DecidedMap,
-	"sluice_cct4_tcp", "sluice_cct4_any", "sluice_cct6_tcp", "sluice_cct6_any", "sluice_cnat4", "sluice_cnat6",
+	"sluice_cct4_tcp", "sluice_cct4_any", "sluice_cct6_tcp", "sluice_cct6_any", "sluice_cnat4",
+	"sluice_cnat6",
 	"clusters",
 }
 
@@ -187,7 +189,9 @@ type Copier func(from, to *ebpf.Map) (kept, lost int, err error)
 // description if it is as described. Otherwise it puts a new one in its place,
 // in one step, which takes over the entries that fit if nothing but the size was
 // another and there is a copier.
-func OpenPinned(dir string, want *ebpf.MapSpec, copier Copier, log *slog.Logger) (*ebpf.Map, error) {
+func OpenPinned(
+	dir string, want *ebpf.MapSpec, copier Copier, log *slog.Logger,
+) (*ebpf.Map, error) {
 	path := filepath.Join(dir, want.Name)
 	old, err := ebpf.LoadPinnedMap(path, nil)
 	switch {
@@ -224,7 +228,8 @@ func OpenPinned(dir string, want *ebpf.MapSpec, copier Copier, log *slog.Logger)
 
 // sameButSize reports whether a map is as described but for its size.
 func sameButSize(m *ebpf.Map, want *ebpf.MapSpec) bool {
-	return m.Type() == want.Type && m.KeySize() == want.KeySize && m.ValueSize() == want.ValueSize && m.Flags() == want.Flags
+	return m.Type() == want.Type && m.KeySize() == want.KeySize && m.ValueSize() == want.ValueSize &&
+		m.Flags() == want.Flags
 }
 
 // takeOver writes the entries of an old map into the one that will replace it,
@@ -244,7 +249,8 @@ func takeOver(m, old *ebpf.Map, want *ebpf.MapSpec, copier Copier, log *slog.Log
 			"old-max-entries", old.MaxEntries(), "max-entries", want.MaxEntries)
 	default:
 		log.Warn("Replaced a map of another layout by an empty one", "map", want.Name,
-			"old-type", old.Type().String(), "old-key-size", old.KeySize(), "old-value-size", old.ValueSize(),
+			"old-type", old.Type().String(), "old-key-size", old.KeySize(), "old-value-size",
+			old.ValueSize(),
 			"type", want.Type.String(), "key-size", want.KeySize, "value-size", want.ValueSize)
 	}
 	return nil

@@ -124,7 +124,9 @@ func (c *commands) fail(_ *script.State, args ...string) (script.WaitFunc, error
 	}
 	cause, ok := scriptErrors[args[2]]
 	if !ok {
-		return nil, fmt.Errorf("unknown error %q: want one of %s", args[2], strings.Join(errorNames(), ", "))
+		return nil, fmt.Errorf(
+			"unknown error %q: want one of %s", args[2], strings.Join(errorNames(), ", "),
+		)
 	}
 	count := 1
 	if len(args) == 4 {

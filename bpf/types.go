@@ -84,7 +84,9 @@ func IPCacheKeyFrom(p netip.Prefix) IPCacheKey {
 }
 
 // Prefix returns the prefix that the key stands for.
-func (k IPCacheKey) Prefix() netip.Prefix { return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-32) }
+func (k IPCacheKey) Prefix() netip.Prefix {
+	return prefixFrom(k.Family, k.Addr, int(k.PrefixLen)-32)
+}
 
 func (k IPCacheKey) String() string { return k.Prefix().String() }
 
@@ -111,7 +113,9 @@ const (
 	IPCacheLocalPods
 )
 
-var ipcacheFlagNames = []string{"in-cluster", "host", "node", "service", "pod", "local-scope", "kube-apiserver", "local-pods"}
+var ipcacheFlagNames = []string{
+	"in-cluster", "host", "node", "service", "pod", "local-scope", "kube-apiserver", "local-pods",
+}
 
 // MarshalText implements [encoding.TextMarshaler], for dumps.
 func (f IPCacheFlags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
@@ -156,7 +160,8 @@ func (k GatewayKey) String() string { return fmt.Sprintf("group=%d bucket=%d", k
 // GatewayValue is the value of sluice_gateways.
 type GatewayValue struct {
 	Gateway Address // node that is the gateway; zero: none, traffic is dropped
-	Egress4 [4]byte // source address given to IPv4 traffic, on the gateway only; zero: none, dropped there
+	// source address given to IPv4 traffic, on the gateway only; zero: none, dropped there
+	Egress4 [4]byte
 	IfIndex uint32  // device by which it leaves, on the gateway only
 	Egress6 Address // source address given to IPv6 traffic, on the gateway only
 }
@@ -166,7 +171,9 @@ func (v GatewayValue) String() string {
 	if v.Egress4 != ([4]byte{}) {
 		egress4 = netip.AddrFrom4(v.Egress4).String()
 	}
-	return fmt.Sprintf("gateway=%s egress4=%s egress6=%s ifindex=%d", v.Gateway, egress4, v.Egress6, v.IfIndex)
+	return fmt.Sprintf(
+		"gateway=%s egress4=%s egress6=%s ifindex=%d", v.Gateway, egress4, v.Egress6, v.IfIndex,
+	)
 }
 
 // Digest identifies what a number stands for: a hash of the canonical text of

@@ -97,9 +97,14 @@ var (
 
 // Unattached says which of the programs that a device needs does not run there, and why; empty if
 // all do.
-func Unattached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifIndex uint32, programs ...bpf.Program) string {
+func Unattached(
+	txn statedb.ReadTxn, attachments statedb.Table[*Attachment], ifIndex uint32,
+	programs ...bpf.Program,
+) string {
 	for _, program := range programs {
-		a, _, found := attachments.Get(txn, AttachmentByID(AttachmentID{IfIndex: int(ifIndex), Program: program}))
+		a, _, found := attachments.Get(
+			txn, AttachmentByID(AttachmentID{IfIndex: int(ifIndex), Program: program}),
+		)
 		switch {
 		case !found:
 			return fmt.Sprintf("%s at device %d", program, ifIndex)

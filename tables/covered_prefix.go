@@ -36,7 +36,10 @@ func (*CoveredPrefix) TableHeader() []string {
 
 // TableRow implements [statedb.TableWritable].
 func (c *CoveredPrefix) TableRow() []string {
-	return []string{c.Prefix.String(), listColumn(c.Policies, ", "), c.Status.Kind.String(), orDash(c.Status.GetError())}
+	return []string{
+		c.Prefix.String(), listColumn(c.Policies, ", "), c.Status.Kind.String(),
+		orDash(c.Status.GetError()),
+	}
 }
 
 var (

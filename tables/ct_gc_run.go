@@ -30,7 +30,8 @@ type CTGCRun struct {
 	Revived      uint64 `json:"revived"`      // used just when they were to be removed
 	Deferred     uint64 `json:"deferred"`     // left to the next pass
 	Failed       uint64 `json:"failed"`       // could not be removed
-	Lost         uint64 `json:"lost"`         // removals that an observer was too slow for, of the whole pass
+	// removals that an observer was too slow for, of the whole pass
+	Lost uint64 `json:"lost"`
 
 	Duration   time.Duration `json:"duration"`
 	LongestRun time.Duration `json:"longestRun"` // for which the kernel was busy with it at a stretch
@@ -41,8 +42,10 @@ type CTGCRun struct {
 // TableHeader implements [statedb.TableWritable].
 func (*CTGCRun) TableHeader() []string {
 	return []string{
-		"ID", "Set", "Map", "Method", "Reason", "Scanned", "Expired", "Translations", "Orphans", "Scrubbed", "Flushed",
-		"Condemned", "Kept", "Revived", "Deferred", "Failed", "Lost", "Error", "Duration", "LongestRun", "Started", "NextRun",
+		"ID", "Set", "Map", "Method", "Reason", "Scanned", "Expired", "Translations", "Orphans",
+		"Scrubbed", "Flushed",
+		"Condemned", "Kept", "Revived", "Deferred", "Failed", "Lost", "Error", "Duration", "LongestRun",
+		"Started", "NextRun",
 	}
 }
 
@@ -50,7 +53,8 @@ func (*CTGCRun) TableHeader() []string {
 func (r *CTGCRun) TableRow() []string {
 	row := []string{strconv.FormatUint(r.ID, 10), r.Set, orDash(r.Map), orDash(r.Method), r.Reason}
 	for _, n := range []uint64{
-		r.Scanned, r.Expired, r.Translations, r.Orphans, r.Scrubbed, r.Flushed, r.Condemned, r.Kept, r.Revived, r.Deferred,
+		r.Scanned, r.Expired, r.Translations, r.Orphans, r.Scrubbed, r.Flushed, r.Condemned, r.Kept,
+		r.Revived, r.Deferred,
 		r.Failed, r.Lost,
 	} {
 		row = append(row, strconv.FormatUint(n, 10))
@@ -59,7 +63,8 @@ func (r *CTGCRun) TableRow() []string {
 	if !r.NextRun.IsZero() {
 		next = r.NextRun.UTC().Format(time.RFC3339)
 	}
-	return append(row, orDash(r.Error), r.Duration.Round(time.Microsecond).String(), r.LongestRun.Round(time.Microsecond).String(),
+	return append(row, orDash(r.Error), r.Duration.Round(time.Microsecond).String(),
+		r.LongestRun.Round(time.Microsecond).String(),
 		r.Started.UTC().Format(time.RFC3339), orDash(next))
 }
 

@@ -44,7 +44,9 @@ type EgressSelector struct {
 // String is the canonical text of the selector.
 func (s EgressSelector) String() string {
 	var parts []string
-	for _, p := range []struct{ scope, selector string }{{"namespaces", s.Namespaces}, {"pods", s.Pods}, {"nodes", s.Nodes}} {
+	for _, p := range []struct{ scope, selector string }{
+		{"namespaces", s.Namespaces}, {"pods", s.Pods}, {"nodes", s.Nodes},
+	} {
 		if p.selector != "" {
 			parts = append(parts, p.scope+"("+p.selector+")")
 		}
@@ -57,7 +59,8 @@ func (s EgressSelector) String() string {
 
 // GatewaySpec is one item of spec.egressGateways.
 type GatewaySpec struct {
-	Nodes     string     `json:"nodes"`               // canonical label selector of the candidates; empty selects all
+	// canonical label selector of the candidates; empty selects all
+	Nodes     string     `json:"nodes"`
 	Interface string     `json:"interface,omitempty"` // name or alternative name; excludes EgressIP
 	EgressIP  netip.Addr `json:"egressIP,omitzero"`
 	Error     string     `json:"error,omitempty"` // why the item elects no gateway
@@ -96,7 +99,8 @@ func (*EgressPolicy) TableHeader() []string {
 func (p *EgressPolicy) TableRow() []string {
 	return []string{
 		p.Name, listColumn(stringsOf(p.Selectors), " | "), listColumn(stringsOf(p.Destinations), ", "),
-		listColumn(stringsOf(p.Excluded), ", "), listColumn(stringsOf(p.Gateways), " | "), errorColumn(p.Errors),
+		listColumn(stringsOf(p.Excluded), ", "), listColumn(stringsOf(p.Gateways), " | "),
+		errorColumn(p.Errors),
 	}
 }
 
@@ -117,7 +121,9 @@ var (
 		func(p *EgressPolicy) []string { return AnchorsOf(p.Selectors) })
 
 	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
-		return true, slices.ContainsFunc(p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" })
+		return true, slices.ContainsFunc(
+			p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" },
+		)
 	})
 
 	// EgressPoliciesBySource queries the policies with a selector that requires something of

@@ -49,7 +49,9 @@ const (
 )
 
 // EgressStates are all states of egress policies.
-var EgressStates = []EgressState{EgressFailed, EgressPending, EgressNoGateway, EgressInvalid, EgressConflicted, EgressInForce}
+var EgressStates = []EgressState{
+	EgressFailed, EgressPending, EgressNoGateway, EgressInvalid, EgressConflicted, EgressInForce,
+}
 
 // State returns the first state that applies.
 func (s *EgressPolicyStatus) State() EgressState {
@@ -72,9 +74,12 @@ func (s *EgressPolicyStatus) State() EgressState {
 
 // Equal reports whether two rows say the same.
 func (s *EgressPolicyStatus) Equal(o *EgressPolicyStatus) bool {
-	return s.Policy == o.Policy && s.Rules == o.Rules && s.Programmed == o.Programmed && s.Failed == o.Failed &&
-		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) && slices.Equal(s.Errors, o.Errors) &&
-		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) && s.Refused == o.Refused &&
+	return s.Policy == o.Policy && s.Rules == o.Rules && s.Programmed == o.Programmed &&
+		s.Failed == o.Failed &&
+		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) &&
+		slices.Equal(s.Errors, o.Errors) &&
+		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) &&
+		s.Refused == o.Refused &&
 		s.Pending == o.Pending && s.Applied == o.Applied
 }
 
@@ -86,7 +91,8 @@ func (*EgressPolicyStatus) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (s *EgressPolicyStatus) TableRow() []string {
 	return []string{
-		s.Policy, listColumn(s.Gateways, " | "), fmt.Sprintf("%d/%d", s.Programmed, s.Rules), fmt.Sprint(s.Failed),
+		s.Policy, listColumn(s.Gateways, " | "), fmt.Sprintf("%d/%d", s.Programmed, s.Rules),
+		fmt.Sprint(s.Failed),
 		listColumn(s.Conflicts, "; "), listColumn(s.Errors, "; "),
 	}
 }

@@ -124,7 +124,8 @@ func (*Endpoint) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (e *Endpoint) TableRow() []string {
 	return []string{
-		e.Name.String(), orDash(e.Node), listColumn(stringsOf(e.Addrs), ", "), orDash(e.LabelSet.ServiceAccount),
+		e.Name.String(), orDash(e.Node), listColumn(stringsOf(e.Addrs), ", "),
+		orDash(e.LabelSet.ServiceAccount),
 		orDash(e.LabelSet.Labels.String()), e.LabelSet.ID.String()[:8], errorColumn(e.Errors),
 	}
 }
@@ -164,12 +165,17 @@ func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
 
 // NewEndpointTable creates the table of endpoints.
 func NewEndpointTable(db *statedb.DB, local LocalNode) (statedb.RWTable[*Endpoint], error) {
-	return statedb.NewTable(db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex, endpointHereIndex(local))
+	return statedb.NewTable(
+		db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex,
+		endpointHereIndex(local),
+	)
 }
 
 // AddrOwner returns the endpoint that an address belongs to, nil if none, and
 // the others that claim it.
-func AddrOwner(txn statedb.ReadTxn, endpoints statedb.Table[*Endpoint], addr netip.Addr) (owner *Endpoint, others []*Endpoint) {
+func AddrOwner(
+	txn statedb.ReadTxn, endpoints statedb.Table[*Endpoint], addr netip.Addr,
+) (owner *Endpoint, others []*Endpoint) {
 	for e := range endpoints.List(txn, EndpointsByAddr(addr)) {
 		switch {
 		case owner == nil:

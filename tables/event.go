@@ -50,11 +50,14 @@ type Event struct {
 	Policy        string       `json:"policy,omitempty"`        // egress policy that decides
 	Rule          netip.Prefix `json:"rule,omitzero"`           // destination of its rule
 
-	Cookie uint32   `json:"cookie,omitempty"`      // of the rules of network policies that decided, 0 if none did
-	Rules  []string `json:"policyRules,omitempty"` // these, such as "NetworkPolicy/shop/web spec.ingress[0]"
+	// of the rules of network policies that decided, 0 if none did
+	Cookie uint32 `json:"cookie,omitempty"`
+	// these, such as "NetworkPolicy/shop/web spec.ingress[0]"
+	Rules []string `json:"policyRules,omitempty"`
 
-	Gateway EventPeer      `json:"gateway,omitzero"` // that a flow is sent to, or the sender that is no node
-	Egress  netip.AddrPort `json:"egress,omitzero"`  // that a flow leaves the gateway with
+	// that a flow is sent to, or the sender that is no node
+	Gateway EventPeer      `json:"gateway,omitzero"`
+	Egress  netip.AddrPort `json:"egress,omitzero"` // that a flow leaves the gateway with
 
 	Lost    uint64 `json:"lost,omitempty"`    // how many events
 	Message string `json:"message,omitempty"` // of a notice
@@ -108,8 +111,9 @@ const icmpEcho = "echo "
 
 // icmpTypes are the types that are met most often, by protocol.
 var icmpTypes = map[string]map[uint8]string{
-	"ICMP":   {0: icmpEcho + "reply", 3: "unreachable", 8: icmpEcho + "request", 11: "time exceeded"},
-	"ICMPv6": {1: "unreachable", 2: "packet too big", 3: "time exceeded", 128: icmpEcho + "request", 129: icmpEcho + "reply"},
+	"ICMP": {0: icmpEcho + "reply", 3: "unreachable", 8: icmpEcho + "request", 11: "time exceeded"},
+	"ICMPv6": {1: "unreachable", 2: "packet too big", 3: "time exceeded",
+		128: icmpEcho + "request", 129: icmpEcho + "reply"},
 }
 
 func icmpType(protocol string, number uint8) string {

@@ -33,7 +33,9 @@ func (p NamedPort) String() string {
 
 // Compare orders ports by name, protocol and number.
 func (p NamedPort) Compare(o NamedPort) int {
-	return cmp.Or(strings.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol), cmp.Compare(p.Port, o.Port))
+	return cmp.Or(
+		strings.Compare(p.Name, o.Name), cmp.Compare(p.Protocol, o.Protocol), cmp.Compare(p.Port, o.Port),
+	)
 }
 
 // LabelSet is what many pods share and selectors look at. The labels of the
@@ -41,17 +43,20 @@ func (p NamedPort) Compare(o NamedPort) int {
 // selector is evaluated, so that relabelling a namespace touches its label
 // sets, not its pods.
 type LabelSet struct {
-	ID             LabelSetID  `json:"id"`
-	Namespace      string      `json:"namespace"`
-	ServiceAccount string      `json:"serviceAccount,omitempty"`
-	Labels         Labels      `json:"labels,omitempty"` // without labels that change with each rollout, such as pod-template-hash
-	NamedPorts     []NamedPort `json:"namedPorts,omitempty"`
+	ID             LabelSetID `json:"id"`
+	Namespace      string     `json:"namespace"`
+	ServiceAccount string     `json:"serviceAccount,omitempty"`
+	// without labels that change with each rollout, such as pod-template-hash
+	Labels     Labels      `json:"labels,omitempty"`
+	NamedPorts []NamedPort `json:"namedPorts,omitempty"`
 }
 
 // NewLabelSet returns the label set with these contents.
 func NewLabelSet(namespace, serviceAccount string, set labels.Set, ports []NamedPort) *LabelSet {
 	sorted := NewLabels(set)
-	return &LabelSet{NewLabelSetID(namespace, serviceAccount, sorted, ports), namespace, serviceAccount, sorted, ports}
+	return &LabelSet{
+		NewLabelSetID(namespace, serviceAccount, sorted, ports), namespace, serviceAccount, sorted, ports,
+	}
 }
 
 // NewLabelSetID returns the identity of the label set with these contents.

@@ -11,14 +11,17 @@ import (
 // Leadership says which agent writes the status of objects, as far as this one
 // knows: while another does, it looks from time to time only.
 type Leadership struct {
-	Lease   string `json:"lease"`            // namespace and name
-	Holder  string `json:"holder,omitempty"` // node of the agent that held it when it was last looked at
-	Leading bool   `json:"leading"`          // this agent holds it
-	Error   string `json:"error,omitempty"`  // why it cannot be looked at
+	Lease string `json:"lease"` // namespace and name
+	// node of the agent that held it when it was last looked at
+	Holder  string `json:"holder,omitempty"`
+	Leading bool   `json:"leading"`         // this agent holds it
+	Error   string `json:"error,omitempty"` // why it cannot be looked at
 }
 
 // TableHeader implements [statedb.TableWritable].
-func (*Leadership) TableHeader() []string { return []string{"Lease", "Holder", "Leading", "Problem"} }
+func (*Leadership) TableHeader() []string {
+	return []string{"Lease", "Holder", "Leading", "Problem"}
+}
 
 // TableRow implements [statedb.TableWritable].
 func (l *Leadership) TableRow() []string {

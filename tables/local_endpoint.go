@@ -18,8 +18,9 @@ type LocalEndpoint struct {
 
 	IfIndex uint32 `json:"ifIndex"` // host side of the pod's veth, 0 while not known
 	Device  string `json:"device,omitempty"`
-	Master  int    `json:"master,omitempty"` // interface index of the bridge, bond or VRF of the device, 0 if none
-	MAC     string `json:"mac,omitempty"`    // of the pod's own interface
+	// interface index of the bridge, bond or VRF of the device, 0 if none
+	Master int    `json:"master,omitempty"`
+	MAC    string `json:"mac,omitempty"` // of the pod's own interface
 
 	Reason string `json:"reason,omitempty"` // why there is no device
 }

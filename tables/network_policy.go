@@ -94,7 +94,10 @@ func EgressPolicyID(name string) PolicyID { return PolicyID{PolicyEgress, Name{N
 
 // Compare orders policies by kind, namespace and name.
 func (id PolicyID) Compare(o PolicyID) int {
-	return cmp.Or(cmp.Compare(id.Kind, o.Kind), cmp.Compare(id.Namespace, o.Namespace), cmp.Compare(id.Name.Name, o.Name.Name))
+	return cmp.Or(
+		cmp.Compare(id.Kind, o.Kind), cmp.Compare(id.Namespace, o.Namespace),
+		cmp.Compare(id.Name.Name, o.Name.Name),
+	)
 }
 
 // String is "kind/namespace/name", of a clusterwide one "kind/name".
@@ -168,7 +171,8 @@ func (p *NetworkPolicy) TableRow() []string {
 		egress = append(egress, r.Egress.String())
 	}
 	return []string{
-		p.Kind.String(), strings.TrimPrefix(p.Name.String(), "/"), listColumn(subjects, " | "), listColumn(ingress, " | "), listColumn(egress, " | "),
+		p.Kind.String(), strings.TrimPrefix(p.Name.String(), "/"), listColumn(subjects, " | "),
+		listColumn(ingress, " | "), listColumn(egress, " | "),
 		errorColumn(p.Unsupported), errorColumn(p.Errors),
 	}
 }

@@ -20,9 +20,10 @@ const (
 	PolicyInvalid     PolicyState = "invalid"     // a part of it cannot be used
 	PolicyUnsupported PolicyState = "unsupported" // a part of it needs what the agent does not have
 	PolicyFailed      PolicyState = "failed"      // the kernel refused some of it, or a pod
-	PolicyPending     PolicyState = "pending"     // not in the kernel yet, or a former version still is
-	PolicyNotHere     PolicyState = "not here"    // it selects no pod on this node
-	PolicyInForce     PolicyState = "in force"
+	// not in the kernel yet, or a former version still is
+	PolicyPending PolicyState = "pending"
+	PolicyNotHere PolicyState = "not here" // it selects no pod on this node
+	PolicyInForce PolicyState = "in force"
 )
 
 // NetworkPolicyStatus is the status of a network policy on this node: whether it is valid, and

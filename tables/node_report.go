@@ -33,7 +33,9 @@ type ReportSummary struct {
 
 // Policy returns what the node reports about a policy, nil if nothing.
 func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
-	i, found := slices.BinarySearchFunc(c.Policies, id, func(p ReportedPolicy, id PolicyID) int { return p.Policy.Compare(id) })
+	i, found := slices.BinarySearchFunc(
+		c.Policies, id, func(p ReportedPolicy, id PolicyID) int { return p.Policy.Compare(id) },
+	)
 	if !found {
 		return nil
 	}
@@ -54,7 +56,8 @@ func (r *NodeReport) TableRow() []string {
 		}
 	}
 	return []string{
-		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed), listColumn(problems, ", "),
+		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed),
+		listColumn(problems, ", "),
 		strconv.Itoa(r.Omitted), errorColumn(r.Errors),
 	}
 }

@@ -127,8 +127,10 @@ type ObjectStatus struct {
 
 // Equal reports whether two rows want the same, whatever their status.
 func (s *ObjectStatus) Equal(o *ObjectStatus) bool {
-	return s.Policy == o.Policy && s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.Conditions, o.Conditions) &&
-		slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) && s.Nodes == o.Nodes && slices.Equal(s.Problems, o.Problems)
+	return s.Policy == o.Policy && s.UID == o.UID && s.Generation == o.Generation &&
+		slices.Equal(s.Conditions, o.Conditions) &&
+		slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) &&
+		s.Nodes == o.Nodes && slices.Equal(s.Problems, o.Problems)
 }
 
 // SameExceptions reports whether two rows have the same exceptions.
@@ -144,7 +146,8 @@ func (g StatusGateway) equal(o StatusGateway) bool {
 // number of nodes: with many nodes that is what changes all the time while a policy
 // comes into force, and nothing to hurry for.
 func (s *ObjectStatus) SameAnswer(o *ObjectStatus) bool {
-	return s.UID == o.UID && s.Generation == o.Generation && slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) &&
+	return s.UID == o.UID && s.Generation == o.Generation &&
+		slices.EqualFunc(s.Gateways, o.Gateways, StatusGateway.equal) &&
 		slices.EqualFunc(s.Conditions, o.Conditions, func(a, b Condition) bool {
 			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
 		})
@@ -152,7 +155,9 @@ func (s *ObjectStatus) SameAnswer(o *ObjectStatus) bool {
 
 // Pending reports whether a condition is expected to become true by itself.
 func (s *ObjectStatus) Pending() bool {
-	return slices.ContainsFunc(s.Conditions, func(c Condition) bool { return c.Reason == ReasonPending })
+	return slices.ContainsFunc(
+		s.Conditions, func(c Condition) bool { return c.Reason == ReasonPending },
+	)
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -171,7 +176,8 @@ func (s *ObjectStatus) TableRow() []string {
 		problems[i] = p.Reason + ": " + p.Message
 	}
 	return []string{
-		s.Policy.String(), listColumn(stringsOf(s.Conditions), ", "), listColumn(stringsOf(s.Gateways), " | "), nodes,
+		s.Policy.String(), listColumn(stringsOf(s.Conditions), ", "),
+		listColumn(stringsOf(s.Gateways), " | "), nodes,
 		listColumn(problems, "; "), s.Status.Kind.String(), orDash(s.Status.GetError()),
 	}
 }

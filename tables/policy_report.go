@@ -36,8 +36,10 @@ func (p *ReportedPolicy) Applied() bool {
 
 // Equal reports whether two nodes, or one at two times, say the same.
 func (p *ReportedPolicy) Equal(o *ReportedPolicy) bool {
-	return p.Policy == o.Policy && p.UID == o.UID && p.Generation == o.Generation && p.Wanted == o.Wanted &&
-		p.Programmed == o.Programmed && p.Failed == o.Failed && p.Error == o.Error && slices.Equal(p.LosesTo, o.LosesTo) &&
+	return p.Policy == o.Policy && p.UID == o.UID && p.Generation == o.Generation &&
+		p.Wanted == o.Wanted &&
+		p.Programmed == o.Programmed && p.Failed == o.Failed && p.Error == o.Error &&
+		slices.Equal(p.LosesTo, o.LosesTo) &&
 		slices.Equal(p.EgressIPs, o.EgressIPs) && p.GatewayError == o.GatewayError
 }
 
@@ -49,11 +51,15 @@ type PolicyReport struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (r *PolicyReport) Equal(o *PolicyReport) bool { return r.ReportedPolicy.Equal(&o.ReportedPolicy) }
+func (r *PolicyReport) Equal(o *PolicyReport) bool {
+	return r.ReportedPolicy.Equal(&o.ReportedPolicy)
+}
 
 // TableHeader implements [statedb.TableWritable].
 func (*PolicyReport) TableHeader() []string {
-	return []string{"Policy", "Programmed", "Failed", "Problem", "EgressIPs", "LosesTo", "Status", "Error"}
+	return []string{
+		"Policy", "Programmed", "Failed", "Problem", "EgressIPs", "LosesTo", "Status", "Error",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -65,8 +71,10 @@ func (r *PolicyReport) TableRow() []string {
 		}
 	}
 	return []string{
-		r.Policy.String(), fmt.Sprintf("%d/%d", r.Programmed, r.Wanted), fmt.Sprint(r.Failed), orDash(strings.Join(problems, "; ")),
-		listColumn(stringsOf(r.EgressIPs), ", "), listColumn(r.LosesTo, "; "), r.Status.Kind.String(), orDash(r.Status.GetError()),
+		r.Policy.String(), fmt.Sprintf("%d/%d", r.Programmed, r.Wanted), fmt.Sprint(r.Failed),
+		orDash(strings.Join(problems, "; ")),
+		listColumn(stringsOf(r.EgressIPs), ", "), listColumn(r.LosesTo, "; "), r.Status.Kind.String(),
+		orDash(r.Status.GetError()),
 	}
 }
 

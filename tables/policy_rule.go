@@ -129,8 +129,9 @@ const (
 type PolicyPort struct {
 	Protocol uint8  `json:"protocol"` // IP protocol number
 	First    uint16 `json:"first"`
-	Last     uint16 `json:"last"`           // not less than First; 65535 with First 0 is whatever the port
-	Name     string `json:"name,omitempty"` // First and Last are 0 then
+	// not less than First; 65535 with First 0 is whatever the port
+	Last uint16 `json:"last"`
+	Name string `json:"name,omitempty"` // First and Last are 0 then
 }
 
 // All reports whether the port does not matter.
@@ -160,7 +161,8 @@ func (p PolicyPort) String() string {
 }
 
 var protocolNames = map[uint8]string{
-	1: "icmp", 2: "igmp", 4: "ipip", 6: "tcp", 17: "udp", 41: "ipv6", 47: "gre", 50: "esp", 51: "ah", 58: "icmpv6", 112: "vrrp", 132: "sctp",
+	1: "icmp", 2: "igmp", 4: "ipip", 6: "tcp", 17: "udp", 41: "ipv6", 47: "gre", 50: "esp", 51: "ah",
+	58: "icmpv6", 112: "vrrp", 132: "sctp",
 }
 
 // MatchesEverything reports whether the peer matches every address. It needs no selector.

@@ -152,7 +152,8 @@ var (
 )
 
 // NewRulesetTable creates the table of rulesets.
-var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector, rulesetPort,
+var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector,
+	rulesetPort,
 	rulesetPolicy, rulesetTooLarge, rulesetUndesired)
 
 // CompiledPolicy says that the rulesets of all label sets that a network policy, or an egress

@@ -22,8 +22,9 @@ const (
 )
 
 var entryFlagNames = map[uint16]string{
-	uint16(RxClosing): "rx-closing", uint16(TxClosing): "tx-closing", uint16(SeenNonSYN): "seen-non-syn",
-	uint16(ToService): "service", uint16(FromTunnel): "from-tunnel",
+	uint16(RxClosing): "rx-closing", uint16(TxClosing): "tx-closing",
+	uint16(SeenNonSYN): "seen-non-syn",
+	uint16(ToService):  "service", uint16(FromTunnel): "from-tunnel",
 	uint16(OfHost): "host",
 }
 

@@ -77,21 +77,22 @@ const NotKnown = -1
 // Record is an entry of a map of connections as people and programs read it, of
 // either family and as of some time. Numbers are in host order.
 type Record struct {
-	Map              string         `json:"map"`
-	Source           netip.AddrPort `json:"source"` // the client
-	Destination      netip.AddrPort `json:"destination"`
-	Protocol         Protocol       `json:"protocol"`
-	Direction        Direction      `json:"direction"`
-	TupleFlags       []string       `json:"tupleFlags,omitempty"` // related, service
-	State            State          `json:"state"`
-	Flags            []string       `json:"flags,omitempty"`
-	Packets          uint64         `json:"packets"`
-	Bytes            uint64         `json:"bytes"`
-	Gateway          netip.Addr     `json:"gateway,omitzero"` // that it is pinned to
-	Generation       uint32         `json:"generation"`
-	Cookie           uint32         `json:"cookie"`
-	AgeSeconds       int64          `json:"ageSeconds"`       // or NotKnown
-	ExpiresInSeconds int64          `json:"expiresInSeconds"` // negative: since when it has been expired; 0 if condemned
+	Map         string         `json:"map"`
+	Source      netip.AddrPort `json:"source"` // the client
+	Destination netip.AddrPort `json:"destination"`
+	Protocol    Protocol       `json:"protocol"`
+	Direction   Direction      `json:"direction"`
+	TupleFlags  []string       `json:"tupleFlags,omitempty"` // related, service
+	State       State          `json:"state"`
+	Flags       []string       `json:"flags,omitempty"`
+	Packets     uint64         `json:"packets"`
+	Bytes       uint64         `json:"bytes"`
+	Gateway     netip.Addr     `json:"gateway,omitzero"` // that it is pinned to
+	Generation  uint32         `json:"generation"`
+	Cookie      uint32         `json:"cookie"`
+	AgeSeconds  int64          `json:"ageSeconds"` // or NotKnown
+	// negative: since when it has been expired; 0 if condemned
+	ExpiresInSeconds int64 `json:"expiresInSeconds"`
 }
 
 // NewRecord returns the record of an entry of a map, as of a time of the maps'
@@ -120,7 +121,9 @@ func Since(now, then uint32) int64 { return max(0, int64(now)-int64(then)) }
 
 // Tuple returns the connection.
 func (r *Record) Tuple() Tuple {
-	return Tuple{r.Source, r.Destination, uint8(r.Protocol), ParseTupleFlags(r.Direction, r.TupleFlags)}
+	return Tuple{
+		r.Source, r.Destination, uint8(r.Protocol), ParseTupleFlags(r.Direction, r.TupleFlags),
+	}
 }
 
 // Expired reports whether the connection has expired or is condemned.

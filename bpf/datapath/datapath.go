@@ -96,7 +96,9 @@ func (d *Datapath) load(opts Options) error {
 	if err != nil {
 		return err
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	collection, err := ebpf.NewCollectionWithOptions(
+		spec, ebpf.CollectionOptions{MapReplacements: replacements},
+	)
 	if err != nil {
 		return errors.Join(loadError(err), closeAll(own))
 	}
@@ -106,7 +108,9 @@ func (d *Datapath) load(opts Options) error {
 
 // prepareMaps sets the sizes of the maps in a description of the programs, and
 // returns those that exist already: the agent's, and its own, which it opens.
-func prepareMaps(spec *ebpf.CollectionSpec, opts Options) (replacements map[string]*ebpf.Map, own []*ebpf.Map, err error) {
+func prepareMaps(
+	spec *ebpf.CollectionSpec, opts Options,
+) (replacements map[string]*ebpf.Map, own []*ebpf.Map, err error) {
 	replacements = map[string]*ebpf.Map{}
 	sizes := opts.Sizes.byName()
 	for name, m := range spec.Maps {
@@ -158,7 +162,9 @@ func loadError(err error) error {
 	for _, line := range log {
 		text += "\n\t" + line
 	}
-	return fmt.Errorf("load programs: the kernel's verifier refuses one: %w; the last of what it said:%s", err, text)
+	return fmt.Errorf(
+		"load programs: the kernel's verifier refuses one: %w; the last of what it said:%s", err, text,
+	)
 }
 
 // Loaded reports whether there are programs. There are none while the agent has

@@ -38,9 +38,15 @@ var DefaultConfig = Config{
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
-	flags.String("node-name", c.NodeName, "name of the Kubernetes node (default: $NODE_NAME, or else the host name)")
+	flags.String(
+		"node-name", c.NodeName,
+		"name of the Kubernetes node (default: $NODE_NAME, or else the host name)",
+	)
 	flags.String("state-dir", c.StateDir, "directory for what must outlive the agent")
-	flags.Var(NewEnum(c.LogLevel, "debug", "info", "warn", "error"), "log-level", "least level of messages that are logged")
+	flags.Var(
+		NewEnum(c.LogLevel, "debug", "info", "warn", "error"), "log-level",
+		"least level of messages that are logged",
+	)
 	flags.Var(NewEnum(c.LogFormat, formatText, formatJSON), "log-format", "format of the log")
 }
 
@@ -54,7 +60,9 @@ func localNode(c Config) (tables.LocalNode, error) {
 		name = strings.ToLower(host) // as the kubelet does
 	}
 	if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
-		return tables.LocalNode{}, fmt.Errorf("%q is no name of a node, --node-name sets it: %s", name, reasons[0])
+		return tables.LocalNode{}, fmt.Errorf(
+			"%q is no name of a node, --node-name sets it: %s", name, reasons[0],
+		)
 	}
 	return tables.LocalNode{Name: name}, nil
 }

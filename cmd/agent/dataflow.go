@@ -60,7 +60,9 @@ var Dataflow = cell.Group(
 	// What the programs know beside the policies, and where they run:
 	// egress-exits, covered-prefixes, cluster-nodes, datapath-config,
 	// overlay-devices, attachments.
-	cell.Provide(func(c sysctl.Config) forwardingtables.Procfs { return forwardingtables.Procfs(c.Procfs) }),
+	cell.Provide(
+		func(c sysctl.Config) forwardingtables.Procfs { return forwardingtables.Procfs(c.Procfs) },
+	),
 	forwardingtables.Cell,
 
 	// The maps: in the kernel or in memory.

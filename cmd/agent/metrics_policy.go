@@ -14,7 +14,9 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-var policyMetricsCell = cell.Module("policy-metrics", "The status of network policies", cell.Invoke(registerPolicyMetrics))
+var policyMetricsCell = cell.Module(
+	"policy-metrics", "The status of network policies", cell.Invoke(registerPolicyMetrics),
+)
 
 // policyMetrics are the status of network policies on this node. There are none per
 // policy or rule: their number would be whatever users make it.
@@ -49,8 +51,14 @@ func newPolicyMetrics(t policyMetricTables) *policyMetrics {
 			// From 1 ms to 33 s.
 			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 16),
 		}),
-		policies: prometheus.NewDesc("sluice_policies", "Network policies by their status on this node.", []string{"state"}, nil),
-		entries:  prometheus.NewDesc("sluice_policy_entries", "Entries of sluice_verdicts: those that are wanted, and those that the kernel has.", []string{"in"}, nil),
+		policies: prometheus.NewDesc(
+			"sluice_policies", "Network policies by their status on this node.", []string{"state"}, nil,
+		),
+		entries: prometheus.NewDesc(
+			"sluice_policy_entries",
+			"Entries of sluice_verdicts: those that are wanted, and those that the kernel has.",
+			[]string{"in"}, nil,
+		),
 	}
 }
 

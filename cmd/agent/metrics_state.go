@@ -37,9 +37,15 @@ func newStateMetrics(t stateMetricTables) *stateMetrics {
 	}
 	return &stateMetrics{
 		stateMetricTables: t,
-		build:             desc("build_info", "1, labelled with the version of the agent.", "version", "goversion"),
-		health:            desc("health_modules", "Parts of the agent by the health that they last reported.", "level"),
-		sources:           desc("object_sources", "Kinds of objects, or files, by the state of reading them.", "state"),
+		build: desc(
+			"build_info", "1, labelled with the version of the agent.", "version", "goversion",
+		),
+		health: desc(
+			"health_modules", "Parts of the agent by the health that they last reported.", "level",
+		),
+		sources: desc(
+			"object_sources", "Kinds of objects, or files, by the state of reading them.", "state",
+		),
 		policies: desc(
 			"egress_policies", "Egress policies by state on this node.", "state",
 		),
@@ -70,7 +76,10 @@ func (m *stateMetrics) Collect(to chan<- prometheus.Metric) {
 	for row := range m.Sources.All(txn) {
 		kinds[row.State]++
 	}
-	sendCounts(to, m.sources, kinds, tables.SourceSynced, tables.SourceSyncing, tables.SourceAbsent, tables.SourceBroken, tables.SourceKept)
+	sendCounts(
+		to, m.sources, kinds, tables.SourceSynced, tables.SourceSyncing, tables.SourceAbsent,
+		tables.SourceBroken, tables.SourceKept,
+	)
 
 	states := map[tables.EgressState]int{}
 	for row := range m.Policies.All(txn) {
@@ -80,8 +89,12 @@ func (m *stateMetrics) Collect(to chan<- prometheus.Metric) {
 }
 
 // sendCounts sends a gauge for each value of a label.
-func sendCounts[Label ~string](to chan<- prometheus.Metric, desc *prometheus.Desc, counts map[Label]int, all ...Label) {
+func sendCounts[Label ~string](
+	to chan<- prometheus.Metric, desc *prometheus.Desc, counts map[Label]int, all ...Label,
+) {
 	for _, label := range all {
-		to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(counts[label]), string(label))
+		to <- prometheus.MustNewConstMetric(
+			desc, prometheus.GaugeValue, float64(counts[label]), string(label),
+		)
 	}
 }

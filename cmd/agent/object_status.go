@@ -58,7 +58,9 @@ func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
 
 // newEventRecorder returns a recorder whose Events have no host: whichever agent
 // leads, they are of one series.
-func newEventRecorder(c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Logger) (record.EventRecorder, error) {
+func newEventRecorder(
+	c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Logger,
+) (record.EventRecorder, error) {
 	if c == nil {
 		return nil, nil
 	}
@@ -66,7 +68,9 @@ func newEventRecorder(c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Log
 	if err != nil {
 		return nil, fmt.Errorf("create client for Events: %w", err)
 	}
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), kubernetes.LibraryLogger(log)))
+	ctx, cancel := context.WithCancel(
+		klog.NewContext(context.Background(), kubernetes.LibraryLogger(log)),
+	)
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	lc.Append(cell.Hook{
 		OnStart: func(cell.HookContext) error {

@@ -40,7 +40,9 @@ var startupCell = cell.Module(
 		if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 			return
 		}
-		jobs.Add(job.OneShot("put-off-garbage-collection", func(ctx context.Context, _ cell.Health) error {
+		jobs.Add(job.OneShot("put-off-garbage-collection", func(
+			ctx context.Context, _ cell.Health,
+		) error {
 			_, written := maps.Initialized(db.ReadTxn())
 			putOffCollection(ctx, written, uncollectedOf(memoryMax))
 			return nil

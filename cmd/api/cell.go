@@ -73,7 +73,9 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 }
 
 func (c Config) validate() error {
-	for flag, address := range map[string]string{"--api-listen": c.APIListen, "--metrics-listen": c.MetricsListen} {
+	for flag, address := range map[string]string{
+		"--api-listen": c.APIListen, "--metrics-listen": c.MetricsListen,
+	} {
 		if err := checkAddress(flag, address); err != nil {
 			return err
 		}
@@ -119,7 +121,9 @@ func newServer(p listenParams) (*Server, error) {
 		return nil, err
 	}
 	if p.Config.APIListen == "" && p.Config.Socket == "" {
-		return nil, errors.New("--api-listen and --socket are both empty: nothing could tell what the agent does")
+		return nil, errors.New(
+			"--api-listen and --socket are both empty: nothing could tell what the agent does",
+		)
 	}
 	s := &Server{log: p.Log, shutdowner: p.Shutdowner, config: p.Config}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})

@@ -107,8 +107,8 @@ func newDataflow(p params) (*dataflow, error) {
 		return nil, err
 	}
 	d := &dataflow{
-		sources: p.Sources, rules: p.Rules, control: p.Control, bpfMaps: p.Tables.Maps, attached: p.Tables.Attachments,
-		uses: uses, counts: map[string]tableCounts{},
+		sources: p.Sources, rules: p.Rules, control: p.Control, bpfMaps: p.Tables.Maps,
+		attached: p.Tables.Attachments, uses: uses, counts: map[string]tableCounts{},
 	}
 	slices.SortFunc(d.sources, func(a, b tables.Source) int { return strings.Compare(a.Name, b.Name) })
 	return d, nil
@@ -134,7 +134,10 @@ func (d *dataflow) graph(db *statedb.DB) Graph {
 	if d.rules != nil {
 		for _, rule := range d.rules.All() {
 			for _, input := range rule.Inputs() {
-				g.Edges = append(g.Edges, GraphEdge{From: input.Table, To: rule.Table(), By: byDerive, Feedback: input.Feedback})
+				g.Edges = append(
+					g.Edges,
+					GraphEdge{From: input.Table, To: rule.Table(), By: byDerive, Feedback: input.Feedback},
+				)
 			}
 		}
 	}
@@ -145,7 +148,9 @@ func (d *dataflow) graph(db *statedb.DB) Graph {
 	}
 	if d.attached != nil {
 		for _, program := range slices.Sorted(maps.Keys(d.uses)) {
-			g.addProgram(program, d.uses[program], statedb.Collect(d.attached.All(txn)), nodes["attachments"])
+			g.addProgram(
+				program, d.uses[program], statedb.Collect(d.attached.All(txn)), nodes["attachments"],
+			)
 		}
 	}
 	return g
@@ -192,8 +197,13 @@ func (g *Graph) addMap(
 }
 
 // addProgram adds a program, which looks up in some maps and runs where it is attached.
-func (g *Graph) addProgram(name string, uses []string, attached []*tables.Attachment, table GraphNode) {
-	node := GraphNode{Name: name, Kind: KindProgram, Table: table.Name, Initialized: table.Initialized, Waits: table.Waits}
+func (g *Graph) addProgram(
+	name string, uses []string, attached []*tables.Attachment, table GraphNode,
+) {
+	node := GraphNode{
+		Name: name, Kind: KindProgram, Table: table.Name, Initialized: table.Initialized,
+		Waits: table.Waits,
+	}
 	for _, a := range attached {
 		if a.Program.String() == name {
 			node.Rows++
@@ -203,7 +213,9 @@ func (g *Graph) addProgram(name string, uses []string, attached []*tables.Attach
 	g.Nodes = append(g.Nodes, node)
 	g.Edges = append(g.Edges, GraphEdge{From: table.Name, To: name, By: byAttach})
 	for _, m := range uses {
-		if slices.ContainsFunc(g.Nodes, func(n GraphNode) bool { return n.Kind == KindMap && n.Name == m }) {
+		if slices.ContainsFunc(
+			g.Nodes, func(n GraphNode) bool { return n.Kind == KindMap && n.Name == m },
+		) {
 			g.Edges = append(g.Edges, GraphEdge{From: m, To: name, By: byLoad})
 		}
 	}

@@ -43,8 +43,9 @@ type handlers struct {
 	flow  *dataflow
 	cni   *cniWaiter // nil if the agent has none
 
-	collector Collector     // nil if the agent has none
-	mapsDir   func() string // where the agent has pinned its maps, empty if nowhere; nil if it has none
+	collector Collector // nil if the agent has none
+	// where the agent has pinned its maps, empty if nowhere; nil if it has none
+	mapsDir func() string
 }
 
 // mux returns the paths of the API. Profiles show memory and cost time, and what
@@ -101,7 +102,10 @@ func (h *handlers) monitored(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", h.healthz)
 	mux.HandleFunc("GET /readyz", h.readyz)
 	mux.HandleFunc("GET /startupz", h.startupz)
-	mux.Handle("GET /metrics", h.limits.bound(h.limits.scrapes, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{})))
+	mux.Handle(
+		"GET /metrics",
+		h.limits.bound(h.limits.scrapes, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{})),
+	)
 }
 
 // table returns the table of a name, or answers the request that there is none.
@@ -111,9 +115,14 @@ func (h *handlers) table(w http.ResponseWriter, name string) (statedb.TableMeta,
 		names := h.tableNames()
 		hint := "the tables are: " + strings.Join(names, ", ")
 		if near := suggest.Nearest(name, names); len(near) > 0 {
-			hint = fmt.Sprintf("did you mean %s? sluice tables, or /tables, lists all", strings.Join(near, ", "))
+			hint = fmt.Sprintf(
+				"did you mean %s? sluice tables, or /tables, lists all", strings.Join(near, ", "),
+			)
 		}
-		writeJSON(w, http.StatusNotFound, errorBody{Err: fmt.Sprintf("there is no table %q; %s", name, hint), Tables: names})
+		writeJSON(
+			w, http.StatusNotFound,
+			errorBody{Err: fmt.Sprintf("there is no table %q; %s", name, hint), Tables: names},
+		)
 	}
 	return meta, meta != nil
 }

@@ -70,7 +70,9 @@ func programs(attachments []*tables.Attachment) []ProgramStatus {
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b *ProgramStatus) int { return strings.Compare(a.Program, b.Program) })
+	slices.SortFunc(
+		list, func(a, b *ProgramStatus) int { return strings.Compare(a.Program, b.Program) },
+	)
 	programs := []ProgramStatus{}
 	for _, p := range list {
 		programs = append(programs, *p)

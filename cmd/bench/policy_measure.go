@@ -151,7 +151,9 @@ func (b *policyBench) applied(p *tables.NetworkPolicy) bool {
 func (b *policyBench) removed(p *tables.NetworkPolicy) bool {
 	txn := b.db.ReadTxn()
 	for r := range b.tables.Rulesets.List(txn, tables.RulesetsByPolicy(p.ID())) {
-		for range b.tables.Subjects.List(txn, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number)) {
+		for range b.tables.Subjects.List(
+			txn, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number),
+		) {
 			return false
 		}
 	}

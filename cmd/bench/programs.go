@@ -136,7 +136,9 @@ func measureOverlay(n *packettest.Node, flows, packets int) (cost packettest.Cos
 	if first.Reasons[bpf.ReasonTranslated] != 1 {
 		return cost, fmt.Errorf("the program counts %v, not %s", first.Reasons, bpf.ReasonTranslated)
 	}
-	turn := func(program *ebpf.Program, want packettest.Verdict, first, last int) (total time.Duration, err error) {
+	turn := func(
+		program *ebpf.Program, want packettest.Verdict, first, last int,
+	) (total time.Duration, err error) {
 		if err := n.Map("inside").Put(uint32(0), program); err != nil {
 			return 0, err
 		}

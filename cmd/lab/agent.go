@@ -21,7 +21,8 @@ import (
 var smallMaps = []string{
 	"--map-size-ipcache=16384", "--map-size-pods=16384", "--map-size-egress=16384",
 	"--map-size-gateways=16384",
-	"--map-size-ct-tcp=65536", "--map-size-ct-any=65536", "--map-size-nat=131072", "--map-size-fragments=1024",
+	"--map-size-ct-tcp=65536", "--map-size-ct-any=65536", "--map-size-nat=131072",
+	"--map-size-fragments=1024",
 }
 
 // stopTimeout is for an agent to end by itself.

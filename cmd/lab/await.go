@@ -119,7 +119,9 @@ func (a *Agent) AwaitGateways(ctx context.Context, gateways ...*Node) error {
 			}
 		}
 		if !maps.Equal(got, want) {
-			return fmt.Errorf("gateways are %v, not %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+			return fmt.Errorf(
+				"gateways are %v, not %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)),
+			)
 		}
 		return nil
 	})
@@ -128,13 +130,15 @@ func (a *Agent) AwaitGateways(ctx context.Context, gateways ...*Node) error {
 // AwaitRule waits until the kernel's maps have a destination of a policy, or
 // have it as excluded.
 func (a *Agent) AwaitRule(ctx context.Context, destination netip.Prefix, excluded bool) error {
-	return a.Await(ctx, fmt.Sprintf("a rule for %s is programmed", destination), func(ctx context.Context) error {
+	what := fmt.Sprintf("a rule for %s is programmed", destination)
+	return a.Await(ctx, what, func(ctx context.Context) error {
 		text, err := a.Table(ctx, "map-egress")
 		if err != nil {
 			return err
 		}
 		for line := range strings.Lines(text) {
-			if f := strings.Fields(line); len(f) > 2 && f[1] == destination.String() && (f[2] == "excluded") == excluded {
+			if f := strings.Fields(line); len(f) > 2 && f[1] == destination.String() &&
+				(f[2] == "excluded") == excluded {
 				return nil
 			}
 		}
@@ -217,7 +221,9 @@ func (a *Agent) AwaitSettled(ctx context.Context) error {
 	}) error {
 		for _, r := range rows {
 			if r.Pending+r.Waiting+r.Failed > 0 {
-				return fmt.Errorf("map %s: %d pending, %d waiting, %d failed", r.Name, r.Pending, r.Waiting, r.Failed)
+				return fmt.Errorf(
+					"map %s: %d pending, %d waiting, %d failed", r.Name, r.Pending, r.Waiting, r.Failed,
+				)
 			}
 		}
 		return nil

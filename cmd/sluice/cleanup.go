@@ -76,12 +76,25 @@ The flags are those that the agent was run with.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&c.stateDir, "state-dir", agent.DefaultConfig.StateDir, "directory of the agent's state")
+	flags.StringVar(
+		&c.stateDir, "state-dir", agent.DefaultConfig.StateDir, "directory of the agent's state",
+	)
 	flags.StringVar(&c.socket, "socket", api.DefaultConfig.Socket, "UNIX socket of the agent")
-	flags.StringVar(&c.bpffs, "bpffs", bpf.DefaultConfig.BPFFS, "BPF file system in which the maps are pinned")
-	flags.StringVar(&c.cniPaths.ConfDir, "cni-conf-dir", cni.DefaultConfig.CNIConfDir, "directory of the node's CNI configurations")
-	flags.StringVar(&c.cniPaths.BinDir, "cni-bin-dir", cni.DefaultConfig.CNIBinDir, "directory of the node's CNI plugins")
-	flags.StringVar(&c.cniRunDir, "cni-run-dir", sourcescni.DefaultConfig.CNIRunDir, "directory in which the CNI plugin told of pods")
+	flags.StringVar(
+		&c.bpffs, "bpffs", bpf.DefaultConfig.BPFFS, "BPF file system in which the maps are pinned",
+	)
+	flags.StringVar(
+		&c.cniPaths.ConfDir, "cni-conf-dir", cni.DefaultConfig.CNIConfDir,
+		"directory of the node's CNI configurations",
+	)
+	flags.StringVar(
+		&c.cniPaths.BinDir, "cni-bin-dir", cni.DefaultConfig.CNIBinDir,
+		"directory of the node's CNI plugins",
+	)
+	flags.StringVar(
+		&c.cniRunDir, "cni-run-dir", sourcescni.DefaultConfig.CNIRunDir,
+		"directory in which the CNI plugin told of pods",
+	)
 	flags.StringVar(&c.procfs, "procfs", "/proc", "where procfs is mounted with a writable sys")
 	return cmd
 }

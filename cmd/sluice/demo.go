@@ -69,7 +69,9 @@ It needs root, and exits with 1 if an observation is not as expected.`,
 	}
 	cmd.Flags().BoolVar(&pause, "pause", false, "wait for Enter before each step")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what the agents log")
-	cmd.Flags().BoolVar(&keep, "keep", false, "keep the directory with the agents' logs and the manifests")
+	cmd.Flags().BoolVar(
+		&keep, "keep", false, "keep the directory with the agents' logs and the manifests",
+	)
 	return cmd
 }
 
@@ -108,7 +110,9 @@ func (d *demo) prepare(ctx context.Context) error {
 	pods, err := d.AddPods(
 		lab.PodSpec{Node: d.Nodes[0], Namespace: "shop", Name: "checkout-1", Labels: checkout},
 		lab.PodSpec{Node: d.Nodes[1], Namespace: "shop", Name: "checkout-2", Labels: checkout},
-		lab.PodSpec{Node: d.Nodes[0], Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}},
+		lab.PodSpec{
+			Node: d.Nodes[0], Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"},
+		},
 	)
 	if err != nil {
 		return err
@@ -141,7 +145,9 @@ func (d *demo) introduce() {
 		if pods == nil {
 			pods = []string{"-"}
 		}
-		rows = append(rows, []string{n.Name, n.IPv4.String(), n.OutsideIPv4.String(), n.EgressIPv4.String(), strings.Join(pods, ", ")})
+		rows = append(rows, []string{
+			n.Name, n.IPv4.String(), n.OutsideIPv4.String(), n.EgressIPv4.String(), strings.Join(pods, ", "),
+		})
 	}
 	d.table(rows)
 	d.say("\nOutside is a server. It answers at every address of %s which source it sees,\nand has no route to pods.", lab.WorldIPv4)

@@ -87,7 +87,9 @@ func (d *demo) withoutNetworkPolicy(ctx context.Context, server *lab.Pod) error 
 	if err := d.Delete(policy...); err != nil {
 		return err
 	}
-	if err := lab.AwaitRows(ctx, server.Node.Agent, "map-subjects", func(rows []tables.SubjectMirror) error {
+	if err := lab.AwaitRows(ctx, server.Node.Agent, "map-subjects", func(
+		rows []tables.SubjectMirror,
+	) error {
 		for _, r := range rows {
 			if r.Value.Ruleset > bpf.EmptyRuleset {
 				return fmt.Errorf("%s has %s", r.Key, r.Value)
@@ -145,7 +147,10 @@ func (d *demo) reportCall(how string, from, to *lab.Pod, want bool, err error) {
 		d.wrong++
 		verdict = fmt.Sprintf("WRONG: want an answer: %t, error: %v", want, err)
 	}
-	line := fmt.Sprintf("  %-16s on %s  %-4s  %s:%d  %-10s  %s", from.Name, from.Node.Name, how, to.Name, lab.Port, seen, verdict)
+	line := fmt.Sprintf(
+		"  %-16s on %s  %-4s  %s:%d  %-10s  %s", from.Name, from.Node.Name, how, to.Name, lab.Port, seen,
+		verdict,
+	)
 	d.say("%s", strings.TrimRight(line, " "))
 }
 

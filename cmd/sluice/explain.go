@@ -85,7 +85,9 @@ func printVerdict(w io.Writer, out output, text string) error {
 
 // explainCommand completes a command that asks the agent by a path. decode
 // prints the answer, and returns the differences in it.
-func explainCommand(cmd *cobra.Command, path func([]string) string, decode func([]byte, io.Writer) ([]string, error)) *cobra.Command {
+func explainCommand(
+	cmd *cobra.Command, path func([]string) string, decode func([]byte, io.Writer) ([]string, error),
+) *cobra.Command {
 	server := serverFlag(cmd.Flags())
 	out := coloredOutputFlag(cmd.Flags(), outputText, outputJSON, outputYAML)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

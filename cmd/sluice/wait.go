@@ -26,7 +26,10 @@ const waitInterval = 50 * time.Millisecond
 const searchInterval = 500 * time.Millisecond
 
 func newWaitCommand() *cobra.Command {
-	cmd := group("wait", "Wait until something is in force on this node", "Wait until something is in force on this node, or the time is up.")
+	cmd := group(
+		"wait", "Wait until something is in force on this node",
+		"Wait until something is in force on this node, or the time is up.",
+	)
 	cmd.AddCommand(newWaitPolicyCommand())
 	return cmd
 }
@@ -69,7 +72,10 @@ generation that the API server has told, and the agent is waited for.`,
 			return err
 		}
 		defer c.close()
-		w := policyWait{client: c, name: args[0], ids: ids, interval: waitInterval, generation: *generation, w: cmd.OutOrStdout()}
+		w := policyWait{
+			client: c, name: args[0], ids: ids, interval: waitInterval, generation: *generation,
+			w: cmd.OutOrStdout(),
+		}
 		if len(ids) == 0 {
 			w.interval = searchInterval
 		}
@@ -99,10 +105,14 @@ func policiesOf(text string) (ids []tables.PolicyID, err error) {
 		ids = append(ids, tables.PolicyID{Kind: kind, Name: tables.Name{Name: parts[1]}})
 	case len(parts) == 2:
 		for _, k := range namespacedKinds {
-			ids = append(ids, tables.PolicyID{Kind: k, Name: tables.Name{Namespace: parts[0], Name: parts[1]}})
+			ids = append(
+				ids, tables.PolicyID{Kind: k, Name: tables.Name{Namespace: parts[0], Name: parts[1]}},
+			)
 		}
 	case len(parts) == 3 && slices.Contains(namespacedKinds, kind):
-		ids = append(ids, tables.PolicyID{Kind: kind, Name: tables.Name{Namespace: parts[1], Name: parts[2]}})
+		ids = append(
+			ids, tables.PolicyID{Kind: kind, Name: tables.Name{Namespace: parts[1], Name: parts[2]}},
+		)
 	default:
 		return nil, fmt.Errorf("%q is no name of a policy: want [[KIND/]NAMESPACE/]NAME, where KIND is one of %v", text,
 			slices.Concat(namespacedKinds, clusterwideKinds))
@@ -142,7 +152,10 @@ func (p policyWait) run(ctx context.Context, timeout time.Duration) error {
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("policy %s is not in force after %s: %s; sluice get network-policies shows all", p.name, timeout, last)
+				return fmt.Errorf(
+					"policy %s is not in force after %s: %s; sluice get network-policies shows all", p.name,
+					timeout, last,
+				)
 			}
 			return ctx.Err()
 		case <-time.After(p.interval):
@@ -162,7 +175,9 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 	}
 	done = true
 	for _, id := range ids {
-		status, err := query[tables.NetworkPolicyStatus](ctx, p.client, "network-policy-status", "policy", id)
+		status, err := query[tables.NetworkPolicyStatus](
+			ctx, p.client, "network-policy-status", "policy", id,
+		)
 		if err != nil {
 			return false, "", err
 		}
@@ -197,7 +212,9 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 			"policy %s isolates pods instead: %s", p.name, strings.Join(tooLarge, "; "),
 		)
 	case done && len(wrong) > 0:
-		return false, "", fmt.Errorf("policy %s is in force in part: %s", p.name, strings.Join(wrong, "; "))
+		return false, "", fmt.Errorf(
+			"policy %s is in force in part: %s", p.name, strings.Join(wrong, "; "),
+		)
 	}
 	return done, strings.Join(texts, "; "), nil
 }
@@ -232,7 +249,9 @@ func (p policyWait) named(ctx context.Context) (ids []tables.PolicyID, err error
 
 // standing reports whether the kernel has what a policy says, of the generation that is
 // waited for, or will not have it as that is too large.
-func (p policyWait) standing(status *remote[tables.NetworkPolicyStatus]) (settled bool, text string) {
+func (p policyWait) standing(
+	status *remote[tables.NetworkPolicyStatus],
+) (settled bool, text string) {
 	if status == nil {
 		return false, beingTakenIn
 	}
@@ -259,7 +278,9 @@ type remote[Row any] struct {
 }
 
 // query returns the row with a key of a unique index, nil if there is none.
-func query[Row any](ctx context.Context, c *client, table, index string, id tables.PolicyID) (*remote[Row], error) {
+func query[Row any](
+	ctx context.Context, c *client, table, index string, id tables.PolicyID,
+) (*remote[Row], error) {
 	body, err := c.query(ctx, statedb.QueryRequest{Table: table, Index: index}, id.Key())
 	if err != nil {
 		return nil, err

@@ -36,7 +36,9 @@ type attachments struct {
 var _ reconciler.Operations[*tables.Attachment] = &attachments{}
 
 // Update implements [reconciler.Operations].
-func (o *attachments) Update(_ context.Context, txn statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment) error {
+func (o *attachments) Update(
+	_ context.Context, txn statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment,
+) error {
 	if flipped, _ := o.slots.Initialized(txn); !flipped {
 		return nil // what is attached goes on with what there was before
 	}
@@ -59,7 +61,9 @@ func (o *attachments) Update(_ context.Context, txn statedb.ReadTxn, _ statedb.R
 }
 
 func (o *attachments) wanted(txn statedb.ReadTxn, ifIndex int, p bpf.Program) bool {
-	_, _, found := o.table.Get(txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: ifIndex, Program: p}))
+	_, _, found := o.table.Get(
+		txn, tables.AttachmentByID(tables.AttachmentID{IfIndex: ifIndex, Program: p}),
+	)
 	return found
 }
 
@@ -85,7 +89,9 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 }
 
 // Delete implements [reconciler.Operations].
-func (o *attachments) Delete(_ context.Context, _ statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment) error {
+func (o *attachments) Delete(
+	_ context.Context, _ statedb.ReadTxn, _ statedb.Revision, row *tables.Attachment,
+) error {
 	if memory := o.memory(); memory != nil {
 		memory.Unlink(pinName(row.IfIndex, row.Program))
 	}
@@ -102,7 +108,9 @@ func (o *attachments) Delete(_ context.Context, _ statedb.ReadTxn, _ statedb.Rev
 
 // Prune implements [reconciler.Operations]: links of an earlier run that no row
 // wants are ended.
-func (o *attachments) Prune(_ context.Context, _ statedb.ReadTxn, rows iter.Seq2[*tables.Attachment, statedb.Revision]) error {
+func (o *attachments) Prune(
+	_ context.Context, _ statedb.ReadTxn, rows iter.Seq2[*tables.Attachment, statedb.Revision],
+) error {
 	if !o.datapath.Loaded() {
 		return nil
 	}
@@ -126,7 +134,9 @@ func (o *attachments) Prune(_ context.Context, _ statedb.ReadTxn, rows iter.Seq2
 			wanted[pinName(ifIndex, p)] = true
 		}
 	}
-	return l.remove(pins, func(pin string) bool { return !wanted[pin] && !(backstop && isBackstop(pin)) })
+	return l.remove(
+		pins, func(pin string) bool { return !wanted[pin] && !(backstop && isBackstop(pin)) },
+	)
 }
 
 // pinOf reports whether a pin is of what a row wants.

@@ -108,7 +108,10 @@ func registerAttachments(p params) error {
 		reconciler.WithRoundLimits(roundSize, rate.NewLimiter(rate.Inf, 1)),
 	)
 	if err == nil && p.Devices != nil {
-		w := &watcher{db: p.DB, devices: p.Devices, attachments: p.Attachments.RWTable, links: p.links, datapath: p.Datapath}
+		w := &watcher{
+			db: p.DB, devices: p.Devices, attachments: p.Attachments.RWTable, links: p.links,
+			datapath: p.Datapath,
+		}
 		p.Jobs.Add(job.OneShot("watch-devices", w.run))
 	}
 	return err
@@ -128,7 +131,10 @@ func (p params) links() links {
 	if !ok {
 		return links{}
 	}
-	return links{dir: filepath.Clean(kernel.LinksDir()), programs: filepath.Clean(kernel.ProgramsDir()), ns: namespace(p.Namespace)}
+	return links{
+		dir: filepath.Clean(kernel.LinksDir()), programs: filepath.Clean(kernel.ProgramsDir()),
+		ns: namespace(p.Namespace),
+	}
 }
 
 // memory is the back end in which the maps are now, nil if they are in the kernel.

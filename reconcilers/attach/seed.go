@@ -113,7 +113,9 @@ func (s *seeder) seed() {
 		s.log.Warn("Connections that began before their pods had programs are not known: those that egress policies concern may be cut",
 			"error", err)
 	case err == nil && seeded > 0:
-		s.log.Info("Took over connections from the kernel", "entries", seeded, "duration", s.last.Sub(began))
+		s.log.Info(
+			"Took over connections from the kernel", "entries", seeded, "duration", s.last.Sub(began),
+		)
 	}
 }
 

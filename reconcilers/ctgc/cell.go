@@ -51,7 +51,10 @@ var DefaultConfig = Config{CTGCMaxInterval: 30 * time.Minute}
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("ct-gc-interval", c.CTGCInterval, "Time between passes through the maps of connections, 5s at least; 0: by the share that has expired")
-	flags.Duration("ct-gc-max-interval", c.CTGCMaxInterval, "Most time between these passes, while any may have expired")
+	flags.Duration(
+		"ct-gc-max-interval", c.CTGCMaxInterval,
+		"Most time between these passes, while any may have expired",
+	)
 	flags.String("ct-gc-method", c.CTGCMethod,
 		"Ignored, and removed with the next release: the agent chooses how it removes expired connections")
 }
@@ -59,9 +62,15 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 func (c Config) validate() error {
 	switch {
 	case c.CTGCInterval != 0 && c.CTGCInterval < DefaultTiming.Poll:
-		return fmt.Errorf("--ct-gc-interval %s: want 0, or %s at least, which is how often entries are counted", c.CTGCInterval, DefaultTiming.Poll)
+		return fmt.Errorf(
+			"--ct-gc-interval %s: want 0, or %s at least, which is how often entries are counted",
+			c.CTGCInterval, DefaultTiming.Poll,
+		)
 	case c.CTGCMaxInterval < minInterval:
-		return fmt.Errorf("--ct-gc-max-interval %s is less than %s, the least time between passes", c.CTGCMaxInterval, minInterval)
+		return fmt.Errorf(
+			"--ct-gc-max-interval %s is less than %s, the least time between passes", c.CTGCMaxInterval,
+			minInterval,
+		)
 	}
 	return nil
 }

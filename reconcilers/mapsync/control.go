@@ -33,7 +33,9 @@ var Cell = cell.Module(
 	cell.Provide(
 		newControl,
 		statedb.RWTable[*tables.BPFMap].ToTable,
-		func(maps statedb.RWTable[*tables.BPFMap]) tables.SourceOut { return tables.NewSourceOut("maps", maps) },
+		func(maps statedb.RWTable[*tables.BPFMap]) tables.SourceOut {
+			return tables.NewSourceOut("maps", maps)
+		},
 		commands,
 	),
 )
@@ -254,7 +256,9 @@ func commands(c *Control) hive.ScriptCmdOut {
 			if err != nil {
 				return nil, err
 			}
-			return func(*script.State) (stdout, stderr string, err error) { return result.String() + "\n", "", nil }, nil
+			return func(*script.State) (stdout, stderr string, err error) {
+				return result.String() + "\n", "", nil
+			}, nil
 		},
 	))
 }

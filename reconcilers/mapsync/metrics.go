@@ -52,7 +52,8 @@ func newMetrics() *metrics {
 
 func (m *metrics) register(registerer prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
-		m.entries, m.maxEntries, m.pressure, m.pending, m.waiting, m.failed, m.operations, m.repairs, m.latency,
+		m.entries, m.maxEntries, m.pressure, m.pending, m.waiting, m.failed, m.operations, m.repairs,
+		m.latency,
 	} {
 		if err := registerer.Register(c); err != nil {
 			return err
@@ -75,7 +76,9 @@ type outcomes struct{ done, full, failed prometheus.Counter }
 
 func (m *metrics) of(name string) *mapMetrics {
 	operation := func(op string) outcomes {
-		with := func(outcome string) prometheus.Counter { return m.operations.WithLabelValues(name, op, outcome) }
+		with := func(outcome string) prometheus.Counter {
+			return m.operations.WithLabelValues(name, op, outcome)
+		}
 		return outcomes{with("done"), with("full"), with("failed")}
 	}
 	return &mapMetrics{

@@ -27,7 +27,9 @@ const (
 
 // compose returns what rows of table node-report come to. If there is not room for
 // all, what is wrong goes first.
-func compose(version string, rows iter.Seq2[*tables.PolicyReport, statedb.Revision]) *tables.ReportContents {
+func compose(
+	version string, rows iter.Seq2[*tables.PolicyReport, statedb.Revision],
+) *tables.ReportContents {
 	c := &tables.ReportContents{AgentVersion: version}
 	var egress, network []*tables.ReportedPolicy
 	inForce := 0
@@ -50,14 +52,19 @@ func compose(version string, rows iter.Seq2[*tables.PolicyReport, statedb.Revisi
 		policies []*tables.ReportedPolicy
 		most     int
 	}{{egress, maxEgress}, {network, maxNetwork}} {
-		slices.SortStableFunc(part.policies, func(a, b *tables.ReportedPolicy) int { return cmp.Compare(urgency(b), urgency(a)) })
+		slices.SortStableFunc(
+			part.policies,
+			func(a, b *tables.ReportedPolicy) int { return cmp.Compare(urgency(b), urgency(a)) },
+		)
 		n := min(len(part.policies), part.most)
 		for _, p := range part.policies[:n] {
 			c.Policies = append(c.Policies, shortened(*p))
 		}
 		c.Omitted += len(part.policies) - n
 	}
-	slices.SortFunc(c.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) })
+	slices.SortFunc(
+		c.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) },
+	)
 	return c
 }
 

@@ -26,7 +26,9 @@ import (
 )
 
 // Resource is that of NodeReports.
-var Resource = schema.GroupVersionResource{Group: "sluice.io", Version: "v1alpha1", Resource: "nodereports"}
+var Resource = schema.GroupVersionResource{
+	Group: "sluice.io", Version: "v1alpha1", Resource: "nodereports",
+}
 
 const (
 	fieldManager   = "sluice-agent"

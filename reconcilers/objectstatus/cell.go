@@ -76,7 +76,8 @@ var defaultPace = Pace{Settle: 2 * time.Second, Again: 5 * time.Second, Alike: t
 
 func register(p params) error {
 	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "sluice_object_status_writes_total", Help: "Looks at the status of objects, by what came of them.",
+		Name: "sluice_object_status_writes_total",
+		Help: "Looks at the status of objects, by what came of them.",
 	}, []string{"outcome"})
 	if p.Registerer != nil {
 		if err := p.Registerer.Register(writes); err != nil {

@@ -29,7 +29,9 @@ const (
 )
 
 // errStatusless is an error that no retry fixes.
-var errStatusless = errors.New("the CRD has no status subresource, as Cilium's own: only Events tell")
+var errStatusless = errors.New(
+	"the CRD has no status subresource, as Cilium's own: only Events tell",
+)
 
 // writer writes the status of objects.
 type writer struct {
@@ -169,7 +171,10 @@ func (w *writer) report(health cell.Health) {
 			first = id
 		}
 	}
-	health.Degraded(fmt.Sprintf("Cannot write the status of %d objects", len(w.failing)), fmt.Errorf("%s: %w", first, w.failing[first]))
+	health.Degraded(
+		fmt.Sprintf("Cannot write the status of %d objects", len(w.failing)),
+		fmt.Errorf("%s: %w", first, w.failing[first]),
+	)
 }
 
 // process has one object say what it shall, and tells of its problems. The error is
@@ -230,9 +235,10 @@ func (w *writer) tell(row *tables.ObjectStatus, former []tables.Condition) {
 	w.reported[row.Policy] = reported{row.UID, row.Problems}
 	w.mu.Unlock()
 	for _, p := range row.Problems {
-		if known && slices.Contains(before.problems, p) || !known && slices.ContainsFunc(former, func(c tables.Condition) bool {
-			return c.Type == p.Condition && c.Reason == p.Reason && c.Message == p.Message
-		}) {
+		if known && slices.Contains(before.problems, p) || !known &&
+			slices.ContainsFunc(former, func(c tables.Condition) bool {
+				return c.Type == p.Condition && c.Reason == p.Reason && c.Message == p.Message
+			}) {
 			continue
 		}
 		w.Recorder.Event(reference(row), "Warning", p.Reason, p.Message)

@@ -39,7 +39,10 @@ func rule(t objects.Tables) derive.Rule[tables.Name] {
 	return derive.Rule[tables.Name]{
 		Outputs: []statedb.TableMeta{t.Endpoints},
 		Inputs: []derive.Input[tables.Name]{
-			derive.From(t.CiliumEndpoints, func(_ statedb.ReadTxn, e *tables.CiliumEndpoint, mark func(tables.Name)) { mark(e.Name) }),
+			derive.From(
+				t.CiliumEndpoints,
+				func(_ statedb.ReadTxn, e *tables.CiliumEndpoint, mark func(tables.Name)) { mark(e.Name) },
+			),
 			derive.From(t.Identities, func(txn statedb.ReadTxn, i *tables.Identity, mark func(tables.Name)) {
 				for e := range t.CiliumEndpoints.List(txn, tables.CiliumEndpointsByIdentity(i.ID)) {
 					mark(e.Name)
@@ -47,13 +50,16 @@ func rule(t objects.Tables) derive.Rule[tables.Name] {
 			}),
 			derive.FromIf(t.Nodes,
 				func(old, new *tables.Node) bool {
-					return !slices.Equal(old.InternalIPs, new.InternalIPs) || !slices.Equal(old.OtherIPs, new.OtherIPs)
+					return !slices.Equal(old.InternalIPs, new.InternalIPs) ||
+						!slices.Equal(old.OtherIPs, new.OtherIPs)
 				},
 				func(txn statedb.ReadTxn, n *tables.Node, mark func(tables.Name)) {
 					j.onNode(txn, n.InternalIPs, mark)
 					j.onNode(txn, n.OtherIPs, mark)
 				}),
-			derive.From(t.CiliumNodes, func(txn statedb.ReadTxn, n *tables.CiliumNode, mark func(tables.Name)) {
+			derive.From(t.CiliumNodes, func(
+				txn statedb.ReadTxn, n *tables.CiliumNode, mark func(tables.Name),
+			) {
 				j.onNode(txn, n.Addrs, mark)
 			}),
 		},
@@ -107,7 +113,9 @@ func (j joiner) row(txn, out statedb.ReadTxn, name tables.Name) *tables.Endpoint
 		Errors:  slices.Clone(best.Errors),
 	}
 	if e.Node == "" && best.NodeIP.IsValid() {
-		e.Errors = append(e.Errors, tables.FieldError{Field: "networking.node", Reason: best.NodeIP.String() + " is the address of no node"})
+		e.Errors = append(e.Errors, tables.FieldError{
+			Field: "networking.node", Reason: best.NodeIP.String() + " is the address of no node",
+		})
 	}
 	set := tables.NewLabelSet(name.Namespace, "", nil, nil)
 	if usable(best) {
@@ -115,7 +123,9 @@ func (j joiner) row(txn, out statedb.ReadTxn, name tables.Name) *tables.Endpoint
 			e.Errors = append(e.Errors, tables.FieldError{Field: "identity", Reason: problem})
 		} else {
 			e.Addrs = best.Addrs
-			set = tables.NewLabelSet(name.Namespace, identity.ServiceAccount, identity.Labels, best.NamedPorts)
+			set = tables.NewLabelSet(
+				name.Namespace, identity.ServiceAccount, identity.Labels, best.NamedPorts,
+			)
 		}
 	}
 	e.LabelSet = j.shared(out, set)

@@ -95,7 +95,8 @@ func register(p params) error {
 		return fmt.Errorf("create client for leases: %w", err)
 	}
 	e := &elector{
-		leadership: leadership{p.DB, p.Table}, client: client, namespace: p.Connection.Namespace, node: p.LocalNode.Name,
+		leadership: leadership{p.DB, p.Table}, client: client, namespace: p.Connection.Namespace,
+		node:  p.LocalNode.Name,
 		nodes: p.Nodes, log: p.Log, leads: leads,
 	}
 	p.Jobs.Add(job.OneShot("elect", e.run))
@@ -108,7 +109,9 @@ func leadCommand(l *leadership) script.Cmd {
 			if len(args) != 1 || args[0] != "yes" && args[0] != "no" {
 				return nil, script.ErrUsage
 			}
-			return nil, l.set(tables.Leadership{Lease: "sluice-system/" + leaseName, Leading: args[0] == "yes"})
+			return nil, l.set(
+				tables.Leadership{Lease: "sluice-system/" + leaseName, Leading: args[0] == "yes"},
+			)
 		})
 }
 

@@ -194,8 +194,9 @@ func wallTime(monotonic uint64) time.Time {
 }
 
 var protocols = map[uint8]string{
-	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_ICMP: "ICMP", unix.IPPROTO_ICMPV6: "ICMPv6",
-	unix.IPPROTO_SCTP: "SCTP", unix.IPPROTO_GRE: "GRE", unix.IPPROTO_ESP: "ESP", unix.IPPROTO_AH: "AH",
+	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_ICMP: "ICMP",
+	unix.IPPROTO_ICMPV6: "ICMPv6",
+	unix.IPPROTO_SCTP:   "SCTP", unix.IPPROTO_GRE: "GRE", unix.IPPROTO_ESP: "ESP", unix.IPPROTO_AH: "AH",
 }
 
 func protocolName(number uint8) string {

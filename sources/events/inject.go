@@ -103,8 +103,9 @@ type injected struct {
 
 func (i *injected) event() (e bpf.Event, err error) {
 	e = bpf.Event{
-		Kind: bpf.EventDrop, Program: bpf.ProgramFromPod, Protocol: unix.IPPROTO_TCP, ICMPType: i.ICMPType,
-		Length: i.Length, IfIndex: i.IfIndex, EgressRuleset: i.Ruleset, Group: i.Group,
+		Kind: bpf.EventDrop, Program: bpf.ProgramFromPod, Protocol: unix.IPPROTO_TCP,
+		ICMPType: i.ICMPType,
+		Length:   i.Length, IfIndex: i.IfIndex, EgressRuleset: i.Ruleset, Group: i.Group,
 		Cookie: i.Cookie,
 	}
 	var now unix.Timespec

@@ -32,12 +32,17 @@ type Config struct {
 }
 
 // DefaultConfig reads manifests, and takes endpoints from Pods.
-var DefaultConfig = Config{Source: SourceFiles, EndpointSource: EndpointsKubernetes, ObjectStatus: true}
+var DefaultConfig = Config{
+	Source: SourceFiles, EndpointSource: EndpointsKubernetes, ObjectStatus: true,
+}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("source", c.Source, "where objects are read from: kubernetes or files")
-	flags.String("endpoint-source", c.EndpointSource, "what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)")
+	flags.String(
+		"endpoint-source", c.EndpointSource,
+		"what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)",
+	)
 	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in conditions and Events of their objects; needs --source=kubernetes")
 }
 
@@ -56,7 +61,9 @@ func (c Config) Validate() error {
 		{"endpoint-source", c.EndpointSource, []string{EndpointsKubernetes, EndpointsCilium}},
 	} {
 		if !slices.Contains(f.valid, f.value) {
-			return fmt.Errorf("flag --%s: unknown value %q, valid are: %s", f.flag, f.value, strings.Join(f.valid, ", "))
+			return fmt.Errorf(
+				"flag --%s: unknown value %q, valid are: %s", f.flag, f.value, strings.Join(f.valid, ", "),
+			)
 		}
 	}
 	return nil

@@ -62,7 +62,8 @@ func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.N
 			continue
 		}
 		row := tables.ReportedPolicy{
-			Policy: id, UID: internString(p.UID), Generation: p.Generation, Wanted: p.Wanted, Programmed: p.Programmed, Failed: p.Failed,
+			Policy: id, UID: internString(p.UID), Generation: p.Generation, Wanted: p.Wanted,
+			Programmed: p.Programmed, Failed: p.Failed,
 			Error: p.Error, LosesTo: p.LosesTo, GatewayError: p.GatewayError,
 		}
 		row.Policy.Name.Name = internString(id.Name.Name)
@@ -71,7 +72,9 @@ func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.N
 		}
 		r.Policies = append(r.Policies, row)
 	}
-	slices.SortFunc(r.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) })
+	slices.SortFunc(
+		r.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) },
+	)
 	r.Errors = *errs
 	return one(r)
 }

@@ -74,7 +74,8 @@ func first(wrong, pending bool) Condition {
 }
 
 func ofStatus(kind reconciler.StatusKind) Condition {
-	done := kind == reconciler.StatusKindDone || kind == reconciler.StatusKindRefreshing // the kernel has it
+	// the kernel has it
+	done := kind == reconciler.StatusKindDone || kind == reconciler.StatusKindRefreshing
 	return first(kind == reconciler.StatusKindError, !done)
 }
 

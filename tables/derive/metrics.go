@@ -59,7 +59,9 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range m.All() {
 		c := s.Counts()
 		counter := func(desc *prometheus.Desc, n int, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{s.table}, labels...)...)
+			ch <- prometheus.MustNewConstMetric(
+				desc, prometheus.CounterValue, float64(n), append([]string{s.table}, labels...)...,
+			)
 		}
 		counter(roundsDesc, c.Rounds)
 		counter(keysDesc, c.Keys)

@@ -57,7 +57,8 @@ func (g *gatewayParams) exitBy(txn statedb.ReadTxn, device *tables.Device) (exit
 	e := exit{device: device}
 	var first4, first6 *tables.NodeAddress
 	for a := range g.Addresses.List(txn, tables.NodeAddressesByDevice(device.Index)) {
-		if a.Scope == "link" || a.Scope == "host" || a.Addr.IsLinkLocalUnicast() || a.Addr.IsLoopback() || a.Deprecated {
+		if a.Scope == "link" || a.Scope == "host" || a.Addr.IsLinkLocalUnicast() || a.Addr.IsLoopback() ||
+			a.Deprecated {
 			continue
 		}
 		first := &first6
@@ -80,7 +81,9 @@ func (g *gatewayParams) exitBy(txn statedb.ReadTxn, device *tables.Device) (exit
 	return e, nil
 }
 
-var defaultRoutes = [...]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+var defaultRoutes = [...]netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"),
+}
 
 func isDefault(r *tables.Route) bool {
 	return r.Table == tables.RouteTableMain && r.Type == "unicast" && r.Destination.Bits() == 0
@@ -105,7 +108,9 @@ func (g *gatewayParams) exitByDefaultRoute(txn statedb.ReadTxn) (exit, error) {
 			continue
 		}
 		if device != nil && device.Index != d.Index {
-			return exit{}, fmt.Errorf("default routes by different interfaces, %s for IPv4 and %s for IPv6", device.Name, d.Name)
+			return exit{}, fmt.Errorf(
+				"default routes by different interfaces, %s for IPv4 and %s for IPv6", device.Name, d.Name,
+			)
 		}
 		device = d
 	}

@@ -101,7 +101,9 @@ func (g *gatewayParams) compute(
 }
 
 // electedHere calls f with the groups and items for which this node is elected.
-func (g *gatewayParams) electedHere(txn statedb.ReadTxn, f func(group uint32, spec tables.GatewaySpec)) {
+func (g *gatewayParams) electedHere(
+	txn statedb.ReadTxn, f func(group uint32, spec tables.GatewaySpec),
+) {
 	for group := range g.Groups.All(txn) {
 		for _, c := range group.Gateways {
 			if c.Node == g.LocalNode.Name {
@@ -156,7 +158,9 @@ func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.Egres
 // ownShare returns a function that fills in how this node sends traffic of another node's bucket,
 // should it arrive here nevertheless: by one of this node's own items, which are spread over the
 // buckets as if there were no others.
-func ownShare(choices []tables.GatewayChoice, candidates []*tables.EgressGateway) func(bucket int, row *tables.EgressGateway) {
+func ownShare(
+	choices []tables.GatewayChoice, candidates []*tables.EgressGateway,
+) func(bucket int, row *tables.EgressGateway) {
 	var own []*tables.EgressGateway
 	var items []tables.GatewayChoice
 	for i, c := range candidates {
@@ -174,7 +178,9 @@ func ownShare(choices []tables.GatewayChoice, candidates []*tables.EgressGateway
 }
 
 // candidate returns what the buckets of an elected gateway have in common.
-func (g *gatewayParams) candidate(txn statedb.ReadTxn, c tables.GatewayChoice) *tables.EgressGateway {
+func (g *gatewayParams) candidate(
+	txn statedb.ReadTxn, c tables.GatewayChoice,
+) *tables.EgressGateway {
 	row := &tables.EgressGateway{Node: c.Node, Addr: c.Addr}
 	if c.Node == "" || c.Node != g.LocalNode.Name {
 		return row

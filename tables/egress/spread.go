@@ -28,7 +28,8 @@ func spread(gateways []tables.GatewayChoice) [bpf.GatewayBuckets]int {
 		sum := sha256.Sum256([]byte(g.Node + " " + g.Spec.Interface + " " + g.Spec.EgressIP.String()))
 		seed := binary.BigEndian.Uint64(sum[:])
 		for bucket := range chosen {
-			if weight := mix(seed + uint64(bucket)*0x9e3779b97f4a7c15); chosen[bucket] < 0 || weight > greatest[bucket] {
+			weight := mix(seed + uint64(bucket)*0x9e3779b97f4a7c15)
+			if chosen[bucket] < 0 || weight > greatest[bucket] {
 				chosen[bucket], greatest[bucket] = i, weight
 			}
 		}

@@ -38,7 +38,9 @@ func (e *Explainer) egress(from, to string) (*Egress, error) {
 		return nil, errorf(FieldFrom, "%s is no single address", from)
 	}
 	tablesView := &wanted{e, txn}
-	answer := &Egress{From: a, To: b, Way: wayOf(tablesView, a, b), Policies: []string{}, Differences: []string{}}
+	answer := &Egress{
+		From: a, To: b, Way: wayOf(tablesView, a, b), Policies: []string{}, Differences: []string{},
+	}
 	e.addNames(txn, tablesView, answer)
 	backend := e.backend()
 	if backend == "" {
@@ -115,7 +117,9 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 	case here && gateway.Gateway != v.config().Underlay:
 		w.Reason = bpf.ReasonToGateway.String()
 	case !w.EgressIP.IsValid():
-		return w.dropped(bpf.ReasonNoEgressIP, "this node is the gateway, and has no egress address of the family")
+		return w.dropped(
+			bpf.ReasonNoEgressIP, "this node is the gateway, and has no egress address of the family",
+		)
 	default:
 		w.Reason, w.IfIndex = bpf.ReasonTranslated.String(), gateway.IfIndex
 	}
@@ -160,7 +164,9 @@ func (e *Explainer) addNames(txn statedb.ReadTxn, v *wanted, answer *Egress) {
 	if answer.Group == 0 {
 		return
 	}
-	row, _, ok := e.t.Gateways.Get(txn, tables.EgressGatewayByKey(bpf.GatewayKey{Group: answer.Group, Bucket: answer.Bucket}))
+	row, _, ok := e.t.Gateways.Get(
+		txn, tables.EgressGatewayByKey(bpf.GatewayKey{Group: answer.Group, Bucket: answer.Bucket}),
+	)
 	if !ok {
 		return
 	}

@@ -149,7 +149,9 @@ func suits(t Traffic, to netip.Addr) error {
 	return nil
 }
 
-func (e *Explainer) answer(txn statedb.ReadTxn, from, to Party, traffic Traffic, backend bool) (*Policy, error) {
+func (e *Explainer) answer(
+	txn statedb.ReadTxn, from, to Party, traffic Traffic, backend bool,
+) (*Policy, error) {
 	p := packet{from.place(), to.place(), traffic, backend}
 	answer := &Policy{
 		From: from, To: to, Protocol: protocolName(traffic.Protocol), Port: traffic.Port,

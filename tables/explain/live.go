@@ -68,7 +68,9 @@ func (m LiveMaps) Verdict(k bpf.VerdictKey) (bpf.VerdictValue, bool, error) {
 }
 
 // Pod implements [Live].
-func (m LiveMaps) Pod(k bpf.PodKey) (bpf.PodValue, bool, error) { return bpf.Lookup(m.Maps.Pods, k) }
+func (m LiveMaps) Pod(k bpf.PodKey) (bpf.PodValue, bool, error) {
+	return bpf.Lookup(m.Maps.Pods, k)
+}
 
 // IPCache implements [Live].
 func (m LiveMaps) IPCache(k bpf.IPCacheKey) (bpf.IPCacheValue, bool, error) {

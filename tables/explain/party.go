@@ -47,20 +47,28 @@ func (e *Explainer) noAddress(txn statedb.ReadTxn, field, text string) error {
 	case text == "":
 		return errorf(field, "want namespace/pod, an address, or an entity")
 	case isPod:
-		if _, _, ok := e.t.Endpoints.Get(txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name})); ok {
+		if _, _, ok := e.t.Endpoints.Get(
+			txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name}),
+		); ok {
 			return errorf(field, "pod %s has no address", text)
 		}
-		return errorf(field, "there is no pod %s with an address of its own: the table endpoints has all", text)
+		return errorf(
+			field, "there is no pod %s with an address of its own: the table endpoints has all", text,
+		)
 	case text == string(tables.EntityAll):
 		return errorf(field, "all matches everything: name a single party, such as world or a pod")
 	case slices.Contains(entities, tables.PolicyEntity(text)):
 		return errorf(field, "no address of the entity %s is known", text)
 	}
-	return errorf(field, "%q is no namespace/pod, no address, and no entity: %s", text, strings.Join(Entities(), ", "))
+	return errorf(
+		field, "%q is no namespace/pod, no address, and no entity: %s", text,
+		strings.Join(Entities(), ", "),
+	)
 }
 
 var entities = []tables.PolicyEntity{
-	tables.EntityHost, tables.EntityRemoteNode, tables.EntityWorld, tables.EntityWorldIPv4, tables.EntityWorldIPv6,
+	tables.EntityHost, tables.EntityRemoteNode, tables.EntityWorld, tables.EntityWorldIPv4,
+	tables.EntityWorldIPv6,
 	tables.EntityCluster, tables.EntityKubeAPIServer,
 }
 
@@ -82,7 +90,9 @@ var (
 // candidates returns the addresses of a party, the primary one first.
 func (e *Explainer) candidates(txn statedb.ReadTxn, text string) (places []netip.Prefix) {
 	if namespace, name, isPod := strings.Cut(text, "/"); isPod {
-		pod, _, ok := e.t.Endpoints.Get(txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name}))
+		pod, _, ok := e.t.Endpoints.Get(
+			txn, tables.EndpointByName(tables.Name{Namespace: namespace, Name: name}),
+		)
 		if !ok {
 			return nil
 		}
@@ -129,7 +139,9 @@ func single(addrs ...netip.Addr) (places []netip.Prefix) {
 
 // host returns the addresses of this node: those of its object, or else of its devices.
 func (e *Explainer) host(txn statedb.ReadTxn) []netip.Prefix {
-	if n, _, ok := e.t.Nodes.Get(txn, tables.NodeByName(e.t.LocalNode.Name)); ok && len(n.InternalIPs) > 0 {
+	if n, _, ok := e.t.Nodes.Get(
+		txn, tables.NodeByName(e.t.LocalNode.Name),
+	); ok && len(n.InternalIPs) > 0 {
 		return single(n.InternalIPs...)
 	}
 	for a := range e.t.NodeAddresses.All(txn) {
@@ -180,7 +192,9 @@ func (e *Explainer) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
 
 // resolve replaces the name of a port by its number: that of the service's ports with the name, or
 // the receiver's. If the receiver has several, as containers may, the question must name one.
-func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party, ports []servicePort) (Traffic, error) {
+func (e *Explainer) resolve(
+	txn statedb.ReadTxn, t Traffic, to Party, ports []servicePort,
+) (Traffic, error) {
 	if t.Name == "" {
 		return t, nil
 	}
@@ -195,7 +209,9 @@ func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party, ports []se
 	numbers = slices.Compact(numbers)
 	switch len(numbers) {
 	case 0:
-		return t, errorf(FieldPort, "%s has no port named %q for %s", to.Name, t.Name, protocolName(t.Protocol))
+		return t, errorf(
+			FieldPort, "%s has no port named %q for %s", to.Name, t.Name, protocolName(t.Protocol),
+		)
 	case 1:
 		return Traffic{Protocol: t.Protocol, Port: numbers[0]}, nil
 	}
@@ -208,7 +224,9 @@ func (e *Explainer) resolve(txn statedb.ReadTxn, t Traffic, to Party, ports []se
 }
 
 // named returns the numbers of the ports that the pod with an address gives a name.
-func (e *Explainer) named(txn statedb.ReadTxn, addr netip.Addr, name string, protocol uint8) (numbers []uint16) {
+func (e *Explainer) named(
+	txn statedb.ReadTxn, addr netip.Addr, name string, protocol uint8,
+) (numbers []uint16) {
 	owner, _ := tables.AddrOwner(txn, e.t.Endpoints, addr)
 	if owner == nil {
 		return nil

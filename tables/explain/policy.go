@@ -160,16 +160,25 @@ func lookUp(v view, ruleset, class uint32, direction bpf.Direction, traffic Traf
 func differences(want, got Judged) []string {
 	texts := []string{}
 	for _, w := range want.Directions {
-		i := slices.IndexFunc(got.Directions, func(g Judgement) bool { return g.Direction == w.Direction })
+		i := slices.IndexFunc(
+			got.Directions, func(g Judgement) bool { return g.Direction == w.Direction },
+		)
 		if i < 0 {
-			texts = append(texts, fmt.Sprintf("%s: by the tables %s, by the maps not judged: the pod is not in sluice_pods", w.Direction, w.text()))
+			texts = append(texts, fmt.Sprintf(
+				"%s: by the tables %s, by the maps not judged: the pod is not in sluice_pods", w.Direction,
+				w.text(),
+			))
 			continue
 		}
 		texts = append(texts, w.differences(got.Directions[i])...)
 	}
 	for _, g := range got.Directions {
-		if !slices.ContainsFunc(want.Directions, func(w Judgement) bool { return g.Direction == w.Direction }) {
-			texts = append(texts, fmt.Sprintf("%s: by the tables not judged, by the maps %s", g.Direction, g.text()))
+		if !slices.ContainsFunc(
+			want.Directions, func(w Judgement) bool { return g.Direction == w.Direction },
+		) {
+			texts = append(
+				texts, fmt.Sprintf("%s: by the tables not judged, by the maps %s", g.Direction, g.text()),
+			)
 		}
 	}
 	return texts
@@ -177,7 +186,9 @@ func differences(want, got Judged) []string {
 
 func (w Judgement) differences(g Judgement) (texts []string) {
 	if w.text() != g.text() {
-		texts = append(texts, fmt.Sprintf("%s: by the tables %s, by the maps %s", w.Direction, w.text(), g.text()))
+		texts = append(
+			texts, fmt.Sprintf("%s: by the tables %s, by the maps %s", w.Direction, w.text(), g.text()),
+		)
 	}
 	for _, number := range []struct {
 		of        string

@@ -21,14 +21,15 @@ const (
 	ReasonDefaultAllow = "default allow" // policies select the pod, none has a default deny
 	ReasonNoPolicy     = "no policy selects the pod"
 	ReasonNoPolicies   = "there are no policies" // no policy has been read: none can decide
-	ReasonNoEntry      = "no entry"              // the map has nothing that covers the packet: it is dropped
-	ReasonNotReady     = "pod not ready"         // no ruleset yet: new flows are dropped
-	ReasonHost         = "host reaches its pods" // see --allow-localhost
-	ReasonService      = "service: judged after translation"
-	ReasonNoBackend    = "no backend of the service is known: nothing else is judged"
-	ReasonUnjudged     = "multicast and broadcast are not judged"
-	ReasonItself       = "what it sends to itself does not leave it"
-	ReasonNotHere      = "neither is a pod of this node"
+	// the map has nothing that covers the packet: it is dropped
+	ReasonNoEntry   = "no entry"
+	ReasonNotReady  = "pod not ready"         // no ruleset yet: new flows are dropped
+	ReasonHost      = "host reaches its pods" // see --allow-localhost
+	ReasonService   = "service: judged after translation"
+	ReasonNoBackend = "no backend of the service is known: nothing else is judged"
+	ReasonUnjudged  = "multicast and broadcast are not judged"
+	ReasonItself    = "what it sends to itself does not leave it"
+	ReasonNotHere   = "neither is a pod of this node"
 )
 
 // Party is the sender or the receiver of a packet.
@@ -118,7 +119,8 @@ type Policy struct {
 	From     Party  `json:"from"`
 	To       Party  `json:"to"`
 	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"` // of ICMP the type; of a service's address its own, not that of the backends
+	// of ICMP the type; of a service's address its own, not that of the backends
+	Port uint16 `json:"port"`
 
 	Judged
 

@@ -22,7 +22,9 @@ type servicePort struct {
 // servicePorts returns the ports of the services at an address that traffic to it is
 // for. There are none if no service is there, and none of what is also an address of
 // a pod or of a node, which may take what its services do not.
-func (e *Explainer) servicePorts(txn statedb.ReadTxn, t Traffic, to Party) (asked []servicePort, err error) {
+func (e *Explainer) servicePorts(
+	txn statedb.ReadTxn, t Traffic, to Party,
+) (asked []servicePort, err error) {
 	if len(to.Services) == 0 {
 		return nil, nil
 	}
@@ -31,7 +33,8 @@ func (e *Explainer) servicePorts(txn statedb.ReadTxn, t Traffic, to Party) (aske
 		var texts []string
 		for _, p := range s.Ports {
 			texts = append(texts, p.String())
-			if p.Protocol == t.Protocol && (t.Name == "" && p.Port == t.Port || t.Name != "" && p.Name == t.Name) {
+			if p.Protocol == t.Protocol &&
+				(t.Name == "" && p.Port == t.Port || t.Name != "" && p.Name == t.Name) {
 				asked = append(asked, servicePort{p, s})
 			}
 		}
@@ -40,12 +43,16 @@ func (e *Explainer) servicePorts(txn statedb.ReadTxn, t Traffic, to Party) (aske
 	if len(asked) > 0 || to.Pod != "" || e.nodeOf(txn, to.Address) != "" {
 		return asked, nil
 	}
-	return nil, errorf(FieldPort, "no service at %s has a port %s: %s", to.Address, t, strings.Join(others, "; "))
+	return nil, errorf(
+		FieldPort, "no service at %s has a port %s: %s", to.Address, t, strings.Join(others, "; "),
+	)
 }
 
 // backends answers for the backends that ports of a service lead to, and lets the
 // answer for the service follow from theirs.
-func (e *Explainer) backends(txn statedb.ReadTxn, service *Policy, ports []servicePort) (answers []*Policy, err error) {
+func (e *Explainer) backends(
+	txn statedb.ReadTxn, service *Policy, ports []servicePort,
+) (answers []*Policy, err error) {
 	for _, backend := range e.backendsOf(txn, service.To.Address, ports) {
 		addr := backend.Addr()
 		to := e.describe(txn, addr.String(), netip.PrefixFrom(addr, addr.BitLen()))
@@ -56,9 +63,13 @@ func (e *Explainer) backends(txn statedb.ReadTxn, service *Policy, ports []servi
 		}
 		answers = append(answers, answer)
 	}
-	service.Decision = ofBackends(service.Decision, answers, func(p *Policy) Decision { return p.Decision })
+	service.Decision = ofBackends(
+		service.Decision, answers, func(p *Policy) Decision { return p.Decision },
+	)
 	if service.Kernel != nil {
-		service.Kernel.Decision = ofBackends(service.Kernel.Decision, answers, func(p *Policy) Decision { return p.Kernel.Decision })
+		service.Kernel.Decision = ofBackends(
+			service.Kernel.Decision, answers, func(p *Policy) Decision { return p.Kernel.Decision },
+		)
 	}
 	return answers, nil
 }
@@ -83,12 +94,16 @@ func ofBackends(d Decision, answers []*Policy, of func(*Policy) Decision) Decisi
 
 // backendsOf returns where ports of the services at an address lead, in the family of
 // the address and in order.
-func (e *Explainer) backendsOf(txn statedb.ReadTxn, service netip.Addr, ports []servicePort) (backends []netip.AddrPort) {
+func (e *Explainer) backendsOf(
+	txn statedb.ReadTxn, service netip.Addr, ports []servicePort,
+) (backends []netip.AddrPort) {
 	for _, p := range ports {
 		backends = append(backends, e.listed(txn, p)...)
 		backends = append(backends, e.selected(txn, p)...)
 	}
-	backends = slices.DeleteFunc(backends, func(b netip.AddrPort) bool { return b.Addr().BitLen() != service.BitLen() })
+	backends = slices.DeleteFunc(
+		backends, func(b netip.AddrPort) bool { return b.Addr().BitLen() != service.BitLen() },
+	)
 	slices.SortFunc(backends, netip.AddrPort.Compare)
 	return slices.Compact(backends)
 }
@@ -116,7 +131,9 @@ func (e *Explainer) selected(txn statedb.ReadTxn, p servicePort) (backends []net
 	}
 	isKnown := func(n uint16) bool { return slices.Contains(known, n) }
 	selector := labels.SelectorFromSet(p.service.Selector)
-	for pod := range e.t.Endpoints.Prefix(txn, tables.EndpointByName(tables.Name{Namespace: p.service.Namespace})) {
+	for pod := range e.t.Endpoints.Prefix(
+		txn, tables.EndpointByName(tables.Name{Namespace: p.service.Namespace}),
+	) {
 		if !selector.Matches(pod.LabelSet.Labels) {
 			continue
 		}

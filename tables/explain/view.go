@@ -101,7 +101,10 @@ func (w *wanted) peer(member uint32) (bpf.PeerValue, bool) {
 }
 
 // longest returns the row of the longest prefix that covers one.
-func longest[Row comparable](txn statedb.ReadTxn, table statedb.Table[Row], query func(netip.Prefix) statedb.Query[Row], prefix netip.Prefix) (none Row) {
+func longest[Row comparable](
+	txn statedb.ReadTxn, table statedb.Table[Row], query func(netip.Prefix) statedb.Query[Row],
+	prefix netip.Prefix,
+) (none Row) {
 	for bits := prefix.Bits(); bits >= 0; bits-- {
 		if row, _, ok := table.Get(txn, query(netip.PrefixFrom(prefix.Addr(), bits).Masked())); ok {
 			return row

@@ -115,7 +115,10 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 	}
 	attach := func(origin string, programs ...bpf.Program) {
 		for _, program := range programs {
-			row := &tables.Attachment{IfIndex: index, Program: program, Device: device.Name, Origin: origin, Reconciled: tables.Pending()}
+			row := &tables.Attachment{
+				IfIndex: index, Program: program, Device: device.Name, Origin: origin,
+				Reconciled: tables.Pending(),
+			}
 			if device.MAC == "" {
 				row.Status = reconciler.StatusError(errNoHeader)
 			} else if former := a.running(txn, row); former != nil { // only for another reason

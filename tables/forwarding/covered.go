@@ -22,7 +22,9 @@ func deriveCovered(
 		Outputs: []statedb.TableMeta{covered},
 		Inputs: []derive.Input[netip.Prefix]{
 			derive.FromIf(policies,
-				func(old, new *tables.EgressPolicy) bool { return !slices.Equal(old.Destinations, new.Destinations) },
+				func(old, new *tables.EgressPolicy) bool {
+					return !slices.Equal(old.Destinations, new.Destinations)
+				},
 				func(_ statedb.ReadTxn, policy *tables.EgressPolicy, mark func(netip.Prefix)) {
 					for _, prefix := range policy.Destinations {
 						mark(prefix)

@@ -53,7 +53,9 @@ func deriveExits(p derive.Params, e exitParams) error {
 			derive.FromIf(e.Routes,
 				func(old, new *tables.Route) bool { return old.Source != new.Source },
 				func(txn statedb.ReadTxn, r *tables.Route, mark func(netip.Addr)) {
-					if _, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(r.Source)); found && r.Table != tables.RouteTableLocal {
+					if _, _, found := e.Exits.Get(
+						txn, tables.EgressExitByAddr(r.Source),
+					); found && r.Table != tables.RouteTableLocal {
 						mark(r.Source)
 					}
 				}),
@@ -78,12 +80,15 @@ func deriveExits(p derive.Params, e exitParams) error {
 }
 
 func leavesOtherwise(old, new *tables.EgressGateway) bool {
-	return old.EgressIPv4 != new.EgressIPv4 || old.EgressIPv6 != new.EgressIPv6 || old.IfIndex != new.IfIndex || old.Device != new.Device
+	return old.EgressIPv4 != new.EgressIPv4 || old.EgressIPv6 != new.EgressIPv6 ||
+		old.IfIndex != new.IfIndex || old.Device != new.Device
 }
 
 // markAddress marks the address itself, and those of its device that may now
 // be the first or no longer.
-func (e *exitParams) markAddress(txn statedb.ReadTxn, a *tables.NodeAddress, mark func(netip.Addr)) {
+func (e *exitParams) markAddress(
+	txn statedb.ReadTxn, a *tables.NodeAddress, mark func(netip.Addr),
+) {
 	mark(a.Addr)
 	for row := range e.Exits.List(txn, tables.EgressExitsByIfIndex(uint32(a.DeviceIndex))) {
 		mark(row.Addr)
@@ -109,7 +114,9 @@ func (e *exitParams) linger(txn statedb.ReadTxn, row *tables.EgressExit) bool {
 	former := uint32(0)
 	if existing, _, found := e.Exits.Get(txn, tables.EgressExitByAddr(row.Addr)); found {
 		former = existing.IfIndex
-	} else if entry, _, found := e.Entries.Get(txn, tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](row.MapKey())); found {
+	} else if entry, _, found := e.Entries.Get(
+		txn, tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](row.MapKey()),
+	); found {
 		former = entry.Value.IfIndex
 	}
 	if former == 0 {
@@ -130,12 +137,15 @@ func (e *exitParams) shared(txn statedb.ReadTxn, row *tables.EgressExit) bool {
 	if _, _, preferred := e.Routes.Get(txn, tables.RoutesBySource(row.Addr)); preferred {
 		return true
 	}
-	if n, _, found := e.Nodes.Get(txn, tables.NodeByName(e.LocalNode.Name)); found && slices.Contains(n.InternalIPs, row.Addr) {
+	if n, _, found := e.Nodes.Get(
+		txn, tables.NodeByName(e.LocalNode.Name),
+	); found && slices.Contains(n.InternalIPs, row.Addr) {
 		return true
 	}
 	var first *tables.NodeAddress
 	for a := range e.Addresses.List(txn, tables.NodeAddressesByDevice(int(row.IfIndex))) {
-		if a.Addr.Is4() == row.Addr.Is4() && !a.Addr.IsLinkLocalUnicast() && (first == nil || a.Order < first.Order) {
+		if a.Addr.Is4() == row.Addr.Is4() && !a.Addr.IsLinkLocalUnicast() &&
+			(first == nil || a.Order < first.Order) {
 			first = a
 		}
 	}

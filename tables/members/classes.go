@@ -171,7 +171,9 @@ func (t *transaction) leftClass(number uint32) {
 	if _, _, others := t.Members.Get(t.out, tables.MembersByClass(number)); others {
 		return
 	}
-	if class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(number)); found && !class.Undesired {
+	if class, _, found := t.Classes.Get(
+		t.out, tables.ClassByNumber(number),
+	); found && !class.Undesired {
 		now := *class
 		now.Undesired = true
 		t.room(class.Namespace) // counts them

@@ -20,7 +20,10 @@ func (r *rule) inputs() []derive.Input[key] {
 		derive.FromIf(r.Endpoints, movesPeer,
 			func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(key)) { markAll(e.Addrs, mark) }),
 		derive.FromChange(r.Nodes, r.nodeChanged),
-		derive.From(r.CiliumNodes, func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) { markAll(n.Addrs, mark) }),
+		derive.From(
+			r.CiliumNodes,
+			func(_ statedb.ReadTxn, n *tables.CiliumNode, mark func(key)) { markAll(n.Addrs, mark) },
+		),
 		derive.FromIf(r.Services,
 			func(old, new *tables.Service) bool { return !slices.Equal(old.Addrs, new.Addrs) },
 			func(_ statedb.ReadTxn, s *tables.Service, mark func(key)) { markAll(s.Addrs, mark) }),

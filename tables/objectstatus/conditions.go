@@ -88,13 +88,20 @@ func (c *statusRound) network(row *tables.ObjectStatus) bool {
 		row.Conditions, condition = []tables.Condition{is}, is.Type
 	}
 	if len(p.Errors) > 0 {
-		row.Problems = append(row.Problems, tables.Problem{Reason: reasonInvalid, Message: fieldTexts(p.Errors), Condition: condition})
+		row.Problems = append(
+			row.Problems,
+			tables.Problem{Reason: reasonInvalid, Message: fieldTexts(p.Errors), Condition: condition},
+		)
 	}
 	if len(p.Unsupported) > 0 {
-		row.Problems = append(row.Problems, tables.Problem{Reason: reasonUnsupported, Message: fieldTexts(p.Unsupported)})
+		row.Problems = append(
+			row.Problems, tables.Problem{Reason: reasonUnsupported, Message: fieldTexts(p.Unsupported)},
+		)
 	}
 	if failed := c.refusals(row); failed.count > 0 {
-		row.Problems = append(row.Problems, tables.Problem{Reason: reasonFailed, Message: failed.text("; ")})
+		row.Problems = append(
+			row.Problems, tables.Problem{Reason: reasonFailed, Message: failed.text("; ")},
+		)
 	}
 	return len(row.Conditions) > 0 || len(row.Problems) > 0
 }
@@ -112,7 +119,9 @@ func (c *statusRound) gateways(
 			gateways = append(gateways, tables.StatusGateway{Reason: choice.Reason})
 			continue
 		}
-		if slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node == choice.Node }) {
+		if slices.ContainsFunc(
+			gateways, func(g tables.StatusGateway) bool { return g.Node == choice.Node },
+		) {
 			continue
 		}
 		g := tables.StatusGateway{Node: choice.Node}
@@ -127,34 +136,54 @@ func (c *statusRound) gateways(
 // validity is the condition that every field of an object can be used.
 func validity(condition string, errors []tables.FieldError, valid string) tables.Condition {
 	if len(errors) == 0 {
-		return tables.Condition{Type: condition, Status: tables.ConditionTrue, Reason: reasonValid, Message: valid}
+		return tables.Condition{
+			Type: condition, Status: tables.ConditionTrue, Reason: reasonValid, Message: valid,
+		}
 	}
-	return tables.Condition{Type: condition, Status: tables.ConditionFalse, Reason: reasonInvalid, Message: fieldTexts(errors)}
+	return tables.Condition{
+		Type: condition, Status: tables.ConditionFalse, Reason: reasonInvalid,
+		Message: fieldTexts(errors),
+	}
 }
 
 // programmed is the condition that an egress policy is applied everywhere.
 func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.Condition {
 	is := func(status tables.ConditionStatus, reason, message string) tables.Condition {
-		return tables.Condition{Type: tables.ConditionProgrammed, Status: status, Reason: reason, Message: bounded(message)}
+		return tables.Condition{
+			Type: tables.ConditionProgrammed, Status: status, Reason: reason, Message: bounded(message),
+		}
 	}
 	elected := slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node != "" })
-	unusable := slices.IndexFunc(gateways, func(g tables.StatusGateway) bool { return g.Node != "" && g.Reason != "" })
+	unusable := slices.IndexFunc(
+		gateways, func(g tables.StatusGateway) bool { return g.Node != "" && g.Reason != "" },
+	)
 	switch {
 	case !readable:
-		return is(tables.ConditionUnknown, reasonNoReports, "There is no CRD "+tables.NodeReportSource+" by which nodes could tell")
+		return is(
+			tables.ConditionUnknown, reasonNoReports,
+			"There is no CRD "+tables.NodeReportSource+" by which nodes could tell",
+		)
 	case t.failed.count > 0:
 		return is(tables.ConditionFalse, reasonFailed, t.failed.text("; "))
 	case len(gateways) > 0 && !elected:
 		return is(tables.ConditionFalse, reasonNoGateway, "The traffic is dropped: "+gateways[0].Reason)
 	case unusable >= 0:
 		g := gateways[unusable]
-		return is(tables.ConditionFalse, reasonNoEgressIP, fmt.Sprintf("%s drops the traffic: %s", g.Node, g.Reason))
+		return is(
+			tables.ConditionFalse, reasonNoEgressIP,
+			fmt.Sprintf("%s drops the traffic: %s", g.Node, g.Reason),
+		)
 	case t.waiting.count > 0:
 		return is(tables.ConditionFalse, tables.ReasonPending, "Not yet on "+t.waiting.text(", "))
 	case t.unheard.count > 0:
-		return is(tables.ConditionUnknown, tables.ReasonPending, "No report yet from "+t.unheard.text(", "))
+		return is(
+			tables.ConditionUnknown, tables.ReasonPending, "No report yet from "+t.unheard.text(", "),
+		)
 	case t.silent.count > 0:
-		return is(tables.ConditionUnknown, reasonNoReports, "No room for it in the reports of "+t.silent.text(", "))
+		return is(
+			tables.ConditionUnknown, reasonNoReports,
+			"No room for it in the reports of "+t.silent.text(", "),
+		)
 	case t.total == 0:
 		return is(tables.ConditionUnknown, reasonNoNodes, "No node is ready")
 	}
@@ -165,7 +194,8 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 func conflicted(t tally) tables.Condition {
 	if len(t.losesTo) == 0 {
 		return tables.Condition{
-			Type: tables.ConditionConflicted, Status: tables.ConditionFalse, Reason: reasonNoConflict, Message: "No older policy has its destinations",
+			Type: tables.ConditionConflicted, Status: tables.ConditionFalse, Reason: reasonNoConflict,
+			Message: "No older policy has its destinations",
 		}
 	}
 	return tables.Condition{
@@ -183,7 +213,9 @@ func fieldTexts(errors []tables.FieldError) string {
 }
 
 // text is [shortened] of the nodes.
-func (n someNodes) text(separator string) string { return named(n.first, n.count, separator, "nodes") }
+func (n someNodes) text(separator string) string {
+	return named(n.first, n.count, separator, "nodes")
+}
 
 // shortened joins the first few of some texts, and says how many more there are.
 func shortened(texts []string, separator, what string) string {
@@ -195,7 +227,9 @@ func named(texts []string, count int, separator, what string) string {
 	if count <= maxNamed {
 		return strings.Join(texts, separator)
 	}
-	return fmt.Sprintf("%s%sand %d more %s", strings.Join(texts[:maxNamed], separator), separator, count-maxNamed, what)
+	return fmt.Sprintf(
+		"%s%sand %d more %s", strings.Join(texts[:maxNamed], separator), separator, count-maxNamed, what,
+	)
 }
 
 // bounded cuts a text that is too long, not within a character.

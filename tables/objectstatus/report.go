@@ -44,7 +44,9 @@ func (r *reportParams) declare() derive.Rule[tables.PolicyID] {
 			derive.From(r.Egress, markEgress),
 			derive.FromIf(r.Groups,
 				func(old, new *tables.EgressGroup) bool { return !slices.Equal(old.Policies, new.Policies) },
-				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) { usersOf(g, mark) }),
+				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(tables.PolicyID)) {
+					usersOf(g, mark)
+				}),
 			derive.FromIf(r.Gateways, leavesOtherwise, r.markGateway),
 			derive.FromIf(r.Network, reportChanged, markNetwork),
 		},
@@ -126,7 +128,9 @@ func (r *reportParams) gateway(txn statedb.ReadTxn, row *tables.PolicyReport) {
 		return
 	}
 	g, _, found := r.Groups.Get(txn, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
-	if !found || !slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool { return c.Node == r.LocalNode.Name }) {
+	if !found || !slices.ContainsFunc(
+		g.Gateways, func(c tables.GatewayChoice) bool { return c.Node == r.LocalNode.Name },
+	) {
 		return
 	}
 	for bucket := range r.Gateways.Prefix(txn, tables.EgressGatewaysOfGroup(g.Number)) {

@@ -201,7 +201,9 @@ func (s *status) markNode(now statedb.ReadTxn, old, new *tables.Node, mark func(
 // markReport marks the policies of which a node says something else now. One
 // whose policies do not all have room says less than it knows, so that all may be
 // concerned when that changes.
-func (s *status) markReport(now statedb.ReadTxn, old, new *tables.NodeReport, mark func(statusKey)) {
+func (s *status) markReport(
+	now statedb.ReadTxn, old, new *tables.NodeReport, mark func(statusKey),
+) {
 	before, after := contentsOf(old), contentsOf(new)
 	node := cmp.Or(new, old).Node
 	if (before.Omitted > 0) != (after.Omitted > 0) || old == nil || new == nil {

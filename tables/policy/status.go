@@ -159,7 +159,9 @@ func (c *round) refusedOf(ruleset uint32) string {
 // rulesets have its present rules.
 func (c *round) hasFormer(id tables.PolicyID, countsLeaving bool) bool {
 	for r := range tables.ListIfAny(c.in, c.Rulesets, tables.RulesetsByPolicy(id)) {
-		for m := range c.Mirrors.List(c.in, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number)) {
+		for m := range c.Mirrors.List(
+			c.in, tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](r.Number),
+		) {
 			s, _, found := c.Subjects.Get(c.in, tables.SubjectByNumber(m.Key.Subject))
 			switch {
 			case !found: // no pod is in it any more

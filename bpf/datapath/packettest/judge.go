@@ -28,8 +28,9 @@ type Judge struct {
 type Question struct {
 	Source, Destination netip.Addr
 	Protocol            uint8
-	SourcePort, Port    uint16        // Port is that of the destination; of ICMP the type
-	Direction           bpf.Direction // egress: asked of the pod at Source; ingress: of that at Destination
+	SourcePort, Port    uint16 // Port is that of the destination; of ICMP the type
+	// egress: asked of the pod at Source; ingress: of that at Destination
+	Direction bpf.Direction
 
 	// FromHost says of ingress that the packet came in by no interface, and that this
 	// host reaches its pods: it does then if Source is one of its addresses.
@@ -42,9 +43,10 @@ type Question struct {
 
 // Answer is the verdict on a [Question].
 type Answer struct {
-	Reason    bpf.Reason // ReasonPassed, or why it is dropped; ReasonUnknownSource if there is no such pod
-	Cookie    uint32     // of the rules that decided, 0 for none
-	Postponed bool       // until it is known where the service leads; it passes so far
+	// ReasonPassed, or why it is dropped; ReasonUnknownSource if there is no such pod
+	Reason    bpf.Reason
+	Cookie    uint32 // of the rules that decided, 0 for none
+	Postponed bool   // until it is known where the service leads; it passes so far
 }
 
 // PolicyWorld is all that verdicts depend on.
@@ -85,7 +87,9 @@ func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 			return nil, err
 		}
 	}
-	if j.programs, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
+	if j.programs, err = ebpf.NewCollectionWithOptions(
+		spec, ebpf.CollectionOptions{MapReplacements: replacements},
+	); err != nil {
 		closeSlot(j.slot)
 		return nil, fmt.Errorf("load program: %w", err)
 	}
@@ -218,7 +222,9 @@ func (j *Judge) ask(questions []Question, answers []Answer) ([]Answer, error) {
 	if err := j.programs.Variables["asked"].Set(uint32(len(questions))); err != nil {
 		return nil, fmt.Errorf("write number of questions: %w", err)
 	}
-	if _, err := j.programs.Programs["answer_all"].Run(&ebpf.RunOptions{Data: make([]byte, 64)}); err != nil {
+	if _, err := j.programs.Programs["answer_all"].Run(
+		&ebpf.RunOptions{Data: make([]byte, 64)},
+	); err != nil {
 		return nil, fmt.Errorf("run program: %w", err)
 	}
 	given := make([]judgeAnswer, len(questions))
@@ -226,7 +232,9 @@ func (j *Judge) ask(questions []Question, answers []Answer) ([]Answer, error) {
 		return nil, fmt.Errorf("read answers: %w", err)
 	}
 	for _, a := range given {
-		answers = append(answers, Answer{Reason: bpf.Reason(a.Reason), Cookie: a.Cookie, Postponed: a.Postponed != 0})
+		answers = append(
+			answers, Answer{Reason: bpf.Reason(a.Reason), Cookie: a.Cookie, Postponed: a.Postponed != 0},
+		)
 	}
 	return answers, nil
 }

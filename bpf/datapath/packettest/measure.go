@@ -49,24 +49,31 @@ func Measurements(flows int) []Measurement {
 			TCP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000), Flags: SYN})
 	}
 	reply := func(n *Node, flow int) []byte {
-		return Build(Ethernet{Dst: n.MAC(EgressDevice), Src: RouterMAC}, IPv4{Src: w.Server, Dst: w.Egress},
+		return Build(Ethernet{Dst: n.MAC(EgressDevice), Src: RouterMAC},
+			IPv4{Src: w.Server, Dst: w.Egress},
 			UDP{Src: uint16(1000 + flow/50000), Dst: uint16(10000 + flow%50000)}, Pattern(100))
 	}
 	host := func(n *Node, flow int) []byte {
-		return Build(Ethernet{Src: n.MAC(EgressDevice), Dst: RouterMAC}, IPv4{Src: w.NodeIP, Dst: w.Server},
+		return Build(Ethernet{Src: n.MAC(EgressDevice), Dst: RouterMAC},
+			IPv4{Src: w.NodeIP, Dst: w.Server},
 			UDP{Src: uint16(10000 + flow%50000), Dst: uint16(1000 + flow/50000)}, Pattern(100))
 	}
 	arrival := func(n *Node, flow int) []byte {
-		return Build(Ethernet{Dst: n.MAC(EgressDevice), Src: RouterMAC}, IPv4{Src: w.Server, Dst: w.NodeIP},
+		return Build(Ethernet{Dst: n.MAC(EgressDevice), Src: RouterMAC},
+			IPv4{Src: w.Server, Dst: w.NodeIP},
 			UDP{Src: uint16(1000 + flow/50000), Dst: uint16(10000 + flow%50000)}, Pattern(100))
 	}
 	none := func(n *Node) error { return nil }
 	remote := func(n *Node) error {
-		return errors.Join(n.Select(w, bpf.GatewayValue{Gateway: bpf.AddressFrom(w.SecondNode)}), n.podAt(w.Pod, loopback))
+		return errors.Join(
+			n.Select(w, bpf.GatewayValue{Gateway: bpf.AddressFrom(w.SecondNode)}), n.podAt(w.Pod, loopback),
+		)
 	}
 	subject := func(n *Node) error { return n.underPolicy(w) }
 	forbidden := func(n *Node) error { return errors.Join(n.underPolicy(w), n.forbid()) }
-	here := func(n *Node) error { return errors.Join(n.Select(w, n.Here(w.Egress)), n.podAt(w.Pod, loopback)) }
+	here := func(n *Node) error {
+		return errors.Join(n.Select(w, n.Here(w.Egress)), n.podAt(w.Pod, loopback))
+	}
 	translated := func(n *Node) error {
 		if err := here(n); err != nil {
 			return err
@@ -91,8 +98,14 @@ func Measurements(flows int) []Measurement {
 		all = append(all, m)
 	}
 	return append(all,
-		Measurement{Name: "pod/new", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: none},
-		Measurement{Name: "pod/new-under-policy", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open, prepare: subject})
+		Measurement{
+			Name: "pod/new", Fresh: true, want: Next, Program: "from_pod", Flows: flows, packet: open,
+			prepare: none,
+		},
+		Measurement{
+			Name: "pod/new-under-policy", Fresh: true, want: Next, Program: "from_pod", Flows: flows,
+			packet: open, prepare: subject,
+		})
 }
 
 // Numbers of measurements: of the pod, and of all that it sends to.
@@ -141,12 +154,15 @@ func measuredKey() bpf.PolicyKey {
 func (n *Node) forbid() error { return n.RemovePolicy(measuredKey()) }
 
 func toPodPacket(n *Node, flow int) []byte {
-	return Build(Ethernet{Src: n.MAC(PodDevice), Dst: PodMAC}, IPv4{Src: World4.Server, Dst: World4.Pod},
+	return Build(Ethernet{Src: n.MAC(PodDevice), Dst: PodMAC},
+		IPv4{Src: World4.Server, Dst: World4.Pod},
 		UDP{Src: uint16(1000 + flow/50000), Dst: uint16(10000 + flow%50000)}, Pattern(100))
 }
 
 // once runs a program on the packet of each flow.
-func (n *Node) once(program string, flows int, packet func(n *Node, flow int) []byte, want Verdict) error {
+func (n *Node) once(
+	program string, flows int, packet func(n *Node, flow int) []byte, want Verdict,
+) error {
 	for flow := range flows {
 		verdict, _, err := n.Program(program).Benchmark(packet(n, flow), 1, nil)
 		if err != nil {

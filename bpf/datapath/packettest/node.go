@@ -186,8 +186,11 @@ func (n *Node) defaultConfig() bpf.ConfigValue {
 		VNI:            VNI,
 		Flags:          bpf.ConfigStrictSource | bpf.ConfigBackstop | bpf.ConfigFlowEvents,
 		MarkMask:       MarkMask, MarkShift: MarkShift, OverlayPort: 8474,
-		LifetimeTCP: LifetimeTCP, LifetimeAny: LifetimeAny, LifetimeSYN: LifetimeSYN, LifetimeClosing: LifetimeStop, ReportInterval: Report,
-		SharedPorts: [bpf.SharedPortRanges]bpf.PortRange{{First: SharedFirst, Last: SharedFirst + 15}, {First: SharedLast - 15, Last: SharedLast}},
+		LifetimeTCP: LifetimeTCP, LifetimeAny: LifetimeAny, LifetimeSYN: LifetimeSYN,
+		LifetimeClosing: LifetimeStop, ReportInterval: Report,
+		SharedPorts: [bpf.SharedPortRanges]bpf.PortRange{
+			{First: SharedFirst, Last: SharedFirst + 15}, {First: SharedLast - 15, Last: SharedLast},
+		},
 	}
 }
 
@@ -223,7 +226,8 @@ func (n *Node) fill(w Addresses) error {
 		n.SetIPCache(host(w.ThirdNode), bpf.IPCacheInCluster|bpf.IPCacheNode, netip.Addr{}),
 		n.SetIPCache(host(w.SharedEgress), bpf.IPCacheHost, netip.Addr{}),
 		n.SetIPCache(host(w.Egress), bpf.IPCacheHost, netip.Addr{}),
-		n.SetNode(w.NodeIP, bpf.NodeAlive), n.SetNode(w.SecondNode, bpf.NodeAlive), n.SetNode(w.ThirdNode, bpf.NodeAlive),
+		n.SetNode(w.NodeIP, bpf.NodeAlive), n.SetNode(w.SecondNode, bpf.NodeAlive),
+		n.SetNode(w.ThirdNode, bpf.NodeAlive),
 		n.SetExit(w.Egress, bpf.ExitValue{IfIndex: n.Index(EgressDevice)}),
 		n.SetExit(w.SharedEgress, bpf.ExitValue{IfIndex: n.Index(EgressDevice), Flags: bpf.ExitShared}),
 	}

@@ -41,7 +41,9 @@ func Parse(b []byte) (*Packet, error) {
 	if len(b) < ethernetHeader {
 		return nil, fmt.Errorf("parse packet: %d bytes", len(b))
 	}
-	p := &Packet{EthernetDst: MAC(b[:6]), EthernetSrc: MAC(b[6:12]), EtherType: binary.BigEndian.Uint16(b[12:])}
+	p := &Packet{
+		EthernetDst: MAC(b[:6]), EthernetSrc: MAC(b[6:12]), EtherType: binary.BigEndian.Uint16(b[12:]),
+	}
 	switch p.EtherType {
 	case EtherTypeIPv4, EtherTypeIPv6:
 		return p, p.parseIP(b[ethernetHeader:])
@@ -198,7 +200,9 @@ func Fragments(packet []byte, size int, id uint32) [][]byte {
 	var fragments [][]byte
 	for offset := 0; offset < len(packet)-header; offset += size {
 		end := min(header+offset+size, len(packet))
-		fragments = append(fragments, fragment(packet[:header], packet[header+offset:end], offset, end < len(packet), id))
+		fragments = append(
+			fragments, fragment(packet[:header], packet[header+offset:end], offset, end < len(packet), id),
+		)
 	}
 	return fragments
 }
@@ -233,7 +237,9 @@ func Reassemble(fragments [][]byte) ([]byte, error) {
 			return nil, err
 		}
 		if p.Offset != len(data) {
-			return nil, fmt.Errorf("reassemble packet: a fragment at %d behind %d bytes", p.Offset, len(data))
+			return nil, fmt.Errorf(
+				"reassemble packet: a fragment at %d behind %d bytes", p.Offset, len(data),
+			)
 		}
 		data = append(data, p.transport[:min(p.declared, len(p.transport))]...)
 	}

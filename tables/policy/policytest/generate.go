@@ -121,7 +121,8 @@ spec: {nodeName: node-%d, serviceAccountName: %s, containers: [{name: c, ports: 
 status: {phase: %s, podIPs: [%s]}
 `, n, n%3, g.pick("web", "db", "api"), g.pick("front", "back"), g.pick("red", "green", "blue"), node, g.pick("default", "default", "robot"),
 		g.pick("", "{name: http, containerPort: 80}", "{name: http, containerPort: 8080}",
-			"{name: http, containerPort: 8080}, {name: dns, containerPort: 53, protocol: UDP}", "{name: dns, containerPort: 53, protocol: UDP}",
+			"{name: http, containerPort: 8080}, {name: dns, containerPort: 53, protocol: UDP}",
+			"{name: dns, containerPort: 53, protocol: UDP}",
 			"{name: unused, containerPort: 9999}"),
 		g.pick("Running", "Running", "Running", "Running", "Failed"), ips)
 }
@@ -166,9 +167,14 @@ func (g *Generator) Service() string {
 	case "plain":
 		return g.service("name: plain, namespace: ns-0", "")
 	case "other":
-		return g.service("name: other, namespace: ns-1", g.pick("", "selector: {app: db}", "selector: {pod-template-hash: x}"))
+		return g.service(
+			"name: other, namespace: ns-1",
+			g.pick("", "selector: {app: db}", "selector: {pod-template-hash: x}"),
+		)
 	default:
-		selector := "selector: {" + g.pick("app: web", "tier: back", "app: api, tier: front", "app: web, pod-template-hash: x") + "}"
+		selector := "selector: {" + g.pick(
+			"app: web", "tier: back", "app: api, tier: front", "app: web, pod-template-hash: x",
+		) + "}"
 		return g.service(fmt.Sprintf("name: %s, namespace: ns-%d", name, g.IntN(3)), selector)
 	}
 }
@@ -184,7 +190,10 @@ spec: {%s}
 
 // Backends generates some backends of a service that may select no pods.
 func (g *Generator) Backends() string {
-	service := g.pick("name: kubernetes, namespace: default", "name: plain, namespace: ns-0", "name: other, namespace: ns-1")
+	service := g.pick(
+		"name: kubernetes, namespace: default", "name: plain, namespace: ns-0",
+		"name: other, namespace: ns-1",
+	)
 	name, _, _ := strings.Cut(strings.TrimPrefix(service, "name: "), ",")
 	return fmt.Sprintf(`
 apiVersion: discovery.k8s.io/v1
@@ -193,20 +202,26 @@ metadata: {%s, labels: {kubernetes.io/service-name: %s}}
 addressType: IPv4
 endpoints: [%s]
 `, service, name, g.some(0, func() string {
-		return "{addresses: [\"" + g.pick("203.0.113.9", "198.51.100.7", "192.168.0.1", "192.168.0.2", "10.0.0.1", "10.0.1.3", "2001:db8::9") + "\"]}"
+		return "{addresses: [\"" + g.pick(
+			"203.0.113.9", "198.51.100.7", "192.168.0.1", "192.168.0.2", "10.0.0.1", "10.0.1.3",
+			"2001:db8::9",
+		) + "\"]}"
 	}))
 }
 
 // prefix generates a prefix. Prefixes nest, and some contain pods or nodes.
 func (g *Generator) prefix() string {
-	return g.pick("0.0.0.0/0", "\"::/0\"", "10.0.0.0/8", "10.0.0.0/24", "10.0.1.0/25", "10.0.1.3/32", "10.0.0.2/31", "172.20.0.0/16", "203.0.113.0/24",
+	return g.pick("0.0.0.0/0", "\"::/0\"", "10.0.0.0/8", "10.0.0.0/24", "10.0.1.0/25", "10.0.1.3/32",
+		"10.0.0.2/31", "172.20.0.0/16", "203.0.113.0/24",
 		"203.0.113.128/25", "198.51.100.7/32", "192.168.0.0/24", "192.168.0.2/32", "\"2001:db8::/32\"", "\"2001:db8::8/125\"", "\"fd00::/16\"", "\"fd00:0:1::/64\"")
 }
 
 // prefixAndExcept generates a prefix with exceptions inside it.
 func (g *Generator) prefixAndExcept() string {
 	return g.pick(
-		"cidr: 0.0.0.0/0, except: [10.0.0.0/8, 203.0.113.0/25]", "cidr: 10.0.0.0/8, except: [10.0.1.0/24]", "cidr: 203.0.113.0/24, except: [203.0.113.128/25]",
-		"cidr: 192.168.0.0/16, except: [192.168.0.2/32, 192.168.0.3/32]", "cidr: \"::/0\", except: [\"2001:db8::/32\"]", "cidr: \"fd00::/8\", except: [\"fd00:0:1::/64\"]",
+		"cidr: 0.0.0.0/0, except: [10.0.0.0/8, 203.0.113.0/25]",
+		"cidr: 10.0.0.0/8, except: [10.0.1.0/24]", "cidr: 203.0.113.0/24, except: [203.0.113.128/25]",
+		"cidr: 192.168.0.0/16, except: [192.168.0.2/32, 192.168.0.3/32]",
+		"cidr: \"::/0\", except: [\"2001:db8::/32\"]", "cidr: \"fd00::/8\", except: [\"fd00:0:1::/64\"]",
 		"cidr: 10.0.0.0/24, except: [10.0.0.2/31]", "cidr: "+g.prefix())
 }

@@ -94,7 +94,9 @@ func (w *World) Packets(random *rand.Rand, count int) []Packet {
 	}
 	packets := make([]Packet, 0, count)
 	for len(packets) < count {
-		packets = append(packets, PacketsBetween(random, subjects[random.IntN(len(subjects))], peers[random.IntN(len(peers))], 1)...)
+		packets = append(packets, PacketsBetween(
+			random, subjects[random.IntN(len(subjects))], peers[random.IntN(len(peers))], 1,
+		)...)
 	}
 	return packets
 }

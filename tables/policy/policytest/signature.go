@@ -29,7 +29,9 @@ func (w *World) SubjectSignature(addr netip.Addr) string {
 		}
 	}
 	if len(parts) > 0 {
-		w.addPorts(parts, pod, func(r *tables.PolicyRule) []tables.PolicyTraffic { return r.Ingress.Traffic })
+		w.addPorts(
+			parts, pod, func(r *tables.PolicyRule) []tables.PolicyTraffic { return r.Ingress.Traffic },
+		)
 	}
 	return join(parts)
 }
@@ -40,7 +42,8 @@ func (w *World) PeerSignature(addr netip.Addr) string {
 	at := w.party(addr)
 	parts := map[string]bool{}
 	for _, e := range []tables.PolicyEntity{
-		tables.EntityWorld, tables.EntityWorldIPv4, tables.EntityWorldIPv6, tables.EntityCluster, tables.EntityHost, tables.EntityRemoteNode,
+		tables.EntityWorld, tables.EntityWorldIPv4, tables.EntityWorldIPv6, tables.EntityCluster,
+		tables.EntityHost, tables.EntityRemoteNode,
 	} {
 		parts[string(e)] = w.isEntity(e, at, addr)
 	}
@@ -57,20 +60,26 @@ func (w *World) PeerSignature(addr netip.Addr) string {
 		}
 	}
 	if at.pod != nil {
-		w.addPorts(parts, at.pod, func(r *tables.PolicyRule) []tables.PolicyTraffic { return r.Egress.Traffic })
+		w.addPorts(
+			parts, at.pod, func(r *tables.PolicyRule) []tables.PolicyTraffic { return r.Egress.Traffic },
+		)
 	}
 	return join(parts)
 }
 
 // addPorts adds the ports of a pod whose name is in some items of policies.
-func (w *World) addPorts(parts map[string]bool, pod *tables.Endpoint, items func(*tables.PolicyRule) []tables.PolicyTraffic) {
+func (w *World) addPorts(
+	parts map[string]bool, pod *tables.Endpoint, items func(*tables.PolicyRule) []tables.PolicyTraffic,
+) {
 	for _, policy := range w.Policies {
 		for i := range policy.Rules {
 			for _, item := range items(&policy.Rules[i]) {
 				for _, port := range item.Ports {
 					for _, named := range pod.LabelSet.NamedPorts {
 						if port.Name != "" && port.Name == named.Name && port.Protocol == named.Protocol {
-							parts[tables.PolicyPort{Protocol: named.Protocol, First: named.Port, Last: named.Port}.String()+" is "+named.Name] = true
+							parts[tables.PolicyPort{
+								Protocol: named.Protocol, First: named.Port, Last: named.Port,
+							}.String()+" is "+named.Name] = true
 						}
 					}
 				}

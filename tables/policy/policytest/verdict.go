@@ -21,7 +21,9 @@ type Packet struct {
 }
 
 func (p Packet) String() string {
-	return fmt.Sprintf("%s of %s with %s, protocol %d port %d", p.Direction, p.Subject, p.Peer, p.Protocol, p.Port)
+	return fmt.Sprintf(
+		"%s of %s with %s, protocol %d port %d", p.Direction, p.Subject, p.Peer, p.Protocol, p.Port,
+	)
 }
 
 // Verdict says whether a packet is allowed, and why: the item of a policy, or the reason if no item
@@ -79,10 +81,14 @@ func (w *World) Verdict(p Packet) (allowed bool, why string) {
 
 // concerns reports whether an item of a policy matches a packet.
 func (w *World) concerns(item *tables.PolicyTraffic, p Packet) bool {
-	if len(item.Ports) > 0 && !slices.ContainsFunc(item.Ports, func(port tables.PolicyPort) bool { return w.isPort(port, p) }) {
+	if len(item.Ports) > 0 && !slices.ContainsFunc(
+		item.Ports, func(port tables.PolicyPort) bool { return w.isPort(port, p) },
+	) {
 		return false
 	}
-	return item.AnyPeer || slices.ContainsFunc(item.Peers, func(peer tables.PolicyPeer) bool { return w.isPeer(&peer, p.Peer) })
+	return item.AnyPeer || slices.ContainsFunc(
+		item.Peers, func(peer tables.PolicyPeer) bool { return w.isPeer(&peer, p.Peer) },
+	)
 }
 
 // isPort reports whether a packet goes to a port. A name is looked up at the pod that the packet
@@ -99,7 +105,9 @@ func (w *World) isPort(port tables.PolicyPort, p Packet) bool {
 		destination = p.Subject
 	}
 	pod := w.Pod(destination)
-	return pod != nil && slices.Contains(pod.LabelSet.NamedPorts, tables.NamedPort{Name: port.Name, Protocol: p.Protocol, Port: p.Port})
+	return pod != nil && slices.Contains(
+		pod.LabelSet.NamedPorts, tables.NamedPort{Name: port.Name, Protocol: p.Protocol, Port: p.Port},
+	)
 }
 
 // isPeer reports whether an address is among the peers that an item names.
@@ -128,12 +136,13 @@ func (w *World) isPeerNow(peer *tables.PolicyPeer, addr netip.Addr) bool {
 	case tables.PeerCIDR:
 		return w.mayMean(at, peer.MatchesPods) && peer.CIDR.Contains(addr) && !contains(peer.Except, addr)
 	case tables.PeerCIDRGroups:
-		return w.mayMean(at, peer.MatchesPods) && !contains(peer.Except, addr) && slices.ContainsFunc(w.Groups, func(g *tables.CIDRGroup) bool {
-			if peer.Group != "" {
-				return g.Name == peer.Group && contains(g.Prefixes, addr)
-			}
-			return w.matches(peer.Labels, g.Labels) && contains(g.Prefixes, addr)
-		})
+		return w.mayMean(at, peer.MatchesPods) && !contains(peer.Except, addr) &&
+			slices.ContainsFunc(w.Groups, func(g *tables.CIDRGroup) bool {
+				if peer.Group != "" {
+					return g.Name == peer.Group && contains(g.Prefixes, addr)
+				}
+				return w.matches(peer.Labels, g.Labels) && contains(g.Prefixes, addr)
+			})
 	case tables.PeerServices:
 		return slices.ContainsFunc(w.Services, func(s *tables.Service) bool {
 			switch {
@@ -169,7 +178,8 @@ func (w *World) serves(s *tables.Service, at party, addr netip.Addr, may bool) b
 		return false
 	}
 	for key, value := range s.Selector {
-		if known := !slices.Contains(s.Churning, key); known && at.pod.LabelSet.Labels.Get(key) != value || !known && !may {
+		if known := !slices.Contains(s.Churning, key); known &&
+			at.pod.LabelSet.Labels.Get(key) != value || !known && !may {
 			return false
 		}
 	}

@@ -148,7 +148,9 @@ const namespaceLabels = "io.cilium.k8s.namespace.labels."
 func (w *World) asksNamespace(selector, prefix string) bool {
 	w.matches(selector, nil)
 	requirements, _ := w.memo.selectors[selector].Requirements()
-	return slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return isOfNamespace(r.Key(), prefix) })
+	return slices.ContainsFunc(
+		requirements, func(r labels.Requirement) bool { return isOfNamespace(r.Key(), prefix) },
+	)
 }
 
 func isOfNamespace(key, prefix string) bool {
@@ -169,7 +171,9 @@ func (w *World) IsHeld(addr netip.Addr) bool {
 		w.matches(selector, nil)
 		requirements, _ := w.memo.selectors[selector].Requirements()
 		return !slices.ContainsFunc(requirements, func(r labels.Requirement) bool {
-			return !isOfNamespace(r.Key(), prefix) && !r.Matches(map[string]labels.Set{"": set.namespace, namespaceLabels: set.pod}[prefix])
+			return !isOfNamespace(r.Key(), prefix) && !r.Matches(
+				map[string]labels.Set{"": set.namespace, namespaceLabels: set.pod}[prefix],
+			)
 		})
 	}
 	depends := func(s tables.EgressSelector) bool {
