@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -313,6 +314,54 @@ func TestMapsInKernel(t *testing.T) {
 	maps.close()
 	_, err = maps.Gateways.Dump()
 	require.ErrorIs(t, err, ErrNotOpen)
+}
+
+// While an agent fills its slot beside that of the former one, both take twice the memory of one.
+func TestSlotMemory(t *testing.T) {
+	const entries = 20_000
+	k := testKernel(t, testBPFFS(t))
+	defer k.Close()
+	memory := func() (bytes uint64) {
+		for slot := range uint32(Slots) {
+			pins, _ := os.ReadDir(filepath.Join(k.Dir(), slotPath(slot, "")))
+			for _, pin := range pins {
+				m, err := ebpf.LoadPinnedMap(filepath.Join(k.Dir(), slotPath(slot, pin.Name())), nil)
+				require.NoError(t, err)
+				info, err := m.Info()
+				require.NoError(t, err)
+				used, _ := info.Memlock() // none of an empty trie
+				bytes += used
+				require.NoError(t, m.Close())
+			}
+		}
+		return bytes
+	}
+	// start starts an agent, which ends with its maps complete. It returns their memory before
+	// the flip, and after it.
+	start := func() (filled, released uint64) {
+		maps := newMaps(DefaultConfig)
+		require.NoError(t, maps.open(k))
+		for i := range uint32(entries) {
+			prefix := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32)
+			_, err := maps.IPCache.Update([]IPCacheKey{IPCacheKeyFrom(prefix)}, []IPCacheValue{{Member: i}})
+			require.NoError(t, err)
+			_, err = maps.Peers.Update([]PeerKey{{i}}, []PeerValue{{i}})
+			require.NoError(t, err)
+			_, err = maps.Policy.Update([]PolicyKey{{Ruleset: i}}, []PolicyValue{{i}})
+			require.NoError(t, err)
+		}
+		filled = memory()
+		require.NoError(t, maps.Flip())
+		require.NoError(t, maps.Release())
+		released = memory()
+		maps.close()
+		return filled, released
+	}
+	_, one := start()
+	both, again := start()
+	t.Logf("one slot: %d KiB; both: %d KiB", one>>10, both>>10)
+	require.Equal(t, one, again)
+	require.Equal(t, 2*one, both)
 }
 
 func TestTruncated(t *testing.T) {

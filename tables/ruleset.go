@@ -50,6 +50,10 @@ type Ruleset struct {
 	// TooLarge says why the policies are not enforced: the rules isolate the subject instead,
 	// in the directions that the policies are about.
 	TooLarge string `json:"tooLarge,omitempty"`
+
+	// Needs is set if there was no room for the policies when they were tried before: see
+	// [RulesetRefusal].
+	Needs RulesetSize `json:"needs,omitzero"`
 }
 
 // Namespace returns the namespace of the policies that are not cluster-wide, empty if all are:

@@ -3,7 +3,6 @@
 package tables
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -17,16 +16,11 @@ import (
 // PolicyEntry is the verdict set of a ruleset for a class in a direction. An entry of
 // sluice_policy. There is one for each class with special rules in the ruleset, and one for
 // [bpf.AnyClass].
-//
-// A direction of a ruleset is closed if the maps have no room for what it says of more
-// classes: then the entry of any class denies, so that the classes without an entry of their
-// own are denied. The other entries stay.
 type PolicyEntry struct {
 	Ruleset   uint32        `json:"ruleset"`
 	Class     uint32        `json:"class"`
 	Direction bpf.Direction `json:"direction"`
 	Set       uint32        `json:"set"`
-	Closed    uint32        `json:"closed,omitempty"` // the set that applies instead, and denies
 
 	// Namespace is the one whose usage the entry counts for: see [PolicyUsage].
 	Namespace string `json:"namespace,omitempty"`
@@ -36,7 +30,7 @@ type PolicyEntry struct {
 
 // Equal reports whether two rows want the same, whatever their status.
 func (e *PolicyEntry) Equal(o *PolicyEntry) bool {
-	return e.MapKey() == o.MapKey() && e.Set == o.Set && e.Closed == o.Closed
+	return e.MapKey() == o.MapKey() && e.Set == o.Set
 }
 
 // MapKey is the key in sluice_policy.
@@ -46,15 +40,7 @@ func (e *PolicyEntry) MapKey() bpf.PolicyKey {
 
 // MapValue is the value in sluice_policy.
 func (e *PolicyEntry) MapValue() bpf.PolicyValue {
-	return bpf.PolicyValue{Set: cmp.Or(e.Closed, e.Set)}
-}
-
-// sets returns the sets that the entry refers to.
-func (e *PolicyEntry) sets() []uint32 {
-	if e.Closed == 0 || e.Closed == e.Set {
-		return []uint32{e.Set}
-	}
-	return []uint32{e.Set, e.Closed}
+	return bpf.PolicyValue{Set: e.Set}
 }
 
 // isDone reports whether the kernel has what is desired.
@@ -72,7 +58,7 @@ func (e *PolicyEntry) TableRow() []string {
 		class = number(e.Class)
 	}
 	return []string{
-		number(e.Ruleset), class, e.Direction.String(), number(e.MapValue().Set),
+		number(e.Ruleset), class, e.Direction.String(), number(e.Set),
 		e.Status.Kind.String(), orDash(e.Status.GetError()),
 	}
 }
@@ -87,15 +73,8 @@ var (
 		func(e *PolicyEntry) bpf.PolicyKey { return e.MapKey() })
 	policyEntryClass = IndexIf("class", Uint32Keys,
 		func(e *PolicyEntry) (uint32, bool) { return e.Class, e.Class != 0 })
-	policyEntrySet = IndexEach("set", Uint32Keys,
-		func(e *PolicyEntry) []uint32 { return e.sets() })
-	policyEntryClosed  = FlagIndex("closed", func(e *PolicyEntry) bool { return e.Closed != 0 })
-	policyEntryClosing = FlagIndex("closing",
-		func(e *PolicyEntry) bool { return e.Closed != 0 && !isDone(e.Status) })
-	policyEntryPendingSpecial = IndexIf("pending-special", Uint32Keys,
-		func(e *PolicyEntry) (uint32, bool) {
-			return e.Ruleset, e.Class != bpf.AnyClass && !isDone(e.Status)
-		})
+	policyEntrySet = Index("set", Uint32Keys,
+		func(e *PolicyEntry) uint32 { return e.Set })
 	policyEntryPendingRuleset = IndexIf("pending-ruleset", Uint32Keys,
 		func(e *PolicyEntry) (uint32, bool) { return e.Ruleset, !isDone(e.Status) })
 	policyEntryPendingClass = IndexIf("pending-class", Uint32Keys,
@@ -109,16 +88,6 @@ var (
 
 	// PolicyEntriesBySet queries the entries that refer to a verdict set.
 	PolicyEntriesBySet = policyEntrySet.Query
-
-	// PolicyEntriesClosed queries, by true, the entries of any class that are closed.
-	PolicyEntriesClosed = policyEntryClosed.Query
-
-	// PolicyEntriesClosing queries, by true, those of them that the kernel does not have yet.
-	PolicyEntriesClosing = policyEntryClosing.Query
-
-	// PolicyEntriesPendingSpecial queries the entries of a ruleset about classes that the
-	// kernel does not have yet.
-	PolicyEntriesPendingSpecial = policyEntryPendingSpecial.Query
 
 	// PolicyEntriesPendingOfRuleset queries the entries of a ruleset that the kernel does
 	// not have yet.
@@ -136,8 +105,8 @@ func PolicyEntriesOfRuleset(ruleset uint32) statedb.Query[*PolicyEntry] {
 
 // NewPolicyEntryTable creates the table of policy entries.
 var NewPolicyEntryTable = Declare("policy-entries",
-	policyEntryKey, policyEntryClass, policyEntrySet, policyEntryClosed, policyEntryClosing,
-	policyEntryPendingSpecial, policyEntryPendingRuleset, policyEntryPendingClass)
+	policyEntryKey, policyEntryClass, policyEntrySet, policyEntryPendingRuleset,
+	policyEntryPendingClass)
 
 // Compiled says that policy-entries has all entries of a ruleset with the classes of the snapshot
 // in which it was computed, or of a class with the rulesets of that.
@@ -190,8 +159,8 @@ var NewCompiledTable = Declare("compiled", compiledKey)
 // peer. Equal sets are one.
 //
 // It exists while a desired policy entry refers to it. An entry that only the kernel still has does
-// not keep it alive: entries do not change, but for those that are closed, and an entry is only
-// deleted together with its ruleset or class, when nothing in the kernel refers to that any more.
+// not keep it alive: entries do not change, and an entry is only deleted together with its ruleset
+// or class, when nothing in the kernel refers to that any more.
 type VerdictSet struct {
 	// Number names the set in the kernel. It is not 0, and never that of another set.
 	Number  uint32     `json:"number"`

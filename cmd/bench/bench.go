@@ -127,9 +127,13 @@ func (b *bench) await(change func() (start time.Time), asked afterWrite) (time.D
 	}
 }
 
-// heap is what is in use. What has a finalizer, and what that holds, goes with a later
+// snapshotTime is a bit more than for how long rules hold on to their last snapshot.
+const snapshotTime = 2 * time.Second
+
+// heap is what is in use at rest. What has a finalizer, and what that holds, goes with a later
 // collection than the first that finds it, when the finalizer has run.
 func heap() uint64 {
+	time.Sleep(snapshotTime)
 	for range 4 {
 		runtime.GC()
 		time.Sleep(50 * time.Millisecond)

@@ -23,7 +23,9 @@ import (
 type policyTables struct {
 	cell.In
 
+	Compiled statedb.Table[*tables.CompiledPolicy]
 	Rulesets statedb.Table[*tables.Ruleset]
+	Wanted   statedb.Table[*tables.Subject]
 	Subjects statedb.Table[*tables.SubjectMirror]
 	Status   statedb.Table[*tables.NetworkPolicyStatus]
 	IPCache  statedb.Table[*tables.IPCacheMirror]
@@ -119,15 +121,16 @@ func (b *policyBench) coldStart(policies []*tables.NetworkPolicy) {
 	}, b.inKernel)
 }
 
-// inKernel reports whether the kernel has all pods, and all that the policies say.
+// inKernel reports whether the kernel has all pods, and all that the policies say. The status of
+// policies waits for the flip as well, and that for the devices of pods, which there are none of.
 func (b *policyBench) inKernel() bool {
 	txn := b.db.ReadTxn()
 	if b.tables.IPCache.NumObjects(txn) < b.base.Endpoints.NumObjects(txn) ||
-		b.tables.Status.NumObjects(txn) < b.base.NetworkPolicies.NumObjects(txn) {
+		b.tables.Compiled.NumObjects(txn) < b.base.NetworkPolicies.NumObjects(txn) {
 		return false
 	}
-	for s := range b.tables.Status.All(txn) {
-		if !s.Applied || s.Compiled < s.Wanted {
+	for row := range b.tables.Wanted.All(txn) {
+		if row.Status.Kind != reconciler.StatusKindDone {
 			return false
 		}
 	}

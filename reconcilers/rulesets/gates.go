@@ -15,7 +15,6 @@ import (
 type gates struct {
 	device, subject, member, class, ruleset *mapsync.Dependency
 	verdictSet, egressRuleset, group        *mapsync.Dependency
-	special                                 *mapsync.Dependency
 	prefixesInside, prefixesAround          *mapsync.Dependency
 }
 
@@ -50,10 +49,7 @@ func newGates(p *params) *gates {
 		),
 		class: mapsync.NewDependency("class",
 			compiled(p.Compiled, tables.CompiledClass),
-			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfClass),
-			mapsync.NonePending(p.PolicyEntries.ToTable(), closing)),
-		special: mapsync.NewDependency("entries about classes",
-			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingSpecial)),
+			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfClass)),
 		ruleset: mapsync.NewDependency("ruleset",
 			compiled(p.Compiled, tables.CompiledRuleset),
 			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfRuleset),
@@ -84,10 +80,6 @@ func newGates(p *params) *gates {
 		}),
 	}
 }
-
-// closing queries the rulesets that are to deny classes of which they have no entry, whatever
-// the class.
-func closing(uint32) statedb.Query[*tables.PolicyEntry] { return tables.PolicyEntriesClosing(true) }
 
 // compiled is met if policy-entries has all that is desired of a ruleset or class: else that
 // none is pending would be true of one of which nothing was computed yet.

@@ -184,33 +184,3 @@ func TestByKey(t *testing.T) {
 		require.Same(t, row, found)
 	}
 }
-
-// A member whose class has no entry in a closed ruleset waits until the kernel has that
-// closed. One that is opened waits for the entries about classes.
-func TestClosed(t *testing.T) {
-	w := newWorld(t, true)
-	w.memory.Fail("sluice_policy", bpf.OpUpdate, unix.EPERM, -1)
-	anyClass := &tables.PolicyEntry{Ruleset: 6, Set: 4, Closed: 5}
-	special := &tables.PolicyEntry{Ruleset: 6, Class: 9, Set: 4}
-	member := &tables.Member{Life: life(2), Class: 8}
-	insert(w, w.verdictSets, &tables.VerdictSet{Number: 4}, &tables.VerdictSet{Number: 5})
-	insert(w, w.compiled, &tables.Compiled{Role: tables.CompiledClass, Number: 8})
-	insert(w, w.PolicyEntries.RWTable, anyClass)
-	insert(w, w.Members.RWTable, member)
-	awaitStatus(w, w.PolicyEntries.ToTable(), anyClass, "Error operation not permitted")
-	awaitStatus(w, w.Members.ToTable(), member, waiting+"class 8: policy-entries")
-	w.memory.Fail("sluice_policy", bpf.OpAny, nil, 0)
-	awaitStatus(w, w.Members.ToTable(), member, "Done")
-	denies, found, err := bpf.Lookup(w.Maps.Policy, anyClass.MapKey())
-	require.NoError(t, err)
-	require.True(t, found)
-	require.Equal(t, bpf.PolicyValue{Set: 5}, denies)
-
-	special.Set = 70 // which there is not yet
-	opened := &tables.PolicyEntry{Ruleset: 6, Set: 4}
-	insert(w, w.PolicyEntries.RWTable, special, opened)
-	awaitStatus(w, w.PolicyEntries.ToTable(), opened,
-		waiting+"entries about classes 6: policy-entries")
-	insert(w, w.verdictSets, &tables.VerdictSet{Number: 70})
-	awaitStatus(w, w.PolicyEntries.ToTable(), opened, "Done")
-}

@@ -189,12 +189,8 @@ func policy(
 		Map: p.Maps.Policy, Desired: p.PolicyEntries, Mirror: p.PolicyMirror,
 		WithStatus: tables.WithStatus[tables.PolicyEntry],
 		ByKey:      tables.PolicyEntryByKey,
-		Refers: func(row *tables.PolicyEntry, kernel *bpf.PolicyValue) []mapsync.Reference {
-			refers := []mapsync.Reference{g.verdictSet.On(row.MapValue().Set)}
-			if kernel != nil && row.Class == bpf.AnyClass && row.Closed == 0 {
-				refers = append(refers, g.special.On(row.Ruleset)) // it is opened
-			}
-			return refers
+		Refers: func(row *tables.PolicyEntry, _ *bpf.PolicyValue) []mapsync.Reference {
+			return []mapsync.Reference{g.verdictSet.On(row.Set)}
 		},
 		DeleteAfter: p.Control.Grace(),
 	}

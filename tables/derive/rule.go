@@ -66,7 +66,7 @@ const (
 
 	// snapshotAge is for how long a rule without work holds on to a snapshot, and with it
 	// to all rows of the database as they were then.
-	snapshotAge = 10 * time.Second
+	snapshotAge = time.Second
 )
 
 type runner[Key comparable] struct {

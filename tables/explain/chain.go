@@ -3,7 +3,6 @@
 package explain
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -61,7 +60,7 @@ func (e *Explainer) asPod(txn statedb.ReadTxn, p *Party) {
 	p.Ruleset = subject.Ruleset
 	p.waits(fmt.Sprintf("subject %d", pod.Subject), subject.Status)
 	if ruleset, _, ok := e.t.Rulesets.Get(txn, tables.RulesetByNumber(p.Ruleset)); ok {
-		p.TooLarge = cmp.Or(ruleset.TooLarge, tables.ClosedBy(txn, e.t.Entries, p.Ruleset))
+		p.TooLarge = ruleset.TooLarge
 		for _, id := range ruleset.Policies {
 			p.Policies = append(p.Policies, id.String())
 		}

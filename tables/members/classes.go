@@ -98,24 +98,22 @@ func (t *transaction) enterClass(
 	namespace string, selectors []uint32, ports []tables.NamedPort,
 ) uint32 {
 	class, found := t.classOf(selectors, ports, false)
-	if !found && t.room(namespace) <= 0 {
-		class, found = t.classOf(nil, nil, true)
+	if !found {
+		class.Namespace, class.Cost = namespace, t.cost(selectors, ports)
+		if namespace != "" && class.Cost > t.room(namespace) {
+			class, found = t.classOf(nil, nil, true)
+		}
 	}
 	switch {
 	case !found:
 		t.number++
 		class.Number = t.number
-		if !class.Refused {
-			t.room(namespace) // counts the others
-			class.Namespace = namespace
-			t.classes[namespace]++
-		}
+		t.count(class, class.Cost)
 		insert(t, t.Classes, class)
 	case class.Undesired:
 		now := *class
 		now.Undesired = false
-		t.room(class.Namespace) // counts the others
-		t.classes[class.Namespace]++
+		t.count(class, class.Cost)
 		insert(t, t.Classes, &now)
 	}
 	return class.Number
@@ -134,22 +132,42 @@ func (t *transaction) classOf(
 	}, false
 }
 
-// room returns how many more classes can be made for a namespace, beside those desired. The
-// classes of nodes and of addresses outside the cluster are of none.
-func (t *transaction) room(namespace string) int {
-	if namespace == "" {
-		return 1
+// cost returns how many rulesets may have entries about a class, 1 at least.
+func (t *transaction) cost(selectors []uint32, ports []tables.NamedPort) int {
+	rulesets := map[uint32]bool{}
+	add := func(query statedb.Query[*tables.Ruleset]) {
+		for r := range t.Rulesets.List(t.in, query) {
+			rulesets[r.Number] = true
+		}
 	}
-	n, counted := t.classes[namespace]
+	for _, n := range selectors {
+		add(tables.RulesetsBySelector(n))
+	}
+	for _, p := range ports {
+		add(tables.RulesetsByPort(portName(p)))
+	}
+	return max(1, len(rulesets))
+}
+
+// room returns what more classes of a namespace can cost, beside those desired. The classes of
+// nodes and of addresses outside the cluster are of none.
+func (t *transaction) room(namespace string) int {
+	cost, counted := t.costs[namespace]
 	if !counted {
 		for c := range t.Classes.List(t.out, tables.ClassesByNamespace(namespace)) {
 			if !c.Undesired {
-				n++
+				cost += c.Cost
 			}
 		}
-		t.classes[namespace] = n
+		t.costs[namespace] = cost
 	}
-	return int(t.Share) - n
+	return int(t.Share) - cost
+}
+
+// count adds to what the classes of a namespace cost. It is called before the class is written.
+func (t *transaction) count(class *tables.Class, cost int) {
+	t.room(class.Namespace) // counts the others
+	t.costs[class.Namespace] += cost
 }
 
 // markRefused marks the refused members of a namespace that has room again: several may be of
@@ -176,8 +194,7 @@ func (t *transaction) leftClass(number uint32) {
 	); found && !class.Undesired {
 		now := *class
 		now.Undesired = true
-		t.room(class.Namespace) // counts them
-		t.classes[class.Namespace]--
+		t.count(class, -class.Cost)
 		insert(t, t.Classes, &now)
 		t.mark(classKey(number))
 		t.markRefused(class.Namespace)

@@ -119,7 +119,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
-		classes: map[string]int{},
+		costs: map[string]int{},
 	}
 	for _, k := range keys {
 		switch k.kind {
@@ -154,7 +154,7 @@ type transaction struct {
 	moved map[string]bool // nodes whose tunnel address changed
 	err   error           // the first one
 
-	classes map[string]int // how many were made for a namespace, of those looked at
+	costs map[string]int // of the classes of a namespace, of those looked at
 }
 
 // insert and remove write a row of an output.

@@ -85,24 +85,20 @@ func (s *params) markComplete(
 }
 
 // markEntry marks the policies of a ruleset of which the kernel refuses an entry, or does not
-// any more, and of one that is closed or opened. That the kernel has an entry does not matter
-// before it has the subjects in the ruleset.
+// any more. That the kernel has an entry does not matter before it has the subjects in the ruleset.
 func (s *params) markEntry(
 	in statedb.ReadTxn, old, new *tables.PolicyEntry, mark func(tables.PolicyID),
 ) {
-	is := func(e *tables.PolicyEntry) [2]bool {
-		if e == nil {
-			return [2]bool{}
-		}
-		return [2]bool{IsRefused(e.Status), e.Closed != 0}
+	was := old != nil && IsRefused(old.Status)
+	is := new != nil && IsRefused(new.Status)
+	if was == is {
+		return
 	}
-	if is(old) != is(new) {
-		entry := new
-		if new == nil {
-			entry = old
-		}
-		s.markRulesetNumber(in, entry.Ruleset, mark)
+	entry := new
+	if new == nil {
+		entry = old
 	}
+	s.markRulesetNumber(in, entry.Ruleset, mark)
 }
 
 // markVerdict marks the policies of the rulesets with a verdict when the kernel refuses it, or no

@@ -113,7 +113,7 @@ func (c *round) tooLarge(s *tables.Subject) string {
 	if !found {
 		return ""
 	}
-	return cmp.Or(r.TooLarge, tables.ClosedBy(c.in, c.Entries, s.Ruleset))
+	return r.TooLarge
 }
 
 // isProgrammed reports whether the kernel has a subject in its desired ruleset.

@@ -233,16 +233,6 @@ func TestStates(t *testing.T) {
 				h.entries.Put(&tables.PolicyEntry{Ruleset: 12, Set: 7, Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
 			}, pending, 0, 1},
 		}},
-		"the maps have no room": {enforced, []step{
-			{"closed", func(h *harness) { h.entries.Put(closed) }, tooLarge, 0, 1},
-			{"opened", func(h *harness) {
-				opened := tables.Clone(closed)
-				opened.Closed = 0
-				h.entries.Put(opened)
-			}, inForce, 1, 1},
-			{"closed again", func(h *harness) { h.entries.Put(closed) }, tooLarge, 0, 1},
-			{"deleted", func(h *harness) { h.entries.Remove(closed) }, inForce, 1, 1},
-		}},
 		"the kernel refuses a verdict": {selected, []step{
 			{"refused, of others", func(h *harness) {
 				h.verdicts.Put(&tables.Verdict{
@@ -276,9 +266,6 @@ func TestStates(t *testing.T) {
 		})
 	}
 }
-
-// closed is the entry of any class of a ruleset that is closed for ingress.
-var closed = &tables.PolicyEntry{Ruleset: 12, Direction: bpf.DirectionIngress, Closed: 3}
 
 // None of the policies of a ruleset that is too large is in force for its pods.
 func TestTooLargeTogether(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
+	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
 // Cell derives the tables of subjects.
@@ -28,7 +29,7 @@ var Cell = cell.Module(
 	"Rulesets of pods",
 
 	cell.Config(DefaultConfig),
-	cell.ProvidePrivate(Config.cidrMatch, Config.maxEntries, roomOf),
+	cell.ProvidePrivate(Config.cidrMatch, Config.maxEntries, roomOf, verdicts.RoomOf),
 	cell.Provide(Config.enforcement),
 	tables.OwnDesired(tables.NewPodTable),
 	tables.OwnDesired(tables.NewSubjectTable),
@@ -70,11 +71,15 @@ type params struct {
 	RouteMirrors   statedb.Table[*tables.RouteMirror]
 	EgressMirrors  statedb.Table[*tables.EgressMirror]
 
+	Refusals statedb.Table[*tables.RulesetRefusal]
+	Usage    statedb.Table[*tables.PolicyUsage]
+
 	LocalNode   tables.LocalNode
 	Enforcement tables.Enforcement
 	CIDRMatch   CIDRMatch
 	MaxEntries  MaxEntries
-	Room        Room
+	Room        Room          // for prefixes
+	Maps        verdicts.Room // for policy entries and verdicts
 }
 
 // CIDRMatch is what the prefixes of Cilium's policies select inside the cluster.
@@ -114,6 +119,8 @@ func (r *rule) declare() derive.Rule[key] {
 			derive.Feedback(derive.OnChange(r.SubjectMirrors, r.markUndesired)),
 			derive.Feedback(derive.OnChange(r.RouteMirrors, r.markUndesired)),
 			derive.Feedback(derive.OnChange(r.EgressMirrors, r.markUndesired)),
+			derive.Feedback(derive.From(r.Refusals, markRefusal)),
+			derive.Feedback(derive.FromChange(r.Usage, markUsage)),
 		},
 		Last:    func(k key) bool { return k.kind == ofPolicy },
 		Compute: r.compute,
@@ -161,6 +168,11 @@ func (c *round) computeKey(k key) error {
 		return c.updateGroup(k.digest)
 	case ofPolicy:
 		return c.compiled(k.policy)
+	case ofRefusal:
+		return c.isolateRefused(k.number)
+	case ofRetry:
+		c.retry()
+		return nil
 	}
 	return c.sweep()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/tablestest"
+	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -38,6 +39,8 @@ type harness struct {
 	SubjectMirrors tablestest.Table[*tables.SubjectMirror]
 	RouteMirrors   tablestest.Table[*tables.RouteMirror]
 	EgressMirrors  tablestest.Table[*tables.EgressMirror]
+	Refusals       tablestest.Table[*tables.RulesetRefusal]
+	Usage          tablestest.Table[*tables.PolicyUsage]
 }
 
 func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *harness {
@@ -55,6 +58,8 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	h.SubjectMirrors = tablestest.Open(t, h.db, tables.NewSubjectMirrorTable)
 	h.RouteMirrors = tablestest.Open(t, h.db, tables.NewRouteMirrorTable)
 	h.EgressMirrors = tablestest.Open(t, h.db, tables.NewEgressMirrorTable)
+	h.Refusals = tablestest.Open(t, h.db, tables.NewRulesetRefusalTable)
+	h.Usage = tablestest.Open(t, h.db, tables.NewPolicyUsageTable)
 	p := params{
 		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes,
 		NetworkPolicies: h.NetworkPolicies, EgressPolicies: h.EgressPolicies,
@@ -63,6 +68,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 		RouteMirrors: h.RouteMirrors, EgressMirrors: h.EgressMirrors,
 		LocalNode: tables.LocalNode{Name: here}, Enforcement: enforcement, CIDRMatch: match,
 		MaxEntries: MaxEntries(DefaultConfig.MaxRulesetEntries), Room: roomOf(bpf.DefaultConfig),
+		Refusals: h.Refusals, Usage: h.Usage, Maps: verdicts.RoomOf(bpf.DefaultConfig),
 	}
 	p.Pods = tablestest.Open(t, h.db, tables.NewPodTable)
 	p.Subjects = tablestest.Open(t, h.db, tables.NewSubjectTable)

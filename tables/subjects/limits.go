@@ -3,11 +3,15 @@
 package subjects
 
 import (
+	"crypto/sha256"
 	"fmt"
+
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-
+	"github.com/sluice-net/sluice/tables/derive"
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
@@ -120,10 +124,130 @@ func prefixesIn(s tables.SelectorSpec) (n int) {
 	return n
 }
 
-// markIsolated marks the pods of rulesets that are too large, as there may be room for these
-// now.
-func (c *round) markIsolated() {
+// neededBefore returns what a ruleset needed when it was refused, zero if it was not.
+func (c *round) neededBefore(r *tables.Ruleset) (needs tables.RulesetSize) {
+	isolating, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(isolationDigest(r.Digest)))
+	if found {
+		needs = isolating.Needs
+	}
+	return needs
+}
+
+// hasRoom reports whether the maps have room for what a ruleset needed when it was refused, beside
+// what others use, or will when they are tried again.
+func (c *round) hasRoom(r *tables.Ruleset) bool {
+	var total, own tables.RulesetSize
+	add := func(namespace string, entries, verdicts int) {
+		total.Entries += entries
+		total.Verdicts += verdicts
+		if namespace == r.Namespace() {
+			own.Entries += entries
+			own.Verdicts += verdicts
+		}
+	}
+	for row := range c.Usage.All(c.in) {
+		add(row.Namespace, row.Entries, row.Verdicts)
+	}
+	for other := range c.Rulesets.All(c.out) {
+		if other.TooLarge == "" {
+			add(other.Namespace(), other.Needs.Entries, other.Needs.Verdicts)
+		}
+	}
+	return c.Maps.CanRetry(r.Needs, total, own)
+}
+
+// isolateRefused isolates all subjects with a ruleset that is refused, also those that addresses
+// are leaving: classes wait until the kernel has no subject in it.
+func (c *round) isolateRefused(number uint32) error {
+	r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(number))
+	refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(number))
+	if !found || !refused {
+		return nil
+	}
+	subjects := statedb.Collect(c.Subjects.List(c.out, tables.SubjectsByRuleset(number)))
+	if len(subjects) == 0 {
+		return nil
+	}
+	isolating, err := c.isolate(r, "", refusal.Needs)
+	if err != nil {
+		return err
+	}
+	for _, s := range subjects {
+		changed := tables.WithStatus(s, reconciler.StatusPending())
+		changed.Ruleset = isolating
+		if err := derive.Insert(c.out, c.Subjects, changed); err != nil {
+			return err
+		}
+	}
+	return c.releaseRuleset(number)
+}
+
+// isolate returns the number of the ruleset that denies everything in the directions that another
+// is about: as that is too large, or as the maps have no room for what it needs.
+func (c *round) isolate(
+	of *tables.Ruleset, tooLarge string, needs tables.RulesetSize,
+) (number uint32, err error) {
+	if needs != (tables.RulesetSize{}) {
+		tooLarge = fmt.Sprintf("it needs more than %d entries of sluice_policy and %d of "+
+			"sluice_verdicts, which have no room for it: see policy-usage",
+			needs.Entries-1, needs.Verdicts-1)
+	}
+	r := &tables.Ruleset{
+		Digest: isolationDigest(of.Digest), AlwaysDeny: of.AlwaysDeny, Policies: of.Policies,
+		Rules: isolation(of.Rules), TooLarge: tooLarge, Needs: needs,
+	}
+	existing, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(r.Digest))
+	switch {
+	case !found:
+		r.Number = c.number()
+	case !existing.Undesired && existing.Needs == needs:
+		return existing.Number, nil
+	default:
+		r.Number = existing.Number
+	}
+	return r.Number, derive.Insert(c.out, c.Rulesets, r)
+}
+
+// isolationDigest identifies the ruleset that isolates the pods of another.
+func isolationDigest(of bpf.Digest) bpf.Digest {
+	sum := sha256.Sum256(append([]byte("isolation of "), of[:]...))
+	return bpf.Digest(sum[:16])
+}
+
+// isolation returns the rules that deny everything in the directions that others are about.
+func isolation(rules []*tables.Rule) (isolating []*tables.Rule) {
+	for _, d := range directions {
+		for _, r := range rules {
+			if r.Direction != d {
+				continue
+			}
+			id := r.RuleID
+			id.Item = -1
+			isolating = append(isolating, &tables.Rule{RuleID: id, Field: r.Field, DefaultDeny: true})
+			break
+		}
+	}
+	return isolating
+}
+
+// markRefusal has the pods of a ruleset isolated that is refused.
+func markRefusal(_ statedb.ReadTxn, row *tables.RulesetRefusal, mark func(key)) {
+	mark(key{kind: ofRefusal, number: row.Ruleset})
+}
+
+// markUsage has refused rulesets tried again when a namespace uses less of the maps.
+func markUsage(_ statedb.ReadTxn, old, new *tables.PolicyUsage, mark func(key)) {
+	if old != nil && (new == nil || new.Entries < old.Entries || new.Verdicts < old.Verdicts) {
+		mark(key{kind: ofRetry})
+	}
+}
+
+// markIsolated marks the pods of rulesets that are too large, and for which there may be room now.
+func (c *round) markIsolated(mayHaveRoom func(*tables.Ruleset) bool) {
 	for r := range c.Rulesets.List(c.out, tables.RulesetsTooLarge(true)) {
+		if !mayHaveRoom(r) {
+			continue
+		}
 		for s := range c.Subjects.List(c.out, tables.SubjectsByRuleset(r.Number)) {
 			for p := range c.Pods.List(c.out, tables.PodsBySubject(s.Number)) {
 				c.mark(addrKey(p.Addr))
@@ -132,19 +256,9 @@ func (c *round) markIsolated() {
 	}
 }
 
-// isolation returns the rules that deny everything in the directions that others are about.
-func isolation(rules []said) (isolating []said) {
-	for _, d := range directions {
-		for _, r := range rules {
-			if r.Direction != d {
-				continue
-			}
-			id := r.RuleID
-			id.Item = -1
-			isolating = append(isolating,
-				said{Rule: &tables.Rule{RuleID: id, Field: r.Field, DefaultDeny: true}})
-			break
-		}
-	}
-	return isolating
+// retry marks the pods of refused rulesets for which the maps have room now.
+func (c *round) retry() {
+	c.markIsolated(func(r *tables.Ruleset) bool {
+		return r.Needs != (tables.RulesetSize{}) && c.hasRoom(r)
+	})
 }

@@ -120,3 +120,66 @@ func TestNoRoom(t *testing.T) {
 	require.Empty(t, h.rulesetOf(b).TooLarge)
 	require.Len(t, h.rulesetOf(b).Rules, 2)
 }
+
+// A ruleset that the maps have no room for isolates its pods, until there is room for what it
+// needs, or its policies change.
+func TestRefusedRuleset(t *testing.T) {
+	h := smallNode(t)
+	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
+	large := tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 3), Ports: ports(3)}
+	h.NetworkPolicies.Put(allow("other", "app=b", 80), allowing("large", large))
+	h.work()
+	before, other := h.rulesetOf(a), h.rulesetOf(b)
+	txn := h.db.ReadTxn()
+	pod, _, _ := h.Pods.Get(txn, tables.PodByAddr(a))
+	mirror := &tables.SubjectMirror{
+		Key: bpf.SubjectKey{Subject: pod.Subject}, Value: bpf.SubjectValue{Ruleset: before.Number},
+		Present: true,
+	}
+	h.SubjectMirrors.Put(mirror)
+
+	needs := tables.RulesetSize{Entries: 400, Verdicts: 20}
+	used := &tables.PolicyUsage{Namespace: "n2", Entries: int(bpf.DefaultConfig.MapSizePolicy) / 2}
+	h.Usage.Put(used)
+	refusal := &tables.RulesetRefusal{Ruleset: before.Number, Needs: needs}
+	h.Refusals.Put(refusal)
+	h.work()
+	r := h.rulesetOf(a)
+	require.Equal(t, "it needs more than 399 entries of sluice_policy and 19 of sluice_verdicts, "+
+		"which have no room for it: see policy-usage", r.TooLarge)
+	require.Equal(t, before.Policies, r.Policies)
+	require.Len(t, r.Rules, 1)
+	require.True(t, r.Rules[0].DefaultDeny)
+	require.Equal(t, other, h.rulesetOf(b))
+	_, _, found := h.Rulesets.Get(h.db.ReadTxn(), tables.RulesetByNumber(before.Number))
+	require.True(t, found, "the kernel has it")
+
+	h.SubjectMirrors.Remove(mirror)
+	h.work()
+	_, _, found = h.Rulesets.Get(h.db.ReadTxn(), tables.RulesetByNumber(before.Number))
+	require.False(t, found)
+	h.Refusals.Remove(refusal)
+	h.work()
+	less := tables.Clone(used)
+	less.Entries--
+	h.Usage.Put(less)
+	h.work()
+	require.NotEmpty(t, h.rulesetOf(a).TooLarge, "there is still no room for 400 entries")
+
+	large.Ports = ports(2)
+	h.NetworkPolicies.Put(allowing("large", large))
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge, "it is another ruleset")
+	large.Ports = ports(3)
+	h.NetworkPolicies.Put(allowing("large", large))
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge, "what another time needed is not remembered")
+
+	h.Refusals.Put(&tables.RulesetRefusal{Ruleset: h.rulesetOf(a).Number, Needs: needs})
+	h.work()
+	require.NotEmpty(t, h.rulesetOf(a).TooLarge)
+	h.Usage.Remove(less)
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge, "there is room")
+	require.Len(t, h.rulesetOf(a).Rules, 2)
+}

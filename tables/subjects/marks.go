@@ -22,6 +22,7 @@ type key struct {
 	addr   netip.Addr // of a pod
 	digest bpf.Digest // of a selector or a group
 	policy tables.PolicyID
+	number uint32 // of a ruleset
 }
 
 type kind uint8
@@ -32,6 +33,8 @@ const (
 	ofGroup
 	ofPolicy    // a network policy, after the pods that it selects
 	ofUndesired // all undesired objects
+	ofRefusal   // a ruleset that the maps have no room for
+	ofRetry     // all such rulesets, when there may be room
 )
 
 func addrKey(addr netip.Addr) key { return key{kind: ofAddr, addr: addr} }

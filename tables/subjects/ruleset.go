@@ -34,48 +34,46 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		return bpf.EmptyRuleset, nil
 	}
 	r := &tables.Ruleset{
-		Digest: digestOf(all, alwaysDeny, false), AlwaysDeny: alwaysDeny,
+		Digest: digestOf(all, alwaysDeny), AlwaysDeny: alwaysDeny,
 		Policies: tables.PoliciesOf(idsOf(all)),
 	}
-	if number, found, err := c.desire(r.Digest); found {
-		return number, err
-	}
-	namespace := r.Namespace()
-	if r.TooLarge = cmp.Or(c.tooLarge(all), c.noRoom(namespace, all)); r.TooLarge != "" {
-		r.Digest = digestOf(all, alwaysDeny, true)
-		if number, found, err := c.desire(r.Digest); found {
-			return number, err
+	if existing, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(r.Digest)); found {
+		if refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(existing.Number)); refused {
+			return c.isolate(existing, "", refusal.Needs)
 		}
-		all = isolation(all)
+		return existing.Number, c.desire(existing)
+	}
+	for _, s := range all {
+		r.Rules = append(r.Rules, s.Rule)
+	}
+	if r.Needs = c.neededBefore(r); r.Needs != (tables.RulesetSize{}) && !c.hasRoom(r) {
+		return c.isolate(r, "", r.Needs)
+	}
+	if tooLarge := cmp.Or(c.tooLarge(all), c.noRoom(r.Namespace(), all)); tooLarge != "" {
+		return c.isolate(r, tooLarge, tables.RulesetSize{})
 	}
 	r.Number = c.number()
 	for _, s := range all {
 		for _, spec := range s.selectors {
-			number, err := c.selector(spec, namespace)
+			number, err := c.selector(spec, r.Namespace())
 			if err != nil {
 				return 0, err
 			}
 			s.Peers = append(s.Peers, number)
 		}
 		slices.Sort(s.Peers)
-		r.Rules = append(r.Rules, s.Rule)
 	}
 	return r.Number, derive.Insert(c.out, c.Rulesets, r)
 }
 
-// desire returns the number of the ruleset with a content, if there is one, which is desired
-// from now on.
-func (c *round) desire(digest bpf.Digest) (number uint32, found bool, err error) {
-	r, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(digest))
-	if !found || !r.Undesired {
-		if found {
-			number = r.Number
-		}
-		return number, found, nil
+// desire has a ruleset desired from now on.
+func (c *round) desire(r *tables.Ruleset) error {
+	if !r.Undesired {
+		return nil
 	}
 	desired := *r
 	desired.Undesired = false
-	return r.Number, true, derive.Insert(c.out, c.Rulesets, &desired)
+	return derive.Insert(c.out, c.Rulesets, &desired)
 }
 
 func idsOf(rules []said) []tables.RuleID {
@@ -205,10 +203,10 @@ func resolved(ports []tables.PolicyPort, named []tables.NamedPort) []tables.Poli
 	return numbers
 }
 
-// digestOf identifies the content of a ruleset, or of one that isolates as that is too large.
-func digestOf(rules []said, alwaysDeny, tooLarge bool) bpf.Digest {
+// digestOf identifies the content of a ruleset.
+func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
 	h := sha256.New()
-	fmt.Fprintln(h, alwaysDeny, tooLarge)
+	fmt.Fprintln(h, alwaysDeny)
 	for _, r := range rules {
 		fmt.Fprintf(h, "%s %q %t %t %t %t\n",
 			r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)

@@ -3,14 +3,14 @@
 // Package verdicts derives the verdicts of rulesets on classes of peers.
 //
 //	rulesets, peer-classes ──► policy-entries ─► verdict-sets, verdicts
-//	                           compiled, policy-usage
+//	                           compiled, policy-usage, ruleset-refusals
 //	rulesets, verdicts, map-verdicts ──► rule-cookies
 //
 // Neither rulesets nor classes change what they stand for. So what is said of a pair is
 // computed once, and is deleted when the ruleset or the class is.
 //
-// When the maps are nearly full, what namespaces that use much of them want more is refused:
-// a direction of a ruleset is closed instead, until the maps are half empty.
+// When the maps are nearly full, a ruleset of a namespace that uses much of them is refused: its
+// pods are isolated.
 package verdicts
 
 import (
@@ -30,7 +30,8 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewVerdictTable),
 	tables.Own(tables.NewRuleCookieTable),
 	tables.Own(tables.NewPolicyUsageTable),
-	cell.ProvidePrivate(roomOf),
+	tables.Own(tables.NewRulesetRefusalTable),
+	cell.ProvidePrivate(RoomOf),
 	cell.Invoke(
 		deriveVerdicts,
 		deriveCookies,

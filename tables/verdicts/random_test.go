@@ -138,18 +138,13 @@ func randomClass(random *rand.Rand, number uint32) *tables.Class {
 
 // history is what steps must not contradict.
 type history struct {
-	compiled map[tables.Compiled]bool
-	owed     map[[2]uint32]bool    // pairs of which a mark says that they are computed
-	digests  map[uint32]bpf.Digest // of all sets ever
-	gone     map[uint32]bool       // sets that were deleted
-	rows     map[bpf.PolicyKey]*tables.PolicyEntry
+	digests map[uint32]bpf.Digest // of all sets ever
+	gone    map[uint32]bool       // sets that were deleted
+	rows    map[bpf.PolicyKey]*tables.PolicyEntry
 }
 
 func newHistory() *history {
-	return &history{
-		compiled: map[tables.Compiled]bool{}, owed: map[[2]uint32]bool{},
-		digests: map[uint32]bpf.Digest{}, gone: map[uint32]bool{},
-	}
+	return &history{digests: map[uint32]bpf.Digest{}, gone: map[uint32]bool{}}
 }
 
 // check looks at the outputs after one transaction, whose snapshot had the inputs as they
@@ -158,27 +153,17 @@ func (h *history) check(w *world) {
 	txn := w.db.ReadTxn()
 	entries, wanted := w.entries(), w.wanted()
 
-	// What is there is right. A mark is of all pairs with what there was in the snapshot.
+	// What is there is right. What is compiled has all entries with what else is.
 	compiled := map[tables.Compiled]bool{}
 	for c := range w.rule.Compiled.All(txn) {
 		compiled[*c] = true
-		if h.compiled[*c] {
-			continue
-		}
-		if c.Role == tables.CompiledRuleset {
-			h.owed[[2]uint32{c.Number, bpf.AnyClass}] = true
-			for other := range w.classes.All(txn) {
-				h.owed[[2]uint32{c.Number, other.Number}] = true
-			}
-		} else {
-			for other := range w.rulesets.All(txn) {
-				h.owed[[2]uint32{other.Number, c.Number}] = true
-			}
-		}
 	}
-	h.compiled = compiled
 	for k, says := range wanted {
-		if got, found := entries[k]; found || h.owed[[2]uint32{k.Ruleset, k.Class}] {
+		got, found := entries[k]
+		both := compiled[tables.Compiled{Role: tables.CompiledRuleset, Number: k.Ruleset}] &&
+			(k.Class == bpf.AnyClass ||
+				compiled[tables.Compiled{Role: tables.CompiledClass, Number: k.Class}])
+		if found || both {
 			require.Equal(w, says, got, "%s", k)
 		}
 	}

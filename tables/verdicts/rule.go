@@ -33,6 +33,7 @@ type params struct {
 	Sets     statedb.RWTable[*tables.VerdictSet]
 	Verdicts statedb.RWTable[*tables.Verdict]
 	Usage    statedb.RWTable[*tables.PolicyUsage]
+	Refusals statedb.RWTable[*tables.RulesetRefusal]
 
 	Room Room
 }
@@ -45,7 +46,7 @@ type params struct {
 type key struct {
 	tables.Compiled
 	after uint32
-	opens bool // a ruleset whose closed directions are opened behind the last piece
+	lacks bool // an entry that there is no room for
 }
 
 // rule has the only state of the derivation: the last number of a set.
@@ -61,8 +62,10 @@ func deriveVerdicts(p derive.Params, tables params) error {
 
 func (r *rule) declare() derive.Rule[key] {
 	return derive.Rule[key]{
-		Name:    "verdicts",
-		Outputs: []statedb.TableMeta{r.Entries, r.Compiled, r.Sets, r.Verdicts, r.Usage},
+		Name: "verdicts",
+		Outputs: []statedb.TableMeta{
+			r.Entries, r.Compiled, r.Sets, r.Verdicts, r.Usage, r.Refusals,
+		},
 		Inputs: []derive.Input[key]{
 			derive.FromChange(r.Rulesets, comesAndGoes[*tables.Ruleset](tables.CompiledRuleset)),
 			derive.FromChange(r.Classes, comesAndGoes[*tables.Class](tables.CompiledClass)),
@@ -97,6 +100,7 @@ type transaction struct {
 	*rule
 	in    statedb.ReadTxn
 	out   statedb.WriteTxn
+	mark  func(key)
 	views map[uint32]*view // of rulesets
 	usage *usage
 	work  int   // pairs and rows so far
@@ -105,7 +109,7 @@ type transaction struct {
 
 func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mark func(key)) error {
 	t := &transaction{
-		rule: r, in: in, out: out, views: map[uint32]*view{},
+		rule: r, in: in, out: out, mark: mark, views: map[uint32]*view{},
 		usage: newUsage(r.Room, r.Usage, out),
 	}
 	var rests []key
@@ -119,13 +123,6 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	for _, rest := range rests { // after keys that have not had a turn
 		mark(rest)
 	}
-	if t.usage.freed && t.usage.total.Closed > 0 && t.usage.isHalfEmpty() {
-		for e := range t.Entries.List(out, tables.PolicyEntriesClosed(true)) {
-			k := key{Compiled: tables.Compiled{Role: tables.CompiledRuleset, Number: e.Ruleset}}
-			k.opens = true
-			mark(k)
-		}
-	}
 	t.writeUsage()
 	return t.err
 }
@@ -137,31 +134,40 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 	if k.Role == tables.CompiledRuleset {
 		ruleset, _, found := t.Rulesets.Get(t.in, tables.RulesetByNumber(k.Number))
 		if !found {
-			return k, t.forget(k, t.Entries.Prefix(t.out, tables.PolicyEntriesOfRuleset(k.Number)))
+			more = t.forget(k, t.Entries.Prefix(t.out, tables.PolicyEntriesOfRuleset(k.Number)))
+			if !more {
+				t.forgetRefusal(k.Number)
+			}
+			return k, more
 		}
 		if k.after == 0 {
 			t.computeAny(ruleset)
 		}
-		opens := k.opens
-		rest, more = each(t, k, t.classes(ruleset), func(c *tables.Class) {
-			opens = t.computePair(ruleset, c, opens) && opens
-		})
-		if opens && !more {
-			t.open(ruleset)
+		if t.isRefused(ruleset) {
+			return k, false
 		}
-		rest.opens = opens
-		return rest, more
+		return each(t, k, t.classes(ruleset), func(c *tables.Class) (complete bool) {
+			t.computePair(ruleset, c)
+			return !t.isRefused(ruleset)
+		})
 	}
 	class, _, found := t.Classes.Get(t.in, tables.ClassByNumber(k.Number))
 	if !found {
 		return k, t.forget(k, t.Entries.List(t.out, tables.PolicyEntriesByClass(k.Number)))
 	}
-	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) { t.computePair(r, class, false) })
+	return each(t, k, t.rulesets(class), func(r *tables.Ruleset) (complete bool) {
+		if !t.isCompiled(tables.Compiled{Role: tables.CompiledRuleset, Number: r.Number}) {
+			return true // no subject has it, and what is left of it includes the class
+		}
+		t.computePair(r, class)
+		return !t.isRefused(r)
+	})
 }
 
-// each computes pairs of an object with others, and then marks it as compiled.
+// each computes pairs of an object with others, and then notes that it is compiled, if all are
+// complete.
 func each[Row object](
-	t *transaction, k key, others []Row, compute func(Row),
+	t *transaction, k key, others []Row, compute func(Row) (complete bool),
 ) (rest key, more bool) {
 	slices.SortFunc(others, func(a, b Row) int {
 		return cmp.Compare(a.GetLife().Number, b.GetLife().Number)
@@ -174,11 +180,13 @@ func each[Row object](
 		if t.isFull() {
 			return k, true
 		}
-		compute(other)
+		k.lacks = !compute(other) || k.lacks
 		t.work++
 		k.after = number
 	}
-	put(t, t.Compiled, &k.Compiled)
+	if !k.lacks {
+		put(t, t.Compiled, &k.Compiled)
+	}
 	return k, false
 }
 
@@ -244,6 +252,21 @@ func (t *transaction) forget(
 		t.removeEntry(e)
 	}
 	return more
+}
+
+// forgetRefusal deletes the refusal of a ruleset that is gone. Classes may have lacked it.
+func (t *transaction) forgetRefusal(number uint32) {
+	refusal, _, refused := t.Refusals.Get(t.out, tables.RefusalOfRuleset(number))
+	if !refused {
+		return
+	}
+	remove(t, t.Refusals, refusal)
+	for c := range t.Classes.All(t.in) {
+		k := key{Compiled: tables.Compiled{Role: tables.CompiledClass, Number: c.Number}}
+		if !t.isCompiled(k.Compiled) {
+			t.mark(k)
+		}
+	}
 }
 
 func put[Row any](t *transaction, table statedb.RWTable[Row], row Row) {

@@ -12,7 +12,8 @@ import (
 // Room is how many entries sluice_policy and sluice_verdicts have room for.
 type Room struct{ Entries, Verdicts int }
 
-func roomOf(c bpf.Config) Room { return Room{int(c.MapSizePolicy), int(c.MapSizeVerdicts)} }
+// RoomOf returns the room of the maps.
+func RoomOf(c bpf.Config) Room { return Room{int(c.MapSizePolicy), int(c.MapSizeVerdicts)} }
 
 // guaranteed is the part of a map that each namespace can use, however much others do: a
 // node has at most 110 pods by default, so not more than 128 namespaces that matter.
@@ -24,6 +25,17 @@ func Fits(size, total, own, more int) bool {
 	return total+more <= size-size/4 || own+more <= size/guaranteed
 }
 
+// CanRetry reports whether there is room for what a refused ruleset needs, beside what all and its
+// own namespace use. The maps must be half empty with it: else the next class would have it refused
+// again.
+func (r Room) CanRetry(needs, total, own tables.RulesetSize) bool {
+	fits := func(size, total, own, more int) bool {
+		return total+more <= size/2 || own+more <= size/guaranteed
+	}
+	return fits(r.Entries, total.Entries, own.Entries, needs.Entries) &&
+		fits(r.Verdicts, total.Verdicts, own.Verdicts, needs.Verdicts)
+}
+
 // usage is what namespaces use, in a transaction.
 type usage struct {
 	room    Room
@@ -31,7 +43,6 @@ type usage struct {
 	rows    map[string]tables.PolicyUsage
 	total   tables.PolicyUsage
 	changed map[string]bool
-	freed   bool // reports whether something was taken back
 }
 
 func newUsage(
@@ -45,7 +56,6 @@ func newUsage(
 		u.rows[row.Namespace] = *row
 		u.total.Entries += row.Entries
 		u.total.Verdicts += row.Verdicts
-		u.total.Closed += row.Closed
 	}
 	return u
 }
@@ -57,31 +67,22 @@ func (u *usage) fits(namespace string, entries, verdicts int) bool {
 		Fits(u.room.Verdicts, u.total.Verdicts, row.Verdicts, verdicts)
 }
 
-// isHalfEmpty reports whether closed rulesets can be opened, without being closed again by
-// the next class.
-func (u *usage) isHalfEmpty() bool {
-	return u.total.Entries <= u.room.Entries/2 && u.total.Verdicts <= u.room.Verdicts/2
-}
-
-func (u *usage) add(namespace string, entries, verdicts, closed int) {
+func (u *usage) add(namespace string, entries, verdicts int) {
 	row := u.rows[namespace]
 	row.Namespace = namespace
 	row.Entries += entries
 	row.Verdicts += verdicts
-	row.Closed += closed
 	u.rows[namespace] = row
 	u.total.Entries += entries
 	u.total.Verdicts += verdicts
-	u.total.Closed += closed
 	u.changed[namespace] = true
-	u.freed = u.freed || entries < 0 || verdicts < 0
 }
 
-// write writes the rows of namespaces whose usage has changed.
+// writeUsage writes the rows of namespaces whose usage has changed.
 func (t *transaction) writeUsage() {
 	for namespace := range t.usage.changed {
 		row := t.usage.rows[namespace]
-		if row.Entries+row.Verdicts+row.Closed == 0 {
+		if row.Entries+row.Verdicts == 0 {
 			remove(t, t.Usage, &row)
 		} else {
 			put(t, t.Usage, &row)

@@ -21,9 +21,6 @@ func (w *world) counted(txn statedb.ReadTxn) map[string]tables.PolicyUsage {
 	for e := range w.rule.Entries.All(txn) {
 		row := counted[e.Namespace]
 		row.Entries++
-		if e.Closed != 0 {
-			row.Closed++
-		}
 		counted[e.Namespace] = row
 	}
 	for s := range w.rule.Sets.All(txn) {
@@ -38,45 +35,60 @@ func (w *world) counted(txn statedb.ReadTxn) map[string]tables.PolicyUsage {
 	return counted
 }
 
-// checkUsage checks that the usage is that of the rows, and that what closed rulesets say is
-// what they would say, or to deny. It returns how many directions are closed.
-func (w *world) checkUsage() (closed int) {
+// checkUsage checks that the usage is that of the rows, and that whatever is compiled is as wanted.
+// It returns the refused rulesets.
+func (w *world) checkUsage() (refused []*tables.Ruleset) {
 	txn := w.db.ReadTxn()
 	usage := map[string]tables.PolicyUsage{}
 	for row := range w.rule.Usage.All(txn) {
 		usage[row.Namespace] = *row
-		closed += row.Closed
 	}
 	require.Equal(w, w.counted(txn), usage)
 
-	wanted, maps, contents := w.wanted(), w.desired(), w.contents()
-	for e := range w.rule.Entries.All(txn) {
-		require.Contains(w, wanted, e.MapKey())
+	wanted, entries := w.wanted(), w.entries()
+	for key, says := range entries {
+		require.Equal(w, wanted[key], says, "%s", key)
 	}
-	for r := range w.rulesets.All(txn) {
-		for _, d := range directions {
-			anyKey := bpf.PolicyKey{Ruleset: r.Number, Direction: d}
-			anyValue, found := maps.Policy(anyKey)
-			require.True(w, found)
-			for c := range w.classes.All(txn) {
-				key := bpf.PolicyKey{Ruleset: r.Number, Class: c.Number, Direction: d}
-				want, special := wanted[key]
-				if !special {
-					want = wanted[anyKey]
-				}
-				value, found := maps.Policy(key)
-				if !found {
-					value = anyValue
-				}
-				says := contents[value.Set].digest
-				if says != want {
-					require.Equal(w, refused.digest, says, "%s", key)
-					require.Equal(w, refused.digest, contents[anyValue.Set].digest, "not closed")
-				}
-			}
+	compiled := func(role tables.CompiledRole, number uint32) bool {
+		key := tables.Compiled{Role: role, Number: number}
+		_, _, found := w.rule.Compiled.Get(txn, tables.CompiledByKey(key))
+		return found
+	}
+	for key := range wanted {
+		if compiled(tables.CompiledRuleset, key.Ruleset) &&
+			(key.Class == bpf.AnyClass || compiled(tables.CompiledClass, key.Class)) {
+			require.Contains(w, entries, key)
 		}
 	}
-	return closed
+	for r := range w.rulesets.All(txn) {
+		if _, _, is := w.rule.Refusals.Get(txn, tables.RefusalOfRuleset(r.Number)); is {
+			refused = append(refused, r)
+		} else {
+			require.True(w, compiled(tables.CompiledRuleset, r.Number))
+		}
+	}
+	require.Len(w, refused, w.rule.Refusals.NumObjects(txn))
+	for c := range w.classes.All(txn) {
+		require.True(w, len(refused) > 0 || compiled(tables.CompiledClass, c.Number))
+	}
+	return refused
+}
+
+// isolate replaces refused rulesets, as the rule of subjects does. It returns those made.
+func (w *world) isolate(number *uint32) (isolating []*tables.Ruleset) {
+	for _, r := range w.checkUsage() {
+		*number++
+		deny := ruleAt("isolating", bpf.DirectionIngress, -1)
+		deny.DefaultDeny = true
+		i := inNamespace(r.Namespace(), ruleset(*number, deny))
+		i.TooLarge = "it is refused"
+		w.remove(r)
+		w.put(i)
+		isolating = append(isolating, i)
+	}
+	w.work()
+	require.Empty(w, w.checkUsage())
+	return isolating
 }
 
 // inNamespace returns a ruleset whose policies are in another namespace.
@@ -91,8 +103,8 @@ func inNamespace(namespace string, r *tables.Ruleset) *tables.Ruleset {
 }
 
 // A tenant has 30 pods on the node and 300 elsewhere, with random labels, and 30 policies of
-// ten ports each, which comes to more verdicts than the maps have room for. Its own pods are
-// denied some peers. Others have room, and when it is gone nothing is closed.
+// ten ports each, which comes to more verdicts than the maps have room for. Its own pods
+// are isolated. Others have room.
 func TestTenantWithRandomLabels(t *testing.T) {
 	w := newWorld(t)
 	random := rand.New(rand.NewPCG(1, 1))
@@ -127,7 +139,8 @@ func TestTenantWithRandomLabels(t *testing.T) {
 	}
 	w.put(attack...)
 	w.work()
-	require.NotZero(t, w.checkUsage())
+	refused := w.checkUsage()
+	require.NotEmpty(t, refused)
 	txn := w.db.ReadTxn()
 	size := int(bpf.DefaultConfig.MapSizeVerdicts)
 	require.LessOrEqual(t, w.rule.Verdicts.NumObjects(txn), size-size/4+1)
@@ -137,10 +150,7 @@ func TestTenantWithRandomLabels(t *testing.T) {
 	peer := class(3001, []uint32{31})
 	w.put(other, peer)
 	w.work()
-	w.checkUsage()
-	usage, _, found := w.rule.Usage.Get(w.db.ReadTxn(), tables.PolicyUsageByNamespace("other"))
-	require.True(t, found)
-	require.Zero(t, usage.Closed)
+	require.Equal(t, refused, w.checkUsage())
 	maps := w.desired()
 	for class, deny := range map[uint32]uint8{3001: 0, 1000: 1} {
 		a, found := maps.Lookup(Question{3000, class, bpf.DirectionIngress, 6, 80})
@@ -148,21 +158,21 @@ func TestTenantWithRandomLabels(t *testing.T) {
 		require.Equal(t, deny, a.Verdict.Deny)
 	}
 
-	w.remove(attack[:len(attack)-1]...) // one ruleset stays
-	w.work()
-	require.Zero(t, w.checkUsage())
+	number := uint32(4000)
+	w.isolate(&number)
 	require.Equal(t, w.wanted(), w.entries())
 }
 
 // Rulesets of several namespaces come and go in maps that are too small for them.
 func TestRandomUsage(t *testing.T) {
-	closings := 0
+	refusals := 0
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		w := newWorld(t)
 		w.rule.maxWork = []int{1, 7, maxWork}[random.IntN(3)]
 		w.rule.Room = Room{Entries: 20 + random.IntN(100), Verdicts: 20 + random.IntN(200)}
 		var live []any
+		isolating := uint32(1000)
 		for number := range uint32(60) {
 			switch what := random.IntN(5); {
 			case what == 0 && len(live) > 4:
@@ -181,46 +191,76 @@ func TestRandomUsage(t *testing.T) {
 			}
 			if random.IntN(2) == 0 {
 				w.work()
-				closings += w.checkUsage()
+				refusals += len(w.checkUsage())
+			}
+			if random.IntN(4) == 0 {
+				w.work()
+				for _, r := range w.isolate(&isolating) {
+					live = append(live, r)
+				}
 			}
 		}
 		w.work()
-		closings += w.checkUsage()
-
-		// With room for all, the next that frees some opens everything.
-		w.rule.Room = Room{Entries: 100000, Verdicts: 100000}
-		last := inNamespace("d", allowing(1000, nil, 1))
-		w.put(last)
-		w.work()
-		w.remove(last)
-		w.work()
-		require.Zero(t, w.checkUsage())
+		for _, r := range w.isolate(&isolating) {
+			live = append(live, r)
+		}
 		require.Equal(t, w.wanted(), w.entries())
 		w.remove(live...)
 		w.work()
 		require.Zero(t, w.rule.Usage.NumObjects(w.db.ReadTxn()))
 		require.Zero(t, w.rule.Sets.NumObjects(w.db.ReadTxn()))
 	}
-	require.Greater(t, closings, 50)
+	require.Greater(t, refusals, 50)
 }
 
-// What is written already needs no room, and a class that comes in the same transaction as a
-// ruleset may be computed before it.
+// A class that there is no room for in a ruleset waits until the ruleset is gone. What is written
+// already needs no room.
 func TestFullMaps(t *testing.T) {
 	w := newWorld(t)
-	peer := class(1, []uint32{1})
 	w.rule.Room = Room{Entries: 4, Verdicts: 400} // the common part is 3
-	w.put(peer, inNamespace("a", allowing(2, nil, 1)))
+	w.put(class(1, []uint32{1}), inNamespace("a", allowing(2, nil, 1)))
 	w.work()
-	require.Zero(t, w.checkUsage())
-	w.put(inNamespace("a", allowing(3, nil, 1)), class(4, []uint32{1}))
+	require.Empty(t, w.checkUsage())
+	w.put(inNamespace("a", allowing(3, nil, 1)), class(4, []uint32{1}), class(5, []uint32{9}))
 	w.work()
-	require.Equal(t, 2, w.checkUsage(), "both rulesets")
-	for _, ruleset := range []uint32{2, 3} {
-		a, found := w.desired().Lookup(Question{ruleset, 4, bpf.DirectionIngress, 6, 80})
-		require.True(t, found)
-		require.EqualValues(t, 1, a.Verdict.Deny)
+	refused := w.checkUsage()
+	require.Len(t, refused, 2)
+	refusal, _, _ := w.rule.Refusals.Get(w.db.ReadTxn(), tables.RefusalOfRuleset(2))
+	require.Equal(t, tables.RulesetSize{Entries: 4, Verdicts: 4}, refusal.Needs)
+	compiled := func(role tables.CompiledRole) (numbers []uint32) {
+		for c := range w.rule.Compiled.All(w.db.ReadTxn()) {
+			if c.Role == role {
+				numbers = append(numbers, c.Number)
+			}
+		}
+		return numbers
 	}
-	a, _ := w.desired().Lookup(Question{2, 1, bpf.DirectionIngress, 6, 80})
-	require.Zero(t, a.Verdict.Deny, "it stays")
+	require.Equal(t, []uint32{2}, compiled(tables.CompiledRuleset), "what is refused at once is not used")
+	require.Equal(t, []uint32{1, 5}, compiled(tables.CompiledClass), "class 4 waits")
+
+	number := uint32(100)
+	w.isolate(&number)
+	require.Equal(t, []uint32{101, 102}, compiled(tables.CompiledRuleset))
+	require.Equal(t, []uint32{1, 4, 5}, compiled(tables.CompiledClass))
+}
+
+// There is room for a refused ruleset when the maps are half empty with it, or it is small.
+func TestCanRetry(t *testing.T) {
+	room := Room{Entries: 5120, Verdicts: 5120} // 10 are guaranteed
+	size := func(entries, verdicts int) tables.RulesetSize {
+		return tables.RulesetSize{Entries: entries, Verdicts: verdicts}
+	}
+	for _, test := range []struct {
+		needs, total, own tables.RulesetSize
+		can               bool
+	}{
+		{size(2560, 2560), size(0, 0), size(0, 0), true},
+		{size(2561, 1), size(0, 0), size(0, 0), false},
+		{size(1, 2561), size(0, 0), size(0, 0), false},
+		{size(2560, 2560), size(1, 0), size(0, 0), false},
+		{size(10, 10), size(3000, 3000), size(0, 0), true},
+		{size(10, 10), size(3000, 3000), size(1, 0), false},
+	} {
+		require.Equal(t, test.can, room.CanRetry(test.needs, test.total, test.own), "%v", test)
+	}
 }

@@ -40,7 +40,8 @@ func newWorld(t testing.TB) *world {
 		Sets:     tablestest.Open(t, w.db, tables.NewVerdictSetTable),
 		Verdicts: tablestest.Open(t, w.db, tables.NewVerdictTable),
 		Usage:    tablestest.Open(t, w.db, tables.NewPolicyUsageTable),
-		Room:     roomOf(bpf.DefaultConfig),
+		Refusals: tablestest.Open(t, w.db, tables.NewRulesetRefusalTable),
+		Room:     RoomOf(bpf.DefaultConfig),
 	}}
 	w.stepper = tablestest.NewRule(t, w.db, w.rule.declare())
 	w.work()
