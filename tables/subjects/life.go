@@ -147,7 +147,7 @@ func (c *round) sweepRulesets() error {
 		}
 	}
 	if freed {
-		c.markIsolated()
+		c.markIsolated(c.out, c.mark)
 	}
 	return nil
 }

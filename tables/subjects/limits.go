@@ -5,6 +5,8 @@ package subjects
 import (
 	"fmt"
 
+	"github.com/cilium/statedb"
+
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 
@@ -69,26 +71,49 @@ type Room int
 func roomOf(c bpf.Config) Room { return Room(c.MapSizePeers) }
 
 // noRoom says why some rules of a namespace are not enforced though they are not too large,
-// empty if they are: they name prefixes that no ruleset in use does, and there is no room for
-// these.
-func (c *round) noRoom(namespace string, rules []said) string {
+// empty if they are: they name prefixes that no ruleset in use does, or groups and services that
+// have more prefixes by now, and there is no room for these.
+func (c *round) noRoom(namespace string, rules []said) (string, error) {
 	more := map[bpf.Digest]int{}
 	for _, r := range rules {
-		for _, s := range r.selectors {
-			n := prefixesIn(s)
-			if n == 0 {
+		for _, spec := range r.selectors {
+			kind := spec.Peers[0].Kind
+			if kind == tables.PeerPods || kind == tables.PeerNodes {
 				continue
 			}
-			digest := s.Digest()
-			if _, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest)); !inUse {
+			digest := spec.Digest()
+			s, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest))
+			if inUse && kind == tables.PeerCIDR {
+				continue
+			}
+			now, err := c.resolve(c.in, tables.Selector{SelectorSpec: spec})
+			if err != nil {
+				return "", err
+			}
+			n := len(now.Prefixes())
+			if !inUse {
 				more[digest] = n
+			} else if n -= len(s.Prefixes()); n > 0 {
+				if text := c.noRoomFor(s.Namespace, n); text != "" {
+					return text, nil
+				}
+				c.mark(key{kind: ofSelector, digest: digest}) // there may have been no room before
 			}
 		}
 	}
-	if len(more) == 0 {
+	sum := 0
+	for _, n := range more {
+		sum += n
+	}
+	return c.noRoomFor(namespace, sum), nil
+}
+
+// noRoomFor says why more prefixes of a namespace do not fit beside those in use, empty if they do.
+func (c *round) noRoomFor(namespace string, more int) string {
+	if more <= 0 {
 		return ""
 	}
-	total, own, sum := 0, 0, 0
+	total, own := 0, 0
 	for s := range c.Selectors.All(c.out) {
 		n := len(s.Prefixes())
 		total += n
@@ -96,10 +121,7 @@ func (c *round) noRoom(namespace string, rules []said) string {
 			own += n
 		}
 	}
-	for _, n := range more {
-		sum += n
-	}
-	if sum == 0 || verdicts.Fits(int(c.Room), total, own, sum) {
+	if verdicts.Fits(int(c.Room), total, own, more) {
 		return ""
 	}
 	of := "of namespace " + namespace
@@ -107,27 +129,22 @@ func (c *round) noRoom(namespace string, rules []said) string {
 		of = "of cluster-wide policies"
 	}
 	return fmt.Sprintf("%d more prefixes, beside %d %s and %d of others: "+
-		"more than --map-size-peers=%d has room for", sum, own, of, total-own, c.Room)
-}
-
-// prefixesIn returns how many prefixes a selector names itself.
-func prefixesIn(s tables.SelectorSpec) (n int) {
-	for _, peer := range s.Peers {
-		if peer.Kind == tables.PeerCIDR {
-			n += 1 + len(peer.Except)
-		}
-	}
-	return n
+		"more than --map-size-peers=%d has room for", more, own, of, total-own, c.Room)
 }
 
 // markIsolated marks the pods of rulesets that are too large, as there may be room for these
 // now.
-func (c *round) markIsolated() {
-	for r := range c.Rulesets.List(c.out, tables.RulesetsTooLarge(true)) {
-		for s := range c.Subjects.List(c.out, tables.SubjectsByRuleset(r.Number)) {
-			for p := range c.Pods.List(c.out, tables.PodsBySubject(s.Number)) {
-				c.mark(addrKey(p.Addr))
-			}
+func (r *rule) markIsolated(txn statedb.ReadTxn, mark func(key)) {
+	for ruleset := range r.Rulesets.List(txn, tables.RulesetsTooLarge(true)) {
+		r.markRuleset(txn, ruleset, mark)
+	}
+}
+
+// markRuleset marks the pods of a ruleset.
+func (r *rule) markRuleset(txn statedb.ReadTxn, ruleset *tables.Ruleset, mark func(key)) {
+	for s := range r.Subjects.List(txn, tables.SubjectsByRuleset(ruleset.Number)) {
+		for p := range r.Pods.List(txn, tables.PodsBySubject(s.Number)) {
+			mark(addrKey(p.Addr))
 		}
 	}
 }

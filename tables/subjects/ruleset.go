@@ -37,11 +37,17 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		Digest: digestOf(all, alwaysDeny, false), AlwaysDeny: alwaysDeny,
 		Policies: tables.PoliciesOf(idsOf(all)),
 	}
-	if number, found, err := c.desire(r.Digest); found {
-		return number, err
-	}
 	namespace := r.Namespace()
-	if r.TooLarge = cmp.Or(c.tooLarge(all), c.noRoom(namespace, all)); r.TooLarge != "" {
+	noRoom, err := c.noRoom(namespace, all)
+	if err != nil {
+		return 0, err
+	}
+	if noRoom == "" {
+		if number, found, err := c.desire(r.Digest); found {
+			return number, err
+		}
+	}
+	if r.TooLarge = cmp.Or(c.tooLarge(all), noRoom); r.TooLarge != "" {
 		r.Digest = digestOf(all, alwaysDeny, true)
 		if number, found, err := c.desire(r.Digest); found {
 			return number, err
