@@ -71,34 +71,28 @@ type Room int
 func roomOf(c bpf.Config) Room { return Room(c.MapSizePeers) }
 
 // noRoom says why some rules of a namespace are not enforced though they are not too large,
-// empty if they are: they name prefixes that no ruleset in use does, or groups and services that
-// have more prefixes by now, and there is no room for these.
+// empty if they are: they name prefixes that no ruleset in use does, or something that has outgrown
+// the room, and there is no room for these.
 func (c *round) noRoom(namespace string, rules []said) (string, error) {
 	more := map[bpf.Digest]int{}
 	for _, r := range rules {
 		for _, spec := range r.selectors {
-			kind := spec.Peers[0].Kind
-			if kind == tables.PeerPods || kind == tables.PeerNodes {
+			if kind := spec.Peers[0].Kind; kind == tables.PeerPods || kind == tables.PeerNodes {
 				continue
 			}
 			digest := spec.Digest()
 			s, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest))
-			if inUse && kind == tables.PeerCIDR {
+			if inUse && s.NoRoom != "" {
+				return s.NoRoom, nil
+			}
+			if inUse {
 				continue
 			}
-			now, err := c.resolve(c.in, tables.Selector{SelectorSpec: spec})
+			s, err := c.resolve(c.in, tables.Selector{SelectorSpec: spec})
 			if err != nil {
 				return "", err
 			}
-			n := len(now.Prefixes())
-			if !inUse {
-				more[digest] = n
-			} else if n -= len(s.Prefixes()); n > 0 {
-				if text := c.noRoomFor(s.Namespace, n); text != "" {
-					return text, nil
-				}
-				c.mark(key{kind: ofSelector, digest: digest}) // there may have been no room before
-			}
+			more[digest] = len(s.Prefixes())
 		}
 	}
 	sum := 0

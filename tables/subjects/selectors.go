@@ -41,17 +41,19 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	s, err := c.resolve(c.in, tables.Selector{
 		Life: former.Life, SelectorSpec: former.SelectorSpec, Namespace: former.Namespace,
 	})
-	if err != nil || s.SameResolution(former) {
+	if err != nil || s.SameResolution(former) && former.NoRoom == "" {
 		return err
 	}
 	more := len(s.Prefixes()) - len(former.Prefixes())
-	if c.noRoomFor(s.Namespace, more) != "" {
+	if noRoom := c.noRoomFor(s.Namespace, more); noRoom != "" {
+		outgrown := *former
+		outgrown.NoRoom = noRoom
 		for r := range c.Rulesets.List(c.out, tables.RulesetsBySelector(s.Number)) {
-			c.markRuleset(c.out, r, c.mark) // they get another one: see noRoom
+			c.markRuleset(c.out, r, c.mark)
 		}
-		return nil
+		return derive.Insert(c.out, c.Selectors, &outgrown)
 	}
-	if more < 0 {
+	if more < 0 || former.NoRoom != "" {
 		c.markIsolated(c.out, c.mark)
 	}
 	return derive.Insert(c.out, c.Selectors, s)
