@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// growths are the kinds of objects that grow in [TestMemoryIsBounded]. What only objects of
-// others would show, as a product, is left to two kinds that grow together.
+// growths are the kinds of objects that grow in [TestMemoryIsBounded]. One is missing: pods with
+// labels of their own with egress policies that select many of them. Each of their label sets has
+// rules of its own, and so they have no bound but that of their product.
 var growths = []growth{
 	{"pods with labels of their own", 2048, 4, `sluice_peers.*map full`, each(func(i int) []string {
 		return []string{boundPod("grows", fmt.Sprint("p", i), 1, i, fmt.Sprintf("own: l%d", i))}
@@ -66,7 +67,7 @@ spec: {clusterIP: 172.20.0.1, ports: [{port: 80}]}}`, toServices,
 		return []string{netpol(fmt.Sprint("p", i), "app: first", fmt.Sprintf(
 			"from: [{podSelector: {matchLabels: {app: l%d}}}], ports: [{port: %d}]", i, i+1))}
 	})},
-	{"policies of many pods", 512, 24, `"tooLarge"`, each(func(i int) []string {
+	{"policies of many pods", 1024, 24, `"tooLarge"`, each(func(i int) []string {
 		own := fmt.Sprintf("own: l%d", i)
 		return append(ownPod(i), netpol(fmt.Sprint("p", i), own,
 			"from: [{podSelector: {matchLabels: {"+own+"}}}], ports: ["+listOf(8, func(j int) string {
@@ -85,16 +86,20 @@ spec: {clusterIP: 172.20.0.1, ports: [{port: 80}]}}`, toServices,
 					"from: [{podSelector: {matchLabels: {l%d: a}}}], ports: [{port: %d}]", i*5%64, i+1)),
 			}
 		})},
-	{"policies of many pods that name prefixes", 512, 24, `map-size-peers=512`,
+	{"policies of many pods that name prefixes", 1024, 24, `map-size-peers=512`,
 		each(func(i int) []string {
 			return append(ownPod(i), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i),
 				fmt.Sprintf("from: [{ipBlock: {cidr: 20.0.0.0/8, except: [%s]}}]", boundPrefix(i))))
 		})},
 
-	// The rules of egress policies are left out: see docs/operations.md.
 	{"lists of gateways", 64, 264, `sluice_gateways.*map full`, each(func(i int) []string {
 		return []string{boundEgress(i, "app: first", boundPrefix(i),
 			fmt.Sprintf("{nodeSelector: {matchLabels: {egress: a%d}}}", i))}
+	})},
+	// Each is a rule for each label set that the policy selects, of which there is one here.
+	{"destinations of an egress policy", 4096, 8, `sluice_egress.*map full`, whole(func(n int) string {
+		return boundEgress(0, "app: first", listOf(n, boundPrefix),
+			"{nodeSelector: {matchLabels: {egress: a}}}")
 	})},
 }
 

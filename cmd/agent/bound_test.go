@@ -21,7 +21,7 @@ import (
 
 // boundSizes are the sizes of the maps, and boundRoom is their sum.
 var boundSizes = map[string]int{
-	"pods": 512, "ipcache": 512, "subjects": 256, "peers": 512, "policy": 2048, "verdicts": 2048,
+	"pods": 512, "ipcache": 512, "subjects": 256, "peers": 512, "policy": 4096, "verdicts": 4096,
 	"egress": 512, "gateways": 1024, "covered": 512, "nodes": 64, "exits": 16,
 }
 
