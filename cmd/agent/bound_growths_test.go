@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strings"
 )
 
@@ -11,47 +12,50 @@ import (
 // labels of their own with egress policies that select many of them. Each of their label sets has
 // rules of its own, and so they have no bound but that of their product.
 var growths = []growth{
-	{"pods with labels of their own", 2048, 4, `sluice_peers.*map full`, each(func(i int) []string {
-		return []string{boundPod("grows", fmt.Sprint("p", i), 1, i, fmt.Sprintf("own: l%d", i))}
-	})},
-	{"pods of this node with labels of their own", 2048, 12, `sluice_subjects.*map full`,
-		each(ownPod)},
-	{"pods that share labels", 2048, 8, `sluice_pods.*map full`, each(func(i int) []string {
-		return []string{boundPod("grows", fmt.Sprint("p", i), 0, i, "app: same")}
-	})},
-	{"nodes", 1024, 8, `sluice_nodes.*map full`, each(func(i int) []string {
+	{"pods with labels of their own", 2048, everything, 4, `sluice_peers.*map full`,
+		each(func(i int) []string {
+			return []string{boundPod("grows", fmt.Sprint("p", i), 1, i, fmt.Sprintf("own: l%d", i))}
+		})},
+	{"pods of this node with labels of their own", 2048, everything, 12,
+		`sluice_subjects.*map full`, each(ownPod)},
+	{"pods that share labels", 2048, everything, 8, `sluice_pods.*map full`,
+		each(func(i int) []string {
+			return []string{boundPod("grows", fmt.Sprint("p", i), 0, i, "app: same")}
+		})},
+	{"nodes", 1024, everything, 8, `sluice_nodes.*map full`, each(func(i int) []string {
 		return []string{boundNode(i+10, "egress: none")}
 	})},
-	{"services", 2048, 2, `sluice_ipcache.*map full`, each(func(i int) []string {
+	{"services", 2048, everything, 2, `sluice_ipcache.*map full`, each(func(i int) []string {
 		return []string{fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: s%d,
 namespace: grows, labels: {app: x}}, spec: {selector: {own: l%d}, clusterIP: 172.20.%d.%d,
 ports: [{port: 80}]}}`, i, i, i>>8, i&255), toServices}
 	})},
 
-	{"ports of a policy", 1 << 14, 0, `max-ruleset-entries=256`, whole(func(n int) string {
+	{"ports of a policy", 4096, ofRuleset, 0, `max-ruleset-entries=256`, whole(func(n int) string {
 		return netpol("ports", "", "ports: ["+listOf(n, func(i int) string {
 			return fmt.Sprintf("{port: %d}", 1+2*i)
 		})+"]")
 	})},
-	{"label peers of a policy", 1 << 14, 0, `max-ruleset-entries=256`, whole(func(n int) string {
-		return netpol("peers", "", "from: ["+listOf(n, func(i int) string {
-			return fmt.Sprintf("{podSelector: {matchLabels: {app: l%d}}}", i)
-		})+"]")
-	})},
-	{"prefixes of a policy", 1 << 13, 0, `max-ruleset-entries=256`, whole(func(n int) string {
+	{"label peers of a policy", 4096, ofRuleset, 0, `max-ruleset-entries=256`,
+		whole(func(n int) string {
+			return netpol("peers", "", "from: ["+listOf(n, func(i int) string {
+				return fmt.Sprintf("{podSelector: {matchLabels: {app: l%d}}}", i)
+			})+"]")
+		})},
+	{"prefixes of a policy", 4096, ofRuleset, 0, `max-ruleset-entries=256`, whole(func(n int) string {
 		return netpol("prefixes", "", "from: ["+listOf(n, func(i int) string {
 			return fmt.Sprintf("{ipBlock: {cidr: 20.%d.%d.0/24, except: [20.%d.%d.128/25]}}",
 				i>>8, i&255, i>>8, i&255)
 		})+"]")
 	})},
-	{"prefixes of a group", 1 << 14, 0, `map-size-peers=512`, func(_, n int) []string {
+	{"prefixes of a group", 4096, ofPrefixes, 0, `map-size-peers=512`, func(_, n int) []string {
 		return []string{
 			"{apiVersion: cilium.io/v2, kind: CiliumCIDRGroup, metadata: {name: g}, spec: " +
 				"{externalCIDRs: [" + listOf(n, boundPrefix) + "]}}",
 			cilium("group", "toCIDRSet: [{cidrGroupRef: g}]"),
 		}
 	}},
-	{"backends of a service", 1 << 14, 0, `map-size-peers=512`, func(from, to int) []string {
+	{"backends of a service", 4096, ofPrefixes, 0, `map-size-peers=512`, func(from, to int) []string {
 		return []string{
 			fmt.Sprintf(`{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4,
 metadata: {name: s%d, namespace: grows, labels: {kubernetes.io/service-name: s}},
@@ -63,44 +67,48 @@ spec: {clusterIP: 172.20.0.1, ports: [{port: 80}]}}`, toServices,
 		}
 	}},
 
-	{"policies of one pod", 2048, 3, `max-ruleset-entries=256`, each(func(i int) []string {
+	{"policies of one pod", 2048, ofRuleset, 3, `max-ruleset-entries=256`, each(func(i int) []string {
 		return []string{netpol(fmt.Sprint("p", i), "app: first", fmt.Sprintf(
 			"from: [{podSelector: {matchLabels: {app: l%d}}}], ports: [{port: %d}]", i, i+1))}
 	})},
-	{"policies of many pods", 1024, 24, `"tooLarge"`, each(func(i int) []string {
-		own := fmt.Sprintf("own: l%d", i)
-		return append(ownPod(i), netpol(fmt.Sprint("p", i), own,
-			"from: [{podSelector: {matchLabels: {"+own+"}}}], ports: ["+listOf(8, func(j int) string {
-				return fmt.Sprintf("{port: %d}", 1+20*i+2*j)
-			})+"]"))
+	{"policies of many pods", 512, everything, 24, `"tooLarge"`, each(func(i int) []string {
+		return []string{ownPod(i % 256)[0], netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%256),
+			"ports: ["+listOf(16, func(j int) string {
+				return fmt.Sprintf("{port: %d}", 1+64*i+2*j)
+			})+"]")}
 	})},
-	{"pods and policies that select each other at random", 512, 24, `"tooLarge"`,
+	{"policies of many pods that name prefixes", 256, everything, 24, `map-size-peers=512`,
 		each(func(i int) []string {
-			labels := map[string]bool{fmt.Sprintf("own: l%d", i): true}
-			for j := range 8 {
-				labels[fmt.Sprintf("l%d: a", (i*7+j*j*13+i/64*j)%64)] = true
+			return append(ownPod(i), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i),
+				"from: ["+listOf(8, func(j int) string {
+					return "{ipBlock: {cidr: " + boundPrefix(8*i+j) + "}}"
+				})+"]"))
+		})},
+	{"pods and policies that select each other at random", 256, everything, 24, `"tooLarge"`,
+		each(func(i int) []string {
+			random, labels := rand.New(rand.NewPCG(uint64(i), 0)), "app: random"
+			for j := range 64 {
+				if random.IntN(8) == 0 {
+					labels += fmt.Sprintf(", l%d: a", j)
+				}
 			}
 			return []string{
-				boundPod("grows", fmt.Sprint("p", i), 0, i, joined(labels)),
+				boundPod("grows", fmt.Sprint("p", i), 0, i, labels),
 				netpol(fmt.Sprint("p", i), fmt.Sprintf("l%d: a", i%64), fmt.Sprintf(
 					"from: [{podSelector: {matchLabels: {l%d: a}}}], ports: [{port: %d}]", i*5%64, i+1)),
 			}
 		})},
-	{"policies of many pods that name prefixes", 1024, 24, `map-size-peers=512`,
-		each(func(i int) []string {
-			return append(ownPod(i), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i),
-				fmt.Sprintf("from: [{ipBlock: {cidr: 20.0.0.0/8, except: [%s]}}]", boundPrefix(i))))
-		})},
 
-	{"lists of gateways", 64, 264, `sluice_gateways.*map full`, each(func(i int) []string {
+	{"lists of gateways", 64, everything, 264, `sluice_gateways.*map full`, each(func(i int) []string {
 		return []string{boundEgress(i, "app: first", boundPrefix(i),
 			fmt.Sprintf("{nodeSelector: {matchLabels: {egress: a%d}}}", i))}
 	})},
 	// Each is a rule for each label set that the policy selects, of which there is one here.
-	{"destinations of an egress policy", 4096, 8, `sluice_egress.*map full`, whole(func(n int) string {
-		return boundEgress(0, "app: first", listOf(n, boundPrefix),
-			"{nodeSelector: {matchLabels: {egress: a}}}")
-	})},
+	{"destinations of an egress policy", 4096, everything, 8, `sluice_egress.*map full`,
+		whole(func(n int) string {
+			return boundEgress(0, "app: first", listOf(n, boundPrefix),
+				"{nodeSelector: {matchLabels: {egress: a}}}")
+		})},
 }
 
 // each grows by objects, whole by one object that says more.
@@ -125,14 +133,6 @@ func listOf(n int, item func(i int) string) string {
 	return strings.Join(items, ", ")
 }
 
-func joined(set map[string]bool) string {
-	var all []string
-	for item := range set {
-		all = append(all, item)
-	}
-	return strings.Join(all, ", ")
-}
-
 func boundAddr(i int) string { return fmt.Sprintf("10.%d.%d.%d", i>>16+1, i>>8&255, i&255) }
 
 func boundPrefix(i int) string { return fmt.Sprintf("20.%d.%d.0/24", i>>8, i&255) }
@@ -154,7 +154,8 @@ func boundNamespace(name string) string {
 
 func boundNode(i int, labels string) string {
 	return fmt.Sprintf(`{apiVersion: v1, kind: Node, metadata: {name: node-%d, labels: {%s}},
-spec: {podCIDRs: [100.%d.%d.0/24]}, status: {addresses: [{type: InternalIP, address: 192.168.%d.%d}],
+spec: {podCIDRs: [100.%d.%d.0/24]}, status: {
+addresses: [{type: InternalIP, address: 192.168.%d.%d}],
 conditions: [{type: Ready, status: "True"}]}}`, i, labels, 64+i>>8, i&255, i>>8, i&255)
 }
 
@@ -166,7 +167,8 @@ metadata: {name: %s, namespace: grows}, spec: {podSelector: {matchLabels: {%s}},
 
 func cilium(name, egress string) string {
 	return fmt.Sprintf(`{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy,
-metadata: {name: %s, namespace: grows}, spec: {endpointSelector: {}, egress: [{%s}]}}`, name, egress)
+metadata: {name: %s, namespace: grows}, spec: {endpointSelector: {},
+egress: [{%s}]}}`, name, egress)
 }
 
 // toServices is a policy that names all services of the namespace.
