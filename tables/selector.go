@@ -119,6 +119,10 @@ type Selector struct {
 	MatchesPods  bool `json:"matchesPods,omitempty"`
 	MatchesNodes bool `json:"matchesNodes,omitempty"`
 
+	// NoRoom says that the objects have more prefixes by now than there is room for: until the
+	// rulesets that name the selector are gone, it stands for what it did before.
+	NoRoom string `json:"noRoom,omitempty"`
+
 	matchers []*PodMatcher   // of Pods
 	nodes    labels.Selector // of nodes
 	prefixes []netip.Prefix  // of Blocks

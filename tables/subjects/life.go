@@ -147,7 +147,7 @@ func (c *round) sweepRulesets() error {
 		}
 	}
 	if freed {
-		c.markIsolated(func(r *tables.Ruleset) bool { return r.Needs == (tables.RulesetSize{}) })
+		c.markIsolated(c.out, c.mark)
 	}
 	return nil
 }

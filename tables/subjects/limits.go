@@ -73,26 +73,43 @@ type Room int
 func roomOf(c bpf.Config) Room { return Room(c.MapSizePeers) }
 
 // noRoom says why some rules of a namespace are not enforced though they are not too large,
-// empty if they are: they name prefixes that no ruleset in use does, and there is no room for
-// these.
-func (c *round) noRoom(namespace string, rules []said) string {
+// empty if they are: they name prefixes that no ruleset in use does, or something that has outgrown
+// the room, and there is no room for these.
+func (c *round) noRoom(namespace string, rules []said) (string, error) {
 	more := map[bpf.Digest]int{}
 	for _, r := range rules {
-		for _, s := range r.selectors {
-			n := prefixesIn(s)
-			if n == 0 {
+		for _, spec := range r.selectors {
+			if kind := spec.Peers[0].Kind; kind == tables.PeerPods || kind == tables.PeerNodes {
 				continue
 			}
-			digest := s.Digest()
-			if _, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest)); !inUse {
-				more[digest] = n
+			digest := spec.Digest()
+			s, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest))
+			if inUse && s.NoRoom != "" {
+				return s.NoRoom, nil
 			}
+			if inUse {
+				continue
+			}
+			s, err := c.resolve(c.in, tables.Selector{SelectorSpec: spec})
+			if err != nil {
+				return "", err
+			}
+			more[digest] = len(s.Prefixes())
 		}
 	}
-	if len(more) == 0 {
+	sum := 0
+	for _, n := range more {
+		sum += n
+	}
+	return c.noRoomFor(namespace, sum), nil
+}
+
+// noRoomFor says why more prefixes of a namespace do not fit beside those in use, empty if they do.
+func (c *round) noRoomFor(namespace string, more int) string {
+	if more <= 0 {
 		return ""
 	}
-	total, own, sum := 0, 0, 0
+	total, own := 0, 0
 	for s := range c.Selectors.All(c.out) {
 		n := len(s.Prefixes())
 		total += n
@@ -100,10 +117,7 @@ func (c *round) noRoom(namespace string, rules []said) string {
 			own += n
 		}
 	}
-	for _, n := range more {
-		sum += n
-	}
-	if sum == 0 || verdicts.Fits(int(c.Room), total, own, sum) {
+	if verdicts.Fits(int(c.Room), total, own, more) {
 		return ""
 	}
 	of := "of namespace " + namespace
@@ -111,17 +125,7 @@ func (c *round) noRoom(namespace string, rules []said) string {
 		of = "of cluster-wide policies"
 	}
 	return fmt.Sprintf("%d more prefixes, beside %d %s and %d of others: "+
-		"more than --map-size-peers=%d has room for", sum, own, of, total-own, c.Room)
-}
-
-// prefixesIn returns how many prefixes a selector names itself.
-func prefixesIn(s tables.SelectorSpec) (n int) {
-	for _, peer := range s.Peers {
-		if peer.Kind == tables.PeerCIDR {
-			n += 1 + len(peer.Except)
-		}
-	}
-	return n
+		"more than --map-size-peers=%d has room for", more, own, of, total-own, c.Room)
 }
 
 // neededBefore returns what a ruleset needed when it was refused, zero if it was not.
@@ -242,23 +246,28 @@ func markUsage(_ statedb.ReadTxn, old, new *tables.PolicyUsage, mark func(key)) 
 	}
 }
 
-// markIsolated marks the pods of rulesets that are too large, and for which there may be room now.
-func (c *round) markIsolated(mayHaveRoom func(*tables.Ruleset) bool) {
-	for r := range c.Rulesets.List(c.out, tables.RulesetsTooLarge(true)) {
-		if !mayHaveRoom(r) {
-			continue
-		}
-		for s := range c.Subjects.List(c.out, tables.SubjectsByRuleset(r.Number)) {
-			for p := range c.Pods.List(c.out, tables.PodsBySubject(s.Number)) {
-				c.mark(addrKey(p.Addr))
-			}
+// markIsolated marks the pods of rulesets that are too large, as there may be room for these
+// now.
+func (r *rule) markIsolated(txn statedb.ReadTxn, mark func(key)) {
+	for ruleset := range r.Rulesets.List(txn, tables.RulesetsTooLarge(true)) {
+		r.markRuleset(txn, ruleset, mark)
+	}
+}
+
+// markRuleset marks the pods of a ruleset.
+func (r *rule) markRuleset(txn statedb.ReadTxn, ruleset *tables.Ruleset, mark func(key)) {
+	for s := range r.Subjects.List(txn, tables.SubjectsByRuleset(ruleset.Number)) {
+		for p := range r.Pods.List(txn, tables.PodsBySubject(s.Number)) {
+			mark(addrKey(p.Addr))
 		}
 	}
 }
 
 // retry marks the pods of refused rulesets for which the maps have room now.
 func (c *round) retry() {
-	c.markIsolated(func(r *tables.Ruleset) bool {
-		return r.Needs != (tables.RulesetSize{}) && c.hasRoom(r)
-	})
+	for r := range c.Rulesets.List(c.out, tables.RulesetsTooLarge(true)) {
+		if r.Needs != (tables.RulesetSize{}) && c.hasRoom(r) {
+			c.markRuleset(c.out, r, c.mark)
+		}
+	}
 }

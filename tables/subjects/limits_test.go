@@ -183,3 +183,53 @@ func TestRefusedRuleset(t *testing.T) {
 	require.Empty(t, h.rulesetOf(a).TooLarge, "there is room")
 	require.Len(t, h.rulesetOf(a).Rules, 2)
 }
+
+// A group of prefixes that grows in use until there is no room isolates the pods of the policies
+// that name it, until it shrinks or others leave it room. Meanwhile it stands for what it did.
+func TestNoRoomForGroup(t *testing.T) {
+	h := smallNode(t)
+	h.rule.Room = 100 // for 75 prefixes
+	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
+	group := func(n int) {
+		g := &tables.CIDRGroup{Name: "g"}
+		for _, p := range blocks(0, n) {
+			g.Prefixes = append(g.Prefixes, p.CIDR)
+		}
+		h.CIDRGroups.Put(g)
+		h.work()
+	}
+	byGroup := tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: []tables.PolicyPeer{{
+		Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{Group: "g"},
+	}}}
+	h.NetworkPolicies.Put(allowing("grouped", byGroup))
+	group(50)
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+	before := h.rulesetOf(b)
+
+	group(80)
+	require.Equal(t, "30 more prefixes, beside 50 of namespace n1 and 0 of others: "+
+		"more than --map-size-peers=100 has room for", h.rulesetOf(a).TooLarge)
+	require.Equal(t, before, h.rulesetOf(b))
+	require.Zero(t, h.Selectors.NumObjects(h.db.ReadTxn()))
+	group(1000)
+	require.NotEmpty(t, h.rulesetOf(a).TooLarge)
+	require.Zero(t, h.Selectors.NumObjects(h.db.ReadTxn()))
+	group(70)
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+
+	other := allowing("other", tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(100, 50)})
+	other.Rules[0].Subject = inN1("app=b")
+	group(20)
+	h.NetworkPolicies.Put(other)
+	h.work()
+	require.Empty(t, h.rulesetOf(b).TooLarge)
+	group(60)
+	require.NotEmpty(t, h.rulesetOf(a).TooLarge)
+	require.Empty(t, h.rulesetOf(b).TooLarge)
+	h.NetworkPolicies.Remove(other)
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+	for s := range h.Selectors.All(h.db.ReadTxn()) {
+		require.Len(t, s.Prefixes(), 60)
+	}
+}

@@ -3,7 +3,6 @@
 package subjects
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -37,9 +36,17 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		Digest: digestOf(all, alwaysDeny), AlwaysDeny: alwaysDeny,
 		Policies: tables.PoliciesOf(idsOf(all)),
 	}
-	if existing, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(r.Digest)); found {
-		if refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(existing.Number)); refused {
+	existing, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(r.Digest))
+	if found {
+		refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(existing.Number))
+		noRoom, err := c.noRoom(r.Namespace(), all)
+		switch {
+		case err != nil:
+			return 0, err
+		case refused:
 			return c.isolate(existing, "", refusal.Needs)
+		case noRoom != "":
+			return c.isolate(existing, noRoom, tables.RulesetSize{})
 		}
 		return existing.Number, c.desire(existing)
 	}
@@ -49,7 +56,14 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	if r.Needs = c.neededBefore(r); r.Needs != (tables.RulesetSize{}) && !c.hasRoom(r) {
 		return c.isolate(r, "", r.Needs)
 	}
-	if tooLarge := cmp.Or(c.tooLarge(all), c.noRoom(r.Namespace(), all)); tooLarge != "" {
+	tooLarge := c.tooLarge(all)
+	if tooLarge == "" {
+		var err error
+		if tooLarge, err = c.noRoom(r.Namespace(), all); err != nil {
+			return 0, err
+		}
+	}
+	if tooLarge != "" {
 		return c.isolate(r, tooLarge, tables.RulesetSize{})
 	}
 	r.Number = c.number()

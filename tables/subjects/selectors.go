@@ -41,8 +41,20 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	s, err := c.resolve(c.in, tables.Selector{
 		Life: former.Life, SelectorSpec: former.SelectorSpec, Namespace: former.Namespace,
 	})
-	if err != nil || s.SameResolution(former) {
+	if err != nil || s.SameResolution(former) && former.NoRoom == "" {
 		return err
+	}
+	more := len(s.Prefixes()) - len(former.Prefixes())
+	if noRoom := c.noRoomFor(s.Namespace, more); noRoom != "" {
+		outgrown := *former
+		outgrown.NoRoom = noRoom
+		for r := range c.Rulesets.List(c.out, tables.RulesetsBySelector(s.Number)) {
+			c.markRuleset(c.out, r, c.mark)
+		}
+		return derive.Insert(c.out, c.Selectors, &outgrown)
+	}
+	if more < 0 || former.NoRoom != "" {
+		c.markIsolated(c.out, c.mark)
 	}
 	return derive.Insert(c.out, c.Selectors, s)
 }
@@ -163,7 +175,8 @@ func namesService(peer tables.PolicyPeer, s *tables.Service) bool {
 	return err == nil && selector.Matches(s.Labels)
 }
 
-// markSelectors marks the selectors in use of a kind that name something.
+// markSelectors marks the selectors in use of a kind that name something that has changed, and the
+// pods that are isolated perhaps because of it.
 func (r *rule) markSelectors(
 	in statedb.ReadTxn, kind tables.PeerKind, names func(tables.PolicyPeer) bool, mark func(key),
 ) {
@@ -172,6 +185,7 @@ func (r *rule) markSelectors(
 			mark(key{kind: ofSelector, digest: s.Digest()})
 		}
 	}
+	r.markIsolated(in, mark)
 }
 
 func (r *rule) markCIDRGroup(in statedb.ReadTxn, old, new *tables.CIDRGroup, mark func(key)) {
@@ -196,7 +210,8 @@ func (r *rule) markBackends(in statedb.ReadTxn, b *tables.BackendSlice, mark fun
 			return p.Entity == tables.EntityKubeAPIServer
 		}, mark)
 	}
-	if s, _, found := r.Services.Get(in, tables.ServiceByName(b.Service)); found {
+	s, _, found := r.Services.Get(in, tables.ServiceByName(b.Service))
+	if found && len(s.Selector) == 0 { // else its backends do not matter
 		r.markSelectors(in, tables.PeerServices, func(p tables.PolicyPeer) bool {
 			return namesService(p, s)
 		}, mark)
