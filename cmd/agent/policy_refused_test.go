@@ -29,7 +29,7 @@ func TestRandomRefusals(t *testing.T) {
 			t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 				t.Parallel()
 				random := policytest.NewGenerator(6000 + seed)
-				size := fmt.Sprintf("--map-size-policy=%d", 100+random.IntN(150))
+				size := fmt.Sprintf("--map-size-policy=%d", 60+random.IntN(150))
 				g := newPolicyCluster(t, random, append(policyFlags(random), size)...)
 				g.policies.failClosed = true
 				g.apply(random.World(14, 8)...)

@@ -124,7 +124,7 @@ func (c *round) sweepSubjects() error {
 }
 
 func (c *round) sweepRulesets() error {
-	freed := false // prefixes
+	freed := false // prefixes, or subjects that were isolated as the kernel had them in a ruleset
 	for marked := range c.Rulesets.List(c.in, tables.RulesetsUndesired(true)) {
 		r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(marked.Number))
 		used := refersTo(c.in, c.SubjectMirrors, marked.Number)
@@ -134,6 +134,8 @@ func (c *round) sweepRulesets() error {
 		if err := derive.Delete(c.out, c.Rulesets, r); err != nil {
 			return err
 		}
+		_, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(r.Number))
+		freed = freed || refused
 		for _, number := range r.Selectors() {
 			if _, _, inUse := c.Rulesets.Get(c.out, tables.RulesetsBySelector(number)); inUse {
 				continue

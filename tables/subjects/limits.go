@@ -160,30 +160,66 @@ func (c *round) hasRoom(r *tables.Ruleset) bool {
 	return c.Maps.CanRetry(r.Needs, total, own)
 }
 
-// isolateRefused isolates all subjects with a ruleset that is refused, also those that addresses
-// are leaving: classes wait until the kernel has no subject in it.
+// isolateRefused isolates all subjects that have a ruleset that is refused, or that the kernel has in
+// it: classes wait until the kernel has none. So this waits for no class: a subject that is to enter
+// another ruleset does that later.
 func (c *round) isolateRefused(number uint32) error {
-	r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(number))
-	refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(number))
-	if !found || !refused {
-		return nil
-	}
-	subjects := statedb.Collect(c.Subjects.List(c.out, tables.SubjectsByRuleset(number)))
-	if len(subjects) == 0 {
-		return nil
-	}
-	isolating, err := c.isolate(r, "", refusal.Needs)
-	if err != nil {
-		return err
-	}
-	for _, s := range subjects {
-		changed := tables.WithStatus(s, reconciler.StatusPending())
-		changed.Ruleset = isolating
-		if err := derive.Insert(c.out, c.Subjects, changed); err != nil {
+	for _, s := range statedb.Collect(c.Subjects.List(c.out, tables.SubjectsByRuleset(number))) {
+		if err := c.isolateSubject(s.Number, number); err != nil {
 			return err
 		}
 	}
-	return c.releaseRuleset(number)
+	for m := range c.SubjectMirrors.List(c.in, mirrorsToRuleset(number)) {
+		if err := c.isolateSubject(m.Key.Subject, number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *round) isolateSubject(subject, ruleset uint32) error {
+	s, _, found := c.Subjects.Get(c.out, tables.SubjectByNumber(subject))
+	r, _, exists := c.Rulesets.Get(c.out, tables.RulesetByNumber(ruleset))
+	refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(ruleset))
+	if !found || !exists || !refused {
+		return nil
+	}
+	isolating, err := c.isolate(r, "", refusal.Needs)
+	if err != nil || s.Ruleset == isolating {
+		return err
+	}
+	changed := tables.WithStatus(s, reconciler.StatusPending())
+	changed.Ruleset = isolating
+	if err := derive.Insert(c.out, c.Subjects, changed); err != nil {
+		return err
+	}
+	return c.releaseRuleset(s.Ruleset)
+}
+
+// refusedInKernel returns the refused ruleset that the kernel has a subject in, nil if there is none.
+func (c *round) refusedInKernel(
+	s *tables.Subject,
+) (refused *tables.Ruleset, needs tables.RulesetSize) {
+	if s == nil {
+		return nil, needs
+	}
+	key := tables.MirrorByKey[bpf.SubjectKey, bpf.SubjectValue](s.MapKey())
+	m, _, found := c.SubjectMirrors.Get(c.in, key)
+	if !found {
+		return nil, needs
+	}
+	for _, v := range m.Values() {
+		refusal, _, is := c.Refusals.Get(c.in, tables.RefusalOfRuleset(v.Ruleset))
+		r, _, exists := c.Rulesets.Get(c.out, tables.RulesetByNumber(v.Ruleset))
+		if is && exists {
+			return r, refusal.Needs
+		}
+	}
+	return nil, needs
+}
+
+func mirrorsToRuleset(number uint32) statedb.Query[*tables.SubjectMirror] {
+	return tables.MirrorsTo[bpf.SubjectKey, bpf.SubjectValue](number)
 }
 
 // isolate returns the number of the ruleset that denies everything in the directions that another

@@ -233,3 +233,44 @@ func TestNoRoomForGroup(t *testing.T) {
 		require.Len(t, s.Prefixes(), 60)
 	}
 }
+
+// A subject that the kernel has in a refused ruleset is isolated before it enters another one, as
+// that may wait for classes which wait for the kernel.
+func TestRefusedInKernel(t *testing.T) {
+	h := smallNode(t)
+	a := localPod(0, "a").Addr
+	traffic := tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(0, 3), Ports: ports(3)}
+	h.NetworkPolicies.Put(allowing("p", traffic))
+	h.work()
+	refused := h.rulesetOf(a)
+	pod, _, _ := h.Pods.Get(h.db.ReadTxn(), tables.PodByAddr(a))
+	mirror := func(ruleset uint32) *tables.SubjectMirror {
+		return &tables.SubjectMirror{
+			Key: bpf.SubjectKey{Subject: pod.Subject}, Value: bpf.SubjectValue{Ruleset: ruleset},
+			Present: true,
+		}
+	}
+	h.SubjectMirrors.Put(mirror(refused.Number))
+	traffic.Ports = ports(2)
+	h.NetworkPolicies.Put(allowing("p", traffic))
+	h.work()
+	require.NotEqual(t, refused.Number, h.rulesetOf(a).Number)
+
+	h.Refusals.Put(&tables.RulesetRefusal{
+		Ruleset: refused.Number, Needs: tables.RulesetSize{Entries: 9, Verdicts: 9},
+	})
+	h.work()
+	isolating := h.rulesetOf(a)
+	require.NotEmpty(t, isolating.TooLarge)
+	h.NetworkPolicies.Put(allow("other", "app=a", 80))
+	h.work()
+	require.Equal(t, isolating.Number, h.rulesetOf(a).Number)
+
+	h.SubjectMirrors.Put(mirror(isolating.Number))
+	h.work()
+	require.Empty(t, h.rulesetOf(a).TooLarge)
+	require.Len(t, h.rulesetOf(a).Policies, 2)
+	h.SubjectMirrors.Put(mirror(h.rulesetOf(a).Number))
+	h.work()
+	require.Len(t, all(h.db.ReadTxn(), h.Rulesets), 1, "none is left over")
+}

@@ -123,11 +123,12 @@ func (c *round) subjectOf(def tables.SubjectDef, set *tables.LabelSet) (number u
 	if number, known := c.subjects[def]; known {
 		return number, nil
 	}
-	now, err := c.roles(def, set)
+	s := c.desiredSubject(def)
+	now, err := c.roles(s, def, set)
 	if err != nil {
 		return 0, err
 	}
-	if s := c.desiredSubject(def); s != nil {
+	if s != nil {
 		number, err = c.updateSubject(s, now)
 	} else {
 		number, err = c.makeSubject(def, now)
@@ -160,11 +161,19 @@ type roles struct {
 	egress  uint32 // egress ruleset, 0 for none
 }
 
-func (c *round) roles(def tables.SubjectDef, set *tables.LabelSet) (r roles, err error) {
+// roles returns what the roles of a subject shall be, which is nil if there is none yet.
+func (c *round) roles(
+	s *tables.Subject, def tables.SubjectDef, set *tables.LabelSet,
+) (r roles, err error) {
 	node := def.Node
 	if def.Local {
 		node = c.LocalNode.Name
-		if r.ruleset, err = c.ruleset(set); err != nil {
+		if refused, needs := c.refusedInKernel(s); refused != nil {
+			r.ruleset, err = c.isolate(refused, "", needs)
+		} else {
+			r.ruleset, err = c.ruleset(set)
+		}
+		if err != nil {
 			return r, err
 		}
 	}
