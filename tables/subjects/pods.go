@@ -74,24 +74,27 @@ func (c *round) belongsTo(
 		return tables.SubjectDef{LabelSet: e.LabelSet.ID, Local: true}, e.LabelSet, e.Endpoint
 	}
 	owner, _ := tables.AddrOwner(c.in, c.Endpoints, addr)
-	if owner == nil || owner.Node == c.LocalNode.Name || !c.isServedHere(owner) {
+	if owner == nil || owner.Node == c.LocalNode.Name {
 		return def, nil, endpoint
 	}
 	def.LabelSet = owner.LabelSet.ID
 	if _, _, found := c.EgressPolicies.Get(c.in, tables.EgressPoliciesOfNodes(true)); found {
 		def.Node = owner.Node
 	}
+	if !c.isServedHere(def, owner) {
+		return tables.SubjectDef{}, nil, endpoint
+	}
 	return def, owner.LabelSet, owner.Name
 }
 
-// isServedHere reports whether this node may be the gateway of another node's pod.
-func (c *round) isServedHere(e *tables.Endpoint) bool {
-	key := tables.SubjectDef{LabelSet: e.LabelSet.ID, Node: e.Node}
-	if served, known := c.served[key]; known {
+// isServedHere reports whether this node may be the gateway of another node's pods of a subject, of
+// which e is one.
+func (c *round) isServedHere(def tables.SubjectDef, e *tables.Endpoint) bool {
+	if served, known := c.served[def]; known {
 		return served
 	}
 	policies, unknown := c.egressPolicies(e.LabelSet, e.Node)
-	c.served[key] = !unknown && slices.ContainsFunc(policies, func(a applying) bool {
+	c.served[def] = !unknown && slices.ContainsFunc(policies, func(a applying) bool {
 		serving, known := c.serves[a.policy]
 		if !known {
 			node, _, _ := c.Nodes.Get(c.in, tables.NodeByName(c.LocalNode.Name))
@@ -100,7 +103,7 @@ func (c *round) isServedHere(e *tables.Endpoint) bool {
 		}
 		return serving
 	})
-	return c.served[key]
+	return c.served[def]
 }
 
 // isUnknown reports whether it depends on labels of a namespace without an object which policies
@@ -234,7 +237,10 @@ func (c *round) isLeft(s *tables.Subject) bool {
 		}
 	}
 	for m := range c.PodMirrors.List(c.in, tables.MirrorsTo[podKey, bpf.PodValue](s.Number)) {
-		if !c.stays(m.Key.Addr.Addr(), s) {
+		addr := m.Key.Addr.Addr()
+		p, _, found := c.Pods.Get(c.in, tables.PodByAddr(addr))
+		isChecked := found && p.Subject == s.Number
+		if !isChecked && !c.stays(addr, s) {
 			return true
 		}
 	}
