@@ -155,10 +155,8 @@ type Class struct {
 	Ports     []NamedPort `json:"ports,omitempty"`     // in order
 	Refused   bool        `json:"refused,omitempty"`   // every ruleset drops it
 
-	// Namespace is that of the pods that the class was made for: Cost counts for its share. It is
-	// the number of rulesets that named one of the selectors or ports then, 1 at least.
+	// Namespace is that of the pods that the class was made for: it counts for its share.
 	Namespace string `json:"namespace,omitempty"`
-	Cost      int    `json:"cost,omitempty"`
 }
 
 // ClassDigest identifies a class.

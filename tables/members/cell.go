@@ -49,11 +49,11 @@ var Cell = cell.Module(
 	}),
 )
 
-// Share is what the classes that are made for the pods of a namespace can cost, in policy entries
-// of rulesets, most of them of other namespaces.
+// Share is how many classes can be made for the pods of a namespace. Each takes an entry in the
+// rulesets that name it, most of them of other namespaces.
 type Share int
 
-func shareOf(c bpf.Config) Share { return Share(max(1, c.MapSizePolicy/8)) }
+func shareOf(c bpf.Config) Share { return Share(max(1, c.MapSizePolicy/256)) }
 
 // Config says which addresses are inside the cluster, beside those that objects tell.
 type Config struct {

@@ -99,8 +99,8 @@ func (t *transaction) enterClass(
 ) uint32 {
 	class, found := t.classOf(selectors, ports, false)
 	if !found {
-		class.Namespace, class.Cost = namespace, t.cost(selectors, ports)
-		if namespace != "" && class.Cost > t.room(namespace) {
+		class.Namespace = namespace
+		if t.room(namespace) <= 0 {
 			class, found = t.classOf(nil, nil, true)
 		}
 	}
@@ -108,12 +108,12 @@ func (t *transaction) enterClass(
 	case !found:
 		t.number++
 		class.Number = t.number
-		t.count(class, class.Cost)
+		t.count(class, 1)
 		insert(t, t.Classes, class)
 	case class.Undesired:
 		now := *class
 		now.Undesired = false
-		t.count(class, class.Cost)
+		t.count(class, 1)
 		insert(t, t.Classes, &now)
 	}
 	return class.Number
@@ -132,42 +132,29 @@ func (t *transaction) classOf(
 	}, false
 }
 
-// cost returns how many rulesets may have entries about a class, 1 at least.
-func (t *transaction) cost(selectors []uint32, ports []tables.NamedPort) int {
-	rulesets := map[uint32]bool{}
-	add := func(query statedb.Query[*tables.Ruleset]) {
-		for r := range t.Rulesets.List(t.in, query) {
-			rulesets[r.Number] = true
-		}
-	}
-	for _, n := range selectors {
-		add(tables.RulesetsBySelector(n))
-	}
-	for _, p := range ports {
-		add(tables.RulesetsByPort(portName(p)))
-	}
-	return max(1, len(rulesets))
-}
-
-// room returns what more classes of a namespace can cost, beside those desired. The classes of
-// nodes and of addresses outside the cluster are of none.
+// room returns how many more classes can be made for a namespace, beside those desired. The
+// classes of nodes and of addresses outside the cluster are of none.
 func (t *transaction) room(namespace string) int {
-	cost, counted := t.costs[namespace]
+	if namespace == "" {
+		return 1
+	}
+	n, counted := t.classes[namespace]
 	if !counted {
 		for c := range t.Classes.List(t.out, tables.ClassesByNamespace(namespace)) {
 			if !c.Undesired {
-				cost += c.Cost
+				n++
 			}
 		}
-		t.costs[namespace] = cost
+		t.classes[namespace] = n
 	}
-	return int(t.Share) - cost
+	return int(t.Share) - n
 }
 
-// count adds to what the classes of a namespace cost. It is called before the class is written.
-func (t *transaction) count(class *tables.Class, cost int) {
+// count counts a class that becomes desired, or ceases to be. It is called before the class is
+// written.
+func (t *transaction) count(class *tables.Class, n int) {
 	t.room(class.Namespace) // counts the others
-	t.costs[class.Namespace] += cost
+	t.classes[class.Namespace] += n
 }
 
 // markRefused marks the refused members of a namespace that has room again: several may be of
@@ -194,7 +181,7 @@ func (t *transaction) leftClass(number uint32) {
 	); found && !class.Undesired {
 		now := *class
 		now.Undesired = true
-		t.count(class, -class.Cost)
+		t.count(class, -1)
 		insert(t, t.Classes, &now)
 		t.mark(classKey(number))
 		t.markRefused(class.Namespace)

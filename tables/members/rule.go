@@ -119,7 +119,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
-		costs: map[string]int{},
+		classes: map[string]int{},
 	}
 	for _, k := range keys {
 		switch k.kind {
@@ -154,7 +154,7 @@ type transaction struct {
 	moved map[string]bool // nodes whose tunnel address changed
 	err   error           // the first one
 
-	costs map[string]int // of the classes of a namespace, of those looked at
+	classes map[string]int // of a namespace, of those looked at
 }
 
 // insert and remove write a row of an output.

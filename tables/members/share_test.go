@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -114,28 +113,4 @@ func TestShareOfNone(t *testing.T) {
 		require.False(t, h.class(addr(fmt.Sprintf("203.0.113.%d", i))).Refused)
 	}
 	require.False(t, h.class(addr("10.1.0.1")).Refused, "it is in the class of what none selects")
-}
-
-// A class costs as many entries as rulesets name one of its selectors.
-func TestCostOfClass(t *testing.T) {
-	h := newHarnessWith(t, 5)
-	both, second := h.use(pods("both=yes"))[0], h.use(pods("second=yes"))[0]
-	for i, peers := range [][]uint32{{both.Number}, {both.Number, second.Number}, {both.Number}} {
-		h.inputs.Rulesets.Put(&tables.Ruleset{
-			Life: tables.Life{Number: uint32(100 + i)}, Digest: bpf.Digest{byte(i + 1)},
-			Rules: []*tables.Rule{{Peers: peers}},
-		})
-	}
-	h.settle()
-	for i, set := range []labels.Set{
-		{"both": "yes"}, {"both": "yes", "second": "yes"}, {"second": "yes"}, {"other": "yes"},
-	} {
-		h.inputs.Endpoints.Put(pod(fmt.Sprintf("a/pod-%d", i), "there", fmt.Sprintf("10.1.0.%d", i+1), set))
-		h.settle()
-	}
-	for i, cost := range []int{3, 0, 1, 1} {
-		c := h.class(addr(fmt.Sprintf("10.1.0.%d", i+1)))
-		require.Equal(t, cost == 0, c.Refused, "pod %d", i)
-		require.True(t, c.Refused || c.Cost == cost, "pod %d: %d", i, c.Cost)
-	}
 }

@@ -153,7 +153,7 @@ func (c *round) hasRoom(r *tables.Ruleset) bool {
 		add(row.Namespace, row.Entries, row.Verdicts)
 	}
 	for other := range c.Rulesets.All(c.out) {
-		if other.TooLarge == "" {
+		if other.TooLarge == "" && !refersTo(c.in, c.SubjectMirrors, other.Number) { // else it is used
 			add(other.Namespace(), other.Needs.Entries, other.Needs.Verdicts)
 		}
 	}
@@ -228,9 +228,8 @@ func (c *round) isolate(
 	of *tables.Ruleset, tooLarge string, needs tables.RulesetSize,
 ) (number uint32, err error) {
 	if needs != (tables.RulesetSize{}) {
-		tooLarge = fmt.Sprintf("it needs more than %d entries of sluice_policy and %d of "+
-			"sluice_verdicts, which have no room for it: see policy-usage",
-			needs.Entries-1, needs.Verdicts-1)
+		tooLarge = fmt.Sprintf("it needs %d entries of sluice_policy and %d of sluice_verdicts, "+
+			"or more, and there is no room for it: see policy-usage", needs.Entries, needs.Verdicts)
 	}
 	r := &tables.Ruleset{
 		Digest: isolationDigest(of.Digest), AlwaysDeny: of.AlwaysDeny, Policies: of.Policies,

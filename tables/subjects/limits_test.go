@@ -92,7 +92,7 @@ func TestTooLarge(t *testing.T) {
 // there is. Prefixes that are in use already need no room.
 func TestNoRoom(t *testing.T) {
 	h := smallNode(t)
-	h.rule.Room = 100 // for 75 prefixes
+	h.rule.Room = 150 // for 75 prefixes of a namespace
 	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
 	policy := func(name, pods string, from, n int) *tables.NetworkPolicy {
 		p := allowing(name, tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(from, n)})
@@ -111,7 +111,7 @@ func TestNoRoom(t *testing.T) {
 	h.NetworkPolicies.Put(policy("same", "app=b", 100, 40))
 	h.work()
 	require.Equal(t, "40 more prefixes, beside 61 of namespace n1 and 0 of others: "+
-		"more than --map-size-peers=100 has room for", h.rulesetOf(b).TooLarge)
+		"more than --map-size-peers=150 has room for", h.rulesetOf(b).TooLarge)
 	require.Len(t, h.rulesetOf(b).Rules, 1)
 	require.Empty(t, h.rulesetOf(a).TooLarge)
 
@@ -145,8 +145,8 @@ func TestRefusedRuleset(t *testing.T) {
 	h.Refusals.Put(refusal)
 	h.work()
 	r := h.rulesetOf(a)
-	require.Equal(t, "it needs more than 399 entries of sluice_policy and 19 of sluice_verdicts, "+
-		"which have no room for it: see policy-usage", r.TooLarge)
+	require.Equal(t, "it needs 400 entries of sluice_policy and 20 of sluice_verdicts, or more, "+
+		"and there is no room for it: see policy-usage", r.TooLarge)
 	require.Equal(t, before.Policies, r.Policies)
 	require.Len(t, r.Rules, 1)
 	require.True(t, r.Rules[0].DefaultDeny)
@@ -188,7 +188,7 @@ func TestRefusedRuleset(t *testing.T) {
 // that name it, until it shrinks or others leave it room. Meanwhile it stands for what it did.
 func TestNoRoomForGroup(t *testing.T) {
 	h := smallNode(t)
-	h.rule.Room = 100 // for 75 prefixes
+	h.rule.Room = 150 // for 75 prefixes of a namespace
 	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
 	group := func(n int) {
 		g := &tables.CIDRGroup{Name: "g"}
@@ -208,7 +208,7 @@ func TestNoRoomForGroup(t *testing.T) {
 
 	group(80)
 	require.Equal(t, "30 more prefixes, beside 50 of namespace n1 and 0 of others: "+
-		"more than --map-size-peers=100 has room for", h.rulesetOf(a).TooLarge)
+		"more than --map-size-peers=150 has room for", h.rulesetOf(a).TooLarge)
 	require.Equal(t, before, h.rulesetOf(b))
 	require.Zero(t, h.Selectors.NumObjects(h.db.ReadTxn()))
 	group(1000)

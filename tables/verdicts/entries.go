@@ -17,26 +17,33 @@ func (t *transaction) computeAny(r *tables.Ruleset) {
 	}
 }
 
-// computePair writes what a ruleset says specially of a class.
-func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) {
+// computePair writes what a ruleset says specially of a class, and reports whether all is there.
+func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) (complete bool) {
+	complete = true
 	for _, d := range directions {
 		v := t.view(r)[d]
 		if says := v.of(c); says.digest != v.any.digest {
-			t.say(r, c.Number, d, says)
+			complete = t.say(r, c.Number, d, says) && complete
 		}
 	}
+	return complete
 }
 
 // say writes the entry of a pair, unless it is there: then it says the same. If the maps have no
-// room for it, the ruleset is refused.
-func (t *transaction) say(r *tables.Ruleset, class uint32, d bpf.Direction, says *content) {
+// room for it, the ruleset is refused. It reports whether the entry is there.
+func (t *transaction) say(
+	r *tables.Ruleset, class uint32, d bpf.Direction, says *content,
+) (there bool) {
 	key := bpf.PolicyKey{Ruleset: r.Number, Class: class, Direction: d}
-	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(key)); found || t.isRefused(r) {
-		return
+	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(key)); found {
+		return true
+	}
+	if t.isRefused(r) {
+		return false
 	}
 	if !t.hasRoom(r, says) {
 		t.refuse(r, says)
-		return
+		return false
 	}
 	namespace := r.Namespace()
 	put(t, t.Entries, &tables.PolicyEntry{
@@ -44,6 +51,7 @@ func (t *transaction) say(r *tables.Ruleset, class uint32, d bpf.Direction, says
 		Set: t.set(namespace, says), Reconciled: tables.Pending(),
 	})
 	t.usage.add(namespace, 1, 0)
+	return true
 }
 
 // hasRoom reports whether the maps have room for an entry of a ruleset and its set. Those of a

@@ -147,8 +147,7 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 			return k, false
 		}
 		return each(t, k, t.classes(ruleset), func(c *tables.Class) (complete bool) {
-			t.computePair(ruleset, c)
-			return !t.isRefused(ruleset)
+			return t.computePair(ruleset, c)
 		})
 	}
 	class, _, found := t.Classes.Get(t.in, tables.ClassByNumber(k.Number))
@@ -159,8 +158,7 @@ func (t *transaction) computeKey(k key) (rest key, more bool) {
 		if !t.isCompiled(tables.Compiled{Role: tables.CompiledRuleset, Number: r.Number}) {
 			return true // no subject has it, and what is left of it includes the class
 		}
-		t.computePair(r, class)
-		return !t.isRefused(r)
+		return t.computePair(r, class)
 	})
 }
 

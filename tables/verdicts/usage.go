@@ -19,10 +19,11 @@ func RoomOf(c bpf.Config) Room { return Room{int(c.MapSizePolicy), int(c.MapSize
 // node has at most 110 pods by default, so not more than 128 namespaces that matter.
 const guaranteed = 4 * 128
 
-// Fits reports whether a map has room for more entries of a namespace. Three quarters of it
-// are for all, and the rest is for namespaces that use little.
+// Fits reports whether a map has room for more entries of a namespace. Three quarters of it are
+// for all, of which one namespace can have half of the map, and the rest is for namespaces that use
+// little.
 func Fits(size, total, own, more int) bool {
-	return total+more <= size-size/4 || own+more <= size/guaranteed
+	return total+more <= size-size/4 && own+more <= size/2 || own+more <= size/guaranteed
 }
 
 // CanRetry reports whether there is room for what a refused ruleset needs, beside what all and its
