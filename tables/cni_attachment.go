@@ -43,8 +43,7 @@ func (*CNIAttachment) TableHeader() []string {
 func (a *CNIAttachment) TableRow() []string {
 	return []string{
 		a.File, orDash(a.Pod.String()), orDash(a.IfName), orDash(a.Device), indexColumn(a.IfIndex),
-		orDash(a.MAC),
-		listColumn(stringsOf(a.Addrs), ", "), orDash(a.Error),
+		orDash(a.MAC), listColumn(stringsOf(a.Addrs), ", "), orDash(a.Error),
 	}
 }
 

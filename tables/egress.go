@@ -94,14 +94,7 @@ func (r *EgressRule) MapValue() bpf.EgressValue { return bpf.EgressValue{Group: 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressRule) TableHeader() []string {
 	return []string{
-		"Ruleset",
-		"Destination",
-		"Gateways",
-		"Policy",
-		"Selector",
-		"Overrides",
-		"Status",
-		"Error",
+		"Ruleset", "Destination", "Gateways", "Policy", "Selector", "Overrides", "Status", "Error",
 	}
 }
 

@@ -92,8 +92,7 @@ func (*EgressPolicyStatus) TableHeader() []string {
 func (s *EgressPolicyStatus) TableRow() []string {
 	return []string{
 		s.Policy, listColumn(s.Gateways, " | "), fmt.Sprintf("%d/%d", s.Programmed, s.Rules),
-		fmt.Sprint(s.Failed),
-		listColumn(s.Conflicts, "; "), listColumn(s.Errors, "; "),
+		fmt.Sprint(s.Failed), listColumn(s.Conflicts, "; "), listColumn(s.Errors, "; "),
 	}
 }
 

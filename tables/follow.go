@@ -10,16 +10,7 @@ import (
 
 // Follow returns the changes of a table. The first changes are the rows that exist already.
 //
-// For github.com/cilium/statedb (v0.8.3): [statedb.Table.Changes] needs a write transaction, so
-// that a reader of a table locks it. The iterator is usable even if the transaction is aborted,
-// but then it yields no deletions, and there is no error:
-//
-//	wtxn := db.WriteTxn(table)
-//	changes, err := table.Changes(wtxn) // nil error
-//	wtxn.Abort()                        // the delete tracker is gone
-//
-// Better: a function that takes the DB, such as this one. [statedb.Observable] has these lines
-// already, but the caller cannot choose the snapshot that it reads.
+// This is for want of a function of StateDB: see docs/statedb.md.
 func Follow[Row any](
 	db *statedb.DB, table statedb.Table[Row],
 ) (statedb.ChangeIterator[Row], error) {

@@ -162,11 +162,7 @@ func (p *PeerPrefix) TableRow() []string {
 		return orDash(strings.Trim(fmt.Sprint(numbers), "[]"))
 	}
 	return []string{
-		p.Prefix.String(),
-		fmt.Sprint(p.Cluster),
-		list(p.Outside),
-		list(p.Pods),
-		list(p.Nodes),
+		p.Prefix.String(), fmt.Sprint(p.Cluster), list(p.Outside), list(p.Pods), list(p.Nodes),
 	}
 }
 

@@ -57,8 +57,7 @@ func (r *NodeReport) TableRow() []string {
 	}
 	return []string{
 		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed),
-		listColumn(problems, ", "),
-		strconv.Itoa(r.Omitted), errorColumn(r.Errors),
+		listColumn(problems, ", "), strconv.Itoa(r.Omitted), errorColumn(r.Errors),
 	}
 }
 

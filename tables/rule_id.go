@@ -36,10 +36,8 @@ func (id RuleID) Compare(o RuleID) int {
 	return cmp.Or(
 		cmp.Compare(id.Policy.Kind, o.Policy.Kind),
 		strings.Compare(id.Policy.Namespace, o.Policy.Namespace),
-		strings.Compare(id.Policy.Name.Name, o.Policy.Name.Name),
-		cmp.Compare(id.Rule, o.Rule),
-		cmp.Compare(id.Direction, o.Direction),
-		cmp.Compare(id.Item, o.Item),
+		strings.Compare(id.Policy.Name.Name, o.Policy.Name.Name), cmp.Compare(id.Rule, o.Rule),
+		cmp.Compare(id.Direction, o.Direction), cmp.Compare(id.Item, o.Item),
 	)
 }
 

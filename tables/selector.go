@@ -32,8 +32,7 @@ func (b Block) Contains(p netip.Prefix) bool {
 // Compare orders blocks by prefix, then by exceptions.
 func (b Block) Compare(o Block) int {
 	return cmp.Or(
-		b.Prefix.Compare(o.Prefix),
-		slices.CompareFunc(b.Except, o.Except, netip.Prefix.Compare),
+		b.Prefix.Compare(o.Prefix), slices.CompareFunc(b.Except, o.Except, netip.Prefix.Compare),
 	)
 }
 

@@ -60,10 +60,7 @@ type Config struct {
 }
 
 // DefaultConfig serves this machine only.
-var DefaultConfig = Config{
-	APIListen: "127.0.0.1:9880",
-	Socket:    "/run/sluice/sluice.sock",
-}
+var DefaultConfig = Config{APIListen: "127.0.0.1:9880", Socket: "/run/sluice/sluice.sock"}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {

@@ -26,15 +26,11 @@ type gcOptions struct {
 func gcFlags(flags *pflag.FlagSet) *gcOptions {
 	o := &gcOptions{volume: 128 << 10, sparse: 512 << 10}
 	flags.IntSliceVar(
-		&o.sizes,
-		"gc-sizes",
-		[]int{8 << 10, 512 << 10},
+		&o.sizes, "gc-sizes", []int{8 << 10, 512 << 10},
 		"numbers of connections, in maps with room for twice as many; each takes some 300 bytes, with translations 750",
 	)
 	flags.IntVar(
-		&o.rounds,
-		"gc-rounds",
-		5,
+		&o.rounds, "gc-rounds", 5,
 		"rounds of measuring garbage collection; in each both ways have their turn",
 	)
 	return o
@@ -84,8 +80,7 @@ func measureGC(ctx context.Context, w io.Writer, o *gcOptions) error {
 		return err
 	}
 	fmt.Fprintf(
-		w,
-		"\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest)\n",
+		w, "\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest)\n",
 		o.rounds,
 	)
 	fmt.Fprintln(
@@ -173,9 +168,7 @@ func collect(ctx context.Context, c *gc.Collector, orphans bool) (r gcRun, err e
 		r.longest = max(r.longest, p.LongestRun)
 		if p.Failed > 0 || p.Deferred > 0 {
 			return r, fmt.Errorf(
-				"map %s: %d entries could not be removed, %d not be told of",
-				p.Map,
-				p.Failed,
+				"map %s: %d entries could not be removed, %d not be told of", p.Map, p.Failed,
 				p.Deferred,
 			)
 		}
@@ -194,11 +187,8 @@ func (m *gcMaps) runs(n int, collect func() (gcRun, error)) (sum gcRun, err erro
 		// A pass may leave out neighbors of what it removes.
 		if r.removed > want || r.removed < want*98/100 || r.scanned < m.entries*98/100 {
 			return sum, fmt.Errorf(
-				"%d connections were looked at, not %d, and %d removed, not %d",
-				r.scanned,
-				m.entries,
-				r.removed,
-				want,
+				"%d connections were looked at, not %d, and %d removed, not %d", r.scanned,
+				m.entries, r.removed, want,
 			)
 		}
 		sum.cpu, sum.longest, sum.method = sum.cpu+r.cpu, max(sum.longest, r.longest), r.method

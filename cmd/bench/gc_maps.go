@@ -36,8 +36,7 @@ func gcFlow(i int) ctmap.Tuple {
 // gcEgress is what it leaves with.
 func gcEgress(i int) netip.AddrPort {
 	return netip.AddrPortFrom(
-		netip.AddrFrom4([4]byte{198, 18, byte(i >> 22), byte(i >> 14)}),
-		uint16(1024+i&(1<<14-1)),
+		netip.AddrFrom4([4]byte{198, 18, byte(i >> 22), byte(i >> 14)}), uint16(1024+i&(1<<14-1)),
 	)
 }
 
@@ -125,9 +124,8 @@ func (m *gcMaps) fill(chosen func(i int) bool) error {
 		tuples = append(tuples, gcFlow(i), gcReplies(i))
 		for _, to := range []netip.AddrPort{gcEgress(i), gcFlow(i).Source} {
 			translations = append(translations, natmap.Entry4{
-				Created: uint64(
-					used,
-				) * 1e9, NeedsCT: 1, Used: used, Addr: to.Addr().As4(), Port: ctmap.PortFrom(to.Port()),
+				Created: uint64(used) * 1e9, NeedsCT: 1, Used: used, Addr: to.Addr().As4(),
+				Port: ctmap.PortFrom(to.Port()),
 			})
 		}
 	}

@@ -71,42 +71,28 @@ type options struct {
 
 func (o *options) flags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(
-		&o.parts,
-		"parts",
-		allParts,
-		"what is measured; all but control and policy need root",
+		&o.parts, "parts", allParts, "what is measured; all but control and policy need root",
 	)
 	flags.BoolVar(
-		&o.short,
-		"short",
-		false,
+		&o.short, "short", false,
 		"measure policy, programs and gc just long enough to see that this works; the figures mean little",
 	)
 	flags.StringVar(&o.mode, "bpf", "auto", "where the maps are: auto, kernel, memory")
 	flags.StringVar(&o.profile, "cpuprofile", "", "file to which a CPU profile is written")
 	flags.IntSliceVar(
-		&o.control.endpoints,
-		"endpoints",
-		[]int{1000, 10000, 50000},
+		&o.control.endpoints, "endpoints", []int{1000, 10000, 50000},
 		"numbers of endpoints with egress policies",
 	)
 	flags.IntSliceVar(&o.control.policies, "policies", []int{6, 10, 100}, "numbers of egress policies")
 	flags.IntVar(
-		&o.control.samples,
-		"samples",
-		200,
-		"how often each event is measured with egress policies",
+		&o.control.samples, "samples", 200, "how often each event is measured with egress policies",
 	)
 	flags.IntVar(
-		&o.programs.flows,
-		"program-flows",
-		100_000,
+		&o.programs.flows, "program-flows", 100_000,
 		"number of flows of each program's way, beside the one hot flow",
 	)
 	flags.IntVar(
-		&o.programs.packets,
-		"program-packets",
-		200_000,
+		&o.programs.packets, "program-packets", 200_000,
 		"packets by which each program's way is measured in a round",
 	)
 	flags.IntVar(&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs")

@@ -203,12 +203,7 @@ func (b *policyBench) verify() (entries int, err error) {
 		}
 		if got != want {
 			return 0, fmt.Errorf(
-				"pod %d from pod %d, port %d: allowed %t, want %t",
-				pod,
-				peer,
-				port,
-				got,
-				want,
+				"pod %d from pod %d, port %d: allowed %t, want %t", pod, peer, port, got, want,
 			)
 		}
 	}

@@ -251,8 +251,7 @@ func (s policyScenario) peerOf(policy, from int) int {
 // packet returns a random packet to a pod of the measured node, on a port that one of its
 // policies names, and whether policies allow it. If they are to, that is looked for.
 func (s policyScenario) packet(
-	random *rand.Rand,
-	allowed bool,
+	random *rand.Rand, allowed bool,
 ) (pod, peer int, port uint16, is bool) {
 	pod, peer = s.localPod(random.IntN(s.local)), random.IntN(s.identities)
 	at := s.policiesAt(placeOf(pod))

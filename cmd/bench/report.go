@@ -44,14 +44,7 @@ func (r *result) each(n int) float64 { return float64(n) / float64(r.samples) }
 
 func printResults(w io.Writer, results []result) {
 	fmt.Fprintf(
-		w,
-		"  %-38s %10s %10s %10s %8s %8s %8s\n",
-		"event",
-		"p50",
-		"p99",
-		"max",
-		"rows",
-		"writes",
+		w, "  %-38s %10s %10s %10s %8s %8s %8s\n", "event", "p50", "p99", "max", "rows", "writes",
 		"deletes",
 	)
 	for _, r := range results {

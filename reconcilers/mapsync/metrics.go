@@ -19,8 +19,7 @@ type metrics struct {
 func newMetrics() *metrics {
 	gauge := func(name, help string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(
-			prometheus.GaugeOpts{Name: "sluice_map_" + name, Help: help},
-			[]string{"map"},
+			prometheus.GaugeOpts{Name: "sluice_map_" + name, Help: help}, []string{"map"},
 		)
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {

@@ -87,8 +87,7 @@ func ipcache(
 		},
 		Releases: func(k bpf.IPCacheKey) []mapsync.Reference {
 			return []mapsync.Reference{
-				g.prefixesInside.OnPrefix(k.Prefix()),
-				g.prefixesAround.OnPrefix(k.Prefix()),
+				g.prefixesInside.OnPrefix(k.Prefix()), g.prefixesAround.OnPrefix(k.Prefix()),
 			}
 		},
 		Made: func(row *tables.IPCache) uint64 { return row.Made },

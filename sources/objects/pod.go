@@ -92,11 +92,8 @@ func (p *pod) namedPorts(errs *fieldErrors) []tables.NamedPort {
 // so. Labels that tell the pods of a stateful set or of a job apart are kept:
 // policies and services choose single pods by them.
 var churnLabels = []string{
-	"batch.kubernetes.io/controller-uid",
-	"controller-revision-hash",
-	"controller-uid",
-	"pod-template-generation",
-	"pod-template-hash",
+	"batch.kubernetes.io/controller-uid", "controller-revision-hash", "controller-uid",
+	"pod-template-generation", "pod-template-hash",
 }
 
 // churning returns the keys of a set that are such labels.

@@ -10,34 +10,7 @@ import (
 
 // changes yields how each row of a table differs between two snapshots: its old and new values.
 //
-// For github.com/cilium/statedb (v0.8.3), two issues:
-//
-// 1. A change has no old value. An application that keeps sums or indexes of its own has to know
-// what to subtract. A deletion does have an object, but the last one of the table, which earlier
-// calls of Next need not have yielded:
-//
-//	insert(&Item{ID: 1, Group: "a"})
-//	print(changes.Next(db.ReadTxn())) // inserted a
-//	insert(&Item{ID: 1, Group: "b"})
-//	delete(&Item{ID: 1})
-//	print(changes.Next(db.ReadTxn())) // deleted b: the application never saw b
-//
-// To find the old value, the caller keeps the former ReadTxn and gets the object by its primary
-// key, as this does. That snapshot keeps alive the former objects of all tables, so the caller
-// has to replace it now and then even if its own table does not change.
-//
-// Better: the iterator keeps the primary index of the table as of the former Next, and a Change
-// has the old object. Objects that were inserted and deleted since then are left out.
-//
-// 2. Next may miss changes of the snapshot it is given. Commit stores the new root first and then
-// closes watch channels. In between, a ReadTxn has the change, but Next yields nothing, as it
-// checks only whether its channel is closed:
-//
-//	txn := db.ReadTxn() // while another goroutine is in Commit
-//	changed := table.Revision(txn) != revision
-//	seq, _ := changes.Next(txn) // may be empty although changed is true
-//
-// Better: Next compares the revision of the table in the snapshot with the one it saw last.
+// This is for want of a function of StateDB: see docs/statedb.md.
 type changes[Row any] struct {
 	table    statedb.Table[Row]
 	iterator statedb.ChangeIterator[Row]

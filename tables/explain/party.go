@@ -68,8 +68,7 @@ func (e *Explainer) noAddress(txn statedb.ReadTxn, field, text string) error {
 
 var entities = []tables.PolicyEntity{
 	tables.EntityHost, tables.EntityRemoteNode, tables.EntityWorld, tables.EntityWorldIPv4,
-	tables.EntityWorldIPv6,
-	tables.EntityCluster, tables.EntityKubeAPIServer,
+	tables.EntityWorldIPv6, tables.EntityCluster, tables.EntityKubeAPIServer,
 }
 
 // Entities returns the entities that may be asked about.

@@ -49,8 +49,7 @@ func (c *statusRound) egress(row, former *tables.ObjectStatus, changed []string)
 	row.Gateways = c.gateways(p, row)
 	row.Conditions = []tables.Condition{
 		validity(tables.ConditionAccepted, p.Errors, "Every field can be used"),
-		programmed(t, row.Gateways, c.readable),
-		conflicted(t),
+		programmed(t, row.Gateways, c.readable), conflicted(t),
 	}
 	for _, is := range row.Conditions {
 		if isProblem(is) {

@@ -59,11 +59,7 @@ func (r *rule) tooLarge(rules []said) string {
 	}
 	return fmt.Sprintf(
 		"%d entries, more than --max-ruleset-entries=%d; the biggest rule is %s %s with %d",
-		entries,
-		r.MaxEntries,
-		rules[biggest].Policy,
-		rules[biggest].Field,
-		most,
+		entries, r.MaxEntries, rules[biggest].Policy, rules[biggest].Field, most,
 	)
 }
 

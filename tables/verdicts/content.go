@@ -133,8 +133,7 @@ func nearest(emitted map[bpf.VerdictKey]int, key bpf.VerdictKey) (at int, found 
 // compareKeys orders keys of a set as the table does.
 func compareKeys(a, b bpf.VerdictKey) int {
 	return cmp.Or(
-		cmp.Compare(a.PrefixLen, b.PrefixLen),
-		cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.PrefixLen, b.PrefixLen), cmp.Compare(a.Protocol, b.Protocol),
 		bytes.Compare(a.Port[:], b.Port[:]),
 	)
 }
