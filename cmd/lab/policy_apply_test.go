@@ -85,8 +85,8 @@ func (a *Agent) awaitNetworkPolicy(ctx context.Context, id tables.PolicyID, gene
 			if r.Policy != id {
 				continue
 			}
-			if r.Generation != generation || !r.Applied || r.State != tables.PolicyInForce && r.State != tables.PolicyNotHere {
-				return fmt.Errorf("policy %s is %+v, not settled with generation %d", id, r, generation)
+			if r.Generation != generation || !r.Applied && !r.Settled || r.State != tables.PolicyInForce && r.State != tables.PolicyNotHere {
+				return fmt.Errorf("policy %s is %+v, not applied with generation %d", id, r, generation)
 			}
 			return nil
 		}
@@ -100,6 +100,7 @@ type policyStatus struct {
 	Generation int64              `json:"generation"`
 	State      tables.PolicyState `json:"state"`
 	Applied    bool               `json:"applied"`
+	Settled    bool               `json:"settled"` // the same in the former version
 }
 
 // awaitNoNetworkPolicy waits until a policy that is deleted has left nothing.
