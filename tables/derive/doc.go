@@ -13,9 +13,9 @@
 //   - Each changed row is told once, with its former and its present value.
 //   - Keys are computed in the order in which they were marked. A key that is marked again
 //     while it waits keeps its place.
-//   - A change that marks many keys does not hold up others: such keys wait in a queue of
-//     their own, of which each transaction computes a part. It may be overtaken, but does
-//     not overtake.
+//   - A change that marks many keys does not hold up others, nor does a key of [Rule.Large]:
+//     such keys wait in a queue of their own, of which each transaction computes a part. They
+//     may be overtaken, but do not overtake.
 //   - A key of [Rule.Last] is computed after all that the same change or computation marked
 //     before it, and moves to the end when it is marked again. If a computation marks one
 //     that it is yet to come to, it leaves it for later.

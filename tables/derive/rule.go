@@ -31,6 +31,10 @@ type Rule[Key comparable] struct {
 	// keys keep their place. Nil: there are none.
 	Last func(Key) bool
 
+	// Large tells the keys that take long to compute: they wait in the queue of changes that mark
+	// many keys. Nil: there are none.
+	Large func(Key) bool
+
 	// Compute brings the outputs up to date for some keys, in their order. It reads inputs
 	// from a snapshot, in which outputs are as they were before the transaction. What it
 	// marks is computed later, in the order of its marks.
@@ -198,6 +202,7 @@ func (r *runner[Key]) enqueue(marks func(mark func(Key))) {
 // push has a key wait in a queue. One that is computed last waits in the queue of many if
 // any mark put it there, as there may be keys that it has to wait for.
 func (r *runner[Key]) push(key Key, isOfMany bool) {
+	isOfMany = isOfMany || r.Large != nil && r.Large(key)
 	queue := r.few
 	if isOfMany {
 		queue = r.many

@@ -19,10 +19,13 @@ func (t *transaction) computeAny(r *tables.Ruleset) {
 
 // computePair writes what a ruleset says specially of a class, and reports whether all is there.
 func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) (complete bool) {
+	if t.isRefused(r) { // until its pods are isolated
+		return false
+	}
 	complete = true
 	for _, d := range directions {
 		v := t.view(r)[d]
-		if says := v.of(c); says.digest != v.any.digest {
+		if says := v.of(c, &t.work); says.digest != v.any.digest {
 			complete = t.say(r, c.Number, d, says) && complete
 		}
 	}

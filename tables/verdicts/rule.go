@@ -18,9 +18,12 @@ import (
 
 var directions = [bpf.Directions]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress}
 
-// maxWork is how many pairs and rows one transaction reads and writes, plus the last verdict set,
-// which it writes as a whole.
+// maxWork is how much one transaction does: see [work]. It computes at least one pair, and writes
+// the last verdict set as a whole.
 const maxWork = 4000
+
+// largeRuleset is how many peers and ports a ruleset has that lets others go first.
+const largeRuleset = 500
 
 type params struct {
 	cell.In
@@ -47,7 +50,11 @@ type key struct {
 	tables.Compiled
 	after uint32
 	lacks bool // an entry that there is no room for
+	large bool // a ruleset with many peers and ports
 }
+
+// isLarge reports whether others go first. So does what is left of a key.
+func (k key) isLarge() bool { return k.large || k.after > 0 }
 
 // rule has the only state of the derivation: the last number of a set.
 type rule struct {
@@ -67,9 +74,11 @@ func (r *rule) declare() derive.Rule[key] {
 			r.Entries, r.Compiled, r.Sets, r.Verdicts, r.Usage, r.Refusals,
 		},
 		Inputs: []derive.Input[key]{
-			derive.FromChange(r.Rulesets, comesAndGoes[*tables.Ruleset](tables.CompiledRuleset)),
-			derive.FromChange(r.Classes, comesAndGoes[*tables.Class](tables.CompiledClass)),
+			derive.FromChange(r.Rulesets, comesAndGoes(tables.CompiledRuleset, isLarge)),
+			derive.FromChange(r.Classes,
+				comesAndGoes(tables.CompiledClass, func(*tables.Class) bool { return false })),
 		},
+		Large:   key.isLarge,
 		Compute: r.compute,
 	}
 }
@@ -82,17 +91,30 @@ type object interface {
 
 // comesAndGoes marks the keys of rows that are inserted or deleted.
 func comesAndGoes[Row object](
-	role tables.CompiledRole,
+	role tables.CompiledRole, isLarge func(Row) bool,
 ) func(now statedb.ReadTxn, old, new Row, mark func(key)) {
 	return func(_ statedb.ReadTxn, old, new Row, mark func(key)) {
 		var none Row
+		row := new
 		switch {
 		case old == none:
-			mark(key{Compiled: tables.Compiled{Role: role, Number: new.GetLife().Number}})
 		case new == none:
-			mark(key{Compiled: tables.Compiled{Role: role, Number: old.GetLife().Number}})
+			row = old
+		default:
+			return
 		}
+		mark(key{
+			Compiled: tables.Compiled{Role: role, Number: row.GetLife().Number}, large: isLarge(row),
+		})
 	}
+}
+
+func isLarge(r *tables.Ruleset) bool {
+	n := 0
+	for _, rule := range r.Rules {
+		n += len(rule.Peers) + len(rule.Ports)
+	}
+	return n >= largeRuleset
 }
 
 // transaction computes some keys.
@@ -103,7 +125,7 @@ type transaction struct {
 	mark  func(key)
 	views map[uint32]*view // of rulesets
 	usage *usage
-	work  int   // pairs and rows so far
+	work  work
 	err   error // the first one
 }
 
@@ -127,7 +149,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	return t.err
 }
 
-func (t *transaction) isFull() bool { return t.work >= t.maxWork }
+func (t *transaction) isFull() bool { return int(t.work) >= t.maxWork }
 
 // computeKey computes a key, or a piece of it: then it returns the rest.
 func (t *transaction) computeKey(k key) (rest key, more bool) {
@@ -170,14 +192,16 @@ func each[Row object](
 	slices.SortFunc(others, func(a, b Row) int {
 		return cmp.Compare(a.GetLife().Number, b.GetLife().Number)
 	})
+	progress := false
 	for _, other := range slices.Compact(others) {
 		number := other.GetLife().Number
 		if number <= k.after {
 			continue
 		}
-		if t.isFull() {
+		if progress && t.isFull() {
 			return k, true
 		}
+		progress = true
 		k.lacks = !compute(other) || k.lacks
 		t.work++
 		k.after = number
@@ -226,7 +250,7 @@ func (t *transaction) rulesets(c *tables.Class) []*tables.Ruleset {
 func (t *transaction) view(r *tables.Ruleset) *view {
 	v := t.views[r.Number]
 	if v == nil {
-		v = newView(r)
+		v = newView(r, &t.work)
 		t.views[r.Number] = v
 	}
 	return v
@@ -238,7 +262,7 @@ func (t *transaction) forget(
 	k key, entries iter.Seq2[*tables.PolicyEntry, statedb.Revision],
 ) (more bool) {
 	remove(t, t.Compiled, &k.Compiled)
-	room := max(1, t.maxWork-t.work)
+	room := max(1, t.maxWork-int(t.work))
 	var some []*tables.PolicyEntry // a copy, as the loop deletes
 	for e := range entries {
 		if more = len(some) == room; more {

@@ -14,6 +14,15 @@ import (
 // view is a ruleset, prepared to compute its content for many classes.
 type view [bpf.Directions]*side
 
+// work counts what a transaction has done, in pairs, rows and, as these are computed more
+// quickly, [contributionsPerWork] contributions.
+type work int
+
+const contributionsPerWork = 4
+
+// contributed counts the computation of a content.
+func (w *work) contributed(n int) { *w += work(n / contributionsPerWork) }
+
 // side is one direction of a ruleset.
 type side struct {
 	base     contributions // of any peer, and the default
@@ -37,15 +46,15 @@ type statement struct {
 // refused is the content of refused classes in every ruleset.
 var refused = contributions{anyTraffic: {{deny: true}}}.content()
 
-func newView(r *tables.Ruleset) *view {
+func newView(r *tables.Ruleset, w *work) *view {
 	v := &view{}
 	for _, d := range directions {
-		v[d] = newSide(r, d)
+		v[d] = newSide(r, d, w)
 	}
 	return v
 }
 
-func newSide(r *tables.Ruleset, d bpf.Direction) *side {
+func newSide(r *tables.Ruleset, d bpf.Direction, w *work) *side {
 	s := &side{
 		base: contributions{}, byPeer: map[uint32][]*statement{}, contents: map[string]*content{},
 	}
@@ -55,6 +64,7 @@ func newSide(r *tables.Ruleset, d bpf.Direction) *side {
 			continue
 		}
 		st := newStatement(uint32(place), rule)
+		w.contributed(len(st.keys) + len(rule.Peers))
 		switch {
 		case rule.DefaultDeny:
 			hasDefault = true
@@ -120,7 +130,7 @@ func (s *side) anyPeerPorts() []string {
 }
 
 // of returns the content for a class.
-func (s *side) of(c *tables.Class) *content {
+func (s *side) of(c *tables.Class, w *work) *content {
 	if c.Refused {
 		return refused
 	}
@@ -151,6 +161,7 @@ func (s *side) of(c *tables.Class) *content {
 		for _, st := range s.anyNamed {
 			all.addNamed(st, ports)
 		}
+		w.contributed(len(all))
 		says = all.content()
 		s.contents[by] = says
 	}

@@ -128,11 +128,11 @@ func (w *world) wanted() map[bpf.PolicyKey]bpf.Digest {
 	txn := w.db.ReadTxn()
 	for r := range w.rulesets.All(txn) {
 		for _, d := range directions {
-			s := newSide(r, d)
+			s := newSide(r, d, new(work))
 			k := bpf.PolicyKey{Ruleset: r.Number, Direction: d}
 			entries[k] = s.any.digest
 			for c := range w.classes.All(txn) {
-				if says := newSide(r, d).of(c); says.digest != s.any.digest {
+				if says := newSide(r, d, new(work)).of(c, new(work)); says.digest != s.any.digest {
 					k.Class = c.Number
 					entries[k] = says.digest
 				}
