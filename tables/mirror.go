@@ -42,7 +42,7 @@ type Mirror[K, V MapPart] struct {
 	// [SelectorMatch]. 0 of rows that have none.
 	Made uint64 `json:"made,omitempty"`
 
-	// Desired is false while the entry waits to be deleted.
+	// Desired is false while the entry is being deleted, or waits to be.
 	Desired bool `json:"desired"`
 
 	Error string `json:"error,omitempty"` // why the last attempt to delete it failed
@@ -102,18 +102,13 @@ type (
 
 // The names of the indexes of mirrors.
 const (
-	mirrorKeyName       = "key"
-	mirrorRefersToName  = "refers-to"
-	mirrorUndesiredName = "undesired"
+	mirrorKeyName      = "key"
+	mirrorRefersToName = "refers-to"
 )
 
 func mirrorKey[K, V MapPart]() statedb.Index[*Mirror[K, V], K] {
 	return UniqueIndex(mirrorKeyName, KeysOf(keyBytes[K], hexKey),
 		func(m *Mirror[K, V]) K { return m.Key })
-}
-
-func mirrorUndesired[K, V MapPart]() statedb.Index[*Mirror[K, V], bool] {
-	return FlagIndex(mirrorUndesiredName, func(m *Mirror[K, V]) bool { return !m.Desired })
 }
 
 func mirrorRefersTo[K, V MapPart](refersTo func(V) uint32) statedb.Index[*Mirror[K, V], uint32] {
@@ -139,11 +134,6 @@ func MirrorByKey[K, V MapPart](key K) statedb.Query[*Mirror[K, V]] {
 	return mirrorKey[K, V]().Query(key)
 }
 
-// MirrorsUndesired queries the entries that wait to be deleted.
-func MirrorsUndesired[K, V MapPart]() statedb.Query[*Mirror[K, V]] {
-	return mirrorUndesired[K, V]().Query(true)
-}
-
 // MirrorsTo queries the entries that refer to a numbered object, in the kernel or by a write under
 // way. The table must have been created with refersTo.
 func MirrorsTo[K, V MapPart](number uint32) statedb.Query[*Mirror[K, V]] {
@@ -155,7 +145,6 @@ func MirrorsTo[K, V MapPart](number uint32) statedb.Query[*Mirror[K, V]] {
 func NewMirrorTable[K, V MapPart](
 	name string, refersTo func(V) uint32, secondary ...statedb.Indexer[*Mirror[K, V]],
 ) func(*statedb.DB) (statedb.RWTable[*Mirror[K, V]], error) {
-	secondary = append(secondary, mirrorUndesired[K, V]())
 	if refersTo != nil {
 		secondary = append(secondary, mirrorRefersTo[K](refersTo))
 	}
@@ -176,15 +165,15 @@ var (
 	NewPodMirrorTable = NewMirrorTable[bpf.PodKey]("map-pods",
 		func(v bpf.PodValue) uint32 { return v.Subject }, podMirrorIfIndex)
 	NewIPCacheMirrorTable = NewMirrorTable[bpf.IPCacheKey]("map-ipcache",
-		func(v bpf.IPCacheValue) uint32 { return v.Member })
+		func(v bpf.IPCacheValue) uint32 { return v.Member },
+		ipcacheMirrorUndesired)
 	NewSubjectMirrorTable = NewMirrorTable[bpf.SubjectKey]("map-subjects",
 		func(v bpf.SubjectValue) uint32 { return v.Ruleset })
 	NewRouteMirrorTable = NewMirrorTable[bpf.SubjectKey]("map-routes",
 		func(v bpf.RouteValue) uint32 { return v.EgressRuleset })
 	NewPeerMirrorTable = NewMirrorTable[bpf.PeerKey]("map-peers",
 		func(v bpf.PeerValue) uint32 { return v.Class })
-	NewPolicyMirrorTable = NewMirrorTable[bpf.PolicyKey]("map-policy",
-		func(v bpf.PolicyValue) uint32 { return v.Set })
+	NewPolicyMirrorTable  = NewMirrorTable[bpf.PolicyKey, bpf.PolicyValue]("map-policy", nil)
 	NewVerdictMirrorTable = NewMirrorTable[bpf.VerdictKey]("map-verdicts",
 		func(v bpf.VerdictValue) uint32 { return v.Cookie })
 	NewEgressMirrorTable = NewMirrorTable[bpf.EgressKey]("map-egress",
@@ -197,10 +186,15 @@ var (
 )
 
 var (
+	ipcacheMirrorUndesired = FlagIndex("undesired",
+		func(m *IPCacheMirror) bool { return !m.Desired })
 	podMirrorIfIndex = mirrorValues[bpf.PodKey]("ifindex",
 		func(v bpf.PodValue) uint32 { return v.IfIndex })
 	exitMirrorIfIndex = mirrorValues[bpf.ExitKey]("ifindex",
 		func(v bpf.ExitValue) uint32 { return v.IfIndex })
+
+	// IPCacheMirrorsUndesired queries, by true, the addresses and prefixes that wait to be deleted.
+	IPCacheMirrorsUndesired = ipcacheMirrorUndesired.Query
 
 	// PodMirrorsByIfIndex queries the addresses of pods to which the kernel knows a device to
 	// lead, by its interface index.

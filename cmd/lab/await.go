@@ -76,10 +76,9 @@ func (a *Agent) awaitRoute(ctx context.Context, p *Pod, selected bool) error {
 
 // MapRow is an entry of a kernel map: a row of a table map-*.
 type MapRow struct {
-	Key     map[string]any `json:"key"`
-	Value   map[string]any `json:"value"`
-	Desired bool           `json:"desired"`
-	Error   string         `json:"error"`
+	Key   map[string]any `json:"key"`
+	Value map[string]any `json:"value"`
+	Error string         `json:"error"`
 }
 
 // number is a number of a row.

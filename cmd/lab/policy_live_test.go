@@ -272,16 +272,17 @@ other    server-2 udp/80 ingress
 	require.Equal(p.t, before, p.entries())
 }
 
-// entries are the entries of sluice_policy that are desired and that the kernels have.
+// entries are the entries of sluice_policy that are desired.
 func (p *policyTest) entries() (all []string) {
 	p.t.Helper()
 	for _, n := range p.Nodes {
-		rows, err := Rows[MapRow](p.ctx, n.Agent, "map-policy")
+		rows, err := Rows[struct {
+			Ruleset, Class, Set uint32
+			Direction           any
+		}](p.ctx, n.Agent, "policy-entries")
 		require.NoError(p.t, err)
 		for _, r := range rows {
-			if r.Desired {
-				all = append(all, fmt.Sprint(n.Name, r.Key, r.Value))
-			}
+			all = append(all, fmt.Sprint(n.Name, r))
 		}
 	}
 	return all

@@ -51,6 +51,8 @@ func TestAuditGated(t *testing.T) {
 	_, err := l.Map.Update([]prefixKey{a}, []number{7})
 	require.NoError(t, err)
 	require.Equal(t, "repaired 0 missing, 1 changed, 0 foreign, 1 left", l.compare().String())
+	require.Equal(t, "Pending", l.status(a))
+	l.wait(patience)
 	require.Equal(t, "Pending waiting for object 1: it is not in objects", l.status(a))
 	require.Equal(t, "7 - true -", l.entry(a))
 	l.complete(1, true)

@@ -30,9 +30,9 @@ type loop[R Row[K, V], K, V tables.MapPart] struct {
 	mirrorLoaded func(statedb.WriteTxn) // marks the mirror initialized
 	changes      statedb.ChangeIterator[R]
 	queue        *queue[K]
-	flushes      []flush[K]     // in order of time
-	first        map[K]struct{} // keys desired at the start that the map does not hold yet
-	passed       bool           // everything that was desired at the start was tried
+	flushes      []flush[K] // in order of time
+	started      bool       // the queue has what is desired at the start
+	passed       bool       // everything that was desired at the start was tried
 
 	report    *report
 	audit     *audit[K]
@@ -189,11 +189,9 @@ func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 		return nil, err
 	}
 	view := newGateView(txn)
-	if l.first == nil {
-		l.first = map[K]struct{}{}
-		for key := range l.queue.byKey {
-			l.first[key] = struct{}{}
-		}
+	if !l.started {
+		l.started = true
+		l.queue.start()
 	}
 	l.queue.wake(view, now)
 	if work := l.queue.take(now, maxRound); len(work) > 0 {
@@ -203,28 +201,12 @@ func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 		l.report.touch(now)
 	}
 	l.passed = l.passed || !l.queue.isDue(now)
-	l.countFirst()
+	l.report.first.Store(int64(l.queue.first))
 	watches = append(watches, desired)
 	for _, watched := range l.waitedFor() {
 		watches = append(watches, watched(asked))
 	}
 	return watches, nil
-}
-
-// countFirst counts entries of the start that are not written yet. It leaves out what waits for
-// something outside of the tables, such as a program: see [Dependency.Outside].
-func (l *loop[R, K, V]) countFirst() {
-	n := int64(0)
-	for key := range l.first {
-		it, ok := l.queue.byKey[key]
-		switch {
-		case !ok:
-			delete(l.first, key)
-		case it.state != stateWaiting || !it.waits.To.outside:
-			n++
-		}
-	}
-	l.report.first.Store(n)
 }
 
 // waitedFor returns the tables that the conditions of waiting items read.
@@ -243,7 +225,8 @@ func (l *loop[R, K, V]) waitedFor() (watched []Watched) {
 }
 
 // collect schedules rows that other writers have changed. It marks entries in the mirror that are
-// no longer desired, and returns a snapshot with these marks.
+// to be deleted at once, as [Config.Releases] may ask for them, and returns a snapshot with these
+// marks.
 func (l *loop[R, K, V]) collect(
 	txn statedb.ReadTxn, now time.Time,
 ) (watch <-chan struct{}, after statedb.ReadTxn, err error) {
@@ -257,10 +240,12 @@ func (l *loop[R, K, V]) collect(
 			continue // the loop's own status
 		}
 		it = l.queue.get(key)
-		it.attempts, it.gone = 0, time.Time{}
+		it.attempts, it.gone, it.since = 0, time.Time{}, time.Time{}
 		if change.Deleted {
 			it.gone = now
-			gone = append(gone, key)
+			if l.DeleteAfter == 0 {
+				gone = append(gone, key)
+			}
 		}
 		l.queue.schedule(it, now)
 	}

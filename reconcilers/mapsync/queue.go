@@ -33,6 +33,9 @@ type item[K comparable] struct {
 	own      statedb.Revision // of the desired row, if the loop gave it a status
 	attempts int
 	err      error
+
+	isFirst bool      // of the start: see [Control.Unwritten]
+	since   time.Time // when the row began to wait for references, zero if it has not
 }
 
 // queue has the items of a map. One that is not being tried has a timer, or waits.
@@ -43,6 +46,7 @@ type queue[K comparable] struct {
 	full    map[*item[K]]struct{}
 	counts  [states]int
 	nextSeq uint64
+	first   int // items of the start, but those that wait for something outside of the tables
 }
 
 // waiters are the items that wait for the same.
@@ -55,6 +59,14 @@ func newQueue[K comparable]() *queue[K] {
 	return &queue[K]{
 		byKey: map[K]*item[K]{}, waiting: map[Reference]*waiters[K]{}, full: map[*item[K]]struct{}{},
 	}
+}
+
+// start has the present items counted as those of the start.
+func (q *queue[K]) start() {
+	for _, it := range q.byKey {
+		it.isFirst = true
+	}
+	q.first = len(q.byKey)
 }
 
 // get returns the item of a key, and creates it if there is none.
@@ -73,6 +85,9 @@ func (q *queue[K]) get(key K) *item[K] {
 func (q *queue[K]) remove(it *item[K]) {
 	q.park(it)
 	q.counts[statePending]--
+	if it.isFirst {
+		q.first--
+	}
 	if delete(q.byKey, it.key); len(q.byKey) == 0 {
 		q.byKey, q.timers = map[K]*item[K]{}, nil // neither shrinks
 	}
@@ -86,6 +101,9 @@ func (q *queue[K]) park(it *item[K]) {
 	if w := q.waiting[it.waits]; it.state == stateWaiting {
 		if delete(w.items, it); len(w.items) == 0 {
 			delete(q.waiting, it.waits)
+		}
+		if it.isFirst && it.waits.To.outside {
+			q.first++
 		}
 	}
 	delete(q.full, it)
@@ -105,10 +123,16 @@ func (q *queue[K]) schedule(it *item[K], due time.Time) {
 	heap.Push(&q.timers, it)
 }
 
-// wait has an item tried when its reference lacks something else, or nothing.
-func (q *queue[K]) wait(it *item[K], r Reference, missing string) {
+// wait has an item tried when its reference lacks something else, or nothing, and at a time that
+// is not zero.
+func (q *queue[K]) wait(it *item[K], r Reference, missing string, due time.Time) {
 	q.park(it)
-	q.setState(it, stateWaiting)
+	if !due.IsZero() {
+		q.schedule(it, due)
+	}
+	if q.setState(it, stateWaiting); it.isFirst && r.To.outside {
+		q.first--
+	}
 	it.waits = r
 	if q.waiting[r] == nil {
 		q.waiting[r] = &waiters[K]{items: map[*item[K]]struct{}{}}

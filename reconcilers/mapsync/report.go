@@ -32,7 +32,7 @@ type report struct {
 	interval time.Duration // between audits, 0 for none
 
 	writes, deletes atomic.Uint64 // entries
-	first           atomic.Int64  // unwritten entries of the start, see countFirst
+	first           atomic.Int64  // unwritten entries of the start, see [Control.Unwritten]
 
 	due       time.Time // of the next publication, zero if nothing has changed
 	row       tables.BPFMap

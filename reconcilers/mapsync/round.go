@@ -47,6 +47,9 @@ type try[R any, K, V tables.MapPart] struct {
 	wrote   bool
 }
 
+// patience is for how long an entry waits before its status says for what: most wait for a moment.
+const patience = time.Second
+
 // reconcile makes the map hold what is desired under the items' keys, as far as possible, and
 // writes the results to the tables.
 func (l *loop[R, K, V]) reconcile(work []*item[K], view *gateView, now time.Time) error {
@@ -89,7 +92,11 @@ func (l *loop[R, K, V]) reconcile(work []*item[K], view *gateView, now time.Time
 		case outcomeDone:
 			l.queue.remove(t.item)
 		case outcomeWait:
-			l.queue.wait(t.item, t.refers, t.missing)
+			due := time.Time{}
+			if t.text == "" {
+				due = t.since.Add(patience)
+			}
+			l.queue.wait(t.item, t.refers, t.missing, due)
 		case outcomeLater:
 			l.queue.schedule(t.item, t.due)
 		case outcomeFailed:
@@ -131,7 +138,12 @@ func (l *loop[R, K, V]) plan(t *try[R, K, V], view *gateView, now time.Time) out
 	}
 	r, missing := view.first(refers)
 	if missing != "" {
-		t.refers, t.missing, t.text = r, missing, fmt.Sprintf("waiting for %s: %s", r, missing)
+		if t.refers, t.missing, t.text = r, missing, ""; t.since.IsZero() {
+			t.since = now
+		}
+		if now.Sub(t.since) >= patience {
+			t.text = fmt.Sprintf("waiting for %s: %s", r, missing)
+		}
 		return t.set(outcomeWait)
 	}
 	return t.set(outcomeWrite)
@@ -166,7 +178,9 @@ func (l *loop[R, K, V]) publishIntent(writes []*try[R, K, V]) (statedb.ReadTxn, 
 
 // mirror returns the mirror row of what the map has.
 func (t *try[R, K, V]) mirror() *tables.Mirror[K, V] {
-	m := &tables.Mirror[K, V]{Key: t.key, Desired: t.wanted, Made: t.made}
+	m := &tables.Mirror[K, V]{
+		Key: t.key, Desired: t.wanted || t.outcome == outcomeLater, Made: t.made,
+	}
 	if t.kernel != nil {
 		m.Value, m.Present = *t.kernel, true
 	}

@@ -147,8 +147,7 @@ func (p *params) unsettled(
 ) (complete bool) {
 	absent := changing(txn, p.IPCache, tables.IPCachePending, p.IPCacheMirror, found)
 	entries := p.IPCache.NumObjects(txn) - absent
-	undesired := tables.MirrorsUndesired[bpf.IPCacheKey, bpf.IPCacheValue]()
-	for m := range p.IPCacheMirror.List(txn, undesired) {
+	for m := range p.IPCacheMirror.List(txn, tables.IPCacheMirrorsUndesired(true)) {
 		if _, _, wanted := p.IPCache.Get(txn, ipcacheByKey(m.Key)); !wanted {
 			entries++
 			found(m.Key, m)
