@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/index"
+
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -107,12 +110,10 @@ func (m *Member) TableRow() []string {
 var (
 	memberNumber = UniqueIndex("number", Uint32Keys,
 		func(m *Member) uint32 { return m.Number })
-	memberDigest = UniqueIndex("digest", DigestKeys,
-		func(m *Member) bpf.Digest { return m.Digest })
+	memberDigest = UniqueIndex("digest", KeysOf(memberDigestKey, index.FromString),
+		func(m *Member) *Member { return m })
 	memberClass = IndexIf("class", Uint32Keys,
 		func(m *Member) (uint32, bool) { return m.Class, m.Class != 0 })
-	memberNamespace = IndexIf("namespace", StringKeys,
-		func(m *Member) (string, bool) { return m.Namespace, m.Namespace != "" })
 	memberNode = IndexIf("node", StringKeys,
 		func(m *Member) (string, bool) { return m.Node, m.Node != "" })
 	memberUndesired = FlagIndex("undesired", func(m *Member) bool { return m.Undesired })
@@ -122,14 +123,11 @@ var (
 	// MemberByNumber queries a member by its number.
 	MemberByNumber = memberNumber.Query
 
-	// MemberByDigest queries the member with a definition.
+	// MemberByDigest queries the member with the namespace and digest of another.
 	MemberByDigest = memberDigest.Query
 
 	// MembersByClass queries the members of a class.
 	MembersByClass = memberClass.Query
-
-	// MembersByNamespace queries the members with label sets of a namespace.
-	MembersByNamespace = memberNamespace.Query
 
 	// MembersByNode queries the members that are a node.
 	MembersByNode = memberNode.Query
@@ -141,9 +139,19 @@ var (
 	MembersPending = memberPending.Query
 )
 
+// memberDigestKey has the namespace before the digest, for [MembersOfNamespace].
+func memberDigestKey(m *Member) index.Key {
+	return append(append(index.String(m.Namespace), 0), m.Digest[:]...)
+}
+
+// MembersOfNamespace queries, with Prefix, the members with label sets of a namespace.
+func MembersOfNamespace(namespace string) statedb.Query[*Member] {
+	return memberDigest.QueryFromKey(append(index.String(namespace), 0))
+}
+
 // NewMemberTable creates the table of members.
-var NewMemberTable = Declare("members", memberNumber, memberDigest, memberClass,
-	memberNamespace, memberNode, memberUndesired, memberPending)
+var NewMemberTable = Declare("members", memberNumber, memberDigest, memberClass, memberNode,
+	memberUndesired, memberPending)
 
 // Class is a set of members that the rulesets in use treat in the same way: the same selectors in
 // use select them, and they have the same numbers for the names of ports in use.

@@ -254,8 +254,6 @@ var (
 		func(v *Verdict) bpf.VerdictKey { return v.Key })
 	verdictPending = IndexIf("pending", Uint32Keys,
 		func(v *Verdict) (uint32, bool) { return v.Key.Set, !isDone(v.Status) })
-	verdictPolicy = IndexEach("policy", PolicyKeys,
-		func(v *Verdict) []PolicyID { return PoliciesOf(v.Rules) })
 	verdictCookie = IndexIf("cookie", Uint32Keys,
 		func(v *Verdict) (uint32, bool) { return v.Value.Cookie, v.Value.Cookie != 0 })
 
@@ -264,9 +262,6 @@ var (
 
 	// VerdictsPending queries the verdicts of a set that the kernel does not have yet.
 	VerdictsPending = verdictPending.Query
-
-	// VerdictsByPolicy queries the verdicts that a policy decides, alone or with others.
-	VerdictsByPolicy = verdictPolicy.Query
 
 	// VerdictsByCookie queries the verdicts with a cookie.
 	VerdictsByCookie = verdictCookie.Query
@@ -278,4 +273,4 @@ func VerdictsOfSet(set uint32) statedb.Query[*Verdict] {
 }
 
 // NewVerdictTable creates the table of verdicts.
-var NewVerdictTable = Declare("verdicts", verdictKey, verdictPending, verdictPolicy, verdictCookie)
+var NewVerdictTable = Declare("verdicts", verdictKey, verdictPending, verdictCookie)

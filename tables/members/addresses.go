@@ -80,7 +80,7 @@ func memberOf(prefix netip.Prefix, f *facts, around *tables.PeerPrefix) *tables.
 
 // enter returns the number of a member, and marks it as desired.
 func (t *transaction) enter(m *tables.Member) uint32 {
-	old, _, found := t.Members.Get(t.out, tables.MemberByDigest(m.Digest))
+	old, _, found := t.Members.Get(t.out, tables.MemberByDigest(m))
 	switch {
 	case !found:
 		t.number++

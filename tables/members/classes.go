@@ -164,7 +164,7 @@ func (t *transaction) markRefused(namespace string) {
 	if namespace == "" || !found || t.room(namespace) <= 0 {
 		return
 	}
-	for m := range t.Members.List(t.out, tables.MembersByNamespace(namespace)) {
+	for m := range t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace)) {
 		if m.Class == refused.Number {
 			t.mark(memberKey(m.Number))
 		}

@@ -54,7 +54,7 @@ func (r *rule) inputs() []derive.Input[key] {
 		derive.FromIf(r.Namespaces,
 			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {
-				for m := range r.Members.List(txn, tables.MembersByNamespace(n.Name)) {
+				for m := range r.Members.Prefix(txn, tables.MembersOfNamespace(n.Name)) {
 					mark(memberKey(m.Number))
 				}
 			}),

@@ -70,7 +70,7 @@ func (r *rule) candidates(txn statedb.ReadTxn, s *tables.Selector) iter.Seq[*tab
 	members := r.Members.All(txn)
 	if len(anchors) == 1 {
 		if namespace, is := strings.CutPrefix(anchors[0], tables.NamespaceAnchor("")); is {
-			members = r.Members.List(txn, tables.MembersByNamespace(namespace))
+			members = r.Members.Prefix(txn, tables.MembersOfNamespace(namespace))
 		}
 	}
 	return func(yield func(*tables.Member) bool) {

@@ -37,7 +37,12 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Trace, id tables.PolicyID) err
 	entries := slices.Collect(each(txn, of, tables.PolicyEntriesOfRuleset, t.t.Entries.Prefix))
 	add(s, t.t.Entries, "what its rulesets say of classes of peers", slices.Values(entries))
 	add(s, t.t.PolicyMirror, "these in the kernel", mirrors(txn, t.t.PolicyMirror, entries))
-	verdicts := statedb.Collect(t.t.Verdicts.List(txn, tables.VerdictsByPolicy(id)))
+	var verdicts []*tables.Verdict
+	for v := range each(txn, setsOf(entries), tables.VerdictsOfSet, t.t.Verdicts.Prefix) {
+		if slices.Contains(tables.PoliciesOf(v.Rules), id) {
+			verdicts = append(verdicts, v)
+		}
+	}
 	add(s, t.t.Verdicts, "verdicts that it decides, alone or with others", slices.Values(verdicts))
 	add(s, t.t.VerdictMirror, "its verdicts in the kernel",
 		mirrors(txn, t.t.VerdictMirror, verdicts))
@@ -49,6 +54,15 @@ func (t *Builder) network(txn statedb.ReadTxn, s *Trace, id tables.PolicyID) err
 	add(s, t.t.Pods, "pods of this node that it is about",
 		each(txn, numbers(subjects), tables.PodsBySubject, t.t.Pods.List))
 	return nil
+}
+
+// setsOf returns the verdict sets of entries, each once and in order.
+func setsOf(entries []*tables.PolicyEntry) (numbers []uint32) {
+	for _, e := range entries {
+		numbers = append(numbers, e.Set)
+	}
+	slices.Sort(numbers)
+	return slices.Compact(numbers)
 }
 
 // selectorsOf returns the selectors that the rules of a policy name, each once and in order.
