@@ -56,6 +56,10 @@ type Config[R Row[K, V], K, V tables.MapPart] struct {
 	// Releases, if not nil, is Refers for a deletion.
 	Releases func(key K) []Reference
 
+	// Owner, if not nil, returns the number of an object with which the row shares its turns: an
+	// object with many rows does not hold up others. 0 is none.
+	Owner func(R) uint32
+
 	// Made, if not nil, returns the number of the transaction that gave the row its value.
 	Made func(R) uint64
 

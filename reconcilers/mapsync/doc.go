@@ -7,7 +7,8 @@
 //	gates (tables) ─┼─► loop (one round) ┼─► mirror ([tables.Mirror])
 //	timers, audit ──┘                    └─► status of the desired rows
 //
-// A round takes entries that are due, some thousand at most, in the order of becoming due:
+// A round takes entries that are due, some thousand at most. Objects with many entries and others
+// take turns:
 //
 //  1. In a snapshot, it finds what differs from the mirror, and checks that everything that an
 //     entry refers to is complete in the kernel: a [Reference] names an object, and a

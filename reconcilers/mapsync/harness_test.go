@@ -276,6 +276,7 @@ func (l *testLoop) requireSettled(msg ...any) {
 	require.Equal(l.t, want, mirror, msg...)
 	require.Empty(l.t, l.queue.byKey, msg...)
 	require.Empty(l.t, l.queue.timers, msg...)
+	require.Empty(l.t, l.queue.ready, msg...)
 	require.Empty(l.t, l.queue.waiting, msg...)
 	require.Empty(l.t, l.queue.full, msg...)
 	require.Equal(l.t, [states]int{}, l.queue.counts, msg...)

@@ -167,8 +167,11 @@ func (l *loop[R, K, V]) nextTimer() time.Time {
 	}
 	earlier(l.nextAudit)
 	earlier(l.report.due)
-	if len(l.queue.timers) > 0 {
-		earlier(l.queue.timers[0].due)
+	if due, any := l.queue.next(); any {
+		if due.IsZero() {
+			return due
+		}
+		earlier(due)
 	}
 	if len(l.flushes) > 0 {
 		earlier(l.flushes[0].due)
@@ -240,6 +243,9 @@ func (l *loop[R, K, V]) collect(
 			continue // the loop's own status
 		}
 		it = l.queue.get(key)
+		if l.Owner != nil {
+			it.owner = l.Owner(change.Object)
+		}
 		it.attempts, it.gone, it.since = 0, time.Time{}, time.Time{}
 		if change.Deleted {
 			it.gone = now

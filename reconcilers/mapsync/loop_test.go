@@ -349,6 +349,31 @@ func TestBounded(t *testing.T) {
 	require.Equal(t, maxRound+1, undesired, "the mirror says at once what is not desired any more")
 }
 
+// An object with many entries does not hold up that of another object, which comes later.
+func TestTurns(t *testing.T) {
+	l := newTestLoop(t, bpf.Spec{Name: "test", Type: bpf.TypeHash, MaxEntries: 4 * maxRound},
+		func(_ *testLoop, cfg *testConfig) {
+			cfg.Owner = func(r *testRow) uint32 { return uint32(r.Value) }
+		})
+	l.complete(1, true)
+	l.complete(2, true)
+	var rows []*testRow
+	for n := range 3 * maxRound {
+		rows = append(rows, row(key(32, 10, byte(n>>16), byte(n>>8), byte(n)), 1))
+	}
+	l.change(rows...)
+	_, err := l.round()
+	require.NoError(t, err)
+	late := row(key(32, 11), 2)
+	l.change(late)
+	_, err = l.round()
+	require.NoError(t, err)
+	require.Len(t, l.held(), 2*maxRound)
+	require.Contains(t, l.held(), late.Key)
+	l.rounds()
+	l.requireSettled()
+}
+
 // Numbers come to the table a moment after the writes that they are of.
 func TestReport(t *testing.T) {
 	l := newTestLoop(t, bpf.Spec{Name: "test", Type: bpf.TypeLPM, MaxEntries: 4})

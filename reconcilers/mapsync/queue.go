@@ -26,8 +26,11 @@ type item[K comparable] struct {
 	key      K
 	seq      uint64 // the order in which items were created
 	state    state
-	due      time.Time        // if it has a timer
-	timer    int              // its place among the timers, -1 if it has none
+	due      time.Time        // if it is among the timers
+	turn     uint64           // if it is ready: the lowest is tried first
+	owner    uint32           // see [Config.Owner], 0 if it has none
+	in       *items[K]        // timers or ready, nil if in neither
+	at       int              // the place in it
 	waits    Reference        // in stateWaiting
 	gone     time.Time        // since when there is no desired row; zero if there is one
 	own      statedb.Revision // of the desired row, if the loop gave it a status
@@ -38,10 +41,13 @@ type item[K comparable] struct {
 	since   time.Time // when the row began to wait for references, zero if it has not
 }
 
-// queue has the items of a map. One that is not being tried has a timer, or waits.
+// queue has the items of a map. One that is not being tried has a timer, is ready, or waits.
 type queue[K comparable] struct {
 	byKey   map[K]*item[K]
-	timers  timers[K]
+	timers  items[K]
+	ready   items[K]
+	turn    uint64            // of the item that was taken last
+	turns   map[uint32]uint64 // the last turn of each owner with ready items
 	waiting map[Reference]*waiters[K]
 	full    map[*item[K]]struct{}
 	counts  [states]int
@@ -58,6 +64,7 @@ type waiters[K comparable] struct {
 func newQueue[K comparable]() *queue[K] {
 	return &queue[K]{
 		byKey: map[K]*item[K]{}, waiting: map[Reference]*waiters[K]{}, full: map[*item[K]]struct{}{},
+		turns: map[uint32]uint64{},
 	}
 }
 
@@ -74,7 +81,7 @@ func (q *queue[K]) get(key K) *item[K] {
 	it, ok := q.byKey[key]
 	if !ok {
 		q.nextSeq++
-		it = &item[K]{key: key, seq: q.nextSeq, timer: -1}
+		it = &item[K]{key: key, seq: q.nextSeq}
 		q.byKey[key] = it
 		q.counts[statePending]++
 	}
@@ -89,14 +96,15 @@ func (q *queue[K]) remove(it *item[K]) {
 		q.first--
 	}
 	if delete(q.byKey, it.key); len(q.byKey) == 0 {
-		q.byKey, q.timers = map[K]*item[K]{}, nil // neither shrinks
+		q.byKey, q.timers, q.ready = map[K]*item[K]{}, nil, nil // none shrinks
 	}
 }
 
-// park removes an item from timers and waiters.
+// park removes an item from timers, ready items and waiters.
 func (q *queue[K]) park(it *item[K]) {
-	if it.timer >= 0 {
-		heap.Remove(&q.timers, it.timer)
+	if it.in != nil {
+		heap.Remove(it.in, it.at)
+		it.in = nil
 	}
 	if w := q.waiting[it.waits]; it.state == stateWaiting {
 		if delete(w.items, it); len(w.items) == 0 {
@@ -119,8 +127,8 @@ func (q *queue[K]) setState(it *item[K], s state) {
 // schedule sets the only time at which an item is tried.
 func (q *queue[K]) schedule(it *item[K], due time.Time) {
 	q.park(it)
-	it.due = due
-	heap.Push(&q.timers, it)
+	it.due, it.in = due, &q.timers
+	heap.Push(it.in, it)
 }
 
 // wait has an item tried when its reference lacks something else, or nothing, and at a time that
@@ -179,44 +187,73 @@ func (q *queue[K]) retryAfterDelete(n int, now time.Time) {
 	}
 }
 
-// take returns at most n items that are due, in the order in which they became due. The caller must
-// schedule each, have it wait, or remove it.
+// take returns at most n items that are due. Owners take turns, so that one with many items does
+// not hold up others. The caller must schedule each item, have it wait, or remove it.
 func (q *queue[K]) take(now time.Time, n int) (work []*item[K]) {
-	for len(work) < n && q.isDue(now) {
-		work = append(work, heap.Pop(&q.timers).(*item[K]))
+	if len(q.ready) == 0 {
+		q.turn = 0
+		clear(q.turns)
+	}
+	for len(q.timers) > 0 && !q.timers[0].due.After(now) {
+		it := heap.Pop(&q.timers).(*item[K])
+		it.turn = q.turn + 1
+		if it.owner != 0 {
+			it.turn = max(it.turn, q.turns[it.owner]+1)
+			q.turns[it.owner] = it.turn
+		}
+		it.due, it.in = time.Time{}, &q.ready
+		heap.Push(it.in, it)
+	}
+	for len(work) < n && len(q.ready) > 0 {
+		it := heap.Pop(&q.ready).(*item[K])
+		it.in, q.turn = nil, it.turn
+		work = append(work, it)
 	}
 	return work
 }
 
 // isDue reports whether there is something to take.
 func (q *queue[K]) isDue(now time.Time) bool {
-	return len(q.timers) > 0 && !q.timers[0].due.After(now)
+	return len(q.ready) > 0 || len(q.timers) > 0 && !q.timers[0].due.After(now)
 }
 
-// timers is a heap of items by the time they are due.
-type timers[K comparable] []*item[K]
-
-func (t timers[K]) Len() int { return len(t) }
-func (t timers[K]) Less(i, j int) bool {
-	return cmp.Or(t[i].due.Compare(t[j].due), cmp.Compare(t[i].seq, t[j].seq)) < 0
+// next returns when there is something to take, the zero time for now. There is none if it returns
+// false.
+func (q *queue[K]) next() (due time.Time, any bool) {
+	switch {
+	case len(q.ready) > 0:
+		return time.Time{}, true
+	case len(q.timers) > 0:
+		return q.timers[0].due, true
+	}
+	return time.Time{}, false
 }
-func (t timers[K]) Swap(i, j int) {
+
+// items is a heap of items, by the time they are due or by turn.
+type items[K comparable] []*item[K]
+
+func (t items[K]) Len() int { return len(t) }
+func (t items[K]) Less(i, j int) bool {
+	a, b := t[i], t[j]
+	return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.turn, b.turn), cmp.Compare(a.seq, b.seq)) < 0
+}
+func (t items[K]) Swap(i, j int) {
 	t[i], t[j] = t[j], t[i]
-	t[i].timer, t[j].timer = i, j
+	t[i].at, t[j].at = i, j
 }
 
 // Push implements [heap.Interface].
-func (t *timers[K]) Push(x any) {
+func (t *items[K]) Push(x any) {
 	it := x.(*item[K])
-	it.timer = len(*t)
+	it.at = len(*t)
 	*t = append(*t, it)
 }
 
 // Pop implements [heap.Interface].
-func (t *timers[K]) Pop() any {
+func (t *items[K]) Pop() any {
 	last := len(*t) - 1
 	it := (*t)[last]
-	(*t)[last], it.timer = nil, -1
+	(*t)[last] = nil
 	*t = (*t)[:last]
 	return it
 }

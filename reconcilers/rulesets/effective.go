@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
@@ -156,6 +157,12 @@ func (p *params) unsettled(
 	return entries == p.IPCacheMirror.NumObjects(txn)
 }
 
+// isRefused reports whether the kernel refused a prefix.
+func (p *params) isRefused(txn statedb.ReadTxn, prefix netip.Prefix) bool {
+	row, _, found := p.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
+	return found && row.Status.Kind == reconciler.StatusKindError
+}
+
 // lookInside checks whether the kernel has all prefixes inside a prefix that selectors name.
 func (p *params) lookInside(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	return func(r mapsync.Reference) string {
@@ -168,14 +175,16 @@ func (p *params) lookInside(txn statedb.ReadTxn) func(mapsync.Reference) string 
 	}
 }
 
-// lookAround checks whether the kernel has all prefixes around a prefix as desired.
+// lookAround checks whether the kernel has all prefixes around a prefix as desired, except those
+// that it refused and has no value of: these may wait for the room that a deletion makes.
 func (p *params) lookAround(txn statedb.ReadTxn) func(mapsync.Reference) string {
 	var unsettled map[netip.Prefix]bool
 	return func(r mapsync.Reference) string {
 		if unsettled == nil {
 			unsettled = map[netip.Prefix]bool{}
-			p.unsettled(txn, func(key bpf.IPCacheKey, _ *tables.IPCacheMirror) {
-				if prefix := key.Prefix(); !prefix.IsSingleIP() {
+			p.unsettled(txn, func(key bpf.IPCacheKey, m *tables.IPCacheMirror) {
+				prefix := key.Prefix()
+				if !prefix.IsSingleIP() && (m != nil || !p.isRefused(txn, prefix)) {
 					unsettled[prefix] = true
 				}
 			})

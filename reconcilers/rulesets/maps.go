@@ -90,7 +90,8 @@ func ipcache(
 				g.prefixesInside.OnPrefix(k.Prefix()), g.prefixesAround.OnPrefix(k.Prefix()),
 			}
 		},
-		Made: func(row *tables.IPCache) uint64 { return row.Made },
+		Owner: func(row *tables.IPCache) uint32 { return row.Member },
+		Made:  func(row *tables.IPCache) uint64 { return row.Made },
 		Revises: func(old, new *bpf.IPCacheValue) bool {
 			if old == nil || new == nil {
 				return !isPod(old) && !isPod(new)
@@ -191,6 +192,7 @@ func policy(
 		Refers: func(row *tables.PolicyEntry, _ *bpf.PolicyValue) []mapsync.Reference {
 			return []mapsync.Reference{g.verdictSet.On(row.Set)}
 		},
+		Owner:       func(row *tables.PolicyEntry) uint32 { return row.Ruleset },
 		DeleteAfter: p.Control.Grace(),
 	}
 }
@@ -200,6 +202,7 @@ func verdicts(p *params) mapsync.Config[*tables.Verdict, bpf.VerdictKey, bpf.Ver
 		Map: p.Maps.Verdicts, Desired: p.Verdicts, Mirror: p.VerdictMirror,
 		WithStatus: tables.WithStatus[tables.Verdict],
 		ByKey:      tables.VerdictByKey, DeleteAfter: p.Control.Grace(),
+		Owner: func(row *tables.Verdict) uint32 { return row.Key.Set },
 	}
 }
 
@@ -220,6 +223,7 @@ func egress(
 			}
 			return []mapsync.Reference{g.group.On(row.Group)}
 		},
+		Owner:       func(row *tables.EgressRule) uint32 { return row.Ruleset },
 		DeleteAfter: p.Control.Grace(),
 	}
 }
@@ -229,5 +233,6 @@ func gateways(p *params) mapsync.Config[*tables.EgressGateway, bpf.GatewayKey, b
 		Map: p.Maps.Gateways, Desired: p.Gateways, Mirror: p.GatewayMirror,
 		WithStatus: tables.WithStatus[tables.EgressGateway],
 		ByKey:      tables.EgressGatewayByKey, DeleteAfter: p.Control.Grace(),
+		Owner: func(row *tables.EgressGateway) uint32 { return row.Group },
 	}
 }

@@ -138,6 +138,8 @@ type round struct {
 	serves   map[*tables.EgressPolicy]bool                // see isServedHere
 	served   map[tables.SubjectDef]bool                   // of pods of other nodes
 	subjects map[tables.SubjectDef]uint32                 // those brought up to date
+
+	elections map[string]election // of nodes, by selector
 }
 
 func (r *rule) compute(
@@ -149,6 +151,8 @@ func (r *rule) compute(
 		serves:   map[*tables.EgressPolicy]bool{},
 		served:   map[tables.SubjectDef]bool{},
 		subjects: map[tables.SubjectDef]uint32{},
+
+		elections: map[string]election{},
 	}
 	for _, k := range keys {
 		if err := c.computeKey(k); err != nil {

@@ -221,8 +221,29 @@ func (c *round) elect(
 		g.Policies = append(g.Policies, p.Name)
 	}
 	for _, spec := range specs {
-		choice, local := electNode(c.Nodes.All(c.in), spec, c.LocalNode.Name)
+		choice, local := c.elected(spec)
 		g.Gateways, g.Local = append(g.Gateways, choice), g.Local || local
 	}
 	return g
+}
+
+// election is the result of [electNode].
+type election struct {
+	choice tables.GatewayChoice
+	local  bool
+}
+
+// elected returns the node that is elected for an item, once for each selector.
+func (c *round) elected(spec tables.GatewaySpec) (choice tables.GatewayChoice, local bool) {
+	if spec.Error != "" {
+		return tables.GatewayChoice{Spec: spec, Reason: spec.Error}, false
+	}
+	e, known := c.elections[spec.Nodes]
+	if !known {
+		e.choice, e.local = electNode(c.Nodes.All(c.in), spec, c.LocalNode.Name)
+		c.elections[spec.Nodes] = e
+	}
+	choice = e.choice
+	choice.Spec = spec
+	return choice, e.local
 }

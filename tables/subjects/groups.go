@@ -19,10 +19,6 @@ func electNode(
 ) (choice tables.GatewayChoice, local bool) {
 	choice.Spec = spec
 	selector, err := labels.Parse(spec.Nodes)
-	if spec.Error != "" {
-		choice.Reason = spec.Error
-		return choice, false
-	}
 	if err != nil {
 		choice.Reason = err.Error()
 		return choice, false

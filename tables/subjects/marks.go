@@ -89,9 +89,13 @@ func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key
 	if sameLabels && old.Ready == new.Ready && old.UnderlayIP() == new.UnderlayIP() {
 		return
 	}
+	sameGateway := old != nil && new != nil && old.Ready == new.Ready &&
+		old.UnderlayIP() == new.UnderlayIP()
+	elects := candidacies(old, new)
 	for g := range r.Groups.All(in) {
 		if slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool {
-			return isCandidate(c.Spec, old) || isCandidate(c.Spec, new)
+			is := elects(c.Spec)
+			return is.before != is.now || is.now && !sameGateway
 		}) {
 			mark(key{kind: ofGroup, digest: g.Digest})
 		}
@@ -119,6 +123,26 @@ func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key
 		for e := range r.Locals.All(in) {
 			mark(addrKey(e.Addr))
 		}
+	}
+}
+
+// candidacy is whether two versions of a node may be elected.
+type candidacy struct{ before, now bool }
+
+// candidacies returns a function that compares two versions of a node. It evaluates each selector
+// once.
+func candidacies(old, new *tables.Node) func(tables.GatewaySpec) candidacy {
+	known := map[string]candidacy{} // by selector of nodes
+	return func(spec tables.GatewaySpec) candidacy {
+		if spec.Error != "" {
+			return candidacy{}
+		}
+		is, found := known[spec.Nodes]
+		if !found {
+			is = candidacy{isCandidate(spec, old), isCandidate(spec, new)}
+			known[spec.Nodes] = is
+		}
+		return is
 	}
 }
 
