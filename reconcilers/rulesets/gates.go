@@ -39,14 +39,11 @@ func newGates(p *params) *gates {
 					mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable()),
 				},
 			}),
-		member: mapsync.NewDependency(
-			"member",
-			mapsync.Exists(p.Members.ToTable(), tables.MemberByNumber),
-			mapsync.Condition{
-				Evaluate: p.lookPeer,
-				Tables:   []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
-			},
-		),
+		// The rule that writes ipcache removes no member that a row refers to.
+		member: mapsync.NewDependency("member", mapsync.Condition{
+			Evaluate: p.lookPeer,
+			Tables:   []mapsync.Watched{mapsync.Watch(p.PeerMirror.ToTable())},
+		}),
 		class: mapsync.NewDependency("class",
 			compiled(p.Compiled, tables.CompiledClass),
 			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfClass)),

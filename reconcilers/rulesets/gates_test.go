@@ -118,7 +118,7 @@ func TestPolicyChain(t *testing.T) {
 	subject := &tables.Subject{Life: life(1), Ruleset: 6}
 
 	insert(w, w.IPCache.RWTable, address)
-	awaitStatus(w, w.IPCache.ToTable(), address, waiting+"member 4: it is not in members")
+	awaitStatus(w, w.IPCache.ToTable(), address, waiting+"member 4: members")
 	insert(w, w.Members.RWTable, member)
 	awaitStatus(w, w.Members.ToTable(), member, waiting+"class 8: it is not in compiled")
 	awaitStatus(w, w.IPCache.ToTable(), address, waiting+"member 4: members")

@@ -76,6 +76,9 @@ func (c cookieParams) markMoved(
 	for _, id := range ruleset.Policies {
 		for row := range c.Output.List(now, tables.RuleCookiesByPolicy(id)) {
 			for i, of := range row.Rules {
+				if of.Policy != id {
+					continue
+				}
 				if field := fieldIn(ruleset, of); field != "" && field != row.Fields[i] {
 					mark(row.Cookie)
 				}
