@@ -136,17 +136,11 @@ var (
 	endpointAddrIndex = IndexEach("addr", ShortAddrKeys,
 		func(e *Endpoint) []netip.Addr { return e.Addrs })
 
-	endpointLabelSetIndex = Index("label-set", DigestKeys,
-		func(e *Endpoint) LabelSetID { return e.LabelSet.ID })
-
 	// EndpointByName queries an endpoint by its namespaced name.
 	EndpointByName = endpointNameIndex.Query
 
 	// EndpointsByAddr queries the endpoints that claim an address.
 	EndpointsByAddr = endpointAddrIndex.Query
-
-	// EndpointsByLabelSet queries the endpoints with the same labels.
-	EndpointsByLabelSet = endpointLabelSetIndex.Query
 )
 
 // EndpointsOfNamespace queries, with Prefix, the endpoints of a namespace.
@@ -166,8 +160,7 @@ func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
 // NewEndpointTable creates the table of endpoints.
 func NewEndpointTable(db *statedb.DB, local LocalNode) (statedb.RWTable[*Endpoint], error) {
 	return statedb.NewTable(
-		db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointLabelSetIndex,
-		endpointHereIndex(local),
+		db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointHereIndex(local),
 	)
 }
 

@@ -35,7 +35,7 @@ func register(cfg objects.Config, p derive.Params, t objects.Tables) error {
 }
 
 func rule(t objects.Tables) derive.Rule[tables.Name] {
-	j := joiner(t)
+	j := joiner{t, &objects.Interner{}}
 	return derive.Rule[tables.Name]{
 		Outputs: []statedb.TableMeta{t.Endpoints},
 		Inputs: []derive.Input[tables.Name]{
@@ -63,11 +63,14 @@ func rule(t objects.Tables) derive.Rule[tables.Name] {
 				j.onNode(txn, n.Addrs, mark)
 			}),
 		},
-		Compute: j.compute,
+		Compute: derive.Each(j.Endpoints, tables.EndpointByName, objects.EqualEndpoints, j.row),
 	}
 }
 
-type joiner objects.Tables
+type joiner struct {
+	objects.Tables
+	interner *objects.Interner
+}
 
 // onNode marks the endpoints that name one of a node's addresses.
 func (j joiner) onNode(txn statedb.ReadTxn, addrs []netip.Addr, mark func(tables.Name)) {
@@ -78,18 +81,9 @@ func (j joiner) onNode(txn statedb.ReadTxn, addrs []netip.Addr, mark func(tables
 	}
 }
 
-func (j joiner) compute(
-	in statedb.ReadTxn, out statedb.WriteTxn, names []tables.Name, _ func(tables.Name),
-) error {
-	// Endpoints share the label sets of those that were written before them.
-	row := func(in statedb.ReadTxn, name tables.Name) *tables.Endpoint { return j.row(in, out, name) }
-	return derive.Each(j.Endpoints, tables.EndpointByName, objects.EqualEndpoints, row)(
-		in, out, names, nil)
-}
-
 // row returns the endpoint with a name, nil if there is none. One that cannot be used, or of
 // which the labels are not known, is a row that says so and claims no address.
-func (j joiner) row(txn, out statedb.ReadTxn, name tables.Name) *tables.Endpoint {
+func (j joiner) row(txn statedb.ReadTxn, name tables.Name) *tables.Endpoint {
 	found := statedb.Collect(j.CiliumEndpoints.List(txn, tables.CiliumEndpointsByName(name)))
 	if len(found) == 0 {
 		return nil
@@ -117,28 +111,19 @@ func (j joiner) row(txn, out statedb.ReadTxn, name tables.Name) *tables.Endpoint
 			Field: "networking.node", Reason: best.NodeIP.String() + " is the address of no node",
 		})
 	}
-	set := tables.NewLabelSet(name.Namespace, "", nil, nil)
+	set := j.interner.LabelSet(name.Namespace, "", nil, nil)
 	if usable(best) {
 		if identity, problem := j.identity(txn, best); problem != "" {
 			e.Errors = append(e.Errors, tables.FieldError{Field: "identity", Reason: problem})
 		} else {
 			e.Addrs = best.Addrs
-			set = tables.NewLabelSet(
+			set = j.interner.LabelSet(
 				name.Namespace, identity.ServiceAccount, identity.Labels, best.NamedPorts,
 			)
 		}
 	}
-	e.LabelSet = j.shared(out, set)
+	e.LabelSet = set
 	return e
-}
-
-// shared returns the label set that other endpoints have in the place of another
-// one with the same contents.
-func (j joiner) shared(out statedb.ReadTxn, set *tables.LabelSet) *tables.LabelSet {
-	if other, _, found := j.Endpoints.Get(out, tables.EndpointsByLabelSet(set.ID)); found {
-		return other.LabelSet
-	}
-	return set
 }
 
 // usable reports whether Cilium has given all that an endpoint needs.

@@ -190,7 +190,7 @@ func TestEndpointsIncremental(t *testing.T) {
 	}
 	var want []string
 	txn := f.db.ReadTxn()
-	if e := joiner(f.tables).row(txn, txn, name("web")); e != nil {
+	if e := (joiner{f.tables, &objects.Interner{}}).row(txn, name("web")); e != nil {
 		want = append(want, fmt.Sprint(e.Name.Name, " ", e.Node, " ", e.Addrs, " ", e.LabelSet.Labels, " ", e.Errors))
 	}
 	f.is(want...)

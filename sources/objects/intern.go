@@ -15,16 +15,16 @@ import (
 // those of the current generation, and those of the one before it.
 const internSize = 16384
 
-// interner lets the many pods that have the same labels share them. It forgets
+// Interner lets the many pods that have the same labels share them. It forgets
 // what was not asked for during the last [internSize] new label sets, which then
 // is shared no more but as right as before.
-type interner struct {
+type Interner struct {
 	mu            sync.Mutex
 	recent, older map[tables.LabelSetID]*tables.LabelSet
 }
 
-// labelSet returns the one label set with these contents.
-func (n *interner) labelSet(namespace, serviceAccount string, set labels.Set, ports []tables.NamedPort) *tables.LabelSet {
+// LabelSet returns the one label set with these contents.
+func (n *Interner) LabelSet(namespace, serviceAccount string, set labels.Set, ports []tables.NamedPort) *tables.LabelSet {
 	s := tables.NewLabelSet(namespace, serviceAccount, set, ports)
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -29,7 +29,7 @@ func podKind() *Kind {
 	return &Kind{
 		Version: "v1", Kind: "Pod", Resource: "pods", Namespaced: true,
 		Protobuf: true,
-		decoder:  decoderFor((&interner{}).endpoints),
+		decoder:  decoderFor((&Interner{}).endpoints),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints, owned: tables.EndpointByName, complete: t.withAddrs}
 			return w.store()

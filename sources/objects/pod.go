@@ -41,7 +41,7 @@ type container struct {
 
 // endpoints returns the endpoint that a pod is. A pod that is not an endpoint,
 // or no longer, has none. A pod that is being deleted has one until it ended.
-func (n *interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tables.Endpoint {
+func (n *Interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tables.Endpoint {
 	if p.Spec.HostNetwork || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (n *interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tab
 	for i, ip := range p.Status.PodIPs {
 		e.Addrs = errs.addr(e.Addrs, fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP)
 	}
-	e.LabelSet = n.labelSet(name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs))
+	e.LabelSet = n.LabelSet(name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs))
 	e.Errors = *errs
 	return one(e)
 }
