@@ -13,7 +13,7 @@ import (
 
 // cluster has remote pods of 100 label sets on 100 nodes, and egress policies that this node
 // may be the gateway of, each of which selects a tenth of them.
-func cluster(b *testing.B, pods, policies int) *harness {
+func cluster(b testing.TB, pods, policies int) *harness {
 	h := newHarness(b, tables.EnforcementDefault, CIDRMatch{})
 	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
 	h.Nodes.Put(node(here, labels.Set{"zone": "a"}))
