@@ -61,7 +61,7 @@ var DefaultConfig = Config{
 	MapSizePods:     262144,
 	MapSizeIPCache:  524288,
 	MapSizeSubjects: 65536,
-	MapSizePeers:    131072,
+	MapSizePeers:    262144,
 	MapSizeEgress:   131072,
 	MapSizeGateways: 131072,
 	MapSizeExits:    1024,

@@ -30,8 +30,8 @@ type labelSets struct {
 // bounded here. Members that the kernel may have count, whether or not they are desired.
 func (t *transaction) hasRoom(namespace string) bool {
 	half := int(t.Room) / 2
-	if namespace == "" || t.Members.NumObjects(t.out) < half/4 {
-		return true
+	if namespace == "" || t.Members.NumObjects(t.out) < half/2 {
+		return true // a half is for one namespace, whatever others have: nothing needs to be counted
 	}
 	if t.labelSets == nil {
 		t.labelSets = &labelSets{of: map[string]int{}}
