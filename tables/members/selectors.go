@@ -55,17 +55,27 @@ func (t *transaction) selector(k key) {
 	}
 }
 
+// skippedPerWork is how many members without the anchors of a selector take as long as one with them.
+const skippedPerWork = 8
+
 // evaluate marks members that a selector selects, and that are not in a class with it. It returns
 // what is left to do.
 func (t *transaction) evaluate(s *tables.Selector, k key) (rest key, more bool) {
 	members, inPieces := t.candidates(s, k.after)
+	anchors, skipped := s.Anchors(), 0
 	for m := range members {
 		// Addresses that prefixes select have to be up to date in the transaction of the last piece.
 		if t.isFull() && inPieces && len(s.Prefixes()) == 0 {
 			return k, true
 		}
-		t.work++
 		k.after = m.Number
+		if len(anchors) > 0 && (m.Labels == nil || !slices.ContainsFunc(anchors, m.Labels.HasAnchor)) {
+			if skipped++; skipped%skippedPerWork == 0 {
+				t.work++
+			}
+			continue
+		}
+		t.work++
 		class, _, _ := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
 		if !class.Refused && !class.Selects(s.Number) &&
 			t.selects(t.in, s, m, t.namespaceOf(t.in, m)) {
