@@ -78,7 +78,7 @@ type params struct {
 	Enforcement tables.Enforcement
 	CIDRMatch   CIDRMatch
 	MaxEntries  MaxEntries
-	Room        Room          // for prefixes
+	Room        Room          // for members
 	Maps        verdicts.Room // for policy entries and verdicts
 }
 
@@ -138,6 +138,7 @@ type round struct {
 	serves   map[*tables.EgressPolicy]bool                // see isServedHere
 	served   map[tables.SubjectDef]bool                   // of pods of other nodes
 	subjects map[tables.SubjectDef]uint32                 // those brought up to date
+	used     *use                                         // by selectors, nil until it is asked for
 
 	elections map[string]election // of nodes, by selector
 }

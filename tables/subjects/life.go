@@ -124,7 +124,7 @@ func (c *round) sweepSubjects() error {
 }
 
 func (c *round) sweepRulesets() error {
-	freed := false // prefixes, or subjects that were isolated as the kernel had them in a ruleset
+	freed := false // selectors, or subjects that were isolated as the kernel had them in a ruleset
 	for marked := range c.Rulesets.List(c.in, tables.RulesetsUndesired(true)) {
 		r, _, found := c.Rulesets.Get(c.out, tables.RulesetByNumber(marked.Number))
 		used := refersTo(c.in, c.SubjectMirrors, marked.Number)
@@ -141,10 +141,10 @@ func (c *round) sweepRulesets() error {
 				continue
 			}
 			if s, _, found := c.Selectors.Get(c.out, tables.SelectorByNumber(number)); found {
-				if err := derive.Delete(c.out, c.Selectors, s); err != nil {
+				if err := c.leaveUse(s); err != nil {
 					return err
 				}
-				freed = freed || len(s.Prefixes()) > 0
+				freed = true
 			}
 		}
 	}

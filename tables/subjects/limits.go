@@ -63,67 +63,6 @@ func (r *rule) tooLarge(rules []said) string {
 	)
 }
 
-// Room is how many prefixes there is room for: each may be a member.
-type Room int
-
-func roomOf(c bpf.Config) Room { return Room(c.MapSizePeers) }
-
-// noRoom says why some rules of a namespace are not enforced though they are not too large,
-// empty if they are: they name prefixes that no ruleset in use does, or something that has outgrown
-// the room, and there is no room for these.
-func (c *round) noRoom(namespace string, rules []said) (string, error) {
-	more := map[bpf.Digest]int{}
-	for _, r := range rules {
-		for _, spec := range r.selectors {
-			if kind := spec.Peers[0].Kind; kind == tables.PeerPods || kind == tables.PeerNodes {
-				continue
-			}
-			digest := spec.Digest()
-			s, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest))
-			if inUse && s.NoRoom != "" {
-				return s.NoRoom, nil
-			}
-			if inUse {
-				continue
-			}
-			s, err := c.resolve(c.in, tables.Selector{SelectorSpec: spec})
-			if err != nil {
-				return "", err
-			}
-			more[digest] = len(s.Prefixes())
-		}
-	}
-	sum := 0
-	for _, n := range more {
-		sum += n
-	}
-	return c.noRoomFor(namespace, sum), nil
-}
-
-// noRoomFor says why more prefixes of a namespace do not fit beside those in use, empty if they do.
-func (c *round) noRoomFor(namespace string, more int) string {
-	if more <= 0 {
-		return ""
-	}
-	total, own := 0, 0
-	for s := range c.Selectors.All(c.out) {
-		n := len(s.Prefixes())
-		total += n
-		if s.Namespace == namespace {
-			own += n
-		}
-	}
-	if verdicts.Fits(int(c.Room), total, own, more) {
-		return ""
-	}
-	of := "of namespace " + namespace
-	if namespace == "" {
-		of = "of cluster-wide policies"
-	}
-	return fmt.Sprintf("%d more prefixes, beside %d %s and %d of others: "+
-		"more than --map-size-peers=%d has room for", more, own, of, total-own, c.Room)
-}
-
 // neededBefore returns what a ruleset needed when it was refused, zero if it was not.
 func (c *round) neededBefore(r *tables.Ruleset) (needs tables.RulesetSize) {
 	isolating, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(isolationDigest(r.Digest)))

@@ -92,7 +92,7 @@ func TestTooLarge(t *testing.T) {
 // there is. Prefixes that are in use already need no room.
 func TestNoRoom(t *testing.T) {
 	h := smallNode(t)
-	h.rule.Room = 150 // for 75 prefixes of a namespace
+	h.rule.Room = 304 // for 76 selectors and prefixes of a namespace
 	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
 	policy := func(name, pods string, from, n int) *tables.NetworkPolicy {
 		p := allowing(name, tables.PolicyTraffic{Field: "spec.ingress[0]", Peers: blocks(from, n)})
@@ -110,8 +110,8 @@ func TestNoRoom(t *testing.T) {
 	require.Empty(t, h.rulesetOf(b).TooLarge)
 	h.NetworkPolicies.Put(policy("same", "app=b", 100, 40))
 	h.work()
-	require.Equal(t, "40 more prefixes, beside 61 of namespace n1 and 0 of others: "+
-		"more than --map-size-peers=150 has room for", h.rulesetOf(b).TooLarge)
+	require.Equal(t, "41 more selectors and prefixes, beside 63 of namespace n1 and 0 of "+
+		"others: more than --map-size-peers=304 has room for", h.rulesetOf(b).TooLarge)
 	require.Len(t, h.rulesetOf(b).Rules, 1)
 	require.Empty(t, h.rulesetOf(a).TooLarge)
 
@@ -188,7 +188,7 @@ func TestRefusedRuleset(t *testing.T) {
 // that name it, until it shrinks or others leave it room. Meanwhile it stands for what it did.
 func TestNoRoomForGroup(t *testing.T) {
 	h := smallNode(t)
-	h.rule.Room = 150 // for 75 prefixes of a namespace
+	h.rule.Room = 304 // for 76 selectors and prefixes of a namespace
 	a, b := localPod(0, "a").Addr, localPod(3, "b").Addr
 	group := func(n int) {
 		g := &tables.CIDRGroup{Name: "g"}
@@ -207,8 +207,8 @@ func TestNoRoomForGroup(t *testing.T) {
 	before := h.rulesetOf(b)
 
 	group(80)
-	require.Equal(t, "30 more prefixes, beside 50 of namespace n1 and 0 of others: "+
-		"more than --map-size-peers=150 has room for", h.rulesetOf(a).TooLarge)
+	require.Equal(t, "81 more selectors and prefixes, beside 0 of namespace n1 and 0 of "+
+		"others: more than --map-size-peers=304 has room for", h.rulesetOf(a).TooLarge)
 	require.Equal(t, before, h.rulesetOf(b))
 	require.Zero(t, h.Selectors.NumObjects(h.db.ReadTxn()))
 	group(1000)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/derive"
 )
 
 // selector returns the number of a selector, which comes into use for a namespace if it is
@@ -29,7 +28,7 @@ func (c *round) selector(spec tables.SelectorSpec, namespace string) (uint32, er
 	if err != nil {
 		return 0, err
 	}
-	return s.Number, derive.Insert(c.out, c.Selectors, s)
+	return s.Number, c.enterUse(s)
 }
 
 // updateSelector brings a selector in use up to date with the objects that it names.
@@ -44,19 +43,16 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	if err != nil || s.SameResolution(former) && former.NoRoom == "" {
 		return err
 	}
-	more := len(s.Prefixes()) - len(former.Prefixes())
-	if noRoom := c.noRoomFor(s.Namespace, more); noRoom != "" {
+	if noRoom := c.outgrows(former, s); noRoom != "" {
 		outgrown := *former
 		outgrown.NoRoom = noRoom
 		for r := range c.Rulesets.List(c.out, tables.RulesetsBySelector(s.Number)) {
 			c.markRuleset(c.out, r, c.mark)
 		}
-		return derive.Insert(c.out, c.Selectors, &outgrown)
+		return c.replaceUse(&outgrown)
 	}
-	if more < 0 || former.NoRoom != "" {
-		c.markIsolated(c.out, c.mark)
-	}
-	return derive.Insert(c.out, c.Selectors, s)
+	c.markIsolated(c.out, c.mark)
+	return c.replaceUse(s)
 }
 
 // resolve fills in the pods, prefixes, nodes or entity that a selector stands for, with the objects
