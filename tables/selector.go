@@ -26,7 +26,18 @@ type Block struct {
 // Contains reports whether a prefix is inside the block, and in none of its exceptions.
 func (b Block) Contains(p netip.Prefix) bool {
 	return contains(b.Prefix, p) &&
-		!slices.ContainsFunc(b.Except, func(e netip.Prefix) bool { return contains(e, p) })
+		!b.excepts(p)
+}
+
+// excepts reports whether a prefix is in one of the exceptions, which may be many.
+func (b Block) excepts(p netip.Prefix) bool {
+	for bits := p.Bits(); len(b.Except) > 0 && bits >= 0; bits-- {
+		around := netip.PrefixFrom(p.Addr(), bits).Masked()
+		if _, found := slices.BinarySearchFunc(b.Except, around, netip.Prefix.Compare); found {
+			return true
+		}
+	}
+	return false
 }
 
 // Compare orders blocks by prefix, then by exceptions.
@@ -228,6 +239,8 @@ var (
 	// What each label set must have to be selected: see [LabelSet.Anchors].
 	selectorAnchor = IndexEach("anchor", StringKeys,
 		func(s *Selector) []string { return s.Anchors() })
+	selectorPrefix = IndexEach("prefix", ShortPrefixKeys,
+		func(s *Selector) []netip.Prefix { return s.Prefixes() })
 	// Kinds of peers that the other indexes do not find, or not completely.
 	selectorKind = statedb.Index[*Selector, PeerKind]{
 		Name:       "kind",
@@ -252,6 +265,9 @@ var (
 	// [AnyAnchor].
 	SelectorsByAnchor = selectorAnchor.Query
 
+	// SelectorsByPrefix queries the selectors that name a prefix in a block or as an exception.
+	SelectorsByPrefix = selectorPrefix.Query
+
 	// SelectorsByKind queries the selectors of CIDR groups, services, nodes, entities, or, by
 	// [PeerCIDR], of whole families.
 	SelectorsByKind = selectorKind.Query
@@ -262,5 +278,6 @@ var NewSelectorTable = Declare("selectors",
 	selectorNumber,
 	selectorDigest,
 	selectorAnchor,
+	selectorPrefix,
 	selectorKind,
 )

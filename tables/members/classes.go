@@ -58,6 +58,7 @@ func (t *transaction) selecting(m *tables.Member) []uint32 {
 	namespace := t.namespaceOf(t.in, m)
 	add := func(query statedb.Query[*tables.Selector]) {
 		for s := range tables.ListIfAny(t.in, t.Selectors, query) {
+			t.work++
 			if t.selects(t.in, s, m, namespace) {
 				numbers = append(numbers, s.Number)
 			}

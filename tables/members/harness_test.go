@@ -48,6 +48,7 @@ type harness struct {
 	db *statedb.DB
 	inputs
 	ruleTables
+	rule    *rule
 	stepper *tablestest.Rule[key]
 	last    uint32 // number of a selector or ruleset
 	seen    seen
@@ -93,7 +94,8 @@ func newHarnessWith(t testing.TB, share Share) *harness {
 		LocalNode: tables.LocalNode{Name: here}, Selectors: i.Selectors, Rulesets: i.Rulesets,
 		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror, Share: share,
 	}
-	h.stepper = tablestest.NewRule(t, db, newRule(h.ruleTables))
+	h.rule = &rule{ruleTables: h.ruleTables, maxWork: maxWork}
+	h.stepper = tablestest.NewRule(t, db, h.rule.declare())
 	return h
 }
 
@@ -168,6 +170,10 @@ func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*tables.Selector)
 	return selectors
 }
 
+func ordered(prefixes []netip.Prefix) []netip.Prefix {
+	return slices.SortedFunc(slices.Values(prefixes), netip.Prefix.Compare)
+}
+
 // resolve fills in what a selector comes to.
 func (h *harness) resolve(of tables.Selector) *tables.Selector {
 	s := tables.Selector{Life: of.Life, SelectorSpec: of.SelectorSpec}
@@ -193,14 +199,14 @@ func (h *harness) resolve(of tables.Selector) *tables.Selector {
 			if p.CIDR.Bits() == 0 && len(p.Except) == 0 {
 				s.Family = map[bool]uint8{true: bpf.FamilyIPv4, false: bpf.FamilyIPv6}[p.CIDR.Addr().Is4()]
 			} else {
-				s.Blocks = append(s.Blocks, tables.Block{Prefix: p.CIDR, Except: p.Except})
+				s.Blocks = append(s.Blocks, tables.Block{Prefix: p.CIDR, Except: ordered(p.Except)})
 			}
 		case tables.PeerCIDRGroups:
 			s.MatchesPods, s.MatchesNodes = p.MatchesPods, p.MatchesPods
 			for g := range h.Groups.All(txn) {
 				for _, prefix := range g.Prefixes {
 					if g.Name == p.Group {
-						s.Blocks = append(s.Blocks, tables.Block{Prefix: prefix, Except: p.Except})
+						s.Blocks = append(s.Blocks, tables.Block{Prefix: prefix, Except: ordered(p.Except)})
 					}
 				}
 			}

@@ -114,7 +114,7 @@ func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func
 		}
 		markAll(slices.Concat(n.InternalIPs, n.OtherIPs, n.TunnelIPs), mark)
 		for _, p := range n.PodCIDRs {
-			mark(prefixKey(p.Masked(), 0))
+			mark(prefixKey(p.Masked()))
 			r.markHeirs(txn, p, mark)
 		}
 		return n.UnderlayIP()

@@ -9,24 +9,22 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// peerPrefix brings the row of a prefix in peer-prefixes up to date, after a selector may have
-// begun or ceased to name it.
+// peerPrefix brings the row of a prefix in peer-prefixes up to date.
 //
 // A row is only removed when it equals the row around it, so nothing changes for the addresses
 // inside. The prefix's own row of ipcache changes with it, so the kernel never has a prefix without
 // its exceptions.
-func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
+func (t *transaction) peerPrefix(prefix netip.Prefix) {
 	old, _, found := t.PeerPrefixes.Get(t.out, tables.PeerPrefixByPrefix(prefix))
 	parent := &tables.PeerPrefix{}
 	if prefix.Bits() > 0 {
 		parent = t.around(netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1).Masked())
 	}
 	before := parent
-	row := &tables.PeerPrefix{Prefix: prefix}
+	row := &tables.PeerPrefix{Prefix: prefix, Named: t.named(prefix)}
 	if found {
-		before, row.Named = old, old.Named
+		before = old
 	}
-	row.Named = t.named(prefix, row.Named, selector)
 	_, _, ofPods := t.Nodes.Get(t.in, tables.NodesByPodCIDR(prefix))
 	own := ofPods || slices.Contains(t.Cluster, prefix)
 	row.Cluster = parent.Cluster || own
@@ -44,27 +42,19 @@ func (t *transaction) peerPrefix(prefix netip.Prefix, selector uint32) {
 	if isSame(row, before) {
 		return
 	}
-	for inside := range tables.PeerPrefixesInside(t.out, t.PeerPrefixes, prefix) {
-		if inside.Prefix != prefix {
-			t.mark(prefixKey(inside.Prefix, 0))
-		}
+	if !prefix.IsSingleIP() {
+		t.mark(insideKey(prefix, prefix))
 	}
-	t.markInside(before, row)
-	t.expectSelectors(before, row)
+	t.expectSelectors(row)
 }
 
-// named returns the selectors that name a prefix. selector is one that may have begun or ceased to.
-func (t *transaction) named(prefix netip.Prefix, former []uint32, selector uint32) []uint32 {
-	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(selector))
-	names := used && s.Names(prefix)
-	at, named := slices.BinarySearch(former, selector)
-	switch {
-	case names && !named:
-		return slices.Insert(slices.Clone(former), at, selector)
-	case named && !names:
-		return slices.Delete(slices.Clone(former), at, at+1)
+// named returns the selectors in use that name a prefix, in order.
+func (t *transaction) named(prefix netip.Prefix) (named []uint32) {
+	for s := range tables.ListIfAny(t.in, t.Selectors, tables.SelectorsByPrefix(prefix)) {
+		named = append(named, s.Number)
 	}
-	return former
+	slices.Sort(named)
+	return named
 }
 
 func selectorsAt(p *tables.PeerPrefix) []uint32 { return slices.Concat(p.Outside, p.Pods, p.Nodes) }
@@ -92,6 +82,13 @@ func (t *transaction) fill(row *tables.PeerPrefix, numbers []uint32) {
 			row.Nodes = append(row.Nodes, n)
 		}
 	}
+	// Lists may be long, and mostly are the same.
+	if slices.Equal(row.Pods, row.Outside) {
+		row.Pods = row.Outside
+	}
+	if slices.Equal(row.Nodes, row.Pods) {
+		row.Nodes = row.Pods
+	}
 }
 
 // isSame reports whether two rows have the same content for the addresses inside.
@@ -100,45 +97,59 @@ func isSame(a, b *tables.PeerPrefix) bool {
 		slices.Equal(a.Pods, b.Pods) && slices.Equal(a.Nodes, b.Nodes)
 }
 
-// markInside marks the addresses that belong to a prefix, if it has changed for them.
-func (t *transaction) markInside(before, now *tables.PeerPrefix) {
-	outside := before.Cluster != now.Cluster || !slices.Equal(before.Outside, now.Outside)
-	pods := !slices.Equal(before.Pods, now.Pods)
-	nodes := !slices.Equal(before.Nodes, now.Nodes)
-	rows := tables.IPCacheWithin(t.out, t.IPCache, now.Prefix)
-	if pods || nodes {
-		rows = tables.IPCacheInside(t.out, t.IPCache, now.Prefix)
-	}
-	for row := range rows {
-		changed := pods
-		switch {
-		case row.Inherits:
-			changed = false // it has a row of peer-prefixes of its own
-		case row.IsOutside():
-			changed = outside
-		case isOfNode(row):
-			changed = nodes
+// inside marks the prefixes inside a prefix, and the addresses inside that are in a member with
+// other selectors than the longest prefix around them has, from one of them on. It marks the rest if
+// they are many. A prefix may have come inside since, with the same selectors.
+func (t *transaction) inside(prefix, from netip.Prefix) {
+	t.expectSelectors(t.around(prefix))
+	rows := t.IPCache.LowerBound(t.out, tables.IPCacheByPrefix(from))
+	addrOf := func(row *tables.IPCache) netip.Addr { return row.Prefix.Addr() }
+	for row := range tables.Inside(prefix, rows, addrOf) {
+		if t.isFull() {
+			t.mark(insideKey(prefix, row.Prefix))
+			return
 		}
-		if changed && t.around(row.Prefix).Prefix.Bits() <= now.Prefix.Bits() {
+		t.work++
+		if row.Prefix.Bits() <= prefix.Bits() {
+			continue
+		}
+		if _, _, named := t.PeerPrefixes.Get(t.out, tables.PeerPrefixByPrefix(row.Prefix)); named {
+			t.mark(prefixKey(row.Prefix))
+		} else if !t.isUpToDate(row, t.around(row.Prefix)) {
 			t.mark(addressKey(row.Prefix))
 		}
 	}
 }
 
-// expectSelectors marks the selectors that newly select addresses of a prefix: they are evaluated
-// after these addresses.
-func (t *transaction) expectSelectors(before, now *tables.PeerPrefix) {
-	came := func(before, now []uint32) {
-		for _, n := range now {
-			if _, had := slices.BinarySearch(before, n); had || t.later[n] {
-				continue
-			}
+// isUpToDate reports whether an address or prefix is in a member with the selectors of the prefix
+// around it.
+func (t *transaction) isUpToDate(row *tables.IPCache, around *tables.PeerPrefix) bool {
+	m, _, found := t.Members.Get(t.out, tables.MemberByNumber(row.Member))
+	if !found {
+		return false
+	}
+	selectors := around.Outside
+	switch m.Scope {
+	case tables.ScopePods:
+		selectors = around.Pods
+	case tables.ScopeNode:
+		selectors = around.Nodes
+	case tables.ScopeCluster, tables.ScopeWorld:
+		if around.Cluster != (m.Scope == tables.ScopeCluster) {
+			return false
+		}
+	}
+	return slices.Equal(m.CIDRs, selectors)
+}
+
+// expectSelectors marks the selectors that select addresses of a prefix and are not evaluated yet:
+// they are evaluated after these addresses.
+func (t *transaction) expectSelectors(p *tables.PeerPrefix) {
+	for _, list := range [][]uint32{p.Outside, p.Pods, p.Nodes} {
+		for _, n := range list {
 			if _, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(n)); !evaluated {
 				t.later[n] = true
 			}
 		}
 	}
-	came(before.Outside, now.Outside)
-	came(before.Pods, now.Pods)
-	came(before.Nodes, now.Nodes)
 }

@@ -273,6 +273,7 @@ func (w *randomWorld) local() {
 func newRandomWorld(t *testing.T, seed uint64) *randomWorld {
 	h := newHarness(t)
 	w := &randomWorld{newKernel(h, rand.New(rand.NewPCG(seed, 1)))}
+	h.rule.maxWork = []int{1, 3, 20, maxWork}[w.IntN(4)]
 	h.stepper.Limit([]int{1, 2, 5, 1000}[w.IntN(4)], []int{0, 3, 10, 200}[w.IntN(4)])
 	return w
 }

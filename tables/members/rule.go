@@ -46,7 +46,10 @@ type ruleTables struct {
 type key struct {
 	kind   kind
 	prefix netip.Prefix
+	from   netip.Prefix // of ofInside: the first one left
 	number uint32
+	after  uint32 // of a selector: the last member or class looked at
+	again  bool   // of a selector: members were marked, so it has to be evaluated again
 	node   string
 }
 
@@ -55,16 +58,20 @@ type kind uint8
 const (
 	ofAddress    kind = iota // prefix: the row of ipcache
 	ofPods                   // node: its tunnel address changed, and so its pods'
-	ofPeerPrefix             // prefix, and a selector that may have begun or ceased to name it
+	ofPeerPrefix             // prefix: selectors may have begun or ceased to name it
+	ofInside                 // prefix: those inside it
 	ofMember                 // number: its class, and its removal
 	ofClass                  // number: its removal
+	ofMembers                // number: the members of a selector that selects other pods
 	ofSelector               // number: it is evaluated after all keys before it are computed
 )
 
 func addressKey(prefix netip.Prefix) key { return key{kind: ofAddress, prefix: prefix} }
 
-func prefixKey(prefix netip.Prefix, selector uint32) key {
-	return key{kind: ofPeerPrefix, prefix: prefix, number: selector}
+func prefixKey(prefix netip.Prefix) key { return key{kind: ofPeerPrefix, prefix: prefix} }
+
+func insideKey(prefix, from netip.Prefix) key {
+	return key{kind: ofInside, prefix: prefix, from: from}
 }
 
 func memberKey(number uint32) key   { return key{kind: ofMember, number: number} }
@@ -77,9 +84,14 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // rule has the tables, and the last numbers that it assigned.
 type rule struct {
 	ruleTables
-	number uint32 // of a member or class
-	made   uint64 // of a transaction, which may have two: one for each queue
+	number  uint32 // of a member or class
+	made    uint64 // of a transaction, which may have two: one for each queue
+	maxWork int
 }
+
+// maxWork is how many members, addresses and selectors one transaction looks at, plus those for the
+// last key.
+const maxWork = 8000
 
 // world has the prefixes that contain all others.
 var world = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
@@ -97,10 +109,14 @@ var localScope = []netip.Prefix{
 }
 
 func newRule(all ruleTables) derive.Rule[key] {
-	r := &rule{ruleTables: all}
+	r := &rule{ruleTables: all, maxWork: maxWork}
+	return r.declare()
+}
+
+func (r *rule) declare() derive.Rule[key] {
 	var seed []key
 	for _, p := range slices.Concat(world, r.Cluster) {
-		seed = append(seed, prefixKey(p, 0))
+		seed = append(seed, prefixKey(p))
 	}
 	for _, p := range localScope {
 		seed = append(seed, addressKey(p))
@@ -119,22 +135,29 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
-		classes: map[string]int{},
+		classes: map[string]int{}, marked: map[uint32]bool{},
 	}
 	for _, k := range keys {
+		if t.isFull() && t.defers(k) {
+			continue
+		}
 		switch k.kind {
 		case ofAddress:
 			t.address(k.prefix)
 		case ofPods:
 			t.moved[k.node] = true
 		case ofPeerPrefix:
-			t.peerPrefix(k.prefix, k.number)
+			t.peerPrefix(k.prefix)
+		case ofInside:
+			t.inside(k.prefix, k.from)
 		case ofMember:
 			t.member(k.number)
 		case ofClass:
 			t.class(k.number)
 		case ofSelector:
-			t.selector(k.number)
+			t.selector(k)
+		case ofMembers:
+			t.members(k)
 		}
 	}
 	t.markPods()
@@ -152,9 +175,26 @@ type transaction struct {
 	mark  func(key)
 	later map[uint32]bool // selectors to evaluate after all keys that the call marks
 	moved map[string]bool // nodes whose tunnel address changed
+	work  int             // members, addresses and selectors looked at
 	err   error           // the first one
 
-	classes map[string]int // of a namespace, of those looked at
+	classes map[string]int  // of a namespace, of those looked at
+	marked  map[uint32]bool // classes whose members are marked
+}
+
+func (t *transaction) isFull() bool { return t.work >= t.maxWork }
+
+// defers marks a key again if it may be computed after others.
+func (t *transaction) defers(k key) bool {
+	switch k.kind {
+	case ofAddress, ofInside:
+		t.expectSelectors(t.around(k.prefix))
+	case ofMember, ofSelector, ofMembers:
+	default:
+		return false
+	}
+	t.mark(k)
+	return true
 }
 
 // insert and remove write a row of an output.
@@ -182,20 +222,5 @@ func (t *transaction) markPods() {
 				t.mark(addressKey(single(a)))
 			}
 		}
-	}
-}
-
-// selector notes that a selector has been evaluated, or removes the note if it is not in use.
-func (t *transaction) selector(number uint32) {
-	if t.later[number] {
-		return
-	}
-	match, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(number))
-	_, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(number))
-	switch {
-	case used && !evaluated:
-		insert(t, t.Matches, &tables.SelectorMatch{Selector: number, Made: t.made})
-	case evaluated && !used:
-		remove(t, t.Matches, match)
 	}
 }

@@ -15,30 +15,115 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// selectorChanged marks the members that a selector selects or selected, the prefixes that it
-// begins or ceases to name, and after all of these the selector. While a selector is in use, only
-// the pods of services and the prefixes of groups and services can change: all these prefixes have
-// the same exceptions.
-func (r *rule) selectorChanged(txn statedb.ReadTxn, old, new *tables.Selector, mark func(key)) {
+// selectorChanged marks the prefixes that a selector begins or ceases to name, and after all of
+// these the selector, whose key looks for the members that it selects or selected. While a selector
+// is in use, only the pods of services and the prefixes of groups and services can change: all these
+// prefixes have the same exceptions.
+func (r *rule) selectorChanged(_ statedb.ReadTxn, old, new *tables.Selector, mark func(key)) {
 	number := cmp.Or(new, old).Number
-	if old == nil || new == nil || !slices.Equal(old.Pods, new.Pods) {
-		if old != nil {
-			for class := range r.Classes.List(txn, tables.ClassesBySelector(number)) {
-				r.markClass(txn, class.Number, mark)
-			}
-		}
-		if new != nil {
-			for m := range r.candidates(txn, new) {
-				if r.selects(txn, new, m, r.namespaceOf(txn, m)) {
-					mark(memberKey(m.Number))
-				}
-			}
-		}
-	}
 	for _, prefix := range changedPrefixes(old, new) {
-		mark(prefixKey(prefix, number))
+		mark(prefixKey(prefix))
 	}
 	mark(selectorKey(number))
+	if old != nil && new != nil && !slices.Equal(old.Pods, new.Pods) {
+		mark(key{kind: ofMembers, number: number})
+	}
+}
+
+// selector notes that a selector has been evaluated, when all members that it selects are in classes
+// with it. It looks at some of them, and marks the rest, and those that are not in such a class. If
+// the selector is not in use, it has its members leave such classes, and removes the note.
+func (t *transaction) selector(k key) {
+	if t.later[k.number] {
+		return
+	}
+	match, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(k.number))
+	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
+	switch {
+	case used && !evaluated:
+		if rest, more := t.evaluate(s, k); more {
+			t.mark(rest)
+		} else {
+			insert(t, t.Matches, &tables.SelectorMatch{Selector: k.number, Made: t.made})
+		}
+	case !used:
+		if rest, more := t.leaveClasses(k); more {
+			t.mark(rest)
+		} else if evaluated {
+			remove(t, t.Matches, match)
+		}
+	}
+}
+
+// evaluate marks members that a selector selects, and that are not in a class with it. It returns
+// what is left to do.
+func (t *transaction) evaluate(s *tables.Selector, k key) (rest key, more bool) {
+	members, inPieces := t.candidates(s, k.after)
+	for m := range members {
+		// Addresses that prefixes select have to be up to date in the transaction of the last piece.
+		if t.isFull() && inPieces && len(s.Prefixes()) == 0 {
+			return k, true
+		}
+		t.work++
+		k.after = m.Number
+		class, _, _ := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
+		if !class.Refused && !class.Selects(s.Number) &&
+			t.selects(t.in, s, m, t.namespaceOf(t.in, m)) {
+			t.mark(memberKey(m.Number))
+			k.again = true
+		}
+	}
+	return selectorKey(k.number), k.again
+}
+
+// leaveClasses marks the members of classes with a selector that is not in use. It returns what is
+// left to do.
+func (t *transaction) leaveClasses(k key) (rest key, more bool) {
+	for class := range t.Classes.List(t.out, tables.ClassesBySelector(k.number)) {
+		if class.Number <= k.after {
+			continue
+		}
+		if t.isFull() {
+			return k, true
+		}
+		t.work++
+		k.after = class.Number
+		if !t.marked[class.Number] {
+			t.marked[class.Number] = true
+			t.markClass(class.Number)
+		}
+	}
+	return k, false
+}
+
+func (t *transaction) markClass(class uint32) {
+	for m := range t.Members.List(t.out, tables.MembersByClass(class)) {
+		t.work++
+		t.mark(memberKey(m.Number))
+	}
+}
+
+// members marks the members that a selector selects or selected, some at a time, after the pods have
+// changed that it selects.
+func (t *transaction) members(k key) {
+	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
+	if !used {
+		return
+	}
+	for m, _ := range t.Members.LowerBound(t.out, tables.MemberByNumber(k.after+1)) {
+		if t.isFull() {
+			t.mark(k)
+			return
+		}
+		t.work++
+		k.after = m.Number
+		class, _, _ := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
+		_, byPrefix := slices.BinarySearch(m.CIDRs, s.Number)
+		is := byPrefix || t.selects(t.in, s, m, t.namespaceOf(t.in, m))
+		if !class.Refused && class.Selects(s.Number) != is {
+			t.mark(memberKey(m.Number))
+		}
+	}
 }
 
 // changedPrefixes returns the prefixes that only one of two values of a selector names, including
@@ -61,28 +146,22 @@ func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
 	return changed
 }
 
-// candidates yields all members that a selector may select by labels, entity or node.
-func (r *rule) candidates(txn statedb.ReadTxn, s *tables.Selector) iter.Seq[*tables.Member] {
+// candidates yields the members that a selector may select by labels, entity or node. If inPieces is
+// set these are the ones with greater numbers, in order; else they are of one namespace.
+func (t *transaction) candidates(
+	s *tables.Selector, after uint32,
+) (members iter.Seq2[*tables.Member, statedb.Revision], inPieces bool) {
 	anchors := s.Anchors()
 	if len(anchors) == 0 && s.Family == 0 && s.Entity == "" && s.Peers[0].Kind != tables.PeerNodes {
-		return func(func(*tables.Member) bool) {} // prefixes select addresses, not members
+		none := func(func(*tables.Member, statedb.Revision) bool) {}
+		return none, false // prefixes select addresses, not members
 	}
-	members := r.Members.All(txn)
 	if len(anchors) == 1 {
 		if namespace, is := strings.CutPrefix(anchors[0], tables.NamespaceAnchor("")); is {
-			members = r.Members.Prefix(txn, tables.MembersOfNamespace(namespace))
+			return t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace)), false
 		}
 	}
-	return func(yield func(*tables.Member) bool) {
-		for m := range members {
-			if len(anchors) > 0 && (m.Labels == nil || !slices.ContainsFunc(anchors, m.Labels.HasAnchor)) {
-				continue
-			}
-			if !yield(m) {
-				return
-			}
-		}
-	}
+	return t.Members.LowerBound(t.out, tables.MemberByNumber(after+1)), true
 }
 
 func (r *rule) namespaceOf(txn statedb.ReadTxn, m *tables.Member) *tables.Namespace {
