@@ -17,12 +17,14 @@ import (
 // Scope says what the addresses of a member are.
 type Scope string
 
-// The scopes. An address in a pod prefix that no pod has is ScopeCluster.
+// The scopes. All addresses of [ScopeRefused] are in one class, which every ruleset drops. An address
+// in a pod prefix that no pod has is ScopeCluster.
 const (
 	ScopePods    Scope = "pods"    // pods with a label set
 	ScopeNode    Scope = "node"    // a node
 	ScopeCluster Scope = "cluster" // inside the cluster, and nothing more is known
 	ScopeWorld   Scope = "world"   // outside the cluster
+	ScopeRefused Scope = "refused" // pods whose label set there is no room for
 )
 
 // MemberDef identifies a member.

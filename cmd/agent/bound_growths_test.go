@@ -12,7 +12,7 @@ import (
 // labels of their own with egress policies that select many of them. Each of their label sets has
 // rules of its own, and so they have no bound but that of their product.
 var growths = []growth{
-	{"pods with labels of their own", 2048, everything, 4, `sluice_peers.*map full`,
+	{"pods with labels of their own", 2048, everything, 4, `sluice_ipcache.*map full`,
 		each(func(i int) []string {
 			return []string{boundPod("grows", fmt.Sprint("p", i), 1, i, fmt.Sprintf("own: l%d", i))}
 		})},
@@ -48,6 +48,16 @@ ports: [{port: 80}]}}`, i, i, i>>8, i&255), toServices}
 				i>>8, i&255, i>>8, i&255)
 		})+"]")
 	})},
+	{"blocks with exceptions", 512, everything, 24, `map-size-p(olicy|eers)=`,
+		each(func(i int) []string {
+			return append(ownPod(i%64), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%64), fmt.Sprintf(
+				"from: [{ipBlock: {cidr: 0.0.0.0/0, except: [20.0.%d.%d/32]}}]", i>>8, i&255)))
+		})},
+	{"label selectors in many policies", 512, everything, 24, `map-size-peers=512`,
+		each(func(i int) []string {
+			return append(ownPod(i%64), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%64), fmt.Sprintf(
+				"from: [{podSelector: {matchLabels: {none: l%d}}}]", i)))
+		})},
 	{"prefixes of a group", 4096, ofPrefixes, 0, `map-size-peers=512`, func(_, n int) []string {
 		return []string{
 			"{apiVersion: cilium.io/v2, kind: CiliumCIDRGroup, metadata: {name: g}, spec: " +

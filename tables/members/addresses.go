@@ -81,9 +81,14 @@ func memberOf(prefix netip.Prefix, f *facts, around *tables.PeerPrefix) *tables.
 // enter returns the number of a member, and marks it as desired.
 func (t *transaction) enter(m *tables.Member) uint32 {
 	old, _, found := t.Members.Get(t.out, tables.MemberByDigest(m))
+	if !found && !t.hasRoom(m.Namespace) {
+		m = refusedMember(m.Family)
+		old, _, found = t.Members.Get(t.out, tables.MemberByDigest(m))
+	}
 	switch {
 	case !found:
 		t.number++
+		t.countMember(m, 1)
 		m.Number, m.Status = t.number, reconciler.StatusPending()
 		t.classify(m, nil)
 		return m.Number
@@ -119,6 +124,7 @@ func (t *transaction) member(number uint32) {
 			t.mark(memberKey(number)) // of this transaction
 		} else if _, _, refers := t.IPCacheMirror.Get(t.in, mirrorsToMember(number)); !refers {
 			remove(t, t.Members, m)
+			t.countMember(m, -1)
 			t.leftClass(m.Class)
 			return
 		}

@@ -38,7 +38,7 @@ var Cell = cell.Module(
 
 	cell.Config(Config{}),
 	cell.Provide(Config.clusterPrefixes),
-	cell.ProvidePrivate(shareOf),
+	cell.ProvidePrivate(shareOf, roomOf),
 	tables.OwnDesired(tables.NewIPCacheTable),
 	tables.Own(tables.NewPeerPrefixTable),
 	tables.OwnDesired(tables.NewMemberTable),

@@ -18,7 +18,9 @@ func (t *transaction) classify(m, old *tables.Member) {
 	// What was refused stays so while the kernel may have it: its class has no selectors that it
 	// could keep.
 	refused, _ := t.classOf(nil, nil, true)
-	if !m.Undesired || old == nil || old.Class != refused.Number {
+	if m.Scope == tables.ScopeRefused {
+		m.Class = t.desireClass(t.classOf(nil, nil, true))
+	} else if !m.Undesired || old == nil || old.Class != refused.Number {
 		m.Class = t.enterClass(m.Namespace, t.selectorsOf(m), t.portsOf(m))
 	}
 	if old == nil || old.Class != m.Class {
@@ -105,6 +107,11 @@ func (t *transaction) enterClass(
 			class, found = t.classOf(nil, nil, true)
 		}
 	}
+	return t.desireClass(class, found)
+}
+
+// desireClass returns the number of a class, which is desired from now on.
+func (t *transaction) desireClass(class *tables.Class, found bool) uint32 {
 	switch {
 	case !found:
 		t.number++

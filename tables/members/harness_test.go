@@ -93,6 +93,7 @@ func newHarnessWith(t testing.TB, share Share) *harness {
 		Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
 		LocalNode: tables.LocalNode{Name: here}, Selectors: i.Selectors, Rulesets: i.Rulesets,
 		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror, Share: share,
+		Room: roomOf(bpf.DefaultConfig),
 	}
 	h.rule = &rule{ruleTables: h.ruleTables, maxWork: maxWork}
 	h.stepper = tablestest.NewRule(t, db, h.rule.declare())

@@ -134,6 +134,8 @@ func (t *transaction) isUpToDate(row *tables.IPCache, around *tables.PeerPrefix)
 		selectors = around.Pods
 	case tables.ScopeNode:
 		selectors = around.Nodes
+	case tables.ScopeRefused:
+		return true
 	case tables.ScopeCluster, tables.ScopeWorld:
 		if around.Cluster != (m.Scope == tables.ScopeCluster) {
 			return false

@@ -34,6 +34,7 @@ type ruleTables struct {
 	Cluster     tables.ClusterPrefixes
 	LocalNode   tables.LocalNode
 	Share       Share
+	Room        Room
 
 	Selectors statedb.Table[*tables.Selector]
 	Rulesets  statedb.Table[*tables.Ruleset]
@@ -46,7 +47,7 @@ type ruleTables struct {
 type key struct {
 	kind   kind
 	prefix netip.Prefix
-	from   netip.Prefix // of ofInside: the first one left
+	from   netip.Prefix // of ofInside and ofRefused: the first one left
 	number uint32
 	after  uint32 // of a selector: the last member or class looked at
 	again  bool   // of a selector: members were marked, so it has to be evaluated again
@@ -61,6 +62,7 @@ const (
 	ofPeerPrefix             // prefix: selectors may have begun or ceased to name it
 	ofInside                 // prefix: those inside it
 	ofMember                 // number: its class, and its removal
+	ofRefused                // the refused addresses, when there may be room for them
 	ofClass                  // number: its removal
 	ofMembers                // number: the members of a selector that selects other pods
 	ofSelector               // number: it is evaluated after all keys before it are computed
@@ -73,6 +75,8 @@ func prefixKey(prefix netip.Prefix) key { return key{kind: ofPeerPrefix, prefix:
 func insideKey(prefix, from netip.Prefix) key {
 	return key{kind: ofInside, prefix: prefix, from: from}
 }
+
+func refusedKey(from netip.Prefix) key { return key{kind: ofRefused, from: from} }
 
 func memberKey(number uint32) key   { return key{kind: ofMember, number: number} }
 func classKey(number uint32) key    { return key{kind: ofClass, number: number} }
@@ -152,6 +156,8 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			t.inside(k.prefix, k.from)
 		case ofMember:
 			t.member(k.number)
+		case ofRefused:
+			t.refusedAddresses(k.from)
 		case ofClass:
 			t.class(k.number)
 		case ofSelector:
@@ -180,6 +186,8 @@ type transaction struct {
 
 	classes map[string]int  // of a namespace, of those looked at
 	marked  map[uint32]bool // classes whose members are marked
+
+	labelSets *labelSets // nil until they are counted
 }
 
 func (t *transaction) isFull() bool { return t.work >= t.maxWork }
@@ -189,7 +197,7 @@ func (t *transaction) defers(k key) bool {
 	switch k.kind {
 	case ofAddress, ofInside:
 		t.expectSelectors(t.around(k.prefix))
-	case ofMember, ofSelector, ofMembers:
+	case ofMember, ofSelector, ofMembers, ofRefused:
 	default:
 		return false
 	}

@@ -139,6 +139,7 @@ type round struct {
 	served   map[tables.SubjectDef]bool                   // of pods of other nodes
 	subjects map[tables.SubjectDef]uint32                 // those brought up to date
 	used     *use                                         // by selectors, nil until it is asked for
+	sizes    *sizes                                       // of rulesets, likewise
 
 	elections map[string]election // of nodes, by selector
 }

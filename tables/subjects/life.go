@@ -134,6 +134,7 @@ func (c *round) sweepRulesets() error {
 		if err := derive.Delete(c.out, c.Rulesets, r); err != nil {
 			return err
 		}
+		c.sizes = nil
 		_, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(r.Number))
 		freed = freed || refused
 		for _, number := range r.Selectors() {

@@ -72,27 +72,41 @@ func (c *round) neededBefore(r *tables.Ruleset) (needs tables.RulesetSize) {
 	return needs
 }
 
+// sizes are what rulesets use of the maps, or will when those are tried again that were refused.
+type sizes struct {
+	total tables.RulesetSize
+	of    map[string]tables.RulesetSize // of a namespace
+}
+
+func (s *sizes) add(namespace string, entries, verdicts int) {
+	s.total.Entries += entries
+	s.total.Verdicts += verdicts
+	of := s.of[namespace]
+	s.of[namespace] = tables.RulesetSize{Entries: of.Entries + entries, Verdicts: of.Verdicts + verdicts}
+}
+
+// allSizes returns the sizes of all rulesets.
+func (c *round) allSizes() *sizes {
+	if c.sizes != nil {
+		return c.sizes
+	}
+	c.sizes = &sizes{of: map[string]tables.RulesetSize{}}
+	for row := range c.Usage.All(c.in) {
+		c.sizes.add(row.Namespace, row.Entries, row.Verdicts)
+	}
+	for r := range c.Rulesets.All(c.out) {
+		if r.TooLarge == "" && !refersTo(c.in, c.SubjectMirrors, r.Number) { // else it is used
+			c.sizes.add(r.Namespace(), r.Needs.Entries, r.Needs.Verdicts)
+		}
+	}
+	return c.sizes
+}
+
 // hasRoom reports whether the maps have room for what a ruleset needed when it was refused, beside
 // what others use, or will when they are tried again.
 func (c *round) hasRoom(r *tables.Ruleset) bool {
-	var total, own tables.RulesetSize
-	add := func(namespace string, entries, verdicts int) {
-		total.Entries += entries
-		total.Verdicts += verdicts
-		if namespace == r.Namespace() {
-			own.Entries += entries
-			own.Verdicts += verdicts
-		}
-	}
-	for row := range c.Usage.All(c.in) {
-		add(row.Namespace, row.Entries, row.Verdicts)
-	}
-	for other := range c.Rulesets.All(c.out) {
-		if other.TooLarge == "" && !refersTo(c.in, c.SubjectMirrors, other.Number) { // else it is used
-			add(other.Namespace(), other.Needs.Entries, other.Needs.Verdicts)
-		}
-	}
-	return c.Maps.CanRetry(r.Needs, total, own)
+	all := c.allSizes()
+	return c.Maps.CanRetry(r.Needs, all.total, all.of[r.Namespace()])
 }
 
 // isolateRefused isolates all subjects that have a ruleset that is refused, or that the kernel has in

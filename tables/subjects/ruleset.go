@@ -77,6 +77,9 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		}
 		slices.Sort(s.Peers)
 	}
+	if c.sizes != nil {
+		c.sizes.add(r.Namespace(), r.Needs.Entries, r.Needs.Verdicts)
+	}
 	return r.Number, derive.Insert(c.out, c.Rulesets, r)
 }
 
