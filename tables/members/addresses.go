@@ -135,8 +135,3 @@ func (t *transaction) member(number uint32) {
 func mirrorsToMember(number uint32) statedb.Query[*tables.IPCacheMirror] {
 	return tables.MirrorsTo[bpf.IPCacheKey, bpf.IPCacheValue](number)
 }
-
-// isOfNode reports whether an address is of a node.
-func isOfNode(row *tables.IPCache) bool {
-	return !row.Inherits && row.Flags&(bpf.IPCacheHost|bpf.IPCacheNode) != 0
-}
