@@ -25,12 +25,15 @@ type Maps struct {
 	Verdicts Map[VerdictKey, VerdictValue] // verdicts of a verdict set
 	Egress   Map[EgressKey, EgressValue]   // gateway group of an egress ruleset's destinations
 	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
-	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
-	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
-	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
-	Devices  Map[DeviceKey, DeviceValue]   // the pod that a device leads to
-	Config   Map[ConfigKey, ConfigValue]   // what programs must know of this node
-	State    Map[StateKey, StateValue]     // which slot is in force, and which generation
+
+	Frontends Map[FrontendKey, FrontendValue] // what is translated to backends
+
+	Exits   Map[ExitKey, ExitValue]       // egress addresses of this node
+	Covered Map[CoveredKey, CoveredValue] // destinations of egress policies
+	Nodes   Map[NodeKey, NodeValue]       // nodes of the cluster
+	Devices Map[DeviceKey, DeviceValue]   // the pod that a device leads to
+	Config  Map[ConfigKey, ConfigValue]   // what programs must know of this node
+	State   Map[StateKey, StateValue]     // which slot is in force, and which generation
 
 	all        []opener
 	backend    atomic.Pointer[Backend]
@@ -58,6 +61,9 @@ func newMaps(cfg Config) *Maps {
 	m.Pods = addInSlots[PodKey, PodValue](m, Spec{podsMap, TypeHash, cfg.MapSizePods})
 	m.IPCache = addInSlots[IPCacheKey, IPCacheValue](
 		m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache},
+	)
+	m.Frontends = addInSlots[FrontendKey, FrontendValue](
+		m, Spec{"sluice_services", TypeHash, cfg.MapSizeServices},
 	)
 	m.Subjects = addInSlots[SubjectKey, SubjectValue](
 		m, Spec{"sluice_subjects", TypeHash, cfg.MapSizeSubjects},

@@ -357,6 +357,7 @@ const (
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceRuleslot = "sluice_ruleslot"
 	programsMapSluiceScrub    = "sluice_scrub"
+	programsMapSluiceServices = "sluice_services"
 	programsMapSluiceState    = "sluice_state"
 	programsMapSluiceSubjects = "sluice_subjects"
 	programsMapSluiceSuspects = "sluice_suspects"
@@ -471,6 +472,7 @@ type programsMapSpecs struct {
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
 	SluiceScrub    *ebpf.MapSpec `ebpf:"sluice_scrub"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.MapSpec `ebpf:"sluice_suspects"`
@@ -537,6 +539,7 @@ type programsMaps struct {
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
 	SluiceScrub    *ebpf.Map `ebpf:"sluice_scrub"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.Map `ebpf:"sluice_suspects"`
@@ -573,6 +576,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceRules,
 		m.SluiceRuleslot,
 		m.SluiceScrub,
+		m.SluiceServices,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceSuspects,

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "conntrack.h"
 #include "forward.h"
 #include "policy.h"
 
@@ -34,6 +35,7 @@ struct bpf_nf_ctx {
 } __attribute__((preserve_access_index));
 
 extern int bpf_dynptr_from_skb(struct __sk_buff *skb, __u64 flags, struct bpf_dynptr *ptr) __ksym;
+extern void *bpf_rdonly_cast(const void *object, __u32 type) __ksym __weak;
 extern void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *buffer, __u32 buffer__szk) __ksym;
 
 #define NFPROTO_IPV4 2
@@ -201,8 +203,8 @@ static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct pack
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* Judges a packet that a pod has sent to a service by where that has led: the flow
- * from the pod to there has an entry of its own. Returns 0, or why it is dropped. */
+/* Judges a packet of a pod by where the host's translation has led: the flow from the pod
+ * to there has an entry of its own. Returns 0, or why it is dropped. */
 static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, struct decision *d)
 {
 	const __u32 how = TUPLE_OUT | TUPLE_SERVICE;
@@ -226,13 +228,19 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 	judge_for(d, pod);
 	p->time = bpf_ktime_get_ns(); /* here there is no coarse clock */
 	e = p->unknown_fragment ? NULL : ct_find_original(p, how);
-	reason = e ? allowed_again(p, pod, e, d, DIRECTION_EGRESS | JUDGE_BACKEND)
-		   : allowed(p, pod, d, DIRECTION_EGRESS | JUDGE_BACKEND);
+	if (e && stands(e, d) && !no_ports(p)) {
+		d->cookie = e->cookie;
+		reason = 0;
+	} else {
+		reason = judge_peer(p, pod, d, DIRECTION_EGRESS, NULL);
+	}
 	count_rule(d->cookie, length);
 	if (reason)
 		return reason;
-	if (e && e->generation != d->generation)
+	if (e && e->generation != d->generation) {
 		e->generation = d->generation;
+		e->cookie = d->cookie;
+	}
 	if (p->unknown_fragment || (e && ct_note(length, e, p, cfg, true)))
 		return 0;
 	ct_create(length, p, d, cfg, how);
@@ -251,6 +259,22 @@ static __always_inline bool host_tracks(struct bpf_nf_ctx *ctx, __u32 state)
 		return false;
 	connection = ctx->skb->_nfct;
 	return connection & ~NFCT_INFO && (connection & NFCT_INFO) != NFCT_NEW && (connection & NFCT_INFO) >= state;
+}
+
+/* Reports whether a packet begins a connection that the host has translated to another
+ * destination. from_pod may not have known that it would. */
+static __always_inline bool begins_translated(struct bpf_nf_ctx *ctx)
+{
+	const struct nf_conn *connection;
+	unsigned long nfct;
+
+	if (!bpf_core_field_exists(ctx->skb->_nfct) || !bpf_core_type_exists(struct nf_conn) || !bpf_rdonly_cast)
+		return false;
+	nfct = ctx->skb->_nfct;
+	if ((nfct & NFCT_INFO) != NFCT_NEW || !(nfct & ~NFCT_INFO))
+		return false;
+	connection = bpf_rdonly_cast((void *)(nfct & ~NFCT_INFO), bpf_core_type_id_kernel(struct nf_conn));
+	return connection->status & CONNTRACK_TRANSLATED;
 }
 
 /* Reports whether from_pod has seen a packet, and to_pod of a pod of this node will see it,
@@ -322,12 +346,14 @@ int backstop(struct bpf_nf_ctx *ctx)
 	const struct route_value *route;
 	const struct pod_value *pod;
 	__u32 mark, reason;
+	bool led;
 
 	look_at_state(&d);
 	if (!cfg)
 		return NF_ACCEPT;
 	mark = get_mark(ctx->skb->mark, cfg);
-	if (mark == MARK_SERVICE) {
+	led = mark == MARK_SERVICE || (mark == MARK_CHECKED && begins_translated(ctx));
+	if (led) {
 		reason = judge_backend(ctx, &p, &d);
 		if (reason) {
 			report_backstop(ctx, &p, &d, WHAT(reason, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
@@ -343,7 +369,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 	}
 	if (ctx->state->hook == NF_INET_LOCAL_IN)
 		return NF_ACCEPT;
-	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
+	if ((mark && !led) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
 	    destination_flags(&p.flow, d.slot))
 		return NF_ACCEPT;
 	pod = local_pod(&p.flow.saddr, d.slot);

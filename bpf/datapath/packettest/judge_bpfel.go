@@ -277,6 +277,7 @@ const (
 	judgeMapSluiceRulehits = "sluice_rulehits"
 	judgeMapSluiceRules    = "sluice_rules"
 	judgeMapSluiceRuleslot = "sluice_ruleslot"
+	judgeMapSluiceServices = "sluice_services"
 	judgeMapSluiceState    = "sluice_state"
 	judgeMapSluiceSubjects = "sluice_subjects"
 	judgeMapSluiceVerdicts = "sluice_verdicts"
@@ -361,6 +362,7 @@ type judgeMapSpecs struct {
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
@@ -421,6 +423,7 @@ type judgeMaps struct {
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
@@ -456,6 +459,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceServices,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceVerdicts,

@@ -90,16 +90,17 @@ type gatewayDecision struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	EgressPort uint16
-	Flags      uint16
-	Generation uint32
-	Exit       uint32
-	Ruleset    uint32
-	OfHost     uint8
-	Live       uint8
-	Slot       uint16
-	Cookie     uint32
-	Time       uint64
+	EgressPort  uint16
+	Flags       uint16
+	Generation  uint32
+	Destination uint32
+	Ruleset     uint32
+	OfHost      uint8
+	Live        uint8
+	Slot        uint8
+	Leads       uint8
+	Cookie      uint32
+	Time        uint64
 }
 
 type gatewayDeviceKey struct {
@@ -390,6 +391,7 @@ const (
 	gatewayMapSluiceRulehits = "sluice_rulehits"
 	gatewayMapSluiceRules    = "sluice_rules"
 	gatewayMapSluiceRuleslot = "sluice_ruleslot"
+	gatewayMapSluiceServices = "sluice_services"
 	gatewayMapSluiceState    = "sluice_state"
 	gatewayMapSluiceSubjects = "sluice_subjects"
 	gatewayMapSluiceVerdicts = "sluice_verdicts"
@@ -489,6 +491,7 @@ type gatewayMapSpecs struct {
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
@@ -560,6 +563,7 @@ type gatewayMaps struct {
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
@@ -594,6 +598,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceServices,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceVerdicts,
