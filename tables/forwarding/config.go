@@ -34,6 +34,8 @@ type Config struct {
 	AllowLocalhost string
 	SharedPorts    string
 	MarkMask       string
+
+	TrustExternalIPs bool
 }
 
 // DefaultConfig is the configuration without flags.
@@ -56,6 +58,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Bool("backstop", c.Backstop, "Drop what egress policies may concern while the pod's device has no program yet")
 	flags.String("allow-localhost", c.AllowLocalhost, "Whether this node reaches its own pods: always, or if a network policy allows it: policy")
 	flags.String("shared-ports", c.SharedPorts, "Ports given to pods of egress addresses that the node itself uses, as FIRST-LAST,...; auto leaves out those of the node and of NodePorts")
+	flags.Bool("trust-external-ips", c.TrustExternalIPs, "Let external IPs of services lead pods of all namespaces past egress policies, not only those of the service's own")
 	flags.String("mark-mask", c.MarkMask, "Bits of the packet mark that are the programs', at least two in a row")
 }
 
