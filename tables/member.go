@@ -17,8 +17,8 @@ import (
 // Scope says what the addresses of a member are.
 type Scope string
 
-// The scopes. All addresses of [ScopeRefused] are in one class, which every ruleset drops. An address
-// in a pod prefix that no pod has is ScopeCluster.
+// The scopes. All addresses of [ScopeRefused] are in one class, which every ruleset drops. An
+// address in a pod prefix that no pod has is ScopeCluster.
 const (
 	ScopePods    Scope = "pods"    // pods with a label set
 	ScopeNode    Scope = "node"    // a node

@@ -98,8 +98,8 @@ func isSame(a, b *tables.PeerPrefix) bool {
 }
 
 // inside marks the prefixes inside a prefix, and the addresses inside that are in a member with
-// other selectors than the longest prefix around them has, from one of them on. It marks the rest if
-// they are many. A prefix may have come inside since, with the same selectors.
+// other selectors than the longest prefix around them has, from one of them on. It marks the rest
+// if they are many. A prefix may have come inside since, with the same selectors.
 func (t *transaction) inside(prefix, from netip.Prefix) {
 	t.expectSelectors(t.around(prefix))
 	rows := t.IPCache.LowerBound(t.out, tables.IPCacheByPrefix(from))

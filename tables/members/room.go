@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/tables/verdicts"
 )
 
-// Room is how many members there is room for: half of it is for label sets and nodes, the other half
-// for selectors and their prefixes, which tables/subjects counts.
+// Room is how many members there is room for: half of it is for label sets and nodes, the other
+// half for selectors and their prefixes, which tables/subjects counts.
 type Room int
 
 func roomOf(c bpf.Config) Room { return Room(c.MapSizePeers) }
@@ -26,8 +26,8 @@ type labelSets struct {
 	of    map[string]int
 }
 
-// hasRoom reports whether there is room for one more label set of a namespace. What is of none is not
-// bounded here. Members that the kernel may have count, whether or not they are desired.
+// hasRoom reports whether there is room for one more label set of a namespace. What is of none is
+// not bounded here. Members that the kernel may have count, whether or not they are desired.
 func (t *transaction) hasRoom(namespace string) bool {
 	half := int(t.Room) / 2
 	if namespace == "" || t.Members.NumObjects(t.out) < half/2 {

@@ -16,9 +16,9 @@ import (
 )
 
 // selectorChanged marks the prefixes that a selector begins or ceases to name, and after all of
-// these the selector, whose key looks for the members that it selects or selected. While a selector
-// is in use, only the pods of services and the prefixes of groups and services can change: all these
-// prefixes have the same exceptions.
+// these the selector, whose key looks for the members that it selects or selected. While a
+// selector is in use, only the pods of services and the prefixes of groups and services can
+// change: all these prefixes have the same exceptions.
 func (r *rule) selectorChanged(_ statedb.ReadTxn, old, new *tables.Selector, mark func(key)) {
 	number := cmp.Or(new, old).Number
 	for _, prefix := range changedPrefixes(old, new) {
@@ -30,9 +30,10 @@ func (r *rule) selectorChanged(_ statedb.ReadTxn, old, new *tables.Selector, mar
 	}
 }
 
-// selector notes that a selector has been evaluated, when all members that it selects are in classes
-// with it. It looks at some of them, and marks the rest, and those that are not in such a class. If
-// the selector is not in use, it has its members leave such classes, and removes the note.
+// selector notes that a selector has been evaluated, when all members that it selects are in
+// classes with it. It looks at some of them, and marks the rest, and those that are not in such a
+// class. If the selector is not in use, it has its members leave such classes, and removes the
+// note.
 func (t *transaction) selector(k key) {
 	if t.later[k.number] {
 		return
@@ -55,7 +56,8 @@ func (t *transaction) selector(k key) {
 	}
 }
 
-// skippedPerWork is how many members without the anchors of a selector take as long as one with them.
+// skippedPerWork is how many members without the anchors of a selector take as long as one with
+// them.
 const skippedPerWork = 8
 
 // evaluate marks members that a selector selects, and that are not in a class with it. It returns
@@ -113,8 +115,8 @@ func (t *transaction) markClass(class uint32) {
 	}
 }
 
-// members marks the members that a selector selects or selected, some at a time, after the pods have
-// changed that it selects.
+// members marks the members that a selector selects or selected, some at a time, after the pods
+// have changed that it selects.
 func (t *transaction) members(k key) {
 	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
 	if !used {
@@ -156,8 +158,8 @@ func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
 	return changed
 }
 
-// candidates yields the members that a selector may select by labels, entity or node. If inPieces is
-// set these are the ones with greater numbers, in order; else they are of one namespace.
+// candidates yields the members that a selector may select by labels, entity or node. If inPieces
+// is set these are the ones with greater numbers, in order; else they are of one namespace.
 func (t *transaction) candidates(
 	s *tables.Selector, after uint32,
 ) (members iter.Seq2[*tables.Member, statedb.Revision], inPieces bool) {

@@ -109,9 +109,9 @@ func (c *round) hasRoom(r *tables.Ruleset) bool {
 	return c.Maps.CanRetry(r.Needs, all.total, all.of[r.Namespace()])
 }
 
-// isolateRefused isolates all subjects that have a ruleset that is refused, or that the kernel has in
-// it: classes wait until the kernel has none. So this waits for no class: a subject that is to enter
-// another ruleset does that later.
+// isolateRefused isolates all subjects that have a ruleset that is refused, or that the kernel has
+// in it: classes wait until the kernel has none. So this waits for no class: a subject that is to
+// enter another ruleset does that later.
 func (c *round) isolateRefused(number uint32) error {
 	for _, s := range statedb.Collect(c.Subjects.List(c.out, tables.SubjectsByRuleset(number))) {
 		if err := c.isolateSubject(s.Number, number); err != nil {
@@ -145,7 +145,8 @@ func (c *round) isolateSubject(subject, ruleset uint32) error {
 	return c.releaseRuleset(s.Ruleset)
 }
 
-// refusedInKernel returns the refused ruleset that the kernel has a subject in, nil if there is none.
+// refusedInKernel returns the refused ruleset that the kernel has a subject in, nil if there is
+// none.
 func (c *round) refusedInKernel(
 	s *tables.Subject,
 ) (refused *tables.Ruleset, needs tables.RulesetSize) {

@@ -155,8 +155,8 @@ func merge(a, b []netip.Prefix) []netip.Prefix {
 	return append(all, a...)
 }
 
-// noRoom says why some rules of a namespace are not enforced though they are not too large,
-// empty if they are: they need selectors that are not in use, or one that has outgrown the room, and
+// noRoom says why some rules of a namespace are not enforced though they are not too large, empty
+// if they are: they need selectors that are not in use, or one that has outgrown the room, and
 // there is no room for these.
 func (c *round) noRoom(namespace string, rules []said) (string, error) {
 	var came []*tables.Selector
@@ -189,8 +189,8 @@ func (c *round) noRoom(namespace string, rules []said) (string, error) {
 	return c.noRoomFor(namespace, u, own, others), nil
 }
 
-// noRoomFor says why more selectors of a namespace do not fit beside those in use, empty if they do.
-// What others name around its prefixes does not count for the part that it is guaranteed.
+// noRoomFor says why more selectors of a namespace do not fit beside those in use, empty if they
+// do. What others name around its prefixes does not count for the part that it is guaranteed.
 func (c *round) noRoomFor(namespace string, u *use, own cost, others int) string {
 	of := "of namespace " + namespace
 	if namespace == "" {
