@@ -25,8 +25,7 @@ type Block struct {
 
 // Contains reports whether a prefix is inside the block, and in none of its exceptions.
 func (b Block) Contains(p netip.Prefix) bool {
-	return contains(b.Prefix, p) &&
-		!b.excepts(p)
+	return contains(b.Prefix, p) && !b.excepts(p)
 }
 
 // excepts reports whether a prefix is in one of the exceptions, which may be many.

@@ -50,12 +50,14 @@ ports: [{port: 80}]}}`, i, i, i>>8, i&255), toServices}
 	})},
 	{"blocks with exceptions", 512, everything, 24, `map-size-p(olicy|eers)=`,
 		each(func(i int) []string {
-			return append(ownPod(i%64), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%64), fmt.Sprintf(
+			name, own := fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%64)
+			return append(ownPod(i%64), netpol(name, own, fmt.Sprintf(
 				"from: [{ipBlock: {cidr: 0.0.0.0/0, except: [20.0.%d.%d/32]}}]", i>>8, i&255)))
 		})},
 	{"label selectors in many policies", 512, everything, 24, `map-size-peers=512`,
 		each(func(i int) []string {
-			return append(ownPod(i%64), netpol(fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%64), fmt.Sprintf(
+			name, own := fmt.Sprint("p", i), fmt.Sprintf("own: l%d", i%64)
+			return append(ownPod(i%64), netpol(name, own, fmt.Sprintf(
 				"from: [{podSelector: {matchLabels: {none: l%d}}}]", i)))
 		})},
 	{"prefixes of a group", 4096, ofPrefixes, 0, `map-size-peers=512`, func(_, n int) []string {

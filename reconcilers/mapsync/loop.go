@@ -156,7 +156,7 @@ func (l *loop[R, K, V]) elapsed(now time.Time) {
 
 // nextTimer returns when the loop must act without an event.
 func (l *loop[R, K, V]) nextTimer() time.Time {
-	if l.audit != nil {
+	if l.audit != nil || len(l.queue.ready) > 0 {
 		return time.Time{}
 	}
 	next := l.now().Add(time.Hour)
@@ -167,11 +167,8 @@ func (l *loop[R, K, V]) nextTimer() time.Time {
 	}
 	earlier(l.nextAudit)
 	earlier(l.report.due)
-	if due, any := l.queue.next(); any {
-		if due.IsZero() {
-			return due
-		}
-		earlier(due)
+	if len(l.queue.timers) > 0 {
+		earlier(l.queue.timers[0].due)
 	}
 	if len(l.flushes) > 0 {
 		earlier(l.flushes[0].due)

@@ -127,7 +127,7 @@ func (q *queue[K]) setState(it *item[K], s state) {
 // schedule sets the only time at which an item is tried.
 func (q *queue[K]) schedule(it *item[K], due time.Time) {
 	q.park(it)
-	it.due, it.in = due, &q.timers
+	it.due, it.turn, it.in = due, 0, &q.timers
 	heap.Push(it.in, it)
 }
 
@@ -215,18 +215,6 @@ func (q *queue[K]) take(now time.Time, n int) (work []*item[K]) {
 // isDue reports whether there is something to take.
 func (q *queue[K]) isDue(now time.Time) bool {
 	return len(q.ready) > 0 || len(q.timers) > 0 && !q.timers[0].due.After(now)
-}
-
-// next returns when there is something to take, the zero time for now. There is none if it returns
-// false.
-func (q *queue[K]) next() (due time.Time, any bool) {
-	switch {
-	case len(q.ready) > 0:
-		return time.Time{}, true
-	case len(q.timers) > 0:
-		return q.timers[0].due, true
-	}
-	return time.Time{}, false
 }
 
 // items is a heap of items, by the time they are due or by turn.

@@ -172,7 +172,9 @@ func TestPodsShareLabels(t *testing.T) {
 func TestInternerIsBounded(t *testing.T) {
 	var n Interner
 	for i := range 5 * internSize {
-		n.LabelSet("ns", "", labels.Set{"n": strings.Repeat("x", i%7), "i": time.Duration(i).String()}, nil)
+		n.LabelSet("ns", "", labels.Set{
+			"n": strings.Repeat("x", i%7), "i": time.Duration(i).String(),
+		}, nil)
 	}
 	require.LessOrEqual(t, len(n.recent)+len(n.older), 2*internSize)
 }

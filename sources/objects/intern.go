@@ -24,7 +24,9 @@ type Interner struct {
 }
 
 // LabelSet returns the one label set with these contents.
-func (n *Interner) LabelSet(namespace, serviceAccount string, set labels.Set, ports []tables.NamedPort) *tables.LabelSet {
+func (n *Interner) LabelSet(
+	namespace, serviceAccount string, set labels.Set, ports []tables.NamedPort,
+) *tables.LabelSet {
 	s := tables.NewLabelSet(namespace, serviceAccount, set, ports)
 	n.mu.Lock()
 	defer n.mu.Unlock()

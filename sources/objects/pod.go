@@ -59,7 +59,9 @@ func (n *Interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tab
 	for i, ip := range p.Status.PodIPs {
 		e.Addrs = errs.addr(e.Addrs, fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP)
 	}
-	e.LabelSet = n.LabelSet(name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs))
+	e.LabelSet = n.LabelSet(
+		name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs),
+	)
 	e.Errors = *errs
 	return one(e)
 }

@@ -31,7 +31,7 @@ type labelSets struct {
 func (t *transaction) hasRoom(namespace string) bool {
 	half := int(t.Room) / 2
 	if namespace == "" || t.Members.NumObjects(t.out) < half/2 {
-		return true // a half is for one namespace, whatever others have: nothing needs to be counted
+		return true // all members together are no more than one namespace may have
 	}
 	if t.labelSets == nil {
 		t.labelSets = &labelSets{of: map[string]int{}}

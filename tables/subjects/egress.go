@@ -240,7 +240,7 @@ func (c *round) elected(spec tables.GatewaySpec) (choice tables.GatewayChoice, l
 	}
 	e, known := c.elections[spec.Nodes]
 	if !known {
-		e.choice, e.local = electNode(c.Nodes.All(c.in), spec, c.LocalNode.Name)
+		e.choice, e.local = electNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name)
 		c.elections[spec.Nodes] = e
 	}
 	choice = e.choice

@@ -12,13 +12,12 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// electNode returns the node that is elected for an item of a list of gateways, among nodes in
-// order of name, and whether this node is a candidate.
+// electNode returns the node that a selector elects, among nodes in order of name, and whether this
+// node is a candidate.
 func electNode(
-	nodes iter.Seq2[*tables.Node, statedb.Revision], spec tables.GatewaySpec, localNode string,
+	nodes iter.Seq2[*tables.Node, statedb.Revision], selects, localNode string,
 ) (choice tables.GatewayChoice, local bool) {
-	choice.Spec = spec
-	selector, err := labels.Parse(spec.Nodes)
+	selector, err := labels.Parse(selects)
 	if err != nil {
 		choice.Reason = err.Error()
 		return choice, false

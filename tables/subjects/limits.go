@@ -82,7 +82,9 @@ func (s *sizes) add(namespace string, entries, verdicts int) {
 	s.total.Entries += entries
 	s.total.Verdicts += verdicts
 	of := s.of[namespace]
-	s.of[namespace] = tables.RulesetSize{Entries: of.Entries + entries, Verdicts: of.Verdicts + verdicts}
+	of.Entries += entries
+	of.Verdicts += verdicts
+	s.of[namespace] = of
 }
 
 // allSizes returns the sizes of all rulesets.

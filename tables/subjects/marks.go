@@ -86,16 +86,15 @@ func nameOf[Row, Name any](old, new *Row, name func(*Row) Name) Name {
 // node selectors now select another set of them.
 func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
 	sameLabels := old != nil && new != nil && maps.Equal(old.Labels, new.Labels)
-	if sameLabels && old.Ready == new.Ready && old.UnderlayIP() == new.UnderlayIP() {
-		return
-	}
 	sameGateway := old != nil && new != nil && old.Ready == new.Ready &&
 		old.UnderlayIP() == new.UnderlayIP()
-	elects := candidacies(old, new)
+	if sameLabels && sameGateway {
+		return
+	}
 	for g := range r.Groups.All(in) {
 		if slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool {
-			is := elects(c.Spec)
-			return is.before != is.now || is.now && !sameGateway
+			was, is := isCandidate(c.Spec, old), isCandidate(c.Spec, new)
+			return was != is || is && !sameGateway
 		}) {
 			mark(key{kind: ofGroup, digest: g.Digest})
 		}
@@ -123,26 +122,6 @@ func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key
 		for e := range r.Locals.All(in) {
 			mark(addrKey(e.Addr))
 		}
-	}
-}
-
-// candidacy is whether two versions of a node may be elected.
-type candidacy struct{ before, now bool }
-
-// candidacies returns a function that compares two versions of a node. It evaluates each selector
-// once.
-func candidacies(old, new *tables.Node) func(tables.GatewaySpec) candidacy {
-	known := map[string]candidacy{} // by selector of nodes
-	return func(spec tables.GatewaySpec) candidacy {
-		if spec.Error != "" {
-			return candidacy{}
-		}
-		is, found := known[spec.Nodes]
-		if !found {
-			is = candidacy{isCandidate(spec, old), isCandidate(spec, new)}
-			known[spec.Nodes] = is
-		}
-		return is
 	}
 }
 

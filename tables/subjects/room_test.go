@@ -117,7 +117,9 @@ func TestUse(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		prefix := func() netip.Prefix {
-			a := netip.AddrFrom4([4]byte{10, byte(random.IntN(2)), byte(random.IntN(3)), byte(random.IntN(4))})
+			a := netip.AddrFrom4([4]byte{
+				10, byte(random.IntN(2)), byte(random.IntN(3)), byte(random.IntN(4)),
+			})
 			if random.IntN(4) == 0 {
 				a = netip.AddrFrom16([16]byte{0: 0x20, 15: byte(random.IntN(4))})
 			}

@@ -263,7 +263,7 @@ func TestRandom(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			w, h := newWorld(t), newHistory()
-			w.rule.maxWork = []int{1, 5, 30, maxWork}[random.IntN(4)]
+			w.rule.maxWork = []work{1, 5, 30, maxWork}[random.IntN(4)]
 			var live []any
 			number := uint32(0)
 			for range 12 {

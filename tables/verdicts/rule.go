@@ -60,7 +60,7 @@ func (k key) isLarge() bool { return k.large || k.after > 0 }
 type rule struct {
 	params
 	lastSet uint32
-	maxWork int
+	maxWork work
 }
 
 func deriveVerdicts(p derive.Params, tables params) error {
@@ -149,7 +149,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	return t.err
 }
 
-func (t *transaction) isFull() bool { return int(t.work) >= t.maxWork }
+func (t *transaction) isFull() bool { return t.work >= t.maxWork }
 
 // computeKey computes a key, or a piece of it: then it returns the rest.
 func (t *transaction) computeKey(k key) (rest key, more bool) {
@@ -262,7 +262,7 @@ func (t *transaction) forget(
 	k key, entries iter.Seq2[*tables.PolicyEntry, statedb.Revision],
 ) (more bool) {
 	remove(t, t.Compiled, &k.Compiled)
-	room := max(1, t.maxWork-int(t.work))
+	room := int(max(1, t.maxWork-t.work))
 	var some []*tables.PolicyEntry // a copy, as the loop deletes
 	for e := range entries {
 		if more = len(some) == room; more {

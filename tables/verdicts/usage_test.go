@@ -169,7 +169,7 @@ func TestRandomUsage(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		w := newWorld(t)
-		w.rule.maxWork = []int{1, 7, maxWork}[random.IntN(3)]
+		w.rule.maxWork = []work{1, 7, maxWork}[random.IntN(3)]
 		w.rule.Room = Room{Entries: 20 + random.IntN(100), Verdicts: 20 + random.IntN(200)}
 		var live []any
 		isolating := uint32(1000)
