@@ -28,6 +28,7 @@ type Maps struct {
 	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
 	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
+	Devices  Map[DeviceKey, DeviceValue]   // the pod that a device leads to
 	Config   Map[ConfigKey, ConfigValue]   // what programs must know of this node
 	State    Map[StateKey, StateValue]     // which slot is in force, and which generation
 
@@ -78,6 +79,7 @@ func newMaps(cfg Config) *Maps {
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
+	m.Devices = add[DeviceKey, DeviceValue](m, Spec{"sluice_devices", TypeHash, cfg.MapSizePods})
 	m.Config = add[ConfigKey, ConfigValue](m, Spec{"sluice_config", TypeArray, 1})
 	m.State = add[StateKey, StateValue](m, Spec{StateMap, TypeArray, 1})
 	return m

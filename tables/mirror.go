@@ -97,6 +97,7 @@ type (
 	ExitMirror    = Mirror[bpf.ExitKey, bpf.ExitValue]
 	CoveredMirror = Mirror[bpf.CoveredKey, bpf.CoveredValue]
 	NodeMirror    = Mirror[bpf.NodeKey, bpf.NodeValue]
+	DeviceMirror  = Mirror[bpf.DeviceKey, bpf.DeviceValue]
 	ConfigMirror  = Mirror[bpf.ConfigKey, bpf.ConfigValue]
 )
 
@@ -182,6 +183,7 @@ var (
 	NewExitMirrorTable    = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
 	NewCoveredMirrorTable = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
 	NewNodeMirrorTable    = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
+	NewDeviceMirrorTable  = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)
 	NewConfigMirrorTable  = NewMirrorTable[bpf.ConfigKey, bpf.ConfigValue]("map-config", nil)
 )
 

@@ -48,6 +48,9 @@ func newFixture(t testing.TB, w packettest.Addresses) *fixture {
 	node, err := sharedNode()
 	require.NoError(t, err)
 	require.NoError(t, node.Reset())
+	// The pods are known by their addresses of this family.
+	require.NoError(t, node.SetDevice(packettest.PodDevice, w.Pod))
+	require.NoError(t, node.SetDevice(packettest.OtherPodDevice, w.OtherPod))
 	return &fixture{Node: node, TB: t, Addresses: w}
 }
 

@@ -46,7 +46,7 @@ func TestWithoutAddress(t *testing.T) {
 	for name, layers := range map[string][]packettest.Layer{
 		"duplicate address detection": {packettest.TTL(none, solicited, 255), packettest.ICMP{Version: 6, Type: 135}, packettest.Payload(f.Pod.AsSlice())},
 		"router solicitation":         {packettest.TTL(local, routers, 255), packettest.ICMP{Version: 6, Type: 133}},
-		"neighbour solicitation":      {packettest.TTL(f.Pod, solicited, 255), packettest.ICMP{Version: 6, Type: 135}, packettest.Payload(f.OtherPod.AsSlice())},
+		"neighbour solicitation":      {packettest.TTL(f.Pod, soliciting(f.OtherPod), 255), packettest.ICMP{Version: 6, Type: 135}, packettest.Payload(f.OtherPod.AsSlice())},
 		"neighbour advertisement":     {packettest.TTL(local, local, 255), packettest.ICMP{Version: 6, Type: 136}, packettest.Payload(f.Pod.AsSlice())},
 		"multicast listener report": {packettest.TTL(none, netip.MustParseAddr("ff02::16"), 1), packettest.Options{Kind: packettest.HopByHop},
 			packettest.ICMP{Version: 6, Type: 143}, packettest.Pattern(20)},

@@ -88,8 +88,8 @@ func TestUnplacedWithPolicies(t *testing.T) {
 		f.dropped(f.run(own), bpf.ReasonPodNotReady)
 		require.NoError(f, f.AddFlags(bpf.ConfigAllowLocalhost))
 		f.passed(f.run(own))
-		f.passed(f.fromPod(request("UDP", f.Pod, f.Multicast)...))
-		f.passed(f.toPod(request("UDP", f.Pod, f.Multicast)...))
+		f.dropped(f.fromPod(request("UDP", f.Pod, f.Multicast)...), bpf.ReasonPodNotReady)
+		f.dropped(f.toPod(request("UDP", f.Server, f.Multicast)...), bpf.ReasonPodNotReady)
 	})
 }
 
@@ -101,7 +101,7 @@ func TestHostAmongPods(t *testing.T) {
 			router := w.LocalPods().Addr().Next()
 			require.NoError(t, f.SetIPCache(netip.PrefixFrom(router, router.BitLen()),
 				bpf.IPCacheInCluster|bpf.IPCacheHost|bpf.IPCacheLocalPods, netip.Addr{}))
-			f.passed(f.toPod(request("TCP", f.Server, router)...))
+			f.dropped(f.toPod(request("TCP", f.Server, router)...), bpf.ReasonUnknownDestination)
 			f.dropped(f.fromPod(request("TCP", router, f.Server)...), bpf.ReasonUnknownSource)
 			verdict, _ := f.backstopAt(hookForward,
 				tcp(router, f.Server, podPort, serverPort, packettest.SYN)...)

@@ -120,6 +120,7 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
+		"sluice_devices":  {bpf.DeviceKey{}, bpf.DeviceValue{}},
 		"sluice_policy":   {bpf.PolicyKey{}, bpf.PolicyValue{}},
 		"sluice_verdicts": {bpf.VerdictKey{}, bpf.VerdictValue{}},
 		"sluice_rules":    {bpf.RuleKey{}, bpf.Metric{}},

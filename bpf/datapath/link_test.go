@@ -13,7 +13,7 @@ import (
 )
 
 // TestSourceOfTheLink: an address of the link is none that a pod gets by its policies
-// with, but it may ask for an address by it, and talk to all on the link.
+// with, but it may ask for an address by it, and talk to many on the link if policies allow it.
 func TestSourceOfTheLink(t *testing.T) {
 	for _, w := range both {
 		for _, transport := range transports {
@@ -26,7 +26,7 @@ func TestSourceOfTheLink(t *testing.T) {
 					f.checked(f.fromPod(packettest.IP(from, f.LinkLocal), packettest.UDP{Src: 546, Dst: 547}, packettest.Pattern(60)))
 				}
 				f.dropped(f.fromPod(request(transport, from, f.LinkLocal)...), bpf.ReasonUnknownSource)
-				f.checked(f.fromPod(request(transport, from, f.Multicast)...))
+				f.dropped(f.fromPod(request(transport, from, f.Multicast)...), bpf.ReasonPolicyDenied)
 				f.dropped(f.fromPod(request(transport, f.Pod, f.LinkLocal)...), bpf.ReasonPolicyDenied)
 
 				config := f.Config
@@ -80,13 +80,13 @@ func TestNeighboursFarAway(t *testing.T) {
 	for _, kind := range []uint8{130, 131, 132, 133, 134, 135, 136, 137, 143} {
 		f.dropped(f.fromPod(message(kind, 64, f.Pod, f.Server)...), bpf.ReasonPolicyDenied)
 		f.dropped(f.toPod(message(kind, 64, f.Server, f.Pod)...), bpf.ReasonPolicyDenied)
-		f.passed(f.fromPod(message(kind, 1, local, group)...))
-		f.passed(f.fromPod(message(kind, 1, local, netip.MustParseAddr("ff05::2"))...)) // a report of a group of the site
-		f.passed(f.toPod(message(kind, 1, local, f.Pod)...))
+		f.dropped(f.toPod(message(kind, 1, local, f.Pod)...), bpf.ReasonPolicyDenied)
 		if kind >= 133 && kind <= 137 {
-			f.passed(f.fromPod(message(kind, 255, f.Pod, f.OtherPod)...))
+			f.dropped(f.fromPod(message(kind, 1, local, group)...), bpf.ReasonPolicyDenied)
 			f.passed(f.toPod(message(kind, 255, f.OtherPod, f.Pod)...))
 		} else {
+			f.passed(f.fromPod(message(kind, 1, local, group)...))
+			f.passed(f.fromPod(message(kind, 1, local, netip.MustParseAddr("ff05::2"))...)) // a report of a group of the site
 			f.dropped(f.fromPod(message(kind, 255, f.Pod, f.Server)...), bpf.ReasonPolicyDenied)
 		}
 	}

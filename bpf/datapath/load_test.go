@@ -223,6 +223,7 @@ func TestLayouts(t *testing.T) {
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
+		"sluice_devices":  {bpf.DeviceKey{}, bpf.DeviceValue{}},
 		"sluice_config":   {uint32(0), bpf.ConfigValue{}},
 	} {
 		m := spec.Maps[name]

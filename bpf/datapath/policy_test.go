@@ -331,7 +331,7 @@ func TestServiceIsPostponed(t *testing.T) {
 }
 
 // TestLinkLocal: what one on the link gets is subject to policy, as the metadata of a
-// cloud are, and tracked then. What goes to many is not.
+// cloud are, and tracked then. What goes to many is not tracked.
 func TestLinkLocal(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
@@ -341,10 +341,11 @@ func TestLinkLocal(t *testing.T) {
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
 		f.policy(0, bpf.DirectionIngress, 0, 0, 0, denyDefault)
 		f.dropped(f.begin(transport, bpf.DirectionEgress, f.LinkLocal), bpf.ReasonPolicyDenied)
-		f.checked(f.begin(transport, bpf.DirectionEgress, f.Multicast))
-		require.Nil(f, f.tracked(transport, bpf.DirectionEgress, f.Multicast))
+		f.dropped(f.begin(transport, bpf.DirectionEgress, f.Multicast), bpf.ReasonPolicyDenied)
 
 		f.policy(0, bpf.DirectionEgress, 0, 0, 0, allowRule)
+		f.checked(f.begin(transport, bpf.DirectionEgress, f.Multicast))
+		require.Nil(f, f.tracked(transport, bpf.DirectionEgress, f.Multicast))
 		f.checked(f.begin(transport, bpf.DirectionEgress, f.LinkLocal))
 		f.passed(f.answer(transport, bpf.DirectionEgress, f.LinkLocal))
 		f.subject(judgedPod, packettest.Generation+1)

@@ -73,6 +73,19 @@ type programsCtEntry struct {
 	Reserved         uint32
 }
 
+type programsDeviceKey struct {
+	_       structs.HostLayout
+	Ifindex uint32
+}
+
+type programsDeviceValue struct {
+	_    structs.HostLayout
+	Addr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type programsExitKey struct {
 	_    structs.HostLayout
 	Addr struct {
@@ -217,6 +230,7 @@ const (
 	programsMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	programsMapSluiceCt6Any   = "sluice_ct6_any"
 	programsMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	programsMapSluiceDevices  = "sluice_devices"
 	programsMapSluiceEgress   = "sluice_egress"
 	programsMapSluiceEvents   = "sluice_events"
 	programsMapSluiceExits    = "sluice_exits"
@@ -307,6 +321,7 @@ type programsMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDevices  *ebpf.MapSpec `ebpf:"sluice_devices"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -363,6 +378,7 @@ type programsMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDevices  *ebpf.Map `ebpf:"sluice_devices"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -395,6 +411,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDevices,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,

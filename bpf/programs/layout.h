@@ -51,6 +51,16 @@ struct pod_value {
 	__u8 pad[2];
 };
 
+/* sluice_devices: the pod that a device leads to, by one of its addresses. */
+
+struct device_key {
+	__u32 ifindex; /* host side of the pod's veth */
+};
+
+struct device_value {
+	struct address addr; /* of sluice_pods, in any slot */
+};
+
 /* sluice_ipcache: what is known of addresses and prefixes. */
 
 enum ipcache_flags {

@@ -44,7 +44,7 @@ IN_SLOTS(sluice_gateways, BPF_MAP_TYPE_HASH, struct gateway_key, struct gateway_
 IN_SLOTS(sluice_policy, BPF_MAP_TYPE_HASH, struct policy_key, struct policy_value);
 IN_SLOTS(sluice_verdicts, BPF_MAP_TYPE_LPM_TRIE, struct verdict_key, struct verdict_value);
 
-/* Of addresses and prefixes alone, whose meaning never changes: there is one of each. */
+/* Of addresses, prefixes and devices alone, whose meaning never changes: there is one of each. */
 #define WRITTEN_BY_AGENT(name, map_type, key_type, value_type)	\
 	struct {						\
 		__uint(type, map_type);				\
@@ -56,6 +56,7 @@ IN_SLOTS(sluice_verdicts, BPF_MAP_TYPE_LPM_TRIE, struct verdict_key, struct verd
 
 WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
 WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct covered_value);
+WRITTEN_BY_AGENT(sluice_devices, BPF_MAP_TYPE_HASH, struct device_key, struct device_value);
 WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);
 
 struct {

@@ -140,22 +140,20 @@ static __always_inline bool read_l4(struct __sk_buff *ctx, __u32 l4, void *start
 	return true;
 }
 
-static __always_inline bool link_scope(const struct address *a)
-{
-	return link_local_address(a, FAMILY_IPV6) || (a->bytes[0] == 0xff && (a->bytes[1] & 0xf) <= 2);
-}
-
-/* Reports whether it is of neighbour or multicast listener discovery. The same types
- * from or to somewhere farther are ICMP like all other. */
+/* Reports whether it is of neighbour discovery, or of the membership in groups (MLD, IGMP).
+ * The same with other hop limits, which receivers ignore, or not to a group, is like any
+ * other traffic. */
 static __always_inline bool neighbours_talk(const struct packet *p)
 {
-	if (p->icmp_type != ICMP6_MULTICAST_LISTENER_2 &&
-	    (p->icmp_type < ICMP6_MULTICAST_LISTENER_FIRST || p->icmp_type > ICMP6_NEIGHBOUR_DISCOVERY_LAST))
-		return false;
-	if (p->hops == 255 && p->icmp_type >= ICMP6_NEIGHBOUR_DISCOVERY_FIRST &&
-	    p->icmp_type <= ICMP6_NEIGHBOUR_DISCOVERY_LAST)
-		return true;
-	return link_scope(&p->flow.saddr) || link_scope(&p->flow.daddr);
+	if (p->flow.family == FAMILY_IPV4)
+		return p->hops == 1 && to_many(&p->flow);
+	if (p->icmp_type >= ICMP6_NEIGHBOUR_DISCOVERY_FIRST && p->icmp_type <= ICMP6_NEIGHBOUR_DISCOVERY_LAST)
+		return p->hops == 255;
+	return (p->icmp_type == ICMP6_MULTICAST_LISTENER_2 ||
+		(p->icmp_type >= ICMP6_MULTICAST_LISTENER_FIRST &&
+		 p->icmp_type < ICMP6_NEIGHBOUR_DISCOVERY_FIRST)) &&
+	       p->hops == 1 && to_many(&p->flow) &&
+	       (no_address(&p->flow.saddr) || link_local_address(&p->flow.saddr, FAMILY_IPV6));
 }
 
 /* Reads the ports, from a header that ends within the IP packet. */
@@ -186,6 +184,10 @@ static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __
 			break;
 		p->flow.sport = start.words[0];
 		p->flow.dport = start.words[1];
+		return;
+	case IPPROTO_IGMP:
+		if (p->flow.family == FAMILY_IPV4 && p->shape == SHAPE_WHOLE && neighbours_talk(p))
+			p->shape = SHAPE_UNTOUCHED;
 		return;
 	case IPPROTO_ICMP:
 	case IPPROTO_ICMPV6:

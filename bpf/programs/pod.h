@@ -6,8 +6,7 @@
 
 #include "conntrack.h"
 #include "forward.h"
-#include "hold.h"
-#include "policy.h"
+#include "link.h"
 
 /* Lets a local pod's packet go its ordinary way. */
 static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision *d, const struct config_value *cfg)
@@ -214,8 +213,10 @@ int from_pod(struct __sk_buff *ctx)
 	/* The kernel would take tags off, and what is in them past this program. */
 	if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
 		p.shape = SHAPE_MALFORMED;
-	if (p.shape == SHAPE_UNTOUCHED)
-		return TCX_NEXT;
+	if (p.shape == SHAPE_UNTOUCHED) {
+		reason = cfg ? check_link(ctx, &p, cfg, d.slot) : 0;
+		return reason ? drop(ctx, &p, &d, reason, PROGRAM_FROM_POD, DIRECTION_EGRESS) : TCX_NEXT;
+	}
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 	if (!cfg)
@@ -229,8 +230,12 @@ int from_pod(struct __sk_buff *ctx)
 
 	pod = local_pod(&p.source, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
-		if (of_the_link(&p))
-			return to_stack(ctx, &d, cfg);
+		if (of_the_link(&p)) {
+			reason = leaves_link_local(ctx, &p, cfg, &d);
+			count_rule(d.cookie, ctx->len);
+			return reason ? drop(ctx, &p, &d, reason, PROGRAM_FROM_POD, DIRECTION_EGRESS)
+				      : to_stack(ctx, &d, cfg);
+		}
 		if (unplaced(&p, pod, &p.source, d.slot)) {
 			if (held_at_source(&p, cfg, d.slot))
 				return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
@@ -243,6 +248,8 @@ int from_pod(struct __sk_buff *ctx)
 			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 		if (!pod)
 			return to_stack(ctx, &d, cfg);
+	} else if (cfg->flags & CONFIG_STRICT_SOURCE && other_mac(ctx, pod, ETHERNET_SOURCE)) {
+		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 	}
 	judge_for(&d, pod);
 
@@ -273,10 +280,9 @@ int from_pod(struct __sk_buff *ctx)
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_OUT);
 	}
 	/* Where policies have cut the other side's flow, the pod may begin one of its own. */
-	if (cut || (!theirs && !ours &&
-		    (is_subject(pod, &d) ? !to_many(&p.flow) : !link_local(&p.flow)))) {
+	if (cut || (!theirs && !ours && (is_subject(pod, &d) || !link_local(&p.flow)))) {
 		reason = judge_new(&p, pod, &d);
-		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment &&
+		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !to_many(&p.flow) &&
 			 !(is_subject(pod, &d) && (mid_stream(&p) || resumes_denied_flow(&p, pod, &d, cfg)));
 	}
 	count_rule(d.cookie, ctx->len);
@@ -332,11 +338,14 @@ int to_pod(struct __sk_buff *ctx)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
 	pod = local_pod(&p.flow.daddr, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
-		if (cfg->flags & CONFIG_STRICT_SOURCE && at_the_link(&p))
-			return drop(ctx, &p, &d, REASON_UNKNOWN_DESTINATION, PROGRAM_TO_POD, DIRECTION_INGRESS);
-		if (held_at_destination(ctx, &p, cfg) && unplaced(&p, pod, &p.flow.daddr, d.slot))
-			return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_TO_POD, DIRECTION_INGRESS);
-		return TCX_NEXT;
+		reason = arrives_for_other(ctx, &p, pod, cfg, &d);
+		count_rule(d.cookie, ctx->len);
+		if (!reason)
+			return TCX_NEXT;
+		if (reason != REASON_UNKNOWN_DESTINATION || !is_flooded(ctx, d.slot))
+			return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
+		count(reason, DIRECTION_INGRESS, ctx->len);
+		return TCX_DROP;
 	}
 	judge_for(&d, pod);
 

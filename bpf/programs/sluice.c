@@ -17,6 +17,7 @@
  *	ct.h, track.h		connection tracking
  *	egress.h		what the tables say
  *	hold.h		addresses of pods that are not known
+ *	link.h		ARP, neighbor discovery, and packets to many
  *	translation.h, nat.h	translations
  *	rewrite.h		changing packets
  *	conntrack.h		what the host knows of flows

@@ -58,7 +58,7 @@ var Dataflow = cell.Group(
 	egresstables.Cell,
 
 	// What the programs know beside the policies, and where they run:
-	// egress-exits, covered-prefixes, cluster-nodes, datapath-config,
+	// egress-exits, covered-prefixes, cluster-nodes, pod-devices, datapath-config,
 	// overlay-devices, attachments.
 	cell.Provide(
 		func(c sysctl.Config) forwardingtables.Procfs { return forwardingtables.Procfs(c.Procfs) },

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwarding keeps the maps that describe this node and its neighbors equal to their
-// tables: sluice_exits, sluice_covered, sluice_nodes and sluice_config. They are in no slot: their
-// keys are addresses and prefixes, whose meaning never changes, so entries of the previous agent
-// stay until the desired ones are known.
+// tables: sluice_exits, sluice_covered, sluice_nodes, sluice_devices and sluice_config. They are in
+// no slot: they are about addresses, prefixes and devices, whose meaning never changes, so entries
+// of the previous agent stay until the desired ones are known.
 //
 // An egress address is in sluice_exits only while programs are attached to the device that receives
 // its replies. Without programs the node would take the first replies for its own connections, and
@@ -28,8 +28,9 @@ var Cell = cell.Module(
 	tables.Own(tables.NewExitMirrorTable),
 	tables.Own(tables.NewCoveredMirrorTable),
 	tables.Own(tables.NewNodeMirrorTable),
+	tables.Own(tables.NewDeviceMirrorTable),
 	tables.Own(tables.NewConfigMirrorTable),
-	cell.Invoke(registerExits, registerCovered, registerNodes, registerConfig),
+	cell.Invoke(registerExits, registerCovered, registerNodes, registerDevices, registerConfig),
 )
 
 func registerExits(
@@ -81,6 +82,19 @@ func registerNodes(
 		WithStatus: tables.WithStatus[tables.ClusterNode],
 		ByKey: func(k bpf.NodeKey) statedb.Query[*tables.ClusterNode] {
 			return tables.ClusterNodeByAddr(k.Addr.Addr())
+		},
+	})
+}
+
+func registerDevices(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.PodDevice],
+	mirror statedb.RWTable[*tables.DeviceMirror],
+) error {
+	return mapsync.Register(p, mapsync.Config[*tables.PodDevice, bpf.DeviceKey, bpf.DeviceValue]{
+		Map: maps.Devices, Desired: desired, Mirror: mirror,
+		WithStatus: tables.WithStatus[tables.PodDevice],
+		ByKey: func(k bpf.DeviceKey) statedb.Query[*tables.PodDevice] {
+			return tables.PodDeviceByIfIndex(k.IfIndex)
 		},
 	})
 }

@@ -6,6 +6,7 @@
 //	egress-gateways, node-addresses, map-exits ──► egress-exits ──────► sluice_exits
 //	egress-policies ─────────────────────────────► covered-prefixes ──► sluice_covered
 //	nodes, cilium-nodes ─────────────────────────► cluster-nodes ─────► sluice_nodes
+//	local-endpoints ─────────────────────────────► pod-devices ───────► sluice_devices
 //	nodes, devices, monitors, network-policies ──► datapath-config ───► sluice_config
 //	datapath-config, node-addresses, devices ────► overlay-devices ───► the VXLAN device
 //	local-endpoints, egress-exits, devices ──────► attachments ───────► programs at devices
@@ -28,6 +29,7 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewEgressExitTable),
 	tables.OwnDesired(tables.NewCoveredPrefixTable),
 	tables.OwnDesired(tables.NewClusterNodeTable),
+	tables.OwnDesired(tables.NewPodDeviceTable),
 	tables.OwnDesired(tables.NewDatapathConfigTable),
 	tables.OwnDesired(tables.NewOverlayDeviceTable),
 	tables.OwnDesired(tables.NewAttachmentTable),
@@ -38,6 +40,7 @@ var Cell = cell.Module(
 		deriveExits,
 		deriveCovered,
 		deriveNodes,
+		derivePodDevices,
 		deriveConfig,
 		deriveOverlay,
 		deriveAttachments,

@@ -70,6 +70,12 @@ func (n *Node) SetNode(a netip.Addr, flags bpf.NodeFlags) error {
 	return n.put("sluice_nodes", &bpf.NodeKey{Addr: bpf.AddressFrom(a)}, &bpf.NodeValue{Flags: flags})
 }
 
+// SetDevice writes the pod that a device leads to.
+func (n *Node) SetDevice(device string, a netip.Addr) error {
+	return n.put("sluice_devices", &bpf.DeviceKey{IfIndex: n.Index(device)},
+		&bpf.DeviceValue{Addr: bpf.AddressFrom(a)})
+}
+
 // SetExit writes an egress address of the node.
 func (n *Node) SetExit(a netip.Addr, v bpf.ExitValue) error {
 	return n.put("sluice_exits", &bpf.ExitKey{Addr: bpf.AddressFrom(a)}, &v)

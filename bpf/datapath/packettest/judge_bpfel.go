@@ -81,6 +81,19 @@ type judgeCtEntry struct {
 	Reserved         uint32
 }
 
+type judgeDeviceKey struct {
+	_       structs.HostLayout
+	Ifindex uint32
+}
+
+type judgeDeviceValue struct {
+	_    structs.HostLayout
+	Addr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type judgeExitKey struct {
 	_    structs.HostLayout
 	Addr struct {
@@ -245,6 +258,7 @@ const (
 	judgeMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	judgeMapSluiceCt6Any   = "sluice_ct6_any"
 	judgeMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	judgeMapSluiceDevices  = "sluice_devices"
 	judgeMapSluiceEgress   = "sluice_egress"
 	judgeMapSluiceEvents   = "sluice_events"
 	judgeMapSluiceExits    = "sluice_exits"
@@ -328,6 +342,7 @@ type judgeMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDevices  *ebpf.MapSpec `ebpf:"sluice_devices"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -387,6 +402,7 @@ type judgeMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDevices  *ebpf.Map `ebpf:"sluice_devices"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -421,6 +437,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDevices,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,

@@ -102,6 +102,19 @@ type gatewayDecision struct {
 	Time       uint64
 }
 
+type gatewayDeviceKey struct {
+	_       structs.HostLayout
+	Ifindex uint32
+}
+
+type gatewayDeviceValue struct {
+	_    structs.HostLayout
+	Addr struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type gatewayExitKey struct {
 	_    structs.HostLayout
 	Addr struct {
@@ -358,6 +371,7 @@ const (
 	gatewayMapSluiceCt4Tcp   = "sluice_ct4_tcp"
 	gatewayMapSluiceCt6Any   = "sluice_ct6_any"
 	gatewayMapSluiceCt6Tcp   = "sluice_ct6_tcp"
+	gatewayMapSluiceDevices  = "sluice_devices"
 	gatewayMapSluiceEgress   = "sluice_egress"
 	gatewayMapSluiceEvents   = "sluice_events"
 	gatewayMapSluiceExits    = "sluice_exits"
@@ -456,6 +470,7 @@ type gatewayMapSpecs struct {
 	SluiceCt4Tcp   *ebpf.MapSpec `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.MapSpec `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.MapSpec `ebpf:"sluice_ct6_tcp"`
+	SluiceDevices  *ebpf.MapSpec `ebpf:"sluice_devices"`
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
@@ -526,6 +541,7 @@ type gatewayMaps struct {
 	SluiceCt4Tcp   *ebpf.Map `ebpf:"sluice_ct4_tcp"`
 	SluiceCt6Any   *ebpf.Map `ebpf:"sluice_ct6_any"`
 	SluiceCt6Tcp   *ebpf.Map `ebpf:"sluice_ct6_tcp"`
+	SluiceDevices  *ebpf.Map `ebpf:"sluice_devices"`
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
@@ -559,6 +575,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceCt4Tcp,
 		m.SluiceCt6Any,
 		m.SluiceCt6Tcp,
+		m.SluiceDevices,
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
