@@ -42,7 +42,7 @@ const (
 	ReasonNATFailed          Reason = 31 // the translation could not be recorded
 	ReasonWriteFailed        Reason = 32 // the packet could not be changed
 	ReasonNotConfigured      Reason = 33 // sluice_config is empty
-	ReasonUnknownDestination Reason = 34 // to a pod, at an address of the link without a known pod
+	ReasonUnknownDestination Reason = 34 // to a pod's device at no address of the pod, or off its link
 	ReasonPolicyDenied       Reason = 35 // no network policy allows it
 	ReasonPolicyRule         Reason = 36 // a rule of a network policy denies it
 

@@ -19,7 +19,7 @@ enum reason {
 
 	REASON_DROPS = 16,
 	REASON_MALFORMED = 16,		 /* truncated, or its lengths contradict each other */
-	REASON_UNKNOWN_SOURCE = 17,	 /* sent by a pod from an address that is not its own */
+	REASON_UNKNOWN_SOURCE = 17,	 /* sent by a pod from an address that is not its own, or claims one */
 	REASON_POD_NOT_READY = 18,	 /* held: what policies want of the pod is not in the kernel yet */
 	REASON_NO_GATEWAY = 19,
 	REASON_NO_EGRESS_IP = 20,
@@ -36,7 +36,7 @@ enum reason {
 	REASON_NAT_FAILED = 31,		 /* the translation could not be recorded */
 	REASON_WRITE_FAILED = 32,	 /* the packet could not be changed */
 	REASON_NOT_CONFIGURED = 33,	 /* sluice_config is empty */
-	REASON_UNKNOWN_DESTINATION = 34, /* to a pod, at an address of the link without a known pod */
+	REASON_UNKNOWN_DESTINATION = 34, /* to a pod's device at no address of the pod, or off its link */
 	REASON_POLICY_DENIED = 35,	 /* no network policy allows it */
 	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
 	REASON_COUNT = 40,

@@ -122,15 +122,13 @@ spec: {podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress], ingres
 		require.Zero(p.t, near.Load(), "to %s", to)
 	}
 	ingress("{from: [{podSelector: {matchLabels: {app: other}}}]}")
-	for i, to := range all {
-		p.datagrams("other", to, count)
-		p.eventually("a pod whose policies allow it gets them", func() error {
-			if got := near.Load(); got != int64(count*(i+1)) {
-				return fmt.Errorf("%d of %d to %s", got, count*(i+1), to)
-			}
-			return nil
-		})
-	}
+	p.datagrams("other", all[0], count) // the others are masqueraded
+	p.eventually("a pod whose policies allow it gets them", func() error {
+		if got := near.Load(); got != count {
+			return fmt.Errorf("%d of %d", got, count)
+		}
+		return nil
+	})
 	// And whom policies let send nothing, sends nothing to all either.
 	p.enforce(`
 apiVersion: networking.k8s.io/v1

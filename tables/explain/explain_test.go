@@ -65,7 +65,7 @@ egress allowed: default allow`},
 			{"shop/web 169.254.169.254 80", `verdict: allowed
 egress allowed: default allow`},
 			{"shop/web 224.0.0.1 80", `verdict: allowed
-egress allowed: multicast and broadcast are not judged`},
+egress allowed: default allow`},
 			{"world-ipv6 shop/web 80", `verdict: denied
 ingress denied: pod not ready`},
 			{"shop/web 10.1.0.5 81", `verdict: allowed

@@ -69,10 +69,7 @@ func together(directions []Judgement) Decision {
 
 func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
 	exempt := func(peer bpf.IPCacheValue) (Decision, bool) {
-		switch {
-		case isMulticast(p.to.Addr()):
-			return Decision{Verdict: Allowed, Reason: ReasonUnjudged}, true
-		case peer.Flags&bpf.IPCacheService != 0 && !p.backend && pod.Subject != 0:
+		if peer.Flags&bpf.IPCacheService != 0 && !p.backend && pod.Subject != 0 {
 			return Decision{Verdict: Allowed, Reason: ReasonService}, true
 		}
 		return Decision{}, false
@@ -117,11 +114,6 @@ func judgeOf(
 		j.Rules = []Rule{}
 	}
 	return j
-}
-
-// isMulticast reports whether the programs let all packets to an address pass.
-func isMulticast(a netip.Addr) bool {
-	return a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
 // lookUp finds the verdict set of a class, or else that of any class, and what that says of

@@ -27,7 +27,6 @@ const (
 	ReasonHost      = "host reaches its pods" // see --allow-localhost
 	ReasonService   = "service: judged after translation"
 	ReasonNoBackend = "no backend of the service is known: nothing else is judged"
-	ReasonUnjudged  = "multicast and broadcast are not judged"
 	ReasonItself    = "what it sends to itself does not leave it"
 	ReasonNotHere   = "neither is a pod of this node"
 )
