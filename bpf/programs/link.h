@@ -51,7 +51,8 @@ static __always_inline bool other_mac(struct __sk_buff *ctx, const struct pod_va
 
 	if ((const void *)(is + 3) > (void *)(long)ctx->data_end)
 		return true;
-	return (is[0] != want[0] || is[1] != want[1] || is[2] != want[2]) && (want[0] | want[1] | want[2]) != 0;
+	return (is[0] != want[0] || is[1] != want[1] || is[2] != want[2]) &&
+	       (want[0] | want[1] | want[2]) != 0;
 }
 
 /* Reports whether a frame is to more than one device. */
@@ -62,10 +63,11 @@ static __always_inline bool is_group_frame(struct __sk_buff *ctx)
 	return (const void *)(destination + 1) <= (void *)(long)ctx->data_end && *destination & 1;
 }
 
-/* Reports whether a link-local address is one that is made of a MAC address, but not of this one. */
+/* Reports whether a link-local address is made of a MAC address, but not of this one. */
 static __always_inline bool of_other_mac(const struct address *a, const __u8 *mac)
 {
-	if (a->bytes[11] != 0xff || a->bytes[12] != 0xfe || !(mac[0] | mac[1] | mac[2] | mac[3] | mac[4] | mac[5]))
+	if (a->bytes[11] != 0xff || a->bytes[12] != 0xfe ||
+	    !(mac[0] | mac[1] | mac[2] | mac[3] | mac[4] | mac[5]))
 		return false;
 	return a->bytes[8] != (mac[0] ^ 2) || a->bytes[9] != mac[1] || a->bytes[10] != mac[2] ||
 	       a->bytes[13] != mac[3] || a->bytes[14] != mac[4] || a->bytes[15] != mac[5];
@@ -86,7 +88,8 @@ static __noinline int may_have(const struct address *a, __u32 family, const stru
 	if (pod)
 		return !here || here->subject == pod->subject;
 	if (family == FAMILY_IPV6 && link_local_address(a, FAMILY_IPV6))
-		return !(here && of_other_mac(a, here->mac)) && !(destination_flags(&t, slot) & IPCACHE_HOST);
+		return !(here && of_other_mac(a, here->mac)) &&
+		       !(destination_flags(&t, slot) & IPCACHE_HOST);
 	return !here && of_local_pods(&t, a, slot);
 }
 
@@ -111,7 +114,8 @@ static __always_inline bool link_scope_group(const struct address *a)
 /* Reports whether it is the group in which the owner of an address is asked for. */
 static __always_inline bool solicits(const struct address *group, const struct address *target)
 {
-	return group->words[0] == bpf_htonl(0xff020000) && !group->words[1] && group->words[2] == bpf_htonl(1) &&
+	return group->words[0] == bpf_htonl(0xff020000) && !group->words[1] &&
+	       group->words[2] == bpf_htonl(1) &&
 	       group->words[3] == (target->words[3] | bpf_htonl(0xff000000));
 }
 
