@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -294,10 +295,11 @@ spec: {podSelector: {matchLabels: {app: client}}, policyTypes: [Egress]}
 				if onLink && length == 0 && kind == 135 {
 					continue // as long as what a neighbor has to say
 				}
+				ctx, cancel := context.WithTimeout(p.ctx, patience)
 				before := p.drops.position()
 				send(kind, to, to, 255, length)
 				for range count {
-					e, err := p.drops.next(p.ctx, before, func(e dropEvent) bool {
+					e, err := p.drops.next(ctx, before, func(e dropEvent) bool {
 						return e.Destination.Addr == to && e.Protocol == "ICMPv6" && e.node == n1
 					})
 					require.NoError(p.t, err, "%d to %s", kind, to)
@@ -307,6 +309,7 @@ spec: {podSelector: {matchLabels: {app: client}}, policyTypes: [Egress]}
 					require.Equal(p.t, bpf.DirectionEgress.String(), e.Direction, e.text)
 					before = e.after
 				}
+				cancel()
 			}
 		}
 	}
