@@ -66,10 +66,11 @@ func (p *policyTest) arrivals(name string) *atomic.Int64 {
 func (p *policyTest) rises(n *Node, reason bpf.Reason, before, by uint64) {
 	p.t.Helper()
 	p.eventually(fmt.Sprintf("%s drops %d for %s", n.Name, by, reason), func() error {
-		if now, err := n.packets(reason); err != nil || now < before+by {
-			return fmt.Errorf("%d of %d: %w", now-before, by, err)
+		now, err := n.packets(reason)
+		if err == nil && now < before+by {
+			err = fmt.Errorf("%d of %d", now-before, by)
 		}
-		return nil
+		return err
 	})
 }
 
