@@ -19,25 +19,26 @@ import (
 var PinnedPrograms = []Program{ProgramFromPod, ProgramToPod}
 
 // PinProgram pins a program in a directory under its name, in the place of that of a
-// former agent: at no moment is there none. It does nothing if it is pinned already.
-func PinProgram(dir string, p Program, program *ebpf.Program) error {
+// former agent: at no moment is there none. It does nothing, and returns false, if it is pinned
+// already.
+func PinProgram(dir string, p Program, program *ebpf.Program) (pinned bool, err error) {
 	path := filepath.Join(dir, p.String())
 	same, err := isPinned(path, program)
 	if same || err != nil {
-		return err
+		return false, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("create directory of programs: %w", err)
+		return false, fmt.Errorf("create directory of programs: %w", err)
 	}
 	clone, err := program.Clone() // one that is pinned twice loses its first pin
 	if err != nil {
-		return fmt.Errorf("pin program %s: %w", p, err)
+		return false, fmt.Errorf("pin program %s: %w", p, err)
 	}
 	defer clone.Close()
 	if err := replacePin(clone.Pin, path); err != nil {
-		return fmt.Errorf("pin program %s: %w", p, err)
+		return false, fmt.Errorf("pin program %s: %w", p, err)
 	}
-	return nil
+	return true, nil
 }
 
 // isPinned reports whether a path is a pin of the program. What cannot be opened as a

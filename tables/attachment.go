@@ -27,11 +27,19 @@ type Attachment struct {
 	// reconciler writes it, and it is no part of what is wanted.
 	LinkID uint32 `json:"linkID,omitempty"`
 
+	// Behind is the kernel's number of a program of others that sees packets before this one, 0 if
+	// none does. It is no part of what is wanted.
+	Behind uint32 `json:"behind,omitempty"`
+
 	Reconciled `yaml:",inline"`
 }
 
 // FormerAttachment is the origin of attachments that existed when the agent started.
 const FormerAttachment = "a former agent, or the CNI plugin"
+
+// UnknownPodAttachment is the origin of programs of a veth that was of a pod: while it exists, so
+// may containers of that pod.
+const UnknownPodAttachment = "a pod that is gone, or not known"
 
 // AttachmentID is the primary key of an [Attachment].
 type AttachmentID struct {
@@ -54,14 +62,14 @@ func (a *Attachment) Equal(o *Attachment) bool {
 
 // TableHeader implements [statedb.TableWritable].
 func (*Attachment) TableHeader() []string {
-	return []string{"IfIndex", "Device", "Program", "Origin", "Link", "Status", "Error"}
+	return []string{"IfIndex", "Device", "Program", "Origin", "Link", "Behind", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (a *Attachment) TableRow() []string {
 	return []string{
 		indexColumn(a.IfIndex), orDash(a.Device), a.Program.String(), orDash(a.Origin),
-		indexColumn(int(a.LinkID)), a.Status.Kind.String(), orDash(a.Status.GetError()),
+		indexColumn(int(a.LinkID)), numberOrDash(a.Behind), a.Status.Kind.String(), orDash(a.Status.GetError()),
 	}
 }
 

@@ -155,7 +155,7 @@ func (o *oracle) usedByHost(txn statedb.ReadTxn, addr netip.Addr, device int) bo
 }
 
 // compareAttachments: programs run at the devices that the maps name, and
-// nowhere before there is a configuration.
+// nowhere before there is a configuration. They stay at a veth that was a pod's.
 func (c *cluster) compareAttachments(txn statedb.ReadTxn, r bpf.Reader, differ func(string, ...any)) {
 	want, got := map[string]bool{}, map[string]bool{}
 	at := func(device uint32, programs ...bpf.Program) {
@@ -189,7 +189,11 @@ func (c *cluster) compareAttachments(txn statedb.ReadTxn, r bpf.Reader, differ f
 		}
 	}
 	for row := range c.attachments.All(txn) {
-		got[row.ID().String()] = true
+		device, _, _ := c.oracle.Devices.Get(txn, tables.DeviceByIndex(row.IfIndex))
+		stays := row.Origin == tables.UnknownPodAttachment
+		if !stays || device == nil || device.Type != "veth" || device.Name != row.Device {
+			got[row.ID().String()] = true
+		}
 	}
 	if sortedKeys(want) != sortedKeys(got) {
 		differ("attachments: there are %s, the maps ask for %s", sortedKeys(got), sortedKeys(want))

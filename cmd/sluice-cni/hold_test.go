@@ -39,7 +39,8 @@ func (n *node) pin() *ebpf.Map {
 		l.Append(cell.Hook{OnStart: func(cell.HookContext) error {
 			errs := []error{m.Flip()}
 			for _, p := range bpf.PinnedPrograms {
-				errs = append(errs, bpf.PinProgram(bpf.ProgramsDir(n.bpfs), p, d.Program(p)))
+				_, err := bpf.PinProgram(bpf.ProgramsDir(n.bpfs), p, d.Program(p))
+				errs = append(errs, err)
 			}
 			return errors.Join(errs...)
 		}})

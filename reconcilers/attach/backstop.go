@@ -80,6 +80,11 @@ func (l links) updateHook(h hook, program *ebpf.Program) (link.ID, error) {
 	if err != nil {
 		return 0, err
 	}
+	if kept != "" {
+		if priority, _ := h.priority(kept); !l.isTaken(h, priority, program) {
+			kept = "" // its link was detached
+		}
+	}
 	if kept == "" {
 		if id, kept, err = l.attachBackstop(h, program); err != nil {
 			return 0, err
@@ -122,16 +127,31 @@ func (l links) findBackstop(h hook, pins []string, program *ebpf.Program) (id li
 	return 0, "", nil
 }
 
+// isTaken reports whether a program runs at a priority of a hook. The kernel does not say of a
+// link that it was detached, but it refuses a second program of the same priority.
+func (l links) isTaken(h hook, priority int32, program *ebpf.Program) bool {
+	made, err := l.attachAt(h, priority, program)
+	if err == nil {
+		made.Close()
+	}
+	return err != nil
+}
+
+func (l links) attachAt(h hook, priority int32, program *ebpf.Program) (made link.Link, err error) {
+	err = l.ns.do(func() (err error) {
+		made, err = link.AttachNetfilter(link.NetfilterOptions{
+			Program: program, ProtocolFamily: h.protocol, Hook: h.number, Priority: priority,
+		})
+		return err
+	})
+	return made, err
+}
+
 // attachBackstop attaches a program at the first priority that is free.
 func (l links) attachBackstop(h hook, program *ebpf.Program) (id link.ID, pin string, err error) {
 	for priority := int32(firstPriority); priority <= lastPriority; priority++ {
 		var made link.Link
-		err = l.ns.do(func() (err error) {
-			made, err = link.AttachNetfilter(link.NetfilterOptions{
-				Program: program, ProtocolFamily: h.protocol, Hook: h.number, Priority: priority,
-			})
-			return err
-		})
+		made, err = l.attachAt(h, priority, program)
 		if errors.Is(err, unix.EBUSY) {
 			continue
 		}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/cnifile"
 )
@@ -59,14 +60,16 @@ type params struct {
 	Locals         statedb.Table[*tables.LocalEndpoint] `optional:"true"`
 	Pods           statedb.Table[*tables.Pod]           `optional:"true"`
 
-	CNIPlugin tables.CNIPlugin `optional:"true"`
+	CNIPlugin tables.CNIPlugin    `optional:"true"`
+	Tampering *tampering.Recorder `optional:"true"`
 
 	// Namespace is the network namespace of the devices, that of the process if
 	// it is not given. It belongs to the provider and is to outlive the hive.
 	Namespace netns.NsHandle `optional:"true"`
 }
 
-// Failures are retried soon. Changes by other programs are repaired every few minutes.
+// Failures are retried soon. What other programs do to links is noticed by the guard, all else is
+// repaired every few minutes.
 const (
 	retryFirst = 100 * time.Millisecond
 	retryLast  = 10 * time.Second
@@ -107,6 +110,11 @@ func registerAttachments(p params) error {
 		reconciler.WithRefreshing(refreshAge, rate.NewLimiter(100, 100)),
 		reconciler.WithRoundLimits(roundSize, rate.NewLimiter(rate.Inf, 1)),
 	)
+	g := &guard{
+		db: p.DB, attachments: p.Attachments.RWTable, links: p.links, datapath: p.Datapath,
+		tampering: p.Tampering,
+	}
+	p.Jobs.Add(job.OneShot("guard-links", g.run))
 	if err == nil && p.Devices != nil {
 		w := &watcher{
 			db: p.DB, devices: p.Devices, attachments: p.Attachments.RWTable, links: p.links,
@@ -144,7 +152,9 @@ func (p params) memory() *bpf.Memory {
 }
 
 func registerPins(p params, holding tables.Holding) {
-	pinner := &pinner{datapath: p.Datapath, links: p.links, holding: holding}
+	pinner := &pinner{
+		datapath: p.Datapath, links: p.links, holding: holding, tampering: p.Tampering,
+	}
 	p.Jobs.Add(job.OneShot("pin-programs", pinner.run))
 }
 

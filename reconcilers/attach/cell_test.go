@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/tablestest"
 	"github.com/sluice-net/sluice/testdata/await"
@@ -38,6 +39,7 @@ type agent struct {
 	config      tablestest.Table[*tables.ConfigMirror]
 	policies    tablestest.Table[*tables.NetworkPolicy]
 	pods        tablestest.Table[*tables.Pod]
+	tampered    statedb.Table[*tables.Tampering]
 	complete    []func(statedb.WriteTxn)
 }
 
@@ -51,7 +53,7 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 	}
 	a.hive = hive.NewWithOptions(opts,
 		statedb.Cell, job.Cell, bpf.Cell, datapath.Cell,
-		cell.SimpleHealthCell,
+		cell.SimpleHealthCell, tampering.Cell,
 		cell.Provide(
 			tables.NewAttachmentTable, tables.NewOverlayDeviceTable, tables.NewDeviceTable,
 			tables.NewSlotTable, tables.NewConfigMirrorTable, tables.NewNetworkPolicyTable,
@@ -62,14 +64,16 @@ func startAgent(t testing.TB, ns netns.NsHandle, args ...string) *agent {
 			statedb.RWTable[*tables.Device].ToTable,
 			tables.NewDesired[*tables.Attachment], tables.NewDesired[*tables.OverlayDevice],
 			func() netns.NsHandle { return ns },
+			func() tables.LocalNode { return tables.LocalNode{Name: "node-1"} },
 		),
 		Cell,
 		cell.Invoke(func(db *statedb.DB, d *datapath.Datapath, m *bpf.Maps, attachments statedb.RWTable[*tables.Attachment],
 			overlays statedb.RWTable[*tables.OverlayDevice], devices statedb.RWTable[*tables.Device],
 			config statedb.RWTable[*tables.ConfigMirror],
 			policies statedb.RWTable[*tables.NetworkPolicy],
-			pods statedb.RWTable[*tables.Pod],
+			pods statedb.RWTable[*tables.Pod], tampered statedb.Table[*tables.Tampering],
 		) {
+			a.tampered = tampered
 			a.db, a.datapath, a.maps = db, d, m
 			a.attachments = tablestest.Of(t, db, attachments)
 			a.overlays = tablestest.Of(t, db, overlays)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/pause"
 )
@@ -21,6 +22,9 @@ type pinner struct {
 	datapath *datapath.Datapath
 	links    func() links
 	holding  tables.Holding
+
+	tampering *tampering.Recorder
+	pinned    bool // once
 }
 
 func (p *pinner) run(ctx context.Context, health cell.Health) error {
@@ -29,7 +33,7 @@ func (p *pinner) run(ctx context.Context, health cell.Health) error {
 	}
 	retry := pause.NewBackoff(retryFirst, retryLast)
 	for {
-		next := refreshAge
+		next := guardEvery
 		if err := p.pin(); err != nil {
 			health.Degraded("Cannot pin programs for the CNI plugin", err)
 			next = retry.Step()
@@ -47,9 +51,15 @@ func (p *pinner) run(ctx context.Context, health cell.Health) error {
 
 func (p *pinner) pin() error {
 	for _, program := range bpf.PinnedPrograms {
-		if err := bpf.PinProgram(p.links().programs, program, p.datapath.Program(program)); err != nil {
+		done, err := bpf.PinProgram(p.links().programs, program, p.datapath.Program(program))
+		if err != nil {
 			return err
 		}
+		if done && p.pinned {
+			p.tampering.Found(program.String(), tables.TamperedUnpinned, 1,
+				"the program has lost its pin: it is pinned again")
+		}
 	}
+	p.pinned = true
 	return nil
 }

@@ -35,9 +35,10 @@ const nowhere = 0
 // deriveAttachments keeps where programs have to run: at devices of pods and of
 // egress addresses by what is desired, and for as long as the kernel has an entry
 // with the device. What a pod sends by a device without programs would not be judged,
-// and what leaves with an egress address would get no replies. It waits for the maps of
-// this agent to be in force: a program that ran before it finds its entries would drop what
-// it must not.
+// and what leaves with an egress address would get no replies. The programs of a pod's veth
+// stay until the veth is gone: its containers may outlive their object, and an agent that
+// starts then does not know the pod. It waits for the maps of this agent to be in force: a
+// program that ran before it finds its entries would drop what it must not.
 func deriveAttachments(p derive.Params, a attachmentParams) error {
 	return derive.Register(p, derive.Rule[int]{
 		Outputs: []statedb.TableMeta{a.Attachments},
@@ -87,7 +88,7 @@ func (a *attachmentParams) compute(
 	}
 	for _, index := range indices {
 		existing := a.Attachments.List(out, tables.AttachmentsByDevice(index))
-		err := derive.Replace(out, a.Attachments, equal, existing, a.rows(in, index)...)
+		err := derive.Replace(out, a.Attachments, equal, existing, a.rows(in, out, index)...)
 		if err != nil {
 			return err
 		}
@@ -101,7 +102,9 @@ var errNoHeader = errors.New("the device has no Ethernet header")
 
 func hasHeader(row *tables.Attachment) bool { return row.Status.GetError() != errNoHeader.Error() }
 
-func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.Attachment) {
+func (a *attachmentParams) rows(
+	txn, out statedb.ReadTxn, index int,
+) (rows []*tables.Attachment) {
 	configEntry := tables.MirrorByKey[bpf.ConfigKey, bpf.ConfigValue](bpf.ConfigKey{})
 	if _, _, configured := a.ConfigEntries.Get(txn, configEntry); !configured {
 		return nil
@@ -122,13 +125,16 @@ func (a *attachmentParams) rows(txn statedb.ReadTxn, index int) (rows []*tables.
 			if device.MAC == "" {
 				row.Status = reconciler.StatusError(errNoHeader)
 			} else if former := a.running(txn, row); former != nil { // only for another reason
-				row.Status, row.LinkID = reconciler.StatusRefreshing(), former.LinkID
+				row.Status = reconciler.StatusRefreshing()
+				row.LinkID, row.Behind = former.LinkID, former.Behind
 			}
 			rows = append(rows, row)
 		}
 	}
 	if addr, found := a.pod(txn, index); found {
 		attach("pod "+addr.String(), bpf.ProgramFromPod, bpf.ProgramToPod)
+	} else if a.wasPod(out, device) {
+		attach(tables.UnknownPodAttachment, bpf.ProgramFromPod, bpf.ProgramToPod)
 	}
 	if device.Name == tables.OverlayDeviceName {
 		attach("overlay", bpf.ProgramFromOverlay)
@@ -165,6 +171,16 @@ func (a *attachmentParams) pod(txn statedb.ReadTxn, index int) (addr netip.Addr,
 		addr = entry.Key.Addr.Addr()
 	}
 	return addr, found
+}
+
+// wasPod reports whether a device exists since before its pod was forgotten: this agent or a
+// former one has attached from_pod to it. Only a veth goes with its pod.
+func (a *attachmentParams) wasPod(out statedb.ReadTxn, device *tables.Device) bool {
+	row, _, found := a.Attachments.Get(out, tables.AttachmentByID(tables.AttachmentID{
+		IfIndex: device.Index, Program: bpf.ProgramFromPod,
+	}))
+	return found && device.Type == "veth" &&
+		(row.Device == device.Name || row.Device == "" && row.Origin == tables.FormerAttachment)
 }
 
 // exit returns an egress address of a device, desired or still in the kernel.

@@ -157,8 +157,8 @@ func (l *params) routeTo(in statedb.ReadTxn, addr netip.Addr) (index int) {
 	var best *tables.Route
 	single := netip.PrefixFrom(addr, addr.BitLen())
 	for r := range l.Routes.List(in, tables.RoutesByDestination(single)) {
-		if r.Table != tables.RouteTableMain || r.DeviceIndex == 0 {
-			continue
+		if r.Table != tables.RouteTableMain || r.DeviceIndex == 0 || r.Gateway.IsValid() {
+			continue // behind a router there is no pod of this node
 		}
 		if best == nil || r.Priority < best.Priority {
 			best, index = r, r.DeviceIndex
