@@ -36,6 +36,7 @@ type Maps struct {
 	backend    atomic.Pointer[Backend]
 	own        atomic.Uint32 // the slot that is written to
 	raising    sync.Mutex    // of the generation
+	wrote      StateValue    // last to sluice_state; zero before the flip
 	formerPods []netip.Addr
 }
 

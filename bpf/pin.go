@@ -39,12 +39,17 @@ var programMaps = []string{
 // ErrInUse says that another agent uses the maps.
 var ErrInUse = errors.New("in use by another agent")
 
+// ownMaps is how many of these, the first ones, package datapath opens.
+const ownMaps = 13
+
 // Kernel is the back end of kernel maps, pinned under <bpffs>/sluice. It holds
 // a lock on that directory: there is one agent on a node.
 type Kernel struct {
 	log  *slog.Logger
 	dir  *os.File
 	maps []io.Closer
+
+	pinned []pinnedMap
 }
 
 var _ Backend = (*Kernel)(nil)
@@ -176,6 +181,7 @@ func openKernelMap[K, V comparable](k *Kernel, spec Spec) (Map[K, V], error) {
 		return nil, err
 	}
 	k.maps = append(k.maps, m)
+	k.pinned = append(k.pinned, pinnedMap{path: filepath.Join(dir, spec.Name), m: m})
 	return &kernelMap[K, V]{spec: spec, m: m}, nil
 }
 

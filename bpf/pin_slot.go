@@ -52,6 +52,9 @@ func openKernelSlot[K, V comparable](k *Kernel, spec Spec, slot uint32) (Map[K, 
 	if err := replacePin(m.Pin, path); err != nil {
 		return nil, fmt.Errorf("pin map %s: %w", spec.Name, err)
 	}
+	k.pinned = append(k.pinned,
+		pinnedMap{path: filepath.Join(k.Dir(), layoutDir, spec.Name), m: slots},
+		pinnedMap{path: path, m: m, slots: slots, slot: slot})
 	return &kernelMap[K, V]{spec: spec, m: m, slots: slots}, nil
 }
 

@@ -128,6 +128,7 @@ func (m *Maps) setState(slot uint32) error {
 	if _, err := m.State.Update([]StateKey{{}}, []StateValue{next}); err != nil {
 		return fmt.Errorf("begin generation %d in slot %d: %w", next.Generation, slot, err)
 	}
+	m.wrote = next
 	return nil
 }
 

@@ -12,7 +12,7 @@ import (
 
 // walkBatch is how many entries are read at once. It is more than a bucket of a hash map
 // ever has, which the kernel reads whole.
-const walkBatch = 4096
+const walkBatch = 1024
 
 func (t *kernelMap[K, V]) Walk() iter.Seq2[[]Entry[K, V], error] {
 	return func(yield func([]Entry[K, V], error) bool) {

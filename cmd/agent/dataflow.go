@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/rulesets"
 	"github.com/sluice-net/sluice/reconcilers/slots"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -70,6 +71,9 @@ var Dataflow = cell.Group(
 
 	// The programs, in the kernel only.
 	datapath.Cell,
+
+	// What others have changed in the kernel: tampering.
+	tampering.Cell,
 
 	// What all reconcilers of maps share, and the table bpf-maps.
 	mapsync.Cell,

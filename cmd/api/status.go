@@ -37,6 +37,7 @@ type Status struct {
 	Leaders  []*tables.Leadership   `json:"leaders,omitempty"` // who writes the status of objects; none if nobody is to
 	Maps     []MapStatus            `json:"maps"`
 	Programs []ProgramStatus        `json:"programs"`
+	Tampered []*tables.Tampering    `json:"tampered,omitempty"` // by others, since the agent's start
 	GC       []GCStatus             `json:"gc"`
 	Drops    DropsStatus            `json:"drops"`
 }
@@ -91,6 +92,7 @@ type statusTables struct {
 	Attachments statedb.Table[*tables.Attachment]          `optional:"true"`
 	Runs        statedb.Table[*tables.CTGCRun]             `optional:"true"`
 	Drops       statedb.Table[*tables.Drop]                `optional:"true"`
+	Tampering   statedb.Table[*tables.Tampering]           `optional:"true"`
 	Selectors   statedb.Table[*tables.Selector]            `optional:"true"`
 }
 
@@ -114,6 +116,7 @@ func (h *handlers) summary(now time.Time) *Status {
 		Policies:      h.tables.policies(txn),
 		Leaders:       all(h.tables.Leaders, txn),
 		Programs:      programs(all(h.tables.Attachments, txn)),
+		Tampered:      all(h.tables.Tampering, txn),
 		GC:            collections(all(h.tables.Runs, txn)),
 		Drops:         drops(all(h.tables.Drops, txn)),
 	}

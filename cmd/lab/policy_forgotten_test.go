@@ -51,8 +51,9 @@ func testForgottenPod(t *testing.T, options Options, plugin bool) {
 	)
 	closed, bank := pods[0], pods[1]
 	p.inForce([]string{"bank4", "bank6"}, bank)
+	var cni *cniPlugin
 	if plugin {
-		cni := buildPlugin(t)
+		cni = buildPlugin(t)
 		cni.follow(p.Cluster)
 		require.NoError(t, n1.Agent.Restart())
 		for _, pod := range pods {
@@ -91,7 +92,10 @@ func testForgottenPod(t *testing.T, options Options, plugin bool) {
 			Node: n1, Namespace: "shop", Name: "heir", Labels: map[string]string{"app": "heir"},
 			IPv4: closed.IPv4, IPv6: closed.IPv6,
 		})[0]
-		p.inForce(nil)
+		if plugin {
+			require.NoError(t, cni.call("ADD", heir, "30s"))
+		}
+		require.NoError(t, n1.Agent.AwaitAttached(p.ctx, heir))
 		p.eventually("the heir has the address", func() error {
 			return p.callOf("heir near tcp4/80").try(p.ctx)
 		})

@@ -33,6 +33,7 @@ func newScreen(s *api.Status, color bool) *bytes.Buffer {
 	p.dataflow()
 	p.maps()
 	p.programs()
+	p.tampered()
 	p.collections()
 	p.drops()
 	return &p.Buffer
@@ -200,6 +201,18 @@ func (p *screen) programs() {
 		more = []string{"none attached"}
 	}
 	p.line("Programs", more[0], more[1:]...)
+}
+
+// tampered says what others have changed in the kernel, if they have.
+func (p *screen) tampered() {
+	for i, t := range p.Tampered {
+		name := ""
+		if i == 0 {
+			name = "Tampered"
+		}
+		p.line(name, p.paint(columns.Bad, fmt.Sprintf("%s: %d %s, the last %s ago: %s",
+			t.Object, t.Count, t.Kind, ago(p.now.Sub(t.Last)), columns.Clean(t.Example))))
+	}
 }
 
 func (p *screen) collections() {

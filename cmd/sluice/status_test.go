@@ -56,6 +56,9 @@ func troubled() *api.Status {
 			{BPFMap: &tables.BPFMap{Name: "sluice_ipcache", Backend: "memory", MaxEntries: 100, Entries: 97, Failed: 2}, PressurePercent: 97},
 		},
 		Programs: []api.ProgramStatus{{Program: "from_pod", Running: 9, Devices: []string{"lxc1", "lxc2"}, Failed: 1, Error: "lxc3: gone"}},
+		Tampered: []*tables.Tampering{
+			{Object: "from_pod", Kind: "detached", Count: 2, Last: now.Add(-time.Minute), Example: "from_pod at lxc1"},
+		},
 		GC: []api.GCStatus{{
 			Set: "global", Reason: "interval", Started: now.Add(-90 * time.Second), Duration: 1234 * time.Microsecond,
 			Scanned: 100, Removed: 7, IntervalSeconds: 300,
@@ -82,6 +85,7 @@ Maps       1 in kernel, 2 in memory; these are in use:
            sluice_ipcache   97.0%      ██████████   97        100    0         0         2
            sluice_pods      4.0%       ░░░░░░░░░░   4         100    0         0         0
 Programs   from_pod: 9 running at lxc1, lxc2 and 7 more; 1 failed: lxc3: gone
+Tampered   from_pod: 2 detached, the last 1m0s ago: from_pod at lxc1
 GC         global: 1m30s ago (interval), 7 of 100 entries removed in 1.23ms, interval 5m0s
 Drops      12 packets since the start, for 1 more reasons
            Packets   Reason              Pods   Last       Packet

@@ -4,11 +4,11 @@ package mapsync
 
 import (
 	"fmt"
-	"github.com/sluice-net/sluice/tables"
 	"hash/maphash"
 	"iter"
-	"slices"
 	"time"
+
+	"github.com/sluice-net/sluice/tables"
 )
 
 // AuditResult is how a map differed from what was written to it.
@@ -44,6 +44,7 @@ type audit[K comparable] struct {
 	result  AuditResult
 	damaged []K
 	replies []chan<- auditReply
+	due     time.Time // of the next piece; zero: at once, as a reply is waited for
 	next    func() (error, bool)
 	stop    func()
 }
@@ -63,6 +64,9 @@ func (l *loop[R, K, V]) startAudit(replies ...chan<- auditReply) {
 		old.stop()
 		a.result, a.damaged, a.replies = old.result, old.damaged, append(old.replies, replies...)
 	}
+	if len(a.replies) == 0 {
+		a.due = l.pace.next(l.now(), 0)
+	}
 	l.audit = a
 	a.next, a.stop = iter.Pull(l.pieces(a))
 }
@@ -77,8 +81,12 @@ func (l *loop[R, K, V]) stopAudit() {
 // continueAudit compares the next piece, and reports after the last one. The rounds in between have
 // repaired what it found.
 func (l *loop[R, K, V]) continueAudit() {
-	a, r := l.audit, l.report
+	a, r, began := l.audit, l.report, l.now()
 	err, more := a.next()
+	if len(a.replies) == 0 {
+		now := l.now()
+		a.due = l.pace.next(now, now.Sub(began))
+	}
 	if more && err == nil {
 		return
 	}
@@ -94,11 +102,13 @@ func (l *loop[R, K, V]) continueAudit() {
 		r.lastAudit = "failed: " + err.Error()
 		l.log.Warn("Audit of map is not possible", "error", err)
 	}
-	if !a.result.Clean() {
-		l.log.Warn("Map differs from what was written to it", "missing", a.result.Missing,
-			"changed", a.result.Changed, "foreign", a.result.Foreign, "example", a.result.Example)
-	}
 	r.metrics.audited(a.result)
+	for kind, count := range map[string]int{
+		tables.TamperedMissing: a.result.Missing, tables.TamperedChanged: a.result.Changed,
+		tables.TamperedForeign: a.result.Foreign,
+	} {
+		r.tampering.Found(l.name, kind, count, a.result.Example)
+	}
 	r.touch(l.now())
 	for _, reply := range a.replies {
 		reply <- auditReply{a.result, err}
@@ -106,7 +116,7 @@ func (l *loop[R, K, V]) continueAudit() {
 }
 
 // pieceRows is how many rows of the mirror are one piece.
-const pieceRows = 4096
+const pieceRows = 1024
 
 // pieces compares the map piece by piece. In each piece, map and mirror are of the same moment, as
 // the loop does nothing else meanwhile. Missing keys are known only at the end: those that were in
@@ -115,7 +125,7 @@ const pieceRows = 4096
 func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 	seed := maphash.MakeSeed()
 	return func(yield func(error) bool) {
-		began, seen := l.db.ReadTxn(), []uint64(nil)
+		began, seen := l.db.ReadTxn(), map[uint64]struct{}{}
 		for entries, err := range l.Map.Walk() {
 			if err != nil {
 				yield(fmt.Errorf("audit map %s: %w", l.name, err))
@@ -123,7 +133,7 @@ func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 			}
 			damaged, now := map[K]*V{}, l.db.ReadTxn()
 			for _, e := range entries {
-				seen = append(seen, maphash.Comparable(seed, e.Key))
+				seen[maphash.Comparable(seed, e.Key)] = struct{}{}
 				m, _, found := l.Mirror.Get(now, tables.MirrorByKey[K, V](e.Key))
 				switch {
 				case !found:
@@ -139,7 +149,6 @@ func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 				return
 			}
 		}
-		slices.Sort(seen)
 		damaged, rows := map[K]*V{}, 0
 		for m := range l.Mirror.All(began) {
 			if rows++; rows%pieceRows == 0 {
@@ -148,7 +157,7 @@ func (l *loop[R, K, V]) pieces(a *audit[K]) iter.Seq[error] {
 				}
 				clear(damaged)
 			}
-			if _, found := slices.BinarySearch(seen, maphash.Comparable(seed, m.Key)); found {
+			if _, found := seen[maphash.Comparable(seed, m.Key)]; found {
 				continue
 			}
 			if now, _, _ := l.Mirror.Get(l.db.ReadTxn(), tables.MirrorByKey[K, V](m.Key)); now == m {

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -49,7 +50,7 @@ type Options struct {
 
 // DefaultOptions are the defaults of the flags.
 var DefaultOptions = Options{
-	RetryMin: 20 * time.Millisecond, RetryMax: 30 * time.Second, AuditInterval: 5 * time.Minute,
+	RetryMin: 20 * time.Millisecond, RetryMax: 30 * time.Second, AuditInterval: 30 * time.Second,
 }
 
 // Flags implements [cell.Flagger].
@@ -59,7 +60,8 @@ func (o Options) Flags(flags *pflag.FlagSet) {
 	flags.Duration("retry-max", o.RetryMax,
 		"Most time between attempts to write to a map")
 	flags.Duration("audit-interval", o.AuditInterval,
-		"Time between comparisons of the maps with what was written to them; 0 is never")
+		"Time between comparisons of the maps with what was written to them, which take 1% of a "+
+			"core at most; 0 is never")
 }
 
 func (o Options) validate() error {
@@ -95,6 +97,9 @@ type Control struct {
 	interval time.Duration
 	table    statedb.RWTable[*tables.BPFMap]
 	metrics  *metrics
+	pace     pace
+
+	tampering *tampering.Recorder
 
 	mu      sync.Mutex
 	reports map[string]*report
@@ -108,6 +113,7 @@ type controlParams struct {
 	Table      statedb.RWTable[*tables.BPFMap]
 	Registerer prometheus.Registerer `optional:"true"`
 	Timing     *Timing               `optional:"true"`
+	Tampering  *tampering.Recorder   `optional:"true"`
 }
 
 func newControl(p controlParams) (*Control, error) {
@@ -122,6 +128,8 @@ func newControl(p controlParams) (*Control, error) {
 		metrics:  newMetrics(),
 		reports:  map[string]*report{},
 		shown:    map[string]tables.BPFMap{},
+
+		tampering: p.Tampering,
 	}
 	if p.Timing != nil {
 		c.grace = p.Timing.Grace
@@ -154,6 +162,8 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error)
 		metrics:  c.metrics.of(spec.Name),
 		interval: c.interval,
 		audits:   make(chan chan<- auditReply),
+
+		tampering: c.tampering,
 	}
 	wtxn.Commit()
 	r.first.Store(unknown)

@@ -37,6 +37,7 @@ type loop[R Row[K, V], K, V tables.MapPart] struct {
 	report    *report
 	audit     *audit[K]
 	nextAudit time.Time
+	pace      *pace // of all audits
 }
 
 // flush has keys whose connections must be removed at a time.
@@ -51,7 +52,7 @@ func newLoop[R Row[K, V], K, V tables.MapPart](
 	spec := cfg.Map.Spec()
 	l := &loop[R, K, V]{
 		Config: cfg, name: spec.Name, db: db, log: log.With("map", spec.Name), now: time.Now,
-		retries: control.retries, grace: control.grace, queue: newQueue[K](),
+		retries: control.retries, grace: control.grace, queue: newQueue[K](), pace: &control.pace,
 	}
 	var err error
 	if l.changes, err = tables.Follow(db, cfg.Desired.ToTable()); err != nil {
@@ -148,7 +149,7 @@ func (l *loop[R, K, V]) elapsed(now time.Time) {
 	if l.audit == nil && !l.nextAudit.IsZero() && !now.Before(l.nextAudit) {
 		l.startAudit()
 	}
-	if l.audit != nil {
+	if l.audit != nil && !now.Before(l.audit.due) {
 		l.continueAudit()
 	}
 	l.maybeReport(now)
@@ -156,7 +157,7 @@ func (l *loop[R, K, V]) elapsed(now time.Time) {
 
 // nextTimer returns when the loop must act without an event.
 func (l *loop[R, K, V]) nextTimer() time.Time {
-	if l.audit != nil || len(l.queue.ready) > 0 {
+	if l.audit != nil && l.audit.due.IsZero() || len(l.queue.ready) > 0 {
 		return time.Time{}
 	}
 	next := l.now().Add(time.Hour)
@@ -165,7 +166,11 @@ func (l *loop[R, K, V]) nextTimer() time.Time {
 			next = t
 		}
 	}
-	earlier(l.nextAudit)
+	if l.audit != nil {
+		earlier(l.audit.due)
+	} else {
+		earlier(l.nextAudit)
+	}
 	earlier(l.report.due)
 	if len(l.queue.timers) > 0 {
 		earlier(l.queue.timers[0].due)

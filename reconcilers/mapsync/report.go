@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -28,6 +29,8 @@ type report struct {
 	metrics *mapMetrics
 	health  cell.Health
 	audits  chan chan<- auditReply
+
+	tampering *tampering.Recorder
 
 	interval time.Duration // between audits, 0 for none
 

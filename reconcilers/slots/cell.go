@@ -21,8 +21,10 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -55,8 +57,12 @@ type params struct {
 	Attachments statedb.Table[*tables.Attachment]
 	Locals      statedb.Table[*tables.LocalEndpoint]
 	Pods        statedb.Table[*tables.Pod]
+	Datapath    *datapath.Datapath  `optional:"true"`
+	Tampering   *tampering.Recorder `optional:"true"`
 }
 
 func register(p params) {
 	p.Jobs.Add(job.OneShot("flip", newFlipper(p).run, job.WithShutdown()))
+	g := &guard{params: p}
+	p.Jobs.Add(job.OneShot("guard-maps", g.run))
 }
