@@ -41,7 +41,6 @@ near  other udp/80 ingress NetworkPolicy/shop/closed
 		p.noticed(n, program.String(), tables.TamperedUnpinned, func() {
 			require.NoError(t, os.Remove(pin))
 		})
-		require.NoError(t, n.Agent.AwaitAttached(p.ctx))
 		require.FileExists(t, pin)
 		p.denials()
 		p.check(denied)
@@ -103,7 +102,8 @@ func tamper[K, V comparable](
 	}
 }
 
-// noticed does something, and waits until the agent tells of more of its kind than before.
+// noticed does something, and waits until the agent tells of more of its kind than before, and
+// all programs are attached.
 func (p *policyTest) noticed(n *Node, object, kind string, do func()) {
 	p.t.Helper()
 	count := func() (total uint64) {
@@ -124,6 +124,7 @@ func (p *policyTest) noticed(n *Node, object, kind string, do func()) {
 		}
 		return nil
 	})
+	require.NoError(p.t, n.Agent.AwaitAttached(p.ctx))
 }
 
 // denials waits until the pod is closed again: until what was changed is put right, it may not be.
