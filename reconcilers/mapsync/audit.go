@@ -41,6 +41,7 @@ type auditReply struct {
 
 // audit is a comparison of the map with the mirror, one piece between two rounds.
 type audit[K comparable] struct {
+	began   time.Time
 	result  AuditResult
 	damaged []K
 	replies []chan<- auditReply
@@ -59,7 +60,7 @@ func (l *loop[R, K, V]) scheduleAudit(now time.Time) {
 // startAudit begins to compare the whole map, and replies when done. It restarts an audit under
 // way, which may have passed what the request is about.
 func (l *loop[R, K, V]) startAudit(replies ...chan<- auditReply) {
-	a := &audit[K]{replies: replies}
+	a := &audit[K]{began: l.now(), replies: replies}
 	if old := l.audit; old != nil {
 		old.stop()
 		a.result, a.damaged, a.replies = old.result, old.damaged, append(old.replies, replies...)
@@ -91,7 +92,7 @@ func (l *loop[R, K, V]) continueAudit() {
 		return
 	}
 	l.stopAudit()
-	l.scheduleAudit(l.now())
+	l.scheduleAudit(a.began)
 	for _, key := range a.damaged {
 		if _, ok := l.queue.byKey[key]; ok {
 			a.result.Left++

@@ -60,8 +60,8 @@ func (o Options) Flags(flags *pflag.FlagSet) {
 	flags.Duration("retry-max", o.RetryMax,
 		"Most time between attempts to write to a map")
 	flags.Duration("audit-interval", o.AuditInterval,
-		"Time between comparisons of the maps with what was written to them, which take 1% of a "+
-			"core at most; 0 is never")
+		"Time from one comparison of the maps with what was written to them to the next; they "+
+			"take 1% of a core at most; 0 is never")
 }
 
 func (o Options) validate() error {

@@ -27,7 +27,12 @@ var Cell = cell.Module(
 	"What others have changed in the kernel",
 
 	tables.Own(tables.NewTamperingTable),
-	cell.Provide(newRecorder),
+	cell.Provide(
+		newRecorder,
+		func(table statedb.RWTable[*tables.Tampering]) tables.SourceOut {
+			return tables.NewSourceOut("guards", table)
+		},
+	),
 )
 
 // eventReason is the reason of Events.
