@@ -36,10 +36,14 @@ func (s serializer) Decode(data []byte, _ *schema.GroupVersionKind, into runtime
 	if err != nil {
 		return nil, nil, err
 	}
-	if i.object.Kind == "Status" {
+	switch i.object.Kind {
+	case s.kind.Kind:
+	case "Status":
 		status, err := decodeStatus(data)
 		gvk := metav1.SchemeGroupVersion.WithKind("Status")
 		return status, &gvk, err
+	default:
+		return nil, nil, fmt.Errorf("an object of kind %q, not %s", i.object.Kind, s.kind.Kind)
 	}
 	return i, &schema.GroupVersionKind{Group: s.kind.Group, Version: s.kind.Version, Kind: s.kind.Kind}, nil
 }

@@ -45,8 +45,9 @@ type testServer struct {
 	down       atomic.Bool  // hangs up on every request
 	forbidden  atomic.Value // a resource that may not be listed or watched
 
-	listed sync.Map                      // number of listings served, by resource
-	cut    atomic.Pointer[chan struct{}] // closed to break the watches that there are
+	instead sync.Map                      // an answerer, by resource
+	listed  sync.Map                      // number of listings served, by resource
+	cut     atomic.Pointer[chan struct{}] // closed to break the watches that there are
 
 	definitionReads atomic.Int32
 	definitionsDown atomic.Bool // no CRD can be read
@@ -104,6 +105,11 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r := s.find(resource)
+	if answer, found := s.instead.Load(resource); found {
+		s.countList(resource)
+		answer.(answerer)(s, w, req)
+		return
+	}
 	s.mu.Lock()
 	absent := r.absent
 	s.mu.Unlock()
@@ -189,10 +195,14 @@ func (s *testServer) lists(resource string) int {
 	return int(n.(*atomic.Int32).Load())
 }
 
+func (s *testServer) countList(resource string) {
+	n, _ := s.listed.LoadOrStore(resource, new(atomic.Int32))
+	n.(*atomic.Int32).Add(1)
+}
+
 // serveList serves a page of a listing, as large as asked for.
 func (s *testServer) serveList(w http.ResponseWriter, req *http.Request, r *fakeResource) {
-	n, _ := s.listed.LoadOrStore(r.kind.Resource, new(atomic.Int32))
-	n.(*atomic.Int32).Add(1)
+	s.countList(r.kind.Resource)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	keys := slices.Sorted(maps.Keys(r.objects))

@@ -219,7 +219,7 @@ func TestCiliumPolicyUnsupported(t *testing.T) {
 
 // A listing is read object by object: unknown fields are found there too.
 func TestCiliumPolicyList(t *testing.T) {
-	list, err := ciliumPolicyKind().DecodeList([]byte(`{"items":[
+	list, err := ciliumPolicyKind().DecodeList([]byte(`{"apiVersion":"cilium.io/v2","kind":"CiliumNetworkPolicyList","items":[
 		{"metadata":{"name":"a","namespace":"b"},"spec":{"endpointSelector":{},"ingress":[{"fromEndpoint":[]}]}},
 		{"metadata":{"name":"c","namespace":"b"},"spec":{"endpointSelector":{},"ingress":[{}]}}]}`))
 	require.NoError(t, err)

@@ -5,6 +5,7 @@ package objects
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/cilium/statedb"
 	kjson "sigs.k8s.io/json"
@@ -65,7 +66,8 @@ type Object struct {
 // rows, or in its Err. The error is for data that is neither.
 func (k *Kind) Decode(data []byte) (*Object, error) { return k.decoder.one(k, data) }
 
-// DecodeList decodes the JSON or the protobuf of a listing. The error is for data that is none.
+// DecodeList decodes the JSON or the protobuf of a listing. The error is for data that is none,
+// or that of another kind: what has no items of this kind does not say that there are none.
 func (k *Kind) DecodeList(data []byte) (*List, error) { return k.decoder.list(k, data) }
 
 // Store returns the writer of the rows of this kind.
@@ -143,8 +145,11 @@ func decoderFor[O any, P interface {
 		}
 		// All in one go, which is the fastest by far, but does not say which object
 		// has an unknown field.
-		var typed listOf[O]
+		var typed answer[O]
 		if !strict && kjson.UnmarshalCaseSensitivePreserveInts(data, &typed) == nil {
+			if err := k.checkList(typed.typeMeta); err != nil {
+				return nil, err
+			}
 			out := typed.list()
 			for i := range typed.Items {
 				out.Objects[i] = object(k, &typed.Items[i], nil)
@@ -152,9 +157,12 @@ func decoderFor[O any, P interface {
 			return out, nil
 		}
 		// One by one, as some may have mistakes.
-		var raw listOf[json.RawMessage]
+		var raw answer[json.RawMessage]
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &raw); err != nil {
 			return nil, fmt.Errorf("parse list: %w", err)
+		}
+		if err := k.checkList(raw.typeMeta); err != nil {
+			return nil, err
 		}
 		out := raw.list()
 		for i, item := range raw.Items {
@@ -168,7 +176,36 @@ func decoderFor[O any, P interface {
 	return decoder{one: one, list: list}
 }
 
-// listOf is the JSON of a listing.
+// typeMeta says what an answer is. In protobuf the envelope has it.
+type typeMeta struct {
+	APIVersion string `json:"apiVersion" protobuf:"bytes,1"`
+	Kind       string `json:"kind" protobuf:"bytes,2"`
+	Message    string `json:"message"` // of a Status
+}
+
+// checkList returns an error unless an answer is a listing of the kind.
+func (k *Kind) checkList(got typeMeta) error {
+	want := typeMeta{APIVersion: k.APIVersion(), Kind: k.Kind + "List"}
+	switch {
+	case got.APIVersion == want.APIVersion && got.Kind == want.Kind:
+		return nil
+	case got.Kind == "":
+		return fmt.Errorf("the answer names no kind, want %s", want)
+	case got.Message != "":
+		return fmt.Errorf("the answer is a %s, not a %s: %s", got, want, got.Message)
+	}
+	return fmt.Errorf("the answer is a %s, not a %s", got, want)
+}
+
+func (t typeMeta) String() string { return strings.TrimSpace(t.APIVersion + " " + t.Kind) }
+
+// answer is the JSON of an answer that should be a listing.
+type answer[Item any] struct {
+	typeMeta
+	listOf[Item]
+}
+
+// listOf is a listing.
 type listOf[Item any] struct {
 	Metadata struct {
 		ResourceVersion string `json:"resourceVersion" protobuf:"bytes,2"`

@@ -31,42 +31,47 @@ func ProtobufMessage(data []byte) ([]byte, error) {
 
 // envelope is the message runtime.Unknown of the API machinery.
 type envelope struct {
-	TypeMeta struct {
-		Kind string `protobuf:"bytes,2"`
-	} `protobuf:"bytes,1"`
-	Raw rawMessage `protobuf:"bytes,2"`
+	TypeMeta typeMeta   `protobuf:"bytes,1"`
+	Raw      rawMessage `protobuf:"bytes,2"`
 }
 
 // rawMessage is a field whose bytes are kept as they are, without a copy.
 type rawMessage []byte
 
-// openEnvelope returns the kind of what the data is of, and its bytes.
-func openEnvelope(data []byte) (kind string, raw []byte, err error) {
+// openEnvelope returns what the data is of, and its bytes.
+func openEnvelope(data []byte) (of typeMeta, raw []byte, err error) {
 	var e envelope
 	err = unmarshalProtobuf(data[len(protobufPrefix):], &e, false, nil)
-	return e.TypeMeta.Kind, e.Raw, err
+	return e.TypeMeta, e.Raw, err
 }
 
 // oneProtobuf decodes one object. It may be of another kind, such as an error.
 func oneProtobuf(
 	k *Kind, data []byte, message func(*Kind, []byte) (*Object, error),
 ) (*Object, error) {
-	kind, raw, err := openEnvelope(data)
+	of, raw, err := openEnvelope(data)
 	if err != nil {
 		return nil, err
 	}
-	if kind != k.Kind {
-		return &Object{Kind: kind, Err: fmt.Errorf("is of kind %s, not %s", kind, k.Kind)}, nil
+	if of.Kind != k.Kind {
+		return &Object{Kind: of.Kind, Err: fmt.Errorf("is of kind %s, not %s", of.Kind, k.Kind)}, nil
 	}
-	return message(k, raw)
+	o, err := message(k, raw)
+	if err == nil {
+		o.Kind = of.Kind
+	}
+	return o, err
 }
 
 // listProtobuf decodes a listing.
 func listProtobuf(
 	k *Kind, data []byte, message func(*Kind, []byte) (*Object, error),
 ) (*List, error) {
-	_, raw, err := openEnvelope(data)
+	of, raw, err := openEnvelope(data)
 	if err != nil {
+		return nil, err
+	}
+	if err := k.checkList(of); err != nil {
 		return nil, err
 	}
 	var items listOf[rawMessage]

@@ -31,21 +31,31 @@ func protobufOf(t testing.TB, kind string, o marshaler) []byte {
 	return enveloped(t, kind, raw)
 }
 
+// enveloped returns the protobuf of an object or listing of a kind that comes in it.
 func enveloped(t testing.TB, kind string, raw []byte) []byte {
 	t.Helper()
-	envelope, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{Kind: kind}, Raw: raw}).Marshal()
+	version := "v1"
+	if k, known := ofAPI[strings.TrimSuffix(kind, "List")]; known {
+		version = k.version
+	}
+	envelope, err := (&runtime.Unknown{
+		TypeMeta: runtime.TypeMeta{APIVersion: version, Kind: kind}, Raw: raw,
+	}).Marshal()
 	require.NoError(t, err)
 	return append([]byte("k8s\x00"), envelope...)
 }
 
 // ofAPI are the kinds that come in protobuf: what they are decoded into, and the API's types.
-var ofAPI = map[string]struct{ own, object any }{
-	"Pod":           {&pod{}, &corev1.Pod{}},
-	"Namespace":     {&namespace{}, &corev1.Namespace{}},
-	"Node":          {&node{}, &corev1.Node{}},
-	"Service":       {&service{}, &corev1.Service{}},
-	"EndpointSlice": {&endpointSlice{}, &discoveryv1.EndpointSlice{}},
-	"NetworkPolicy": {&kubernetesPolicy{}, &networkingv1.NetworkPolicy{}},
+var ofAPI = map[string]struct {
+	own, object any
+	version     string
+}{
+	"Pod":           {&pod{}, &corev1.Pod{}, "v1"},
+	"Namespace":     {&namespace{}, &corev1.Namespace{}, "v1"},
+	"Node":          {&node{}, &corev1.Node{}, "v1"},
+	"Service":       {&service{}, &corev1.Service{}, "v1"},
+	"EndpointSlice": {&endpointSlice{}, &discoveryv1.EndpointSlice{}, "discovery.k8s.io/v1"},
+	"NetworkPolicy": {&kubernetesPolicy{}, &networkingv1.NetworkPolicy{}, "networking.k8s.io/v1"},
 }
 
 // Each field that is read has the number that it has in the API's types.
@@ -174,11 +184,10 @@ spec:
 		require.NoError(t, err)
 		want, err := k.Decode(asJSON)
 		require.NoError(t, err)
-		want.Kind = "" // it is in the envelope
-
 		got, err := k.Decode(protobufOf(t, k.Kind, object.(marshaler)))
 		require.NoError(t, err)
 		require.Equal(t, want, got, text)
+		want.Kind = "" // in a list
 
 		raw, err := object.(marshaler).Marshal()
 		require.NoError(t, err)
