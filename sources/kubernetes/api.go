@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -58,7 +59,7 @@ func connect(kubeconfig string, kinds []*objects.Kind) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServer(cfg, kinds)
+	return newServer(cfg, kinds, maxAnswer)
 }
 
 func loadConfig(kubeconfig string) (*rest.Config, error) {
@@ -76,8 +77,11 @@ func loadConfig(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-func newServer(cfg *rest.Config, kinds []*objects.Kind) (*server, error) {
+// newServer returns the API server of a configuration, of whose answers each has at most
+// some bytes.
+func newServer(cfg *rest.Config, kinds []*objects.Kind, bound int64) (*server, error) {
 	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return boundAnswers{rt, bound} })
 	cfg.UserAgent = userAgent
 	cfg.QPS = -1 // reflectors back off on their own
 	transport, err := rest.HTTPClientFor(cfg)
@@ -90,7 +94,8 @@ func newServer(cfg *rest.Config, kinds []*objects.Kind) (*server, error) {
 		if k.Protobuf {
 			accept = runtime.ContentTypeProtobuf + "," + accept // less to send, and much less to decode
 		}
-		if s.clients[k], err = newClient(cfg, transport, schema.GroupVersion{Group: k.Group, Version: k.Version}, serializer{k}, accept); err != nil {
+		gv := schema.GroupVersion{Group: k.Group, Version: k.Version}
+		if s.clients[k], err = newClient(cfg, transport, gv, serializer{k}, accept); err != nil {
 			return nil, fmt.Errorf("create client for %s: %w", k.Source(), err)
 		}
 	}
@@ -129,12 +134,58 @@ func (s *server) get(k *objects.Kind, opts metav1.ListOptions) *rest.Request {
 		SpecificallyVersionedParams(&opts, parameterCodec, schema.GroupVersion{Version: "v1"})
 }
 
-func (s *server) list(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (*itemList, error) {
+// list implements [api]. An API server may answer with all objects whatever the limit is, if
+// it may do so from its cache. Where that is too much, what is left comes in pages.
+func (s *server) list(
+	ctx context.Context, k *objects.Kind, opts metav1.ListOptions,
+) (*itemList, error) {
+	list, err := s.page(ctx, k, opts)
+	if errors.As(err, new(*tooLargeError)) {
+		return s.pages(ctx, k, opts.Continue)
+	}
+	return list, err
+}
+
+// pages lists all objects from a continue token on, in pages as large as the bound allows.
+func (s *server) pages(ctx context.Context, k *objects.Kind, from string) (*itemList, error) {
+	all, opts := &itemList{}, metav1.ListOptions{Limit: pageSize, Continue: from}
+	for {
+		page, err := s.page(ctx, k, opts)
+		tooLarge := errors.As(err, new(*tooLargeError))
+		switch {
+		case tooLarge && opts.Limit > 1:
+			opts.Limit /= 2
+			continue
+		case tooLarge:
+			return nil, fmt.Errorf("%w, also with limit=1", err)
+		case err != nil:
+			return nil, err
+		}
+		all.Items = append(all.Items, page.Items...)
+		all.ResourceVersion, opts.Continue = page.ResourceVersion, page.Continue
+		if opts.Continue == "" {
+			return all, nil
+		}
+	}
+}
+
+// page lists objects with one request.
+func (s *server) page(
+	ctx context.Context, k *objects.Kind, opts metav1.ListOptions,
+) (*itemList, error) {
 	data, err := body(s.get(k, opts).Do(ctx))
+	var large *tooLargeError
+	if errors.As(err, &large) {
+		return nil, large // without client-go's words around it
+	}
 	if err != nil {
 		return nil, err
 	}
-	return decodeList(k, data)
+	list, err := decodeList(k, data)
+	if err == nil && list.Continue != "" && list.Continue == opts.Continue {
+		return nil, errors.New("the listing does not end: a page continues with itself")
+	}
+	return list, err
 }
 
 // body returns the body of an answer, or the error that it says.

@@ -88,7 +88,10 @@ func (s serializer) SupportedMediaTypes() []runtime.SerializerInfo {
 		MediaTypeSubType: "json",
 		EncodesAsText:    true,
 		Serializer:       s,
-		StreamSerializer: &runtime.StreamSerializerInfo{EncodesAsText: true, Serializer: s, Framer: jsonserializer.Framer},
+		StreamSerializer: &runtime.StreamSerializerInfo{
+			EncodesAsText: true, Serializer: s,
+			Framer: boundFramer{jsonserializer.Framer, maxObject},
+		},
 	}}
 	if s.kind.Protobuf {
 		infos = append(infos, runtime.SerializerInfo{
@@ -96,7 +99,10 @@ func (s serializer) SupportedMediaTypes() []runtime.SerializerInfo {
 			MediaTypeType:    "application",
 			MediaTypeSubType: "vnd.kubernetes.protobuf",
 			Serializer:       s,
-			StreamSerializer: &runtime.StreamSerializerInfo{Serializer: protobufEvents{s}, Framer: protobuf.LengthDelimitedFramer},
+			StreamSerializer: &runtime.StreamSerializerInfo{
+				Serializer: protobufEvents{s},
+				Framer:     boundFramer{protobuf.LengthDelimitedFramer, maxObject},
+			},
 		})
 	}
 	return infos

@@ -39,11 +39,12 @@ type testServer struct {
 	*FakeAPI
 	*httptest.Server
 
-	watchLists bool         // supports initial events in watches
-	protobuf   bool         // supports it for kinds that have it
-	messages   atomic.Int32 // listings and events in protobuf
-	down       atomic.Bool  // hangs up on every request
-	forbidden  atomic.Value // a resource that may not be listed or watched
+	wholeFromCache bool         // heeds no limit when it may answer from its cache, as API servers do
+	watchLists     bool         // supports initial events in watches
+	protobuf       bool         // supports it for kinds that have it
+	messages       atomic.Int32 // listings and events in protobuf
+	down           atomic.Bool  // hangs up on every request
+	forbidden      atomic.Value // a resource that may not be listed or watched
 
 	instead sync.Map                      // an answerer, by resource
 	listed  sync.Map                      // number of listings served, by resource
@@ -65,8 +66,13 @@ func newTestServer(t testing.TB, watchLists bool) *testServer {
 
 // agent returns an agent of the server that tries again soon.
 func (s *testServer) agent(t testing.TB, source string) *agent {
+	return s.agentOf(t, source, maxAnswer)
+}
+
+// agentOf returns an agent that takes answers of so many bytes.
+func (s *testServer) agentOf(t testing.TB, source string, bound int64) *agent {
 	return newAgent(t, source, func(kinds []*objects.Kind) api {
-		c, err := newServer(&rest.Config{Host: s.URL}, kinds)
+		c, err := newServer(&rest.Config{Host: s.URL}, kinds, bound)
 		require.NoError(t, err)
 		t.Cleanup(func() { s.CloseClientConnections() })
 		return hasty{c}
@@ -208,6 +214,9 @@ func (s *testServer) serveList(w http.ResponseWriter, req *http.Request, r *fake
 	keys := slices.Sorted(maps.Keys(r.objects))
 	from, _ := strconv.Atoi(req.URL.Query().Get("continue"))
 	limit, _ := strconv.Atoi(req.URL.Query().Get("limit"))
+	if req.URL.Query().Get("resourceVersion") == "0" && s.wholeFromCache {
+		limit = 0
+	}
 	metadata := map[string]any{"resourceVersion": strconv.Itoa(len(r.log))}
 	keys = keys[from:]
 	if limit > 0 && len(keys) > limit {
