@@ -125,7 +125,8 @@ func TestDocumentedMetrics(t *testing.T) {
 	for d := range descriptions {
 		if m := metricDesc.FindStringSubmatch(d.String()); m != nil {
 			constant, _, _ := strings.Cut(m[2], "=") // of at most one, none has more
-			labels[m[1]] = strings.ReplaceAll(constant+m[3], ",", ", ")
+			all := strings.Split(strings.Trim(m[3]+","+constant, ","), ",")
+			labels[m[1]] = strings.Join(all, ", ")
 		}
 	}
 	require.NotEmpty(t, labels)

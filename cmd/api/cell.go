@@ -122,7 +122,10 @@ func newServer(p listenParams) (*Server, error) {
 			"--api-listen and --socket are both empty: nothing could tell what the agent does",
 		)
 	}
-	s := &Server{log: p.Log, shutdowner: p.Shutdowner, config: p.Config}
+	s := &Server{
+		log: p.Log, shutdowner: p.Shutdowner, config: p.Config,
+		headerTimeout: readHeaderTimeout, maxConnections: maxConnections,
+	}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.start, OnStop: s.stop})
 	return s, nil
 }
@@ -176,10 +179,14 @@ func handle(p params) error {
 		tables:  p.Tables,
 		started: time.Now(),
 		limits:  newLimits(),
-		trace:   p.Trace,
-		flow:    flow,
-		cni:     p.CNI,
-		begun:   make(chan struct{}),
+
+		metricsLimits: newLimits(),
+		socketLimits:  newLimits(),
+
+		trace: p.Trace,
+		flow:  flow,
+		cni:   p.CNI,
+		begun: make(chan struct{}),
 	}
 	if p.GC != nil {
 		s.handlers.collector = p.GC
@@ -196,11 +203,20 @@ func handle(p params) error {
 			return kernel.Dir()
 		}
 	}
-	for _, c := range []prometheus.Collector{s.handlers.limits, s.handlers.readyMetric()} {
-		if err := p.Register.Register(c); err != nil {
-			return fmt.Errorf("register metrics of the API: %w", err)
-		}
+	if err := registerMetrics(p.Register, s.handlers); err != nil {
+		return fmt.Errorf("register metrics of the API: %w", err)
 	}
 	p.Lifecycle.Append(cell.Hook{OnStart: s.begin, OnStop: s.stop})
 	return nil
+}
+
+func registerMetrics(r prometheus.Registerer, h *handlers) error {
+	errs := []error{r.Register(h.readyMetric())}
+	for listener, l := range map[string]*limits{
+		"api": h.limits, "metrics": h.metricsLimits, "socket": h.socketLimits,
+	} {
+		r := prometheus.WrapRegistererWith(prometheus.Labels{"listener": listener}, r)
+		errs = append(errs, r.Register(l))
+	}
+	return errors.Join(errs...)
 }

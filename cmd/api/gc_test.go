@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -181,10 +182,12 @@ func TestGCOfOtherMaps(t *testing.T) {
 // The owner of the socket removes connections, who comes by TCP does not.
 func TestGCByTCP(t *testing.T) {
 	socket := socketPath(t)
-	s, err := startServer(t, "--api-listen=127.0.0.1:0", "--socket="+socket)
-	require.NoError(t, err)
-	c := &fakeCollector{}
+	h, server := newServerHive(t, []string{"--api-listen=127.0.0.1:0", "--socket=" + socket})
+	log := slog.New(slog.DiscardHandler)
+	require.NoError(t, h.Populate(log))
+	s, c := *server, &fakeCollector{}
 	s.handlers.collector = c
+	require.NoError(t, h.Start(log, t.Context()))
 	post := func(client *http.Client, url string) (int, string) {
 		resp, err := client.Post(url+"/gc", "application/json", bytes.NewReader([]byte(`{"all": true}`)))
 		require.NoError(t, err)

@@ -35,7 +35,11 @@ type handlers struct {
 	explain *explain.Explainer
 	tables  statusTables
 	started time.Time
-	limits  *limits
+	// limits are those of --api-listen. The other listeners have their own, so that clients of
+	// one take nothing from clients of another.
+	limits        *limits
+	metricsLimits *limits
+	socketLimits  *limits
 	// begun closes when what the handlers use has started: until then they answer only
 	// probes. nil: it has.
 	begun chan struct{}
@@ -46,6 +50,13 @@ type handlers struct {
 	collector Collector // nil if the agent has none
 	// where the agent has pinned its maps, empty if nowhere; nil if it has none
 	mapsDir func() string
+}
+
+// withLimits returns the same handlers with limits of their own.
+func (h *handlers) withLimits(l *limits) *handlers {
+	c := *h
+	c.limits = l
+	return &c
 }
 
 // mux returns the paths of the API. Profiles show memory and cost time, and what

@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Limits of what clients can have the agent hold and do at a time. Probes are
-// not limited but by the connections of their listener.
+// Limits of what the clients of one listener can have the agent hold and do at a time. Probes
+// are not limited but by the connections of their listener.
 const (
 	maxDumps     = 8  // whole tables
 	maxQuestions = 16 // what is looked up, computed, or explained
@@ -34,7 +34,7 @@ const (
 	refusedWrite = "write" // what only the owner of the socket may do
 )
 
-// limits are the limits of a server, and count what they refuse.
+// limits are the limits of a listener, and count what they refuse.
 type limits struct {
 	dumps, questions, scrapes, streams *limit
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +23,7 @@ const (
 	readHeaderTimeout = 5 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 64 << 10
-	maxConnections    = 1024 // of a listener; further ones wait
+	maxConnections    = 1024 // of a listener; the oldest makes room for the next
 )
 
 // Server is the HTTP server of the agent.
@@ -34,6 +33,9 @@ type Server struct {
 	shutdowner hive.Shutdowner
 	config     Config
 	handlers   *handlers
+
+	headerTimeout  time.Duration // for a client to send the headers of a request
+	maxConnections int           // of a listener
 
 	cancel  context.CancelFunc // ends the requests that stream
 	serving sync.WaitGroup
@@ -115,14 +117,16 @@ func (s *Server) listen() (listeners []listener, err error) {
 			return listeners, err
 		}
 		s.metrics = l.Addr()
-		listeners = append(listeners, listener{l, s.handlers.checkHost(s.config.MetricsListen, s.handlers.whileStarting(s.handlers.metricsMux()))})
+		monitoring := s.handlers.withLimits(s.handlers.metricsLimits)
+		listeners = append(listeners, listener{l, monitoring.checkHost(s.config.MetricsListen, monitoring.whileStarting(monitoring.metricsMux()))})
 	}
 	if s.config.Socket != "" {
 		l, err := listenUnix(s.config.Socket)
 		if err != nil {
 			return listeners, err
 		}
-		listeners = append(listeners, listener{l, s.handlers.whileStarting(s.handlers.mux(true))})
+		owner := s.handlers.withLimits(s.handlers.socketLimits)
+		listeners = append(listeners, listener{l, owner.whileStarting(owner.mux(true))})
 	}
 	return listeners, nil
 }
@@ -139,11 +143,10 @@ func listenTCP(flag, address string) (net.Listener, error) {
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) {
-	idle := &idleConns{idle: map[net.Conn]struct{}{}}
 	srv := &http.Server{
-		ConnState:         idle.changed,
+		ConnState:         newConnections(s.maxConnections).changed,
 		Handler:           h,
-		ReadHeaderTimeout: readHeaderTimeout,
+		ReadHeaderTimeout: s.headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
@@ -151,7 +154,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, h http.Handler) {
 	}
 	s.servers = append(s.servers, srv)
 	s.serving.Go(func() {
-		err := srv.Serve(netutil.LimitListener(l, maxConnections))
+		err := srv.Serve(l)
 		if errors.Is(err, http.ErrServerClosed) {
 			return
 		}
