@@ -51,6 +51,9 @@ var Cell = cell.Group(
 	// What of all that is a metric of its own.
 	cell.Invoke(registerStateMetrics),
 
+	// Whether there is room for what must outlive the agent.
+	stateDirCell,
+
 	// The tables, health and metrics over HTTP.
 	api.Cell,
 

@@ -21,9 +21,16 @@ var ErrLocked = errors.New("another agent is running")
 
 // Lock is held by the one agent that uses a state directory. The kernel
 // releases it when the process ends, however it does.
-type Lock struct{ file *os.File }
+type Lock struct {
+	dir  *os.File
+	file *os.File // nil if there was no room for it
 
-// AcquireLock locks a state directory, which is created if it does not exist.
+	// Unwritten is why the file does not say which process holds the lock: there is no room.
+	Unwritten error
+}
+
+// AcquireLock locks a state directory, which is created if it does not exist, and a file in
+// it that says which process did, unless there is no room for that.
 // It does not wait: it fails with [ErrLocked], naming the [LockHolder].
 func AcquireLock(stateDir string) (*Lock, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
@@ -31,22 +38,52 @@ func AcquireLock(stateDir string) (*Lock, error) {
 	}
 	path := filepath.Join(stateDir, lockName)
 	for {
-		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+		dir, err := openLocked(stateDir, os.O_RDONLY, path)
 		if err != nil {
-			return nil, fmt.Errorf("open lock: %w", err)
+			return nil, err
 		}
-		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			defer file.Close()
-			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, fmt.Errorf("%w: %s holds %s", ErrLocked, holderOf(path), path)
+		file, err := openLocked(path, os.O_RDWR|os.O_CREATE, path)
+		switch {
+		case hasNoRoom(err):
+			return &Lock{dir: dir, Unwritten: err}, nil
+		case err != nil:
+			dir.Close()
+			return nil, err
+		case !same(dir, stateDir) || !same(file, path):
+			// Another process cleaned up between the calls: what was locked is gone.
+			dir.Close()
+			file.Close()
+			if err := os.MkdirAll(stateDir, 0o755); err != nil {
+				return nil, fmt.Errorf("create state directory: %w", err)
 			}
-			return nil, fmt.Errorf("lock %s: %w", path, err)
+			continue
 		}
-		if same(file, path) {
-			return &Lock{file}, writeHolder(file)
+		lock := &Lock{dir: dir, file: file}
+		if err := writeHolder(file); hasNoRoom(err) {
+			lock.Unwritten = err
+		} else if err != nil {
+			return nil, errors.Join(err, lock.Release())
 		}
-		file.Close() // somebody cleaned up between the two calls: what was locked is gone
+		return lock, nil
 	}
+}
+
+// openLocked opens and locks a file or a directory. The error names the process that
+// the file at holder says to have locked it.
+func openLocked(path string, flag int, holder string) (*os.File, error) {
+	file, err := os.OpenFile(path, flag, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return file, nil
+	}
+	file.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%w: %s holds %s", ErrLocked, holderOf(holder), holder)
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
 // LockHolder is a process that has locked a state directory, as it says in the lock's
@@ -127,11 +164,12 @@ func writeHolder(file *os.File) error {
 		PID: os.Getpid(), PIDNamespace: pidNamespace(), Pod: os.Getenv("POD_NAME"),
 		Started: time.Now().UTC().Truncate(time.Second),
 	})
+	data = append(data, '\n')
 	if err == nil {
-		err = file.Truncate(0)
+		_, err = file.WriteAt(data, 0)
 	}
 	if err == nil {
-		_, err = file.WriteAt(append(data, '\n'), 0)
+		err = file.Truncate(int64(len(data))) // after: to shorten it needs no room
 	}
 	if err != nil {
 		return fmt.Errorf("write to lock: %w", err)
@@ -140,11 +178,20 @@ func writeHolder(file *os.File) error {
 }
 
 // Release gives the lock back.
-func (l *Lock) Release() error { return l.file.Close() }
+func (l *Lock) Release() error {
+	err := l.dir.Close()
+	if l.file != nil {
+		err = errors.Join(l.file.Close(), err)
+	}
+	return err
+}
 
 // Remove removes the lock's file and gives the lock back.
 func (l *Lock) Remove() error {
-	err := os.Remove(l.file.Name())
+	var err error
+	if l.file != nil {
+		err = os.Remove(l.file.Name())
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}

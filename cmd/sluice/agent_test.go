@@ -38,13 +38,22 @@ func (p *process) socket() string { return filepath.Join(p.dir, "run", "sluice.s
 
 // startAgent runs an agent that leaves the kernel alone, unless flags say something
 // else, and returns when it has started.
-func startAgent(t *testing.T, flags ...string) *process {
+func startAgent(t *testing.T, flags ...string) *process { return startAgentBy(t, "", flags...) }
+
+// startAgentBy is startAgent by a shell that first runs some commands, in the agent's directory
+// and in a mount namespace of its own, if there are any.
+func startAgentBy(t *testing.T, commands string, flags ...string) *process {
 	p := &process{dir: tempDir(t), ended: make(chan struct{})}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	p.cmd = exec.Command(self, append([]string{
-		"agent", "--node-name=node-1", "--bpf=memory", "--api-listen=127.0.0.1:0",
-	}, append(p.flags(), flags...)...)...)
+	argv := append([]string{
+		self, "agent", "--node-name=node-1", "--bpf=memory", "--api-listen=127.0.0.1:0",
+	}, append(p.flags(), flags...)...)
+	if commands != "" {
+		argv = append([]string{"unshare", "--mount", "sh", "-c", commands + `; exec "$@"`, "sh"}, argv...)
+	}
+	p.cmd = exec.Command(argv[0], argv[1:]...)
+	p.cmd.Dir = p.dir
 	p.cmd.Env = append(os.Environ(), asMain+"=1")
 	p.cmd.Stderr = &p.stderr
 	require.NoError(t, p.cmd.Start())
