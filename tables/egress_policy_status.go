@@ -26,6 +26,10 @@ type EgressPolicyStatus struct {
 	LosesTo    []string `json:"losesTo,omitempty"` // of Conflicts, those that it loses
 	Refused    string   `json:"refused,omitempty"` // why the kernel refused something of a rule
 
+	// Drops says why packets of its pods are dropped: no node is their gateway, or this node is
+	// and has no egress address. Empty if they are not, or there are no such pods.
+	Drops string `json:"drops,omitempty"`
+
 	// Pending says why the policy is not applied, or why a former version still is, although all
 	// of its rules are programmed.
 	Pending string `json:"pending,omitempty"`
@@ -40,9 +44,10 @@ type EgressState string
 
 // The states of egress policies, worst first.
 const (
-	EgressFailed     EgressState = "failed"     // the kernel refused some of it
-	EgressPending    EgressState = "pending"    // the kernel does not have all of it yet
-	EgressNoGateway  EgressState = "no gateway" // its traffic is dropped
+	EgressFailed  EgressState = "failed"  // the kernel refused some of it
+	EgressPending EgressState = "pending" // the kernel does not have all of it yet
+	// no gateway, or one without an egress address: the traffic of its pods is dropped
+	EgressNoGateway  EgressState = "no gateway"
 	EgressInvalid    EgressState = "invalid"    // applied, except what is wrong
 	EgressConflicted EgressState = "conflicted" // applied, except what it loses to older policies
 	EgressInForce    EgressState = "in force"
@@ -61,7 +66,7 @@ func (s *EgressPolicyStatus) State() EgressState {
 		return EgressFailed
 	case s.Programmed < s.Rules || s.Pending != "":
 		return EgressPending
-	case !slices.ContainsFunc(s.Gateways, elected):
+	case s.Drops != "" || !slices.ContainsFunc(s.Gateways, elected):
 		return EgressNoGateway
 	case len(s.Errors) > 0:
 		return EgressInvalid
@@ -79,20 +84,23 @@ func (s *EgressPolicyStatus) Equal(o *EgressPolicyStatus) bool {
 		slices.Equal(s.Gateways, o.Gateways) && slices.Equal(s.Conflicts, o.Conflicts) &&
 		slices.Equal(s.Errors, o.Errors) &&
 		s.UID == o.UID && s.Generation == o.Generation && slices.Equal(s.LosesTo, o.LosesTo) &&
-		s.Refused == o.Refused &&
+		s.Refused == o.Refused && s.Drops == o.Drops &&
 		s.Pending == o.Pending && s.Applied == o.Applied
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressPolicyStatus) TableHeader() []string {
-	return []string{"Policy", "Gateways", "Programmed", "Failed", "Conflicts", "Errors"}
+	return []string{
+		"Policy", "State", "Gateways", "Programmed", "Failed", "Drops", "Conflicts", "Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (s *EgressPolicyStatus) TableRow() []string {
 	return []string{
-		s.Policy, listColumn(s.Gateways, " | "), fmt.Sprintf("%d/%d", s.Programmed, s.Rules),
-		fmt.Sprint(s.Failed), listColumn(s.Conflicts, "; "), listColumn(s.Errors, "; "),
+		s.Policy, string(s.State()), listColumn(s.Gateways, " | "),
+		fmt.Sprintf("%d/%d", s.Programmed, s.Rules), fmt.Sprint(s.Failed), orDash(s.Drops),
+		listColumn(s.Conflicts, "; "), listColumn(s.Errors, "; "),
 	}
 }
 

@@ -58,6 +58,9 @@ var Dataflow = cell.Group(
 	// Where egress traffic leaves: egress-gateways, egress-policy-status, sysctls.
 	egresstables.Cell,
 
+	// Which policies drop packets, as they cannot be applied.
+	droppingCell,
+
 	// What the programs know beside the policies, and where they run:
 	// egress-exits, covered-prefixes, cluster-nodes, pod-devices, datapath-config,
 	// overlay-devices, attachments.

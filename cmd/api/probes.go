@@ -24,6 +24,9 @@ const (
 	statusFailed   = "failed"   // a loop has ended; only restarting helps
 )
 
+// ModuleDropping is the module that says which policies drop packets. It is named first.
+const ModuleDropping = "dropping"
+
 // inessential modules may fail without the agent being restarted for it.
 var inessential = []string{"shell"}
 
@@ -128,7 +131,11 @@ func (r *HealthReport) add(row *tables.Health) {
 	if row.Error != "" {
 		reason += ": " + row.Error
 	}
-	r.Reasons = append(r.Reasons, reason)
+	if row.ID == ModuleDropping {
+		r.Reasons = slices.Insert(r.Reasons, 0, reason)
+	} else {
+		r.Reasons = append(r.Reasons, reason)
+	}
 	switch {
 	case row.Ended && essential(row.ID):
 		r.Status = statusFailed

@@ -90,11 +90,27 @@ func TestPage(t *testing.T) {
 	run("the agent goes and comes back", p.testConnection)
 }
 
+// TestPageOfHealthyNode looks at the page of an agent with which nothing is wrong.
+func TestPageOfHealthyNode(t *testing.T) {
+	p := startPage(t)
+	p.rewrite(t, policyManifest, "198.19.0.0/33", "198.19.0.0/16")
+	p.rewrite(t, policyManifest, "interface: eth1 # and the nodeSelector is missing",
+		"nodeSelector: {matchLabels: {kubernetes.io/hostname: node-2}}")
+	b := p.browser.within(t)
+	b.open("")
+	await(b, "All is well", heading)
+	await(b, 0, `document.querySelectorAll(".problems > li").length`)
+	await(b, true, `document.querySelectorAll(".tiles > li").length > 5`)
+	b.requireNoProblems()
+}
+
 func (p *page) testOverview(b *inBrowser) {
 	b.open("")
-	await(b, "Degraded: 1 problem", heading)
+	await(b, "Degraded: 2 problems", heading)
+	await(b, "dropping", `document.querySelector("#reasons + .problems strong").textContent`) // first
 	await(b, true, `document.querySelector("#reasons + .problems").textContent.includes('"198.19.0.0/33": prefix length out of range')`)
 	await(b, "#/policy/CiliumEgressGatewayPolicy/partner", `document.querySelector("#policies + .problems a").getAttribute("href")`)
+	await(b, "partner: drops the packets of its pods: spec.egressGateway.nodeSelector: required", `document.querySelector("#policies + .problems > li").textContent`)
 	await(b, "1 with an error", `document.querySelector("[data-title='Egress policies'] .note").textContent`)
 	await(b, true, `document.querySelectorAll(".tiles > li").length > 5`)
 	await(b, "on "+localNode, `document.getElementById("node").textContent`)
@@ -210,7 +226,7 @@ func (p *page) testTrace(b *inBrowser) {
 	await(b, "step-egress-rules", "document.activeElement.id")
 
 	b.open("#/policy/CiliumEgressGatewayPolicy/partner")
-	await(b, true, `document.querySelector(".verdict")?.textContent.startsWith("Something is wrong")`)
+	await(b, true, `document.querySelector(".verdict")?.textContent.startsWith("It drops the packets of its pods: spec.egressGateway.nodeSelector: required")`)
 	require.Equal(b.t, "error", eval[string](b, `document.querySelector(".chain li").className`))
 	b.open("#/policy/NetworkPolicy/shop/web")
 	await(b, "network-policies,network-policy-status,compiled-policies,rulesets,selectors,selector-matches,policy-entries,map-policy,verdicts,map-verdicts,subjects,map-subjects,pods",

@@ -48,7 +48,10 @@ func Of(row any) Condition {
 	case interface{ GetStatus() reconciler.Status }:
 		return ofStatus(r.GetStatus().Kind)
 	case *tables.EgressPolicyStatus:
-		return first(len(r.Errors) > 0 || r.Failed > 0, r.Programmed < r.Rules || r.Pending != "")
+		return first(
+			len(r.Errors) > 0 || r.Failed > 0 || r.Drops != "",
+			r.Programmed < r.Rules || r.Pending != "",
+		)
 	case *tables.NetworkPolicyStatus:
 		return ofState(r.State)
 	case *tables.BPFMap:

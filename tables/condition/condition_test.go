@@ -28,6 +28,7 @@ func TestOf(t *testing.T) {
 		"not programmed":         {&tables.EgressPolicyStatus{Rules: 2, Programmed: 1}, Pending},
 		"programmed":             {&tables.EgressPolicyStatus{Rules: 2, Programmed: 2}, Fine},
 		"refused":                {&tables.EgressPolicyStatus{Rules: 2, Programmed: 1, Failed: 1}, Error},
+		"drops packets":          {&tables.EgressPolicyStatus{Rules: 2, Programmed: 2, Drops: "no node matches"}, Error},
 		"in force":               {&tables.NetworkPolicyStatus{State: tables.PolicyInForce}, Fine},
 		"no pod here":            {&tables.NetworkPolicyStatus{State: tables.PolicyNotHere}, Fine},
 		"coming into force":      {&tables.NetworkPolicyStatus{State: tables.PolicyPending}, Pending},

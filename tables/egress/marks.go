@@ -24,9 +24,10 @@ func markUsers(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(string)) {
 	}
 }
 
-// statusChanged reports whether the status of a bucket changed. Its gateway does not matter.
+// statusChanged reports whether the status of a bucket changed, or whether it drops packets. Its
+// gateway does not matter.
 func statusChanged(old, new *tables.EgressGateway) bool {
-	return isDone(old.Status) != isDone(new.Status) ||
+	return isDone(old.Status) != isDone(new.Status) || old.Reason != new.Reason ||
 		policy.IsRefused(old.Status) != policy.IsRefused(new.Status)
 }
 

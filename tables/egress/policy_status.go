@@ -80,6 +80,7 @@ type progress struct {
 	isDone    bool
 	isOutside bool   // a pod has not moved to it yet
 	refused   string // what the kernel refused, empty if nothing
+	drops     string // why a bucket drops packets, empty if none does
 }
 
 func (s *policyStatusParams) newRound(in statedb.ReadTxn) *statusRound {
@@ -166,6 +167,7 @@ func (c *statusRound) addRules(row *tables.EgressPolicyStatus) {
 			group = c.group(r.Group)
 		}
 		row.Rules++
+		row.Drops = cmp.Or(row.Drops, group.drops)
 		if refused := cmp.Or(refusedOf(r), group.refused, ruleset.refused); refused != "" {
 			row.Failed++
 			row.Refused = cmp.Or(row.Refused, refused)
@@ -227,6 +229,7 @@ func (c *statusRound) group(number uint32) progress {
 	var s progress
 	done := 0
 	for bucket := range c.Gateways.Prefix(c.in, tables.EgressGatewaysOfGroup(number)) {
+		s.drops = cmp.Or(s.drops, bucket.Reason)
 		if isDone(bucket.Status) {
 			done++
 		}

@@ -25,6 +25,11 @@ func (t *Builder) egress(txn statedb.ReadTxn, s *Trace, name string) error {
 	}
 	add(s, t.t.EgressPolicies, "what the agent makes of the object",
 		slices.Values([]*tables.EgressPolicy{policy}))
+	if status, _, found := t.t.EgressStatus.Get(
+		txn, tables.EgressPolicyStatusByPolicy(name),
+	); found {
+		s.Drops = status.Drops
+	}
 	add(s, t.t.EgressStatus, "the status of the policy on this node",
 		one(txn, t.t.EgressStatus, tables.EgressPolicyStatusByPolicy(name)))
 

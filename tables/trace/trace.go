@@ -75,6 +75,7 @@ func New(t Tables) *Builder { return &Builder{t} }
 type Trace struct {
 	Policy    string              `json:"policy"` // kind/namespace/name, or kind/name
 	Condition condition.Condition `json:"condition,omitempty"`
+	Drops     string              `json:"drops,omitempty"` // why it drops packets of its pods
 	Steps     []Step              `json:"steps"`
 }
 

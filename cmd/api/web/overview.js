@@ -28,7 +28,7 @@ export function showOverview(element, signal) {
 
     const condition = health.status !== "ok" ? "error" : ready.ready ? "ok" : "pending";
     const words = {
-      error: `${health.status === "failed" ? "Failed" : "Degraded"}: ${count(health.reasons.length, "problem")}`,
+      error: `${health.status === "failed" ? "Failed" : "Degraded"}: ${count(reasonsOf(health).length, "problem")}`,
       pending: `Not ready yet: ${count(ready.pending?.length ?? 0, "thing")} to wait for`,
       ok: "All is well",
     };
@@ -37,7 +37,7 @@ export function showOverview(element, signal) {
     setAttribute(title, "class", "verdict " + condition);
     setText(summary, `${count(health.modules.length, "part")} of the agent report. Last looked at ${new Date().toLocaleTimeString("en-GB")}.`);
 
-    reasons.show(wrong(health.reasons ?? []));
+    reasons.show(wrong(reasonsOf(health)));
     waiting.show(unready(ready.pending ?? []));
     policies.show(bad);
     tables.show(graph.nodes.filter((n) => n.kind === "table" && n.errors + n.pending > 0 && n.name !== "health").map(stuck));
@@ -45,6 +45,9 @@ export function showOverview(element, signal) {
   });
   return "Overview";
 }
+
+// reasonsOf returns why the agent is unhealthy: /healthz of a healthy one has no such field.
+const reasonsOf = (health) => health.reasons ?? [];
 
 // section is a heading with a list, hidden while the list is empty.
 function section(title, name, below) {
@@ -111,6 +114,7 @@ async function wrongPolicies(graph, signal) {
   for (const name of names) {
     const { columns, rows } = await get(`tables/${name}?format=json`, signal);
     const wrong = rows.map((cells) => ({ cells, problem: problemOf(columns, cells) })).filter(({ problem }) => problem);
+    wrong.sort((a, b) => dropsFirst(a.problem) - dropsFirst(b.problem));
     for (const { cells, problem } of wrong.slice(0, mostPolicies)) {
       const { column, href } = traceOf(name, columns, cells);
       const policy = cells[columns.indexOf(column)];
@@ -125,9 +129,13 @@ async function wrongPolicies(graph, signal) {
   return entries;
 }
 
+const dropsFirst = ({ text }) => (text.startsWith("drops ") ? 0 : 1);
+
 function problemOf(columns, cells) {
   const cell = (column) => cells[columns.indexOf(column)];
   const state = cell("State");
+  if ((cell("Drops") ?? "-") !== "-") return { condition: "error", text: "drops the packets of its pods: " + cell("Drops") };
+  if ((cell("TooLarge") ?? "-") !== "-") return { condition: "error", text: "drops the packets of its pods: " + cell("TooLarge") };
   if (cell("Errors") !== "-") return { condition: "error", text: cell("Errors") };
   if (cell("Failed") !== "0") return { condition: "error", text: `the kernel refused ${cell("Failed")} of its entries` };
   if ((cell("Unsupported") ?? "-") !== "-") return { condition: "error", text: "not supported: " + cell("Unsupported") };

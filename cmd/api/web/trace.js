@@ -35,7 +35,7 @@ export function showTrace(element, signal, policy) {
   const texts = { error: "Something is wrong: look at the steps that are marked", pending: "On its way: not all of it is in the kernel", "": "All of it is as it should be" };
   poll(2000, signal, async () => {
     const trace = await get("trace?policy=" + encodeURIComponent(policy), signal);
-    const text = texts[trace.condition ?? ""];
+    const text = trace.drops ? "It drops the packets of its pods: " + trace.drops : texts[trace.condition ?? ""];
     if (verdict.textContent !== text) announce(text);
     setText(verdict, text);
     setAttribute(verdict, "class", "verdict small " + (trace.condition ?? "ok"));
