@@ -66,7 +66,8 @@ type ConfigValue struct {
 	LifetimeClosing uint32
 	ReportInterval  uint32
 	SharedPorts     [SharedPortRanges]PortRange // given to pods of addresses that the host itself uses
-	Pad2            uint32
+	ConnectionShare uint16                      // that a pod may have, in percent of what is free; 0: no limit
+	PortShare       uint16                      // the same, of the ports of an egress address towards a destination
 }
 
 func (v ConfigValue) String() string {
@@ -76,7 +77,8 @@ func (v ConfigValue) String() string {
 			ports = append(ports, fmt.Sprintf("%d-%d", r.First, r.Last))
 		}
 	}
-	return fmt.Sprintf("underlay=%s overlay=%d vni=%d port=%d flags=%s mark=%#x lifetimes=%d/%d/%d/%d shared-ports=%s",
+	return fmt.Sprintf("underlay=%s overlay=%d vni=%d port=%d flags=%s mark=%#x lifetimes=%d/%d/%d/%d shared-ports=%s shares=%d%%/%d%%",
 		v.Underlay, v.OverlayIfIndex, v.VNI, v.OverlayPort, v.Flags, v.MarkMask,
-		v.LifetimeTCP, v.LifetimeAny, v.LifetimeSYN, v.LifetimeClosing, strings.Join(ports, ","))
+		v.LifetimeTCP, v.LifetimeAny, v.LifetimeSYN, v.LifetimeClosing, strings.Join(ports, ","),
+		v.ConnectionShare, v.PortShare)
 }

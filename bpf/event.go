@@ -45,9 +45,13 @@ const (
 	ReasonUnknownDestination Reason = 34 // to a pod's device at no address of the pod, or off its link
 	ReasonPolicyDenied       Reason = 35 // no network policy allows it
 	ReasonPolicyRule         Reason = 36 // a rule of a network policy denies it
+	// the pod has its share of a map of connections or translations
+	ReasonConnectionShare Reason = 42
+	// the pod has its share of the egress address's ports towards the destination
+	ReasonPortShare Reason = 43
 
 	// ReasonCount bounds the numbers.
-	ReasonCount Reason = 40
+	ReasonCount Reason = 48
 )
 
 var reasonNames = map[Reason]string{
@@ -79,6 +83,8 @@ var reasonNames = map[Reason]string{
 	ReasonUnknownDestination:  "unknown destination address",
 	ReasonPolicyDenied:        "policy denied",
 	ReasonPolicyRule:          "policy denied by rule",
+	ReasonConnectionShare:     "connection share used up",
+	ReasonPortShare:           "port share used up",
 }
 
 // Drop reports whether the packet was dropped.

@@ -39,6 +39,10 @@ type DatapathConfig struct {
 	// SharedPorts are given to pods of addresses that the host itself uses.
 	SharedPorts [bpf.SharedPortRanges]bpf.PortRange `json:"sharedPorts"`
 
+	// Shares of pods, in percent of what is free; 0: no limit.
+	ConnectionShare uint16 `json:"connectionShare"`
+	PortShare       uint16 `json:"portShare"`
+
 	Reason string `json:"reason,omitempty"` // what of it is not as it should be
 
 	Reconciled `yaml:",inline"`
@@ -70,6 +74,8 @@ func (c *DatapathConfig) MapValue() bpf.ConfigValue {
 		LifetimeClosing: lifetimeClosing,
 		ReportInterval:  reportInterval,
 		SharedPorts:     c.SharedPorts,
+		ConnectionShare: c.ConnectionShare,
+		PortShare:       c.PortShare,
 	}
 }
 

@@ -19,13 +19,14 @@ const (
 	ToService  EntryFlags = 1 << 9 // where it ends is for the backstop to check
 	FromTunnel EntryFlags = 1 << 10
 	OfHost     EntryFlags = 1 << 11 // this host itself began it, or went on with it
+	OfPod      EntryFlags = 1 << 12 // to a pod of this node, from another one, in whose share it counts
 )
 
 var entryFlagNames = map[uint16]string{
 	uint16(RxClosing): "rx-closing", uint16(TxClosing): "tx-closing",
 	uint16(SeenNonSYN): "seen-non-syn",
 	uint16(ToService):  "service", uint16(FromTunnel): "from-tunnel",
-	uint16(OfHost): "host",
+	uint16(OfHost): "host", uint16(OfPod): "local-pod",
 }
 
 // Names returns the names of the flags that are set.

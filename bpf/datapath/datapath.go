@@ -38,21 +38,25 @@ func (s Sizes) byName() map[string]uint32 {
 		ctmap.CT4Any: s.CTAny, ctmap.CT6Any: s.CTAny,
 		natmap.Name4: s.NAT, natmap.Name6: s.NAT,
 		ctmap.Frag4: s.Fragments, ctmap.Frag6: s.Fragments,
-		EventsMap: s.Events,
+		EventsMap:     s.Events,
+		bpf.PortsMap:  s.NAT,
+		bpf.SharesMap: 0, // as it is declared
 	}
 }
 
 // copiers write the entries of maps to maps of another size. What metrics and
 // events hold is not worth it.
 var copiers = map[string]bpf.Copier{
-	ctmap.CT4TCP: bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
-	ctmap.CT4Any: bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
-	ctmap.CT6TCP: bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
-	ctmap.CT6Any: bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
-	natmap.Name4: bpf.CopyEntries[natmap.Key4, natmap.Entry4],
-	natmap.Name6: bpf.CopyEntries[natmap.Key6, natmap.Entry6],
-	ctmap.Frag4:  bpf.CopyEntries[ctmap.FragKey4, ctmap.FragValue],
-	ctmap.Frag6:  bpf.CopyEntries[ctmap.FragKey6, ctmap.FragValue],
+	ctmap.CT4TCP:  bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
+	ctmap.CT4Any:  bpf.CopyEntries[ctmap.Key4, ctmap.Entry],
+	ctmap.CT6TCP:  bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
+	ctmap.CT6Any:  bpf.CopyEntries[ctmap.Key6, ctmap.Entry],
+	natmap.Name4:  bpf.CopyEntries[natmap.Key4, natmap.Entry4],
+	natmap.Name6:  bpf.CopyEntries[natmap.Key6, natmap.Entry6],
+	ctmap.Frag4:   bpf.CopyEntries[ctmap.FragKey4, ctmap.FragValue],
+	ctmap.Frag6:   bpf.CopyEntries[ctmap.FragKey6, ctmap.FragValue],
+	bpf.PortsMap:  bpf.CopyEntries[bpf.PortKey, bpf.ShareValue],
+	bpf.SharesMap: bpf.CopyEntries[bpf.ShareKey, bpf.ShareValue],
 }
 
 // Options say what to load the programs with.
@@ -102,8 +106,26 @@ func (d *Datapath) load(opts Options) error {
 	if err != nil {
 		return errors.Join(loadError(err), closeAll(own))
 	}
+	if err := setRooms(collection); err != nil {
+		collection.Close()
+		return errors.Join(err, closeAll(own))
+	}
 	d.loaded.Store(collection)
 	return closeAll(own) // the collection has its own references
+}
+
+// limited are the maps whose room pods share, by their numbers in [bpf.ShareKey].
+var limited = [bpf.LimitedMaps]string{
+	ctmap.CT4TCP, ctmap.CT4Any, ctmap.CT6TCP, ctmap.CT6Any, natmap.Name4, natmap.Name6,
+}
+
+// setRooms tells the programs how large the maps are whose room pods share.
+func setRooms(c *ebpf.Collection) error {
+	var rooms [bpf.LimitedMaps]uint32
+	for i, name := range limited {
+		rooms[i] = c.Maps[name].MaxEntries()
+	}
+	return bpf.SetRooms(c.Maps[bpf.SharesMap], rooms)
 }
 
 // prepareMaps sets the sizes of the maps in a description of the programs, and

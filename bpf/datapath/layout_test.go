@@ -56,6 +56,9 @@ var layouts = []struct {
 	{c: "metric", goType: bpf.Metric{}},
 	{c: "event", goType: bpf.Event{}, aliases: map[string]string{
 		"saddr": "Source", "daddr": "Destination", "sport": "SourcePort", "dport": "DestPort"}},
+	{c: "share_key", goType: bpf.ShareKey{}},
+	{c: "port_key", goType: bpf.PortKey{}},
+	{c: "share_value", goType: bpf.ShareValue{}},
 	{c: "tuple4_key", goType: ctmap.Key4{}, aliases: tupleAliases},
 	{c: "tuple6_key", goType: ctmap.Key6{}, aliases: tupleAliases},
 	{c: "tuple4_key", goType: natmap.Key4{}, aliases: tupleAliases},
@@ -137,6 +140,8 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_frag4":    {ctmap.FragKey4{}, ctmap.FragValue{}},
 		"sluice_frag6":    {ctmap.FragKey6{}, ctmap.FragValue{}},
 		"sluice_metrics":  {uint32(0), bpf.Metric{}},
+		bpf.SharesMap:     {bpf.ShareKey{}, bpf.ShareValue{}},
+		bpf.PortsMap:      {bpf.PortKey{}, bpf.ShareValue{}},
 	}
 	for name, m := range spec.Maps {
 		if !strings.HasPrefix(name, "sluice_") || m.Type == ebpf.RingBuf || name == "sluice_clock" { // the programs' alone
@@ -180,7 +185,10 @@ var constants = map[string]uint64{
 	"TUPLE_SERVICE": uint64(ctmap.Service),
 	"CT_RX_CLOSING": uint64(ctmap.RxClosing), "CT_TX_CLOSING": uint64(ctmap.TxClosing),
 	"CT_SEEN_NON_SYN": uint64(ctmap.SeenNonSYN), "CT_FROM_TUNNEL": uint64(ctmap.FromTunnel), "CT_SERVICE": uint64(ctmap.ToService),
-	"CT_OF_HOST":    uint64(ctmap.OfHost),
+	"CT_OF_HOST": uint64(ctmap.OfHost), "CT_OF_POD": uint64(ctmap.OfPod),
+	"LIMITED_CT4_TCP": bpf.LimitedCT4TCP, "LIMITED_CT4_ANY": bpf.LimitedCT4Any,
+	"LIMITED_CT6_TCP": bpf.LimitedCT6TCP, "LIMITED_CT6_ANY": bpf.LimitedCT6Any,
+	"LIMITED_NAT4": bpf.LimitedNAT4, "LIMITED_NAT6": bpf.LimitedNAT6, "LIMITED_MAPS": bpf.LimitedMaps,
 	"REASON_PASSED": uint64(bpf.ReasonPassed), "REASON_TO_GATEWAY": uint64(bpf.ReasonToGateway),
 	"REASON_TRANSLATED": uint64(bpf.ReasonTranslated), "REASON_REPLY_LOCAL": uint64(bpf.ReasonReplyLocal),
 	"REASON_REPLY_OVERLAY": uint64(bpf.ReasonReplyOverlay), "REASON_HOST_TRANSLATED": uint64(bpf.ReasonHostTranslated),
@@ -188,7 +196,9 @@ var constants = map[string]uint64{
 	"REASON_DROPS":      uint64(bpf.ReasonDrops), "REASON_MALFORMED": uint64(bpf.ReasonMalformed),
 	"REASON_UNKNOWN_SOURCE": uint64(bpf.ReasonUnknownSource), "REASON_POD_NOT_READY": uint64(bpf.ReasonPodNotReady),
 	"REASON_NO_GATEWAY": uint64(bpf.ReasonNoGateway), "REASON_NO_EGRESS_IP": uint64(bpf.ReasonNoEgressIP),
-	"REASON_NO_SNAT_PORT": uint64(bpf.ReasonNoSNATPort), "REASON_UNKNOWN_NODE": uint64(bpf.ReasonUnknownNode),
+	"REASON_CONNECTION_SHARE": uint64(bpf.ReasonConnectionShare),
+	"REASON_PORT_SHARE":       uint64(bpf.ReasonPortShare),
+	"REASON_NO_SNAT_PORT":     uint64(bpf.ReasonNoSNATPort), "REASON_UNKNOWN_NODE": uint64(bpf.ReasonUnknownNode),
 	"REASON_NO_RULE": uint64(bpf.ReasonNoRule), "REASON_PREDATES_POLICY": uint64(bpf.ReasonPredatesPolicy),
 	"REASON_UNSUPPORTED_PROTOCOL": uint64(bpf.ReasonUnsupportedProtocol),
 	"REASON_UNKNOWN_FRAGMENT":     uint64(bpf.ReasonUnknownFragment), "REASON_TOO_BIG": uint64(bpf.ReasonTooBig),

@@ -42,7 +42,8 @@ type programsConfigValue struct {
 		First uint16
 		Last  uint16
 	}
-	Pad2 uint32
+	ConnectionShare uint16
+	PortShare       uint16
 }
 
 type programsCoveredValue struct {
@@ -180,6 +181,25 @@ type programsNodeValue struct {
 	Flags uint32
 }
 
+type programsPortKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Remote struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port     uint16
+	Protocol uint8
+	Pad      [5]uint8
+}
+
 type programsPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -191,6 +211,24 @@ type programsPrefixKey struct {
 type programsRuleKey struct {
 	_      structs.HostLayout
 	Cookie uint32
+}
+
+type programsShareKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Map     uint32
+	Reached uint32
+}
+
+type programsShareValue struct {
+	_     structs.HostLayout
+	Used  uint32
+	Room  uint32
+	Found uint32
+	Begun uint32
 }
 
 type programsStateValue struct {
@@ -245,10 +283,12 @@ const (
 	programsMapSluicePeers    = "sluice_peers"
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluicePolicy   = "sluice_policy"
+	programsMapSluicePorts    = "sluice_ports"
 	programsMapSluiceRoutes   = "sluice_routes"
 	programsMapSluiceRulehits = "sluice_rulehits"
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceRuleslot = "sluice_ruleslot"
+	programsMapSluiceShares   = "sluice_shares"
 	programsMapSluiceState    = "sluice_state"
 	programsMapSluiceSubjects = "sluice_subjects"
 	programsMapSluiceVerdicts = "sluice_verdicts"
@@ -336,10 +376,12 @@ type programsMapSpecs struct {
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.MapSpec `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
@@ -393,10 +435,12 @@ type programsMaps struct {
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.Map `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
@@ -426,10 +470,12 @@ func (m *programsMaps) Close() error {
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluicePorts,
 		m.SluiceRoutes,
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceVerdicts,

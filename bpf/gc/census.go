@@ -13,7 +13,7 @@ import (
 
 // Count returns how many entries maps have, by the counters that the kernel keeps.
 func Count(maps Maps) (Counts, error) {
-	all := maps.list()
+	all := maps.list(Shares{})
 	programs, err := load(all, map[string]bool{censusProgram: true})
 	if err != nil {
 		return Counts{}, err
@@ -22,7 +22,7 @@ func Count(maps Maps) (Counts, error) {
 	return count(programs, all)
 }
 
-func count(programs *ebpf.Collection, maps [mapCount]*ebpf.Map) (Counts, error) {
+func count(programs *ebpf.Collection, maps [allCount]*ebpf.Map) (Counts, error) {
 	if _, err := programs.Programs[censusProgram].Run(&ebpf.RunOptions{}); err != nil {
 		return Counts{}, fmt.Errorf("count entries: %w", err)
 	}
@@ -31,11 +31,12 @@ func count(programs *ebpf.Collection, maps [mapCount]*ebpf.Map) (Counts, error) 
 		return Counts{}, fmt.Errorf("read how many entries there are: %w", err)
 	}
 	counts := Counts{Now: uint32(found.Time / uint64(time.Second)), Entries: map[string]int{}}
-	for i, m := range maps {
+	for i, m := range maps[:mapCount] {
 		if m != nil {
 			counts.Entries[names[i]] = int(found.Entries[i])
 		}
 	}
+	counts.shares, counts.ports = int(found.Shares), int(found.Ports)
 	return counts, nil
 }
 

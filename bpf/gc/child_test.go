@@ -173,7 +173,7 @@ func (f *fixture) requireLive(left contents, flows int) {
 // killInPass has another process collect, and kills it at a random time.
 func (f *fixture) killInPass(method Method) {
 	cmd := child("TestKilledChild", string(method))
-	for _, m := range f.maps {
+	for _, m := range f.maps[:mapCount] {
 		fd, err := unix.FcntlInt(uintptr(m.FD()), unix.F_DUPFD_CLOEXEC, 0)
 		require.NoError(f, err)
 		file := os.NewFile(uintptr(fd), "map")

@@ -19,16 +19,20 @@ import (
 // the same time, and there must be one on a set of maps.
 type Collector struct {
 	programs  *ebpf.Collection
-	maps      [mapCount]*ebpf.Map
-	iterators [mapCount]*link.Iter
+	maps      [allCount]*ebpf.Map
+	iterators [allCount]*link.Iter
 	events    *ringbuf.Reader
 	scrubbed  []bpf.Address // what is in sluice_scrub
+	fullest   []Ports       // as the last pass has found them
 	always    Method        // of tests: instead of the choice by the number of entries
 }
 
 // Open prepares to collect in a set of maps, which must stay open.
-func Open(maps Maps) (*Collector, error) {
-	c := &Collector{maps: maps.list()}
+func Open(maps Maps) (*Collector, error) { return OpenShared(maps, Shares{}) }
+
+// OpenShared is the same for a set of which pods have shares.
+func OpenShared(maps Maps, shares Shares) (*Collector, error) {
+	c := &Collector{maps: maps.list(shares)}
 	wanted := map[string]bool{censusProgram: true}
 	for i, m := range c.maps {
 		if m != nil {
@@ -87,7 +91,10 @@ func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error
 	if err != nil {
 		return nil, err
 	}
-	for i, m := range c.maps {
+	if err := c.recount(ctx, stepBegin); err != nil {
+		return nil, err
+	}
+	for i, m := range c.maps[:mapCount] {
 		if m == nil {
 			continue
 		}
@@ -100,7 +107,7 @@ func (c *Collector) Run(ctx context.Context, f Filter) (passes []Pass, err error
 			return passes, fmt.Errorf("collect in map %s: %w", names[i], err)
 		}
 	}
-	return passes, nil
+	return passes, c.recount(ctx, stepEnd)
 }
 
 // sparse is how many times more room than entries a nearly empty map has. There an
@@ -129,12 +136,12 @@ func (c *Collector) collect(ctx context.Context, index, entries int, f Filter) (
 		}
 		method = choose(entries, c.maps[index].MaxEntries())
 	}
-	p, err := c.pass(ctx, index, method, f)
+	p, err := c.pass(ctx, index, method, c.counting(), f)
 	// A pass that removes entries may miss a neighbor of one. The next run finds it if it has
 	// expired. What has to go whether it has expired or not is looked for again at once.
 	for i := 1; i < thorough && err == nil && p.removed(f) > 0; i++ {
 		var again Pass
-		again, err = c.pass(ctx, index, method, f)
+		again, err = c.pass(ctx, index, method, stepNone, f)
 		p.merge(&again)
 		if again.removed(f) == 0 {
 			break

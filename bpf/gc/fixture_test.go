@@ -64,7 +64,7 @@ func (m *Maps) all() [mapCount]**ebpf.Map {
 // byName returns the maps of a set by their names.
 func byName(m Maps) map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{}
-	for i, m := range m.list() {
+	for i, m := range m.list(Shares{}) {
 		if m != nil {
 			all[names[i]] = m
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/natmap"
 )
@@ -19,6 +20,10 @@ type Maps struct {
 	NAT4, NAT6                     *ebpf.Map
 }
 
+// Shares are the maps that count what pods have of a set, and of ports. A pass counts
+// anew. There are both or none.
+type Shares struct{ Entries, Ports *ebpf.Map }
+
 // The maps of a set in the order in which a pass looks at them: connections
 // first, as translations go with them. The numbers are those of the programs
 // (bpf/programs/gc.h).
@@ -29,14 +34,21 @@ const (
 	indexCT6Any
 	indexNAT4
 	indexNAT6
-	mapCount
+	mapCount // behind these are the counts of what pods have
+
+	indexShares = iota - 1
+	indexPorts
+	allCount
 )
 
 // names are the names of the maps in the programs' object, in that order.
-var names = [mapCount]string{ctmap.CT4TCP, ctmap.CT4Any, ctmap.CT6TCP, ctmap.CT6Any, natmap.Name4, natmap.Name6}
+var names = [allCount]string{
+	ctmap.CT4TCP, ctmap.CT4Any, ctmap.CT6TCP, ctmap.CT6Any, natmap.Name4, natmap.Name6,
+	bpf.SharesMap, bpf.PortsMap,
+}
 
-func (m Maps) list() [mapCount]*ebpf.Map {
-	return [mapCount]*ebpf.Map{m.CT4TCP, m.CT4Any, m.CT6TCP, m.CT6Any, m.NAT4, m.NAT6}
+func (m Maps) list(s Shares) [allCount]*ebpf.Map {
+	return [allCount]*ebpf.Map{m.CT4TCP, m.CT4Any, m.CT6TCP, m.CT6Any, m.NAT4, m.NAT6, s.Entries, s.Ports}
 }
 
 // Method is a way to go through a map. [Collector.Run] chooses it for each map.
@@ -117,8 +129,19 @@ func (p *Pass) Removed() uint64 {
 	return p.Expired + p.Translations + p.Orphans + p.Scrubbed + p.Flushed + p.Condemned
 }
 
+// Ports are those of an egress address towards a destination.
+type Ports struct {
+	Egress   netip.Addr
+	Remote   netip.AddrPort
+	Protocol uint8
+	Used     int
+	Room     int // how many may be given out
+}
+
 // Counts are the numbers of entries that maps have.
 type Counts struct {
 	Now     uint32         // when they were counted, seconds of the maps' clock
 	Entries map[string]int // by names of maps
+
+	shares, ports int // counts that there are
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/natmap"
 )
@@ -45,7 +46,7 @@ func (c *Collector) Flush(
 // flush removes the chosen connections of one map.
 func (c *Collector) flush(ctx context.Context, index int, f Filter, chosen func(Entry) bool) (Pass, error) {
 	p := Pass{Map: names[index], Method: Keys}
-	if err := c.reset(); err != nil {
+	if err := c.reset(stepNone); err != nil {
 		return p, err
 	}
 	begun := time.Now()
@@ -101,6 +102,10 @@ func (c *Collector) byKey(ctx context.Context, index int, p *Pass, f Filter) err
 		return eachEntry(ctx, m, p, func(k ctmap.Key6, _ ctmap.Entry) error { return look(bytesOf(&k)) })
 	case indexNAT4:
 		return eachEntry(ctx, m, p, func(k natmap.Key4, _ natmap.Entry4) error { return look(bytesOf(&k)) })
+	case indexShares:
+		return eachEntry(ctx, m, p, func(k bpf.ShareKey, _ bpf.ShareValue) error { return look(bytesOf(&k)) })
+	case indexPorts:
+		return eachEntry(ctx, m, p, func(k bpf.PortKey, _ bpf.ShareValue) error { return look(bytesOf(&k)) })
 	}
 	return eachEntry(ctx, m, p, func(k natmap.Key6, _ natmap.Entry6) error { return look(bytesOf(&k)) })
 }

@@ -25,7 +25,7 @@ func programName(prefix string, index int) string {
 
 // load loads the wanted programs for the maps of a set. In the place of those that do
 // not exist are empty ones.
-func load(maps [mapCount]*ebpf.Map, wanted map[string]bool) (*ebpf.Collection, error) {
+func load(maps [allCount]*ebpf.Map, wanted map[string]bool) (*ebpf.Collection, error) {
 	spec, err := loadPrograms()
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)

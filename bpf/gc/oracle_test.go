@@ -38,7 +38,7 @@ func (f *fixture) dump() contents {
 		all[where{c.Map, t}] = c
 		return nil
 	}
-	for i, m := range f.maps {
+	for i, m := range f.maps[:mapCount] {
 		if m == nil {
 			continue
 		}

@@ -67,11 +67,13 @@ func (c *Collector) setScrubbed(addrs []netip.Addr) error {
 	return nil
 }
 
-// pass goes through one map.
-func (c *Collector) pass(ctx context.Context, index int, method Method, f Filter) (Pass, error) {
+// pass goes through one map, and does a step with the counts of what pods have.
+func (c *Collector) pass(
+	ctx context.Context, index int, method Method, step uint32, f Filter,
+) (Pass, error) {
 	p := Pass{Map: names[index], Method: method}
 	begun := time.Now()
-	if err := c.reset(); err != nil {
+	if err := c.reset(step); err != nil {
 		return p, err
 	}
 	through := c.iterate
@@ -85,9 +87,10 @@ func (c *Collector) pass(ctx context.Context, index int, method Method, f Filter
 	return p, c.fill(&p)
 }
 
-func (c *Collector) reset() error {
+func (c *Collector) reset(step uint32) error {
 	v := c.programs.Variables
-	if err := errors.Join(v["counts"].Set(programsGcCounts{}), v["run"].Set(programsGcRun{})); err != nil {
+	err := errors.Join(v["counts"].Set(programsGcCounts{}), v["run"].Set(programsGcRun{Step: step}))
+	if err != nil {
 		return fmt.Errorf("reset the counts of a pass: %w", err)
 	}
 	return nil

@@ -24,7 +24,7 @@ func (f *fixture) requireSameCount() contents {
 	f.Helper()
 	all := f.dump()
 	read := map[string]int{}
-	for i := range f.maps {
+	for i := range f.maps[:mapCount] {
 		if f.maps[i] != nil {
 			read[names[i]] = 0
 		}
@@ -192,7 +192,7 @@ func TestRunsAreBounded(t *testing.T) {
 	told := map[where]int{}
 	filter := Filter{Expired: true, Orphans: true, Removed: func(e Entry) { told[where{e.Map, e.Tuple}]++ }}
 	require.NoError(t, f.prepare(filter))
-	require.NoError(t, f.reset())
+	require.NoError(t, f.reset(stepNone))
 	opened, err := f.iterators[indexCT4TCP].Open()
 	require.NoError(t, err)
 	defer opened.Close()

@@ -13,20 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type programsAnyKey struct {
-	_  structs.HostLayout
-	V4 struct {
-		_        structs.HostLayout
-		Daddr    uint32
-		Saddr    uint32
-		Dport    uint16
-		Sport    uint16
-		Protocol uint8
-		Flags    uint8
-	}
-	_ [24]byte
-}
-
 type programsClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -56,7 +42,8 @@ type programsConfigValue struct {
 		First uint16
 		Last  uint16
 	}
-	Pad2 uint32
+	ConnectionShare uint16
+	PortShare       uint16
 }
 
 type programsCoveredValue struct {
@@ -148,6 +135,8 @@ type programsGcCensus struct {
 	_       structs.HostLayout
 	Time    uint64
 	Entries [6]int64
+	Shares  int64
+	Ports   int64
 }
 
 type programsGcControl struct {
@@ -186,13 +175,37 @@ type programsGcEvent struct {
 	Connection programsCtEntry
 }
 
+type programsGcFullest struct {
+	_   structs.HostLayout
+	Key struct {
+		_      structs.HostLayout
+		Egress struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
+		Remote struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
+		Pod struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
+		Port     uint16
+		Protocol uint8
+		Pad      [5]uint8
+	}
+	Used uint32
+	Room uint32
+}
+
 type programsGcRun struct {
 	_       structs.HostLayout
 	Begun   uint64
 	Now     uint32
+	Step    uint32
 	Entries uint32
 	Events  uint32
-	_       [4]byte
 }
 
 type programsGcSuspect struct {
@@ -273,6 +286,25 @@ type programsNodeValue struct {
 	Flags uint32
 }
 
+type programsPortKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Remote struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port     uint16
+	Protocol uint8
+	Pad      [5]uint8
+}
+
 type programsPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -297,6 +329,24 @@ type programsScrubKey struct {
 type programsScrubValue struct {
 	_        structs.HostLayout
 	Reserved uint32
+}
+
+type programsShareKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Map     uint32
+	Reached uint32
+}
+
+type programsShareValue struct {
+	_     structs.HostLayout
+	Used  uint32
+	Room  uint32
+	Found uint32
+	Begun uint32
 }
 
 type programsStateValue struct {
@@ -352,11 +402,13 @@ const (
 	programsMapSluicePeers    = "sluice_peers"
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluicePolicy   = "sluice_policy"
+	programsMapSluicePorts    = "sluice_ports"
 	programsMapSluiceRoutes   = "sluice_routes"
 	programsMapSluiceRulehits = "sluice_rulehits"
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceRuleslot = "sluice_ruleslot"
 	programsMapSluiceScrub    = "sluice_scrub"
+	programsMapSluiceShares   = "sluice_shares"
 	programsMapSluiceState    = "sluice_state"
 	programsMapSluiceSubjects = "sluice_subjects"
 	programsMapSluiceSuspects = "sluice_suspects"
@@ -368,17 +420,22 @@ const (
 	programsProgGcCt6Tcp      = "gc_ct6_tcp"
 	programsProgGcNat4        = "gc_nat4"
 	programsProgGcNat6        = "gc_nat6"
+	programsProgGcPorts       = "gc_ports"
+	programsProgGcShares      = "gc_shares"
 	programsProgOneCt4Any     = "one_ct4_any"
 	programsProgOneCt4Tcp     = "one_ct4_tcp"
 	programsProgOneCt6Any     = "one_ct6_any"
 	programsProgOneCt6Tcp     = "one_ct6_tcp"
 	programsProgOneNat4       = "one_nat4"
 	programsProgOneNat6       = "one_nat6"
+	programsProgOnePorts      = "one_ports"
+	programsProgOneShares     = "one_shares"
 	programsVarCandidate      = "candidate"
 	programsVarCensus         = "census"
 	programsVarControl        = "control"
 	programsVarCounts         = "counts"
 	programsVarEventType      = "event_type"
+	programsVarFullest        = "fullest"
 	programsVarRun            = "run"
 )
 
@@ -431,12 +488,16 @@ type programsProgramSpecs struct {
 	GcCt6Tcp     *ebpf.ProgramSpec `ebpf:"gc_ct6_tcp"`
 	GcNat4       *ebpf.ProgramSpec `ebpf:"gc_nat4"`
 	GcNat6       *ebpf.ProgramSpec `ebpf:"gc_nat6"`
+	GcPorts      *ebpf.ProgramSpec `ebpf:"gc_ports"`
+	GcShares     *ebpf.ProgramSpec `ebpf:"gc_shares"`
 	OneCt4Any    *ebpf.ProgramSpec `ebpf:"one_ct4_any"`
 	OneCt4Tcp    *ebpf.ProgramSpec `ebpf:"one_ct4_tcp"`
 	OneCt6Any    *ebpf.ProgramSpec `ebpf:"one_ct6_any"`
 	OneCt6Tcp    *ebpf.ProgramSpec `ebpf:"one_ct6_tcp"`
 	OneNat4      *ebpf.ProgramSpec `ebpf:"one_nat4"`
 	OneNat6      *ebpf.ProgramSpec `ebpf:"one_nat6"`
+	OnePorts     *ebpf.ProgramSpec `ebpf:"one_ports"`
+	OneShares    *ebpf.ProgramSpec `ebpf:"one_shares"`
 }
 
 // programsMapSpecs contains maps before they are loaded into the kernel.
@@ -466,11 +527,13 @@ type programsMapSpecs struct {
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.MapSpec `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
 	SluiceScrub    *ebpf.MapSpec `ebpf:"sluice_scrub"`
+	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.MapSpec `ebpf:"sluice_suspects"`
@@ -486,6 +549,7 @@ type programsVariableSpecs struct {
 	Control   *ebpf.VariableSpec `ebpf:"control"`
 	Counts    *ebpf.VariableSpec `ebpf:"counts"`
 	EventType *ebpf.VariableSpec `ebpf:"event_type"`
+	Fullest   *ebpf.VariableSpec `ebpf:"fullest"`
 	Run       *ebpf.VariableSpec `ebpf:"run"`
 }
 
@@ -532,11 +596,13 @@ type programsMaps struct {
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.Map `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
 	SluiceScrub    *ebpf.Map `ebpf:"sluice_scrub"`
+	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.Map `ebpf:"sluice_suspects"`
@@ -568,11 +634,13 @@ func (m *programsMaps) Close() error {
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluicePorts,
 		m.SluiceRoutes,
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
 		m.SluiceScrub,
+		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceSuspects,
@@ -589,6 +657,7 @@ type programsVariables struct {
 	Control   *ebpf.Variable `ebpf:"control"`
 	Counts    *ebpf.Variable `ebpf:"counts"`
 	EventType *ebpf.Variable `ebpf:"event_type"`
+	Fullest   *ebpf.Variable `ebpf:"fullest"`
 	Run       *ebpf.Variable `ebpf:"run"`
 }
 
@@ -603,12 +672,16 @@ type programsPrograms struct {
 	GcCt6Tcp     *ebpf.Program `ebpf:"gc_ct6_tcp"`
 	GcNat4       *ebpf.Program `ebpf:"gc_nat4"`
 	GcNat6       *ebpf.Program `ebpf:"gc_nat6"`
+	GcPorts      *ebpf.Program `ebpf:"gc_ports"`
+	GcShares     *ebpf.Program `ebpf:"gc_shares"`
 	OneCt4Any    *ebpf.Program `ebpf:"one_ct4_any"`
 	OneCt4Tcp    *ebpf.Program `ebpf:"one_ct4_tcp"`
 	OneCt6Any    *ebpf.Program `ebpf:"one_ct6_any"`
 	OneCt6Tcp    *ebpf.Program `ebpf:"one_ct6_tcp"`
 	OneNat4      *ebpf.Program `ebpf:"one_nat4"`
 	OneNat6      *ebpf.Program `ebpf:"one_nat6"`
+	OnePorts     *ebpf.Program `ebpf:"one_ports"`
+	OneShares    *ebpf.Program `ebpf:"one_shares"`
 }
 
 func (p *programsPrograms) Close() error {
@@ -620,12 +693,16 @@ func (p *programsPrograms) Close() error {
 		p.GcCt6Tcp,
 		p.GcNat4,
 		p.GcNat6,
+		p.GcPorts,
+		p.GcShares,
 		p.OneCt4Any,
 		p.OneCt4Tcp,
 		p.OneCt6Any,
 		p.OneCt6Tcp,
 		p.OneNat4,
 		p.OneNat6,
+		p.OnePorts,
+		p.OneShares,
 	)
 }
 

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "gc.h"
+#include "recount.h"
 
 static __always_inline bool is_scrubbed(const struct address *a)
 {
@@ -179,11 +179,12 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	struct ct_entry *there;
 	struct gc_event *event;
 	union any_key key ALIGNED;
+	__u16 entry_flags = e->flags;
 	struct tuple flow;
 	__u8 flags;
 
 	counts.scanned++;
-	if (lifetime >= run.now && !(control.flags & (GC_ALL | GC_SCRUB | GC_SURVIVORS))) {
+	if (lifetime >= run.now && !(control.flags & (GC_ALL | GC_SCRUB | GC_SURVIVORS)) && run.step != GC_COUNT) {
 		if (!counts.next_expiry || lifetime < counts.next_expiry)
 			counts.next_expiry = lifetime;
 		return;
@@ -191,6 +192,7 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	copy_key(&key, in_map, ipv6);
 	flow_of(&flow, &key, ipv6);
 	flags = ipv6 ? key.v6.flags : key.v4.flags;
+	recount_connection(&flow, flags, entry_flags, 1);
 	reason = judge_connection(&flow, flags, lifetime);
 	if (!reason) {
 		connection_stays(&flow, flags, e, lifetime);
@@ -226,6 +228,7 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	}
 	event_end(event, true);
 	count_reason(reason);
+	recount_connection(&flow, flags, entry_flags, -1);
 }
 
 /* Reports whether a translation has a connection, which may have expired: then they
@@ -302,6 +305,7 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 	to.tunnel = v4->tunnel;
 	to.addr = ipv6 ? v6->addr : mapped(v4->addr);
 	to.port = ipv6 ? v6->port : v4->port;
+	recount_translation(&t, flags, &to.addr, 1);
 
 	if (!to.used) {
 		if (!(control.flags & GC_ALL) && !abandoned(&t, flags, to.created)) {
@@ -318,12 +322,16 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 		event_end(event, !err);
 		counts.failed += err != 0;
 		counts.condemned += !err;
+		if (!err)
+			recount_translation(&t, flags, &to.addr, -1);
 		return;
 	}
 	reason = judge_translation(&t, flags, &to);
 	if (reason) {
-		if (gc_translation(&t, flags, &to, reason == GC_REASON_ORPHAN ? to.used : NAT_NOW, reason))
+		if (gc_translation(&t, flags, &to, reason == GC_REASON_ORPHAN ? to.used : NAT_NOW, reason)) {
 			count_reason(reason);
+			recount_translation(&t, flags, &to.addr, -1);
+		}
 		return;
 	}
 	if (!event_begin(&event, GC_SURVIVORS)) {

@@ -11,12 +11,11 @@
 
 #pragma once
 
-#include "report.h"
+#include "shares.h"
 
 #define CT_ATTEMPTS 3
 #define SECOND 1000000000ULL
 #define CT_GRACE 60 /* seconds behind the lifetime in which a reply is one still */
-#define CT_REVERSE 0x100 /* beside tuple_flags: the packet goes in the reply direction */
 
 #define CT_BOTH_CLOSING (CT_RX_CLOSING | CT_TX_CLOSING)
 
@@ -235,8 +234,8 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
  * packet, or of its reverse. One that expired, or was of a flow that ended, is
  * made anew. If the garbage collection is about to delete one, maybe on this very
  * CPU, there is none in the end: the packet goes on its own verdict. Returns whether
- * there is one. */
-SUBPROGRAM int ct_create(__u32 length, const struct packet *p, const struct decision *d, const struct config_value *cfg,
+ * the map has one more. */
+SUBPROGRAM int ct_make(__u32 length, const struct packet *p, const struct decision *d, const struct config_value *cfg,
 			 __u32 how)
 {
 	bool tx = !(how & CT_REVERSE);
@@ -269,7 +268,16 @@ SUBPROGRAM int ct_create(__u32 length, const struct packet *p, const struct deci
 			return !err;
 		old = ct_lookup(&p->flow, how);
 		if (old && ct_renew(old, &new))
-			return 1;
+			return 0;
 	}
 	return 0;
+}
+
+/* The same, and counts the entry. It is a function side by side with the one that counts,
+ * as they would be too deep for the stack one in another. */
+static __always_inline void ct_create(__u32 length, const struct packet *p, const struct decision *d,
+				      const struct config_value *cfg, __u32 how)
+{
+	if (ct_make(length, p, d, cfg, how))
+		connection_created(&p->flow, how, d->flags);
 }

@@ -39,7 +39,9 @@ enum reason {
 	REASON_UNKNOWN_DESTINATION = 34, /* to a pod's device at no address of the pod, or off its link */
 	REASON_POLICY_DENIED = 35,	 /* no network policy allows it */
 	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
-	REASON_COUNT = 40,
+	REASON_CONNECTION_SHARE = 42,	 /* the pod has its share of a map of connections or translations */
+	REASON_PORT_SHARE = 43,		 /* the pod has its share of the egress address's ports towards the destination */
+	REASON_COUNT = 48,
 };
 
 enum program {

@@ -76,9 +76,18 @@ struct gc_event {
 	};
 };
 
+/* What a pass does to the counts of pods' shares. */
+enum gc_step {
+	GC_NO_COUNT = 0,
+	GC_BEGIN_COUNT = 1, /* through the counts: what was counted so far */
+	GC_COUNT = 2,	    /* through the entries: count them */
+	GC_END_COUNT = 3,   /* through the counts: put what was found in the place of what there was then */
+};
+
 struct gc_run {
 	__u64 begun; /* 0: the next entry begins one */
 	__u32 now;   /* seconds */
+	__u32 step;  /* enum gc_step */
 	__u32 entries;
 	__u32 events;
 };

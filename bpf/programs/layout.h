@@ -257,7 +257,8 @@ struct config_value {
 	__u32 lifetime_closing;
 	__u32 report_interval;
 	struct port_range shared_ports[SHARED_PORT_RANGES];
-	__u32 pad2;
+	__u16 connection_share; /* that a pod may have, in percent of what is free; 0: no limit */
+	__u16 port_share;	/* the same, of the ports of an egress address towards a destination */
 };
 
 /* Values of the bits of the mark. */
@@ -298,6 +299,7 @@ enum ct_flags {
 	CT_SEEN_NON_SYN = 1 << 4,
 	CT_FROM_TUNNEL = 1 << 10,
 	CT_OF_HOST = 1 << 11, /* this host itself began it, or went on with it */
+	CT_OF_POD = 1 << 12, /* to a pod of this node, from another one, in whose share it counts */
 	CT_SERVICE = 1 << 9, /* to a service: where it ends is for the backstop to check */
 };
 
@@ -365,6 +367,41 @@ struct frag6_key {
 struct frag_value {
 	__be16 sport;
 	__be16 dport;
+};
+
+/* sluice_shares: how many entries of a map pods have, and all together. sluice_ports: how
+ * many ports of an egress address towards a destination. */
+
+enum limited_map { /* as the garbage collection counts them */
+	LIMITED_CT4_TCP = 0,
+	LIMITED_CT4_ANY = 1,
+	LIMITED_CT6_TCP = 2,
+	LIMITED_CT6_ANY = 3,
+	LIMITED_NAT4 = 4,
+	LIMITED_NAT6 = 5,
+	LIMITED_MAPS = 6,
+};
+
+struct share_key {
+	struct address pod; /* none: all entries */
+	__u32 map;	    /* enum limited_map */
+	__u32 reached;	    /* 1: of connections to the pod, which others began */
+};
+
+struct port_key {
+	struct address egress;
+	struct address remote;
+	struct address pod; /* none: all pods */
+	__be16 port;	    /* of the remote side */
+	__u8 protocol;
+	__u8 pad[5];
+};
+
+struct share_value {
+	__u32 used;  /* programs add what they create, and take nothing away */
+	__u32 room;  /* of all: how many there may be; the agent says so of entries */
+	__u32 found; /* by the garbage collection's pass */
+	__u32 begun; /* used, when that pass began */
 };
 
 /* sluice_scrub: addresses whose connections are to be removed. */

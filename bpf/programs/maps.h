@@ -88,6 +88,21 @@ WRITTEN_BY_PACKETS(sluice_ct6_tcp, struct tuple6_key, struct ct_entry);
 WRITTEN_BY_PACKETS(sluice_ct6_any, struct tuple6_key, struct ct_entry);
 WRITTEN_BY_PACKETS(sluice_nat4, struct tuple4_key, struct nat4_entry);
 WRITTEN_BY_PACKETS(sluice_nat6, struct tuple6_key, struct nat6_entry);
+/* Counts must not be evicted. If there is no room for one, there is no limit to what it
+ * would count. */
+#define COUNTED_BY_PACKETS(name, entries, key_type)	\
+	struct {					\
+		__uint(type, BPF_MAP_TYPE_HASH);	\
+		__uint(map_flags, BPF_F_NO_PREALLOC);	\
+		__uint(max_entries, entries);		\
+		__uint(pinning, LIBBPF_PIN_BY_NAME);	\
+		__type(key, key_type);			\
+		__type(value, struct share_value);	\
+	} name SEC(".maps")
+
+COUNTED_BY_PACKETS(sluice_shares, 65536, struct share_key);
+COUNTED_BY_PACKETS(sluice_ports, 1024, struct port_key);
+
 WRITTEN_BY_PACKETS(sluice_frag4, struct frag4_key, struct frag_value);
 WRITTEN_BY_PACKETS(sluice_frag6, struct frag6_key, struct frag_value);
 

@@ -225,6 +225,59 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 	return REASON_NO_SNAT_PORT;
 }
 
+/* Returns why a flow gets no port of the egress address d->egress; 0 if it may have one. */
+SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, const struct decision *d, const struct config_value *cfg)
+{
+	const struct share_value *all, *own;
+	const struct exit_value *exit;
+	struct share_key share = {};
+	struct port_key key;
+	struct ports p;
+
+	if (!flow || !d || !cfg)
+		return REASON_NAT_FAILED;
+	exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
+	if (!exit || d->of_host || d->renewed) /* nat_allocate says what is missing */
+		return 0;
+	translation_share(&share, &flow->saddr, flow->family);
+	if (share_used_up(&share, cfg))
+		return REASON_CONNECTION_SHARE;
+	port_share(&key, flow, &d->egress, NULL);
+	all = bpf_map_lookup_elem(&sluice_ports, &key);
+	if (!all)
+		return 0;
+	ports_of(&p, exit, cfg);
+	if (all->used >= p.count)
+		return REASON_NO_SNAT_PORT;
+	key.pod = flow->saddr;
+	own = bpf_map_lookup_elem(&sluice_ports, &key);
+	return own && over_share(own->used, all->used, p.count, cfg->port_share) ? REASON_PORT_SHARE : 0;
+}
+
+/* Counts a port that a flow has got. The host's own are not counted: it may have others
+ * than are given out to pods. */
+SUBPROGRAM int port_taken(const struct tuple *flow, const struct decision *d, const struct config_value *cfg)
+{
+	const struct exit_value *exit;
+	struct share_key share = {};
+	struct port_key key;
+	struct ports p;
+
+	if (!flow || !d || !cfg || d->renewed)
+		return 0;
+	translation_share(&share, d->of_host ? NULL : &flow->saddr, flow->family);
+	share_add(&share, ENTRIES_OF_TRANSLATION);
+	exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
+	if (!exit || d->of_host)
+		return 0;
+	ports_of(&p, exit, cfg);
+	port_share(&key, flow, &d->egress, NULL);
+	port_add(&key, p.count);
+	key.pod = flow->saddr;
+	port_add(&key, 0);
+	return 0;
+}
+
 /* Reports whether the packet may be the first of a flow. */
 static __always_inline bool begins(const struct packet *p)
 {
@@ -258,6 +311,7 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 		nat_forget(&p->flow, &to);
 	}
 	reason = no_address(&d->egress) ? decide_service(&p->flow, d) : 0;
+	d->renewed = same_address(&d->egress, &to.addr);
 	reason = reason < REASON_DROPS ? translatable(p) : reason;
 	return reason ? -(int)reason : NAT_WANTED;
 }
@@ -290,7 +344,11 @@ static __always_inline int translate(struct __sk_buff *ctx, const struct packet 
 
 	if (ret == NAT_WANTED) {
 		d->time = p->time;
-		ret = -(int)nat_allocate(ctx, &p->flow, d, cfg, tunnel);
+		ret = -(int)ports_used_up(&p->flow, d, cfg);
+		if (!ret)
+			ret = -(int)nat_allocate(ctx, &p->flow, d, cfg, tunnel);
+		if (!ret)
+			port_taken(&p->flow, d, cfg);
 		/* Another CPU may have been faster with the same flow. */
 		if (ret == -REASON_NAT_FAILED && nat_known(&p->flow))
 			ret = nat_prepare(p, d, tunnel);

@@ -80,7 +80,7 @@ int to_netdev(struct __sk_buff *ctx)
 	const struct config_value *cfg = config();
 	const struct address none = {};
 	struct packet p = {};
-	struct decision d = {.of_host = 1};
+	struct decision d = {.of_host = 1, .flags = CT_OF_HOST};
 	int err;
 
 	look_at_state(&d);

@@ -46,6 +46,8 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 		return err;
 	judge_for(d, NULL);
 	d->live = tracked(p);
+	if (!d->live && begins(p) && connections_used_up(p, cfg, TUPLE_OUT, 0))
+		return -REASON_CONNECTION_SHARE;
 	err = translate(ctx, p, d, cfg, node);
 	if (err)
 		return err;

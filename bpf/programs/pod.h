@@ -284,6 +284,11 @@ int from_pod(struct __sk_buff *ctx)
 		reason = judge_new(&p, pod, &d);
 		begins = !reason && p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !to_many(&p.flow) &&
 			 !(is_subject(pod, &d) && (mid_stream(&p) || resumes_denied_flow(&p, pod, &d, cfg)));
+		if (begins && connections_used_up(&p, cfg, TUPLE_OUT, 0)) {
+			/* What began before goes on, without an entry. */
+			begins = false;
+			reason = mid_stream(&p) ? 0 : REASON_CONNECTION_SHARE;
+		}
 	}
 	count_rule(d.cookie, ctx->len);
 	if (reason)
@@ -384,9 +389,14 @@ int to_pod(struct __sk_buff *ctx)
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
-		if (!mid_stream(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) {
+		if (!d.flags && local_pod(&p.flow.saddr, d.slot))
+			d.flags = CT_OF_POD;
+		if ((!mid_stream(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) &&
+		    !connections_used_up(&p, cfg, TUPLE_IN, d.flags)) {
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);
 			report_flow(ctx, &p, &d, cfg, WHAT(REASON_PASSED, PROGRAM_TO_POD, DIRECTION_INGRESS));
+		} else if (!mid_stream(&p)) {
+			return drop(ctx, &p, &d, REASON_CONNECTION_SHARE, PROGRAM_TO_POD, DIRECTION_INGRESS);
 		}
 	}
 	count(REASON_PASSED, DIRECTION_INGRESS, ctx->len);

@@ -22,7 +22,8 @@ struct decision {
 	};
 	__u8 of_host;  /* it is not a pod's, but the host's own */
 	__u8 live;     /* its connection is tracked */
-	__u16 slot;    /* that was in force when the packet came: all is looked up there */
+	__u8 renewed;  /* it had a port, which it has just given up */
+	__u8 slot;     /* that was in force when the packet came: all is looked up there */
 	__u32 cookie;  /* of the rules of network policies that decided */
 	__u64 time;    /* when the packet came */
 };

@@ -34,6 +34,9 @@ type Config struct {
 	AllowLocalhost string
 	SharedPorts    string
 	MarkMask       string
+
+	ConnectionShare uint16
+	PortShare       uint16
 }
 
 // DefaultConfig is the configuration without flags.
@@ -45,6 +48,9 @@ var DefaultConfig = Config{
 	AllowLocalhost: allowLocalhostAlways,
 	SharedPorts:    sharedPortsAuto,
 	MarkMask:       "0x3000",
+
+	ConnectionShare: 100,
+	PortShare:       100,
 }
 
 // Flags implements [cell.Flagger].
@@ -56,6 +62,8 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Bool("backstop", c.Backstop, "Drop what egress policies may concern while the pod's device has no program yet")
 	flags.String("allow-localhost", c.AllowLocalhost, "Whether this node reaches its own pods: always, or if a network policy allows it: policy")
 	flags.String("shared-ports", c.SharedPorts, "Ports given to pods of egress addresses that the node itself uses, as FIRST-LAST,...; auto leaves out those of the node and of NodePorts")
+	flags.Uint16("connection-share", c.ConnectionShare, "Connections that a pod may have in a map, in percent of what is free there; 0: no limit")
+	flags.Uint16("port-share", c.PortShare, "Ports of an egress address towards a destination that a pod may have, in percent of what is free; 0: no limit")
 	flags.String("mark-mask", c.MarkMask, "Bits of the packet mark that are the programs', at least two in a row")
 }
 

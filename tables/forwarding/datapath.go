@@ -73,8 +73,12 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 		Flags:       c.Settings.flags,
 		MarkMask:    c.Settings.markMask,
 		SharedPorts: c.Settings.sharedPorts,
-		Reason:      c.Settings.reason,
-		Reconciled:  tables.Pending(),
+
+		ConnectionShare: c.Settings.ConnectionShare,
+		PortShare:       c.Settings.PortShare,
+
+		Reason:     c.Settings.reason,
+		Reconciled: tables.Pending(),
 	}
 	c.underlay(txn, row)
 	if d := overlayDevice(txn, c.Devices); d != nil {

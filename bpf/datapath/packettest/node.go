@@ -155,6 +155,9 @@ func (n *Node) Reset() error {
 	if _, err := n.Events(); err != nil {
 		return err
 	}
+	if err := n.SetRoom(packetEntries); err != nil {
+		return err
+	}
 	if err := n.SetConfig(n.defaultConfig()); err != nil {
 		return err
 	}
@@ -167,6 +170,16 @@ func (n *Node) Reset() error {
 		}
 	}
 	return nil
+}
+
+// SetRoom says how many entries each map of connections and translations may have for pods
+// to share, whatever its size.
+func (n *Node) SetRoom(entries uint32) error {
+	var rooms [bpf.LimitedMaps]uint32
+	for i := range rooms {
+		rooms[i] = entries
+	}
+	return bpf.SetRooms(n.Map(bpf.SharesMap), rooms)
 }
 
 // SetGeneration begins a generation.
@@ -192,6 +205,24 @@ func (n *Node) defaultConfig() bpf.ConfigValue {
 			{First: SharedFirst, Last: SharedFirst + 15}, {First: SharedLast - 15, Last: SharedLast},
 		},
 	}
+}
+
+// SetShares sets what pods may have, in percent of what is free.
+func (n *Node) SetShares(connections, ports uint16) error {
+	c := n.Config
+	c.ConnectionShare, c.PortShare = connections, ports
+	return n.SetConfig(c)
+}
+
+// Share returns how many entries of a map a pod has, or all if it is the zero address.
+func (n *Node) Share(pod netip.Addr, limited, reached uint32) (uint32, error) {
+	var v bpf.ShareValue
+	key := bpf.ShareKey{Pod: bpf.AddressFrom(pod), Map: limited, Reached: reached}
+	err := n.Map(bpf.SharesMap).Lookup(key, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, nil
+	}
+	return v.Used, err
 }
 
 // AddFlags sets flags of the configuration.
