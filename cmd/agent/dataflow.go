@@ -105,7 +105,7 @@ var Dataflow = cell.Group(
 	attach.Cell,
 
 	// Connections that have ended: ct-gc-runs.
-	cell.Provide(func(d *datapath.Datapath) ctgc.Datapath { return d }, portsExhausted),
+	cell.Provide(func(d *datapath.Datapath) ctgc.Datapath { return d }, exhausted),
 	ctgc.Cell,
 
 	// Kernel parameters.
@@ -135,7 +135,10 @@ func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {
 	return m, register(r, m)
 }
 
-// portsExhausted tells the garbage collection of what packets were dropped for.
-func portsExhausted(s *events.Source) ctgc.Exhausted {
-	return stream.Map(s.PortsExhausted(), func(*tables.Event) struct{} { return struct{}{} })
+// exhausted tells the garbage collection of what packets were dropped for.
+func exhausted(s *events.Source) ctgc.Exhausted {
+	signals := func(drops stream.Observable[*tables.Event]) stream.Observable[struct{}] {
+		return stream.Map(drops, func(*tables.Event) struct{} { return struct{}{} })
+	}
+	return ctgc.Exhausted{Ports: signals(s.PortsExhausted()), Shares: signals(s.SharesUsedUp())}
 }

@@ -184,7 +184,7 @@ func checksum(b []byte) uint16 {
 func TestTrafficPortsUsedUp(t *testing.T) {
 	t.Parallel()
 	const ports = 10
-	tr := newTraffic(t, Options{Nodes: 2, AgentFlags: []string{"--shared-ports=20000-20009"}})
+	tr := newTraffic(t, Options{Nodes: 2, AgentFlags: []string{"--shared-ports=20000-20009", "--port-share=0"}})
 	n1, n2 := tr.Nodes[0], tr.Nodes[1]
 	p := tr.pod(n1, "a", "a")
 	// The node's own address: only the ports of the flag are given out.

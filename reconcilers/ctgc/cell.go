@@ -83,8 +83,11 @@ func (c Config) warn(log *slog.Logger) {
 	}
 }
 
-// Exhausted tells when a port to translate to was wanted and there was none.
-type Exhausted stream.Observable[struct{}]
+// Exhausted tells when packets were dropped for want of what garbage may take.
+type Exhausted struct {
+	Ports  stream.Observable[struct{}] // there was no port to translate to
+	Shares stream.Observable[struct{}] // a pod had its share of connections or ports
+}
 
 type params struct {
 	cell.In
@@ -152,11 +155,15 @@ func register(j jobs) error {
 		w.former = j.Maps.FormerPods
 	}
 	j.Jobs.Add(job.OneShot("collect", j.Runner.run), job.OneShot("follow-endpoints", w.run))
-	if j.Exhausted != nil {
-		j.Jobs.Add(job.Observer("follow-ports", func(context.Context, struct{}) error {
-			j.Runner.portsExhausted()
-			return nil
-		}, stream.Observable[struct{}](j.Exhausted)))
+	if j.Exhausted != (Exhausted{}) {
+		follow := func(name, reason string, drops stream.Observable[struct{}]) {
+			j.Jobs.Add(job.Observer(name, func(context.Context, struct{}) error {
+				j.Runner.exhausted(reason)
+				return nil
+			}, drops))
+		}
+		follow("follow-ports", ReasonPortsExhausted, j.Exhausted.Ports)
+		follow("follow-shares", ReasonSharesUsedUp, j.Exhausted.Shares)
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ type Collector interface {
 	Run(ctx context.Context, f gc.Filter) ([]gc.Pass, error)
 	Flush(ctx context.Context, chosen func(gc.Entry) bool, removed func(gc.Entry)) ([]gc.Pass, error)
 	Count() (gc.Counts, error)
+	Fullest() []gc.Ports
 	Close() error
 }
 
@@ -50,6 +51,7 @@ type set struct {
 	release func() error
 
 	failure, uncounted error // of the last pass, and count
+	short              error // of what there is little room left
 }
 
 // nameOf returns the name of a map for the world.
@@ -77,15 +79,16 @@ type opener struct {
 // global opens the set that the programs use.
 func (o *opener) global() (*set, error) {
 	d := o.datapath
-	return o.open(globalSet, gc.Maps{
+	shares := gc.Shares{Entries: d.Map(bpf.SharesMap), Ports: d.Map(bpf.PortsMap)}
+	return o.open(globalSet, shares, gc.Maps{
 		CT4TCP: d.Map(ctmap.CT4TCP), CT4Any: d.Map(ctmap.CT4Any),
 		CT6TCP: d.Map(ctmap.CT6TCP), CT6Any: d.Map(ctmap.CT6Any),
 		NAT4: d.Map(natmap.Name4), NAT6: d.Map(natmap.Name6),
 	})
 }
 
-func (o *opener) open(name string, m gc.Maps) (*set, error) {
-	c, err := gc.Open(m)
+func (o *opener) open(name string, shares gc.Shares, m gc.Maps) (*set, error) {
+	c, err := gc.OpenShared(m, shares)
 	if err != nil {
 		return nil, err
 	}

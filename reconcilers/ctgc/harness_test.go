@@ -40,6 +40,7 @@ type fakeCollector struct {
 	err       error // of passes
 	counted   int
 	uncounted error // of counts
+	fullest   []gc.Ports
 
 	// during, if not nil, is called in each pass, and is what it comes to.
 	during func(gc.Filter) []gc.Pass
@@ -102,6 +103,8 @@ func (c *fakeCollector) Count() (gc.Counts, error) {
 	}
 	return counts, nil
 }
+
+func (c *fakeCollector) Fullest() []gc.Ports { return c.fullest }
 
 func (c *fakeCollector) Close() error { c.closed = true; return nil }
 

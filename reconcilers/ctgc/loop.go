@@ -59,6 +59,8 @@ type loop struct {
 	nextPorts, nextScrub                     time.Time
 	pollAt, openAt, lookAt, portsAt, scrubAt time.Time
 
+	portsFor string // reason of the pass at portsAt
+
 	unseen error // of the last look
 }
 
@@ -75,9 +77,12 @@ func (l *loop) run(ctx context.Context) {
 			enabled, l.unasked, l.pollAt = nil, true, time.Now()
 		case q := <-l.requests:
 			q.reply <- l.serve(ctx, q)
-		case <-l.ports:
+		case reason := <-l.ports:
 			if l.portsAt.IsZero() {
-				l.portsAt = latest(time.Now(), l.nextPorts)
+				l.portsAt, l.portsFor = latest(time.Now(), l.nextPorts), reason
+			}
+			if reason == ReasonPortsExhausted {
+				l.portsFor = reason
 			}
 		case <-l.scrubs.wake:
 			if l.scrubAt.IsZero() {
@@ -112,8 +117,12 @@ func (l *loop) work(ctx context.Context) {
 	is := func(at time.Time) bool { return l.unasked && !at.IsZero() && !time.Now().Before(at) }
 	if is(l.portsAt) {
 		l.portsAt, l.nextPorts = time.Time{}, time.Now().Add(l.timing.Ports)
-		l.everywhere(ctx, ReasonPortsExhausted, func(*observation) gc.Filter {
-			return gc.Filter{Expired: true, Orphans: true} // no grace: it takes ports
+		l.everywhere(ctx, l.portsFor, func(o *observation) gc.Filter {
+			f := usual(o)
+			if l.portsFor == ReasonPortsExhausted {
+				f.ReplyGrace = 0 // it takes ports
+			}
+			return f
 		})
 	}
 	if is(l.scrubAt) {
@@ -190,6 +199,7 @@ func (l *loop) observe(s *set) (*observation, error) {
 		s.uncounted = fmt.Errorf("count entries of the %s maps: %w", s.name, s.uncounted)
 		return o, s.uncounted
 	}
+	s.short = shortOf(s, o)
 	// An error here keeps no pass from being made.
 	if err := l.reporter.show(s, o.counts.Entries); err != nil {
 		s.uncounted = fmt.Errorf("show how full the %s maps are: %w", s.name, err)

@@ -18,6 +18,7 @@ type metrics struct {
 	interval      *prometheus.GaugeVec
 	lost          prometheus.Counter
 	scrubs        *prometheus.CounterVec
+	ports         *portMetrics
 }
 
 func newMetrics() *metrics {
@@ -29,6 +30,7 @@ func newMetrics() *metrics {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{label})
 	}
 	return &metrics{
+		ports:    &portMetrics{},
 		runs:     counter(name("runs_total"), "Passes through a map.", "map", "reason", "outcome"),
 		removed:  counter(name("removed_total"), "Entries removed by passes through a map, of it or of that of its translations.", "map", "reason"),
 		longest:  gauge(name("longest_run_seconds"), "For how long the kernel was busy at a stretch with the last pass through a map, at most.", "map"),
@@ -45,7 +47,7 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.runs, m.removed, m.duration, m.longest, m.interval, m.lost, m.scrubs} {
+	for _, c := range []prometheus.Collector{m.runs, m.removed, m.duration, m.longest, m.interval, m.lost, m.scrubs, m.ports} {
 		if err := r.Register(c); err != nil {
 			return err
 		}

@@ -93,6 +93,9 @@ func mapRow(name string, entries int, size uint32) tables.BPFMap {
 // passed tells of a pass.
 func (r *reporter) passed(p *report) {
 	r.metrics.passed(p)
+	if p.set.name == globalSet && p.err == nil {
+		r.metrics.ports.show(p.set.collector.Fullest())
+	}
 	if err := r.write(p); err != nil {
 		r.log.Error("Pass is not in the table", "error", err)
 	}
@@ -156,8 +159,9 @@ func (r *reporter) rowsOf(p *report) (rows []*tables.CTGCRun) {
 
 // reportHealth says what passes are made, or what is wrong.
 func (r *reporter) reportHealth(sets []*set, unasked bool, unseen error) {
-	failures := []error{unseen}
+	failures, short := []error{unseen}, []error(nil)
 	for _, s := range sets {
+		short = append(short, s.short)
 		if s.failure != nil {
 			failures = append(failures, fmt.Errorf("last pass through the %s maps: %w", s.name, s.failure))
 		}
@@ -166,6 +170,10 @@ func (r *reporter) reportHealth(sets []*set, unasked bool, unseen error) {
 	}
 	if err := errors.Join(failures...); err != nil {
 		r.health.Degraded("Connections that have ended may stay", err)
+		return
+	}
+	if err := errors.Join(short...); err != nil {
+		r.health.Degraded("There is little room left for connections", err)
 		return
 	}
 	r.health.OK(message(sets, unasked))

@@ -55,7 +55,7 @@ type Timing struct {
 	Poll     time.Duration // between counts of the entries
 	Look     time.Duration // between looks at what changes rarely: sets of maps, fragments
 	Coalesce time.Duration // for which addresses that go are collected
-	Ports    time.Duration // at least, between passes for want of ports
+	Ports    time.Duration // at least, between passes for want of ports, or of shares
 }
 
 // DefaultTiming is used if nothing else is provided.
@@ -76,7 +76,7 @@ type Runner struct {
 	scrubs    scrubs
 
 	requests chan *request
-	ports    chan struct{} // a port was not to be had
+	ports    chan string   // a port was not to be had: the reason of the pass
 	enabled  chan struct{} // closed when passes are made unasked
 	ended    chan struct{} // closed when no pass will be made any more
 	enable   sync.Once
@@ -88,7 +88,7 @@ func newRunner() *Runner {
 	r := &Runner{
 		timing:   DefaultTiming,
 		requests: make(chan *request),
-		ports:    make(chan struct{}, 1),
+		ports:    make(chan string, 1),
 		enabled:  make(chan struct{}),
 		ended:    make(chan struct{}),
 		scrubs:   scrubs{addrs: map[netip.Addr]struct{}{}, wake: make(chan struct{}, 1)},
@@ -119,10 +119,11 @@ func (r *Runner) Flush(ctx context.Context, chosen func(gc.Entry) bool, reason s
 	}})
 }
 
-// portsExhausted asks for a pass as ports have run out.
-func (r *Runner) portsExhausted() {
+// exhausted asks for a pass with a reason, as packets are dropped for want of what it may
+// find. Of two reasons at the same moment one is asked for again by the next packets.
+func (r *Runner) exhausted(reason string) {
 	select {
-	case r.ports <- struct{}{}:
+	case r.ports <- reason:
 	default:
 	}
 }

@@ -27,7 +27,7 @@ import (
 func TestEnable(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.set(ctmap.CT4TCP, 1000)
-		w.runner.portsExhausted()
+		w.runner.exhausted(ReasonPortsExhausted)
 		w.wait(time.Hour)
 		require.Empty(t, w.takeRuns())
 		level, text := w.health.last()
@@ -64,7 +64,7 @@ func TestMemory(t *testing.T) {
 		go r.run(ctx, health)
 		r.Enable()
 		r.scrubs.add(netip.MustParseAddr("10.0.0.1"))
-		r.portsExhausted()
+		r.exhausted(ReasonPortsExhausted)
 		time.Sleep(time.Hour)
 		_, err := r.Run(t.Context(), gc.Filter{}, "")
 		require.ErrorIs(t, err, ErrNoMaps)
@@ -129,12 +129,12 @@ func TestPortsExhausted(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.does(func(gc.Filter) []gc.Pass { return w.pass(0, clock()+1e6) })
 		w.know()
-		w.runner.portsExhausted()
+		w.runner.exhausted(ReasonPortsExhausted)
 		w.wait(time.Minute)
 		require.Empty(t, w.takeRuns(), "there is nothing")
 		w.set(ctmap.CT4TCP, 10)
 		for range 1000 {
-			w.runner.portsExhausted()
+			w.runner.exhausted(ReasonPortsExhausted)
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()

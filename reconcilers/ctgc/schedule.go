@@ -21,11 +21,14 @@ const (
 	ReasonInterval       = "interval"        // some may have expired since the last one
 	ReasonFilling        = "filling"         // a map is getting full
 	ReasonPortsExhausted = "ports-exhausted" // a port to translate to was not to be had
+	ReasonSharesUsedUp   = "shares-used-up"  // a pod had its share of connections or ports
 	ReasonEndpointsGone  = "endpoints-gone"  // addresses are nobody's any more
 	ReasonRequest        = "request"         // somebody asked for it
 )
 
-var ownReasons = []string{ReasonStart, ReasonInterval, ReasonFilling, ReasonPortsExhausted, ReasonEndpointsGone}
+var ownReasons = []string{
+	ReasonStart, ReasonInterval, ReasonFilling, ReasonPortsExhausted, ReasonSharesUsedUp, ReasonEndpointsGone,
+}
 
 // maxReason is how many characters the reason of a request may have.
 const maxReason = 64
@@ -54,7 +57,9 @@ const (
 	growBelow   = 0.05
 	growBy      = 1.5
 
-	filling     = 0.5 // of a map's room; with growth of fillingStep since the last pass
+	// Of a map's room, with growth of fillingStep since the last pass. One pod has no more than
+	// half of it, and must not be refused for want of a pass.
+	filling     = 0.4
 	fillingStep = 0.1
 
 	// nearlyFull is where the kernel may evict entries, each of which may leave

@@ -261,19 +261,19 @@ func TestFilling(t *testing.T) {
 		require.Equal(t, []string{ReasonStart}, w.reasons())
 		w.wait(time.Minute)
 
-		w.set(ctmap.CT4TCP, 499) // grown, but not half full
+		w.set(ctmap.CT4TCP, 399) // grown, but not 40 % full
+		w.wait(time.Minute)
+		require.Empty(t, w.reasons())
+		w.set(ctmap.CT4TCP, 400)
+		w.wait(5 * time.Second)
+		require.Equal(t, []string{ReasonFilling}, w.reasons())
+		w.set(ctmap.CT4TCP, 499) // not grown by a tenth
 		w.wait(time.Minute)
 		require.Empty(t, w.reasons())
 		w.set(ctmap.CT4TCP, 500)
 		w.wait(5 * time.Second)
 		require.Equal(t, []string{ReasonFilling}, w.reasons())
-		w.set(ctmap.CT4TCP, 599) // not grown by a tenth
-		w.wait(time.Minute)
-		require.Empty(t, w.reasons())
 		w.set(ctmap.CT4TCP, 600)
-		w.wait(5 * time.Second)
-		require.Equal(t, []string{ReasonFilling}, w.reasons())
-		w.set(ctmap.CT4TCP, 700)
 		w.wait(5 * time.Second)
 		require.Empty(t, w.reasons(), "not twice within the least interval")
 		w.wait(5 * time.Second)

@@ -269,6 +269,14 @@ func TestPortsExhausted(t *testing.T) {
 	require.Equal(t, "no SNAT port", (<-got).Reason)
 	require.Empty(t, got)
 	require.Zero(t, w.Monitors.NumObjects(w.DB.ReadTxn()), "it makes the kernel report no flows")
+
+	shares := make(chan *tables.Event, 10)
+	w.SharesUsedUp().Observe(ctx, func(e *tables.Event) { shares <- e }, func(error) {})
+	w.handle(rawDrop(func(e *bpf.Event) { e.Reason = bpf.ReasonConnectionShare }))
+	w.handle(rawDrop(func(e *bpf.Event) { e.Reason = bpf.ReasonPortShare }))
+	require.Equal(t, "connection share used up", (<-shares).Reason)
+	require.Equal(t, "port share used up", (<-shares).Reason)
+	require.Empty(t, got)
 }
 
 // A follower that does not read loses events, and learns how many behind those that it gets.

@@ -82,7 +82,16 @@ func (s *Source) Follow(filter Filter) stream.Observable[*tables.Event] {
 // PortsExhausted returns the drops for want of a port to translate to: what to
 // collect garbage for.
 func (s *Source) PortsExhausted() stream.Observable[*tables.Event] {
-	return s.Follow(Filter{Kinds: []bpf.EventKind{bpf.EventDrop}, Reasons: []bpf.Reason{bpf.ReasonNoSNATPort}})
+	return s.dropped(bpf.ReasonNoSNATPort)
+}
+
+// SharesUsedUp returns the drops of what pods begin that have their share.
+func (s *Source) SharesUsedUp() stream.Observable[*tables.Event] {
+	return s.dropped(bpf.ReasonConnectionShare, bpf.ReasonPortShare)
+}
+
+func (s *Source) dropped(reasons ...bpf.Reason) stream.Observable[*tables.Event] {
+	return s.Follow(Filter{Kinds: []bpf.EventKind{bpf.EventDrop}, Reasons: reasons})
 }
 
 func (s *Source) change(edit func([]*follower) []*follower) {
