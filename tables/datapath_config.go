@@ -81,14 +81,15 @@ func (c *DatapathConfig) MapValue() bpf.ConfigValue {
 
 // TableHeader implements [statedb.TableWritable].
 func (*DatapathConfig) TableHeader() []string {
-	return []string{"Underlay", "Overlay", "Port", "VNI", "Flags", "MarkMask", "SharedPorts", "Reason", "Status", "Error"}
+	return []string{"Underlay", "Overlay", "Port", "VNI", "Flags", "MarkMask", "SharedPorts", "Shares", "Reason", "Status", "Error"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (c *DatapathConfig) TableRow() []string {
 	return []string{
 		addrColumn(c.Underlay), indexColumn(int(c.OverlayIfIndex)), strconv.Itoa(int(c.OverlayPort)), strconv.FormatUint(uint64(c.VNI), 10),
-		c.Flags.String(), fmt.Sprintf("%#x", c.MarkMask), portsColumn(c.SharedPorts[:]), orDash(c.Reason),
+		c.Flags.String(), fmt.Sprintf("%#x", c.MarkMask), portsColumn(c.SharedPorts[:]),
+		fmt.Sprintf("%d%%,%d%%", c.ConnectionShare, c.PortShare), orDash(c.Reason),
 		c.Status.Kind.String(), orDash(c.Status.GetError()),
 	}
 }

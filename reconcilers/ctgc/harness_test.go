@@ -104,7 +104,11 @@ func (c *fakeCollector) Count() (gc.Counts, error) {
 	return counts, nil
 }
 
-func (c *fakeCollector) Fullest() []gc.Ports { return c.fullest }
+func (c *fakeCollector) Fullest() []gc.Ports {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fullest
+}
 
 func (c *fakeCollector) Close() error { c.closed = true; return nil }
 

@@ -26,7 +26,7 @@ import (
 // served.
 func TestEnable(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
-		w.set(ctmap.CT4TCP, 1000)
+		w.set(ctmap.CT4TCP, size/2)
 		w.runner.exhausted(ReasonPortsExhausted)
 		w.wait(time.Hour)
 		require.Empty(t, w.takeRuns())

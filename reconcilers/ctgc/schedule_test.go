@@ -205,7 +205,7 @@ func TestIntervalSequence(t *testing.T) {
 // While entries cannot be counted there is no pass. It follows when they can.
 func TestCountFails(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
-		w.set(ctmap.CT4TCP, size)
+		w.set(ctmap.CT4TCP, 0.3*size)
 		w.does(func(gc.Filter) []gc.Pass { return w.pass(10, clock()+1e6) })
 		w.failCounts(errTest)
 		w.know()

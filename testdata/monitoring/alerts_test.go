@@ -45,7 +45,7 @@ var scenarios = map[string][]string{
 	"SluiceConnectionMapNearlyFull": {
 		`sluice_map_pressure_ratio{node="bad", map="sluice_ct4_tcp"} 0.95x30`,
 		`sluice_map_pressure_ratio{node="bad", map="sluice_nat6"} 1x30`,
-		`sluice_map_pressure_ratio{node="good", map="sluice_nat4"} 0.5x25 1x5`,
+		`sluice_map_pressure_ratio{node="good", map="sluice_nat4"} 0.5x27 1x3`,
 		`sluice_map_pressure_ratio{node="good", map="sluice_policy"} 1x30`,
 	},
 	"SluiceMapWritesFail": {
@@ -95,6 +95,16 @@ var scenarios = map[string][]string{
 	"SluicePortsExhausted": {
 		`sluice_datapath_packets_total{node="bad", reason="no SNAT port", direction="egress"} 0+5x30`,
 		`sluice_datapath_packets_total{node="good", reason="no SNAT port", direction="egress"} 7x30`,
+	},
+	"SluicePortsNearlyExhausted": {
+		`sluice_egress_ports_used{node="bad", egress="192.0.2.1", destination="203.0.113.1:443", protocol="tcp"} 90x30`,
+		`sluice_egress_ports_free{node="bad", egress="192.0.2.1", destination="203.0.113.1:443", protocol="tcp"} 10x30`,
+		`sluice_egress_ports_used{node="good", egress="192.0.2.1", destination="203.0.113.1:443", protocol="udp"} 50x30`,
+		`sluice_egress_ports_free{node="good", egress="192.0.2.1", destination="203.0.113.1:443", protocol="udp"} 50x30`,
+	},
+	"SluicePodShareUsedUp": {
+		`sluice_datapath_packets_total{node="bad", reason="connection share used up", direction="egress"} 0+5x30`,
+		`sluice_datapath_packets_total{node="good", reason="port share used up", direction="egress"} 7x30`,
 	},
 	"SluiceEgressDrops": {
 		`sluice_datapath_packets_total{node="bad", reason="no egress gateway", direction="egress"} 0+50x30`,
