@@ -31,7 +31,7 @@ const (
 var programMaps = []string{
 	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4",
 	"sluice_nat6", "sluice_frag4", "sluice_frag6", "sluice_metrics", "sluice_events",
-	RulesMap, RuleSlotsMap, DecidedMap,
+	RulesMap, RuleSlotsMap, DecidedMap, SharesMap, PortsMap,
 	"sluice_cct4_tcp", "sluice_cct4_any", "sluice_cct6_tcp", "sluice_cct6_any", "sluice_cnat4",
 	"sluice_cnat6", "clusters",
 }

@@ -53,7 +53,7 @@
 //	    16    8 host    Packets           in both directions
 //	    24    8 host    Bytes             in both directions, with Ethernet headers
 //	    32    4 host    Lifetime          seconds: when it expires; 0: condemned, as good as absent
-//	    36    2 host    Flags             EntryFlags: bits 0 rx-closing, 1 tx-closing, 4 seen-non-syn, 9 service, 10 from-tunnel, 11 host
+//	    36    2 host    Flags             EntryFlags: bits 0 rx-closing, 1 tx-closing, 4 seen-non-syn, 9 service, 10 from-tunnel, 11 host, 12 local-pod
 //	    38    2 network ReverseNATIndex   not used: 0
 //	    40    2 host    IfIndex           not used: 0
 //	    42    1 -       TxFlagsSeen       TCP flags from the client; other protocols: 1 if there was a packet
