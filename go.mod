@@ -10,6 +10,7 @@ require (
 	github.com/cilium/statedb v0.8.3
 	github.com/cilium/stream v0.0.1
 	github.com/containernetworking/cni v1.3.0
+	github.com/dchest/siphash v1.2.3
 	github.com/fsnotify/fsnotify v1.9.0
 	github.com/go-logr/logr v1.4.3
 	github.com/google/nftables v0.3.0

@@ -16,6 +16,8 @@ const (
 	ReasonReplyLocal     Reason = 3 // reply, delivered to a pod here
 	ReasonReplyOverlay   Reason = 4 // reply, sent to the pod's node
 	ReasonHostTranslated Reason = 5 // of the host, given another port
+	// accepted from the overlay without a proof of its origin
+	ReasonOverlayUnsigned Reason = 6
 
 	ReasonEventLost Reason = 15 // counts events that sluice_events had no room for
 
@@ -27,8 +29,9 @@ const (
 	ReasonNoGateway   Reason = 19
 	ReasonNoEgressIP  Reason = 20
 	// all ports of the egress address towards the destination are taken
-	ReasonNoSNATPort  Reason = 21
-	ReasonUnknownNode Reason = 22 // came over the overlay from no node of the cluster
+	ReasonNoSNATPort Reason = 21
+	// came over the overlay from no node of the cluster, or not from the pod's
+	ReasonUnknownNode Reason = 22
 	// came over the overlay, and nothing here is to be done with it
 	ReasonNoRule              Reason = 23
 	ReasonPredatesPolicy      Reason = 24 // older than the policy: it had no egress address
@@ -45,6 +48,10 @@ const (
 	ReasonUnknownDestination Reason = 34 // to a pod's device at no address of the pod, or off its link
 	ReasonPolicyDenied       Reason = 35 // no network policy allows it
 	ReasonPolicyRule         Reason = 36 // a rule of a network policy denies it
+	// to the overlay's port of a node, and not sent by a node itself
+	ReasonOverlayPort Reason = 37
+	// came over the overlay without a proof that its sender has the key
+	ReasonOverlayKey Reason = 38
 	// the pod has its share of a map of connections or translations
 	ReasonConnectionShare Reason = 42
 	// the pod has its share of the egress address's ports towards the destination
@@ -61,6 +68,7 @@ var reasonNames = map[Reason]string{
 	ReasonReplyLocal:          "reply delivered",
 	ReasonReplyOverlay:        "reply to node",
 	ReasonHostTranslated:      "host translated",
+	ReasonOverlayUnsigned:     "unsigned overlay packet",
 	ReasonEventLost:           "event lost",
 	ReasonMalformed:           "malformed packet",
 	ReasonUnknownSource:       "unknown source address",
@@ -83,6 +91,8 @@ var reasonNames = map[Reason]string{
 	ReasonUnknownDestination:  "unknown destination address",
 	ReasonPolicyDenied:        "policy denied",
 	ReasonPolicyRule:          "policy denied by rule",
+	ReasonOverlayPort:         "pod to overlay port",
+	ReasonOverlayKey:          "wrong overlay key",
 	ReasonConnectionShare:     "connection share used up",
 	ReasonPortShare:           "port share used up",
 }

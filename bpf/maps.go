@@ -16,21 +16,22 @@ import (
 
 // Maps are the maps of the agent. They are open while it runs.
 type Maps struct {
-	Pods     Map[PodKey, PodValue]         // pods of this node, and those it may be the gateway of
-	IPCache  Map[IPCacheKey, IPCacheValue] // what is known of an address or prefix
-	Subjects Map[SubjectKey, SubjectValue] // ruleset of a subject
-	Routes   Map[SubjectKey, RouteValue]   // egress ruleset of a subject
-	Peers    Map[PeerKey, PeerValue]       // class of a member
-	Policy   Map[PolicyKey, PolicyValue]   // verdict set of a ruleset and a class
-	Verdicts Map[VerdictKey, VerdictValue] // verdicts of a verdict set
-	Egress   Map[EgressKey, EgressValue]   // gateway group of an egress ruleset's destinations
-	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
-	Exits    Map[ExitKey, ExitValue]       // egress addresses of this node
-	Covered  Map[CoveredKey, CoveredValue] // destinations of egress policies
-	Nodes    Map[NodeKey, NodeValue]       // nodes of the cluster
-	Devices  Map[DeviceKey, DeviceValue]   // the pod that a device leads to
-	Config   Map[ConfigKey, ConfigValue]   // what programs must know of this node
-	State    Map[StateKey, StateValue]     // which slot is in force, and which generation
+	Pods     Map[PodKey, PodValue]                 // pods of this node, and those it may be the gateway of
+	IPCache  Map[IPCacheKey, IPCacheValue]         // what is known of an address or prefix
+	Subjects Map[SubjectKey, SubjectValue]         // ruleset of a subject
+	Routes   Map[SubjectKey, RouteValue]           // egress ruleset of a subject
+	Peers    Map[PeerKey, PeerValue]               // class of a member
+	Policy   Map[PolicyKey, PolicyValue]           // verdict set of a ruleset and a class
+	Verdicts Map[VerdictKey, VerdictValue]         // verdicts of a verdict set
+	Egress   Map[EgressKey, EgressValue]           // gateway group of an egress ruleset's destinations
+	Gateways Map[GatewayKey, GatewayValue]         // gateways of a group
+	Exits    Map[ExitKey, ExitValue]               // egress addresses of this node
+	Covered  Map[CoveredKey, CoveredValue]         // destinations of egress policies
+	Nodes    Map[NodeKey, NodeValue]               // nodes of the cluster
+	Devices  Map[DeviceKey, DeviceValue]           // the pod that a device leads to
+	Config   Map[ConfigKey, ConfigValue]           // what programs must know of this node
+	Keys     Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
+	State    Map[StateKey, StateValue]             // which slot is in force, and which generation
 
 	all        []opener
 	backend    atomic.Pointer[Backend]
@@ -82,6 +83,7 @@ func newMaps(cfg Config) *Maps {
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
 	m.Devices = add[DeviceKey, DeviceValue](m, Spec{"sluice_devices", TypeHash, cfg.MapSizePods})
 	m.Config = add[ConfigKey, ConfigValue](m, Spec{"sluice_config", TypeArray, 1})
+	m.Keys = add[OverlayKeysKey, OverlayKeysValue](m, Spec{"sluice_keys", TypeHash, 1})
 	m.State = add[StateKey, StateValue](m, Spec{StateMap, TypeArray, 1})
 	return m
 }

@@ -99,6 +99,7 @@ type (
 	NodeMirror    = Mirror[bpf.NodeKey, bpf.NodeValue]
 	DeviceMirror  = Mirror[bpf.DeviceKey, bpf.DeviceValue]
 	ConfigMirror  = Mirror[bpf.ConfigKey, bpf.ConfigValue]
+	KeysMirror    = Mirror[bpf.OverlayKeysKey, bpf.OverlayKeysValue]
 )
 
 // The names of the indexes of mirrors.
@@ -185,6 +186,7 @@ var (
 	NewNodeMirrorTable    = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
 	NewDeviceMirrorTable  = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)
 	NewConfigMirrorTable  = NewMirrorTable[bpf.ConfigKey, bpf.ConfigValue]("map-config", nil)
+	NewKeysMirrorTable    = NewMirrorTable[bpf.OverlayKeysKey, bpf.OverlayKeysValue]("map-keys", nil)
 )
 
 var (

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
@@ -96,6 +98,9 @@ func (d *Datapath) load(opts Options) error {
 	if err != nil {
 		return fmt.Errorf("read programs: %w", err)
 	}
+	if err := limitReading(spec); err != nil {
+		return err
+	}
 	replacements, own, err := prepareMaps(spec, opts)
 	if err != nil {
 		return err
@@ -126,6 +131,18 @@ func setRooms(c *ebpf.Collection) error {
 		rooms[i] = c.Maps[name].MaxEntries()
 	}
 	return bpf.SetRooms(c.Maps[bpf.SharesMap], rooms)
+}
+
+// limitReading has the programs do without reading the kernel's memory where that is locked down:
+// then they do not know which packets the host has translated.
+func limitReading(spec *ebpf.CollectionSpec) error {
+	if !errors.Is(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel), ebpf.ErrNotSupported) {
+		return nil
+	}
+	if err := spec.Variables["reads_kernel"].Set(false); err != nil {
+		return fmt.Errorf("set reads_kernel: %w", err)
+	}
+	return nil
 }
 
 // prepareMaps sets the sizes of the maps in a description of the programs, and

@@ -264,6 +264,13 @@ func (f *fixture) remote(node netip.Addr) bpf.GatewayValue {
 	return bpf.GatewayValue{Gateway: bpf.AddressFrom(node)}
 }
 
+// livesOn has a pod be on another node.
+func (f *fixture) livesOn(pod, node netip.Addr) {
+	f.Helper()
+	prefix := netip.PrefixFrom(pod, pod.BitLen())
+	require.NoError(f, f.SetIPCache(prefix, bpf.IPCacheInCluster|bpf.IPCachePod, node))
+}
+
 // second is the underlay address of the second node.
 func second() netip.Addr { return packettest.World4.SecondNode }
 

@@ -227,6 +227,7 @@ func TestLayouts(t *testing.T) {
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
 		"sluice_devices":  {bpf.DeviceKey{}, bpf.DeviceValue{}},
 		"sluice_config":   {uint32(0), bpf.ConfigValue{}},
+		"sluice_keys":     {uint32(0), bpf.OverlayKeysValue{}},
 	} {
 		m := spec.Maps[name]
 		require.NotNil(t, m, name)

@@ -181,6 +181,18 @@ type programsNodeValue struct {
 	Flags uint32
 }
 
+type programsOverlayKeysValue struct {
+	_    structs.HostLayout
+	Keys [2]struct {
+		_      structs.HostLayout
+		Halves [2]uint64
+		Number uint8
+		Pad    [7]uint8
+	}
+	Count          uint32
+	AcceptUnsigned uint32
+}
+
 type programsPortKey struct {
 	_      structs.HostLayout
 	Egress struct {
@@ -276,6 +288,7 @@ const (
 	programsMapSluiceFrag6    = "sluice_frag6"
 	programsMapSluiceGateways = "sluice_gateways"
 	programsMapSluiceIpcache  = "sluice_ipcache"
+	programsMapSluiceKeys     = "sluice_keys"
 	programsMapSluiceMetrics  = "sluice_metrics"
 	programsMapSluiceNat4     = "sluice_nat4"
 	programsMapSluiceNat6     = "sluice_nat6"
@@ -298,6 +311,7 @@ const (
 	programsProgFromPod       = "from_pod"
 	programsProgToNetdev      = "to_netdev"
 	programsProgToPod         = "to_pod"
+	programsVarReadsKernel    = "reads_kernel"
 )
 
 // loadPrograms returns the embedded CollectionSpec for programs.
@@ -369,6 +383,7 @@ type programsMapSpecs struct {
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
@@ -391,6 +406,7 @@ type programsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsVariableSpecs struct {
+	ReadsKernel *ebpf.VariableSpec `ebpf:"reads_kernel"`
 }
 
 // programsObjects contains all objects after they have been loaded into the kernel.
@@ -428,6 +444,7 @@ type programsMaps struct {
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
@@ -463,6 +480,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceFrag6,
 		m.SluiceGateways,
 		m.SluiceIpcache,
+		m.SluiceKeys,
 		m.SluiceMetrics,
 		m.SluiceNat4,
 		m.SluiceNat6,
@@ -486,6 +504,7 @@ func (m *programsMaps) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsVariables struct {
+	ReadsKernel *ebpf.Variable `ebpf:"reads_kernel"`
 }
 
 // programsPrograms contains all programs after they have been loaded into the kernel.

@@ -96,6 +96,7 @@ func TestPodOfAnotherNode(t *testing.T) {
 		require.Equal(f, before, after)
 
 		// This node is its gateway.
+		f.livesOn(f.Pod, second())
 		f.translated(f.fromOverlay(second(), request(transport, f.Pod, f.Server2)...), f.Egress)
 	})
 }
@@ -106,6 +107,7 @@ func TestAddressComesHere(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
 		require.NoError(f, f.SetPod(f.Pod, bpf.PodValue{Subject: packettest.Routed}))
+		f.livesOn(f.Pod, second())
 		f.translated(f.fromOverlay(second(), request(transport, f.Pod, f.Server)...), f.Egress)
 		require.Zero(f, f.connection(connectionOf(transport, f.Pod, f.Server)).Generation)
 

@@ -286,6 +286,18 @@ type programsNodeValue struct {
 	Flags uint32
 }
 
+type programsOverlayKeysValue struct {
+	_    structs.HostLayout
+	Keys [2]struct {
+		_      structs.HostLayout
+		Halves [2]uint64
+		Number uint8
+		Pad    [7]uint8
+	}
+	Count          uint32
+	AcceptUnsigned uint32
+}
+
 type programsPortKey struct {
 	_      structs.HostLayout
 	Egress struct {
@@ -395,6 +407,7 @@ const (
 	programsMapSluiceGateways = "sluice_gateways"
 	programsMapSluiceGc       = "sluice_gc"
 	programsMapSluiceIpcache  = "sluice_ipcache"
+	programsMapSluiceKeys     = "sluice_keys"
 	programsMapSluiceMetrics  = "sluice_metrics"
 	programsMapSluiceNat4     = "sluice_nat4"
 	programsMapSluiceNat6     = "sluice_nat6"
@@ -520,6 +533,7 @@ type programsMapSpecs struct {
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceGc       *ebpf.MapSpec `ebpf:"sluice_gc"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
@@ -589,6 +603,7 @@ type programsMaps struct {
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceGc       *ebpf.Map `ebpf:"sluice_gc"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
@@ -627,6 +642,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceGateways,
 		m.SluiceGc,
 		m.SluiceIpcache,
+		m.SluiceKeys,
 		m.SluiceMetrics,
 		m.SluiceNat4,
 		m.SluiceNat6,

@@ -3,157 +3,14 @@
 /* The backstop: of what the host forwards, or takes, it drops what a pod of this node
  * sends or gets past from_pod and to_pod, as far as a policy could concern it. So it
  * needs no agent to be running. And it judges where services have led, also to this host
- * itself: from_pod has seen their addresses only. */
+ * itself: from_pod has seen their addresses only. Nothing but a node gets to the overlay. */
 
 #pragma once
 
+#include "conntrack.h"
 #include "forward.h"
+#include "netfilter.h"
 #include "policy.h"
-
-struct sk_buff {
-	__u32 mark;
-	__u32 len;
-	unsigned long _nfct; /* connection of the host's connection tracking, and what the packet is in it */
-} __attribute__((preserve_access_index));
-
-struct rtnl_link_ops;
-
-struct net_device {
-	const struct rtnl_link_ops *rtnl_link_ops; /* of virtual devices, NULL of others */
-} __attribute__((preserve_access_index));
-
-struct nf_hook_state {
-	__u8 hook;
-	__u8 pf;
-	struct net_device *out;
-} __attribute__((preserve_access_index));
-
-struct bpf_nf_ctx {
-	const struct nf_hook_state *state;
-	struct sk_buff *skb;
-} __attribute__((preserve_access_index));
-
-extern int bpf_dynptr_from_skb(struct __sk_buff *skb, __u64 flags, struct bpf_dynptr *ptr) __ksym;
-extern void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *buffer, __u32 buffer__szk) __ksym;
-
-#define NFPROTO_IPV4 2
-#define NFPROTO_IPV6 10
-#define NF_INET_LOCAL_IN 1
-
-/* Of _nfct (linux/netfilter/nf_conntrack_common.h). */
-#define NFCT_INFO 7UL
-#define NFCT_NEW 2
-#define NFCT_REPLY 3 /* and above */
-
-/* Reads the ports of a packet, or what there is instead; false if it has none but
- * should. */
-static __noinline int read_ports(const struct bpf_dynptr *data, struct packet *p)
-{
-	struct tcp_start start = {};
-
-	switch (p->flow.protocol) {
-	case IPPROTO_TCP:
-		if (bpf_dynptr_read(&start, sizeof(start), data, p->l4, 0))
-			return false;
-		p->tcp_flags = start.flags;
-		break;
-	case IPPROTO_UDP:
-	case IPPROTO_SCTP:
-		if (bpf_dynptr_read(&start, 4, data, p->l4, 0))
-			return false;
-		break;
-	case IPPROTO_ICMP:
-	case IPPROTO_ICMPV6:
-		if (bpf_dynptr_read(&start, 8, data, p->l4, 0))
-			return false;
-		p->icmp_type = *(__u8 *)&start;
-		echo_ports(&p->flow, p->icmp_type, (__be16)start.sequence);
-		return true;
-	default:
-		return true;
-	}
-	p->flow.sport = start.sport;
-	p->flow.dport = start.dport;
-	return true;
-}
-
-/* Goes past the extension headers of an IPv6 packet; false if there are too many, or
- * they are not whole. */
-static __noinline int past_extensions(const struct bpf_dynptr *data, struct packet *p)
-{
-	struct extension here;
-	__u32 at = sizeof(struct ipv6hdr);
-
-	for (int i = 0; i < IPV6_EXTENSIONS_MAX; i++) {
-		switch (p->flow.protocol) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-		case IPPROTO_AH:
-		case IPPROTO_FRAGMENT:
-			break;
-		default:
-			p->l4 = at;
-			return true;
-		}
-		if (bpf_dynptr_read(&here, sizeof(here), data, at, 0))
-			return false;
-		if (p->flow.protocol == IPPROTO_FRAGMENT) {
-			if (bpf_ntohs(here.offset) >> 3)
-				p->shape = SHAPE_LATER_FRAGMENT;
-			at += sizeof(here);
-		} else {
-			at += p->flow.protocol == IPPROTO_AH ? (here.length + 2) * 4 : (here.length + 1) * 8;
-		}
-		p->flow.protocol = here.next;
-		if (p->shape == SHAPE_LATER_FRAGMENT)
-			return true;
-	}
-	return false;
-}
-
-/* Reads a packet whose data begins with the IP header: addresses, and if they are
- * asked for, ports. The host's connection tracking has put fragments together, unless
- * it is off: then those behind the first have no ports. Returns false if it cannot. */
-static __noinline int read_packet(struct bpf_nf_ctx *ctx, struct packet *p, bool ports)
-{
-	struct bpf_dynptr data;
-	__u8 buffer[sizeof(struct ipv6hdr)] = {};
-
-	p->shape = SHAPE_WHOLE;
-	if (bpf_dynptr_from_skb((struct __sk_buff *)ctx->skb, 0, &data))
-		return false;
-	if (ctx->state->pf == NFPROTO_IPV4) {
-		const struct iphdr *ip = bpf_dynptr_slice(&data, 0, buffer, sizeof(*ip));
-
-		if (!ip)
-			return false;
-		p->flow.family = FAMILY_IPV4;
-		p->flow.saddr = mapped(ip->saddr);
-		p->flow.daddr = mapped(ip->daddr);
-		p->flow.protocol = ip->protocol;
-		p->l4 = ip->ihl * 4;
-		if (bpf_ntohs(ip->frag_off) & IPV4_FRAGMENT_OFFSET)
-			p->shape = SHAPE_LATER_FRAGMENT;
-	} else {
-		const struct ipv6hdr *ip = bpf_dynptr_slice(&data, 0, buffer, sizeof(*ip));
-
-		if (!ip)
-			return false;
-		p->flow.family = FAMILY_IPV6;
-		__builtin_memcpy(&p->flow.saddr, &ip->saddr, 16);
-		__builtin_memcpy(&p->flow.daddr, &ip->daddr, 16);
-		p->flow.protocol = ip->nexthdr;
-	}
-	if (!ports)
-		return true;
-	p->source = p->flow.saddr;
-	if (p->flow.family == FAMILY_IPV6 && !past_extensions(&data, p))
-		return false;
-	p->header_protocol = p->flow.protocol;
-	p->unknown_fragment = p->shape == SHAPE_LATER_FRAGMENT;
-	return p->unknown_fragment || read_ports(&data, p);
-}
 
 /* Reports whether an address may be that of a pod of this node. */
 static __always_inline bool may_be_local_pod(const struct tuple *t, __u32 slot)
@@ -253,6 +110,44 @@ static __always_inline bool host_tracks(struct bpf_nf_ctx *ctx, __u32 state)
 	return connection & ~NFCT_INFO && (connection & NFCT_INFO) != NFCT_NEW && (connection & NFCT_INFO) >= state;
 }
 
+/* Reports whether the host has led a packet elsewhere than it was sent to, as far as that
+ * can be known. */
+static __always_inline bool translated(unsigned long connection)
+{
+	unsigned long status = 0;
+
+	if (!reads_kernel || !bpf_core_field_exists(((struct nf_conn *)0)->status) ||
+	    bpf_core_read(&status, sizeof(status), &((struct nf_conn *)(connection & ~NFCT_INFO))->status))
+		return false;
+	return status & NFCT_DESTINATION_TRANSLATED;
+}
+
+/* Reports whether a packet that no node has sent to the overlay is led there: one of a pod,
+ * by a service, or one that this node would give its own address as source. The overlay
+ * answers nothing, so its packets are new to the host's connection tracking for ever. What
+ * that does not track is not translated. */
+static __noinline int led_to_overlay(struct bpf_nf_ctx *ctx, struct packet *p, const struct config_value *cfg,
+				     __u32 mark)
+{
+	bool here = ctx->state->hook == NF_INET_LOCAL_IN, foreign;
+	unsigned long connection = 0;
+
+	if (bpf_core_field_exists(ctx->skb->_nfct))
+		connection = ctx->skb->_nfct;
+	if (!(connection & ~NFCT_INFO) || (connection & NFCT_INFO) != NFCT_NEW)
+		return false;
+	foreign = mark || translated(connection);
+	if (here && !foreign)
+		return false;
+	if (!read_packet(ctx, p, true) || p->flow.protocol != IPPROTO_UDP || p->unknown_fragment ||
+	    p->flow.dport != bpf_htons(cfg->overlay_port))
+		return false;
+	if (here)
+		return true;
+	return bpf_map_lookup_elem(&sluice_nodes, &p->flow.daddr) &&
+	       (foreign || !bpf_map_lookup_elem(&sluice_nodes, &p->flow.saddr));
+}
+
 /* Reports whether from_pod has seen a packet, and to_pod of a pod of this node will see it,
  * or no pod of this node gets it. Of a connection that the host knows, an address may have
  * come to be another pod's: but no pod is behind a device that is not virtual. */
@@ -327,6 +222,10 @@ int backstop(struct bpf_nf_ctx *ctx)
 	if (!cfg)
 		return NF_ACCEPT;
 	mark = get_mark(ctx->skb->mark, cfg);
+	if (led_to_overlay(ctx, &p, cfg, mark)) {
+		report_backstop(ctx, &p, &d, WHAT(REASON_OVERLAY_PORT, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
+		return NF_DROP;
+	}
 	if (mark == MARK_SERVICE) {
 		reason = judge_backend(ctx, &p, &d);
 		if (reason) {

@@ -32,6 +32,7 @@ struct nf_conntrack_tuple_hash {
 
 struct nf_conn {
 	struct nf_conntrack_tuple_hash tuplehash[2];
+	unsigned long status;
 } __attribute__((preserve_access_index));
 
 struct bpf_ct_opts {

@@ -14,6 +14,7 @@
 #include "shares.h"
 
 #define CT_ATTEMPTS 3
+#define CT_MORE 2 /* of ct_make */
 #define SECOND 1000000000ULL
 #define CT_GRACE 60 /* seconds behind the lifetime in which a reply is one still */
 
@@ -234,7 +235,7 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
  * packet, or of its reverse. One that expired, or was of a flow that ended, is
  * made anew. If the garbage collection is about to delete one, maybe on this very
  * CPU, there is none in the end: the packet goes on its own verdict. Returns whether
- * the map has one more. */
+ * there is one, and CT_MORE if the map has one more. */
 SUBPROGRAM int ct_make(__u32 length, const struct packet *p, const struct decision *d, const struct config_value *cfg,
 			 __u32 how)
 {
@@ -265,19 +266,22 @@ SUBPROGRAM int ct_make(__u32 length, const struct packet *p, const struct decisi
 		struct ct_entry *old;
 
 		if (err != -EEXIST)
-			return !err;
+			return err ? 0 : CT_MORE;
 		old = ct_lookup(&p->flow, how);
 		if (old && ct_renew(old, &new))
-			return 0;
+			return 1;
 	}
 	return 0;
 }
 
 /* The same, and counts the entry. It is a function side by side with the one that counts,
  * as they would be too deep for the stack one in another. */
-static __always_inline void ct_create(__u32 length, const struct packet *p, const struct decision *d,
-				      const struct config_value *cfg, __u32 how)
+static __always_inline int ct_create(__u32 length, const struct packet *p, const struct decision *d,
+				     const struct config_value *cfg, __u32 how)
 {
-	if (ct_make(length, p, d, cfg, how))
+	int made = ct_make(length, p, d, cfg, how);
+
+	if (made == CT_MORE)
 		connection_created(&p->flow, how, d->flags);
+	return made;
 }

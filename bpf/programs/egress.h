@@ -94,6 +94,19 @@ SUBPROGRAM int of_local_pods(const struct tuple *t, const struct address *addr, 
 	return known && known->flags & IPCACHE_LOCAL_PODS && !(known->flags & (IPCACHE_HOST | IPCACHE_NODE));
 }
 
+/* Reports whether a flow's source lives on a node. */
+SUBPROGRAM int lives_on(const struct tuple *t, const struct address *node, __u32 slot)
+{
+	const struct ipcache_value *known;
+	struct prefix_key key;
+
+	if (!t || !node)
+		return 0;
+	prefix_of(&key, t, &t->saddr);
+	known = in_slot(sluice_ipcache, slot, &key);
+	return known && same_address(&known->tunnel, node);
+}
+
 SUBPROGRAM int covered(const struct tuple *t)
 {
 	struct prefix_key key;

@@ -15,6 +15,7 @@ enum reason {
 	REASON_REPLY_LOCAL = 3,	  /* reply, delivered to a pod here */
 	REASON_REPLY_OVERLAY = 4, /* reply, sent to the pod's node */
 	REASON_HOST_TRANSLATED = 5, /* of the host, given another port */
+	REASON_OVERLAY_UNSIGNED = 6, /* taken from the overlay without a proof of its origin */
 	REASON_EVENT_LOST = 15,	  /* counts events that sluice_events had no room for */
 
 	REASON_DROPS = 16,
@@ -24,7 +25,7 @@ enum reason {
 	REASON_NO_GATEWAY = 19,
 	REASON_NO_EGRESS_IP = 20,
 	REASON_NO_SNAT_PORT = 21,	 /* all ports of the egress address towards the destination are taken */
-	REASON_UNKNOWN_NODE = 22,	 /* came over the overlay from no node of the cluster */
+	REASON_UNKNOWN_NODE = 22,	 /* came over the overlay from no node of the cluster, or not from the pod's */
 	REASON_NO_RULE = 23,		 /* came over the overlay, and nothing here is to be done with it */
 	REASON_PREDATES_POLICY = 24,	 /* older than the policy: it had no egress address */
 	REASON_UNSUPPORTED_PROTOCOL = 25, /* under an egress rule, but cannot be translated */
@@ -39,6 +40,8 @@ enum reason {
 	REASON_UNKNOWN_DESTINATION = 34, /* to a pod's device at no address of the pod, or off its link */
 	REASON_POLICY_DENIED = 35,	 /* no network policy allows it */
 	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
+	REASON_OVERLAY_PORT = 37,	 /* to the overlay's port of a node, and not sent by a node itself */
+	REASON_OVERLAY_KEY = 38,	 /* came over the overlay without a proof that its sender has the key */
 	REASON_CONNECTION_SHARE = 42,	 /* the pod has its share of a map of connections or translations */
 	REASON_PORT_SHARE = 43,		 /* the pod has its share of the egress address's ports towards the destination */
 	REASON_COUNT = 48,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "answer.h"
+#include "proof.h"
 
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1
@@ -118,13 +119,15 @@ static __always_inline int clamp(struct __sk_buff *ctx, const struct packet *p, 
 	return clamp_mss(ctx, p, d->mtu) ? -REASON_WRITE_FAILED : 0;
 }
 
-/* Encapsulates to a node. */
-SUBPROGRAM int to_node(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
+/* Encapsulates a packet to a node: in the direction of egress if that is its gateway, of
+ * ingress if its pod is there. */
+SUBPROGRAM int to_node(struct __sk_buff *ctx, const struct packet *p, const struct config_value *cfg,
+		       const struct address *node, __u32 direction)
 {
 	struct bpf_tunnel_key key = {.tunnel_ttl = ANSWER_HOPS};
 	__u64 flags = 0;
 
-	if (!cfg || !node)
+	if (!p || !cfg || !node || prove(ctx, p, cfg, node, direction))
 		return -REASON_WRITE_FAILED;
 	key.tunnel_id = cfg->vni;
 	if (is_ipv4(node)) {
@@ -143,14 +146,16 @@ SUBPROGRAM int to_node(struct __sk_buff *ctx, const struct config_value *cfg, co
 /* Hands a packet to a local pod, by its to_pod program. */
 static __always_inline int to_local_pod(struct __sk_buff *ctx, const struct pod_value *pod)
 {
+	/* Its source is no device's: that of an overlay packet is half a proof. */
+	struct ethhdr eth = {.h_source = {PROOF_LOCAL}};
 	__u32 ifindex = pod->ifindex;
-	__u8 mac[ETH_ALEN];
+	const __u8 *mac = pod->mac;
 
-	__builtin_memcpy(mac, pod->mac, ETH_ALEN);
 	/* Where its address is not known, there is a route to the pod by the device. */
 	if (!(mac[0] | mac[1] | mac[2] | mac[3] | mac[4] | mac[5]))
 		return bpf_redirect_neigh(ifindex, NULL, 0, 0);
-	if (bpf_skb_store_bytes(ctx, 0, mac, ETH_ALEN, 0))
+	__builtin_memcpy(eth.h_dest, mac, ETH_ALEN);
+	if (bpf_skb_store_bytes(ctx, 0, &eth, 2 * ETH_ALEN, 0))
 		return -REASON_WRITE_FAILED;
 	return bpf_redirect(ifindex, 0);
 }
@@ -164,7 +169,7 @@ static __always_inline int to_outside(struct __sk_buff *ctx, const struct decisi
 
 /* Drops a packet that found no way out. One that was too big or too old is answered
  * to where it came from: a node, or else the device. what is a WHAT. */
-static __always_inline int refuse(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
+static __always_inline int refuse(struct __sk_buff *ctx, struct packet *p, const struct decision *d,
 				  const struct config_value *cfg, const struct address *node, __u32 what)
 {
 	__u8 reason = what;
@@ -180,12 +185,14 @@ static __always_inline int refuse(struct __sk_buff *ctx, const struct packet *p,
 		return TCX_DROP;
 	if (!node)
 		return bpf_redirect(ctx->ifindex, 0);
-	return to_node(ctx, cfg, node) < 0 ? TCX_DROP : TCX_REDIRECT;
+	__builtin_memset(p, 0, sizeof(*p));
+	parse(ctx, p);
+	return to_node(ctx, p, cfg, node, DIRECTION_INGRESS) < 0 ? TCX_DROP : TCX_REDIRECT;
 }
 
 /* Makes a verdict of what a way out returned: what is a WHAT of its reason if it
  * was found. */
-static __always_inline int finish(struct __sk_buff *ctx, const struct packet *p, const struct decision *d,
+static __always_inline int finish(struct __sk_buff *ctx, struct packet *p, const struct decision *d,
 				  const struct config_value *cfg, const struct address *node, int ret, __u32 what)
 {
 	if (ret < 0)

@@ -225,6 +225,23 @@ struct node_value {
 	__u32 flags;
 };
 
+/* sluice_keys: one entry, under index 0, that is replaced in one step. Overlay packets are
+ * sent with a proof by the first key, and taken with one by any of them. */
+
+#define OVERLAY_KEYS 2
+
+struct overlay_key {
+	__u64 halves[2]; /* of SipHash */
+	__u8 number;	 /* by which packets name it */
+	__u8 pad[7];
+};
+
+struct overlay_keys_value {
+	struct overlay_key keys[OVERLAY_KEYS];
+	__u32 count;	       /* of keys */
+	__u32 accept_unsigned; /* 1: packets without such a proof are taken too */
+};
+
 /* sluice_config: one entry, under index 0. */
 
 enum config_flags {

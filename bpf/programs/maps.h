@@ -59,6 +59,9 @@ WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struc
 WRITTEN_BY_AGENT(sluice_devices, BPF_MAP_TYPE_HASH, struct device_key, struct device_value);
 WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);
 
+/* Not an array: a packet must not see half of one key and half of another. */
+WRITTEN_BY_AGENT(sluice_keys, BPF_MAP_TYPE_HASH, __u32, struct overlay_keys_value);
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -284,6 +284,13 @@ static __always_inline bool begins(const struct packet *p)
 	return p->flow.protocol == IPPROTO_TCP ? opens(p) : p->shape == SHAPE_WHOLE || p->shape == SHAPE_FIRST_FRAGMENT;
 }
 
+/* Reports whether a packet may begin a translation, or have another node get its replies:
+ * tunnel, from which it came over the overlay, is the node of its pod. */
+static __always_inline bool from_its_node(const struct packet *p, const struct decision *d, const struct address *tunnel)
+{
+	return no_address(tunnel) || lives_on(&p->flow, tunnel, d->slot);
+}
+
 /* Finds the source that a packet's flow leaves with: the one on record, whatever
  * the rules are now, if this node still has the address. Returns 0 with
  * d->egress, d->egress_port and d->exit set; NAT_WANTED if the flow is to get one,
@@ -298,7 +305,11 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 		return -REASON_WRITE_FAILED;
 	if (nat_find(&p->flow, TUPLE_OUT, &to, p->time)) {
 		/* A record that outlived its connection is not for the next one. */
-		bool stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
+		bool stale;
+
+		if (!same_address(&to.tunnel, tunnel) && !from_its_node(p, d, tunnel))
+			return -REASON_UNKNOWN_NODE;
+		stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
 
 		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
 		if (exit && !stale && nat_complete(&p->flow, &to, tunnel, p->time)) {
@@ -313,6 +324,8 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 	reason = no_address(&d->egress) ? decide_service(&p->flow, d) : 0;
 	d->renewed = same_address(&d->egress, &to.addr);
 	reason = reason < REASON_DROPS ? translatable(p) : reason;
+	if (!reason && !from_its_node(p, d, tunnel))
+		reason = REASON_UNKNOWN_NODE;
 	return reason ? -(int)reason : NAT_WANTED;
 }
 

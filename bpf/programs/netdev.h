@@ -42,7 +42,7 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 	track_returned(ctx, p, d, cfg, pod);
 	if (pod)
 		return to_local_pod(ctx, pod);
-	return clamp(ctx, p, d) ?: to_node(ctx, cfg, &to->tunnel);
+	return clamp(ctx, p, d) ?: to_node(ctx, p, cfg, &to->tunnel, DIRECTION_INGRESS);
 }
 
 SEC("tcx/ingress")

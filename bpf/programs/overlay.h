@@ -7,7 +7,8 @@
 
 #include "track.h"
 
-/* Reads which node an overlay packet comes from. */
+/* Reads which node an overlay packet comes from. It must be for the one address of this
+ * node that others send to: the socket takes packets to all. */
 SUBPROGRAM int overlay_source(struct __sk_buff *ctx, const struct config_value *cfg, struct address *node)
 {
 	struct bpf_tunnel_key key = {};
@@ -18,20 +19,36 @@ SUBPROGRAM int overlay_source(struct __sk_buff *ctx, const struct config_value *
 		if (bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), 0))
 			return -EINVAL;
 		*node = mapped(bpf_htonl(key.remote_ipv4));
-		return 0;
+		return bpf_htonl(key.local_ipv4) == cfg->underlay.words[3] ? 0 : -EINVAL;
 	}
 	if (bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
 		return -EINVAL;
 	__builtin_memcpy(node, key.remote_ipv6, 16);
-	return 0;
+	return __builtin_memcmp(key.local_ipv6, &cfg->underlay, 16) ? -EINVAL : 0;
 }
 
-/* A reply from a gateway to a pod of this node. */
-static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
-					  const struct config_value *cfg, const struct pod_value *pod)
+/* Returns 0 if a packet is a reply to a flow that a pod has by a gateway, or why it is dropped. */
+SUBPROGRAM __u32 returned_by(const struct packet *p, const struct address *gateway)
 {
-	judge_for(d, pod);
-	track_returned(ctx, p, d, cfg, true);
+	const struct ct_entry *e;
+
+	if (!p || !gateway)
+		return REASON_MALFORMED;
+	if (p->unknown_fragment)
+		return REASON_UNKNOWN_FRAGMENT;
+	e = ct_find_replied(p);
+	return e && same_address(&e->gateway, gateway) ? 0 : REASON_NO_RULE;
+}
+
+/* A reply from a gateway to a pod of this node; to_pod notes it in the flow's entry. Nothing
+ * that comes here makes an entry: if it was lost, the pod's next packet makes another one. */
+static __always_inline int overlay_to_pod(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+					  const struct pod_value *pod, const struct address *gateway)
+{
+	__u32 reason = returned_by(p, gateway);
+
+	if (reason)
+		return -(int)reason;
 	return fits(ctx, p, d, pod->ifindex) ?: to_local_pod(ctx, pod);
 }
 
@@ -65,8 +82,8 @@ int from_overlay(struct __sk_buff *ctx)
 	struct decision d = {};
 	struct address node = {};
 	const struct pod_value *pod;
+	int ret, proof;
 	__u32 what;
-	int ret;
 
 	look_at_state(&d);
 	parse(ctx, &p);
@@ -80,14 +97,21 @@ int from_overlay(struct __sk_buff *ctx)
 	/* Nodes send nothing else over the overlay than what follows. */
 	if (p.shape == SHAPE_UNTOUCHED)
 		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+	proof = proven(ctx, &p, cfg, &node);
+	if (proof < 0)
+		return drop(ctx, &p, &d, -proof, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 	pod = local_pod(&p.flow.daddr, d.slot);
+	if (proof != PROOF_UNSIGNED && proof != (pod ? DIRECTION_INGRESS : DIRECTION_EGRESS))
+		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, proof);
 	if (pod) {
 		d.gateway = node;
 		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);
-		ret = overlay_to_pod(ctx, &p, &d, cfg, pod);
+		ret = overlay_to_pod(ctx, &p, &d, pod, &node);
 	} else {
 		what = WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 		ret = overlay_to_outside(ctx, &p, &d, cfg, &node);
 	}
+	if (proof == PROOF_UNSIGNED && ret >= 0)
+		count(REASON_OVERLAY_UNSIGNED, pod ? DIRECTION_INGRESS : DIRECTION_EGRESS, ctx->len);
 	return finish(ctx, &p, &d, cfg, &node, ret, what);
 }

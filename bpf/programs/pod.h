@@ -8,6 +8,14 @@
 #include "forward.h"
 #include "link.h"
 
+/* Reports whether a packet is for the overlay, which is between nodes. Their addresses are
+ * those that they send to: the overlay takes nothing that is for another one. */
+static __always_inline bool for_overlay(const struct packet *p, const struct config_value *cfg)
+{
+	return p->flow.dport == bpf_htons(cfg->overlay_port) && p->flow.protocol == IPPROTO_UDP &&
+	       p->shape != SHAPE_ICMP_ERROR && bpf_map_lookup_elem(&sluice_nodes, &p->flow.daddr);
+}
+
 /* Lets a local pod's packet go its ordinary way. */
 static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision *d, const struct config_value *cfg)
 {
@@ -26,7 +34,7 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet
 
 	if (!same_address(&d->gateway, &cfg->underlay)) {
 		err = fits(ctx, p, d, cfg->overlay_ifindex) ?: clamp(ctx, p, d);
-		return err ?: to_node(ctx, cfg, &d->gateway);
+		return err ?: to_node(ctx, p, cfg, &d->gateway, DIRECTION_EGRESS);
 	}
 	err = hop(ctx, p);
 	if (err)
@@ -223,6 +231,9 @@ int from_pod(struct __sk_buff *ctx)
 		return covered(&p.flow) && !destination_flags(&p.flow, d.slot)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
+
+	if (for_overlay(&p, cfg))
+		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
 	/* A pod may only report errors about packets that were sent to it. */
 	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))

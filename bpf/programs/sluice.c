@@ -19,9 +19,11 @@
  *	hold.h		addresses of pods that are not known
  *	link.h		ARP, neighbor discovery, and packets to many
  *	translation.h, nat.h	translations
+ *	siphash.h, proof.h	origin of overlay packets
  *	rewrite.h		changing packets
  *	conntrack.h		what the host knows of flows
  *	answer.h		ICMP errors in answer
+ *	netfilter.h		packets at netfilter hooks
  *	forward.h		ways out
  */
 

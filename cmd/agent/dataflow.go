@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/sources/events"
+	"github.com/sluice-net/sluice/sources/overlaykeys"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
@@ -68,6 +69,9 @@ var Dataflow = cell.Group(
 		func(c sysctl.Config) forwardingtables.Procfs { return forwardingtables.Procfs(c.Procfs) },
 	),
 	forwardingtables.Cell,
+
+	// By what nodes know overlay packets of each other: overlay-keys.
+	overlaykeys.Cell,
 
 	// The maps: in the kernel or in memory.
 	bpf.Cell,

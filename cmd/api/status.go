@@ -38,6 +38,7 @@ type Status struct {
 	Maps     []MapStatus            `json:"maps"`
 	Programs []ProgramStatus        `json:"programs"`
 	Tampered []*tables.Tampering    `json:"tampered,omitempty"` // by others, since the agent's start
+	Overlay  *OverlayStatus         `json:"overlay,omitempty"`
 	GC       []GCStatus             `json:"gc"`
 	Drops    DropsStatus            `json:"drops"`
 }
@@ -73,6 +74,13 @@ type RowsStatus struct {
 	Error string `json:"error,omitempty"` // of the first that has one
 }
 
+// OverlayStatus is by what this node knows overlay packets of other nodes.
+type OverlayStatus struct {
+	Keys           []string `json:"keys"` // numbers; the first is sent with
+	AcceptUnsigned bool     `json:"acceptUnsigned"`
+	Open           string   `json:"open,omitempty"` // what that does not protect from
+}
+
 // MapStatus is how a map of the kernel is doing.
 type MapStatus struct {
 	*tables.BPFMap
@@ -90,6 +98,7 @@ type statusTables struct {
 	Egress      statedb.Table[*tables.EgressPolicyStatus]  `optional:"true"`
 	Network     statedb.Table[*tables.NetworkPolicyStatus] `optional:"true"`
 	Attachments statedb.Table[*tables.Attachment]          `optional:"true"`
+	Keys        statedb.Table[*tables.OverlayKeys]         `optional:"true"`
 	Runs        statedb.Table[*tables.CTGCRun]             `optional:"true"`
 	Drops       statedb.Table[*tables.Drop]                `optional:"true"`
 	Tampering   statedb.Table[*tables.Tampering]           `optional:"true"`
@@ -121,6 +130,9 @@ func (h *handlers) summary(now time.Time) *Status {
 		Drops:         drops(all(h.tables.Drops, txn)),
 	}
 	s.Ready.Ready = len(s.Ready.Pending) == 0
+	for _, k := range all(h.tables.Keys, txn) {
+		s.Overlay = &OverlayStatus{AcceptUnsigned: k.AcceptUnsigned, Open: k.Open(), Keys: k.Numbers()}
+	}
 	s.Maps = []MapStatus{}
 	for _, m := range all(h.tables.Maps, txn) {
 		s.Maps = append(s.Maps, MapStatus{m, m.PressurePercent()})

@@ -34,6 +34,7 @@ func newScreen(s *api.Status, color bool) *bytes.Buffer {
 	p.maps()
 	p.programs()
 	p.tampered()
+	p.overlay()
 	p.collections()
 	p.drops()
 	return &p.Buffer
@@ -213,6 +214,25 @@ func (p *screen) tampered() {
 		p.line(name, p.paint(columns.Bad, fmt.Sprintf("%s: %d %s, the last %s ago: %s",
 			t.Object, t.Count, t.Kind, ago(p.now.Sub(t.Last)), columns.Clean(t.Example))))
 	}
+}
+
+func (p *screen) overlay() {
+	if p.Overlay == nil {
+		return
+	}
+	text := "no key"
+	for i, key := range p.Overlay.Keys {
+		if i == 0 {
+			text = "sends with key " + p.paint(columns.Plain, key)
+			continue
+		}
+		text += ", accepts " + p.paint(columns.Plain, key) + " too"
+	}
+	var more []string
+	if p.Overlay.Open != "" {
+		more = []string{p.paint(columns.Warn, "open: "+p.Overlay.Open)}
+	}
+	p.line("Overlay", text, more...)
 }
 
 func (p *screen) collections() {

@@ -59,6 +59,7 @@ func troubled() *api.Status {
 		Tampered: []*tables.Tampering{
 			{Object: "from_pod", Kind: "detached", Count: 2, Last: now.Add(-time.Minute), Example: "from_pod at lxc1"},
 		},
+		Overlay: &api.OverlayStatus{Keys: []string{"3f", "a0"}, Open: "a host can send"},
 		GC: []api.GCStatus{{
 			Set: "global", Reason: "interval", Started: now.Add(-90 * time.Second), Duration: 1234 * time.Microsecond,
 			Scanned: 100, Removed: 7, IntervalSeconds: 300,
@@ -86,6 +87,8 @@ Maps       1 in kernel, 2 in memory; these are in use:
            sluice_pods      4.0%       ░░░░░░░░░░   4         100    0         0         0
 Programs   from_pod: 9 running at lxc1, lxc2 and 7 more; 1 failed: lxc3: gone
 Tampered   from_pod: 2 detached, the last 1m0s ago: from_pod at lxc1
+Overlay    sends with key 3f, accepts a0 too
+           open: a host can send
 GC         global: 1m30s ago (interval), 7 of 100 entries removed in 1.23ms, interval 5m0s
 Drops      12 packets since the start, for 1 more reasons
            Packets   Reason              Pods   Last       Packet

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwarding keeps the maps that describe this node and its neighbors equal to their
-// tables: sluice_exits, sluice_covered, sluice_nodes, sluice_devices and sluice_config. They are in
-// no slot: they are about addresses, prefixes and devices, whose meaning never changes, so entries
-// of the previous agent stay until the desired ones are known.
+// tables: sluice_exits, sluice_covered, sluice_nodes, sluice_devices, sluice_config and
+// sluice_keys. They are in no slot: they are about addresses, prefixes, devices and keys, whose
+// meaning never changes, so entries of the previous agent stay until the desired ones are known.
 //
 // An egress address is in sluice_exits only while programs are attached to the device that receives
 // its replies. Without programs the node would take the first replies for its own connections, and
@@ -30,7 +30,8 @@ var Cell = cell.Module(
 	tables.Own(tables.NewNodeMirrorTable),
 	tables.Own(tables.NewDeviceMirrorTable),
 	tables.Own(tables.NewConfigMirrorTable),
-	cell.Invoke(registerExits, registerCovered, registerNodes, registerDevices, registerConfig),
+	tables.Own(tables.NewKeysMirrorTable),
+	cell.Invoke(registerExits, registerCovered, registerNodes, registerDevices, registerConfig, registerKeys),
 )
 
 func registerExits(
@@ -127,6 +128,20 @@ func registerConfig(
 			},
 			Refers: func(*tables.DatapathConfig, *bpf.ConfigValue) []mapsync.Reference {
 				return []mapsync.Reference{underlay.On(0)}
+			},
+		})
+}
+
+func registerKeys(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.OverlayKeys],
+	mirror statedb.RWTable[*tables.KeysMirror],
+) error {
+	return mapsync.Register(p,
+		mapsync.Config[*tables.OverlayKeys, bpf.OverlayKeysKey, bpf.OverlayKeysValue]{
+			Map: maps.Keys, Desired: desired, Mirror: mirror,
+			WithStatus: tables.WithStatus[tables.OverlayKeys],
+			ByKey: func(bpf.OverlayKeysKey) statedb.Query[*tables.OverlayKeys] {
+				return tables.OverlayKeysByIndex(0)
 			},
 		})
 }

@@ -27,6 +27,7 @@ const deployDir = "../../deploy"
 var kinds = map[string]func() any{
 	"ClusterRole":              func() any { return new(rbacv1.ClusterRole) },
 	"ClusterRoleBinding":       func() any { return new(rbacv1.ClusterRoleBinding) },
+	"Secret":                   func() any { return new(corev1.Secret) },
 	"ConfigMap":                func() any { return new(corev1.ConfigMap) },
 	"CustomResourceDefinition": func() any { return new(apiextensionsv1.CustomResourceDefinition) },
 	"DaemonSet":                func() any { return new(appsv1.DaemonSet) },
@@ -113,17 +114,17 @@ func TestObjects(t *testing.T) {
 	admission := []string{"ValidatingAdmissionPolicy/sluice", "ValidatingAdmissionPolicyBinding/sluice"}
 	ordinary := slices.Concat(always, roles, admission, []string{"ServiceAccount/sluice", reports})
 	for set, want := range map[string][]string{
-		"default": append(ordinary, egress),
-		"digest":  append(ordinary, egress),
+		"default": append(ordinary, egress, "Secret/sluice-overlay-keys"),
+		"digest":  append(ordinary, egress, "Secret/sluice-overlay-keys"),
 		"cleanup": append(ordinary, egress),
-		"cilium":  ordinary,
-		"none":    always,
+		"cilium":  append(ordinary, "Secret/sluice-overlay-keys"),
+		"none":    append(always, "Secret/sluice-overlay-keys"),
 		"all": append(slices.Concat(always, roles, admission), "ServiceAccount/node-agent", reports, egress,
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
 			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
 			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
 			"PodMonitor/sluice", "ServiceMonitor/sluice", "Service/sluice-metrics", "PrometheusRule/sluice",
-			"ConfigMap/sluice-dashboard", "NetworkPolicy/sluice"),
+			"ConfigMap/sluice-dashboard", "NetworkPolicy/sluice", "Secret/sluice-overlay-keys"),
 	} {
 		t.Run(set, func(t *testing.T) {
 			require.ElementsMatch(t, want, keys(decode(t, renderSet(t, set, kubeVersion))))
@@ -181,6 +182,7 @@ func TestArguments(t *testing.T) {
 		"--events-buffer=16777216",
 		"--log-format=json",
 		"--metrics-listen=:9881",
+		"--overlay-accept-unsigned=true", "--overlay-keys=/etc/sluice/overlay/keys",
 		"--procfs=/host/proc",
 		"--socket=/run/sluice/sluice.sock",
 		"--source=kubernetes",
@@ -188,6 +190,31 @@ func TestArguments(t *testing.T) {
 		"--log-level=debug",
 	}, agent.Args)
 	require.Equal(t, "192.0.2.1", agent.Env[2].Value)
+}
+
+// The key is made once, is another one in each installation, and comes to the agent by a mount that
+// may be empty: it has no right to read it.
+func TestOverlayKeys(t *testing.T) {
+	all := decode(t, renderSet(t, "default", kubeVersion))
+	secret := object[corev1.Secret](t, all, "Secret/sluice-overlay-keys")
+	require.Regexp(t, "^[0-9a-f]{32}$", string(secret.Data["keys"]))
+	require.Equal(t, "keep", secret.Annotations["helm.sh/resource-policy"])
+	again := object[corev1.Secret](t, decode(t, renderSet(t, "default", kubeVersion)), "Secret/sluice-overlay-keys")
+	require.NotEqual(t, secret.Data, again.Data)
+
+	pod, agent := agentOf(t, all)
+	require.Contains(t, agent.Args, "--overlay-keys=/etc/sluice/overlay/keys")
+	require.Contains(t, agent.VolumeMounts, corev1.VolumeMount{Name: "overlay-keys", MountPath: "/etc/sluice/overlay", ReadOnly: true})
+	for _, v := range pod.Volumes {
+		if v.Name == "overlay-keys" {
+			require.Equal(t, secret.Name, v.Secret.SecretName)
+			require.True(t, *v.Secret.Optional)
+			require.EqualValues(t, 0o400, *v.Secret.DefaultMode)
+			require.Equal(t, []corev1.KeyToPath{{Key: "keys", Path: "keys"}}, v.Secret.Items)
+			return
+		}
+	}
+	t.Fatal("no volume")
 }
 
 // The kubelet and Prometheus ask where the flags let the agent listen.
@@ -250,8 +277,9 @@ func TestCleanup(t *testing.T) {
 	require.Subset(t, agent.Args, cleanup.Args)
 	require.Equal(t, agent.Image, cleanup.Image)
 	require.Equal(t, agent.SecurityContext, cleanup.SecurityContext)
-	require.Equal(t, agent.VolumeMounts, cleanup.VolumeMounts)
-	require.Equal(t, before.Volumes, pod.Volumes)
+	// It has all that the agent has, but the keys of the overlay.
+	require.Equal(t, slices.DeleteFunc(agent.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "overlay-keys" }), cleanup.VolumeMounts)
+	require.Equal(t, slices.DeleteFunc(before.Volumes, func(v corev1.Volume) bool { return v.Name == "overlay-keys" }), pod.Volumes)
 	require.True(t, pod.HostNetwork)
 }
 
@@ -297,7 +325,9 @@ func TestCNIMounts(t *testing.T) {
 			}
 			var volumes, mounts []string
 			for _, volume := range pod.Volumes {
-				volumes = append(volumes, volume.HostPath.Path)
+				if volume.HostPath != nil {
+					volumes = append(volumes, volume.HostPath.Path)
+				}
 			}
 			for _, mount := range agent.VolumeMounts {
 				mounts = append(mounts, mount.MountPath)
@@ -313,7 +343,8 @@ func TestCNIMounts(t *testing.T) {
 	require.ErrorContains(t, err, "cniMounts=false needs flags.cni-plugin=false")
 }
 
-// Every volume is one of the node that a flag names, and is mounted where the flag says.
+// Every volume but that of the overlay's keys is one of the node that a flag names, and is mounted
+// where the flag says.
 func TestVolumes(t *testing.T) {
 	for set, want := range map[string]map[string]string{
 		"default": {"/sys/fs/bpf": "/sys/fs/bpf", "/run/sluice": "/run/sluice", "/var/lib/sluice": "/var/lib/sluice",
@@ -326,14 +357,18 @@ func TestVolumes(t *testing.T) {
 		pod, agent := agentOf(t, decode(t, renderSet(t, set, kubeVersion)))
 		paths := map[string]string{}
 		for _, volume := range pod.Volumes {
-			paths[volume.Name] = volume.HostPath.Path
+			if volume.HostPath != nil {
+				paths[volume.Name] = volume.HostPath.Path
+			}
 		}
 		got := map[string]string{}
 		for _, mount := range agent.VolumeMounts {
-			got[mount.MountPath] = paths[mount.Name]
+			if mount.Name != "overlay-keys" {
+				got[mount.MountPath] = paths[mount.Name]
+			}
 		}
 		require.Equal(t, want, got, set)
-		require.Len(t, pod.Volumes, len(want), set)
+		require.Len(t, paths, len(want), set)
 	}
 }
 

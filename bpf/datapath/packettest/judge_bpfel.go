@@ -50,7 +50,8 @@ type judgeConfigValue struct {
 		First uint16
 		Last  uint16
 	}
-	Pad2 uint32
+	ConnectionShare uint16
+	PortShare       uint16
 }
 
 type judgeCoveredValue struct {
@@ -188,6 +189,37 @@ type judgeNodeValue struct {
 	Flags uint32
 }
 
+type judgeOverlayKeysValue struct {
+	_    structs.HostLayout
+	Keys [2]struct {
+		_      structs.HostLayout
+		Halves [2]uint64
+		Number uint8
+		Pad    [7]uint8
+	}
+	Count          uint32
+	AcceptUnsigned uint32
+}
+
+type judgePortKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Remote struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port     uint16
+	Protocol uint8
+	Pad      [5]uint8
+}
+
 type judgePrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -217,6 +249,24 @@ type judgeQuestion struct {
 type judgeRuleKey struct {
 	_      structs.HostLayout
 	Cookie uint32
+}
+
+type judgeShareKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Map     uint32
+	Reached uint32
+}
+
+type judgeShareValue struct {
+	_     structs.HostLayout
+	Used  uint32
+	Room  uint32
+	Found uint32
+	Begun uint32
 }
 
 type judgeStateValue struct {
@@ -266,6 +316,7 @@ const (
 	judgeMapSluiceFrag6    = "sluice_frag6"
 	judgeMapSluiceGateways = "sluice_gateways"
 	judgeMapSluiceIpcache  = "sluice_ipcache"
+	judgeMapSluiceKeys     = "sluice_keys"
 	judgeMapSluiceMetrics  = "sluice_metrics"
 	judgeMapSluiceNat4     = "sluice_nat4"
 	judgeMapSluiceNat6     = "sluice_nat6"
@@ -273,10 +324,12 @@ const (
 	judgeMapSluicePeers    = "sluice_peers"
 	judgeMapSluicePods     = "sluice_pods"
 	judgeMapSluicePolicy   = "sluice_policy"
+	judgeMapSluicePorts    = "sluice_ports"
 	judgeMapSluiceRoutes   = "sluice_routes"
 	judgeMapSluiceRulehits = "sluice_rulehits"
 	judgeMapSluiceRules    = "sluice_rules"
 	judgeMapSluiceRuleslot = "sluice_ruleslot"
+	judgeMapSluiceShares   = "sluice_shares"
 	judgeMapSluiceState    = "sluice_state"
 	judgeMapSluiceSubjects = "sluice_subjects"
 	judgeMapSluiceVerdicts = "sluice_verdicts"
@@ -350,6 +403,7 @@ type judgeMapSpecs struct {
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
@@ -357,10 +411,12 @@ type judgeMapSpecs struct {
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.MapSpec `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
@@ -410,6 +466,7 @@ type judgeMaps struct {
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
@@ -417,10 +474,12 @@ type judgeMaps struct {
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.Map `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
@@ -445,6 +504,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceFrag6,
 		m.SluiceGateways,
 		m.SluiceIpcache,
+		m.SluiceKeys,
 		m.SluiceMetrics,
 		m.SluiceNat4,
 		m.SluiceNat6,
@@ -452,10 +512,12 @@ func (m *judgeMaps) Close() error {
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluicePorts,
 		m.SluiceRoutes,
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceVerdicts,

@@ -148,6 +148,9 @@ func (n *Node) Reset() error {
 		if name == bpf.RuleSlotsMap || name == bpf.DecidedMap {
 			continue // large, and nearly empty
 		}
+		if name == ".rodata" {
+			continue // constants
+		}
 		if err := n.empty(m); err != nil {
 			return fmt.Errorf("empty %s: %w", name, err)
 		}
@@ -162,6 +165,9 @@ func (n *Node) Reset() error {
 		return err
 	}
 	if err := n.SetGeneration(Generation); err != nil {
+		return err
+	}
+	if err := n.SetOverlayKeys(true); err != nil {
 		return err
 	}
 	for _, w := range []Addresses{World4, World6} {
@@ -180,6 +186,13 @@ func (n *Node) SetRoom(entries uint32) error {
 		rooms[i] = entries
 	}
 	return bpf.SetRooms(n.Map(bpf.SharesMap), rooms)
+}
+
+// SetOverlayKeys writes the keys of the overlay. There is none after a Reset, and packets without
+// a proof are accepted.
+func (n *Node) SetOverlayKeys(acceptUnsigned bool, keys ...bpf.OverlayKey) error {
+	value := bpf.NewOverlayKeysValue(keys, acceptUnsigned)
+	return n.Map("sluice_keys").Put(bpf.OverlayKeysKey{}, &value)
 }
 
 // SetGeneration begins a generation.

@@ -47,7 +47,8 @@ type gatewayConfigValue struct {
 		First uint16
 		Last  uint16
 	}
-	Pad2 uint32
+	ConnectionShare uint16
+	PortShare       uint16
 }
 
 type gatewayCoveredValue struct {
@@ -97,7 +98,8 @@ type gatewayDecision struct {
 	Ruleset    uint32
 	OfHost     uint8
 	Live       uint8
-	Slot       uint16
+	Renewed    uint8
+	Slot       uint8
 	Cookie     uint32
 	Time       uint64
 }
@@ -243,6 +245,18 @@ type gatewayNodeValue struct {
 	Flags uint32
 }
 
+type gatewayOverlayKeysValue struct {
+	_    structs.HostLayout
+	Keys [2]struct {
+		_      structs.HostLayout
+		Halves [2]uint64
+		Number uint8
+		Pad    [7]uint8
+	}
+	Count          uint32
+	AcceptUnsigned uint32
+}
+
 type gatewayPacket struct {
 	_    structs.HostLayout
 	Flow struct {
@@ -278,6 +292,25 @@ type gatewayPacket struct {
 	Time            uint64
 }
 
+type gatewayPortKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Remote struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Port     uint16
+	Protocol uint8
+	Pad      [5]uint8
+}
+
 type gatewayPrefixKey struct {
 	_         structs.HostLayout
 	PrefixLen uint32
@@ -297,6 +330,24 @@ type gatewayPulse struct {
 type gatewayRuleKey struct {
 	_      structs.HostLayout
 	Cookie uint32
+}
+
+type gatewayShareKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Map     uint32
+	Reached uint32
+}
+
+type gatewayShareValue struct {
+	_     structs.HostLayout
+	Used  uint32
+	Room  uint32
+	Found uint32
+	Begun uint32
 }
 
 type gatewayStateValue struct {
@@ -379,6 +430,7 @@ const (
 	gatewayMapSluiceFrag6    = "sluice_frag6"
 	gatewayMapSluiceGateways = "sluice_gateways"
 	gatewayMapSluiceIpcache  = "sluice_ipcache"
+	gatewayMapSluiceKeys     = "sluice_keys"
 	gatewayMapSluiceMetrics  = "sluice_metrics"
 	gatewayMapSluiceNat4     = "sluice_nat4"
 	gatewayMapSluiceNat6     = "sluice_nat6"
@@ -386,10 +438,12 @@ const (
 	gatewayMapSluicePeers    = "sluice_peers"
 	gatewayMapSluicePods     = "sluice_pods"
 	gatewayMapSluicePolicy   = "sluice_policy"
+	gatewayMapSluicePorts    = "sluice_ports"
 	gatewayMapSluiceRoutes   = "sluice_routes"
 	gatewayMapSluiceRulehits = "sluice_rulehits"
 	gatewayMapSluiceRules    = "sluice_rules"
 	gatewayMapSluiceRuleslot = "sluice_ruleslot"
+	gatewayMapSluiceShares   = "sluice_shares"
 	gatewayMapSluiceState    = "sluice_state"
 	gatewayMapSluiceSubjects = "sluice_subjects"
 	gatewayMapSluiceVerdicts = "sluice_verdicts"
@@ -478,6 +532,7 @@ type gatewayMapSpecs struct {
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
@@ -485,10 +540,12 @@ type gatewayMapSpecs struct {
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.MapSpec `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
@@ -549,6 +606,7 @@ type gatewayMaps struct {
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
+	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
@@ -556,10 +614,12 @@ type gatewayMaps struct {
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
+	SluicePorts    *ebpf.Map `ebpf:"sluice_ports"`
 	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
@@ -583,6 +643,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceFrag6,
 		m.SluiceGateways,
 		m.SluiceIpcache,
+		m.SluiceKeys,
 		m.SluiceMetrics,
 		m.SluiceNat4,
 		m.SluiceNat6,
@@ -590,10 +651,12 @@ func (m *gatewayMaps) Close() error {
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,
+		m.SluicePorts,
 		m.SluiceRoutes,
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceVerdicts,

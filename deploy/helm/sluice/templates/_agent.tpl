@@ -59,6 +59,11 @@ seLinuxOptions:
 - name: cni-bin # the plugin itself
   mountPath: {{ index .Values.flags "cni-bin-dir" }}
 {{- end }}
+{{- if and (index .Values.flags "overlay-keys") (not .Values.cleanup.enabled) }}
+- name: overlay-keys # followed when the Secret changes
+  mountPath: {{ dir (index .Values.flags "overlay-keys") }}
+  readOnly: true
+{{- end }}
 - name: state # former values of sysctls, and the lock
   mountPath: {{ index .Values.flags "state-dir" }}
 - name: cilium # asked how it routes, where it is the CNI
