@@ -23,6 +23,10 @@ type Options struct {
 	IPv6Underlay    bool // the nodes have no IPv4 address inside the cluster
 	MTU             int  // of all devices; 1500 if 0
 
+	// MasqueradeNodes has nodes give pods' packets their own address also towards other nodes,
+	// as kindnet, flannel and others do.
+	MasqueradeNodes bool
+
 	// Dir is where manifests, logs and sockets are; a temporary one if empty,
 	// which Close removes. Sockets limit its length to some 70 characters.
 	Dir string

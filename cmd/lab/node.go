@@ -141,7 +141,11 @@ func (n *Node) addPodNetworks() error {
 
 func (n *Node) translatePods() error {
 	v4, v6 := podNetworks(n.number)
-	return n.masquerade([]netip.Prefix{v4, v6}, []netip.Prefix{PodsIPv4, PodsIPv6, UnderlayIPv4, UnderlayIPv6})
+	inside := []netip.Prefix{PodsIPv4, PodsIPv6}
+	if !n.cluster.options.MasqueradeNodes {
+		inside = append(inside, UnderlayIPv4, UnderlayIPv6)
+	}
+	return n.masquerade([]netip.Prefix{v4, v6}, inside)
 }
 
 // routeToPeers adds the routes to the pods of other nodes.

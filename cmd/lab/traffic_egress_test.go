@@ -3,11 +3,16 @@
 package lab
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // What the policies of the tests cover of the world; the rest of it no policy covers.
@@ -26,12 +31,16 @@ var (
 
 // The server sees the egress IP, whichever way the policy names it, wherever the
 // pod is, and by each protocol; what is excluded, not covered or in the cluster
-// goes its ordinary way; and errors find their way through translation.
+// goes its ordinary way; and errors find their way through translation. So it is without keys
+// of the overlay, and where nodes accept nothing without a proof.
 func TestTrafficEgress(t *testing.T) {
+	keys := filepath.Join(t.TempDir(), "keys")
+	require.NoError(t, os.WriteFile(keys, []byte(hex.EncodeToString(overlayKeyA)), 0o400))
+	withKeys := []string{"--overlay-keys=" + keys, "--overlay-accept-unsigned=false"}
 	for name, options := range map[string]Options{
 		"routed-two-interfaces":    {},
-		"bridged-single-interface": {BridgeCNI: true, SingleInterface: true},
-		"ipv6-underlay":            {IPv6Underlay: true},
+		"bridged-single-interface": {BridgeCNI: true, SingleInterface: true, AgentFlags: withKeys},
+		"ipv6-underlay":            {IPv6Underlay: true, AgentFlags: withKeys},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -49,7 +58,10 @@ func TestTrafficEgress(t *testing.T) {
 				t.Run(test.name, func(t *testing.T) { test.run(tr.sub(t)) })
 			}
 			for _, n := range tr.Nodes {
-				tr.drops(n)
+				require.NotContains(t, tr.drops(n), bpf.ReasonOverlayKey)
+				if options.AgentFlags != nil {
+					require.Zero(t, tr.count(n, bpf.ReasonOverlayUnsigned))
+				}
 			}
 			for source := range tr.World.Sources() {
 				require.False(t, PodsIPv4.Contains(source) || PodsIPv6.Contains(source), "the world saw pod %s", source)
