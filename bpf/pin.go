@@ -40,7 +40,7 @@ var programMaps = []string{
 var ErrInUse = errors.New("in use by another agent")
 
 // ownMaps is how many of these, the first ones, package datapath opens.
-const ownMaps = 13
+const ownMaps = 15
 
 // Kernel is the back end of kernel maps, pinned under <bpffs>/sluice. It holds
 // a lock on that directory: there is one agent on a node.
