@@ -233,12 +233,7 @@ func (s *spoofer) send(t *testing.T, from, to *Node, data []byte) {
 	require.NoError(t, unix.Sendto(s.socket, packet, 0, &unix.SockaddrInet4{Addr: to.IPv4.As4()}))
 }
 
-// keyFile writes the keys of a node, and returns the file's name.
-func (o *overlayTest) keyFile(n *Node, keys ...[]byte) string {
-	o.t.Helper()
-	return writeKeys(o.t, o.Cluster, n, keys...)
-}
-
+// writeKeys writes the keys of a node, and returns the file's name.
 func writeKeys(t *testing.T, c *Cluster, n *Node, keys ...[]byte) string {
 	t.Helper()
 	path := filepath.Join(c.Dir(), n.Name, "overlay-keys")
