@@ -123,6 +123,13 @@ func (r fakeRecorder) Event(object runtime.Object, kind, reason, message string)
 	r.w.events = append(r.w.events, fmt.Sprintf("%s %s %s: %s %s", kind, ref.Kind, ref.Name, reason, message))
 }
 
+// Eventf implements [record.EventRecorder].
+func (r fakeRecorder) Eventf(
+	object runtime.Object, kind, reason, format string, args ...any,
+) {
+	r.Event(object, kind, reason, fmt.Sprintf(format, args...))
+}
+
 func (w *fakeWriter) eventsCommand() script.Cmd {
 	return script.Command(script.CmdUsage{Summary: "Print the Events so far"}, func(*script.State, ...string) (script.WaitFunc, error) {
 		return func(*script.State) (string, string, error) {

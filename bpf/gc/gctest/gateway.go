@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // Numbers of the gateway's program.
@@ -52,8 +54,8 @@ func NewGateway(o Options) (*Gateway, error) {
 		m.Pinning = ebpf.PinNone
 		if replacement := o.Maps[name]; replacement != nil {
 			m.MaxEntries = replacement.MaxEntries()
-		} else if strings.HasPrefix(name, "sluice_") && !strings.HasPrefix(name, "sluice_ct") && !strings.HasPrefix(name, "sluice_nat") {
-			delete(spec.Maps, name) // the gateway uses no others
+		} else if strings.HasPrefix(name, "sluice_") && !uses(name) {
+			delete(spec.Maps, name)
 		}
 	}
 	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: o.Maps})
@@ -67,6 +69,12 @@ func NewGateway(o Options) (*Gateway, error) {
 		}
 	}
 	return g, nil
+}
+
+// uses reports whether the gateway uses a map of the agent.
+func uses(name string) bool {
+	return strings.HasPrefix(name, "sluice_ct") || strings.HasPrefix(name, "sluice_nat") ||
+		name == bpf.SharesMap || name == bpf.PortsMap
 }
 
 func (g *Gateway) run(program string) error {

@@ -248,8 +248,12 @@ func TestDaemonSetAgreesWithItself(t *testing.T) {
 	mounts := map[string]string{} // path in the container -> path on the node
 	for _, mount := range agent.VolumeMounts {
 		for _, volume := range pod.Volumes {
-			if volume.Name == mount.Name {
+			switch {
+			case volume.Name != mount.Name:
+			case volume.HostPath != nil:
 				mounts[mount.MountPath] = volume.HostPath.Path
+			default:
+				mounts[mount.MountPath] = "" // of a Secret
 			}
 		}
 	}
