@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -102,7 +103,9 @@ func intrude(tr *traffic, pod *Pod) {
 	conn, err := intruder.Dial(tr.ctx, "udp", netip.AddrPortFrom(gateway.IPv4, port))
 	require.NoError(tr.t, err)
 	defer conn.Close()
-	frame := append([]byte{8, 0, 0, 0, 0, 0, vni, 0}, ethernet(net.HardwareAddr{2, 0, 0, 0, 0, 1}, unix.ETH_P_IP)...)
+	frame := append([]byte{8, 0, 0, 0, 0, 0, vni, 0}, ethernet(
+		net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0xff, 1}, unix.ETH_P_IP,
+	)...)
 	frame = append(frame, ipv4UDP(pod.IPv4, ServerIPv4, 4000, Port, []byte("intruder"))...)
 	before := tr.count(gateway, bpf.ReasonUnknownNode)
 	const packets = 10
@@ -131,8 +134,8 @@ func sendRaw(n *Namespace, to netip.Addr, protocol int) error {
 }
 
 // ethernet is a header with some source.
-func ethernet(to net.HardwareAddr, protocol uint16) []byte {
-	return binary.BigEndian.AppendUint16(append(append([]byte{}, to...), 2, 0, 0, 0, 0xff, 1), protocol)
+func ethernet(to, from net.HardwareAddr, protocol uint16) []byte {
+	return binary.BigEndian.AppendUint16(slices.Concat(to, from), protocol)
 }
 
 // ipv4Header is an IPv4 header for a payload.

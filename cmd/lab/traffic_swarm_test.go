@@ -37,6 +37,7 @@ type swarm struct {
 type swarmPod struct {
 	addr   netip.Addr
 	device int              // in the swarm's namespace
+	mac    net.HardwareAddr
 	router net.HardwareAddr // the node's end
 	app    string
 }
@@ -107,7 +108,7 @@ func (s *swarm) connect(number int, app string) (swarmPod, error) {
 	if err != nil {
 		return swarmPod{}, err
 	}
-	return swarmPod{addr, peer.Attrs().Index, router, app}, nil
+	return swarmPod{addr, peer.Attrs().Index, mac, router, app}, nil
 }
 
 // objects are the manifests of the pods.
@@ -144,7 +145,7 @@ func (s *swarm) send(to netip.Addr, round int, app string, withSYN bool) error {
 			packets = append(packets, ipv4SYN(p.addr, to, uint16(20000+round%4), Port))
 		}
 		for _, packet := range packets {
-			frame := append(ethernet(p.router, unix.ETH_P_IP), packet...)
+			frame := append(ethernet(p.router, p.mac, unix.ETH_P_IP), packet...)
 			if err := s.sendFrame(p, frame); err != nil {
 				return fmt.Errorf("send from pod %s: %w", p.addr, err)
 			}
