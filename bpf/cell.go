@@ -19,7 +19,7 @@ var Cell = cell.Module(
 	"BPF maps in the kernel or in memory",
 
 	cell.Config(DefaultConfig),
-	cell.Provide(provideMaps, mapCommands),
+	cell.Provide(provideMaps, dumpCommand),
 )
 
 // The values of --bpf.

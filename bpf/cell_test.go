@@ -34,7 +34,7 @@ type testHive struct {
 func newTestHive(t *testing.T, backend Backend, args ...string) *testHive {
 	h := &testHive{t: t, logged: &bytes.Buffer{}}
 	h.log = slog.New(slog.NewTextHandler(h.logged, nil))
-	cells := []cell.Cell{Cell, cell.Invoke(func(m *Maps) { h.maps = m })}
+	cells := []cell.Cell{Cell, FaultCell, cell.Invoke(func(m *Maps) { h.maps = m })}
 	if backend != nil {
 		cells = append(cells, cell.Provide(func() Backend { return backend }))
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/script"
 	"golang.org/x/sys/unix"
 )
@@ -29,13 +30,21 @@ type commands struct {
 	backend Backend // the one that was provided, if any: it can be used before the start
 }
 
-func mapCommands(p mapsParams, maps *Maps) hive.ScriptCmdsOut {
+func dumpCommand(p mapsParams, maps *Maps) hive.ScriptCmdOut {
+	c := &commands{maps: maps, backend: p.Backend}
+	return hive.NewScriptCmd("map/dump", script.Command(script.CmdUsage{
+		Summary: "Show the entries of a map in order, one a line",
+		Args:    "NAME",
+	}, c.dump))
+}
+
+// FaultCell provides script commands for tests, which make maps fail and tamper with them. The
+// agent does not have it.
+var FaultCell = cell.Provide(faultCommands)
+
+func faultCommands(p mapsParams, maps *Maps) hive.ScriptCmdsOut {
 	c := &commands{maps: maps, backend: p.Backend}
 	return hive.NewScriptCmds(map[string]script.Cmd{
-		"map/dump": script.Command(script.CmdUsage{
-			Summary: "Show the entries of a map in order, one a line",
-			Args:    "NAME",
-		}, c.dump),
 		"map/fail": script.Command(script.CmdUsage{
 			Summary: "Make writes to a map in memory fail",
 			Args:    "NAME update|delete|any ERROR [COUNT]",

@@ -4,7 +4,6 @@ package agent
 
 import (
 	"github.com/cilium/hive/cell"
-	"github.com/cilium/hive/shell"
 
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/reconcilers/announce"
@@ -59,5 +58,5 @@ var Cell = cell.Group(
 
 	// The script commands of all modules, for sluice shell. Its socket is beside
 	// the API's: see locate.
-	shell.ServerCell(""),
+	shellCell,
 )

@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/announce"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/sources"
+	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/netlink"
 	"github.com/sluice-net/sluice/tables"
@@ -100,6 +101,7 @@ func (c *cluster) construct() {
 			func() *mapsync.Timing { return &mapsync.Timing{Grace: testGrace} },
 		),
 		sources.FakeCell,
+		bpf.FaultCell, events.InjectCell,
 		netlink.FakeCellOf(c.netlink),
 		Dataflow,
 		ObjectStatus,

@@ -72,7 +72,7 @@ func startObserved(t *testing.T) *observed {
 			func() events.Datapath { return noPrograms{} },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
 		),
-		events.Cell, ListenCell, Cell,
+		events.Cell, events.InjectCell, ListenCell, Cell,
 		cell.Invoke(func(s *Server, db *statedb.DB, m statedb.Table[*tables.Monitor], endpoints statedb.RWTable[*tables.Endpoint], c statedb.RWTable[*tables.RuleCookie]) {
 			o.server, o.db, o.monitors, o.cookies = s, db, m, c
 			wtxn := db.WriteTxn(endpoints)

@@ -4,10 +4,14 @@ package main
 
 import (
 	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-net/sluice/cmd/agent"
 )
+
+// moreCells are modules that tests add to the agent.
+var moreCells []cell.Cell
 
 func newAgentCommand() *cobra.Command {
 	var h *hive.Hive
@@ -26,7 +30,7 @@ SLUICE_NODE_NAME.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return agent.Run(h, cmd.Flags(), cmd.ErrOrStderr()) },
 	}
-	h = agent.New(agent.Cell, agent.Banner(stderrOf{cmd}))
+	h = agent.New(append(moreCells, agent.Cell, agent.Banner(stderrOf{cmd}))...)
 	h.RegisterFlags(cmd.Flags())
 	cmd.Flags().MarkHidden("shell-sock-path") // exists; it follows --socket
 	return cmd

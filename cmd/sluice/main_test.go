@@ -10,16 +10,26 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cilium/hive/cell"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/sources/events"
 )
 
 // asMain has the test binary be the command, for tests that need a process.
 const asMain = "SLUICE_TEST_AS_MAIN"
 
+// withoutFaults has the command not have what tests add to the agent.
+const withoutFaults = "SLUICE_TEST_WITHOUT_FAULTS"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		os.Unsetenv(asMain)
+		if os.Getenv(withoutFaults) == "" {
+			moreCells = []cell.Cell{bpf.FaultCell, events.InjectCell}
+		}
 		main()
 	}
 	goleak.VerifyTestMain(m)

@@ -33,7 +33,7 @@ The command help lists them. It is for who may use the agent's socket.`,
 				return shell.ShellExchange(shell.Config{ShellSockPath: path}, cmd.OutOrStdout(), "%s", quote(args))
 			}
 			prompt := shell.ShellCmd(path, "sluice> ", func(w io.Writer) { fmt.Fprint(w, "help lists the commands, exit leaves.\n") })
-			prompt.SetArgs(nil)
+			prompt.SetArgs([]string{}) // nil would be those of this process
 			return prompt.Execute()
 		},
 	}

@@ -20,10 +20,13 @@ var Cell = cell.Module(
 	cell.Provide(
 		newSource,
 		tableSource,
-		commands,
 	),
 	cell.Invoke(register),
 )
+
+// InjectCell provides a script command for tests, which reports events that the programs did
+// not. The agent does not have it.
+var InjectCell = cell.Provide(commands)
 
 func tableSource(drops statedb.RWTable[*tables.Drop], watchers statedb.RWTable[*tables.Monitor]) tables.SourceOut {
 	return tables.NewSourceOut("packets", drops, watchers)
