@@ -107,7 +107,10 @@ func (c *commands) dump(_ *script.State, args ...string) (script.WaitFunc, error
 		return nil, script.ErrUsage
 	}
 	lines, err := c.maps.Dump(args[0])
-	return printLines(lines), err
+	if err != nil {
+		return nil, err // the engine takes no function beside an error
+	}
+	return printLines(lines), nil
 }
 
 func printLines(lines []string) script.WaitFunc {

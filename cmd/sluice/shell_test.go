@@ -29,6 +29,9 @@ func openTerminal(t *testing.T) (person, program *os.File) {
 	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { program.Close() })
+	// A new terminal has no columns, and line editors break the line at each character.
+	size := &unix.Winsize{Row: 24, Col: 120}
+	require.NoError(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, size))
 	return person, program
 }
 
@@ -58,7 +61,7 @@ func TestShellPrompt(t *testing.T) {
 	await.True(t, seen("sluice> "), "%v", &screen)
 	_, err = io.WriteString(person, "map/dump none\r")
 	require.NoError(t, err)
-	await.True(t, seen("there is no map"), "%v", &screen)
+	await.True(t, seen(`no map "none"`), "%v", &screen)
 	_, err = io.WriteString(person, "health\r")
 	require.NoError(t, err)
 	await.True(t, seen("api: level=OK"), "%v", &screen)
