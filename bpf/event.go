@@ -53,9 +53,9 @@ const (
 	// came over the overlay without a proof that its sender has the key
 	ReasonOverlayKey Reason = 38
 	// the pod has its share of a map of connections or translations
-	ReasonConnectionShare Reason = 42
+	ReasonConnectionShare Reason = 39
 	// the pod has its share of the egress address's ports towards the destination
-	ReasonPortShare Reason = 43
+	ReasonPortShare Reason = 40
 
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 48

@@ -42,8 +42,8 @@ enum reason {
 	REASON_POLICY_RULE = 36,	 /* a rule of a network policy denies it */
 	REASON_OVERLAY_PORT = 37,	 /* to the overlay's port of a node, and not sent by a node itself */
 	REASON_OVERLAY_KEY = 38,	 /* came over the overlay without a proof that its sender has the key */
-	REASON_CONNECTION_SHARE = 42,	 /* the pod has its share of a map of connections or translations */
-	REASON_PORT_SHARE = 43,		 /* the pod has its share of the egress address's ports towards the destination */
+	REASON_CONNECTION_SHARE = 39,	 /* the pod has its share of a map of connections or translations */
+	REASON_PORT_SHARE = 40,		 /* the pod has its share of the egress address's ports towards the destination */
 	REASON_COUNT = 48,
 };
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -25,6 +26,8 @@ type steady struct {
 	before   uint64 // packets that policies had dropped
 	lost     uint64 // packets that the machine had lost
 	mayHold  bool   // pods may be held for a moment, as by agents of a former version
+	// counters of packets of all nodes, also those that agents of another version have replaced
+	counters map[ebpf.MapID]*ebpf.Map
 
 	probes  *flowProbes
 	streams []*Stream
@@ -36,7 +39,7 @@ type steady struct {
 // machine's limit that would be tested.
 func beginSteady(t *testing.T, options Options) *steady {
 	t.Helper()
-	s := &steady{policyTest: newPolicyTest(t, options)}
+	s := &steady{policyTest: newPolicyTest(t, options), counters: map[ebpf.MapID]*ebpf.Map{}}
 	decoys := s.addPods(
 		PodSpec{Node: s.Nodes[0], Namespace: "shop", Name: "decoy-1", Labels: map[string]string{"app": "decoy"}},
 		PodSpec{Node: s.Nodes[1], Namespace: "shop", Name: "decoy-2", Labels: map[string]string{"app": "decoy"}},
@@ -68,12 +71,43 @@ func (s *steady) probe(from, to string, allowed bool) *flowProbe {
 }
 
 // denied is how many packets policies have dropped.
-func (s *steady) denied() (total uint64) {
+func (s *steady) denied() uint64 {
 	s.t.Helper()
-	for _, n := range s.Nodes {
-		total += s.count(n, bpf.ReasonPolicyDenied) + s.count(n, bpf.ReasonPolicyRule)
+	return s.counted(bpf.ReasonPolicyDenied, bpf.ReasonPolicyRule)
+}
+
+// counted is how many packets had one of the reasons on all nodes.
+func (s *steady) counted(reasons ...bpf.Reason) (total uint64) {
+	s.t.Helper()
+	s.keepCounters()
+	for _, m := range s.counters {
+		for _, reason := range reasons {
+			packets, err := packetsIn(m, reason)
+			require.NoError(s.t, err)
+			total += packets
+		}
 	}
 	return total
+}
+
+// keepCounters opens the counters that are pinned: an agent of a version with other reasons
+// pins its own in their place.
+func (s *steady) keepCounters() {
+	s.t.Helper()
+	for _, n := range s.Nodes {
+		m, err := n.openCounters()
+		require.NoError(s.t, err)
+		info, err := m.Info()
+		require.NoError(s.t, err)
+		id, known := info.ID()
+		require.True(s.t, known)
+		if s.counters[id] != nil {
+			m.Close()
+			continue
+		}
+		s.counters[id] = m
+		s.t.Cleanup(func() { m.Close() })
+	}
 }
 
 // machine is how many packets may be missing.
@@ -87,12 +121,9 @@ func (s *steady) machine() uint64 {
 }
 
 // held is how many packets were dropped that are of pods without an entry, or for them.
-func (s *steady) held() (total uint64) {
+func (s *steady) held() uint64 {
 	s.t.Helper()
-	for _, n := range s.Nodes {
-		total += s.count(n, bpf.ReasonPodNotReady) + s.count(n, bpf.ReasonNoRule)
-	}
-	return total
+	return s.counted(bpf.ReasonPodNotReady, bpf.ReasonNoRule)
 }
 
 // more waits until the streams have had further answers.

@@ -36,7 +36,7 @@ type swarm struct {
 
 type swarmPod struct {
 	addr   netip.Addr
-	device int              // in the swarm's namespace
+	device int // in the swarm's namespace
 	mac    net.HardwareAddr
 	router net.HardwareAddr // the node's end
 	app    string

@@ -243,17 +243,26 @@ func (tr *traffic) askOn(conn net.Conn) (netip.Addr, error) {
 	return source.Addr(), err
 }
 
+// openCounters opens the map in which a node's programs count packets.
+func (n *Node) openCounters() (*ebpf.Map, error) {
+	return ebpf.LoadPinnedMap(filepath.Join(n.Agent.BPFFS(), "sluice", "sluice_metrics"), &ebpf.LoadPinOptions{ReadOnly: true})
+}
+
 // packets is how often a node's programs met with a reason, in both directions.
 // It does not need the agent.
-func (n *Node) packets(reason bpf.Reason) (total uint64, err error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(n.Agent.BPFFS(), "sluice", "sluice_metrics"), &ebpf.LoadPinOptions{ReadOnly: true})
+func (n *Node) packets(reason bpf.Reason) (uint64, error) {
+	m, err := n.openCounters()
 	if err != nil {
 		return 0, err
 	}
 	defer m.Close()
+	return packetsIn(m, reason)
+}
+
+func packetsIn(counters *ebpf.Map, reason bpf.Reason) (total uint64, err error) {
 	for direction := range uint32(bpf.Directions) {
 		var perCPU []bpf.Metric
-		if err := m.Lookup(uint32(reason)*bpf.Directions+direction, &perCPU); err != nil {
+		if err := counters.Lookup(uint32(reason)*bpf.Directions+direction, &perCPU); err != nil {
 			return 0, err
 		}
 		for _, metric := range perCPU {

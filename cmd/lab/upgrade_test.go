@@ -99,6 +99,7 @@ func TestRollbackUnfinished(t *testing.T) {
 		a := n.Agent
 		for range kills {
 			a.Kill()
+			u.keepCounters()
 			if a.Command = nil; random.IntN(2) == 0 {
 				a.Command = former
 			}
@@ -156,6 +157,7 @@ func (u *upgrade) replace(n *Node, command []string) {
 	u.t.Helper()
 	u.moment("%s: stop", n.Name)
 	require.NoError(u.t, n.Agent.Stop())
+	u.keepCounters()
 	u.more()
 	n.Agent.Command = command
 	u.moment("%s: start", n.Name)
