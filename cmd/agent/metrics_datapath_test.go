@@ -25,7 +25,7 @@ func counters(index uint32) []bpf.Metric {
 		return []bpf.Metric{{Packets: 2, Bytes: 148}, {Packets: 3, Bytes: 222}}
 	case at(bpf.ReasonUnknownNode, bpf.DirectionIngress):
 		return []bpf.Metric{{}, {Packets: 1, Bytes: 60}}
-	case at(39, bpf.DirectionEgress):
+	case at(bpf.ReasonCount-1, bpf.DirectionEgress):
 		return []bpf.Metric{{Packets: 4, Bytes: 400}, {}}
 	case at(bpf.ReasonEventLost, bpf.DirectionEgress), at(bpf.ReasonEventLost, bpf.DirectionIngress):
 		return []bpf.Metric{{Packets: 5}, {Packets: 1}}
@@ -65,7 +65,7 @@ func TestDatapathMetrics(t *testing.T) {
 		"sluice_datapath_bytes_total egress no egress gateway = 370\n",
 		"sluice_datapath_packets_total ingress no egress gateway = 0\n",
 		"sluice_datapath_packets_total ingress unknown overlay source = 1\n",
-		"sluice_datapath_packets_total egress reason-39 = 4\n",
+		"sluice_datapath_packets_total egress reason-47 = 4\n",
 		"sluice_datapath_packets_total egress passed = 0\n",
 		"sluice_datapath_events_total drop = 7\n",
 		"sluice_datapath_events_total flow = 8\n",
