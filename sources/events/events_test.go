@@ -96,10 +96,10 @@ func TestEnrich(t *testing.T) {
 			"destination":{"addr":"203.0.113.9","port":443},"protocol":"ICMP","icmpType":3,"length":74,"pod":"shop/web-1",
 			"egressRuleset":3,"group":1,"policy":"partner","rule":"203.0.113.0/24"}`,
 			"DROP predates policy: shop/web-1:43210 -> 203.0.113.9:443 ICMP unreachable, policy partner (203.0.113.0/24), 74 bytes"},
-		{"no addresses, unknown numbers", &bpf.Event{Kind: bpf.EventDrop, Reason: 39, Program: 9},
-			`{"kind":"drop","time":"1970-01-01T00:00:00Z","reason":"reason-39","program":"program-9","direction":"egress",
+		{"no addresses, unknown numbers", &bpf.Event{Kind: bpf.EventDrop, Reason: 47, Program: 9},
+			`{"kind":"drop","time":"1970-01-01T00:00:00Z","reason":"reason-47","program":"program-9","direction":"egress",
 			"source":{"addr":""},"destination":{"addr":""},"protocol":"protocol-0"}`,
-			"DROP reason-39: - -> - protocol-0, 0 bytes"},
+			"DROP reason-47: - -> - protocol-0, 0 bytes"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			event := w.enricher.enrich(tc.raw)
@@ -214,7 +214,7 @@ func TestFilter(t *testing.T) {
 	}{
 		{kinds: []string{"lost"}, message: `unknown kind "lost": want drop or flow`},
 		{reasons: []string{"bad luck"}, message: `unknown reason "bad luck": want one of: passed, to gateway, `},
-		{reasons: []string{"reason-39"}, message: `unknown reason "reason-39"`},
+		{reasons: []string{"reason-47"}, message: `unknown reason "reason-47"`},
 		{pods: []string{"Web"}, message: `unknown pod "Web": want namespace/name`},
 		{pods: []string{""}, message: `unknown pod ""`},
 		{pods: []string{"a/b/c"}, message: `unknown pod "a/b/c"`},
@@ -223,7 +223,7 @@ func TestFilter(t *testing.T) {
 		require.ErrorContains(t, err, tc.message)
 	}
 	require.Contains(t, Reasons(), "no SNAT port")
-	require.NotContains(t, Reasons(), "reason-39")
+	require.NotContains(t, Reasons(), "reason-47")
 	require.NotContains(t, Reasons(), "event lost", "it is never that of an event")
 }
 
