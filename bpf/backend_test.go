@@ -301,7 +301,7 @@ func TestMapsInKernel(t *testing.T) {
 	defer k.Close()
 	maps := newMaps(DefaultConfig)
 	require.NoError(t, maps.open(k))
-	require.Equal(t, []string{"sluice_pods", "sluice_ipcache", "sluice_subjects", "sluice_routes", "sluice_peers",
+	require.Equal(t, []string{"sluice_pods", "sluice_ipcache", "sluice_services", "sluice_subjects", "sluice_routes", "sluice_peers",
 		"sluice_policy", "sluice_verdicts", "sluice_egress", "sluice_gateways", "sluice_exits",
 		"sluice_covered", "sluice_nodes", "sluice_devices",
 		"sluice_config", "sluice_keys", "sluice_state"}, maps.Names())

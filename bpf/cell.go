@@ -38,6 +38,7 @@ type Config struct {
 
 	MapSizePods     uint32
 	MapSizeIPCache  uint32
+	MapSizeServices uint32
 	MapSizeSubjects uint32
 	MapSizePeers    uint32
 	MapSizeEgress   uint32
@@ -60,6 +61,7 @@ var DefaultConfig = Config{
 
 	MapSizePods:     262144,
 	MapSizeIPCache:  524288,
+	MapSizeServices: 65536,
 	MapSizeSubjects: 65536,
 	MapSizePeers:    262144,
 	MapSizeEgress:   131072,
@@ -100,6 +102,7 @@ func (c *Config) sizes() []sizeFlag {
 	return []sizeFlag{
 		{"map-size-pods", &c.MapSizePods, 1},
 		{"map-size-ipcache", &c.MapSizeIPCache, 1},
+		{"map-size-services", &c.MapSizeServices, 1},
 		{"map-size-subjects", &c.MapSizeSubjects, 1},
 		{"map-size-peers", &c.MapSizePeers, 1},
 		{"map-size-egress", &c.MapSizeEgress, 1},

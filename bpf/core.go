@@ -29,7 +29,11 @@ type PodValue struct {
 	IfIndex uint32 // host side of the pod's veth; 0 while not known, and of remote pods
 	Flags   PodFlags
 	MAC     [6]byte // of the pod's own interface
-	Pad     [2]byte
+	Pad     [6]byte
+
+	// Namespace is the digest of the pod's namespace: see [NamespaceDigest]. 0 of pods of other
+	// nodes, and of one of which only the address is known.
+	Namespace uint64
 }
 
 func (v PodValue) String() string {

@@ -16,22 +16,25 @@ import (
 
 // Maps are the maps of the agent. They are open while it runs.
 type Maps struct {
-	Pods     Map[PodKey, PodValue]                 // pods of this node, and those it may be the gateway of
-	IPCache  Map[IPCacheKey, IPCacheValue]         // what is known of an address or prefix
-	Subjects Map[SubjectKey, SubjectValue]         // ruleset of a subject
-	Routes   Map[SubjectKey, RouteValue]           // egress ruleset of a subject
-	Peers    Map[PeerKey, PeerValue]               // class of a member
-	Policy   Map[PolicyKey, PolicyValue]           // verdict set of a ruleset and a class
-	Verdicts Map[VerdictKey, VerdictValue]         // verdicts of a verdict set
-	Egress   Map[EgressKey, EgressValue]           // gateway group of an egress ruleset's destinations
-	Gateways Map[GatewayKey, GatewayValue]         // gateways of a group
-	Exits    Map[ExitKey, ExitValue]               // egress addresses of this node
-	Covered  Map[CoveredKey, CoveredValue]         // destinations of egress policies
-	Nodes    Map[NodeKey, NodeValue]               // nodes of the cluster
-	Devices  Map[DeviceKey, DeviceValue]           // the pod that a device leads to
-	Config   Map[ConfigKey, ConfigValue]           // what programs must know of this node
-	Keys     Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
-	State    Map[StateKey, StateValue]             // which slot is in force, and which generation
+	Pods     Map[PodKey, PodValue]         // pods of this node, and those it may be the gateway of
+	IPCache  Map[IPCacheKey, IPCacheValue] // what is known of an address or prefix
+	Subjects Map[SubjectKey, SubjectValue] // ruleset of a subject
+	Routes   Map[SubjectKey, RouteValue]   // egress ruleset of a subject
+	Peers    Map[PeerKey, PeerValue]       // class of a member
+	Policy   Map[PolicyKey, PolicyValue]   // verdict set of a ruleset and a class
+	Verdicts Map[VerdictKey, VerdictValue] // verdicts of a verdict set
+	Egress   Map[EgressKey, EgressValue]   // gateway group of an egress ruleset's destinations
+	Gateways Map[GatewayKey, GatewayValue] // gateways of a group
+
+	Frontends Map[FrontendKey, FrontendValue] // what is translated to backends
+
+	Exits   Map[ExitKey, ExitValue]               // egress addresses of this node
+	Covered Map[CoveredKey, CoveredValue]         // destinations of egress policies
+	Nodes   Map[NodeKey, NodeValue]               // nodes of the cluster
+	Devices Map[DeviceKey, DeviceValue]           // the pod that a device leads to
+	Config  Map[ConfigKey, ConfigValue]           // what programs must know of this node
+	Keys    Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
+	State   Map[StateKey, StateValue]             // which slot is in force, and which generation
 
 	all        []opener
 	backend    atomic.Pointer[Backend]
@@ -60,6 +63,9 @@ func newMaps(cfg Config) *Maps {
 	m.Pods = addInSlots[PodKey, PodValue](m, Spec{podsMap, TypeHash, cfg.MapSizePods})
 	m.IPCache = addInSlots[IPCacheKey, IPCacheValue](
 		m, Spec{"sluice_ipcache", TypeLPM, cfg.MapSizeIPCache},
+	)
+	m.Frontends = addInSlots[FrontendKey, FrontendValue](
+		m, Spec{"sluice_services", TypeHash, cfg.MapSizeServices},
 	)
 	m.Subjects = addInSlots[SubjectKey, SubjectValue](
 		m, Spec{"sluice_subjects", TypeHash, cfg.MapSizeSubjects},

@@ -33,6 +33,9 @@ var layouts = []struct {
 	{c: "prefix_key", goType: bpf.CoveredKey{}},
 	{c: "ipcache_value", goType: bpf.IPCacheValue{}},
 	{c: "covered_value", goType: bpf.CoveredValue{}},
+	{c: "frontend_key", goType: bpf.FrontendKey{}},
+	{c: "frontend_backend", goType: bpf.FrontendBackend{}},
+	{c: "frontend_value", goType: bpf.FrontendValue{}},
 	{c: "subject_key", goType: bpf.SubjectKey{}},
 	{c: "subject_value", goType: bpf.SubjectValue{}},
 	{c: "route_value", goType: bpf.RouteValue{}},
@@ -115,6 +118,7 @@ func TestMapsOfBothSides(t *testing.T) {
 	sizes := map[string]struct{ key, value any }{
 		"sluice_pods":     {bpf.PodKey{}, bpf.PodValue{}},
 		"sluice_ipcache":  {bpf.IPCacheKey{}, bpf.IPCacheValue{}},
+		"sluice_services": {bpf.FrontendKey{}, bpf.FrontendValue{}},
 		"sluice_subjects": {bpf.SubjectKey{}, bpf.SubjectValue{}},
 		"sluice_routes":   {bpf.SubjectKey{}, bpf.RouteValue{}},
 		"sluice_peers":    {bpf.PeerKey{}, bpf.PeerValue{}},
@@ -217,7 +221,9 @@ var constants = map[string]uint64{
 	"PROGRAM_TO_NETDEV": uint64(bpf.ProgramToNetdev), "PROGRAM_BACKSTOP": uint64(bpf.ProgramBackstop),
 	"DIRECTION_EGRESS": uint64(bpf.DirectionEgress), "DIRECTION_INGRESS": uint64(bpf.DirectionIngress), "DIRECTIONS": bpf.Directions,
 	"EVENT_DROP": uint64(bpf.EventDrop), "EVENT_FLOW": uint64(bpf.EventFlow),
-	"SLOTS": bpf.Slots,
+	"FRONTEND_AT_NODE": uint64(bpf.FrontendAtNode), "FRONTEND_MORE": uint64(bpf.FrontendMore),
+	"FRONTEND_BACKENDS": bpf.FrontendBackends,
+	"SLOTS":             bpf.Slots,
 	// Of the mark nothing but the programs knows the bits.
 	"MARK_CHECKED": 1, "MARK_TRANSLATED": 2, "MARK_SERVICE": 3,
 }

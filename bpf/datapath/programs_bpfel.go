@@ -301,6 +301,7 @@ const (
 	programsMapSluiceRulehits = "sluice_rulehits"
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceRuleslot = "sluice_ruleslot"
+	programsMapSluiceServices = "sluice_services"
 	programsMapSluiceShares   = "sluice_shares"
 	programsMapSluiceState    = "sluice_state"
 	programsMapSluiceSubjects = "sluice_subjects"
@@ -396,6 +397,7 @@ type programsMapSpecs struct {
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
@@ -457,6 +459,7 @@ type programsMaps struct {
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
@@ -493,6 +496,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceServices,
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,

@@ -421,6 +421,7 @@ const (
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceRuleslot = "sluice_ruleslot"
 	programsMapSluiceScrub    = "sluice_scrub"
+	programsMapSluiceServices = "sluice_services"
 	programsMapSluiceShares   = "sluice_shares"
 	programsMapSluiceState    = "sluice_state"
 	programsMapSluiceSubjects = "sluice_subjects"
@@ -547,6 +548,7 @@ type programsMapSpecs struct {
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
 	SluiceScrub    *ebpf.MapSpec `ebpf:"sluice_scrub"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
@@ -617,6 +619,7 @@ type programsMaps struct {
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
 	SluiceScrub    *ebpf.Map `ebpf:"sluice_scrub"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
@@ -656,6 +659,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceRules,
 		m.SluiceRuleslot,
 		m.SluiceScrub,
+		m.SluiceServices,
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,

@@ -58,8 +58,8 @@ static __noinline void report_backstop(struct bpf_nf_ctx *ctx, const struct pack
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* Judges a packet that a pod has sent to a service by where that has led: the flow
- * from the pod to there has an entry of its own. Returns 0, or why it is dropped. */
+/* Judges a packet of a pod by where the host's translation has led: the flow from the pod
+ * to there has an entry of its own. Returns 0, or why it is dropped. */
 static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, struct decision *d)
 {
 	const __u32 how = TUPLE_OUT | TUPLE_SERVICE;
@@ -83,13 +83,19 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 	judge_for(d, pod);
 	p->time = bpf_ktime_get_ns(); /* here there is no coarse clock */
 	e = p->unknown_fragment ? NULL : ct_find_original(p, how);
-	reason = e ? allowed_again(p, pod, e, d, DIRECTION_EGRESS | JUDGE_BACKEND)
-		   : allowed(p, pod, d, DIRECTION_EGRESS | JUDGE_BACKEND);
+	if (e && stands(e, d) && !no_ports(p)) {
+		d->cookie = e->cookie;
+		reason = 0;
+	} else {
+		reason = judge_peer(p, pod, d, DIRECTION_EGRESS, NULL);
+	}
 	count_rule(d->cookie, length);
 	if (reason)
 		return reason;
-	if (e && e->generation != d->generation)
+	if (e && e->generation != d->generation) {
 		e->generation = d->generation;
+		e->cookie = d->cookie;
+	}
 	if (p->unknown_fragment || (e && ct_note(length, e, p, cfg, true)))
 		return 0;
 	ct_create(length, p, d, cfg, how);
@@ -119,7 +125,19 @@ static __always_inline bool translated(unsigned long connection)
 	if (!reads_kernel || !bpf_core_field_exists(((struct nf_conn *)0)->status) ||
 	    bpf_core_read(&status, sizeof(status), &((struct nf_conn *)(connection & ~NFCT_INFO))->status))
 		return false;
-	return status & NFCT_DESTINATION_TRANSLATED;
+	return status & CONNTRACK_TRANSLATED;
+}
+
+/* Reports whether a packet begins a connection that the host has translated to another
+ * destination. from_pod may not have known that it would. */
+static __always_inline bool begins_translated(struct bpf_nf_ctx *ctx)
+{
+	unsigned long connection;
+
+	if (!bpf_core_field_exists(ctx->skb->_nfct))
+		return false;
+	connection = ctx->skb->_nfct;
+	return connection & ~NFCT_INFO && (connection & NFCT_INFO) == NFCT_NEW && translated(connection);
 }
 
 /* Reports whether a packet that no node has sent to the overlay is led there: one of a pod,
@@ -217,6 +235,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 	const struct route_value *route;
 	const struct pod_value *pod;
 	__u32 mark, reason;
+	bool led;
 
 	look_at_state(&d);
 	if (!cfg)
@@ -226,7 +245,8 @@ int backstop(struct bpf_nf_ctx *ctx)
 		report_backstop(ctx, &p, &d, WHAT(REASON_OVERLAY_PORT, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
 		return NF_DROP;
 	}
-	if (mark == MARK_SERVICE) {
+	led = mark == MARK_SERVICE || (mark == MARK_CHECKED && begins_translated(ctx));
+	if (led) {
 		reason = judge_backend(ctx, &p, &d);
 		if (reason) {
 			report_backstop(ctx, &p, &d, WHAT(reason, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
@@ -242,7 +262,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 	}
 	if (ctx->state->hook == NF_INET_LOCAL_IN)
 		return NF_ACCEPT;
-	if ((mark && mark != MARK_SERVICE) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
+	if ((mark && !led) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
 	    destination_flags(&p.flow, d.slot))
 		return NF_ACCEPT;
 	pod = local_pod(&p.flow.saddr, d.slot);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* What the host's own connection tracking knows: where a service has led a flow.
+/* What the host's own connection tracking knows: where it has translated a flow to.
  * If that is a module which was not loaded before the programs, it is not known. */
 
 #pragma once
 
 #include "packet.h"
 
-#define CONNTRACK_REPLIES 1 /* IP_CT_DIR_REPLY */
+#define CONNTRACK_REPLIES 1	    /* IP_CT_DIR_REPLY */
+#define CONNTRACK_TRANSLATED (1UL << 5) /* IPS_DST_NAT */
 
 union nf_inet_addr {
 	__u32 all[4];

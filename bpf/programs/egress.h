@@ -160,6 +160,104 @@ static __always_inline void set_egress(struct decision *d, const struct tuple *t
 		d->egress = mapped(row->egress4);
 }
 
+/* Where the host's translation leads what a pod sends to a destination. */
+enum leads {
+	LEADS_UNKNOWN = 0, /* it was not looked up */
+	LEADS_NOWHERE,	   /* nothing is known that translates it */
+	LEADS_ON,	   /* to a backend: the packet is judged by that alone */
+	LEADS_AWAY,	   /* the same, by a service that is not the pod's to rely on: the packet is
+			    * judged by its destination too */
+	LEADS_AT_NODE,	   /* to a backend that another node chooses: the packet is judged by its
+			    * destination, and by each backend */
+};
+
+static __always_inline bool has_ports(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
+}
+
+/* Returns what translates the destination of a flow, of which the flags are known; NULL if
+ * there is nothing. With CT_REVERSE in how, t is that of a reply. */
+static __noinline const struct frontend_value *find_frontend(const struct tuple *t, __u32 how, __u32 flags, __u32 slot)
+{
+	bool reply = how & CT_REVERSE;
+	struct frontend_key key ALIGNED = {
+		.addr = reply ? t->saddr : t->daddr, .port = reply ? t->sport : t->dport,
+		.protocol = t->protocol, .family = t->family,
+	};
+	const struct frontend_value *f = in_slot(sluice_services, slot, &key);
+
+	if (f || !(flags & (IPCACHE_HOST | IPCACHE_NODE)))
+		return f;
+	__builtin_memset(&key.addr, 0, sizeof(key.addr));
+	f = in_slot(sluice_services, slot, &key);
+	if (f || !(flags & IPCACHE_HOST))
+		return f;
+	if (t->family == FAMILY_IPV4)
+		key.addr = mapped(bpf_htonl(INADDR_LOOPBACK));
+	else
+		key.addr.words[3] = bpf_htonl(1);
+	return in_slot(sluice_services, slot, &key);
+}
+
+/* Returns where the destination of a flow leads, an enum leads, and keeps it in d with what
+ * is known of the destination; how is as in find_frontend. What is inside the cluster, other than services and nodes,
+ * is always judged as itself: a packet may get there without the host's translation. */
+SUBPROGRAM __u32 leads(const struct tuple *t, const struct pod_value *pod, struct decision *d, __u32 how)
+{
+	const struct ipcache_value *known;
+	const struct frontend_value *f;
+	struct prefix_key prefix;
+
+	if (!t || !pod || !d)
+		return LEADS_NOWHERE;
+	if (d->leads)
+		return d->leads;
+	d->leads = LEADS_NOWHERE;
+	prefix_of(&prefix, t, how & CT_REVERSE ? &t->saddr : &t->daddr);
+	known = in_slot(sluice_ipcache, d->slot, &prefix);
+	d->destination = known ? known->flags : 0;
+	if (d->destination & IPCACHE_SERVICE)
+		return d->leads = LEADS_ON;
+	if (!has_ports(t->protocol))
+		return LEADS_NOWHERE;
+	f = find_frontend(t, how, d->destination, d->slot);
+	if (!f)
+		return LEADS_NOWHERE;
+	if (f->flags & FRONTEND_AT_NODE && !(d->destination & IPCACHE_HOST))
+		d->leads = LEADS_AT_NODE;
+	else if ((!f->namespace || f->namespace == pod->namespace) &&
+		 (!d->destination || d->destination & (IPCACHE_HOST | IPCACHE_NODE)))
+		d->leads = LEADS_ON;
+	else
+		d->leads = LEADS_AWAY;
+	return d->leads;
+}
+
+/* Reports whether a port of another node may lead out of the cluster, to a destination of
+ * the egress ruleset: that node would send it with an address of its own. */
+static __noinline int leads_outside(const struct tuple *t, struct decision *d)
+{
+	const struct frontend_value *f = find_frontend(t, 0, d->destination, d->slot);
+	struct tuple backend = *t;
+	bool outside = false;
+
+	if (!f)
+		return false;
+	for (__u32 i = 0; i < FRONTEND_BACKENDS; i++) {
+		if (i >= f->count)
+			break;
+		backend.daddr = f->backends[i].addr;
+		outside = !destination_flags(&backend, d->slot);
+		if (!outside)
+			continue;
+		find_gateway(&backend, d);
+		if (d->group)
+			return true;
+	}
+	return f->flags & FRONTEND_MORE && outside; /* those outside come first */
+}
+
 /* Returns the egress ruleset of a pod, NULL if no egress policy selects it. */
 static __always_inline const struct route_value *route_of(const struct pod_value *pod, __u32 slot)
 {
@@ -178,25 +276,27 @@ SUBPROGRAM int routed(const struct pod_value *pod, __u32 slot)
  * with d->gateway set, or why it is dropped. */
 SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *pod, struct decision *d)
 {
+	const struct route_value *route = NULL;
 	const struct gateway_value *row;
-	const struct route_value *route;
-	__u32 flags;
+	__u32 led;
 
 	if (!t || !pod || !d)
 		return REASON_MALFORMED;
-	flags = destination_flags(t, d->slot);
-	if (flags) {
-		/* Where a service's endpoint is gets known after kube-proxy. */
-		if (flags & IPCACHE_SERVICE && routed(pod, d->slot))
-			d->flags |= CT_SERVICE;
-		return REASON_PASSED;
+	if (pod->subject) {
+		route = route_of(pod, d->slot);
+		if (!route)
+			return REASON_PASSED;
+		d->egress_ruleset = route->egress_ruleset;
 	}
-	if (!pod->subject)
-		return covered(t) ? REASON_POD_NOT_READY : REASON_PASSED;
-	route = route_of(pod, d->slot);
-	if (!route)
+	led = leads(t, pod, d, 0);
+	if (led != LEADS_NOWHERE)
+		d->flags |= CT_SERVICE;
+	if (led == LEADS_AT_NODE && route && leads_outside(t, d))
+		return REASON_SERVICE_OUTSIDE;
+	if (d->destination || led == LEADS_ON)
 		return REASON_PASSED;
-	d->egress_ruleset = route->egress_ruleset;
+	if (!route)
+		return covered(t) ? REASON_POD_NOT_READY : REASON_PASSED;
 	row = find_gateway(t, d);
 	if (!d->group)
 		return REASON_PASSED;
@@ -204,6 +304,7 @@ SUBPROGRAM __u32 decide_egress(const struct tuple *t, const struct pod_value *po
 		return REASON_NO_GATEWAY;
 	d->gateway = row->gateway;
 	set_egress(d, t, row);
+	d->flags &= ~CT_SERVICE; /* it leaves before the host could translate it */
 	return REASON_TO_GATEWAY;
 }
 

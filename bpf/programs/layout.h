@@ -48,7 +48,8 @@ struct pod_value {
 	__u32 ifindex; /* host side of the pod's veth */
 	__u32 flags;
 	__u8 mac[6]; /* of the pod's own interface, zero if not known */
-	__u8 pad[2];
+	__u8 pad[6];
+	__u64 namespace; /* a digest of its name; 0 of pods of other nodes */
 };
 
 /* sluice_devices: the pod that a device leads to, by one of its addresses. */
@@ -86,6 +87,40 @@ struct ipcache_value {
 	__u32 member;
 	__u32 flags;
 	struct address tunnel; /* node to encapsulate to */
+};
+
+/* sluice_services: ports that kube-proxy translates beside those of cluster addresses: of
+ * external and load balancer addresses, node ports, and host ports, which a CNI plugin
+ * translates. */
+
+enum frontend_flags {
+	FRONTEND_AT_NODE = 1 << 0, /* the node that has the address translates it */
+	FRONTEND_MORE = 1 << 1,	   /* there are more backends than are listed */
+};
+
+#define FRONTEND_BACKENDS 16
+
+/* The address is none for a port of all nodes, and the family's loopback address for one of
+ * any address of this node. */
+struct frontend_key {
+	struct address addr;
+	__be16 port;
+	__u8 protocol;
+	__u8 family;
+	__u8 pad[4];
+};
+
+struct frontend_backend {
+	struct address addr;
+	__be16 port;
+	__u8 pad[6];
+};
+
+struct frontend_value {
+	__u64 namespace; /* whose pods rely on it; 0: all do, 1: none does */
+	__u32 flags;
+	__u32 count; /* of the backends, which are there with FRONTEND_AT_NODE only */
+	struct frontend_backend backends[FRONTEND_BACKENDS];
 };
 
 /* sluice_subjects: the ruleset of a subject. sluice_routes: its egress ruleset; it has none
@@ -282,7 +317,7 @@ struct config_value {
 enum mark {
 	MARK_CHECKED = 1,    /* from_pod let it pass: the backstop does too */
 	MARK_TRANSLATED = 2, /* it has its egress address: to_netdev leaves it alone */
-	MARK_SERVICE = 3,    /* from_pod let it pass to a service: the backstop judges where that ends */
+	MARK_SERVICE = 3,    /* from_pod let it pass to be translated: the backstop judges where it ends */
 };
 
 /* sluice_ct*: connections. In the keys the addresses are named for the reply
@@ -317,7 +352,7 @@ enum ct_flags {
 	CT_FROM_TUNNEL = 1 << 10,
 	CT_OF_HOST = 1 << 11, /* this host itself began it, or went on with it */
 	CT_OF_POD = 1 << 12, /* to a pod of this node, from another one, in whose share it counts */
-	CT_SERVICE = 1 << 9, /* to a service: where it ends is for the backstop to check */
+	CT_SERVICE = 1 << 9, /* the host translates it: where it ends is for the backstop to check */
 };
 
 struct ct_entry {

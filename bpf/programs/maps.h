@@ -36,6 +36,7 @@
 
 IN_SLOTS(sluice_pods, BPF_MAP_TYPE_HASH, struct pod_key, struct pod_value);
 IN_SLOTS(sluice_ipcache, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct ipcache_value);
+IN_SLOTS(sluice_services, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend_value);
 IN_SLOTS(sluice_subjects, BPF_MAP_TYPE_HASH, struct subject_key, struct subject_value);
 IN_SLOTS(sluice_routes, BPF_MAP_TYPE_HASH, struct subject_key, struct route_value);
 IN_SLOTS(sluice_peers, BPF_MAP_TYPE_HASH, struct peer_key, struct peer_value);

@@ -41,8 +41,6 @@ extern void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *
 #define NFCT_NEW 2
 #define NFCT_REPLY 3 /* and above */
 
-#define NFCT_DESTINATION_TRANSLATED (1UL << 5) /* IPS_DST_NAT of nf_conn.status */
-
 /* Whether programs may read the kernel's memory: not if it is locked down. */
 const volatile bool reads_kernel = true;
 

@@ -74,21 +74,26 @@ static __noinline __u32 reroute(const struct packet *p, const struct pod_value *
 	return !pinned && reason == REASON_TO_GATEWAY && !opens(p) ? REASON_PREDATES_POLICY : 0;
 }
 
-/* Judges a packet of a known flow to a service, or a reply, by its backend: the backstop
- * does not see replies, nor packets that have not reached it yet. If the host does not know
- * the backend, or it is the pod itself, the packet is allowed. */
+/* Judges a packet of a known flow, or a reply, by where the host has translated the flow: the
+ * backstop does not see replies, nor packets that have not reached it yet. If the host does
+ * not know the flow, or it leads to the pod itself, the packet is allowed. */
 static __noinline __u32 judge_translated(struct __sk_buff *ctx, const struct packet *p, const struct pod_value *pod,
 				  struct decision *d, bool reply)
 {
-	struct packet backend = *p;
+	struct tuple t = reply ? reversed(&p->flow) : p->flow;
+	struct frontend_backend backend = {};
 	__u32 reason;
 
-	if (reply)
-		backend.flow = reversed(&p->flow);
-	if (!is_subject(pod, d) || !translated_by_host(ctx, &backend.flow) ||
-	    same_address(&backend.flow.saddr, &backend.flow.daddr))
+	if (!is_subject(pod, d) || !translated_by_host(ctx, &t))
 		return 0;
-	reason = judge(&backend, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | JUDGE_BACKEND);
+	if (!same_address(&t.daddr, reply ? &p->flow.saddr : &p->flow.daddr) ||
+	    t.dport != (reply ? p->flow.sport : p->flow.dport))
+		d->flags |= CT_SERVICE;
+	if (!(d->flags & CT_SERVICE) || same_address(&t.saddr, &t.daddr))
+		return 0;
+	backend.addr = t.daddr;
+	backend.port = t.dport;
+	reason = judge_peer(p, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN, &backend);
 	if (!reason)
 		d->cookie = 0; /* the backstop counts for its rules */
 	return reason;
@@ -101,7 +106,7 @@ static __noinline __u32 judge_known(struct __sk_buff *ctx, const struct packet *
 {
 	__u32 reason = allowed_again(p, pod, e, d, DIRECTION_EGRESS);
 
-	if (!reason && d->flags & CT_SERVICE && judge_translated(ctx, p, pod, d, false)) {
+	if (!reason && p->shape != SHAPE_ICMP_ERROR && judge_translated(ctx, p, pod, d, false)) {
 		d->generation = e->generation;
 		d->cookie = 0;
 	}
@@ -118,9 +123,7 @@ static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet 
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return reason;
 	d->flags |= e->flags & CT_SERVICE;
-	if (!reason && d->flags & CT_SERVICE)
-		reason = judge_translated(ctx, p, pod, d, true);
-	return reason;
+	return reason ?: judge_translated(ctx, p, pod, d, true);
 }
 
 /* Decides where a flow goes that has a gateway, or may get one. */

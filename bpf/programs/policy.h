@@ -13,7 +13,6 @@ enum judge_how {
 	JUDGE_REPLY = 1 << 1,	/* the packet is a reply: asked is of the flow that it answers */
 	JUDGE_KNOWN = 1 << 2,	/* the pod's flow was let through before */
 	JUDGE_HOST = 1 << 3,	/* the peer may be this host itself, which reaches its pods */
-	JUDGE_BACKEND = 1 << 4, /* the destination is the backend of a service */
 };
 
 /* Reports whether it is ICMP without ports: its connection does not identify the packet
@@ -139,9 +138,10 @@ find_verdict(const struct ipcache_value *known, __u8 direction, struct verdict_k
 }
 
 /* Returns what the policies say of a packet between a pod and its peer: 0, or why it is
- * dropped; d->cookie names the rules. Where a service leads is not known yet, and
- * judged later: then d->flags has CT_SERVICE. how is of enum judge_how. */
-SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how)
+ * dropped; d->cookie names the rules. how is of enum judge_how. The peer is the backend,
+ * unless it is NULL. */
+SUBPROGRAM __u32 judge_peer(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how,
+			    const struct frontend_backend *backend)
 {
 	const struct verdict_value *verdict;
 	const struct ipcache_value *known;
@@ -154,19 +154,17 @@ SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, stru
 	d->cookie = 0;
 	if (!is_subject(pod, d))
 		return 0;
-	prefix_of(&prefix, &p->flow, peer_of(p, how));
+	prefix_of(&prefix, &p->flow, backend ? &backend->addr : peer_of(p, how));
 	known = in_slot(sluice_ipcache, d->slot, &prefix);
 	flags = known ? known->flags : 0;
 	if (how & JUDGE_HOST && flags & IPCACHE_HOST)
 		return 0;
 	if (!pod->subject)
 		return how & JUDGE_KNOWN ? 0 : judge_unknown();
-	if (flags & IPCACHE_SERVICE && !(how & (JUDGE_INGRESS | JUDGE_BACKEND)) && p->shape != SHAPE_ICMP_ERROR) {
-		d->flags |= CT_SERVICE;
-		return 0;
-	}
 	if (!traffic_of(&traffic, p, how))
 		return REASON_UNKNOWN_FRAGMENT;
+	if (backend)
+		traffic.port = backend->port;
 	verdict = known ? find_verdict(known, how & JUDGE_INGRESS, &traffic, d) : NULL;
 	if (!verdict)
 		return REASON_POLICY_DENIED;
@@ -174,6 +172,54 @@ SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, stru
 	if (!verdict->deny)
 		return 0;
 	return verdict->is_default ? REASON_POLICY_DENIED : REASON_POLICY_RULE;
+}
+
+/* Returns what the policies say of each backend that another node may choose for a flow:
+ * one that is denied is enough. how is as in find_frontend. */
+static __noinline __u32 judge_backends(const struct packet *p, const struct pod_value *pod, struct decision *d,
+				       __u32 how)
+{
+	const struct frontend_value *f = find_frontend(&p->flow, how, d->destination, d->slot);
+	__u32 cookie = d->cookie, reason;
+
+	if (!f)
+		return 0;
+	if (f->flags & FRONTEND_MORE)
+		return REASON_POLICY_DENIED;
+	for (__u32 i = 0; i < FRONTEND_BACKENDS; i++) {
+		if (i >= f->count)
+			break;
+		reason = judge_peer(p, pod, d, DIRECTION_EGRESS, &f->backends[i]);
+		if (reason)
+			return reason;
+	}
+	d->cookie = cookie;
+	return 0;
+}
+
+/* The same for a packet whose destination the host may translate. Where that leads is not
+ * known yet, and judged later: then d->flags has CT_SERVICE. */
+SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, struct decision *d, __u32 how)
+{
+	__u32 led, reason, reply;
+
+	if (!p || !pod || !d)
+		return REASON_MALFORMED;
+	d->cookie = 0;
+	if (!is_subject(pod, d))
+		return 0;
+	if (!pod->subject || how & JUDGE_INGRESS || p->shape == SHAPE_ICMP_ERROR)
+		return judge_peer(p, pod, d, how, NULL);
+	reply = how & JUDGE_REPLY ? CT_REVERSE : 0;
+	led = leads(&p->flow, pod, d, reply);
+	if (led != LEADS_NOWHERE)
+		d->flags |= CT_SERVICE;
+	if (led == LEADS_ON)
+		return 0;
+	reason = judge_peer(p, pod, d, how, NULL);
+	if (reason || led != LEADS_AT_NODE)
+		return reason;
+	return judge_backends(p, pod, d, reply);
 }
 
 /* The same, of a pod that policies may have nothing to say of. */

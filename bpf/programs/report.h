@@ -15,15 +15,19 @@ struct decision {
 	__be16 egress_port;
 	__u16 flags; /* of its connection: enum ct_flags */
 	__u32 generation; /* under which its connection is judged: see judge_for */
-	__u32 exit;  /* device by which it leaves this node */
+	union { /* it is decided where it goes before it leaves */
+		__u32 destination; /* what is known of it, a row's flags, once leads is set */
+		__u32 exit;	   /* device by which it leaves this node */
+	};
 	union { /* policies are asked before it is sent */
 		__u32 ruleset; /* of the pod, 0 until it was looked up */
 		__u32 mtu;     /* that the packet exceeds */
 	};
 	__u8 of_host;  /* it is not a pod's, but the host's own */
-	__u8 live;     /* its connection is tracked */
-	__u8 renewed;  /* it had a port, which it has just given up */
+	__u8 live : 1;	  /* its connection is tracked */
+	__u8 renewed : 1; /* it had a port, which it has just given up */
 	__u8 slot;     /* that was in force when the packet came: all is looked up there */
+	__u8 leads;    /* where the destination leads: enum leads */
 	__u32 cookie;  /* of the rules of network policies that decided */
 	__u64 time;    /* when the packet came */
 };

@@ -329,6 +329,7 @@ const (
 	judgeMapSluiceRulehits = "sluice_rulehits"
 	judgeMapSluiceRules    = "sluice_rules"
 	judgeMapSluiceRuleslot = "sluice_ruleslot"
+	judgeMapSluiceServices = "sluice_services"
 	judgeMapSluiceShares   = "sluice_shares"
 	judgeMapSluiceState    = "sluice_state"
 	judgeMapSluiceSubjects = "sluice_subjects"
@@ -416,6 +417,7 @@ type judgeMapSpecs struct {
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
@@ -479,6 +481,7 @@ type judgeMaps struct {
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
@@ -517,6 +520,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceServices,
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,

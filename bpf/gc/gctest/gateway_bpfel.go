@@ -91,17 +91,17 @@ type gatewayDecision struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	EgressPort uint16
-	Flags      uint16
-	Generation uint32
-	Exit       uint32
-	Ruleset    uint32
-	OfHost     uint8
-	Live       uint8
-	Renewed    uint8
-	Slot       uint8
-	Cookie     uint32
-	Time       uint64
+	EgressPort  uint16
+	Flags       uint16
+	Generation  uint32
+	Destination uint32
+	Ruleset     uint32
+	OfHost      uint8
+	_           [1]byte /* unsupported bitfield */
+	Slot        uint8
+	Leads       uint8
+	Cookie      uint32
+	Time        uint64
 }
 
 type gatewayDeviceKey struct {
@@ -443,6 +443,7 @@ const (
 	gatewayMapSluiceRulehits = "sluice_rulehits"
 	gatewayMapSluiceRules    = "sluice_rules"
 	gatewayMapSluiceRuleslot = "sluice_ruleslot"
+	gatewayMapSluiceServices = "sluice_services"
 	gatewayMapSluiceShares   = "sluice_shares"
 	gatewayMapSluiceState    = "sluice_state"
 	gatewayMapSluiceSubjects = "sluice_subjects"
@@ -545,6 +546,7 @@ type gatewayMapSpecs struct {
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
@@ -619,6 +621,7 @@ type gatewayMaps struct {
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
+	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
@@ -656,6 +659,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
+		m.SluiceServices,
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,

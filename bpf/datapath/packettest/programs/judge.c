@@ -19,8 +19,11 @@ struct question {
 	__u8 protocol;
 	__u8 icmp_type;
 	__u8 direction;
-	__u8 how; /* beside it, of enum judge_how */
+	__u8 how; /* beside it, of enum judge_how, and QUESTION_BACKEND */
 };
+
+/* The destination is what a service led to. */
+#define QUESTION_BACKEND (1 << 4)
 
 struct answer {
 	__u32 reason;
@@ -76,9 +79,14 @@ static long answer_one(__u32 index, void *unused)
 	look_at_state(&d);
 	packet_of(&p, q);
 	pod = local_pod(q->direction == DIRECTION_EGRESS ? &p.flow.saddr : &p.flow.daddr, d.slot);
-	a->reason = pod ? allowed(&p, pod, &d, q->direction | q->how) : REASON_UNKNOWN_SOURCE;
+	if (!pod)
+		a->reason = REASON_UNKNOWN_SOURCE;
+	else if (q->how & QUESTION_BACKEND)
+		a->reason = is_subject(pod, &d) ? judge_peer(&p, pod, &d, q->direction, NULL) : 0;
+	else
+		a->reason = allowed(&p, pod, &d, q->direction | q->how);
 	a->cookie = d.cookie;
-	a->postponed = d.flags & CT_SERVICE;
+	a->postponed = d.leads == LEADS_ON;
 	return 0;
 }
 

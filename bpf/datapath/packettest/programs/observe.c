@@ -38,6 +38,8 @@ struct in_slots {
 	struct prefix_key prefix_key;
 	struct ipcache_value ipcache_value;
 	struct covered_value covered_value;
+	struct frontend_key frontend_key;
+	struct frontend_value frontend_value;
 	struct subject_key subject_key;
 	struct subject_value subject_value;
 	struct route_value route_value;
