@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -20,20 +21,32 @@ type BackendSlice struct {
 	Addrs   []netip.Addr  `json:"addrs,omitempty"`
 	Ports   []BackendPort `json:"ports,omitempty"` // of all its backends, pods too
 	Pods    []PodAddrs    `json:"pods,omitempty"`  // that the slice announces
-	Errors  []FieldError  `json:"errors,omitempty"`
+
+	// Serves is the family of the backends if kube-proxy translates to one of them, pods too:
+	// one is ready, or serves while it terminates. 0 if not.
+	Serves uint8 `json:"serves,omitempty"`
+
+	Errors []FieldError `json:"errors,omitempty"`
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*BackendSlice) TableHeader() []string {
-	return []string{"Name", "Service", "Addresses", "Ports", "Pods", "Errors"}
+	return []string{"Name", "Service", "Addresses", "Ports", "Serves", "Pods", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (b *BackendSlice) TableRow() []string {
 	return []string{
 		b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), listColumn(stringsOf(b.Ports), ", "),
-		listColumn(stringsOf(b.Pods), ", "), errorColumn(b.Errors),
+		b.serves(), listColumn(stringsOf(b.Pods), ", "), errorColumn(b.Errors),
 	}
+}
+
+func (b *BackendSlice) serves() string {
+	if b.Serves == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("IPv%d", b.Serves)
 }
 
 // DifferentBackends reports whether an update of a slice changes whose backends it has,

@@ -41,7 +41,17 @@ type Endpoint struct {
 	// have the same one may share it.
 	LabelSet *LabelSet `json:"labelSet"`
 
+	HostPorts []HostPort `json:"hostPorts,omitempty"`
+
 	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// HostPort is a port of the node that a plugin of its CNI translates to a pod.
+type HostPort struct {
+	Addr          netip.Addr `json:"addr,omitzero"` // of the node; invalid: any, unspecified: any of its family
+	Protocol      uint8      `json:"protocol"`      // IP protocol number
+	Port          uint16     `json:"port"`
+	ContainerPort uint16     `json:"containerPort"`
 }
 
 // Newer reports whether an address that both endpoints claim belongs to e: its
@@ -136,6 +146,22 @@ var (
 	endpointAddrIndex = IndexEach("addr", ShortAddrKeys,
 		func(e *Endpoint) []netip.Addr { return e.Addrs })
 
+	endpointHostPortIndex = IndexEach("host-port", IntKeys, func(e *Endpoint) (ports []int) {
+		for _, p := range e.HostPorts {
+			ports = append(ports, int(p.Port))
+		}
+		return ports
+	})
+
+	endpointHostPortsAtIndex = IndexIf("host-ports-at", StringKeys,
+		func(e *Endpoint) (string, bool) { return e.Node, len(e.HostPorts) > 0 })
+
+	// EndpointsByHostPort queries the endpoints to which a port of their node leads.
+	EndpointsByHostPort = endpointHostPortIndex.Query
+
+	// EndpointsWithHostPorts queries the endpoints of a node to which ports of it lead.
+	EndpointsWithHostPorts = endpointHostPortsAtIndex.Query
+
 	// EndpointByName queries an endpoint by its namespaced name.
 	EndpointByName = endpointNameIndex.Query
 
@@ -161,6 +187,7 @@ func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
 func NewEndpointTable(db *statedb.DB, local LocalNode) (statedb.RWTable[*Endpoint], error) {
 	return statedb.NewTable(
 		db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointHereIndex(local),
+		endpointHostPortIndex, endpointHostPortsAtIndex,
 	)
 }
 

@@ -85,21 +85,22 @@ func (m *Mirror[K, V]) TableRow() []string {
 
 // The mirrors of the maps of rulesets and egress gateways.
 type (
-	PodMirror     = Mirror[bpf.PodKey, bpf.PodValue]
-	IPCacheMirror = Mirror[bpf.IPCacheKey, bpf.IPCacheValue]
-	SubjectMirror = Mirror[bpf.SubjectKey, bpf.SubjectValue]
-	RouteMirror   = Mirror[bpf.SubjectKey, bpf.RouteValue]
-	PeerMirror    = Mirror[bpf.PeerKey, bpf.PeerValue]
-	PolicyMirror  = Mirror[bpf.PolicyKey, bpf.PolicyValue]
-	VerdictMirror = Mirror[bpf.VerdictKey, bpf.VerdictValue]
-	EgressMirror  = Mirror[bpf.EgressKey, bpf.EgressValue]
-	GatewayMirror = Mirror[bpf.GatewayKey, bpf.GatewayValue]
-	ExitMirror    = Mirror[bpf.ExitKey, bpf.ExitValue]
-	CoveredMirror = Mirror[bpf.CoveredKey, bpf.CoveredValue]
-	NodeMirror    = Mirror[bpf.NodeKey, bpf.NodeValue]
-	DeviceMirror  = Mirror[bpf.DeviceKey, bpf.DeviceValue]
-	ConfigMirror  = Mirror[bpf.ConfigKey, bpf.ConfigValue]
-	KeysMirror    = Mirror[bpf.OverlayKeysKey, bpf.OverlayKeysValue]
+	PodMirror      = Mirror[bpf.PodKey, bpf.PodValue]
+	IPCacheMirror  = Mirror[bpf.IPCacheKey, bpf.IPCacheValue]
+	FrontendMirror = Mirror[bpf.FrontendKey, bpf.FrontendValue]
+	SubjectMirror  = Mirror[bpf.SubjectKey, bpf.SubjectValue]
+	RouteMirror    = Mirror[bpf.SubjectKey, bpf.RouteValue]
+	PeerMirror     = Mirror[bpf.PeerKey, bpf.PeerValue]
+	PolicyMirror   = Mirror[bpf.PolicyKey, bpf.PolicyValue]
+	VerdictMirror  = Mirror[bpf.VerdictKey, bpf.VerdictValue]
+	EgressMirror   = Mirror[bpf.EgressKey, bpf.EgressValue]
+	GatewayMirror  = Mirror[bpf.GatewayKey, bpf.GatewayValue]
+	ExitMirror     = Mirror[bpf.ExitKey, bpf.ExitValue]
+	CoveredMirror  = Mirror[bpf.CoveredKey, bpf.CoveredValue]
+	NodeMirror     = Mirror[bpf.NodeKey, bpf.NodeValue]
+	DeviceMirror   = Mirror[bpf.DeviceKey, bpf.DeviceValue]
+	ConfigMirror   = Mirror[bpf.ConfigKey, bpf.ConfigValue]
+	KeysMirror     = Mirror[bpf.OverlayKeysKey, bpf.OverlayKeysValue]
 )
 
 // The names of the indexes of mirrors.
@@ -169,7 +170,8 @@ var (
 	NewIPCacheMirrorTable = NewMirrorTable[bpf.IPCacheKey]("map-ipcache",
 		func(v bpf.IPCacheValue) uint32 { return v.Member },
 		ipcacheMirrorUndesired)
-	NewSubjectMirrorTable = NewMirrorTable[bpf.SubjectKey]("map-subjects",
+	NewFrontendMirrorTable = NewMirrorTable[bpf.FrontendKey, bpf.FrontendValue]("map-services", nil)
+	NewSubjectMirrorTable  = NewMirrorTable[bpf.SubjectKey]("map-subjects",
 		func(v bpf.SubjectValue) uint32 { return v.Ruleset })
 	NewRouteMirrorTable = NewMirrorTable[bpf.SubjectKey]("map-routes",
 		func(v bpf.RouteValue) uint32 { return v.EgressRuleset })

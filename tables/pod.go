@@ -40,7 +40,7 @@ func (p *Pod) MapKey() bpf.PodKey { return bpf.PodKey{Addr: bpf.AddressFrom(p.Ad
 func (p *Pod) MapValue() bpf.PodValue {
 	v := bpf.PodValue{Subject: p.Subject, IfIndex: p.IfIndex}
 	if p.Local {
-		v.Flags = bpf.PodLocal
+		v.Flags, v.Namespace = bpf.PodLocal, bpf.NamespaceDigest(p.Endpoint.Namespace)
 	}
 	if mac, err := net.ParseMAC(p.MAC); err == nil && len(mac) == len(v.MAC) {
 		copy(v.MAC[:], mac)

@@ -14,6 +14,8 @@ type ServicePort struct {
 
 	TargetPort uint16 `json:"targetPort,omitempty"` // 0 if it is the pods' port TargetName
 	TargetName string `json:"targetName,omitempty"` // of a [NamedPort]
+
+	NodePort uint16 `json:"nodePort,omitempty"` // of every node, 0 if there is none
 }
 
 // String is as in http=80/tcp to 8080.

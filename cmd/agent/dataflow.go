@@ -63,7 +63,7 @@ var Dataflow = cell.Group(
 	droppingCell,
 
 	// What the programs know beside the policies, and where they run:
-	// egress-exits, covered-prefixes, cluster-nodes, pod-devices, datapath-config,
+	// egress-exits, covered-prefixes, frontends, cluster-nodes, pod-devices, datapath-config,
 	// overlay-devices, attachments.
 	cell.Provide(
 		func(c sysctl.Config) forwardingtables.Procfs { return forwardingtables.Procfs(c.Procfs) },
@@ -124,7 +124,8 @@ var Dataflow = cell.Group(
 func mapsOf(m *bpf.Maps) rulesets.Maps {
 	return rulesets.Maps{
 		Pods: m.Pods, IPCache: m.IPCache, Subjects: m.Subjects, Routes: m.Routes,
-		Peers: m.Peers, Policy: m.Policy, Verdicts: m.Verdicts,
+		Frontends: m.Frontends,
+		Peers:     m.Peers, Policy: m.Policy, Verdicts: m.Verdicts,
 		Egress: m.Egress, Gateways: m.Gateways,
 	}
 }

@@ -49,6 +49,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		NodeAddresses: tablestest.Open(t, db, tables.NewNodeAddressTable),
 		Services:      tablestest.Open(t, db, tables.NewServiceTable),
 		Backends:      tablestest.Open(t, db, tables.NewBackendSliceTable),
+		Frontends:     tablestest.Open(t, db, tables.NewFrontendTable),
 		IPCache: tablestest.Open(t, db, tables.NewIPCacheTable,
 			&tables.IPCache{Prefix: netip.MustParsePrefix("0.0.0.0/0"), Member: 3}),
 		Pods: tablestest.Open(t, db, tables.NewPodTable,

@@ -129,10 +129,7 @@ func (w *world) loadServices(ctx context.Context, c *cluster.Cluster) error {
 		return err
 	}
 	for _, s := range services.Items {
-		w.services = append(w.services, addrs(append(s.Spec.ClusterIPs, s.Spec.ExternalIPs...)...)...)
-		for _, ingress := range s.Status.LoadBalancer.Ingress {
-			w.services = append(w.services, addrs(ingress.IP)...)
-		}
+		w.services = append(w.services, addrs(s.Spec.ClusterIPs...)...)
 	}
 	slices, err := c.Client().DiscoveryV1().EndpointSlices("default").List(ctx, metav1.ListOptions{
 		LabelSelector: "kubernetes.io/service-name=kubernetes",

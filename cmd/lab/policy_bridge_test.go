@@ -4,6 +4,7 @@ package lab
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -86,4 +87,41 @@ func linkLocalOf(t *testing.T, n *Namespace) netip.Addr {
 	}
 	t.Fatalf("%s has no address of the link", n.Name)
 	return netip.Addr{}
+}
+
+// Between the ports of a bridge without netfilter nothing is translated, and the backstop sees
+// nothing: a service that has the address of a pod as an external IP opens no policy, whether or not
+// kube-proxy would translate it.
+func TestPolicyBridgeServices(t *testing.T) {
+	t.Parallel()
+	p := newPolicyTest(t, Options{BridgeCNI: true})
+	n := p.Nodes[0]
+	require.NoError(t, n.Sysctl("net.bridge.bridge-nf-call-iptables=0", "net.bridge.bridge-nf-call-ip6tables=0"))
+	client, near := p.names["client"], p.names["near"]
+	p.enforce(entities("egress", "toEntities: [none]"))
+	const denied = `
+client near tcp/80 egress CiliumNetworkPolicy/shop/entities
+client near udp/80 egress CiliumNetworkPolicy/shop/entities
+`
+	p.check(denied)
+	external := fmt.Sprintf(`, externalIPs: ["%s", "%s"]`, near.ipv4, near.ipv6)
+	service := portService("mine", "shop", ", selector: {app: client}", 80,
+		external+portsOf(80, 80, 0), client.ipv4, client.ipv6)
+	for _, what := range []string{"headless", "translated"} {
+		t.Run(what, func(t *testing.T) {
+			p := p.on(t)
+			objects := parsed(t, service)
+			if what == "headless" {
+				spec := objects[0]["spec"].(map[string]any)
+				spec["clusterIP"], spec["clusterIPs"] = "None", []any{"None"}
+			}
+			require.NoError(t, p.Apply(objects...))
+			t.Cleanup(func() {
+				require.NoError(t, p.Delete(objects...))
+				p.awaitServices(n, 0)
+			})
+			p.awaitServices(n, 1)
+			p.check(denied)
+		})
+	}
 }

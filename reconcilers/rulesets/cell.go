@@ -20,6 +20,7 @@ var Cell = cell.Module(
 
 	tables.Own(tables.NewPodMirrorTable),
 	tables.Own(tables.NewIPCacheMirrorTable),
+	tables.Own(tables.NewFrontendMirrorTable),
 	tables.Own(tables.NewSubjectMirrorTable),
 	tables.Own(tables.NewRouteMirrorTable),
 	tables.Own(tables.NewPeerMirrorTable),
@@ -32,15 +33,16 @@ var Cell = cell.Module(
 
 // Maps are the maps that this package writes.
 type Maps struct {
-	Pods     bpf.Map[bpf.PodKey, bpf.PodValue]
-	IPCache  bpf.Map[bpf.IPCacheKey, bpf.IPCacheValue]
-	Subjects bpf.Map[bpf.SubjectKey, bpf.SubjectValue]
-	Routes   bpf.Map[bpf.SubjectKey, bpf.RouteValue]
-	Peers    bpf.Map[bpf.PeerKey, bpf.PeerValue]
-	Policy   bpf.Map[bpf.PolicyKey, bpf.PolicyValue]
-	Verdicts bpf.Map[bpf.VerdictKey, bpf.VerdictValue]
-	Egress   bpf.Map[bpf.EgressKey, bpf.EgressValue]
-	Gateways bpf.Map[bpf.GatewayKey, bpf.GatewayValue]
+	Pods      bpf.Map[bpf.PodKey, bpf.PodValue]
+	IPCache   bpf.Map[bpf.IPCacheKey, bpf.IPCacheValue]
+	Frontends bpf.Map[bpf.FrontendKey, bpf.FrontendValue]
+	Subjects  bpf.Map[bpf.SubjectKey, bpf.SubjectValue]
+	Routes    bpf.Map[bpf.SubjectKey, bpf.RouteValue]
+	Peers     bpf.Map[bpf.PeerKey, bpf.PeerValue]
+	Policy    bpf.Map[bpf.PolicyKey, bpf.PolicyValue]
+	Verdicts  bpf.Map[bpf.VerdictKey, bpf.VerdictValue]
+	Egress    bpf.Map[bpf.EgressKey, bpf.EgressValue]
+	Gateways  bpf.Map[bpf.GatewayKey, bpf.GatewayValue]
 }
 
 // Verdicts acts on the verdicts that connections have cached. Loops of several maps call these
@@ -66,6 +68,7 @@ type params struct {
 
 	Pods          tables.Desired[*tables.Pod]
 	IPCache       tables.Desired[*tables.IPCache]
+	Frontends     tables.Desired[*tables.Frontend]
 	Subjects      tables.Desired[*tables.Subject]
 	Routes        tables.Desired[*tables.SubjectRoute]
 	Members       tables.Desired[*tables.Member]
@@ -74,15 +77,16 @@ type params struct {
 	EgressRules   tables.Desired[*tables.EgressRule]
 	Gateways      tables.Desired[*tables.EgressGateway]
 
-	PodMirror     statedb.RWTable[*tables.PodMirror]
-	IPCacheMirror statedb.RWTable[*tables.IPCacheMirror]
-	SubjectMirror statedb.RWTable[*tables.SubjectMirror]
-	RouteMirror   statedb.RWTable[*tables.RouteMirror]
-	PeerMirror    statedb.RWTable[*tables.PeerMirror]
-	PolicyMirror  statedb.RWTable[*tables.PolicyMirror]
-	VerdictMirror statedb.RWTable[*tables.VerdictMirror]
-	EgressMirror  statedb.RWTable[*tables.EgressMirror]
-	GatewayMirror statedb.RWTable[*tables.GatewayMirror]
+	PodMirror      statedb.RWTable[*tables.PodMirror]
+	IPCacheMirror  statedb.RWTable[*tables.IPCacheMirror]
+	FrontendMirror statedb.RWTable[*tables.FrontendMirror]
+	SubjectMirror  statedb.RWTable[*tables.SubjectMirror]
+	RouteMirror    statedb.RWTable[*tables.RouteMirror]
+	PeerMirror     statedb.RWTable[*tables.PeerMirror]
+	PolicyMirror   statedb.RWTable[*tables.PolicyMirror]
+	VerdictMirror  statedb.RWTable[*tables.VerdictMirror]
+	EgressMirror   statedb.RWTable[*tables.EgressMirror]
+	GatewayMirror  statedb.RWTable[*tables.GatewayMirror]
 
 	Attachments    statedb.Table[*tables.Attachment]
 	Rulesets       statedb.Table[*tables.Ruleset]

@@ -18,6 +18,7 @@ func register(p params) error {
 	return errors.Join(
 		mapsync.Register(p.Params, pods(&p, g)),
 		mapsync.Register(p.Params, ipcache(&p, g)),
+		mapsync.Register(p.Params, frontends(&p)),
 		mapsync.Register(p.Params, subjects(&p, g)),
 		mapsync.Register(p.Params, routes(&p, g)),
 		mapsync.Register(p.Params, peers(&p, g)),
@@ -120,6 +121,19 @@ func (p *params) flushPods(keys []bpf.IPCacheKey) {
 	p.Kept.Flush(gone)
 	if len(gone) < len(keys) {
 		p.Kept.RaiseSoon()
+	}
+}
+
+// frontends refer to nothing: their backends are addresses.
+func frontends(
+	p *params,
+) mapsync.Config[*tables.Frontend, bpf.FrontendKey, bpf.FrontendValue] {
+	return mapsync.Config[*tables.Frontend, bpf.FrontendKey, bpf.FrontendValue]{
+		Map: p.Maps.Frontends, Desired: p.Frontends, Mirror: p.FrontendMirror,
+		WithStatus: tables.WithStatus[tables.Frontend],
+		ByKey:      tables.FrontendByKey,
+		Revises:    func(_, _ *bpf.FrontendValue) bool { return true },
+		Raise:      p.Kept.Raise,
 	}
 }
 

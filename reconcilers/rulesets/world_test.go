@@ -78,6 +78,7 @@ func newWorld(t testing.TB, runs bool) *world {
 		cell.Provide(
 			tables.NewPodTable, tables.NewDesired[*tables.Pod],
 			tables.NewIPCacheTable, tables.NewDesired[*tables.IPCache],
+			tables.NewFrontendTable, tables.NewDesired[*tables.Frontend], tables.NewFrontendMirrorTable,
 			tables.NewSubjectTable, tables.NewDesired[*tables.Subject],
 			tables.NewSubjectRouteTable, tables.NewDesired[*tables.SubjectRoute],
 			tables.NewMemberTable, tables.NewDesired[*tables.Member],
@@ -120,6 +121,7 @@ func newWorld(t testing.TB, runs bool) *world {
 func openMaps(memory *bpf.Memory) (m Maps, err error) {
 	open(&m.Pods, &err, memory, "sluice_pods", bpf.TypeHash)
 	open(&m.IPCache, &err, memory, "sluice_ipcache", bpf.TypeLPM)
+	open(&m.Frontends, &err, memory, "sluice_services", bpf.TypeHash)
 	open(&m.Subjects, &err, memory, "sluice_subjects", bpf.TypeHash)
 	open(&m.Routes, &err, memory, "sluice_routes", bpf.TypeHash)
 	open(&m.Peers, &err, memory, "sluice_peers", bpf.TypeHash)

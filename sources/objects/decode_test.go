@@ -255,7 +255,10 @@ metadata: {name: web, namespace: shop, labels: {tier: front}}
 spec: {selector: {app: web}, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, "fd00:96::10"], externalIPs: [198.51.100.7]}
 status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {hostname: lb.example}]}}
 `)
-	require.Equal(t, addrs("10.96.0.10", "fd00:96::10", "198.51.100.7", "203.0.113.1"), s.Addrs)
+	require.Equal(t, addrs("10.96.0.10", "fd00:96::10"), s.Addrs)
+	require.Equal(t, addrs("198.51.100.7"), s.ExternalIPs)
+	require.Equal(t, addrs("203.0.113.1"), s.LoadBalancerIPs)
+	require.False(t, s.NotProxied)
 	require.Equal(t, labels.Set{"tier": "front"}, s.Labels)
 	require.Equal(t, labels.Set{"app": "web"}, s.Selector)
 	require.Empty(t, s.Errors)
@@ -281,7 +284,7 @@ spec:
 		{Protocol: 6, Port: 443, TargetPort: 443}, {Name: "zero", Protocol: 132, Port: 9, TargetPort: 9}, {Name: "empty", Protocol: 6, Port: 10, TargetPort: 10},
 	}, s.Ports)
 	require.Empty(t, s.Errors)
-	require.Equal(t, "http=80/tcp to web, dns=53/udp to 5353, 443/tcp, zero=9/sctp, empty=10/tcp", s.TableRow()[4])
+	require.Equal(t, "http=80/tcp to web, dns=53/udp to 5353, 443/tcp, zero=9/sctp, empty=10/tcp", s.TableRow()[5])
 	require.Empty(t, decodeOne[*tables.Service](t, serviceKind(), `{metadata: {name: h}, spec: {type: ExternalName, ports: [{port: 0}]}}`).Ports)
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -21,7 +22,12 @@ type endpointSlice struct {
 			Name      string `json:"name" protobuf:"bytes,3"`
 			UID       string `json:"uid" protobuf:"bytes,4"`
 		} `json:"targetRef" protobuf:"bytes,4"`
-		NodeName string `json:"nodeName" protobuf:"bytes,6"`
+		NodeName   string `json:"nodeName" protobuf:"bytes,6"`
+		Conditions struct {
+			Ready       *bool `json:"ready" protobuf:"varint,1"`
+			Serving     *bool `json:"serving" protobuf:"varint,2"`
+			Terminating *bool `json:"terminating" protobuf:"varint,3"`
+		} `json:"conditions" protobuf:"bytes,2"`
 	} `json:"endpoints" protobuf:"bytes,2"`
 	Ports []struct {
 		Name     string `json:"name" protobuf:"bytes,1"`
@@ -43,6 +49,7 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 	case o.Metadata.Labels[tables.LabelManagedBy] == tables.ManagedByAgents:
 		s.Pods = o.announced(errs)
 	case o.AddressType != "FQDN":
+		s.Serves = o.serves()
 		for i, e := range o.Endpoints {
 			if e.TargetRef.Kind == "Pod" {
 				continue
@@ -55,6 +62,26 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 	}
 	s.Errors = *errs
 	return one(s)
+}
+
+// serves returns the family of the backends that kube-proxy would choose: some that are ready, or
+// else some that serve while they terminate. It is 0 if there is none.
+func (o *endpointSlice) serves() uint8 {
+	if isNotProxied(o.Metadata.Labels) {
+		return 0
+	}
+	for _, e := range o.Endpoints {
+		c := e.Conditions
+		ready := c.Ready == nil || *c.Ready
+		if len(e.Addresses) == 0 || !ready && (c.Serving == nil || !*c.Serving) {
+			continue
+		}
+		if o.AddressType == "IPv6" {
+			return bpf.FamilyIPv6
+		}
+		return bpf.FamilyIPv4
+	}
+	return 0
 }
 
 // announced returns the addresses of pods in a slice that an agent wrote.

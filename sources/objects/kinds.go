@@ -41,7 +41,8 @@ func podKind() *Kind {
 // and ports are compared by the digest of the label set.
 func EqualEndpoints(a, b *tables.Endpoint) bool {
 	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node && a.MirrorOf == b.MirrorOf &&
-		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) && a.Announced == b.Announced && slices.Equal(a.Errors, b.Errors)
+		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) && a.Announced == b.Announced && slices.Equal(a.HostPorts, b.HostPorts) &&
+		slices.Equal(a.Errors, b.Errors)
 }
 
 func namespaceKind() *Kind {

@@ -5,6 +5,7 @@ package objects
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -36,6 +37,8 @@ type container struct {
 		Name          string `json:"name" protobuf:"bytes,1"`
 		ContainerPort int64  `json:"containerPort" protobuf:"varint,3"`
 		Protocol      string `json:"protocol" protobuf:"bytes,4"`
+		HostPort      int64  `json:"hostPort" protobuf:"varint,2"`
+		HostIP        string `json:"hostIP" protobuf:"bytes,5"`
 	} `json:"ports" protobuf:"bytes,6"`
 }
 
@@ -62,8 +65,54 @@ func (n *Interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tab
 	e.LabelSet = n.LabelSet(
 		name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs),
 	)
+	e.HostPorts = p.hostPorts(errs)
 	e.Errors = *errs
 	return one(e)
+}
+
+// hostPorts returns the ports of the node that lead to the containers, and to side-cars.
+func (p *pod) hostPorts(errs *fieldErrors) (all []tables.HostPort) {
+	collect := func(field string, c container) {
+		for i, port := range c.Ports {
+			if port.HostPort == 0 {
+				continue
+			}
+			field := indexed(field+".ports", i)
+			protocol, known := errs.protocol(field+".protocol", port.Protocol)
+			host, valid := errs.portNumber(field+".hostPort", port.HostPort)
+			number, isValid := errs.portNumber(field+".containerPort", port.ContainerPort)
+			addr, has := errs.hostAddr(field+".hostIP", port.HostIP)
+			if known && valid && isValid && has {
+				all = append(all, tables.HostPort{
+					Addr: addr, Protocol: protocol, Port: host, ContainerPort: number,
+				})
+			}
+		}
+	}
+	for i, c := range p.Spec.Containers {
+		collect(indexed("spec.containers", i), c)
+	}
+	for i, c := range p.Spec.InitContainers {
+		if c.RestartPolicy == "Always" {
+			collect(indexed("spec.initContainers", i), c)
+		}
+	}
+	return all
+}
+
+// hostAddr returns the address of a node at which a port is to be: invalid if that is any, and
+// none at all if pods cannot reach it.
+func (e *fieldErrors) hostAddr(field, text string) (addr netip.Addr, has bool) {
+	if text == "" {
+		return addr, true
+	}
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		e.add(field, parseError(text, err).Error())
+		return addr, false
+	}
+	addr = addr.Unmap().WithZone("")
+	return addr, !addr.IsLoopback()
 }
 
 // namedPorts returns the named ports of the containers, and of the init

@@ -4,6 +4,7 @@ package objects
 
 import (
 	"fmt"
+	"net/netip"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -23,7 +24,8 @@ type service struct {
 	Status struct {
 		LoadBalancer struct {
 			Ingress []struct {
-				IP string `json:"ip" protobuf:"bytes,1"`
+				IP     string `json:"ip" protobuf:"bytes,1"`
+				IPMode string `json:"ipMode" protobuf:"bytes,3"`
 			} `json:"ingress" protobuf:"bytes,1"`
 		} `json:"loadBalancer" protobuf:"bytes,1"`
 	} `json:"status" protobuf:"bytes,3"`
@@ -34,6 +36,7 @@ type servicePort struct {
 	Protocol   string `json:"protocol" protobuf:"bytes,2"`
 	Port       int64  `json:"port" protobuf:"varint,3"`
 	TargetPort any    `json:"targetPort" protobuf:"bytes,4"` // number or name
+	NodePort   int64  `json:"nodePort" protobuf:"varint,5"`
 }
 
 func services(o *service, name tables.Name, errs *fieldErrors) []*tables.Service {
@@ -50,21 +53,33 @@ func (o *service) fill(s *tables.Service, errs *fieldErrors) {
 	s.Churning = churning(o.Spec.Selector)
 	refuseChurnLabels("spec.selector", labels.SelectorFromSet(o.Spec.Selector).String(), errs)
 	s.Ports = errs.servicePorts("spec.ports", o.Spec.Ports)
-	add := func(field, ip string) {
-		if ip != "" && ip != "None" {
-			s.Addrs = errs.addr(s.Addrs, field, ip)
+	add := func(to *[]netip.Addr, field, ip string) {
+		if ip != "" && ip != clusterIPNone {
+			*to = errs.addr(*to, field, ip)
 		}
 	}
-	add("spec.clusterIP", o.Spec.ClusterIP)
+	add(&s.Addrs, "spec.clusterIP", o.Spec.ClusterIP)
 	for i, ip := range o.Spec.ClusterIPs {
-		add(fmt.Sprintf("spec.clusterIPs[%d]", i), ip)
+		add(&s.Addrs, fmt.Sprintf("spec.clusterIPs[%d]", i), ip)
 	}
 	for i, ip := range o.Spec.ExternalIPs {
-		add(fmt.Sprintf("spec.externalIPs[%d]", i), ip)
+		add(&s.ExternalIPs, fmt.Sprintf("spec.externalIPs[%d]", i), ip)
 	}
 	for i, in := range o.Status.LoadBalancer.Ingress {
-		add(fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
+		// With the mode Proxy the load balancer is to get the packets.
+		if in.IPMode != "Proxy" {
+			add(&s.LoadBalancerIPs, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
+		}
 	}
+	s.NotProxied = len(s.Addrs) == 0 || isNotProxied(o.Metadata.Labels)
+}
+
+const clusterIPNone = "None"
+
+// isNotProxied reports whether labels of a service or an EndpointSlice tell kube-proxy to leave it
+// alone.
+func isNotProxied(set labels.Set) bool {
+	return set.Has("service.kubernetes.io/service-proxy-name") || set.Has("service.kubernetes.io/headless")
 }
 
 // servicePorts returns the ports of a service that have no mistake.
@@ -77,6 +92,9 @@ func (e *fieldErrors) servicePorts(field string, ports []servicePort) (out []tab
 			continue
 		}
 		port := tables.ServicePort{Name: internString(p.Name), Protocol: protocol, Port: number}
+		if p.NodePort != 0 {
+			port.NodePort, _ = e.portNumber(field+".nodePort", p.NodePort)
+		}
 		if e.targetPort(&port, field+".targetPort", p.TargetPort) {
 			out = append(out, port)
 		}

@@ -5,6 +5,7 @@ package explain
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/cilium/statedb"
@@ -42,6 +43,7 @@ func (e *Explainer) egress(from, to string) (*Egress, error) {
 		From: a, To: b, Way: wayOf(tablesView, a, b), Policies: []string{}, Differences: []string{},
 	}
 	e.addNames(txn, tablesView, answer)
+	answer.Translated = e.translated(txn, a, b)
 	backend := e.backend()
 	if backend == "" {
 		return answer, nil
@@ -174,6 +176,27 @@ func (e *Explainer) addNames(txn statedb.ReadTxn, v *wanted, answer *Egress) {
 	if row.Reason != "" && answer.Verdict == Denied {
 		answer.Detail = row.Reason
 	}
+}
+
+// translated names the ports that kube-proxy translates for the sender, which do not leave by a
+// gateway.
+func (e *Explainer) translated(txn statedb.ReadTxn, from, to Party) (ports []string) {
+	if !to.Address.IsValid() {
+		return nil
+	}
+	v := &wanted{e, txn}
+	pod, _ := v.pod(from.Address)
+	for s := range e.servicesAt(txn, to.Address) {
+		for _, port := range s.Ports {
+			p := packet{to: to.place(), traffic: Traffic{Protocol: port.Protocol, Port: port.Port}}
+			known, _ := v.known(p.to)
+			if led, _ := leadsOf(v, p, pod); led == leadsOn && known.Flags == 0 {
+				ports = append(ports, fmt.Sprintf("%s (service %s)", p.traffic, s.Name))
+			}
+		}
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 func egressRule(row *tables.EgressRule) Rule {

@@ -41,6 +41,7 @@ type Tables struct {
 	Subjects    statedb.Table[*tables.Subject]
 	Routes      statedb.Table[*tables.SubjectRoute]
 	IPCache     statedb.Table[*tables.IPCache]
+	Frontends   statedb.Table[*tables.Frontend]
 	Members     statedb.Table[*tables.Member]
 	Entries     statedb.Table[*tables.PolicyEntry]
 	Verdicts    statedb.Table[*tables.Verdict]

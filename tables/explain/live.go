@@ -24,6 +24,7 @@ type Live interface {
 	Subject(bpf.SubjectKey) (bpf.SubjectValue, bool, error)
 	Route(bpf.SubjectKey) (bpf.RouteValue, bool, error)
 	IPCache(bpf.IPCacheKey) (bpf.IPCacheValue, bool, error)
+	Frontend(bpf.FrontendKey) (bpf.FrontendValue, bool, error)
 	Peer(bpf.PeerKey) (bpf.PeerValue, bool, error)
 	Policy(bpf.PolicyKey) (bpf.PolicyValue, bool, error)
 	Verdict(bpf.VerdictKey) (bpf.VerdictValue, bool, error)
@@ -75,6 +76,11 @@ func (m LiveMaps) Pod(k bpf.PodKey) (bpf.PodValue, bool, error) {
 // IPCache implements [Live].
 func (m LiveMaps) IPCache(k bpf.IPCacheKey) (bpf.IPCacheValue, bool, error) {
 	return bpf.Lookup(m.Maps.IPCache, k)
+}
+
+// Frontend implements [Live].
+func (m LiveMaps) Frontend(k bpf.FrontendKey) (bpf.FrontendValue, bool, error) {
+	return bpf.Lookup(m.Maps.Frontends, k)
 }
 
 // Policy implements [Live].
@@ -139,6 +145,10 @@ func (p *present) route(subject uint32) (bpf.RouteValue, bool) {
 
 func (p *present) known(prefix netip.Prefix) (bpf.IPCacheValue, bool) {
 	return read(p, p.Live.IPCache, bpf.IPCacheKeyFrom(prefix))
+}
+
+func (p *present) frontend(key bpf.FrontendKey) (bpf.FrontendValue, bool) {
+	return read(p, p.Live.Frontend, key)
 }
 
 func (p *present) peer(member uint32) (bpf.PeerValue, bool) {

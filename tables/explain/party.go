@@ -172,7 +172,7 @@ func (e *Explainer) describe(txn statedb.ReadTxn, text string, place netip.Prefi
 	} else {
 		p.Node = e.nodeOf(txn, p.Address)
 	}
-	for s := range e.t.Services.List(txn, tables.ServicesByAddr(p.Address)) {
+	for s := range e.servicesAt(txn, p.Address) {
 		p.Services = append(p.Services, s.Name.String())
 	}
 	e.asPod(txn, &p)

@@ -68,13 +68,21 @@ func together(directions []Judgement) Decision {
 }
 
 func judgeEgress(v view, p packet, pod bpf.PodValue) Judgement {
-	exempt := func(peer bpf.IPCacheValue) (Decision, bool) {
-		if peer.Flags&bpf.IPCacheService != 0 && !p.backend && pod.Subject != 0 {
+	led, frontend := leadsNowhere, bpf.FrontendValue{}
+	if !p.backend && pod.Subject != 0 {
+		led, frontend = leadsOf(v, p, pod)
+	}
+	exempt := func(bpf.IPCacheValue) (Decision, bool) {
+		if led == leadsOn {
 			return Decision{Verdict: Allowed, Reason: ReasonService}, true
 		}
 		return Decision{}, false
 	}
-	return judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, exempt)
+	j := judgeOf(v, pod, bpf.DirectionEgress, p.to, p.traffic, exempt)
+	if led == leadsAtNode && j.Verdict == Allowed && j.Ruleset != bpf.EmptyRuleset {
+		return judgeBackends(v, frontend, p, pod, j)
+	}
+	return j
 }
 
 func judgeIngress(v view, p packet, pod bpf.PodValue) Judgement {

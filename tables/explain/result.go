@@ -22,13 +22,14 @@ const (
 	ReasonNoPolicy     = "no policy selects the pod"
 	ReasonNoPolicies   = "there are no policies" // no policy has been read: none can decide
 	// the map has nothing that covers the packet: it is dropped
-	ReasonNoEntry   = "no entry"
-	ReasonNotReady  = "pod not ready"         // no ruleset yet: new flows are dropped
-	ReasonHost      = "host reaches its pods" // see --allow-localhost
-	ReasonService   = "service: judged after translation"
-	ReasonNoBackend = "no backend of the service is known: nothing else is judged"
-	ReasonItself    = "what it sends to itself does not leave it"
-	ReasonNotHere   = "neither is a pod of this node"
+	ReasonNoEntry      = "no entry"
+	ReasonNotReady     = "pod not ready"         // no ruleset yet: new flows are dropped
+	ReasonHost         = "host reaches its pods" // see --allow-localhost
+	ReasonService      = "service: judged after translation"
+	ReasonNoBackend    = "no backend of the service is known: nothing else is judged"
+	ReasonManyBackends = "port of another node: too many backends to judge them all"
+	ReasonItself       = "what it sends to itself does not leave it"
+	ReasonNotHere      = "neither is a pod of this node"
 )
 
 // Party is the sender or the receiver of a packet.
@@ -176,6 +177,10 @@ type Egress struct {
 	Overrides   []string     `json:"overrides,omitempty"`   // policies that name it too and lose
 	GatewayNode string       `json:"gatewayNode,omitempty"` // name of the gateway
 	Device      string       `json:"device,omitempty"`
+
+	// Translated are the ports of the destination at which kube-proxy leads the sender to a
+	// service, whatever the answer says.
+	Translated []string `json:"translated,omitempty"`
 
 	Kernel      *EgressInKernel `json:"kernel,omitempty"`
 	Differences []string        `json:"differences"`

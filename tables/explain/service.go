@@ -13,10 +13,12 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// servicePort is a port of a service that is asked for.
+// servicePort is a port of a service that is asked for, or without a service one of a node that
+// leads to a pod.
 type servicePort struct {
 	tables.ServicePort
 	service *tables.Service
+	pod     tables.Name
 }
 
 // servicePorts returns the ports of the services at an address that traffic to it is
@@ -25,8 +27,8 @@ type servicePort struct {
 func (e *Explainer) servicePorts(
 	txn statedb.ReadTxn, t Traffic, to Party,
 ) (asked []servicePort, err error) {
-	if len(to.Services) == 0 {
-		return nil, nil
+	if asked = e.frontendPorts(txn, t, to.Address); len(asked) > 0 {
+		return asked, nil
 	}
 	var others []string
 	for s := range e.t.Services.List(txn, tables.ServicesByAddr(to.Address)) {
@@ -35,12 +37,12 @@ func (e *Explainer) servicePorts(
 			texts = append(texts, p.String())
 			if p.Protocol == t.Protocol &&
 				(t.Name == "" && p.Port == t.Port || t.Name != "" && p.Name == t.Name) {
-				asked = append(asked, servicePort{p, s})
+				asked = append(asked, servicePort{ServicePort: p, service: s})
 			}
 		}
 		others = append(others, s.Name.String()+" has "+orNone(texts, "no port"))
 	}
-	if len(asked) > 0 || to.Pod != "" || e.nodeOf(txn, to.Address) != "" {
+	if len(asked) > 0 || others == nil || to.Pod != "" || e.nodeOf(txn, to.Address) != "" {
 		return asked, nil
 	}
 	return nil, errorf(
@@ -98,6 +100,10 @@ func (e *Explainer) backendsOf(
 	txn statedb.ReadTxn, service netip.Addr, ports []servicePort,
 ) (backends []netip.AddrPort) {
 	for _, p := range ports {
+		if p.service == nil {
+			backends = append(backends, e.behindHostPort(txn, p)...)
+			continue
+		}
 		backends = append(backends, e.listed(txn, p)...)
 		backends = append(backends, e.selected(txn, p)...)
 	}

@@ -61,6 +61,9 @@ func (a *Egress) Print(w io.Writer) error {
 	}
 	text.party("from", &a.From)
 	text.party("to", &a.To)
+	for _, t := range a.Translated {
+		text.line(1, "but", "%s is translated before it would leave", t)
+	}
 	if a.Ruleset != 0 {
 		text.line(1, "ruleset", "%d of subject %d: %s",
 			a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))

@@ -21,6 +21,7 @@ type view interface {
 	subject(number uint32) (bpf.SubjectValue, bool)
 	route(subject uint32) (bpf.RouteValue, bool)
 	known(netip.Prefix) (bpf.IPCacheValue, bool)
+	frontend(bpf.FrontendKey) (bpf.FrontendValue, bool)
 	peer(member uint32) (bpf.PeerValue, bool)
 	policy(bpf.PolicyKey) (bpf.PolicyValue, *Entry, bool)
 	verdict(bpf.VerdictKey) (found *found, ok bool)
@@ -94,6 +95,10 @@ func (w *wanted) known(prefix netip.Prefix) (v bpf.IPCacheValue, ok bool) {
 		return v, false
 	}
 	return row.MapValue(), true
+}
+
+func (w *wanted) frontend(key bpf.FrontendKey) (bpf.FrontendValue, bool) {
+	return valueOf[bpf.FrontendKey, bpf.FrontendValue](w, w.t.Frontends, tables.FrontendByKey(key))
 }
 
 func (w *wanted) peer(member uint32) (bpf.PeerValue, bool) {

@@ -47,6 +47,7 @@ func newTables(t testing.TB) Tables {
 		Subjects:       tablestest.Open(t, db, tables.NewSubjectTable),
 		Routes:         tablestest.Open(t, db, tables.NewSubjectRouteTable),
 		IPCache:        tablestest.Open(t, db, tables.NewIPCacheTable),
+		Frontends:      tablestest.Open(t, db, tables.NewFrontendTable),
 		Members:        tablestest.Open(t, db, tables.NewMemberTable),
 		Entries:        tablestest.Open(t, db, tables.NewPolicyEntryTable),
 		Verdicts:       tablestest.Open(t, db, tables.NewVerdictTable),

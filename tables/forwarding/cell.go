@@ -5,6 +5,7 @@
 //
 //	egress-gateways, node-addresses, map-exits ──► egress-exits ──────► sluice_exits
 //	egress-policies ─────────────────────────────► covered-prefixes ──► sluice_covered
+//	services, backend-slices, members, endpoints ► frontends ─────────► sluice_services
 //	nodes, cilium-nodes ─────────────────────────► cluster-nodes ─────► sluice_nodes
 //	local-endpoints ─────────────────────────────► pod-devices ───────► sluice_devices
 //	nodes, devices, monitors, network-policies ──► datapath-config ───► sluice_config
@@ -28,6 +29,7 @@ var Cell = cell.Module(
 	cell.Config(DefaultConfig),
 	tables.OwnDesired(tables.NewEgressExitTable),
 	tables.OwnDesired(tables.NewCoveredPrefixTable),
+	tables.OwnDesired(tables.NewFrontendTable),
 	tables.OwnDesired(tables.NewClusterNodeTable),
 	tables.OwnDesired(tables.NewPodDeviceTable),
 	tables.OwnDesired(tables.NewDatapathConfigTable),
@@ -39,6 +41,7 @@ var Cell = cell.Module(
 	cell.Invoke(
 		deriveExits,
 		deriveCovered,
+		deriveFrontends,
 		deriveNodes,
 		derivePodDevices,
 		deriveConfig,

@@ -37,6 +37,8 @@ type Config struct {
 
 	ConnectionShare uint16
 	PortShare       uint16
+
+	TrustExternalIPs bool
 }
 
 // DefaultConfig is the configuration without flags.
@@ -64,6 +66,7 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("shared-ports", c.SharedPorts, "Ports given to pods of egress addresses that the node itself uses, as FIRST-LAST,...; auto leaves out those of the node and of NodePorts")
 	flags.Uint16("connection-share", c.ConnectionShare, "Connections that a pod may have in a map, in percent of what is free there; 0: no limit")
 	flags.Uint16("port-share", c.PortShare, "Ports of an egress address towards a destination that a pod may have, in percent of what is free; 0: no limit")
+	flags.Bool("trust-external-ips", c.TrustExternalIPs, "Let external IPs of services lead pods of all namespaces past egress policies, not only those of the service's own")
 	flags.String("mark-mask", c.MarkMask, "Bits of the packet mark that are the programs', at least two in a row")
 }
 

@@ -65,6 +65,11 @@ func (n *Node) SetIPCache(p netip.Prefix, flags bpf.IPCacheFlags, tunnel netip.A
 	})
 }
 
+// SetFrontend writes a port that is translated.
+func (n *Node) SetFrontend(k bpf.FrontendKey, v bpf.FrontendValue) error {
+	return n.put("sluice_services", &k, &v)
+}
+
 // SetNode writes a node of the cluster.
 func (n *Node) SetNode(a netip.Addr, flags bpf.NodeFlags) error {
 	return n.put("sluice_nodes", &bpf.NodeKey{Addr: bpf.AddressFrom(a)}, &bpf.NodeValue{Flags: flags})

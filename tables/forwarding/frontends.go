@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwarding
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type frontendParams struct {
+	cell.In
+
+	Config    Config
+	LocalNode tables.LocalNode
+
+	Frontends statedb.RWTable[*tables.Frontend]
+	Services  statedb.Table[*tables.Service]
+	Backends  statedb.Table[*tables.BackendSlice]
+	Endpoints statedb.Table[*tables.Endpoint]
+	Nodes     statedb.Table[*tables.Node]
+	Members   statedb.Table[*tables.Member]
+	IPCache   statedb.Table[*tables.IPCache]
+}
+
+var families = []uint8{bpf.FamilyIPv4, bpf.FamilyIPv6}
+
+// deriveFrontends keeps what is translated beside cluster addresses. Only what kube-proxy does
+// translate counts: a service that is not headless, at a port with a backend that it chooses.
+func deriveFrontends(p derive.Params, f frontendParams) error {
+	return derive.Register(p, f.rule())
+}
+
+func (f frontendParams) rule() derive.Rule[tables.FrontendID] {
+	return derive.Rule[tables.FrontendID]{
+		Outputs: []statedb.TableMeta{f.Frontends},
+		Inputs: []derive.Input[tables.FrontendID]{
+			derive.FromIf(f.Services, differentFrontends,
+				func(_ statedb.ReadTxn, s *tables.Service, mark func(tables.FrontendID)) {
+					ofService(s, mark)
+				}),
+			derive.FromIf(f.Backends, func(old, new *tables.BackendSlice) bool {
+				return tables.DifferentBackends(old, new) || old.Serves != new.Serves ||
+					!slices.Equal(old.Ports, new.Ports)
+			}, func(txn statedb.ReadTxn, b *tables.BackendSlice, mark func(tables.FrontendID)) {
+				if s, _, found := f.Services.Get(txn, tables.ServiceByName(b.Service)); found {
+					ofService(s, mark)
+				}
+			}),
+			derive.FromIf(f.Endpoints, func(old, new *tables.Endpoint) bool {
+				return old.Node != new.Node || !slices.Equal(old.HostPorts, new.HostPorts) ||
+					len(new.HostPorts) > 0 && !slices.Equal(old.Addrs, new.Addrs)
+			}, f.endpointChanged),
+			derive.FromIf(f.Nodes, func(old, new *tables.Node) bool {
+				return !slices.Equal(old.InternalIPs, new.InternalIPs) ||
+					!slices.Equal(old.OtherIPs, new.OtherIPs)
+			}, func(txn statedb.ReadTxn, n *tables.Node, mark func(tables.FrontendID)) {
+				for e := range f.Endpoints.List(txn, tables.EndpointsWithHostPorts(n.Name)) {
+					f.endpointChanged(txn, e, mark)
+				}
+			}),
+			derive.FromIf(f.Members,
+				func(old, new *tables.Member) bool { return old.Undesired != new.Undesired },
+				f.memberChanged),
+			derive.FromIf(f.IPCache,
+				func(old, new *tables.IPCache) bool { return old.Member != new.Member },
+				func(txn statedb.ReadTxn, row *tables.IPCache, mark func(tables.FrontendID)) {
+					if row.Flags&bpf.IPCachePod == 0 {
+						return
+					}
+					m, _, found := f.Members.Get(txn, tables.MemberByNumber(row.Member))
+					if found {
+						f.memberChanged(txn, m, mark)
+					}
+				}),
+		},
+		Compute: derive.Each(f.Frontends, tables.FrontendByID, (*tables.Frontend).Equal, f.row),
+	}
+}
+
+func differentFrontends(old, new *tables.Service) bool {
+	return old.NotProxied != new.NotProxied || !slices.Equal(old.ExternalIPs, new.ExternalIPs) ||
+		!slices.Equal(old.LoadBalancerIPs, new.LoadBalancerIPs) ||
+		!slices.Equal(old.Ports, new.Ports) || !maps.Equal(old.Kept(), new.Kept())
+}
+
+// ofService marks all frontends that a service may have.
+func ofService(s *tables.Service, mark func(tables.FrontendID)) {
+	for _, p := range s.Ports {
+		for _, addr := range s.External() {
+			mark(tables.FrontendID{Addr: addr, Protocol: p.Protocol, Port: p.Port})
+		}
+	}
+	nodePortsOf(s, mark)
+}
+
+func nodePortsOf(s *tables.Service, mark func(tables.FrontendID)) {
+	for _, p := range s.Ports {
+		if p.NodePort == 0 {
+			continue
+		}
+		for _, family := range families {
+			mark(tables.FrontendID{
+				Addr: bpf.AnyNode(family), Protocol: p.Protocol, Port: p.NodePort,
+			})
+		}
+	}
+}
+
+// memberChanged marks the ports of nodes that may lead to pods of a member.
+func (f *frontendParams) memberChanged(
+	txn statedb.ReadTxn, m *tables.Member, mark func(tables.FrontendID),
+) {
+	if m.Namespace == "" {
+		return
+	}
+	for s := range f.Services.List(txn, tables.ServicesWithNodePorts(m.Namespace)) {
+		if selects(s, m) {
+			nodePortsOf(s, mark)
+		}
+	}
+}
+
+// endpointChanged marks the ports of its node that lead to an endpoint, and those that did.
+func (f *frontendParams) endpointChanged(
+	txn statedb.ReadTxn, e *tables.Endpoint, mark func(tables.FrontendID),
+) {
+	if len(e.HostPorts) == 0 {
+		return
+	}
+	for row := range f.Frontends.List(txn, tables.FrontendsByOrigin(podOrigin(e))) {
+		mark(row.FrontendID)
+	}
+	for _, p := range e.HostPorts {
+		for _, addr := range f.hostAddrs(txn, e, p) {
+			mark(tables.FrontendID{Addr: addr, Protocol: p.Protocol, Port: p.Port})
+		}
+	}
+}
+
+// hostAddrs returns the addresses at which a port leads to an endpoint, as rows have them.
+func (f *frontendParams) hostAddrs(
+	txn statedb.ReadTxn, e *tables.Endpoint, p tables.HostPort,
+) (addrs []netip.Addr) {
+	if p.Addr.IsValid() && !p.Addr.IsUnspecified() {
+		return []netip.Addr{p.Addr}
+	}
+	if e.Node == f.LocalNode.Name {
+		addrs = []netip.Addr{bpf.ThisHost(bpf.FamilyIPv4), bpf.ThisHost(bpf.FamilyIPv6)}
+	} else if n, _, found := f.Nodes.Get(txn, tables.NodeByName(e.Node)); found {
+		addrs = slices.Concat(n.InternalIPs, n.OtherIPs)
+	}
+	return slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+		return p.Addr.IsValid() && a.Is4() != p.Addr.Is4()
+	})
+}
+
+func podOrigin(e *tables.Endpoint) string { return "pod " + e.Name.String() }
+
+func familyOf(a netip.Addr) uint8 {
+	if a.Is4() {
+		return bpf.FamilyIPv4
+	}
+	return bpf.FamilyIPv6
+}
+
+// row computes a frontend. A service takes its packets before a plugin of the CNI does.
+func (f *frontendParams) row(txn statedb.ReadTxn, id tables.FrontendID) *tables.Frontend {
+	row := &tables.Frontend{FrontendID: id, Reconciled: tables.Pending()}
+	switch {
+	case id.Addr.IsUnspecified():
+		f.addNodePort(txn, row)
+	case id.Addr.IsLoopback():
+		f.addHostPort(txn, row)
+	default:
+		if f.addExternal(txn, row); len(row.Origins) == 0 {
+			f.addHostPort(txn, row)
+		}
+	}
+	if len(row.Origins) == 0 {
+		return nil
+	}
+	slices.Sort(row.Origins)
+	row.Backends = f.ordered(txn, row.Backends)
+	if row.More = len(row.Backends) > bpf.FrontendBackends; row.More {
+		row.Backends = row.Backends[:bpf.FrontendBackends]
+	}
+	return row
+}
+
+// addExternal adds the services with an external or load balancer address.
+func (f *frontendParams) addExternal(txn statedb.ReadTxn, row *tables.Frontend) {
+	all := false // rely on it
+	for s := range f.Services.List(txn, tables.ServicesByExternal(row.Addr)) {
+		served := slices.ContainsFunc(s.Ports, func(p tables.ServicePort) bool {
+			return p.Port == row.Port && p.Protocol == row.Protocol &&
+				f.isServed(txn, s, p, familyOf(row.Addr))
+		})
+		if !served {
+			continue
+		}
+		row.Origins = append(row.Origins, "service "+s.Name.String())
+		all = all || f.Config.TrustExternalIPs || slices.Contains(s.LoadBalancerIPs, row.Addr)
+		row.Disputed = row.Disputed || row.Namespace != "" && row.Namespace != s.Namespace
+		row.Namespace = s.Namespace
+	}
+	if all || row.Disputed {
+		row.Namespace, row.Disputed = "", !all
+	}
+}
+
+// isServed reports whether kube-proxy translates a port of a service in a family.
+func (f *frontendParams) isServed(
+	txn statedb.ReadTxn, s *tables.Service, p tables.ServicePort, family uint8,
+) bool {
+	if s.NotProxied {
+		return false
+	}
+	for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
+		if b.Serves == family && len(portsIn(b, p)) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// portsIn returns the numbers that a slice gives a port of its service.
+func portsIn(b *tables.BackendSlice, p tables.ServicePort) (numbers []uint16) {
+	for _, port := range b.Ports {
+		if port.Name == p.Name && port.Protocol == p.Protocol {
+			numbers = append(numbers, port.Port)
+		}
+	}
+	return numbers
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forwarding
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
+)
+
+// frontendWorld has the inputs of the rule, which a test writes.
+type frontendWorld struct {
+	testing.TB
+	db        *statedb.DB
+	services  tablestest.Table[*tables.Service]
+	slices    tablestest.Table[*tables.BackendSlice]
+	endpoints tablestest.Table[*tables.Endpoint]
+	nodes     tablestest.Table[*tables.Node]
+	members   tablestest.Table[*tables.Member]
+	ipcache   tablestest.Table[*tables.IPCache]
+	frontends statedb.RWTable[*tables.Frontend]
+	rule      *tablestest.Rule[tables.FrontendID]
+}
+
+func newFrontendWorld(t *testing.T, config Config) *frontendWorld {
+	db := statedb.New()
+	w := &frontendWorld{
+		TB: t, db: db,
+		services:  tablestest.Open(t, db, tables.NewServiceTable),
+		slices:    tablestest.Open(t, db, tables.NewBackendSliceTable),
+		endpoints: tablestest.OpenEndpoints(t, db, "here"),
+		nodes:     tablestest.Open(t, db, tables.NewNodeTable),
+		members:   tablestest.Open(t, db, tables.NewMemberTable),
+		ipcache:   tablestest.Open(t, db, tables.NewIPCacheTable),
+		frontends: tablestest.Open(t, db, tables.NewFrontendTable).RWTable,
+	}
+	w.rule = tablestest.NewRule(t, db, frontendParams{
+		Config: config, LocalNode: tables.LocalNode{Name: "here"}, Frontends: w.frontends,
+		Services: w.services, Backends: w.slices, Endpoints: w.endpoints, Nodes: w.nodes,
+		Members: w.members, IPCache: w.ipcache,
+	}.rule())
+	return w
+}
+
+// has asserts which frontends there are: key, namespace, origins, backends.
+func (w *frontendWorld) has(want ...string) {
+	w.Helper()
+	w.rule.Work()
+	var got []string
+	for f := range w.frontends.All(w.db.ReadTxn()) {
+		row := f.TableRow()
+		got = append(got, fmt.Sprintf("%s %s %s %s", row[0], row[2], row[1], row[3]))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	require.Equal(w, want, got)
+}
+
+func name(text string) tables.Name {
+	namespace, n, _ := strings.Cut(text, "/")
+	return tables.Name{Namespace: namespace, Name: n}
+}
+
+func addrsOf(texts ...string) (addrs []netip.Addr) {
+	for _, text := range texts {
+		addrs = append(addrs, netip.MustParseAddr(text))
+	}
+	return addrs
+}
+
+func slice(service string, serves uint8, addrs ...string) *tables.BackendSlice {
+	n := name(service)
+	n.Name += fmt.Sprint("-", serves, len(addrs))
+	return &tables.BackendSlice{
+		Name: n, Service: name(service), Serves: serves, Addrs: addrsOf(addrs...),
+		Ports: []tables.BackendPort{{Protocol: 6, Port: 8080}},
+	}
+}
+
+// member adds a label set of pods and their addresses.
+func (w *frontendWorld) member(number uint32, namespace string, set labels.Set, addrs ...string) {
+	w.members.Put(&tables.Member{
+		Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)}, Namespace: namespace,
+		Labels: tables.NewLabelSet(namespace, "", set, nil),
+	})
+	for _, a := range addrsOf(addrs...) {
+		w.ipcache.Put(&tables.IPCache{
+			Prefix: netip.PrefixFrom(a, a.BitLen()), Member: number, Flags: bpf.IPCachePod,
+		})
+	}
+}
+
+// An external address is translated where kube-proxy does it: for a service that is not headless,
+// at its ports, while there is a backend of the family. Pods of its namespace rely on it; those
+// of all do if a load balancer has the address, or the flag is set; none does if namespaces
+// dispute it.
+func TestExternalFrontends(t *testing.T) {
+	w := newFrontendWorld(t, Config{})
+	s := &tables.Service{
+		Name: name("shop/web"), ExternalIPs: addrsOf("203.0.113.1", "2001:db8::1"),
+		Ports: []tables.ServicePort{{Protocol: 6, Port: 443, TargetPort: 8080}},
+	}
+	w.services.Put(s)
+	w.has()
+	w.slices.Put(slice("shop/web", bpf.FamilyIPv4))
+	w.has("203.0.113.1:443/tcp shop service shop/web -")
+	w.slices.Put(slice("shop/web", bpf.FamilyIPv6))
+	w.has("203.0.113.1:443/tcp shop service shop/web -", "[2001:db8::1]:443/tcp shop service shop/web -")
+	w.slices.Remove(slice("shop/web", bpf.FamilyIPv6))
+	w.has("203.0.113.1:443/tcp shop service shop/web -")
+
+	headless := tables.Clone(s)
+	headless.NotProxied = true
+	w.services.Put(headless)
+	w.has()
+	w.services.Put(s)
+
+	other := tables.Clone(s)
+	other.Name = name("garden/web")
+	w.services.Put(other)
+	w.slices.Put(slice("garden/web", bpf.FamilyIPv4))
+	w.has("203.0.113.1:443/tcp disputed service garden/web, service shop/web -")
+	balanced := tables.Clone(other)
+	balanced.LoadBalancerIPs = addrsOf("203.0.113.1")
+	w.services.Put(balanced)
+	w.has("203.0.113.1:443/tcp - service garden/web, service shop/web -")
+	w.services.Remove(balanced)
+	w.has("203.0.113.1:443/tcp shop service shop/web -")
+	w.services.Remove(s)
+	w.has()
+
+	trusting := newFrontendWorld(t, Config{TrustExternalIPs: true})
+	trusting.services.Put(s)
+	trusting.slices.Put(slice("shop/web", bpf.FamilyIPv4))
+	trusting.has("203.0.113.1:443/tcp - service shop/web -")
+}
+
+// A port of nodes leads to the addresses in its slices, those outside first, and to one pod of each
+// label set that the service selects.
+func TestNodePortFrontends(t *testing.T) {
+	w := newFrontendWorld(t, Config{})
+	s := &tables.Service{
+		Name: name("shop/web"), Selector: labels.Set{"app": "web"},
+		Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 8080, NodePort: 30080}},
+	}
+	w.services.Put(s)
+	w.member(1, "shop", labels.Set{"app": "web", "tier": "a"}, "10.0.0.9", "10.0.0.2")
+	w.member(2, "shop", labels.Set{"app": "web", "tier": "b"}, "10.0.0.3")
+	w.member(3, "garden", labels.Set{"app": "web"}, "10.0.0.4")
+	w.has()
+	w.slices.Put(slice("shop/web", bpf.FamilyIPv4, "203.0.113.9"))
+	w.has("0.0.0.0:30080/tcp - service shop/web 203.0.113.9:8080, 10.0.0.2:8080, 10.0.0.3:8080")
+
+	w.ipcache.Remove(&tables.IPCache{Prefix: netip.MustParsePrefix("10.0.0.2/32")})
+	w.has("0.0.0.0:30080/tcp - service shop/web 203.0.113.9:8080, 10.0.0.3:8080, 10.0.0.9:8080")
+
+	for i := range 16 {
+		w.member(uint32(10+i), "shop", labels.Set{"app": "web", "pod": fmt.Sprint(i)}, fmt.Sprintf("10.0.1.%d", i+1))
+	}
+	w.rule.Work()
+	f, _, _ := w.frontends.Get(w.db.ReadTxn(), tables.FrontendByID(tables.FrontendID{
+		Addr: netip.IPv4Unspecified(), Protocol: 6, Port: 30080,
+	}))
+	require.True(t, f.More)
+	require.Len(t, f.Backends, bpf.FrontendBackends)
+	require.Equal(t, bpf.FrontendAtNode|bpf.FrontendMore, f.MapValue().Flags)
+	w.services.Remove(s)
+	w.has()
+}
+
+// A host port is one of all addresses of its node; on this node the backend is not listed, as the
+// packet is judged where it leads.
+func TestHostPortFrontends(t *testing.T) {
+	w := newFrontendWorld(t, Config{})
+	pod := func(n, node, addr string, ports ...tables.HostPort) *tables.Endpoint {
+		return &tables.Endpoint{
+			Name: name(n), Node: node, Addrs: addrsOf(addr), HostPorts: ports,
+			LabelSet: tables.NewLabelSet("shop", "", nil, nil),
+		}
+	}
+	port := tables.HostPort{Protocol: 6, Port: 8480, ContainerPort: 80}
+	w.endpoints.Put(pod("shop/near", "here", "10.0.0.1", port))
+	w.has("127.0.0.1:8480/tcp - pod shop/near -")
+	far := pod("shop/far", "there", "10.0.0.2", port)
+	w.endpoints.Put(far)
+	w.has("127.0.0.1:8480/tcp - pod shop/near -")
+	there := &tables.Node{Name: "there", InternalIPs: addrsOf("192.0.2.2", "fd00::2")}
+	w.nodes.Put(there)
+	w.has("127.0.0.1:8480/tcp - pod shop/near -", "192.0.2.2:8480/tcp - pod shop/far 10.0.0.2:80")
+
+	// One row goes with its node, also if the pod goes at the same time.
+	w.nodes.Remove(there)
+	w.endpoints.Remove(far)
+	w.has("127.0.0.1:8480/tcp - pod shop/near -")
+
+	given := port
+	given.Addr = netip.MustParseAddr("192.0.2.1")
+	w.endpoints.Put(pod("shop/near", "here", "10.0.0.1", given))
+	w.has("192.0.2.1:8480/tcp - pod shop/near -")
+	w.endpoints.Remove(pod("shop/near", "here", "10.0.0.1"))
+	w.has()
+}
