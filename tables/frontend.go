@@ -47,13 +47,17 @@ type Frontend struct {
 	Backends []netip.AddrPort `json:"backends,omitempty"`
 	More     bool             `json:"more,omitempty"`
 
+	// Refused says that there is no room for it in sluice_services, or that its namespace has its
+	// share. Then it has no entry, and packets to it are judged by their destination.
+	Refused bool `json:"refused,omitempty"`
+
 	Reconciled `yaml:",inline"`
 }
 
 // Equal reports whether two rows want the same, whatever their status.
 func (f *Frontend) Equal(o *Frontend) bool {
 	return f.FrontendID == o.FrontendID && slices.Equal(f.Origins, o.Origins) &&
-		f.MapValue() == o.MapValue()
+		f.Refused == o.Refused && f.MapValue() == o.MapValue()
 }
 
 // MapKey is the key in sluice_services.

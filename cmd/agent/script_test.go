@@ -173,22 +173,23 @@ func command(summary string, do func(context.Context) error) script.Cmd {
 type desiredTables struct {
 	cell.In
 
-	Pods     statedb.Table[*tables.Pod]
-	Locals   statedb.Table[*tables.LocalEndpoint]
-	Subjects statedb.Table[*tables.Subject]
-	Routes   statedb.Table[*tables.SubjectRoute]
-	IPCache  statedb.Table[*tables.IPCache]
-	Members  statedb.Table[*tables.Member]
-	Entries  statedb.Table[*tables.PolicyEntry]
-	Verdicts statedb.Table[*tables.Verdict]
-	Rules    statedb.Table[*tables.EgressRule]
-	Gateways statedb.Table[*tables.EgressGateway]
-	Sysctls  statedb.Table[*tables.Sysctl]
-	Exits    statedb.Table[*tables.EgressExit]
-	Covered  statedb.Table[*tables.CoveredPrefix]
-	Nodes    statedb.Table[*tables.ClusterNode]
-	Configs  statedb.Table[*tables.DatapathConfig]
-	Slots    statedb.Table[*tables.Slot]
+	Pods      statedb.Table[*tables.Pod]
+	Locals    statedb.Table[*tables.LocalEndpoint]
+	Subjects  statedb.Table[*tables.Subject]
+	Routes    statedb.Table[*tables.SubjectRoute]
+	IPCache   statedb.Table[*tables.IPCache]
+	Frontends statedb.Table[*tables.Frontend]
+	Members   statedb.Table[*tables.Member]
+	Entries   statedb.Table[*tables.PolicyEntry]
+	Verdicts  statedb.Table[*tables.Verdict]
+	Rules     statedb.Table[*tables.EgressRule]
+	Gateways  statedb.Table[*tables.EgressGateway]
+	Sysctls   statedb.Table[*tables.Sysctl]
+	Exits     statedb.Table[*tables.EgressExit]
+	Covered   statedb.Table[*tables.CoveredPrefix]
+	Nodes     statedb.Table[*tables.ClusterNode]
+	Configs   statedb.Table[*tables.DatapathConfig]
+	Slots     statedb.Table[*tables.Slot]
 
 	Rulesets       statedb.Table[*tables.Ruleset]
 	Classes        statedb.Table[*tables.Class]
@@ -206,7 +207,7 @@ func (d *desiredTables) undone(txn statedb.ReadTxn) string {
 		undone(txn, d.IPCache) + undone(txn, d.Members) + undone(txn, d.Entries) +
 		undone(txn, d.Verdicts) + undone(txn, d.Rules) + undone(txn, d.Gateways) +
 		undone(txn, d.Sysctls) + undone(txn, d.Exits) + undone(txn, d.Covered) +
-		undone(txn, d.Nodes) + d.undoneConfig(txn)
+		undone(txn, d.Nodes) + undone(txn, d.Frontends) + d.undoneConfig(txn)
 }
 
 // dying returns objects that nothing desires, and that are not gone yet.

@@ -15,7 +15,7 @@ import (
 type gates struct {
 	device, subject, member, class, ruleset *mapsync.Dependency
 	verdictSet, egressRuleset, group        *mapsync.Dependency
-	prefixesInside, prefixesAround          *mapsync.Dependency
+	prefixesInside, prefixesAround, room    *mapsync.Dependency
 }
 
 func newGates(p *params) *gates {
@@ -39,6 +39,12 @@ func newGates(p *params) *gates {
 					mapsync.Watch(p.Routes.ToTable()), mapsync.Watch(p.RouteMirror.ToTable()),
 				},
 			}),
+		// The rule that refuses a row writes it again when there is room.
+		room: mapsync.NewDependency("room", mapsync.Condition{
+			Evaluate: func(statedb.ReadTxn) func(mapsync.Reference) string {
+				return func(mapsync.Reference) string { return "its namespace has its share of the map" }
+			},
+		}).Outside(),
 		// The rule that writes ipcache removes no member that a row refers to.
 		member: mapsync.NewDependency("member", mapsync.Condition{
 			Evaluate: p.lookPeer,

@@ -18,7 +18,7 @@ func register(p params) error {
 	return errors.Join(
 		mapsync.Register(p.Params, pods(&p, g)),
 		mapsync.Register(p.Params, ipcache(&p, g)),
-		mapsync.Register(p.Params, frontends(&p)),
+		mapsync.Register(p.Params, frontends(&p, g)),
 		mapsync.Register(p.Params, subjects(&p, g)),
 		mapsync.Register(p.Params, routes(&p, g)),
 		mapsync.Register(p.Params, peers(&p, g)),
@@ -124,16 +124,23 @@ func (p *params) flushPods(keys []bpf.IPCacheKey) {
 	}
 }
 
-// frontends refer to nothing: their backends are addresses.
+// frontends refer to nothing, as their backends are addresses. Those that are refused wait for room.
 func frontends(
-	p *params,
+	p *params, g *gates,
 ) mapsync.Config[*tables.Frontend, bpf.FrontendKey, bpf.FrontendValue] {
 	return mapsync.Config[*tables.Frontend, bpf.FrontendKey, bpf.FrontendValue]{
 		Map: p.Maps.Frontends, Desired: p.Frontends, Mirror: p.FrontendMirror,
 		WithStatus: tables.WithStatus[tables.Frontend],
 		ByKey:      tables.FrontendByKey,
-		Revises:    func(_, _ *bpf.FrontendValue) bool { return true },
-		Raise:      p.Kept.Raise,
+		Refers: func(row *tables.Frontend, _ *bpf.FrontendValue) []mapsync.Reference {
+			if row.Refused {
+				return []mapsync.Reference{{To: g.room}}
+			}
+			return nil
+		},
+		DeleteWhileBlocked: func(*tables.Frontend, bpf.FrontendValue) bool { return true },
+		Revises:            func(_, _ *bpf.FrontendValue) bool { return true },
+		Raise:              p.Kept.Raise,
 	}
 }
 

@@ -98,7 +98,11 @@ func (w *wanted) known(prefix netip.Prefix) (v bpf.IPCacheValue, ok bool) {
 }
 
 func (w *wanted) frontend(key bpf.FrontendKey) (bpf.FrontendValue, bool) {
-	return valueOf[bpf.FrontendKey, bpf.FrontendValue](w, w.t.Frontends, tables.FrontendByKey(key))
+	row, _, found := w.t.Frontends.Get(w.txn, tables.FrontendByKey(key))
+	if !found || row.Refused {
+		return bpf.FrontendValue{}, false
+	}
+	return row.MapValue(), true
 }
 
 func (w *wanted) peer(member uint32) (bpf.PeerValue, bool) {

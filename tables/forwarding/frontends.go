@@ -19,6 +19,7 @@ type frontendParams struct {
 	cell.In
 
 	Config    Config
+	Maps      bpf.Config
 	LocalNode tables.LocalNode
 
 	Frontends statedb.RWTable[*tables.Frontend]
@@ -81,7 +82,7 @@ func (f frontendParams) rule() derive.Rule[tables.FrontendID] {
 					}
 				}),
 		},
-		Compute: derive.Each(f.Frontends, tables.FrontendByID, (*tables.Frontend).Equal, f.row),
+		Compute: f.compute,
 	}
 }
 

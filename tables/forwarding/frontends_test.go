@@ -45,7 +45,7 @@ func newFrontendWorld(t *testing.T, config Config) *frontendWorld {
 		frontends: tablestest.Open(t, db, tables.NewFrontendTable).RWTable,
 	}
 	w.rule = tablestest.NewRule(t, db, frontendParams{
-		Config: config, LocalNode: tables.LocalNode{Name: "here"}, Frontends: w.frontends,
+		Config: config, Maps: bpf.Config{MapSizeServices: 64}, LocalNode: tables.LocalNode{Name: "here"}, Frontends: w.frontends,
 		Services: w.services, Backends: w.slices, Endpoints: w.endpoints, Nodes: w.nodes,
 		Members: w.members, IPCache: w.ipcache,
 	}.rule())
