@@ -41,6 +41,7 @@ func (t *transaction) selector(k key) {
 	match, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(k.number))
 	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
 	switch {
+	case used && !evaluated && t.waits(s):
 	case used && !evaluated:
 		if rest, more := t.evaluate(s, k); more {
 			t.mark(rest)
