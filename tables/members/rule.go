@@ -51,7 +51,6 @@ type key struct {
 	from   netip.Prefix // of ofInside and ofRefused: the first one left
 	number uint32
 	after  uint32 // of a selector: the last member or class looked at
-	again  bool   // of a selector: members were marked, so it has to be evaluated again
 	node   string
 }
 
@@ -172,6 +171,9 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			t.members(k)
 		}
 	}
+	for _, e := range t.evaluations {
+		t.evaluate(e)
+	}
 	t.markPods()
 	for _, n := range slices.Sorted(maps.Keys(t.later)) {
 		mark(selectorKey(n))
@@ -182,13 +184,14 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 // transaction is one call of compute.
 type transaction struct {
 	*rule
-	in    statedb.ReadTxn
-	out   statedb.WriteTxn
-	mark  func(key)
-	later map[uint32]bool // selectors to evaluate after all keys that the call marks
-	moved map[string]bool // nodes whose tunnel address changed
-	work  int             // members, addresses and selectors looked at
-	err   error           // the first one
+	in          statedb.ReadTxn
+	out         statedb.WriteTxn
+	mark        func(key)
+	later       map[uint32]bool // selectors to evaluate after all keys that the call marks
+	moved       map[string]bool // nodes whose tunnel address changed
+	evaluations []*evaluation
+	work        int   // members, addresses and selectors looked at
+	err         error // the first one
 
 	classes map[string]int  // of a namespace, of those looked at
 	marked  map[uint32]bool // classes whose members are marked

@@ -119,8 +119,8 @@ func (s *splits) splitting(owner string) (selectors []uint32) {
 
 // makeRoom is called if a namespace has no room for a class with some selectors. If the policies
 // of another namespace split its pods most, their rulesets are refused. It returns the selectors
-// that the class may have at present: without those that no ruleset in the kernel can name, as
-// they have not been evaluated. They wait, unless all rulesets that name them are refused.
+// that the class may have at present: those that have not been evaluated wait, as no ruleset in
+// the kernel can name them.
 func (t *transaction) makeRoom(namespace string, selectors []uint32) (rest []uint32) {
 	s := t.splitsOf(namespace, selectors)
 	if s.culprit == namespace {
@@ -129,10 +129,8 @@ func (t *transaction) makeRoom(namespace string, selectors []uint32) (rest []uin
 	for _, n := range selectors {
 		if _, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(n)); evaluated {
 			rest = append(rest, n)
-			continue
-		}
-		t.refuse(namespace, s.culprit, n)
-		if !slices.Equal(t.ownersOf(n, namespace), []string{s.culprit}) {
+		} else {
+			t.refuse(namespace, s.culprit, n)
 			t.wait(namespace, n)
 		}
 	}
@@ -171,30 +169,39 @@ func (t *transaction) writeSplit(row *tables.SplitNamespace) {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)
 	}
-	insert(t, t.Split, row)
+	old, _, found := t.Split.Get(t.out, tables.SplitNamespaceByName(row.Namespace))
+	if !found || !slices.Equal(old.Refused, row.Refused) || !slices.Equal(old.Waiting, row.Waiting) {
+		insert(t, t.Split, row)
+	}
 }
 
-// waits reports whether a selector is not to be evaluated now.
-func (t *transaction) waits(s *tables.Selector) bool {
-	rows := statedb.Collect(t.Split.All(t.out))
-	if len(rows) == 0 {
-		return false
+// isWaiting reports whether a selector waits. What was computed of it before counts no more.
+func (t *transaction) isWaiting(selector uint32) bool {
+	for row := range t.Split.All(t.out) {
+		if _, is := slices.BinarySearch(row.Waiting, selector); is {
+			return true
+		}
 	}
-	isRefused := func(r *tables.Ruleset) bool {
-		return slices.ContainsFunc(rows, func(row *tables.SplitNamespace) bool {
+	return false
+}
+
+// resume has a selector wait no longer, unless all rulesets that name it are refused.
+func (t *transaction) resume(s *tables.Selector) (resumed bool) {
+	rows := statedb.Collect(t.Split.All(t.out))
+	for r := range t.Rulesets.List(t.in, tables.RulesetsBySelector(s.Number)) {
+		resumed = resumed || !slices.ContainsFunc(rows, func(row *tables.SplitNamespace) bool {
 			return row.Refuses(r.Number)
 		})
 	}
-	if slices.ContainsFunc(rows, func(row *tables.SplitNamespace) bool {
-		return slices.Contains(row.Waiting, s.Number)
-	}) {
-		return true
+	if !resumed {
+		return false
 	}
-	for r := range t.Rulesets.List(t.in, tables.RulesetsBySelector(s.Number)) {
-		if !isRefused(r) {
-			return false
-		}
+	for _, row := range rows {
+		now := t.splitNamespace(row.Namespace)
+		now.Waiting = slices.DeleteFunc(now.Waiting, func(n uint32) bool { return n == s.Number })
+		t.writeSplit(now)
 	}
+	t.splitsChanged()
 	return true
 }
 
@@ -210,23 +217,25 @@ func (t *transaction) splitsChanged() {
 // the rows of namespaces that cannot be split into too many classes any more.
 func (t *transaction) updateSplits() {
 	for _, row := range statedb.Collect(t.Split.All(t.out)) {
-		t.markRefused(row.Namespace)
-		evaluate := slices.Clone(row.Waiting)
 		now := &tables.SplitNamespace{Namespace: row.Namespace}
+		hasMany := t.hasMoreMembers(row.Namespace, int(t.Share))
 		for _, n := range row.Refused {
-			if r, _, found := t.Rulesets.Get(t.in, tables.RulesetByNumber(n)); found {
+			if _, _, found := t.Rulesets.Get(t.in, tables.RulesetByNumber(n)); found && hasMany {
 				now.Refused = append(now.Refused, n)
-				evaluate = append(evaluate, r.Selectors()...) // others may name them by now
 			}
 		}
-		for _, n := range evaluate {
-			t.later[n] = true
+		for _, n := range row.Waiting {
+			if _, _, inUse := t.Selectors.Get(t.in, tables.SelectorByNumber(n)); inUse {
+				now.Waiting = append(now.Waiting, n)
+				t.later[n] = true
+			}
 		}
-		if t.hasMoreMembers(row.Namespace, int(t.Share)) {
-			t.writeSplit(now)
-		} else {
+		if !hasMany && len(now.Waiting) == 0 {
 			remove(t, t.Split, row)
+		} else {
+			t.writeSplit(now)
 		}
+		t.markRefused(row.Namespace)
 	}
 }
 

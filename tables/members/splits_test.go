@@ -87,7 +87,6 @@ func TestWorkOfSplits(t *testing.T) {
 	row, _, found := h.Split.Get(h.db.ReadTxn(), tables.SplitNamespaceByName("shop"))
 	require.True(t, found)
 	require.Equal(t, []uint32{9999}, row.Refused)
-	require.Empty(t, row.Waiting)
 	txn := h.db.ReadTxn()
 	for m := range h.Members.All(txn) {
 		class, _, _ := h.Classes.Get(txn, tables.ClassByNumber(m.Class))
