@@ -22,6 +22,7 @@ type ruleTables struct {
 	Members      statedb.RWTable[*tables.Member]
 	Classes      statedb.RWTable[*tables.Class]
 	Matches      statedb.RWTable[*tables.SelectorMatch]
+	Split        statedb.RWTable[*tables.SplitNamespace]
 
 	Endpoints   statedb.Table[*tables.Endpoint]
 	Nodes       statedb.Table[*tables.Node]
@@ -50,7 +51,6 @@ type key struct {
 	from   netip.Prefix // of ofInside and ofRefused: the first one left
 	number uint32
 	after  uint32 // of a selector: the last member or class looked at
-	again  bool   // of a selector: members were marked, so it has to be evaluated again
 	node   string
 }
 
@@ -64,6 +64,7 @@ const (
 	ofMember                 // number: its class, and its removal
 	ofRefused                // the refused addresses, when there may be room for them
 	ofClass                  // number: its removal
+	ofSplits                 // the namespaces whose pods are split
 	ofMembers                // number: the members of a selector that selects other pods
 	ofSelector               // number: it is evaluated after all keys before it are computed
 )
@@ -126,8 +127,10 @@ func (r *rule) declare() derive.Rule[key] {
 		seed = append(seed, addressKey(p))
 	}
 	return derive.Rule[key]{
-		Name:    "members",
-		Outputs: []statedb.TableMeta{r.IPCache, r.PeerPrefixes, r.Members, r.Classes, r.Matches},
+		Name: "members",
+		Outputs: []statedb.TableMeta{
+			r.IPCache, r.PeerPrefixes, r.Members, r.Classes, r.Matches, r.Split,
+		},
 		Inputs:  r.inputs(),
 		Seed:    seed,
 		Last:    func(k key) bool { return k.kind == ofSelector },
@@ -139,7 +142,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
-		classes: map[string]int{}, marked: map[uint32]bool{},
+		classes: map[string]int{}, marked: map[uint32]bool{}, split: map[string]*splits{},
 	}
 	for _, k := range keys {
 		if t.isFull() && t.defers(k) {
@@ -160,11 +163,16 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			t.refusedAddresses(k.from)
 		case ofClass:
 			t.class(k.number)
+		case ofSplits:
+			t.updateSplits()
 		case ofSelector:
 			t.selector(k)
 		case ofMembers:
 			t.members(k)
 		}
+	}
+	for _, e := range t.evaluations {
+		t.evaluate(e)
 	}
 	t.markPods()
 	for _, n := range slices.Sorted(maps.Keys(t.later)) {
@@ -176,16 +184,18 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 // transaction is one call of compute.
 type transaction struct {
 	*rule
-	in    statedb.ReadTxn
-	out   statedb.WriteTxn
-	mark  func(key)
-	later map[uint32]bool // selectors to evaluate after all keys that the call marks
-	moved map[string]bool // nodes whose tunnel address changed
-	work  int             // members, addresses and selectors looked at
-	err   error           // the first one
+	in          statedb.ReadTxn
+	out         statedb.WriteTxn
+	mark        func(key)
+	later       map[uint32]bool // selectors to evaluate after all keys that the call marks
+	moved       map[string]bool // nodes whose tunnel address changed
+	evaluations []*evaluation
+	work        int   // members, addresses and selectors looked at
+	err         error // the first one
 
 	classes map[string]int  // of a namespace, of those looked at
 	marked  map[uint32]bool // classes whose members are marked
+	split   map[string]*splits
 
 	labelSets *labelSets // nil until they are counted
 }

@@ -4,10 +4,8 @@ package members
 
 import (
 	"cmp"
-	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/cilium/statedb"
 
@@ -30,10 +28,8 @@ func (r *rule) selectorChanged(_ statedb.ReadTxn, old, new *tables.Selector, mar
 	}
 }
 
-// selector notes that a selector has been evaluated, when all members that it selects are in
-// classes with it. It looks at some of them, and marks the rest, and those that are not in such a
-// class. If the selector is not in use, it has its members leave such classes, and removes the
-// note.
+// selector has a selector evaluated that comes into use. If it is not in use, it has its members
+// leave the classes with it, some at a time, and then removes the note that it was evaluated.
 func (t *transaction) selector(k key) {
 	if t.later[k.number] {
 		return
@@ -42,10 +38,8 @@ func (t *transaction) selector(k key) {
 	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
 	switch {
 	case used && !evaluated:
-		if rest, more := t.evaluate(s, k); more {
-			t.mark(rest)
-		} else {
-			insert(t, t.Matches, &tables.SelectorMatch{Selector: k.number, Made: t.made})
+		if !t.isWaiting(k.number) || k.after == 0 && t.resume(s) {
+			t.expect(s, k.after)
 		}
 	case !used:
 		if rest, more := t.leaveClasses(k); more {
@@ -54,38 +48,6 @@ func (t *transaction) selector(k key) {
 			remove(t, t.Matches, match)
 		}
 	}
-}
-
-// skippedPerWork is how many members without the anchors of a selector take as long as one with
-// them.
-const skippedPerWork = 8
-
-// evaluate marks members that a selector selects, and that are not in a class with it. It returns
-// what is left to do.
-func (t *transaction) evaluate(s *tables.Selector, k key) (rest key, more bool) {
-	members, inPieces := t.candidates(s, k.after)
-	anchors, skipped := s.Anchors(), 0
-	for m := range members {
-		// Addresses that prefixes select have to be up to date in the transaction of the last piece.
-		if t.isFull() && inPieces && len(s.Prefixes()) == 0 {
-			return k, true
-		}
-		k.after = m.Number
-		if len(anchors) > 0 && (m.Labels == nil || !slices.ContainsFunc(anchors, m.Labels.HasAnchor)) {
-			if skipped++; skipped%skippedPerWork == 0 {
-				t.work++
-			}
-			continue
-		}
-		t.work++
-		class, _, _ := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
-		if !class.Refused && !class.Selects(s.Number) &&
-			t.selects(t.in, s, m, t.namespaceOf(t.in, m)) {
-			t.mark(memberKey(m.Number))
-			k.again = true
-		}
-	}
-	return selectorKey(k.number), k.again
 }
 
 // leaveClasses marks the members of classes with a selector that is not in use. It returns what is
@@ -156,24 +118,6 @@ func changedPrefixes(old, new *tables.Selector) (changed []netip.Prefix) {
 	slices.SortStableFunc(changed,
 		func(a, b netip.Prefix) int { return cmp.Compare(b.Bits(), a.Bits()) })
 	return changed
-}
-
-// candidates yields the members that a selector may select by labels, entity or node. If inPieces
-// is set these are the ones with greater numbers, in order; else they are of one namespace.
-func (t *transaction) candidates(
-	s *tables.Selector, after uint32,
-) (members iter.Seq2[*tables.Member, statedb.Revision], inPieces bool) {
-	anchors := s.Anchors()
-	if len(anchors) == 0 && s.Family == 0 && s.Entity == "" && s.Peers[0].Kind != tables.PeerNodes {
-		none := func(func(*tables.Member, statedb.Revision) bool) {}
-		return none, false // prefixes select addresses, not members
-	}
-	if len(anchors) == 1 {
-		if namespace, is := strings.CutPrefix(anchors[0], tables.NamespaceAnchor("")); is {
-			return t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace)), false
-		}
-	}
-	return t.Members.LowerBound(t.out, tables.MemberByNumber(after+1)), true
 }
 
 func (r *rule) namespaceOf(txn statedb.ReadTxn, m *tables.Member) *tables.Namespace {
