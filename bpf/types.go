@@ -136,6 +136,11 @@ const GroupExcluded uint32 = 0
 // EgressValue is the value of sluice_egress.
 type EgressValue struct {
 	Group uint32 // gateway group, or GroupExcluded
+
+	// Bits are those of the destination prefix of the entry: the kernel does not say which
+	// entry answers a lookup.
+	Bits uint8
+	Pad  [3]byte
 }
 
 func (v EgressValue) String() string {

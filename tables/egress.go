@@ -89,7 +89,9 @@ func (r *EgressRule) Equal(o *EgressRule) bool {
 func (r *EgressRule) MapKey() bpf.EgressKey { return bpf.EgressKeyFrom(r.Ruleset, r.Destination) }
 
 // MapValue is the value in sluice_egress.
-func (r *EgressRule) MapValue() bpf.EgressValue { return bpf.EgressValue{Group: r.Group} }
+func (r *EgressRule) MapValue() bpf.EgressValue {
+	return bpf.EgressValue{Group: r.Group, Bits: uint8(r.Destination.Bits())}
+}
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressRule) TableHeader() []string {

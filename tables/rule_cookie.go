@@ -13,7 +13,6 @@ import (
 type RuleCookie struct {
 	Cookie uint32   `json:"cookie"`
 	Rules  []RuleID `json:"rules"`
-	Fields []string `json:"fields"` // of the objects, one for each of Rules
 }
 
 // CookieOf returns the cookie of the rules that decide together, in order; 0 for
@@ -33,15 +32,7 @@ func CookieOf(rules []RuleID) uint32 {
 
 // Equal reports whether two rows say the same.
 func (c *RuleCookie) Equal(o *RuleCookie) bool {
-	return c.Cookie == o.Cookie && slices.Equal(c.Rules, o.Rules) && slices.Equal(c.Fields, o.Fields)
-}
-
-// Field returns where in its object a rule is, empty if it is none of the cookie.
-func (c *RuleCookie) Field(id RuleID) string {
-	if at := slices.Index(c.Rules, id); at >= 0 {
-		return c.Fields[at]
-	}
-	return ""
+	return c.Cookie == o.Cookie && slices.Equal(c.Rules, o.Rules)
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -49,33 +40,16 @@ func (*RuleCookie) TableHeader() []string { return []string{"Cookie", "Rules"} }
 
 // TableRow implements [statedb.TableWritable].
 func (c *RuleCookie) TableRow() []string {
-	rules := make([]string, len(c.Rules))
-	for i, id := range c.Rules {
-		rules[i] = id.Policy.String() + " " + c.Fields[i]
-	}
-	return []string{strconv.FormatUint(uint64(c.Cookie), 10), listColumn(rules, ", ")}
+	return []string{strconv.FormatUint(uint64(c.Cookie), 10), listColumn(RuleNames(c.Rules), ", ")}
 }
 
 var (
 	ruleCookieIndex = UniqueIndex("cookie", Uint32Keys,
 		func(c *RuleCookie) uint32 { return c.Cookie })
 
-	ruleCookiePolicyIndex = IndexEach("policy", PolicyKeys,
-		func(c *RuleCookie) (policies []PolicyID) {
-			for i, id := range c.Rules { // which are in order of policy
-				if i == 0 || id.Policy != c.Rules[i-1].Policy {
-					policies = append(policies, id.Policy)
-				}
-			}
-			return policies
-		})
-
 	// RuleCookieByNumber queries the rules of a cookie.
 	RuleCookieByNumber = ruleCookieIndex.Query
-
-	// RuleCookiesByPolicy queries the cookies of rules of a policy, alone or with others.
-	RuleCookiesByPolicy = ruleCookiePolicyIndex.Query
 )
 
 // NewRuleCookieTable creates the table of cookies.
-var NewRuleCookieTable = Declare("rule-cookies", ruleCookieIndex, ruleCookiePolicyIndex)
+var NewRuleCookieTable = Declare("rule-cookies", ruleCookieIndex)

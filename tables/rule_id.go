@@ -4,10 +4,8 @@ package tables
 
 import (
 	"cmp"
-	"strconv"
 	"strings"
 
-	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -19,6 +17,9 @@ type RuleID struct {
 	Rule      int32         `json:"rule"` // index of the policy's spec
 	Direction bpf.Direction `json:"direction"`
 	Item      int32         `json:"item"` // index of the traffic, -1 of the default
+
+	// Field is where the object has it, such as spec.ingress[1].
+	Field string `json:"field"`
 }
 
 // digested returns what cookies are a digest of. The zeros at its end keep cookies equal to those
@@ -38,35 +39,18 @@ func (id RuleID) Compare(o RuleID) int {
 		strings.Compare(id.Policy.Namespace, o.Policy.Namespace),
 		strings.Compare(id.Policy.Name.Name, o.Policy.Name.Name), cmp.Compare(id.Rule, o.Rule),
 		cmp.Compare(id.Direction, o.Direction), cmp.Compare(id.Item, o.Item),
+		strings.Compare(id.Field, o.Field),
 	)
 }
 
-// String is "policy direction[rule.item]", such as
-// "NetworkPolicy/shop/web ingress[0.1]"; of a default "... ingress[0]".
-func (id RuleID) String() string {
-	var b strings.Builder
-	b.WriteString(
-		id.Policy.String() + " " + id.Direction.String() + "[" + strconv.Itoa(int(id.Rule)),
-	)
-	if id.Item >= 0 {
-		b.WriteString("." + strconv.Itoa(int(id.Item)))
-	}
-	b.WriteString("]")
-	return b.String()
-}
+// String is as in "NetworkPolicy/shop/web spec.ingress[0]".
+func (id RuleID) String() string { return strings.TrimSuffix(id.Policy.String()+" "+id.Field, " ") }
 
-// RuleField returns where in its object a rule is, by the rulesets that there are, desired ones
-// first; empty if none has it.
-func RuleField(txn statedb.ReadTxn, rulesets statedb.Table[*Ruleset], id RuleID) (field string) {
-	for ruleset := range rulesets.List(txn, RulesetsByPolicy(id.Policy)) {
-		for _, rule := range ruleset.Rules {
-			if rule.RuleID != id {
-				continue
-			}
-			if field = rule.Field; !ruleset.Undesired {
-				return field
-			}
-		}
+// RuleNames returns the names of some rules.
+func RuleNames(rules []RuleID) []string {
+	names := make([]string, len(rules))
+	for i, id := range rules {
+		names[i] = id.String()
 	}
-	return field
+	return names
 }

@@ -15,8 +15,6 @@ import (
 type Rule struct {
 	RuleID `yaml:",inline"`
 
-	Field string `json:"field"` // of the object, such as spec.ingress[1]
-
 	// DefaultDeny is set in the rule for the default of a direction, which has no peers or ports.
 	DefaultDeny bool `json:"defaultDeny,omitempty"`
 

@@ -223,13 +223,9 @@ func (*Verdict) TableHeader() []string {
 
 // TableRow implements [statedb.TableWritable].
 func (v *Verdict) TableRow() []string {
-	rules := make([]string, len(v.Rules))
-	for i, id := range v.Rules {
-		rules[i] = id.String()
-	}
 	verdict := strings.TrimSuffix(v.Value.String(), fmt.Sprintf(" cookie=%d", v.Value.Cookie))
 	return []string{
-		number(v.Key.Set), v.Traffic(), verdict, listColumn(rules, ", "),
+		number(v.Key.Set), v.Traffic(), verdict, listColumn(RuleNames(v.Rules), ", "),
 		v.Status.Kind.String(), orDash(v.Status.GetError()),
 	}
 }

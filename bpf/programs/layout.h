@@ -164,6 +164,8 @@ struct egress_key {
 
 struct egress_value {
 	__u32 group; /* or GROUP_EXCLUDED */
+	__u8 bits; /* of the destination prefix, for user space */
+	__u8 pad[3];
 };
 
 /* sluice_gateways: gateway of a bucket of sources. */

@@ -135,10 +135,7 @@ func (c *cluster) rules(txn statedb.ReadTxn, cookie uint32) (texts []string) {
 	if !found {
 		return nil
 	}
-	for i, rule := range row.Rules {
-		texts = append(texts, rule.Policy.String()+" "+row.Fields[i])
-	}
-	return texts
+	return tables.RuleNames(row.Rules)
 }
 
 // isRule reports whether a reason is an item of a policy, not a default.

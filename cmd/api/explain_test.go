@@ -27,6 +27,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 	require.NoError(t, err)
 	addr := netip.MustParseAddr("10.1.0.5")
 	allow := tables.RuleID{
+		Field: "spec.ingress[0]",
 		Policy: tables.PolicyID{
 			Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"},
 		},
@@ -71,7 +72,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		Selectors:   tablestest.Open(t, db, tables.NewSelectorTable),
 		Rulesets: tablestest.Open(t, db, tables.NewRulesetTable, &tables.Ruleset{
 			Life: tables.Life{Number: 2}, Policies: []tables.PolicyID{allow.Policy},
-			Rules: []*tables.Rule{{RuleID: allow, Field: "spec.ingress[0]", AnyPeer: true}},
+			Rules: []*tables.Rule{{RuleID: allow, AnyPeer: true}},
 		}),
 		Cookies:        tablestest.Open(t, db, tables.NewRuleCookieTable),
 		EgressRulesets: tablestest.Open(t, db, tables.NewEgressRulesetTable),
@@ -143,8 +144,11 @@ func TestExplainLines(t *testing.T) {
 	require.Contains(t, lines[2], "kernel: ingress: by the tables allowed (allowed by rule NetworkPolicy/shop/web spec.ingress[0]), by the maps not judged")
 	lines, differ, err = h.explainLines([]string{"egress", "shop/web", "203.0.113.9"})
 	require.NoError(t, err)
-	require.False(t, differ)
-	require.Equal(t, []string{"verdict: allowed", "passed", "kernel: same"}, lines)
+	require.True(t, differ)
+	require.Equal(t, []string{
+		"verdict: allowed", "passed",
+		"kernel: by the tables it is passed, by the maps not from a pod of this node",
+	}, lines)
 }
 
 // emptyMaps has nothing in its maps.

@@ -62,7 +62,6 @@ func startObserved(t *testing.T) *observed {
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			tables.NewVerdictTable, statedb.RWTable[*tables.Verdict].ToTable,
-			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
 			tables.NewSlotTable, statedb.RWTable[*tables.Slot].ToTable,
 			func() (prometheus.Gatherer, prometheus.Registerer) {
 				r := prometheus.NewRegistry()
@@ -214,8 +213,8 @@ func TestRules(t *testing.T) {
 	defer o.stop()
 	wtxn := o.db.WriteTxn(o.cookies)
 	_, _, err := o.cookies.Insert(wtxn, &tables.RuleCookie{
-		Cookie: 7, Fields: []string{"spec.ingress[0]"},
-		Rules: []tables.RuleID{{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}}},
+		Cookie: 7,
+		Rules: []tables.RuleID{{Field: "spec.ingress[0]", Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}}},
 	})
 	require.NoError(t, err)
 	wtxn.Commit()

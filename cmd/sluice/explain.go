@@ -34,7 +34,8 @@ func newExplainPolicyCommand() *cobra.Command {
 		Short: "Say whether network policies allow a new connection, and which rules",
 		Long: `Say whether network policies allow a new connection, and by which rules, ruleset,
 class and entries of the maps. Judged is what this node judges: what FROM may send, if that
-is a pod of this node, and what TO lets in, if that is one. PORT is a number, or
+is a pod of this node, and what TO lets in, if that is one; it names the nodes that judge the
+rest. If TO is outside the cluster it says how the connection leaves. PORT is a number, or
 the name of a port of TO; the protocol is tcp, if it is not given. Of ICMP it is the
 type, as in 8/icmp. For the address of a service PORT is one of the service, and
 the backends are judged at the ports that it leads to.`,

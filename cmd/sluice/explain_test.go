@@ -189,7 +189,7 @@ func TestExplainAndWait(t *testing.T) {
 		require.Equal(t, exitOK, r.code, r.stderr)
 		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "81")
 		require.Equal(t, exitOK, r.code, r.stderr)
-		require.Contains(t, r.stdout, "ALLOWED: ")
+		require.Contains(t, r.stdout, "ALLOWED HERE: ")
 		r = sluice(t, "explain", "policy", "shop/client", "shop/web", "80")
 		require.Contains(t, r.stdout, "DENIED: ")
 	})
@@ -221,7 +221,7 @@ func shown(r result) string { return numbers.ReplaceAllString(r.stdout, "${1}N")
 func testExplainPolicy(t *testing.T) {
 	r := sluice(t, "explain", "policy", "shop/client", "shop/web", "http")
 	require.Equal(t, exitOK, r.code, r.stderr)
-	require.Equal(t, `ALLOWED: allowed by rule NetworkPolicy/shop/web spec.ingress[0]
+	require.Equal(t, `ALLOWED HERE: allowed by rule NetworkPolicy/shop/web spec.ingress[0]
   from      shop/client = 10.2.0.5 on node-2
             member N (pods), class N: pods(app=client,io.kubernetes.pod.namespace=shop)
   to        shop/web = 10.1.0.5 on node-1
@@ -232,6 +232,7 @@ func testExplainPolicy(t *testing.T) {
     rule      NetworkPolicy/shop/web spec.ingress[0]: allow
     entry     sluice_policy: ruleset=N class=N ingress -> set=N
     entry     sluice_verdicts: set=N protocol=6 port=80/16 -> allow cookie=N
+  ask       node-2: what its pod sends or lets in is judged there
   maps      in memory: the same
 `, shown(r))
 

@@ -130,7 +130,7 @@ func (a *agent) writeMaps(podDevice int, subject uint32, pods ...string) {
 	})
 	for _, prefix := range []string{"0.0.0.0/0", "::/0"} {
 		put(a, a.maps.Egress, bpf.EgressKeyFrom(1, netip.MustParsePrefix(prefix)), bpf.EgressValue{
-			Group: 1,
+			Group: 1, Bits: uint8(netip.MustParsePrefix(prefix).Bits()),
 		})
 		put(a, a.maps.IPCache, bpf.IPCacheKeyFrom(netip.MustParsePrefix(prefix)), bpf.IPCacheValue{
 			Member: 1,

@@ -30,7 +30,6 @@ type views struct {
 	Rules     statedb.Table[*tables.EgressRule]
 	Cookies   statedb.Table[*tables.RuleCookie]
 	Verdicts  statedb.Table[*tables.Verdict]
-	Rulesets  statedb.Table[*tables.Ruleset]
 	Slots     statedb.Table[*tables.Slot]
 }
 

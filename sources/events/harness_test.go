@@ -43,7 +43,6 @@ type world struct {
 	RuleRows     statedb.RWTable[*tables.EgressRule]
 	CookieRows   statedb.RWTable[*tables.RuleCookie]
 	VerdictRows  statedb.RWTable[*tables.Verdict]
-	RulesetRows  statedb.RWTable[*tables.Ruleset]
 	SlotRows     statedb.RWTable[*tables.Slot]
 	Drops        statedb.Table[*tables.Drop]
 	Monitors     statedb.Table[*tables.Monitor]
@@ -64,7 +63,6 @@ func start(t testing.TB, d Datapath) *world {
 			tables.NewEgressRuleTable, statedb.RWTable[*tables.EgressRule].ToTable,
 			tables.NewRuleCookieTable, statedb.RWTable[*tables.RuleCookie].ToTable,
 			tables.NewVerdictTable, statedb.RWTable[*tables.Verdict].ToTable,
-			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
 			tables.NewSlotTable, statedb.RWTable[*tables.Slot].ToTable,
 			func() Datapath { return d },
 			func(r job.Registry, h cell.Health) job.Group { return r.NewGroup(h) },
@@ -74,11 +72,11 @@ func start(t testing.TB, d Datapath) *world {
 			v views, s *Source, e statedb.RWTable[*tables.Endpoint], n statedb.RWTable[*tables.Node],
 			p statedb.RWTable[*tables.Pod], route statedb.RWTable[*tables.SubjectRoute],
 			r statedb.RWTable[*tables.EgressRule], c statedb.RWTable[*tables.RuleCookie],
-			verdict statedb.RWTable[*tables.Verdict], ruleset statedb.RWTable[*tables.Ruleset],
+			verdict statedb.RWTable[*tables.Verdict],
 			slot statedb.RWTable[*tables.Slot],
 			drops statedb.Table[*tables.Drop], monitors statedb.Table[*tables.Monitor],
 		) {
-			*w = world{v, s, e, n, p, route, r, c, verdict, ruleset, slot, drops, monitors}
+			*w = world{v, s, e, n, p, route, r, c, verdict, slot, drops, monitors}
 		}),
 	)
 	log := hivetest.Logger(t)

@@ -31,7 +31,7 @@ func (e *enricher) names(txn statedb.ReadTxn, raw *bpf.Event) []string {
 
 func (e *enricher) lookUpNames(txn statedb.ReadTxn, raw *bpf.Event) []string {
 	if row, _, found := e.Cookies.Get(txn, tables.RuleCookieByNumber(raw.Cookie)); found {
-		return rulesOf(row)
+		return tables.RuleNames(row.Rules)
 	}
 	if names := e.named[raw.Cookie]; names != nil {
 		return names
@@ -42,11 +42,7 @@ func (e *enricher) lookUpNames(txn statedb.ReadTxn, raw *bpf.Event) []string {
 	if !found {
 		return nil
 	}
-	names := make([]string, len(verdict.Rules))
-	for i, id := range verdict.Rules {
-		names[i] = nameOf(id, tables.RuleField(txn, e.Rulesets, id))
-	}
-	return names
+	return tables.RuleNames(verdict.Rules)
 }
 
 // remember notes the rules of an event that is reported later.

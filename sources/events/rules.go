@@ -33,30 +33,13 @@ func (s *Source) RuleCounters() ([]RuleCounter, error) {
 	counters := []RuleCounter{}
 	for row := range s.rules.cookies.All(s.rules.db.ReadTxn()) {
 		c := counts[row.Cookie]
-		counters = append(counters, RuleCounter{row.Cookie, rulesOf(row), c.Packets, c.Bytes})
+		counters = append(counters, RuleCounter{row.Cookie, tables.RuleNames(row.Rules), c.Packets, c.Bytes})
 		delete(counts, row.Cookie)
 	}
 	for cookie, c := range counts {
 		counters = append(counters, RuleCounter{cookie, []string{}, c.Packets, c.Bytes})
 	}
 	return counters, nil
-}
-
-// rulesOf names the rules of a cookie as "NetworkPolicy/shop/web spec.ingress[0]".
-func rulesOf(row *tables.RuleCookie) []string {
-	names := make([]string, len(row.Rules))
-	for i, id := range row.Rules {
-		names[i] = nameOf(id, row.Fields[i])
-	}
-	return names
-}
-
-// nameOf names a rule by where it is in its object, as far as that is known.
-func nameOf(id tables.RuleID, field string) string {
-	if field == "" {
-		return id.String()
-	}
-	return id.Policy.String() + " " + field
 }
 
 // ruleCounters reads the counters of rules, and removes those of rules that there

@@ -18,9 +18,9 @@ import (
 )
 
 func cookieRow(cookie uint32, fields ...string) *tables.RuleCookie {
-	row := &tables.RuleCookie{Cookie: cookie, Fields: fields}
-	for range fields {
-		row.Rules = append(row.Rules, tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}})
+	row := &tables.RuleCookie{Cookie: cookie}
+	for _, field := range fields {
+		row.Rules = append(row.Rules, tables.RuleID{Field: field, Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}})
 	}
 	return row
 }
@@ -62,13 +62,9 @@ func TestRulesOfEvents(t *testing.T) {
 // can decide by them, and keep them when they are gone.
 func TestRulesThatComeAndGo(t *testing.T) {
 	w := start(t, noPrograms{})
-	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2}
+	id := tables.RuleID{Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}, Item: 2, Field: "spec.egress[2]"}
 	tablestest.Insert(t, w.DB, w.VerdictRows, &tables.Verdict{
 		Key: bpf.VerdictKeyOf(5, 0, 0, 0), Value: bpf.VerdictValue{Cookie: 7}, Rules: []tables.RuleID{id},
-	})
-	tablestest.Insert(t, w.DB, w.RulesetRows, &tables.Ruleset{
-		Life: tables.Life{Number: 5}, Policies: []tables.PolicyID{id.Policy},
-		Rules: []*tables.Rule{{RuleID: id, Field: "spec.egress[2]"}},
 	})
 	event := rawDrop(func(e *bpf.Event) { e.Cookie = 7 })
 	names := []string{"NetworkPolicy/shop/web spec.egress[2]"}

@@ -42,6 +42,9 @@ func (e *Explainer) egress(from, to string) (*Egress, error) {
 	answer := &Egress{
 		From: a, To: b, Way: wayOf(tablesView, a, b), Policies: []string{}, Differences: []string{},
 	}
+	if answer.Verdict == NotJudged && a.Pod != "" {
+		answer.Ask = a.Node
+	}
 	e.addNames(txn, tablesView, answer)
 	answer.Translated = e.translated(txn, a, b)
 	backend := e.backend()
@@ -71,7 +74,8 @@ func wayOf(v view, from, to Party) Way {
 		v.covered(to.place()):
 		return way.dropped(bpf.ReasonPodNotReady, "the pod is not in the kernel yet")
 	case !here && !chosen:
-		way.Detail = "not a pod of this node, nor one that this node may be the gateway of"
+		way.Verdict, way.Reason = NotJudged, ReasonNotFromHere
+		way.Detail = "nor one that this node may be the gateway of"
 	case peer.Flags != 0 && here:
 		way.Detail = "egress policies do not apply to the destination: " + peer.Flags.String()
 	case peer.Flags != 0:

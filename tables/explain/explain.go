@@ -4,6 +4,7 @@ package explain
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -136,7 +137,27 @@ func (e *Explainer) policy(from, to string, traffic Traffic) (*Policy, error) {
 	if len(ports) > 0 {
 		answer.Backends, err = e.backends(txn, answer, ports)
 	}
+	if err == nil && answer.Verdict != Denied && a.Pod != "" && e.isOutside(txn, b) {
+		answer.Egress, err = e.egress(from, to)
+	}
 	return answer, err
+}
+
+// isOutside reports whether egress policies apply to a destination.
+func (e *Explainer) isOutside(txn statedb.ReadTxn, to Party) bool {
+	known, _ := (&wanted{e, txn}).known(to.place())
+	return known.Flags == 0
+}
+
+// elsewhere returns the nodes that judge what parties send or let in, without this one.
+func (e *Explainer) elsewhere(parties ...Party) (nodes []string) {
+	for _, p := range parties {
+		if p.Pod != "" && p.Node != "" && p.Node != e.t.LocalNode.Name {
+			nodes = append(nodes, p.Node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
 }
 
 // suits reports, as an error, whether there cannot be such a packet.
@@ -158,6 +179,9 @@ func (e *Explainer) answer(
 		From: from, To: to, Protocol: protocolName(traffic.Protocol), Port: traffic.Port,
 		Judged: judge(&wanted{e, txn}, p), Differences: []string{},
 	}
+	if answer.Verdict != Denied {
+		answer.Ask = e.elsewhere(from, to)
+	}
 	held := e.backend()
 	if held == "" {
 		return answer, nil
@@ -171,6 +195,9 @@ func (e *Explainer) answer(
 // AllDifferences returns the differences, with those of the backends.
 func (p *Policy) AllDifferences() []string {
 	texts := p.Differences
+	if p.Egress != nil {
+		texts = append(texts, p.Egress.Differences...)
+	}
 	for _, b := range p.Backends {
 		for _, d := range b.AllDifferences() {
 			texts = append(texts, b.asBackend()+": "+d)

@@ -61,17 +61,20 @@ ingress denied: default deny NetworkPolicy/shop/web spec.ingress`},
 			{"host shop/web 80", `verdict: allowed
 ingress allowed: host reaches its pods`},
 			{"shop/web 203.0.113.9 443", `verdict: allowed
-egress allowed: default allow`},
+egress allowed: default allow
+leaves: allowed passed`},
 			{"shop/web 169.254.169.254 80", `verdict: allowed
 egress allowed: default allow`},
 			{"shop/web 224.0.0.1 80", `verdict: allowed
-egress allowed: default allow`},
+egress allowed: default allow
+leaves: allowed passed`},
 			{"world-ipv6 shop/web 80", `verdict: denied
 ingress denied: pod not ready`},
 			{"shop/web 10.1.0.5 81", `verdict: allowed
 what it sends to itself does not leave it`},
-			{"shop/db other/web 80", `verdict: allowed
-neither is a pod of this node`},
+			{"shop/db other/web 80", `verdict: not judged here
+neither is a pod of this node
+ask: node-2`},
 			{"shop/web 10.96.0.10 443", `verdict: allowed
 egress allowed: service: judged after translation
 backend 10.1.0.5:80: egress allowed: default allow
@@ -301,7 +304,7 @@ func TestEgress(t *testing.T) {
 			{"shop/client", "shop/db", "allowed passed", "egress policies do not apply to the destination: in-cluster,pod"},
 			{"shop/client", "10.96.0.10", "allowed passed", "egress policies do not apply to the destination: in-cluster,service"},
 			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy selects the pod"},
-			{"shop/db", "198.51.100.10", "allowed passed", "not a pod of this node, nor one that this node may be the gateway of"},
+			{"shop/db", "198.51.100.10", "not judged here not from a pod of this node", "nor one that this node may be the gateway of"},
 		} {
 			answer, err := w.Egress(tc.from, tc.to)
 			require.NoError(t, err)
@@ -323,6 +326,20 @@ func TestEgress(t *testing.T) {
 		require.Equal(t, addr("192.168.0.2"), answer.Kernel.Gateway)
 		require.Equal(t, []string{"partner"}, answer.Overrides)
 		require.Equal(t, answer.Entry.Key, answer.Kernel.Entry.Key)
+
+		// Of entries around each other with one gateway, the map says which one it has.
+		within := &tables.EgressRule{
+			Ruleset: 7, Destination: prefix("198.51.100.0/28"), Group: 1, Policy: "bank",
+		}
+		both(w, w.EgressRules, w.maps.Egress, within)
+		answer, err = w.Egress("shop/client", "198.51.100.10")
+		require.NoError(t, err)
+		require.Empty(t, answer.Differences)
+		require.Equal(t, within.MapKey().String(), answer.Kernel.Entry.Key)
+		remove(t, w.maps.Egress, within.MapKey())
+		answer, err = w.Egress("shop/client", "198.51.100.10")
+		require.NoError(t, err)
+		require.Equal(t, []string{"by the tables entry ruleset=7 198.51.100.0/28 -> group=1, by the maps ruleset=7 198.51.100.0/24 -> group=1"}, answer.Differences)
 
 		remove(t, w.maps.Routes, bpf.SubjectKey{Subject: subjectClient})
 		answer, err = w.Egress("shop/client", "198.51.100.10")
@@ -376,7 +393,9 @@ func TestEgressOfOthers(t *testing.T) {
 		}
 		answer, err := w.Policy("shop/db", "other/web", "80", "")
 		require.NoError(t, err)
+		require.Equal(t, NotJudged, answer.Verdict)
 		require.Equal(t, ReasonNotHere, answer.Reason)
+		require.Equal(t, []string{"node-2"}, answer.Ask)
 		require.False(t, answer.From.Here)
 	})
 }

@@ -2,11 +2,20 @@
 
 package explain
 
-import "net/netip"
+import (
+	"net/netip"
+	"strings"
+)
 
 // Lines are the answer in few words, as the script command explain prints it.
 func (p *Policy) Lines() []string {
 	lines := append([]string{"verdict: " + string(p.Verdict)}, p.lines()...)
+	if len(p.Ask) > 0 {
+		lines = append(lines, "ask: "+strings.Join(p.Ask, ", "))
+	}
+	if p.Egress != nil {
+		lines = append(lines, "leaves: "+string(p.Egress.Verdict)+" "+p.Egress.why())
+	}
 	if p.Kernel != nil {
 		lines = p.Kernel.line(lines)
 	}
@@ -37,6 +46,9 @@ func (p *Policy) lines() (lines []string) {
 // Lines are the answer in few words, as the script command explain prints it.
 func (a *Egress) Lines() []string {
 	lines := []string{"verdict: " + string(a.Verdict), a.why()}
+	if a.Ask != "" {
+		lines = append(lines, "ask: "+a.Ask)
+	}
 	if a.Kernel != nil {
 		lines = a.Kernel.line(lines)
 	}

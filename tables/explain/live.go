@@ -196,17 +196,7 @@ func (p *present) egress(ruleset uint32, destination netip.Prefix) (bpf.EgressVa
 	if !ok {
 		return v, nil, false
 	}
-	shortest := 0 // of nested entries with one value the kernel does not say which one it found
-	if row := (&wanted{p.Explainer, p.txn}).egressRule(ruleset, destination); row != nil {
-		shortest = row.Destination.Bits()
-	}
-	for bits := destination.Bits() - 1; bits >= shortest; bits-- {
-		shorter := bpf.EgressKeyFrom(ruleset, netip.PrefixFrom(destination.Addr(), bits).Masked())
-		if other, ok, err := p.Live.Egress(shorter); err != nil || !ok || other != v {
-			break
-		}
-		key = shorter
-	}
+	key = bpf.EgressKeyFrom(ruleset, netip.PrefixFrom(destination.Addr(), int(v.Bits)).Masked())
 	return v, &Entry{Map: mapEgress, Key: key.String(), Value: v.String()}, true
 }
 

@@ -54,11 +54,12 @@ func podOf(v view, p netip.Prefix) (bpf.PodValue, bool) {
 // together is the decision of all directions: the first that denies, or else
 // all rules that allow.
 func together(directions []Judgement) Decision {
-	d := Decision{Verdict: Allowed, Reason: ReasonNotHere, Rules: []Rule{}}
+	d := Decision{Verdict: NotJudged, Reason: ReasonNotHere, Rules: []Rule{}}
 	for _, j := range directions {
 		if j.Verdict == Denied {
 			return j.Decision
 		}
+		d.Verdict = Allowed
 		if d.Entry == nil || j.Entry != nil && len(j.Rules) > 0 {
 			d.Reason, d.Pair, d.Entry = j.Reason, j.Pair, j.Entry
 		}

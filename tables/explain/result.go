@@ -11,6 +11,9 @@ type Verdict string
 const (
 	Allowed Verdict = "allowed"
 	Denied  Verdict = "denied"
+
+	// NotJudged says that this node does not decide: see [Policy.Ask] and [Egress.Ask].
+	NotJudged Verdict = "not judged here"
 )
 
 // Reasons of a verdict of network policies.
@@ -30,6 +33,7 @@ const (
 	ReasonManyBackends = "port of another node: too many backends to judge them all"
 	ReasonItself       = "what it sends to itself does not leave it"
 	ReasonNotHere      = "neither is a pod of this node"
+	ReasonNotFromHere  = "not from a pod of this node"
 )
 
 // Party is the sender or the receiver of a packet.
@@ -128,6 +132,12 @@ type Policy struct {
 	// ports that Port leads to.
 	Backends []*Policy `json:"backends,omitempty"`
 
+	// Ask are the nodes whose agents judge one side of the packet, which this one does not.
+	Ask []string `json:"ask,omitempty"`
+
+	// Egress says how the packet leaves the cluster, if it is allowed to.
+	Egress *Egress `json:"egress,omitempty"`
+
 	Kernel      *InKernel `json:"kernel,omitempty"` // nil if there are no maps
 	Differences []string  `json:"differences"`      // of the maps from the tables
 }
@@ -171,6 +181,9 @@ type Egress struct {
 	To   Party `json:"to"`
 
 	Way
+
+	// Ask is the node to ask, if this one does not decide.
+	Ask string `json:"ask,omitempty"`
 
 	Policies    []string     `json:"policies"`              // of the sender, in order of precedence
 	Destination netip.Prefix `json:"destination,omitzero"`  // of the rule that decides

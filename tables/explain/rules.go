@@ -9,19 +9,11 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// rulesOf returns the rules of a desired verdict. Its cookie, which has their positions in their
-// objects, gets a row a moment later.
-func (e *Explainer) rulesOf(txn statedb.ReadTxn, v *tables.Verdict) []Rule {
-	rules := make([]Rule, 0, len(v.Rules))
-	cookie, _, known := e.t.Cookies.Get(txn, tables.RuleCookieByNumber(v.Value.Cookie))
-	for _, id := range v.Rules {
-		rule := Rule{Policy: id.Policy.String(), Verdict: verdictOf(v.Value)}
-		if known {
-			rule.Field = cookie.Field(id)
-		} else {
-			rule.Field = tables.RuleField(txn, e.t.Rulesets, id)
-		}
-		rules = append(rules, rule)
+// rulesBy returns the rules that decide by a value.
+func rulesBy(ids []tables.RuleID, v bpf.VerdictValue) []Rule {
+	rules := make([]Rule, len(ids))
+	for i, id := range ids {
+		rules[i] = Rule{Policy: id.Policy.String(), Field: id.Field, Verdict: verdictOf(v)}
 	}
 	return rules
 }
@@ -35,13 +27,7 @@ func (e *Explainer) rulesOfCookie(txn statedb.ReadTxn, v bpf.VerdictValue) []Rul
 	if !ok {
 		return []Rule{{Policy: "unknown", Field: "cookie " + utoa(v.Cookie), Verdict: verdictOf(v)}}
 	}
-	rules := make([]Rule, 0, len(row.Rules))
-	for i, id := range row.Rules {
-		rules = append(rules, Rule{
-			Policy: id.Policy.String(), Field: row.Fields[i], Verdict: verdictOf(v),
-		})
-	}
-	return rules
+	return rulesBy(row.Rules, v)
 }
 
 func verdictOf(v bpf.VerdictValue) string {

@@ -65,6 +65,11 @@ func (e *Explainer) backends(
 		}
 		answers = append(answers, answer)
 	}
+	for _, a := range answers {
+		service.Ask = append(service.Ask, a.Ask...)
+	}
+	slices.Sort(service.Ask)
+	service.Ask = slices.Compact(service.Ask)
 	service.Decision = ofBackends(
 		service.Decision, answers, func(p *Policy) Decision { return p.Decision },
 	)
@@ -77,21 +82,24 @@ func (e *Explainer) backends(
 }
 
 // ofBackends is the decision on a service: some backend is reached, or none, or there
-// is none to be judged.
+// is none to be judged, or this node judges none.
 func ofBackends(d Decision, answers []*Policy, of func(*Policy) Decision) Decision {
 	switch {
 	case d.Verdict == Denied:
 		return d
 	case len(answers) == 0:
-		return Decision{Allowed, ReasonNoBackend, d.Rules, d.Pair, d.Entry}
-	}
-	for _, a := range answers {
-		if got := of(a); got.Verdict == Allowed {
-			return Decision{Allowed, ReasonService, got.Rules, got.Pair, got.Entry}
-		}
+		return Decision{d.Verdict, ReasonNoBackend, d.Rules, d.Pair, d.Entry}
 	}
 	first := of(answers[0])
-	return Decision{Denied, ReasonService, first.Rules, first.Pair, first.Entry}
+	for _, a := range answers {
+		switch got := of(a); got.Verdict {
+		case Allowed:
+			return Decision{Allowed, ReasonService, got.Rules, got.Pair, got.Entry}
+		case NotJudged:
+			first = got
+		}
+	}
+	return Decision{first.Verdict, ReasonService, first.Rules, first.Pair, first.Entry}
 }
 
 // backendsOf returns where ports of the services at an address lead, in the family of

@@ -18,12 +18,24 @@ func (t *page) line(indent int, label, format string, args ...any) {
 // Print writes the answer for people.
 func (p *Policy) Print(w io.Writer) error {
 	var text page
-	fmt.Fprintf(&text, "%s%s: %s\n", strings.ToUpper(string(p.Verdict)), p.share(), p.why())
+	verdict := strings.ToUpper(string(p.Verdict))
+	if p.Verdict == Allowed && len(p.Ask) > 0 {
+		verdict += " HERE"
+	}
+	fmt.Fprintf(&text, "%s%s: %s\n", verdict, p.share(), p.why())
 	text.party("from", &p.From)
 	text.party("to", &p.To)
 	text.line(1, "traffic", "%s", Traffic{Protocol: protocolNumbers[p.Protocol], Port: p.Port})
 	if len(p.Directions) > 0 || len(p.Backends) == 0 {
 		text.judged(1, p.Judged)
+	}
+	if len(p.Ask) > 0 {
+		text.line(1, "ask", "%s: what its pod sends or lets in is judged there", orNone(p.Ask, ""))
+	}
+	if p.Egress != nil {
+		text.line(1, "leaves", "%s: %s", p.Egress.Verdict, p.Egress.why())
+		text.because(2, p.Egress)
+		text.way(2, p.Egress)
 	}
 	for _, b := range p.Backends {
 		text.line(1, "backend", "%s%s: %s", b.destination(), owner(&b.To), b.text())
@@ -46,7 +58,7 @@ func (p *Policy) share() string {
 			allowed++
 		}
 	}
-	if p.Verdict == Denied || allowed == len(p.Backends) {
+	if p.Verdict != Allowed || allowed == len(p.Backends) {
 		return ""
 	}
 	return fmt.Sprintf(" (by %d of %d backends)", allowed, len(p.Backends))
@@ -56,33 +68,10 @@ func (p *Policy) share() string {
 func (a *Egress) Print(w io.Writer) error {
 	var text page
 	fmt.Fprintf(&text, "%s: %s\n", strings.ToUpper(string(a.Verdict)), a.why())
-	if a.Detail != "" {
-		text.line(1, "because", "%s", a.Detail)
-	}
+	text.because(1, a)
 	text.party("from", &a.From)
 	text.party("to", &a.To)
-	for _, t := range a.Translated {
-		text.line(1, "but", "%s is translated before it would leave", t)
-	}
-	if a.Ruleset != 0 {
-		text.line(1, "ruleset", "%d of subject %d: %s",
-			a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
-	}
-	for _, r := range a.Rules {
-		text.line(1, "policy", "%s: %s %s%s", r.Policy, r.Verdict, r.Field, overriding(a.Overrides))
-	}
-	if a.Group != 0 {
-		text.line(1, "gateways", "group %d, bucket %d", a.Group, a.Bucket)
-	}
-	if a.Gateway.IsValid() {
-		text.line(1, "gateway", "%s (%s)", a.GatewayNode, a.Gateway)
-		if a.EgressIP.IsValid() {
-			text.line(1, "address", "%s by %s", a.EgressIP, a.Device)
-		} else if a.Verdict == Allowed {
-			text.line(1, "address", "the gateway knows: ask there")
-		}
-	}
-	text.entry(1, a.Entry)
+	text.way(1, a)
 	if a.Kernel == nil {
 		text.noMaps()
 	} else {
@@ -90,6 +79,41 @@ func (a *Egress) Print(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+func (t *page) because(indent int, a *Egress) {
+	if a.Detail != "" {
+		t.line(indent, "because", "%s", a.Detail)
+	}
+	if a.Ask != "" {
+		t.line(indent, "ask", "%s", a.Ask)
+	}
+}
+
+// way says by which rule and gateway a packet leaves.
+func (t *page) way(indent int, a *Egress) {
+	for _, translated := range a.Translated {
+		t.line(indent, "but", "%s is translated before it would leave", translated)
+	}
+	if a.Ruleset != 0 {
+		t.line(indent, "ruleset", "%d of subject %d: %s",
+			a.Ruleset, a.Subject, strings.Join(a.Policies, ", "))
+	}
+	for _, r := range a.Rules {
+		t.line(indent, "policy", "%s: %s %s%s", r.Policy, r.Verdict, r.Field, overriding(a.Overrides))
+	}
+	if a.Group != 0 {
+		t.line(indent, "gateways", "group %d, bucket %d", a.Group, a.Bucket)
+	}
+	if a.Gateway.IsValid() {
+		t.line(indent, "gateway", "%s (%s)", a.GatewayNode, a.Gateway)
+		if a.EgressIP.IsValid() {
+			t.line(indent, "address", "%s by %s", a.EgressIP, a.Device)
+		} else if a.Verdict == Allowed {
+			t.line(indent, "address", "the gateway knows: ask there")
+		}
+	}
+	t.entry(indent, a.Entry)
 }
 
 func overriding(policies []string) string {
@@ -161,9 +185,6 @@ func orNone(texts []string, none string) string {
 }
 
 func (t *page) judged(indent int, j Judged) {
-	if len(j.Directions) == 0 && j.Reason == ReasonNotHere {
-		t.line(indent, "", "The agents of their nodes judge.")
-	}
 	for _, d := range j.Directions {
 		t.line(indent, d.Direction, "%s: %s", d.Verdict, d.Reason)
 		for _, r := range d.Rules {

@@ -134,7 +134,7 @@ func (w *wanted) verdict(key bpf.VerdictKey) (*found, bool) {
 	for around := range verdicts.Around(key) {
 		if row, _, ok := w.t.Verdicts.Get(w.txn, tables.VerdictByKey(around)); ok {
 			return &found{
-				row.Value, w.rulesOf(w.txn, row),
+				row.Value, rulesBy(row.Rules, row.Value),
 				entryOf[bpf.VerdictKey, bpf.VerdictValue](mapVerdicts, row),
 			}, true
 		}

@@ -171,11 +171,10 @@ func (w *world) verdict(key bpf.VerdictKey, value bpf.VerdictValue, rules ...*ta
 
 func (w *world) rule(policy tables.PolicyID, item int, field string) *tables.Rule {
 	r := &tables.Rule{
-		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item)},
-		Field:  field,
+		RuleID: tables.RuleID{Policy: policy, Direction: bpf.DirectionIngress, Item: int32(item), Field: field},
 	}
 	tablestest.Insert(w.t, w.DB, w.Cookies, &tables.RuleCookie{
-		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID}, Fields: []string{field},
+		Cookie: tables.CookieOf([]tables.RuleID{r.RuleID}), Rules: []tables.RuleID{r.RuleID},
 	})
 	return r
 }

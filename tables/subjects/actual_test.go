@@ -44,7 +44,7 @@ func (o *oracle) actualRuleset(number uint32) string {
 	}
 	for _, rule := range r.Rules {
 		if rule.DefaultDeny {
-			fmt.Fprintf(&b, "%s %s default deny\n", rule.RuleID, rule.Field)
+			fmt.Fprintf(&b, "%s default deny\n", rule.RuleID)
 			continue
 		}
 		var peers, ports []string
@@ -63,8 +63,8 @@ func (o *oracle) actualRuleset(number uint32) string {
 		for _, p := range rule.Ports {
 			ports = append(ports, portText(p))
 		}
-		fmt.Fprintf(&b, "%s %s deny=%t none=%t %v %v\n",
-			rule.RuleID, rule.Field, rule.Deny, rule.NoPorts, sorted(peers), ports)
+		fmt.Fprintf(&b, "%s deny=%t none=%t %v %v\n",
+			rule.RuleID, rule.Deny, rule.NoPorts, sorted(peers), ports)
 	}
 	return b.String()
 }

@@ -247,7 +247,7 @@ func isolation(rules []*tables.Rule) (isolating []*tables.Rule) {
 			}
 			id := r.RuleID
 			id.Item = -1
-			isolating = append(isolating, &tables.Rule{RuleID: id, Field: r.Field, DefaultDeny: true})
+			isolating = append(isolating, &tables.Rule{RuleID: id, DefaultDeny: true})
 			break
 		}
 	}

@@ -221,12 +221,12 @@ func (o *oracle) ruleset(set *tables.LabelSet) string {
 			cmp.Compare(a.Name.Name, b.Name.Name))
 	})
 	for _, p := range policies {
-		for i, r := range p.Rules {
+		for _, r := range p.Rules {
 			if is, _ := o.selects(r.Subject, set); !is {
 				continue
 			}
-			lines = append(lines, o.direction(p, i, "egress", r.Field, r.Egress, nil)...)
-			lines = append(lines, o.direction(p, i, "ingress", r.Field, r.Ingress, set)...)
+			lines = append(lines, o.direction(p, "egress", r.Field, r.Egress, nil)...)
+			lines = append(lines, o.direction(p, "ingress", r.Field, r.Ingress, set)...)
 		}
 	}
 	if o.Enforcement == tables.EnforcementAlways {
@@ -241,14 +241,13 @@ func (o *oracle) ruleset(set *tables.LabelSet) string {
 // direction renders the items of a direction; in ingress the names of ports are those of a
 // label set.
 func (o *oracle) direction(
-	p *tables.NetworkPolicy, rule int, name, field string, d tables.PolicyDirection,
+	p *tables.NetworkPolicy, name, field string, d tables.PolicyDirection,
 	set *tables.LabelSet,
 ) (lines []string) {
-	id := fmt.Sprintf("%s %s[%d", p.ID(), name, rule)
 	if d.DefaultDeny {
-		lines = append(lines, id+"] "+field+"."+name+" default deny\n")
+		lines = append(lines, p.ID().String()+" "+field+"."+name+" default deny\n")
 	}
-	for i, t := range d.Traffic {
+	for _, t := range d.Traffic {
 		any := t.AnyPeer
 		var peers []string
 		for _, peer := range t.Peers {
@@ -281,8 +280,8 @@ func (o *oracle) direction(
 			}
 		}
 		none := len(t.Ports) > 0 && len(ports) == 0
-		lines = append(lines, fmt.Sprintf("%s.%d] %s deny=%t none=%t %v %v\n",
-			id, i, t.Field, t.Deny, none, sorted(peers), ports))
+		lines = append(lines, fmt.Sprintf("%s %s deny=%t none=%t %v %v\n",
+			p.ID(), t.Field, t.Deny, none, sorted(peers), ports))
 	}
 	return lines
 }

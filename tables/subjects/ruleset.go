@@ -166,13 +166,11 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 			}
 			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
 			if direction.DefaultDeny {
-				field := rule.Field + "." + d.String()
-				rules = append(rules, said{Rule: &tables.Rule{
-					RuleID: id, Field: field, DefaultDeny: true,
-				}})
+				id.Field = rule.Field + "." + d.String()
+				rules = append(rules, said{Rule: &tables.Rule{RuleID: id, DefaultDeny: true}})
 			}
 			for j, traffic := range direction.Traffic {
-				id.Item = int32(j)
+				id.Item, id.Field = int32(j), traffic.Field
 				if s, hasEffect := itemOf(id, traffic, set); hasEffect {
 					rules = append(rules, s)
 				}
@@ -186,7 +184,7 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 func itemOf(
 	id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet,
 ) (s said, hasEffect bool) {
-	r := &tables.Rule{RuleID: id, Field: t.Field, Deny: t.Deny, Ports: t.Ports}
+	r := &tables.Rule{RuleID: id, Deny: t.Deny, Ports: t.Ports}
 	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.MatchesEverything)
 	s.Rule = r
 	if !r.AnyPeer {
@@ -225,8 +223,8 @@ func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
 	h := sha256.New()
 	fmt.Fprintln(h, alwaysDeny)
 	for _, r := range rules {
-		fmt.Fprintf(h, "%s %q %t %t %t %t\n",
-			r.RuleID, r.Field, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)
+		fmt.Fprintf(h, "%s %d %d %d %t %t %t %t\n",
+			r.RuleID, r.Rule.Rule, r.Direction, r.Item, r.DefaultDeny, r.Deny, r.AnyPeer, r.NoPorts)
 		for _, p := range r.Ports { // the text of a port does not distinguish the name all
 			fmt.Fprintf(h, "%d %d %d %q\n", p.Protocol, p.First, p.Last, p.Name)
 		}

@@ -150,6 +150,7 @@ func digest(verdicts []tables.Verdict) bpf.Digest {
 			b = binary.BigEndian.AppendUint32(b, uint32(id.Rule))
 			b = append(b, byte(id.Direction))
 			b = binary.BigEndian.AppendUint32(b, uint32(id.Item))
+			b = append(append(b, id.Field...), 0)
 		}
 	}
 	sum := sha256.Sum256(b)

@@ -17,7 +17,6 @@ import (
 type cookieParams struct {
 	cell.In
 
-	Rulesets statedb.Table[*tables.Ruleset]
 	Verdicts statedb.Table[*tables.Verdict]
 	Kernel   statedb.Table[*tables.VerdictMirror]
 
@@ -36,7 +35,6 @@ func (c cookieParams) declare() derive.Rule[uint32] {
 		Outputs: []statedb.TableMeta{c.Output},
 		Inputs: []derive.Input[uint32]{
 			derive.FromChange(c.Verdicts, markCookie),
-			derive.FromChange(c.Rulesets, c.markMoved),
 			derive.Feedback(derive.FromChange(c.Kernel, markDeleted)),
 		},
 		Compute: c.compute,
@@ -66,27 +64,6 @@ func markDeleted(_ statedb.ReadTxn, old, new *tables.VerdictMirror, mark func(ui
 	}
 }
 
-// markMoved marks the cookies of rules whose position in their object changed.
-func (c cookieParams) markMoved(
-	now statedb.ReadTxn, _, ruleset *tables.Ruleset, mark func(uint32),
-) {
-	if ruleset == nil || ruleset.Undesired {
-		return
-	}
-	for _, id := range ruleset.Policies {
-		for row := range c.Output.List(now, tables.RuleCookiesByPolicy(id)) {
-			for i, of := range row.Rules {
-				if of.Policy != id {
-					continue
-				}
-				if field := fieldIn(ruleset, of); field != "" && field != row.Fields[i] {
-					mark(row.Cookie)
-				}
-			}
-		}
-	}
-}
-
 func (c cookieParams) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, cookies []uint32, _ func(uint32),
 ) error {
@@ -102,11 +79,12 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 	former, _, known := c.Output.Get(out, tables.RuleCookieByNumber(cookie))
 	row := &tables.RuleCookie{Cookie: cookie}
 	for v := range c.Verdicts.List(in, tables.VerdictsByCookie(cookie)) {
-		if slices.Equal(row.Rules, v.Rules) {
+		if len(row.Rules) == 0 || sameRules(row.Rules, v.Rules) {
+			row.Rules = v.Rules // later ones have the present fields
 			continue
 		}
-		// Otherwise it is the first one, or digests collide.
-		row.Rules = append(row.Rules, v.Rules...)
+		// Digests collide.
+		row.Rules = slices.Concat(row.Rules, v.Rules)
 		slices.SortFunc(row.Rules, tables.RuleID.Compare)
 		row.Rules = slices.Compact(row.Rules)
 	}
@@ -117,38 +95,16 @@ func (c cookieParams) update(in statedb.ReadTxn, out statedb.WriteTxn, cookie ui
 		}
 		return nil
 	}
-	for _, id := range row.Rules {
-		row.Fields = append(row.Fields, c.field(in, id, former))
-	}
 	if known && former.Equal(row) {
 		return nil
 	}
 	return derive.Insert(out, c.Output, row)
 }
 
-// field returns where in its object a rule is, if that is still known.
-func (c cookieParams) field(
-	txn statedb.ReadTxn, id tables.RuleID, former *tables.RuleCookie,
-) (field string) {
-	// Later ones come last.
-	for r := range c.Rulesets.List(txn, tables.RulesetsByPolicy(id.Policy)) {
-		if in := fieldIn(r, id); in != "" && (field == "" || !r.Undesired) {
-			field = in
-		}
-	}
-	if field == "" && former != nil {
-		if at := slices.Index(former.Rules, id); at >= 0 {
-			field = former.Fields[at]
-		}
-	}
-	return field
-}
-
-// fieldIn returns where a rule is in its object by a ruleset, empty if it has no such rule.
-func fieldIn(r *tables.Ruleset, id tables.RuleID) string {
-	at := slices.IndexFunc(r.Rules, func(rule *tables.Rule) bool { return rule.RuleID == id })
-	if at < 0 {
-		return ""
-	}
-	return r.Rules[at].Field
+// sameRules reports whether two lists have the same rules, wherever these are in their objects.
+func sameRules(a, b []tables.RuleID) bool {
+	return slices.EqualFunc(a, b, func(x, y tables.RuleID) bool {
+		x.Field = y.Field
+		return x == y
+	})
 }

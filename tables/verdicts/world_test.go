@@ -171,9 +171,9 @@ func refusedClass(number uint32) *tables.Class {
 // ruleAt is an item of a policy, without peers.
 func ruleAt(policy string, d bpf.Direction, item int) *tables.Rule {
 	name := tables.Name{Namespace: "default", Name: policy}
-	id := tables.RuleID{Direction: d, Item: int32(item)}
+	id := tables.RuleID{Direction: d, Item: int32(item), Field: fmt.Sprintf("spec.%s[%d]", d, item)}
 	id.Policy = tables.PolicyID{Kind: tables.PolicyCilium, Name: name}
-	return &tables.Rule{RuleID: id, Field: fmt.Sprintf("spec.%s[%d]", d, item)}
+	return &tables.Rule{RuleID: id}
 }
 
 func tcp(first, last uint16) tables.PolicyPort {

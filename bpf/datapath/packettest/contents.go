@@ -114,7 +114,7 @@ func (n *Node) RemoveRoute(subject uint32) error {
 // SetEgress writes the gateway group of a destination of an egress ruleset.
 func (n *Node) SetEgress(ruleset uint32, p netip.Prefix, group uint32) error {
 	key := bpf.EgressKeyFrom(ruleset, p)
-	return n.put("sluice_egress", &key, &bpf.EgressValue{Group: group})
+	return n.put("sluice_egress", &key, &bpf.EgressValue{Group: group, Bits: uint8(p.Bits())})
 }
 
 // RemoveEgress takes a destination of an egress ruleset away.
