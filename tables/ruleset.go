@@ -52,10 +52,6 @@ type Ruleset struct {
 	// Needs is set if there was no room for the policies when they were tried before: see
 	// [RulesetRefusal].
 	Needs RulesetSize `json:"needs,omitzero"`
-
-	// Splits is set if the policies split the pods of this namespace too much: see
-	// [SplitNamespace].
-	Splits string `json:"splits,omitempty"`
 }
 
 // Namespace returns the namespace of the policies that are not cluster-wide, empty if all are:
@@ -159,7 +155,8 @@ var (
 
 // NewRulesetTable creates the table of rulesets.
 var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector,
-	rulesetPort, rulesetPolicy, rulesetTooLarge, rulesetUndesired)
+	rulesetPort,
+	rulesetPolicy, rulesetTooLarge, rulesetUndesired)
 
 // CompiledPolicy says that the rulesets of all label sets that a network policy, or an egress
 // policy, selects have its rules.

@@ -74,24 +74,12 @@ func allowedOf(lines []string) (allowed []string) {
 	return allowed
 }
 
-// podManifest is a pod with some labels and its name as a label, in a namespace such as in shop/web, by
-// default ns.
 func podManifest(name, node, addr, labels string) string {
-	namespace, name := inNamespace(name)
-	return fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: %s, labels: {name: %[1]s, %[3]s}}, spec: {nodeName: %s, containers: [{name: c}]}, status: {phase: Running, podIPs: [{ip: %s}]}}",
-		name, namespace, labels, node, addr)
+	return fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: ns, labels: {name: %[1]s, %s}}, spec: {nodeName: %s, containers: [{name: c}]}, status: {phase: Running, podIPs: [{ip: %s}]}}",
+		name, labels, node, addr)
 }
 
-// allowPolicy is a network policy that allows pods nothing but traffic from some peers.
 func allowPolicy(name, subject string, peers ...string) string {
-	namespace, name := inNamespace(name)
-	return fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: %s, namespace: %s}, spec: {podSelector: {matchLabels: {%s}}, ingress: [{from: [{%s}]}]}}",
-		name, namespace, subject, strings.Join(peers, "}, {"))
-}
-
-func inNamespace(name string) (namespace, base string) {
-	if namespace, base, found := strings.Cut(name, "/"); found {
-		return namespace, base
-	}
-	return "ns", name
+	return fmt.Sprintf("{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: %s, namespace: ns}, spec: {podSelector: {matchLabels: {%s}}, ingress: [{from: [{%s}]}]}}",
+		name, subject, strings.Join(peers, "}, {"))
 }

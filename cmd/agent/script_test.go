@@ -195,9 +195,6 @@ type desiredTables struct {
 	Classes        statedb.Table[*tables.Class]
 	EgressRulesets statedb.Table[*tables.EgressRuleset]
 	Groups         statedb.Table[*tables.EgressGroup]
-
-	Split          statedb.Table[*tables.SplitNamespace]
-	PolicyStatuses statedb.Table[*tables.NetworkPolicyStatus]
 }
 
 // undone returns rows that are not in the kernel yet, one of each table.

@@ -126,7 +126,6 @@ func (t *transaction) member(number uint32) {
 			remove(t, t.Members, m)
 			t.countMember(m, -1)
 			t.leftClass(m.Class)
-			t.splitsChanged()
 			return
 		}
 	}

@@ -6,7 +6,7 @@
 //	selectors in use ─────────────────► peer-prefixes  selectors of the addresses inside
 //	namespaces, port names in use ────► members        member ──► class
 //	                                    peer-classes   the selectors that select it
-//	                                    selector-matches, split-namespaces
+//	                                    selector-matches
 //
 // All of it is one rule, so that one snapshot answers whether all members that a selector
 // selects are in classes with the selector. Work is in proportion to label sets: a pod with
@@ -44,7 +44,6 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewMemberTable),
 	tables.Own(tables.NewClassTable),
 	tables.Own(tables.NewSelectorMatchTable),
-	tables.Own(tables.NewSplitNamespaceTable),
 	cell.Invoke(func(p derive.Params, all ruleTables) error {
 		return derive.Register(p, newRule(all))
 	}),

@@ -96,8 +96,7 @@ func (t *transaction) portsOf(m *tables.Member) (ports []tables.NamedPort) {
 }
 
 // enterClass returns the number of a class, which is desired from now on: the refused one if
-// it would be new, and the namespace has used its share. If the policies of others have used
-// that, they are refused.
+// it would be new, and the namespace has used its share.
 func (t *transaction) enterClass(
 	namespace string, selectors []uint32, ports []tables.NamedPort,
 ) uint32 {
@@ -105,9 +104,6 @@ func (t *transaction) enterClass(
 	if !found {
 		class.Namespace = namespace
 		if t.room(namespace) <= 0 {
-			if rest := t.makeRoom(namespace, selectors); len(rest) < len(selectors) {
-				return t.enterClass(namespace, rest, ports)
-			}
 			class, found = t.classOf(nil, nil, true)
 		}
 	}
@@ -169,11 +165,11 @@ func (t *transaction) count(class *tables.Class, n int) {
 	t.classes[class.Namespace] += n
 }
 
-// markRefused marks the refused members of a namespace, which may have room again: several may
-// be of one class.
+// markRefused marks the refused members of a namespace that has room again: several may be of
+// one class.
 func (t *transaction) markRefused(namespace string) {
 	refused, found := t.classOf(nil, nil, true)
-	if namespace == "" || !found {
+	if namespace == "" || !found || t.room(namespace) <= 0 {
 		return
 	}
 	for m := range t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace)) {
@@ -196,10 +192,7 @@ func (t *transaction) leftClass(number uint32) {
 		t.count(class, -1)
 		insert(t, t.Classes, &now)
 		t.mark(classKey(number))
-		if t.room(class.Namespace) > 0 {
-			t.markRefused(class.Namespace)
-		}
-		t.splitsChanged()
+		t.markRefused(class.Namespace)
 	}
 }
 

@@ -77,13 +77,12 @@ func (t *transaction) membersFor(e *evaluation) iter.Seq2[*tables.Member, stated
 // evaluate has members enter classes with the selectors of an evaluation that select them, some
 // at a time: then it marks the rest. Each selector whose members are complete is noted.
 func (t *transaction) evaluate(e *evaluation) {
-	complete := t.enterClasses(e)
+	complete := !t.isFull() && t.enterClasses(e)
 	for _, s := range e.selectors {
-		switch {
-		case !complete:
-			t.mark(key{kind: ofSelector, number: s.Number, after: e.after})
-		case !t.isWaiting(s.Number):
+		if complete {
 			insert(t, t.Matches, &tables.SelectorMatch{Selector: s.Number, Made: t.made})
+		} else {
+			t.mark(key{kind: ofSelector, number: s.Number, after: e.after})
 		}
 	}
 }

@@ -119,3 +119,30 @@ func TestManyNewLabelSets(t *testing.T) {
 	}
 	require.Len(t, h.class(addr("10.1.0.7")).Selectors, 199)
 }
+
+// Many selectors of one namespace are evaluated some at a time.
+func TestManySelectorsOfNamespace(t *testing.T) {
+	const labelSets, selectors = 500, 200
+	h := newHarness(t)
+	h.inputs.Namespaces.Put(&tables.Namespace{
+		Name: "a", Labels: map[string]string{"kubernetes.io/metadata.name": "a"},
+	})
+	for i := range labelSets {
+		h.inputs.Endpoints.Put(pod(fmt.Sprint("a/p", i), "there",
+			fmt.Sprintf("10.1.%d.%d", i>>8, i&255), labels.Set{"app": fmt.Sprint("a", i)}))
+	}
+	h.stepper.Work()
+	h.rule.maxWork = 2000
+	for i := range selectors {
+		h.use(tables.PolicyPeer{Kind: tables.PeerPods, Pods: tables.EgressSelector{
+			Namespaces: "kubernetes.io/metadata.name=a", Pods: fmt.Sprintf("app=a%d", i),
+		}})
+	}
+	evaluated := func() int { return h.Matches.NumObjects(h.db.ReadTxn()) }
+	for more, before := true, 0; more; before = evaluated() {
+		more = h.stepper.Step()
+		require.LessOrEqual(t, evaluated()-before, 2*(2000/labelSets+1))
+	}
+	require.Equal(t, selectors, evaluated())
+	require.Len(t, h.class(addr("10.1.0.7")).Selectors, 1)
+}

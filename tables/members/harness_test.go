@@ -88,7 +88,6 @@ func newHarnessWith(t testing.TB, share Share) *harness {
 		Members:      tablestest.Open(t, db, tables.NewMemberTable),
 		Classes:      tablestest.Open(t, db, tables.NewClassTable),
 		Matches:      tablestest.Open(t, db, tables.NewSelectorMatchTable),
-		Split:        tablestest.Open(t, db, tables.NewSplitNamespaceTable),
 		Endpoints:    i.Endpoints, Nodes: i.Nodes, CiliumNodes: i.CiliumNodes,
 		Services: i.Services, Backends: i.Backends, Addresses: i.Addresses, Routes: i.Routes,
 		Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},

@@ -146,12 +146,8 @@ func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key
 	}
 }
 
-// rulesetChanged marks the members with ports whose names rulesets begin or cease to use, and what
-// is refused.
+// rulesetChanged marks the members with ports whose names rulesets begin or cease to use.
 func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
-	if r.Split.NumObjects(txn) > 0 {
-		mark(key{kind: ofSplits})
-	}
 	portsOf := func(ruleset *tables.Ruleset) (names []string) {
 		if ruleset != nil {
 			names = ruleset.PeerPorts()

@@ -22,7 +22,6 @@ type ruleTables struct {
 	Members      statedb.RWTable[*tables.Member]
 	Classes      statedb.RWTable[*tables.Class]
 	Matches      statedb.RWTable[*tables.SelectorMatch]
-	Split        statedb.RWTable[*tables.SplitNamespace]
 
 	Endpoints   statedb.Table[*tables.Endpoint]
 	Nodes       statedb.Table[*tables.Node]
@@ -64,7 +63,6 @@ const (
 	ofMember                 // number: its class, and its removal
 	ofRefused                // the refused addresses, when there may be room for them
 	ofClass                  // number: its removal
-	ofSplits                 // the namespaces whose pods are split
 	ofMembers                // number: the members of a selector that selects other pods
 	ofSelector               // number: it is evaluated after all keys before it are computed
 )
@@ -127,10 +125,8 @@ func (r *rule) declare() derive.Rule[key] {
 		seed = append(seed, addressKey(p))
 	}
 	return derive.Rule[key]{
-		Name: "members",
-		Outputs: []statedb.TableMeta{
-			r.IPCache, r.PeerPrefixes, r.Members, r.Classes, r.Matches, r.Split,
-		},
+		Name:    "members",
+		Outputs: []statedb.TableMeta{r.IPCache, r.PeerPrefixes, r.Members, r.Classes, r.Matches},
 		Inputs:  r.inputs(),
 		Seed:    seed,
 		Last:    func(k key) bool { return k.kind == ofSelector },
@@ -142,7 +138,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
-		classes: map[string]int{}, marked: map[uint32]bool{}, split: map[string]*splits{},
+		classes: map[string]int{}, marked: map[uint32]bool{},
 	}
 	for _, k := range keys {
 		if t.isFull() && t.defers(k) {
@@ -163,8 +159,6 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			t.refusedAddresses(k.from)
 		case ofClass:
 			t.class(k.number)
-		case ofSplits:
-			t.updateSplits()
 		case ofSelector:
 			t.selector(k)
 		case ofMembers:
@@ -195,7 +189,6 @@ type transaction struct {
 
 	classes map[string]int  // of a namespace, of those looked at
 	marked  map[uint32]bool // classes whose members are marked
-	split   map[string]*splits
 
 	labelSets *labelSets // nil until they are counted
 }

@@ -38,9 +38,7 @@ func (t *transaction) selector(k key) {
 	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
 	switch {
 	case used && !evaluated:
-		if !t.isWaiting(k.number) || k.after == 0 && t.resume(s) {
-			t.expect(s, k.after)
-		}
+		t.expect(s, k.after)
 	case !used:
 		if rest, more := t.leaveClasses(k); more {
 			t.mark(rest)

@@ -73,7 +73,6 @@ type params struct {
 
 	Refusals statedb.Table[*tables.RulesetRefusal]
 	Usage    statedb.Table[*tables.PolicyUsage]
-	Split    statedb.Table[*tables.SplitNamespace]
 
 	LocalNode   tables.LocalNode
 	Enforcement tables.Enforcement
@@ -121,7 +120,6 @@ func (r *rule) declare() derive.Rule[key] {
 			derive.Feedback(derive.OnChange(r.RouteMirrors, r.markUndesired)),
 			derive.Feedback(derive.OnChange(r.EgressMirrors, r.markUndesired)),
 			derive.Feedback(derive.From(r.Refusals, markRefusal)),
-			derive.Feedback(derive.FromChange(r.Split, r.markSplit)),
 			derive.Feedback(derive.FromChange(r.Usage, markUsage)),
 		},
 		Last:    func(k key) bool { return k.kind == ofPolicy },

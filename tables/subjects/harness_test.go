@@ -41,7 +41,6 @@ type harness struct {
 	EgressMirrors  tablestest.Table[*tables.EgressMirror]
 	Refusals       tablestest.Table[*tables.RulesetRefusal]
 	Usage          tablestest.Table[*tables.PolicyUsage]
-	Split          tablestest.Table[*tables.SplitNamespace]
 }
 
 func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *harness {
@@ -61,7 +60,6 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	h.EgressMirrors = tablestest.Open(t, h.db, tables.NewEgressMirrorTable)
 	h.Refusals = tablestest.Open(t, h.db, tables.NewRulesetRefusalTable)
 	h.Usage = tablestest.Open(t, h.db, tables.NewPolicyUsageTable)
-	h.Split = tablestest.Open(t, h.db, tables.NewSplitNamespaceTable)
 	p := params{
 		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes,
 		NetworkPolicies: h.NetworkPolicies, EgressPolicies: h.EgressPolicies,
@@ -70,7 +68,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 		RouteMirrors: h.RouteMirrors, EgressMirrors: h.EgressMirrors,
 		LocalNode: tables.LocalNode{Name: here}, Enforcement: enforcement, CIDRMatch: match,
 		MaxEntries: MaxEntries(DefaultConfig.MaxRulesetEntries), Room: roomOf(bpf.DefaultConfig),
-		Refusals: h.Refusals, Usage: h.Usage, Split: h.Split, Maps: verdicts.RoomOf(bpf.DefaultConfig),
+		Refusals: h.Refusals, Usage: h.Usage, Maps: verdicts.RoomOf(bpf.DefaultConfig),
 	}
 	p.Pods = tablestest.Open(t, h.db, tables.NewPodTable)
 	p.Subjects = tablestest.Open(t, h.db, tables.NewSubjectTable)

@@ -131,11 +131,12 @@ func (c *round) sweepRulesets() error {
 		if !found || !r.Undesired || used {
 			continue
 		}
-		freed = freed || !c.refusalOf(r).isNone()
 		if err := derive.Delete(c.out, c.Rulesets, r); err != nil {
 			return err
 		}
 		c.sizes = nil
+		_, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(r.Number))
+		freed = freed || refused
 		for _, number := range r.Selectors() {
 			if _, _, inUse := c.Rulesets.Get(c.out, tables.RulesetsBySelector(number)); inUse {
 				continue

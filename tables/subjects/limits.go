@@ -63,41 +63,13 @@ func (r *rule) tooLarge(rules []said) string {
 	)
 }
 
-// lack is why rules are not enforced: what is set of it.
-type lack struct {
-	reason string             // what is too large, or has no room
-	needs  tables.RulesetSize // of the maps, which have no room for it
-	splits string             // a namespace whose pods they split: see [tables.SplitNamespace]
-}
-
-func (l lack) isNone() bool { return l == lack{} }
-
-// refusalOf returns why a ruleset is refused, nothing if it is not.
-func (c *round) refusalOf(r *tables.Ruleset) lack {
-	if refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(r.Number)); refused {
-		return lack{needs: refusal.Needs}
-	}
-	for row := range c.Split.All(c.in) {
-		if row.Refuses(r.Number) {
-			return lack{splits: row.Namespace}
-		}
-	}
-	return lack{}
-}
-
-// refusedBefore returns why rules with the same content were refused, if they still are.
-func (c *round) refusedBefore(r *tables.Ruleset) lack {
+// neededBefore returns what a ruleset needed when it was refused, zero if it was not.
+func (c *round) neededBefore(r *tables.Ruleset) (needs tables.RulesetSize) {
 	isolating, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(isolationDigest(r.Digest)))
-	if !found {
-		return lack{}
+	if found {
+		needs = isolating.Needs
 	}
-	if _, _, split := c.Split.Get(c.in, tables.SplitNamespaceByName(isolating.Splits)); split {
-		return lack{splits: isolating.Splits}
-	}
-	if r.Needs = isolating.Needs; r.Needs != (tables.RulesetSize{}) && !c.hasRoom(r) {
-		return lack{needs: r.Needs}
-	}
-	return lack{}
+	return needs
 }
 
 // sizes are what rulesets use of the maps, or will when those are tried again that were refused.
@@ -159,14 +131,11 @@ func (c *round) isolateRefused(number uint32) error {
 func (c *round) isolateSubject(subject, ruleset uint32) error {
 	s, _, found := c.Subjects.Get(c.out, tables.SubjectByNumber(subject))
 	r, _, exists := c.Rulesets.Get(c.out, tables.RulesetByNumber(ruleset))
-	if !found || !exists {
+	refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(ruleset))
+	if !found || !exists || !refused {
 		return nil
 	}
-	refusal := c.refusalOf(r)
-	if refusal.isNone() {
-		return nil
-	}
-	isolating, err := c.isolate(r, refusal)
+	isolating, err := c.isolate(r, "", refusal.Needs)
 	if err != nil || s.Ruleset == isolating {
 		return err
 	}
@@ -179,26 +148,26 @@ func (c *round) isolateSubject(subject, ruleset uint32) error {
 }
 
 // refusedInKernel returns the refused ruleset that the kernel has a subject in, nil if there is
-// none, and why it is refused.
-func (c *round) refusedInKernel(s *tables.Subject) (refused *tables.Ruleset, why lack) {
+// none.
+func (c *round) refusedInKernel(
+	s *tables.Subject,
+) (refused *tables.Ruleset, needs tables.RulesetSize) {
 	if s == nil {
-		return nil, why
+		return nil, needs
 	}
 	key := tables.MirrorByKey[bpf.SubjectKey, bpf.SubjectValue](s.MapKey())
 	m, _, found := c.SubjectMirrors.Get(c.in, key)
 	if !found {
-		return nil, why
+		return nil, needs
 	}
 	for _, v := range m.Values() {
+		refusal, _, is := c.Refusals.Get(c.in, tables.RefusalOfRuleset(v.Ruleset))
 		r, _, exists := c.Rulesets.Get(c.out, tables.RulesetByNumber(v.Ruleset))
-		if !exists {
-			continue
-		}
-		if why = c.refusalOf(r); !why.isNone() {
-			return r, why
+		if is && exists {
+			return r, refusal.Needs
 		}
 	}
-	return nil, why
+	return nil, needs
 }
 
 func mirrorsToRuleset(number uint32) statedb.Query[*tables.SubjectMirror] {
@@ -206,25 +175,23 @@ func mirrorsToRuleset(number uint32) statedb.Query[*tables.SubjectMirror] {
 }
 
 // isolate returns the number of the ruleset that denies everything in the directions that another
-// is about, for some reason.
-func (c *round) isolate(of *tables.Ruleset, why lack) (number uint32, err error) {
-	if why.needs != (tables.RulesetSize{}) {
-		why.reason = fmt.Sprintf("it needs %d entries of sluice_policy and %d of sluice_verdicts, or "+
-			"more, and there is no room for it: see policy-usage", why.needs.Entries, why.needs.Verdicts)
-	}
-	if why.splits != "" {
-		why.reason = fmt.Sprintf("policies of namespace %s split the pods of namespace %s into more "+
-			"classes than --map-size-policy allows", of.Namespace(), why.splits)
+// is about: as that is too large, or as the maps have no room for what it needs.
+func (c *round) isolate(
+	of *tables.Ruleset, tooLarge string, needs tables.RulesetSize,
+) (number uint32, err error) {
+	if needs != (tables.RulesetSize{}) {
+		tooLarge = fmt.Sprintf("it needs %d entries of sluice_policy and %d of sluice_verdicts, "+
+			"or more, and there is no room for it: see policy-usage", needs.Entries, needs.Verdicts)
 	}
 	r := &tables.Ruleset{
 		Digest: isolationDigest(of.Digest), AlwaysDeny: of.AlwaysDeny, Policies: of.Policies,
-		Rules: isolation(of.Rules), TooLarge: why.reason, Needs: why.needs, Splits: why.splits,
+		Rules: isolation(of.Rules), TooLarge: tooLarge, Needs: needs,
 	}
 	existing, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(r.Digest))
 	switch {
 	case !found:
 		r.Number = c.number()
-	case !existing.Undesired && existing.Needs == r.Needs && existing.Splits == r.Splits:
+	case !existing.Undesired && existing.Needs == needs:
 		return existing.Number, nil
 	default:
 		r.Number = existing.Number
@@ -257,24 +224,6 @@ func isolation(rules []*tables.Rule) (isolating []*tables.Rule) {
 // markRefusal has the pods of a ruleset isolated that is refused.
 func markRefusal(_ statedb.ReadTxn, row *tables.RulesetRefusal, mark func(key)) {
 	mark(key{kind: ofRefusal, number: row.Ruleset})
-}
-
-// markSplit has the pods of rulesets isolated that are refused, or compiled again when their
-// policies may be tried again.
-func (r *rule) markSplit(in statedb.ReadTxn, old, new *tables.SplitNamespace, mark func(key)) {
-	if new == nil {
-		for isolating := range r.Rulesets.List(in, tables.RulesetsTooLarge(true)) {
-			if isolating.Splits == old.Namespace {
-				r.markRuleset(in, isolating, mark)
-			}
-		}
-		return
-	}
-	for _, ruleset := range new.Refused {
-		if old == nil || !old.Refuses(ruleset) {
-			mark(key{kind: ofRefusal, number: ruleset})
-		}
-	}
 }
 
 // markUsage has refused rulesets tried again when a namespace uses less of the maps.

@@ -171,8 +171,8 @@ func (c *round) roles(
 	node := def.Node
 	if def.Local {
 		node = c.LocalNode.Name
-		if refused, why := c.refusedInKernel(s); refused != nil {
-			r.ruleset, err = c.isolate(refused, why)
+		if refused, needs := c.refusedInKernel(s); refused != nil {
+			r.ruleset, err = c.isolate(refused, "", needs)
 		} else {
 			r.ruleset, err = c.ruleset(set)
 		}

@@ -158,7 +158,7 @@ func merge(a, b []netip.Prefix) []netip.Prefix {
 // noRoom says why some rules of a namespace are not enforced though they are not too large, empty
 // if they are: they need selectors that are not in use, or one that has outgrown the room, and
 // there is no room for these.
-func (c *round) noRoom(namespace string, rules []said) (lack, error) {
+func (c *round) noRoom(namespace string, rules []said) (string, error) {
 	var came []*tables.Selector
 	seen := map[bpf.Digest]bool{}
 	for _, r := range rules {
@@ -170,23 +170,23 @@ func (c *round) noRoom(namespace string, rules []said) (lack, error) {
 			seen[digest] = true
 			if s, _, inUse := c.Selectors.Get(c.out, tables.SelectorByDigest(digest)); inUse {
 				if s.NoRoom != "" {
-					return lack{reason: s.NoRoom}, nil
+					return s.NoRoom, nil
 				}
 				continue
 			}
 			s, err := c.resolve(c.in, tables.Selector{SelectorSpec: spec})
 			if err != nil {
-				return lack{}, err
+				return "", err
 			}
 			came = append(came, s)
 		}
 	}
 	if len(came) == 0 {
-		return lack{}, nil
+		return "", nil
 	}
 	u := c.inUse(nil)
 	own, others := u.more(namespace, came)
-	return lack{reason: c.noRoomFor(namespace, u, own, others)}, nil
+	return c.noRoomFor(namespace, u, own, others), nil
 }
 
 // noRoomFor says why more selectors of a namespace do not fit beside those in use, empty if they

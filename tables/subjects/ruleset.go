@@ -38,33 +38,33 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	}
 	existing, _, found := c.Rulesets.Get(c.out, tables.RulesetByDigest(r.Digest))
 	if found {
-		refusal := c.refusalOf(existing)
-		if refusal.isNone() {
-			var err error
-			if refusal, err = c.noRoom(r.Namespace(), all); err != nil {
-				return 0, err
-			}
-		}
-		if !refusal.isNone() {
-			return c.isolate(existing, refusal)
+		refusal, _, refused := c.Refusals.Get(c.in, tables.RefusalOfRuleset(existing.Number))
+		noRoom, err := c.noRoom(r.Namespace(), all)
+		switch {
+		case err != nil:
+			return 0, err
+		case refused:
+			return c.isolate(existing, "", refusal.Needs)
+		case noRoom != "":
+			return c.isolate(existing, noRoom, tables.RulesetSize{})
 		}
 		return existing.Number, c.desire(existing)
 	}
 	for _, s := range all {
 		r.Rules = append(r.Rules, s.Rule)
 	}
-	why := c.refusedBefore(r)
-	if why.isNone() {
-		why.reason = c.tooLarge(all)
+	if r.Needs = c.neededBefore(r); r.Needs != (tables.RulesetSize{}) && !c.hasRoom(r) {
+		return c.isolate(r, "", r.Needs)
 	}
-	if why.isNone() {
+	tooLarge := c.tooLarge(all)
+	if tooLarge == "" {
 		var err error
-		if why, err = c.noRoom(r.Namespace(), all); err != nil {
+		if tooLarge, err = c.noRoom(r.Namespace(), all); err != nil {
 			return 0, err
 		}
 	}
-	if !why.isNone() {
-		return c.isolate(r, why)
+	if tooLarge != "" {
+		return c.isolate(r, tooLarge, tables.RulesetSize{})
 	}
 	r.Number = c.number()
 	for _, s := range all {
