@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -41,17 +42,21 @@ var stateDirCell = cell.Module(
 // stateDirInterval is how often a file is written to the state directory to find out.
 const stateDirInterval = 30 * time.Second
 
+// checkFile is the file's name. An agent that is killed leaves it behind, and sluice cleanup
+// removes it.
+const checkFile = "check"
+
 // checkStateDir writes a file to the state directory, and removes it.
 func checkStateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("create state directory: %w", err)
 	}
-	file, err := os.CreateTemp(dir, "check-*")
-	if err != nil {
+	path := filepath.Join(dir, checkFile)
+	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
+		_ = os.Remove(path) // it may not be there
 		return err
 	}
-	_, err = file.Write(make([]byte, 4096))
-	return errors.Join(err, file.Close(), os.Remove(file.Name()))
+	return os.Remove(path)
 }
 
 // hasNoRoom reports whether a file system had no room for what was written.

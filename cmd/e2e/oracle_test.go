@@ -235,7 +235,9 @@ func (w *world) pods() map[bpf.PodKey]bpf.PodValue {
 		owner := w.owner(addr)
 		switch {
 		case owner.node == localNode:
-			pods[bpf.PodKey{Addr: bpf.AddressFrom(addr)}] = w.localPod(addr)
+			value := w.localPod(addr)
+			value.Namespace = bpf.NamespaceDigest(owner.namespace)
+			pods[bpf.PodKey{Addr: bpf.AddressFrom(addr)}] = value
 		case slices.ContainsFunc(w.choosing(owner), w.mayServe):
 			pods[bpf.PodKey{Addr: bpf.AddressFrom(addr)}] = bpf.PodValue{Subject: known}
 		}

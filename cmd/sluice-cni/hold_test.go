@@ -166,7 +166,7 @@ func TestCannotHold(t *testing.T) {
 		err       string
 	}{
 		{slots, 20, "program from_pod does not use the map sluice_pods that is pinned"},
-		{inSlot, 32, "it has the layout of another version"},
+		{inSlot, 40, "it has the layout of another version"},
 	} {
 		require.NoError(t, os.Remove(tc.path))
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: tc.valueSize,

@@ -222,6 +222,7 @@ func TestCleanup(t *testing.T) {
 	parameter := filepath.Join(procfs, "sys", "net", "rp_filter")
 	require.NoError(t, os.MkdirAll(filepath.Dir(parameter), 0o755))
 	require.NoError(t, os.WriteFile(parameter, []byte("2\n"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(p.dir, "state", "check"), nil, 0o644)) // as if it was killed then
 	require.NoError(t, os.WriteFile(filepath.Join(p.dir, "state", "sysctls.json"), []byte(`{"net/rp_filter": "1"}`), 0o644))
 	require.NotEqual(t, exitOK, p.stop(t, os.Kill))
 	require.FileExists(t, p.socket(), "left behind")

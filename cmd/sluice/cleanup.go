@@ -151,7 +151,7 @@ func cleanupError(err error) error {
 }
 
 // stateFiles are the names of the agent's files in its state directory.
-var stateFiles = []string{"sysctls.json", "sysctls-*"}
+var stateFiles = []string{"sysctls.json", "sysctls-*", "check"}
 
 // removeState removes the agent's files, and the directory if there was nothing
 // else in it.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -35,9 +36,18 @@ func openTerminal(t *testing.T) (person, program *os.File) {
 	return person, program
 }
 
+// awaitShell waits for the shell's socket, which the agent opens after it has started.
+func awaitShell(t *testing.T, p *process) {
+	path := agent.ShellSocket(p.socket())
+	await.True(t, func() bool {
+		_, err := os.Stat(path)
+		return err == nil
+	})
+}
+
 // The shell answers commands that are typed at its prompt.
 func TestShellPrompt(t *testing.T) {
-	startAgent(t)
+	awaitShell(t, startAgent(t))
 	self, err := os.Executable()
 	require.NoError(t, err)
 	person, program := openTerminal(t)
@@ -75,7 +85,7 @@ func TestShellPrompt(t *testing.T) {
 // An agent that is no test has no command that injects faults or runs programs.
 func TestShellCommands(t *testing.T) {
 	t.Setenv(withoutFaults, "1")
-	startAgent(t)
+	awaitShell(t, startAgent(t))
 	help := sluice(t, "shell", "help")
 	require.Equal(t, exitOK, help.code, help.stderr)
 	for _, command := range []string{"map/dump", "map/audit", "health", "db/show", "help"} {
