@@ -95,6 +95,13 @@ func (d *demo) run(ctx context.Context, options lab.Options, keep bool) (err err
 	if err := d.prepare(ctx); err != nil {
 		return err
 	}
+	if d.in != nil {
+		pages, closePages := context.WithCancel(ctx)
+		defer closePages()
+		if err := d.openPages(pages); err != nil {
+			return err
+		}
+	}
 	for _, step := range d.steps {
 		if err := d.step(ctx, step); err != nil {
 			return err
