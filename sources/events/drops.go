@@ -3,7 +3,6 @@
 package events
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -137,7 +136,11 @@ func (r *recorder) row(d *pendingDrop) *tables.Drop {
 	e := r.enricher.enrich(&d.last)
 	row := &tables.Drop{
 		Pod: e.Pod, Direction: e.Direction, Reason: e.Reason, Count: d.count,
-		Policy: cmp.Or(strings.Join(e.Rules, ", "), e.Policy), Packet: e.Packet(), Last: e.Time,
+		Policy: e.Policy, Packet: e.Packet(), Last: e.Time,
+	}
+	switch d.last.Reason { // the rules of other drops are those that had allowed the packet
+	case bpf.ReasonPolicyDenied, bpf.ReasonPolicyRule:
+		row.Policy = strings.Join(e.Rules, ", ")
 	}
 	if d.many {
 		row.Pod = ""

@@ -56,6 +56,12 @@ func TestRulesOfEvents(t *testing.T) {
 		row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Pod: "shop/web-1", Direction: "egress", Reason: "policy denied by rule"}))
 		return ok && row.Policy == "NetworkPolicy/shop/web spec.ingress[0]"
 	})
+	// A packet that a rule allows, and that is dropped for want of a gateway.
+	w.handle(rawDrop(func(e *bpf.Event) { e.Cookie = 7 }))
+	await.True(t, func() bool {
+		row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Pod: "shop/web-1", Direction: "egress", Reason: "no egress gateway"}))
+		return ok && row.Policy == "partner"
+	})
 }
 
 // Rules have their names before their cookie has its row, as soon as the kernel
