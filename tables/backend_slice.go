@@ -13,14 +13,15 @@ var KubernetesAPIService = Name{Namespace: "default", Name: "kubernetes"}
 
 // BackendSlice is an EndpointSlice: some of the backends of a service. Slices
 // of services that only select pods are kept without addresses, for the
-// endpoints have these already. Slices that agents write announce pods, and are
-// of no service.
+// endpoints have these already. Slices that agents write announce pods and addresses of a node, and
+// are of no service.
 type BackendSlice struct {
 	Name    `yaml:",inline"`
 	Service Name          `json:"service"`
 	Addrs   []netip.Addr  `json:"addrs,omitempty"`
 	Ports   []BackendPort `json:"ports,omitempty"` // of all its backends, pods too
 	Pods    []PodAddrs    `json:"pods,omitempty"`  // that the slice announces
+	Node    NodeAddrs     `json:"node,omitzero"`   // the same
 
 	// Serves is the family of the backends if kube-proxy translates to one of them, pods too:
 	// one is ready, or serves while it terminates. 0 if not.
@@ -29,16 +30,38 @@ type BackendSlice struct {
 	Errors []FieldError `json:"errors,omitempty"`
 }
 
+// NodeAddrs are addresses that a node has and its Node object has not. There are none if the name is
+// empty.
+type NodeAddrs struct {
+	Name  string       `json:"name"`
+	Addrs []netip.Addr `json:"addrs"`
+}
+
+// Equal reports whether two rows say the same.
+func (n NodeAddrs) Equal(o NodeAddrs) bool {
+	return n.Name == o.Name && slices.Equal(n.Addrs, o.Addrs)
+}
+
+// IsZero reports whether there are none.
+func (n NodeAddrs) IsZero() bool { return n.Name == "" }
+
+func (n NodeAddrs) String() string {
+	if n.IsZero() {
+		return "-"
+	}
+	return n.Name + " " + listColumn(stringsOf(n.Addrs), ", ")
+}
+
 // TableHeader implements [statedb.TableWritable].
 func (*BackendSlice) TableHeader() []string {
-	return []string{"Name", "Service", "Addresses", "Ports", "Serves", "Pods", "Errors"}
+	return []string{"Name", "Service", "Addresses", "Ports", "Serves", "Pods", "Node", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (b *BackendSlice) TableRow() []string {
 	return []string{
 		b.Name.String(), b.Service.String(), listColumn(stringsOf(b.Addrs), ", "), listColumn(stringsOf(b.Ports), ", "),
-		b.serves(), listColumn(stringsOf(b.Pods), ", "), errorColumn(b.Errors),
+		b.serves(), listColumn(stringsOf(b.Pods), ", "), b.Node.String(), errorColumn(b.Errors),
 	}
 }
 
@@ -52,7 +75,8 @@ func (b *BackendSlice) serves() string {
 // DifferentBackends reports whether an update of a slice changes whose backends it has,
 // or which: its ports alone matter to nothing that is derived.
 func DifferentBackends(old, new *BackendSlice) bool {
-	return old.Service != new.Service || !slices.Equal(old.Addrs, new.Addrs)
+	return old.Service != new.Service || !slices.Equal(old.Addrs, new.Addrs) ||
+		!old.Node.Equal(new.Node)
 }
 
 var (
@@ -73,6 +97,12 @@ var (
 		return pods
 	})
 
+	backendSliceNodeAddrIndex = IndexEach("node-addr", AddrKeys,
+		func(b *BackendSlice) []netip.Addr { return b.Node.Addrs })
+
+	// BackendSlicesByNodeAddr queries the slices that announce an address of a node.
+	BackendSlicesByNodeAddr = backendSliceNodeAddrIndex.Query
+
 	// BackendSlicesByService queries the slices of a service.
 	BackendSlicesByService = backendSliceServiceIndex.Query
 
@@ -89,5 +119,5 @@ var (
 // NewBackendSliceTable creates the table of backend slices.
 var NewBackendSliceTable = Declare(
 	"backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex,
-	backendSlicePodIndex,
+	backendSlicePodIndex, backendSliceNodeAddrIndex,
 )

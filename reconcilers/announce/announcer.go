@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -43,6 +45,8 @@ const (
 	// retryRefused is the least time until something is tried again that fails until
 	// an operator grants a permission.
 	retryRefused = time.Minute
+
+	healthy = "Announces new pods, and addresses of this node"
 )
 
 // announcer keeps the slices of this node.
@@ -61,9 +65,17 @@ func newAnnouncer(p params, writes *prometheus.CounterVec) *announcer {
 		}}
 }
 
-// run announces pods until the context ends.
+// present is what this node may announce.
+type present struct {
+	pods  []*tables.Endpoint // with the addresses of their interfaces, the newest ones first
+	addrs []netip.Addr       // of the node, in order
+}
+
+// run announces what there is until the context ends.
 func (a *announcer) run(ctx context.Context, health cell.Health) error {
-	for _, table := range []statedb.TableMeta{a.Endpoints, a.Attachments, a.Backends, a.Nodes} {
+	for _, table := range []statedb.TableMeta{
+		a.Endpoints, a.Attachments, a.Backends, a.Nodes, a.Addresses,
+	} {
 		_, initialized := table.Initialized(a.DB.ReadTxn())
 		select {
 		case <-initialized:
@@ -74,19 +86,14 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 	if err := a.adopt(); err != nil {
 		return err
 	}
-	health.OK("Announces new pods")
+	health.OK(healthy)
 	retry := pause.NewBackoff(retryMin, retryMax)
 	for {
 		txn := a.DB.ReadTxn()
-		local, changed := a.local(txn)
-		if !a.due(txn, local) {
-			select {
-			case <-ctx.Done():
+		now, changed := a.present(txn)
+		if !a.due(txn, now) {
+			if _, err := changed.Wait(ctx, 0); err != nil {
 				return nil
-			case <-changed[0]:
-			case <-changed[1]:
-			case <-changed[2]:
-			case <-changed[3]:
 			}
 			continue
 		}
@@ -101,10 +108,10 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 			return err
 		case failed == nil:
 			retry = pause.NewBackoff(retryMin, retryMax)
-			health.OK("Announces new pods")
+			health.OK(healthy)
 			continue
 		}
-		health.Degraded("Cannot announce new pods to other nodes", failed)
+		health.Degraded("Cannot announce new pods and addresses to other nodes", failed)
 		delay := retry.Step()
 		if apierrors.IsForbidden(failed) || apierrors.IsInvalid(failed) {
 			delay = max(delay, retryRefused)
@@ -122,40 +129,75 @@ func (a *announcer) adopt() error {
 		if !found {
 			continue
 		}
-		if err := a.tell(s, row.Pods, reconciler.StatusDone()); err != nil {
+		said := announcement{row.Pods, row.Node.Addrs}
+		if err := a.tell(s, said, reconciler.StatusDone()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// local returns the pods of this node with the addresses of their interfaces, those of
-// the newest ones first, and channels of which one closes when some are others. It looks
-// at the interfaces itself: that pods have their addresses by them may be about to be written.
-func (a *announcer) local(
-	txn statedb.ReadTxn,
-) (local []*tables.Endpoint, changed [4]<-chan struct{}) {
-	rows, watch := a.Endpoints.ListWatch(txn, tables.EndpointsHere())
-	_, changed[1] = a.Attachments.AllWatch(txn)
-	changed[0] = watch
-	_, changed[2] = a.EgressPolicies.AllWatch(txn)
-	_, changed[3] = a.NetworkPolicies.AllWatch(txn)
-	if a.EgressPolicies.NumObjects(txn)+a.NetworkPolicies.NumObjects(txn) == 0 {
-		return nil, changed // nothing depends on the addresses of pods
+// present returns what this node may announce, and channels of which one closes when that changes.
+// It looks at the interfaces of pods itself: that pods have their addresses by them may be about to
+// be written.
+func (a *announcer) present(txn statedb.ReadTxn) (now present, changed *statedb.WatchSet) {
+	rows, ofPods := a.Endpoints.ListWatch(txn, tables.EndpointsHere())
+	_, ofAttachments := a.Attachments.AllWatch(txn)
+	_, ofEgress := a.EgressPolicies.AllWatch(txn)
+	_, ofNetwork := a.NetworkPolicies.AllWatch(txn)
+	_, ofAddresses := a.Addresses.AllWatch(txn)
+	node, _, ofNode, found := a.Nodes.GetWatch(txn, tables.NodeByName(a.LocalNode.Name))
+	changed = statedb.NewWatchSet()
+	changed.Add(ofPods, ofAttachments, ofEgress, ofNetwork, ofAddresses, ofNode)
+	if found {
+		now.addrs = a.ownAddrs(txn, node)
+	}
+	if !a.Plugin.Enabled || a.EgressPolicies.NumObjects(txn)+a.NetworkPolicies.NumObjects(txn) == 0 {
+		return now, changed // nothing depends on the addresses of pods
 	}
 	for e := range rows {
-		local = append(local, e.WithAttachment(tables.CNIAddrsOf(txn, a.Attachments, e)))
+		now.pods = append(now.pods, e.WithAttachment(tables.CNIAddrsOf(txn, a.Attachments, e)))
 	}
-	slices.SortFunc(local, func(a, b *tables.Endpoint) int {
+	slices.SortFunc(now.pods, func(a, b *tables.Endpoint) int {
 		return cmp.Or(b.Attached.Compare(a.Attached), cmp.Compare(a.Name.String(), b.Name.String()))
 	})
-	return local, changed
+	return now, changed
+}
+
+// ownAddrs returns the addresses of this node that others cannot know from its Node object, in
+// order.
+func (a *announcer) ownAddrs(txn statedb.ReadTxn, node *tables.Node) (addrs []netip.Addr) {
+	known := slices.Concat(node.InternalIPs, node.OtherIPs, node.TunnelIPs)
+	for row := range a.Addresses.All(txn) {
+		inPods := func(p netip.Prefix) bool { return p.Contains(row.Addr) }
+		if row.Scope == "global" && !row.Deprecated && !row.Addr.IsLinkLocalUnicast() &&
+			!isWithinNode(row.Device) && !slices.Contains(known, row.Addr) &&
+			!slices.ContainsFunc(node.PodCIDRs, inPods) {
+			addrs = append(addrs, row.Addr)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// withinNode begins the names of devices whose networks are within a node: others cannot reach their
+// addresses, and may reach others outside by the same. It is like the devices that Calico leaves out
+// when it looks for a node's address.
+var withinNode = []string{
+	"docker", "br-", "cbr", "virbr", "lxcbr", "lxdbr", "podman", "veth", "cali", "tunl", "vxlan",
+	"flannel", "cni", "cilium", "kube-ipvs", "nodelocaldns",
+}
+
+func isWithinNode(device string) bool {
+	return slices.ContainsFunc(withinNode, func(prefix string) bool {
+		return strings.HasPrefix(device, prefix)
+	})
 }
 
 // due reports whether a slice has to be written.
-func (a *announcer) due(txn statedb.ReadTxn, local []*tables.Endpoint) bool {
+func (a *announcer) due(txn statedb.ReadTxn, now present) bool {
 	return slices.ContainsFunc(a.slices, func(s slice) bool {
-		_, due := s.wanted(a.last(txn, s), local, time.Now())
+		_, due := s.wanted(a.last(txn, s), now, time.Now())
 		return due
 	})
 }
@@ -173,14 +215,14 @@ func (a *announcer) last(txn statedb.ReadTxn, s slice) *tables.PodAnnouncement {
 // error is one of the table.
 func (a *announcer) write(ctx context.Context) (failed, err error) {
 	txn := a.DB.ReadTxn()
-	local, _ := a.local(txn)
+	now, _ := a.present(txn)
 	for _, s := range a.slices {
-		pods, due := s.wanted(a.last(txn, s), local, time.Now())
+		says, due := s.wanted(a.last(txn, s), now, time.Now())
 		if !due {
 			continue
 		}
 		outcome, status := "written", reconciler.StatusDone()
-		if problem := a.patch(ctx, txn, s, pods); problem != nil {
+		if problem := a.patch(ctx, txn, s, says); problem != nil {
 			outcome, status = "failed", reconciler.StatusError(problem)
 			failed = errors.Join(failed, problem)
 		}
@@ -188,7 +230,7 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 			return failed, nil
 		}
 		a.writes.WithLabelValues(outcome).Inc()
-		if err := a.tell(s, pods, status); err != nil {
+		if err := a.tell(s, says, status); err != nil {
 			return failed, err
 		}
 	}
@@ -196,7 +238,7 @@ func (a *announcer) write(ctx context.Context) (failed, err error) {
 }
 
 func (a *announcer) patch(
-	ctx context.Context, txn statedb.ReadTxn, s slice, pods []tables.PodAddrs,
+	ctx context.Context, txn statedb.ReadTxn, s slice, says announcement,
 ) error {
 	node, _, found := a.Nodes.Get(txn, tables.NodeByName(a.LocalNode.Name))
 	if !found {
@@ -207,7 +249,7 @@ func (a *announcer) patch(
 	force := true
 	_, err := a.Client.Resource(Resource).Namespace(s.name.Namespace).Patch(ctx, s.name.Name,
 		types.ApplyPatchType,
-		s.manifest(node, pods), metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+		s.manifest(node, says), metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
 	if err != nil {
 		return fmt.Errorf("write EndpointSlice %s: %w", s.name, err)
 	}
@@ -215,10 +257,12 @@ func (a *announcer) patch(
 }
 
 // tell writes the row about a slice.
-func (a *announcer) tell(s slice, pods []tables.PodAddrs, status reconciler.Status) error {
+func (a *announcer) tell(s slice, says announcement, status reconciler.Status) error {
 	wtxn := a.DB.WriteTxn(a.Announcements)
 	defer wtxn.Abort()
-	row := &tables.PodAnnouncement{Slice: s.name, Pods: pods, Reconciled: tables.Reconciled{Status: status}}
+	row := &tables.PodAnnouncement{
+		Slice: s.name, Pods: says.pods, Addrs: says.addrs, Reconciled: tables.Reconciled{Status: status},
+	}
 	if _, _, err := a.Announcements.Insert(wtxn, row); err != nil {
 		return err
 	}

@@ -84,6 +84,8 @@ func in(t *testing.T, left []tables.PodAddrs, test func(w *world)) {
 			Attachments:     tablestest.Open(t, db, tables.NewCNIAttachmentTable),
 			Backends:        tablestest.Open(t, db, tables.NewBackendSliceTable),
 			Nodes:           tablestest.Open(t, db, tables.NewNodeTable),
+			Addresses:       tablestest.Open(t, db, tables.NewNodeAddressTable),
+			Plugin:          tables.CNIPlugin{Enabled: true},
 			EgressPolicies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
 			NetworkPolicies: tablestest.Open(t, db, tables.NewNetworkPolicyTable),
 			Announcements:   tablestest.Open(t, db, tables.NewPodAnnouncementTable),
@@ -313,5 +315,37 @@ func TestRefused(t *testing.T) {
 		row, _, _ = w.Announcements.Get(w.DB.ReadTxn(), tables.PodAnnouncementBySlice(w.slices[0].name))
 		require.Equal(w, reconciler.StatusKindDone, row.Status.Kind)
 		require.Equal(w, cell.StatusOK, w.health.GetChild("test").Level)
+	})
+}
+
+// The addresses of the node that its object does not have are told, and only when they change.
+func TestAddressesOfNode(t *testing.T) {
+	in(t, nil, func(w *world) {
+		devices := []string{1: "lo", 2: "eth0", 3: "cni0", 4: "eth1", 5: "docker0"}
+		addr := func(text, scope string, index int) *tables.NodeAddress {
+			return &tables.NodeAddress{
+				Addr: netip.MustParseAddr(text), Scope: scope, DeviceIndex: index, Device: devices[index],
+			}
+		}
+		tablestest.Insert(w.T, w.DB, w.Nodes, &tables.Node{
+			Name: "node-1", UID: "n1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.1")},
+			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")},
+		})
+		require.Empty(w, w.written())
+		tablestest.Insert(w.T, w.DB, w.Addresses,
+			addr("192.168.0.1", "global", 2), addr("10.0.1.1", "global", 3),
+			addr("127.0.0.1", "host", 1), addr("fe80::1", "link", 2),
+			addr("172.17.0.1", "global", 5), addr("169.254.20.10", "global", 4),
+			addr("203.0.113.7", "global", 4), addr("203.0.113.6", "global", 4))
+		writes := w.written()
+		require.Len(w, writes, 1)
+		e := writes[0].Endpoints[0]
+		require.Equal(w, "Node node-1 node-1", e.TargetRef.Kind+" "+e.TargetRef.Name+" "+*e.NodeName)
+		require.Equal(w, []string{"203.0.113.6", "203.0.113.7"}, e.Addresses)
+
+		tablestest.Delete(w.T, w.DB, w.Addresses, addr("203.0.113.7", "global", 4))
+		writes = w.written()
+		require.Len(w, writes, 2)
+		require.Equal(w, []string{"203.0.113.6"}, writes[1].Endpoints[0].Addresses)
 	})
 }

@@ -3,9 +3,11 @@
 // Package announce tells the agents of other nodes the addresses of pods of this node
 // that are new, or whose sandbox was made anew. They learn an address from the pod's
 // status otherwise, which has it about a second after the pod started, and drop its
-// connections until then, or take the pod for the one that had the address before.
+// connections until then, or take the pod for the one that had the address before. It also
+// tells them the addresses of this node that its Node object does not have, such as those of a
+// gateway towards the outside: what pods send to a node does not leave by an egress gateway.
 //
-//	endpoints, cni-attachments ──► EndpointSlices sluice-<node>-ipv4, -ipv6
+//	endpoints, cni-attachments, node-addresses ──► EndpointSlices sluice-<node>-ipv4, -ipv6
 //
 // The slices are in the namespace of the agents, of no service, and left alone by
 // controllers and proxies by their labels. All agents watch EndpointSlices anyway.
@@ -30,10 +32,11 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Cell announces pods, if the CNI plugin tells of them and there is an API server.
+// Cell announces pods, if the CNI plugin tells of them, and this node's addresses, if there is an
+// API server.
 var Cell = cell.Module(
 	"announce",
-	"Addresses of new pods for other nodes",
+	"Addresses of new pods and of this node for other nodes",
 
 	tables.Own(tables.NewPodAnnouncementTable),
 	cell.Provide(
@@ -58,6 +61,7 @@ type params struct {
 	Attachments     statedb.Table[*tables.CNIAttachment]
 	Backends        statedb.Table[*tables.BackendSlice]
 	Nodes           statedb.Table[*tables.Node]
+	Addresses       statedb.Table[*tables.NodeAddress]
 	EgressPolicies  statedb.Table[*tables.EgressPolicy]
 	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
 	Announcements   statedb.RWTable[*tables.PodAnnouncement]
@@ -67,15 +71,15 @@ type params struct {
 func register(p params) error {
 	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sluice_pod_announcements_total",
-		Help: "Writes of EndpointSlices that announce new pods to other nodes.",
+		Help: "Writes of EndpointSlices that announce new pods and addresses of this node to other nodes.",
 	}, []string{"outcome"})
 	if p.Registerer != nil {
 		if err := p.Registerer.Register(writes); err != nil {
 			return err
 		}
 	}
-	if p.Plugin.Enabled && p.Client != nil {
-		p.Jobs.Add(job.OneShot("announce-pods", newAnnouncer(p, writes).run))
+	if p.Client != nil {
+		p.Jobs.Add(job.OneShot("announce", newAnnouncer(p, writes).run))
 	}
 	return nil
 }

@@ -26,7 +26,16 @@ const (
 
 	// maxPods bounds a slice, of which the API takes 1000. Nodes have fewer pods.
 	maxPods = 250
+
+	// maxAddrs bounds the node's own addresses: the API takes 100 of an endpoint.
+	maxAddrs = 100
 )
+
+// announcement is what a slice says, of one family.
+type announcement struct {
+	pods  []tables.PodAddrs
+	addrs []netip.Addr // of the node
+}
 
 // slice is the EndpointSlice of one address family.
 type slice struct {
@@ -41,37 +50,38 @@ func newSlice(
 	return slice{name: tables.Name{Namespace: string(namespace), Name: name}, family: family}
 }
 
-// wanted returns what the slice shall say of this node's pods, and whether it has to
-// be written for that: other nodes know a pod by other addresses than those of its
-// interface, or the last write has failed. The pods have the addresses of their
-// interfaces, and are sorted.
+// wanted returns what the slice shall say, and whether it has to be written for that: other nodes
+// know a pod by other addresses than those of its interface, or the node has other addresses,
+// or the last write has failed.
 func (s slice) wanted(
-	last *tables.PodAnnouncement, local []*tables.Endpoint, now time.Time,
-) (pods []tables.PodAddrs, due bool) {
+	last *tables.PodAnnouncement, local present, now time.Time,
+) (says announcement, due bool) {
+	says.addrs = s.of(local.addrs)
+	says.addrs = says.addrs[:min(len(says.addrs), maxAddrs)]
 	said := map[string]tables.PodAddrs{} // by UID
 	for _, p := range last.Pods {
 		said[p.UID] = p
 	}
-	due = last.Status.Kind == reconciler.StatusKindError
-	for _, e := range local {
+	due = last.Status.Kind == reconciler.StatusKindError || !slices.Equal(last.Addrs, says.addrs)
+	for _, e := range local.pods {
 		if e.UID == "" {
 			continue
 		}
 		before, found := said[e.UID]
 		want := tables.PodAddrs{Pod: e.Name, UID: e.UID, Node: e.Node, Addrs: s.of(e.Addrs),
 			StatusAddrs: e.InStatus()}
-		room := len(pods) < maxPods
+		room := len(says.pods) < maxPods
 		switch {
 		case room && !statusAgrees(e) && len(want.Addrs) > 0:
 			due = due || !before.Equal(want)
-			pods = append(pods, want)
+			says.pods = append(says.pods, want)
 		case found && before.Counts(e):
 			due = true // the status alone is right
 		case found && room && slices.Equal(before.Addrs, want.Addrs) && now.Sub(e.Attached) < keep:
-			pods = append(pods, before)
+			says.pods = append(says.pods, before)
 		}
 	}
-	return pods, due
+	return says, due
 }
 
 // statusAgrees reports whether the status of a pod has no other addresses than its
@@ -97,7 +107,7 @@ func (s slice) of(addrs []netip.Addr) (out []netip.Addr) {
 }
 
 // manifest is the object: it goes when the Node does.
-func (s slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
+func (s slice) manifest(node *tables.Node, says announcement) []byte {
 	object := discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: discoveryv1.SchemeGroupVersion.String(),
 			Kind: "EndpointSlice"},
@@ -116,7 +126,14 @@ func (s slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 	}
 	ready := false
 	status := map[string][]netip.Addr{}
-	for _, p := range pods {
+	if len(says.addrs) > 0 {
+		object.Endpoints = append(object.Endpoints, discoveryv1.Endpoint{
+			NodeName: &node.Name, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			TargetRef: &corev1.ObjectReference{Kind: "Node", Name: node.Name, UID: types.UID(node.UID)},
+			Addresses: texts(says.addrs),
+		})
+	}
+	for _, p := range says.pods {
 		if len(p.StatusAddrs) > 0 {
 			status[p.UID] = p.StatusAddrs
 		}
@@ -125,9 +142,7 @@ func (s slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Pod.Namespace, Name: p.Pod.Name,
 				UID: types.UID(p.UID)},
 		}
-		for _, a := range p.Addrs {
-			e.Addresses = append(e.Addresses, a.String())
-		}
+		e.Addresses = texts(p.Addrs)
 		object.Endpoints = append(object.Endpoints, e)
 	}
 	if len(status) > 0 {
@@ -136,6 +151,13 @@ func (s slice) manifest(node *tables.Node, pods []tables.PodAddrs) []byte {
 		}
 	}
 	return marshal(object)
+}
+
+func texts(addrs []netip.Addr) (texts []string) {
+	for _, a := range addrs {
+		texts = append(texts, a.String())
+	}
+	return texts
 }
 
 func marshal(v any) []byte {

@@ -47,7 +47,7 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 	}
 	switch {
 	case o.Metadata.Labels[tables.LabelManagedBy] == tables.ManagedByAgents:
-		s.Pods = o.announced(errs)
+		s.Pods, s.Node = o.announced(errs), o.announcedNode(errs)
 	case o.AddressType != "FQDN":
 		s.Serves = o.serves()
 		for i, e := range o.Endpoints {
@@ -112,6 +112,20 @@ func (o *endpointSlice) announced(errs *fieldErrors) (pods []tables.PodAddrs) {
 		}
 	}
 	return pods
+}
+
+// announcedNode returns the addresses of a node in a slice that its agent wrote.
+func (o *endpointSlice) announcedNode(errs *fieldErrors) (n tables.NodeAddrs) {
+	for i, e := range o.Endpoints {
+		if e.TargetRef.Kind != "Node" || e.NodeName == "" || n.Name != "" {
+			continue
+		}
+		n.Name = internString(e.NodeName)
+		for j, a := range e.Addresses {
+			n.Addrs = errs.addr(n.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
+		}
+	}
+	return n
 }
 
 // ports returns those of the slice that have a number.

@@ -140,6 +140,9 @@ func (e *Explainer) policy(from, to string, traffic Traffic) (*Policy, error) {
 	if err == nil && answer.Verdict != Denied && a.Pod != "" && e.isOutside(txn, b) {
 		answer.Egress, err = e.egress(from, to)
 	}
+	if answer.Egress != nil && answer.Egress.Verdict == NotJudged {
+		answer.Egress = nil // Ask says who knows
+	}
 	return answer, err
 }
 

@@ -83,7 +83,8 @@ backend 10.1.0.5:80: ingress denied: default deny NetworkPolicy/shop/web spec.in
 egress allowed: service: judged after translation
 backend 10.1.0.6:15432: egress allowed: default allow
 backend 10.1.0.6:15432: ingress allowed: no policy selects the pod
-backend 10.2.0.5:15432: egress allowed: default allow`},
+backend 10.2.0.5:15432: egress allowed: default allow
+ask: node-2`},
 			{"shop/client 10.96.0.10 443", `verdict: allowed
 egress allowed: no policy selects the pod
 backend 10.1.0.5:80: egress allowed: no policy selects the pod

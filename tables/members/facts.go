@@ -69,6 +69,12 @@ func (r *rule) addNodes(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 	for n := range tables.ListIfAny(txn, r.CiliumNodes, tables.CiliumNodesByAddr(addr)) {
 		add(n.Name)
 	}
+	for b := range tables.ListIfAny(txn, r.Backends, tables.BackendSlicesByNodeAddr(addr)) {
+		if b.Namespace == string(r.Agents) { // where only agents can write slices
+			add(b.Node.Name)
+			break // one will do: some addresses are the same on all nodes
+		}
+	}
 }
 
 func (r *rule) addPod(txn statedb.ReadTxn, f *facts, addr netip.Addr) {

@@ -91,7 +91,7 @@ func newHarnessWith(t testing.TB, share Share) *harness {
 		Endpoints:    i.Endpoints, Nodes: i.Nodes, CiliumNodes: i.CiliumNodes,
 		Services: i.Services, Backends: i.Backends, Addresses: i.Addresses, Routes: i.Routes,
 		Namespaces: i.Namespaces, Cluster: tables.ClusterPrefixes{clusterCIDR},
-		LocalNode: tables.LocalNode{Name: here}, Selectors: i.Selectors, Rulesets: i.Rulesets,
+		LocalNode: tables.LocalNode{Name: here}, Agents: "agents", Selectors: i.Selectors, Rulesets: i.Rulesets,
 		IPCacheMirror: i.IPCacheMirror, PeerMirror: i.PeerMirror, Share: share,
 		Room: roomOf(bpf.DefaultConfig),
 	}

@@ -32,6 +32,7 @@ func (r *rule) inputs() []derive.Input[key] {
 				if isOfAPIServer(b) {
 					markAll(b.Addrs, mark)
 				}
+				markAll(b.Node.Addrs, mark)
 			}),
 		derive.From(r.Addresses, func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(key)) {
 			mark(addressKey(single(a.Addr)))

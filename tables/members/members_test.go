@@ -252,6 +252,7 @@ func TestCell(t *testing.T) {
 		Cell,
 		cell.Provide(
 			func() tables.LocalNode { return tables.LocalNode{Name: here} },
+			func() tables.AgentNamespace { return "agents" },
 			func() bpf.Config { return bpf.DefaultConfig },
 			derive.NewMetrics,
 			tables.NewEndpointTable, statedb.RWTable[*tables.Endpoint].ToTable,

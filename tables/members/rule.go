@@ -33,6 +33,7 @@ type ruleTables struct {
 	Namespaces  statedb.Table[*tables.Namespace]
 	Cluster     tables.ClusterPrefixes
 	LocalNode   tables.LocalNode
+	Agents      tables.AgentNamespace
 	Share       Share
 	Room        Room
 
