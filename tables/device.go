@@ -5,6 +5,7 @@ package tables
 import (
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Device is a network device of this node.
@@ -41,6 +42,21 @@ func (d *Device) TableRow() []string {
 		strconv.FormatBool(d.Up), strconv.FormatBool(d.OperUp), strconv.Itoa(d.MTU), orDash(d.MAC),
 		indexColumn(d.MasterIndex), indexColumn(d.ParentIndex), netnsColumn(d.PeerNetNSID),
 	}
+}
+
+// withinNode begins the names of devices whose networks are within a node: others cannot reach their
+// addresses, and may reach others outside by the same. It is like the devices that Calico leaves out
+// when it looks for a node's address.
+var withinNode = []string{
+	"docker", "br-", "cbr", "virbr", "lxcbr", "lxdbr", "podman", "veth", "cali", "tunl", "vxlan",
+	"flannel", "cni", "cilium", "kube-ipvs", "nodelocaldns", "lo",
+}
+
+// IsWithinNode reports whether the network of a device, by its name, is within a node.
+func IsWithinNode(device string) bool {
+	return slices.ContainsFunc(withinNode, func(prefix string) bool {
+		return strings.HasPrefix(device, prefix)
+	})
 }
 
 // indexColumn renders an interface index, "-" if it is none.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
@@ -154,6 +155,28 @@ func (o *oracle) usedByHost(txn statedb.ReadTxn, addr netip.Addr, device int) bo
 	return first == addr
 }
 
+// expectReplies adds the programs at the other devices by which replies to egress addresses may come:
+// those with addresses that are not within the node.
+func (c *cluster) expectReplies(
+	txn statedb.ReadTxn, r bpf.Reader, exists map[uint32]bool, want map[string]bool,
+	at func(uint32, ...bpf.Program),
+) {
+	used := map[string]bool{}
+	for id := range want {
+		device, _, _ := strings.Cut(id, "/")
+		used[device] = true
+	}
+	for range bpf.All[bpf.ExitKey, bpf.ExitValue](r, "sluice_exits") {
+		for a := range c.oracle.Addresses.All(txn) {
+			device, _, found := c.oracle.Devices.Get(txn, tables.DeviceByIndex(a.DeviceIndex))
+			if found && exists[uint32(device.Index)] && device.MAC != "" && a.Scope == "global" &&
+				!tables.IsWithinNode(device.Name) && !used[fmt.Sprint(device.Index)] {
+				at(uint32(device.Index), bpf.ProgramFromNetdev)
+			}
+		}
+	}
+}
+
 // compareAttachments: programs run at the devices that the maps name, and
 // nowhere before there is a configuration. They stay at a veth that was a pod's.
 func (c *cluster) compareAttachments(txn statedb.ReadTxn, r bpf.Reader, differ func(string, ...any)) {
@@ -188,6 +211,7 @@ func (c *cluster) compareAttachments(txn statedb.ReadTxn, r bpf.Reader, differ f
 			at(v.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
 		}
 	}
+	c.expectReplies(txn, r, exists, want, at)
 	for row := range c.attachments.All(txn) {
 		device, _, _ := c.oracle.Devices.Get(txn, tables.DeviceByIndex(row.IfIndex))
 		stays := row.Origin == tables.UnknownPodAttachment

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -171,27 +170,13 @@ func (a *announcer) ownAddrs(txn statedb.ReadTxn, node *tables.Node) (addrs []ne
 	for row := range a.Addresses.All(txn) {
 		inPods := func(p netip.Prefix) bool { return p.Contains(row.Addr) }
 		if row.Scope == "global" && !row.Deprecated && !row.Addr.IsLinkLocalUnicast() &&
-			!isWithinNode(row.Device) && !slices.Contains(known, row.Addr) &&
+			!tables.IsWithinNode(row.Device) && !slices.Contains(known, row.Addr) &&
 			!slices.ContainsFunc(node.PodCIDRs, inPods) {
 			addrs = append(addrs, row.Addr)
 		}
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return slices.Compact(addrs)
-}
-
-// withinNode begins the names of devices whose networks are within a node: others cannot reach their
-// addresses, and may reach others outside by the same. It is like the devices that Calico leaves out
-// when it looks for a node's address.
-var withinNode = []string{
-	"docker", "br-", "cbr", "virbr", "lxcbr", "lxdbr", "podman", "veth", "cali", "tunl", "vxlan",
-	"flannel", "cni", "cilium", "kube-ipvs", "nodelocaldns",
-}
-
-func isWithinNode(device string) bool {
-	return slices.ContainsFunc(withinNode, func(prefix string) bool {
-		return strings.HasPrefix(device, prefix)
-	})
 }
 
 // due reports whether a slice has to be written.

@@ -137,7 +137,8 @@ func (e *Explainer) policy(from, to string, traffic Traffic) (*Policy, error) {
 	if len(ports) > 0 {
 		answer.Backends, err = e.backends(txn, answer, ports)
 	}
-	if err == nil && answer.Verdict != Denied && a.Pod != "" && e.isOutside(txn, b) {
+	leaves := len(ports) == 0 && answer.Verdict != Denied && a.Pod != "" && e.isOutside(txn, b)
+	if err == nil && leaves {
 		answer.Egress, err = e.egress(from, to)
 	}
 	if answer.Egress != nil && answer.Egress.Verdict == NotJudged {

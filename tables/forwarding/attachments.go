@@ -24,6 +24,7 @@ type attachmentParams struct {
 	Locals        statedb.Table[*tables.LocalEndpoint]
 	PodEntries    statedb.Table[*tables.PodMirror]
 	Exits         statedb.Table[*tables.EgressExit]
+	Addresses     statedb.Table[*tables.NodeAddress]
 	ExitEntries   statedb.Table[*tables.ExitMirror]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]
 	Slots         statedb.Table[*tables.Slot]
@@ -58,13 +59,19 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 				}),
 			derive.FromIf(a.Exits,
 				func(old, new *tables.EgressExit) bool { return old.IfIndex != new.IfIndex },
-				func(_ statedb.ReadTxn, e *tables.EgressExit, mark func(int)) { mark(int(e.IfIndex)) }),
+				func(txn statedb.ReadTxn, e *tables.EgressExit, mark func(int)) {
+					mark(int(e.IfIndex))
+					a.markAddressed(txn, mark)
+				}),
+			derive.From(a.Addresses,
+				func(_ statedb.ReadTxn, row *tables.NodeAddress, mark func(int)) { mark(row.DeviceIndex) }),
 			derive.FromIf(a.ExitEntries,
 				func(old, new *tables.ExitMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
-				func(_ statedb.ReadTxn, m *tables.ExitMirror, mark func(int)) {
+				func(txn statedb.ReadTxn, m *tables.ExitMirror, mark func(int)) {
 					for _, v := range m.Values() {
 						mark(int(v.IfIndex))
 					}
+					a.markAddressed(txn, mark)
 				}),
 			derive.FromIf(a.ConfigEntries,
 				func(_, _ *tables.ConfigMirror) bool { return false }, // that there is one is what matters
@@ -141,8 +148,31 @@ func (a *attachmentParams) rows(
 	}
 	if addr, found := a.exit(txn, uint32(index)); found {
 		attach("egress address "+addr.String(), bpf.ProgramFromNetdev, bpf.ProgramToNetdev)
+	} else if len(rows) == 0 && a.mayGetReplies(txn, device) {
+		attach("replies to egress addresses of other devices", bpf.ProgramFromNetdev)
 	}
 	return rows
+}
+
+// markAddressed marks the devices with addresses: replies may reach this node by them.
+func (a *attachmentParams) markAddressed(txn statedb.ReadTxn, mark func(int)) {
+	for row := range a.Addresses.All(txn) {
+		mark(row.DeviceIndex)
+	}
+}
+
+// mayGetReplies reports whether replies to pods may reach this node by a device, from where they have
+// to be translated back: routes of others need not be the way that the packets went.
+func (a *attachmentParams) mayGetReplies(txn statedb.ReadTxn, device *tables.Device) bool {
+	if a.Exits.NumObjects(txn)+a.ExitEntries.NumObjects(txn) == 0 || tables.IsWithinNode(device.Name) {
+		return false
+	}
+	for row := range a.Addresses.List(txn, tables.NodeAddressesByDevice(device.Index)) {
+		if row.Scope == "global" {
+			return device.MAC != ""
+		}
+	}
+	return false
 }
 
 // running returns the row of a program that this agent has attached to the device already, nil
