@@ -57,6 +57,9 @@ func TestTrafficEgress(t *testing.T) {
 			} {
 				t.Run(test.name, func(t *testing.T) { test.run(tr.sub(t)) })
 			}
+			if !options.SingleInterface && !options.IPv6Underlay {
+				t.Run("other-device", func(t *testing.T) { e.otherDevice(tr.sub(t)) })
+			}
 			for _, n := range tr.Nodes {
 				require.NotContains(t, tr.drops(n), bpf.ReasonOverlayKey)
 				if options.AgentFlags != nil {
@@ -140,6 +143,21 @@ func (e *egressTest) given(tr *traffic) {
 		tr.sees(p.Namespace, ServerIPv4, e.gateway.EgressIPv4)
 		tr.sees(p.Namespace, ServerIPv6, e.gateway.EgressIPv6)
 	}
+}
+
+// Replies reach the gateway by another device than the one with the egress address, which packets
+// left by.
+func (e *egressTest) otherDevice(tr *traffic) {
+	world := tr.World.Namespace
+	require.NoError(tr.t, tr.connect(world, "eth1", switchBridge))
+	require.NoError(tr.t, world.AddAddress("eth1", inNetwork(UnderlayIPv4, 98)))
+	back := host(e.gateway.EgressIPv4)
+	require.NoError(tr.t, world.addRoute(back, e.gateway.IPv4, "eth1"))
+	for _, p := range []*Pod{e.remote, e.local} {
+		tr.sees(p.Namespace, ServerIPv4, e.gateway.EgressIPv4)
+	}
+	require.NoError(tr.t, world.addRoute(back, netip.Addr{}, "eth0"))
+	tr.sees(e.remote.Namespace, ServerIPv4, e.gateway.EgressIPv4)
 }
 
 func (e *egressTest) byInterface(tr *traffic) {
