@@ -214,7 +214,7 @@ func TestRules(t *testing.T) {
 	wtxn := o.db.WriteTxn(o.cookies)
 	_, _, err := o.cookies.Insert(wtxn, &tables.RuleCookie{
 		Cookie: 7,
-		Rules: []tables.RuleID{{Field: "spec.ingress[0]", Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}}},
+		Rules:  []tables.RuleID{{Field: "spec.ingress[0]", Policy: tables.PolicyID{Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: "shop", Name: "web"}}}},
 	})
 	require.NoError(t, err)
 	wtxn.Commit()
