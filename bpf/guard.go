@@ -25,6 +25,9 @@ type Damage struct {
 	Replaced bool // another map was in the place of the agent's; else its pin was gone
 }
 
+// Guarded returns the names of the maps that [Kernel.Restore] looks at.
+func (m *Maps) Guarded() []string { return append(m.Names(), programMaps[:ownMaps]...) }
+
 // Restore pins maps again whose pins are gone, or are of other maps, and puts them into their
 // slots again. It returns what it has put right. own returns the maps that the programs write.
 func (k *Kernel) Restore(own func(name string) *ebpf.Map) (damage []Damage, err error) {

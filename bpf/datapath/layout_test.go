@@ -171,7 +171,7 @@ func TestMapsOfBothSides(t *testing.T) {
 	require.EqualValues(t, bpf.RuleSlots, spec.Maps[bpf.DecidedMap].MaxEntries)
 }
 
-// constants are those of layout.h and event.h that Go has under another name.
+// constants are those of layout.h, connections.h and event.h that Go has under another name.
 var constants = map[string]uint64{
 	"FAMILY_IPV4": uint64(bpf.FamilyIPv4), "FAMILY_IPV6": uint64(bpf.FamilyIPv6),
 	"POD_LOCAL": uint64(bpf.PodLocal), "EMPTY_RULESET": bpf.EmptyRuleset, "ANY_CLASS": bpf.AnyClass,
@@ -233,11 +233,11 @@ var (
 	constantPattern = regexp.MustCompile(`(?:#define )?\b([A-Z][A-Z0-9_]+)(?: = | )(0x[0-9a-f]+|\d+)(?: << (\d+))?[,\s}]`)
 )
 
-// TestConstantsOfBothSides compares the numbers of the two headers with those of Go:
+// TestConstantsOfBothSides compares the numbers of the headers with those of Go:
 // each has its counterpart, and none is missing.
 func TestConstantsOfBothSides(t *testing.T) {
 	text := ""
-	for _, name := range []string{"layout.h", "event.h"} {
+	for _, name := range []string{"layout.h", "connections.h", "event.h"} {
 		header, err := os.ReadFile("../programs/" + name)
 		require.NoError(t, err)
 		text += commentPattern.ReplaceAllString(string(header), "")

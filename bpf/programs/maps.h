@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "connections.h"
 #include "event.h"
 #include "kernel.h"
 

@@ -11,7 +11,7 @@
  *
  * What they share, from the bytes of a frame up:
  *
- *	layout.h, event.h, maps.h	what is shared with the agent
+ *	layout.h, connections.h, event.h, maps.h	what is shared with the agent
  *	packet.h, parse.h	the flow of a packet
  *	report.h		counters and events
  *	ct.h, track.h		connection tracking
@@ -25,6 +25,7 @@
  *	answer.h		ICMP errors in answer
  *	netfilter.h		packets at netfilter hooks
  *	forward.h		ways out
+ *	known.h			flows that a pod has begun
  */
 
 #include "backstop.h"

@@ -126,6 +126,23 @@ func (a *Agent) AwaitGateways(ctx context.Context, gateways ...*Node) error {
 	})
 }
 
+// AwaitExit waits until packets can leave with an egress address of the node. A node that becomes a
+// gateway attaches programs to the address's device before.
+func (a *Agent) AwaitExit(ctx context.Context, egress netip.Addr) error {
+	return AwaitRows(ctx, a, "egress-exits", func(rows []tables.EgressExit) error {
+		for _, r := range rows {
+			if r.Addr != egress {
+				continue
+			}
+			if r.Status.Kind != reconciler.StatusKindDone {
+				return fmt.Errorf("egress address %s: %s", egress, r.Status)
+			}
+			return nil
+		}
+		return fmt.Errorf("%s is no egress address", egress)
+	})
+}
+
 // AwaitRule waits until the kernel's maps have a destination of a policy, or
 // have it as excluded.
 func (a *Agent) AwaitRule(ctx context.Context, destination netip.Prefix, excluded bool) error {

@@ -173,7 +173,7 @@ func (d *demo) apply(manifest string) error {
 }
 
 // awaitPolicy waits until all nodes have the policy in the kernel, with these
-// gateways, and these know the pods.
+// gateways, and these know the pods and can send.
 func (d *demo) awaitPolicy(ctx context.Context, gateways ...*lab.Node) error {
 	for _, n := range d.Nodes {
 		if err := n.Agent.AwaitPolicy(ctx, demoPolicyName); err != nil {
@@ -185,6 +185,11 @@ func (d *demo) awaitPolicy(ctx context.Context, gateways ...*lab.Node) error {
 	}
 	for _, n := range append([]*lab.Node{d.remote.Node, d.local.Node}, gateways...) {
 		if err := n.Agent.AwaitGateways(ctx, gateways...); err != nil {
+			return err
+		}
+	}
+	for _, n := range gateways {
+		if err := n.Agent.AwaitExit(ctx, n.EgressIPv4); err != nil {
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ func demoOptions(t *testing.T) lab.Options {
 func newTestDemo(t *testing.T, out io.Writer) *demo {
 	d := &demo{steps: demoSteps(), out: out}
 	t.Cleanup(func() {
-		if d.Cluster != nil {
+		if d.Cluster != nil && !t.Failed() {
 			require.NoError(t, os.RemoveAll(d.Dir())) // where the logs stay after a failure
 		}
 	})

@@ -110,6 +110,10 @@ func registerAttachments(p params) error {
 		reconciler.WithRefreshing(refreshAge, rate.NewLimiter(100, 100)),
 		reconciler.WithRoundLimits(roundSize, rate.NewLimiter(rate.Inf, 1)),
 	)
+	for program := bpf.ProgramFromPod; program <= bpf.ProgramBackstop; program++ {
+		p.Tampering.Watch(program.String(), tables.TamperedDetached, tables.TamperedReplaced,
+			tables.TamperedUnpinned, tables.TamperedBehind)
+	}
 	g := &guard{
 		db: p.DB, attachments: p.Attachments.RWTable, links: p.links, datapath: p.Datapath,
 		tampering: p.Tampering,

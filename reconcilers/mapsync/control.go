@@ -165,6 +165,9 @@ func (c *Control) add(db *statedb.DB, spec bpf.Spec, flow Flow) (*report, error)
 
 		tampering: c.tampering,
 	}
+	c.tampering.Watch(
+		spec.Name, tables.TamperedMissing, tables.TamperedChanged, tables.TamperedForeign,
+	)
 	wtxn.Commit()
 	r.first.Store(unknown)
 	c.reports[spec.Name] = r

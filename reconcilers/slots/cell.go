@@ -63,6 +63,10 @@ type params struct {
 
 func register(p params) {
 	p.Jobs.Add(job.OneShot("flip", newFlipper(p).run, job.WithShutdown()))
+	for _, name := range p.Maps.Guarded() {
+		p.Tampering.Watch(name, tables.TamperedUnpinned, tables.TamperedReplaced)
+	}
+	p.Tampering.Watch(bpf.StateMap, tables.TamperedChanged)
 	g := &guard{params: p}
 	p.Jobs.Add(job.OneShot("guard-maps", g.run))
 }

@@ -75,6 +75,17 @@ func newRecorder(p params) (*Recorder, error) {
 	return r, nil
 }
 
+// Watch names the kinds of changes that an object, a map or program, is watched for. They are
+// counted from zero, so that the first one is a rise.
+func (r *Recorder) Watch(object string, kinds ...string) {
+	if r == nil {
+		return
+	}
+	for _, kind := range kinds {
+		r.count.WithLabelValues(object, kind)
+	}
+}
+
 // Found tells that something was changed so many times: of an object, which is a map or program.
 // The example is one of these changes, and what is done about it.
 func (r *Recorder) Found(object, kind string, count int, example string) {

@@ -27,6 +27,11 @@ func TestFound(t *testing.T) {
 		Node: tables.LocalNode{Name: "node-1"}, Registerer: registry,
 	})
 	require.NoError(t, err)
+	r.Watch("sluice_pods", tables.TamperedForeign)
+	metrics, err := registry.Gather()
+	require.NoError(t, err)
+	require.Len(t, metrics, 1, "it is counted from zero")
+	require.Zero(t, metrics[0].GetMetric()[0].GetCounter().GetValue())
 	r.Found("sluice_pods", tables.TamperedForeign, 0, "nothing")
 	require.Zero(t, table.NumObjects(db.ReadTxn()))
 	r.Found("sluice_pods", tables.TamperedForeign, 2, "10.0.0.1 is foreign")
@@ -38,7 +43,7 @@ func TestFound(t *testing.T) {
 	require.EqualValues(t, 3, row.Count)
 	require.Equal(t, "10.0.0.2 is foreign", row.Example)
 	require.NotZero(t, row.Last)
-	metrics, err := registry.Gather()
+	metrics, err = registry.Gather()
 	require.NoError(t, err)
 	require.Len(t, metrics, 1)
 	require.Equal(t, 3.0, metrics[0].GetMetric()[0].GetCounter().GetValue())
@@ -50,6 +55,7 @@ func TestFound(t *testing.T) {
 	// Without API server, or recorder, there is nobody to tell.
 	r.events = nil
 	r.Found("from_pod", tables.TamperedDetached, 1, "at veth0")
+	(*Recorder)(nil).Watch("from_pod", tables.TamperedDetached)
 	(*Recorder)(nil).Found("from_pod", tables.TamperedDetached, 1, "at veth0")
 	require.Equal(t, 2, table.NumObjects(db.ReadTxn()))
 }

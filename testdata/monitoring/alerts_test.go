@@ -63,9 +63,9 @@ var scenarios = map[string][]string{
 		`sluice_map_audit_repairs_total{node="good", map="sluice_policy", kind="missing"} 2x30`,
 	},
 	"SluiceProgramsChangedByOthers": {
-		`sluice_tampering_total{node="bad", object="from_pod", kind="detached"} _x25 1x5`,
+		`sluice_tampering_total{node="bad", object="from_pod", kind="detached"} 0x25 1x5`,
 		`sluice_tampering_total{node="good", object="from_pod", kind="detached"} 1x30`,
-		`sluice_tampering_total{node="good", object="sluice_policy", kind="missing"} _x25 1x5`,
+		`sluice_tampering_total{node="good", object="sluice_policy", kind="missing"} 0x25 1x5`,
 	},
 	"SluiceProgramsNotAttached": {
 		`sluice_reconciler_failing{node="bad", module="attach", name="attachments"} 1x30`,

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+
+/* As layout.h, of the maps of connections: the programs write these, and the agent removes what
+ * has ended. */
+
+#pragma once
+
+#include "layout.h"
+
+/* sluice_ct*: connections. In the keys the addresses are named for the reply
+ * direction and the ports for the original one: an outgoing A:p to B:q has
+ * daddr A, saddr B, dport q, sport p. The identifier of an ICMP echo is the
+ * port on the side of the one who asks; the other port is 0. */
+
+enum tuple_flags { TUPLE_OUT = 0, TUPLE_IN = 1, TUPLE_RELATED = 2, TUPLE_SERVICE = 4 };
+
+struct tuple4_key {
+	__be32 daddr;
+	__be32 saddr;
+	__be16 dport;
+	__be16 sport;
+	__u8 protocol;
+	__u8 flags;
+} __attribute__((packed));
+
+struct tuple6_key {
+	__u8 daddr[16];
+	__u8 saddr[16];
+	__be16 dport;
+	__be16 sport;
+	__u8 protocol;
+	__u8 flags;
+} __attribute__((packed));
+
+enum ct_flags {
+	CT_RX_CLOSING = 1 << 0,
+	CT_TX_CLOSING = 1 << 1,
+	CT_SEEN_NON_SYN = 1 << 4,
+	CT_FROM_TUNNEL = 1 << 10,
+	CT_OF_HOST = 1 << 11, /* this host itself began it, or went on with it */
+	CT_OF_POD = 1 << 12, /* to a pod of this node, from another one, in whose share it counts */
+	CT_SERVICE = 1 << 9, /* the host translates it: where it ends is for the backstop to check */
+};
+
+struct ct_entry {
+	struct address gateway; /* that the connection is pinned to; none: it goes its ordinary way */
+	__u64 packets;
+	__u64 bytes;
+	__u32 lifetime; /* when it expires, seconds of CLOCK_MONOTONIC; 0: condemned, as good as absent */
+	__u16 flags;
+	__be16 reverse_nat_index;
+	__u16 ifindex;
+	__u8 tx_flags_seen;
+	__u8 rx_flags_seen;
+	__u32 source_security_id;
+	__u32 last_tx_report;
+	__u32 last_rx_report;
+	__u32 generation; /* under which the verdict was made; 0: it is not known what policies say */
+	__u32 cookie; /* of the rules that allowed it */
+	__u32 created; /* when it was made, or made anew for another connection; seconds */
+	__u32 reserved;
+};
+
+/* sluice_nat*: translations. Keys are packets' plain tuples: OUT the original
+ * one, whose value is the egress address and port; IN that of the replies,
+ * whose value is the pod's. */
+
+struct nat4_entry {
+	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */
+	__u32 needs_ct; /* 1: goes with its conntrack entry */
+	__u32 used; /* when it last translated a packet of the pod, coarse, seconds; 0: condemned, as good as absent */
+	struct address tunnel; /* node that the pod's packets come from; none: the pod is here */
+	__be32 addr;
+	__be16 port;
+	__u16 pad;
+};
+
+struct nat6_entry {
+	__u64 created;
+	__u32 needs_ct;
+	__u32 used;
+	struct address tunnel;
+	struct address addr;
+	__be16 port;
+	__u16 pad[3];
+};
+
+/* sluice_frag*: ports of datagrams that came in fragments. */
+
+struct frag4_key {
+	__be32 daddr;
+	__be32 saddr;
+	__be16 id;
+	__u8 protocol;
+	__u8 pad;
+};
+
+struct frag6_key {
+	struct address daddr;
+	struct address saddr;
+	__be32 id;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+struct frag_value {
+	__be16 sport;
+	__be16 dport;
+};
+
+/* sluice_shares: how many entries of a map pods have, and all together. sluice_ports: how
+ * many ports of an egress address towards a destination. */
+
+enum limited_map { /* as the garbage collection counts them */
+	LIMITED_CT4_TCP = 0,
+	LIMITED_CT4_ANY = 1,
+	LIMITED_CT6_TCP = 2,
+	LIMITED_CT6_ANY = 3,
+	LIMITED_NAT4 = 4,
+	LIMITED_NAT6 = 5,
+	LIMITED_MAPS = 6,
+};
+
+struct share_key {
+	struct address pod; /* none: all entries */
+	__u32 map;	    /* enum limited_map */
+	__u32 reached;	    /* 1: of connections to the pod, which others began */
+};
+
+struct port_key {
+	struct address egress;
+	struct address remote;
+	struct address pod; /* none: all pods */
+	__be16 port;	    /* of the remote side */
+	__u8 protocol;
+	__u8 pad[5];
+};
+
+struct share_value {
+	__u32 used;  /* programs add what they create, and take nothing away */
+	__u32 room;  /* of all: how many there may be; the agent says so of entries */
+	__u32 found; /* by the garbage collection's pass */
+	__u32 begun; /* used, when that pass began */
+};
+
+/* sluice_scrub: addresses whose connections are to be removed. */
+
+struct scrub_key {
+	struct address addr;
+};
+
+struct scrub_value {
+	__u32 reserved;
+};
