@@ -149,6 +149,8 @@ func (e *egressTest) given(tr *traffic) {
 // left by.
 func (e *egressTest) otherDevice(tr *traffic) {
 	world := tr.World.Namespace
+	// Nodes answer no request for a neighbor from an address that they have another route to.
+	require.NoError(tr.t, world.Sysctl("net.ipv4.conf.all.arp_announce=2"))
 	require.NoError(tr.t, tr.connect(world, "eth1", switchBridge))
 	require.NoError(tr.t, world.AddAddress("eth1", inNetwork(UnderlayIPv4, 98)))
 	back := host(e.gateway.EgressIPv4)
