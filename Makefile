@@ -55,6 +55,19 @@ fuzz: ## Run each fuzzer for FUZZTIME
 		done; \
 	done
 
+# How often make soak repeats the attacks, and for how long it sends packets of the fuzzer.
+SOAKCOUNT ?= 20
+SOAKTIME  ?= 1h
+ATTACKS   := OverlayForged.*|OverlayKeysRotate|Traffic(Ports|Connections)AreShared|TrafficExternalIPs
+ATTACKS   := ^Test($(ATTACKS)|Policy(Link|ForgottenPod|Tampered|Services|NodePorts|BridgeServices))$$
+
+.PHONY: soak
+soak: ## Repeat the attacks of docs/security.md, send packets of the fuzzer for SOAKTIME, and look for races; needs root, hours
+	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(ATTACKS)' ./cmd/lab
+	go test -count=1 -timeout 1h -run '^TestMemoryIsBounded$$' ./cmd/agent
+	SLUICE_REQUIRE_PRIVILEGED=1 go test -run '^$$' -fuzz '^FuzzPackets$$' -fuzztime $(SOAKTIME) -fuzzminimizetime 10x ./bpf/datapath
+	$(MAKE) race
+
 # Pods of make zero-start with the CNI plugin, and as many without.
 PODS ?= 10000
 
