@@ -133,6 +133,7 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 	}
 	w.hive = agent.New(
 		cell.Module("bench-sources", "Base tables written by the benchmark",
+			cell.Provide(func() tables.AgentNamespace { return "sluice-system" }),
 			tables.Own(tables.NewNodeTable),
 			tables.Own(tables.NewNamespaceTable),
 			tables.Own(tables.NewServiceTable),

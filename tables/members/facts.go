@@ -70,7 +70,8 @@ func (r *rule) addNodes(txn statedb.ReadTxn, f *facts, addr netip.Addr) {
 		add(n.Name)
 	}
 	for b := range tables.ListIfAny(txn, r.Backends, tables.BackendSlicesByNodeAddr(addr)) {
-		if b.Namespace == string(r.Agents) { // where only agents can write slices
+		// In their namespace only agents can write slices. Of this node its devices tell.
+		if b.Namespace == string(r.Agents) && b.Node.Name != r.LocalNode.Name {
 			add(b.Node.Name)
 			break // one will do: some addresses are the same on all nodes
 		}
