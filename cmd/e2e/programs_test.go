@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 )
 
 const overlayDevice = "sluice_vxlan"
@@ -180,6 +181,17 @@ func (w *world) comparePrograms(k *kernel, c contents) error {
 	for _, exit := range c.Exits {
 		want[place{"from_netdev", int(exit.IfIndex), "ingress"}] = true
 		want[place{"to_netdev", int(exit.IfIndex), "egress"}] = true
+	}
+	used := map[int]bool{}
+	for p := range want {
+		used[p.device] = true
+	}
+	for _, d := range w.net.devices { // replies come by any of these
+		global := func(a address) bool { return a.global }
+		if len(c.Exits) > 0 && !used[d.index] && slices.ContainsFunc(d.addrs, global) &&
+			!tables.IsWithinNode(d.names[0]) {
+			want[place{"from_netdev", d.index, "ingress"}] = true
+		}
 	}
 	running, err := k.programs(w.net)
 	if err != nil {
