@@ -236,6 +236,9 @@ func (p *policyTest) portsPastGateway() {
 	defer func() {
 		require.NoError(p.t, p.Delete(Policy("bank4"), Policy("bank6")))
 		p.inForce(nil)
+		for _, n := range p.Nodes { // entries go after the status
+			require.NoError(p.t, n.Agent.AwaitSettled(p.ctx))
+		}
 	}()
 	outside := verdict{direction: bpf.DirectionEgress, reason: bpf.ReasonServiceOutside.String()}
 	for _, text := range []string{"client escape-here tcp/30081", "client port-there udp/30081"} {
