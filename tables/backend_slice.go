@@ -30,8 +30,8 @@ type BackendSlice struct {
 	Errors []FieldError `json:"errors,omitempty"`
 }
 
-// NodeAddrs are addresses that a node has and its Node object has not. There are none if the name is
-// empty.
+// NodeAddrs are addresses that a node has and its Node object has not. There are none if the name
+// is empty.
 type NodeAddrs struct {
 	Name  string       `json:"name"`
 	Addrs []netip.Addr `json:"addrs"`

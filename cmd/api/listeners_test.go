@@ -69,7 +69,7 @@ func TestConnectionsThatStay(t *testing.T) {
 }
 
 // Clients of TCP, who are any processes of the node, take no share of those of the socket,
-// whom root alone can be.
+// who only root can be.
 func TestSharesOfListeners(t *testing.T) {
 	socket := socketPath(t)
 	s, err := startServer(t,

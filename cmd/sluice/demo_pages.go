@@ -20,7 +20,8 @@ func (d *demo) openPages(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("open the page of %s: %w", n.Name, err)
 		}
-		rows = append(rows, []string{n.Name, "sluice status --server=unix://" + n.Agent.Socket(), page})
+		command := "sluice status --server=unix://" + n.Agent.Socket()
+		rows = append(rows, []string{n.Name, command, page})
 	}
 	d.say("\nWhile it waits, look around:\n")
 	d.table(rows)
@@ -49,8 +50,8 @@ func openPage(ctx context.Context, socket string) (url string, err error) {
 	server := &http.Server{
 		ReadHeaderTimeout: time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Method != http.MethodGet { // every user of this machine may ask, and none may change
-				http.Error(w, "look only: change by the agent's socket", http.StatusMethodNotAllowed)
+			if r.Method != http.MethodGet { // every user of this machine may ask, none may change
+				http.Error(w, "look only: change by the socket", http.StatusMethodNotAllowed)
 				return
 			}
 			proxy.ServeHTTP(w, r)

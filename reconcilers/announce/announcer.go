@@ -151,8 +151,9 @@ func (a *announcer) present(txn statedb.ReadTxn) (now present, changed *statedb.
 	if found {
 		now.addrs = a.ownAddrs(txn, node)
 	}
-	if !a.Plugin.Enabled || a.EgressPolicies.NumObjects(txn)+a.NetworkPolicies.NumObjects(txn) == 0 {
-		return now, changed // nothing depends on the addresses of pods
+	policies := a.EgressPolicies.NumObjects(txn) + a.NetworkPolicies.NumObjects(txn)
+	if !a.Plugin.Enabled || policies == 0 { // nothing depends on the addresses of pods
+		return now, changed
 	}
 	for e := range rows {
 		now.pods = append(now.pods, e.WithAttachment(tables.CNIAddrsOf(txn, a.Attachments, e)))
@@ -246,7 +247,8 @@ func (a *announcer) tell(s slice, says announcement, status reconciler.Status) e
 	wtxn := a.DB.WriteTxn(a.Announcements)
 	defer wtxn.Abort()
 	row := &tables.PodAnnouncement{
-		Slice: s.name, Pods: says.pods, Addrs: says.addrs, Reconciled: tables.Reconciled{Status: status},
+		Slice: s.name, Pods: says.pods, Addrs: says.addrs,
+		Reconciled: tables.Reconciled{Status: status},
 	}
 	if _, _, err := a.Announcements.Insert(wtxn, row); err != nil {
 		return err

@@ -71,7 +71,7 @@ type params struct {
 func register(p params) error {
 	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sluice_pod_announcements_total",
-		Help: "Writes of EndpointSlices that announce new pods and addresses of this node to other nodes.",
+		Help: "Writes of EndpointSlices that tell other nodes of new pods and this node's addresses.",
 	}, []string{"outcome"})
 	if p.Registerer != nil {
 		if err := p.Registerer.Register(writes); err != nil {

@@ -64,7 +64,9 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 					a.markAddressed(txn, mark)
 				}),
 			derive.From(a.Addresses,
-				func(_ statedb.ReadTxn, row *tables.NodeAddress, mark func(int)) { mark(row.DeviceIndex) }),
+				func(_ statedb.ReadTxn, row *tables.NodeAddress, mark func(int)) {
+					mark(row.DeviceIndex)
+				}),
 			derive.FromIf(a.ExitEntries,
 				func(old, new *tables.ExitMirror) bool { return !slices.Equal(old.Values(), new.Values()) },
 				func(txn statedb.ReadTxn, m *tables.ExitMirror, mark func(int)) {
@@ -161,10 +163,11 @@ func (a *attachmentParams) markAddressed(txn statedb.ReadTxn, mark func(int)) {
 	}
 }
 
-// mayGetReplies reports whether replies to pods may reach this node by a device, from where they have
+// mayGetReplies reports whether replies to pods may reach this node by a device, where they have
 // to be translated back: routes of others need not be the way that the packets went.
 func (a *attachmentParams) mayGetReplies(txn statedb.ReadTxn, device *tables.Device) bool {
-	if a.Exits.NumObjects(txn)+a.ExitEntries.NumObjects(txn) == 0 || tables.IsWithinNode(device.Name) {
+	hasExits := a.Exits.NumObjects(txn)+a.ExitEntries.NumObjects(txn) > 0
+	if !hasExits || tables.IsWithinNode(device.Name) {
 		return false
 	}
 	for row := range a.Addresses.List(txn, tables.NodeAddressesByDevice(device.Index)) {

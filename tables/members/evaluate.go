@@ -67,7 +67,8 @@ func (t *transaction) membersFor(e *evaluation) iter.Seq2[*tables.Member, stated
 		if namespace, is := namespaceOfAll(s); is {
 			return t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace))
 		}
-		if len(s.Pods) == 0 && s.Family == 0 && s.Entity == "" && s.Peers[0].Kind != tables.PeerNodes {
+		kind := s.Peers[0].Kind
+		if len(s.Pods) == 0 && s.Family == 0 && s.Entity == "" && kind != tables.PeerNodes {
 			return func(func(*tables.Member, statedb.Revision) bool) {} // it selects addresses only
 		}
 	}
@@ -153,7 +154,8 @@ func (c *candidates) of(m *tables.Member) (some []*tables.Selector) {
 	if c.byAnchor == nil {
 		for _, s := range c.all {
 			anchors := s.Anchors()
-			if len(anchors) == 0 || m.Labels != nil && slices.ContainsFunc(anchors, m.Labels.HasAnchor) {
+			if len(anchors) == 0 ||
+				m.Labels != nil && slices.ContainsFunc(anchors, m.Labels.HasAnchor) {
 				some = append(some, s)
 			}
 		}
