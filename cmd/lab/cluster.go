@@ -27,6 +27,9 @@ type Options struct {
 	// as kindnet, flannel and others do.
 	MasqueradeNodes bool
 
+	// vpn connects the nodes over their network, for tests; nil if nothing does.
+	vpn vpn
+
 	// Dir is where manifests, logs and sockets are; a temporary one if empty,
 	// which Close removes. Sockets limit its length to some 70 characters.
 	Dir string
@@ -39,6 +42,15 @@ type Options struct {
 	NoAgents   bool      // do not start any yet
 
 	NoCapture bool // do not look at each packet that the world gets; Ping needs it
+}
+
+// vpn is a network between nodes over another one.
+type vpn interface {
+	// add gives a node a device, and makes its addresses those of the node.
+	add(*Node) (device string, err error)
+	// connect has a node reach the others, and their pods.
+	connect(*Node, []*Node) error
+	remove(*Node)
 }
 
 // Cluster is a cluster of network namespaces.
@@ -108,6 +120,11 @@ func (c *Cluster) build(ctx context.Context) error {
 		c.Nodes = append(c.Nodes, n)
 	}
 	for _, n := range c.Nodes {
+		if c.options.vpn != nil {
+			if err := c.options.vpn.connect(n, c.Nodes); err != nil {
+				return err
+			}
+		}
 		if err := n.routeToPeers(c.Nodes); err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ type Node struct {
 	// Further addresses of the device to the world.
 	EgressIPv4, EgressIPv6 netip.Addr
 
+	device   string // to other nodes
 	number   int
 	cluster  *Cluster
 	pods     int // that it ever had
@@ -51,12 +52,14 @@ func (c *Cluster) newNode(number int) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Namespace: ns, number: number, cluster: c}
+	n := &Node{Namespace: ns, number: number, cluster: c, device: UnderlayDevice}
 	if n.Agent, err = newAgent(n); err != nil {
 		n.close()
 		return nil, err
 	}
-	for _, step := range []func() error{n.forward, n.addUnderlay, n.addOutside, n.addPodNetworks, n.translatePods} {
+	for _, step := range []func() error{
+		n.forward, n.addUnderlay, n.addOutside, n.addPodNetworks, n.translatePods, n.addVPN,
+	} {
 		if err := step(); err != nil {
 			n.close()
 			return nil, err
@@ -68,6 +71,9 @@ func (c *Cluster) newNode(number int) (*Node, error) {
 func (n *Node) close() {
 	if n.Agent != nil {
 		n.Agent.close()
+	}
+	if n.cluster.options.vpn != nil {
+		n.cluster.options.vpn.remove(n)
 	}
 	n.Namespace.Close()
 }
@@ -148,6 +154,13 @@ func (n *Node) translatePods() error {
 	return n.masquerade([]netip.Prefix{v4, v6}, inside)
 }
 
+func (n *Node) addVPN() (err error) {
+	if n.cluster.options.vpn != nil {
+		n.device, err = n.cluster.options.vpn.add(n)
+	}
+	return err
+}
+
 // routeToPeers adds the routes to the pods of other nodes.
 func (n *Node) routeToPeers(nodes []*Node) error {
 	for _, peer := range nodes {
@@ -155,10 +168,10 @@ func (n *Node) routeToPeers(nodes []*Node) error {
 			continue
 		}
 		v4, v6 := podNetworks(peer.number)
-		if err := n.addRoute(v4, peer.Internal(), UnderlayDevice); err != nil {
+		if err := n.addRoute(v4, peer.Internal(), n.device); err != nil {
 			return err
 		}
-		if err := n.addRoute(v6, peer.IPv6, UnderlayDevice); err != nil {
+		if err := n.addRoute(v6, peer.IPv6, n.device); err != nil {
 			return err
 		}
 	}
