@@ -113,14 +113,6 @@ func IPCacheWithin(
 		func(c *IPCache) netip.Addr { return c.Prefix.Addr() })
 }
 
-// IPCacheInside yields all addresses and prefixes in a prefix.
-func IPCacheInside(
-	txn statedb.ReadTxn, table statedb.Table[*IPCache], prefix netip.Prefix,
-) iter.Seq[*IPCache] {
-	return Inside(prefix, table.LowerBound(txn, IPCacheByPrefix(prefix)),
-		func(c *IPCache) netip.Addr { return c.Prefix.Addr() })
-}
-
 // NewIPCacheTable creates the table of what is known of addresses.
 var NewIPCacheTable = Declare(
 	"ipcache", ipcachePrefix, ipcacheMember, ipcachePending, ipcacheWithin,
@@ -196,28 +188,34 @@ func PeerPrefixesInside(
 // NewPeerPrefixTable creates the table of peer prefixes.
 var NewPeerPrefixTable = Declare("peer-prefixes", peerPrefixPrefix, peerPrefixLongest)
 
-// SelectorMatch says that a selector in use has been evaluated for all members.
+// SelectorMatch says that a selector in use has been evaluated for all members, or for some so far.
 //
 // A subject may enter a ruleset that names the selector when the kernel has the result: all members
 // and prefixes that the kernel had before the transaction Made are as desired now.
 type SelectorMatch struct {
 	Selector uint32 `json:"selector"` // number of the selector
 	Made     uint64 `json:"made"`     // number of the transaction that evaluated it
+
+	// After is the number of the last member for which it is evaluated, while others are left.
+	After uint32 `json:"after,omitempty"`
 }
 
+// IsComplete reports whether the selector is evaluated for all members. No row is not complete.
+func (m *SelectorMatch) IsComplete() bool { return m != nil && m.After == 0 }
+
 // TableHeader implements [statedb.TableWritable].
-func (*SelectorMatch) TableHeader() []string { return []string{"Selector", "Made"} }
+func (*SelectorMatch) TableHeader() []string { return []string{"Selector", "Made", "After"} }
 
 // TableRow implements [statedb.TableWritable].
 func (m *SelectorMatch) TableRow() []string {
-	return []string{number(m.Selector), fmt.Sprint(m.Made)}
+	return []string{number(m.Selector), fmt.Sprint(m.Made), number(m.After)}
 }
 
 var (
 	selectorMatchNumber = UniqueIndex("selector", Uint32Keys,
 		func(m *SelectorMatch) uint32 { return m.Selector })
 
-	// SelectorMatchByNumber queries whether a selector is evaluated.
+	// SelectorMatchByNumber queries how far a selector is evaluated.
 	SelectorMatchByNumber = selectorMatchNumber.Query
 )
 

@@ -55,9 +55,9 @@ type effective struct {
 // it. Entries that the kernel does not have yet do not delay it, except prefixes that the selector
 // names.
 func (e *effective) missing(selector uint32) string {
-	match, _, found := e.Matches.Get(e.txn, tables.SelectorMatchByNumber(selector))
-	if !found {
-		return "it is not in " + e.Matches.Name()
+	match, _, _ := e.Matches.Get(e.txn, tables.SelectorMatchByNumber(selector))
+	if !match.IsComplete() {
+		return "it is not evaluated"
 	}
 	if !e.known {
 		e.known, e.members, e.prefixes = true, e.oldestMember(e.txn), e.oldestPrefix(e.txn)

@@ -115,7 +115,7 @@ func TestEffective(t *testing.T) {
 		{"at rest", func(*world) {}, "", ""},
 		{"a selector is not evaluated", func(w *world) {
 			tablestest.Delete(w.t, w.DB, w.matches, &tables.SelectorMatch{Selector: 1})
-		}, "it is not in selector-matches", ""},
+		}, "it is not evaluated", ""},
 		{"a member changes", func(w *world) {
 			insert(w, w.Members.RWTable, tables.WithStatus(w.member(2, 9, 5), pending()))
 		}, byMembers, byMembers},

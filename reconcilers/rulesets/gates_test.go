@@ -144,7 +144,7 @@ func TestPolicyChain(t *testing.T) {
 	awaitStatus(w, w.Subjects.ToTable(), subject, waiting+"ruleset 6: it is not in rulesets")
 	insert(w, w.rulesets, &tables.Ruleset{Life: life(6), Rules: []*tables.Rule{{Peers: []uint32{3}}}})
 	awaitStatus(w, w.Subjects.ToTable(), subject,
-		waiting+"ruleset 6: selector 3: it is not in selector-matches")
+		waiting+"ruleset 6: selector 3: it is not evaluated")
 	insert(w, w.matches, &tables.SelectorMatch{Selector: 3})
 	awaitStatus(w, w.Subjects.ToTable(), subject,
 		waiting+"ruleset 6: selector 3: it is not in selectors")

@@ -44,8 +44,7 @@ func (t *transaction) selectorsOf(m *tables.Member) []uint32 {
 	numbers := t.selecting(m)
 	if m.Undesired {
 		numbers = slices.DeleteFunc(numbers, func(n uint32) bool {
-			_, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(n))
-			return evaluated
+			return t.match(n).IsComplete()
 		})
 		if class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(m.Class)); found {
 			numbers = append(numbers, class.Selectors...)

@@ -76,14 +76,18 @@ func (t *transaction) membersFor(e *evaluation) iter.Seq2[*tables.Member, stated
 }
 
 // evaluate has members enter classes with the selectors of an evaluation that select them, some
-// at a time: then it marks the rest. Each selector whose members are complete is noted.
+// at a time: then it marks the selectors again, to go on after all prefixes that are marked
+// meanwhile. It notes how far they are evaluated.
 func (t *transaction) evaluate(e *evaluation) {
 	complete := !t.isFull() && t.enterClasses(e)
 	for _, s := range e.selectors {
-		if complete {
-			insert(t, t.Matches, &tables.SelectorMatch{Selector: s.Number, Made: t.made})
-		} else {
-			t.mark(key{kind: ofSelector, number: s.Number, after: e.after})
+		match := &tables.SelectorMatch{Selector: s.Number, Made: t.made}
+		if !complete {
+			match.After = e.after
+			t.mark(selectorKey(s.Number))
+		}
+		if complete || e.after > 0 {
+			insert(t, t.Matches, match)
 		}
 	}
 }

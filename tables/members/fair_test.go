@@ -30,23 +30,22 @@ func TestManyLabelPeers(t *testing.T) {
 		}))
 	}
 	h.inputs.Selectors.Put(all...)
-	evaluated := func() int { return h.Matches.NumObjects(h.db.ReadTxn()) }
 	h.stepper.Step()
-	require.Zero(t, evaluated())
+	require.Zero(t, h.evaluated())
 
 	small := h.use(pods("app=a7"))[0]
 	steps := 0
 	for h.stepper.Step() {
 		steps++
-		if _, _, is := h.Matches.Get(h.db.ReadTxn(), tables.SelectorMatchByNumber(small.Number)); is {
+		if h.isEvaluated(small) {
 			break
 		}
 	}
 	require.LessOrEqual(t, steps, 2*peers*labelSets/maxWork+10)
-	for before := evaluated(); h.stepper.Step(); before = evaluated() {
-		require.LessOrEqual(t, evaluated()-before, 2*maxWork/labelSets+2)
+	for before := h.evaluated(); h.stepper.Step(); before = h.evaluated() {
+		require.LessOrEqual(t, h.evaluated()-before, 2*maxWork/labelSets+2)
 	}
-	require.Equal(t, peers+1, evaluated())
+	require.Equal(t, peers+1, h.evaluated())
 	class := h.class(addr("10.1.0.7"))
 	require.Len(t, class.Selectors, peers) // all but one, and the small one
 	require.Contains(t, class.Selectors, small.Number)
@@ -55,7 +54,7 @@ func TestManyLabelPeers(t *testing.T) {
 	h.inputs.Selectors.Remove(all...)
 	for h.stepper.Step() {
 	}
-	require.Equal(t, 1, evaluated())
+	require.Equal(t, 1, h.evaluated())
 	require.Equal(t, []uint32{small.Number}, h.class(addr("10.1.0.7")).Selectors)
 }
 
@@ -138,11 +137,10 @@ func TestManySelectorsOfNamespace(t *testing.T) {
 			Namespaces: "kubernetes.io/metadata.name=a", Pods: fmt.Sprintf("app=a%d", i),
 		}})
 	}
-	evaluated := func() int { return h.Matches.NumObjects(h.db.ReadTxn()) }
-	for more, before := true, 0; more; before = evaluated() {
+	for more, before := true, 0; more; before = h.evaluated() {
 		more = h.stepper.Step()
-		require.LessOrEqual(t, evaluated()-before, 2*(2000/labelSets+1))
+		require.LessOrEqual(t, h.evaluated()-before, 2*(2000/labelSets+1))
 	}
-	require.Equal(t, selectors, evaluated())
+	require.Equal(t, selectors, h.evaluated())
 	require.Len(t, h.class(addr("10.1.0.7")).Selectors, 1)
 }

@@ -290,6 +290,22 @@ func (h *harness) says(a netip.Addr) []string {
 	return parts
 }
 
+// isEvaluated reports whether a selector is evaluated for all members.
+func (h *harness) isEvaluated(s *tables.Selector) bool {
+	match, _, _ := h.Matches.Get(h.db.ReadTxn(), tables.SelectorMatchByNumber(s.Number))
+	return match.IsComplete()
+}
+
+// evaluated returns how many selectors are.
+func (h *harness) evaluated() (n int) {
+	for match := range h.Matches.All(h.db.ReadTxn()) {
+		if match.IsComplete() {
+			n++
+		}
+	}
+	return n
+}
+
 func (h *harness) base() policytest.Tables {
 	return policytest.Tables{
 		DB: h.db, Namespaces: h.inputs.Namespaces, Nodes: h.inputs.Nodes, Cilium: h.inputs.CiliumNodes,

@@ -80,7 +80,8 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 		}
 	}
 	for match := range h.Matches.All(now) {
-		if _, _, was := h.Matches.Get(before, tables.SelectorMatchByNumber(match.Selector)); !was {
+		was, _, _ := h.Matches.Get(before, tables.SelectorMatchByNumber(match.Selector))
+		if match.IsComplete() && !was.IsComplete() {
 			h.checkMatch(now, match)
 		}
 	}

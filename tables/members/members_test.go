@@ -125,10 +125,6 @@ func TestManyPrefixes(t *testing.T) {
 	}
 	peers = append(peers, cidr("10.1.0.0/16", true, "10.1.3.0/24"))
 	list := h.use(peers...)[0]
-	evaluated := func(s *tables.Selector) bool {
-		_, _, is := h.Matches.Get(h.db.ReadTxn(), tables.SelectorMatchByNumber(s.Number))
-		return is
-	}
 	steps := func(until func() bool) (n int) {
 		for !until() {
 			h.stepper.Step()
@@ -142,12 +138,12 @@ func TestManyPrefixes(t *testing.T) {
 	isPod := func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }
 	require.LessOrEqual(t, steps(isPod), 1)
 	small := h.use(pods("app=new"), cidr("10.1.9.0/24", true))
-	require.LessOrEqual(t, steps(func() bool { return evaluated(small[0]) && evaluated(small[1]) }), 3)
+	require.LessOrEqual(t, steps(func() bool { return h.isEvaluated(small[0]) && h.isEvaluated(small[1]) }), 3)
 	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[0].Number)
 	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[1].Number)
 
-	require.False(t, evaluated(list))
-	n := steps(func() bool { return evaluated(list) })
+	require.False(t, h.isEvaluated(list))
+	n := steps(func() bool { return h.isEvaluated(list) })
 	require.Greater(t, n, many/1000-5)
 	require.Less(t, n, many/1000+10)
 	for a, is := range map[string]bool{

@@ -29,6 +29,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix) {
 	own := ofPods || slices.Contains(t.Cluster, prefix)
 	row.Cluster = parent.Cluster || own
 	t.fill(row, slices.Concat(selectorsAt(parent), selectorsAt(before), row.Named))
+	t.ahead(row, before)
 
 	switch {
 	case !own && len(row.Named) == 0 && prefix.Bits() > 0 && isSame(row, parent):
@@ -46,6 +47,34 @@ func (t *transaction) peerPrefix(prefix netip.Prefix) {
 		t.mark(insideKey(prefix, prefix))
 	}
 	t.expectSelectors(row)
+}
+
+// ahead brings prefixes inside a prefix up to date before it, of the selectors that begin to name the
+// prefix, or that select it no more. Their keys may come later, if the prefix waits for another
+// selector, too. So nothing is judged without an exception, or between two blocks that both select it.
+func (t *transaction) ahead(row, before *tables.PeerPrefix) {
+	has := func(list []uint32, n uint32) bool {
+		_, found := slices.BinarySearch(list, n)
+		return found
+	}
+	for _, n := range slices.Concat(selectorsAt(before), row.Named) {
+		selects := has(row.Outside, n) || has(row.Pods, n) || has(row.Nodes, n)
+		if selects && has(before.Named, n) == has(row.Named, n) {
+			continue
+		}
+		s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(n))
+		if !used {
+			continue
+		}
+		all := s.Prefixes()
+		at, _ := slices.BinarySearchFunc(all, row.Prefix, netip.Prefix.Compare)
+		for ; at < len(all) && row.Prefix.Contains(all[at].Addr()); at++ {
+			p, _, found := t.PeerPrefixes.Get(t.out, tables.PeerPrefixByPrefix(all[at]))
+			if all[at] != row.Prefix && !(found && has(p.Named, n)) {
+				t.peerPrefix(all[at])
+			}
+		}
+	}
 }
 
 // named returns the selectors in use that name a prefix, in order.
@@ -149,7 +178,7 @@ func (t *transaction) isUpToDate(row *tables.IPCache, around *tables.PeerPrefix)
 func (t *transaction) expectSelectors(p *tables.PeerPrefix) {
 	for _, list := range [][]uint32{p.Outside, p.Pods, p.Nodes} {
 		for _, n := range list {
-			if _, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(n)); !evaluated {
+			if !t.match(n).IsComplete() {
 				t.later[n] = true
 			}
 		}

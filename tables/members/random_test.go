@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
@@ -87,8 +88,9 @@ func (w *randomWorld) peers() []tables.PolicyPeer {
 			Pods:       w.pick("", "app=web"),
 		}})
 	case 3:
+		group := w.pick("g", "h") // the text does not say whether it matches pods
 		return one(tables.PolicyPeer{Kind: tables.PeerCIDRGroups, PeerPrefixes: &tables.PeerPrefixes{
-			Group: w.pick("g", "h"), MatchesPods: w.IntN(2) == 0, Except: w.exceptions(2),
+			Group: group, MatchesPods: group == "g", Except: w.exceptions(2),
 		}})
 	case 4:
 		return one(
@@ -271,8 +273,9 @@ func (w *randomWorld) local() {
 
 // newRandomWorld is one whose rule computes some keys at a time.
 func newRandomWorld(t *testing.T, seed uint64) *randomWorld {
-	h := newHarness(t)
-	w := &randomWorld{newKernel(h, rand.New(rand.NewPCG(seed, 1)))}
+	random := rand.New(rand.NewPCG(seed, 1))
+	h := newHarnessWith(t, []Share{2, 4, 8, shareOf(bpf.DefaultConfig)}[random.IntN(4)])
+	w := &randomWorld{newKernel(h, random)}
 	h.rule.maxWork = []int{1, 3, 20, maxWork}[w.IntN(4)]
 	h.stepper.Limit([]int{1, 2, 5, 1000}[w.IntN(4)], []int{0, 3, 10, 200}[w.IntN(4)])
 	return w
@@ -394,10 +397,10 @@ func (h *harness) checkSelections(
 			continue
 		}
 		for match := range h.Matches.All(txn) {
-			if allowed, known := may[selection{a, match.Selector}]; known {
+			if allowed, known := may[selection{a, match.Selector}]; known && match.IsComplete() {
 				s, _, _ := h.inputs.Selectors.Get(txn, tables.SelectorByNumber(match.Selector))
 				is := class.Selects(match.Selector)
-				byPrefix := s != nil && len(s.Prefixes()) > 0
+				byPrefix := s != nil && len(s.Prefixes()) > 0 && !class.Refused
 				require.True(h, !byPrefix || allowed[is], "%v selects %s: %v", s, a, is)
 			}
 		}

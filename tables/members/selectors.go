@@ -19,8 +19,16 @@ import (
 // change: all these prefixes have the same exceptions.
 func (r *rule) selectorChanged(_ statedb.ReadTxn, old, new *tables.Selector, mark func(key)) {
 	number := cmp.Or(new, old).Number
-	for _, prefix := range changedPrefixes(old, new) {
+	changed := changedPrefixes(old, new)
+	for _, prefix := range changed {
 		mark(prefixKey(prefix))
+	}
+	for _, prefix := range changed {
+		// What is inside may be as if the selector named the prefix, although its own key was
+		// never computed while it did.
+		if new == nil || !new.Names(prefix) {
+			mark(insideKey(prefix, prefix))
+		}
 	}
 	mark(selectorKey(number))
 	if old != nil && new != nil && !slices.Equal(old.Pods, new.Pods) {
@@ -34,18 +42,26 @@ func (t *transaction) selector(k key) {
 	if t.later[k.number] {
 		return
 	}
-	match, _, evaluated := t.Matches.Get(t.out, tables.SelectorMatchByNumber(k.number))
+	match := t.match(k.number)
 	s, _, used := t.Selectors.Get(t.in, tables.SelectorByNumber(k.number))
 	switch {
-	case used && !evaluated:
-		t.expect(s, k.after)
+	case used && match == nil:
+		t.expect(s, 0)
+	case used && !match.IsComplete():
+		t.expect(s, match.After)
 	case !used:
 		if rest, more := t.leaveClasses(k); more {
 			t.mark(rest)
-		} else if evaluated {
+		} else if match != nil {
 			remove(t, t.Matches, match)
 		}
 	}
+}
+
+// match says how far a selector is evaluated, nil if it is for no member.
+func (t *transaction) match(selector uint32) *tables.SelectorMatch {
+	match, _, _ := t.Matches.Get(t.out, tables.SelectorMatchByNumber(selector))
+	return match
 }
 
 // leaveClasses marks the members of classes with a selector that is not in use. It returns what is
