@@ -4,14 +4,11 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -199,21 +196,6 @@ func body(r rest.Result) ([]byte, error) {
 func (s *server) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (watch.Interface, error) {
 	opts.Watch = true
 	return s.get(k, opts).Watch(ctx)
-}
-
-func (s *server) serves(ctx context.Context, k *objects.Kind) (bool, error) {
-	data, err := body(s.clients[k].Get().MaxRetries(0).SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx))
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("discover %s: %w", k.APIVersion(), err)
-	}
-	var list metav1.APIResourceList
-	if err := json.Unmarshal(data, &list); err != nil {
-		return false, fmt.Errorf("decode resources of %s: %w", k.APIVersion(), err)
-	}
-	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == k.Resource }), nil
 }
 
 func (*server) timing() timing {

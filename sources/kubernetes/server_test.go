@@ -44,11 +44,13 @@ type testServer struct {
 	protobuf       bool         // supports it for kinds that have it
 	messages       atomic.Int32 // listings and events in protobuf
 	down           atomic.Bool  // hangs up on every request
+	unknown        atomic.Bool  // finds no path, as a proxy with no API server behind it
 	forbidden      atomic.Value // a resource that may not be listed or watched
 
-	instead sync.Map                      // an answerer, by resource
-	listed  sync.Map                      // number of listings served, by resource
-	cut     atomic.Pointer[chan struct{}] // closed to break the watches that there are
+	instead   sync.Map                      // an answerer, by resource
+	discovery atomic.Pointer[answerer]      // instead of discovery
+	listed    sync.Map                      // number of listings served, by resource
+	cut       atomic.Pointer[chan struct{}] // closed to break the watches that there are
 
 	definitionReads atomic.Int32
 	definitionsDown atomic.Bool // no CRD can be read
@@ -101,9 +103,17 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if s.down.Load() {
 		panic(http.ErrAbortHandler)
 	}
+	if s.unknown.Load() {
+		http.NotFound(w, req)
+		return
+	}
 	prefix, resource := splitPath(req.URL.Path)
 	if resource == "" {
-		s.discover(w, prefix)
+		if answer := s.discovery.Load(); answer != nil {
+			(*answer)(s, w, req)
+		} else {
+			s.discover(w, prefix)
+		}
 		return
 	}
 	if name, is := strings.CutPrefix(resource, definitions.Resource+"/"); is {
@@ -166,7 +176,7 @@ func splitPath(path string) (prefix, resource string) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	n := 2 // api/v1
 	if parts[0] == "apis" {
-		n = 3
+		n = min(3, len(parts))
 	}
 	return strings.Join(parts[1:n], "/"), strings.Join(parts[n:], "/")
 }
@@ -179,17 +189,33 @@ func fail(w http.ResponseWriter, err *apierrors.StatusError) {
 	_ = json.NewEncoder(w).Encode(status)
 }
 
+// discover serves the resources of a group and version, or without one all groups.
 func (s *testServer) discover(w http.ResponseWriter, groupVersion string) {
-	list := metav1.APIResourceList{GroupVersion: groupVersion}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	groups := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
+	list := metav1.APIResourceList{
+		TypeMeta:     metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"},
+		GroupVersion: groupVersion,
+	}
 	for _, r := range s.resources {
-		if r.kind.APIVersion() == groupVersion && !r.absent {
+		if r.absent {
+			continue
+		}
+		version := metav1.GroupVersionForDiscovery{GroupVersion: r.kind.APIVersion()}
+		groups.Groups = append(groups.Groups, metav1.APIGroup{
+			Name: r.kind.Group, Versions: []metav1.GroupVersionForDiscovery{version},
+		})
+		if r.kind.APIVersion() == groupVersion {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: r.kind.Resource})
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(list)
+	if groupVersion == "" {
+		_ = json.NewEncoder(w).Encode(groups)
+	} else {
+		_ = json.NewEncoder(w).Encode(list)
+	}
 }
 
 // lists returns how many listings of a resource were served, page by page.

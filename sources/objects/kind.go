@@ -22,7 +22,7 @@ type Kind struct {
 	Namespaced bool
 	Needed     string // why the agent cannot work if this is not served, empty if it can
 
-	// Protobuf is set for kinds that an API server also has in protobuf, as it has its own.
+	// Protobuf is set for the kinds of API servers themselves: they have these also in protobuf.
 	Protobuf bool
 
 	// Guarded is set for kinds by a CRD that people write objects of. Deleting the CRD deletes
@@ -80,6 +80,9 @@ func (k *Kind) Source() string {
 	}
 	return k.Resource + "." + k.Group
 }
+
+// BuiltIn reports whether every API server serves the kind: it is by no CRD.
+func (k *Kind) BuiltIn() bool { return k.Protobuf }
 
 // APIVersion is the value of the field of that name.
 func (k *Kind) APIVersion() string {
