@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -20,9 +21,21 @@ const (
 	// at most, as does client-go's decoder of watches with this bound.
 	maxObject = 16 << 20
 
+	// maxSilence bounds how long an API server may send nothing of an answer that is not a watch,
+	// and how late it may end a watch. It gives up on its own storage after a minute.
+	maxSilence = 2 * time.Minute
+
 	// pageSize is how many objects the agent first asks for when it reads in pages.
 	pageSize = 500
 )
+
+// bounds are those of an answer that is not a watch, for tests to have others.
+type bounds struct {
+	bytes   int64
+	silence time.Duration
+}
+
+var defaultBounds = bounds{maxAnswer, maxSilence}
 
 // tooLargeError says that an answer, or an event of a watch, is longer than its bound.
 type tooLargeError struct {
@@ -45,15 +58,18 @@ func sizeText(bytes int64) string {
 // [boundFramer] bounds each of its events.
 type boundAnswers struct {
 	http.RoundTripper
-	bound int64
+	bounds
 }
 
 // RoundTrip implements [http.RoundTripper].
 func (b boundAnswers) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := b.RoundTripper.RoundTrip(req)
-	if watch, _ := strconv.ParseBool(req.URL.Query().Get("watch")); err == nil && !watch {
-		resp.Body = &boundReader{ReadCloser: resp.Body, left: b.bound,
-			err: tooLargeError{"the answer exceeds ", b.bound}}
+	if watch, _ := strconv.ParseBool(req.URL.Query().Get("watch")); watch {
+		return b.RoundTripper.RoundTrip(req)
+	}
+	resp, err := hangUpOnSilence(b.RoundTripper, req, b.silence)
+	if err == nil {
+		resp.Body = &boundReader{ReadCloser: resp.Body, left: b.bytes,
+			err: tooLargeError{"the answer exceeds ", b.bytes}}
 	}
 	return resp, err
 }

@@ -39,7 +39,7 @@ func TestServerLargeListing(t *testing.T) {
 				text = append(text, largePod(names[i], 1000)...)
 			}
 			require.NoError(t, s.Apply(text))
-			a := s.agentOf(t, objects.EndpointsKubernetes, bound)
+			a := s.agentOf(t, objects.EndpointsKubernetes, bounds{bound, maxSilence})
 			a.endpoints(names...)
 			require.Empty(t, a.state("pods", tables.SourceSynced).Error)
 		})
@@ -51,7 +51,7 @@ func TestServerLargeListing(t *testing.T) {
 func TestServerObjectTooLargeToList(t *testing.T) {
 	s := newTestServer(t, false)
 	require.NoError(t, s.Apply(pods("a", "b")))
-	a := s.agentOf(t, objects.EndpointsKubernetes, bound)
+	a := s.agentOf(t, objects.EndpointsKubernetes, bounds{bound, maxSilence})
 	a.endpoints("a", "b")
 	s.down.Store(true)
 	s.CloseClientConnections()
@@ -77,7 +77,7 @@ func TestServerEndlessAnswer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := newTestServer(t, false)
 			require.NoError(t, s.Apply(pods("a")))
-			a := s.agentOf(t, objects.EndpointsKubernetes, bound)
+			a := s.agentOf(t, objects.EndpointsKubernetes, bounds{bound, maxSilence})
 			a.endpoints("a")
 			var sent atomic.Int64
 			s.instead.Store("pods", answerer(func(
@@ -115,7 +115,7 @@ func TestServerEndlessAnswer(t *testing.T) {
 func TestServerListingInACircle(t *testing.T) {
 	s := newTestServer(t, false)
 	s.instead.Store("pods", answerText("application/json", `{"apiVersion":"v1","kind":"PodList",`+
-		`"metadata":{"continue":"next"},"items":[{"metadata":{"name":"a"}}]}`))
+		`"metadata":{"resourceVersion":"1","continue":"next"},"items":[{"metadata":{"name":"a"}}]}`))
 	a := s.agent(t, objects.EndpointsKubernetes)
 	const says = "list pods: the listing does not end: a page continues with itself"
 	await.True(t, func() bool { return a.state("pods", tables.SourceBroken).Error == says })

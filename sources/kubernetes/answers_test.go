@@ -54,6 +54,10 @@ var wrongAnswers = map[string]struct {
 	"nothing":     {answerText("application/json", ""), "decode list of pods: "},
 	"HTML":        {answerText("text/html", "<html><body>Welcome</body></html>"), "list pods: "},
 	"HTML's text": {answerText("application/json", "<html></html>"), "decode list of pods: "},
+	"an empty list of no version": {
+		answerObject(map[string]any{"apiVersion": "v1", "kind": "PodList", "items": []any{}}),
+		"list of pods has no resourceVersion",
+	},
 	"a status": {
 		answerObject(map[string]any{"apiVersion": "v1", "kind": "Status", "status": "Success"}),
 		"the answer is a v1 Status, not a v1 PodList",

@@ -47,6 +47,7 @@ type timing struct {
 type server struct {
 	clients     map[*objects.Kind]*rest.RESTClient
 	definitions *rest.RESTClient
+	bounds      bounds
 }
 
 // connect returns the API server that a kubeconfig names, or without one that
@@ -56,7 +57,7 @@ func connect(kubeconfig string, kinds []*objects.Kind) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServer(cfg, kinds, maxAnswer)
+	return newServer(cfg, kinds, defaultBounds)
 }
 
 func loadConfig(kubeconfig string) (*rest.Config, error) {
@@ -74,18 +75,17 @@ func loadConfig(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// newServer returns the API server of a configuration, of whose answers each has at most
-// some bytes.
-func newServer(cfg *rest.Config, kinds []*objects.Kind, bound int64) (*server, error) {
+// newServer returns the API server of a configuration, with bounds of its answers.
+func newServer(cfg *rest.Config, kinds []*objects.Kind, bounds bounds) (*server, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return boundAnswers{rt, bound} })
+	cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return boundAnswers{rt, bounds} })
 	cfg.UserAgent = userAgent
 	cfg.QPS = -1 // reflectors back off on their own
 	transport, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("create HTTP client: %w", err)
 	}
-	s := &server{clients: map[*objects.Kind]*rest.RESTClient{}}
+	s := &server{clients: map[*objects.Kind]*rest.RESTClient{}, bounds: bounds}
 	for _, k := range kinds {
 		accept := runtime.ContentTypeJSON
 		if k.Protobuf {
@@ -193,11 +193,6 @@ func body(r rest.Result) ([]byte, error) {
 	return r.Raw()
 }
 
-func (s *server) watch(ctx context.Context, k *objects.Kind, opts metav1.ListOptions) (watch.Interface, error) {
-	opts.Watch = true
-	return s.get(k, opts).Watch(ctx)
-}
-
 func (*server) timing() timing {
-	return timing{retryMin: 100 * time.Millisecond, retryMax: 5 * time.Second, absent: 10 * time.Second}
+	return timing{retryMin: 100 * time.Millisecond, retryMax: 30 * time.Second, absent: 10 * time.Second}
 }

@@ -85,6 +85,7 @@ func (r *reflector) review(ctx context.Context, batch []event) bool {
 			if d.isGone() {
 				ev.op = opMerge
 				r.status.kept(d.fate(""))
+				r.relist() // until there is a definition again
 			} else {
 				r.listedUnder = d.uid
 				r.status.released()
@@ -99,6 +100,9 @@ func (r *reflector) review(ctx context.Context, batch []event) bool {
 			if r.store.Rows() > 0 {
 				ev.op = opKeep
 				r.status.kept(d.fate("does not serve " + r.kind.APIVersion()))
+			} else if !d.isGone() {
+				ev.why = "CRD " + r.kind.Source() + " does not serve " + r.kind.APIVersion() +
+					": its objects are not read"
 			}
 		}
 	}

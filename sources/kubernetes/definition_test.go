@@ -27,6 +27,7 @@ type definitionsAPI struct {
 	t     testing.TB
 	reads atomic.Int32
 	err   atomic.Pointer[apierrors.StatusError]
+	is    atomic.Pointer[definition] // instead of that of the FakeAPI
 }
 
 func (d *definitionsAPI) definition(ctx context.Context, k *objects.Kind) (definition, error) {
@@ -36,6 +37,9 @@ func (d *definitionsAPI) definition(ctx context.Context, k *objects.Kind) (defin
 	}
 	if err := d.err.Load(); err != nil {
 		return definition{}, err
+	}
+	if is := d.is.Load(); is != nil {
+		return *is, nil
 	}
 	return d.FakeAPI.definition(ctx, k)
 }
@@ -184,4 +188,33 @@ func TestDefinitionUnreadable(t *testing.T) {
 	f.err.Store(nil)
 	a.policies("p")
 	require.Empty(t, a.state(policiesResource, tables.SourceSynced).Error)
+}
+
+// A CRD that cannot be found for a moment keeps what is deleted then, but for that moment only.
+func TestDefinitionNotFoundForAMoment(t *testing.T) {
+	f, a := newGuarded(t)
+	f.is.Store(&definition{})
+	require.NoError(t, f.Break(policiesResource))
+	a.state(policiesResource, tables.SourceBroken)
+	require.NoError(t, f.Delete(egressPolicies("q")))
+	require.NoError(t, f.Resume(policiesResource))
+	a.state(policiesResource, tables.SourceKept)
+	a.policies("p", "q")
+	f.is.Store(nil)
+	a.policies("p")
+	a.state(policiesResource, tables.SourceSynced)
+	a.awaitLevel(policiesResource, "OK")
+}
+
+// A CRD that is there without the version that the agent reads has objects that nobody enforces.
+func TestDefinitionOfAnotherVersion(t *testing.T) {
+	d := &definitionsAPI{FakeAPI: NewFakeAPI(), t: t}
+	d.is.Store(&definition{uid: "of another version"})
+	require.NoError(t, d.Sync())
+	require.NoError(t, d.Absent(policiesResource))
+	a := newAgent(t, objects.EndpointsKubernetes, func([]*objects.Kind) api { return d })
+	require.Equal(t, "CRD ciliumegressgatewaypolicies.cilium.io does not serve cilium.io/v2: "+
+		"its objects are not read", a.state(policiesResource, tables.SourceAbsent).Error)
+	a.awaitLevel(policiesResource, "Degraded")
+	require.True(t, a.initialized(a.tables.EgressPolicies))
 }

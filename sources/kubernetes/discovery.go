@@ -38,7 +38,7 @@ func (s *server) serves(ctx context.Context, k *objects.Kind) (bool, error) {
 		return false, err
 	}
 	if list.GroupVersion != k.APIVersion() {
-		return false, fmt.Errorf("%s: the answer is of %q", path, list.GroupVersion)
+		return false, fmt.Errorf("discover %s: the answer is of %q", path, list.GroupVersion)
 	}
 	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool {
 		return r.Name == k.Resource
@@ -52,17 +52,17 @@ func (s *server) discover(
 	data, err := body(s.clients[k].Get().MaxRetries(0).AbsPath(path).
 		SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx))
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("discover %s: %w", path, err)
 	}
 	var is metav1.TypeMeta
 	if err := json.Unmarshal(data, &is); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("discover %s: %w", path, err)
 	}
 	if is.Kind != kind {
-		return fmt.Errorf("%s: the answer is a %q, not a %s", path, is.Kind, kind)
+		return fmt.Errorf("discover %s: the answer is a %q, not a %s", path, is.Kind, kind)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("discover %s: %w", path, err)
 	}
 	return nil
 }

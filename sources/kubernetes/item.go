@@ -64,6 +64,10 @@ func decodeList(k *objects.Kind, data []byte) (*itemList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decode list of %s: %w", k.Resource, err)
 	}
+	// API servers always say it. Without it the answer may be of anything, and be of no objects.
+	if l.ResourceVersion == "" {
+		return nil, fmt.Errorf("list of %s has no resourceVersion", k.Resource)
+	}
 	list := &itemList{Items: make([]*item, len(l.Objects))}
 	list.ResourceVersion, list.Continue = l.ResourceVersion, l.Continue
 	for i, o := range l.Objects {

@@ -30,9 +30,12 @@ const (
 	// maxBatch bounds the events of one transaction, save that a listing is one.
 	maxBatch = 5000
 
-	// goodRun is how long a kind must have been followed for the next error to
-	// be met with the shortest wait.
+	// goodRun is how long a kind must have been followed since it was listed, for the next
+	// error to be met with the shortest wait.
 	goodRun = 30 * time.Second
+
+	// maxRetryAfter bounds how long an API server can ask the agent to wait.
+	maxRetryAfter = time.Minute
 )
 
 // reflector keeps the rows of one kind those of the API server.
@@ -50,6 +53,11 @@ type reflector struct {
 	// listedUnder is the definition that a guarded kind was listed under last, empty before.
 	listedUnder types.UID
 	stopWatch   atomic.Pointer[context.CancelFunc]
+
+	// Of the goroutine that lists and watches.
+	listed     time.Time // when; zero if not since it began to
+	unfinished bool      // the last watch was to send all objects, and has not
+	pace       pace      // of watches
 }
 
 // event is a change to one object, or a listing of all.
@@ -57,6 +65,7 @@ type event struct {
 	op      operation
 	item    *item
 	listing []*item
+	why     string // the kind is absent
 }
 
 type operation int
@@ -88,15 +97,15 @@ func (r *reflector) follow(ctx context.Context) {
 	retry := newBackoff(t)
 	lister := r.newLister(ctx)
 	for {
-		start := time.Now()
+		r.listed = time.Time{}
 		watching, stop := context.WithCancel(ctx)
 		r.stopWatch.Store(&stop)
 		err := lister.ListAndWatchWithContext(watching)
 		stop()
-		if time.Since(start) > goodRun {
+		if !r.listed.IsZero() && time.Since(r.listed) > goodRun {
 			retry = newBackoff(t)
 		}
-		delay := retry.Step()
+		delay := max(retry.Step(), askedDelay(err))
 		if apierrors.IsNotFound(err) && r.isAbsent(ctx, err) {
 			r.send(ctx, event{op: opAbsent})
 			// What is served one day begins anew.
@@ -106,6 +115,15 @@ func (r *reflector) follow(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// askedDelay is how long the API server asks to wait, so that agents do not come all at once.
+func askedDelay(err error) time.Duration {
+	seconds, asked := apierrors.SuggestsClientDelay(err)
+	if !asked {
+		return 0
+	}
+	return wait.Jitter(min(time.Duration(seconds)*time.Second, maxRetryAfter), 1)
 }
 
 // relist ends the watch, so that the kind is listed again.
@@ -123,7 +141,7 @@ func (r *reflector) isAbsent(ctx context.Context, notFound error) bool {
 	case ctx.Err() != nil:
 		return false
 	case err != nil:
-		r.status.broken("discover", err)
+		r.status.broken("look for", err)
 	case served:
 		r.status.broken("list", notFound)
 	}
@@ -151,9 +169,19 @@ func (r *reflector) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	return list, nil
 }
 
-func (r *reflector) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+func (r *reflector) watch(
+	ctx context.Context, opts metav1.ListOptions,
+) (watch.Interface, error) {
+	initial := opts.SendInitialEvents != nil
+	if initial && r.unfinished {
+		r.unfinished = false
+		return nil, errors.New("the last watch ended before it had sent all objects") // so list
+	}
+	if !r.pace.wait(ctx, r.api.timing()) {
+		return nil, ctx.Err()
+	}
 	w, err := r.api.watch(ctx, r.kind, opts)
-	if opts.SendInitialEvents != nil {
+	if initial {
 		// Should this not work, whether it is supported or not, a listing is
 		// tried at once, and that failing is the one to tell. The cause is
 		// hidden, for cache.Reflector would try again by itself, and sleep
@@ -167,7 +195,31 @@ func (r *reflector) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	} else {
 		r.status.resumed()
 	}
-	return newTap(w, func(err error) { r.report(ctx, "watch", err) }), nil
+	r.pace.begin()
+	r.unfinished = initial
+	return newTap(w, !initial, func(err error) { r.report(ctx, "watch", err) }), nil
+}
+
+// pace is how soon a watch follows another. [cache.Reflector] begins one at once when the last
+// one has ended after an event, however soon.
+type pace struct {
+	began   time.Time
+	paused  time.Duration // before the last watch
+	backoff *wait.Backoff
+}
+
+func (p *pace) begin() { p.began = time.Now() }
+
+// wait waits before a watch. The wait grows while watches end sooner than the wait before them.
+func (p *pace) wait(ctx context.Context, t timing) bool {
+	if p.began.IsZero() {
+		return true
+	}
+	if p.backoff == nil || time.Since(p.began) > p.paused {
+		p.backoff = newBackoff(t)
+	}
+	p.paused = p.backoff.Step()
+	return pause.For(ctx, p.paused)
 }
 
 // report makes an error visible, unless it comes from stopping, or from the
@@ -265,7 +317,7 @@ func (r *reflector) commit(batch []event) error {
 	case listed == nil:
 		r.status.changed(r.store.Rows(), unusable)
 	case listed.op == opAbsent:
-		r.status.absent()
+		r.status.absent(listed.why)
 	default:
 		r.status.replaced(r.store.Rows(), unusable)
 	}

@@ -54,6 +54,7 @@ type testServer struct {
 
 	definitionReads atomic.Int32
 	definitionsDown atomic.Bool // no CRD can be read
+	definitionsHang atomic.Bool // who reads one waits for ever
 }
 
 func newTestServer(t testing.TB, watchLists bool) *testServer {
@@ -68,13 +69,13 @@ func newTestServer(t testing.TB, watchLists bool) *testServer {
 
 // agent returns an agent of the server that tries again soon.
 func (s *testServer) agent(t testing.TB, source string) *agent {
-	return s.agentOf(t, source, maxAnswer)
+	return s.agentOf(t, source, defaultBounds)
 }
 
-// agentOf returns an agent that takes answers of so many bytes.
-func (s *testServer) agentOf(t testing.TB, source string, bound int64) *agent {
+// agentOf returns an agent with bounds of answers.
+func (s *testServer) agentOf(t testing.TB, source string, bounds bounds) *agent {
 	return newAgent(t, source, func(kinds []*objects.Kind) api {
-		c, err := newServer(&rest.Config{Host: s.URL}, kinds, bound)
+		c, err := newServer(&rest.Config{Host: s.URL}, kinds, bounds)
 		require.NoError(t, err)
 		t.Cleanup(func() { s.CloseClientConnections() })
 		return hasty{c}
@@ -145,6 +146,10 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 func (s *testServer) serveDefinition(w http.ResponseWriter, req *http.Request, name string) {
 	s.definitionReads.Add(1)
+	if s.definitionsHang.Load() {
+		<-req.Context().Done()
+		return
+	}
 	s.mu.Lock()
 	d := s.find(name).definitionNow()
 	s.mu.Unlock()

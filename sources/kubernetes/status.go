@@ -102,12 +102,13 @@ func (s *status) guarded() {
 	s.warning = ""
 }
 
-// absent says that the API server does not serve the kind.
-func (s *status) absent() {
+// absent says that the API server does not serve the kind, and what is wrong with that beside
+// that it may be needed.
+func (s *status) absent(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listed, s.held = false, ""
-	s.set(tables.SourceAbsent, 0, s.needed)
+	s.set(tables.SourceAbsent, 0, cmp.Or(why, s.needed))
 }
 
 // broken says that the kind cannot be listed or watched.
@@ -170,6 +171,8 @@ func (s *status) report(before tables.ObjectSource) {
 	}
 	log := s.log.With("resource", s.row.Source)
 	switch {
+	case s.row.State == tables.SourceAbsent && s.row.Error != "":
+		log.Warn("Resource is not served: taken as empty, and looked for", "reason", s.row.Error)
 	case s.row.State == tables.SourceAbsent:
 		log.Warn("Resource is not served, as its CRD is missing: taken as empty, and looked for")
 	case s.row.State == tables.SourceKept:
