@@ -87,13 +87,23 @@ func TestSlowReaders(t *testing.T) {
 	})
 }
 
-// A client that always reads a little does not keep a slot for ever.
+// A client that always reads a little does not keep a slot for ever, nor rows that are deleted
+// before it has them.
 func TestReaderThatNeverEnds(t *testing.T) {
+	for _, path := range []string{
+		"/statedb/dump/fruits", "/statedb/changes/fruits", "/statedb/changes/fruits?cells=true",
+		"/tables/fruits?watch=true",
+	} {
+		t.Run(path, func(t *testing.T) { testReaderThatNeverEnds(t, path) })
+	}
+}
+
+func testReaderThatNeverEnds(t *testing.T, path string) {
 	f := newFixture(t)
 	f.grow(t, 20_000)
 	address := f.serveLimited(t, func(l *limits) { l.longest = 200 * time.Millisecond })
 	conn := dial(t, address)
-	fmt.Fprint(conn, "GET /statedb/dump/fruits HTTP/1.1\r\nHost: localhost\r\n\r\n")
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -104,7 +114,9 @@ func TestReaderThatNeverEnds(t *testing.T) {
 			time.Sleep(time.Millisecond) // it is this client's way
 		}
 	}()
-	await.True(t, func() bool { return f.refused(refusedSlow) == 1 && len(f.limits.dumps.slots) == 0 })
+	await.True(t, func() bool {
+		return f.refused(refusedSlow) == 1 && len(f.limits.dumps.slots)+len(f.limits.streams.slots) == 0
+	})
 	conn.Close()
 	<-done
 }
