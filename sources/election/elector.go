@@ -114,12 +114,18 @@ func (e *elector) row(holder string, leading bool, err error) tables.Leadership 
 	return row
 }
 
-// interval is how often this agent looks at the lease.
+// interval is how often this agent looks at the lease. Nodes that are ready are the first: after
+// an outage of the API server none may be, and still their agents must not come all at once.
 func (e *elector) interval() time.Duration {
+	txn := e.DB.ReadTxn()
+	own, _, _ := e.nodes.Get(txn, tables.NodeByName(e.node))
+	ready := own != nil && own.Ready
 	rank := 0
-	own := order(e.node)
-	for n := range e.nodes.All(e.DB.ReadTxn()) {
-		if n.Ready && n.Name != e.node && order(n.Name) < own {
+	for n := range e.nodes.All(txn) {
+		if n.Name == e.node || ready && !n.Ready {
+			continue
+		}
+		if n.Ready && !ready || order(n.Name) < order(e.node) {
 			rank++
 		}
 	}

@@ -112,10 +112,11 @@ type cluster struct {
 	*testing.T
 	server *server
 	agents []*agent
+	ready  bool // all nodes are
 }
 
-func newCluster(t *testing.T, size int) *cluster {
-	c := &cluster{T: t, server: &server{}}
+func newCluster(t *testing.T, size int, ready bool) *cluster {
+	c := &cluster{T: t, server: &server{}, ready: ready}
 	for i := range size {
 		c.agents = append(c.agents, c.start(i, size))
 	}
@@ -135,7 +136,7 @@ func (c *cluster) start(i, size int) *agent {
 	require.NoError(c, err)
 	wtxn := db.WriteTxn(nodes)
 	for i := range size {
-		_, _, err := nodes.Insert(wtxn, &tables.Node{Name: fmt.Sprintf("node-%d", i), Ready: true})
+		_, _, err := nodes.Insert(wtxn, &tables.Node{Name: fmt.Sprintf("node-%d", i), Ready: c.ready})
 		require.NoError(c, err)
 	}
 	wtxn.Commit()
@@ -183,7 +184,7 @@ func TestElection(t *testing.T) {
 	for _, size := range []int{1, 3, 300} {
 		t.Run(strconv.Itoa(size), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(t, size)
+				c := newCluster(t, size, true)
 				time.Sleep(10 * time.Second)
 				first := c.leader()
 				require.NotNil(t, first)
@@ -191,7 +192,7 @@ func TestElection(t *testing.T) {
 				time.Sleep(time.Hour)
 				require.Same(t, first, c.leader())
 				ten := c.requestsIn(10 * time.Minute)
-				bound := 600 * (0.5 + (math.Log(float64(size))+1)/5 + float64(size)/300)
+				bound := mostIn10Minutes(size)
 				require.LessOrEqual(t, float64(ten), bound)
 				require.GreaterOrEqual(t, ten, 290, "the lease is renewed every 2 s")
 				if size == 1 {
@@ -219,10 +220,27 @@ func TestElection(t *testing.T) {
 	}
 }
 
+// mostIn10Minutes bounds the requests of as many agents.
+func mostIn10Minutes(size int) float64 {
+	return 600 * (0.5 + (math.Log(float64(size))+1)/5 + float64(size)/300)
+}
+
+// After an outage of the API server no node may be ready, and there are as few requests.
+func TestElectionWithoutReadyNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 300
+		c := newCluster(t, size, false)
+		time.Sleep(10 * time.Second)
+		require.NotNil(t, c.leader())
+		time.Sleep(time.Hour)
+		require.LessOrEqual(t, float64(c.requestsIn(10*time.Minute)), mostIn10Minutes(size))
+	})
+}
+
 // Without the right nobody leads, which health tells, and it is asked for rarely.
 func TestForbidden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, 1)
+		c := newCluster(t, 1, true)
 		c.server.refuses.Store(true)
 		time.Sleep(time.Hour)
 		require.LessOrEqual(t, c.requestsIn(time.Hour), 60)
