@@ -3,13 +3,17 @@
 package kubernetes
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
@@ -121,4 +125,27 @@ func TestServerListingInACircle(t *testing.T) {
 	await.True(t, func() bool { return a.state("pods", tables.SourceBroken).Error == says })
 	s.instead.Delete("pods")
 	a.state("pods", tables.SourceSynced)
+}
+
+// However long an error is, the row of the kind, health and the log have its beginning.
+func TestServerLongError(t *testing.T) {
+	s := newTestServer(t, false)
+	s.instead.Store("pods", answerer(func(_ *testServer, w http.ResponseWriter, _ *http.Request) {
+		fail(w, apierrors.NewInternalError(errors.New(strings.Repeat("x", 1<<20))))
+	}))
+	a := s.agent(t, objects.EndpointsKubernetes)
+	row := a.state("pods", tables.SourceBroken)
+	require.Regexp(t, `^list pods: Internal error occurred: x+\.\.\.$`, row.Error)
+	require.Less(t, len(row.Error), 2000)
+}
+
+// While a listing waits, as for the CRD that cannot be read, no other one is held beside it.
+func TestOneListingIsQueued(t *testing.T) {
+	r := reflectorOf(params{}, nil, objects.Kinds(objects.EndpointsKubernetes)[0], nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	store := eventStore{ctx, r}
+	require.NoError(t, store.Replace(nil, ""))
+	time.AfterFunc(time.Millisecond, cancel)
+	require.NoError(t, store.Replace(nil, ""))
+	require.Len(t, r.events, 1)
 }

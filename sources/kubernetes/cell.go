@@ -103,6 +103,7 @@ func reflectorOf(p params, api api, k *objects.Kind, initialized func(statedb.Wr
 		log:         p.Log,
 		initialized: initialized,
 		events:      make(chan event, maxBatch),
+		queued:      make(chan struct{}, 1),
 		status: &status{
 			db: p.DB, table: p.Tables.Sources, log: p.Log, needed: k.Needed,
 			row: tables.ObjectSource{Source: k.Source()},

@@ -50,6 +50,9 @@ type reflector struct {
 
 	events chan event
 
+	// queued has a token while a listing is queued: no other one is then, as it may be large.
+	queued chan struct{}
+
 	// listedUnder is the definition that a guarded kind was listed under last, empty before.
 	listedUnder types.UID
 	stopWatch   atomic.Pointer[context.CancelFunc]
@@ -261,6 +264,9 @@ func (r *reflector) receive(ctx context.Context, batch *[]event) bool {
 			default:
 				return true
 			}
+		}
+		if ev.listing != nil {
+			<-r.queued
 		}
 		*batch = append(*batch, ev)
 		wait = ev.item != nil && ev.item.partial

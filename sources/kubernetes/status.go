@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"strings"
 	"sync"
 
 	"github.com/cilium/hive/cell"
@@ -186,17 +187,25 @@ func (s *status) report(before tables.ObjectSource) {
 	}
 }
 
+// maxErrorText bounds the text of an error, in bytes: an API server may say anything.
+const maxErrorText = 1024
+
 // errorText returns the text of an error of an API server, without what differs
 // from one try to the next, such as the URL.
 func errorText(err error) string {
 	var request *url.Error
+	var text string
 	switch {
 	case err == nil:
-		return ""
 	case apierrors.IsForbidden(err):
-		return "missing right: " + err.Error()
+		text = "missing right: " + err.Error()
 	case errors.As(err, &request):
-		return request.Err.Error()
+		text = request.Err.Error()
+	default:
+		text = err.Error()
 	}
-	return err.Error()
+	if len(text) > maxErrorText {
+		text = strings.ToValidUTF8(text[:maxErrorText-3], "") + "..."
+	}
+	return text
 }
