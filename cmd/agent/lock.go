@@ -23,14 +23,15 @@ var ErrLocked = errors.New("another agent is running")
 // releases it when the process ends, however it does.
 type Lock struct {
 	dir  *os.File
-	file *os.File // nil if there was no room for it
+	file *os.File // nil if it cannot be written
 
-	// Unwritten is why the file does not say which process holds the lock: there is no room.
+	// Unwritten is why the file does not say which process holds the lock: there is no room, or
+	// the file system is read-only.
 	Unwritten error
 }
 
 // AcquireLock locks a state directory, which is created if it does not exist, and a file in
-// it that says which process did, unless there is no room for that.
+// it that says which process did, unless that cannot be written.
 // It does not wait: it fails with [ErrLocked], naming the [LockHolder].
 func AcquireLock(stateDir string) (*Lock, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
@@ -44,7 +45,7 @@ func AcquireLock(stateDir string) (*Lock, error) {
 		}
 		file, err := openLocked(path, os.O_RDWR|os.O_CREATE, path)
 		switch {
-		case hasNoRoom(err):
+		case isUnwritable(err):
 			return &Lock{dir: dir, Unwritten: err}, nil
 		case err != nil:
 			dir.Close()
@@ -59,7 +60,7 @@ func AcquireLock(stateDir string) (*Lock, error) {
 			continue
 		}
 		lock := &Lock{dir: dir, file: file}
-		if err := writeHolder(file); hasNoRoom(err) {
+		if err := writeHolder(file); isUnwritable(err) {
 			lock.Unwritten = err
 		} else if err != nil {
 			return nil, errors.Join(err, lock.Release())

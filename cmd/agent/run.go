@@ -34,7 +34,7 @@ func Run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
 	}
 	defer lock.Release()
 	if lock.Unwritten != nil {
-		log.Warn("The state directory has no room", "error", lock.Unwritten)
+		log.Warn("The state directory cannot be written", "error", lock.Unwritten)
 	}
 	klog.SetSlogLogger(log) // client-go's
 	// The mode of the shell's socket is what the umask leaves: to write to it is to

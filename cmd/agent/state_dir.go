@@ -59,7 +59,8 @@ func checkStateDir(dir string) error {
 	return os.Remove(path)
 }
 
-// hasNoRoom reports whether a file system had no room for what was written.
-func hasNoRoom(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+// isUnwritable reports whether a file system had no room for what was written, or is read-only, as
+// the kernel makes one whose disk fails.
+func isUnwritable(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
 }
