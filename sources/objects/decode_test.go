@@ -181,14 +181,15 @@ func TestInternerIsBounded(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	for text, want := range map[string]string{
-		"metadata: {namespace: b}":                     "metadata.name: required",
-		"metadata: {name: a/b}":                        `metadata.name: "a/b" is no name`,
-		"metadata: {name: a, namespace: b/c}":          `metadata.namespace: "b/c" is no name`,
-		"metadata: {name: 7}":                          "metadata.name: required",
-		"metadata: [a]":                                "metadata.name: required",
-		"metadata: {name: a}":                          "",
-		"metadata: {name: a}\nstatus: {podIPs: {}}":    "",
-		"metadata: {name: a, annotations: {x: [1, 2]}": "",
+		"metadata: {namespace: b}":                           "metadata.name: required",
+		"metadata: {name: a/b}":                              `metadata.name: "a/b" is no name`,
+		"metadata: {name: a, namespace: b/c}":                `metadata.namespace: "b/c" is no name`,
+		"metadata: {name: " + strings.Repeat("a", 254) + "}": `metadata.name: longer than 253 bytes`,
+		"metadata: {name: 7}":                                "metadata.name: required",
+		"metadata: [a]":                                      "metadata.name: required",
+		"metadata: {name: a}":                                "",
+		"metadata: {name: a}\nstatus: {podIPs: {}}":          "",
+		"metadata: {name: a, annotations: {x: [1, 2]}":       "",
 	} {
 		data, err := yaml.YAMLToJSON([]byte(strings.Replace(text, "[1, 2]}", "[1, 2]}}", 1)))
 		require.NoError(t, err)

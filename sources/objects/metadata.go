@@ -56,12 +56,17 @@ func (o *object) name(namespaced bool) (tables.Name, error) {
 	return n, checkName("metadata.namespace", n.Namespace)
 }
 
+// maxName is how many bytes a name has at most in the API.
+const maxName = 253
+
 // checkName returns an error for a name that would be taken for another one in
-// an index key, or that no path of the API can hold.
+// an index key, that is too long for one, or that no path of the API can hold.
 func checkName(field, name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("%s: required", field)
+	case len(name) > maxName:
+		return fmt.Errorf("%s: longer than %d bytes", field, maxName)
 	case name == ".", name == "..", strings.ContainsAny(name, "/%\x00"):
 		return fmt.Errorf("%s: %s is no name", field, strconv.Quote(name))
 	}
