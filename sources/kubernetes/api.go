@@ -41,6 +41,7 @@ const userAgent = "sluice"
 type timing struct {
 	retryMin, retryMax time.Duration // after an error, exponentially, each with jitter
 	absent             time.Duration // while a kind is not served
+	unheard            time.Duration // until a kind is listed of which no watch has told anything
 }
 
 // server is the API server of a cluster.
@@ -194,5 +195,8 @@ func body(r rest.Result) ([]byte, error) {
 }
 
 func (*server) timing() timing {
-	return timing{retryMin: 100 * time.Millisecond, retryMax: 30 * time.Second, absent: 10 * time.Second}
+	return timing{
+		retryMin: 100 * time.Millisecond, retryMax: 30 * time.Second,
+		absent: 10 * time.Second, unheard: 5 * time.Minute,
+	}
 }

@@ -178,7 +178,10 @@ func (r *fakeResource) definitionNow() definition {
 
 // timing implements [api]: a script waits for all of it.
 func (*FakeAPI) timing() timing {
-	return timing{retryMin: 5 * time.Millisecond, retryMax: 20 * time.Millisecond, absent: 20 * time.Millisecond}
+	return timing{
+		retryMin: 5 * time.Millisecond, retryMax: 20 * time.Millisecond,
+		absent: 20 * time.Millisecond, unheard: 5 * time.Minute,
+	}
 }
 
 // IsWatchListSemanticsUnSupported tells [cache.Reflector] to list, then watch.

@@ -23,8 +23,9 @@ import (
 type tiredAPI struct {
 	*server // for timing
 	*FakeAPI
-	asked atomic.Int32
-	most  int32 // requests, for a test to end
+	asked  atomic.Int32
+	listed atomic.Int32
+	most   int32 // requests, for a test to end
 
 	lists   func(context.Context) (*itemList, error)
 	watches func(*objects.Kind, metav1.ListOptions) (watch.Interface, error)
@@ -36,6 +37,9 @@ func (d *tiredAPI) list(
 	ctx context.Context, k *objects.Kind, opts metav1.ListOptions,
 ) (*itemList, error) {
 	if k.Resource != "pods" || d.lists == nil {
+		if k.Resource == "pods" {
+			d.listed.Add(1)
+		}
 		return d.FakeAPI.list(ctx, k, opts)
 	}
 	d.count(ctx)
@@ -118,6 +122,34 @@ func TestShortWatches(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A proxy may end watches before the first bookmark. That is no reason to list each time.
+func TestSilentWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &tiredAPI{watches: func(
+			_ *objects.Kind, opts metav1.ListOptions,
+		) (watch.Interface, error) {
+			if opts.SendInitialEvents != nil {
+				return nil, apierrors.NewBadRequest("not supported")
+			}
+			events := make(chan watch.Event)
+			w := watch.NewProxyWatcher(events)
+			go func() {
+				defer close(events)
+				select {
+				case <-time.After(50 * time.Second):
+				case <-w.StopChan():
+				}
+			}()
+			return w, nil
+		}}
+		n, a := d.run(t, time.Hour)
+		require.Greater(t, n, 70)
+		require.Less(t, int(d.listed.Load()), 13)
+		require.Greater(t, int(d.listed.Load()), 6)
+		a.state("pods", tables.SourceSynced)
+	})
 }
 
 // Listings that fail follow each other ever more slowly, also if each takes long, and not before

@@ -56,6 +56,7 @@ type reflector struct {
 	// listedUnder is the definition that a guarded kind was listed under last, empty before.
 	listedUnder types.UID
 	stopWatch   atomic.Pointer[context.CancelFunc]
+	hearing     hearing
 
 	// Of the goroutine that lists and watches.
 	listed     time.Time // when; zero if not since it began to
@@ -200,7 +201,9 @@ func (r *reflector) watch(
 	}
 	r.pace.begin()
 	r.unfinished = initial
-	return newTap(w, !initial, func(err error) { r.report(ctx, "watch", err) }), nil
+	return newTap(w, &r.hearing, r.api.timing().unheard, func(err error) {
+		r.report(ctx, "watch", err)
+	}), nil
 }
 
 // pace is how soon a watch follows another. [cache.Reflector] begins one at once when the last

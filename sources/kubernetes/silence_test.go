@@ -23,6 +23,12 @@ import (
 // impatient is an agent's API server that has a second for each watch, and a moment of silence.
 type impatient struct{ hasty }
 
+func (i impatient) timing() timing {
+	t := i.hasty.timing()
+	t.unheard = time.Second
+	return t
+}
+
 func (i impatient) watch(
 	ctx context.Context, k *objects.Kind, opts metav1.ListOptions,
 ) (watch.Interface, error) {

@@ -4,6 +4,8 @@ package kubernetes
 
 import (
 	"sync"
+	"sync/atomic"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
@@ -17,13 +19,33 @@ type tap struct {
 	stop   func()
 }
 
-// errSilentWatch ends a watch in which nothing came, not even a bookmark, of which API servers
-// send one a minute. An API server whose storage was restored from a backup sends nothing until
-// its resourceVersion has come to that of the watch again. So the kind is listed anew.
-var errSilentWatch = apierrors.NewResourceExpired("the watch ended without an event")
+// errUnheard ends a watch when nothing has come for long, not even a bookmark, of which API servers
+// send one a minute. An API server whose storage was restored from a backup sends nothing until its
+// resourceVersion has come to that of the watch again. So the kind is listed anew.
+var errUnheard = apierrors.NewResourceExpired("watches have ended without an event")
 
-// newTap returns a tap. A watch that resumes must have had an event when it ends.
-func newTap(w watch.Interface, resumes bool, report func(error)) *tap {
+// hearing is when the API server has last said something of a kind.
+type hearing struct{ last atomic.Pointer[time.Time] }
+
+func (h *hearing) heard() {
+	now := time.Now()
+	h.last.Store(&now)
+}
+
+// silence is for how long it has said nothing, 0 if it never has.
+func (h *hearing) silence() time.Duration {
+	last := h.last.Load()
+	if last == nil {
+		return 0
+	}
+	return time.Since(*last)
+}
+
+// newTap returns a tap. The watch ends with an error when nothing has been heard for longer than a
+// bound.
+func newTap(
+	w watch.Interface, hearing *hearing, bound time.Duration, report func(error),
+) *tap {
 	stopped := make(chan struct{})
 	t := &tap{
 		Interface: w, events: make(chan watch.Event),
@@ -39,9 +61,8 @@ func newTap(w watch.Interface, resumes bool, report func(error)) *tap {
 				return false
 			}
 		}
-		silent := true
 		for ev := range w.ResultChan() {
-			silent = false
+			hearing.heard()
 			if ev.Type == watch.Error {
 				report(apierrors.FromObject(ev.Object))
 			}
@@ -49,8 +70,8 @@ func newTap(w watch.Interface, resumes bool, report func(error)) *tap {
 				return
 			}
 		}
-		if silent && resumes {
-			pass(watch.Event{Type: watch.Error, Object: &errSilentWatch.ErrStatus})
+		if hearing.silence() > bound {
+			pass(watch.Event{Type: watch.Error, Object: &errUnheard.ErrStatus})
 		}
 	}()
 	return t
