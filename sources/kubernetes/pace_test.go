@@ -124,6 +124,27 @@ func TestShortWatches(t *testing.T) {
 	}
 }
 
+// Watches that are too old again and again have the kind listed ever more slowly.
+func TestExpiredWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &tiredAPI{watches: func(
+			_ *objects.Kind, opts metav1.ListOptions,
+		) (watch.Interface, error) {
+			if opts.SendInitialEvents != nil {
+				return nil, apierrors.NewBadRequest("not supported")
+			}
+			events := make(chan watch.Event, 1)
+			expired := apierrors.NewResourceExpired("too old").ErrStatus
+			events <- watch.Event{Type: watch.Error, Object: &expired}
+			close(events)
+			return watch.NewProxyWatcher(events), nil
+		}}
+		_, _ = d.run(t, time.Hour)
+		require.Less(t, int(d.listed.Load()), 150)
+		require.Greater(t, int(d.listed.Load()), 40)
+	})
+}
+
 // A proxy may end watches before the first bookmark. That is no reason to list each time.
 func TestSilentWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
