@@ -42,6 +42,7 @@ type timing struct {
 	retryMin, retryMax time.Duration // after an error, exponentially, each with jitter
 	absent             time.Duration // while a kind is not served
 	unheard            time.Duration // until a kind is listed of which no watch has told anything
+	silence            time.Duration // of an API server that has yet to say anything
 }
 
 // server is the API server of a cluster.
@@ -197,6 +198,6 @@ func body(r rest.Result) ([]byte, error) {
 func (*server) timing() timing {
 	return timing{
 		retryMin: 100 * time.Millisecond, retryMax: 30 * time.Second,
-		absent: 10 * time.Second, unheard: 5 * time.Minute,
+		absent: 10 * time.Second, unheard: 5 * time.Minute, silence: maxSilence,
 	}
 }

@@ -124,6 +124,20 @@ func TestShortWatches(t *testing.T) {
 	}
 }
 
+// A watch that is to send all objects, and sends nothing, is no reason not to list them.
+func TestSilentInitialEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &tiredAPI{watches: func(
+			*objects.Kind, metav1.ListOptions,
+		) (watch.Interface, error) {
+			return watch.NewFake(), nil
+		}}
+		_, a := d.run(t, 3*time.Minute)
+		a.endpoints("a")
+		a.state("pods", tables.SourceSynced)
+	})
+}
+
 // Watches that are too old again and again have the kind listed ever more slowly.
 func TestExpiredWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -201,7 +201,7 @@ func (r *reflector) watch(
 	}
 	r.pace.begin()
 	r.unfinished = initial
-	return newTap(w, &r.hearing, r.api.timing().unheard, func(err error) {
+	return newTap(w, initial, &r.hearing, r.api.timing(), func(err error) {
 		r.report(ctx, "watch", err)
 	}), nil
 }

@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,26 +43,35 @@ func (h *hearing) silence() time.Duration {
 }
 
 // newTap returns a tap. The watch ends with an error when nothing has been heard for longer than a
-// bound.
+// bound. One that is to send all objects first has to begin with that.
 func newTap(
-	w watch.Interface, hearing *hearing, bound time.Duration, report func(error),
+	w watch.Interface, initial bool, hearing *hearing, t timing, report func(error),
 ) *tap {
+	begins := time.AfterFunc(t.silence, func() {
+		report(fmt.Errorf("the API server sends nothing for %s", t.silence))
+		w.Stop()
+	})
+	if !initial {
+		begins.Stop()
+	}
 	stopped := make(chan struct{})
-	t := &tap{
+	tapped := &tap{
 		Interface: w, events: make(chan watch.Event),
 		stop: sync.OnceFunc(func() { close(stopped) }),
 	}
 	go func() {
-		defer close(t.events)
+		defer close(tapped.events)
+		defer begins.Stop()
 		pass := func(ev watch.Event) bool {
 			select {
-			case t.events <- ev:
+			case tapped.events <- ev:
 				return true
 			case <-stopped:
 				return false
 			}
 		}
 		for ev := range w.ResultChan() {
+			begins.Stop()
 			hearing.heard()
 			if ev.Type == watch.Error {
 				report(apierrors.FromObject(ev.Object))
@@ -70,11 +80,11 @@ func newTap(
 				return
 			}
 		}
-		if hearing.silence() > bound {
+		if hearing.silence() > t.unheard {
 			pass(watch.Event{Type: watch.Error, Object: &errUnheard.ErrStatus})
 		}
 	}()
-	return t
+	return tapped
 }
 
 // ResultChan implements [watch.Interface].
