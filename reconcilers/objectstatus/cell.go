@@ -111,6 +111,6 @@ func newWriter(p params, writes *prometheus.CounterVec) (*writer, error) {
 		pending:    map[tables.PolicyID]time.Time{},
 		reported:   map[tables.PolicyID]reported{},
 		failing:    map[tables.PolicyID]error{},
-		statusless: map[tables.PolicyKind]bool{},
+		statusless: map[tables.PolicyKind]time.Time{},
 	}, nil
 }

@@ -88,7 +88,10 @@ func (w *writer) write(ctx context.Context, row *tables.ObjectStatus) (outcome s
 		return outcomeUnsupported, nil, nil
 	}
 	w.mu.Lock()
-	statusless := w.statusless[row.Policy.Kind]
+	statusless := time.Now().Before(w.statusless[row.Policy.Kind])
+	if !statusless {
+		delete(w.statusless, row.Policy.Kind)
+	}
 	w.mu.Unlock()
 	if statusless {
 		return outcomeUnsupported, nil, errStatusless
@@ -151,7 +154,7 @@ func (w *writer) notFound(ctx context.Context, client dynamic.ResourceInterface,
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.statusless[row.Policy.Kind] = true
+	w.statusless[row.Policy.Kind] = time.Now().Add(statuslessFor)
 	return outcomeUnsupported, former, errStatusless
 }
 

@@ -25,10 +25,14 @@ const (
 	retryMin = time.Second
 	retryMax = 5 * time.Minute
 
+	// statuslessFor is how long objects of a kind are taken to have no status: the CRD may be
+	// replaced, or a proxy have not found the path for a moment.
+	statuslessFor = time.Hour
+
 	requestTimeout = 30 * time.Second
 )
 
-// errStatusless is an error that no retry fixes.
+// errStatusless is an error that no retry fixes soon.
 var errStatusless = errors.New(
 	"the CRD has no status subresource, as Cilium's own: only Events tell",
 )
@@ -46,7 +50,7 @@ type writer struct {
 	pending    map[tables.PolicyID]time.Time // since when
 	reported   map[tables.PolicyID]reported  // by Events
 	failing    map[tables.PolicyID]error
-	statusless map[tables.PolicyKind]bool // kinds whose objects have no status
+	statusless map[tables.PolicyKind]time.Time // kinds whose objects have no status, until when
 }
 
 // written is what an object was made to say.
@@ -219,6 +223,7 @@ func (w *writer) finished(row *tables.ObjectStatus, err error) reconciler.Status
 	switch {
 	case errors.Is(err, errStatusless):
 		w.queue.Forget(id)
+		w.queue.AddAfter(id, statuslessFor)
 	default: // also if a right is missing: an API server that has just started knows no roles yet
 		w.failing[id] = err
 		w.queue.AddRateLimited(id)

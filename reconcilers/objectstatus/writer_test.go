@@ -256,7 +256,7 @@ func TestFailures(t *testing.T) {
 			in(t, func(w *world) {
 				w.server.fail(tc.err)
 				w.want(row("web", tables.ConditionFalse, "Failed", "full", 1), row("other", tables.ConditionFalse, "Failed", "full", 1))
-				time.Sleep(time.Hour)
+				time.Sleep(time.Hour - time.Second)
 				require.LessOrEqual(t, w.server.counts()[1], 2*tc.tries)
 				require.Equal(t, reconciler.StatusKindError, w.row("web").Status.Kind)
 				require.Equal(t, tc.level, w.level())
@@ -284,6 +284,23 @@ func TestForbiddenForAMoment(t *testing.T) {
 		w.server.fail(nil)
 		time.Sleep(10 * time.Second)
 		require.Equal(t, reconciler.StatusKindDone, w.row("web").Status.Kind)
+	})
+}
+
+// A path that was not found for a moment does not mean that there is no status for ever.
+func TestStatuslessForAMoment(t *testing.T) {
+	in(t, func(w *world) {
+		w.server.fail(apierrors.NewNotFound(schema.GroupResource{}, "web"))
+		w.want(row("web", tables.ConditionTrue, "Programmed", "", 1),
+			row("other", tables.ConditionTrue, "Programmed", "", 1))
+		time.Sleep(time.Minute)
+		w.server.fail(nil)
+		time.Sleep(2 * time.Hour)
+		for _, name := range []string{"web", "other"} {
+			require.Equal(t, reconciler.StatusKindDone, w.row(name).Status.Kind)
+			require.Len(t, w.server.says(t, "/"+name).Conditions, 2)
+		}
+		require.Equal(t, 3, w.server.counts()[1])
 	})
 }
 
