@@ -101,7 +101,9 @@ func TestReaderThatNeverEnds(t *testing.T) {
 func testReaderThatNeverEnds(t *testing.T, path string) {
 	f := newFixture(t)
 	f.grow(t, 20_000)
-	address := f.serveLimited(t, func(l *limits) { l.longest = 200 * time.Millisecond })
+	address := f.serveLimited(t, func(l *limits) {
+		l.longest, l.writeTimeout = 200*time.Millisecond, time.Hour
+	})
 	conn := dial(t, address)
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
 	done := make(chan struct{})
