@@ -177,6 +177,31 @@ func TestPortsOfOtherNodes(t *testing.T) {
 	}
 }
 
+// TestPortOfNodesIsNotHidden: what a tenant says of a node's address, by an external IP or a
+// hostPort, does not hide the backends of a port of all nodes.
+func TestPortOfNodesIsNotHidden(t *testing.T) {
+	for _, w := range both {
+		for name, hiding := range map[string]bpf.FrontendValue{
+			"external IP": {Namespace: bpf.NamespaceDigest(ownNamespace)},
+			"host port":   {Flags: bpf.FrontendAtNode},
+		} {
+			t.Run(w.Family+" "+name, func(t *testing.T) {
+				f := newFixture(t, w)
+				f.subject(judgedPod, packettest.Generation)
+				f.own(judgedPod)
+				f.peer(w.SecondNode, peerClass, nodeFlags)
+				f.peer(w.OtherPod, peerClass+1, bpf.IPCacheInCluster)
+				f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+				f.policy(peerClass, bpf.DirectionEgress, 0, 0, 0, allowRule)
+				f.frontend(bpf.AnyNode(familyOf(w)), bpf.FrontendValue{Flags: bpf.FrontendAtNode},
+					netip.AddrPortFrom(w.OtherPod, 8080))
+				f.frontend(w.SecondNode, hiding)
+				f.dropped(f.fromPod(request("TCP", w.Pod, w.SecondNode)...), bpf.ReasonPolicyDenied)
+			})
+		}
+	}
+}
+
 // decisions is how many packets the rules with a cookie have decided.
 func decisions(f *fixture, cookie uint32) uint64 {
 	f.Helper()

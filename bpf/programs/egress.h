@@ -182,21 +182,25 @@ static __noinline const struct frontend_value *find_frontend(const struct tuple 
 {
 	bool reply = how & CT_REVERSE;
 	struct frontend_key key ALIGNED = {
-		.addr = reply ? t->saddr : t->daddr, .port = reply ? t->sport : t->dport,
-		.protocol = t->protocol, .family = t->family,
+		.port = reply ? t->sport : t->dport, .protocol = t->protocol, .family = t->family,
 	};
-	const struct frontend_value *f = in_slot(sluice_services, slot, &key);
+	const struct frontend_value *f;
 
-	if (f || !(flags & (IPCACHE_HOST | IPCACHE_NODE)))
-		return f;
-	__builtin_memset(&key.addr, 0, sizeof(key.addr));
+	/* The port of all nodes comes first: what any tenant says of an address of a node must not
+	 * hide it. */
+	if (flags & (IPCACHE_HOST | IPCACHE_NODE)) {
+		f = in_slot(sluice_services, slot, &key);
+		if (f)
+			return f;
+	}
+	key.addr = reply ? t->saddr : t->daddr;
 	f = in_slot(sluice_services, slot, &key);
 	if (f || !(flags & IPCACHE_HOST))
 		return f;
 	if (t->family == FAMILY_IPV4)
 		key.addr = mapped(bpf_htonl(INADDR_LOOPBACK));
 	else
-		key.addr.words[3] = bpf_htonl(1);
+		key.addr = (struct address){.words = {0, 0, 0, bpf_htonl(1)}};
 	return in_slot(sluice_services, slot, &key);
 }
 

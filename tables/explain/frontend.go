@@ -61,10 +61,11 @@ func frontendOf[V any](
 	if to.Addr().Is4() {
 		family = bpf.FamilyIPv4
 	}
-	addrs := []netip.Addr{to.Addr()}
+	var addrs []netip.Addr
 	if flags&(bpf.IPCacheHost|bpf.IPCacheNode) != 0 {
 		addrs = append(addrs, bpf.AnyNode(family))
 	}
+	addrs = append(addrs, to.Addr())
 	if flags&bpf.IPCacheHost != 0 {
 		addrs = append(addrs, bpf.ThisHost(family))
 	}

@@ -72,15 +72,7 @@ func (f frontendParams) rule() derive.Rule[tables.FrontendID] {
 				f.memberChanged),
 			derive.FromIf(f.IPCache,
 				func(old, new *tables.IPCache) bool { return old.Member != new.Member },
-				func(txn statedb.ReadTxn, row *tables.IPCache, mark func(tables.FrontendID)) {
-					if row.Flags&bpf.IPCachePod == 0 {
-						return
-					}
-					m, _, found := f.Members.Get(txn, tables.MemberByNumber(row.Member))
-					if found {
-						f.memberChanged(txn, m, mark)
-					}
-				}),
+				f.addressChanged),
 		},
 		Compute: f.compute,
 	}
@@ -111,6 +103,22 @@ func nodePortsOf(s *tables.Service, mark func(tables.FrontendID)) {
 			mark(tables.FrontendID{
 				Addr: bpf.AnyNode(family), Protocol: p.Protocol, Port: p.NodePort,
 			})
+		}
+	}
+}
+
+// addressChanged marks the ports of nodes that may lead to an address, or that it may have.
+func (f *frontendParams) addressChanged(
+	txn statedb.ReadTxn, row *tables.IPCache, mark func(tables.FrontendID),
+) {
+	m, _, found := f.Members.Get(txn, tables.MemberByNumber(row.Member))
+	switch {
+	case !found:
+	case row.Flags&bpf.IPCachePod != 0:
+		f.memberChanged(txn, m, mark)
+	case m.Node != "":
+		for e := range f.Endpoints.List(txn, tables.EndpointsWithHostPorts(m.Node)) {
+			f.endpointChanged(txn, e, mark)
 		}
 	}
 }
@@ -151,6 +159,9 @@ func (f *frontendParams) hostAddrs(
 	txn statedb.ReadTxn, e *tables.Endpoint, p tables.HostPort,
 ) (addrs []netip.Addr) {
 	if p.Addr.IsValid() && !p.Addr.IsUnspecified() {
+		if f.nodeOf(txn, p.Addr) != e.Node {
+			return nil // the author of a pod may name any address
+		}
 		return []netip.Addr{p.Addr}
 	}
 	if e.Node == f.LocalNode.Name {
@@ -161,6 +172,20 @@ func (f *frontendParams) hostAddrs(
 	return slices.DeleteFunc(addrs, func(a netip.Addr) bool {
 		return p.Addr.IsValid() && a.Is4() != p.Addr.Is4()
 	})
+}
+
+// nodeOf returns the node that has an address, "" if none has.
+func (f *frontendParams) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
+	prefix := netip.PrefixFrom(addr, addr.BitLen())
+	row, _, found := f.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
+	if !found {
+		return ""
+	}
+	m, _, found := f.Members.Get(txn, tables.MemberByNumber(row.Member))
+	if !found {
+		return ""
+	}
+	return m.Node
 }
 
 func podOrigin(e *tables.Endpoint) string { return "pod " + e.Name.String() }

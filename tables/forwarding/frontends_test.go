@@ -100,6 +100,18 @@ func (w *frontendWorld) member(number uint32, namespace string, set labels.Set, 
 	}
 }
 
+// node adds a node with an address.
+func (w *frontendWorld) node(number uint32, node, addr string) {
+	w.members.Put(&tables.Member{
+		Life: tables.Life{Number: number}, Digest: bpf.Digest{byte(number)},
+		MemberDef: tables.MemberDef{Scope: tables.ScopeNode, Node: node},
+	})
+	a := netip.MustParseAddr(addr)
+	w.ipcache.Put(&tables.IPCache{
+		Prefix: netip.PrefixFrom(a, a.BitLen()), Member: number, Flags: bpf.IPCacheNode,
+	})
+}
+
 // An external address is translated where kube-proxy does it: for a service that is not headless,
 // at its ports, while there is a backend of the family. Pods of its namespace rely on it; those
 // of all do if a load balancer has the address, or the flag is set; none does if namespaces
@@ -205,8 +217,31 @@ func TestHostPortFrontends(t *testing.T) {
 
 	given := port
 	given.Addr = netip.MustParseAddr("192.0.2.1")
+	w.node(7, "here", "192.0.2.1")
 	w.endpoints.Put(pod("shop/near", "here", "10.0.0.1", given))
 	w.has("192.0.2.1:8480/tcp - pod shop/near -")
 	w.endpoints.Remove(pod("shop/near", "here", "10.0.0.1"))
 	w.has()
+}
+
+// A pod names any address for a port of its node. It counts only while the node has it: else a
+// tenant would have the traffic of others to that address judged by its pod.
+func TestHostPortAtForeignAddress(t *testing.T) {
+	for _, node := range []string{"here", "there"} {
+		w := newFrontendWorld(t, Config{})
+		at := netip.MustParseAddr("198.51.100.1")
+		w.endpoints.Put(&tables.Endpoint{
+			Name: name("tenant/pod"), Node: node, Addrs: addrsOf("10.0.0.1"),
+			HostPorts: []tables.HostPort{{Addr: at, Protocol: 6, Port: 443, ContainerPort: 80}},
+			LabelSet:  tables.NewLabelSet("tenant", "", nil, nil),
+		})
+		w.has()
+		w.node(1, "other", at.String())
+		w.has()
+		w.node(2, node, at.String())
+		w.rule.Work()
+		require.Equal(t, 1, w.frontends.NumObjects(w.db.ReadTxn()))
+		w.ipcache.Remove(&tables.IPCache{Prefix: netip.PrefixFrom(at, 32)})
+		w.has()
+	}
 }
