@@ -112,6 +112,7 @@ func (n *ciliumNetworking) fill(e *tables.CiliumEndpoint, field string, errs *fi
 			}
 		}
 	}
+	e.Addrs = distinct(e.Addrs)
 	if len(n.Addressing) == 0 {
 		errs.add(field+".addressing", "required")
 	}

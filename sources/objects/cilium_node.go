@@ -22,6 +22,7 @@ func ciliumNodes(o *ciliumNode, name tables.Name, errs *fieldErrors) []*tables.C
 	for i, a := range o.Spec.Addresses {
 		n.Addrs = errs.addr(n.Addrs, fmt.Sprintf("spec.addresses[%d].ip", i), a.IP)
 	}
+	n.Addrs = distinct(n.Addrs)
 	n.Errors = *errs
 	return one(n)
 }

@@ -58,6 +58,7 @@ func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tab
 				s.Addrs = errs.addr(s.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
 			}
 		}
+		s.Addrs = distinct(s.Addrs)
 		s.Ports = o.ports(errs)
 	}
 	s.Errors = *errs
@@ -107,6 +108,7 @@ func (o *endpointSlice) announced(errs *fieldErrors) (pods []tables.PodAddrs) {
 		for j, a := range e.Addresses {
 			p.Addrs = errs.addr(p.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
 		}
+		p.Addrs = distinct(p.Addrs)
 		if len(p.Addrs) > 0 {
 			pods = append(pods, p)
 		}
@@ -124,6 +126,7 @@ func (o *endpointSlice) announcedNode(errs *fieldErrors) (n tables.NodeAddrs) {
 		for j, a := range e.Addresses {
 			n.Addrs = errs.addr(n.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
 		}
+		n.Addrs = distinct(n.Addrs)
 	}
 	return n
 }

@@ -22,6 +22,16 @@ func (e *fieldErrors) add(field, reason string) {
 	*e = append(*e, tables.FieldError{Field: field, Reason: reason})
 }
 
+// maxNoted bounds the mistakes of an object that change nothing but what they are in.
+const maxNoted = 100
+
+// note is add for such a mistake: its value is left out, whether or not it is reported.
+func (e *fieldErrors) note(field, reason string) {
+	if len(*e) < maxNoted {
+		e.add(field, reason)
+	}
+}
+
 // of returns what is wrong with a field, with what is in it, and with what it is in.
 func (e fieldErrors) of(field string) fieldErrors {
 	var errs fieldErrors

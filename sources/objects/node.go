@@ -45,6 +45,7 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 			n.OtherIPs = errs.addr(n.OtherIPs, field, a.Address)
 		}
 	}
+	n.InternalIPs, n.OtherIPs = distinct(n.InternalIPs), distinct(n.OtherIPs)
 	// What a node's host sends to pods of other nodes comes from them. They look like
 	// addresses of pods: Calico takes them from the pods' range.
 	annotations := o.Metadata.Annotations
@@ -60,6 +61,7 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 			n.TunnelIPs = errs.addr(n.TunnelIPs, field, a.addr)
 		}
 	}
+	n.TunnelIPs = distinct(n.TunnelIPs)
 	if len(o.Spec.PodCIDRs) > 0 {
 		n.PodCIDRs = errs.prefixes("spec.podCIDRs", o.Spec.PodCIDRs)
 	} else if o.Spec.PodCIDR != "" {

@@ -70,6 +70,7 @@ func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.N
 		for j, ip := range p.EgressIPs {
 			row.EgressIPs = errs.addr(row.EgressIPs, fmt.Sprintf("%s.egressIPs[%d]", field, j), ip)
 		}
+		row.EgressIPs = distinct(row.EgressIPs)
 		r.Policies = append(r.Policies, row)
 	}
 	slices.SortFunc(

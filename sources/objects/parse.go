@@ -55,17 +55,36 @@ func parseError(s string, err error) error {
 	return quoted(s, reason)
 }
 
-// addr appends the address of a field, unless it is there already.
+// addr appends the address of a field.
 func (e *fieldErrors) addr(to []netip.Addr, field, s string) []netip.Addr {
 	a, err := parseAddr(s)
 	if err != nil {
-		e.add(field, err.Error())
-		return to
-	}
-	if slices.Contains(to, a) {
+		e.note(field, err.Error())
 		return to
 	}
 	return append(to, a)
+}
+
+// fewValues is up to how many values a list is searched in by looking at each.
+const fewValues = 8
+
+// distinct removes values that a list has already. It takes time in proportion to the list: some
+// are as long as an object can be.
+func distinct[T comparable](list []T) []T {
+	if len(list) <= fewValues {
+		for i := len(list) - 1; i > 0; i-- {
+			if slices.Contains(list[:i], list[i]) {
+				list = slices.Delete(list, i, i+1)
+			}
+		}
+		return list
+	}
+	seen := make(map[T]bool, len(list))
+	return slices.DeleteFunc(list, func(v T) bool {
+		was := seen[v]
+		seen[v] = true
+		return was
+	})
 }
 
 // prefixes parses the prefixes of a list field, once each.
@@ -77,11 +96,9 @@ func (e *fieldErrors) prefixes(field string, texts []string) []netip.Prefix {
 			e.add(field+"["+strconv.Itoa(i)+"]", err.Error())
 			continue
 		}
-		if !slices.Contains(out, p) {
-			out = append(out, p)
-		}
+		out = append(out, p)
 	}
-	return out
+	return distinct(out)
 }
 
 // port is a port of a container or of a Cilium endpoint.
@@ -113,7 +130,7 @@ func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []table
 // protocol returns the IP protocol of the Kubernetes protocol name in a field.
 func (e *fieldErrors) protocol(field, name string) (number uint8, known bool) {
 	if number, known = protocolNumber(name); !known {
-		e.add(field, strconv.Quote(name)+": must be TCP, UDP or SCTP")
+		e.note(field, strconv.Quote(name)+": must be TCP, UDP or SCTP")
 	}
 	return number, known
 }
@@ -121,7 +138,7 @@ func (e *fieldErrors) protocol(field, name string) (number uint8, known bool) {
 // portNumber returns the number of the port in a field.
 func (e *fieldErrors) portNumber(field string, number int64) (port uint16, valid bool) {
 	if number < 1 || number > 65535 {
-		e.add(field, strconv.FormatInt(number, 10)+" is no port number")
+		e.note(field, strconv.FormatInt(number, 10)+" is no port number")
 		return 0, false
 	}
 	return uint16(number), true

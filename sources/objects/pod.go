@@ -62,6 +62,7 @@ func (n *Interner) endpoints(p *pod, name tables.Name, errs *fieldErrors) []*tab
 	for i, ip := range p.Status.PodIPs {
 		e.Addrs = errs.addr(e.Addrs, fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP)
 	}
+	e.Addrs = distinct(e.Addrs)
 	e.LabelSet = n.LabelSet(
 		name.Namespace, p.Spec.ServiceAccountName, podLabels(p.Metadata.Labels), p.namedPorts(errs),
 	)
@@ -108,7 +109,7 @@ func (e *fieldErrors) hostAddr(field, text string) (addr netip.Addr, has bool) {
 	}
 	addr, err := netip.ParseAddr(text)
 	if err != nil {
-		e.add(field, parseError(text, err).Error())
+		e.note(field, parseError(text, err).Error())
 		return addr, false
 	}
 	addr = addr.Unmap().WithZone("")

@@ -168,10 +168,11 @@ func (r *policyReader) except(field string, p *tables.PeerPrefixes, texts []stri
 			report(field, err.Error())
 		case p.CIDR.IsValid() && (except.Bits() < p.CIDR.Bits() || !p.CIDR.Contains(except.Addr())):
 			report(field, strconv.Quote(text)+" is not inside "+p.CIDR.String())
-		case !slices.Contains(p.Except, except):
+		default:
 			p.Except = append(p.Except, except)
 		}
 	}
+	p.Except = distinct(p.Except)
 }
 
 var entities = []tables.PolicyEntity{

@@ -45,6 +45,7 @@ type ciliumICMPs struct {
 type portList struct {
 	list        []tables.PolicyPort
 	withProxy   []tables.PolicyPort // that need a proxy
+	seen        map[seenPort]bool   // which of the two have a port already
 	present     bool                // something is said
 	bad         bool                // something is left out because of a mistake
 	unsupported fieldErrors         // items of toPorts that need a proxy
@@ -124,12 +125,23 @@ func bounded[T any](r *policyReader, l *portList, field string, items []T) []T {
 	return items
 }
 
+// seenPort is a port of one of the lists.
+type seenPort struct {
+	tables.PolicyPort
+	withProxy bool
+}
+
 // add appends a port, unless what it is made from has a mistake.
 func (l *portList) add(r *policyReader, to *[]tables.PolicyPort, field string, p tables.PolicyPort) {
-	switch {
-	case r.bad(field):
+	if r.bad(field) {
 		l.bad = true
-	case !slices.Contains(*to, p):
+		return
+	}
+	if l.seen == nil {
+		l.seen = map[seenPort]bool{}
+	}
+	if s := (seenPort{p, to == &l.withProxy}); !l.seen[s] {
+		l.seen[s] = true
 		*to = append(*to, p)
 	}
 }

@@ -71,6 +71,8 @@ func (o *service) fill(s *tables.Service, errs *fieldErrors) {
 			add(&s.LoadBalancerIPs, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
 		}
 	}
+	s.Addrs, s.ExternalIPs = distinct(s.Addrs), distinct(s.ExternalIPs)
+	s.LoadBalancerIPs = distinct(s.LoadBalancerIPs)
 	s.NotProxied = len(s.Addrs) == 0 || isNotProxied(o.Metadata.Labels)
 }
 
@@ -117,7 +119,7 @@ func (e *fieldErrors) targetPort(port *tables.ServicePort, field string, value a
 		}
 	case nil:
 	default:
-		e.add(field, "is neither a number nor a name")
+		e.note(field, "is neither a number nor a name")
 		return false
 	}
 	port.TargetPort = port.Port

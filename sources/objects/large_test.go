@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objects
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// decodeLarge decodes an object whose specification has a list of many items.
+func decodeLarge(
+	t *testing.T, kind, spec string, n int, item func(addr string, i int) string,
+) any {
+	items := make([]string, n)
+	for i := range items {
+		items[i] = item(fmt.Sprintf("%d.%d.%d", i>>16, i>>8&255, i&255), i)
+	}
+	text := fmt.Sprintf(`{"metadata": {"name": "a", "namespace": "b"}, `+spec+`}`,
+		strings.Join(items, ", "))
+	require.Less(t, len(text), 3<<19, "etcd takes no larger object")
+	o, err := kindNamed(t, kind).Decode([]byte(text))
+	require.NoError(t, err)
+	require.NoError(t, o.Err)
+	require.Len(t, o.rows, 1)
+	return o.rows[0]
+}
+
+// The largest objects that a tenant can write are decoded in time in proportion to their size, so
+// that they hold up nobody else's: with a search of the list for each item one of them took 20 s.
+func TestLargestObjects(t *testing.T) {
+	const n = 60_000
+	text := func(prefix, suffix string) func(string, int) string {
+		return func(addr string, _ int) string { return `"` + prefix + addr + suffix + `"` }
+	}
+	service := `"spec": {"clusterIP": "10.96.0.1", "externalIPs": [%s]}`
+	require.Len(t, decodeLarge(t, "Service", service, n, text("10.", "")).(*tables.Service).ExternalIPs, n)
+	bad := decodeLarge(t, "Service", service, n, text("225.", "")).(*tables.Service)
+	require.Empty(t, bad.ExternalIPs)
+	require.Len(t, bad.Errors, maxNoted)
+
+	slice := decodeLarge(t, "EndpointSlice", `"addressType": "IPv4", "endpoints": [{"addresses": [%s]}]`,
+		n, text("10.", ""))
+	require.Len(t, slice.(*tables.BackendSlice).Addrs, n)
+
+	except := decodeLarge(t, "NetworkPolicy",
+		`"spec": {"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [%s]}}]}]}`,
+		n, text("10.", "/32"))
+	peers := except.(*tables.NetworkPolicy).Rules[0].Ingress.Traffic[0].Peers
+	require.Len(t, peers[0].Except, n)
+
+	ports := decodeLarge(t, "NetworkPolicy", `"spec": {"podSelector": {}, "ingress": [{"ports": [%s]}]}`,
+		n, func(_ string, i int) string { return fmt.Sprintf(`{"port": %d}`, i+1) })
+	require.Len(t, ports.(*tables.NetworkPolicy).Rules[0].Ingress.Traffic[0].Ports, n)
+}
+
+func TestDistinct(t *testing.T) {
+	for _, n := range []int{1, 2, fewValues / 2, fewValues, 100} {
+		var list, want []int
+		for i := range n {
+			list = append(list, i, i/2)
+			want = append(want, i)
+		}
+		require.Equal(t, want, distinct(list), n)
+	}
+	require.Empty(t, distinct([]int(nil)))
+}
