@@ -47,6 +47,9 @@ type Frontend struct {
 	Backends []netip.AddrPort `json:"backends,omitempty"`
 	More     bool             `json:"more,omitempty"`
 
+	// Share is the namespace in whose share of sluice_services it counts, of one of its origins.
+	Share string `json:"-" yaml:"-"`
+
 	// Refused says that there is no room for it in sluice_services, or that its namespace has its
 	// share. Then it has no entry, and packets to it are judged by their destination.
 	Refused bool `json:"refused,omitempty"`
@@ -57,7 +60,7 @@ type Frontend struct {
 // Equal reports whether two rows want the same, whatever their status.
 func (f *Frontend) Equal(o *Frontend) bool {
 	return f.FrontendID == o.FrontendID && slices.Equal(f.Origins, o.Origins) &&
-		f.Refused == o.Refused && f.MapValue() == o.MapValue()
+		f.Share == o.Share && f.Refused == o.Refused && f.MapValue() == o.MapValue()
 }
 
 // MapKey is the key in sluice_services.

@@ -22,7 +22,7 @@ func (f *frontendParams) addNodePort(txn statedb.ReadTxn, row *tables.Frontend) 
 				continue
 			}
 			row.AtNode = true
-			row.Origins = append(row.Origins, "service "+s.Name.String())
+			row.Origins = append(row.Origins, serviceOrigin(s.Name))
 			row.Backends = append(row.Backends, f.backends(txn, s, p, row.Addr.Is4())...)
 		}
 	}
@@ -98,7 +98,7 @@ func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend) 
 			if i < 0 {
 				continue
 			}
-			row.Origins = append(row.Origins, podOrigin(e))
+			row.Origins = append(row.Origins, podOrigin(e.Name))
 			if e.Node != f.LocalNode.Name {
 				row.AtNode = true
 				row.Backends = append(row.Backends, netip.AddrPortFrom(e.Addrs[i], p.ContainerPort))

@@ -3,9 +3,11 @@
 package forwarding
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -39,33 +41,42 @@ func deriveFrontends(p derive.Params, f frontendParams) error {
 	return derive.Register(p, f.rule())
 }
 
-func (f frontendParams) rule() derive.Rule[tables.FrontendID] {
-	return derive.Rule[tables.FrontendID]{
+// frontendKey is one frontend, or all that a service or a pod may have: the product of their
+// addresses and ports would not fit in a queue.
+type frontendKey struct {
+	tables.FrontendID
+	origin string // empty: one frontend
+}
+
+func (f frontendParams) rule() derive.Rule[frontendKey] {
+	return derive.Rule[frontendKey]{
 		Outputs: []statedb.TableMeta{f.Frontends},
-		Inputs: []derive.Input[tables.FrontendID]{
+		Inputs: []derive.Input[frontendKey]{
 			derive.FromIf(f.Services, differentFrontends,
-				func(_ statedb.ReadTxn, s *tables.Service, mark func(tables.FrontendID)) {
-					ofService(s, mark)
+				func(_ statedb.ReadTxn, s *tables.Service, mark func(frontendKey)) {
+					mark(frontendKey{origin: serviceOrigin(s.Name)})
 				}),
 			derive.FromIf(f.Backends, func(old, new *tables.BackendSlice) bool {
 				return tables.DifferentBackends(old, new) || old.Serves != new.Serves ||
 					!slices.Equal(old.Ports, new.Ports)
-			}, func(txn statedb.ReadTxn, b *tables.BackendSlice, mark func(tables.FrontendID)) {
+			}, func(txn statedb.ReadTxn, b *tables.BackendSlice, mark func(frontendKey)) {
 				if s, _, found := f.Services.Get(txn, tables.ServiceByName(b.Service)); found {
-					ofService(s, mark)
+					mark(frontendKey{origin: serviceOrigin(s.Name)})
 				}
 			}),
 			derive.FromIf(f.Endpoints, func(old, new *tables.Endpoint) bool {
 				return old.Node != new.Node || !slices.Equal(old.HostPorts, new.HostPorts) ||
 					len(new.HostPorts) > 0 && !slices.Equal(old.Addrs, new.Addrs)
-			}, f.endpointChanged),
+			}, func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(frontendKey)) {
+				if len(e.HostPorts) > 0 {
+					mark(frontendKey{origin: podOrigin(e.Name)})
+				}
+			}),
 			derive.FromIf(f.Nodes, func(old, new *tables.Node) bool {
 				return !slices.Equal(old.InternalIPs, new.InternalIPs) ||
 					!slices.Equal(old.OtherIPs, new.OtherIPs)
-			}, func(txn statedb.ReadTxn, n *tables.Node, mark func(tables.FrontendID)) {
-				for e := range f.Endpoints.List(txn, tables.EndpointsWithHostPorts(n.Name)) {
-					f.endpointChanged(txn, e, mark)
-				}
+			}, func(txn statedb.ReadTxn, n *tables.Node, mark func(frontendKey)) {
+				f.nodeChanged(txn, n.Name, mark)
 			}),
 			derive.FromIf(f.Members,
 				func(old, new *tables.Member) bool { return old.Undesired != new.Undesired },
@@ -81,35 +92,72 @@ func (f frontendParams) rule() derive.Rule[tables.FrontendID] {
 func differentFrontends(old, new *tables.Service) bool {
 	return old.NotProxied != new.NotProxied || !slices.Equal(old.ExternalIPs, new.ExternalIPs) ||
 		!slices.Equal(old.LoadBalancerIPs, new.LoadBalancerIPs) ||
+		!slices.Equal(old.Addrs, new.Addrs) ||
 		!slices.Equal(old.Ports, new.Ports) || !maps.Equal(old.Kept(), new.Kept())
 }
 
-// ofService marks all frontends that a service may have.
-func ofService(s *tables.Service, mark func(tables.FrontendID)) {
-	for _, p := range s.Ports {
-		for _, addr := range s.External() {
-			mark(tables.FrontendID{Addr: addr, Protocol: p.Protocol, Port: p.Port})
+// idsOf yields the frontends that a service or a pod may have, ports of all nodes first. Of a
+// service these are at ports that are served.
+func (f *frontendParams) idsOf(txn statedb.ReadTxn, origin string) iter.Seq[tables.FrontendID] {
+	kind, text, _ := strings.Cut(origin, " ")
+	namespace, n, _ := strings.Cut(text, "/")
+	name := tables.Name{Namespace: namespace, Name: n}
+	return func(yield func(tables.FrontendID) bool) {
+		if kind == originPod {
+			if e, _, found := f.Endpoints.Get(txn, tables.EndpointByName(name)); found {
+				f.hostPortsOf(txn, e, yield)
+			}
+			return
+		}
+		s, _, found := f.Services.Get(txn, tables.ServiceByName(name))
+		if !found {
+			return
+		}
+		for id := range nodePortsOf(s) {
+			if !yield(id) {
+				return
+			}
+		}
+		for _, p := range s.Ports {
+			for _, family := range families {
+				if f.isServed(txn, s, p, family) && !externalsOf(s, p, family, yield) {
+					return
+				}
+			}
 		}
 	}
-	nodePortsOf(s, mark)
 }
 
-func nodePortsOf(s *tables.Service, mark func(tables.FrontendID)) {
-	for _, p := range s.Ports {
-		if p.NodePort == 0 {
-			continue
+func externalsOf(
+	s *tables.Service, p tables.ServicePort, family uint8, yield func(tables.FrontendID) bool,
+) (more bool) {
+	for _, addr := range s.External() {
+		id := tables.FrontendID{Addr: addr, Protocol: p.Protocol, Port: p.Port}
+		if familyOf(addr) == family && !yield(id) {
+			return false
 		}
-		for _, family := range families {
-			mark(tables.FrontendID{
-				Addr: bpf.AnyNode(family), Protocol: p.Protocol, Port: p.NodePort,
-			})
+	}
+	return true
+}
+
+func nodePortsOf(s *tables.Service) iter.Seq[tables.FrontendID] {
+	return func(yield func(tables.FrontendID) bool) {
+		for _, p := range s.Ports {
+			for _, family := range families {
+				id := tables.FrontendID{
+					Addr: bpf.AnyNode(family), Protocol: p.Protocol, Port: p.NodePort,
+				}
+				if p.NodePort != 0 && !yield(id) {
+					return
+				}
+			}
 		}
 	}
 }
 
 // addressChanged marks the ports of nodes that may lead to an address, or that it may have.
 func (f *frontendParams) addressChanged(
-	txn statedb.ReadTxn, row *tables.IPCache, mark func(tables.FrontendID),
+	txn statedb.ReadTxn, row *tables.IPCache, mark func(frontendKey),
 ) {
 	m, _, found := f.Members.Get(txn, tables.MemberByNumber(row.Member))
 	switch {
@@ -117,39 +165,44 @@ func (f *frontendParams) addressChanged(
 	case row.Flags&bpf.IPCachePod != 0:
 		f.memberChanged(txn, m, mark)
 	case m.Node != "":
-		for e := range f.Endpoints.List(txn, tables.EndpointsWithHostPorts(m.Node)) {
-			f.endpointChanged(txn, e, mark)
-		}
+		f.nodeChanged(txn, m.Node, mark)
+	}
+}
+
+// nodeChanged marks the pods to which ports of a node lead.
+func (f *frontendParams) nodeChanged(
+	txn statedb.ReadTxn, node string, mark func(frontendKey),
+) {
+	for e := range f.Endpoints.List(txn, tables.EndpointsWithHostPorts(node)) {
+		mark(frontendKey{origin: podOrigin(e.Name)})
 	}
 }
 
 // memberChanged marks the ports of nodes that may lead to pods of a member.
 func (f *frontendParams) memberChanged(
-	txn statedb.ReadTxn, m *tables.Member, mark func(tables.FrontendID),
+	txn statedb.ReadTxn, m *tables.Member, mark func(frontendKey),
 ) {
 	if m.Namespace == "" {
 		return
 	}
 	for s := range f.Services.List(txn, tables.ServicesWithNodePorts(m.Namespace)) {
 		if selects(s, m) {
-			nodePortsOf(s, mark)
+			for id := range nodePortsOf(s) {
+				mark(frontendKey{FrontendID: id})
+			}
 		}
 	}
 }
 
-// endpointChanged marks the ports of its node that lead to an endpoint, and those that did.
-func (f *frontendParams) endpointChanged(
-	txn statedb.ReadTxn, e *tables.Endpoint, mark func(tables.FrontendID),
+// hostPortsOf yields the ports of its node that lead to an endpoint.
+func (f *frontendParams) hostPortsOf(
+	txn statedb.ReadTxn, e *tables.Endpoint, yield func(tables.FrontendID) bool,
 ) {
-	if len(e.HostPorts) == 0 {
-		return
-	}
-	for row := range f.Frontends.List(txn, tables.FrontendsByOrigin(podOrigin(e))) {
-		mark(row.FrontendID)
-	}
 	for _, p := range e.HostPorts {
 		for _, addr := range f.hostAddrs(txn, e, p) {
-			mark(tables.FrontendID{Addr: addr, Protocol: p.Protocol, Port: p.Port})
+			if !yield(tables.FrontendID{Addr: addr, Protocol: p.Protocol, Port: p.Port}) {
+				return
+			}
 		}
 	}
 }
@@ -188,7 +241,14 @@ func (f *frontendParams) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
 	return m.Node
 }
 
-func podOrigin(e *tables.Endpoint) string { return "pod " + e.Name.String() }
+// What the origins of frontends are.
+const (
+	originPod     = "pod"
+	originService = "service"
+)
+
+func podOrigin(name tables.Name) string     { return originPod + " " + name.String() }
+func serviceOrigin(name tables.Name) string { return originService + " " + name.String() }
 
 func familyOf(a netip.Addr) uint8 {
 	if a.Is4() {
@@ -232,7 +292,7 @@ func (f *frontendParams) addExternal(txn statedb.ReadTxn, row *tables.Frontend) 
 		if !served {
 			continue
 		}
-		row.Origins = append(row.Origins, "service "+s.Name.String())
+		row.Origins = append(row.Origins, serviceOrigin(s.Name))
 		all = all || f.Config.TrustExternalIPs || slices.Contains(s.LoadBalancerIPs, row.Addr)
 		row.Disputed = row.Disputed || row.Namespace != "" && row.Namespace != s.Namespace
 		row.Namespace = s.Namespace

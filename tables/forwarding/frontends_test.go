@@ -29,7 +29,7 @@ type frontendWorld struct {
 	members   tablestest.Table[*tables.Member]
 	ipcache   tablestest.Table[*tables.IPCache]
 	frontends statedb.RWTable[*tables.Frontend]
-	rule      *tablestest.Rule[tables.FrontendID]
+	rule      *tablestest.Rule[frontendKey]
 }
 
 func newFrontendWorld(t *testing.T, config Config) *frontendWorld {
