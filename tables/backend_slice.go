@@ -11,17 +11,19 @@ import (
 // KubernetesAPIService is the service behind which the API servers are.
 var KubernetesAPIService = Name{Namespace: "default", Name: "kubernetes"}
 
-// BackendSlice is an EndpointSlice: some of the backends of a service. Slices
-// of services that only select pods are kept without addresses, for the
-// endpoints have these already. Slices that agents write announce pods and addresses of a node, and
+// BackendSlice is an EndpointSlice: some of the backends of a service. Slices that agents write announce pods and addresses of a node, and
 // are of no service.
 type BackendSlice struct {
 	Name    `yaml:",inline"`
 	Service Name          `json:"service"`
 	Addrs   []netip.Addr  `json:"addrs,omitempty"`
 	Ports   []BackendPort `json:"ports,omitempty"` // of all its backends, pods too
-	Pods    []PodAddrs    `json:"pods,omitempty"`  // that the slice announces
-	Node    NodeAddrs     `json:"node,omitzero"`   // the same
+
+	// PodAddrs are those that the slice says are of pods. Its author may say so of any.
+	PodAddrs []netip.Addr `json:"podAddrs,omitempty"`
+
+	Pods []PodAddrs `json:"pods,omitempty"` // that the slice announces
+	Node NodeAddrs  `json:"node,omitzero"`  // the same
 
 	// Serves is the family of the backends if kube-proxy translates to one of them, pods too:
 	// one is ready, or serves while it terminates. 0 if not.

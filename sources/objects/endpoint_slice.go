@@ -38,27 +38,28 @@ type endpointSlice struct {
 
 const labelServiceName = "kubernetes.io/service-name"
 
-// backendSlices returns the slice with its ports, and with the addresses that no pod
-// has: those of pods are known from their endpoints.
+// backendSlices returns the slice with its ports and addresses. Those that it says are of pods
+// are apart. Agents write slices of no service.
 func backendSlices(o *endpointSlice, name tables.Name, errs *fieldErrors) []*tables.BackendSlice {
 	s := &tables.BackendSlice{Name: name}
 	if service := o.Metadata.Labels[labelServiceName]; service != "" {
 		s.Service = tables.Name{Namespace: name.Namespace, Name: service}
 	}
 	switch {
-	case o.Metadata.Labels[tables.LabelManagedBy] == tables.ManagedByAgents:
+	case s.Service.Name == "" && o.Metadata.Labels[tables.LabelManagedBy] == tables.ManagedByAgents:
 		s.Pods, s.Node = o.announced(errs), o.announcedNode(errs)
 	case o.AddressType != "FQDN":
 		s.Serves = o.serves()
 		for i, e := range o.Endpoints {
+			to := &s.Addrs
 			if e.TargetRef.Kind == "Pod" {
-				continue
+				to = &s.PodAddrs
 			}
 			for j, a := range e.Addresses {
-				s.Addrs = errs.addr(s.Addrs, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
+				*to = errs.addr(*to, fmt.Sprintf("endpoints[%d].addresses[%d]", i, j), a)
 			}
 		}
-		s.Addrs = distinct(s.Addrs)
+		s.Addrs, s.PodAddrs = distinct(s.Addrs), distinct(s.PodAddrs)
 		s.Ports = o.ports(errs)
 	}
 	s.Errors = *errs
@@ -74,7 +75,8 @@ func (o *endpointSlice) serves() uint8 {
 	for _, e := range o.Endpoints {
 		c := e.Conditions
 		ready := c.Ready == nil || *c.Ready
-		if len(e.Addresses) == 0 || !ready && (c.Serving == nil || !*c.Serving) {
+		drains := c.Serving != nil && *c.Serving && c.Terminating != nil && *c.Terminating
+		if len(e.Addresses) == 0 || !ready && !drains {
 			continue
 		}
 		if o.AddressType == "IPv6" {

@@ -69,3 +69,40 @@ func TestDistinct(t *testing.T) {
 	}
 	require.Empty(t, distinct([]int(nil)))
 }
+
+// A name of a port has few numbers in a pod: with thousands, the rulesets of others that name it
+// would outgrow their share.
+func TestNumbersOfNamedPort(t *testing.T) {
+	pod := decodeLarge(t, "Pod", `"spec": {"containers": [%s]}`, 5000, func(_ string, i int) string {
+		return fmt.Sprintf(`{"ports": [{"name": "http", "containerPort": %d}]}`, i+1)
+	}).(*tables.Endpoint)
+	require.Len(t, pod.LabelSet.NamedPorts, maxNumbers)
+	require.Len(t, pod.Errors, maxNoted)
+}
+
+// A slice of a service is that, whatever labels its author gives it, and it serves as kube-proxy
+// has it: by what is ready, or serves while it terminates.
+func TestSliceOfService(t *testing.T) {
+	for _, test := range []struct {
+		labels, conditions string
+		serves             bool
+	}{
+		{"", "", true},
+		{`, "endpointslice.kubernetes.io/managed-by": "sluice.net"`, "", true},
+		{`, "service.kubernetes.io/headless": ""`, "", false},
+		{"", `"ready": false`, false},
+		{"", `"ready": false, "serving": true`, false},
+		{"", `"ready": false, "serving": true, "terminating": true`, true},
+	} {
+		text := fmt.Sprintf(`{"metadata": {"name": "a", "namespace": "b", "labels":
+			{"kubernetes.io/service-name": "web"%s}}, "addressType": "IPv4", "ports": [{"port": 80}],
+			"endpoints": [{"addresses": ["203.0.113.1"], "conditions": {%s},
+			"targetRef": {"kind": "Pod", "name": "web"}}]}`, test.labels, test.conditions)
+		o, err := kindNamed(t, "EndpointSlice").Decode([]byte(text))
+		require.NoError(t, err)
+		s := o.rows[0].(*tables.BackendSlice)
+		require.Equal(t, test.serves, s.Serves != 0, text)
+		require.Equal(t, "203.0.113.1", s.PodAddrs[0].String())
+		require.Empty(t, s.Pods)
+	}
+}

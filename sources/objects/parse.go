@@ -4,6 +4,7 @@ package objects
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -107,10 +108,20 @@ type port struct {
 	number         int64
 }
 
+// maxNumbers is how many numbers one name of a port may have. Each of them takes a verdict in the
+// rulesets of all policies that name it, and counts in their share of the map, not in the pod's.
+const maxNumbers = 8
+
 // namedPorts returns those of the ports that have a name, sorted so that equal
-// pods have equal lists. Containers may give several numbers one name: it means all.
+// pods have equal lists. Containers may give several numbers one name: it means the
+// first ones of these.
 func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []tables.NamedPort {
+	type named struct {
+		name     string
+		protocol uint8
+	}
 	var out []tables.NamedPort
+	numbers := map[named]map[uint16]bool{}
 	for i, p := range ports {
 		if p.name == "" {
 			continue
@@ -119,9 +130,20 @@ func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []table
 		if !known {
 			continue
 		}
-		if number, valid := e.portNumber(field(i), p.number); valid {
-			out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: number})
+		number, valid := e.portNumber(field(i), p.number)
+		if !valid {
+			continue
 		}
+		of := named{p.name, protocol}
+		if numbers[of] == nil {
+			numbers[of] = map[uint16]bool{}
+		}
+		if !numbers[of][number] && len(numbers[of]) == maxNumbers {
+			e.note(field(i)+".name", fmt.Sprintf("%q has more than %d numbers", p.name, maxNumbers))
+			continue
+		}
+		numbers[of][number] = true
+		out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: number})
 	}
 	slices.SortFunc(out, tables.NamedPort.Compare)
 	return slices.Compact(out)

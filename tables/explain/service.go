@@ -122,10 +122,14 @@ func (e *Explainer) backendsOf(
 	return slices.Compact(backends)
 }
 
-// listed returns the backends that the slices of a service list, other than pods.
+// listed returns the backends that the slices of a service list, other than pods that it selects.
 func (e *Explainer) listed(txn statedb.ReadTxn, p servicePort) (backends []netip.AddrPort) {
 	for s := range e.t.Backends.List(txn, tables.BackendSlicesByService(p.service.Name)) {
-		for _, a := range s.Addrs {
+		addrs := s.Addrs
+		if len(p.service.Selector) == 0 {
+			addrs = slices.Concat(addrs, s.PodAddrs)
+		}
+		for _, a := range addrs {
 			backends = appendPorts(backends, a, p.in(s))
 		}
 	}

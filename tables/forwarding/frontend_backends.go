@@ -13,8 +13,156 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
+// mostBackends is how many backends of a kind matter: with one more than a frontend lists, it has
+// more.
+const mostBackends = bpf.FrontendBackends + 1
+
+// backendList has backends, each once, up to mostBackends.
+type backendList struct{ outside, pods []netip.AddrPort }
+
+func add(to *[]netip.AddrPort, addr netip.Addr, ports []uint16) {
+	for _, port := range ports {
+		b := netip.AddrPortFrom(addr, port)
+		if len(*to) < mostBackends && !slices.Contains(*to, b) {
+			*to = append(*to, b)
+		}
+	}
+}
+
+// ordered returns the backends that a frontend lists, those that no pod has first.
+func (l *backendList) ordered() (backends []netip.AddrPort, more bool) {
+	slices.SortFunc(l.outside, netip.AddrPort.Compare)
+	slices.SortFunc(l.pods, netip.AddrPort.Compare)
+	backends = slices.Concat(l.outside, l.pods)
+	return backends[:min(len(backends), bpf.FrontendBackends)], len(backends) > bpf.FrontendBackends
+}
+
+// serviceBackends are the addresses of a service of one family that matter, whatever the port: no
+// more of each kind than mostBackends of each slice.
+type serviceBackends struct {
+	selected []podBackend // one of each label set that the service selects
+	slices   []sliceBackends
+}
+
+type podBackend struct {
+	addr   netip.Addr
+	labels *tables.LabelSet
+}
+
+type sliceBackends struct {
+	*tables.BackendSlice
+	outside, pods []netip.Addr
+	selected      []podBackend // that the service selects, one of each label set
+}
+
+// backendsOf returns the addresses of a service. A slice may say of any address that it is a pod's:
+// only those are left out that the service selects, as they are known by their label sets.
+func (f *frontendParams) backendsOf(
+	txn statedb.ReadTxn, s *tables.Service, v4 bool,
+) *serviceBackends {
+	all := &serviceBackends{}
+	for m := range f.Members.Prefix(txn, tables.MembersOfNamespace(s.Namespace)) {
+		if len(all.selected) == mostBackends {
+			break
+		}
+		if m.Undesired || !selects(s, m) {
+			continue
+		}
+		for row := range f.IPCache.List(txn, tables.IPCacheByMember(m.Number)) {
+			if row.Prefix.Addr().Is4() == v4 {
+				all.selected = append(all.selected, podBackend{row.Prefix.Addr(), m.Labels})
+			}
+			break // all of them are of one family, and judged alike
+		}
+	}
+	for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
+		of := sliceBackends{BackendSlice: b}
+		for _, addr := range b.Addrs {
+			if addr.Is4() == v4 {
+				of.add(addr, f.podAt(txn, addr), nil)
+			}
+		}
+		for _, addr := range b.PodAddrs {
+			if addr.Is4() == v4 {
+				of.add(addr, f.podAt(txn, addr), s)
+			}
+		}
+		all.slices = append(all.slices, of)
+	}
+	return all
+}
+
+// add adds an address, of a member that is pods, or nil. s is the service if the slice says that
+// it is of a pod.
+func (b *sliceBackends) add(addr netip.Addr, m *tables.Member, s *tables.Service) {
+	switch {
+	case m == nil:
+		if len(b.outside) < mostBackends {
+			b.outside = append(b.outside, addr)
+		}
+	case s == nil || !selects(s, m):
+		if len(b.pods) < mostBackends {
+			b.pods = append(b.pods, addr)
+		}
+	default:
+		known := func(p podBackend) bool { return p.labels.ID == m.Labels.ID }
+		if len(b.selected) < mostBackends && !slices.ContainsFunc(b.selected, known) {
+			b.selected = append(b.selected, podBackend{addr, m.Labels})
+		}
+	}
+}
+
+// podAt returns the member of the pod that has an address, nil if none has.
+func (f *frontendParams) podAt(txn statedb.ReadTxn, addr netip.Addr) *tables.Member {
+	prefix := netip.PrefixFrom(addr, addr.BitLen())
+	row, _, found := f.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
+	if !found || row.Flags&bpf.IPCachePod == 0 {
+		return nil
+	}
+	m, _, _ := f.Members.Get(txn, tables.MemberByNumber(row.Member))
+	return m
+}
+
+// at adds where a port of the service leads.
+func (all *serviceBackends) at(p tables.ServicePort, to *backendList) {
+	var known []uint16
+	for _, b := range all.slices {
+		known = append(known, portsIn(b.BackendSlice, p)...)
+	}
+	slices.Sort(known)
+	known = slices.Compact(known)
+	for _, pod := range all.selected {
+		add(&to.pods, pod.addr, targets(p, pod.labels, known))
+	}
+	for _, b := range all.slices {
+		ports := portsIn(b.BackendSlice, p)
+		for _, addr := range b.outside {
+			add(&to.outside, addr, ports)
+		}
+		for _, addr := range b.pods {
+			add(&to.pods, addr, ports)
+		}
+		for _, pod := range b.selected {
+			own := targets(p, pod.labels, known)
+			other := slices.DeleteFunc(slices.Clone(ports),
+				func(port uint16) bool { return slices.Contains(own, port) })
+			add(&to.pods, pod.addr, other)
+		}
+	}
+}
+
+// backendsCache has what services have in a transaction: they may have thousands of ports.
+type backendsCache map[serviceFamily]*serviceBackends
+
+type serviceFamily struct {
+	tables.Name
+	v4 bool
+}
+
 // addNodePort adds the services with a port of all nodes, and where it leads.
-func (f *frontendParams) addNodePort(txn statedb.ReadTxn, row *tables.Frontend) {
+func (f *frontendParams) addNodePort(
+	txn statedb.ReadTxn, cache backendsCache, row *tables.Frontend, to *backendList,
+) {
 	for s := range f.Services.List(txn, tables.ServicesByNodePort(int(row.Port))) {
 		for _, p := range s.Ports {
 			if p.NodePort != row.Port || p.Protocol != row.Protocol ||
@@ -23,45 +171,13 @@ func (f *frontendParams) addNodePort(txn statedb.ReadTxn, row *tables.Frontend) 
 			}
 			row.AtNode = true
 			row.Origins = append(row.Origins, serviceOrigin(s.Name))
-			row.Backends = append(row.Backends, f.backends(txn, s, p, row.Addr.Is4())...)
-		}
-	}
-}
-
-// backends returns where a port of a service may lead: the addresses in its slices, and of the pods
-// that it selects one for each label set.
-func (f *frontendParams) backends(
-	txn statedb.ReadTxn, s *tables.Service, p tables.ServicePort, v4 bool,
-) (backends []netip.AddrPort) {
-	var known []uint16
-	for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
-		ports := portsIn(b, p)
-		known = append(known, ports...)
-		for _, addr := range b.Addrs {
-			if addr.Is4() == v4 {
-				backends = append(backends, at(addr, ports)...)
+			key := serviceFamily{s.Name, row.Addr.Is4()}
+			if cache[key] == nil {
+				cache[key] = f.backendsOf(txn, s, key.v4)
 			}
+			cache[key].at(p, to)
 		}
 	}
-	for m := range f.Members.Prefix(txn, tables.MembersOfNamespace(s.Namespace)) {
-		if m.Undesired || !selects(s, m) {
-			continue
-		}
-		for row := range f.IPCache.List(txn, tables.IPCacheByMember(m.Number)) {
-			if row.Prefix.Addr().Is4() == v4 {
-				backends = append(backends, at(row.Prefix.Addr(), targets(p, m.Labels, known))...)
-			}
-			break // all of them are of one family, and judged alike
-		}
-	}
-	return backends
-}
-
-func at(addr netip.Addr, ports []uint16) (all []netip.AddrPort) {
-	for _, port := range ports {
-		all = append(all, netip.AddrPortFrom(addr, port))
-	}
-	return all
 }
 
 // targets returns the ports of a pod to which a port of its service may lead: of those with the
@@ -87,7 +203,7 @@ func selects(s *tables.Service, m *tables.Member) bool {
 }
 
 // addHostPort adds the pods to which a plugin of the CNI translates a port of their node.
-func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend) {
+func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend, to *backendList) {
 	for e := range f.Endpoints.List(txn, tables.EndpointsByHostPort(int(row.Port))) {
 		for _, p := range e.HostPorts {
 			if p.Port != row.Port || p.Protocol != row.Protocol ||
@@ -101,29 +217,8 @@ func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend) 
 			row.Origins = append(row.Origins, podOrigin(e.Name))
 			if e.Node != f.LocalNode.Name {
 				row.AtNode = true
-				row.Backends = append(row.Backends, netip.AddrPortFrom(e.Addrs[i], p.ContainerPort))
+				add(&to.pods, e.Addrs[i], []uint16{p.ContainerPort})
 			}
 		}
 	}
-}
-
-// ordered returns backends in order, each once, those that no pod has first.
-func (f *frontendParams) ordered(
-	txn statedb.ReadTxn, backends []netip.AddrPort,
-) []netip.AddrPort {
-	isPod := func(b netip.AddrPort) bool {
-		prefix := netip.PrefixFrom(b.Addr(), b.Addr().BitLen())
-		row, _, found := f.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
-		return found && row.Flags&bpf.IPCachePod != 0
-	}
-	slices.SortFunc(backends, func(a, b netip.AddrPort) int {
-		switch {
-		case isPod(a) == isPod(b):
-			return a.Compare(b)
-		case isPod(b):
-			return -1
-		}
-		return 1
-	})
-	return slices.Compact(backends)
 }

@@ -120,11 +120,11 @@ const maxFrontends = 4000
 func (f *frontendParams) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, keys []frontendKey, mark func(frontendKey),
 ) error {
-	shares := f.shares(out)
+	shares, cache := f.shares(out), backendsCache{}
 	computed := 0
 	put := func(id tables.FrontendID) (kept bool, err error) {
 		computed++
-		return f.put(in, out, shares, id)
+		return f.put(out, shares, id, f.row(in, cache, id))
 	}
 	for i, key := range keys {
 		if computed >= maxFrontends {
@@ -171,13 +171,12 @@ func (f *frontendParams) putAll(
 	return nil
 }
 
-// put brings one row up to date, and reports whether it is as wanted: not if it would be refused
+// put makes one row the wanted one, nil if none is, and reports whether it is as wanted: not if it would be refused
 // and its namespace has many such.
 func (f *frontendParams) put(
-	in statedb.ReadTxn, out statedb.WriteTxn, shares *frontendShares, id tables.FrontendID,
+	out statedb.WriteTxn, shares *frontendShares, id tables.FrontendID, row *tables.Frontend,
 ) (kept bool, err error) {
 	old, _, _ := f.Frontends.Get(out, tables.FrontendByID(id))
-	row := f.row(in, id)
 	var wanted []*tables.Frontend
 	if kept = shares.replace(old, row); kept && row != nil {
 		wanted = append(wanted, row)

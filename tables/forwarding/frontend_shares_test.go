@@ -16,7 +16,7 @@ import (
 // putService adds a service with a number of external IPs and a node port, and its backend.
 func (w *frontendWorld) putService(of string, externals int, from string) *tables.Service {
 	s := &tables.Service{
-		Name:  name(of),
+		Name: name(of), Addrs: addrsOf("10.96.0.1"),
 		Ports: []tables.ServicePort{{Protocol: 6, Port: 80, NodePort: 30000}},
 	}
 	for addr := netip.MustParseAddr(from); len(s.ExternalIPs) < externals; addr = addr.Next() {

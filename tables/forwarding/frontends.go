@@ -58,7 +58,7 @@ func (f frontendParams) rule() derive.Rule[frontendKey] {
 				}),
 			derive.FromIf(f.Backends, func(old, new *tables.BackendSlice) bool {
 				return tables.DifferentBackends(old, new) || old.Serves != new.Serves ||
-					!slices.Equal(old.Ports, new.Ports)
+					!slices.Equal(old.Ports, new.Ports) || !slices.Equal(old.PodAddrs, new.PodAddrs)
 			}, func(txn statedb.ReadTxn, b *tables.BackendSlice, mark func(frontendKey)) {
 				if s, _, found := f.Services.Get(txn, tables.ServiceByName(b.Service)); found {
 					mark(frontendKey{origin: serviceOrigin(s.Name)})
@@ -258,26 +258,26 @@ func familyOf(a netip.Addr) uint8 {
 }
 
 // row computes a frontend. A service takes its packets before a plugin of the CNI does.
-func (f *frontendParams) row(txn statedb.ReadTxn, id tables.FrontendID) *tables.Frontend {
+func (f *frontendParams) row(
+	txn statedb.ReadTxn, cache backendsCache, id tables.FrontendID,
+) *tables.Frontend {
 	row := &tables.Frontend{FrontendID: id, Reconciled: tables.Pending()}
+	var backends backendList
 	switch {
 	case id.Addr.IsUnspecified():
-		f.addNodePort(txn, row)
+		f.addNodePort(txn, cache, row, &backends)
 	case id.Addr.IsLoopback():
-		f.addHostPort(txn, row)
+		f.addHostPort(txn, row, &backends)
 	default:
 		if f.addExternal(txn, row); len(row.Origins) == 0 {
-			f.addHostPort(txn, row)
+			f.addHostPort(txn, row, &backends)
 		}
 	}
 	if len(row.Origins) == 0 {
 		return nil
 	}
 	slices.Sort(row.Origins)
-	row.Backends = f.ordered(txn, row.Backends)
-	if row.More = len(row.Backends) > bpf.FrontendBackends; row.More {
-		row.Backends = row.Backends[:bpf.FrontendBackends]
-	}
+	row.Backends, row.More = backends.ordered()
 	return row
 }
 
@@ -306,8 +306,9 @@ func (f *frontendParams) addExternal(txn statedb.ReadTxn, row *tables.Frontend) 
 func (f *frontendParams) isServed(
 	txn statedb.ReadTxn, s *tables.Service, p tables.ServicePort, family uint8,
 ) bool {
-	if s.NotProxied {
-		return false
+	ofFamily := func(a netip.Addr) bool { return familyOf(a) == family }
+	if s.NotProxied || !slices.ContainsFunc(s.Addrs, ofFamily) {
+		return false // without a cluster address of the family it leaves the service alone in it
 	}
 	for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
 		if b.Serves == family && len(portsIn(b, p)) > 0 {

@@ -119,8 +119,9 @@ func (w *frontendWorld) node(number uint32, node, addr string) {
 func TestExternalFrontends(t *testing.T) {
 	w := newFrontendWorld(t, Config{})
 	s := &tables.Service{
-		Name: name("shop/web"), ExternalIPs: addrsOf("203.0.113.1", "2001:db8::1"),
-		Ports: []tables.ServicePort{{Protocol: 6, Port: 443, TargetPort: 8080}},
+		Name: name("shop/web"), Addrs: addrsOf("10.96.0.1", "fd96::1"),
+		ExternalIPs: addrsOf("203.0.113.1", "2001:db8::1"),
+		Ports:       []tables.ServicePort{{Protocol: 6, Port: 443, TargetPort: 8080}},
 	}
 	w.services.Put(s)
 	w.has()
@@ -131,6 +132,10 @@ func TestExternalFrontends(t *testing.T) {
 	w.slices.Remove(slice("shop/web", bpf.FamilyIPv6))
 	w.has("203.0.113.1:443/tcp shop service shop/web -")
 
+	single := tables.Clone(s)
+	single.Addrs = addrsOf("fd96::1")
+	w.services.Put(single)
+	w.has()
 	headless := tables.Clone(s)
 	headless.NotProxied = true
 	w.services.Put(headless)
@@ -162,7 +167,7 @@ func TestExternalFrontends(t *testing.T) {
 func TestNodePortFrontends(t *testing.T) {
 	w := newFrontendWorld(t, Config{})
 	s := &tables.Service{
-		Name: name("shop/web"), Selector: labels.Set{"app": "web"},
+		Name: name("shop/web"), Addrs: addrsOf("10.96.0.1"), Selector: labels.Set{"app": "web"},
 		Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 8080, NodePort: 30080}},
 	}
 	w.services.Put(s)
@@ -188,6 +193,52 @@ func TestNodePortFrontends(t *testing.T) {
 	require.Equal(t, bpf.FrontendAtNode|bpf.FrontendMore, f.MapValue().Flags)
 	w.services.Remove(s)
 	w.has()
+}
+
+// Who writes a slice may call any address a pod's, and give a pod any port: all that is not as the
+// service selects it is listed.
+func TestNodePortToForeignPods(t *testing.T) {
+	w := newFrontendWorld(t, Config{})
+	w.member(1, "tenant", labels.Set{"app": "web"}, "10.0.0.1")
+	w.member(2, "garden", labels.Set{"app": "web"}, "10.0.0.2")
+	s := &tables.Service{
+		Name: name("tenant/web"), Addrs: addrsOf("10.96.0.1"), Selector: labels.Set{"app": "web"},
+		Ports: []tables.ServicePort{{Protocol: 6, Port: 80, TargetPort: 8080, NodePort: 30080}},
+	}
+	w.services.Put(s)
+	const row = "0.0.0.0:30080/tcp - service tenant/web "
+	honest := slice("tenant/web", bpf.FamilyIPv4)
+	honest.PodAddrs = addrsOf("10.0.0.1")
+	w.slices.Put(honest)
+	w.has(row + "10.0.0.1:8080")
+
+	forged := slice("tenant/web", bpf.FamilyIPv4)
+	forged.Name.Name = "forged"
+	forged.PodAddrs = addrsOf("10.0.0.1", "10.0.0.2", "203.0.113.9")
+	forged.Ports = []tables.BackendPort{{Protocol: 6, Port: 22}}
+	w.slices.Put(forged)
+	w.has(row + "203.0.113.9:22, 10.0.0.1:22, 10.0.0.1:8080, 10.0.0.2:22")
+
+	s = tables.Clone(s)
+	s.Selector = nil
+	w.services.Put(s)
+	w.has(row + "203.0.113.9:22, 10.0.0.1:22, 10.0.0.1:8080, 10.0.0.2:22")
+	w.slices.Remove(honest)
+	w.has(row + "203.0.113.9:22, 10.0.0.1:22, 10.0.0.2:22")
+
+	w.ipcache.Remove(&tables.IPCache{Prefix: netip.MustParsePrefix("10.0.0.2/32")})
+	w.rule.Work()
+	many := tables.Clone(forged)
+	many.PodAddrs = nil
+	for i := range 100 {
+		many.PodAddrs = append(many.PodAddrs, netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}))
+	}
+	w.slices.Put(many)
+	w.rule.Work()
+	for f := range w.frontends.All(w.db.ReadTxn()) {
+		require.True(t, f.More)
+		require.Len(t, f.Backends, bpf.FrontendBackends)
+	}
 }
 
 // A host port is one of all addresses of its node; on this node the backend is not listed, as the
