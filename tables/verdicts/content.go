@@ -36,10 +36,27 @@ type contributions map[bpf.VerdictKey][]contribution
 // anyTraffic is the key of all traffic.
 var anyTraffic = bpf.VerdictKeyOf(0, 0, 0, 0)
 
+// maxNamedRules is how many rules a verdict names that decide together. Any number may, and for any
+// number of keys.
+const maxNamedRules = 16
+
+// put adds what a rule says of a key, unless many rules say it already.
+func (c contributions) put(key bpf.VerdictKey, by contribution) {
+	same := 0
+	for _, other := range c[key] {
+		if other.precedence == by.precedence {
+			same++
+		}
+	}
+	if same < maxNamedRules {
+		c[key] = append(c[key], by)
+	}
+}
+
 // add adds a rule, with the peer's numbers for names of ports.
 func (c contributions) add(st *statement, ports []tables.NamedPort) {
 	for _, key := range st.keys {
-		c[key] = append(c[key], st.contribution)
+		c.put(key, st.contribution)
 	}
 	c.addNamed(st, ports)
 }
@@ -48,8 +65,7 @@ func (c contributions) add(st *statement, ports []tables.NamedPort) {
 func (c contributions) addNamed(st *statement, ports []tables.NamedPort) {
 	for _, p := range ports {
 		if st.names(p) {
-			key := bpf.VerdictKeyOf(0, p.Protocol, p.Port, 16)
-			c[key] = append(c[key], st.contribution)
+			c.put(bpf.VerdictKeyOf(0, p.Protocol, p.Port, 16), st.contribution)
 		}
 	}
 }
@@ -70,8 +86,8 @@ type content struct {
 }
 
 // content returns the smallest list of verdicts in which the longest key around any traffic gives
-// the result of the contributions with the highest precedence. It does not depend on the order of
-// contributions.
+// the result of the contributions with the highest precedence. The order of contributions decides
+// at most which of many rules are named.
 func (c contributions) content() *content {
 	keys := slices.SortedFunc(maps.Keys(c), compareKeys)
 	says := &content{verdicts: make([]tables.Verdict, 0, len(keys))}
@@ -109,6 +125,7 @@ func (c contributions) decide(key bpf.VerdictKey) tables.Verdict {
 	v.Value.Default = asByte(best == byDefault)
 	slices.SortFunc(v.Rules, tables.RuleID.Compare)
 	v.Rules = slices.Compact(v.Rules)
+	v.Rules = slices.Clone(v.Rules[:min(len(v.Rules), maxNamedRules)])
 	v.Value.Cookie = tables.CookieOf(v.Rules)
 	return v
 }
