@@ -3,7 +3,9 @@
 package objects
 
 import (
+	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -169,14 +171,23 @@ func TestPodsShareLabels(t *testing.T) {
 	require.Same(t, a.LabelSet, b.LabelSet)
 }
 
-func TestInternerIsBounded(t *testing.T) {
+// Label sets that no pod has any more are not kept, however many there were.
+func TestInternerKeepsNoneAlive(t *testing.T) {
 	var n Interner
-	for i := range 5 * internSize {
-		n.LabelSet("ns", "", labels.Set{
-			"n": strings.Repeat("x", i%7), "i": time.Duration(i).String(),
-		}, nil)
+	labelled := func(i int) *tables.LabelSet {
+		return n.LabelSet("ns", "", labels.Set{"i": fmt.Sprint(i)}, nil)
 	}
-	require.LessOrEqual(t, len(n.recent)+len(n.older), 2*internSize)
+	kept := labelled(0)
+	for i := range 10_000 {
+		labelled(i)
+	}
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return len(n.sets) == 1
+	}, time.Minute, time.Millisecond)
+	require.Same(t, kept, labelled(0))
 }
 
 func TestNames(t *testing.T) {

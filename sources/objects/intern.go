@@ -3,24 +3,21 @@
 package objects
 
 import (
+	"runtime"
 	"sync"
 	"unique"
+	"weak"
 
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
 )
 
-// internSize bounds the label sets that are kept for being used again, twice:
-// those of the current generation, and those of the one before it.
-const internSize = 16384
-
-// Interner lets the many pods that have the same labels share them. It forgets
-// what was not asked for during the last [internSize] new label sets, which then
-// is shared no more but as right as before.
+// Interner lets the many pods that have the same labels share them. It keeps none alive: a tenant
+// may give a pod new labels, of a megabyte, as often as it likes.
 type Interner struct {
-	mu            sync.Mutex
-	recent, older map[tables.LabelSetID]*tables.LabelSet
+	mu   sync.Mutex
+	sets map[tables.LabelSetID]weak.Pointer[tables.LabelSet]
 }
 
 // LabelSet returns the one label set with these contents.
@@ -30,17 +27,24 @@ func (n *Interner) LabelSet(
 	s := tables.NewLabelSet(namespace, serviceAccount, set, ports)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if known, found := n.recent[s.ID]; found {
+	if known := n.sets[s.ID].Value(); known != nil {
 		return known
 	}
-	if known, found := n.older[s.ID]; found {
-		s = known
+	if n.sets == nil {
+		n.sets = make(map[tables.LabelSetID]weak.Pointer[tables.LabelSet])
 	}
-	if n.recent == nil || len(n.recent) >= internSize {
-		n.older, n.recent = n.recent, make(map[tables.LabelSetID]*tables.LabelSet)
-	}
-	n.recent[s.ID] = s
+	n.sets[s.ID] = weak.Make(s)
+	runtime.AddCleanup(s, n.forget, s.ID)
 	return s
+}
+
+// forget removes a label set that nothing has any more, unless there is another with its contents.
+func (n *Interner) forget(id tables.LabelSetID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.sets[id].Value() == nil {
+		delete(n.sets, id)
+	}
 }
 
 // internString returns the one copy of a text that many objects repeat.
