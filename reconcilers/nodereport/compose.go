@@ -52,10 +52,7 @@ func compose(
 		policies []*tables.ReportedPolicy
 		most     int
 	}{{egress, maxEgress}, {network, maxNetwork}} {
-		slices.SortStableFunc(
-			part.policies,
-			func(a, b *tables.ReportedPolicy) int { return cmp.Compare(urgency(b), urgency(a)) },
-		)
+		inTurn(part.policies)
 		n := min(len(part.policies), part.most)
 		for _, p := range part.policies[:n] {
 			c.Policies = append(c.Policies, shortened(*p))
@@ -66,6 +63,24 @@ func compose(
 		c.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) },
 	)
 	return c
+}
+
+// inTurn sorts policies by urgency, those that are as urgent by namespaces in turn: many of one
+// leave room for those of others.
+func inTurn(policies []*tables.ReportedPolicy) {
+	type share struct {
+		namespace string
+		urgency   int
+	}
+	turns, counts := map[*tables.ReportedPolicy]int{}, map[share]int{}
+	for _, p := range policies {
+		of := share{p.Policy.Namespace, urgency(p)}
+		turns[p] = counts[of]
+		counts[of]++
+	}
+	slices.SortStableFunc(policies, func(a, b *tables.ReportedPolicy) int {
+		return cmp.Or(cmp.Compare(urgency(b), urgency(a)), cmp.Compare(turns[a], turns[b]))
+	})
 }
 
 func urgency(p *tables.ReportedPolicy) int {

@@ -273,3 +273,29 @@ func TestReportIsBounded(t *testing.T) {
 	require.LessOrEqual(t, len(worst.Error), maxText)
 	require.Less(t, len(manifest(&tables.Node{Name: "node-1", UID: "uid"}, c)), 800<<10)
 }
+
+// Failing policies of one namespace leave room for what others have to report.
+func TestReportsOfNamespacesInTurn(t *testing.T) {
+	db := statedb.New()
+	table, err := tables.NewPolicyReportTable(db)
+	require.NoError(t, err)
+	failing := func(namespace, name string) tables.PolicyID {
+		id := tables.PolicyID{
+			Kind: tables.PolicyKubernetes, Name: tables.Name{Namespace: namespace, Name: name},
+		}
+		wtxn := db.WriteTxn(table)
+		_, _, err := table.Insert(wtxn, &tables.PolicyReport{
+			ReportedPolicy: tables.ReportedPolicy{Policy: id, Failed: 1, Error: "TooLarge"},
+		})
+		require.NoError(t, err)
+		wtxn.Commit()
+		return id
+	}
+	for i := range 10 * maxNetwork {
+		failing("a-tenant", fmt.Sprint(i))
+	}
+	other := failing("shop", "web")
+	c := compose("v1", table.All(db.ReadTxn()))
+	require.Len(t, c.Policies, maxNetwork)
+	require.NotNil(t, c.Policy(other))
+}
