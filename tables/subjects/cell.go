@@ -138,6 +138,7 @@ type round struct {
 	serves   map[*tables.EgressPolicy]bool                // see isServedHere
 	served   map[tables.SubjectDef]bool                   // of pods of other nodes
 	subjects map[tables.SubjectDef]uint32                 // those brought up to date
+	peersOf  map[*tables.PolicyTraffic]*peersOf           // of items of policies
 	used     *use                                         // by selectors, nil until it is asked for
 	sizes    *sizes                                       // of rulesets, likewise
 
@@ -153,6 +154,7 @@ func (r *rule) compute(
 		serves:   map[*tables.EgressPolicy]bool{},
 		served:   map[tables.SubjectDef]bool{},
 		subjects: map[tables.SubjectDef]uint32{},
+		peersOf:  map[*tables.PolicyTraffic]*peersOf{},
 
 		elections: map[string]election{},
 	}

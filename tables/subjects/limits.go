@@ -33,14 +33,7 @@ func entriesOf(rules []said) int {
 	}
 	pairs, entries := verdicts.Size(sized, asOneClass)
 	for _, r := range rules {
-		for _, s := range r.selectors {
-			for _, peer := range s.Peers {
-				entries++
-				if peer.PeerPrefixes != nil {
-					entries += len(peer.Except)
-				}
-			}
-		}
+		entries += r.entries
 	}
 	return pairs + entries
 }

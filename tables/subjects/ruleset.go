@@ -15,7 +15,43 @@ import (
 // said is a rule of a policy that selects a label set, with the selectors of its peers.
 type said struct {
 	*tables.Rule
+	*peersOf
+}
+
+// peersOf are the selectors of the peers of an item. They are the same for all label sets that its
+// policy selects, and there may be as many as an object has room for.
+type peersOf struct {
 	selectors []tables.SelectorSpec
+	digest    bpf.Digest // of their texts
+	entries   int        // of the peers and their exceptions
+}
+
+func newPeersOf(peers []tables.PolicyPeer) *peersOf {
+	of := &peersOf{selectors: tables.SelectorSpecs(peers)}
+	h := sha256.New()
+	for _, s := range of.selectors {
+		fmt.Fprintf(h, "%d %s\n", len(s.Text), s.Text)
+		for _, peer := range s.Peers {
+			of.entries++
+			if peer.PeerPrefixes != nil {
+				of.entries += len(peer.Except)
+			}
+		}
+	}
+	of.digest = bpf.Digest(h.Sum(nil)[:16])
+	return of
+}
+
+var noPeers = newPeersOf(nil)
+
+// peers returns the selectors of an item, which are made once.
+func (c *round) peers(t *tables.PolicyTraffic) *peersOf {
+	of := c.peersOf[t]
+	if of == nil {
+		of = newPeersOf(t.Peers)
+		c.peersOf[t] = of
+	}
+	return of
 }
 
 // ruleset returns the number of the ruleset of a label set: the rules of all its network policies.
@@ -24,9 +60,10 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		return bpf.EmptyRuleset, nil
 	}
 	var all []said
+	room := int(c.MaxEntries)
 	policies, _ := c.networkPolicies(set)
 	for _, p := range policies {
-		all = append(all, c.rulesOf(p, set)...)
+		all = append(all, c.rulesOf(p, set, &room)...)
 	}
 	alwaysDeny := c.Enforcement == tables.EnforcementAlways
 	if len(all) == 0 && !alwaysDeny {
@@ -152,8 +189,11 @@ func (c *round) compiled(id tables.PolicyID) error {
 var directions = [...]bpf.Direction{bpf.DirectionEgress, bpf.DirectionIngress} // in order
 
 // rulesOf returns the rules of a policy for a label set, in order: for each direction a default
-// deny if there is one, and the items that can have an effect.
-func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []said) {
+// deny if there is one, and the items that can have an effect. It takes from room what they need at
+// least. When there is less than none, they are too large, and one for each direction is enough.
+func (c *round) rulesOf(
+	p *tables.NetworkPolicy, set *tables.LabelSet, room *int,
+) (rules []said) {
 	namespace, _, _ := c.Namespaces.Get(c.in, tables.NamespaceByName(set.Namespace))
 	for i, rule := range p.Rules {
 		if !c.matcher(rule.Subject).Matches(set, namespace) {
@@ -167,12 +207,21 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 			id := tables.RuleID{Policy: p.ID(), Rule: int32(i), Direction: d, Item: -1}
 			if direction.DefaultDeny {
 				id.Field = rule.Field + "." + d.String()
-				rules = append(rules, said{Rule: &tables.Rule{RuleID: id, DefaultDeny: true}})
+				rule := &tables.Rule{RuleID: id, DefaultDeny: true}
+				rules = append(rules, said{rule, noPeers})
 			}
-			for j, traffic := range direction.Traffic {
+			has := direction.DefaultDeny
+			for j := range direction.Traffic {
+				if has && *room < 0 {
+					break
+				}
+				traffic := &direction.Traffic[j]
 				id.Item, id.Field = int32(j), traffic.Field
-				if s, hasEffect := itemOf(id, traffic, set); hasEffect {
-					rules = append(rules, s)
+				if s, hasEffect := c.itemOf(id, traffic, set); hasEffect {
+					rules, has = append(rules, s), true
+					if !s.NoPorts { // else it takes no entry
+						*room--
+					}
 				}
 			}
 		}
@@ -181,14 +230,14 @@ func (c *round) rulesOf(p *tables.NetworkPolicy, set *tables.LabelSet) (rules []
 }
 
 // itemOf returns the rule of an item of a policy for a label set. It has no effect without peers.
-func itemOf(
-	id tables.RuleID, t tables.PolicyTraffic, set *tables.LabelSet,
+func (c *round) itemOf(
+	id tables.RuleID, t *tables.PolicyTraffic, set *tables.LabelSet,
 ) (s said, hasEffect bool) {
 	r := &tables.Rule{RuleID: id, Deny: t.Deny, Ports: t.Ports}
 	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.MatchesEverything)
-	s.Rule = r
+	s = said{r, noPeers}
 	if !r.AnyPeer {
-		s.selectors = tables.SelectorSpecs(t.Peers)
+		s.peersOf = c.peers(t)
 	}
 	if id.Direction == bpf.DirectionIngress {
 		r.Ports = resolved(t.Ports, set.NamedPorts)
@@ -228,9 +277,7 @@ func digestOf(rules []said, alwaysDeny bool) bpf.Digest {
 		for _, p := range r.Ports { // the text of a port does not distinguish the name all
 			fmt.Fprintf(h, "%d %d %d %q\n", p.Protocol, p.First, p.Last, p.Name)
 		}
-		for _, s := range r.selectors {
-			fmt.Fprintf(h, "%q\n", s.Text)
-		}
+		h.Write(r.digest[:])
 	}
 	return bpf.Digest(h.Sum(nil)[:16])
 }

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// What a large policy comes to is made once for all label sets, and not at all beyond what is too
+// large: with it for each of 50 label sets an edit held up all other policies for seconds.
+func TestLargePolicyIsReadOnce(t *testing.T) {
+	h := newHarness(t, tables.EnforcementDefault, CIDRMatch{})
+	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
+	c := &round{
+		rule: &rule{params: h.params}, in: h.db.ReadTxn(),
+		matchers: map[tables.EgressSelector]*tables.PodMatcher{},
+		peersOf:  map[*tables.PolicyTraffic]*peersOf{},
+	}
+	p := allow("p", "", 80, tables.PolicyPeer{Kind: tables.PeerPods, Pods: inN1("app=peer")})
+	rulesOf := func(app string, room int) []said { return c.rulesOf(p, setOf(app), &room) }
+	a, b := rulesOf("a", 100), rulesOf("b", 100)
+	require.Len(t, a, 2)
+	require.Same(t, a[1].peersOf, b[1].peersOf)
+
+	egress := &p.Rules[0].Egress
+	for i := range 1000 {
+		egress.Traffic = append(egress.Traffic, tables.PolicyTraffic{
+			Field: fmt.Sprintf("spec.egress[%d]", i), AnyPeer: true,
+		})
+	}
+	few := rulesOf("a", 10)
+	require.Len(t, few, 12, "more than there is room for, and a rule of the other direction")
+	require.True(t, few[len(few)-1].DefaultDeny)
+	require.Len(t, isolation([]*tables.Rule{few[0].Rule, few[11].Rule}), 2)
+	require.Len(t, rulesOf("a", -1), 2)
+	require.Len(t, rulesOf("a", 2000), 1002)
+
+	// What takes no entry does not make a policy too large.
+	for i := range 1000 {
+		p.Rules[0].Ingress.Traffic = append(p.Rules[0].Ingress.Traffic, tables.PolicyTraffic{
+			Field: fmt.Sprintf("spec.ingress[%d]", i+1), AnyPeer: true,
+			Ports: []tables.PolicyPort{{Protocol: 6, Name: "none"}},
+		})
+	}
+	require.Len(t, rulesOf("a", 1001), 2002)
+}
