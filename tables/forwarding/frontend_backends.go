@@ -50,7 +50,7 @@ type podBackend struct {
 }
 
 type sliceBackends struct {
-	*tables.BackendSlice
+	ports         map[portName][]uint16
 	outside, pods []netip.Addr
 	selected      []podBackend // that the service selects, one of each label set
 }
@@ -76,7 +76,11 @@ func (f *frontendParams) backendsOf(
 		}
 	}
 	for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
-		of := sliceBackends{BackendSlice: b}
+		of := sliceBackends{ports: map[portName][]uint16{}}
+		for _, port := range b.Ports {
+			name := portName{port.Name, port.Protocol}
+			of.ports[name] = append(of.ports[name], port.Port)
+		}
 		for _, addr := range b.Addrs {
 			if addr.Is4() == v4 {
 				of.add(addr, f.podAt(txn, addr), nil)
@@ -127,7 +131,7 @@ func (f *frontendParams) podAt(txn statedb.ReadTxn, addr netip.Addr) *tables.Mem
 func (all *serviceBackends) at(p tables.ServicePort, to *backendList) {
 	var known []uint16
 	for _, b := range all.slices {
-		known = append(known, portsIn(b.BackendSlice, p)...)
+		known = append(known, b.ports[nameOf(p)]...)
 	}
 	slices.Sort(known)
 	known = slices.Compact(known)
@@ -135,7 +139,7 @@ func (all *serviceBackends) at(p tables.ServicePort, to *backendList) {
 		add(&to.pods, pod.addr, targets(p, pod.labels, known))
 	}
 	for _, b := range all.slices {
-		ports := portsIn(b.BackendSlice, p)
+		ports := b.ports[nameOf(p)]
 		for _, addr := range b.outside {
 			add(&to.outside, addr, ports)
 		}
@@ -151,31 +155,55 @@ func (all *serviceBackends) at(p tables.ServicePort, to *backendList) {
 	}
 }
 
-// backendsCache has what services have in a transaction: they may have thousands of ports.
-type backendsCache map[serviceFamily]*serviceBackends
+// frontendCache has what services have in a transaction: they may have thousands of ports, and their
+// slices too.
+type frontendCache struct {
+	backends map[serviceFamily]*serviceBackends
+	served   map[tables.Name]map[servedPort]bool
+}
+
+func newFrontendCache() *frontendCache {
+	return &frontendCache{
+		backends: map[serviceFamily]*serviceBackends{},
+		served:   map[tables.Name]map[servedPort]bool{},
+	}
+}
 
 type serviceFamily struct {
 	tables.Name
 	v4 bool
 }
 
+// portName is how slices call a port of their service.
+type portName struct {
+	name     string
+	protocol uint8
+}
+
+func nameOf(p tables.ServicePort) portName { return portName{p.Name, p.Protocol} }
+
+type servedPort struct {
+	portName
+	family uint8
+}
+
 // addNodePort adds the services with a port of all nodes, and where it leads.
 func (f *frontendParams) addNodePort(
-	txn statedb.ReadTxn, cache backendsCache, row *tables.Frontend, to *backendList,
+	txn statedb.ReadTxn, cache *frontendCache, row *tables.Frontend, to *backendList,
 ) {
 	for s := range f.Services.List(txn, tables.ServicesByNodePort(int(row.Port))) {
 		for _, p := range s.Ports {
 			if p.NodePort != row.Port || p.Protocol != row.Protocol ||
-				!f.isServed(txn, s, p, familyOf(row.Addr)) {
+				!f.isServed(txn, cache, s, p, familyOf(row.Addr)) {
 				continue
 			}
 			row.AtNode = true
 			row.Origins = append(row.Origins, serviceOrigin(s.Name))
 			key := serviceFamily{s.Name, row.Addr.Is4()}
-			if cache[key] == nil {
-				cache[key] = f.backendsOf(txn, s, key.v4)
+			if cache.backends[key] == nil {
+				cache.backends[key] = f.backendsOf(txn, s, key.v4)
 			}
-			cache[key].at(p, to)
+			cache.backends[key].at(p, to)
 		}
 	}
 }

@@ -120,7 +120,7 @@ const maxFrontends = 4000
 func (f *frontendParams) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, keys []frontendKey, mark func(frontendKey),
 ) error {
-	shares, cache := f.shares(out), backendsCache{}
+	shares, cache := f.shares(out), newFrontendCache()
 	computed := 0
 	put := func(id tables.FrontendID) (kept bool, err error) {
 		computed++
@@ -137,7 +137,7 @@ func (f *frontendParams) compute(
 		if key.origin == "" {
 			_, err = put(key.FrontendID)
 		} else {
-			err = f.putAll(in, out, key.origin, put)
+			err = f.putAll(in, out, cache, key.origin, put)
 		}
 		if err != nil {
 			return err
@@ -150,7 +150,7 @@ func (f *frontendParams) compute(
 // putAll brings the rows up to date that a service or a pod has or may have, up to the first one
 // that there is no room for: what comes after it would be refused, too.
 func (f *frontendParams) putAll(
-	in statedb.ReadTxn, out statedb.WriteTxn, origin string,
+	in statedb.ReadTxn, out statedb.WriteTxn, cache *frontendCache, origin string,
 	put func(tables.FrontendID) (kept bool, err error),
 ) error {
 	has := map[tables.FrontendID]bool{}
@@ -160,7 +160,7 @@ func (f *frontendParams) putAll(
 			return err
 		}
 	}
-	for id := range f.idsOf(in, origin) {
+	for id := range f.idsOf(in, cache, origin) {
 		if has[id] {
 			continue
 		}

@@ -98,7 +98,9 @@ func differentFrontends(old, new *tables.Service) bool {
 
 // idsOf yields the frontends that a service or a pod may have, ports of all nodes first. Of a
 // service these are at ports that are served.
-func (f *frontendParams) idsOf(txn statedb.ReadTxn, origin string) iter.Seq[tables.FrontendID] {
+func (f *frontendParams) idsOf(
+	txn statedb.ReadTxn, cache *frontendCache, origin string,
+) iter.Seq[tables.FrontendID] {
 	kind, text, _ := strings.Cut(origin, " ")
 	namespace, n, _ := strings.Cut(text, "/")
 	name := tables.Name{Namespace: namespace, Name: n}
@@ -120,7 +122,7 @@ func (f *frontendParams) idsOf(txn statedb.ReadTxn, origin string) iter.Seq[tabl
 		}
 		for _, p := range s.Ports {
 			for _, family := range families {
-				if f.isServed(txn, s, p, family) && !externalsOf(s, p, family, yield) {
+				if f.isServed(txn, cache, s, p, family) && !externalsOf(s, p, family, yield) {
 					return
 				}
 			}
@@ -259,7 +261,7 @@ func familyOf(a netip.Addr) uint8 {
 
 // row computes a frontend. A service takes its packets before a plugin of the CNI does.
 func (f *frontendParams) row(
-	txn statedb.ReadTxn, cache backendsCache, id tables.FrontendID,
+	txn statedb.ReadTxn, cache *frontendCache, id tables.FrontendID,
 ) *tables.Frontend {
 	row := &tables.Frontend{FrontendID: id, Reconciled: tables.Pending()}
 	var backends backendList
@@ -269,7 +271,7 @@ func (f *frontendParams) row(
 	case id.Addr.IsLoopback():
 		f.addHostPort(txn, row, &backends)
 	default:
-		if f.addExternal(txn, row); len(row.Origins) == 0 {
+		if f.addExternal(txn, cache, row); len(row.Origins) == 0 {
 			f.addHostPort(txn, row, &backends)
 		}
 	}
@@ -282,12 +284,14 @@ func (f *frontendParams) row(
 }
 
 // addExternal adds the services with an external or load balancer address.
-func (f *frontendParams) addExternal(txn statedb.ReadTxn, row *tables.Frontend) {
+func (f *frontendParams) addExternal(
+	txn statedb.ReadTxn, cache *frontendCache, row *tables.Frontend,
+) {
 	all := false // rely on it
 	for s := range f.Services.List(txn, tables.ServicesByExternal(row.Addr)) {
 		served := slices.ContainsFunc(s.Ports, func(p tables.ServicePort) bool {
 			return p.Port == row.Port && p.Protocol == row.Protocol &&
-				f.isServed(txn, s, p, familyOf(row.Addr))
+				f.isServed(txn, cache, s, p, familyOf(row.Addr))
 		})
 		if !served {
 			continue
@@ -304,26 +308,21 @@ func (f *frontendParams) addExternal(txn statedb.ReadTxn, row *tables.Frontend) 
 
 // isServed reports whether kube-proxy translates a port of a service in a family.
 func (f *frontendParams) isServed(
-	txn statedb.ReadTxn, s *tables.Service, p tables.ServicePort, family uint8,
+	txn statedb.ReadTxn, cache *frontendCache, s *tables.Service, p tables.ServicePort, family uint8,
 ) bool {
 	ofFamily := func(a netip.Addr) bool { return familyOf(a) == family }
 	if s.NotProxied || !slices.ContainsFunc(s.Addrs, ofFamily) {
 		return false // without a cluster address of the family it leaves the service alone in it
 	}
-	for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
-		if b.Serves == family && len(portsIn(b, p)) > 0 {
-			return true
+	served := cache.served[s.Name]
+	if served == nil {
+		served = map[servedPort]bool{}
+		cache.served[s.Name] = served
+		for b := range f.Backends.List(txn, tables.BackendSlicesByService(s.Name)) {
+			for _, port := range b.Ports {
+				served[servedPort{portName{port.Name, port.Protocol}, b.Serves}] = true
+			}
 		}
 	}
-	return false
-}
-
-// portsIn returns the numbers that a slice gives a port of its service.
-func portsIn(b *tables.BackendSlice, p tables.ServicePort) (numbers []uint16) {
-	for _, port := range b.Ports {
-		if port.Name == p.Name && port.Protocol == p.Protocol {
-			numbers = append(numbers, port.Port)
-		}
-	}
-	return numbers
+	return served[servedPort{nameOf(p), family}]
 }
