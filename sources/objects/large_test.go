@@ -96,7 +96,7 @@ func TestSliceOfService(t *testing.T) {
 	} {
 		text := fmt.Sprintf(`{"metadata": {"name": "a", "namespace": "b", "labels":
 			{"kubernetes.io/service-name": "web"%s}}, "addressType": "IPv4", "ports": [{"port": 80}],
-			"endpoints": [{"addresses": ["203.0.113.1"], "conditions": {%s},
+			"endpoints": [{"addresses": ["203.000.113.01"], "conditions": {%s},
 			"targetRef": {"kind": "Pod", "name": "web"}}]}`, test.labels, test.conditions)
 		o, err := kindNamed(t, "EndpointSlice").Decode([]byte(text))
 		require.NoError(t, err)

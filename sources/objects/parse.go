@@ -10,17 +10,32 @@ import (
 	"strconv"
 	"strings"
 
+	netutils "k8s.io/utils/net"
+
 	"github.com/sluice-net/sluice/tables"
 )
+
+// parseIP parses an address. Zeros before a number mean nothing, as to API servers and kube-proxy:
+// an address that these use must not be hidden from the agent.
+func parseIP(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		legacy, valid := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
+		if !valid {
+			return a, parseError(s, err)
+		}
+		a = legacy
+	}
+	return a.Unmap(), nil
+}
 
 // parseAddr parses the address of one host. IPv4 addresses written as IPv6 ones
 // become IPv4 addresses.
 func parseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return a, parseError(s, err)
-	}
-	switch a = a.Unmap(); {
+	a, err := parseIP(s)
+	switch {
+	case err != nil:
+		return netip.Addr{}, err
 	case a.Zone() != "":
 		return netip.Addr{}, quoted(s, "has a zone")
 	case a.IsUnspecified(), a.IsMulticast(), a.IsLoopback():

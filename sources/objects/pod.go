@@ -107,12 +107,12 @@ func (e *fieldErrors) hostAddr(field, text string) (addr netip.Addr, has bool) {
 	if text == "" {
 		return addr, true
 	}
-	addr, err := netip.ParseAddr(text)
+	addr, err := parseIP(text)
 	if err != nil {
-		e.note(field, parseError(text, err).Error())
+		e.note(field, err.Error())
 		return addr, false
 	}
-	addr = addr.Unmap().WithZone("")
+	addr = addr.WithZone("")
 	return addr, !addr.IsLoopback()
 }
 
