@@ -232,7 +232,11 @@ func selects(s *tables.Service, m *tables.Member) bool {
 
 // addHostPort adds the pods to which a plugin of the CNI translates a port of their node.
 func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend, to *backendList) {
+	nodes := f.nodesAt(txn, row.Addr)
 	for e := range f.Endpoints.List(txn, tables.EndpointsByHostPort(int(row.Port))) {
+		if !slices.Contains(nodes, e.Node) {
+			continue // many nodes may have a pod with the port
+		}
 		for _, p := range e.HostPorts {
 			if p.Port != row.Port || p.Protocol != row.Protocol ||
 				!slices.Contains(f.hostAddrs(txn, e, p), row.Addr) {
@@ -249,4 +253,16 @@ func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend, 
 			}
 		}
 	}
+}
+
+// nodesAt returns the nodes that have an address of a frontend.
+func (f *frontendParams) nodesAt(txn statedb.ReadTxn, addr netip.Addr) []string {
+	if addr.IsLoopback() {
+		return []string{f.LocalNode.Name}
+	}
+	nodes := []string{f.nodeOf(txn, addr)}
+	for n := range f.Nodes.List(txn, tables.NodesByAddr(addr)) {
+		nodes = append(nodes, n.Name)
+	}
+	return nodes
 }

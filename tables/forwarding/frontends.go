@@ -214,7 +214,7 @@ func (f *frontendParams) hostAddrs(
 	txn statedb.ReadTxn, e *tables.Endpoint, p tables.HostPort,
 ) (addrs []netip.Addr) {
 	if p.Addr.IsValid() && !p.Addr.IsUnspecified() {
-		if f.nodeOf(txn, p.Addr) != e.Node {
+		if e.Node == "" || f.nodeOf(txn, p.Addr) != e.Node {
 			return nil // the author of a pod may name any address
 		}
 		return []netip.Addr{p.Addr}
