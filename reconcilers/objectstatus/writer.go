@@ -68,8 +68,7 @@ type reported struct {
 
 // run writes the status of objects until the context ends.
 func (w *writer) run(ctx context.Context, health cell.Health) error {
-	w.queue = workqueue.NewTypedRateLimitingQueue(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[tables.PolicyID](retryMin, retryMax))
+	w.queue = newQueue()
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
