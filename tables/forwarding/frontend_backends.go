@@ -3,6 +3,7 @@
 package forwarding
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -18,7 +19,7 @@ import (
 const mostBackends = bpf.FrontendBackends + 1
 
 // backendList has backends, each once, up to mostBackends.
-type backendList struct{ outside, pods []netip.AddrPort }
+type backendList struct{ outside, pods, nodes []netip.AddrPort }
 
 func add(to *[]netip.AddrPort, addr netip.Addr, ports []uint16) {
 	for _, port := range ports {
@@ -29,11 +30,23 @@ func add(to *[]netip.AddrPort, addr netip.Addr, ports []uint16) {
 	}
 }
 
+// addNode adds a pod of the host network: one for each port, as nodes are judged alike but by rules
+// about their addresses.
+func (l *backendList) addNode(addr netip.Addr, ports []uint16) {
+	for _, port := range ports {
+		same := func(b netip.AddrPort) bool { return b.Port() == port }
+		if !slices.ContainsFunc(l.nodes, same) {
+			add(&l.nodes, addr, []uint16{port})
+		}
+	}
+}
+
 // ordered returns the backends that a frontend lists, those that no pod has first.
 func (l *backendList) ordered() (backends []netip.AddrPort, more bool) {
 	slices.SortFunc(l.outside, netip.AddrPort.Compare)
 	slices.SortFunc(l.pods, netip.AddrPort.Compare)
-	backends = slices.Concat(l.outside, l.pods)
+	slices.SortFunc(l.nodes, netip.AddrPort.Compare)
+	backends = slices.Concat(l.outside, l.pods, l.nodes)
 	return backends[:min(len(backends), bpf.FrontendBackends)], len(backends) > bpf.FrontendBackends
 }
 
@@ -52,6 +65,7 @@ type podBackend struct {
 type sliceBackends struct {
 	ports         map[portName][]uint16
 	outside, pods []netip.Addr
+	node          netip.Addr   // of a pod of the host network; invalid: none
 	selected      []podBackend // that the service selects, one of each label set
 }
 
@@ -87,7 +101,11 @@ func (f *frontendParams) backendsOf(
 			}
 		}
 		for _, addr := range b.PodAddrs {
-			if addr.Is4() == v4 {
+			switch {
+			case addr.Is4() != v4:
+			case f.nodeOf(txn, addr) != "":
+				of.node = cmp.Or(of.node, addr)
+			default:
 				of.add(addr, f.podAt(txn, addr), s)
 			}
 		}
@@ -145,6 +163,9 @@ func (all *serviceBackends) at(p tables.ServicePort, to *backendList) {
 		}
 		for _, addr := range b.pods {
 			add(&to.pods, addr, ports)
+		}
+		if b.node.IsValid() {
+			to.addNode(b.node, ports)
 		}
 		for _, pod := range b.selected {
 			own := targets(p, pod.labels, known)

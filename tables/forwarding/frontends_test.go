@@ -226,8 +226,17 @@ func TestNodePortToForeignPods(t *testing.T) {
 	w.slices.Remove(honest)
 	w.has(row + "203.0.113.9:22, 10.0.0.1:22, 10.0.0.2:22")
 
-	w.ipcache.Remove(&tables.IPCache{Prefix: netip.MustParsePrefix("10.0.0.2/32")})
-	w.rule.Work()
+	// Of pods of the host network there is one for each port.
+	hosts := tables.Clone(forged)
+	hosts.PodAddrs = nil
+	for i := range 40 {
+		addr := fmt.Sprintf("192.0.2.%d", i+1)
+		w.node(uint32(100+i), addr, addr)
+		hosts.PodAddrs = append(hosts.PodAddrs, netip.MustParseAddr(addr))
+	}
+	w.slices.Put(hosts)
+	w.has(row + "192.0.2.1:22")
+
 	many := tables.Clone(forged)
 	many.PodAddrs = nil
 	for i := range 100 {
