@@ -11,8 +11,8 @@ import (
 // KubernetesAPIService is the service behind which the API servers are.
 var KubernetesAPIService = Name{Namespace: "default", Name: "kubernetes"}
 
-// BackendSlice is an EndpointSlice: some of the backends of a service. Slices that agents write announce pods and addresses of a node, and
-// are of no service.
+// BackendSlice is an EndpointSlice: some of the backends of a service. Slices that agents write
+// announce pods and addresses of a node, and are of no service.
 type BackendSlice struct {
 	Name    `yaml:",inline"`
 	Service Name          `json:"service"`

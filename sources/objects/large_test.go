@@ -38,23 +38,25 @@ func TestLargestObjects(t *testing.T) {
 		return func(addr string, _ int) string { return `"` + prefix + addr + suffix + `"` }
 	}
 	service := `"spec": {"clusterIP": "10.96.0.1", "externalIPs": [%s]}`
-	require.Len(t, decodeLarge(t, "Service", service, n, text("10.", "")).(*tables.Service).ExternalIPs, n)
+	good := decodeLarge(t, "Service", service, n, text("10.", "")).(*tables.Service)
+	require.Len(t, good.ExternalIPs, n)
 	bad := decodeLarge(t, "Service", service, n, text("225.", "")).(*tables.Service)
 	require.Empty(t, bad.ExternalIPs)
 	require.Len(t, bad.Errors, maxNoted)
 
-	slice := decodeLarge(t, "EndpointSlice", `"addressType": "IPv4", "endpoints": [{"addresses": [%s]}]`,
-		n, text("10.", ""))
+	slice := decodeLarge(t, "EndpointSlice",
+		`"addressType": "IPv4", "endpoints": [{"addresses": [%s]}]`, n, text("10.", ""))
 	require.Len(t, slice.(*tables.BackendSlice).Addrs, n)
 
 	except := decodeLarge(t, "NetworkPolicy",
-		`"spec": {"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [%s]}}]}]}`,
+		`"spec": {"podSelector": {}, "ingress":
+		[{"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [%s]}}]}]}`,
 		n, text("10.", "/32"))
 	peers := except.(*tables.NetworkPolicy).Rules[0].Ingress.Traffic[0].Peers
 	require.Len(t, peers[0].Except, n)
 
-	ports := decodeLarge(t, "NetworkPolicy", `"spec": {"podSelector": {}, "ingress": [{"ports": [%s]}]}`,
-		n, func(_ string, i int) string { return fmt.Sprintf(`{"port": %d}`, i+1) })
+	ports := decodeLarge(t, "NetworkPolicy",
+		`"spec": {"podSelector": {}, "ingress": [{"ports": [%s]}]}`, n, func(_ string, i int) string { return fmt.Sprintf(`{"port": %d}`, i+1) })
 	require.Len(t, ports.(*tables.NetworkPolicy).Rules[0].Ingress.Traffic[0].Ports, n)
 }
 

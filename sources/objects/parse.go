@@ -158,7 +158,9 @@ func (e *fieldErrors) namedPorts(field func(i int) string, ports []port) []table
 			continue
 		}
 		numbers[of][number] = true
-		out = append(out, tables.NamedPort{Name: internString(p.name), Protocol: protocol, Port: number})
+		out = append(out, tables.NamedPort{
+			Name: internString(p.name), Protocol: protocol, Port: number,
+		})
 	}
 	slices.SortFunc(out, tables.NamedPort.Compare)
 	return slices.Compact(out)

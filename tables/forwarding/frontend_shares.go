@@ -171,8 +171,8 @@ func (f *frontendParams) putAll(
 	return nil
 }
 
-// put makes one row the wanted one, nil if none is, and reports whether it is as wanted: not if it would be refused
-// and its namespace has many such.
+// put makes one row the wanted one, nil if none is, and reports whether it is as wanted: not if it
+// would be refused and its namespace has many such.
 func (f *frontendParams) put(
 	out statedb.WriteTxn, shares *frontendShares, id tables.FrontendID, row *tables.Frontend,
 ) (kept bool, err error) {
