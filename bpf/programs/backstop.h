@@ -98,6 +98,10 @@ static __noinline int judge_backend(struct bpf_nf_ctx *ctx, struct packet *p, st
 	}
 	if (p->unknown_fragment || (e && ct_note(length, e, p, cfg, true)))
 		return 0;
+	/* from_pod has refused what would begin a connection. What does not goes on without an entry,
+	 * and is judged packet by packet. */
+	if (connections_used_up(p, cfg, how, 0))
+		return 0;
 	ct_create(length, p, d, cfg, how);
 	if (!e && cfg->flags & CONFIG_FLOW_EVENTS)
 		report_backstop(ctx, p, d, WHAT(REASON_PASSED, PROGRAM_BACKSTOP, DIRECTION_EGRESS));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "egress.h"
+#include "skb.h"
 
 /* Reports whether a packet is of a pod that may be at this device without being known
  * there yet. */
@@ -26,5 +27,5 @@ static __noinline int held_at_source(const struct packet *p, const struct config
 static __always_inline bool held_at_destination(const struct __sk_buff *ctx, const struct config_value *cfg)
 {
 	return cfg->flags & CONFIG_NETWORK_POLICIES &&
-	       (ctx->ingress_ifindex || !(cfg->flags & CONFIG_ALLOW_LOCALHOST));
+	       !(of_this_host(ctx) && cfg->flags & CONFIG_ALLOW_LOCALHOST);
 }

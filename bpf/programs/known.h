@@ -58,7 +58,7 @@ static __noinline __u32 judge_translated(struct __sk_buff *ctx, const struct pac
 		return 0;
 	backend.addr = t.daddr;
 	backend.port = t.dport;
-	reason = judge_peer(p, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN, &backend);
+	reason = judge_peer(p, pod, d, DIRECTION_EGRESS | JUDGE_KNOWN | flow_of(p), &backend);
 	if (!reason)
 		d->cookie = 0; /* the backstop counts for its rules */
 	return reason;
@@ -71,7 +71,9 @@ static __noinline __u32 judge_known(struct __sk_buff *ctx, const struct packet *
 {
 	__u32 reason = allowed_again(p, pod, e, d, DIRECTION_EGRESS);
 
-	if (!reason && p->shape != SHAPE_ICMP_ERROR && judge_translated(ctx, p, pod, d, false)) {
+	if (!reason && p->shape == SHAPE_ICMP_ERROR) /* which the backstop does not judge */
+		return judge_translated(ctx, p, pod, d, false);
+	if (!reason && judge_translated(ctx, p, pod, d, false)) {
 		d->generation = e->generation;
 		d->cookie = 0;
 	}
@@ -85,8 +87,6 @@ static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet 
 {
 	__u32 reason = judge_reply(p, pod, e, d, DIRECTION_EGRESS);
 
-	if (p->shape == SHAPE_ICMP_ERROR)
-		return reason;
 	d->flags |= e->flags & CT_SERVICE;
 	return reason ?: judge_translated(ctx, p, pod, d, true);
 }

@@ -188,8 +188,10 @@ static __noinline __u32 check_link(struct __sk_buff *ctx, const struct packet *p
 		return 0;
 	if (ctx->len > p->l4 + GROUP_MESSAGE_MAX)
 		return REASON_MALFORMED;
-	return !strict || p->flow.family == FAMILY_IPV6 || !p->flow.saddr.words[3] ||
-	       may_have(&p->flow.saddr, FAMILY_IPV4, here, ctx->ifindex, slot) ? 0 : REASON_UNKNOWN_SOURCE;
+	return !strict || no_address(&p->flow.saddr) ||
+	       (p->flow.family == FAMILY_IPV4 && !p->flow.saddr.words[3]) ||
+	       may_have(&p->flow.saddr, p->flow.family, here, ctx->ifindex, slot) ?
+		       0 : REASON_UNKNOWN_SOURCE;
 }
 
 static __always_inline bool between_ports(const struct packet *p, __u8 family, __u16 from, __u16 to)
@@ -244,6 +246,9 @@ static __noinline __u32 leaves_link_local(struct __sk_buff *ctx, const struct pa
 
 	if (cfg->flags & CONFIG_STRICT_SOURCE && here && other_mac(ctx, here, ETHERNET_SOURCE))
 		return REASON_UNKNOWN_SOURCE;
+	/* Where it arrives, this address does not tell that a pod has sent it. */
+	if (gives_address(p, d->slot))
+		return REASON_UNKNOWN_SOURCE;
 	return asks_for_address(p) ? 0 : judge_many(p, here, cfg, d, DIRECTION_EGRESS);
 }
 
@@ -262,7 +267,7 @@ static __noinline __u32 arrives_for_other(struct __sk_buff *ctx, const struct pa
 	/* The pod cannot answer from a link-local address. */
 	if (strict && link_local_address(&p->flow.daddr, p->flow.family))
 		return REASON_UNKNOWN_DESTINATION;
-	if (!ctx->ingress_ifindex)
+	if (of_this_host(ctx))
 		how |= host_reaches(cfg, CT_OF_HOST);
 	here = pod_at(ctx->ifindex, d->slot);
 	/* The broadcast address of a network is known by the frame. */

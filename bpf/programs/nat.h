@@ -68,14 +68,21 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 	return nat_remove(replies, TUPLE_IN, owner.used) > 0;
 }
 
-/* Reports whether the host has a socket that would get what comes with a tuple. */
-SUBPROGRAM int host_uses(struct __sk_buff *ctx, const struct tuple *replies)
+/* Reports whether what comes with a tuple is for others than pods that leave with the address: the
+ * host leads the port to a backend, as a hostPort; or a socket of the host would get it. */
+SUBPROGRAM int host_uses(struct __sk_buff *ctx, const struct tuple *replies, __u32 slot)
 {
+	const struct exit_value *exit;
 	struct bpf_sock_tuple t = {};
 	struct bpf_sock *socket;
 	__u32 size;
 
 	if (!replies)
+		return 0;
+	if (find_frontend(replies, 0, IPCACHE_HOST, slot))
+		return 1;
+	exit = bpf_map_lookup_elem(&sluice_exits, &replies->daddr);
+	if (!exit || !(exit->flags & EXIT_SHARED))
 		return 0;
 	if (replies->family == FAMILY_IPV4) {
 		t.ipv4.saddr = replies->saddr.words[3];
@@ -185,7 +192,6 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 	struct tuple replies;
 	__be16 reserved;
 	struct ports p;
-	bool shared;
 
 	if (!flow || !d || !cfg || !tunnel)
 		return REASON_NAT_FAILED;
@@ -193,7 +199,6 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 	if (!exit)
 		return REASON_NO_EGRESS_IP;
 	d->exit = exit->ifindex;
-	shared = exit->flags & EXIT_SHARED && !d->of_host;
 	ports_of(&p, exit, cfg);
 	if (!p.count)
 		return REASON_NO_SNAT_PORT;
@@ -209,7 +214,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 		if (replies.dport == reserved || !port_free(&replies, flow, d->time))
 			continue;
 		/* A pod's replies would take a live connection of the host along. */
-		if (shared && host_uses(ctx, &replies))
+		if (!d->of_host && host_uses(ctx, &replies, d->slot))
 			continue;
 		err = nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
 		if (err == -EEXIST) /* another CPU was faster */

@@ -5,12 +5,7 @@
 #pragma once
 
 #include "parse.h"
-
-struct sk_buff {
-	__u32 mark;
-	__u32 len;
-	unsigned long _nfct; /* connection of the host's connection tracking, and what the packet is in it */
-} __attribute__((preserve_access_index));
+#include "skb.h"
 
 struct rtnl_link_ops;
 

@@ -22,10 +22,8 @@
 #define ICMP4_INFORMATION_REPLY 16
 #define ICMP4_MASK_REPLY 18
 
-#define ICMP6_UNREACHABLE 1
 #define ICMP6_TOO_BIG 2
 #define ICMP6_TIME_EXCEEDED 3
-#define ICMP6_PARAMETER_PROBLEM 4
 #define ICMP6_ECHO 128
 #define ICMP6_ECHO_REPLY 129
 #define ICMP6_MULTICAST_LISTENER_FIRST 130
@@ -53,6 +51,7 @@
 #define TCP_OFFSET 12
 #define TCP_MIN 20
 #define UDP_CHECKSUM 6
+#define SCTP_CHECKSUM 8
 #define UDP_HEADER 8
 #define ICMP_CHECKSUM 2
 #define ICMP_ID 4
@@ -92,6 +91,7 @@ struct packet {
 	__u8 hops;	       /* left: TTL or hop limit */
 	__u8 header_protocol;  /* of an ICMP error: ICMP, and not that of its flow */
 	bool unknown_fragment; /* its first fragment was not seen, so neither were its ports */
+	bool stray_error; /* an ICMP error, and not about what its destination sent to its source */
 	__u64 time;	       /* when it came, nanoseconds of CLOCK_MONOTONIC, coarse */
 };
 

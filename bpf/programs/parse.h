@@ -24,7 +24,7 @@ static __always_inline bool icmp_error(__u8 family, __u8 type)
 {
 	if (family == FAMILY_IPV4)
 		return type == ICMP4_UNREACHABLE || type == ICMP4_TIME_EXCEEDED || type == ICMP4_PARAMETER_PROBLEM;
-	return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER_PROBLEM;
+	return type < ICMP6_ECHO; /* receivers have their protocols look at unknown ones, too */
 }
 
 /* Sets the ports of an echo from its identifier; false if it is no echo. */
@@ -64,32 +64,48 @@ struct tcp_start {
 	__u8 flags;
 } __attribute__((packed, aligned(2)));
 
+/* Reports whether the packet in an ICMP error is not one that the error's destination has sent
+ * to its source. */
+static __always_inline bool is_stray(const struct packet *p, const struct tuple *inner)
+{
+	return !same_address(&inner->saddr, &p->flow.daddr) || !same_address(&inner->daddr, &p->source);
+}
+
 /* Reads the packet in an ICMP error. One that is too short, or no flow's, leaves
- * the packet as an ICMP packet without ports. */
+ * the packet as an ICMP packet without ports. Receivers may find a flow where this finds none:
+ * in a later fragment, or behind extension headers. */
 static __noinline void parse_embedded(struct __sk_buff *ctx, struct packet *p)
 {
 	struct tuple inner = {.family = p->flow.family};
 	__u32 l3 = p->l4 + ICMP_HEADER, l4;
 	struct l4_start start;
 
+	p->stray_error = true;
+	if (p->shape != SHAPE_WHOLE)
+		return;
 	if (inner.family == FAMILY_IPV4) {
 		struct iphdr ip;
 
-		if (bpf_skb_load_bytes(ctx, l3, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5 ||
-		    ip.frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET))
+		if (bpf_skb_load_bytes(ctx, l3, &ip, sizeof(ip)))
 			return;
-		l4 = l3 + ip.ihl * 4;
 		inner.saddr = mapped(ip.saddr);
 		inner.daddr = mapped(ip.daddr);
+		p->stray_error = is_stray(p, &inner);
+		if (ip.version != 4 || ip.ihl < 5 || ip.frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET))
+			return;
+		l4 = l3 + ip.ihl * 4;
 		inner.protocol = ip.protocol;
 	} else {
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(ctx, l3, &ip, sizeof(ip)) || ip.version != 6)
+		if (bpf_skb_load_bytes(ctx, l3, &ip, sizeof(ip)))
 			return;
-		l4 = l3 + sizeof(ip);
 		__builtin_memcpy(&inner.saddr, &ip.saddr, sizeof(inner.saddr));
 		__builtin_memcpy(&inner.daddr, &ip.daddr, sizeof(inner.daddr));
+		p->stray_error = is_stray(p, &inner);
+		if (ip.version != 6)
+			return;
+		l4 = l3 + sizeof(ip);
 		inner.protocol = ip.nexthdr;
 		/* That a datagram is too big is said of its first fragment. */
 		if (inner.protocol == IPPROTO_FRAGMENT) {
@@ -200,7 +216,7 @@ static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __
 			return;
 		if (p->flow.family == FAMILY_IPV6 && neighbours_talk(p))
 			p->shape = SHAPE_UNTOUCHED;
-		else if (p->shape == SHAPE_WHOLE && icmp_error(p->flow.family, p->icmp_type))
+		else if (icmp_error(p->flow.family, p->icmp_type))
 			parse_embedded(ctx, p);
 		return;
 	default:

@@ -16,6 +16,34 @@ static __always_inline bool for_overlay(const struct packet *p, const struct con
 	       p->shape != SHAPE_ICMP_ERROR && bpf_map_lookup_elem(&sluice_nodes, &p->flow.daddr);
 }
 
+/* Reports whether a frame has a VLAN tag. The kernel would take further tags off, and what is in
+ * them past this program; and it would leave this node with the tag, in a VLAN that the pod
+ * names. */
+static __always_inline bool is_tagged(const struct __sk_buff *ctx)
+{
+	return ctx->vlan_present || ctx->protocol == bpf_htons(ETH_P_8021Q) ||
+	       ctx->protocol == bpf_htons(ETH_P_8021AD);
+}
+
+/* Reports whether a checksum is still to be written where it changes more than a checksum or
+ * payload: an address, a port, a flag, or what nothing needs to be written into. */
+static __always_inline bool changes_later(struct __sk_buff *ctx, const struct packet *p)
+{
+	__u32 at = written_later(ctx), own = checksum_of(p);
+
+	if (p->header_protocol == IPPROTO_SCTP)
+		own = p->l4 + SCTP_CHECKSUM;
+	if (!at || at == own)
+		return false;
+	return p->shape == SHAPE_UNTOUCHED || p->shape == SHAPE_ICMP_ERROR || at < p->l4 + TCP_MIN;
+}
+
+/* Reports whether a pod may have the address that it sends from, whose device is not known. */
+static __noinline int may_send_from(const struct packet *p, __u32 ifindex, __u32 slot)
+{
+	return may_have(&p->source, p->flow.family, pod_at(ifindex, slot), ifindex, slot);
+}
+
 /* Lets a local pod's packet go its ordinary way. */
 static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision *d, const struct config_value *cfg)
 {
@@ -104,8 +132,7 @@ int from_pod(struct __sk_buff *ctx)
 
 	look_at_state(&d);
 	parse(ctx, &p);
-	/* The kernel would take tags off, and what is in them past this program. */
-	if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
+	if (is_tagged(ctx) || changes_later(ctx, &p))
 		p.shape = SHAPE_MALFORMED;
 	if (p.shape == SHAPE_UNTOUCHED) {
 		reason = cfg ? check_link(ctx, &p, cfg, d.slot) : 0;
@@ -122,7 +149,7 @@ int from_pod(struct __sk_buff *ctx)
 		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
 	/* A pod may only report errors about packets that were sent to it. */
-	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))
+	if (p.stray_error)
 		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
 	pod = local_pod(&p.source, d.slot);
@@ -133,7 +160,8 @@ int from_pod(struct __sk_buff *ctx)
 			return reason ? drop(ctx, &p, &d, reason, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 				      : to_stack(ctx, &d, cfg);
 		}
-		if (unplaced(&p, pod, &p.source, d.slot)) {
+		if (unplaced(&p, pod, &p.source, d.slot) &&
+		    (!(cfg->flags & CONFIG_STRICT_SOURCE) || may_send_from(&p, ctx->ifindex, d.slot))) {
 			if (held_at_source(&p, cfg, d.slot))
 				return drop(ctx, &p, &d, REASON_POD_NOT_READY, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 			count(REASON_PASSED, DIRECTION_EGRESS, ctx->len);
@@ -267,8 +295,7 @@ int to_pod(struct __sk_buff *ctx)
 		known = true;
 	}
 
-	/* What came in by no interface is the host's own. */
-	if (!ctx->ingress_ifindex)
+	if (of_this_host(ctx))
 		d.flags = CT_OF_HOST;
 	how = DIRECTION_INGRESS | host_reaches(cfg, d.flags);
 	e = ct_find_original(&p, TUPLE_IN);
@@ -277,9 +304,11 @@ int to_pod(struct __sk_buff *ctx)
 	if (reason)
 		return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
 	if (e) {
-		if (e->generation != d.generation)
+		bool of_flow = p.shape != SHAPE_ICMP_ERROR;
+
+		if (of_flow && e->generation != d.generation)
 			e->generation = d.generation;
-		if (d.flags && !(e->flags & CT_OF_HOST))
+		if (of_flow && d.flags && !(e->flags & CT_OF_HOST))
 			ct_set_flags(e, CT_OF_HOST); /* it was there before this looked */
 		if (!ct_note(ctx->len, e, &p, cfg, true))
 			ct_create(ctx->len, &p, &d, cfg, TUPLE_IN);

@@ -13,6 +13,7 @@ enum judge_how {
 	JUDGE_REPLY = 1 << 1,	/* the packet is a reply: asked is of the flow that it answers */
 	JUDGE_KNOWN = 1 << 2,	/* the pod's flow was let through before */
 	JUDGE_HOST = 1 << 3,	/* the peer may be this host itself, which reaches its pods */
+	JUDGE_FLOW = 1 << 4,	/* the packet is an ICMP error: asked is of the flow that it is about */
 };
 
 /* Reports whether it is ICMP without ports: its connection does not identify the packet
@@ -69,7 +70,7 @@ static __always_inline bool traffic_of(struct verdict_key *key, const struct pac
 	bool later = p->shape == SHAPE_LATER_FRAGMENT;
 
 	key->prefix_len = 64;
-	if (p->shape == SHAPE_ICMP_ERROR) { /* of no flow that is known */
+	if (p->shape == SHAPE_ICMP_ERROR && !(how & JUDGE_FLOW)) { /* of no flow that is known */
 		key->protocol = p->header_protocol;
 		key->port = bpf_htons(p->icmp_type);
 		return true;
@@ -85,7 +86,7 @@ static __always_inline bool traffic_of(struct verdict_key *key, const struct pac
 	case IPPROTO_ICMPV6:
 		if ((p->flow.protocol == IPPROTO_ICMP) != (p->flow.family == FAMILY_IPV4))
 			break; /* the other family's: just some protocol */
-		if (how & JUDGE_REPLY) /* what has an identifier was an echo */
+		if (how & (JUDGE_REPLY | JUDGE_FLOW)) /* what has an identifier was an echo */
 			key->port = bpf_htons(p->flow.family == FAMILY_IPV4 ? ICMP4_ECHO : ICMP6_ECHO);
 		else
 			key->port = bpf_htons(p->icmp_type);
@@ -98,6 +99,8 @@ static __always_inline bool traffic_of(struct verdict_key *key, const struct pac
 /* The peer's address, in the packet. */
 static __always_inline const struct address *peer_of(const struct packet *p, __u32 how)
 {
+	if (how & JUDGE_INGRESS && how & JUDGE_FLOW && !(how & JUDGE_REPLY))
+		return &p->flow.saddr;
 	if (how & JUDGE_INGRESS)
 		return how & JUDGE_REPLY ? &p->flow.daddr : &p->source;
 	return how & JUDGE_REPLY ? &p->flow.saddr : &p->flow.daddr;
@@ -208,7 +211,8 @@ SUBPROGRAM __u32 judge(const struct packet *p, const struct pod_value *pod, stru
 	d->cookie = 0;
 	if (!is_subject(pod, d))
 		return 0;
-	if (!pod->subject || how & JUDGE_INGRESS || p->shape == SHAPE_ICMP_ERROR)
+	if (!pod->subject || how & JUDGE_INGRESS ||
+	    (p->shape == SHAPE_ICMP_ERROR && !(how & JUDGE_FLOW)))
 		return judge_peer(p, pod, d, how, NULL);
 	reply = how & JUDGE_REPLY ? CT_REVERSE : 0;
 	led = leads(&p->flow, pod, d, reply);
@@ -244,16 +248,22 @@ static __always_inline __u32 known_of(const struct ct_entry *e)
 	return e->generation ? 0 : JUDGE_KNOWN;
 }
 
+/* An error about a flow passes as the flow does: this is to judge the flow, for how. */
+static __always_inline __u32 flow_of(const struct packet *p)
+{
+	return p->shape == SHAPE_ICMP_ERROR ? JUDGE_FLOW : 0;
+}
+
 static __noinline __u32 judge_again(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
 				    struct decision *d, __u32 how)
 {
-	__u32 reason = allowed(p, pod, d, how | known_of(e));
+	__u32 reason = allowed(p, pod, d, how | known_of(e) | flow_of(p));
 
 	if (reason)
 		return reason;
 	if (!pod->subject)
 		d->generation = e->generation;
-	else
+	else if (p->shape != SHAPE_ICMP_ERROR)
 		e->cookie = d->cookie;
 	return 0;
 }
@@ -264,7 +274,7 @@ static __always_inline __u32 allowed_again(const struct packet *p, const struct 
 					   struct decision *d, __u32 how)
 {
 	d->cookie = e->cookie;
-	if (p->shape == SHAPE_ICMP_ERROR || (stands(e, d) && !no_ports(p)))
+	if (stands(e, d) && !no_ports(p))
 		return 0;
 	return judge_again(p, pod, e, d, how);
 }
@@ -274,9 +284,9 @@ static __noinline __u32 judge_reply(const struct packet *p, const struct pod_val
 {
 	__u32 reason;
 
-	if (p->shape == SHAPE_ICMP_ERROR || no_ports(p))
+	if (no_ports(p))
 		return 0;
-	reason = allowed(p, pod, d, how | JUDGE_REPLY | known_of(e));
+	reason = allowed(p, pod, d, how | JUDGE_REPLY | known_of(e) | flow_of(p));
 	if (!reason)
 		d->cookie = e->cookie;
 	return reason;

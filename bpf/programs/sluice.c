@@ -13,6 +13,7 @@
  *
  *	layout.h, connections.h, event.h, maps.h	what is shared with the agent
  *	packet.h, parse.h	the flow of a packet
+ *	skb.h			what the kernel knows of it beside
  *	report.h		counters and events
  *	ct.h, track.h		connection tracking
  *	egress.h		what the tables say

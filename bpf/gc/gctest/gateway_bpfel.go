@@ -288,7 +288,8 @@ type gatewayPacket struct {
 	Hops            uint8
 	HeaderProtocol  uint8
 	UnknownFragment bool
-	_               [4]byte
+	StrayError      bool
+	_               [3]byte
 	Time            uint64
 }
 
