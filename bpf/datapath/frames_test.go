@@ -82,6 +82,12 @@ func (tr *traffic) newWire() *wire {
 	return &wire{tr, s}
 }
 
+// send has a frame arrive at the egress device.
+func (w *wire) send(frame []byte) {
+	w.tr.Helper()
+	require.NoError(w.tr, unix.Send(w.socket, frame, 0))
+}
+
 // next returns the next packet from an address, nil if none comes.
 func (w *wire) next(from netip.Addr, patience time.Duration) *packettest.Packet {
 	w.tr.Helper()

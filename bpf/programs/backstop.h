@@ -132,16 +132,16 @@ static __always_inline bool translated(unsigned long connection)
 	return status & CONNTRACK_TRANSLATED;
 }
 
-/* Reports whether a packet begins a connection that the host has translated to another
- * destination. from_pod may not have known that it would. */
-static __always_inline bool begins_translated(struct bpf_nf_ctx *ctx)
+/* Returns the connection that a packet begins for the host's connection tracking, 0 if it does
+ * not, as far as that can be known. */
+static __always_inline unsigned long begun_connection(struct bpf_nf_ctx *ctx)
 {
 	unsigned long connection;
 
 	if (!bpf_core_field_exists(ctx->skb->_nfct))
-		return false;
+		return 0;
 	connection = ctx->skb->_nfct;
-	return connection & ~NFCT_INFO && (connection & NFCT_INFO) == NFCT_NEW && translated(connection);
+	return connection & ~NFCT_INFO && (connection & NFCT_INFO) == NFCT_NEW ? connection : 0;
 }
 
 /* Reports whether a packet that no node has sent to the overlay is led there: one of a pod,
@@ -238,6 +238,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 	struct decision d = {};
 	const struct route_value *route;
 	const struct pod_value *pod;
+	unsigned long begun;
 	__u32 mark, reason;
 	bool led;
 
@@ -249,7 +250,9 @@ int backstop(struct bpf_nf_ctx *ctx)
 		report_backstop(ctx, &p, &d, WHAT(REASON_OVERLAY_PORT, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
 		return NF_DROP;
 	}
-	led = mark == MARK_SERVICE || (mark == MARK_CHECKED && begins_translated(ctx));
+	/* from_pod may not have known that the host would translate it. */
+	begun = mark == MARK_CHECKED ? begun_connection(ctx) : 0;
+	led = mark == MARK_SERVICE || (begun && translated(begun));
 	if (led) {
 		reason = judge_backend(ctx, &p, &d);
 		if (reason) {
@@ -266,7 +269,9 @@ int backstop(struct bpf_nf_ctx *ctx)
 	}
 	if (ctx->state->hook == NF_INET_LOCAL_IN)
 		return NF_ACCEPT;
-	if ((mark && !led) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
+	/* What from_pod takes for a reply the host may have forgotten: it would leave with the host's
+	 * address. */
+	if ((mark && !led && !begun) || !read_packet(ctx, &p, false) || !covered(&p.flow) ||
 	    destination_flags(&p.flow, d.slot))
 		return NF_ACCEPT;
 	pod = local_pod(&p.flow.saddr, d.slot);
@@ -282,7 +287,7 @@ int backstop(struct bpf_nf_ctx *ctx)
 		if (!d.group)
 			return NF_ACCEPT;
 	}
-	report_backstop(ctx, &p, &d,
-			WHAT(mark ? REASON_SERVICE_OUTSIDE : REASON_NOT_CHECKED, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
+	reason = led ? REASON_SERVICE_OUTSIDE : mark ? REASON_PREDATES_POLICY : REASON_NOT_CHECKED;
+	report_backstop(ctx, &p, &d, WHAT(reason, PROGRAM_BACKSTOP, DIRECTION_EGRESS));
 	return NF_DROP;
 }
