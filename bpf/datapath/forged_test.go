@@ -133,3 +133,34 @@ func TestPortsOfFrontends(t *testing.T) {
 		}
 	}
 }
+
+// TestFragmentsInOthersName: a first fragment in the name of another pod does not change which
+// ports the pod's own fragments are taken to have.
+func TestFragmentsInOthersName(t *testing.T) {
+	for _, w := range both {
+		f := newSubject(t, w)
+		f.policy(0, bpf.DirectionEgress, 0, 0, 0, denyDefault)
+		f.policy(peerClass, bpf.DirectionEgress, unix.IPPROTO_UDP, serverPort, 16, allowRule)
+		first := func(dport uint16) []packettest.Layer {
+			header := []packettest.Layer{
+				packettest.IP(w.Pod, w.Server), packettest.Fragment{ID: 9, More: true},
+			}
+			if w.Pod.Is4() {
+				header = []packettest.Layer{packettest.IPv4{Src: w.Pod, Dst: w.Server, ID: 9, More: true}}
+			}
+			return append(header, packettest.UDP{Src: podPort, Dst: dport, Length: 136},
+				packettest.Pattern(64))
+		}
+		later := []packettest.Layer{packettest.IP(w.Pod, w.Server),
+			packettest.Fragment{ID: 9, Offset: 72, Next: unix.IPPROTO_UDP}, packettest.Pattern(64)}
+		if w.Pod.Is4() {
+			later = []packettest.Layer{packettest.IPv4{Src: w.Pod, Dst: w.Server, ID: 9, Offset: 72,
+				Protocol: unix.IPPROTO_UDP}, packettest.Pattern(64)}
+		}
+		f.checked(f.fromPod(first(serverPort)...))
+		f.dropped(f.fromOtherPod(first(serverPort+1)...), bpf.ReasonUnknownSource)
+		f.checked(f.fromPod(later...))
+		f.dropped(f.fromPod(first(serverPort+1)...), bpf.ReasonPolicyDenied)
+		f.dropped(f.fromPod(later...), bpf.ReasonPolicyDenied)
+	}
+}

@@ -24,8 +24,9 @@ static __noinline int held_at_source(const struct packet *p, const struct config
 }
 
 /* The same for what it gets. */
-static __always_inline bool held_at_destination(const struct __sk_buff *ctx, const struct config_value *cfg)
+static __always_inline bool held_at_destination(const struct __sk_buff *ctx, const struct packet *p,
+						const struct config_value *cfg)
 {
 	return cfg->flags & CONFIG_NETWORK_POLICIES &&
-	       !(of_this_host(ctx) && cfg->flags & CONFIG_ALLOW_LOCALHOST);
+	       !(of_this_host(ctx, p) && cfg->flags & CONFIG_ALLOW_LOCALHOST);
 }

@@ -267,7 +267,7 @@ static __noinline __u32 arrives_for_other(struct __sk_buff *ctx, const struct pa
 	/* The pod cannot answer from a link-local address. */
 	if (strict && link_local_address(&p->flow.daddr, p->flow.family))
 		return REASON_UNKNOWN_DESTINATION;
-	if (of_this_host(ctx))
+	if (of_this_host(ctx, p))
 		how |= host_reaches(cfg, CT_OF_HOST);
 	here = pod_at(ctx->ifindex, d->slot);
 	/* The broadcast address of a network is known by the frame. */
@@ -275,7 +275,7 @@ static __noinline __u32 arrives_for_other(struct __sk_buff *ctx, const struct pa
 		return judge_many(p, here, cfg, d, how);
 	if (strict && here && !may_have(&p->flow.daddr, p->flow.family, here, ctx->ifindex, d->slot))
 		return REASON_UNKNOWN_DESTINATION;
-	return held_at_destination(ctx, cfg) && unplaced(p, pod, &p->flow.daddr, d->slot) ?
+	return held_at_destination(ctx, p, cfg) && unplaced(p, pod, &p->flow.daddr, d->slot) ?
 		       REASON_POD_NOT_READY : 0;
 }
 

@@ -60,6 +60,8 @@ int from_netdev(struct __sk_buff *ctx)
 	parse(ctx, &p);
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
 		return TCX_NEXT;
+	if (p.shape == SHAPE_FIRST_FRAGMENT)
+		keep_ports(&p);
 	/* What opens a connection is no reply: it is for the host. */
 	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to, p.time))
 		return TCX_NEXT;
@@ -90,6 +92,8 @@ int to_netdev(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
 	    !bpf_map_lookup_elem(&sluice_exits, &p.source))
 		return TCX_NEXT;
+	if (p.shape == SHAPE_FIRST_FRAGMENT)
+		keep_ports(&p);
 
 	/* The host's own use of an egress address: its replies must not be taken
 	 * for those of a pod, so it takes its port as pods do. An answer to who

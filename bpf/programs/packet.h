@@ -83,7 +83,7 @@ struct packet {
 	struct tuple flow;
 	struct address source; /* in the IP header */
 	__u16 l4;	       /* offsets from the start of the frame */
-	__u16 inner_l3;	       /* of the packet in an ICMP error */
+	__u16 inner_l3;	       /* of the packet in an ICMP error; of a fragment see set_fragment */
 	__u16 inner_l4;
 	__u8 shape;
 	__u8 tcp_flags;
@@ -91,9 +91,23 @@ struct packet {
 	__u8 hops;	       /* left: TTL or hop limit */
 	__u8 header_protocol;  /* of an ICMP error: ICMP, and not that of its flow */
 	bool unknown_fragment; /* its first fragment was not seen, so neither were its ports */
+	bool fragment; /* or whole, with a fragment header */
 	bool stray_error; /* an ICMP error, and not about what its destination sent to its source */
 	__u64 time;	       /* when it came, nanoseconds of CLOCK_MONOTONIC, coarse */
 };
+
+/* The identification of a fragment has the place of what only whole packets have: no program has
+ * room for more on the stack. */
+static __always_inline void set_fragment(struct packet *p, __be32 id)
+{
+	p->inner_l3 = id;
+	p->inner_l4 = id >> 16;
+}
+
+static __always_inline __be32 fragment_of(const struct packet *p)
+{
+	return p->inner_l3 | (__be32)p->inner_l4 << 16;
+}
 
 static __always_inline struct address mapped(__be32 addr)
 {

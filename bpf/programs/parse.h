@@ -225,19 +225,40 @@ static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __
 	p->shape = SHAPE_MALFORMED;
 }
 
-/* Finds the ports of a fragment that has none, and keeps those of the first. */
-static __noinline void fragment4(struct packet *p, __be16 id)
+static __always_inline void fragment4_key(struct frag4_key *key, const struct packet *p)
 {
-	struct frag4_key key = {
-		.daddr = p->flow.daddr.words[3], .saddr = p->flow.saddr.words[3], .id = id, .protocol = p->flow.protocol,
-	};
-	struct frag_value *known, ports = {.sport = p->flow.sport, .dport = p->flow.dport};
+	key->daddr = p->flow.daddr.words[3];
+	key->saddr = p->flow.saddr.words[3];
+	key->id = fragment_of(p);
+	key->protocol = p->flow.protocol;
+	key->pad = 0;
+}
 
-	if (p->shape == SHAPE_FIRST_FRAGMENT) {
-		bpf_map_update_elem(&sluice_frag4, &key, &ports, BPF_ANY);
-		return;
+static __always_inline void fragment6_key(struct frag6_key *key, const struct packet *p)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->daddr = p->flow.daddr;
+	key->saddr = p->flow.saddr;
+	key->id = fragment_of(p);
+	key->protocol = p->flow.protocol;
+}
+
+/* Finds the ports of a fragment that has none. */
+static __noinline void find_ports(struct packet *p)
+{
+	struct frag_value *known;
+
+	if (p->flow.family == FAMILY_IPV4) {
+		struct frag4_key key;
+
+		fragment4_key(&key, p);
+		known = bpf_map_lookup_elem(&sluice_frag4, &key);
+	} else {
+		struct frag6_key key;
+
+		fragment6_key(&key, p);
+		known = bpf_map_lookup_elem(&sluice_frag6, &key);
 	}
-	known = bpf_map_lookup_elem(&sluice_frag4, &key);
 	p->unknown_fragment = !known;
 	if (known) {
 		p->flow.sport = known->sport;
@@ -245,23 +266,28 @@ static __noinline void fragment4(struct packet *p, __be16 id)
 	}
 }
 
-static __noinline void fragment6(struct packet *p, __be32 id)
+/* Keeps the ports of a first fragment for the others. A program does so when it has found that
+ * the packet is its sender's: others must not change what is kept. */
+SUBPROGRAM int keep_ports(const struct packet *p)
 {
-	struct frag6_key key = {
-		.daddr = p->flow.daddr, .saddr = p->flow.saddr, .id = id, .protocol = p->flow.protocol,
-	};
-	struct frag_value *known, ports = {.sport = p->flow.sport, .dport = p->flow.dport};
+	struct frag_value ports;
 
-	if (p->shape == SHAPE_FIRST_FRAGMENT) {
+	if (!p)
+		return 0;
+	ports.sport = p->flow.sport;
+	ports.dport = p->flow.dport;
+	if (p->flow.family == FAMILY_IPV4) {
+		struct frag4_key key;
+
+		fragment4_key(&key, p);
+		bpf_map_update_elem(&sluice_frag4, &key, &ports, BPF_ANY);
+	} else {
+		struct frag6_key key;
+
+		fragment6_key(&key, p);
 		bpf_map_update_elem(&sluice_frag6, &key, &ports, BPF_ANY);
-		return;
 	}
-	known = bpf_map_lookup_elem(&sluice_frag6, &key);
-	p->unknown_fragment = !known;
-	if (known) {
-		p->flow.sport = known->sport;
-		p->flow.dport = known->dport;
-	}
+	return 0;
 }
 
 static __always_inline void parse4(struct __sk_buff *ctx, struct packet *p)
@@ -290,18 +316,20 @@ static __always_inline void parse4(struct __sk_buff *ctx, struct packet *p)
 	id = ip->id;
 	fragment = bpf_ntohs(ip->frag_off);
 
+	p->fragment = fragment & (IPV4_FRAGMENT_OFFSET | IPV4_MORE_FRAGMENTS);
 	if (fragment & IPV4_FRAGMENT_OFFSET) {
 		/* One that overlaps the TCP header could change it (RFC 1858). */
 		if (p->flow.protocol == IPPROTO_TCP && (fragment & IPV4_FRAGMENT_OFFSET) < 3)
 			return;
 		p->shape = SHAPE_LATER_FRAGMENT;
-		fragment4(p, id);
+		set_fragment(p, id);
+		find_ports(p);
 		return;
 	}
 	p->shape = fragment & IPV4_MORE_FRAGMENTS ? SHAPE_FIRST_FRAGMENT : SHAPE_WHOLE;
 	parse_l4(ctx, p, ETH_HLEN + length);
 	if (p->shape == SHAPE_FIRST_FRAGMENT)
-		fragment4(p, id);
+		set_fragment(p, id);
 }
 
 static __always_inline void parse6(struct __sk_buff *ctx, struct packet *p)
@@ -352,13 +380,15 @@ static __always_inline void parse6(struct __sk_buff *ctx, struct packet *p)
 	if (l4 > end || l4 > 0xffff)
 		return;
 	p->l4 = l4;
+	p->fragment = fragment;
 	p->flow.protocol = next;
 	p->header_protocol = next;
 	if (fragment && bpf_ntohs(ext.offset) >> 3) {
 		if (next == IPPROTO_TCP && bpf_ntohs(ext.offset) >> 3 < 3)
 			return;
 		p->shape = SHAPE_LATER_FRAGMENT;
-		fragment6(p, ext.id);
+		set_fragment(p, ext.id);
+		find_ports(p);
 		return;
 	}
 	if (next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS || next == IPPROTO_AH ||
@@ -368,7 +398,7 @@ static __always_inline void parse6(struct __sk_buff *ctx, struct packet *p)
 	p->shape = fragment && bpf_ntohs(ext.offset) & 1 ? SHAPE_FIRST_FRAGMENT : SHAPE_WHOLE;
 	parse_l4(ctx, p, end);
 	if (p->shape == SHAPE_FIRST_FRAGMENT)
-		fragment6(p, ext.id);
+		set_fragment(p, ext.id);
 }
 
 /* Nanoseconds of CLOCK_MONOTONIC when the present tick began. The kernel's coarse

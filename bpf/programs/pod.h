@@ -145,6 +145,10 @@ int from_pod(struct __sk_buff *ctx)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
 
+	pod = local_pod(&p.source, d.slot);
+	if (p.shape == SHAPE_FIRST_FRAGMENT &&
+	    ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE)))
+		keep_ports(&p);
 	if (for_overlay(&p, cfg))
 		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
@@ -152,7 +156,6 @@ int from_pod(struct __sk_buff *ctx)
 	if (p.stray_error)
 		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
-	pod = local_pod(&p.source, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (of_the_link(&p)) {
 			reason = leaves_link_local(ctx, &p, cfg, &d);
@@ -266,6 +269,8 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
+	if (p.shape == SHAPE_FIRST_FRAGMENT)
+		keep_ports(&p);
 	pod = local_pod(&p.flow.daddr, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		reason = arrives_for_other(ctx, &p, pod, cfg, &d);
@@ -295,7 +300,7 @@ int to_pod(struct __sk_buff *ctx)
 		known = true;
 	}
 
-	if (of_this_host(ctx))
+	if (of_this_host(ctx, &p))
 		d.flags = CT_OF_HOST;
 	how = DIRECTION_INGRESS | host_reaches(cfg, d.flags);
 	e = ct_find_original(&p, TUPLE_IN);

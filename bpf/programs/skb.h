@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "kernel.h"
+#include "packet.h"
 
 struct sk_buff {
 	__u32 mark;
@@ -31,10 +31,10 @@ static __always_inline __u32 written_later(struct __sk_buff *ctx)
 	return (__u16)(skb->csum_start - skb->mac_header + skb->csum_offset);
 }
 
-/* Reports whether a packet to a device is this host's own. What it forwards came in by a device
- * and has no socket here. One of the two is not enough: IPv6 fragments that the host makes of
- * what it forwards do not tell by which device that came. */
-static __always_inline bool of_this_host(const struct __sk_buff *ctx)
+/* Reports whether a packet to a device is this host's own: it came in by none. IPv6 fragments that
+ * the host makes of what it forwards do not tell by which device that came, but have no socket.
+ * Copies that a bridge makes for its ports have none either. */
+static __always_inline bool of_this_host(const struct __sk_buff *ctx, const struct packet *p)
 {
-	return !ctx->ingress_ifindex && ctx->sk;
+	return !ctx->ingress_ifindex && (!p->fragment || ctx->sk);
 }

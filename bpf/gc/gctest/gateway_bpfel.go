@@ -288,8 +288,9 @@ type gatewayPacket struct {
 	Hops            uint8
 	HeaderProtocol  uint8
 	UnknownFragment bool
+	Fragment        bool
 	StrayError      bool
-	_               [3]byte
+	_               [2]byte
 	Time            uint64
 }
 
