@@ -96,19 +96,6 @@ struct packet {
 	__u64 time;	       /* when it came, nanoseconds of CLOCK_MONOTONIC, coarse */
 };
 
-/* The identification of a fragment has the place of what only whole packets have: no program has
- * room for more on the stack. */
-static __always_inline void set_fragment(struct packet *p, __be32 id)
-{
-	p->inner_l3 = id;
-	p->inner_l4 = id >> 16;
-}
-
-static __always_inline __be32 fragment_of(const struct packet *p)
-{
-	return p->inner_l3 | (__be32)p->inner_l4 << 16;
-}
-
 static __always_inline struct address mapped(__be32 addr)
 {
 	struct address a = {.words = {0, 0, IPV4_MAPPED, addr}};

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "packet.h"
+#include "fragment.h"
 
 /* Returns the IP header, of which len bytes can be read, or NULL. */
 static __always_inline void *ip_header(struct __sk_buff *ctx, __u32 len)
@@ -223,71 +223,6 @@ static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __
 		return;
 	}
 	p->shape = SHAPE_MALFORMED;
-}
-
-static __always_inline void fragment4_key(struct frag4_key *key, const struct packet *p)
-{
-	key->daddr = p->flow.daddr.words[3];
-	key->saddr = p->flow.saddr.words[3];
-	key->id = fragment_of(p);
-	key->protocol = p->flow.protocol;
-	key->pad = 0;
-}
-
-static __always_inline void fragment6_key(struct frag6_key *key, const struct packet *p)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->daddr = p->flow.daddr;
-	key->saddr = p->flow.saddr;
-	key->id = fragment_of(p);
-	key->protocol = p->flow.protocol;
-}
-
-/* Finds the ports of a fragment that has none. */
-static __noinline void find_ports(struct packet *p)
-{
-	struct frag_value *known;
-
-	if (p->flow.family == FAMILY_IPV4) {
-		struct frag4_key key;
-
-		fragment4_key(&key, p);
-		known = bpf_map_lookup_elem(&sluice_frag4, &key);
-	} else {
-		struct frag6_key key;
-
-		fragment6_key(&key, p);
-		known = bpf_map_lookup_elem(&sluice_frag6, &key);
-	}
-	p->unknown_fragment = !known;
-	if (known) {
-		p->flow.sport = known->sport;
-		p->flow.dport = known->dport;
-	}
-}
-
-/* Keeps the ports of a first fragment for the others. A program does so when it has found that
- * the packet is its sender's: others must not change what is kept. */
-SUBPROGRAM int keep_ports(const struct packet *p)
-{
-	struct frag_value ports;
-
-	if (!p)
-		return 0;
-	ports.sport = p->flow.sport;
-	ports.dport = p->flow.dport;
-	if (p->flow.family == FAMILY_IPV4) {
-		struct frag4_key key;
-
-		fragment4_key(&key, p);
-		bpf_map_update_elem(&sluice_frag4, &key, &ports, BPF_ANY);
-	} else {
-		struct frag6_key key;
-
-		fragment6_key(&key, p);
-		bpf_map_update_elem(&sluice_frag6, &key, &ports, BPF_ANY);
-	}
-	return 0;
 }
 
 static __always_inline void parse4(struct __sk_buff *ctx, struct packet *p)

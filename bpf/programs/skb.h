@@ -28,7 +28,7 @@ static __always_inline __u32 written_later(struct __sk_buff *ctx)
 
 	if (BPF_CORE_READ_BITFIELD(skb, ip_summed) != CHECKSUM_PARTIAL)
 		return 0;
-	return (__u16)(skb->csum_start - skb->mac_header + skb->csum_offset);
+	return (__u32)skb->csum_start - skb->mac_header + skb->csum_offset;
 }
 
 /* Reports whether a packet to a device is this host's own: it came in by none. IPv6 fragments that
