@@ -92,6 +92,7 @@ struct packet {
 	__u8 hops;	       /* left: TTL or hop limit */
 	__u8 header_protocol;  /* of an ICMP error: ICMP, and not that of its flow */
 	bool unknown_fragment; /* its first fragment was not seen, so neither were its ports */
+	__be32 fragment_id;    /* of IPv4 always, of IPv6 of fragments */
 	__u64 time;	       /* when it came, nanoseconds of CLOCK_MONOTONIC, coarse */
 };
 

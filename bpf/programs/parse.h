@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "packet.h"
+#include "fragment.h"
 
 /* Returns the IP header, of which len bytes can be read, or NULL. */
 static __always_inline void *ip_header(struct __sk_buff *ctx, __u32 len)
@@ -209,51 +209,11 @@ static __always_inline void parse_l4(struct __sk_buff *ctx, struct packet *p, __
 	p->shape = SHAPE_MALFORMED;
 }
 
-/* Finds the ports of a fragment that has none, and keeps those of the first. */
-static __noinline void fragment4(struct packet *p, __be16 id)
-{
-	struct frag4_key key = {
-		.daddr = p->flow.daddr.words[3], .saddr = p->flow.saddr.words[3], .id = id, .protocol = p->flow.protocol,
-	};
-	struct frag_value *known, ports = {.sport = p->flow.sport, .dport = p->flow.dport};
-
-	if (p->shape == SHAPE_FIRST_FRAGMENT) {
-		bpf_map_update_elem(&sluice_frag4, &key, &ports, BPF_ANY);
-		return;
-	}
-	known = bpf_map_lookup_elem(&sluice_frag4, &key);
-	p->unknown_fragment = !known;
-	if (known) {
-		p->flow.sport = known->sport;
-		p->flow.dport = known->dport;
-	}
-}
-
-static __noinline void fragment6(struct packet *p, __be32 id)
-{
-	struct frag6_key key = {
-		.daddr = p->flow.daddr, .saddr = p->flow.saddr, .id = id, .protocol = p->flow.protocol,
-	};
-	struct frag_value *known, ports = {.sport = p->flow.sport, .dport = p->flow.dport};
-
-	if (p->shape == SHAPE_FIRST_FRAGMENT) {
-		bpf_map_update_elem(&sluice_frag6, &key, &ports, BPF_ANY);
-		return;
-	}
-	known = bpf_map_lookup_elem(&sluice_frag6, &key);
-	p->unknown_fragment = !known;
-	if (known) {
-		p->flow.sport = known->sport;
-		p->flow.dport = known->dport;
-	}
-}
-
 static __always_inline void parse4(struct __sk_buff *ctx, struct packet *p)
 {
 	struct iphdr *ip = ip_header(ctx, sizeof(*ip));
 	__u16 fragment;
 	__u32 length;
-	__be16 id;
 
 	p->shape = SHAPE_MALFORMED;
 	p->flow.family = FAMILY_IPV4;
@@ -271,7 +231,7 @@ static __always_inline void parse4(struct __sk_buff *ctx, struct packet *p)
 	p->header_protocol = ip->protocol;
 	p->hops = ip->ttl;
 	p->l4 = ETH_HLEN + ip->ihl * 4;
-	id = ip->id;
+	p->fragment_id = ip->id;
 	fragment = bpf_ntohs(ip->frag_off);
 
 	if (fragment & IPV4_FRAGMENT_OFFSET) {
@@ -279,13 +239,11 @@ static __always_inline void parse4(struct __sk_buff *ctx, struct packet *p)
 		if (p->flow.protocol == IPPROTO_TCP && (fragment & IPV4_FRAGMENT_OFFSET) < 3)
 			return;
 		p->shape = SHAPE_LATER_FRAGMENT;
-		fragment4(p, id);
+		find_ports(p);
 		return;
 	}
 	p->shape = fragment & IPV4_MORE_FRAGMENTS ? SHAPE_FIRST_FRAGMENT : SHAPE_WHOLE;
 	parse_l4(ctx, p, ETH_HLEN + length);
-	if (p->shape == SHAPE_FIRST_FRAGMENT)
-		fragment4(p, id);
 }
 
 static __always_inline void parse6(struct __sk_buff *ctx, struct packet *p)
@@ -336,13 +294,14 @@ static __always_inline void parse6(struct __sk_buff *ctx, struct packet *p)
 	if (l4 > end || l4 > 0xffff)
 		return;
 	p->l4 = l4;
+	p->fragment_id = ext.id;
 	p->flow.protocol = next;
 	p->header_protocol = next;
 	if (fragment && bpf_ntohs(ext.offset) >> 3) {
 		if (next == IPPROTO_TCP && bpf_ntohs(ext.offset) >> 3 < 3)
 			return;
 		p->shape = SHAPE_LATER_FRAGMENT;
-		fragment6(p, ext.id);
+		find_ports(p);
 		return;
 	}
 	if (next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS || next == IPPROTO_AH ||
@@ -351,8 +310,6 @@ static __always_inline void parse6(struct __sk_buff *ctx, struct packet *p)
 	/* A fragment that is first and last is a whole packet with a header more. */
 	p->shape = fragment && bpf_ntohs(ext.offset) & 1 ? SHAPE_FIRST_FRAGMENT : SHAPE_WHOLE;
 	parse_l4(ctx, p, end);
-	if (p->shape == SHAPE_FIRST_FRAGMENT)
-		fragment6(p, ext.id);
 }
 
 /* Nanoseconds of CLOCK_MONOTONIC when the present tick began. The kernel's coarse
@@ -382,6 +339,9 @@ SUBPROGRAM int parse(struct __sk_buff *ctx, struct packet *p)
 		parse4(ctx, p);
 	else if (ctx->protocol == bpf_htons(ETH_P_IPV6))
 		parse6(ctx, p);
+	/* The kernel would take tags off, and what is in them past the programs. */
+	else if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
+		p->shape = SHAPE_MALFORMED;
 	/* IPv4-mapped addresses are on no wire: here they would pass for IPv4 ones. */
 	if (p->flow.family == FAMILY_IPV6 && (is_ipv4(&p->flow.saddr) || is_ipv4(&p->flow.daddr)))
 		p->shape = SHAPE_MALFORMED;

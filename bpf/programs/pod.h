@@ -104,9 +104,6 @@ int from_pod(struct __sk_buff *ctx)
 
 	look_at_state(&d);
 	parse(ctx, &p);
-	/* The kernel would take tags off, and what is in them past this program. */
-	if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
-		p.shape = SHAPE_MALFORMED;
 	if (p.shape == SHAPE_UNTOUCHED) {
 		reason = cfg ? check_link(ctx, &p, cfg, d.slot) : 0;
 		return reason ? drop(ctx, &p, &d, reason, PROGRAM_FROM_POD, DIRECTION_EGRESS) : TCX_NEXT;
@@ -118,6 +115,9 @@ int from_pod(struct __sk_buff *ctx)
 			       ? drop(ctx, &p, &d, REASON_NOT_CONFIGURED, PROGRAM_FROM_POD, DIRECTION_EGRESS)
 			       : TCX_NEXT;
 
+	pod = local_pod(&p.source, d.slot);
+	if ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE) || of_the_link(&p))
+		keep_ports(&p);
 	if (for_overlay(&p, cfg))
 		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
@@ -125,7 +125,6 @@ int from_pod(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_ICMP_ERROR && !same_address(&p.flow.saddr, &p.source))
 		return drop(ctx, &p, &d, REASON_UNKNOWN_SOURCE, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
-	pod = local_pod(&p.source, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		if (of_the_link(&p)) {
 			reason = leaves_link_local(ctx, &p, cfg, &d);
@@ -238,6 +237,7 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
+	keep_ports(&p);
 	pod = local_pod(&p.flow.daddr, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		reason = arrives_for_other(ctx, &p, pod, cfg, &d);

@@ -12,7 +12,7 @@
  * What they share, from the bytes of a frame up:
  *
  *	layout.h, connections.h, event.h, maps.h	what is shared with the agent
- *	packet.h, parse.h	the flow of a packet
+ *	packet.h, fragment.h, parse.h	the flow of a packet
  *	report.h		counters and events
  *	ct.h, track.h		connection tracking
  *	egress.h		what the tables say

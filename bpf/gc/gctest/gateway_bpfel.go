@@ -288,7 +288,7 @@ type gatewayPacket struct {
 	Hops            uint8
 	HeaderProtocol  uint8
 	UnknownFragment bool
-	_               [4]byte
+	FragmentId      uint32
 	Time            uint64
 }
 
