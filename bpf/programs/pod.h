@@ -286,7 +286,8 @@ int to_pod(struct __sk_buff *ctx)
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
-		if (!d.flags && local_pod(&p.flow.saddr, d.slot))
+		/* Without from_pod's mark it may be from outside, with that pod's address. */
+		if (!d.flags && get_mark(ctx->mark, cfg) && local_pod(&p.flow.saddr, d.slot))
 			d.flags = CT_OF_POD;
 		if ((!mid_stream(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) &&
 		    !connections_used_up(&p, cfg, TUPLE_IN, d.flags)) {
