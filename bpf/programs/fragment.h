@@ -24,9 +24,7 @@ static __always_inline void frag6_key(struct frag6_key *key, const struct packet
 	key->protocol = p->flow.protocol;
 }
 
-/* Keeps the ports of a datagram's first fragment for the others. Programs do that when
- * they know where it comes from: what is forged must not give its ports to others. */
-SUBPROGRAM int keep_ports(const struct packet *p)
+SUBPROGRAM int store_ports(const struct packet *p)
 {
 	struct frag_value ports;
 	union {
@@ -34,7 +32,7 @@ SUBPROGRAM int keep_ports(const struct packet *p)
 		struct frag6_key v6;
 	} key;
 
-	if (!p || p->shape != SHAPE_FIRST_FRAGMENT)
+	if (!p)
 		return 0;
 	ports.sport = p->flow.sport;
 	ports.dport = p->flow.dport;
@@ -44,6 +42,14 @@ SUBPROGRAM int keep_ports(const struct packet *p)
 	}
 	frag6_key(&key.v6, p);
 	return bpf_map_update_elem(&sluice_frag6, &key, &ports, BPF_ANY);
+}
+
+/* Keeps the ports of a datagram's first fragment for the others. Programs do that when
+ * they know where it comes from: what is forged must not give its ports to others. */
+static __always_inline void keep_ports(const struct packet *p)
+{
+	if (p->shape == SHAPE_FIRST_FRAGMENT)
+		store_ports(p);
 }
 
 /* Finds the ports of a fragment that has none. */

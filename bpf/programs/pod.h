@@ -116,8 +116,9 @@ int from_pod(struct __sk_buff *ctx)
 			       : TCX_NEXT;
 
 	pod = local_pod(&p.source, d.slot);
-	if ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE) || of_the_link(&p))
-		keep_ports(&p);
+	if (p.shape == SHAPE_FIRST_FRAGMENT &&
+	    ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE) || of_the_link(&p)))
+		store_ports(&p);
 	if (for_overlay(&p, cfg))
 		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
