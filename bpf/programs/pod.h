@@ -273,7 +273,11 @@ int to_pod(struct __sk_buff *ctx)
 		d.flags = CT_OF_HOST;
 	how = DIRECTION_INGRESS | host_reaches(cfg, d.flags);
 	e = ct_find_original(&p, TUPLE_IN);
-	reason = e ? allowed_again(&p, pod, e, &d, how) : allowed(&p, pod, &d, how);
+	/* What comes in by an interface in a flow of the host is not the host's. */
+	if (e && (d.flags || !(e->flags & CT_OF_HOST) || p.shape == SHAPE_ICMP_ERROR))
+		reason = allowed_again(&p, pod, e, &d, how);
+	else
+		reason = allowed(&p, pod, &d, how);
 	count_rule(d.cookie, ctx->len);
 	if (reason)
 		return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
