@@ -92,6 +92,38 @@ func TestForgedReset(t *testing.T) {
 	})
 }
 
+// TestEndedIsNotRevived: a server that goes on sending after a connection has ended does not keep
+// its entry, and so the pod's share, for as long as that of one that lives.
+func TestEndedIsNotRevived(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.selected(f.Here(f.Egress))
+		require.NoError(f, f.SetRemotePod(f.RemotePod))
+		key := connectionOf("TCP", f.RemotePod, f.Server)
+		sends := func(flags uint8) {
+			f.translated(f.fromOverlay(second(),
+				tcp(f.RemotePod, f.Server, key.Sport, key.Dport, flags)...), f.Egress)
+		}
+		gets := func(flags uint8) {
+			f.toGateway(f.fromNetdev(tcp(f.Server, f.Egress, key.Dport, key.Sport, flags)...), second())
+		}
+		sends(packettest.SYN)
+		gets(packettest.SYN | packettest.ACK)
+		sends(packettest.FIN | packettest.ACK)
+		gets(packettest.FIN | packettest.ACK)
+		f.expire()
+		ended := f.connection(key)
+		gets(packettest.ACK)
+		require.Equal(f, ended, f.connection(key))
+
+		// One that has only expired lives again, as one whose entry was lost.
+		sends(packettest.SYN)
+		gets(packettest.SYN | packettest.ACK)
+		f.expire()
+		gets(packettest.ACK)
+		require.InDelta(f, f.Config.LifetimeTCP, f.connection(key).Lifetime-f.since, 1)
+	})
+}
+
 // TestForgedFragmentGivesNoPorts: the first fragment of a datagram that a program drops because of
 // where it comes from does not give its ports to the fragments of others.
 func TestForgedFragmentGivesNoPorts(t *testing.T) {

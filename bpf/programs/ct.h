@@ -217,6 +217,9 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
 {
 	__u32 old = ct_lifetime_of(e);
 
+	/* What a server still sends keeps no entry of a connection that has ended. */
+	if (!new->tx_flags_seen && (e->flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING)
+		return false;
 	if (!old || __sync_val_compare_and_swap(&e->lifetime, old, new->lifetime) != old)
 		return false;
 	e->gateway = new->gateway;
