@@ -182,19 +182,52 @@ func TestOverlayProofRefused(t *testing.T) {
 	})
 }
 
-// TestOverlayProofOfFragments: all fragments of a datagram have the proof of a flow without ports,
-// also where the first one has not been seen.
+// TestOverlayProofOfFragments: the first fragment of a datagram has the proof of its flow, with its
+// ports; the others one without ports, also where the first one has not been seen.
 func TestOverlayProofOfFragments(t *testing.T) {
 	f := newFixture(t, packettest.World4)
 	require.NoError(f, f.SetOverlayKeys(false, firstKey))
 	f.selected(f.remote(second()))
-	flow := packettest.Flow{Src: f.Pod, Dst: f.Server, Protocol: packettest.UDPProtocol}
-	datagram := packettest.Build(packettest.IPv4{Src: f.Pod, Dst: f.Server},
-		packettest.UDP{Src: podPort, Dst: serverPort}, packettest.Pattern(1200))[20:]
-	first := packettest.IPv4{Src: f.Pod, Dst: f.Server, ID: 7, More: true, Protocol: packettest.UDPProtocol}
-	later := packettest.IPv4{Src: f.Pod, Dst: f.Server, ID: 7, Offset: 600, Protocol: packettest.UDPProtocol}
-	f.proves(f.fromPod(first, packettest.Payload(datagram[:600])), firstKey, second(), bpf.DirectionEgress, flow)
-	f.proves(f.fromPod(later, packettest.Payload(datagram[600:])), firstKey, second(), bpf.DirectionEgress, flow)
+	flow := packettest.Flow{Src: f.Pod, Dst: f.Server, SrcPort: podPort, DstPort: serverPort,
+		Protocol: packettest.UDPProtocol}
+	first, later := f.fragments(f.Pod, podPort)
+	f.proves(f.fromPod(first...), firstKey, second(), bpf.DirectionEgress, flow)
+	flow.SrcPort, flow.DstPort, flow.LaterFragment = 0, 0, true
+	f.proves(f.fromPod(later...), firstKey, second(), bpf.DirectionEgress, flow)
+}
+
+// fragments are the two of a datagram to the server.
+func (f *fixture) fragments(from netip.Addr, port uint16) (first, later []packettest.Layer) {
+	datagram := packettest.Build(packettest.IPv4{Src: from, Dst: f.Server},
+		packettest.UDP{Src: port, Dst: serverPort}, packettest.Pattern(1200))[20:]
+	header := packettest.IPv4{Src: from, Dst: f.Server, ID: 7, More: true, Protocol: packettest.UDPProtocol}
+	first = []packettest.Layer{header, packettest.Payload(datagram[:600])}
+	header.More, header.Offset = false, 600
+	return first, []packettest.Layer{header, packettest.Payload(datagram[600:])}
+}
+
+// TestOverlayProofOfFragmentMoved: the proof of a fragment does not do for a flow with other ports.
+func TestOverlayProofOfFragmentMoved(t *testing.T) {
+	f := newFixture(t, packettest.World4)
+	require.NoError(f, f.SetOverlayKeys(false, firstKey))
+	f.selected(f.Here(f.Egress))
+	require.NoError(f, f.SetRemotePod(f.RemotePod))
+	flow := packettest.Flow{Src: f.RemotePod, Dst: f.Server, SrcPort: podPort, DstPort: serverPort,
+		Protocol: packettest.UDPProtocol}
+	proof := func(f2 packettest.Flow) packettest.Ethernet {
+		return packettest.Proof(firstKey, second(), f.Config.Underlay.Addr(), bpf.DirectionEgress, f2)
+	}
+	ofLater := proof(packettest.Flow{Src: f.RemotePod, Dst: f.Server, Protocol: packettest.UDPProtocol,
+		LaterFragment: true})
+	other, _ := f.fragments(f.RemotePod, podPort+1)
+	none, _ := f.fragments(f.RemotePod, 0)
+	for _, seen := range []packettest.Ethernet{proof(flow), ofLater} {
+		f.dropped(f.arrives(second(), seen, other...), bpf.ReasonOverlayKey)
+		f.dropped(f.arrives(second(), seen, none...), bpf.ReasonOverlayKey)
+	}
+	first, later := f.fragments(f.RemotePod, podPort)
+	f.translated(f.arrives(second(), proof(flow), first...), f.Egress)
+	f.translated(f.arrives(second(), ofLater, later...), f.Egress)
 }
 
 // TestOverlayAnswerProven: an ICMP error of the gateway itself has the proof of the flow that it

@@ -250,6 +250,7 @@ func TestHostReachesItsPods(t *testing.T) {
 				f.dropped(f.run(forwarded), bpf.ReasonPolicyDenied)
 				f.passed(f.run(own))
 				f.passed(f.answer(transport, bpf.DirectionIngress, f.NodeIP))
+				f.dropped(f.run(forwarded), bpf.ReasonPolicyDenied) // nor is what is sent in its flow
 
 				other := own
 				other.Packet = packettest.Build(append([]packettest.Layer{packettest.Ethernet{Dst: packettest.PodMAC, Src: f.MAC(packettest.PodDevice)}},

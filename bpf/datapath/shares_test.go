@@ -142,12 +142,16 @@ func TestConnectionShareOfReachedPod(t *testing.T) {
 		require.Zero(f, f.share(f.Pod, limited, 0))
 
 		f.checked(f.fromPod(opening(transport, f.Pod, f.Uncovered, 5000, 443)...))
-		f.passed(f.toPod(opening(transport, f.OtherPod, f.Pod, 5000, 80)...))
+		ethernet := packettest.Ethernet{Dst: packettest.PodMAC, Src: f.MAC(packettest.PodDevice)}
+		layers := append([]packettest.Layer{ethernet}, opening(transport, f.OtherPod, f.Pod, 5000, 80)...)
+		f.dropped(f.toPod(layers[1:]...), bpf.ReasonConnectionShare) // from outside, with its address
+		require.Zero(f, f.share(f.OtherPod, limited, 0))
+		f.passed(f.run(packettest.Input{Program: "to_pod", Device: packettest.PodDevice,
+			Ingress: packettest.OtherPodDevice, Mark: packettest.MarkChecked, Packet: packettest.Build(layers...)}))
 		require.Equal(f, 1, f.share(f.OtherPod, limited, 0))
 		require.Equal(f, firstGets, f.share(f.Pod, limited, 1))
 
-		ethernet := packettest.Ethernet{Dst: packettest.PodMAC, Src: f.MAC(packettest.PodDevice)}
-		layers := append([]packettest.Layer{ethernet}, opening(transport, f.NodeIP, f.Pod, 5000, 80)...)
+		layers = append([]packettest.Layer{ethernet}, opening(transport, f.NodeIP, f.Pod, 5000, 80)...)
 		f.passed(f.run(packettest.Input{
 			Program: "to_pod", Device: packettest.PodDevice, Packet: packettest.Build(layers...),
 		}))

@@ -192,6 +192,7 @@ func TestPortsAreCountedAnew(t *testing.T) {
 				require.NoError(t, f.shares.Ports.Put(k, v))
 			}
 			require.EqualValues(t, 2*60*pods, f.used()[shareOf("10.0.0.3", bpf.LimitedNAT4, 0)])
+			require.EqualValues(t, 1, f.used()[shareOf("198.51.100.1", bpf.LimitedNAT4, 0)])
 		}
 		fullest := f.Fullest()
 		require.Len(t, fullest, fullestCount)

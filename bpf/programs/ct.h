@@ -125,12 +125,14 @@ static __always_inline bool ct_long_expired(const struct ct_entry *e, __u64 time
 	return (ct_lifetime_of(e) + CT_GRACE) * SECOND <= time;
 }
 
-/* How long an entry lives from now, in seconds. */
-static __always_inline __u32 ct_lifetime(const struct config_value *cfg, __u8 protocol, __u16 flags)
+/* How long an entry lives after a packet, in seconds. A reset may be forged, as nothing
+ * here checks its sequence number: so it ends a connection only if nothing follows. Hosts
+ * that have accepted it send nothing but resets. */
+static __always_inline __u32 ct_lifetime(const struct config_value *cfg, const struct packet *p, __u16 flags)
 {
-	if (protocol != IPPROTO_TCP)
+	if (p->flow.protocol != IPPROTO_TCP)
 		return cfg->lifetime_any;
-	if ((flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING)
+	if ((flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING || p->tcp_flags & TCP_RST)
 		return cfg->lifetime_closing;
 	return flags & CT_SEEN_NON_SYN ? cfg->lifetime_tcp : cfg->lifetime_syn;
 }
@@ -152,8 +154,6 @@ static __always_inline __u16 ct_flags_of(const struct packet *p, bool tx)
 		flags |= CT_SEEN_NON_SYN;
 	if (p->tcp_flags & TCP_FIN)
 		flags |= tx ? CT_TX_CLOSING : CT_RX_CLOSING;
-	if (p->tcp_flags & TCP_RST)
-		flags |= CT_BOTH_CLOSING;
 	return flags;
 }
 
@@ -193,9 +193,9 @@ static __always_inline int ct_note(__u32 length, struct ct_entry *e, const struc
 		return true;
 
 	/* Once a second is often enough for the rest. */
-	lifetime = ct_lifetime(cfg, p->flow.protocol, flags);
+	lifetime = ct_lifetime(cfg, p, flags);
 	old = ct_lifetime_of(e);
-	if (flags == old_flags && old * SECOND > p->time + (lifetime - 1) * SECOND)
+	if (flags == old_flags && !(p->tcp_flags & TCP_RST) && old * SECOND > p->time + (lifetime - 1) * SECOND)
 		return true;
 	now = p->time / SECOND;
 	last = tx ? &e->last_tx_report : &e->last_rx_report;
@@ -217,6 +217,9 @@ static __always_inline bool ct_renew(struct ct_entry *e, const struct ct_entry *
 {
 	__u32 old = ct_lifetime_of(e);
 
+	/* What a server still sends keeps no entry of a connection that has ended. */
+	if (!new->tx_flags_seen && (e->flags & CT_BOTH_CLOSING) == CT_BOTH_CLOSING)
+		return false;
 	if (!old || __sync_val_compare_and_swap(&e->lifetime, old, new->lifetime) != old)
 		return false;
 	e->gateway = new->gateway;
@@ -260,7 +263,7 @@ SUBPROGRAM int ct_make(__u32 length, const struct packet *p, const struct decisi
 		new.rx_flags_seen = seen_flags(p);
 		new.last_rx_report = now;
 	}
-	new.lifetime = now + ct_lifetime(cfg, p->flow.protocol, new.flags);
+	new.lifetime = now + ct_lifetime(cfg, p, new.flags);
 	for (int i = 0; i < CT_ATTEMPTS; i++) {
 		long err = ct_insert(&p->flow, how, &new);
 		struct ct_entry *old;

@@ -60,9 +60,7 @@ static __noinline void find_ports(struct packet *p)
 	}
 }
 
-/* Keeps the ports of a first fragment for the others. A program does so when it has found that
- * the packet is its sender's: others must not change what is kept. */
-SUBPROGRAM int keep_ports(const struct packet *p)
+SUBPROGRAM int store_ports(const struct packet *p)
 {
 	struct frag_value ports;
 
@@ -82,4 +80,12 @@ SUBPROGRAM int keep_ports(const struct packet *p)
 		bpf_map_update_elem(&sluice_frag6, &key, &ports, BPF_ANY);
 	}
 	return 0;
+}
+
+/* Keeps the ports of a datagram's first fragment for the others. A program does so when it has
+ * found that the packet is its sender's: what is forged must not give its ports to others. */
+static __always_inline void keep_ports(const struct packet *p)
+{
+	if (p->shape == SHAPE_FIRST_FRAGMENT)
+		store_ports(p);
 }

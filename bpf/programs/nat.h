@@ -259,8 +259,8 @@ SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, const struct decision *
 	return own && over_share(own->used, all->used, p.count, cfg->port_share) ? REASON_PORT_SHARE : 0;
 }
 
-/* Counts a port that a flow has got. The host's own are not counted: it may have others
- * than are given out to pods. */
+/* Counts the translation of a flow, in the share of a pod or of the host's address, and a
+ * pod's port. The host may have other ports than are given out to pods. */
 SUBPROGRAM int port_taken(const struct tuple *flow, const struct decision *d, const struct config_value *cfg)
 {
 	const struct exit_value *exit;
@@ -270,7 +270,7 @@ SUBPROGRAM int port_taken(const struct tuple *flow, const struct decision *d, co
 
 	if (!flow || !d || !cfg || d->renewed)
 		return 0;
-	translation_share(&share, d->of_host ? NULL : &flow->saddr, flow->family);
+	translation_share(&share, &flow->saddr, flow->family);
 	share_add(&share, ENTRIES_OF_TRANSLATION);
 	exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
 	if (!exit || d->of_host)

@@ -60,11 +60,10 @@ int from_netdev(struct __sk_buff *ctx)
 	parse(ctx, &p);
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
 		return TCX_NEXT;
-	if (p.shape == SHAPE_FIRST_FRAGMENT)
-		keep_ports(&p);
 	/* What opens a connection is no reply: it is for the host. */
 	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to, p.time))
 		return TCX_NEXT;
+	keep_ports(&p);
 	if (!same_address(&to.addr, &p.flow.daddr)) {
 		reason = no_address(&to.tunnel) ? REASON_REPLY_LOCAL : REASON_REPLY_OVERLAY;
 		return finish(ctx, &p, &d, cfg, NULL, reply_from_outside(ctx, &p, &d, &to, cfg),
@@ -74,6 +73,37 @@ int from_netdev(struct __sk_buff *ctx)
 	if (to.port != p.flow.dport && rewrite(ctx, &p, false, &to))
 		return drop(ctx, &p, &d, REASON_WRITE_FAILED, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS);
 	return TCX_NEXT;
+}
+
+/* Reports whether a packet of the host, which has an egress address and no translation,
+ * leaves without a record. Packets from outside make the host send, so what they can make
+ * it record is limited: nothing for a refused connection, or for a port that no pod gets,
+ * and no more than the host's share of the map. */
+SUBPROGRAM int needs_no_port(const struct packet *p, const struct config_value *cfg)
+{
+	const struct exit_value *exit;
+	struct translation owner = {};
+	struct share_key share = {};
+	struct tuple replies;
+	struct ports ports;
+
+	if (!p || !cfg)
+		return true;
+	exit = bpf_map_lookup_elem(&sluice_exits, &p->source);
+	/* The answer to what opened a connection keeps its port. */
+	if (!exit || (p->flow.protocol == IPPROTO_TCP &&
+		      (p->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK)))
+		return true;
+	replies_to(&replies, &p->flow, &p->flow.saddr, p->flow.sport);
+	if (nat_find(&replies, TUPLE_IN, &owner, 0))
+		return false;
+	if (p->flow.protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST)
+		return true;
+	ports_of(&ports, exit, cfg);
+	if (!is_one_of(&ports, p->flow.sport))
+		return true;
+	translation_share(&share, &p->flow.saddr, p->flow.family);
+	return share_used_up(&share, cfg);
 }
 
 SEC("tcx/egress")
@@ -92,16 +122,12 @@ int to_netdev(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
 	    !bpf_map_lookup_elem(&sluice_exits, &p.source))
 		return TCX_NEXT;
-	if (p.shape == SHAPE_FIRST_FRAGMENT)
-		keep_ports(&p);
 
 	/* The host's own use of an egress address: its replies must not be taken
-	 * for those of a pod, so it takes its port as pods do. An answer to who
-	 * opened a connection keeps its port, of course. */
-	if (!nat_known(&p.flow) &&
-	    (translatable(&p) ||
-	     (p.flow.protocol == IPPROTO_TCP && (p.tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))))
+	 * for those of a pod, so it takes its port as pods do. */
+	if (!nat_known(&p.flow) && (translatable(&p) || needs_no_port(&p, cfg)))
 		return TCX_NEXT;
+	keep_ports(&p);
 	d.egress = p.flow.saddr;
 	judge_for(&d, NULL);
 	d.live = tracked(&p);

@@ -100,8 +100,7 @@ int from_overlay(struct __sk_buff *ctx)
 	proof = proven(ctx, &p, cfg, &node);
 	if (proof < 0)
 		return drop(ctx, &p, &d, -proof, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
-	if (p.shape == SHAPE_FIRST_FRAGMENT)
-		keep_ports(&p);
+	keep_ports(&p);
 	pod = local_pod(&p.flow.daddr, d.slot);
 	if (proof != PROOF_UNSIGNED && proof != (pod ? DIRECTION_INGRESS : DIRECTION_EGRESS))
 		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, proof);

@@ -363,6 +363,9 @@ SUBPROGRAM int parse(struct __sk_buff *ctx, struct packet *p)
 		parse4(ctx, p);
 	else if (ctx->protocol == bpf_htons(ETH_P_IPV6))
 		parse6(ctx, p);
+	/* The kernel would take tags off, and what is in them past the programs. */
+	else if (ctx->protocol == bpf_htons(ETH_P_8021Q) || ctx->protocol == bpf_htons(ETH_P_8021AD))
+		p->shape = SHAPE_MALFORMED;
 	/* IPv4-mapped addresses are on no wire: here they would pass for IPv4 ones. */
 	if (p->flow.family == FAMILY_IPV6 && (is_ipv4(&p->flow.saddr) || is_ipv4(&p->flow.daddr)))
 		p->shape = SHAPE_MALFORMED;

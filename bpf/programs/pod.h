@@ -147,8 +147,8 @@ int from_pod(struct __sk_buff *ctx)
 
 	pod = local_pod(&p.source, d.slot);
 	if (p.shape == SHAPE_FIRST_FRAGMENT &&
-	    ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE)))
-		keep_ports(&p);
+	    ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE) || of_the_link(&p)))
+		store_ports(&p);
 	if (for_overlay(&p, cfg))
 		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
@@ -269,8 +269,7 @@ int to_pod(struct __sk_buff *ctx)
 		return TCX_NEXT;
 	if (p.shape == SHAPE_MALFORMED)
 		return drop(ctx, &p, &d, REASON_MALFORMED, PROGRAM_TO_POD, DIRECTION_INGRESS);
-	if (p.shape == SHAPE_FIRST_FRAGMENT)
-		keep_ports(&p);
+	keep_ports(&p);
 	pod = local_pod(&p.flow.daddr, d.slot);
 	if (!pod || pod->ifindex != ctx->ifindex) {
 		reason = arrives_for_other(ctx, &p, pod, cfg, &d);
@@ -304,7 +303,11 @@ int to_pod(struct __sk_buff *ctx)
 		d.flags = CT_OF_HOST;
 	how = DIRECTION_INGRESS | host_reaches(cfg, d.flags);
 	e = ct_find_original(&p, TUPLE_IN);
-	reason = e ? allowed_again(&p, pod, e, &d, how) : allowed(&p, pod, &d, how);
+	/* What comes in by an interface in a flow of the host is not the host's. */
+	if (e && (d.flags || !(e->flags & CT_OF_HOST) || p.shape == SHAPE_ICMP_ERROR))
+		reason = allowed_again(&p, pod, e, &d, how);
+	else
+		reason = allowed(&p, pod, &d, how);
 	count_rule(d.cookie, ctx->len);
 	if (reason)
 		return drop(ctx, &p, &d, reason, PROGRAM_TO_POD, DIRECTION_INGRESS);
@@ -320,7 +323,8 @@ int to_pod(struct __sk_buff *ctx)
 	} else if (p.shape != SHAPE_ICMP_ERROR && !p.unknown_fragment && !known) {
 		struct tuple peer = reversed(&p.flow);
 
-		if (!d.flags && local_pod(&p.flow.saddr, d.slot))
+		/* Without from_pod's mark it may be from outside, with that pod's address. */
+		if (!d.flags && get_mark(ctx->mark, cfg) && local_pod(&p.flow.saddr, d.slot))
 			d.flags = CT_OF_POD;
 		if ((!mid_stream(&p) || (!is_subject(pod, &d) && destination_flags(&peer, d.slot))) &&
 		    !connections_used_up(&p, cfg, TUPLE_IN, d.flags)) {

@@ -17,6 +17,7 @@
 
 #define PROOF_LOCAL 0x02 /* first byte of an address that nobody was assigned */
 #define PROOF_UNSIGNED 2 /* beside enum direction */
+#define MAC_WITHOUT_PORTS 2 /* in the last byte of what the MAC is of */
 
 struct proof {
 	__u8 local;
@@ -48,23 +49,26 @@ static __always_inline void siphash_add_addresses(struct siphash *s, const struc
 }
 
 /* Returns the MAC of a packet's flow that goes in a direction from one node to another. A
- * fragment may not have its ports where it is checked, so its MAC has none. */
+ * fragment but the first may not have its ports where it is checked, so its MAC has none,
+ * and says so. */
 SUBPROGRAM __u64 overlay_mac(const struct packet *p, const struct address *from, const struct address *to,
 			     const struct overlay_key *key, __u32 direction)
 {
 	bool inner4, outer4, ports;
+	__u64 last;
 	struct siphash s;
 
 	if (!p || !from || !to || !key)
 		return 0;
 	inner4 = p->flow.family == FAMILY_IPV4;
 	outer4 = is_ipv4(to);
-	ports = p->shape == SHAPE_WHOLE || p->shape == SHAPE_ICMP_ERROR;
+	ports = p->shape != SHAPE_LATER_FRAGMENT;
+	last = ports ? p->flow.sport | (__u64)p->flow.dport << 16 : (__u64)MAC_WITHOUT_PORTS << 56;
 	siphash_begin(&s, key);
 	siphash_add_addresses(&s, &p->flow.saddr, &p->flow.daddr, inner4);
 	siphash_add_addresses(&s, from, to, outer4);
-	siphash_add(&s, (ports ? p->flow.sport | (__u64)p->flow.dport << 16 : 0) | (__u64)p->flow.protocol << 32 |
-				(__u64)p->flow.family << 40 | (__u64)direction << 48 | (__u64)outer4 << 56);
+	siphash_add(&s, last | (__u64)p->flow.protocol << 32 | (__u64)p->flow.family << 40 |
+				(__u64)direction << 48 | (__u64)outer4 << 56);
 	return siphash_end(&s, (inner4 ? 8 : 32) + (outer4 ? 8 : 32) + 8);
 }
 

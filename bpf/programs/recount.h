@@ -46,11 +46,9 @@ SUBPROGRAM int recount_translation(const struct tuple *t, __u32 flags, const str
 		return 0;
 	pod = flags & TUPLE_IN ? to : &t->saddr;
 	egress = flags & TUPLE_IN ? &t->daddr : to;
-	if (same_address(pod, egress)) /* the host's own */
-		return 0;
 	translation_share(&share, pod, t->family);
 	FOUND(sluice_shares, &share, n);
-	if (flags & TUPLE_IN)
+	if (flags & TUPLE_IN || same_address(pod, egress)) /* the host's own */
 		return 0;
 	port_share(&key, t, egress, NULL);
 	FOUND(sluice_ports, &key, n);

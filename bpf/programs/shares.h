@@ -33,13 +33,12 @@ static __always_inline void connection_share(struct share_key *key, const struct
 	key->pod = reached == !(how & CT_REVERSE) ? t->daddr : t->saddr;
 }
 
-/* The same of the translations of a pod, none of the host's. */
-static __always_inline void translation_share(struct share_key *key, const struct address *pod, __u8 family)
+/* The same of the translations of a pod, or of the host with an egress address. */
+static __always_inline void translation_share(struct share_key *key, const struct address *addr, __u8 family)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	key->map = family == FAMILY_IPV4 ? LIMITED_NAT4 : LIMITED_NAT6;
-	if (pod)
-		key->pod = *pod;
+	key->pod = *addr;
 }
 
 /* The key of the ports of a flow that leaves with an egress address; of all pods if none

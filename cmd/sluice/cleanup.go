@@ -46,8 +46,8 @@ func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
 		{"removed pinned program", func() ([]string, error) { return bpf.CleanupPrograms(c.bpffs) }},
+		{"removed overlay device", c.removeOverlay}, // it is never without its program
 		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
-		{"removed overlay device", c.removeOverlay},
 		{"removed pin", func() ([]string, error) { return bpf.Cleanup(c.bpffs) }},
 		{"removed socket", c.removeSockets},
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -112,6 +113,8 @@ func TestCleanupOfKernel(t *testing.T) {
 	} {
 		require.Contains(t, r.stdout, line+"\n")
 	}
+	require.Less(t, strings.Index(r.stdout, "removed overlay device"), strings.Index(r.stdout, "detached program"),
+		"the overlay device is never without its program")
 	require.Zero(t, attached())
 	require.NoDirExists(t, pins)
 	require.NoDirExists(t, filepath.Join(dir, "cni"))

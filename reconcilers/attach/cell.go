@@ -169,7 +169,7 @@ func registerOverlayDevices(p params) error {
 		tables.Clone[tables.OverlayDevice],
 		tables.WithStatus[tables.OverlayDevice],
 		(*tables.OverlayDevice).GetStatus,
-		&overlayDevices{datapath: p.Datapath, ns: namespace(p.Namespace)},
+		&overlayDevices{datapath: p.Datapath, links: p.links, ns: namespace(p.Namespace)},
 		nil, // no batch operations
 		reconciler.WithName("overlay-devices"),
 		reconciler.WithRetry(retryFirst, retryLast),

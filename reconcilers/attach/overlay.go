@@ -14,6 +14,7 @@ import (
 	vn "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/tables"
 )
@@ -27,6 +28,7 @@ const addrGenModeNone = 1
 // overlayDevices are the operations on the table overlay-devices.
 type overlayDevices struct {
 	datapath *datapath.Datapath
+	links    func() links // asked each time: the agent chooses its maps when it starts
 	ns       namespace
 }
 
@@ -53,7 +55,7 @@ func (o *overlayDevices) Update(_ context.Context, _ statedb.ReadTxn, _ statedb.
 				return err
 			}
 		}
-		return adjustOverlay(h, device, row)
+		return o.adjust(h, device, row)
 	})
 }
 
@@ -137,8 +139,8 @@ func createOverlay(h *vn.Handle, row *tables.OverlayDevice) (vn.Link, error) {
 	return findDevice(h, row.Name)
 }
 
-// adjustOverlay sets what can be changed in a device that exists.
-func adjustOverlay(h *vn.Handle, device vn.Link, row *tables.OverlayDevice) error {
+// adjust sets what can be changed in a device that exists, and sets it up.
+func (o *overlayDevices) adjust(h *vn.Handle, device vn.Link, row *tables.OverlayDevice) error {
 	if device == nil {
 		return fmt.Errorf("device %s is gone again", row.Name)
 	}
@@ -160,6 +162,9 @@ func adjustOverlay(h *vn.Handle, device vn.Link, row *tables.OverlayDevice) erro
 	if err := h.LinkSetIP6AddrGenMode(device, addrGenModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("have device %s without link-local address: %w", row.Name, err)
 	}
+	if err := o.guard(attrs.Index); err != nil {
+		return fmt.Errorf("attach %s before device %s is set up: %w", bpf.ProgramFromOverlay, row.Name, err)
+	}
 	err := h.LinkSetUp(device)
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
@@ -170,6 +175,17 @@ func adjustOverlay(h *vn.Handle, device vn.Link, row *tables.OverlayDevice) erro
 		return fmt.Errorf("set up device %s: %w", row.Name, err)
 	}
 	return nil
+}
+
+// guard attaches from_overlay, as the host would take whatever any machine sends to the device
+// without it. The program drops all until there are maps.
+func (o *overlayDevices) guard(ifIndex int) error {
+	program := o.datapath.Program(bpf.ProgramFromOverlay)
+	_, attached, err := o.links().update(ifIndex, bpf.ProgramFromOverlay, program)
+	if err == nil && !attached {
+		_, err = o.links().attach(ifIndex, bpf.ProgramFromOverlay, program)
+	}
+	return err
 }
 
 // portTaken says who has the UDP port.

@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/stretchr/testify/require"
 	vn "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -28,7 +30,9 @@ func newOverlaySetup(t *testing.T) (*network, *overlayDevices) {
 		a.Flags = unix.IFA_F_NODAD
 		require.NoError(t, n.AddrAdd(n.link("underlay"), a))
 	}
-	return n, &overlayDevices{datapath: loadPrograms(t), ns: namespace(n.ns)}
+	bpffs := testBPFFS(t)
+	l := links{dir: bpf.LinksDir(bpffs), programs: bpf.ProgramsDir(bpffs), ns: namespace(n.ns)}
+	return n, &overlayDevices{datapath: loadPrograms(t), ns: namespace(n.ns), links: func() links { return l }}
 }
 
 func overlayRow(local string) *tables.OverlayDevice {
@@ -55,6 +59,8 @@ func TestOverlayDevice(t *testing.T) {
 			require.Equal(t, 8474, device.Port)
 			require.Equal(t, 1430, device.MTU)
 			require.NotZero(t, device.Flags&net.FlagUp)
+			require.Equal(t, []ebpf.ProgramID{programID(t, o.datapath.Program(bpf.ProgramFromOverlay))},
+				n.running(device.Index, ebpf.AttachTCXIngress), "it is never up without the program")
 			require.True(t, net.ParseIP(local).Equal(device.SrcAddr), "%s", device.SrcAddr)
 			addrs, err := n.AddrList(device, vn.FAMILY_ALL)
 			require.NoError(t, err)
@@ -81,6 +87,22 @@ func TestOverlayDevice(t *testing.T) {
 			require.ErrorAs(t, err, &vn.LinkNotFoundError{})
 		})
 	}
+}
+
+// TestOverlayDeviceStaysDown: without its program the device takes nothing, as the host would take
+// what is in packets of any machine.
+func TestOverlayDeviceStaysDown(t *testing.T) {
+	n, o := newOverlaySetup(t)
+	good := o.links
+	bad := good()
+	bad.dir = "/proc/none"
+	o.links = func() links { return bad }
+	row := overlayRow("192.0.2.1")
+	require.ErrorContains(t, o.Update(t.Context(), nil, 0, row), "before device sluice_vxlan is set up")
+	require.Zero(t, n.vxlan(overlayName).Flags&net.FlagUp)
+	o.links = good
+	require.NoError(t, o.Update(t.Context(), nil, 0, row))
+	require.NotZero(t, n.vxlan(overlayName).Flags&net.FlagUp)
 }
 
 func TestOverlayPortIsTaken(t *testing.T) {

@@ -14,8 +14,9 @@ import (
 // Flow is what the proof of an overlay packet is of.
 type Flow struct {
 	Src, Dst         netip.Addr
-	SrcPort, DstPort uint16 // 0 of fragments
+	SrcPort, DstPort uint16 // 0 of a fragment but the first
 	Protocol         uint8
+	LaterFragment    bool
 }
 
 // Proof returns the inner Ethernet header of an overlay packet from one node to another one, as
@@ -27,7 +28,11 @@ func Proof(key bpf.OverlayKey, from, to netip.Addr, direction bpf.Direction, f F
 	}
 	message = binary.BigEndian.AppendUint16(message, f.SrcPort)
 	message = binary.BigEndian.AppendUint16(message, f.DstPort)
-	message = append(message, f.Protocol, ipVersion(f.Src), byte(direction), outerIPv4(to))
+	last := outerIPv4(to)
+	if f.LaterFragment {
+		last |= 2
+	}
+	message = append(message, f.Protocol, ipVersion(f.Src), byte(direction), last)
 	mac := binary.LittleEndian.AppendUint64(nil, siphash.Hash(key.Halves[0], key.Halves[1], message))
 	return Ethernet{
 		Dst: MAC(append([]byte{2, key.Number}, mac[:4]...)),
