@@ -22,6 +22,10 @@ type PolicyEntry struct {
 	Direction bpf.Direction `json:"direction"`
 	Set       uint32        `json:"set"`
 
+	// Weight is how many entries this one counts for: more than one if many selectors of the
+	// ruleset select the class, as the class lists all of them.
+	Weight int `json:"weight"`
+
 	// Namespace is the one whose usage the entry counts for: see [PolicyUsage].
 	Namespace string `json:"namespace,omitempty"`
 

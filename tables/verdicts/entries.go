@@ -13,7 +13,7 @@ import (
 // computeAny writes what a ruleset says of any class.
 func (t *transaction) computeAny(r *tables.Ruleset) {
 	for _, d := range directions {
-		t.say(r, bpf.AnyClass, d, t.view(r)[d].any)
+		t.say(r, bpf.AnyClass, d, t.view(r)[d].any, 1)
 	}
 }
 
@@ -25,8 +25,9 @@ func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) (complete 
 	complete = true
 	for _, d := range directions {
 		v := t.view(r)[d]
-		if says := v.of(c, &t.work); says.digest != v.any.digest {
-			complete = t.say(r, c.Number, d, says) && complete
+		says, weight := v.of(c, &t.work), v.weight(c)
+		if says.digest != v.any.digest || weight > 1 {
+			complete = t.say(r, c.Number, d, says, weight) && complete
 		}
 	}
 	return complete
@@ -35,7 +36,7 @@ func (t *transaction) computePair(r *tables.Ruleset, c *tables.Class) (complete 
 // say writes the entry of a pair, unless it is there: then it says the same. If the maps have no
 // room for it, the ruleset is refused. It reports whether the entry is there.
 func (t *transaction) say(
-	r *tables.Ruleset, class uint32, d bpf.Direction, says *content,
+	r *tables.Ruleset, class uint32, d bpf.Direction, says *content, weight int,
 ) (there bool) {
 	key := bpf.PolicyKey{Ruleset: r.Number, Class: class, Direction: d}
 	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntryByKey(key)); found {
@@ -44,35 +45,35 @@ func (t *transaction) say(
 	if t.isRefused(r) {
 		return false
 	}
-	if !t.hasRoom(r, says) {
-		t.refuse(r, says)
+	if !t.hasRoom(r, says, weight) {
+		t.refuse(r, says, weight)
 		return false
 	}
 	namespace := r.Namespace()
 	put(t, t.Entries, &tables.PolicyEntry{
 		Ruleset: r.Number, Class: class, Direction: d, Namespace: namespace,
-		Set: t.set(namespace, says), Reconciled: tables.Pending(),
+		Set: t.set(namespace, says), Weight: weight, Reconciled: tables.Pending(),
 	})
-	t.usage.add(namespace, 1, 0)
+	t.usage.add(namespace, weight, 0)
 	return true
 }
 
 // hasRoom reports whether the maps have room for an entry of a ruleset and its set. Those of a
 // ruleset that isolates pods are few.
-func (t *transaction) hasRoom(r *tables.Ruleset, says *content) bool {
+func (t *transaction) hasRoom(r *tables.Ruleset, says *content, weight int) bool {
 	verdicts := len(says.verdicts)
 	if _, _, found := t.Sets.Get(t.out, tables.VerdictSetByDigest(says.digest)); found {
 		verdicts = 0
 	}
-	return r.TooLarge != "" || t.usage.fits(r.Namespace(), 1, verdicts)
+	return r.TooLarge != "" || t.usage.fits(r.Namespace(), weight, verdicts)
 }
 
 // refuse refuses a ruleset, as there is no room for an entry.
-func (t *transaction) refuse(r *tables.Ruleset, says *content) {
-	needs := tables.RulesetSize{Entries: 1, Verdicts: len(says.verdicts)}
+func (t *transaction) refuse(r *tables.Ruleset, says *content, weight int) {
+	needs := tables.RulesetSize{Entries: weight, Verdicts: len(says.verdicts)}
 	counted := map[uint32]bool{}
 	for e := range t.Entries.Prefix(t.out, tables.PolicyEntriesOfRuleset(r.Number)) {
-		needs.Entries++
+		needs.Entries += e.Weight
 		if set, _, found := t.Sets.Get(t.out, tables.VerdictSetByNumber(e.Set)); found && !counted[e.Set] {
 			counted[e.Set] = true
 			needs.Verdicts += set.Entries
@@ -112,7 +113,7 @@ func (t *transaction) set(namespace string, says *content) uint32 {
 // removeEntry deletes an entry, and its set if no other entry refers to it.
 func (t *transaction) removeEntry(e *tables.PolicyEntry) {
 	remove(t, t.Entries, e)
-	t.usage.add(e.Namespace, -1, 0)
+	t.usage.add(e.Namespace, -e.Weight, 0)
 	if _, _, found := t.Entries.Get(t.out, tables.PolicyEntriesBySet(e.Set)); found {
 		return
 	}

@@ -20,7 +20,7 @@ func (w *world) counted(txn statedb.ReadTxn) map[string]tables.PolicyUsage {
 	counted := map[string]tables.PolicyUsage{}
 	for e := range w.rule.Entries.All(txn) {
 		row := counted[e.Namespace]
-		row.Entries++
+		row.Entries += e.Weight
 		counted[e.Namespace] = row
 	}
 	for s := range w.rule.Sets.All(txn) {
@@ -161,6 +161,41 @@ func TestTenantWithRandomLabels(t *testing.T) {
 	number := uint32(4000)
 	w.isolate(&number)
 	require.Equal(t, w.wanted(), w.entries())
+}
+
+// A tenant's policies have many peers that select all pods, beside one that allows everything, so
+// that they need no entries. They count all the same, as each class lists its selectors.
+func TestWeightOfSelectors(t *testing.T) {
+	w := newWorld(t)
+	w.rule.Room.Entries = 4096
+	const selectors = 64 * selectorsOfEntry
+	var numbers []uint32
+	for i := range uint32(selectors) {
+		numbers = append(numbers, i+1)
+	}
+	hog := allowing(10, nil, slices.Clone(numbers)...)
+	all := ruleAt("p", bpf.DirectionIngress, 1)
+	all.AnyPeer = true
+	hog.Rules = append(hog.Rules, all)
+	w.put(inNamespace("a", hog), inNamespace("b", allowing(11, nil, 1)))
+	for i := range uint32(20) {
+		w.put(class(100+i, slices.Concat(numbers, []uint32{selectors + 1 + i})))
+	}
+	w.work()
+	require.Empty(t, w.checkUsage())
+	usage, _, _ := w.rule.Usage.Get(w.db.ReadTxn(), tables.PolicyUsageByNamespace("a"))
+	require.Equal(t, 2+20*(1+64), usage.Entries)
+	for i := range uint32(20) {
+		w.put(class(200+i, slices.Concat(numbers, []uint32{selectors + 100 + i})))
+	}
+	w.work()
+	refused := w.checkUsage()
+	require.Len(t, refused, 1)
+	require.Equal(t, "a", refused[0].Namespace())
+	number := uint32(1000)
+	w.isolate(&number)
+	usage, _, _ = w.rule.Usage.Get(w.db.ReadTxn(), tables.PolicyUsageByNamespace("a"))
+	require.Equal(t, 2, usage.Entries)
 }
 
 // Rulesets of several namespaces come and go in maps that are too small for them.

@@ -168,6 +168,22 @@ func (s *side) of(c *tables.Class, w *work) *content {
 	return says
 }
 
+// selectorsOfEntry is how many selectors of a ruleset that select a class one entry stands for. A
+// class lists all selectors that select it, in about 200 bytes of memory each, so the size of
+// sluice_policy bounds these, too.
+const selectorsOfEntry = 16
+
+// weight returns how many entries one about a class counts for.
+func (s *side) weight(c *tables.Class) int {
+	n := 0
+	for _, selector := range c.Selectors {
+		if _, names := s.byPeer[selector]; names {
+			n++
+		}
+	}
+	return 1 + n/selectorsOfEntry
+}
+
 // whatApplies identifies statements of a side, and the numbers of ports that they name.
 func whatApplies(statements []*statement, ports []tables.NamedPort) string {
 	b := binary.BigEndian.AppendUint32(nil, uint32(len(statements)))

@@ -132,7 +132,8 @@ func (w *world) wanted() map[bpf.PolicyKey]bpf.Digest {
 			k := bpf.PolicyKey{Ruleset: r.Number, Direction: d}
 			entries[k] = s.any.digest
 			for c := range w.classes.All(txn) {
-				if says := newSide(r, d, new(work)).of(c, new(work)); says.digest != s.any.digest {
+				says := newSide(r, d, new(work)).of(c, new(work))
+				if says.digest != s.any.digest || s.weight(c) > 1 {
 					k.Class = c.Number
 					entries[k] = says.digest
 				}
