@@ -59,7 +59,7 @@ fuzz: ## Run each fuzzer for FUZZTIME
 SOAKCOUNT ?= 20
 SOAKTIME  ?= 1h
 ATTACKS   := OverlayForged.*|OverlayKeysRotate|Traffic(Ports|Connections)AreShared|TrafficExternalIPs
-ATTACKS   := ^Test($(ATTACKS)|Policy(Link|ForgottenPod|Tampered|Services|NodePorts|BridgeServices))$$
+ATTACKS   := ^Test($(ATTACKS)|Policy(BridgeCopies|Link|ForgottenPod|Tampered|Services|NodePorts|BridgeServices))$$
 
 .PHONY: soak
 soak: ## Repeat the attacks of docs/security.md, send packets of the fuzzer for SOAKTIME, and look for races; needs root, hours

@@ -23,7 +23,7 @@ type CTGCRun struct {
 	Expired      uint64 `json:"expired"`      // connections that had expired, removed
 	Translations uint64 `json:"translations"` // removed with their connections
 	Orphans      uint64 `json:"orphans"`      // translations without connection, removed
-	Scrubbed     uint64 `json:"scrubbed"`     // removed as one of their addresses is gone
+	Released     uint64 `json:"released"`     // removed as one of their addresses is gone
 	Flushed      uint64 `json:"flushed"`      // removed on request
 	Condemned    uint64 `json:"condemned"`    // removed, as another run had begun to
 	Kept         uint64 `json:"kept"`         // expired, with time left for replies
@@ -43,7 +43,7 @@ type CTGCRun struct {
 func (*CTGCRun) TableHeader() []string {
 	return []string{
 		"ID", "Set", "Map", "Method", "Reason", "Scanned", "Expired", "Translations", "Orphans",
-		"Scrubbed", "Flushed",
+		"Released", "Flushed",
 		"Condemned", "Kept", "Revived", "Deferred", "Failed", "Lost", "Error", "Duration", "LongestRun",
 		"Started", "NextRun",
 	}
@@ -53,7 +53,7 @@ func (*CTGCRun) TableHeader() []string {
 func (r *CTGCRun) TableRow() []string {
 	row := []string{strconv.FormatUint(r.ID, 10), r.Set, orDash(r.Map), orDash(r.Method), r.Reason}
 	for _, n := range []uint64{
-		r.Scanned, r.Expired, r.Translations, r.Orphans, r.Scrubbed, r.Flushed, r.Condemned, r.Kept,
+		r.Scanned, r.Expired, r.Translations, r.Orphans, r.Released, r.Flushed, r.Condemned, r.Kept,
 		r.Revived, r.Deferred,
 		r.Failed, r.Lost,
 	} {

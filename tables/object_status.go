@@ -70,30 +70,30 @@ type StatusNodes struct {
 
 func (n StatusNodes) String() string { return fmt.Sprintf("%d/%d", n.Programmed, n.Total) }
 
-// NodeFate is the status of an egress policy on a node.
-type NodeFate uint8
+// NodeOutcome is the status of an egress policy on a node.
+type NodeOutcome uint8
 
-// The fates of a policy on a node.
+// The outcomes of a policy on a node.
 const (
-	FateNone       NodeFate = iota // there is no such node, or no agent there
-	FateProgrammed                 // it has all of it
-	FateWaiting                    // it says that it does not have all of it yet
-	FateUnheard                    // it has said nothing of the object as it is now
-	FateSilent                     // its report has no room for it
-	FateFailed                     // it could not, and says why
-	FateNotReady                   // it does not have it, and it is not known when it will
+	OutcomeNone       NodeOutcome = iota // there is no such node, or no agent there
+	OutcomeProgrammed                    // it has all of it
+	OutcomeWaiting                       // it says that it does not have all of it yet
+	OutcomeUnheard                       // it has said nothing of the object as it is now
+	OutcomeSilent                        // its report has no room for it
+	OutcomeFailed                        // it could not, and says why
+	OutcomeNotReady                      // it does not have it, and it is not known when it will
 )
 
 // NodeException is a node of which there is more to say than that it has an egress policy.
 type NodeException struct {
 	Node    string
-	Fate    NodeFate
+	Outcome NodeOutcome
 	Error   string   // why it failed
 	LosesTo []string // what it says that the policy loses
 }
 
 func (e NodeException) equal(o NodeException) bool {
-	return e.Node == o.Node && e.Fate == o.Fate && e.Error == o.Error &&
+	return e.Node == o.Node && e.Outcome == o.Outcome && e.Error == o.Error &&
 		slices.Equal(e.LosesTo, o.LosesTo)
 }
 

@@ -22,7 +22,7 @@ type Collector struct {
 	maps      [allCount]*ebpf.Map
 	iterators [allCount]*link.Iter
 	events    *ringbuf.Reader
-	scrubbed  []bpf.Address // what is in sluice_scrub
+	released  []bpf.Address // what is in sluice_released
 	fullest   []Ports       // as the last pass has found them
 	always    Method        // of tests: instead of the choice by the number of entries
 }
@@ -155,7 +155,7 @@ func (p *Pass) removed(f Filter) uint64 {
 	if f.Survivor != nil { // which is called for each entry once
 		return 0
 	}
-	return p.Scrubbed + p.Flushed
+	return p.Released + p.Flushed
 }
 
 // merge adds what another pass through the same entries has done.
@@ -163,7 +163,7 @@ func (p *Pass) merge(q *Pass) {
 	p.Expired += q.Expired
 	p.Translations += q.Translations
 	p.Orphans += q.Orphans
-	p.Scrubbed += q.Scrubbed
+	p.Released += q.Released
 	p.Flushed += q.Flushed
 	p.Condemned += q.Condemned
 	p.Revived += q.Revived

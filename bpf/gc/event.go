@@ -18,7 +18,7 @@ const (
 )
 
 // reasons are the reasons of the programs.
-var reasons = [...]Reason{"", Expired, Orphan, Scrubbed, Flushed, Condemned}
+var reasons = [...]Reason{"", Expired, Orphan, Released, Flushed, Condemned}
 
 // event is struct gc_event.
 type event struct {

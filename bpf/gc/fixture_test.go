@@ -224,7 +224,7 @@ func (p *Pass) add(q Pass) {
 	p.Expired += q.Expired
 	p.Translations += q.Translations
 	p.Orphans += q.Orphans
-	p.Scrubbed += q.Scrubbed
+	p.Released += q.Released
 	p.Flushed += q.Flushed
 	p.Condemned += q.Condemned
 	p.Kept += q.Kept

@@ -67,7 +67,7 @@ type Reason string
 const (
 	Expired   Reason = "expired"   // of a connection: it ended; of a translation: its connection did
 	Orphan    Reason = "orphan"    // translation whose connection is not known any more
-	Scrubbed  Reason = "scrubbed"  // one of its addresses is gone
+	Released  Reason = "released"  // one of its addresses is gone
 	Flushed   Reason = "flushed"   // everything was to go
 	Condemned Reason = "condemned" // its removal had begun earlier
 )
@@ -111,7 +111,7 @@ type Pass struct {
 	Expired      uint64 `json:"expired"`      // connections that had expired, removed
 	Translations uint64 `json:"translations"` // entries removed with their connections
 	Orphans      uint64 `json:"orphans"`      // translations without connection, removed
-	Scrubbed     uint64 `json:"scrubbed"`
+	Released     uint64 `json:"released"`
 	Flushed      uint64 `json:"flushed"`
 	Condemned    uint64 `json:"condemned"`
 	Kept         uint64 `json:"kept"`     // expired, but with time left for replies, or just used
@@ -126,7 +126,7 @@ type Pass struct {
 
 // Removed returns how many entries the pass has removed, of this map and others.
 func (p *Pass) Removed() uint64 {
-	return p.Expired + p.Translations + p.Orphans + p.Scrubbed + p.Flushed + p.Condemned
+	return p.Expired + p.Translations + p.Orphans + p.Released + p.Flushed + p.Condemned
 }
 
 // Ports are those of an egress address towards a destination.

@@ -14,7 +14,7 @@ const (
 	iteratorPrefix = "gc_"
 	keyPrefix      = "one_"
 	censusProgram  = "count_entries"
-	scrubMap       = "sluice_scrub"
+	releasedMap    = "sluice_released"
 	eventsMap      = "sluice_gc"
 	suspectsMap    = "sluice_suspects"
 )
@@ -36,7 +36,7 @@ func load(maps [allCount]*ebpf.Map, wanted map[string]bool) (*ebpf.Collection, e
 		}
 	}
 	replacements := map[string]*ebpf.Map{}
-	used := map[string]bool{scrubMap: true, eventsMap: true, suspectsMap: true}
+	used := map[string]bool{releasedMap: true, eventsMap: true, suspectsMap: true}
 	for i, m := range maps {
 		used[names[i]] = true
 		if m != nil {

@@ -68,7 +68,7 @@ func (c contents) collected(f Filter) (stays contents, gone []Entry) {
 		gone = append(gone, e)
 		delete(stays, w)
 	}
-	scrubs := func(addrs ...netip.Addr) bool {
+	released := func(addrs ...netip.Addr) bool {
 		return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return slices.Contains(f.Addrs, a) })
 	}
 	nat := func(t ctmap.Tuple) where { return where{natName(t), t} }
@@ -86,8 +86,8 @@ func (c contents) collected(f Filter) (stays contents, gone []Entry) {
 			reason = Condemned
 		case f.All:
 			reason = Flushed
-		case scrubs(w.tuple.Source.Addr(), w.tuple.Destination.Addr()):
-			reason = Scrubbed
+		case released(w.tuple.Source.Addr(), w.tuple.Destination.Addr()):
+			reason = Released
 		case f.Expired && stay < f.Now:
 			reason = Expired
 		default:
@@ -122,8 +122,8 @@ func (c contents) collected(f Filter) (stays contents, gone []Entry) {
 			}
 		case f.All:
 			remove(w, Flushed)
-		case scrubs(w.tuple.Source.Addr(), w.tuple.Destination.Addr(), e.NAT.To.Addr()):
-			remove(w, Scrubbed)
+		case released(w.tuple.Source.Addr(), w.tuple.Destination.Addr(), e.NAT.To.Addr()):
+			remove(w, Released)
 		case f.Orphans && e.NAT.NeedsCT != 0 && e.NAT.Used+2 < f.Now && (!known || ct.CT.Lifetime == 0):
 			remove(w, Orphan)
 		}

@@ -22,7 +22,7 @@ import (
 const (
 	flagExpired = 1 << iota
 	flagOrphans
-	flagScrub
+	flagReleased
 	flagAll
 	flagRemovals
 	flagSurvivors
@@ -32,7 +32,7 @@ const (
 func (c *Collector) prepare(f Filter) error {
 	control := programsGcControl{Now: f.Now, ReplyGrace: uint32(min(f.ReplyGrace/time.Second, math.MaxUint32))}
 	for flag, wanted := range map[uint32]bool{
-		flagExpired: f.Expired, flagOrphans: f.Orphans, flagScrub: len(f.Addrs) > 0, flagAll: f.All,
+		flagExpired: f.Expired, flagOrphans: f.Orphans, flagReleased: len(f.Addrs) > 0, flagAll: f.All,
 		flagRemovals: f.Removed != nil, flagSurvivors: f.Survivor != nil,
 	} {
 		if wanted {
@@ -42,27 +42,27 @@ func (c *Collector) prepare(f Filter) error {
 	if err := c.programs.Variables["control"].Set(control); err != nil {
 		return fmt.Errorf("set what to remove: %w", err)
 	}
-	return c.setScrubbed(f.Addrs)
+	return c.setReleased(f.Addrs)
 }
 
-// setScrubbed puts the addresses in the place of former ones.
-func (c *Collector) setScrubbed(addrs []netip.Addr) error {
-	m := c.programs.Maps[scrubMap]
+// setReleased puts the addresses in the place of former ones.
+func (c *Collector) setReleased(addrs []netip.Addr) error {
+	m := c.programs.Maps[releasedMap]
 	if room := m.MaxEntries(); len(addrs) > int(room) {
-		return fmt.Errorf("%d addresses to remove are too many for %s: want %d at most", len(addrs), scrubMap, room)
+		return fmt.Errorf("%d addresses to remove are too many for %s: want %d at most", len(addrs), releasedMap, room)
 	}
-	for _, a := range c.scrubbed {
+	for _, a := range c.released {
 		if err := m.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("remove address %s from %s: %w", a, scrubMap, err)
+			return fmt.Errorf("remove address %s from %s: %w", a, releasedMap, err)
 		}
 	}
-	c.scrubbed = c.scrubbed[:0]
+	c.released = c.released[:0]
 	for _, addr := range addrs {
 		a := bpf.AddressFrom(addr)
 		if err := m.Put(a, uint32(0)); err != nil {
-			return fmt.Errorf("add address %s to %s: %w", addr, scrubMap, err)
+			return fmt.Errorf("add address %s to %s: %w", addr, releasedMap, err)
 		}
-		c.scrubbed = append(c.scrubbed, a)
+		c.released = append(c.released, a)
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (c *Collector) fill(p *Pass) error {
 		return err
 	}
 	p.Scanned, p.Expired, p.Translations, p.Orphans = n.Scanned, n.Expired, n.Translations, n.Orphans
-	p.Scrubbed, p.Flushed, p.Condemned = n.Scrubbed, n.Flushed, n.Condemned
+	p.Released, p.Flushed, p.Condemned = n.Released, n.Flushed, n.Condemned
 	p.Kept, p.Revived, p.Deferred, p.Failed = n.Kept, n.Revived, n.Deferred, n.Failed
 	p.NextExpiry = n.NextExpiry
 	p.LongestRun = max(p.LongestRun, time.Duration(n.LongestRun))

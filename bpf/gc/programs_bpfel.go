@@ -152,7 +152,7 @@ type programsGcCounts struct {
 	Expired      uint64
 	Translations uint64
 	Orphans      uint64
-	Scrubbed     uint64
+	Released     uint64
 	Flushed      uint64
 	Condemned    uint64
 	Kept         uint64
@@ -325,12 +325,7 @@ type programsPrefixKey struct {
 	Addr      [16]uint8
 }
 
-type programsRuleKey struct {
-	_      structs.HostLayout
-	Cookie uint32
-}
-
-type programsScrubKey struct {
+type programsReleasedKey struct {
 	_    structs.HostLayout
 	Addr struct {
 		_     structs.HostLayout
@@ -338,9 +333,14 @@ type programsScrubKey struct {
 	}
 }
 
-type programsScrubValue struct {
+type programsReleasedValue struct {
 	_        structs.HostLayout
 	Reserved uint32
+}
+
+type programsRuleKey struct {
+	_      structs.HostLayout
+	Cookie uint32
 }
 
 type programsShareKey struct {
@@ -416,11 +416,11 @@ const (
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluicePolicy   = "sluice_policy"
 	programsMapSluicePorts    = "sluice_ports"
+	programsMapSluiceReleased = "sluice_released"
 	programsMapSluiceRoutes   = "sluice_routes"
 	programsMapSluiceRulehits = "sluice_rulehits"
 	programsMapSluiceRules    = "sluice_rules"
 	programsMapSluiceRuleslot = "sluice_ruleslot"
-	programsMapSluiceScrub    = "sluice_scrub"
 	programsMapSluiceServices = "sluice_services"
 	programsMapSluiceShares   = "sluice_shares"
 	programsMapSluiceState    = "sluice_state"
@@ -543,11 +543,11 @@ type programsMapSpecs struct {
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
 	SluicePorts    *ebpf.MapSpec `ebpf:"sluice_ports"`
+	SluiceReleased *ebpf.MapSpec `ebpf:"sluice_released"`
 	SluiceRoutes   *ebpf.MapSpec `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.MapSpec `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.MapSpec `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.MapSpec `ebpf:"sluice_ruleslot"`
-	SluiceScrub    *ebpf.MapSpec `ebpf:"sluice_scrub"`
 	SluiceServices *ebpf.MapSpec `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
@@ -614,11 +614,11 @@ type programsMaps struct {
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
 	SluicePorts    *ebpf.Map `ebpf:"sluice_ports"`
+	SluiceReleased *ebpf.Map `ebpf:"sluice_released"`
 	SluiceRoutes   *ebpf.Map `ebpf:"sluice_routes"`
 	SluiceRulehits *ebpf.Map `ebpf:"sluice_rulehits"`
 	SluiceRules    *ebpf.Map `ebpf:"sluice_rules"`
 	SluiceRuleslot *ebpf.Map `ebpf:"sluice_ruleslot"`
-	SluiceScrub    *ebpf.Map `ebpf:"sluice_scrub"`
 	SluiceServices *ebpf.Map `ebpf:"sluice_services"`
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
@@ -654,11 +654,11 @@ func (m *programsMaps) Close() error {
 		m.SluicePods,
 		m.SluicePolicy,
 		m.SluicePorts,
+		m.SluiceReleased,
 		m.SluiceRoutes,
 		m.SluiceRulehits,
 		m.SluiceRules,
 		m.SluiceRuleslot,
-		m.SluiceScrub,
 		m.SluiceServices,
 		m.SluiceShares,
 		m.SluiceState,

@@ -6,9 +6,9 @@
 
 #include "recount.h"
 
-static __always_inline bool is_scrubbed(const struct address *a)
+static __always_inline bool is_released(const struct address *a)
 {
-	return bpf_map_lookup_elem(&sluice_scrub, a) != NULL;
+	return bpf_map_lookup_elem(&sluice_released, a) != NULL;
 }
 
 static __always_inline void count_reason(__u32 reason)
@@ -20,8 +20,8 @@ static __always_inline void count_reason(__u32 reason)
 	case GC_REASON_ORPHAN:
 		counts.orphans++;
 		break;
-	case GC_REASON_SCRUBBED:
-		counts.scrubbed++;
+	case GC_REASON_RELEASED:
+		counts.released++;
 		break;
 	case GC_REASON_FLUSHED:
 		counts.flushed++;
@@ -136,8 +136,8 @@ static __always_inline __u32 judge_connection(const struct tuple *flow, __u8 fla
 		return GC_REASON_CONDEMNED;
 	if (control.flags & GC_ALL)
 		return GC_REASON_FLUSHED;
-	if (control.flags & GC_SCRUB && (is_scrubbed(&flow->saddr) || is_scrubbed(&flow->daddr)))
-		return GC_REASON_SCRUBBED;
+	if (control.flags & GC_RELEASED && (is_released(&flow->saddr) || is_released(&flow->daddr)))
+		return GC_REASON_RELEASED;
 	if (!(control.flags & GC_EXPIRED) || lifetime >= run.now)
 		return GC_STAYS;
 	if (flow->protocol == IPPROTO_UDP && flags == TUPLE_OUT && (__u64)lifetime + control.reply_grace >= run.now) {
@@ -184,7 +184,7 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	__u8 flags;
 
 	counts.scanned++;
-	if (lifetime >= run.now && !(control.flags & (GC_ALL | GC_SCRUB | GC_SURVIVORS)) && run.step != GC_COUNT) {
+	if (lifetime >= run.now && !(control.flags & (GC_ALL | GC_RELEASED | GC_SURVIVORS)) && run.step != GC_COUNT) {
 		if (!counts.next_expiry || lifetime < counts.next_expiry)
 			counts.next_expiry = lifetime;
 		return;
@@ -252,8 +252,8 @@ static __always_inline __u32 judge_translation(const struct tuple *t, __u8 flags
 {
 	if (control.flags & GC_ALL)
 		return GC_REASON_FLUSHED;
-	if (control.flags & GC_SCRUB && (is_scrubbed(&t->saddr) || is_scrubbed(&t->daddr) || is_scrubbed(&to->addr)))
-		return GC_REASON_SCRUBBED;
+	if (control.flags & GC_RELEASED && (is_released(&t->saddr) || is_released(&t->daddr) || is_released(&to->addr)))
+		return GC_REASON_RELEASED;
 	if (!(control.flags & GC_ORPHANS) || !to->needs_ct || has_connection(t, flags, to))
 		return GC_STAYS;
 	if (to->used + NAT_GRACE < run.now)

@@ -143,12 +143,12 @@ struct share_value {
 	__u32 begun; /* used, when that pass began */
 };
 
-/* sluice_scrub: addresses whose connections are to be removed. */
+/* sluice_released: addresses whose connections are to be removed. */
 
-struct scrub_key {
+struct released_key {
 	struct address addr;
 };
 
-struct scrub_value {
+struct released_value {
 	__u32 reserved;
 };

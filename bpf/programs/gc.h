@@ -18,7 +18,7 @@
 enum gc_flags {
 	GC_EXPIRED = 1 << 0,   /* remove connections that have expired, with their translations */
 	GC_ORPHANS = 1 << 1,   /* remove translations without connection */
-	GC_SCRUB = 1 << 2,     /* remove what has an address of sluice_scrub */
+	GC_RELEASED = 1 << 2,     /* remove what has an address of sluice_released */
 	GC_ALL = 1 << 3,       /* remove everything */
 	GC_REMOVALS = 1 << 4,  /* tell of removals */
 	GC_SURVIVORS = 1 << 5, /* tell of what stays */
@@ -35,7 +35,7 @@ enum gc_reason {
 	GC_STAYS = 0,
 	GC_REASON_EXPIRED = 1,
 	GC_REASON_ORPHAN = 2,
-	GC_REASON_SCRUBBED = 3,
+	GC_REASON_RELEASED = 3,
 	GC_REASON_FLUSHED = 4,
 	GC_REASON_CONDEMNED = 5, /* found condemned by a run that did not remove it */
 };
@@ -45,7 +45,7 @@ struct gc_counts {
 	__u64 expired;
 	__u64 translations; /* removed with their connections */
 	__u64 orphans;
-	__u64 scrubbed;
+	__u64 released;
 	__u64 flushed;
 	__u64 condemned;
 	__u64 kept;	/* expired, but stays for replies, or was just used */
@@ -100,9 +100,9 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 65536);
-	__type(key, struct scrub_key);
-	__type(value, struct scrub_value);
-} sluice_scrub SEC(".maps");
+	__type(key, struct released_key);
+	__type(value, struct released_value);
+} sluice_released SEC(".maps");
 
 /* Translations that were found condemned. The program that condemned one is about to
  * delete it, and another program may then create one in its place. So a pass leaves them

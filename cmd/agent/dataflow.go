@@ -132,7 +132,7 @@ func mapsOf(m *bpf.Maps) rulesets.Maps {
 
 // keptVerdicts says what happens to verdicts that connections keep.
 func keptVerdicts(g *slots.Generation, r *ctgc.Runner) rulesets.Verdicts {
-	return rulesets.Verdicts{Raise: g.Raise, RaiseSoon: g.RaiseSoon, Flush: r.Scrub}
+	return rulesets.Verdicts{Raise: g.Raise, RaiseSoon: g.RaiseSoon, Flush: r.RemoveReleased}
 }
 
 func newDeriveMetrics(r prometheus.Registerer) (*derive.Metrics, error) {

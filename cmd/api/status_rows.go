@@ -106,7 +106,7 @@ func collections(runs []*tables.CTGCRun) []GCStatus {
 		}
 		s.Duration += r.Duration
 		s.Scanned += r.Scanned
-		s.Removed += r.Expired + r.Translations + r.Orphans + r.Scrubbed + r.Flushed + r.Condemned
+		s.Removed += r.Expired + r.Translations + r.Orphans + r.Released + r.Flushed + r.Condemned
 		s.Failed += r.Failed
 		s.Error = cmp.Or(s.Error, r.Error)
 		if s.NextRun = r.NextRun; !r.NextRun.IsZero() {

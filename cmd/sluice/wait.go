@@ -181,7 +181,7 @@ func (p policyWait) look(ctx context.Context) (done bool, text string, err error
 		if err != nil {
 			return false, "", err
 		}
-		settled, text := p.standing(status)
+		settled, text := p.progress(status)
 		if settled || status == nil { // else it need not be asked for: it may be large
 			policy, err := query[tables.NetworkPolicy](ctx, p.client, "network-policies", "id", id)
 			if err != nil {
@@ -247,9 +247,9 @@ func (p policyWait) named(ctx context.Context) (ids []tables.PolicyID, err error
 	return ids, nil
 }
 
-// standing reports whether the kernel has what a policy says, of the generation that is
+// progress reports whether the kernel has what a policy says, of the generation that is
 // waited for, or will not have it as that is too large.
-func (p policyWait) standing(
+func (p policyWait) progress(
 	status *remote[tables.NetworkPolicyStatus],
 ) (settled bool, text string) {
 	if status == nil {

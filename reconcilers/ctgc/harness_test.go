@@ -300,7 +300,7 @@ func (w *world) pod(n int, addrs ...string) {
 	require.NoError(w.t, err)
 	wtxn.Commit()
 	if had {
-		w.runner.Scrub(slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
+		w.runner.RemoveReleased(slices.DeleteFunc(slices.Clone(before.Addrs), func(a netip.Addr) bool {
 			return slices.Contains(e.Addrs, a)
 		}))
 	}

@@ -189,8 +189,8 @@ func TestKernel(t *testing.T) {
 	_, _, err = a.endpoints.Delete(wtxn, pod)
 	require.NoError(t, err)
 	wtxn.Commit()
-	a.runner.Scrub(pod.Addrs)
-	want["sluice_ct4_tcp 10.0.0.2:2"] = gc.Scrubbed
+	a.runner.RemoveReleased(pod.Addrs)
+	want["sluice_ct4_tcp 10.0.0.2:2"] = gc.Released
 	a.eventually(func() bool { return len(a.removals()) == len(want) }, "the pod's connections")
 	require.Equal(t, want, a.removals())
 	a.eventually(func() bool { return a.entries(ctmap.CT4TCP) == 1 }, "bpf-maps")

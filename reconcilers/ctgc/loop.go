@@ -41,9 +41,9 @@ func (r *Runner) refuse(ctx context.Context) {
 			return
 		case q := <-r.requests:
 			q.reply <- reply{err: ErrNoMaps}
-		case <-r.scrubs.wake:
+		case <-r.released.wake:
 			for more := true; more; {
-				_, more = r.scrubs.take()
+				_, more = r.released.take()
 			}
 		}
 	}
@@ -56,8 +56,8 @@ type loop struct {
 	unasked bool   // passes are made unasked
 
 	// When to do what; zero is never. next: at the earliest.
-	nextPorts, nextScrub                     time.Time
-	pollAt, openAt, lookAt, portsAt, scrubAt time.Time
+	nextPorts, nextRelease                     time.Time
+	pollAt, openAt, lookAt, portsAt, releaseAt time.Time
 
 	portsFor string // reason of the pass at portsAt
 
@@ -84,9 +84,9 @@ func (l *loop) run(ctx context.Context) {
 			if reason == ReasonPortsExhausted {
 				l.portsFor = reason
 			}
-		case <-l.scrubs.wake:
-			if l.scrubAt.IsZero() {
-				l.scrubAt = latest(time.Now().Add(l.timing.Coalesce), l.nextScrub)
+		case <-l.released.wake:
+			if l.releaseAt.IsZero() {
+				l.releaseAt = latest(time.Now().Add(l.timing.Coalesce), l.nextRelease)
 			}
 		case <-timer.C:
 		}
@@ -104,7 +104,7 @@ func latest(a, b time.Time) time.Time {
 // due returns when there is something to do.
 func (l *loop) due() time.Time {
 	due := l.pollAt
-	for _, at := range []time.Time{l.portsAt, l.scrubAt} {
+	for _, at := range []time.Time{l.portsAt, l.releaseAt} {
 		if l.unasked && !at.IsZero() && at.Before(due) {
 			due = at
 		}
@@ -125,8 +125,8 @@ func (l *loop) work(ctx context.Context) {
 			return f
 		})
 	}
-	if is(l.scrubAt) {
-		l.scrub(ctx)
+	if is(l.releaseAt) {
+		l.removeReleased(ctx)
 	}
 	if !time.Now().Before(l.pollAt) {
 		l.poll(ctx)
@@ -243,12 +243,12 @@ func (l *loop) everywhere(ctx context.Context, reason string, filter func(*obser
 	return well
 }
 
-// scrub removes what has an address that is nobody's any more. An address that
+// removeReleased removes what has an address that no pod has any more. An address that
 // another endpoint has by now is left alone: its connections are not told apart
 // from those before.
-func (l *loop) scrub(ctx context.Context) {
-	l.scrubAt = time.Time{}
-	all, more := l.scrubs.take()
+func (l *loop) removeReleased(ctx context.Context) {
+	l.releaseAt = time.Time{}
+	all, more := l.released.take()
 	addrs := slices.DeleteFunc(slices.Clone(all), l.owned)
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	started, well := time.Now(), true
@@ -260,15 +260,15 @@ func (l *loop) scrub(ctx context.Context) {
 		})
 	}
 	ended := time.Now()
-	l.nextScrub = ended.Add(time.Duration(float64(ended.Sub(started)) * (1/busyAtMost - 1)))
+	l.nextRelease = ended.Add(time.Duration(float64(ended.Sub(started)) * (1/busyAtMost - 1)))
 	if !well {
-		l.nextScrub = latest(l.nextScrub, ended.Add(minInterval))
-		l.scrubs.add(addrs...)
+		l.nextRelease = latest(l.nextRelease, ended.Add(minInterval))
+		l.released.add(addrs...)
 	} else {
-		l.reporter.scrubbed(len(addrs), len(all)-len(addrs))
+		l.reporter.released(len(addrs), len(all)-len(addrs))
 	}
 	if more {
-		l.scrubAt = l.nextScrub
+		l.releaseAt = l.nextRelease
 	}
 }
 

@@ -137,7 +137,7 @@ func (r *reporter) rowsOf(p *report) (rows []*tables.CTGCRun) {
 		row := base
 		row.Map, row.Method = p.set.nameOf(m.Map), string(m.Method)
 		row.Scanned, row.Expired, row.Translations, row.Orphans = m.Scanned, m.Expired, m.Translations, m.Orphans
-		row.Scrubbed, row.Flushed, row.Condemned = m.Scrubbed, m.Flushed, m.Condemned
+		row.Released, row.Flushed, row.Condemned = m.Released, m.Flushed, m.Condemned
 		row.Kept, row.Revived, row.Deferred, row.Failed = m.Kept, m.Revived, m.Deferred, m.Failed
 		row.Duration, row.LongestRun = m.Duration, m.LongestRun
 		rows = append(rows, &row)
@@ -190,9 +190,9 @@ func message(sets []*set, unasked bool) string {
 	return text[:len(text)-len("; ")]
 }
 
-// scrubbed counts addresses that were nobody's any more, and those that somebody
+// released counts addresses that no pod had any more, and those that another
 // had taken meanwhile.
-func (r *reporter) scrubbed(gone, taken int) {
-	r.metrics.scrubs.WithLabelValues("scrubbed").Add(float64(gone))
-	r.metrics.scrubs.WithLabelValues("taken").Add(float64(taken))
+func (r *reporter) released(gone, taken int) {
+	r.metrics.released.WithLabelValues("released").Add(float64(gone))
+	r.metrics.released.WithLabelValues("taken").Add(float64(taken))
 }

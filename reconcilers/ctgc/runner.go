@@ -73,7 +73,7 @@ type Runner struct {
 	owned     func(netip.Addr) bool // whether an endpoint has an address
 	reporter  *reporter
 	observers observers
-	scrubs    scrubs
+	released  releasedAddrs
 
 	requests chan *request
 	ports    chan string   // a port was not to be had: the reason of the pass
@@ -91,7 +91,7 @@ func newRunner() *Runner {
 		ports:    make(chan string, 1),
 		enabled:  make(chan struct{}),
 		ended:    make(chan struct{}),
-		scrubs:   scrubs{addrs: map[netip.Addr]struct{}{}, wake: make(chan struct{}, 1)},
+		released: releasedAddrs{addrs: map[netip.Addr]struct{}{}, wake: make(chan struct{}, 1)},
 	}
 	r.observers.ended = r.ended
 	return r

@@ -63,7 +63,7 @@ func TestMemory(t *testing.T) {
 		health := &fakeHealth{}
 		go r.run(ctx, health)
 		r.Enable()
-		r.scrubs.add(netip.MustParseAddr("10.0.0.1"))
+		r.released.add(netip.MustParseAddr("10.0.0.1"))
 		r.exhausted(ReasonPortsExhausted)
 		time.Sleep(time.Hour)
 		_, err := r.Run(t.Context(), gc.Filter{}, "")
@@ -149,7 +149,7 @@ func TestPortsExhausted(t *testing.T) {
 }
 
 // Endpoints go without waiting, and all of their addresses in one pass.
-func TestScrub(t *testing.T) {
+func TestReleased(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.set(ctmap.CT4TCP, 10)
 		w.does(func(gc.Filter) []gc.Pass {
@@ -201,7 +201,7 @@ func TestScrub(t *testing.T) {
 }
 
 // Pods that go one after the other do not put off the first of them.
-func TestScrubTrickle(t *testing.T) {
+func TestReleasedTrickle(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.set(ctmap.CT4TCP, 10)
 		w.know()
@@ -209,7 +209,7 @@ func TestScrubTrickle(t *testing.T) {
 		began, addr := time.Now(), netip.MustParseAddr("10.0.0.0")
 		for range 100 {
 			addr = addr.Next()
-			w.runner.scrubs.add(addr)
+			w.runner.released.add(addr)
 			w.wait(50 * time.Millisecond)
 		}
 		runs := w.takeRuns()
@@ -218,20 +218,20 @@ func TestScrubTrickle(t *testing.T) {
 	})
 }
 
-func TestScrubMany(t *testing.T) {
+func TestReleasedMany(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.set(ctmap.CT4TCP, 10)
 		w.know()
 		w.takeRuns()
 		addr := netip.MustParseAddr("10.0.0.0")
-		for range maxScrubbed + 5 {
+		for range maxReleased + 5 {
 			addr = addr.Next()
-			w.runner.scrubs.add(addr)
+			w.runner.released.add(addr)
 		}
 		w.wait(time.Second)
 		runs := w.takeRuns()
 		require.Equal(t, 2, len(runs))
-		require.Equal(t, maxScrubbed, len(runs[0].filter.Addrs))
+		require.Equal(t, maxReleased, len(runs[0].filter.Addrs))
 		require.Len(t, runs[1].filter.Addrs, 5)
 	})
 }
@@ -247,7 +247,7 @@ func TestFailures(t *testing.T) {
 		require.Equal(t, "Connections that have ended may stay: last pass through the global maps: test error", text)
 		w.wait(10 * time.Second)
 		require.Len(t, w.takeRuns(), 2, "it is made again")
-		w.runner.scrubs.add(netip.MustParseAddr("10.0.0.1"))
+		w.runner.released.add(netip.MustParseAddr("10.0.0.1"))
 		w.wait(29 * time.Second)
 		rows := w.rows()
 		require.Equal(t, "test error", rows[0].Error)
@@ -259,11 +259,11 @@ func TestFailures(t *testing.T) {
 		w.wait(10 * time.Second)
 		level, _ = w.health.last()
 		require.Equal(t, cell.StatusOK, level)
-		var scrubbed int
+		var released int
 		for _, r := range w.takeRuns() {
-			scrubbed += len(r.filter.Addrs)
+			released += len(r.filter.Addrs)
 		}
-		require.Equal(t, 1, scrubbed)
+		require.Equal(t, 1, released)
 		w.wait(2 * time.Minute)
 		require.Empty(t, w.takeRuns())
 	})

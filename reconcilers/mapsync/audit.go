@@ -110,7 +110,7 @@ func (l *loop[R, K, V]) continueAudit() {
 	} {
 		r.tampering.Found(l.name, kind, count, a.result.Example)
 	}
-	r.touch(l.now())
+	r.publishSoon(l.now())
 	for _, reply := range a.replies {
 		reply <- auditReply{a.result, err}
 	}

@@ -203,7 +203,7 @@ func (l *loop[R, K, V]) round() (watches []<-chan struct{}, err error) {
 		if err := l.reconcile(work, view, now); err != nil {
 			return nil, err
 		}
-		l.report.touch(now)
+		l.report.publishSoon(now)
 	}
 	l.passed = l.passed || !l.queue.isDue(now)
 	l.report.first.Store(int64(l.queue.first))

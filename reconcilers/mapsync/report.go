@@ -64,8 +64,8 @@ func (r *report) count(op bpf.Op, done int, err error) {
 	}
 }
 
-// touch has the report published soon.
-func (r *report) touch(now time.Time) {
+// publishSoon has the report published soon.
+func (r *report) publishSoon(now time.Time) {
 	if r.due.IsZero() {
 		r.due = now.Add(reportDelay)
 	}

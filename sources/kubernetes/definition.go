@@ -26,9 +26,9 @@ type definition struct {
 
 func (d definition) isGone() bool { return d.uid == "" || d.deleting }
 
-// fate says what is the matter with a definition because of which objects stay, or what
+// explain says what is wrong with a definition because of which objects stay, or what
 // else is if it is not gone.
-func (d definition) fate(other string) string {
+func (d definition) explain(other string) string {
 	switch {
 	case d.deleting:
 		return "is being deleted"
@@ -84,7 +84,7 @@ func (r *reflector) review(ctx context.Context, batch []event) bool {
 		case opReplace:
 			if d.isGone() {
 				ev.op = opMerge
-				r.status.kept(d.fate(""))
+				r.status.kept(d.explain(""))
 				r.relist() // until there is a definition again
 			} else {
 				r.listedUnder = d.uid
@@ -93,13 +93,13 @@ func (r *reflector) review(ctx context.Context, batch []event) bool {
 		case opDelete:
 			if d.isGone() || d.uid != r.listedUnder && r.listedUnder != "" {
 				ev.op = opKeep
-				r.status.kept(d.fate("was deleted and created again"))
+				r.status.kept(d.explain("was deleted and created again"))
 				r.relist() // the watch is of a definition that is no more
 			}
 		case opAbsent:
 			if r.store.Rows() > 0 {
 				ev.op = opKeep
-				r.status.kept(d.fate("does not serve " + r.kind.APIVersion()))
+				r.status.kept(d.explain("does not serve " + r.kind.APIVersion()))
 			} else if !d.isGone() {
 				ev.why = "CRD " + r.kind.Source() + " does not serve " + r.kind.APIVersion() +
 					": its objects are not read"

@@ -40,7 +40,7 @@ func (r *rule) inputs() []derive.Input[key] {
 		derive.From(r.Routes, func(txn statedb.ReadTxn, route *tables.Route, mark func(key)) {
 			if route.Table == tables.RouteTableLocal {
 				mark(addressKey(route.Destination.Masked()))
-				r.markHeirs(txn, route.Destination, mark)
+				r.markInheriting(txn, route.Destination, mark)
 			}
 		}),
 
@@ -116,7 +116,7 @@ func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func
 		markAll(slices.Concat(n.InternalIPs, n.OtherIPs, n.TunnelIPs), mark)
 		for _, p := range n.PodCIDRs {
 			mark(prefixKey(p.Masked()))
-			r.markHeirs(txn, p, mark)
+			r.markInheriting(txn, p, mark)
 		}
 		return n.UnderlayIP()
 	}
@@ -135,8 +135,8 @@ func movesNode(old, new *tables.Node) bool {
 		!slices.Equal(old.TunnelIPs, new.TunnelIPs)
 }
 
-// markHeirs marks the prefixes that inherit facts of a prefix around them.
-func (r *rule) markHeirs(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key)) {
+// markInheriting marks the prefixes that inherit facts of a prefix around them.
+func (r *rule) markInheriting(txn statedb.ReadTxn, prefix netip.Prefix, mark func(key)) {
 	if prefix.IsSingleIP() {
 		return
 	}

@@ -8,7 +8,7 @@ import { Grid } from "./grid.js";
 import { followTable } from "./tables.js";
 import { plot } from "./plot.js";
 
-const removals = ["Expired", "Translations", "Orphans", "Scrubbed", "Flushed", "Condemned"];
+const removals = ["Expired", "Translations", "Orphans", "Released", "Flushed", "Condemned"];
 
 export function showConnections(element, signal) {
   const plots = h("div", { class: "plots" });

@@ -15,7 +15,7 @@ import (
 
 // What has an address that is gone goes, on whichever side it is: live or not, of
 // connections and translations, with those that only lead there.
-func TestScrub(t *testing.T) {
+func TestReleased(t *testing.T) {
 	eachMethod(t, func(f *fixture) {
 		for name, flow := range connections {
 			for side, addr := range map[string]netip.Addr{
@@ -29,24 +29,24 @@ func TestScrub(t *testing.T) {
 				f.pair(flow, 0)
 				other := netip.MustParseAddr("203.0.113.9")
 				require.Equal(f, Pass{Scanned: 4}, f.run(Filter{Addrs: []netip.Addr{other}}), "%s, %s", name, side)
-				want := Pass{Scanned: 2, Scrubbed: 1, Translations: 2}
+				want := Pass{Scanned: 2, Released: 1, Translations: 2}
 				if side == "egress" { // the connection does not say it
-					want = Pass{Scanned: 4, Scrubbed: 2}
+					want = Pass{Scanned: 4, Released: 2}
 				}
 				require.Equal(f, want, f.run(Filter{Addrs: []netip.Addr{other, addr}}), "%s, %s", name, side)
 				require.True(f, f.connected(stays), "%s, %s", name, side)
 				// The addresses of one pass are not those of the next.
 				f.connect(flow, ctmap.Entry{Lifetime: f.now + long})
-				require.Zero(f, f.run(Filter{Addrs: []netip.Addr{other}}).Scrubbed, "%s, %s", name, side)
+				require.Zero(f, f.run(Filter{Addrs: []netip.Addr{other}}).Released, "%s, %s", name, side)
 				f.run(Filter{All: true})
 			}
 			// Behind a translation of replies is the pod.
 			f.translate(replies(flow), flow.Source, 0)
-			require.Equal(f, Pass{Scanned: 1, Scrubbed: 1}, f.run(Filter{Addrs: []netip.Addr{flow.Source.Addr()}}), name)
+			require.Equal(f, Pass{Scanned: 1, Released: 1}, f.run(Filter{Addrs: []netip.Addr{flow.Source.Addr()}}), name)
 			// And that of another form of the same address.
 			f.connect(flow, ctmap.Entry{Lifetime: f.now + long})
 			mapped := netip.AddrFrom16(flow.Source.Addr().As16())
-			require.Equal(f, Pass{Scanned: 1, Scrubbed: 1}, f.run(Filter{Addrs: []netip.Addr{mapped}}), name)
+			require.Equal(f, Pass{Scanned: 1, Released: 1}, f.run(Filter{Addrs: []netip.Addr{mapped}}), name)
 		}
 	})
 }
@@ -56,7 +56,7 @@ func TestScrub(t *testing.T) {
 func TestNothingIsMissed(t *testing.T) {
 	const flows, others, room = 30000, 10000, 1 << 17
 	gone := netip.MustParseAddr("192.0.2.99")
-	filters := map[string]Filter{"scrub": {Addrs: []netip.Addr{gone}}, "flush": {All: true}}
+	filters := map[string]Filter{"released": {Addrs: []netip.Addr{gone}}, "flush": {All: true}}
 	for name, filter := range filters {
 		for _, busy := range []bool{false, true} {
 			if filter.All && busy {
@@ -83,7 +83,7 @@ func TestNothingIsMissed(t *testing.T) {
 				sum := f.run(filter)
 				done.Store(true)
 				require.NoError(t, <-ended)
-				require.EqualValues(t, flows, sum.Scrubbed+sum.Flushed)
+				require.EqualValues(t, flows, sum.Released+sum.Flushed)
 				for w := range f.dump() {
 					require.NotEqual(t, gone, w.tuple.Destination.Addr())
 				}
@@ -101,8 +101,8 @@ func TestTooManyAddresses(t *testing.T) {
 		addrs = append(addrs, a)
 	}
 	_, err := f.Run(t.Context(), Filter{Addrs: addrs})
-	require.ErrorContains(t, err, scrubMap)
+	require.ErrorContains(t, err, releasedMap)
 	require.True(t, f.connected(flow), "nothing was done")
 	require.Equal(t, Pass{Scanned: 1}, f.run(Filter{Addrs: addrs[1:10]}))
-	require.Equal(t, Pass{Scanned: 1, Scrubbed: 1}, f.run(Filter{Addrs: addrs[:1<<15]}))
+	require.Equal(t, Pass{Scanned: 1, Released: 1}, f.run(Filter{Addrs: addrs[:1<<15]}))
 }

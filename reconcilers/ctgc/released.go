@@ -14,18 +14,18 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// maxScrubbed is how many addresses one pass removes.
-const maxScrubbed = 4096
+// maxReleased is how many addresses one pass removes.
+const maxReleased = 4096
 
-// scrubs are addresses that somebody had, until a pass takes them.
-type scrubs struct {
+// releasedAddrs are addresses that pods no longer have, until a pass takes them.
+type releasedAddrs struct {
 	mu    sync.Mutex
 	addrs map[netip.Addr]struct{}
 	wake  chan struct{}
 }
 
 // add returns at once.
-func (s *scrubs) add(addrs ...netip.Addr) {
+func (s *releasedAddrs) add(addrs ...netip.Addr) {
 	if len(addrs) == 0 {
 		return
 	}
@@ -41,11 +41,11 @@ func (s *scrubs) add(addrs ...netip.Addr) {
 }
 
 // take returns addresses for one pass, and whether there are more.
-func (s *scrubs) take() (addrs []netip.Addr, more bool) {
+func (s *releasedAddrs) take() (addrs []netip.Addr, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for a := range s.addrs {
-		if len(addrs) == maxScrubbed {
+		if len(addrs) == maxReleased {
 			return addrs, true
 		}
 		addrs = append(addrs, a)
@@ -54,8 +54,8 @@ func (s *scrubs) take() (addrs []netip.Addr, more bool) {
 	return addrs, false
 }
 
-// Scrub has the connections of addresses removed that no endpoint has, soon.
-func (r *Runner) Scrub(addrs []netip.Addr) { r.scrubs.add(addrs...) }
+// RemoveReleased has the connections of addresses removed that no endpoint has, soon.
+func (r *Runner) RemoveReleased(addrs []netip.Addr) { r.released.add(addrs...) }
 
 // watcher enables the passes when the endpoints are known.
 type watcher struct {
@@ -99,7 +99,7 @@ func (w *watcher) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
-	w.runner.Scrub(slices.DeleteFunc(slices.Clone(w.former()), w.owned))
+	w.runner.RemoveReleased(slices.DeleteFunc(slices.Clone(w.former()), w.owned))
 	w.runner.Enable()
 	health.OK("The endpoints are known")
 	return nil

@@ -11,30 +11,30 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// fate returns the status of the policy of a row on a node, and what the node says of the
+// outcome returns the status of the policy of a row on a node, and what the node says of the
 // object as it is now, nil if nothing.
-func (c *statusRound) fate(
+func (c *statusRound) outcome(
 	row *tables.ObjectStatus, node string,
-) (tables.NodeFate, *tables.ReportedPolicy) {
+) (tables.NodeOutcome, *tables.ReportedPolicy) {
 	c.looks++
 	n, _, found := c.Nodes.Get(c.in, tables.NodeByName(node))
 	if !found || !runsAgent(n) {
-		return tables.FateNone, nil
+		return tables.OutcomeNone, nil
 	}
 	said, omitted := c.said(row, node)
 	switch {
 	case said != nil && said.Applied():
-		return tables.FateProgrammed, said
+		return tables.OutcomeProgrammed, said
 	case !n.Ready:
-		return tables.FateNotReady, said
+		return tables.OutcomeNotReady, said
 	case said != nil && said.Failed > 0:
-		return tables.FateFailed, said
+		return tables.OutcomeFailed, said
 	case omitted:
-		return tables.FateSilent, said
+		return tables.OutcomeSilent, said
 	case said == nil:
-		return tables.FateUnheard, nil
+		return tables.OutcomeUnheard, nil
 	}
-	return tables.FateWaiting, said
+	return tables.OutcomeWaiting, said
 }
 
 // said returns what a node says of the object of a row as it is now, nil if nothing,
@@ -61,15 +61,15 @@ func (c *statusRound) said(
 func (c *statusRound) exception(
 	row *tables.ObjectStatus, node string,
 ) (e tables.NodeException, is bool) {
-	fate, said := c.fate(row, node)
-	e = tables.NodeException{Node: node, Fate: fate}
-	if fate == tables.FateFailed {
+	outcome, said := c.outcome(row, node)
+	e = tables.NodeException{Node: node, Outcome: outcome}
+	if outcome == tables.OutcomeFailed {
 		e.Error = said.Error
 	}
 	if said != nil {
 		e.LosesTo = said.LosesTo
 	}
-	return e, fate > tables.FateProgrammed || len(e.LosesTo) > 0
+	return e, outcome > tables.OutcomeProgrammed || len(e.LosesTo) > 0
 }
 
 // exceptions are those of the policy of a row, which are the former ones but for the nodes that
@@ -137,20 +137,20 @@ func tallyOf(exceptions []tables.NodeException, agents int) (t tally) {
 		for _, destination := range e.LosesTo {
 			loses[destination] = struct{}{}
 		}
-		if e.Fate == tables.FateProgrammed {
+		if e.Outcome == tables.OutcomeProgrammed {
 			continue
 		}
 		t.programmed--
-		switch e.Fate {
-		case tables.FateNotReady:
+		switch e.Outcome {
+		case tables.OutcomeNotReady:
 			t.total--
-		case tables.FateWaiting:
+		case tables.OutcomeWaiting:
 			t.waiting.add(e.Node)
-		case tables.FateUnheard:
+		case tables.OutcomeUnheard:
 			t.unheard.add(e.Node)
-		case tables.FateSilent:
+		case tables.OutcomeSilent:
 			t.silent.add(e.Node)
-		case tables.FateFailed:
+		case tables.OutcomeFailed:
 			t.failed.addError(e.Node, e.Error)
 		}
 	}
@@ -161,7 +161,7 @@ func tallyOf(exceptions []tables.NodeException, agents int) (t tally) {
 // refusals are the nodes that could not have a network policy, and why.
 func (c *statusRound) refusals(row *tables.ObjectStatus) (failed someNodes) {
 	for r := range c.Reports.List(c.in, tables.NodeReportsByNetworkPolicy(row.Policy)) {
-		if fate, said := c.fate(row, r.Node); fate == tables.FateFailed {
+		if outcome, said := c.outcome(row, r.Node); outcome == tables.OutcomeFailed {
 			failed.addError(r.Node, said.Error)
 		}
 	}
