@@ -78,7 +78,7 @@ func (b *silentBody) Close() error {
 }
 
 // watch implements [api]. The API server ends a watch after the time that the options name. The
-// agent ends one that goes on for longer: nobody may be there to send events.
+// agent ends one that goes on for longer: the server may be gone without a word.
 func (s *server) watch(
 	ctx context.Context, k *objects.Kind, opts metav1.ListOptions,
 ) (watch.Interface, error) {
