@@ -29,7 +29,11 @@ func (t *transaction) peerPrefix(prefix netip.Prefix) {
 	own := ofPods || slices.Contains(t.Cluster, prefix)
 	row.Cluster = parent.Cluster || own
 	t.fill(row, slices.Concat(selectorsAt(parent), selectorsAt(before), row.Named))
-	t.ahead(row, before)
+	if t.comesFirst(row, before) {
+		t.mark(prefixKey(prefix))
+		t.expectSelectors(row)
+		return
+	}
 
 	switch {
 	case !own && len(row.Named) == 0 && prefix.Bits() > 0 && isSame(row, parent):
@@ -49,10 +53,11 @@ func (t *transaction) peerPrefix(prefix netip.Prefix) {
 	t.expectSelectors(row)
 }
 
-// ahead brings prefixes inside a prefix up to date before it, of the selectors that begin to name the
-// prefix, or that select it no more. Their keys may come later, if the prefix waits for another
-// selector, too. So nothing is judged without an exception, or between two blocks that both select it.
-func (t *transaction) ahead(row, before *tables.PeerPrefix) {
+// comesFirst marks the prefixes inside a prefix that have to be computed before it: of the selectors
+// that begin to name the prefix, or that select it no more. Their keys may come later, if the prefix
+// waits for another selector, too. So nothing is judged without an exception, or between two blocks
+// that both select it.
+func (t *transaction) comesFirst(row, before *tables.PeerPrefix) (waits bool) {
 	has := func(list []uint32, n uint32) bool {
 		_, found := slices.BinarySearch(list, n)
 		return found
@@ -71,10 +76,12 @@ func (t *transaction) ahead(row, before *tables.PeerPrefix) {
 		for ; at < len(all) && row.Prefix.Contains(all[at].Addr()); at++ {
 			p, _, found := t.PeerPrefixes.Get(t.out, tables.PeerPrefixByPrefix(all[at]))
 			if all[at] != row.Prefix && !(found && has(p.Named, n)) {
-				t.peerPrefix(all[at])
+				t.mark(prefixKey(all[at]))
+				waits = true
 			}
 		}
 	}
+	return waits
 }
 
 // named returns the selectors in use that name a prefix, in order.
