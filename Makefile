@@ -60,10 +60,12 @@ SOAKCOUNT ?= 20
 SOAKTIME  ?= 1h
 ATTACKS   := OverlayForged.*|OverlayKeysRotate|Traffic(Ports|Connections)AreShared|TrafficExternalIPs
 ATTACKS   := ^Test($(ATTACKS)|Policy(BridgeCopies|Link|ForgottenPod|Tampered|Services|NodePorts|BridgeServices))$$
+FRAMES    := ^Test(ChecksumsWrittenLater|TaggedFrames|FragmentsAreNotTheHosts|RepliesThatTheHostForgot|ServiceEntriesAreShared)$$
 
 .PHONY: soak
 soak: ## Repeat the attacks of docs/security.md, send packets of the fuzzer for SOAKTIME, and look for races; needs root, hours
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(ATTACKS)' ./cmd/lab
+	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(FRAMES)' ./bpf/datapath
 	go test -count=1 -timeout 1h -run '^TestMemoryIsBounded$$' ./cmd/agent
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -run '^$$' -fuzz '^FuzzPackets$$' -fuzztime $(SOAKTIME) -fuzzminimizetime 10x ./bpf/datapath
 	$(MAKE) race
