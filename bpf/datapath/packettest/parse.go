@@ -112,8 +112,8 @@ func (p *Packet) parseIPv6(b []byte) error {
 		default:
 			return p.parseTransport()
 		}
-		if len(p.transport) < length {
-			return fmt.Errorf("parse packet: extension header %d in %d bytes", p.Protocol, len(p.transport))
+		if there := min(len(p.transport), p.declared); there < length {
+			return fmt.Errorf("parse packet: extension header %d in %d bytes", p.Protocol, there)
 		}
 		p.Protocol = p.transport[0]
 		p.transport, p.declared = p.transport[length:], p.declared-length
