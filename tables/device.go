@@ -45,7 +45,7 @@ func (d *Device) TableRow() []string {
 }
 
 // withinNode begins the names of devices whose networks are within a node: other nodes cannot reach
-// their addresses, and may reach somebody else by the same. It is like the devices that Calico
+// their addresses, and may reach another machine by the same. It is like the devices that Calico
 // leaves out when it looks for a node's address.
 var withinNode = []string{
 	"docker", "br-", "cbr", "virbr", "lxcbr", "lxdbr", "podman", "veth", "cali", "tunl", "vxlan",

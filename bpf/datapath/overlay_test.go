@@ -200,7 +200,9 @@ func TestOverlayProofOfFragments(t *testing.T) {
 func (f *fixture) fragments(from netip.Addr, port uint16) (first, later []packettest.Layer) {
 	datagram := packettest.Build(packettest.IPv4{Src: from, Dst: f.Server},
 		packettest.UDP{Src: port, Dst: serverPort}, packettest.Pattern(1200))[20:]
-	header := packettest.IPv4{Src: from, Dst: f.Server, ID: 7, More: true, Protocol: packettest.UDPProtocol}
+	header := packettest.IPv4{
+		Src: from, Dst: f.Server, ID: 7, More: true, Protocol: packettest.UDPProtocol,
+	}
 	first = []packettest.Layer{header, packettest.Payload(datagram[:600])}
 	header.More, header.Offset = false, 600
 	return first, []packettest.Layer{header, packettest.Payload(datagram[600:])}

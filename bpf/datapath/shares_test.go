@@ -146,8 +146,10 @@ func TestConnectionShareOfReachedPod(t *testing.T) {
 		layers := append([]packettest.Layer{ethernet}, opening(transport, f.OtherPod, f.Pod, 5000, 80)...)
 		f.dropped(f.toPod(layers[1:]...), bpf.ReasonConnectionShare) // from outside, with its address
 		require.Zero(f, f.share(f.OtherPod, limited, 0))
-		f.passed(f.run(packettest.Input{Program: "to_pod", Device: packettest.PodDevice,
-			Ingress: packettest.OtherPodDevice, Mark: packettest.MarkChecked, Packet: packettest.Build(layers...)}))
+		f.passed(f.run(packettest.Input{
+			Program: "to_pod", Device: packettest.PodDevice, Ingress: packettest.OtherPodDevice,
+			Mark: packettest.MarkChecked, Packet: packettest.Build(layers...),
+		}))
 		require.Equal(f, 1, f.share(f.OtherPod, limited, 0))
 		require.Equal(f, firstGets, f.share(f.Pod, limited, 1))
 

@@ -49,7 +49,8 @@ func (c *Collector) prepare(f Filter) error {
 func (c *Collector) setReleased(addrs []netip.Addr) error {
 	m := c.programs.Maps[releasedMap]
 	if room := m.MaxEntries(); len(addrs) > int(room) {
-		return fmt.Errorf("%d addresses to remove are too many for %s: want %d at most", len(addrs), releasedMap, room)
+		return fmt.Errorf("%d addresses to remove are too many for %s: want %d at most",
+			len(addrs), releasedMap, room)
 	}
 	for _, a := range c.released {
 		if err := m.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

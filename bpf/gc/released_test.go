@@ -42,7 +42,8 @@ func TestReleased(t *testing.T) {
 			}
 			// Behind a translation of replies is the pod.
 			f.translate(replies(flow), flow.Source, 0)
-			require.Equal(f, Pass{Scanned: 1, Released: 1}, f.run(Filter{Addrs: []netip.Addr{flow.Source.Addr()}}), name)
+			gone := Filter{Addrs: []netip.Addr{flow.Source.Addr()}}
+			require.Equal(f, Pass{Scanned: 1, Released: 1}, f.run(gone), name)
 			// And that of another form of the same address.
 			f.connect(flow, ctmap.Entry{Lifetime: f.now + long})
 			mapped := netip.AddrFrom16(flow.Source.Addr().As16())

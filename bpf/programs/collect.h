@@ -184,7 +184,8 @@ static __always_inline void collect_connection(void *map, const void *in_map, st
 	__u8 flags;
 
 	counts.scanned++;
-	if (lifetime >= run.now && !(control.flags & (GC_ALL | GC_RELEASED | GC_SURVIVORS)) && run.step != GC_COUNT) {
+	if (lifetime >= run.now && !(control.flags & (GC_ALL | GC_RELEASED | GC_SURVIVORS)) &&
+	    run.step != GC_COUNT) {
 		if (!counts.next_expiry || lifetime < counts.next_expiry)
 			counts.next_expiry = lifetime;
 		return;
@@ -252,7 +253,8 @@ static __always_inline __u32 judge_translation(const struct tuple *t, __u8 flags
 {
 	if (control.flags & GC_ALL)
 		return GC_REASON_FLUSHED;
-	if (control.flags & GC_RELEASED && (is_released(&t->saddr) || is_released(&t->daddr) || is_released(&to->addr)))
+	if (control.flags & GC_RELEASED &&
+	    (is_released(&t->saddr) || is_released(&t->daddr) || is_released(&to->addr)))
 		return GC_REASON_RELEASED;
 	if (!(control.flags & GC_ORPHANS) || !to->needs_ct || has_connection(t, flags, to))
 		return GC_STAYS;

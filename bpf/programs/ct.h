@@ -128,7 +128,8 @@ static __always_inline bool ct_long_expired(const struct ct_entry *e, __u64 time
 /* How long an entry lives after a packet, in seconds. A reset may be forged, as nothing
  * here checks its sequence number: so it ends a connection only if nothing follows. Hosts
  * that have accepted it send nothing but resets. */
-static __always_inline __u32 ct_lifetime(const struct config_value *cfg, const struct packet *p, __u16 flags)
+static __always_inline __u32 ct_lifetime(const struct config_value *cfg, const struct packet *p,
+					 __u16 flags)
 {
 	if (p->flow.protocol != IPPROTO_TCP)
 		return cfg->lifetime_any;
@@ -195,7 +196,8 @@ static __always_inline int ct_note(__u32 length, struct ct_entry *e, const struc
 	/* Once a second is often enough for the rest. */
 	lifetime = ct_lifetime(cfg, p, flags);
 	old = ct_lifetime_of(e);
-	if (flags == old_flags && !(p->tcp_flags & TCP_RST) && old * SECOND > p->time + (lifetime - 1) * SECOND)
+	if (flags == old_flags && !(p->tcp_flags & TCP_RST) &&
+	    old * SECOND > p->time + (lifetime - 1) * SECOND)
 		return true;
 	now = p->time / SECOND;
 	last = tx ? &e->last_tx_report : &e->last_rx_report;

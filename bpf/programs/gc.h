@@ -18,7 +18,7 @@
 enum gc_flags {
 	GC_EXPIRED = 1 << 0,   /* remove connections that have expired, with their translations */
 	GC_ORPHANS = 1 << 1,   /* remove translations without connection */
-	GC_RELEASED = 1 << 2,     /* remove what has an address of sluice_released */
+	GC_RELEASED = 1 << 2,  /* remove what has an address of sluice_released */
 	GC_ALL = 1 << 3,       /* remove everything */
 	GC_REMOVALS = 1 << 4,  /* tell of removals */
 	GC_SURVIVORS = 1 << 5, /* tell of what stays */

@@ -70,7 +70,7 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 
 /* Reports whether what comes with a tuple is for others than pods that leave with the address: the
  * host leads the port to a backend, as a hostPort; or a socket of the host would get it. */
-SUBPROGRAM int host_uses(struct __sk_buff *ctx, const struct tuple *replies, __u32 slot)
+SUBPROGRAM int host_takes(struct __sk_buff *ctx, const struct tuple *replies, __u32 slot)
 {
 	const struct exit_value *exit;
 	struct bpf_sock_tuple t = {};
@@ -213,8 +213,9 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 			replies.dport = any_port(&p);
 		if (replies.dport == reserved || !port_free(&replies, flow, d->time))
 			continue;
-		/* A pod's replies would take a live connection of the host along. */
-		if (!d->of_host && host_uses(ctx, &replies, d->slot))
+		/* Replies to the pod and what is for the host, or for a backend, would not be told
+		 * apart. */
+		if (!d->of_host && host_takes(ctx, &replies, d->slot))
 			continue;
 		err = nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
 		if (err == -EEXIST) /* another CPU was faster */

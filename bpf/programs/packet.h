@@ -128,8 +128,7 @@ static __always_inline struct tuple reversed(const struct tuple *t)
 	return r;
 }
 
-/* Reports whether the packet stays on the link or the node, whatever its source: to one
- * or to many. */
+/* Reports whether a packet is to many. */
 static __always_inline bool to_many(const struct tuple *t)
 {
 	if (t->family == FAMILY_IPV4) {
@@ -147,6 +146,8 @@ static __always_inline bool link_local_address(const struct address *a, __u8 fam
 	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
 }
 
+/* Reports whether the packet stays on the link or the node, whatever its source: to one
+ * or to many. */
 static __always_inline bool link_local(const struct tuple *t)
 {
 	return to_many(t) || link_local_address(&t->daddr, t->family);

@@ -147,7 +147,8 @@ int from_pod(struct __sk_buff *ctx)
 
 	pod = local_pod(&p.source, d.slot);
 	if (p.shape == SHAPE_FIRST_FRAGMENT &&
-	    ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE) || of_the_link(&p)))
+	    ((pod && pod->ifindex == ctx->ifindex) || !(cfg->flags & CONFIG_STRICT_SOURCE) ||
+	     of_the_link(&p)))
 		store_ports(&p);
 	if (for_overlay(&p, cfg))
 		return drop(ctx, &p, &d, REASON_OVERLAY_PORT, PROGRAM_FROM_POD, DIRECTION_EGRESS);

@@ -34,7 +34,8 @@ static __always_inline void connection_share(struct share_key *key, const struct
 }
 
 /* The same of the translations of a pod, or of the host with an egress address. */
-static __always_inline void translation_share(struct share_key *key, const struct address *addr, __u8 family)
+static __always_inline void translation_share(struct share_key *key, const struct address *addr,
+					      __u8 family)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	key->map = family == FAMILY_IPV4 ? LIMITED_NAT4 : LIMITED_NAT6;

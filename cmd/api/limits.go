@@ -143,11 +143,16 @@ func (l *limits) bound(of *limit, next http.Handler) http.Handler {
 			return
 		}
 		defer release()
-		if resp, ok := w.(*response); ok {
-			resp.until = time.Now().Add(l.longest)
-		}
+		l.boundTime(w)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// boundTime bounds for how long from now a client can take to read an answer.
+func (l *limits) boundTime(w http.ResponseWriter) {
+	if resp, ok := w.(*response); ok {
+		resp.until = time.Now().Add(l.longest)
+	}
 }
 
 // bodyError answers a request whose body cannot be read.

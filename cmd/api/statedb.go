@@ -114,18 +114,13 @@ func (h *handlers) follow(w http.ResponseWriter, r *http.Request, meta statedb.T
 	}
 	defer it.close()
 
-	// The table keeps rows that are deleted until each follower has them. So a follower that falls
-	// behind is cut off.
-	limit := func() {
-		if resp, ok := w.(*response); ok {
-			resp.until = time.Now().Add(h.limits.longest)
-		}
-	}
 	ticker := time.NewTicker(keepAlive)
 	defer ticker.Stop()
 	control := http.NewResponseController(w)
 	for {
-		limit()
+		// The table keeps rows that are deleted until each follower has them. So a follower that
+		// falls behind is cut off.
+		h.limits.boundTime(w)
 		txn := h.db.ReadTxn()
 		changes, watch := it.next(txn)
 		if err := each(txn, changes); err != nil {
@@ -138,7 +133,7 @@ func (h *handlers) follow(w http.ResponseWriter, r *http.Request, meta statedb.T
 			return
 		case <-watch:
 		case <-ticker.C:
-			limit()
+			h.limits.boundTime(w)
 			if alive() != nil {
 				return
 			}

@@ -235,7 +235,8 @@ func (p *page) testTrace(b *inBrowser) {
 
 // replacePasses has the agent tell of passes, of which it makes none without programs.
 func (b *inBrowser) replacePasses() {
-	text := `{"columns":["ID","Set","Map","Method","Reason","Scanned","Expired","Translations","Orphans","Released","Flushed","Condemned","Error","Duration","Started"]}` + "\n"
+	text := `{"columns":["ID","Set","Map","Method","Reason","Scanned","Expired","Translations",` +
+		`"Orphans","Released","Flushed","Condemned","Error","Duration","Started"]}` + "\n"
 	for i := range 40 {
 		text += fmt.Sprintf(`{"key":"%02x","cells":["%d","global","sluice_ct4_%s","iterator","interval","%d","%d","1","0","0","0","0","-","%d.5ms","2026-11-21T10:%02d:00Z"]}`+"\n",
 			i, i, []string{"tcp", "any"}[i%2], 1000+10*i, i, i, i)

@@ -38,7 +38,8 @@ metadata: {name: sluice-%[1]s-ipv4, namespace: sluice-system,
   labels: {endpointslice.kubernetes.io/managed-by: sluice.net}}
 addressType: IPv4
 endpoints:
-- {addresses: [%[2]s], nodeName: %[1]s, conditions: {ready: false}, targetRef: {kind: Node, name: %[1]s, uid: u}}
+- {addresses: [%[2]s], nodeName: %[1]s, conditions: {ready: false},
+   targetRef: {kind: Node, name: %[1]s, uid: u}}
 `, n.Name, n.OutsideIPv4)))
 		tr.eventually("the pod reaches "+n.Name, func() error { return reaches(n.OutsideIPv4) })
 	}

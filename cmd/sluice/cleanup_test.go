@@ -113,8 +113,9 @@ func TestCleanupOfKernel(t *testing.T) {
 	} {
 		require.Contains(t, r.stdout, line+"\n")
 	}
-	require.Less(t, strings.Index(r.stdout, "removed overlay device"), strings.Index(r.stdout, "detached program"),
-		"the overlay device is never without its program")
+	removed, detached := strings.Index(r.stdout, "removed overlay device"),
+		strings.Index(r.stdout, "detached program")
+	require.Less(t, removed, detached, "the overlay device is never without its program")
 	require.Zero(t, attached())
 	require.NoDirExists(t, pins)
 	require.NoDirExists(t, filepath.Join(dir, "cni"))

@@ -20,7 +20,8 @@ func TestUnwritableStateDir(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	const full = "mount -t tmpfs -o size=4k,nr_inodes=%d tmpfs state; head -c 9000 /dev/zero > state/fill"
+	const full = "mount -t tmpfs -o size=4k,nr_inodes=%d tmpfs state; " +
+		"head -c 9000 /dev/zero > state/fill"
 	for name, c := range map[string]struct{ mount, says string }{
 		"no room in files":  {fmt.Sprintf(full, 9), "no space left on device"},
 		"no room for files": {fmt.Sprintf(full, 2), "no space left on device"},

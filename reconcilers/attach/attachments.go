@@ -78,14 +78,11 @@ func (o *attachments) update(ifIndex int, p bpf.Program) (link.ID, error) {
 	case !atDevice:
 		return o.links().updateBackstop(program)
 	}
-	id, ok, err := o.links().update(ifIndex, p, program)
-	if ok || err != nil {
-		return id, err
-	}
-	if p == bpf.ProgramFromPod {
-		o.seed(ifIndex)
-	}
-	return o.links().attach(ifIndex, p, program)
+	return o.links().run(ifIndex, p, program, func() {
+		if p == bpf.ProgramFromPod {
+			o.seed(ifIndex)
+		}
+	})
 }
 
 // Delete implements [reconciler.Operations].

@@ -91,6 +91,19 @@ func (l links) attach(ifIndex int, p bpf.Program, program *ebpf.Program) (id lin
 	return id, err
 }
 
+// run has a device run a program, by the link that is there or else by a new one, before which it
+// calls prepare.
+func (l links) run(
+	ifIndex int, p bpf.Program, program *ebpf.Program, prepare func(),
+) (link.ID, error) {
+	id, ok, err := l.update(ifIndex, p, program)
+	if ok || err != nil {
+		return id, err
+	}
+	prepare()
+	return l.attach(ifIndex, p, program)
+}
+
 // pin pins a new link where another may be, and closes it.
 func (l links) pin(made link.Link, name string) (link.ID, error) {
 	return bpf.PinLink(l.dir, made, name)

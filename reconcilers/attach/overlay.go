@@ -163,7 +163,8 @@ func (o *overlayDevices) adjust(h *vn.Handle, device vn.Link, row *tables.Overla
 		return fmt.Errorf("have device %s without link-local address: %w", row.Name, err)
 	}
 	if err := o.guard(attrs.Index); err != nil {
-		return fmt.Errorf("attach %s before device %s is set up: %w", bpf.ProgramFromOverlay, row.Name, err)
+		return fmt.Errorf("attach %s before device %s is set up: %w",
+			bpf.ProgramFromOverlay, row.Name, err)
 	}
 	err := h.LinkSetUp(device)
 	switch {
@@ -177,14 +178,10 @@ func (o *overlayDevices) adjust(h *vn.Handle, device vn.Link, row *tables.Overla
 	return nil
 }
 
-// guard attaches from_overlay, as the host would take whatever any machine sends to the device
-// without it. The program drops all until there are maps.
+// guard attaches from_overlay: without it the host takes all that machines send to the device. The program drops all until there are maps.
 func (o *overlayDevices) guard(ifIndex int) error {
 	program := o.datapath.Program(bpf.ProgramFromOverlay)
-	_, attached, err := o.links().update(ifIndex, bpf.ProgramFromOverlay, program)
-	if err == nil && !attached {
-		_, err = o.links().attach(ifIndex, bpf.ProgramFromOverlay, program)
-	}
+	_, err := o.links().run(ifIndex, bpf.ProgramFromOverlay, program, func() {})
 	return err
 }
 

@@ -32,7 +32,9 @@ func newOverlaySetup(t *testing.T) (*network, *overlayDevices) {
 	}
 	bpffs := testBPFFS(t)
 	l := links{dir: bpf.LinksDir(bpffs), programs: bpf.ProgramsDir(bpffs), ns: namespace(n.ns)}
-	return n, &overlayDevices{datapath: loadPrograms(t), ns: namespace(n.ns), links: func() links { return l }}
+	return n, &overlayDevices{
+		datapath: loadPrograms(t), ns: namespace(n.ns), links: func() links { return l },
+	}
 }
 
 func overlayRow(local string) *tables.OverlayDevice {
@@ -98,7 +100,8 @@ func TestOverlayDeviceStaysDown(t *testing.T) {
 	bad.dir = "/proc/none"
 	o.links = func() links { return bad }
 	row := overlayRow("192.0.2.1")
-	require.ErrorContains(t, o.Update(t.Context(), nil, 0, row), "before device sluice_vxlan is set up")
+	err := o.Update(t.Context(), nil, 0, row)
+	require.ErrorContains(t, err, "before device sluice_vxlan is set up")
 	require.Zero(t, n.vxlan(overlayName).Flags&net.FlagUp)
 	o.links = good
 	require.NoError(t, o.Update(t.Context(), nil, 0, row))

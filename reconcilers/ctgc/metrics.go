@@ -35,7 +35,9 @@ func newMetrics() *metrics {
 		removed:  counter(name("removed_total"), "Entries removed by passes through a map, of it or of that of its translations.", "map", "reason"),
 		longest:  gauge(name("longest_run_seconds"), "For how long the kernel was busy at a stretch with the last pass through a map, at most.", "map"),
 		interval: gauge(name("interval_seconds"), "Time between passes, at least.", "set"),
-		released: counter(name("released_addresses_total"), "Addresses of endpoints that had gone, by whether another endpoint had taken them.", "outcome"),
+		released: counter(name("released_addresses_total"),
+			"Addresses of endpoints that had gone, by whether another endpoint had taken them.",
+			"outcome"),
 		lost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: name("observer_lost_total"), Help: "Removals that an observer was too slow for.",
 		}),
@@ -47,7 +49,9 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.runs, m.removed, m.duration, m.longest, m.interval, m.lost, m.released, m.ports} {
+	for _, c := range []prometheus.Collector{
+		m.runs, m.removed, m.duration, m.longest, m.interval, m.lost, m.released, m.ports,
+	} {
 		if err := r.Register(c); err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ const userAgent = "sluice"
 type timing struct {
 	retryMin, retryMax time.Duration // after an error, exponentially, each with jitter
 	absent             time.Duration // while a kind is not served
-	unheard            time.Duration // until a kind is listed of which no watch has told anything
+	idle               time.Duration // until a kind is listed whose watches have sent nothing
 	silence            time.Duration // of an API server that has yet to say anything
 }
 
@@ -198,6 +198,6 @@ func body(r rest.Result) ([]byte, error) {
 func (*server) timing() timing {
 	return timing{
 		retryMin: 100 * time.Millisecond, retryMax: 30 * time.Second,
-		absent: 10 * time.Second, unheard: 5 * time.Minute, silence: maxSilence,
+		absent: 10 * time.Second, idle: 5 * time.Minute, silence: maxSilence,
 	}
 }

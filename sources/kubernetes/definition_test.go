@@ -206,7 +206,7 @@ func TestDefinitionNotFoundForAMoment(t *testing.T) {
 	a.awaitLevel(policiesResource, "OK")
 }
 
-// A CRD that is there without the version that the agent reads has objects that nobody enforces.
+// A CRD that is there without the version that the agent reads has objects that are not enforced.
 func TestDefinitionOfAnotherVersion(t *testing.T) {
 	d := &definitionsAPI{FakeAPI: NewFakeAPI(), t: t}
 	d.is.Store(&definition{uid: "of another version"})

@@ -39,7 +39,7 @@ func (s eventStore) Replace(objs []any, _ string) error {
 		items[i] = o.(*item)
 	}
 	s.r.unfinished, s.r.listed = false, time.Now()
-	s.r.hearing.heard()
+	s.r.activity.record()
 	select {
 	case s.r.queued <- struct{}{}:
 		s.r.send(s.ctx, event{op: opReplace, listing: items})

@@ -180,7 +180,7 @@ func (r *fakeResource) definitionNow() definition {
 func (*FakeAPI) timing() timing {
 	return timing{
 		retryMin: 5 * time.Millisecond, retryMax: 20 * time.Millisecond,
-		absent: 20 * time.Millisecond, unheard: 5 * time.Minute, silence: maxSilence,
+		absent: 20 * time.Millisecond, idle: 5 * time.Minute, silence: maxSilence,
 	}
 }
 

@@ -138,21 +138,28 @@ func TestSilentInitialEvents(t *testing.T) {
 	})
 }
 
+// watchesOnly are watches of an API server that does not send all objects by a watch.
+func watchesOnly(
+	begin func() watch.Interface,
+) func(*objects.Kind, metav1.ListOptions) (watch.Interface, error) {
+	return func(_ *objects.Kind, opts metav1.ListOptions) (watch.Interface, error) {
+		if opts.SendInitialEvents != nil {
+			return nil, apierrors.NewBadRequest("not supported")
+		}
+		return begin(), nil
+	}
+}
+
 // Watches that are too old again and again have the kind listed ever more slowly.
 func TestExpiredWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &tiredAPI{watches: func(
-			_ *objects.Kind, opts metav1.ListOptions,
-		) (watch.Interface, error) {
-			if opts.SendInitialEvents != nil {
-				return nil, apierrors.NewBadRequest("not supported")
-			}
+		d := &tiredAPI{watches: watchesOnly(func() watch.Interface {
 			events := make(chan watch.Event, 1)
 			expired := apierrors.NewResourceExpired("too old").ErrStatus
 			events <- watch.Event{Type: watch.Error, Object: &expired}
 			close(events)
-			return watch.NewProxyWatcher(events), nil
-		}}
+			return watch.NewProxyWatcher(events)
+		})}
 		_, _ = d.run(t, time.Hour)
 		require.Less(t, int(d.listed.Load()), 150)
 		require.Greater(t, int(d.listed.Load()), 40)
@@ -162,12 +169,7 @@ func TestExpiredWatches(t *testing.T) {
 // A proxy may end watches before the first bookmark. That is no reason to list each time.
 func TestSilentWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &tiredAPI{watches: func(
-			_ *objects.Kind, opts metav1.ListOptions,
-		) (watch.Interface, error) {
-			if opts.SendInitialEvents != nil {
-				return nil, apierrors.NewBadRequest("not supported")
-			}
+		d := &tiredAPI{watches: watchesOnly(func() watch.Interface {
 			events := make(chan watch.Event)
 			w := watch.NewProxyWatcher(events)
 			go func() {
@@ -177,8 +179,8 @@ func TestSilentWatches(t *testing.T) {
 				case <-w.StopChan():
 				}
 			}()
-			return w, nil
-		}}
+			return w
+		})}
 		n, a := d.run(t, time.Hour)
 		require.Greater(t, n, 70)
 		require.Less(t, int(d.listed.Load()), 13)

@@ -56,7 +56,7 @@ type reflector struct {
 	// listedUnder is the definition that a guarded kind was listed under last, empty before.
 	listedUnder types.UID
 	stopWatch   atomic.Pointer[context.CancelFunc]
-	hearing     hearing
+	activity    activity
 
 	// Of the goroutine that lists and watches.
 	listed     time.Time // when; zero if not since it began to
@@ -201,7 +201,7 @@ func (r *reflector) watch(
 	}
 	r.pace.begin()
 	r.unfinished = initial
-	return newTap(w, initial, &r.hearing, r.api.timing(), func(err error) {
+	return newTap(w, initial, &r.activity, r.api.timing(), func(err error) {
 		r.report(ctx, "watch", err)
 	}), nil
 }

@@ -25,7 +25,7 @@ type impatient struct{ hasty }
 
 func (i impatient) timing() timing {
 	t := i.hasty.timing()
-	t.unheard = time.Second
+	t.idle = time.Second
 	return t
 }
 

@@ -20,22 +20,22 @@ type tap struct {
 	stop   func()
 }
 
-// errUnheard ends a watch when nothing has come for long, not even a bookmark, of which API servers
+// errIdle ends a watch when nothing has come for long, not even a bookmark, of which API servers
 // send one a minute. An API server whose storage was restored from a backup sends nothing until its
 // resourceVersion has come to that of the watch again. So the kind is listed anew.
-var errUnheard = apierrors.NewResourceExpired("watches have ended without an event")
+var errIdle = apierrors.NewResourceExpired("watches have ended without an event")
 
-// hearing is when the API server has last said something of a kind.
-type hearing struct{ last atomic.Pointer[time.Time] }
+// activity is when the API server has last said something of a kind.
+type activity struct{ last atomic.Pointer[time.Time] }
 
-func (h *hearing) heard() {
+func (a *activity) record() {
 	now := time.Now()
-	h.last.Store(&now)
+	a.last.Store(&now)
 }
 
-// silence is for how long it has said nothing, 0 if it never has.
-func (h *hearing) silence() time.Duration {
-	last := h.last.Load()
+// idle returns for how long it has said nothing, 0 if it never has.
+func (a *activity) idle() time.Duration {
+	last := a.last.Load()
 	if last == nil {
 		return 0
 	}
@@ -45,7 +45,7 @@ func (h *hearing) silence() time.Duration {
 // newTap returns a tap. The watch ends with an error when nothing has been heard for longer than a
 // bound. One that is to send all objects first has to begin with that.
 func newTap(
-	w watch.Interface, initial bool, hearing *hearing, t timing, report func(error),
+	w watch.Interface, initial bool, activity *activity, t timing, report func(error),
 ) *tap {
 	begins := time.AfterFunc(t.silence, func() {
 		report(fmt.Errorf("the API server sends nothing for %s", t.silence))
@@ -72,7 +72,7 @@ func newTap(
 		}
 		for ev := range w.ResultChan() {
 			begins.Stop()
-			hearing.heard()
+			activity.record()
 			if ev.Type == watch.Error {
 				report(apierrors.FromObject(ev.Object))
 			}
@@ -80,8 +80,8 @@ func newTap(
 				return
 			}
 		}
-		if hearing.silence() > t.unheard {
-			pass(watch.Event{Type: watch.Error, Object: &errUnheard.ErrStatus})
+		if activity.idle() > t.idle {
+			pass(watch.Event{Type: watch.Error, Object: &errIdle.ErrStatus})
 		}
 	}()
 	return tapped

@@ -81,18 +81,10 @@ func (e *fieldErrors) addr(to []netip.Addr, field, s string) []netip.Addr {
 	return append(to, a)
 }
 
-// fewValues is up to how many values a list is searched in by looking at each.
-const fewValues = 8
-
 // distinct removes values that a list has already. It takes time in proportion to the list: some
 // are as long as an object can be.
 func distinct[T comparable](list []T) []T {
-	if len(list) <= fewValues {
-		for i := len(list) - 1; i > 0; i-- {
-			if slices.Contains(list[:i], list[i]) {
-				list = slices.Delete(list, i, i+1)
-			}
-		}
+	if len(list) < 2 {
 		return list
 	}
 	seen := make(map[T]bool, len(list))

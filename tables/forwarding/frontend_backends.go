@@ -134,15 +134,35 @@ func (b *sliceBackends) add(addr netip.Addr, m *tables.Member, s *tables.Service
 	}
 }
 
-// podAt returns the member of the pod that has an address, nil if none has.
-func (f *frontendParams) podAt(txn statedb.ReadTxn, addr netip.Addr) *tables.Member {
+// memberAt returns the member of an address, and whether a pod has the address; nil if nothing has.
+func (f *frontendParams) memberAt(
+	txn statedb.ReadTxn, addr netip.Addr,
+) (m *tables.Member, ofPod bool) {
 	prefix := netip.PrefixFrom(addr, addr.BitLen())
 	row, _, found := f.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
-	if !found || row.Flags&bpf.IPCachePod == 0 {
+	if !found {
+		return nil, false
+	}
+	m, _, _ = f.Members.Get(txn, tables.MemberByNumber(row.Member))
+	return m, row.Flags&bpf.IPCachePod != 0
+}
+
+// podAt returns the member of the pod that has an address, nil if none has.
+func (f *frontendParams) podAt(txn statedb.ReadTxn, addr netip.Addr) *tables.Member {
+	m, ofPod := f.memberAt(txn, addr)
+	if !ofPod {
 		return nil
 	}
-	m, _, _ := f.Members.Get(txn, tables.MemberByNumber(row.Member))
 	return m
+}
+
+// nodeOf returns the node that has an address, "" if none has.
+func (f *frontendParams) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
+	m, _ := f.memberAt(txn, addr)
+	if m == nil {
+		return ""
+	}
+	return m.Node
 }
 
 // at adds where a port of the service leads.
@@ -176,8 +196,8 @@ func (all *serviceBackends) at(p tables.ServicePort, to *backendList) {
 	}
 }
 
-// frontendCache has what services have in a transaction: they may have thousands of ports, and their
-// slices too.
+// frontendCache has what services have in a transaction: they, and their slices, may have thousands
+// of ports.
 type frontendCache struct {
 	backends map[serviceFamily]*serviceBackends
 	served   map[tables.Name]map[servedPort]bool
@@ -219,7 +239,7 @@ func (f *frontendParams) addNodePort(
 				continue
 			}
 			row.AtNode = true
-			row.Origins = append(row.Origins, serviceOrigin(s.Name))
+			row.Origins = append(row.Origins, frontendOrigin{originService, s.Name}.String())
 			key := serviceFamily{s.Name, row.Addr.Is4()}
 			if cache.backends[key] == nil {
 				cache.backends[key] = f.backendsOf(txn, s, key.v4)
@@ -267,7 +287,7 @@ func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend, 
 			if i < 0 {
 				continue
 			}
-			row.Origins = append(row.Origins, podOrigin(e.Name))
+			row.Origins = append(row.Origins, frontendOrigin{originPod, e.Name}.String())
 			if e.Node != f.LocalNode.Name {
 				row.AtNode = true
 				add(&to.pods, e.Addrs[i], []uint16{p.ContainerPort})

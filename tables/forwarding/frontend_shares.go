@@ -134,10 +134,10 @@ func (f *frontendParams) compute(
 			break
 		}
 		var err error
-		if key.origin == "" {
+		if key.of.kind == "" {
 			_, err = put(key.FrontendID)
 		} else {
-			err = f.putAll(in, out, cache, key.origin, put)
+			err = f.putAll(in, out, cache, key.of, put)
 		}
 		if err != nil {
 			return err
@@ -150,17 +150,17 @@ func (f *frontendParams) compute(
 // putAll brings the rows up to date that a service or a pod has or may have, up to the first one
 // that there is no room for: what comes after it would be refused, too.
 func (f *frontendParams) putAll(
-	in statedb.ReadTxn, out statedb.WriteTxn, cache *frontendCache, origin string,
+	in statedb.ReadTxn, out statedb.WriteTxn, cache *frontendCache, of frontendOrigin,
 	put func(tables.FrontendID) (kept bool, err error),
 ) error {
 	has := map[tables.FrontendID]bool{}
-	for _, row := range statedb.Collect(f.Frontends.List(out, tables.FrontendsByOrigin(origin))) {
+	for _, row := range statedb.Collect(f.Frontends.List(out, tables.FrontendsByOrigin(of.String()))) {
 		has[row.FrontendID] = true
 		if _, err := put(row.FrontendID); err != nil {
 			return err
 		}
 	}
-	for id := range f.idsOf(in, cache, origin) {
+	for id := range f.idsOf(in, cache, of) {
 		if has[id] {
 			continue
 		}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -45,7 +44,7 @@ func deriveFrontends(p derive.Params, f frontendParams) error {
 // addresses and ports would not fit in a queue.
 type frontendKey struct {
 	tables.FrontendID
-	origin string // empty: one frontend
+	of frontendOrigin // none: one frontend
 }
 
 func (f frontendParams) rule() derive.Rule[frontendKey] {
@@ -54,14 +53,14 @@ func (f frontendParams) rule() derive.Rule[frontendKey] {
 		Inputs: []derive.Input[frontendKey]{
 			derive.FromIf(f.Services, differentFrontends,
 				func(_ statedb.ReadTxn, s *tables.Service, mark func(frontendKey)) {
-					mark(frontendKey{origin: serviceOrigin(s.Name)})
+					mark(frontendKey{of: frontendOrigin{originService, s.Name}})
 				}),
 			derive.FromIf(f.Backends, func(old, new *tables.BackendSlice) bool {
 				return tables.DifferentBackends(old, new) || old.Serves != new.Serves ||
 					!slices.Equal(old.Ports, new.Ports) || !slices.Equal(old.PodAddrs, new.PodAddrs)
 			}, func(txn statedb.ReadTxn, b *tables.BackendSlice, mark func(frontendKey)) {
 				if s, _, found := f.Services.Get(txn, tables.ServiceByName(b.Service)); found {
-					mark(frontendKey{origin: serviceOrigin(s.Name)})
+					mark(frontendKey{of: frontendOrigin{originService, s.Name}})
 				}
 			}),
 			derive.FromIf(f.Endpoints, func(old, new *tables.Endpoint) bool {
@@ -69,7 +68,7 @@ func (f frontendParams) rule() derive.Rule[frontendKey] {
 					len(new.HostPorts) > 0 && !slices.Equal(old.Addrs, new.Addrs)
 			}, func(_ statedb.ReadTxn, e *tables.Endpoint, mark func(frontendKey)) {
 				if len(e.HostPorts) > 0 {
-					mark(frontendKey{origin: podOrigin(e.Name)})
+					mark(frontendKey{of: frontendOrigin{originPod, e.Name}})
 				}
 			}),
 			derive.FromIf(f.Nodes, func(old, new *tables.Node) bool {
@@ -99,19 +98,16 @@ func differentFrontends(old, new *tables.Service) bool {
 // idsOf yields the frontends that a service or a pod may have, ports of all nodes first. Of a
 // service these are at ports that are served.
 func (f *frontendParams) idsOf(
-	txn statedb.ReadTxn, cache *frontendCache, origin string,
+	txn statedb.ReadTxn, cache *frontendCache, of frontendOrigin,
 ) iter.Seq[tables.FrontendID] {
-	kind, text, _ := strings.Cut(origin, " ")
-	namespace, n, _ := strings.Cut(text, "/")
-	name := tables.Name{Namespace: namespace, Name: n}
 	return func(yield func(tables.FrontendID) bool) {
-		if kind == originPod {
-			if e, _, found := f.Endpoints.Get(txn, tables.EndpointByName(name)); found {
+		if of.kind == originPod {
+			if e, _, found := f.Endpoints.Get(txn, tables.EndpointByName(of.Name)); found {
 				f.hostPortsOf(txn, e, yield)
 			}
 			return
 		}
-		s, _, found := f.Services.Get(txn, tables.ServiceByName(name))
+		s, _, found := f.Services.Get(txn, tables.ServiceByName(of.Name))
 		if !found {
 			return
 		}
@@ -176,7 +172,7 @@ func (f *frontendParams) nodeChanged(
 	txn statedb.ReadTxn, node string, mark func(frontendKey),
 ) {
 	for e := range f.Endpoints.List(txn, tables.EndpointsWithHostPorts(node)) {
-		mark(frontendKey{origin: podOrigin(e.Name)})
+		mark(frontendKey{of: frontendOrigin{originPod, e.Name}})
 	}
 }
 
@@ -229,28 +225,19 @@ func (f *frontendParams) hostAddrs(
 	})
 }
 
-// nodeOf returns the node that has an address, "" if none has.
-func (f *frontendParams) nodeOf(txn statedb.ReadTxn, addr netip.Addr) string {
-	prefix := netip.PrefixFrom(addr, addr.BitLen())
-	row, _, found := f.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
-	if !found {
-		return ""
-	}
-	m, _, found := f.Members.Get(txn, tables.MemberByNumber(row.Member))
-	if !found {
-		return ""
-	}
-	return m.Node
+// frontendOrigin is a service or a pod because of which there are frontends.
+type frontendOrigin struct {
+	kind string // originPod or originService, empty: none
+	tables.Name
 }
 
-// What the origins of frontends are.
 const (
 	originPod     = "pod"
 	originService = "service"
 )
 
-func podOrigin(name tables.Name) string     { return originPod + " " + name.String() }
-func serviceOrigin(name tables.Name) string { return originService + " " + name.String() }
+// String is what [tables.Frontend] has of it.
+func (o frontendOrigin) String() string { return o.kind + " " + o.Name.String() }
 
 func familyOf(a netip.Addr) uint8 {
 	if a.Is4() {
@@ -296,7 +283,7 @@ func (f *frontendParams) addExternal(
 		if !served {
 			continue
 		}
-		row.Origins = append(row.Origins, serviceOrigin(s.Name))
+		row.Origins = append(row.Origins, frontendOrigin{originService, s.Name}.String())
 		all = all || f.Config.TrustExternalIPs || slices.Contains(s.LoadBalancerIPs, row.Addr)
 		row.Disputed = row.Disputed || row.Namespace != "" && row.Namespace != s.Namespace
 		row.Namespace = s.Namespace
@@ -308,7 +295,8 @@ func (f *frontendParams) addExternal(
 
 // isServed reports whether kube-proxy translates a port of a service in a family.
 func (f *frontendParams) isServed(
-	txn statedb.ReadTxn, cache *frontendCache, s *tables.Service, p tables.ServicePort, family uint8,
+	txn statedb.ReadTxn, cache *frontendCache, s *tables.Service, p tables.ServicePort,
+	family uint8,
 ) bool {
 	ofFamily := func(a netip.Addr) bool { return familyOf(a) == family }
 	if s.NotProxied || !slices.ContainsFunc(s.Addrs, ofFamily) {

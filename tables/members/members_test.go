@@ -138,7 +138,8 @@ func TestManyPrefixes(t *testing.T) {
 	isPod := func() bool { return h.row(addr("10.1.9.9")).Flags&bpf.IPCachePod != 0 }
 	require.LessOrEqual(t, steps(isPod), 1)
 	small := h.use(pods("app=new"), cidr("10.1.9.0/24", true))
-	require.LessOrEqual(t, steps(func() bool { return h.isEvaluated(small[0]) && h.isEvaluated(small[1]) }), 3)
+	both := func() bool { return h.isEvaluated(small[0]) && h.isEvaluated(small[1]) }
+	require.LessOrEqual(t, steps(both), 3)
 	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[0].Number)
 	require.Contains(t, h.class(addr("10.1.9.9")).Selectors, small[1].Number)
 

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// A selector that begins to name an address while it is evaluated is evaluated after that address is
-// in a class with it.
+// A selector that begins to name an address while it is evaluated is evaluated after that address
+// is in a class with it.
 func TestNamesMoreMeanwhile(t *testing.T) {
 	const labelSets = 50
 	h := newHarness(t)
@@ -69,7 +69,8 @@ func TestBlockComesAndGoes(t *testing.T) {
 	require.False(t, h.class(addr("203.0.113.7")).Selects(s.Number))
 }
 
-// The exceptions of a block come before it, also if its key waits before theirs, for another selector.
+// The exceptions of a block come before it, also if its key waits before theirs, for another
+// selector.
 func TestExceptionsComeFirst(t *testing.T) {
 	h := newHarness(t)
 	group := func(except ...netip.Prefix) tables.PolicyPeer {

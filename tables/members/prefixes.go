@@ -29,7 +29,7 @@ func (t *transaction) peerPrefix(prefix netip.Prefix) {
 	own := ofPods || slices.Contains(t.Cluster, prefix)
 	row.Cluster = parent.Cluster || own
 	t.fill(row, slices.Concat(selectorsAt(parent), selectorsAt(before), row.Named))
-	if t.comesFirst(row, before) {
+	if t.waitsForInside(row, before) {
 		t.mark(prefixKey(prefix))
 		t.expectSelectors(row)
 		return
@@ -53,11 +53,11 @@ func (t *transaction) peerPrefix(prefix netip.Prefix) {
 	t.expectSelectors(row)
 }
 
-// comesFirst marks the prefixes inside a prefix that have to be computed before it: of the selectors
-// that begin to name the prefix, or that select it no more. Their keys may come later, if the prefix
-// waits for another selector, too. So nothing is judged without an exception, or between two blocks
-// that both select it.
-func (t *transaction) comesFirst(row, before *tables.PeerPrefix) (waits bool) {
+// waitsForInside marks the prefixes inside a prefix that have to be computed before it, and reports
+// whether there are any: of the selectors that begin to name it, or that no longer select it. Their
+// keys may come later, if the prefix waits for another selector, too. So no packet is judged without
+// an exception, or between two blocks that both select it.
+func (t *transaction) waitsForInside(row, before *tables.PeerPrefix) (waits bool) {
 	has := func(list []uint32, n uint32) bool {
 		_, found := slices.BinarySearch(list, n)
 		return found

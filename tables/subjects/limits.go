@@ -51,7 +51,7 @@ func (r *rule) tooLarge(rules []said) string {
 		}
 	}
 	return fmt.Sprintf(
-		"%d entries, more than --max-ruleset-entries=%d; the biggest rule is %s %s with %d",
+		"at least %d entries, more than --max-ruleset-entries=%d; the biggest rule read is %s %s with %d",
 		entries, r.MaxEntries, rules[biggest].Policy, rules[biggest].Field, most,
 	)
 }
