@@ -68,10 +68,14 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 	retry := pause.NewBackoff(retryMin, retryMax)
 	for {
 		changed := r.take(r.DB.ReadTxn())
-		if !r.await(ctx) {
-			return nil
+		var wrote bool
+		var err error
+		if !r.isTold() {
+			if !r.await(ctx) {
+				return nil
+			}
+			wrote, err = r.write(ctx)
 		}
-		wrote, err := r.write(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -134,11 +138,11 @@ func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
 	return true
 }
 
-// await waits until it is time for a report, if there is anything to tell.
+// isTold reports whether the object says already what it shall.
+func (r *reporter) isTold() bool { return r.last != nil && bytes.Equal(r.last, r.wanted()) }
+
+// await waits until it is time for a report.
 func (r *reporter) await(ctx context.Context) bool {
-	if r.last != nil && bytes.Equal(r.last, r.wanted()) {
-		return true
-	}
 	if !pause.For(ctx, r.Pace.Settle) {
 		return false
 	}

@@ -75,7 +75,7 @@ func TestTooLarge(t *testing.T) {
 	r := h.rulesetOf(a)
 	require.Regexp(t,
 		`^at least 64\d{4} entries, more than --max-ruleset-entries=16384; `+
-			`the biggest rule is NetworkPolicy/n1/large spec.ingress\[3\] with 91\d$`, r.TooLarge)
+			`the biggest rule read is NetworkPolicy/n1/large spec.ingress\[3\] with 91\d$`, r.TooLarge)
 	require.Len(t, r.Policies, 1)
 	require.Len(t, r.Rules, 1)
 	require.True(t, r.Rules[0].DefaultDeny)
