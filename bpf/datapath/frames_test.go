@@ -100,6 +100,9 @@ func (w *wire) next(from netip.Addr, patience time.Duration) *packettest.Packet 
 		if errors.Is(err, unix.EAGAIN) {
 			return nil
 		}
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
 		require.NoError(w.tr, err)
 		if p, err := packettest.Parse(b[:n]); err == nil && p.Src == from {
 			return p
