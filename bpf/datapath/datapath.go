@@ -42,7 +42,8 @@ func (s Sizes) byName() map[string]uint32 {
 		ctmap.Frag4: s.Fragments, ctmap.Frag6: s.Fragments,
 		EventsMap:     s.Events,
 		bpf.PortsMap:  s.NAT,
-		bpf.SharesMap: 0, // as it is declared
+		bpf.SharesMap: 0, // as it is declared, as the next one
+		bpf.PathsMap:  0,
 	}
 }
 
@@ -59,6 +60,7 @@ var copiers = map[string]bpf.Copier{
 	ctmap.Frag6:   bpf.CopyEntries[ctmap.FragKey6, ctmap.FragValue],
 	bpf.PortsMap:  bpf.CopyEntries[bpf.PortKey, bpf.ShareValue],
 	bpf.SharesMap: bpf.CopyEntries[bpf.ShareKey, bpf.ShareValue],
+	bpf.PathsMap:  bpf.CopyEntries[bpf.NodeKey, bpf.PathValue],
 }
 
 // Options say what to load the programs with.

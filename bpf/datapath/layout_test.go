@@ -54,6 +54,7 @@ var layouts = []struct {
 	{c: "rule_key", goType: bpf.RuleKey{}},
 	{c: "node_key", goType: bpf.NodeKey{}},
 	{c: "node_value", goType: bpf.NodeValue{}},
+	{c: "path_value", goType: bpf.PathValue{}},
 	{c: "config_value", goType: bpf.ConfigValue{}},
 	{c: "port_range", goType: bpf.PortRange{}},
 	{c: "metric", goType: bpf.Metric{}},
@@ -147,6 +148,7 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_metrics":  {uint32(0), bpf.Metric{}},
 		bpf.SharesMap:     {bpf.ShareKey{}, bpf.ShareValue{}},
 		bpf.PortsMap:      {bpf.PortKey{}, bpf.ShareValue{}},
+		bpf.PathsMap:      {bpf.NodeKey{}, bpf.PathValue{}},
 	}
 	for name, m := range spec.Maps {
 		if !strings.HasPrefix(name, "sluice_") || m.Type == ebpf.RingBuf || name == "sluice_clock" { // the programs' alone

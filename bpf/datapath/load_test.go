@@ -187,7 +187,7 @@ func TestOwnMapsAreKnown(t *testing.T) {
 	}
 	for name := range copiers {
 		require.Contains(t, spec.Maps, name)
-		if name != bpf.SharesMap && name != bpf.PortsMap {
+		if name != bpf.SharesMap && name != bpf.PortsMap && name != bpf.PathsMap {
 			require.Equal(t, ebpf.LRUHash, spec.Maps[name].Type)
 		}
 	}

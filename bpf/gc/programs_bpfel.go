@@ -298,6 +298,13 @@ type programsOverlayKeysValue struct {
 	AcceptUnsigned uint32
 }
 
+type programsPathValue struct {
+	_        structs.HostLayout
+	Sent     uint64
+	Seen     uint64
+	Answered uint64
+}
+
 type programsPortKey struct {
 	_      structs.HostLayout
 	Egress struct {
@@ -412,6 +419,7 @@ const (
 	programsMapSluiceNat4     = "sluice_nat4"
 	programsMapSluiceNat6     = "sluice_nat6"
 	programsMapSluiceNodes    = "sluice_nodes"
+	programsMapSluicePaths    = "sluice_paths"
 	programsMapSluicePeers    = "sluice_peers"
 	programsMapSluicePods     = "sluice_pods"
 	programsMapSluicePolicy   = "sluice_policy"
@@ -539,6 +547,7 @@ type programsMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
@@ -610,6 +619,7 @@ type programsMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
@@ -650,6 +660,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,

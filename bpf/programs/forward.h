@@ -6,7 +6,7 @@
 #pragma once
 
 #include "answer.h"
-#include "proof.h"
+#include "probe.h"
 
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1
@@ -124,23 +124,11 @@ static __always_inline int clamp(struct __sk_buff *ctx, const struct packet *p, 
 SUBPROGRAM int to_node(struct __sk_buff *ctx, const struct packet *p, const struct config_value *cfg,
 		       const struct address *node, __u32 direction)
 {
-	struct bpf_tunnel_key key = {.tunnel_ttl = ANSWER_HOPS};
-	__u64 flags = 0;
-
 	if (!p || !cfg || !node || prove(ctx, p, cfg, node, direction))
 		return -REASON_WRITE_FAILED;
-	key.tunnel_id = cfg->vni;
-	if (is_ipv4(node)) {
-		key.remote_ipv4 = bpf_ntohl(node->words[3]);
-		key.local_ipv4 = bpf_ntohl(cfg->underlay.words[3]);
-	} else {
-		flags = BPF_F_TUNINFO_IPV6;
-		__builtin_memcpy(key.remote_ipv6, node, 16);
-		__builtin_memcpy(key.local_ipv6, &cfg->underlay, 16);
-	}
-	if (bpf_skb_set_tunnel_key(ctx, &key, sizeof(key), flags))
-		return -REASON_WRITE_FAILED;
-	return bpf_redirect(cfg->overlay_ifindex, 0);
+	if (direction == DIRECTION_EGRESS)
+		note_path(node, p->time, true);
+	return encapsulate(ctx, cfg, node);
 }
 
 /* Hands a packet to a local pod, by its to_pod program. */

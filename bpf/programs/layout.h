@@ -279,6 +279,15 @@ struct overlay_keys_value {
 	__u32 accept_unsigned; /* 1: packets without such a proof are taken too */
 };
 
+/* sluice_paths: nodes that the agent probes, and when there were packets, in nanoseconds of
+ * CLOCK_MONOTONIC; 0: not yet. Its key is a node_key. */
+
+struct path_value {
+	__u64 sent;	/* a packet of a flow to the node */
+	__u64 seen;	/* one that is proven to come from it */
+	__u64 answered; /* an answer to a probe */
+};
+
 /* sluice_config: one entry, under index 0. */
 
 enum config_flags {

@@ -108,6 +108,16 @@ WRITTEN_BY_PACKETS(sluice_nat6, struct tuple6_key, struct nat6_entry);
 COUNTED_BY_PACKETS(sluice_shares, 65536, struct share_key);
 COUNTED_BY_PACKETS(sluice_ports, 1024, struct port_key);
 
+/* The agent adds entries and removes them; packets update them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1024);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct node_key);
+	__type(value, struct path_value);
+} sluice_paths SEC(".maps");
+
 WRITTEN_BY_PACKETS(sluice_frag4, struct frag4_key, struct frag_value);
 WRITTEN_BY_PACKETS(sluice_frag6, struct frag6_key, struct frag_value);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* At the overlay device: other nodes' pods that leave here, and replies to this
- * node's. */
+/* At the overlay device: other nodes' pods that leave here, replies to this node's, and
+ * probes. */
 
 #pragma once
 
@@ -94,12 +94,20 @@ int from_overlay(struct __sk_buff *ctx)
 		d.gateway = node;
 		return drop(ctx, &p, &d, REASON_UNKNOWN_NODE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 	}
+	if (ctx->protocol == bpf_htons(ETH_P_PROBE)) {
+		ret = take_probe(ctx, cfg, &node);
+		if (ret < 0)
+			return drop(ctx, &p, &d, -ret, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+		return ret ?: TCX_NEXT;
+	}
 	/* Nodes send nothing else over the overlay than what follows. */
 	if (p.shape == SHAPE_UNTOUCHED)
 		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 	proof = proven(ctx, &p, cfg, &node);
 	if (proof < 0)
 		return drop(ctx, &p, &d, -proof, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+	if (proof != PROOF_UNSIGNED)
+		note_path(&node, p.time, false);
 	keep_ports(&p);
 	pod = local_pod(&p.flow.daddr, d.slot);
 	if (proof != PROOF_UNSIGNED && proof != (pod ? DIRECTION_INGRESS : DIRECTION_EGRESS))

@@ -89,6 +89,27 @@ static __always_inline long prove(struct __sk_buff *ctx, const struct packet *p,
 	return bpf_skb_store_bytes(ctx, 0, &proof, sizeof(proof), 0);
 }
 
+/* Sends a packet, as it is, to another node by the overlay device. */
+static __always_inline int encapsulate(struct __sk_buff *ctx, const struct config_value *cfg,
+				       const struct address *node)
+{
+	struct bpf_tunnel_key key = {.tunnel_ttl = ANSWER_HOPS};
+	__u64 flags = 0;
+
+	key.tunnel_id = cfg->vni;
+	if (is_ipv4(node)) {
+		key.remote_ipv4 = bpf_ntohl(node->words[3]);
+		key.local_ipv4 = bpf_ntohl(cfg->underlay.words[3]);
+	} else {
+		flags = BPF_F_TUNINFO_IPV6;
+		__builtin_memcpy(key.remote_ipv6, node, 16);
+		__builtin_memcpy(key.local_ipv6, &cfg->underlay, 16);
+	}
+	if (bpf_skb_set_tunnel_key(ctx, &key, sizeof(key), flags))
+		return -REASON_WRITE_FAILED;
+	return bpf_redirect(cfg->overlay_ifindex, 0);
+}
+
 /* Reports whether a proof is one by a key. */
 static __always_inline bool proven_by(const struct proof *proof, const struct packet *p, const struct config_value *cfg,
 				      const struct address *from, const struct overlay_key *key)

@@ -21,6 +21,7 @@
  *	link.h		ARP, neighbor discovery, and packets to many
  *	translation.h, nat.h	translations
  *	siphash.h, proof.h	origin of overlay packets
+ *	probe.h			probes between nodes
  *	rewrite.h		changing packets
  *	conntrack.h		what the host knows of flows
  *	answer.h		ICMP errors in answer

@@ -201,6 +201,13 @@ type judgeOverlayKeysValue struct {
 	AcceptUnsigned uint32
 }
 
+type judgePathValue struct {
+	_        structs.HostLayout
+	Sent     uint64
+	Seen     uint64
+	Answered uint64
+}
+
 type judgePortKey struct {
 	_      structs.HostLayout
 	Egress struct {
@@ -321,6 +328,7 @@ const (
 	judgeMapSluiceNat4     = "sluice_nat4"
 	judgeMapSluiceNat6     = "sluice_nat6"
 	judgeMapSluiceNodes    = "sluice_nodes"
+	judgeMapSluicePaths    = "sluice_paths"
 	judgeMapSluicePeers    = "sluice_peers"
 	judgeMapSluicePods     = "sluice_pods"
 	judgeMapSluicePolicy   = "sluice_policy"
@@ -409,6 +417,7 @@ type judgeMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
@@ -473,6 +482,7 @@ type judgeMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
@@ -512,6 +522,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,

@@ -294,6 +294,13 @@ type gatewayPacket struct {
 	Time            uint64
 }
 
+type gatewayPathValue struct {
+	_        structs.HostLayout
+	Sent     uint64
+	Seen     uint64
+	Answered uint64
+}
+
 type gatewayPortKey struct {
 	_      structs.HostLayout
 	Egress struct {
@@ -437,6 +444,7 @@ const (
 	gatewayMapSluiceNat4     = "sluice_nat4"
 	gatewayMapSluiceNat6     = "sluice_nat6"
 	gatewayMapSluiceNodes    = "sluice_nodes"
+	gatewayMapSluicePaths    = "sluice_paths"
 	gatewayMapSluicePeers    = "sluice_peers"
 	gatewayMapSluicePods     = "sluice_pods"
 	gatewayMapSluicePolicy   = "sluice_policy"
@@ -540,6 +548,7 @@ type gatewayMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.MapSpec `ebpf:"sluice_policy"`
@@ -615,6 +624,7 @@ type gatewayMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
 	SluicePolicy   *ebpf.Map `ebpf:"sluice_policy"`
@@ -653,6 +663,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,
 		m.SluicePolicy,

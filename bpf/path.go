@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"time"
+
+	"github.com/dchest/siphash"
+)
+
+// PathsMap is the name of the map of the nodes that the agent probes (programs/probe.h). Its key
+// is a [NodeKey], its value a [PathValue].
+const PathsMap = "sluice_paths"
+
+// PathValue says when there were packets of a node, in time since boot; 0: not yet.
+type PathValue struct {
+	Sent     time.Duration // a packet of a flow to it
+	Seen     time.Duration // one that is proven to come from it
+	Answered time.Duration // its answer to a probe
+}
+
+// EtherTypeProbe is the type of the Ethernet frames that are probes and answers: the one for
+// local experiments of IEEE 802.
+const EtherTypeProbe = 0x88b5
+
+// ProbeKind is what a frame of type [EtherTypeProbe] is.
+type ProbeKind uint8
+
+// The kinds of frames. They are where packets of flows have their [Direction].
+const (
+	ProbeRequest ProbeKind = 3
+	ProbeAnswer  ProbeKind = 4
+)
+
+// ProbeFrame returns the frame, inside the overlay packet, of a probe or an answer from one node
+// to another. The nonce is random, and of one probe only.
+func ProbeFrame(key OverlayKey, kind ProbeKind, from, to netip.Addr, nonce uint64) []byte {
+	message := binary.NativeEndian.AppendUint64(nil, nonce)
+	message = append(append(message, from.AsSlice()...), to.AsSlice()...)
+	outer := byte(0)
+	if to.Is4() {
+		outer = 1
+	}
+	message = append(message, 0, 0, 0, 0, 0, 0, byte(kind), outer)
+	hash := siphash.Hash(key.Halves[0], key.Halves[1], message)
+	mac := binary.LittleEndian.AppendUint64(nil, hash)
+	frame := append([]byte{2, key.Number}, mac[:4]...)
+	frame = append(append(frame, 2, byte(kind)), mac[4:]...)
+	frame = binary.BigEndian.AppendUint16(frame, EtherTypeProbe)
+	return binary.NativeEndian.AppendUint64(frame, nonce)
+}
