@@ -15,7 +15,7 @@ import (
 type ClusterNode struct {
 	Addr  netip.Addr `json:"addr"`
 	Nodes []string   `json:"nodes"` // that claim it, sorted
-	Alive bool       `json:"alive"` // any of them is ready
+	Alive bool       `json:"alive"` // any of them is ready, and not lost
 
 	Reconciled `yaml:",inline"`
 }

@@ -21,9 +21,9 @@ type EgressGateway struct {
 	Node string     `json:"node,omitempty"` // elected; empty: none, traffic is dropped
 	Addr netip.Addr `json:"addr,omitzero"`  // of the node, towards which traffic is sent
 
-	// What traffic leaves this node with, where it is elected for an item of the
+	// What traffic leaves this node with, where it is a candidate for an item of the
 	// group: in buckets of other nodes too, as those may be sent here by nodes
-	// that know it otherwise for a moment. Traffic of a family without egress
+	// that have elected it instead. Traffic of a family without egress
 	// address is dropped here.
 	EgressIPv4 netip.Addr `json:"egressIPv4,omitzero"`
 	EgressIPv6 netip.Addr `json:"egressIPv6,omitzero"`

@@ -16,6 +16,9 @@ type GatewayChoice struct {
 	Node   string      `json:"node,omitempty"`   // empty: none
 	Addr   netip.Addr  `json:"addr,omitzero"`    // underlay address of the node
 	Reason string      `json:"reason,omitempty"` // why none is elected
+
+	// Local says that this node is a candidate: others may have elected it.
+	Local bool `json:"local,omitempty"`
 }
 
 // NoGateway is the beginning of the text for a choice without an elected node.

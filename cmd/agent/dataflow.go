@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/sources/overlaykeys"
+	"github.com/sluice-net/sluice/sources/probes"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
@@ -72,6 +73,10 @@ var Dataflow = cell.Group(
 
 	// By what nodes know overlay packets of each other: overlay-keys.
 	overlaykeys.Cell,
+
+	// Which gateways this node reaches: gateway-health.
+	cell.Provide(func(d *datapath.Datapath) probes.Datapath { return d }),
+	probes.Cell,
 
 	// The maps: in the kernel or in memory.
 	bpf.Cell,

@@ -3,6 +3,7 @@
 // Package egress derives how traffic of egress policies leaves the cluster, and the status of these
 // policies on this node.
 //
+//	egress-policies, nodes ──────────────────────────► probe-targets
 //	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
@@ -24,7 +25,8 @@ var Cell = cell.Module(
 	"How traffic of egress policies leaves",
 
 	tables.OwnDesired(tables.NewEgressGatewayTable),
+	tables.Own(tables.NewProbeTargetTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(deriveGateways, derivePolicyStatus, deriveSysctls),
+	cell.Invoke(deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
 )

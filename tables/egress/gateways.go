@@ -68,7 +68,7 @@ func (g *gatewayParams) markAddress(in statedb.ReadTxn, a *tables.NodeAddress, m
 
 func (g *gatewayParams) markRoute(in statedb.ReadTxn, r *tables.Route, mark func(uint32)) {
 	if isDefault(r) {
-		g.electedHere(in, func(group uint32, _ tables.GatewaySpec) { mark(group) })
+		g.candidateHere(in, func(group uint32, _ tables.GatewaySpec) { mark(group) })
 	}
 }
 
@@ -100,13 +100,13 @@ func (g *gatewayParams) compute(
 	return nil
 }
 
-// electedHere calls f with the groups and items for which this node is elected.
-func (g *gatewayParams) electedHere(
+// candidateHere calls f with the groups and items of which this node is a candidate.
+func (g *gatewayParams) candidateHere(
 	txn statedb.ReadTxn, f func(group uint32, spec tables.GatewaySpec),
 ) {
 	for group := range g.Groups.All(txn) {
 		for _, c := range group.Gateways {
-			if c.Node == g.LocalNode.Name {
+			if c.Local {
 				f(group.Number, c.Spec)
 			}
 		}
@@ -118,7 +118,7 @@ func (g *gatewayParams) electedHere(
 func (g *gatewayParams) leavingBy(
 	txn statedb.ReadTxn, index int, names []string, addr netip.Addr, mark func(uint32),
 ) {
-	g.electedHere(txn, func(group uint32, spec tables.GatewaySpec) {
+	g.candidateHere(txn, func(group uint32, spec tables.GatewaySpec) {
 		exit, err := g.exit(txn, spec)
 		isNamed := slices.Contains(names, spec.Interface) || addr.IsValid() && spec.EgressIP == addr
 		isByDefault := spec.Interface == "" && !spec.EgressIP.IsValid()
@@ -138,7 +138,7 @@ func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.Egres
 	for i, c := range group.Gateways {
 		candidates[i] = g.candidate(txn, c)
 	}
-	own := ownShare(group.Gateways, candidates)
+	own := g.ownShare(txn, group.Gateways)
 	rows := make([]*tables.EgressGateway, bpf.GatewayBuckets)
 	for bucket, chosen := range spread(group.Gateways) {
 		row := &tables.EgressGateway{Reason: noGateway(group.Gateways)}
@@ -156,25 +156,34 @@ func (g *gatewayParams) rows(txn statedb.ReadTxn, number uint32) []*tables.Egres
 }
 
 // ownShare returns a function that fills in how this node sends traffic of another node's bucket,
-// should it arrive here nevertheless: by one of this node's own items, which are spread over the
-// buckets as if there were no others.
-func ownShare(
-	choices []tables.GatewayChoice, candidates []*tables.EgressGateway,
+// should it arrive here nevertheless: by one of the items of which this node is a candidate, which
+// are spread over the buckets as if there were no others.
+func (g *gatewayParams) ownShare(
+	txn statedb.ReadTxn, choices []tables.GatewayChoice,
 ) func(bucket int, row *tables.EgressGateway) {
-	var own []*tables.EgressGateway
+	var own []exit
 	var items []tables.GatewayChoice
-	for i, c := range candidates {
-		if c.Device != "" {
-			own, items = append(own, c), append(items, choices[i])
+	for _, c := range choices {
+		if !c.Local {
+			continue
+		}
+		if e, err := g.exit(txn, c.Spec); err == nil {
+			c.Node = g.LocalNode.Name
+			own, items = append(own, e), append(items, c)
 		}
 	}
 	share := spread(items)
 	return func(bucket int, row *tables.EgressGateway) {
 		if len(own) > 0 {
-			c := own[share[bucket]]
-			row.EgressIPv4, row.EgressIPv6, row.IfIndex, row.Device = c.EgressIPv4, c.EgressIPv6, c.IfIndex, c.Device
+			own[share[bucket]].set(row)
 		}
 	}
+}
+
+// set fills in how traffic of a bucket leaves this node.
+func (e exit) set(row *tables.EgressGateway) {
+	row.EgressIPv4, row.EgressIPv6 = e.ipv4, e.ipv6
+	row.IfIndex, row.Device = uint32(e.device.Index), e.device.Name
 }
 
 // candidate returns what the buckets of an elected gateway have in common.
@@ -185,13 +194,11 @@ func (g *gatewayParams) candidate(
 	if c.Node == "" || c.Node != g.LocalNode.Name {
 		return row
 	}
-	exit, err := g.exit(txn, c.Spec)
-	if err != nil {
+	if e, err := g.exit(txn, c.Spec); err != nil {
 		row.Reason = err.Error()
-		return row
+	} else {
+		e.set(row)
 	}
-	row.EgressIPv4, row.EgressIPv6 = exit.ipv4, exit.ipv6
-	row.IfIndex, row.Device = uint32(exit.device.Index), exit.device.Name
 	return row
 }
 

@@ -15,38 +15,35 @@ import (
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
-// What another node's buckets bring here is spread over this node's own items,
-// but for those that cannot send.
+// TestOwnShare: in buckets of another node are the egress addresses of the items of which this node
+// is a candidate, whether it is elected for them or not, and the gateway stays.
 func TestOwnShare(t *testing.T) {
-	addr := func(last byte) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, last}) }
-	item := func(node string, last byte) (tables.GatewayChoice, *tables.EgressGateway) {
-		choice := tables.GatewayChoice{Node: node, Spec: tables.GatewaySpec{EgressIP: addr(last)}}
-		return choice, &tables.EgressGateway{Node: node, EgressIPv4: addr(last), IfIndex: uint32(last), Device: "eth0"}
+	w := newGatewayWorld(t)
+	item := func(node string, last byte, local bool) tables.GatewayChoice {
+		c := choice(node, tables.GatewaySpec{EgressIP: egressIP(last)})
+		c.Local = local
+		return c
 	}
-	first, firstRow := item("here", 1)
-	second, secondRow := item("here", 2)
-	broken, brokenRow := item("here", 3)
-	*brokenRow = tables.EgressGateway{Node: "here", Reason: "no interface has the egress IP"}
-	other, _ := item("there", 4)
-	otherRow := &tables.EgressGateway{Node: "there"}
+	there, elected, spare := item("there", 4, false), item(here, 1, true), item("there", 2, true)
+	broken := item(here, 3, true)
+	const bad = "here no interface has the egress IP 192.0.2.3"
 
-	share := func(choices []tables.GatewayChoice, candidates ...*tables.EgressGateway) map[netip.Addr]int {
-		own := ownShare(choices, candidates)
-		buckets := map[netip.Addr]int{}
-		for bucket := range bpf.GatewayBuckets {
-			row := &tables.EgressGateway{Node: "there"}
-			own(bucket, row)
-			require.Equal(t, "there", row.Node, "the gateway of the bucket stays")
-			buckets[row.EgressIPv4]++
-		}
-		return buckets
-	}
-	both := share([]tables.GatewayChoice{first, other, broken, second}, firstRow, otherRow, brokenRow, secondRow)
-	require.Len(t, both, 2)
-	require.Greater(t, both[addr(1)], bpf.GatewayBuckets/4)
-	require.Greater(t, both[addr(2)], bpf.GatewayBuckets/4)
-	require.Equal(t, map[netip.Addr]int{addr(1): bpf.GatewayBuckets}, share([]tables.GatewayChoice{other, first}, otherRow, firstRow))
-	require.Equal(t, map[netip.Addr]int{{}: bpf.GatewayBuckets}, share([]tables.GatewayChoice{other, broken}, otherRow, brokenRow))
+	w.groups.Put(group(1, there, spare), group(2, there, broken), group(3, there, elected, spare),
+		group(4, there))
+	require.Equal(t, all("there 192.0.2.2 eth0"), w.buckets(1))
+	buckets := w.buckets(2)
+	require.Len(t, buckets, 2)
+	require.Equal(t, bpf.GatewayBuckets, buckets["there"]+buckets[bad])
+	buckets = w.buckets(3)
+	require.Greater(t, buckets["there 192.0.2.1 eth0"], bpf.GatewayBuckets/8)
+	require.Greater(t, buckets["there 192.0.2.2 eth0"], bpf.GatewayBuckets/8)
+	require.Greater(t, buckets["here 192.0.2.1 eth0"], bpf.GatewayBuckets/8)
+	require.Equal(t, all("there"), w.buckets(4))
+
+	w.addresses.Remove(address(2, 2))
+	require.Equal(t, all("there"), w.buckets(1))
+	w.addresses.Put(address(2, 2))
+	require.Equal(t, all("there 192.0.2.2 eth0"), w.buckets(1))
 }
 
 type gatewayWorld struct {
@@ -98,7 +95,7 @@ func group(number uint32, choices ...tables.GatewayChoice) *tables.EgressGroup {
 }
 
 func choice(node string, spec tables.GatewaySpec) tables.GatewayChoice {
-	return tables.GatewayChoice{Node: node, Spec: spec}
+	return tables.GatewayChoice{Node: node, Spec: spec, Local: node == here}
 }
 
 // buckets counts those of a group by what is in them.

@@ -5,7 +5,7 @@
 //
 //	local-endpoints, endpoints ─► pods ─► subjects ─┬─► rulesets ─► selectors
 //	network-policies, namespaces ────────────▲      └─► subject-routes ─► egress-rulesets
-//	egress-policies, nodes ──────────────────┘            ─► egress-rules ─► egress-groups
+//	egress-policies, nodes, gateway-health ──┘            ─► egress-rules ─► egress-groups
 //
 // A subject is a label set of pods. Its ruleset has the rules of all network policies that
 // select these pods; its egress ruleset has those of all egress policies. Rulesets never
@@ -50,6 +50,7 @@ type params struct {
 	Endpoints       statedb.Table[*tables.Endpoint]
 	Namespaces      statedb.Table[*tables.Namespace]
 	Nodes           statedb.Table[*tables.Node]
+	Health          statedb.Table[*tables.GatewayHealth]
 	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
 	EgressPolicies  statedb.Table[*tables.EgressPolicy]
 	CIDRGroups      statedb.Table[*tables.CIDRGroup]
@@ -109,6 +110,7 @@ func (r *rule) declare() derive.Rule[key] {
 			derive.FromIf(r.Endpoints, movesPod, r.markEndpoint),
 			derive.Later(derive.FromChange(r.Namespaces, r.markNamespace)),
 			derive.Later(derive.FromChange(r.Nodes, r.markNode)),
+			derive.FromIf(r.Health, isLostOtherwise, r.markHealth),
 			derive.FromChange(r.NetworkPolicies, r.markNetworkPolicy),
 			derive.Later(derive.FromChange(r.EgressPolicies, r.markEgressPolicy)),
 			derive.FromChange(r.EgressPolicies, markFirst),
@@ -142,7 +144,7 @@ type round struct {
 	used     *use                                         // by selectors, nil until it is asked for
 	sizes    *sizes                                       // of rulesets, likewise
 
-	elections map[string]election // of nodes, by selector
+	elections map[electionKey]election
 }
 
 func (r *rule) compute(
@@ -156,7 +158,7 @@ func (r *rule) compute(
 		subjects: map[tables.SubjectDef]uint32{},
 		peersOf:  map[*tables.PolicyTraffic]*peersOf{},
 
-		elections: map[string]election{},
+		elections: map[electionKey]election{},
 	}
 	for _, k := range keys {
 		if err := c.computeKey(k); err != nil {

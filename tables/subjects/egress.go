@@ -211,8 +211,9 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 	return c.releaseGroup(former.Number)
 }
 
-// elect elects a node for each item of a list of gateways: the first by name that is ready, is
-// selected by the item, and has an address. All nodes of the cluster elect the same.
+// elect elects a node for each item of a list of gateways: see [electNode]. All nodes of the
+// cluster elect the same, unless gateways are lost for some of them. If all that could be elected
+// are lost, none is passed over for that: there is no other way.
 func (c *round) elect(
 	life tables.Life, digest bpf.Digest, specs []tables.GatewaySpec,
 ) *tables.EgressGroup {
@@ -220,30 +221,51 @@ func (c *round) elect(
 	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
 		g.Policies = append(g.Policies, p.Name)
 	}
-	for _, spec := range specs {
-		choice, local := c.elected(spec)
-		g.Gateways, g.Local = append(g.Gateways, choice), g.Local || local
+	choices, lost := c.electEach(specs, false)
+	isElected := func(choice tables.GatewayChoice) bool { return choice.Node != "" }
+	if lost && !slices.ContainsFunc(choices, isElected) {
+		choices, _ = c.electEach(specs, true)
 	}
+	g.Gateways = choices
+	g.Local = slices.ContainsFunc(choices, func(c tables.GatewayChoice) bool { return c.Local })
 	return g
+}
+
+// electionKey is what an election depends on, in one snapshot.
+type electionKey struct {
+	nodes    string // selector
+	withLost bool   // nodes that are lost may be elected
 }
 
 // election is the result of [electNode].
 type election struct {
 	choice tables.GatewayChoice
-	local  bool
+	lost   bool
 }
 
-// elected returns the node that is elected for an item, once for each selector.
-func (c *round) elected(spec tables.GatewaySpec) (choice tables.GatewayChoice, local bool) {
-	if spec.Error != "" {
-		return tables.GatewayChoice{Spec: spec, Reason: spec.Error}, false
+// electEach elects a node for each item, once for each selector. lost says that a node was passed
+// over as it is lost.
+func (c *round) electEach(
+	specs []tables.GatewaySpec, withLost bool,
+) (choices []tables.GatewayChoice, lost bool) {
+	isLost := func(node string) bool {
+		h, _, found := c.Health.Get(c.in, tables.GatewayHealthByNode(node))
+		return found && h.Lost() && !withLost
 	}
-	e, known := c.elections[spec.Nodes]
-	if !known {
-		e.choice, e.local = electNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name)
-		c.elections[spec.Nodes] = e
+	for _, spec := range specs {
+		if spec.Error != "" {
+			choices = append(choices, tables.GatewayChoice{Spec: spec, Reason: spec.Error})
+			continue
+		}
+		k := electionKey{spec.Nodes, withLost}
+		e, known := c.elections[k]
+		if !known {
+			e.choice, e.lost = electNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name, isLost)
+			c.elections[k] = e
+		}
+		choice := e.choice
+		choice.Spec = spec
+		choices, lost = append(choices, choice), lost || e.lost
 	}
-	choice = e.choice
-	choice.Spec = spec
-	return choice, e.local
+	return choices, lost
 }

@@ -12,11 +12,13 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// electNode returns the node that a selector elects, among nodes in order of name, and whether this
-// node is a candidate.
+// electNode returns the node that a selector elects, among nodes in order of name: the first that
+// is ready, has an address, and is not lost. The choice says whether this node is a candidate;
+// lost, whether a node was passed over as it is lost.
 func electNode(
 	nodes iter.Seq2[*tables.Node, statedb.Revision], selects, localNode string,
-) (choice tables.GatewayChoice, local bool) {
+	isLost func(node string) bool,
+) (choice tables.GatewayChoice, lost bool) {
 	selector, err := labels.Parse(selects)
 	if err != nil {
 		choice.Reason = err.Error()
@@ -27,13 +29,16 @@ func electNode(
 		if !selector.Matches(n.Labels) {
 			continue
 		}
-		local = local || n.Name == localNode
+		choice.Local = choice.Local || n.Name == localNode
 		switch addr := n.UnderlayIP(); {
 		case choice.Node != "":
 		case !n.Ready:
 			refused = append(refused, n.Name+" is not ready")
 		case !addr.IsValid():
 			refused = append(refused, n.Name+" has no internal address")
+		case isLost(n.Name):
+			lost = true
+			refused = append(refused, n.Name+" is lost: it does not answer probes")
 		default:
 			choice.Node, choice.Addr = n.Name, addr
 		}
@@ -44,5 +49,5 @@ func electNode(
 			choice.Reason = strings.Join(refused, ", ")
 		}
 	}
-	return choice, local
+	return choice, lost
 }

@@ -3,12 +3,14 @@
 package subjects
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // TestMarksOfNode says which groups are elected anew when a node changes: those of which it becomes
@@ -45,4 +47,50 @@ func TestMarksOfNode(t *testing.T) {
 	require.Equal(t, groups, marks(gateway, changed(func(n *tables.Node) { n.Labels = nil })))
 	require.Equal(t, groups, marks(gateway, changed(func(n *tables.Node) { n.Ready = !n.Ready })))
 	require.Equal(t, groups, marks(gateway, changed(func(n *tables.Node) { n.InternalIPs = nil })))
+}
+
+// TestElectNode: the first node that is ready and not lost is elected, and others serve as well
+// where they are candidates.
+func TestElectNode(t *testing.T) {
+	h := newHarness(t, tables.EnforcementDefault, CIDRMatch{})
+	node := func(name string, last byte) *tables.Node {
+		return &tables.Node{
+			Name: name, Ready: true, Labels: labels.Set{"gateway": "yes"},
+			InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last})},
+		}
+	}
+	a, b, c := node("a", 1), node("b", 2), node("c", 3)
+	tablestest.Insert(t, h.db, h.Nodes, a, b, c)
+	specs := []tables.GatewaySpec{{Nodes: "gateway=yes"}}
+	policy := &tables.EgressPolicy{Name: "p", Gateways: specs}
+	tablestest.Insert(t, h.db, h.EgressPolicies, policy)
+	elected := func() tables.GatewayChoice {
+		h.work()
+		g, _, found := h.Groups.Get(h.db.ReadTxn(),
+			tables.EgressGroupByDigest(tables.GroupDigest(specs)))
+		require.True(t, found)
+		return g.Gateways[0]
+	}
+	health := func(node string, state tables.PathState) {
+		tablestest.Insert(t, h.db, h.Health, &tables.GatewayHealth{Node: node, State: state})
+	}
+	require.Equal(t, "a", elected().Node)
+	health("a", tables.PathUnreachable)
+	require.Equal(t, "a", elected().Node, "unreachable is not lost")
+	health("a", tables.PathLost)
+	require.Equal(t, "b", elected().Node)
+	health("a", tables.PathRecovering)
+	require.Equal(t, "b", elected().Node)
+	health("b", tables.PathLost)
+	require.Equal(t, "c", elected().Node)
+	health("c", tables.PathLost)
+	require.Equal(t, "a", elected().Node, "all are lost: nothing moves for that")
+	health("b", tables.PathHealthy)
+	require.Equal(t, "b", elected().Node)
+	unready := *b
+	unready.Ready = false
+	tablestest.Insert(t, h.db, h.Nodes, &unready)
+	require.Equal(t, "a", elected().Node)
+	health("a", tables.PathHealthy)
+	require.Equal(t, "a", elected().Node)
 }

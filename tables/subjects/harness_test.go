@@ -29,6 +29,7 @@ type harness struct {
 	Endpoints       tablestest.Table[*tables.Endpoint]
 	Namespaces      tablestest.Table[*tables.Namespace]
 	Nodes           tablestest.Table[*tables.Node]
+	Health          tablestest.Table[*tables.GatewayHealth]
 	NetworkPolicies tablestest.Table[*tables.NetworkPolicy]
 	EgressPolicies  tablestest.Table[*tables.EgressPolicy]
 	CIDRGroups      tablestest.Table[*tables.CIDRGroup]
@@ -49,6 +50,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	h.Endpoints = tablestest.OpenEndpoints(t, h.db, here)
 	h.Namespaces = tablestest.Open(t, h.db, tables.NewNamespaceTable)
 	h.Nodes = tablestest.Open(t, h.db, tables.NewNodeTable)
+	h.Health = tablestest.Open(t, h.db, tables.NewGatewayHealthTable)
 	h.NetworkPolicies = tablestest.Open(t, h.db, tables.NewNetworkPolicyTable)
 	h.EgressPolicies = tablestest.Open(t, h.db, tables.NewEgressPolicyTable)
 	h.CIDRGroups = tablestest.Open(t, h.db, tables.NewCIDRGroupTable)
@@ -61,7 +63,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	h.Refusals = tablestest.Open(t, h.db, tables.NewRulesetRefusalTable)
 	h.Usage = tablestest.Open(t, h.db, tables.NewPolicyUsageTable)
 	p := params{
-		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes,
+		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes, Health: h.Health,
 		NetworkPolicies: h.NetworkPolicies, EgressPolicies: h.EgressPolicies,
 		CIDRGroups: h.CIDRGroups, Services: h.Services, Backends: h.Backends,
 		PodMirrors: h.PodMirrors, SubjectMirrors: h.SubjectMirrors,

@@ -82,6 +82,23 @@ func nameOf[Row, Name any](old, new *Row, name func(*Row) Name) Name {
 	return name(old)
 }
 
+func isLostOtherwise(old, new *tables.GatewayHealth) bool { return old.Lost() != new.Lost() }
+
+// markHealth marks the groups that may elect a node.
+func (r *rule) markHealth(in statedb.ReadTxn, h *tables.GatewayHealth, mark func(key)) {
+	node, _, found := r.Nodes.Get(in, tables.NodeByName(h.Node))
+	if !found {
+		return
+	}
+	for g := range r.Groups.All(in) {
+		if slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool {
+			return isCandidate(c.Spec, node)
+		}) {
+			mark(key{kind: ofGroup, digest: g.Digest})
+		}
+	}
+}
+
 // markNode marks the groups that may elect a node. It also marks the node's pods if policies with
 // node selectors now select another set of them.
 func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key)) {

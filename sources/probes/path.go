@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probes
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+const (
+	// How often a node is probed that has packets of this node's flows, and one that has none.
+	// Flows that get nothing back are noticed at once, so these are for all else.
+	probeActive = time.Second
+	probeIdle   = 5 * time.Second
+
+	// activeFor is for how long a node has flows after the last packet to it.
+	activeFor = 10 * time.Second
+
+	// For how long a lost node has to answer until it is healthy: this much after the first loss,
+	// and twice as long after each one that follows, up to the maximum.
+	holdMin = time.Second
+	holdMax = time.Minute
+
+	// forgiveAfter is how long a node is healthy until its losses are forgotten.
+	forgiveAfter = 10 * time.Minute
+)
+
+// settings are those of flags.
+type settings struct {
+	interval time.Duration // between probes of a node in doubt
+	failures int           // probes in succession that are not answered until it is lost
+}
+
+// tick is how often paths are looked at: often enough that a gateway is probed soon after packets
+// of flows got nothing back, so that it is lost within four intervals.
+func (s settings) tick() time.Duration { return s.interval / 3 }
+
+// asked is a probe that is not answered.
+type asked struct {
+	nonce uint64
+	at    time.Duration
+}
+
+// path is what this node knows of the path to another one. Its times are those of the kernel's
+// CLOCK_MONOTONIC, as in [bpf.PathValue].
+type path struct {
+	settings
+	target tables.ProbeTarget
+
+	row      *tables.GatewayHealth
+	since    time.Duration // when its state began
+	heard    bool          // it has answered in this state
+	asked    []asked       // since the last answer
+	sent     time.Duration // the last probe
+	life     time.Duration // the last moment when the path is known to have worked
+	answer   time.Duration // the same, by answers alone
+	doubted  time.Duration // the last moment when a probe was not answered in time
+	flowSent time.Duration // the last packet of a flow to it
+}
+
+// newPath returns the path to a node. It has answered probes before, of a former run of the agent,
+// if the kernel says so: then silence means something from the first probe on.
+func newPath(s settings, target tables.ProbeTarget, noted bpf.PathValue, now time.Duration,
+	at time.Time) *path {
+	p := &path{settings: s, target: target, since: now, answer: now}
+	p.row = &tables.GatewayHealth{
+		Node: target.Node, Addr: target.Addr, Witness: target.Witness,
+		State: tables.PathUnprobed, Since: at, Reason: "it has not answered a probe yet",
+	}
+	if noted.Answered != 0 {
+		p.row.State, p.row.Reason = tables.PathHealthy, ""
+	}
+	return p
+}
+
+// answered notes an answer, and reports whether there was a probe with its nonce.
+func (p *path) answered(nonce uint64) bool {
+	i := slices.IndexFunc(p.asked, func(a asked) bool { return a.nonce == nonce })
+	if i < 0 {
+		return false
+	}
+	// The path worked after the probe was sent. When is not known: the agent may read late.
+	at := p.asked[i].at
+	p.life, p.answer = max(p.life, at), max(p.answer, at)
+	p.asked = p.asked[i+1:]
+	p.heard = true
+	return true
+}
+
+// note takes what the programs have noted.
+func (p *path) note(v bpf.PathValue) {
+	p.life = max(p.life, v.Seen)
+	p.flowSent = max(p.flowSent, v.Sent)
+}
+
+// forget gives up probes under way: what became of them means nothing.
+func (p *path) forget(now time.Duration) {
+	p.asked = nil
+	p.answer = max(p.answer, now)
+}
+
+// unanswered returns the last probes that were sent after a moment, and are old enough to have been
+// answered, as many as make a node lost. ok says that there are as many.
+func (p *path) unanswered(after, now time.Duration) (last []asked, ok bool) {
+	for _, a := range p.asked {
+		if a.at > after && now-a.at >= p.interval {
+			last = append(last, a)
+		}
+	}
+	return last[max(0, len(last)-p.failures):], len(last) >= p.failures
+}
+
+// silent reports whether a node does not answer, and when the first of the probes was sent that say
+// so. Packets of flows are signs of life, but a host on the path could repeat them: they do not
+// replace answers for long.
+func (p *path) silent(now time.Duration) (since time.Duration, silent bool) {
+	last, silent := p.unanswered(p.life, now)
+	if !silent && now-p.answer >= time.Duration(p.failures)*probeActive {
+		last, silent = p.unanswered(p.answer, now)
+	}
+	if !silent {
+		return 0, false
+	}
+	return last[0].at, true
+}
+
+// doubt reports whether a probe was not answered in time, of a node that has answered before and is
+// not known to be lost.
+func (p *path) doubt(now time.Duration) bool {
+	if p.row.State == tables.PathUnprobed || p.row.State == tables.PathLost {
+		return false
+	}
+	last, _ := p.unanswered(p.life, now)
+	if len(last) > 0 {
+		p.doubted = now
+	}
+	return len(last) > 0
+}
+
+// worked reports whether the path worked from a moment on, without any doubt.
+func (p *path) worked(since time.Duration) bool { return p.life > since && p.doubted < since }
+
+// due reports whether to send a probe now. doubt says that there is doubt about some path: then
+// answers of the others tell which network is to blame.
+func (p *path) due(now time.Duration, doubt bool) bool {
+	passed := now - p.sent
+	switch p.row.State {
+	case tables.PathLost, tables.PathUnprobed:
+		return p.sent == 0 || passed >= probeActive
+	case tables.PathRecovering, tables.PathUnreachable:
+		return passed >= p.interval
+	}
+	every := probeIdle
+	if p.flowSent != 0 && now-p.flowSent < activeFor {
+		every = probeActive
+	}
+	if doubt || p.flowSent > p.life && now-p.life >= p.tick() {
+		every = p.interval
+	}
+	return p.sent == 0 || passed >= every
+}
+
+// probe notes a probe that is sent now.
+func (p *path) probe(nonce uint64, now time.Duration) {
+	const most = 64 // under way
+	if len(p.asked) == most {
+		p.asked = p.asked[1:]
+	}
+	p.asked = append(p.asked, asked{nonce, now})
+	p.sent = now
+}
+
+// judge brings the state up to date, and reports whether it has changed. othersWorked reports
+// whether the path to any other node worked from a moment on.
+func (p *path) judge(
+	now time.Duration, at time.Time, othersWorked func(since time.Duration) bool,
+) bool {
+	state, reason := p.row.State, ""
+	since, silent := p.silent(now)
+	switch {
+	case silent && (state == tables.PathLost || state == tables.PathUnprobed):
+		return false
+	case silent && state == tables.PathRecovering:
+		state, reason = tables.PathLost, "it stopped answering again"
+	case silent && othersWorked(since):
+		state = tables.PathLost
+		reason = fmt.Sprintf("%d probes were not answered, those of other nodes were", p.failures)
+	case silent:
+		state = tables.PathUnreachable
+		reason = "no node answers: the network of this node may be down"
+	case state == tables.PathLost && p.heard:
+		state = tables.PathRecovering
+		reason = "it answers again, and has to for " + p.hold().String()
+	case state == tables.PathRecovering && now-p.since >= p.hold():
+		state = tables.PathHealthy
+	case (state == tables.PathUnprobed || state == tables.PathUnreachable) && p.heard:
+		state = tables.PathHealthy
+	case state == tables.PathHealthy && p.row.Losses > 0 && now-p.since >= forgiveAfter:
+		forgiven := *p.row
+		forgiven.Losses = 0
+		p.row = &forgiven
+		return true
+	}
+	if state == p.row.State {
+		return false
+	}
+	p.enter(state, reason, now, at)
+	return true
+}
+
+// enter begins a state.
+func (p *path) enter(state tables.PathState, reason string, now time.Duration, at time.Time) {
+	row := *p.row
+	row.History = append(slices.Clone(row.History),
+		tables.PathChange{State: row.State, Since: row.Since})
+	row.History = row.History[max(0, len(row.History)-tables.MaxPathHistory):]
+	row.State, row.Reason, row.Since = state, reason, at
+	if state == tables.PathLost {
+		row.Losses++
+	}
+	p.row, p.since, p.heard = &row, now, false
+}
+
+// hold is for how long the node has to answer after its last loss.
+func (p *path) hold() time.Duration {
+	hold := holdMin
+	for range p.row.Losses - 1 {
+		hold = min(2*hold, holdMax)
+	}
+	return hold
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// prober keeps the table up to date. It has but one goroutine.
+type prober struct {
+	params
+	settings
+	metrics     *metrics
+	initialized func(statedb.WriteTxn) // nil after the first time
+	open        func(overlay) (transport, error)
+	transport   transport        // nil while the overlay is not known
+	at          overlay          // that it is for
+	paths       map[string]*path // by node
+	began       time.Duration    // the first tick with these paths
+	last        time.Duration    // the last tick
+	said        string           // in health
+}
+
+// transport sends probes, and receives answers.
+type transport interface {
+	send(key bpf.OverlayKey, to netip.Addr, nonce uint64) error
+	receive() (nonces []uint64, err error)
+	close() error
+}
+
+func (p *prober) run(ctx context.Context, health cell.Health) error {
+	if p.interval == 0 || !p.Datapath.Loaded() {
+		p.finishInitialization()
+		health.OK("Gateways are not probed: whether their Nodes are ready decides alone")
+		<-ctx.Done()
+		return nil
+	}
+	defer p.closeTransport()
+	if !p.awaitInputs(ctx) {
+		return nil
+	}
+	ticker := time.NewTicker(p.settings.tick())
+	defer ticker.Stop()
+	for {
+		p.report(health, p.tick(monotonic(), time.Now()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// awaitInputs waits until it is known what to probe, and how. It returns false if the context ends
+// before.
+func (p *prober) awaitInputs(ctx context.Context) bool {
+	for _, input := range []interface {
+		Initialized(statedb.ReadTxn) (bool, <-chan struct{})
+	}{p.Targets, p.Settings, p.Keys} {
+		_, initialized := input.Initialized(p.DB.ReadTxn())
+		select {
+		case <-ctx.Done():
+			return false
+		case <-initialized:
+		}
+	}
+	return true
+}
+
+// monotonic returns the time of CLOCK_MONOTONIC, as the programs note it.
+func monotonic() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		panic(fmt.Sprintf("read CLOCK_MONOTONIC: %v", err)) // there always is this clock
+	}
+	return time.Duration(now.Nano())
+}
+
+// errNotProbed says why there are no probes, though there may be gateways.
+var errNotProbed = errors.New("gateways are not probed: whether their Nodes are ready decides alone")
+
+// tick does what is due: it reads answers first, so that an agent that was held up judges by what
+// has come meanwhile.
+func (p *prober) tick(now time.Duration, at time.Time) error {
+	late := p.last != 0 && now-p.last > 2*p.interval
+	p.last = now
+	key, err := p.prepare()
+	if err != nil {
+		return errors.Join(err, p.stop())
+	}
+	added, err := p.followTargets(now, at)
+	err = errors.Join(err, p.receive())
+	changed := p.judge(now, at, late)
+	err = errors.Join(err, p.send(key, now))
+	if added || changed || p.initialized != nil {
+		err = errors.Join(err, p.write(p.paths))
+	}
+	if p.initialized != nil && p.isJudged(now) {
+		p.finishInitialization()
+	}
+	return err
+}
+
+// stop forgets all paths, until there is what it takes to probe them.
+func (p *prober) stop() (err error) {
+	if len(p.paths) > 0 {
+		p.paths = map[string]*path{}
+		err = p.write(nil)
+	}
+	if p.initialized != nil {
+		p.finishInitialization()
+	}
+	return err
+}
+
+// prepare opens the sockets for the overlay as it is, and returns the key to prove probes with.
+func (p *prober) prepare() (key bpf.OverlayKey, err error) {
+	txn := p.DB.ReadTxn()
+	keys, _, found := p.Keys.Get(txn, tables.OverlayKeysByIndex(0))
+	if !found || len(keys.Keys) == 0 {
+		p.closeTransport()
+		return key, fmt.Errorf("%w: the overlay has no key", errNotProbed)
+	}
+	c, _, found := p.Settings.Get(txn, tables.DatapathConfigByIndex(0))
+	if !found || !c.Underlay.IsValid() || c.OverlayIfIndex == 0 {
+		p.closeTransport()
+		return key, fmt.Errorf("%w: there is no overlay device yet", errNotProbed)
+	}
+	o := overlay{c.Underlay, c.OverlayIfIndex, c.OverlayPort, c.VNI}
+	if p.transport != nil && p.at == o {
+		return keys.Keys[0], nil
+	}
+	p.closeTransport()
+	if p.transport, err = p.open(o); err != nil {
+		return key, err
+	}
+	p.at = o
+	return keys.Keys[0], nil
+}
+
+func (p *prober) closeTransport() {
+	if p.transport == nil {
+		return
+	}
+	if err := p.transport.close(); err != nil {
+		p.Log.Warn("Cannot close the sockets for probes", "error", err)
+	}
+	p.transport = nil
+}
+
+// followTargets adds and removes paths, and the entries by which the programs know them. It reports
+// whether it has.
+func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, err error) {
+	noted := p.Datapath.Map(bpf.PathsMap)
+	if noted == nil {
+		return false, fmt.Errorf("open %s: there is no such map", bpf.PathsMap)
+	}
+	targets := map[string]*tables.ProbeTarget{}
+	var errs []error
+	for t := range p.Targets.All(p.DB.ReadTxn()) {
+		targets[t.Node] = t
+		known := p.paths[t.Node]
+		if known != nil && known.target == *t {
+			continue
+		}
+		key := bpf.NodeKey{Addr: bpf.AddressFrom(t.Addr)}
+		var value bpf.PathValue
+		err := noted.Lookup(key, &value)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = noted.Update(key, value, ebpf.UpdateNoExist)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("add node %s to %s: %w", t.Node, bpf.PathsMap, err))
+			continue
+		}
+		p.paths[t.Node], changed = newPath(p.settings, *t, value, now, at), true
+	}
+	wanted := map[bpf.Address]bool{}
+	for _, t := range targets {
+		wanted[bpf.AddressFrom(t.Addr)] = true
+	}
+	first := p.began == 0
+	if first {
+		p.began = now
+	}
+	for name := range p.paths {
+		if targets[name] == nil {
+			delete(p.paths, name)
+			changed = true
+		}
+	}
+	if changed || first { // a former run may have left entries
+		errs = append(errs, removeOthers(noted, wanted))
+	}
+	return changed, errors.Join(errs...)
+}
+
+// removeOthers removes the entries of nodes that are not probed.
+func removeOthers(noted *ebpf.Map, wanted map[bpf.Address]bool) error {
+	var key bpf.NodeKey
+	var value bpf.PathValue
+	var others []bpf.NodeKey
+	entries := noted.Iterate()
+	for entries.Next(&key, &value) {
+		if !wanted[key.Addr] {
+			others = append(others, key)
+		}
+	}
+	errs := []error{entries.Err()}
+	for _, other := range others {
+		if err := noted.Delete(other); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("remove %s from %s: %w", other, bpf.PathsMap, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// receive takes the answers that have come, and what the programs have noted of flows.
+func (p *prober) receive() error {
+	nonces, err := p.transport.receive()
+	for _, nonce := range nonces {
+		for _, path := range p.paths {
+			if path.answered(nonce) {
+				p.metrics.probes.WithLabelValues("answered").Inc()
+				break
+			}
+		}
+	}
+	errs := []error{err}
+	for _, path := range p.paths {
+		var value bpf.PathValue
+		key := bpf.NodeKey{Addr: bpf.AddressFrom(path.target.Addr)}
+		if err := p.Datapath.Map(bpf.PathsMap).Lookup(key, &value); err != nil {
+			errs = append(errs,
+				fmt.Errorf("read node %s in %s: %w", path.target.Node, bpf.PathsMap, err))
+			continue
+		}
+		path.note(value)
+	}
+	return errors.Join(errs...)
+}
+
+// judge brings the states of all paths up to date, and reports whether one has changed. After a
+// late tick it gives up what is under way: the machine was busy, and may have been too busy for
+// answers.
+func (p *prober) judge(now time.Duration, at time.Time, late bool) (changed bool) {
+	for _, path := range p.paths {
+		if late {
+			path.forget(now)
+		}
+		path.doubt(now)
+	}
+	for name, path := range p.paths {
+		before := path.row.State
+		if !path.judge(now, at, func(since time.Duration) bool { return p.othersWorked(name, since) }) {
+			continue
+		}
+		changed = true
+		p.Log.Info("The path to a gateway has another state", "node", name,
+			"witness", path.target.Witness, "from", before, "to", path.row.State,
+			"reason", path.row.Reason)
+	}
+	return changed
+}
+
+// othersWorked reports whether the path to another node than this one worked from a moment on.
+func (p *prober) othersWorked(name string, since time.Duration) bool {
+	for other, path := range p.paths {
+		if other != name && path.worked(since) {
+			return true
+		}
+	}
+	return false
+}
+
+// send sends the probes that are due. One that cannot be sent counts as one that is not answered.
+func (p *prober) send(key bpf.OverlayKey, now time.Duration) error {
+	doubt := false
+	for _, path := range p.paths {
+		doubt = path.doubt(now) || doubt
+	}
+	var errs []error
+	for name, path := range p.paths {
+		if !path.due(now, doubt) {
+			continue
+		}
+		nonce := rand.Uint64()
+		path.probe(nonce, now)
+		if err := p.transport.send(key, path.target.Addr, nonce); err != nil {
+			p.metrics.probes.WithLabelValues("failed").Inc()
+			errs = append(errs, fmt.Errorf("send a probe to node %s: %w", name, err))
+			continue
+		}
+		p.metrics.probes.WithLabelValues("sent").Inc()
+	}
+	return errors.Join(errs...)
+}
+
+// isJudged reports whether each node has answered, or has had the time for it since the start.
+func (p *prober) isJudged(now time.Duration) bool {
+	if now-p.began >= time.Duration(p.failures+2)*p.interval {
+		return true
+	}
+	for _, path := range p.paths {
+		if !path.heard {
+			return false
+		}
+	}
+	return true
+}
+
+// write makes the rows those of some paths.
+func (p *prober) write(paths map[string]*path) error {
+	wtxn := p.DB.WriteTxn(p.Health)
+	defer wtxn.Abort()
+	for _, row := range statedb.Collect(p.Health.All(wtxn)) {
+		if paths[row.Node] == nil {
+			if _, _, err := p.Health.Delete(wtxn, row); err != nil {
+				return fmt.Errorf("remove the health of gateway %s: %w", row.Node, err)
+			}
+		}
+	}
+	p.metrics.paths.Reset()
+	for name, path := range paths {
+		p.metrics.paths.WithLabelValues(string(path.row.State)).Inc()
+		old, _, found := p.Health.Get(wtxn, tables.GatewayHealthByNode(name))
+		if found && old == path.row {
+			continue
+		}
+		if _, _, err := p.Health.Insert(wtxn, path.row); err != nil {
+			return fmt.Errorf("write the health of gateway %s: %w", name, err)
+		}
+	}
+	wtxn.Commit()
+	return nil
+}
+
+func (p *prober) finishInitialization() {
+	wtxn := p.DB.WriteTxn(p.Health)
+	p.initialized(wtxn)
+	wtxn.Commit()
+	p.initialized = nil
+}
+
+// report says in health which gateways this node does not reach, when that is not what it said
+// last.
+func (p *prober) report(health cell.Health, err error) {
+	message, fault := p.state(err)
+	said := message
+	if fault != nil {
+		said += ": " + fault.Error()
+	}
+	if said == p.said {
+		return
+	}
+	p.said = said
+	if fault != nil {
+		health.Degraded(message, fault)
+	} else {
+		health.OK(message)
+	}
+}
+
+// state says which gateways this node does not reach, and what is wrong if anything is.
+func (p *prober) state(err error) (message string, fault error) {
+	if errors.Is(err, errNotProbed) {
+		return err.Error(), nil
+	}
+	var lost, unreachable []string
+	for name, path := range p.paths {
+		switch {
+		case path.target.Witness:
+		case path.row.Lost():
+			lost = append(lost, name)
+		case path.row.State == tables.PathUnreachable:
+			unreachable = append(unreachable, name)
+		}
+	}
+	noAnswer := func(nodes []string) error {
+		slices.Sort(nodes)
+		return errors.Join(fmt.Errorf("no answer from %s", strings.Join(nodes, ", ")), err)
+	}
+	switch {
+	case len(unreachable) > 0:
+		return "No node answers probes, the network of this node may be down: nothing is moved",
+			noAnswer(unreachable)
+	case len(lost) > 0:
+		return "Gateways do not answer probes, traffic goes by others", noAnswer(lost)
+	case err != nil:
+		return "Gateways cannot be probed", err
+	}
+	return fmt.Sprintf("%d nodes are probed", len(p.paths)), nil
+}

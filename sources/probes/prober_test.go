@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probes
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/hive/hivetest"
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
+)
+
+// network is a network whose time is the test's: a node answers after a while, unless it is cut.
+type network struct {
+	testing.TB
+	now      time.Duration
+	cut      map[netip.Addr]bool
+	delay    time.Duration
+	loss     float64 // share of probes that get lost
+	random   *rand.Rand
+	arrives  map[uint64]time.Duration // answers, by nonce
+	sent     map[netip.Addr]int
+	noted    *ebpf.Map
+	flows    map[netip.Addr]bool // with packets to a node, and back from it unless it is cut
+	db       *statedb.DB
+	targets  tablestest.Table[*tables.ProbeTarget]
+	health   tablestest.Table[*tables.GatewayHealth]
+	keys     tablestest.Table[*tables.OverlayKeys]
+	settings tablestest.Table[*tables.DatapathConfig]
+	prober   *prober
+}
+
+func (n *network) send(_ bpf.OverlayKey, to netip.Addr, nonce uint64) error {
+	n.sent[to]++
+	if !n.cut[to] && n.random.Float64() >= n.loss {
+		n.arrives[nonce] = n.now + n.delay
+	}
+	return nil
+}
+
+func (n *network) receive() (nonces []uint64, err error) {
+	for nonce, at := range n.arrives {
+		if at <= n.now {
+			nonces = append(nonces, nonce)
+			delete(n.arrives, nonce)
+		}
+	}
+	return nonces, nil
+}
+
+func (n *network) close() error { return nil }
+
+// Loaded and Map implement [Datapath].
+func (n *network) Loaded() bool         { return true }
+func (n *network) Map(string) *ebpf.Map { return n.noted }
+
+func addrOf(node string) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 0, 0, node[0]})
+}
+
+func newNetwork(t testing.TB, nodes ...string) *network {
+	n := &network{
+		TB: t, now: time.Hour, delay: time.Millisecond, cut: map[netip.Addr]bool{},
+		arrives: map[uint64]time.Duration{}, sent: map[netip.Addr]int{},
+		flows: map[netip.Addr]bool{}, random: rand.New(rand.NewPCG(1, 2)), db: statedb.New(),
+	}
+	var err error
+	n.noted, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 24, MaxEntries: 64})
+	if err != nil {
+		t.Skip("no BPF maps: ", err)
+	}
+	t.Cleanup(func() { n.noted.Close() })
+	n.targets = tablestest.Open(t, n.db, tables.NewProbeTargetTable)
+	n.health = tablestest.Open(t, n.db, tables.NewGatewayHealthTable)
+	n.keys = tablestest.Open(t, n.db, tables.NewOverlayKeysTable)
+	n.settings = tablestest.Open(t, n.db, tables.NewDatapathConfigTable)
+	n.settings.Put(&tables.DatapathConfig{Underlay: addrOf("!"), OverlayIfIndex: 7})
+	n.keys.Put(&tables.OverlayKeys{Keys: []bpf.OverlayKey{bpf.NewOverlayKey([16]byte{1, 2})}})
+	for _, node := range nodes {
+		n.targets.Put(&tables.ProbeTarget{Node: node, Addr: addrOf(node)})
+	}
+	n.restart()
+	return n
+}
+
+// restart starts an agent that knows nothing.
+func (n *network) restart() {
+	n.prober = &prober{
+		params: params{
+			DB: n.db, Log: hivetest.Logger(n), Datapath: n, Targets: n.targets, Keys: n.keys,
+			Settings: n.settings, Health: n.health,
+		},
+		settings:    settings{75 * time.Millisecond, 3},
+		metrics:     newMetrics(),
+		initialized: func(statedb.WriteTxn) {},
+		paths:       map[string]*path{},
+		open:        func(overlay) (transport, error) { return n, nil },
+	}
+	clear(n.arrives)
+}
+
+// run lets time pass.
+func (n *network) run(d time.Duration) {
+	n.Helper()
+	for end := n.now + d; n.now < end; {
+		n.now += n.prober.settings.tick()
+		n.exchange()
+		require.NoError(n, n.prober.tick(n.now, time.Unix(0, int64(n.now))))
+	}
+}
+
+// exchange has packets of flows sent, just now.
+func (n *network) exchange() {
+	for to := range n.flows {
+		key, value := bpf.NodeKey{Addr: bpf.AddressFrom(to)}, bpf.PathValue{}
+		require.NoError(n, n.noted.Lookup(key, &value))
+		value.Sent = n.now
+		if !n.cut[to] && n.random.Float64() >= n.loss {
+			value.Seen = n.now
+		}
+		require.NoError(n, n.noted.Put(key, value))
+	}
+}
+
+// states are those of the nodes, in order.
+func (n *network) states() (states []tables.PathState) {
+	for h := range n.health.All(n.db.ReadTxn()) {
+		states = append(states, h.State)
+	}
+	return states
+}
+
+func (n *network) row(node string) *tables.GatewayHealth {
+	h, _, found := n.health.Get(n.db.ReadTxn(), tables.GatewayHealthByNode(node))
+	require.True(n, found, node)
+	return h
+}
+
+const (
+	unprobed    = tables.PathUnprobed
+	healthy     = tables.PathHealthy
+	unreachable = tables.PathUnreachable
+	lost        = tables.PathLost
+	recovering  = tables.PathRecovering
+)
+
+// TestLostWithinFourIntervals: a gateway that has flows is lost within 300 ms of its death.
+func TestLostWithinFourIntervals(t *testing.T) {
+	for phase := range 10 {
+		n := newNetwork(t, "a", "b", "w")
+		n.run(time.Second)
+		require.Equal(t, []tables.PathState{healthy, healthy, healthy}, n.states())
+		n.flows[addrOf("a")] = true
+		n.run(time.Second + time.Duration(phase)*n.prober.settings.tick())
+		n.cut[addrOf("a")] = true
+		died := n.now
+		for n.row("a").State == healthy {
+			n.run(1)
+		}
+		require.Equal(t, []tables.PathState{lost, healthy, healthy}, n.states())
+		require.LessOrEqual(t, n.now-died, 4*75*time.Millisecond)
+	}
+}
+
+// TestOwnNetworkDown: when no node answers, none is lost, however long it takes and in whatever
+// order they fall silent and come back.
+func TestOwnNetworkDown(t *testing.T) {
+	for seed := range 50 {
+		n := newNetwork(t, "a", "b", "c", "w")
+		n.random = rand.New(rand.NewPCG(uint64(seed), 1))
+		if seed%2 == 0 {
+			n.run(time.Second)
+			n.flows[addrOf("a")] = true
+		}
+		n.flows[addrOf("a")] = true
+		n.run(time.Second + time.Duration(n.random.IntN(1000))*time.Millisecond)
+		n.loss = 1
+		n.run(time.Duration(50+n.random.IntN(3000)) * time.Millisecond)
+		n.loss = 0
+		n.run(time.Second)
+		require.Equal(t, []tables.PathState{healthy, healthy, healthy, healthy}, n.states(), seed)
+		for h := range n.health.All(n.db.ReadTxn()) {
+			require.Zero(t, h.Losses, "%s: %v", h.Node, h.History)
+		}
+	}
+}
+
+// TestDeadBeforeNetwork: a gateway that is gone when the network comes back is lost then.
+func TestDeadBeforeNetwork(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.run(time.Second)
+	n.loss = 1
+	n.run(7 * time.Second)
+	require.Equal(t, []tables.PathState{unreachable, unreachable}, n.states())
+	n.cut[addrOf("a")], n.loss = true, 0
+	n.run(time.Second)
+	require.Equal(t, []tables.PathState{lost, healthy}, n.states())
+}
+
+// TestFlapping: a gateway that was lost has to answer for longer each time.
+func TestFlapping(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.run(time.Second)
+	var waits []time.Duration
+	for range 9 {
+		n.cut[addrOf("a")] = true
+		n.run(6 * time.Second)
+		require.Equal(t, lost, n.row("a").State)
+		n.cut[addrOf("a")] = false
+		n.run(1100 * time.Millisecond)
+		require.Equal(t, recovering, n.row("a").State)
+		begin := n.now
+		for n.row("a").State == recovering {
+			n.run(100 * time.Millisecond)
+		}
+		waits = append(waits, (n.now - begin).Round(time.Second))
+	}
+	require.Equal(t, healthy, n.row("a").State)
+	for i := 1; i < len(waits); i++ {
+		require.GreaterOrEqual(t, waits[i], waits[i-1])
+	}
+	require.InDelta(t, time.Minute, waits[8], float64(2*time.Second))
+	require.Len(t, n.row("a").History, tables.MaxPathHistory)
+	n.run(forgiveAfter + time.Second)
+	require.Zero(t, n.row("a").Losses)
+}
+
+// TestAnswersStop: packets of flows do not replace answers for long: they could be repeated.
+func TestAnswersStop(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.run(time.Second)
+	n.flows[addrOf("a")] = true
+	n.run(20 * time.Second)
+	sent := n.sent[addrOf("a")]
+	require.Equal(t, healthy, n.row("a").State)
+	n.run(10 * time.Second)
+	require.LessOrEqual(t, n.sent[addrOf("a")]-sent, 11, "one each second, as there are packets")
+	n.loss = 1
+	n.arrives = map[uint64]time.Duration{}
+	n.run(2 * time.Second)
+	require.Equal(t, healthy, n.row("a").State)
+	n.loss = 0
+	n.run(time.Second)
+	require.Equal(t, healthy, n.row("a").State)
+
+	// Only probes of a are not answered now.
+	n.prober.open = func(overlay) (transport, error) { return deaf{n, addrOf("a")}, nil }
+	n.prober.closeTransport()
+	n.run(5 * time.Second)
+	require.Equal(t, lost, n.row("a").State)
+}
+
+// deaf loses the probes of a node.
+type deaf struct {
+	*network
+	node netip.Addr
+}
+
+func (d deaf) send(key bpf.OverlayKey, to netip.Addr, nonce uint64) error {
+	if to == d.node {
+		return nil
+	}
+	return d.network.send(key, to, nonce)
+}
+
+// TestBusyAgent: an agent that does not run for a while loses no gateway by that, whether answers
+// came meanwhile or the machine was too busy for them.
+func TestBusyAgent(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.run(time.Second)
+	for i := range 200 {
+		n.run(time.Duration(n.random.IntN(300)) * time.Millisecond)
+		pause := time.Duration(n.random.IntN(2000)) * time.Millisecond
+		n.now += pause
+		if i%2 == 0 { // what came in the meantime is dropped
+			clear(n.arrives)
+		}
+		require.NoError(t, n.prober.tick(n.now, time.Unix(0, int64(n.now))))
+	}
+	for h := range n.health.All(n.db.ReadTxn()) {
+		require.Zero(t, h.Losses, h.Node)
+	}
+}
+
+// TestSomeLoss: a network that loses a tenth of all packets loses no gateway in ten minutes, and
+// nor does one that takes long.
+func TestSomeLoss(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.delay = 120 * time.Millisecond
+	n.run(time.Minute)
+	require.Equal(t, []tables.PathState{healthy, healthy}, n.states())
+	require.Zero(t, n.row("a").Losses+n.row("b").Losses)
+}
+
+// TestRestart: a new agent knows from the kernel who has answered, so it notices a dead gateway; one
+// that has never answered may run a version that does not, and is not lost.
+func TestRestart(t *testing.T) {
+	n := newNetwork(t, "a", "b", "w")
+	n.cut[addrOf("b")] = true
+	n.run(10 * time.Second)
+	require.Equal(t, []tables.PathState{healthy, unprobed, healthy}, n.states())
+	n.run(time.Minute)
+	require.LessOrEqual(t, n.sent[addrOf("a")], 20, "what has never answered is no reason for doubt")
+
+	for _, node := range []string{"a", "w"} {
+		value := bpf.PathValue{Answered: n.now}
+		require.NoError(t, n.noted.Put(bpf.NodeKey{Addr: bpf.AddressFrom(addrOf(node))}, value))
+	}
+	n.cut[addrOf("a")] = true
+	n.restart()
+	initialized := false
+	n.prober.initialized = func(statedb.WriteTxn) {
+		require.Equal(t, lost, n.row("a").State)
+		initialized = true
+	}
+	n.run(time.Second)
+	require.True(t, initialized)
+	require.Equal(t, []tables.PathState{lost, unprobed, healthy}, n.states())
+}
+
+// TestTargetsAndKeys: paths follow the targets, and there are none without a key.
+func TestTargetsAndKeys(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.run(time.Second)
+	n.targets.Remove(&tables.ProbeTarget{Node: "a"})
+	n.targets.Put(&tables.ProbeTarget{Node: "c", Addr: addrOf("c"), Witness: true})
+	n.run(time.Second)
+	require.Equal(t, []tables.PathState{healthy, healthy}, n.states())
+	require.True(t, n.row("c").Witness)
+	count := 0
+	var key bpf.NodeKey
+	var value bpf.PathValue
+	for entries := n.noted.Iterate(); entries.Next(&key, &value); {
+		count++
+		require.NotEqual(t, bpf.AddressFrom(addrOf("a")), key.Addr)
+	}
+	require.Equal(t, 2, count)
+
+	n.keys.Put(&tables.OverlayKeys{})
+	n.now += n.prober.settings.tick()
+	require.ErrorIs(t, n.prober.tick(n.now, time.Now()), errNotProbed)
+	require.Empty(t, n.states())
+}
+
+func TestConfig(t *testing.T) {
+	require.NoError(t, DefaultConfig.validate())
+	require.NoError(t, Config{GatewayProbeFailures: 1}.validate())
+	for flag, config := range map[string]Config{
+		"gateway-probe-interval": {GatewayProbeInterval: time.Millisecond, GatewayProbeFailures: 3},
+		"gateway-probe-failures": {GatewayProbeInterval: time.Second},
+	} {
+		require.ErrorContains(t, config.validate(), fmt.Sprintf("flag --%s", flag))
+	}
+}

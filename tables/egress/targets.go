@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"hash/fnv"
+	"maps"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+const (
+	// candidatesProbed is how many nodes of each item of gateways are probed: the first, by name,
+	// that are ready, as the first that is not lost is elected.
+	candidatesProbed = 8
+
+	// witnessesProbed is how many other nodes are probed, if any gateway is. When none of the
+	// gateways answers, their answers say that the network of this node works.
+	witnessesProbed = 2
+)
+
+type targetParams struct {
+	cell.In
+
+	Targets   statedb.RWTable[*tables.ProbeTarget]
+	Policies  statedb.Table[*tables.EgressPolicy]
+	Nodes     statedb.Table[*tables.Node]
+	LocalNode tables.LocalNode
+}
+
+// allTargets is the one key of the rule: which nodes are witnesses depends on all others.
+type allTargets struct{}
+
+// deriveTargets derives which nodes this node probes: those that it may elect as gateways, and
+// some witnesses.
+func deriveTargets(p derive.Params, t targetParams) error {
+	return derive.Register(p, t.declare())
+}
+
+func (t *targetParams) declare() derive.Rule[allTargets] {
+	return derive.Rule[allTargets]{
+		Outputs: []statedb.TableMeta{t.Targets},
+		Inputs: []derive.Input[allTargets]{
+			derive.FromIf(t.Policies, hasOtherGateways, markTargets[*tables.EgressPolicy]),
+			derive.FromIf(t.Nodes, isOtherCandidate, markTargets[*tables.Node]),
+		},
+		Compute: t.compute,
+	}
+}
+
+func markTargets[Row any](_ statedb.ReadTxn, _ Row, mark func(allTargets)) { mark(allTargets{}) }
+
+func hasOtherGateways(old, new *tables.EgressPolicy) bool {
+	return !slices.Equal(old.Gateways, new.Gateways)
+}
+
+func isOtherCandidate(old, new *tables.Node) bool {
+	return old.Ready != new.Ready || old.UnderlayIP() != new.UnderlayIP() ||
+		!maps.Equal(old.Labels, new.Labels)
+}
+
+func (t *targetParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, keys []allTargets, _ func(allTargets),
+) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	wanted := t.wanted(in)
+	for _, old := range statedb.Collect(t.Targets.All(out)) {
+		if wanted[old.Node] == nil {
+			if err := derive.Delete(out, t.Targets, old); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		old, _, found := t.Targets.Get(out, tables.ProbeTargetByNode(name))
+		if found && old.Equal(wanted[name]) {
+			continue
+		}
+		if err := derive.Insert(out, t.Targets, wanted[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wanted returns the targets by node.
+func (t *targetParams) wanted(in statedb.ReadTxn) map[string]*tables.ProbeTarget {
+	targets := map[string]*tables.ProbeTarget{}
+	for _, selector := range t.selectors(in) {
+		left := candidatesProbed
+		for node := range t.Nodes.All(in) {
+			if left == 0 {
+				break
+			}
+			if !isReachable(node) || !selector.Matches(node.Labels) {
+				continue
+			}
+			left--
+			if node.Name != t.LocalNode.Name {
+				targets[node.Name] = &tables.ProbeTarget{Node: node.Name, Addr: node.UnderlayIP()}
+			}
+		}
+	}
+	if len(targets) > 0 {
+		t.addWitnesses(in, targets)
+	}
+	return targets
+}
+
+// selectors returns the selectors of all policies' gateways, each once.
+func (t *targetParams) selectors(in statedb.ReadTxn) []labels.Selector {
+	seen := map[string]bool{}
+	var selectors []labels.Selector
+	for p := range t.Policies.All(in) {
+		for _, g := range p.Gateways {
+			if g.Error != "" || seen[g.Nodes] {
+				continue
+			}
+			seen[g.Nodes] = true
+			// Its text is canonical. An item that does not parse has an Error.
+			if selector, err := labels.Parse(g.Nodes); err == nil {
+				selectors = append(selectors, selector)
+			}
+		}
+	}
+	return selectors
+}
+
+// addWitnesses adds nodes that are not targets. Nodes have different witnesses, so that none is
+// probed by all of them.
+func (t *targetParams) addWitnesses(in statedb.ReadTxn, targets map[string]*tables.ProbeTarget) {
+	type candidate struct {
+		node   *tables.Node
+		weight uint64
+	}
+	var best []candidate
+	for node := range t.Nodes.All(in) {
+		if targets[node.Name] != nil || node.Name == t.LocalNode.Name || !isReachable(node) {
+			continue
+		}
+		h := fnv.New64a()
+		h.Write([]byte(t.LocalNode.Name + " " + node.Name))
+		best = append(best, candidate{node, mix(h.Sum64())})
+		slices.SortFunc(best, func(a, b candidate) int {
+			if a.weight > b.weight {
+				return -1
+			}
+			return 1
+		})
+		best = best[:min(len(best), witnessesProbed)]
+	}
+	for _, c := range best {
+		targets[c.node.Name] = &tables.ProbeTarget{
+			Node: c.node.Name, Addr: c.node.UnderlayIP(), Witness: true,
+		}
+	}
+}
+
+// isReachable reports whether a node may be elected, or answer a probe.
+func isReachable(n *tables.Node) bool { return n.Ready && n.UnderlayIP().IsValid() }
