@@ -24,6 +24,7 @@ type network struct {
 	testing.TB
 	now      time.Duration
 	cut      map[netip.Addr]bool
+	down     bool
 	delay    time.Duration
 	loss     float64 // share of probes that get lost
 	random   *rand.Rand
@@ -41,7 +42,7 @@ type network struct {
 
 func (n *network) send(_ bpf.OverlayKey, to netip.Addr, nonce uint64) error {
 	n.sent[to]++
-	if !n.cut[to] && n.random.Float64() >= n.loss {
+	if !n.cut[to] && !n.down && n.random.Float64() >= n.loss {
 		n.arrives[nonce] = n.now + n.delay
 	}
 	return nil
@@ -124,7 +125,7 @@ func (n *network) exchange() {
 		key, value := bpf.NodeKey{Addr: bpf.AddressFrom(to)}, bpf.PathValue{}
 		require.NoError(n, n.noted.Lookup(key, &value))
 		value.Sent = n.now
-		if !n.cut[to] && n.random.Float64() >= n.loss {
+		if !n.cut[to] && !n.down {
 			value.Seen = n.now
 		}
 		require.NoError(n, n.noted.Put(key, value))
@@ -181,11 +182,10 @@ func TestOwnNetworkDown(t *testing.T) {
 			n.run(time.Second)
 			n.flows[addrOf("a")] = true
 		}
-		n.flows[addrOf("a")] = true
 		n.run(time.Second + time.Duration(n.random.IntN(1000))*time.Millisecond)
-		n.loss = 1
+		n.down = true
 		n.run(time.Duration(50+n.random.IntN(3000)) * time.Millisecond)
-		n.loss = 0
+		n.down = false
 		n.run(time.Second)
 		require.Equal(t, []tables.PathState{healthy, healthy, healthy, healthy}, n.states(), seed)
 		for h := range n.health.All(n.db.ReadTxn()) {
@@ -198,10 +198,10 @@ func TestOwnNetworkDown(t *testing.T) {
 func TestDeadBeforeNetwork(t *testing.T) {
 	n := newNetwork(t, "a", "b")
 	n.run(time.Second)
-	n.loss = 1
+	n.down = true
 	n.run(7 * time.Second)
 	require.Equal(t, []tables.PathState{unreachable, unreachable}, n.states())
-	n.cut[addrOf("a")], n.loss = true, 0
+	n.cut[addrOf("a")], n.down = true, false
 	n.run(time.Second)
 	require.Equal(t, []tables.PathState{lost, healthy}, n.states())
 }
