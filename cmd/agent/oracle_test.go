@@ -179,7 +179,7 @@ func (o *oracle) mayServe(txn statedb.ReadTxn, p *tables.EgressPolicy) bool {
 }
 
 // gateways are the ways that the packets of a policy may take, in any bucket.
-// Where this node is elected, what is sent to it leaves with an address of its
+// Where this node is a candidate, what is sent to it leaves with an address of its
 // own, in the buckets of other nodes too.
 func (o *oracle) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy) string {
 	ways, others := map[string]bool{}, map[netip.Addr]bool{}
@@ -187,6 +187,12 @@ func (o *oracle) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy) string {
 	for _, g := range p.Gateways {
 		var elected *tables.Node
 		for n := range o.Nodes.All(txn) {
+			if n.Name == o.LocalNode.Name && g.Error == "" && matches(g.Nodes, n.Labels) {
+				var v bpf.GatewayValue
+				if o.egress(txn, g, &v); v.IfIndex != 0 {
+					own = append(own, v)
+				}
+			}
 			if g.Error == "" && n.Ready && len(n.InternalIPs) > 0 && matches(g.Nodes, n.Labels) && (elected == nil || n.Name < elected.Name) {
 				elected = n
 			}
@@ -199,9 +205,6 @@ func (o *oracle) gateways(txn statedb.ReadTxn, p *tables.EgressPolicy) string {
 			v := bpf.GatewayValue{Gateway: bpf.AddressFrom(underlay(elected))}
 			o.egress(txn, g, &v)
 			ways[v.String()] = true
-			if v.IfIndex != 0 {
-				own = append(own, v)
-			}
 		}
 	}
 	for addr := range others {

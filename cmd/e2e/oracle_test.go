@@ -133,11 +133,17 @@ func (w *world) mayServe(p policy) bool {
 // What other nodes' buckets bring to this one leaves as its own do.
 func (w *world) waysOut(p *policy) ways {
 	out := ways{}
-	var own []bpf.GatewayValue // what traffic leaves this node with, by elected item
+	var own []bpf.GatewayValue // what traffic leaves this node with, by item that selects it
 	others := map[netip.Addr]bool{}
 	for _, g := range p.gateways {
 		var elected *node
 		for i, n := range w.nodes {
+			if n.name == localNode && g.nodes != nil && g.nodes.Matches(n.labels) {
+				var way bpf.GatewayValue
+				if w.net.leave(g, &way); way.IfIndex != 0 {
+					own = append(own, way)
+				}
+			}
 			if g.nodes != nil && g.nodes.Matches(n.labels) && n.ready && len(n.internal) > 0 && (elected == nil || n.name < elected.name) {
 				elected = &w.nodes[i]
 			}
@@ -150,9 +156,6 @@ func (w *world) waysOut(p *policy) ways {
 			way := bpf.GatewayValue{Gateway: bpf.AddressFrom(elected.underlay())}
 			w.net.leave(g, &way)
 			out[way] = true
-			if way.IfIndex != 0 {
-				own = append(own, way)
-			}
 		}
 	}
 	if len(own) == 0 {
