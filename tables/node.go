@@ -20,6 +20,7 @@ type Node struct {
 	PodCIDRs    []netip.Prefix `json:"podCIDRs,omitempty"`
 	TunnelIPs   []netip.Addr   `json:"tunnelIPs,omitempty"` // as Calico notes them: see ipcache
 	Ready       bool           `json:"ready"`
+	Draining    bool           `json:"draining,omitempty"` // cordoned, or drained as a gateway
 	Errors      []FieldError   `json:"errors,omitempty"`
 }
 
@@ -38,17 +39,21 @@ func (n *Node) UnderlayIP() netip.Addr {
 	return netip.Addr{}
 }
 
+// DrainAnnotation has new connections leave by other gateways than the Node that it is on, whatever
+// its value, as if the Node were cordoned.
+const DrainAnnotation = "sluice.net/drain-gateway"
+
 // TableHeader implements [statedb.TableWritable].
 func (*Node) TableHeader() []string {
 	return []string{
-		"Name", "Ready", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels", "Errors",
+		"Name", "Ready", "Draining", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels", "Errors",
 	}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (n *Node) TableRow() []string {
 	return []string{
-		n.Name, strconv.FormatBool(n.Ready), listColumn(stringsOf(n.InternalIPs), ", "), listColumn(stringsOf(n.OtherIPs), ", "),
+		n.Name, strconv.FormatBool(n.Ready), trueOrDash(n.Draining), listColumn(stringsOf(n.InternalIPs), ", "), listColumn(stringsOf(n.OtherIPs), ", "),
 		listColumn(stringsOf(n.PodCIDRs), ", "), listColumn(stringsOf(n.TunnelIPs), ", "),
 		orDash(n.Labels.String()), errorColumn(n.Errors),
 	}

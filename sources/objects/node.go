@@ -12,8 +12,9 @@ import (
 type node struct {
 	object
 	Spec struct {
-		PodCIDR  string   `json:"podCIDR" protobuf:"bytes,1"`
-		PodCIDRs []string `json:"podCIDRs" protobuf:"bytes,7"`
+		PodCIDR       string   `json:"podCIDR" protobuf:"bytes,1"`
+		PodCIDRs      []string `json:"podCIDRs" protobuf:"bytes,7"`
+		Unschedulable bool     `json:"unschedulable" protobuf:"varint,4"`
 	} `json:"spec" protobuf:"bytes,2"`
 	Status struct {
 		Addresses []struct {
@@ -31,10 +32,11 @@ type condition struct {
 
 func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 	n := &tables.Node{
-		Name:   name.Name,
-		UID:    o.Metadata.UID,
-		Labels: o.Metadata.Labels,
-		Ready:  slices.Contains(o.Status.Conditions, condition{Type: "Ready", Status: "True"}),
+		Name:     name.Name,
+		UID:      o.Metadata.UID,
+		Labels:   o.Metadata.Labels,
+		Draining: o.Spec.Unschedulable || o.Metadata.Annotations.DrainGateway != nil,
+		Ready:    slices.Contains(o.Status.Conditions, condition{Type: "Ready", Status: "True"}),
 	}
 	for i, a := range o.Status.Addresses {
 		field := fmt.Sprintf("status.addresses[%d].address", i)

@@ -212,8 +212,9 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 }
 
 // elect elects a node for each item of a list of gateways: see [electNode]. All nodes of the
-// cluster elect the same, unless gateways are lost for some of them. If all that could be elected
-// are lost, none is passed over for that: there is no other way.
+// cluster elect the same, unless gateways are lost for some of them. If nothing is left without the
+// nodes that are being drained, these are elected nevertheless, and at last those that are lost:
+// there is no other way.
 func (c *round) elect(
 	life tables.Life, digest bpf.Digest, specs []tables.GatewaySpec,
 ) *tables.EgressGroup {
@@ -221,51 +222,74 @@ func (c *round) elect(
 	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
 		g.Policies = append(g.Policies, p.Name)
 	}
-	choices, lost := c.electEach(specs, false)
 	isElected := func(choice tables.GatewayChoice) bool { return choice.Node != "" }
-	if lost && !slices.ContainsFunc(choices, isElected) {
-		choices, _ = c.electEach(specs, true)
+	for _, avoid := range []avoidance{avoidDraining, avoidLost, avoidNone} {
+		var avoided bool
+		g.Gateways, avoided = c.electEach(specs, avoid)
+		if !avoided || slices.ContainsFunc(g.Gateways, isElected) {
+			break
+		}
 	}
-	g.Gateways = choices
-	g.Local = slices.ContainsFunc(choices, func(c tables.GatewayChoice) bool { return c.Local })
+	g.Local = slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool { return c.Local })
 	return g
+}
+
+// avoidance is which nodes are passed over, though they are ready.
+type avoidance int
+
+const (
+	avoidNone     avoidance = iota
+	avoidLost               // for this node
+	avoidDraining           // and those
+)
+
+// against returns what is said against a node, empty if nothing is.
+func (c *round) against(node *tables.Node, avoid avoidance) string {
+	if avoid >= avoidLost {
+		h, _, probed := c.Health.Get(c.in, tables.GatewayHealthByNode(node.Name))
+		if probed && h.Lost() {
+			return "is lost: it does not answer probes"
+		}
+	}
+	if avoid >= avoidDraining && node.Draining {
+		return "is being drained"
+	}
+	return ""
 }
 
 // electionKey is what an election depends on, in one snapshot.
 type electionKey struct {
-	nodes    string // selector
-	withLost bool   // nodes that are lost may be elected
+	nodes string // selector
+	avoid avoidance
 }
 
 // election is the result of [electNode].
 type election struct {
-	choice tables.GatewayChoice
-	lost   bool
+	choice  tables.GatewayChoice
+	avoided bool
 }
 
-// electEach elects a node for each item, once for each selector. lost says that a node was passed
-// over as it is lost.
+// electEach elects a node for each item, once for each selector. avoided says that a node was passed
+// over.
 func (c *round) electEach(
-	specs []tables.GatewaySpec, withLost bool,
-) (choices []tables.GatewayChoice, lost bool) {
-	isLost := func(node string) bool {
-		h, _, found := c.Health.Get(c.in, tables.GatewayHealthByNode(node))
-		return found && h.Lost() && !withLost
-	}
+	specs []tables.GatewaySpec, avoid avoidance,
+) (choices []tables.GatewayChoice, avoided bool) {
+	against := func(n *tables.Node) string { return c.against(n, avoid) }
 	for _, spec := range specs {
 		if spec.Error != "" {
 			choices = append(choices, tables.GatewayChoice{Spec: spec, Reason: spec.Error})
 			continue
 		}
-		k := electionKey{spec.Nodes, withLost}
+		k := electionKey{spec.Nodes, avoid}
 		e, known := c.elections[k]
 		if !known {
-			e.choice, e.lost = electNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name, isLost)
+			e.choice, e.avoided = electNode(
+				c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name, against)
 			c.elections[k] = e
 		}
 		choice := e.choice
 		choice.Spec = spec
-		choices, lost = append(choices, choice), lost || e.lost
+		choices, avoided = append(choices, choice), avoided || e.avoided
 	}
-	return choices, lost
+	return choices, avoided
 }

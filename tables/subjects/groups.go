@@ -13,12 +13,12 @@ import (
 )
 
 // electNode returns the node that a selector elects, among nodes in order of name: the first that
-// is ready, has an address, and is not lost. The choice says whether this node is a candidate;
-// lost, whether a node was passed over as it is lost.
+// is ready, has an address, and that nothing is said against. The choice says whether this node is
+// a candidate; avoided, whether a node was passed over for what is said against it.
 func electNode(
 	nodes iter.Seq2[*tables.Node, statedb.Revision], selects, localNode string,
-	isLost func(node string) bool,
-) (choice tables.GatewayChoice, lost bool) {
+	against func(*tables.Node) string,
+) (choice tables.GatewayChoice, avoided bool) {
 	selector, err := labels.Parse(selects)
 	if err != nil {
 		choice.Reason = err.Error()
@@ -36,10 +36,12 @@ func electNode(
 			refused = append(refused, n.Name+" is not ready")
 		case !addr.IsValid():
 			refused = append(refused, n.Name+" has no internal address")
-		case isLost(n.Name):
-			lost = true
-			refused = append(refused, n.Name+" is lost: it does not answer probes")
 		default:
+			if reason := against(n); reason != "" {
+				avoided = true
+				refused = append(refused, n.Name+" "+reason)
+				continue
+			}
 			choice.Node, choice.Addr = n.Name, addr
 		}
 	}
@@ -49,5 +51,5 @@ func electNode(
 			choice.Reason = strings.Join(refused, ", ")
 		}
 	}
-	return choice, lost
+	return choice, avoided
 }

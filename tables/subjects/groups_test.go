@@ -93,4 +93,24 @@ func TestElectNode(t *testing.T) {
 	require.Equal(t, "a", elected().Node)
 	health("a", tables.PathHealthy)
 	require.Equal(t, "a", elected().Node)
+
+	drain := func(n *tables.Node, draining bool) {
+		changed := *n
+		changed.Draining = draining
+		tablestest.Insert(t, h.db, h.Nodes, &changed)
+	}
+	health("b", tables.PathHealthy)
+	health("c", tables.PathHealthy)
+	drain(a, true)
+	drain(b, false)
+	require.Equal(t, "b", elected().Node)
+	health("b", tables.PathLost)
+	require.Equal(t, "c", elected().Node)
+	drain(c, true)
+	require.Equal(t, "a", elected().Node, "better one that is being drained than one that is lost")
+	health("a", tables.PathLost)
+	health("c", tables.PathLost)
+	require.Equal(t, "a", elected().Node)
+	health("b", tables.PathHealthy)
+	require.Equal(t, "b", elected().Node)
 }

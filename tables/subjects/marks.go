@@ -104,7 +104,7 @@ func (r *rule) markHealth(in statedb.ReadTxn, h *tables.GatewayHealth, mark func
 func (r *rule) markNode(in statedb.ReadTxn, old, new *tables.Node, mark func(key)) {
 	sameLabels := old != nil && new != nil && maps.Equal(old.Labels, new.Labels)
 	sameGateway := old != nil && new != nil && old.Ready == new.Ready &&
-		old.UnderlayIP() == new.UnderlayIP()
+		old.Draining == new.Draining && old.UnderlayIP() == new.UnderlayIP()
 	if sameLabels && sameGateway {
 		return
 	}
