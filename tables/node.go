@@ -39,8 +39,8 @@ func (n *Node) UnderlayIP() netip.Addr {
 	return netip.Addr{}
 }
 
-// DrainAnnotation has new connections leave by other gateways than the Node that it is on, whatever
-// its value, as if the Node were cordoned.
+// DrainAnnotation has new connections leave by other gateways than the Node that it is on, with any
+// value that is not empty, as if the Node were cordoned.
 const DrainAnnotation = "sluice.net/drain-gateway"
 
 // TableHeader implements [statedb.TableWritable].

@@ -5,6 +5,7 @@ package lab
 import (
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -183,6 +184,32 @@ func TestTrafficGatewayBusy(t *testing.T) {
 	require.NoError(t, n2.Agent.Start())
 	p.awaitPaths(n1, tables.PathHealthy, n2)
 	require.Zero(t, p.losses(n1))
+}
+
+// TestTrafficGatewayDrained: when a gateway is cordoned, connections that leave by it stay, and new
+// ones leave by the other; when it is uncordoned, new ones leave by it again.
+func TestTrafficGatewayDrained(t *testing.T) {
+	t.Parallel()
+	p := newProbesTest(t)
+	n2, n3 := p.Nodes[1], p.Nodes[2]
+	var conns []net.Conn
+	for range 20 {
+		conns = append(conns, p.dial(p.pod.Namespace, "tcp", ServerIPv4))
+	}
+	cordon := func(cordoned bool) {
+		o := n2.Object()
+		o["spec"].(map[string]any)["unschedulable"] = cordoned
+		require.NoError(t, p.Apply(o))
+	}
+	cordon(true)
+	p.becomes(p.pod.Namespace, ServerIPv4, n3.OutsideIPv4)
+	for _, conn := range conns {
+		source, err := p.askOn(conn)
+		require.NoError(t, err)
+		require.Equal(t, n2.OutsideIPv4, source)
+	}
+	cordon(false)
+	p.becomes(p.pod.Namespace, ServerIPv4, n2.OutsideIPv4)
 }
 
 // TestTrafficProbesAnswered sends as many probes to a gateway as it answers, and logs the time that

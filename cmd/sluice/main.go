@@ -73,6 +73,7 @@ agent answers, or one that was followed went away.`,
   sluice explain policy A B 80   say whether A may reach B, and why
   sluice explain egress A B      say by which gateway A reaches B
   sluice wait policy shop/web    wait until a network policy is in force
+  sluice gateway drain node-2    have new connections leave by other gateways
   sluice ct list                 list tracked connections
   sluice sysdump                 collect what a bug report needs`,
 		SilenceErrors:     true,
@@ -85,7 +86,7 @@ agent answers, or one that was followed went away.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
-	root.AddCommand(newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newDemoCommand(), newShellCommand(), newSysdumpCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newGatewayCommand(), newDemoCommand(), newShellCommand(), newSysdumpCommand(), newCleanupCommand(), newVersionCommand())
 	addCompletion(root)
 	return root, began
 }

@@ -258,6 +258,14 @@ status:
 	}, n)
 	require.False(t, decodeOne[*tables.Node](t, nodeKind(),
 		`{metadata: {name: node-2}, status: {conditions: [{type: Ready, status: Unknown}]}}`).Ready)
+	for manifest, draining := range map[string]bool{
+		"metadata: {name: a}\nspec: {unschedulable: true}":                           true,
+		"metadata: {name: a}\nspec: {unschedulable: false}":                          false,
+		`metadata: {name: a, annotations: {` + tables.DrainAnnotation + `: "true"}}`: true,
+		`metadata: {name: a, annotations: {` + tables.DrainAnnotation + `: ""}}`:     false,
+	} {
+		require.Equal(t, draining, decodeOne[*tables.Node](t, nodeKind(), manifest).Draining, manifest)
+	}
 }
 
 func TestService(t *testing.T) {

@@ -27,7 +27,7 @@ type object struct {
 			ConfigMirror     string `json:"kubernetes.io/config.mirror"` // of a static pod
 			StatusAddrs      string `json:"sluice.net/status-addresses"` // announced
 
-			DrainGateway *string `json:"sluice.net/drain-gateway"` // tables.DrainAnnotation
+			DrainGateway string `json:"sluice.net/drain-gateway"` // tables.DrainAnnotation
 
 			// Addresses of a node's tunnels, which Calico's node agent sets on Nodes
 			// (libcalico-go, lib/backend/k8s/resources/node.go).

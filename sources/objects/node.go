@@ -35,7 +35,7 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 		Name:     name.Name,
 		UID:      o.Metadata.UID,
 		Labels:   o.Metadata.Labels,
-		Draining: o.Spec.Unschedulable || o.Metadata.Annotations.DrainGateway != nil,
+		Draining: o.Spec.Unschedulable || o.Metadata.Annotations.DrainGateway != "",
 		Ready:    slices.Contains(o.Status.Conditions, condition{Type: "Ready", Status: "True"}),
 	}
 	for i, a := range o.Status.Addresses {

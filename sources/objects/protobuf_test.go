@@ -140,8 +140,8 @@ spec:
 status: {podIP: 10.0.0.1}`,
 		"kind: Namespace\nmetadata: {name: a, labels: {team: x}}",
 		`kind: Node
-metadata: {name: a, uid: u, labels: {zone: a}}
-spec: {podCIDR: 10.0.0.0/24, podCIDRs: [10.0.0.0/24, "fd00::/64"], taints: [{key: a, effect: NoSchedule}]}
+metadata: {name: a, uid: u, labels: {zone: a}, annotations: {sluice.net/drain-gateway: "x"}}
+spec: {podCIDR: 10.0.0.0/24, unschedulable: true, podCIDRs: [10.0.0.0/24, "fd00::/64"], taints: [{key: a, effect: NoSchedule}]}
 status:
   addresses: [{type: InternalIP, address: 192.168.0.1}, {type: ExternalIP, address: 192.0.2.1}, {type: Hostname, address: a}]
   conditions: [{type: Ready, status: "True", lastHeartbeatTime: "2025-03-01T12:00:00Z"}]`,
