@@ -22,6 +22,17 @@ const LedgerOn = "ledger_on"
 const (
 	LedgerMissed uint32 = iota // records that did not fit, counted by the programs
 	LedgerTold                 // how many of them the agent has written down as missing
+	LedgerReader               // a [LedgerReading]
+)
+
+// LedgerReading says what became of the agent that read a ledger.
+type LedgerReading uint64
+
+// The values of sluice_missing under [LedgerReader].
+const (
+	LedgerUnread      LedgerReading = iota // no agent has read it yet
+	LedgerBeingRead                        // an agent reads it, or was killed
+	LedgerReadCleanly                      // an agent has written all that it had read
 )
 
 // LedgerEvent says what a [LedgerRecord] is of.
@@ -88,17 +99,34 @@ type Ledger struct{ Records, Missing *ebpf.Map }
 
 // Missed returns how many records did not fit, and how many of them were told.
 func (l *Ledger) Missed() (missed, told uint64, err error) {
-	for index, value := range map[uint32]*uint64{LedgerMissed: &missed, LedgerTold: &told} {
-		if err := l.Missing.Lookup(index, value); err != nil {
-			return 0, 0, fmt.Errorf("read map %s: %w", MissingMap, err)
-		}
+	if missed, err = l.get(LedgerMissed); err != nil {
+		return 0, 0, err
 	}
-	return missed, told, nil
+	told, err = l.get(LedgerTold)
+	return missed, told, err
 }
 
 // Tell notes how many missing records were told: it outlives the agent.
-func (l *Ledger) Tell(told uint64) error {
-	if err := l.Missing.Put(LedgerTold, told); err != nil {
+func (l *Ledger) Tell(told uint64) error { return l.set(LedgerTold, told) }
+
+// Reading returns what the last agent has noted with SetReading.
+func (l *Ledger) Reading() (LedgerReading, error) {
+	value, err := l.get(LedgerReader)
+	return LedgerReading(value), err
+}
+
+// SetReading notes what becomes of the agent.
+func (l *Ledger) SetReading(r LedgerReading) error { return l.set(LedgerReader, uint64(r)) }
+
+func (l *Ledger) get(index uint32) (value uint64, err error) {
+	if err := l.Missing.Lookup(index, &value); err != nil {
+		return 0, fmt.Errorf("read map %s: %w", MissingMap, err)
+	}
+	return value, nil
+}
+
+func (l *Ledger) set(index uint32, value uint64) error {
+	if err := l.Missing.Put(index, value); err != nil {
 		return fmt.Errorf("write map %s: %w", MissingMap, err)
 	}
 	return nil

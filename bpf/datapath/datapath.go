@@ -44,10 +44,11 @@ func (s Sizes) byName() map[string]uint32 {
 		ctmap.CT4Any: s.CTAny, ctmap.CT6Any: s.CTAny,
 		natmap.Name4: s.NAT, natmap.Name6: s.NAT,
 		ctmap.Frag4: s.Fragments, ctmap.Frag6: s.Fragments,
-		EventsMap:     s.Events,
-		bpf.PortsMap:  s.NAT,
-		bpf.SharesMap: 0, // as it is declared
-		bpf.LedgerMap: s.Ledger,
+		EventsMap:      s.Events,
+		bpf.PortsMap:   s.NAT,
+		bpf.SharesMap:  0, // as it is declared
+		bpf.LedgerMap:  s.Ledger,
+		bpf.MissingMap: 0,
 	}
 }
 
@@ -178,7 +179,7 @@ func prepareMaps(
 		if opts.Dir == "" {
 			continue
 		}
-		if name == bpf.LedgerMap && opts.Sizes.Ledger == 0 {
+		if (name == bpf.LedgerMap || name == bpf.MissingMap) && opts.Sizes.Ledger == 0 {
 			// That of a ledger which was switched off would keep its memory.
 			if err := os.Remove(filepath.Join(opts.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, nil, errors.Join(fmt.Errorf("remove pin of map %s: %w", name, err), closeAll(own))

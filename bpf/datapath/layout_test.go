@@ -202,6 +202,7 @@ var constants = map[string]uint64{
 	"LEDGER_REUSED": uint64(bpf.LedgerReused), "LEDGER_RENEWED": uint64(bpf.LedgerRenewed),
 	"LEDGER_UNDONE": uint64(bpf.LedgerUndone),
 	"LEDGER_MISSED": uint64(bpf.LedgerMissed), "LEDGER_TOLD": uint64(bpf.LedgerTold),
+	"LEDGER_READER": uint64(bpf.LedgerReader),
 	"REASON_PASSED": uint64(bpf.ReasonPassed), "REASON_TO_GATEWAY": uint64(bpf.ReasonToGateway),
 	"REASON_TRANSLATED": uint64(bpf.ReasonTranslated), "REASON_REPLY_LOCAL": uint64(bpf.ReasonReplyLocal),
 	"REASON_REPLY_OVERLAY": uint64(bpf.ReasonReplyOverlay), "REASON_HOST_TRANSLATED": uint64(bpf.ReasonHostTranslated),

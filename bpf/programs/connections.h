@@ -172,10 +172,10 @@ struct ledger_record {
 	__u8 event; /* enum ledger_event */
 };
 
-/* sluice_missing: how many of these records did not fit, and how many of them the agent has
- * told of. */
+/* sluice_missing: how many of these records did not fit, how many of them the agent has told of,
+ * and what it says of itself. */
 
-enum ledger_count { LEDGER_MISSED = 0, LEDGER_TOLD = 1 };
+enum ledger_count { LEDGER_MISSED = 0, LEDGER_TOLD = 1, LEDGER_READER = 2 };
 
 /* sluice_released: addresses whose connections are to be removed. */
 

@@ -175,7 +175,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LEDGER_TOLD + 1);
+	__uint(max_entries, LEDGER_READER + 1);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, __u32);
 	__type(value, __u64);
