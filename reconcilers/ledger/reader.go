@@ -169,7 +169,7 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 	}
 	if len(records) == 0 { // what is missing may be the last there was
 		missed, _, err := r.ledger.Missed()
-		if err != nil || missed == r.told {
+		if err != nil || missed <= r.told {
 			return false, err
 		}
 		records, told = append(records, missing(missed-r.told, MissingBuffer)), missed
