@@ -65,18 +65,28 @@ func (f *file) write(_ context.Context, records []Record) (done, lost int, err e
 		}
 		written, err := f.to.Write(f.line.Bytes())
 		if err != nil {
-			whole := f.line.Bytes()[:written]
-			n = bytes.Count(whole, []byte{'\n'})
-			if f.torn && written > 0 {
-				n--
-			}
-			f.torn = written > 0 && whole[written-1] != '\n' || f.torn && written == 0
-			return done + n, 0, fmt.Errorf("write the ledger: %w", err)
+			return done + f.partly(f.line.Bytes(), written), 0, fmt.Errorf("write the ledger: %w", err)
 		}
 		f.torn = false
 		done += n
 	}
 	return done, 0, nil
+}
+
+// partly notes that some bytes of lines were written, and returns how many records these are.
+func (f *file) partly(lines []byte, written int) (records int) {
+	if written == 0 {
+		return 0
+	}
+	records = bytes.Count(lines[:written], []byte{'\n'})
+	if f.torn { // that line was not of these records
+		records--
+	}
+	f.torn = lines[written-1] != '\n'
+	if f.torn && written < len(lines) && lines[written] == '\n' {
+		records++ // nothing is missing but the end of the line
+	}
+	return records
 }
 
 func (f *file) close() error { return f.to.Close() }
