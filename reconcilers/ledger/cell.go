@@ -48,8 +48,10 @@ var DefaultConfig = Config{LedgerMaxSize: 100, LedgerMaxFiles: 10, LedgerBuffer:
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("ledger-file", c.LedgerFile,
 		"File to record in which pod has an egress address and port, such as "+DefaultFile+"; empty: none")
-	flags.Int("ledger-max-size", c.LedgerMaxSize, "Size in MiB with which that file is put aside for a new one")
-	flags.Int("ledger-max-files", c.LedgerMaxFiles, "Number of these files, with those that are put aside")
+	flags.Int("ledger-max-size", c.LedgerMaxSize,
+		"Size in MiB with which that file is put aside for a new one")
+	flags.Int("ledger-max-files", c.LedgerMaxFiles,
+		"Number of these files, with those that are put aside")
 	flags.String("ledger-otlp-endpoint", c.LedgerOTLPEndpoint,
 		"Server of OTLP/HTTP to send the same records to as OpenTelemetry logs, such as http://collector:4318; empty: none")
 	flags.Uint32("ledger-buffer", c.LedgerBuffer,

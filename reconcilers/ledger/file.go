@@ -16,8 +16,8 @@ import (
 // maxWrite bounds the bytes of one write, in any case: the least size of a file is a mebibyte.
 const maxWrite = 1 << 19
 
-// file writes lines of JSON. Files that are full get the time as part of their names, and the oldest
-// goes.
+// file writes lines of JSON. Files that are full get the time as part of their names, and the
+// oldest goes.
 type file struct {
 	to   io.WriteCloser
 	line bytes.Buffer

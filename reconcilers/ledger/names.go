@@ -14,7 +14,8 @@ import (
 // maxNamed bounds the addresses whose owners are kept.
 const maxNamed = 1 << 16
 
-// names finds the pod that has, or had, an address. Its methods must not be called at the same time.
+// names finds the pod that has, or had, an address. Its methods must not be called at the same
+// time.
 type names struct {
 	db        *statedb.DB
 	endpoints statedb.Table[*tables.Endpoint]

@@ -93,7 +93,7 @@ func (o *otlp) write(ctx context.Context, records []Record) (done, lost int, err
 		return 0, 0, fmt.Errorf("send logs of the ledger to %s: %s", o.endpoint, response.Status)
 	default: // as OTLP says, it is not to be sent again
 		return len(records), len(records),
-			fmt.Errorf("send logs of the ledger to %s: it refuses them: %s", o.endpoint, response.Status)
+			fmt.Errorf("send logs of the ledger to %s: refused: %s", o.endpoint, response.Status)
 	}
 }
 
@@ -102,8 +102,8 @@ func (o *otlp) close() error {
 	return nil
 }
 
-// rejected returns how many records an ExportLogsServiceResponse says were refused: the first field
-// of its first field.
+// rejected returns how many records an ExportLogsServiceResponse says were refused: the first
+// field of its first field.
 func rejected(reply []byte) int {
 	partial := field(reply, protowire.BytesType)
 	message, n := protowire.ConsumeBytes(partial)
@@ -135,8 +135,8 @@ func field(message []byte, wanted protowire.Type) []byte {
 	return nil
 }
 
-// logRecord returns a record as a log, with the names of OpenTelemetry's conventions where there
-// are some.
+// logRecord returns a record as a log, with the names of OpenTelemetry's conventions where
+// there are some.
 func logRecord(r *Record) *logs.LogRecord {
 	attributes := []*common.KeyValue{}
 	add := func(key, value string) {

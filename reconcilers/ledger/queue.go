@@ -145,7 +145,8 @@ func (q *queue) run(ctx context.Context, health cell.Health, stopped <-chan stru
 			health.OK("Writing")
 			continue
 		}
-		health.Degraded(fmt.Sprintf("The ledger cannot be written: %d records wait, and what has no room is lost", len(batch)-n), err)
+		health.Degraded(fmt.Sprintf(
+			"The ledger cannot be written: %d records wait, and what has no room is lost", len(batch)-n), err)
 		select {
 		case <-ctx.Done():
 			<-stopped

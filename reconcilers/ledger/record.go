@@ -19,7 +19,7 @@ type Event string
 
 // The events.
 const (
-	Begin   Event = "begin"   // the pod has the egress address and port towards the destination from now on
+	Begin   Event = "begin"   // the pod has the address and port towards the destination from now on
 	End     Event = "end"     // it has them no more
 	Missing Event = "missing" // so many records are missing here
 	Start   Event = "start"   // an agent begins to write the ledger
@@ -44,15 +44,15 @@ type Record struct {
 	Event  Event     `json:"event"`
 	Reason string    `json:"reason,omitempty"` // of all events but a begin
 
-	// ID is the same in the begin and the end of a translation, and another in the next one of the
-	// same address, port and destination.
+	// ID is the same in the begin and the end of a translation, and another in the next one of
+	// the same address, port and destination.
 	ID uint64 `json:"id,omitempty"`
 
-	// The pod, empty if it is not known; and its address, or that of the host if it is the host's
-	// own connection. Ports of ICMP are identifiers.
+	// The pod, empty if it is not known; and its address, or that of the host if it is the
+	// host's own connection. Ports of ICMP are identifiers.
 	Namespace  string         `json:"namespace,omitempty"`
 	Pod        string         `json:"pod,omitempty"`
-	Node       string         `json:"node,omitempty"` // that the pod, or the host, is
+	Node       string         `json:"node,omitempty"` // of the pod, or the host itself
 	PodAddress netip.AddrPort `json:"podAddress,omitzero"`
 
 	Protocol    string         `json:"protocol,omitempty"`
@@ -66,7 +66,8 @@ type Record struct {
 }
 
 var protocols = map[uint8]string{
-	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_ICMP: "ICMP", unix.IPPROTO_ICMPV6: "ICMPv6",
+	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP",
+	unix.IPPROTO_ICMP: "ICMP", unix.IPPROTO_ICMPV6: "ICMPv6",
 }
 
 func protocolName(number uint8) string {
