@@ -78,18 +78,34 @@ func (c Config) sizes() Sizes {
 	}
 }
 
-func provide(cfg Config, maps *bpf.Maps, lifecycle cell.Lifecycle, log *slog.Logger) (*Datapath, error) {
-	if err := cfg.validate(); err != nil {
+// LedgerBuffer is the size of the ring buffer of a ledger in bytes, a power of two of at least
+// a page; 0: there is no ledger.
+type LedgerBuffer uint32
+
+type params struct {
+	cell.In
+
+	Config    Config
+	Maps      *bpf.Maps
+	Ledger    LedgerBuffer `optional:"true"`
+	Lifecycle cell.Lifecycle
+	Log       *slog.Logger
+}
+
+func provide(p params) (*Datapath, error) {
+	if err := p.Config.validate(); err != nil {
 		return nil, err
 	}
 	d := &Datapath{}
-	lifecycle.Append(cell.Hook{
+	sizes := p.Config.sizes()
+	sizes.Ledger = uint32(p.Ledger)
+	p.Lifecycle.Append(cell.Hook{
 		OnStart: func(cell.HookContext) error {
-			kernel, ok := maps.Backend().(*bpf.Kernel)
+			kernel, ok := p.Maps.Backend().(*bpf.Kernel)
 			if !ok {
 				return nil
 			}
-			return d.load(Options{Maps: maps.Kernel(), Dir: kernel.Dir(), Sizes: cfg.sizes(), Log: log})
+			return d.load(Options{Maps: p.Maps.Kernel(), Dir: kernel.Dir(), Sizes: sizes, Log: p.Log})
 		},
 		OnStop: func(cell.HookContext) error { return d.Close() },
 	})

@@ -5,7 +5,10 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -31,6 +34,7 @@ type Sizes struct {
 	NAT       uint32
 	Fragments uint32
 	Events    uint32 // a power of two, at least a page
+	Ledger    uint32 // the same; 0: there is no ledger
 }
 
 // byName are the sizes by the names of maps.
@@ -40,10 +44,12 @@ func (s Sizes) byName() map[string]uint32 {
 		ctmap.CT4Any: s.CTAny, ctmap.CT6Any: s.CTAny,
 		natmap.Name4: s.NAT, natmap.Name6: s.NAT,
 		ctmap.Frag4: s.Fragments, ctmap.Frag6: s.Fragments,
-		EventsMap:     s.Events,
-		bpf.PortsMap:  s.NAT,
-		bpf.SharesMap: 0, // as it is declared, as the next one
-		bpf.PathsMap:  0,
+		EventsMap:      s.Events,
+		bpf.PortsMap:   s.NAT,
+		bpf.SharesMap:  0, // as they are declared, as those that follow
+		bpf.PathsMap:   0,
+		bpf.MissingMap: 0,
+		bpf.LedgerMap:  s.Ledger,
 	}
 }
 
@@ -81,6 +87,7 @@ type Options struct {
 // agent has started, and stays so if its maps are in memory.
 type Datapath struct {
 	loaded atomic.Pointer[ebpf.Collection]
+	ledger bool
 }
 
 // Load loads the programs. A pinned map of other properties than it has to have
@@ -102,6 +109,10 @@ func (d *Datapath) load(opts Options) error {
 	}
 	if err := limitReading(spec); err != nil {
 		return err
+	}
+	d.ledger = opts.Sizes.Ledger > 0
+	if err := spec.Variables[bpf.LedgerOn].Set(d.ledger); err != nil {
+		return fmt.Errorf("set %s: %w", bpf.LedgerOn, err)
 	}
 	replacements, own, err := prepareMaps(spec, opts)
 	if err != nil {
@@ -170,6 +181,13 @@ func prepareMaps(
 		if opts.Dir == "" {
 			continue
 		}
+		if (name == bpf.LedgerMap || name == bpf.MissingMap) && opts.Sizes.Ledger == 0 {
+			// That of a ledger which was switched off would keep its memory.
+			if err := os.Remove(filepath.Join(opts.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, nil, errors.Join(fmt.Errorf("remove pin of map %s: %w", name, err), closeAll(own))
+			}
+			continue
+		}
 		opened, err := bpf.OpenPinned(opts.Dir, m, copiers[name], opts.Log)
 		if err != nil {
 			return nil, nil, errors.Join(err, closeAll(own))
@@ -234,6 +252,14 @@ func (d *Datapath) Events() *ebpf.Map { return d.Map(EventsMap) }
 
 // Metrics returns the array of [bpf.Metric] per CPU, nil unless programs are loaded.
 func (d *Datapath) Metrics() *ebpf.Map { return d.Map(MetricsMap) }
+
+// Ledger returns the maps of the ledger, nil unless programs are loaded that write one.
+func (d *Datapath) Ledger() *bpf.Ledger {
+	if c := d.loaded.Load(); c != nil && d.ledger {
+		return &bpf.Ledger{Records: c.Maps[bpf.LedgerMap], Missing: c.Maps[bpf.MissingMap]}
+	}
+	return nil
+}
 
 // Close releases programs and maps. What is attached and pinned stays.
 func (d *Datapath) Close() error {

@@ -39,13 +39,21 @@ type fixture struct {
 // newFixture returns the node with fresh maps. Tests with it are not parallel.
 func newFixture(t testing.TB, w packettest.Addresses) *fixture {
 	t.Helper()
+	return newFixtureOn(t, w, sharedNode)
+}
+
+// newFixtureOn is the same on a node with programs of its own.
+func newFixtureOn(
+	t testing.TB, w packettest.Addresses, load func() (*packettest.Node, error),
+) *fixture {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		if os.Getenv("SLUICE_REQUIRE_PRIVILEGED") != "" {
 			t.Fatal("programs can be run by root only")
 		}
 		t.Skip("programs can be run by root only")
 	}
-	node, err := sharedNode()
+	node, err := load()
 	require.NoError(t, err)
 	require.NoError(t, node.Reset())
 	// The pods are known by their addresses of this family.

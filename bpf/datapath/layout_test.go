@@ -60,6 +60,7 @@ var layouts = []struct {
 	{c: "metric", goType: bpf.Metric{}},
 	{c: "event", goType: bpf.Event{}, aliases: map[string]string{
 		"saddr": "Source", "daddr": "Destination", "sport": "SourcePort", "dport": "DestPort"}},
+	{c: "ledger_record", goType: bpf.LedgerRecord{}},
 	{c: "share_key", goType: bpf.ShareKey{}},
 	{c: "port_key", goType: bpf.PortKey{}},
 	{c: "share_value", goType: bpf.ShareValue{}},
@@ -149,6 +150,7 @@ func TestMapsOfBothSides(t *testing.T) {
 		bpf.SharesMap:     {bpf.ShareKey{}, bpf.ShareValue{}},
 		bpf.PortsMap:      {bpf.PortKey{}, bpf.ShareValue{}},
 		bpf.PathsMap:      {bpf.NodeKey{}, bpf.PathValue{}},
+		bpf.MissingMap:    {uint32(0), uint64(0)},
 	}
 	for name, m := range spec.Maps {
 		if !strings.HasPrefix(name, "sluice_") || m.Type == ebpf.RingBuf || name == "sluice_clock" { // the programs' alone
@@ -196,6 +198,13 @@ var constants = map[string]uint64{
 	"LIMITED_CT4_TCP": bpf.LimitedCT4TCP, "LIMITED_CT4_ANY": bpf.LimitedCT4Any,
 	"LIMITED_CT6_TCP": bpf.LimitedCT6TCP, "LIMITED_CT6_ANY": bpf.LimitedCT6Any,
 	"LIMITED_NAT4": bpf.LimitedNAT4, "LIMITED_NAT6": bpf.LimitedNAT6, "LIMITED_MAPS": bpf.LimitedMaps,
+	"LEDGER_BEGIN": uint64(bpf.LedgerBegin), "LEDGER_EXPIRED": uint64(bpf.LedgerExpired),
+	"LEDGER_ORPHAN": uint64(bpf.LedgerOrphan), "LEDGER_RELEASED": uint64(bpf.LedgerReleased),
+	"LEDGER_FLUSHED": uint64(bpf.LedgerFlushed), "LEDGER_CONDEMNED": uint64(bpf.LedgerCondemned),
+	"LEDGER_REUSED": uint64(bpf.LedgerReused), "LEDGER_RENEWED": uint64(bpf.LedgerRenewed),
+	"LEDGER_UNDONE": uint64(bpf.LedgerUndone),
+	"LEDGER_MISSED": uint64(bpf.LedgerMissed), "LEDGER_TOLD": uint64(bpf.LedgerTold),
+	"LEDGER_READER": uint64(bpf.LedgerReader),
 	"REASON_PASSED": uint64(bpf.ReasonPassed), "REASON_TO_GATEWAY": uint64(bpf.ReasonToGateway),
 	"REASON_TRANSLATED": uint64(bpf.ReasonTranslated), "REASON_REPLY_LOCAL": uint64(bpf.ReasonReplyLocal),
 	"REASON_REPLY_OVERLAY": uint64(bpf.ReasonReplyOverlay), "REASON_HOST_TRANSLATED": uint64(bpf.ReasonHostTranslated),

@@ -280,47 +280,51 @@ type programsTuple6Key struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	programsMapSluiceClock    = "sluice_clock"
-	programsMapSluiceConfig   = "sluice_config"
-	programsMapSluiceCovered  = "sluice_covered"
-	programsMapSluiceCt4Any   = "sluice_ct4_any"
-	programsMapSluiceCt4Tcp   = "sluice_ct4_tcp"
-	programsMapSluiceCt6Any   = "sluice_ct6_any"
-	programsMapSluiceCt6Tcp   = "sluice_ct6_tcp"
-	programsMapSluiceDevices  = "sluice_devices"
-	programsMapSluiceEgress   = "sluice_egress"
-	programsMapSluiceEvents   = "sluice_events"
-	programsMapSluiceExits    = "sluice_exits"
-	programsMapSluiceFrag4    = "sluice_frag4"
-	programsMapSluiceFrag6    = "sluice_frag6"
-	programsMapSluiceGateways = "sluice_gateways"
-	programsMapSluiceIpcache  = "sluice_ipcache"
-	programsMapSluiceKeys     = "sluice_keys"
-	programsMapSluiceMetrics  = "sluice_metrics"
-	programsMapSluiceNat4     = "sluice_nat4"
-	programsMapSluiceNat6     = "sluice_nat6"
-	programsMapSluiceNodes    = "sluice_nodes"
-	programsMapSluicePaths    = "sluice_paths"
-	programsMapSluicePeers    = "sluice_peers"
-	programsMapSluicePods     = "sluice_pods"
-	programsMapSluicePolicy   = "sluice_policy"
-	programsMapSluicePorts    = "sluice_ports"
-	programsMapSluiceRoutes   = "sluice_routes"
-	programsMapSluiceRulehits = "sluice_rulehits"
-	programsMapSluiceRules    = "sluice_rules"
-	programsMapSluiceRuleslot = "sluice_ruleslot"
-	programsMapSluiceServices = "sluice_services"
-	programsMapSluiceShares   = "sluice_shares"
-	programsMapSluiceState    = "sluice_state"
-	programsMapSluiceSubjects = "sluice_subjects"
-	programsMapSluiceVerdicts = "sluice_verdicts"
-	programsProgBackstop      = "backstop"
-	programsProgFromNetdev    = "from_netdev"
-	programsProgFromOverlay   = "from_overlay"
-	programsProgFromPod       = "from_pod"
-	programsProgToNetdev      = "to_netdev"
-	programsProgToPod         = "to_pod"
-	programsVarReadsKernel    = "reads_kernel"
+	programsMapSluiceClock      = "sluice_clock"
+	programsMapSluiceConfig     = "sluice_config"
+	programsMapSluiceCovered    = "sluice_covered"
+	programsMapSluiceCt4Any     = "sluice_ct4_any"
+	programsMapSluiceCt4Tcp     = "sluice_ct4_tcp"
+	programsMapSluiceCt6Any     = "sluice_ct6_any"
+	programsMapSluiceCt6Tcp     = "sluice_ct6_tcp"
+	programsMapSluiceDevices    = "sluice_devices"
+	programsMapSluiceEgress     = "sluice_egress"
+	programsMapSluiceEvents     = "sluice_events"
+	programsMapSluiceExits      = "sluice_exits"
+	programsMapSluiceFrag4      = "sluice_frag4"
+	programsMapSluiceFrag6      = "sluice_frag6"
+	programsMapSluiceGateways   = "sluice_gateways"
+	programsMapSluiceIpcache    = "sluice_ipcache"
+	programsMapSluiceKeys       = "sluice_keys"
+	programsMapSluiceLedger     = "sluice_ledger"
+	programsMapSluiceMetrics    = "sluice_metrics"
+	programsMapSluiceMissing    = "sluice_missing"
+	programsMapSluiceNat4       = "sluice_nat4"
+	programsMapSluiceNat6       = "sluice_nat6"
+	programsMapSluiceNodes      = "sluice_nodes"
+	programsMapSluicePaths      = "sluice_paths"
+	programsMapSluicePeers      = "sluice_peers"
+	programsMapSluicePods       = "sluice_pods"
+	programsMapSluicePolicy     = "sluice_policy"
+	programsMapSluicePorts      = "sluice_ports"
+	programsMapSluiceRoutes     = "sluice_routes"
+	programsMapSluiceRulehits   = "sluice_rulehits"
+	programsMapSluiceRules      = "sluice_rules"
+	programsMapSluiceRuleslot   = "sluice_ruleslot"
+	programsMapSluiceServices   = "sluice_services"
+	programsMapSluiceShares     = "sluice_shares"
+	programsMapSluiceState      = "sluice_state"
+	programsMapSluiceSubjects   = "sluice_subjects"
+	programsMapSluiceVerdicts   = "sluice_verdicts"
+	programsProgBackstop        = "backstop"
+	programsProgFromNetdev      = "from_netdev"
+	programsProgFromOverlay     = "from_overlay"
+	programsProgFromPod         = "from_pod"
+	programsProgToNetdev        = "to_netdev"
+	programsProgToPod           = "to_pod"
+	programsVarLedgerOn         = "ledger_on"
+	programsVarLedgerRecordType = "ledger_record_type"
+	programsVarReadsKernel      = "reads_kernel"
 )
 
 // loadPrograms returns the embedded CollectionSpec for programs.
@@ -393,7 +397,9 @@ type programsMapSpecs struct {
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
@@ -417,7 +423,9 @@ type programsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsVariableSpecs struct {
-	ReadsKernel *ebpf.VariableSpec `ebpf:"reads_kernel"`
+	LedgerOn         *ebpf.VariableSpec `ebpf:"ledger_on"`
+	LedgerRecordType *ebpf.VariableSpec `ebpf:"ledger_record_type"`
+	ReadsKernel      *ebpf.VariableSpec `ebpf:"reads_kernel"`
 }
 
 // programsObjects contains all objects after they have been loaded into the kernel.
@@ -456,7 +464,9 @@ type programsMaps struct {
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
@@ -494,7 +504,9 @@ func (m *programsMaps) Close() error {
 		m.SluiceGateways,
 		m.SluiceIpcache,
 		m.SluiceKeys,
+		m.SluiceLedger,
 		m.SluiceMetrics,
+		m.SluiceMissing,
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
@@ -519,7 +531,9 @@ func (m *programsMaps) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsVariables struct {
-	ReadsKernel *ebpf.Variable `ebpf:"reads_kernel"`
+	LedgerOn         *ebpf.Variable `ebpf:"ledger_on"`
+	LedgerRecordType *ebpf.Variable `ebpf:"ledger_record_type"`
+	ReadsKernel      *ebpf.Variable `ebpf:"reads_kernel"`
 }
 
 // programsPrograms contains all programs after they have been loaded into the kernel.

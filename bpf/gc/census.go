@@ -14,7 +14,7 @@ import (
 // Count returns how many entries maps have, by the counters that the kernel keeps.
 func Count(maps Maps) (Counts, error) {
 	all := maps.list(Shares{})
-	programs, err := load(all, map[string]bool{censusProgram: true})
+	programs, err := load(all, nil, map[string]bool{censusProgram: true})
 	if err != nil {
 		return Counts{}, err
 	}

@@ -28,11 +28,11 @@ type Collector struct {
 }
 
 // Open prepares to collect in a set of maps, which must stay open.
-func Open(maps Maps) (*Collector, error) { return OpenShared(maps, Shares{}) }
+func Open(maps Maps) (*Collector, error) { return OpenWith(maps, Extras{}) }
 
-// OpenShared is the same for a set of which pods have shares.
-func OpenShared(maps Maps, shares Shares) (*Collector, error) {
-	c := &Collector{maps: maps.list(shares)}
+// OpenWith is the same for the set that packets use, of which pods have shares.
+func OpenWith(maps Maps, extras Extras) (*Collector, error) {
+	c := &Collector{maps: maps.list(extras.Shares)}
 	wanted := map[string]bool{censusProgram: true}
 	for i, m := range c.maps {
 		if m != nil {
@@ -41,7 +41,7 @@ func OpenShared(maps Maps, shares Shares) (*Collector, error) {
 		}
 	}
 	var err error
-	if c.programs, err = load(c.maps, wanted); err != nil {
+	if c.programs, err = load(c.maps, extras.Ledger, wanted); err != nil {
 		return nil, err
 	}
 	for i, m := range c.maps {

@@ -24,6 +24,12 @@ type Maps struct {
 // anew. There are both or none.
 type Shares struct{ Entries, Ports *ebpf.Map }
 
+// Extras are maps beside those of a set. Those that are nil do not exist.
+type Extras struct {
+	Shares
+	Ledger *bpf.Ledger // is told which translations end
+}
+
 // The maps of a set in the order in which a pass looks at them: connections
 // first, as translations go with them. The numbers are those of the programs
 // (bpf/programs/gc.h).

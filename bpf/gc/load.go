@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // Names of the programs: behind the prefix comes the map's, without "sluice_".
@@ -25,7 +27,9 @@ func programName(prefix string, index int) string {
 
 // load loads the wanted programs for the maps of a set. In the place of those that do
 // not exist are empty ones.
-func load(maps [allCount]*ebpf.Map, wanted map[string]bool) (*ebpf.Collection, error) {
+func load(
+	maps [allCount]*ebpf.Map, ledger *bpf.Ledger, wanted map[string]bool,
+) (*ebpf.Collection, error) {
 	spec, err := loadPrograms()
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)
@@ -36,7 +40,16 @@ func load(maps [allCount]*ebpf.Map, wanted map[string]bool) (*ebpf.Collection, e
 		}
 	}
 	replacements := map[string]*ebpf.Map{}
-	used := map[string]bool{releasedMap: true, eventsMap: true, suspectsMap: true}
+	used := map[string]bool{
+		releasedMap: true, eventsMap: true, suspectsMap: true, bpf.LedgerMap: true, bpf.MissingMap: true,
+	}
+	if err := spec.Variables[bpf.LedgerOn].Set(ledger != nil); err != nil {
+		return nil, fmt.Errorf("set %s: %w", bpf.LedgerOn, err)
+	}
+	if ledger != nil {
+		replacements[bpf.LedgerMap], replacements[bpf.MissingMap] = ledger.Records, ledger.Missing
+		spec.Maps[bpf.LedgerMap].MaxEntries = ledger.Records.MaxEntries()
+	}
 	for i, m := range maps {
 		used[names[i]] = true
 		if m != nil {

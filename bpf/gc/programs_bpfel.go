@@ -398,67 +398,71 @@ type programsTuple6Key struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	programsMapSluiceClock    = "sluice_clock"
-	programsMapSluiceConfig   = "sluice_config"
-	programsMapSluiceCovered  = "sluice_covered"
-	programsMapSluiceCt4Any   = "sluice_ct4_any"
-	programsMapSluiceCt4Tcp   = "sluice_ct4_tcp"
-	programsMapSluiceCt6Any   = "sluice_ct6_any"
-	programsMapSluiceCt6Tcp   = "sluice_ct6_tcp"
-	programsMapSluiceDevices  = "sluice_devices"
-	programsMapSluiceEgress   = "sluice_egress"
-	programsMapSluiceEvents   = "sluice_events"
-	programsMapSluiceExits    = "sluice_exits"
-	programsMapSluiceFrag4    = "sluice_frag4"
-	programsMapSluiceFrag6    = "sluice_frag6"
-	programsMapSluiceGateways = "sluice_gateways"
-	programsMapSluiceGc       = "sluice_gc"
-	programsMapSluiceIpcache  = "sluice_ipcache"
-	programsMapSluiceKeys     = "sluice_keys"
-	programsMapSluiceMetrics  = "sluice_metrics"
-	programsMapSluiceNat4     = "sluice_nat4"
-	programsMapSluiceNat6     = "sluice_nat6"
-	programsMapSluiceNodes    = "sluice_nodes"
-	programsMapSluicePaths    = "sluice_paths"
-	programsMapSluicePeers    = "sluice_peers"
-	programsMapSluicePods     = "sluice_pods"
-	programsMapSluicePolicy   = "sluice_policy"
-	programsMapSluicePorts    = "sluice_ports"
-	programsMapSluiceReleased = "sluice_released"
-	programsMapSluiceRoutes   = "sluice_routes"
-	programsMapSluiceRulehits = "sluice_rulehits"
-	programsMapSluiceRules    = "sluice_rules"
-	programsMapSluiceRuleslot = "sluice_ruleslot"
-	programsMapSluiceServices = "sluice_services"
-	programsMapSluiceShares   = "sluice_shares"
-	programsMapSluiceState    = "sluice_state"
-	programsMapSluiceSubjects = "sluice_subjects"
-	programsMapSluiceSuspects = "sluice_suspects"
-	programsMapSluiceVerdicts = "sluice_verdicts"
-	programsProgCountEntries  = "count_entries"
-	programsProgGcCt4Any      = "gc_ct4_any"
-	programsProgGcCt4Tcp      = "gc_ct4_tcp"
-	programsProgGcCt6Any      = "gc_ct6_any"
-	programsProgGcCt6Tcp      = "gc_ct6_tcp"
-	programsProgGcNat4        = "gc_nat4"
-	programsProgGcNat6        = "gc_nat6"
-	programsProgGcPorts       = "gc_ports"
-	programsProgGcShares      = "gc_shares"
-	programsProgOneCt4Any     = "one_ct4_any"
-	programsProgOneCt4Tcp     = "one_ct4_tcp"
-	programsProgOneCt6Any     = "one_ct6_any"
-	programsProgOneCt6Tcp     = "one_ct6_tcp"
-	programsProgOneNat4       = "one_nat4"
-	programsProgOneNat6       = "one_nat6"
-	programsProgOnePorts      = "one_ports"
-	programsProgOneShares     = "one_shares"
-	programsVarCandidate      = "candidate"
-	programsVarCensus         = "census"
-	programsVarControl        = "control"
-	programsVarCounts         = "counts"
-	programsVarEventType      = "event_type"
-	programsVarFullest        = "fullest"
-	programsVarRun            = "run"
+	programsMapSluiceClock      = "sluice_clock"
+	programsMapSluiceConfig     = "sluice_config"
+	programsMapSluiceCovered    = "sluice_covered"
+	programsMapSluiceCt4Any     = "sluice_ct4_any"
+	programsMapSluiceCt4Tcp     = "sluice_ct4_tcp"
+	programsMapSluiceCt6Any     = "sluice_ct6_any"
+	programsMapSluiceCt6Tcp     = "sluice_ct6_tcp"
+	programsMapSluiceDevices    = "sluice_devices"
+	programsMapSluiceEgress     = "sluice_egress"
+	programsMapSluiceEvents     = "sluice_events"
+	programsMapSluiceExits      = "sluice_exits"
+	programsMapSluiceFrag4      = "sluice_frag4"
+	programsMapSluiceFrag6      = "sluice_frag6"
+	programsMapSluiceGateways   = "sluice_gateways"
+	programsMapSluiceGc         = "sluice_gc"
+	programsMapSluiceIpcache    = "sluice_ipcache"
+	programsMapSluiceKeys       = "sluice_keys"
+	programsMapSluiceLedger     = "sluice_ledger"
+	programsMapSluiceMetrics    = "sluice_metrics"
+	programsMapSluiceMissing    = "sluice_missing"
+	programsMapSluiceNat4       = "sluice_nat4"
+	programsMapSluiceNat6       = "sluice_nat6"
+	programsMapSluiceNodes      = "sluice_nodes"
+	programsMapSluicePaths      = "sluice_paths"
+	programsMapSluicePeers      = "sluice_peers"
+	programsMapSluicePods       = "sluice_pods"
+	programsMapSluicePolicy     = "sluice_policy"
+	programsMapSluicePorts      = "sluice_ports"
+	programsMapSluiceReleased   = "sluice_released"
+	programsMapSluiceRoutes     = "sluice_routes"
+	programsMapSluiceRulehits   = "sluice_rulehits"
+	programsMapSluiceRules      = "sluice_rules"
+	programsMapSluiceRuleslot   = "sluice_ruleslot"
+	programsMapSluiceServices   = "sluice_services"
+	programsMapSluiceShares     = "sluice_shares"
+	programsMapSluiceState      = "sluice_state"
+	programsMapSluiceSubjects   = "sluice_subjects"
+	programsMapSluiceSuspects   = "sluice_suspects"
+	programsMapSluiceVerdicts   = "sluice_verdicts"
+	programsProgCountEntries    = "count_entries"
+	programsProgGcCt4Any        = "gc_ct4_any"
+	programsProgGcCt4Tcp        = "gc_ct4_tcp"
+	programsProgGcCt6Any        = "gc_ct6_any"
+	programsProgGcCt6Tcp        = "gc_ct6_tcp"
+	programsProgGcNat4          = "gc_nat4"
+	programsProgGcNat6          = "gc_nat6"
+	programsProgGcPorts         = "gc_ports"
+	programsProgGcShares        = "gc_shares"
+	programsProgOneCt4Any       = "one_ct4_any"
+	programsProgOneCt4Tcp       = "one_ct4_tcp"
+	programsProgOneCt6Any       = "one_ct6_any"
+	programsProgOneCt6Tcp       = "one_ct6_tcp"
+	programsProgOneNat4         = "one_nat4"
+	programsProgOneNat6         = "one_nat6"
+	programsProgOnePorts        = "one_ports"
+	programsProgOneShares       = "one_shares"
+	programsVarCandidate        = "candidate"
+	programsVarCensus           = "census"
+	programsVarControl          = "control"
+	programsVarCounts           = "counts"
+	programsVarEventType        = "event_type"
+	programsVarFullest          = "fullest"
+	programsVarLedgerOn         = "ledger_on"
+	programsVarLedgerRecordType = "ledger_record_type"
+	programsVarRun              = "run"
 )
 
 // loadPrograms returns the embedded CollectionSpec for programs.
@@ -543,7 +547,9 @@ type programsMapSpecs struct {
 	SluiceGc       *ebpf.MapSpec `ebpf:"sluice_gc"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
@@ -569,13 +575,15 @@ type programsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsVariableSpecs struct {
-	Candidate *ebpf.VariableSpec `ebpf:"candidate"`
-	Census    *ebpf.VariableSpec `ebpf:"census"`
-	Control   *ebpf.VariableSpec `ebpf:"control"`
-	Counts    *ebpf.VariableSpec `ebpf:"counts"`
-	EventType *ebpf.VariableSpec `ebpf:"event_type"`
-	Fullest   *ebpf.VariableSpec `ebpf:"fullest"`
-	Run       *ebpf.VariableSpec `ebpf:"run"`
+	Candidate        *ebpf.VariableSpec `ebpf:"candidate"`
+	Census           *ebpf.VariableSpec `ebpf:"census"`
+	Control          *ebpf.VariableSpec `ebpf:"control"`
+	Counts           *ebpf.VariableSpec `ebpf:"counts"`
+	EventType        *ebpf.VariableSpec `ebpf:"event_type"`
+	Fullest          *ebpf.VariableSpec `ebpf:"fullest"`
+	LedgerOn         *ebpf.VariableSpec `ebpf:"ledger_on"`
+	LedgerRecordType *ebpf.VariableSpec `ebpf:"ledger_record_type"`
+	Run              *ebpf.VariableSpec `ebpf:"run"`
 }
 
 // programsObjects contains all objects after they have been loaded into the kernel.
@@ -615,7 +623,9 @@ type programsMaps struct {
 	SluiceGc       *ebpf.Map `ebpf:"sluice_gc"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
@@ -656,7 +666,9 @@ func (m *programsMaps) Close() error {
 		m.SluiceGc,
 		m.SluiceIpcache,
 		m.SluiceKeys,
+		m.SluiceLedger,
 		m.SluiceMetrics,
+		m.SluiceMissing,
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
@@ -683,13 +695,15 @@ func (m *programsMaps) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsVariables struct {
-	Candidate *ebpf.Variable `ebpf:"candidate"`
-	Census    *ebpf.Variable `ebpf:"census"`
-	Control   *ebpf.Variable `ebpf:"control"`
-	Counts    *ebpf.Variable `ebpf:"counts"`
-	EventType *ebpf.Variable `ebpf:"event_type"`
-	Fullest   *ebpf.Variable `ebpf:"fullest"`
-	Run       *ebpf.Variable `ebpf:"run"`
+	Candidate        *ebpf.Variable `ebpf:"candidate"`
+	Census           *ebpf.Variable `ebpf:"census"`
+	Control          *ebpf.Variable `ebpf:"control"`
+	Counts           *ebpf.Variable `ebpf:"counts"`
+	EventType        *ebpf.Variable `ebpf:"event_type"`
+	Fullest          *ebpf.Variable `ebpf:"fullest"`
+	LedgerOn         *ebpf.Variable `ebpf:"ledger_on"`
+	LedgerRecordType *ebpf.Variable `ebpf:"ledger_record_type"`
+	Run              *ebpf.Variable `ebpf:"run"`
 }
 
 // programsPrograms contains all programs after they have been loaded into the kernel.

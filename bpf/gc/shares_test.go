@@ -46,7 +46,7 @@ func eachSharing(t *testing.T, test func(f *sharing)) {
 			require.NoError(t, bpf.SetRooms(shares.Entries, [bpf.LimitedMaps]uint32{
 				testRoom, testRoom, testRoom, testRoom, testRoom, testRoom,
 			}))
-			c, err := OpenShared(maps, shares)
+			c, err := OpenWith(maps, Extras{Shares: shares})
 			require.NoError(t, err)
 			c.always = method
 			t.Cleanup(func() { require.NoError(t, c.Close()) })

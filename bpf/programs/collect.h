@@ -32,6 +32,12 @@ static __always_inline void count_reason(__u32 reason)
 	}
 }
 
+/* Why a translation ends, to the ledger. */
+static __always_inline __u32 ledger_reason(__u32 reason)
+{
+	return reason - GC_REASON_EXPIRED + LEDGER_EXPIRED; /* they are in the same order */
+}
+
 /* Removes and reports one translation, if it was not used after a time in seconds.
  * Returns whether it did. */
 SUBPROGRAM int gc_translation(const struct tuple *t, __u32 flags, const struct translation *to, __u32 unused_since,
@@ -50,6 +56,8 @@ SUBPROGRAM int gc_translation(const struct tuple *t, __u32 flags, const struct t
 	if (e && removed > 0)
 		event_translation(e, t, flags, to, reason);
 	event_end(e, removed > 0);
+	if (removed > 0 && flags & TUPLE_IN)
+		ledger_end(t, to, ledger_reason(reason));
 	counts.failed += removed < 0;
 	counts.revived += !removed;
 	return removed > 0;
@@ -319,6 +327,8 @@ static __always_inline void collect_translation(void *map, const void *in_map, v
 			return;
 		}
 		err = bpf_map_delete_elem(map, &key);
+		if (!err && flags & TUPLE_IN)
+			ledger_end(&t, &to, LEDGER_CONDEMNED);
 		if (event && !err)
 			event_translation(event, &t, flags, &to, GC_REASON_CONDEMNED);
 		event_end(event, !err);

@@ -143,6 +143,40 @@ struct share_value {
 	__u32 begun; /* used, when that pass began */
 };
 
+/* sluice_ledger: which pod has an egress address and port towards a destination. */
+
+enum ledger_event { /* an end says why */
+	LEDGER_BEGIN = 1,
+	LEDGER_EXPIRED = 2,  /* the connection has ended, or was silent for its lifetime */
+	LEDGER_ORPHAN = 3,   /* its connection is not known any more */
+	LEDGER_RELEASED = 4, /* the pod, or the egress address, is gone */
+	LEDGER_FLUSHED = 5,
+	LEDGER_CONDEMNED = 6, /* a removal that had not been finished */
+	LEDGER_REUSED = 7,    /* the connection had ended, and another one takes the port */
+	LEDGER_RENEWED = 8,   /* the flow begins anew, or its egress address has moved away */
+	LEDGER_UNDONE = 9,    /* not used: the flow's other record could not be made */
+};
+
+struct ledger_record {
+	__u64 time;    /* nanoseconds of CLOCK_MONOTONIC */
+	__u64 began;   /* the same, of the begin that an end is of */
+	__u32 missing; /* records that had not fitted by then, modulo 2^32 */
+	__u32 used;    /* of an end: last used by a packet, seconds */
+	struct address pod; /* or of the host, if it is its own connection */
+	struct address egress;
+	struct address remote;
+	__be16 pod_port;
+	__be16 egress_port;
+	__be16 remote_port;
+	__u8 protocol;
+	__u8 event; /* enum ledger_event */
+};
+
+/* sluice_missing: how many of these records did not fit, how many of them the agent has told of,
+ * and what it says of itself. */
+
+enum ledger_count { LEDGER_MISSED = 0, LEDGER_TOLD = 1, LEDGER_READER = 2 };
+
 /* sluice_released: addresses whose connections are to be removed. */
 
 struct released_key {

@@ -175,3 +175,18 @@ struct {
 	__uint(max_entries, 1 << 20);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } sluice_events SEC(".maps");
+
+/* Of the least size unless there is a ledger. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 12);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} sluice_ledger SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LEDGER_READER + 1);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u64);
+} sluice_missing SEC(".maps");

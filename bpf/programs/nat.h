@@ -65,7 +65,10 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 			return 0;
 		nat_remove(&other, TUPLE_OUT, owner.used);
 	}
-	return nat_remove(replies, TUPLE_IN, owner.used) > 0;
+	if (nat_remove(replies, TUPLE_IN, owner.used) <= 0)
+		return 0;
+	ledger_end(replies, &owner, LEDGER_REUSED);
+	return 1;
 }
 
 /* Reports whether what comes with a tuple is for others than pods that leave with the address: the
@@ -182,6 +185,16 @@ static __always_inline int fits(struct __sk_buff *ctx, const struct packet *p, s
 	return ret > 0 && p->shape != SHAPE_ICMP_ERROR ? -REASON_TOO_BIG : 0;
 }
 
+/* Removes the record for replies to a flow whose other record could not be made. */
+SUBPROGRAM int nat_undo(const struct tuple *replies)
+{
+	struct translation owner = {};
+
+	if (replies && nat_find(replies, TUPLE_IN, &owner, 0) && nat_remove(replies, TUPLE_IN, NAT_NOW) > 0)
+		ledger_end(replies, &owner, LEDGER_UNDONE);
+	return 0;
+}
+
 /* Takes a port of the egress address d->egress for a flow, puts it in
  * d->egress_port, and records both directions. A flow of the host keeps any port
  * that is free, and gets another one only if it is not. Returns 0, or why not. */
@@ -225,7 +238,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 		d->egress_port = replies.dport;
 		if (!nat_record(flow, TUPLE_OUT | NAT_NEW, &d->egress, replies.dport, tunnel))
 			return 0;
-		nat_remove(&replies, TUPLE_IN, NAT_NOW);
+		nat_undo(&replies);
 		return REASON_NAT_FAILED;
 	}
 	return REASON_NO_SNAT_PORT;

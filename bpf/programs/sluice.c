@@ -20,6 +20,7 @@
  *	hold.h		addresses of pods that are not known
  *	link.h		ARP, neighbor discovery, and packets to many
  *	translation.h, nat.h	translations
+ *	ledger.h		which pod has an egress address and port
  *	siphash.h, proof.h	origin of overlay packets
  *	probe.h			probes between nodes
  *	rewrite.h		changing packets

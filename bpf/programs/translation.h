@@ -11,7 +11,7 @@
 
 #pragma once
 
-#include "ct.h"
+#include "ledger.h"
 
 #define NAT_GRACE 2 /* seconds that a record has, after its last use, for its connection to be tracked */
 
@@ -138,6 +138,7 @@ SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const str
 		struct tuple4_key v4;
 		struct tuple6_key v6;
 	} key ALIGNED;
+	long err;
 
 	if (!t || !addr || !tunnel)
 		return -EINVAL;
@@ -149,12 +150,16 @@ SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const str
 		e.v4.addr = addr->words[3];
 		e.v4.port = port;
 		nat4_key(&key.v4, t, flags_and_mode);
-		return bpf_map_update_elem(&sluice_nat4, &key, &e, flags_and_mode >> 8);
+		err = bpf_map_update_elem(&sluice_nat4, &key, &e, flags_and_mode >> 8);
+	} else {
+		e.v6.addr = *addr;
+		e.v6.port = port;
+		nat6_key(&key.v6, t, flags_and_mode);
+		err = bpf_map_update_elem(&sluice_nat6, &key, &e, flags_and_mode >> 8);
 	}
-	e.v6.addr = *addr;
-	e.v6.port = port;
-	nat6_key(&key.v6, t, flags_and_mode);
-	return bpf_map_update_elem(&sluice_nat6, &key, &e, flags_and_mode >> 8);
+	if (ledger_on && !err && flags_and_mode & TUPLE_IN)
+		ledger_begin(t, addr, port, e.v6.created);
+	return err;
 }
 
 #define NAT_NEW (BPF_NOEXIST << 8)
@@ -218,6 +223,22 @@ static __always_inline bool is_owner(const struct translation *to, const struct 
 	return to->port == flow->sport && same_address(&to->addr, &flow->saddr);
 }
 
+/* Tells the ledger that what was removed, a record for replies, was the end of a translation. */
+SUBPROGRAM int ledger_end(const struct tuple *replies, const struct translation *to, __u32 why)
+{
+	struct ledger_record *r;
+
+	if (!ledger_on || !replies || !to)
+		return 0;
+	r = ledger_reserve(replies, &to->addr, to->port, why);
+	if (!r)
+		return 0;
+	r->began = to->created;
+	r->used = to->used;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
 /* Removes both records of a flow. */
 SUBPROGRAM int nat_forget(const struct tuple *flow, const struct translation *to)
 {
@@ -227,7 +248,8 @@ SUBPROGRAM int nat_forget(const struct tuple *flow, const struct translation *to
 	if (!flow || !to)
 		return -EINVAL;
 	replies_to(&replies, flow, &to->addr, to->port);
-	if (nat_find(&replies, TUPLE_IN, &owner, 0) && is_owner(&owner, flow))
-		nat_remove(&replies, TUPLE_IN, NAT_NOW);
+	if (nat_find(&replies, TUPLE_IN, &owner, 0) && is_owner(&owner, flow) &&
+	    nat_remove(&replies, TUPLE_IN, NAT_NOW) > 0)
+		ledger_end(&replies, &owner, LEDGER_RENEWED);
 	return nat_remove(flow, TUPLE_OUT, NAT_NOW);
 }

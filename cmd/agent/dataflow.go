@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
+	"github.com/sluice-net/sluice/reconcilers/ledger"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
 	"github.com/sluice-net/sluice/reconcilers/rulesets"
 	"github.com/sluice-net/sluice/reconcilers/slots"
@@ -116,6 +117,10 @@ var Dataflow = cell.Group(
 	// Connections that have ended: ct-gc-runs.
 	cell.Provide(func(d *datapath.Datapath) ctgc.Datapath { return d }, exhausted),
 	ctgc.Cell,
+
+	// Which pod had an egress address and port, if it is to be recorded.
+	cell.Provide(func(d *datapath.Datapath) ledger.Maps { return d.Ledger }),
+	ledger.Cell,
 
 	// Kernel parameters.
 	cell.Provide(func(c Config) sysctl.StateDir { return sysctl.StateDir(c.StateDir) }),

@@ -86,7 +86,13 @@ agent answers, or one that was followed went away.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
-	root.AddCommand(newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(), newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(), newCTCommand(), newNATCommand(), newGatewayCommand(), newDemoCommand(), newShellCommand(), newSysdumpCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(
+		newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(),
+		newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(),
+		newCTCommand(), newNATCommand(), newLedgerCommand(), newGatewayCommand(),
+		newDemoCommand(), newShellCommand(), newSysdumpCommand(), newCleanupCommand(),
+		newVersionCommand(),
+	)
 	addCompletion(root)
 	return root, began
 }

@@ -78,7 +78,7 @@ func openClusters(dir string) (all []*percluster.Cluster, err error) {
 
 // cluster opens the set of a cluster.
 func (o *opener) cluster(name string, c *percluster.Cluster) (*set, error) {
-	s, err := o.open(name, gc.Shares{}, gc.Maps(c.Set()))
+	s, err := o.open(name, gc.Extras{}, gc.Maps(c.Set()))
 	if err != nil {
 		return nil, fmt.Errorf("maps of %s: %w", name, err)
 	}

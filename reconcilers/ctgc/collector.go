@@ -33,6 +33,8 @@ type Datapath interface {
 	Map(name string) *ebpf.Map
 	// Metrics returns the array of [bpf.Metric] per CPU, which counts packets.
 	Metrics() *ebpf.Map
+	// Ledger returns the maps of the ledger, nil if there is none.
+	Ledger() *bpf.Ledger
 }
 
 // globalSet is the name of the set that the programs use.
@@ -79,16 +81,19 @@ type opener struct {
 // global opens the set that the programs use.
 func (o *opener) global() (*set, error) {
 	d := o.datapath
-	shares := gc.Shares{Entries: d.Map(bpf.SharesMap), Ports: d.Map(bpf.PortsMap)}
-	return o.open(globalSet, shares, gc.Maps{
+	extras := gc.Extras{
+		Shares: gc.Shares{Entries: d.Map(bpf.SharesMap), Ports: d.Map(bpf.PortsMap)},
+		Ledger: d.Ledger(),
+	}
+	return o.open(globalSet, extras, gc.Maps{
 		CT4TCP: d.Map(ctmap.CT4TCP), CT4Any: d.Map(ctmap.CT4Any),
 		CT6TCP: d.Map(ctmap.CT6TCP), CT6Any: d.Map(ctmap.CT6Any),
 		NAT4: d.Map(natmap.Name4), NAT6: d.Map(natmap.Name6),
 	})
 }
 
-func (o *opener) open(name string, shares gc.Shares, m gc.Maps) (*set, error) {
-	c, err := gc.OpenShared(m, shares)
+func (o *opener) open(name string, extras gc.Extras, m gc.Maps) (*set, error) {
+	c, err := gc.OpenWith(m, extras)
 	if err != nil {
 		return nil, err
 	}

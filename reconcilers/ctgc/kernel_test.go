@@ -37,6 +37,7 @@ type kernelMaps map[string]*ebpf.Map
 func (m kernelMaps) Loaded() bool              { return true }
 func (m kernelMaps) Map(name string) *ebpf.Map { return m[name] }
 func (m kernelMaps) Metrics() *ebpf.Map        { return nil }
+func (m kernelMaps) Ledger() *bpf.Ledger       { return nil }
 
 // agent is what the runner needs of one, on maps of the kernel.
 type agent struct {

@@ -528,3 +528,22 @@ func TestNotes(t *testing.T) {
 	require.Contains(t, notes, "flags.metrics-listen=:9881 opens them")
 	require.NotContains(t, notes, "NetworkPolicy")
 }
+
+// The ledger's directory is the node's, if there is a ledger: what it has must outlive the pod.
+func TestLedger(t *testing.T) {
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	values := map[string]any{"flags": map[string]any{"ledger-file": "/var/log/sluice/ledger.jsonl"}}
+	rendered, err := render(c, values, kubeVersion)
+	require.NoError(t, err)
+	pod, agent := agentOf(t, decode(t, rendered))
+	require.Contains(t, agent.Args, "--ledger-file=/var/log/sluice/ledger.jsonl")
+	require.Contains(t, agent.VolumeMounts, corev1.VolumeMount{Name: "ledger", MountPath: "/var/log/sluice"})
+	for _, v := range pod.Volumes {
+		if v.Name == "ledger" {
+			require.Equal(t, "/var/log/sluice", v.HostPath.Path)
+			return
+		}
+	}
+	t.Fatal("no volume")
+}

@@ -324,7 +324,9 @@ const (
 	judgeMapSluiceGateways = "sluice_gateways"
 	judgeMapSluiceIpcache  = "sluice_ipcache"
 	judgeMapSluiceKeys     = "sluice_keys"
+	judgeMapSluiceLedger   = "sluice_ledger"
 	judgeMapSluiceMetrics  = "sluice_metrics"
+	judgeMapSluiceMissing  = "sluice_missing"
 	judgeMapSluiceNat4     = "sluice_nat4"
 	judgeMapSluiceNat6     = "sluice_nat6"
 	judgeMapSluiceNodes    = "sluice_nodes"
@@ -413,7 +415,9 @@ type judgeMapSpecs struct {
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
@@ -478,7 +482,9 @@ type judgeMaps struct {
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
@@ -518,7 +524,9 @@ func (m *judgeMaps) Close() error {
 		m.SluiceGateways,
 		m.SluiceIpcache,
 		m.SluiceKeys,
+		m.SluiceLedger,
 		m.SluiceMetrics,
+		m.SluiceMissing,
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,

@@ -74,7 +74,7 @@ func NewGateway(o Options) (*Gateway, error) {
 // uses reports whether the gateway uses a map of the agent.
 func uses(name string) bool {
 	return strings.HasPrefix(name, "sluice_ct") || strings.HasPrefix(name, "sluice_nat") ||
-		name == bpf.SharesMap || name == bpf.PortsMap
+		name == bpf.SharesMap || name == bpf.PortsMap || name == bpf.LedgerMap || name == bpf.MissingMap
 }
 
 func (g *Gateway) run(program string) error {

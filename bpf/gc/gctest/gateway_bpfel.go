@@ -423,57 +423,61 @@ type gatewayTuple6Key struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	gatewayMapPulses         = "pulses"
-	gatewayMapSluiceClock    = "sluice_clock"
-	gatewayMapSluiceConfig   = "sluice_config"
-	gatewayMapSluiceCovered  = "sluice_covered"
-	gatewayMapSluiceCt4Any   = "sluice_ct4_any"
-	gatewayMapSluiceCt4Tcp   = "sluice_ct4_tcp"
-	gatewayMapSluiceCt6Any   = "sluice_ct6_any"
-	gatewayMapSluiceCt6Tcp   = "sluice_ct6_tcp"
-	gatewayMapSluiceDevices  = "sluice_devices"
-	gatewayMapSluiceEgress   = "sluice_egress"
-	gatewayMapSluiceEvents   = "sluice_events"
-	gatewayMapSluiceExits    = "sluice_exits"
-	gatewayMapSluiceFrag4    = "sluice_frag4"
-	gatewayMapSluiceFrag6    = "sluice_frag6"
-	gatewayMapSluiceGateways = "sluice_gateways"
-	gatewayMapSluiceIpcache  = "sluice_ipcache"
-	gatewayMapSluiceKeys     = "sluice_keys"
-	gatewayMapSluiceMetrics  = "sluice_metrics"
-	gatewayMapSluiceNat4     = "sluice_nat4"
-	gatewayMapSluiceNat6     = "sluice_nat6"
-	gatewayMapSluiceNodes    = "sluice_nodes"
-	gatewayMapSluicePaths    = "sluice_paths"
-	gatewayMapSluicePeers    = "sluice_peers"
-	gatewayMapSluicePods     = "sluice_pods"
-	gatewayMapSluicePolicy   = "sluice_policy"
-	gatewayMapSluicePorts    = "sluice_ports"
-	gatewayMapSluiceRoutes   = "sluice_routes"
-	gatewayMapSluiceRulehits = "sluice_rulehits"
-	gatewayMapSluiceRules    = "sluice_rules"
-	gatewayMapSluiceRuleslot = "sluice_ruleslot"
-	gatewayMapSluiceServices = "sluice_services"
-	gatewayMapSluiceShares   = "sluice_shares"
-	gatewayMapSluiceState    = "sluice_state"
-	gatewayMapSluiceSubjects = "sluice_subjects"
-	gatewayMapSluiceVerdicts = "sluice_verdicts"
-	gatewayProgCheckFlows    = "check_flows"
-	gatewayProgStartPulse    = "start_pulse"
-	gatewayProgStepFlows     = "step_flows"
-	gatewayVarAnswers        = "answers"
-	gatewayVarAt             = "at"
-	gatewayVarConfigured     = "configured"
-	gatewayVarCounted        = "counted"
-	gatewayVarDecided        = "decided"
-	gatewayVarFlows          = "flows"
-	gatewayVarOwn            = "own"
-	gatewayVarOwner          = "owner"
-	gatewayVarPulsed         = "pulsed"
-	gatewayVarSetup          = "setup"
-	gatewayVarStopped        = "stopped"
-	gatewayVarTicks          = "ticks"
-	gatewayVarTo             = "to"
+	gatewayMapPulses           = "pulses"
+	gatewayMapSluiceClock      = "sluice_clock"
+	gatewayMapSluiceConfig     = "sluice_config"
+	gatewayMapSluiceCovered    = "sluice_covered"
+	gatewayMapSluiceCt4Any     = "sluice_ct4_any"
+	gatewayMapSluiceCt4Tcp     = "sluice_ct4_tcp"
+	gatewayMapSluiceCt6Any     = "sluice_ct6_any"
+	gatewayMapSluiceCt6Tcp     = "sluice_ct6_tcp"
+	gatewayMapSluiceDevices    = "sluice_devices"
+	gatewayMapSluiceEgress     = "sluice_egress"
+	gatewayMapSluiceEvents     = "sluice_events"
+	gatewayMapSluiceExits      = "sluice_exits"
+	gatewayMapSluiceFrag4      = "sluice_frag4"
+	gatewayMapSluiceFrag6      = "sluice_frag6"
+	gatewayMapSluiceGateways   = "sluice_gateways"
+	gatewayMapSluiceIpcache    = "sluice_ipcache"
+	gatewayMapSluiceKeys       = "sluice_keys"
+	gatewayMapSluiceLedger     = "sluice_ledger"
+	gatewayMapSluiceMetrics    = "sluice_metrics"
+	gatewayMapSluiceMissing    = "sluice_missing"
+	gatewayMapSluiceNat4       = "sluice_nat4"
+	gatewayMapSluiceNat6       = "sluice_nat6"
+	gatewayMapSluiceNodes      = "sluice_nodes"
+	gatewayMapSluicePaths      = "sluice_paths"
+	gatewayMapSluicePeers      = "sluice_peers"
+	gatewayMapSluicePods       = "sluice_pods"
+	gatewayMapSluicePolicy     = "sluice_policy"
+	gatewayMapSluicePorts      = "sluice_ports"
+	gatewayMapSluiceRoutes     = "sluice_routes"
+	gatewayMapSluiceRulehits   = "sluice_rulehits"
+	gatewayMapSluiceRules      = "sluice_rules"
+	gatewayMapSluiceRuleslot   = "sluice_ruleslot"
+	gatewayMapSluiceServices   = "sluice_services"
+	gatewayMapSluiceShares     = "sluice_shares"
+	gatewayMapSluiceState      = "sluice_state"
+	gatewayMapSluiceSubjects   = "sluice_subjects"
+	gatewayMapSluiceVerdicts   = "sluice_verdicts"
+	gatewayProgCheckFlows      = "check_flows"
+	gatewayProgStartPulse      = "start_pulse"
+	gatewayProgStepFlows       = "step_flows"
+	gatewayVarAnswers          = "answers"
+	gatewayVarAt               = "at"
+	gatewayVarConfigured       = "configured"
+	gatewayVarCounted          = "counted"
+	gatewayVarDecided          = "decided"
+	gatewayVarFlows            = "flows"
+	gatewayVarLedgerOn         = "ledger_on"
+	gatewayVarLedgerRecordType = "ledger_record_type"
+	gatewayVarOwn              = "own"
+	gatewayVarOwner            = "owner"
+	gatewayVarPulsed           = "pulsed"
+	gatewayVarSetup            = "setup"
+	gatewayVarStopped          = "stopped"
+	gatewayVarTicks            = "ticks"
+	gatewayVarTo               = "to"
 )
 
 // loadGateway returns the embedded CollectionSpec for gateway.
@@ -544,7 +548,9 @@ type gatewayMapSpecs struct {
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
@@ -568,19 +574,21 @@ type gatewayMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayVariableSpecs struct {
-	Answers    *ebpf.VariableSpec `ebpf:"answers"`
-	At         *ebpf.VariableSpec `ebpf:"at"`
-	Configured *ebpf.VariableSpec `ebpf:"configured"`
-	Counted    *ebpf.VariableSpec `ebpf:"counted"`
-	Decided    *ebpf.VariableSpec `ebpf:"decided"`
-	Flows      *ebpf.VariableSpec `ebpf:"flows"`
-	Own        *ebpf.VariableSpec `ebpf:"own"`
-	Owner      *ebpf.VariableSpec `ebpf:"owner"`
-	Pulsed     *ebpf.VariableSpec `ebpf:"pulsed"`
-	Setup      *ebpf.VariableSpec `ebpf:"setup"`
-	Stopped    *ebpf.VariableSpec `ebpf:"stopped"`
-	Ticks      *ebpf.VariableSpec `ebpf:"ticks"`
-	To         *ebpf.VariableSpec `ebpf:"to"`
+	Answers          *ebpf.VariableSpec `ebpf:"answers"`
+	At               *ebpf.VariableSpec `ebpf:"at"`
+	Configured       *ebpf.VariableSpec `ebpf:"configured"`
+	Counted          *ebpf.VariableSpec `ebpf:"counted"`
+	Decided          *ebpf.VariableSpec `ebpf:"decided"`
+	Flows            *ebpf.VariableSpec `ebpf:"flows"`
+	LedgerOn         *ebpf.VariableSpec `ebpf:"ledger_on"`
+	LedgerRecordType *ebpf.VariableSpec `ebpf:"ledger_record_type"`
+	Own              *ebpf.VariableSpec `ebpf:"own"`
+	Owner            *ebpf.VariableSpec `ebpf:"owner"`
+	Pulsed           *ebpf.VariableSpec `ebpf:"pulsed"`
+	Setup            *ebpf.VariableSpec `ebpf:"setup"`
+	Stopped          *ebpf.VariableSpec `ebpf:"stopped"`
+	Ticks            *ebpf.VariableSpec `ebpf:"ticks"`
+	To               *ebpf.VariableSpec `ebpf:"to"`
 }
 
 // gatewayObjects contains all objects after they have been loaded into the kernel.
@@ -620,7 +628,9 @@ type gatewayMaps struct {
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
+	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
+	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
@@ -659,7 +669,9 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceGateways,
 		m.SluiceIpcache,
 		m.SluiceKeys,
+		m.SluiceLedger,
 		m.SluiceMetrics,
+		m.SluiceMissing,
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
@@ -684,19 +696,21 @@ func (m *gatewayMaps) Close() error {
 //
 // It can be passed to loadGatewayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayVariables struct {
-	Answers    *ebpf.Variable `ebpf:"answers"`
-	At         *ebpf.Variable `ebpf:"at"`
-	Configured *ebpf.Variable `ebpf:"configured"`
-	Counted    *ebpf.Variable `ebpf:"counted"`
-	Decided    *ebpf.Variable `ebpf:"decided"`
-	Flows      *ebpf.Variable `ebpf:"flows"`
-	Own        *ebpf.Variable `ebpf:"own"`
-	Owner      *ebpf.Variable `ebpf:"owner"`
-	Pulsed     *ebpf.Variable `ebpf:"pulsed"`
-	Setup      *ebpf.Variable `ebpf:"setup"`
-	Stopped    *ebpf.Variable `ebpf:"stopped"`
-	Ticks      *ebpf.Variable `ebpf:"ticks"`
-	To         *ebpf.Variable `ebpf:"to"`
+	Answers          *ebpf.Variable `ebpf:"answers"`
+	At               *ebpf.Variable `ebpf:"at"`
+	Configured       *ebpf.Variable `ebpf:"configured"`
+	Counted          *ebpf.Variable `ebpf:"counted"`
+	Decided          *ebpf.Variable `ebpf:"decided"`
+	Flows            *ebpf.Variable `ebpf:"flows"`
+	LedgerOn         *ebpf.Variable `ebpf:"ledger_on"`
+	LedgerRecordType *ebpf.Variable `ebpf:"ledger_record_type"`
+	Own              *ebpf.Variable `ebpf:"own"`
+	Owner            *ebpf.Variable `ebpf:"owner"`
+	Pulsed           *ebpf.Variable `ebpf:"pulsed"`
+	Setup            *ebpf.Variable `ebpf:"setup"`
+	Stopped          *ebpf.Variable `ebpf:"stopped"`
+	Ticks            *ebpf.Variable `ebpf:"ticks"`
+	To               *ebpf.Variable `ebpf:"to"`
 }
 
 // gatewayPrograms contains all programs after they have been loaded into the kernel.

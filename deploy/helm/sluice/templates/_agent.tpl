@@ -64,6 +64,10 @@ seLinuxOptions:
   mountPath: {{ dir (index .Values.flags "overlay-keys") }}
   readOnly: true
 {{- end }}
+{{- with index .Values.flags "ledger-file" }}
+- name: ledger # which pod had an egress address
+  mountPath: {{ dir . }}
+{{- end }}
 - name: state # former values of sysctls, and the lock
   mountPath: {{ index .Values.flags "state-dir" }}
 - name: cilium # asked how it routes, where it is the CNI

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ledger writes down which pod had an egress address and port towards a destination, and
+// from when to when: for questions that come later from outside, by an address, a port and a time.
+//
+//	sluice_ledger ──► reader ──┬──► queue ──► file of JSON lines, which rotates
+//	endpoints, nodes ──► names ┘──► queue ──► OpenTelemetry logs by OTLP/HTTP
+//
+// The programs write a record to the ring buffer when a translation begins, and one when it
+// ends (bpf/programs/ledger.h); the reader adds the names of the pod and its node. A record that
+// is lost on the way is counted, and a [Record] at the place says how many are missing: the kernel counts
+// those that the ring buffer has no room for, a queue those that its output did not take. [Search]
+// answers from the files. Without an output there is no ledger, and nothing of this costs anything.
+package ledger

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/hive/cell"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+const (
+	pollInterval = 50 * time.Millisecond // the kernel wakes nothing
+	retryRead    = time.Second
+)
+
+// reader reads the ring buffer. It runs in one goroutine.
+type reader struct {
+	maps    func() *bpf.Ledger // nil unless programs are loaded that write a ledger
+	names   names
+	queues  []*queue
+	metrics *metrics
+
+	ledger *bpf.Ledger
+	told   uint64 // missing records that were told
+}
+
+// run reads until the context ends, and returns when all is written.
+func (r *reader) run(ctx context.Context, health cell.Health) error {
+	if r.ledger = r.maps(); r.ledger == nil {
+		health.OK("No programs are loaded: there is nothing to record")
+		<-ctx.Done()
+		return nil
+	}
+	var writers sync.WaitGroup
+	stopped := make(chan struct{})
+	errs := make([]error, len(r.queues))
+	for i, q := range r.queues {
+		scope := health.NewScope(q.name)
+		writers.Go(func() { errs[i] = q.run(ctx, scope, stopped) })
+	}
+	for {
+		err := r.read(ctx, health)
+		if ctx.Err() != nil {
+			break
+		}
+		health.Degraded("The ledger's records cannot be read: those that have no room are lost", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryRead):
+		}
+	}
+	close(stopped)
+	writers.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err // the next agent says that something may be missing
+	}
+	return r.ledger.SetReading(bpf.LedgerReadCleanly)
+}
+
+// read reads until it fails or the context ends.
+func (r *reader) read(ctx context.Context, health cell.Health) error {
+	rd, err := ringbuf.NewReader(r.ledger.Records)
+	if err != nil {
+		return fmt.Errorf("open map %s: %w", bpf.LedgerMap, err)
+	}
+	defer rd.Close()
+	rd.SetDeadline(time.Unix(1, 0)) // reads return what there is
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	r.awaitNames(ctx, rd)
+	health.OK("Reading records")
+	ticks := time.NewTicker(pollInterval)
+	defer ticks.Stop()
+	for {
+		// What is still in the buffer when the agent stops is for the next one.
+		stops := ctx.Err() != nil
+		for more := true; more; more = more && ctx.Err() == nil {
+			if more, err = r.batch(ctx, rd); err != nil {
+				return err
+			}
+		}
+		if stops {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-ticks.C:
+		}
+	}
+}
+
+// start records that an agent begins to read, and what became of the one before.
+func (r *reader) start(ctx context.Context) error {
+	before, err := r.ledger.Reading()
+	if err != nil {
+		return err
+	}
+	if _, r.told, err = r.ledger.Missed(); err != nil {
+		return err
+	}
+	reason := map[bpf.LedgerReading]string{
+		bpf.LedgerBeingRead: StartKilled, bpf.LedgerReadCleanly: StartStopped,
+	}[before]
+	if reason == "" {
+		reason = StartNew
+	}
+	r.add(ctx, []Record{{Time: time.Now().Round(0).UTC(), Event: Start, Reason: reason}})
+	return r.ledger.SetReading(bpf.LedgerBeingRead)
+}
+
+// awaitNames waits until the pods are known, but not until the buffer is full.
+func (r *reader) awaitNames(ctx context.Context, rd *ringbuf.Reader) {
+	_, endpoints := r.names.endpoints.Initialized(r.names.db.ReadTxn())
+	_, nodes := r.names.nodes.Initialized(r.names.db.ReadTxn())
+	for _, initialized := range []<-chan struct{}{endpoints, nodes} {
+		for known := false; !known && rd.AvailableBytes() < rd.BufferSize()/2; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-initialized:
+				known = true
+			case <-time.After(pollInterval):
+			}
+		}
+	}
+}
+
+// batch passes on some records. It reports whether there may be more.
+func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err error) {
+	r.metrics.used.Set(float64(rd.AvailableBytes()) / float64(rd.BufferSize()))
+	var sample ringbuf.Record
+	records := make([]Record, 0, min(batchSize, rd.AvailableBytes()/bpf.LedgerRecordBytes+1))
+	txn, now, told := r.names.db.ReadTxn(), newClock(), r.told
+	for len(records) < batchSize {
+		if rd.AvailableBytes() == 0 {
+			break
+		}
+		err := rd.ReadInto(&sample)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		} else if err != nil {
+			return false, fmt.Errorf("read map %s: %w", bpf.LedgerMap, err)
+		}
+		raw, err := bpf.DecodeLedger(sample.RawSample)
+		if err != nil {
+			return false, err
+		}
+		// The number of missing records is told modulo 2^32. CPUs may write in another order.
+		if n := raw.Missing - uint32(told); int32(n) > 0 {
+			told += uint64(n)
+			records = append(records, missing(uint64(n), MissingBuffer))
+		}
+		record := recordOf(&raw, now)
+		if addr := record.PodAddress.Addr(); record.Event == Begin {
+			record.setPod(r.names.begin(txn, addr, record.Time))
+		} else {
+			record.setPod(r.names.end(txn, addr, record.Began))
+		}
+		records = append(records, record)
+	}
+	if len(records) == 0 { // what is missing may be the last there was
+		missed, _, err := r.ledger.Missed()
+		if err != nil || missed <= r.told {
+			return false, err
+		}
+		records, told = append(records, missing(missed-r.told, MissingBuffer)), missed
+	}
+	r.add(ctx, records)
+	if told != r.told {
+		r.told = told
+		return true, r.ledger.Tell(told)
+	}
+	return len(records) >= batchSize, nil
+}
+
+func (r *reader) add(ctx context.Context, records []Record) {
+	for _, q := range r.queues {
+		q.add(ctx, records)
+	}
+}

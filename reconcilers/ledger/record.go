@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ledger
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Event says what a [Record] is of.
+type Event string
+
+// The events.
+const (
+	Begin   Event = "begin"   // the pod has the address and port towards the destination from now on
+	End     Event = "end"     // it has them no more
+	Missing Event = "missing" // so many records are missing here
+	Start   Event = "start"   // an agent begins to write the ledger
+)
+
+// Reasons of a [Start]: what is known of what was before.
+const (
+	StartNew     = "new"     // the kernel's buffer is new: what was before has no end here
+	StartStopped = "stopped" // the agent before this one had stopped: nothing is missing
+	StartKilled  = "killed"  // it had not: what it had read, but not written yet, is missing
+)
+
+// Reasons of a [Missing].
+const (
+	MissingBuffer = "buffer" // the kernel's buffer was full
+	MissingOutput = "output" // this output could not be written
+)
+
+// Record is a line of the ledger.
+type Record struct {
+	Time   time.Time `json:"time"`
+	Event  Event     `json:"event"`
+	Reason string    `json:"reason,omitempty"` // of all events but a begin
+
+	// ID is the same in the begin and the end of a translation, and another in the next one of
+	// the same address, port and destination.
+	ID uint64 `json:"id,omitempty"`
+
+	// The pod, empty if it is not known; and its address, or that of the host if it is the
+	// host's own connection. Ports of ICMP are identifiers.
+	Namespace  string         `json:"namespace,omitempty"`
+	Pod        string         `json:"pod,omitempty"`
+	Node       string         `json:"node,omitempty"` // of the pod, or the host itself
+	PodAddress netip.AddrPort `json:"podAddress,omitzero"`
+
+	Protocol    string         `json:"protocol,omitempty"`
+	Egress      netip.AddrPort `json:"egress,omitzero"`
+	Destination netip.AddrPort `json:"destination,omitzero"`
+
+	Began    time.Time `json:"began,omitzero"`    // of an end
+	LastUsed time.Time `json:"lastUsed,omitzero"` // of an end, exact to a second
+
+	Count uint64 `json:"count,omitempty"` // of a missing
+}
+
+var protocols = map[uint8]string{
+	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP",
+	unix.IPPROTO_ICMP: "ICMP", unix.IPPROTO_ICMPV6: "ICMPv6",
+}
+
+func protocolName(number uint8) string {
+	if name, ok := protocols[number]; ok {
+		return name
+	}
+	return fmt.Sprintf("protocol-%d", number)
+}
+
+// clock converts moments of CLOCK_MONOTONIC to times of day, by the clock as it is set now.
+type clock struct {
+	now       time.Time
+	monotonic int64
+}
+
+func newClock() clock {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return clock{now: time.Now().UTC()}
+	}
+	return clock{time.Now().Round(0).UTC(), now.Nano()}
+}
+
+func (c clock) at(monotonic uint64) time.Time {
+	return c.now.Add(time.Duration(int64(monotonic) - c.monotonic))
+}
+
+// recordOf returns the line of a record of the kernel, without names.
+func recordOf(raw *bpf.LedgerRecord, c clock) Record {
+	r := Record{
+		Time: c.at(raw.Time), Event: Begin, ID: raw.Began,
+		PodAddress:  addrPort(raw.Pod, raw.PodPort),
+		Protocol:    protocolName(raw.Protocol),
+		Egress:      addrPort(raw.Egress, raw.EgressPort),
+		Destination: addrPort(raw.Remote, raw.RemotePort),
+	}
+	if raw.Event != bpf.LedgerBegin {
+		r.Event, r.Reason = End, raw.Event.String()
+		r.Began, r.LastUsed = c.at(raw.Began), c.at(uint64(raw.Used)*uint64(time.Second))
+	}
+	return r
+}
+
+func addrPort(a bpf.Address, port [2]byte) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr(), binary.BigEndian.Uint16(port[:]))
+}
+
+func (r *Record) setPod(owner owner) {
+	r.Namespace, r.Pod, r.Node = owner.Namespace, owner.Name.Name, owner.node
+}
+
+// owner is what has an address.
+type owner struct {
+	tables.Name
+	node string
+}
