@@ -13,10 +13,10 @@ import (
 // The kernel has the maps of slots in arrays of maps, which the programs know. Both are
 // pinned. To read the maps in an array needs CAP_SYS_ADMIN.
 //
-//	layout_3/sluice_state
-//	layout_3/sluice_pods, ...    the array
-//	layout_3/0/sluice_pods, ...  what is in it
-//	layout_3/1/sluice_pods, ...
+//	layout_4/sluice_state
+//	layout_4/sluice_pods, ...    the array
+//	layout_4/0/sluice_pods, ...  what is in it
+//	layout_4/1/sluice_pods, ...
 //
 // To change such an array the kernel waits until no program uses what was in it, so the former maps
 // of a slot are freed when nothing uses them any more.

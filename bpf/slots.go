@@ -49,7 +49,7 @@ const firstGeneration = 1 << 31
 // layoutDir is where maps in slots and sluice_state are pinned. Its number changes with keys,
 // values or types of the maps. So an agent never uses maps of another layout, and attached programs
 // keep the maps that they were attached with.
-const layoutDir = "layout_3"
+const layoutDir = "layout_4"
 
 // slotPath returns where a map of a slot is pinned, relative to the directory of all pins.
 func slotPath(slot uint32, name string) string {

@@ -141,6 +141,10 @@ type EgressValue struct {
 	// entry answers a lookup.
 	Bits uint8
 	Pad  [3]byte
+
+	// Policy is the cookie of the policy that decides, see [PolicyCookie]: what it has translated
+	// counts for it. 0 if it does not count.
+	Policy uint32
 }
 
 func (v EgressValue) String() string {

@@ -90,7 +90,9 @@ func (r *EgressRule) MapKey() bpf.EgressKey { return bpf.EgressKeyFrom(r.Ruleset
 
 // MapValue is the value in sluice_egress.
 func (r *EgressRule) MapValue() bpf.EgressValue {
-	return bpf.EgressValue{Group: r.Group, Bits: uint8(r.Destination.Bits())}
+	return bpf.EgressValue{
+		Group: r.Group, Bits: uint8(r.Destination.Bits()), Policy: bpf.PolicyCookie(r.Policy),
+	}
 }
 
 // TableHeader implements [statedb.TableWritable].

@@ -61,6 +61,10 @@ var layouts = []struct {
 	{c: "event", goType: bpf.Event{}, aliases: map[string]string{
 		"saddr": "Source", "daddr": "Destination", "sport": "SourcePort", "dport": "DestPort"}},
 	{c: "ledger_record", goType: bpf.LedgerRecord{}},
+	{c: "traffic_key", goType: bpf.TrafficKey{}},
+	{c: "traffic_value", goType: bpf.TrafficValue{}},
+	{c: "traffic_owner", goType: bpf.TrafficOwner{}},
+	{c: "traffic_count", goType: bpf.TrafficCount{}},
 	{c: "share_key", goType: bpf.ShareKey{}},
 	{c: "port_key", goType: bpf.PortKey{}},
 	{c: "share_value", goType: bpf.ShareValue{}},
@@ -151,6 +155,10 @@ func TestMapsOfBothSides(t *testing.T) {
 		bpf.PortsMap:      {bpf.PortKey{}, bpf.ShareValue{}},
 		bpf.PathsMap:      {bpf.NodeKey{}, bpf.PathValue{}},
 		bpf.MissingMap:    {uint32(0), uint64(0)},
+
+		bpf.TrafficMap:       {bpf.TrafficKey{}, bpf.TrafficValue{}},
+		bpf.TrafficOwnersMap: {uint32(0), bpf.TrafficOwner{}},
+		bpf.TrafficCountsMap: {uint32(0), bpf.TrafficCount{}},
 	}
 	for name, m := range spec.Maps {
 		if !strings.HasPrefix(name, "sluice_") || m.Type == ebpf.RingBuf || name == "sluice_clock" { // the programs' alone
@@ -173,6 +181,9 @@ func TestMapsOfBothSides(t *testing.T) {
 	require.EqualValues(t, uint32(bpf.ReasonCount)*bpf.Directions, spec.Maps["sluice_metrics"].MaxEntries)
 	require.EqualValues(t, bpf.RuleSlots, spec.Maps[bpf.RuleSlotsMap].MaxEntries)
 	require.EqualValues(t, bpf.RuleSlots, spec.Maps[bpf.DecidedMap].MaxEntries)
+	for _, name := range []string{bpf.TrafficMap, bpf.TrafficOwnersMap, bpf.TrafficCountsMap} {
+		require.EqualValues(t, bpf.TrafficCounters, spec.Maps[name].MaxEntries, name)
+	}
 }
 
 // constants are those of layout.h, connections.h and event.h that Go has under another name.
@@ -180,6 +191,7 @@ var constants = map[string]uint64{
 	"FAMILY_IPV4": uint64(bpf.FamilyIPv4), "FAMILY_IPV6": uint64(bpf.FamilyIPv6),
 	"POD_LOCAL": uint64(bpf.PodLocal), "EMPTY_RULESET": bpf.EmptyRuleset, "ANY_CLASS": bpf.AnyClass,
 	"RULE_SLOTS":         bpf.RuleSlots,
+	"TRAFFIC_COUNTERS":   bpf.TrafficCounters,
 	"IPCACHE_IN_CLUSTER": uint64(bpf.IPCacheInCluster), "IPCACHE_HOST": uint64(bpf.IPCacheHost),
 	"IPCACHE_NODE": uint64(bpf.IPCacheNode), "IPCACHE_SERVICE": uint64(bpf.IPCacheService),
 	"IPCACHE_POD": uint64(bpf.IPCachePod), "IPCACHE_LOCAL_SCOPE": uint64(bpf.IPCacheLocalScope),

@@ -179,7 +179,8 @@ func TestLoadAlone(t *testing.T) {
 func TestOwnMapsAreKnown(t *testing.T) {
 	spec, err := loadPrograms()
 	require.NoError(t, err)
-	fixed := []string{MetricsMap, bpf.RulesMap, bpf.RuleSlotsMap, bpf.DecidedMap}
+	fixed := []string{MetricsMap, bpf.RulesMap, bpf.RuleSlotsMap, bpf.DecidedMap,
+		bpf.TrafficMap, bpf.TrafficOwnersMap, bpf.TrafficCountsMap}
 	for name, m := range spec.Maps {
 		if m.Pinning == ebpf.PinByName && !slices.Contains(fixed, name) {
 			require.Contains(t, Sizes{}.byName(), name)

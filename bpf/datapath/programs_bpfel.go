@@ -146,9 +146,9 @@ type programsNat4Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Addr uint32
-	Port uint16
-	Pad  uint16
+	Addr    uint32
+	Port    uint16
+	Counter uint16
 }
 
 type programsNat6Entry struct {
@@ -164,8 +164,9 @@ type programsNat6Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Port uint16
-	Pad  [3]uint16
+	Port    uint16
+	Counter uint16
+	Pad     [2]uint16
 }
 
 type programsNodeKey struct {
@@ -256,6 +257,33 @@ type programsStateValue struct {
 	Generation uint32
 }
 
+type programsTrafficCount struct {
+	_        structs.HostLayout
+	Since    uint64
+	Sent     programsMetric
+	Received programsMetric
+}
+
+type programsTrafficKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy uint32
+	Pad    uint32
+}
+
+type programsTrafficOwner struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type programsTrafficValue struct {
+	_       structs.HostLayout
+	Counter uint32
+}
+
 type programsTuple4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -315,6 +343,9 @@ const (
 	programsMapSluiceShares     = "sluice_shares"
 	programsMapSluiceState      = "sluice_state"
 	programsMapSluiceSubjects   = "sluice_subjects"
+	programsMapSluiceTraffic    = "sluice_traffic"
+	programsMapSluiceTrafhits   = "sluice_trafhits"
+	programsMapSluiceTrafown    = "sluice_trafown"
 	programsMapSluiceVerdicts   = "sluice_verdicts"
 	programsProgBackstop        = "backstop"
 	programsProgFromNetdev      = "from_netdev"
@@ -416,6 +447,9 @@ type programsMapSpecs struct {
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
@@ -483,6 +517,9 @@ type programsMaps struct {
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
@@ -523,6 +560,9 @@ func (m *programsMaps) Close() error {
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
+		m.SluiceTraffic,
+		m.SluiceTrafhits,
+		m.SluiceTrafown,
 		m.SluiceVerdicts,
 	)
 }

@@ -251,9 +251,9 @@ type programsNat4Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Addr uint32
-	Port uint16
-	Pad  uint16
+	Addr    uint32
+	Port    uint16
+	Counter uint16
 }
 
 type programsNat6Entry struct {
@@ -269,8 +269,9 @@ type programsNat6Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Port uint16
-	Pad  [3]uint16
+	Port    uint16
+	Counter uint16
+	Pad     [2]uint16
 }
 
 type programsNodeKey struct {
@@ -374,6 +375,33 @@ type programsStateValue struct {
 	Generation uint32
 }
 
+type programsTrafficCount struct {
+	_        structs.HostLayout
+	Since    uint64
+	Sent     programsMetric
+	Received programsMetric
+}
+
+type programsTrafficKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy uint32
+	Pad    uint32
+}
+
+type programsTrafficOwner struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type programsTrafficValue struct {
+	_       structs.HostLayout
+	Counter uint32
+}
+
 type programsTuple4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -436,6 +464,9 @@ const (
 	programsMapSluiceState      = "sluice_state"
 	programsMapSluiceSubjects   = "sluice_subjects"
 	programsMapSluiceSuspects   = "sluice_suspects"
+	programsMapSluiceTraffic    = "sluice_traffic"
+	programsMapSluiceTrafhits   = "sluice_trafhits"
+	programsMapSluiceTrafown    = "sluice_trafown"
 	programsMapSluiceVerdicts   = "sluice_verdicts"
 	programsProgCountEntries    = "count_entries"
 	programsProgGcCt4Any        = "gc_ct4_any"
@@ -568,6 +599,9 @@ type programsMapSpecs struct {
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.MapSpec `ebpf:"sluice_suspects"`
+	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
@@ -644,6 +678,9 @@ type programsMaps struct {
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.Map `ebpf:"sluice_suspects"`
+	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
@@ -687,6 +724,9 @@ func (m *programsMaps) Close() error {
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceSuspects,
+		m.SluiceTraffic,
+		m.SluiceTrafhits,
+		m.SluiceTrafown,
 		m.SluiceVerdicts,
 	)
 }

@@ -49,7 +49,7 @@
 //	    16   16 network Tunnel            IPv6 or IPv4-mapped address of the node of the pod; zero: it is here
 //	    32    4 network Addr              that the source (replies: the destination) becomes
 //	    36    2 network Port              that goes with it
-//	    38    2 -       Pad               0
+//	    38    2 host    Counter           of its traffic in sluice_trafhits; 0: it is not counted
 //
 // Entry6, 56 bytes, of sluice_nat6.
 //
@@ -60,5 +60,6 @@
 //	    16   16 network Tunnel            IPv6 or IPv4-mapped address of the node of the pod; zero: it is here
 //	    32   16 network Addr              that the source (replies: the destination) becomes
 //	    48    2 network Port              that goes with it
-//	    50    6 -       Pad               0
+//	    50    2 host    Counter           of its traffic in sluice_trafhits; 0: it is not counted
+//	    52    4 -       Pad               0
 package natmap

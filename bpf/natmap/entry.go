@@ -19,7 +19,7 @@ type Entry4 struct {
 	Tunnel  bpf.Address // node that the pod's packets come from; none: the pod is here
 	Addr    [4]byte
 	Port    ctmap.Port
-	Pad     [2]byte
+	Counter uint16 // of its traffic, see [bpf.TrafficKey]; 0: it is not counted
 }
 
 // To returns the address and port of the translation.
@@ -37,7 +37,8 @@ type Entry6 struct {
 	Tunnel  bpf.Address
 	Addr    [16]byte
 	Port    ctmap.Port
-	Pad     [6]byte
+	Counter uint16
+	Pad     [4]byte
 }
 
 // To returns the address and port of the translation.

@@ -18,16 +18,17 @@ type Translation struct {
 	Used    uint32         `json:"used"`            // seconds; 0: condemned
 	Tunnel  netip.Addr     `json:"tunnel,omitzero"` // node that the pod's packets come from
 	To      netip.AddrPort `json:"to"`
+	Counter uint16         `json:"counter,omitempty"` // of its traffic
 }
 
 // Translation returns what the entry says.
 func (e Entry4) Translation() Translation {
-	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To()}
+	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To(), e.Counter}
 }
 
 // Translation returns what the entry says.
 func (e Entry6) Translation() Translation {
-	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To()}
+	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To(), e.Counter}
 }
 
 // NewEntry4 returns the entry of a translation to an IPv4 address.
@@ -38,7 +39,7 @@ func NewEntry4(t Translation) (Entry4, error) {
 	}
 	return Entry4{
 		Created: t.Created, NeedsCT: t.NeedsCT, Used: t.Used, Tunnel: bpf.AddressFrom(t.Tunnel),
-		Addr: addr.As4(), Port: ctmap.PortFrom(t.To.Port()),
+		Addr: addr.As4(), Port: ctmap.PortFrom(t.To.Port()), Counter: t.Counter,
 	}, nil
 }
 
@@ -49,7 +50,7 @@ func NewEntry6(t Translation) (Entry6, error) {
 	}
 	return Entry6{
 		Created: t.Created, NeedsCT: t.NeedsCT, Used: t.Used, Tunnel: bpf.AddressFrom(t.Tunnel),
-		Addr: t.To.Addr().As16(), Port: ctmap.PortFrom(t.To.Port()),
+		Addr: t.To.Addr().As16(), Port: ctmap.PortFrom(t.To.Port()), Counter: t.Counter,
 	}, nil
 }
 

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "layout.h"
+#include "event.h"
 
 /* sluice_ct*: connections. In the keys the addresses are named for the reply
  * direction and the ports for the original one: an outgoing A:p to B:q has
@@ -72,7 +72,7 @@ struct nat4_entry {
 	struct address tunnel; /* node that the pod's packets come from; none: the pod is here */
 	__be32 addr;
 	__be16 port;
-	__u16 pad;
+	__u16 counter; /* of its traffic; 0: it is not counted */
 };
 
 struct nat6_entry {
@@ -82,7 +82,8 @@ struct nat6_entry {
 	struct address tunnel;
 	struct address addr;
 	__be16 port;
-	__u16 pad[3];
+	__u16 counter;
+	__u16 pad[2];
 };
 
 /* sluice_frag*: ports of datagrams that came in fragments. */
@@ -185,4 +186,32 @@ struct released_key {
 
 struct released_value {
 	__u32 reserved;
+};
+
+/* Traffic that this node translates, by the policy that decided and the egress address. A
+ * pair gets a counter, named in sluice_traffic, with its first translation, whose records
+ * name it too. sluice_trafown says whose a counter is. */
+
+#define TRAFFIC_COUNTERS 4096 /* counter 0 is none */
+
+struct traffic_key {
+	struct address egress;
+	__u32 policy; /* an egress_value's */
+	__u32 pad;
+};
+
+struct traffic_value {
+	__u32 counter;
+};
+
+struct traffic_owner {
+	__u32 policy; /* 0: the counter is free */
+};
+
+/* A counter, of each CPU. Translations that began before it was this pair's do not count:
+ * they may name it for another one that is gone. */
+struct traffic_count {
+	__u64 since; /* seconds of CLOCK_MONOTONIC */
+	struct metric sent;
+	struct metric received;
 };

@@ -146,6 +146,7 @@ static __always_inline const struct gateway_value *find_gateway(const struct tup
 	if (!rule || rule->group == GROUP_EXCLUDED)
 		return NULL;
 	d->group = rule->group;
+	d->policy = rule->policy;
 	bucket.group = rule->group;
 	bucket.bucket = bucket_of(&t->saddr);
 	return in_slot(sluice_gateways, d->slot, &bucket);

@@ -166,6 +166,7 @@ struct egress_value {
 	__u32 group; /* or GROUP_EXCLUDED */
 	__u8 bits; /* of the destination prefix, for user space */
 	__u8 pad[3];
+	__u32 policy; /* a cookie of its name: its translations count for it */
 };
 
 /* sluice_gateways: gateway of a bucket of sources. */

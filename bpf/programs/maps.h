@@ -157,6 +157,32 @@ struct {
 	__type(value, struct metric);
 } sluice_rules SEC(".maps");
 
+/* The agent removes the counters of policies that are gone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, TRAFFIC_COUNTERS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct traffic_key);
+	__type(value, struct traffic_value);
+} sluice_traffic SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TRAFFIC_COUNTERS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct traffic_owner);
+} sluice_trafown SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TRAFFIC_COUNTERS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct traffic_count);
+} sluice_trafhits SEC(".maps");
+
 /* The time when the present tick began, of each CPU: see time_of_tick. */
 struct clock {
 	__u64 jiffies;

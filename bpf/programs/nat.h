@@ -5,6 +5,7 @@
 #pragma once
 
 #include "rewrite.h"
+#include "traffic.h"
 
 #define NAT_PROBES 512 /* ports that are tried for a connection */
 #define NAT_WANTED 1
@@ -24,28 +25,28 @@ SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *
 		return 0;
 	replies_to(&replies, flow, &to->addr, to->port);
 	if (!nat_find(&replies, TUPLE_IN, &owner, time))
-		return !nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
+		return !nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(to->counter), &flow->saddr, flow->sport, tunnel);
 	if (!is_owner(&owner, flow))
 		return 0;
 	if (!same_address(&to->tunnel, tunnel)) { /* the pod has moved */
-		nat_record(&replies, TUPLE_IN | NAT_KNOWN, &flow->saddr, flow->sport, tunnel);
-		nat_record(flow, TUPLE_OUT | NAT_KNOWN, &to->addr, to->port, tunnel);
+		nat_record(&replies, TUPLE_IN | NAT_KNOWN | NAT_COUNTER(to->counter), &flow->saddr, flow->sport, tunnel);
+		nat_record(flow, TUPLE_OUT | NAT_KNOWN | NAT_COUNTER(to->counter), &to->addr, to->port, tunnel);
 	}
 	return 1;
 }
 
 /* Reports whether a flow is a connection that has not ended. It is a function of its
  * own for the stack: kernels before 6.9 count each function's in steps of 32 bytes. */
-static __noinline bool connected(const struct tuple *flow, __u64 time)
+static __noinline bool connected(const struct tuple *flow, __u32 now)
 {
 	struct ct_entry *e = ct_lookup(flow, TUPLE_OUT);
 
-	return e && ct_lifetime_of(e) * SECOND > time;
+	return e && ct_lifetime_of(e) > now;
 }
 
 /* Reports whether no other flow has the port that replies with a tuple come
  * to. One whose connection has ended is taken from it. */
-SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, __u64 time)
+SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, __u32 now)
 {
 	struct translation owner = {};
 	struct tuple other;
@@ -56,12 +57,12 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 		return 1;
 	if (!is_owner(&owner, flow)) {
 		/* The entry of a connection is made after its translation. */
-		if (owner.used + NAT_GRACE >= time / SECOND)
+		if (owner.used + NAT_GRACE >= now)
 			return 0;
 		other = reversed(replies);
 		other.saddr = owner.addr;
 		other.sport = owner.port;
-		if (connected(&other, time))
+		if (connected(&other, now))
 			return 0;
 		nat_remove(&other, TUPLE_OUT, owner.used);
 	}
@@ -224,19 +225,20 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 
 		if (i > 0 || !(d->of_host || is_one_of(&p, flow->sport)))
 			replies.dport = any_port(&p);
-		if (replies.dport == reserved || !port_free(&replies, flow, d->time))
+		if (replies.dport == reserved || !port_free(&replies, flow, d->began))
 			continue;
 		/* Replies to the pod and what is for the host, or for a backend, would not be told
 		 * apart. */
 		if (!d->of_host && host_takes(ctx, &replies, d->slot))
 			continue;
-		err = nat_record(&replies, TUPLE_IN | NAT_NEW, &flow->saddr, flow->sport, tunnel);
+		err = nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(d->counter), &flow->saddr, flow->sport, tunnel);
 		if (err == -EEXIST) /* another CPU was faster */
 			continue;
 		if (err)
 			return REASON_NAT_FAILED;
 		d->egress_port = replies.dport;
-		if (!nat_record(flow, TUPLE_OUT | NAT_NEW, &d->egress, replies.dport, tunnel))
+		if (!nat_record(flow, TUPLE_OUT | NAT_NEW | NAT_COUNTER(d->counter), &d->egress,
+				replies.dport, tunnel))
 			return 0;
 		nat_undo(&replies);
 		return REASON_NAT_FAILED;
@@ -335,6 +337,8 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 			d->egress = to.addr;
 			d->egress_port = to.port;
 			d->exit = exit->ifindex;
+			d->counter = to.counter;
+			d->began = to.created / SECOND;
 			return 0;
 		}
 		/* Or the address has moved away: replies would not come back. */
@@ -375,7 +379,8 @@ static __always_inline int translate(struct __sk_buff *ctx, const struct packet 
 	int ret = nat_prepare(p, d, tunnel);
 
 	if (ret == NAT_WANTED) {
-		d->time = p->time;
+		d->began = p->time / SECOND;
+		d->counter = counter_of(d);
 		ret = -(int)ports_used_up(&p->flow, d, cfg);
 		if (!ret)
 			ret = -(int)nat_allocate(ctx, &p->flow, d, cfg, tunnel);

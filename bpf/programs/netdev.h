@@ -39,6 +39,7 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 	if (p->flow.dport)
 		p->flow.dport = to->port;
 
+	count_traffic(to->counter, to->created / SECOND, ctx->len, DIRECTION_INGRESS);
 	track_returned(ctx, p, d, cfg, pod);
 	if (pod)
 		return to_local_pod(ctx, pod);

@@ -71,6 +71,7 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 	d->gateway = cfg->underlay;
 	d->flags = CT_FROM_TUNNEL;
 	track_translated(ctx, p, d, cfg);
+	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);
 	return to_outside(ctx, d, cfg);
 }
 

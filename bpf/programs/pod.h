@@ -68,7 +68,10 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet
 	if (err)
 		return err;
 	err = translate(ctx, p, d, cfg, &none);
-	return err ?: to_outside(ctx, d, cfg);
+	if (err)
+		return err;
+	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);
+	return to_outside(ctx, d, cfg);
 }
 
 /* Decides on a packet of a flow that the pod begins. */

@@ -23,13 +23,15 @@ struct decision {
 		__u32 ruleset; /* of the pod, 0 until it was looked up */
 		__u32 mtu;     /* that the packet exceeds */
 	};
-	__u8 of_host;  /* it is not a pod's, but the host's own */
+	__u8 of_host : 1; /* it is not a pod's, but the host's own */
 	__u8 live : 1;	  /* its connection is tracked */
 	__u8 renewed : 1; /* it had a port, which it has just given up */
-	__u8 slot;     /* that was in force when the packet came: all is looked up there */
+	__u8 slot : 1;    /* that was in force when the packet came: all is looked up there */
 	__u8 leads;    /* where the destination leads: enum leads */
+	__u16 counter; /* of its translation's traffic */
 	__u32 cookie;  /* of the rules of network policies that decided */
-	__u64 time;    /* when the packet came */
+	__u32 policy;  /* egress policy that decided, if any was asked: an egress_value's */
+	__u32 began;   /* when its translation did, seconds: now, of one that is new */
 };
 
 static __always_inline void count(__u32 reason, __u32 direction, __u64 bytes)

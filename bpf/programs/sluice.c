@@ -19,6 +19,7 @@
  *	egress.h		what the tables say
  *	hold.h		addresses of pods that are not known
  *	link.h		ARP, neighbor discovery, and packets to many
+ *	traffic.h		counters of translated traffic
  *	translation.h, nat.h	translations
  *	ledger.h		which pod has an egress address and port
  *	siphash.h, proof.h	origin of overlay packets

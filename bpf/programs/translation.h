@@ -23,7 +23,8 @@ struct translation {
 	__u32 needs_ct;
 	__u32 used; /* seconds */
 	__be16 port;
-	__u8 pad[6];
+	__u16 counter; /* of its traffic */
+	__u8 pad[4];
 };
 
 static __always_inline void nat4_key(struct tuple4_key *key, const struct tuple *t, __u8 flags)
@@ -93,6 +94,7 @@ SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *
 		found->created = e->created;
 		found->needs_ct = e->needs_ct;
 		found->used = e->used;
+		found->counter = e->counter;
 		return nat_use(&e->used, time);
 	} else {
 		struct nat6_entry *e = nat6_lookup(t, flags);
@@ -105,6 +107,7 @@ SUBPROGRAM int nat_find(const struct tuple *t, __u32 flags, struct translation *
 		found->created = e->created;
 		found->needs_ct = e->needs_ct;
 		found->used = e->used;
+		found->counter = e->counter;
 		return nat_use(&e->used, time);
 	}
 }
@@ -125,7 +128,8 @@ SUBPROGRAM int nat_known(const struct tuple *flow)
 	}
 }
 
-/* Records what a tuple becomes: BPF_NOEXIST unless there is a record, BPF_EXIST only if. */
+/* Records what a tuple becomes: BPF_NOEXIST unless there is a record, BPF_EXIST only if. The
+ * second argument names the counter too: see NAT_COUNTER. */
 SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const struct address *addr, __u32 port,
 			  const struct address *tunnel)
 {
@@ -149,13 +153,15 @@ SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const str
 	if (t->family == FAMILY_IPV4) {
 		e.v4.addr = addr->words[3];
 		e.v4.port = port;
+		e.v4.counter = flags_and_mode >> 16;
 		nat4_key(&key.v4, t, flags_and_mode);
-		err = bpf_map_update_elem(&sluice_nat4, &key, &e, flags_and_mode >> 8);
+		err = bpf_map_update_elem(&sluice_nat4, &key, &e, flags_and_mode >> 8 & 0xff);
 	} else {
 		e.v6.addr = *addr;
 		e.v6.port = port;
+		e.v6.counter = flags_and_mode >> 16;
 		nat6_key(&key.v6, t, flags_and_mode);
-		err = bpf_map_update_elem(&sluice_nat6, &key, &e, flags_and_mode >> 8);
+		err = bpf_map_update_elem(&sluice_nat6, &key, &e, flags_and_mode >> 8 & 0xff);
 	}
 	if (ledger_on && !err && flags_and_mode & TUPLE_IN)
 		ledger_begin(t, addr, port, e.v6.created);
@@ -164,6 +170,7 @@ SUBPROGRAM int nat_record(const struct tuple *t, __u32 flags_and_mode, const str
 
 #define NAT_NEW (BPF_NOEXIST << 8)
 #define NAT_KNOWN (BPF_EXIST << 8)
+#define NAT_COUNTER(counter) ((__u32)(counter) << 16)
 
 /* Removes a record, unless it was used after a time in seconds, or another program is
  * removing it. Returns whether it did, or a negative error, with the record as before. */

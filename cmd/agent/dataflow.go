@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/sources/overlaykeys"
 	"github.com/sluice-net/sluice/sources/probes"
+	"github.com/sluice-net/sluice/sources/traffic"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
 	egresstables "github.com/sluice-net/sluice/tables/egress"
@@ -104,6 +105,11 @@ var Dataflow = cell.Group(
 	events.Cell,
 	cell.Invoke(registerDatapathMetrics),
 	policyMetricsCell,
+
+	// What the programs of a gateway have translated: egress-traffic.
+	cell.Provide(func(d *datapath.Datapath) traffic.Maps { return d.Map }),
+	traffic.Cell,
+	cell.Invoke(registerTrafficMetrics),
 
 	// What the tables and the maps make of a packet, and why.
 	explain.Cell,

@@ -16,7 +16,7 @@ import (
 )
 
 // layoutDir is where maps in slots are pinned.
-const layoutDir = "layout_3"
+const layoutDir = "layout_4"
 
 // kernel is where the agent pins maps and links. It is there while agents come and go.
 type kernel struct {

@@ -66,7 +66,7 @@ near  other udp/80 ingress NetworkPolicy/shop/closed
 		})
 	})
 	p.noticed(n, bpf.StateMap, tables.TamperedChanged, func() {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(maps, "layout_3", bpf.StateMap), nil)
+		m, err := ebpf.LoadPinnedMap(filepath.Join(maps, "layout_4", bpf.StateMap), nil)
 		require.NoError(t, err)
 		defer m.Close()
 		var now bpf.StateValue

@@ -61,6 +61,12 @@ func TestTrafficEgress(t *testing.T) {
 				t.Run("other-device", func(t *testing.T) { e.otherDevice(tr.sub(t)) })
 			}
 			for _, n := range tr.Nodes {
+				tr.countsTraffic(n)
+			}
+			require.NotZero(t, tr.count(e.gateway, bpf.ReasonTranslated))
+			require.NoError(t, e.gateway.Agent.Restart())
+			tr.countsTraffic(e.gateway) // from before the restart too
+			for _, n := range tr.Nodes {
 				require.NotContains(t, tr.drops(n), bpf.ReasonOverlayKey)
 				if options.AgentFlags != nil {
 					require.Zero(t, tr.count(n, bpf.ReasonOverlayUnsigned))

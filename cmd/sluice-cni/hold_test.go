@@ -158,8 +158,8 @@ func TestCannotHold(t *testing.T) {
 	n := newNode(t)
 	n.timeout = "300ms"
 	n.pin()
-	slots := filepath.Join(bpf.MapsDir(n.bpfs), "layout_3", "sluice_pods")
-	inSlot := filepath.Join(bpf.MapsDir(n.bpfs), "layout_3", "1", "sluice_pods")
+	slots := filepath.Join(bpf.MapsDir(n.bpfs), "layout_4", "sluice_pods")
+	inSlot := filepath.Join(bpf.MapsDir(n.bpfs), "layout_4", "1", "sluice_pods")
 	for _, tc := range []struct {
 		path      string
 		valueSize uint32

@@ -111,10 +111,15 @@ func (n *Node) RemoveRoute(subject uint32) error {
 	return absent(n.Map("sluice_routes").Delete(&bpf.SubjectKey{Subject: subject}))
 }
 
+// EgressPolicy is the name of the policy whose rules [Node.SetEgress] writes.
+const EgressPolicy = "policy"
+
 // SetEgress writes the gateway group of a destination of an egress ruleset.
 func (n *Node) SetEgress(ruleset uint32, p netip.Prefix, group uint32) error {
 	key := bpf.EgressKeyFrom(ruleset, p)
-	return n.put("sluice_egress", &key, &bpf.EgressValue{Group: group, Bits: uint8(p.Bits())})
+	return n.put("sluice_egress", &key, &bpf.EgressValue{
+		Group: group, Bits: uint8(p.Bits()), Policy: bpf.PolicyCookie(EgressPolicy),
+	})
 }
 
 // RemoveEgress takes a destination of an egress ruleset away.
@@ -286,6 +291,29 @@ func (n *Node) forgetDecided() error {
 		err = errors.Join(err, counts.Remove(cookie))
 	}
 	return err
+}
+
+// forgetTraffic removes the counters of translated traffic.
+func (n *Node) forgetTraffic() error {
+	counts, found := bpf.TrafficCountsOf(func(name string) *ebpf.Map { return n.programs.Maps[name] })
+	if !found { // programs of before there were any
+		return nil
+	}
+	all, err := counts.Read()
+	for _, t := range all {
+		err = errors.Join(err, counts.Remove(t))
+	}
+	taken, readErr := counts.Taken()
+	for _, counter := range taken {
+		err = errors.Join(err, counts.Free(counter, 0))
+	}
+	return errors.Join(err, readErr)
+}
+
+// Traffic returns what has been translated, by policies and egress addresses.
+func (n *Node) Traffic() ([]bpf.Traffic, error) {
+	counts, _ := bpf.TrafficCountsOf(n.Map)
+	return counts.Read()
 }
 
 // Decided returns what the rules with a cookie have decided.

@@ -154,9 +154,9 @@ type judgeNat4Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Addr uint32
-	Port uint16
-	Pad  uint16
+	Addr    uint32
+	Port    uint16
+	Counter uint16
 }
 
 type judgeNat6Entry struct {
@@ -172,8 +172,9 @@ type judgeNat6Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Port uint16
-	Pad  [3]uint16
+	Port    uint16
+	Counter uint16
+	Pad     [2]uint16
 }
 
 type judgeNodeKey struct {
@@ -282,6 +283,33 @@ type judgeStateValue struct {
 	Generation uint32
 }
 
+type judgeTrafficCount struct {
+	_        structs.HostLayout
+	Since    uint64
+	Sent     judgeMetric
+	Received judgeMetric
+}
+
+type judgeTrafficKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy uint32
+	Pad    uint32
+}
+
+type judgeTrafficOwner struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type judgeTrafficValue struct {
+	_       structs.HostLayout
+	Counter uint32
+}
+
 type judgeTuple4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -343,6 +371,9 @@ const (
 	judgeMapSluiceShares   = "sluice_shares"
 	judgeMapSluiceState    = "sluice_state"
 	judgeMapSluiceSubjects = "sluice_subjects"
+	judgeMapSluiceTraffic  = "sluice_traffic"
+	judgeMapSluiceTrafhits = "sluice_trafhits"
+	judgeMapSluiceTrafown  = "sluice_trafown"
 	judgeMapSluiceVerdicts = "sluice_verdicts"
 	judgeProgAnswerAll     = "answer_all"
 	judgeVarAsked          = "asked"
@@ -434,6 +465,9 @@ type judgeMapSpecs struct {
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
@@ -501,6 +535,9 @@ type judgeMaps struct {
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
@@ -543,6 +580,9 @@ func (m *judgeMaps) Close() error {
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
+		m.SluiceTraffic,
+		m.SluiceTrafhits,
+		m.SluiceTrafown,
 		m.SluiceVerdicts,
 	)
 }

@@ -140,12 +140,14 @@ func (n *Node) Within(f func() error) error { return n.do(f) }
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
-	if err := errors.Join(n.UseSlot(slotInForce), n.emptySlots(), n.forgetDecided()); err != nil {
+	err := errors.Join(n.UseSlot(slotInForce), n.emptySlots(), n.forgetDecided(), n.forgetTraffic())
+	if err != nil {
 		return err
 	}
 	for name := range n.programs.Maps {
 		m := n.Map(name)
-		if name == bpf.RuleSlotsMap || name == bpf.DecidedMap {
+		switch name {
+		case bpf.RuleSlotsMap, bpf.DecidedMap, bpf.TrafficOwnersMap, bpf.TrafficCountsMap:
 			continue // large, and nearly empty
 		}
 		if name == ".rodata" {

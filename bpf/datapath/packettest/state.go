@@ -78,6 +78,7 @@ type Translation struct {
 	Tunnel  netip.Addr
 	Addr    netip.Addr
 	Port    uint16
+	Counter uint16 // of its traffic
 }
 
 func (t Translation) value() []byte {
@@ -88,6 +89,7 @@ func (t Translation) value() []byte {
 	b = append(b, tunnel[:]...)
 	b = append(b, t.Addr.AsSlice()...)
 	b = binary.BigEndian.AppendUint16(b, t.Port)
+	b = binary.NativeEndian.AppendUint16(b, t.Counter)
 	for len(b)%8 != 0 {
 		b = append(b, 0)
 	}
@@ -105,6 +107,7 @@ func translationFrom(b []byte) Translation {
 	}
 	t.Addr, _ = netip.AddrFromSlice(b[32 : 32+n])
 	t.Port = binary.BigEndian.Uint16(b[32+n:])
+	t.Counter = binary.NativeEndian.Uint16(b[34+n:])
 	return t
 }
 

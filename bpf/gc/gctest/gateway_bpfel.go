@@ -96,12 +96,12 @@ type gatewayDecision struct {
 	Generation  uint32
 	Destination uint32
 	Ruleset     uint32
-	OfHost      uint8
 	_           [1]byte /* unsupported bitfield */
-	Slot        uint8
 	Leads       uint8
+	Counter     uint16
 	Cookie      uint32
-	Time        uint64
+	Policy      uint32
+	Began       uint32
 }
 
 type gatewayDeviceKey struct {
@@ -210,9 +210,9 @@ type gatewayNat4Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Addr uint32
-	Port uint16
-	Pad  uint16
+	Addr    uint32
+	Port    uint16
+	Counter uint16
 }
 
 type gatewayNat6Entry struct {
@@ -228,8 +228,9 @@ type gatewayNat6Entry struct {
 		_     structs.HostLayout
 		Bytes [16]uint8
 	}
-	Port uint16
-	Pad  [3]uint16
+	Port    uint16
+	Counter uint16
+	Pad     [2]uint16
 }
 
 type gatewayNodeKey struct {
@@ -365,6 +366,33 @@ type gatewayStateValue struct {
 	Generation uint32
 }
 
+type gatewayTrafficCount struct {
+	_        structs.HostLayout
+	Since    uint64
+	Sent     gatewayMetric
+	Received gatewayMetric
+}
+
+type gatewayTrafficKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy uint32
+	Pad    uint32
+}
+
+type gatewayTrafficOwner struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type gatewayTrafficValue struct {
+	_       structs.HostLayout
+	Counter uint32
+}
+
 type gatewayTranslation struct {
 	_    structs.HostLayout
 	Addr struct {
@@ -379,7 +407,8 @@ type gatewayTranslation struct {
 	NeedsCt uint32
 	Used    uint32
 	Port    uint16
-	Pad     [6]uint8
+	Counter uint16
+	Pad     [4]uint8
 }
 
 type gatewayTuple struct {
@@ -459,6 +488,9 @@ const (
 	gatewayMapSluiceShares     = "sluice_shares"
 	gatewayMapSluiceState      = "sluice_state"
 	gatewayMapSluiceSubjects   = "sluice_subjects"
+	gatewayMapSluiceTraffic    = "sluice_traffic"
+	gatewayMapSluiceTrafhits   = "sluice_trafhits"
+	gatewayMapSluiceTrafown    = "sluice_trafown"
 	gatewayMapSluiceVerdicts   = "sluice_verdicts"
 	gatewayProgCheckFlows      = "check_flows"
 	gatewayProgStartPulse      = "start_pulse"
@@ -567,6 +599,9 @@ type gatewayMapSpecs struct {
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
 }
 
@@ -647,6 +682,9 @@ type gatewayMaps struct {
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
+	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
+	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
 }
 
@@ -688,6 +726,9 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
+		m.SluiceTraffic,
+		m.SluiceTrafhits,
+		m.SluiceTrafown,
 		m.SluiceVerdicts,
 	)
 }
