@@ -4,8 +4,12 @@ package tables
 
 import (
 	"crypto/sha256"
+	"iter"
 	"net/netip"
 	"strings"
+
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -32,4 +36,39 @@ func (c GatewayChoice) String() string {
 func GroupDigest(gateways []GatewaySpec) bpf.Digest {
 	sum := sha256.Sum256([]byte(strings.Join(stringsOf(gateways), " | ")))
 	return bpf.Digest(sum[:16])
+}
+
+// ElectNode returns the node that a selector elects, among nodes in order of name, and whether this
+// node is a candidate.
+func ElectNode(
+	nodes iter.Seq2[*Node, statedb.Revision], selects, localNode string,
+) (choice GatewayChoice, local bool) {
+	selector, err := labels.Parse(selects)
+	if err != nil {
+		choice.Reason = err.Error()
+		return choice, false
+	}
+	var refused []string
+	for n := range nodes {
+		if !selector.Matches(n.Labels) {
+			continue
+		}
+		local = local || n.Name == localNode
+		switch addr := n.UnderlayIP(); {
+		case choice.Node != "":
+		case !n.Ready:
+			refused = append(refused, n.Name+" is not ready")
+		case !addr.IsValid():
+			refused = append(refused, n.Name+" has no internal address")
+		default:
+			choice.Node, choice.Addr = n.Name, addr
+		}
+	}
+	if choice.Node == "" {
+		choice.Reason = "no node matches"
+		if len(refused) > 0 {
+			choice.Reason = strings.Join(refused, ", ")
+		}
+	}
+	return choice, local
 }

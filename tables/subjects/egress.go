@@ -227,7 +227,7 @@ func (c *round) elect(
 	return g
 }
 
-// election is the result of [electNode].
+// election is the result of [tables.ElectNode].
 type election struct {
 	choice tables.GatewayChoice
 	local  bool
@@ -240,7 +240,7 @@ func (c *round) elected(spec tables.GatewaySpec) (choice tables.GatewayChoice, l
 	}
 	e, known := c.elections[spec.Nodes]
 	if !known {
-		e.choice, e.local = electNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name)
+		e.choice, e.local = tables.ElectNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name)
 		c.elections[spec.Nodes] = e
 	}
 	choice = e.choice

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objectstatus
+
+import (
+	"maps"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type electionParams struct {
+	cell.In
+
+	Reporting tables.Reporting
+	Output    statedb.RWTable[*tables.GatewayElection]
+	Policies  statedb.Table[*tables.EgressPolicy]
+	Nodes     statedb.Table[*tables.Node]
+}
+
+// deriveElections keeps the nodes that are elected for each list of gateways that a policy has.
+func deriveElections(p derive.Params, e electionParams) error {
+	if !e.Reporting.Enabled {
+		return nil
+	}
+	return derive.Register(p, e.declare())
+}
+
+func (e *electionParams) declare() derive.Rule[bpf.Digest] {
+	return derive.Rule[bpf.Digest]{
+		Outputs: []statedb.TableMeta{e.Output},
+		Inputs: []derive.Input[bpf.Digest]{
+			derive.From(e.Policies,
+				func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(bpf.Digest)) {
+					mark(tables.GroupDigest(p.Gateways))
+				}),
+			derive.FromIf(e.Nodes, electedOtherwise,
+				func(now statedb.ReadTxn, _ *tables.Node, mark func(bpf.Digest)) {
+					for p := range e.Policies.All(now) {
+						mark(tables.GroupDigest(p.Gateways))
+					}
+				}),
+		},
+		Compute: e.compute,
+	}
+}
+
+// electedOtherwise reports whether a change of a node may change an election.
+func electedOtherwise(old, new *tables.Node) bool {
+	return old.Ready != new.Ready || old.UnderlayIP() != new.UnderlayIP() ||
+		!maps.Equal(old.Labels, new.Labels)
+}
+
+// compute elects once for each selector, whatever number of lists have it.
+func (e *electionParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, keys []bpf.Digest, _ func(bpf.Digest),
+) error {
+	elected := map[string]tables.GatewayChoice{}
+	elect := func(spec tables.GatewaySpec) tables.GatewayChoice {
+		if spec.Error != "" {
+			return tables.GatewayChoice{Spec: spec, Reason: spec.Error}
+		}
+		choice, known := elected[spec.Nodes]
+		if !known {
+			choice, _ = tables.ElectNode(e.Nodes.All(in), spec.Nodes, "")
+			elected[spec.Nodes] = choice
+		}
+		choice.Spec = spec
+		return choice
+	}
+	row := func(in statedb.ReadTxn, digest bpf.Digest) *tables.GatewayElection {
+		var row *tables.GatewayElection
+		for p := range e.Policies.List(in, tables.EgressPoliciesByGroup(digest)) {
+			if row == nil {
+				row = &tables.GatewayElection{Digest: digest}
+				for _, spec := range p.Gateways {
+					row.Gateways = append(row.Gateways, elect(spec))
+				}
+			}
+			row.Policies = append(row.Policies, p.Name)
+		}
+		return row
+	}
+	return derive.Each(e.Output, tables.GatewayElectionByDigest,
+		(*tables.GatewayElection).Equal, row)(in, out, keys, nil)
+}
