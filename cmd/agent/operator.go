@@ -4,25 +4,17 @@ package agent
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"log/slog"
 	"os"
 
 	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
 	"github.com/sluice-net/sluice/cmd/api"
 	statuswriter "github.com/sluice-net/sluice/reconcilers/objectstatus"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/election"
-	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/objectstatus"
 )
@@ -45,7 +37,6 @@ var Operator = cell.Group(
 
 	OperatorDataflow,
 	apiWritersCell,
-	eventsCell,
 
 	// What of all that is a metric of its own.
 	cell.Invoke(registerStateMetrics),
@@ -91,39 +82,4 @@ func (c OperatorConfig) identity() (election.Identity, error) {
 		return "", fmt.Errorf("find a name for this operator: %w: --identity sets it", err)
 	}
 	return election.Identity(fmt.Sprintf("%s-%d", host, os.Getpid())), nil
-}
-
-// eventsCell provides what writes Events.
-var eventsCell = cell.Module(
-	"events",
-	"Events about policies",
-
-	cell.Provide(newEventRecorder),
-)
-
-// newEventRecorder returns a recorder whose Events have no host: whichever operator
-// leads, they are of one series.
-func newEventRecorder(
-	c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Logger,
-) (record.EventRecorder, error) {
-	client, err := typedcorev1.NewForConfig(c.Config)
-	if err != nil {
-		return nil, fmt.Errorf("create client for Events: %w", err)
-	}
-	ctx, cancel := context.WithCancel(
-		klog.NewContext(context.Background(), kubernetes.LibraryLogger(log)),
-	)
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	lc.Append(cell.Hook{
-		OnStart: func(cell.HookContext) error {
-			broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.Events("")})
-			return nil
-		},
-		OnStop: func(cell.HookContext) error {
-			cancel()
-			broadcaster.Shutdown()
-			return nil
-		},
-	})
-	return broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: "sluice"}), nil
 }

@@ -3,10 +3,17 @@
 package agent
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/cilium/hive/cell"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/reconcilers/nodereport"
@@ -26,12 +33,12 @@ var Reporting = cell.Group(
 )
 
 // apiWritersCell provides what writes to the API server; nothing does if the agent
-// reports to no server.
+// reports to no server. It is in the operator too.
 var apiWritersCell = cell.Module(
 	"api-writers",
 	"Connections to write to the API server",
 
-	cell.Provide(newDynamicClient),
+	cell.Provide(newDynamicClient, newEventRecorder),
 )
 
 func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
@@ -43,4 +50,34 @@ func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
 		return nil, fmt.Errorf("create client for objects: %w", err)
 	}
 	return client, nil
+}
+
+// newEventRecorder returns a recorder whose Events have no host: whichever process
+// writes them, they are of one series.
+func newEventRecorder(
+	c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Logger,
+) (record.EventRecorder, error) {
+	if c == nil {
+		return nil, nil
+	}
+	client, err := typedcorev1.NewForConfig(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("create client for Events: %w", err)
+	}
+	ctx, cancel := context.WithCancel(
+		klog.NewContext(context.Background(), kubernetes.LibraryLogger(log)),
+	)
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	lc.Append(cell.Hook{
+		OnStart: func(cell.HookContext) error {
+			broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.Events("")})
+			return nil
+		},
+		OnStop: func(cell.HookContext) error {
+			cancel()
+			broadcaster.Shutdown()
+			return nil
+		},
+	})
+	return broadcaster.NewRecorder(runtime.NewScheme(), corev1.EventSource{Component: "sluice"}), nil
 }
