@@ -130,6 +130,7 @@ func TestObjects(t *testing.T) {
 		"none":    append(always, "Secret/sluice-overlay-keys"),
 		"all": append(slices.Concat(always, roles, admission, operator), "ServiceAccount/node-agent", reports, egress,
 			"PodMonitor/sluice-operator", "NetworkPolicy/sluice-operator",
+			"Service/sluice-operator-metrics", "ServiceMonitor/sluice-operator",
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
 			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
 			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
@@ -443,8 +444,7 @@ func TestRights(t *testing.T) {
 		for _, rule := range object[rbacv1.Role](t, decode(t, files), "Role/sluice").Rules {
 			own = append(own, rule.Resources...)
 		}
-		require.Equal(t, slices.Contains(all, "nodereports"), slices.Contains(own, "leases"), "the lease goes with the reports")
-		require.Contains(t, own, "endpointslices", "each agent announces addresses")
+		require.Equal(t, []string{"endpointslices"}, own, "each agent announces addresses")
 		return all
 	}
 	flag := func(name string, value any) map[string]any {
@@ -452,7 +452,7 @@ func TestRights(t *testing.T) {
 	}
 	policies := []string{"networkpolicies", "ciliumegressgatewaypolicies"}
 	cilium := []string{"ciliumendpoints", "ciliumidentities"}
-	status := []string{"nodereports", "ciliumegressgatewaypolicies/status", "events"}
+	status := []string{"nodereports"}
 
 	require.Subset(t, resources(nil), slices.Concat(policies, status))
 	require.NotSubset(t, resources(nil), cilium[:1])

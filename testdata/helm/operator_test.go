@@ -64,7 +64,7 @@ func writes(all []string) []string {
 
 // What agents may write is of their own node, to which the admission policy holds them: all else
 // is the operator's.
-func TestRights(t *testing.T) {
+func TestWrites(t *testing.T) {
 	all := decode(t, renderSet(t, "default", kubeVersion))
 	agent := rights(object[rbacv1.ClusterRole](t, all, "ClusterRole/sluice").Rules)
 	require.NotContains(t, agent, "list sluice.io/nodereports")
