@@ -6,7 +6,12 @@
 //	kubernetes ─┐
 //	files ──────┴──► objects (decoders) ──► nodes, namespaces, endpoints, services, …
 //
-// Nothing but the parts of this module can write these tables. Devices, addresses
+// The operator reads fewer kinds, and which operator leads:
+//
+//	kubernetes ──► nodes, policies, node-reports
+//	election ────► leadership
+//
+// Nothing but the parts of these modules can write these tables. Devices, addresses
 // and routes of the node have a source of their own, package netlink.
 package sources
 
@@ -25,27 +30,55 @@ import (
 )
 
 // Cell provides the tables of objects, and keeps them up to date.
-var Cell = module(objects.DefaultConfig, kubernetes.Cell, election.Cell)
+var Cell = module(objects.DefaultConfig, kubernetes.Cell)
 
 // FakeCell is [Cell] for scripts: its API server is a [kubernetes.FakeAPI], told
 // by script commands, and is the source unless --source says otherwise.
 var FakeCell = module(
 	objects.Config{Source: objects.SourceKubernetes, EndpointSource: objects.DefaultConfig.EndpointSource},
-	kubernetes.FakeCell, election.FakeCell,
+	kubernetes.FakeCell,
 )
 
+// OperatorCell provides what the operator reads, and keeps it up to date.
+var OperatorCell = operator(kubernetes.Cell, election.Cell)
+
+// OperatorFakeCell is [OperatorCell] for scripts, as [FakeCell] is [Cell].
+var OperatorFakeCell = operator(kubernetes.FakeCell, election.FakeCell)
+
 // source says which kinds of objects are read to which tables.
-func source(cfg objects.Config, t objects.Tables) tables.SourceOut {
+func source(cfg objects.Config, reads objects.Reads, t objects.Tables) tables.SourceOut {
 	out := tables.NewSourceOut(cfg.Source, t.Sources)
-	for _, k := range objects.Kinds(cfg.EndpointSource) {
+	for _, k := range reads {
 		out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: k.Store(&t).Table, What: k.Source()})
 	}
-	reports := objects.NodeReportKind()
-	out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: reports.Store(&t).Table, What: reports.Source()})
 	return out
 }
 
-func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
+// operator is the module of the operator, which reads from an API server only.
+func operator(api, elections cell.Cell) cell.Cell {
+	return cell.Module(
+		"sources",
+		"Observed objects",
+
+		tables.Own(tables.NewNodeTable),
+		tables.Own(tables.NewEgressPolicyTable),
+		tables.Own(tables.NewNetworkPolicyTable),
+		tables.Own(tables.NewNodeReportTable),
+		tables.Own(tables.NewLeadershipTable),
+		tables.Own(tables.NewObjectSourceTable),
+		cell.Config(objects.OperatorConfig{ObjectStatus: true}),
+		cell.Provide(objects.OperatorConfig.Objects, objects.Config.Reporting, objects.OperatorReads,
+			func() kubernetes.Writes { return true }),
+		cell.Provide(source),
+
+		// Nodes, policies, and what agents report.
+		api,
+		// Which operator does something about them.
+		elections,
+	)
+}
+
+func module(cfg objects.Config, api cell.Cell) cell.Cell {
 	return cell.Module(
 		"sources",
 		"Observed objects",
@@ -61,23 +94,24 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 		tables.Own(tables.NewIdentityTable),
 		tables.Own(tables.NewCiliumEndpointTable),
 		tables.Own(tables.NewCiliumNodeTable),
-		tables.Own(tables.NewNodeReportTable),
-		tables.Own(tables.NewLeadershipTable),
 		tables.Own(tables.NewObjectSourceTable),
 		tables.Own(tables.NewCNIAttachmentTable),
 		cell.ProvidePrivate(tables.NewEndpointTable),
 		cell.Provide(
 			statedb.RWTable[*tables.Endpoint].ToTable,
 			objects.Config.Reporting,
+			objects.Config.Reads,
+			// The status of policies, and addresses of pods.
+			func(c objects.Config, p tables.CNIPlugin) kubernetes.Writes {
+				return kubernetes.Writes(c.ObjectStatus || p.Enabled)
+			},
 		),
 		cell.Provide(source),
 		cell.Invoke(objects.Config.Validate),
 		cell.Invoke(reportInvalid, reportLocalNode),
 
 		// Pods, Nodes and so on from an API server.
-		kubernetes,
-		// Which agent writes on objects there what all agents tell.
-		election,
+		api,
 		// The same from a directory of manifests.
 		files.Cell,
 		// Endpoints from CiliumEndpoints and CiliumIdentities.

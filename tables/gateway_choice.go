@@ -4,8 +4,12 @@ package tables
 
 import (
 	"crypto/sha256"
+	"iter"
 	"net/netip"
 	"strings"
+
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -35,4 +39,102 @@ func (c GatewayChoice) String() string {
 func GroupDigest(gateways []GatewaySpec) bpf.Digest {
 	sum := sha256.Sum256([]byte(strings.Join(stringsOf(gateways), " | ")))
 	return bpf.Digest(sum[:16])
+}
+
+// MaxCandidates is how many nodes of an item of gateways can be elected: the first, by name, that are
+// ready. These are probed, and serve what other nodes send to them.
+const MaxCandidates = 8
+
+// Avoidance is which nodes are passed over in an election, though they are ready.
+type Avoidance int
+
+const (
+	AvoidNone     Avoidance = iota
+	AvoidLost               // for this node
+	AvoidDraining           // and those
+)
+
+// Against returns what is said against a node, empty if nothing is. isLost says that it is lost.
+func (a Avoidance) Against(n *Node, isLost bool) string {
+	switch {
+	case isLost && a >= AvoidLost:
+		return "is lost: it does not answer probes"
+	case n.Draining && a >= AvoidDraining:
+		return "is being drained"
+	}
+	return ""
+}
+
+// ElectGateways elects a node for each item of a list of gateways. elect elects that of a selector:
+// see [ElectNode]. If nothing is left without the nodes that are being drained, these are elected
+// nevertheless, and at last those that are lost: there is no other way.
+func ElectGateways(
+	specs []GatewaySpec,
+	elect func(selects string, avoid Avoidance) (choice GatewayChoice, avoided bool),
+) (choices []GatewayChoice) {
+	for _, avoid := range []Avoidance{AvoidDraining, AvoidLost, AvoidNone} {
+		choices = nil
+		isElected, isAvoided := false, false
+		for _, spec := range specs {
+			choice, avoided := GatewayChoice{Reason: spec.Error}, false
+			if spec.Error == "" {
+				choice, avoided = elect(spec.Nodes, avoid)
+			}
+			choice.Spec = spec
+			choices = append(choices, choice)
+			isElected, isAvoided = isElected || choice.Node != "", isAvoided || avoided
+		}
+		if isElected || !isAvoided {
+			break
+		}
+	}
+	return choices
+}
+
+// ElectNode returns the node that a selector elects, among nodes in order of name: the first that
+// is ready, has an address, and that nothing is said against. The choice says whether this node is
+// one of the candidates; avoided, whether a node was passed over for what is said against it.
+func ElectNode(
+	nodes iter.Seq2[*Node, statedb.Revision], selects, localNode string,
+	against func(*Node) string,
+) (choice GatewayChoice, avoided bool) {
+	selector, err := labels.Parse(selects)
+	if err != nil {
+		choice.Reason = err.Error()
+		return choice, false
+	}
+	var refused []string
+	candidates := 0
+	for n := range nodes {
+		if candidates == MaxCandidates {
+			break
+		}
+		if !selector.Matches(n.Labels) {
+			continue
+		}
+		choice.Local = choice.Local || n.Name == localNode
+		addr := n.UnderlayIP()
+		if n.Ready && addr.IsValid() {
+			candidates++
+		}
+		switch {
+		case choice.Node != "":
+		case !n.Ready:
+			refused = append(refused, n.Name+" is not ready")
+		case !addr.IsValid():
+			refused = append(refused, n.Name+" has no internal address")
+		case against(n) != "":
+			avoided = true
+			refused = append(refused, n.Name+" "+against(n))
+		default:
+			choice.Node, choice.Addr = n.Name, addr
+		}
+	}
+	if choice.Node == "" {
+		choice.Reason = "no node matches"
+		if len(refused) > 0 {
+			choice.Reason = strings.Join(refused, ", ")
+		}
+	}
+	return choice, avoided
 }

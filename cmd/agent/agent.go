@@ -32,14 +32,23 @@ const (
 // Each module gets a logger, a health scope and a job group of its own, and
 // its name shows as the writer of its tables.
 func New(cells ...cell.Cell) *hive.Hive {
-	infrastructure := []cell.Cell{
+	return newHive(append([]cell.Cell{
 		gateCell, // first, so that its start hook is the first to run
-		statedb.Cell,
-		job.Cell,
-		health.Cell,
-		metricsCell,
+		infrastructure,
 		configCell,
-	}
+	}, cells...)...)
+}
+
+// infrastructure is what the modules of agent and operator need.
+var infrastructure = cell.Group(
+	statedb.Cell,
+	job.Cell,
+	health.Cell,
+	metricsCell,
+	cell.Config(DefaultLogConfig),
+)
+
+func newHive(cells ...cell.Cell) *hive.Hive {
 	return hive.NewWithOptions(hive.Options{
 		EnvPrefix:    envPrefix,
 		StartTimeout: startTimeout,
@@ -52,7 +61,7 @@ func New(cells ...cell.Cell) *hive.Hive {
 		ModuleDecorators: cell.ModuleDecorators{
 			func(db *statedb.DB, id cell.ModuleID) *statedb.DB { return db.NewHandle(string(id)) },
 		},
-	}, append(infrastructure, cells...)...)
+	}, cells...)
 }
 
 func newJobGroup(r job.Registry, h cell.Health, log *slog.Logger, m job.Metrics) job.Group {

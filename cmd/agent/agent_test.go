@@ -27,7 +27,12 @@ import (
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Of an operator that is populated, and not started.
+		goleak.IgnoreTopFunction("k8s.io/client-go/tools/record.NewBroadcaster.func1"),
+		goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*Broadcaster).loop"))
+}
 
 // start starts a hive with flags, and stops it with the test.
 func start(t *testing.T, h *hive.Hive, args ...string) error {

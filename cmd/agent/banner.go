@@ -21,7 +21,7 @@ import (
 // It goes after all other cells, and is left out when logs are for machines.
 func Banner(w io.Writer) cell.Cell {
 	return cell.Invoke(func(p bannerParams, lc cell.Lifecycle) {
-		if p.Config.LogFormat != formatText {
+		if p.Log.LogFormat != formatText {
 			return
 		}
 		lc.Append(cell.Hook{OnStart: func(cell.HookContext) error {
@@ -35,6 +35,7 @@ type bannerParams struct {
 	cell.In
 
 	Config   Config
+	Log      LogConfig
 	Settings cell.AllSettings
 	Node     tables.LocalNode
 	API      *api.Server

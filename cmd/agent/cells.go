@@ -30,8 +30,8 @@ var Cell = cell.Group(
 	Dataflow,
 	cell.Provide(kernelPreflight),
 
-	// The status of policies, written to their objects: node-report, object-status.
-	ObjectStatus,
+	// The status of policies, for the operator: node-report.
+	Reporting,
 	apiWritersCell,
 
 	// Addresses of new pods, announced to other nodes: pod-announcements.

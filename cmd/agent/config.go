@@ -22,19 +22,13 @@ var configCell = cell.Group(cell.Config(DefaultConfig), cell.Provide(localNode))
 
 // Config has the flags that concern the whole agent.
 type Config struct {
-	NodeName  string
-	StateDir  string
-	LogLevel  string
-	LogFormat string
+	NodeName string
+	StateDir string
 }
 
 // DefaultConfig is the configuration without flags. An empty NodeName stands
 // for the environment's NODE_NAME, or else the host name.
-var DefaultConfig = Config{
-	StateDir:  "/var/lib/sluice",
-	LogLevel:  "info",
-	LogFormat: formatText,
-}
+var DefaultConfig = Config{StateDir: "/var/lib/sluice"}
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
@@ -43,6 +37,19 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"name of the Kubernetes node (default: $NODE_NAME, or else the host name)",
 	)
 	flags.String("state-dir", c.StateDir, "directory for what must outlive the agent")
+}
+
+// LogConfig says what is logged, and how.
+type LogConfig struct {
+	LogLevel  string
+	LogFormat string
+}
+
+// DefaultLogConfig is the configuration without flags.
+var DefaultLogConfig = LogConfig{LogLevel: "info", LogFormat: formatText}
+
+// Flags implements [cell.Flagger].
+func (c LogConfig) Flags(flags *pflag.FlagSet) {
 	flags.Var(
 		NewEnum(c.LogLevel, "debug", "info", "warn", "error"), "log-level",
 		"least level of messages that are logged",

@@ -40,7 +40,8 @@ func TestDocumentedInputs(t *testing.T) {
 		documented[table] = documented[other]
 	}
 	p, _ := populate(t)
-	rules := p.Rules.All()
+	operator, _ := populateOperator(t)
+	rules := append(p.Rules.All(), operator.Rules.All()...)
 	require.Greater(t, len(rules), 20)
 	for _, rule := range rules {
 		var inputs []string

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/hive"
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
@@ -50,11 +51,27 @@ type populated struct {
 
 func populate(t *testing.T) (p populated, flags *pflag.FlagSet) {
 	h := New(Cell, cell.Invoke(func(in populated) { p = in }))
-	flags = pflag.NewFlagSet("agent", pflag.ContinueOnError)
-	h.RegisterFlags(flags)
-	require.NoError(t, flags.Parse([]string{"--node-name=node-1", "--bpf=memory"}))
-	require.NoError(t, h.Populate(hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))))
+	flags = populateHive(t, h, "--node-name=node-1", "--bpf=memory")
 	return p, flags
+}
+
+// populateOperator is [populate] for the operator.
+func populateOperator(t *testing.T) (p populated, flags *pflag.FlagSet) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(kubeconfig, []byte(`{apiVersion: v1, kind: Config, current-context: c,
+contexts: [{name: c, context: {cluster: c}}],
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]}`), 0o600))
+	h := NewOperator(Operator, cell.Invoke(func(in populated) { p = in }))
+	flags = populateHive(t, h, "--kubeconfig="+kubeconfig)
+	return p, flags
+}
+
+func populateHive(t *testing.T, h *hive.Hive, args ...string) *pflag.FlagSet {
+	flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	h.RegisterFlags(flags)
+	require.NoError(t, flags.Parse(args))
+	require.NoError(t, h.Populate(hivetest.Logger(t, hivetest.LogLevel(slog.LevelError))))
+	return flags
 }
 
 // The README has a row for each flag, with its variable and its default.
@@ -78,7 +95,6 @@ func TestDocumentedFlags(t *testing.T) {
 // order, and the README has a row.
 func TestDocumentedTables(t *testing.T) {
 	texts := documents(t)
-	p, _ := populate(t)
 	documented := map[string][]string{} // columns by table
 	var names []string
 	for _, line := range strings.Split(texts["docs/tables.md"], "\n") {
@@ -92,13 +108,21 @@ func TestDocumentedTables(t *testing.T) {
 		}
 	}
 	delete(documented, "Tables") // columns that are the same everywhere
+	p, _ := populate(t)
+	all := map[string]statedb.TableMeta{}
 	for _, table := range p.DB.GetTables(p.DB.ReadTxn()) {
-		name := table.Name()
+		all[table.Name()] = table
+	}
+	p, _ = populateOperator(t)
+	for _, table := range p.DB.GetTables(p.DB.ReadTxn()) {
+		all[table.Name()] = table
+	}
+	for name, table := range all {
 		require.Equal(t, statedb.AnyTable{Meta: table}.TableHeader(), documented[name], "docs/tables.md, %s", name)
 		require.True(t, strings.Contains(texts["README.md"], "| `"+name+"` |"), "README.md has no row for table %s", name)
 		delete(documented, name)
 	}
-	require.Empty(t, documented, "tables of docs/tables.md that the agent does not have")
+	require.Empty(t, documented, "tables of docs/tables.md that neither agent nor operator has")
 }
 
 var (
@@ -116,9 +140,11 @@ func TestDocumentedMetrics(t *testing.T) {
 		require.Equal(t, m[2] == "counter", strings.HasSuffix(m[1], "_total"), "%s is a %s", m[1], m[2])
 	}
 	p, _ := populate(t)
+	operator, _ := populateOperator(t)
 	descriptions := make(chan *prometheus.Desc)
 	go func() {
 		p.Registry.Describe(descriptions)
+		operator.Registry.Describe(descriptions)
 		close(descriptions)
 	}()
 	labels := map[string]string{}
@@ -133,6 +159,9 @@ func TestDocumentedMetrics(t *testing.T) {
 	require.Equal(t, labels, documented)
 	families, err := p.Registry.Gather()
 	require.NoError(t, err)
+	more, err := operator.Registry.Gather()
+	require.NoError(t, err)
+	families = append(families, more...)
 	for _, family := range families {
 		if documented, ok := types[family.GetName()]; ok {
 			require.Equal(t, strings.ToLower(family.GetType().String()), documented, family.GetName())

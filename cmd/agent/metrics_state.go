@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// stateMetrics are the states of the agent as a whole, of its sources and of the egress
+// stateMetrics are the states of the agent, or the operator, as a whole, of its sources and of the egress
 // policies on this node, counted when they are asked for.
 type stateMetrics struct {
 	stateMetricTables
@@ -24,7 +24,7 @@ type stateMetricTables struct {
 	DB       *statedb.DB
 	Health   statedb.Table[*tables.Health]
 	Sources  statedb.Table[*tables.ObjectSource]
-	Policies statedb.Table[*tables.EgressPolicyStatus]
+	Policies statedb.Table[*tables.EgressPolicyStatus] `optional:"true"` // the operator has none
 }
 
 func registerStateMetrics(r prometheus.Registerer, t stateMetricTables) error {
@@ -81,6 +81,9 @@ func (m *stateMetrics) Collect(to chan<- prometheus.Metric) {
 		tables.SourceBroken, tables.SourceKept,
 	)
 
+	if m.Policies == nil {
+		return
+	}
 	states := map[tables.EgressState]int{}
 	for row := range m.Policies.All(txn) {
 		states[row.State()]++

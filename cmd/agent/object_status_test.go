@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-net/sluice/sources/kubernetes"
 )
 
-// fakeWriter is what the agent of a script writes to: what nodes tell becomes objects
-// of its API server, and the status of policies is kept beside them.
+// fakeWriter is what the agent or the operator of a script writes to: what nodes tell becomes
+// objects of its API server, and the status of policies is kept beside them.
 type fakeWriter struct {
 	dynamic.Interface
 	api *kubernetes.FakeAPI
@@ -39,12 +39,20 @@ type fakeWriter struct {
 	events []string
 }
 
-// cell provides the writer, and has all be written soon.
+// cell provides the writer to an agent, and has all be written soon.
 func (w *fakeWriter) cell() cell.Cell {
 	return cell.Provide(
 		func() dynamic.Interface { return w },
 		func() record.EventRecorder { return fakeRecorder{w: w} },
 		func() *nodereport.Pace { return &nodereport.Pace{Settle: time.Millisecond, Least: time.Millisecond} },
+	)
+}
+
+// operatorCell provides the writer to an operator, and has all be written soon.
+func (w *fakeWriter) operatorCell() cell.Cell {
+	return cell.Provide(
+		func() dynamic.Interface { return w },
+		func() record.EventRecorder { return fakeRecorder{w: w} },
 		func() *statuswriter.Pace {
 			return &statuswriter.Pace{Settle: time.Millisecond, Again: time.Millisecond, Alike: time.Millisecond}
 		},

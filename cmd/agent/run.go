@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Run runs a hive that [New] made until SIGINT or SIGTERM, or until a module
+// Run runs a hive that [New] or [NewOperator] made until SIGINT or SIGTERM, or until a module
 // ends it with an error. The flags are those of the hive, parsed. A second
 // signal ends the process at once.
 func Run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
@@ -28,13 +28,15 @@ func Run(h *hive.Hive, flags *pflag.FlagSet, stderr io.Writer) error {
 		return UsageError{err}
 	}
 	log := prepared.log
-	lock, err := AcquireLock(prepared.stateDir)
-	if err != nil {
-		return err
-	}
-	defer lock.Release()
-	if lock.Unwritten != nil {
-		log.Warn("The state directory cannot be written", "error", lock.Unwritten)
+	if prepared.stateDir != "" {
+		lock, err := AcquireLock(prepared.stateDir)
+		if err != nil {
+			return err
+		}
+		defer lock.Release()
+		if lock.Unwritten != nil {
+			log.Warn("The state directory cannot be written", "error", lock.Unwritten)
+		}
 	}
 	klog.SetSlogLogger(log) // client-go's
 	// The mode of the shell's socket is what the umask leaves: to write to it is to
@@ -57,7 +59,7 @@ func UsageErrorf(format string, args ...any) error { return UsageError{fmt.Error
 // prepared is what has to be known before anything is constructed.
 type prepared struct {
 	log      *slog.Logger
-	stateDir string
+	stateDir string // empty: none
 }
 
 func prepare(flags *pflag.FlagSet, environ []string, stderr io.Writer) (prepared, error) {
@@ -70,16 +72,19 @@ func prepare(flags *pflag.FlagSet, environ []string, stderr io.Writer) (prepared
 	if err != nil {
 		return prepared{}, err
 	}
-	if value("state-dir") == "" {
-		return prepared{}, errors.New("--state-dir is empty: want a directory for what must outlive the agent")
+	stateDir := ""
+	if flags.Lookup("state-dir") != nil { // the operator has none
+		if stateDir = value("state-dir"); stateDir == "" {
+			return prepared{}, errors.New("--state-dir is empty: want a directory for what must outlive the agent")
+		}
 	}
 	for _, name := range unknown {
-		log.Warn("Environment variable is no flag of the agent", "variable", name)
+		log.Warn("Environment variable is no flag", "variable", name)
 	}
 	for _, notice := range notices {
 		log.Info("Using a directory of the user", "reason", notice)
 	}
-	return prepared{log: log, stateDir: value("state-dir")}, nil
+	return prepared{log: log, stateDir: stateDir}, nil
 }
 
 // CompleteFlags completes parsed flags from the environment, and replaces

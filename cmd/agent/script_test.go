@@ -104,7 +104,7 @@ func (c *cluster) construct() {
 		bpf.FaultCell, events.InjectCell,
 		netlink.FakeCellOf(c.netlink),
 		Dataflow,
-		ObjectStatus,
+		Reporting,
 		c.writer.cell(),
 		announce.Cell,
 		api.ListenCell, api.Cell,
@@ -143,7 +143,7 @@ func (c *cluster) commands() map[string]script.Cmd {
 			return c.hive.Start(c.log, ctx)
 		}),
 	}
-	cmds["k8s/status"], cmds["k8s/events"] = c.writer.statusCommand(), c.writer.eventsCommand()
+	cmds["k8s/events"] = c.writer.eventsCommand()
 	cmds["verdicts"], cmds["routes"] = c.verdicts(), c.routes()
 	cmds["agent/flags"] = script.Command(
 		script.CmdUsage{Summary: "Construct the agent with more flags, before it is started", Args: "flag..."},

@@ -34,7 +34,8 @@ type Status struct {
 	Tables   TablesStatus           `json:"tables"`
 	Sources  []*tables.ObjectSource `json:"sources"`
 	Policies PoliciesStatus         `json:"policies"`
-	Leaders  []*tables.Leadership   `json:"leaders,omitempty"` // who writes the status of objects; none if nobody is to
+	Report   *ReportStatus          `json:"report,omitempty"`  // of this node; nil if there is none to be
+	Leaders  []*tables.Leadership   `json:"leaders,omitempty"` // which operator leads, as this one knows
 	Maps     []MapStatus            `json:"maps"`
 	Programs []ProgramStatus        `json:"programs"`
 	Tampered []*tables.Tampering    `json:"tampered,omitempty"` // by others, since the agent's start
@@ -93,6 +94,8 @@ type statusTables struct {
 	cell.In
 
 	Sources     statedb.Table[*tables.ObjectSource]        `optional:"true"`
+	Report      statedb.Table[*tables.PolicyReport]        `optional:"true"`
+	Reporting   tables.Reporting                           `optional:"true"`
 	Leaders     statedb.Table[*tables.Leadership]          `optional:"true"`
 	Maps        statedb.Table[*tables.BPFMap]              `optional:"true"`
 	Egress      statedb.Table[*tables.EgressPolicyStatus]  `optional:"true"`
@@ -123,6 +126,7 @@ func (h *handlers) summary(now time.Time) *Status {
 		Tables:        h.tablesStatus(txn),
 		Sources:       all(h.tables.Sources, txn),
 		Policies:      h.tables.policies(txn),
+		Report:        h.tables.report(txn),
 		Leaders:       all(h.tables.Leaders, txn),
 		Programs:      programs(all(h.tables.Attachments, txn)),
 		Tampered:      all(h.tables.Tampering, txn),

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/condition"
@@ -33,6 +34,29 @@ func (t *statusTables) policies(txn statedb.ReadTxn) PoliciesStatus {
 	}
 	for _, row := range all(t.Network, txn) {
 		s.Network[row.State]++
+	}
+	return s
+}
+
+// ReportStatus is whether the API server has what this node tells of policies, from which the
+// operator makes their status.
+type ReportStatus struct {
+	Policies int    `json:"policies"`        // that this node tells of
+	Pending  int    `json:"pending"`         // of which the API server does not have it
+	Error    string `json:"error,omitempty"` // why, of one of them
+}
+
+func (t *statusTables) report(txn statedb.ReadTxn) *ReportStatus {
+	if t.Report == nil || !t.Reporting.Enabled {
+		return nil
+	}
+	s := &ReportStatus{}
+	for row := range t.Report.All(txn) {
+		s.Policies++
+		if row.Status.Kind != reconciler.StatusKindDone {
+			s.Pending++
+			s.Error = cmp.Or(s.Error, row.Status.GetError())
+		}
 	}
 	return s
 }

@@ -93,6 +93,19 @@ func TestStatusOfPolicies(t *testing.T) {
 		Lease: "x/sluice", Holder: "node-1", Leading: true,
 	})
 	require.Equal(t, []*tables.Leadership{{Lease: "x/sluice", Holder: "node-1", Leading: true}}, f.status(t).Leaders)
+	require.Nil(t, f.status(t).Report)
+	f.tables.Report = tablestest.Open(t, f.db, tables.NewPolicyReportTable,
+		&tables.PolicyReport{
+			ReportedPolicy: tables.ReportedPolicy{Policy: tables.EgressPolicyID("a")},
+			Reconciled:     tables.Reconciled{Status: reconciler.StatusDone()},
+		},
+		&tables.PolicyReport{
+			ReportedPolicy: tables.ReportedPolicy{Policy: tables.EgressPolicyID("b")},
+			Reconciled:     tables.Reconciled{Status: reconciler.StatusError(errors.New("forbidden"))},
+		})
+	require.Nil(t, f.status(t).Report, "nothing is reported")
+	f.tables.Reporting.Enabled = true
+	require.Equal(t, &ReportStatus{Policies: 2, Pending: 1, Error: "forbidden"}, f.status(t).Report)
 	f.tables.Network = tablestest.Open(t, f.db, tables.NewNetworkPolicyStatusTable,
 		&tables.NetworkPolicyStatus{Policy: tables.PolicyID{Kind: tables.PolicyCilium, Name: tables.Name{Name: "x"}}, State: tables.PolicyInForce},
 	)

@@ -26,7 +26,10 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/nodereport"
 )
 
-var nodesResource = corev1.SchemeGroupVersion.WithResource("nodes")
+var (
+	nodesResource  = corev1.SchemeGroupVersion.WithResource("nodes")
+	eventsResource = corev1.SchemeGroupVersion.WithResource("events")
+)
 
 // write is a patch, of which nothing stays.
 type write struct {
@@ -46,6 +49,11 @@ func (w write) as(t *testing.T, client dynamic.Interface) error {
 		kind, options.FieldManager, options.Force = types.ApplyPatchType, "test", &force
 	}
 	into := client.Resource(w.resource)
+	if w.resource == eventsResource {
+		into := into.Namespace(metav1.NamespaceDefault)
+		_, err := into.Patch(t.Context(), w.name, kind, []byte(w.patch), options)
+		return err
+	}
 	if w.resource == announce.Resource {
 		_, err := into.Namespace(cluster.Namespace).Patch(t.Context(), w.name, kind, []byte(w.patch),
 			options)
@@ -69,6 +77,12 @@ func reportOf(node string) write {
 			"metadata: {name: %s}, status: {agentVersion: v1}}", node)}
 }
 
+// eventOf is an Event about an object.
+func eventOf(kind, name string) write {
+	return write{eventsResource, "tampered", fmt.Sprintf("{apiVersion: v1, kind: Event, "+
+		"metadata: {name: tampered}, reason: Tampered, involvedObject: {kind: %s, name: %s}}", kind, name)}
+}
+
 func changeOf(node, patch string) write { return write{nodesResource, node, patch} }
 
 // taints are those of each node. The agent removes the first.
@@ -89,6 +103,7 @@ var own = map[string]write{
 	"taint": changeOf("node-1", `[{"op": "test", "path": "/spec/taints", "value": [`+taints+`]},
 		{"op": "replace", "path": "/spec/taints", "value": [`+taintLeft+`]}]`),
 	"nothing else": changeOf("node-1", `{}`),
+	"event":        eventOf("Node", "node-1"),
 }
 
 // foreign is what it may not write, with why.
@@ -103,6 +118,8 @@ var foreign = map[string]struct {
 	"pod of no node":        {sliceOf("sluice-node-1-ipv4", "", nowhere), "may not announce addresses of other nodes"},
 	"backend of a service":  {sliceOf("sluice-node-1-ipv4", "kubernetes.io/service-name: web", here), "may not write an EndpointSlice of a service"},
 	"report of another one": {reportOf("node-2"), "node-1's agent may not write the NodeReport node-2"},
+	"event of another node": {eventOf("Node", "node-2"), "node-1's agent may not write Events but about its Node"},
+	"event of a policy":     {eventOf("CiliumEgressGatewayPolicy", "web"), "may not write Events but about its Node"},
 	"taint of another node": {changeOf("node-2", `{"spec": {"taints": [`+taintLeft+`]}}`),
 		"node-1's agent may not write the Node node-2"},
 	"label":            {changeOf("node-1", `{"metadata": {"labels": {"zone": "b"}}}`), "may not change anything of its Node but taints"},

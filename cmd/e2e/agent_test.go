@@ -42,6 +42,7 @@ type agent struct {
 	t     testing.TB
 	dir   string
 	flags []string
+	runs  string       // the subcommand
 	http  *http.Client // by the socket
 
 	process *process.Process
@@ -64,16 +65,34 @@ func newAgentOf(t testing.TB, flags ...string) *agent {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sluice-e2e-") // short, for a socket is in it
 	require.NoError(t, err)
-	a := &agent{t: t, dir: dir}
+	a := &agent{t: t, dir: dir, runs: "agent"}
 	a.flags = append(append(a.locations(), "--node-name="+localNode, "--api-listen="), flags...)
+	a.connect()
+	return a
+}
+
+// newOperator prepares an operator, which is a process like an agent.
+func newOperator(t testing.TB, kubeconfig string, flags ...string) *agent {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sluice-e2e-")
+	require.NoError(t, err)
+	a := &agent{t: t, dir: dir, runs: "operator"}
+	a.flags = append([]string{
+		"--kubeconfig=" + kubeconfig, "--socket=" + a.socket(), "--api-listen=",
+	}, flags...)
+	a.connect()
+	return a
+}
+
+// connect makes the client of the socket, and has the test clean up.
+func (a *agent) connect() {
 	a.http = &http.Client{
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", a.socket())
 		}},
 		Timeout: timeout,
 	}
-	t.Cleanup(a.cleanUp)
-	return a
+	a.t.Cleanup(a.cleanUp)
 }
 
 // within is the same agent for a part of the test, which must not restart it.
@@ -132,7 +151,7 @@ func (a *agent) sluice(args ...string) *exec.Cmd {
 // start starts the agent and returns at once.
 func (a *agent) start() {
 	a.t.Helper()
-	p, err := process.Start("agent", filepath.Join(a.dir, "agent.log"), a.sluice(append([]string{"agent"}, a.flags...)...))
+	p, err := process.Start("agent", filepath.Join(a.dir, "agent.log"), a.sluice(append([]string{a.runs}, a.flags...)...))
 	require.NoError(a.t, err)
 	a.process = p
 }

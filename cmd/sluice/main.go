@@ -65,6 +65,7 @@ Exit codes are 0; 1 for an error, and for sluice status and explain if something
 is not as it should be; 2 for a wrong command line or environment; and 3 if no
 agent answers, or one that was followed went away.`,
 		Example: `  sluice agent                   run the agent
+  sluice operator                run what the cluster needs once: the status of policies
   sluice status                  show how the running agent is doing
   sluice tables                  list its tables
   sluice get endpoints           show a table
@@ -87,7 +88,7 @@ agent answers, or one that was followed went away.`,
 		return agent.FlagError(cmd.CommandPath(), cmd.Flags(), err)
 	})
 	root.AddCommand(
-		newAgentCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(),
+		newAgentCommand(), newOperatorCommand(), newStatusCommand(), newTablesCommand(), newGetCommand(),
 		newMonitorCommand(), newExplainCommand(), newRulesCommand(), newWaitCommand(),
 		newCTCommand(), newNATCommand(), newLedgerCommand(), newGatewayCommand(),
 		newDemoCommand(), newShellCommand(), newSysdumpCommand(), newCleanupCommand(),

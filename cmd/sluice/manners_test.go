@@ -80,7 +80,10 @@ func TestEveryCommandChecksItsArguments(t *testing.T) {
 }
 
 // notAsking are the commands that need no agent, or are it.
-var notAsking = []string{"agent", "cleanup", "demo", "ledger", "version", "completion bash", "completion zsh", "completion fish"}
+var notAsking = []string{
+	"agent", "operator", "cleanup", "demo", "gateway drain", "gateway undrain", "ledger", "version",
+	"completion bash", "completion zsh", "completion fish",
+}
 
 // plain are the commands whose output tells no state.
 var plain = []string{"version", "ct flush"}

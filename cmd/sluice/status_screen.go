@@ -111,10 +111,20 @@ func (p *screen) dataflow() {
 	p.line("Tables", text, more...)
 
 	p.line("Policies", "egress: "+counts(p, p.Policies.Egress), "network: "+counts(p, p.Policies.Network))
+	if r := p.Report; r != nil {
+		text := fmt.Sprintf("of %d policies to the operator", r.Policies)
+		if r.Pending > 0 {
+			text += p.paint(columns.Warn, fmt.Sprintf(", %d not written", r.Pending))
+		}
+		if r.Error != "" {
+			text += p.paint(columns.Bad, ": "+r.Error)
+		}
+		p.line("Report", text)
+	}
 	for _, l := range p.Leaders {
-		text := p.paint(columns.Plain, cmp.Or(l.Holder, "nobody")) + " writes the status of objects"
+		text := p.paint(columns.Plain, cmp.Or(l.Holder, "no operator")) + " leads"
 		if l.Leading {
-			text += ": this agent"
+			text += ": this one"
 		}
 		if l.Error != "" {
 			text += p.paint(columns.Warn, "; "+l.Error)

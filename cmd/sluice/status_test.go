@@ -49,6 +49,7 @@ func troubled() *api.Status {
 		Policies: api.PoliciesStatus{
 			Egress: map[tables.EgressState]int{tables.EgressInForce: 2, tables.EgressInvalid: 1}, Network: map[tables.PolicyState]int{tables.PolicyPending: 1},
 		},
+		Report:  &api.ReportStatus{Policies: 5, Pending: 2, Error: "forbidden"},
 		Leaders: []*tables.Leadership{{Lease: "sluice-system/sluice", Holder: "node-2", Error: "get lease: refused"}},
 		Maps: []api.MapStatus{
 			{BPFMap: &tables.BPFMap{Name: "sluice_nodes", Backend: "kernel", MaxEntries: 10}},
@@ -80,7 +81,8 @@ Tables     60, 50000 rows, 1 not initialized, 3 pending, 2 failed
            ipcache: 3 of 40000 rows pending, 2 failed: map full
 Policies   egress: 2 in force, 1 invalid
            network: 1 pending
-Leader     node-2 writes the status of objects; get lease: refused
+Report     of 5 policies to the operator, 2 not written: forbidden
+Leader     node-2 leads; get lease: refused
 Maps       1 in kernel, 2 in memory; these are in use:
            Map              Pressure                Entries   Size   Pending   Waiting   Failed
            sluice_ipcache   97.0%      ██████████   97        100    0         0         2

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package election has one agent of the cluster lead: it writes on objects what all
-// agents tell. Table leadership says which one it is.
+// Package election has one of the operators of the cluster lead: it does what must be done in
+// one place. Table leadership says whether it is this one.
 //
-//	Lease sluice ◄──look, campaign, renew──► election ──► leadership
+//	Lease sluice ◄──acquire, renew──► election ──► leadership
 //
-// With client-go's election each candidate asks for the lease every other second,
-// which with 5,000 nodes is 2,500 requests a second. Here most agents only look at
-// the lease, and the more rarely the more others would find it free before: the
-// nodes that are ready are ranked, and that of rank r looks every 5 s x (1 + r), and
-// every 5 minutes at least. For N nodes that is about ln(N)/5 + N/300 requests a
-// second. An agent that finds it free campaigns for it, as client-go does.
-//
-// Nothing but the status of objects depends on there being a leader.
+// The election is client-go's. Agents of former versions, of which one wrote the status of
+// objects, compete for the same Lease: while one of them holds it, no operator leads.
 package election
 
 import (
@@ -31,19 +25,19 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Cell takes part in the election, if this agent reports the status of policies.
+// Cell takes part in the election.
 var Cell = cell.Module(
 	"election",
-	"Which agent writes the status of objects",
+	"Which operator leads",
 
 	cell.Provide(source),
 	cell.Invoke(register),
 )
 
-// FakeCell is [Cell] for scripts: a command says whether this agent leads.
+// FakeCell is [Cell] for scripts: a command says whether this operator leads.
 var FakeCell = cell.Module(
 	"election",
-	"Whether this agent writes the status of objects",
+	"Whether this operator leads",
 
 	cell.Provide(source),
 	cell.Provide(func(db *statedb.DB, table statedb.RWTable[*tables.Leadership]) hive.ScriptCmdOut {
@@ -55,8 +49,11 @@ func source(t statedb.RWTable[*tables.Leadership]) tables.SourceOut {
 	return tables.NewSourceOut("election", t)
 }
 
-// leaseName is the name of the lease, in the namespace of the agent.
+// leaseName is the name of the lease, in the namespace of the operator.
 const leaseName = "sluice"
+
+// Identity is the name under which this operator holds the lease. No two may have the same.
+type Identity string
 
 // leadership is the table and its database.
 type leadership struct {
@@ -70,9 +67,7 @@ type params struct {
 	DB         *statedb.DB
 	Table      statedb.RWTable[*tables.Leadership]
 	Connection *kubernetes.Connection
-	Reporting  tables.Reporting
-	Nodes      statedb.Table[*tables.Node]
-	LocalNode  tables.LocalNode
+	Identity   Identity
 	Log        *slog.Logger
 	Jobs       job.Group
 	Registerer prometheus.Registerer `optional:"true"`
@@ -80,15 +75,12 @@ type params struct {
 
 func register(p params) error {
 	leads := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "sluice_leader", Help: "1 if this agent writes the status of objects, 0 otherwise.",
+		Name: "sluice_leader", Help: "1 if this operator leads, 0 otherwise.",
 	})
 	if p.Registerer != nil {
 		if err := p.Registerer.Register(leads); err != nil {
 			return err
 		}
-	}
-	if !p.Reporting.Enabled {
-		return nil
 	}
 	client, err := coordinationv1.NewForConfig(p.Connection.Config)
 	if err != nil {
@@ -96,15 +88,15 @@ func register(p params) error {
 	}
 	e := &elector{
 		leadership: leadership{p.DB, p.Table}, client: client, namespace: p.Connection.Namespace,
-		node:  p.LocalNode.Name,
-		nodes: p.Nodes, log: p.Log, leads: leads,
+		identity: string(p.Identity), log: p.Log, leads: leads,
 	}
 	p.Jobs.Add(job.OneShot("elect", e.run))
 	return nil
 }
 
 func leadCommand(l *leadership) script.Cmd {
-	return script.Command(script.CmdUsage{Summary: "Have this agent lead, or another", Args: "yes|no"},
+	return script.Command(
+		script.CmdUsage{Summary: "Have this operator lead, or another", Args: "yes|no"},
 		func(_ *script.State, args ...string) (script.WaitFunc, error) {
 			if len(args) != 1 || args[0] != "yes" && args[0] != "no" {
 				return nil, script.ErrUsage

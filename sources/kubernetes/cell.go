@@ -53,13 +53,13 @@ type connector func(kinds []*objects.Kind) (api, error)
 type params struct {
 	cell.In
 
-	Config     objects.Config
-	Connect    connector
-	DB         *statedb.DB
-	Log        *slog.Logger
-	Jobs       job.Group
-	Tables     objects.Tables
-	Leadership statedb.Table[*tables.Leadership]
+	Config  objects.Config
+	Reads   objects.Reads
+	Connect connector
+	DB      *statedb.DB
+	Log     *slog.Logger
+	Jobs    job.Group
+	Tables  objects.Tables
 }
 
 // register adds a job for each kind. Their tables are initialized when all of
@@ -68,17 +68,12 @@ func register(p params) error {
 	if err := p.Config.Validate(); err != nil || p.Config.Source != objects.SourceKubernetes {
 		return err
 	}
-	kinds, ofNodes := objects.Kinds(p.Config.EndpointSource), objects.NodeReportKind()
-	api, err := p.Connect(append(kinds, ofNodes))
+	api, err := p.Connect(p.Reads)
 	if err != nil {
 		return err
 	}
-	for _, k := range kinds {
+	for _, k := range p.Reads {
 		p.Jobs.Add(job.OneShot("reflect-"+k.Resource, newReflector(p, api, k).run, job.WithShutdown()))
-	}
-	if p.Config.Reporting().Enabled {
-		r := &reports{params: p, api: api, kind: ofNodes}
-		p.Jobs.Add(job.OneShot("reflect-"+ofNodes.Resource, r.run, job.WithShutdown()))
 	}
 	return nil
 }

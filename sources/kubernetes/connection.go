@@ -21,16 +21,20 @@ const (
 	namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 )
 
-// Connection is how to reach the API server for what the agent writes there.
+// Connection is how to reach the API server for what the agent, or the operator, writes there.
 type Connection struct {
 	Config    *rest.Config
-	Namespace string // the agent's own
+	Namespace string // its own
 }
 
-// newConnection returns nil if the agent writes nothing: neither policy status nor
-// addresses of pods.
-func newConnection(cfg Config, source objects.Config, plugin tables.CNIPlugin, namespace tables.AgentNamespace) (*Connection, error) {
-	if source.Source != objects.SourceKubernetes || !source.ObjectStatus && !plugin.Enabled {
+// Writes says whether the program writes anything to the API server.
+type Writes bool
+
+// newConnection returns nil if the program writes nothing.
+func newConnection(
+	cfg Config, source objects.Config, writes Writes, namespace tables.AgentNamespace,
+) (*Connection, error) {
+	if source.Source != objects.SourceKubernetes || !writes {
 		return nil, nil
 	}
 	config, err := loadConfig(cfg.Kubeconfig)

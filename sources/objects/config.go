@@ -43,7 +43,23 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"endpoint-source", c.EndpointSource,
 		"what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)",
 	)
-	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in conditions and Events of their objects; needs --source=kubernetes")
+	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in the NodeReport of this node, from which the operator makes conditions and Events; needs --source=kubernetes")
+}
+
+// OperatorConfig says what the operator does with what it reads.
+type OperatorConfig struct{ ObjectStatus bool }
+
+// Flags implements [cell.Flagger].
+func (c OperatorConfig) Flags(flags *pflag.FlagSet) {
+	flags.Bool("object-status", c.ObjectStatus,
+		"write the status of policies, as agents report it, to conditions and Events of their objects")
+}
+
+// Objects says where the operator reads from: always an API server.
+func (c OperatorConfig) Objects() Config {
+	return Config{
+		Source: SourceKubernetes, EndpointSource: EndpointsKubernetes, ObjectStatus: c.ObjectStatus,
+	}
 }
 
 // Reporting says whether the agent reports the status of policies.

@@ -11,6 +11,21 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
+// Reads are the kinds of objects that a program reads: [Config.Reads] of the agent, and
+// [OperatorReads].
+type Reads []*Kind
+
+// Reads returns what the agent reads.
+func (c Config) Reads() Reads { return Kinds(c.EndpointSource) }
+
+// OperatorReads returns what the operator reads.
+func OperatorReads() Reads {
+	return Reads{
+		nodeKind(), egressPolicyKind(), networkPolicyKind(), ciliumPolicyKind(),
+		ciliumClusterwidePolicyKind(), NodeReportKind(),
+	}
+}
+
 // Kinds returns the kinds of objects that are read with an endpoint source.
 func Kinds(endpointSource string) []*Kind {
 	kinds := []*Kind{

@@ -38,8 +38,8 @@ type reportedPolicy struct {
 	GatewayError string   `json:"gatewayError"`
 }
 
-// NodeReportKind returns the kind in which agents report the status of policies. It is
-// read by the one that leads, beside [Kinds].
+// NodeReportKind returns the kind in which agents report the status of policies. The operator
+// reads it.
 func NodeReportKind() *Kind {
 	return &Kind{
 		Group: "sluice.io", Version: "v1alpha1", Kind: "NodeReport", Resource: "nodereports",

@@ -11,26 +11,27 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Tables are the tables that hold objects.
+// Tables are the tables that hold objects. The optional ones are those of kinds that only the
+// agent reads, or only the operator: a program has the tables of its [Reads].
 type Tables struct {
 	cell.In
 
 	Nodes           statedb.RWTable[*tables.Node]
-	Namespaces      statedb.RWTable[*tables.Namespace]
-	Endpoints       statedb.RWTable[*tables.Endpoint]
-	Services        statedb.RWTable[*tables.Service]
-	BackendSlices   statedb.RWTable[*tables.BackendSlice]
+	Namespaces      statedb.RWTable[*tables.Namespace]    `optional:"true"`
+	Endpoints       statedb.RWTable[*tables.Endpoint]     `optional:"true"`
+	Services        statedb.RWTable[*tables.Service]      `optional:"true"`
+	BackendSlices   statedb.RWTable[*tables.BackendSlice] `optional:"true"`
 	EgressPolicies  statedb.RWTable[*tables.EgressPolicy]
 	NetworkPolicies statedb.RWTable[*tables.NetworkPolicy]
-	CIDRGroups      statedb.RWTable[*tables.CIDRGroup]
-	Identities      statedb.RWTable[*tables.Identity]
-	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint]
-	CiliumNodes     statedb.RWTable[*tables.CiliumNode]
-	NodeReports     statedb.RWTable[*tables.NodeReport]
+	CIDRGroups      statedb.RWTable[*tables.CIDRGroup]      `optional:"true"`
+	Identities      statedb.RWTable[*tables.Identity]       `optional:"true"`
+	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint] `optional:"true"`
+	CiliumNodes     statedb.RWTable[*tables.CiliumNode]     `optional:"true"`
+	NodeReports     statedb.RWTable[*tables.NodeReport]     `optional:"true"`
 
 	// CNIAttachments gives pods of this node their addresses, before their status
 	// has them.
-	CNIAttachments statedb.RWTable[*tables.CNIAttachment]
+	CNIAttachments statedb.RWTable[*tables.CNIAttachment] `optional:"true"`
 	LocalNode      tables.LocalNode
 
 	// Namespace is where slices that announce pods of other nodes come from.

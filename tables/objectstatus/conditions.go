@@ -109,11 +109,12 @@ func (c *statusRound) network(row *tables.ObjectStatus) bool {
 func (c *statusRound) gateways(
 	p *tables.EgressPolicy, row *tables.ObjectStatus,
 ) (gateways []tables.StatusGateway) {
-	group, _, found := c.Groups.Get(c.in, tables.EgressGroupByDigest(tables.GroupDigest(p.Gateways)))
+	election, _, found := c.Elections.Get(c.in,
+		tables.GatewayElectionByDigest(tables.GroupDigest(p.Gateways)))
 	if !found {
 		return nil
 	}
-	for _, choice := range group.Gateways {
+	for _, choice := range election.Gateways {
 		if choice.Node == "" {
 			gateways = append(gateways, tables.StatusGateway{Reason: choice.Reason})
 			continue

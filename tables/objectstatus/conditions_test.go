@@ -47,7 +47,7 @@ func (w *world) status(t *testing.T) *tables.ObjectStatus {
 	}
 	egress, err := tables.NewEgressPolicyTable(db)
 	require.NoError(t, err)
-	groups, err := tables.NewEgressGroupTable(db)
+	elections, err := tables.NewGatewayElectionTable(db)
 	require.NoError(t, err)
 	nodes, err := tables.NewNodeTable(db)
 	require.NoError(t, err)
@@ -55,8 +55,8 @@ func (w *world) status(t *testing.T) *tables.ObjectStatus {
 	require.NoError(t, err)
 	w.policy.Name, w.policy.UID, w.policy.Generation = "web", "uid", 2
 	insert(egress, func(wtxn statedb.WriteTxn) error { _, _, err := egress.Insert(wtxn, &w.policy); return err })
-	insert(groups, func(wtxn statedb.WriteTxn) error {
-		_, _, err := groups.Insert(wtxn, &tables.EgressGroup{Digest: tables.GroupDigest(nil), Gateways: w.gateways})
+	insert(elections, func(wtxn statedb.WriteTxn) error {
+		_, _, err := elections.Insert(wtxn, &tables.GatewayElection{Digest: tables.GroupDigest(nil), Gateways: w.gateways})
 		return err
 	})
 	for _, n := range w.nodes {
@@ -67,7 +67,7 @@ func (w *world) status(t *testing.T) *tables.ObjectStatus {
 		r.Policies = []tables.ReportedPolicy{*p}
 		insert(reports, func(wtxn statedb.WriteTxn) error { _, _, err := reports.Insert(wtxn, r); return err })
 	}
-	s := &status{statusParams: statusParams{Egress: egress, Groups: groups, Nodes: nodes, Reports: reports}}
+	s := &status{statusParams: statusParams{Egress: egress, Elections: elections, Nodes: nodes, Reports: reports}}
 	txn := db.ReadTxn()
 	c := &statusRound{s, txn, txn, !w.unserved, s.agents(txn)}
 	row := &tables.ObjectStatus{Policy: tables.EgressPolicyID("web")}

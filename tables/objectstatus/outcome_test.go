@@ -38,10 +38,10 @@ func newChanging(t *testing.T) *changing {
 	c.network = tablestest.Open(c.t, c.db, tables.NewNetworkPolicyTable)
 	c.Output = tablestest.Open(c.t, c.db, tables.NewObjectStatusTable)
 	c.Nodes, c.Reports, c.Egress, c.Network = c.nodes, c.reports, c.egress, c.network
-	groups := tablestest.Open(c.t, c.db, tables.NewEgressGroupTable)
+	elections := tablestest.Open(c.t, c.db, tables.NewGatewayElectionTable)
 	origins := tablestest.Open(c.t, c.db, tables.NewObjectSourceTable)
 	leadership := tablestest.Open(c.t, c.db, tables.NewLeadershipTable)
-	c.Groups, c.Origins, c.Leadership = groups, origins, leadership
+	c.Elections, c.Origins, c.Leadership = elections, origins, leadership
 	c.step = tablestest.NewRule(c.t, c.db, c.declare())
 
 	origins.Put(&tables.ObjectSource{Source: tables.NodeReportSource, State: tables.SourceSynced})

@@ -4,7 +4,6 @@ package objectstatus
 
 import (
 	"cmp"
-	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -23,7 +22,7 @@ type statusParams struct {
 	Reports    statedb.Table[*tables.NodeReport]
 	Nodes      statedb.Table[*tables.Node]
 	Egress     statedb.Table[*tables.EgressPolicy]
-	Groups     statedb.Table[*tables.EgressGroup]
+	Elections  statedb.Table[*tables.GatewayElection]
 	Network    statedb.Table[*tables.NetworkPolicy]
 }
 
@@ -40,7 +39,7 @@ type statusKey struct {
 	node   string
 }
 
-// deriveStatus keeps, while this agent leads and has read the reports, what the
+// deriveStatus keeps, while this operator leads and has read the reports, what the
 // object of each policy shall say.
 func deriveStatus(p derive.Params, params statusParams) error {
 	if !params.Reporting.Enabled {
@@ -68,12 +67,11 @@ func (s *status) declare() derive.Rule[statusKey] {
 			derive.From(s.Egress, func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(statusKey)) {
 				mark(statusKey{policy: tables.EgressPolicyID(p.Name)})
 			}),
-			derive.FromIf(s.Groups,
-				func(old, new *tables.EgressGroup) bool {
-					return !slices.Equal(old.Gateways, new.Gateways) || !slices.Equal(old.Policies, new.Policies)
-				},
-				func(_ statedb.ReadTxn, g *tables.EgressGroup, mark func(statusKey)) {
-					usersOf(g, func(id tables.PolicyID) { mark(statusKey{policy: id}) })
+			derive.From(s.Elections,
+				func(_ statedb.ReadTxn, e *tables.GatewayElection, mark func(statusKey)) {
+					for _, name := range e.Policies {
+						mark(statusKey{policy: tables.EgressPolicyID(name)})
+					}
 				}),
 			derive.From(s.Network, func(_ statedb.ReadTxn, p *tables.NetworkPolicy, mark func(statusKey)) {
 				mark(statusKey{policy: p.ID()})

@@ -211,10 +211,8 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 	return c.releaseGroup(former.Number)
 }
 
-// elect elects a node for each item of a list of gateways: see [electNode]. All nodes of the
-// cluster elect the same, unless gateways are lost for some of them. If nothing is left without the
-// nodes that are being drained, these are elected nevertheless, and at last those that are lost:
-// there is no other way.
+// elect elects a node for each item of a list of gateways: see [tables.ElectGateways]. All nodes of
+// the cluster elect the same, unless gateways are lost for some of them.
 func (c *round) elect(
 	life tables.Life, digest bpf.Digest, specs []tables.GatewaySpec,
 ) *tables.EgressGroup {
@@ -222,74 +220,36 @@ func (c *round) elect(
 	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
 		g.Policies = append(g.Policies, p.Name)
 	}
-	isElected := func(choice tables.GatewayChoice) bool { return choice.Node != "" }
-	for _, avoid := range []avoidance{avoidDraining, avoidLost, avoidNone} {
-		var avoided bool
-		g.Gateways, avoided = c.electEach(specs, avoid)
-		if !avoided || slices.ContainsFunc(g.Gateways, isElected) {
-			break
-		}
-	}
+	g.Gateways = tables.ElectGateways(specs, c.elected)
 	g.Local = slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool { return c.Local })
 	return g
-}
-
-// avoidance is which nodes are passed over, though they are ready.
-type avoidance int
-
-const (
-	avoidNone     avoidance = iota
-	avoidLost               // for this node
-	avoidDraining           // and those
-)
-
-// against returns what is said against a node, empty if nothing is.
-func (c *round) against(node *tables.Node, avoid avoidance) string {
-	if avoid >= avoidLost {
-		h, _, probed := c.Health.Get(c.in, tables.GatewayHealthByNode(node.Name))
-		if probed && h.Lost() {
-			return "is lost: it does not answer probes"
-		}
-	}
-	if avoid >= avoidDraining && node.Draining {
-		return "is being drained"
-	}
-	return ""
 }
 
 // electionKey is what an election depends on, in one snapshot.
 type electionKey struct {
 	nodes string // selector
-	avoid avoidance
+	avoid tables.Avoidance
 }
 
-// election is the result of [electNode].
+// election is the result of [tables.ElectNode].
 type election struct {
 	choice  tables.GatewayChoice
 	avoided bool
 }
 
-// electEach elects a node for each item, once for each selector. avoided says that a node was passed
-// over.
-func (c *round) electEach(
-	specs []tables.GatewaySpec, avoid avoidance,
-) (choices []tables.GatewayChoice, avoided bool) {
-	against := func(n *tables.Node) string { return c.against(n, avoid) }
-	for _, spec := range specs {
-		if spec.Error != "" {
-			choices = append(choices, tables.GatewayChoice{Spec: spec, Reason: spec.Error})
-			continue
-		}
-		k := electionKey{spec.Nodes, avoid}
-		e, known := c.elections[k]
-		if !known {
-			e.choice, e.avoided = electNode(
-				c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name, against)
-			c.elections[k] = e
-		}
-		choice := e.choice
-		choice.Spec = spec
-		choices, avoided = append(choices, choice), avoided || e.avoided
+// elected elects a node, once for each selector.
+func (c *round) elected(
+	selects string, avoid tables.Avoidance,
+) (choice tables.GatewayChoice, avoided bool) {
+	k := electionKey{selects, avoid}
+	e, known := c.elections[k]
+	if !known {
+		e.choice, e.avoided = tables.ElectNode(c.Nodes.All(c.in), selects, c.LocalNode.Name,
+			func(n *tables.Node) string {
+				h, _, probed := c.Health.Get(c.in, tables.GatewayHealthByNode(n.Name))
+				return avoid.Against(n, probed && h.Lost())
+			})
+		c.elections[k] = e
 	}
-	return choices, avoided
+	return e.choice, e.avoided
 }

@@ -16,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
@@ -31,6 +32,8 @@ var kinds = map[string]func() any{
 	"ConfigMap":                func() any { return new(corev1.ConfigMap) },
 	"CustomResourceDefinition": func() any { return new(apiextensionsv1.CustomResourceDefinition) },
 	"DaemonSet":                func() any { return new(appsv1.DaemonSet) },
+	"Deployment":               func() any { return new(appsv1.Deployment) },
+	"PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },
 	"NetworkPolicy":            func() any { return new(networkingv1.NetworkPolicy) },
 	"PodMonitor":               func() any { return new(monitoringv1.PodMonitor) },
 	"PrometheusRule":           func() any { return new(monitoringv1.PrometheusRule) },
@@ -113,13 +116,21 @@ func TestObjects(t *testing.T) {
 	egress := "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"
 	admission := []string{"ValidatingAdmissionPolicy/sluice", "ValidatingAdmissionPolicyBinding/sluice"}
 	ordinary := slices.Concat(always, roles, admission, []string{"ServiceAccount/sluice", reports})
+	operator := []string{
+		"Deployment/sluice-operator", "PodDisruptionBudget/sluice-operator",
+		"ServiceAccount/sluice-operator", "ClusterRole/sluice-operator",
+		"ClusterRoleBinding/sluice-operator", "Role/sluice-operator", "RoleBinding/sluice-operator",
+	}
+	running := slices.Concat(ordinary, operator)
 	for set, want := range map[string][]string{
-		"default": append(ordinary, egress, "Secret/sluice-overlay-keys"),
-		"digest":  append(ordinary, egress, "Secret/sluice-overlay-keys"),
-		"cleanup": append(ordinary, egress),
-		"cilium":  append(ordinary, "Secret/sluice-overlay-keys"),
+		"default": slices.Concat(running, []string{egress, "Secret/sluice-overlay-keys"}),
+		"digest":  slices.Concat(running, []string{egress, "Secret/sluice-overlay-keys"}),
+		"cleanup": slices.Concat(ordinary, []string{egress}),
+		"cilium":  slices.Concat(running, []string{"Secret/sluice-overlay-keys"}),
 		"none":    append(always, "Secret/sluice-overlay-keys"),
-		"all": append(slices.Concat(always, roles, admission), "ServiceAccount/node-agent", reports, egress,
+		"all": append(slices.Concat(always, roles, admission, operator), "ServiceAccount/node-agent", reports, egress,
+			"PodMonitor/sluice-operator", "NetworkPolicy/sluice-operator",
+			"Service/sluice-operator-metrics", "ServiceMonitor/sluice-operator",
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
 			"CustomResourceDefinition/ciliumclusterwidenetworkpolicies.cilium.io",
 			"CustomResourceDefinition/ciliumnetworkpolicies.cilium.io",
@@ -433,8 +444,7 @@ func TestRights(t *testing.T) {
 		for _, rule := range object[rbacv1.Role](t, decode(t, files), "Role/sluice").Rules {
 			own = append(own, rule.Resources...)
 		}
-		require.Equal(t, slices.Contains(all, "nodereports"), slices.Contains(own, "leases"), "the lease goes with the reports")
-		require.Contains(t, own, "endpointslices", "each agent announces addresses")
+		require.Equal(t, []string{"endpointslices"}, own, "each agent announces addresses")
 		return all
 	}
 	flag := func(name string, value any) map[string]any {
@@ -442,7 +452,7 @@ func TestRights(t *testing.T) {
 	}
 	policies := []string{"networkpolicies", "ciliumegressgatewaypolicies"}
 	cilium := []string{"ciliumendpoints", "ciliumidentities"}
-	status := []string{"nodereports", "ciliumegressgatewaypolicies/status", "events"}
+	status := []string{"nodereports"}
 
 	require.Subset(t, resources(nil), slices.Concat(policies, status))
 	require.NotSubset(t, resources(nil), cilium[:1])

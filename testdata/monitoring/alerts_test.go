@@ -37,6 +37,16 @@ var scenarios = map[string][]string{
 		`sluice_object_sources{node="good", state="absent"} 2x30`,
 		`sluice_object_sources{node="good", state="broken"} 0x30`,
 	},
+	"SluiceOperatorAbsent": {
+		`sluice_node_reports_total{cluster="bad", node="a", outcome="written"} 2x5 3x25`,
+		`sluice_node_reports_total{cluster="bad", node="b", outcome="written"} 2x5 3x25`,
+		`sluice_leader{cluster="bad", pod="one", job="sluice-operator"} 0x30`,
+		`sluice_leader{cluster="bad", pod="two", job="sluice-operator"} 0x30`,
+		`sluice_node_reports_total{cluster="good", node="a", outcome="written"} 2x5 3x25`,
+		`sluice_leader{cluster="good", pod="one", job="sluice-operator"} 0x20 1x10`,
+		`sluice_leader{cluster="good", pod="two", job="sluice-operator"} 1x20 0x10`,
+		`sluice_node_reports_total{cluster="good, off", node="a", outcome="failed"} 2x5 3x25`,
+	},
 	"SluiceMapNearlyFull": {
 		`sluice_map_pressure_ratio{node="bad", map="sluice_policy"} 0.85x30`,
 		`sluice_map_pressure_ratio{node="good", map="sluice_policy"} 0.7x30`,

@@ -165,6 +165,10 @@ func testForbidden(t *testing.T, a agent) {
 	slice := []byte(`{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","addressType":"IPv4","endpoints":[]}`)
 	_, err = a.typed.DiscoveryV1().EndpointSlices("shop").Patch(ctx, "web", types.ApplyPatchType, slice, metav1.PatchOptions{FieldManager: "test"})
 	require.True(t, apierrors.IsForbidden(err), "patch slice of another namespace: %v", err)
+	_, err = a.dynamic.Resource(read[5]).Patch(ctx, "web", types.MergePatchType, []byte(`{"status":{}}`), metav1.PatchOptions{}, "status")
+	require.True(t, apierrors.IsForbidden(err), "patch status of policy: %v", err)
+	_, err = a.typed.CoordinationV1().Leases(Namespace).Get(ctx, "sluice", metav1.GetOptions{})
+	require.True(t, apierrors.IsForbidden(err), "read the lease of the operators: %v", err)
 	err = a.dynamic.Resource(read[5]).Delete(ctx, "web", metav1.DeleteOptions{})
 	require.True(t, apierrors.IsForbidden(err), "delete policy: %v", err)
 
@@ -185,11 +189,9 @@ func testForbidden(t *testing.T, a agent) {
 	for _, resource := range read {
 		want = append(want, resource.Group+"/"+resource.Resource+" get,list,watch")
 	}
-	for _, rule := range writes {
-		want = append(want, strings.Replace(rule, "nodereports ", "nodereports list,watch,", 1))
-	}
+	want = append(want, writes...)
 	want = append(want, "apiextensions.k8s.io/customresourcedefinitions get")
-	for _, rule := range slices.Concat(leaseRules, announceRules) {
+	for _, rule := range announceRules {
 		want = append(want, rule.APIGroups[0]+"/"+rule.Resources[0]+" "+strings.Join(rule.Verbs, ","))
 	}
 	require.ElementsMatch(t, want, allowed)

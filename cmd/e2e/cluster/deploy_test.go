@@ -14,6 +14,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -72,6 +73,8 @@ func TestManifestsAreStrict(t *testing.T) {
 		"RoleBinding":              func(t *testing.T, text []byte) { decode[rbacv1.RoleBinding](t, text) },
 		"ClusterRoleBinding":       func(t *testing.T, text []byte) { decode[rbacv1.ClusterRoleBinding](t, text) },
 		"DaemonSet":                func(t *testing.T, text []byte) { decode[appsv1.DaemonSet](t, text) },
+		"Deployment":               func(t *testing.T, text []byte) { decode[appsv1.Deployment](t, text) },
+		"PodDisruptionBudget":      func(t *testing.T, text []byte) { decode[policyv1.PodDisruptionBudget](t, text) },
 		"CustomResourceDefinition": func(t *testing.T, text []byte) { decode[apiextensionsv1.CustomResourceDefinition](t, text) },
 		"Kustomization":            func(t *testing.T, text []byte) { decode[kustomization](t, text) },
 
@@ -166,11 +169,17 @@ func TestDefinitionsAreStructural(t *testing.T) {
 	}
 }
 
-// writes is all that the agent writes: the status of policies, and nothing that decides
-// what becomes of traffic; and the taint of its node, which it removes.
+// writes is all that the agent writes: the report of its node, Events about it, and the taint of
+// its node, which it removes.
 var writes = []string{
 	"/nodes patch",
 	"sluice.io/nodereports create,patch",
+	"/events create,patch",
+}
+
+// operatorWrites is all that the operator writes: the status of policies, and nothing that decides
+// what becomes of traffic.
+var operatorWrites = []string{
 	"cilium.io/ciliumclusterwidenetworkpolicies/status patch",
 	"cilium.io/ciliumegressgatewaypolicies/status patch",
 	"cilium.io/ciliumnetworkpolicies/status patch",
@@ -190,10 +199,32 @@ var announceRules = []rbacv1.PolicyRule{
 	{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"create", "patch"}},
 }
 
-// The roles name what they read and write, and are bound to the DaemonSet's account.
+// The roles name what they read and write, and are bound to the account of the DaemonSet, or the
+// Deployment.
 func TestRightsAreMinimal(t *testing.T) {
+	daemonSet := decode[appsv1.DaemonSet](t, deployed(t)["daemonset.yaml"])
+	requireRights(t, "rbac/", daemonSet.Spec.Template.Spec, writes, announceRules)
+	require.Equal(t, Namespace, daemonSet.Namespace)
+	security := daemonSet.Spec.Template.Spec.Containers[0].SecurityContext
+	require.Nil(t, security.Privileged)
+	require.False(t, *security.AllowPrivilegeEscalation)
+	require.True(t, *security.ReadOnlyRootFilesystem)
+	require.Equal(t, []corev1.Capability{"ALL"}, security.Capabilities.Drop)
+	require.ElementsMatch(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON"}, security.Capabilities.Add)
+
+	operator := decode[appsv1.Deployment](t, deployed(t)["operator/deployment.yaml"])
+	require.Equal(t, Namespace, operator.Namespace)
+	requireRights(t, "rbac/operator/", operator.Spec.Template.Spec, operatorWrites, leaseRules)
+}
+
+// requireRights requires that the roles in a directory of deploy/ give a pod's account the rights
+// to write that are named, and no others.
+func requireRights(
+	t *testing.T, dir string, pod corev1.PodSpec, writes []string, inNamespace []rbacv1.PolicyRule,
+) {
+	t.Helper()
 	files := deployed(t)
-	role := decode[rbacv1.ClusterRole](t, files["rbac/clusterrole.yaml"])
+	role := decode[rbacv1.ClusterRole](t, files[dir+"clusterrole.yaml"])
 	var writing []string
 	for _, rule := range role.Rules {
 		writes := slices.DeleteFunc(slices.Clone(rule.Verbs), func(verb string) bool { return slices.Contains([]string{"get", "list", "watch"}, verb) })
@@ -209,30 +240,20 @@ func TestRightsAreMinimal(t *testing.T) {
 		require.Empty(t, rule.NonResourceURLs)
 	}
 	require.ElementsMatch(t, writes, writing)
-	own := decode[rbacv1.Role](t, files["rbac/role.yaml"])
+	own := decode[rbacv1.Role](t, files[dir+"role.yaml"])
 	require.Equal(t, Namespace, own.Namespace)
-	require.Equal(t, slices.Concat(leaseRules, announceRules), own.Rules)
-	account := decode[corev1.ServiceAccount](t, files["rbac/serviceaccount.yaml"])
+	require.Equal(t, inNamespace, own.Rules)
+	account := decode[corev1.ServiceAccount](t, files[dir+"serviceaccount.yaml"])
 	require.Equal(t, Namespace, account.Namespace)
 	require.Equal(t, Namespace, decode[corev1.Namespace](t, files["namespace.yaml"]).Name)
-	binding := decode[rbacv1.ClusterRoleBinding](t, files["rbac/clusterrolebinding.yaml"])
+	binding := decode[rbacv1.ClusterRoleBinding](t, files[dir+"clusterrolebinding.yaml"])
 	require.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name}, binding.RoleRef)
 	require.Equal(t, []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: account.Namespace}}, binding.Subjects)
-	ownBinding := decode[rbacv1.RoleBinding](t, files["rbac/rolebinding.yaml"])
+	ownBinding := decode[rbacv1.RoleBinding](t, files[dir+"rolebinding.yaml"])
 	require.Equal(t, Namespace, ownBinding.Namespace)
 	require.Equal(t, rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name}, ownBinding.RoleRef)
 	require.Equal(t, binding.Subjects, ownBinding.Subjects)
-
-	daemonSet := decode[appsv1.DaemonSet](t, files["daemonset.yaml"])
-	pod := daemonSet.Spec.Template.Spec
-	require.Equal(t, account.Namespace, daemonSet.Namespace)
 	require.Equal(t, account.Name, pod.ServiceAccountName)
-	security := pod.Containers[0].SecurityContext
-	require.Nil(t, security.Privileged)
-	require.False(t, *security.AllowPrivilegeEscalation)
-	require.True(t, *security.ReadOnlyRootFilesystem)
-	require.Equal(t, []corev1.Capability{"ALL"}, security.Capabilities.Drop)
-	require.ElementsMatch(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON"}, security.Capabilities.Add)
 }
 
 // What the DaemonSet mounts and probes agrees with the agent's flags there.

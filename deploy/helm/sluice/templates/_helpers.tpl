@@ -12,6 +12,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
+{{- /* Whether there is an operator: not while nodes are cleaned. */ -}}
+{{- define "sluice.operator" -}}
+{{- if and .Values.operator.enabled (not .Values.cleanup.enabled) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* What selects the pods of the operator, and no agent. */ -}}
+{{- define "sluice.operatorSelector" -}}
+app.kubernetes.io/name: sluice-operator
+{{- end -}}
+
+{{- define "sluice.operatorLabels" -}}
+{{- include "sluice.labels" . | replace (include "sluice.selector" .) (include "sluice.operatorSelector" .) -}}
+{{- end -}}
+
 {{- /* A value as text: YAML has numbers as floating point, of which large ones would be written 1e+06. */ -}}
 {{- define "sluice.text" -}}
 {{- if kindIs "float64" . -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}

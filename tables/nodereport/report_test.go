@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package objectstatus
+package nodereport
 
 import (
 	"net/netip"
@@ -148,4 +148,8 @@ func TestReportOfGateway(t *testing.T) {
 	bucket(0, "node-1", "", "no interface eth0")
 	require.Equal(t, "no interface eth0", r.report(id).GatewayError)
 	require.Empty(t, r.report(id).EgressIPs)
+}
+
+var networkPolicy = tables.PolicyID{
+	Kind: tables.PolicyCilium, Name: tables.Name{Namespace: "shop", Name: "web"},
 }

@@ -17,27 +17,23 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/version"
 	"github.com/sluice-net/sluice/reconcilers/nodereport"
-	statuswriter "github.com/sluice-net/sluice/reconcilers/objectstatus"
 	"github.com/sluice-net/sluice/sources/kubernetes"
-	"github.com/sluice-net/sluice/tables/objectstatus"
+	policyreports "github.com/sluice-net/sluice/tables/nodereport"
 )
 
-// ObjectStatus has the modules that report the status of policies where users look. They
-// need somewhere to write to.
-var ObjectStatus = cell.Group(
-	// What this node tells, and what objects shall say: node-report, object-status.
-	objectstatus.Cell,
+// Reporting has the modules that report the status of policies to the operator. They need
+// somewhere to write to.
+var Reporting = cell.Group(
+	// What this node tells: node-report.
+	policyreports.Cell,
 
 	// To the NodeReport of this node.
 	cell.Provide(func() nodereport.Version { return nodereport.Version(version.Get().Version) }),
 	nodereport.Cell,
-
-	// To the objects of policies, while this agent leads.
-	statuswriter.Cell,
 )
 
 // apiWritersCell provides what writes to the API server; nothing does if the agent
-// reports to no server.
+// reports to no server. It is in the operator too.
 var apiWritersCell = cell.Module(
 	"api-writers",
 	"Connections to write to the API server",
@@ -56,8 +52,8 @@ func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
 	return client, nil
 }
 
-// newEventRecorder returns a recorder whose Events have no host: whichever agent
-// leads, they are of one series.
+// newEventRecorder returns a recorder whose Events have no host: whichever process
+// writes them, they are of one series.
 func newEventRecorder(
 	c *kubernetes.Connection, lc cell.Lifecycle, log *slog.Logger,
 ) (record.EventRecorder, error) {

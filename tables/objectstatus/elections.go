@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package objectstatus
+
+import (
+	"maps"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type electionParams struct {
+	cell.In
+
+	Reporting tables.Reporting
+	Output    statedb.RWTable[*tables.GatewayElection]
+	Policies  statedb.Table[*tables.EgressPolicy]
+	Nodes     statedb.Table[*tables.Node]
+}
+
+// deriveElections keeps the nodes that are elected for each list of gateways that a policy has.
+func deriveElections(p derive.Params, e electionParams) error {
+	if !e.Reporting.Enabled {
+		return nil
+	}
+	return derive.Register(p, e.declare())
+}
+
+func (e *electionParams) declare() derive.Rule[bpf.Digest] {
+	return derive.Rule[bpf.Digest]{
+		Outputs: []statedb.TableMeta{e.Output},
+		Inputs: []derive.Input[bpf.Digest]{
+			derive.From(e.Policies,
+				func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(bpf.Digest)) {
+					mark(tables.GroupDigest(p.Gateways))
+				}),
+			derive.FromIf(e.Nodes, electedOtherwise,
+				func(now statedb.ReadTxn, _ *tables.Node, mark func(bpf.Digest)) {
+					for p := range e.Policies.All(now) {
+						mark(tables.GroupDigest(p.Gateways))
+					}
+				}),
+		},
+		Compute: e.compute,
+	}
+}
+
+// electedOtherwise reports whether a change of a node may change an election.
+func electedOtherwise(old, new *tables.Node) bool {
+	return old.Ready != new.Ready || old.Draining != new.Draining ||
+		old.UnderlayIP() != new.UnderlayIP() ||
+		!maps.Equal(old.Labels, new.Labels)
+}
+
+// compute elects once for each selector, whatever number of lists have it.
+func (e *electionParams) compute(
+	in statedb.ReadTxn, out statedb.WriteTxn, keys []bpf.Digest, _ func(bpf.Digest),
+) error {
+	type election struct {
+		selects string
+		avoid   tables.Avoidance
+	}
+	type result struct {
+		choice  tables.GatewayChoice
+		avoided bool
+	}
+	elected := map[election]result{}
+	elect := func(selects string, avoid tables.Avoidance) (tables.GatewayChoice, bool) {
+		r, known := elected[election{selects, avoid}]
+		if !known {
+			r.choice, r.avoided = tables.ElectNode(e.Nodes.All(in), selects, "",
+				func(n *tables.Node) string { return avoid.Against(n, false) })
+			elected[election{selects, avoid}] = r
+		}
+		return r.choice, r.avoided
+	}
+	row := func(in statedb.ReadTxn, digest bpf.Digest) *tables.GatewayElection {
+		var row *tables.GatewayElection
+		for p := range e.Policies.List(in, tables.EgressPoliciesByGroup(digest)) {
+			if row == nil {
+				row = &tables.GatewayElection{Digest: digest}
+				row.Gateways = tables.ElectGateways(p.Gateways, elect)
+			}
+			row.Policies = append(row.Policies, p.Name)
+		}
+		return row
+	}
+	return derive.Each(e.Output, tables.GatewayElectionByDigest,
+		(*tables.GatewayElection).Equal, row)(in, out, keys, nil)
+}
