@@ -112,7 +112,7 @@ COUNTED_BY_PACKETS(sluice_ports, 1024, struct port_key);
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1024);
+	__uint(max_entries, 16384);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, struct node_key);
 	__type(value, struct path_value);

@@ -58,15 +58,18 @@ type path struct {
 	sent     time.Duration // the last probe
 	life     time.Duration // the last moment when the path is known to have worked
 	answer   time.Duration // the same, by answers alone
-	doubted  time.Duration // the last moment when a probe was not answered in time
+	missed   time.Duration // when the last probe was sent that was not answered, and a later one was
+	forgot   time.Duration // when probes under way were given up
+	trip     time.Duration // for how long answers were on their way of late, at most
 	flowSent time.Duration // the last packet of a flow to it
+	flowSeen time.Duration // the last packet that came from it
 }
 
 // newPath returns the path to a node. It has answered probes before, of a former run of the agent,
 // if the kernel says so: then silence means something from the first probe on.
 func newPath(s settings, target tables.ProbeTarget, noted bpf.PathValue, now time.Duration,
 	at time.Time) *path {
-	p := &path{settings: s, target: target, since: now, answer: now}
+	p := &path{settings: s, target: target, since: now, forgot: now}
 	p.row = &tables.GatewayHealth{
 		Node: target.Node, Addr: target.Addr, Witness: target.Witness,
 		State: tables.PathUnprobed, Since: at, Reason: "it has not answered a probe yet",
@@ -77,8 +80,21 @@ func newPath(s settings, target tables.ProbeTarget, noted bpf.PathValue, now tim
 	return p
 }
 
-// answered notes an answer, and reports whether there was a probe with its nonce.
-func (p *path) answered(nonce uint64) bool {
+// setWitness says whether the node is a witness, and reports whether that is new.
+func (p *path) setWitness(witness bool) bool {
+	if p.target.Witness == witness {
+		return false
+	}
+	p.target.Witness = witness
+	row := *p.row
+	row.Witness = witness
+	p.row = &row
+	return true
+}
+
+// answered notes an answer that has come by now, and reports whether there was a probe with its
+// nonce. late says that it may have come long ago.
+func (p *path) answered(nonce uint64, now time.Duration, late bool) bool {
 	i := slices.IndexFunc(p.asked, func(a asked) bool { return a.nonce == nonce })
 	if i < 0 {
 		return false
@@ -86,6 +102,12 @@ func (p *path) answered(nonce uint64) bool {
 	// The path worked after the probe was sent. When is not known: the agent may read late.
 	at := p.asked[i].at
 	p.life, p.answer = max(p.life, at), max(p.answer, at)
+	if i > 0 {
+		p.missed = p.asked[i-1].at
+	}
+	if !late {
+		p.trip = max(now-at, p.trip*7/8)
+	}
 	p.asked = p.asked[i+1:]
 	p.heard = true
 	return true
@@ -94,20 +116,23 @@ func (p *path) answered(nonce uint64) bool {
 // note takes what the programs have noted.
 func (p *path) note(v bpf.PathValue) {
 	p.life = max(p.life, v.Seen)
-	p.flowSent = max(p.flowSent, v.Sent)
+	p.flowSent, p.flowSeen = max(p.flowSent, v.Sent), max(p.flowSeen, v.Seen)
 }
 
 // forget gives up probes under way: what became of them means nothing.
 func (p *path) forget(now time.Duration) {
 	p.asked = nil
-	p.answer = max(p.answer, now)
+	p.forgot = now
 }
+
+// patience is for how long an answer may be on its way.
+func (p *path) patience() time.Duration { return max(p.interval, min(2*p.trip, probeActive)) }
 
 // unanswered returns the last probes that were sent after a moment, and are old enough to have been
 // answered, as many as make a node lost. ok says that there are as many.
 func (p *path) unanswered(after, now time.Duration) (last []asked, ok bool) {
 	for _, a := range p.asked {
-		if a.at > after && now-a.at >= p.interval {
+		if a.at > after && now-a.at >= p.patience() {
 			last = append(last, a)
 		}
 	}
@@ -119,7 +144,7 @@ func (p *path) unanswered(after, now time.Duration) (last []asked, ok bool) {
 // replace answers for long.
 func (p *path) silent(now time.Duration) (since time.Duration, silent bool) {
 	last, silent := p.unanswered(p.life, now)
-	if !silent && now-p.answer >= time.Duration(p.failures)*probeActive {
+	if !silent && now-max(p.answer, p.forgot) >= time.Duration(p.failures)*probeActive {
 		last, silent = p.unanswered(p.answer, now)
 	}
 	if !silent {
@@ -134,19 +159,16 @@ func (p *path) doubt(now time.Duration) bool {
 	if p.row.State == tables.PathUnprobed || p.row.State == tables.PathLost {
 		return false
 	}
-	last, _ := p.unanswered(p.life, now)
-	if len(last) > 0 {
-		p.doubted = now
-	}
+	last, _ := p.unanswered(p.answer, now)
 	return len(last) > 0
 }
 
-// worked reports whether the path worked from a moment on, without any doubt.
-func (p *path) worked(since time.Duration) bool { return p.life > since && p.doubted < since }
+// worked reports whether the path worked from a moment on, both ways and without interruption: a
+// probe that was sent after it was answered, and none was skipped.
+func (p *path) worked(since time.Duration) bool { return p.answer > since && p.missed < since }
 
-// due reports whether to send a probe now. doubt says that there is doubt about some path: then
-// answers of the others tell which network is to blame.
-func (p *path) due(now time.Duration, doubt bool) bool {
+// due reports whether to send a probe now, if there is no doubt about any path.
+func (p *path) due(now time.Duration) bool {
 	passed := now - p.sent
 	switch p.row.State {
 	case tables.PathLost, tables.PathUnprobed:
@@ -158,8 +180,12 @@ func (p *path) due(now time.Duration, doubt bool) bool {
 	if p.flowSent != 0 && now-p.flowSent < activeFor {
 		every = probeActive
 	}
-	if doubt || p.flowSent > p.life && now-p.life >= p.tick() {
-		every = p.interval
+	if p.flowSent > p.life && now-p.life >= p.tick() {
+		// A packet got nothing back yet. Those of some flows never do.
+		every = 4 * p.interval
+		if now-p.flowSeen < probeActive {
+			every = p.interval
+		}
 	}
 	return p.sent == 0 || passed >= every
 }

@@ -33,6 +33,7 @@ type prober struct {
 	paths       map[string]*path // by node
 	began       time.Duration    // the first tick with these paths
 	last        time.Duration    // the last tick
+	round       time.Duration    // when all paths were probed at once
 	said        string           // in health
 }
 
@@ -42,6 +43,9 @@ type transport interface {
 	receive() (nonces []uint64, err error)
 	close() error
 }
+
+// lookIdle is how often it is looked whether there is something to probe.
+const lookIdle = time.Second
 
 func (p *prober) run(ctx context.Context, health cell.Health) error {
 	if p.interval == 0 || !p.Datapath.Loaded() {
@@ -54,14 +58,16 @@ func (p *prober) run(ctx context.Context, health cell.Health) error {
 	if !p.awaitInputs(ctx) {
 		return nil
 	}
-	ticker := time.NewTicker(p.settings.tick())
-	defer ticker.Stop()
 	for {
 		p.report(health, p.tick(monotonic(), time.Now()))
+		next := p.settings.tick()
+		if len(p.paths) == 0 {
+			next, p.last = lookIdle, 0
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-time.After(next):
 		}
 	}
 }
@@ -94,6 +100,8 @@ func monotonic() time.Duration {
 // errNotProbed says why there are no probes, though there may be gateways.
 var errNotProbed = errors.New("gateways are not probed: whether their Nodes are ready decides alone")
 
+var errNoKey = fmt.Errorf("%w: the overlay has no key", errNotProbed)
+
 // tick does what is due: it reads answers first, so that an agent that was held up judges by what
 // has come meanwhile.
 func (p *prober) tick(now time.Duration, at time.Time) error {
@@ -101,10 +109,10 @@ func (p *prober) tick(now time.Duration, at time.Time) error {
 	p.last = now
 	key, err := p.prepare()
 	if err != nil {
-		return errors.Join(err, p.stop())
+		return errors.Join(err, p.stop(now, errors.Is(err, errNoKey)))
 	}
 	added, err := p.followTargets(now, at)
-	err = errors.Join(err, p.receive())
+	err = errors.Join(err, p.receive(now, late))
 	changed := p.judge(now, at, late)
 	err = errors.Join(err, p.send(key, now))
 	if added || changed || p.initialized != nil {
@@ -116,9 +124,13 @@ func (p *prober) tick(now time.Duration, at time.Time) error {
 	return err
 }
 
-// stop forgets all paths, until there is what it takes to probe them.
-func (p *prober) stop() (err error) {
-	if len(p.paths) > 0 {
+// stop ends probing until there is what it takes. What is known of the paths stays if that may be
+// soon; without a key there are none.
+func (p *prober) stop(now time.Duration, forGood bool) (err error) {
+	for _, path := range p.paths {
+		path.forget(now)
+	}
+	if forGood && len(p.paths) > 0 {
 		p.paths = map[string]*path{}
 		err = p.write(nil)
 	}
@@ -134,7 +146,7 @@ func (p *prober) prepare() (key bpf.OverlayKey, err error) {
 	keys, _, found := p.Keys.Get(txn, tables.OverlayKeysByIndex(0))
 	if !found || len(keys.Keys) == 0 {
 		p.closeTransport()
-		return key, fmt.Errorf("%w: the overlay has no key", errNotProbed)
+		return key, errNoKey
 	}
 	c, _, found := p.Settings.Get(txn, tables.DatapathConfigByIndex(0))
 	if !found || !c.Underlay.IsValid() || c.OverlayIfIndex == 0 {
@@ -175,7 +187,8 @@ func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, e
 	for t := range p.Targets.All(p.DB.ReadTxn()) {
 		targets[t.Node] = t
 		known := p.paths[t.Node]
-		if known != nil && known.target == *t {
+		if known != nil && known.target.Addr == t.Addr {
+			changed = known.setWitness(t.Witness) || changed
 			continue
 		}
 		key := bpf.NodeKey{Addr: bpf.AddressFrom(t.Addr)}
@@ -231,11 +244,11 @@ func removeOthers(noted *ebpf.Map, wanted map[bpf.Address]bool) error {
 }
 
 // receive takes the answers that have come, and what the programs have noted of flows.
-func (p *prober) receive() error {
+func (p *prober) receive(now time.Duration, late bool) error {
 	nonces, err := p.transport.receive()
 	for _, nonce := range nonces {
 		for _, path := range p.paths {
-			if path.answered(nonce) {
+			if path.answered(nonce, now, late) {
 				p.metrics.probes.WithLabelValues("answered").Inc()
 				break
 			}
@@ -263,7 +276,6 @@ func (p *prober) judge(now time.Duration, at time.Time, late bool) (changed bool
 		if late {
 			path.forget(now)
 		}
-		path.doubt(now)
 	}
 	for name, path := range p.paths {
 		before := path.row.State
@@ -288,15 +300,21 @@ func (p *prober) othersWorked(name string, since time.Duration) bool {
 	return false
 }
 
-// send sends the probes that are due. One that cannot be sent counts as one that is not answered.
+// send sends the probes that are due: while there is doubt about a path, all at the same moments, so
+// that answers of the others tell which network is to blame. One that cannot be sent counts as one
+// that is not answered.
 func (p *prober) send(key bpf.OverlayKey, now time.Duration) error {
 	doubt := false
 	for _, path := range p.paths {
 		doubt = path.doubt(now) || doubt
 	}
+	all := doubt && now-p.round >= p.interval
+	if all {
+		p.round = now
+	}
 	var errs []error
 	for name, path := range p.paths {
-		if !path.due(now, doubt) {
+		if !all && (doubt || !path.due(now)) {
 			continue
 		}
 		nonce := rand.Uint64()
@@ -317,7 +335,7 @@ func (p *prober) isJudged(now time.Duration) bool {
 		return true
 	}
 	for _, path := range p.paths {
-		if !path.heard {
+		if path.answer == 0 {
 			return false
 		}
 	}

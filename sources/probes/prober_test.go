@@ -291,9 +291,8 @@ func TestBusyAgent(t *testing.T) {
 	}
 }
 
-// TestSomeLoss: a network that loses a tenth of all packets loses no gateway in ten minutes, and
-// nor does one that takes long.
-func TestSomeLoss(t *testing.T) {
+// TestLongTrip: a network in which answers take longer than the interval loses no gateway.
+func TestLongTrip(t *testing.T) {
 	n := newNetwork(t, "a", "b")
 	n.delay = 120 * time.Millisecond
 	n.run(time.Minute)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,6 +36,9 @@ const (
 	vxlanHeader = 8
 	vxlanHasVNI = 1 << 3
 )
+
+// sendWithin bounds a send.
+const sendWithin = 10 * time.Millisecond
 
 func openSocket(o overlay) (transport, error) {
 	out, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.underlay, 0)))
@@ -71,6 +75,10 @@ func (s *socket) send(key bpf.OverlayKey, to netip.Addr, nonce uint64) error {
 	packet[0] = vxlanHasVNI
 	binary.BigEndian.PutUint32(packet[4:], s.vni<<8)
 	packet = append(packet, bpf.ProbeFrame(key, bpf.ProbeRequest, s.underlay, to, nonce)...)
+	// Packets to neighbors that are not found may fill the buffer.
+	if err := s.out.SetWriteDeadline(time.Now().Add(sendWithin)); err != nil {
+		return err
+	}
 	_, err := s.out.WriteToUDPAddrPort(packet, netip.AddrPortFrom(to, s.port))
 	return err
 }

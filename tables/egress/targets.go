@@ -15,15 +15,9 @@ import (
 	"github.com/sluice-net/sluice/tables/derive"
 )
 
-const (
-	// candidatesProbed is how many nodes of each item of gateways are probed: the first, by name,
-	// that are ready, as the first that is not lost is elected.
-	candidatesProbed = 8
-
-	// witnessesProbed is how many other nodes are probed, if any gateway is. When none of the
-	// gateways answers, their answers say that the network of this node works.
-	witnessesProbed = 2
-)
+// witnessesProbed is how many other nodes are probed, if any gateway is. When none of the
+// gateways answers, their answers say that the network of this node works.
+const witnessesProbed = 2
 
 type targetParams struct {
 	cell.In
@@ -95,15 +89,21 @@ func (t *targetParams) compute(
 func (t *targetParams) wanted(in statedb.ReadTxn) map[string]*tables.ProbeTarget {
 	targets := map[string]*tables.ProbeTarget{}
 	for _, selector := range t.selectors(in) {
-		left := candidatesProbed
+		ready, unready := 0, 0
 		for node := range t.Nodes.All(in) {
-			if left == 0 {
+			if ready == tables.MaxCandidates {
 				break
 			}
-			if !isReachable(node) || !selector.Matches(node.Labels) {
+			if !node.UnderlayIP().IsValid() || !selector.Matches(node.Labels) {
 				continue
 			}
-			left--
+			// A node that is not ready is probed too: that it is lost must not be forgotten when
+			// its Node is ready before its programs are.
+			if node.Ready {
+				ready++
+			} else if unready++; unready > tables.MaxCandidates {
+				continue
+			}
 			if node.Name != t.LocalNode.Name {
 				targets[node.Name] = &tables.ProbeTarget{Node: node.Name, Addr: node.UnderlayIP()}
 			}
@@ -143,7 +143,8 @@ func (t *targetParams) addWitnesses(in statedb.ReadTxn, targets map[string]*tabl
 	}
 	var best []candidate
 	for node := range t.Nodes.All(in) {
-		if targets[node.Name] != nil || node.Name == t.LocalNode.Name || !isReachable(node) {
+		if targets[node.Name] != nil || node.Name == t.LocalNode.Name || !node.Ready ||
+			!node.UnderlayIP().IsValid() {
 			continue
 		}
 		h := fnv.New64a()
@@ -163,6 +164,3 @@ func (t *targetParams) addWitnesses(in statedb.ReadTxn, targets map[string]*tabl
 		}
 	}
 }
-
-// isReachable reports whether a node may be elected, or answer a probe.
-func isReachable(n *tables.Node) bool { return n.Ready && n.UnderlayIP().IsValid() }
