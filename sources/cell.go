@@ -40,8 +40,9 @@ func source(cfg objects.Config, t objects.Tables) tables.SourceOut {
 	for _, k := range objects.Kinds(cfg.EndpointSource) {
 		out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: k.Store(&t).Table, What: k.Source()})
 	}
-	reports := objects.NodeReportKind()
-	out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: reports.Store(&t).Table, What: reports.Source()})
+	for _, k := range []*objects.Kind{objects.NodeReportKind(), objects.EgressIPPoolKind()} {
+		out.Source.Tables = append(out.Source.Tables, tables.SourceTable{Table: k.Store(&t).Table, What: k.Source()})
+	}
 	return out
 }
 
@@ -61,6 +62,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 		tables.Own(tables.NewIdentityTable),
 		tables.Own(tables.NewCiliumEndpointTable),
 		tables.Own(tables.NewCiliumNodeTable),
+		tables.Own(tables.NewEgressIPPoolTable),
 		tables.Own(tables.NewNodeReportTable),
 		tables.Own(tables.NewLeadershipTable),
 		tables.Own(tables.NewObjectSourceTable),
@@ -69,6 +71,7 @@ func module(cfg objects.Config, kubernetes, election cell.Cell) cell.Cell {
 		cell.Provide(
 			statedb.RWTable[*tables.Endpoint].ToTable,
 			objects.Config.Reporting,
+			objects.Config.MovesEgressIPs,
 		),
 		cell.Provide(source),
 		cell.Invoke(objects.Config.Validate),

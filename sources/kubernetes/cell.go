@@ -68,7 +68,7 @@ func register(p params) error {
 	if err := p.Config.Validate(); err != nil || p.Config.Source != objects.SourceKubernetes {
 		return err
 	}
-	kinds, ofNodes := objects.Kinds(p.Config.EndpointSource), objects.NodeReportKind()
+	kinds, ofNodes := p.Config.Kinds(), objects.NodeReportKind()
 	api, err := p.Connect(append(kinds, ofNodes))
 	if err != nil {
 		return err

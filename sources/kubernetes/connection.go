@@ -28,9 +28,10 @@ type Connection struct {
 }
 
 // newConnection returns nil if the agent writes nothing: neither policy status nor
-// addresses of pods.
+// addresses of pods, nor leases of egress addresses.
 func newConnection(cfg Config, source objects.Config, plugin tables.CNIPlugin, namespace tables.AgentNamespace) (*Connection, error) {
-	if source.Source != objects.SourceKubernetes || !source.ObjectStatus && !plugin.Enabled {
+	if source.Source != objects.SourceKubernetes || !source.ObjectStatus && !plugin.Enabled &&
+		!source.MovesEgressIPs().Enabled {
 		return nil, nil
 	}
 	config, err := loadConfig(cfg.Kubeconfig)

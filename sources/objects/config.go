@@ -29,6 +29,7 @@ type Config struct {
 	Source         string
 	EndpointSource string
 	ObjectStatus   bool
+	EgressIPs      bool
 }
 
 // DefaultConfig reads manifests, and takes endpoints from Pods.
@@ -44,6 +45,21 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)",
 	)
 	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in conditions and Events of their objects; needs --source=kubernetes")
+	flags.Bool("egress-ips", c.EgressIPs, "Move the egress addresses of EgressIPPools between nodes; needs --source=kubernetes")
+}
+
+// Kinds returns the kinds of objects that are read.
+func (c Config) Kinds() []*Kind {
+	kinds := Kinds(c.EndpointSource)
+	if c.EgressIPs {
+		kinds = append(kinds, EgressIPPoolKind())
+	}
+	return kinds
+}
+
+// MovesEgressIPs says whether egress addresses of pools move: leases are at the API server.
+func (c Config) MovesEgressIPs() tables.EgressIPs {
+	return tables.EgressIPs{Enabled: c.EgressIPs && c.Source == SourceKubernetes}
 }
 
 // Reporting says whether the agent reports the status of policies.
