@@ -92,7 +92,7 @@ func (r addrRange) parse(field string, errs *fieldErrors) (tables.AddrRange, boo
 		errs.add(field+".end", err.Error())
 	}
 	parsed := tables.AddrRange{First: first, Last: last}
-	if len(errs.of(field)) == 0 && !parsed.Contains(first) {
+	if len(errs.of(field)) == 0 && (!parsed.Contains(first) || !parsed.Contains(last)) {
 		errs.add(field, "its start is behind its end, or of another family")
 	}
 	return parsed, len(errs.of(field)) == 0

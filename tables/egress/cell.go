@@ -4,6 +4,7 @@
 // policies on this node.
 //
 //	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
+//	egress-ip-pools, egress-policies, nodes ─────────► egress-ips
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
 //	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
@@ -24,7 +25,8 @@ var Cell = cell.Module(
 	"How traffic of egress policies leaves",
 
 	tables.OwnDesired(tables.NewEgressGatewayTable),
+	tables.Own(tables.NewEgressIPTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(deriveGateways, derivePolicyStatus, deriveSysctls),
+	cell.Invoke(deriveIPs, deriveGateways, derivePolicyStatus, deriveSysctls),
 )

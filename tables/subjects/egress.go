@@ -245,5 +245,11 @@ func (c *round) elected(spec tables.GatewaySpec) (choice tables.GatewayChoice, l
 	}
 	choice = e.choice
 	choice.Spec = spec
+	if !spec.EgressIP.IsValid() {
+		return choice, e.local
+	}
+	if ip, _, moves := c.EgressIPs.Get(c.in, tables.EgressIPByAddr(spec.EgressIP)); moves {
+		choice = c.owner(spec, ip)
+	}
 	return choice, e.local
 }
