@@ -2,7 +2,15 @@
 
 package bpf
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+)
 
 // FloatingMap is the name of the map of egress addresses that move between nodes.
 const FloatingMap = "sluice_floating"
@@ -21,4 +29,27 @@ type FloatingValue struct {
 
 func (v FloatingValue) String() string {
 	return fmt.Sprintf("deadline=%d generation=%d ifindex=%d", v.Deadline, v.Generation, v.IfIndex)
+}
+
+// PinnedFloating returns the addresses of the entries that an agent has left in a BPF file
+// system, none if there is no such map.
+func PinnedFloating(bpffs string) (addrs []netip.Addr, err error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, pinDir, FloatingMap), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open map %s: %w", FloatingMap, err)
+	}
+	defer m.Close()
+	var key ExitKey
+	var value FloatingValue
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		addrs = append(addrs, key.Addr.Addr())
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", FloatingMap, err)
+	}
+	return addrs, nil
 }

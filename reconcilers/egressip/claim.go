@@ -95,6 +95,10 @@ func (c *claim) term(ctx, withdrawn context.Context) error {
 			return
 		case <-withdrawn.Done():
 		}
+		if ctx.Err() != nil { // the agent stops, which is no withdrawal
+			given <- nil
+			return
+		}
 		stopServing()
 		serving.Wait()
 		err := c.silence(ctx)

@@ -17,6 +17,8 @@ import (
 	"github.com/mdlayher/ndp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 const (
@@ -207,4 +209,23 @@ func announce6(ifi *net.Interface, addr netip.Addr) error {
 	return c.WriteTo(&ndp.NeighborAdvertisement{
 		Override: true, TargetAddress: addr, Options: linkLayer(ndp.Target, ifi),
 	}, nil, allNodes)
+}
+
+// Cleanup takes the addresses from the node that an agent has left there, and returns them.
+func Cleanup(bpffs string) (removed []string, err error) {
+	addrs, err := bpf.PinnedFloating(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, addr := range addrs {
+		device, err := deviceOf(addr)
+		if err == nil && device != 0 {
+			if err = remove(addr); err == nil {
+				removed = append(removed, addr.String())
+			}
+		}
+		errs = append(errs, err)
+	}
+	return removed, errors.Join(errs...)
 }
