@@ -248,7 +248,9 @@ func TestRestart(t *testing.T) {
 	w.start()
 	w.wants(v4, "node-1")
 	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
-	left := []bpf.Entry[bpf.ExitKey, bpf.FloatingValue]{{Key: w.row(v4).MapKey(), Value: w.row(v4).MapValue()}}
+	left := []bpf.Entry[bpf.ExitKey, bpf.FloatingValue]{
+		{Key: w.row(v4).MapKey(), Value: w.row(v4).MapValue()},
+	}
 	w.stop()
 	require.True(t, w.has(v4))
 	require.Equal(t, "node-1", w.holder(v4))
@@ -335,5 +337,6 @@ func TestProbe6(t *testing.T) {
 		}
 	}()
 	defer answer.Close()
-	require.ErrorContains(t, probe(t.Context(), v6, w.near.Index), "is in use by "+w.far.HardwareAddr.String())
+	require.ErrorContains(t, probe(t.Context(), v6, w.near.Index),
+		"is in use by "+w.far.HardwareAddr.String())
 }
