@@ -27,9 +27,12 @@ const (
 	// ConfigNetworkPolicies says that there are network policies: pods are held while it
 	// is not known what they say of them.
 	ConfigNetworkPolicies
+
+	// ConfigFloating says that sluice_floating has entries.
+	ConfigFloating
 )
 
-var configFlagNames = []string{"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies"}
+var configFlagNames = []string{"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating"}
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }
 

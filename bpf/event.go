@@ -57,6 +57,9 @@ const (
 	// the pod has its share of the egress address's ports towards the destination
 	ReasonPortShare Reason = 40
 
+	// ReasonNotOwned: of an egress address that moves, and that this node has not the lease of.
+	ReasonNotOwned Reason = 41
+
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 48
 )
@@ -95,6 +98,7 @@ var reasonNames = map[Reason]string{
 	ReasonOverlayKey:          "wrong overlay key",
 	ReasonConnectionShare:     "connection share used up",
 	ReasonPortShare:           "port share used up",
+	ReasonNotOwned:            "egress IP not owned",
 }
 
 // Drop reports whether the packet was dropped.

@@ -28,13 +28,14 @@ type Maps struct {
 
 	Frontends Map[FrontendKey, FrontendValue] // what is translated to backends
 
-	Exits   Map[ExitKey, ExitValue]               // egress addresses of this node
-	Covered Map[CoveredKey, CoveredValue]         // destinations of egress policies
-	Nodes   Map[NodeKey, NodeValue]               // nodes of the cluster
-	Devices Map[DeviceKey, DeviceValue]           // the pod that a device leads to
-	Config  Map[ConfigKey, ConfigValue]           // what programs must know of this node
-	Keys    Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
-	State   Map[StateKey, StateValue]             // which slot is in force, and which generation
+	Exits    Map[ExitKey, ExitValue]               // egress addresses of this node
+	Floating Map[ExitKey, FloatingValue]           // leases of egress addresses that move
+	Covered  Map[CoveredKey, CoveredValue]         // destinations of egress policies
+	Nodes    Map[NodeKey, NodeValue]               // nodes of the cluster
+	Devices  Map[DeviceKey, DeviceValue]           // the pod that a device leads to
+	Config   Map[ConfigKey, ConfigValue]           // what programs must know of this node
+	Keys     Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
+	State    Map[StateKey, StateValue]             // which slot is in force, and which generation
 
 	all        []opener
 	backend    atomic.Pointer[Backend]
@@ -85,6 +86,7 @@ func newMaps(cfg Config) *Maps {
 		m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways},
 	)
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
+	m.Floating = add[ExitKey, FloatingValue](m, Spec{FloatingMap, TypeHash, FloatingEntries})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
 	m.Devices = add[DeviceKey, DeviceValue](m, Spec{"sluice_devices", TypeHash, cfg.MapSizePods})

@@ -94,6 +94,7 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 		tables.Own(tables.NewIdentityTable),
 		tables.Own(tables.NewCiliumEndpointTable),
 		tables.Own(tables.NewCiliumNodeTable),
+		tables.Own(tables.NewEgressIPPoolTable),
 		tables.Own(tables.NewObjectSourceTable),
 		tables.Own(tables.NewCNIAttachmentTable),
 		cell.ProvidePrivate(tables.NewEndpointTable),
@@ -103,8 +104,9 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 			objects.Config.Reads,
 			// The status of policies, and addresses of pods.
 			func(c objects.Config, p tables.CNIPlugin) kubernetes.Writes {
-				return kubernetes.Writes(c.ObjectStatus || p.Enabled)
+				return kubernetes.Writes(c.ObjectStatus || p.Enabled || c.MovesEgressIPs().Enabled)
 			},
+			objects.Config.MovesEgressIPs,
 		),
 		cell.Provide(source),
 		cell.Invoke(objects.Config.Validate),

@@ -90,6 +90,16 @@ func (p *EgressPolicy) Before(o *EgressPolicy) bool {
 	return p.Name < o.Name
 }
 
+// EgressIPs returns the egress IPs that items without a mistake name, once each.
+func (p *EgressPolicy) EgressIPs() (addrs []netip.Addr) {
+	for _, g := range p.Gateways {
+		if g.Error == "" && g.EgressIP.IsValid() && !slices.Contains(addrs, g.EgressIP) {
+			addrs = append(addrs, g.EgressIP)
+		}
+	}
+	return addrs
+}
+
 // TableHeader implements [statedb.TableWritable].
 func (*EgressPolicy) TableHeader() []string {
 	return []string{"Name", "Selectors", "Destinations", "Excluded", "Gateways", "Errors"}
@@ -119,6 +129,12 @@ var (
 
 	egressPolicySourceIndex = IndexEach("source", StringKeys,
 		func(p *EgressPolicy) []string { return AnchorsOf(p.Selectors) })
+
+	egressPolicyWithEgressIPIndex = FlagIndex("with-egress-ip",
+		func(p *EgressPolicy) bool { return len(p.EgressIPs()) > 0 })
+
+	// EgressPoliciesWithEgressIP queries, by true, the policies that name egress IPs.
+	EgressPoliciesWithEgressIP = egressPolicyWithEgressIPIndex.Query
 
 	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
 		return true, slices.ContainsFunc(
@@ -153,4 +169,5 @@ var (
 var NewEgressPolicyTable = Declare(
 	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
 	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,
+	egressPolicyWithEgressIPIndex,
 )

@@ -65,12 +65,12 @@ func (a Avoidance) Against(n *Node, isLost bool) string {
 	return ""
 }
 
-// ElectGateways elects a node for each item of a list of gateways. elect elects that of a selector:
+// ElectGateways elects a node for each item of a list of gateways. elect elects that of one:
 // see [ElectNode]. If nothing is left without the nodes that are being drained, these are elected
 // nevertheless, and at last those that are lost: there is no other way.
 func ElectGateways(
 	specs []GatewaySpec,
-	elect func(selects string, avoid Avoidance) (choice GatewayChoice, avoided bool),
+	elect func(spec GatewaySpec, avoid Avoidance) (choice GatewayChoice, avoided bool),
 ) (choices []GatewayChoice) {
 	for _, avoid := range []Avoidance{AvoidDraining, AvoidLost, AvoidNone} {
 		choices = nil
@@ -78,7 +78,7 @@ func ElectGateways(
 		for _, spec := range specs {
 			choice, avoided := GatewayChoice{Reason: spec.Error}, false
 			if spec.Error == "" {
-				choice, avoided = elect(spec.Nodes, avoid)
+				choice, avoided = elect(spec, avoid)
 			}
 			choice.Spec = spec
 			choices = append(choices, choice)

@@ -96,6 +96,7 @@ type (
 	EgressMirror   = Mirror[bpf.EgressKey, bpf.EgressValue]
 	GatewayMirror  = Mirror[bpf.GatewayKey, bpf.GatewayValue]
 	ExitMirror     = Mirror[bpf.ExitKey, bpf.ExitValue]
+	FloatingMirror = Mirror[bpf.ExitKey, bpf.FloatingValue]
 	CoveredMirror  = Mirror[bpf.CoveredKey, bpf.CoveredValue]
 	NodeMirror     = Mirror[bpf.NodeKey, bpf.NodeValue]
 	DeviceMirror   = Mirror[bpf.DeviceKey, bpf.DeviceValue]
@@ -182,13 +183,14 @@ var (
 		func(v bpf.VerdictValue) uint32 { return v.Cookie })
 	NewEgressMirrorTable = NewMirrorTable[bpf.EgressKey]("map-egress",
 		func(v bpf.EgressValue) uint32 { return v.Group })
-	NewGatewayMirrorTable = NewMirrorTable[bpf.GatewayKey, bpf.GatewayValue]("map-gateways", nil)
-	NewExitMirrorTable    = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
-	NewCoveredMirrorTable = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
-	NewNodeMirrorTable    = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
-	NewDeviceMirrorTable  = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)
-	NewConfigMirrorTable  = NewMirrorTable[bpf.ConfigKey, bpf.ConfigValue]("map-config", nil)
-	NewKeysMirrorTable    = NewMirrorTable[bpf.OverlayKeysKey, bpf.OverlayKeysValue]("map-keys", nil)
+	NewGatewayMirrorTable  = NewMirrorTable[bpf.GatewayKey, bpf.GatewayValue]("map-gateways", nil)
+	NewExitMirrorTable     = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
+	NewFloatingMirrorTable = NewMirrorTable[bpf.ExitKey, bpf.FloatingValue]("map-floating", nil)
+	NewCoveredMirrorTable  = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
+	NewNodeMirrorTable     = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
+	NewDeviceMirrorTable   = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)
+	NewConfigMirrorTable   = NewMirrorTable[bpf.ConfigKey, bpf.ConfigValue]("map-config", nil)
+	NewKeysMirrorTable     = NewMirrorTable[bpf.OverlayKeysKey, bpf.OverlayKeysValue]("map-keys", nil)
 )
 
 var (

@@ -224,6 +224,7 @@ func TestLayouts(t *testing.T) {
 		"sluice_egress":   {bpf.EgressKey{}, bpf.EgressValue{}},
 		"sluice_gateways": {bpf.GatewayKey{}, bpf.GatewayValue{}},
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
+		"sluice_floating": {bpf.ExitKey{}, bpf.FloatingValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
 		"sluice_devices":  {bpf.DeviceKey{}, bpf.DeviceValue{}},

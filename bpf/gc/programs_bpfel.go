@@ -101,6 +101,13 @@ type programsExitValue struct {
 	Flags   uint32
 }
 
+type programsFloatingValue struct {
+	_          structs.HostLayout
+	Deadline   uint64
+	Generation uint32
+	Ifindex    uint32
+}
+
 type programsFrag4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -437,6 +444,7 @@ const (
 	programsMapSluiceEgress     = "sluice_egress"
 	programsMapSluiceEvents     = "sluice_events"
 	programsMapSluiceExits      = "sluice_exits"
+	programsMapSluiceFloating   = "sluice_floating"
 	programsMapSluiceFrag4      = "sluice_frag4"
 	programsMapSluiceFrag6      = "sluice_frag6"
 	programsMapSluiceGateways   = "sluice_gateways"
@@ -572,6 +580,7 @@ type programsMapSpecs struct {
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
+	SluiceFloating *ebpf.MapSpec `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.MapSpec `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
@@ -651,6 +660,7 @@ type programsMaps struct {
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
+	SluiceFloating *ebpf.Map `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.Map `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
@@ -697,6 +707,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
+		m.SluiceFloating,
 		m.SluiceFrag4,
 		m.SluiceFrag6,
 		m.SluiceGateways,

@@ -200,6 +200,16 @@ struct exit_value {
 	__u32 flags;
 };
 
+/* sluice_floating: egress addresses that move between nodes, of which this node has or had the
+ * lease. Its key is an exit_key. When the lease has run out, the node neither answers for the
+ * address nor sends with it. */
+
+struct floating_value {
+	__u64 deadline;	  /* nanoseconds of CLOCK_BOOTTIME; 0: this node has not the lease */
+	__u32 generation; /* how often the lease has changed hands, for user space */
+	__u32 ifindex;	  /* device that has the address, for user space */
+};
+
 /* sluice_covered: destination prefixes of all egress policies. Its key is a prefix_key. */
 
 struct covered_value {
@@ -297,6 +307,7 @@ enum config_flags {
 	CONFIG_FLOW_EVENTS = 1 << 2,   /* report new flows */
 	CONFIG_ALLOW_LOCALHOST = 1 << 3, /* this host reaches its pods whatever policies say */
 	CONFIG_NETWORK_POLICIES = 1 << 4, /* there are some: pods are held while it is not known what they say */
+	CONFIG_FLOATING = 1 << 5, /* sluice_floating has entries */
 };
 
 #define SHARED_PORT_RANGES 4

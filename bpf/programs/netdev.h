@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "fence.h"
 #include "track.h"
 
 /* Reports whether the packet is one of the overlay itself, from this node or to it. */
@@ -59,6 +60,8 @@ int from_netdev(struct __sk_buff *ctx)
 	if (!cfg)
 		return TCX_NEXT;
 	parse(ctx, &p);
+	if (cfg->flags & CONFIG_FLOATING && fenced(ctx, &p, DIRECTION_INGRESS))
+		return drop(ctx, &p, &d, REASON_NOT_OWNED, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS);
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
 		return TCX_NEXT;
 	/* What opens a connection is no reply: it is for the host. */
@@ -114,13 +117,19 @@ int to_netdev(struct __sk_buff *ctx)
 	const struct address none = {};
 	struct packet p = {};
 	struct decision d = {.of_host = 1, .flags = CT_OF_HOST};
+	bool is_translated;
 	int err;
 
 	look_at_state(&d);
-	if (!cfg || get_mark(ctx->mark, cfg) == MARK_TRANSLATED)
+	if (!cfg)
+		return TCX_NEXT;
+	is_translated = get_mark(ctx->mark, cfg) == MARK_TRANSLATED;
+	if (is_translated && !(cfg->flags & CONFIG_FLOATING))
 		return TCX_NEXT;
 	parse(ctx, &p);
-	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
+	if (cfg->flags & CONFIG_FLOATING && fenced(ctx, &p, DIRECTION_EGRESS))
+		return drop(ctx, &p, &d, REASON_NOT_OWNED, PROGRAM_TO_NETDEV, DIRECTION_EGRESS);
+	if (is_translated || p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
 	    !bpf_map_lookup_elem(&sluice_exits, &p.source))
 		return TCX_NEXT;
 

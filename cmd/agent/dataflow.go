@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
+	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
 	"github.com/sluice-net/sluice/reconcilers/ledger"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
@@ -116,6 +117,9 @@ var Dataflow = cell.Group(
 
 	// What comes of one policy, from its object to the maps.
 	trace.Cell,
+
+	// Egress addresses that move between nodes, and their leases: egress-ip-leases.
+	egressip.Cell,
 
 	// Programs at devices, and the overlay device.
 	attach.Cell,

@@ -52,7 +52,8 @@ func TestGraph(t *testing.T) {
 		require.False(t, slices.Contains(into[e.To], e), "%v twice", e)
 		into[e.To], from[e.From] = append(into[e.To], e), append(from[e.From], e)
 	}
-	unread := []string{"cilium-endpoints", "cilium-nodes", "identities"} // but with --endpoint-source=cilium
+	// But with --endpoint-source=cilium, and --egress-ips.
+	unread := []string{"cilium-endpoints", "cilium-nodes", "identities", "egress-ip-pools"}
 	for name, n := range nodes {
 		switch n.Kind {
 		case api.KindSource:

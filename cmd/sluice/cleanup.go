@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/api"
 	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/cni"
+	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	sourcescni "github.com/sluice-net/sluice/sources/cni"
 )
@@ -45,6 +46,7 @@ type cleanupStep struct {
 func (c *cleanup) steps() []cleanupStep {
 	return []cleanupStep{
 		{"restored kernel parameter", func() ([]string, error) { return sysctl.Restore(c.stateDir, c.procfs) }},
+		{"removed egress address", func() ([]string, error) { return egressip.Cleanup(c.bpffs) }},
 		{"removed pinned program", func() ([]string, error) { return bpf.CleanupPrograms(c.bpffs) }},
 		{"removed overlay device", c.removeOverlay}, // it is never without its program
 		{"detached program", func() ([]string, error) { return bpf.CleanupLinks(c.bpffs) }},
@@ -59,7 +61,7 @@ func newCleanupCommand() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove everything that the agent left on this node",
 		Long: `Remove everything that the agent left on this node: the CNI plugin, programs at
-devices, the overlay device, pinned programs and maps, kernel parameters that it changed, its
+devices, the overlay device, egress addresses of pools, pinned programs and maps, kernel parameters that it changed, its
 socket and its state. Traffic is no longer redirected from then on. It is refused
 while an agent runs, and may be repeated. If the CNI plugin cannot be removed, as another CNI
 configuration names it, all else stays too: new pods would not start without.

@@ -29,6 +29,7 @@ type Config struct {
 	Source         string
 	EndpointSource string
 	ObjectStatus   bool
+	EgressIPs      bool
 }
 
 // DefaultConfig reads manifests, and takes endpoints from Pods.
@@ -44,6 +45,13 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)",
 	)
 	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in the NodeReport of this node, from which the operator makes conditions and Events; needs --source=kubernetes")
+	flags.Bool("egress-ips", c.EgressIPs,
+		"Move the egress addresses of EgressIPPools between nodes; needs --source=kubernetes")
+}
+
+// MovesEgressIPs says whether egress addresses of pools move: leases are at the API server.
+func (c Config) MovesEgressIPs() tables.EgressIPs {
+	return tables.EgressIPs{Enabled: c.EgressIPs && c.Source == SourceKubernetes}
 }
 
 // OperatorConfig says what the operator does with what it reads.

@@ -16,7 +16,13 @@ import (
 type Reads []*Kind
 
 // Reads returns what the agent reads.
-func (c Config) Reads() Reads { return Kinds(c.EndpointSource) }
+func (c Config) Reads() Reads {
+	reads := Reads(Kinds(c.EndpointSource))
+	if c.EgressIPs {
+		reads = append(reads, EgressIPPoolKind())
+	}
+	return reads
+}
 
 // OperatorReads returns what the operator reads.
 func OperatorReads() Reads {

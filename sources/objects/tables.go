@@ -27,6 +27,7 @@ type Tables struct {
 	Identities      statedb.RWTable[*tables.Identity]       `optional:"true"`
 	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint] `optional:"true"`
 	CiliumNodes     statedb.RWTable[*tables.CiliumNode]     `optional:"true"`
+	EgressIPPools   statedb.RWTable[*tables.EgressIPPool]   `optional:"true"`
 	NodeReports     statedb.RWTable[*tables.NodeReport]     `optional:"true"`
 
 	// CNIAttachments gives pods of this node their addresses, before their status
@@ -43,7 +44,7 @@ type Tables struct {
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
 func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
-	var errs [14]error
+	var errs [15]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
 	t.Endpoints, errs[2] = tables.NewEndpointTable(db, local)
@@ -58,6 +59,7 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	t.CIDRGroups, errs[11] = tables.NewCIDRGroupTable(db)
 	t.NodeReports, errs[12] = tables.NewNodeReportTable(db)
 	t.CNIAttachments, errs[13] = tables.NewCNIAttachmentTable(db)
+	t.EgressIPPools, errs[14] = tables.NewEgressIPPoolTable(db)
 	t.LocalNode = local
 	return t, errors.Join(errs[:]...)
 }

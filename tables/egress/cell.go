@@ -5,6 +5,7 @@
 //
 //	egress-policies, nodes ──────────────────────────► probe-targets
 //	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
+//	egress-ip-pools, egress-policies, nodes ─────────► egress-ips
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
 //	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
@@ -26,7 +27,8 @@ var Cell = cell.Module(
 
 	tables.OwnDesired(tables.NewEgressGatewayTable),
 	tables.Own(tables.NewProbeTargetTable),
+	tables.Own(tables.NewEgressIPTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
+	cell.Invoke(deriveIPs, deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
 )

@@ -28,6 +28,7 @@ type attachmentParams struct {
 	ExitEntries   statedb.Table[*tables.ExitMirror]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]
 	Slots         statedb.Table[*tables.Slot]
+	Leases        statedb.Table[*tables.EgressIPLease]
 }
 
 // nowhere is the interface index of programs that run at no device.
@@ -73,6 +74,12 @@ func deriveAttachments(p derive.Params, a attachmentParams) error {
 					for _, v := range m.Values() {
 						mark(int(v.IfIndex))
 					}
+					a.markAddressed(txn, mark)
+				}),
+			derive.FromIf(a.Leases,
+				func(old, new *tables.EgressIPLease) bool { return old.IfIndex != new.IfIndex },
+				func(txn statedb.ReadTxn, l *tables.EgressIPLease, mark func(int)) {
+					mark(int(l.IfIndex))
 					a.markAddressed(txn, mark)
 				}),
 			derive.FromIf(a.ConfigEntries,
@@ -166,7 +173,7 @@ func (a *attachmentParams) markAddressed(txn statedb.ReadTxn, mark func(int)) {
 // mayGetReplies reports whether replies to pods may reach this node by a device, where they have
 // to be translated back: routes of others need not be the way that the packets went.
 func (a *attachmentParams) mayGetReplies(txn statedb.ReadTxn, device *tables.Device) bool {
-	hasExits := a.Exits.NumObjects(txn)+a.ExitEntries.NumObjects(txn) > 0
+	hasExits := a.Exits.NumObjects(txn)+a.ExitEntries.NumObjects(txn)+a.Leases.NumObjects(txn) > 0
 	if !hasExits || tables.IsWithinNode(device.Name) {
 		return false
 	}
@@ -220,6 +227,9 @@ func (a *attachmentParams) wasPod(out statedb.ReadTxn, device *tables.Device) bo
 func (a *attachmentParams) exit(txn statedb.ReadTxn, index uint32) (addr netip.Addr, found bool) {
 	if exit, _, found := a.Exits.Get(txn, tables.EgressExitsByIfIndex(index)); found {
 		return exit.Addr, true
+	}
+	if lease, _, found := a.Leases.Get(txn, tables.EgressIPLeasesByIfIndex(index)); found {
+		return lease.Addr, true
 	}
 	entry, _, found := a.ExitEntries.Get(txn, tables.ExitMirrorsByIfIndex(index))
 	if found {

@@ -69,12 +69,12 @@ func (e *electionParams) compute(
 		avoided bool
 	}
 	elected := map[election]result{}
-	elect := func(selects string, avoid tables.Avoidance) (tables.GatewayChoice, bool) {
-		r, known := elected[election{selects, avoid}]
+	elect := func(spec tables.GatewaySpec, avoid tables.Avoidance) (tables.GatewayChoice, bool) {
+		r, known := elected[election{spec.Nodes, avoid}]
 		if !known {
-			r.choice, r.avoided = tables.ElectNode(e.Nodes.All(in), selects, "",
+			r.choice, r.avoided = tables.ElectNode(e.Nodes.All(in), spec.Nodes, "",
 				func(n *tables.Node) string { return avoid.Against(n, false) })
-			elected[election{selects, avoid}] = r
+			elected[election{spec.Nodes, avoid}] = r
 		}
 		return r.choice, r.avoided
 	}

@@ -53,6 +53,7 @@ type params struct {
 	Health          statedb.Table[*tables.GatewayHealth]
 	NetworkPolicies statedb.Table[*tables.NetworkPolicy]
 	EgressPolicies  statedb.Table[*tables.EgressPolicy]
+	EgressIPs       statedb.Table[*tables.EgressIP]
 	CIDRGroups      statedb.Table[*tables.CIDRGroup]
 	Services        statedb.Table[*tables.Service]
 	Backends        statedb.Table[*tables.BackendSlice]
@@ -114,6 +115,7 @@ func (r *rule) declare() derive.Rule[key] {
 			derive.FromChange(r.NetworkPolicies, r.markNetworkPolicy),
 			derive.Later(derive.FromChange(r.EgressPolicies, r.markEgressPolicy)),
 			derive.FromChange(r.EgressPolicies, markFirst),
+			derive.FromIf(r.EgressIPs, movesEgressIP, r.markEgressIP),
 			derive.Later(derive.FromChange(r.CIDRGroups, r.markCIDRGroup)),
 			derive.Later(derive.FromChange(r.Services, r.markService)),
 			derive.Later(derive.FromIf(r.Backends, tables.DifferentBackends, r.markBackends)),

@@ -237,14 +237,18 @@ type election struct {
 	avoided bool
 }
 
-// elected elects a node, once for each selector.
+// elected elects a node, once for each selector. An address that moves has its node already.
 func (c *round) elected(
-	selects string, avoid tables.Avoidance,
+	spec tables.GatewaySpec, avoid tables.Avoidance,
 ) (choice tables.GatewayChoice, avoided bool) {
-	k := electionKey{selects, avoid}
+	if ip, _, moves := c.EgressIPs.Get(c.in, tables.EgressIPByAddr(spec.EgressIP)); moves &&
+		spec.EgressIP.IsValid() {
+		return c.owner(spec, ip), false
+	}
+	k := electionKey{spec.Nodes, avoid}
 	e, known := c.elections[k]
 	if !known {
-		e.choice, e.avoided = tables.ElectNode(c.Nodes.All(c.in), selects, c.LocalNode.Name,
+		e.choice, e.avoided = tables.ElectNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name,
 			func(n *tables.Node) string {
 				h, _, probed := c.Health.Get(c.in, tables.GatewayHealthByNode(n.Name))
 				return avoid.Against(n, probed && h.Lost())

@@ -32,6 +32,7 @@ type harness struct {
 	Health          tablestest.Table[*tables.GatewayHealth]
 	NetworkPolicies tablestest.Table[*tables.NetworkPolicy]
 	EgressPolicies  tablestest.Table[*tables.EgressPolicy]
+	EgressIPs       tablestest.Table[*tables.EgressIP]
 	CIDRGroups      tablestest.Table[*tables.CIDRGroup]
 	Services        tablestest.Table[*tables.Service]
 	Backends        tablestest.Table[*tables.BackendSlice]
@@ -53,6 +54,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	h.Health = tablestest.Open(t, h.db, tables.NewGatewayHealthTable)
 	h.NetworkPolicies = tablestest.Open(t, h.db, tables.NewNetworkPolicyTable)
 	h.EgressPolicies = tablestest.Open(t, h.db, tables.NewEgressPolicyTable)
+	h.EgressIPs = tablestest.Open(t, h.db, tables.NewEgressIPTable)
 	h.CIDRGroups = tablestest.Open(t, h.db, tables.NewCIDRGroupTable)
 	h.Services = tablestest.Open(t, h.db, tables.NewServiceTable)
 	h.Backends = tablestest.Open(t, h.db, tables.NewBackendSliceTable)
@@ -65,6 +67,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	p := params{
 		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes, Health: h.Health,
 		NetworkPolicies: h.NetworkPolicies, EgressPolicies: h.EgressPolicies,
+		EgressIPs:  h.EgressIPs,
 		CIDRGroups: h.CIDRGroups, Services: h.Services, Backends: h.Backends,
 		PodMirrors: h.PodMirrors, SubjectMirrors: h.SubjectMirrors,
 		RouteMirrors: h.RouteMirrors, EgressMirrors: h.EgressMirrors,

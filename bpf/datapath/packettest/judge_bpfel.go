@@ -109,6 +109,13 @@ type judgeExitValue struct {
 	Flags   uint32
 }
 
+type judgeFloatingValue struct {
+	_          structs.HostLayout
+	Deadline   uint64
+	Generation uint32
+	Ifindex    uint32
+}
+
 type judgeFrag4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -347,6 +354,7 @@ const (
 	judgeMapSluiceEgress   = "sluice_egress"
 	judgeMapSluiceEvents   = "sluice_events"
 	judgeMapSluiceExits    = "sluice_exits"
+	judgeMapSluiceFloating = "sluice_floating"
 	judgeMapSluiceFrag4    = "sluice_frag4"
 	judgeMapSluiceFrag6    = "sluice_frag6"
 	judgeMapSluiceGateways = "sluice_gateways"
@@ -441,6 +449,7 @@ type judgeMapSpecs struct {
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
+	SluiceFloating *ebpf.MapSpec `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.MapSpec `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
@@ -511,6 +520,7 @@ type judgeMaps struct {
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
+	SluiceFloating *ebpf.Map `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.Map `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
@@ -556,6 +566,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
+		m.SluiceFloating,
 		m.SluiceFrag4,
 		m.SluiceFrag6,
 		m.SluiceGateways,

@@ -131,6 +131,13 @@ type gatewayExitValue struct {
 	Flags   uint32
 }
 
+type gatewayFloatingValue struct {
+	_          structs.HostLayout
+	Deadline   uint64
+	Generation uint32
+	Ifindex    uint32
+}
+
 type gatewayFrag4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -464,6 +471,7 @@ const (
 	gatewayMapSluiceEgress     = "sluice_egress"
 	gatewayMapSluiceEvents     = "sluice_events"
 	gatewayMapSluiceExits      = "sluice_exits"
+	gatewayMapSluiceFloating   = "sluice_floating"
 	gatewayMapSluiceFrag4      = "sluice_frag4"
 	gatewayMapSluiceFrag6      = "sluice_frag6"
 	gatewayMapSluiceGateways   = "sluice_gateways"
@@ -575,6 +583,7 @@ type gatewayMapSpecs struct {
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
+	SluiceFloating *ebpf.MapSpec `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.MapSpec `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
@@ -658,6 +667,7 @@ type gatewayMaps struct {
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
+	SluiceFloating *ebpf.Map `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.Map `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
@@ -702,6 +712,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
+		m.SluiceFloating,
 		m.SluiceFrag4,
 		m.SluiceFrag6,
 		m.SluiceGateways,

@@ -19,13 +19,16 @@ capabilities:
   - BPF       # create, read and write maps; load programs
   - NET_ADMIN # attach programs; make the overlay device; read the conntrack table; write net.* sysctls
   - PERFMON   # programs that read kernel memory, as the backstop does
+  {{- if include "sluice.egressIPs" $ }}
+  - NET_RAW   # announce egress addresses and ask for other owners, by ARP and neighbor discovery
+  {{- end }}
   {{- range .extraCapabilities }}
   - {{ . }}
   {{- end }}
   # No SYS_ADMIN: it would only be needed to mount bpffs. No
   # SYS_RESOURCE: since Linux 5.11 maps count as the cgroup's memory,
-  # not as locked memory, and the agent needs 6.6. No NET_RAW: the agent
-  # sends no packets. No SYS_MODULE: the kernel loads vxlan by itself.
+  # not as locked memory, and the agent needs 6.6. No NET_RAW but
+  # for egress addresses that move: the agent sends no packets otherwise. No SYS_MODULE: the kernel loads vxlan by itself.
 {{- end }}
 {{- with .seccompProfile }}
 # Some runtimes' profiles allow bpf() with SYS_ADMIN only. The agent then

@@ -90,6 +90,11 @@ port: {{ include "sluice.port" $address }}
   {{- end }}
 {{- end -}}
 
+{{- /* Whether egress addresses of pools move between nodes. */ -}}
+{{- define "sluice.egressIPs" -}}
+{{- if eq (toString (index .Values.flags "egress-ips")) "true" -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Whether agents tell on objects the status of policies, which is the default: a flag that is false is empty. */ -}}
 {{- define "sluice.objectStatus" -}}
 {{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}

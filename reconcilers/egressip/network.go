@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egressip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ethernet"
+	"github.com/mdlayher/ndp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+const (
+	// How often a new address is asked for before it is used, and how long for an answer.
+	probes    = 3
+	probeWait = 200 * time.Millisecond
+)
+
+var (
+	noMAC    = make(net.HardwareAddr, 6)
+	allNodes = netip.MustParseAddr("ff02::1")
+)
+
+// deviceOf returns the interface index of the device that has an address, 0 if none has.
+func deviceOf(addr netip.Addr) (int, error) {
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return 0, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range addrs {
+		if has, ok := netip.AddrFromSlice(a.IP); ok && has.Unmap() == addr {
+			return a.LinkIndex, nil
+		}
+	}
+	return 0, nil
+}
+
+// host is an address as the kernel takes it: alone, without a route, a check for duplicates that
+// would delay it, or connections of the host's own that would prefer it.
+func host(addr netip.Addr, device int) *netlink.Addr {
+	return &netlink.Addr{
+		IPNet:     &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+		Flags:     unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE,
+		LinkIndex: device, ValidLft: math.MaxUint32, PreferedLft: 0,
+	}
+}
+
+// assign gives an address to a device. It is no error that the device has it.
+func assign(addr netip.Addr, device int) error {
+	err := netlink.AddrAdd(nil, host(addr, device))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add address %s to device %d: %w", addr, device, err)
+	}
+	return nil
+}
+
+// remove takes an address from whatever device has it.
+func remove(addr netip.Addr) error {
+	device, err := deviceOf(addr)
+	if err != nil || device == 0 {
+		return err
+	}
+	err = netlink.AddrDel(nil, host(addr, device))
+	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove address %s from device %d: %w", addr, device, err)
+	}
+	return nil
+}
+
+// probe returns an error if another host on the device's link has an address, or if it cannot be
+// found out.
+func probe(ctx context.Context, addr netip.Addr, device int) error {
+	ifi, err := net.InterfaceByIndex(device)
+	if err != nil {
+		return fmt.Errorf("find device %d: %w", device, err)
+	}
+	ask := probe6
+	if addr.Is4() {
+		ask = probe4
+	}
+	for range probes {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		owner, err := ask(ifi, addr)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded): // silence
+		case err != nil:
+			return fmt.Errorf("ask on %s for the owner of %s: %w", ifi.Name, addr, err)
+		default:
+			return fmt.Errorf("%s is in use by %s on %s", addr, owner, ifi.Name)
+		}
+	}
+	return nil
+}
+
+// probe4 asks once and returns the answer. Without one it is a [os.ErrDeadlineExceeded].
+func probe4(ifi *net.Interface, addr netip.Addr) (net.HardwareAddr, error) {
+	c, err := arp.Dial(ifi)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(probeWait)); err != nil {
+		return nil, err
+	}
+	if err := sendARP(c, netip.IPv4Unspecified(), addr); err != nil {
+		return nil, err
+	}
+	for {
+		p, _, err := c.Read()
+		if err != nil {
+			return nil, err
+		}
+		if p.SenderIP == addr && p.SenderHardwareAddr.String() != ifi.HardwareAddr.String() {
+			return p.SenderHardwareAddr, nil
+		}
+	}
+}
+
+func sendARP(c *arp.Client, sender, target netip.Addr) error {
+	p, err := arp.NewPacket(arp.OperationRequest, c.HardwareAddr(), sender, noMAC, target)
+	if err != nil {
+		return err
+	}
+	return c.WriteTo(p, ethernet.Broadcast)
+}
+
+// probe6 is [probe4] for IPv6.
+func probe6(ifi *net.Interface, addr netip.Addr) (net.HardwareAddr, error) {
+	c, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(probeWait)); err != nil {
+		return nil, err
+	}
+	group, err := ndp.SolicitedNodeMulticast(addr)
+	if err != nil {
+		return nil, err
+	}
+	solicitation := &ndp.NeighborSolicitation{TargetAddress: addr, Options: linkLayer(ndp.Source, ifi)}
+	if err := c.WriteTo(solicitation, nil, group); err != nil {
+		return nil, err
+	}
+	for {
+		m, _, from, err := c.ReadFrom()
+		if err != nil {
+			return nil, err
+		}
+		na, ok := m.(*ndp.NeighborAdvertisement)
+		if !ok || na.TargetAddress != addr {
+			continue
+		}
+		for _, option := range na.Options {
+			if l, ok := option.(*ndp.LinkLayerAddress); ok {
+				return l.Addr, nil
+			}
+		}
+		return nil, fmt.Errorf("%s is in use by %s", addr, from)
+	}
+}
+
+func linkLayer(direction ndp.Direction, ifi *net.Interface) []ndp.Option {
+	return []ndp.Option{&ndp.LinkLayerAddress{Direction: direction, Addr: ifi.HardwareAddr}}
+}
+
+// announce tells all on the device's link that this node has an address.
+func announce(addr netip.Addr, device int) error {
+	ifi, err := net.InterfaceByIndex(device)
+	if err == nil && addr.Is4() {
+		err = announce4(ifi, addr)
+	} else if err == nil {
+		err = announce6(ifi, addr)
+	}
+	if err != nil {
+		return fmt.Errorf("announce %s at device %d: %w", addr, device, err)
+	}
+	return nil
+}
+
+func announce4(ifi *net.Interface, addr netip.Addr) error {
+	c, err := arp.Dial(ifi)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return sendARP(c, addr, addr)
+}
+
+func announce6(ifi *net.Interface, addr netip.Addr) error {
+	c, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.WriteTo(&ndp.NeighborAdvertisement{
+		Override: true, TargetAddress: addr, Options: linkLayer(ndp.Target, ifi),
+	}, nil, allNodes)
+}
+
+// Cleanup takes the addresses from the node that an agent has left there, and returns them.
+func Cleanup(bpffs string) (removed []string, err error) {
+	addrs, err := bpf.PinnedFloating(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, addr := range addrs {
+		device, err := deviceOf(addr)
+		if err == nil && device != 0 {
+			if err = remove(addr); err == nil {
+				removed = append(removed, addr.String())
+			}
+		}
+		errs = append(errs, err)
+	}
+	return removed, errors.Join(errs...)
+}

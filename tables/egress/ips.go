@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/derive"
+)
+
+type ipParams struct {
+	cell.In
+
+	IPs       statedb.RWTable[*tables.EgressIP]
+	Pools     statedb.Table[*tables.EgressIPPool]
+	Policies  statedb.Table[*tables.EgressPolicy]
+	Nodes     statedb.Table[*tables.Node]
+	Addresses statedb.Table[*tables.NodeAddress]
+	Devices   statedb.Table[*tables.Device]
+	Routes    statedb.Table[*tables.Route]
+	LocalNode tables.LocalNode
+}
+
+// allIPs is the one key of the rule: how many addresses a node may have makes each of them
+// depend on the others.
+const allIPs = 0
+
+func deriveIPs(p derive.Params, i ipParams) error { return derive.Register(p, i.declare()) }
+
+// declare is the rule that finds a node for each egress address that moves.
+func (i *ipParams) declare() derive.Rule[int] {
+	marks := func(_ statedb.ReadTxn, mark func(int)) { mark(allIPs) }
+	return derive.Rule[int]{
+		Outputs: []statedb.TableMeta{i.IPs},
+		Seed:    []int{allIPs},
+		Inputs: []derive.Input[int]{
+			derive.OnChange(i.Pools, marks),
+			derive.FromIf(i.Policies,
+				func(old, new *tables.EgressPolicy) bool {
+					return !slices.Equal(old.Gateways, new.Gateways) || old.Created != new.Created
+				},
+				func(_ statedb.ReadTxn, p *tables.EgressPolicy, mark func(int)) {
+					if len(p.EgressIPs()) > 0 {
+						mark(allIPs)
+					}
+				}),
+			derive.FromIf(i.Nodes,
+				func(old, new *tables.Node) bool {
+					return old.Ready != new.Ready || old.UnderlayIP() != new.UnderlayIP() ||
+						!maps.Equal(old.Labels, new.Labels)
+				},
+				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allIPs) }),
+			derive.From(i.Addresses,
+				func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(int)) {
+					if !tables.IsWithinNode(a.Device) && !a.Prefix.IsSingleIP() {
+						mark(allIPs)
+					}
+				}),
+			derive.FromIf(i.Devices, hasOtherNames,
+				func(_ statedb.ReadTxn, d *tables.Device, mark func(int)) {
+					if !tables.IsWithinNode(d.Name) {
+						mark(allIPs)
+					}
+				}),
+			derive.From(i.Routes,
+				func(_ statedb.ReadTxn, r *tables.Route, mark func(int)) {
+					if isDefault(r) {
+						mark(allIPs)
+					}
+				}),
+		},
+		Compute: func(in statedb.ReadTxn, out statedb.WriteTxn, _ []int, _ func(int)) error {
+			equal := (*tables.EgressIP).Equal
+			return derive.Replace(out, i.IPs, equal, i.IPs.All(out), i.rows(in)...)
+		},
+	}
+}
+
+// rows returns a row for each address, in the order of addresses: of two that a node has only
+// room for one of, the first gets it.
+func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
+	pools := statedb.Collect(i.Pools.All(in))
+	if len(pools) == 0 {
+		return nil
+	}
+	slices.SortFunc(pools, func(a, b *tables.EgressIPPool) int {
+		if a.Before(b) {
+			return -1
+		}
+		return 1
+	})
+	wanted := map[netip.Addr][]*tables.EgressPolicy{}
+	for p := range i.Policies.List(in, tables.EgressPoliciesWithEgressIP(true)) {
+		for _, addr := range p.EgressIPs() {
+			wanted[addr] = append(wanted[addr], p)
+		}
+	}
+	load := map[used]int{}
+	for _, addr := range slices.SortedFunc(maps.Keys(wanted), netip.Addr.Compare) {
+		at := slices.IndexFunc(pools, func(p *tables.EgressIPPool) bool { return p.Contains(addr) })
+		if at < 0 {
+			continue
+		}
+		policies := wanted[addr]
+		slices.SortFunc(policies, func(a, b *tables.EgressPolicy) int {
+			if a.Before(b) {
+				return -1
+			}
+			return 1
+		})
+		row := &tables.EgressIP{Addr: addr, Pool: pools[at].Name}
+		for _, p := range policies {
+			row.Policies = append(row.Policies, p.Name)
+		}
+		i.elect(in, row, pools[at], policies[0], load)
+		if row.Node == i.LocalNode.Name && row.Node != "" {
+			i.place(in, row)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// used counts the addresses of a pool that a node has.
+type used struct{ pool, node string }
+
+// elect finds the node for an address: of those that are ready, that the pool and the first
+// policy select, and that have room, the one with the highest score. Scores are hashes of
+// address and node, so that a node that is lost moves its own addresses only.
+func (i *ipParams) elect(
+	in statedb.ReadTxn, row *tables.EgressIP, pool *tables.EgressIPPool,
+	policy *tables.EgressPolicy, load map[used]int,
+) {
+	if pool.Error != "" {
+		row.Reason = "pool " + pool.Name + ": " + pool.Error
+		return
+	}
+	item := slices.IndexFunc(policy.Gateways, func(g tables.GatewaySpec) bool {
+		return g.Error == "" && g.EgressIP == row.Addr
+	})
+	ofPool, err := labels.Parse(pool.Nodes)
+	if err != nil {
+		row.Reason = "pool " + pool.Name + ": " + err.Error()
+		return
+	}
+	ofPolicy, err := labels.Parse(policy.Gateways[item].Nodes)
+	if err != nil {
+		row.Reason = "policy " + policy.Name + ": " + err.Error()
+		return
+	}
+	best, matching, full := uint64(0), 0, 0
+	for n := range i.Nodes.All(in) {
+		if !ofPool.Matches(n.Labels) || !ofPolicy.Matches(n.Labels) {
+			continue
+		}
+		matching++
+		if !n.Ready || !n.UnderlayIP().IsValid() {
+			continue
+		}
+		if pool.MaxPerNode > 0 && load[used{pool.Name, n.Name}] >= pool.MaxPerNode {
+			full++
+			continue
+		}
+		if s := score(row.Addr, n.Name); row.Node == "" || s > best {
+			best, row.Node, row.NodeAddr = s, n.Name, n.UnderlayIP()
+		}
+	}
+	if row.Node == "" {
+		row.Reason = fmt.Sprintf(
+			"no node: pool %s and policy %s select %d, none of which is ready, or %d have maxPerNode",
+			pool.Name, policy.Name, matching, full)
+		return
+	}
+	load[used{pool.Name, row.Node}]++
+}
+
+func score(addr netip.Addr, node string) uint64 {
+	h := fnv.New64a()
+	h.Write(addr.AsSlice())
+	h.Write([]byte(node))
+	// The last bytes of names differ most, and have moved the sum least.
+	s := h.Sum64()
+	s ^= s >> 33
+	s *= 0xff51afd7ed558ccd
+	return s ^ s>>33
+}
+
+// place finds the device of this node for an address: the one whose subnet contains it, of the
+// longest prefix, or else that of the default route.
+func (i *ipParams) place(in statedb.ReadTxn, row *tables.EgressIP) {
+	var subnet *tables.NodeAddress
+	for a := range i.Addresses.All(in) {
+		if a.Prefix.IsSingleIP() || !a.Prefix.Contains(row.Addr) || a.Scope != "global" ||
+			tables.IsWithinNode(a.Device) {
+			continue
+		}
+		if subnet == nil || cmp.Or(cmp.Compare(subnet.Prefix.Bits(), a.Prefix.Bits()),
+			cmp.Compare(a.DeviceIndex, subnet.DeviceIndex)) < 0 {
+			subnet = a
+		}
+	}
+	var device *tables.Device
+	if subnet != nil {
+		device, _, _ = i.Devices.Get(in, tables.DeviceByIndex(subnet.DeviceIndex))
+	} else {
+		g := gatewayParams{Devices: i.Devices, Addresses: i.Addresses, Routes: i.Routes}
+		byDefault, err := g.exitByDefaultRoute(in)
+		if device = byDefault.device; device == nil {
+			row.Reason = "no device: " + err.Error()
+			return
+		}
+	}
+	if device == nil {
+		row.Reason = "no device: that of the subnet is gone"
+		return
+	}
+	row.IfIndex, row.Device = uint32(device.Index), device.Name
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
+)
+
+// ipWorld has the tables of the rule of egress-ips, and the rule.
+type ipWorld struct {
+	ipParams
+	db   *statedb.DB
+	step *tablestest.Rule[int]
+	*testing.T
+}
+
+func newIPWorld(t *testing.T) *ipWorld {
+	db := statedb.New()
+	w := &ipWorld{T: t, db: db, ipParams: ipParams{
+		IPs:       tablestest.Open(t, db, tables.NewEgressIPTable),
+		Pools:     tablestest.Open(t, db, tables.NewEgressIPPoolTable),
+		Policies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
+		Nodes:     tablestest.Open(t, db, tables.NewNodeTable),
+		Addresses: tablestest.Open(t, db, tables.NewNodeAddressTable),
+		Devices:   tablestest.Open(t, db, tables.NewDeviceTable),
+		Routes:    tablestest.Open(t, db, tables.NewRouteTable),
+		LocalNode: tables.LocalNode{Name: "node-1"},
+	}}
+	w.step = tablestest.NewRule(t, db, w.declare())
+	return w
+}
+
+func (w *ipWorld) pool(p tables.EgressIPPool) { tablestest.Insert(w.T, w.db, w.Pools, &p) }
+
+func (w *ipWorld) node(i int, ready bool, zone string) {
+	tablestest.Insert(w.T, w.db, w.Nodes, &tables.Node{
+		Name: fmt.Sprintf("node-%d", i), Ready: ready, Labels: labels.Set{"zone": zone},
+		InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})},
+	})
+}
+
+func (w *ipWorld) policy(name, nodes, addr string, age int) {
+	tablestest.Insert(w.T, w.db, w.Policies, &tables.EgressPolicy{
+		Name: name, Created: time.Unix(int64(1000-age), 0),
+		Gateways: []tables.GatewaySpec{{Nodes: nodes, EgressIP: netip.MustParseAddr(addr)}},
+	})
+}
+
+// owners returns the node of each address.
+func (w *ipWorld) owners() map[netip.Addr]string {
+	w.step.Work()
+	owners := map[netip.Addr]string{}
+	for row := range w.IPs.All(w.db.ReadTxn()) {
+		owners[row.Addr] = row.Node
+	}
+	return owners
+}
+
+func (w *ipWorld) row(addr string) *tables.EgressIP {
+	w.step.Work()
+	row, _, _ := w.IPs.Get(w.db.ReadTxn(), tables.EgressIPByAddr(netip.MustParseAddr(addr)))
+	return row
+}
+
+func prefixes(texts ...string) (ps []netip.Prefix) {
+	for _, s := range texts {
+		ps = append(ps, netip.MustParsePrefix(s))
+	}
+	return ps
+}
+
+// An address is at a node that is ready and that pool and policy select, by the device of its
+// subnet; one of no pool does not move.
+func TestEgressIPs(t *testing.T) {
+	w := newIPWorld(t)
+	w.pool(tables.EgressIPPool{
+		Name: "a", Prefixes: prefixes("203.0.113.0/24"), Nodes: "zone=x",
+	})
+	tablestest.Insert(t, w.db, w.Devices, &tables.Device{Index: 2, Name: "eth1"})
+	tablestest.Insert(t, w.db, w.Addresses, &tables.NodeAddress{
+		Addr: netip.MustParseAddr("203.0.113.2"), Prefix: prefixes("203.0.113.0/24")[0],
+		DeviceIndex: 2, Device: "eth1", Scope: "global",
+	})
+	w.node(1, true, "x")
+	w.node(2, true, "y")
+	w.node(3, false, "x")
+	w.policy("outside", "", "198.51.100.1", 0)
+	w.policy("web", "", "203.0.113.9", 1)
+	w.policy("older", "", "203.0.113.9", 2)
+	w.policy("elsewhere", "zone=y", "203.0.113.10", 0)
+
+	require.Nil(t, w.row("198.51.100.1"))
+	row := w.row("203.0.113.9")
+	require.Equal(t, []string{"older", "web"}, row.Policies)
+	require.Equal(t, "node-1 192.0.2.1 eth1", fmt.Sprint(row.Node, " ", row.NodeAddr, " ", row.Device))
+	require.Contains(t, w.row("203.0.113.10").Reason, "select 0")
+
+	w.node(3, true, "x")
+	w.node(1, false, "x")
+	row = w.row("203.0.113.9")
+	require.Equal(t, "node-3", row.Node)
+	require.Empty(t, row.Device, "it is another node's")
+
+	w.pool(tables.EgressIPPool{Name: "a", Prefixes: prefixes("203.0.113.0/24"),
+		Error: "spec.exclude[0]: is empty"})
+	require.Empty(t, w.row("203.0.113.9").Node)
+	require.Contains(t, w.row("203.0.113.9").Reason, "spec.exclude[0]")
+}
+
+// A node that is lost moves its own addresses only, and takes them back when it returns; no
+// node has more than it may; and every node finds the same, whatever it has seen before.
+func TestEgressIPsMoveLittle(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, most := range []int{0, 12} {
+		w := newIPWorld(t)
+		w.pool(tables.EgressIPPool{Name: "a", Prefixes: prefixes("203.0.113.0/24"), MaxPerNode: most})
+		ready := map[int]bool{}
+		for i := 1; i <= 8; i++ {
+			w.node(i, true, "x")
+			ready[i] = true
+		}
+		for i := range 60 {
+			w.policy(fmt.Sprint("p", i), "", fmt.Sprintf("203.0.113.%d", 10+i), i)
+		}
+		former := w.owners()
+		for range 60 {
+			i := 1 + random.IntN(8)
+			ready[i] = !ready[i]
+			name := fmt.Sprintf("node-%d", i)
+			w.node(i, ready[i], "x")
+			now, load := w.owners(), map[string]int{}
+			require.Len(t, now, 60)
+			for addr, node := range now {
+				load[node]++
+				if most == 0 && node != former[addr] {
+					require.True(t, ready[i] && node == name || !ready[i] && former[addr] == name,
+						"%s moved from %s to %s when %s changed", addr, former[addr], node, name)
+				}
+			}
+			delete(load, "")
+			for node, n := range load {
+				require.True(t, most == 0 || n <= most, node)
+			}
+			fresh := newIPWorld(t)
+			for p := range w.Pools.All(w.db.ReadTxn()) {
+				tablestest.Insert(t, fresh.db, fresh.Pools, p)
+			}
+			for p := range w.Policies.All(w.db.ReadTxn()) {
+				tablestest.Insert(t, fresh.db, fresh.Policies, p)
+			}
+			for n := range w.Nodes.All(w.db.ReadTxn()) {
+				tablestest.Insert(t, fresh.db, fresh.Nodes, n)
+			}
+			require.Equal(t, now, fresh.owners())
+			former = now
+		}
+	}
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// EgressIP is an egress address that moves: a policy names it, and it is one of a pool. All
+// nodes find the same node for it; where it is this one, the row says by which device.
+type EgressIP struct {
+	Addr     netip.Addr `json:"addr"`
+	Pool     string     `json:"pool"`
+	Policies []string   `json:"policies"` // that name it, in order of precedence
+
+	Node     string     `json:"node,omitempty"`    // that shall have it; empty: none
+	NodeAddr netip.Addr `json:"nodeAddr,omitzero"` // underlay address of the node
+	Reason   string     `json:"reason,omitempty"`  // why no node, or this one by no device
+
+	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it shall have the address
+	Device  string `json:"device,omitempty"`
+}
+
+// Equal reports whether two rows say the same.
+func (e *EgressIP) Equal(o *EgressIP) bool {
+	return e.Addr == o.Addr && e.Pool == o.Pool && slices.Equal(e.Policies, o.Policies) &&
+		e.Node == o.Node && e.NodeAddr == o.NodeAddr && e.Reason == o.Reason &&
+		e.IfIndex == o.IfIndex && e.Device == o.Device
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*EgressIP) TableHeader() []string {
+	return []string{"Address", "Pool", "Policies", "Node", "Device", "Reason"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (e *EgressIP) TableRow() []string {
+	return []string{
+		e.Addr.String(), e.Pool, listColumn(e.Policies, ", "), orDash(e.Node), orDash(e.Device),
+		orDash(e.Reason),
+	}
+}
+
+var (
+	egressIPAddrIndex = UniqueIndex("addr", AddrKeys,
+		func(e *EgressIP) netip.Addr { return e.Addr })
+
+	// EgressIPByAddr queries an egress address that moves.
+	EgressIPByAddr = egressIPAddrIndex.Query
+)
+
+// NewEgressIPTable creates the table of egress addresses that move.
+var NewEgressIPTable = Declare("egress-ips", egressIPAddrIndex)

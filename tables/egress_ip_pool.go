@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// EgressIPPool is a set of egress addresses that move between nodes, from an EgressIPPool
+// object. An item of its addresses that does not parse is left out; any other mistake is in
+// Error, and then the pool keeps its addresses but gives them to no node.
+type EgressIPPool struct {
+	Name    string    `json:"name"`
+	UID     string    `json:"uid,omitempty"`
+	Created time.Time `json:"created"`
+
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // masked
+	Ranges   []AddrRange    `json:"ranges,omitempty"`
+	Excluded []netip.Prefix `json:"excluded,omitempty"` // masked
+
+	// Nodes is the canonical label selector of the nodes that may have the addresses; empty
+	// selects all.
+	Nodes      string `json:"nodes,omitempty"`
+	MaxPerNode int    `json:"maxPerNode,omitempty"` // addresses; 0: no limit
+
+	Error  string       `json:"error,omitempty"` // why no node gets an address
+	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// AddrRange are the addresses of one family from the first to the last.
+type AddrRange struct {
+	First netip.Addr `json:"first"`
+	Last  netip.Addr `json:"last"`
+}
+
+func (r AddrRange) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// Contains reports whether an address is in the range.
+func (r AddrRange) Contains(a netip.Addr) bool {
+	return a.Is4() == r.First.Is4() && a.Is4() == r.Last.Is4() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
+
+// Contains reports whether an address is one of the pool. Addresses of a pool with an error
+// are those without its exclusions, which may be what is wrong.
+func (p *EgressIPPool) Contains(a netip.Addr) bool {
+	in := func(prefix netip.Prefix) bool { return prefix.Contains(a) }
+	if p.Error == "" && slices.ContainsFunc(p.Excluded, in) {
+		return false
+	}
+	return slices.ContainsFunc(p.Prefixes, in) ||
+		slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(a) })
+}
+
+// Before reports whether p wins over o where both have an address: it is older, or of the same
+// age and its name sorts first.
+func (p *EgressIPPool) Before(o *EgressIPPool) bool {
+	if !p.Created.Equal(o.Created) {
+		return p.Created.Before(o.Created)
+	}
+	return p.Name < o.Name
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*EgressIPPool) TableHeader() []string {
+	return []string{"Name", "Addresses", "Excluded", "Nodes", "MaxPerNode", "Errors"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (p *EgressIPPool) TableRow() []string {
+	return []string{
+		p.Name, listColumn(append(stringsOf(p.Prefixes), stringsOf(p.Ranges)...), ", "),
+		listColumn(stringsOf(p.Excluded), ", "), orDash(p.Nodes), strconv.Itoa(p.MaxPerNode),
+		errorColumn(p.Errors),
+	}
+}
+
+var (
+	egressIPPoolNameIndex = UniqueIndex("name", StringKeys,
+		func(p *EgressIPPool) string { return p.Name })
+
+	// EgressIPPoolByName queries a pool by its name.
+	EgressIPPoolByName = egressIPPoolNameIndex.Query
+)
+
+// NewEgressIPPoolTable creates the table of pools of egress addresses that move.
+var NewEgressIPPoolTable = Declare("egress-ip-pools", egressIPPoolNameIndex)
+
+// EgressIPs says whether egress addresses of pools move between nodes.
+type EgressIPs struct{ Enabled bool }

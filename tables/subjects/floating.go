@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+func movesEgressIP(old, new *tables.EgressIP) bool {
+	return old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason
+}
+
+// markEgressIP marks the groups with an item of an egress address that moves.
+func (r *rule) markEgressIP(in statedb.ReadTxn, ip *tables.EgressIP, mark func(key)) {
+	for g := range r.Groups.All(in) {
+		if slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool {
+			return c.Spec.EgressIP == ip.Addr
+		}) {
+			mark(key{kind: ofGroup, digest: g.Digest})
+		}
+	}
+}
+
+// owner returns the choice of the node that shall have the egress address of an item, which the
+// item has to select.
+func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.GatewayChoice {
+	choice := tables.GatewayChoice{Spec: spec, Reason: ip.Reason}
+	if ip.Node == "" {
+		return choice
+	}
+	node, _, found := c.Nodes.Get(c.in, tables.NodeByName(ip.Node))
+	if !found || !isCandidate(spec, node) {
+		choice.Reason = "egress IP " + ip.Addr.String() + " is at " + ip.Node +
+			", which the item does not select"
+		return choice
+	}
+	choice.Node, choice.Addr = ip.Node, ip.NodeAddr
+	return choice
+}

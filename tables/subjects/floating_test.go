@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subjects
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// The gateway of an egress address that moves is the node that shall have it, and none if the
+// item does not select that.
+func TestEgressIPElects(t *testing.T) {
+	h := newHarness(t, tables.EnforcementDefault, CIDRMatch{})
+	addr := netip.MustParseAddr("203.0.113.9")
+	for i, name := range []string{"node-1", "node-2", "node-3"} {
+		h.Nodes.Put(&tables.Node{
+			Name: name, Ready: true, Labels: labels.Set{"gateway": name},
+			InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})},
+		})
+	}
+	h.EgressPolicies.Put(&tables.EgressPolicy{Name: "p", Gateways: []tables.GatewaySpec{
+		{Nodes: "gateway!=node-3", EgressIP: addr},
+	}})
+	elected := func() string {
+		h.work()
+		rows := all(h.db.ReadTxn(), h.Groups)
+		require.Len(t, rows, 1)
+		return rows[0].Gateways[0].String()
+	}
+	require.Equal(t, "node-1 (192.0.2.1)", elected())
+	row := tables.EgressIP{Addr: addr, Node: "node-2", NodeAddr: netip.MustParseAddr("192.0.2.2")}
+	h.EgressIPs.Put(&row)
+	require.Equal(t, "node-2 (192.0.2.2)", elected())
+	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Node: "node-3"})
+	require.Equal(t,
+		"none: egress IP 203.0.113.9 is at node-3, which the item does not select", elected())
+	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Reason: "no node"})
+	require.Equal(t, "none: no node", elected())
+	h.EgressIPs.Remove(&row)
+	require.Equal(t, "node-1 (192.0.2.1)", elected())
+}
