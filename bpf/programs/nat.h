@@ -37,16 +37,16 @@ SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *
 
 /* Reports whether a flow is a connection that has not ended. It is a function of its
  * own for the stack: kernels before 6.9 count each function's in steps of 32 bytes. */
-static __noinline bool connected(const struct tuple *flow, __u32 now)
+static __noinline bool connected(const struct tuple *flow, __u64 time)
 {
 	struct ct_entry *e = ct_lookup(flow, TUPLE_OUT);
 
-	return e && ct_lifetime_of(e) > now;
+	return e && ct_lifetime_of(e) * SECOND > time;
 }
 
 /* Reports whether no other flow has the port that replies with a tuple come
  * to. One whose connection has ended is taken from it. */
-SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, __u32 now)
+SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, __u64 time)
 {
 	struct translation owner = {};
 	struct tuple other;
@@ -57,12 +57,12 @@ SUBPROGRAM int port_free(const struct tuple *replies, const struct tuple *flow, 
 		return 1;
 	if (!is_owner(&owner, flow)) {
 		/* The entry of a connection is made after its translation. */
-		if (owner.used + NAT_GRACE >= now)
+		if (owner.used + NAT_GRACE >= time / SECOND)
 			return 0;
 		other = reversed(replies);
 		other.saddr = owner.addr;
 		other.sport = owner.port;
-		if (connected(&other, now))
+		if (connected(&other, time))
 			return 0;
 		nat_remove(&other, TUPLE_OUT, owner.used);
 	}
@@ -225,7 +225,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 
 		if (i > 0 || !(d->of_host || is_one_of(&p, flow->sport)))
 			replies.dport = any_port(&p);
-		if (replies.dport == reserved || !port_free(&replies, flow, d->began))
+		if (replies.dport == reserved || !port_free(&replies, flow, d->began * SECOND))
 			continue;
 		/* Replies to the pod and what is for the host, or for a backend, would not be told
 		 * apart. */

@@ -117,7 +117,7 @@ static __always_inline bool record(__be16 port)
 	struct address none = {};
 
 	replies_to(&answers, &at.flow, &own, port);
-	if (!port_free(&answers, &at.flow, at.time / SECOND) ||
+	if (!port_free(&answers, &at.flow, at.time) ||
 	    nat_record(&answers, TUPLE_IN | NAT_NEW, &at.flow.saddr, at.flow.sport, &none))
 		return false;
 	if (!nat_record(&at.flow, TUPLE_OUT | NAT_NEW, &own, port, &none))
