@@ -19,7 +19,14 @@ type PathValue struct {
 	Sent     time.Duration // a packet of a flow to it
 	Seen     time.Duration // one that is proven to come from it
 	Answered time.Duration // its answer to a probe
+	Answers  uint64        // how many of these there were
+
+	// Nonces of the last answers, each at its number modulo their count.
+	Nonces [PathNonces]uint64
 }
+
+// PathNonces is how many answers the programs keep the nonces of.
+const PathNonces = 4
 
 // EtherTypeProbe is the type of the Ethernet frames that are probes and answers: the one for
 // local experiments of IEEE 802.

@@ -52,5 +52,5 @@ var NewLeadershipTable = Declare("leadership", leadershipLeaseIndex)
 type Reporting struct{ Enabled bool }
 
 // NodeReportSource is what NodeReports are called in table object-sources, while
-// they are read: by the agent that leads.
+// they are read: by the operator that leads.
 const NodeReportSource = "nodereports.sluice.io"

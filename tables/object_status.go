@@ -107,7 +107,7 @@ type Problem struct {
 }
 
 // ObjectStatus is what the object of a policy shall say about it. There are rows
-// only while this agent leads.
+// only while this operator leads.
 type ObjectStatus struct {
 	Policy     PolicyID `json:"policy"`
 	UID        string   `json:"uid,omitempty"`

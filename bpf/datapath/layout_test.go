@@ -249,6 +249,7 @@ var constants = map[string]uint64{
 	"EVENT_DROP": uint64(bpf.EventDrop), "EVENT_FLOW": uint64(bpf.EventFlow),
 	"FRONTEND_AT_NODE": uint64(bpf.FrontendAtNode), "FRONTEND_MORE": uint64(bpf.FrontendMore),
 	"FRONTEND_BACKENDS": bpf.FrontendBackends,
+	"PATH_NONCES":       bpf.PathNonces,
 	"SLOTS":             bpf.Slots,
 	// Of the mark nothing but the programs knows the bits.
 	"MARK_CHECKED": 1, "MARK_TRANSLATED": 2, "MARK_SERVICE": 3,

@@ -99,7 +99,7 @@ func TestProbeForged(t *testing.T) {
 	f.dropped(f.probed(node, bpf.ProbeFrame(firstKey, bpf.ProbeRequest, node, here, nonce)), bpf.ReasonOverlayKey)
 }
 
-// TestProbeAnswer: a right answer goes to the agent, if it probes the node.
+// TestProbeAnswer: the nonce of a right answer is noted for the agent, if it probes the node.
 func TestProbeAnswer(t *testing.T) {
 	f := newFixture(t, packettest.World4)
 	require.NoError(f, f.SetOverlayKeys(false, firstKey))
@@ -112,6 +112,13 @@ func TestProbeAnswer(t *testing.T) {
 	path := f.path(second())
 	require.NotZero(f, path.Answered)
 	require.Zero(f, path.Seen)
+	require.EqualValues(f, 1, path.Answers)
+	require.EqualValues(f, nonce, path.Nonces[0])
+	for i := range uint64(bpf.PathNonces) {
+		f.probed(second(), bpf.ProbeFrame(firstKey, bpf.ProbeAnswer, second(),
+			f.Config.Underlay.Addr(), i))
+	}
+	require.Equal(f, [bpf.PathNonces]uint64{3, 0, 1, 2}, f.path(second()).Nonces)
 }
 
 // TestPathsAreNoted: it is noted when packets of flows go to a node that is probed, and when there

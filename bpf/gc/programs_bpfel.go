@@ -311,6 +311,8 @@ type programsPathValue struct {
 	Sent     uint64
 	Seen     uint64
 	Answered uint64
+	Answers  uint64
+	Nonces   [4]uint64
 }
 
 type programsPortKey struct {

@@ -293,10 +293,14 @@ struct overlay_keys_value {
 /* sluice_paths: nodes that the agent probes, and when there were packets, in nanoseconds of
  * CLOCK_MONOTONIC; 0: not yet. Its key is a node_key. */
 
+#define PATH_NONCES 4
+
 struct path_value {
 	__u64 sent;	/* a packet of a flow to the node */
 	__u64 seen;	/* one that is proven to come from it */
 	__u64 answered; /* an answer to a probe */
+	__u64 answers;	/* how many there were */
+	__u64 nonces[PATH_NONCES]; /* of the last ones, by their number modulo PATH_NONCES */
 };
 
 /* sluice_config: one entry, under index 0. */

@@ -99,7 +99,7 @@ int from_overlay(struct __sk_buff *ctx)
 		ret = take_probe(ctx, cfg, &node);
 		if (ret < 0)
 			return drop(ctx, &p, &d, -ret, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
-		return ret ?: TCX_NEXT;
+		return ret ?: TCX_NEXT; /* where nothing takes it */
 	}
 	/* Nodes send nothing else over the overlay than what follows. */
 	if (p.shape == SHAPE_UNTOUCHED)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
 /* Probes between nodes. An agent sends a probe over the overlay to a node; the programs of that
- * node answer it, whether or not its agent runs, and those of the first node let a right answer
- * through to its agent. A probe is an Ethernet frame with the proof of proof.h in its addresses,
+ * node answer it, whether or not its agent runs, and those of the first node note the nonce of a
+ * right answer for its agent. A probe is an Ethernet frame with the proof of proof.h in its addresses,
  * a MAC of the nonce that follows the header:
  *
  *	destination	02, number of the key, first half of the MAC
@@ -81,8 +81,8 @@ static __always_inline void note_path(const struct address *node, __u64 time, bo
 		*noted = time;
 }
 
-/* Takes a probe or an answer from a node. Returns 0 for a right answer, which the agent reads
- * from the device; otherwise a verdict, or a reason, negative, to drop it. */
+/* Takes a probe or an answer from a node. Returns 0 for a right answer; otherwise a verdict, or
+ * a reason, negative, to drop it. */
 SUBPROGRAM int take_probe(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
 {
 	const struct overlay_key *key;
@@ -100,6 +100,7 @@ SUBPROGRAM int take_probe(struct __sk_buff *ctx, const struct config_value *cfg,
 		if (!path)
 			return -REASON_NO_RULE;
 		path->answered = bpf_ktime_get_coarse_ns();
+		path->nonces[__sync_fetch_and_add(&path->answers, 1) % PATH_NONCES] = probe.nonce;
 		return 0;
 	}
 	if (probe.proof.direction != PROOF_PROBE)

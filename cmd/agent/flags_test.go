@@ -15,6 +15,7 @@ import (
 func newFlags(t *testing.T, args ...string) *pflag.FlagSet {
 	flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	DefaultConfig.Flags(flags)
+	DefaultLogConfig.Flags(flags)
 	api.DefaultConfig.Flags(flags)
 	flags.String(shellFlag, "", "")
 	require.NoError(t, flags.Parse(args))

@@ -28,7 +28,7 @@ func TestCiliumEndpoints(t *testing.T) {
 	require.Len(t, w.endpoints, 5)
 	a.awaitStates(nil)
 	read := a.sources()
-	delete(read, "nodereports.sluice.io") // once the agent leads
+	delete(read, "nodereports.sluice.io") // only the operator reads them
 	require.Len(t, read, 13)
 	require.NotContains(t, read, "pods", "nothing is read that is not needed")
 

@@ -2,7 +2,7 @@
 
 // Package objectstatus writes the rows of table object-status to the objects of
 // policies, as their status, and tells of problems in Events. There are rows only
-// while this agent leads.
+// while this operator leads.
 //
 //	object-status ──changes──► queue ──► read the object ──► write, if it says something else
 //	                             ▲                                │

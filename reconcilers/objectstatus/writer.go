@@ -121,7 +121,7 @@ func (w *writer) forget(id tables.PolicyID) {
 	delete(w.pending, id)
 	delete(w.reported, id)
 	delete(w.failing, id)
-	clear(w.statusless) // its CRD may be another when this agent leads again
+	clear(w.statusless) // its CRD may be another when this operator leads again
 	w.queue.Forget(id)
 }
 

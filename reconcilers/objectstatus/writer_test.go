@@ -210,7 +210,7 @@ func TestPending(t *testing.T) {
 	})
 }
 
-// The next agent that leads reads each object once, writes nothing that is right, and
+// The next operator that leads reads each object once, writes nothing that is right, and
 // does not tell again what the status says.
 func TestNextLeader(t *testing.T) {
 	in(t, func(w *world) {

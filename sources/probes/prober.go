@@ -37,10 +37,9 @@ type prober struct {
 	said        string           // in health
 }
 
-// transport sends probes, and receives answers.
+// transport sends probes.
 type transport interface {
 	send(key bpf.OverlayKey, to netip.Addr, nonce uint64) error
-	receive() (nonces []uint64, err error)
 	close() error
 }
 
@@ -140,7 +139,7 @@ func (p *prober) stop(now time.Duration, forGood bool) (err error) {
 	return err
 }
 
-// prepare opens the sockets for the overlay as it is, and returns the key to prove probes with.
+// prepare opens the socket for the overlay as it is, and returns the key to prove probes with.
 func (p *prober) prepare() (key bpf.OverlayKey, err error) {
 	txn := p.DB.ReadTxn()
 	keys, _, found := p.Keys.Get(txn, tables.OverlayKeysByIndex(0))
@@ -153,7 +152,7 @@ func (p *prober) prepare() (key bpf.OverlayKey, err error) {
 		p.closeTransport()
 		return key, fmt.Errorf("%w: there is no overlay device yet", errNotProbed)
 	}
-	o := overlay{c.Underlay, c.OverlayIfIndex, c.OverlayPort, c.VNI}
+	o := overlay{c.Underlay, c.OverlayPort, c.VNI}
 	if p.transport != nil && p.at == o {
 		return keys.Keys[0], nil
 	}
@@ -170,7 +169,7 @@ func (p *prober) closeTransport() {
 		return
 	}
 	if err := p.transport.close(); err != nil {
-		p.Log.Warn("Cannot close the sockets for probes", "error", err)
+		p.Log.Warn("Cannot close the socket for probes", "error", err)
 	}
 	p.transport = nil
 }
@@ -243,18 +242,9 @@ func removeOthers(noted *ebpf.Map, wanted map[bpf.Address]bool) error {
 	return errors.Join(errs...)
 }
 
-// receive takes the answers that have come, and what the programs have noted of flows.
+// receive takes what the programs have noted: answers, and packets of flows.
 func (p *prober) receive(now time.Duration, late bool) error {
-	nonces, err := p.transport.receive()
-	for _, nonce := range nonces {
-		for _, path := range p.paths {
-			if path.answered(nonce, now, late) {
-				p.metrics.probes.WithLabelValues("answered").Inc()
-				break
-			}
-		}
-	}
-	errs := []error{err}
+	var errs []error
 	for _, path := range p.paths {
 		var value bpf.PathValue
 		key := bpf.NodeKey{Addr: bpf.AddressFrom(path.target.Addr)}
@@ -264,6 +254,11 @@ func (p *prober) receive(now time.Duration, late bool) error {
 			continue
 		}
 		path.note(value)
+		for i := range uint64(bpf.PathNonces) { // the oldest first
+			if path.answered(value.Nonces[(value.Answers+i)%bpf.PathNonces], now, late) {
+				p.metrics.probes.WithLabelValues("answered").Inc()
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

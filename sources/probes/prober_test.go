@@ -4,10 +4,13 @@ package probes
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/hivetest"
@@ -28,7 +31,8 @@ type network struct {
 	delay    time.Duration
 	loss     float64 // share of probes that get lost
 	random   *rand.Rand
-	arrives  map[uint64]time.Duration // answers, by nonce
+	arrives  map[int]answer // in the order of the probes
+	order    int
 	sent     map[netip.Addr]int
 	noted    *ebpf.Map
 	flows    map[netip.Addr]bool // with packets to a node, and back from it unless it is cut
@@ -40,22 +44,39 @@ type network struct {
 	prober   *prober
 }
 
+// answer is one that is on its way.
+type answer struct {
+	nonce uint64
+	from  netip.Addr
+	at    time.Duration
+}
+
 func (n *network) send(_ bpf.OverlayKey, to netip.Addr, nonce uint64) error {
 	n.sent[to]++
 	if !n.cut[to] && !n.down && n.random.Float64() >= n.loss {
-		n.arrives[nonce] = n.now + n.delay
+		n.order++
+		n.arrives[n.order] = answer{nonce, to, n.now + n.delay}
 	}
 	return nil
 }
 
-func (n *network) receive() (nonces []uint64, err error) {
-	for nonce, at := range n.arrives {
-		if at <= n.now {
-			nonces = append(nonces, nonce)
-			delete(n.arrives, nonce)
+// deliver has the programs note the answers that have come, in the order in which they were sent.
+func (n *network) deliver() {
+	for _, nonce := range slices.Sorted(maps.Keys(n.arrives)) {
+		a := n.arrives[nonce]
+		if a.at > n.now {
+			continue
 		}
+		delete(n.arrives, nonce)
+		key, value := bpf.NodeKey{Addr: bpf.AddressFrom(a.from)}, bpf.PathValue{}
+		if n.noted.Lookup(key, &value) != nil {
+			continue // it is not probed any more
+		}
+		value.Nonces[value.Answers%bpf.PathNonces] = a.nonce
+		value.Answers++
+		value.Answered = n.now
+		require.NoError(n, n.noted.Put(key, value))
 	}
-	return nonces, nil
 }
 
 func (n *network) close() error { return nil }
@@ -71,11 +92,11 @@ func addrOf(node string) netip.Addr {
 func newNetwork(t testing.TB, nodes ...string) *network {
 	n := &network{
 		TB: t, now: time.Hour, delay: time.Millisecond, cut: map[netip.Addr]bool{},
-		arrives: map[uint64]time.Duration{}, sent: map[netip.Addr]int{},
+		arrives: map[int]answer{}, sent: map[netip.Addr]int{},
 		flows: map[netip.Addr]bool{}, random: rand.New(rand.NewPCG(1, 2)), db: statedb.New(),
 	}
 	var err error
-	n.noted, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: 24, MaxEntries: 64})
+	n.noted, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: uint32(unsafe.Sizeof(bpf.PathValue{})), MaxEntries: 64})
 	if err != nil {
 		t.Skip("no BPF maps: ", err)
 	}
@@ -115,6 +136,7 @@ func (n *network) run(d time.Duration) {
 	for end := n.now + d; n.now < end; {
 		n.now += n.prober.settings.tick()
 		n.exchange()
+		n.deliver()
 		require.NoError(n, n.prober.tick(n.now, time.Unix(0, int64(n.now))))
 	}
 }
@@ -245,7 +267,7 @@ func TestAnswersStop(t *testing.T) {
 	n.run(10 * time.Second)
 	require.LessOrEqual(t, n.sent[addrOf("a")]-sent, 11, "one each second, as there are packets")
 	n.loss = 1
-	n.arrives = map[uint64]time.Duration{}
+	clear(n.arrives)
 	n.run(2 * time.Second)
 	require.Equal(t, healthy, n.row("a").State)
 	n.loss = 0
@@ -284,6 +306,7 @@ func TestBusyAgent(t *testing.T) {
 		if i%2 == 0 { // what came in the meantime is dropped
 			clear(n.arrives)
 		}
+		n.deliver()
 		require.NoError(t, n.prober.tick(n.now, time.Unix(0, int64(n.now))))
 	}
 	for h := range n.health.All(n.db.ReadTxn()) {

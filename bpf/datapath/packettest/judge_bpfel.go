@@ -214,6 +214,8 @@ type judgePathValue struct {
 	Sent     uint64
 	Seen     uint64
 	Answered uint64
+	Answers  uint64
+	Nonces   [4]uint64
 }
 
 type judgePortKey struct {

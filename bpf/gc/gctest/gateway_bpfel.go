@@ -307,6 +307,8 @@ type gatewayPathValue struct {
 	Sent     uint64
 	Seen     uint64
 	Answered uint64
+	Answers  uint64
+	Nonces   [4]uint64
 }
 
 type gatewayPortKey struct {
