@@ -27,7 +27,7 @@ type configParams struct {
 	Policies    statedb.Table[*tables.NetworkPolicy]
 	Enforcement tables.Enforcement
 	Attachments statedb.Table[*tables.Attachment]
-	Leases      statedb.Table[*tables.EgressIPLease]
+	EgressIPs   tables.EgressIPs
 }
 
 // theConfig is the one key of datapath-config.
@@ -53,9 +53,6 @@ func deriveConfig(p derive.Params, c configParams) error {
 					}
 				}),
 			derive.OnChange(c.Monitors, markConfig),
-			derive.FromIf(c.Leases,
-				func(_, _ *tables.EgressIPLease) bool { return false }, // that there are some is what matters
-				func(_ statedb.ReadTxn, _ *tables.EgressIPLease, mark func(uint32)) { mark(theConfig) }),
 			derive.FromIf(c.Policies,
 				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
 				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, mark func(uint32)) { mark(theConfig) }),
@@ -91,7 +88,7 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 	if c.Monitors.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigFlowEvents
 	}
-	if c.Leases.NumObjects(txn) > 0 {
+	if c.EgressIPs.Enabled { // also before the leases are known: those of a former run may have ended
 		row.Flags |= bpf.ConfigFloating
 	}
 	if c.holdsPods(txn) {
