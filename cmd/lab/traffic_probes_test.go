@@ -242,5 +242,4 @@ func TestTrafficProbesAnswered(t *testing.T) {
 		return nil
 	})
 	t.Logf("%.1f µs for a probe and its answer, of both nodes", float64(took.Microseconds())/probes)
-	require.Zero(t, p.losses(n1))
 }
