@@ -114,7 +114,8 @@ func sluice(t *testing.T, node string, args ...string) string {
 func requireNoRestarts(t *testing.T) {
 	t.Helper()
 	pods := read(t, sluiceNamespace,
-		"{range .items[*]}{.spec.nodeName} "+restartsPath+" "+readyPath+"{'\\n'}{end}", "pods")
+		"{range .items[*]}{.spec.nodeName} "+restartsPath+" "+readyPath+"{'\\n'}{end}", "pods",
+		"--selector=app.kubernetes.io/name=sluice")
 	var want []string
 	for _, node := range running.Nodes {
 		want = append(want, node.Name+" 0 true")
