@@ -151,7 +151,8 @@ func testRestart(t *testing.T) {
 	upgradeChart(t, "--set-string=image.tag="+nextTag)
 	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice",
 		"--timeout="+settleTimeout.String())
-	images := read(t, sluiceNamespace, "{.items[*].spec.containers[*].image}", "pods")
+	images := read(t, sluiceNamespace, "{.items[*].spec.containers[*].image}", "pods",
+		"--selector=app.kubernetes.io/name=sluice")
 	assert.Equal(t, len(running.Nodes), strings.Count(images, imageRepository+":"+nextTag), images)
 	requireNoRestarts(t)
 	stop()
