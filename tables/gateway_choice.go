@@ -41,8 +41,8 @@ func GroupDigest(gateways []GatewaySpec) bpf.Digest {
 	return bpf.Digest(sum[:16])
 }
 
-// MaxCandidates is how many nodes of an item of gateways can be elected: the first, by name, that are
-// ready. These are probed, and serve what other nodes send to them.
+// MaxCandidates is how many nodes of an item of gateways can be elected: the first, by name, that
+// are ready. These are probed, and serve what other nodes send to them.
 const MaxCandidates = 8
 
 // Avoidance is which nodes are passed over in an election, though they are ready.
@@ -54,8 +54,8 @@ const (
 	AvoidDraining           // and those
 )
 
-// Against returns what is said against a node, empty if nothing is. isLost says that it is lost.
-func (a Avoidance) Against(n *Node, isLost bool) string {
+// against returns what is said against a node, empty if nothing is. isLost says that it is lost.
+func (a Avoidance) against(n *Node, isLost bool) string {
 	switch {
 	case isLost && a >= AvoidLost:
 		return "is lost: it does not answer probes"
@@ -65,20 +65,40 @@ func (a Avoidance) Against(n *Node, isLost bool) string {
 	return ""
 }
 
-// ElectGateways elects a node for each item of a list of gateways. elect elects that of one:
-// see [ElectNode]. If nothing is left without the nodes that are being drained, these are elected
+// Elections elects nodes for items of gateways, in one snapshot of the nodes.
+type Elections struct {
+	Nodes     func() iter.Seq2[*Node, statedb.Revision]
+	LocalNode string
+	IsLost    func(node string) bool // for this node
+
+	results map[election]result // by what they depend on
+}
+
+type election struct {
+	selects string
+	avoid   Avoidance
+}
+
+type result struct {
+	choice  GatewayChoice
+	avoided bool
+}
+
+// Gateways elects a node for each item of a list. owner returns the node of an item that has one
+// already. If nothing is left without the nodes that are being drained, these are elected
 // nevertheless, and at last those that are lost: there is no other way.
-func ElectGateways(
-	specs []GatewaySpec,
-	elect func(spec GatewaySpec, avoid Avoidance) (choice GatewayChoice, avoided bool),
+func (e *Elections) Gateways(
+	specs []GatewaySpec, owner func(GatewaySpec) (choice GatewayChoice, owned bool),
 ) (choices []GatewayChoice) {
 	for _, avoid := range []Avoidance{AvoidDraining, AvoidLost, AvoidNone} {
 		choices = nil
 		isElected, isAvoided := false, false
 		for _, spec := range specs {
 			choice, avoided := GatewayChoice{Reason: spec.Error}, false
-			if spec.Error == "" {
-				choice, avoided = elect(spec, avoid)
+			if owned, found := owner(spec); found {
+				choice = owned
+			} else if spec.Error == "" {
+				choice, avoided = e.node(spec.Nodes, avoid)
 			}
 			choice.Spec = spec
 			choices = append(choices, choice)
@@ -91,13 +111,27 @@ func ElectGateways(
 	return choices
 }
 
-// ElectNode returns the node that a selector elects, among nodes in order of name: the first that
-// is ready, has an address, and that nothing is said against. The choice says whether this node is
-// one of the candidates; avoided, whether a node was passed over for what is said against it.
-func ElectNode(
-	nodes iter.Seq2[*Node, statedb.Revision], selects, localNode string,
-	against func(*Node) string,
-) (choice GatewayChoice, avoided bool) {
+// NoOwner is for [Elections.Gateways] where no item has a node already.
+func NoOwner(GatewaySpec) (choice GatewayChoice, owned bool) { return choice, false }
+
+// node elects the node of a selector, once.
+func (e *Elections) node(selects string, avoid Avoidance) (choice GatewayChoice, avoided bool) {
+	r, known := e.results[election{selects, avoid}]
+	if known {
+		return r.choice, r.avoided
+	}
+	r.choice, r.avoided = e.elect(selects, avoid)
+	if e.results == nil {
+		e.results = map[election]result{}
+	}
+	e.results[election{selects, avoid}] = r
+	return r.choice, r.avoided
+}
+
+// elect returns the node that a selector elects, among nodes in order of name: the first that is
+// ready, has an address, and that nothing is said against. The choice says whether this node is one
+// of the candidates; avoided, whether a node was passed over for what is said against it.
+func (e *Elections) elect(selects string, avoid Avoidance) (choice GatewayChoice, avoided bool) {
 	selector, err := labels.Parse(selects)
 	if err != nil {
 		choice.Reason = err.Error()
@@ -105,27 +139,28 @@ func ElectNode(
 	}
 	var refused []string
 	candidates := 0
-	for n := range nodes {
+	for n := range e.Nodes() {
 		if candidates == MaxCandidates {
 			break
 		}
 		if !selector.Matches(n.Labels) {
 			continue
 		}
-		choice.Local = choice.Local || n.Name == localNode
+		choice.Local = choice.Local || n.Name == e.LocalNode
 		addr := n.UnderlayIP()
 		if n.Ready && addr.IsValid() {
 			candidates++
 		}
+		against := avoid.against(n, e.IsLost(n.Name))
 		switch {
 		case choice.Node != "":
 		case !n.Ready:
 			refused = append(refused, n.Name+" is not ready")
 		case !addr.IsValid():
 			refused = append(refused, n.Name+" has no internal address")
-		case against(n) != "":
+		case against != "":
 			avoided = true
-			refused = append(refused, n.Name+" "+against(n))
+			refused = append(refused, n.Name+" "+against)
 		default:
 			choice.Node, choice.Addr = n.Name, addr
 		}

@@ -101,7 +101,7 @@ func (c *claim) term(ctx, withdrawn context.Context) error {
 		}
 		stopServing()
 		serving.Wait()
-		err := c.silence(ctx)
+		err := c.drop(ctx, c.want.Addr)
 		l.release.Store(err == nil)
 		stop()
 		given <- err
@@ -118,7 +118,7 @@ func (c *claim) term(ctx, withdrawn context.Context) error {
 	if withdrawn.Err() != nil {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("the lease of %s is lost", c.want.Addr), c.silence(ctx))
+	return errors.Join(fmt.Errorf("the lease of %s is lost", c.want.Addr), c.drop(ctx, c.want.Addr))
 }
 
 // free returns an error if the address is at this node, and not by this agent or a former one.
@@ -191,13 +191,8 @@ func (c *claim) guarded() bool {
 		c.Attachments, c.want.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev) == ""
 }
 
-// silence takes the address from the node, and then the lease from the kernel. It returns nil
-// only when both are done.
-func (c *claim) silence(ctx context.Context) error {
-	return c.drop(ctx, c.want.Addr)
-}
-
-// drop is [claim.silence] for any address.
+// drop takes an address from the node, and then its lease from the kernel. It returns nil only when
+// both are done.
 func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
 	if err := remove(addr); err != nil {
 		return err

@@ -62,11 +62,12 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 func (k *keeper) keep(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
+	canClaim := k.Enabled.Enabled && k.Connection.Leases != nil
 	for {
 		rows, changed := k.IPs.AllWatch(k.DB.ReadTxn())
 		var wanted []*tables.EgressIP
 		for row := range rows {
-			if k.Enabled.Enabled && k.Connection.Leases != nil && row.Node == k.LocalNode.Name && row.IfIndex != 0 {
+			if canClaim && row.Node == k.LocalNode.Name && row.IfIndex != 0 {
 				wanted = append(wanted, row)
 			}
 		}

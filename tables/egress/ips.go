@@ -5,7 +5,6 @@ package egress
 import (
 	"cmp"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
@@ -93,12 +92,7 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	if len(pools) == 0 {
 		return nil
 	}
-	slices.SortFunc(pools, func(a, b *tables.EgressIPPool) int {
-		if a.Before(b) {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(pools, inOrder[*tables.EgressIPPool])
 	wanted := map[netip.Addr][]*tables.EgressPolicy{}
 	for p := range i.Policies.List(in, tables.EgressPoliciesWithEgressIP(true)) {
 		for _, addr := range p.EgressIPs() {
@@ -112,12 +106,7 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 			continue
 		}
 		policies := wanted[addr]
-		slices.SortFunc(policies, func(a, b *tables.EgressPolicy) int {
-			if a.Before(b) {
-				return -1
-			}
-			return 1
-		})
+		slices.SortFunc(policies, inOrder[*tables.EgressPolicy])
 		row := &tables.EgressIP{Addr: addr, Pool: pools[at].Name}
 		for _, p := range policies {
 			row.Policies = append(row.Policies, p.Name)
@@ -131,11 +120,19 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	return rows
 }
 
+// inOrder compares two different objects by which of them wins over the other.
+func inOrder[Object interface{ Before(Object) bool }](a, b Object) int {
+	if a.Before(b) {
+		return -1
+	}
+	return 1
+}
+
 // used counts the addresses of a pool that a node has.
 type used struct{ pool, node string }
 
 // elect finds the node for an address: of those that are ready, that the pool and the first
-// policy select, and that have room, the one with the highest score. Scores are hashes of
+// policy select, and that have room, the one with the greatest weight: a hash of
 // address and node, so that a node that is lost moves its own addresses only.
 func (i *ipParams) elect(
 	in statedb.ReadTxn, row *tables.EgressIP, pool *tables.EgressIPPool,
@@ -171,7 +168,7 @@ func (i *ipParams) elect(
 			full++
 			continue
 		}
-		if s := score(row.Addr, n.Name); row.Node == "" || s > best {
+		if s := weightOf(row.Addr.String(), n.Name); row.Node == "" || s > best {
 			best, row.Node, row.NodeAddr = s, n.Name, n.UnderlayIP()
 		}
 	}
@@ -182,17 +179,6 @@ func (i *ipParams) elect(
 		return
 	}
 	load[used{pool.Name, row.Node}]++
-}
-
-func score(addr netip.Addr, node string) uint64 {
-	h := fnv.New64a()
-	h.Write(addr.AsSlice())
-	h.Write([]byte(node))
-	// The last bytes of names differ most, and have moved the sum least.
-	s := h.Sum64()
-	s ^= s >> 33
-	s *= 0xff51afd7ed558ccd
-	return s ^ s>>33
 }
 
 // place finds the device of this node for an address: the one whose subnet contains it, of the

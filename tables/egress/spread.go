@@ -5,6 +5,7 @@ package egress
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"hash/fnv"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -35,6 +36,13 @@ func spread(gateways []tables.GatewayChoice) [bpf.GatewayBuckets]int {
 		}
 	}
 	return chosen
+}
+
+// weightOf returns the weight that a node has for something: the greatest wins.
+func weightOf(something, node string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(something + " " + node))
+	return mix(h.Sum64())
 }
 
 // mix is the finalizer of the SplitMix64 generator: a bijection in which every

@@ -3,7 +3,6 @@
 package egress
 
 import (
-	"hash/fnv"
 	"maps"
 	"slices"
 
@@ -147,9 +146,7 @@ func (t *targetParams) addWitnesses(in statedb.ReadTxn, targets map[string]*tabl
 			!node.UnderlayIP().IsValid() {
 			continue
 		}
-		h := fnv.New64a()
-		h.Write([]byte(t.LocalNode.Name + " " + node.Name))
-		best = append(best, candidate{node, mix(h.Sum64())})
+		best = append(best, candidate{node, weightOf(t.LocalNode.Name, node.Name)})
 		slices.SortFunc(best, func(a, b candidate) int {
 			if a.weight > b.weight {
 				return -1

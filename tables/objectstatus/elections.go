@@ -3,6 +3,7 @@
 package objectstatus
 
 import (
+	"iter"
 	"maps"
 
 	"github.com/cilium/hive/cell"
@@ -60,30 +61,16 @@ func electedOtherwise(old, new *tables.Node) bool {
 func (e *electionParams) compute(
 	in statedb.ReadTxn, out statedb.WriteTxn, keys []bpf.Digest, _ func(bpf.Digest),
 ) error {
-	type election struct {
-		selects string
-		avoid   tables.Avoidance
-	}
-	type result struct {
-		choice  tables.GatewayChoice
-		avoided bool
-	}
-	elected := map[election]result{}
-	elect := func(spec tables.GatewaySpec, avoid tables.Avoidance) (tables.GatewayChoice, bool) {
-		r, known := elected[election{spec.Nodes, avoid}]
-		if !known {
-			r.choice, r.avoided = tables.ElectNode(e.Nodes.All(in), spec.Nodes, "",
-				func(n *tables.Node) string { return avoid.Against(n, false) })
-			elected[election{spec.Nodes, avoid}] = r
-		}
-		return r.choice, r.avoided
+	elections := tables.Elections{
+		Nodes:  func() iter.Seq2[*tables.Node, statedb.Revision] { return e.Nodes.All(in) },
+		IsLost: func(string) bool { return false }, // what nodes reach, they know themselves
 	}
 	row := func(in statedb.ReadTxn, digest bpf.Digest) *tables.GatewayElection {
 		var row *tables.GatewayElection
 		for p := range e.Policies.List(in, tables.EgressPoliciesByGroup(digest)) {
 			if row == nil {
 				row = &tables.GatewayElection{Digest: digest}
-				row.Gateways = tables.ElectGateways(p.Gateways, elect)
+				row.Gateways = elections.Gateways(p.Gateways, tables.NoOwner)
 			}
 			row.Policies = append(row.Policies, p.Name)
 		}

@@ -13,6 +13,8 @@
 package subjects
 
 import (
+	"iter"
+
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 
@@ -146,7 +148,7 @@ type round struct {
 	used     *use                                         // by selectors, nil until it is asked for
 	sizes    *sizes                                       // of rulesets, likewise
 
-	elections map[electionKey]election
+	elections tables.Elections
 }
 
 func (r *rule) compute(
@@ -160,7 +162,14 @@ func (r *rule) compute(
 		subjects: map[tables.SubjectDef]uint32{},
 		peersOf:  map[*tables.PolicyTraffic]*peersOf{},
 
-		elections: map[electionKey]election{},
+		elections: tables.Elections{
+			Nodes:     func() iter.Seq2[*tables.Node, statedb.Revision] { return r.Nodes.All(in) },
+			LocalNode: r.LocalNode.Name,
+			IsLost: func(node string) bool {
+				h, _, probed := r.Health.Get(in, tables.GatewayHealthByNode(node))
+				return probed && h.Lost()
+			},
+		},
 	}
 	for _, k := range keys {
 		if err := c.computeKey(k); err != nil {

@@ -211,7 +211,7 @@ func (c *round) updateGroup(digest bpf.Digest) error {
 	return c.releaseGroup(former.Number)
 }
 
-// elect elects a node for each item of a list of gateways: see [tables.ElectGateways]. All nodes of
+// elect elects a node for each item of a list of gateways: see [tables.Elections]. All nodes of
 // the cluster elect the same, unless gateways are lost for some of them.
 func (c *round) elect(
 	life tables.Life, digest bpf.Digest, specs []tables.GatewaySpec,
@@ -220,40 +220,7 @@ func (c *round) elect(
 	for p := range c.EgressPolicies.List(c.in, tables.EgressPoliciesByGroup(digest)) {
 		g.Policies = append(g.Policies, p.Name)
 	}
-	g.Gateways = tables.ElectGateways(specs, c.elected)
+	g.Gateways = c.elections.Gateways(specs, c.owned)
 	g.Local = slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool { return c.Local })
 	return g
-}
-
-// electionKey is what an election depends on, in one snapshot.
-type electionKey struct {
-	nodes string // selector
-	avoid tables.Avoidance
-}
-
-// election is the result of [tables.ElectNode].
-type election struct {
-	choice  tables.GatewayChoice
-	avoided bool
-}
-
-// elected elects a node, once for each selector. An address that moves has its node already.
-func (c *round) elected(
-	spec tables.GatewaySpec, avoid tables.Avoidance,
-) (choice tables.GatewayChoice, avoided bool) {
-	if ip, _, moves := c.EgressIPs.Get(c.in, tables.EgressIPByAddr(spec.EgressIP)); moves &&
-		spec.EgressIP.IsValid() {
-		return c.owner(spec, ip), false
-	}
-	k := electionKey{spec.Nodes, avoid}
-	e, known := c.elections[k]
-	if !known {
-		e.choice, e.avoided = tables.ElectNode(c.Nodes.All(c.in), spec.Nodes, c.LocalNode.Name,
-			func(n *tables.Node) string {
-				h, _, probed := c.Health.Get(c.in, tables.GatewayHealthByNode(n.Name))
-				return avoid.Against(n, probed && h.Lost())
-			})
-		c.elections[k] = e
-	}
-	return e.choice, e.avoided
 }

@@ -25,8 +25,19 @@ func (r *rule) markEgressIP(in statedb.ReadTxn, ip *tables.EgressIP, mark func(k
 	}
 }
 
-// owner returns the choice of the node that shall have the egress address of an item, which the
-// item has to select.
+// owned returns the choice of the node that shall have the egress address of an item, if that moves.
+func (c *round) owned(spec tables.GatewaySpec) (choice tables.GatewayChoice, moves bool) {
+	if !spec.EgressIP.IsValid() {
+		return choice, false
+	}
+	ip, _, moves := c.EgressIPs.Get(c.in, tables.EgressIPByAddr(spec.EgressIP))
+	if !moves {
+		return choice, false
+	}
+	return c.owner(spec, ip), true
+}
+
+// owner returns the choice of the node of an address, which the item has to select.
 func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.GatewayChoice {
 	choice := tables.GatewayChoice{Spec: spec, Reason: ip.Reason}
 	if ip.Node == "" {
@@ -39,5 +50,6 @@ func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.Gatew
 		return choice
 	}
 	choice.Node, choice.Addr = ip.Node, ip.NodeAddr
+	choice.Local = ip.Node == c.LocalNode.Name
 	return choice
 }

@@ -26,6 +26,7 @@ func TestEgressIPElects(t *testing.T) {
 	h.EgressPolicies.Put(&tables.EgressPolicy{Name: "p", Gateways: []tables.GatewaySpec{
 		{Nodes: "gateway!=node-3", EgressIP: addr},
 	}})
+	isLocal := func() bool { return all(h.db.ReadTxn(), h.Groups)[0].Gateways[0].Local }
 	elected := func() string {
 		h.work()
 		rows := all(h.db.ReadTxn(), h.Groups)
@@ -41,6 +42,13 @@ func TestEgressIPElects(t *testing.T) {
 		"none: egress IP 203.0.113.9 is at node-3, which the item does not select", elected())
 	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Reason: "no node"})
 	require.Equal(t, "none: no node", elected())
+	h.Nodes.Put(&tables.Node{Name: here, Ready: true})
+	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Node: here, NodeAddr: row.NodeAddr})
+	require.Equal(t, here+" (192.0.2.2)", elected())
+	require.True(t, isLocal(), "it serves here, and follows the addresses of this node")
+	h.EgressIPs.Put(&row)
+	elected()
+	require.False(t, isLocal())
 	h.EgressIPs.Remove(&row)
 	require.Equal(t, "node-1 (192.0.2.1)", elected())
 }
