@@ -12,13 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/pause"
 )
 
 // prober keeps the table up to date. It has but one goroutine.
@@ -28,6 +28,7 @@ type prober struct {
 	metrics     *metrics
 	initialized func(statedb.WriteTxn) // nil after the first time
 	open        func(overlay) (transport, error)
+	noted       noted
 	transport   transport        // nil while the overlay is not known
 	at          overlay          // that it is for
 	paths       map[string]*path // by node
@@ -53,6 +54,7 @@ func (p *prober) run(ctx context.Context, health cell.Health) error {
 		<-ctx.Done()
 		return nil
 	}
+	p.noted = noted{p.Datapath.Map(bpf.PathsMap)}
 	defer p.closeTransport()
 	if !p.awaitInputs(ctx) {
 		return nil
@@ -63,10 +65,8 @@ func (p *prober) run(ctx context.Context, health cell.Health) error {
 		if len(p.paths) == 0 {
 			next, p.last = lookIdle, 0
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.For(ctx, next) {
 			return nil
-		case <-time.After(next):
 		}
 	}
 }
@@ -96,7 +96,7 @@ func monotonic() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// errNotProbed says why there are no probes, though there may be gateways.
+// errNotProbed is why there are no probes, though there may be gateways.
 var errNotProbed = errors.New("gateways are not probed: whether their Nodes are ready decides alone")
 
 var errNoKey = fmt.Errorf("%w: the overlay has no key", errNotProbed)
@@ -177,80 +177,43 @@ func (p *prober) closeTransport() {
 // followTargets adds and removes paths, and the entries by which the programs know them. It reports
 // whether it has.
 func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, err error) {
-	noted := p.Datapath.Map(bpf.PathsMap)
-	if noted == nil {
-		return false, fmt.Errorf("open %s: there is no such map", bpf.PathsMap)
-	}
-	targets := map[string]*tables.ProbeTarget{}
+	isTarget := map[string]bool{}
 	var errs []error
 	for t := range p.Targets.All(p.DB.ReadTxn()) {
-		targets[t.Node] = t
-		known := p.paths[t.Node]
-		if known != nil && known.target.Addr == t.Addr {
+		isTarget[t.Node] = true
+		if known := p.paths[t.Node]; known != nil && known.target.Addr == t.Addr {
 			changed = known.setWitness(t.Witness) || changed
 			continue
 		}
-		key := bpf.NodeKey{Addr: bpf.AddressFrom(t.Addr)}
-		var value bpf.PathValue
-		err := noted.Lookup(key, &value)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = noted.Update(key, value, ebpf.UpdateNoExist)
-		}
+		value, err := p.noted.add(t.Addr)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("add node %s to %s: %w", t.Node, bpf.PathsMap, err))
+			errs = append(errs, err)
 			continue
 		}
 		p.paths[t.Node], changed = newPath(p.settings, *t, value, now, at), true
 	}
-	wanted := map[bpf.Address]bool{}
-	for _, t := range targets {
-		wanted[bpf.AddressFrom(t.Addr)] = true
-	}
-	first := p.began == 0
-	if first {
-		p.began = now
-	}
 	for name := range p.paths {
-		if targets[name] == nil {
+		if !isTarget[name] {
 			delete(p.paths, name)
 			changed = true
 		}
 	}
-	if changed || first { // a former run may have left entries
-		errs = append(errs, removeOthers(noted, wanted))
+	if changed || p.began == 0 {
+		errs = append(errs, p.noted.removeOthers(p.paths))
+	}
+	if p.began == 0 {
+		p.began = now
 	}
 	return changed, errors.Join(errs...)
-}
-
-// removeOthers removes the entries of nodes that are not probed.
-func removeOthers(noted *ebpf.Map, wanted map[bpf.Address]bool) error {
-	var key bpf.NodeKey
-	var value bpf.PathValue
-	var others []bpf.NodeKey
-	entries := noted.Iterate()
-	for entries.Next(&key, &value) {
-		if !wanted[key.Addr] {
-			others = append(others, key)
-		}
-	}
-	errs := []error{entries.Err()}
-	for _, other := range others {
-		if err := noted.Delete(other); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("remove %s from %s: %w", other, bpf.PathsMap, err))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // receive takes what the programs have noted: answers, and packets of flows.
 func (p *prober) receive(now time.Duration, late bool) error {
 	var errs []error
 	for _, path := range p.paths {
-		var value bpf.PathValue
-		key := bpf.NodeKey{Addr: bpf.AddressFrom(path.target.Addr)}
-		if err := p.Datapath.Map(bpf.PathsMap).Lookup(key, &value); err != nil {
-			errs = append(errs,
-				fmt.Errorf("read node %s in %s: %w", path.target.Node, bpf.PathsMap, err))
+		value, err := p.noted.read(path.target.Addr)
+		if err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		path.note(value)
@@ -267,12 +230,10 @@ func (p *prober) receive(now time.Duration, late bool) error {
 // late tick it gives up what is under way: the machine was busy, and may have been too busy for
 // answers.
 func (p *prober) judge(now time.Duration, at time.Time, late bool) (changed bool) {
-	for _, path := range p.paths {
+	for name, path := range p.paths {
 		if late {
 			path.forget(now)
 		}
-	}
-	for name, path := range p.paths {
 		before := path.row.State
 		if !path.judge(now, at, func(since time.Duration) bool { return p.othersWorked(name, since) }) {
 			continue

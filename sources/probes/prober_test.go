@@ -96,7 +96,10 @@ func newNetwork(t testing.TB, nodes ...string) *network {
 		flows: map[netip.Addr]bool{}, random: rand.New(rand.NewPCG(1, 2)), db: statedb.New(),
 	}
 	var err error
-	n.noted, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 16, ValueSize: uint32(unsafe.Sizeof(bpf.PathValue{})), MaxEntries: 64})
+	n.noted, err = ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Hash, KeySize: 16, ValueSize: uint32(unsafe.Sizeof(bpf.PathValue{})),
+		MaxEntries: 64,
+	})
 	if err != nil {
 		t.Skip("no BPF maps: ", err)
 	}
@@ -126,6 +129,7 @@ func (n *network) restart() {
 		initialized: func(statedb.WriteTxn) {},
 		paths:       map[string]*path{},
 		open:        func(overlay) (transport, error) { return n, nil },
+		noted:       noted{n.noted},
 	}
 	clear(n.arrives)
 }
