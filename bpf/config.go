@@ -32,7 +32,9 @@ const (
 	ConfigFloating
 )
 
-var configFlagNames = []string{"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating"}
+var configFlagNames = []string{
+	"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating",
+}
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }
 

@@ -85,7 +85,8 @@ const LedgerRecordBytes = 8 + int(unsafe.Sizeof(LedgerRecord{}))
 // DecodeLedger returns the record of a sample of the ring buffer.
 func DecodeLedger(sample []byte) (r LedgerRecord, err error) {
 	if len(sample) != int(unsafe.Sizeof(r)) {
-		return r, fmt.Errorf("decode record of the ledger: %d bytes, want %d", len(sample), unsafe.Sizeof(r))
+		return r, fmt.Errorf("decode record of the ledger: %d bytes, want %d",
+			len(sample), unsafe.Sizeof(r))
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&r)), len(sample)), sample)
 	if r.Event < LedgerBegin || r.Event > LedgerUndone {

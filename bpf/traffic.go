@@ -39,7 +39,9 @@ type TrafficKey struct {
 	Pad    uint32
 }
 
-func (k TrafficKey) String() string { return fmt.Sprintf("policy=%d egress=%s", k.Policy, k.Egress) }
+func (k TrafficKey) String() string {
+	return fmt.Sprintf("policy=%d egress=%s", k.Policy, k.Egress)
+}
 
 // TrafficValue is the value of sluice_traffic.
 type TrafficValue struct{ Counter uint32 }

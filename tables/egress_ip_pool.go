@@ -40,7 +40,8 @@ func (r AddrRange) String() string { return r.First.String() + "-" + r.Last.Stri
 
 // Contains reports whether an address is in the range.
 func (r AddrRange) Contains(a netip.Addr) bool {
-	return a.Is4() == r.First.Is4() && a.Is4() == r.Last.Is4() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+	return a.Is4() == r.First.Is4() && a.Is4() == r.Last.Is4() &&
+		r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
 }
 
 // Contains reports whether an address is one of the pool. Addresses of a pool with an error

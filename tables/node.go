@@ -46,14 +46,16 @@ const DrainAnnotation = "sluice.net/drain-gateway"
 // TableHeader implements [statedb.TableWritable].
 func (*Node) TableHeader() []string {
 	return []string{
-		"Name", "Ready", "Draining", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels", "Errors",
+		"Name", "Ready", "Draining", "InternalIPs", "OtherIPs", "PodCIDRs", "TunnelIPs", "Labels",
+		"Errors",
 	}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (n *Node) TableRow() []string {
 	return []string{
-		n.Name, strconv.FormatBool(n.Ready), trueOrDash(n.Draining), listColumn(stringsOf(n.InternalIPs), ", "), listColumn(stringsOf(n.OtherIPs), ", "),
+		n.Name, strconv.FormatBool(n.Ready), trueOrDash(n.Draining),
+		listColumn(stringsOf(n.InternalIPs), ", "), listColumn(stringsOf(n.OtherIPs), ", "),
 		listColumn(stringsOf(n.PodCIDRs), ", "), listColumn(stringsOf(n.TunnelIPs), ", "),
 		orDash(n.Labels.String()), errorColumn(n.Errors),
 	}

@@ -183,7 +183,8 @@ func prepareMaps(
 		}
 		if (name == bpf.LedgerMap || name == bpf.MissingMap) && opts.Sizes.Ledger == 0 {
 			// That of a ledger which was switched off would keep its memory.
-			if err := os.Remove(filepath.Join(opts.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err := os.Remove(filepath.Join(opts.Dir, name))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, nil, errors.Join(fmt.Errorf("remove pin of map %s: %w", name, err), closeAll(own))
 			}
 			continue

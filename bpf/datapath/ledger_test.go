@@ -193,7 +193,10 @@ func TestLedgerReused(t *testing.T) {
 		g.recorded()
 		other := g
 		other.pod = g.OtherPod
-		pod := bpf.PodValue{Subject: packettest.Routed, IfIndex: g.Index(packettest.OtherPodDevice), Flags: bpf.PodLocal}
+		pod := bpf.PodValue{
+			Subject: packettest.Routed, IfIndex: g.Index(packettest.OtherPodDevice),
+			Flags: bpf.PodLocal,
+		}
 		require.NoError(g, g.SetPod(g.OtherPod, pod))
 		g.translated(g.fromOtherPod(request(g.transport, g.OtherPod, g.Server)...), g.Egress)
 		records := g.recorded()

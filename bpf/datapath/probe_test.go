@@ -74,7 +74,8 @@ func TestProbeForged(t *testing.T) {
 			"another key":    bpf.ProbeFrame(secondKey, kind, node, here, nonce),
 			"from elsewhere": bpf.ProbeFrame(firstKey, kind, third(), here, nonce),
 			"to elsewhere":   bpf.ProbeFrame(firstKey, kind, node, third(), nonce),
-			"of a flow":      bpf.ProbeFrame(firstKey, bpf.ProbeKind(bpf.DirectionEgress), node, here, nonce),
+			"of a flow": bpf.ProbeFrame(firstKey, bpf.ProbeKind(bpf.DirectionEgress), node, here,
+				nonce),
 		}
 		for i := range right {
 			if i == 12 || i == 13 {
@@ -96,7 +97,8 @@ func TestProbeForged(t *testing.T) {
 	}
 	require.Zero(f, f.path(node))
 	require.NoError(f, f.SetOverlayKeys(true))
-	f.dropped(f.probed(node, bpf.ProbeFrame(firstKey, bpf.ProbeRequest, node, here, nonce)), bpf.ReasonOverlayKey)
+	f.dropped(f.probed(node, bpf.ProbeFrame(firstKey, bpf.ProbeRequest, node, here, nonce)),
+		bpf.ReasonOverlayKey)
 }
 
 // TestProbeAnswer: the nonce of a right answer is noted for the agent, if it probes the node.

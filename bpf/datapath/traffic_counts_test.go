@@ -58,10 +58,12 @@ func TestTrafficOfPolicies(t *testing.T) {
 		require.EqualValues(f, 3, want.Received.Packets)
 
 		// What is dropped, not translated, or of the host itself does not count.
-		f.dropped(f.fromOverlay(second(), request(transport, f.UnassignedPod, f.Server)...), bpf.ReasonNoRule)
+		f.dropped(f.fromOverlay(second(), request(transport, f.UnassignedPod, f.Server)...),
+			bpf.ReasonNoRule)
 		f.passed(f.fromPod(request(transport, f.Pod, f.Uncovered)...))
 		f.passed(f.fromNetdev(response(transport, f.Server2, f.Egress, 7)...))
-		require.Equal(f, packettest.Next, f.toNetdev(0, request(transport, f.Egress, f.Server2)...).Verdict)
+		res := f.toNetdev(0, request(transport, f.Egress, f.Server2)...)
+		require.Equal(f, packettest.Next, res.Verdict)
 
 		got := f.traffic()
 		require.Len(f, got, 1)

@@ -44,7 +44,7 @@ enum reason {
 	REASON_OVERLAY_KEY = 38,	 /* came over the overlay without a proof that its sender has the key */
 	REASON_CONNECTION_SHARE = 39,	 /* the pod has its share of a map of connections or translations */
 	REASON_PORT_SHARE = 40,		 /* the pod has its share of the egress address's ports towards the destination */
-	REASON_NOT_OWNED = 41,		 /* of an egress address that moves, and that this node has not the lease of */
+	REASON_NOT_OWNED = 41,		 /* of an egress address that moves, without its lease */
 	REASON_COUNT = 48,
 };
 

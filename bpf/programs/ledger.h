@@ -18,7 +18,8 @@ const volatile bool ledger_on = false;
 const struct ledger_record *ledger_record_type __attribute__((unused)); /* described in the object */
 
 /* Reserves a record of what replies come to. If there is no room it is counted as missing. */
-static __always_inline struct ledger_record *ledger_reserve(const struct tuple *replies, const struct address *pod,
+static __always_inline struct ledger_record *ledger_reserve(const struct tuple *replies,
+							    const struct address *pod,
 							    __be16 pod_port, __u8 event)
 {
 	struct ledger_record *r = bpf_ringbuf_reserve(&sluice_ledger, sizeof(*r), 0);
@@ -44,7 +45,8 @@ static __always_inline struct ledger_record *ledger_reserve(const struct tuple *
 }
 
 /* Says that the address and port that replies come to belong to a pod now. */
-static __always_inline void ledger_begin(const struct tuple *replies, const struct address *pod, __be16 port,
+static __always_inline void ledger_begin(const struct tuple *replies,
+					 const struct address *pod, __be16 port,
 					 __u64 created)
 {
 	struct ledger_record *r = ledger_reserve(replies, pod, port, LEDGER_BEGIN);

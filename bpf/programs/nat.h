@@ -25,12 +25,15 @@ SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *
 		return 0;
 	replies_to(&replies, flow, &to->addr, to->port);
 	if (!nat_find(&replies, TUPLE_IN, &owner, time))
-		return !nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(to->counter), &flow->saddr, flow->sport, tunnel);
+		return !nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(to->counter), &flow->saddr,
+				   flow->sport, tunnel);
 	if (!is_owner(&owner, flow))
 		return 0;
 	if (!same_address(&to->tunnel, tunnel)) { /* the pod has moved */
-		nat_record(&replies, TUPLE_IN | NAT_KNOWN | NAT_COUNTER(to->counter), &flow->saddr, flow->sport, tunnel);
-		nat_record(flow, TUPLE_OUT | NAT_KNOWN | NAT_COUNTER(to->counter), &to->addr, to->port, tunnel);
+		nat_record(&replies, TUPLE_IN | NAT_KNOWN | NAT_COUNTER(to->counter), &flow->saddr,
+			   flow->sport, tunnel);
+		nat_record(flow, TUPLE_OUT | NAT_KNOWN | NAT_COUNTER(to->counter), &to->addr, to->port,
+			   tunnel);
 	}
 	return 1;
 }
@@ -191,7 +194,8 @@ SUBPROGRAM int nat_undo(const struct tuple *replies)
 {
 	struct translation owner = {};
 
-	if (replies && nat_find(replies, TUPLE_IN, &owner, 0) && nat_remove(replies, TUPLE_IN, NAT_NOW) > 0)
+	if (replies && nat_find(replies, TUPLE_IN, &owner, 0) &&
+	    nat_remove(replies, TUPLE_IN, NAT_NOW) > 0)
 		ledger_end(replies, &owner, LEDGER_UNDONE);
 	return 0;
 }
@@ -231,7 +235,8 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 		 * apart. */
 		if (!d->of_host && host_takes(ctx, &replies, d->slot))
 			continue;
-		err = nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(d->counter), &flow->saddr, flow->sport, tunnel);
+		err = nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(d->counter), &flow->saddr,
+				 flow->sport, tunnel);
 		if (err == -EEXIST) /* another CPU was faster */
 			continue;
 		if (err)

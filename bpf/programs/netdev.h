@@ -129,8 +129,8 @@ int to_netdev(struct __sk_buff *ctx)
 	parse(ctx, &p);
 	if (cfg->flags & CONFIG_FLOATING && fenced(ctx, &p, DIRECTION_EGRESS))
 		return drop(ctx, &p, &d, REASON_NOT_OWNED, PROGRAM_TO_NETDEV, DIRECTION_EGRESS);
-	if (is_translated || p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg) ||
-	    !bpf_map_lookup_elem(&sluice_exits, &p.source))
+	if (is_translated || p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED ||
+	    is_overlay(&p, cfg) || !bpf_map_lookup_elem(&sluice_exits, &p.source))
 		return TCX_NEXT;
 
 	/* The host's own use of an egress address: its replies must not be taken

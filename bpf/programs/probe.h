@@ -29,8 +29,8 @@ struct probe {
 
 /* Returns the MAC of a probe or an answer that goes from one node to another. Its last word
  * differs from that of any flow. */
-SUBPROGRAM __u64 probe_mac(const struct probe *probe, const struct address *from, const struct address *to,
-			   const struct overlay_key *key, __u32 kind)
+SUBPROGRAM __u64 probe_mac(const struct probe *probe, const struct address *from,
+			   const struct address *to, const struct overlay_key *key, __u32 kind)
 {
 	struct siphash s;
 	bool ipv4;
@@ -83,7 +83,8 @@ static __always_inline void note_path(const struct address *node, __u64 time, bo
 
 /* Takes a probe or an answer from a node. Returns 0 for a right answer; otherwise a verdict, or
  * a reason, negative, to drop it. */
-SUBPROGRAM int take_probe(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
+SUBPROGRAM int take_probe(struct __sk_buff *ctx, const struct config_value *cfg,
+			  const struct address *node)
 {
 	const struct overlay_key *key;
 	struct path_value *path;

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// stateMetrics are the states of the agent, or the operator, as a whole, of its sources and of the egress
+// stateMetrics are the states of the agent, or the operator, as a whole, of its sources and of egress
 // policies on this node, counted when they are asked for.
 type stateMetrics struct {
 	stateMetricTables

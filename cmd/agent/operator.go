@@ -70,7 +70,9 @@ type OperatorConfig struct{ Identity string }
 
 // Flags implements [cell.Flagger].
 func (c OperatorConfig) Flags(flags *pflag.FlagSet) {
-	flags.String("identity", c.Identity, "name of this operator, which no other one has, in the Lease (default: $POD_NAME, or else of the host and the process)")
+	flags.String("identity", c.Identity,
+		"name of this operator, which no other one has, in the Lease "+
+			"(default: $POD_NAME, or else of the host and the process)")
 }
 
 func (c OperatorConfig) identity() (election.Identity, error) {

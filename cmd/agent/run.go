@@ -75,7 +75,8 @@ func prepare(flags *pflag.FlagSet, environ []string, stderr io.Writer) (prepared
 	stateDir := ""
 	if flags.Lookup("state-dir") != nil { // the operator has none
 		if stateDir = value("state-dir"); stateDir == "" {
-			return prepared{}, errors.New("--state-dir is empty: want a directory for what must outlive the agent")
+			return prepared{}, errors.New(
+				"--state-dir is empty: want a directory for what must outlive the agent")
 		}
 	}
 	for _, name := range unknown {

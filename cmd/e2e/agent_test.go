@@ -151,7 +151,8 @@ func (a *agent) sluice(args ...string) *exec.Cmd {
 // start starts the agent and returns at once.
 func (a *agent) start() {
 	a.t.Helper()
-	p, err := process.Start("agent", filepath.Join(a.dir, "agent.log"), a.sluice(append([]string{a.runs}, a.flags...)...))
+	p, err := process.Start("agent", filepath.Join(a.dir, "agent.log"),
+		a.sluice(append([]string{a.runs}, a.flags...)...))
 	require.NoError(a.t, err)
 	a.process = p
 }

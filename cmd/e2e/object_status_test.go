@@ -275,7 +275,8 @@ func TestObjectStatus(t *testing.T) {
 		// whose agent has nothing to tell.
 		c.Apply(strings.ReplaceAll(strings.ReplaceAll(statusManifests, "name: web}", "name: late}"), "app: web", "app: late"))
 		require.NotEqual(t, first, leader(c, a, rest))
-		s := awaitCondition(a, c, policyResource, "", "late", "Programmed", metav1.ConditionUnknown, "Pending")
+		s := awaitCondition(a, c, policyResource, "", "late", "Programmed",
+			metav1.ConditionUnknown, "Pending")
 		require.Equal(t, metav1.ConditionTrue, s.condition("Accepted").Status)
 		a.eventually("all but the dead agent tell", func() error {
 			if s, _ = statusOf(t, c, policyResource, "", "late"); s.Summary.Nodes != "2/3" {

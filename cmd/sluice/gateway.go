@@ -19,7 +19,8 @@ import (
 )
 
 func newGatewayCommand() *cobra.Command {
-	cmd := group("gateway", "Take gateways out of use", "Take gateways out of use, without losing a connection.")
+	cmd := group("gateway", "Take gateways out of use",
+		"Take gateways out of use, without losing a connection.")
 	cmd.AddCommand(newDrainCommand(), newUndrainCommand())
 	return cmd
 }

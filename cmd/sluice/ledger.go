@@ -86,7 +86,8 @@ func parsePeer(text string) (netip.AddrPort, error) {
 func missingText(m *ledger.Record) string {
 	when := m.Time.Format(time.RFC3339)
 	if m.Event == ledger.Start {
-		return "records may be missing before " + when + ", when an agent was started after one was killed"
+		return "records may be missing before " + when +
+			", when an agent was started after one was killed"
 	}
 	why := "as the kernel's buffer was full"
 	if m.Reason == ledger.MissingOutput {
@@ -96,7 +97,10 @@ func missingText(m *ledger.Record) string {
 }
 
 func heldRows(held []ledger.Held) [][]string {
-	rows := [][]string{{"From", "Until", "End", "Pod", "PodAddress", "Node", "Protocol", "Egress", "Destination", "LastUsed"}}
+	rows := [][]string{{
+		"From", "Until", "End", "Pod", "PodAddress", "Node", "Protocol", "Egress", "Destination",
+		"LastUsed",
+	}}
 	timeOf := func(t time.Time) string {
 		if t.IsZero() {
 			return "-"

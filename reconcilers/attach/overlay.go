@@ -178,7 +178,8 @@ func (o *overlayDevices) adjust(h *vn.Handle, device vn.Link, row *tables.Overla
 	return nil
 }
 
-// guard attaches from_overlay: without it the host takes all that machines send to the device. The program drops all until there are maps.
+// guard attaches from_overlay: without it the host takes all that machines send to the device. The
+// program drops all until there are maps.
 func (o *overlayDevices) guard(ifIndex int) error {
 	program := o.datapath.Program(bpf.ProgramFromOverlay)
 	_, err := o.links().run(ifIndex, bpf.ProgramFromOverlay, program, func() {})

@@ -47,13 +47,15 @@ var DefaultConfig = Config{LedgerMaxSize: 100, LedgerMaxFiles: 10, LedgerBuffer:
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.String("ledger-file", c.LedgerFile,
-		"File to record in which pod has an egress address and port, such as "+DefaultFile+"; empty: none")
+		"File to record in which pod has an egress address and port, such as "+DefaultFile+
+			"; empty: none")
 	flags.Int("ledger-max-size", c.LedgerMaxSize,
 		"Size in MiB with which that file is put aside for a new one")
 	flags.Int("ledger-max-files", c.LedgerMaxFiles,
 		"Number of these files, with those that are put aside")
 	flags.String("ledger-otlp-endpoint", c.LedgerOTLPEndpoint,
-		"Server of OTLP/HTTP to send the same records to as OpenTelemetry logs, such as http://collector:4318; empty: none")
+		"Server of OTLP/HTTP to send the same records to as OpenTelemetry logs, such as "+
+			"http://collector:4318; empty: none")
 	flags.Uint32("ledger-buffer", c.LedgerBuffer,
 		"Buffer of these records in the kernel in bytes, a power of two: there is none without a ledger")
 }
@@ -70,9 +72,11 @@ func (c Config) validate() error {
 	case c.LedgerMaxSize < 1:
 		return fmt.Errorf("--ledger-max-size %d: want 1 MiB at least", c.LedgerMaxSize)
 	case c.LedgerMaxFiles < 2:
-		return fmt.Errorf("--ledger-max-files %d: want 2 at least, as one is always being written", c.LedgerMaxFiles)
+		return fmt.Errorf("--ledger-max-files %d: want 2 at least, as one is always being written",
+			c.LedgerMaxFiles)
 	case n < page || n > maxBuffer || n&(n-1) != 0:
-		return fmt.Errorf("--ledger-buffer %d: want a power of two from %d to %d bytes", n, page, maxBuffer)
+		return fmt.Errorf("--ledger-buffer %d: want a power of two from %d to %d bytes",
+			n, page, maxBuffer)
 	}
 	if c.LedgerOTLPEndpoint != "" {
 		if _, err := parseEndpoint(c.LedgerOTLPEndpoint); err != nil {

@@ -65,7 +65,9 @@ func newKernel(t testing.TB, bytes uint32) *kernel {
 		t.Cleanup(func() { m.Close() })
 		return m
 	}
-	k := &kernel{TB: t, Ledger: bpf.Ledger{Records: open(bpf.LedgerMap, bytes), Missing: open(bpf.MissingMap, 0)}}
+	k := &kernel{TB: t, Ledger: bpf.Ledger{
+		Records: open(bpf.LedgerMap, bytes), Missing: open(bpf.MissingMap, 0),
+	}}
 
 	// It writes its packet, from behind the Ethernet header on, and counts what does not fit.
 	size := int32(unsafe.Sizeof(bpf.LedgerRecord{}))
@@ -196,7 +198,9 @@ func tryStart(t testing.TB, maps Maps, args ...string) (*agent, error) {
 		nodesKnown(wtxn)
 		wtxn.Commit()
 	})
-	tablestest.Insert(t, a.db, a.nodes, &tables.Node{Name: "node-2", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	tablestest.Insert(t, a.db, a.nodes, &tables.Node{
+		Name: "node-2", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
+	})
 	a.pod("web-1", time.Now().Add(-24*time.Hour))
 	return a, nil
 }
@@ -244,7 +248,8 @@ func (a *agent) records(output, outcome string) float64 {
 			for _, l := range m.Label {
 				labels[l.GetName()] = l.GetValue()
 			}
-			if family.GetName() == "sluice_ledger_records_total" && labels["output"] == output && labels["outcome"] == outcome {
+			if family.GetName() == "sluice_ledger_records_total" &&
+				labels["output"] == output && labels["outcome"] == outcome {
 				return m.Counter.GetValue()
 			}
 		}

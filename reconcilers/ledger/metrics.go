@@ -18,13 +18,16 @@ type metrics struct {
 func newMetrics(maps func() *bpf.Ledger) *metrics {
 	return &metrics{
 		records: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "sluice_ledger_records_total", Help: "Records of the ledger, by what became of them at an output.",
+			Name: "sluice_ledger_records_total",
+			Help: "Records of the ledger, by what became of them at an output.",
 		}, []string{"output", "outcome"}),
 		used: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "sluice_ledger_buffer_ratio", Help: "How full the kernel's buffer of the ledger was when it was last read.",
+			Name: "sluice_ledger_buffer_ratio",
+			Help: "How full the kernel's buffer of the ledger was when it was last read.",
 		}),
 		missed: prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "sluice_ledger_missed_total", Help: "Records of the ledger that the kernel's buffer had no room for.",
+			Name: "sluice_ledger_missed_total",
+			Help: "Records of the ledger that the kernel's buffer had no room for.",
 		}, func() float64 {
 			ledger := maps()
 			if ledger == nil {

@@ -146,7 +146,8 @@ func (q *queue) run(ctx context.Context, health cell.Health, stopped <-chan stru
 			continue
 		}
 		health.Degraded(fmt.Sprintf(
-			"The ledger cannot be written: %d records wait, and what has no room is lost", len(batch)-n), err)
+			"The ledger cannot be written: %d records wait, and what has no room is lost",
+			len(batch)-n), err)
 		select {
 		case <-ctx.Done():
 			<-stopped

@@ -55,7 +55,8 @@ func told(a Answer) (all []string) {
 		if !h.Until.IsZero() {
 			until = fmt.Sprint(int(h.Until.Sub(noon).Seconds()))
 		}
-		all = append(all, strings.TrimSpace(fmt.Sprintf("%s:%d %d..%s %s", h.Pod, h.Egress.Port(), int(h.Time.Sub(noon).Seconds()), until, h.EndReason)))
+		all = append(all, strings.TrimSpace(fmt.Sprintf("%s:%d %d..%s %s", h.Pod, h.Egress.Port(),
+			int(h.Time.Sub(noon).Seconds()), until, h.EndReason)))
 	}
 	return all
 }
@@ -99,11 +100,20 @@ func TestSearch(t *testing.T) {
 		{Question{Port: 40000, At: second(1000)}, []string{"web-6:40000 100..-"}},
 		{Question{Port: 40002}, []string{"web-3:40002 20..50 evicted", "web-4:40002 50..90 unknown"}},
 		{Question{Port: 4000}, nil},
-		{Question{At: second(25)}, []string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown", "web-3:40002 20..50 evicted"}},
+		{
+			Question{At: second(25)},
+			[]string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown", "web-3:40002 20..50 evicted"},
+		},
 		{Question{At: second(25), Protocol: "udp"}, nil},
-		{Question{At: second(12), Protocol: "tcp", Destination: server}, []string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown"}},
+		{
+			Question{At: second(12), Protocol: "tcp", Destination: server},
+			[]string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown"},
+		},
 		{Question{At: second(12), Destination: netip.AddrPortFrom(server.Addr(), 80)}, nil},
-		{Question{At: second(12), Destination: netip.AddrPortFrom(server.Addr(), 0)}, []string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown"}},
+		{
+			Question{At: second(12), Destination: netip.AddrPortFrom(server.Addr(), 0)},
+			[]string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown"},
+		},
 		{Question{Egress: netip.MustParseAddr("198.51.100.70")}, nil},
 	} {
 		if !tc.q.Egress.IsValid() {

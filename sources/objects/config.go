@@ -44,7 +44,9 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"endpoint-source", c.EndpointSource,
 		"what endpoints are made from: kubernetes (Pods) or cilium (CiliumEndpoints and identities)",
 	)
-	flags.Bool("object-status", c.ObjectStatus, "report the status of policies in the NodeReport of this node, from which the operator makes conditions and Events; needs --source=kubernetes")
+	flags.Bool("object-status", c.ObjectStatus,
+		"report the status of policies in the NodeReport of this node, from which the operator "+
+			"makes conditions and Events; needs --source=kubernetes")
 	flags.Bool("egress-ips", c.EgressIPs,
 		"Move the egress addresses of EgressIPPools between nodes; needs --source=kubernetes")
 }

@@ -67,7 +67,9 @@ func TestTargets(t *testing.T) {
 	require.Contains(t, gateways, "node-08", "eight that are ready")
 	require.Contains(t, gateways, "node-01", "and those that are not")
 
-	policies.Put(&tables.EgressPolicy{Name: "b", Gateways: []tables.GatewaySpec{{Nodes: "role=worker"}}})
+	policies.Put(&tables.EgressPolicy{
+		Name: "b", Gateways: []tables.GatewaySpec{{Nodes: "role=worker"}},
+	})
 	gateways, witnesses = probed()
 	require.Len(t, gateways, 8+8)
 	require.Equal(t, witnessesProbed, witnesses)

@@ -56,7 +56,9 @@ func (w *world) status(t *testing.T) *tables.ObjectStatus {
 	w.policy.Name, w.policy.UID, w.policy.Generation = "web", "uid", 2
 	insert(egress, func(wtxn statedb.WriteTxn) error { _, _, err := egress.Insert(wtxn, &w.policy); return err })
 	insert(elections, func(wtxn statedb.WriteTxn) error {
-		_, _, err := elections.Insert(wtxn, &tables.GatewayElection{Digest: tables.GroupDigest(nil), Gateways: w.gateways})
+		_, _, err := elections.Insert(wtxn, &tables.GatewayElection{
+			Digest: tables.GroupDigest(nil), Gateways: w.gateways,
+		})
 		return err
 	})
 	for _, n := range w.nodes {

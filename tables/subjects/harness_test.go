@@ -65,7 +65,8 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	h.Refusals = tablestest.Open(t, h.db, tables.NewRulesetRefusalTable)
 	h.Usage = tablestest.Open(t, h.db, tables.NewPolicyUsageTable)
 	p := params{
-		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces, Nodes: h.Nodes, Health: h.Health,
+		Locals: h.Locals, Endpoints: h.Endpoints, Namespaces: h.Namespaces,
+		Nodes: h.Nodes, Health: h.Health,
 		NetworkPolicies: h.NetworkPolicies, EgressPolicies: h.EgressPolicies,
 		EgressIPs:  h.EgressIPs,
 		CIDRGroups: h.CIDRGroups, Services: h.Services, Backends: h.Backends,

@@ -28,7 +28,8 @@ capabilities:
   # No SYS_ADMIN: it would only be needed to mount bpffs. No
   # SYS_RESOURCE: since Linux 5.11 maps count as the cgroup's memory,
   # not as locked memory, and the agent needs 6.6. No NET_RAW but
-  # for egress addresses that move: the agent sends no packets otherwise. No SYS_MODULE: the kernel loads vxlan by itself.
+  # for egress addresses that move: probes go by an ordinary socket.
+  # No SYS_MODULE: the kernel loads vxlan by itself.
 {{- end }}
 {{- with .seccompProfile }}
 # Some runtimes' profiles allow bpf() with SYS_ADMIN only. The agent then
