@@ -26,8 +26,28 @@ type EgressIPPool struct {
 	Nodes      string `json:"nodes,omitempty"`
 	MaxPerNode int    `json:"maxPerNode,omitempty"` // addresses; 0: no limit
 
+	// PortsPerBlock is how many ports of each address are in a block of the pool. Block i of
+	// an address has those from FirstPort + i*PortsPerBlock on.
+	PortsPerBlock int `json:"portsPerBlock,omitempty"`
+	// Blocks has the nodes that have blocks, in the order of Index, from the object's status,
+	// which the operator writes. Pods of a node leave with an address of the pool by ports of
+	// the node's blocks only.
+	Blocks []PortBlock `json:"blocks,omitempty"`
+
 	Error  string       `json:"error,omitempty"` // why no node gets an address
 	Errors []FieldError `json:"errors,omitempty"`
+}
+
+// FirstPort is the first port of the first block: the ones below are those of services.
+const FirstPort = 1024
+
+// PortBlock is a block of ports of each address of a pool, that one node has.
+type PortBlock struct {
+	Index int    `json:"index"`
+	Node  string `json:"node"`
+	// Released is when the node was found to be gone, zero while it is there. Its ports rest
+	// until connections that have them cannot be there any more.
+	Released time.Time `json:"released,omitzero"`
 }
 
 // AddrRange are the addresses of one family from the first to the last.
