@@ -117,8 +117,8 @@ func (g gatewayOf) collected(filter gc.Filter) {
 func TestLedger(t *testing.T) {
 	for name, end := range map[bpf.LedgerEvent]func(g gatewayOf){
 		bpf.LedgerExpired: func(g gatewayOf) {
-			g.expired(3600)
-			g.age(3600)
+			g.expired(60)
+			g.age(60)
 			g.collected(gc.Filter{Expired: true})
 		},
 		bpf.LedgerReleased: func(g gatewayOf) { g.collected(gc.Filter{Addrs: []netip.Addr{g.pod}}) },
@@ -127,7 +127,7 @@ func TestLedger(t *testing.T) {
 			for _, name := range []string{"ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any"} {
 				require.NoError(g, g.Clear("sluice_"+name))
 			}
-			g.age(3600)
+			g.age(60)
 			g.collected(gc.Filter{Orphans: true})
 		},
 	} {
