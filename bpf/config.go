@@ -30,10 +30,13 @@ const (
 
 	// ConfigFloating says that sluice_floating has entries.
 	ConfigFloating
+	// ConfigEgressIPs says that there may be egress addresses that move.
+	ConfigEgressIPs
 )
 
 var configFlagNames = []string{
 	"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating",
+	"egress-ips",
 }
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }

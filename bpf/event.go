@@ -60,6 +60,12 @@ const (
 	// ReasonNotOwned: of an egress address that moves, and that this node has not the lease of.
 	ReasonNotOwned Reason = 41
 
+	// ReasonNoPortBlock: this node has no ports of the egress address yet.
+	ReasonNoPortBlock Reason = 42
+
+	// ReasonOtherBlock: by a port of an egress address that the packet's node has not.
+	ReasonOtherBlock Reason = 43
+
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 48
 )
@@ -99,6 +105,8 @@ var reasonNames = map[Reason]string{
 	ReasonConnectionShare:     "connection share used up",
 	ReasonPortShare:           "port share used up",
 	ReasonNotOwned:            "egress IP not owned",
+	ReasonNoPortBlock:         "no port block",
+	ReasonOtherBlock:          "port of another node",
 }
 
 // Drop reports whether the packet was dropped.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/sluice-net/sluice/bpf"
 )
 
 // EgressIPPool is a set of egress addresses that move between nodes, from an EgressIPPool
@@ -39,7 +41,7 @@ type EgressIPPool struct {
 }
 
 // FirstPort is the first port of the first block: the ones below are those of services.
-const FirstPort = 1024
+const FirstPort = bpf.BlockPortMin
 
 // PortBlock is a block of ports of each address of a pool, that one node has.
 type PortBlock struct {

@@ -13,6 +13,21 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type programsBlockValue struct {
+	_       structs.HostLayout
+	Gateway struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Ports [4]struct {
+		_     structs.HostLayout
+		First uint16
+		Last  uint16
+	}
+	Size uint32
+	Pad  uint32
+}
+
 type programsClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -201,6 +216,24 @@ type programsOverlayKeysValue struct {
 	AcceptUnsigned uint32
 }
 
+type programsOwnerKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Block uint32
+	Pad   uint32
+}
+
+type programsOwnerValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type programsPathValue struct {
 	_        structs.HostLayout
 	Sent     uint64
@@ -317,6 +350,7 @@ type programsTuple6Key struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	programsMapSluiceBlocks     = "sluice_blocks"
 	programsMapSluiceClock      = "sluice_clock"
 	programsMapSluiceConfig     = "sluice_config"
 	programsMapSluiceCovered    = "sluice_covered"
@@ -340,6 +374,7 @@ const (
 	programsMapSluiceNat4       = "sluice_nat4"
 	programsMapSluiceNat6       = "sluice_nat6"
 	programsMapSluiceNodes      = "sluice_nodes"
+	programsMapSluiceOwners     = "sluice_owners"
 	programsMapSluicePaths      = "sluice_paths"
 	programsMapSluicePeers      = "sluice_peers"
 	programsMapSluicePods       = "sluice_pods"
@@ -422,6 +457,7 @@ type programsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsMapSpecs struct {
+	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -445,6 +481,7 @@ type programsMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.MapSpec `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
@@ -493,6 +530,7 @@ func (o *programsObjects) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsMaps struct {
+	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -516,6 +554,7 @@ type programsMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.Map `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
@@ -537,6 +576,7 @@ type programsMaps struct {
 
 func (m *programsMaps) Close() error {
 	return _ProgramsClose(
+		m.SluiceBlocks,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -560,6 +600,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluiceOwners,
 		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,

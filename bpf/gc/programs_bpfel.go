@@ -13,6 +13,21 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type programsBlockValue struct {
+	_       structs.HostLayout
+	Gateway struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Ports [4]struct {
+		_     structs.HostLayout
+		First uint16
+		Last  uint16
+	}
+	Size uint32
+	Pad  uint32
+}
+
 type programsClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -306,6 +321,24 @@ type programsOverlayKeysValue struct {
 	AcceptUnsigned uint32
 }
 
+type programsOwnerKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Block uint32
+	Pad   uint32
+}
+
+type programsOwnerValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type programsPathValue struct {
 	_        structs.HostLayout
 	Sent     uint64
@@ -435,6 +468,7 @@ type programsTuple6Key struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	programsMapSluiceBlocks     = "sluice_blocks"
 	programsMapSluiceClock      = "sluice_clock"
 	programsMapSluiceConfig     = "sluice_config"
 	programsMapSluiceCovered    = "sluice_covered"
@@ -459,6 +493,7 @@ const (
 	programsMapSluiceNat4       = "sluice_nat4"
 	programsMapSluiceNat6       = "sluice_nat6"
 	programsMapSluiceNodes      = "sluice_nodes"
+	programsMapSluiceOwners     = "sluice_owners"
 	programsMapSluicePaths      = "sluice_paths"
 	programsMapSluicePeers      = "sluice_peers"
 	programsMapSluicePods       = "sluice_pods"
@@ -571,6 +606,7 @@ type programsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsMapSpecs struct {
+	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -595,6 +631,7 @@ type programsMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.MapSpec `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
@@ -651,6 +688,7 @@ func (o *programsObjects) Close() error {
 //
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsMaps struct {
+	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -675,6 +713,7 @@ type programsMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.Map `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
@@ -698,6 +737,7 @@ type programsMaps struct {
 
 func (m *programsMaps) Close() error {
 	return _ProgramsClose(
+		m.SluiceBlocks,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -722,6 +762,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluiceOwners,
 		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,

@@ -335,10 +335,20 @@ SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 	return no_address(&d->egress) ? REASON_NO_EGRESS_IP : REASON_TRANSLATED;
 }
 
+/* Returns what is known of an egress address that moves, NULL if it is none. */
+static __always_inline const struct block_value *block_of(const struct address *egress, const struct config_value *cfg)
+{
+	return cfg->flags & CONFIG_EGRESS_IPS ? bpf_map_lookup_elem(&sluice_blocks, egress) : NULL;
+}
+
 /* Reports whether a gateway that a connection is pinned to still serves. */
-static __always_inline bool serves(const struct address *gateway)
+static __always_inline bool serves(const struct address *gateway, const struct config_value *cfg)
 {
 	const struct node_value *node = bpf_map_lookup_elem(&sluice_nodes, gateway);
+	const struct block_value *block;
 
-	return node && node->flags & NODE_ALIVE;
+	if (node)
+		return node->flags & NODE_ALIVE;
+	block = block_of(gateway, cfg);
+	return block && !no_address(&block->gateway);
 }

@@ -45,6 +45,8 @@ enum reason {
 	REASON_CONNECTION_SHARE = 39,	 /* the pod has its share of a map of connections or translations */
 	REASON_PORT_SHARE = 40,		 /* the pod has its share of the egress address's ports towards the destination */
 	REASON_NOT_OWNED = 41,		 /* of an egress address that moves, without its lease */
+	REASON_NO_PORT_BLOCK = 42,	 /* this node has no ports of the egress address yet */
+	REASON_OTHER_BLOCK = 43,	 /* by a port of an egress address that its node has not */
 	REASON_COUNT = 48,
 };
 

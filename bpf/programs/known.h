@@ -95,7 +95,7 @@ static __noinline __u32 judge_answer(struct __sk_buff *ctx, const struct packet 
 static __noinline __u32 route_known(const struct packet *p, const struct pod_value *pod, struct ct_entry *e,
 				    const struct config_value *cfg, struct decision *d)
 {
-	bool serving = !no_address(&e->gateway) && serves(&e->gateway);
+	bool serving = !no_address(&e->gateway) && serves(&e->gateway, cfg);
 
 	if (p->shape == SHAPE_ICMP_ERROR)
 		return 0;

@@ -169,7 +169,8 @@ struct egress_value {
 	__u32 policy; /* a cookie of its name: its translations count for it */
 };
 
-/* sluice_gateways: gateway of a bucket of sources. */
+/* sluice_gateways: gateway of a bucket of sources: a node, or an egress address that moves,
+ * of which sluice_blocks says where it is. */
 
 #define GATEWAY_BUCKETS 256
 
@@ -179,7 +180,7 @@ struct gateway_key {
 };
 
 struct gateway_value {
-	struct address gateway; /* underlay address; none: traffic is dropped */
+	struct address gateway; /* underlay address, or an egress address; none: traffic is dropped */
 	__be32 egress4;		/* on nodes elected in the group: what IPv4 traffic leaves with, whatever the gateway is */
 	__u32 ifindex;
 	struct address egress6;
@@ -208,6 +209,36 @@ struct floating_value {
 	__u64 deadline;	  /* nanoseconds of CLOCK_BOOTTIME; 0: this node has not the lease */
 	__u32 generation; /* how often the lease has changed hands, for user space */
 	__u32 ifindex;	  /* device that has the address, for user space */
+};
+
+/* sluice_blocks: egress addresses that move, to which the nodes of pods translate themselves, by
+ * ports of their own: a gateway keeps nothing of a connection. Its key is an exit_key. */
+
+#define SHARED_PORT_RANGES 4
+#define BLOCK_PORT_MIN 1024 /* the first port of block 0 */
+
+struct port_range {
+	__u16 first;
+	__u16 last; /* inclusive; 0: the range is not used */
+};
+
+struct block_value {
+	struct address gateway; /* underlay address of the node that has it; none: no node has */
+	struct port_range ports[SHARED_PORT_RANGES]; /* that pods of this node may get */
+	__u32 size;	/* ports of a block */
+	__u32 pad;
+};
+
+/* sluice_owners: the node that has a block of ports of such an address. */
+
+struct owner_key {
+	struct address egress;
+	__u32 block;
+	__u32 pad;
+};
+
+struct owner_value {
+	struct address node; /* its underlay address */
 };
 
 /* sluice_covered: destination prefixes of all egress policies. Its key is a prefix_key. */
@@ -312,13 +343,7 @@ enum config_flags {
 	CONFIG_ALLOW_LOCALHOST = 1 << 3, /* this host reaches its pods whatever policies say */
 	CONFIG_NETWORK_POLICIES = 1 << 4, /* there are some: pods are held while it is not known what they say */
 	CONFIG_FLOATING = 1 << 5, /* sluice_floating has entries */
-};
-
-#define SHARED_PORT_RANGES 4
-
-struct port_range {
-	__u16 first;
-	__u16 last; /* inclusive; 0: the range is not used */
+	CONFIG_EGRESS_IPS = 1 << 6, /* there may be egress addresses that move */
 };
 
 struct config_value {

@@ -58,6 +58,8 @@ IN_SLOTS(sluice_verdicts, BPF_MAP_TYPE_LPM_TRIE, struct verdict_key, struct verd
 
 WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
 WRITTEN_BY_AGENT(sluice_floating, BPF_MAP_TYPE_HASH, struct exit_key, struct floating_value);
+WRITTEN_BY_AGENT(sluice_blocks, BPF_MAP_TYPE_HASH, struct exit_key, struct block_value);
+WRITTEN_BY_AGENT(sluice_owners, BPF_MAP_TYPE_HASH, struct owner_key, struct owner_value);
 WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct covered_value);
 WRITTEN_BY_AGENT(sluice_devices, BPF_MAP_TYPE_HASH, struct device_key, struct device_value);
 WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);

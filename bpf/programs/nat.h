@@ -122,6 +122,13 @@ struct ports {
 	__u32 count;
 };
 
+static __always_inline void count_ports(struct ports *p)
+{
+	p->count = 0;
+	for (int i = 0; i < SHARED_PORT_RANGES; i++)
+		p->count += p->ranges[i].last ? p->ranges[i].last - p->ranges[i].first + 1 : 0;
+}
+
 static __always_inline void ports_of(struct ports *p, const struct exit_value *exit, const struct config_value *cfg)
 {
 	__builtin_memset(p, 0, sizeof(*p));
@@ -129,8 +136,30 @@ static __always_inline void ports_of(struct ports *p, const struct exit_value *e
 		__builtin_memcpy(p->ranges, cfg->shared_ports, sizeof(p->ranges));
 	else
 		p->ranges[0] = (struct port_range){PORT_MIN, PORT_MAX};
-	for (int i = 0; i < SHARED_PORT_RANGES; i++)
-		p->count += p->ranges[i].last ? p->ranges[i].last - p->ranges[i].first + 1 : 0;
+	count_ports(p);
+}
+
+/* Sets the ports that a flow may get of d->egress, and the device by which it leaves with that,
+ * unless it moves. Returns 0, or why it gets none. */
+static __always_inline __u32 ports_for(struct ports *p, struct decision *d, const struct config_value *cfg)
+{
+	if (d->of_block) {
+		const struct block_value *block = bpf_map_lookup_elem(&sluice_blocks, &d->egress);
+
+		if (!block)
+			return REASON_NO_EGRESS_IP;
+		__builtin_memcpy(p->ranges, block->ports, sizeof(p->ranges));
+		count_ports(p);
+		return p->count ? 0 : REASON_NO_PORT_BLOCK;
+	} else {
+		const struct exit_value *exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
+
+		if (!exit)
+			return REASON_NO_EGRESS_IP;
+		d->exit = exit->ifindex;
+		ports_of(p, exit, cfg);
+		return p->count ? 0 : REASON_NO_SNAT_PORT;
+	}
 }
 
 /* Returns one of the ports, at random, in network order. */
@@ -206,20 +235,16 @@ SUBPROGRAM int nat_undo(const struct tuple *replies)
 SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, struct decision *d,
 			      const struct config_value *cfg, const struct address *tunnel)
 {
-	const struct exit_value *exit;
 	struct tuple replies;
 	__be16 reserved;
 	struct ports p;
+	__u32 reason;
 
 	if (!flow || !d || !cfg || !tunnel)
 		return REASON_NAT_FAILED;
-	exit = no_address(&d->egress) ? NULL : bpf_map_lookup_elem(&sluice_exits, &d->egress);
-	if (!exit)
-		return REASON_NO_EGRESS_IP;
-	d->exit = exit->ifindex;
-	ports_of(&p, exit, cfg);
-	if (!p.count)
-		return REASON_NO_SNAT_PORT;
+	reason = no_address(&d->egress) ? REASON_NO_EGRESS_IP : ports_for(&p, d, cfg);
+	if (reason)
+		return reason;
 	/* What comes to that port is taken for a packet of the overlay. */
 	reserved = flow->protocol == IPPROTO_UDP && !d->of_host ? bpf_htons(cfg->overlay_port) : 0;
 	replies_to(&replies, flow, &d->egress, flow->sport);
@@ -233,7 +258,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 			continue;
 		/* Replies to the pod and what is for the host, or for a backend, would not be told
 		 * apart. */
-		if (!d->of_host && host_takes(ctx, &replies, d->slot))
+		if (!d->of_host && !d->of_block && host_takes(ctx, &replies, d->slot))
 			continue;
 		err = nat_record(&replies, TUPLE_IN | NAT_NEW | NAT_COUNTER(d->counter), &flow->saddr,
 				 flow->sport, tunnel);
@@ -252,18 +277,16 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 }
 
 /* Returns why a flow gets no port of the egress address d->egress; 0 if it may have one. */
-SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, const struct decision *d, const struct config_value *cfg)
+SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, struct decision *d, const struct config_value *cfg)
 {
 	const struct share_value *all, *own;
-	const struct exit_value *exit;
 	struct share_key share = {};
 	struct port_key key;
 	struct ports p;
 
 	if (!flow || !d || !cfg)
 		return REASON_NAT_FAILED;
-	exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
-	if (!exit || d->of_host || d->renewed) /* nat_allocate says what is missing */
+	if (d->of_host || d->renewed || ports_for(&p, d, cfg)) /* nat_allocate says what is missing */
 		return 0;
 	translation_share(&share, &flow->saddr, flow->family);
 	if (share_used_up(&share, cfg))
@@ -272,7 +295,6 @@ SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, const struct decision *
 	all = bpf_map_lookup_elem(&sluice_ports, &key);
 	if (!all)
 		return 0;
-	ports_of(&p, exit, cfg);
 	if (all->used >= p.count)
 		return REASON_NO_SNAT_PORT;
 	key.pod = flow->saddr;
@@ -282,9 +304,8 @@ SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, const struct decision *
 
 /* Counts the translation of a flow, in the share of a pod or of the host's address, and a
  * pod's port. The host may have other ports than are given out to pods. */
-SUBPROGRAM int port_taken(const struct tuple *flow, const struct decision *d, const struct config_value *cfg)
+SUBPROGRAM int port_taken(const struct tuple *flow, struct decision *d, const struct config_value *cfg)
 {
-	const struct exit_value *exit;
 	struct share_key share = {};
 	struct port_key key;
 	struct ports p;
@@ -293,10 +314,8 @@ SUBPROGRAM int port_taken(const struct tuple *flow, const struct decision *d, co
 		return 0;
 	translation_share(&share, &flow->saddr, flow->family);
 	share_add(&share, ENTRIES_OF_TRANSLATION);
-	exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
-	if (!exit || d->of_host)
+	if (d->of_host || ports_for(&p, d, cfg))
 		return 0;
-	ports_of(&p, exit, cfg);
 	port_share(&key, flow, &d->egress, NULL);
 	port_add(&key, p.count);
 	key.pod = flow->saddr;
@@ -317,13 +336,26 @@ static __always_inline bool from_its_node(const struct packet *p, const struct d
 	return no_address(tunnel) || lives_on(&p->flow, tunnel, d->slot);
 }
 
+/* Reports whether a flow may leave with an address that it has left with before, and sets the
+ * device by which it does, unless the address moves. */
+static __noinline int may_leave_with(const struct address *egress, struct decision *d)
+{
+	const struct exit_value *exit;
+
+	if (d->of_block)
+		return same_address(egress, &d->egress);
+	exit = bpf_map_lookup_elem(&sluice_exits, egress);
+	if (exit)
+		d->exit = exit->ifindex;
+	return exit != NULL;
+}
+
 /* Finds the source that a packet's flow leaves with: the one on record, whatever
  * the rules are now, if this node still has the address. Returns 0 with
  * d->egress, d->egress_port and d->exit set; NAT_WANTED if the flow is to get one,
  * with the address d->egress; or a reason, negative, why not. */
 SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const struct address *tunnel)
 {
-	const struct exit_value *exit;
 	struct translation to = {};
 	__u32 reason;
 
@@ -337,11 +369,9 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 			return -REASON_UNKNOWN_NODE;
 		stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
 
-		exit = bpf_map_lookup_elem(&sluice_exits, &to.addr);
-		if (exit && !stale && nat_complete(&p->flow, &to, tunnel, p->time)) {
+		if (!stale && may_leave_with(&to.addr, d) && nat_complete(&p->flow, &to, tunnel, p->time)) {
 			d->egress = to.addr;
 			d->egress_port = to.port;
-			d->exit = exit->ifindex;
 			d->counter = to.counter;
 			d->began = to.created / SECOND;
 			return 0;

@@ -4,8 +4,8 @@
 
 #pragma once
 
+#include "block.h"
 #include "fence.h"
-#include "track.h"
 
 /* Reports whether the packet is one of the overlay itself, from this node or to it. */
 static __always_inline bool is_overlay(const struct packet *p, const struct config_value *cfg)
@@ -22,7 +22,7 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 	const struct pod_value *pod = NULL;
 	int err;
 
-	d->gateway = cfg->underlay;
+	d->gateway = moves(&p->flow.daddr, cfg) ? p->flow.daddr : cfg->underlay;
 	if (no_address(&to->tunnel)) {
 		pod = local_pod(&to->addr, d->slot);
 		if (!pod)
@@ -55,6 +55,7 @@ int from_netdev(struct __sk_buff *ctx)
 	struct packet p = {};
 	struct decision d = {};
 	__u32 reason;
+	int ret;
 
 	look_at_state(&d);
 	if (!cfg)
@@ -65,7 +66,15 @@ int from_netdev(struct __sk_buff *ctx)
 	if (p.shape == SHAPE_UNTOUCHED || p.shape == SHAPE_MALFORMED || is_overlay(&p, cfg))
 		return TCX_NEXT;
 	/* What opens a connection is no reply: it is for the host. */
-	if (opens(&p) || !nat_find(&p.flow, TUPLE_IN, &to, p.time))
+	if (opens(&p))
+		return TCX_NEXT;
+	if (cfg->flags & CONFIG_EGRESS_IPS) {
+		ret = block_from_outside(ctx, &p, &d, cfg);
+		if (ret)
+			return finish(ctx, &p, &d, cfg, NULL, ret,
+				      WHAT(REASON_REPLY_OVERLAY, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS));
+	}
+	if (!nat_find(&p.flow, TUPLE_IN, &to, p.time))
 		return TCX_NEXT;
 	keep_ports(&p);
 	if (!same_address(&to.addr, &p.flow.daddr)) {

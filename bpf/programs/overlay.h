@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "track.h"
+#include "block.h"
 
 /* Reads which node an overlay packet comes from. It must be for the one address of this
  * node that others send to: the socket takes packets to all. */
@@ -83,6 +83,7 @@ int from_overlay(struct __sk_buff *ctx)
 	struct decision d = {};
 	struct address node = {};
 	const struct pod_value *pod;
+	bool is_reply, of_block;
 	int ret, proof;
 	__u32 what;
 
@@ -111,17 +112,25 @@ int from_overlay(struct __sk_buff *ctx)
 		note_path(&node, p.time, false);
 	keep_ports(&p);
 	pod = local_pod(&p.flow.daddr, d.slot);
-	if (proof != PROOF_UNSIGNED && proof != (pod ? DIRECTION_INGRESS : DIRECTION_EGRESS))
+	of_block = !pod && moves(&p.flow.daddr, cfg);
+	is_reply = pod || of_block;
+	if (proof != PROOF_UNSIGNED && proof != (is_reply ? DIRECTION_INGRESS : DIRECTION_EGRESS))
 		return drop(ctx, &p, &d, REASON_NO_RULE, PROGRAM_FROM_OVERLAY, proof);
 	if (pod) {
 		d.gateway = node;
 		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);
 		ret = overlay_to_pod(ctx, &p, &d, pod, &node);
+	} else if (of_block) {
+		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);
+		ret = block_to_pod(ctx, &p, &d);
+	} else if (moves(&p.flow.saddr, cfg)) {
+		what = WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
+		ret = block_to_outside(ctx, &p, &d, cfg, &node);
 	} else {
 		what = WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 		ret = overlay_to_outside(ctx, &p, &d, cfg, &node);
 	}
 	if (proof == PROOF_UNSIGNED && ret >= 0)
-		count(REASON_OVERLAY_UNSIGNED, pod ? DIRECTION_INGRESS : DIRECTION_EGRESS, ctx->len);
+		count(REASON_OVERLAY_UNSIGNED, is_reply ? DIRECTION_INGRESS : DIRECTION_EGRESS, ctx->len);
 	return finish(ctx, &p, &d, cfg, &node, ret, what);
 }

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "forward.h"
+#include "block.h"
 #include "known.h"
 #include "link.h"
 
@@ -54,24 +54,28 @@ static __always_inline int to_stack(struct __sk_buff *ctx, const struct decision
 
 /* Sends a local pod's packet to the gateway that its flow is pinned to. Returns a
  * verdict, or a reason, negative, why it is dropped. */
-static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
+static __always_inline int to_gateway(struct __sk_buff *ctx, struct packet *p, struct decision *d,
 				      const struct config_value *cfg)
 {
 	const struct address none = {};
-	int err;
+	bool is_here = same_address(&d->gateway, &cfg->underlay);
+	int err = 0;
 
-	if (!same_address(&d->gateway, &cfg->underlay)) {
+	if (is_here)
+		err = hop(ctx, p);
+	else if (cfg->flags & CONFIG_EGRESS_IPS)
+		err = enter_block(ctx, p, d, cfg);
+	if (err)
+		return err;
+	if (!is_here && !d->of_block) {
 		err = fits(ctx, p, d, cfg->overlay_ifindex) ?: clamp(ctx, p, d);
 		return err ?: to_node(ctx, p, cfg, &d->gateway, DIRECTION_EGRESS);
 	}
-	err = hop(ctx, p);
-	if (err)
-		return err;
 	err = translate(ctx, p, d, cfg, &none);
 	if (err)
 		return err;
 	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);
-	return to_outside(ctx, d, cfg);
+	return d->of_block ? to_block(ctx, p, d, cfg) : to_outside(ctx, d, cfg);
 }
 
 /* Decides on a packet of a flow that the pod begins. */
@@ -227,8 +231,8 @@ int from_pod(struct __sk_buff *ctx)
 		return drop(ctx, &p, &d, reason, PROGRAM_FROM_POD, DIRECTION_EGRESS);
 
 	if (!no_address(&d.gateway)) {
-		reason = same_address(&d.gateway, &cfg->underlay) ? REASON_TRANSLATED : REASON_TO_GATEWAY;
 		ret = to_gateway(ctx, &p, &d, cfg);
+		reason = d.of_block || same_address(&d.gateway, &cfg->underlay) ? REASON_TRANSLATED : REASON_TO_GATEWAY;
 		/* What was refused is no flow yet. */
 		begins = begins && ret >= 0;
 		ret = finish(ctx, &p, &d, cfg, NULL, ret, WHAT(reason, PROGRAM_FROM_POD, DIRECTION_EGRESS));

@@ -26,6 +26,7 @@ struct decision {
 	__u8 of_host : 1; /* it is not a pod's, but the host's own */
 	__u8 live : 1;	  /* its connection is tracked */
 	__u8 renewed : 1; /* it had a port, which it has just given up */
+	__u8 of_block : 1; /* its egress address moves: this node translates it, whatever the gateway */
 	__u8 slot : 1;    /* that was in force when the packet came: all is looked up there */
 	__u8 leads;    /* where the destination leads: enum leads */
 	__u16 counter; /* of its translation's traffic */

@@ -18,6 +18,7 @@
  *	ct.h, track.h		connection tracking
  *	egress.h		what the tables say
  *	hold.h		addresses of pods that are not known
+ *	block.h		egress addresses that move, with their connections
  *	fence.h		egress addresses that move
  *	link.h		ARP, neighbor discovery, and packets to many
  *	traffic.h		counters of translated traffic

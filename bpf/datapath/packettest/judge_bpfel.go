@@ -21,6 +21,21 @@ type judgeAnswer struct {
 	Pad       uint32
 }
 
+type judgeBlockValue struct {
+	_       structs.HostLayout
+	Gateway struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Ports [4]struct {
+		_     structs.HostLayout
+		First uint16
+		Last  uint16
+	}
+	Size uint32
+	Pad  uint32
+}
+
 type judgeClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -209,6 +224,24 @@ type judgeOverlayKeysValue struct {
 	AcceptUnsigned uint32
 }
 
+type judgeOwnerKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Block uint32
+	Pad   uint32
+}
+
+type judgeOwnerValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type judgePathValue struct {
 	_        structs.HostLayout
 	Sent     uint64
@@ -345,6 +378,7 @@ type judgeTuple6Key struct {
 const (
 	judgeMapAnswers        = "answers"
 	judgeMapQuestions      = "questions"
+	judgeMapSluiceBlocks   = "sluice_blocks"
 	judgeMapSluiceClock    = "sluice_clock"
 	judgeMapSluiceConfig   = "sluice_config"
 	judgeMapSluiceCovered  = "sluice_covered"
@@ -368,6 +402,7 @@ const (
 	judgeMapSluiceNat4     = "sluice_nat4"
 	judgeMapSluiceNat6     = "sluice_nat6"
 	judgeMapSluiceNodes    = "sluice_nodes"
+	judgeMapSluiceOwners   = "sluice_owners"
 	judgeMapSluicePaths    = "sluice_paths"
 	judgeMapSluicePeers    = "sluice_peers"
 	judgeMapSluicePods     = "sluice_pods"
@@ -440,6 +475,7 @@ type judgeProgramSpecs struct {
 type judgeMapSpecs struct {
 	Answers        *ebpf.MapSpec `ebpf:"answers"`
 	Questions      *ebpf.MapSpec `ebpf:"questions"`
+	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -463,6 +499,7 @@ type judgeMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.MapSpec `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
@@ -511,6 +548,7 @@ func (o *judgeObjects) Close() error {
 type judgeMaps struct {
 	Answers        *ebpf.Map `ebpf:"answers"`
 	Questions      *ebpf.Map `ebpf:"questions"`
+	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -534,6 +572,7 @@ type judgeMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.Map `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
@@ -557,6 +596,7 @@ func (m *judgeMaps) Close() error {
 	return _JudgeClose(
 		m.Answers,
 		m.Questions,
+		m.SluiceBlocks,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -580,6 +620,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluiceOwners,
 		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,

@@ -18,6 +18,21 @@ type gatewayAddress struct {
 	Bytes [16]uint8
 }
 
+type gatewayBlockValue struct {
+	_       structs.HostLayout
+	Gateway struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Ports [4]struct {
+		_     structs.HostLayout
+		First uint16
+		Last  uint16
+	}
+	Size uint32
+	Pad  uint32
+}
+
 type gatewayClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -265,6 +280,24 @@ type gatewayOverlayKeysValue struct {
 	AcceptUnsigned uint32
 }
 
+type gatewayOwnerKey struct {
+	_      structs.HostLayout
+	Egress struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Block uint32
+	Pad   uint32
+}
+
+type gatewayOwnerValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
 type gatewayPacket struct {
 	_    structs.HostLayout
 	Flow struct {
@@ -462,6 +495,7 @@ type gatewayTuple6Key struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	gatewayMapPulses           = "pulses"
+	gatewayMapSluiceBlocks     = "sluice_blocks"
 	gatewayMapSluiceClock      = "sluice_clock"
 	gatewayMapSluiceConfig     = "sluice_config"
 	gatewayMapSluiceCovered    = "sluice_covered"
@@ -485,6 +519,7 @@ const (
 	gatewayMapSluiceNat4       = "sluice_nat4"
 	gatewayMapSluiceNat6       = "sluice_nat6"
 	gatewayMapSluiceNodes      = "sluice_nodes"
+	gatewayMapSluiceOwners     = "sluice_owners"
 	gatewayMapSluicePaths      = "sluice_paths"
 	gatewayMapSluicePeers      = "sluice_peers"
 	gatewayMapSluicePods       = "sluice_pods"
@@ -574,6 +609,7 @@ type gatewayProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayMapSpecs struct {
 	Pulses         *ebpf.MapSpec `ebpf:"pulses"`
+	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -597,6 +633,7 @@ type gatewayMapSpecs struct {
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.MapSpec `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.MapSpec `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.MapSpec `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.MapSpec `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.MapSpec `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.MapSpec `ebpf:"sluice_pods"`
@@ -658,6 +695,7 @@ func (o *gatewayObjects) Close() error {
 // It can be passed to loadGatewayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayMaps struct {
 	Pulses         *ebpf.Map `ebpf:"pulses"`
+	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -681,6 +719,7 @@ type gatewayMaps struct {
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
 	SluiceNat6     *ebpf.Map `ebpf:"sluice_nat6"`
 	SluiceNodes    *ebpf.Map `ebpf:"sluice_nodes"`
+	SluiceOwners   *ebpf.Map `ebpf:"sluice_owners"`
 	SluicePaths    *ebpf.Map `ebpf:"sluice_paths"`
 	SluicePeers    *ebpf.Map `ebpf:"sluice_peers"`
 	SluicePods     *ebpf.Map `ebpf:"sluice_pods"`
@@ -703,6 +742,7 @@ type gatewayMaps struct {
 func (m *gatewayMaps) Close() error {
 	return _GatewayClose(
 		m.Pulses,
+		m.SluiceBlocks,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -726,6 +766,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceNat4,
 		m.SluiceNat6,
 		m.SluiceNodes,
+		m.SluiceOwners,
 		m.SluicePaths,
 		m.SluicePeers,
 		m.SluicePods,
