@@ -97,6 +97,8 @@ type (
 	GatewayMirror  = Mirror[bpf.GatewayKey, bpf.GatewayValue]
 	ExitMirror     = Mirror[bpf.ExitKey, bpf.ExitValue]
 	FloatingMirror = Mirror[bpf.ExitKey, bpf.FloatingValue]
+	BlockMirror    = Mirror[bpf.ExitKey, bpf.BlockValue]
+	OwnerMirror    = Mirror[bpf.OwnerKey, bpf.OwnerValue]
 	CoveredMirror  = Mirror[bpf.CoveredKey, bpf.CoveredValue]
 	NodeMirror     = Mirror[bpf.NodeKey, bpf.NodeValue]
 	DeviceMirror   = Mirror[bpf.DeviceKey, bpf.DeviceValue]
@@ -186,6 +188,8 @@ var (
 	NewGatewayMirrorTable  = NewMirrorTable[bpf.GatewayKey, bpf.GatewayValue]("map-gateways", nil)
 	NewExitMirrorTable     = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
 	NewFloatingMirrorTable = NewMirrorTable[bpf.ExitKey, bpf.FloatingValue]("map-floating", nil)
+	NewBlockMirrorTable    = NewMirrorTable[bpf.ExitKey, bpf.BlockValue]("map-blocks", nil)
+	NewOwnerMirrorTable    = NewMirrorTable[bpf.OwnerKey, bpf.OwnerValue]("map-owners", nil)
 	NewCoveredMirrorTable  = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
 	NewNodeMirrorTable     = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
 	NewDeviceMirrorTable   = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)

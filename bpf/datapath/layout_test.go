@@ -134,6 +134,8 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_egress":   {bpf.EgressKey{}, bpf.EgressValue{}},
 		"sluice_gateways": {bpf.GatewayKey{}, bpf.GatewayValue{}},
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
+		"sluice_blocks":   {bpf.ExitKey{}, bpf.BlockValue{}},
+		"sluice_owners":   {bpf.OwnerKey{}, bpf.OwnerValue{}},
 		"sluice_floating": {bpf.ExitKey{}, bpf.FloatingValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},

@@ -26,12 +26,17 @@ var Cell = cell.Module(
 	"Maps of forwarding",
 
 	tables.Own(tables.NewExitMirrorTable),
+	tables.Own(tables.NewBlockMirrorTable),
+	tables.Own(tables.NewOwnerMirrorTable),
 	tables.Own(tables.NewCoveredMirrorTable),
 	tables.Own(tables.NewNodeMirrorTable),
 	tables.Own(tables.NewDeviceMirrorTable),
 	tables.Own(tables.NewConfigMirrorTable),
 	tables.Own(tables.NewKeysMirrorTable),
-	cell.Invoke(registerExits, registerCovered, registerNodes, registerDevices, registerConfig, registerKeys),
+	cell.Invoke(
+		registerExits, registerBlocks, registerOwners, registerCovered, registerNodes,
+		registerDevices, registerConfig, registerKeys,
+	),
 )
 
 func registerExits(
@@ -57,6 +62,30 @@ func registerExits(
 		DeleteWhileBlocked: func(row *tables.EgressExit, kernel bpf.ExitValue) bool {
 			return kernel.IfIndex != row.IfIndex
 		},
+	})
+}
+
+func registerBlocks(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.EgressBlock],
+	mirror statedb.RWTable[*tables.BlockMirror],
+) error {
+	return mapsync.Register(p, mapsync.Config[*tables.EgressBlock, bpf.ExitKey, bpf.BlockValue]{
+		Map: maps.Blocks, Desired: desired, Mirror: mirror,
+		WithStatus: tables.WithStatus[tables.EgressBlock],
+		ByKey: func(k bpf.ExitKey) statedb.Query[*tables.EgressBlock] {
+			return tables.EgressBlockByAddr(k.Addr.Addr())
+		},
+	})
+}
+
+func registerOwners(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.PortOwner],
+	mirror statedb.RWTable[*tables.OwnerMirror],
+) error {
+	return mapsync.Register(p, mapsync.Config[*tables.PortOwner, bpf.OwnerKey, bpf.OwnerValue]{
+		Map: maps.Owners, Desired: desired, Mirror: mirror,
+		WithStatus: tables.WithStatus[tables.PortOwner],
+		ByKey:      tables.PortOwnerByKey,
 	})
 }
 

@@ -6,6 +6,8 @@
 //	egress-policies, nodes ──────────────────────────► probe-targets
 //	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
 //	egress-ip-pools, egress-policies, nodes ─────────► egress-ips
+//	egress-ips, egress-ip-pools, nodes ──────────────► egress-blocks ────► sluice_blocks
+//	                                                   port-owners ──────► sluice_owners
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
 //	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
@@ -28,7 +30,9 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewEgressGatewayTable),
 	tables.Own(tables.NewProbeTargetTable),
 	tables.Own(tables.NewEgressIPTable),
+	tables.OwnDesired(tables.NewEgressBlockTable),
+	tables.OwnDesired(tables.NewPortOwnerTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(deriveIPs, deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
+	cell.Invoke(deriveIPs, deriveBlocks, deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
 )

@@ -89,7 +89,7 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 		row.Flags |= bpf.ConfigFlowEvents
 	}
 	if c.EgressIPs.Enabled { // also before the leases are known: those of a former run may have ended
-		row.Flags |= bpf.ConfigFloating
+		row.Flags |= bpf.ConfigFloating | bpf.ConfigEgressIPs
 	}
 	if c.holdsPods(txn) {
 		row.Flags |= bpf.ConfigNetworkPolicies

@@ -37,7 +37,8 @@ func (c *round) owned(spec tables.GatewaySpec) (choice tables.GatewayChoice, mov
 	return c.owner(spec, ip), true
 }
 
-// owner returns the choice of the node of an address, which the item has to select.
+// owner returns the choice of the node of an address, which the item has to select. Traffic is
+// sent towards the address itself: egress-blocks says where it is.
 func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.GatewayChoice {
 	choice := tables.GatewayChoice{Spec: spec, Reason: ip.Reason}
 	if ip.Node == "" {
@@ -49,7 +50,7 @@ func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.Gatew
 			", which the item does not select"
 		return choice
 	}
-	choice.Node, choice.Addr = ip.Node, ip.NodeAddr
+	choice.Node, choice.Addr = ip.Node, ip.Addr
 	choice.Local = ip.Node == c.LocalNode.Name
 	return choice
 }

@@ -36,7 +36,7 @@ func TestEgressIPElects(t *testing.T) {
 	require.Equal(t, "node-1 (192.0.2.1)", elected())
 	row := tables.EgressIP{Addr: addr, Node: "node-2", NodeAddr: netip.MustParseAddr("192.0.2.2")}
 	h.EgressIPs.Put(&row)
-	require.Equal(t, "node-2 (192.0.2.2)", elected())
+	require.Equal(t, "node-2 (203.0.113.9)", elected())
 	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Node: "node-3"})
 	require.Equal(t,
 		"none: egress IP 203.0.113.9 is at node-3, which the item does not select", elected())
@@ -44,7 +44,7 @@ func TestEgressIPElects(t *testing.T) {
 	require.Equal(t, "none: no node", elected())
 	h.Nodes.Put(&tables.Node{Name: here, Ready: true})
 	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Node: here, NodeAddr: row.NodeAddr})
-	require.Equal(t, here+" (192.0.2.2)", elected())
+	require.Equal(t, here+" (203.0.113.9)", elected())
 	require.True(t, isLocal(), "it serves here, and follows the addresses of this node")
 	h.EgressIPs.Put(&row)
 	elected()

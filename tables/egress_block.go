@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"net/netip"
+	"strconv"
+
+	"github.com/cilium/statedb/reconciler"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// EgressBlock is an egress address that moves, as this node sends traffic by it: with which ports,
+// and to which node. An entry of sluice_blocks.
+type EgressBlock struct {
+	Addr    netip.Addr `json:"addr"`
+	Pool    string     `json:"pool"`
+	Node    string     `json:"node,omitempty"`   // that shall have the address; empty: none
+	Gateway netip.Addr `json:"gateway,omitzero"` // underlay address of the node
+
+	// Ports are those that pods of this node leave with: its blocks, as far as there is room.
+	Ports [bpf.SharedPortRanges]bpf.PortRange `json:"ports"`
+	Size  int                                 `json:"size"` // ports of a block
+
+	Reason string `json:"reason,omitempty"` // why there is no node, or why there are no ports
+
+	Reconciled `yaml:",inline"`
+}
+
+// Equal reports whether two rows want the same, whatever their status.
+func (b *EgressBlock) Equal(o *EgressBlock) bool {
+	x, y := *b, *o
+	x.Status, y.Status = reconciler.Status{}, reconciler.Status{}
+	return x == y
+}
+
+// MapKey is the key in sluice_blocks.
+func (b *EgressBlock) MapKey() bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFrom(b.Addr)} }
+
+// MapValue is the value in sluice_blocks.
+func (b *EgressBlock) MapValue() bpf.BlockValue {
+	return bpf.BlockValue{
+		Gateway: bpf.AddressFrom(b.Gateway), Ports: b.Ports, Size: uint32(b.Size),
+	}
+}
+
+// TableHeader implements [statedb.TableWritable].
+func (*EgressBlock) TableHeader() []string {
+	return []string{"Address", "Pool", "Node", "Gateway", "Ports", "Reason", "Status", "Error"}
+}
+
+// TableRow implements [statedb.TableWritable].
+func (b *EgressBlock) TableRow() []string {
+	var ports []string
+	for _, r := range b.Ports {
+		if r != (bpf.PortRange{}) {
+			ports = append(ports, strconv.Itoa(int(r.First))+"-"+strconv.Itoa(int(r.Last)))
+		}
+	}
+	return []string{
+		b.Addr.String(), b.Pool, orDash(b.Node), addrColumn(b.Gateway), listColumn(ports, ", "),
+		orDash(b.Reason), b.Status.Kind.String(), orDash(b.Status.GetError()),
+	}
+}
+
+var (
+	egressBlockAddrIndex = UniqueIndex("addr", AddrKeys,
+		func(b *EgressBlock) netip.Addr { return b.Addr })
+
+	// EgressBlockByAddr queries how this node sends traffic by an egress address that moves.
+	EgressBlockByAddr = egressBlockAddrIndex.Query
+)
+
+// NewEgressBlockTable creates the table of egress addresses that move, as this node uses them.
+var NewEgressBlockTable = Declare("egress-blocks", egressBlockAddrIndex)
