@@ -117,6 +117,9 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 	if !ok || gateway.Gateway == (bpf.Address{}) {
 		return w.dropped(bpf.ReasonNoGateway, "no node is the gateway")
 	}
+	if block, moves := v.block(gateway.Gateway); moves && here {
+		return w.byBlock(v, gateway.Gateway, block, to)
+	}
 	w.Gateway = gateway.Gateway.Addr()
 	w.EgressIP = egressOf(gateway, to.place().Addr())
 	switch {
@@ -129,6 +132,22 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 	default:
 		w.Reason, w.IfIndex = bpf.ReasonTranslated.String(), gateway.IfIndex
 	}
+	return w
+}
+
+// byBlock is how traffic leaves with an egress address that moves: this node translates it.
+func (w Way) byBlock(v view, egress bpf.Address, block bpf.BlockValue, to Party) Way {
+	w.EgressIP, w.Gateway = egress.Addr(), block.Gateway.Addr()
+	switch {
+	case !w.Gateway.IsValid():
+		return w.dropped(bpf.ReasonNoGateway, "no node has the egress address")
+	case w.EgressIP.Is4() != to.place().Addr().Is4():
+		return w.dropped(bpf.ReasonNoEgressIP, "the egress address is of the other family")
+	case block.Ports[0] == (bpf.PortRange{}):
+		return w.dropped(bpf.ReasonNoPortBlock, "this node has no ports of the egress address")
+	}
+	w.Reason = bpf.ReasonTranslated.String()
+	w.Detail = "this node translates, as the egress address moves"
 	return w
 }
 

@@ -49,6 +49,7 @@ type Tables struct {
 	Configs     statedb.Table[*tables.DatapathConfig]
 	EgressRules statedb.Table[*tables.EgressRule]
 	Gateways    statedb.Table[*tables.EgressGateway]
+	Blocks      statedb.Table[*tables.EgressBlock]
 	Covered     statedb.Table[*tables.CoveredPrefix]
 
 	// What these entries come from.

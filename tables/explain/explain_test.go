@@ -401,6 +401,35 @@ func TestEgressOfOthers(t *testing.T) {
 	})
 }
 
+// Traffic with an egress address that moves leaves by the node that has it, translated here.
+func TestEgressByBlock(t *testing.T) {
+	forMaps(t, func(t *testing.T, w *world) {
+		egress := addr("203.0.113.101")
+		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
+			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.1.0.6"))},
+			Node:       "node-2", Addr: egress,
+		})
+		for _, c := range []struct {
+			block tables.EgressBlock
+			want  string
+		}{
+			{tables.EgressBlock{}, "denied no egress gateway"},
+			{tables.EgressBlock{Gateway: addr("192.168.0.2")}, "denied no port block"},
+			{tables.EgressBlock{Gateway: addr("192.168.0.2"), Ports: [4]bpf.PortRange{{First: 1024, Last: 1087}}},
+				"allowed translated"},
+		} {
+			c.block.Addr = egress
+			both(w, w.Blocks, w.maps.Blocks, &c.block)
+			answer, err := w.Egress("shop/client", "203.0.113.9")
+			require.NoError(t, err)
+			require.Equal(t, c.want, string(answer.Verdict)+" "+answer.Reason)
+			require.Empty(t, answer.Differences)
+			require.Equal(t, egress, answer.EgressIP)
+			require.Equal(t, c.block.Gateway, answer.Gateway)
+		}
+	})
+}
+
 // The programs and this package agree on where a sender belongs: see bucket_of.
 func TestBucket(t *testing.T) {
 	for _, text := range []string{"10.1.0.6", "10.1.0.7", "fd00::5"} {

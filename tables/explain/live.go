@@ -31,6 +31,7 @@ type Live interface {
 	Config() (bpf.ConfigValue, bool, error)
 	Egress(bpf.EgressKey) (bpf.EgressValue, bool, error)
 	Gateway(bpf.GatewayKey) (bpf.GatewayValue, bool, error)
+	Block(bpf.ExitKey) (bpf.BlockValue, bool, error)
 	Covered(bpf.CoveredKey) (bpf.CoveredValue, bool, error)
 }
 
@@ -101,6 +102,11 @@ func (m LiveMaps) Egress(k bpf.EgressKey) (bpf.EgressValue, bool, error) {
 // Gateway implements [Live].
 func (m LiveMaps) Gateway(k bpf.GatewayKey) (bpf.GatewayValue, bool, error) {
 	return bpf.Lookup(m.Maps.Gateways, k)
+}
+
+// Block implements [Live].
+func (m LiveMaps) Block(k bpf.ExitKey) (bpf.BlockValue, bool, error) {
+	return bpf.Lookup(m.Maps.Blocks, k)
 }
 
 // Covered implements [Live].
@@ -202,6 +208,10 @@ func (p *present) egress(ruleset uint32, destination netip.Prefix) (bpf.EgressVa
 
 func (p *present) gateway(key bpf.GatewayKey) (bpf.GatewayValue, bool) {
 	return read(p, p.Live.Gateway, key)
+}
+
+func (p *present) block(egress bpf.Address) (bpf.BlockValue, bool) {
+	return read(p, p.Live.Block, bpf.ExitKey{Addr: egress})
 }
 
 func (p *present) covered(prefix netip.Prefix) bool {

@@ -22,7 +22,7 @@ func (e *Explainer) ready(txn statedb.ReadTxn) error {
 	for _, table := range []statedb.TableMeta{
 		e.t.Endpoints, e.t.Nodes, e.t.NodeAddresses, e.t.Services, e.t.Backends,
 		e.t.Pods, e.t.Subjects, e.t.Routes, e.t.IPCache, e.t.Frontends, e.t.Members, e.t.Entries, e.t.Verdicts,
-		e.t.Configs, e.t.EgressRules, e.t.Gateways, e.t.Covered,
+		e.t.Configs, e.t.EgressRules, e.t.Gateways, e.t.Blocks, e.t.Covered,
 	} {
 		if initialized, _ := table.Initialized(txn); !initialized {
 			missing = append(missing, string(table.Name()))

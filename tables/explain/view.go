@@ -28,6 +28,7 @@ type view interface {
 	config() bpf.ConfigValue
 	egress(ruleset uint32, destination netip.Prefix) (bpf.EgressValue, *Entry, bool)
 	gateway(bpf.GatewayKey) (bpf.GatewayValue, bool)
+	block(egress bpf.Address) (bpf.BlockValue, bool)
 	covered(netip.Prefix) bool
 	failed() error
 }
@@ -174,6 +175,12 @@ func (w *wanted) egressRule(ruleset uint32, destination netip.Prefix) *tables.Eg
 func (w *wanted) gateway(key bpf.GatewayKey) (bpf.GatewayValue, bool) {
 	return valueOf[bpf.GatewayKey, bpf.GatewayValue](
 		w, w.t.Gateways, tables.EgressGatewayByKey(key),
+	)
+}
+
+func (w *wanted) block(egress bpf.Address) (bpf.BlockValue, bool) {
+	return valueOf[bpf.ExitKey, bpf.BlockValue](
+		w, w.t.Blocks, tables.EgressBlockByAddr(egress.Addr()),
 	)
 }
 

@@ -53,6 +53,7 @@ func newTables(t testing.TB) Tables {
 		Verdicts:       tablestest.Open(t, db, tables.NewVerdictTable),
 		Configs:        tablestest.Open(t, db, tables.NewDatapathConfigTable),
 		EgressRules:    tablestest.Open(t, db, tables.NewEgressRuleTable),
+		Blocks:         tablestest.Open(t, db, tables.NewEgressBlockTable),
 		Gateways:       tablestest.Open(t, db, tables.NewEgressGatewayTable),
 		Covered:        tablestest.Open(t, db, tables.NewCoveredPrefixTable),
 		Classes:        tablestest.Open(t, db, tables.NewClassTable),
