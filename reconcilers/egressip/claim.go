@@ -77,7 +77,7 @@ func (c *claim) term(ctx, withdrawn context.Context) error {
 	e, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name: l.LeaseMeta.Name, Lock: l,
 		LeaseDuration: c.Config.EgressIPLease, RenewDeadline: c.Config.valid(),
-		RetryPeriod: c.Config.retry(), ReleaseOnCancel: true,
+		RetryPeriod: lookAtLease, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {},
 			OnStoppedLeading: stopServing,
@@ -191,8 +191,8 @@ func (c *claim) guarded() bool {
 		c.Attachments, c.want.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev) == ""
 }
 
-// drop takes an address from the node, and then its lease from the kernel. It returns nil only when
-// both are done.
+// drop takes an address from the node, and its lease from the kernel. It returns nil only when both
+// are done: when the kernel translates nothing to the address any more, without a lease to look at.
 func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
 	if err := remove(addr); err != nil {
 		return err
@@ -208,12 +208,19 @@ func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
 	defer cancel()
 	err = k.await(ctx, func() bool {
 		row, _, found := k.Rows.Get(k.DB.ReadTxn(), tables.EgressIPLeaseByAddr(addr))
-		return !found || row.Deadline == 0 && k.inKernel(row)
+		return !found || row.Deadline == 0 && k.inKernel(row) && !k.translated(addr)
 	})
 	if err != nil {
 		return fmt.Errorf("take the lease of %s from the kernel: %w", addr, err)
 	}
 	return k.forget(addr)
+}
+
+// translated reports whether packets may get an address in the kernel.
+func (k *keeper) translated(addr netip.Addr) bool {
+	key := tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](bpf.ExitKey{Addr: bpf.AddressFrom(addr)})
+	_, _, found := k.Exits.Get(k.DB.ReadTxn(), key)
+	return found
 }
 
 func (k *keeper) inKernel(row *tables.EgressIPLease) bool {

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -63,6 +64,7 @@ type world struct {
 	*keeper
 	db        *statedb.DB
 	ips       tablestest.Table[*tables.EgressIP]
+	exits     tablestest.Table[*tables.ExitMirror]
 	client    *fake.Clientset
 	near, far *net.Interface // the node's device, and the other end of its link
 	health    *cell.SimpleHealth
@@ -116,6 +118,7 @@ func (w *world) fill() {
 	}
 	config := tablestest.Open(w.T, w.db, tables.NewConfigMirrorTable)
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})
+	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
 	rows := tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable)
 	w.keeper = &keeper{
 		claims: map[netip.Addr]*claim{}, problems: map[netip.Addr]error{},
@@ -123,7 +126,7 @@ func (w *world) fill() {
 		params: params{
 			Connection: Connection{Leases: w.client.CoordinationV1(), Namespace: "sluice-system"},
 			Config:     DefaultConfig, DB: w.db, Enabled: tables.EgressIPs{Enabled: true},
-			IPs: w.ips, Rows: rows, Attachments: attachments, ConfigEntries: config,
+			IPs: w.ips, Rows: rows, Exits: w.exits, Attachments: attachments, ConfigEntries: config,
 			LocalNode: tables.LocalNode{Name: "node-1"},
 		},
 	}
@@ -339,4 +342,63 @@ func TestProbe6(t *testing.T) {
 	defer answer.Close()
 	require.ErrorContains(t, probe(t.Context(), v6, w.near.Index),
 		"is in use by "+w.far.HardwareAddr.String())
+}
+
+// As long as the kernel translates to an address that is withdrawn, it has a lease there that has
+// run out, and the Lease is not given back.
+func TestSilentUntilTranslatedNoMore(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
+	exit := &tables.ExitMirror{Key: bpf.ExitKey{Addr: bpf.AddressFrom(v4)}}
+	w.exits.Put(exit)
+	w.wants(v4, "node-2")
+	w.eventually("it goes from the device", func() bool { return !w.has(v4) })
+	w.eventually("it is silent", func() bool { return w.row(v4).Deadline == 0 })
+	require.NotNil(t, w.row(v4))
+	require.Equal(t, "node-1", w.holder(v4))
+	w.exits.Remove(exit)
+	w.eventually("it is given up", func() bool { return w.row(v4) == nil })
+	w.eventually("and so is the lease", func() bool { return w.holder(v4) == "" })
+}
+
+// A lease that another node has by now is not given back in its name, and one that was renewed
+// a moment ago is not renewed.
+func TestLock(t *testing.T) {
+	client := fake.NewClientset()
+	l := newLock(params{
+		Connection: Connection{Leases: client.CoordinationV1(), Namespace: "sluice-system"},
+		Config:     DefaultConfig, LocalNode: tables.LocalNode{Name: "node-1"},
+	}, v4)
+	renewals := 0
+	l.renewed = func(uint64, uint32) error { renewals++; return nil }
+	ours := resourcelock.LeaderElectionRecord{HolderIdentity: "node-1"}
+	none := resourcelock.LeaderElectionRecord{}
+	require.NoError(t, l.Create(t.Context(), ours))
+	require.NoError(t, l.Update(t.Context(), ours))
+	require.Equal(t, 1, renewals)
+	l.every = 0
+	require.NoError(t, l.Update(t.Context(), ours))
+	require.Equal(t, 2, renewals)
+
+	leases := client.CoordinationV1().Leases("sluice-system")
+	lease, err := leases.Get(t.Context(), leaseName(v4), metav1.GetOptions{})
+	require.NoError(t, err)
+	other := "node-2"
+	lease.Spec.HolderIdentity = &other
+	_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	l.release.Store(true)
+	_, _, err = l.Get(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, l.Update(t.Context(), none), errKept)
+	require.NoError(t, l.Update(t.Context(), ours), "as the elector does it only when it has run out")
+	_, _, err = l.Get(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, l.Update(t.Context(), none))
+	lease, err = leases.Get(t.Context(), leaseName(v4), metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Empty(t, *lease.Spec.HolderIdentity)
 }

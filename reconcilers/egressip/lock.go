@@ -22,7 +22,11 @@ import (
 type lock struct {
 	*resourcelock.LeaseLock
 	valid   time.Duration // after the beginning of a request
+	every   time.Duration // how often it is renewed: what comes sooner is not sent
 	renewed func(deadline uint64, generation uint32) error
+
+	written uint64 // when the last request as the holder that succeeded began, 0 if none has
+	holder  string // as last read
 
 	// release is set when the address is withdrawn. An agent that just stops keeps the Lease,
 	// as it may be back before it runs out.
@@ -38,11 +42,22 @@ func leaseName(addr netip.Addr) string {
 }
 
 func newLock(p params, addr netip.Addr) *lock {
-	return &lock{valid: p.Config.valid(), LeaseLock: &resourcelock.LeaseLock{
+	return &lock{valid: p.Config.valid(), every: p.Config.renewal(), LeaseLock: &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: p.Connection.Namespace, Name: leaseName(addr)},
 		Client:     p.Connection.Leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: p.LocalNode.Name},
 	}}
+}
+
+// Get implements [resourcelock.Interface].
+func (l *lock) Get(
+	ctx context.Context,
+) (record *resourcelock.LeaderElectionRecord, raw []byte, err error) {
+	record, raw, err = l.LeaseLock.Get(ctx)
+	if err == nil {
+		l.holder = record.HolderIdentity
+	}
+	return record, raw, err
 }
 
 // Create implements [resourcelock.Interface].
@@ -59,16 +74,23 @@ func (l *lock) write(
 	ctx context.Context, record resourcelock.LeaderElectionRecord,
 	write func(context.Context, resourcelock.LeaderElectionRecord) error,
 ) error {
-	if record.HolderIdentity == "" && !l.release.Load() {
+	isHolder := record.HolderIdentity != ""
+	// The elector reads the Lease before it gives it back, and does not look whose it is by then.
+	if !isHolder && (!l.release.Load() || l.holder != l.Identity()) {
 		return errKept
 	}
 	before, err := bootTime()
 	if err != nil {
 		return err
 	}
-	if err := write(ctx, record); err != nil || record.HolderIdentity == "" {
+	if isHolder && l.written != 0 && before < l.written+uint64(l.every) {
+		return nil
+	}
+	if err := write(ctx, record); err != nil || !isHolder {
+		l.written = 0
 		return err
 	}
+	l.written = before
 	return l.renewed(before+uint64(l.valid), uint32(record.LeaderTransitions))
 }
 

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// moving is a cluster of four nodes with an API server, in which an egress address of each family
+// moves between node-2 and node-3.
+type moving struct {
+	*traffic
+	api  *apiServer
+	uses *uses
+	pod  *Pod // on node-1
+	macs map[string]string
+
+	nodes map[*Node]*nodeState
+}
+
+// nodeState is what a test says of a node.
+type nodeState struct{ unlabelled, cordoned, drained, notReady bool }
+
+var (
+	moving4 = hostOf(OutsideIPv4, 200)
+	moving6 = hostOf(OutsideIPv6, 200)
+	movings = []netip.Addr{moving4, moving6}
+)
+
+// serverFor returns the address of the server that pods reach with an egress address.
+func serverFor(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return ServerIPv4
+	}
+	return ServerIPv6
+}
+
+func newMoving(t *testing.T, lease string) *moving {
+	t.Helper()
+	m := &moving{
+		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
+		macs:    map[string]string{}, nodes: map[*Node]*nodeState{},
+	}
+	var flags []string
+	m.api, flags = serveAPI(t, m.Cluster)
+	for _, n := range m.Nodes {
+		n.Agent.Flags = append(flags, "--egress-ips", "--egress-ip-lease="+lease)
+		device, err := n.link(n.EgressDevice())
+		require.NoError(t, err)
+		m.macs[device.Attrs().HardwareAddr.String()] = n.Name
+		m.nodes[n] = &nodeState{unlabelled: !slices.Contains(m.gateways(), n)}
+		m.change(n, func(*nodeState) {})
+	}
+	m.uses = watchUses(t, m.World, movings...)
+	require.NoError(t, m.StartAgents())
+	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
+	require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
+apiVersion: sluice.io/v1alpha1
+kind: EgressIPPool
+metadata: {name: pool}
+spec:
+  cidrs: ["%s/32", "%s/128"]
+  nodeSelector: {matchLabels: {egress: "yes"}}
+`, moving4, moving6)))
+	for _, addr := range movings {
+		require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
+apiVersion: cilium.io/v2
+kind: CiliumEgressGatewayPolicy
+metadata: {name: ip%d}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: a}}}]
+  destinationCIDRs: ["%s/%d"]
+  egressGateway: {nodeSelector: {}, egressIP: "%s"}
+`, addr.BitLen(), serverFor(addr), addr.BitLen(), addr)))
+	}
+	m.inForce([]string{"ip32", "ip128"}, m.pod)
+	for _, addr := range movings {
+		m.carries(addr, m.owner(addr))
+	}
+	return m
+}
+
+func (m *moving) gateways() []*Node { return m.Nodes[1:3] }
+
+// other returns the gateway that a node is not.
+func (m *moving) other(n *Node) *Node {
+	if n == m.Nodes[1] {
+		return m.Nodes[2]
+	}
+	return m.Nodes[1]
+}
+
+// change says something else of a node.
+func (m *moving) change(n *Node, change func(*nodeState)) {
+	m.t.Helper()
+	state := m.nodes[n]
+	change(state)
+	o := n.Object()
+	meta := o["metadata"].(map[string]any)
+	if !state.unlabelled {
+		meta["labels"].(map[string]any)["egress"] = "yes"
+	}
+	if state.drained {
+		meta["annotations"] = map[string]any{tables.DrainAnnotation: "true"}
+	}
+	o["spec"].(map[string]any)["unschedulable"] = state.cordoned
+	if state.notReady {
+		o["status"].(map[string]any)["conditions"] = []any{
+			map[string]any{"type": "Ready", "status": "Unknown"},
+		}
+	}
+	require.NoError(m.t, m.Apply(o))
+}
+
+// owner returns the node that shall have an address, as the pod's node finds.
+func (m *moving) owner(addr netip.Addr) (owner *Node) {
+	m.t.Helper()
+	require.NoError(m.t, AwaitRows(m.ctx, m.Nodes[0].Agent, "egress-ips",
+		func(rows []tables.EgressIP) error {
+			for _, row := range rows {
+				for _, n := range m.Nodes {
+					if row.Addr == addr && row.Node == n.Name {
+						owner = n
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("%s has no node: %+v", addr, rows)
+		}))
+	return owner
+}
+
+// becomesOwner waits until a node shall have an address.
+func (m *moving) becomesOwner(addr netip.Addr, n *Node) {
+	m.t.Helper()
+	m.eventually(fmt.Sprintf("%s is to be at %s", addr, n.Name), func() error {
+		if owner := m.owner(addr); owner != n {
+			return fmt.Errorf("it is to be at %s", owner.Name)
+		}
+		return nil
+	})
+}
+
+// carries waits until the pod's new connections leave with an address by a node.
+func (m *moving) carries(addr netip.Addr, n *Node) {
+	m.t.Helper()
+	m.becomesOwner(addr, n)
+	before := len(m.uses.all())
+	m.becomes(m.pod.Namespace, serverFor(addr), addr)
+	m.eventually(fmt.Sprintf("packets from %s leave by %s", addr, n.Name), func() error {
+		for _, u := range m.uses.all()[before:] {
+			if u.addr == addr && u.what == usePacket && m.macs[u.mac] == n.Name {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", m.uses.all()[before:])
+	})
+}
+
+// neighbor returns the name of the node to which the world sends what is for an address.
+func (m *moving) neighbor(addr netip.Addr) string {
+	m.t.Helper()
+	link, err := m.World.link(worldDevice)
+	require.NoError(m.t, err)
+	neighbors, err := m.World.handle.NeighList(link.Attrs().Index, 0)
+	require.NoError(m.t, err)
+	for _, n := range neighbors {
+		if a, _ := netip.AddrFromSlice(n.IP); a.Unmap() == addr {
+			return m.macs[n.HardwareAddr.String()]
+		}
+	}
+	return ""
+}
+
+// invariant fails the test unless each address was used by its owner only, and the world has seen
+// no other source.
+func (m *moving) invariant() {
+	m.t.Helper()
+	for _, addr := range movings {
+		held := m.api.holdings(addr)
+		require.NoError(m.t, misuse(m.uses.all(), addr, held, m.macs))
+	}
+	m.noLeaks(movings...)
+}
+
+// TestTrafficEgressIPMoves: an address leaves by the node that has it, and goes to the other one
+// when that is drained, labelled away or not ready, and back. No packet of the pod has another
+// address meanwhile, and the world sends to the new node without having asked.
+func TestTrafficEgressIPMoves(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, "20s")
+	streams := map[netip.Addr]*Stream{}
+	for _, addr := range movings {
+		m.sees(m.pod.Namespace, serverFor(addr), addr)
+		stream, err := m.StartStream(m.pod.Namespace, serverFor(addr), 100)
+		require.NoError(t, err)
+		streams[addr] = stream
+	}
+	for what, change := range map[string]func(*nodeState, bool){
+		"cordoned":  func(s *nodeState, on bool) { s.cordoned = on },
+		"drained":   func(s *nodeState, on bool) { s.drained = on },
+		"unlabeled": func(s *nodeState, on bool) { s.unlabelled = on },
+		"not ready": func(s *nodeState, on bool) { s.notReady = on },
+	} {
+		t.Log(what)
+		for _, addr := range movings {
+			from := m.owner(addr)
+			to := m.other(from)
+			for _, step := range []struct {
+				on bool
+				to *Node
+			}{{true, to}, {false, from}} {
+				m.change(from, func(s *nodeState) { change(s, step.on) })
+				m.becomesOwner(addr, step.to)
+				m.eventually("the world learns where it is", func() error {
+					if n := m.neighbor(addr); n != step.to.Name {
+						return fmt.Errorf("%s is at %q", addr, n)
+					}
+					return nil
+				})
+				m.carries(addr, step.to)
+				m.invariant()
+			}
+		}
+	}
+	for addr, stream := range streams {
+		before := stream.Report().Answered
+		m.eventually("the stream goes on", func() error {
+			if r := stream.Report(); r.Answered < before+100 {
+				return fmt.Errorf("%s", r)
+			}
+			return nil
+		})
+		r := stream.Stop()
+		require.Equal(t, []netip.Addr{addr}, slices.Collect(maps.Keys(r.Addresses())))
+		t.Log(r)
+	}
+	m.invariant()
+}
