@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -18,9 +19,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/sources/objects"
@@ -266,15 +270,26 @@ func (s *apiServer) getLease(w http.ResponseWriter, req *http.Request) {
 
 // writeLease creates a Lease, or updates one if it is as the client has last seen it.
 func (s *apiServer) writeLease(w http.ResponseWriter, req *http.Request) {
-	var o Object
-	if err := json.NewDecoder(req.Body).Decode(&o); err != nil {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return
+	}
+	lease := &coordinationv1.Lease{} // in JSON or protobuf
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, lease); err != nil {
 		refuse(w, apierrors.NewBadRequest(err.Error()))
 		return
 	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(lease)
+	if err != nil {
+		refuse(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	o := Object(content)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.resources[leases]
 	o["apiVersion"], o["kind"] = r.apiVersion, r.kind
+	delete(o["metadata"].(map[string]any), "creationTimestamp") // null
 	id := o.id()
 	former, found := r.objects[id.file()]
 	version := func(o Object) any { return o["metadata"].(map[string]any)["resourceVersion"] }

@@ -89,6 +89,7 @@ type params struct {
 	Maps          *bpf.Maps
 	IPs           statedb.Table[*tables.EgressIP]
 	Rows          statedb.RWTable[*tables.EgressIPLease]
+	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]
 	Attachments   statedb.Table[*tables.Attachment]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]

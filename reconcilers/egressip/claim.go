@@ -71,6 +71,12 @@ func (c *claim) term(ctx, withdrawn context.Context) error {
 			row.Deadline, row.Generation, row.IfIndex = deadline, generation, c.want.IfIndex
 		})
 	}
+	l.asked = func(err error) {
+		if err != nil {
+			err = fmt.Errorf("ask for the lease of %s: %w", c.want.Addr, err)
+		}
+		c.note(c.want.Addr, err)
+	}
 	var serving sync.WaitGroup
 	serve, stopServing := context.WithCancel(election)
 	defer stopServing()
@@ -133,26 +139,34 @@ func (c *claim) free() error {
 	return err
 }
 
-// serve has the address at its device once there is a lease, and announces it.
+// serve has the address at its device once there is a lease, and announces it: again from the
+// beginning when the device's link comes up, as what is at its other end may be another switch.
 func (c *claim) serve(ctx context.Context) {
+	wasUp, announced := false, 0
 	for ctx.Err() == nil {
+		device, _, changed, found := c.Devices.GetWatch(
+			c.DB.ReadTxn(), tables.DeviceByIndex(int(c.want.IfIndex)))
+		isUp := found && device.OperUp
+		if isUp && !wasUp {
+			announced = 0
+		}
+		wasUp = isUp
 		err := c.bring(ctx)
+		if err == nil && isUp {
+			err = announce(c.want.Addr, int(c.want.IfIndex))
+		}
 		if ctx.Err() != nil {
 			return
 		}
 		c.note(c.want.Addr, err)
+		interval := retryClaim
 		if err == nil {
-			break
+			interval = announceLater
+			if announced++; announced < announceFirst {
+				interval = announceSoon
+			}
 		}
-		pause.For(ctx, retryClaim)
-	}
-	for i := 0; ctx.Err() == nil; i++ {
-		c.note(c.want.Addr, announce(c.want.Addr, int(c.want.IfIndex)))
-		interval := announceLater
-		if i < announceFirst {
-			interval = announceSoon
-		}
-		pause.For(ctx, interval)
+		pause.Until(ctx, interval, changed)
 	}
 }
 

@@ -23,8 +23,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -65,6 +69,7 @@ type world struct {
 	db        *statedb.DB
 	ips       tablestest.Table[*tables.EgressIP]
 	exits     tablestest.Table[*tables.ExitMirror]
+	devices   tablestest.Table[*tables.Device]
 	client    *fake.Clientset
 	near, far *net.Interface // the node's device, and the other end of its link
 	health    *cell.SimpleHealth
@@ -119,6 +124,8 @@ func (w *world) fill() {
 	config := tablestest.Open(w.T, w.db, tables.NewConfigMirrorTable)
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})
 	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
+	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
+	w.link(true)
 	rows := tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable)
 	w.keeper = &keeper{
 		claims: map[netip.Addr]*claim{}, problems: map[netip.Addr]error{},
@@ -126,7 +133,8 @@ func (w *world) fill() {
 		params: params{
 			Connection: Connection{Leases: w.client.CoordinationV1(), Namespace: "sluice-system"},
 			Config:     DefaultConfig, DB: w.db, Enabled: tables.EgressIPs{Enabled: true},
-			IPs: w.ips, Rows: rows, Exits: w.exits, Attachments: attachments, ConfigEntries: config,
+			IPs: w.ips, Rows: rows, Exits: w.exits, Devices: w.devices,
+			Attachments: attachments, ConfigEntries: config,
 			LocalNode: tables.LocalNode{Name: "node-1"},
 		},
 	}
@@ -157,6 +165,11 @@ func (w *world) start() {
 		}
 	}()
 	w.stop = func() { cancel(); <-ended; <-ended }
+}
+
+// link says whether the device has a carrier.
+func (w *world) link(isUp bool) {
+	w.devices.Put(&tables.Device{Index: w.near.Index, Name: w.near.Name, Up: true, OperUp: isUp})
 }
 
 func (w *world) wants(addr netip.Addr, node string) {
@@ -344,6 +357,60 @@ func TestProbe6(t *testing.T) {
 		"is in use by "+w.far.HardwareAddr.String())
 }
 
+// When the link of the device comes up again, the address is announced again as at first, and it is
+// given to the device if it has got lost meanwhile.
+func TestAnnouncedWithTheLink(t *testing.T) {
+	w := newWorld(t)
+	listen, err := arp.Dial(w.far)
+	require.NoError(t, err)
+	defer listen.Close()
+	announced := func(times int) {
+		require.NoError(t, listen.SetDeadline(time.Now().Add(20*time.Second)))
+		for n := 0; n < times; {
+			p, _, err := listen.Read()
+			require.NoError(t, err)
+			if p.SenderIP == v4 && p.TargetIP == v4 {
+				n++
+			}
+		}
+	}
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	announced(announceFirst)
+	require.NoError(t, remove(v4))
+	w.link(false)
+	w.eventually("it comes again", func() bool { return w.has(v4) })
+	w.link(true)
+	announced(announceFirst)
+}
+
+// That a Lease cannot be read or written is in the health of the agent.
+func TestLeaseIsForbidden(t *testing.T) {
+	w := newWorld(t)
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", nil)
+	verb := atomic.Value{}
+	verb.Store("create")
+	w.client.PrependReactor("*", "leases", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		return a.GetVerb() == verb.Load(), nil, forbidden
+	})
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	problem := func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return fmt.Sprint(w.problems[v4])
+	}
+	says := "ask for the lease of 203.0.113.9: " + forbidden.Error()
+	w.eventually("it cannot be created", func() bool { return problem() == says })
+	verb.Store("get")
+	w.eventually("it cannot be read", func() bool { return problem() == says })
+	verb.Store("")
+	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
+	w.eventually("it is forgotten", func() bool { return problem() == "<nil>" })
+}
+
 // As long as the kernel translates to an address that is withdrawn, it has a lease there that has
 // run out, and the Lease is not given back.
 func TestSilentUntilTranslatedNoMore(t *testing.T) {
@@ -374,6 +441,7 @@ func TestLock(t *testing.T) {
 	}, v4)
 	renewals := 0
 	l.renewed = func(uint64, uint32) error { renewals++; return nil }
+	l.asked = func(err error) { require.NoError(t, err) }
 	ours := resourcelock.LeaderElectionRecord{HolderIdentity: "node-1"}
 	none := resourcelock.LeaderElectionRecord{}
 	require.NoError(t, l.Create(t.Context(), ours))

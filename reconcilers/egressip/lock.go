@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
@@ -24,6 +25,7 @@ type lock struct {
 	valid   time.Duration // after the beginning of a request
 	every   time.Duration // how often it is renewed: what comes sooner is not sent
 	renewed func(deadline uint64, generation uint32) error
+	asked   func(error) // takes in what came of reading the Lease, and why it was not written
 
 	written uint64 // when the last request as the holder that succeeded began, 0 if none has
 	holder  string // as last read
@@ -57,6 +59,7 @@ func (l *lock) Get(
 	if err == nil {
 		l.holder = record.HolderIdentity
 	}
+	l.asked(unless(err, apierrors.IsNotFound))
 	return record, raw, err
 }
 
@@ -88,10 +91,19 @@ func (l *lock) write(
 	}
 	if err := write(ctx, record); err != nil || !isHolder {
 		l.written = 0
+		l.asked(unless(err, apierrors.IsConflict))
 		return err
 	}
 	l.written = before
 	return l.renewed(before+uint64(l.valid), uint32(record.LeaderTransitions))
+}
+
+// unless returns an error, nil if it is an expected one.
+func unless(err error, isExpected func(error) bool) error {
+	if isExpected(err) {
+		return nil
+	}
+	return err
 }
 
 // bootTime returns the time of the deadlines, which goes on while the machine sleeps.
