@@ -3,13 +3,18 @@
 package lab
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"syscall"
 	"testing"
 
+	"github.com/cilium/statedb/reconciler"
 	"github.com/stretchr/testify/require"
+	vn "github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -34,6 +39,9 @@ var (
 	moving6 = hostOf(OutsideIPv6, 200)
 	movings = []netip.Addr{moving4, moving6}
 )
+
+// movingRate is of datagrams a second: a flow sends on however often its address moves.
+const movingRate = 10
 
 // serverFor returns the address of the server that pods reach with an egress address.
 func serverFor(addr netip.Addr) netip.Addr {
@@ -191,19 +199,43 @@ func (m *moving) invariant() {
 	m.noLeaks(movings...)
 }
 
+// flows starts a flow with each egress address.
+func (m *moving) flows() map[netip.Addr]*Stream {
+	m.t.Helper()
+	flows := map[netip.Addr]*Stream{}
+	for _, addr := range movings {
+		flow, err := m.StartStream(m.pod.Namespace, serverFor(addr), movingRate)
+		require.NoError(m.t, err)
+		flows[addr] = flow
+	}
+	return flows
+}
+
+// goesOn waits until a flow is answered, stops it, and fails the test if it had another address.
+func (m *moving) goesOn(addr netip.Addr, flow *Stream) StreamReport {
+	m.t.Helper()
+	before := flow.Report().Answered
+	m.eventually("the flow goes on", func() error {
+		if r := flow.Report(); r.Answered < before+movingRate {
+			return fmt.Errorf("%s", r)
+		}
+		return nil
+	})
+	r := flow.Stop()
+	require.Equal(m.t, []netip.Addr{addr}, slices.Collect(maps.Keys(r.Addresses())))
+	return r
+}
+
 // TestTrafficEgressIPMoves: an address leaves by the node that has it, and goes to the other one
 // when that is drained, labelled away or not ready, and back. No packet of the pod has another
 // address meanwhile, and the world sends to the new node without having asked.
 func TestTrafficEgressIPMoves(t *testing.T) {
 	t.Parallel()
 	m := newMoving(t, "20s")
-	streams := map[netip.Addr]*Stream{}
 	for _, addr := range movings {
 		m.sees(m.pod.Namespace, serverFor(addr), addr)
-		stream, err := m.StartStream(m.pod.Namespace, serverFor(addr), 100)
-		require.NoError(t, err)
-		streams[addr] = stream
 	}
+	flows := m.flows()
 	for what, change := range map[string]func(*nodeState, bool){
 		"cordoned":  func(s *nodeState, on bool) { s.cordoned = on },
 		"drained":   func(s *nodeState, on bool) { s.drained = on },
@@ -231,17 +263,143 @@ func TestTrafficEgressIPMoves(t *testing.T) {
 			}
 		}
 	}
-	for addr, stream := range streams {
-		before := stream.Report().Answered
-		m.eventually("the stream goes on", func() error {
-			if r := stream.Report(); r.Answered < before+100 {
-				return fmt.Errorf("%s", r)
+	for addr, flow := range flows {
+		r := m.goesOn(addr, flow)
+		t.Logf("outage of a flow: %d ms a move of 8", r.Lost()*1000/movingRate/8)
+	}
+	m.invariant()
+}
+
+// TestTrafficEgressIPAgentKilled: when the agent of the node with an address is killed, and
+// starts again before the lease has run out, the address stays, and no packet is lost.
+func TestTrafficEgressIPAgentKilled(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, "60s")
+	flows, before := m.flows(), map[netip.Addr][]holding{}
+	for _, addr := range movings {
+		before[addr] = m.api.holdings(addr)
+	}
+	for _, n := range m.gateways() {
+		n.Agent.Kill()
+		require.NoError(t, n.Agent.Start())
+	}
+	for _, addr := range movings {
+		owner := m.owner(addr)
+		require.NoError(t, owner.Agent.AwaitReady(m.ctx))
+		require.NoError(t, owner.Agent.awaitLease(m.ctx, addr))
+		m.carries(addr, owner)
+		r := m.goesOn(addr, flows[addr])
+		require.Zero(t, r.Lost(), r)
+		require.Equal(t, before[addr], m.api.holdings(addr))
+	}
+	m.invariant()
+}
+
+// awaitLease waits until a node has an address, and the kernel has its lease.
+func (a *Agent) awaitLease(ctx context.Context, addr netip.Addr) error {
+	return AwaitRows(ctx, a, "egress-ip-leases", func(rows []tables.EgressIPLease) error {
+		for _, row := range rows {
+			if row.Addr == addr && row.Assigned && row.Status.Kind == reconciler.StatusKindDone {
+				return nil
+			}
+		}
+		return fmt.Errorf("it has no lease of %s: %+v", addr, rows)
+	})
+}
+
+// lost is what happens to the node with an address: it goes silent without a word, and later it
+// comes back.
+type lost struct {
+	name      string
+	goes      func(*moving, *Node)
+	comesBack func(*moving, *Node)
+}
+
+// TestTrafficEgressIPOwnerLost: when the node with an address is cut off from the others, or its
+// agent stands still, and the Node is not ready, the other node has the address after the lease.
+// The former one, whose kernel has the address still, neither answers for it nor sends with it,
+// also when it comes back.
+func TestTrafficEgressIPOwnerLost(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, "10s")
+	for _, l := range []lost{
+		{"stopped", (*moving).pause, (*moving).resume},
+		{"cut off", (*moving).cut, (*moving).plugIn},
+	} {
+		t.Log(l.name)
+		addr := moving4
+		from := m.owner(addr)
+		to := m.other(from)
+		flow, err := m.StartStream(m.pod.Namespace, serverFor(addr), movingRate)
+		require.NoError(t, err)
+		l.goes(m, from)
+		m.change(from, func(s *nodeState) { s.notReady = true })
+		m.carries(addr, to)
+		require.True(t, from.hasAddress(addr), "the former owner cannot know")
+		m.World.forget(m.t, addr)
+		m.carries(addr, to) // the world asks who has it
+		l.comesBack(m, from)
+		m.eventually("the former owner gives it up", func() error {
+			if from.hasAddress(addr) {
+				return errors.New("it has it")
 			}
 			return nil
 		})
-		r := stream.Stop()
-		require.Equal(t, []netip.Addr{addr}, slices.Collect(maps.Keys(r.Addresses())))
-		t.Log(r)
+		m.carries(addr, to)
+		r := m.goesOn(addr, flow)
+		t.Logf("outage of a flow: %d ms", r.Lost()*1000/movingRate)
+		m.invariant()
+		m.change(from, func(s *nodeState) { s.notReady = false })
+		m.carries(addr, from)
+		m.invariant()
 	}
-	m.invariant()
+}
+
+// pause has the agent of a node stand still; resume has it go on.
+func (m *moving) pause(n *Node) {
+	m.t.Helper()
+	require.NoError(m.t, syscall.Kill(n.Agent.PID(), syscall.SIGSTOP))
+}
+
+func (m *moving) resume(n *Node) {
+	m.t.Helper()
+	require.NoError(m.t, syscall.Kill(n.Agent.PID(), syscall.SIGCONT))
+}
+
+// cut disconnects a node from the others and the API server, but not from the world.
+func (m *moving) cut(n *Node) {
+	m.t.Helper()
+	port, err := m.fabric.link(n.Name + "-" + n.device)
+	require.NoError(m.t, err)
+	require.NoError(m.t, m.fabric.handle.LinkSetNoMaster(port))
+}
+
+func (m *moving) plugIn(n *Node) {
+	m.t.Helper()
+	require.NoError(m.t, m.fabric.plug(n.Name+"-"+n.device, switchBridge))
+}
+
+// forget has the world ask anew which host has an address.
+func (w *World) forget(t *testing.T, addr netip.Addr) {
+	t.Helper()
+	link, err := w.link(worldDevice)
+	require.NoError(t, err)
+	require.NoError(t, w.handle.NeighDel(&vn.Neigh{
+		LinkIndex: link.Attrs().Index, IP: addr.AsSlice(), State: vn.NUD_PERMANENT,
+	}))
+}
+
+// hasAddress reports whether the kernel of a node has an address.
+func (n *Node) hasAddress(addr netip.Addr) bool {
+	link, err := n.link(n.EgressDevice())
+	if err != nil {
+		return false
+	}
+	addrs, _ := n.handle.AddrList(link, 0)
+	for _, a := range addrs {
+		if has, _ := netip.AddrFromSlice(a.IP); has.Unmap() == addr {
+			return true
+		}
+	}
+	return false
 }
