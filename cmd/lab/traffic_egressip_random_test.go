@@ -27,7 +27,7 @@ var mishaps = []mishap{
 	{"not ready", says(func(s *nodeState) { s.notReady = true }),
 		says(func(s *nodeState) { s.notReady = false })},
 	{"cut off", func(m *moving, n *Node) { m.cut(n) }, func(m *moving, n *Node) { m.plugIn(n) }},
-	{"agent stopped", (*moving).pause, (*moving).resume},
+	{stopped, (*moving).pause, (*moving).resume},
 	{"agent killed", func(_ *moving, n *Node) { n.Agent.Kill() }, func(m *moving, n *Node) {
 		require.NoError(m.t, n.Agent.Start())
 	}},
@@ -75,11 +75,11 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 	for range events {
 		n := m.gateways()[random.IntN(2)]
 		e := mishaps[random.IntN(len(mishaps))]
-		if e.name == "agent stopped" && happened[n]["agent killed"] {
+		if e.name == stopped && happened[n]["agent killed"] {
 			continue
 		}
-		if e.name == "agent killed" && happened[n]["agent stopped"] {
-			happened[n]["agent stopped"] = false // it goes with the process
+		if e.name == "agent killed" && happened[n][stopped] {
+			happened[n][stopped] = false // it goes with the process
 		}
 		toggle(n, e)
 		time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
