@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -19,8 +20,7 @@ type mishap struct {
 	do, undo func(*moving, *Node)
 }
 
-// mishaps are in an order in which they may be undone: an agent that is stopped has to go on before
-// it starts again.
+// What mishaps there are.
 var mishaps = []mishap{
 	{"drained", says(func(s *nodeState) { s.drained = true }),
 		says(func(s *nodeState) { s.drained = false })},
@@ -28,7 +28,7 @@ var mishaps = []mishap{
 		says(func(s *nodeState) { s.notReady = false })},
 	{"cut off", func(m *moving, n *Node) { m.cut(n) }, func(m *moving, n *Node) { m.plugIn(n) }},
 	{stopped, (*moving).pause, (*moving).resume},
-	{"agent killed", func(_ *moving, n *Node) { n.Agent.Kill() }, func(m *moving, n *Node) {
+	{killed, func(_ *moving, n *Node) { n.Agent.Kill() }, func(m *moving, n *Node) {
 		require.NoError(m.t, n.Agent.Start())
 	}},
 }
@@ -54,43 +54,51 @@ func TestTrafficEgressIPRandom(t *testing.T) {
 	}
 }
 
-// schedule has twenty things happen or be undone, undoes all, and waits until all is well.
+// schedule has twenty things happen or be undone, undoes all, and waits until the addresses move as
+// they should.
 func (m *moving) schedule(random *rand.Rand, what string) {
 	m.t.Helper()
 	const events = 20
-	flows := m.flows()
-	happened := map[*Node]map[string]bool{}
-	for _, n := range m.gateways() {
-		happened[n] = map[string]bool{}
+	type happening struct {
+		node *Node
+		mishap
 	}
-	toggle := func(n *Node, e mishap) {
-		happens := !happened[n][e.name]
-		m.t.Logf("%s: %s %s: %t", what, n.Name, e.name, happens)
-		if happened[n][e.name] = happens; happens {
-			e.do(m, n)
-		} else {
-			e.undo(m, n)
-		}
-	}
-	for range events {
-		n := m.gateways()[random.IntN(2)]
-		e := mishaps[random.IntN(len(mishaps))]
-		if e.name == stopped && happened[n]["agent killed"] {
-			continue
-		}
-		if e.name == "agent killed" && happened[n][stopped] {
-			happened[n][stopped] = false // it goes with the process
-		}
-		toggle(n, e)
-		time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
-		m.invariant()
-	}
+	var all, happened []happening // the latter those that are not undone
 	for _, n := range m.gateways() {
 		for _, e := range mishaps {
-			if happened[n][e.name] {
-				toggle(n, e)
-			}
+			all = append(all, happening{n, e})
 		}
+	}
+	is := func(n *Node, name string) int {
+		return slices.IndexFunc(happened, func(h happening) bool { return h.node == n && h.name == name })
+	}
+	undo := func(i int) {
+		h := happened[i]
+		m.t.Logf("%s: %s is no longer %s", what, h.node.Name, h.name)
+		h.undo(m, h.node)
+		happened = slices.Delete(happened, i, i+1)
+	}
+	flows := m.flows()
+	for range events {
+		h := all[random.IntN(len(all))]
+		switch i, other := is(h.node, h.name), is(h.node, stopped); {
+		case len(happened) > 0 && random.IntN(2) == 0:
+			undo(random.IntN(len(happened)))
+		case i >= 0:
+			undo(i)
+		case h.name == stopped && is(h.node, killed) >= 0:
+		case h.name == killed && other >= 0: // which has to go on before it may start again
+			undo(other)
+		default:
+			m.t.Logf("%s: %s is %s", what, h.node.Name, h.name)
+			h.do(m, h.node)
+			happened = append(happened, h)
+		}
+		time.Sleep(time.Duration(random.IntN(8000)) * time.Millisecond)
+		m.invariant()
+	}
+	for len(happened) > 0 {
+		undo(0)
 	}
 	for _, addr := range movings {
 		owner := m.owner(addr)
@@ -98,6 +106,14 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 		m.carries(addr, owner)
 		m.stays(addr, flows[addr])
 		m.t.Logf("%s: %s has had %d owners", what, addr, len(m.api.holdings(addr)))
+		for _, drained := range []bool{true, false} {
+			m.change(owner, func(s *nodeState) { s.drained = drained })
+			if drained {
+				m.carries(addr, m.other(owner))
+			} else {
+				m.carries(addr, owner)
+			}
+		}
 	}
 	m.invariant()
 }

@@ -44,11 +44,12 @@ func leaseName(addr netip.Addr) string {
 }
 
 func newLock(p params, addr netip.Addr) *lock {
-	return &lock{valid: p.Config.valid(), every: p.Config.renewal(), LeaseLock: &resourcelock.LeaseLock{
+	of := &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: p.Connection.Namespace, Name: leaseName(addr)},
 		Client:     p.Connection.Leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: p.LocalNode.Name},
-	}}
+	}
+	return &lock{LeaseLock: of, valid: p.Config.valid(), every: p.Config.renewal()}
 }
 
 // Get implements [resourcelock.Interface].
