@@ -8,8 +8,9 @@
 //
 // The operator reads fewer kinds, and which operator leads:
 //
-//	kubernetes ──► nodes, policies, node-reports
+//	kubernetes ──► nodes, policies, egress-ip-pools, node-reports
 //	election ────► leadership
+//	time ────────► clock
 //
 // Nothing but the parts of these modules can write these tables. Devices, addresses
 // and routes of the node have a source of their own, package netlink.
@@ -21,6 +22,7 @@ import (
 
 	"github.com/sluice-net/sluice/sources/announced"
 	"github.com/sluice-net/sluice/sources/cilium"
+	"github.com/sluice-net/sluice/sources/clock"
 	"github.com/sluice-net/sluice/sources/cni"
 	"github.com/sluice-net/sluice/sources/election"
 	"github.com/sluice-net/sluice/sources/files"
@@ -63,11 +65,13 @@ func operator(api, elections cell.Cell) cell.Cell {
 		tables.Own(tables.NewNodeTable),
 		tables.Own(tables.NewEgressPolicyTable),
 		tables.Own(tables.NewNetworkPolicyTable),
+		tables.Own(tables.NewEgressIPPoolTable),
 		tables.Own(tables.NewNodeReportTable),
 		tables.Own(tables.NewLeadershipTable),
 		tables.Own(tables.NewObjectSourceTable),
 		cell.Config(objects.OperatorConfig{ObjectStatus: true}),
-		cell.Provide(objects.OperatorConfig.Objects, objects.Config.Reporting, objects.OperatorReads,
+		cell.Provide(objects.OperatorConfig.Objects, objects.Config.Reporting,
+			objects.Config.OperatorReads, objects.Config.MovesEgressIPs,
 			func() kubernetes.Writes { return true }),
 		cell.Provide(source),
 
@@ -75,6 +79,8 @@ func operator(api, elections cell.Cell) cell.Cell {
 		api,
 		// Which operator does something about them.
 		elections,
+		// When.
+		clock.Cell,
 	)
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Reads are the kinds of objects that a program reads: [Config.Reads] of the agent, and
-// [OperatorReads].
+// [Config.OperatorReads].
 type Reads []*Kind
 
 // Reads returns what the agent reads.
@@ -25,11 +25,15 @@ func (c Config) Reads() Reads {
 }
 
 // OperatorReads returns what the operator reads.
-func OperatorReads() Reads {
-	return Reads{
+func (c Config) OperatorReads() Reads {
+	reads := Reads{
 		nodeKind(), egressPolicyKind(), networkPolicyKind(), ciliumPolicyKind(),
 		ciliumClusterwidePolicyKind(), NodeReportKind(),
 	}
+	if c.EgressIPs {
+		reads = append(reads, operatorPoolKind())
+	}
+	return reads
 }
 
 // Kinds returns the kinds of objects that are read with an endpoint source.
