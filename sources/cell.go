@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/sources/files"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/sources/pools"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -81,6 +82,8 @@ func operator(api, elections cell.Cell) cell.Cell {
 		elections,
 		// When.
 		clock.Cell,
+		// Addresses of policies, as pools give them.
+		pools.Cell,
 	)
 }
 
@@ -128,5 +131,7 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 		cni.Cell,
 		// Addresses of other nodes' pods, likewise, as the agents there announce them.
 		announced.Cell,
+		// Addresses of policies, as pools give them.
+		pools.Cell,
 	)
 }

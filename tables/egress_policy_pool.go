@@ -61,21 +61,27 @@ func (p *EgressPolicy) WithPool(
 	return &with
 }
 
+// WaitsForAddr reports whether the pool of the policy has yet to give it an address.
+func (p *EgressPolicy) WaitsForAddr() bool {
+	pool := p.Pool()
+	return pool != "" && slices.ContainsFunc(p.Gateways,
+		func(g GatewaySpec) bool { return g.Error == waitsFor(pool) })
+}
+
+func waitsFor(pool string) string { return "waits for an address of EgressIPPool " + pool }
+
 // allocatedBy returns the address that a pool has given to a policy, or why there is none.
 func allocatedBy(
 	txn statedb.ReadTxn, pools statedb.Table[*EgressIPPool], name, policy string,
 ) (addr netip.Addr, reason string) {
-	if pools == nil {
-		return addr, "no EgressIPPool is read: --egress-ips is needed"
-	}
 	pool, _, found := pools.Get(txn, EgressIPPoolByName(name))
 	if !found {
-		return addr, "there is no EgressIPPool " + name
+		return addr, "there is no EgressIPPool " + name + ", or --egress-ips is off"
 	}
 	for _, a := range pool.Allocations {
 		if a.Policy == policy && pool.Contains(a.Addr) {
 			return a.Addr, ""
 		}
 	}
-	return addr, "EgressIPPool " + name + " has given the policy no address yet"
+	return addr, waitsFor(name)
 }

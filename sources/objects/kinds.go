@@ -119,9 +119,13 @@ func egressPolicyKind() *Kind {
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
 		Guarded: true,
 		decoder: decoderFor(egressPolicies),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
-			deepEqual[*tables.EgressPolicy], byName(tables.EgressPolicyByName), nil),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.EgressPolicy]{
+				table: t.EgressPolicies, equal: deepEqual[*tables.EgressPolicy],
+				owned: byName(tables.EgressPolicyByName), complete: t.withPool,
+			}
+			return w.store()
+		},
 	}
 }
 
