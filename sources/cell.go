@@ -8,8 +8,9 @@
 //
 // The operator reads fewer kinds, and which operator leads:
 //
-//	kubernetes ──► nodes, policies, node-reports
+//	kubernetes ──► nodes, policies, egress-ip-pools, node-reports
 //	election ────► leadership
+//	time ────────► clock
 //
 // Nothing but the parts of these modules can write these tables. Devices, addresses
 // and routes of the node have a source of their own, package netlink.
@@ -21,11 +22,13 @@ import (
 
 	"github.com/sluice-net/sluice/sources/announced"
 	"github.com/sluice-net/sluice/sources/cilium"
+	"github.com/sluice-net/sluice/sources/clock"
 	"github.com/sluice-net/sluice/sources/cni"
 	"github.com/sluice-net/sluice/sources/election"
 	"github.com/sluice-net/sluice/sources/files"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/sources/pools"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -63,11 +66,13 @@ func operator(api, elections cell.Cell) cell.Cell {
 		tables.Own(tables.NewNodeTable),
 		tables.Own(tables.NewEgressPolicyTable),
 		tables.Own(tables.NewNetworkPolicyTable),
+		tables.Own(tables.NewEgressIPPoolTable),
 		tables.Own(tables.NewNodeReportTable),
 		tables.Own(tables.NewLeadershipTable),
 		tables.Own(tables.NewObjectSourceTable),
 		cell.Config(objects.OperatorConfig{ObjectStatus: true}),
-		cell.Provide(objects.OperatorConfig.Objects, objects.Config.Reporting, objects.OperatorReads,
+		cell.Provide(objects.OperatorConfig.Objects, objects.Config.Reporting,
+			objects.Config.OperatorReads, objects.Config.MovesEgressIPs,
 			func() kubernetes.Writes { return true }),
 		cell.Provide(source),
 
@@ -75,6 +80,10 @@ func operator(api, elections cell.Cell) cell.Cell {
 		api,
 		// Which operator does something about them.
 		elections,
+		// When.
+		clock.Cell,
+		// Addresses of policies, as pools give them.
+		pools.Cell,
 	)
 }
 
@@ -122,5 +131,7 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 		cni.Cell,
 		// Addresses of other nodes' pods, likewise, as the agents there announce them.
 		announced.Cell,
+		// Addresses of policies, as pools give them.
+		pools.Cell,
 	)
 }

@@ -3,12 +3,11 @@
 package tables
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/sluice-net/sluice/bpf"
 )
 
 // EgressIPPool is a set of egress addresses that move between nodes, from an EgressIPPool
@@ -35,35 +34,16 @@ type EgressIPPool struct {
 	// which the operator writes. Pods of a node leave with an address of the pool by ports of
 	// the node's blocks only.
 	Blocks []PortBlock `json:"blocks,omitempty"`
+	// Allocations are the addresses that policies have which name the pool and no address, in the
+	// order of addresses, from the same status.
+	Allocations []PoolAllocation `json:"allocations,omitempty"`
+
+	// Object is what the operator has to know beside that to write the status; nil at an agent,
+	// so that a row there changes only with what matters to it.
+	Object *PoolObject `json:"object,omitempty"`
 
 	Error  string       `json:"error,omitempty"` // why no node gets an address
 	Errors []FieldError `json:"errors,omitempty"`
-}
-
-// FirstPort is the first port of the first block: the ones below are those of services.
-const FirstPort = bpf.BlockPortMin
-
-// PortBlock is a block of ports of each address of a pool, that one node has.
-type PortBlock struct {
-	Index int    `json:"index"`
-	Node  string `json:"node"`
-	// Released is when the node was found to be gone, zero while it is there. Its ports rest
-	// until connections that have them cannot be there any more.
-	Released time.Time `json:"released,omitzero"`
-}
-
-// AddrRange are the addresses of one family from the first to the last.
-type AddrRange struct {
-	First netip.Addr `json:"first"`
-	Last  netip.Addr `json:"last"`
-}
-
-func (r AddrRange) String() string { return r.First.String() + "-" + r.Last.String() }
-
-// Contains reports whether an address is in the range.
-func (r AddrRange) Contains(a netip.Addr) bool {
-	return a.Is4() == r.First.Is4() && a.Is4() == r.Last.Is4() &&
-		r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
 }
 
 // Contains reports whether an address is one of the pool. Addresses of a pool with an error
@@ -86,9 +66,19 @@ func (p *EgressIPPool) Before(o *EgressIPPool) bool {
 	return p.Name < o.Name
 }
 
+// InOrder compares two different objects by which of them wins over the other.
+func InOrder[Object interface{ Before(Object) bool }](a, b Object) int {
+	if a.Before(b) {
+		return -1
+	}
+	return 1
+}
+
 // TableHeader implements [statedb.TableWritable].
 func (*EgressIPPool) TableHeader() []string {
-	return []string{"Name", "Addresses", "Excluded", "Nodes", "MaxPerNode", "Errors"}
+	return []string{
+		"Name", "Addresses", "Excluded", "Nodes", "MaxPerNode", "Blocks", "Allocations", "Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -96,7 +86,8 @@ func (p *EgressIPPool) TableRow() []string {
 	return []string{
 		p.Name, listColumn(append(stringsOf(p.Prefixes), stringsOf(p.Ranges)...), ", "),
 		listColumn(stringsOf(p.Excluded), ", "), orDash(p.Nodes), strconv.Itoa(p.MaxPerNode),
-		errorColumn(p.Errors),
+		fmt.Sprintf("%d/%d", len(p.Blocks), PortBlocks(p.PortsPerBlock)),
+		listColumn(stringsOf(p.Allocations), ", "), errorColumn(p.Errors),
 	}
 }
 

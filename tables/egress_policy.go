@@ -63,6 +63,7 @@ type GatewaySpec struct {
 	Nodes     string     `json:"nodes"`
 	Interface string     `json:"interface,omitempty"` // name or alternative name; excludes EgressIP
 	EgressIP  netip.Addr `json:"egressIP,omitzero"`
+	Pool      string     `json:"pool,omitempty"`  // EgressIPPool that gives the policy EgressIP
 	Error     string     `json:"error,omitempty"` // why the item elects no gateway
 }
 
@@ -71,6 +72,9 @@ func (g GatewaySpec) String() string {
 	s := "nodes(" + g.Nodes + ")"
 	if g.Interface != "" {
 		s += " interface " + g.Interface
+	}
+	if g.Pool != "" {
+		s += " pool " + g.Pool
 	}
 	if g.EgressIP.IsValid() {
 		s += " ip " + g.EgressIP.String()
@@ -136,6 +140,12 @@ var (
 	// EgressPoliciesWithEgressIP queries, by true, the policies that name egress IPs.
 	EgressPoliciesWithEgressIP = egressPolicyWithEgressIPIndex.Query
 
+	egressPolicyPoolIndex = IndexIf("pool", StringKeys,
+		func(p *EgressPolicy) (string, bool) { return p.Pool(), p.Pool() != "" })
+
+	// EgressPoliciesByPool queries the policies that an EgressIPPool gives an address.
+	EgressPoliciesByPool = egressPolicyPoolIndex.Query
+
 	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
 		return true, slices.ContainsFunc(
 			p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" },
@@ -169,5 +179,5 @@ var (
 var NewEgressPolicyTable = Declare(
 	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
 	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,
-	egressPolicyWithEgressIPIndex,
+	egressPolicyWithEgressIPIndex, egressPolicyPoolIndex,
 )

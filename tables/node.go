@@ -39,6 +39,12 @@ func (n *Node) UnderlayIP() netip.Addr {
 	return netip.Addr{}
 }
 
+// RunsAgent reports whether the node is one for which deploy/ has an agent.
+func (n *Node) RunsAgent() bool {
+	system, known := n.Labels["kubernetes.io/os"]
+	return !known || system == "linux"
+}
+
 // DrainAnnotation has new connections leave by other gateways than the Node that it is on, with any
 // value that is not empty, as if the Node were cordoned.
 const DrainAnnotation = "sluice.net/drain-gateway"

@@ -105,6 +105,9 @@ func (r fakeResource) Patch(_ context.Context, name string, _ types.PatchType, d
 	if err := json.Unmarshal(data, &patch); err != nil {
 		return nil, err
 	}
+	if r.resource == "egressippools" {
+		return nil, r.applyStatus(name, patch["status"])
+	}
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	status, _ := r.w.status[r.key(name)].(map[string]any)
@@ -115,6 +118,20 @@ func (r fakeResource) Patch(_ context.Context, name string, _ types.PatchType, d
 	maps.Copy(status, patch["status"].(map[string]any))
 	r.w.status[r.key(name)] = status
 	return nil, nil
+}
+
+// applyStatus changes the status in the object itself, which the writer reads again.
+func (r fakeResource) applyStatus(name string, status any) error {
+	var object map[string]any
+	if err := json.Unmarshal(r.w.api.Get(r.resource, r.namespace, name), &object); err != nil {
+		return err
+	}
+	object["status"] = status
+	data, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	return r.w.api.Apply(data)
 }
 
 // fakeRecorder keeps Events.

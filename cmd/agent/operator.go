@@ -13,10 +13,12 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/api"
 	statuswriter "github.com/sluice-net/sluice/reconcilers/objectstatus"
+	"github.com/sluice-net/sluice/reconcilers/poolstatus"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/election"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/objectstatus"
+	"github.com/sluice-net/sluice/tables/pools"
 )
 
 // NewOperator returns a hive of the given modules and of what they all need. [Operator] is the
@@ -32,7 +34,7 @@ var Operator = cell.Group(
 	api.ListenCell,
 
 	// Objects of the cluster, and which operator leads: nodes, egress-policies,
-	// network-policies, node-reports, leadership.
+	// network-policies, egress-ip-pools, node-reports, leadership, clock.
 	sources.OperatorCell,
 
 	OperatorDataflow,
@@ -53,6 +55,10 @@ var OperatorDataflow = cell.Group(
 	// The status of policies: gateway-elections, object-status.
 	objectstatus.Cell,
 	statuswriter.Cell,
+
+	// What pools of egress addresses give to nodes and policies: egress-ip-pool-status.
+	pools.Cell,
+	poolstatus.Cell,
 )
 
 // operatorConfigCell has the flags that concern the whole operator.

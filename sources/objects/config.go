@@ -57,18 +57,21 @@ func (c Config) MovesEgressIPs() tables.EgressIPs {
 }
 
 // OperatorConfig says what the operator does with what it reads.
-type OperatorConfig struct{ ObjectStatus bool }
+type OperatorConfig struct{ ObjectStatus, EgressIPs bool }
 
 // Flags implements [cell.Flagger].
 func (c OperatorConfig) Flags(flags *pflag.FlagSet) {
 	flags.Bool("object-status", c.ObjectStatus,
 		"write the status of policies, as agents report it, to conditions and Events of their objects")
+	flags.Bool("egress-ips", c.EgressIPs,
+		"give nodes blocks of ports, and policies addresses, of EgressIPPools, in the status of these")
 }
 
 // Objects says where the operator reads from: always an API server.
 func (c OperatorConfig) Objects() Config {
 	return Config{
 		Source: SourceKubernetes, EndpointSource: EndpointsKubernetes, ObjectStatus: c.ObjectStatus,
+		EgressIPs: c.EgressIPs,
 	}
 }
 

@@ -21,7 +21,10 @@ type egressIPPool struct {
 		Exclude      []string              `json:"exclude"`
 		NodeSelector *metav1.LabelSelector `json:"nodeSelector"`
 		MaxPerNode   *int64                `json:"maxPerNode"`
+
+		PortsPerBlock *int64 `json:"portsPerBlock"`
 	} `json:"spec"`
+	Status poolStatus `json:"status"`
 }
 
 type addrRange struct {
@@ -45,6 +48,18 @@ func EgressIPPoolKind() *Kind {
 	}
 }
 
+// operatorPoolKind is [EgressIPPoolKind] for the operator, which writes the status.
+func operatorPoolKind() *Kind {
+	k := EgressIPPoolKind()
+	k.decoder = decoderFor(
+		func(o *egressIPPool, name tables.Name, errs *fieldErrors) []*tables.EgressIPPool {
+			rows := egressIPPools(o, name, errs)
+			rows[0].Object = o.Status.object(o.Metadata.ResourceVersion)
+			return rows
+		})
+	return k
+}
+
 func egressIPPools(o *egressIPPool, name tables.Name, errs *fieldErrors) []*tables.EgressIPPool {
 	p := &tables.EgressIPPool{
 		Name: name.Name, UID: o.Metadata.UID, Created: o.created(errs),
@@ -63,6 +78,9 @@ func egressIPPools(o *egressIPPool, name tables.Name, errs *fieldErrors) []*tabl
 		p.Excluded = errs.excluded(p.Excluded, indexed("spec.exclude", i), text)
 	}
 	p.Excluded = distinct(p.Excluded)
+	p.PortsPerBlock = portsPerBlock("spec.portsPerBlock", o.Spec.PortsPerBlock, errs)
+	p.Blocks = o.Status.blocks(tables.PortBlocks(p.PortsPerBlock), errs)
+	p.Allocations = o.Status.allocations(errs)
 	p.Nodes = selectorText("spec.nodeSelector", o.Spec.NodeSelector, errs)
 	if m := o.Spec.MaxPerNode; m != nil {
 		p.MaxPerNode = int(min(*m, maxAddrsPerNode))
@@ -71,9 +89,12 @@ func egressIPPools(o *egressIPPool, name tables.Name, errs *fieldErrors) []*tabl
 				strconv.Itoa(maxAddrsPerNode))
 		}
 	}
-	// With one of these left out more addresses would move, or to other nodes.
+	// With one of these left out more addresses would move, or to other nodes, or nodes would
+	// take ports of others.
 	var wrong fieldErrors
-	for _, field := range []string{"spec.exclude", "spec.nodeSelector", "spec.maxPerNode"} {
+	for _, field := range []string{
+		"spec.exclude", "spec.nodeSelector", "spec.maxPerNode", "spec.portsPerBlock",
+	} {
 		for _, e := range errs.of(field) {
 			wrong.add(e.Field, e.Reason)
 		}

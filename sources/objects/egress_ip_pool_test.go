@@ -5,6 +5,7 @@ package objects
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -62,6 +63,10 @@ func TestEgressIPPoolMistakes(t *testing.T) {
 		{`{"cidrs":["192.0.2.0/24"],"nodeSelector":{"matchExpressions":[{"key":"a","operator":"X"}]}}`,
 			`spec.nodeSelector: "X" is not a valid label selector operator`, true},
 		{`{"cidrs":["192.0.2.0/24"],"exclude":7}`, "spec.exclude: ", true},
+		{`{"cidrs":["192.0.2.0/24"],"portsPerBlock":96}`,
+			"spec.portsPerBlock: 96 is no power of two from 64 to 4096", true},
+		{`{"cidrs":["192.0.2.0/24"],"portsPerBlock":8192}`, "spec.portsPerBlock: 8192 is", true},
+		{`{"cidrs":["192.0.2.0/24"],"portsPerBlock":"64"}`, "spec.portsPerBlock: must be", true},
 	} {
 		p := poolOf(t, c.spec)
 		errs := fieldErrors(p.Errors).String()
@@ -78,10 +83,55 @@ func FuzzEgressIPPool(f *testing.F) {
 			require.True(t, r.Contains(r.First) && r.Contains(r.Last), r)
 		}
 		validSelector(t, p.Nodes)
+		for i, b := range p.Blocks {
+			require.True(t, 0 <= b.Index && b.Index < tables.PortBlocks(p.PortsPerBlock), b)
+			require.True(t, i == 0 || p.Blocks[i-1].Index < b.Index, b)
+			require.NotEmpty(t, b.Node)
+		}
+		for _, a := range p.Allocations {
+			validAddrs(t, a.Addr)
+			require.NotEmpty(t, a.Policy)
+		}
 		if p.Error != "" || len(p.Prefixes)+len(p.Ranges) == 0 {
 			require.NotEmpty(t, p.Errors)
 		}
 	}, `{"metadata":{"name":"p"},"spec":{"cidrs":["192.0.2.0/28"],"exclude":["192.0.2.1","::/0"],
 		"ranges":[{"start":"198.51.100.1","end":"198.51.100.9"},{"start":"::2","end":"::1"}],
-		"nodeSelector":{"matchLabels":{"a":"b"}},"maxPerNode":2}}`)
+		"nodeSelector":{"matchLabels":{"a":"b"}},"maxPerNode":2,"portsPerBlock":64},
+		"status":{"blocks":[{"index":3,"node":"n","released":"2025-01-01T00:00:00Z"}],
+		"allocations":[{"address":"192.0.2.2","policy":"p"}],"conditions":[{"type":"A"}]}}`)
+}
+
+// An item of the status that cannot be is left out, and of two of one index the second.
+func TestEgressIPPoolStatus(t *testing.T) {
+	const status = `{"portsPerBlock":64,"cidrs":["192.0.2.0/24"]},"status":{
+		"addresses":{"total":256,"used":3},
+		"blocks":[
+			{"index":1007,"node":"last"},{"index":1,"node":"b","released":"2025-01-02T03:04:05+01:00"},
+			{"index":0,"node":"a"},{"index":1,"node":"c"},{"index":-1,"node":"d"},
+			{"index":1008,"node":"e"},{"node":"f"},{"index":2},{"index":"3","node":"g"},
+			{"index":4,"node":"h","released":"yesterday"}, 7],
+		"allocations":[
+			{"address":"192.0.2.9","policy":"web"},{"address":"192.0.2.1","policy":"db"},
+			{"address":"192.0.2.9","policy":"other"},{"address":"192.0.2.3","policy":"db"},
+			{"address":"x","policy":"y"},{"address":"192.0.2.4"}],
+		"conditions":[{"type":"A","status":"True","lastTransitionTime":"2025-01-01T00:00:00Z"}]}`
+	p := poolOf(t, status)
+	require.Equal(t, 64, p.PortsPerBlock)
+	require.Equal(t, []tables.PortBlock{
+		{Index: 0, Node: "a"},
+		{Index: 1, Node: "b", Released: time.Date(2025, 1, 2, 2, 4, 5, 0, time.UTC)},
+		{Index: 1007, Node: "last"},
+	}, p.Blocks)
+	require.Equal(t, []tables.PoolAllocation{
+		{Addr: netip.MustParseAddr("192.0.2.1"), Policy: "db"},
+		{Addr: netip.MustParseAddr("192.0.2.9"), Policy: "web"},
+	}, p.Allocations)
+	require.Empty(t, p.Error, "what the operator writes stops no pool")
+	require.Len(t, p.Errors, 8+4)
+	require.Nil(t, p.Object, "agents' rows change with what matters to them")
+
+	require.Equal(t, 256, poolOf(t, `{"cidrs":["192.0.2.0/24"]}`).PortsPerBlock)
+	none := poolOf(t, `{"cidrs":["192.0.2.0/24"],"portsPerBlock":3},"status":{"blocks":[{"index":0,"node":"a"}]}`)
+	require.Empty(t, none.Blocks)
 }

@@ -55,7 +55,7 @@ func egressPolicies(o *egressPolicy, name tables.Name, errs *fieldErrors) []*tab
 		errs.add("spec.destinationCIDRs", "required")
 	}
 	p.Excluded = errs.prefixes("spec.excludedCIDRs", o.Spec.ExcludedCIDRs)
-	p.Gateways = o.gateways(errs)
+	p.Gateways = withPool(o.gateways(errs), o.Metadata.Annotations.EgressIPPool, errs)
 	p.Errors = *errs
 	return one(p)
 }

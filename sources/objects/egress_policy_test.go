@@ -118,3 +118,32 @@ func TestEgressPolicyTooManyGateways(t *testing.T) {
 	require.Empty(t, p.Gateways[63].Error)
 	require.Equal(t, []string{"spec.egressGateways: has 65 items, of which the first 64 are used"}, errorTexts(p.Errors))
 }
+
+// A policy that names a pool has its address from there, for gateways that name none.
+func TestEgressPolicyOfPool(t *testing.T) {
+	for _, c := range []struct{ pool, gateways, want, errors string }{
+		{"p", `[{"nodeSelector":{}},{"nodeSelector":{"matchLabels":{"a":"b"}}}]`,
+			"nodes() pool p | nodes(a=b) pool p", ""},
+		{"p", `[{"nodeSelector":{}},{"nodeSelector":{},"egressIP":"192.0.2.1"}]`,
+			"nodes() invalid: metadata.annotations[sluice.io/egress-ip-pool]: excludes egressIP and " +
+				"interface of gateways | nodes() ip 192.0.2.1 invalid: metadata.annotations" +
+				"[sluice.io/egress-ip-pool]: excludes egressIP and interface of gateways",
+			"metadata.annotations[sluice.io/egress-ip-pool]: excludes egressIP"},
+		{"p", `[{"nodeSelector":{},"interface":"eth0"}]`, "nodes() interface eth0 invalid",
+			"metadata.annotations[sluice.io/egress-ip-pool]: excludes egressIP"},
+		{"a/b", `[{"nodeSelector":{}}]`, "nodes() invalid",
+			`metadata.annotations[sluice.io/egress-ip-pool]: "a/b": is no name of an EgressIPPool`},
+		{"p", `[{}]`, "nodes() invalid: spec.egressGateways[0].nodeSelector: required",
+			"spec.egressGateways[0].nodeSelector: required"},
+	} {
+		o, err := egressPolicyKind().Decode([]byte(`{"apiVersion":"cilium.io/v2",
+			"kind":"CiliumEgressGatewayPolicy","metadata":{"name":"a","annotations":{
+			"sluice.io/egress-ip-pool":"` + c.pool + `"}},"spec":{"selectors":[{"podSelector":{}}],
+			"destinationCIDRs":["0.0.0.0/0"],"egressGateways":` + c.gateways + `}}`))
+		require.NoError(t, err)
+		p := o.rows[0].(*tables.EgressPolicy)
+		require.Contains(t, p.TableRow()[4], c.want)
+		require.Contains(t, fieldErrors(p.Errors).String(), c.errors)
+		require.Equal(t, c.errors == "", len(p.Errors) == 0, p.Errors)
+	}
+}

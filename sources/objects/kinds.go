@@ -12,7 +12,7 @@ import (
 )
 
 // Reads are the kinds of objects that a program reads: [Config.Reads] of the agent, and
-// [OperatorReads].
+// [Config.OperatorReads].
 type Reads []*Kind
 
 // Reads returns what the agent reads.
@@ -25,11 +25,15 @@ func (c Config) Reads() Reads {
 }
 
 // OperatorReads returns what the operator reads.
-func OperatorReads() Reads {
-	return Reads{
+func (c Config) OperatorReads() Reads {
+	reads := Reads{
 		nodeKind(), egressPolicyKind(), networkPolicyKind(), ciliumPolicyKind(),
 		ciliumClusterwidePolicyKind(), NodeReportKind(),
 	}
+	if c.EgressIPs {
+		reads = append(reads, operatorPoolKind())
+	}
+	return reads
 }
 
 // Kinds returns the kinds of objects that are read with an endpoint source.
@@ -115,9 +119,13 @@ func egressPolicyKind() *Kind {
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
 		Guarded: true,
 		decoder: decoderFor(egressPolicies),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.EgressPolicy] { return t.EgressPolicies },
-			deepEqual[*tables.EgressPolicy], byName(tables.EgressPolicyByName), nil),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.EgressPolicy]{
+				table: t.EgressPolicies, equal: deepEqual[*tables.EgressPolicy],
+				owned: byName(tables.EgressPolicyByName), complete: t.withPool,
+			}
+			return w.store()
+		},
 	}
 }
 

@@ -28,6 +28,7 @@ type object struct {
 			StatusAddrs      string `json:"sluice.net/status-addresses"` // announced
 
 			DrainGateway string `json:"sluice.net/drain-gateway"` // tables.DrainAnnotation
+			EgressIPPool string `json:"sluice.io/egress-ip-pool"` // tables.PoolAnnotation
 
 			// Addresses of a node's tunnels, which Calico's node agent sets on Nodes
 			// (libcalico-go, lib/backend/k8s/resources/node.go).

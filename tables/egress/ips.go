@@ -92,7 +92,7 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	if len(pools) == 0 {
 		return nil
 	}
-	slices.SortFunc(pools, inOrder[*tables.EgressIPPool])
+	slices.SortFunc(pools, tables.InOrder[*tables.EgressIPPool])
 	wanted := map[netip.Addr][]*tables.EgressPolicy{}
 	for p := range i.Policies.List(in, tables.EgressPoliciesWithEgressIP(true)) {
 		for _, addr := range p.EgressIPs() {
@@ -106,7 +106,7 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 			continue
 		}
 		policies := wanted[addr]
-		slices.SortFunc(policies, inOrder[*tables.EgressPolicy])
+		slices.SortFunc(policies, tables.InOrder[*tables.EgressPolicy])
 		row := &tables.EgressIP{Addr: addr, Pool: pools[at].Name}
 		for _, p := range policies {
 			row.Policies = append(row.Policies, p.Name)
@@ -118,14 +118,6 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 		rows = append(rows, row)
 	}
 	return rows
-}
-
-// inOrder compares two different objects by which of them wins over the other.
-func inOrder[Object interface{ Before(Object) bool }](a, b Object) int {
-	if a.Before(b) {
-		return -1
-	}
-	return 1
 }
 
 // used counts the addresses of a pool that a node has.

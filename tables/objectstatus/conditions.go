@@ -51,6 +51,9 @@ func (c *statusRound) egress(row, former *tables.ObjectStatus, changed []string)
 		validity(tables.ConditionAccepted, p.Errors, "Every field can be used"),
 		programmed(t, row.Gateways, c.readable), conflicted(t),
 	}
+	if is := &row.Conditions[1]; is.Reason == reasonNoGateway && p.WaitsForAddr() {
+		is.Reason = tables.ReasonPending // the pool says if it has none
+	}
 	for _, is := range row.Conditions {
 		if isProblem(is) {
 			row.Problems = append(row.Problems,

@@ -18,7 +18,7 @@ func (c *statusRound) outcome(
 ) (tables.NodeOutcome, *tables.ReportedPolicy) {
 	c.looks++
 	n, _, found := c.Nodes.Get(c.in, tables.NodeByName(node))
-	if !found || !runsAgent(n) {
+	if !found || !n.RunsAgent() {
 		return tables.OutcomeNone, nil
 	}
 	said, omitted := c.said(row, node)
@@ -166,10 +166,4 @@ func (c *statusRound) refusals(row *tables.ObjectStatus) (failed someNodes) {
 		}
 	}
 	return failed
-}
-
-// runsAgent reports whether a node is one for which deploy/ has an agent.
-func runsAgent(n *tables.Node) bool {
-	system, known := n.Labels["kubernetes.io/os"]
-	return !known || system == "linux"
 }

@@ -153,7 +153,7 @@ func (s *status) active(txn statedb.ReadTxn) (readable, active bool) {
 
 func (s *status) agents(in statedb.ReadTxn) (n int) {
 	for node := range s.Nodes.All(in) {
-		if runsAgent(node) {
+		if node.RunsAgent() {
 			n++
 		}
 	}
@@ -182,7 +182,7 @@ func (s *status) markEgress(now statedb.ReadTxn, node string, mark func(statusKe
 // markNode marks all egress policies, and the network policies that its report names, when a
 // node has changed so that it matters whether it has them.
 func (s *status) markNode(now statedb.ReadTxn, old, new *tables.Node, mark func(statusKey)) {
-	if old != nil && new != nil && old.Ready == new.Ready && runsAgent(old) == runsAgent(new) {
+	if old != nil && new != nil && old.Ready == new.Ready && old.RunsAgent() == new.RunsAgent() {
 		return
 	}
 	node := cmp.Or(new, old).Name

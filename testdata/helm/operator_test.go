@@ -4,6 +4,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -97,4 +98,32 @@ func TestWrites(t *testing.T) {
 		"create coordination.k8s.io/leases",
 	}, rights(lease))
 	require.Equal(t, []string{"sluice"}, lease[0].ResourceNames)
+}
+
+// With --egress-ips only the operator writes the status of pools, and agents read it.
+func TestPoolRights(t *testing.T) {
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	files, err := render(c, map[string]any{
+		"flags": map[string]any{"egress-ips": true, "object-status": false},
+	}, kubeVersion)
+	require.NoError(t, err)
+	all := decode(t, files)
+	about := func(role string) []string {
+		return slices.DeleteFunc(rights(object[rbacv1.ClusterRole](t, all, role).Rules),
+			func(right string) bool { return !strings.Contains(right, "egressippools") })
+	}
+	reads := []string{
+		"get sluice.io/egressippools", "list sluice.io/egressippools", "watch sluice.io/egressippools",
+	}
+	require.ElementsMatch(t, reads, about("ClusterRole/sluice"))
+	require.ElementsMatch(t, append(reads, "patch sluice.io/egressippools/status"),
+		about("ClusterRole/sluice-operator"))
+	operator := object[rbacv1.ClusterRole](t, all, "ClusterRole/sluice-operator").Rules
+	require.ElementsMatch(t, []string{
+		"patch sluice.io/egressippools/status", "create /events", "patch /events",
+	}, writes(rights(operator)))
+	args := object[appsv1.Deployment](t, all, "Deployment/sluice-operator").Spec.Template.Spec.
+		Containers[0].Args
+	require.Contains(t, args, "--egress-ips=true")
 }

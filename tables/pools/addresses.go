@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// maxAllocations bounds the addresses that a pool gives to policies, by the size of its object.
+const maxAllocations = 4096
+
+// uses are what policies have, or want, of pools.
+type uses struct {
+	named map[netip.Addr]bool               // addresses that policies name by themselves
+	wants map[string][]*tables.EgressPolicy // by the pool that gives them an address, in order
+}
+
+func (r *rule) uses(in statedb.ReadTxn) uses {
+	u := uses{named: map[netip.Addr]bool{}, wants: map[string][]*tables.EgressPolicy{}}
+	for p := range r.Policies.All(in) {
+		if pool := p.Pool(); pool != "" {
+			u.wants[pool] = append(u.wants[pool], p)
+		}
+		for _, addr := range p.NamedEgressIPs() {
+			u.named[addr] = true
+		}
+	}
+	for _, policies := range u.wants {
+		slices.SortFunc(policies, tables.InOrder[*tables.EgressPolicy])
+	}
+	return u
+}
+
+// spansOf returns the addresses of a pool that are of no older one.
+func spansOf(p *tables.EgressIPPool, older []*tables.EgressIPPool) []tables.AddrRange {
+	spans := p.Spans()
+	for _, o := range older {
+		for _, span := range o.Spans() {
+			spans = tables.SubtractRange(spans, span)
+		}
+	}
+	return spans
+}
+
+func contains(spans []tables.AddrRange, addr netip.Addr) bool {
+	return slices.ContainsFunc(spans, func(r tables.AddrRange) bool { return r.Contains(addr) })
+}
+
+// count counts the addresses of a pool, of which those are used that policies have or name.
+func (u *uses) count(
+	spans []tables.AddrRange, allocations []tables.PoolAllocation,
+) tables.PoolAddresses {
+	n := tables.PoolAddresses{Total: tables.CountAddrs(spans)}
+	for addr := range u.named {
+		if contains(spans, addr) {
+			n.Used++
+		}
+	}
+	for _, a := range allocations {
+		if !u.named[a.Addr] {
+			n.Used++
+		}
+	}
+	return n
+}
+
+// assign returns the addresses that policies have of a pool, in order, and the policies for which
+// there is none. A policy keeps the address that it has. One without gets the lowest that is free.
+func (u *uses) assign(
+	p *tables.EgressIPPool, spans []tables.AddrRange,
+) (allocations []tables.PoolAllocation, without []string) {
+	wants := map[string]bool{}
+	for _, policy := range u.wants[p.Name] {
+		wants[policy.Name] = true
+	}
+	taken, served := map[netip.Addr]bool{}, map[string]bool{}
+	for _, a := range p.Allocations {
+		if wants[a.Policy] && contains(spans, a.Addr) {
+			allocations = append(allocations, a)
+			taken[a.Addr], served[a.Policy] = true, true
+		}
+	}
+	v4, v6 := free{u: u, taken: taken}, free{u: u, taken: taken}
+	for _, span := range spans {
+		if p.Error != "" { // which addresses are excluded is not known
+			break
+		}
+		if span.First.Is4() {
+			v4.spans = append(v4.spans, span)
+		} else {
+			v6.spans = append(v6.spans, span)
+		}
+	}
+	for _, policy := range u.wants[p.Name] {
+		if served[policy.Name] {
+			continue
+		}
+		first, second := &v4, &v6
+		if policy.WantsIPv6() {
+			first, second = &v6, &v4
+		}
+		addr := first.next()
+		if !addr.IsValid() {
+			addr = second.next()
+		}
+		if !addr.IsValid() || len(allocations) == maxAllocations {
+			without = append(without, policy.Name)
+			continue
+		}
+		allocations = append(allocations, tables.PoolAllocation{Addr: addr, Policy: policy.Name})
+	}
+	slices.SortFunc(allocations,
+		func(a, b tables.PoolAllocation) int { return a.Addr.Compare(b.Addr) })
+	return allocations, without
+}
+
+// free finds the free addresses of one family, in order.
+type free struct {
+	u     *uses
+	taken map[netip.Addr]bool
+	spans []tables.AddrRange // that may have more
+}
+
+// next returns the next one, invalid if there is none.
+func (f *free) next() netip.Addr {
+	for len(f.spans) > 0 {
+		span := &f.spans[0]
+		addr := span.First
+		if addr == span.Last {
+			f.spans = f.spans[1:]
+		} else {
+			span.First = addr.Next()
+		}
+		if !f.taken[addr] && !f.u.named[addr] {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}

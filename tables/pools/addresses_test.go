@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+func policy(name string, destinations ...string) *tables.EgressPolicy {
+	p := &tables.EgressPolicy{Name: name, Gateways: []tables.GatewaySpec{{Pool: "p"}}}
+	for _, d := range destinations {
+		p.Destinations = append(p.Destinations, netip.MustParsePrefix(d))
+	}
+	return p
+}
+
+func allocated(of ...string) (allocations []tables.PoolAllocation) {
+	for i := 0; i < len(of); i += 2 {
+		allocations = append(allocations,
+			tables.PoolAllocation{Addr: netip.MustParseAddr(of[i]), Policy: of[i+1]})
+	}
+	return allocations
+}
+
+// A policy gets the lowest address that is free, of its family if there is one, and keeps it.
+func TestAssignAddresses(t *testing.T) {
+	p := &tables.EgressIPPool{
+		Name: "p", PortsPerBlock: 256, Object: &tables.PoolObject{ResourceVersion: "1"},
+		Prefixes: []netip.Prefix{
+			netip.MustParsePrefix("192.0.2.0/30"), netip.MustParsePrefix("2001:db8::/127"),
+		},
+		Excluded: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/32")},
+	}
+	older := &tables.EgressIPPool{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.3/32")}}
+	named := map[netip.Addr]bool{
+		netip.MustParseAddr("192.0.2.1"): true, netip.MustParseAddr("198.51.100.1"): true,
+	}
+	status := func(policies ...*tables.EgressPolicy) *tables.EgressIPPoolStatus {
+		u := uses{named: named, wants: map[string][]*tables.EgressPolicy{"p": policies}}
+		s := row(p, []*tables.EgressIPPool{older}, nil, u, begin)
+		p.Allocations = s.Allocations
+		return s
+	}
+	six := policy("six", "2001:db8:1::/48")
+	s := status(six, policy("a", "0.0.0.0/0", "::/0"))
+	require.Equal(t, allocated("192.0.2.2", "a", "2001:db8::", "six"), s.Allocations)
+	require.Equal(t, tables.PoolAddresses{Total: 4, Used: 3}, s.Addresses)
+
+	// The pool has no IPv4 address left, and then none at all.
+	s = status(policy("b", "0.0.0.0/0"), policy("c", "0.0.0.0/0"), six, policy("a"))
+	require.Equal(t, allocated("192.0.2.2", "a", "2001:db8::", "six", "2001:db8::1", "b"),
+		s.Allocations)
+	require.Equal(t, []tables.Problem{{
+		Reason: "NoFreeAddress", Condition: "AddressesAssigned",
+		Message: "The pool has no free address for 1 policies: c",
+	}}, s.Problems)
+	require.Equal(t, tables.PoolAddresses{Total: 4, Used: 4}, s.Addresses)
+
+	// What a policy leaves is another one's, and what is excluded is given up.
+	p.Excluded = append(p.Excluded, netip.MustParsePrefix("2001:db8::/128"))
+	s = status(policy("b", "0.0.0.0/0"), policy("c", "0.0.0.0/0"), six)
+	require.Equal(t, allocated("192.0.2.2", "c", "2001:db8::1", "b"), s.Allocations)
+
+	// A pool with a mistake gives nothing more, and what it has given stays.
+	p.Error = "spec.exclude: wrong"
+	s = status(policy("b"), policy("c"), six)
+	require.Equal(t, allocated("192.0.2.2", "c", "2001:db8::1", "b"), s.Allocations)
+}

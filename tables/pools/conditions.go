@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pools
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// Reasons of conditions, and of Events.
+const (
+	reasonAssigned  = "Assigned"
+	reasonNoBlock   = "NoFreeBlock"
+	reasonNoAddress = "NoFreeAddress"
+)
+
+// maxNamed bounds the nodes or policies that a message names.
+const maxNamed = 3
+
+func blocksAssigned(without []string, nodes int) tables.Condition {
+	return assigned(tables.ConditionBlocksAssigned, "Each node has a block of ports", reasonNoBlock,
+		fmt.Sprintf("%d of %d nodes have no block of ports, and cannot send with the pool",
+			len(without), nodes), without)
+}
+
+func addressesAssigned(without []string) tables.Condition {
+	return assigned(tables.ConditionAddressesAssigned,
+		"Each policy that names the pool has an address", reasonNoAddress,
+		fmt.Sprintf("The pool has no free address for %d policies", len(without)), without)
+}
+
+// assigned is the condition that nothing is without what the pool gives.
+func assigned(condition, all, reason, message string, without []string) tables.Condition {
+	if len(without) == 0 {
+		return tables.Condition{
+			Type: condition, Status: tables.ConditionTrue, Reason: reasonAssigned, Message: all,
+		}
+	}
+	named := strings.Join(without[:min(len(without), maxNamed)], ", ")
+	if len(without) > maxNamed {
+		named += ", ..."
+	}
+	return tables.Condition{
+		Type: condition, Status: tables.ConditionFalse, Reason: reason, Message: message + ": " + named,
+	}
+}
+
+// withCondition returns conditions with one of them being another. Since when it has its status
+// stays while that does.
+func withCondition(
+	conditions []tables.PoolCondition, c tables.Condition, now time.Time,
+) []tables.PoolCondition {
+	is := tables.PoolCondition{Condition: c, Since: now}
+	at := slices.IndexFunc(conditions,
+		func(o tables.PoolCondition) bool { return o.Type == c.Type })
+	if at < 0 {
+		return append(slices.Clip(conditions), is)
+	}
+	if old := conditions[at]; old.Status == c.Status && !old.Since.IsZero() {
+		is.Since = old.Since
+	}
+	conditions = slices.Clone(conditions)
+	conditions[at] = is
+	return conditions
+}
+
+// problems are the conditions that are false, and of which an object does not tell yet.
+func problems(conditions, told []tables.PoolCondition) (problems []tables.Problem) {
+	for _, c := range conditions {
+		isTold := slices.ContainsFunc(told, func(o tables.PoolCondition) bool {
+			return o.Condition == c.Condition
+		})
+		if c.Status == tables.ConditionFalse && !isTold {
+			problems = append(problems,
+				tables.Problem{Reason: c.Reason, Message: c.Message, Condition: c.Type})
+		}
+	}
+	return problems
+}
