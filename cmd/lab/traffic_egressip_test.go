@@ -293,6 +293,11 @@ func TestTrafficEgressIPMoves(t *testing.T) {
 	for _, addr := range movings {
 		m.sees(m.pod.Namespace, serverFor(addr), addr)
 	}
+	// From here on the world does not ask again which host has an address that it knows.
+	for _, family := range []string{"ipv4", "ipv6"} {
+		require.NoError(t, m.World.Sysctl(
+			"net."+family+".neigh."+worldDevice+".delay_first_probe_time=3600"))
+	}
 	flows := m.flows()
 	m.chat()
 	for what, change := range map[string]func(*nodeState, bool){
@@ -383,6 +388,14 @@ func TestTrafficEgressIPOwnerLost(t *testing.T) {
 	}{
 		{stopped, func() { m.pause(from) }, func() { m.resume(from) }},
 		{"cut off", func() { m.cut(from) }, func() { m.plugIn(from) }},
+		{"without any link", func() { m.cut(from); m.carrier(from, false) }, func() {
+			m.carrier(from, true) // which it would announce its addresses at
+			for _, addr := range movings {
+				m.World.forget(t, addr)
+				m.carries(addr, to)
+			}
+			m.plugIn(from)
+		}},
 	} {
 		flows, begin := m.flows(), time.Now()
 		lost.goes()
@@ -432,6 +445,18 @@ func (m *moving) pause(n *Node) {
 func (m *moving) resume(n *Node) {
 	m.t.Helper()
 	require.NoError(m.t, syscall.Kill(n.Agent.PID(), syscall.SIGCONT))
+}
+
+// carrier gives the device of a node to the world a carrier, or takes it.
+func (m *moving) carrier(n *Node, up bool) {
+	m.t.Helper()
+	port, err := m.fabric.link(n.Name + "-" + n.EgressDevice())
+	require.NoError(m.t, err)
+	change := m.fabric.handle.LinkSetDown
+	if up {
+		change = m.fabric.handle.LinkSetUp
+	}
+	require.NoError(m.t, change(port))
 }
 
 // forget has the world ask anew which host has an address.
