@@ -104,7 +104,8 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 		undo(0)
 	}
 	for _, addr := range movings {
-		owner := m.owner(addr)
+		owner := m.owners[addr]
+		m.becomesOwner(addr, owner)
 		require.NoError(m.t, owner.Agent.awaitLease(m.ctx, addr))
 		m.carries(addr, owner)
 		m.stays(addr, flows[addr])

@@ -29,7 +29,8 @@ type moving struct {
 	pod  *Pod // on node-1
 	macs map[string]string
 
-	nodes map[*Node]*nodeState
+	nodes  map[*Node]*nodeState
+	owners map[netip.Addr]*Node // while both gateways are healthy
 }
 
 // nodeState is what a test says of a node.
@@ -57,6 +58,7 @@ func newMoving(t *testing.T, lease string) *moving {
 	m := &moving{
 		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
 		macs:    map[string]string{}, nodes: map[*Node]*nodeState{},
+		owners: map[netip.Addr]*Node{},
 	}
 	var flags []string
 	m.api, flags = serveAPI(t, m.Cluster)
@@ -92,7 +94,8 @@ spec:
 	}
 	m.inForce([]string{"ip32", "ip128"}, m.pod)
 	for _, addr := range movings {
-		m.carries(addr, m.owner(addr))
+		m.owners[addr] = m.owner(addr)
+		m.carries(addr, m.owners[addr])
 	}
 	return m
 }
@@ -307,7 +310,7 @@ func TestTrafficEgressIPMoves(t *testing.T) {
 		"not ready": func(s *nodeState, on bool) { s.notReady = on },
 	} {
 		for _, addr := range movings {
-			from := m.owner(addr)
+			from := m.owners[addr]
 			to := m.other(from)
 			for _, step := range []struct {
 				on bool
@@ -348,7 +351,7 @@ func TestTrafficEgressIPAgentKilled(t *testing.T) {
 		require.NoError(t, n.Agent.Start())
 	}
 	for _, addr := range movings {
-		owner := m.owner(addr)
+		owner := m.owners[addr]
 		require.NoError(t, owner.Agent.AwaitReady(m.ctx))
 		require.NoError(t, owner.Agent.awaitLease(m.ctx, addr))
 		m.carries(addr, owner)
@@ -379,9 +382,9 @@ func TestTrafficEgressIPOwnerLost(t *testing.T) {
 	t.Parallel()
 	m := newMoving(t, "10s")
 	m.chat()
-	from := m.owner(moving4)
+	from := m.owners[moving4]
 	to := m.other(from)
-	require.Equal(t, from, m.owner(moving6), "by chance, which simplifies the test")
+	require.Equal(t, from, m.owners[moving6], "by chance, which simplifies the test")
 	for _, lost := range []struct {
 		name            string
 		goes, comesBack func()
