@@ -68,6 +68,10 @@ type holding struct {
 	node  string
 }
 
+func (h holding) String() string {
+	return fmt.Sprintf("%q since %s", h.node, h.since.Format(time.StampMilli))
+}
+
 // serveAPI gives a cluster without agents an API server, from which these will read. It returns
 // their flags.
 func serveAPI(t *testing.T, c *Cluster) (*apiServer, []string) {

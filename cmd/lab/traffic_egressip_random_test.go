@@ -65,8 +65,11 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 	}
 	var all, happened []happening // the latter those that are not undone
 	for _, n := range m.gateways() {
-		for _, e := range mishaps {
+		for i, e := range mishaps {
 			all = append(all, happening{n, e})
+			if i < 2 { // what moves addresses shall be half of it
+				all = append(all, happening{n, e})
+			}
 		}
 	}
 	is := func(n *Node, name string) int {
@@ -82,7 +85,7 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 	for range events {
 		h := all[random.IntN(len(all))]
 		switch i, other := is(h.node, h.name), is(h.node, stopped); {
-		case len(happened) > 0 && random.IntN(2) == 0:
+		case len(happened) > 0 && random.IntN(3) == 0:
 			undo(random.IntN(len(happened)))
 		case i >= 0:
 			undo(i)
@@ -101,11 +104,12 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 		undo(0)
 	}
 	for _, addr := range movings {
-		owner := m.owner(addr)
+		owner := m.owners[addr]
+		m.becomesOwner(addr, owner)
 		require.NoError(m.t, owner.Agent.awaitLease(m.ctx, addr))
 		m.carries(addr, owner)
 		m.stays(addr, flows[addr])
-		m.t.Logf("%s: %s has had %d owners", what, addr, len(m.api.holdings(addr)))
+		m.t.Logf("%s: holders of %s: %v", what, addr, m.api.holdings(addr))
 		for _, drained := range []bool{true, false} {
 			m.change(owner, func(s *nodeState) { s.drained = drained })
 			if drained {

@@ -29,7 +29,8 @@ type moving struct {
 	pod  *Pod // on node-1
 	macs map[string]string
 
-	nodes map[*Node]*nodeState
+	nodes  map[*Node]*nodeState
+	owners map[netip.Addr]*Node // while both gateways are healthy
 }
 
 // nodeState is what a test says of a node.
@@ -57,6 +58,7 @@ func newMoving(t *testing.T, lease string) *moving {
 	m := &moving{
 		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
 		macs:    map[string]string{}, nodes: map[*Node]*nodeState{},
+		owners: map[netip.Addr]*Node{},
 	}
 	var flags []string
 	m.api, flags = serveAPI(t, m.Cluster)
@@ -92,7 +94,8 @@ spec:
 	}
 	m.inForce([]string{"ip32", "ip128"}, m.pod)
 	for _, addr := range movings {
-		m.carries(addr, m.owner(addr))
+		m.owners[addr] = m.owner(addr)
+		m.carries(addr, m.owners[addr])
 	}
 	return m
 }
@@ -293,6 +296,11 @@ func TestTrafficEgressIPMoves(t *testing.T) {
 	for _, addr := range movings {
 		m.sees(m.pod.Namespace, serverFor(addr), addr)
 	}
+	// From here on the world does not ask again which host has an address that it knows.
+	for _, family := range []string{"ipv4", "ipv6"} {
+		require.NoError(t, m.World.Sysctl(
+			"net."+family+".neigh."+worldDevice+".delay_first_probe_time=3600"))
+	}
 	flows := m.flows()
 	m.chat()
 	for what, change := range map[string]func(*nodeState, bool){
@@ -302,7 +310,7 @@ func TestTrafficEgressIPMoves(t *testing.T) {
 		"not ready": func(s *nodeState, on bool) { s.notReady = on },
 	} {
 		for _, addr := range movings {
-			from := m.owner(addr)
+			from := m.owners[addr]
 			to := m.other(from)
 			for _, step := range []struct {
 				on bool
@@ -343,7 +351,7 @@ func TestTrafficEgressIPAgentKilled(t *testing.T) {
 		require.NoError(t, n.Agent.Start())
 	}
 	for _, addr := range movings {
-		owner := m.owner(addr)
+		owner := m.owners[addr]
 		require.NoError(t, owner.Agent.AwaitReady(m.ctx))
 		require.NoError(t, owner.Agent.awaitLease(m.ctx, addr))
 		m.carries(addr, owner)
@@ -374,15 +382,23 @@ func TestTrafficEgressIPOwnerLost(t *testing.T) {
 	t.Parallel()
 	m := newMoving(t, "10s")
 	m.chat()
-	from := m.owner(moving4)
+	from := m.owners[moving4]
 	to := m.other(from)
-	require.Equal(t, from, m.owner(moving6), "by chance, which simplifies the test")
+	require.Equal(t, from, m.owners[moving6], "by chance, which simplifies the test")
 	for _, lost := range []struct {
 		name            string
 		goes, comesBack func()
 	}{
 		{stopped, func() { m.pause(from) }, func() { m.resume(from) }},
 		{"cut off", func() { m.cut(from) }, func() { m.plugIn(from) }},
+		{"without any link", func() { m.cut(from); m.carrier(from, false) }, func() {
+			m.carrier(from, true) // which it would announce its addresses at
+			for _, addr := range movings {
+				m.World.forget(t, addr)
+				m.carries(addr, to)
+			}
+			m.plugIn(from)
+		}},
 	} {
 		flows, begin := m.flows(), time.Now()
 		lost.goes()
@@ -432,6 +448,18 @@ func (m *moving) pause(n *Node) {
 func (m *moving) resume(n *Node) {
 	m.t.Helper()
 	require.NoError(m.t, syscall.Kill(n.Agent.PID(), syscall.SIGCONT))
+}
+
+// carrier gives the device of a node to the world a carrier, or takes it.
+func (m *moving) carrier(n *Node, up bool) {
+	m.t.Helper()
+	port, err := m.fabric.link(n.Name + "-" + n.EgressDevice())
+	require.NoError(m.t, err)
+	change := m.fabric.handle.LinkSetDown
+	if up {
+		change = m.fabric.handle.LinkSetUp
+	}
+	require.NoError(m.t, change(port))
 }
 
 // forget has the world ask anew which host has an address.
