@@ -140,12 +140,6 @@ var (
 	// EgressPoliciesWithEgressIP queries, by true, the policies that name egress IPs.
 	EgressPoliciesWithEgressIP = egressPolicyWithEgressIPIndex.Query
 
-	egressPolicyPoolIndex = IndexIf("pool", StringKeys,
-		func(p *EgressPolicy) (string, bool) { return p.Pool(), p.Pool() != "" })
-
-	// EgressPoliciesByPool queries the policies that an EgressIPPool gives an address.
-	EgressPoliciesByPool = egressPolicyPoolIndex.Query
-
 	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
 		return true, slices.ContainsFunc(
 			p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" },
@@ -179,5 +173,5 @@ var (
 var NewEgressPolicyTable = Declare(
 	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
 	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,
-	egressPolicyWithEgressIPIndex, egressPolicyPoolIndex,
+	egressPolicyWithEgressIPIndex,
 )
