@@ -21,6 +21,9 @@ type EgressPolicy struct {
 
 	Generation int64 `json:"generation,omitempty"`
 
+	// Namespace is the one whose annotation the policy follows from; empty if an object is it.
+	Namespace string `json:"namespace,omitempty"`
+
 	Selectors    []EgressSelector `json:"selectors,omitempty"`
 	Destinations []netip.Prefix   `json:"destinations,omitempty"` // masked
 	Excluded     []netip.Prefix   `json:"excluded,omitempty"`     // masked
@@ -86,8 +89,12 @@ func (g GatewaySpec) String() string {
 }
 
 // Before reports whether p wins over o where both have a destination prefix of
-// the same length: it is older, or of the same age and its name sorts first.
+// the same length: it is older, or of the same age and its name sorts first. Policies of
+// namespaces come last.
 func (p *EgressPolicy) Before(o *EgressPolicy) bool {
+	if (p.Namespace == "") != (o.Namespace == "") {
+		return p.Namespace == ""
+	}
 	if !p.Created.Equal(o.Created) {
 		return p.Created.Before(o.Created)
 	}
