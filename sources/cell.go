@@ -8,7 +8,7 @@
 //
 // The operator reads fewer kinds, and which operator leads:
 //
-//	kubernetes ──► nodes, policies, egress-ip-pools, node-reports
+//	kubernetes ──► nodes, policies, egress-ip-pools, namespaces, node-reports
 //	election ────► leadership
 //	time ────────► clock
 //
@@ -67,6 +67,7 @@ func operator(api, elections cell.Cell) cell.Cell {
 		tables.Own(tables.NewEgressPolicyTable),
 		tables.Own(tables.NewNetworkPolicyTable),
 		tables.Own(tables.NewEgressIPPoolTable),
+		tables.Own(tables.NewNamespaceTable),
 		tables.Own(tables.NewNodeReportTable),
 		tables.Own(tables.NewLeadershipTable),
 		tables.Own(tables.NewObjectSourceTable),

@@ -21,6 +21,9 @@ type EgressPolicy struct {
 
 	Generation int64 `json:"generation,omitempty"`
 
+	// Namespace is the one whose annotation the policy follows from; empty if an object is it.
+	Namespace string `json:"namespace,omitempty"`
+
 	Selectors    []EgressSelector `json:"selectors,omitempty"`
 	Destinations []netip.Prefix   `json:"destinations,omitempty"` // masked
 	Excluded     []netip.Prefix   `json:"excluded,omitempty"`     // masked
@@ -86,8 +89,12 @@ func (g GatewaySpec) String() string {
 }
 
 // Before reports whether p wins over o where both have a destination prefix of
-// the same length: it is older, or of the same age and its name sorts first.
+// the same length: it is older, or of the same age and its name sorts first. Policies of
+// namespaces come last.
 func (p *EgressPolicy) Before(o *EgressPolicy) bool {
+	if (p.Namespace == "") != (o.Namespace == "") {
+		return p.Namespace == ""
+	}
 	if !p.Created.Equal(o.Created) {
 		return p.Created.Before(o.Created)
 	}
@@ -140,12 +147,6 @@ var (
 	// EgressPoliciesWithEgressIP queries, by true, the policies that name egress IPs.
 	EgressPoliciesWithEgressIP = egressPolicyWithEgressIPIndex.Query
 
-	egressPolicyPoolIndex = IndexIf("pool", StringKeys,
-		func(p *EgressPolicy) (string, bool) { return p.Pool(), p.Pool() != "" })
-
-	// EgressPoliciesByPool queries the policies that an EgressIPPool gives an address.
-	EgressPoliciesByPool = egressPolicyPoolIndex.Query
-
 	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
 		return true, slices.ContainsFunc(
 			p.Selectors, func(s EgressSelector) bool { return s.Nodes != "" },
@@ -179,5 +180,5 @@ var (
 var NewEgressPolicyTable = Declare(
 	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
 	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,
-	egressPolicyWithEgressIPIndex, egressPolicyPoolIndex,
+	egressPolicyWithEgressIPIndex,
 )

@@ -10,8 +10,23 @@ import (
 )
 
 // PoolAnnotation of a CiliumEgressGatewayPolicy names the EgressIPPool that gives it an address,
-// which it names none of.
+// which it names none of. That of a Namespace has its pods leave the cluster with an address of
+// the pool: see [NamespacePolicy].
 const PoolAnnotation = "sluice.io/egress-ip-pool"
+
+// NamespacePolicy returns the policy of a namespace that names a pool: all of its pods leave the
+// cluster with the address that the pool gives to it, wherever no other policy says otherwise.
+// Its name is none that an object can have.
+func NamespacePolicy(n *Namespace) *EgressPolicy {
+	return &EgressPolicy{
+		Name: "namespace:" + n.Name, Namespace: n.Name,
+		Selectors: []EgressSelector{{Namespaces: LabelNamespaceName + "=" + n.Name}},
+		Destinations: []netip.Prefix{
+			netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+		},
+		Gateways: []GatewaySpec{{Pool: n.EgressIPPool}},
+	}
+}
 
 // Pool returns the EgressIPPool that gives the policy its address, empty if none does.
 func (p *EgressPolicy) Pool() string {

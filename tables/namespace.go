@@ -6,10 +6,15 @@ import "k8s.io/apimachinery/pkg/labels"
 
 // Namespace is a namespace with its labels.
 type Namespace struct {
-	Name   string       `json:"name"`
-	Labels labels.Set   `json:"labels,omitempty"`
-	Errors []FieldError `json:"errors,omitempty"`
+	Name         string       `json:"name"`
+	Labels       labels.Set   `json:"labels,omitempty"`
+	EgressIPPool string       `json:"egressIPPool,omitempty"` // by [PoolAnnotation]
+	Errors       []FieldError `json:"errors,omitempty"`
 }
+
+// LabelNamespaceName is what the API server sets on each namespace to its name, so that selectors
+// can name it.
+const LabelNamespaceName = "kubernetes.io/metadata.name"
 
 // TableHeader implements [statedb.TableWritable].
 func (*Namespace) TableHeader() []string { return []string{"Name", "Labels", "Errors"} }

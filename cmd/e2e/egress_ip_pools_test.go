@@ -26,6 +26,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: operator-pools}
 rules:
+- {apiGroups: [""], resources: [namespaces], verbs: [get, list, watch]}
 - {apiGroups: [sluice.io], resources: [egressippools], verbs: [get, list, watch]}
 - {apiGroups: [sluice.io], resources: [egressippools/status], verbs: [patch]}
 ---

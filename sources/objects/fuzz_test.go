@@ -75,7 +75,7 @@ func FuzzPod(f *testing.F) {
 }
 
 func FuzzNamespace(f *testing.F) {
-	fuzz(f, namespaceKind(), func(t *testing.T, n *tables.Namespace) { require.Equal(t, n.Name, n.Labels[labelNamespaceName]) })
+	fuzz(f, namespaceKind(), func(t *testing.T, n *tables.Namespace) { require.Equal(t, n.Name, n.Labels[tables.LabelNamespaceName]) })
 }
 
 func FuzzNode(f *testing.F) {

@@ -31,7 +31,7 @@ func (c Config) OperatorReads() Reads {
 		ciliumClusterwidePolicyKind(), NodeReportKind(),
 	}
 	if c.EgressIPs {
-		reads = append(reads, operatorPoolKind())
+		reads = append(reads, operatorPoolKind(), namespaceKind())
 	}
 	return reads
 }
@@ -123,6 +123,7 @@ func egressPolicyKind() *Kind {
 			w := &writer[*tables.EgressPolicy]{
 				table: t.EgressPolicies, equal: deepEqual[*tables.EgressPolicy],
 				owned: byName(tables.EgressPolicyByName), complete: t.withPool,
+				mine: func(p *tables.EgressPolicy) bool { return p.Namespace == "" },
 			}
 			return w.store()
 		},

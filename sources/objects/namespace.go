@@ -6,15 +6,14 @@ import "github.com/sluice-net/sluice/tables"
 
 type namespace struct{ object }
 
-// labelNamespaceName is what the API server sets on each namespace, so that
-// selectors can name it.
-const labelNamespaceName = "kubernetes.io/metadata.name"
-
 func namespaces(o *namespace, name tables.Name, errs *fieldErrors) []*tables.Namespace {
-	n := &tables.Namespace{Name: name.Name, Labels: o.Metadata.Labels, Errors: *errs}
+	n := &tables.Namespace{
+		Name: name.Name, Labels: o.Metadata.Labels,
+		EgressIPPool: o.Metadata.Annotations.EgressIPPool, Errors: *errs,
+	}
 	if n.Labels == nil {
 		n.Labels = map[string]string{}
 	}
-	n.Labels[labelNamespaceName] = name.Name
+	n.Labels[tables.LabelNamespaceName] = name.Name
 	return one(n)
 }

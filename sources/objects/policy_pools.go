@@ -4,6 +4,8 @@ package objects
 
 import (
 	"context"
+	"fmt"
+	"reflect"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -44,45 +46,74 @@ func (t *Tables) withPool(txn statedb.ReadTxn, p *tables.EgressPolicy) *tables.E
 }
 
 // GivePoliciesAddrs returns a job that gives policies the addresses that pools have given to them,
-// when these change. It covers pools that come after the policy. When the policy comes later, its
-// writer looks up the pool itself: whichever transaction commits second sees the other's row. The
-// table of policies is initialized when that of pools is: policies have their addresses then.
+// and namespaces their policies, when these change. It covers pools that come after the policy.
+// When the policy comes later, its writer looks up the pool itself: whichever transaction commits
+// second sees the other's row. The table of policies is initialized when those of pools and
+// namespaces are: policies have their addresses then.
 func GivePoliciesAddrs(db *statedb.DB, t Tables) func(context.Context, cell.Health) error {
 	wtxn := db.WriteTxn(t.EgressPolicies)
 	initialized := t.EgressPolicies.RegisterInitializer(wtxn, t.EgressIPPools.Name())
 	wtxn.Commit()
 	return func(ctx context.Context, _ cell.Health) error {
-		_, ready := t.EgressIPPools.Initialized(db.ReadTxn())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ready:
+		for _, table := range []statedb.TableMeta{t.EgressIPPools, t.Namespaces} {
+			_, ready := table.Initialized(db.ReadTxn())
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ready:
+			}
 		}
 		for {
-			_, watch := t.EgressIPPools.AllWatch(db.ReadTxn())
+			now := db.ReadTxn()
+			_, pools := t.EgressIPPools.AllWatch(now)
+			_, namespaces := t.Namespaces.AllWatch(now)
 			if err := t.givePoliciesAddrs(db, initialized); err != nil {
-				return err
+				return fmt.Errorf("give policies addresses of pools: %w", err)
 			}
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-watch:
+			case <-pools:
+			case <-namespaces:
 			}
 		}
 	}
 }
 
-// givePoliciesAddrs gives policies the addresses that pools have given to them by now.
+// givePoliciesAddrs gives namespaces their policies, and all policies the addresses that pools
+// have given to them by now.
 func (t *Tables) givePoliciesAddrs(db *statedb.DB, initialized func(statedb.WriteTxn)) error {
 	wtxn := db.WriteTxn(t.EgressPolicies)
 	defer wtxn.Abort()
 	changed := false
 	for p := range t.EgressPolicies.All(wtxn) {
 		with := t.withPool(wtxn, p)
-		if with == p {
+		if p.Namespace != "" {
+			with = t.ofNamespace(wtxn, p.Namespace)
+		}
+		var err error
+		switch {
+		case with == nil:
+			_, _, err = t.EgressPolicies.Delete(wtxn, p)
+		case reflect.DeepEqual(with, p):
+			continue
+		default:
+			_, _, err = t.EgressPolicies.Insert(wtxn, with)
+		}
+		if err != nil {
+			return err
+		}
+		changed = true
+	}
+	for n := range t.Namespaces.All(wtxn) {
+		p := t.ofNamespace(wtxn, n.Name)
+		if p == nil {
 			continue
 		}
-		if _, _, err := t.EgressPolicies.Insert(wtxn, with); err != nil {
+		if _, _, found := t.EgressPolicies.Get(wtxn, tables.EgressPolicyByName(p.Name)); found {
+			continue
+		}
+		if _, _, err := t.EgressPolicies.Insert(wtxn, p); err != nil {
 			return err
 		}
 		changed = true
@@ -92,4 +123,13 @@ func (t *Tables) givePoliciesAddrs(db *statedb.DB, initialized func(statedb.Writ
 		wtxn.Commit()
 	}
 	return nil
+}
+
+// ofNamespace returns the policy of a namespace, nil if it names no pool.
+func (t *Tables) ofNamespace(txn statedb.ReadTxn, name string) *tables.EgressPolicy {
+	n, _, found := t.Namespaces.Get(txn, tables.NamespaceByName(name))
+	if !found || n.EgressIPPool == "" {
+		return nil
+	}
+	return t.withPool(txn, tables.NamespacePolicy(n))
 }

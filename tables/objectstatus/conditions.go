@@ -39,7 +39,7 @@ const messageValid = "Policy validation succeeded"
 // there is one.
 func (c *statusRound) egress(row, former *tables.ObjectStatus, changed []string) bool {
 	p, _, found := c.Egress.Get(c.in, tables.EgressPolicyByName(row.Policy.Name.Name))
-	if !found {
+	if !found || p.Namespace != "" { // that has no object
 		return false
 	}
 	row.UID, row.Generation = p.UID, p.Generation
