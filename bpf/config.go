@@ -30,10 +30,14 @@ const (
 
 	// ConfigFloating says that sluice_floating has entries.
 	ConfigFloating
+	_
+	// ConfigLimits says that sluice_limits has entries.
+	ConfigLimits
 )
 
 var configFlagNames = []string{
 	"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating",
+	"unused", "limits",
 }
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }

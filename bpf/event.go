@@ -60,6 +60,9 @@ const (
 	// ReasonNotOwned: of an egress address that moves, and that this node has not the lease of.
 	ReasonNotOwned Reason = 41
 
+	// ReasonBandwidth: more than the limit of its egress policy, or of its pod in it.
+	ReasonBandwidth Reason = 44
+
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 48
 )
@@ -99,6 +102,7 @@ var reasonNames = map[Reason]string{
 	ReasonConnectionShare:     "connection share used up",
 	ReasonPortShare:           "port share used up",
 	ReasonNotOwned:            "egress IP not owned",
+	ReasonBandwidth:           "bandwidth limit",
 }
 
 // Drop reports whether the packet was dropped.

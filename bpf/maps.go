@@ -30,6 +30,7 @@ type Maps struct {
 
 	Exits    Map[ExitKey, ExitValue]               // egress addresses of this node
 	Floating Map[ExitKey, FloatingValue]           // leases of egress addresses that move
+	Limits   Map[LimitKey, LimitValue]             // bandwidth of egress policies
 	Covered  Map[CoveredKey, CoveredValue]         // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]               // nodes of the cluster
 	Devices  Map[DeviceKey, DeviceValue]           // the pod that a device leads to
@@ -87,6 +88,7 @@ func newMaps(cfg Config) *Maps {
 	)
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
 	m.Floating = add[ExitKey, FloatingValue](m, Spec{FloatingMap, TypeHash, FloatingEntries})
+	m.Limits = add[LimitKey, LimitValue](m, Spec{LimitsMap, TypeHash, LimitEntries})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
 	m.Devices = add[DeviceKey, DeviceValue](m, Spec{"sluice_devices", TypeHash, cfg.MapSizePods})

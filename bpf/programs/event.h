@@ -45,6 +45,7 @@ enum reason {
 	REASON_CONNECTION_SHARE = 39,	 /* the pod has its share of a map of connections or translations */
 	REASON_PORT_SHARE = 40,		 /* the pod has its share of the egress address's ports towards the destination */
 	REASON_NOT_OWNED = 41,		 /* of an egress address that moves, without its lease */
+	REASON_BANDWIDTH = 44,		 /* more than the limit of its egress policy, or of its pod in it */
 	REASON_COUNT = 48,
 };
 

@@ -67,7 +67,8 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, const struct packet
 	err = hop(ctx, p);
 	if (err)
 		return err;
-	err = translate(ctx, p, d, cfg, &none);
+	err = translate(ctx, p, d, cfg, &none) ?:
+	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr, DIRECTION_EGRESS);
 	if (err)
 		return err;
 	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);

@@ -18,6 +18,21 @@ type gatewayAddress struct {
 	Bytes [16]uint8
 }
 
+type gatewayBucketKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy    uint32
+	Direction uint32
+}
+
+type gatewayBucketValue struct {
+	_    structs.HostLayout
+	Time uint64
+}
+
 type gatewayClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -200,6 +215,17 @@ type gatewayGatewaySetup struct {
 	Protocol uint16
 	Flags    uint32
 	_        [4]byte
+}
+
+type gatewayLimitKey struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type gatewayLimitValue struct {
+	_       structs.HostLayout
+	Rate    uint64
+	PodRate uint64
 }
 
 type gatewayMetric struct {
@@ -462,6 +488,7 @@ type gatewayTuple6Key struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	gatewayMapPulses           = "pulses"
+	gatewayMapSluiceBuckets    = "sluice_buckets"
 	gatewayMapSluiceClock      = "sluice_clock"
 	gatewayMapSluiceConfig     = "sluice_config"
 	gatewayMapSluiceCovered    = "sluice_covered"
@@ -480,6 +507,7 @@ const (
 	gatewayMapSluiceIpcache    = "sluice_ipcache"
 	gatewayMapSluiceKeys       = "sluice_keys"
 	gatewayMapSluiceLedger     = "sluice_ledger"
+	gatewayMapSluiceLimits     = "sluice_limits"
 	gatewayMapSluiceMetrics    = "sluice_metrics"
 	gatewayMapSluiceMissing    = "sluice_missing"
 	gatewayMapSluiceNat4       = "sluice_nat4"
@@ -574,6 +602,7 @@ type gatewayProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type gatewayMapSpecs struct {
 	Pulses         *ebpf.MapSpec `ebpf:"pulses"`
+	SluiceBuckets  *ebpf.MapSpec `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -592,6 +621,7 @@ type gatewayMapSpecs struct {
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.MapSpec `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
@@ -658,6 +688,7 @@ func (o *gatewayObjects) Close() error {
 // It can be passed to loadGatewayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatewayMaps struct {
 	Pulses         *ebpf.Map `ebpf:"pulses"`
+	SluiceBuckets  *ebpf.Map `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -676,6 +707,7 @@ type gatewayMaps struct {
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.Map `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
@@ -703,6 +735,7 @@ type gatewayMaps struct {
 func (m *gatewayMaps) Close() error {
 	return _GatewayClose(
 		m.Pulses,
+		m.SluiceBuckets,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -721,6 +754,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceIpcache,
 		m.SluiceKeys,
 		m.SluiceLedger,
+		m.SluiceLimits,
 		m.SluiceMetrics,
 		m.SluiceMissing,
 		m.SluiceNat4,
