@@ -97,6 +97,7 @@ type (
 	GatewayMirror  = Mirror[bpf.GatewayKey, bpf.GatewayValue]
 	ExitMirror     = Mirror[bpf.ExitKey, bpf.ExitValue]
 	FloatingMirror = Mirror[bpf.ExitKey, bpf.FloatingValue]
+	LimitMirror    = Mirror[bpf.LimitKey, bpf.LimitValue]
 	CoveredMirror  = Mirror[bpf.CoveredKey, bpf.CoveredValue]
 	NodeMirror     = Mirror[bpf.NodeKey, bpf.NodeValue]
 	DeviceMirror   = Mirror[bpf.DeviceKey, bpf.DeviceValue]
@@ -186,6 +187,7 @@ var (
 	NewGatewayMirrorTable  = NewMirrorTable[bpf.GatewayKey, bpf.GatewayValue]("map-gateways", nil)
 	NewExitMirrorTable     = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
 	NewFloatingMirrorTable = NewMirrorTable[bpf.ExitKey, bpf.FloatingValue]("map-floating", nil)
+	NewLimitMirrorTable    = NewMirrorTable[bpf.LimitKey, bpf.LimitValue]("map-limits", nil)
 	NewCoveredMirrorTable  = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
 	NewNodeMirrorTable     = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
 	NewDeviceMirrorTable   = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)

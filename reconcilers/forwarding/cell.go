@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwarding keeps the maps that describe this node and its neighbors equal to their
-// tables: sluice_exits, sluice_covered, sluice_nodes, sluice_devices, sluice_config and
-// sluice_keys. They are in no slot: they are about addresses, prefixes, devices and keys, whose
+// tables: sluice_exits, sluice_limits, sluice_covered, sluice_nodes, sluice_devices, sluice_config and
+// sluice_keys. They are in no slot: they are about addresses, prefixes, devices, keys and names of policies, whose
 // meaning never changes, so entries of the previous agent stay until the desired ones are known.
 //
 // An egress address is in sluice_exits only while programs are attached to the device that receives
@@ -26,12 +26,16 @@ var Cell = cell.Module(
 	"Maps of forwarding",
 
 	tables.Own(tables.NewExitMirrorTable),
+	tables.Own(tables.NewLimitMirrorTable),
 	tables.Own(tables.NewCoveredMirrorTable),
 	tables.Own(tables.NewNodeMirrorTable),
 	tables.Own(tables.NewDeviceMirrorTable),
 	tables.Own(tables.NewConfigMirrorTable),
 	tables.Own(tables.NewKeysMirrorTable),
-	cell.Invoke(registerExits, registerCovered, registerNodes, registerDevices, registerConfig, registerKeys),
+	cell.Invoke(
+		registerExits, registerLimits, registerCovered, registerNodes, registerDevices,
+		registerConfig, registerKeys,
+	),
 )
 
 func registerExits(
@@ -56,6 +60,19 @@ func registerExits(
 		// Replies arrive at the new device already.
 		DeleteWhileBlocked: func(row *tables.EgressExit, kernel bpf.ExitValue) bool {
 			return kernel.IfIndex != row.IfIndex
+		},
+	})
+}
+
+func registerLimits(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.EgressLimit],
+	mirror statedb.RWTable[*tables.LimitMirror],
+) error {
+	return mapsync.Register(p, mapsync.Config[*tables.EgressLimit, bpf.LimitKey, bpf.LimitValue]{
+		Map: maps.Limits, Desired: desired, Mirror: mirror,
+		WithStatus: tables.WithStatus[tables.EgressLimit],
+		ByKey: func(k bpf.LimitKey) statedb.Query[*tables.EgressLimit] {
+			return tables.EgressLimitByCookie(k.Policy)
 		},
 	})
 }

@@ -118,3 +118,52 @@ func TestEgressPolicyTooManyGateways(t *testing.T) {
 	require.Empty(t, p.Gateways[63].Error)
 	require.Equal(t, []string{"spec.egressGateways: has 65 items, of which the first 64 are used"}, errorTexts(p.Errors))
 }
+
+// Limits of bandwidth are in annotations. One with a mistake is named, and is none.
+func TestEgressPolicyBandwidth(t *testing.T) {
+	const all, each = "metadata.annotations[sluice.net/bandwidth]: ",
+		"metadata.annotations[sluice.net/bandwidth-per-pod]: "
+	for _, test := range []struct {
+		annotations    string
+		all, each      tables.Bandwidth
+		errors, column string
+	}{
+		{annotations: "{other: 7k}", column: "-"},
+		{annotations: "{sluice.net/bandwidth: ''}", column: "-"},
+		{annotations: "{sluice.net/bandwidth: 100M}", all: 100e6, column: "100M"},
+		{annotations: "{sluice.net/bandwidth-per-pod: '2500000'}", each: 25e5, column: "2500k per pod"},
+		{annotations: "{sluice.net/bandwidth: 1T, sluice.net/bandwidth-per-pod: 1.5G}",
+			all: 1e12, each: 15e8, column: "1T, 1500M per pod"},
+		{annotations: "{sluice.net/bandwidth: 1k, sluice.net/bandwidth-per-pod: 999}", all: 1e3,
+			errors: "metadata.annotations.sluice.net/bandwidth-per-pod: must be a text, is a number",
+			column: "1k"},
+		{annotations: "{sluice.net/bandwidth: 100Mbit, sluice.net/bandwidth-per-pod: 10M}", each: 1e7,
+			errors: all + `"100Mbit": is no number of bits a second as 100M or 1.5G`, column: "10M per pod"},
+		{annotations: "{sluice.net/bandwidth-per-pod: '999'}",
+			errors: each + `"999": must be from 1k to 1T bits a second`, column: "-"},
+		{annotations: "{sluice.net/bandwidth: '1001G'}",
+			errors: all + `"1001G": must be from 1k to 1T bits a second`, column: "-"},
+	} {
+
+		p := decodeOne[*tables.EgressPolicy](t, egressPolicyKind(), "metadata: {name: p, annotations: "+
+			test.annotations+"}\nspec: {selectors: [{podSelector: {}}], destinationCIDRs: [0.0.0.0/0], "+
+			"egressGateway: {nodeSelector: {}}}")
+		require.Equal(t, test.errors, strings.Join(errorTexts(p.Errors), "; "), test.annotations)
+		require.Equal(t, test.all, p.Bandwidth, test.annotations)
+		require.Equal(t, test.each, p.PodBandwidth, test.annotations)
+		require.Equal(t, test.column, p.TableRow()[5], test.annotations)
+	}
+}
+
+// No text but a number with a unit is a bandwidth.
+func TestBandwidths(t *testing.T) {
+	for _, text := range []string{
+		"-5M", "+5M", "1e999999999", "1e6", "0x10M", "inf", "NaN", ".", "1.2.3M", "M", " 5M", "5 M", "5m",
+		"5K", "5Mi", strings.Repeat("9", 1000), "0", "0.5k", "1.1T",
+	} {
+		var errs fieldErrors
+		require.Zero(t, bandwidth("a", text, &errs), text)
+		require.Len(t, errs, 1, text)
+		require.Contains(t, errs[0].Error(), "bits a second", text)
+	}
+}

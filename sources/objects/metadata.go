@@ -29,6 +29,9 @@ type object struct {
 
 			DrainGateway string `json:"sluice.net/drain-gateway"` // tables.DrainAnnotation
 
+			Bandwidth    string `json:"sluice.net/bandwidth"`         // tables.BandwidthAnnotation
+			PodBandwidth string `json:"sluice.net/bandwidth-per-pod"` // tables.PodBandwidthAnnotation
+
 			// Addresses of a node's tunnels, which Calico's node agent sets on Nodes
 			// (libcalico-go, lib/backend/k8s/resources/node.go).
 			CalicoIPIP4      string `json:"projectcalico.org/IPv4IPIPTunnelAddr"`
