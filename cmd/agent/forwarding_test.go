@@ -60,7 +60,9 @@ func (c *cluster) compareLimits(txn statedb.ReadTxn, r bpf.Reader, differ func(s
 	for k, v := range bpf.All[bpf.LimitKey, bpf.LimitValue](r, bpf.LimitsMap) {
 		got[fmt.Sprint(k.Policy, tables.Bandwidth(v.Rate), tables.Bandwidth(v.PodRate))] = true
 	}
-	config, configured := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](r, "sluice_config", bpf.ConfigKey{})
+	config, configured := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](
+		r, "sluice_config", bpf.ConfigKey{},
+	)
 	asks := config.Flags&bpf.ConfigLimits != 0
 	if sortedKeys(want) != sortedKeys(got) || configured && asks != (len(want) > 0) {
 		differ("limits: by the maps %s (asked: %v), by the base tables %s",

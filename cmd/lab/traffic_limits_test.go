@@ -110,9 +110,13 @@ func TestTrafficBandwidth(t *testing.T) {
 	const limit = 2_000_000
 	tr := newTraffic(t, Options{Nodes: 2})
 	n1, n2 := tr.Nodes[0], tr.Nodes[1]
-	remote, local, free := tr.pod(n1, "remote", "a"), tr.pod(n2, "local", "a"), tr.pod(n1, "free", "b")
+	remote, local := tr.pod(n1, "remote", "a"), tr.pod(n2, "local", "a")
+	free := tr.pod(n1, "free", "b")
 	policy := func(name, app string, annotations map[string]any) {
-		e := egress{name: name, app: app, to: []netip.Prefix{coveredIPv4}, exits: []exit{{node: n2.Name, ip: n2.EgressIPv4}}}
+		e := egress{
+			name: name, app: app, to: []netip.Prefix{coveredIPv4},
+			exits: []exit{{node: n2.Name, ip: n2.EgressIPv4}},
+		}
 		o := e.object()
 		o["metadata"].(map[string]any)["annotations"] = annotations
 		require.NoError(t, tr.Apply(o))
@@ -127,7 +131,7 @@ func TestTrafficBandwidth(t *testing.T) {
 			}
 		}
 		policy("limited", "a", annotations)
-		require.NoError(t, AwaitRows(tr.ctx, n2.Agent, "egress-limits", func(rows []tables.EgressLimit) error {
+		inTable := func(rows []tables.EgressLimit) error {
 			var row tables.EgressLimit
 			if len(rows) > 0 {
 				row = rows[0]
@@ -136,7 +140,8 @@ func TestTrafficBandwidth(t *testing.T) {
 				return fmt.Errorf("the limits are %v", rows)
 			}
 			return nil
-		}))
+		}
+		require.NoError(t, AwaitRows(tr.ctx, n2.Agent, "egress-limits", inTable))
 		require.NoError(t, n2.Agent.AwaitSettled(tr.ctx))
 	}
 	policy("free", "b", nil)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwarding keeps the maps that describe this node and its neighbors equal to their
-// tables: sluice_exits, sluice_limits, sluice_covered, sluice_nodes, sluice_devices, sluice_config and
-// sluice_keys. They are in no slot: they are about addresses, prefixes, devices, keys and names of policies, whose
-// meaning never changes, so entries of the previous agent stay until the desired ones are known.
+// tables: sluice_exits, sluice_limits, sluice_covered, sluice_nodes, sluice_devices, sluice_config
+// and sluice_keys. They are in no slot: they are about addresses, prefixes, devices, keys and names
+// of policies, whose meaning never changes, so entries of the previous agent stay until the desired
+// ones are known.
 //
 // An egress address is in sluice_exits only while programs are attached to the device that receives
 // its replies. Without programs the node would take the first replies for its own connections, and
