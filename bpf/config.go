@@ -32,11 +32,13 @@ const (
 	ConfigFloating
 	// ConfigEgressIPs says that there may be egress addresses that move.
 	ConfigEgressIPs
+	// ConfigLimits says that sluice_limits has entries.
+	ConfigLimits
 )
 
 var configFlagNames = []string{
 	"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating",
-	"egress-ips",
+	"egress-ips", "limits",
 }
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }

@@ -65,6 +65,8 @@ const (
 
 	// ReasonOtherBlock: by a port of an egress address that the packet's node has not.
 	ReasonOtherBlock Reason = 43
+	// ReasonBandwidth: more than the limit of its egress policy, or of its pod in it.
+	ReasonBandwidth Reason = 44
 
 	// ReasonCount bounds the numbers.
 	ReasonCount Reason = 48
@@ -107,6 +109,7 @@ var reasonNames = map[Reason]string{
 	ReasonNotOwned:            "egress IP not owned",
 	ReasonNoPortBlock:         "no port block",
 	ReasonOtherBlock:          "port of another node",
+	ReasonBandwidth:           "bandwidth limit",
 }
 
 // Drop reports whether the packet was dropped.

@@ -32,6 +32,7 @@ type Maps struct {
 	Floating Map[ExitKey, FloatingValue]           // leases of egress addresses that move
 	Blocks   Map[ExitKey, BlockValue]              // where they are, and this node's ports of them
 	Owners   Map[OwnerKey, OwnerValue]             // nodes that have blocks of their ports
+	Limits   Map[LimitKey, LimitValue]             // bandwidth of egress policies
 	Covered  Map[CoveredKey, CoveredValue]         // destinations of egress policies
 	Nodes    Map[NodeKey, NodeValue]               // nodes of the cluster
 	Devices  Map[DeviceKey, DeviceValue]           // the pod that a device leads to
@@ -91,6 +92,7 @@ func newMaps(cfg Config) *Maps {
 	m.Floating = add[ExitKey, FloatingValue](m, Spec{FloatingMap, TypeHash, FloatingEntries})
 	m.Blocks = add[ExitKey, BlockValue](m, Spec{"sluice_blocks", TypeHash, BlockEntries})
 	m.Owners = add[OwnerKey, OwnerValue](m, Spec{"sluice_owners", TypeHash, OwnerEntries})
+	m.Limits = add[LimitKey, LimitValue](m, Spec{LimitsMap, TypeHash, LimitEntries})
 	m.Covered = add[CoveredKey, CoveredValue](m, Spec{"sluice_covered", TypeLPM, cfg.MapSizeCovered})
 	m.Nodes = add[NodeKey, NodeValue](m, Spec{"sluice_nodes", TypeHash, cfg.MapSizeNodes})
 	m.Devices = add[DeviceKey, DeviceValue](m, Spec{"sluice_devices", TypeHash, cfg.MapSizePods})

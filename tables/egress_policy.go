@@ -32,6 +32,11 @@ type EgressPolicy struct {
 	// parse stays, with its Error, and elects no gateway.
 	Gateways []GatewaySpec `json:"gateways,omitempty"`
 
+	// Bandwidth is what all traffic of the policy may have on each gateway, in each direction by
+	// itself, and PodBandwidth what each pod's may have.
+	Bandwidth    Bandwidth `json:"bandwidth,omitempty"`
+	PodBandwidth Bandwidth `json:"podBandwidth,omitempty"`
+
 	Errors []FieldError `json:"errors,omitempty"`
 }
 
@@ -113,7 +118,7 @@ func (p *EgressPolicy) EgressIPs() (addrs []netip.Addr) {
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressPolicy) TableHeader() []string {
-	return []string{"Name", "Selectors", "Destinations", "Excluded", "Gateways", "Errors"}
+	return []string{"Name", "Selectors", "Destinations", "Excluded", "Gateways", "Bandwidth", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -121,7 +126,7 @@ func (p *EgressPolicy) TableRow() []string {
 	return []string{
 		p.Name, listColumn(stringsOf(p.Selectors), " | "), listColumn(stringsOf(p.Destinations), ", "),
 		listColumn(stringsOf(p.Excluded), ", "), listColumn(stringsOf(p.Gateways), " | "),
-		errorColumn(p.Errors),
+		bandwidthColumn(p), errorColumn(p.Errors),
 	}
 }
 
@@ -146,6 +151,14 @@ var (
 
 	// EgressPoliciesWithEgressIP queries, by true, the policies that name egress IPs.
 	EgressPoliciesWithEgressIP = egressPolicyWithEgressIPIndex.Query
+
+	egressPolicyLimitedIndex = IndexIf("limited", Uint32Keys,
+		func(p *EgressPolicy) (cookie uint32, has bool) {
+			return bpf.PolicyCookie(p.Name), p.IsLimited()
+		})
+
+	// EgressPoliciesLimited queries the policies with limits of bandwidth that have a cookie.
+	EgressPoliciesLimited = egressPolicyLimitedIndex.Query
 
 	egressPolicyNodesIndex = IndexIf("nodes", BoolKeys, func(p *EgressPolicy) (nodes, has bool) {
 		return true, slices.ContainsFunc(
@@ -180,5 +193,5 @@ var (
 var NewEgressPolicyTable = Declare(
 	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
 	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,
-	egressPolicyWithEgressIPIndex,
+	egressPolicyWithEgressIPIndex, egressPolicyLimitedIndex,
 )

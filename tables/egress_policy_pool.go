@@ -12,7 +12,7 @@ import (
 // PoolAnnotation of a CiliumEgressGatewayPolicy names the EgressIPPool that gives it an address,
 // which it names none of. That of a Namespace has its pods leave the cluster with an address of
 // the pool: see [NamespacePolicy].
-const PoolAnnotation = "sluice.io/egress-ip-pool"
+const PoolAnnotation = "sluice.net/egress-ip-pool"
 
 // NamespacePolicy returns the policy of a namespace that names a pool: all of its pods leave the
 // cluster with the address that the pool gives to it, wherever no other policy says otherwise.

@@ -99,6 +99,7 @@ type (
 	FloatingMirror = Mirror[bpf.ExitKey, bpf.FloatingValue]
 	BlockMirror    = Mirror[bpf.ExitKey, bpf.BlockValue]
 	OwnerMirror    = Mirror[bpf.OwnerKey, bpf.OwnerValue]
+	LimitMirror    = Mirror[bpf.LimitKey, bpf.LimitValue]
 	CoveredMirror  = Mirror[bpf.CoveredKey, bpf.CoveredValue]
 	NodeMirror     = Mirror[bpf.NodeKey, bpf.NodeValue]
 	DeviceMirror   = Mirror[bpf.DeviceKey, bpf.DeviceValue]
@@ -190,6 +191,7 @@ var (
 	NewFloatingMirrorTable = NewMirrorTable[bpf.ExitKey, bpf.FloatingValue]("map-floating", nil)
 	NewBlockMirrorTable    = NewMirrorTable[bpf.ExitKey, bpf.BlockValue]("map-blocks", nil)
 	NewOwnerMirrorTable    = NewMirrorTable[bpf.OwnerKey, bpf.OwnerValue]("map-owners", nil)
+	NewLimitMirrorTable    = NewMirrorTable[bpf.LimitKey, bpf.LimitValue]("map-limits", nil)
 	NewCoveredMirrorTable  = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
 	NewNodeMirrorTable     = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
 	NewDeviceMirrorTable   = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)

@@ -180,7 +180,7 @@ func TestOwnMapsAreKnown(t *testing.T) {
 	spec, err := loadPrograms()
 	require.NoError(t, err)
 	fixed := []string{MetricsMap, bpf.RulesMap, bpf.RuleSlotsMap, bpf.DecidedMap,
-		bpf.TrafficMap, bpf.TrafficOwnersMap, bpf.TrafficCountsMap}
+		bpf.TrafficMap, bpf.TrafficOwnersMap, bpf.TrafficCountsMap, bpf.BucketsMap}
 	for name, m := range spec.Maps {
 		if m.Pinning == ebpf.PinByName && !slices.Contains(fixed, name) {
 			require.Contains(t, Sizes{}.byName(), name)
@@ -225,6 +225,7 @@ func TestLayouts(t *testing.T) {
 		"sluice_gateways": {bpf.GatewayKey{}, bpf.GatewayValue{}},
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
 		"sluice_floating": {bpf.ExitKey{}, bpf.FloatingValue{}},
+		bpf.LimitsMap:     {bpf.LimitKey{}, bpf.LimitValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},
 		"sluice_devices":  {bpf.DeviceKey{}, bpf.DeviceValue{}},

@@ -28,6 +28,21 @@ type programsBlockValue struct {
 	Pad  uint32
 }
 
+type programsBucketKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy    uint32
+	Direction uint32
+}
+
+type programsBucketValue struct {
+	_    structs.HostLayout
+	Time uint64
+}
+
 type programsClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -151,6 +166,17 @@ type programsFragValue struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
+}
+
+type programsLimitKey struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type programsLimitValue struct {
+	_       structs.HostLayout
+	Rate    uint64
+	PodRate uint64
 }
 
 type programsMetric struct {
@@ -351,6 +377,7 @@ type programsTuple6Key struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	programsMapSluiceBlocks     = "sluice_blocks"
+	programsMapSluiceBuckets    = "sluice_buckets"
 	programsMapSluiceClock      = "sluice_clock"
 	programsMapSluiceConfig     = "sluice_config"
 	programsMapSluiceCovered    = "sluice_covered"
@@ -369,6 +396,7 @@ const (
 	programsMapSluiceIpcache    = "sluice_ipcache"
 	programsMapSluiceKeys       = "sluice_keys"
 	programsMapSluiceLedger     = "sluice_ledger"
+	programsMapSluiceLimits     = "sluice_limits"
 	programsMapSluiceMetrics    = "sluice_metrics"
 	programsMapSluiceMissing    = "sluice_missing"
 	programsMapSluiceNat4       = "sluice_nat4"
@@ -458,6 +486,7 @@ type programsProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type programsMapSpecs struct {
 	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
+	SluiceBuckets  *ebpf.MapSpec `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -476,6 +505,7 @@ type programsMapSpecs struct {
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.MapSpec `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
@@ -531,6 +561,7 @@ func (o *programsObjects) Close() error {
 // It can be passed to loadProgramsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programsMaps struct {
 	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
+	SluiceBuckets  *ebpf.Map `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -549,6 +580,7 @@ type programsMaps struct {
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.Map `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
@@ -577,6 +609,7 @@ type programsMaps struct {
 func (m *programsMaps) Close() error {
 	return _ProgramsClose(
 		m.SluiceBlocks,
+		m.SluiceBuckets,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -595,6 +628,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceIpcache,
 		m.SluiceKeys,
 		m.SluiceLedger,
+		m.SluiceLimits,
 		m.SluiceMetrics,
 		m.SluiceMissing,
 		m.SluiceNat4,

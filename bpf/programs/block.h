@@ -136,14 +136,15 @@ SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struc
 }
 
 /* At the pod's node: hands it a reply that came from a gateway, to an egress address that moves. */
-SUBPROGRAM int block_to_pod(struct __sk_buff *ctx, struct packet *p, struct decision *d)
+SUBPROGRAM int block_to_pod(struct __sk_buff *ctx, struct packet *p, struct decision *d,
+			    const struct config_value *cfg)
 {
 	const struct pod_value *pod;
 	struct translation to = {};
 	const struct ct_entry *e;
 	int err;
 
-	if (!p || !d)
+	if (!p || !d || !cfg)
 		return -REASON_WRITE_FAILED;
 	if (p->unknown_fragment)
 		return -REASON_UNKNOWN_FRAGMENT;
@@ -153,7 +154,8 @@ SUBPROGRAM int block_to_pod(struct __sk_buff *ctx, struct packet *p, struct deci
 	pod = local_pod(&to.addr, d->slot);
 	if (!pod)
 		return -REASON_NO_RULE;
-	err = fits(ctx, p, d, pod->ifindex);
+	err = fits(ctx, p, d, pod->ifindex) ?:
+	      within_limit(ctx, cfg, to.counter, to.created / SECOND, &to.addr, DIRECTION_INGRESS);
 	if (err)
 		return err;
 	if (rewrite(ctx, p, false, &to))

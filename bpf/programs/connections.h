@@ -208,6 +208,21 @@ struct traffic_owner {
 	__u32 policy; /* 0: the counter is free */
 };
 
+/* sluice_buckets: what has passed of traffic with a limit of bandwidth. */
+
+#define LIMIT_BUCKETS 16384
+#define LIMIT_BURST 100000000 /* nanoseconds at the rate */
+
+struct bucket_key {
+	struct address pod; /* none: all of the policy's */
+	__u32 policy;
+	__u32 direction;
+};
+
+struct bucket_value {
+	__u64 time; /* when what has passed would have, at the rate; nanoseconds of CLOCK_MONOTONIC */
+};
+
 /* A counter, of each CPU. Translations that began before it was this pair's do not count:
  * they may name it for another one that is gone. */
 struct traffic_count {

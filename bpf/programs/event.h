@@ -47,6 +47,7 @@ enum reason {
 	REASON_NOT_OWNED = 41,		 /* of an egress address that moves, without its lease */
 	REASON_NO_PORT_BLOCK = 42,	 /* this node has no ports of the egress address yet */
 	REASON_OTHER_BLOCK = 43,	 /* by a port of an egress address that its node has not */
+	REASON_BANDWIDTH = 44,		 /* more than the limit of its egress policy, or of its pod in it */
 	REASON_COUNT = 48,
 };
 

@@ -247,6 +247,17 @@ struct covered_value {
 	__u32 covered; /* 1 */
 };
 
+/* sluice_limits: egress policies with limits of bandwidth, each for one direction on a node. */
+
+struct limit_key {
+	__u32 policy; /* an egress_value's */
+};
+
+struct limit_value {
+	__u64 rate;	/* of all traffic of the policy, bytes a second; 0: no limit */
+	__u64 pod_rate; /* of each pod's */
+};
+
 /* sluice_policy: the verdict set of a ruleset and a class of peers. Of a class without an
  * entry what there is of ANY_CLASS says all. */
 
@@ -344,6 +355,7 @@ enum config_flags {
 	CONFIG_NETWORK_POLICIES = 1 << 4, /* there are some: pods are held while it is not known what they say */
 	CONFIG_FLOATING = 1 << 5, /* sluice_floating has entries */
 	CONFIG_EGRESS_IPS = 1 << 6, /* there may be egress addresses that move */
+	CONFIG_LIMITS = 1 << 7, /* sluice_limits has entries */
 };
 
 struct config_value {

@@ -60,6 +60,7 @@ WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_v
 WRITTEN_BY_AGENT(sluice_floating, BPF_MAP_TYPE_HASH, struct exit_key, struct floating_value);
 WRITTEN_BY_AGENT(sluice_blocks, BPF_MAP_TYPE_HASH, struct exit_key, struct block_value);
 WRITTEN_BY_AGENT(sluice_owners, BPF_MAP_TYPE_HASH, struct owner_key, struct owner_value);
+WRITTEN_BY_AGENT(sluice_limits, BPF_MAP_TYPE_HASH, struct limit_key, struct limit_value);
 WRITTEN_BY_AGENT(sluice_covered, BPF_MAP_TYPE_LPM_TRIE, struct prefix_key, struct covered_value);
 WRITTEN_BY_AGENT(sluice_devices, BPF_MAP_TYPE_HASH, struct device_key, struct device_value);
 WRITTEN_BY_AGENT(sluice_nodes, BPF_MAP_TYPE_HASH, struct node_key, struct node_value);
@@ -185,6 +186,15 @@ struct {
 	__type(key, __u32);
 	__type(value, struct traffic_count);
 } sluice_trafhits SEC(".maps");
+
+/* A bucket that is evicted is an empty one again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, LIMIT_BUCKETS);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct bucket_key);
+	__type(value, struct bucket_value);
+} sluice_buckets SEC(".maps");
 
 /* The time when the present tick began, of each CPU: see time_of_tick. */
 struct clock {

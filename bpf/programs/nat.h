@@ -5,7 +5,7 @@
 #pragma once
 
 #include "rewrite.h"
-#include "traffic.h"
+#include "limit.h"
 
 #define NAT_PROBES 512 /* ports that are tried for a connection */
 #define NAT_WANTED 1

@@ -32,6 +32,8 @@ static __always_inline int reply_from_outside(struct __sk_buff *ctx, struct pack
 	}
 	judge_for(d, pod);
 	err = fits(ctx, p, d, pod ? pod->ifindex : cfg->overlay_ifindex) ?: hop(ctx, p);
+	if (!err)
+		err = within_limit(ctx, cfg, to->counter, to->created / SECOND, &to->addr, DIRECTION_INGRESS);
 	if (err)
 		return err;
 	if (rewrite(ctx, p, false, to))

@@ -65,7 +65,8 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 	d->live = tracked(p);
 	if (!d->live && begins(p) && connections_used_up(p, cfg, TUPLE_OUT, 0))
 		return -REASON_CONNECTION_SHARE;
-	err = translate(ctx, p, d, cfg, node);
+	err = translate(ctx, p, d, cfg, node) ?:
+	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr, DIRECTION_EGRESS);
 	if (err)
 		return err;
 	d->gateway = cfg->underlay;
@@ -122,7 +123,7 @@ int from_overlay(struct __sk_buff *ctx)
 		ret = overlay_to_pod(ctx, &p, &d, pod, &node);
 	} else if (of_block) {
 		what = WHAT(REASON_REPLY_LOCAL, PROGRAM_FROM_OVERLAY, DIRECTION_INGRESS);
-		ret = block_to_pod(ctx, &p, &d);
+		ret = block_to_pod(ctx, &p, &d, cfg);
 	} else if (moves(&p.flow.saddr, cfg)) {
 		what = WHAT(REASON_TRANSLATED, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 		ret = block_to_outside(ctx, &p, &d, cfg, &node);

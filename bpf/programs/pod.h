@@ -71,7 +71,8 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, struct packet *p, s
 		err = fits(ctx, p, d, cfg->overlay_ifindex) ?: clamp(ctx, p, d);
 		return err ?: to_node(ctx, p, cfg, &d->gateway, DIRECTION_EGRESS);
 	}
-	err = translate(ctx, p, d, cfg, &none);
+	err = translate(ctx, p, d, cfg, &none) ?:
+	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr, DIRECTION_EGRESS);
 	if (err)
 		return err;
 	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);

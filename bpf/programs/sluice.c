@@ -22,6 +22,7 @@
  *	fence.h		egress addresses that move
  *	link.h		ARP, neighbor discovery, and packets to many
  *	traffic.h		counters of translated traffic
+ *	limit.h			limits of bandwidth
  *	translation.h, nat.h	translations
  *	ledger.h		which pod has an egress address and port
  *	siphash.h, proof.h	origin of overlay packets

@@ -60,7 +60,7 @@ var Dataflow = cell.Group(
 	// network-policy-status.
 	policytables.Cell,
 
-	// Where egress traffic leaves: egress-gateways, egress-policy-status, sysctls.
+	// Where egress traffic leaves: egress-gateways, egress-limits, egress-policy-status, sysctls.
 	egresstables.Cell,
 
 	// Which policies drop packets, as they cannot be applied.

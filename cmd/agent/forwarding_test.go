@@ -42,9 +42,32 @@ func (c *cluster) compareForwarding(txn statedb.ReadTxn, r bpf.Reader, destinati
 	if sortedKeys(want) != sortedKeys(got) {
 		differ("nodes: by the maps %s, by the base tables %s", sortedKeys(got), sortedKeys(want))
 	}
+	c.compareLimits(txn, r, differ)
 	c.compareExits(txn, r, differ)
 	c.compareAttachments(txn, r, differ)
 	return errors.Join(errs...)
+}
+
+// compareLimits: the kernel has the limits of all policies that have some, in bytes a second, and
+// has packets asked about them if there are any.
+func (c *cluster) compareLimits(txn statedb.ReadTxn, r bpf.Reader, differ func(string, ...any)) {
+	want, got := map[string]bool{}, map[string]bool{}
+	for p := range c.oracle.Policies.All(txn) {
+		if p.Bandwidth > 0 || p.PodBandwidth > 0 {
+			want[fmt.Sprint(bpf.PolicyCookie(p.Name), p.Bandwidth/8, p.PodBandwidth/8)] = true
+		}
+	}
+	for k, v := range bpf.All[bpf.LimitKey, bpf.LimitValue](r, bpf.LimitsMap) {
+		got[fmt.Sprint(k.Policy, tables.Bandwidth(v.Rate), tables.Bandwidth(v.PodRate))] = true
+	}
+	config, configured := bpf.Get[bpf.ConfigKey, bpf.ConfigValue](
+		r, "sluice_config", bpf.ConfigKey{},
+	)
+	asks := config.Flags&bpf.ConfigLimits != 0
+	if sortedKeys(want) != sortedKeys(got) || configured && asks != (len(want) > 0) {
+		differ("limits: by the maps %s (asked: %v), by the base tables %s",
+			sortedKeys(got), asks, sortedKeys(want))
+	}
 }
 
 // alive are the addresses of nodes, with whether one that is ready has each.

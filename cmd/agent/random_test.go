@@ -167,19 +167,25 @@ func (g *generator) policy() string {
 	return fmt.Sprintf(`
 apiVersion: cilium.io/v2
 kind: CiliumEgressGatewayPolicy
-metadata: {name: policy-%d}
+metadata: {name: policy-%d, annotations: {%s}}
 spec:
   selectors: [%s]
   destinationCIDRs: [%s]
   excludedCIDRs: [%s]
   egressGateways: [%s]
-`, g.IntN(4), strings.Join(selectors, ", "), strings.Join(destinations, ", "), strings.Join(excluded, ", "), g.pick(
+`, g.IntN(4), g.limit(), strings.Join(selectors, ", "), strings.Join(destinations, ", "), strings.Join(excluded, ", "), g.pick(
 		"{nodeSelector: {matchLabels: {egress: a}}}",
 		"{nodeSelector: {matchLabels: {egress: b}}}",
 		"{nodeSelector: {matchLabels: {egress: a}}}, {nodeSelector: {matchLabels: {egress: b}}}",
 		"{nodeSelector: {matchLabels: {egress: a}}, interface: eth1}",
 		"{nodeSelector: {matchLabels: {egress: a}}, egressIP: 192.0.2.9}",
 		"{interface: eth1}"))
+}
+
+// limit is an annotation of a policy that limits its bandwidth, or none.
+func (g *generator) limit() string {
+	return g.pick("", "", "sluice.net/bandwidth: 8M", "sluice.net/bandwidth: 1G",
+		"sluice.net/bandwidth-per-pod: 80k", "sluice.net/bandwidth-per-pod: bad")
 }
 
 func (g *generator) namespace() string {

@@ -186,6 +186,7 @@ type desiredTables struct {
 	Gateways  statedb.Table[*tables.EgressGateway]
 	Sysctls   statedb.Table[*tables.Sysctl]
 	Exits     statedb.Table[*tables.EgressExit]
+	Limits    statedb.Table[*tables.EgressLimit]
 	Covered   statedb.Table[*tables.CoveredPrefix]
 	Nodes     statedb.Table[*tables.ClusterNode]
 	Configs   statedb.Table[*tables.DatapathConfig]
@@ -207,6 +208,7 @@ func (d *desiredTables) undone(txn statedb.ReadTxn) string {
 		undone(txn, d.IPCache) + undone(txn, d.Members) + undone(txn, d.Entries) +
 		undone(txn, d.Verdicts) + undone(txn, d.Rules) + undone(txn, d.Gateways) +
 		undone(txn, d.Sysctls) + undone(txn, d.Exits) + undone(txn, d.Covered) +
+		undone(txn, d.Limits) +
 		undone(txn, d.Nodes) + undone(txn, d.Frontends) + d.undoneConfig(txn)
 }
 

@@ -38,7 +38,7 @@ subjects: [{kind: ServiceAccount, name: sluice-operator, namespace: sluice-syste
 ---
 apiVersion: cilium.io/v2
 kind: CiliumEgressGatewayPolicy
-metadata: {name: pooled, annotations: {sluice.io/egress-ip-pool: partners}}
+metadata: {name: pooled, annotations: {sluice.net/egress-ip-pool: partners}}
 spec:
   selectors: [{podSelector: {matchLabels: {app: web}}}]
   destinationCIDRs: [203.0.113.0/24]

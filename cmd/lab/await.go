@@ -206,8 +206,8 @@ type attachment struct {
 // settling are the tables whose rows say themselves whether the kernel has them.
 var settling = []string{
 	"cluster-nodes", "covered-prefixes", "datapath-config", "egress-exits", "egress-gateways",
-	"egress-rules", "frontends", "ipcache", "members", "pod-devices", "pods", "policy-entries",
-	"subject-routes", "subjects", "verdicts",
+	"egress-limits", "egress-rules", "frontends", "ipcache", "members", "pod-devices", "pods",
+	"policy-entries", "subject-routes", "subjects", "verdicts",
 }
 
 // AwaitSettled waits until nothing waits for the kernel, and nothing failed.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwarding keeps the maps that describe this node and its neighbors equal to their
-// tables: sluice_exits, sluice_covered, sluice_nodes, sluice_devices, sluice_config and
-// sluice_keys. They are in no slot: they are about addresses, prefixes, devices and keys, whose
-// meaning never changes, so entries of the previous agent stay until the desired ones are known.
+// tables: sluice_exits, sluice_limits, sluice_covered, sluice_nodes, sluice_devices, sluice_config
+// and sluice_keys. They are in no slot: they are about addresses, prefixes, devices, keys and names
+// of policies, whose meaning never changes, so entries of the previous agent stay until the desired
+// ones are known.
 //
 // An egress address is in sluice_exits only while programs are attached to the device that receives
 // its replies. Without programs the node would take the first replies for its own connections, and
@@ -28,14 +29,15 @@ var Cell = cell.Module(
 	tables.Own(tables.NewExitMirrorTable),
 	tables.Own(tables.NewBlockMirrorTable),
 	tables.Own(tables.NewOwnerMirrorTable),
+	tables.Own(tables.NewLimitMirrorTable),
 	tables.Own(tables.NewCoveredMirrorTable),
 	tables.Own(tables.NewNodeMirrorTable),
 	tables.Own(tables.NewDeviceMirrorTable),
 	tables.Own(tables.NewConfigMirrorTable),
 	tables.Own(tables.NewKeysMirrorTable),
 	cell.Invoke(
-		registerExits, registerBlocks, registerOwners, registerCovered, registerNodes,
-		registerDevices, registerConfig, registerKeys,
+		registerExits, registerBlocks, registerOwners, registerLimits, registerCovered,
+		registerNodes, registerDevices, registerConfig, registerKeys,
 	),
 )
 
@@ -74,6 +76,19 @@ func registerBlocks(
 		WithStatus: tables.WithStatus[tables.EgressBlock],
 		ByKey: func(k bpf.ExitKey) statedb.Query[*tables.EgressBlock] {
 			return tables.EgressBlockByAddr(k.Addr.Addr())
+		},
+	})
+}
+
+func registerLimits(
+	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.EgressLimit],
+	mirror statedb.RWTable[*tables.LimitMirror],
+) error {
+	return mapsync.Register(p, mapsync.Config[*tables.EgressLimit, bpf.LimitKey, bpf.LimitValue]{
+		Map: maps.Limits, Desired: desired, Mirror: mirror,
+		WithStatus: tables.WithStatus[tables.EgressLimit],
+		ByKey: func(k bpf.LimitKey) statedb.Query[*tables.EgressLimit] {
+			return tables.EgressLimitByCookie(k.Policy)
 		},
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,6 +57,9 @@ func egressPolicies(o *egressPolicy, name tables.Name, errs *fieldErrors) []*tab
 	}
 	p.Excluded = errs.prefixes("spec.excludedCIDRs", o.Spec.ExcludedCIDRs)
 	p.Gateways = withPool(o.gateways(errs), o.Metadata.Annotations.EgressIPPool, errs)
+	annotations := o.Metadata.Annotations
+	p.Bandwidth = bandwidth(tables.BandwidthAnnotation, annotations.Bandwidth, errs)
+	p.PodBandwidth = bandwidth(tables.PodBandwidthAnnotation, annotations.PodBandwidth, errs)
 	p.Errors = *errs
 	return one(p)
 }
@@ -132,6 +136,38 @@ func (g *egressGateway) parse(field string, errs *fieldErrors) tables.GatewaySpe
 	}
 	spec.Error = errs.of(field).String()
 	return spec
+}
+
+// Limits of bandwidth, in bits a second. The programs count whole nanoseconds for each packet:
+// beyond the maximum a small one takes none.
+const (
+	minBandwidth = 1e3
+	maxBandwidth = 1e12
+)
+
+// bitUnits are the units of bandwidths. They are parsed here, as resource.ParseQuantity takes
+// minutes for one as 1e999999999.
+var bitUnits = map[string]float64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+// bandwidth returns the limit that an annotation has, in bits a second. Without a value, and with
+// one that is no such limit, there is none.
+func bandwidth(annotation, value string, errs *fieldErrors) tables.Bandwidth {
+	if value == "" {
+		return 0
+	}
+	field := "metadata.annotations[" + annotation + "]"
+	unit := strings.TrimLeft(value, "0123456789.")
+	n, err := strconv.ParseFloat(strings.TrimSuffix(value, unit), 64)
+	factor, known := bitUnits[unit]
+	if err != nil || !known {
+		errs.add(field, quoted(value, "is no number of bits a second as 100M or 1.5G").Error())
+		return 0
+	}
+	if n *= factor; n < minBandwidth || n > maxBandwidth {
+		errs.add(field, quoted(value, "must be from 1k to 1T bits a second").Error())
+		return 0
+	}
+	return tables.Bandwidth(n)
 }
 
 // selectorText returns the canonical text of a selector. No selector selects

@@ -125,25 +125,76 @@ func TestEgressPolicyOfPool(t *testing.T) {
 		{"p", `[{"nodeSelector":{}},{"nodeSelector":{"matchLabels":{"a":"b"}}}]`,
 			"nodes() pool p | nodes(a=b) pool p", ""},
 		{"p", `[{"nodeSelector":{}},{"nodeSelector":{},"egressIP":"192.0.2.1"}]`,
-			"nodes() invalid: metadata.annotations[sluice.io/egress-ip-pool]: excludes egressIP and " +
+			"nodes() invalid: metadata.annotations[sluice.net/egress-ip-pool]: excludes egressIP and " +
 				"interface of gateways | nodes() ip 192.0.2.1 invalid: metadata.annotations" +
-				"[sluice.io/egress-ip-pool]: excludes egressIP and interface of gateways",
-			"metadata.annotations[sluice.io/egress-ip-pool]: excludes egressIP"},
+				"[sluice.net/egress-ip-pool]: excludes egressIP and interface of gateways",
+			"metadata.annotations[sluice.net/egress-ip-pool]: excludes egressIP"},
 		{"p", `[{"nodeSelector":{},"interface":"eth0"}]`, "nodes() interface eth0 invalid",
-			"metadata.annotations[sluice.io/egress-ip-pool]: excludes egressIP"},
+			"metadata.annotations[sluice.net/egress-ip-pool]: excludes egressIP"},
 		{"a/b", `[{"nodeSelector":{}}]`, "nodes() invalid",
-			`metadata.annotations[sluice.io/egress-ip-pool]: "a/b": is no name of an EgressIPPool`},
+			`metadata.annotations[sluice.net/egress-ip-pool]: "a/b": is no name of an EgressIPPool`},
 		{"p", `[{}]`, "nodes() invalid: spec.egressGateways[0].nodeSelector: required",
 			"spec.egressGateways[0].nodeSelector: required"},
 	} {
 		o, err := egressPolicyKind().Decode([]byte(`{"apiVersion":"cilium.io/v2",
 			"kind":"CiliumEgressGatewayPolicy","metadata":{"name":"a","annotations":{
-			"sluice.io/egress-ip-pool":"` + c.pool + `"}},"spec":{"selectors":[{"podSelector":{}}],
+			"sluice.net/egress-ip-pool":"` + c.pool + `"}},"spec":{"selectors":[{"podSelector":{}}],
 			"destinationCIDRs":["0.0.0.0/0"],"egressGateways":` + c.gateways + `}}`))
 		require.NoError(t, err)
 		p := o.rows[0].(*tables.EgressPolicy)
 		require.Contains(t, p.TableRow()[4], c.want)
 		require.Contains(t, fieldErrors(p.Errors).String(), c.errors)
 		require.Equal(t, c.errors == "", len(p.Errors) == 0, p.Errors)
+	}
+}
+
+// Limits of bandwidth are in annotations. One with a mistake is named, and is none.
+func TestEgressPolicyBandwidth(t *testing.T) {
+	const all, each = "metadata.annotations[sluice.net/bandwidth]: ",
+		"metadata.annotations[sluice.net/bandwidth-per-pod]: "
+	for _, test := range []struct {
+		annotations    string
+		all, each      tables.Bandwidth
+		errors, column string
+	}{
+		{annotations: "{other: 7k}", column: "-"},
+		{annotations: "{sluice.net/bandwidth: ''}", column: "-"},
+		{annotations: "{sluice.net/bandwidth: 100M}", all: 100e6, column: "100M"},
+		{annotations: "{sluice.net/bandwidth-per-pod: '2500000'}", each: 25e5,
+			column: "2500k per pod"},
+		{annotations: "{sluice.net/bandwidth: 1T, sluice.net/bandwidth-per-pod: 1.5G}",
+			all: 1e12, each: 15e8, column: "1T, 1500M per pod"},
+		{annotations: "{sluice.net/bandwidth: 1k, sluice.net/bandwidth-per-pod: 999}", all: 1e3,
+			errors: "metadata.annotations.sluice.net/bandwidth-per-pod: must be a text, is a number",
+			column: "1k"},
+		{annotations: "{sluice.net/bandwidth: 100Mbit, sluice.net/bandwidth-per-pod: 10M}",
+			errors: all + `"100Mbit": is no number of bits a second as 100M or 1.5G`,
+			each:   1e7, column: "10M per pod"},
+		{annotations: "{sluice.net/bandwidth-per-pod: '999'}",
+			errors: each + `"999": must be from 1k to 1T bits a second`, column: "-"},
+		{annotations: "{sluice.net/bandwidth: '1001G'}",
+			errors: all + `"1001G": must be from 1k to 1T bits a second`, column: "-"},
+	} {
+
+		p := decodeOne[*tables.EgressPolicy](t, egressPolicyKind(), "metadata: {name: p, annotations: "+
+			test.annotations+"}\nspec: {selectors: [{podSelector: {}}], destinationCIDRs: [0.0.0.0/0], "+
+			"egressGateway: {nodeSelector: {}}}")
+		require.Equal(t, test.errors, strings.Join(errorTexts(p.Errors), "; "), test.annotations)
+		require.Equal(t, test.all, p.Bandwidth, test.annotations)
+		require.Equal(t, test.each, p.PodBandwidth, test.annotations)
+		require.Equal(t, test.column, p.TableRow()[5], test.annotations)
+	}
+}
+
+// No text but a number with a unit is a bandwidth.
+func TestBandwidths(t *testing.T) {
+	for _, text := range []string{
+		"-5M", "+5M", "1e999999999", "1e6", "0x10M", "inf", "NaN", ".", "1.2.3M", "M", " 5M", "5 M", "5m",
+		"5K", "5Mi", strings.Repeat("9", 1000), "0", "0.5k", "1.1T",
+	} {
+		var errs fieldErrors
+		require.Zero(t, bandwidth("a", text, &errs), text)
+		require.Len(t, errs, 1, text)
+		require.Contains(t, errs[0].Error(), "bits a second", text)
 	}
 }

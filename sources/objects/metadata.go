@@ -28,7 +28,10 @@ type object struct {
 			StatusAddrs      string `json:"sluice.net/status-addresses"` // announced
 
 			DrainGateway string `json:"sluice.net/drain-gateway"` // tables.DrainAnnotation
-			EgressIPPool string `json:"sluice.io/egress-ip-pool"` // tables.PoolAnnotation
+			EgressIPPool string `json:"sluice.net/egress-ip-pool"` // tables.PoolAnnotation
+
+			Bandwidth    string `json:"sluice.net/bandwidth"`         // tables.BandwidthAnnotation
+			PodBandwidth string `json:"sluice.net/bandwidth-per-pod"` // tables.PodBandwidthAnnotation
 
 			// Addresses of a node's tunnels, which Calico's node agent sets on Nodes
 			// (libcalico-go, lib/backend/k8s/resources/node.go).

@@ -28,7 +28,7 @@ func TestPoliciesAwaitPools(t *testing.T) {
 	go func() { done <- run(ctx, nil) }()
 
 	o, err := egressPolicyKind().Decode([]byte(`{"metadata":{"name":"web",
-		"annotations":{"sluice.io/egress-ip-pool":"p"}},"spec":{"selectors":[{"podSelector":{}}],
+		"annotations":{"sluice.net/egress-ip-pool":"p"}},"spec":{"selectors":[{"podSelector":{}}],
 		"destinationCIDRs":["0.0.0.0/0"],"egressGateway":{"nodeSelector":{}}}}`))
 	require.NoError(t, err)
 	store := egressPolicyKind().Store(&tabs)

@@ -8,6 +8,7 @@
 //	egress-ip-pools, egress-policies, nodes ─────────► egress-ips
 //	egress-ips, egress-ip-pools, nodes ──────────────► egress-blocks ────► sluice_blocks
 //	                                                   port-owners ──────► sluice_owners
+//	egress-policies ─────────────────────────────────► egress-limits ──► sluice_limits
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
 //	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
@@ -32,7 +33,11 @@ var Cell = cell.Module(
 	tables.Own(tables.NewEgressIPTable),
 	tables.OwnDesired(tables.NewEgressBlockTable),
 	tables.OwnDesired(tables.NewPortOwnerTable),
+	tables.OwnDesired(tables.NewEgressLimitTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(deriveIPs, deriveBlocks, deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
+	cell.Invoke(
+		deriveIPs, deriveBlocks, deriveGateways, deriveTargets, deriveLimits, derivePolicyStatus,
+		deriveSysctls,
+	),
 )

@@ -25,6 +25,7 @@ type configParams struct {
 	LocalNode tables.LocalNode
 
 	Policies    statedb.Table[*tables.NetworkPolicy]
+	Limits      statedb.Table[*tables.EgressLimit]
 	Enforcement tables.Enforcement
 	Attachments statedb.Table[*tables.Attachment]
 	EgressIPs   tables.EgressIPs
@@ -56,6 +57,9 @@ func deriveConfig(p derive.Params, c configParams) error {
 			derive.FromIf(c.Policies,
 				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
 				func(_ statedb.ReadTxn, _ *tables.NetworkPolicy, mark func(uint32)) { mark(theConfig) }),
+			derive.FromIf(c.Limits,
+				func(_, _ *tables.EgressLimit) bool { return false }, // as of the policies
+				func(_ statedb.ReadTxn, _ *tables.EgressLimit, mark func(uint32)) { mark(theConfig) }),
 			derive.Feedback(derive.OnChange(c.Attachments, markConfig)),
 		},
 		After: []statedb.TableMeta{c.Entries},
@@ -90,6 +94,9 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 	}
 	if c.EgressIPs.Enabled { // also before the leases are known: those of a former run may have ended
 		row.Flags |= bpf.ConfigFloating | bpf.ConfigEgressIPs
+	}
+	if c.Limits.NumObjects(txn) > 0 {
+		row.Flags |= bpf.ConfigLimits
 	}
 	if c.holdsPods(txn) {
 		row.Flags |= bpf.ConfigNetworkPolicies

@@ -36,6 +36,21 @@ type judgeBlockValue struct {
 	Pad  uint32
 }
 
+type judgeBucketKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy    uint32
+	Direction uint32
+}
+
+type judgeBucketValue struct {
+	_    structs.HostLayout
+	Time uint64
+}
+
 type judgeClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -159,6 +174,17 @@ type judgeFragValue struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
+}
+
+type judgeLimitKey struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type judgeLimitValue struct {
+	_       structs.HostLayout
+	Rate    uint64
+	PodRate uint64
 }
 
 type judgeMetric struct {
@@ -379,6 +405,7 @@ const (
 	judgeMapAnswers        = "answers"
 	judgeMapQuestions      = "questions"
 	judgeMapSluiceBlocks   = "sluice_blocks"
+	judgeMapSluiceBuckets  = "sluice_buckets"
 	judgeMapSluiceClock    = "sluice_clock"
 	judgeMapSluiceConfig   = "sluice_config"
 	judgeMapSluiceCovered  = "sluice_covered"
@@ -397,6 +424,7 @@ const (
 	judgeMapSluiceIpcache  = "sluice_ipcache"
 	judgeMapSluiceKeys     = "sluice_keys"
 	judgeMapSluiceLedger   = "sluice_ledger"
+	judgeMapSluiceLimits   = "sluice_limits"
 	judgeMapSluiceMetrics  = "sluice_metrics"
 	judgeMapSluiceMissing  = "sluice_missing"
 	judgeMapSluiceNat4     = "sluice_nat4"
@@ -476,6 +504,7 @@ type judgeMapSpecs struct {
 	Answers        *ebpf.MapSpec `ebpf:"answers"`
 	Questions      *ebpf.MapSpec `ebpf:"questions"`
 	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
+	SluiceBuckets  *ebpf.MapSpec `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -494,6 +523,7 @@ type judgeMapSpecs struct {
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.MapSpec `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
@@ -549,6 +579,7 @@ type judgeMaps struct {
 	Answers        *ebpf.Map `ebpf:"answers"`
 	Questions      *ebpf.Map `ebpf:"questions"`
 	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
+	SluiceBuckets  *ebpf.Map `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -567,6 +598,7 @@ type judgeMaps struct {
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.Map `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
@@ -597,6 +629,7 @@ func (m *judgeMaps) Close() error {
 		m.Answers,
 		m.Questions,
 		m.SluiceBlocks,
+		m.SluiceBuckets,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -615,6 +648,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceIpcache,
 		m.SluiceKeys,
 		m.SluiceLedger,
+		m.SluiceLimits,
 		m.SluiceMetrics,
 		m.SluiceMissing,
 		m.SluiceNat4,

@@ -33,6 +33,21 @@ type gatewayBlockValue struct {
 	Pad  uint32
 }
 
+type gatewayBucketKey struct {
+	_   structs.HostLayout
+	Pod struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	Policy    uint32
+	Direction uint32
+}
+
+type gatewayBucketValue struct {
+	_    structs.HostLayout
+	Time uint64
+}
+
 type gatewayClock struct {
 	_       structs.HostLayout
 	Jiffies uint64
@@ -215,6 +230,17 @@ type gatewayGatewaySetup struct {
 	Protocol uint16
 	Flags    uint32
 	_        [4]byte
+}
+
+type gatewayLimitKey struct {
+	_      structs.HostLayout
+	Policy uint32
+}
+
+type gatewayLimitValue struct {
+	_       structs.HostLayout
+	Rate    uint64
+	PodRate uint64
 }
 
 type gatewayMetric struct {
@@ -496,6 +522,7 @@ type gatewayTuple6Key struct {
 const (
 	gatewayMapPulses           = "pulses"
 	gatewayMapSluiceBlocks     = "sluice_blocks"
+	gatewayMapSluiceBuckets    = "sluice_buckets"
 	gatewayMapSluiceClock      = "sluice_clock"
 	gatewayMapSluiceConfig     = "sluice_config"
 	gatewayMapSluiceCovered    = "sluice_covered"
@@ -514,6 +541,7 @@ const (
 	gatewayMapSluiceIpcache    = "sluice_ipcache"
 	gatewayMapSluiceKeys       = "sluice_keys"
 	gatewayMapSluiceLedger     = "sluice_ledger"
+	gatewayMapSluiceLimits     = "sluice_limits"
 	gatewayMapSluiceMetrics    = "sluice_metrics"
 	gatewayMapSluiceMissing    = "sluice_missing"
 	gatewayMapSluiceNat4       = "sluice_nat4"
@@ -610,6 +638,7 @@ type gatewayProgramSpecs struct {
 type gatewayMapSpecs struct {
 	Pulses         *ebpf.MapSpec `ebpf:"pulses"`
 	SluiceBlocks   *ebpf.MapSpec `ebpf:"sluice_blocks"`
+	SluiceBuckets  *ebpf.MapSpec `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.MapSpec `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.MapSpec `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.MapSpec `ebpf:"sluice_covered"`
@@ -628,6 +657,7 @@ type gatewayMapSpecs struct {
 	SluiceIpcache  *ebpf.MapSpec `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.MapSpec `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.MapSpec `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.MapSpec `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.MapSpec `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.MapSpec `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.MapSpec `ebpf:"sluice_nat4"`
@@ -696,6 +726,7 @@ func (o *gatewayObjects) Close() error {
 type gatewayMaps struct {
 	Pulses         *ebpf.Map `ebpf:"pulses"`
 	SluiceBlocks   *ebpf.Map `ebpf:"sluice_blocks"`
+	SluiceBuckets  *ebpf.Map `ebpf:"sluice_buckets"`
 	SluiceClock    *ebpf.Map `ebpf:"sluice_clock"`
 	SluiceConfig   *ebpf.Map `ebpf:"sluice_config"`
 	SluiceCovered  *ebpf.Map `ebpf:"sluice_covered"`
@@ -714,6 +745,7 @@ type gatewayMaps struct {
 	SluiceIpcache  *ebpf.Map `ebpf:"sluice_ipcache"`
 	SluiceKeys     *ebpf.Map `ebpf:"sluice_keys"`
 	SluiceLedger   *ebpf.Map `ebpf:"sluice_ledger"`
+	SluiceLimits   *ebpf.Map `ebpf:"sluice_limits"`
 	SluiceMetrics  *ebpf.Map `ebpf:"sluice_metrics"`
 	SluiceMissing  *ebpf.Map `ebpf:"sluice_missing"`
 	SluiceNat4     *ebpf.Map `ebpf:"sluice_nat4"`
@@ -743,6 +775,7 @@ func (m *gatewayMaps) Close() error {
 	return _GatewayClose(
 		m.Pulses,
 		m.SluiceBlocks,
+		m.SluiceBuckets,
 		m.SluiceClock,
 		m.SluiceConfig,
 		m.SluiceCovered,
@@ -761,6 +794,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceIpcache,
 		m.SluiceKeys,
 		m.SluiceLedger,
+		m.SluiceLimits,
 		m.SluiceMetrics,
 		m.SluiceMissing,
 		m.SluiceNat4,
