@@ -132,6 +132,7 @@ func TestEgressIPPoolStatus(t *testing.T) {
 	require.Nil(t, p.Object, "agents' rows change with what matters to them")
 
 	require.Equal(t, 256, poolOf(t, `{"cidrs":["192.0.2.0/24"]}`).PortsPerBlock)
-	none := poolOf(t, `{"cidrs":["192.0.2.0/24"],"portsPerBlock":3},"status":{"blocks":[{"index":0,"node":"a"}]}`)
+	none := poolOf(t, `{"cidrs":["192.0.2.0/24"],"portsPerBlock":3},
+		"status":{"blocks":[{"index":0,"node":"a"}]}`)
 	require.Empty(t, none.Blocks)
 }
