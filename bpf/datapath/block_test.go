@@ -171,12 +171,18 @@ func TestBlockMissing(t *testing.T) {
 	})
 }
 
-// TestBlockOfOtherFamily: what cannot leave with the address is dropped where the pod is.
+// TestBlockOfOtherFamily: what cannot leave with the address goes to the node that has it, which
+// translates it, and stays with that.
 func TestBlockOfOtherFamily(t *testing.T) {
 	f := newFixture(t, packettest.World6)
 	f.Egress = packettest.World4.Egress
 	f.moving(second())
-	f.dropped(f.fromPod(request("UDP", f.Pod, f.Server)...), bpf.ReasonNoEgressIP)
+	for _, gateway := range []netip.Addr{third(), second()} {
+		f.movesTo(gateway)
+		p := f.toGateway(f.fromPod(request("UDP", f.Pod, f.Server)...), third())
+		require.Equal(t, f.Pod, p.Src)
+		f.delivered(f.fromOverlay(third(), response("UDP", f.Server, f.Pod, podPort)...))
+	}
 }
 
 // TestBlockUsedUp: a node has no more connections to a destination than it has ports.

@@ -30,7 +30,8 @@ static __always_inline const struct owner_value *owner_of(const struct block_val
 }
 
 /* Prepares a local pod's packet for being translated here, if d->gateway is an egress address that
- * moves. Returns 0 if so or if it is a node, or a reason, negative. */
+ * moves. What is of the other family goes to the node that has the address, which translates it to
+ * another one. Returns 0, or a reason, negative, if there is no such node. */
 SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
 			   const struct config_value *cfg)
 {
@@ -44,8 +45,10 @@ SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct
 		return bpf_map_lookup_elem(&sluice_nodes, &d->gateway) ? 0 : -REASON_NO_GATEWAY;
 	if (no_address(&block->gateway))
 		return -REASON_NO_GATEWAY;
-	if (is_ipv4(&d->gateway) != (p->flow.family == FAMILY_IPV4))
-		return -REASON_NO_EGRESS_IP;
+	if (is_ipv4(&d->gateway) != (p->flow.family == FAMILY_IPV4)) {
+		d->gateway = block->gateway;
+		return 0;
+	}
 	d->of_block = 1;
 	d->egress = d->gateway;
 	d->exit = cfg->overlay_ifindex;

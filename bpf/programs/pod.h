@@ -58,19 +58,22 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, struct packet *p, s
 				      const struct config_value *cfg)
 {
 	const struct address none = {};
-	bool is_here = same_address(&d->gateway, &cfg->underlay);
-	int err = 0;
+	bool is_here;
+	int err;
 
-	if (is_here)
-		err = hop(ctx, p);
-	else if (cfg->flags & CONFIG_EGRESS_IPS)
+	if (cfg->flags & CONFIG_EGRESS_IPS) {
 		err = enter_block(ctx, p, d, cfg);
-	if (err)
-		return err;
+		if (err)
+			return err;
+	}
+	is_here = same_address(&d->gateway, &cfg->underlay);
 	if (!is_here && !d->of_block) {
 		err = fits(ctx, p, d, cfg->overlay_ifindex) ?: clamp(ctx, p, d);
 		return err ?: to_node(ctx, p, cfg, &d->gateway, DIRECTION_EGRESS);
 	}
+	err = is_here ? hop(ctx, p) : 0;
+	if (err)
+		return err;
 	err = translate(ctx, p, d, cfg, &none) ?:
 	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr, DIRECTION_EGRESS);
 	if (err)

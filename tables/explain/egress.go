@@ -114,11 +114,15 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 	}
 	w.Group, w.Bucket = rule.Group, bucketOf(from.Address)
 	gateway, ok := v.gateway(bpf.GatewayKey{Group: w.Group, Bucket: w.Bucket})
+	if block, moves := v.block(gateway.Gateway); moves && here {
+		egress := gateway.Gateway.Addr()
+		if egress.Is4() == to.place().Addr().Is4() {
+			return w.byBlock(egress, block)
+		}
+		gateway.Gateway = block.Gateway
+	}
 	if !ok || gateway.Gateway == (bpf.Address{}) {
 		return w.dropped(bpf.ReasonNoGateway, "no node is the gateway")
-	}
-	if block, moves := v.block(gateway.Gateway); moves && here {
-		return w.byBlock(v, gateway.Gateway, block, to)
 	}
 	w.Gateway = gateway.Gateway.Addr()
 	w.EgressIP = egressOf(gateway, to.place().Addr())
@@ -136,13 +140,11 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 }
 
 // byBlock is how traffic leaves with an egress address that moves: this node translates it.
-func (w Way) byBlock(v view, egress bpf.Address, block bpf.BlockValue, to Party) Way {
-	w.EgressIP, w.Gateway = egress.Addr(), block.Gateway.Addr()
+func (w Way) byBlock(egress netip.Addr, block bpf.BlockValue) Way {
+	w.EgressIP, w.Gateway = egress, block.Gateway.Addr()
 	switch {
 	case !w.Gateway.IsValid():
 		return w.dropped(bpf.ReasonNoGateway, "no node has the egress address")
-	case w.EgressIP.Is4() != to.place().Addr().Is4():
-		return w.dropped(bpf.ReasonNoEgressIP, "the egress address is of the other family")
 	case block.Ports[0] == (bpf.PortRange{}):
 		return w.dropped(bpf.ReasonNoPortBlock, "this node has no ports of the egress address")
 	}
