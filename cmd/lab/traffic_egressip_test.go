@@ -80,7 +80,14 @@ metadata: {name: pool}
 spec:
   cidrs: ["%s/32", "%s/128"]
   nodeSelector: {matchLabels: {egress: "yes"}}
-`, moving4, moving6)))
+  portsPerBlock: 4096
+status:
+  blocks:
+  - {index: 0, node: %s}
+  - {index: 3, node: %s}
+  - {index: 7, node: %s}
+  - {index: 8, node: %[3]s}
+`, moving4, moving6, m.Nodes[1].Name, m.Nodes[2].Name, m.Nodes[0].Name)))
 	for _, addr := range movings {
 		require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
 apiVersion: cilium.io/v2
