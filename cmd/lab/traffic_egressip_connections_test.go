@@ -74,6 +74,7 @@ func TestTrafficEgressIPConnections(t *testing.T) {
 		require.NoError(t, err, envConnections)
 	}
 	m := newMoving(t, "10s")
+	m.chat()
 	all := m.connect(count)
 	from := m.owner(moving4)
 	to := m.other(from)
@@ -109,6 +110,7 @@ func TestTrafficEgressIPOfGateway(t *testing.T) {
 	from := m.owner(moving4)
 	m.pod = m.traffic.pod(from, "b", "a")
 	m.inForce([]string{"ip32", "ip128"}, m.pod)
+	m.chat()
 	for _, addr := range movings {
 		m.carries(addr, from)
 	}

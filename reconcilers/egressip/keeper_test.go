@@ -29,7 +29,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -331,60 +330,6 @@ func TestConflicts(t *testing.T) {
 	require.Empty(t, w.holder(v6))
 }
 
-// An answer to a solicitation is a conflict of IPv6.
-func TestProbe6(t *testing.T) {
-	w := newWorld(t)
-	require.NoError(t, probe(t.Context(), v6, w.near.Index))
-	answer, _, err := ndp.Listen(w.far, ndp.LinkLocal)
-	require.NoError(t, err)
-	group, err := ndp.SolicitedNodeMulticast(v6)
-	require.NoError(t, err)
-	require.NoError(t, answer.JoinGroup(group))
-	go func() {
-		for {
-			m, _, from, err := answer.ReadFrom()
-			if err != nil {
-				return
-			}
-			if ns, ok := m.(*ndp.NeighborSolicitation); ok && ns.TargetAddress == v6 {
-				answer.WriteTo(&ndp.NeighborAdvertisement{Solicited: true, TargetAddress: v6,
-					Options: linkLayer(ndp.Target, w.far)}, nil, from)
-			}
-		}
-	}()
-	defer answer.Close()
-	require.ErrorContains(t, probe(t.Context(), v6, w.near.Index),
-		"is in use by "+w.far.HardwareAddr.String())
-}
-
-// When the link of the device comes up again, the address is announced again as at first, and it is
-// given to the device if it has got lost meanwhile.
-func TestAnnouncedWithTheLink(t *testing.T) {
-	w := newWorld(t)
-	listen, err := arp.Dial(w.far)
-	require.NoError(t, err)
-	defer listen.Close()
-	announced := func(times int) {
-		require.NoError(t, listen.SetDeadline(time.Now().Add(20*time.Second)))
-		for n := 0; n < times; {
-			p, _, err := listen.Read()
-			require.NoError(t, err)
-			if p.SenderIP == v4 && p.TargetIP == v4 {
-				n++
-			}
-		}
-	}
-	w.start()
-	defer func() { w.stop() }()
-	w.wants(v4, "node-1")
-	announced(announceFirst)
-	require.NoError(t, remove(v4))
-	w.link(false)
-	w.eventually("it comes again", func() bool { return w.has(v4) })
-	w.link(true)
-	announced(announceFirst)
-}
-
 // That a Lease cannot be read or written is in the health of the agent.
 func TestLeaseIsForbidden(t *testing.T) {
 	w := newWorld(t)
@@ -429,44 +374,4 @@ func TestSilentUntilTranslatedNoMore(t *testing.T) {
 	w.exits.Remove(exit)
 	w.eventually("it is given up", func() bool { return w.row(v4) == nil })
 	w.eventually("and so is the lease", func() bool { return w.holder(v4) == "" })
-}
-
-// A lease that another node has by now is not given back in its name, and one that was renewed
-// a moment ago is not renewed.
-func TestLock(t *testing.T) {
-	client := fake.NewClientset()
-	l := newLock(params{
-		Connection: Connection{Leases: client.CoordinationV1(), Namespace: "sluice-system"},
-		Config:     DefaultConfig, LocalNode: tables.LocalNode{Name: "node-1"},
-	}, v4)
-	renewals := 0
-	l.renewed = func(uint64, uint32) error { renewals++; return nil }
-	l.asked = func(err error) { require.NoError(t, err) }
-	ours := resourcelock.LeaderElectionRecord{HolderIdentity: "node-1"}
-	none := resourcelock.LeaderElectionRecord{}
-	require.NoError(t, l.Create(t.Context(), ours))
-	require.NoError(t, l.Update(t.Context(), ours))
-	require.Equal(t, 1, renewals)
-	l.every = 0
-	require.NoError(t, l.Update(t.Context(), ours))
-	require.Equal(t, 2, renewals)
-
-	leases := client.CoordinationV1().Leases("sluice-system")
-	lease, err := leases.Get(t.Context(), leaseName(v4), metav1.GetOptions{})
-	require.NoError(t, err)
-	other := "node-2"
-	lease.Spec.HolderIdentity = &other
-	_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
-	require.NoError(t, err)
-	l.release.Store(true)
-	_, _, err = l.Get(t.Context())
-	require.NoError(t, err)
-	require.ErrorIs(t, l.Update(t.Context(), none), errKept)
-	require.NoError(t, l.Update(t.Context(), ours), "as the elector does it only when it has run out")
-	_, _, err = l.Get(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, l.Update(t.Context(), none))
-	lease, err = leases.Get(t.Context(), leaseName(v4), metav1.GetOptions{})
-	require.NoError(t, err)
-	require.Empty(t, *lease.Spec.HolderIdentity)
 }
