@@ -192,8 +192,11 @@ func (c *claim) guarded() bool {
 }
 
 // drop takes an address from the node, and then its lease from the kernel. It returns nil only when
-// both are done.
+// both are done. Routers are told before.
 func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
+	if err := k.withdrawRoute(ctx, addr); err != nil {
+		return err
+	}
 	if err := remove(addr); err != nil {
 		return err
 	}

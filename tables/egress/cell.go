@@ -6,6 +6,7 @@
 //	egress-policies, nodes ──────────────────────────► probe-targets
 //	egress-groups, devices, node-addresses, routes ──► egress-gateways ──► sluice_gateways
 //	egress-ip-pools, egress-policies, nodes ─────────► egress-ips
+//	egress-bgp-peers, nodes ─────────────────────────► egress-bgp-sessions
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
 //	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
@@ -28,7 +29,9 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewEgressGatewayTable),
 	tables.Own(tables.NewProbeTargetTable),
 	tables.Own(tables.NewEgressIPTable),
+	tables.OwnDesired(tables.NewEgressBGPSessionTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
-	cell.Invoke(deriveIPs, deriveGateways, deriveTargets, derivePolicyStatus, deriveSysctls),
+	cell.Invoke(deriveIPs, deriveSessions, deriveGateways, deriveTargets, derivePolicyStatus,
+		deriveSysctls),
 )
