@@ -68,6 +68,12 @@ func register(p params) error {
 	if !p.Enabled.Enabled {
 		return nil
 	}
+	_, err := newAnnouncer(p)
+	return err
+}
+
+// newAnnouncer registers what announces.
+func newAnnouncer(p params) (*announcer, error) {
 	s := newSpeaker(p.Lease.EgressIPLease)
 	a := &announcer{params: p, speaker: s, now: egressip.Now, begun: make(chan struct{})}
 	p.Lifecycle.Append(s)
@@ -81,7 +87,7 @@ func register(p params) error {
 		reconciler.WithRetry(retryFirst, retryLast),
 	)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	_, err = reconciler.Register(
 		p.Reconciler, p.Sessions.RWTable,
@@ -93,9 +99,9 @@ func register(p params) error {
 		reconciler.WithRetry(retryFirst, retryLast),
 	)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	p.Jobs.Add(job.OneShot("announce-egress-ips", a.run, job.WithShutdown()))
 	p.Jobs.Add(job.OneShot("follow-sessions", a.followSessions, job.WithShutdown()))
-	return nil
+	return a, nil
 }
