@@ -75,11 +75,9 @@ func addAddresses() error {
 	errs := []error{netlink.LinkSetUp(lo)}
 	connect := func(router, node netip.Addr) {
 		mask := net.CIDRMask(router.BitLen(), router.BitLen())
-		for _, addr := range []netip.Addr{router, node} {
-			errs = append(errs, netlink.AddrAdd(lo, &netlink.Addr{
-				IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: mask}, Flags: unix.IFA_F_NODAD,
-			}))
-		}
+		errs = append(errs, netlink.AddrAdd(lo, &netlink.Addr{
+			IPNet: &net.IPNet{IP: node.AsSlice(), Mask: mask}, Flags: unix.IFA_F_NODAD,
+		}))
 		errs = append(errs, netlink.RouteReplace(&netlink.Route{
 			Dst:       &net.IPNet{IP: router.AsSlice(), Mask: mask},
 			LinkIndex: lo.Attrs().Index, Src: node.AsSlice(), Priority: 0,

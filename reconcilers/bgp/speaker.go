@@ -79,14 +79,7 @@ func (s *speaker) begin(routerID netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("start BGP as %s: %w", routerID, err)
 	}
-	err = s.server.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{
-		Assignment: &api.PolicyAssignment{
-			Name:          "global",
-			Direction:     api.PolicyDirection_POLICY_DIRECTION_IMPORT,
-			DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
-		},
-	})
-	if err != nil {
+	if err := s.refuseRoutes(ctx); err != nil {
 		return fmt.Errorf("refuse the routes of routers: %w", err)
 	}
 	err = s.server.WatchEvent(ctx, server.WatchEventMessageCallbacks{
@@ -96,6 +89,24 @@ func (s *speaker) begin(routerID netip.Addr) error {
 		return fmt.Errorf("watch sessions: %w", err)
 	}
 	return nil
+}
+
+// refuseRoutes has only routes of this node used.
+func (s *speaker) refuseRoutes(ctx context.Context) error {
+	own := &api.Policy{Name: "own", Statements: []*api.Statement{{
+		Name: "own", Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL},
+		Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
+	}}}
+	if err := s.server.AddPolicy(ctx, &api.AddPolicyRequest{Policy: own}); err != nil {
+		return err
+	}
+	return s.server.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{
+		Assignment: &api.PolicyAssignment{
+			Name: "global", Policies: []*api.Policy{own},
+			Direction:     api.PolicyDirection_POLICY_DIRECTION_IMPORT,
+			DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
+		},
+	})
 }
 
 // changed returns a channel that is closed when something is heard of a session.

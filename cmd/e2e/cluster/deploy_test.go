@@ -100,7 +100,7 @@ func TestManifestsAreStrict(t *testing.T) {
 var optional = []string{
 	"crds/ciliumcidrgroups.yaml", "crds/ciliumclusterwidenetworkpolicies.yaml", "crds/ciliumendpoints.yaml",
 	"crds/ciliumendpointslices.yaml", "crds/ciliumidentities.yaml", "crds/ciliumnetworkpolicies.yaml", "crds/ciliumnodes.yaml",
-	"crds/egressippools.yaml",
+	"crds/egressbgppeers.yaml", "crds/egressippools.yaml",
 }
 
 // listed returns the manifests that a kustomization of deploy/ lists.
