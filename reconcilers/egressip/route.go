@@ -13,8 +13,8 @@ import (
 )
 
 // withdrawalWait bounds how long an address stays for its route to be withdrawn: the metric of
-// the next owner's route is better.
-const withdrawalWait = time.Second
+// the next owner's route is better. A variable for tests.
+var withdrawalWait = time.Second
 
 // Now returns the time by which deadlines of leases are.
 func Now() (uint64, error) { return bootTime() }
