@@ -66,6 +66,7 @@ FRAMES    := ^Test(ChecksumsWrittenLater|TaggedFrames|FragmentsAreNotTheHosts|Re
 soak: ## Repeat the attacks of docs/security.md, send packets of the fuzzer for SOAKTIME, and look for races; needs root, hours
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(ATTACKS)' ./cmd/lab
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(FRAMES)' ./bpf/datapath
+	SLUICE_REQUIRE_PRIVILEGED=1 SLUICE_RANDOM_SEEDS=$(SOAKCOUNT) go test -count=1 -timeout 12h -run '^TestTrafficEgressIPRandom$$' ./cmd/lab
 	go test -count=1 -timeout 1h -run '^TestMemoryIsBounded$$' ./cmd/agent
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -run '^$$' -fuzz '^FuzzPackets$$' -fuzztime $(SOAKTIME) -fuzzminimizetime 10x ./bpf/datapath
 	$(MAKE) race

@@ -66,6 +66,13 @@ type Cluster struct {
 	objects map[objectID][]byte
 	pods    map[*Pod]bool
 	closed  bool
+	follow  follower // nil if nothing does
+}
+
+// follower is told of each change of an object, for tests.
+type follower interface {
+	put(Object)
+	remove(objectID)
 }
 
 const (

@@ -82,6 +82,9 @@ func (c *Cluster) Apply(objects ...Object) error {
 			return fmt.Errorf("apply %s %s: %w", id.kind, id.name, err)
 		}
 		c.objects[id] = text
+		if c.follow != nil {
+			c.follow.put(o)
+		}
 	}
 	return nil
 }
@@ -106,6 +109,9 @@ func (c *Cluster) Delete(objects ...Object) error {
 			return fmt.Errorf("delete %s %s: %w", id.kind, id.name, err)
 		}
 		delete(c.objects, id)
+		if c.follow != nil {
+			c.follow.remove(id)
+		}
 	}
 	return nil
 }

@@ -86,19 +86,6 @@ func (p *probesTest) losses(from *Node) (losses int) {
 	return losses
 }
 
-// cut disconnects a node from the others, without it or them losing a carrier; plugIn undoes it.
-func (p *probesTest) cut(n *Node) {
-	p.t.Helper()
-	port, err := p.fabric.link(n.Name + "-" + n.device)
-	require.NoError(p.t, err)
-	require.NoError(p.t, p.fabric.handle.LinkSetNoMaster(port))
-}
-
-func (p *probesTest) plugIn(n *Node) {
-	p.t.Helper()
-	require.NoError(p.t, p.fabric.plug(n.Name+"-"+n.device, switchBridge))
-}
-
 // TestTrafficGatewayLost: when a gateway loses its link, though its Node stays ready, flows go by
 // the other one soon. When it answers again, it has to for a while, and then new flows go by it.
 func TestTrafficGatewayLost(t *testing.T) {

@@ -243,6 +243,20 @@ func (tr *traffic) askOn(conn net.Conn) (netip.Addr, error) {
 	return source.Addr(), err
 }
 
+// cut disconnects a node from the others, without it or them losing a carrier; plugIn undoes it. It
+// stays connected with the world.
+func (tr *traffic) cut(n *Node) {
+	tr.t.Helper()
+	port, err := tr.fabric.link(n.Name + "-" + n.device)
+	require.NoError(tr.t, err)
+	require.NoError(tr.t, tr.fabric.handle.LinkSetNoMaster(port))
+}
+
+func (tr *traffic) plugIn(n *Node) {
+	tr.t.Helper()
+	require.NoError(tr.t, tr.fabric.plug(n.Name+"-"+n.device, switchBridge))
+}
+
 // openCounters opens the map in which a node's programs count packets.
 func (n *Node) openCounters() (*ebpf.Map, error) {
 	return ebpf.LoadPinnedMap(filepath.Join(n.Agent.BPFFS(), "sluice", "sluice_metrics"), &ebpf.LoadPinOptions{ReadOnly: true})

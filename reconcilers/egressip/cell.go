@@ -64,10 +64,14 @@ func (c Config) validate() error {
 	return nil
 }
 
-// valid is for how long this node uses a lease, and retry how often it renews it. The rest is
+// valid is for how long this node uses a lease, and renewal how often it renews it. The rest is
 // for packets that are on their way, and for clocks that do not run alike.
-func (c Config) valid() time.Duration { return c.EgressIPLease * 3 / 4 }
-func (c Config) retry() time.Duration { return c.EgressIPLease / 5 }
+func (c Config) valid() time.Duration   { return c.EgressIPLease * 3 / 4 }
+func (c Config) renewal() time.Duration { return c.EgressIPLease / 5 }
+
+// lookAtLease is how often a node that is to have an address looks whether the former owner has
+// given the lease back.
+const lookAtLease = 500 * time.Millisecond
 
 // Connection is where Leases are; without a client nothing is claimed.
 type Connection struct {
@@ -85,6 +89,8 @@ type params struct {
 	Maps          *bpf.Maps
 	IPs           statedb.Table[*tables.EgressIP]
 	Rows          statedb.RWTable[*tables.EgressIPLease]
+	Devices       statedb.Table[*tables.Device]
+	Exits         statedb.Table[*tables.ExitMirror]
 	Attachments   statedb.Table[*tables.Attachment]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]
 	LocalNode     tables.LocalNode

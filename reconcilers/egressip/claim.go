@@ -71,13 +71,19 @@ func (c *claim) term(ctx, withdrawn context.Context) error {
 			row.Deadline, row.Generation, row.IfIndex = deadline, generation, c.want.IfIndex
 		})
 	}
+	l.asked = func(err error) {
+		if err != nil {
+			err = fmt.Errorf("ask for the lease of %s: %w", c.want.Addr, err)
+		}
+		c.note(c.want.Addr, err)
+	}
 	var serving sync.WaitGroup
 	serve, stopServing := context.WithCancel(election)
 	defer stopServing()
 	e, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name: l.LeaseMeta.Name, Lock: l,
 		LeaseDuration: c.Config.EgressIPLease, RenewDeadline: c.Config.valid(),
-		RetryPeriod: c.Config.retry(), ReleaseOnCancel: true,
+		RetryPeriod: lookAtLease, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {},
 			OnStoppedLeading: stopServing,
@@ -133,26 +139,34 @@ func (c *claim) free() error {
 	return err
 }
 
-// serve has the address at its device once there is a lease, and announces it.
+// serve has the address at its device once there is a lease, and announces it: again from the
+// beginning when the device's link comes up, as what is at its other end may be another switch.
 func (c *claim) serve(ctx context.Context) {
+	wasUp, announced := false, 0
 	for ctx.Err() == nil {
+		device, _, changed, found := c.Devices.GetWatch(
+			c.DB.ReadTxn(), tables.DeviceByIndex(int(c.want.IfIndex)))
+		isUp := found && device.OperUp
+		if isUp && !wasUp {
+			announced = 0
+		}
+		wasUp = isUp
 		err := c.bring(ctx)
+		if err == nil && isUp {
+			err = announce(c.want.Addr, int(c.want.IfIndex))
+		}
 		if ctx.Err() != nil {
 			return
 		}
 		c.note(c.want.Addr, err)
+		interval := retryClaim
 		if err == nil {
-			break
+			interval = announceLater
+			if announced++; announced < announceFirst {
+				interval = announceSoon
+			}
 		}
-		pause.For(ctx, retryClaim)
-	}
-	for i := 0; ctx.Err() == nil; i++ {
-		c.note(c.want.Addr, announce(c.want.Addr, int(c.want.IfIndex)))
-		interval := announceLater
-		if i < announceFirst {
-			interval = announceSoon
-		}
-		pause.For(ctx, interval)
+		pause.Until(ctx, interval, changed)
 	}
 }
 
@@ -191,8 +205,9 @@ func (c *claim) guarded() bool {
 		c.Attachments, c.want.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev) == ""
 }
 
-// drop takes an address from the node, and then its lease from the kernel. It returns nil only when
-// both are done. Routers are told before.
+// drop takes an address from the node, and its lease from the kernel. It returns nil only when both
+// are done: when the kernel translates nothing to the address any more, without a lease to look at.
+// Routers are told before.
 func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
 	if err := k.withdrawRoute(ctx, addr); err != nil {
 		return err
@@ -211,12 +226,19 @@ func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
 	defer cancel()
 	err = k.await(ctx, func() bool {
 		row, _, found := k.Rows.Get(k.DB.ReadTxn(), tables.EgressIPLeaseByAddr(addr))
-		return !found || row.Deadline == 0 && k.inKernel(row)
+		return !found || row.Deadline == 0 && k.inKernel(row) && !k.translated(addr)
 	})
 	if err != nil {
 		return fmt.Errorf("take the lease of %s from the kernel: %w", addr, err)
 	}
 	return k.forget(addr)
+}
+
+// translated reports whether packets may get an address in the kernel.
+func (k *keeper) translated(addr netip.Addr) bool {
+	key := tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](bpf.ExitKey{Addr: bpf.AddressFrom(addr)})
+	_, _, found := k.Exits.Get(k.DB.ReadTxn(), key)
+	return found
 }
 
 func (k *keeper) inKernel(row *tables.EgressIPLease) bool {

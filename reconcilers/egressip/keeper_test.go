@@ -23,8 +23,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -63,6 +68,8 @@ type world struct {
 	*keeper
 	db        *statedb.DB
 	ips       tablestest.Table[*tables.EgressIP]
+	exits     tablestest.Table[*tables.ExitMirror]
+	devices   tablestest.Table[*tables.Device]
 	client    *fake.Clientset
 	near, far *net.Interface // the node's device, and the other end of its link
 	health    *cell.SimpleHealth
@@ -116,6 +123,9 @@ func (w *world) fill() {
 	}
 	config := tablestest.Open(w.T, w.db, tables.NewConfigMirrorTable)
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})
+	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
+	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
+	w.link(true)
 	rows := tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable)
 	w.keeper = &keeper{
 		claims: map[netip.Addr]*claim{}, problems: map[netip.Addr]error{},
@@ -123,7 +133,8 @@ func (w *world) fill() {
 		params: params{
 			Connection: Connection{Leases: w.client.CoordinationV1(), Namespace: "sluice-system"},
 			Config:     DefaultConfig, DB: w.db, Enabled: tables.EgressIPs{Enabled: true},
-			IPs: w.ips, Rows: rows, Attachments: attachments, ConfigEntries: config,
+			IPs: w.ips, Rows: rows, Exits: w.exits, Devices: w.devices,
+			Attachments: attachments, ConfigEntries: config,
 			LocalNode: tables.LocalNode{Name: "node-1"},
 		},
 	}
@@ -154,6 +165,11 @@ func (w *world) start() {
 		}
 	}()
 	w.stop = func() { cancel(); <-ended; <-ended }
+}
+
+// link says whether the device has a carrier.
+func (w *world) link(isUp bool) {
+	w.devices.Put(&tables.Device{Index: w.near.Index, Name: w.near.Name, Up: true, OperUp: isUp})
 }
 
 func (w *world) wants(addr netip.Addr, node string) {
@@ -339,4 +355,118 @@ func TestProbe6(t *testing.T) {
 	defer answer.Close()
 	require.ErrorContains(t, probe(t.Context(), v6, w.near.Index),
 		"is in use by "+w.far.HardwareAddr.String())
+}
+
+// When the link of the device comes up again, the address is announced again as at first, and it is
+// given to the device if it has got lost meanwhile.
+func TestAnnouncedWithTheLink(t *testing.T) {
+	w := newWorld(t)
+	listen, err := arp.Dial(w.far)
+	require.NoError(t, err)
+	defer listen.Close()
+	announced := func(times int) {
+		require.NoError(t, listen.SetDeadline(time.Now().Add(20*time.Second)))
+		for n := 0; n < times; {
+			p, _, err := listen.Read()
+			require.NoError(t, err)
+			if p.SenderIP == v4 && p.TargetIP == v4 {
+				n++
+			}
+		}
+	}
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	announced(announceFirst)
+	require.NoError(t, remove(v4))
+	w.link(false)
+	w.eventually("it comes again", func() bool { return w.has(v4) })
+	w.link(true)
+	announced(announceFirst)
+}
+
+// That a Lease cannot be read or written is in the health of the agent.
+func TestLeaseIsForbidden(t *testing.T) {
+	w := newWorld(t)
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", nil)
+	verb := atomic.Value{}
+	verb.Store("create")
+	w.client.PrependReactor("*", "leases", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		return a.GetVerb() == verb.Load(), nil, forbidden
+	})
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	problem := func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return fmt.Sprint(w.problems[v4])
+	}
+	says := "ask for the lease of 203.0.113.9: " + forbidden.Error()
+	w.eventually("it cannot be created", func() bool { return problem() == says })
+	verb.Store("get")
+	w.eventually("it cannot be read", func() bool { return problem() == says })
+	verb.Store("")
+	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
+	w.eventually("it is forgotten", func() bool { return problem() == "<nil>" })
+}
+
+// As long as the kernel translates to an address that is withdrawn, it has a lease there that has
+// run out, and the Lease is not given back.
+func TestSilentUntilTranslatedNoMore(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
+	exit := &tables.ExitMirror{Key: bpf.ExitKey{Addr: bpf.AddressFrom(v4)}}
+	w.exits.Put(exit)
+	w.wants(v4, "node-2")
+	w.eventually("it goes from the device", func() bool { return !w.has(v4) })
+	w.eventually("it is silent", func() bool { return w.row(v4).Deadline == 0 })
+	require.NotNil(t, w.row(v4))
+	require.Equal(t, "node-1", w.holder(v4))
+	w.exits.Remove(exit)
+	w.eventually("it is given up", func() bool { return w.row(v4) == nil })
+	w.eventually("and so is the lease", func() bool { return w.holder(v4) == "" })
+}
+
+// A lease that another node has by now is not given back in its name, and one that was renewed
+// a moment ago is not renewed.
+func TestLock(t *testing.T) {
+	client := fake.NewClientset()
+	l := newLock(params{
+		Connection: Connection{Leases: client.CoordinationV1(), Namespace: "sluice-system"},
+		Config:     DefaultConfig, LocalNode: tables.LocalNode{Name: "node-1"},
+	}, v4)
+	renewals := 0
+	l.renewed = func(uint64, uint32) error { renewals++; return nil }
+	l.asked = func(err error) { require.NoError(t, err) }
+	ours := resourcelock.LeaderElectionRecord{HolderIdentity: "node-1"}
+	none := resourcelock.LeaderElectionRecord{}
+	require.NoError(t, l.Create(t.Context(), ours))
+	require.NoError(t, l.Update(t.Context(), ours))
+	require.Equal(t, 1, renewals)
+	l.every = 0
+	require.NoError(t, l.Update(t.Context(), ours))
+	require.Equal(t, 2, renewals)
+
+	leases := client.CoordinationV1().Leases("sluice-system")
+	lease, err := leases.Get(t.Context(), leaseName(v4), metav1.GetOptions{})
+	require.NoError(t, err)
+	other := "node-2"
+	lease.Spec.HolderIdentity = &other
+	_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	l.release.Store(true)
+	_, _, err = l.Get(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, l.Update(t.Context(), none), errKept)
+	require.NoError(t, l.Update(t.Context(), ours), "as the elector does it only when it has run out")
+	_, _, err = l.Get(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, l.Update(t.Context(), none))
+	lease, err = leases.Get(t.Context(), leaseName(v4), metav1.GetOptions{})
+	require.NoError(t, err)
+	require.Empty(t, *lease.Spec.HolderIdentity)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
@@ -22,7 +23,12 @@ import (
 type lock struct {
 	*resourcelock.LeaseLock
 	valid   time.Duration // after the beginning of a request
+	every   time.Duration // how often it is renewed: what comes sooner is not sent
 	renewed func(deadline uint64, generation uint32) error
+	asked   func(error) // takes in what came of reading the Lease, and why it was not written
+
+	written uint64 // when the last request as the holder that succeeded began, 0 if none has
+	holder  string // as last read
 
 	// release is set when the address is withdrawn. An agent that just stops keeps the Lease,
 	// as it may be back before it runs out.
@@ -38,11 +44,24 @@ func leaseName(addr netip.Addr) string {
 }
 
 func newLock(p params, addr netip.Addr) *lock {
-	return &lock{valid: p.Config.valid(), LeaseLock: &resourcelock.LeaseLock{
+	of := &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: p.Connection.Namespace, Name: leaseName(addr)},
 		Client:     p.Connection.Leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: p.LocalNode.Name},
-	}}
+	}
+	return &lock{LeaseLock: of, valid: p.Config.valid(), every: p.Config.renewal()}
+}
+
+// Get implements [resourcelock.Interface].
+func (l *lock) Get(
+	ctx context.Context,
+) (record *resourcelock.LeaderElectionRecord, raw []byte, err error) {
+	record, raw, err = l.LeaseLock.Get(ctx)
+	if err == nil {
+		l.holder = record.HolderIdentity
+	}
+	l.asked(unless(err, apierrors.IsNotFound))
+	return record, raw, err
 }
 
 // Create implements [resourcelock.Interface].
@@ -59,17 +78,33 @@ func (l *lock) write(
 	ctx context.Context, record resourcelock.LeaderElectionRecord,
 	write func(context.Context, resourcelock.LeaderElectionRecord) error,
 ) error {
-	if record.HolderIdentity == "" && !l.release.Load() {
+	isHolder := record.HolderIdentity != ""
+	// The elector reads the Lease before it gives it back, and does not look whose it is by then.
+	if !isHolder && (!l.release.Load() || l.holder != l.Identity()) {
 		return errKept
 	}
 	before, err := bootTime()
 	if err != nil {
 		return err
 	}
-	if err := write(ctx, record); err != nil || record.HolderIdentity == "" {
+	if isHolder && l.written != 0 && before < l.written+uint64(l.every) {
+		return nil
+	}
+	if err := write(ctx, record); err != nil || !isHolder {
+		l.written = 0
+		l.asked(unless(err, apierrors.IsConflict))
 		return err
 	}
+	l.written = before
 	return l.renewed(before+uint64(l.valid), uint32(record.LeaderTransitions))
+}
+
+// unless returns an error, nil if it is an expected one.
+func unless(err error, isExpected func(error) bool) error {
+	if isExpected(err) {
+		return nil
+	}
+	return err
 }
 
 // bootTime returns the time of the deadlines, which goes on while the machine sleeps.

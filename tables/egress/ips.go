@@ -55,8 +55,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 				}),
 			derive.FromIf(i.Nodes,
 				func(old, new *tables.Node) bool {
-					return old.Ready != new.Ready || old.UnderlayIP() != new.UnderlayIP() ||
-						!maps.Equal(old.Labels, new.Labels)
+					return old.Ready != new.Ready || old.Draining != new.Draining ||
+						old.UnderlayIP() != new.UnderlayIP() || !maps.Equal(old.Labels, new.Labels)
 				},
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
@@ -133,7 +133,8 @@ type used struct{ pool, node string }
 
 // elect finds the node for an address: of those that are ready, that the pool and the first
 // policy select, and that have room, the one with the greatest weight: a hash of
-// address and node, so that a node that is lost moves its own addresses only.
+// address and node, so that a node that is lost moves its own addresses only. A node that is being
+// drained is elected only if there is no other.
 func (i *ipParams) elect(
 	in statedb.ReadTxn, row *tables.EgressIP, pool *tables.EgressIPPool,
 	policy *tables.EgressPolicy, load map[used]int,
@@ -155,7 +156,7 @@ func (i *ipParams) elect(
 		row.Reason = "policy " + policy.Name + ": " + err.Error()
 		return
 	}
-	best, matching, full := uint64(0), 0, 0
+	best, matching, full, draining := uint64(0), 0, 0, false
 	for n := range i.Nodes.All(in) {
 		if !ofPool.Matches(n.Labels) || !ofPolicy.Matches(n.Labels) {
 			continue
@@ -168,8 +169,14 @@ func (i *ipParams) elect(
 			full++
 			continue
 		}
-		if s := weightOf(row.Addr.String(), n.Name); row.Node == "" || s > best {
-			best, row.Node, row.NodeAddr = s, n.Name, n.UnderlayIP()
+		weight := weightOf(row.Addr.String(), n.Name)
+		isBetter := weight > best
+		if n.Draining != draining {
+			isBetter = draining
+		}
+		if row.Node == "" || isBetter {
+			best, draining = weight, n.Draining
+			row.Node, row.NodeAddr = n.Name, n.UnderlayIP()
 		}
 	}
 	if row.Node == "" {

@@ -118,6 +118,51 @@ func TestEgressIPs(t *testing.T) {
 	require.Contains(t, w.row("203.0.113.9").Reason, "spec.exclude[0]")
 }
 
+// A node that is being drained has no address as long as another node may have it.
+func TestEgressIPsLeaveDrainedNodes(t *testing.T) {
+	w := newIPWorld(t)
+	w.pool(tables.EgressIPPool{Name: "a", Prefixes: prefixes("203.0.113.0/24"), MaxPerNode: 15})
+	drain := func(i int, draining bool) {
+		n, _, _ := w.Nodes.Get(w.db.ReadTxn(), tables.NodeByName(fmt.Sprintf("node-%d", i)))
+		changed := tables.Clone(n)
+		changed.Draining = draining
+		tablestest.Insert(t, w.db, w.Nodes, changed)
+	}
+	for i := range 3 {
+		w.node(i+1, true, "x")
+	}
+	for i := range 20 {
+		w.policy(fmt.Sprint("p", i), "", fmt.Sprintf("203.0.113.%d", 10+i), i)
+	}
+	counts := func() (of [4]int) {
+		for _, node := range w.owners() {
+			if i := 0; node != "" {
+				_, err := fmt.Sscanf(node, "node-%d", &i)
+				require.NoError(t, err)
+				of[i]++
+			} else {
+				of[0]++
+			}
+		}
+		return of
+	}
+	before := w.owners()
+	drain(1, true)
+	require.Zero(t, counts()[1])
+	for addr, node := range w.owners() {
+		require.True(t, node == before[addr] || before[addr] == "node-1", addr)
+	}
+	drain(2, true)
+	of := counts()
+	require.Equal(t, []int{0, 5, 15}, []int{of[0], of[1] + of[2], of[3]}, "it has no room for more")
+	drain(3, true)
+	require.Equal(t, before, w.owners(), "as if none were")
+	drain(1, false)
+	drain(2, false)
+	drain(3, false)
+	require.Equal(t, before, w.owners())
+}
+
 // A node that is lost moves its own addresses only, and takes them back when it returns; no
 // node has more than it may; and every node finds the same, whatever it has seen before.
 func TestEgressIPsMoveLittle(t *testing.T) {

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/sluice-net/sluice/sources/objects"
+)
+
+const (
+	apiServerHost = 200 // of the underlay
+	apiServerPort = 6443
+	leases        = "leases"
+)
+
+// apiServer is an API server for the agents of a cluster, with the objects of that, and Leases. A
+// node reaches it by its device to other nodes: one that is cut off from them has no API server.
+type apiServer struct {
+	ns     *Namespace
+	http   *http.Server
+	served chan struct{}
+
+	mu        sync.Mutex
+	version   int
+	resources map[string]*apiResource // by the name in paths
+	holders   map[string][]holding    // by the name of the Lease
+}
+
+type apiResource struct {
+	apiVersion, kind string
+	objects          map[string]Object // by namespace and name
+	log              []apiEvent
+	changed          chan struct{} // closed at the next change
+}
+
+type apiEvent struct {
+	Type    string `json:"type"`
+	Object  Object `json:"object"`
+	version int
+}
+
+// holding is who has a Lease from some time on: a node, or none if that is empty.
+type holding struct {
+	since time.Time
+	node  string
+}
+
+func (h holding) String() string {
+	return fmt.Sprintf("%q since %s", h.node, h.since.Format(time.StampMilli))
+}
+
+// serveAPI gives a cluster without agents an API server, from which these will read. It returns
+// their flags.
+func serveAPI(t *testing.T, c *Cluster) (*apiServer, []string) {
+	t.Helper()
+	s := &apiServer{resources: map[string]*apiResource{}, holders: map[string][]holding{}}
+	for _, k := range append(objects.Kinds(objects.EndpointsKubernetes), objects.EgressIPPoolKind()) {
+		s.add(k.Resource, k.APIVersion(), k.Kind)
+	}
+	s.add(leases, "coordination.k8s.io/v1", "Lease")
+	for _, text := range c.objects {
+		var o Object
+		require.NoError(t, sigsyaml.Unmarshal(text, &o))
+		s.put(o)
+	}
+	c.follow = s
+
+	var err error
+	s.ns, err = newNamespace("api")
+	require.NoError(t, err)
+	t.Cleanup(s.ns.Close)
+	require.NoError(t, c.connect(s.ns, UnderlayDevice, switchBridge))
+	address := inNetwork(UnderlayIPv4, apiServerHost)
+	require.NoError(t, s.ns.AddAddress(UnderlayDevice, address))
+	s.serve(t, netip.AddrPortFrom(address.Addr(), apiServerPort))
+
+	kubeconfig := filepath.Join(c.Dir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `
+apiVersion: v1
+kind: Config
+clusters: [{name: lab, cluster: {server: "http://%s:%d"}}]
+contexts: [{name: lab, context: {cluster: lab}}]
+current-context: lab
+`, address.Addr(), apiServerPort), 0o600))
+	return s, []string{
+		"--source=kubernetes", "--kubeconfig=" + kubeconfig, "--manifests=", "--object-status=false",
+	}
+}
+
+func (s *apiServer) add(resource, apiVersion, kind string) {
+	s.resources[resource] = &apiResource{
+		apiVersion: apiVersion, kind: kind, objects: map[string]Object{}, changed: make(chan struct{}),
+	}
+}
+
+func (s *apiServer) serve(t *testing.T, at netip.AddrPort) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/{resource}", s.read)
+	mux.HandleFunc("GET /apis/{group}/{version}/{resource}", s.read)
+	mux.HandleFunc("GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", definition)
+	const path = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+	mux.HandleFunc("GET "+path+"/{name}", s.getLease)
+	mux.HandleFunc("POST "+path, s.writeLease)
+	mux.HandleFunc("PUT "+path+"/{name}", s.writeLease)
+	var listener net.Listener
+	require.NoError(t, s.ns.Run(func() (err error) {
+		listener, err = net.Listen("tcp", at.String())
+		return err
+	}))
+	s.http, s.served = &http.Server{Handler: mux}, make(chan struct{})
+	go func() {
+		defer close(s.served)
+		_ = s.http.Serve(listener)
+	}()
+	t.Cleanup(func() {
+		_ = s.http.Close()
+		<-s.served
+	})
+}
+
+// put implements [follower].
+func (s *apiServer) put(o Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.resources {
+		if r.kind == o.id().kind {
+			s.store(r, o)
+		}
+	}
+}
+
+// store stores an object, and returns it as it is then.
+func (s *apiServer) store(r *apiResource, o Object) Object {
+	key, event := o.id().file(), "MODIFIED"
+	former := r.objects[key]
+	s.version++
+	stored := copied(o)
+	meta := stored["metadata"].(map[string]any)
+	if former == nil {
+		event = "ADDED"
+		meta["uid"] = fmt.Sprintf("00000000-0000-0000-0000-%012d", s.version)
+	} else {
+		meta["uid"] = former["metadata"].(map[string]any)["uid"]
+	}
+	if meta["creationTimestamp"] == nil {
+		meta["creationTimestamp"] = "2025-01-10T09:00:00Z"
+	}
+	meta["resourceVersion"] = strconv.Itoa(s.version)
+	r.objects[key] = stored
+	r.tell(apiEvent{event, stored, s.version})
+	return stored
+}
+
+func copied(o Object) (c Object) {
+	text, _ := json.Marshal(o) // it has come as such
+	_ = json.Unmarshal(text, &c)
+	return c
+}
+
+func (r *apiResource) tell(e apiEvent) {
+	r.log = append(r.log, e)
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// remove implements [follower].
+func (s *apiServer) remove(id objectID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.resources {
+		if o, found := r.objects[id.file()]; found && r.kind == id.kind {
+			delete(r.objects, id.file())
+			s.version++
+			gone := copied(o)
+			gone["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.version)
+			r.tell(apiEvent{"DELETED", gone, s.version})
+		}
+	}
+}
+
+func (s *apiServer) read(w http.ResponseWriter, req *http.Request) {
+	r, query := s.resources[req.PathValue("resource")], req.URL.Query()
+	switch {
+	case r == nil:
+		http.NotFound(w, req)
+	case query.Get("sendInitialEvents") != "":
+		refuse(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
+	case query.Get("watch") == "":
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		items := []any{}
+		for _, o := range r.objects {
+			items = append(items, o)
+		}
+		reply(w, http.StatusOK, Object{
+			"apiVersion": r.apiVersion, "kind": r.kind + "List", "items": items,
+			"metadata": Object{"resourceVersion": strconv.Itoa(s.version)},
+		})
+	default:
+		from, _ := strconv.Atoi(query.Get("resourceVersion"))
+		s.watch(w, req, r, from)
+	}
+}
+
+func (s *apiServer) watch(w http.ResponseWriter, req *http.Request, r *apiResource, from int) {
+	w.Header().Set("Content-Type", "application/json")
+	for next := 0; ; {
+		w.(http.Flusher).Flush()
+		s.mu.Lock()
+		log, changed := r.log[next:], r.changed
+		s.mu.Unlock()
+		next += len(log)
+		for _, e := range log {
+			if e.version > from {
+				_ = json.NewEncoder(w).Encode(e)
+			}
+		}
+		if len(log) > 0 {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-req.Context().Done():
+			return
+		}
+	}
+}
+
+// definition serves a CRD, of which agents ask whether it is there.
+func definition(w http.ResponseWriter, req *http.Request) {
+	reply(w, http.StatusOK, Object{
+		"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+		"metadata": Object{"name": req.PathValue("name"), "uid": req.PathValue("name")},
+	})
+}
+
+var leaseResource = schema.GroupResource{Group: "coordination.k8s.io", Resource: leases}
+
+func (s *apiServer) getLease(w http.ResponseWriter, req *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := req.PathValue("name")
+	id := objectID{"Lease", req.PathValue("namespace"), name}
+	if o, found := s.resources[leases].objects[id.file()]; found {
+		reply(w, http.StatusOK, o)
+		return
+	}
+	refuse(w, apierrors.NewNotFound(leaseResource, name))
+}
+
+// writeLease creates a Lease, or updates one if it is as the client has last seen it.
+func (s *apiServer) writeLease(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return
+	}
+	lease := &coordinationv1.Lease{} // in JSON or protobuf
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, lease); err != nil {
+		refuse(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(lease)
+	if err != nil {
+		refuse(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	o := Object(content)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.resources[leases]
+	o["apiVersion"], o["kind"] = r.apiVersion, r.kind
+	delete(o["metadata"].(map[string]any), "creationTimestamp") // null
+	id := o.id()
+	former, found := r.objects[id.file()]
+	version := func(o Object) any { return o["metadata"].(map[string]any)["resourceVersion"] }
+	switch {
+	case found && req.Method == http.MethodPost:
+		refuse(w, apierrors.NewAlreadyExists(leaseResource, id.name))
+		return
+	case !found && req.Method == http.MethodPut:
+		refuse(w, apierrors.NewNotFound(leaseResource, id.name))
+		return
+	case found && version(o) != version(former):
+		refuse(w, apierrors.NewConflict(leaseResource, id.name, errors.New("it has changed")))
+		return
+	}
+	node, _ := o["spec"].(map[string]any)["holderIdentity"].(string)
+	held := s.holders[id.name]
+	if len(held) == 0 || held[len(held)-1].node != node {
+		s.holders[id.name] = append(held, holding{time.Now(), node})
+	}
+	reply(w, http.StatusOK, s.store(r, o))
+}
+
+func reply(w http.ResponseWriter, code int, o any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(o)
+}
+
+func refuse(w http.ResponseWriter, err *apierrors.StatusError) {
+	status := err.ErrStatus
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	reply(w, int(status.Code), status)
+}
+
+// holdings returns which nodes have had the Lease of an egress address, in order.
+func (s *apiServer) holdings(addr netip.Addr) []holding {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := strings.NewReplacer(".", "-", ":", "-").Replace(addr.StringExpanded())
+	return append([]holding{}, s.holders["sluice-egress-ip-"+name]...)
+}

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/statedb/reconciler"
+	"github.com/stretchr/testify/require"
+	vn "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/tables"
+)
+
+// moving is a cluster of four nodes with an API server, in which an egress address of each family
+// moves between node-2 and node-3.
+type moving struct {
+	*traffic
+	api  *apiServer
+	uses *uses
+	pod  *Pod // on node-1
+	macs map[string]string
+
+	nodes map[*Node]*nodeState
+}
+
+// nodeState is what a test says of a node.
+type nodeState struct{ unlabelled, cordoned, drained, notReady bool }
+
+var (
+	moving4 = hostOf(OutsideIPv4, 200)
+	moving6 = hostOf(OutsideIPv6, 200)
+	movings = []netip.Addr{moving4, moving6}
+)
+
+// movingRate is of datagrams a second: a flow sends on however often its address moves.
+const movingRate = 10
+
+// serverFor returns the address of the server that pods reach with an egress address.
+func serverFor(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return ServerIPv4
+	}
+	return ServerIPv6
+}
+
+func newMoving(t *testing.T, lease string) *moving {
+	t.Helper()
+	m := &moving{
+		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
+		macs:    map[string]string{}, nodes: map[*Node]*nodeState{},
+	}
+	var flags []string
+	m.api, flags = serveAPI(t, m.Cluster)
+	for _, n := range m.Nodes {
+		n.Agent.Flags = append(flags, "--egress-ips", "--egress-ip-lease="+lease)
+		device, err := n.link(n.EgressDevice())
+		require.NoError(t, err)
+		m.macs[device.Attrs().HardwareAddr.String()] = n.Name
+		m.nodes[n] = &nodeState{unlabelled: !slices.Contains(m.gateways(), n)}
+		m.change(n, func(*nodeState) {})
+	}
+	m.uses = watchUses(t, m.World, movings...)
+	require.NoError(t, m.StartAgents())
+	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
+	require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
+apiVersion: sluice.io/v1alpha1
+kind: EgressIPPool
+metadata: {name: pool}
+spec:
+  cidrs: ["%s/32", "%s/128"]
+  nodeSelector: {matchLabels: {egress: "yes"}}
+`, moving4, moving6)))
+	for _, addr := range movings {
+		require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
+apiVersion: cilium.io/v2
+kind: CiliumEgressGatewayPolicy
+metadata: {name: ip%d}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: a}}}]
+  destinationCIDRs: ["%s/%d"]
+  egressGateway: {nodeSelector: {}, egressIP: "%s"}
+`, addr.BitLen(), serverFor(addr), addr.BitLen(), addr)))
+	}
+	m.inForce([]string{"ip32", "ip128"}, m.pod)
+	for _, addr := range movings {
+		m.carries(addr, m.owner(addr))
+	}
+	return m
+}
+
+func (m *moving) gateways() []*Node { return m.Nodes[1:3] }
+
+// other returns the gateway that a node is not.
+func (m *moving) other(n *Node) *Node {
+	if n == m.Nodes[1] {
+		return m.Nodes[2]
+	}
+	return m.Nodes[1]
+}
+
+// change says something else of a node.
+func (m *moving) change(n *Node, change func(*nodeState)) {
+	m.t.Helper()
+	state := m.nodes[n]
+	change(state)
+	o := n.Object()
+	meta := o["metadata"].(map[string]any)
+	if !state.unlabelled {
+		meta["labels"].(map[string]any)["egress"] = "yes"
+	}
+	if state.drained {
+		meta["annotations"] = map[string]any{tables.DrainAnnotation: "true"}
+	}
+	o["spec"].(map[string]any)["unschedulable"] = state.cordoned
+	if state.notReady {
+		o["status"].(map[string]any)["conditions"] = []any{
+			map[string]any{"type": "Ready", "status": "Unknown"},
+		}
+	}
+	require.NoError(m.t, m.Apply(o))
+}
+
+// owner returns the node that shall have an address, as the pod's node finds.
+func (m *moving) owner(addr netip.Addr) (owner *Node) {
+	m.t.Helper()
+	require.NoError(m.t, AwaitRows(m.ctx, m.Nodes[0].Agent, "egress-ips",
+		func(rows []tables.EgressIP) error {
+			for _, row := range rows {
+				for _, n := range m.Nodes {
+					if row.Addr == addr && row.Node == n.Name {
+						owner = n
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("%s has no node: %+v", addr, rows)
+		}))
+	return owner
+}
+
+// becomesOwner waits until a node shall have an address.
+func (m *moving) becomesOwner(addr netip.Addr, n *Node) {
+	m.t.Helper()
+	m.eventually(fmt.Sprintf("%s is to be at %s", addr, n.Name), func() error {
+		if owner := m.owner(addr); owner != n {
+			return fmt.Errorf("it is to be at %s", owner.Name)
+		}
+		return nil
+	})
+}
+
+// carries waits until the pod's new connections leave with an address by a node.
+func (m *moving) carries(addr netip.Addr, n *Node) {
+	m.t.Helper()
+	m.becomesOwner(addr, n)
+	before := len(m.uses.all())
+	m.becomes(m.pod.Namespace, serverFor(addr), addr)
+	m.eventually(fmt.Sprintf("packets from %s leave by %s", addr, n.Name), func() error {
+		for _, u := range m.uses.all()[before:] {
+			if u.addr == addr && u.what == usePacket && m.macs[u.mac] == n.Name {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", m.uses.all()[before:])
+	})
+}
+
+// neighbor returns the name of the node to which the world sends what is for an address.
+func (m *moving) neighbor(addr netip.Addr) string {
+	m.t.Helper()
+	link, err := m.World.link(worldDevice)
+	require.NoError(m.t, err)
+	neighbors, err := m.World.handle.NeighList(link.Attrs().Index, 0)
+	require.NoError(m.t, err)
+	for _, n := range neighbors {
+		if a, _ := netip.AddrFromSlice(n.IP); a.Unmap() == addr {
+			return m.macs[n.HardwareAddr.String()]
+		}
+	}
+	return ""
+}
+
+// invariant fails the test unless each address was used by its owner only, and the world has seen
+// no other source.
+func (m *moving) invariant() {
+	m.t.Helper()
+	for _, addr := range movings {
+		held := m.api.holdings(addr)
+		require.NoError(m.t, misuse(m.uses.all(), addr, held, m.macs))
+	}
+	for flow := range m.World.Seen() {
+		if !flow.housekeeping() && !flow.isICMPError() {
+			require.Contains(m.t, movings, flow.Source, flow)
+		}
+	}
+}
+
+// isICMPError reports whether packets say that others could not be delivered. Nodes do so with an
+// address of their own, such as of a reply to an address that has just left them.
+func (f Flow) isICMPError() bool {
+	const unreachable, timeExceeded, informational6 = 3, 11, 128
+	switch f.Protocol {
+	case unix.IPPROTO_ICMP:
+		return f.ICMPType == unreachable || f.ICMPType == timeExceeded
+	case unix.IPPROTO_ICMPV6:
+		return f.ICMPType < informational6
+	}
+	return false
+}
+
+// flows starts a flow with each egress address.
+func (m *moving) flows() map[netip.Addr]*Stream {
+	m.t.Helper()
+	flows := map[netip.Addr]*Stream{}
+	for _, addr := range movings {
+		flow, err := m.StartStream(m.pod.Namespace, serverFor(addr), movingRate)
+		require.NoError(m.t, err)
+		flows[addr] = flow
+	}
+	return flows
+}
+
+// stays fails the test if a flow had another address than its own.
+func (m *moving) stays(addr netip.Addr, flow *Stream) StreamReport {
+	m.t.Helper()
+	r := flow.Stop()
+	for source := range r.Addresses() {
+		require.Equal(m.t, addr, source)
+	}
+	return r
+}
+
+// chat has the pod send datagrams by new connections with each address, until the test ends.
+func (m *moving) chat() {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	m.t.Cleanup(func() {
+		close(stop)
+		<-stopped
+	})
+	go func() {
+		defer close(stopped)
+		for {
+			for _, addr := range movings {
+				to := netip.AddrPortFrom(serverFor(addr), Port)
+				if conn, err := m.pod.Dial(m.ctx, "udp", to); err == nil {
+					_, _ = conn.Write([]byte("anyone"))
+					_ = conn.Close()
+				}
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}()
+}
+
+// took logs how long after a time a node announced an address and sent with it.
+func (m *moving) took(what string, addr netip.Addr, n *Node, since time.Time) {
+	var first [2]time.Duration
+	for _, u := range m.uses.all() {
+		if u.addr != addr || m.macs[u.mac] != n.Name || u.at.Before(since) {
+			continue
+		}
+		i := 0
+		if u.what == usePacket {
+			i = 1
+		}
+		if first[i] == 0 {
+			first[i] = u.at.Sub(since).Round(time.Millisecond)
+		}
+	}
+	m.t.Logf("%s: %s at %s: announced after %s, first packet after %s",
+		what, addr, n.Name, first[0], first[1])
+}
+
+// TestTrafficEgressIPMoves: an address leaves by the node that has it, and goes to the other one
+// when that is drained, labelled away or not ready, and back. No packet of the pod has another
+// address meanwhile, and the world sends to the new node without having asked.
+func TestTrafficEgressIPMoves(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, "20s")
+	for _, addr := range movings {
+		m.sees(m.pod.Namespace, serverFor(addr), addr)
+	}
+	flows := m.flows()
+	m.chat()
+	for what, change := range map[string]func(*nodeState, bool){
+		"cordoned":  func(s *nodeState, on bool) { s.cordoned = on },
+		"drained":   func(s *nodeState, on bool) { s.drained = on },
+		"unlabeled": func(s *nodeState, on bool) { s.unlabelled = on },
+		"not ready": func(s *nodeState, on bool) { s.notReady = on },
+	} {
+		for _, addr := range movings {
+			from := m.owner(addr)
+			to := m.other(from)
+			for _, step := range []struct {
+				on bool
+				to *Node
+			}{{true, to}, {false, from}} {
+				begin := time.Now()
+				m.change(from, func(s *nodeState) { change(s, step.on) })
+				m.becomesOwner(addr, step.to)
+				m.eventually("the world learns where it is", func() error {
+					if n := m.neighbor(addr); n != step.to.Name {
+						return fmt.Errorf("%s is at %q", addr, n)
+					}
+					return nil
+				})
+				m.carries(addr, step.to)
+				m.invariant()
+				m.took(fmt.Sprintf("%s: %t", what, step.on), addr, step.to, begin)
+			}
+		}
+	}
+	for addr, flow := range flows {
+		m.stays(addr, flow)
+	}
+	m.invariant()
+}
+
+// TestTrafficEgressIPAgentKilled: when the agent of the node with an address is killed, and
+// starts again before the lease has run out, the address stays, and no packet is lost.
+func TestTrafficEgressIPAgentKilled(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, "60s")
+	flows, before := m.flows(), map[netip.Addr][]holding{}
+	for _, addr := range movings {
+		before[addr] = m.api.holdings(addr)
+	}
+	for _, n := range m.gateways() {
+		n.Agent.Kill()
+		require.NoError(t, n.Agent.Start())
+	}
+	for _, addr := range movings {
+		owner := m.owner(addr)
+		require.NoError(t, owner.Agent.AwaitReady(m.ctx))
+		require.NoError(t, owner.Agent.awaitLease(m.ctx, addr))
+		m.carries(addr, owner)
+		r := m.stays(addr, flows[addr])
+		require.Zero(t, r.Lost(), r)
+		require.Equal(t, before[addr], m.api.holdings(addr))
+	}
+	m.invariant()
+}
+
+// awaitLease waits until a node has an address, and the kernel has its lease.
+func (a *Agent) awaitLease(ctx context.Context, addr netip.Addr) error {
+	return AwaitRows(ctx, a, "egress-ip-leases", func(rows []tables.EgressIPLease) error {
+		for _, row := range rows {
+			if row.Addr == addr && row.Assigned && row.Status.Kind == reconciler.StatusKindDone {
+				return nil
+			}
+		}
+		return fmt.Errorf("it has no lease of %s: %+v", addr, rows)
+	})
+}
+
+// TestTrafficEgressIPOwnerLost: when the node with an address is cut off from the others, or its
+// agent stands still, and the Node is not ready, the other node has the address after the lease.
+// The former one, whose kernel has the address still, neither answers for it nor sends with it,
+// also when it comes back.
+func TestTrafficEgressIPOwnerLost(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, "10s")
+	m.chat()
+	from := m.owner(moving4)
+	to := m.other(from)
+	require.Equal(t, from, m.owner(moving6), "by chance, which simplifies the test")
+	for _, lost := range []struct {
+		name            string
+		goes, comesBack func()
+	}{
+		{stopped, func() { m.pause(from) }, func() { m.resume(from) }},
+		{"cut off", func() { m.cut(from) }, func() { m.plugIn(from) }},
+	} {
+		flows, begin := m.flows(), time.Now()
+		lost.goes()
+		m.change(from, func(s *nodeState) { s.notReady = true })
+		for _, addr := range movings {
+			m.carries(addr, to)
+			if lost.name != stopped {
+				continue // it may have given it up by itself
+			}
+			require.True(t, from.hasAddress(addr), "its agent cannot know")
+			m.World.forget(t, addr)
+			m.carries(addr, to) // the world asks who has it
+		}
+		lost.comesBack()
+		for _, addr := range movings {
+			m.eventually("the former owner gives it up", func() error {
+				if from.hasAddress(addr) {
+					return errors.New("it has it")
+				}
+				return nil
+			})
+			m.carries(addr, to)
+			m.stays(addr, flows[addr])
+			m.took(lost.name, addr, to, begin)
+		}
+		m.invariant()
+		m.change(from, func(s *nodeState) { s.notReady = false })
+		for _, addr := range movings {
+			m.carries(addr, from)
+		}
+		m.invariant()
+	}
+}
+
+// What happens to an agent.
+const (
+	stopped = "stopped"
+	killed  = "killed"
+)
+
+// pause has the agent of a node stand still; resume has it go on.
+func (m *moving) pause(n *Node) {
+	m.t.Helper()
+	require.NoError(m.t, syscall.Kill(n.Agent.PID(), syscall.SIGSTOP))
+}
+
+func (m *moving) resume(n *Node) {
+	m.t.Helper()
+	require.NoError(m.t, syscall.Kill(n.Agent.PID(), syscall.SIGCONT))
+}
+
+// forget has the world ask anew which host has an address.
+func (w *World) forget(t *testing.T, addr netip.Addr) {
+	t.Helper()
+	link, err := w.link(worldDevice)
+	require.NoError(t, err)
+	require.NoError(t, w.handle.NeighDel(&vn.Neigh{
+		LinkIndex: link.Attrs().Index, IP: addr.AsSlice(), State: vn.NUD_PERMANENT,
+	}))
+}
+
+// hasAddress reports whether the kernel of a node has an address.
+func (n *Node) hasAddress(addr netip.Addr) bool {
+	link, err := n.link(n.EgressDevice())
+	if err != nil {
+		return false
+	}
+	addrs, _ := n.handle.AddrList(link, 0)
+	for _, a := range addrs {
+		if has, _ := netip.AddrFromSlice(a.IP); has.Unmap() == addr {
+			return true
+		}
+	}
+	return false
+}
