@@ -48,7 +48,8 @@ func startRouter(m *moving) *bgpRouter {
 		OnBestPath: func(paths []*apiutil.Path, _ time.Time) { r.note(paths) },
 	}, gobgp.WatchBestPath(true)))
 	for _, n := range m.gateways() {
-		for _, addr := range []netip.Addr{n.OutsideIPv4, n.OutsideIPv6} {
+		// The addresses that the node's kernel prefers towards the router.
+		for _, addr := range []netip.Addr{n.OutsideIPv4, n.EgressIPv6} {
 			r.nodes[addr] = n
 			family := &api.Family{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST}
 			if addr.Is6() {
@@ -152,14 +153,20 @@ func TestTrafficEgressIPByBGP(t *testing.T) {
 	for _, n := range m.gateways() {
 		m.established(n)
 	}
-	for addr, from := range owners {
-		to := m.other(from)
-		m.change(from, func(s *nodeState) { s.cordoned = true })
-		m.sendsBy(r, addr, to)
-		m.carries(addr, to)
-		m.change(from, func(s *nodeState) { s.cordoned = false })
-		m.sendsBy(r, addr, from)
-		require.Equal(t, []string{from.Name, "", to.Name, "", from.Name}, r.ways(addr)[:5])
+	for _, from := range m.gateways() {
+		for _, cordoned := range []bool{true, false} {
+			m.change(from, func(s *nodeState) { s.cordoned = cordoned })
+			for addr, n := range owners {
+				if n == from && cordoned {
+					n = m.other(n)
+				}
+				m.sendsBy(r, addr, n)
+				m.carries(addr, n)
+			}
+		}
+	}
+	for addr, n := range owners {
+		require.Equal(t, []string{n.Name, "", m.other(n).Name, "", n.Name}, r.ways(addr))
 	}
 
 	before := map[netip.Addr]int{}
