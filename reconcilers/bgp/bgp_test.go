@@ -205,3 +205,21 @@ func TestRouterID(t *testing.T) {
 	a, b := routerIDOf(&tables.Node{Name: "a"}), routerIDOf(&tables.Node{Name: "b"})
 	require.True(t, a.Is4() && b.Is4() && a != b)
 }
+
+// BenchmarkAnnounce is from when the row of a lease says that the address is at the device, until
+// the router has the route.
+func BenchmarkAnnounce(b *testing.B) {
+	r := newRouter(b, nodeAddr(1))
+	n := r.start(1, lease(v4, 0, time.Hour))
+	r.has(v4, "by 192.0.2.11 metric 4294967295 stale false")
+	learned := make(chan struct{}, 1)
+	require.NoError(b, r.server.WatchEvent(b.Context(), server.WatchEventMessageCallbacks{
+		OnBestPath: func([]*apiutil.Path, time.Time) { learned <- struct{}{} },
+	}, server.WatchBestPath(false)))
+	generation := uint32(0)
+	for b.Loop() {
+		generation++
+		n.leases.Put(lease(v4, generation, time.Hour))
+		<-learned
+	}
+}

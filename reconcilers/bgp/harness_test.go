@@ -102,20 +102,20 @@ var (
 
 // router is one, by GoBGP, which waits for sessions.
 type router struct {
-	*testing.T
+	testing.TB
 	server *server.BgpServer
 	port   uint16
 }
 
 // newRouter has sessions with the nodes of these addresses, and keeps their routes while they
 // restart.
-func newRouter(t *testing.T, nodes ...netip.Addr) *router {
+func newRouter(t testing.TB, nodes ...netip.Addr) *router {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
 	l, err := net.Listen("tcp", ":0")
 	require.NoError(t, err)
-	r := &router{T: t, port: uint16(l.Addr().(*net.TCPAddr).Port), server: server.NewBgpServer()}
+	r := &router{TB: t, port: uint16(l.Addr().(*net.TCPAddr).Port), server: server.NewBgpServer()}
 	require.NoError(t, l.Close())
 	go r.server.Serve()
 	ctx := context.Background()
@@ -222,14 +222,14 @@ func (r *router) start(number int, leases ...*tables.EgressIPLease) *node {
 		cell.Invoke(func(p params) (err error) {
 			n.announcer, err = newAnnouncer(p)
 			n.db, n.routes = p.DB, p.Routes
-			n.leases = tablestest.Of(r.T, p.DB, p.Leases)
-			n.sessions = tablestest.Of(r.T, p.DB, p.Sessions.ToTable())
+			n.leases = tablestest.Of(r.TB, p.DB, p.Leases)
+			n.sessions = tablestest.Of(r.TB, p.DB, p.Sessions.ToTable())
 			return err
 		})))
-	log := hivetest.Logger(r.T, hivetest.LogLevel(slog.LevelError))
+	log := hivetest.Logger(r.TB, hivetest.LogLevel(slog.LevelError))
 	require.NoError(r, h.Populate(log))
 	n.leases.Put(leases...)
-	tablestest.Insert(r.T, n.db, n.announcer.Nodes, &tables.Node{
+	tablestest.Insert(r.TB, n.db, n.announcer.Nodes, &tables.Node{
 		Name: "node", InternalIPs: []netip.Addr{nodeAddr(number)},
 	})
 	n.peer("router", routerAddr(number))
