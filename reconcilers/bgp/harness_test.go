@@ -100,6 +100,9 @@ var (
 	v6 = netip.MustParseAddr("2001:db8:1::9")
 )
 
+// raceDetector says that the tests run with it.
+var raceDetector bool
+
 // router is one, by GoBGP, which waits for sessions.
 type router struct {
 	testing.TB
@@ -112,6 +115,9 @@ type router struct {
 func newRouter(t testing.TB, nodes ...netip.Addr) *router {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
+	}
+	if raceDetector {
+		t.Skip("several servers of GoBGP in one process race for its variables")
 	}
 	l, err := net.Listen("tcp", ":0")
 	require.NoError(t, err)

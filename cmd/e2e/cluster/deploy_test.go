@@ -159,7 +159,7 @@ func crds(t *testing.T) map[string]*apiextensions.CustomResourceDefinition {
 // The rest of its validation it does itself, when Start applies them.
 func TestDefinitionsAreStructural(t *testing.T) {
 	definitions := crds(t)
-	require.Len(t, definitions, 10)
+	require.Len(t, definitions, 11)
 	for name, crd := range definitions {
 		t.Run(name, func(t *testing.T) {
 			structural, err := schema.NewStructural(crd.Spec.Validation.OpenAPIV3Schema)
