@@ -137,7 +137,7 @@ func TestNextOwnerWins(t *testing.T) {
 	second.stop()
 }
 
-// A router that is not there, that is refused, or that announces too much is told.
+// Health names each router without a session. A router that announces too much loses its session.
 func TestSessions(t *testing.T) {
 	r := newRouter(t, nodeAddr(1))
 	var paths []*apiutil.Path
@@ -157,8 +157,8 @@ func TestSessions(t *testing.T) {
 	})
 	n.peer("absent", routerAddr(2))
 	n.eventually(func() bool {
-		return n.session("absent").State != "" && n.session("refused").Status.Kind == reconciler.StatusKindDone &&
-			n.level() == cell.StatusDegraded
+		return n.session("absent").State != "" && n.level() == cell.StatusDegraded &&
+			n.session("refused").Status.Kind == reconciler.StatusKindDone
 	}, n.message)
 	require.Contains(t, n.message(), "refused: it has mistakes")
 	require.Contains(t, n.message(), "absent: session with 192.0.2.2 is ")

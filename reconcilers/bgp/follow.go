@@ -32,7 +32,9 @@ func (a *announcer) followSessions(ctx context.Context, health cell.Health) erro
 		txn := a.DB.ReadTxn()
 		_, sessions := a.Sessions.AllWatch(txn)
 		_, routes := a.Routes.AllWatch(txn)
-		if err := a.writeStates(ctx); err != nil {
+		if err := a.writeStates(ctx); a.speaker.stopped.Load() {
+			return nil
+		} else if err != nil {
 			return err
 		}
 		a.report(health)

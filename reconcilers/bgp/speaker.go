@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -46,6 +47,8 @@ type speaker struct {
 	server      *server.BgpServer
 	restartTime time.Duration
 
+	stopped atomic.Bool // it has no sessions any more
+
 	mu     sync.Mutex
 	signal chan struct{} // closed when something is heard of a session
 }
@@ -66,6 +69,7 @@ func (s *speaker) Start(cell.HookContext) error {
 
 // Stop implements [cell.HookInterface]: routers keep the routes for the restart time.
 func (s *speaker) Stop(ctx cell.HookContext) error {
+	s.stopped.Store(true)
 	return s.server.StopBgp(ctx, &api.StopBgpRequest{AllowGracefulRestart: true})
 }
 
@@ -149,9 +153,11 @@ func (s *speaker) addPeer(ctx context.Context, name string, c tables.BGPSettings
 			RestartTime: uint32(s.restartTime / time.Second), DeferralTime: deferral,
 		},
 		AfiSafis: []*api.AfiSafi{{
-			Config:            &api.AfiSafiConfig{Family: family, Enabled: true},
-			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
-			PrefixLimits:      &api.PrefixLimit{Family: family, MaxPrefixes: maxReceived},
+			Config: &api.AfiSafiConfig{Family: family, Enabled: true},
+			MpGracefulRestart: &api.MpGracefulRestart{
+				Config: &api.MpGracefulRestartConfig{Enabled: true},
+			},
+			PrefixLimits: &api.PrefixLimit{Family: family, MaxPrefixes: maxReceived},
 		}},
 	}})
 }

@@ -28,7 +28,9 @@ func TestSessions(t *testing.T) {
 		Sessions: sessions, Peers: peers, Nodes: nodes, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
 	step := tablestest.NewRule(t, db, b.declare())
-	peer := func(name, selector, addr string, age int, errs ...tables.FieldError) *tables.EgressBGPPeer {
+	peer := func(
+		name, selector, addr string, age int, errs ...tables.FieldError,
+	) *tables.EgressBGPPeer {
 		return &tables.EgressBGPPeer{
 			Name: name, Nodes: selector, Created: time.Unix(int64(1000-age), 0), Errors: errs,
 			BGPSettings: tables.BGPSettings{
