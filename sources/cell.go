@@ -105,6 +105,7 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 		tables.Own(tables.NewCiliumEndpointTable),
 		tables.Own(tables.NewCiliumNodeTable),
 		tables.Own(tables.NewEgressIPPoolTable),
+		tables.Own(tables.NewEgressBGPPeerTable),
 		tables.Own(tables.NewObjectSourceTable),
 		tables.Own(tables.NewCNIAttachmentTable),
 		cell.ProvidePrivate(tables.NewEndpointTable),
@@ -117,6 +118,7 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 				return kubernetes.Writes(c.ObjectStatus || p.Enabled || c.MovesEgressIPs().Enabled)
 			},
 			objects.Config.MovesEgressIPs,
+			objects.Config.AnnouncesByBGP,
 		),
 		cell.Provide(source),
 		cell.Invoke(objects.Config.Validate),

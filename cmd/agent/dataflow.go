@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/datapath"
 	"github.com/sluice-net/sluice/reconcilers/attach"
+	"github.com/sluice-net/sluice/reconcilers/bgp"
 	"github.com/sluice-net/sluice/reconcilers/ctgc"
 	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/reconcilers/forwarding"
@@ -120,6 +121,9 @@ var Dataflow = cell.Group(
 
 	// Egress addresses that move between nodes, and their leases: egress-ip-leases.
 	egressip.Cell,
+
+	// Their routes, announced to routers: egress-bgp-routes.
+	bgp.Cell,
 
 	// Programs at devices, and the overlay device.
 	attach.Cell,

@@ -52,8 +52,9 @@ func TestGraph(t *testing.T) {
 		require.False(t, slices.Contains(into[e.To], e), "%v twice", e)
 		into[e.To], from[e.From] = append(into[e.To], e), append(from[e.From], e)
 	}
-	// But with --endpoint-source=cilium, and --egress-ips.
-	unread := []string{"cilium-endpoints", "cilium-nodes", "identities", "egress-ip-pools"}
+	// But with --endpoint-source=cilium, --egress-ips, and --egress-bgp.
+	unread := []string{"cilium-endpoints", "cilium-nodes", "identities", "egress-ip-pools",
+		"egress-bgp-peers"}
 	for name, n := range nodes {
 		switch n.Kind {
 		case api.KindSource:

@@ -134,7 +134,9 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 	w.hive = agent.New(
 		cell.Module("bench-sources", "Base tables written by the benchmark",
 			cell.Provide(func() tables.AgentNamespace { return "sluice-system" }),
-			cell.Provide(func() tables.EgressIPs { return tables.EgressIPs{} }),
+			cell.Provide(func() (tables.EgressIPs, tables.EgressBGP) {
+				return tables.EgressIPs{}, tables.EgressBGP{}
+			}),
 			tables.Own(tables.NewNodeTable),
 			tables.Own(tables.NewNamespaceTable),
 			tables.Own(tables.NewServiceTable),
@@ -142,6 +144,7 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 			tables.Own(tables.NewCiliumNodeTable),
 			tables.Own(tables.NewEgressPolicyTable),
 			tables.Own(tables.NewEgressIPPoolTable),
+			tables.Own(tables.NewEgressBGPPeerTable),
 			tables.Own(tables.NewNetworkPolicyTable),
 			tables.Own(tables.NewCIDRGroupTable),
 			tables.Own(tables.NewCNIAttachmentTable),

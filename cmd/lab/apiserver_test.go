@@ -77,7 +77,8 @@ func (h holding) String() string {
 func serveAPI(t *testing.T, c *Cluster) (*apiServer, []string) {
 	t.Helper()
 	s := &apiServer{resources: map[string]*apiResource{}, holders: map[string][]holding{}}
-	for _, k := range append(objects.Kinds(objects.EndpointsKubernetes), objects.EgressIPPoolKind()) {
+	for _, k := range append(objects.Kinds(objects.EndpointsKubernetes),
+		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind()) {
 		s.add(k.Resource, k.APIVersion(), k.Kind)
 	}
 	s.add(leases, "coordination.k8s.io/v1", "Lease")

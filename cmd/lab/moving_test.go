@@ -50,7 +50,7 @@ func serverFor(addr netip.Addr) netip.Addr {
 	return ServerIPv6
 }
 
-func newMoving(t *testing.T, lease string) *moving {
+func newMoving(t *testing.T, lease string, more ...string) *moving {
 	t.Helper()
 	m := &moving{
 		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
@@ -59,6 +59,7 @@ func newMoving(t *testing.T, lease string) *moving {
 	}
 	var flags []string
 	m.api, flags = serveAPI(t, m.Cluster)
+	flags = append(flags, more...)
 	for _, n := range m.Nodes {
 		n.Agent.Flags = append(flags, "--egress-ips", "--egress-ip-lease="+lease)
 		device, err := n.link(n.EgressDevice())

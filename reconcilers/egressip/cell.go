@@ -94,6 +94,8 @@ type params struct {
 	Attachments   statedb.Table[*tables.Attachment]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]
 	LocalNode     tables.LocalNode
+	BGP           tables.EgressBGP
+	BGPRoutes     statedb.Table[*tables.EgressBGPRoute]
 }
 
 func register(p params, jobs job.Group) {

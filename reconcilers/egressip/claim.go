@@ -207,7 +207,11 @@ func (c *claim) guarded() bool {
 
 // drop takes an address from the node, and its lease from the kernel. It returns nil only when both
 // are done: when the kernel translates nothing to the address any more, without a lease to look at.
+// Routers are told before.
 func (k *keeper) drop(ctx context.Context, addr netip.Addr) error {
+	if err := k.withdrawRoute(ctx, addr); err != nil {
+		return err
+	}
 	if err := remove(addr); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@
 package objects
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -30,6 +31,7 @@ type Config struct {
 	EndpointSource string
 	ObjectStatus   bool
 	EgressIPs      bool
+	EgressBGP      bool
 }
 
 // DefaultConfig reads manifests, and takes endpoints from Pods.
@@ -49,11 +51,18 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 			"makes conditions and Events; needs --source=kubernetes")
 	flags.Bool("egress-ips", c.EgressIPs,
 		"Move the egress addresses of EgressIPPools between nodes; needs --source=kubernetes")
+	flags.Bool("egress-bgp", c.EgressBGP,
+		"Announce the egress addresses that move to the routers of EgressBGPPeers; needs --egress-ips")
 }
 
 // MovesEgressIPs says whether egress addresses of pools move: leases are at the API server.
 func (c Config) MovesEgressIPs() tables.EgressIPs {
 	return tables.EgressIPs{Enabled: c.EgressIPs && c.Source == SourceKubernetes}
+}
+
+// AnnouncesByBGP says whether egress addresses that move are announced to routers.
+func (c Config) AnnouncesByBGP() tables.EgressBGP {
+	return tables.EgressBGP{Enabled: c.EgressBGP && c.MovesEgressIPs().Enabled}
 }
 
 // OperatorConfig says what the operator does with what it reads.
@@ -94,6 +103,9 @@ func (c Config) Validate() error {
 				"flag --%s: unknown value %q, valid are: %s", f.flag, f.value, strings.Join(f.valid, ", "),
 			)
 		}
+	}
+	if c.EgressBGP && !c.EgressIPs {
+		return errors.New("flag --egress-bgp: needs --egress-ips")
 	}
 	return nil
 }

@@ -21,6 +21,9 @@ func (c Config) Reads() Reads {
 	if c.EgressIPs {
 		reads = append(reads, EgressIPPoolKind())
 	}
+	if c.EgressBGP {
+		reads = append(reads, EgressBGPPeerKind())
+	}
 	return reads
 }
 

@@ -28,6 +28,7 @@ type Tables struct {
 	CiliumEndpoints statedb.RWTable[*tables.CiliumEndpoint] `optional:"true"`
 	CiliumNodes     statedb.RWTable[*tables.CiliumNode]     `optional:"true"`
 	EgressIPPools   statedb.RWTable[*tables.EgressIPPool]   `optional:"true"`
+	EgressBGPPeers  statedb.RWTable[*tables.EgressBGPPeer]  `optional:"true"`
 	NodeReports     statedb.RWTable[*tables.NodeReport]     `optional:"true"`
 
 	// CNIAttachments gives pods of this node their addresses, before their status
@@ -44,7 +45,7 @@ type Tables struct {
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
 func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
-	var errs [15]error
+	var errs [16]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
 	t.Endpoints, errs[2] = tables.NewEndpointTable(db, local)
@@ -60,6 +61,7 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	t.NodeReports, errs[12] = tables.NewNodeReportTable(db)
 	t.CNIAttachments, errs[13] = tables.NewCNIAttachmentTable(db)
 	t.EgressIPPools, errs[14] = tables.NewEgressIPPoolTable(db)
+	t.EgressBGPPeers, errs[15] = tables.NewEgressBGPPeerTable(db)
 	t.LocalNode = local
 	return t, errors.Join(errs[:]...)
 }

@@ -9,6 +9,7 @@
 //	egress-ips, egress-ip-pools, nodes ──────────────► egress-blocks ────► sluice_blocks
 //	                                                   port-owners ──────► sluice_owners
 //	egress-policies ─────────────────────────────────► egress-limits ──► sluice_limits
+//	egress-bgp-peers, nodes ─────────────────────────► egress-bgp-sessions
 //	egress-exits, devices ───────────────────────────► sysctls
 //	egress-policies, egress-groups, egress-gateways ─┐
 //	egress-rulesets, egress-rules, subject-routes ───┼─► egress-policy-status
@@ -34,10 +35,11 @@ var Cell = cell.Module(
 	tables.OwnDesired(tables.NewEgressBlockTable),
 	tables.OwnDesired(tables.NewPortOwnerTable),
 	tables.OwnDesired(tables.NewEgressLimitTable),
+	tables.OwnDesired(tables.NewEgressBGPSessionTable),
 	tables.Own(tables.NewEgressPolicyStatusTable),
 	tables.OwnDesired(tables.NewSysctlTable),
 	cell.Invoke(
-		deriveIPs, deriveBlocks, deriveGateways, deriveTargets, deriveLimits, derivePolicyStatus,
-		deriveSysctls,
+		deriveIPs, deriveSessions, deriveBlocks, deriveGateways, deriveTargets, deriveLimits,
+		derivePolicyStatus, deriveSysctls,
 	),
 )

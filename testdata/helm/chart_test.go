@@ -458,6 +458,9 @@ func TestRights(t *testing.T) {
 	require.NotSubset(t, resources(nil), cilium[:1])
 	require.Subset(t, resources(flag("endpoint-source", "cilium")), cilium)
 	require.Subset(t, resources(map[string]any{"rbac": map[string]any{"ciliumEndpoints": true}}), cilium)
+	bgp := []string{"egressbgppeers"}
+	require.NotSubset(t, resources(nil), bgp)
+	require.Subset(t, resources(flag("egress-bgp", true)), bgp)
 	require.Subset(t, resources(flag("object-status", true)), status)
 	without := resources(flag("object-status", false))
 	require.Subset(t, without, policies)

@@ -53,6 +53,7 @@ var chartFiles = map[string]string{
 	"files/crds/ciliumclusterwidenetworkpolicies.yaml": "crds/ciliumclusterwidenetworkpolicies.yaml",
 	"files/crds/ciliumegressgatewaypolicies.yaml":      "crds/ciliumegressgatewaypolicies.yaml",
 	"files/crds/ciliumnetworkpolicies.yaml":            "crds/ciliumnetworkpolicies.yaml",
+	"files/crds/egressbgppeers.yaml":                   "crds/egressbgppeers.yaml",
 	"files/crds/egressippools.yaml":                    "crds/egressippools.yaml",
 	"files/crds/nodereports.yaml":                      "crds/nodereports.yaml",
 	"files/dashboard.json":                             "monitoring/dashboard.json",

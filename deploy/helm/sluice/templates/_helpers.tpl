@@ -95,6 +95,11 @@ port: {{ include "sluice.port" $address }}
 {{- if eq (toString (index .Values.flags "egress-ips")) "true" -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether they are announced to routers. */ -}}
+{{- define "sluice.egressBGP" -}}
+{{- if eq (toString (index .Values.flags "egress-bgp")) "true" -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Whether agents tell on objects the status of policies, which is the default: a flag that is false is empty. */ -}}
 {{- define "sluice.objectStatus" -}}
 {{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}
