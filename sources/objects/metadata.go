@@ -27,7 +27,7 @@ type object struct {
 			ConfigMirror     string `json:"kubernetes.io/config.mirror"` // of a static pod
 			StatusAddrs      string `json:"sluice.net/status-addresses"` // announced
 
-			DrainGateway string `json:"sluice.net/drain-gateway"` // tables.DrainAnnotation
+			DrainGateway string `json:"sluice.net/drain-gateway"`  // tables.DrainAnnotation
 			EgressIPPool string `json:"sluice.net/egress-ip-pool"` // tables.PoolAnnotation
 
 			Bandwidth    string `json:"sluice.net/bandwidth"`         // tables.BandwidthAnnotation

@@ -60,7 +60,7 @@ func (b *bgpParams) rows(in statedb.ReadTxn) (rows []*tables.EgressBGPSession) {
 		return nil
 	}
 	peers := statedb.Collect(b.Peers.All(in))
-	slices.SortFunc(peers, inOrder[*tables.EgressBGPPeer])
+	slices.SortFunc(peers, tables.InOrder[*tables.EgressBGPPeer])
 	taken := map[netip.Addr]string{}
 	for _, p := range peers {
 		row := &tables.EgressBGPSession{
