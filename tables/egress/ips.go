@@ -56,7 +56,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 			derive.FromIf(i.Nodes,
 				func(old, new *tables.Node) bool {
 					return old.Ready != new.Ready || old.Draining != new.Draining ||
-						old.UnderlayIP() != new.UnderlayIP() || !maps.Equal(old.Labels, new.Labels)
+						!slices.Equal(old.InternalIPs, new.InternalIPs) ||
+						!maps.Equal(old.Labels, new.Labels)
 				},
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
@@ -86,7 +87,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 }
 
 // rows returns a row for each address, in the order of addresses: of two that a node has only
-// room for one of, the first gets it.
+// room for one of, the first gets it. An address of a Node does not move, whatever pools have:
+// traffic towards it goes to that node.
 func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	pools := statedb.Collect(i.Pools.All(in))
 	if len(pools) == 0 {
@@ -97,6 +99,11 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	for p := range i.Policies.List(in, tables.EgressPoliciesWithEgressIP(true)) {
 		for _, addr := range p.EgressIPs() {
 			wanted[addr] = append(wanted[addr], p)
+		}
+	}
+	for n := range i.Nodes.All(in) {
+		for _, addr := range n.InternalIPs {
+			delete(wanted, addr)
 		}
 	}
 	load := map[used]int{}
