@@ -127,3 +127,82 @@ func TestBlockBegunBefore(t *testing.T) {
 		require.Equal(f, f.RemotePod, p.Dst)
 	})
 }
+
+// arrived has the frame that a program sent over the overlay arrive from a node.
+func (f *fixture) arrived(node netip.Addr, frame []byte) *packettest.Result {
+	f.Helper()
+	return f.run(packettest.Input{Program: "from_overlay", Device: packettest.OverlayDevice,
+		Overlay: node, Packet: frame})
+}
+
+// TestBlockTimeExceeded: the gateway answers a translated packet without hops left, and the pod
+// gets the answer about what it knows.
+func TestBlockTimeExceeded(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		f.moving(f.Config.Underlay.Addr())
+		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		port := portOf(f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport)
+		layers := withPort(transport, f.Egress, f.Server, firstOf(2))
+		layers[0] = packettest.TTL(f.Egress, f.Server, 1)
+		res := f.fromOverlay(second(), layers...)
+		f.answered(res, packettest.OverlayDevice, bpf.ReasonTTLExceeded, f.Egress)
+		require.Equal(f, second(), res.Tunnel.Remote)
+
+		// Here as if from another gateway.
+		layers = withPort(transport, f.Egress, f.Server, port)
+		layers[0] = packettest.TTL(f.Egress, f.Server, 1)
+		require.NoError(f, f.Map("sluice_owners").Put(
+			bpf.OwnerKey{Egress: bpf.AddressFrom(f.Egress), Block: 1},
+			bpf.OwnerValue{Node: bpf.AddressFrom(second())}))
+		res = f.fromOverlay(second(), layers...)
+		p := f.delivered(f.arrived(third(), res.Out))
+		require.Equal(f, f.Pod, p.Dst)
+		require.Equal(f, f.Pod, p.Inner.Src)
+		require.Equal(f, connectionOf(transport, f.Pod, f.Server).Sport, portOf(p.Inner, transport))
+	})
+}
+
+// TestBlockFragments: datagrams in fragments go both ways, at both nodes; a fragment whose first one
+// is not known does not.
+func TestBlockFragments(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		f.moving(second())
+		cut := func(from, to netip.Addr, source, dest uint16, id uint32) [][]byte {
+			return packettest.Fragments(f.wireFrame(packettest.IP(from, to),
+				packettest.UDP{Src: source, Dst: dest}, packettest.Pattern(1900)), 1000, id)
+		}
+		fromPod := func(frame []byte) *packettest.Result {
+			copy(frame[6:12], packettest.PodMAC[:])
+			return f.run(packettest.Input{Program: "from_pod", Device: packettest.PodDevice, Packet: frame})
+		}
+		fromNetdev := func(frame []byte) *packettest.Result {
+			return f.run(packettest.Input{Program: "from_netdev", Device: packettest.EgressDevice, Packet: frame})
+		}
+		sent := cut(f.Pod, f.Server, podPort, serverPort, 1)
+		f.dropped(fromPod(sent[1]), bpf.ReasonUnknownFragment)
+		var out [][]byte
+		for _, frame := range sent {
+			res := fromPod(frame)
+			require.Equal(f, f.Egress, f.toGateway(res, second()).Src)
+			out = append(out, res.Out)
+		}
+		port := f.parse(&packettest.Result{Out: out[0]}).SrcPort
+		back := cut(f.Server, f.Egress, serverPort, port, 2)
+		f.dropped(f.arrived(second(), back[1]), bpf.ReasonUnknownFragment)
+		for _, frame := range back {
+			require.Equal(f, f.Pod, f.delivered(f.arrived(second(), frame)).Dst)
+		}
+
+		// The same at a gateway.
+		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.movesTo(f.Config.Underlay.Addr())
+		for _, frame := range cut(f.Egress, f.Server, firstOf(2), serverPort, 3) {
+			f.translated(f.arrived(second(), frame), f.Egress)
+		}
+		back = cut(f.Server, f.Egress, serverPort, firstOf(2), 4)
+		require.Equal(f, packettest.Next, fromNetdev(back[1]).Verdict)
+		for _, frame := range back {
+			require.Equal(f, f.Egress, f.toGateway(fromNetdev(frame), second()).Dst)
+		}
+	})
+}
