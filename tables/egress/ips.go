@@ -55,7 +55,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 			derive.FromIf(i.Nodes,
 				func(old, new *tables.Node) bool {
 					return old.Ready != new.Ready || old.Draining != new.Draining ||
-						old.UnderlayIP() != new.UnderlayIP() || !maps.Equal(old.Labels, new.Labels)
+						!slices.Equal(old.InternalIPs, new.InternalIPs) ||
+						!maps.Equal(old.Labels, new.Labels)
 				},
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
@@ -93,7 +94,8 @@ func changesAddresses(old, new *tables.EgressIPPool) bool {
 }
 
 // rows returns a row for each address, in the order of addresses: of two that a node has only
-// room for one of, the first gets it.
+// room for one of, the first gets it. An address of a Node does not move, whatever pools have:
+// traffic towards it goes to that node.
 func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	pools := statedb.Collect(i.Pools.All(in))
 	if len(pools) == 0 {
@@ -107,6 +109,11 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 		}
 	}
 	e := election{nodes: statedb.Collect(i.Nodes.All(in)), load: map[used]int{}}
+	for _, n := range e.nodes {
+		for _, addr := range n.InternalIPs {
+			delete(wanted, addr)
+		}
+	}
 	for _, addr := range slices.SortedFunc(maps.Keys(wanted), netip.Addr.Compare) {
 		at := slices.IndexFunc(pools, func(p *tables.EgressIPPool) bool { return p.Contains(addr) })
 		if at < 0 {
