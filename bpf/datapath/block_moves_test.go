@@ -34,7 +34,8 @@ func TestBlockEvicted(t *testing.T) {
 		f.moving(second())
 		send := func() *packettest.Result { return f.fromPod(request(transport, f.Pod, f.Server)...) }
 		port := f.byBlock(send(), second(), transport)
-		for _, evicted := range [][]uint8{{packettest.Out}, {packettest.In}, {packettest.Out, packettest.In}} {
+		sent, replies := packettest.Out, packettest.In
+		for _, evicted := range [][]uint8{{sent}, {replies}, {sent, replies}} {
 			f.forgetTranslation(evicted...)
 			counted := f.traffic()[f.Egress.String()].Sent.Packets
 			require.Equal(f, port, f.byBlock(send(), second(), transport))
@@ -122,7 +123,8 @@ func TestBlockBegunBefore(t *testing.T) {
 		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
 		key := bpf.OwnerKey{Egress: bpf.AddressFrom(f.Egress),
 			Block: uint32(port-bpf.BlockPortMin) / blockSize}
-		require.NoError(f, f.Map("sluice_owners").Put(key, bpf.OwnerValue{Node: bpf.AddressFrom(third())}))
+		require.NoError(f, f.Map("sluice_owners").Put(key,
+			bpf.OwnerValue{Node: bpf.AddressFrom(third())}))
 		p := f.toGateway(f.fromNetdev(response(transport, f.Server, f.Egress, port)...), second())
 		require.Equal(f, f.RemotePod, p.Dst)
 	})
@@ -141,7 +143,8 @@ func TestBlockTimeExceeded(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.moving(f.Config.Underlay.Addr())
 		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
-		port := portOf(f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress), transport)
+		p := f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
+		port := portOf(p, transport)
 		layers := withPort(transport, f.Egress, f.Server, firstOf(2))
 		layers[0] = packettest.TTL(f.Egress, f.Server, 1)
 		res := f.fromOverlay(second(), layers...)
@@ -155,15 +158,15 @@ func TestBlockTimeExceeded(t *testing.T) {
 			bpf.OwnerKey{Egress: bpf.AddressFrom(f.Egress), Block: 1},
 			bpf.OwnerValue{Node: bpf.AddressFrom(second())}))
 		res = f.fromOverlay(second(), layers...)
-		p := f.delivered(f.arrived(third(), res.Out))
+		p = f.delivered(f.arrived(third(), res.Out))
 		require.Equal(f, f.Pod, p.Dst)
 		require.Equal(f, f.Pod, p.Inner.Src)
 		require.Equal(f, connectionOf(transport, f.Pod, f.Server).Sport, portOf(p.Inner, transport))
 	})
 }
 
-// TestBlockFragments: datagrams in fragments go both ways, at both nodes; a fragment whose first one
-// is not known does not.
+// TestBlockFragments: datagrams in fragments go both ways, at both nodes, unless the first fragment
+// is not known.
 func TestBlockFragments(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.moving(second())
@@ -173,10 +176,14 @@ func TestBlockFragments(t *testing.T) {
 		}
 		fromPod := func(frame []byte) *packettest.Result {
 			copy(frame[6:12], packettest.PodMAC[:])
-			return f.run(packettest.Input{Program: "from_pod", Device: packettest.PodDevice, Packet: frame})
+			return f.run(packettest.Input{
+				Program: "from_pod", Device: packettest.PodDevice, Packet: frame,
+			})
 		}
 		fromNetdev := func(frame []byte) *packettest.Result {
-			return f.run(packettest.Input{Program: "from_netdev", Device: packettest.EgressDevice, Packet: frame})
+			return f.run(packettest.Input{
+				Program: "from_netdev", Device: packettest.EgressDevice, Packet: frame,
+			})
 		}
 		sent := cut(f.Pod, f.Server, podPort, serverPort, 1)
 		f.dropped(fromPod(sent[1]), bpf.ReasonUnknownFragment)
