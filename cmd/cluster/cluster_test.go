@@ -46,6 +46,7 @@ func TestCluster(t *testing.T) {
 		{"Probes", testProbes}, // of all that has run until here
 		{"Restart", testRestart},
 		{"Boot", testBoot},
+		{"EgressIPs", testEgressIPs},
 		{"Upstream", testUpstream},
 		{"Uninstall", func(t *testing.T) { testUninstall(t, before) }},
 	} {

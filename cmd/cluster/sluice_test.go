@@ -89,10 +89,21 @@ func quickStart(t *testing.T, text, node string) string {
 }
 
 // upgradeChart changes values of the chart's release, and keeps the others.
-func upgradeChart(t *testing.T, value string) {
+func upgradeChart(t *testing.T, values ...string) {
 	t.Helper()
-	run(t, filepath.Join(options.Bin, "helm"), "upgrade", "sluice", "deploy/helm/sluice",
-		"--namespace="+sluiceNamespace, "--reset-then-reuse-values", value)
+	command := []string{filepath.Join(options.Bin, "helm"), "upgrade", "sluice",
+		"deploy/helm/sluice", "--namespace=" + sluiceNamespace, "--reset-then-reuse-values"}
+	run(t, append(command, values...)...)
+}
+
+// awaitRollout waits until the pods of objects such as daemonset/sluice are those
+// of its last version, and ready.
+func awaitRollout(t *testing.T, objects ...string) {
+	t.Helper()
+	for _, object := range objects {
+		kubectl(t, "-n", sluiceNamespace, "rollout", "status", object,
+			"--timeout="+settleTimeout.String())
+	}
 }
 
 // agentPod is the name of the agent's pod on a node.

@@ -149,8 +149,7 @@ func testRestart(t *testing.T) {
 		})
 	}
 	upgradeChart(t, "--set-string=image.tag="+nextTag)
-	kubectl(t, "-n", sluiceNamespace, "rollout", "status", "daemonset/sluice",
-		"--timeout="+settleTimeout.String())
+	awaitRollout(t, "daemonset/sluice")
 	images := read(t, sluiceNamespace, "{.items[*].spec.containers[*].image}", "pods",
 		"--selector=app.kubernetes.io/name=sluice")
 	assert.Equal(t, len(running.Nodes), strings.Count(images, imageRepository+":"+nextTag), images)

@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/sluice-net/sluice/tables"
 )
 
 // lock is the Lease of an address. What it writes as the holder puts the deadline in the kernel
@@ -48,6 +50,8 @@ func newLock(p params, addr netip.Addr) *lock {
 		LeaseMeta:  metav1.ObjectMeta{Namespace: p.Connection.Namespace, Name: leaseName(addr)},
 		Client:     p.Connection.Leases,
 		LockConfig: resourcelock.ResourceLockConfig{Identity: p.LocalNode.Name},
+		// By which they are found when Sluice is removed: docs/quick-start.md.
+		Labels: map[string]string{"app.kubernetes.io/managed-by": tables.ManagedByAgents},
 	}
 	return &lock{LeaseLock: of, valid: p.Config.valid(), every: p.Config.renewal()}
 }

@@ -67,6 +67,18 @@ func (c *Client) ask(protocol, request string) (answer string, err error) {
 	return strings.TrimSpace(string(buffer[:n])), err
 }
 
+// HoldAll holds several connections at once, each with a name of its own: Name-1,
+// Name-2 and so on. It returns when one of them fails.
+func (c *Client) HoldAll(connections int) error {
+	failed := make(chan error, connections)
+	for number := 1; number <= connections; number++ {
+		one := *c
+		one.Name = fmt.Sprintf("%s-%d", c.Name, number)
+		go func() { failed <- one.Hold() }()
+	}
+	return <-failed
+}
+
 // Hold asks all the time over one connection of TCP. It returns when that fails.
 func (c *Client) Hold() error {
 	conn, err := net.DialTimeout("tcp", c.Server, c.Timeout)

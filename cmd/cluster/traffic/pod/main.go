@@ -5,7 +5,7 @@
 //	pod pause                    wait for a signal, as the sandbox of a pod
 //	pod serve                    answer who asks
 //	pod send [FLAGS] SERVER:PORT ask, each time over a new connection
-//	pod hold [FLAGS] SERVER:PORT ask over one connection; end when it fails
+//	pod hold [FLAGS] SERVER:PORT ask over one connection or several; end when one fails
 //	pod sweep PREFIX:PORT ...    send datagrams to all addresses of prefixes of IPv4
 package main
 
@@ -70,6 +70,8 @@ func ask(command string, args []string) error {
 	protocols := flags.String("protocols", "udp,tcp", "protocols of send")
 	count := flags.Int("count", 0, "number of requests of send; 0: no end")
 	flags.BoolVar(&client.Insist, "insist", false, "have send count requests with an answer only")
+	connections := flags.Int("connections", 1,
+		"number of connections of hold; of several, each has a name of its own")
 	listen := flags.Duration("listen", 0,
 		"have send serve, too, until this long after its requests, and then write what it has received")
 	if err := flags.Parse(args); err != nil {
@@ -79,8 +81,11 @@ func ask(command string, args []string) error {
 		return errors.New("want one SERVER:PORT")
 	}
 	client.Server, client.Protocols = flags.Arg(0), strings.Split(*protocols, ",")
-	if command == "hold" {
+	switch {
+	case command == "hold" && *connections == 1:
 		return client.Hold()
+	case command == "hold":
+		return client.HoldAll(*connections)
 	}
 	if *listen == 0 {
 		client.Send(*count)

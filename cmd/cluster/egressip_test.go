@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cluster
+
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	movingIP    = "192.0.2.200"                  // the only address of the pool
+	movingLease = "sluice-egress-ip-192-0-2-200" // who has it
+	movingCount = 20                             // connections that talk all the time
+)
+
+// testEgressIPs has pods leave with an address that moves between two gateways, as
+// agents are replaced, and its gateway is drained, cut off and powered off. No
+// connection ends, and the server outside gets no packet with another address. Pool
+// and policy stay: testUninstall finds the address at no node.
+func testEgressIPs(t *testing.T) {
+	upgradeChart(t, "--set=flags.egress-ips=true", "--set-string=flags.egress-ip-lease=10s")
+	awaitRollout(t, "daemonset/sluice", "deployment/sluice-operator")
+	createPool(t)
+	apply(t, pod("moving-hold", "worker-1", "moving", "hold", "-interval=200ms",
+		fmt.Sprintf("-connections=%d", movingCount), outside)+
+		pod("moving-send", "worker-1", "moving", "send", "-timeout=500ms", outside))
+	waitFor(t, shop, "condition=Ready", "pod/moving-hold", "pod/moving-send")
+	awaitMoving(t, "at first")
+	strays := countStrays(t)
+
+	owner := awaitOwner(t, func(holder string) bool { return holder != "" })
+	for _, event := range []struct {
+		name        string
+		begin, undo func()
+		stays       bool // the address, at its node
+	}{
+		{name: "the agents are replaced", stays: true, begin: func() {
+			kubectl(t, "-n", sluiceNamespace, "rollout", "restart", "daemonset/sluice")
+			awaitRollout(t, "daemonset/sluice")
+		}},
+		{name: "the gateway is drained",
+			begin: func() { run(t, filepath.Join(options.Bin, "sluice"), "gateway", "drain", owner) },
+			undo:  func() { run(t, filepath.Join(options.Bin, "sluice"), "gateway", "undrain", owner) },
+		},
+		{name: "the gateway's link is cut",
+			begin: func() {
+				require.NoError(t, running.Node(owner).SetLink(false))
+				setNotReady(t, owner)
+			},
+			undo: func() { require.NoError(t, running.Node(owner).SetLink(true)) },
+		},
+		{name: "the gateway has no power",
+			begin: func() {
+				require.NoError(t, running.Node(owner).PowerOff(t.Context()))
+				setNotReady(t, owner)
+			},
+			undo: func() { require.NoError(t, running.Node(owner).Boot(t.Context())) },
+		},
+	} {
+		start := time.Now()
+		event.begin()
+		if !event.stays {
+			awaitOwner(t, func(holder string) bool { return holder != "" && holder != owner })
+			t.Logf("%s: another node has the lease after %.1f s", event.name, since(start))
+		}
+		awaitMoving(t, event.name)
+		logPauses(t, event.name, start)
+		if event.undo == nil {
+			continue
+		}
+		start = time.Now()
+		event.undo()
+		awaitOwner(t, func(holder string) bool { return holder == owner })
+		t.Logf("undone: %s has the lease again after %.1f s", owner, since(start))
+		awaitMoving(t, event.name+", undone")
+		logPauses(t, "undone", start)
+	}
+
+	requireUndisturbed(t, "moving-hold", movingIP, trafficLog(t, "moving-hold"))
+	assert.Zero(t, strays(), "packets to the server outside with another source")
+	sources := running.Outside.Sources("moving-")
+	t.Logf("the server has seen %v", sources)
+	assert.Len(t, sources, 1, "addresses that the server has seen: %v", sources)
+	kubectl(t, "-n", shop, "delete", "pod", "moving-hold", "moving-send")
+	waitFor(t, shop, "condition=Ready", "pod", "--all") // those of the node that was off, too
+}
+
+func since(start time.Time) float64 { return time.Since(start).Seconds() }
+
+// createPool makes a pool that two nodes may have the address of, and a policy to
+// which the operator gives the address.
+func createPool(t *testing.T) {
+	t.Helper()
+	kubectl(t, "label", "node", "worker-2", "worker-3", "moving-gateway=true", "--overwrite")
+	apply(t, `
+apiVersion: sluice.io/v1alpha1
+kind: EgressIPPool
+metadata: {name: moving}
+spec: {cidrs: [`+movingIP+`/32]}
+---
+apiVersion: cilium.io/v2
+kind: CiliumEgressGatewayPolicy
+metadata: {name: moving, annotations: {sluice.net/egress-ip-pool: moving}}
+spec:
+  selectors: [{podSelector: {matchLabels: {app: moving}}}]
+  destinationCIDRs: [203.0.113.0/24]
+  egressGateway: {nodeSelector: {matchLabels: {moving-gateway: "true"}}}
+`)
+	waitFor(t, "", "condition=BlocksAssigned", "egressippool/moving")
+	waitFor(t, "", "condition=AddressesAssigned", "egressippool/moving")
+	waitFor(t, "", "condition=Programmed", "ciliumegressgatewaypolicy/moving")
+	nodes := strings.Fields(read(t, "", "{.status.blocks[*].node}", "egressippool", "moving"))
+	assert.ElementsMatch(t, []string{"worker-1", "worker-2", "worker-3"}, nodes, "nodes with ports")
+	assert.Equal(t, movingIP+" moving", read(t, "",
+		"{.status.allocations[*].address} {.status.allocations[*].policy}", "egressippool", "moving"))
+}
+
+// awaitOwner waits until the node that has the lease of the address is one wanted.
+func awaitOwner(t *testing.T, wanted func(holder string) bool) (holder string) {
+	t.Helper()
+	await(t, "a node has the lease of the address", func() error {
+		holder = read(t, sluiceNamespace, "{.spec.holderIdentity}", "lease", movingLease)
+		if !wanted(holder) {
+			return fmt.Errorf("the node that has it is %q", holder)
+		}
+		return nil
+	})
+	return holder
+}
+
+// setNotReady says of a node what Kubernetes says when it has not heard of it for 50
+// seconds. When the kubelet is heard again it says that the node is ready.
+func setNotReady(t *testing.T, node string) {
+	t.Helper()
+	kubectl(t, "patch", "node", node, "--subresource=status", "--type=strategic", `--patch={"status":
+		{"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}}`)
+}
+
+// movingRequests are the times of the requests that came over the connections, by
+// connection, from some time on.
+func movingRequests(start time.Time) map[string][]time.Time {
+	times := map[string][]time.Time{}
+	for _, request := range running.Outside.Requests("moving-hold-") {
+		if !request.Time.Before(start) {
+			times[request.Name] = append(times[request.Name], request.Time)
+		}
+	}
+	return times
+}
+
+// awaitMoving waits until all connections go on, and new ones can be made.
+func awaitMoving(t *testing.T, when string) {
+	t.Helper()
+	start := time.Now()
+	await(t, "all connections go on: "+when, func() error {
+		if talking := len(movingRequests(start)); talking != movingCount {
+			return fmt.Errorf("%d of %d do", talking, movingCount)
+		}
+		for _, request := range running.Outside.Requests("moving-send") {
+			if request.Time.After(start) && request.Protocol == "tcp" {
+				return nil
+			}
+		}
+		return fmt.Errorf("there is no new one since %s", start.Format(time.TimeOnly))
+	})
+}
+
+// logPauses logs for how long the connections were silent, each at the worst, from
+// a time on at which they talked.
+func logPauses(t *testing.T, when string, start time.Time) {
+	t.Helper()
+	var pauses []time.Duration
+	for _, times := range movingRequests(start) {
+		longest, last := time.Duration(0), start
+		for _, at := range times {
+			longest, last = max(longest, at.Sub(last)), at
+		}
+		pauses = append(pauses, longest)
+	}
+	slices.Sort(pauses)
+	t.Logf("%s: all %d connections go on; the longest pause of each: %.1f s median, %.1f s at most",
+		when, len(pauses), pauses[len(pauses)/2].Seconds(), pauses[len(pauses)-1].Seconds())
+}
+
+// countStrays has the kernel of the server outside count packets to the server that
+// do not have the address that moves. The function returned returns how many came.
+func countStrays(t *testing.T) (count func() int) {
+	t.Helper()
+	iptables := func(args ...string) string {
+		return run(t, append([]string{"ip", "netns", "exec", "outside", "iptables"}, args...)...)
+	}
+	rule := []string{"INPUT", "!", "--source", movingIP, "--jump", "ACCEPT"}
+	iptables(append([]string{"--insert"}, rule...)...)
+	return func() (packets int) {
+		listed := strings.Split(iptables("-nvxL", "INPUT"), "\n")
+		require.Greater(t, len(listed), 2)
+		_, err := fmt.Sscan(listed[2], &packets)
+		require.NoError(t, err, listed[2])
+		iptables(append([]string{"--delete"}, rule...)...)
+		return packets
+	}
+}
