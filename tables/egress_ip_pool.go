@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -55,6 +56,14 @@ func (p *EgressIPPool) Contains(a netip.Addr) bool {
 	}
 	return slices.ContainsFunc(p.Prefixes, in) ||
 		slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(a) })
+}
+
+// LacksItems reports whether an item of its addresses does not parse, so that the pool may have
+// more than it contains.
+func (p *EgressIPPool) LacksItems() bool {
+	return slices.ContainsFunc(p.Errors, func(e FieldError) bool {
+		return strings.HasPrefix(e.Field, "spec.cidrs") || strings.HasPrefix(e.Field, "spec.ranges")
+	})
 }
 
 // Before reports whether p wins over o where both have an address: it is older, or of the same

@@ -111,7 +111,7 @@ func TestBlockAtGateway(t *testing.T) {
 		sent := withPort(transport, f.Egress, f.Server, port)
 		answer := response(transport, f.Server, f.Egress, port)
 		f.dropped(f.fromOverlay(second(), sent...), bpf.ReasonNotOwned)
-		require.Equal(f, packettest.Next, f.fromNetdev(answer...).Verdict)
+		f.dropped(f.fromNetdev(answer...), bpf.ReasonNotOwned) // the host would reset it
 
 		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
 		p := f.translated(f.fromOverlay(second(), sent...), f.Egress)
@@ -200,6 +200,10 @@ func TestBlockUsedUp(t *testing.T) {
 		ports[f.toGateway(res, second()).SrcPort] = true
 	}
 	require.Len(t, ports, 8)
+	key, count := f.portCount()
+	require.Equal(t, f.Egress, key.Egress.Addr())
+	require.EqualValues(t, 8, count.Used)
+	require.EqualValues(t, 8, count.Room, "the metrics of ports are about those of this node")
 	f.dropped(f.fromPod(udp(f.Pod, f.Server, podPort+8, serverPort)...), bpf.ReasonNoSNATPort)
 	f.toGateway(f.fromPod(udp(f.Pod, f.Server, podPort+8, serverPort+1)...), second())
 }

@@ -222,6 +222,21 @@ func TestPortShare(t *testing.T) {
 	})
 }
 
+// portCount returns the count of the ports of an egress address towards a destination: the only one.
+func (f *fixture) portCount() (key bpf.PortKey, count bpf.ShareValue) {
+	f.Helper()
+	entries, found := f.Map(bpf.PortsMap).Iterate(), 0
+	for k, v := (bpf.PortKey{}), (bpf.ShareValue{}); entries.Next(&k, &v); {
+		if k.Pod == (bpf.Address{}) {
+			key, count = k, v
+			found++
+		}
+	}
+	require.NoError(f, entries.Err())
+	require.Equal(f, 1, found)
+	return key, count
+}
+
 // TestPortsUsedUpCostNoSearch: when all ports are taken a flow is refused by their count. No
 // port is tried, so one that is free is not found.
 func TestPortsUsedUpCostNoSearch(t *testing.T) {
@@ -231,17 +246,7 @@ func TestPortsUsedUpCostNoSearch(t *testing.T) {
 			return f.fromPod(udp(f.Pod, f.Server, sport, 53)...)
 		}
 		f.translated(send(5000), f.SharedEgress)
-		var key bpf.PortKey
-		var all bpf.ShareValue
-		entries := f.Map(bpf.PortsMap).Iterate()
-		found := false
-		for k, v := (bpf.PortKey{}), (bpf.ShareValue{}); entries.Next(&k, &v); {
-			if k.Pod == (bpf.Address{}) {
-				key, all, found = k, v, true
-			}
-		}
-		require.NoError(f, entries.Err())
-		require.True(f, found)
+		key, all := f.portCount()
 		require.EqualValues(f, 1, all.Used)
 		require.EqualValues(f, packettest.SharedLast-packettest.SharedFirst+1, all.Room)
 		all.Used = all.Room

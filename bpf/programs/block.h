@@ -37,6 +37,7 @@ SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct
 {
 	const struct block_value *block;
 	const struct exit_value *exit;
+	struct ct_entry *e;
 
 	if (!p || !d || !cfg)
 		return -REASON_WRITE_FAILED;
@@ -47,6 +48,9 @@ SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct
 		return -REASON_NO_GATEWAY;
 	if (is_ipv4(&d->gateway) != (p->flow.family == FAMILY_IPV4)) {
 		d->gateway = block->gateway;
+		e = ct_find_original(p, TUPLE_OUT);
+		if (e)
+			e->gateway = d->gateway; /* it stays with that node, and replies come from there */
 		return 0;
 	}
 	d->of_block = 1;
@@ -118,7 +122,8 @@ SUBPROGRAM int block_to_outside(struct __sk_buff *ctx, const struct packet *p, s
 }
 
 /* At the gateway: sends a reply to the node that has its port. Returns 0 if that is this
- * one, or none. */
+ * one, or none. Before the programs know that the address is here the reply is dropped: the host
+ * would reset the connection. */
 SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struct decision *d,
 				  const struct config_value *cfg)
 {
@@ -129,9 +134,10 @@ SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struc
 		return 0;
 	block = block_of(&p->flow.daddr, cfg);
 	owner = block ? owner_of(block, &p->flow.daddr, p->flow.dport) : NULL;
-	if (!owner || same_address(&owner->node, &cfg->underlay) ||
-	    !bpf_map_lookup_elem(&sluice_exits, &p->flow.daddr))
+	if (!owner || same_address(&owner->node, &cfg->underlay))
 		return 0;
+	if (!bpf_map_lookup_elem(&sluice_exits, &p->flow.daddr))
+		return -REASON_NOT_OWNED;
 	keep_ports(p);
 	d->gateway = p->flow.daddr;
 	return fits(ctx, p, d, cfg->overlay_ifindex) ?: hop(ctx, p) ?: clamp(ctx, p, d) ?:

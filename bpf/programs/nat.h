@@ -140,36 +140,38 @@ static __always_inline void ports_of(struct ports *p, const struct exit_value *e
 }
 
 /* Sets the ports that a flow may get of d->egress, and the device by which it leaves with that,
- * unless it moves. Returns 0, or why it gets none. */
+ * unless this node translates for another gateway. Of an address that moves a pod gets ports of this
+ * node, whichever node the pod is on. Returns 0, or why it gets none. */
 static __always_inline __u32 ports_for(struct ports *p, struct decision *d, const struct config_value *cfg)
 {
-	if (d->of_block) {
-		const struct block_value *block = bpf_map_lookup_elem(&sluice_blocks, &d->egress);
+	const struct block_value *block = d->of_host ? NULL : block_of(&d->egress, cfg);
 
-		if (!block)
-			return REASON_NO_EGRESS_IP;
-		__builtin_memcpy(p->ranges, block->ports, sizeof(p->ranges));
-		count_ports(p);
-		return p->count ? 0 : REASON_NO_PORT_BLOCK;
-	} else {
+	if (!d->of_block) {
 		const struct exit_value *exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
 
 		if (!exit)
 			return REASON_NO_EGRESS_IP;
 		d->exit = exit->ifindex;
-		ports_of(p, exit, cfg);
-		return p->count ? 0 : REASON_NO_SNAT_PORT;
+		if (!block) {
+			ports_of(p, exit, cfg);
+			return p->count ? 0 : REASON_NO_SNAT_PORT;
+		}
 	}
+	if (!block)
+		return REASON_NO_EGRESS_IP;
+	__builtin_memcpy(p->ranges, block->ports, sizeof(p->ranges));
+	count_ports(p);
+	return p->count ? 0 : REASON_NO_PORT_BLOCK;
 }
 
-/* Returns one of the ports, at random, in network order. */
-SUBPROGRAM int any_port(const struct ports *p)
+/* Returns one of the ports, in network order: the same for the same number. */
+SUBPROGRAM int nth_port(const struct ports *p, __u32 number)
 {
 	__u32 n;
 
 	if (!p || !p->count)
 		return 0;
-	n = bpf_get_prandom_u32() % p->count;
+	n = number % p->count;
 	for (int i = 0; i < SHARED_PORT_RANGES; i++) {
 		__u32 size = p->ranges[i].last ? p->ranges[i].last - p->ranges[i].first + 1 : 0;
 
@@ -180,12 +182,12 @@ SUBPROGRAM int any_port(const struct ports *p)
 	return 0;
 }
 
-static __always_inline bool is_one_of(const struct ports *p, __be16 port)
+static __always_inline bool within_ranges(const struct port_range *ranges, __be16 port)
 {
 	__u16 n = bpf_ntohs(port);
 
 	for (int i = 0; i < SHARED_PORT_RANGES; i++)
-		if (p->ranges[i].last && n >= p->ranges[i].first && n <= p->ranges[i].last)
+		if (ranges[i].last && n >= ranges[i].first && n <= ranges[i].last)
 			return true;
 	return false;
 }
@@ -252,8 +254,9 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 	for (int i = 0; i < NAT_PROBES; i++) {
 		int err;
 
-		if (i > 0 || !(d->of_host || is_one_of(&p, flow->sport)))
-			replies.dport = any_port(&p);
+		/* First the same as ever, if it is free: a flow whose record was evicted goes on. */
+		if (i > 0 || !(d->of_host || within_ranges(p.ranges, flow->sport)))
+			replies.dport = nth_port(&p, i ? bpf_get_prandom_u32() : bpf_ntohs(flow->sport));
 		if (replies.dport == reserved || !port_free(&replies, flow, d->began * SECOND))
 			continue;
 		/* Replies to the pod and what is for the host, or for a backend, would not be told
@@ -336,14 +339,19 @@ static __always_inline bool from_its_node(const struct packet *p, const struct d
 	return no_address(tunnel) || lives_on(&p->flow, tunnel, d->slot);
 }
 
-/* Reports whether a flow may leave with an address that it has left with before, and sets the
- * device by which it does, unless the address moves. */
-static __noinline int may_leave_with(const struct address *egress, struct decision *d)
+/* Reports whether a flow may leave with an address and port that it has left with before, and sets
+ * the device by which it does, unless the address moves: then the port has to be this node's still,
+ * if it is known which are. */
+static __noinline int may_leave_with(const struct address *egress, __be16 port, struct decision *d)
 {
+	const struct block_value *block;
 	const struct exit_value *exit;
 
-	if (d->of_block)
-		return same_address(egress, &d->egress);
+	if (d->of_block) {
+		block = bpf_map_lookup_elem(&sluice_blocks, &d->egress);
+		return same_address(egress, &d->egress) &&
+		       (!block || !block->ports[0].last || within_ranges(block->ports, port));
+	}
 	exit = bpf_map_lookup_elem(&sluice_exits, egress);
 	if (exit)
 		d->exit = exit->ifindex;
@@ -369,7 +377,7 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 			return -REASON_UNKNOWN_NODE;
 		stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
 
-		if (!stale && may_leave_with(&to.addr, d) && nat_complete(&p->flow, &to, tunnel, p->time)) {
+		if (!stale && may_leave_with(&to.addr, to.port, d) && nat_complete(&p->flow, &to, tunnel, p->time)) {
 			d->egress = to.addr;
 			d->egress_port = to.port;
 			d->counter = to.counter;
@@ -403,6 +411,24 @@ SUBPROGRAM int nat_apply(struct __sk_buff *ctx, const struct packet *p, struct d
 	return rewrite(ctx, p, true, &to) ? -REASON_WRITE_FAILED : 0;
 }
 
+/* Finds the egress policy for which a flow counts that gets a translation, if none was asked: its
+ * connection is known, and its record was lost. */
+SUBPROGRAM int find_policy(const struct tuple *flow, struct decision *d)
+{
+	const struct route_value *route;
+	const struct pod_value *pod;
+
+	if (!flow || !d || d->policy)
+		return 0;
+	pod = any_pod(&flow->saddr, d->slot);
+	route = pod ? route_of(pod, d->slot) : NULL;
+	if (!route)
+		return 0;
+	d->egress_ruleset = route->egress_ruleset;
+	find_gateway(flow, d);
+	return 0;
+}
+
 /* Gives a packet the source that its flow leaves with: the one on record, or else
  * d->egress, or if that is none what the rules say, with a port of its own. tunnel
  * is the node that it came from over the overlay, or none. Returns 0, or a reason,
@@ -415,6 +441,8 @@ static __always_inline int translate(struct __sk_buff *ctx, const struct packet 
 
 	if (ret == NAT_WANTED) {
 		d->began = p->time / SECOND;
+		if (d->of_block)
+			find_policy(&p->flow, d);
 		d->counter = counter_of(d);
 		ret = -(int)ports_used_up(&p->flow, d, cfg);
 		if (!ret)

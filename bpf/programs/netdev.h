@@ -70,14 +70,12 @@ int from_netdev(struct __sk_buff *ctx)
 	/* What opens a connection is no reply: it is for the host. */
 	if (opens(&p))
 		return TCX_NEXT;
-	if (cfg->flags & CONFIG_EGRESS_IPS) {
-		ret = block_from_outside(ctx, &p, &d, cfg);
-		if (ret)
-			return finish(ctx, &p, &d, cfg, NULL, ret,
-				      WHAT(REASON_REPLY_OVERLAY, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS));
+	if (!nat_find(&p.flow, TUPLE_IN, &to, p.time)) {
+		ret = cfg->flags & CONFIG_EGRESS_IPS ? block_from_outside(ctx, &p, &d, cfg) : 0;
+		return ret ? finish(ctx, &p, &d, cfg, NULL, ret,
+				    WHAT(REASON_REPLY_OVERLAY, PROGRAM_FROM_NETDEV, DIRECTION_INGRESS))
+			   : TCX_NEXT;
 	}
-	if (!nat_find(&p.flow, TUPLE_IN, &to, p.time))
-		return TCX_NEXT;
 	keep_ports(&p);
 	if (!same_address(&to.addr, &p.flow.daddr)) {
 		reason = no_address(&to.tunnel) ? REASON_REPLY_LOCAL : REASON_REPLY_OVERLAY;
@@ -115,7 +113,7 @@ SUBPROGRAM int needs_no_port(const struct packet *p, const struct config_value *
 	if (p->flow.protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 		return true;
 	ports_of(&ports, exit, cfg);
-	if (!is_one_of(&ports, p->flow.sport))
+	if (!within_ranges(ports.ranges, p->flow.sport))
 		return true;
 	translation_share(&share, &p->flow.saddr, p->flow.family);
 	return share_used_up(&share, cfg);

@@ -41,7 +41,7 @@ var Operator = cell.Group(
 	apiWritersCell,
 
 	// What of all that is a metric of its own.
-	cell.Invoke(registerStateMetrics),
+	cell.Invoke(registerStateMetrics, registerPoolMetrics),
 
 	// The tables, health and metrics over HTTP.
 	api.Cell,

@@ -85,6 +85,8 @@ status:
   - {index: 3, node: %s}
   - {index: 7, node: %s}
   - {index: 8, node: %[5]s}
+  - {index: 9, node: %[5]s}
+  - {index: 10, node: %[5]s}
 `, moving4, moving6, m.Nodes[1].Name, m.Nodes[2].Name, m.Nodes[0].Name)))
 	for _, addr := range movings {
 		require.NoError(t, m.ApplyYAML(fmt.Sprintf(`

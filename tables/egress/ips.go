@@ -4,14 +4,12 @@ package egress
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/derive"
@@ -43,7 +41,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 		Outputs: []statedb.TableMeta{i.IPs},
 		Seed:    []int{allIPs},
 		Inputs: []derive.Input[int]{
-			derive.OnChange(i.Pools, marks),
+			derive.FromIf(i.Pools, changesAddresses,
+				func(in statedb.ReadTxn, _ *tables.EgressIPPool, mark func(int)) { marks(in, mark) }),
 			derive.FromIf(i.Policies,
 				func(old, new *tables.EgressPolicy) bool {
 					return !slices.Equal(old.Gateways, new.Gateways) || old.Created != new.Created
@@ -56,7 +55,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 			derive.FromIf(i.Nodes,
 				func(old, new *tables.Node) bool {
 					return old.Ready != new.Ready || old.Draining != new.Draining ||
-						old.UnderlayIP() != new.UnderlayIP() || !maps.Equal(old.Labels, new.Labels)
+						!slices.Equal(old.InternalIPs, new.InternalIPs) ||
+						!maps.Equal(old.Labels, new.Labels)
 				},
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
@@ -85,8 +85,17 @@ func (i *ipParams) declare() derive.Rule[int] {
 	}
 }
 
+// changesAddresses reports whether two versions of a pool differ in more than what the operator
+// has given to nodes and policies: policies have their addresses by themselves.
+func changesAddresses(old, new *tables.EgressIPPool) bool {
+	return !slices.Equal(old.Prefixes, new.Prefixes) || !slices.Equal(old.Ranges, new.Ranges) ||
+		!slices.Equal(old.Excluded, new.Excluded) || old.Nodes != new.Nodes ||
+		old.MaxPerNode != new.MaxPerNode || !old.Created.Equal(new.Created) || old.Error != new.Error
+}
+
 // rows returns a row for each address, in the order of addresses: of two that a node has only
-// room for one of, the first gets it.
+// room for one of, the first gets it. An address of a Node does not move, whatever pools have:
+// traffic towards it goes to that node.
 func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	pools := statedb.Collect(i.Pools.All(in))
 	if len(pools) == 0 {
@@ -99,7 +108,12 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 			wanted[addr] = append(wanted[addr], p)
 		}
 	}
-	load := map[used]int{}
+	e := election{nodes: statedb.Collect(i.Nodes.All(in)), load: map[used]int{}}
+	for _, n := range e.nodes {
+		for _, addr := range n.InternalIPs {
+			delete(wanted, addr)
+		}
+	}
 	for _, addr := range slices.SortedFunc(maps.Keys(wanted), netip.Addr.Compare) {
 		at := slices.IndexFunc(pools, func(p *tables.EgressIPPool) bool { return p.Contains(addr) })
 		if at < 0 {
@@ -111,73 +125,13 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 		for _, p := range policies {
 			row.Policies = append(row.Policies, p.Name)
 		}
-		i.elect(in, row, pools[at], policies[0], load)
+		e.elect(row, pools[at], policies[0])
 		if row.Node == i.LocalNode.Name && row.Node != "" {
 			i.place(in, row)
 		}
 		rows = append(rows, row)
 	}
 	return rows
-}
-
-// used counts the addresses of a pool that a node has.
-type used struct{ pool, node string }
-
-// elect finds the node for an address: of those that are ready, that the pool and the first
-// policy select, and that have room, the one with the greatest weight: a hash of
-// address and node, so that a node that is lost moves its own addresses only. A node that is being
-// drained is elected only if there is no other.
-func (i *ipParams) elect(
-	in statedb.ReadTxn, row *tables.EgressIP, pool *tables.EgressIPPool,
-	policy *tables.EgressPolicy, load map[used]int,
-) {
-	if pool.Error != "" {
-		row.Reason = "pool " + pool.Name + ": " + pool.Error
-		return
-	}
-	item := slices.IndexFunc(policy.Gateways, func(g tables.GatewaySpec) bool {
-		return g.Error == "" && g.EgressIP == row.Addr
-	})
-	ofPool, err := labels.Parse(pool.Nodes)
-	if err != nil {
-		row.Reason = "pool " + pool.Name + ": " + err.Error()
-		return
-	}
-	ofPolicy, err := labels.Parse(policy.Gateways[item].Nodes)
-	if err != nil {
-		row.Reason = "policy " + policy.Name + ": " + err.Error()
-		return
-	}
-	best, matching, full, draining := uint64(0), 0, 0, false
-	for n := range i.Nodes.All(in) {
-		if !ofPool.Matches(n.Labels) || !ofPolicy.Matches(n.Labels) {
-			continue
-		}
-		matching++
-		if !n.Ready || !n.UnderlayIP().IsValid() {
-			continue
-		}
-		if pool.MaxPerNode > 0 && load[used{pool.Name, n.Name}] >= pool.MaxPerNode {
-			full++
-			continue
-		}
-		weight := weightOf(row.Addr.String(), n.Name)
-		isBetter := weight > best
-		if n.Draining != draining {
-			isBetter = draining
-		}
-		if row.Node == "" || isBetter {
-			best, draining = weight, n.Draining
-			row.Node, row.NodeAddr = n.Name, n.UnderlayIP()
-		}
-	}
-	if row.Node == "" {
-		row.Reason = fmt.Sprintf(
-			"no node: pool %s and policy %s select %d, none of which is ready, or %d have maxPerNode",
-			pool.Name, policy.Name, matching, full)
-		return
-	}
-	load[used{pool.Name, row.Node}]++
 }
 
 // place finds the device of this node for an address: the one whose subnet contains it, of the

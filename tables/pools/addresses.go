@@ -47,6 +47,13 @@ func spansOf(p *tables.EgressIPPool, older []*tables.EgressIPPool) []tables.Addr
 	return spans
 }
 
+// isKnown reports whether spansOf has all addresses of a pool: whether no item of it is misspelled,
+// and no exclusion of an older one.
+func isKnown(p *tables.EgressIPPool, older []*tables.EgressIPPool) bool {
+	return !p.LacksItems() &&
+		!slices.ContainsFunc(older, func(o *tables.EgressIPPool) bool { return o.Error != "" })
+}
+
 func contains(spans []tables.AddrRange, addr netip.Addr) bool {
 	return slices.ContainsFunc(spans, func(r tables.AddrRange) bool { return r.Contains(addr) })
 }
@@ -70,9 +77,10 @@ func (u *uses) count(
 }
 
 // assign returns the addresses that policies have of a pool, in order, and the policies for which
-// there is none. A policy keeps the address that it has. One without gets the lowest that is free.
+// there is none. A policy keeps the address that it has, and any as long as it is not known which
+// ones are the pool's. One without gets the lowest that is free.
 func (u *uses) assign(
-	p *tables.EgressIPPool, spans []tables.AddrRange,
+	p *tables.EgressIPPool, spans []tables.AddrRange, known bool,
 ) (allocations []tables.PoolAllocation, without []string) {
 	wants := map[string]bool{}
 	for _, policy := range u.wants[p.Name] {
@@ -80,7 +88,7 @@ func (u *uses) assign(
 	}
 	taken, served := map[netip.Addr]bool{}, map[string]bool{}
 	for _, a := range p.Allocations {
-		if wants[a.Policy] && contains(spans, a.Addr) {
+		if wants[a.Policy] && (!known || contains(spans, a.Addr)) {
 			allocations = append(allocations, a)
 			taken[a.Addr], served[a.Policy] = true, true
 		}

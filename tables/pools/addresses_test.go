@@ -70,4 +70,16 @@ func TestAssignAddresses(t *testing.T) {
 	p.Error = "spec.exclude: wrong"
 	s = status(policy("b"), policy("c"), six)
 	require.Equal(t, allocated("192.0.2.2", "c", "2001:db8::1", "b"), s.Allocations)
+
+	// An item of the addresses is misspelled, and then corrected: policies have what they had.
+	p.Error, p.Prefixes = "", p.Prefixes[1:]
+	p.Errors = []tables.FieldError{{Field: "spec.cidrs[0]", Reason: "wrong"}}
+	s = status(policy("b"), policy("c"), policy("d"), six)
+	require.Equal(t, allocated("192.0.2.2", "c", "2001:db8::1", "b"), s.Allocations)
+	p.Errors, older.Error = nil, "spec.exclude: wrong"
+	s = status(policy("b"), policy("c"), six)
+	require.Equal(t, allocated("192.0.2.2", "c", "2001:db8::1", "b"), s.Allocations)
+	older.Error = ""
+	s = status(policy("b"), policy("c"), six)
+	require.Equal(t, allocated("2001:db8::1", "b"), s.Allocations, "it is the pool's no more")
 }

@@ -29,7 +29,7 @@ func assignBlocks(
 		if isNode[b.Node] {
 			b.Released = time.Time{}
 			served[b.Node] = true
-		} else if b.Released.IsZero() {
+		} else if b.Released.IsZero() || b.Released.After(now) { // that clock was ahead
 			b.Released = now
 		} else if now.Sub(b.Released) >= rest {
 			continue

@@ -39,6 +39,13 @@ func TestAssignBlocks(t *testing.T) {
 	has, without = assignBlocks(has, 3, []string{"b", "c", "d"}, begin.Add(rest))
 	require.Equal(t, tables.PortBlock{Index: 0, Node: "d"}, has[0])
 	require.Empty(t, without)
+
+	// One that was released by a clock of years ahead rests from now on, and not for years.
+	has = []tables.PortBlock{{Index: 0, Node: "a", Released: begin.AddDate(9, 0, 0)}}
+	has, _ = assignBlocks(has, 1, []string{"b"}, begin)
+	require.Equal(t, []tables.PortBlock{{Index: 0, Node: "a", Released: begin}}, has)
+	has, _ = assignBlocks(has, 1, []string{"b"}, begin.Add(rest))
+	require.Equal(t, []tables.PortBlock{{Index: 0, Node: "b"}}, has)
 }
 
 // operator is one that believes to lead. What it knows may be old.

@@ -114,7 +114,7 @@ func row(
 	var noBlock, noAddr []string
 	spans := spansOf(p, older)
 	s.Blocks, noBlock = assignBlocks(p.Blocks, tables.PortBlocks(p.PortsPerBlock), nodes, now)
-	s.Allocations, noAddr = uses.assign(p, spans)
+	s.Allocations, noAddr = uses.assign(p, spans, isKnown(p, older))
 	s.Addresses = uses.count(spans, s.Allocations)
 	s.Conditions = p.Object.Conditions
 	for _, c := range []tables.Condition{

@@ -123,6 +123,16 @@ func TestPoolRights(t *testing.T) {
 	require.ElementsMatch(t, []string{
 		"patch sluice.io/egressippools/status", "create /events", "patch /events",
 	}, writes(rights(operator)))
+	// Each agent may write Leases, of which the admission policy leaves it those of addresses.
+	require.ElementsMatch(t, []string{"create coordination.k8s.io/leases",
+		"update coordination.k8s.io/leases", "create discovery.k8s.io/endpointslices",
+		"patch discovery.k8s.io/endpointslices",
+	}, writes(rights(object[rbacv1.Role](t, all, "Role/sluice").Rules)))
+	policy := object[admissionv1.ValidatingAdmissionPolicy](t, all, "ValidatingAdmissionPolicy/sluice")
+	require.True(t, slices.ContainsFunc(policy.Spec.MatchConstraints.ResourceRules,
+		func(r admissionv1.NamedRuleWithOperations) bool {
+			return slices.Contains(r.Resources, "leases")
+		}))
 	args := object[appsv1.Deployment](t, all, "Deployment/sluice-operator").Spec.Template.Spec.
 		Containers[0].Args
 	require.Contains(t, args, "--egress-ips=true")

@@ -112,6 +112,18 @@ var scenarios = map[string][]string{
 		`sluice_egress_ports_used{node="good", egress="192.0.2.1", destination="203.0.113.1:443", protocol="udp"} 50x30`,
 		`sluice_egress_ports_free{node="good", egress="192.0.2.1", destination="203.0.113.1:443", protocol="udp"} 50x30`,
 	},
+	"SluiceEgressPoolExhausted": {
+		`sluice_egress_pool_condition{cluster="bad", pool="p", condition="BlocksAssigned"} 0x30`,
+		`sluice_egress_pool_condition{cluster="good", pool="p", condition="BlocksAssigned"} 1x30`,
+	},
+	"SluiceEgressPoolNearlyExhausted": {
+		`sluice_egress_pool_blocks{cluster="bad", pool="p", state="used"} 200x30`,
+		`sluice_egress_pool_blocks{cluster="bad", pool="p", state="resting"} 40x30`,
+		`sluice_egress_pool_blocks{cluster="bad", pool="p", state="free"} 12x30`,
+		`sluice_egress_pool_blocks{cluster="good", pool="p", state="used"} 200x30`,
+		`sluice_egress_pool_blocks{cluster="good", pool="p", state="resting"} 0x30`,
+		`sluice_egress_pool_blocks{cluster="good", pool="p", state="free"} 52x30`,
+	},
 	"SluicePodShareUsedUp": {
 		`sluice_datapath_packets_total{node="bad", reason="connection share used up", direction="egress"} 0+5x30`,
 		`sluice_datapath_packets_total{node="good", reason="port share used up", direction="egress"} 7x30`,
@@ -119,6 +131,7 @@ var scenarios = map[string][]string{
 	"SluiceEgressDrops": {
 		`sluice_datapath_packets_total{node="bad", reason="no egress gateway", direction="egress"} 0+50x30`,
 		`sluice_datapath_packets_total{node="bad", reason="no egress gateway", direction="ingress"} 0+50x30`,
+		`sluice_datapath_packets_total{node="bad", reason="no port block", direction="egress"} 0+500x30`,
 		`sluice_datapath_packets_total{node="good", reason="pod not ready", direction="egress"} 0+5x30`,
 		`sluice_datapath_packets_total{node="good", reason="policy denied", direction="egress"} 0+5000x30`,
 	},
