@@ -5,6 +5,7 @@ package datapath
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -137,9 +138,15 @@ func TestBlockAtGateway(t *testing.T) {
 		// What is inside the cluster does not get it.
 		f.dropped(f.fromOverlay(second(), withPort(transport, f.Egress, f.OtherPod, port)...),
 			bpf.ReasonNoRule)
-		// A port that no node has is the host's.
+		// The node of a port may not be known yet: the host would reset the connection.
+		other := response(transport, f.Server, f.Egress, firstOf(3))
+		f.dropped(f.fromNetdev(other...), bpf.ReasonNotOwned)
+		require.NoError(f, f.Map("sluice_blocks").Delete(bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}))
+		require.Equal(f, packettest.Next, f.fromNetdev(other...).Verdict, "it does not move")
+		f.lease(time.Hour)
+		f.dropped(f.fromNetdev(other...), bpf.ReasonNotOwned)
 		require.Equal(f, packettest.Next,
-			f.fromNetdev(response(transport, f.Server, f.Egress, firstOf(3))...).Verdict)
+			f.fromNetdev(response(transport, f.Server, f.Egress, 53)...).Verdict, "the host's")
 	})
 }
 

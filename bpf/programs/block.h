@@ -122,8 +122,8 @@ SUBPROGRAM int block_to_outside(struct __sk_buff *ctx, const struct packet *p, s
 }
 
 /* At the gateway: sends a reply to the node that has its port. Returns 0 if that is this
- * one, or none. Before the programs know that the address is here the reply is dropped: the host
- * would reset the connection. */
+ * one, or if it is no reply. Before the programs know that node, or that the address is here, the
+ * reply is dropped: the host would reset the connection. */
 SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struct decision *d,
 				  const struct config_value *cfg)
 {
@@ -133,10 +133,13 @@ SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struc
 	if (!p || !d || !cfg)
 		return 0;
 	block = block_of(&p->flow.daddr, cfg);
-	owner = block ? owner_of(block, &p->flow.daddr, p->flow.dport) : NULL;
-	if (!owner || same_address(&owner->node, &cfg->underlay))
+	if (bpf_ntohs(p->flow.dport) < BLOCK_PORT_MIN ||
+	    (!block && !bpf_map_lookup_elem(&sluice_floating, &p->flow.daddr)))
 		return 0;
-	if (!bpf_map_lookup_elem(&sluice_exits, &p->flow.daddr))
+	owner = block ? owner_of(block, &p->flow.daddr, p->flow.dport) : NULL;
+	if (owner && same_address(&owner->node, &cfg->underlay))
+		return 0;
+	if (!owner || !bpf_map_lookup_elem(&sluice_exits, &p->flow.daddr))
 		return -REASON_NOT_OWNED;
 	keep_ports(p);
 	d->gateway = p->flow.daddr;
