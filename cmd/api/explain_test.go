@@ -67,6 +67,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		Configs:     tablestest.Open(t, db, tables.NewDatapathConfigTable),
 		EgressRules: tablestest.Open(t, db, tables.NewEgressRuleTable),
 		Gateways:    tablestest.Open(t, db, tables.NewEgressGatewayTable),
+		Blocks:      tablestest.Open(t, db, tables.NewEgressBlockTable),
 		Covered:     tablestest.Open(t, db, tables.NewCoveredPrefixTable),
 		Classes:     tablestest.Open(t, db, tables.NewClassTable),
 		Selectors:   tablestest.Open(t, db, tables.NewSelectorTable),
