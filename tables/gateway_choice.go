@@ -18,7 +18,7 @@ import (
 type GatewayChoice struct {
 	Spec   GatewaySpec `json:"spec"`
 	Node   string      `json:"node,omitempty"`   // empty: none
-	Addr   netip.Addr  `json:"addr,omitzero"`    // underlay address of the node, or egress IP that moves
+	Addr   netip.Addr  `json:"addr,omitzero"`    // of the node: its underlay address, or its egress IP that moves
 	Reason string      `json:"reason,omitempty"` // why none is elected
 
 	// Local says that this node is a candidate: others may have elected it.

@@ -112,7 +112,7 @@ func TestBlockForOtherNode(t *testing.T) {
 }
 
 // TestBlockBegunBefore: a connection that this node translated before the address was one that
-// moves gets its replies, whoever has its port now.
+// moves gets its replies, also if another node has its port now.
 func TestBlockBegunBefore(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))

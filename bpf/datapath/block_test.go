@@ -162,7 +162,7 @@ func withPort(transport string, from, to netip.Addr, port uint16) []packettest.L
 		packettest.Pattern(40)}
 }
 
-// TestBlockMissing: without ports of the address, or without the address, a pod's packet is dropped.
+// TestBlockMissing: without ports of the address, or without that, a pod's packet is dropped.
 func TestBlockMissing(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.moving(second())

@@ -222,7 +222,7 @@ func TestPortShare(t *testing.T) {
 	})
 }
 
-// portCount returns the count of the ports of an egress address towards a destination: the only one.
+// portCount returns the only count of ports of an egress address towards a destination.
 func (f *fixture) portCount() (key bpf.PortKey, count bpf.ShareValue) {
 	f.Helper()
 	entries, found := f.Map(bpf.PortsMap).Iterate(), 0

@@ -17,8 +17,8 @@ static __noinline int moves(const struct address *egress, const struct config_va
 }
 
 /* Returns the node that has a port of an address, NULL if none has. */
-static __always_inline const struct owner_value *owner_of(const struct block_value *block, const struct address *egress,
-							  __be16 port)
+static __always_inline const struct owner_value *
+owner_of(const struct block_value *block, const struct address *egress, __be16 port)
 {
 	struct owner_key key ALIGNED = {.egress = *egress};
 	__u32 n = bpf_ntohs(port);
@@ -77,11 +77,11 @@ SUBPROGRAM int to_block(struct __sk_buff *ctx, struct packet *p, const struct de
 
 	if (!p || !d || !cfg)
 		return -REASON_WRITE_FAILED;
+	if (d->exit != cfg->overlay_ifindex)
+		return to_outside(ctx, d, cfg);
 	block = bpf_map_lookup_elem(&sluice_blocks, &d->egress);
 	if (!block)
 		return -REASON_NO_GATEWAY;
-	if (d->exit != cfg->overlay_ifindex)
-		return to_outside(ctx, d, cfg);
 	/* The proof is of the flow as the gateway sees it. */
 	addr = p->flow.saddr;
 	port = p->flow.sport;

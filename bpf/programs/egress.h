@@ -336,7 +336,8 @@ SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 }
 
 /* Returns what is known of an egress address that moves, NULL if it is none. */
-static __always_inline const struct block_value *block_of(const struct address *egress, const struct config_value *cfg)
+static __always_inline const struct block_value *
+block_of(const struct address *egress, const struct config_value *cfg)
 {
 	return cfg->flags & CONFIG_EGRESS_IPS ? bpf_map_lookup_elem(&sluice_blocks, egress) : NULL;
 }

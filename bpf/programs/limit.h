@@ -42,7 +42,8 @@ static __always_inline void add_to(struct bucket_value *b, __u32 bytes, __u64 ra
 
 /* Reports whether a packet of a translation, with a counter and since a time in seconds, is
  * more than the limits of its policy allow. If it is not, it counts. */
-SUBPROGRAM int exceeds_limit(__u32 counter, __u32 began, const struct address *pod, __u32 direction, __u32 bytes)
+SUBPROGRAM int exceeds_limit(__u32 counter, __u32 began, const struct address *pod,
+			     __u32 direction, __u32 bytes)
 {
 	struct bucket_value *all = NULL, *own = NULL;
 	const struct traffic_owner *owner;
@@ -85,8 +86,9 @@ SUBPROGRAM int exceeds_limit(__u32 counter, __u32 began, const struct address *p
 
 /* Returns 0 if a packet of a translation is within the limits of its policy, or why it is
  * dropped, negative. Traffic without a counter has no limit. */
-static __always_inline int within_limit(struct __sk_buff *ctx, const struct config_value *cfg, __u32 counter,
-					__u32 began, const struct address *pod, __u32 direction)
+static __always_inline int within_limit(struct __sk_buff *ctx, const struct config_value *cfg,
+					__u32 counter, __u32 began, const struct address *pod,
+					__u32 direction)
 {
 	if (!(cfg->flags & CONFIG_LIMITS) || !counter)
 		return 0;

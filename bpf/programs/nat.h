@@ -140,9 +140,10 @@ static __always_inline void ports_of(struct ports *p, const struct exit_value *e
 }
 
 /* Sets the ports that a flow may get of d->egress, and the device by which it leaves with that,
- * unless this node translates for another gateway. Of an address that moves a pod gets ports of this
- * node, whichever node the pod is on. Returns 0, or why it gets none. */
-static __always_inline __u32 ports_for(struct ports *p, struct decision *d, const struct config_value *cfg)
+ * unless this node translates for another gateway. Of an address that moves a pod gets ports of
+ * this node, whichever node the pod is on. Returns 0, or why it gets none. */
+static __always_inline __u32 ports_for(struct ports *p, struct decision *d,
+				       const struct config_value *cfg)
 {
 	const struct block_value *block = d->of_host ? NULL : block_of(&d->egress, cfg);
 
@@ -254,7 +255,8 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 	for (int i = 0; i < NAT_PROBES; i++) {
 		int err;
 
-		/* First the same as ever, if it is free: a flow whose record was evicted goes on. */
+		/* The first one follows from the pod's port: a flow whose record was evicted gets
+		 * the same port again, if that is free. */
 		if (i > 0 || !(d->of_host || within_ranges(p.ranges, flow->sport)))
 			replies.dport = nth_port(&p, i ? bpf_get_prandom_u32() : bpf_ntohs(flow->sport));
 		if (replies.dport == reserved || !port_free(&replies, flow, d->began * SECOND))
@@ -280,7 +282,8 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 }
 
 /* Returns why a flow gets no port of the egress address d->egress; 0 if it may have one. */
-SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, struct decision *d, const struct config_value *cfg)
+SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, struct decision *d,
+			       const struct config_value *cfg)
 {
 	const struct share_value *all, *own;
 	struct share_key share = {};
@@ -307,7 +310,8 @@ SUBPROGRAM __u32 ports_used_up(const struct tuple *flow, struct decision *d, con
 
 /* Counts the translation of a flow, in the share of a pod or of the host's address, and a
  * pod's port. The host may have other ports than are given out to pods. */
-SUBPROGRAM int port_taken(const struct tuple *flow, struct decision *d, const struct config_value *cfg)
+SUBPROGRAM int port_taken(const struct tuple *flow, struct decision *d,
+			  const struct config_value *cfg)
 {
 	struct share_key share = {};
 	struct port_key key;
@@ -377,7 +381,8 @@ SUBPROGRAM int nat_prepare(const struct packet *p, struct decision *d, const str
 			return -REASON_UNKNOWN_NODE;
 		stale = !d->live && to.created + NAT_GRACE * SECOND < p->time && begins(p);
 
-		if (!stale && may_leave_with(&to.addr, to.port, d) && nat_complete(&p->flow, &to, tunnel, p->time)) {
+		if (!stale && may_leave_with(&to.addr, to.port, d) &&
+		    nat_complete(&p->flow, &to, tunnel, p->time)) {
 			d->egress = to.addr;
 			d->egress_port = to.port;
 			d->counter = to.counter;

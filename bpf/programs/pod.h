@@ -236,7 +236,8 @@ int from_pod(struct __sk_buff *ctx)
 
 	if (!no_address(&d.gateway)) {
 		ret = to_gateway(ctx, &p, &d, cfg);
-		reason = d.of_block || same_address(&d.gateway, &cfg->underlay) ? REASON_TRANSLATED : REASON_TO_GATEWAY;
+		reason = d.of_block || same_address(&d.gateway, &cfg->underlay)
+				 ? REASON_TRANSLATED : REASON_TO_GATEWAY;
 		/* What was refused is no flow yet. */
 		begins = begins && ret >= 0;
 		ret = finish(ctx, &p, &d, cfg, NULL, ret, WHAT(reason, PROGRAM_FROM_POD, DIRECTION_EGRESS));

@@ -173,13 +173,14 @@ spec:
   destinationCIDRs: [%s]
   excludedCIDRs: [%s]
   egressGateways: [%s]
-`, g.IntN(4), g.limit(), strings.Join(selectors, ", "), strings.Join(destinations, ", "), strings.Join(excluded, ", "), g.pick(
-		"{nodeSelector: {matchLabels: {egress: a}}}",
-		"{nodeSelector: {matchLabels: {egress: b}}}",
-		"{nodeSelector: {matchLabels: {egress: a}}}, {nodeSelector: {matchLabels: {egress: b}}}",
-		"{nodeSelector: {matchLabels: {egress: a}}, interface: eth1}",
-		"{nodeSelector: {matchLabels: {egress: a}}, egressIP: 192.0.2.9}",
-		"{interface: eth1}"))
+`, g.IntN(4), g.limit(), strings.Join(selectors, ", "), strings.Join(destinations, ", "),
+		strings.Join(excluded, ", "), g.pick(
+			"{nodeSelector: {matchLabels: {egress: a}}}",
+			"{nodeSelector: {matchLabels: {egress: b}}}",
+			"{nodeSelector: {matchLabels: {egress: a}}}, {nodeSelector: {matchLabels: {egress: b}}}",
+			"{nodeSelector: {matchLabels: {egress: a}}, interface: eth1}",
+			"{nodeSelector: {matchLabels: {egress: a}}, egressIP: 192.0.2.9}",
+			"{interface: eth1}"))
 }
 
 // limit is an annotation of a policy that limits its bandwidth, or none.

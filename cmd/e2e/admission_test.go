@@ -93,7 +93,7 @@ func leaseOf(name, holder string, transitions int) write {
 		name, cluster.Namespace, holder, transitions)}
 }
 
-// leaseRights are those that the chart gives with flags.egress-ips, and to patch, as this test does.
+// leaseRights are those of the chart with flags.egress-ips, and to patch, as this test does.
 const leaseRights = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

@@ -157,7 +157,7 @@ func (u *uses) all() []use {
 }
 
 // onItsWay bounds for how long a frame that a node has sent may be between its programs and the
-// world's port. The next owner begins no sooner than it has asked in vain who has the address,
+// world's port. The next owner begins after nothing has answered its question who has the address,
 // which takes longer.
 const onItsWay = 300 * time.Millisecond
 

@@ -64,7 +64,7 @@ func (m *moving) powerOn(n *Node) {
 }
 
 // TestTrafficEgressIPConnections: connections go on when the gateway that they leave by is drained,
-// when it loses its power, and when it comes back; whoever has their egress address at the time.
+// when it loses its power, and when it comes back.
 func TestTrafficEgressIPConnections(t *testing.T) {
 	t.Parallel()
 	count := 50

@@ -199,7 +199,7 @@ func (c *claim) guarded() bool {
 	txn := c.DB.ReadTxn()
 	row, _, found := c.Rows.Get(txn, tables.EgressIPLeaseByAddr(c.want.Addr))
 	config := tables.ConfigEntryOf(txn, c.ConfigEntries)
-	now, err := bootTime()
+	now, err := Now()
 	return found && err == nil && row.Deadline > now && c.inKernel(row) &&
 		config != nil && config.Value.Flags&bpf.ConfigFloating != 0 && tables.Unattached(txn,
 		c.Attachments, c.want.IfIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev) == ""

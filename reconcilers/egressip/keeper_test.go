@@ -239,7 +239,7 @@ func TestAddressComesAndGoes(t *testing.T) {
 			n++
 		}
 	}
-	now, err := bootTime()
+	now, err := Now()
 	require.NoError(t, err)
 	for _, addr := range []netip.Addr{v4, v6} {
 		w.eventually("it is told", func() bool { return w.row(addr).Assigned })

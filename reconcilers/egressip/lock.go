@@ -87,7 +87,7 @@ func (l *lock) write(
 	if !isHolder && (!l.release.Load() || l.holder != l.Identity()) {
 		return errKept
 	}
-	before, err := bootTime()
+	before, err := Now()
 	if err != nil {
 		return err
 	}
@@ -111,8 +111,9 @@ func unless(err error, isExpected func(error) bool) error {
 	return err
 }
 
-// bootTime returns the time of the deadlines, which goes on while the machine sleeps.
-func bootTime() (uint64, error) {
+// Now returns the time of the deadlines of leases, in nanoseconds of CLOCK_BOOTTIME: it goes on
+// while the machine sleeps.
+func Now() (uint64, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return 0, fmt.Errorf("read the clock: %w", err)

@@ -16,9 +16,6 @@ import (
 // the next owner's route is better. A variable for tests.
 var withdrawalWait = time.Second
 
-// Now returns the time by which deadlines of leases are.
-func Now() (uint64, error) { return bootTime() }
-
 // withdrawRoute has the route of an address withdrawn from the routers, and waits for it: until
 // then they send packets to this node.
 func (k *keeper) withdrawRoute(ctx context.Context, addr netip.Addr) error {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package forwarding keeps the maps that describe this node and its neighbors equal to their
-// tables: sluice_exits, sluice_limits, sluice_covered, sluice_nodes, sluice_devices, sluice_config
-// and sluice_keys. They are in no slot: they are about addresses, prefixes, devices, keys and names
-// of policies, whose meaning never changes, so entries of the previous agent stay until the desired
-// ones are known.
+// tables: sluice_exits, sluice_blocks, sluice_owners, sluice_limits, sluice_covered, sluice_nodes,
+// sluice_devices, sluice_config and sluice_keys. They are in no slot: they are about addresses,
+// prefixes, ports, devices, keys and names of policies, whose meaning never changes, so entries of
+// the previous agent stay until the desired ones are known.
 //
 // An egress address is in sluice_exits only while programs are attached to the device that receives
 // its replies. Without programs the node would take the first replies for its own connections, and
@@ -36,10 +36,57 @@ var Cell = cell.Module(
 	tables.Own(tables.NewConfigMirrorTable),
 	tables.Own(tables.NewKeysMirrorTable),
 	cell.Invoke(
-		registerExits, registerBlocks, registerOwners, registerLimits, registerCovered,
-		registerNodes, registerDevices, registerConfig, registerKeys,
+		registerExits,
+		plain(func(m *bpf.Maps) bpf.Map[bpf.ExitKey, bpf.BlockValue] { return m.Blocks },
+			func(k bpf.ExitKey) statedb.Query[*tables.EgressBlock] {
+				return tables.EgressBlockByAddr(k.Addr.Addr())
+			}),
+		plain(func(m *bpf.Maps) bpf.Map[bpf.OwnerKey, bpf.OwnerValue] { return m.Owners },
+			tables.PortOwnerByKey),
+		plain(func(m *bpf.Maps) bpf.Map[bpf.LimitKey, bpf.LimitValue] { return m.Limits },
+			func(k bpf.LimitKey) statedb.Query[*tables.EgressLimit] {
+				return tables.EgressLimitByCookie(k.Policy)
+			}),
+		plain(func(m *bpf.Maps) bpf.Map[bpf.CoveredKey, bpf.CoveredValue] { return m.Covered },
+			func(k bpf.CoveredKey) statedb.Query[*tables.CoveredPrefix] {
+				return tables.CoveredPrefixByPrefix(k.Prefix())
+			}),
+		plain(func(m *bpf.Maps) bpf.Map[bpf.NodeKey, bpf.NodeValue] { return m.Nodes },
+			func(k bpf.NodeKey) statedb.Query[*tables.ClusterNode] {
+				return tables.ClusterNodeByAddr(k.Addr.Addr())
+			}),
+		plain(func(m *bpf.Maps) bpf.Map[bpf.DeviceKey, bpf.DeviceValue] { return m.Devices },
+			func(k bpf.DeviceKey) statedb.Query[*tables.PodDevice] {
+				return tables.PodDeviceByIfIndex(k.IfIndex)
+			}),
+		registerConfig,
+		plain(func(m *bpf.Maps) bpf.Map[bpf.OverlayKeysKey, bpf.OverlayKeysValue] { return m.Keys },
+			func(bpf.OverlayKeysKey) statedb.Query[*tables.OverlayKeys] {
+				return tables.OverlayKeysByIndex(0)
+			}),
 	),
 )
+
+// plain returns what registers a map whose entries wait for nothing; byKey queries the desired row
+// of an entry.
+func plain[K, V tables.MapPart, R any, Row interface {
+	tables.ReconciledRow[R]
+	mapsync.Row[K, V]
+}](
+	of func(*bpf.Maps) bpf.Map[K, V], byKey func(K) statedb.Query[Row],
+) func(
+	mapsync.Params, *bpf.Maps, tables.Desired[Row], statedb.RWTable[*tables.Mirror[K, V]],
+) error {
+	return func(
+		p mapsync.Params, maps *bpf.Maps, desired tables.Desired[Row],
+		mirror statedb.RWTable[*tables.Mirror[K, V]],
+	) error {
+		return mapsync.Register(p, mapsync.Config[Row, K, V]{
+			Map: of(maps), Desired: desired, Mirror: mirror,
+			WithStatus: tables.WithStatus[R, Row], ByKey: byKey,
+		})
+	}
+}
 
 func registerExits(
 	p mapsync.Params, maps *bpf.Maps, attachments statedb.Table[*tables.Attachment],
@@ -63,83 +110,6 @@ func registerExits(
 		// Replies arrive at the new device already.
 		DeleteWhileBlocked: func(row *tables.EgressExit, kernel bpf.ExitValue) bool {
 			return kernel.IfIndex != row.IfIndex
-		},
-	})
-}
-
-func registerBlocks(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.EgressBlock],
-	mirror statedb.RWTable[*tables.BlockMirror],
-) error {
-	return mapsync.Register(p, mapsync.Config[*tables.EgressBlock, bpf.ExitKey, bpf.BlockValue]{
-		Map: maps.Blocks, Desired: desired, Mirror: mirror,
-		WithStatus: tables.WithStatus[tables.EgressBlock],
-		ByKey: func(k bpf.ExitKey) statedb.Query[*tables.EgressBlock] {
-			return tables.EgressBlockByAddr(k.Addr.Addr())
-		},
-	})
-}
-
-func registerLimits(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.EgressLimit],
-	mirror statedb.RWTable[*tables.LimitMirror],
-) error {
-	return mapsync.Register(p, mapsync.Config[*tables.EgressLimit, bpf.LimitKey, bpf.LimitValue]{
-		Map: maps.Limits, Desired: desired, Mirror: mirror,
-		WithStatus: tables.WithStatus[tables.EgressLimit],
-		ByKey: func(k bpf.LimitKey) statedb.Query[*tables.EgressLimit] {
-			return tables.EgressLimitByCookie(k.Policy)
-		},
-	})
-}
-
-func registerOwners(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.PortOwner],
-	mirror statedb.RWTable[*tables.OwnerMirror],
-) error {
-	return mapsync.Register(p, mapsync.Config[*tables.PortOwner, bpf.OwnerKey, bpf.OwnerValue]{
-		Map: maps.Owners, Desired: desired, Mirror: mirror,
-		WithStatus: tables.WithStatus[tables.PortOwner],
-		ByKey:      tables.PortOwnerByKey,
-	})
-}
-
-func registerCovered(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.CoveredPrefix],
-	mirror statedb.RWTable[*tables.CoveredMirror],
-) error {
-	return mapsync.Register(p,
-		mapsync.Config[*tables.CoveredPrefix, bpf.CoveredKey, bpf.CoveredValue]{
-			Map: maps.Covered, Desired: desired, Mirror: mirror,
-			WithStatus: tables.WithStatus[tables.CoveredPrefix],
-			ByKey: func(k bpf.CoveredKey) statedb.Query[*tables.CoveredPrefix] {
-				return tables.CoveredPrefixByPrefix(k.Prefix())
-			},
-		})
-}
-
-func registerNodes(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.ClusterNode],
-	mirror statedb.RWTable[*tables.NodeMirror],
-) error {
-	return mapsync.Register(p, mapsync.Config[*tables.ClusterNode, bpf.NodeKey, bpf.NodeValue]{
-		Map: maps.Nodes, Desired: desired, Mirror: mirror,
-		WithStatus: tables.WithStatus[tables.ClusterNode],
-		ByKey: func(k bpf.NodeKey) statedb.Query[*tables.ClusterNode] {
-			return tables.ClusterNodeByAddr(k.Addr.Addr())
-		},
-	})
-}
-
-func registerDevices(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.PodDevice],
-	mirror statedb.RWTable[*tables.DeviceMirror],
-) error {
-	return mapsync.Register(p, mapsync.Config[*tables.PodDevice, bpf.DeviceKey, bpf.DeviceValue]{
-		Map: maps.Devices, Desired: desired, Mirror: mirror,
-		WithStatus: tables.WithStatus[tables.PodDevice],
-		ByKey: func(k bpf.DeviceKey) statedb.Query[*tables.PodDevice] {
-			return tables.PodDeviceByIfIndex(k.IfIndex)
 		},
 	})
 }
@@ -172,20 +142,6 @@ func registerConfig(
 			},
 			Refers: func(*tables.DatapathConfig, *bpf.ConfigValue) []mapsync.Reference {
 				return []mapsync.Reference{underlay.On(0)}
-			},
-		})
-}
-
-func registerKeys(
-	p mapsync.Params, maps *bpf.Maps, desired tables.Desired[*tables.OverlayKeys],
-	mirror statedb.RWTable[*tables.KeysMirror],
-) error {
-	return mapsync.Register(p,
-		mapsync.Config[*tables.OverlayKeys, bpf.OverlayKeysKey, bpf.OverlayKeysValue]{
-			Map: maps.Keys, Desired: desired, Mirror: mirror,
-			WithStatus: tables.WithStatus[tables.OverlayKeys],
-			ByKey: func(bpf.OverlayKeysKey) statedb.Query[*tables.OverlayKeys] {
-				return tables.OverlayKeysByIndex(0)
 			},
 		})
 }

@@ -75,7 +75,9 @@ func FuzzPod(f *testing.F) {
 }
 
 func FuzzNamespace(f *testing.F) {
-	fuzz(f, namespaceKind(), func(t *testing.T, n *tables.Namespace) { require.Equal(t, n.Name, n.Labels[tables.LabelNamespaceName]) })
+	fuzz(f, namespaceKind(), func(t *testing.T, n *tables.Namespace) {
+		require.Equal(t, n.Name, n.Labels[tables.LabelNamespaceName])
+	})
 }
 
 func FuzzNode(f *testing.F) {

@@ -82,9 +82,11 @@ func (b *blockParams) block(in statedb.ReadTxn, addr netip.Addr) *tables.EgressB
 	return row
 }
 
-// ownPorts returns the ports of the blocks that this node has of a pool, adjacent ones as one range,
-// as many as an entry of the kernel has room for.
-func (b *blockParams) ownPorts(pool *tables.EgressIPPool) (own [bpf.SharedPortRanges]bpf.PortRange) {
+// ownPorts returns the ports of the blocks that this node has of a pool, adjacent ones as one
+// range, as many as an entry of the kernel has room for.
+func (b *blockParams) ownPorts(
+	pool *tables.EgressIPPool,
+) (own [bpf.SharedPortRanges]bpf.PortRange) {
 	n := 0
 	for _, block := range pool.Blocks {
 		if block.Node != b.LocalNode.Name || !block.Released.IsZero() {

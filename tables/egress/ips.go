@@ -36,13 +36,12 @@ func deriveIPs(p derive.Params, i ipParams) error { return derive.Register(p, i.
 
 // declare is the rule that finds a node for each egress address that moves.
 func (i *ipParams) declare() derive.Rule[int] {
-	marks := func(_ statedb.ReadTxn, mark func(int)) { mark(allIPs) }
 	return derive.Rule[int]{
 		Outputs: []statedb.TableMeta{i.IPs},
 		Seed:    []int{allIPs},
 		Inputs: []derive.Input[int]{
 			derive.FromIf(i.Pools, changesAddresses,
-				func(in statedb.ReadTxn, _ *tables.EgressIPPool, mark func(int)) { marks(in, mark) }),
+				func(_ statedb.ReadTxn, _ *tables.EgressIPPool, mark func(int)) { mark(allIPs) }),
 			derive.FromIf(i.Policies,
 				func(old, new *tables.EgressPolicy) bool {
 					return !slices.Equal(old.Gateways, new.Gateways) || old.Created != new.Created

@@ -415,8 +415,9 @@ func TestEgressByBlock(t *testing.T) {
 		}{
 			{tables.EgressBlock{}, "denied no egress gateway"},
 			{tables.EgressBlock{Gateway: addr("192.168.0.2")}, "denied no port block"},
-			{tables.EgressBlock{Gateway: addr("192.168.0.2"), Ports: [4]bpf.PortRange{{First: 1024, Last: 1087}}},
-				"allowed translated"},
+			{tables.EgressBlock{
+				Gateway: addr("192.168.0.2"), Ports: [4]bpf.PortRange{{First: 1024, Last: 1087}},
+			}, "allowed translated"},
 		} {
 			c.block.Addr = egress
 			both(w, w.Blocks, w.maps.Blocks, &c.block)
