@@ -29,7 +29,8 @@ type Damage struct {
 func (m *Maps) Guarded() []string { return append(m.Names(), programMaps[:ownMaps]...) }
 
 // Restore pins maps again whose pins are gone, or are of other maps, and puts them into their
-// slots again. It returns what it has put right. own returns the maps that the programs write.
+// slots again. It returns what it has put right. own returns the maps that the programs write and
+// that are pinned.
 func (k *Kernel) Restore(own func(name string) *ebpf.Map) (damage []Damage, err error) {
 	all := k.pinned
 	for _, name := range programMaps[:ownMaps] {

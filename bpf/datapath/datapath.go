@@ -181,7 +181,7 @@ func prepareMaps(
 		if opts.Dir == "" {
 			continue
 		}
-		if (name == bpf.LedgerMap || name == bpf.MissingMap) && opts.Sizes.Ledger == 0 {
+		if isOfLedger(name) && opts.Sizes.Ledger == 0 {
 			// That of a ledger which was switched off would keep its memory.
 			err := os.Remove(filepath.Join(opts.Dir, name))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -247,6 +247,16 @@ func (d *Datapath) Map(name string) *ebpf.Map {
 	}
 	return nil
 }
+
+// Pinned returns a map of the programs that is pinned: those of a ledger that is off are not.
+func (d *Datapath) Pinned(name string) *ebpf.Map {
+	if isOfLedger(name) && !d.ledger {
+		return nil
+	}
+	return d.Map(name)
+}
+
+func isOfLedger(name string) bool { return name == bpf.LedgerMap || name == bpf.MissingMap }
 
 // Events returns the ring buffer of [bpf.Event], nil unless programs are loaded.
 func (d *Datapath) Events() *ebpf.Map { return d.Map(EventsMap) }

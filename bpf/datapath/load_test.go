@@ -60,6 +60,11 @@ func newTestHive(t *testing.T, args ...string) *testHive {
 
 func (h *testHive) run(t *testing.T, check func()) {
 	require.NoError(t, h.Start(h.log, t.Context()))
+	if kernel, ok := h.maps.Backend().(*bpf.Kernel); ok {
+		damage, err := kernel.Restore(h.datapath.Pinned)
+		require.NoError(t, err)
+		require.Empty(t, damage, "a start is no tampering")
+	}
 	check()
 	require.NoError(t, h.Stop(h.log, t.Context()))
 	require.False(t, h.datapath.Loaded())

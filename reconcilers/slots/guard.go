@@ -54,7 +54,7 @@ func (g *guard) check() error {
 	}
 	own := func(string) *ebpf.Map { return nil }
 	if g.Datapath != nil {
-		own = g.Datapath.Map
+		own = g.Datapath.Pinned
 	}
 	damage, err := kernel.Restore(own)
 	for _, d := range damage {
