@@ -28,17 +28,16 @@ type Maps struct {
 
 	Frontends Map[FrontendKey, FrontendValue] // what is translated to backends
 
-	Exits    Map[ExitKey, ExitValue]               // egress addresses of this node
-	Floating Map[ExitKey, FloatingValue]           // leases of egress addresses that move
-	Blocks   Map[ExitKey, BlockValue]              // where they are, and this node's ports of them
-	Owners   Map[OwnerKey, OwnerValue]             // nodes that have blocks of their ports
-	Limits   Map[LimitKey, LimitValue]             // bandwidth of egress policies
-	Covered  Map[CoveredKey, CoveredValue]         // destinations of egress policies
-	Nodes    Map[NodeKey, NodeValue]               // nodes of the cluster
-	Devices  Map[DeviceKey, DeviceValue]           // the pod that a device leads to
-	Config   Map[ConfigKey, ConfigValue]           // what programs must know of this node
-	Keys     Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
-	State    Map[StateKey, StateValue]             // which slot is in force, and which generation
+	Exits   Map[ExitKey, ExitValue]               // egress addresses of this node
+	Blocks  Map[ExitKey, BlockValue]              // where they are, and this node's ports of them
+	Owners  Map[OwnerKey, OwnerValue]             // nodes that have blocks of their ports
+	Limits  Map[LimitKey, LimitValue]             // bandwidth of egress policies
+	Covered Map[CoveredKey, CoveredValue]         // destinations of egress policies
+	Nodes   Map[NodeKey, NodeValue]               // nodes of the cluster
+	Devices Map[DeviceKey, DeviceValue]           // the pod that a device leads to
+	Config  Map[ConfigKey, ConfigValue]           // what programs must know of this node
+	Keys    Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
+	State   Map[StateKey, StateValue]             // which slot is in force, and which generation
 
 	all        []opener
 	backend    atomic.Pointer[Backend]
@@ -89,7 +88,6 @@ func newMaps(cfg Config) *Maps {
 		m, Spec{"sluice_gateways", TypeHash, cfg.MapSizeGateways},
 	)
 	m.Exits = add[ExitKey, ExitValue](m, Spec{"sluice_exits", TypeHash, cfg.MapSizeExits})
-	m.Floating = add[ExitKey, FloatingValue](m, Spec{FloatingMap, TypeHash, FloatingEntries})
 	m.Blocks = add[ExitKey, BlockValue](m, Spec{"sluice_blocks", TypeHash, BlockEntries})
 	m.Owners = add[OwnerKey, OwnerValue](m, Spec{"sluice_owners", TypeHash, OwnerEntries})
 	m.Limits = add[LimitKey, LimitValue](m, Spec{LimitsMap, TypeHash, LimitEntries})

@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"time"
-
-	"github.com/dchest/siphash"
 )
 
 // PathsMap is the name of the map of the nodes that the agent probes (programs/probe.h). Its key
@@ -23,6 +21,9 @@ type PathValue struct {
 
 	// Nonces of the last answers, each at its number modulo their count.
 	Nonces [PathNonces]uint64
+
+	Clock      uint64 // the time there, of its last answer to votes: see [VotesFrame]
+	ClockNonce uint64 // of the votes that it answered
 }
 
 // PathNonces is how many answers the programs keep the nonces of.
@@ -44,17 +45,5 @@ const (
 // ProbeFrame returns the frame, inside the overlay packet, of a probe or an answer from one node
 // to another. The nonce is random, and of one probe only.
 func ProbeFrame(key OverlayKey, kind ProbeKind, from, to netip.Addr, nonce uint64) []byte {
-	message := binary.NativeEndian.AppendUint64(nil, nonce)
-	message = append(append(message, from.AsSlice()...), to.AsSlice()...)
-	outer := byte(0)
-	if to.Is4() {
-		outer = 1
-	}
-	message = append(message, 0, 0, 0, 0, 0, 0, byte(kind), outer)
-	hash := siphash.Hash(key.Halves[0], key.Halves[1], message)
-	mac := binary.LittleEndian.AppendUint64(nil, hash)
-	frame := append([]byte{2, key.Number}, mac[:4]...)
-	frame = append(append(frame, 2, byte(kind)), mac[4:]...)
-	frame = binary.BigEndian.AppendUint16(frame, EtherTypeProbe)
-	return binary.NativeEndian.AppendUint64(frame, nonce)
+	return frame(key, kind, from, to, binary.NativeEndian.AppendUint64(nil, nonce))
 }

@@ -98,6 +98,7 @@ func TestBlockForOtherNode(t *testing.T) {
 		here := f.Config.Underlay.Addr()
 		f.moving(here)
 		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		row := f.Here(f.Egress)
 		row.Gateway = bpf.AddressFrom(f.Egress)
 		f.selected(row)
@@ -120,7 +121,7 @@ func TestBlockBegunBefore(t *testing.T) {
 		port := portOf(f.translated(
 			f.fromOverlay(second(), request(transport, f.RemotePod, f.Server)...), f.Egress), transport)
 		f.moving(f.Config.Underlay.Addr())
-		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		key := bpf.OwnerKey{Egress: bpf.AddressFrom(f.Egress),
 			Block: uint32(port-bpf.BlockPortMin) / blockSize}
 		require.NoError(f, f.Map("sluice_owners").Put(key,
@@ -142,7 +143,7 @@ func (f *fixture) arrived(node netip.Addr, frame []byte) *packettest.Result {
 func TestBlockTimeExceeded(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.moving(f.Config.Underlay.Addr())
-		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		p := f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.Egress)
 		port := portOf(p, transport)
 		layers := withPort(transport, f.Egress, f.Server, firstOf(2))
@@ -201,7 +202,7 @@ func TestBlockFragments(t *testing.T) {
 		}
 
 		// The same at a gateway.
-		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		f.movesTo(f.Config.Underlay.Addr())
 		for _, frame := range cut(f.Egress, f.Server, firstOf(2), serverPort, 3) {
 			f.translated(f.arrived(second(), frame), f.Egress)

@@ -93,7 +93,7 @@ func TestBlockOfPod(t *testing.T) {
 		here := f.Config.Underlay.Addr()
 		f.movesTo(here)
 		f.dropped(send(), bpf.ReasonNotOwned) // it has not come yet
-		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		require.Equal(f, port, portOf(f.translated(send(), f.Egress), transport))
 		f.returned(f.fromNetdev(answer...), transport)
 
@@ -114,7 +114,7 @@ func TestBlockAtGateway(t *testing.T) {
 		f.dropped(f.fromOverlay(second(), sent...), bpf.ReasonNotOwned)
 		f.dropped(f.fromNetdev(answer...), bpf.ReasonNotOwned) // the host would reset it
 
-		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		p := f.translated(f.fromOverlay(second(), sent...), f.Egress)
 		require.Equal(f, port, portOf(p, transport))
 		require.EqualValues(f, 63, p.TTL)
@@ -142,6 +142,7 @@ func TestBlockAtGateway(t *testing.T) {
 		other := response(transport, f.Server, f.Egress, firstOf(3))
 		f.dropped(f.fromNetdev(other...), bpf.ReasonNotOwned)
 		require.NoError(f, f.Map("sluice_blocks").Delete(bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}))
+		require.NoError(f, f.Map(bpf.VotesMap).Delete(bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}))
 		require.Equal(f, packettest.Next, f.fromNetdev(other...).Verdict, "it does not move")
 		f.lease(time.Hour)
 		f.dropped(f.fromNetdev(other...), bpf.ReasonNotOwned)
@@ -233,7 +234,7 @@ func TestBlockErrors(t *testing.T) {
 
 			f.dropped(f.fromOverlay(second(), failed(port^1)...), bpf.ReasonNoRule)
 		}
-		require.NoError(f, f.SetExit(f.Egress, bpf.ExitValue{IfIndex: f.Index(packettest.EgressDevice)}))
+		f.lease(time.Hour)
 		f.movesTo(f.Config.Underlay.Addr())
 		for _, message := range icmpErrors(f) {
 			p := f.toGateway(f.fromNetdev(packettest.IP(f.Router, f.Egress), message, about(least(f),

@@ -48,6 +48,8 @@ func (s Sizes) byName() map[string]uint32 {
 		bpf.PortsMap:   s.NAT,
 		bpf.SharesMap:  0, // as they are declared, as those that follow
 		bpf.PathsMap:   0,
+		bpf.VotesMap:   0,
+		bpf.VotersMap:  0,
 		bpf.MissingMap: 0,
 		bpf.LedgerMap:  s.Ledger,
 	}
@@ -67,6 +69,8 @@ var copiers = map[string]bpf.Copier{
 	bpf.PortsMap:  bpf.CopyEntries[bpf.PortKey, bpf.ShareValue],
 	bpf.SharesMap: bpf.CopyEntries[bpf.ShareKey, bpf.ShareValue],
 	bpf.PathsMap:  bpf.CopyEntries[bpf.NodeKey, bpf.PathValue],
+	bpf.VotesMap:  bpf.CopyEntries[bpf.ExitKey, bpf.VotesValue],
+	bpf.VotersMap: bpf.CopyEntries[uint32, bpf.VotersValue],
 }
 
 // Options say what to load the programs with.

@@ -14,14 +14,22 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
-// lease gives this node the lease of the egress address until some time from now.
-func (f *fixture) lease(left time.Duration) {
+// bootTime is the time of votes.
+func (f *fixture) bootTime() uint64 {
 	f.Helper()
 	var now unix.Timespec
 	require.NoError(f, unix.ClockGettime(unix.CLOCK_BOOTTIME, &now))
+	return uint64(now.Nano())
+}
+
+// lease gives this node the egress address until some time from now, by the vote of one voter.
+func (f *fixture) lease(left time.Duration) {
+	f.Helper()
 	require.NoError(f, f.AddFlags(bpf.ConfigFloating))
-	require.NoError(f, f.Map(bpf.FloatingMap).Put(bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)},
-		bpf.FloatingValue{Deadline: uint64(now.Nano()) + uint64(left)}))
+	f.voters(1, f.NodeIP)
+	v := bpf.VotesValue{IfIndex: f.Index(packettest.EgressDevice)}
+	v.Votes[0] = bpf.Vote{Until: f.bootTime() + uint64(left), Generation: 1}
+	require.NoError(f, f.Map(bpf.VotesMap).Put(bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}, v))
 }
 
 // asked is a frame that asks for an address of the node.

@@ -193,7 +193,9 @@ func TestOwnMapsAreKnown(t *testing.T) {
 	}
 	for name := range copiers {
 		require.Contains(t, spec.Maps, name)
-		if name != bpf.SharesMap && name != bpf.PortsMap && name != bpf.PathsMap {
+		if !slices.Contains([]string{
+			bpf.SharesMap, bpf.PortsMap, bpf.PathsMap, bpf.VotesMap, bpf.VotersMap,
+		}, name) {
 			require.Equal(t, ebpf.LRUHash, spec.Maps[name].Type)
 		}
 	}
@@ -229,7 +231,8 @@ func TestLayouts(t *testing.T) {
 		"sluice_egress":   {bpf.EgressKey{}, bpf.EgressValue{}},
 		"sluice_gateways": {bpf.GatewayKey{}, bpf.GatewayValue{}},
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
-		"sluice_floating": {bpf.ExitKey{}, bpf.FloatingValue{}},
+		bpf.VotesMap:      {bpf.ExitKey{}, bpf.VotesValue{}},
+		bpf.VotersMap:     {uint32(0), bpf.VotersValue{}},
 		bpf.LimitsMap:     {bpf.LimitKey{}, bpf.LimitValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},

@@ -131,13 +131,6 @@ type programsExitValue struct {
 	Flags   uint32
 }
 
-type programsFloatingValue struct {
-	_          structs.HostLayout
-	Deadline   uint64
-	Generation uint32
-	Ifindex    uint32
-}
-
 type programsFrag4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -261,12 +254,14 @@ type programsOwnerValue struct {
 }
 
 type programsPathValue struct {
-	_        structs.HostLayout
-	Sent     uint64
-	Seen     uint64
-	Answered uint64
-	Answers  uint64
-	Nonces   [4]uint64
+	_          structs.HostLayout
+	Sent       uint64
+	Seen       uint64
+	Answered   uint64
+	Answers    uint64
+	Nonces     [4]uint64
+	Clock      uint64
+	ClockNonce uint64
 }
 
 type programsPortKey struct {
@@ -372,6 +367,28 @@ type programsTuple6Key struct {
 	Flags    uint8
 }
 
+type programsVotersValue struct {
+	_          structs.HostLayout
+	Clock      uint64
+	Generation uint32
+	Majority   uint32
+	Voters     [5]struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
+type programsVotesValue struct {
+	_     structs.HostLayout
+	Votes [5]struct {
+		_          structs.HostLayout
+		Until      uint64
+		Generation uint64
+	}
+	Ifindex uint32
+	Pad     uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -389,7 +406,6 @@ const (
 	programsMapSluiceEgress     = "sluice_egress"
 	programsMapSluiceEvents     = "sluice_events"
 	programsMapSluiceExits      = "sluice_exits"
-	programsMapSluiceFloating   = "sluice_floating"
 	programsMapSluiceFrag4      = "sluice_frag4"
 	programsMapSluiceFrag6      = "sluice_frag6"
 	programsMapSluiceGateways   = "sluice_gateways"
@@ -420,6 +436,8 @@ const (
 	programsMapSluiceTrafhits   = "sluice_trafhits"
 	programsMapSluiceTrafown    = "sluice_trafown"
 	programsMapSluiceVerdicts   = "sluice_verdicts"
+	programsMapSluiceVoters     = "sluice_voters"
+	programsMapSluiceVotes      = "sluice_votes"
 	programsProgBackstop        = "backstop"
 	programsProgFromNetdev      = "from_netdev"
 	programsProgFromOverlay     = "from_overlay"
@@ -498,7 +516,6 @@ type programsMapSpecs struct {
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
-	SluiceFloating *ebpf.MapSpec `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.MapSpec `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
@@ -529,6 +546,8 @@ type programsMapSpecs struct {
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
+	SluiceVoters   *ebpf.MapSpec `ebpf:"sluice_voters"`
+	SluiceVotes    *ebpf.MapSpec `ebpf:"sluice_votes"`
 }
 
 // programsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -573,7 +592,6 @@ type programsMaps struct {
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
-	SluiceFloating *ebpf.Map `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.Map `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
@@ -604,6 +622,8 @@ type programsMaps struct {
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
+	SluiceVoters   *ebpf.Map `ebpf:"sluice_voters"`
+	SluiceVotes    *ebpf.Map `ebpf:"sluice_votes"`
 }
 
 func (m *programsMaps) Close() error {
@@ -621,7 +641,6 @@ func (m *programsMaps) Close() error {
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
-		m.SluiceFloating,
 		m.SluiceFrag4,
 		m.SluiceFrag6,
 		m.SluiceGateways,
@@ -652,6 +671,8 @@ func (m *programsMaps) Close() error {
 		m.SluiceTrafhits,
 		m.SluiceTrafown,
 		m.SluiceVerdicts,
+		m.SluiceVoters,
+		m.SluiceVotes,
 	)
 }
 

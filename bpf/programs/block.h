@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include "lease.h"
 #include "track.h"
 
 /* Reports whether an address is an egress address that moves. */
@@ -36,7 +37,7 @@ SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct
 			   const struct config_value *cfg)
 {
 	const struct block_value *block;
-	const struct exit_value *exit;
+	const struct votes_value *v;
 	struct ct_entry *e;
 
 	if (!p || !d || !cfg)
@@ -58,10 +59,10 @@ SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct
 	d->exit = cfg->overlay_ifindex;
 	if (!same_address(&block->gateway, &cfg->underlay))
 		return 0;
-	exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
-	if (!exit)
+	v = votes_for(&d->egress);
+	if (!v || !is_held(v))
 		return -REASON_NOT_OWNED;
-	d->exit = exit->ifindex;
+	d->exit = v->ifindex;
 	return hop(ctx, p);
 }
 
@@ -99,7 +100,7 @@ SUBPROGRAM int block_to_outside(struct __sk_buff *ctx, const struct packet *p, s
 {
 	const struct block_value *block;
 	const struct owner_value *owner;
-	const struct exit_value *exit;
+	const struct votes_value *v;
 	int err;
 
 	if (!p || !d || !cfg || !node)
@@ -110,14 +111,14 @@ SUBPROGRAM int block_to_outside(struct __sk_buff *ctx, const struct packet *p, s
 	owner = block ? owner_of(block, &p->flow.saddr, p->flow.sport) : NULL;
 	if (!owner || !same_address(&owner->node, node) || !same_address(&p->source, &p->flow.saddr))
 		return -REASON_OTHER_BLOCK;
-	exit = bpf_map_lookup_elem(&sluice_exits, &p->flow.saddr);
-	if (!exit)
+	v = votes_for(&p->flow.saddr);
+	if (!v || !is_held(v))
 		return -REASON_NOT_OWNED;
 	if (known_of_destination(&p->flow, d->slot))
 		return -REASON_NO_RULE;
 	d->egress = p->flow.saddr;
-	d->exit = exit->ifindex;
-	err = fits(ctx, p, d, exit->ifindex) ?: hop(ctx, p);
+	d->exit = v->ifindex;
+	err = fits(ctx, p, d, v->ifindex) ?: hop(ctx, p);
 	return err ?: to_outside(ctx, d, cfg);
 }
 
@@ -134,12 +135,12 @@ SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struc
 		return 0;
 	block = block_of(&p->flow.daddr, cfg);
 	if (bpf_ntohs(p->flow.dport) < BLOCK_PORT_MIN ||
-	    (!block && !bpf_map_lookup_elem(&sluice_floating, &p->flow.daddr)))
+	    (!block && !votes_for(&p->flow.daddr)))
 		return 0;
 	owner = block ? owner_of(block, &p->flow.daddr, p->flow.dport) : NULL;
 	if (owner && same_address(&owner->node, &cfg->underlay))
 		return 0;
-	if (!owner || !bpf_map_lookup_elem(&sluice_exits, &p->flow.daddr))
+	if (!owner || !is_held(votes_for(&p->flow.daddr)))
 		return -REASON_NOT_OWNED;
 	keep_ports(p);
 	d->gateway = p->flow.daddr;

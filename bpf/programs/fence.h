@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* Egress addresses that move between nodes. A node has the lease of one until a time that its
- * agent puts off again and again: an agent that is stopped, or has lost the API server, does
- * not, and from that time on the node is silent about the address, as another one may have it. */
+/* A node is silent about an egress address that it has not now: another node may have it. */
 
 #pragma once
 
+#include "lease.h"
 #include "link.h"
 
 static __always_inline bool is_lapsed(const struct address *addr)
 {
-	const struct floating_value *lease = bpf_map_lookup_elem(&sluice_floating, addr);
+	const struct votes_value *v = votes_for(addr);
 
-	return lease && bpf_ktime_get_boot_ns() >= *(volatile const __u64 *)&lease->deadline;
+	return v && !is_held(v);
 }
 
 /* Reports whether ARP asks for such an address, or says that this node has it. */
@@ -27,8 +26,8 @@ static __noinline int arp_is_lapsed(struct __sk_buff *ctx, __u32 direction)
 	return is_lapsed(&addr);
 }
 
-/* Reports whether a packet at a device is for an address that this node has not the lease of any
- * more, or from one. */
+/* Reports whether a packet at a device is for an address that this node may have but has not, or
+ * from one. */
 SUBPROGRAM int fenced(struct __sk_buff *ctx, const struct packet *p, __u32 direction)
 {
 	struct address addr;

@@ -201,14 +201,30 @@ struct exit_value {
 	__u32 flags;
 };
 
-/* sluice_floating: egress addresses that move between nodes, of which this node has or had the
- * lease. Its key is an exit_key. When the lease has run out, the node neither answers for the
- * address nor sends with it. */
+/* sluice_votes: egress addresses that this node may have, with the votes for it. Its key is an
+ * exit_key. The node has an address as long as a majority of the voters votes for it; at other times
+ * it neither answers for the address nor sends with it. */
 
-struct floating_value {
-	__u64 deadline;	  /* nanoseconds of CLOCK_BOOTTIME; 0: this node has not the lease */
-	__u32 generation; /* how often the lease has changed hands, for user space */
-	__u32 ifindex;	  /* device that has the address, for user space */
+#define EGRESS_VOTERS 5
+
+struct vote {
+	__u64 until;	  /* nanoseconds of CLOCK_BOOTTIME */
+	__u64 generation; /* of the voters; 0: no vote */
+};
+
+struct votes_value {
+	struct vote votes[EGRESS_VOTERS]; /* by the place of the voter among the voters */
+	__u32 ifindex;			  /* of the device that gets the address */
+	__u32 pad;
+};
+
+/* sluice_voters: one entry, under index 0: which nodes vote. */
+
+struct voters_value {
+	__u64 clock; /* added to CLOCK_BOOTTIME when voters are told the time; random, of this boot */
+	__u32 generation;
+	__u32 majority;
+	struct address voters[EGRESS_VOTERS]; /* underlay addresses */
 };
 
 /* sluice_blocks: egress addresses that move, to which the nodes of pods translate themselves, by
@@ -343,6 +359,8 @@ struct path_value {
 	__u64 answered; /* an answer to a probe */
 	__u64 answers;	/* how many there were */
 	__u64 nonces[PATH_NONCES]; /* of the last ones, by their number modulo PATH_NONCES */
+	__u64 clock;	   /* the time there, of its last answer to votes */
+	__u64 clock_nonce; /* of the votes that it answered */
 };
 
 /* sluice_config: one entry, under index 0. */
@@ -353,7 +371,7 @@ enum config_flags {
 	CONFIG_FLOW_EVENTS = 1 << 2,   /* report new flows */
 	CONFIG_ALLOW_LOCALHOST = 1 << 3, /* this host reaches its pods whatever policies say */
 	CONFIG_NETWORK_POLICIES = 1 << 4, /* there are some: pods are held while it is not known what they say */
-	CONFIG_FLOATING = 1 << 5, /* sluice_floating has entries */
+	CONFIG_FLOATING = 1 << 5, /* sluice_votes has entries */
 	CONFIG_EGRESS_IPS = 1 << 6, /* there may be egress addresses that move */
 	CONFIG_LIMITS = 1 << 7, /* sluice_limits has entries */
 };

@@ -57,7 +57,6 @@ IN_SLOTS(sluice_verdicts, BPF_MAP_TYPE_LPM_TRIE, struct verdict_key, struct verd
 	} name SEC(".maps")
 
 WRITTEN_BY_AGENT(sluice_exits, BPF_MAP_TYPE_HASH, struct exit_key, struct exit_value);
-WRITTEN_BY_AGENT(sluice_floating, BPF_MAP_TYPE_HASH, struct exit_key, struct floating_value);
 WRITTEN_BY_AGENT(sluice_blocks, BPF_MAP_TYPE_HASH, struct exit_key, struct block_value);
 WRITTEN_BY_AGENT(sluice_owners, BPF_MAP_TYPE_HASH, struct owner_key, struct owner_value);
 WRITTEN_BY_AGENT(sluice_limits, BPF_MAP_TYPE_HASH, struct limit_key, struct limit_value);
@@ -113,14 +112,19 @@ COUNTED_BY_PACKETS(sluice_shares, 65536, struct share_key);
 COUNTED_BY_PACKETS(sluice_ports, 1024, struct port_key);
 
 /* The agent adds entries and removes them; packets update them. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 16384);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-	__type(key, struct node_key);
-	__type(value, struct path_value);
-} sluice_paths SEC(".maps");
+#define UPDATED_BY_PACKETS(name, entries, key_type, value_type)	\
+	struct {						\
+		__uint(type, BPF_MAP_TYPE_HASH);		\
+		__uint(map_flags, BPF_F_NO_PREALLOC);		\
+		__uint(max_entries, entries);			\
+		__uint(pinning, LIBBPF_PIN_BY_NAME);		\
+		__type(key, key_type);				\
+		__type(value, value_type);			\
+	} name SEC(".maps")
+
+UPDATED_BY_PACKETS(sluice_paths, 16384, struct node_key, struct path_value);
+UPDATED_BY_PACKETS(sluice_votes, 1024, struct exit_key, struct votes_value);
+UPDATED_BY_PACKETS(sluice_voters, 1, __u32, struct voters_value); /* by the agent only */
 
 WRITTEN_BY_PACKETS(sluice_frag4, struct frag4_key, struct frag_value);
 WRITTEN_BY_PACKETS(sluice_frag6, struct frag6_key, struct frag_value);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "block.h"
+#include "vote.h"
 
 /* Reads which node an overlay packet comes from. It must be for the one address of this
  * node that others send to: the socket takes packets to all. */
@@ -98,7 +99,7 @@ int from_overlay(struct __sk_buff *ctx)
 		return drop(ctx, &p, &d, REASON_UNKNOWN_NODE, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 	}
 	if (ctx->protocol == bpf_htons(ETH_P_PROBE)) {
-		ret = take_probe(ctx, cfg, &node);
+		ret = take_message(ctx, cfg, &node);
 		if (ret < 0)
 			return drop(ctx, &p, &d, -ret, PROGRAM_FROM_OVERLAY, DIRECTION_EGRESS);
 		return ret ?: TCX_NEXT; /* where nothing takes it */

@@ -139,13 +139,6 @@ type judgeExitValue struct {
 	Flags   uint32
 }
 
-type judgeFloatingValue struct {
-	_          structs.HostLayout
-	Deadline   uint64
-	Generation uint32
-	Ifindex    uint32
-}
-
 type judgeFrag4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -269,12 +262,14 @@ type judgeOwnerValue struct {
 }
 
 type judgePathValue struct {
-	_        structs.HostLayout
-	Sent     uint64
-	Seen     uint64
-	Answered uint64
-	Answers  uint64
-	Nonces   [4]uint64
+	_          structs.HostLayout
+	Sent       uint64
+	Seen       uint64
+	Answered   uint64
+	Answers    uint64
+	Nonces     [4]uint64
+	Clock      uint64
+	ClockNonce uint64
 }
 
 type judgePortKey struct {
@@ -398,6 +393,28 @@ type judgeTuple6Key struct {
 	Flags    uint8
 }
 
+type judgeVotersValue struct {
+	_          structs.HostLayout
+	Clock      uint64
+	Generation uint32
+	Majority   uint32
+	Voters     [5]struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
+type judgeVotesValue struct {
+	_     structs.HostLayout
+	Votes [5]struct {
+		_          structs.HostLayout
+		Until      uint64
+		Generation uint64
+	}
+	Ifindex uint32
+	Pad     uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -417,7 +434,6 @@ const (
 	judgeMapSluiceEgress   = "sluice_egress"
 	judgeMapSluiceEvents   = "sluice_events"
 	judgeMapSluiceExits    = "sluice_exits"
-	judgeMapSluiceFloating = "sluice_floating"
 	judgeMapSluiceFrag4    = "sluice_frag4"
 	judgeMapSluiceFrag6    = "sluice_frag6"
 	judgeMapSluiceGateways = "sluice_gateways"
@@ -448,6 +464,8 @@ const (
 	judgeMapSluiceTrafhits = "sluice_trafhits"
 	judgeMapSluiceTrafown  = "sluice_trafown"
 	judgeMapSluiceVerdicts = "sluice_verdicts"
+	judgeMapSluiceVoters   = "sluice_voters"
+	judgeMapSluiceVotes    = "sluice_votes"
 	judgeProgAnswerAll     = "answer_all"
 	judgeVarAsked          = "asked"
 )
@@ -516,7 +534,6 @@ type judgeMapSpecs struct {
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
-	SluiceFloating *ebpf.MapSpec `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.MapSpec `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
@@ -547,6 +564,8 @@ type judgeMapSpecs struct {
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
+	SluiceVoters   *ebpf.MapSpec `ebpf:"sluice_voters"`
+	SluiceVotes    *ebpf.MapSpec `ebpf:"sluice_votes"`
 }
 
 // judgeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -591,7 +610,6 @@ type judgeMaps struct {
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
-	SluiceFloating *ebpf.Map `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.Map `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
@@ -622,6 +640,8 @@ type judgeMaps struct {
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
+	SluiceVoters   *ebpf.Map `ebpf:"sluice_voters"`
+	SluiceVotes    *ebpf.Map `ebpf:"sluice_votes"`
 }
 
 func (m *judgeMaps) Close() error {
@@ -641,7 +661,6 @@ func (m *judgeMaps) Close() error {
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
-		m.SluiceFloating,
 		m.SluiceFrag4,
 		m.SluiceFrag6,
 		m.SluiceGateways,
@@ -672,6 +691,8 @@ func (m *judgeMaps) Close() error {
 		m.SluiceTrafhits,
 		m.SluiceTrafown,
 		m.SluiceVerdicts,
+		m.SluiceVoters,
+		m.SluiceVotes,
 	)
 }
 

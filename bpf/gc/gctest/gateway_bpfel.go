@@ -161,13 +161,6 @@ type gatewayExitValue struct {
 	Flags   uint32
 }
 
-type gatewayFloatingValue struct {
-	_          structs.HostLayout
-	Deadline   uint64
-	Generation uint32
-	Ifindex    uint32
-}
-
 type gatewayFrag4Key struct {
 	_        structs.HostLayout
 	Daddr    uint32
@@ -362,12 +355,14 @@ type gatewayPacket struct {
 }
 
 type gatewayPathValue struct {
-	_        structs.HostLayout
-	Sent     uint64
-	Seen     uint64
-	Answered uint64
-	Answers  uint64
-	Nonces   [4]uint64
+	_          structs.HostLayout
+	Sent       uint64
+	Seen       uint64
+	Answered   uint64
+	Answers    uint64
+	Nonces     [4]uint64
+	Clock      uint64
+	ClockNonce uint64
 }
 
 type gatewayPortKey struct {
@@ -516,6 +511,28 @@ type gatewayTuple6Key struct {
 	Flags    uint8
 }
 
+type gatewayVotersValue struct {
+	_          structs.HostLayout
+	Clock      uint64
+	Generation uint32
+	Majority   uint32
+	Voters     [5]struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+}
+
+type gatewayVotesValue struct {
+	_     structs.HostLayout
+	Votes [5]struct {
+		_          structs.HostLayout
+		Until      uint64
+		Generation uint64
+	}
+	Ifindex uint32
+	Pad     uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -534,7 +551,6 @@ const (
 	gatewayMapSluiceEgress     = "sluice_egress"
 	gatewayMapSluiceEvents     = "sluice_events"
 	gatewayMapSluiceExits      = "sluice_exits"
-	gatewayMapSluiceFloating   = "sluice_floating"
 	gatewayMapSluiceFrag4      = "sluice_frag4"
 	gatewayMapSluiceFrag6      = "sluice_frag6"
 	gatewayMapSluiceGateways   = "sluice_gateways"
@@ -565,6 +581,8 @@ const (
 	gatewayMapSluiceTrafhits   = "sluice_trafhits"
 	gatewayMapSluiceTrafown    = "sluice_trafown"
 	gatewayMapSluiceVerdicts   = "sluice_verdicts"
+	gatewayMapSluiceVoters     = "sluice_voters"
+	gatewayMapSluiceVotes      = "sluice_votes"
 	gatewayProgCheckFlows      = "check_flows"
 	gatewayProgStartPulse      = "start_pulse"
 	gatewayProgStepFlows       = "step_flows"
@@ -650,7 +668,6 @@ type gatewayMapSpecs struct {
 	SluiceEgress   *ebpf.MapSpec `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.MapSpec `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.MapSpec `ebpf:"sluice_exits"`
-	SluiceFloating *ebpf.MapSpec `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.MapSpec `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.MapSpec `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.MapSpec `ebpf:"sluice_gateways"`
@@ -681,6 +698,8 @@ type gatewayMapSpecs struct {
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.MapSpec `ebpf:"sluice_verdicts"`
+	SluiceVoters   *ebpf.MapSpec `ebpf:"sluice_voters"`
+	SluiceVotes    *ebpf.MapSpec `ebpf:"sluice_votes"`
 }
 
 // gatewayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -738,7 +757,6 @@ type gatewayMaps struct {
 	SluiceEgress   *ebpf.Map `ebpf:"sluice_egress"`
 	SluiceEvents   *ebpf.Map `ebpf:"sluice_events"`
 	SluiceExits    *ebpf.Map `ebpf:"sluice_exits"`
-	SluiceFloating *ebpf.Map `ebpf:"sluice_floating"`
 	SluiceFrag4    *ebpf.Map `ebpf:"sluice_frag4"`
 	SluiceFrag6    *ebpf.Map `ebpf:"sluice_frag6"`
 	SluiceGateways *ebpf.Map `ebpf:"sluice_gateways"`
@@ -769,6 +787,8 @@ type gatewayMaps struct {
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
 	SluiceVerdicts *ebpf.Map `ebpf:"sluice_verdicts"`
+	SluiceVoters   *ebpf.Map `ebpf:"sluice_voters"`
+	SluiceVotes    *ebpf.Map `ebpf:"sluice_votes"`
 }
 
 func (m *gatewayMaps) Close() error {
@@ -787,7 +807,6 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceEgress,
 		m.SluiceEvents,
 		m.SluiceExits,
-		m.SluiceFloating,
 		m.SluiceFrag4,
 		m.SluiceFrag6,
 		m.SluiceGateways,
@@ -818,6 +837,8 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceTrafhits,
 		m.SluiceTrafown,
 		m.SluiceVerdicts,
+		m.SluiceVoters,
+		m.SluiceVotes,
 	)
 }
 

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/dchest/siphash"
+)
+
+// VotesMap is the name of the map of the egress addresses that this node may have, by [ExitKey],
+// and VotersMap that of the nodes that vote for them, by 0 (programs/vote.h). The agent adds and
+// removes entries of the first; the programs note the votes of other nodes.
+const (
+	VotesMap  = "sluice_votes"
+	VotersMap = "sluice_voters"
+)
+
+// EgressVoters is how many nodes vote at most, and EgressIPs how many addresses a node may have.
+const (
+	EgressVoters = 5
+	EgressIPs    = 1024
+)
+
+// Vote is the vote of a node for another one.
+type Vote struct {
+	Until      uint64 // nanoseconds of CLOCK_BOOTTIME
+	Generation uint64 // of the voters; 0: no vote
+}
+
+// VotesValue is a value of [VotesMap]. The node has the address while a majority votes for it.
+type VotesValue struct {
+	Votes   [EgressVoters]Vote // by the place of the voter
+	IfIndex uint32             // device that gets the address
+	_       uint32
+}
+
+// VotersValue is the value of [VotersMap].
+type VotersValue struct {
+	// Clock is added to CLOCK_BOOTTIME when voters are told the time. It is random, so that times
+	// of another boot are of no use.
+	Clock      uint64
+	Generation uint32
+	Majority   uint32
+	Voters     [EgressVoters]Address // underlay addresses
+}
+
+// HeldBy returns the places of the voters whose votes are valid at a time of CLOCK_BOOTTIME, and
+// whether they are a majority.
+func (v *VotesValue) HeldBy(voters VotersValue, now uint64) (places []int, held bool) {
+	for i, vote := range v.Votes {
+		if vote.Generation == uint64(voters.Generation) && vote.Until > now {
+			places = append(places, i)
+		}
+	}
+	return places, voters.Majority > 0 && len(places) >= int(voters.Majority)
+}
+
+// Kinds of frames beside probes.
+const (
+	probeVotes ProbeKind = 5
+	probeClock ProbeKind = 6
+)
+
+// VotesInFrame is for how many addresses a frame has votes at most.
+const VotesInFrame = 64
+
+// Votes is a message to a node: which addresses it shall have.
+type Votes struct {
+	Nonce uint64
+
+	// Clock is the time there, as the node has told it last. The votes are valid for Term from then
+	// on.
+	Clock      uint64
+	Term       time.Duration
+	Generation uint32       // of the voters
+	Addrs      []netip.Addr // at most VotesInFrame
+}
+
+// VotesFrame returns the frame, inside the overlay packet, of votes from one node to another.
+func VotesFrame(key OverlayKey, from, to netip.Addr, v Votes) []byte {
+	body := binary.NativeEndian.AppendUint64(nil, v.Nonce)
+	body = binary.NativeEndian.AppendUint64(body, v.Clock)
+	body = binary.NativeEndian.AppendUint64(body, uint64(v.Term))
+	body = binary.NativeEndian.AppendUint32(body, v.Generation)
+	body = binary.NativeEndian.AppendUint32(body, uint32(len(v.Addrs)))
+	for _, addr := range v.Addrs {
+		addr := addr.As16()
+		body = append(body, addr[:]...)
+	}
+	return frame(key, probeVotes, from, to, body)
+}
+
+// ClockFrame returns the frame of the answer to votes: the time of a node.
+func ClockFrame(key OverlayKey, from, to netip.Addr, nonce, clock uint64) []byte {
+	body := binary.NativeEndian.AppendUint64(nil, nonce)
+	body = binary.NativeEndian.AppendUint64(body, clock)
+	return frame(key, probeClock, from, to, body)
+}
+
+// frame returns a frame with a MAC of its body, its kind, and the nodes that it is from and to.
+func frame(key OverlayKey, kind ProbeKind, from, to netip.Addr, body []byte) []byte {
+	message := append(append(body[:len(body):len(body)], from.AsSlice()...), to.AsSlice()...)
+	outer := byte(0)
+	if to.Is4() {
+		outer = 1
+	}
+	message = append(message, 0, 0, 0, 0, 0, 0, byte(kind), outer)
+	hash := siphash.Hash(key.Halves[0], key.Halves[1], message)
+	mac := binary.LittleEndian.AppendUint64(nil, hash)
+	frame := append([]byte{2, key.Number}, mac[:4]...)
+	frame = append(append(frame, 2, byte(kind)), mac[4:]...)
+	frame = binary.BigEndian.AppendUint16(frame, EtherTypeProbe)
+	return append(frame, body...)
+}
+
+// PinnedVotes returns the addresses of the entries that an agent has left in a BPF file system,
+// none if there is no such map.
+func PinnedVotes(bpffs string) (addrs []netip.Addr, err error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(bpffs, pinDir, VotesMap), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open map %s: %w", VotesMap, err)
+	}
+	defer m.Close()
+	var key ExitKey
+	var value VotesValue
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		addrs = append(addrs, key.Addr.Addr())
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", VotesMap, err)
+	}
+	return addrs, nil
+}
