@@ -47,6 +47,7 @@ type VotersValue struct {
 	// Clock is added to CLOCK_BOOTTIME when voters are told the time. It is random, so that times
 	// of another boot are of no use.
 	Clock      uint64
+	Term       uint64 // nanoseconds for which votes of this node are valid
 	Generation uint32
 	Majority   uint32
 	Voters     [EgressVoters]Address // underlay addresses

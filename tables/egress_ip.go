@@ -14,11 +14,11 @@ type EgressIP struct {
 	Pool     string     `json:"pool"`
 	Policies []string   `json:"policies"` // that name it, in order of precedence
 
-	Node     string     `json:"node,omitempty"`    // that shall have it; empty: none
+	Node     string     `json:"node,omitempty"`    // that shall have it, as this node finds; empty: none
 	NodeAddr netip.Addr `json:"nodeAddr,omitzero"` // underlay address of the node
 	Reason   string     `json:"reason,omitempty"`  // why no node, or this one by no device
 
-	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it shall have the address
+	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it may have the address
 	Device  string `json:"device,omitempty"`
 }
 

@@ -4,56 +4,46 @@ package tables
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
-
-	"github.com/cilium/statedb/reconciler"
-
-	"github.com/sluice-net/sluice/bpf"
 )
 
-// EgressIPLease is an egress address that moves, and that this node shall have or may still have:
-// an entry of sluice_floating, which is there before the address is at a device, and until it is
-// gone from there.
+// EgressIPLease is an egress address that moves and that this node may have: it has the address as
+// long as a majority of the voters votes for it. The votes themselves are in the kernel, in
+// [bpf.VotesMap].
 type EgressIPLease struct {
-	Addr       netip.Addr `json:"addr"`
-	IfIndex    uint32     `json:"ifIndex"` // device that has the address, or is to have it
-	Deadline   uint64     `json:"deadline"`
-	Generation uint32     `json:"generation"`        // how often the lease has changed hands
-	Assigned   bool       `json:"assigned"`          // it is at the device
-	Problem    string     `json:"problem,omitempty"` // why it is not, empty if it is being done
+	Addr    netip.Addr `json:"addr"`
+	IfIndex uint32     `json:"ifIndex"` // device that has the address, or is to have it
 
-	Reconciled `yaml:",inline"`
+	Votes []string `json:"votes,omitempty"` // the nodes that vote for this one, in order of name
+	Held  bool     `json:"held"`            // they are a majority
+
+	// Generation is when the node got the address, 0 while it has not: in tenths of seconds since the
+	// beginning of 2026, by its clock. A later owner has a greater one.
+	Generation uint32 `json:"generation"`
+
+	Assigned bool   `json:"assigned"`          // it is at the device
+	Problem  string `json:"problem,omitempty"` // why it is not, empty if it is being done
 }
 
-// Equal reports whether two rows say the same, whatever their status.
+// Equal reports whether two rows say the same.
 func (l *EgressIPLease) Equal(o *EgressIPLease) bool {
-	a, b := *l, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
-
-// MapKey is the key in sluice_floating.
-func (l *EgressIPLease) MapKey() bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFrom(l.Addr)} }
-
-// MapValue is the value in sluice_floating.
-func (l *EgressIPLease) MapValue() bpf.FloatingValue {
-	return bpf.FloatingValue{Deadline: l.Deadline, Generation: l.Generation, IfIndex: l.IfIndex}
+	return l.Addr == o.Addr && l.IfIndex == o.IfIndex && slices.Equal(l.Votes, o.Votes) &&
+		l.Held == o.Held && l.Generation == o.Generation && l.Assigned == o.Assigned &&
+		l.Problem == o.Problem
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressIPLease) TableHeader() []string {
-	return []string{
-		"Address", "IfIndex", "Held", "Generation", "Assigned", "Problem", "Status", "Error",
-	}
+	return []string{"Address", "IfIndex", "Held", "Votes", "Generation", "Assigned", "Problem"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (l *EgressIPLease) TableRow() []string {
 	return []string{
-		l.Addr.String(), strconv.FormatUint(uint64(l.IfIndex), 10),
-		strconv.FormatBool(l.Deadline != 0), strconv.FormatUint(uint64(l.Generation), 10),
+		l.Addr.String(), strconv.FormatUint(uint64(l.IfIndex), 10), strconv.FormatBool(l.Held),
+		listColumn(l.Votes, ", "), strconv.FormatUint(uint64(l.Generation), 10),
 		strconv.FormatBool(l.Assigned), orDash(l.Problem),
-		l.Status.Kind.String(), orDash(l.Status.GetError()),
 	}
 }
 
@@ -71,7 +61,7 @@ var (
 	EgressIPLeasesByIfIndex = egressIPLeaseIfIndexIndex.Query
 )
 
-// NewEgressIPLeaseTable creates the table of leases of egress addresses that move.
+// NewEgressIPLeaseTable creates the table of the egress addresses that this node may have.
 var NewEgressIPLeaseTable = Declare(
 	"egress-ip-leases", egressIPLeaseAddrIndex, egressIPLeaseIfIndexIndex,
 )

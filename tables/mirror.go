@@ -96,7 +96,6 @@ type (
 	EgressMirror   = Mirror[bpf.EgressKey, bpf.EgressValue]
 	GatewayMirror  = Mirror[bpf.GatewayKey, bpf.GatewayValue]
 	ExitMirror     = Mirror[bpf.ExitKey, bpf.ExitValue]
-	FloatingMirror = Mirror[bpf.ExitKey, bpf.FloatingValue]
 	BlockMirror    = Mirror[bpf.ExitKey, bpf.BlockValue]
 	OwnerMirror    = Mirror[bpf.OwnerKey, bpf.OwnerValue]
 	LimitMirror    = Mirror[bpf.LimitKey, bpf.LimitValue]
@@ -186,17 +185,16 @@ var (
 		func(v bpf.VerdictValue) uint32 { return v.Cookie })
 	NewEgressMirrorTable = NewMirrorTable[bpf.EgressKey]("map-egress",
 		func(v bpf.EgressValue) uint32 { return v.Group })
-	NewGatewayMirrorTable  = NewMirrorTable[bpf.GatewayKey, bpf.GatewayValue]("map-gateways", nil)
-	NewExitMirrorTable     = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
-	NewFloatingMirrorTable = NewMirrorTable[bpf.ExitKey, bpf.FloatingValue]("map-floating", nil)
-	NewBlockMirrorTable    = NewMirrorTable[bpf.ExitKey, bpf.BlockValue]("map-blocks", nil)
-	NewOwnerMirrorTable    = NewMirrorTable[bpf.OwnerKey, bpf.OwnerValue]("map-owners", nil)
-	NewLimitMirrorTable    = NewMirrorTable[bpf.LimitKey, bpf.LimitValue]("map-limits", nil)
-	NewCoveredMirrorTable  = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
-	NewNodeMirrorTable     = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
-	NewDeviceMirrorTable   = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)
-	NewConfigMirrorTable   = NewMirrorTable[bpf.ConfigKey, bpf.ConfigValue]("map-config", nil)
-	NewKeysMirrorTable     = NewMirrorTable[bpf.OverlayKeysKey, bpf.OverlayKeysValue]("map-keys", nil)
+	NewGatewayMirrorTable = NewMirrorTable[bpf.GatewayKey, bpf.GatewayValue]("map-gateways", nil)
+	NewExitMirrorTable    = NewMirrorTable[bpf.ExitKey]("map-exits", nil, exitMirrorIfIndex)
+	NewBlockMirrorTable   = NewMirrorTable[bpf.ExitKey, bpf.BlockValue]("map-blocks", nil)
+	NewOwnerMirrorTable   = NewMirrorTable[bpf.OwnerKey, bpf.OwnerValue]("map-owners", nil)
+	NewLimitMirrorTable   = NewMirrorTable[bpf.LimitKey, bpf.LimitValue]("map-limits", nil)
+	NewCoveredMirrorTable = NewMirrorTable[bpf.CoveredKey, bpf.CoveredValue]("map-covered", nil)
+	NewNodeMirrorTable    = NewMirrorTable[bpf.NodeKey, bpf.NodeValue]("map-nodes", nil)
+	NewDeviceMirrorTable  = NewMirrorTable[bpf.DeviceKey, bpf.DeviceValue]("map-devices", nil)
+	NewConfigMirrorTable  = NewMirrorTable[bpf.ConfigKey, bpf.ConfigValue]("map-config", nil)
+	NewKeysMirrorTable    = NewMirrorTable[bpf.OverlayKeysKey, bpf.OverlayKeysValue]("map-keys", nil)
 )
 
 var (

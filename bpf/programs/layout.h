@@ -222,6 +222,7 @@ struct votes_value {
 
 struct voters_value {
 	__u64 clock; /* added to CLOCK_BOOTTIME when voters are told the time; random, of this boot */
+	__u64 term;  /* of this node's own votes, for user space */
 	__u32 generation;
 	__u32 majority;
 	struct address voters[EGRESS_VOTERS]; /* underlay addresses */

@@ -119,7 +119,9 @@ var Dataflow = cell.Group(
 	// What comes of one policy, from its object to the maps.
 	trace.Cell,
 
-	// Egress addresses that move between nodes, and their leases: egress-ip-leases.
+	// Egress addresses that move between nodes, and votes for their owners: egress-ip-leases,
+	// egress-ip-votes.
+	cell.Provide(func(d *datapath.Datapath) egressip.Datapath { return d }),
 	egressip.Cell,
 
 	// Their routes, announced to routers: egress-bgp-routes.

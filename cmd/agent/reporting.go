@@ -11,13 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-net/sluice/cmd/version"
-	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/reconcilers/nodereport"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	policyreports "github.com/sluice-net/sluice/tables/nodereport"
@@ -40,7 +38,7 @@ var apiWritersCell = cell.Module(
 	"api-writers",
 	"Connections to write to the API server",
 
-	cell.Provide(newDynamicClient, newEventRecorder, newLeases),
+	cell.Provide(newDynamicClient, newEventRecorder),
 )
 
 func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
@@ -52,18 +50,6 @@ func newDynamicClient(c *kubernetes.Connection) (dynamic.Interface, error) {
 		return nil, fmt.Errorf("create client for objects: %w", err)
 	}
 	return client, nil
-}
-
-// newLeases returns where leases of egress addresses are, nowhere if there is no server.
-func newLeases(c *kubernetes.Connection) (egressip.Connection, error) {
-	if c == nil {
-		return egressip.Connection{}, nil
-	}
-	client, err := coordinationv1.NewForConfig(c.Config)
-	if err != nil {
-		return egressip.Connection{}, fmt.Errorf("create client for leases: %w", err)
-	}
-	return egressip.Connection{Leases: client, Namespace: c.Namespace}, nil
 }
 
 // newEventRecorder returns a recorder whose Events have no host: whichever process

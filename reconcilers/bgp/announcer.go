@@ -14,15 +14,13 @@ import (
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/pause"
 )
 
 // announcer says which routes there are, and tells in rows how sessions do.
 type announcer struct {
 	params
 	speaker *speaker
-	now     func() (uint64, error) // the time by which deadlines of leases are
-	begun   chan struct{}          // closed when the first routes have been given to the speaker
+	begun   chan struct{} // closed when the first routes have been given to the speaker
 }
 
 // run follows the leases until the context ends. Sessions begin after the routes of addresses
@@ -41,7 +39,7 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 	}
 	begun := false
 	for ctx.Err() == nil {
-		changed, next, err := a.follow()
+		changed, err := a.follow()
 		if err != nil {
 			return err
 		}
@@ -50,7 +48,10 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 			close(a.begun)
 			health.OK("Following leases of egress addresses")
 		}
-		pause.Until(ctx, next, changed)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
 	}
 	return nil
 }
@@ -93,34 +94,24 @@ func routerIDOf(node *tables.Node) netip.Addr {
 	return netip.AddrFrom4([4]byte(hash.Sum(nil)))
 }
 
-// never is longer than any lease is valid.
-const never = time.Hour
-
 // follow makes the routes those of the leases. It returns a channel that is closed when a lease
-// changes, and after which time the next deadline passes.
-func (a *announcer) follow() (<-chan struct{}, time.Duration, error) {
+// changes.
+func (a *announcer) follow() (<-chan struct{}, error) {
 	wtxn := a.DB.WriteTxn(a.Routes)
 	defer wtxn.Abort()
-	now, err := a.now()
-	if err != nil {
-		return nil, 0, err
-	}
 	leases, changed := a.Leases.AllWatch(wtxn)
-	next, writes := time.Duration(never), 0
+	writes := 0
 	for lease := range leases {
 		row := &tables.EgressBGPRoute{
-			Addr: lease.Addr, Announce: lease.Assigned && lease.Deadline > now,
+			Addr: lease.Addr, Announce: lease.Assigned,
 			Generation: lease.Generation, Reconciled: tables.Pending(),
-		}
-		if row.Announce {
-			next = min(next, time.Duration(lease.Deadline-now))
 		}
 		old, _, found := a.Routes.Get(wtxn, tables.EgressBGPRouteByAddr(lease.Addr))
 		if found && old.Equal(row) || !found && !row.Announce {
 			continue
 		}
 		if _, _, err := a.Routes.Insert(wtxn, row); err != nil {
-			return nil, 0, fmt.Errorf("write the route of %s: %w", lease.Addr, err)
+			return nil, fmt.Errorf("write the route of %s: %w", lease.Addr, err)
 		}
 		writes++
 	}
@@ -129,14 +120,14 @@ func (a *announcer) follow() (<-chan struct{}, time.Duration, error) {
 			continue
 		}
 		if _, _, err := a.Routes.Delete(wtxn, row); err != nil {
-			return nil, 0, fmt.Errorf("delete the route of %s: %w", row.Addr, err)
+			return nil, fmt.Errorf("delete the route of %s: %w", row.Addr, err)
 		}
 		writes++
 	}
 	if writes > 0 {
 		wtxn.Commit()
 	}
-	return changed, next, nil
+	return changed, nil
 }
 
 // await waits until the speaker has all routes.

@@ -25,8 +25,7 @@ const (
 	byNode2 = "by 192.0.2.12 metric 4294967291 stale false" // generation 4
 )
 
-// A route is announced while the address is at the device and its lease is valid, to routers of
-// its family.
+// A route is announced while the address is at the device, to routers of its family.
 func TestRoutesFollowLeases(t *testing.T) {
 	r := newRouter(t, nodeAddr(1), nodeAddr6)
 	n := r.start(1)
@@ -35,14 +34,14 @@ func TestRoutesFollowLeases(t *testing.T) {
 		n.eventually(func() bool { return n.session(peer).State == tables.BGPEstablished },
 			func() string { return fmt.Sprint(n.session(peer)) })
 	}
-	unassigned := lease(v4, 3, time.Hour)
+	unassigned := lease(v4, 3)
 	unassigned.Assigned = false
-	n.leases.Put(unassigned, lease(v6, 0, time.Hour))
+	n.leases.Put(unassigned, lease(v6, 0))
 	r.has(v6, "by 2001:db8::11 metric 4294967295 stale false")
 	require.Empty(t, r.paths(v4), "not before it is at the device")
 	require.Nil(t, n.route(v4))
 
-	n.leases.Put(lease(v4, 3, time.Hour))
+	n.leases.Put(lease(v4, 3))
 	r.has(v4, byNode1)
 	for _, peer := range []string{"router", "router-6"} {
 		n.eventually(func() bool { return n.session(peer).Announced == 1 },
@@ -50,13 +49,13 @@ func TestRoutesFollowLeases(t *testing.T) {
 		require.False(t, n.session(peer).Since.IsZero())
 	}
 
-	// Another generation is another metric, and a lease renewed no other route.
-	n.leases.Put(lease(v4, 4, 2*time.Hour))
+	// Another generation is another metric.
+	n.leases.Put(lease(v4, 4))
 	r.has(v4, "by 192.0.2.11 metric 4294967291 stale false")
 
 	// When the row says that it is withdrawn, the message has been sent.
 	before := n.sent()
-	unassigned = lease(v4, 4, time.Hour)
+	unassigned = lease(v4, 4)
 	unassigned.Assigned = false
 	n.leases.Put(unassigned)
 	n.eventually(func() bool { return !n.route(v4).Announce && done(n.route(v4)) },
@@ -65,11 +64,6 @@ func TestRoutesFollowLeases(t *testing.T) {
 	r.has(v4)
 	n.leases.Remove(unassigned)
 	n.eventually(func() bool { return n.route(v4) == nil }, func() string { return "the row stays" })
-
-	// A deadline that passes withdraws it, although no row says so.
-	n.leases.Put(lease(v6, 0, 300*time.Millisecond))
-	r.has(v6)
-	require.False(t, n.route(v6).Announce)
 }
 
 func done(row *tables.EgressBGPRoute) bool { return row.Status.Kind == reconciler.StatusKindDone }
@@ -87,14 +81,14 @@ func (n *node) sent() (updates uint64) {
 func TestRestart(t *testing.T) {
 	r := newRouter(t, nodeAddr(1))
 	other := netip.MustParseAddr("203.0.113.10")
-	n := r.start(1, lease(v4, 3, time.Hour), lease(other, 3, time.Hour))
+	n := r.start(1, lease(v4, 3), lease(other, 3))
 	r.has(v4, byNode1)
 	r.has(other, byNode1)
 	withdrawn := r.withdrawals()
 	n.stop()
 	r.has(v4, "by 192.0.2.11 metric 4294967292 stale true")
 
-	n = r.start(1, lease(v4, 3, time.Hour))
+	n = r.start(1, lease(v4, 3))
 	r.has(v4, byNode1)
 	r.has(other)
 	require.Equal(t, []string{other.String() + "/32"}, withdrawn())
@@ -129,10 +123,10 @@ func (r *router) withdrawals() func() []string {
 // still keeps.
 func TestNextOwnerWins(t *testing.T) {
 	r := newRouter(t, nodeAddr(1), nodeAddr(2))
-	first := r.start(1, lease(v4, 3, time.Hour))
+	first := r.start(1, lease(v4, 3))
 	r.has(v4, byNode1)
 	first.stop()
-	second := r.start(2, lease(v4, 4, time.Hour))
+	second := r.start(2, lease(v4, 4))
 	r.has(v4, byNode2, "by 192.0.2.11 metric 4294967292 stale true")
 	second.stop()
 }
@@ -166,7 +160,7 @@ func TestSessions(t *testing.T) {
 	n.sessions.Remove(n.session("refused"))
 	n.eventually(func() bool { return n.level() == cell.StatusOK }, n.message)
 
-	n.leases.Put(lease(v4, 3, time.Hour))
+	n.leases.Put(lease(v4, 3))
 	r.has(v4, byNode1)
 	require.Zero(t, n.learned(), "routes of routers are not used")
 	_, err = r.server.AddPath(apiutil.AddPathRequest{Paths: paths})
@@ -210,7 +204,7 @@ func TestRouterID(t *testing.T) {
 // the router has the route.
 func BenchmarkAnnounce(b *testing.B) {
 	r := newRouter(b, nodeAddr(1))
-	n := r.start(1, lease(v4, 0, time.Hour))
+	n := r.start(1, lease(v4, 0))
 	r.has(v4, "by 192.0.2.11 metric 4294967295 stale false")
 	learned := make(chan struct{}, 1)
 	require.NoError(b, r.server.WatchEvent(b.Context(), server.WatchEventMessageCallbacks{
@@ -219,7 +213,7 @@ func BenchmarkAnnounce(b *testing.B) {
 	generation := uint32(0)
 	for b.Loop() {
 		generation++
-		n.leases.Put(lease(v4, generation, time.Hour))
+		n.leases.Put(lease(v4, generation))
 		<-learned
 	}
 }

@@ -7,13 +7,12 @@
 //	egress-bgp-sessions ─────────────────────┘          │
 //	     ▲── state of each session ─────────────────────┘
 //
-// A route is announced while the address is at its device and the deadline of its lease has not
-// passed, and with a metric that is less for each further owner. Package egressip waits for the
-// withdrawal before it takes the address from the device and gives the lease back.
+// A route is announced while the address is at its device, with a metric that is less for each
+// later owner: routers take the route of the present one while that of a former one is still there.
 //
 // Sessions are opened by this node only: nothing listens. What routers announce is not used. An
-// agent that stops leaves the routes to the graceful restart of RFC 4724, for as long as a lease
-// is valid: the programs go on without it, and drop what concerns the address later.
+// agent that stops leaves the routes to the graceful restart of RFC 4724: the programs go on without
+// it.
 package bgp
 
 import (
@@ -26,7 +25,6 @@ import (
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 
-	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -51,7 +49,6 @@ type params struct {
 	Lifecycle  cell.Lifecycle
 	Reconciler reconciler.Params
 	Enabled    tables.EgressBGP
-	Lease      egressip.Config
 	LocalNode  tables.LocalNode
 	Nodes      statedb.Table[*tables.Node]
 	Leases     statedb.Table[*tables.EgressIPLease]
@@ -62,6 +59,9 @@ type params struct {
 const (
 	retryFirst = 100 * time.Millisecond
 	retryLast  = 30 * time.Second
+
+	// gracefulRestart is for how long routers keep the routes of an agent that restarts.
+	gracefulRestart = 30 * time.Second
 )
 
 func register(p params) error {
@@ -74,8 +74,8 @@ func register(p params) error {
 
 // newAnnouncer registers what announces.
 func newAnnouncer(p params) (*announcer, error) {
-	s := newSpeaker(p.Lease.EgressIPLease)
-	a := &announcer{params: p, speaker: s, now: egressip.Now, begun: make(chan struct{})}
+	s := newSpeaker(gracefulRestart)
+	a := &announcer{params: p, speaker: s, begun: make(chan struct{})}
 	p.Lifecycle.Append(s)
 	_, err := reconciler.Register(
 		p.Reconciler, p.Routes,

@@ -28,7 +28,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
@@ -218,7 +217,6 @@ func (r *router) start(number int, leases ...*tables.EgressIPLease) *node {
 		cell.Provide(
 			job.Registry.NewGroup,
 			func() tables.EgressBGP { return tables.EgressBGP{Enabled: true} },
-			func() egressip.Config { return egressip.DefaultConfig },
 			func() tables.LocalNode { return tables.LocalNode{Name: "node"} },
 			tables.NewNodeTable, statedb.RWTable[*tables.Node].ToTable,
 			tables.NewEgressIPLeaseTable, statedb.RWTable[*tables.EgressIPLease].ToTable,
@@ -260,15 +258,8 @@ func (n *node) peer(name string, addr netip.Addr) {
 }
 
 // lease is that of an address at the device.
-func lease(addr netip.Addr, generation uint32, valid time.Duration) *tables.EgressIPLease {
-	now, err := egressip.Now()
-	if err != nil {
-		panic(err)
-	}
-	return &tables.EgressIPLease{
-		Addr: addr, Assigned: true, Generation: generation, Deadline: now + uint64(valid),
-		Reconciled: tables.Done(),
-	}
+func lease(addr netip.Addr, generation uint32) *tables.EgressIPLease {
+	return &tables.EgressIPLease{Addr: addr, Held: true, Assigned: true, Generation: generation}
 }
 
 func (n *node) session(name string) *tables.EgressBGPSession {

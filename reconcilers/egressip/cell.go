@@ -1,124 +1,118 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egressip has the egress addresses that move at this node while it shall have them, and
-// has their leases.
+// Package egressip decides, with other nodes, which node has each egress address that moves, and
+// has at this node those that it is given.
 //
-//	egress-ips ──► claims ──► Lease of the address ──► egress-ip-leases ──► sluice_floating
-//	                 └──► address at the device, ARP and neighbor discovery
+//	egress-ips, egress-voters ──► votes for other nodes, egress-ip-votes
+//	votes of other nodes ──► egress-ip-leases ──► addresses at devices, ARP, neighbor discovery
 //
-// A node has an address only while it has its Lease, which one node has at a time, and renews it
-// all the time. Each renewal puts off the deadline in the kernel, by less than the Lease is valid
-// for: a node that cannot renew it is silent before another one may take it. The address is given
-// to the device after the programs that look at the deadline run there, and the Lease is given
-// back after the address is gone.
+// Some nodes are voters. A voter tells each node again and again for which addresses it votes, and
+// votes for one node at a time for an address: before it votes for another one, what it last told
+// the former one has run out. A node has an address as long as a majority of the voters votes for
+// it. The programs note votes and look at them for each packet, so a node that is cut off, or whose
+// agent stands still, is silent before another one has the address; and no API server is asked.
+//
+// A vote runs out by the clock of the node that got it: see programs/vote.h.
 package egressip
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
 	"github.com/spf13/pflag"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
-	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Cell keeps egress addresses that move.
+// Cell votes for the owners of egress addresses that move, and keeps those of this node.
 var Cell = cell.Module(
 	"egress-ips",
 	"Egress addresses that move between nodes",
 
 	cell.Config(DefaultConfig),
 	tables.Own(tables.NewEgressIPLeaseTable),
-	tables.Own(tables.NewFloatingMirrorTable),
+	tables.Own(tables.NewEgressIPVoteTable),
 	cell.Provide(func(t statedb.RWTable[*tables.EgressIPLease]) tables.SourceOut {
-		return tables.NewSourceOut("egress-ip-claims", t)
+		return tables.NewSourceOut("egress-ip-leases", t)
 	}),
-	cell.Invoke(Config.validate, register, registerMap),
+	cell.Invoke(Config.validate, register),
 )
 
-// Config has the flags of leases.
+// Config has the flags of votes.
 type Config struct{ EgressIPLease time.Duration }
 
-// DefaultConfig is the configuration without flags: less than it takes a node to be not ready.
-var DefaultConfig = Config{EgressIPLease: 20 * time.Second}
+// DefaultConfig is the configuration without flags. Gateways are lost after about the same time.
+var DefaultConfig = Config{EgressIPLease: 250 * time.Millisecond}
+
+const (
+	minLease = 100 * time.Millisecond
+	maxLease = 10 * time.Second
+)
 
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("egress-ip-lease", c.EgressIPLease,
-		"How long the lease of an egress address that moves is valid without being renewed")
+		"For how long a vote of this node for the owner of an egress address is valid, without "+
+			"being repeated; it is repeated ten times as often")
 }
 
 func (c Config) validate() error {
-	if c.EgressIPLease < 10*time.Second || c.EgressIPLease > 5*time.Minute ||
-		c.EgressIPLease%time.Second != 0 {
-		return fmt.Errorf("--egress-ip-lease %s is out of bounds: want 10s to 5m, in whole seconds",
-			c.EgressIPLease)
+	if c.EgressIPLease < minLease || c.EgressIPLease > maxLease {
+		return fmt.Errorf("flag --egress-ip-lease: %s: want %s to %s",
+			c.EgressIPLease, minLease, maxLease)
 	}
 	return nil
 }
 
-// valid is for how long this node uses a lease, and renewal how often it renews it. The rest is
-// for packets that are on their way, and for clocks that do not run alike.
-func (c Config) valid() time.Duration   { return c.EgressIPLease * 3 / 4 }
-func (c Config) renewal() time.Duration { return c.EgressIPLease / 5 }
+// tick is how often votes are told and looked at.
+func (c Config) tick() time.Duration { return c.EgressIPLease / 10 }
 
-// lookAtLease is how often a node that is to have an address looks whether the former owner has
-// given the lease back.
-const lookAtLease = 500 * time.Millisecond
-
-// Connection is where Leases are; without a client nothing is claimed.
-type Connection struct {
-	Leases    coordinationv1.LeasesGetter
-	Namespace string
+// Datapath is what notes votes, once it has started.
+type Datapath interface {
+	// Loaded reports whether there are programs.
+	Loaded() bool
+	// Map returns a map of the programs by its name, nil if there is none.
+	Map(name string) *ebpf.Map
 }
 
 type params struct {
 	cell.In
 
-	Connection    Connection `optional:"true"`
 	Config        Config
+	Log           *slog.Logger
 	DB            *statedb.DB
+	Datapath      Datapath
 	Enabled       tables.EgressIPs
-	Maps          *bpf.Maps
 	IPs           statedb.Table[*tables.EgressIP]
-	Rows          statedb.RWTable[*tables.EgressIPLease]
+	Voters        statedb.Table[*tables.EgressVoters]
+	Leases        statedb.RWTable[*tables.EgressIPLease]
+	Votes         statedb.RWTable[*tables.EgressIPVote]
 	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]
 	Attachments   statedb.Table[*tables.Attachment]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]
+	Settings      statedb.Table[*tables.DatapathConfig]
+	Keys          statedb.Table[*tables.OverlayKeys]
 	LocalNode     tables.LocalNode
-	BGP           tables.EgressBGP
-	BGPRoutes     statedb.Table[*tables.EgressBGPRoute]
 }
 
 func register(p params, jobs job.Group) {
-	wtxn := p.DB.WriteTxn(p.Rows)
-	initialized := p.Rows.RegisterInitializer(wtxn, "egress-ips")
+	wtxn := p.DB.WriteTxn(p.Leases)
+	initialized := p.Leases.RegisterInitializer(wtxn, "egress-ips")
 	wtxn.Commit()
 	k := &keeper{
-		params: p, initialized: initialized, claims: map[netip.Addr]*claim{},
-		problems: map[netip.Addr]error{},
+		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
+		checks: make(chan check), now: now, entries: kernelEntries{p.Datapath},
+		voter: newVoter(p, openSocket),
 	}
 	jobs.Add(job.OneShot("keep-egress-ips", k.run, job.WithShutdown()))
 }
 
-func registerMap(
-	p mapsync.Params, maps *bpf.Maps, rows statedb.RWTable[*tables.EgressIPLease],
-	mirror statedb.RWTable[*tables.FloatingMirror],
-) error {
-	return mapsync.Register(p,
-		mapsync.Config[*tables.EgressIPLease, bpf.ExitKey, bpf.FloatingValue]{
-			Map: maps.Floating, Desired: tables.NewDesired(rows), Mirror: mirror,
-			WithStatus: tables.WithStatus[tables.EgressIPLease],
-			ByKey: func(k bpf.ExitKey) statedb.Query[*tables.EgressIPLease] {
-				return tables.EgressIPLeaseByAddr(k.Addr.Addr())
-			},
-		})
-}
+func openSocket(o frames.Overlay) (transport, error) { return frames.Open(o) }

@@ -6,9 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
-	"sync"
+	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
@@ -18,201 +19,280 @@ import (
 	"github.com/sluice-net/sluice/tables/pause"
 )
 
-// keeper has a claim for each address that this node shall have.
+// keeper has the addresses at this node for which a majority votes. It has but one goroutine, beside
+// those that ask whether others use an address.
 type keeper struct {
 	params
+	voter       *voter
+	entries     kernelEntries
+	now         func() uint64
 	initialized func(statedb.WriteTxn)
-	claims      map[netip.Addr]*claim
-
-	mu       sync.Mutex
-	problems map[netip.Addr]error
-	health   cell.Health
+	owned       map[netip.Addr]*owned // addresses that this node may have
+	checks      chan check
+	set         *tables.EgressVoters // nil: it is not known yet
+	kernelSet   bpf.VotersValue
+	said        string // in health
+	health      cell.Health
 }
 
-// run keeps the addresses until the context ends. Those that a former agent has left and that
-// this node shall not have any more go first.
+// lookIdle is how often it is looked whether there is anything to do.
+const lookIdle = time.Second
+
+// run keeps the addresses until the context ends. Those that a former agent has left stay at their
+// devices until it is known who votes.
 func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	k.health = health
-	_, initialized := k.IPs.Initialized(k.DB.ReadTxn())
-	select {
-	case <-initialized:
-	case <-ctx.Done():
+	if !k.Datapath.Loaded() {
+		k.start()
+		health.OK("Addresses are left alone, as there are no programs")
+		<-ctx.Done()
 		return nil
 	}
-	if backend := k.Maps.Backend(); backend == nil || backend.Name() != "kernel" {
-		health.OK("Addresses are left alone, as the maps are in memory")
-		return k.start()
+	for _, input := range []interface {
+		Initialized(statedb.ReadTxn) (bool, <-chan struct{})
+	}{k.IPs, k.Voters, k.Keys, k.Settings} {
+		_, initialized := input.Initialized(k.DB.ReadTxn())
+		select {
+		case <-initialized:
+		case <-ctx.Done():
+			return nil
+		}
 	}
-	entries, err := k.Maps.Floating.Dump()
-	if err != nil {
-		return fmt.Errorf("read the leases of the former agent: %w", err)
-	}
-	if err := k.adopt(entries); err != nil {
+	if err := k.adopt(); err != nil {
 		return err
 	}
-	if err := k.start(); err != nil {
-		return err
-	}
-	k.note(netip.Addr{}, nil)
-	k.keep(ctx)
-	return nil
-}
-
-// keep brings the addresses that this node shall have, until the context ends.
-func (k *keeper) keep(ctx context.Context) {
-	var running sync.WaitGroup
-	defer running.Wait()
-	canClaim := k.Enabled.Enabled && k.Connection.Leases != nil
+	k.start()
+	defer k.voter.closeTransport()
 	for {
-		rows, changed := k.IPs.AllWatch(k.DB.ReadTxn())
-		var wanted []*tables.EgressIP
-		for row := range rows {
-			if canClaim && row.Node == k.LocalNode.Name && row.IfIndex != 0 {
-				wanted = append(wanted, row)
-			}
+		k.report(k.tick(ctx))
+		next := k.Config.tick()
+		if len(k.owned) == 0 && k.voter.transport == nil && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
+			next = lookIdle
 		}
-		if !k.withdrawOthers(ctx, wanted) {
-			changed = nil // soon again
-		}
-		for _, row := range wanted {
-			if k.claims[row.Addr] == nil && ctx.Err() == nil {
-				c := &claim{keeper: k, want: row, ended: make(chan struct{})}
-				withdrawn, withdraw := context.WithCancel(ctx)
-				c.withdraw, k.claims[row.Addr] = withdraw, c
-				running.Go(func() { c.run(ctx, withdrawn) })
-			}
-		}
-		if changed == nil {
-			pause.For(ctx, retryClaim)
-		} else {
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			}
-		}
-		if ctx.Err() != nil {
-			return
+		if !pause.For(ctx, next) {
+			return nil
 		}
 	}
 }
 
-// withdrawOthers gives up the addresses that this node shall not have any more, or by another
-// device. It returns false if one could not be.
-func (k *keeper) withdrawOthers(ctx context.Context, wanted []*tables.EgressIP) bool {
-	isWanted := func(addr netip.Addr, ifIndex uint32) bool {
-		return slices.ContainsFunc(wanted, func(row *tables.EgressIP) bool {
-			return row.Addr == addr && row.IfIndex == ifIndex
-		})
+// adopt takes over what a former agent has left in the kernel.
+func (k *keeper) adopt() error {
+	set, err := k.entries.readVoters()
+	if err != nil {
+		return err
 	}
-	var gone []*claim
-	for addr, c := range k.claims {
-		if !isWanted(addr, c.want.IfIndex) {
-			c.withdraw()
-			gone = append(gone, c)
-		}
+	k.kernelSet = set
+	k.voter.begin(k.now(), set.Term)
+	entries, err := k.entries.all()
+	if err != nil {
+		return err
 	}
-	for _, c := range gone {
-		<-c.ended
-		delete(k.claims, c.want.Addr)
-	}
-	all := true
-	for row := range k.Rows.All(k.DB.ReadTxn()) {
-		if ctx.Err() != nil || isWanted(row.Addr, row.IfIndex) {
-			continue
-		}
-		err := k.drop(ctx, row.Addr)
-		k.note(row.Addr, err)
-		all = all && err == nil
-	}
-	return all
-}
-
-// adopt makes rows of the leases that the kernel has from a former agent and whose addresses
-// are still there.
-func (k *keeper) adopt(entries []bpf.Entry[bpf.ExitKey, bpf.FloatingValue]) error {
-	for _, e := range entries {
-		addr := e.Key.Addr.Addr()
+	for addr, entry := range entries {
 		device, err := deviceOf(addr)
 		if err != nil {
 			return err
 		}
-		if device == 0 {
-			continue
-		}
-		err = k.set(addr, func(row *tables.EgressIPLease) {
-			row.IfIndex, row.Assigned = uint32(device), true
-			row.Deadline, row.Generation = e.Value.Deadline, e.Value.Generation
-		})
-		if err != nil {
-			return err
-		}
+		o := &owned{addr: addr, ifIndex: entry.IfIndex, isKnown: true}
+		o.assigned = device != 0 && device == int(entry.IfIndex)
+		k.owned[addr] = o
 	}
-	return nil
+	return k.write()
 }
 
-// start says that the rows are complete: other entries in the kernel go.
-func (k *keeper) start() error {
-	wtxn := k.DB.WriteTxn(k.Rows)
+// start says that the rows are complete.
+func (k *keeper) start() {
+	wtxn := k.DB.WriteTxn(k.Leases)
 	k.initialized(wtxn)
 	wtxn.Commit()
-	return nil
 }
 
-// set changes the row of an address, or makes one.
-func (k *keeper) set(addr netip.Addr, change func(*tables.EgressIPLease)) error {
-	wtxn := k.DB.WriteTxn(k.Rows)
-	defer wtxn.Abort()
-	row := &tables.EgressIPLease{Addr: addr}
-	former, _, found := k.Rows.Get(wtxn, tables.EgressIPLeaseByAddr(addr))
-	if found {
-		row = tables.Clone(former)
+// tick votes, and brings the addresses to where the votes say. What is wrong with one address
+// concerns no other.
+func (k *keeper) tick(ctx context.Context) error {
+	if err := k.followVoters(); err != nil {
+		return err
 	}
-	change(row)
-	if found && row.Equal(former) {
-		return nil
+	errs := []error{k.followCandidates(ctx)}
+	if k.set != nil {
+		errs = append(errs, k.voter.listen(k.now, k.entries.clockOf),
+			k.voter.vote(k.set, k.now, k.entries.clockOf, k.voteForSelf))
+	} else if k.IPs.NumObjects(k.DB.ReadTxn()) > 0 {
+		errs = append(errs, errors.New("no nodes vote yet: the operator chooses them"))
 	}
-	if !found || row.MapValue() != former.MapValue() {
-		row.Reconciled = tables.Pending()
+	entries, err := k.entries.all()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
 	}
-	if _, _, err := k.Rows.Insert(wtxn, row); err != nil {
-		return fmt.Errorf("write the lease of %s: %w", addr, err)
-	}
-	wtxn.Commit()
-	return nil
-}
-
-func (k *keeper) forget(addr netip.Addr) error {
-	wtxn := k.DB.WriteTxn(k.Rows)
-	defer wtxn.Abort()
-	if _, _, err := k.Rows.Delete(wtxn, &tables.EgressIPLease{Addr: addr}); err != nil {
-		return fmt.Errorf("delete the lease of %s: %w", addr, err)
-	}
-	wtxn.Commit()
-	return nil
-}
-
-// note says in the row of an address and in health what is wrong with it, if anything is.
-func (k *keeper) note(addr netip.Addr, problem error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.problems, addr)
-	text := ""
-	if problem != nil {
-		k.problems[addr], text = problem, problem.Error()
-	}
-	if _, _, found := k.Rows.Get(k.DB.ReadTxn(), tables.EgressIPLeaseByAddr(addr)); found {
-		err := k.set(addr, func(row *tables.EgressIPLease) { row.Problem = text })
-		if err != nil {
-			k.problems[addr] = errors.Join(problem, err)
+	k.takeChecks()
+	for _, addr := range slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare) {
+		o := k.owned[addr]
+		o.votes(entries[addr], k.kernelSet, k.set, k.now())
+		k.keep(ctx, o)
+		if o.problem != nil {
+			errs = append(errs, o.problem)
 		}
 	}
-	if len(k.problems) == 0 {
-		k.health.OK("Addresses are where they shall be")
+	return errors.Join(append(errs, k.write())...)
+}
+
+// followVoters tells the programs who votes. A set with a mistake changes nothing.
+func (k *keeper) followVoters() error {
+	set, _, found := k.Voters.Get(k.DB.ReadTxn(), tables.EgressVotersByIndex(0))
+	switch {
+	case !found:
+		return nil
+	case set.Error != "":
+		return fmt.Errorf("the nodes that vote: %s", set.Error)
+	}
+	k.set = set
+	v := bpf.VotersValue{
+		Clock: k.kernelSet.Clock, Term: uint64(k.Config.EgressIPLease),
+		Generation: set.Generation, Majority: uint32(set.Majority()),
+	}
+	for i, voter := range set.Voters {
+		v.Voters[i] = bpf.AddressFrom(voter.Addr)
+	}
+	if v == k.kernelSet {
+		return nil
+	}
+	if err := k.entries.writeVoters(v); err != nil {
+		return err
+	}
+	k.kernelSet = v
+	return nil
+}
+
+// followCandidates has an entry in the kernel for each address that this node may have, and none for
+// others. An entry stays as long as something may be translated to the address: without one the
+// programs would not look whether the node has it.
+func (k *keeper) followCandidates(ctx context.Context) error {
+	txn := k.DB.ReadTxn()
+	mayHave := map[netip.Addr]bool{}
+	var errs []error
+	for ip := range k.IPs.All(txn) {
+		if !k.Enabled.Enabled || ip.IfIndex == 0 {
+			continue
+		}
+		mayHave[ip.Addr] = true
+		o := k.owned[ip.Addr]
+		if o == nil {
+			o = &owned{addr: ip.Addr}
+		}
+		o.isGone = false
+		o.isKnown = o.isKnown || ip.Node != k.LocalNode.Name
+		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex {
+			continue
+		}
+		if err := k.add(o, ip.IfIndex); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for addr, o := range k.owned {
+		if mayHave[addr] {
+			continue
+		}
+		o.isGone = true
+		if o.assigned || k.translated(txn, addr) {
+			continue
+		}
+		if err := k.entries.remove(addr); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(k.owned, addr)
+	}
+	return errors.Join(errs...)
+}
+
+// add makes the entry of an address, or moves it to another device.
+func (k *keeper) add(o *owned, ifIndex uint32) error {
+	device, err := deviceOf(o.addr)
+	switch {
+	case err != nil:
+		return err
+	case device != 0 && !o.assigned:
+		return fmt.Errorf("%s was given to device %d by others: it is left alone", o.addr, device)
+	}
+	if o.assigned {
+		if err := remove(o.addr); err != nil {
+			return err
+		}
+		o.assigned = false
+	}
+	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
+		return err
+	}
+	o.ifIndex = ifIndex
+	k.owned[o.addr] = o
+	return nil
+}
+
+// translated reports whether packets may get an address in the kernel.
+func (k *keeper) translated(txn statedb.ReadTxn, addr netip.Addr) bool {
+	_, _, found := k.Exits.Get(txn, tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](keyOf(addr)))
+	return found
+}
+
+// voteForSelf notes a vote of this node for itself.
+func (k *keeper) voteForSelf(addr netip.Addr, until uint64) error {
+	if k.owned[addr] == nil {
+		return nil // it has no device for the address, or others have given it one
+	}
+	var v bpf.VotesValue
+	if err := k.entries.votes().Lookup(keyOf(addr), &v); err != nil {
+		return fmt.Errorf("read %s in %s: %w", addr, bpf.VotesMap, err)
+	}
+	place := slices.IndexFunc(k.set.Voters, func(o tables.EgressVoter) bool {
+		return o.Node == k.LocalNode.Name
+	})
+	v.Votes[place] = bpf.Vote{Until: until, Generation: uint64(k.set.Generation)}
+	return k.entries.put(addr, v)
+}
+
+// write makes the rows those of the addresses that this node may have.
+func (k *keeper) write() error {
+	wtxn := k.DB.WriteTxn(k.Leases)
+	defer wtxn.Abort()
+	changed := false
+	for _, o := range k.owned {
+		row := o.row()
+		former, _, found := k.Leases.Get(wtxn, tables.EgressIPLeaseByAddr(o.addr))
+		if found && row.Equal(former) {
+			continue
+		}
+		changed = true
+		if _, _, err := k.Leases.Insert(wtxn, row); err != nil {
+			return fmt.Errorf("write the lease of %s: %w", o.addr, err)
+		}
+	}
+	for row := range k.Leases.All(wtxn) {
+		if k.owned[row.Addr] != nil {
+			continue
+		}
+		changed = true
+		if _, _, err := k.Leases.Delete(wtxn, row); err != nil {
+			return fmt.Errorf("delete the lease of %s: %w", row.Addr, err)
+		}
+	}
+	if changed {
+		wtxn.Commit()
+	}
+	return nil
+}
+
+// report says in health what is wrong, when that is not what it said last.
+func (k *keeper) report(err error) {
+	said := "Addresses are where they shall be"
+	if err != nil {
+		said = err.Error()
+	}
+	if said == k.said {
 		return
 	}
-	var errs []error
-	for _, err := range k.problems {
-		errs = append(errs, err)
+	k.said = said
+	if err != nil {
+		k.health.Degraded("Egress addresses are not where they shall be", err)
+	} else {
+		k.health.OK(said)
 	}
-	k.health.Degraded("Egress addresses are not at this node", errors.Join(errs...))
 }

@@ -213,7 +213,7 @@ func announce6(ifi *net.Interface, addr netip.Addr) error {
 
 // Cleanup takes the addresses from the node that an agent has left there, and returns them.
 func Cleanup(bpffs string) (removed []string, err error) {
-	addrs, err := bpf.PinnedFloating(bpffs)
+	addrs, err := bpf.PinnedVotes(bpffs)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -141,3 +142,5 @@ func newMetrics() *metrics {
 }
 
 func (m *metrics) all() []prometheus.Collector { return []prometheus.Collector{m.probes, m.paths} }
+
+func openSocket(o frames.Overlay) (transport, error) { return frames.Open(o) }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -96,7 +97,7 @@ func TestFormerVersionIsNoWitness(t *testing.T) {
 	for seed := range 20 {
 		n := newNetwork(t, "a", "w")
 		n.random = rand.New(rand.NewPCG(uint64(seed), 3))
-		n.prober.open = func(overlay) (transport, error) { return deaf{n, addrOf("w")}, nil }
+		n.prober.open = func(frames.Overlay) (transport, error) { return deaf{n, addrOf("w")}, nil }
 		n.run(time.Second)
 		n.flows[addrOf("a")], n.flows[addrOf("w")] = true, true
 		n.run(2 * time.Second)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/pause"
 )
@@ -27,10 +28,10 @@ type prober struct {
 	settings
 	metrics     *metrics
 	initialized func(statedb.WriteTxn) // nil after the first time
-	open        func(overlay) (transport, error)
+	open        func(frames.Overlay) (transport, error)
 	noted       noted
 	transport   transport        // nil while the overlay is not known
-	at          overlay          // that it is for
+	at          frames.Overlay   // that it is for
 	paths       map[string]*path // by node
 	began       time.Duration    // the first tick with these paths
 	last        time.Duration    // the last tick
@@ -40,8 +41,8 @@ type prober struct {
 
 // transport sends probes.
 type transport interface {
-	send(key bpf.OverlayKey, to netip.Addr, nonce uint64) error
-	close() error
+	Send(frame []byte, to netip.Addr) error
+	Close() error
 }
 
 // lookIdle is how often it is looked whether there is something to probe.
@@ -142,33 +143,32 @@ func (p *prober) stop(now time.Duration, forGood bool) (err error) {
 // prepare opens the socket for the overlay as it is, and returns the key to prove probes with.
 func (p *prober) prepare() (key bpf.OverlayKey, err error) {
 	txn := p.DB.ReadTxn()
-	keys, _, found := p.Keys.Get(txn, tables.OverlayKeysByIndex(0))
-	if !found || len(keys.Keys) == 0 {
+	key, found := frames.KeyOf(txn, p.Keys)
+	if !found {
 		p.closeTransport()
 		return key, errNoKey
 	}
-	c, _, found := p.Settings.Get(txn, tables.DatapathConfigByIndex(0))
-	if !found || !c.Underlay.IsValid() || c.OverlayIfIndex == 0 {
+	o, found := frames.OverlayOf(txn, p.Settings)
+	if !found {
 		p.closeTransport()
 		return key, fmt.Errorf("%w: there is no overlay device yet", errNotProbed)
 	}
-	o := overlay{c.Underlay, c.OverlayPort, c.VNI}
 	if p.transport != nil && p.at == o {
-		return keys.Keys[0], nil
+		return key, nil
 	}
 	p.closeTransport()
 	if p.transport, err = p.open(o); err != nil {
 		return key, err
 	}
 	p.at = o
-	return keys.Keys[0], nil
+	return key, nil
 }
 
 func (p *prober) closeTransport() {
 	if p.transport == nil {
 		return
 	}
-	if err := p.transport.close(); err != nil {
+	if err := p.transport.Close(); err != nil {
 		p.Log.Warn("Cannot close the socket for probes", "error", err)
 	}
 	p.transport = nil
@@ -275,7 +275,8 @@ func (p *prober) send(key bpf.OverlayKey, now time.Duration) error {
 		}
 		nonce := rand.Uint64()
 		path.probe(nonce, now)
-		if err := p.transport.send(key, path.target.Addr, nonce); err != nil {
+		frame := bpf.ProbeFrame(key, bpf.ProbeRequest, p.at.Underlay, path.target.Addr, nonce)
+		if err := p.transport.Send(frame, path.target.Addr); err != nil {
 			p.metrics.probes.WithLabelValues("failed").Inc()
 			errs = append(errs, fmt.Errorf("send a probe to node %s: %w", name, err))
 			continue

@@ -3,6 +3,7 @@
 package probes
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
@@ -51,7 +53,8 @@ type answer struct {
 	at    time.Duration
 }
 
-func (n *network) send(_ bpf.OverlayKey, to netip.Addr, nonce uint64) error {
+func (n *network) Send(frame []byte, to netip.Addr) error {
+	nonce := binary.NativeEndian.Uint64(frame[len(frame)-8:])
 	n.sent[to]++
 	if !n.cut[to] && !n.down && n.random.Float64() >= n.loss {
 		n.order++
@@ -79,7 +82,7 @@ func (n *network) deliver() {
 	}
 }
 
-func (n *network) close() error { return nil }
+func (n *network) Close() error { return nil }
 
 // Loaded and Map implement [Datapath].
 func (n *network) Loaded() bool         { return true }
@@ -128,7 +131,7 @@ func (n *network) restart() {
 		metrics:     newMetrics(),
 		initialized: func(statedb.WriteTxn) {},
 		paths:       map[string]*path{},
-		open:        func(overlay) (transport, error) { return n, nil },
+		open:        func(frames.Overlay) (transport, error) { return n, nil },
 		noted:       noted{n.noted},
 	}
 	clear(n.arrives)
@@ -279,7 +282,7 @@ func TestAnswersStop(t *testing.T) {
 	require.Equal(t, healthy, n.row("a").State)
 
 	// Only probes of a are not answered now.
-	n.prober.open = func(overlay) (transport, error) { return deaf{n, addrOf("a")}, nil }
+	n.prober.open = func(frames.Overlay) (transport, error) { return deaf{n, addrOf("a")}, nil }
 	n.prober.closeTransport()
 	n.run(5 * time.Second)
 	require.Equal(t, lost, n.row("a").State)
@@ -291,11 +294,11 @@ type deaf struct {
 	node netip.Addr
 }
 
-func (d deaf) send(key bpf.OverlayKey, to netip.Addr, nonce uint64) error {
+func (d deaf) Send(frame []byte, to netip.Addr) error {
 	if to == d.node {
 		return nil
 	}
-	return d.network.send(key, to, nonce)
+	return d.network.Send(frame, to)
 }
 
 // TestBusyAgent: an agent that does not run for a while loses no gateway by that, whether answers

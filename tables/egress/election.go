@@ -4,6 +4,8 @@ package egress
 
 import (
 	"fmt"
+	"iter"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -13,6 +15,7 @@ import (
 // election finds nodes for addresses that move, one after the other.
 type election struct {
 	nodes []*tables.Node
+	state func(node string) tables.PathState // of the path to it, empty if it is not probed
 	load  map[used]int
 
 	// Of the last address: most have the same selectors as the one before.
@@ -23,37 +26,63 @@ type election struct {
 // used counts the addresses of a pool that a node has.
 type used struct{ pool, node string }
 
-// elect finds the node for an address: of those that are ready, that the pool and the first
-// policy select, and that have room, the one with the greatest weight: a hash of
-// address and node, so that a node that is lost moves its own addresses only. A node that is being
-// drained is elected only if there is no other.
+// maxPoolNodes is how many nodes that pool and policy select may have an address: the first, by
+// name, that are ready.
+const maxPoolNodes = 64
+
+// rank is how well a node is suited for an address, the least is best.
+type rank int
+
+const (
+	suited   rank = iota
+	draining      // it gives its addresses up
+	unprobed      // it may have no agent that takes votes
+	lost          // for this node
+)
+
+func (e *election) rank(n *tables.Node) rank {
+	switch e.state(n.Name) {
+	case tables.PathLost, tables.PathRecovering:
+		return lost
+	case tables.PathUnprobed:
+		return unprobed
+	}
+	if n.Draining {
+		return draining
+	}
+	return suited
+}
+
+// elect finds the node for which this node votes: of those that are ready, that the pool and the
+// first policy select, and that have room, one that is suited best, and of these the one with the
+// greatest weight: a hash of address and node, so that a node that is lost moves its own addresses
+// only. It reports whether the local node may have the address, if others vote for it.
 func (e *election) elect(
-	row *tables.EgressIP, pool *tables.EgressIPPool, policy *tables.EgressPolicy,
-) {
+	row *tables.EgressIP, pool *tables.EgressIPPool, policy *tables.EgressPolicy, local string,
+) (mayHave bool) {
 	if pool.Error != "" {
 		row.Reason = "pool " + pool.Name + ": " + pool.Error
-		return
+		return false
 	}
 	if row.Reason = e.match(pool, policy, itemOf(policy, row)); row.Reason != "" {
-		return
+		return false
 	}
 	addr := row.Addr.String()
-	best, full, draining := uint64(0), 0, false
+	var best uint64
+	var bestRank rank
+	full := 0
 	for _, n := range e.matching {
-		if !n.Ready || !n.UnderlayIP().IsValid() {
+		mayHave = mayHave || n.Name == local
+		if !n.Ready {
 			continue
 		}
 		if pool.MaxPerNode > 0 && e.load[used{pool.Name, n.Name}] >= pool.MaxPerNode {
 			full++
 			continue
 		}
-		weight := weightOf(addr, n.Name)
-		isBetter := weight > best
-		if n.Draining != draining {
-			isBetter = draining
-		}
-		if row.Node == "" || isBetter {
-			best, draining = weight, n.Draining
+		weight, rank := weightOf(addr, n.Name), e.rank(n)
+		if row.Node == "" || rank < bestRank || rank == bestRank && weight > best {
+			best, bestRank = weight, rank
 			row.Node, row.NodeAddr = n.Name, n.UnderlayIP()
 		}
 	}
@@ -61,9 +90,10 @@ func (e *election) elect(
 		row.Reason = fmt.Sprintf(
 			"no node: pool %s and policy %s select %d, none of which is ready, or %d have maxPerNode",
 			pool.Name, policy.Name, len(e.matching), full)
-		return
+		return mayHave
 	}
 	e.load[used{pool.Name, row.Node}]++
+	return mayHave
 }
 
 // itemOf returns the selector of the item by which a policy names the address of a row.
@@ -91,11 +121,29 @@ func (e *election) match(
 	if err != nil {
 		return "policy " + policy.Name + ": " + err.Error()
 	}
-	e.ofPool, e.ofPolicy, e.matching = pool.Nodes, nodes, []*tables.Node{}
-	for _, n := range e.nodes {
-		if ofPool.Matches(n.Labels) && ofPolicy.Matches(n.Labels) {
-			e.matching = append(e.matching, n)
+	e.ofPool, e.ofPolicy = pool.Nodes, nodes
+	e.matching = poolNodes(slices.Values(e.nodes), func(n *tables.Node) bool {
+		return ofPool.Matches(n.Labels) && ofPolicy.Matches(n.Labels)
+	})
+	return ""
+}
+
+// poolNodes returns the nodes that are selected and may have addresses, in order of name. Those that
+// are not ready are limited too.
+func poolNodes(nodes iter.Seq[*tables.Node], selects func(*tables.Node) bool) []*tables.Node {
+	selected, ready := []*tables.Node{}, 0
+	for n := range nodes {
+		if ready == maxPoolNodes {
+			break
+		}
+		if !n.UnderlayIP().IsValid() || !selects(n) ||
+			!n.Ready && len(selected)-ready >= maxPoolNodes {
+			continue
+		}
+		selected = append(selected, n)
+		if n.Ready {
+			ready++
 		}
 	}
-	return ""
+	return selected
 }

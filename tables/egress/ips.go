@@ -22,6 +22,7 @@ type ipParams struct {
 	Pools     statedb.Table[*tables.EgressIPPool]
 	Policies  statedb.Table[*tables.EgressPolicy]
 	Nodes     statedb.Table[*tables.Node]
+	Health    statedb.Table[*tables.GatewayHealth]
 	Addresses statedb.Table[*tables.NodeAddress]
 	Devices   statedb.Table[*tables.Device]
 	Routes    statedb.Table[*tables.Route]
@@ -34,7 +35,8 @@ const allIPs = 0
 
 func deriveIPs(p derive.Params, i ipParams) error { return derive.Register(p, i.declare()) }
 
-// declare is the rule that finds a node for each egress address that moves.
+// declare is the rule that finds the node for which this one votes, for each egress address that
+// moves.
 func (i *ipParams) declare() derive.Rule[int] {
 	return derive.Rule[int]{
 		Outputs: []statedb.TableMeta{i.IPs},
@@ -58,6 +60,9 @@ func (i *ipParams) declare() derive.Rule[int] {
 						!maps.Equal(old.Labels, new.Labels)
 				},
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allIPs) }),
+			derive.FromIf(i.Health,
+				func(old, new *tables.GatewayHealth) bool { return old.State != new.State },
+				func(_ statedb.ReadTxn, _ *tables.GatewayHealth, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
 				func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(int)) {
 					if !tables.IsWithinNode(a.Device) && !a.Prefix.IsSingleIP() {
@@ -107,7 +112,13 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 			wanted[addr] = append(wanted[addr], p)
 		}
 	}
-	e := election{nodes: statedb.Collect(i.Nodes.All(in)), load: map[used]int{}}
+	e := election{nodes: statedb.Collect(i.Nodes.All(in)), load: map[used]int{},
+		state: func(node string) tables.PathState {
+			if h, _, found := i.Health.Get(in, tables.GatewayHealthByNode(node)); found {
+				return h.State
+			}
+			return ""
+		}}
 	for _, n := range e.nodes {
 		for _, addr := range n.InternalIPs {
 			delete(wanted, addr)
@@ -124,8 +135,7 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 		for _, p := range policies {
 			row.Policies = append(row.Policies, p.Name)
 		}
-		e.elect(row, pools[at], policies[0])
-		if row.Node == i.LocalNode.Name && row.Node != "" {
+		if e.elect(row, pools[at], policies[0], i.LocalNode.Name) {
 			i.place(in, row)
 		}
 		rows = append(rows, row)
@@ -148,18 +158,23 @@ func (i *ipParams) place(in statedb.ReadTxn, row *tables.EgressIP) {
 		}
 	}
 	var device *tables.Device
+	noDevice := func(why string) {
+		if row.Node == i.LocalNode.Name {
+			row.Reason = "no device: " + why
+		}
+	}
 	if subnet != nil {
 		device, _, _ = i.Devices.Get(in, tables.DeviceByIndex(subnet.DeviceIndex))
 	} else {
 		g := gatewayParams{Devices: i.Devices, Addresses: i.Addresses, Routes: i.Routes}
 		byDefault, err := g.exitByDefaultRoute(in)
 		if device = byDefault.device; device == nil {
-			row.Reason = "no device: " + err.Error()
+			noDevice(err.Error())
 			return
 		}
 	}
 	if device == nil {
-		row.Reason = "no device: that of the subnet is gone"
+		noDevice("that of the subnet is gone")
 		return
 	}
 	row.IfIndex, row.Device = uint32(device.Index), device.Name

@@ -34,6 +34,7 @@ func newIPWorld(t testing.TB) *ipWorld {
 		Pools:     tablestest.Open(t, db, tables.NewEgressIPPoolTable),
 		Policies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
 		Nodes:     tablestest.Open(t, db, tables.NewNodeTable),
+		Health:    tablestest.Open(t, db, tables.NewGatewayHealthTable),
 		Addresses: tablestest.Open(t, db, tables.NewNodeAddressTable),
 		Devices:   tablestest.Open(t, db, tables.NewDeviceTable),
 		Routes:    tablestest.Open(t, db, tables.NewRouteTable),
@@ -112,7 +113,7 @@ func TestEgressIPs(t *testing.T) {
 	w.node(1, false, "x")
 	row = w.row("203.0.113.9")
 	require.Equal(t, "node-3", row.Node)
-	require.Empty(t, row.Device, "it is another node's")
+	require.Equal(t, "eth1", row.Device, "others may vote for this node")
 
 	w.pool(tables.EgressIPPool{Name: "a", Prefixes: prefixes("203.0.113.0/24"),
 		Error: "spec.exclude[0]: is empty"})

@@ -23,6 +23,7 @@ type targetParams struct {
 
 	Targets   statedb.RWTable[*tables.ProbeTarget]
 	Policies  statedb.Table[*tables.EgressPolicy]
+	Pools     statedb.Table[*tables.EgressIPPool]
 	Nodes     statedb.Table[*tables.Node]
 	LocalNode tables.LocalNode
 }
@@ -30,8 +31,8 @@ type targetParams struct {
 // allTargets is the one key of the rule: which nodes are witnesses depends on all others.
 type allTargets struct{}
 
-// deriveTargets derives which nodes this node probes: those that it may elect as gateways, and
-// some witnesses.
+// deriveTargets derives which nodes this node probes: those that it may elect as gateways or for
+// addresses of pools, and some witnesses.
 func deriveTargets(p derive.Params, t targetParams) error {
 	return derive.Register(p, t.declare())
 }
@@ -41,6 +42,9 @@ func (t *targetParams) declare() derive.Rule[allTargets] {
 		Outputs: []statedb.TableMeta{t.Targets},
 		Inputs: []derive.Input[allTargets]{
 			derive.FromIf(t.Policies, hasOtherGateways, markTargets[*tables.EgressPolicy]),
+			derive.FromIf(t.Pools,
+				func(old, new *tables.EgressIPPool) bool { return old.Nodes != new.Nodes },
+				markTargets[*tables.EgressIPPool]),
 			derive.FromIf(t.Nodes, isOtherCandidate, markTargets[*tables.Node]),
 		},
 		Compute: t.compute,
@@ -103,6 +107,20 @@ func (t *targetParams) wanted(in statedb.ReadTxn) map[string]*tables.ProbeTarget
 			} else if unready++; unready > tables.MaxCandidates {
 				continue
 			}
+			if node.Name != t.LocalNode.Name {
+				targets[node.Name] = &tables.ProbeTarget{Node: node.Name, Addr: node.UnderlayIP()}
+			}
+		}
+	}
+	for pool := range t.Pools.All(in) {
+		selector, err := labels.Parse(pool.Nodes)
+		if err != nil {
+			continue // the pool has an error
+		}
+		nodes := poolNodes(statedb.ToSeq(t.Nodes.All(in)), func(n *tables.Node) bool {
+			return selector.Matches(n.Labels)
+		})
+		for _, node := range nodes {
 			if node.Name != t.LocalNode.Name {
 				targets[node.Name] = &tables.ProbeTarget{Node: node.Name, Addr: node.UnderlayIP()}
 			}

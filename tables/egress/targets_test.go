@@ -23,6 +23,7 @@ func TestTargets(t *testing.T) {
 	policies := tablestest.Open(t, db, tables.NewEgressPolicyTable)
 	targets := tablestest.Open(t, db, tables.NewProbeTargetTable)
 	rule := targetParams{
+		Pools: tablestest.Open(t, db, tables.NewEgressIPPoolTable),
 		Nodes: nodes, Policies: policies, Targets: targets, LocalNode: tables.LocalNode{Name: "node-03"},
 	}
 	step := tablestest.NewRule(t, db, rule.declare())

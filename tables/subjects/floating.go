@@ -11,7 +11,8 @@ import (
 )
 
 func movesEgressIP(old, new *tables.EgressIP) bool {
-	return old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason
+	return old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason ||
+		old.IfIndex != new.IfIndex
 }
 
 // markEgressIP marks the groups with an item of an egress address that moves.
@@ -51,6 +52,6 @@ func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.Gatew
 		return choice
 	}
 	choice.Node, choice.Addr = ip.Node, ip.Addr
-	choice.Local = ip.Node == c.LocalNode.Name
+	choice.Local = ip.IfIndex != 0 // whichever node has it, as others find
 	return choice
 }

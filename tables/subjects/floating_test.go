@@ -43,9 +43,14 @@ func TestEgressIPElects(t *testing.T) {
 	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Reason: "no node"})
 	require.Equal(t, "none: no node", elected())
 	h.Nodes.Put(&tables.Node{Name: here, Ready: true})
-	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Node: here, NodeAddr: row.NodeAddr})
+	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Node: here, NodeAddr: row.NodeAddr, IfIndex: 2})
 	require.Equal(t, here+" (203.0.113.9)", elected())
 	require.True(t, isLocal(), "it serves here, and follows the addresses of this node")
+	mayHave := row
+	mayHave.IfIndex = 2
+	h.EgressIPs.Put(&mayHave)
+	require.Equal(t, "node-2 (203.0.113.9)", elected())
+	require.True(t, isLocal(), "others may find that this node shall have it")
 	h.EgressIPs.Put(&row)
 	elected()
 	require.False(t, isLocal())

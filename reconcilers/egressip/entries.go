@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egressip
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/bpf"
+)
+
+// now returns the time of votes, in nanoseconds of CLOCK_BOOTTIME: it goes on while the machine
+// sleeps.
+func now() uint64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		panic(fmt.Sprintf("read CLOCK_BOOTTIME: %v", err)) // there always is this clock
+	}
+	return uint64(now.Nano())
+}
+
+// kernelEntries are the maps in which the programs note votes.
+type kernelEntries struct{ Datapath }
+
+func (e kernelEntries) votes() *ebpf.Map  { return e.Map(bpf.VotesMap) }
+func (e kernelEntries) voters() *ebpf.Map { return e.Map(bpf.VotersMap) }
+
+func keyOf(addr netip.Addr) bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFrom(addr)} }
+
+// all returns the entries of all addresses that this node may have.
+func (e kernelEntries) all() (map[netip.Addr]bpf.VotesValue, error) {
+	entries := map[netip.Addr]bpf.VotesValue{}
+	keys, values := make([]bpf.ExitKey, bpf.EgressIPs), make([]bpf.VotesValue, bpf.EgressIPs)
+	var cursor ebpf.MapBatchCursor
+	n, err := e.votes().BatchLookup(&cursor, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, fmt.Errorf("read %s: %w", bpf.VotesMap, err)
+	}
+	for i := range n {
+		entries[keys[i].Addr.Addr()] = values[i]
+	}
+	return entries, nil
+}
+
+// put writes the entry of an address. Votes that come in the meantime are lost, or replaced by those
+// before, which run out sooner.
+func (e kernelEntries) put(addr netip.Addr, v bpf.VotesValue) error {
+	if err := e.votes().Put(keyOf(addr), v); err != nil {
+		return fmt.Errorf("write %s to %s: %w", addr, bpf.VotesMap, err)
+	}
+	return nil
+}
+
+func (e kernelEntries) remove(addr netip.Addr) error {
+	err := e.votes().Delete(keyOf(addr))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove %s from %s: %w", addr, bpf.VotesMap, err)
+	}
+	return nil
+}
+
+// readVoters returns who votes, as the programs know it: of a former agent after a start. Without an
+// entry it makes up the clock of a new one.
+func (e kernelEntries) readVoters() (v bpf.VotersValue, err error) {
+	err = e.voters().Lookup(uint32(0), &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		var random [8]byte
+		_, err = rand.Read(random[:])
+		v.Clock = binary.NativeEndian.Uint64(random[:])
+	}
+	if err != nil {
+		return v, fmt.Errorf("read %s: %w", bpf.VotersMap, err)
+	}
+	return v, nil
+}
+
+func (e kernelEntries) writeVoters(v bpf.VotersValue) error {
+	if err := e.voters().Put(uint32(0), v); err != nil {
+		return fmt.Errorf("write %s: %w", bpf.VotersMap, err)
+	}
+	return nil
+}
+
+// clockOf returns what a node has answered to votes last.
+func (e kernelEntries) clockOf(node netip.Addr) (clock, nonce uint64, err error) {
+	var v bpf.PathValue
+	err = e.Map(bpf.PathsMap).Lookup(bpf.NodeKey{Addr: bpf.AddressFrom(node)}, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, 0, nil // the node is not probed yet
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read %s in %s: %w", node, bpf.PathsMap, err)
+	}
+	return v.Clock, v.ClockNonce, nil
+}

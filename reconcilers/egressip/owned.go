@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egressip
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
+)
+
+const (
+	// A new owner announces an address so often at first, and then from time to time: a switch
+	// may have been down, or have forgotten it.
+	announceFirst = 5
+	announceSoon  = uint64(time.Second)
+	announceLater = uint64(30 * time.Second)
+
+	// withdrawAfter is how long an address stays at the device without a majority: one that is
+	// just late changes nothing.
+	withdrawAfter = uint64(time.Second)
+
+	retryAssign = uint64(5 * time.Second)
+)
+
+// owned is an address that this node may have.
+type owned struct {
+	addr    netip.Addr
+	ifIndex uint32
+
+	voters     []string // that vote for this node, in order of name
+	held       bool     // by a majority
+	generation uint32   // since when, as in the row
+	lapsed     uint64   // since when not
+	isGone     bool     // this node is no candidate any more
+	isKnown    bool     // it was in use before: by another node, or here by a former agent
+
+	assigned  bool
+	wasUp     bool   // the device
+	announced int    // how often
+	due       uint64 // when it is announced, or tried, next
+	checking  bool   // whether others use it
+	problem   error
+}
+
+// generations begin here: see [tables.EgressIPLease].
+var generationEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func generationAt(t time.Time) uint32 {
+	return uint32(t.Sub(generationEpoch) / (100 * time.Millisecond))
+}
+
+// votes takes in who votes for this node.
+func (o *owned) votes(
+	entry bpf.VotesValue, kernel bpf.VotersValue, set *tables.EgressVoters, now uint64,
+) {
+	places, held := entry.HeldBy(kernel, now)
+	o.voters = nil
+	for _, place := range places {
+		if set != nil && place < len(set.Voters) {
+			o.voters = append(o.voters, set.Voters[place].Node)
+		}
+	}
+	slices.Sort(o.voters)
+	switch {
+	case held && !o.held:
+		o.generation, o.announced, o.due = generationAt(time.Now()), 0, 0
+	case !held && o.held || o.lapsed == 0:
+		o.lapsed = now
+	}
+	o.held = held
+}
+
+func (o *owned) row() *tables.EgressIPLease {
+	row := &tables.EgressIPLease{
+		Addr: o.addr, IfIndex: o.ifIndex, Votes: o.voters, Held: o.held, Assigned: o.assigned,
+	}
+	if o.held {
+		row.Generation = o.generation
+	}
+	if o.problem != nil {
+		row.Problem = o.problem.Error()
+	}
+	return row
+}
+
+// check says whether another host uses an address.
+type check struct {
+	addr netip.Addr
+	err  error
+}
+
+// keep brings an address to its device, or takes it from there.
+func (k *keeper) keep(ctx context.Context, o *owned) {
+	now := k.now()
+	if !o.held {
+		if o.assigned && (o.isGone || now-o.lapsed >= withdrawAfter) {
+			if o.problem = remove(o.addr); o.problem == nil {
+				o.assigned = false
+			}
+		}
+		if !o.assigned && !o.checking {
+			o.problem = nil
+		}
+		return
+	}
+	device, _, found := k.Devices.Get(k.DB.ReadTxn(), tables.DeviceByIndex(int(o.ifIndex)))
+	isUp := found && device.OperUp
+	if isUp && !o.wasUp { // what is at its other end may be another switch
+		o.announced, o.due = 0, 0
+	}
+	o.wasUp = isUp
+	if now < o.due || o.checking {
+		return
+	}
+	if !o.assigned && !o.isKnown {
+		o.checking, o.isKnown = true, true
+		go k.check(ctx, o.addr, int(o.ifIndex))
+		return
+	}
+	o.problem = k.bring(o, isUp)
+	switch {
+	case o.problem != nil:
+		o.due = now + retryAssign
+	case !o.assigned: // the programs do not run there yet
+	case !isUp:
+		o.due = now + announceLater
+	default:
+		o.due = now + announceLater
+		if o.announced++; o.announced < announceFirst {
+			o.due = now + announceSoon
+		}
+	}
+}
+
+// bring gives an address to its device, once the programs look at its votes there, and announces it.
+func (k *keeper) bring(o *owned, isUp bool) error {
+	if !k.guarded(o) {
+		return nil
+	}
+	if err := assign(o.addr, int(o.ifIndex)); err != nil {
+		return err
+	}
+	o.assigned = true
+	if !isUp {
+		return nil
+	}
+	return announce(o.addr, int(o.ifIndex))
+}
+
+// guarded reports whether the programs are silent about the address without a majority.
+func (k *keeper) guarded(o *owned) bool {
+	txn := k.DB.ReadTxn()
+	config := tables.ConfigEntryOf(txn, k.ConfigEntries)
+	return config != nil && config.Value.Flags&bpf.ConfigFloating != 0 && tables.Unattached(txn,
+		k.Attachments, o.ifIndex, bpf.ProgramFromNetdev, bpf.ProgramToNetdev) == ""
+}
+
+// check asks whether another host uses an address that is new.
+func (k *keeper) check(ctx context.Context, addr netip.Addr, device int) {
+	err := probe(ctx, addr, device)
+	select {
+	case k.checks <- check{addr, err}:
+	case <-ctx.Done():
+	}
+}
+
+// takeChecks takes in what has come of checks.
+func (k *keeper) takeChecks() {
+	for {
+		select {
+		case c := <-k.checks:
+			o := k.owned[c.addr]
+			if o == nil {
+				continue
+			}
+			o.checking, o.problem = false, nil
+			if c.err != nil {
+				o.isKnown = false // it is asked again
+				o.problem = fmt.Errorf("check %s before use: %w", c.addr, c.err)
+				o.due = k.now() + retryAssign
+			}
+		default:
+			return
+		}
+	}
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egressip
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
+	"github.com/sluice-net/sluice/tables"
+)
+
+// transport sends frames to other nodes.
+type transport interface {
+	Send(frame []byte, to netip.Addr) error
+	Close() error
+}
+
+// voter votes, if this node is a voter: for the node that it finds in egress-ips.
+type voter struct {
+	params
+	open      func(frames.Overlay) (transport, error)
+	transport transport // nil while the overlay is not known
+	at        frames.Overlay
+
+	from     uint64 // until then votes of the former agent may be valid
+	promises map[netip.Addr]promise
+	peers    map[netip.Addr]*peer // nodes that this one votes for, by underlay address
+}
+
+// promise says until when this node votes for no other node than this one. A node is its underlay
+// address: another machine may come with the name of a former one.
+type promise struct {
+	node  string
+	addr  netip.Addr
+	until uint64
+}
+
+// peer is what this node knows of the clock of another one.
+type peer struct {
+	clock uint64   // as it was told last, 0: not yet
+	heard uint64   // when that was read here, which was later
+	asked []uint64 // nonces of votes that are not answered
+}
+
+// maxAsked is how many votes to a node may be unanswered: for more than the longest way of packets.
+const maxAsked = 64
+
+func newVoter(p params, open func(frames.Overlay) (transport, error)) *voter {
+	return &voter{params: p, open: open, promises: map[netip.Addr]promise{},
+		peers: map[netip.Addr]*peer{}}
+}
+
+// term is for how long a vote is valid, and patience for how long this node waits until it
+// has run out: clocks do not run alike.
+func (v *voter) term() uint64     { return uint64(v.Config.EgressIPLease) }
+func (v *voter) patience() uint64 { return patience(v.term()) }
+
+func patience(term uint64) uint64 { return term + term/16 }
+
+// begin waits for votes of a former agent to run out.
+func (v *voter) begin(now, formerTerm uint64) {
+	v.from = now + patience(max(formerTerm, v.term()))
+}
+
+// vote tells all nodes for which addresses this one votes. own is called with the address and the
+// time until which the vote is valid for those of this node.
+func (v *voter) vote(
+	set *tables.EgressVoters, now func() uint64, clockOf clocks,
+	own func(addr netip.Addr, until uint64) error,
+) error {
+	place := slices.IndexFunc(set.Voters, func(o tables.EgressVoter) bool {
+		return o.Node == v.LocalNode.Name
+	})
+	if place < 0 {
+		v.closeTransport()
+		return v.write(nil)
+	}
+	txn := v.DB.ReadTxn()
+	key, found := frames.KeyOf(txn, v.Keys)
+	if !found {
+		return errors.New("the overlay has no key: votes could not be proven")
+	}
+	o, found := frames.OverlayOf(txn, v.Settings)
+	if !found {
+		return errors.New("there is no overlay device yet")
+	}
+	if err := v.openTransport(o); err != nil {
+		return err
+	}
+	var rows []*tables.EgressIPVote
+	ballots := map[netip.Addr][]netip.Addr{} // by the underlay address of the node
+	var errs []error
+	for ip := range v.IPs.All(txn) {
+		row := &tables.EgressIPVote{Addr: ip.Addr, Node: ip.Node}
+		rows = append(rows, row)
+		at := now()
+		if row.Wait = v.waits(ip, at); row.Wait != "" || ip.Node == "" {
+			continue
+		}
+		if ip.Node == v.LocalNode.Name {
+			v.promises[ip.Addr] = promise{ip.Node, ip.NodeAddr, at + v.patience()}
+			errs = append(errs, own(ip.Addr, at+v.term()))
+			continue
+		}
+		ballots[ip.NodeAddr] = append(ballots[ip.NodeAddr], ip.Addr)
+		v.promise(ip, clockOf)
+	}
+	v.forget(txn, now(), ballots)
+	for node, addrs := range ballots {
+		for some := range slices.Chunk(addrs, bpf.VotesInFrame) {
+			errs = append(errs, v.send(key, node, set.Generation, some))
+		}
+	}
+	return errors.Join(append(errs, v.write(rows))...)
+}
+
+// clocks returns what the node of an underlay address has answered to votes last.
+type clocks func(node netip.Addr) (clock, nonce uint64, err error)
+
+// waits returns why this node does not vote for the owner of an address yet, empty if it does.
+func (v *voter) waits(ip *tables.EgressIP, now uint64) string {
+	if now < v.from {
+		return "votes of the former agent may be valid"
+	}
+	if p, promised := v.promises[ip.Addr]; promised && p.addr != ip.NodeAddr && now < p.until {
+		return "the vote for " + p.node + " is valid"
+	}
+	return ""
+}
+
+// promise notes that the next votes for a node have this address. They are valid for a term from
+// the time there that is sent with them, which was before it was read here.
+func (v *voter) promise(ip *tables.EgressIP, clockOf clocks) {
+	p := v.peers[ip.NodeAddr]
+	former := v.promises[ip.Addr]
+	until := uint64(0)
+	if former.addr == ip.NodeAddr {
+		until = former.until
+	}
+	if p != nil && p.clock != 0 {
+		until = max(until, p.heard+v.patience())
+	}
+	v.promises[ip.Addr] = promise{ip.Node, ip.NodeAddr, until}
+}
+
+// listen reads the clocks of all nodes that this one votes for.
+func (v *voter) listen(now func() uint64, clockOf clocks) error {
+	var errs []error
+	for node, p := range v.peers {
+		clock, nonce, err := clockOf(node)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		at := slices.Index(p.asked, nonce)
+		if at < 0 {
+			continue
+		}
+		p.asked = p.asked[at+1:]
+		p.clock, p.heard = clock, now() // after it was read
+	}
+	return errors.Join(errs...)
+}
+
+// send tells a node for which of its addresses this one votes.
+func (v *voter) send(
+	key bpf.OverlayKey, node netip.Addr, generation uint32, addrs []netip.Addr,
+) error {
+	p := v.peers[node]
+	if p == nil {
+		p = &peer{}
+		v.peers[node] = p
+	}
+	nonce := rand.Uint64()
+	p.asked = append(p.asked, nonce)
+	p.asked = p.asked[max(0, len(p.asked)-maxAsked):]
+	frame := bpf.VotesFrame(key, v.at.Underlay, node, bpf.Votes{
+		Nonce: nonce, Clock: p.clock, Term: time.Duration(v.term()), Generation: generation,
+		Addrs: addrs,
+	})
+	if err := v.transport.Send(frame, node); err != nil {
+		return fmt.Errorf("send votes to %s: %w", node, err)
+	}
+	return nil
+}
+
+// forget removes promises that have run out for addresses that are not used any more, and nodes that
+// this one votes for no more.
+func (v *voter) forget(txn statedb.ReadTxn, now uint64, ballots map[netip.Addr][]netip.Addr) {
+	for addr, p := range v.promises {
+		if _, _, used := v.IPs.Get(txn, tables.EgressIPByAddr(addr)); !used && now >= p.until {
+			delete(v.promises, addr)
+		}
+	}
+	for node := range v.peers {
+		if ballots[node] == nil {
+			delete(v.peers, node)
+		}
+	}
+}
+
+func (v *voter) openTransport(o frames.Overlay) (err error) {
+	if v.transport != nil && v.at == o {
+		return nil
+	}
+	v.closeTransport()
+	v.transport, err = v.open(o)
+	v.at = o
+	if err != nil {
+		v.transport = nil
+	}
+	return err
+}
+
+func (v *voter) closeTransport() {
+	if v.transport == nil {
+		return
+	}
+	if err := v.transport.Close(); err != nil {
+		v.Log.Warn("Cannot close the socket for votes", "error", err)
+	}
+	v.transport = nil
+}
+
+// write makes the rows of table egress-ip-votes these.
+func (v *voter) write(rows []*tables.EgressIPVote) error {
+	if rows == nil && v.Votes.NumObjects(v.DB.ReadTxn()) == 0 {
+		return nil
+	}
+	wtxn := v.DB.WriteTxn(v.Votes)
+	defer wtxn.Abort()
+	changed := false
+	used := map[netip.Addr]bool{}
+	for _, row := range rows {
+		used[row.Addr] = true
+		former, _, found := v.Votes.Get(wtxn, tables.EgressIPVoteByAddr(row.Addr))
+		if found && *former == *row {
+			continue
+		}
+		changed = true
+		if _, _, err := v.Votes.Insert(wtxn, row); err != nil {
+			return fmt.Errorf("write the vote for %s: %w", row.Addr, err)
+		}
+	}
+	for row := range v.Votes.All(wtxn) {
+		if used[row.Addr] {
+			continue
+		}
+		changed = true
+		if _, _, err := v.Votes.Delete(wtxn, row); err != nil {
+			return fmt.Errorf("delete the vote for %s: %w", row.Addr, err)
+		}
+	}
+	if changed {
+		wtxn.Commit()
+	}
+	return nil
+}
